@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+# Sourced by the other scripts, from the root of the repository.
+#   need_packages NAME...  installs the Debian packages that are missing; asks nothing
+#   need_venv              makes build/venv with scripts/requirements.txt
+#   build_packages         what a build with all tests needs
+
+build_packages=(g++ cmake ninja-build git binutils pkg-config python3 python3-venv libgtest-dev
+  libgmock-dev libbenchmark-dev libcli11-dev nlohmann-json3-dev)
+
+# Jobs of a build: all cores, but a compiler may take 1.5 GB.
+jobs=$(awk -v cores="$(nproc)" '/MemAvailable/ { n = int($2 / 1500000); if (n < 1) n = 1
+  print n < cores ? n : cores }' /proc/meminfo)
+export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$jobs}
+export CTEST_PARALLEL_LEVEL=${CTEST_PARALLEL_LEVEL:-$(nproc)}
+
+need_packages() {
+  local name missing=()
+  if ! command -v dpkg-query >/dev/null; then
+    echo "no dpkg here; this needs what Debian calls: $*" >&2
+    return 0
+  fi
+  for name in "$@"; do
+    [[ $(dpkg-query -W -f '${db:Status-Status}' "$name" 2>/dev/null) == installed ]] ||
+      missing+=("$name")
+  done
+  [[ ${#missing[@]} -eq 0 ]] && return 0
+  local sudo=()
+  [[ $(id -u) -eq 0 ]] || sudo=(sudo)
+  echo "installing: ${missing[*]}" >&2
+  "${sudo[@]}" apt-get -qq update >&2
+  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get -qq install -y --no-install-recommends "${missing[@]}" >&2 </dev/null
+}
+
+need_venv() {
+  cmp -s scripts/requirements.txt build/venv/requirements.txt && return 0
+  rm -rf build/venv
+  mkdir -p build
+  python3 -m venv build/venv
+  build/venv/bin/python -m pip -q --disable-pip-version-check install -r scripts/requirements.txt >&2
+  cp scripts/requirements.txt build/venv/requirements.txt
+}
+
+# build PRESET: configures and builds it.
+build() {
+  echo "== $1: configure and build" >&2
+  cmake --preset "$1" >"build/$1.configure.log" 2>&1 || {
+    cat "build/$1.configure.log" >&2
+    return 1
+  }
+  grep -A 3 "CMake Warning" "build/$1.configure.log" >&2 || true
+  cmake --build --preset "$1"
+}
+
+# run_tests PRESET [ctest options]: the counts go to build/PRESET/junit.xml, read by scripts/totals.
+run_tests() {
+  local preset=$1
+  shift
+  echo "== $preset: tests" >&2
+  rm -rf "build/$preset/junit.xml" "build/$preset/pytest"
+  ctest --preset "$preset" --output-junit junit.xml "$@"
+}
