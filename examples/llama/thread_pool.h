@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// ThreadPool runs the parts of one loop on a fixed set of threads; the caller is one of them.
+// Parts are handed out in increasing order to whoever is free, so a part must not depend on which
+// thread runs it: that is what keeps the bits of a result independent of the thread count.
+//
+//   ThreadPool pool(4);
+//   pool.parallel_for(num_tiles, [&](std::int32_t tile) { compute(tile); });
+//
+// Thread safety: one parallel_for at a time, from one thread. Not reentrant.
+// parallel_for allocates nothing. Idle workers spin for some microseconds, then sleep.
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+namespace kvfolio::llama {
+
+class ThreadPool {
+ public:
+  // num_threads >= 1, the caller's included: ThreadPool(1) starts none.
+  explicit ThreadPool(std::int32_t num_threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  [[nodiscard]] std::int32_t num_threads() const noexcept {
+    return static_cast<std::int32_t>(workers_.size()) + 1;
+  }
+
+  // Calls body(0) .. body(num_parts-1), each once, and returns when all have returned. `body` must
+  // not throw.
+  template <typename Body>
+  void parallel_for(std::int32_t num_parts, Body&& body) {
+    using Plain = std::remove_reference_t<Body>;
+    run(
+        num_parts, [](void* context, std::int32_t part) { (*static_cast<Plain*>(context))(part); },
+        const_cast<void*>(static_cast<const void*>(&body)));
+  }
+
+ private:
+  using Call = void (*)(void* context, std::int32_t part);
+
+  void run(std::int32_t num_parts, Call call, void* context);
+  void take_parts(std::uint32_t round);
+  void work();
+
+  // The loop of the current round; written by the caller before it publishes the round.
+  Call call_ = nullptr;
+  void* context_ = nullptr;
+  std::int32_t num_parts_ = 0;
+
+  // Round number in the high half, next part in the low half: a worker that wakes late cannot take
+  // a part of a round that it did not see begin.
+  std::atomic<std::uint64_t> next_{0};
+  std::atomic<std::uint32_t> round_{0};
+  std::atomic<std::int32_t> busy_{0};  // workers that have not finished the current round
+  std::atomic<bool> stop_{false};
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace kvfolio::llama
