@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Element types of keys and values, and the scalar conversions that define their meaning.
+// Conversions to a narrower type round to nearest, ties to even; NaN stays NaN (quiet).
+
+#include <bit>
+#include <cstdint>
+
+namespace kvfolio {
+
+enum class DType : std::int32_t { kF64 = 0, kF32 = 1, kF16 = 2, kBF16 = 3 };
+
+[[nodiscard]] constexpr std::int32_t dtype_bytes(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::kF64: return 8;
+    case DType::kF32: return 4;
+    case DType::kF16:
+    case DType::kBF16: return 2;
+  }
+  return 0;  // not a DType
+}
+
+[[nodiscard]] constexpr const char* to_string(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::kF64: return "f64";
+    case DType::kF32: return "f32";
+    case DType::kF16: return "f16";
+    case DType::kBF16: return "bf16";
+  }
+  return "invalid";
+}
+
+[[nodiscard]] constexpr std::uint16_t bf16_from_f32(float value) noexcept {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x40u);
+  return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+[[nodiscard]] constexpr float f32_from_bf16(std::uint16_t value) noexcept {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(value) << 16);
+}
+
+[[nodiscard]] constexpr std::uint16_t f16_from_f32(float value) noexcept {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = (bits >> 16) & 0x8000u;
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);  // NaN
+  if (magnitude >= 0x47800000u) return static_cast<std::uint16_t>(sign | 0x7c00u);  // >= 65536
+  if (magnitude < 0x38800000u) {  // below 2^-14: subnormal, in units of 2^-24
+    if (magnitude < 0x33000000u) return static_cast<std::uint16_t>(sign);  // < 2^-25
+    const std::uint32_t exponent = magnitude >> 23;
+    const std::uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
+    const std::uint32_t shift = 126u - exponent;  // 14 .. 24
+    const std::uint32_t kept = mantissa >> shift;
+    const std::uint32_t rest = mantissa & ((1u << shift) - 1u);
+    const std::uint32_t half = 1u << (shift - 1u);
+    const std::uint32_t up = (rest > half || (rest == half && (kept & 1u) != 0u)) ? 1u : 0u;
+    return static_cast<std::uint16_t>(sign | (kept + up));
+  }
+  const std::uint32_t rebased = magnitude - 0x38000000u;  // exponent bias 127 -> 15
+  return static_cast<std::uint16_t>(sign | ((rebased + 0xfffu + ((rebased >> 13) & 1u)) >> 13));
+}
+
+[[nodiscard]] constexpr float f32_from_f16(std::uint16_t value) noexcept {
+  const std::uint32_t sign = static_cast<std::uint32_t>(value & 0x8000u) << 16;
+  const std::uint32_t exponent = (value >> 10) & 0x1fu;
+  const std::uint32_t mantissa = value & 0x3ffu;
+  if (exponent == 0x1fu) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
+  if (exponent == 0u) {  // subnormal: exact in f32
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+    return sign != 0u ? -magnitude : magnitude;
+  }
+  return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+}
+
+}  // namespace kvfolio

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Strong ids. A block cannot be passed for a sequence, nor a ticket for a position.
+// They are plain values of the size of their integer; default construction names nothing.
+
+#include <compare>
+#include <cstdint>
+#include <functional>
+
+namespace kvfolio {
+
+template <typename Tag, typename Rep, Rep kNone>
+class StrongId {
+ public:
+  using rep = Rep;
+
+  constexpr StrongId() noexcept = default;
+  constexpr explicit StrongId(Rep value) noexcept : value_(value) {}
+
+  [[nodiscard]] constexpr Rep value() const noexcept { return value_; }
+  [[nodiscard]] constexpr bool valid() const noexcept { return value_ != kNone; }
+
+  friend constexpr auto operator<=>(StrongId, StrongId) noexcept = default;
+
+ private:
+  Rep value_ = kNone;
+};
+
+// A physical block of one group: 0 .. num_blocks-1. The same number in two groups names two blocks.
+using BlockId = StrongId<struct BlockIdTag, std::int32_t, -1>;
+// A group of layers with one kind of attention: its index in CacheSpec::groups.
+using GroupId = StrongId<struct GroupIdTag, std::int32_t, -1>;
+// An open sequence: tag (16 bits), generation (24), slot (24). A closed one's id is never reissued
+// until its slot has been reused 2^24 times.
+using SequenceId = StrongId<struct SequenceIdTag, std::uint64_t, 0>;
+// A pinned prefix; same shape as SequenceId.
+using PinId = StrongId<struct PinIdTag, std::uint64_t, 0>;
+// An engine step: 1, 2, 3, ... in the order of begin_step.
+using Ticket = StrongId<struct TicketTag, std::uint64_t, 0>;
+
+}  // namespace kvfolio
+
+template <typename Tag, typename Rep, Rep kNone>
+struct std::hash<kvfolio::StrongId<Tag, Rep, kNone>> {
+  std::size_t operator()(kvfolio::StrongId<Tag, Rep, kNone> id) const noexcept {
+    return std::hash<Rep>{}(id.value());
+  }
+};

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// KVCacheManager keeps the KV cache of many sequences: it decides which physical block holds which
+// tokens, shares blocks between sequences, finds prompts it has seen, evicts, and hands an engine
+// the arrays of each step. It is the only layer that sees both planes: ids (BlockPool, BlockTable,
+// PrefixTree) and bytes (KVStorage).
+//
+//   auto manager = KVCacheManager::create(spec, {.max_sequences = 256});
+//   auto opened  = manager->open(prompt);                       // finds and holds in one call
+//   Ticket t     = *manager->begin_step();
+//   manager->append(opened->sequence, rest_of(prompt, opened->cached_tokens));
+//   const StepPlan& plan = **manager->plan();                   // slots, tables, copies
+//   ... run the copies, write K and V to the slots, attend ...
+//   manager->finish(t);                                         // commit and complete
+//
+// Rules that hold at every moment:
+//  - Bytes of valid tokens never change while another may read them. A write to a shared block goes
+//    to a copy of it (copy-on-write); the owner of a block appends in place.
+//  - Nothing is findable before its step is committed (kInOrder) or complete (kUnordered).
+//  - No block is reused while a step that may touch it is not complete.
+//  - Every call either does all it says or returns an error and changes nothing.
+//  - The same calls give the same ids and the same plans on every machine.
+//
+// A step: begin_step -> append* -> plan -> commit (work is enqueued) -> complete (device is done).
+// One step is open at a time; committed and not complete steps are in flight.
+//
+// Thread safety: none; the owner serialises all calls, probe() included. No heap allocation after
+// create() except for error texts and growing plan buffers; no threads, no clock, no globals.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "kvfolio/export.h"
+#include "kvfolio/ids.h"
+#include "kvfolio/root_key.h"
+#include "kvfolio/spec.h"
+#include "kvfolio/status.h"
+#include "kvfolio/step_plan.h"
+#include "kvfolio/storage.h"
+
+namespace kvfolio {
+
+enum class Order : std::int32_t {
+  kInOrder = 0,    // one stream: complete(t) completes all earlier steps
+  kUnordered = 1,  // steps may complete in any order
+};
+
+struct ManagerOptions {
+  std::int32_t max_sequences = 1024;
+  std::int32_t max_pins = 256;
+  std::int32_t max_steps_in_flight = 2;
+  Order order = Order::kInOrder;
+  bool prefix_cache = true;
+  // Capacity of the prefix tree. 0 derives each from the spec: enough for a pool whose every block
+  // is findable. When it is full the coldest blocks go first, else nothing is published (counted).
+  std::int64_t max_index_tokens = 0;
+  std::int32_t max_runs = 0;
+  std::int32_t max_root_keys = 1024;
+  std::int64_t max_root_key_bytes = std::int64_t{1} << 20;
+  std::int32_t max_media_extents = 4096;
+  // int32 cells for block tables and unpublished tokens of all open sequences. 0: derived.
+  std::int64_t max_table_entries = 0;
+  // Written into every id. Give managers of one process distinct tags, and an id of one is
+  // recognised as foreign by the others.
+  std::uint16_t id_tag = 0;
+};
+
+struct OpenOptions {
+  RootKey root;
+  // Ascending, disjoint. May lie beyond the tokens of the call: for tokens appended later.
+  std::span<const MediaSpan> media;
+  // false: neither looks for a prefix nor publishes one.
+  bool prefix_cache = true;
+};
+
+struct Opened {
+  SequenceId sequence;
+  // Tokens of the prompt that need not be computed, at most num_tokens - 1. Append the others.
+  std::int32_t cached_tokens = 0;
+};
+
+struct Pinned {
+  PinId pin;
+  std::int32_t pinned_tokens = 0;
+};
+
+struct StepOptions {
+  std::uint64_t now_us = 0;  // the only clock there is
+};
+
+struct AppendOptions {
+  // The last `draft` of the appended tokens are guesses: accept() decides.
+  std::int32_t draft = 0;
+};
+
+struct AppendDemand {
+  SequenceId sequence;
+  std::int64_t num_tokens = 0;
+};
+
+struct TrimOptions {
+  std::int64_t num_sinks = 0;  // tokens kept at the front
+  std::int64_t window = 0;     // tokens kept at the end
+};
+
+struct SequenceInfo {
+  std::int32_t length = 0;           // tokens, those of the open step included
+  std::int32_t accepted_length = 0;  // without draft tokens
+  std::int32_t published_length = 0; // tokens that stand on the prefix tree
+  std::int32_t trim_sinks = 0;
+  std::int32_t trim_first_kept = 0;
+  bool in_open_step = false;
+};
+
+// Blocks of one group by state; free + held + cached + retiring = num_blocks.
+struct GroupUsage {
+  std::int32_t num_blocks = 0;
+  std::int32_t free = 0;
+  std::int32_t held = 0;       // referenced by sequences, pins, steps
+  std::int32_t cached = 0;     // findable, nobody holds them
+  std::int32_t retiring = 0;   // released, a step in flight may touch them
+  std::int32_t evictable = 0;  // of the cached, those that eviction can reach now
+};
+
+// Since creation. The unit stands in the name.
+struct Counters {
+  std::uint64_t blocks_allocated = 0;
+  std::uint64_t blocks_freed = 0;    // became free; each is allocated again before the next
+  std::uint64_t blocks_evicted = 0;  // cached blocks that were given up
+  std::uint64_t block_copies = 0;    // planned and committed
+  std::uint64_t sequences_opened = 0;
+  std::uint64_t sequences_closed = 0;
+  std::uint64_t sequences_preempted = 0;
+  std::uint64_t sequences_aborted = 0;
+  std::uint64_t forks = 0;
+  std::uint64_t tokens_looked_up = 0;  // of all open() calls
+  std::uint64_t tokens_reused = 0;     // cached_tokens of all open() calls
+  std::uint64_t tokens_committed = 0;
+  std::uint64_t blocks_published = 0;
+  std::uint64_t publications_skipped = 0;  // the index was full
+  std::uint64_t blocks_used_peak = 0;      // held + retiring, all groups together
+};
+
+class KVFOLIO_API KVCacheManager {
+ public:
+  // Ids only: the engine owns the bytes and runs the copies of each plan.
+  static Result<KVCacheManager> create(const CacheSpec& spec, const ManagerOptions& options = {});
+  // With storage of its own or borrowed; its spec() is the manager's.
+  static Result<KVCacheManager> create(KVStorage storage, const ManagerOptions& options = {});
+
+  KVCacheManager(KVCacheManager&&) noexcept;
+  KVCacheManager& operator=(KVCacheManager&&) noexcept;
+  ~KVCacheManager();
+
+  // ---- sequences ----
+
+  // Opens a sequence and holds what the cache has of `tokens` in one call, so nothing found can
+  // be evicted before it is used. Its length is Opened::cached_tokens then.
+  // kInvalidArgument: token < 0, malformed media; kResourceExhausted: sequences, table entries.
+  Result<Opened> open(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
+  // What open() would find. Changes nothing, not even the order of eviction.
+  [[nodiscard]] Result<std::int32_t> probe(std::span<const std::int32_t> tokens,
+                                           const OpenOptions& options = {}) const;
+  // A new sequence with the same tokens, sharing every block. The right to write the last block
+  // stays with the parent; the child copies it at its first append.
+  // kFailedPrecondition: in the open step, or draft tokens pending.
+  Result<SequenceId> fork(SequenceId parent);
+  // Forgets the tokens from position n on. Always possible down to the accepted length; below it
+  // wherever every group still holds what position n reads, else the error names the group.
+  Status truncate(SequenceId sequence, std::int32_t n);
+  // StreamingLLM: keeps [0, num_sinks) and [length - window, length); returns the tokens dropped
+  // now. Positions never change. What an earlier trim dropped stays dropped: the sinks cannot grow
+  // again. Tokens appended after a trim that dropped something are never findable.
+  Result<std::int32_t> trim(SequenceId sequence, const TrimOptions& options);
+  // Ends a sequence; full blocks and the partial tail stay findable. A second close is kNotFound.
+  Status close(SequenceId sequence);
+  // close() for a sequence that has to make room: takes it out of the open step first.
+  Status preempt(SequenceId sequence);
+
+  // ---- steps ----
+
+  // kFailedPrecondition: a step is open, or max_steps_in_flight are not complete.
+  Result<Ticket> begin_step(const StepOptions& options = {});
+  // Reserves slots for tokens whose K and V this step writes: the model's inputs. A failing append
+  // changes nothing and the step goes on without it; a sequence appends once per step.
+  // Shortage: not enough blocks, decided before the first eviction.
+  Status append(SequenceId sequence, std::span<const std::int32_t> tokens,
+                const AppendOptions& options = {});
+  // Likewise for ids that the host does not know yet: set_tokens names them before complete().
+  Status append_unnamed(SequenceId sequence, std::int64_t num_tokens,
+                        const AppendOptions& options = {});
+  // Names the oldest unnamed tokens of a sequence, in order.
+  Status set_tokens(SequenceId sequence, std::span<const std::int32_t> tokens);
+  // Takes a sequence out of the open step, as if it had not been appended to.
+  Status undo(SequenceId sequence);
+  // The arrays of the open step. Valid until the step changes.
+  Result<const StepPlan*> plan(const PlanOptions& options = {});
+  // Runs the copies of the open step on the manager's own storage, once per step. kUnsupported
+  // without storage. Engines that run the lists themselves never call it.
+  Status run_copies();
+  // The work is enqueued: lengths advance, windows move, the next step may begin.
+  Status commit(Ticket ticket);
+  // The device has finished step `ticket` (and under kInOrder all earlier ones).
+  Status complete(Ticket ticket);
+  // commit and complete: for engines that compute in the call.
+  Status finish(Ticket ticket);
+  // Undoes the open step. Blocks evicted for it stay evicted.
+  Status drop(Ticket ticket);
+  // The device failed and is idle: ends every step from `ticket` on, forgets all they wrote, and
+  // closes with kAborted each sequence that wrote in them or holds such a block.
+  Status fail(Ticket ticket);
+  // Ends a draft: the first `num_accepted` draft tokens stay, the others are truncated.
+  Status accept(SequenceId sequence, std::int32_t num_accepted);
+
+  // ---- room ----
+
+  // Would these appends succeed together now? ok, or the Shortage of the first short group.
+  // The same function that append() decides with.
+  Status admit(std::span<const AppendDemand> demands) const;
+  Status admit(SequenceId sequence, std::int64_t num_tokens) const;
+  // Gives up to `num_blocks` cached blocks of a group back, coldest first. Returns how many.
+  Result<std::int32_t> evict(GroupId group, std::int32_t num_blocks);
+  // Holds what a hit of `tokens` needs until unpin; pinned_tokens may be less than asked.
+  Result<Pinned> pin(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
+  Status unpin(PinId pin);
+
+  // ---- questions ----
+
+  [[nodiscard]] Result<SequenceInfo> info(SequenceId sequence) const;
+  // Physical block of each logical block, -1 where dropped. Valid until the sequence changes.
+  [[nodiscard]] Result<std::span<const std::int32_t>> block_table(SequenceId sequence,
+                                                                  GroupId group) const;
+  // Slots of positions [begin, begin + out.size()), -1 where dropped.
+  Status slot_mapping(SequenceId sequence, GroupId group, std::int32_t begin,
+                      std::span<std::int32_t> out) const;
+  [[nodiscard]] std::int32_t num_sequences() const noexcept;
+  [[nodiscard]] Result<GroupUsage> usage(GroupId group) const;
+  // References to a block: table entries, pins, copies in flight.
+  [[nodiscard]] Result<std::int32_t> ref_count(GroupId group, BlockId block) const;
+  // On the prefix tree.
+  [[nodiscard]] Result<bool> is_findable(GroupId group, BlockId block) const;
+  [[nodiscard]] const Counters& counters() const noexcept;
+  [[nodiscard]] const CacheSpec& spec() const noexcept;
+  [[nodiscard]] const ManagerOptions& options() const noexcept;
+  // Null without storage.
+  [[nodiscard]] KVStorage* storage() noexcept;
+  // Counts everything again, in O(state). ok, or which rule is broken where.
+  Status check_invariants() const;
+
+ private:
+  class Impl;
+  explicit KVCacheManager(std::unique_ptr<Impl> impl) noexcept;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvfolio

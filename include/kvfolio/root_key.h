@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What makes two equal token strings different prompts: the model they were computed with, the
+// adapter, the tenant, the epoch of the weights, and media that stand behind placeholder tokens.
+// Everything here is compared whole; no hash decides equality.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace kvfolio {
+
+// Fields are typed and length-framed: {.adapter = "ab"} never equals {.adapter = "a",
+// .adapter_version = "b"}, and an absent field differs from none of the others' values.
+// Bytes, not text: any content, at most 64 KiB together. The views are read during the call only.
+struct RootKey {
+  std::string_view model;
+  std::string_view adapter;          // LoRA or the like; empty: the base model
+  std::string_view adapter_version;  // same name, new weights: another version
+  std::string_view tenant_salt;      // set by the server, never by the client
+  std::uint64_t epoch = 0;           // bump it when weights change in place
+};
+
+// Media (an image, a sound) behind the placeholder tokens [begin, end) of a sequence.
+struct MediaSpan {
+  std::int32_t begin = 0;  // position of its first token
+  std::int32_t end = 0;    // one past its last
+  std::array<std::byte, 32> content_id{};  // a digest of the content
+  // Tokens of the span read later tokens of the span: a prefix hit never ends inside it.
+  bool attends_to_itself = false;
+};
+
+}  // namespace kvfolio

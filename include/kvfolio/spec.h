@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// CacheSpec says what a cache holds: groups of layers, their shapes, element types and sizes.
+// All byte arithmetic of the library is here, checked for overflow once, at validation.
+// It knows no memory and no ids.
+//
+//   CacheSpec spec{.groups = {{.num_layers = 32, .num_kv_heads = 8, .head_dim_k = 128,
+//                              .head_dim_v = 128, .num_blocks = 4096}}};
+//   Result<std::vector<GroupLayout>> layouts = plan_layouts(spec);
+//
+// Thread safety: values.
+
+#include <cstdint>
+#include <vector>
+
+#include "kvfolio/dtype.h"
+#include "kvfolio/export.h"
+#include "kvfolio/status.h"
+
+namespace kvfolio {
+
+enum class AttentionKind : std::int32_t {
+  kFull = 0,           // a query reads every earlier token
+  kSlidingWindow = 1,  // a query reads itself, the window-1 tokens before it, and the sinks
+};
+
+// How the tokens of a block lie in memory. Kernels know strides only; this chooses them.
+enum class Format : std::int32_t {
+  kHnd = 0,  // [layer][block][kv_head][K: block_size x head_dim_k | V: block_size x head_dim_v]
+  kNhd = 1,  // [layer][block][K: block_size x kv_heads x head_dim_k | V: likewise]
+};
+
+struct GroupSpec {
+  std::int32_t num_layers = 1;
+  std::int32_t num_kv_heads = 1;
+  std::int32_t head_dim_k = 0;
+  // 0: one vector per token, there is no V.
+  std::int32_t head_dim_v = 0;
+  // Latent caches: V is the first head_dim_v elements of K and is stored once, in K.
+  bool v_is_prefix_of_k = false;
+  std::int32_t block_size = 16;  // tokens, 1 .. 1024
+  DType dtype = DType::kF32;
+  Format format = Format::kHnd;
+  AttentionKind kind = AttentionKind::kFull;
+  std::int32_t window = 0;     // kSlidingWindow: tokens a query reads, itself included; >= 1
+  std::int32_t num_sinks = 0;  // kSlidingWindow: leading tokens that every query reads too
+  std::int32_t num_blocks = 0;
+
+  friend bool operator==(const GroupSpec&, const GroupSpec&) = default;
+};
+
+struct CacheSpec {
+  // 1 .. kMaxGroups groups. Every block size is a multiple of the smallest, the unit.
+  std::vector<GroupSpec> groups;
+
+  friend bool operator==(const CacheSpec&, const CacheSpec&) = default;
+};
+
+inline constexpr std::int32_t kMaxGroups = 16;
+inline constexpr std::int32_t kMaxBlockSize = 1024;
+// Positions and lengths are int32 in every plan array.
+inline constexpr std::int32_t kMaxSequenceTokens = 1 << 30;
+
+// Where the bytes of a group lie, in bytes from its base. Layer-major: one layer's blocks are
+// contiguous. Token t of a block, KV head h, layer l:
+//   K: block*block_stride + l*layer_stride + h*k_head_stride + t*k_token_stride
+//   V: v_offset + block*block_stride + l*layer_stride + h*v_head_stride + t*v_token_stride
+struct GroupLayout {
+  std::int64_t block_stride = 0;
+  std::int64_t layer_stride = 0;
+  std::int64_t k_head_stride = 0;
+  std::int64_t k_token_stride = 0;
+  std::int64_t v_offset = 0;
+  std::int64_t v_head_stride = 0;
+  std::int64_t v_token_stride = 0;
+  std::int64_t payload_bytes_per_token = 0;  // all layers and heads, K and V, no padding
+  std::int64_t bytes_per_block = 0;          // all layers, rounded up to 64 per layer
+  std::int64_t total_bytes = 0;              // bytes_per_block * num_blocks
+
+  friend bool operator==(const GroupLayout&, const GroupLayout&) = default;
+};
+
+// kInvalidArgument with the group, the field, the value and what is allowed.
+KVFOLIO_API Status validate(const CacheSpec& spec);
+// validate() and the layout of every group, in order. Overflow of 63 bits is an error.
+KVFOLIO_API Result<std::vector<GroupLayout>> plan_layouts(const CacheSpec& spec);
+// The smallest block size. Requires: validate(spec).ok().
+[[nodiscard]] KVFOLIO_API std::int32_t unit_of(const CacheSpec& spec) noexcept;
+
+[[nodiscard]] KVFOLIO_API const char* to_string(AttentionKind kind) noexcept;
+[[nodiscard]] KVFOLIO_API const char* to_string(Format format) noexcept;
+
+}  // namespace kvfolio

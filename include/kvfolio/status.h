@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Status and Result<T>: how every fallible call of kvfolio answers. No exception crosses the
+// library's boundary.
+//
+// Expected answers ("the pool is full") cost no heap: a Shortage travels inline and its text is
+// made when somebody asks for it. Failures of the world and mistakes of the caller carry a
+// sentence that names what was wrong, the value seen and what is allowed.
+//
+// Thread safety: values; distinct objects may be used from distinct threads.
+
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "kvfolio/export.h"
+
+namespace kvfolio {
+
+enum class ErrorCode : std::int32_t {
+  kOk = 0,
+  kInvalidArgument = 1,     // the caller's argument is wrong whatever the state is
+  kNotFound = 2,            // the id names nothing: unknown, closed (stale) or of another manager
+  kFailedPrecondition = 3,  // the call is right, its moment is not
+  kNoBlocks = 4,            // a group lacks blocks: see Status::shortage()
+  kResourceExhausted = 5,   // a fixed table (sequences, pins, table entries) is full
+  kAborted = 6,             // fail(t) closed this sequence
+  kOutOfMemory = 7,         // the host or device refused memory at creation
+  kUnsupported = 8,         // valid, but this build or this configuration cannot do it
+};
+
+// Why a group could not give the blocks that a call needs. Plain integers, in blocks.
+// needed > free + evictable always holds. pinned = held by sequences, pins and steps, including
+// cached blocks above a held one.
+struct Shortage {
+  std::int32_t group = 0;
+  std::int32_t needed = 0;
+  std::int32_t free = 0;
+  std::int32_t evictable = 0;
+  std::int32_t pinned = 0;
+  std::int32_t retiring = 0;
+  std::int32_t sequences = 0;  // open sequences of the manager
+
+  friend bool operator==(const Shortage&, const Shortage&) = default;
+};
+
+// "group 0: need 37 blocks, 12 free, 0 evictable (25 pinned by 3 sequences, 0 retiring)".
+[[nodiscard]] KVFOLIO_API std::string to_string(const Shortage& shortage);
+[[nodiscard]] KVFOLIO_API const char* to_string(ErrorCode code) noexcept;
+
+class [[nodiscard]] Status {
+ public:
+  Status() noexcept = default;
+  Status(ErrorCode code, std::string message)
+      : code_(code), message_(std::make_unique<std::string>(std::move(message))) {}
+  // Not explicit: `return Shortage{...};` is how a full pool is reported.
+  Status(const Shortage& shortage) noexcept : code_(ErrorCode::kNoBlocks), shortage_(shortage) {}
+
+  Status(Status&&) noexcept = default;
+  Status& operator=(Status&&) noexcept = default;
+  Status(const Status& other) { *this = other; }
+  Status& operator=(const Status& other) {
+    if (this == &other) return *this;
+    code_ = other.code_;
+    shortage_ = other.shortage_;
+    message_ = other.message_ ? std::make_unique<std::string>(*other.message_) : nullptr;
+    return *this;
+  }
+  ~Status() = default;
+
+  [[nodiscard]] bool ok() const noexcept { return code_ == ErrorCode::kOk; }
+  explicit operator bool() const noexcept { return ok(); }
+  [[nodiscard]] ErrorCode code() const noexcept { return code_; }
+  // The numbers of a kNoBlocks answer, else null. Valid as long as this object.
+  [[nodiscard]] const Shortage* shortage() const noexcept {
+    return code_ == ErrorCode::kNoBlocks ? &shortage_ : nullptr;
+  }
+  // A sentence for people. "ok" when ok().
+  [[nodiscard]] KVFOLIO_API std::string message() const;
+
+ private:
+  ErrorCode code_ = ErrorCode::kOk;
+  Shortage shortage_{};
+  std::unique_ptr<std::string> message_;
+};
+
+// A T, or the Status that says why there is none. The interface is a subset of std::expected.
+template <typename T>
+class [[nodiscard]] Result {
+  static_assert(!std::is_reference_v<T> && !std::is_same_v<std::remove_cv_t<T>, Status>);
+
+ public:
+  using value_type = T;
+
+  Result(T value) noexcept(std::is_nothrow_move_constructible_v<T>) : has_(true) {
+    ::new (static_cast<void*>(&storage_.value)) T(std::move(value));
+  }
+  // Requires: !error.ok().
+  Result(Status error) noexcept : has_(false) {
+    ::new (static_cast<void*>(&storage_.error)) Status(std::move(error));
+  }
+  Result(const Shortage& shortage) noexcept : Result(Status(shortage)) {}
+
+  Result(Result&& other) noexcept(std::is_nothrow_move_constructible_v<T>) : has_(other.has_) {
+    construct(std::move(other));
+  }
+  Result& operator=(Result&& other) noexcept(std::is_nothrow_move_constructible_v<T>) {
+    if (this == &other) return *this;
+    destroy();
+    has_ = other.has_;
+    construct(std::move(other));
+    return *this;
+  }
+  Result(const Result&) = delete;
+  Result& operator=(const Result&) = delete;
+  ~Result() { destroy(); }
+
+  [[nodiscard]] bool has_value() const noexcept { return has_; }
+  explicit operator bool() const noexcept { return has_; }
+
+  // Requires: has_value().
+  T& operator*() & noexcept { return storage_.value; }
+  const T& operator*() const& noexcept { return storage_.value; }
+  T&& operator*() && noexcept { return std::move(storage_.value); }
+  T* operator->() noexcept { return &storage_.value; }
+  const T* operator->() const noexcept { return &storage_.value; }
+  template <typename U>
+  T value_or(U&& fallback) && {
+    return has_ ? std::move(storage_.value) : static_cast<T>(std::forward<U>(fallback));
+  }
+  // Requires: !has_value().
+  const Status& error() const& noexcept { return storage_.error; }
+  Status&& error() && noexcept { return std::move(storage_.error); }
+
+ private:
+  void construct(Result&& other) {
+    if (has_) {
+      ::new (static_cast<void*>(&storage_.value)) T(std::move(other.storage_.value));
+    } else {
+      ::new (static_cast<void*>(&storage_.error)) Status(std::move(other.storage_.error));
+    }
+  }
+  void destroy() noexcept {
+    if (has_) {
+      storage_.value.~T();
+    } else {
+      storage_.error.~Status();
+    }
+  }
+
+  bool has_;
+  union Storage {
+    Storage() noexcept {}
+    ~Storage() {}
+    T value;
+    Status error;
+  } storage_;
+};
+
+// Returns the error of `expression` from the calling function, if there is one.
+#define KVFOLIO_RETURN_IF_ERROR(expression)                                         \
+  do {                                                                              \
+    if (::kvfolio::Status kvfolio_status_ = (expression); !kvfolio_status_.ok()) {  \
+      return kvfolio_status_;                                                       \
+    }                                                                               \
+  } while (false)
+
+}  // namespace kvfolio
+
+// The end of a broken invariant of our own: stopping is better than serving one user's tokens to
+// another. The default writes one line to standard error and aborts. It is a weak symbol: a host
+// that wants another end defines it; that definition must not return.
+extern "C" [[noreturn]] KVFOLIO_API void kvfolio_check_failed(const char* file, int line,
+                                                              const char* expression);
+
+// Always on; O(1) conditions only. KVFOLIO_DCHECK is for per-token paths and debug builds.
+#define KVFOLIO_CHECK(condition)                                      \
+  do {                                                                \
+    if (!(condition)) [[unlikely]] {                                  \
+      ::kvfolio_check_failed(__FILE__, __LINE__, #condition);         \
+    }                                                                 \
+  } while (false)
+
+#ifdef NDEBUG
+#define KVFOLIO_DCHECK(condition) static_cast<void>(0)
+#else
+#define KVFOLIO_DCHECK(condition) KVFOLIO_CHECK(condition)
+#endif

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// StepPlan is what an engine needs to run one step on a device: plain int32 arrays in the forms
+// that paged attention kernels take. The arrays live in buffers of the manager that the next
+// plan() call, append(), undo(), drop() or begin_step() reuses.
+
+#include <cstdint>
+#include <span>
+
+#include "kvfolio/ids.h"
+
+namespace kvfolio {
+
+// Sequences [first_sequence, first_sequence + num_sequences) of the plan begin with the same
+// num_blocks physical blocks: attend over those once (cascade), then merge.
+struct SharedPrefix {
+  std::int32_t first_sequence = 0;
+  std::int32_t num_sequences = 0;
+  std::int32_t num_blocks = 0;
+
+  friend bool operator==(const SharedPrefix&, const SharedPrefix&) = default;
+};
+
+struct GroupPlan {
+  // [num_tokens]: block * block_size + offset, or -1: the token's K and V are there already.
+  std::span<const std::int32_t> slot_mapping;
+  // [num_sequences, block_table_stride]: physical block of each logical block, PlanOptions::pad
+  // behind the last one and where a window or a trim dropped the block.
+  std::span<const std::int32_t> block_table;
+  std::int32_t block_table_stride = 0;
+  // FlashInfer: live blocks only, in order. [num_sequences + 1], [kv_indptr.back()],
+  // [num_sequences] with values in 1 .. block_size. Empty unless asked for.
+  std::span<const std::int32_t> kv_indptr;
+  std::span<const std::int32_t> kv_indices;
+  std::span<const std::int32_t> kv_last_page_len;
+  // Whole-block copies to run before this step writes: sources and destinations are disjoint.
+  std::span<const std::int32_t> copy_src;
+  std::span<const std::int32_t> copy_dst;
+  // Empty unless asked for.
+  std::span<const SharedPrefix> shared_prefixes;
+};
+
+struct StepPlan {
+  Ticket ticket;
+  std::int32_t num_tokens = 0;
+  std::span<const SequenceId> sequences;      // in append order
+  std::span<const std::int32_t> query_start;  // [num_sequences + 1], tokens before each sequence
+  std::span<const std::int32_t> kv_lens;      // [num_sequences], length with this step's tokens
+  // [num_sequences]: position p is visible iff p < trim_sinks[i] or p >= trim_first_kept[i].
+  // 0 and 0 for a sequence that was never trimmed.
+  std::span<const std::int32_t> trim_sinks;
+  std::span<const std::int32_t> trim_first_kept;
+  std::span<const GroupPlan> groups;  // by GroupId
+};
+
+struct PlanOptions {
+  std::int32_t pad = -1;  // -1 or 0
+  bool block_tables = true;
+  bool flashinfer = false;
+  bool shared_prefixes = false;
+};
+
+}  // namespace kvfolio

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Plain views of memory that somebody else owns: what kernels take and all that they know.
+// No pool, no manager, no allocation. Trivially copyable, so they may be passed to a device.
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "kvfolio/dtype.h"
+#include "kvfolio/spec.h"
+
+namespace kvfolio {
+
+// Bytes between neighbours along each axis.
+struct KVStrides {
+  std::int64_t layer = 0;
+  std::int64_t block = 0;
+  std::int64_t head = 0;
+  std::int64_t token = 0;
+};
+
+// The keys and values of one group. Elements of one head are contiguous.
+struct KVView {
+  std::byte* k = nullptr;  // [num_layers, num_blocks, num_kv_heads, block_size, head_dim_k]
+  std::byte* v = nullptr;  // likewise with head_dim_v; null when head_dim_v is 0; may point into k
+  KVStrides k_strides;
+  KVStrides v_strides;
+  std::int32_t num_layers = 0;
+  std::int32_t num_blocks = 0;
+  std::int32_t block_size = 0;
+  std::int32_t num_kv_heads = 0;
+  std::int32_t head_dim_k = 0;
+  std::int32_t head_dim_v = 0;
+  DType dtype = DType::kF32;
+  // V is the first head_dim_v elements of K: appends write K only.
+  bool v_is_prefix_of_k = false;
+
+  [[nodiscard]] std::byte* k_at(std::int32_t layer, std::int32_t block, std::int32_t head,
+                                std::int32_t offset) const noexcept {
+    return k + layer * k_strides.layer + block * k_strides.block + head * k_strides.head +
+           offset * k_strides.token;
+  }
+  [[nodiscard]] std::byte* v_at(std::int32_t layer, std::int32_t block, std::int32_t head,
+                                std::int32_t offset) const noexcept {
+    return v + layer * v_strides.layer + block * v_strides.block + head * v_strides.head +
+           offset * v_strides.token;
+  }
+};
+
+// Rows of an engine: [num_tokens, num_heads, head_dim], any strides in bytes, elements contiguous.
+struct RowsView {
+  std::byte* data = nullptr;
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+  std::int32_t num_tokens = 0;
+  std::int32_t num_heads = 0;
+  std::int32_t head_dim = 0;
+  DType dtype = DType::kF32;
+
+  [[nodiscard]] std::byte* at(std::int32_t token, std::int32_t head) const noexcept {
+    return data + token * token_stride + head * head_stride;
+  }
+};
+
+struct ConstRowsView {
+  const std::byte* data = nullptr;
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+  std::int32_t num_tokens = 0;
+  std::int32_t num_heads = 0;
+  std::int32_t head_dim = 0;
+  DType dtype = DType::kF32;
+
+  ConstRowsView() = default;
+  ConstRowsView(const std::byte* data_in, std::int64_t token_stride_in, std::int64_t head_stride_in,
+                std::int32_t num_tokens_in, std::int32_t num_heads_in, std::int32_t head_dim_in,
+                DType dtype_in) noexcept
+      : data(data_in),
+        token_stride(token_stride_in),
+        head_stride(head_stride_in),
+        num_tokens(num_tokens_in),
+        num_heads(num_heads_in),
+        head_dim(head_dim_in),
+        dtype(dtype_in) {}
+  ConstRowsView(const RowsView& rows) noexcept
+      : ConstRowsView(rows.data, rows.token_stride, rows.head_stride, rows.num_tokens,
+                      rows.num_heads, rows.head_dim, rows.dtype) {}
+
+  [[nodiscard]] const std::byte* at(std::int32_t token, std::int32_t head) const noexcept {
+    return data + token * token_stride + head * head_stride;
+  }
+};
+
+static_assert(std::is_trivially_copyable_v<KVView> && std::is_trivially_copyable_v<RowsView> &&
+              std::is_trivially_copyable_v<ConstRowsView>);
+
+// The view of a whole group laid out by plan_layouts at `base`.
+[[nodiscard]] KVFOLIO_API KVView make_view(const GroupSpec& spec, const GroupLayout& layout,
+                                           std::byte* base) noexcept;
+
+}  // namespace kvfolio

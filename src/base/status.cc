@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kvfolio/status.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "base/text.h"
+
+namespace kvfolio {
+
+using text::concat;
+
+std::string to_string(const Shortage& shortage) {
+  return concat("group ", shortage.group, ": need ", shortage.needed, " blocks, ", shortage.free,
+                " free, ", shortage.evictable, " evictable (", shortage.pinned, " pinned by ",
+                shortage.sequences, shortage.sequences == 1 ? " sequence, " : " sequences, ",
+                shortage.retiring, " retiring)");
+}
+
+const char* to_string(ErrorCode code) noexcept {
+  switch (code) {
+    case ErrorCode::kOk: return "ok";
+    case ErrorCode::kInvalidArgument: return "invalid argument";
+    case ErrorCode::kNotFound: return "not found";
+    case ErrorCode::kFailedPrecondition: return "failed precondition";
+    case ErrorCode::kNoBlocks: return "no blocks";
+    case ErrorCode::kResourceExhausted: return "resource exhausted";
+    case ErrorCode::kAborted: return "aborted";
+    case ErrorCode::kOutOfMemory: return "out of memory";
+    case ErrorCode::kUnsupported: return "unsupported";
+  }
+  return "unknown error";
+}
+
+std::string Status::message() const {
+  if (code_ == ErrorCode::kNoBlocks) return to_string(shortage_);
+  return message_ ? *message_ : std::string(to_string(code_));
+}
+
+}  // namespace kvfolio
+
+extern "C" [[gnu::weak]] void kvfolio_check_failed(const char* file, int line,
+                                                   const char* expression) {
+  const std::string report =
+      kvfolio::text::concat("kvfolio: broken invariant at ", std::string_view(file), ":", line,
+                            ": ", std::string_view(expression), "\n");
+  // Nothing can be done about a failing write here.
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, report.data(), report.size());
+  std::abort();
+}
