@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The data plane: free functions over views of memory that the caller owns. They know strides and
+// int32 arrays; they know no pool, no manager, no sequence, and they take no memory (an error that
+// they report owns a sentence, nothing else does).
+//
+// Rules that hold for all of them:
+// - Every argument is checked before the first byte is written; a call that fails wrote nothing.
+//   What cannot be checked from here is the size of the memory behind a view: KVStorage checks it.
+// - Strides are in bytes; pointers and strides are multiples of the element. Rows may have any
+//   strides, those that are written must not overlap each other or any other argument.
+// - A slot is block * block_size + offset. A block table entry is read only when a token of that
+//   block is needed, so entries of dropped blocks may be -1 or 0; one that is needed is checked.
+// - Slots past the length of a sequence hold anything (NaN too) and reach no result.
+// - Conversions are those of dtype.h: round to nearest even, NaN stays NaN. Equal element types
+//   are copied bit for bit.
+// Thread safety: no state; calls whose written ranges are disjoint may run at the same time.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "kvfolio/export.h"
+#include "kvfolio/status.h"
+#include "kvfolio/view.h"
+
+namespace kvfolio {
+
+// ---- append, gather, copy ----------------------------------------------------------------------
+
+// Writes token t of `k` and `v` to slots[t] of one layer.
+//   k      [tokens, num_kv_heads, head_dim_k], any element type
+//   v      [tokens, num_kv_heads, head_dim_v], any element type; an empty view (null data) when the
+//          cache stores no V of its own (head_dim_v is 0 or V is a prefix of K)
+//   slots  [tokens], each -1 (the token is skipped) or in 0 .. num_blocks*block_size - 1
+// Tokens are written in order, so of equal slots the last one wins.
+// kInvalidArgument with the numbers for every other shape, slot or layer.
+KVFOLIO_API Status append(const KVView& cache, std::int32_t layer, const ConstRowsView& k,
+                          const ConstRowsView& v, std::span<const std::int32_t> slots);
+
+// What gather() reads and where it goes. k and v say the heads: k.num_heads heads from first_head
+// on; a view with null data is not wanted.
+struct GatherArgs {
+  KVView cache;
+  // Of one sequence: entry i holds positions [i*block_size, (i+1)*block_size).
+  std::span<const std::int32_t> block_table;
+  std::int32_t length = 0;  // tokens of the sequence
+  // Positions [first, first + count), within [0, length).
+  std::int32_t first = 0;
+  std::int32_t count = 0;
+  std::int32_t first_layer = 0;
+  std::int32_t num_layers = 1;
+  std::int32_t first_head = 0;
+  RowsView k;  // [count, heads, head_dim_k] of first_layer
+  RowsView v;  // [count, heads, head_dim_v] of first_layer; of K's leading elements for a prefix
+  // Bytes from one layer's rows to the next one's; not used for one layer.
+  std::int64_t k_layer_stride = 0;
+  std::int64_t v_layer_stride = 0;
+};
+
+// Copies a range of a sequence to contiguous or strided rows. kInvalidArgument: a range past the
+// length, a table too short, an entry in the range that names no block (a dropped one is -1), a
+// shape that does not fit, a V that the cache does not have.
+KVFOLIO_API Status gather(const GatherArgs& args);
+
+// One vector of one token.
+struct TokenPlace {
+  std::int32_t layer = 0;
+  std::int32_t head = 0;
+  std::int32_t slot = 0;  // 0 .. num_blocks*block_size - 1
+};
+
+// k [1, 1, head_dim_k] and v [1, 1, head_dim_v], any element types. Either may be empty (null
+// data): it is not written or read then. A V that is a prefix of K can be read, not written.
+KVFOLIO_API Status write_token(const KVView& cache, const TokenPlace& place, const ConstRowsView& k,
+                               const ConstRowsView& v);
+KVFOLIO_API Status read_token(const KVView& cache, const TokenPlace& place, const RowsView& k,
+                              const RowsView& v);
+
+// Copies block src[i] to block dst[i], all layers, K and V, in the order of i; src[i] == dst[i] is
+// nothing. All pairs are checked before the first byte moves.
+KVFOLIO_API Status copy_blocks(const KVView& cache, std::span<const std::int32_t> src,
+                               std::span<const std::int32_t> dst);
+
+// dst = src, element by element; equal shapes, any element types.
+KVFOLIO_API Status convert(const ConstRowsView& src, const RowsView& dst);
+
+// ---- attention ---------------------------------------------------------------------------------
+
+// Which implementation computes. Results of one target never depend on batch, chunk, block size,
+// format, block ids or slices; targets differ from each other by rounding.
+enum class KernelTarget : std::int32_t {
+  kReference = 0,  // plain loops in f64: defines what the others compute
+};
+
+[[nodiscard]] KVFOLIO_API const char* to_string(KernelTarget target) noexcept;
+// "reference". kInvalidArgument lists the names.
+KVFOLIO_API Result<KernelTarget> parse_kernel_target(std::string_view name);
+
+// A ragged batch of n sequences: decode (one query), chunked prefill (some) and whole prompts in
+// any mixture. The arrays are those of a StepPlan.
+struct AttentionBatch {
+  // [n + 1]: rows [query_start[i], query_start[i+1]) of q belong to sequence i. Starts at 0.
+  std::span<const std::int32_t> query_start;
+  // [n]: tokens of sequence i in the cache, its queries' own tokens included. The queries are its
+  // last query_start[i+1] - query_start[i] positions.
+  std::span<const std::int32_t> kv_lens;
+  // [n, block_table_stride]: the physical block of each logical block; -1 or 0 where it is not
+  // needed.
+  std::span<const std::int32_t> block_table;
+  std::int32_t block_table_stride = 0;
+  // [n] or both empty: position p is visible iff p < trim_sinks[i] or p >= trim_first_kept[i].
+  std::span<const std::int32_t> trim_sinks;
+  std::span<const std::int32_t> trim_first_kept;
+};
+
+struct AttentionParams {
+  double scale = 0.0;  // scores are scale * (q . k); finite and > 0, usually 1/sqrt(head_dim_k)
+  bool causal = true;  // position p reads positions <= p; else all of its sequence
+  // Tokens that a query reads, itself included: p reads positions > p - window. 0: no window.
+  std::int32_t window = 0;
+  // Leading positions that every query reads whatever the window is.
+  std::int32_t num_sinks = 0;
+};
+
+// A share of the work, so that a caller's threads can split a call; no split changes a bit. Only
+// the rows and heads of the slice are written, and only what they read is checked in the table.
+struct AttentionSlice {
+  std::int32_t first_row = 0;  // of q
+  std::int32_t num_rows = -1;  // -1: to the last row
+  std::int32_t first_kv_head = 0;
+  std::int32_t num_kv_heads = -1;  // -1: to the last head
+};
+
+struct AttentionArgs {
+  KVView cache;  // head_dim_v > 0
+  std::int32_t layer = 0;
+  AttentionBatch batch;
+  AttentionParams params;
+  // [query_start[n], q_heads, head_dim_k]; q_heads is a multiple of num_kv_heads: query head h
+  // reads KV head h / (q_heads / num_kv_heads).
+  ConstRowsView q;
+  RowsView out;  // [query_start[n], q_heads, head_dim_v]
+  // [query_start[n], q_heads, 1], f32 or f64, or null data: natural logarithm of the sum of
+  // exp(score). A row that sees no token gives 0 in out and -inf here, never NaN.
+  RowsView lse;
+  // At least attention_workspace_bytes(); one for each call that runs at the same time. Contents
+  // on entry do not matter.
+  std::span<std::byte> workspace;
+  AttentionSlice slice;
+  KernelTarget target = KernelTarget::kReference;
+};
+
+// Bytes of workspace that a call on this cache needs for sequences of up to max_kv_len tokens.
+// kInvalidArgument: the shapes.
+KVFOLIO_API Result<std::int64_t> attention_workspace_bytes(
+    const KVView& cache, std::int32_t num_q_heads, std::int32_t max_kv_len,
+    KernelTarget target = KernelTarget::kReference);
+
+// softmax(scale * q k^T + mask) v for every row and head of the slice.
+KVFOLIO_API Status attend(const AttentionArgs& args);
+
+}  // namespace kvfolio

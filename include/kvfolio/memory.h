@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// MemoryResource is where the large memory of a cache comes from. HostMemory is the one that the
+// library brings; a host program derives its own to lend from an arena, to pin pages or to sit on
+// a device. It knows sizes only: no spec, no blocks, no ids.
+//
+// Contents of fresh memory are unspecified: nothing here promises zeros.
+// Thread safety: HostMemory keeps no state, so calls from several threads are fine. A resource of
+// the host program is called from the thread that calls KVStorage, one call at a time.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kvfolio/export.h"
+#include "kvfolio/status.h"
+
+namespace kvfolio {
+
+enum class MemoryKind : std::int32_t {
+  kHost = 0,    // the CPU may read and write it
+  kDevice = 1,  // only the resource itself may touch it
+};
+
+[[nodiscard]] KVFOLIO_API const char* to_string(MemoryKind kind) noexcept;
+
+// What allocate() must give at least, in bytes.
+inline constexpr std::int64_t kMemoryAlignment = 64;
+
+// Every member but the destructor is pure, and that one is inline, so a class derived from it can
+// be compiled with or without RTTI.
+class MemoryResource {
+ public:
+  virtual ~MemoryResource() = default;
+
+  [[nodiscard]] virtual MemoryKind kind() const noexcept = 0;
+  // `bytes` (>= 1) bytes aligned to kMemoryAlignment or more; kOutOfMemory with the numbers.
+  virtual Result<std::byte*> allocate(std::int64_t bytes) = 0;
+  // Takes back what allocate(bytes) gave.
+  virtual void deallocate(std::byte* memory, std::int64_t bytes) noexcept = 0;
+  // Copies within memory of this resource. The ranges do not overlap. Returns when the copy is
+  // done, or when every later use on the resource's own stream is ordered behind it.
+  virtual void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept = 0;
+};
+
+// Anonymous memory of the process, aligned to 2 MiB and marked for huge pages where the kernel
+// gives them (MADV_HUGEPAGE), plain pages elsewhere. Pages appear at the first write to them, on
+// the NUMA node of the writer, so creating a cache costs no time and the first fill runs at the
+// speed of memory. A request larger than the machine's memory and swap is kOutOfMemory at once,
+// whatever the kernel's overcommit setting.
+class KVFOLIO_API HostMemory final : public MemoryResource {
+ public:
+  [[nodiscard]] MemoryKind kind() const noexcept override;
+  Result<std::byte*> allocate(std::int64_t bytes) override;
+  void deallocate(std::byte* memory, std::int64_t bytes) noexcept override;
+  void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override;
+};
+
+}  // namespace kvfolio

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// KVStorage is where the keys and values of every group of a CacheSpec lie: in memory of its own,
+// taken from a MemoryResource, or in memory that an engine lends (pointer and strides). It knows
+// bytes, never tokens, sequences or reference counts.
+//
+//   Result<KVStorage> storage = KVStorage::create(spec);
+//   if (!storage) return storage.error();
+//   KVView view = *storage->view(GroupId(0));   // what the kernels take
+//
+// Invariants: every byte that a view reaches lies in the memory of its group; no two rows (a row
+// is the head_dim elements of one token, head and layer) overlap, also not rows of two groups.
+// The contents of fresh memory are unspecified: a slot holds a token only after an append.
+// Thread safety: none for copy_blocks and fill against any other use of the same blocks; the
+// const members may be called from several threads.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kvfolio/export.h"
+#include "kvfolio/ids.h"
+#include "kvfolio/memory.h"
+#include "kvfolio/spec.h"
+#include "kvfolio/status.h"
+#include "kvfolio/view.h"
+
+namespace kvfolio {
+
+// Memory of an engine for one group. Strides are in bytes, not negative, and multiples of the
+// element; those along an axis of one entry are not used. The axes may be in any order (K and V
+// apart, interleaved by block, by token, ...) as long as they nest: each stride steps over all
+// that lies within it.
+struct BorrowedGroup {
+  std::byte* k = nullptr;    // [num_layers, num_blocks, num_kv_heads, block_size, head_dim_k]
+  std::int64_t k_bytes = 0;  // bytes that may be touched from k on
+  KVStrides k_strides;
+  std::byte* v = nullptr;  // likewise with head_dim_v; null when the spec stores no V of its own
+  std::int64_t v_bytes = 0;
+  KVStrides v_strides;
+};
+
+class KVStorage {
+ public:
+  // Takes memory for every group as plan_layouts() lays it out. `resource` must outlive the
+  // storage; null is a HostMemory of the storage's own.
+  // kInvalidArgument: the spec, see validate(). kOutOfMemory: the group, its bytes and what the
+  // resource said; nothing is kept then.
+  KVFOLIO_API static Result<KVStorage> create(const CacheSpec& spec,
+                                              MemoryResource* resource = nullptr);
+  // Over memory that the caller owns and that outlives the storage, one entry for each group, in
+  // order. `resource` says what kind of memory it is and copies within it (null: the CPU's).
+  // spec.format is not used: the strides say it all. kInvalidArgument with the group, the field
+  // and the numbers: null or misaligned pointers, negative or misaligned strides, an extent that
+  // overflows or ends behind the given bytes, rows that overlap.
+  KVFOLIO_API static Result<KVStorage> borrow(const CacheSpec& spec,
+                                              std::span<const BorrowedGroup> groups,
+                                              MemoryResource* resource = nullptr);
+
+  KVFOLIO_API KVStorage(KVStorage&& other) noexcept;
+  KVFOLIO_API KVStorage& operator=(KVStorage&& other) noexcept;
+  KVStorage(const KVStorage&) = delete;
+  KVStorage& operator=(const KVStorage&) = delete;
+  KVFOLIO_API ~KVStorage();
+
+  [[nodiscard]] const CacheSpec& spec() const noexcept { return spec_; }
+  [[nodiscard]] std::int32_t num_groups() const noexcept {
+    return static_cast<std::int32_t>(views_.size());
+  }
+  // kInvalidArgument for a group that the spec does not have. Valid until the storage goes.
+  [[nodiscard]] KVFOLIO_API Result<KVView> view(GroupId group) const;
+  [[nodiscard]] KVFOLIO_API MemoryKind memory_kind() const noexcept;
+  [[nodiscard]] bool owns_memory() const noexcept { return !owned_.empty(); }
+  // Bytes taken from the resource for all groups, padding included; 0 when borrowed.
+  [[nodiscard]] KVFOLIO_API std::int64_t memory_bytes() const noexcept;
+
+  // Copies block src[i] to block dst[i], all layers, K and V, in the order of i. Source and
+  // destination of one pair may be equal (nothing happens). All pairs are checked before the first
+  // byte moves: kInvalidArgument for unequal counts, a group or a block out of range.
+  // Bytes of an engine's memory that belong to no row are not touched.
+  KVFOLIO_API Status copy_blocks(GroupId group, std::span<const std::int32_t> src,
+                                 std::span<const std::int32_t> dst);
+
+  // Sets every byte of every row: for tests and for poison (0xff makes NaN of every element type).
+  // kUnsupported on memory that the CPU may not touch.
+  KVFOLIO_API Status fill(std::byte value);
+
+ private:
+  struct Region {
+    std::byte* memory = nullptr;
+    std::int64_t bytes = 0;
+  };
+
+  KVStorage();
+  void release() noexcept;
+
+  CacheSpec spec_;
+  std::vector<KVView> views_;  // by group
+  std::vector<Region> owned_;  // by group; empty when borrowed
+  std::unique_ptr<HostMemory> own_resource_;
+  MemoryResource* resource_ = nullptr;
+};
+
+}  // namespace kvfolio
