@@ -43,3 +43,70 @@ function(kvfolio_add_test name)
     DISCOVERY_TIMEOUT 60
     PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${labels}")
 endfunction()
+
+#   kvfolio_add_pytest(<name> FILE test_x.py [ARGS ...] [LABELS ...] [TIMEOUT seconds])
+#
+# Adds one ctest entry that runs pytest over FILE; scripts/totals counts its cases. The tests find
+# the command in $KVFOLIO and the repository in $KVFOLIO_SOURCE_DIR. Uses build/venv (scripts/test
+# makes it), else a Python with numpy and pytest on the path; without one, these tests are left out
+# with a warning.
+if(KVFOLIO_BUILD_TESTS)
+  find_program(KVFOLIO_PYTHON python NAMES python python3
+    HINTS ${PROJECT_SOURCE_DIR}/build/venv/bin DOC "Python with numpy and pytest")
+  set(missing TRUE)
+  if(KVFOLIO_PYTHON)
+    execute_process(COMMAND ${KVFOLIO_PYTHON} -c "import numpy, pytest"
+      RESULT_VARIABLE missing OUTPUT_QUIET ERROR_QUIET)
+  endif()
+  if(missing)
+    message(WARNING "No Python with numpy and pytest (KVFOLIO_PYTHON=${KVFOLIO_PYTHON}): "
+      "the Python tests are left out. scripts/test makes build/venv.")
+    unset(KVFOLIO_PYTHON CACHE)  # look again next time
+  endif()
+endif()
+
+function(kvfolio_add_pytest name)
+  if(NOT KVFOLIO_BUILD_TESTS OR NOT KVFOLIO_PYTHON)
+    return()
+  endif()
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "FILE;TIMEOUT" "ARGS;LABELS")
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 600)
+  endif()
+  add_test(NAME ${name}
+    COMMAND ${KVFOLIO_PYTHON} -m pytest -q -p no:cacheprovider
+      --junitxml=${PROJECT_BINARY_DIR}/pytest/${name}.xml ${arg_FILE} ${arg_ARGS}
+    WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
+  set_tests_properties(${name} PROPERTIES
+    TIMEOUT ${arg_TIMEOUT}
+    LABELS "python;${arg_LABELS}"
+    ENVIRONMENT "KVFOLIO=${PROJECT_BINARY_DIR}/bin/kvfolio;KVFOLIO_SOURCE_DIR=${PROJECT_SOURCE_DIR};PYTHONDONTWRITEBYTECODE=1")
+endfunction()
+
+#   kvfolio_add_fuzzer(<name> SOURCES fuzz_x.cc [LIBS ...] [CORPUS directory])
+#
+# Adds the executable bin/<name> around LLVMFuzzerTestOneInput, and a ctest entry that runs it over
+# the files of CORPUS once. With clang it is a libFuzzer program (the preset fuzz also instruments
+# what it links); with g++ a program that only replays the files and folders named on its command
+# line.
+function(kvfolio_add_fuzzer name)
+  if(NOT KVFOLIO_BUILD_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "CORPUS" "SOURCES;LIBS")
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE kvfolio_options kvfolio ${arg_LIBS})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    target_compile_options(${name} PRIVATE -fsanitize=fuzzer)
+    target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+    set(once -runs=0)
+  else()
+    target_sources(${name} PRIVATE ${PROJECT_SOURCE_DIR}/cmake/fuzz_replay.cc)
+    set(once)
+  endif()
+  if(arg_CORPUS)
+    add_test(NAME ${name} COMMAND ${name} ${once} ${arg_CORPUS}
+      WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
+    set_tests_properties(${name} PROPERTIES TIMEOUT 300 LABELS "cpu;fuzz")
+  endif()
+endfunction()

@@ -21,7 +21,7 @@ need_packages() {
     return 0
   fi
   for name in "$@"; do
-    [[ $(dpkg-query -W -f '${db:Status-Status}' "$name" 2>/dev/null) == installed ]] ||
+    dpkg-query -W -f '${db:Status-Status}\n' "$name" 2>/dev/null | grep -qx installed ||
       missing+=("$name")
   done
   [[ ${#missing[@]} -eq 0 ]] && return 0
