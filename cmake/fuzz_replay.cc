@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where there is no libFuzzer: feeds every file named on the command line, or found in a folder named
-// there, to the fuzz target once.
+// Where there is no libFuzzer: feeds every file named on the command line, or found in a folder
+// named there, to the fuzz target once.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>

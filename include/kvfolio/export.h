@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // KVFOLIO_API marks what the shared library exports. Everything else is compiled with hidden
-// visibility. The static and the shared library are made of the same objects, so the mark is the same
-// for both; who links the static library into a shared object of their own and does not want to pass
-// our names on uses -Wl,--exclude-libs,libkvfolio.a.
+// visibility. The static and the shared library are made of the same objects, so the mark is the
+// same for both; who links the static library into a shared object of their own and does not want
+// to pass our names on uses -Wl,--exclude-libs,libkvfolio.a.
 #pragma once
 
 #if defined(__GNUC__) || defined(__clang__)

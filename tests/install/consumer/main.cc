@@ -24,7 +24,7 @@ int main() {
   const kvfolio::Status status = kvfolio::validate(spec);
   const long long bytes = (*layouts)[0].total_bytes;
   std::printf("%lld bytes; %s\n", bytes, status.message().c_str());
-  const bool fine = bytes == 128LL * 16 * 4 * 2 * (64 + 64) * 4 && !status.ok() &&
-                    !kvfolio::BlockId().valid();
+  const bool fine =
+      bytes == 128LL * 16 * 4 * 2 * (64 + 64) * 4 && !status.ok() && !kvfolio::BlockId().valid();
   return fine ? 0 : 1;
 }
