@@ -36,12 +36,17 @@ function(kvfolio_add_test name)
     $<IF:$<BOOL:${arg_NO_MAIN}>,GTest::gtest,GTest::gtest_main>)
   set_target_properties(${name} PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
-  # The labels are one list-valued property; the escape keeps it one argument on its way.
-  string(REPLACE ";" "\\;" labels "${arg_LABELS}")
   gtest_discover_tests(${name}
     WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
     DISCOVERY_TIMEOUT 60
-    PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${labels}")
+    PROPERTIES TIMEOUT ${arg_TIMEOUT})
+  # Labels are a list, which gtest_discover_tests loses on its way; ctest reads this file after its.
+  set(labels ${CMAKE_CURRENT_BINARY_DIR}/${name}.labels.cmake)
+  file(WRITE ${labels}
+    "if(${name}_TESTS)\n"
+    "  set_tests_properties(\${${name}_TESTS} PROPERTIES LABELS \"${arg_LABELS}\")\n"
+    "endif()\n")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${labels})
 endfunction()
 
 #   kvfolio_add_pytest(<name> FILE test_x.py [ARGS ...] [LABELS ...] [TIMEOUT seconds])
