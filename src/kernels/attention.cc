@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "base/text.h"
+#include "kernels/check.h"
+#include "kernels/reference.h"
+#include "kernels/visible.h"
+#include "kvfolio/kernels.h"
+
+namespace kvfolio {
+namespace {
+
+using kernels::Range;
+using kernels::Trim;
+using kernels::Visible;
+using text::concat;
+
+Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
+
+Status check_target(KernelTarget target) {
+  if (target == KernelTarget::kReference) return {};
+  return invalid(
+      concat("target is ", static_cast<std::int32_t>(target), ", allowed: 0 (reference)"));
+}
+
+Status check_heads(const KVView& cache, std::int32_t num_q_heads) {
+  if (num_q_heads >= 1 && num_q_heads % cache.num_kv_heads == 0) return {};
+  return invalid(concat(num_q_heads, " query heads, allowed: multiples of the cache's ",
+                        cache.num_kv_heads, " KV heads"));
+}
+
+Status check_has_v(const KVView& cache) {
+  if (cache.head_dim_v > 0) return {};
+  return invalid("attention needs values, and the cache has none: head_dim_v is 0");
+}
+
+Status check_params(const AttentionParams& params) {
+  if (!std::isfinite(params.scale) || params.scale <= 0.0) {
+    return invalid("params.scale is 0, negative or not finite, allowed: finite and > 0");
+  }
+  if (params.window < 0) {
+    return invalid(concat("params.window is ", params.window, ", allowed: at least 0"));
+  }
+  if (params.num_sinks < 0) {
+    return invalid(concat("params.num_sinks is ", params.num_sinks, ", allowed: at least 0"));
+  }
+  return {};
+}
+
+// The arrays of the batch, all but the entries of the table.
+Status check_batch(const KVView& cache, const AttentionBatch& batch) {
+  const std::size_t n = batch.kv_lens.size();
+  if (batch.query_start.size() != n + 1) {
+    return invalid(concat("query_start has ", batch.query_start.size(), " entries for ", n,
+                          " sequences, allowed: ", n + 1));
+  }
+  if (batch.query_start[0] != 0) {
+    return invalid(concat("query_start[0] is ", batch.query_start[0], ", allowed: 0"));
+  }
+  if (batch.block_table_stride < 0 ||
+      batch.block_table.size() != n * static_cast<std::size_t>(batch.block_table_stride)) {
+    return invalid(concat("block_table has ", batch.block_table.size(), " entries for ", n,
+                          " sequences x block_table_stride ", batch.block_table_stride));
+  }
+  if (batch.trim_sinks.size() != batch.trim_first_kept.size() ||
+      (!batch.trim_sinks.empty() && batch.trim_sinks.size() != n)) {
+    return invalid(concat("trim_sinks has ", batch.trim_sinks.size(),
+                          " entries and trim_first_kept ", batch.trim_first_kept.size(),
+                          ", allowed: both ", n, " or both 0"));
+  }
+  const std::int64_t capacity = std::int64_t{batch.block_table_stride} * cache.block_size;
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::int64_t queries = std::int64_t{batch.query_start[i + 1]} - batch.query_start[i];
+    const std::int32_t kv_len = batch.kv_lens[i];
+    if (queries < 0) {
+      return invalid(concat("query_start falls from ", batch.query_start[i], " to ",
+                            batch.query_start[i + 1], " at sequence ", i));
+    }
+    if (kv_len < queries || kv_len > kMaxSequenceTokens) {
+      return invalid(concat("kv_lens[", i, "] is ", kv_len, ", allowed: its ", queries,
+                            " queries to ", kMaxSequenceTokens));
+    }
+    if (kv_len > capacity) {
+      return invalid(concat("kv_lens[", i, "] is ", kv_len, ", its table row holds ",
+                            batch.block_table_stride, " blocks of ", cache.block_size, " tokens"));
+    }
+    const Trim trim = kernels::trim_of(batch, i);
+    if (trim.sinks < 0) {
+      return invalid(concat("trim_sinks[", i, "] is ", trim.sinks, ", allowed: at least 0"));
+    }
+    if (trim.first_kept < 0 || trim.first_kept > kv_len) {
+      return invalid(concat("trim_first_kept[", i, "] is ", trim.first_kept, ", allowed: 0 to ",
+                            kv_len, ", its length"));
+    }
+  }
+  return {};
+}
+
+// One axis of a slice; a count of -1 becomes the rest.
+Status resolve(std::string_view axis, std::int32_t first, std::int32_t size, std::int32_t& count) {
+  if (first >= 0 && first <= size) {
+    if (count == -1) count = size - first;
+    if (count >= 0 && count <= size - first) return {};
+  }
+  return invalid(concat("slice of ", count, " ", axis, " from ", first, " on, there are ", size));
+}
+
+// Every table entry that the slice will follow names a block.
+Status check_table(const AttentionArgs& args, const AttentionSlice& slice) {
+  const KVView& cache = args.cache;
+  const AttentionBatch& batch = args.batch;
+  for (std::size_t i = 0; i < batch.kv_lens.size(); ++i) {
+    const std::int32_t begin = std::max(batch.query_start[i], slice.first_row);
+    const std::int32_t end = std::min(batch.query_start[i + 1], slice.first_row + slice.num_rows);
+    if (begin >= end) continue;
+    const std::int32_t kv_len = batch.kv_lens[i];
+    const std::int32_t behind = kv_len - batch.query_start[i + 1];  // row + behind is its position
+    const Visible seen = kernels::visible(begin + behind, end - 1 + behind, kv_len, args.params,
+                                          kernels::trim_of(batch, i));
+    const std::size_t row = i * static_cast<std::size_t>(batch.block_table_stride);
+    for (int r = 0; r < seen.num_ranges; ++r) {
+      const Range& range = seen.ranges[static_cast<std::size_t>(r)];
+      const std::int32_t last = (range.end - 1) / cache.block_size;
+      for (std::int32_t b = range.begin / cache.block_size; b <= last; ++b) {
+        const std::int32_t block = batch.block_table[row + static_cast<std::size_t>(b)];
+        if (block < 0 || block >= cache.num_blocks) {
+          return invalid(concat("block_table[", i, ", ", b, "] is ", block,
+                                " and holds visible positions, the cache has blocks 0 to ",
+                                cache.num_blocks - 1));
+        }
+      }
+    }
+  }
+  return {};
+}
+
+Status check_workspace(const AttentionArgs& args) {
+  std::int32_t max_kv_len = 0;
+  for (const std::int32_t kv_len : args.batch.kv_lens) max_kv_len = std::max(max_kv_len, kv_len);
+  const Result<std::int64_t> bytes =
+      attention_workspace_bytes(args.cache, args.q.num_heads, max_kv_len, args.target);
+  if (!bytes) return bytes.error();
+  if (std::cmp_greater_equal(args.workspace.size(), *bytes)) return {};
+  return invalid(concat("workspace has ", args.workspace.size(), " bytes, needed: ", *bytes,
+                        " for sequences of up to ", max_kv_len, " tokens"));
+}
+
+}  // namespace
+
+const char* to_string(KernelTarget target) noexcept {
+  switch (target) {
+    case KernelTarget::kReference:
+      return "reference";
+  }
+  return "invalid";
+}
+
+Result<KernelTarget> parse_kernel_target(std::string_view name) {
+  if (name == to_string(KernelTarget::kReference)) return KernelTarget::kReference;
+  return invalid(concat("kernel target \"", name, "\", allowed: reference"));
+}
+
+Result<std::int64_t> attention_workspace_bytes(const KVView& cache, std::int32_t num_q_heads,
+                                               std::int32_t max_kv_len, KernelTarget target) {
+  KVFOLIO_RETURN_IF_ERROR(kernels::check_view(cache));
+  KVFOLIO_RETURN_IF_ERROR(check_target(target));
+  KVFOLIO_RETURN_IF_ERROR(check_heads(cache, num_q_heads));
+  if (max_kv_len < 0 || max_kv_len > kMaxSequenceTokens) {
+    return invalid(concat("max_kv_len is ", max_kv_len, ", allowed: 0 to ", kMaxSequenceTokens));
+  }
+  const Checked bytes = kernels::reference_workspace_bytes(cache, num_q_heads, max_kv_len);
+  if (!bytes.ok()) {
+    return invalid(concat("the workspace of ", num_q_heads, " query heads and ", max_kv_len,
+                          " tokens overflows 63 bits"));
+  }
+  return bytes.value();
+}
+
+Status attend(const AttentionArgs& args) {
+  const KVView& cache = args.cache;
+  KVFOLIO_RETURN_IF_ERROR(kernels::check_view(cache));
+  KVFOLIO_RETURN_IF_ERROR(check_target(args.target));
+  KVFOLIO_RETURN_IF_ERROR(kernels::check_layer(cache, args.layer));
+  KVFOLIO_RETURN_IF_ERROR(check_has_v(cache));
+  KVFOLIO_RETURN_IF_ERROR(check_heads(cache, args.q.num_heads));
+  KVFOLIO_RETURN_IF_ERROR(check_params(args.params));
+  KVFOLIO_RETURN_IF_ERROR(check_batch(cache, args.batch));
+  const std::int32_t num_rows = args.batch.query_start.back();
+  KVFOLIO_RETURN_IF_ERROR(
+      kernels::check_rows("q", args.q, {num_rows, args.q.num_heads, cache.head_dim_k}));
+  KVFOLIO_RETURN_IF_ERROR(
+      kernels::check_written_rows("out", args.out, {num_rows, args.q.num_heads, cache.head_dim_v}));
+  if (args.lse.data != nullptr) {
+    if (args.lse.dtype != DType::kF32 && args.lse.dtype != DType::kF64) {
+      return invalid(concat("lse.dtype is ", std::string_view(to_string(args.lse.dtype)),
+                            ", allowed: f32, f64"));
+    }
+    KVFOLIO_RETURN_IF_ERROR(
+        kernels::check_written_rows("lse", args.lse, {num_rows, args.q.num_heads, 1}));
+  }
+  AttentionArgs resolved = args;
+  AttentionSlice& slice = resolved.slice;
+  KVFOLIO_RETURN_IF_ERROR(resolve("rows", slice.first_row, num_rows, slice.num_rows));
+  KVFOLIO_RETURN_IF_ERROR(
+      resolve("KV heads", slice.first_kv_head, cache.num_kv_heads, slice.num_kv_heads));
+  KVFOLIO_RETURN_IF_ERROR(check_table(args, slice));
+  KVFOLIO_RETURN_IF_ERROR(check_workspace(args));
+
+  switch (args.target) {
+    case KernelTarget::kReference:
+      kernels::reference_attend(resolved);
+      break;
+  }
+  return {};
+}
+
+}  // namespace kvfolio

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Checks of arguments that several kernels share. Each answers kInvalidArgument with the name of
+// the argument, the value seen and what is allowed.
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "kvfolio/status.h"
+#include "kvfolio/view.h"
+
+namespace kvfolio::kernels {
+
+// A view that kernels may follow: sizes >= 1, slots that fit int32, pointers and strides that are
+// there and aligned, extents that fit 63 bits.
+Status check_view(const KVView& cache);
+Status check_layer(const KVView& cache, std::int32_t layer);
+
+// What a call expects of rows.
+struct RowsShape {
+  std::int32_t num_tokens = 0;
+  std::int32_t num_heads = 0;
+  std::int32_t head_dim = 0;
+};
+Status check_rows(std::string_view name, const ConstRowsView& rows, const RowsShape& shape);
+// And that no two rows overlap, since they are written.
+Status check_written_rows(std::string_view name, const RowsView& rows, const RowsShape& shape);
+
+// copies of blocks: equal counts, every block in range.
+Status check_copies(const KVView& cache, std::span<const std::int32_t> src,
+                    std::span<const std::int32_t> dst);
+
+// Slots of the cache: num_blocks * block_size. Requires: check_view(cache).ok().
+[[nodiscard]] inline std::int32_t num_slots(const KVView& cache) noexcept {
+  return cache.num_blocks * cache.block_size;
+}
+// Whether appends write V rows of their own.
+[[nodiscard]] inline bool stores_v(const KVView& cache) noexcept {
+  return cache.head_dim_v > 0 && !cache.v_is_prefix_of_k;
+}
+
+}  // namespace kvfolio::kernels

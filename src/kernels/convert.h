@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Conversion of contiguous elements between element types, with the meaning that dtype.h gives it:
+// round to nearest, ties to even, one rounding from the source to the target; NaN stays NaN.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kvfolio/dtype.h"
+
+namespace kvfolio::kernels {
+
+// Converts n elements. The ranges do not overlap.
+using ConvertFn = void (*)(const std::byte* src, std::byte* dst, std::int64_t n);
+
+// Equal types: a plain copy. Requires: both are element types.
+[[nodiscard]] ConvertFn convert_fn(DType from, DType to) noexcept;
+
+}  // namespace kvfolio::kernels

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Moves a box of rows [tokens, heads, head_dim] between two strided places, converting on the way:
+// what append and gather do for every run of tokens that one block holds.
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/convert.h"
+#include "kvfolio/view.h"
+
+namespace kvfolio::kernels {
+
+// How elements get from one place to the other.
+struct Mover {
+  Mover(DType from, DType to) noexcept
+      : src_bytes(dtype_bytes(from)),
+        dst_bytes(dtype_bytes(to)),
+        convert(from == to ? nullptr : convert_fn(from, to)) {}
+
+  void move(const std::byte* src, std::byte* dst, std::int64_t elements) const noexcept {
+    if (convert == nullptr) {
+      std::memcpy(dst, src, static_cast<std::size_t>(elements * src_bytes));
+    } else {
+      convert(src, dst, elements);
+    }
+  }
+
+  std::int64_t src_bytes;
+  std::int64_t dst_bytes;
+  ConvertFn convert;  // null: equal types
+};
+
+struct BoxShape {
+  std::int64_t tokens = 0;
+  std::int64_t heads = 0;
+  std::int64_t head_dim = 0;
+};
+
+struct BoxStrides {
+  std::int64_t token = 0;
+  std::int64_t head = 0;
+};
+
+// As few and as long moves as the strides allow; where rows stay single, in the order in which they
+// lie at the destination, so that stores run forward.
+inline void move_box(const Mover& mover, const BoxShape& shape, const std::byte* src,
+                     const BoxStrides& from, std::byte* dst, const BoxStrides& to) noexcept {
+  // Axes in the order of the loops; elements is what one move takes.
+  struct Loop {
+    std::int64_t extent, src_stride, dst_stride;
+  };
+  Loop inner{shape.heads, from.head, to.head};
+  Loop outer{shape.tokens, from.token, to.token};
+  if (inner.extent == 1 || (outer.extent > 1 && outer.dst_stride < inner.dst_stride)) {
+    const Loop swapped = inner;
+    inner = outer;
+    outer = swapped;
+  }
+  std::int64_t elements = shape.head_dim;
+  for (int i = 0; i < 2; ++i) {
+    const bool joined = inner.extent == 1 || (inner.src_stride == elements * mover.src_bytes &&
+                                              inner.dst_stride == elements * mover.dst_bytes);
+    if (!joined) break;
+    elements *= inner.extent;
+    inner = outer;
+    outer = {1, 0, 0};
+  }
+  for (std::int64_t i = 0; i < outer.extent; ++i) {
+    const std::byte* s = src + i * outer.src_stride;
+    std::byte* d = dst + i * outer.dst_stride;
+    for (std::int64_t j = 0; j < inner.extent; ++j) {
+      mover.move(s + j * inner.src_stride, d + j * inner.dst_stride, elements);
+    }
+  }
+}
+
+// The K rows or the V rows of one layer of a cache.
+struct Plane {
+  std::byte* base = nullptr;
+  KVStrides strides;
+  std::int32_t head_dim = 0;
+
+  [[nodiscard]] std::byte* at(std::int32_t block, std::int32_t head,
+                              std::int32_t offset) const noexcept {
+    return base + block * strides.block + head * strides.head + offset * strides.token;
+  }
+};
+
+[[nodiscard]] inline Plane k_plane(const KVView& cache, std::int32_t layer) noexcept {
+  return {cache.k + layer * cache.k_strides.layer, cache.k_strides, cache.head_dim_k};
+}
+// Requires: head_dim_v > 0.
+[[nodiscard]] inline Plane v_plane(const KVView& cache, std::int32_t layer) noexcept {
+  return {cache.v + layer * cache.v_strides.layer, cache.v_strides, cache.head_dim_v};
+}
+
+}  // namespace kvfolio::kernels

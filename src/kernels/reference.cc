@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// For one row (query token and query head) over the visible positions j in increasing order, all in
+// double, every sum from left to right:
+//
+//   s_j = scale * sum_d q_d k_jd          m = max_j s_j
+//   l   = sum_j exp(s_j - m)              o_d = (sum_j exp(s_j - m) v_jd) / l
+//   lse = m + log(l)
+//
+// A row's numbers therefore depend on nothing but its query and the K and V of what it sees: not on
+// block size, format, batch, chunk or slice. The query heads of one KV head are done together only
+// so that a row of K or V is converted once.
+
+#include "kernels/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/convert.h"
+#include "kernels/move.h"
+#include "kernels/visible.h"
+
+namespace kvfolio::kernels {
+namespace {
+
+constexpr double kMasked = -std::numeric_limits<double>::infinity();
+constexpr std::int64_t kAlignment = 64;
+
+// The caller's workspace, cut up.
+struct Scratch {
+  double* query = nullptr;   // [group, head_dim_k]
+  double* scores = nullptr;  // [group, max_kv_len], by rank among the visible positions
+  double* sums = nullptr;    // [group, head_dim_v]
+  double* totals = nullptr;  // [group]: l
+  double* vector = nullptr;  // [max(head_dim_k, head_dim_v)]: one row of K or V
+};
+
+double dot(const double* a, const double* b, std::int64_t n) {
+  double sum = 0.0;
+  for (std::int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+// Scores become weights exp(s - m); answers l and m + log(l). -inf everywhere is a masked row.
+struct Softmax {
+  double total = 0.0;
+  double lse = kMasked;
+};
+
+Softmax softmax(double* scores, std::int64_t n) {
+  double most = kMasked;
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (!(scores[i] <= most)) most = scores[i];  // a NaN passes, here or in the sum
+  }
+  if (most == kMasked) {
+    std::fill_n(scores, n, 0.0);
+    return {};
+  }
+  double total = 0.0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    scores[i] = std::exp(scores[i] - most);
+    total += scores[i];
+  }
+  return {total, most + std::log(total)};
+}
+
+class Reference {
+ public:
+  explicit Reference(const AttentionArgs& args)
+      : args_(args),
+        dim_k_(args.cache.head_dim_k),
+        dim_v_(args.cache.head_dim_v),
+        group_(args.q.num_heads / args.cache.num_kv_heads),
+        k_(k_plane(args.cache, args.layer)),
+        v_(v_plane(args.cache, args.layer)),
+        load_query_(convert_fn(args.q.dtype, DType::kF64)),
+        load_kv_(convert_fn(args.cache.dtype, DType::kF64)),
+        store_out_(convert_fn(DType::kF64, args.out.dtype)) {
+    if (args.lse.data != nullptr) store_lse_ = convert_fn(DType::kF64, args.lse.dtype);
+    for (const std::int32_t kv_len : args.batch.kv_lens) {
+      max_kv_len_ = std::max<std::int64_t>(max_kv_len_, kv_len);
+    }
+    const auto address = reinterpret_cast<std::uintptr_t>(args.workspace.data());
+    constexpr auto kAlign = static_cast<std::uintptr_t>(kAlignment);
+    std::byte* start = args.workspace.data() + (kAlign - address % kAlign) % kAlign;
+    scratch_.query = reinterpret_cast<double*>(start);
+    scratch_.scores = scratch_.query + group_ * dim_k_;
+    scratch_.sums = scratch_.scores + group_ * max_kv_len_;
+    scratch_.totals = scratch_.sums + group_ * dim_v_;
+    scratch_.vector = scratch_.totals + group_;
+  }
+
+  void run() const {
+    const AttentionBatch& batch = args_.batch;
+    const AttentionSlice& slice = args_.slice;
+    for (std::size_t i = 0; i < batch.kv_lens.size(); ++i) {
+      const std::int32_t begin = std::max(batch.query_start[i], slice.first_row);
+      const std::int32_t end = std::min(batch.query_start[i + 1], slice.first_row + slice.num_rows);
+      const std::int32_t kv_len = batch.kv_lens[i];
+      const Trim trim = trim_of(batch, i);
+      const std::int32_t* table =
+          batch.block_table.data() + static_cast<std::int64_t>(i) * batch.block_table_stride;
+      for (std::int32_t row = begin; row < end; ++row) {
+        const std::int32_t position = kv_len - (batch.query_start[i + 1] - row);
+        const Visible seen = visible(position, position, kv_len, args_.params, trim);
+        for (std::int32_t h = 0; h < slice.num_kv_heads; ++h) {
+          attend_group(row, slice.first_kv_head + h, seen, table);
+        }
+      }
+    }
+  }
+
+ private:
+  // All query heads of one row that read KV head `head`.
+  void attend_group(std::int32_t row, std::int32_t head, const Visible& seen,
+                    const std::int32_t* table) const {
+    const std::int32_t first_q_head = head * group_;
+    for (std::int32_t g = 0; g < group_; ++g) {
+      load_query_(args_.q.at(row, first_q_head + g), bytes(query(g)), dim_k_);
+    }
+
+    std::int64_t count = 0;
+    for_each_position(seen, table, k_, head, [&](const std::byte* k) {
+      load_kv_(k, bytes(scratch_.vector), dim_k_);
+      for (std::int32_t g = 0; g < group_; ++g) {
+        scores(g)[count] = args_.params.scale * dot(query(g), scratch_.vector, dim_k_);
+      }
+      ++count;
+    });
+
+    for (std::int32_t g = 0; g < group_; ++g) {
+      const Softmax result = softmax(scores(g), count);
+      scratch_.totals[g] = result.total;
+      if (store_lse_ != nullptr) {
+        store_lse_(bytes(&result.lse), args_.lse.at(row, first_q_head + g), 1);
+      }
+    }
+
+    std::fill_n(scratch_.sums, group_ * dim_v_, 0.0);
+    std::int64_t rank = 0;
+    for_each_position(seen, table, v_, head, [&](const std::byte* v) {
+      load_kv_(v, bytes(scratch_.vector), dim_v_);
+      for (std::int32_t g = 0; g < group_; ++g) {
+        const double weight = scores(g)[rank];
+        for (std::int64_t d = 0; d < dim_v_; ++d) sums(g)[d] += weight * scratch_.vector[d];
+      }
+      ++rank;
+    });
+
+    for (std::int32_t g = 0; g < group_; ++g) {
+      const double total = scratch_.totals[g];
+      for (std::int64_t d = 0; d < dim_v_; ++d) {
+        sums(g)[d] = total == 0.0 ? 0.0 : sums(g)[d] / total;
+      }
+      store_out_(bytes(sums(g)), args_.out.at(row, first_q_head + g), dim_v_);
+    }
+  }
+
+  // Calls visit(row of the plane) for every visible position, in increasing order.
+  template <typename Visit>
+  void for_each_position(const Visible& seen, const std::int32_t* table, const Plane& plane,
+                         std::int32_t head, Visit&& visit) const {
+    const std::int32_t block_size = args_.cache.block_size;
+    for (int r = 0; r < seen.num_ranges; ++r) {
+      const Range& range = seen.ranges[static_cast<std::size_t>(r)];
+      for (std::int32_t j = range.begin; j < range.end; ++j) {
+        const std::int32_t logical = j / block_size;
+        visit(plane.at(table[logical], head, j - logical * block_size));
+      }
+    }
+  }
+
+  [[nodiscard]] double* query(std::int64_t g) const { return scratch_.query + g * dim_k_; }
+  [[nodiscard]] double* scores(std::int64_t g) const { return scratch_.scores + g * max_kv_len_; }
+  [[nodiscard]] double* sums(std::int64_t g) const { return scratch_.sums + g * dim_v_; }
+
+  static std::byte* bytes(double* doubles) { return reinterpret_cast<std::byte*>(doubles); }
+  static const std::byte* bytes(const double* doubles) {
+    return reinterpret_cast<const std::byte*>(doubles);
+  }
+
+  const AttentionArgs& args_;
+  std::int64_t dim_k_;
+  std::int64_t dim_v_;
+  std::int32_t group_;  // query heads per KV head
+  Plane k_;
+  Plane v_;
+  ConvertFn load_query_;
+  ConvertFn load_kv_;
+  ConvertFn store_out_;
+  ConvertFn store_lse_ = nullptr;
+  std::int64_t max_kv_len_ = 0;
+  Scratch scratch_;
+};
+
+}  // namespace
+
+Checked reference_workspace_bytes(const KVView& cache, std::int32_t num_q_heads,
+                                  std::int32_t max_kv_len) noexcept {
+  const std::int64_t group = num_q_heads / cache.num_kv_heads;
+  const Checked per_head = Checked(cache.head_dim_k) + cache.head_dim_v + max_kv_len + 1;
+  const Checked doubles = per_head * group + std::max(cache.head_dim_k, cache.head_dim_v);
+  return doubles * static_cast<std::int64_t>(sizeof(double)) + kAlignment;
+}
+
+void reference_attend(const AttentionArgs& args) noexcept { Reference(args).run(); }
+
+}  // namespace kvfolio::kernels

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Which positions of a sequence a query reads. Position j is visible to the query at position p iff
+//   j <= p                                when causal,
+//   j > p - window  or  j < num_sinks     when there is a window,
+//   j < trim_sinks  or  j >= first_kept   when the sequence was trimmed.
+// Each line keeps a head and a tail, so what all of them keep is at most three ranges.
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "kvfolio/kernels.h"
+
+namespace kvfolio::kernels {
+
+struct Range {
+  std::int32_t begin = 0;
+  std::int32_t end = 0;
+};
+
+struct Visible {
+  std::array<Range, 3> ranges;  // increasing, disjoint, not empty
+  int num_ranges = 0;
+
+  void add(std::int64_t begin, std::int64_t end) noexcept {
+    if (begin >= end) return;
+    ranges[static_cast<std::size_t>(num_ranges++)] = {static_cast<std::int32_t>(begin),
+                                                      static_cast<std::int32_t>(end)};
+  }
+};
+
+struct Trim {
+  std::int32_t sinks = 0;
+  std::int32_t first_kept = 0;
+};
+
+[[nodiscard]] inline Trim trim_of(const AttentionBatch& batch, std::size_t sequence) noexcept {
+  if (batch.trim_sinks.empty()) return {};
+  return {batch.trim_sinks[sequence], batch.trim_first_kept[sequence]};
+}
+
+// What the queries at positions first .. last read together; one query when they are equal.
+// Requires: 0 <= first <= last < kv_len, no negative number.
+[[nodiscard]] inline Visible visible(std::int64_t first, std::int64_t last, std::int64_t kv_len,
+                                     const AttentionParams& params, const Trim& trim) noexcept {
+  const std::int64_t end = params.causal ? last + 1 : kv_len;
+  // [0, sinks) and [tail, end) of the window, [0, trim_sinks) and [trim_tail, end) of the trim.
+  std::int64_t tail = params.window > 0 ? std::max<std::int64_t>(first - params.window + 1, 0) : 0;
+  const std::int64_t sinks = std::min<std::int64_t>(params.num_sinks, end);
+  tail = std::max(tail, sinks);
+  const std::int64_t trim_sinks = std::min<std::int64_t>(trim.sinks, end);
+  const std::int64_t trim_tail = std::max<std::int64_t>(trim.first_kept, trim_sinks);
+
+  Visible result;
+  result.add(0, std::min(sinks, trim_sinks));
+  // At most one of the two is not empty: head of one, tail of the other.
+  result.add(trim_tail, sinks);
+  result.add(tail, trim_sinks);
+  result.add(std::max(tail, trim_tail), end);
+  return result;
+}
+
+}  // namespace kvfolio::kernels

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kvfolio/storage.h"
+
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "base/checked.h"
+#include "base/row_nest.h"
+#include "base/text.h"
+
+namespace kvfolio {
+namespace {
+
+using text::concat;
+
+Status bad_group(std::size_t group, std::string_view what) {
+  return {ErrorCode::kInvalidArgument, concat("group ", group, ": ", what)};
+}
+
+std::int64_t address_of(const std::byte* pointer) {
+  return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(pointer));
+}
+
+// The rows of K or of V of a borrowed group, all checked but for overlap with other rows.
+Result<RowNest> check_rows(std::size_t group, std::string_view name, const GroupSpec& spec,
+                           std::int32_t head_dim, const std::byte* data, std::int64_t bytes,
+                           const KVStrides& strides) {
+  const std::int64_t element = dtype_bytes(spec.dtype);
+  if (data == nullptr) return bad_group(group, concat(name, " is null"));
+  const std::int64_t address = address_of(data);
+  if (address % element != 0) {
+    return bad_group(
+        group, concat(name, " is at an address that is not a multiple of the element, ", element,
+                      " bytes"));
+  }
+  if (bytes < 0 || address < 0 || !(Checked(address) + bytes).ok()) {
+    return bad_group(
+        group, concat(name, "_bytes is ", bytes, ", allowed: 0 to the end of the address space"));
+  }
+  struct Named {
+    std::string_view name;
+    Axis axis;
+  };
+  const Named axes[] = {{"layer", {spec.num_layers, strides.layer}},
+                        {"block", {spec.num_blocks, strides.block}},
+                        {"head", {spec.num_kv_heads, strides.head}},
+                        {"token", {spec.block_size, strides.token}}};
+  RowNest nest;
+  nest.base = address;
+  nest.row_bytes = head_dim * element;
+  for (const Named& named : axes) {
+    if (named.axis.extent == 1) continue;
+    if (named.axis.stride < 0 || named.axis.stride % element != 0) {
+      return bad_group(
+          group, concat(name, "_strides.", named.name, " is ", named.axis.stride,
+                        ", allowed: multiples of the element, ", element, " bytes, not negative"));
+    }
+    nest.add(named.axis);
+  }
+  const Checked span = nest.span();
+  if (!span.ok()) return bad_group(group, concat("the extent of ", name, " overflows 63 bits"));
+  if (span.value() > bytes) {
+    return bad_group(group, concat(name, " ends ", span.value(), " bytes behind its start, ", name,
+                                   "_bytes is ", bytes));
+  }
+  if (!nest.nested()) {
+    return bad_group(group, concat("rows of ", name, " overlap: strides are layer ", strides.layer,
+                                   ", block ", strides.block, ", head ", strides.head, ", token ",
+                                   strides.token, ", a row has ", nest.row_bytes,
+                                   " bytes; each stride must step over all that lies within it"));
+  }
+  return nest;
+}
+
+// The view of one borrowed group; its rows are appended to `rows`.
+Result<KVView> check_borrowed(std::size_t index, const GroupSpec& spec,
+                              const BorrowedGroup& borrowed, std::vector<RowNest>& rows) {
+  Result<RowNest> k = check_rows(index, "k", spec, spec.head_dim_k, borrowed.k, borrowed.k_bytes,
+                                 borrowed.k_strides);
+  if (!k) return std::move(k).error();
+  rows.push_back(*k);
+
+  KVView view;
+  view.k = borrowed.k;
+  view.k_strides = borrowed.k_strides;
+  view.num_layers = spec.num_layers;
+  view.num_blocks = spec.num_blocks;
+  view.block_size = spec.block_size;
+  view.num_kv_heads = spec.num_kv_heads;
+  view.head_dim_k = spec.head_dim_k;
+  view.head_dim_v = spec.head_dim_v;
+  view.dtype = spec.dtype;
+  view.v_is_prefix_of_k = spec.v_is_prefix_of_k;
+  if (spec.v_is_prefix_of_k || spec.head_dim_v == 0) {
+    if (borrowed.v != nullptr) {
+      return bad_group(index, spec.v_is_prefix_of_k
+                                  ? "v is given, but V is a prefix of K: allowed is null"
+                                  : "v is given, but head_dim_v is 0: allowed is null");
+    }
+    if (spec.v_is_prefix_of_k) {
+      view.v = view.k;
+      view.v_strides = view.k_strides;
+    }
+    return view;
+  }
+  Result<RowNest> v = check_rows(index, "v", spec, spec.head_dim_v, borrowed.v, borrowed.v_bytes,
+                                 borrowed.v_strides);
+  if (!v) return std::move(v).error();
+  if (!disjoint(*k, *v)) return bad_group(index, "rows of v overlap rows of k");
+  rows.push_back(*v);
+  view.v = borrowed.v;
+  view.v_strides = borrowed.v_strides;
+  return view;
+}
+
+}  // namespace
+
+KVStorage::KVStorage() = default;
+
+KVStorage::KVStorage(KVStorage&& other) noexcept
+    : spec_(std::move(other.spec_)),
+      views_(std::exchange(other.views_, {})),
+      owned_(std::exchange(other.owned_, {})),
+      own_resource_(std::move(other.own_resource_)),
+      resource_(std::exchange(other.resource_, nullptr)) {}
+
+KVStorage& KVStorage::operator=(KVStorage&& other) noexcept {
+  if (this == &other) return *this;
+  release();
+  spec_ = std::move(other.spec_);
+  views_ = std::exchange(other.views_, {});
+  owned_ = std::exchange(other.owned_, {});
+  own_resource_ = std::move(other.own_resource_);
+  resource_ = std::exchange(other.resource_, nullptr);
+  return *this;
+}
+
+KVStorage::~KVStorage() { release(); }
+
+void KVStorage::release() noexcept {
+  for (const Region& region : owned_) resource_->deallocate(region.memory, region.bytes);
+  owned_.clear();
+}
+
+Result<KVStorage> KVStorage::create(const CacheSpec& spec, MemoryResource* resource) {
+  Result<std::vector<GroupLayout>> layouts = plan_layouts(spec);
+  if (!layouts) return std::move(layouts).error();
+  KVStorage storage;
+  storage.spec_ = spec;
+  if (resource == nullptr) {
+    storage.own_resource_ = std::make_unique<HostMemory>();
+    resource = storage.own_resource_.get();
+  }
+  storage.resource_ = resource;
+  for (std::size_t i = 0; i < spec.groups.size(); ++i) {
+    const std::int64_t bytes = (*layouts)[i].total_bytes;
+    Result<std::byte*> memory = resource->allocate(bytes);
+    if (!memory) {
+      return Status(ErrorCode::kOutOfMemory, concat("group ", i, ": no memory for ", bytes,
+                                                    " bytes: ", memory.error().message()));
+    }
+    if (*memory == nullptr) {
+      return Status(ErrorCode::kOutOfMemory,
+                    concat("group ", i, ": the memory resource gave null for ", bytes, " bytes"));
+    }
+    storage.owned_.push_back({*memory, bytes});
+    if (address_of(*memory) % kMemoryAlignment != 0) {
+      return bad_group(i, concat("the memory resource gave memory that is not aligned to ",
+                                 kMemoryAlignment, " bytes"));
+    }
+    storage.views_.push_back(make_view(spec.groups[i], (*layouts)[i], *memory));
+  }
+  return storage;
+}
+
+Result<KVStorage> KVStorage::borrow(const CacheSpec& spec, std::span<const BorrowedGroup> groups,
+                                    MemoryResource* resource) {
+  KVFOLIO_RETURN_IF_ERROR(validate(spec));
+  if (groups.size() != spec.groups.size()) {
+    return Status(ErrorCode::kInvalidArgument,
+                  concat(groups.size(), " borrowed groups for a spec of ", spec.groups.size()));
+  }
+  KVStorage storage;
+  storage.spec_ = spec;
+  if (resource == nullptr) {
+    storage.own_resource_ = std::make_unique<HostMemory>();
+    resource = storage.own_resource_.get();
+  }
+  storage.resource_ = resource;
+  std::vector<RowNest> others;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    std::vector<RowNest> rows;
+    Result<KVView> view = check_borrowed(i, spec.groups[i], groups[i], rows);
+    if (!view) return std::move(view).error();
+    for (const RowNest& mine : rows) {
+      for (const RowNest& other : others) {
+        if (!disjoint(mine, other)) return bad_group(i, "its rows overlap those of a group before");
+      }
+    }
+    others.insert(others.end(), rows.begin(), rows.end());
+    storage.views_.push_back(*view);
+  }
+  return storage;
+}
+
+Result<KVView> KVStorage::view(GroupId group) const {
+  if (group.value() < 0 || group.value() >= num_groups()) {
+    return Status(ErrorCode::kInvalidArgument,
+                  concat("group ", group.value(), " of a storage of ", num_groups(), " groups"));
+  }
+  return views_[static_cast<std::size_t>(group.value())];
+}
+
+MemoryKind KVStorage::memory_kind() const noexcept {
+  return resource_ == nullptr ? MemoryKind::kHost : resource_->kind();
+}
+
+std::int64_t KVStorage::memory_bytes() const noexcept {
+  std::int64_t bytes = 0;
+  for (const Region& region : owned_) bytes += region.bytes;
+  return bytes;
+}
+
+Status KVStorage::copy_blocks(GroupId group, std::span<const std::int32_t> src,
+                              std::span<const std::int32_t> dst) {
+  const Result<KVView> found = view(group);
+  if (!found) return found.error();
+  const KVView& cache = *found;
+  if (src.size() != dst.size()) {
+    return {ErrorCode::kInvalidArgument,
+            concat("block copy: ", src.size(), " sources, ", dst.size(), " destinations")};
+  }
+  for (std::size_t i = 0; i < src.size(); ++i) {
+    for (const std::int32_t block : {src[i], dst[i]}) {
+      if (block < 0 || block >= cache.num_blocks) {
+        return {ErrorCode::kInvalidArgument,
+                concat("block copy ", i, " (", src[i], " to ", dst[i], "): group ", group.value(),
+                       " has blocks 0 to ", cache.num_blocks - 1)};
+      }
+    }
+  }
+  const BlockRuns runs = block_runs(cache);
+  for (std::int32_t layer = 0; layer < cache.num_layers; ++layer) {
+    for (std::size_t i = 0; i < src.size(); ++i) {
+      if (src[i] == dst[i]) continue;
+      for (int p = 0; p < runs.num_parts; ++p) {
+        const BlockRuns::Part& part = runs.parts[static_cast<std::size_t>(p)];
+        std::byte* base = part.base + layer * part.strides.layer;
+        const std::byte* from = base + src[i] * part.strides.block;
+        std::byte* to = base + dst[i] * part.strides.block;
+        for_each_run(part.runs, [&](std::int64_t offset) {
+          resource_->copy(to + offset, from + offset, part.runs.row_bytes);
+        });
+      }
+    }
+  }
+  return {};
+}
+
+Status KVStorage::fill(std::byte value) {
+  if (memory_kind() != MemoryKind::kHost) {
+    return {ErrorCode::kUnsupported,
+            concat("fill of ", std::string_view(to_string(memory_kind())), " memory")};
+  }
+  for (const Region& region : owned_) {
+    std::memset(region.memory, std::to_integer<int>(value), static_cast<std::size_t>(region.bytes));
+  }
+  if (owns_memory()) return {};
+  for (const KVView& cache : views_) {
+    const BlockRuns runs = block_runs(cache);
+    for (int p = 0; p < runs.num_parts; ++p) {
+      const BlockRuns::Part& part = runs.parts[static_cast<std::size_t>(p)];
+      for (std::int32_t layer = 0; layer < cache.num_layers; ++layer) {
+        for (std::int32_t block = 0; block < cache.num_blocks; ++block) {
+          std::byte* base = part.base + layer * part.strides.layer + block * part.strides.block;
+          for_each_run(part.runs, [&](std::int64_t offset) {
+            std::memset(base + offset, std::to_integer<int>(value),
+                        static_cast<std::size_t>(part.runs.row_bytes));
+          });
+        }
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace kvfolio
