@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kvfolio/ids.h"
+#include "kvfolio/manager.h"
 #include "kvfolio/spec.h"
 #include "kvfolio/status.h"
 
@@ -18,9 +19,10 @@ using kvfolio::Status;
 [[maybe_unused]] Status check() { return {}; }
 [[maybe_unused]] kvfolio::Result<int> compute() { return 1; }
 
-[[maybe_unused]] void misuse() {
+[[maybe_unused]] void misuse(kvfolio::KVCacheManager& manager) {
   take_block(BlockId(1));
   take_sequence(SequenceId(1));
+  (void)manager.close(SequenceId(1));
 
 #ifdef CASE_sequence_passed_as_block
   // error: could not convert|no matching function|no known conversion
@@ -64,6 +66,26 @@ using kvfolio::Status;
   const kvfolio::Result<int> one = compute();
   const kvfolio::Result<int> two = one;
   (void)two;
+#endif
+#ifdef CASE_block_closed
+  // error: could not convert|cannot convert|no matching function|no known conversion|no viable
+  (void)manager.close(BlockId(1));
+#endif
+#ifdef CASE_sequence_finished
+  // error: could not convert|cannot convert|no matching function|no known conversion|no viable
+  (void)manager.finish(SequenceId(1));
+#endif
+#ifdef CASE_group_and_block_swapped
+  // error: could not convert|cannot convert|no matching function|no known conversion|no viable
+  (void)manager.ref_count(BlockId(1), kvfolio::GroupId(0));
+#endif
+#ifdef CASE_close_not_checked
+  // error: nodiscard|unused-result
+  manager.close(SequenceId(1));
+#endif
+#ifdef CASE_manager_copied
+  // error: deleted
+  const kvfolio::KVCacheManager copy = manager;
 #endif
 #ifdef CASE_status_used_as_integer
   // error: cannot convert|no viable conversion
