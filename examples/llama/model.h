@@ -32,6 +32,8 @@
 
 namespace kvfolio::llama {
 
+struct ModelWeights;
+
 // What a decoder layer asks of a cache.
 class Attention {
  public:
@@ -61,6 +63,8 @@ class Workspace {
 
  private:
   friend class Model;
+  void reserve(const ModelConfig& config, std::size_t num_rows);
+
   ThreadPool* pool_;
   std::vector<float> residual_;   // [num_tokens, hidden]
   std::vector<float> normed_;     // [num_tokens, hidden]
@@ -96,9 +100,10 @@ class Model {
                  std::span<float> logits) const;
 
  private:
-  struct Weights;
-  explicit Model(std::unique_ptr<Weights> weights);
-  std::unique_ptr<Weights> weights_;
+  explicit Model(std::unique_ptr<ModelWeights> weights);
+
+  std::unique_ptr<ModelWeights> weights_;
+  std::vector<double> inverse_frequencies_;  // [head_dim / 2]
 };
 
 }  // namespace kvfolio::llama

@@ -46,7 +46,7 @@ class ThreadPool {
   using Call = void (*)(void* context, std::int32_t part);
 
   void run(std::int32_t num_parts, Call call, void* context);
-  void take_parts(std::uint32_t round);
+  void take_parts();
   void work();
 
   // The loop of the current round; written by the caller before it publishes the round.
@@ -54,11 +54,9 @@ class ThreadPool {
   void* context_ = nullptr;
   std::int32_t num_parts_ = 0;
 
-  // Round number in the high half, next part in the low half: a worker that wakes late cannot take
-  // a part of a round that it did not see begin.
-  std::atomic<std::uint64_t> next_{0};
-  std::atomic<std::uint32_t> round_{0};
-  std::atomic<std::int32_t> busy_{0};  // workers that have not finished the current round
+  std::atomic<std::int32_t> next_{0};    // part that the next free thread takes
+  std::atomic<std::uint32_t> round_{0};  // number of the current loop
+  std::atomic<std::int32_t> busy_{0};    // workers that have not finished the current round
   std::atomic<bool> stop_{false};
   std::vector<std::thread> workers_;
 };
