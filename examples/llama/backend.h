@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Backend is what the scheduler and the engine ask of a cache. It exists so that one engine can run
+// over kvfolio (PagedBackend) and over plain arrays (ContiguousBackend, the twin of --contiguous
+// and
+// --verify). The calls are those of KVCacheManager; an engine that needs no twin calls the manager.
+//
+// A step: begin_step -> append for each sequence -> prepare -> Attention::layer for each layer ->
+// finish_step. Rows of the batch come in the order of the appends.
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "kvfolio/manager.h"
+#include "model.h"
+
+namespace kvfolio::llama {
+
+// What the sequences hold at a moment.
+struct CacheUsage {
+  std::int64_t blocks = 0;  // held by sequences or steps, all groups together
+  std::int64_t bytes = 0;
+};
+
+struct OpenLimits {
+  std::int32_t max_tokens = 0;  // the most that the sequence will ever hold: the twin reserves it
+  bool prefix_cache = true;     // false: neither looks for a prefix nor leaves one
+};
+
+class Backend : public Attention {
+ public:
+  virtual Result<Opened> open(std::span<const std::int32_t> tokens, const OpenLimits& limits) = 0;
+  virtual Result<SequenceId> fork(SequenceId parent) = 0;
+  virtual Status close(SequenceId sequence) = 0;
+  virtual Status preempt(SequenceId sequence) = 0;
+
+  virtual Status begin_step() = 0;
+  // kNoBlocks: nothing changed, the step goes on without it.
+  virtual Status append(SequenceId sequence, std::span<const std::int32_t> tokens) = 0;
+  virtual Status prepare() = 0;
+  virtual Status finish_step() = 0;
+  // Ends a step that nothing was appended to.
+  virtual Status drop_step() = 0;
+
+  // Would this append succeed now? kNoBlocks: no.
+  virtual Status admit(SequenceId sequence, std::int64_t num_tokens) const = 0;
+  // Blocks of this group come back while a sequence grows, so a smaller append may succeed.
+  [[nodiscard]] virtual bool is_window(std::int32_t group) const = 0;
+  // Whether one sequence of this many tokens fits into an empty cache, `num_branches` of them that
+  // share the first `num_shared` tokens. Says why not.
+  virtual Status can_ever_hold(std::int32_t num_shared, std::int32_t num_tokens,
+                               std::int32_t num_branches) const = 0;
+
+  [[nodiscard]] virtual CacheUsage usage() const = 0;
+  [[nodiscard]] virtual const Counters& counters() const = 0;
+};
+
+}  // namespace kvfolio::llama

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "paged_backend.h"
+
+#include <cmath>
+#include <utility>
+
+namespace kvfolio::llama {
+
+Result<std::unique_ptr<PagedBackend>> PagedBackend::create(const ModelConfig& config,
+                                                           const CacheSpec& spec,
+                                                           const PagedOptions& options,
+                                                           ThreadPool& pool) {
+  Result<std::vector<GroupLayout>> layouts = plan_layouts(spec);
+  if (!layouts) return std::move(layouts).error();
+  Result<KVStorage> storage = KVStorage::create(spec);
+  if (!storage) return std::move(storage).error();
+  Result<KVCacheManager> manager =
+      KVCacheManager::create(*std::move(storage), {.max_sequences = options.max_sequences,
+                                                   .max_steps_in_flight = 1,
+                                                   .order = Order::kInOrder,
+                                                   .prefix_cache = options.prefix_cache});
+  if (!manager) return std::move(manager).error();
+  std::unique_ptr<PagedBackend> backend(
+      new PagedBackend(*std::move(manager), config, options, pool));
+  for (std::size_t group = 0; group < spec.groups.size(); ++group) {
+    const GroupId id(static_cast<std::int32_t>(group));
+    const Result<KVView> view = backend->manager_.storage()->view(id);
+    if (!view) return view.error();
+    backend->views_.push_back(*view);
+    backend->block_bytes_.push_back((*layouts)[group].bytes_per_block);
+    for (std::int32_t layer = 0; layer < spec.groups[group].num_layers; ++layer) {
+      backend->places_.push_back({.group = group, .layer = layer});
+    }
+  }
+  return backend;
+}
+
+PagedBackend::PagedBackend(KVCacheManager manager, const ModelConfig& config,
+                           const PagedOptions& options, ThreadPool& pool)
+    : manager_(std::move(manager)),
+      kernel_(options.kernel),
+      scale_(1.0 / std::sqrt(static_cast<double>(config.head_dim))),
+      attend_(pool) {}
+
+Result<Opened> PagedBackend::open(std::span<const std::int32_t> tokens, const OpenLimits& limits) {
+  OpenOptions options;
+  options.prefix_cache = limits.prefix_cache;
+  return manager_.open(tokens, options);
+}
+
+Status PagedBackend::begin_step() {
+  const Result<Ticket> ticket = manager_.begin_step();
+  if (!ticket) return ticket.error();
+  ticket_ = *ticket;
+  return {};
+}
+
+Status PagedBackend::prepare() {
+  const Result<const StepPlan*> plan = manager_.plan();
+  if (!plan) return plan.error();
+  plan_ = *plan;
+  return manager_.run_copies();
+}
+
+Status PagedBackend::layer(std::int32_t layer, const ConstRowsView& q, const ConstRowsView& k,
+                           const ConstRowsView& v, const RowsView& out) {
+  const Place place = places_[static_cast<std::size_t>(layer)];
+  const KVView& cache = views_[place.group];
+  const GroupPlan& plan = plan_->groups[place.group];
+  const GroupSpec& spec = manager_.spec().groups[place.group];
+  KVFOLIO_RETURN_IF_ERROR(kvfolio::append(cache, place.layer, k, v, plan.slot_mapping));
+  AttentionArgs args;
+  args.cache = cache;
+  args.layer = place.layer;
+  args.batch = {.query_start = plan_->query_start,
+                .kv_lens = plan_->kv_lens,
+                .block_table = plan.block_table,
+                .block_table_stride = plan.block_table_stride,
+                .trim_sinks = plan_->trim_sinks,
+                .trim_first_kept = plan_->trim_first_kept};
+  args.params = {.scale = scale_, .window = spec.window, .num_sinks = spec.num_sinks};
+  args.q = q;
+  args.out = out;
+  args.target = kernel_;
+  return attend_.run(args);
+}
+
+bool PagedBackend::is_window(std::int32_t group) const {
+  return manager_.spec().groups[static_cast<std::size_t>(group)].kind ==
+         AttentionKind::kSlidingWindow;
+}
+
+Status PagedBackend::can_ever_hold(std::int32_t num_shared, std::int32_t num_tokens,
+                                   std::int32_t num_branches) const {
+  for (const GroupSpec& group : manager_.spec().groups) {
+    const std::int64_t needed = blocks_needed(
+        group, {.num_shared = num_shared, .num_tokens = num_tokens, .num_branches = num_branches});
+    if (needed > group.num_blocks) {
+      return Status(ErrorCode::kInvalidArgument, "needs " + std::to_string(needed) + " blocks of " +
+                                                     std::to_string(group.block_size) +
+                                                     " tokens at once, the pool has " +
+                                                     std::to_string(group.num_blocks));
+    }
+  }
+  return {};
+}
+
+CacheUsage PagedBackend::usage() const {
+  CacheUsage all;
+  for (std::size_t group = 0; group < block_bytes_.size(); ++group) {
+    const Result<GroupUsage> usage = manager_.usage(GroupId(static_cast<std::int32_t>(group)));
+    if (!usage) continue;
+    const std::int64_t blocks = std::int64_t{usage->held} + usage->retiring;
+    all.blocks += blocks;
+    all.bytes += blocks * block_bytes_[group];
+  }
+  return all;
+}
+
+}  // namespace kvfolio::llama

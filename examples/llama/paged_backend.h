@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// PagedBackend is an engine's use of kvfolio, whole: KVCacheManager decides which block holds which
+// tokens, the plan's arrays go to append() and attend(), and nothing else knows of blocks.
+//
+// Thread safety: none.
+
+#include <memory>
+#include <vector>
+
+#include "backend.h"
+#include "kvfolio/kernels.h"
+#include "parallel_attend.h"
+#include "pool_size.h"
+
+namespace kvfolio::llama {
+
+struct PagedOptions {
+  std::int32_t max_sequences = 16;
+  bool prefix_cache = true;
+  KernelTarget kernel = KernelTarget::kReference;
+};
+
+class PagedBackend final : public Backend {
+ public:
+  // `spec` says the pools too; see cache_spec(). `pool` outlives the backend.
+  static Result<std::unique_ptr<PagedBackend>> create(const ModelConfig& config,
+                                                      const CacheSpec& spec,
+                                                      const PagedOptions& options,
+                                                      ThreadPool& pool);
+
+  Result<Opened> open(std::span<const std::int32_t> tokens, const OpenLimits& limits) override;
+  Result<SequenceId> fork(SequenceId parent) override { return manager_.fork(parent); }
+  Status close(SequenceId sequence) override { return manager_.close(sequence); }
+  Status preempt(SequenceId sequence) override { return manager_.preempt(sequence); }
+
+  Status begin_step() override;
+  Status append(SequenceId sequence, std::span<const std::int32_t> tokens) override {
+    return manager_.append(sequence, tokens);
+  }
+  Status prepare() override;
+  Status finish_step() override { return manager_.finish(ticket_); }
+  Status drop_step() override { return manager_.drop(ticket_); }
+
+  Status admit(SequenceId sequence, std::int64_t num_tokens) const override {
+    return manager_.admit(sequence, num_tokens);
+  }
+  [[nodiscard]] bool is_window(std::int32_t group) const override;
+  Status can_ever_hold(std::int32_t num_shared, std::int32_t num_tokens,
+                       std::int32_t num_branches) const override;
+
+  Status layer(std::int32_t layer, const ConstRowsView& q, const ConstRowsView& k,
+               const ConstRowsView& v, const RowsView& out) override;
+
+  [[nodiscard]] CacheUsage usage() const override;
+  [[nodiscard]] const Counters& counters() const override { return manager_.counters(); }
+  [[nodiscard]] const KVCacheManager& manager() const { return manager_; }
+
+ private:
+  // Where a layer of the model lies in the cache.
+  struct Place {
+    std::size_t group = 0;
+    std::int32_t layer = 0;  // within the group
+  };
+
+  PagedBackend(KVCacheManager manager, const ModelConfig& config, const PagedOptions& options,
+               ThreadPool& pool);
+
+  KVCacheManager manager_;
+  KernelTarget kernel_;
+  double scale_;
+  ParallelAttend attend_;
+  std::vector<Place> places_;              // by layer of the model
+  std::vector<KVView> views_;              // by group
+  std::vector<std::int64_t> block_bytes_;  // by group
+  Ticket ticket_;                          // of the open step
+  const StepPlan* plan_ = nullptr;         // likewise
+};
+
+}  // namespace kvfolio::llama

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "pool_size.h"
+
+#include <algorithm>
+
+namespace kvfolio::llama {
+
+CacheSpec cache_spec(const ModelConfig& config, const CacheShape& shape) {
+  GroupSpec group{.num_layers = config.num_layers,
+                  .num_kv_heads = config.num_kv_heads,
+                  .head_dim_k = config.head_dim,
+                  .head_dim_v = config.head_dim,
+                  .block_size = shape.block_size,
+                  .dtype = shape.dtype,
+                  .format = shape.format};
+  if (config.sliding_window > 0) {
+    group.kind = AttentionKind::kSlidingWindow;
+    group.window = config.sliding_window;
+  }
+  return CacheSpec{.groups = {group}};
+}
+
+std::int64_t blocks_needed(const GroupSpec& group, const Load& load) {
+  const std::int64_t block = group.block_size;
+  const std::int64_t of_one = (load.num_tokens + block - 1) / block;
+  const std::int64_t shared = std::min(load.num_shared / block, of_one);
+  const std::int64_t all = shared + load.num_branches * (of_one - shared);
+  if (group.kind != AttentionKind::kSlidingWindow) return all;
+  // The window - 1 tokens before the step and the step's own may begin and end inside a block.
+  const std::int64_t live = std::int64_t{group.window} - 1 + load.step_tokens;
+  const std::int64_t window = (std::max<std::int64_t>(live, 2) - 2) / block + 2;
+  const std::int64_t sinks = (group.num_sinks + block - 1) / block;
+  return std::min(all, load.num_branches * std::min(of_one, window + sinks));
+}
+
+}  // namespace kvfolio::llama

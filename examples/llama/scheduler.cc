@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "scheduler.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvfolio::llama {
+namespace {
+
+// Tokens that all streams begin with.
+std::int32_t common_prefix(const std::vector<Stream>& streams) {
+  std::int32_t common = streams[0].length();
+  for (const Stream& stream : streams) {
+    const auto [mine, its] =
+        std::mismatch(streams[0].tokens.begin(), streams[0].tokens.begin() + common,
+                      stream.tokens.begin(), stream.tokens.end());
+    common = static_cast<std::int32_t>(mine - streams[0].tokens.begin());
+  }
+  return common;
+}
+
+bool by_arrival(const Job* a, const Job* b) { return a->order < b->order; }
+
+}  // namespace
+
+Scheduler::Scheduler(Backend& backend, SchedulerLimits limits, LogitRows keep, Listener listener)
+    : backend_(backend), limits_(std::move(limits)), keep_(keep), listener_(std::move(listener)) {}
+
+void Scheduler::add(const Request& request) {
+  const auto prompt = static_cast<std::int32_t>(request.prompt.size());
+  const std::int32_t total = prompt + request.max_new_tokens;
+  std::string error;
+  if (total > limits_.max_positions) {
+    error = "prompt of " + std::to_string(prompt) + " and max_new_tokens " +
+            std::to_string(request.max_new_tokens) + " make " + std::to_string(total) +
+            " tokens, the model has max_position_embeddings " +
+            std::to_string(limits_.max_positions);
+  } else if (request.beams > limits_.max_seqs) {
+    error = "beams " + std::to_string(request.beams) + " exceed --max-seqs " +
+            std::to_string(limits_.max_seqs);
+  } else {
+    // The last generated token is never an input, so it takes no slot.
+    const Status fits =
+        backend_.can_ever_hold(prompt, total - 1, request.max_new_tokens > 1 ? request.beams : 1);
+    if (!fits.ok()) error = fits.message();
+  }
+  if (!error.empty()) {
+    ++stats_.rejected;
+    if (listener_.on_rejected) listener_.on_rejected(request, error);
+    return;
+  }
+  ++stats_.requests;
+  stats_.prompt_tokens += prompt;
+  Progress& progress = requests_.emplace_back();
+  progress.request = &request;
+  progress.computed.resize(request.prompt.size());
+  for (std::int32_t sample = 0; sample < request.samples; ++sample) {
+    Job& job = jobs_.emplace_back();
+    job.progress = &progress;
+    job.order = static_cast<std::int32_t>(jobs_.size());
+    job.sample = sample;
+    waiting_.push_back(&job);
+  }
+}
+
+Status Scheduler::schedule(StepBatch& batch) {
+  KVFOLIO_RETURN_IF_ERROR(backend_.begin_step());
+  entries_.clear();
+  budget_ = limits_.max_batch_tokens;
+  preempted_ = false;
+  // Oldest first. The list only loses jobs at its end meanwhile.
+  for (std::size_t i = 0; i < running_.size(); ++i) {
+    KVFOLIO_RETURN_IF_ERROR(continue_job(*running_[i]));
+  }
+  // Whoever was just preempted would come straight back.
+  if (!preempted_) KVFOLIO_RETURN_IF_ERROR(admit_waiting());
+  build(batch);
+  note_peaks();
+  return {};
+}
+
+Status Scheduler::continue_job(Job& job) {
+  for (std::size_t i = 0; i < job.streams.size() && job.running; ++i) {
+    Stream& stream = job.streams[i];
+    const std::int32_t wanted = std::min(job.target(stream) - stream.computed, budget_);
+    if (wanted <= 0) continue;
+    KVFOLIO_RETURN_IF_ERROR(append_or_make_room(job, stream, wanted));
+  }
+  return {};
+}
+
+// Appends up to num_tokens of the stream's next tokens. When blocks are short, a window gives some
+// back after a smaller step; else the youngest job goes. The youngest itself takes what there is,
+// and waits when there is nothing: older jobs will end.
+Status Scheduler::append_or_make_room(Job& job, Stream& stream, std::int32_t num_tokens) {
+  for (;;) {
+    const std::span<const std::int32_t> tokens(stream.tokens);
+    const Status appended =
+        backend_.append(stream.id, tokens.subspan(static_cast<std::size_t>(stream.computed),
+                                                  static_cast<std::size_t>(num_tokens)));
+    if (appended.ok()) {
+      entries_.push_back({.job = &job,
+                          .stream = static_cast<std::size_t>(&stream - job.streams.data()),
+                          .first = stream.computed,
+                          .count = num_tokens});
+      budget_ -= num_tokens;
+      return {};
+    }
+    const Shortage* shortage = appended.shortage();
+    if (shortage == nullptr) return appended;
+    if (num_tokens > 1 && backend_.is_window(shortage->group)) {
+      num_tokens /= 2;
+    } else if (running_.back() != &job) {
+      KVFOLIO_RETURN_IF_ERROR(preempt(*running_.back()));
+    } else if (num_tokens > 1) {
+      num_tokens /= 2;
+    } else if (!entries_.empty()) {
+      return {};
+    } else if (!job.cold) {
+      // Alone and stuck: blocks of another's equal tokens stand where its own could be. Coming
+      // back without the prefix cache it needs nothing but its own, which add() has checked.
+      job.cold = true;
+      return preempt(job);
+    } else {
+      return appended;
+    }
+  }
+}
+
+Status Scheduler::admit_waiting() {
+  for (std::size_t i = 0; i < waiting_.size() && budget_ > 0;) {
+    Job& job = *waiting_[i];
+    if (waits_for_sibling(job)) {
+      ++i;
+      continue;
+    }
+    bool admitted = false;
+    if (running_sequences() + job.width() <= limits_.max_seqs) {
+      KVFOLIO_RETURN_IF_ERROR(try_admit(job, admitted));
+    }
+    if (!admitted) break;
+  }
+  return {};
+}
+
+// Opens a sequence with what the job has, and keeps it when the rest fits.
+Status Scheduler::try_admit(Job& job, bool& admitted) {
+  if (job.streams.empty()) job.streams.emplace_back().tokens = job.request().prompt;
+  job.trunk = job.streams.size() > 1 ? common_prefix(job.streams) : 0;
+  Stream& stream = job.streams[0];
+  const std::int32_t target = job.target(stream);
+  const bool alone = running_.empty();
+  for (;;) {
+    const Result<Opened> opened =
+        backend_.open(std::span(stream.tokens).first(static_cast<std::size_t>(target)),
+                      {.max_tokens = job.prompt_length() + job.request().max_new_tokens,
+                       .prefix_cache = !job.cold});
+    if (!opened) return opened.error();
+    const Result<std::int32_t> fits = admissible(opened->sequence, target - opened->cached_tokens);
+    if (!fits) return fits.error();
+    if (*fits > 0) {
+      stream.id = opened->sequence;
+      stream.computed = opened->cached_tokens;
+      if (job.progress->cached_tokens < 0) job.progress->cached_tokens = opened->cached_tokens;
+      move_job(job, waiting_, running_);
+      admitted = true;
+      return append_or_make_room(job, stream, std::min(*fits, budget_));
+    }
+    KVFOLIO_RETURN_IF_ERROR(backend_.close(opened->sequence));  // what it held stands as before
+    if (!alone) return {};
+    // Even alone: a hit inside a block needs that block and a copy of it at once. Without the hit
+    // it fits, as add() has checked.
+    if (job.cold) {
+      return Status(ErrorCode::kFailedPrecondition,
+                    "request \"" + job.request().id + "\" does not fit into an empty cache");
+    }
+    job.cold = true;
+  }
+}
+
+// How many of `wanted` tokens the sequence may append now; 0: none, it has to wait. All must fit,
+// since half a prompt is of no use, and beside others some more: whoever enters a pool that is full
+// to the brim is thrown out a step later.
+Result<std::int32_t> Scheduler::admissible(SequenceId sequence, std::int32_t wanted) const {
+  const bool alone = running_.empty();
+  std::int64_t tokens = wanted;
+  tokens += std::int64_t{limits_.admission_margin} * running_sequences();
+  for (;;) {
+    const Status status = backend_.admit(sequence, tokens);
+    if (status.ok()) return static_cast<std::int32_t>(std::min<std::int64_t>(tokens, wanted));
+    const Shortage* shortage = status.shortage();
+    if (shortage == nullptr) return status;
+    if (tokens == 1 || !(alone || backend_.is_window(shortage->group))) return 0;
+    tokens /= 2;
+  }
+}
+
+Status Scheduler::preempt(Job& job) {
+  std::size_t kept = 0;
+  for (const Entry& entry : entries_) {
+    if (entry.job == &job) {
+      budget_ += entry.count;
+    } else {
+      entries_[kept++] = entry;
+    }
+  }
+  entries_.resize(kept);
+  for (Stream& stream : job.streams) {
+    if (!stream.id.valid()) continue;
+    KVFOLIO_RETURN_IF_ERROR(backend_.preempt(stream.id));
+    stream.id = SequenceId();
+    stream.computed = 0;
+  }
+  move_job(job, running_, waiting_);
+  ++job.preemptions;
+  ++stats_.preemptions;
+  preempted_ = true;
+  return {};
+}
+
+void Scheduler::build(StepBatch& batch) {
+  batch.tokens.clear();
+  batch.positions.clear();
+  batch.logit_rows.clear();
+  for (Entry& entry : entries_) {
+    const Stream& stream = entry.job->streams[entry.stream];
+    entry.reaches_end = entry.first + entry.count == stream.length();
+    entry.first_logit_row = static_cast<std::int32_t>(batch.logit_rows.size());
+    for (std::int32_t i = 0; i < entry.count; ++i) {
+      const bool last = i + 1 == entry.count;
+      if (keep_ == LogitRows::kAll || (last && entry.reaches_end)) {
+        batch.logit_rows.push_back(static_cast<std::int32_t>(batch.tokens.size()));
+      }
+      batch.tokens.push_back(stream.tokens[static_cast<std::size_t>(entry.first + i)]);
+      batch.positions.push_back(entry.first + i);
+    }
+    entry.num_logit_rows =
+        static_cast<std::int32_t>(batch.logit_rows.size()) - entry.first_logit_row;
+  }
+}
+
+void Scheduler::note_peaks() {
+  std::int64_t tokens = 0;
+  std::int32_t sequences = 0;
+  for (const Job* job : running_) {
+    for (const Stream& stream : job->streams) {
+      if (!stream.id.valid()) continue;
+      tokens += job->prompt_length() + job->request().max_new_tokens;
+      ++sequences;
+    }
+  }
+  stats_.contiguous_bytes_peak =
+      std::max(stats_.contiguous_bytes_peak, tokens * limits_.bytes_per_token);
+  stats_.sequences_peak = std::max(stats_.sequences_peak, sequences);
+  ++stats_.steps;
+}
+
+// The first sample computes the prompt for all: the others fork from it then.
+bool Scheduler::waits_for_sibling(const Job& job) const {
+  return std::any_of(running_.begin(), running_.end(), [&](const Job* other) {
+    return other->progress == job.progress && other->streams[0].length() == job.prompt_length();
+  });
+}
+
+std::int32_t Scheduler::running_sequences() const {
+  std::int32_t sequences = 0;
+  for (const Job* job : running_) sequences += job->width();
+  return sequences;
+}
+
+void Scheduler::move_job(Job& job, std::vector<Job*>& from, std::vector<Job*>& to) {
+  from.erase(std::find(from.begin(), from.end(), &job));
+  to.insert(std::upper_bound(to.begin(), to.end(), &job, by_arrival), &job);
+  job.running = &to == &running_;
+}
+
+void Scheduler::for_each_sequence(
+    const std::function<void(const Request&, SequenceId)>& visit) const {
+  for (const Job* job : running_) {
+    for (const Stream& stream : job->streams) {
+      if (stream.id.valid()) visit(job->request(), stream.id);
+    }
+  }
+}
+
+}  // namespace kvfolio::llama
