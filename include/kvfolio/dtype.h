@@ -13,20 +13,27 @@ enum class DType : std::int32_t { kF64 = 0, kF32 = 1, kF16 = 2, kBF16 = 3 };
 
 [[nodiscard]] constexpr std::int32_t dtype_bytes(DType dtype) noexcept {
   switch (dtype) {
-    case DType::kF64: return 8;
-    case DType::kF32: return 4;
+    case DType::kF64:
+      return 8;
+    case DType::kF32:
+      return 4;
     case DType::kF16:
-    case DType::kBF16: return 2;
+    case DType::kBF16:
+      return 2;
   }
   return 0;  // not a DType
 }
 
 [[nodiscard]] constexpr const char* to_string(DType dtype) noexcept {
   switch (dtype) {
-    case DType::kF64: return "f64";
-    case DType::kF32: return "f32";
-    case DType::kF16: return "f16";
-    case DType::kBF16: return "bf16";
+    case DType::kF64:
+      return "f64";
+    case DType::kF32:
+      return "f32";
+    case DType::kF16:
+      return "f16";
+    case DType::kBF16:
+      return "bf16";
   }
   return "invalid";
 }
@@ -45,7 +52,7 @@ enum class DType : std::int32_t { kF64 = 0, kF32 = 1, kF16 = 2, kBF16 = 3 };
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t sign = (bits >> 16) & 0x8000u;
   const std::uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);  // NaN
+  if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);   // NaN
   if (magnitude >= 0x47800000u) return static_cast<std::uint16_t>(sign | 0x7c00u);  // >= 65536
   if (magnitude < 0x38800000u) {  // below 2^-14: subnormal, in units of 2^-24
     if (magnitude < 0x33000000u) return static_cast<std::uint16_t>(sign);  // < 2^-25

@@ -39,6 +39,16 @@ using PinId = StrongId<struct PinIdTag, std::uint64_t, 0>;
 // An engine step: 1, 2, 3, ... in the order of begin_step.
 using Ticket = StrongId<struct TicketTag, std::uint64_t, 0>;
 
+// Where a sequence stands on the prefix tree: position tokens from the root, at or above the end of
+// a run. A run keeps its name when it is split (on its lower part), so places stay good.
+struct Place {
+  std::int32_t run = -1;
+  std::uint32_t generation = 0;
+  std::int32_t position = 0;
+
+  [[nodiscard]] constexpr bool valid() const noexcept { return run >= 0; }
+};
+
 }  // namespace kvfolio
 
 template <typename Tag, typename Rep, Rep kNone>

@@ -107,9 +107,9 @@ struct TrimOptions {
 };
 
 struct SequenceInfo {
-  std::int32_t length = 0;           // tokens, those of the open step included
-  std::int32_t accepted_length = 0;  // without draft tokens
-  std::int32_t published_length = 0; // tokens that stand on the prefix tree
+  std::int32_t length = 0;            // tokens, those of the open step included
+  std::int32_t accepted_length = 0;   // without draft tokens
+  std::int32_t published_length = 0;  // tokens that stand on the prefix tree
   std::int32_t trim_sinks = 0;
   std::int32_t trim_first_kept = 0;
   bool in_open_step = false;

@@ -25,8 +25,8 @@ struct RootKey {
 
 // Media (an image, a sound) behind the placeholder tokens [begin, end) of a sequence.
 struct MediaSpan {
-  std::int32_t begin = 0;  // position of its first token
-  std::int32_t end = 0;    // one past its last
+  std::int32_t begin = 0;                  // position of its first token
+  std::int32_t end = 0;                    // one past its last
   std::array<std::byte, 32> content_id{};  // a digest of the content
   // Tokens of the span read later tokens of the span: a prefix hit never ends inside it.
   bool attends_to_itself = false;

@@ -162,11 +162,11 @@ class [[nodiscard]] Result {
 };
 
 // Returns the error of `expression` from the calling function, if there is one.
-#define KVFOLIO_RETURN_IF_ERROR(expression)                                         \
-  do {                                                                              \
-    if (::kvfolio::Status kvfolio_status_ = (expression); !kvfolio_status_.ok()) {  \
-      return kvfolio_status_;                                                       \
-    }                                                                               \
+#define KVFOLIO_RETURN_IF_ERROR(expression)                                        \
+  do {                                                                             \
+    if (::kvfolio::Status kvfolio_status_ = (expression); !kvfolio_status_.ok()) { \
+      return kvfolio_status_;                                                      \
+    }                                                                              \
   } while (false)
 
 }  // namespace kvfolio
@@ -178,11 +178,11 @@ extern "C" [[noreturn]] KVFOLIO_API void kvfolio_check_failed(const char* file, 
                                                               const char* expression);
 
 // Always on; O(1) conditions only. KVFOLIO_DCHECK is for per-token paths and debug builds.
-#define KVFOLIO_CHECK(condition)                                      \
-  do {                                                                \
-    if (!(condition)) [[unlikely]] {                                  \
-      ::kvfolio_check_failed(__FILE__, __LINE__, #condition);         \
-    }                                                                 \
+#define KVFOLIO_CHECK(condition)                              \
+  do {                                                        \
+    if (!(condition)) [[unlikely]] {                          \
+      ::kvfolio_check_failed(__FILE__, __LINE__, #condition); \
+    }                                                         \
   } while (false)
 
 #ifdef NDEBUG

@@ -44,8 +44,8 @@ Status check_group(std::size_t index, const GroupSpec& group) {
     return bad_field(index, "format", static_cast<std::int64_t>(group.format), "HND, NHD");
   }
   if (group.v_is_prefix_of_k) {
-    KVFOLIO_RETURN_IF_ERROR(check_range(index, "head_dim_v (a prefix of K)", group.head_dim_v, 1,
-                                        group.head_dim_k));
+    KVFOLIO_RETURN_IF_ERROR(
+        check_range(index, "head_dim_v (a prefix of K)", group.head_dim_v, 1, group.head_dim_k));
   }
   switch (group.kind) {
     case AttentionKind::kFull:
@@ -83,11 +83,11 @@ Result<GroupLayout> layout_of(std::size_t index, const GroupSpec& group) {
   const Checked layer_stride = per_layer * group.num_blocks;
   const Checked total = layer_stride * group.num_layers;
   if (!total.ok()) {
-    return Status(ErrorCode::kInvalidArgument,
-                  concat("group ", index, ": ", group.num_layers, " layers x ", group.num_blocks,
-                         " blocks x ", group.block_size, " tokens x ", group.num_kv_heads,
-                         " heads x (", group.head_dim_k, " + ", own_v, ") x ", element,
-                         " bytes overflows 63 bits"));
+    return Status(
+        ErrorCode::kInvalidArgument,
+        concat("group ", index, ": ", group.num_layers, " layers x ", group.num_blocks,
+               " blocks x ", group.block_size, " tokens x ", group.num_kv_heads, " heads x (",
+               group.head_dim_k, " + ", own_v, ") x ", element, " bytes overflows 63 bits"));
   }
   GroupLayout layout;
   layout.block_stride = per_layer.value();
@@ -120,8 +120,8 @@ Result<GroupLayout> layout_of(std::size_t index, const GroupSpec& group) {
 
 Status validate(const CacheSpec& spec) {
   if (spec.groups.empty() || spec.groups.size() > static_cast<std::size_t>(kMaxGroups)) {
-    return {ErrorCode::kInvalidArgument, concat("the spec has ", spec.groups.size(),
-                                                " groups, allowed: 1 to ", kMaxGroups)};
+    return {ErrorCode::kInvalidArgument,
+            concat("the spec has ", spec.groups.size(), " groups, allowed: 1 to ", kMaxGroups)};
   }
   for (std::size_t i = 0; i < spec.groups.size(); ++i) {
     KVFOLIO_RETURN_IF_ERROR(check_group(i, spec.groups[i]));
@@ -160,16 +160,20 @@ std::int32_t unit_of(const CacheSpec& spec) noexcept {
 
 const char* to_string(AttentionKind kind) noexcept {
   switch (kind) {
-    case AttentionKind::kFull: return "full";
-    case AttentionKind::kSlidingWindow: return "sliding window";
+    case AttentionKind::kFull:
+      return "full";
+    case AttentionKind::kSlidingWindow:
+      return "sliding window";
   }
   return "invalid";
 }
 
 const char* to_string(Format format) noexcept {
   switch (format) {
-    case Format::kHnd: return "hnd";
-    case Format::kNhd: return "nhd";
+    case Format::kHnd:
+      return "hnd";
+    case Format::kNhd:
+      return "nhd";
   }
   return "invalid";
 }

@@ -20,15 +20,24 @@ std::string to_string(const Shortage& shortage) {
 
 const char* to_string(ErrorCode code) noexcept {
   switch (code) {
-    case ErrorCode::kOk: return "ok";
-    case ErrorCode::kInvalidArgument: return "invalid argument";
-    case ErrorCode::kNotFound: return "not found";
-    case ErrorCode::kFailedPrecondition: return "failed precondition";
-    case ErrorCode::kNoBlocks: return "no blocks";
-    case ErrorCode::kResourceExhausted: return "resource exhausted";
-    case ErrorCode::kAborted: return "aborted";
-    case ErrorCode::kOutOfMemory: return "out of memory";
-    case ErrorCode::kUnsupported: return "unsupported";
+    case ErrorCode::kOk:
+      return "ok";
+    case ErrorCode::kInvalidArgument:
+      return "invalid argument";
+    case ErrorCode::kNotFound:
+      return "not found";
+    case ErrorCode::kFailedPrecondition:
+      return "failed precondition";
+    case ErrorCode::kNoBlocks:
+      return "no blocks";
+    case ErrorCode::kResourceExhausted:
+      return "resource exhausted";
+    case ErrorCode::kAborted:
+      return "aborted";
+    case ErrorCode::kOutOfMemory:
+      return "out of memory";
+    case ErrorCode::kUnsupported:
+      return "unsupported";
   }
   return "unknown error";
 }

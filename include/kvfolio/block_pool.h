@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// BlockPool knows which blocks of one group are free and who uses the others. It knows ids, never
+// bytes, and neither tokens nor the order of eviction.
+//
+// A block is in exactly one state:
+//   free      on the free list
+//   held      refs >= 1: table entries, pins, copies in flight
+//   cached    refs == 0 and findable; no step in flight may touch it
+//   retiring  refs == 0, a step in flight may still touch it; listed in release order
+// and free + held + cached + retiring == num_blocks.
+//
+// It also keeps, per block, what copy-on-write needs: how many of its tokens are valid and which
+// sequence may append to it in place (at most one).
+//
+// Misuse (releasing a block that nobody holds) is a broken invariant and stops the program: the
+// callers are our own managers, and a block with two owners serves one user's tokens to another.
+// Thread safety: none. Nothing allocates after create().
+
+#include <cstdint>
+#include <optional>
+
+#include "kvfolio/export.h"
+#include "kvfolio/fixed_array.h"
+#include "kvfolio/ids.h"
+#include "kvfolio/status.h"
+
+namespace kvfolio {
+
+enum class BlockState : std::uint8_t { kFree = 0, kHeld = 1, kCached = 2, kRetiring = 3 };
+
+class KVFOLIO_API BlockPool {
+ public:
+  static constexpr std::int32_t kNobody = -1;
+
+  // kInvalidArgument: num_blocks < 1; kOutOfMemory.
+  static Result<BlockPool> create(std::int32_t num_blocks);
+
+  // Takes a free block with one reference, nothing valid and no writer; nullopt when there is none:
+  // a full pool is a normal answer.
+  [[nodiscard]] std::optional<BlockId> acquire() noexcept;
+
+  // One more reference; revives a cached or retiring block. Requires: not free.
+  void hold(BlockId block) noexcept;
+  // One reference less; true when it was the last. The caller then says where the block goes: it
+  // stays held with refs 0 until park() or free(). Requires: refs(block) >= 1.
+  [[nodiscard]] bool release(BlockId block) noexcept;
+
+  // Requires (all three): refs(block) == 0 and not free.
+  void make_free(BlockId block) noexcept;
+  void make_cached(BlockId block) noexcept;
+  // Joins the end of the retiring list; leaves it when `stamp` is reached. Stamps never decrease.
+  void make_retiring(BlockId block, std::uint64_t stamp) noexcept;
+
+  // The oldest retiring block, if its stamp is below `bound`. The caller makes it free or cached.
+  [[nodiscard]] std::optional<BlockId> oldest_retiring(std::uint64_t bound) const noexcept;
+
+  [[nodiscard]] std::int32_t num_blocks() const noexcept { return num_blocks_; }
+  [[nodiscard]] std::int32_t num_free() const noexcept { return num_free_; }
+  [[nodiscard]] std::int32_t num_held() const noexcept {
+    return num_blocks_ - num_free_ - num_cached_ - num_retiring_;
+  }
+  [[nodiscard]] std::int32_t num_cached() const noexcept { return num_cached_; }
+  [[nodiscard]] std::int32_t num_retiring() const noexcept { return num_retiring_; }
+
+  [[nodiscard]] bool contains(BlockId block) const noexcept {
+    return block.value() >= 0 && block.value() < num_blocks_;
+  }
+  // Requires (all below): contains(block).
+  [[nodiscard]] BlockState state(BlockId block) const noexcept { return at(block).state; }
+  [[nodiscard]] std::int32_t refs(BlockId block) const noexcept { return at(block).refs; }
+
+  // Tokens of the block that hold data, counted from its start.
+  [[nodiscard]] std::int32_t valid(BlockId block) const noexcept { return at(block).valid; }
+  void set_valid(BlockId block, std::int32_t tokens) noexcept {
+    at(block).valid = static_cast<std::uint16_t>(tokens);
+  }
+  // The sequence slot that may append in place, or kNobody.
+  [[nodiscard]] std::int32_t writer(BlockId block) const noexcept { return at(block).writer; }
+  void set_writer(BlockId block, std::int32_t sequence) noexcept { at(block).writer = sequence; }
+
+  // Low 32 bits of the last ticket that wrote here.
+  [[nodiscard]] std::uint32_t written_in(BlockId block) const noexcept { return at(block).written; }
+  void set_written_in(BlockId block, std::uint64_t ticket) noexcept {
+    at(block).written = static_cast<std::uint32_t>(ticket);
+  }
+  // Some holder used the block since it was last cached: its rank is no longer the old one.
+  [[nodiscard]] bool used(BlockId block) const noexcept { return at(block).used; }
+  void set_used(BlockId block, bool used) noexcept { at(block).used = used; }
+
+  // ok, or which rule is broken. O(num_blocks).
+  Status check_invariants() const;
+
+ private:
+  struct Block {
+    std::int32_t refs;
+    std::int32_t writer;
+    std::uint32_t written;
+    std::int32_t next;  // retiring list
+    std::int32_t prev;
+    std::uint32_t stamp;  // low 32 bits; compared in a window of a few tickets
+    std::uint16_t valid;
+    BlockState state;
+    bool used;
+  };
+  static_assert(sizeof(Block) == 28);
+
+  BlockPool() = default;
+  Block& at(BlockId block) noexcept { return blocks_[block.value()]; }
+  const Block& at(BlockId block) const noexcept { return blocks_[block.value()]; }
+  void leave_state(BlockId block) noexcept;
+
+  FixedArray<Block> blocks_;
+  FixedArray<std::int32_t> free_;  // a stack: the last freed is taken first, while it is warm
+  std::int32_t num_blocks_ = 0;
+  std::int32_t num_free_ = 0;
+  std::int32_t num_cached_ = 0;
+  std::int32_t num_retiring_ = 0;
+  std::int32_t retiring_head_ = -1;
+  std::int32_t retiring_tail_ = -1;
+};
+
+}  // namespace kvfolio

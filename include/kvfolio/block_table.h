@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// BlockTable maps the logical blocks of one sequence in one group (tokens [i*b, (i+1)*b)) to
+// physical blocks; -1 where a window or a trim dropped the block, so indices never shift. It knows
+// ids only. The entries live in a SpanArena that its owner passes to every call and shares between
+// many tables; a table is a small value and must be released to the same arena.
+// Thread safety: none.
+
+#include <cstdint>
+#include <span>
+
+#include "kvfolio/ids.h"
+#include "kvfolio/span_arena.h"
+
+namespace kvfolio {
+
+class BlockTable {
+ public:
+  static constexpr std::int32_t kDropped = -1;
+
+  [[nodiscard]] std::int32_t size() const noexcept { return size_; }
+
+  // Valid until any table of the arena grows.
+  [[nodiscard]] std::span<std::int32_t> blocks(SpanArena& arena) noexcept {
+    return {arena.at(span_), static_cast<std::size_t>(size_)};
+  }
+  [[nodiscard]] std::span<const std::int32_t> blocks(const SpanArena& arena) const noexcept {
+    return {arena.at(span_), static_cast<std::size_t>(size_)};
+  }
+  // Requires: 0 <= logical < size().
+  [[nodiscard]] BlockId at(const SpanArena& arena, std::int32_t logical) const noexcept {
+    return BlockId(arena.at(span_)[logical]);
+  }
+  void set(SpanArena& arena, std::int32_t logical, BlockId block) noexcept {
+    arena.at(span_)[logical] = block.value();
+  }
+
+  // Room for `size` entries, so that growing to it cannot fail. False: the arena is full, nothing
+  // changed.
+  [[nodiscard]] bool reserve(SpanArena& arena, std::int32_t size) noexcept {
+    return arena.reserve(span_, size, size_);
+  }
+  // New entries are dropped ones. Requires: reserve(size) succeeded.
+  void grow(SpanArena& arena, std::int32_t size) noexcept {
+    KVFOLIO_CHECK(size <= SpanArena::capacity(span_));
+    for (; size_ < size; ++size_) arena.at(span_)[size_] = kDropped;
+  }
+  // Forgets the entries from `size` on; memory stays for the next growth.
+  void truncate(std::int32_t size) noexcept { size_ = size < size_ ? size : size_; }
+  void release(SpanArena& arena) noexcept {
+    arena.release(span_);
+    size_ = 0;
+  }
+
+ private:
+  ArenaSpan span_;
+  std::int32_t size_ = 0;
+};
+
+}  // namespace kvfolio

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// FixedArray<T>: an array whose size is chosen once, at creation, and whose creation may fail
+// without an exception. Zeroed arrays come from calloc: pages that are never touched cost nothing,
+// so tables may be sized for the worst case.
+//
+// T is trivial. Thread safety: as for a plain array.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <span>
+#include <type_traits>
+
+#include "kvfolio/status.h"
+
+namespace kvfolio {
+
+template <typename T>
+class FixedArray {
+  static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>);
+
+ public:
+  FixedArray() noexcept = default;
+
+  // All bytes zero. False: no memory; the array is empty then.
+  [[nodiscard]] bool allocate_zeroed(std::int64_t size) noexcept {
+    data_.reset();
+    size_ = 0;
+    if (size < 0 || static_cast<std::uint64_t>(size) >
+                        std::numeric_limits<std::size_t>::max() / 2 / sizeof(T)) {
+      return false;
+    }
+    const auto count = static_cast<std::size_t>(size);
+    data_.reset(static_cast<T*>(std::calloc(count == 0 ? 1 : count, sizeof(T))));
+    if (!data_) return false;
+    size_ = count;
+    return true;
+  }
+
+  [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] T* data() noexcept { return data_.get(); }
+  [[nodiscard]] const T* data() const noexcept { return data_.get(); }
+
+  // Requires: index < size(). Ids and positions are int32 here, so any integer indexes.
+  template <typename Index>
+  T& operator[](Index index) noexcept {
+    KVFOLIO_DCHECK(static_cast<std::size_t>(index) < size_);
+    return data_.get()[static_cast<std::size_t>(index)];
+  }
+  template <typename Index>
+  const T& operator[](Index index) const noexcept {
+    KVFOLIO_DCHECK(static_cast<std::size_t>(index) < size_);
+    return data_.get()[static_cast<std::size_t>(index)];
+  }
+
+ private:
+  struct Free {
+    void operator()(T* data) const noexcept { std::free(data); }
+  };
+  std::unique_ptr<T[], Free> data_;
+  std::size_t size_ = 0;
+};
+
+}  // namespace kvfolio

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// LruOrder ranks the cached blocks of one group by when they were last let go, and names the
+// coldest one that may be evicted. It knows ids only; whether a block is a candidate is the prefix
+// tree's business.
+//
+// A rank is a place in a log of releases; candidates are the bits of a 64-ary bitmap over the log.
+// So a block keeps its rank while it is held and not used, and one that becomes a candidate late
+// (its descendants went first) stands where its rank says, at O(1): neither a list nor a heap gives
+// both. The victim is the first set bit: four words at 16 million blocks, two at 4,096.
+// The log holds two places per block; when its end is reached the ranks in use move together, in
+// order, which costs O(1) per release on average.
+//
+// Thread safety: none. Nothing allocates after create().
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include "kvfolio/export.h"
+#include "kvfolio/fixed_array.h"
+#include "kvfolio/ids.h"
+#include "kvfolio/status.h"
+
+namespace kvfolio {
+
+class KVFOLIO_API LruOrder {
+ public:
+  // kInvalidArgument: num_blocks < 1 or over 2^29; kOutOfMemory.
+  static Result<LruOrder> create(std::int32_t num_blocks);
+
+  // The block becomes the warmest; it is no candidate.
+  void touch(BlockId block) noexcept;
+  // The block has no rank any more; it is no candidate.
+  void forget(BlockId block) noexcept;
+  [[nodiscard]] bool has_rank(BlockId block) const noexcept { return place_[block.value()] != 0; }
+  // True when a is colder than b. Requires: both have a rank.
+  [[nodiscard]] bool colder(BlockId a, BlockId b) const noexcept {
+    return place_[a.value()] < place_[b.value()];
+  }
+
+  // Requires: has_rank(block). Both keep the rank.
+  void set_candidate(BlockId block, bool candidate) noexcept;
+  [[nodiscard]] bool is_candidate(BlockId block) const noexcept;
+
+  // The coldest candidate.
+  [[nodiscard]] std::optional<BlockId> victim() const noexcept;
+
+  Status check_invariants() const;
+
+ private:
+  static constexpr int kMaxLevels = 6;
+
+  LruOrder() = default;
+  void set_bit(std::int64_t at) noexcept;
+  void clear_bit(std::int64_t at) noexcept;
+  [[nodiscard]] bool bit(std::int64_t at) const noexcept {
+    return (levels_[0][at >> 6] >> (at & 63) & 1u) != 0;
+  }
+  void compact() noexcept;
+
+  FixedArray<std::int32_t> log_;    // block + 1, or 0
+  FixedArray<std::int32_t> place_;  // per block: index in log_ + 1, or 0
+  std::array<FixedArray<std::uint64_t>, kMaxLevels> levels_;
+  int num_levels_ = 0;
+  std::int32_t capacity_ = 0;
+  std::int32_t end_ = 0;  // next place in the log
+};
+
+}  // namespace kvfolio

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// PrefixTree maps token strings to the blocks that hold their keys and values: exactly, by
+// comparing tokens with tokens. It knows tokens, media and block ids; it knows no bytes, no
+// reference counts and no order of eviction.
+//
+// The tree is path-compressed. An edge is a *run*: tokens back to back and, per group, an entry for
+// each block that ends along it (-1 where none is kept). Runs begin and split at multiples of the
+// `unit`, the smallest block size; one may end off that grid, with the partial tail of a sequence,
+// and has no children then. Children of a run are found by their first `unit` tokens and media
+// (hashed when there are several, always compared) and are kept in order too, so that the longest
+// common prefix inside a unit costs O(log children).
+//
+// An entry is *busy* (somebody uses the block) or *idle*. In a full group only an idle entry with
+// no entry of its group below may be evicted: a *candidate*; the observer hears of each change.
+// In a window group every idle entry is a candidate.
+//
+// Invariants: a block has at most one entry; no findable string of a group is a proper prefix of
+// another inside one block; no sibling's tokens are a prefix of another's; see check_invariants().
+// Thread safety: none, const calls included (they share scratch). Nothing allocates after create().
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kvfolio/export.h"
+#include "kvfolio/ids.h"
+#include "kvfolio/root_key.h"
+#include "kvfolio/spec.h"
+#include "kvfolio/status.h"
+
+namespace kvfolio {
+
+struct TreeGroup {
+  std::int32_t block_size = 16;
+  AttentionKind kind = AttentionKind::kFull;
+  std::int32_t window = 0;
+  std::int32_t num_sinks = 0;
+  std::int32_t num_blocks = 0;
+};
+
+struct PrefixTreeOptions {
+  std::vector<TreeGroup> groups;
+  std::int64_t max_index_tokens = 0;
+  std::int32_t max_runs = 0;
+  std::int32_t max_root_keys = 1024;
+  std::int64_t max_root_key_bytes = std::int64_t{1} << 20;
+  std::int32_t max_media_extents = 4096;
+  // Mixed into every hash: a server that fears crafted prompts sets it at random.
+  std::uint64_t hash_seed = 0;
+};
+
+// Hears what the tree does to blocks, while it does it. Must not call the tree.
+class TreeObserver {
+ public:
+  // The block lost its entry: nobody can find it any more.
+  virtual void on_unhung(GroupId group, BlockId block) = 0;
+  // The idle block may (not) be evicted now.
+  virtual void on_candidate(GroupId group, BlockId block, bool candidate) = 0;
+
+ protected:
+  ~TreeObserver() = default;
+};
+
+// What a lookup found. Valid until the next call on the tree.
+struct PrefixMatch {
+  // Tokens whose keys and values every group can serve.
+  std::int32_t tokens = 0;
+  // The whole prompt was found: the blocks of `held_tokens` = tokens + 1 are there, and only the
+  // logits of the last token are missing.
+  bool whole = false;
+  // The run that holds position floor(held tokens / unit) * unit, for enter().
+  std::int32_t run = -1;
+
+  [[nodiscard]] std::int32_t held_tokens() const noexcept { return tokens + (whole ? 1 : 0); }
+};
+
+// What a sequence offers for one group when it publishes.
+struct BlockOffer {
+  std::span<const std::int32_t> table;  // its block table; -1 entries are skipped
+};
+
+class KVFOLIO_API PrefixTree {
+ public:
+  // kInvalidArgument, kOutOfMemory. The observer outlives the tree; null: nobody listens.
+  static Result<PrefixTree> create(const PrefixTreeOptions& options, TreeObserver* observer);
+
+  PrefixTree(PrefixTree&&) noexcept;
+  PrefixTree& operator=(PrefixTree&&) noexcept;
+  ~PrefixTree();
+  void set_observer(TreeObserver* observer) noexcept;
+
+  // ---- looking up ----
+
+  // The root of a key, or -1. Keys over 64 KiB are no error here: they have no root.
+  [[nodiscard]] std::int32_t find_root(const RootKey& key) const noexcept;
+  // Likewise, made when missing; -1 when the tree has no room for it. It stays while somebody has
+  // a place at it or something hangs below.
+  [[nodiscard]] std::int32_t make_root(const RootKey& key) noexcept;
+
+  // The longest prefix of `tokens` that every group can serve, at most max_tokens. With
+  // `allow_whole`, a prompt whose every token is there gives whole and tokens = size - 1.
+  [[nodiscard]] PrefixMatch match(std::int32_t root, std::span<const std::int32_t> tokens,
+                                  std::span<const MediaSpan> media, std::int32_t max_tokens,
+                                  bool allow_whole) const noexcept;
+  // The blocks that serve `match`: out[i] is logical block i, -1 where the group's window needs
+  // none. out.size() = ceil(held_tokens / block_size). With one_more, windows reach one token
+  // further back where that is there (what a longer or equal prompt would need).
+  void fill_table(const PrefixMatch& match, GroupId group, std::span<std::int32_t> out,
+                  bool one_more = false) const noexcept;
+
+  // ---- places: a run that somebody stands on keeps its tokens ----
+
+  // Requires: position lies on or above the run's end, on the path.
+  [[nodiscard]] Place enter(std::int32_t run, std::int32_t position) noexcept;
+  [[nodiscard]] Place copy(const Place& place) noexcept { return enter(place.run, place.position); }
+  void leave(Place& place) noexcept;
+  // Moves a place up to `position` <= place.position.
+  void climb(Place& place, std::int32_t position) noexcept;
+  // Copies tokens [begin, begin + out.size()) of the path that ends at or after them.
+  void copy_tokens(const Place& place, std::int32_t begin,
+                   std::span<std::int32_t> out) const noexcept;
+
+  // ---- publishing ----
+
+  // Extends the path at `place` by `tokens` (its media at absolute positions) and hangs the offered
+  // blocks that end on the new part; `tail`: the last, partial blocks too. The offers' blocks are
+  // busy. False: no room, nothing was hung and the place stands.
+  [[nodiscard]] bool extend(Place& place, std::span<const std::int32_t> tokens,
+                            std::span<const MediaSpan> media, std::span<const BlockOffer> offers,
+                            bool tail, std::uint64_t* num_hung) noexcept;
+  // Hangs one busy block, holding positions up to `end` of the path, where the tree has none.
+  bool offer(const Place& place, GroupId group, BlockId block, std::int32_t logical,
+             std::int32_t end) noexcept;
+
+  // ---- blocks ----
+
+  // One past the last position whose token the block's entry covers; 0: not findable.
+  [[nodiscard]] std::int32_t findable_end(GroupId group, BlockId block) const noexcept;
+  [[nodiscard]] bool is_findable(GroupId group, BlockId block) const noexcept {
+    return findable_end(group, block) != 0;
+  }
+  // Nobody uses the block any more / somebody does again. Requires: findable.
+  void set_idle(GroupId group, BlockId block) noexcept;
+  void set_busy(GroupId group, BlockId block) noexcept;
+  // Takes the entry away.
+  void unhang(GroupId group, BlockId block) noexcept;
+  // Takes an idle entry away and with it, from a full group, the idle entries of other groups at
+  // and below it, which no prompt can reach any more.
+  void evict(GroupId group, BlockId block) noexcept;
+  // Idle entries that eviction can reach by evicting idle entries only.
+  [[nodiscard]] std::int32_t num_evictable(GroupId group) const noexcept;
+
+  [[nodiscard]] std::int32_t unit() const noexcept;
+  [[nodiscard]] std::int32_t num_runs() const noexcept;
+  [[nodiscard]] std::int64_t num_tokens() const noexcept;
+
+  // ok, or which rule is broken where. O(size of the tree).
+  Status check_invariants() const;
+
+ private:
+  class Impl;
+  explicit PrefixTree(std::unique_ptr<Impl> impl) noexcept;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvfolio

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// SpanArena hands out spans of int32 cells from one piece of memory of fixed size: block tables,
+// token runs, unpublished tokens. A buddy allocator: sizes are powers of two, growing doubles (so
+// appending is O(1) amortised), shrinking is in place, freeing merges. No heap after create().
+//
+// A span is a value; whoever holds it owns it and must give it back to the same arena.
+// Thread safety: none.
+
+#include <array>
+#include <cstdint>
+
+#include "kvfolio/export.h"
+#include "kvfolio/fixed_array.h"
+#include "kvfolio/status.h"
+
+namespace kvfolio {
+
+// Cells [offset * kGranule, ...): 2^order granules. order < 0: no span, capacity 0.
+struct ArenaSpan {
+  std::int32_t offset = 0;
+  std::int32_t order = -1;
+};
+
+class KVFOLIO_API SpanArena {
+ public:
+  static constexpr std::int32_t kGranule = 8;  // cells, 32 bytes
+
+  // At least `num_cells` cells. kInvalidArgument: negative or over 2^33; kOutOfMemory.
+  static Result<SpanArena> create(std::int64_t num_cells);
+
+  [[nodiscard]] std::int32_t* at(ArenaSpan span) noexcept {
+    return cells_.data() + std::int64_t{span.offset} * kGranule;
+  }
+  [[nodiscard]] const std::int32_t* at(ArenaSpan span) const noexcept {
+    return cells_.data() + std::int64_t{span.offset} * kGranule;
+  }
+  [[nodiscard]] static std::int64_t capacity(ArenaSpan span) noexcept {
+    return span.order < 0 ? 0 : std::int64_t{kGranule} << span.order;
+  }
+
+  // Makes room for `cells`, keeping the first `used` cells; may move the span. False: the arena has
+  // no such piece, nothing changed.
+  [[nodiscard]] bool reserve(ArenaSpan& span, std::int64_t cells, std::int64_t used) noexcept;
+  // Gives back what is beyond `cells`; the span stays where it is. 0 gives back all of it.
+  void shrink(ArenaSpan& span, std::int64_t cells) noexcept;
+  void release(ArenaSpan& span) noexcept { shrink(span, 0); }
+
+  [[nodiscard]] std::int64_t num_cells() const noexcept {
+    return std::int64_t{num_granules_} * kGranule;
+  }
+  [[nodiscard]] std::int64_t free_cells() const noexcept { return free_granules_ * kGranule; }
+
+ private:
+  static constexpr int kMaxOrder = 30;
+  static constexpr std::int32_t kEnd = -1;
+
+  SpanArena() = default;
+  [[nodiscard]] static int order_for(std::int64_t cells) noexcept;
+  [[nodiscard]] std::int32_t take(int order) noexcept;  // granule index or kEnd
+  void give(std::int32_t granule, int order) noexcept;
+  void link(std::int32_t granule, int order) noexcept;
+  void unlink(std::int32_t granule, int order) noexcept;
+
+  // A free piece keeps its neighbours on the free list in its own first two cells.
+  [[nodiscard]] std::int32_t& next(std::int32_t granule) noexcept {
+    return cells_[std::int64_t{granule} * kGranule];
+  }
+  [[nodiscard]] std::int32_t& prev(std::int32_t granule) noexcept {
+    return cells_[std::int64_t{granule} * kGranule + 1];
+  }
+
+  FixedArray<std::int32_t> cells_;
+  FixedArray<std::int8_t> free_order_;  // order + 1 where a free piece begins, else 0
+  std::array<std::int32_t, kMaxOrder + 1> heads_{};
+  std::uint32_t nonempty_ = 0;  // bit o: heads_[o] != kEnd
+  std::int32_t num_granules_ = 0;
+  std::int64_t free_granules_ = 0;
+};
+
+}  // namespace kvfolio

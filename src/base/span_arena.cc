@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kvfolio/span_arena.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "base/text.h"
+
+namespace kvfolio {
+
+Result<SpanArena> SpanArena::create(std::int64_t num_cells) {
+  constexpr std::int64_t kMaxCells = std::int64_t{1} << 33;
+  if (num_cells < 0 || num_cells > kMaxCells) {
+    return Status(ErrorCode::kInvalidArgument,
+                  text::concat("an arena of ", num_cells, " cells, allowed: 0 to ", kMaxCells));
+  }
+  SpanArena arena;
+  arena.num_granules_ = static_cast<std::int32_t>((num_cells + kGranule - 1) / kGranule);
+  if (!arena.cells_.allocate_zeroed(arena.num_cells()) ||
+      !arena.free_order_.allocate_zeroed(arena.num_granules_)) {
+    return Status(ErrorCode::kOutOfMemory,
+                  text::concat("no memory for an arena of ", num_cells, " int32 cells"));
+  }
+  arena.heads_.fill(kEnd);
+  // Cut the whole into aligned powers of two.
+  for (std::int32_t at = 0; at < arena.num_granules_;) {
+    const auto left = static_cast<std::uint32_t>(arena.num_granules_ - at);
+    const int fits = static_cast<int>(std::bit_width(left)) - 1;
+    const int aligned = at == 0 ? kMaxOrder : std::countr_zero(static_cast<std::uint32_t>(at));
+    const int order = std::min({fits, aligned, kMaxOrder});
+    arena.link(at, order);
+    at += std::int32_t{1} << order;
+  }
+  arena.free_granules_ = arena.num_granules_;
+  return arena;
+}
+
+int SpanArena::order_for(std::int64_t cells) noexcept {
+  const auto granules = static_cast<std::uint64_t>((cells + kGranule - 1) / kGranule);
+  return granules <= 1 ? 0 : static_cast<int>(std::bit_width(granules - 1));
+}
+
+bool SpanArena::reserve(ArenaSpan& span, std::int64_t cells, std::int64_t used) noexcept {
+  if (cells <= capacity(span)) return true;
+  const int order = order_for(cells);
+  if (order > kMaxOrder) return false;
+  const std::int32_t granule = take(order);
+  if (granule == kEnd) return false;
+  const ArenaSpan grown{granule, order};
+  if (used > 0) std::memcpy(at(grown), at(span), static_cast<std::size_t>(used) * 4);
+  release(span);
+  span = grown;
+  return true;
+}
+
+void SpanArena::shrink(ArenaSpan& span, std::int64_t cells) noexcept {
+  if (span.order < 0) return;
+  if (cells <= 0) {
+    give(span.offset, span.order);
+    span = {};
+    return;
+  }
+  const int order = order_for(cells);
+  while (span.order > order) {
+    --span.order;
+    give(span.offset + (std::int32_t{1} << span.order), span.order);
+  }
+}
+
+std::int32_t SpanArena::take(int order) noexcept {
+  const std::uint32_t usable = nonempty_ >> order << order;
+  if (usable == 0) return kEnd;
+  int have = std::countr_zero(usable);
+  const std::int32_t granule = heads_[static_cast<std::size_t>(have)];
+  unlink(granule, have);
+  while (have > order) {
+    --have;
+    link(granule + (std::int32_t{1} << have), have);
+  }
+  free_granules_ -= std::int64_t{1} << order;
+  return granule;
+}
+
+void SpanArena::give(std::int32_t granule, int order) noexcept {
+  free_granules_ += std::int64_t{1} << order;
+  while (order < kMaxOrder) {
+    const std::int32_t buddy = granule ^ (std::int32_t{1} << order);
+    const std::int64_t buddy_end = std::int64_t{buddy} + (std::int64_t{1} << order);
+    if (buddy_end > num_granules_ || free_order_[buddy] != order + 1) break;
+    unlink(buddy, order);
+    granule = std::min(granule, buddy);
+    ++order;
+  }
+  link(granule, order);
+}
+
+void SpanArena::link(std::int32_t granule, int order) noexcept {
+  std::int32_t& head = heads_[static_cast<std::size_t>(order)];
+  next(granule) = head;
+  prev(granule) = kEnd;
+  if (head != kEnd) prev(head) = granule;
+  head = granule;
+  free_order_[granule] = static_cast<std::int8_t>(order + 1);
+  nonempty_ |= std::uint32_t{1} << order;
+}
+
+void SpanArena::unlink(std::int32_t granule, int order) noexcept {
+  const std::int32_t after = next(granule);
+  const std::int32_t before = prev(granule);
+  if (after != kEnd) prev(after) = before;
+  if (before != kEnd) {
+    next(before) = after;
+  } else {
+    heads_[static_cast<std::size_t>(order)] = after;
+    if (after == kEnd) nonempty_ &= ~(std::uint32_t{1} << order);
+  }
+  free_order_[granule] = 0;
+}
+
+}  // namespace kvfolio

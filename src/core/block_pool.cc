@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kvfolio/block_pool.h"
+
+#include "base/text.h"
+
+namespace kvfolio {
+
+using text::concat;
+
+Result<BlockPool> BlockPool::create(std::int32_t num_blocks) {
+  if (num_blocks < 1) {
+    return Status(ErrorCode::kInvalidArgument,
+                  concat("num_blocks is ", num_blocks, ", allowed: at least 1"));
+  }
+  BlockPool pool;
+  if (!pool.blocks_.allocate_zeroed(num_blocks) || !pool.free_.allocate_zeroed(num_blocks)) {
+    return Status(ErrorCode::kOutOfMemory,
+                  concat("no memory for the bookkeeping of ", num_blocks, " blocks"));
+  }
+  pool.num_blocks_ = num_blocks;
+  pool.num_free_ = num_blocks;
+  // Block 0 is taken first.
+  for (std::int32_t i = 0; i < num_blocks; ++i) {
+    pool.free_[i] = num_blocks - 1 - i;
+    pool.blocks_[i].writer = kNobody;
+  }
+  return pool;
+}
+
+std::optional<BlockId> BlockPool::acquire() noexcept {
+  if (num_free_ == 0) return std::nullopt;
+  const BlockId block(free_[--num_free_]);
+  Block& b = at(block);
+  b.refs = 1;
+  b.state = BlockState::kHeld;
+  b.valid = 0;
+  b.writer = kNobody;
+  b.used = false;
+  return block;
+}
+
+void BlockPool::leave_state(BlockId block) noexcept {
+  Block& b = at(block);
+  if (b.state == BlockState::kCached) {
+    --num_cached_;
+  } else if (b.state == BlockState::kRetiring) {
+    --num_retiring_;
+    (b.prev >= 0 ? blocks_[b.prev].next : retiring_head_) = b.next;
+    (b.next >= 0 ? blocks_[b.next].prev : retiring_tail_) = b.prev;
+  }
+  b.state = BlockState::kHeld;
+}
+
+void BlockPool::hold(BlockId block) noexcept {
+  Block& b = at(block);
+  KVFOLIO_CHECK(b.state != BlockState::kFree && b.refs < INT32_MAX);
+  if (b.refs++ == 0) leave_state(block);
+}
+
+bool BlockPool::release(BlockId block) noexcept {
+  Block& b = at(block);
+  KVFOLIO_CHECK(b.refs > 0);
+  return --b.refs == 0;
+}
+
+void BlockPool::make_free(BlockId block) noexcept {
+  Block& b = at(block);
+  KVFOLIO_CHECK(b.refs == 0 && b.state != BlockState::kFree);
+  leave_state(block);
+  b.state = BlockState::kFree;
+  free_[num_free_++] = block.value();
+}
+
+void BlockPool::make_cached(BlockId block) noexcept {
+  Block& b = at(block);
+  KVFOLIO_CHECK(b.refs == 0 && b.state != BlockState::kFree);
+  leave_state(block);
+  b.state = BlockState::kCached;
+  ++num_cached_;
+}
+
+void BlockPool::make_retiring(BlockId block, std::uint64_t stamp) noexcept {
+  Block& b = at(block);
+  KVFOLIO_CHECK(b.refs == 0 && b.state == BlockState::kHeld);
+  b.state = BlockState::kRetiring;
+  b.stamp = static_cast<std::uint32_t>(stamp);
+  b.next = -1;
+  b.prev = retiring_tail_;
+  (retiring_tail_ >= 0 ? blocks_[retiring_tail_].next : retiring_head_) = block.value();
+  retiring_tail_ = block.value();
+  ++num_retiring_;
+}
+
+std::optional<BlockId> BlockPool::oldest_retiring(std::uint64_t bound) const noexcept {
+  if (retiring_head_ < 0) return std::nullopt;
+  const std::uint32_t stamp = blocks_[retiring_head_].stamp;
+  const auto ahead = static_cast<std::int32_t>(static_cast<std::uint32_t>(bound) - stamp);
+  if (ahead <= 0) return std::nullopt;
+  return BlockId(retiring_head_);
+}
+
+Status BlockPool::check_invariants() const {
+  const auto broken = [](const std::string& what) {
+    return Status(ErrorCode::kFailedPrecondition, "block pool: " + what);
+  };
+  std::int32_t free = 0;
+  std::int32_t cached = 0;
+  std::int32_t retiring = 0;
+  for (std::int32_t i = 0; i < num_blocks_; ++i) {
+    const Block& b = blocks_[i];
+    if ((b.refs > 0) != (b.state == BlockState::kHeld)) {
+      return broken(concat("block ", i, " has ", b.refs, " references and state ",
+                           static_cast<int>(b.state)));
+    }
+    free += b.state == BlockState::kFree ? 1 : 0;
+    cached += b.state == BlockState::kCached ? 1 : 0;
+    retiring += b.state == BlockState::kRetiring ? 1 : 0;
+  }
+  if (free != num_free_ || cached != num_cached_ || retiring != num_retiring_) {
+    return broken(concat("counted ", free, " free, ", cached, " cached, ", retiring,
+                         " retiring; kept ", num_free_, ", ", num_cached_, ", ", num_retiring_));
+  }
+  for (std::int32_t i = 0; i < num_free_; ++i) {
+    if (blocks_[free_[i]].state != BlockState::kFree) {
+      return broken(concat("block ", free_[i], " is on the free list and not free"));
+    }
+  }
+  std::int32_t listed = 0;
+  for (std::int32_t i = retiring_head_, before = -1; i >= 0; before = i, i = blocks_[i].next) {
+    if (blocks_[i].state != BlockState::kRetiring || blocks_[i].prev != before ||
+        ++listed > retiring) {
+      return broken(concat("the retiring list is torn at block ", i));
+    }
+  }
+  return listed == retiring ? Status() : broken(concat(listed, " of ", retiring, " are listed"));
+}
+
+}  // namespace kvfolio

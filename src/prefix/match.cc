@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The longest prefix that every group can serve.
+//
+// walk() follows the query token by token and leaves the runs it passed in path_; the last may be
+// matched in part, or be the neighbour that shares most inside a unit. Then each group says how far
+// it can serve:
+//   full    up to its first missing block; inside a block, as far as some block that begins with
+//           the same tokens goes (the hit is a shared tail, copied at the first append)
+//   window  a position p whose last window-1 tokens and sinks are all there; found from the right,
+//           each missing block pushes p down to where it begins
+// and the answer is the largest position on which all agree.
+
+#include <algorithm>
+#include <cstring>
+
+#include "prefix/tree.h"
+
+namespace kvfolio {
+
+std::int32_t PrefixTree::Impl::walk(std::int32_t root, std::span<const std::int32_t> tokens,
+                                    std::span<const MediaSpan> media) const noexcept {
+  path_length_ = 0;
+  std::int32_t r = root;
+  std::size_t at = 0;
+  while (at < tokens.size()) {
+    const auto rest = tokens.subspan(at);
+    std::int32_t child = kNone;
+    if (rest.size() >= static_cast<std::size_t>(unit_)) child = find_child(r, rest, media);
+    if (child == kNone) {
+      const Neighbours nearest = find_nearest(r, rest, media);
+      if (nearest.best == kNone) break;
+      path_[path_length_++] = nearest.best;
+      at += static_cast<std::size_t>(nearest.common);
+      break;
+    }
+    path_[path_length_++] = child;
+    at += static_cast<std::size_t>(common_prefix(child, run(child).start, rest, media));
+    if (static_cast<std::int32_t>(at) < run(child).end()) break;
+    r = child;
+  }
+  return static_cast<std::int32_t>(at);
+}
+
+PrefixTree::Impl::Cover PrefixTree::Impl::cover(std::int32_t g,
+                                                std::int32_t logical) const noexcept {
+  const std::int32_t begin = logical * block_size(g);
+  const std::int32_t end = begin + block_size(g);
+  Cover best{begin, kNone};
+  const auto consider = [&](std::int32_t r) {
+    const RunGroup& rg = slots(r, g);
+    const std::int32_t index = logical - rg.first;
+    if (index < 0 || index >= rg.count) return;
+    const std::int32_t block = entries(r, g)[index];
+    if (block == kNone) return;
+    const std::int32_t reach =
+        std::min(static_cast<std::int32_t>(group(g).where[block].end), matched_);
+    if (reach > best.end) best = {reach, block};
+  };
+  const std::int32_t* first = path_.data();
+  const std::int32_t* last = std::partition_point(
+      first, first + path_length_, [&](std::int32_t r) { return run(r).start < end; });
+  for (const std::int32_t* at = last; at != first && run(at[-1]).end() > begin; --at) {
+    consider(at[-1]);
+  }
+  if (best.end >= std::min(end, matched_) || path_length_ == 0) return best;
+  // The block may end below: any descendant of the last run begins with the same tokens.
+  std::int32_t r = path_[path_length_ - 1];
+  while (run(r).end() < end && run(r).num_children > 0) {
+    r = run(r).children;
+    consider(r);
+  }
+  return best;
+}
+
+std::int32_t PrefixTree::Impl::served_full(std::int32_t g, std::int32_t limit) const noexcept {
+  const std::int32_t size = block_size(g);
+  std::int32_t next = 0;  // first logical block not found yet
+  bool missing = false;
+  for (std::int32_t j = 0; j < path_length_ && !missing && next * size < limit; ++j) {
+    const std::int32_t r = path_[j];
+    const RunGroup& rg = slots(r, g);
+    if (rg.num_live == rg.count && rg.num_partial == 0) {
+      next = rg.first + rg.count;
+      continue;
+    }
+    const std::int32_t* entry = entries(r, g);
+    while (next - rg.first < rg.count) {
+      const std::int32_t block = entry[next - rg.first];
+      if (block == kNone || static_cast<std::int32_t>(group(g).where[block].end) % size != 0) {
+        // A block that ends beyond this run may be kept further down.
+        missing = (next + 1) * size <= run(r).end();
+        break;
+      }
+      ++next;
+    }
+  }
+  std::int32_t served = next * size;
+  if (served < limit) served = std::max(served, cover(g, next).end);
+  return std::min({served, limit, matched_});
+}
+
+std::int32_t PrefixTree::Impl::served_window(std::int32_t g, std::int32_t limit,
+                                             std::int32_t window) const noexcept {
+  const std::int32_t size = block_size(g);
+  std::int32_t at = std::min(limit, matched_);
+  for (std::int32_t logical = 0;; ++logical) {
+    const std::int32_t sinks = std::min(group(g).spec.num_sinks, at);
+    if (logical * size >= sinks) break;
+    const std::int32_t reach = cover(g, logical).end;
+    if (reach < std::min((logical + 1) * size, sinks)) at = reach;
+  }
+  for (std::int32_t logical = (at - 1) / size; at > 0 && logical >= 0; --logical) {
+    if ((logical + 1) * size <= at - window + 1) break;
+    const std::int32_t reach = cover(g, logical).end;
+    if (reach < std::min((logical + 1) * size, at)) at = reach;
+  }
+  return at;
+}
+
+std::int32_t PrefixTree::Impl::served(std::int32_t limit, std::int32_t extra_window,
+                                      std::span<const MediaSpan> media) const noexcept {
+  std::int32_t at = std::min(limit, matched_);
+  for (std::int32_t g = 0; g < num_groups_; ++g) {
+    if (group(g).full()) at = served_full(g, at);
+  }
+  for (std::int32_t before = -1; before != at;) {
+    before = at;
+    for (const MediaSpan& span : media) {
+      if (span.attends_to_itself && span.begin < at && at < span.end) at = span.begin;
+    }
+    for (std::int32_t g = 0; g < num_groups_; ++g) {
+      if (group(g).full()) continue;
+      // window + extra could overflow; a window longer than the prompt is as long as the prompt.
+      const std::int32_t window = std::min(group(g).spec.window, matched_ + 1) + extra_window;
+      at = served_window(g, at, window);
+    }
+  }
+  return at;
+}
+
+PrefixMatch PrefixTree::Impl::match(std::int32_t root, std::span<const std::int32_t> tokens,
+                                    std::span<const MediaSpan> media, std::int32_t max_tokens,
+                                    bool allow_whole) const noexcept {
+  PrefixMatch found;
+  matched_ = walk(root, tokens, media);
+  const auto size = static_cast<std::int32_t>(tokens.size());
+  if (allow_whole && size > 0 && matched_ == size && served(size, 1, media) == size) {
+    found.whole = true;
+    for (const MediaSpan& span : media) {
+      if (span.attends_to_itself && span.begin < size - 1 && size - 1 < span.end) {
+        found.whole = false;
+      }
+    }
+  }
+  found.tokens = found.whole ? size - 1 : served(std::max(max_tokens, 0), 0, media);
+  found.run = root;
+  const std::int32_t position = found.held_tokens() / unit_ * unit_;
+  for (std::int32_t j = path_length_ - 1; j >= 0 && found.run == root && position > 0; --j) {
+    if (run(path_[j]).start < position) found.run = path_[j];
+  }
+  return found;
+}
+
+void PrefixTree::Impl::fill_table(const PrefixMatch& match, GroupId group_id,
+                                  std::span<std::int32_t> out, bool one_more) const noexcept {
+  const std::int32_t g = group_id.value();
+  const std::int32_t size = block_size(g);
+  const std::int32_t held = match.held_tokens();
+  const auto count = static_cast<std::int32_t>(out.size());
+  std::fill(out.begin(), out.end(), kNone);
+  if (count == 0) return;
+  if (group(g).full()) {
+    for (std::int32_t j = 0; j < path_length_; ++j) {
+      const RunGroup& rg = slots(path_[j], g);
+      if (rg.first >= count) break;
+      const std::int32_t* entry = entries(path_[j], g);
+      const std::int32_t n = std::min(rg.count, count - rg.first);
+      if (rg.num_live == rg.count) {
+        std::memcpy(out.data() + rg.first, entry, static_cast<std::size_t>(n) * 4);
+        continue;
+      }
+      for (std::int32_t i = 0; i < n; ++i) {
+        if (entry[i] != kNone) out[static_cast<std::size_t>(rg.first + i)] = entry[i];
+      }
+    }
+    std::int32_t& last = out.back();
+    if (last == kNone || static_cast<std::int32_t>(group(g).where[last].end) < held) {
+      last = cover(g, count - 1).block;
+    }
+    return;
+  }
+  const TreeGroup& spec = group(g).spec;
+  const std::int32_t back = std::min(spec.window, held + 1) - 1 + (match.whole || one_more ? 1 : 0);
+  const std::int32_t first = std::max(0, held - back);
+  const auto take = [&](std::int32_t logical, std::int32_t need) {
+    const Cover found = cover(g, logical);
+    if (found.end >= need) out[static_cast<std::size_t>(logical)] = found.block;
+  };
+  for (std::int32_t logical = first / size; logical < count; ++logical) {
+    take(logical, std::min((logical + 1) * size, held));
+  }
+  const std::int32_t sinks = std::min(spec.num_sinks, held);
+  for (std::int32_t logical = 0; logical * size < sinks; ++logical) {
+    if (out[static_cast<std::size_t>(logical)] == kNone) {
+      take(logical, std::min((logical + 1) * size, sinks));
+    }
+  }
+}
+
+}  // namespace kvfolio

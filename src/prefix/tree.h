@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The insides of PrefixTree. One class, five files:
+//   tree.cc      creation, roots, places, and the shape of runs (split, cut, remove)
+//   children.cc  finding a child: hash table and treap
+//   match.cc     the longest prefix that every group can serve
+//   publish.cc   extending a path and hanging blocks
+//   entries.cc   entries, idle and busy, candidates, eviction
+//   check.cc     check_invariants
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "kvfolio/fixed_array.h"
+#include "kvfolio/prefix_tree.h"
+#include "kvfolio/span_arena.h"
+
+namespace kvfolio {
+
+class PrefixTree::Impl {
+ public:
+  static constexpr std::int32_t kNone = -1;
+  static constexpr std::size_t kMaxKeyBytes = 65536;
+
+  // A stretch of media along a run, at absolute positions.
+  struct Extent {
+    std::int32_t begin;
+    std::int32_t end;
+    std::int32_t offset;       // of `begin` within its span
+    std::int32_t span_length;  // of the whole span
+    std::int32_t next;         // in the run, ascending; or on the free list
+    bool attends_to_itself;
+    std::array<std::byte, 32> content_id;
+  };
+
+  struct Run {
+    std::int32_t parent;    // kNone: a root
+    std::int32_t start;     // position of its first token
+    std::int32_t length;    // tokens
+    ArenaSpan tokens;       // a root keeps its key here, as bytes
+    std::int32_t children;  // root of the treap of its children
+    std::int32_t num_children;
+    std::int32_t up, left, right;  // in the treap of its siblings
+    std::uint32_t priority;
+    std::uint32_t hash;  // of parent and first unit; roots: of the key
+    std::uint32_t generation;
+    std::int32_t places;
+    std::int32_t extents;    // its media, ascending
+    std::int32_t key_bytes;  // roots
+    bool alive;
+    bool hashed;
+
+    [[nodiscard]] std::int32_t end() const noexcept { return start + length; }
+  };
+
+  // The entries of one group along one run: logical blocks first .. first + count - 1. A block that
+  // straddles the start has its slot here when it ends here, and may have one in the parent too,
+  // for a partial block that ends there.
+  struct RunGroup {
+    ArenaSpan entries;
+    std::int32_t first;
+    std::int32_t count;
+    std::int32_t num_live;     // entries that are not -1
+    std::int32_t num_partial;  // of these, those that end inside their block
+    std::int32_t last_live;    // index from `first`, or kNone
+    std::int32_t last_busy;    // likewise; full groups only
+    std::int32_t cold;         // idle entries behind last_busy; full groups only
+    std::int32_t live_kids;    // children with an entry in their subtree; full groups only
+    std::int32_t busy_kids;    // children with a busy entry in their subtree; full groups only
+  };
+
+  struct Where {
+    std::int32_t run;        // + 1; 0: not findable
+    std::uint32_t end : 31;  // position
+    std::uint32_t idle : 1;
+  };
+
+  struct Group {
+    TreeGroup spec;
+    FixedArray<Where> where;  // by block
+    std::int32_t evictable = 0;
+
+    [[nodiscard]] bool full() const noexcept { return spec.kind == AttentionKind::kFull; }
+  };
+
+  static Result<std::unique_ptr<Impl>> create(const PrefixTreeOptions& options);
+
+  // tree.cc
+  std::int32_t find_root(const RootKey& key) const noexcept;
+  std::int32_t make_root(const RootKey& key) noexcept;
+  Place enter(std::int32_t run, std::int32_t position) noexcept;
+  void leave(Place& place) noexcept;
+  void settle(Place& place) noexcept;
+  void climb(Place& place, std::int32_t position) noexcept;
+  void copy_tokens(const Place& place, std::int32_t begin,
+                   std::span<std::int32_t> out) const noexcept;
+  // match.cc
+  PrefixMatch match(std::int32_t root, std::span<const std::int32_t> tokens,
+                    std::span<const MediaSpan> media, std::int32_t max_tokens,
+                    bool allow_whole) const noexcept;
+  void fill_table(const PrefixMatch& match, GroupId group, std::span<std::int32_t> out,
+                  bool one_more) const noexcept;
+  // publish.cc
+  bool extend(Place& place, std::span<const std::int32_t> tokens, std::span<const MediaSpan> media,
+              std::span<const BlockOffer> offers, bool tail, std::uint64_t* num_hung) noexcept;
+  bool offer(const Place& place, GroupId group, BlockId block, std::int32_t logical,
+             std::int32_t end) noexcept;
+  // entries.cc
+  void set_idle(std::int32_t g, std::int32_t block) noexcept;
+  void set_busy(std::int32_t g, std::int32_t block) noexcept;
+  void unhang(std::int32_t g, std::int32_t block) noexcept;
+  void evict(std::int32_t g, std::int32_t block) noexcept;
+  // check.cc
+  Status check_invariants() const;
+
+  [[nodiscard]] const Where& where(GroupId group, BlockId block) const noexcept {
+    return groups_[static_cast<std::size_t>(group.value())].where[block.value()];
+  }
+
+  TreeObserver* observer_ = nullptr;
+  std::vector<Group> groups_;
+  std::int32_t unit_ = 1;
+  std::int32_t num_runs_ = 0;
+  std::int64_t num_tokens_ = 0;
+
+ private:
+  struct Compared {
+    std::int32_t common;  // positions on which both agree
+    std::int32_t order;   // < 0: the query comes first
+  };
+  struct Neighbours {
+    std::int32_t best = kNone;  // the child that shares most
+    std::int32_t common = 0;
+  };
+
+  Impl() = default;
+
+  Run& run(std::int32_t r) noexcept { return runs_[r]; }
+  const Run& run(std::int32_t r) const noexcept { return runs_[r]; }
+  RunGroup& slots(std::int32_t r, std::int32_t g) noexcept {
+    return run_groups_[std::int64_t{r} * num_groups_ + g];
+  }
+  const RunGroup& slots(std::int32_t r, std::int32_t g) const noexcept {
+    return run_groups_[std::int64_t{r} * num_groups_ + g];
+  }
+  [[nodiscard]] std::int32_t* entries(std::int32_t r, std::int32_t g) noexcept {
+    return entries_->at(slots(r, g).entries);
+  }
+  [[nodiscard]] const std::int32_t* entries(std::int32_t r, std::int32_t g) const noexcept {
+    return entries_->at(slots(r, g).entries);
+  }
+  Group& group(std::int32_t g) noexcept { return groups_[static_cast<std::size_t>(g)]; }
+  const Group& group(std::int32_t g) const noexcept { return groups_[static_cast<std::size_t>(g)]; }
+  [[nodiscard]] std::int32_t block_size(std::int32_t g) const noexcept {
+    return group(g).spec.block_size;
+  }
+  [[nodiscard]] const std::int32_t* tokens_of(std::int32_t r) const noexcept {
+    return tokens_->at(run(r).tokens);
+  }
+  [[nodiscard]] bool is_root(std::int32_t r) const noexcept { return run(r).parent == kNone; }
+
+  // tree.cc
+  [[nodiscard]] std::size_t encode_key(const RootKey& key) const noexcept;
+  [[nodiscard]] std::int32_t lookup_root(std::size_t size, std::uint32_t hash) const noexcept;
+  [[nodiscard]] std::int32_t new_run() noexcept;
+  void free_run(std::int32_t r) noexcept;
+  // Room for the tokens and entries of a run of this length; grows only. False: no room.
+  [[nodiscard]] bool reserve_room(std::int32_t r, std::int32_t length) noexcept;
+  // Gives a longer run its empty slots.
+  void add_slots(std::int32_t r) noexcept;
+  [[nodiscard]] bool add_extents(std::int32_t r, std::span<const MediaSpan> media,
+                                 std::int32_t from, std::int32_t to) noexcept;
+  [[nodiscard]] std::int32_t new_extent() noexcept;
+  void drop_extents(std::int32_t r, std::int32_t from) noexcept;
+  // Appends tokens (with media) at the end of a run without children; hashes it when it has a unit.
+  [[nodiscard]] bool grow(std::int32_t r, std::span<const std::int32_t> tokens,
+                          std::span<const MediaSpan> media) noexcept;
+  // A new child of `parent` with these tokens; kNone: no room.
+  [[nodiscard]] std::int32_t add_child(std::int32_t parent, std::span<const std::int32_t> tokens,
+                                       std::span<const MediaSpan> media) noexcept;
+  // Splits at a position inside the run; returns the new upper run, or kNone: no room.
+  [[nodiscard]] std::int32_t split(std::int32_t r, std::int32_t cut) noexcept;
+  // Cuts a run behind what is needed of it; true when it was removed.
+  bool cut_one(std::int32_t r) noexcept;
+  // Likewise, and then its parent, as long as runs vanish.
+  void cut(std::int32_t r) noexcept;
+
+  // children.cc
+  [[nodiscard]] static std::int32_t same_tokens(const std::int32_t* a, const std::int32_t* b,
+                                                std::int32_t n) noexcept;
+  // First position of [from, to) at which the run's media and the query's differ, or `to`.
+  [[nodiscard]] std::int32_t same_media(std::int32_t r, std::int32_t from, std::int32_t to,
+                                        std::span<const MediaSpan> media) const noexcept;
+  // Tokens of the run from position `at` on that equal the query's.
+  [[nodiscard]] std::int32_t common_prefix(std::int32_t r, std::int32_t at,
+                                           std::span<const std::int32_t> tokens,
+                                           std::span<const MediaSpan> media) const noexcept;
+  [[nodiscard]] Compared compare(std::int32_t r, std::span<const std::int32_t> tokens,
+                                 std::span<const MediaSpan> media) const noexcept;
+  [[nodiscard]] std::uint32_t hash_query(std::int32_t parent, std::int32_t at,
+                                         const std::int32_t* tokens,
+                                         std::span<const MediaSpan> media) const noexcept;
+  [[nodiscard]] std::uint32_t hash_run(std::int32_t r) const noexcept;
+  void table_insert(std::int32_t r) noexcept;
+  void table_erase(std::int32_t r) noexcept;
+  [[nodiscard]] std::int32_t find_child(std::int32_t parent, std::span<const std::int32_t> tokens,
+                                        std::span<const MediaSpan> media) const noexcept;
+  [[nodiscard]] Neighbours find_nearest(std::int32_t parent, std::span<const std::int32_t> tokens,
+                                        std::span<const MediaSpan> media) const noexcept;
+  void treap_insert(std::int32_t parent, std::int32_t r, std::span<const std::int32_t> tokens,
+                    std::span<const MediaSpan> media) noexcept;
+  void treap_remove(std::int32_t r) noexcept;
+  void treap_replace(std::int32_t old_run, std::int32_t new_run) noexcept;
+  void rotate_up(std::int32_t r) noexcept;
+  [[nodiscard]] std::int32_t treap_next(std::int32_t r) const noexcept;
+  [[nodiscard]] std::int32_t leftmost(std::int32_t r) const noexcept;
+
+  // match.cc: over path_[0 .. path_length_), the runs from the root's child to the last matched.
+  [[nodiscard]] std::int32_t walk(std::int32_t root, std::span<const std::int32_t> tokens,
+                                  std::span<const MediaSpan> media) const noexcept;
+  // How far an entry covers logical block `logical` along the path and below, and which it is.
+  struct Cover {
+    std::int32_t end = 0;  // a position; the block's start where there is none
+    std::int32_t block = kNone;
+  };
+  [[nodiscard]] Cover cover(std::int32_t g, std::int32_t logical) const noexcept;
+  [[nodiscard]] std::int32_t served_full(std::int32_t g, std::int32_t limit) const noexcept;
+  [[nodiscard]] std::int32_t served_window(std::int32_t g, std::int32_t limit,
+                                           std::int32_t window) const noexcept;
+  [[nodiscard]] std::int32_t served(std::int32_t limit, std::int32_t extra_window,
+                                    std::span<const MediaSpan> media) const noexcept;
+
+  // publish.cc
+  [[nodiscard]] bool hang_at(std::int32_t r, std::int32_t g, std::int32_t block,
+                             std::int32_t logical, std::int32_t end) noexcept;
+  [[nodiscard]] bool covered_below(std::int32_t r, std::int32_t g, std::int32_t logical,
+                                   std::int32_t end) const noexcept;
+
+  // entries.cc
+  void put_entry(std::int32_t r, std::int32_t g, std::int32_t index, std::int32_t block,
+                 std::int32_t end) noexcept;
+  void take_entry(std::int32_t g, std::int32_t block) noexcept;
+  [[nodiscard]] bool is_candidate(std::int32_t r, std::int32_t g,
+                                  std::int32_t index) const noexcept;
+  void tell_candidate(std::int32_t g, std::int32_t block, bool candidate) const noexcept;
+  void count_idle(std::int32_t r, std::int32_t g, std::int32_t index) noexcept;
+  void recount(std::int32_t r, std::int32_t g) noexcept;
+  void live_changed(std::int32_t r, std::int32_t g, bool was_live) noexcept;
+  void busy_changed(std::int32_t r, std::int32_t g, bool was_busy) noexcept;
+  [[nodiscard]] bool has_live(std::int32_t r, std::int32_t g) const noexcept {
+    return slots(r, g).last_live >= 0 || slots(r, g).live_kids > 0;
+  }
+  [[nodiscard]] bool has_busy(std::int32_t r, std::int32_t g) const noexcept {
+    return slots(r, g).last_busy >= 0 || slots(r, g).busy_kids > 0;
+  }
+  [[nodiscard]] bool partial(std::int32_t g, std::int32_t end) const noexcept {
+    return end % block_size(g) != 0;
+  }
+
+  std::int32_t num_groups_ = 0;
+  std::int32_t max_runs_ = 0;
+  std::int32_t max_root_keys_ = 0;
+  std::int64_t max_root_key_bytes_ = 0;
+  std::int32_t num_roots_ = 0;
+  std::int64_t root_key_bytes_ = 0;
+  std::uint64_t hash_seed_ = 0;
+
+  FixedArray<Run> runs_;
+  FixedArray<RunGroup> run_groups_;
+  std::int32_t runs_touched_ = 0;   // runs beyond were never used
+  std::int32_t free_runs_ = kNone;  // linked through parent
+  std::unique_ptr<SpanArena> tokens_;
+  std::unique_ptr<SpanArena> entries_;
+  std::unique_ptr<SpanArena> keys_;
+  FixedArray<Extent> extents_;
+  std::int32_t extents_touched_ = 0;
+  std::int32_t free_extents_ = kNone;
+
+  FixedArray<std::int32_t> table_;  // open addressing: run + 1, or 0
+  std::uint32_t table_mask_ = 0;
+
+  // Scratch of one call.
+  mutable FixedArray<std::int32_t> path_;
+  mutable std::int32_t path_length_ = 0;
+  mutable std::int32_t matched_ = 0;
+  mutable FixedArray<char> key_;
+};
+
+}  // namespace kvfolio
