@@ -4,21 +4,594 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
 namespace kvfolio {
 namespace {
 
 using ::testing::HasSubstr;
 
+constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
+
+// One row of K or V of a view.
+struct Row {
+  std::byte* data;
+  std::int64_t bytes;
+};
+
+// Calls visit(row, layer, block, head, offset, is_v) for every row that the view stores.
+template <typename Visit>
+void for_each_row(const KVView& view, Visit&& visit) {
+  const std::int64_t element = dtype_bytes(view.dtype);
+  for (int is_v = 0; is_v < 2; ++is_v) {
+    if (is_v == 1 && (view.head_dim_v == 0 || view.v_is_prefix_of_k)) return;
+    for (std::int32_t l = 0; l < view.num_layers; ++l) {
+      for (std::int32_t b = 0; b < view.num_blocks; ++b) {
+        for (std::int32_t h = 0; h < view.num_kv_heads; ++h) {
+          for (std::int32_t t = 0; t < view.block_size; ++t) {
+            Row row{is_v == 1 ? view.v_at(l, b, h, t) : view.k_at(l, b, h, t),
+                    (is_v == 1 ? view.head_dim_v : view.head_dim_k) * element};
+            visit(row, l, b, h, t, is_v);
+          }
+        }
+      }
+    }
+  }
+}
+
+// A byte that differs between neighbours in every direction.
+std::byte pattern(int l, int b, int h, int t, int is_v) {
+  return std::byte(static_cast<unsigned char>(1 + l * 101 + b * 37 + h * 11 + t * 5 + is_v * 59));
+}
+
+void write_pattern(const KVView& view) {
+  for_each_row(view, [](Row row, int l, int b, int h, int t, int is_v) {
+    std::memset(row.data, std::to_integer<int>(pattern(l, b, h, t, is_v)),
+                static_cast<std::size_t>(row.bytes));
+  });
+}
+
+// Every row holds the pattern of the block that source[block] names.
+void expect_pattern(const KVView& view, const std::vector<int>& source) {
+  int wrong = 0;
+  for_each_row(view, [&](Row row, int l, int b, int h, int t, int is_v) {
+    const std::byte want = pattern(l, source[static_cast<std::size_t>(b)], h, t, is_v);
+    wrong +=
+        std::any_of(row.data, row.data + row.bytes, [&](std::byte got) { return got != want; });
+  });
+  EXPECT_EQ(wrong, 0) << "rows with other bytes than their source";
+}
+
+std::vector<GroupSpec> shapes() {
+  std::vector<GroupSpec> result;
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
+    for (const Format format : {Format::kHnd, Format::kNhd}) {
+      for (const std::int32_t block_size : {1, 3, 16}) {
+        for (const std::pair<int, bool>& v :
+             {std::pair{5, false}, {8, false}, {0, false}, {5, true}}) {
+          result.push_back({.num_layers = 3,
+                            .num_kv_heads = 2,
+                            .head_dim_k = 8,
+                            .head_dim_v = v.first,
+                            .v_is_prefix_of_k = v.second,
+                            .block_size = block_size,
+                            .dtype = dtype,
+                            .format = format,
+                            .num_blocks = 5});
+        }
+      }
+    }
+  }
+  return result;
+}
+
+// Memory of the test, with a record of what was asked of it.
+class TestMemory final : public MemoryResource {
+ public:
+  [[nodiscard]] MemoryKind kind() const noexcept override { return kind_; }
+  Result<std::byte*> allocate(std::int64_t bytes) override {
+    if (num_allocated == fail_at) {
+      return Status(ErrorCode::kResourceExhausted, "the arena is full");
+    }
+    ++num_allocated;
+    if (gives_null) return static_cast<std::byte*>(nullptr);
+    taken.push_back(host_.allocate(bytes + 1).value_or(nullptr));
+    return taken.back() + offset;
+  }
+  void deallocate(std::byte* memory, std::int64_t bytes) noexcept override {
+    if (memory == nullptr) return;
+    ++num_deallocated;
+    host_.deallocate(memory - offset, bytes + 1);
+  }
+  void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
+    ++num_copies;
+    host_.copy(dst, src, bytes);
+  }
+
+  MemoryKind kind_ = MemoryKind::kHost;
+  int fail_at = -1;
+  bool gives_null = false;
+  int offset = 0;
+  int num_allocated = 0;
+  int num_deallocated = 0;
+  int num_copies = 0;
+  std::vector<std::byte*> taken;
+
+ private:
+  HostMemory host_;
+};
+
+CacheSpec two_groups() {
+  return {.groups = {{.num_layers = 2, .head_dim_k = 4, .head_dim_v = 4, .num_blocks = 3},
+                     {.num_layers = 1, .head_dim_k = 8, .head_dim_v = 2, .num_blocks = 7}}};
+}
+
 TEST(KVStorage, GroupsThatDoNotExistHaveNoView) {
-  const CacheSpec spec{.groups = {{.head_dim_k = 4, .head_dim_v = 4, .num_blocks = 2}}};
-  Result<KVStorage> storage = KVStorage::create(spec);
+  Result<KVStorage> storage = KVStorage::create(two_groups());
   ASSERT_TRUE(storage);
-  for (const std::int32_t group : {-1, 1, 1 << 30}) {
+  EXPECT_EQ(storage->num_groups(), 2);
+  EXPECT_TRUE(storage->view(GroupId(1)));
+  for (const std::int32_t group : {-1, 2, 1 << 30}) {
     const Result<KVView> view = storage->view(GroupId(group));
     ASSERT_FALSE(view);
     EXPECT_EQ(view.error().code(), ErrorCode::kInvalidArgument);
     EXPECT_THAT(view.error().message(), HasSubstr(std::to_string(group)));
   }
+}
+
+TEST(KVStorage, OwnMemoryIsWhatTheLayoutSaysForEveryElementType) {
+  for (const GroupSpec& group : shapes()) {
+    const CacheSpec spec{.groups = {group}};
+    Result<KVStorage> storage = KVStorage::create(spec);
+    ASSERT_TRUE(storage);
+    const GroupLayout layout = (*plan_layouts(spec))[0];
+    EXPECT_EQ(storage->memory_bytes(), layout.total_bytes);
+    EXPECT_TRUE(storage->owns_memory());
+    EXPECT_EQ(storage->spec(), spec);
+    const KVView view = *storage->view(GroupId(0));
+    std::int64_t payload = 0;
+    std::byte* const begin = view.k;
+    for_each_row(view, [&](Row row, int, int, int, int, int) {
+      payload += row.bytes;
+      EXPECT_GE(row.data, begin);
+      EXPECT_LE(row.data + row.bytes, begin + layout.total_bytes);
+    });
+    EXPECT_EQ(payload, layout.payload_bytes_per_token * group.num_blocks * group.block_size);
+    // Every row is its own: writing them all leaves each as written.
+    write_pattern(view);
+    expect_pattern(view, {0, 1, 2, 3, 4});
+  }
+}
+
+TEST(KVStorage, CopiesRunInOrderAndMoveWholeBlocksOnly) {
+  for (const GroupSpec& group : shapes()) {
+    Result<KVStorage> storage = KVStorage::create({.groups = {group}});
+    ASSERT_TRUE(storage);
+    const KVView view = *storage->view(GroupId(0));
+    write_pattern(view);
+    // 0 -> 3, then 3 -> 1 carries 0 on; 2 -> 2 is nothing.
+    const std::int32_t src[] = {0, 3, 2, 4};
+    const std::int32_t dst[] = {3, 1, 2, 0};
+    ASSERT_TRUE(storage->copy_blocks(GroupId(0), src, dst).ok());
+    expect_pattern(view, {4, 0, 2, 0, 4});
+  }
+}
+
+TEST(KVStorage, AContiguousBlockIsOneCopyPerLayer) {
+  for (const Format format : {Format::kHnd, Format::kNhd}) {
+    TestMemory memory;
+    Result<KVStorage> storage = KVStorage::create({.groups = {{.num_layers = 3,
+                                                               .num_kv_heads = 4,
+                                                               .head_dim_k = 8,
+                                                               .head_dim_v = 6,
+                                                               .format = format,
+                                                               .num_blocks = 2}}},
+                                                  &memory);
+    ASSERT_TRUE(storage);
+    const std::int32_t src[] = {0};
+    const std::int32_t dst[] = {1};
+    ASSERT_TRUE(storage->copy_blocks(GroupId(0), src, dst).ok());
+    EXPECT_EQ(memory.num_copies, 3);
+  }
+}
+
+TEST(KVStorage, FillReachesEveryByteOfEveryRow) {
+  for (const GroupSpec& group : shapes()) {
+    Result<KVStorage> storage = KVStorage::create({.groups = {group}});
+    ASSERT_TRUE(storage);
+    ASSERT_TRUE(storage->fill(std::byte{0xff}).ok());
+    for_each_row(*storage->view(GroupId(0)), [](Row row, int, int, int, int, int) {
+      for (std::int64_t i = 0; i < row.bytes; ++i) EXPECT_EQ(row.data[i], std::byte{0xff});
+    });
+  }
+}
+
+TEST(KVStorage, MovesKeepTheMemoryAndFreeItOnce) {
+  TestMemory memory;
+  {
+    Result<KVStorage> storage = KVStorage::create(two_groups(), &memory);
+    ASSERT_TRUE(storage);
+    std::byte* const data = storage->view(GroupId(1))->k;
+    KVStorage moved = *std::move(storage);
+    EXPECT_EQ(moved.view(GroupId(1))->k, data);
+    EXPECT_EQ(storage->num_groups(), 0);
+    EXPECT_EQ(storage->memory_bytes(), 0);
+    EXPECT_FALSE(storage->view(GroupId(0)));
+    EXPECT_EQ(storage->memory_kind(), MemoryKind::kHost);
+    EXPECT_EQ(memory.num_deallocated, 0);
+
+    Result<KVStorage> other = KVStorage::create(two_groups(), &memory);
+    ASSERT_TRUE(other);
+    moved = *std::move(other);
+    EXPECT_EQ(memory.num_deallocated, 2);  // what `moved` held before
+    EXPECT_EQ(moved.num_groups(), 2);
+  }
+  EXPECT_EQ(memory.num_allocated, 4);
+  EXPECT_EQ(memory.num_deallocated, 4);
+}
+
+TEST(KVStorage, ARefusedGroupGivesTheEarlierGroupsBack) {
+  TestMemory memory;
+  memory.fail_at = 1;
+  const Result<KVStorage> storage = KVStorage::create(two_groups(), &memory);
+  ASSERT_FALSE(storage);
+  EXPECT_EQ(storage.error().code(), ErrorCode::kOutOfMemory);
+  EXPECT_THAT(storage.error().message(), HasSubstr("group 1"));
+  EXPECT_THAT(storage.error().message(), HasSubstr("the arena is full"));
+  EXPECT_EQ(memory.num_allocated, 1);
+  EXPECT_EQ(memory.num_deallocated, 1);
+}
+
+TEST(KVStorage, AResourceThatGivesNullOrMisalignedMemoryIsAnError) {
+  TestMemory null;
+  null.gives_null = true;
+  const Result<KVStorage> first = KVStorage::create(two_groups(), &null);
+  ASSERT_FALSE(first);
+  EXPECT_EQ(first.error().code(), ErrorCode::kOutOfMemory);
+
+  TestMemory misaligned;
+  misaligned.offset = 1;
+  const Result<KVStorage> second = KVStorage::create(two_groups(), &misaligned);
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code(), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(misaligned.num_deallocated, misaligned.num_allocated);
+}
+
+TEST(KVStorage, DeviceMemoryIsCopiedByItsResourceAndNeverFilled) {
+  TestMemory device;
+  device.kind_ = MemoryKind::kDevice;
+  Result<KVStorage> storage = KVStorage::create(two_groups(), &device);
+  ASSERT_TRUE(storage);
+  EXPECT_EQ(storage->memory_kind(), MemoryKind::kDevice);
+  EXPECT_EQ(storage->fill(std::byte{0}).code(), ErrorCode::kUnsupported);
+  const std::int32_t src[] = {0};
+  const std::int32_t dst[] = {1};
+  ASSERT_TRUE(storage->copy_blocks(GroupId(0), src, dst).ok());
+  EXPECT_GT(device.num_copies, 0);
+}
+
+TEST(FaultJ3, SizesThatNoMachineHasAreErrorsWithTheNumbers) {
+  // 2^20 blocks x 16 tokens x 64 heads x 2 x 1024 x 8 bytes x 64 layers = 2^50 bytes.
+  GroupSpec huge{.num_layers = 64,
+                 .num_kv_heads = 64,
+                 .head_dim_k = 1024,
+                 .head_dim_v = 1024,
+                 .dtype = DType::kF64,
+                 .num_blocks = 1 << 20};
+  const Result<KVStorage> large = KVStorage::create({.groups = {huge}});
+  ASSERT_FALSE(large);
+  EXPECT_EQ(large.error().code(), ErrorCode::kOutOfMemory);
+  EXPECT_THAT(large.error().message(), HasSubstr(std::to_string(std::int64_t{1} << 50)));
+
+  huge.num_layers = 1 << 16;
+  huge.num_kv_heads = 1 << 20;
+  huge.head_dim_k = 1 << 20;
+  const Result<KVStorage> overflow = KVStorage::create({.groups = {huge}});
+  ASSERT_FALSE(overflow);
+  EXPECT_EQ(overflow.error().code(), ErrorCode::kInvalidArgument);
+}
+
+TEST(FaultB4, NoLayersNoBlocksOrNoTokensPerBlockAreErrorsAtCreation) {
+  const GroupSpec good{.head_dim_k = 4, .head_dim_v = 4, .num_blocks = 2};
+  for (std::int32_t GroupSpec::*field :
+       {&GroupSpec::num_layers, &GroupSpec::block_size, &GroupSpec::num_blocks,
+        &GroupSpec::num_kv_heads, &GroupSpec::head_dim_k}) {
+    for (const std::int32_t value : {0, -1}) {
+      GroupSpec bad = good;
+      bad.*field = value;
+      const Result<KVStorage> storage = KVStorage::create({.groups = {bad}});
+      ASSERT_FALSE(storage);
+      EXPECT_EQ(storage.error().code(), ErrorCode::kInvalidArgument);
+    }
+  }
+}
+
+TEST(FaultL17, ACopyOfABadBlockIsAnErrorAndNothingMoves) {
+  Result<KVStorage> storage = KVStorage::create(two_groups());
+  ASSERT_TRUE(storage);
+  write_pattern(*storage->view(GroupId(0)));
+  const std::vector<std::int32_t> bad = {-1, 3, std::numeric_limits<std::int32_t>::max(),
+                                         std::numeric_limits<std::int32_t>::min()};
+  for (const std::int32_t block : bad) {
+    // The first pair is good: it must not move either.
+    for (const bool in_src : {true, false}) {
+      const std::int32_t src[] = {0, in_src ? block : 0};
+      const std::int32_t dst[] = {1, in_src ? 2 : block};
+      const Status status = storage->copy_blocks(GroupId(0), src, dst);
+      EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
+      EXPECT_THAT(status.message(), HasSubstr(std::to_string(block)));
+    }
+  }
+  const std::int32_t two[] = {0, 1};
+  EXPECT_EQ(storage->copy_blocks(GroupId(0), two, std::span(two, 1)).code(),
+            ErrorCode::kInvalidArgument);
+  EXPECT_EQ(storage->copy_blocks(GroupId(2), two, two).code(), ErrorCode::kInvalidArgument);
+  expect_pattern(*storage->view(GroupId(0)), {0, 1, 2});
+}
+
+// ---- borrowed memory ---------------------------------------------------------------------------
+
+// Memory of an engine with guard bytes that nobody may touch.
+struct Engine {
+  explicit Engine(std::int64_t bytes)
+      : memory(static_cast<std::size_t>(bytes) + 64, std::byte{0xee}) {}
+  std::byte* data() {
+    const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+    return memory.data() + (64 - address % 64) % 64;
+  }
+  std::vector<std::byte> memory;
+};
+
+// Strides for axes given from the outermost to the innermost; the innermost steps over `row`.
+struct Order {
+  std::string name;
+  // Sets the strides of k and v, and v's offset, for rows of rk and rv bytes; answers all bytes.
+  std::function<std::int64_t(const GroupSpec&, std::int64_t rk, std::int64_t rv, BorrowedGroup&,
+                             std::int64_t& v_offset)>
+      lay_out;
+};
+
+std::vector<Order> orders() {
+  using S = const GroupSpec&;
+  using I = std::int64_t;
+  return {
+      {"K and V apart, [layer][block][token][head]",
+       [](S s, I rk, I rv, BorrowedGroup& g, I& v_offset) {
+         const I h = s.num_kv_heads, t = s.block_size, b = s.num_blocks, l = s.num_layers;
+         g.k_strides = {b * t * h * rk, t * h * rk, rk, h * rk};
+         g.v_strides = {b * t * h * rv, t * h * rv, rv, h * rv};
+         v_offset = l * b * t * h * rk;
+         return l * b * t * h * (rk + rv);
+       }},
+      {"[block][2][layer][head][token]: K and V interleaved by block, block-major",
+       [](S s, I rk, I rv, BorrowedGroup& g, I& v_offset) {
+         const I h = s.num_kv_heads, t = s.block_size, b = s.num_blocks, l = s.num_layers;
+         const I block = l * h * t * (rk + rv);
+         g.k_strides = {h * t * rk, block, t * rk, rk};
+         g.v_strides = {h * t * rv, block, t * rv, rv};
+         v_offset = l * h * t * rk;
+         return b * block;
+       }},
+      {"[layer][block][token][K of all heads | V of all heads]",
+       [](S s, I rk, I rv, BorrowedGroup& g, I& v_offset) {
+         const I h = s.num_kv_heads, t = s.block_size, b = s.num_blocks, l = s.num_layers;
+         const I token = h * (rk + rv);
+         g.k_strides = {b * t * token, t * token, rk, token};
+         g.v_strides = {b * t * token, t * token, rv, token};
+         v_offset = h * rk;
+         return l * b * t * token;
+       }},
+      {"[layer][block][head][token][K | V] with 16 bytes between rows",
+       [](S s, I rk, I rv, BorrowedGroup& g, I& v_offset) {
+         const I h = s.num_kv_heads, t = s.block_size, b = s.num_blocks, l = s.num_layers;
+         const I token = rk + rv + 16;
+         g.k_strides = {b * h * t * token, h * t * token, t * token, token};
+         g.v_strides = g.k_strides;
+         v_offset = rk;
+         return l * b * h * t * token;
+       }},
+      {"[token][head][block][layer]: inside out",
+       [](S s, I rk, I rv, BorrowedGroup& g, I& v_offset) {
+         const I h = s.num_kv_heads, b = s.num_blocks, l = s.num_layers, t = s.block_size;
+         g.k_strides = {rk, l * rk, b * l * rk, h * b * l * rk};
+         g.v_strides = {rv, l * rv, b * l * rv, h * b * l * rv};
+         v_offset = t * h * b * l * rk;
+         return t * h * b * l * (rk + rv);
+       }},
+  };
+}
+
+TEST(BorrowedStorage, AnyNestedOrderOfTheAxesWorksAndOnlyRowsAreTouched) {
+  for (const Order& order : orders()) {
+    for (GroupSpec spec : shapes()) {
+      SCOPED_TRACE(order.name);
+      const std::int64_t element = dtype_bytes(spec.dtype);
+      const bool own_v = spec.head_dim_v > 0 && !spec.v_is_prefix_of_k;
+      const std::int64_t rk = spec.head_dim_k * element;
+      const std::int64_t rv = own_v ? spec.head_dim_v * element : 0;
+      BorrowedGroup borrowed;
+      std::int64_t v_offset = 0;
+      const std::int64_t bytes = order.lay_out(spec, rk, rv, borrowed, v_offset);
+      Engine engine(bytes);
+      borrowed.k = engine.data();
+      borrowed.k_bytes = bytes;
+      if (own_v) {
+        borrowed.v = engine.data() + v_offset;
+        borrowed.v_bytes = bytes - v_offset;
+      }
+      Result<KVStorage> storage = KVStorage::borrow({.groups = {spec}}, {{borrowed}});
+      ASSERT_TRUE(storage) << storage.error().message();
+      EXPECT_FALSE(storage->owns_memory());
+      EXPECT_EQ(storage->memory_bytes(), 0);
+      const KVView view = *storage->view(GroupId(0));
+      EXPECT_EQ(view.v_is_prefix_of_k, spec.v_is_prefix_of_k);
+      EXPECT_EQ(view.v, own_v ? borrowed.v : spec.v_is_prefix_of_k ? view.k : nullptr);
+
+      write_pattern(view);
+      const std::int32_t src[] = {0, 3};
+      const std::int32_t dst[] = {3, 1};
+      ASSERT_TRUE(storage->copy_blocks(GroupId(0), src, dst).ok());
+      expect_pattern(view, {0, 0, 2, 0, 4});
+      // What is between the rows is as the engine left it.
+      ASSERT_TRUE(storage->fill(std::byte{0x11}).ok());
+      std::int64_t rows = 0;
+      for_each_row(view, [&](Row row, int, int, int, int, int) {
+        rows += std::count(row.data, row.data + row.bytes, std::byte{0x11});
+      });
+      const auto all = std::ranges::count(engine.memory, std::byte{0x11});
+      EXPECT_EQ(rows, all);
+      EXPECT_EQ(rows, spec.num_layers * spec.num_blocks * spec.num_kv_heads * spec.block_size *
+                          (rk + rv));
+    }
+  }
+}
+
+// A good borrowed group over f32 [2 layers][3 blocks][4 tokens][2 heads][4], K and V apart.
+struct Borrowing {
+  CacheSpec spec{.groups = {{.num_layers = 2,
+                             .num_kv_heads = 2,
+                             .head_dim_k = 4,
+                             .head_dim_v = 4,
+                             .block_size = 4,
+                             .num_blocks = 3}}};
+  Engine engine{2 * kPlane};
+  BorrowedGroup group{engine.data(),          kPlane, {384, 128, 16, 32},
+                      engine.data() + kPlane, kPlane, {384, 128, 16, 32}};
+
+  static constexpr std::int64_t kPlane = 768;
+
+  Status error() {
+    Result<KVStorage> storage = KVStorage::borrow(spec, {{group}});
+    return storage ? Status() : std::move(storage).error();
+  }
+};
+
+TEST(BorrowedStorage, TheGoodGroupOfTheNextTestsIsAccepted) {
+  EXPECT_TRUE(Borrowing().error().ok());
+}
+
+TEST(BorrowedStorage, EachHostileFieldIsAnErrorThatNamesIt) {
+  struct Case {
+    const char* says;
+    std::function<void(Borrowing&)> spoil;
+  };
+  const Case cases[] = {
+      {"k is null", [](Borrowing& b) { b.group.k = nullptr; }},
+      {"v is null", [](Borrowing& b) { b.group.v = nullptr; }},
+      {"k is at an address", [](Borrowing& b) { b.group.k += 2; }},
+      {"v is at an address", [](Borrowing& b) { b.group.v += 1; }},
+      {"k_bytes is -1", [](Borrowing& b) { b.group.k_bytes = -1; }},
+      {"k_bytes is 9223372036854775807", [](Borrowing& b) { b.group.k_bytes = kMax; }},
+      {"k ends 768 bytes behind its start, k_bytes is 767",
+       [](Borrowing& b) { b.group.k_bytes = 767; }},
+      {"v ends 768 bytes behind its start, v_bytes is 0",
+       [](Borrowing& b) { b.group.v_bytes = 0; }},
+      {"k_strides.layer is -384", [](Borrowing& b) { b.group.k_strides.layer = -384; }},
+      {"k_strides.token is 34", [](Borrowing& b) { b.group.k_strides.token = 34; }},
+      {"v_strides.head is 18", [](Borrowing& b) { b.group.v_strides.head = 18; }},
+      {"k ends", [](Borrowing& b) { b.group.k_strides.layer = 388; }},
+      {"overflows", [](Borrowing& b) { b.group.k_strides.layer = kMax - 3; }},
+      {"overflows", [](Borrowing& b) { b.group.v_strides.block = kMax / 2 - 3; }},
+      {"rows of k overlap", [](Borrowing& b) { b.group.k_strides.token = 0; }},
+      {"rows of k overlap", [](Borrowing& b) { b.group.k_strides.token = 16; }},
+      {"rows of k overlap", [](Borrowing& b) { b.group.k_strides.head = 12; }},
+      {"rows of v overlap", [](Borrowing& b) { b.group.v_strides.block = 124; }},
+      {"rows of v overlap", [](Borrowing& b) { b.group.v_strides.layer = 380; }},
+      {"rows of v overlap rows of k", [](Borrowing& b) { b.group.v = b.group.k; }},
+      {"rows of v overlap rows of k", [](Borrowing& b) { b.group.v -= 4; }},
+      {"head_dim_v is 0", [](Borrowing& b) { b.spec.groups[0].head_dim_v = 0; }},
+      {"prefix of K", [](Borrowing& b) { b.spec.groups[0].v_is_prefix_of_k = true; }},
+      {"block_size", [](Borrowing& b) { b.spec.groups[0].block_size = 0; }},
+  };
+  for (const Case& c : cases) {
+    Borrowing borrowing;
+    c.spoil(borrowing);
+    const Status status = borrowing.error();
+    EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument) << c.says;
+    EXPECT_THAT(status.message(), HasSubstr(c.says));
+  }
+}
+
+TEST(BorrowedStorage, TheNumberOfGroupsIsTheSpecs) {
+  Borrowing borrowing;
+  EXPECT_FALSE(KVStorage::borrow(borrowing.spec, {}));
+  const std::vector<BorrowedGroup> two(2, borrowing.group);
+  EXPECT_FALSE(KVStorage::borrow(borrowing.spec, two));
+}
+
+TEST(BorrowedStorage, StridesOfAxesWithOneEntryAreNotUsed) {
+  CacheSpec spec{.groups = {{.head_dim_k = 4, .block_size = 1, .num_blocks = 1}}};
+  Engine engine(16);
+  const BorrowedGroup group{engine.data(), 16, {-1, kMax, 3, -7}, nullptr, 0, {}};
+  EXPECT_TRUE(KVStorage::borrow(spec, {{group}}));
+}
+
+TEST(BorrowedStorage, GroupsMayInterleaveButNotOverlap) {
+  // One buffer [2 pairs of layers][group][3 blocks][2 tokens][4]: groups alternate by layer.
+  const GroupSpec one{.num_layers = 2, .head_dim_k = 4, .block_size = 2, .num_blocks = 3};
+  const CacheSpec spec{.groups = {one, one}};
+  Engine engine(4 * 96);
+  BorrowedGroup first{engine.data(), 4 * 96, {192, 32, 0, 16}, nullptr, 0, {}};
+  BorrowedGroup second = first;
+  second.k += 96;
+  second.k_bytes -= 96;
+  EXPECT_TRUE(KVStorage::borrow(spec, {{first, second}}));
+  EXPECT_TRUE(KVStorage::borrow(spec, {{second, first}}));
+  second.k -= 16;
+  second.k_bytes += 16;
+  const Result<KVStorage> bad = KVStorage::borrow(spec, {{first, second}});
+  ASSERT_FALSE(bad);
+  EXPECT_THAT(bad.error().message(), HasSubstr("group 1"));
+}
+
+TEST(BorrowedStorage, WhatIsAcceptedNeverOverlapsForRandomStrides) {
+  std::mt19937 random(20261121);
+  const auto pick = [&](int low, int high) {
+    return static_cast<std::int32_t>(
+        low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1)));
+  };
+  int accepted = 0;
+  for (int round = 0; round < 200000; ++round) {
+    GroupSpec spec{.num_layers = pick(1, 2),
+                   .num_kv_heads = pick(1, 2),
+                   .head_dim_k = pick(1, 2),
+                   .head_dim_v = pick(1, 2),
+                   .block_size = pick(1, 3),
+                   .dtype = DType::kF16,
+                   .num_blocks = pick(1, 3)};
+    constexpr std::int64_t kBytes = 256;
+    std::vector<int> owner(kBytes, 0);
+    static std::byte memory[kBytes + 64];
+    std::byte* base = memory + (64 - reinterpret_cast<std::uintptr_t>(memory) % 64) % 64;
+    const auto stride = [&] { return std::int64_t{2} * pick(0, 12); };
+    BorrowedGroup group;
+    const std::int64_t v_offset = 2 * pick(0, 60);
+    group.k = base;
+    group.k_bytes = kBytes;
+    group.k_strides = {stride(), stride(), stride(), stride()};
+    group.v = base + v_offset;
+    group.v_bytes = kBytes - v_offset;
+    group.v_strides =
+        pick(0, 3) == 0 ? KVStrides{stride(), stride(), stride(), stride()} : group.k_strides;
+    Result<KVStorage> storage = KVStorage::borrow({.groups = {spec}}, {{group}});
+    if (!storage) continue;
+    ++accepted;
+    for_each_row(*storage->view(GroupId(0)), [&](Row row, int, int, int, int, int) {
+      ASSERT_GE(row.data, base);
+      ASSERT_LE(row.data + row.bytes, base + kBytes);
+      for (std::int64_t i = 0; i < row.bytes; ++i) {
+        ASSERT_EQ(owner[static_cast<std::size_t>(row.data - base + i)]++, 0) << "round " << round;
+      }
+    });
+  }
+  EXPECT_GT(accepted, 1000);
 }
 
 }  // namespace
