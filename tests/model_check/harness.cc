@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "model_check/harness.h"
+
+#include <algorithm>
+
+namespace kvfolio::model_check {
+namespace {
+
+GroupSpec full(int block_size, int num_blocks) {
+  GroupSpec group;
+  group.head_dim_k = 4;
+  group.block_size = block_size;
+  group.num_blocks = num_blocks;
+  return group;
+}
+
+GroupSpec window(int block_size, int num_blocks, int width, int sinks = 0) {
+  GroupSpec group = full(block_size, num_blocks);
+  group.kind = AttentionKind::kSlidingWindow;
+  group.window = width;
+  group.num_sinks = sinks;
+  return group;
+}
+
+constexpr std::uint16_t kTag = 7;
+
+}  // namespace
+
+const char* to_string(Family family) {
+  switch (family) {
+    case Family::kFullAndWindow:
+      return "full-and-window";
+    case Family::kUnordered:
+      return "unordered";
+    case Family::kOneGroup:
+      return "one-group";
+    case Family::kEqualBlocks:
+      return "equal-blocks";
+    case Family::kTinyPools:
+      return "tiny-pools";
+    case Family::kTinyIndex:
+      return "tiny-index";
+    case Family::kNoCache:
+      return "no-cache";
+    case Family::kAnything:
+      return "anything";
+  }
+  return "invalid";
+}
+
+Config make_config(Family family, std::uint64_t seed) {
+  Rng rng(seed ^ 0xc0f1a9ull);
+  Config config;
+  config.alphabet = rng.between(2, 3);
+  config.options.max_sequences = rng.between(3, 9);
+  config.options.max_pins = rng.between(1, 3);
+  config.options.max_steps_in_flight = rng.between(1, 3);
+  config.options.id_tag = kTag;
+  std::vector<GroupSpec>& groups = config.spec.groups;
+  switch (family) {
+    case Family::kUnordered:
+      config.options.order = Order::kUnordered;
+      [[fallthrough]];
+    case Family::kFullAndWindow:
+    case Family::kTinyIndex:
+    case Family::kNoCache:
+      groups = {full(4, rng.between(12, 40)), window(2, rng.between(12, 40), 6)};
+      break;
+    case Family::kOneGroup: {
+      const int size = rng.pick(std::vector<int>{1, 2, 4, 8});
+      groups = {rng.chance(50) ? full(size, rng.between(8, 40))
+                               : window(size, rng.between(8, 40), rng.between(1, 9),
+                                        rng.chance(50) ? rng.between(0, 4) : 0)};
+      break;
+    }
+    case Family::kEqualBlocks: {
+      const int size = rng.pick(std::vector<int>{1, 2, 4});
+      groups = {full(size, rng.between(12, 40)),
+                window(size, rng.between(12, 40), rng.between(1, 9), rng.between(1, 6))};
+      break;
+    }
+    case Family::kTinyPools:
+      groups = {full(4, rng.between(4, 8)), window(2, rng.between(5, 10), 6)};
+      config.max_length = 20;
+      break;
+    case Family::kAnything: {
+      const int unit = rng.between(1, 3);
+      for (int g = rng.between(1, 3); g > 0; --g) {
+        const int size = unit * rng.pick(std::vector<int>{1, 2, 4, 3});
+        groups.push_back(rng.chance(50) ? full(size, rng.between(4, 40))
+                                        : window(size, rng.between(4, 40), rng.between(1, 12),
+                                                 rng.chance(40) ? rng.between(0, 7) : 0));
+      }
+      groups.back().block_size = unit;
+      break;
+    }
+  }
+  if (family == Family::kAnything || family == Family::kTinyPools || family == Family::kOneGroup ||
+      family == Family::kEqualBlocks) {
+    config.options.order = rng.chance(40) ? Order::kUnordered : Order::kInOrder;
+  }
+  if (family == Family::kTinyIndex) {
+    config.options.max_index_tokens = rng.between(8, 60);
+    if (rng.chance(50)) config.options.max_runs = rng.between(2, 12);
+    if (rng.chance(50)) config.options.max_root_keys = rng.between(1, 3);
+    if (rng.chance(50)) config.options.max_media_extents = rng.between(1, 6);
+    if (rng.chance(30)) {
+      config.options.max_table_entries = rng.between(40, 200);
+    }
+    config.tight_tables = true;
+  }
+  if (family == Family::kNoCache) config.options.prefix_cache = false;
+  config.media = rng.chance(60);
+  config.trims = rng.chance(50);
+  config.drafts = rng.chance(50);
+  config.unnamed = rng.chance(60);
+  config.fails = rng.chance(40);
+  return config;
+}
+
+std::string to_string(const Config& config) {
+  std::string text = std::to_string(config.spec.groups.size()) + " groups:";
+  for (const GroupSpec& group : config.spec.groups) {
+    text += group.kind == AttentionKind::kFull ? " full"
+                                               : " window " + std::to_string(group.window) +
+                                                     " sinks " + std::to_string(group.num_sinks);
+    text += " block " + std::to_string(group.block_size) + " x " +
+            std::to_string(group.num_blocks) + ";";
+  }
+  const ManagerOptions& o = config.options;
+  text += o.order == Order::kInOrder ? " in order" : " unordered";
+  text += ", " + std::to_string(o.max_steps_in_flight) + " in flight, " +
+          std::to_string(o.max_sequences) + " sequences, " + std::to_string(o.max_pins) + " pins";
+  if (!o.prefix_cache) text += ", no prefix cache";
+  if (config.tight_tables) {
+    text += ", index of " + std::to_string(o.max_index_tokens) + " tokens, " +
+            std::to_string(o.max_runs) + " runs, " + std::to_string(o.max_root_keys) +
+            " root keys, " + std::to_string(o.max_media_extents) + " media extents, " +
+            std::to_string(o.max_table_entries) + " table entries";
+  }
+  return text + ", alphabet " + std::to_string(config.alphabet);
+}
+
+void Coverage::add(const Coverage& other) {
+  operations += other.operations;
+  errors += other.errors;
+  shortages += other.shortages;
+  hits += other.hits;
+  hits_inside_block += other.hits_inside_block;
+  hits_below_best += other.hits_below_best;
+  tokens_reused += other.tokens_reused;
+  slots_kept += other.slots_kept;
+  copies += other.copies;
+  evictions += other.evictions;
+  reads_checked += other.reads_checked;
+  retiring_seen += other.retiring_seen;
+  steps += other.steps;
+  publications_skipped += other.publications_skipped;
+}
+
+std::string to_string(const Coverage& c) {
+  return std::to_string(c.operations) + " operations (" + std::to_string(c.errors) +
+         " answered with an error), " + std::to_string(c.steps) + " steps, " +
+         std::to_string(c.reads_checked) + " reads checked, " + std::to_string(c.hits) + " hits (" +
+         std::to_string(c.hits_inside_block) + " inside a unit, " +
+         std::to_string(c.hits_below_best) + " below the best), " +
+         std::to_string(c.tokens_reused) + " tokens reused, " + std::to_string(c.slots_kept) +
+         " slots kept, " + std::to_string(c.copies) + " copies, " + std::to_string(c.evictions) +
+         " evictions, " + std::to_string(c.shortages) + " shortages, " +
+         std::to_string(c.retiring_seen) + " retiring seen, " +
+         std::to_string(c.publications_skipped) + " publications skipped";
+}
+
+Harness::Harness(const Config& config) : config_(config) {
+  Result<KVCacheManager> manager = KVCacheManager::create(config.spec, config.options);
+  KVFOLIO_REQUIRE(manager.has_value(),
+                  "create: " + (manager.has_value() ? std::string() : manager.error().message()));
+  manager_.emplace(std::move(*manager));
+  ManagerOptions other = config.options;
+  other.id_tag = kTag + 1;
+  other.prefix_cache = true;
+  other.max_table_entries = 0;
+  Result<KVCacheManager> foreign = KVCacheManager::create(config.spec, other);
+  KVFOLIO_REQUIRE(foreign.has_value(), "create a second manager");
+  foreign_.emplace(std::move(*foreign));
+  const std::vector<std::int32_t> tokens = {0, 1};
+  foreign_sequence_ = foreign_->open(tokens)->sequence;
+  foreign_pin_ = foreign_->pin(tokens)->pin;
+  for (const GroupSpec& group : config.spec.groups) {
+    const auto blocks = static_cast<std::size_t>(group.num_blocks);
+    const auto slots = blocks * static_cast<std::size_t>(group.block_size);
+    logical_.emplace_back(slots);
+    device_.emplace_back(slots);
+    blocks_.emplace_back(blocks);
+  }
+  before_ = look();
+}
+
+Harness::~Harness() = default;
+
+void Harness::drain() {
+  const auto step = [&](const std::string& what, const Status& status) {
+    note(what);
+    expect(status, {});
+    changed_ = true;
+  };
+  const auto reset = [&] {
+    log_.clear();
+    read_only_ = changed_ = allocates_ = revives_ = windows_moved_ = false;
+  };
+  if (open_step_) {
+    reset();
+    step("drain: drop", manager_->drop(Ticket(last_ticket_)));
+    apply_drop();
+    verify();
+  }
+  while (!flight_.empty()) {
+    reset();
+    const std::uint64_t ticket = flight_.front().ticket;
+    execute_up_to(ticket);
+    step("drain: complete", manager_->complete(Ticket(ticket)));
+    apply_complete(ticket);
+    verify();
+  }
+  Rng rng(0);
+  while (!seqs_.empty()) {
+    reset();
+    close(rng, false);
+    verify();
+  }
+  while (!pins_.empty()) {
+    reset();
+    unpin(rng);
+    verify();
+  }
+  for (int g = 0; g < num_groups(); ++g) {
+    reset();
+    const GroupUsage usage = *manager_->usage(GroupId(g));
+    KVFOLIO_REQUIRE(usage.held == 0 && usage.retiring == 0,
+                    "nothing is held when everything is closed");
+    const Result<std::int32_t> evicted = manager_->evict(GroupId(g), usage.num_blocks);
+    step("drain: evict", evicted.has_value() ? Status() : evicted.error());
+    verify();
+    KVFOLIO_REQUIRE(manager_->usage(GroupId(g))->free == usage.num_blocks,
+                    "all blocks are free when everything is closed and evicted");
+  }
+}
+
+}  // namespace kvfolio::model_check

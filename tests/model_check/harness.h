@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Drives one KVCacheManager with random calls, good and bad, and compares every answer and the
+// whole observable state with the naive model of model.h. Memory is simulated: a plan that is
+// committed is run later, at a time and in an order drawn from the seed within what the tickets
+// allow, and everything that its attention would read is checked.
+//
+// Operation i of a run draws from its own generator, seeded by (seed, i): any subset of a run can
+// be replayed, so a failing run shrinks to the calls that matter.
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kvfolio/manager.h"
+#include "model_check/model.h"
+
+namespace kvfolio::model_check {
+
+enum class Family {
+  kFullAndWindow,  // full with block 4 and window 6 with block 2, in order
+  kUnordered,      // the same groups, steps complete in any order
+  kOneGroup,
+  kEqualBlocks,  // full and window with sinks, one block size
+  kTinyPools,
+  kTinyIndex,  // also few root keys, media extents, table entries
+  kNoCache,
+  kAnything,
+};
+inline constexpr int kNumFamilies = 8;
+const char* to_string(Family family);
+
+struct Config {
+  CacheSpec spec;
+  ManagerOptions options;
+  int alphabet = 2;
+  int max_length = 40;
+  bool media = true;
+  bool trims = true;
+  bool drafts = true;
+  bool unnamed = true;
+  bool fails = true;
+  bool tight_tables = false;  // kResourceExhausted may come from anything that grows
+};
+Config make_config(Family family, std::uint64_t seed);
+std::string to_string(const Config& config);
+
+class CheckFailed : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// The text is made on failure only.
+#define KVFOLIO_REQUIRE(condition, what)                               \
+  do {                                                                 \
+    if (!(condition)) throw ::kvfolio::model_check::CheckFailed(what); \
+  } while (false)
+
+// What a run has met, so that a green run shows it was not an idle one.
+struct Coverage {
+  std::uint64_t operations = 0;
+  std::uint64_t errors = 0;
+  std::uint64_t shortages = 0;
+  std::uint64_t hits = 0;
+  std::uint64_t hits_inside_block = 0;
+  std::uint64_t hits_below_best = 0;  // content was there, the tree did not lead to it
+  std::uint64_t tokens_reused = 0;
+  std::uint64_t slots_kept = 0;  // slot -1
+  std::uint64_t copies = 0;
+  std::uint64_t evictions = 0;
+  std::uint64_t reads_checked = 0;
+  std::uint64_t retiring_seen = 0;
+  std::uint64_t steps = 0;
+  std::uint64_t publications_skipped = 0;
+  void add(const Coverage& other);
+};
+std::string to_string(const Coverage& coverage);
+
+class Harness {
+ public:
+  explicit Harness(const Config& config);
+  ~Harness();
+  Harness(const Harness&) = delete;
+  Harness& operator=(const Harness&) = delete;
+
+  // One operation and all checks. Throws CheckFailed.
+  void run(std::uint64_t op_seed);
+  // Closes everything and looks for what leaked.
+  void drain();
+
+  // The last call and its answer, with ids, plan arrays and tables: equal for equal calls.
+  [[nodiscard]] const std::string& log() const { return log_; }
+  // Whether the last operation could not have changed anything whatever it answered.
+  [[nodiscard]] bool read_only() const { return read_only_; }
+  [[nodiscard]] const Coverage& coverage() const { return coverage_; }
+  // Leaves out every call that promises to change nothing.
+  void skip_questions() { skip_questions_ = true; }
+
+ private:
+  using SeqPtr = std::shared_ptr<Seq>;
+  using Codes = std::set<ErrorCode>;
+  struct SeqState {
+    SequenceInfo info;
+    Tables tables;
+  };
+  struct GroupState {
+    GroupUsage usage;
+    std::vector<std::int32_t> refs;
+    std::vector<char> findable;
+  };
+  struct Snapshot {
+    std::vector<std::pair<SeqPtr, SeqState>> seqs;
+    std::vector<GroupState> groups;
+    Counters counters;
+  };
+  struct Member {
+    SeqPtr seq;
+    Seq model_before;
+    SeqState state_before;
+  };
+  struct Pin {
+    PinId id;
+    Prompt prompt;
+    int pinned = 0;
+    std::vector<std::vector<std::int32_t>> refs;  // [group][block]
+  };
+  struct BlockModel {
+    std::vector<int> published;     // nodes of the leading offsets that may be findable
+    std::uint64_t released_at = 0;  // newest committed ticket when the last reference went
+    std::uint64_t taken_at = 0;     // ticket of the open step that allocated it
+    bool maybe_retiring = false;    // given back by the step that took it
+  };
+
+  // Operations (harness_ops.cc).
+  void open(Rng& rng);
+  void probe(Rng& rng);
+  void begin(Rng& rng);
+  void append(Rng& rng, bool named);
+  void append_to(const SeqPtr& seq, int count, int draft, bool named, Rng& rng);
+  void set_tokens(Rng& rng);
+  void undo(Rng& rng);
+  void plan(Rng& rng);
+  void commit(Rng& rng);
+  void complete(Rng& rng);
+  void finish(Rng& rng);
+  void drop(Rng& rng);
+  void fail(Rng& rng);
+  void fork(Rng& rng);
+  void truncate(Rng& rng);
+  void trim(Rng& rng);
+  void close(Rng& rng, bool preempt);
+  void accept(Rng& rng);
+  void pin(Rng& rng);
+  void unpin(Rng& rng);
+  void evict(Rng& rng);
+  void admit_together(Rng& rng);
+  void run_device(Rng& rng);
+  void bad_sequence_id(Rng& rng);
+  void bad_ticket(Rng& rng);
+  void bad_argument(Rng& rng);
+
+  // The rules of the model (harness_rules.cc).
+  void apply_commit();
+  void apply_complete(std::uint64_t ticket);
+  void apply_drop();
+  void forget_member(std::size_t index, bool restore);
+  void publish(const Seq& seq, const Tables& tables, bool tail);
+  void publish_whoever_waited();
+  [[nodiscard]] int publishable(const Seq& seq) const;
+  void execute(StepWork& step);
+  void execute_up_to(std::uint64_t ticket);
+  void check_hit(const Prompt& prompt, int hit);
+  void capture(const PlanOptions& options);
+  void check_plan(const StepPlan& plan, const PlanOptions& options);
+  [[nodiscard]] int must_hit(const Prompt& prompt, const std::vector<int>& nodes) const;
+  [[nodiscard]] int best_hit(const Prompt& prompt, const std::vector<int>& nodes) const;
+
+  // The state after each operation (harness_state.cc).
+  [[nodiscard]] Snapshot look() const;
+  void verify();
+  void check_unchanged(const Snapshot& now) const;
+  void check_sequences(const Snapshot& now);
+  void check_blocks(const Snapshot& now);
+  void check_usage(const Snapshot& now);
+  void check_content(const Snapshot& now);
+  void check_pins();
+  void check_counters(const Snapshot& now) const;
+  [[nodiscard]] SeqState state_of(const Seq& seq) const;
+
+  // True when the call succeeded. Fails unless it answered with one of `errors`, or ok when that is
+  // empty; `tolerated` is allowed too.
+  bool expect(const Status& status, const Codes& errors, const Codes& tolerated = {});
+  void note(std::string text) { log_ += std::move(text); }
+
+  [[nodiscard]] SeqPtr any_seq(Rng& rng) const;
+  [[nodiscard]] Prompt any_prompt(Rng& rng);
+  [[nodiscard]] int max_block() const;
+  [[nodiscard]] int unit() const;
+  [[nodiscard]] int num_groups() const { return isize(config_.spec.groups); }
+  [[nodiscard]] const GroupSpec& group(int g) const {
+    return config_.spec.groups[static_cast<std::size_t>(g)];
+  }
+  [[nodiscard]] bool incomplete(std::uint64_t ticket) const;
+  [[nodiscard]] std::uint64_t waits_for(const Seq& seq) const;
+  [[nodiscard]] bool in_order() const { return config_.options.order == Order::kInOrder; }
+  Cell& cell(std::vector<std::vector<Cell>>& memory, int g, int slot) {
+    return memory[static_cast<std::size_t>(g)][static_cast<std::size_t>(slot)];
+  }
+  BlockModel& block(int g, int b) {
+    return blocks_[static_cast<std::size_t>(g)][static_cast<std::size_t>(b)];
+  }
+  [[nodiscard]] const BlockModel& block(int g, int b) const {
+    return blocks_[static_cast<std::size_t>(g)][static_cast<std::size_t>(b)];
+  }
+  void poison(int g, int b);
+
+  Config config_;
+  std::optional<KVCacheManager> manager_;
+  std::optional<KVCacheManager> foreign_;  // another manager, another tag
+  SequenceId foreign_sequence_;
+  PinId foreign_pin_;
+  Trie trie_;
+
+  std::vector<SeqPtr> seqs_;
+  std::vector<SeqPtr> waiting_;  // closed, with tokens in a step that is not complete
+  std::vector<SequenceId> stale_;
+  std::vector<SequenceId> aborted_;
+  std::vector<PinId> stale_pins_;
+  std::vector<Pin> pins_;
+  std::vector<Prompt> said_;  // what prompts are made of
+
+  std::uint64_t last_ticket_ = 0;
+  std::uint64_t last_committed_ = 0;
+  std::optional<StepWork> open_step_;
+  std::vector<Member> members_;  // of the open step
+  std::deque<StepWork> flight_;  // committed, not complete
+
+  std::vector<std::vector<Cell>> logical_;  // as committed, [group][slot]
+  std::vector<std::vector<Cell>> device_;   // as executed
+  std::vector<std::vector<BlockModel>> blocks_;
+  Snapshot before_;
+  Counters expected_;  // those that the model knows
+
+  // Of the operation at hand.
+  std::string log_;
+  bool read_only_ = false;
+  bool changed_ = false;        // something may have changed
+  bool allocates_ = false;      // fresh blocks may be taken
+  bool revives_ = false;        // cached blocks may be held again
+  bool windows_moved_ = false;  // what can be dropped has been dropped
+  bool skip_questions_ = false;
+  bool failed_once_ = false;  // fail() has been called: certain hits are not certain any more
+  int next_number_ = 0;
+  Coverage coverage_;
+};
+
+}  // namespace kvfolio::model_check

@@ -1,0 +1,469 @@
+// SPDX-License-Identifier: Apache-2.0
+// What commit, complete, drop and publication mean in the model; the simulated device; what a hit
+// may and must be; what a plan must say.
+
+#include <algorithm>
+#include <set>
+
+#include "model_check/harness.h"
+
+namespace kvfolio::model_check {
+
+bool Harness::incomplete(std::uint64_t ticket) const {
+  for (const StepWork& step : flight_) {
+    if (step.ticket == ticket) return true;
+  }
+  return false;
+}
+
+int Harness::unit() const {
+  int smallest = kMaxBlockSize;
+  for (const GroupSpec& g : config_.spec.groups) smallest = std::min(smallest, g.block_size);
+  return smallest;
+}
+
+int Harness::max_block() const {
+  int largest = 1;
+  for (const GroupSpec& g : config_.spec.groups) largest = std::max(largest, g.block_size);
+  return largest;
+}
+
+void Harness::poison(int g, int b) {
+  const int size = group(g).block_size;
+  for (int slot = b * size; slot < (b + 1) * size; ++slot) {
+    cell(logical_, g, slot) = cell(device_, g, slot) = Cell{};
+  }
+  block(g, b).published.clear();
+}
+
+// ---- publication ----
+
+// Tokens of a sequence that may be findable now.
+int Harness::publishable(const Seq& seq) const {
+  if (!config_.options.prefix_cache || !seq.prompt.prefix_cache) return 0;
+  int n = 0;
+  while (n < seq.accepted && seq.named[static_cast<std::size_t>(n)] != 0 &&
+         trie_.exact(seq.nodes[static_cast<std::size_t>(n)]) &&
+         (in_order() || !incomplete(seq.tickets[static_cast<std::size_t>(n)]))) {
+    ++n;
+  }
+  return n;
+}
+
+// `tables` may be older than the sequence's own: windows drop blocks in the moment that publishes.
+void Harness::publish(const Seq& seq, const Tables& tables, bool tail) {
+  const int n = publishable(seq);
+  for (int g = 0; g < num_groups(); ++g) {
+    const int size = group(g).block_size;
+    const std::vector<std::int32_t>& table = tables[static_cast<std::size_t>(g)];
+    for (int p = 0; p < (tail ? n : n / size * size); ++p) {
+      if (p / size >= isize(table) || table[static_cast<std::size_t>(p / size)] < 0) continue;
+      const std::int32_t b = table[static_cast<std::size_t>(p / size)];
+      const int node = seq.nodes[static_cast<std::size_t>(p)];
+      if (cell(logical_, g, b * size + p % size).node != node) continue;
+      std::vector<int>& published = block(g, b).published;
+      if (isize(published) > p % size && published[static_cast<std::size_t>(p % size)] != node) {
+        published.resize(static_cast<std::size_t>(p % size));
+      }
+      if (isize(published) == p % size) published.push_back(node);
+    }
+  }
+}
+
+void Harness::publish_whoever_waited() {
+  for (const SeqPtr& seq : seqs_) {
+    const auto member = std::find_if(members_.begin(), members_.end(),
+                                     [&](const Member& m) { return m.seq == seq; });
+    publish(*seq, member == members_.end() ? seq->tables : member->state_before.tables, false);
+  }
+  for (const SeqPtr& seq : waiting_) publish(*seq, seq->tables, true);
+  std::erase_if(waiting_, [&](const SeqPtr& seq) { return waits_for(*seq) == 0; });
+}
+
+// ---- steps ----
+
+void Harness::apply_commit() {
+  StepWork& step = *open_step_;
+  for (int g = 0; g < num_groups(); ++g) {
+    const StepWork::Group& work = step.groups[static_cast<std::size_t>(g)];
+    const int size = group(g).block_size;
+    for (std::size_t i = 0; i < work.copy_src.size(); ++i) {
+      for (int off = 0; off < size; ++off) {
+        const int node = cell(logical_, g, work.copy_src[i] * size + off).node;
+        cell(logical_, g, work.copy_dst[i] * size + off) = {node, step.ticket};
+      }
+    }
+    std::size_t token = 0;
+    for (const StepWork::Row& row : step.rows) {
+      for (int p = row.begin; p < row.end; ++p, ++token) {
+        const std::int32_t slot = work.slots[token];
+        const int node = row.nodes[static_cast<std::size_t>(p)];
+        if (slot >= 0) {
+          cell(logical_, g, slot) = {node, step.ticket};
+          continue;
+        }
+        const std::int32_t b =
+            row.tables[static_cast<std::size_t>(g)][static_cast<std::size_t>(p / size)];
+        KVFOLIO_REQUIRE(b >= 0 && cell(logical_, g, b * size + p % size).node == node,
+                        "a token with slot -1 is there already, group " + std::to_string(g) +
+                            " position " + std::to_string(p));
+        ++coverage_.slots_kept;
+      }
+    }
+    expected_.block_copies += work.copy_src.size();
+    coverage_.copies += work.copy_src.size();
+  }
+  for (const Member& member : members_) {
+    Seq& seq = *member.seq;
+    expected_.tokens_committed += static_cast<std::uint64_t>(seq.length() - seq.committed);
+    seq.committed = seq.length();
+    seq.accepted = seq.committed - seq.open_draft;
+    seq.open_draft = 0;
+    seq.in_step = seq.fresh = false;
+  }
+  if (in_order()) {
+    for (const StepWork::Row& row : step.rows) publish(*row.seq, row.tables, false);
+  }
+  last_committed_ = step.ticket;
+  windows_moved_ = true;
+  flight_.push_back(std::move(step));
+  open_step_.reset();
+  members_.clear();
+}
+
+void Harness::apply_complete(std::uint64_t ticket) {
+  std::vector<StepWork> done;
+  while (!flight_.empty()) {
+    const auto step = std::find_if(flight_.begin(), flight_.end(), [&](const StepWork& s) {
+      return s.ticket == ticket || (in_order() && s.ticket < ticket);
+    });
+    if (step == flight_.end()) break;
+    KVFOLIO_REQUIRE(step->executed, "harness: completed steps have run");
+    done.push_back(std::move(*step));
+    flight_.erase(step);
+  }
+  if (in_order()) {
+    std::erase_if(waiting_, [&](const SeqPtr& seq) { return waits_for(*seq) == 0; });
+    return;
+  }
+  for (const StepWork& step : done) {
+    for (const StepWork::Row& row : step.rows) publish(*row.seq, row.tables, false);
+  }
+  publish_whoever_waited();
+}
+
+// Takes a sequence out of the open step: it is what it was.
+void Harness::forget_member(std::size_t index, bool restore) {
+  Member member = std::move(members_[index]);
+  members_.erase(members_.begin() + static_cast<std::ptrdiff_t>(index));
+  if (!restore) return;
+  // Names given since the append stay.
+  const std::vector<char> named = member.seq->named;
+  *member.seq = member.model_before;
+  for (std::size_t p = 0; p < member.seq->named.size(); ++p) member.seq->named[p] = named[p];
+}
+
+void Harness::apply_drop() {
+  while (!members_.empty()) forget_member(members_.size() - 1, true);
+  open_step_.reset();
+}
+
+// ---- the device ----
+
+void Harness::execute(StepWork& step) {
+  KVFOLIO_REQUIRE(!step.executed, "harness: a step runs once");
+  step.executed = true;
+  for (int g = 0; g < num_groups(); ++g) {
+    const StepWork::Group& work = step.groups[static_cast<std::size_t>(g)];
+    const int size = group(g).block_size;
+    for (std::size_t i = 0; i < work.copy_src.size(); ++i) {
+      for (int off = 0; off < size; ++off) {
+        cell(device_, g, work.copy_dst[i] * size + off) = {
+            cell(device_, g, work.copy_src[i] * size + off).node, step.ticket};
+      }
+    }
+    std::size_t token = 0;
+    for (const StepWork::Row& row : step.rows) {
+      for (int p = row.begin; p < row.end; ++p, ++token) {
+        if (work.slots[token] < 0) continue;
+        cell(device_, g, work.slots[token]) = {row.nodes[static_cast<std::size_t>(p)], step.ticket};
+      }
+    }
+    for (const StepWork::Row& row : step.rows) {
+      for (int p = 0; p < row.end; ++p) {
+        if (p >= row.sinks && p < row.first_kept) continue;
+        if (!reads(group(g), std::max(p, row.begin), p)) continue;
+        const std::int32_t b =
+            row.tables[static_cast<std::size_t>(g)][static_cast<std::size_t>(p / size)];
+        KVFOLIO_REQUIRE(b >= 0 && cell(device_, g, b * size + p % size).node ==
+                                      row.nodes[static_cast<std::size_t>(p)],
+                        "step t" + std::to_string(step.ticket) +
+                            " reads what its sequence said: s" + std::to_string(row.seq->number) +
+                            " group " + std::to_string(g) + " position " + std::to_string(p) +
+                            " block " + std::to_string(b));
+        ++coverage_.reads_checked;
+      }
+    }
+  }
+}
+
+void Harness::execute_up_to(std::uint64_t ticket) {
+  for (StepWork& step : flight_) {
+    if (!step.executed && (step.ticket == ticket || (in_order() && step.ticket < ticket))) {
+      execute(step);
+    }
+  }
+}
+
+// ---- hits ----
+
+// The longest hit that must be found: it ends at a multiple of every block size, and every block
+// that it reads is findable whole.
+int Harness::must_hit(const Prompt& prompt, const std::vector<int>& nodes) const {
+  if (!config_.options.prefix_cache || !prompt.prefix_cache) return 0;
+  const int n = isize(nodes);
+  int best = 0;
+  for (int hit = max_block(); hit <= n - 1; hit += max_block()) {
+    if (splits_self_attending_span(prompt.media, hit)) continue;
+    bool all = true;
+    for (int g = 0; all && g < num_groups(); ++g) {
+      const int size = group(g).block_size;
+      for (int j = 0; all && j < hit / size; ++j) {
+        bool needed = false;
+        for (int p = j * size; p < (j + 1) * size; ++p) needed |= reads(group(g), hit, p);
+        if (!needed) continue;
+        bool found = false;
+        for (int b = 0; !found && b < group(g).num_blocks; ++b) {
+          const std::vector<int>& published = block(g, b).published;
+          found =
+              before_.groups[static_cast<std::size_t>(g)].findable[static_cast<std::size_t>(b)] !=
+                  0 &&
+              isize(published) == size &&
+              std::equal(published.begin(), published.end(), nodes.begin() + j * size);
+        }
+        all = found;
+      }
+    }
+    if (all) best = hit;
+  }
+  return best;
+}
+
+// The longest hit that findable content allows.
+int Harness::best_hit(const Prompt& prompt, const std::vector<int>& nodes) const {
+  if (!config_.options.prefix_cache || !prompt.prefix_cache) return 0;
+  std::vector<std::set<int>> found(static_cast<std::size_t>(num_groups()));
+  for (int g = 0; g < num_groups(); ++g) {
+    for (int b = 0; b < group(g).num_blocks; ++b) {
+      if (before_.groups[static_cast<std::size_t>(g)].findable[static_cast<std::size_t>(b)] == 0) {
+        continue;
+      }
+      const std::vector<int>& published = block(g, b).published;
+      found[static_cast<std::size_t>(g)].insert(published.begin(), published.end());
+    }
+  }
+  for (int hit = isize(nodes) - 1; hit > 0; --hit) {
+    if (splits_self_attending_span(prompt.media, hit)) continue;
+    bool all = true;
+    for (int g = 0; all && g < num_groups(); ++g) {
+      for (int p = hit - 1; all && p >= 0; --p) {
+        all = !reads(group(g), hit, p) ||
+              found[static_cast<std::size_t>(g)].contains(nodes[static_cast<std::size_t>(p)]);
+      }
+    }
+    if (all) return hit;
+  }
+  return 0;
+}
+
+void Harness::check_hit(const Prompt& prompt, int hit) {
+  const std::vector<int> nodes = nodes_of(trie_, prompt);
+  KVFOLIO_REQUIRE(hit >= 0 && hit <= std::max(0, isize(nodes) - 1),
+                  "a hit leaves a token for the logits");
+  KVFOLIO_REQUIRE(!splits_self_attending_span(prompt.media, hit),
+                  "a hit never ends inside a span that attends to itself");
+  const int best = best_hit(prompt, nodes);
+  if (hit < best) ++coverage_.hits_below_best;
+  KVFOLIO_REQUIRE(hit <= best, "a hit of " + std::to_string(hit) +
+                                   " reads what is findable: at most " + std::to_string(best));
+  if (manager_->counters().publications_skipped == 0) {
+    const int least = must_hit(prompt, nodes);
+    KVFOLIO_REQUIRE(hit >= least, "whole findable blocks are found: " + std::to_string(least) +
+                                      " expected, " + std::to_string(hit) + " found");
+  }
+}
+
+// ---- plans ----
+
+// Takes the plan of the open step down, as an engine would, after checking it.
+void Harness::capture(const PlanOptions& options) {
+  PlanOptions with_tables = options;
+  with_tables.block_tables = true;
+  for (const PlanOptions& each : {options, with_tables}) {
+    const Result<const StepPlan*> plan = manager_->plan(each);
+    KVFOLIO_REQUIRE(plan.has_value(), "the open step has a plan");
+    check_plan(**plan, each);
+    if (!each.block_tables) continue;
+    StepWork& step = *open_step_;
+    step.rows.clear();
+    step.groups.assign(static_cast<std::size_t>(num_groups()), {});
+    for (int i = 0; i < isize(members_); ++i) {
+      const SeqPtr& seq = members_[static_cast<std::size_t>(i)].seq;
+      StepWork::Row row{seq, seq->committed, seq->length(), seq->nodes, seq->sinks, seq->first_kept,
+                        {}};
+      row.tables = state_of(*seq).tables;
+      step.rows.push_back(std::move(row));
+    }
+    for (int g = 0; g < num_groups(); ++g) {
+      const GroupPlan& from = (*plan)->groups[static_cast<std::size_t>(g)];
+      StepWork::Group& to = step.groups[static_cast<std::size_t>(g)];
+      to.slots.assign(from.slot_mapping.begin(), from.slot_mapping.end());
+      to.copy_src.assign(from.copy_src.begin(), from.copy_src.end());
+      to.copy_dst.assign(from.copy_dst.begin(), from.copy_dst.end());
+      to.touched.assign(static_cast<std::size_t>(group(g).num_blocks), 0);
+      for (const StepWork::Row& row : step.rows) {
+        for (const std::int32_t b : row.tables[static_cast<std::size_t>(g)]) {
+          if (b >= 0) to.touched[static_cast<std::size_t>(b)] = 1;
+        }
+      }
+      for (const std::int32_t src : to.copy_src) to.touched[static_cast<std::size_t>(src)] = 1;
+      for (const std::int32_t dst : to.copy_dst) to.touched[static_cast<std::size_t>(dst)] = 2;
+      for (const std::int32_t slot : to.slots) {
+        if (slot >= 0) to.touched[static_cast<std::size_t>(slot / group(g).block_size)] = 2;
+      }
+    }
+    return;
+  }
+}
+
+void Harness::check_plan(const StepPlan& plan, const PlanOptions& options) {
+  const std::size_t rows = members_.size();
+  KVFOLIO_REQUIRE(plan.ticket.value() == open_step_->ticket, "the plan carries its ticket");
+  KVFOLIO_REQUIRE(plan.sequences.size() == rows && plan.query_start.size() == rows + 1 &&
+                      plan.kv_lens.size() == rows && plan.trim_sinks.size() == rows &&
+                      plan.trim_first_kept.size() == rows,
+                  "the plan has a row for each sequence of the step");
+  KVFOLIO_REQUIRE(isize(plan.groups) == num_groups(), "the plan has every group");
+  std::int32_t tokens = 0;
+  for (std::size_t i = 0; i < rows; ++i) {
+    const Seq& seq = *members_[i].seq;
+    KVFOLIO_REQUIRE(plan.sequences[i] == seq.id, "rows come in append order");
+    KVFOLIO_REQUIRE(plan.query_start[i] == tokens, "query_start counts the tokens before");
+    KVFOLIO_REQUIRE(plan.kv_lens[i] == seq.length(), "kv_lens are lengths with the step's tokens");
+    KVFOLIO_REQUIRE(plan.trim_sinks[i] == seq.sinks && plan.trim_first_kept[i] == seq.first_kept,
+                    "the plan carries the trims");
+    tokens += seq.length() - seq.committed;
+  }
+  KVFOLIO_REQUIRE(plan.query_start[rows] == tokens && plan.num_tokens == tokens,
+                  "num_tokens adds up");
+
+  for (int g = 0; g < num_groups(); ++g) {
+    const GroupPlan& got = plan.groups[static_cast<std::size_t>(g)];
+    const int size = group(g).block_size;
+    std::vector<std::int32_t> slots;
+    std::vector<std::int32_t> indptr = {0};
+    std::vector<std::int32_t> indices;
+    std::vector<std::int32_t> last;
+    std::set<std::int32_t> written;
+    std::size_t token = 0;
+    KVFOLIO_REQUIRE(isize(got.slot_mapping) == tokens, "a slot for each token");
+    for (std::size_t i = 0; i < rows; ++i) {
+      const Seq& seq = *members_[i].seq;
+      const std::vector<std::int32_t> table = state_of(seq).tables[static_cast<std::size_t>(g)];
+      KVFOLIO_REQUIRE(isize(table) == (seq.length() + size - 1) / size,
+                      "a table covers the length");
+      for (int p = seq.committed; p < seq.length(); ++p, ++token) {
+        const std::int32_t b = table[static_cast<std::size_t>(p / size)];
+        KVFOLIO_REQUIRE(b >= 0, "every token of a step has a block");
+        const std::int32_t slot = got.slot_mapping[token];
+        if (slot == -1) {
+          KVFOLIO_REQUIRE(seq.fresh && p == seq.cached,
+                          "slot -1 only for the last token of a full hit");
+          continue;
+        }
+        KVFOLIO_REQUIRE(slot == b * size + p % size, "slot = block * block_size + offset");
+        KVFOLIO_REQUIRE(written.insert(slot).second, "no slot is written twice in a step");
+      }
+      for (const std::int32_t b : table) {
+        if (b >= 0) indices.push_back(b);
+      }
+      indptr.push_back(isize(indices));
+      last.push_back((seq.length() - 1) % size + 1);
+      if (options.block_tables) {
+        KVFOLIO_REQUIRE(got.block_table_stride >= isize(table), "the padded table has room");
+        for (int j = 0; j < got.block_table_stride; ++j) {
+          const std::int32_t want = j < isize(table) && table[static_cast<std::size_t>(j)] >= 0
+                                        ? table[static_cast<std::size_t>(j)]
+                                        : options.pad;
+          KVFOLIO_REQUIRE(got.block_table[i * static_cast<std::size_t>(got.block_table_stride) +
+                                          static_cast<std::size_t>(j)] == want,
+                          "the padded table is the table, padded");
+        }
+      }
+    }
+    KVFOLIO_REQUIRE(
+        options.block_tables
+            ? got.block_table.size() == rows * static_cast<std::size_t>(got.block_table_stride)
+            : got.block_table.empty(),
+        "the padded table is there iff asked for");
+    const auto same = [](std::span<const std::int32_t> a, const std::vector<std::int32_t>& b) {
+      return std::equal(a.begin(), a.end(), b.begin(), b.end());
+    };
+    if (options.flashinfer) {
+      KVFOLIO_REQUIRE(same(got.kv_indptr, indptr), "kv_indptr counts live blocks");
+      KVFOLIO_REQUIRE(same(got.kv_indices, indices), "kv_indices are the live blocks in order");
+      KVFOLIO_REQUIRE(same(got.kv_last_page_len, last), "kv_last_page_len is 1 .. block_size");
+    } else {
+      KVFOLIO_REQUIRE(
+          got.kv_indptr.empty() && got.kv_indices.empty() && got.kv_last_page_len.empty(),
+          "FlashInfer arrays only if asked for");
+    }
+    KVFOLIO_REQUIRE(got.copy_src.size() == got.copy_dst.size(), "copies are pairs");
+    const std::set<std::int32_t> sources(got.copy_src.begin(), got.copy_src.end());
+    std::set<std::int32_t> destinations;
+    for (const std::int32_t dst : got.copy_dst) {
+      KVFOLIO_REQUIRE(dst >= 0 && dst < group(g).num_blocks && !sources.contains(dst),
+                      "copy sources and destinations are disjoint");
+      KVFOLIO_REQUIRE(destinations.insert(dst).second, "a block is the destination of one copy");
+    }
+    for (const std::int32_t src : got.copy_src) {
+      KVFOLIO_REQUIRE(src >= 0 && src < group(g).num_blocks, "a copy source is a block");
+    }
+    if (!options.shared_prefixes) {
+      KVFOLIO_REQUIRE(got.shared_prefixes.empty(), "shared prefixes only if asked for");
+    }
+    int next_row = 0;
+    for (const SharedPrefix& shared : got.shared_prefixes) {
+      KVFOLIO_REQUIRE(shared.first_sequence >= next_row && shared.num_sequences >= 2 &&
+                          shared.num_blocks >= 1 &&
+                          shared.first_sequence + shared.num_sequences <= isize(members_),
+                      "shared prefixes are runs of two or more sequences, in order");
+      next_row = shared.first_sequence + shared.num_sequences;
+      const auto table_of = [&](int row) {
+        return state_of(*members_[static_cast<std::size_t>(row)].seq)
+            .tables[static_cast<std::size_t>(g)];
+      };
+      const std::vector<std::int32_t> first = table_of(shared.first_sequence);
+      for (int row = shared.first_sequence; row < next_row; ++row) {
+        const std::vector<std::int32_t> table = table_of(row);
+        KVFOLIO_REQUIRE(
+            isize(table) >= shared.num_blocks &&
+                std::equal(table.begin(), table.begin() + shared.num_blocks, first.begin()),
+            "a shared prefix is the same blocks");
+      }
+    }
+    std::string text = " g" + std::to_string(g);
+    const auto list = [&](const char* name, std::span<const std::int32_t> values) {
+      text += std::string(" ") + name;
+      for (const std::int32_t value : values) text += " " + std::to_string(value);
+    };
+    list("slots", got.slot_mapping);
+    list("table", got.block_table);
+    list("indices", got.kv_indices);
+    list("src", got.copy_src);
+    list("dst", got.copy_dst);
+    note(text);
+  }
+}
+
+}  // namespace kvfolio::model_check

@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+// The whole observable state after each operation, and its comparison with the model.
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "model_check/harness.h"
+
+namespace kvfolio::model_check {
+namespace {
+
+bool same(const SequenceInfo& a, const SequenceInfo& b) {
+  return a.length == b.length && a.accepted_length == b.accepted_length &&
+         a.published_length == b.published_length && a.trim_sinks == b.trim_sinks &&
+         a.trim_first_kept == b.trim_first_kept && a.in_open_step == b.in_open_step;
+}
+
+bool same(const GroupUsage& a, const GroupUsage& b) {
+  return a.num_blocks == b.num_blocks && a.free == b.free && a.held == b.held &&
+         a.cached == b.cached && a.retiring == b.retiring && a.evictable == b.evictable;
+}
+
+}  // namespace
+
+Harness::SeqState Harness::state_of(const Seq& seq) const {
+  SeqState state;
+  const Result<SequenceInfo> info = manager_->info(seq.id);
+  KVFOLIO_REQUIRE(info.has_value(), "info of s" + std::to_string(seq.number) + ", which is open");
+  state.info = *info;
+  for (int g = 0; g < num_groups(); ++g) {
+    const auto table = manager_->block_table(seq.id, GroupId(g));
+    KVFOLIO_REQUIRE(table.has_value(), "block_table of s" + std::to_string(seq.number));
+    state.tables.emplace_back((*table).begin(), (*table).end());
+  }
+  return state;
+}
+
+Harness::Snapshot Harness::look() const {
+  Snapshot now;
+  for (const SeqPtr& seq : seqs_) now.seqs.emplace_back(seq, state_of(*seq));
+  for (int g = 0; g < num_groups(); ++g) {
+    const Result<GroupUsage> usage = manager_->usage(GroupId(g));
+    KVFOLIO_REQUIRE(usage.has_value(), "usage of a group");
+    GroupState state{*usage, {}, {}};
+    for (int b = 0; b < group(g).num_blocks; ++b) {
+      const Result<std::int32_t> refs = manager_->ref_count(GroupId(g), BlockId(b));
+      const Result<bool> findable = manager_->is_findable(GroupId(g), BlockId(b));
+      KVFOLIO_REQUIRE(refs.has_value() && findable.has_value(),
+                      "ref_count and is_findable of a block");
+      state.refs.push_back(*refs);
+      state.findable.push_back(*findable ? 1 : 0);
+    }
+    now.groups.push_back(std::move(state));
+  }
+  now.counters = manager_->counters();
+  KVFOLIO_REQUIRE(manager_->num_sequences() == isize(seqs_), "num_sequences counts the open ones");
+  return now;
+}
+
+void Harness::verify() {
+  const Status invariants = manager_->check_invariants();
+  KVFOLIO_REQUIRE(invariants.ok(), "check_invariants: " + invariants.message());
+  Snapshot now = look();
+  if (!changed_) check_unchanged(now);
+  check_sequences(now);
+  check_blocks(now);
+  check_usage(now);
+  check_content(now);
+  check_counters(now);
+  before_ = std::move(now);
+  if (changed_) check_pins();
+  coverage_.evictions = before_.counters.blocks_evicted;
+  coverage_.publications_skipped = before_.counters.publications_skipped;
+}
+
+void Harness::check_unchanged(const Snapshot& now) const {
+  KVFOLIO_REQUIRE(now.seqs.size() == before_.seqs.size(), "no sequence came or went");
+  for (std::size_t i = 0; i < now.seqs.size(); ++i) {
+    KVFOLIO_REQUIRE(same(now.seqs[i].second.info, before_.seqs[i].second.info) &&
+                        now.seqs[i].second.tables == before_.seqs[i].second.tables,
+                    "the call changed nothing of s" + std::to_string(now.seqs[i].first->number));
+  }
+  for (std::size_t g = 0; g < now.groups.size(); ++g) {
+    KVFOLIO_REQUIRE(same(now.groups[g].usage, before_.groups[g].usage),
+                    "the call changed no usage");
+    KVFOLIO_REQUIRE(now.groups[g].refs == before_.groups[g].refs, "the call changed no ref_count");
+    KVFOLIO_REQUIRE(now.groups[g].findable == before_.groups[g].findable,
+                    "the call changed nothing findable");
+  }
+  KVFOLIO_REQUIRE(std::memcmp(&now.counters, &before_.counters, sizeof(Counters)) == 0,
+                  "the call changed no counter");
+}
+
+void Harness::check_sequences(const Snapshot& now) {
+  for (const auto& [seq, state] : now.seqs) {
+    const std::string name = "s" + std::to_string(seq->number);
+    const SequenceInfo& info = state.info;
+    KVFOLIO_REQUIRE(info.length == seq->length(), name + " has length " +
+                                                      std::to_string(seq->length()) +
+                                                      ", info says " + std::to_string(info.length));
+    KVFOLIO_REQUIRE(info.accepted_length == seq->accepted,
+                    name + " has accepted length " + std::to_string(seq->accepted) +
+                        ", info says " + std::to_string(info.accepted_length));
+    KVFOLIO_REQUIRE(info.in_open_step == seq->in_step, name + " is in the open step or is not");
+    KVFOLIO_REQUIRE(info.trim_sinks == seq->sinks && info.trim_first_kept == seq->first_kept,
+                    name + " has trims " + std::to_string(seq->sinks) + ", " +
+                        std::to_string(seq->first_kept) + ", info says " +
+                        std::to_string(info.trim_sinks) + ", " +
+                        std::to_string(info.trim_first_kept));
+    KVFOLIO_REQUIRE(info.published_length >= 0 && info.published_length <= publishable(*seq),
+                    name + " publishes at most " + std::to_string(publishable(*seq)) +
+                        ", info says " + std::to_string(info.published_length));
+
+    const auto old = std::find_if(before_.seqs.begin(), before_.seqs.end(),
+                                  [&](const auto& entry) { return entry.first == seq; });
+    const bool was_moved =
+        windows_moved_ && std::any_of(flight_.back().rows.begin(), flight_.back().rows.end(),
+                                      [&](const auto& row) { return row.seq == seq; });
+    for (int g = 0; g < num_groups(); ++g) {
+      const int size = group(g).block_size;
+      const std::string where = name + " group " + std::to_string(g);
+      const std::vector<std::int32_t>& table = state.tables[static_cast<std::size_t>(g)];
+      const int blocks = (seq->length() + size - 1) / size;
+      const bool extra = seq->fresh && isize(table) == seq->cached / size + 1;
+      KVFOLIO_REQUIRE(isize(table) == blocks || extra,
+                      where + " has a table of " + std::to_string(table.size()) + " for " +
+                          std::to_string(seq->length()) + " tokens");
+      for (int j = 0; j < isize(table); ++j) {
+        const std::int32_t b = table[static_cast<std::size_t>(j)];
+        const std::string entry = where + " logical block " + std::to_string(j);
+        KVFOLIO_REQUIRE(b >= -1 && b < group(g).num_blocks, entry + " is a block or -1");
+        bool all_trimmed = true;
+        bool unread = true;
+        for (int p = j * size; p < (j + 1) * size; ++p) {
+          all_trimmed = all_trimmed && seq->dropped(p);
+          unread = unread && p < seq->accepted && !reads(group(g), seq->accepted, p);
+        }
+        if (b == -1) {
+          KVFOLIO_REQUIRE(droppable(group(g), *seq, seq->accepted, j),
+                          entry + " is read, yet dropped");
+        } else {
+          KVFOLIO_REQUIRE(!all_trimmed, entry + " is wholly trimmed, yet held");
+          if (was_moved)
+            KVFOLIO_REQUIRE(!unread, entry + " left the window at the commit, yet is held");
+          if (old == before_.seqs.end() && seq->fresh && revives_) {
+            KVFOLIO_REQUIRE(!unread, entry + " is not read after the hit, yet held");
+          }
+        }
+        if (old == before_.seqs.end()) continue;
+        const std::vector<std::int32_t>& old_table =
+            old->second.tables[static_cast<std::size_t>(g)];
+        if (j < isize(old_table) && old_table[static_cast<std::size_t>(j)] == -1) {
+          KVFOLIO_REQUIRE(b == -1, entry + " was dropped and came back");
+        }
+      }
+    }
+    seq->tables = state.tables;
+  }
+}
+
+void Harness::check_blocks(const Snapshot& now) {
+  const bool all_ran = std::all_of(flight_.begin(), flight_.end(),
+                                   [](const StepWork& step) { return step.executed; });
+  for (int g = 0; g < num_groups(); ++g) {
+    const GroupState& is = now.groups[static_cast<std::size_t>(g)];
+    const GroupState& was = before_.groups[static_cast<std::size_t>(g)];
+    std::vector<std::int32_t> expected(static_cast<std::size_t>(group(g).num_blocks), 0);
+    const auto count = [&](std::int32_t b) {
+      if (b >= 0) ++expected[static_cast<std::size_t>(b)];
+    };
+    for (const auto& [seq, state] : now.seqs) {
+      for (const std::int32_t b : state.tables[static_cast<std::size_t>(g)]) count(b);
+    }
+    for (const Pin& pin : pins_) {
+      for (int b = 0; b < group(g).num_blocks; ++b) {
+        expected[static_cast<std::size_t>(b)] +=
+            pin.refs[static_cast<std::size_t>(g)][static_cast<std::size_t>(b)];
+      }
+    }
+    for (const StepWork& step : flight_) {
+      for (const std::int32_t src : step.groups[static_cast<std::size_t>(g)].copy_src) count(src);
+    }
+    if (open_step_) {
+      for (const std::int32_t src : open_step_->groups[static_cast<std::size_t>(g)].copy_src) {
+        count(src);
+      }
+    }
+    for (int b = 0; b < group(g).num_blocks; ++b) {
+      const auto at = static_cast<std::size_t>(b);
+      const std::string name = "group " + std::to_string(g) + " block " + std::to_string(b);
+      BlockModel& model = block(g, b);
+      KVFOLIO_REQUIRE(is.refs[at] == expected[at],
+                      name + " has " + std::to_string(expected[at]) +
+                          " references (tables, pins, copies), ref_count says " +
+                          std::to_string(is.refs[at]));
+      if (was.refs[at] > 0 && is.refs[at] == 0) {
+        model.released_at = last_committed_;
+        model.maybe_retiring = model.taken_at > last_committed_;
+      }
+      if (was.refs[at] == 0 && is.refs[at] > 0) {
+        if (allocates_) {
+          for (const StepWork& step : flight_) {
+            KVFOLIO_REQUIRE(step.groups[static_cast<std::size_t>(g)].touched[at] == 0,
+                            name + " is handed out while step t" + std::to_string(step.ticket) +
+                                " may touch it");
+          }
+          KVFOLIO_REQUIRE(is.findable[at] == 0, name + " is handed out, yet findable");
+          poison(g, b);
+          model.taken_at = last_ticket_;
+        } else {
+          KVFOLIO_REQUIRE(revives_ && was.findable[at] != 0,
+                          name + " is held again out of nowhere");
+          model.taken_at = 0;
+        }
+      }
+      const bool retiring = std::any_of(flight_.begin(), flight_.end(), [&](const StepWork& step) {
+        return step.ticket <= model.released_at;
+      });
+      if (is.refs[at] == 0 && is.findable[at] == 0 && !retiring && !model.maybe_retiring) {
+        poison(g, b);
+      }
+      if (is.findable[at] != 0) {
+        const int first = b * group(g).block_size;
+        KVFOLIO_REQUIRE(!model.published.empty(), name + " is findable before its time");
+        for (int off = 0; off < isize(model.published); ++off) {
+          KVFOLIO_REQUIRE(
+              cell(logical_, g, first + off).node == model.published[static_cast<std::size_t>(off)],
+              name + " is findable and its token " + std::to_string(off) + " changed");
+          KVFOLIO_REQUIRE(
+              !all_ran || cell(device_, g, first + off).node ==
+                              model.published[static_cast<std::size_t>(off)],
+              name + " is findable and its token " + std::to_string(off) + " is not on the device");
+        }
+      }
+    }
+  }
+}
+
+void Harness::check_usage(const Snapshot& now) {
+  for (int g = 0; g < num_groups(); ++g) {
+    const GroupState& state = now.groups[static_cast<std::size_t>(g)];
+    const GroupUsage& usage = state.usage;
+    const std::string name = "group " + std::to_string(g);
+    int held = 0;
+    int retiring_least = 0;
+    int retiring_most = 0;
+    int cached_least = 0;
+    int cached_most = 0;
+    for (int b = 0; b < group(g).num_blocks; ++b) {
+      const auto at = static_cast<std::size_t>(b);
+      if (state.refs[at] > 0) {
+        ++held;
+        continue;
+      }
+      const BlockModel& model = block(g, b);
+      const bool retiring = std::any_of(flight_.begin(), flight_.end(), [&](const StepWork& step) {
+        return step.ticket <= model.released_at;
+      });
+      if (retiring) ++retiring_most;
+      if (retiring && !model.maybe_retiring) ++retiring_least;
+      if (state.findable[at] != 0 && !(retiring && !model.maybe_retiring)) ++cached_most;
+      if (state.findable[at] != 0 && !retiring) ++cached_least;
+    }
+    coverage_.retiring_seen += static_cast<std::uint64_t>(usage.retiring);
+    KVFOLIO_REQUIRE(usage.num_blocks == group(g).num_blocks, name + " has its blocks");
+    KVFOLIO_REQUIRE(usage.free + usage.held + usage.cached + usage.retiring == usage.num_blocks,
+                    name + ": free + held + cached + retiring = num_blocks");
+    KVFOLIO_REQUIRE(usage.held == held, name + " holds " + std::to_string(held) +
+                                            " blocks, usage says " + std::to_string(usage.held));
+    KVFOLIO_REQUIRE(usage.retiring >= retiring_least && usage.retiring <= retiring_most,
+                    name + " has " + std::to_string(retiring_least) + " to " +
+                        std::to_string(retiring_most) + " blocks retiring, usage says " +
+                        std::to_string(usage.retiring));
+    KVFOLIO_REQUIRE(usage.cached >= cached_least && usage.cached <= cached_most,
+                    name + " has " + std::to_string(cached_least) + " to " +
+                        std::to_string(cached_most) + " blocks cached, usage says " +
+                        std::to_string(usage.cached));
+    KVFOLIO_REQUIRE(usage.evictable >= 0 && usage.evictable <= usage.cached,
+                    name + ": evictable are some of the cached");
+    if (group(g).kind == AttentionKind::kSlidingWindow) {
+      KVFOLIO_REQUIRE(usage.evictable == usage.cached,
+                      name + ": every cached block of a window can go");
+    }
+  }
+}
+
+void Harness::check_content(const Snapshot& now) {
+  const bool all_ran = std::all_of(flight_.begin(), flight_.end(),
+                                   [](const StepWork& step) { return step.executed; });
+  for (const auto& [seq, state] : now.seqs) {
+    const Tables* tables = &state.tables;
+    for (const Member& member : members_) {
+      if (member.seq == seq) tables = &member.state_before.tables;  // copies have not run yet
+    }
+    for (int g = 0; g < num_groups(); ++g) {
+      const int size = group(g).block_size;
+      for (int p = 0; p < seq->committed; ++p) {
+        const std::int32_t b =
+            (*tables)[static_cast<std::size_t>(g)][static_cast<std::size_t>(p / size)];
+        if (b < 0) continue;
+        const int want = seq->nodes[static_cast<std::size_t>(p)];
+        const int slot = b * size + p % size;
+        KVFOLIO_REQUIRE(cell(logical_, g, slot).node == want &&
+                            (!all_ran || cell(device_, g, slot).node == want),
+                        "s" + std::to_string(seq->number) + " group " + std::to_string(g) +
+                            " position " + std::to_string(p) + " is intact in block " +
+                            std::to_string(b));
+      }
+    }
+  }
+}
+
+void Harness::check_pins() {
+  for (const Pin& pin : pins_) {
+    if (!pin.prompt.prefix_cache) continue;
+    const Result<std::int32_t> found = manager_->probe(pin.prompt.tokens, pin.prompt.options());
+    const int least = std::min(pin.pinned, std::max(0, isize(pin.prompt.tokens) - 1));
+    KVFOLIO_REQUIRE(found.has_value() && *found >= least,
+                    "a pinned prefix of " + std::to_string(least) + " tokens is found, " +
+                        std::to_string(found.has_value() ? *found : -1));
+  }
+}
+
+void Harness::check_counters(const Snapshot& now) const {
+  const Counters& c = now.counters;
+  const auto same_count = [&](const char* name, std::uint64_t got, std::uint64_t want) {
+    KVFOLIO_REQUIRE(got == want, std::string("counter ") + name + " is " + std::to_string(want) +
+                                     ", counters() says " + std::to_string(got));
+  };
+  same_count("sequences_opened", c.sequences_opened, expected_.sequences_opened);
+  same_count("sequences_closed", c.sequences_closed, expected_.sequences_closed);
+  same_count("sequences_preempted", c.sequences_preempted, expected_.sequences_preempted);
+  same_count("sequences_aborted", c.sequences_aborted, expected_.sequences_aborted);
+  same_count("forks", c.forks, expected_.forks);
+  same_count("tokens_reused", c.tokens_reused, expected_.tokens_reused);
+  same_count("tokens_committed", c.tokens_committed, expected_.tokens_committed);
+  same_count("block_copies", c.block_copies, expected_.block_copies);
+  std::uint64_t taken = 0;
+  for (const GroupState& state : now.groups) {
+    taken += static_cast<std::uint64_t>(state.usage.num_blocks - state.usage.free);
+  }
+  same_count("blocks_allocated - blocks_freed", c.blocks_allocated - c.blocks_freed, taken);
+}
+
+}  // namespace kvfolio::model_check

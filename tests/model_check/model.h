@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The naive model that the random check compares the manager with: what each sequence has said, and
+// what each slot of memory holds. It knows no tree, no reference counts and no eviction order.
+//
+// Content of a slot is a node of Trie: one number per (root key, media, tokens, trims so far). Two
+// slots hold the same keys and values iff they hold the same node, without any hash to trust.
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "kvfolio/manager.h"
+
+namespace kvfolio::model_check {
+
+template <typename Container>
+int isize(const Container& container) {
+  return static_cast<int>(container.size());
+}
+
+// splitmix64.
+class Rng {
+ public:
+  explicit Rng(std::uint64_t seed) : state_(seed) {}
+  std::uint64_t next() {
+    std::uint64_t z = (state_ += 0x9e3779b97f4a7c15ull);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+  }
+  // 0 .. n-1. Requires: n >= 1.
+  int below(int n) { return static_cast<int>(next() % static_cast<std::uint64_t>(n)); }
+  int between(int low, int high) { return low + below(high - low + 1); }
+  bool chance(int percent) { return below(100) < percent; }
+  template <typename T>
+  const T& pick(const std::vector<T>& values) {
+    return values[next() % values.size()];
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+inline constexpr int kPoison = -1;
+
+class Trie {
+ public:
+  int root(int root_key) { return intern({-2 - root_key, 0, 0, 0}, true); }
+  // `extra`: media at the position, 0 for none. `hole`: what trims had dropped when the token was
+  // computed, 0 for nothing.
+  int child(int parent, int token, int extra, int hole) {
+    return intern({parent, token, extra, hole},
+                  exact_[static_cast<std::size_t>(parent)] && hole == 0);
+  }
+  // No trim stands behind it: such content may be findable.
+  [[nodiscard]] bool exact(int node) const { return exact_[static_cast<std::size_t>(node)]; }
+
+ private:
+  using Key = std::tuple<int, int, int, int>;
+  int intern(const Key& key, bool exact) {
+    const auto [found, is_new] = nodes_.try_emplace(key, isize(exact_));
+    if (is_new) exact_.push_back(exact);
+    return found->second;
+  }
+  std::map<Key, int> nodes_;
+  std::vector<bool> exact_;
+};
+
+// Root keys that only framing and types keep apart.
+inline constexpr std::array<RootKey, 6> kRoots = {
+    RootKey{.model = "m", .adapter = {}, .adapter_version = {}, .tenant_salt = {}, .epoch = 0},
+    RootKey{.model = "m", .adapter = "ab", .adapter_version = {}, .tenant_salt = {}, .epoch = 0},
+    RootKey{.model = "m", .adapter = "a", .adapter_version = "b", .tenant_salt = {}, .epoch = 0},
+    RootKey{.model = "m", .adapter = {}, .adapter_version = {}, .tenant_salt = "ab", .epoch = 0},
+    RootKey{.model = "m", .adapter = {}, .adapter_version = {}, .tenant_salt = {}, .epoch = 1},
+    RootKey{.model = {}, .adapter = {}, .adapter_version = {}, .tenant_salt = {}, .epoch = 0},
+};
+
+// What a prompt is: tokens under a root key with media behind some of them.
+struct Prompt {
+  int root = 0;
+  std::vector<MediaSpan> media;
+  bool prefix_cache = true;
+  std::vector<std::int32_t> tokens;
+
+  [[nodiscard]] OpenOptions options() const {
+    return {.root = kRoots[static_cast<std::size_t>(root)],
+            .media = media,
+            .prefix_cache = prefix_cache};
+  }
+};
+
+// The media at position p as one number: content and offset in the span.
+inline int extra_at(const std::vector<MediaSpan>& media, int p) {
+  for (const MediaSpan& span : media) {
+    if (p >= span.begin && p < span.end) {
+      return 1 + static_cast<int>(span.content_id[0]) * 64 + (p - span.begin);
+    }
+  }
+  return 0;
+}
+
+// A hit of p tokens ends between p-1 and p.
+inline bool splits_self_attending_span(const std::vector<MediaSpan>& media, int p) {
+  for (const MediaSpan& span : media) {
+    if (span.attends_to_itself && p > span.begin && p < span.end) return true;
+  }
+  return false;
+}
+
+inline std::vector<int> nodes_of(Trie& trie, const Prompt& prompt) {
+  std::vector<int> nodes;
+  int node = trie.root(prompt.root);
+  for (int p = 0; p < isize(prompt.tokens); ++p) {
+    node =
+        trie.child(node, prompt.tokens[static_cast<std::size_t>(p)], extra_at(prompt.media, p), 0);
+    nodes.push_back(node);
+  }
+  return nodes;
+}
+
+// Does the query at position q of this group read position p <= q?
+inline bool reads(const GroupSpec& group, int q, int p) {
+  return group.kind == AttentionKind::kFull || p > q - group.window || p < group.num_sinks;
+}
+
+using Tables = std::vector<std::vector<std::int32_t>>;  // [group][logical block]
+
+// One sequence as its owner knows it.
+struct Seq {
+  SequenceId id;
+  int number = 0;                      // of the log
+  Prompt prompt;                       // .tokens: what the owner means to say, at least at first
+  std::vector<std::int32_t> tokens;    // said so far, with those of the open step
+  std::vector<char> named;             // the manager knows the token
+  std::vector<int> nodes;              // content of each position
+  std::vector<std::uint64_t> tickets;  // step that computed each position; 0: found
+  int committed = 0;
+  int accepted = 0;  // committed - accepted = draft tokens that wait for accept()
+  int open_draft = 0;
+  bool in_step = false;
+  bool fresh = true;  // opened, not appended to
+  int cached = 0;     // cached_tokens of open()
+  int sinks = 0;      // positions [sinks, first_kept) are trimmed away
+  int first_kept = 0;
+  Tables tables;  // as last seen
+
+  [[nodiscard]] int length() const { return isize(tokens); }
+  [[nodiscard]] int draft() const { return committed - accepted; }
+  [[nodiscard]] bool dropped(int p) const { return p >= sinks && p < first_kept; }
+  [[nodiscard]] int hole() const { return first_kept > sinks ? sinks * 65536 + first_kept : 0; }
+  [[nodiscard]] int unnamed() const {
+    int count = 0;
+    for (const char is_named : named) count += is_named == 0 ? 1 : 0;
+    return count;
+  }
+  [[nodiscard]] int first_unnamed() const {
+    int p = 0;
+    while (p < length() && named[static_cast<std::size_t>(p)] != 0) ++p;
+    return p;
+  }
+  void say(Trie& trie, std::int32_t token, bool is_named, std::uint64_t ticket) {
+    const int parent = nodes.empty() ? trie.root(prompt.root) : nodes.back();
+    nodes.push_back(trie.child(parent, token, extra_at(prompt.media, length()), hole()));
+    tokens.push_back(token);
+    named.push_back(is_named ? 1 : 0);
+    tickets.push_back(ticket);
+  }
+  void forget_from(int n) {
+    const auto keep = static_cast<std::size_t>(n);
+    tokens.resize(keep);
+    named.resize(keep);
+    nodes.resize(keep);
+    tickets.resize(keep);
+    committed = std::min(committed, n);
+    accepted = std::min(accepted, n);
+    // The hole is gone when nothing behind it is left.
+    if (n <= sinks || first_kept <= sinks) sinks = first_kept = 0;
+  }
+};
+
+// Nothing that the query at position n reads lies in logical block j of this group.
+inline bool droppable(const GroupSpec& group, const Seq& seq, int n, int j) {
+  for (int p = j * group.block_size; p < (j + 1) * group.block_size; ++p) {
+    if (!seq.dropped(p) && (p >= n || reads(group, n, p))) return false;
+  }
+  return true;
+}
+
+// What a slot of memory holds, and the step that wrote it.
+struct Cell {
+  int node = kPoison;
+  std::uint64_t ticket = 0;
+};
+
+// A step as the device gets it: copies first, then writes, then reads.
+struct StepWork {
+  struct Row {
+    std::shared_ptr<Seq> seq;
+    int begin = 0;  // positions [begin, end) are computed
+    int end = 0;
+    std::vector<int> nodes;  // expected content of positions [0, end)
+    int sinks = 0;
+    int first_kept = 0;
+    Tables tables;
+  };
+  struct Group {
+    std::vector<std::int32_t> slots;
+    std::vector<std::int32_t> copy_src;
+    std::vector<std::int32_t> copy_dst;
+    std::vector<char> touched;  // [num_blocks]
+  };
+  std::uint64_t ticket = 0;
+  std::vector<Row> rows;
+  std::vector<Group> groups;
+  bool executed = false;
+};
+
+}  // namespace kvfolio::model_check

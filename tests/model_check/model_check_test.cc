@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs the random check and reports. Also a program:
+//
+//   model_check_test                                  all families, KVFOLIO_OPS operations together
+//   model_check_test --replay FAMILY SEED [--until N] one run with every operation printed
+//   model_check_test --shrink FAMILY SEED             the fewest operations that still fail
+//
+// KVFOLIO_SEED: the first seed (default 1). KVFOLIO_OPS: operations of all families together
+// (default 100,000).
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+
+#include "model_check/harness.h"
+
+namespace kvfolio::model_check {
+namespace {
+
+constexpr int kOpsPerRun = 600;
+constexpr std::size_t kRemembered = 30;
+
+std::uint64_t env(const char* name, std::uint64_t fallback) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0' ? std::strtoull(value, nullptr, 0) : fallback;
+}
+
+std::uint64_t op_seed(std::uint64_t seed, int op) {
+  return Rng(seed * 0x100000001b3ull + static_cast<std::uint64_t>(op)).next();
+}
+
+// What to print should the process die inside the manager.
+struct Now {
+  Family family = Family::kFullAndWindow;
+  std::uint64_t seed = 0;
+  int op = 0;
+  const Harness* harness = nullptr;
+  std::deque<std::string> last;
+
+  void print(const char* why) const {
+    std::fprintf(stderr, "[model] family %s seed %llu operation %d: %s\n", to_string(family),
+                 static_cast<unsigned long long>(seed), op, why);
+    for (const std::string& line : last) std::fprintf(stderr, "  %s\n", line.c_str());
+    if (harness != nullptr) std::fprintf(stderr, "> %s\n", harness->log().c_str());
+    std::fprintf(stderr, "[model] model_check_test --replay %s %llu --until %d\n",
+                 to_string(family), static_cast<unsigned long long>(seed), op);
+  }
+};
+Now now;
+
+// False when a check failed; `why` says which. Runs those operations whose `keep` is true.
+bool run(Family family, std::uint64_t seed, const std::vector<char>& keep, bool print,
+         std::string* why, Coverage* coverage) {
+  now = Now{};
+  now.family = family;
+  now.seed = seed;
+  const Config config = make_config(family, seed);
+  if (print) std::printf("%s\n", to_string(config).c_str());
+  Harness harness(config);
+  now.harness = &harness;
+  bool ok = true;
+  try {
+    for (int op = 0; op < static_cast<int>(keep.size()); ++op) {
+      if (keep[static_cast<std::size_t>(op)] == 0) continue;
+      now.op = op;
+      harness.run(op_seed(seed, op));
+      if (harness.log().empty()) continue;
+      const std::string line = std::to_string(op) + ": " + harness.log();
+      if (print) {
+        std::printf("%s\n", line.c_str());
+        std::fflush(stdout);
+      }
+      now.last.push_back(line);
+      if (now.last.size() > kRemembered) now.last.pop_front();
+    }
+    harness.drain();
+  } catch (const CheckFailed& failed) {
+    ok = false;
+    if (why != nullptr) *why = to_string(config) + "\n" + failed.what();
+    now.print(failed.what());
+  }
+  if (coverage != nullptr) coverage->add(harness.coverage());
+  now.harness = nullptr;
+  return ok;
+}
+
+class ModelCheck : public testing::TestWithParam<int> {};
+
+TEST_P(ModelCheck, ManagerAnswersAsTheNaiveModel) {
+  const auto family = static_cast<Family>(GetParam());
+  const std::uint64_t first = env("KVFOLIO_SEED", 1);
+  const auto operations =
+      static_cast<int>(env("KVFOLIO_OPS", 100000) / static_cast<std::uint64_t>(kNumFamilies));
+  Coverage coverage;
+  std::uint64_t seed = first;
+  for (int left = operations; left > 0; left -= kOpsPerRun, ++seed) {
+    std::string why;
+    const std::vector<char> keep(static_cast<std::size_t>(std::min(left, kOpsPerRun)), 1);
+    if (!run(family, seed, keep, false, &why, &coverage)) {
+      FAIL() << "family " << to_string(family) << " seed " << seed << " operation " << now.op
+             << ": " << why << "\n(the last operations stand above)";
+    }
+  }
+  std::printf("[model] family %s seeds %llu to %llu: %s\n", to_string(family),
+              static_cast<unsigned long long>(first), static_cast<unsigned long long>(seed - 1),
+              to_string(coverage).c_str());
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, ModelCheck, testing::Range(0, kNumFamilies),
+                         [](const testing::TestParamInfo<int>& info) {
+                           std::string name = to_string(static_cast<Family>(info.param));
+                           std::erase(name, '-');
+                           return name;
+                         });
+
+// Whether the run still goes wrong, checked in a child: it may die of a signal.
+bool goes_wrong(Family family, std::uint64_t seed, const std::vector<char>& keep) {
+  const pid_t child = fork();
+  if (child == 0) {
+    if (std::freopen("/dev/null", "w", stderr) == nullptr) _exit(2);
+    alarm(20);
+    _exit(run(family, seed, keep, false, nullptr, nullptr) ? 0 : 1);
+  }
+  int status = 0;
+  if (child < 0 || waitpid(child, &status, 0) != child) return false;
+  return !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+}
+
+// Delta debugging: takes halves, quarters, ... out as long as the run goes wrong without them.
+std::vector<char> shrink(Family family, std::uint64_t seed, std::vector<char> keep) {
+  for (std::size_t chunk = keep.size() / 2; chunk >= 1; chunk /= 2) {
+    for (bool again = true; again;) {
+      again = false;
+      for (std::size_t begin = 0; begin < keep.size(); begin += chunk) {
+        std::vector<char> less = keep;
+        for (std::size_t i = begin; i < std::min(begin + chunk, keep.size()); ++i) less[i] = 0;
+        if (less == keep || !goes_wrong(family, seed, less)) continue;
+        keep = less;
+        again = chunk == 1;
+      }
+    }
+  }
+  return keep;
+}
+
+int main_of_replay(int argc, char** argv) {
+  Family family = Family::kAnything;
+  for (int f = 0; f < kNumFamilies; ++f) {
+    if (std::strcmp(argv[2], to_string(static_cast<Family>(f))) == 0) {
+      family = static_cast<Family>(f);
+    }
+  }
+  const std::uint64_t seed = std::strtoull(argv[3], nullptr, 0);
+  int until = kOpsPerRun - 1;
+  if (argc >= 6 && std::strcmp(argv[4], "--until") == 0) until = std::atoi(argv[5]);
+  std::vector<char> keep(static_cast<std::size_t>(until + 1), 1);
+  if (std::strcmp(argv[1], "--shrink") == 0) {
+    if (!goes_wrong(family, seed, keep)) {
+      std::printf("nothing goes wrong\n");
+      return 0;
+    }
+    keep = shrink(family, seed, keep);
+  }
+  const bool ok = run(family, seed, keep, true, nullptr, nullptr);
+  return ok ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace kvfolio::model_check
+
+// The end of a broken invariant inside the library: say which calls led there.
+extern "C" void kvfolio_check_failed(const char* file, int line, const char* expression) {
+  std::fprintf(stderr, "%s:%d: check failed: %s\n", file, line, expression);
+  kvfolio::model_check::now.print("the library stopped");
+  std::abort();
+}
+
+int main(int argc, char** argv) {
+  if (argc >= 4 &&
+      (std::strcmp(argv[1], "--replay") == 0 || std::strcmp(argv[1], "--shrink") == 0)) {
+    return kvfolio::model_check::main_of_replay(argc, argv);
+  }
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
