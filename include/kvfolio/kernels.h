@@ -43,9 +43,9 @@ KVFOLIO_API Status append(const KVView& cache, std::int32_t layer, const ConstRo
 // What gather() reads and where it goes. k and v say the heads: k.num_heads heads from first_head
 // on; a view with null data is not wanted.
 struct GatherArgs {
-  KVView cache;
+  KVView cache = {};
   // Of one sequence: entry i holds positions [i*block_size, (i+1)*block_size).
-  std::span<const std::int32_t> block_table;
+  std::span<const std::int32_t> block_table = {};
   std::int32_t length = 0;  // tokens of the sequence
   // Positions [first, first + count), within [0, length).
   std::int32_t first = 0;
@@ -53,8 +53,9 @@ struct GatherArgs {
   std::int32_t first_layer = 0;
   std::int32_t num_layers = 1;
   std::int32_t first_head = 0;
-  RowsView k;  // [count, heads, head_dim_k] of first_layer
-  RowsView v;  // [count, heads, head_dim_v] of first_layer; of K's leading elements for a prefix
+  RowsView k = {};  // [count, heads, head_dim_k] of first_layer
+  RowsView v =
+      {};  // [count, heads, head_dim_v] of first_layer; of K's leading elements for a prefix
   // Bytes from one layer's rows to the next one's; not used for one layer.
   std::int64_t k_layer_stride = 0;
   std::int64_t v_layer_stride = 0;
@@ -103,17 +104,17 @@ KVFOLIO_API Result<KernelTarget> parse_kernel_target(std::string_view name);
 // any mixture. The arrays are those of a StepPlan.
 struct AttentionBatch {
   // [n + 1]: rows [query_start[i], query_start[i+1]) of q belong to sequence i. Starts at 0.
-  std::span<const std::int32_t> query_start;
+  std::span<const std::int32_t> query_start = {};
   // [n]: tokens of sequence i in the cache, its queries' own tokens included. The queries are its
   // last query_start[i+1] - query_start[i] positions.
-  std::span<const std::int32_t> kv_lens;
+  std::span<const std::int32_t> kv_lens = {};
   // [n, block_table_stride]: the physical block of each logical block; -1 or 0 where it is not
   // needed.
-  std::span<const std::int32_t> block_table;
+  std::span<const std::int32_t> block_table = {};
   std::int32_t block_table_stride = 0;
   // [n] or both empty: position p is visible iff p < trim_sinks[i] or p >= trim_first_kept[i].
-  std::span<const std::int32_t> trim_sinks;
-  std::span<const std::int32_t> trim_first_kept;
+  std::span<const std::int32_t> trim_sinks = {};
+  std::span<const std::int32_t> trim_first_kept = {};
 };
 
 struct AttentionParams {
@@ -135,21 +136,21 @@ struct AttentionSlice {
 };
 
 struct AttentionArgs {
-  KVView cache;  // head_dim_v > 0
+  KVView cache = {};  // head_dim_v > 0
   std::int32_t layer = 0;
-  AttentionBatch batch;
-  AttentionParams params;
+  AttentionBatch batch = {};
+  AttentionParams params = {};
   // [query_start[n], q_heads, head_dim_k]; q_heads is a multiple of num_kv_heads: query head h
   // reads KV head h / (q_heads / num_kv_heads).
-  ConstRowsView q;
-  RowsView out;  // [query_start[n], q_heads, head_dim_v]
+  ConstRowsView q = {};
+  RowsView out = {};  // [query_start[n], q_heads, head_dim_v]
   // [query_start[n], q_heads, 1], f32 or f64, or null data: natural logarithm of the sum of
   // exp(score). A row that sees no token gives 0 in out and -inf here, never NaN.
-  RowsView lse;
+  RowsView lse = {};
   // At least attention_workspace_bytes(); one for each call that runs at the same time. Contents
   // on entry do not matter.
-  std::span<std::byte> workspace;
-  AttentionSlice slice;
+  std::span<std::byte> workspace = {};
+  AttentionSlice slice = {};
   KernelTarget target = KernelTarget::kReference;
 };
 

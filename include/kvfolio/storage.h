@@ -37,10 +37,10 @@ namespace kvfolio {
 struct BorrowedGroup {
   std::byte* k = nullptr;    // [num_layers, num_blocks, num_kv_heads, block_size, head_dim_k]
   std::int64_t k_bytes = 0;  // bytes that may be touched from k on
-  KVStrides k_strides;
+  KVStrides k_strides = {};
   std::byte* v = nullptr;  // likewise with head_dim_v; null when the spec stores no V of its own
   std::int64_t v_bytes = 0;
-  KVStrides v_strides;
+  KVStrides v_strides = {};
 };
 
 class KVStorage {

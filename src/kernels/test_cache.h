@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// For the tests of kernels: a poisoned cache, rows, and scalar access that shares no code with the
+// kernels beyond the scalar conversions of dtype.h.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "kvfolio/kernels.h"
+#include "kvfolio/spec.h"
+#include "kvfolio/view.h"
+
+namespace kvfolio::testing_cache {
+
+inline constexpr DType kDTypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
+
+inline double load(const std::byte* data, DType dtype) {
+  std::uint16_t half = 0;
+  float single = 0;
+  double real = 0;
+  switch (dtype) {
+    case DType::kF64:
+      std::memcpy(&real, data, 8);
+      return real;
+    case DType::kF32:
+      std::memcpy(&single, data, 4);
+      return static_cast<double>(single);
+    case DType::kF16:
+      std::memcpy(&half, data, 2);
+      return static_cast<double>(f32_from_f16(half));
+    case DType::kBF16:
+      std::memcpy(&half, data, 2);
+      return static_cast<double>(f32_from_bf16(half));
+  }
+  return 0;
+}
+
+// Requires: value is a float (one rounding only).
+inline void store(std::byte* data, DType dtype, double value) {
+  const auto single = static_cast<float>(value);
+  std::uint16_t half = 0;
+  switch (dtype) {
+    case DType::kF64:
+      std::memcpy(data, &value, 8);
+      return;
+    case DType::kF32:
+      std::memcpy(data, &single, 4);
+      return;
+    case DType::kF16:
+      half = f16_from_f32(single);
+      std::memcpy(data, &half, 2);
+      return;
+    case DType::kBF16:
+      half = bf16_from_f32(single);
+      std::memcpy(data, &half, 2);
+      return;
+  }
+}
+
+// What `value` becomes in `dtype`.
+inline double rounded(double value, DType dtype) {
+  std::byte bytes[8];
+  store(bytes, dtype, value);
+  return load(bytes, dtype);
+}
+
+// A float in [-2, 2] that depends on all arguments.
+inline double hashed(std::uint64_t a, std::uint64_t b, std::uint64_t c = 0, std::uint64_t d = 0) {
+  std::uint64_t x = a * 0x9e3779b97f4a7c15u;
+  for (const std::uint64_t next : {b, c, d}) {
+    x = (x ^ (x >> 29) ^ (next + 0x165667b19e3779f9u)) * 0xbf58476d1ce4e5b9u;
+  }
+  x = (x ^ (x >> 32)) * 0x94d049bb133111ebu;
+  return static_cast<double>(static_cast<float>(static_cast<double>(x >> 40) * 0x1p-22 - 2.0));
+}
+
+// The memory of one group, every byte 0xff: NaN in every element type.
+class TestCache {
+ public:
+  explicit TestCache(const GroupSpec& spec)
+      : layout_(plan_layouts({.groups = {spec}})->at(0)),
+        memory(static_cast<std::size_t>(layout_.total_bytes) + 64, std::byte{0xff}) {
+    const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+    view = make_view(spec, layout_, memory.data() + (64 - address % 64) % 64);
+  }
+  TestCache(const TestCache&) = delete;
+  TestCache& operator=(const TestCache&) = delete;
+
+  [[nodiscard]] std::byte* at(bool is_v, int layer, int head, int slot) const {
+    const std::int32_t block = slot / view.block_size;
+    const std::int32_t offset = slot % view.block_size;
+    return is_v ? view.v_at(layer, block, head, offset) : view.k_at(layer, block, head, offset);
+  }
+  [[nodiscard]] double value(bool is_v, int layer, int head, int slot, int d) const {
+    return load(at(is_v, layer, head, slot) + d * dtype_bytes(view.dtype), view.dtype);
+  }
+  void set(bool is_v, int layer, int head, int slot, int d, double value) const {
+    store(at(is_v, layer, head, slot) + d * dtype_bytes(view.dtype), view.dtype, value);
+  }
+
+ private:
+  GroupLayout layout_;
+
+ public:
+  std::vector<std::byte> memory;
+  KVView view;
+};
+
+// Rows [tokens, heads, dim] with room between tokens and heads, all poison.
+class TestRows {
+ public:
+  TestRows(int tokens, int heads, int dim, DType dtype, int gap = 0) {
+    const std::int64_t element = dtype_bytes(dtype);
+    rows.head_stride = (dim + gap) * element;
+    rows.token_stride = (heads * (dim + gap) + gap) * element;
+    rows.num_tokens = tokens;
+    rows.num_heads = heads;
+    rows.head_dim = dim;
+    rows.dtype = dtype;
+    memory.assign(static_cast<std::size_t>(rows.token_stride * tokens + 64), std::byte{0xff});
+    const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+    rows.data = memory.data() + (64 - address % 64) % 64;
+  }
+  TestRows(const TestRows&) = delete;
+  TestRows& operator=(const TestRows&) = delete;
+
+  [[nodiscard]] double value(int token, int head, int d) const {
+    return load(rows.at(token, head) + d * dtype_bytes(rows.dtype), rows.dtype);
+  }
+  void set(int token, int head, int d, double value) const {
+    store(rows.at(token, head) + d * dtype_bytes(rows.dtype), rows.dtype, value);
+  }
+  // All elements from hashed(key, token, head, d).
+  void fill(std::uint64_t key) const {
+    for (int t = 0; t < rows.num_tokens; ++t) {
+      for (int h = 0; h < rows.num_heads; ++h) {
+        for (int d = 0; d < rows.head_dim; ++d) {
+          set(t, h, d,
+              hashed(key, static_cast<std::uint64_t>(t), static_cast<std::uint64_t>(h),
+                     static_cast<std::uint64_t>(d)));
+        }
+      }
+    }
+  }
+
+  std::vector<std::byte> memory;
+  RowsView rows;
+};
+
+// 0 .. n-1 in an order of the seed.
+inline std::vector<std::int32_t> permutation(int n, unsigned seed) {
+  std::vector<std::int32_t> result(static_cast<std::size_t>(n));
+  std::iota(result.begin(), result.end(), 0);
+  std::shuffle(result.begin(), result.end(), std::mt19937(seed));
+  return result;
+}
+
+}  // namespace kvfolio::testing_cache
