@@ -150,8 +150,12 @@ std::string decode(const std::vector<std::int32_t>& tokens, const Vocabulary& vo
   return text;
 }
 
-Status validate(const Request& request) {
+Status validate(const Request& request, const Vocabulary& vocabulary) {
   if (request.prompt.empty()) return invalid("the prompt is empty, allowed: at least one token");
+  if (request.beams > vocabulary.size) {
+    return invalid("field \"beams\" is " + std::to_string(request.beams) +
+                   ", allowed: at most the model's " + std::to_string(vocabulary.size) + " tokens");
+  }
   if (request.beams > 1 && request.samples > 1) {
     return invalid("field \"beams\" is " + std::to_string(request.beams) +
                    " and field \"samples\" is " + std::to_string(request.samples) +
@@ -181,7 +185,7 @@ Result<Request> parse_request(std::string_view line, const Request& defaults,
   for (const auto& [key, value] : *object) {
     KVFOLIO_RETURN_IF_ERROR(take_field(key, value, vocabulary, request));
   }
-  KVFOLIO_RETURN_IF_ERROR(validate(request));
+  KVFOLIO_RETURN_IF_ERROR(validate(request, vocabulary));
   return request;
 }
 
@@ -190,6 +194,7 @@ Result<std::vector<Request>> read_requests(std::istream& input, const std::strin
   std::vector<Request> requests;
   std::unordered_set<std::string> ids;
   std::size_t total_tokens = 0;
+  std::size_t total_samples = 0;
   std::string line;
   for (std::size_t number = 1;; ++number) {
     const auto at_line = [&](const std::string& message) {
@@ -210,6 +215,10 @@ Result<std::vector<Request>> read_requests(std::istream& input, const std::strin
     if (!ids.insert(request->id).second) {
       return at_line("field \"id\" is " + quoted(request->id) +
                      ", which an earlier request has; allowed: an id of its own");
+    }
+    total_samples += static_cast<std::size_t>(request->samples);
+    if (total_samples > kMaxRequests) {
+      return at_line("more than " + std::to_string(kMaxRequests) + " samples in one file");
     }
     total_tokens += request->prompt.size();
     if (total_tokens > kMaxPromptTokensTotal) {

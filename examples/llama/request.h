@@ -63,6 +63,6 @@ Result<std::vector<Request>> read_requests(std::istream& input, const std::strin
                                            const Request& defaults, const Vocabulary& vocabulary);
 
 // Checks what no single field can say. Used for the command line's request too.
-Status validate(const Request& request);
+Status validate(const Request& request, const Vocabulary& vocabulary);
 
 }  // namespace kvfolio::llama

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <utility>
+
+#include "contiguous_backend.h"
+#include "sampler.h"
+
+namespace kvfolio::llama {
+
+Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const CacheSpec& spec,
+                                               const EngineOptions& options, ThreadPool& pool) {
+  const Result<std::vector<GroupLayout>> layouts = plan_layouts(spec);
+  if (!layouts) return layouts.error();
+  std::unique_ptr<Engine> engine(new Engine(model, spec, options, pool));
+  for (const GroupLayout& layout : *layouts) {
+    engine->bytes_per_token_ += layout.payload_bytes_per_token;
+  }
+  if (options.contiguous) {
+    engine->backend_ = std::make_unique<ContiguousBackend>(
+        model.config(), spec.groups.front().dtype, options.kernel, pool);
+    return engine;
+  }
+  Result<std::unique_ptr<PagedBackend>> paged =
+      PagedBackend::create(model.config(), spec,
+                           {.max_sequences = options.max_seqs + 1,
+                            .prefix_cache = options.prefix_cache,
+                            .kernel = options.kernel},
+                           pool);
+  if (!paged) return std::move(paged).error();
+  engine->paged_ = paged->get();
+  engine->backend_ = *std::move(paged);
+  return engine;
+}
+
+Engine::Engine(const Model& model, const CacheSpec& spec, const EngineOptions& options,
+               ThreadPool& pool)
+    : model_(model), options_(options), spec_(spec), workspace_(pool) {}
+
+Result<RunStats> Engine::run(std::span<const Request> requests, Listener listener) {
+  SchedulerLimits limits;
+  limits.max_batch_tokens = options_.max_batch_tokens;
+  limits.max_seqs = options_.max_seqs;
+  limits.max_positions = model_.config().max_positions;
+  limits.bytes_per_token = bytes_per_token_;
+  limits.admission_margin = unit_of(spec_);
+  limits.eos_ids = model_.config().eos_ids;
+  Scheduler scheduler(*backend_, std::move(limits), options_.keep_logits, std::move(listener));
+  RunStats stats;
+  const auto start = std::chrono::steady_clock::now();
+  for (const Request& request : requests) scheduler.add(request);
+  StepBatch batch;
+  int idle_steps = 0;
+  while (!scheduler.done()) {
+    KVFOLIO_RETURN_IF_ERROR(step(scheduler, batch, stats));
+    // One step may find nothing to do: its only job gave its blocks up. It comes back in the next.
+    idle_steps = batch.tokens.empty() ? idle_steps + 1 : 0;
+    if (idle_steps > 1) return Status(ErrorCode::kFailedPrecondition, "no request can go on");
+  }
+  stats.seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  stats.scheduler = scheduler.stats();
+  stats.cache = backend_->counters();
+  if (paged_ != nullptr) {
+    for (const GroupSpec& group : spec_.groups) stats.blocks_total += group.num_blocks;
+  }
+  return stats;
+}
+
+Status Engine::step(Scheduler& scheduler, StepBatch& batch, RunStats& stats) {
+  KVFOLIO_RETURN_IF_ERROR(scheduler.schedule(batch));
+  if (batch.tokens.empty()) return backend_->drop_step();
+  const CacheUsage usage = backend_->usage();
+  stats.blocks_peak = std::max(stats.blocks_peak, usage.blocks);
+  stats.bytes_peak = std::max(stats.bytes_peak, usage.bytes);
+  KVFOLIO_RETURN_IF_ERROR(forward(batch));
+  if (paged_ != nullptr && options_.block_map != nullptr) {
+    options_.block_map->look(paged_->manager(), scheduler);
+  }
+  return scheduler.advance(logits_, static_cast<std::size_t>(model_.config().vocab));
+}
+
+// Computes the open step and ends it.
+Status Engine::forward(const StepBatch& batch) {
+  KVFOLIO_RETURN_IF_ERROR(backend_->prepare());
+  logits_.resize(batch.logit_rows.size() * static_cast<std::size_t>(model_.config().vocab));
+  KVFOLIO_RETURN_IF_ERROR(model_.forward({.tokens = batch.tokens,
+                                          .positions = batch.positions,
+                                          .logit_rows = batch.logit_rows},
+                                         *backend_, workspace_, logits_));
+  return backend_->finish_step();
+}
+
+Result<Perplexity> Engine::perplexity(std::span<const std::int32_t> tokens) {
+  const auto window = static_cast<std::size_t>(model_.config().max_positions);
+  double bits = 0.0;
+  Perplexity result;
+  for (std::size_t first = 0; first < tokens.size(); first += window) {
+    const auto part = tokens.subspan(first, std::min(window, tokens.size() - first));
+    if (part.size() < 2) break;
+    const Result<double> more = window_bits(part);
+    if (!more) return more.error();
+    bits += *more;
+    result.scored_tokens += static_cast<std::int64_t>(part.size()) - 1;
+  }
+  if (result.scored_tokens == 0) {
+    return Status(ErrorCode::kInvalidArgument, std::to_string(tokens.size()) +
+                                                   " tokens leave nothing to score, allowed: at "
+                                                   "least 2");
+  }
+  result.bits_per_token = bits / static_cast<double>(result.scored_tokens);
+  result.perplexity = std::exp2(result.bits_per_token);
+  return result;
+}
+
+// -log2 of the probability of tokens[1 ..], each given those before it.
+Result<double> Engine::window_bits(std::span<const std::int32_t> tokens) {
+  const auto vocab = static_cast<std::size_t>(model_.config().vocab);
+  const std::size_t num_inputs = tokens.size() - 1;  // the last token is only scored
+  const Result<Opened> opened = backend_->open(
+      tokens.first(num_inputs),
+      {.max_tokens = static_cast<std::int32_t>(num_inputs), .prefix_cache = false});
+  if (!opened) return opened.error();
+  double bits = 0.0;
+  StepBatch batch;
+  for (std::size_t first = 0; first < num_inputs;) {
+    const std::size_t count =
+        std::min(static_cast<std::size_t>(options_.max_batch_tokens), num_inputs - first);
+    batch.tokens.assign(tokens.begin() + static_cast<std::ptrdiff_t>(first),
+                        tokens.begin() + static_cast<std::ptrdiff_t>(first + count));
+    batch.positions.clear();
+    batch.logit_rows.clear();
+    for (std::size_t i = 0; i < count; ++i) {
+      batch.positions.push_back(static_cast<std::int32_t>(first + i));
+      batch.logit_rows.push_back(static_cast<std::int32_t>(i));
+    }
+    KVFOLIO_RETURN_IF_ERROR(backend_->begin_step());
+    KVFOLIO_RETURN_IF_ERROR(backend_->append(opened->sequence, batch.tokens));
+    KVFOLIO_RETURN_IF_ERROR(forward(batch));
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto row = std::span<const float>(logits_).subspan(i * vocab, vocab);
+      if (!is_distribution(row)) {
+        return Status(ErrorCode::kInvalidArgument,
+                      "the model's logits at position " + std::to_string(first + i) +
+                          " are not numbers (NaN or infinite); allowed: finite ones");
+      }
+      const auto next = static_cast<std::size_t>(tokens[first + i + 1]);
+      bits += (log_sum_exp(row) - static_cast<double>(row[next])) / std::log(2.0);
+    }
+    first += count;
+  }
+  KVFOLIO_RETURN_IF_ERROR(backend_->close(opened->sequence));
+  return bits;
+}
+
+}  // namespace kvfolio::llama

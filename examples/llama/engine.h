@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Engine runs requests over a model and a cache: schedule, compute, advance, until nothing is left.
+//
+//   Result<std::unique_ptr<Engine>> engine = Engine::create(model, spec, options, pool);
+//   Result<RunStats> stats = (*engine)->run(requests, {.on_finished = print});
+//
+// Thread safety: none; computes with the threads of its pool.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "backend.h"
+#include "block_map.h"
+#include "model.h"
+#include "paged_backend.h"
+#include "scheduler.h"
+
+namespace kvfolio::llama {
+
+struct EngineOptions {
+  std::int32_t max_batch_tokens = 512;
+  std::int32_t max_seqs = 16;
+  bool prefix_cache = true;
+  bool contiguous = false;  // the twin; spec's pools are not used then
+  KernelTarget kernel = KernelTarget::kReference;
+  LogitRows keep_logits = LogitRows::kNone;
+  BlockMap* block_map = nullptr;  // looks at every step when there is one; not of the twin
+};
+
+struct RunStats {
+  SchedulerStats scheduler;
+  Counters cache;
+  std::int64_t blocks_total = 0;
+  std::int64_t blocks_peak = 0;  // held by sequences, all groups together
+  std::int64_t bytes_peak = 0;   // of those blocks; of the twin: of its arrays
+  double seconds = 0.0;
+};
+
+struct Perplexity {
+  std::int64_t scored_tokens = 0;
+  double bits_per_token = 0.0;
+  double perplexity = 0.0;
+};
+
+class Engine {
+ public:
+  // `model` and `pool` outlive the engine.
+  static Result<std::unique_ptr<Engine>> create(const Model& model, const CacheSpec& spec,
+                                                const EngineOptions& options, ThreadPool& pool);
+
+  // Once. The cache may hold what perplexity() left.
+  Result<RunStats> run(std::span<const Request> requests, Listener listener);
+
+  // Of `tokens` in consecutive windows of max_positions, the first token of each unscored.
+  Result<Perplexity> perplexity(std::span<const std::int32_t> tokens);
+
+ private:
+  Engine(const Model& model, const CacheSpec& spec, const EngineOptions& options,
+         ThreadPool& pool);
+  Status step(Scheduler& scheduler, StepBatch& batch, RunStats& stats);
+  Result<double> window_bits(std::span<const std::int32_t> tokens);
+  Status forward(const StepBatch& batch);
+
+  const Model& model_;
+  const EngineOptions options_;
+  const CacheSpec spec_;
+  Workspace workspace_;
+  std::unique_ptr<Backend> backend_;
+  PagedBackend* paged_ = nullptr;  // backend_, unless it is the twin
+  std::int64_t bytes_per_token_ = 0;
+  std::vector<float> logits_;  // [rows of the step, vocab]
+};
+
+}  // namespace kvfolio::llama

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "generate.h"
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "engine.h"
+#include "files.h"
+#include "generate_input.h"
+#include "json_writer.h"
+#include "npy.h"
+#include "report.h"
+#include "results.h"
+#include "text_output.h"
+
+namespace kvfolio::tools {
+namespace {
+
+using llama::Request;
+using llama::Vocabulary;
+
+// Of a file to score: 64 MiB of text are hours of work.
+constexpr std::int64_t kMaxScoredBytes = std::int64_t{64} << 20;
+
+std::string sample_line(const llama::FinishedSample& finished, const Vocabulary& vocabulary) {
+  JsonWriter line;
+  line.field("id", finished.request.id)
+      .field("sample", finished.sample)
+      .field("token_ids", finished.token_ids);
+  if (vocabulary.is_bytes()) {
+    line.field("text", llama::decode(finished.token_ids, vocabulary));
+  } else {
+    line.raw("text", "null");
+  }
+  line.field("finish_reason", finished.stopped ? "stop" : "length")
+      .field("prompt_tokens", finished.request.prompt.size())
+      .field("cached_tokens", finished.cached_tokens)
+      .field("preemptions", finished.preemptions);
+  if (finished.request.beams > 1) line.field("score", finished.score);
+  return line.text();
+}
+
+// One call of the verb.
+class Generate {
+ public:
+  Generate(const GenerateOptions& options, const llama::Model& model,
+           std::span<const Request> requests, const CacheSpec& spec)
+      : options_(options),
+        model_(model),
+        vocabulary_{model.config().vocab},
+        requests_(requests),
+        spec_(spec),
+        pool_(options.num_threads),
+        results_(requests),
+        text_(std::cout, requests, vocabulary_) {}
+
+  Result<int> run() {
+    std::optional<NpyWriter> npy;
+    if (options_.logits_path) {
+      Result<NpyWriter> created = NpyWriter::create(*options_.logits_path, vocabulary_.size);
+      if (!created) return prefixed("--logits", created.error());
+      npy = *std::move(created);
+    }
+    Summary summary;
+    summary.model = &model_;
+    summary.spec = &spec_;
+    summary.options = &options_;
+    if (options_.perplexity_path) {
+      Result<llama::Perplexity> scored = score();
+      if (!scored) return prefixed("--perplexity", scored.error());
+      summary.perplexity = *scored;
+    }
+    Result<llama::RunStats> stats = run_engine(options_.contiguous, results_, true);
+    if (!stats) return std::move(stats).error();
+    summary.stats = *std::move(stats);
+    if (npy) {
+      if (Status status = results_.write_logits(*npy); !status.ok()) return status;
+    }
+    if (options_.verify) {
+      Results twin(requests_);
+      const Result<llama::RunStats> other = run_engine(true, twin, false);
+      if (!other) return prefixed("the contiguous twin", other.error());
+      summary.comparison = compare(results_, twin);
+      summary.twin_stats = *other;
+    }
+    if (options_.json) {
+      std::cout << summary_json(summary) << "\n";
+    } else {
+      std::cout << summary_text(summary, options_.report ? &block_map_ : nullptr);
+    }
+    std::cout.flush();
+    const bool failed = summary.stats.scheduler.rejected > 0 ||
+                        (summary.comparison && !summary.comparison->difference.empty());
+    return failed ? 1 : 0;
+  }
+
+ private:
+  [[nodiscard]] llama::LogitRows logits_to_keep() const {
+    if (options_.logits_path && requests_.size() == 1 && requests_[0].samples == 1) {
+      return llama::LogitRows::kAll;
+    }
+    return options_.logits_path || options_.verify ? llama::LogitRows::kChosen
+                                                   : llama::LogitRows::kNone;
+  }
+
+  [[nodiscard]] llama::EngineOptions engine_options(bool contiguous) {
+    return {.max_batch_tokens = options_.max_batch_tokens,
+            .max_seqs = options_.max_seqs,
+            .prefix_cache = options_.prefix_cache,
+            .contiguous = contiguous,
+            .kernel = options_.kernel,
+            .keep_logits = logits_to_keep(),
+            .block_map = options_.report ? &block_map_ : nullptr};
+  }
+
+  Result<llama::RunStats> run_engine(bool contiguous, Results& results, bool print) {
+    Result<std::unique_ptr<llama::Engine>> engine =
+        llama::Engine::create(model_, spec_, engine_options(contiguous), pool_);
+    if (!engine) return std::move(engine).error();
+    llama::Listener listener;
+    if (print && !options_.json) {
+      listener.on_token = [this](const Request& request, std::int32_t sample, std::int32_t token) {
+        text_.token(request, sample, token);
+      };
+    }
+    listener.on_finished = [this, &results, print](llama::FinishedSample&& finished) {
+      results.keep(finished);
+      if (print && options_.json) std::cout << sample_line(finished, vocabulary_) << std::endl;
+      if (print && !options_.json) text_.finished(finished);
+    };
+    listener.on_rejected = [this, &results, print](const Request& request,
+                                                   const std::string& error) {
+      results.reject(request, error);
+      if (print && options_.json) {
+        std::cout << JsonWriter().field("id", request.id).field("error", error).text() << std::endl;
+      }
+      if (print && !options_.json) text_.rejected(request, error);
+    };
+    return (*engine)->run(requests_, std::move(listener));
+  }
+
+  Result<llama::Perplexity> score() {
+    Result<std::string> text = llama::read_text_file(*options_.perplexity_path, kMaxScoredBytes);
+    if (!text) return std::move(text).error();
+    Result<std::vector<std::int32_t>> tokens =
+        vocabulary_.is_bytes() ? llama::encode(*text, vocabulary_) : parse_ids(*text, vocabulary_);
+    if (!tokens) return prefixed(*options_.perplexity_path, tokens.error());
+    // A pool of its own for one window, unless the options say what there is.
+    CacheSpec spec = spec_;
+    for (GroupSpec& group : spec.groups) {
+      if (options_.num_blocks || options_.memory_bytes) break;
+      group.num_blocks = static_cast<std::int32_t>(llama::blocks_needed(
+          group,
+          {.num_tokens = model_.config().max_positions, .step_tokens = options_.max_batch_tokens}));
+    }
+    llama::EngineOptions engine_options = this->engine_options(options_.contiguous);
+    engine_options.block_map = nullptr;
+    Result<std::unique_ptr<llama::Engine>> engine =
+        llama::Engine::create(model_, spec, engine_options, pool_);
+    if (!engine) return std::move(engine).error();
+    return (*engine)->perplexity(*tokens);
+  }
+
+  const GenerateOptions& options_;
+  const llama::Model& model_;
+  const Vocabulary vocabulary_;
+  const std::span<const Request> requests_;
+  const CacheSpec& spec_;
+  llama::ThreadPool pool_;
+  llama::BlockMap block_map_;
+  Results results_;
+  TextOutput text_;
+};
+
+Result<int> generate_or_error(const GenerateOptions& options) {
+  const Result<llama::Model> model = llama::Model::load(options.model);
+  if (!model) return prefixed("--model " + options.model, model.error());
+  const Result<std::vector<Request>> requests =
+      collect_requests(options, {.size = model->config().vocab});
+  if (!requests) return requests.error();
+  const bool any_beams = std::any_of(requests->begin(), requests->end(),
+                                     [](const Request& request) { return request.beams > 1; });
+  if (options.logits_path && any_beams) {
+    return Status(ErrorCode::kInvalidArgument,
+                  "--logits with a beam search, allowed: requests with \"beams\" 1");
+  }
+  const Result<CacheSpec> spec = plan_pools(options, model->config(), *requests);
+  if (!spec) return spec.error();
+  return Generate(options, *model, *requests, *spec).run();
+}
+
+}  // namespace
+
+int generate(const GenerateOptions& options) {
+  const Result<int> code = generate_or_error(options);
+  if (code) return *code;
+  std::cout.flush();
+  std::cerr << "kvfolio generate: " << printable_text(code.error().message()) << "\n";
+  return 2;
+}
+
+}  // namespace kvfolio::tools

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command kvfolio: one executable with verbs.
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <exception>
+#include <iostream>
+#include <new>
+#include <string>
+
+#include "generate.h"
+#include "json_writer.h"
+#include "kvfolio_build_info.h"
+
+namespace {
+
+std::string version() {
+  using namespace kvfolio_build_info;
+  return std::string("kvfolio ") + kVersion + "\ncommit " + kCommit + "\ncompiler " + kCompiler +
+         "\nkernels " + kKernelTargets;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("kvfolio: a paged KV cache for transformer inference, at work", "kvfolio");
+  app.set_version_flag("--version", version(), "Version, commit, compiler, kernel targets");
+  app.require_subcommand(1);
+  app.footer(
+      "Examples:\n"
+      "  kvfolio generate --model models/kjv-bytes --prompt \"In the beginning \"\n"
+      "  kvfolio generate --model models/kjv-bytes --requests requests.jsonl --verify --json\n\n"
+      "kvfolio VERB --help explains a verb.");
+  kvfolio::tools::GenerateOptions options;
+  CLI::App* generate = app.add_subcommand(
+      "generate", "Decode requests with a Llama or Mistral checkpoint over the paged cache");
+  kvfolio::tools::add_generate_options(*generate, options);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    std::cerr << "kvfolio: " << kvfolio::tools::printable_text(error.what())
+              << "\nkvfolio --help and kvfolio generate --help say what is allowed\n";
+    return 2;
+  }
+  return kvfolio::tools::generate(options);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  // A reader that goes away is an error of the write, not the end by a signal.
+  std::signal(SIGPIPE, SIG_IGN);
+  try {
+    const int code = run(argc, argv);
+    if (std::cout.flush()) return code;
+    std::cerr << "kvfolio: standard output cannot be written\n";
+    return 2;
+  } catch (const std::bad_alloc&) {
+    std::cerr << "kvfolio: out of memory\n";
+  } catch (const std::exception& error) {
+    std::cerr << "kvfolio: " << kvfolio::tools::printable_text(error.what()) << "\n";
+  }
+  return 2;
+}
