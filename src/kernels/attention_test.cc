@@ -1,0 +1,838 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// attend() against a computation of another kind: keys and values in contiguous double arrays, the
+// mask as a rule about (query, position), softmax over a whole row.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "kernels/test_cache.h"
+#include "kvfolio/kernels.h"
+
+namespace kvfolio {
+namespace {
+
+using ::testing::HasSubstr;
+using testing_cache::hashed;
+using testing_cache::kDTypes;
+using testing_cache::rounded;
+using testing_cache::TestCache;
+using testing_cache::TestRows;
+
+constexpr std::int32_t kMax = std::numeric_limits<std::int32_t>::max();
+constexpr std::int32_t kMin = std::numeric_limits<std::int32_t>::min();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+std::uint64_t u(int value) { return static_cast<std::uint64_t>(value); }
+
+struct Sequence {
+  int kv_len = 0;
+  int queries = 0;
+  int trim_sinks = 0;
+  int first_kept = 0;
+  int key = 0;  // what its tokens are; the first `Problem::shared_blocks` blocks are those of key 0
+};
+
+struct Problem {
+  std::vector<Sequence> sequences = {};
+  int block_size = 4;
+  int num_kv_heads = 2;
+  int group = 2;  // query heads per KV head
+  int head_dim_k = 5;
+  int head_dim_v = 3;
+  bool prefix = false;
+  DType dtype = DType::kF32;
+  Format format = Format::kHnd;
+  DType q_dtype = DType::kF64;
+  DType out_dtype = DType::kF64;
+  AttentionParams params{.scale = 0.7};
+  int layer = 1;
+  unsigned seed = 1;
+  int shared_blocks = 0;
+  std::int32_t pad = -1;
+  int gap = 0;
+};
+
+// What a position of a sequence holds: the same whatever cache it lies in.
+double k_value(const Problem& s, const Sequence& seq, int position, int head, int d) {
+  const int key = position < s.shared_blocks * s.block_size ? 0 : seq.key;
+  return rounded(hashed(u(key), u(position), u(head), u(d)), s.dtype);
+}
+double v_value(const Problem& s, const Sequence& seq, int position, int head, int d) {
+  if (s.prefix) return k_value(s, seq, position, head, d);
+  const int key = position < s.shared_blocks * s.block_size ? 0 : seq.key;
+  return rounded(hashed(u(key) + 7000, u(position), u(head), u(d)), s.dtype);
+}
+double q_value(const Problem& s, const Sequence& seq, int position, int head, int d) {
+  return rounded(hashed(u(seq.key) + 90000, u(position), u(head), u(d)), s.q_dtype);
+}
+
+bool is_visible(const Problem& s, const Sequence& seq, int query, int position) {
+  if (s.params.causal && position > query) return false;
+  if (s.params.window > 0 && position <= query - s.params.window &&
+      position >= s.params.num_sinks) {
+    return false;
+  }
+  return position < seq.trim_sinks || position >= seq.first_kept;
+}
+
+int num_rows(const Problem& s) {
+  int rows = 0;
+  for (const Sequence& seq : s.sequences) rows += seq.queries;
+  return rows;
+}
+
+// A cache that holds what the rows may see and poison everywhere else, also in slots of dropped or
+// masked positions and past the end of each sequence.
+struct Prepared {
+  explicit Prepared(const Problem& s)
+      : cache(spec(s)),
+        q(num_rows(s), s.num_kv_heads * s.group, s.head_dim_k, s.q_dtype, s.gap),
+        out(num_rows(s), s.num_kv_heads * s.group, s.head_dim_v, s.out_dtype, s.gap),
+        lse(num_rows(s), s.num_kv_heads * s.group, 1, DType::kF64, s.gap) {
+    const std::vector<std::int32_t> order =
+        testing_cache::permutation(cache.view.num_blocks, s.seed);
+    std::size_t next = static_cast<std::size_t>(s.shared_blocks);
+    stride = 1;
+    for (const Sequence& seq : s.sequences) {
+      stride = std::max(stride, (seq.kv_len + s.block_size - 1) / s.block_size + 1);
+    }
+    int row = 0;
+    query_start.push_back(0);
+    for (const Sequence& seq : s.sequences) {
+      const int first_query = seq.kv_len - seq.queries;
+      for (int b = 0; b < stride; ++b) {
+        bool needed = false;
+        for (int p = b * s.block_size; p < std::min((b + 1) * s.block_size, seq.kv_len); ++p) {
+          bool seen = false;
+          for (int query = first_query; query < seq.kv_len && !seen; ++query) {
+            seen = is_visible(s, seq, query, p);
+          }
+          if (!seen) continue;
+          if (!needed) {
+            table.push_back(order[b < s.shared_blocks ? static_cast<std::size_t>(b) : next++]);
+            needed = true;
+          }
+          const int slot = table.back() * s.block_size + p % s.block_size;
+          for (int h = 0; h < s.num_kv_heads; ++h) {
+            for (int d = 0; d < s.head_dim_k; ++d) {
+              cache.set(false, s.layer, h, slot, d, k_value(s, seq, p, h, d));
+            }
+            for (int d = 0; d < s.head_dim_v && !s.prefix; ++d) {
+              cache.set(true, s.layer, h, slot, d, v_value(s, seq, p, h, d));
+            }
+          }
+        }
+        if (!needed) table.push_back(s.pad);
+      }
+      for (int query = first_query; query < seq.kv_len; ++query, ++row) {
+        for (int h = 0; h < s.num_kv_heads * s.group; ++h) {
+          for (int d = 0; d < s.head_dim_k; ++d) q.set(row, h, d, q_value(s, seq, query, h, d));
+        }
+      }
+      query_start.push_back(row);
+      kv_lens.push_back(seq.kv_len);
+      trim_sinks.push_back(seq.trim_sinks);
+      first_kept.push_back(seq.first_kept);
+      max_kv_len = std::max(max_kv_len, seq.kv_len);
+    }
+    workspace.resize(static_cast<std::size_t>(
+        *attention_workspace_bytes(cache.view, q.rows.num_heads, max_kv_len)));
+    args = {.cache = cache.view,
+            .layer = s.layer,
+            .batch = {.query_start = query_start,
+                      .kv_lens = kv_lens,
+                      .block_table = table,
+                      .block_table_stride = stride,
+                      .trim_sinks = trim_sinks,
+                      .trim_first_kept = first_kept},
+            .params = s.params,
+            .q = q.rows,
+            .out = out.rows,
+            .lse = lse.rows,
+            .workspace = workspace};
+  }
+
+  static GroupSpec spec(const Problem& s) {
+    int blocks = 2 + s.shared_blocks;
+    for (const Sequence& seq : s.sequences) blocks += seq.kv_len / s.block_size + 1;
+    return {.num_layers = s.layer + 1,
+            .num_kv_heads = s.num_kv_heads,
+            .head_dim_k = s.head_dim_k,
+            .head_dim_v = s.head_dim_v,
+            .v_is_prefix_of_k = s.prefix,
+            .block_size = s.block_size,
+            .dtype = s.dtype,
+            .format = s.format,
+            .num_blocks = blocks};
+  }
+
+  TestCache cache;
+  TestRows q;
+  TestRows out;
+  TestRows lse;
+  std::vector<std::int32_t> query_start, kv_lens, table, trim_sinks, first_kept;
+  std::int32_t stride = 0;
+  std::int32_t max_kv_len = 0;
+  std::vector<std::byte> workspace;
+  AttentionArgs args;
+};
+
+// The output of all rows, one entry per (row, head, element), and lse per (row, head).
+struct Outcome {
+  std::vector<double> out;
+  std::vector<double> lse;
+
+  friend bool operator==(const Outcome&, const Outcome&) = default;
+};
+
+Outcome read(const Problem& s, const Prepared& p) {
+  Outcome result;
+  for (int row = 0; row < num_rows(s); ++row) {
+    for (int h = 0; h < s.num_kv_heads * s.group; ++h) {
+      for (int d = 0; d < s.head_dim_v; ++d) result.out.push_back(p.out.value(row, h, d));
+      result.lse.push_back(p.lse.value(row, h, 0));
+    }
+  }
+  return result;
+}
+
+Outcome attended(const Problem& s) {
+  Prepared p(s);
+  const Status status = attend(p.args);
+  EXPECT_TRUE(status.ok()) << status.message();
+  return read(s, p);
+}
+
+Outcome naive(const Problem& s) {
+  Outcome result;
+  for (const Sequence& seq : s.sequences) {
+    for (int query = seq.kv_len - seq.queries; query < seq.kv_len; ++query) {
+      for (int h = 0; h < s.num_kv_heads * s.group; ++h) {
+        const int kv_head = h / s.group;
+        std::vector<double> score(static_cast<std::size_t>(seq.kv_len), -kInfinity);
+        double most = -kInfinity;
+        for (int p = 0; p < seq.kv_len; ++p) {
+          if (!is_visible(s, seq, query, p)) continue;
+          double product = 0;
+          for (int d = s.head_dim_k; d-- > 0;) {
+            product += q_value(s, seq, query, h, d) * k_value(s, seq, p, kv_head, d);
+          }
+          score[static_cast<std::size_t>(p)] = product * s.params.scale;
+          most = std::max(most, product * s.params.scale);
+        }
+        double total = 0;
+        std::vector<double> sum(static_cast<std::size_t>(s.head_dim_v), 0.0);
+        for (int p = seq.kv_len; p-- > 0;) {
+          if (score[static_cast<std::size_t>(p)] == -kInfinity) continue;
+          const double weight = std::exp(score[static_cast<std::size_t>(p)] - most);
+          total += weight;
+          for (int d = 0; d < s.head_dim_v; ++d) {
+            sum[static_cast<std::size_t>(d)] += weight * v_value(s, seq, p, kv_head, d);
+          }
+        }
+        for (const double x : sum) result.out.push_back(total == 0 ? 0 : x / total);
+        result.lse.push_back(total == 0 ? -kInfinity : most + std::log(total));
+      }
+    }
+  }
+  return result;
+}
+
+// How far a value of `dtype` may be from the real number it stands for.
+double tolerance(DType dtype, double value) {
+  const double size = std::fabs(value);
+  switch (dtype) {
+    case DType::kF64:
+      return 1e-12 * (1 + size);
+    case DType::kF32:
+      return 1e-7 * (1 + size);
+    case DType::kF16:
+      return 0x1p-11 * size + 0x1p-24;
+    case DType::kBF16:
+      return 0x1p-8 * size;
+  }
+  return 0;
+}
+
+void expect_near(const Problem& s, const Outcome& got, const Outcome& want) {
+  ASSERT_EQ(got.out.size(), want.out.size());
+  for (std::size_t i = 0; i < want.out.size(); ++i) {
+    // 1e-12: what two orders of summation may differ by before the last rounding.
+    ASSERT_LE(std::fabs(got.out[i] - want.out[i]), tolerance(s.out_dtype, want.out[i]) + 1e-12)
+        << i;
+  }
+  for (std::size_t i = 0; i < want.lse.size(); ++i) {
+    if (want.lse[i] == -kInfinity) {
+      ASSERT_EQ(got.lse[i], -kInfinity);
+    } else {
+      ASSERT_NEAR(got.lse[i], want.lse[i], 1e-12 * (1 + std::fabs(want.lse[i])));
+    }
+  }
+}
+
+void expect_agrees(const Problem& s) { expect_near(s, attended(s), naive(s)); }
+
+// ---- against the naive computation -------------------------------------------------------------
+
+TEST(Attention, AgreesWithTheNaiveComputationForEveryFormatElementTypeAndBlockSize) {
+  unsigned seed = 0;
+  for (const int block_size : {1, 2, 3, 8, 16, 32, 1024}) {
+    for (const Format format : {Format::kHnd, Format::kNhd}) {
+      for (const DType dtype : kDTypes) {
+        ++seed;
+        SCOPED_TRACE(seed);
+        // Decode, a chunk, a whole prompt, and an empty sequence in one batch.
+        expect_agrees({.sequences = {{.kv_len = 37, .queries = 1, .key = 1},
+                                     {.kv_len = 20, .queries = 7, .key = 2},
+                                     {.kv_len = 9, .queries = 9, .key = 3},
+                                     {.kv_len = 5, .queries = 0, .key = 4},
+                                     {.kv_len = 0, .queries = 0, .key = 5}},
+                       .block_size = block_size,
+                       .dtype = dtype,
+                       .format = format,
+                       .q_dtype = kDTypes[seed % 4],
+                       .out_dtype = kDTypes[seed / 4 % 4],
+                       .seed = seed,
+                       .gap = static_cast<int>(seed % 3)});
+      }
+    }
+  }
+}
+
+TEST(Attention, AgreesWithTheNaiveComputationForRandomShapesAndMasks) {
+  std::mt19937 random(42);
+  const auto pick = [&](int low, int high) {
+    return low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1));
+  };
+  constexpr int kBlockSizes[] = {1, 2, 3, 5, 8, 16, 32};
+  for (int round = 0; round < 1000; ++round) {
+    SCOPED_TRACE(round);
+    Problem s{.block_size = kBlockSizes[pick(0, 6)],
+              .num_kv_heads = pick(1, 3),
+              .group = pick(1, 5),
+              .head_dim_k = pick(1, 9),
+              .dtype = kDTypes[pick(0, 3)],
+              .format = pick(0, 1) == 0 ? Format::kHnd : Format::kNhd,
+              .q_dtype = kDTypes[pick(0, 3)],
+              .out_dtype = kDTypes[pick(0, 3)],
+              .params = {.scale = 0.1 * pick(1, 20),
+                         .causal = pick(0, 3) != 0,
+                         .window = pick(0, 1) * pick(1, 20),
+                         .num_sinks = pick(0, 1) * pick(0, 9)},
+              .layer = pick(0, 2),
+              .seed = static_cast<unsigned>(round),
+              .pad = -pick(0, 1),
+              .gap = pick(0, 2)};
+    s.prefix = pick(0, 3) == 0;
+    s.head_dim_v = s.prefix ? pick(1, s.head_dim_k) : pick(1, 9);
+    const int n = pick(0, 4);
+    for (int i = 0; i < n; ++i) {
+      Sequence seq{.kv_len = pick(0, 40), .key = i + 1};
+      seq.queries = pick(0, seq.kv_len);
+      if (pick(0, 2) == 0) {
+        seq.trim_sinks = pick(0, 12);
+        seq.first_kept = pick(0, seq.kv_len);
+      }
+      s.sequences.push_back(seq);
+    }
+    expect_agrees(s);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(Attention, EveryLengthModuloTheBlockSizeAgrees) {
+  for (const int block_size : {1, 3, 8, 16}) {
+    Problem s{.block_size = block_size};
+    for (int length = 1; length <= 2 * block_size + 1; ++length) {
+      s.sequences.push_back({.kv_len = length, .queries = 1, .key = length});
+    }
+    expect_agrees(s);
+  }
+}
+
+TEST(Attention, EveryWindowSinksAndTrimOfAShortSequenceAgrees) {
+  for (int window = 0; window <= 10; ++window) {
+    for (int sinks = 0; sinks <= 10; sinks += 3) {
+      for (int trim_sinks = 0; trim_sinks <= 9; trim_sinks += 3) {
+        Problem s{.block_size = 2, .num_kv_heads = 1, .group = 1};
+        s.params.window = window;
+        s.params.num_sinks = sinks;
+        for (int first_kept = 0; first_kept <= 9; ++first_kept) {
+          s.sequences.push_back({.kv_len = 9,
+                                 .queries = 1 + first_kept % 9,
+                                 .trim_sinks = trim_sinks,
+                                 .first_kept = first_kept,
+                                 .key = first_kept});
+        }
+        SCOPED_TRACE(window * 100 + sinks * 10 + trim_sinks);
+        expect_agrees(s);
+        s.params.causal = false;
+        expect_agrees(s);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(Attention, AWindowOfWReadsExactlyWTokens) {
+  // With equal scores the log-sum-exp is the logarithm of how many positions are visible.
+  for (const int window : {1, 2, 5, 16, 99}) {
+    Problem s{.sequences = {{.kv_len = 24, .queries = 24}}, .group = 1};
+    s.params.window = window;
+    Prepared p(s);
+    for (auto& byte : p.q.memory) byte = std::byte{0};
+    ASSERT_TRUE(attend(p.args).ok());
+    for (int row = 0; row < 24; ++row) {
+      EXPECT_NEAR(p.lse.value(row, 0, 0), std::log(std::min(row + 1, window)), 1e-12);
+    }
+  }
+}
+
+TEST(Attention, AFullyMaskedRowIsZeroAndItsLseMinusInfinity) {
+  // Trimmed to nothing; a query inside the dropped range with a window of itself only.
+  for (const DType out : kDTypes) {
+    Problem s{.sequences = {{.kv_len = 6, .queries = 2, .first_kept = 6},
+                            {.kv_len = 6, .queries = 3, .trim_sinks = 1, .first_kept = 5}},
+              .out_dtype = out};
+    s.params.window = 1;
+    Prepared p(s);
+    ASSERT_TRUE(attend(p.args).ok());
+    for (const int row : {0, 1, 2, 3}) {
+      for (int h = 0; h < 4; ++h) {
+        for (int d = 0; d < 3; ++d) EXPECT_EQ(p.out.value(row, h, d), 0.0);
+        EXPECT_EQ(p.lse.value(row, h, 0), -kInfinity);
+      }
+    }
+    EXPECT_NE(p.lse.value(4, 0, 0), -kInfinity);
+    expect_near(s, read(s, p), naive(s));
+  }
+}
+
+TEST(Attention, ARowThatSeesOneTokenIsExactlyItsValue) {
+  for (const DType dtype : kDTypes) {
+    Problem s{.sequences = {{.kv_len = 1, .queries = 1, .key = 3}}, .dtype = dtype};
+    const Outcome got = attended(s);
+    std::size_t i = 0;
+    for (int h = 0; h < 4; ++h) {
+      for (int d = 0; d < 3; ++d) {
+        EXPECT_EQ(got.out[i++], v_value(s, s.sequences[0], 0, h / 2, d));
+      }
+    }
+  }
+}
+
+TEST(Attention, HugeScoresStayExact) {
+  for (const double scale : {1e-30, 1e3, 1e30, 1e300}) {
+    Problem s{.sequences = {{.kv_len = 13, .queries = 13}}, .head_dim_k = 1};
+    s.params.scale = scale;
+    const Outcome got = attended(s);
+    const Outcome want = naive(s);
+    for (std::size_t i = 0; i < got.out.size(); ++i) {
+      ASSERT_NEAR(got.out[i], want.out[i], 1e-12);
+    }
+    for (std::size_t i = 0; i < got.lse.size(); ++i) {
+      ASSERT_NEAR(got.lse[i], want.lse[i], 1e-12 * (1 + std::fabs(want.lse[i])));
+    }
+  }
+}
+
+TEST(Attention, NaNOfAVisibleTokenIsSeen) {
+  Problem s{.sequences = {{.kv_len = 5, .queries = 1}}};
+  for (const bool in_v : {false, true}) {
+    Prepared p(s);
+    const int slot = p.table[0] * s.block_size + 2;
+    p.cache.set(in_v, 1, 0, slot, 0, std::numeric_limits<double>::quiet_NaN());
+    ASSERT_TRUE(attend(p.args).ok());
+    EXPECT_TRUE(std::isnan(p.out.value(0, 0, 0)));
+    EXPECT_FALSE(std::isnan(p.out.value(0, 2, 0)));  // KV head 1 is sound
+  }
+}
+
+TEST(Attention, LseMayBeSingleOrAbsent) {
+  Problem s{.sequences = {{.kv_len = 11, .queries = 3}}};
+  Prepared wide(s);
+  ASSERT_TRUE(attend(wide.args).ok());
+  Prepared narrow(s);
+  TestRows single(3, 4, 1, DType::kF32);
+  narrow.args.lse = single.rows;
+  ASSERT_TRUE(attend(narrow.args).ok());
+  for (int row = 0; row < 3; ++row) {
+    for (int h = 0; h < 4; ++h) {
+      EXPECT_EQ(single.value(row, h, 0), rounded(wide.lse.value(row, h, 0), DType::kF32));
+    }
+  }
+  Prepared without(s);
+  without.args.lse = {};
+  const std::vector<std::byte> before = without.lse.memory;
+  ASSERT_TRUE(attend(without.args).ok());
+  EXPECT_EQ(read(s, without).out, read(s, wide).out);
+  EXPECT_EQ(without.lse.memory, before);
+}
+
+// ---- the same bits -----------------------------------------------------------------------------
+
+TEST(AttentionBits, DoNotDependOnBlockSizeFormatOrBlockIds) {
+  for (const DType dtype : kDTypes) {
+    Problem s{.sequences = {{.kv_len = 45, .queries = 12, .key = 1},
+                            {.kv_len = 33, .queries = 1, .key = 2}},
+              .dtype = dtype};
+    s.params.window = 20;
+    s.params.num_sinks = 3;
+    const Outcome want = attended(s);
+    for (const int block_size : {1, 2, 3, 8, 16, 32, 1024}) {
+      for (const Format format : {Format::kHnd, Format::kNhd}) {
+        Problem other = s;
+        other.block_size = block_size;
+        other.format = format;
+        other.seed = static_cast<unsigned>(block_size);
+        EXPECT_EQ(attended(other), want) << block_size;
+      }
+    }
+  }
+}
+
+TEST(AttentionBits, ADecodeRowEqualsTheSameRowInsideAnyChunkAndAnyBatch) {
+  Problem s;
+  s.params.window = 13;
+  s.params.num_sinks = 2;
+  constexpr int kTokens = 30;
+  s.sequences = {{.kv_len = kTokens, .queries = kTokens, .key = 1}};
+  const Outcome whole = attended(s);
+  const std::size_t outs = whole.out.size() / kTokens;
+  const std::size_t lses = whole.lse.size() / kTokens;
+  for (const int chunk : {1, 2, 7, 16}) {
+    for (int begin = 0; begin < kTokens; begin += chunk) {
+      const int end = std::min(begin + chunk, kTokens);
+      // The chunk stands between two other sequences.
+      s.sequences = {{.kv_len = 19, .queries = 3, .key = 2},
+                     {.kv_len = end, .queries = end - begin, .key = 1},
+                     {.kv_len = 8, .queries = 8, .key = 3}};
+      const Outcome got = attended(s);
+      for (int row = begin; row < end; ++row) {
+        const auto from = static_cast<std::size_t>(3 + row - begin);
+        const auto to = static_cast<std::size_t>(row);
+        for (std::size_t i = 0; i < outs; ++i) {
+          ASSERT_EQ(got.out[from * outs + i], whole.out[to * outs + i]);
+        }
+        for (std::size_t i = 0; i < lses; ++i) {
+          ASSERT_EQ(got.lse[from * lses + i], whole.lse[to * lses + i]);
+        }
+      }
+    }
+  }
+}
+
+TEST(AttentionBits, SlicesOfRowsAndHeadsAddUpToTheWhole) {
+  const Problem s{.sequences = {{.kv_len = 23, .queries = 9, .key = 1},
+                                {.kv_len = 14, .queries = 1, .key = 2},
+                                {.kv_len = 6, .queries = 6, .key = 3}},
+                  .num_kv_heads = 3};
+  const Outcome want = attended(s);
+  for (const int rows : {1, 2, 5, 7, 16}) {
+    for (const int heads : {1, 2, 3}) {
+      Prepared p(s);
+      int written = 0;
+      for (int row = 0; row < 16; row += rows) {
+        for (int head = 0; head < 3; head += heads) {
+          p.args.slice = {.first_row = row,
+                          .num_rows = std::min(rows, 16 - row),
+                          .first_kv_head = head,
+                          .num_kv_heads = std::min(heads, 3 - head)};
+          ASSERT_TRUE(attend(p.args).ok());
+          // Exactly the slice is written, the rest is still poison.
+          written += p.args.slice.num_rows * p.args.slice.num_kv_heads * s.group;
+          int seen = 0;
+          for (int r = 0; r < 16; ++r) {
+            for (int h = 0; h < 6; ++h) seen += std::isnan(p.out.value(r, h, 0)) ? 0 : 1;
+          }
+          ASSERT_EQ(seen, written);
+        }
+      }
+      EXPECT_EQ(read(s, p), want);
+    }
+  }
+}
+
+TEST(AttentionBits, SharedBlocksReadLikeCopies) {
+  Problem s{.sequences = {{.kv_len = 16, .queries = 2, .key = 0},
+                          {.kv_len = 21, .queries = 9, .key = 1},
+                          {.kv_len = 12, .queries = 1, .key = 2}},
+            .shared_blocks = 3};
+  Prepared shared(s);
+  EXPECT_EQ(shared.table[0], shared.table[static_cast<std::size_t>(shared.stride)]);
+  ASSERT_TRUE(attend(shared.args).ok());
+  const Outcome want = naive(s);
+  expect_near(s, read(s, shared), want);
+  // The same tokens in blocks of their own.
+  for (std::size_t i = 0; i < s.sequences.size(); ++i) {
+    Problem alone = s;
+    alone.sequences = {s.sequences[i]};
+    const Outcome got = attended(alone);
+    const auto offset = static_cast<std::size_t>(shared.query_start[i]) * 4;
+    for (std::size_t j = 0; j < got.lse.size(); ++j) {
+      EXPECT_EQ(got.lse[j], read(s, shared).lse[offset + j]);
+    }
+  }
+}
+
+TEST(AttentionBits, WhatTheWorkspaceAndTheOutputHeldDoesNotMatter) {
+  const Problem s{.sequences = {{.kv_len = 17, .queries = 4}}};
+  const Outcome want = attended(s);
+  for (const int value : {0x00, 0x7f, 0xff}) {
+    Prepared p(s);
+    std::ranges::fill(p.workspace, std::byte(static_cast<unsigned char>(value)));
+    std::ranges::fill(p.out.memory, std::byte(static_cast<unsigned char>(value)));
+    ASSERT_TRUE(attend(p.args).ok());
+    EXPECT_EQ(read(s, p), want);
+  }
+  // A workspace at any address, to the byte.
+  for (std::size_t shift = 0; shift < 8; ++shift) {
+    Prepared p(s);
+    std::vector<std::byte> other(p.workspace.size() + shift);
+    p.args.workspace = std::span(other).subspan(shift);
+    ASSERT_TRUE(attend(p.args).ok());
+    EXPECT_EQ(read(s, p), want);
+  }
+}
+
+// ---- wrong arguments ---------------------------------------------------------------------------
+
+struct GoodCall {
+  GoodCall()
+      : setup{.sequences = {{.kv_len = 9, .queries = 2, .key = 1},
+                            {.kv_len = 6, .queries = 6, .key = 2}}},
+        p(setup) {}
+  Problem setup;
+  Prepared p;
+};
+
+TEST(Attention, EachWrongArgumentIsRefusedAndNothingIsWritten) {
+  struct Case {
+    const char* says;
+    std::function<void(GoodCall&)> spoil;
+  };
+  const auto with = [](void (*spoil)(Prepared&)) {
+    return [spoil](GoodCall& call) { spoil(call.p); };
+  };
+  using P = Prepared;
+  const Case cases[] = {
+      {"layer is 2", with([](P& p) { p.args.layer = 2; })},
+      {"layer is -1", with([](P& p) { p.args.layer = -1; })},
+      {"cache.k is null", with([](P& p) { p.args.cache.k = nullptr; })},
+      {"cache.num_kv_heads is 0", with([](P& p) { p.args.cache.num_kv_heads = 0; })},
+      {"head_dim_v is 0", with([](P& p) { p.args.cache.head_dim_v = 0; })},
+      {"target is 7", with([](P& p) { p.args.target = static_cast<KernelTarget>(7); })},
+      {"params.scale", with([](P& p) { p.args.params.scale = 0; })},
+      {"params.scale", with([](P& p) { p.args.params.scale = -1; })},
+      {"params.scale", with([](P& p) { p.args.params.scale = kInfinity; })},
+      {"params.scale", with([](P& p) { p.args.params.scale = std::nan(""); })},
+      {"params.window is -1", with([](P& p) { p.args.params.window = -1; })},
+      {"params.num_sinks is -2147483648", with([](P& p) { p.args.params.num_sinks = kMin; })},
+      {"0 query heads", with([](P& p) { p.args.q.num_heads = 0; })},
+      {"3 query heads, allowed: multiples of the cache's 2",
+       with([](P& p) { p.args.q.num_heads = 3; })},
+      {"q is [8 tokens, 4 heads, head_dim 4]", with([](P& p) { p.args.q.head_dim = 4; })},
+      {"q is [7 tokens", with([](P& p) { p.args.q.num_tokens = 7; })},
+      {"q.data is null", with([](P& p) { p.args.q.data = nullptr; })},
+      {"q.dtype", with([](P& p) { p.args.q.dtype = static_cast<DType>(5); })},
+      {"out is [9 tokens", with([](P& p) { p.args.out.num_tokens = 9; })},
+      {"out is [8 tokens, 2 heads", with([](P& p) { p.args.out.num_heads = 2; })},
+      {"head_dim 5], allowed: [8, 4, 3]", with([](P& p) { p.args.out.head_dim = 5; })},
+      {"out.data is null", with([](P& p) { p.args.out.data = nullptr; })},
+      {"rows of out overlap", with([](P& p) { p.args.out.token_stride = 8; })},
+      {"lse.dtype is f16", with([](P& p) { p.args.lse.dtype = DType::kF16; })},
+      {"lse is [8 tokens, 4 heads, head_dim 2]", with([](P& p) { p.args.lse.head_dim = 2; })},
+      {"rows of lse overlap", with([](P& p) { p.args.lse.head_stride = 0; })},
+      {"query_start has 2 entries for 2 sequences",
+       with([](P& p) { p.args.batch.query_start = p.args.batch.query_start.first(2); })},
+      {"query_start has 0 entries", with([](P& p) { p.args.batch.query_start = {}; })},
+      {"query_start[0] is 1", with([](P& p) { p.query_start[0] = 1; })},
+      {"query_start falls from 9 to 8", with([](P& p) { p.query_start[1] = 9; })},
+      {"query_start falls", with([](P& p) { p.query_start[2] = kMin; })},
+      {"kv_lens[0] is 1, allowed: its 2 queries", with([](P& p) { p.kv_lens[0] = 1; })},
+      {"kv_lens[1] is -3", with([](P& p) { p.kv_lens[1] = -3; })},
+      {"kv_lens[1] is 2147483647", with([](P& p) { p.kv_lens[1] = kMax; })},
+      {"kv_lens[0] is 17, its table row holds 4 blocks of 4",
+       with([](P& p) { p.kv_lens[0] = 17; })},
+      {"query_start has 3 entries for 1 sequences",
+       with([](P& p) { p.args.batch.kv_lens = p.args.batch.kv_lens.first(1); })},
+      {"block_table has 7 entries for 2 sequences",
+       with([](P& p) { p.args.batch.block_table = p.args.batch.block_table.first(7); })},
+      {"block_table_stride -4", with([](P& p) { p.args.batch.block_table_stride = -4; })},
+      {"block_table_stride 2147483647", with([](P& p) { p.args.batch.block_table_stride = kMax; })},
+      {"block_table[0, 1] is -1", with([](P& p) { p.table[1] = -1; })},
+      {"block_table[1, 0] is 7", with([](P& p) { p.table[4] = p.args.cache.num_blocks; })},
+      {"block_table[1, 1] is 2147483647", with([](P& p) { p.table[5] = kMax; })},
+      {"block_table[0, 2] is -2147483648", with([](P& p) { p.table[2] = kMin; })},
+      {"trim_sinks has 1 entries and trim_first_kept 2",
+       with([](P& p) { p.args.batch.trim_sinks = p.args.batch.trim_sinks.first(1); })},
+      {"trim_sinks has 0 entries", with([](P& p) { p.args.batch.trim_sinks = {}; })},
+      {"trim_sinks[1] is -1", with([](P& p) { p.trim_sinks[1] = -1; })},
+      {"trim_first_kept[0] is -1", with([](P& p) { p.first_kept[0] = -1; })},
+      {"trim_first_kept[0] is 10, allowed: 0 to 9", with([](P& p) { p.first_kept[0] = 10; })},
+      {"slice of 9 rows from 0", with([](P& p) { p.args.slice.num_rows = 9; })},
+      {"slice of -2 rows", with([](P& p) { p.args.slice.num_rows = -2; })},
+      {"rows from -1 on", with([](P& p) { p.args.slice.first_row = -1; })},
+      {"rows from -2147483648 on", with([](P& p) { p.args.slice.first_row = kMin; })},
+      {"rows from 9 on", with([](P& p) { p.args.slice.first_row = 9; })},
+      {"KV heads from 3 on", with([](P& p) { p.args.slice.first_kv_head = 3; })},
+      {"slice of 3 KV heads", with([](P& p) { p.args.slice.num_kv_heads = 3; })},
+      {"workspace has 0 bytes", with([](P& p) { p.args.workspace = {}; })},
+      {"bytes, needed: ",
+       with([](P& p) { p.args.workspace = std::span(p.workspace).first(p.workspace.size() - 1); })},
+  };
+  for (const Case& c : cases) {
+    GoodCall call;
+    const auto state = [&] {
+      return std::tuple(call.p.cache.memory, call.p.out.memory, call.p.lse.memory);
+    };
+    c.spoil(call);
+    const auto before = state();
+    const Status status = attend(call.p.args);
+    EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument) << c.says;
+    EXPECT_THAT(status.message(), HasSubstr(c.says));
+    EXPECT_TRUE(state() == before) << c.says;
+  }
+  GoodCall call;
+  EXPECT_TRUE(attend(call.p.args).ok());
+}
+
+TEST(Attention, EntriesOfTheTableThatNobodyNeedsMayBeAnything) {
+  Problem s{.sequences = {{.kv_len = 20, .queries = 1, .trim_sinks = 4, .first_kept = 12}}};
+  s.params.window = 6;
+  s.params.num_sinks = 2;
+  const Outcome want = attended(s);
+  Prepared p(s);
+  for (const std::int32_t entry : {-1, 0, kMax, kMin}) {
+    for (std::size_t b : {1u, 2u, 5u}) p.table[b] = entry;
+    ASSERT_TRUE(attend(p.args).ok());
+    EXPECT_EQ(read(s, p), want);
+  }
+}
+
+TEST(Attention, ASliceNeedsTheTableOfItsOwnRowsOnly) {
+  const Problem s{
+      .sequences = {{.kv_len = 9, .queries = 2, .key = 1}, {.kv_len = 6, .queries = 6, .key = 2}}};
+  Prepared p(s);
+  p.table[0] = -1;  // of sequence 0
+  p.args.slice = {.first_row = 2, .num_rows = 6};
+  EXPECT_TRUE(attend(p.args).ok());
+  p.args.slice = {.first_row = 1, .num_rows = 7};
+  EXPECT_FALSE(attend(p.args).ok());
+  p.args.slice = {.first_row = 1, .num_rows = 0};
+  EXPECT_TRUE(attend(p.args).ok());
+}
+
+TEST(Attention, LimitsAtTheEndOfInt32DoNotOverflow) {
+  for (const int window : {1, 4, kMax}) {
+    Problem s{.sequences = {{.kv_len = 9, .queries = 9, .trim_sinks = kMax, .first_kept = 9}}};
+    s.params.window = window;
+    s.params.num_sinks = kMax;
+    expect_agrees(s);
+    s.params.num_sinks = 0;
+    expect_agrees(s);
+  }
+}
+
+TEST(Attention, AnEmptyBatchIsNothing) {
+  Prepared p(Problem{});
+  p.args.q.data = nullptr;
+  p.args.out.data = nullptr;
+  p.args.lse.data = nullptr;
+  EXPECT_TRUE(attend(p.args).ok());
+}
+
+TEST(AttentionWorkspace, ImpossibleShapesAreErrors) {
+  TestCache cache({.num_kv_heads = 2, .head_dim_k = 4, .head_dim_v = 4, .num_blocks = 2});
+  EXPECT_GT(*attention_workspace_bytes(cache.view, 4, 1000), 2 * 1000 * 8);
+  EXPECT_FALSE(attention_workspace_bytes(cache.view, 3, 1000));
+  EXPECT_FALSE(attention_workspace_bytes(cache.view, 0, 1000));
+  EXPECT_FALSE(attention_workspace_bytes(cache.view, -2, 1000));
+  EXPECT_FALSE(attention_workspace_bytes(cache.view, 2, -1));
+  EXPECT_FALSE(attention_workspace_bytes(cache.view, 2, kMax));
+  EXPECT_FALSE(attention_workspace_bytes(cache.view, 2, 1, static_cast<KernelTarget>(1)));
+  EXPECT_FALSE(attention_workspace_bytes({}, 2, 1));
+  // 2^29 heads x 2^30 tokens x 8 bytes.
+  EXPECT_EQ(attention_workspace_bytes(cache.view, 1 << 30, 1 << 30).has_value(), true);
+  KVView wide = cache.view;
+  wide.num_kv_heads = 1;
+  wide.head_dim_k = kMax;
+  wide.head_dim_v = kMax;
+  EXPECT_EQ(attention_workspace_bytes(wide, kMax, 1 << 30).error().code(),
+            ErrorCode::kInvalidArgument);
+}
+
+TEST(KernelTarget, NamesGoBothWaysAndUnknownNamesAreErrors) {
+  EXPECT_EQ(*parse_kernel_target("reference"), KernelTarget::kReference);
+  EXPECT_STREQ(to_string(KernelTarget::kReference), "reference");
+  for (const char* name : {"", "Reference", "avx512", "reference "}) {
+    const Result<KernelTarget> target = parse_kernel_target(name);
+    ASSERT_FALSE(target);
+    EXPECT_THAT(target.error().message(), HasSubstr("allowed: reference"));
+  }
+}
+
+// ---- faults of earlier systems -----------------------------------------------------------------
+
+TEST(FaultA1, QueryHeadsReadTheirOwnKvHead) {
+  // 6 query heads over 3 KV heads, each KV head with one constant value.
+  Problem s{.sequences = {{.kv_len = 7, .queries = 1}}, .num_kv_heads = 3};
+  Prepared p(s);
+  for (int head = 0; head < 3; ++head) {
+    for (int position = 0; position < 7; ++position) {
+      const int slot = p.table[static_cast<std::size_t>(position / 4)] * 4 + position % 4;
+      for (int d = 0; d < 3; ++d) p.cache.set(true, 1, head, slot, d, 10.0 * head + d);
+    }
+  }
+  ASSERT_TRUE(attend(p.args).ok());
+  for (int h = 0; h < 6; ++h) {
+    for (int d = 0; d < 3; ++d) EXPECT_NEAR(p.out.value(0, h, d), 10.0 * (h / 2) + d, 1e-12);
+  }
+}
+
+TEST(FaultA1, IdsOfTheTableAreNotTrusted) {
+  Problem s{.sequences = {{.kv_len = 7, .queries = 1}}};
+  for (const std::int32_t block : {-1, 1 << 20, kMax, kMin}) {
+    Prepared p(s);
+    p.table[1] = block;
+    const Status status = attend(p.args);
+    EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr("block_table[0, 1] is " + std::to_string(block)));
+  }
+}
+
+TEST(FaultA1, PrefillIsCausalUnlessAskedOtherwise) {
+  EXPECT_TRUE(AttentionParams{}.causal);
+  // Changing a later token changes no earlier row.
+  Problem s{.sequences = {{.kv_len = 8, .queries = 8}}};
+  Prepared p(s);
+  ASSERT_TRUE(attend(p.args).ok());
+  const Outcome before = read(s, p);
+  const int slot = p.table[1] * 4 + 3;  // position 7
+  p.cache.set(false, 1, 0, slot, 0, 100.0);
+  p.cache.set(true, 1, 1, slot, 0, 100.0);
+  ASSERT_TRUE(attend(p.args).ok());
+  const Outcome after = read(s, p);
+  const std::size_t outs = after.out.size() / 8;
+  for (std::size_t i = 0; i < 7 * outs; ++i) EXPECT_EQ(after.out[i], before.out[i]);
+  EXPECT_NE(after.out, before.out);
+}
+
+TEST(FaultA1, OnlyBlocksOfTheTableAreRead) {
+  // Everything else in the pool is poison, also in the layers beside: Prepared writes only what is
+  // visible. One poisoned read would show.
+  const Outcome got = attended({.sequences = {{.kv_len = 50, .queries = 3}}, .block_size = 16});
+  for (const double x : got.out) EXPECT_FALSE(std::isnan(x));
+}
+
+}  // namespace
+}  // namespace kvfolio
