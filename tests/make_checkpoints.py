@@ -93,7 +93,7 @@ def config_of(variant):
 
 
 def random_tensors(config, random):
-    """Name -> float32 array; sizes such that activations stay near 1 and logits within +-10."""
+    """Name -> float32 array; sizes such that activations and logits stay near 1."""
     hidden, wide = config["hidden_size"], config["intermediate_size"]
     head_dim = config["head_dim"] or hidden // config["num_attention_heads"]
     q, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
@@ -104,21 +104,21 @@ def random_tensors(config, random):
     def norm():
         return (1.0 + 0.1 * random.standard_normal(hidden)).astype(np.float32)
 
-    tensors = {"model.embed_tokens.weight": matrix(config["vocab_size"], hidden, 2.0)}
+    tensors = {"model.embed_tokens.weight": matrix(config["vocab_size"], hidden)}
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}."
         tensors[at + "input_layernorm.weight"] = norm()
-        tensors[at + "mlp.down_proj.weight"] = matrix(hidden, wide, 2.0)
-        tensors[at + "mlp.gate_proj.weight"] = matrix(wide, hidden, 2.0)
+        tensors[at + "mlp.down_proj.weight"] = matrix(hidden, wide)
+        tensors[at + "mlp.gate_proj.weight"] = matrix(wide, hidden)
         tensors[at + "mlp.up_proj.weight"] = matrix(wide, hidden)
         tensors[at + "post_attention_layernorm.weight"] = norm()
-        tensors[at + "self_attn.k_proj.weight"] = matrix(kv, hidden, 2.0)
-        tensors[at + "self_attn.o_proj.weight"] = matrix(hidden, q, 2.0)
-        tensors[at + "self_attn.q_proj.weight"] = matrix(q, hidden, 2.0)
+        tensors[at + "self_attn.k_proj.weight"] = matrix(kv, hidden, 1.5)
+        tensors[at + "self_attn.o_proj.weight"] = matrix(hidden, q)
+        tensors[at + "self_attn.q_proj.weight"] = matrix(q, hidden, 1.5)
         tensors[at + "self_attn.v_proj.weight"] = matrix(kv, hidden)
     tensors["model.norm.weight"] = norm()
     if not config["tie_word_embeddings"]:
-        tensors["lm_head.weight"] = matrix(config["vocab_size"], hidden, 2.0)
+        tensors["lm_head.weight"] = matrix(config["vocab_size"], hidden)
     return tensors
 
 
