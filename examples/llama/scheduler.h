@@ -39,7 +39,7 @@ struct SchedulerLimits {
   std::int32_t max_positions = 0;       // of the model
   std::int64_t bytes_per_token = 0;     // of a cache without padding: for contiguous_bytes
   std::int32_t admission_margin = 16;   // tokens to spare for each running sequence on admission
-  std::vector<std::int32_t> eos_ids;
+  std::vector<std::int32_t> eos_ids = {};
 };
 
 struct FinishedSample {
@@ -89,7 +89,6 @@ class Scheduler {
  public:
   // `backend` outlives the scheduler.
   Scheduler(Backend& backend, SchedulerLimits limits, LogitRows keep, Listener listener);
-  ~Scheduler();
 
   // Queues a request, or rejects it when it can never run. It outlives the scheduler.
   void add(const Request& request);

@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "scheduler.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace kvfolio::llama {
+namespace {
+
+constexpr std::int32_t kBlockSize = 4;
+constexpr std::size_t kVocab = 16;
+
+// A pool that counts, without sharing: a sequence of n tokens takes ceil(n / 4) blocks.
+class CountingBackend final : public Backend {
+ public:
+  explicit CountingBackend(std::int32_t num_blocks) : num_blocks_(num_blocks) {}
+
+  Result<Opened> open(std::span<const std::int32_t>, const OpenLimits&) override {
+    return Opened{.sequence = start(0)};
+  }
+  Result<SequenceId> fork(SequenceId parent) override { return start(lengths_.at(parent)); }
+  Status close(SequenceId sequence) override {
+    EXPECT_EQ(lengths_.erase(sequence), 1u);
+    return {};
+  }
+  Status preempt(SequenceId sequence) override { return close(sequence); }
+
+  Status begin_step() override {
+    step_tokens_ = 0;
+    step_.clear();
+    return {};
+  }
+  Status append(SequenceId sequence, std::span<const std::int32_t> tokens) override {
+    KVFOLIO_RETURN_IF_ERROR(admit(sequence, static_cast<std::int64_t>(tokens.size())));
+    EXPECT_TRUE(step_.insert(sequence).second) << "twice in one step";
+    lengths_.at(sequence) += static_cast<std::int32_t>(tokens.size());
+    step_tokens_ += static_cast<std::int32_t>(tokens.size());
+    return {};
+  }
+  Status prepare() override { return {}; }
+  Status finish_step() override { return {}; }
+  Status drop_step() override { return {}; }
+  Status admit(SequenceId sequence, std::int64_t num_tokens) const override {
+    const std::int32_t length = lengths_.at(sequence);
+    const std::int64_t needed = blocks(length + num_tokens) - blocks(length);
+    const std::int64_t free = num_blocks_ - used();
+    if (needed <= free) return {};
+    return Shortage{.needed = static_cast<std::int32_t>(needed),
+                    .free = static_cast<std::int32_t>(free)};
+  }
+  [[nodiscard]] bool is_window(std::int32_t) const override { return false; }
+  Status can_ever_hold(std::int32_t, std::int32_t num_tokens,
+                       std::int32_t num_branches) const override {
+    if (blocks(num_tokens) * num_branches <= num_blocks_) return {};
+    return Status(ErrorCode::kInvalidArgument, "too long");
+  }
+  Status layer(std::int32_t, const ConstRowsView&, const ConstRowsView&, const ConstRowsView&,
+               const RowsView&) override {
+    return {};
+  }
+  [[nodiscard]] CacheUsage usage() const override { return {.blocks = used()}; }
+  [[nodiscard]] const Counters& counters() const override { return counters_; }
+
+  [[nodiscard]] std::size_t num_sequences() const { return lengths_.size(); }
+  [[nodiscard]] std::int32_t step_tokens() const { return step_tokens_; }
+
+ private:
+  static std::int64_t blocks(std::int64_t tokens) { return (tokens + kBlockSize - 1) / kBlockSize; }
+  [[nodiscard]] std::int64_t used() const {
+    std::int64_t sum = 0;
+    for (const auto& [id, length] : lengths_) sum += blocks(length);
+    return sum;
+  }
+  SequenceId start(std::int32_t length) {
+    const SequenceId id(next_id_++);
+    lengths_[id] = length;
+    return id;
+  }
+
+  std::int32_t num_blocks_;
+  std::uint64_t next_id_ = 1;
+  std::map<SequenceId, std::int32_t> lengths_;
+  std::set<SequenceId> step_;
+  std::int32_t step_tokens_ = 0;
+  Counters counters_;
+};
+
+// The logits that a token at a position leads to: made up, but always the same.
+std::vector<float> logits_after(std::int32_t token, std::int32_t position) {
+  std::vector<float> row(kVocab);
+  for (std::size_t id = 0; id < kVocab; ++id) {
+    const double u = uniform(static_cast<std::uint64_t>(token) * 1000 + id,
+                             static_cast<std::uint64_t>(position));
+    row[id] = static_cast<float>(4.0 * u);
+  }
+  return row;
+}
+
+struct Outcome {
+  std::map<std::string, std::vector<std::int32_t>> tokens;  // by "id/sample"
+  std::map<std::string, std::string> errors;
+  std::vector<std::string> order;  // of completion
+  SchedulerStats stats;
+  std::int32_t sequences_peak = 0;
+};
+
+Outcome run(const std::vector<Request>& requests, std::int32_t num_blocks, SchedulerLimits limits) {
+  limits.max_positions = 200;
+  limits.admission_margin = kBlockSize;
+  CountingBackend backend(num_blocks);
+  Outcome result;
+  Listener listener;
+  listener.on_finished = [&](FinishedSample&& finished) {
+    const std::string key = finished.request.id + "/" + std::to_string(finished.sample);
+    result.tokens[key] = finished.token_ids;
+    result.order.push_back(key);
+  };
+  listener.on_rejected = [&](const Request& request, const std::string& error) {
+    result.errors[request.id] = error;
+  };
+  Scheduler scheduler(backend, limits, LogitRows::kNone, listener);
+  for (const Request& request : requests) scheduler.add(request);
+  StepBatch batch;
+  for (int steps = 0; !scheduler.done(); ++steps) {
+    EXPECT_LT(steps, 20'000) << "no end";
+    if (steps >= 20'000) break;
+    const Status scheduled = scheduler.schedule(batch);
+    EXPECT_TRUE(scheduled.ok()) << scheduled.message();
+    if (!scheduled.ok()) break;
+    EXPECT_EQ(static_cast<std::int32_t>(batch.tokens.size()), backend.step_tokens());
+    EXPECT_LE(static_cast<std::int32_t>(batch.tokens.size()), limits.max_batch_tokens);
+    result.sequences_peak =
+        std::max(result.sequences_peak, static_cast<std::int32_t>(backend.num_sequences()));
+    if (batch.tokens.empty()) continue;
+    std::vector<float> logits;
+    for (const std::int32_t row : batch.logit_rows) {
+      const auto r = static_cast<std::size_t>(row);
+      const std::vector<float> values = logits_after(batch.tokens[r], batch.positions[r]);
+      logits.insert(logits.end(), values.begin(), values.end());
+    }
+    const Status advanced = scheduler.advance(logits, kVocab);
+    EXPECT_TRUE(advanced.ok()) << advanced.message();
+  }
+  EXPECT_EQ(backend.num_sequences(), 0u) << "sequences left open";
+  result.stats = scheduler.stats();
+  return result;
+}
+
+Request make_request(const std::string& id, std::int32_t prompt, std::int32_t new_tokens) {
+  Request request;
+  request.id = id;
+  request.prompt.resize(static_cast<std::size_t>(prompt));
+  std::iota(request.prompt.begin(), request.prompt.end(), 1);
+  for (std::int32_t& token : request.prompt) token %= static_cast<std::int32_t>(kVocab);
+  request.max_new_tokens = new_tokens;
+  return request;
+}
+
+std::vector<Request> mixed_load() {
+  std::vector<Request> requests;
+  for (std::int32_t i = 0; i < 12; ++i) {
+    requests.push_back(make_request("r" + std::to_string(i), 3 + 5 * i % 31, 4 + 7 * i % 19));
+    requests.back().temperature = i % 3 == 0 ? 0.0 : 0.9;
+    requests.back().seed = i;
+    if (i % 4 == 1) requests.back().samples = 3;
+    if (i % 6 == 3) {
+      requests.back().beams = 3;
+      requests.back().temperature = 0.0;
+    }
+  }
+  return requests;
+}
+
+TEST(Scheduler, ResultsDependOnNoLimit) {
+  const std::vector<Request> requests = mixed_load();
+  const Outcome expected = run(requests, 10'000, {.max_batch_tokens = 10'000, .max_seqs = 100});
+  EXPECT_EQ(expected.stats.preemptions, 0);
+  std::int64_t preemptions = 0;
+  for (const std::int32_t blocks : {40, 45, 60, 100}) {
+    for (const std::int32_t batch : {1, 2, 7, 64}) {
+      for (const std::int32_t seqs : {3, 4, 16}) {
+        const Outcome actual = run(requests, blocks, {.max_batch_tokens = batch, .max_seqs = seqs});
+        EXPECT_EQ(actual.tokens, expected.tokens) << blocks << " " << batch << " " << seqs;
+        EXPECT_LE(actual.sequences_peak, seqs);
+        EXPECT_EQ(actual.stats.prompt_tokens, expected.stats.prompt_tokens);
+        preemptions += actual.stats.preemptions;
+      }
+    }
+  }
+  EXPECT_GT(preemptions, 0);
+}
+
+TEST(Scheduler, WithoutAPrefixCacheEveryPromptTokenIsComputed) {
+  const Outcome actual = run(mixed_load(), 45, {.max_batch_tokens = 16, .max_seqs = 8});
+  EXPECT_EQ(actual.stats.prefill_tokens_computed, actual.stats.prompt_tokens);
+}
+
+TEST(Scheduler, SamplesComputeTheirPromptOnce) {
+  Request request = make_request("r0", 40, 5);
+  request.samples = 4;
+  request.temperature = 1.0;
+  const Outcome actual = run({request}, 10'000, {.max_batch_tokens = 16, .max_seqs = 8});
+  EXPECT_EQ(actual.stats.prefill_tokens_computed, 40);
+  EXPECT_EQ(actual.stats.tokens_recomputed, 0);
+  EXPECT_EQ(actual.tokens.size(), 4u);
+}
+
+TEST(Scheduler, SampleIEqualsARequestWithSeedPlusI) {
+  Request request = make_request("r0", 20, 12);
+  request.samples = 4;
+  request.temperature = 1.0;
+  request.seed = 5;
+  const Outcome together = run({request}, 10'000, {.max_batch_tokens = 64, .max_seqs = 8});
+  std::vector<Request> single;
+  for (std::int32_t i = 0; i < 4; ++i) {
+    single.push_back(make_request("s" + std::to_string(i), 20, 12));
+    single.back().temperature = 1.0;
+    single.back().seed = 5 + i;
+  }
+  const Outcome apart = run(single, 10'000, {.max_batch_tokens = 64, .max_seqs = 8});
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(together.tokens.at("r0/" + std::to_string(i)),
+              apart.tokens.at("s" + std::to_string(i) + "/0"));
+  }
+}
+
+TEST(Scheduler, MoreSamplesThanSequencesTakeTurns) {
+  Request request = make_request("r0", 9, 5);
+  request.samples = 7;
+  request.temperature = 1.0;
+  const Outcome actual = run({request}, 10'000, {.max_batch_tokens = 64, .max_seqs = 2});
+  EXPECT_EQ(actual.tokens.size(), 7u);
+  EXPECT_EQ(actual.sequences_peak, 2);
+}
+
+TEST(Scheduler, RejectsAtOnceWhatCanNeverRunAndGoesOn) {
+  std::vector<Request> requests{make_request("long", 190, 11), make_request("fat", 60, 30),
+                                make_request("fits", 10, 5)};
+  requests.push_back(make_request("wide", 5, 5));
+  requests.back().beams = 5;
+  const Outcome actual = run(requests, 20, {.max_batch_tokens = 64, .max_seqs = 4});
+  EXPECT_EQ(actual.errors.size(), 3u);
+  EXPECT_NE(actual.errors.at("long").find("max_position_embeddings 200"), std::string::npos);
+  EXPECT_NE(actual.errors.at("wide").find("--max-seqs 4"), std::string::npos);
+  EXPECT_EQ(actual.tokens.size(), 1u);
+  EXPECT_EQ(actual.stats.rejected, 3);
+  EXPECT_EQ(actual.stats.prompt_tokens, 10);
+}
+
+TEST(Scheduler, ThePoolOfOneRequestRunsThemAll) {
+  // 30 + 10 - 1 tokens are 10 blocks: the last token generated is no input.
+  std::vector<Request> requests;
+  for (int i = 0; i < 5; ++i) requests.push_back(make_request("r" + std::to_string(i), 30, 10));
+  const Outcome actual = run(requests, 10, {.max_batch_tokens = 64, .max_seqs = 4});
+  EXPECT_EQ(actual.tokens.size(), 5u);
+  EXPECT_TRUE(actual.errors.empty());
+}
+
+TEST(Scheduler, OlderRequestsFinishFirstWhenAllAreEqual) {
+  std::vector<Request> requests;
+  for (int i = 0; i < 5; ++i) requests.push_back(make_request("r" + std::to_string(i), 10, 10));
+  const Outcome actual = run(requests, 11, {.max_batch_tokens = 8, .max_seqs = 4});
+  EXPECT_TRUE(std::is_sorted(actual.order.begin(), actual.order.end()));
+}
+
+TEST(Scheduler, AStopIdEndsASampleAndIsItsLastToken) {
+  Request request = make_request("r0", 10, 30);
+  const Outcome all = run({request}, 100, {.max_batch_tokens = 64, .max_seqs = 4});
+  const std::vector<std::int32_t>& tokens = all.tokens.at("r0/0");
+  ASSERT_EQ(tokens.size(), 30u);
+  request.stop_ids = {tokens[6]};
+  const auto first = std::find(tokens.begin(), tokens.end(), tokens[6]);
+  const Outcome stopped = run({request}, 100, {.max_batch_tokens = 64, .max_seqs = 4});
+  EXPECT_EQ(stopped.tokens.at("r0/0"), std::vector<std::int32_t>(tokens.begin(), first + 1));
+}
+
+TEST(Scheduler, LogitsThatAreNotNumbersAreAnError) {
+  CountingBackend backend(100);
+  Scheduler scheduler(backend, {.max_batch_tokens = 8, .max_seqs = 2, .max_positions = 100},
+                      LogitRows::kNone, {});
+  const Request request = make_request("r0", 5, 5);
+  scheduler.add(request);
+  StepBatch batch;
+  ASSERT_TRUE(scheduler.schedule(batch).ok());
+  const std::vector<float> logits(kVocab, std::numeric_limits<float>::quiet_NaN());
+  const Status status = scheduler.advance(logits, kVocab);
+  EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("r0"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace kvfolio::llama
