@@ -69,9 +69,9 @@ struct ManagerOptions {
 };
 
 struct OpenOptions {
-  RootKey root;
+  RootKey root{};
   // Ascending, disjoint. May lie beyond the tokens of the call: for tokens appended later.
-  std::span<const MediaSpan> media;
+  std::span<const MediaSpan> media{};
   // false: neither looks for a prefix nor publishes one.
   bool prefix_cache = true;
 };

@@ -16,11 +16,11 @@ namespace kvfolio {
 // .adapter_version = "b"}, and an absent field differs from none of the others' values.
 // Bytes, not text: any content, at most 64 KiB together. The views are read during the call only.
 struct RootKey {
-  std::string_view model;
-  std::string_view adapter;          // LoRA or the like; empty: the base model
-  std::string_view adapter_version;  // same name, new weights: another version
-  std::string_view tenant_salt;      // set by the server, never by the client
-  std::uint64_t epoch = 0;           // bump it when weights change in place
+  std::string_view model{};
+  std::string_view adapter{};          // LoRA or the like; empty: the base model
+  std::string_view adapter_version{};  // same name, new weights: another version
+  std::string_view tenant_salt{};      // set by the server, never by the client
+  std::uint64_t epoch = 0;             // bump it when weights change in place
 };
 
 // Media (an image, a sound) behind the placeholder tokens [begin, end) of a sequence.
