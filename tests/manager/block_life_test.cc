@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+// The life of a block (docs/design.md, "Life of a block"), seen through the manager's API.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "engine.h"
+
+namespace kvfolio::testing_engine {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+TEST(BlockLife, OwnerGoesOnInPlaceAfterFork) {
+  Engine e({full_group(4, 16)});
+  const SequenceId parent = e.say(tokens(1, 6));
+  must(e.manager.fork(parent));
+  const Tokens before = e.table(parent);
+  const Planned planned = e.feed(parent, {70});
+  EXPECT_THAT(planned.copy_src, IsEmpty());
+  EXPECT_EQ(e.table(parent), before);
+  EXPECT_THAT(planned.slots, ElementsAre(before[1] * 4 + 2));
+}
+
+TEST(BlockLife, ChildCopiesTheSharedTailAtItsFirstAppend) {
+  Engine e({full_group(4, 16)});
+  const SequenceId parent = e.say(tokens(1, 6));
+  const SequenceId child = must(e.manager.fork(parent));
+  EXPECT_EQ(e.table(child), e.table(parent));
+  EXPECT_EQ(e.refs(e.table(parent)[1]), 2);
+  const Planned planned = e.feed(child, {80});
+  EXPECT_THAT(planned.copy_src, ElementsAre(e.table(parent)[1]));
+  EXPECT_THAT(planned.copy_dst, ElementsAre(e.table(child)[1]));
+  EXPECT_NE(e.table(child)[1], e.table(parent)[1]);
+  EXPECT_EQ(e.table(child)[0], e.table(parent)[0]);
+  EXPECT_THAT(planned.slots, ElementsAre(e.table(child)[1] * 4 + 2));
+}
+
+TEST(BlockLife, ForkAtABlockBorderCopiesNothing) {
+  Engine e({full_group(4, 16)});
+  const SequenceId parent = e.say(tokens(1, 8));
+  const SequenceId child = must(e.manager.fork(parent));
+  EXPECT_THAT(e.feed(child, {80}).copy_src, IsEmpty());
+  EXPECT_THAT(e.feed(parent, {90}).copy_src, IsEmpty());
+  EXPECT_NE(e.table(child)[2], e.table(parent)[2]);
+}
+
+TEST(BlockLife, NSamplesCostNMinusOneCopies) {
+  Engine e({full_group(4, 32)});
+  std::vector<SequenceId> samples = {e.say(tokens(1, 6))};
+  for (int i = 1; i < 5; ++i) samples.push_back(must(e.manager.fork(samples[0])));
+  const Ticket ticket = must(e.manager.begin_step());
+  // The children first: the right to write is the parent's whatever the order.
+  for (std::size_t i = samples.size(); i-- > 0;) {
+    must(e.manager.append(samples[i], Tokens{static_cast<std::int32_t>(100 + i)}));
+  }
+  must(e.manager.finish(ticket));
+  EXPECT_EQ(e.counters().block_copies, 4u);
+  EXPECT_EQ(e.usage().held, 1 + 5);  // one shared block and five tails
+}
+
+TEST(BlockLife, OwnerGoesOnInPlaceAfterItsTailBecameFindable) {
+  Engine e({full_group(4, 16)});
+  const SequenceId first = e.say(tokens(1, 6));
+  const SequenceId other = must(e.manager.fork(first));
+  must(e.manager.close(other));  // hangs the tail that both share
+  const Planned planned = e.feed(first, {70});
+  EXPECT_THAT(planned.copy_src, IsEmpty());
+  EXPECT_EQ(e.probe(joined(tokens(1, 6), {99})), 6);
+}
+
+TEST(BlockLife, WhoRevivesACachedTailBecomesItsWriter) {
+  Engine e({full_group(4, 16)});
+  e.cache(tokens(1, 6));
+  const Opened opened = e.open(joined(tokens(1, 6), {70, 71}));
+  EXPECT_EQ(opened.cached_tokens, 6);
+  const Tokens before = e.table(opened.sequence);
+  EXPECT_THAT(e.feed(opened.sequence, {70, 71}).copy_src, IsEmpty());
+  EXPECT_EQ(e.table(opened.sequence), before);
+}
+
+TEST(BlockLife, SecondReaderOfARevivedTailCopies) {
+  Engine e({full_group(4, 16)});
+  e.cache(tokens(1, 6));
+  const Opened first = e.open(joined(tokens(1, 6), {70}));
+  const Opened second = e.open(joined(tokens(1, 6), {80}));
+  EXPECT_EQ(second.cached_tokens, 6);
+  const std::size_t copies =
+      e.feed(first.sequence, {70}).copy_src.size() + e.feed(second.sequence, {80}).copy_src.size();
+  EXPECT_EQ(copies, 1u);
+  EXPECT_NE(e.table(first.sequence)[1], e.table(second.sequence)[1]);
+}
+
+TEST(BlockLife, LoneHolderLowersValidAndGoesOnInPlace) {
+  Engine e({full_group(4, 16)});
+  const SequenceId s = e.say(tokens(1, 7));
+  const Tokens before = e.table(s);
+  must(e.manager.truncate(s, 5));
+  EXPECT_THAT(e.feed(s, {90}).copy_src, IsEmpty());
+  EXPECT_EQ(e.table(s), before);
+}
+
+TEST(BlockLife, TruncateIntoAFindableBlockCopiesAtTheNextAppend) {
+  Engine e({full_group(4, 16)});
+  const SequenceId s = e.say(tokens(1, 8));
+  const std::int32_t second = e.table(s)[1];
+  ASSERT_TRUE(e.findable(second));
+  must(e.manager.truncate(s, 6));
+  const Planned planned = e.feed(s, {90});
+  EXPECT_THAT(planned.copy_src, ElementsAre(second));
+  // The findable tokens are as they were.
+  EXPECT_EQ(e.probe(tokens(1, 9)), 8);
+}
+
+TEST(BlockLife, TruncateIntoASharedBlockCopiesAtTheNextAppend) {
+  Engine e({full_group(4, 16)});
+  const SequenceId parent = e.say(tokens(1, 7));
+  const SequenceId child = must(e.manager.fork(parent));
+  must(e.manager.truncate(parent, 6));
+  EXPECT_EQ(e.feed(parent, {90}).copy_src.size(), 1u);
+  EXPECT_NE(e.table(parent)[1], e.table(child)[1]);
+  EXPECT_EQ(e.info(child).length, 7);
+}
+
+TEST(BlockLife, FullBlocksAreFindableWithTheirStepAndTailsAtClose) {
+  Engine e({full_group(4, 16)});
+  const SequenceId s = e.say(tokens(1, 10));
+  EXPECT_EQ(e.probe(tokens(1, 12)), 8);
+  must(e.manager.close(s));
+  EXPECT_EQ(e.probe(tokens(1, 12)), 10);
+}
+
+TEST(BlockLife, PreemptPublishesTheTailToo) {
+  Engine e({full_group(4, 16)});
+  const SequenceId s = e.say(tokens(1, 10));
+  must(e.manager.preempt(s));
+  EXPECT_EQ(e.probe(tokens(1, 12)), 10);
+  EXPECT_EQ(e.counters().sequences_preempted, 1u);
+}
+
+TEST(BlockLife, StatesAddUp) {
+  Engine e({full_group(4, 8)});
+  e.cache(tokens(1, 8));
+  const SequenceId held = e.say(tokens(50, 5));
+  const GroupUsage usage = e.usage();
+  EXPECT_EQ(usage.num_blocks, 8);
+  EXPECT_EQ(usage.held, 2);
+  EXPECT_EQ(usage.cached, 2);
+  EXPECT_EQ(usage.evictable, 2);
+  EXPECT_EQ(usage.free, 4);
+  EXPECT_EQ(usage.retiring, 0);
+  must(e.manager.close(held));
+  EXPECT_EQ(e.usage().held, 0);
+}
+
+TEST(BlockLife, ReleasedBlocksRetireUntilTheirStepIsComplete) {
+  Engine e({full_group(4, 4)}, {.prefix_cache = false});
+  const Opened opened = e.open(tokens(1, 8));
+  const Ticket t = e.launch(opened.sequence, tokens(1, 8));
+  must(e.manager.close(opened.sequence));
+  EXPECT_EQ(e.usage().retiring, 2);
+  EXPECT_EQ(e.usage().free, 2);
+  const Opened next = e.open(tokens(1, 12));
+  const Ticket t2 = must(e.manager.begin_step());
+  const Status full = e.manager.append(next.sequence, tokens(1, 12));
+  ASSERT_EQ(full.code(), ErrorCode::kNoBlocks);
+  EXPECT_EQ(*full.shortage(), (Shortage{.group = 0,
+                                        .needed = 3,
+                                        .free = 2,
+                                        .evictable = 0,
+                                        .pinned = 0,
+                                        .retiring = 2,
+                                        .sequences = 1}));
+  must(e.manager.complete(t));
+  EXPECT_EQ(e.usage().retiring, 0);
+  EXPECT_TRUE(e.manager.append(next.sequence, tokens(1, 12)).ok());
+  must(e.manager.finish(t2));
+}
+
+TEST(BlockLife, RetiringFindableBlocksAreHitButNotEvicted) {
+  Engine e({full_group(4, 4)});
+  const Opened opened = e.open(tokens(1, 8));
+  const Ticket t = e.launch(opened.sequence, tokens(1, 8));
+  must(e.manager.close(opened.sequence));
+  EXPECT_EQ(e.usage().retiring, 2);
+  EXPECT_EQ(e.usage().evictable, 0);
+  EXPECT_EQ(e.evict(4), 0);
+  const Opened again = e.open(tokens(1, 9));
+  EXPECT_EQ(again.cached_tokens, 8);
+  EXPECT_EQ(e.usage().held, 2);
+  must(e.manager.complete(t));
+  must(e.manager.close(again.sequence));
+  EXPECT_EQ(e.usage().cached, 2);
+  EXPECT_EQ(e.evict(4), 2);
+}
+
+TEST(BlockLife, AFailingAppendChangesNothing) {
+  Engine e({full_group(4, 4)});
+  e.cache(tokens(50, 8));
+  const SequenceId s = e.say(tokens(1, 4));
+  const Ticket t = must(e.manager.begin_step());
+  const GroupUsage before = e.usage();
+  const Status full = e.manager.append(s, tokens(5, 16));
+  ASSERT_EQ(full.code(), ErrorCode::kNoBlocks);
+  EXPECT_EQ(full.shortage()->needed, 4);
+  EXPECT_EQ(full.shortage()->free, 1);
+  EXPECT_EQ(full.shortage()->evictable, 2);
+  EXPECT_EQ(full.shortage()->pinned, 1);
+  // Decided before the first eviction: what is cached is still there.
+  EXPECT_EQ(e.usage().cached, before.cached);
+  EXPECT_EQ(e.usage().free, before.free);
+  EXPECT_EQ(e.probe(tokens(50, 9)), 8);
+  EXPECT_EQ(e.counters().blocks_evicted, 0u);
+  // And the step goes on without it.
+  EXPECT_TRUE(e.manager.append(s, tokens(5, 12)).ok());
+  must(e.manager.finish(t));
+}
+
+TEST(BlockLife, ShortageIsASentenceWithTheNumbers) {
+  Engine e({full_group(4, 8)}, {.prefix_cache = false});
+  const SequenceId s = e.say(tokens(1, 10));
+  const Status full = e.manager.admit(s, 100);
+  EXPECT_EQ(full.message(),
+            "group 0: need 25 blocks, 5 free, 0 evictable (3 pinned by 1 sequences, 0 retiring)");
+}
+
+TEST(BlockLife, SecondCloseIsAnError) {
+  Engine e({full_group(4, 8)});
+  const SequenceId s = e.say(tokens(1, 4));
+  must(e.manager.close(s));
+  const Status again = e.manager.close(s);
+  EXPECT_EQ(again.code(), ErrorCode::kNotFound);
+  EXPECT_THAT(again.message(), testing::Not(IsEmpty()));
+}
+
+TEST(BlockLife, WindowsReleaseTheirBlocksAtCommit) {
+  Engine e({window_group(2, 16, 6)});
+  const Opened opened = e.open(tokens(1, 12));
+  const Ticket t = must(e.manager.begin_step());
+  must(e.manager.append(opened.sequence, tokens(1, 12)));
+  EXPECT_EQ(e.live(opened.sequence).size(), 6u);
+  must(e.manager.commit(t));
+  // Position 12 reads 7 .. 11.
+  EXPECT_THAT(e.live(opened.sequence), ElementsAre(3, 4, 5));
+  must(e.manager.complete(t));
+  e.feed(opened.sequence, {13, 14, 15});
+  EXPECT_THAT(e.live(opened.sequence), ElementsAre(5, 6, 7));
+}
+
+TEST(BlockLife, SinksOfAWindowGroupStay) {
+  Engine e({window_group(2, 16, 4, 3)});
+  const SequenceId s = e.say(tokens(1, 14));
+  // Position 14 reads 0, 1, 2 and 11, 12, 13.
+  EXPECT_THAT(e.live(s), ElementsAre(0, 1, 5, 6));
+}
+
+TEST(BlockLife, EachGroupHasItsOwnTable) {
+  Engine e({full_group(4, 16), window_group(2, 16, 6)});
+  const SequenceId s = e.say(tokens(1, 12));
+  EXPECT_THAT(e.live(s, 0), ElementsAre(0, 1, 2));
+  EXPECT_THAT(e.live(s, 1), ElementsAre(3, 4, 5));
+}
+
+}  // namespace
+}  // namespace kvfolio::testing_engine

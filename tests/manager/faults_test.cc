@@ -1,0 +1,544 @@
+// SPDX-License-Identifier: Apache-2.0
+// Faults of earlier systems that must not come back. The prefix of a name is the fault's id: T, L,
+// B and P are of block managers that kvfolio replaces, F of large inference engines.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <set>
+
+#include "engine.h"
+
+namespace kvfolio::testing_engine {
+namespace {
+
+using testing::Contains;
+using testing::Each;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr ErrorCode kInvalid = ErrorCode::kInvalidArgument;
+constexpr ErrorCode kNoBlocks = ErrorCode::kNoBlocks;
+
+// ---- T: tables of many sequences without copies ----
+
+TEST(Faults, T1ForkedSequencesNeverWriteTheSameSlot) {
+  Engine e({full_group(16, 8)});
+  const SequenceId a = e.say(tokens(1, 10));
+  const SequenceId b = must(e.manager.fork(a));
+  const Tokens slots_a = e.feed(a, {50}).slots;
+  const Planned planned = e.feed(b, {60});
+  EXPECT_NE(slots_a, planned.slots);
+  EXPECT_EQ(planned.copy_src.size(), 1u);
+  EXPECT_EQ(e.usage().held, 2);
+}
+
+TEST(Faults, T2TrimKeepsTheRecentWindow) {
+  Engine e({full_group(16, 8)});
+  const SequenceId s = e.say(tokens(1, 64));
+  must(e.manager.trim(s, {.num_sinks = 16, .window = 16}));
+  EXPECT_THAT(e.live(s), ElementsAre(0, 3));
+}
+
+TEST(Faults, T3PositionsNeverChangeAndNothingIsOverwrittenAfterATrim) {
+  Engine e({full_group(16, 16)});
+  const SequenceId s = e.say(tokens(1, 160));
+  const Tokens before = e.table(s);
+  EXPECT_EQ(must(e.manager.trim(s, {.num_sinks = 4, .window = 16})), 140);
+  EXPECT_EQ(e.info(s).length, 160);
+  EXPECT_EQ(e.table(s)[9], before[9]);
+  const Tokens slots = e.feed(s, {500}).slots;
+  const Tokens after = e.table(s);
+  EXPECT_THAT(slots, ElementsAre(after[10] * 16));  // position 160, a block of its own
+}
+
+TEST(Faults, T4TrimDropsTheMiddle) {
+  Engine e({full_group(16, 8)});
+  const SequenceId s = e.say(tokens(1, 48));
+  EXPECT_EQ(must(e.manager.trim(s, {.num_sinks = 32, .window = 1})), 15);
+  EXPECT_EQ(e.info(s).trim_sinks, 32);
+  EXPECT_EQ(e.info(s).trim_first_kept, 47);
+}
+
+TEST(Faults, T5TrimToSinksFreesTheRestAndTheNextBlockIsFresh) {
+  Engine e({full_group(16, 8)}, {.prefix_cache = false});
+  const SequenceId s = e.say(tokens(1, 64));
+  must(e.manager.trim(s, {.num_sinks = 32, .window = 0}));
+  EXPECT_EQ(e.usage().held, 2);
+  e.feed(s, tokens(100, 16));
+  EXPECT_THAT(e.live(s), ElementsAre(0, 1, 4));
+}
+
+TEST(Faults, T6TrimAfterAForkReleasesAndNeverWritesTheSharedTail) {
+  Engine e({full_group(16, 32)});
+  const SequenceId parent = e.say(tokens(1, 150));
+  const SequenceId child = must(e.manager.fork(parent));
+  must(e.manager.trim(child, {.num_sinks = 0, .window = 10}));
+  EXPECT_EQ(e.live(child).size(), 1u);
+  const std::int32_t shared = e.table(parent)[9];
+  const Planned planned = e.feed(child, {900});
+  EXPECT_THAT(planned.copy_src, ElementsAre(shared));
+  EXPECT_NE(e.table(child)[9], shared);
+  must(e.manager.close(parent));
+  EXPECT_EQ(e.info(child).length, 151);
+}
+
+TEST(Faults, T7TrimOfHugeSinksDropsNothing) {
+  Engine e({full_group(16, 8)});
+  const SequenceId s = e.say(tokens(1, 100));
+  constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(must(e.manager.trim(s, {.num_sinks = kHuge, .window = 2})), 0);
+  EXPECT_EQ(e.live(s).size(), 7u);
+}
+
+TEST(Faults, T8AppendOfHugeCountsNeverWraps) {
+  Engine e({full_group(16, 8)});
+  const SequenceId s = e.say(tokens(1, 10));
+  must(e.manager.begin_step());
+  for (const std::int64_t n : {std::numeric_limits<std::int64_t>::max(), std::int64_t{-1}}) {
+    EXPECT_FALSE(e.manager.append_unnamed(s, n).ok());
+    EXPECT_EQ(e.info(s).length, 10);
+  }
+}
+
+TEST(Faults, T9BlockSizeZeroIsRefused) {
+  EXPECT_EQ(KVCacheManager::create(CacheSpec{{full_group(0, 8)}}).error().code(), kInvalid);
+}
+
+TEST(Faults, T10VictimsAreTheSameInEveryRun) {
+  std::set<Tokens> outcomes;
+  for (int run = 0; run < 32; ++run) {
+    Engine e({full_group(4, 16)});
+    for (int i = 0; i < 8; ++i) e.cache(tokens(100 * i, 8));
+    e.evict(5);
+    Tokens outcome;
+    for (int i = 0; i < 8; ++i) outcome.push_back(e.probe(tokens(100 * i, 9)));
+    outcomes.insert(outcome);
+  }
+  EXPECT_EQ(outcomes.size(), 1u);
+}
+
+TEST(Faults, T11PinnedPrefixesAreNoVictims) {
+  Engine e({full_group(4, 4)});
+  e.cache(tokens(1, 8));
+  must(e.manager.pin(tokens(1, 9)));
+  EXPECT_EQ(e.evict(4), 0);
+  EXPECT_EQ(e.probe(tokens(1, 9)), 8);
+}
+
+TEST(Faults, T12EvictionNeverTakesWhatIsShared) {
+  Engine e({full_group(4, 32)});
+  const SequenceId first = e.say(tokens(1, 80));
+  std::vector<SequenceId> forks;
+  for (int i = 0; i < 8; ++i) forks.push_back(must(e.manager.fork(first)));
+  EXPECT_EQ(e.evict(32), 0);
+  EXPECT_EQ(e.usage().held, 20);
+  for (const SequenceId fork : forks) EXPECT_EQ(e.info(fork).length, 80);
+}
+
+TEST(Faults, T13AFullPoolEvictsByItself) {
+  Engine e({full_group(4, 4)});
+  e.cache(tokens(1, 16));
+  EXPECT_EQ(e.usage().free, 0);
+  const SequenceId s = e.say(tokens(50, 16));
+  EXPECT_EQ(e.info(s).length, 16);
+  EXPECT_EQ(e.counters().blocks_evicted, 4u);
+}
+
+TEST(Faults, T15BytesFollowTheElementType) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
+    GroupSpec group = full_group(16, 8);
+    group.dtype = dtype;
+    const auto layouts = must(plan_layouts(CacheSpec{{group}}));
+    EXPECT_EQ(layouts[0].bytes_per_block, 16 * (8 + 8) * dtype_bytes(dtype));
+  }
+}
+
+TEST(Faults, T16ASequenceWithoutTokensHasNoBlock) {
+  Engine e({full_group(4, 8)});
+  const SequenceId s = e.open({}).sequence;
+  EXPECT_THAT(e.table(s), IsEmpty());
+  EXPECT_EQ(e.usage().free, 8);
+  must(e.manager.close(s));
+  EXPECT_EQ(e.usage().free, 8);
+}
+
+TEST(Faults, T17EveryFreedBlockIsCounted) {
+  Engine e({full_group(4, 16)}, {.prefix_cache = false});
+  const SequenceId s = e.say(tokens(1, 40));
+  must(e.manager.trim(s, {.num_sinks = 4, .window = 4}));
+  EXPECT_EQ(e.counters().blocks_allocated, 10u);
+  EXPECT_EQ(e.counters().blocks_freed, 8u);
+  must(e.manager.close(s));
+  EXPECT_EQ(e.counters().blocks_freed, 10u);
+}
+
+TEST(Faults, T18SlotsBeyondInt32AreRefused) {
+  const Status error = KVCacheManager::create(CacheSpec{{full_group(1024, 1 << 24)}}).error();
+  EXPECT_EQ(error.code(), kInvalid);
+  EXPECT_THAT(error.message(), HasSubstr("slots"));
+}
+
+// ---- L: leaks and double owners ----
+
+TEST(Faults, L1AnAppendThatDoesNotFitLeaksNothing) {
+  Engine e({full_group(4, 10)});
+  const SequenceId s = e.open({}).sequence;
+  const Ticket t = must(e.manager.begin_step());
+  EXPECT_EQ(e.manager.append(s, tokens(1, 44)).code(), kNoBlocks);
+  EXPECT_EQ(e.usage().free, 10);
+  EXPECT_TRUE(e.manager.append(s, tokens(1, 40)).ok());
+  must(e.manager.finish(t));
+}
+
+TEST(Faults, L2NoBlockIsHandedOutTwice) {
+  Engine e({full_group(1, 8)});
+  const SequenceId a = e.say(tokens(1, 4));
+  const SequenceId b = e.say(tokens(50, 4));
+  std::set<std::int32_t> all;
+  for (const SequenceId s : {a, b}) {
+    for (const std::int32_t block : e.table(s)) EXPECT_TRUE(all.insert(block).second);
+  }
+  EXPECT_EQ(e.usage().free, 0);
+}
+
+TEST(Faults, L3DoubleCloseIsAnErrorAndFreesOnce) {
+  Engine e({full_group(4, 4)}, {.prefix_cache = false});
+  const SequenceId s = e.say(tokens(1, 8));
+  must(e.manager.close(s));
+  EXPECT_EQ(e.manager.close(s).code(), ErrorCode::kNotFound);
+  EXPECT_EQ(e.usage().free, 4);
+}
+
+TEST(Faults, L4AStaleIdNeverFreesTheNewOwnersBlocks) {
+  Engine e({full_group(4, 2)}, {.max_sequences = 1, .prefix_cache = false});
+  const SequenceId old = e.say(tokens(1, 8));
+  must(e.manager.close(old));
+  const SequenceId owner = e.say(tokens(50, 8));
+  EXPECT_EQ(e.manager.close(old).code(), ErrorCode::kNotFound);
+  EXPECT_EQ(e.info(owner).length, 8);
+  EXPECT_EQ(e.usage().held, 2);
+}
+
+TEST(Faults, L5UnknownIdsAreErrors) {
+  Engine e({full_group(4, 4)});
+  EXPECT_EQ(e.manager.close(SequenceId(12345)).code(), ErrorCode::kNotFound);
+  EXPECT_FALSE(e.manager.ref_count(GroupId(0), BlockId(4)).has_value());
+}
+
+TEST(Faults, L10BlockIdsOutOfRangeNeverCrash) {
+  Engine e({full_group(4, 4)});
+  for (const std::int32_t block : {-1, 4, 1 << 30, std::numeric_limits<std::int32_t>::min()}) {
+    EXPECT_FALSE(e.manager.is_findable(GroupId(0), BlockId(block)).has_value());
+  }
+}
+
+TEST(Faults, L11EveryTableHasTheBlockSizeOfItsGroup) {
+  Engine e({full_group(32, 4), full_group(16, 8)});
+  const SequenceId s = e.say(tokens(1, 64));
+  EXPECT_EQ(e.table(s, 0).size(), 2u);
+  EXPECT_EQ(e.table(s, 1).size(), 4u);
+  Tokens slots(64);
+  for (const std::int32_t g : {0, 1}) {
+    must(e.manager.slot_mapping(s, GroupId(g), 0, slots));
+    EXPECT_EQ(std::set<std::int32_t>(slots.begin(), slots.end()).size(), 64u);
+  }
+}
+
+TEST(Faults, L12BlockSizeZeroNeverReachesASlot) {
+  GroupSpec bad = full_group(16, 4);
+  bad.block_size = 0;
+  EXPECT_FALSE(KVCacheManager::create(CacheSpec{{bad}}).has_value());
+}
+
+TEST(Faults, L13TokensThatWereNotComputedAreNeverShared) {
+  Engine e({full_group(4, 8)});
+  const SequenceId s = e.open(tokens(1, 8)).sequence;
+  EXPECT_EQ(e.probe(tokens(1, 9)), 0);  // opened, not appended
+  const Ticket t = must(e.manager.begin_step());
+  must(e.manager.append(s, tokens(1, 8)));
+  EXPECT_EQ(e.probe(tokens(1, 9)), 0);  // appended, not committed
+  EXPECT_EQ(e.info(s).accepted_length, 0);
+  must(e.manager.drop(t));
+  must(e.manager.close(s));
+  EXPECT_EQ(e.probe(tokens(1, 9)), 0);
+  EXPECT_EQ(e.usage().free, 8);
+}
+
+TEST(Faults, L14ClosedSequencesGiveTheirBlocksBack) {
+  Engine e({full_group(4, 8)}, {.prefix_cache = false});
+  for (int i = 0; i < 100; ++i) e.cache(tokens(i, 32));
+  EXPECT_EQ(e.usage().free, 8);
+}
+
+TEST(Faults, L15LengthsComeFromAppendsOnly) {
+  Engine e({full_group(4, 8)});
+  const SequenceId s = e.say(tokens(1, 5));
+  EXPECT_EQ(e.manager.truncate(s, 6).code(), kInvalid);
+  EXPECT_EQ(e.info(s).length, 5);
+}
+
+TEST(Faults, L16AnotherManagersSequenceIsRefused) {
+  Engine a({full_group(4, 8)}, {.prefix_cache = false, .id_tag = 1});
+  Engine b({full_group(4, 8)}, {.prefix_cache = false, .id_tag = 2});
+  const SequenceId of_a = a.say(tokens(1, 8));
+  const SequenceId of_b = b.say(tokens(1, 8));
+  EXPECT_EQ(b.manager.close(of_a).code(), ErrorCode::kNotFound);
+  EXPECT_EQ(b.info(of_b).length, 8);
+  EXPECT_EQ(b.usage().held, 2);
+}
+
+TEST(Faults, L17HugeDemandsAreErrorsNotCrashes) {
+  Engine e({full_group(4, 8)});
+  const SequenceId s = e.open({}).sequence;
+  EXPECT_FALSE(e.manager.admit(s, std::numeric_limits<std::int64_t>::max()).ok());
+  EXPECT_EQ(e.evict(std::numeric_limits<std::int32_t>::max()), 0);
+}
+
+TEST(Faults, L20ForkAndPrefixReuseAreForUsersAndWritesCheckSharing) {
+  Engine e({full_group(4, 8)});
+  const SequenceId a = e.say(tokens(1, 5));
+  const SequenceId b = must(e.manager.fork(a));
+  EXPECT_EQ(e.refs(e.table(a)[1]), 2);
+  e.feed(b, {9});
+  EXPECT_EQ(e.refs(e.table(a)[1]), 1);
+  EXPECT_EQ(e.refs(e.table(b)[1]), 1);
+}
+
+// ---- B: slot mappings ----
+
+TEST(Faults, B1ClosingReturnsBlocksToThePool) {
+  Engine e({full_group(4, 8)}, {.prefix_cache = false});
+  const SequenceId s = e.say(tokens(1, 32));
+  EXPECT_EQ(e.usage().free, 0);
+  must(e.manager.close(s));
+  EXPECT_EQ(e.usage().free, 8);
+}
+
+TEST(Faults, B2TruncateToNothingReturnsBlocks) {
+  Engine e({full_group(4, 8)}, {.prefix_cache = false});
+  const SequenceId s = e.say(tokens(1, 32));
+  must(e.manager.truncate(s, 0));
+  EXPECT_EQ(e.usage().free, 8);
+  EXPECT_EQ(e.say(tokens(50, 32)).valid(), true);
+}
+
+TEST(Faults, B3EveryAppendGetsItsOwnRoom) {
+  Engine e({full_group(16, 8)});
+  const SequenceId s = e.say(tokens(1, 16));
+  e.feed(s, tokens(17, 16));
+  EXPECT_EQ(e.table(s).size(), 2u);
+}
+
+TEST(Faults, B4NoLayersAreRefused) {
+  GroupSpec group = full_group(16, 8);
+  group.num_layers = 0;
+  EXPECT_EQ(KVCacheManager::create(CacheSpec{{group}}).error().code(), kInvalid);
+}
+
+TEST(Faults, B5GroupsNeverDisagreeOnLengths) {
+  Engine e({full_group(4, 16), full_group(2, 32)});
+  const SequenceId s = e.say(tokens(1, 11));
+  must(e.manager.truncate(s, 7));
+  EXPECT_EQ(e.table(s, 0).size(), 2u);
+  EXPECT_EQ(e.table(s, 1).size(), 4u);
+}
+
+TEST(Faults, B6SlotsNeverOverflow) {
+  EXPECT_EQ(KVCacheManager::create(CacheSpec{{full_group(16, 200000000)}}).error().code(),
+            kInvalid);
+}
+
+TEST(Faults, B7SlotsPastTheLengthAreRefused) {
+  Engine e({full_group(4, 8)});
+  const SequenceId s = e.say(tokens(1, 5));
+  Tokens out(1);
+  EXPECT_EQ(e.manager.slot_mapping(s, GroupId(0), 5, out).code(), kInvalid);
+}
+
+TEST(Faults, B8LengthsBeyondTheTokensAreRefused) {
+  Engine e({full_group(4, 8)});
+  const SequenceId s = e.say(tokens(1, 5));
+  EXPECT_EQ(e.manager.truncate(s, 8).code(), kInvalid);
+}
+
+TEST(Faults, B15DestroyingAManagerWithOpenSequencesIsFine) {
+  auto e = std::make_unique<Engine>(std::vector<GroupSpec>{full_group(4, 8)});
+  e->say(tokens(1, 5));
+  must(e->manager.pin(tokens(1, 5)));
+  must(e->manager.begin_step());
+  e.reset();
+}
+
+TEST(Faults, B16SlotsStayInsideThePool) {
+  Engine e({full_group(4, 8), window_group(2, 20, 6)});
+  const SequenceId s = e.open({}).sequence;
+  for (int i = 0; i < 6; ++i) {
+    const Ticket t = must(e.manager.begin_step());
+    must(e.manager.append(s, tokens(5 * i, 5)));
+    EXPECT_THAT(e.plan(0).slots, Each(testing::Lt(8 * 4)));
+    EXPECT_THAT(e.plan(1).slots, Each(testing::Lt(20 * 2)));
+    must(e.manager.finish(t));
+  }
+}
+
+// ---- P: prefix caches ----
+
+TEST(Faults, P1AHalfFilledTailIsNeverAppendedToByTwo) {
+  Engine e({full_group(16, 16)});
+  const Tokens prompt = tokens(1, 20);
+  const SequenceId a = e.open(prompt).sequence;
+  e.feed(a, prompt);
+  const Opened b = e.open(prompt);
+  e.feed(b.sequence, Tokens(prompt.begin() + b.cached_tokens, prompt.end()));
+  const Tokens slots_a = e.feed(a, {50}).slots;
+  const Tokens slots_b = e.feed(b.sequence, {60}).slots;
+  EXPECT_NE(slots_a, slots_b);
+}
+
+TEST(Faults, P2ARequestTooLargeForThePoolKeepsNothing) {
+  Engine e({full_group(4, 8)});
+  const SequenceId s = e.open(tokens(1, 100)).sequence;
+  const Ticket t = must(e.manager.begin_step());
+  EXPECT_EQ(e.manager.append(s, tokens(1, 100)).code(), kNoBlocks);
+  EXPECT_EQ(e.usage().free, 8);
+  must(e.manager.drop(t));
+  must(e.manager.close(s));
+  EXPECT_EQ(e.usage().free, 8);
+}
+
+TEST(Faults, P3ShortPromptsAreReleasedToo) {
+  Engine e({full_group(16, 8)});
+  for (int i = 0; i < 50; ++i) e.cache(tokens(100 * i, 3));
+  EXPECT_EQ(e.usage().held, 0);
+  e.evict(8);
+  EXPECT_EQ(e.usage().free, 8);
+}
+
+TEST(Faults, P4DecodedBlocksAreReleasedToo) {
+  Engine e({full_group(4, 16)});
+  const SequenceId s = e.say(tokens(1, 6));
+  for (int i = 0; i < 20; ++i) e.feed(s, {100 + i});
+  must(e.manager.close(s));
+  EXPECT_EQ(e.usage().held, 0);
+  e.evict(16);
+  EXPECT_EQ(e.usage().free, 16);
+}
+
+TEST(Faults, P5ALostHeadIsNeverPartOfAHit) {
+  Engine e({full_group(4, 6)});
+  e.cache(tokens(1, 12));
+  for (int evicted = 1; evicted <= 3; ++evicted) {
+    e.evict(1);
+    const Opened opened = e.open(tokens(1, 13));
+    EXPECT_EQ(opened.cached_tokens, 12 - 4 * evicted);
+    EXPECT_THAT(e.table(opened.sequence), testing::Not(Contains(-1)));
+    must(e.manager.close(opened.sequence));
+  }
+}
+
+TEST(Faults, P7ClosingTwiceNeverGivesAwayASharedBlock) {
+  Engine e({full_group(4, 8)});
+  e.cache(tokens(1, 8));
+  const Opened a = e.open(tokens(1, 9));
+  const Opened b = e.open(tokens(1, 9));
+  must(e.manager.close(a.sequence));
+  EXPECT_FALSE(e.manager.close(a.sequence).ok());
+  EXPECT_EQ(e.evict(8), 0);
+  EXPECT_EQ(e.info(b.sequence).length, 8);
+  EXPECT_EQ(e.refs(e.table(b.sequence)[0]), 1);
+}
+
+TEST(Faults, P8IdsOfTwoManagersNeverPassForEachOther) {
+  Engine a({full_group(4, 8)}, {.id_tag = 1});
+  Engine b({full_group(4, 8)}, {.id_tag = 2});
+  EXPECT_NE(a.open({}).sequence, b.open({}).sequence);
+  EXPECT_NE(must(a.manager.pin(tokens(1, 2))).pin, must(b.manager.pin(tokens(1, 2))).pin);
+}
+
+TEST(Faults, P9EvictionNeverTakesABlockInUse) {
+  Engine e({full_group(4, 8)});
+  const SequenceId s = e.say(tokens(1, 8));
+  EXPECT_EQ(e.evict(8), 0);
+  EXPECT_EQ(e.usage().held, 2);
+  must(e.manager.close(s));
+  EXPECT_EQ(e.evict(8), 2);
+}
+
+// ---- F: large engines ----
+
+TEST(Faults, F1AHitIsHeldFromTheLookupOn) {
+  Engine e({full_group(4, 4)});
+  e.cache(tokens(1, 8));
+  const Opened hit = e.open(tokens(1, 9));
+  const SequenceId other = e.open({}).sequence;
+  const Ticket t = must(e.manager.begin_step());
+  EXPECT_EQ(e.manager.append(other, tokens(50, 12)).code(), kNoBlocks);
+  must(e.manager.append(other, tokens(50, 4)));
+  must(e.manager.append(hit.sequence, Tokens{9}));
+  must(e.manager.finish(t));
+  EXPECT_THAT(e.table(other), testing::Not(Contains(e.table(hit.sequence)[0])));
+}
+
+TEST(Faults, F2AReaderOfTheSameStepNeverSeesUnwrittenTokens) {
+  Engine e({full_group(4, 8)});
+  const SequenceId writer = e.open({}).sequence;
+  const Ticket t = must(e.manager.begin_step());
+  must(e.manager.append(writer, tokens(1, 8)));
+  EXPECT_EQ(e.open(tokens(1, 9)).cached_tokens, 0);
+  must(e.manager.drop(t));
+  EXPECT_EQ(e.probe(tokens(1, 9)), 0);  // and aborted work leaves nothing
+}
+
+TEST(Faults, F3NothingIsReusedWhileAStepMayTouchIt) {
+  Engine e({full_group(4, 4)}, {.prefix_cache = false});
+  const SequenceId first = e.open({}).sequence;
+  const Ticket t = e.launch(first, tokens(1, 8));
+  const Tokens busy = e.table(first);
+  must(e.manager.close(first));
+  const SequenceId second = e.open({}).sequence;
+  const Ticket t2 = must(e.manager.begin_step());
+  must(e.manager.append(second, tokens(50, 8)));
+  for (const std::int32_t block : e.table(second)) EXPECT_THAT(busy, testing::Not(Contains(block)));
+  EXPECT_EQ(e.manager.admit(first, 1).code(), ErrorCode::kNotFound);
+  must(e.manager.commit(t2));
+  must(e.manager.complete(t));
+  EXPECT_EQ(e.usage().free, 2);
+}
+
+TEST(Faults, F4RetiringBlocksAreCountedSoThatNobodyIsPreemptedForNothing) {
+  Engine e({full_group(4, 4)}, {.prefix_cache = false});
+  const SequenceId a = e.open({}).sequence;
+  const Ticket t = e.launch(a, tokens(1, 16));
+  must(e.manager.preempt(a));
+  const SequenceId b = e.open({}).sequence;
+  const Status later = e.manager.admit(b, 4);
+  ASSERT_EQ(later.code(), kNoBlocks);
+  EXPECT_EQ(later.shortage()->retiring, 4);
+  EXPECT_EQ(later.shortage()->pinned, 0);
+  must(e.manager.complete(t));
+  EXPECT_TRUE(e.manager.admit(b, 16).ok());
+}
+
+TEST(Faults, F8EqualPlaceholdersOfOtherMediaAreOtherPrompts) {
+  Engine e({full_group(4, 32)});
+  MediaSpan cat{.begin = 1, .end = 5};
+  cat.content_id.fill(std::byte{1});
+  MediaSpan dog = cat;
+  dog.content_id[31] = std::byte{2};  // the last byte counts
+  const Tokens prompt(10, 7);
+  e.cache(prompt, {.media = {&cat, 1}});
+  EXPECT_EQ(e.probe(prompt, {.media = {&dog, 1}}), 1);
+  EXPECT_EQ(e.probe(prompt, {.media = {&cat, 1}}), 9);
+}
+
+TEST(Faults, F19AFullHitComputesOneTokenOnly) {
+  Engine e({full_group(16, 8)});
+  e.cache(tokens(1, 64));
+  EXPECT_EQ(e.open(tokens(1, 64)).cached_tokens, 63);
+}
+
+}  // namespace
+}  // namespace kvfolio::testing_engine

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arrays of a plan.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "engine.h"
+
+namespace kvfolio::testing_engine {
+namespace {
+
+using testing::ElementsAre;
+using testing::ElementsAreArray;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+// Two sequences of different lengths in one step, the second with a moved window in group 1.
+struct TwoRows {
+  Engine e{{full_group(4, 16), window_group(2, 16, 4)}};
+  SequenceId a = e.say(tokens(1, 3));
+  SequenceId b = e.say(tokens(50, 9));
+  Ticket ticket = must(e.manager.begin_step());
+  TwoRows() {
+    must(e.manager.append(a, tokens(4, 3)));
+    must(e.manager.append(b, Tokens{59}));
+  }
+};
+
+TEST(Plan, RowsComeInAppendOrder) {
+  TwoRows t;
+  const StepPlan& plan = *must(t.e.manager.plan());
+  EXPECT_EQ(plan.ticket, t.ticket);
+  EXPECT_THAT(plan.sequences, ElementsAre(t.a, t.b));
+  EXPECT_THAT(plan.query_start, ElementsAre(0, 3, 4));
+  EXPECT_THAT(plan.kv_lens, ElementsAre(6, 10));
+  EXPECT_THAT(plan.trim_sinks, ElementsAre(0, 0));
+  EXPECT_THAT(plan.trim_first_kept, ElementsAre(0, 0));
+  EXPECT_EQ(plan.num_tokens, 4);
+  EXPECT_THAT(plan.groups, SizeIs(2));
+}
+
+TEST(Plan, SlotIsBlockTimesBlockSizePlusOffset) {
+  TwoRows t;
+  const Tokens a = t.e.table(t.a);
+  const Tokens b = t.e.table(t.b);
+  EXPECT_THAT(t.e.plan().slots, ElementsAre(a[0] * 4 + 3, a[1] * 4, a[1] * 4 + 1, b[2] * 4 + 1));
+  // slot_mapping() of a range says the same.
+  Tokens range(3);
+  must(t.e.manager.slot_mapping(t.a, GroupId(0), 3, range));
+  EXPECT_THAT(range, ElementsAre(a[0] * 4 + 3, a[1] * 4, a[1] * 4 + 1));
+}
+
+TEST(Plan, PaddedTablesTakeMinusOneOrZero) {
+  for (const std::int32_t pad : {-1, 0}) {
+    TwoRows t;
+    const StepPlan& plan = *must(t.e.manager.plan({.pad = pad}));
+    const GroupPlan& full = plan.groups[0];
+    const Tokens a = t.e.table(t.a);
+    const Tokens b = t.e.table(t.b);
+    ASSERT_GE(full.block_table_stride, 3);
+    Tokens expected(static_cast<std::size_t>(2 * full.block_table_stride), pad);
+    std::copy(a.begin(), a.end(), expected.begin());
+    std::copy(b.begin(), b.end(), expected.begin() + full.block_table_stride);
+    EXPECT_THAT(full.block_table, ElementsAreArray(expected));
+    // Blocks that the window dropped are padding too.
+    const GroupPlan& window = plan.groups[1];
+    const auto row = static_cast<std::size_t>(window.block_table_stride);
+    EXPECT_EQ(window.block_table[row + 0], pad);
+    EXPECT_EQ(window.block_table[row + 3], t.e.table(t.b, 1)[3]);
+  }
+}
+
+TEST(Plan, OtherPadsAreRefused) {
+  TwoRows t;
+  const Status bad = t.e.manager.plan({.pad = 7}).error();
+  EXPECT_EQ(bad.code(), ErrorCode::kInvalidArgument);
+  EXPECT_THAT(bad.message(), HasSubstr("7"));
+}
+
+TEST(Plan, FlashInferArraysListLiveBlocksOnly) {
+  TwoRows t;
+  const StepPlan& plan = *must(t.e.manager.plan({.block_tables = false, .flashinfer = true}));
+  for (const std::int32_t g : {0, 1}) {
+    const GroupPlan& group = plan.groups[static_cast<std::size_t>(g)];
+    Tokens indices;
+    Tokens indptr = {0};
+    for (const SequenceId s : {t.a, t.b}) {
+      for (const std::int32_t block : t.e.table(s, g)) {
+        if (block >= 0) indices.push_back(block);
+      }
+      indptr.push_back(static_cast<std::int32_t>(indices.size()));
+    }
+    EXPECT_THAT(group.kv_indptr, ElementsAreArray(indptr));
+    EXPECT_THAT(group.kv_indices, ElementsAreArray(indices));
+    EXPECT_THAT(group.block_table, IsEmpty());
+  }
+  EXPECT_THAT(plan.groups[0].kv_last_page_len, ElementsAre(2, 2));
+  EXPECT_THAT(plan.groups[1].kv_last_page_len, ElementsAre(2, 2));
+  EXPECT_LT(plan.groups[1].kv_indices.size(), t.e.table(t.a, 1).size() + t.e.table(t.b, 1).size());
+}
+
+TEST(Plan, LastPageIsFullAtABlockBorder) {
+  Engine e({full_group(4, 16)});
+  const SequenceId s = e.say(tokens(1, 7));
+  must(e.manager.begin_step());
+  must(e.manager.append(s, Tokens{8}));
+  EXPECT_THAT(must(e.manager.plan({.flashinfer = true}))->groups[0].kv_last_page_len,
+              ElementsAre(4));
+}
+
+TEST(Plan, EmptyStepHasAnEmptyPlan) {
+  Engine e({full_group(4, 16)});
+  const Ticket t = must(e.manager.begin_step());
+  const StepPlan& plan = *must(e.manager.plan({.flashinfer = true, .shared_prefixes = true}));
+  EXPECT_EQ(plan.num_tokens, 0);
+  EXPECT_THAT(plan.query_start, ElementsAre(0));
+  EXPECT_THAT(plan.groups[0].kv_indptr, ElementsAre(0));
+  must(e.manager.finish(t));
+}
+
+TEST(Plan, SharedPrefixesOfForks) {
+  Engine e({full_group(4, 32)});
+  const SequenceId parent = e.say(tokens(1, 10));
+  const SequenceId first = must(e.manager.fork(parent));
+  const SequenceId second = must(e.manager.fork(parent));
+  const SequenceId other = e.say(tokens(90, 10));
+  const Ticket t = must(e.manager.begin_step());
+  for (const SequenceId s : {parent, first, second, other})
+    must(e.manager.append(s, Tokens{s == first ? 7 : 8}));
+  const StepPlan& plan = *must(e.manager.plan({.shared_prefixes = true}));
+  EXPECT_THAT(plan.groups[0].shared_prefixes,
+              ElementsAre(SharedPrefix{.first_sequence = 0, .num_sequences = 3, .num_blocks = 2}));
+  must(e.manager.finish(t));
+}
+
+TEST(Plan, SharedPrefixesOfHits) {
+  Engine e({full_group(4, 32)});
+  e.cache(tokens(1, 8));
+  const Opened a = e.open(joined(tokens(1, 8), {20, 21}));
+  const Opened b = e.open(joined(tokens(1, 8), {30, 31}));
+  must(e.manager.begin_step());
+  must(e.manager.append(a.sequence, Tokens{20, 21}));
+  must(e.manager.append(b.sequence, Tokens{30, 31}));
+  EXPECT_THAT(must(e.manager.plan({.shared_prefixes = true}))->groups[0].shared_prefixes,
+              ElementsAre(SharedPrefix{.first_sequence = 0, .num_sequences = 2, .num_blocks = 2}));
+  EXPECT_THAT(must(e.manager.plan())->groups[0].shared_prefixes, IsEmpty());
+}
+
+TEST(Plan, CopiesHaveDisjointSourcesAndDestinations) {
+  Engine e({full_group(4, 32)});
+  const SequenceId parent = e.say(tokens(1, 6));
+  std::vector<SequenceId> all = {parent};
+  for (int i = 0; i < 4; ++i) all.push_back(must(e.manager.fork(parent)));
+  const Ticket t = must(e.manager.begin_step());
+  for (const SequenceId s : all) must(e.manager.append(s, Tokens{9}));
+  const Planned planned = e.plan();
+  EXPECT_THAT(planned.copy_src, testing::Each(e.table(parent)[1]));
+  EXPECT_THAT(planned.copy_src, SizeIs(4));
+  for (const std::int32_t dst : planned.copy_dst) {
+    EXPECT_THAT(planned.copy_src, testing::Not(testing::Contains(dst)));
+  }
+  must(e.manager.finish(t));
+}
+
+TEST(Plan, PlansOfOneStepAgree) {
+  TwoRows t;
+  const Planned first = t.e.plan();
+  const Planned second = t.e.plan();
+  EXPECT_EQ(first.slots, second.slots);
+}
+
+TEST(Plan, RunCopiesNeedsStorage) {
+  TwoRows t;
+  EXPECT_EQ(t.e.manager.run_copies().code(), ErrorCode::kUnsupported);
+  EXPECT_EQ(t.e.manager.storage(), nullptr);
+}
+
+}  // namespace
+}  // namespace kvfolio::testing_engine

@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps and tickets (docs/design.md, "Steps"), seen through the manager's API.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "engine.h"
+
+namespace kvfolio::testing_engine {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr ErrorCode kMoment = ErrorCode::kFailedPrecondition;
+
+TEST(Step, TicketsCountFromOneAndOneStepIsOpen) {
+  Engine e({full_group(4, 8)});
+  const Ticket first = must(e.manager.begin_step());
+  EXPECT_EQ(first.value(), 1u);
+  EXPECT_EQ(e.manager.begin_step().error().code(), kMoment);
+  must(e.manager.commit(first));
+  EXPECT_EQ(must(e.manager.begin_step()).value(), 2u);
+}
+
+TEST(Step, AtMostMaxStepsAreInFlight) {
+  Engine e({full_group(4, 8)}, {.max_steps_in_flight = 2});
+  const SequenceId s = e.open({}).sequence;
+  const Ticket first = e.launch(s, {1});
+  e.launch(s, {2});
+  EXPECT_EQ(e.manager.begin_step().error().code(), kMoment);
+  must(e.manager.complete(first));
+  EXPECT_TRUE(e.manager.begin_step().has_value());
+}
+
+TEST(Step, CompletingAnOpenUnknownOrCompletedTicketIsAnError) {
+  Engine e({full_group(4, 8)});
+  const Ticket t = must(e.manager.begin_step());
+  EXPECT_FALSE(e.manager.complete(t).ok());
+  EXPECT_FALSE(e.manager.complete(Ticket(t.value() + 1)).ok());
+  EXPECT_FALSE(e.manager.complete(Ticket()).ok());
+  must(e.manager.commit(t));
+  EXPECT_FALSE(e.manager.commit(t).ok());
+  EXPECT_FALSE(e.manager.drop(t).ok());
+  must(e.manager.complete(t));
+  EXPECT_FALSE(e.manager.complete(t).ok());
+  EXPECT_FALSE(e.manager.fail(t).ok());
+}
+
+TEST(Step, CompleteInOrderCompletesAllEarlier) {
+  Engine e({full_group(4, 8)}, {.max_steps_in_flight = 3});
+  const SequenceId s = e.open({}).sequence;
+  const Ticket first = e.launch(s, {1});
+  const Ticket second = e.launch(s, {2});
+  must(e.manager.complete(second));
+  EXPECT_FALSE(e.manager.complete(first).ok());
+}
+
+TEST(Step, InOrderTokensAreFindableAtCommitForLaterSteps) {
+  Engine e({full_group(4, 8)});
+  const SequenceId s = e.open({}).sequence;
+  const Ticket t = must(e.manager.begin_step());
+  must(e.manager.append(s, tokens(1, 8)));
+  EXPECT_EQ(e.probe(tokens(1, 9)), 0);
+  must(e.manager.commit(t));
+  EXPECT_EQ(e.probe(tokens(1, 9)), 8);
+}
+
+TEST(Step, UnorderedTokensAreFindableAtComplete) {
+  Engine e({full_group(4, 8)}, {.order = Order::kUnordered});
+  const SequenceId s = e.open({}).sequence;
+  const Ticket t = e.launch(s, tokens(1, 8));
+  EXPECT_EQ(e.probe(tokens(1, 9)), 0);
+  must(e.manager.complete(t));
+  EXPECT_EQ(e.probe(tokens(1, 9)), 8);
+}
+
+TEST(Step, UnorderedTailOfAClosedSequenceWaitsForItsStep) {
+  Engine e({full_group(4, 8)}, {.order = Order::kUnordered});
+  const SequenceId s = e.open({}).sequence;
+  const Ticket t = e.launch(s, tokens(1, 7));
+  must(e.manager.close(s));
+  EXPECT_EQ(e.probe(tokens(1, 9)), 0);
+  must(e.manager.complete(t));
+  EXPECT_EQ(e.probe(tokens(1, 9)), 7);
+}
+
+TEST(Step, UnorderedStepsCompleteInAnyOrder) {
+  Engine e({full_group(4, 8)}, {.order = Order::kUnordered});
+  const SequenceId a = e.open({}).sequence;
+  const SequenceId b = e.open({}).sequence;
+  const Ticket first = e.launch(a, tokens(1, 4));
+  const Ticket second = e.launch(b, tokens(50, 4));
+  must(e.manager.complete(second));
+  EXPECT_EQ(e.probe(tokens(50, 5)), 4);
+  EXPECT_EQ(e.probe(tokens(1, 5)), 0);
+  must(e.manager.complete(first));
+  EXPECT_EQ(e.probe(tokens(1, 5)), 4);
+}
+
+TEST(Step, UnorderedSequenceOfAnIncompleteStepCannotEnterTheNext) {
+  Engine e({full_group(4, 8)}, {.order = Order::kUnordered});
+  const SequenceId parent = e.open({}).sequence;
+  const Ticket t = e.launch(parent, tokens(1, 6));
+  const SequenceId child = must(e.manager.fork(parent));
+  const Ticket next = must(e.manager.begin_step());
+  for (const SequenceId s : {parent, child}) {
+    const Status early = e.manager.append(s, Tokens{9});
+    EXPECT_EQ(early.code(), kMoment);
+    EXPECT_THAT(early.message(), HasSubstr(std::to_string(t.value())));
+  }
+  must(e.manager.complete(t));
+  EXPECT_TRUE(e.manager.append(parent, Tokens{9}).ok());
+  EXPECT_TRUE(e.manager.append(child, Tokens{8}).ok());
+  must(e.manager.finish(next));
+}
+
+TEST(Step, InOrderSequenceMayBeInSeveralStepsInFlight) {
+  Engine e({full_group(4, 8)});
+  const SequenceId s = e.open({}).sequence;
+  e.launch(s, tokens(1, 3));
+  const Ticket second = e.launch(s, tokens(4, 3));
+  EXPECT_EQ(e.info(s).length, 6);
+  must(e.manager.complete(second));
+}
+
+TEST(Step, SequenceAppendsOncePerStep) {
+  Engine e({full_group(4, 8)});
+  const SequenceId s = e.open({}).sequence;
+  const Ticket t = must(e.manager.begin_step());
+  must(e.manager.append(s, Tokens{1}));
+  EXPECT_EQ(e.manager.append(s, Tokens{2}).code(), kMoment);
+  EXPECT_EQ(e.info(s).length, 1);
+  must(e.manager.finish(t));
+}
+
+TEST(Step, AppendWithoutAStepIsAnError) {
+  Engine e({full_group(4, 8)});
+  const SequenceId s = e.open({}).sequence;
+  EXPECT_EQ(e.manager.append(s, Tokens{1}).code(), kMoment);
+  EXPECT_EQ(e.manager.undo(s).code(), kMoment);
+  EXPECT_EQ(e.manager.plan().error().code(), kMoment);
+}
+
+TEST(Step, UndoTakesASequenceOutAsIfItHadNotBeenAppendedTo) {
+  Engine e({full_group(4, 8)});
+  const SequenceId a = e.say(tokens(1, 6));
+  const SequenceId b = must(e.manager.fork(a));
+  const Tokens before = e.table(b);
+  const GroupUsage usage = e.usage();
+  const Ticket t = must(e.manager.begin_step());
+  must(e.manager.append(b, tokens(50, 5)));
+  must(e.manager.append(a, Tokens{70}));
+  must(e.manager.undo(b));
+  EXPECT_EQ(e.table(b), before);
+  EXPECT_EQ(e.info(b).length, 6);
+  EXPECT_FALSE(e.info(b).in_open_step);
+  EXPECT_EQ(e.usage().free, usage.free);
+  const StepPlan& plan = *must(e.manager.plan());
+  EXPECT_THAT(plan.sequences, ElementsAre(a));
+  EXPECT_THAT(plan.groups[0].copy_src, IsEmpty());
+  EXPECT_EQ(e.manager.undo(b).code(), kMoment);
+  // And it can enter again.
+  must(e.manager.append(b, Tokens{80}));
+  must(e.manager.finish(t));
+}
+
+TEST(Step, DropUndoesTablesLengthsAndReferences) {
+  Engine e({full_group(4, 8), window_group(2, 16, 6)});
+  const SequenceId a = e.say(tokens(1, 10));
+  const SequenceId b = must(e.manager.fork(a));
+  const Tokens tables[] = {e.table(a, 0), e.table(a, 1)};
+  const Ticket t = must(e.manager.begin_step());
+  must(e.manager.append(a, tokens(50, 5)));
+  must(e.manager.append(b, tokens(60, 5)));
+  must(e.manager.drop(t));
+  for (const SequenceId s : {a, b}) {
+    EXPECT_EQ(e.info(s).length, 10);
+    EXPECT_EQ(e.table(s, 0), tables[0]);
+    EXPECT_EQ(e.table(s, 1), tables[1]);
+  }
+  EXPECT_EQ(e.usage(0).held, 3);
+  EXPECT_EQ(e.counters().block_copies, 0u);
+  // The next step gets the next ticket.
+  EXPECT_EQ(must(e.manager.begin_step()).value(), t.value() + 1);
+}
+
+TEST(Step, DropLeavesEvictedBlocksFree) {
+  Engine e({full_group(4, 2)});
+  e.cache(tokens(50, 8));
+  const SequenceId s = e.open({}).sequence;
+  const Ticket t = must(e.manager.begin_step());
+  must(e.manager.append(s, tokens(1, 8)));
+  must(e.manager.drop(t));
+  EXPECT_EQ(e.usage().free, 2);
+  EXPECT_EQ(e.counters().blocks_evicted, 2u);
+}
+
+TEST(Step, WhatIsInTheOpenStepCannotBeForkedTruncatedTrimmedOrClosed) {
+  Engine e({full_group(4, 8)});
+  const SequenceId s = e.say(tokens(1, 6));
+  const Ticket t = must(e.manager.begin_step());
+  must(e.manager.append(s, Tokens{7}));
+  const auto names_the_step = [&](const Status& status) {
+    EXPECT_EQ(status.code(), kMoment);
+    EXPECT_THAT(status.message(), HasSubstr("step"));
+  };
+  names_the_step(e.manager.fork(s).error());
+  names_the_step(e.manager.truncate(s, 6));
+  names_the_step(e.manager.trim(s, {.num_sinks = 1, .window = 1}).error());
+  names_the_step(e.manager.close(s));
+  must(e.manager.preempt(s));  // takes it out first
+  EXPECT_EQ(must(e.manager.plan())->num_tokens, 0);
+  must(e.manager.finish(t));
+  EXPECT_EQ(e.probe(tokens(1, 8)), 6);
+}
+
+TEST(Step, PreemptMakesRoomInTheSameStep) {
+  Engine e({full_group(4, 4)});
+  const SequenceId a = e.say(tokens(1, 8));
+  const SequenceId b = e.say(tokens(50, 8));
+  const Ticket t = must(e.manager.begin_step());
+  ASSERT_EQ(e.manager.append(a, Tokens{9}).code(), ErrorCode::kNoBlocks);
+  must(e.manager.preempt(b));
+  EXPECT_TRUE(e.manager.append(a, Tokens{9}).ok());
+  must(e.manager.finish(t));
+}
+
+TEST(Step, PreemptOfAMemberMakesRoomInTheSameStep) {
+  Engine e({full_group(4, 4)});
+  const SequenceId a = e.say(tokens(1, 8));
+  const SequenceId b = e.say(tokens(50, 4));
+  const Ticket t = must(e.manager.begin_step());
+  must(e.manager.append(b, Tokens{60}));
+  ASSERT_EQ(e.manager.append(a, Tokens{9}).code(), ErrorCode::kNoBlocks);
+  must(e.manager.preempt(b));
+  EXPECT_TRUE(e.manager.append(a, Tokens{9}).ok());
+  EXPECT_THAT(must(e.manager.plan())->sequences, ElementsAre(a));
+  must(e.manager.finish(t));
+}
+
+TEST(Step, CloseInFlightIsAllowed) {
+  Engine e({full_group(4, 8)});
+  const SequenceId s = e.open({}).sequence;
+  const Ticket t = e.launch(s, tokens(1, 6));
+  must(e.manager.close(s));
+  EXPECT_EQ(e.usage().retiring, 2);
+  must(e.manager.complete(t));
+  EXPECT_EQ(e.usage().cached, 2);
+}
+
+TEST(Step, FailClosesWhoWroteAndForgetsWhatTheyWrote) {
+  Engine e({full_group(4, 16)}, {.max_steps_in_flight = 3});
+  const SequenceId safe = e.say(tokens(1, 4));
+  const SequenceId writer = e.open({}).sequence;
+  const Ticket good = e.launch(writer, tokens(50, 4));
+  const Ticket bad = e.launch(writer, tokens(54, 4));
+  const Opened reader = e.open(tokens(50, 9));  // hits what the failed step wrote
+  EXPECT_EQ(reader.cached_tokens, 8);
+  must(e.manager.fail(bad));
+  EXPECT_EQ(e.manager.info(writer).error().code(), ErrorCode::kAborted);
+  EXPECT_EQ(e.manager.close(reader.sequence).code(), ErrorCode::kAborted);
+  EXPECT_EQ(e.info(safe).length, 4);
+  EXPECT_EQ(e.probe(tokens(50, 9)), 4);
+  EXPECT_EQ(e.counters().sequences_aborted, 2u);
+  must(e.manager.complete(good));
+  EXPECT_FALSE(e.manager.complete(bad).ok());
+  must(e.manager.check_invariants());
+  EXPECT_EQ(e.usage().held, 1);
+}
+
+TEST(Step, FailEndsTheOpenStepToo) {
+  Engine e({full_group(4, 16)});
+  const SequenceId a = e.say(tokens(1, 4));
+  const SequenceId b = e.open({}).sequence;
+  const Ticket bad = e.launch(b, tokens(50, 4));
+  must(e.manager.begin_step());
+  must(e.manager.append(a, Tokens{5}));
+  must(e.manager.fail(bad));
+  EXPECT_EQ(e.manager.plan().error().code(), kMoment);
+  EXPECT_TRUE(e.manager.begin_step().has_value());
+}
+
+TEST(Step, AcceptKeepsTheFirstDraftTokens) {
+  Engine e({full_group(4, 8)});
+  const SequenceId s = e.say(tokens(1, 6));
+  e.feed(s, {7, 90, 91, 92}, 3);
+  EXPECT_EQ(e.info(s).length, 10);
+  EXPECT_EQ(e.info(s).accepted_length, 7);
+  must(e.manager.accept(s, 1));
+  EXPECT_EQ(e.info(s).length, 8);
+  EXPECT_EQ(e.info(s).accepted_length, 8);
+  EXPECT_EQ(e.table(s).size(), 2u);
+}
+
+TEST(Step, ARolledBackSequenceEqualsOneThatNeverDrafted) {
+  Engine drafted({full_group(4, 8), window_group(2, 16, 6)});
+  Engine plain({full_group(4, 8), window_group(2, 16, 6)});
+  const SequenceId a = drafted.say(tokens(1, 7));
+  const SequenceId b = plain.say(tokens(1, 7));
+  drafted.feed(a, tokens(90, 6), 6);
+  must(drafted.manager.accept(a, 0));
+  for (const std::int32_t g : {0, 1}) {
+    EXPECT_EQ(drafted.table(a, g), plain.table(b, g));
+    EXPECT_EQ(drafted.usage(g).free, plain.usage(g).free);
+  }
+  drafted.feed(a, tokens(8, 3));
+  plain.feed(b, tokens(8, 3));
+  for (const std::int32_t g : {0, 1}) EXPECT_EQ(drafted.live(a, g), plain.live(b, g));
+  EXPECT_EQ(drafted.probe(tokens(1, 11)), plain.probe(tokens(1, 11)));
+}
+
+TEST(Step, WindowsMoveWithAcceptedTokens) {
+  Engine e({window_group(2, 16, 4)});
+  const SequenceId s = e.say(tokens(1, 8));
+  EXPECT_THAT(e.live(s), ElementsAre(2, 3));  // position 8 reads 5, 6, 7
+  e.feed(s, tokens(90, 6), 6);
+  EXPECT_THAT(e.live(s), ElementsAre(2, 3, 4, 5, 6));
+  must(e.manager.truncate(s, 8));
+  EXPECT_THAT(e.live(s), ElementsAre(2, 3));
+}
+
+TEST(Step, TruncateBelowAcceptedWorksWhereEveryGroupHoldsWhatIsRead) {
+  Engine e({full_group(4, 8), window_group(2, 16, 6)});
+  const SequenceId s = e.say(tokens(1, 12));
+  // Group 1 holds positions 6 .. 11; position 11 reads 6 .. 10, position 10 reads 5 too.
+  const Status bad = e.manager.truncate(s, 10);
+  EXPECT_EQ(bad.code(), kMoment);
+  EXPECT_THAT(bad.message(), HasSubstr("group 1"));
+  EXPECT_EQ(e.info(s).length, 12);
+  must(e.manager.truncate(s, 11));
+  EXPECT_EQ(e.info(s).length, 11);
+}
+
+TEST(Step, TruncateOfAFullGroupGoesAnywhere) {
+  Engine e({full_group(4, 8)});
+  const SequenceId s = e.say(tokens(1, 12));
+  for (const std::int32_t n : {12, 9, 4, 1, 0}) {
+    must(e.manager.truncate(s, n));
+    EXPECT_EQ(e.info(s).length, n);
+    EXPECT_EQ(e.table(s).size(), static_cast<std::size_t>((n + 3) / 4));
+  }
+}
+
+TEST(Step, ForkWithPendingDraftsIsRefused) {
+  Engine e({full_group(4, 8)});
+  const SequenceId s = e.say(tokens(1, 4));
+  e.feed(s, tokens(5, 2), 2);
+  EXPECT_EQ(e.manager.fork(s).error().code(), kMoment);
+  must(e.manager.accept(s, 1));
+  EXPECT_TRUE(e.manager.fork(s).has_value());
+}
+
+TEST(Step, AdmitPredictsAppendOfSeveralSequencesTogether) {
+  Engine e({full_group(4, 6)}, {.prefix_cache = false});
+  const SequenceId a = e.say(tokens(1, 4));
+  const SequenceId b = e.say(tokens(50, 4));
+  const AppendDemand fits[] = {{a, 8}, {b, 8}};
+  const AppendDemand too_much[] = {{a, 8}, {b, 9}};
+  EXPECT_TRUE(e.manager.admit(fits).ok());
+  const Status full = e.manager.admit(too_much);
+  ASSERT_EQ(full.code(), ErrorCode::kNoBlocks);
+  EXPECT_EQ(full.shortage()->needed, 5);
+  EXPECT_EQ(full.shortage()->free, 4);
+  const Ticket t = must(e.manager.begin_step());
+  must(e.manager.append(a, tokens(5, 8)));
+  EXPECT_EQ(e.manager.append(b, tokens(54, 9)).code(), ErrorCode::kNoBlocks);
+  must(e.manager.append(b, tokens(54, 8)));
+  must(e.manager.finish(t));
+}
+
+TEST(Step, AppendOfNothingReservesNothing) {
+  Engine e({full_group(4, 6)});
+  const SequenceId a = e.say(tokens(1, 4));
+  const Ticket t = must(e.manager.begin_step());
+  static_cast<void>(e.manager.append(a, Tokens{}).ok());
+  EXPECT_EQ(e.info(a).length, 4);
+  EXPECT_EQ(e.usage().held, 1);
+  must(e.manager.finish(t));
+}
+
+TEST(Step, BlocksOfAStepInFlightAreNotHandedOut) {
+  Engine e({full_group(4, 4)}, {.prefix_cache = false});
+  const SequenceId a = e.open({}).sequence;
+  const Ticket first = e.launch(a, tokens(1, 8));
+  const Tokens used = e.table(a);
+  must(e.manager.truncate(a, 0));
+  const Ticket second = e.launch(a, tokens(50, 8));
+  for (const std::int32_t block : e.table(a)) {
+    EXPECT_THAT(used, testing::Not(testing::Contains(block)));
+  }
+  must(e.manager.complete(first));
+  must(e.manager.complete(second));
+  EXPECT_EQ(e.usage().free, 2);
+}
+
+}  // namespace
+}  // namespace kvfolio::testing_engine
