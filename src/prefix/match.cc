@@ -17,6 +17,15 @@
 #include "prefix/tree.h"
 
 namespace kvfolio {
+namespace {
+
+// Tokens of a window group that a hit needs, the next one included. Two at least, also where the
+// window is one: a sequence goes on inside its last block and needs that whole.
+std::int32_t reach_of(const TreeGroup& spec, std::int32_t length) noexcept {
+  return std::min(std::max(spec.window, 2), length + 1);
+}
+
+}  // namespace
 
 std::int32_t PrefixTree::Impl::walk(std::int32_t root, std::span<const std::int32_t> tokens,
                                     std::span<const MediaSpan> media) const noexcept {
@@ -131,8 +140,7 @@ std::int32_t PrefixTree::Impl::served(std::int32_t limit, std::int32_t extra_win
     }
     for (std::int32_t g = 0; g < num_groups_; ++g) {
       if (group(g).full()) continue;
-      // window + extra could overflow; a window longer than the prompt is as long as the prompt.
-      const std::int32_t window = std::min(group(g).spec.window, matched_ + 1) + extra_window;
+      const std::int32_t window = reach_of(group(g).spec, matched_) + extra_window;
       at = served_window(g, at, window);
     }
   }
@@ -191,7 +199,7 @@ void PrefixTree::Impl::fill_table(const PrefixMatch& match, GroupId group_id,
     return;
   }
   const TreeGroup& spec = group(g).spec;
-  const std::int32_t back = std::min(spec.window, held + 1) - 1 + (match.whole || one_more ? 1 : 0);
+  const std::int32_t back = reach_of(spec, held) - 1 + (match.whole || one_more ? 1 : 0);
   const std::int32_t first = std::max(0, held - back);
   const auto take = [&](std::int32_t logical, std::int32_t need) {
     const Cover found = cover(g, logical);

@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The insides of KVCacheManager. One class, read top to bottom:
+//   manager.cc    creation and the public face
+//   sequences.cc  open, probe, fork, truncate, trim, close, preempt, pins
+//   steps.cc      begin, append, undo, commit, complete, drop, fail, drafts
+//   room.cc       who gets blocks: demand, admission, eviction, letting go, copy-on-write
+//   publish.cc    what becomes findable, and when
+//   plan.cc       the arrays of a step
+//   check.cc      check_invariants
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/text.h"
+#include "kvfolio/block_pool.h"
+#include "kvfolio/block_table.h"
+#include "kvfolio/fixed_array.h"
+#include "kvfolio/lru_order.h"
+#include "kvfolio/manager.h"
+#include "kvfolio/prefix_tree.h"
+#include "kvfolio/span_arena.h"
+
+namespace kvfolio {
+
+class KVCacheManager::Impl final : public TreeObserver {
+ public:
+  static Result<std::unique_ptr<Impl>> create(const CacheSpec& spec, const ManagerOptions& options);
+  virtual ~Impl() = default;
+
+  // sequences.cc
+  Result<Opened> open(std::span<const std::int32_t> tokens, const OpenOptions& options);
+  Result<std::int32_t> probe(std::span<const std::int32_t> tokens,
+                             const OpenOptions& options) const;
+  Result<SequenceId> fork(SequenceId parent);
+  Status truncate(SequenceId id, std::int32_t n);
+  Result<std::int32_t> trim(SequenceId id, const TrimOptions& options);
+  Status close(SequenceId id);
+  Status preempt(SequenceId id);
+  Result<Pinned> pin(std::span<const std::int32_t> tokens, const OpenOptions& options);
+  Status unpin(PinId id);
+  Result<SequenceInfo> info(SequenceId id) const;
+  Result<std::span<const std::int32_t>> block_table(SequenceId id, GroupId group) const;
+  Status slot_mapping(SequenceId id, GroupId group, std::int32_t begin,
+                      std::span<std::int32_t> out) const;
+  // steps.cc
+  Result<Ticket> begin_step(const StepOptions& options);
+  Status append(SequenceId id, const std::int32_t* tokens, std::int64_t count,
+                const AppendOptions& options);
+  Status set_tokens(SequenceId id, std::span<const std::int32_t> tokens);
+  Status undo(SequenceId id);
+  Status commit(Ticket ticket);
+  Status complete(Ticket ticket);
+  Status drop(Ticket ticket);
+  Status fail(Ticket ticket);
+  Status accept(SequenceId id, std::int32_t num_accepted);
+  // room.cc
+  Status admit(std::span<const AppendDemand> demands) const;
+  Result<std::int32_t> evict(GroupId group, std::int32_t num_blocks);
+  Result<GroupUsage> usage(GroupId group) const;
+  Status check_group(GroupId group) const;
+  Status check_block(GroupId group, BlockId block) const;
+  // plan.cc
+  Result<const StepPlan*> plan(const PlanOptions& options);
+  Status run_copies();
+  // check.cc
+  Status check_invariants() const;
+
+  CacheSpec spec_;
+  ManagerOptions options_;
+  std::optional<KVStorage> storage_;
+  Counters counters_;
+  std::int32_t num_sequences_ = 0;
+
+  struct Group {
+    GroupSpec spec;
+    BlockPool pool;
+    LruOrder order;
+  };
+  std::vector<Group> groups_;
+  std::optional<PrefixTree> tree_;
+
+ private:
+  static constexpr std::int32_t kNever = std::numeric_limits<std::int32_t>::max();
+  static constexpr std::int32_t kUnnamed = -1;
+
+  enum class Life : std::uint8_t {
+    kUnused,   // the slot is free
+    kOpen,     // has an id
+    kClosing,  // kUnordered: closed, waits for its last step before it publishes and lets go
+  };
+
+  struct Sequence {
+    std::uint32_t generation;
+    std::uint32_t aborted;  // the generation that fail() closed, or 0
+    Life life;
+    bool publishes;  // stands on the tree and wants to go on there
+    bool used;       // appended to, or forked: its blocks lose their old rank
+    bool replay;     // the token at `length` is cached already: the prompt was found whole
+    std::int32_t length;
+    std::int32_t accepted;
+    std::int32_t settled;       // kUnordered: length before the last step it took part in
+    std::int32_t draft;         // tokens between accepted and length that accept() decides on
+    std::int32_t exact_until;   // nothing that ends after it becomes findable
+    std::int32_t unnamed_from;  // position of the first unnamed token
+    std::int32_t trim_sinks;
+    std::int32_t trim_first_kept;
+    std::int32_t replay_token;
+    std::int32_t step_entry;  // in the open step, or -1
+    std::int32_t next_free;
+    std::int32_t num_media;
+    std::uint64_t last_ticket;  // newest step it took part in
+    std::uint64_t num_unnamed;  // tokens appended without a name so far
+    std::uint64_t num_named;    // of these, the oldest, that set_tokens() named or complete() lost
+    Place place;
+    ArenaSpan tail;  // its tokens from place.position to tail_end()
+    ArenaSpan media;
+
+    // Tokens beyond exact_until are never published and need not be kept.
+    [[nodiscard]] std::int32_t tail_end() const noexcept {
+      return length < exact_until ? length : exact_until;
+    }
+  };
+
+  struct Pin {
+    std::uint32_t generation;
+    bool open;
+    std::int32_t next_free;
+  };
+
+  // One sequence in one step, with what undo() needs.
+  struct StepEntry {
+    std::int32_t slot;
+    std::uint32_t generation;
+    std::int32_t begin;        // length before
+    std::int32_t end;          // length after
+    std::int32_t write_begin;  // first position that is written: begin + 1 in a replay
+    std::int32_t draft;
+    std::int32_t unnamed;         // tokens without a name
+    std::uint64_t unnamed_begin;  // of all the sequence's unnamed tokens, the first of these
+    bool used_before;
+    bool replay_before;
+  };
+  // Per entry and group. The block that was in the tail's place when the step wrote to a copy of
+  // it: its reference moved from the table to the step, until complete.
+  struct TailChange {
+    std::int32_t source;        // -1: none
+    std::int32_t copy_to;       // -1: displaced without a copy
+    std::int32_t valid_before;  // of the tail written in place; -1: none was
+    std::int32_t writer_before;
+    std::int32_t blocks_before;  // size of the table
+  };
+
+  struct Step {
+    std::uint64_t ticket = 0;
+    std::int32_t num_entries = 0;
+    bool copies_ran = false;
+    FixedArray<StepEntry> entries;
+    FixedArray<TailChange> changes;  // [entry][group]
+    // The plan's arrays, of this step alone: an engine may still upload those of the last one.
+    FixedArray<std::int32_t> cells;
+    std::vector<SequenceId> sequences;
+    std::vector<SharedPrefix> shared;
+    std::vector<GroupPlan> group_plans;
+    StepPlan plan;
+  };
+
+  Impl(CacheSpec spec, const ManagerOptions& options) : spec_(std::move(spec)), options_(options) {}
+
+  // TreeObserver
+  void on_unhung(GroupId group, BlockId block) override;
+  void on_candidate(GroupId group, BlockId block, bool candidate) override;
+
+  [[nodiscard]] std::int32_t num_groups() const noexcept {
+    return static_cast<std::int32_t>(groups_.size());
+  }
+  Group& group(std::int32_t g) noexcept { return groups_[static_cast<std::size_t>(g)]; }
+  const Group& group(std::int32_t g) const noexcept { return groups_[static_cast<std::size_t>(g)]; }
+  [[nodiscard]] std::int32_t block_size(std::int32_t g) const noexcept {
+    return group(g).spec.block_size;
+  }
+  [[nodiscard]] bool windowed(std::int32_t g) const noexcept {
+    return group(g).spec.kind == AttentionKind::kSlidingWindow;
+  }
+  [[nodiscard]] std::int32_t blocks_for(std::int32_t g, std::int32_t tokens) const noexcept {
+    return (tokens + block_size(g) - 1) / block_size(g);
+  }
+  BlockTable& table(std::int32_t slot, std::int32_t g) noexcept {
+    return tables_[std::int64_t{slot} * num_groups() + g];
+  }
+  const BlockTable& table(std::int32_t slot, std::int32_t g) const noexcept {
+    return tables_[std::int64_t{slot} * num_groups() + g];
+  }
+  std::int32_t& window_begin(std::int32_t slot, std::int32_t g) noexcept {
+    return window_begins_[std::int64_t{slot} * num_groups() + g];
+  }
+  BlockTable& pin_table(std::int32_t slot, std::int32_t g) noexcept {
+    return pin_tables_[std::int64_t{slot} * num_groups() + g];
+  }
+  const BlockTable& pin_table(std::int32_t slot, std::int32_t g) const noexcept {
+    return pin_tables_[std::int64_t{slot} * num_groups() + g];
+  }
+  TailChange& change(Step& step, std::int32_t entry, std::int32_t g) noexcept {
+    return step.changes[std::int64_t{entry} * num_groups() + g];
+  }
+  const TailChange& change(const Step& step, std::int32_t entry, std::int32_t g) const noexcept {
+    return step.changes[std::int64_t{entry} * num_groups() + g];
+  }
+  [[nodiscard]] std::int32_t slot_of(const Sequence& s) const noexcept {
+    return static_cast<std::int32_t>(&s - sequences_.data());
+  }
+  [[nodiscard]] SequenceId id_of(const Sequence& s) const noexcept {
+    return SequenceId(pack(s.generation, slot_of(s)));
+  }
+  [[nodiscard]] std::uint64_t pack(std::uint32_t generation, std::int32_t slot) const noexcept {
+    return std::uint64_t{options_.id_tag} << 48 | std::uint64_t{generation} << 24 |
+           static_cast<std::uint64_t>(slot);
+  }
+  [[nodiscard]] static std::uint32_t next_generation(std::uint32_t generation) noexcept {
+    return generation == 0xffffffu ? 1u : generation + 1u;
+  }
+
+  // manager.cc
+  [[nodiscard]] Status find(SequenceId id, std::int32_t& slot) const;
+  // Found, and not in the open step.
+  [[nodiscard]] Status find_resting(SequenceId id, std::string_view what, std::int32_t& slot) const;
+  // sequences.cc
+  [[nodiscard]] Status check_tokens(std::span<const std::int32_t> tokens) const;
+  [[nodiscard]] Status check_open(std::span<const std::int32_t> tokens,
+                                  const OpenOptions& options) const;
+  [[nodiscard]] std::int32_t take_slot() noexcept;
+  void give_slot(std::int32_t slot, bool aborted) noexcept;
+  [[nodiscard]] std::span<const MediaSpan> media_of(const Sequence& s) const noexcept;
+  [[nodiscard]] bool keep_media(Sequence& s, std::span<const MediaSpan> media) noexcept;
+  [[nodiscard]] Status table_entries_full(std::string_view what) const;
+  void hold_table(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
+  void end_sequence(std::int32_t slot) noexcept;
+  void release_sequence(std::int32_t slot, bool aborted) noexcept;
+  void drop_tail_beyond(Sequence& s) noexcept;
+  void forget_unnamed(Sequence& s, std::int32_t n) noexcept;
+  void truncate_blocks(std::int32_t slot, std::int32_t n) noexcept;
+  void truncate_to(std::int32_t slot, std::int32_t n) noexcept;
+  void release_pin(std::int32_t slot) noexcept;
+  [[nodiscard]] Status check_truncate(std::int32_t slot, std::int32_t n) const;
+  // steps.cc
+  [[nodiscard]] Status check_ticket(Ticket ticket, std::string_view what) const;
+  [[nodiscard]] bool is_complete(std::uint64_t ticket) const noexcept;
+  [[nodiscard]] std::uint64_t oldest_incomplete() const noexcept;
+  void undo_entry(Step& step, std::int32_t entry) noexcept;
+  void apply_append(Step& step, std::int32_t slot, std::int32_t g, std::int32_t write_begin,
+                    std::int32_t end) noexcept;
+  void move_windows(std::int32_t slot) noexcept;
+  void end_step(std::int32_t step_index, bool failed) noexcept;
+  void remove_entry(Step& step, std::int32_t entry) noexcept;
+  void free_unwritten(std::int32_t g, BlockId block) noexcept;
+  void abort_writers(std::uint64_t first_ticket) noexcept;
+  [[nodiscard]] Step& step_at(std::int32_t index) noexcept {
+    return steps_[static_cast<std::size_t>(index)];
+  }
+  [[nodiscard]] const Step& step_at(std::int32_t index) const noexcept {
+    return steps_[static_cast<std::size_t>(index)];
+  }
+  void finish_closing() noexcept;
+  [[nodiscard]] bool replays(const Sequence& s, const std::int32_t* tokens,
+                             std::int64_t count) const noexcept {
+    return s.replay && count > 0 && tokens != nullptr && tokens[0] == s.replay_token;
+  }
+  // room.cc
+  struct Demand {
+    std::int32_t blocks = 0;
+    bool new_tail = false;  // the tail block is shared: write to a new one
+  };
+  [[nodiscard]] Demand demand(std::int32_t slot, std::int32_t g, std::int32_t write_begin,
+                              std::int32_t end) const noexcept;
+  [[nodiscard]] bool may_write_in_place(std::int32_t slot, std::int32_t g, BlockId block,
+                                        std::int32_t position) const noexcept;
+  [[nodiscard]] Status check_demands(std::span<const AppendDemand> demands) const;
+  [[nodiscard]] std::int32_t evictable(std::int32_t g) const noexcept;
+  [[nodiscard]] Shortage shortage(std::int32_t g, std::int32_t needed) const noexcept;
+  void evict_one(std::int32_t g) noexcept;
+  [[nodiscard]] BlockId acquire(std::int32_t g) noexcept;
+  void hold(std::int32_t g, BlockId block) noexcept;
+  // One reference less; the last one sends the block to where it belongs.
+  void let_go(std::int32_t g, BlockId block, bool used) noexcept;
+  void park(std::int32_t g, BlockId block) noexcept;
+  void drain_retiring() noexcept;
+  // A table entry goes; an exact copy that the tree lacks by now is hung first.
+  void release_entry(std::int32_t slot, std::int32_t g, std::int32_t logical) noexcept;
+  void note_peak() noexcept;
+  // publish.cc
+  [[nodiscard]] std::int32_t publishable(const Sequence& s) const noexcept;
+  void publish(std::int32_t slot, bool tail) noexcept;
+  void stop_publishing(Sequence& s) noexcept;
+  [[nodiscard]] bool evict_coldest() noexcept;
+  // plan.cc
+  [[nodiscard]] Status check_flashinfer(const Step& step) const;
+  [[nodiscard]] std::int64_t plan_cells(const Step& step,
+                                        const PlanOptions& options) const noexcept;
+  // Fills the arrays of one group from `cursor` on and returns where they end.
+  std::int32_t* plan_group(Step& step, std::int32_t g, const PlanOptions& options,
+                           std::int32_t* cursor) noexcept;
+  void find_shared_prefixes(Step& step, std::int32_t g) noexcept;
+  [[nodiscard]] std::int32_t num_copies(const Step& step, std::int32_t g) const noexcept;
+
+  SpanArena& arena() noexcept { return *arena_; }
+  const SpanArena& arena() const noexcept { return *arena_; }
+
+  std::unique_ptr<SpanArena> arena_;
+  FixedArray<Sequence> sequences_;
+  FixedArray<BlockTable> tables_;           // [sequence][group]
+  FixedArray<std::int32_t> window_begins_;  // [sequence][group]: first block not dropped yet
+  FixedArray<Pin> pins_;
+  FixedArray<BlockTable> pin_tables_;         // [pin][group]
+  mutable FixedArray<std::int32_t> scratch_;  // [2][sequence]: marks of admit()
+  std::int32_t free_sequence_ = -1;
+  std::int32_t free_pin_ = -1;
+  std::vector<std::int32_t> closing_;  // slots, in order of close; capacity reserved
+  bool evicting_ = false;
+
+  std::vector<Step> steps_;  // max_steps_in_flight + 1, reused
+  std::vector<std::int32_t> free_steps_;
+  std::vector<std::int32_t> in_flight_;  // committed, in ticket order
+  std::int32_t open_step_ = -1;
+  std::uint64_t last_ticket_ = 0;
+  std::uint64_t last_committed_ = 0;
+  std::vector<BlockOffer> offers_;  // by group, scratch
+};
+
+}  // namespace kvfolio

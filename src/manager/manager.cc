@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kvfolio/manager.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "manager/impl.h"
+
+namespace kvfolio {
+
+using text::concat;
+
+namespace {
+
+Status check_option(std::string_view name, std::int64_t value, std::int64_t low,
+                    std::int64_t high) {
+  if (value >= low && value <= high) return {};
+  return {ErrorCode::kInvalidArgument,
+          concat("option ", name, " is ", value, ", allowed: ", low, " to ", high)};
+}
+
+constexpr std::int32_t kMaxSlots = 1 << 24;  // a slot has 24 bits in an id
+
+Status check_options(const ManagerOptions& o) {
+  KVFOLIO_RETURN_IF_ERROR(check_option("max_sequences", o.max_sequences, 1, kMaxSlots));
+  KVFOLIO_RETURN_IF_ERROR(check_option("max_pins", o.max_pins, 0, kMaxSlots));
+  KVFOLIO_RETURN_IF_ERROR(check_option("max_steps_in_flight", o.max_steps_in_flight, 1, 64));
+  KVFOLIO_RETURN_IF_ERROR(
+      check_option("max_index_tokens", o.max_index_tokens, 0, std::int64_t{1} << 32));
+  KVFOLIO_RETURN_IF_ERROR(check_option("max_runs", o.max_runs, 0, 1 << 29));
+  KVFOLIO_RETURN_IF_ERROR(
+      check_option("max_table_entries", o.max_table_entries, 0, std::int64_t{1} << 33));
+  if (o.order != Order::kInOrder && o.order != Order::kUnordered) {
+    return check_option("order", static_cast<std::int64_t>(o.order), 0, 1);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
+    const CacheSpec& spec, const ManagerOptions& options) {
+  KVFOLIO_RETURN_IF_ERROR(validate(spec));
+  KVFOLIO_RETURN_IF_ERROR(check_options(options));
+  std::unique_ptr<Impl> impl(new Impl(spec, options));
+  ManagerOptions& o = impl->options_;
+
+  std::int64_t all_blocks = 0;
+  std::int64_t most_tokens = 0;
+  for (const GroupSpec& group : spec.groups) {
+    all_blocks += group.num_blocks;
+    most_tokens = std::max(most_tokens, std::int64_t{group.num_blocks} * group.block_size);
+  }
+  const auto num_groups = static_cast<std::int64_t>(spec.groups.size());
+  // Spans are powers of two, so a tree whose every block is findable takes up to twice its tokens,
+  // and every run at least a granule.
+  const std::int64_t runs = std::clamp<std::int64_t>(
+      all_blocks + o.max_sequences + o.max_root_keys + 64, 64, std::int64_t{1} << 29);
+  if (!o.prefix_cache) {
+    o.max_runs = o.max_runs == 0 ? 2 : o.max_runs;
+    o.max_index_tokens = o.max_index_tokens == 0 ? 1 : o.max_index_tokens;
+    o.max_root_keys = 1;
+    o.max_media_extents = 0;
+  }
+  if (o.max_runs == 0) o.max_runs = static_cast<std::int32_t>(runs);
+  if (o.max_index_tokens == 0) {
+    o.max_index_tokens =
+        std::min(2 * most_tokens + SpanArena::kGranule * runs, std::int64_t{1} << 32);
+  }
+  if (o.max_table_entries == 0) {
+    o.max_table_entries = std::min(
+        8 * all_blocks + 4 * most_tokens +
+            std::int64_t{o.max_sequences} * (num_groups + 2) * 4 * SpanArena::kGranule + 4096,
+        std::int64_t{1} << 33);
+  }
+
+  PrefixTreeOptions tree;
+  for (const GroupSpec& group : spec.groups) {
+    tree.groups.push_back(
+        {group.block_size, group.kind, group.window, group.num_sinks, group.num_blocks});
+    Result<BlockPool> pool = BlockPool::create(group.num_blocks);
+    if (!pool) return std::move(pool).error();
+    Result<LruOrder> order = LruOrder::create(group.num_blocks);
+    if (!order) return std::move(order).error();
+    impl->groups_.push_back({group, std::move(*pool), std::move(*order)});
+  }
+  tree.max_index_tokens = o.max_index_tokens;
+  tree.max_runs = o.max_runs;
+  tree.max_root_keys = o.max_root_keys;
+  tree.max_root_key_bytes = o.max_root_key_bytes;
+  tree.max_media_extents = o.max_media_extents;
+  Result<PrefixTree> made = PrefixTree::create(tree, impl.get());
+  if (!made) return std::move(made).error();
+  impl->tree_.emplace(std::move(*made));
+
+  Result<SpanArena> arena = SpanArena::create(o.max_table_entries);
+  if (!arena) return std::move(arena).error();
+  impl->arena_ = std::make_unique<SpanArena>(std::move(*arena));
+
+  const std::int64_t sequences = o.max_sequences;
+  const std::int64_t pins = o.max_pins;
+  bool ok = impl->sequences_.allocate_zeroed(sequences) &&
+            impl->tables_.allocate_zeroed(sequences * num_groups) &&
+            impl->window_begins_.allocate_zeroed(sequences * num_groups) &&
+            impl->scratch_.allocate_zeroed(2 * sequences) && impl->pins_.allocate_zeroed(pins) &&
+            impl->pin_tables_.allocate_zeroed(pins * num_groups);
+  impl->steps_.resize(static_cast<std::size_t>(o.max_steps_in_flight) + 1);
+  for (Step& step : impl->steps_) {
+    ok = ok && step.entries.allocate_zeroed(sequences) &&
+         step.changes.allocate_zeroed(sequences * num_groups) &&
+         step.cells.allocate_zeroed(o.max_table_entries + 16 * sequences);
+    step.sequences.reserve(static_cast<std::size_t>(sequences));
+    step.shared.reserve(static_cast<std::size_t>(sequences * num_groups));
+    step.group_plans.resize(static_cast<std::size_t>(num_groups));
+  }
+  if (!ok) {
+    return Status(ErrorCode::kOutOfMemory, concat("no memory for a manager of ", sequences,
+                                                  " sequences and ", all_blocks, " blocks"));
+  }
+  // Slot 0 is taken first.
+  for (auto slot = static_cast<std::int32_t>(sequences) - 1; slot >= 0; --slot) {
+    Sequence& s = impl->sequences_[slot];
+    s.generation = 1;
+    s.next_free = impl->free_sequence_;
+    impl->free_sequence_ = slot;
+    for (std::int32_t g = 0; g < impl->num_groups(); ++g) impl->table(slot, g) = BlockTable();
+  }
+  for (auto slot = static_cast<std::int32_t>(pins) - 1; slot >= 0; --slot) {
+    Pin& pin = impl->pins_[slot];
+    pin.generation = 1;
+    pin.next_free = impl->free_pin_;
+    impl->free_pin_ = slot;
+    for (std::int32_t g = 0; g < impl->num_groups(); ++g) impl->pin_table(slot, g) = BlockTable();
+  }
+  impl->closing_.reserve(static_cast<std::size_t>(sequences));
+  impl->offers_.resize(static_cast<std::size_t>(num_groups));
+  impl->in_flight_.reserve(impl->steps_.size());
+  for (std::size_t i = impl->steps_.size(); i-- > 0;) {
+    impl->free_steps_.push_back(static_cast<std::int32_t>(i));
+  }
+  return impl;
+}
+
+Status KVCacheManager::Impl::find(SequenceId id, std::int32_t& slot) const {
+  const std::uint64_t bits = id.value();
+  const auto tag = static_cast<std::uint16_t>(bits >> 48);
+  const auto generation = static_cast<std::uint32_t>(bits >> 24 & 0xffffffu);
+  slot = static_cast<std::int32_t>(bits & 0xffffffu);
+  if (tag != options_.id_tag) {
+    return {ErrorCode::kNotFound,
+            concat("sequence id ", bits, " is of another manager: its tag is ", tag, ", ours is ",
+                   options_.id_tag)};
+  }
+  if (generation == 0 || static_cast<std::size_t>(slot) >= sequences_.size()) {
+    return {ErrorCode::kNotFound, concat("sequence id ", bits, " was never given out")};
+  }
+  const Sequence& s = sequences_[slot];
+  if (s.life == Life::kOpen && s.generation == generation) return {};
+  if (s.aborted == generation) {
+    return {ErrorCode::kAborted, concat("sequence id ", bits, " was closed by fail()")};
+  }
+  return {ErrorCode::kNotFound, concat("sequence id ", bits, " is closed or was never given out")};
+}
+
+Status KVCacheManager::Impl::find_resting(SequenceId id, std::string_view what,
+                                          std::int32_t& slot) const {
+  KVFOLIO_RETURN_IF_ERROR(find(id, slot));
+  if (sequences_[slot].step_entry < 0) return {};
+  return {ErrorCode::kFailedPrecondition, concat(what, ": the sequence is in the open step ",
+                                                 last_ticket_, "; commit, drop or undo it first")};
+}
+
+// ---- the public face ----
+
+KVCacheManager::KVCacheManager(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
+KVCacheManager::KVCacheManager(KVCacheManager&&) noexcept = default;
+KVCacheManager& KVCacheManager::operator=(KVCacheManager&&) noexcept = default;
+KVCacheManager::~KVCacheManager() = default;
+
+Result<KVCacheManager> KVCacheManager::create(const CacheSpec& spec,
+                                              const ManagerOptions& options) {
+  Result<std::unique_ptr<Impl>> impl = Impl::create(spec, options);
+  if (!impl) return std::move(impl).error();
+  return KVCacheManager(std::move(*impl));
+}
+
+Result<KVCacheManager> KVCacheManager::create(KVStorage storage, const ManagerOptions& options) {
+  Result<std::unique_ptr<Impl>> impl = Impl::create(storage.spec(), options);
+  if (!impl) return std::move(impl).error();
+  (*impl)->storage_.emplace(std::move(storage));
+  return KVCacheManager(std::move(*impl));
+}
+
+Result<Opened> KVCacheManager::open(std::span<const std::int32_t> tokens,
+                                    const OpenOptions& options) {
+  return impl_->open(tokens, options);
+}
+Result<std::int32_t> KVCacheManager::probe(std::span<const std::int32_t> tokens,
+                                           const OpenOptions& options) const {
+  return impl_->probe(tokens, options);
+}
+Result<SequenceId> KVCacheManager::fork(SequenceId parent) { return impl_->fork(parent); }
+Status KVCacheManager::truncate(SequenceId sequence, std::int32_t n) {
+  return impl_->truncate(sequence, n);
+}
+Result<std::int32_t> KVCacheManager::trim(SequenceId sequence, const TrimOptions& options) {
+  return impl_->trim(sequence, options);
+}
+Status KVCacheManager::close(SequenceId sequence) { return impl_->close(sequence); }
+Status KVCacheManager::preempt(SequenceId sequence) { return impl_->preempt(sequence); }
+
+Result<Ticket> KVCacheManager::begin_step(const StepOptions& options) {
+  return impl_->begin_step(options);
+}
+Status KVCacheManager::append(SequenceId sequence, std::span<const std::int32_t> tokens,
+                              const AppendOptions& options) {
+  static constexpr std::int32_t kNothing = 0;
+  return impl_->append(sequence, tokens.empty() ? &kNothing : tokens.data(),
+                       static_cast<std::int64_t>(tokens.size()), options);
+}
+Status KVCacheManager::append_unnamed(SequenceId sequence, std::int64_t num_tokens,
+                                      const AppendOptions& options) {
+  return impl_->append(sequence, nullptr, num_tokens, options);
+}
+Status KVCacheManager::set_tokens(SequenceId sequence, std::span<const std::int32_t> tokens) {
+  return impl_->set_tokens(sequence, tokens);
+}
+Status KVCacheManager::undo(SequenceId sequence) { return impl_->undo(sequence); }
+Result<const StepPlan*> KVCacheManager::plan(const PlanOptions& options) {
+  return impl_->plan(options);
+}
+Status KVCacheManager::run_copies() { return impl_->run_copies(); }
+Status KVCacheManager::commit(Ticket ticket) { return impl_->commit(ticket); }
+Status KVCacheManager::complete(Ticket ticket) { return impl_->complete(ticket); }
+Status KVCacheManager::finish(Ticket ticket) {
+  KVFOLIO_RETURN_IF_ERROR(impl_->commit(ticket));
+  return impl_->complete(ticket);
+}
+Status KVCacheManager::drop(Ticket ticket) { return impl_->drop(ticket); }
+Status KVCacheManager::fail(Ticket ticket) { return impl_->fail(ticket); }
+Status KVCacheManager::accept(SequenceId sequence, std::int32_t num_accepted) {
+  return impl_->accept(sequence, num_accepted);
+}
+
+Status KVCacheManager::admit(std::span<const AppendDemand> demands) const {
+  return impl_->admit(demands);
+}
+Status KVCacheManager::admit(SequenceId sequence, std::int64_t num_tokens) const {
+  const AppendDemand demand{sequence, num_tokens};
+  return impl_->admit({&demand, 1});
+}
+Result<std::int32_t> KVCacheManager::evict(GroupId group, std::int32_t num_blocks) {
+  return impl_->evict(group, num_blocks);
+}
+Result<Pinned> KVCacheManager::pin(std::span<const std::int32_t> tokens,
+                                   const OpenOptions& options) {
+  return impl_->pin(tokens, options);
+}
+Status KVCacheManager::unpin(PinId pin) { return impl_->unpin(pin); }
+
+Result<SequenceInfo> KVCacheManager::info(SequenceId sequence) const {
+  return impl_->info(sequence);
+}
+Result<std::span<const std::int32_t>> KVCacheManager::block_table(SequenceId sequence,
+                                                                  GroupId group) const {
+  return impl_->block_table(sequence, group);
+}
+Status KVCacheManager::slot_mapping(SequenceId sequence, GroupId group, std::int32_t begin,
+                                    std::span<std::int32_t> out) const {
+  return impl_->slot_mapping(sequence, group, begin, out);
+}
+std::int32_t KVCacheManager::num_sequences() const noexcept { return impl_->num_sequences_; }
+Result<GroupUsage> KVCacheManager::usage(GroupId group) const { return impl_->usage(group); }
+Result<std::int32_t> KVCacheManager::ref_count(GroupId group, BlockId block) const {
+  KVFOLIO_RETURN_IF_ERROR(impl_->check_block(group, block));
+  return impl_->groups_[static_cast<std::size_t>(group.value())].pool.refs(block);
+}
+Result<bool> KVCacheManager::is_findable(GroupId group, BlockId block) const {
+  KVFOLIO_RETURN_IF_ERROR(impl_->check_block(group, block));
+  return impl_->tree_->is_findable(group, block);
+}
+const Counters& KVCacheManager::counters() const noexcept { return impl_->counters_; }
+const CacheSpec& KVCacheManager::spec() const noexcept { return impl_->spec_; }
+const ManagerOptions& KVCacheManager::options() const noexcept { return impl_->options_; }
+KVStorage* KVCacheManager::storage() noexcept {
+  return impl_->storage_ ? &*impl_->storage_ : nullptr;
+}
+Status KVCacheManager::check_invariants() const { return impl_->check_invariants(); }
+
+}  // namespace kvfolio

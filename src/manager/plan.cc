@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The arrays of a step. Counted first, then written one behind the other into the step's own
+// buffer, which grows only when a plan is larger than any before.
+
+#include <algorithm>
+
+#include "manager/impl.h"
+
+namespace kvfolio {
+
+using text::concat;
+
+std::int32_t KVCacheManager::Impl::num_copies(const Step& step, std::int32_t g) const noexcept {
+  std::int32_t copies = 0;
+  for (std::int32_t i = 0; i < step.num_entries; ++i) {
+    copies += change(step, i, g).copy_to >= 0 ? 1 : 0;
+  }
+  return copies;
+}
+
+// FlashInfer's arrays name whole blocks; they cannot say that half of one is dropped.
+Status KVCacheManager::Impl::check_flashinfer(const Step& step) const {
+  for (std::int32_t i = 0; i < step.num_entries; ++i) {
+    const Sequence& s = sequences_[step.entries[i].slot];
+    if (s.trim_first_kept <= s.trim_sinks) continue;
+    for (std::int32_t g = 0; g < num_groups(); ++g) {
+      if (s.trim_sinks % block_size(g) == 0 && s.trim_first_kept % block_size(g) == 0) continue;
+      return {ErrorCode::kUnsupported,
+              concat("FlashInfer arrays for sequence ", id_of(s).value(), ": its trim dropped [",
+                     s.trim_sinks, ", ", s.trim_first_kept, "), which cuts through a block of ",
+                     block_size(g), " tokens in group ", g)};
+    }
+  }
+  return {};
+}
+
+std::int64_t KVCacheManager::Impl::plan_cells(const Step& step,
+                                              const PlanOptions& options) const noexcept {
+  const std::int64_t n = step.num_entries;
+  std::int64_t tokens = 0;
+  for (std::int32_t i = 0; i < step.num_entries; ++i) {
+    tokens += step.entries[i].end - step.entries[i].begin;
+  }
+  std::int64_t cells = 4 * n + 1;
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    std::int64_t widest = 0;
+    std::int64_t all = 0;
+    for (std::int32_t i = 0; i < step.num_entries; ++i) {
+      const std::int64_t blocks = table(step.entries[i].slot, g).size();
+      widest = std::max(widest, blocks);
+      all += blocks;
+    }
+    cells += tokens + 2 * num_copies(step, g);
+    if (options.block_tables) cells += n * widest;
+    if (options.flashinfer) cells += 2 * n + 1 + all;
+  }
+  return cells;
+}
+
+std::int32_t* KVCacheManager::Impl::plan_group(Step& step, std::int32_t g,
+                                               const PlanOptions& options,
+                                               std::int32_t* cursor) noexcept {
+  GroupPlan& plan = step.group_plans[static_cast<std::size_t>(g)];
+  plan = {};
+  const std::int32_t size = block_size(g);
+  const auto n = static_cast<std::size_t>(step.num_entries);
+  const auto blocks_of = [&](std::int32_t i) {
+    return std::as_const(*this).table(step.entries[i].slot, g).blocks(std::as_const(*this).arena());
+  };
+  const auto close = [&](std::int32_t* begin) {
+    return std::span<const std::int32_t>(begin, static_cast<std::size_t>(cursor - begin));
+  };
+
+  std::int32_t* begin = cursor;
+  for (std::int32_t i = 0; i < step.num_entries; ++i) {
+    const StepEntry& e = step.entries[i];
+    const auto blocks = blocks_of(i);
+    if (e.write_begin > e.begin) *cursor++ = -1;
+    for (std::int32_t at = e.write_begin; at < e.end;) {
+      const std::int32_t slot_base = blocks[static_cast<std::size_t>(at / size)] * size;
+      const std::int32_t stop = std::min(e.end, (at / size + 1) * size);
+      for (; at < stop; ++at) *cursor++ = slot_base + at % size;
+    }
+  }
+  plan.slot_mapping = close(begin);
+
+  if (options.block_tables) {
+    std::size_t widest = 0;
+    for (std::int32_t i = 0; i < step.num_entries; ++i) {
+      widest = std::max(widest, blocks_of(i).size());
+    }
+    begin = cursor;
+    for (std::int32_t i = 0; i < step.num_entries; ++i) {
+      const auto blocks = blocks_of(i);
+      for (const std::int32_t block : blocks) *cursor++ = block >= 0 ? block : options.pad;
+      cursor = std::fill_n(cursor, widest - blocks.size(), options.pad);
+    }
+    plan.block_table = close(begin);
+    plan.block_table_stride = static_cast<std::int32_t>(widest);
+  }
+
+  if (options.flashinfer) {
+    std::int32_t* indptr = cursor;
+    std::int32_t* last = indptr + n + 1;
+    std::int32_t* indices = last + n;
+    begin = cursor = indices;
+    indptr[0] = 0;
+    for (std::int32_t i = 0; i < step.num_entries; ++i) {
+      for (const std::int32_t block : blocks_of(i)) {
+        if (block >= 0) *cursor++ = block;
+      }
+      indptr[i + 1] = static_cast<std::int32_t>(cursor - begin);
+      last[i] = (step.entries[i].end - 1) % size + 1;
+    }
+    plan.kv_indptr = {indptr, n + 1};
+    plan.kv_last_page_len = {last, n};
+    plan.kv_indices = close(begin);
+  }
+
+  begin = cursor;
+  for (std::int32_t i = 0; i < step.num_entries; ++i) {
+    const TailChange& tail = change(step, i, g);
+    if (tail.copy_to >= 0) *cursor++ = tail.source;
+  }
+  plan.copy_src = close(begin);
+  begin = cursor;
+  for (std::int32_t i = 0; i < step.num_entries; ++i) {
+    const TailChange& tail = change(step, i, g);
+    if (tail.copy_to >= 0) *cursor++ = tail.copy_to;
+  }
+  plan.copy_dst = close(begin);
+  return cursor;
+}
+
+// Maximal runs of neighbours whose tables begin with the same full blocks.
+void KVCacheManager::Impl::find_shared_prefixes(Step& step, std::int32_t g) noexcept {
+  const std::size_t first_of_group = step.shared.size();
+  const std::int32_t size = block_size(g);
+  SharedPrefix open;
+  for (std::int32_t i = 1; i < step.num_entries; ++i) {
+    const auto a = table(step.entries[i - 1].slot, g).blocks(arena());
+    const auto b = table(step.entries[i].slot, g).blocks(arena());
+    const std::int32_t limit = std::min(step.entries[i - 1].end, step.entries[i].end) / size;
+    std::int32_t same = 0;
+    while (same < limit && a[static_cast<std::size_t>(same)] >= 0 &&
+           a[static_cast<std::size_t>(same)] == b[static_cast<std::size_t>(same)]) {
+      ++same;
+    }
+    if (same > 0 && open.num_sequences > 0) {
+      ++open.num_sequences;
+      open.num_blocks = std::min(open.num_blocks, same);
+    } else if (same > 0) {
+      open = {i - 1, 2, same};
+    }
+    if (open.num_sequences > 0 && (same == 0 || i + 1 == step.num_entries)) {
+      step.shared.push_back(open);
+      open = {};
+    }
+  }
+  step.group_plans[static_cast<std::size_t>(g)].shared_prefixes =
+      std::span<const SharedPrefix>(step.shared).subspan(first_of_group);
+}
+
+Result<const StepPlan*> KVCacheManager::Impl::plan(const PlanOptions& options) {
+  if (open_step_ < 0) {
+    return Status(ErrorCode::kFailedPrecondition, "plan: no step is open; begin_step() first");
+  }
+  if (options.pad != -1 && options.pad != 0) {
+    return Status(ErrorCode::kInvalidArgument,
+                  concat("plan: pad is ", options.pad, ", allowed: -1 and 0"));
+  }
+  Step& step = step_at(open_step_);
+  if (options.flashinfer) KVFOLIO_RETURN_IF_ERROR(check_flashinfer(step));
+  const std::int64_t cells = plan_cells(step, options);
+  if (cells > static_cast<std::int64_t>(step.cells.size()) &&
+      !step.cells.allocate_zeroed(cells + cells / 2)) {
+    return Status(ErrorCode::kOutOfMemory, concat("plan: no memory for ", cells, " int32 cells"));
+  }
+
+  const auto n = static_cast<std::size_t>(step.num_entries);
+  std::int32_t* query_start = step.cells.data();
+  std::int32_t* kv_lens = query_start + n + 1;
+  std::int32_t* trim_sinks = kv_lens + n;
+  std::int32_t* trim_first_kept = trim_sinks + n;
+  std::int32_t* cursor = trim_first_kept + n;
+  step.sequences.clear();
+  query_start[0] = 0;
+  for (std::int32_t i = 0; i < step.num_entries; ++i) {
+    const StepEntry& e = step.entries[i];
+    const Sequence& s = sequences_[e.slot];
+    step.sequences.push_back(id_of(s));
+    query_start[i + 1] = query_start[i] + (e.end - e.begin);
+    kv_lens[i] = e.end;
+    trim_sinks[i] = s.trim_sinks;
+    trim_first_kept[i] = s.trim_first_kept;
+  }
+  step.shared.clear();
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    cursor = plan_group(step, g, options, cursor);
+    if (options.shared_prefixes) find_shared_prefixes(step, g);
+  }
+
+  step.plan.ticket = Ticket(step.ticket);
+  step.plan.num_tokens = query_start[n];
+  step.plan.sequences = step.sequences;
+  step.plan.query_start = {query_start, n + 1};
+  step.plan.kv_lens = {kv_lens, n};
+  step.plan.trim_sinks = {trim_sinks, n};
+  step.plan.trim_first_kept = {trim_first_kept, n};
+  step.plan.groups = step.group_plans;
+  return &step.plan;
+}
+
+Status KVCacheManager::Impl::run_copies() {
+  if (!storage_) {
+    return {ErrorCode::kUnsupported,
+            "run_copies: the manager has no storage; run the plan's lists"};
+  }
+  if (open_step_ < 0) return {ErrorCode::kFailedPrecondition, "run_copies: no step is open"};
+  Step& step = step_at(open_step_);
+  if (step.copies_ran) {
+    return {ErrorCode::kFailedPrecondition,
+            concat("run_copies: those of step ", step.ticket, " have run already")};
+  }
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    for (std::int32_t i = 0; i < step.num_entries; ++i) {
+      const TailChange& tail = change(step, i, g);
+      if (tail.copy_to < 0) continue;
+      KVFOLIO_RETURN_IF_ERROR(
+          storage_->copy_blocks(GroupId(g), {&tail.source, 1}, {&tail.copy_to, 1}));
+    }
+  }
+  step.copies_ran = true;
+  return {};
+}
+
+}  // namespace kvfolio

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What becomes findable, and when: tokens that are accepted, exact, named and whose step is far
+// enough. kInOrder: committed, since whoever reads them comes later in the stream. kUnordered:
+// complete.
+
+#include <algorithm>
+#include <cstring>
+
+#include "manager/impl.h"
+
+namespace kvfolio {
+
+std::int32_t KVCacheManager::Impl::publishable(const Sequence& s) const noexcept {
+  std::int32_t limit = std::min({s.accepted, s.exact_until, s.unnamed_from});
+  if (options_.order == Order::kUnordered && !is_complete(s.last_ticket)) {
+    limit = std::min(limit, s.settled);
+  }
+  return limit;
+}
+
+// Full blocks, and with `tail` the partial ones at the end.
+void KVCacheManager::Impl::publish(std::int32_t slot, bool tail) noexcept {
+  Sequence& s = sequences_[slot];
+  if (!s.publishes) return;
+  const std::int32_t unit = tree_->unit();
+  const std::int32_t limit = publishable(s);
+  const std::int32_t target = tail ? limit : limit / unit * unit;
+  const std::int32_t from = s.place.position;
+  if (target < from || (target == from && !tail)) return;
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    offers_[static_cast<std::size_t>(g)].table = table(slot, g).blocks(arena());
+  }
+  std::int32_t* kept = arena().at(s.tail);
+  const std::span<const std::int32_t> tokens(kept, static_cast<std::size_t>(target - from));
+  while (!tree_->extend(s.place, tokens, media_of(s), offers_, tail, &counters_.blocks_published)) {
+    if (!evict_coldest()) {
+      ++counters_.publications_skipped;
+      stop_publishing(s);
+      return;
+    }
+  }
+  // The tree keeps the tokens up to the new place.
+  const std::int32_t moved = s.place.position - from;
+  const std::int32_t rest = s.tail_end() - s.place.position;
+  if (moved > 0 && rest > 0) {
+    std::memmove(kept, kept + moved, static_cast<std::size_t>(rest) * 4);
+  }
+}
+
+void KVCacheManager::Impl::stop_publishing(Sequence& s) noexcept {
+  s.publishes = false;
+  tree_->leave(s.place);
+  arena().release(s.tail);
+}
+
+}  // namespace kvfolio

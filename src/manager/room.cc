@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Room: what an append needs, who may write where, what can be evicted, and where a block goes when
+// the last holder lets go. Admission and append ask the same demand().
+
+#include <algorithm>
+
+#include "manager/impl.h"
+
+namespace kvfolio {
+
+using text::concat;
+
+// ---- states of a block ----
+
+void KVCacheManager::Impl::on_unhung(GroupId group_id, BlockId block) {
+  Group& g = group(group_id.value());
+  g.order.forget(block);
+  if (g.pool.state(block) != BlockState::kCached) return;  // its holders, or the step, free it
+  g.pool.make_free(block);
+  ++counters_.blocks_freed;
+  if (evicting_) ++counters_.blocks_evicted;
+}
+
+void KVCacheManager::Impl::on_candidate(GroupId group_id, BlockId block, bool candidate) {
+  group(group_id.value()).order.set_candidate(block, candidate);
+}
+
+BlockId KVCacheManager::Impl::acquire(std::int32_t g) noexcept {
+  const std::optional<BlockId> block = group(g).pool.acquire();
+  KVFOLIO_CHECK(block.has_value());  // admission counted
+  ++counters_.blocks_allocated;
+  return *block;
+}
+
+void KVCacheManager::Impl::hold(std::int32_t g, BlockId block) noexcept {
+  BlockPool& pool = group(g).pool;
+  if (pool.state(block) == BlockState::kCached) tree_->set_busy(GroupId(g), block);
+  pool.hold(block);
+}
+
+void KVCacheManager::Impl::let_go(std::int32_t g, BlockId block, bool used) noexcept {
+  BlockPool& pool = group(g).pool;
+  if (used) pool.set_used(block, true);
+  if (!pool.release(block)) return;
+  pool.set_writer(block, BlockPool::kNobody);
+  if (in_flight_.empty()) {
+    park(g, block);
+  } else {
+    pool.make_retiring(block, last_committed_);
+  }
+}
+
+// Nobody holds the block and no step can touch it.
+void KVCacheManager::Impl::park(std::int32_t g, BlockId block) noexcept {
+  Group& at = group(g);
+  if (!tree_->is_findable(GroupId(g), block)) {
+    at.order.forget(block);
+    at.pool.make_free(block);
+    ++counters_.blocks_freed;
+    return;
+  }
+  // Held and not used: it stands where it stood.
+  if (at.pool.used(block) || !at.order.has_rank(block)) at.order.touch(block);
+  at.pool.set_used(block, false);
+  at.pool.make_cached(block);
+  tree_->set_idle(GroupId(g), block);
+}
+
+void KVCacheManager::Impl::drain_retiring() noexcept {
+  const std::uint64_t bound = oldest_incomplete();
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    while (const auto block = group(g).pool.oldest_retiring(bound)) park(g, *block);
+  }
+}
+
+void KVCacheManager::Impl::release_entry(std::int32_t slot, std::int32_t g,
+                                         std::int32_t logical) noexcept {
+  Sequence& s = sequences_[slot];
+  const BlockId block = table(slot, g).at(arena(), logical);
+  if (!block.valid()) return;
+  BlockPool& pool = group(g).pool;
+  const std::int32_t end = (logical + 1) * block_size(g);
+  if (s.publishes && end <= s.place.position && pool.refs(block) == 1 &&
+      !tree_->is_findable(GroupId(g), block)) {
+    if (tree_->offer(s.place, GroupId(g), block, logical, end)) ++counters_.blocks_published;
+  }
+  if (pool.writer(block) == slot) pool.set_writer(block, BlockPool::kNobody);
+  let_go(g, block, s.used);
+}
+
+void KVCacheManager::Impl::note_peak() noexcept {
+  std::uint64_t used = 0;
+  for (const Group& g : groups_) {
+    used += static_cast<std::uint64_t>(g.pool.num_held() + g.pool.num_retiring());
+  }
+  counters_.blocks_used_peak = std::max(counters_.blocks_used_peak, used);
+}
+
+// ---- demand ----
+
+// Bytes of valid tokens never change while another may read them. So a block is written at
+// `position` in place by
+//  - the sequence with the right to it, or any when nobody has it, exactly behind the valid tokens;
+//  - its only holder, below them, when nothing findable ends above. Steps in flight that read what
+//    is overwritten come earlier in the stream; without order, none may be in flight.
+bool KVCacheManager::Impl::may_write_in_place(std::int32_t slot, std::int32_t g, BlockId block,
+                                              std::int32_t position) const noexcept {
+  const BlockPool& pool = group(g).pool;
+  const std::int32_t offset = position % block_size(g);
+  const std::int32_t writer = pool.writer(block);
+  if (pool.valid(block) == offset && (writer == slot || writer == BlockPool::kNobody)) return true;
+  return pool.refs(block) == 1 && pool.valid(block) >= offset &&
+         tree_->findable_end(GroupId(g), block) <= position &&
+         (options_.order == Order::kInOrder || in_flight_.empty());
+}
+
+KVCacheManager::Impl::Demand KVCacheManager::Impl::demand(std::int32_t slot, std::int32_t g,
+                                                          std::int32_t write_begin,
+                                                          std::int32_t end) const noexcept {
+  Demand needs;
+  if (end == write_begin) return needs;
+  needs.blocks = blocks_for(g, end) - blocks_for(g, write_begin);
+  if (write_begin % block_size(g) != 0) {
+    const BlockId tail = table(slot, g).at(arena(), write_begin / block_size(g));
+    needs.new_tail = !may_write_in_place(slot, g, tail, write_begin);
+    needs.blocks += needs.new_tail ? 1 : 0;
+  }
+  return needs;
+}
+
+std::int32_t KVCacheManager::Impl::evictable(std::int32_t g) const noexcept {
+  return tree_->num_evictable(GroupId(g));
+}
+
+Shortage KVCacheManager::Impl::shortage(std::int32_t g, std::int32_t needed) const noexcept {
+  const BlockPool& pool = group(g).pool;
+  Shortage s;
+  s.group = g;
+  s.needed = needed;
+  s.free = pool.num_free();
+  s.evictable = evictable(g);
+  s.retiring = pool.num_retiring();
+  s.pinned = pool.num_blocks() - s.free - s.evictable - s.retiring;
+  s.sequences = num_sequences_;
+  return s;
+}
+
+// Every named sequence rests, and is named once.
+Status KVCacheManager::Impl::check_demands(std::span<const AppendDemand> demands) const {
+  Status answer;
+  std::size_t marked = 0;
+  std::int32_t* marks = scratch_.data() + sequences_.size();
+  for (; marked < demands.size() && answer.ok(); ++marked) {
+    const AppendDemand& demand = demands[marked];
+    std::int32_t slot = 0;
+    answer = find_resting(demand.sequence, "admit", slot);
+    if (!answer.ok()) break;
+    const Sequence& s = sequences_[slot];
+    if (demand.num_tokens < 0 || demand.num_tokens > kMaxSequenceTokens - s.length) {
+      answer = {ErrorCode::kInvalidArgument,
+                concat("admit of ", demand.num_tokens, " tokens behind ", s.length,
+                       ", allowed: 0 to ", kMaxSequenceTokens - s.length)};
+      break;
+    }
+    if (marks[slot] != 0) {
+      answer = {ErrorCode::kInvalidArgument,
+                concat("admit names a sequence twice, the second time at ", marked)};
+      break;
+    }
+    marks[slot] = 1;
+  }
+  for (std::size_t i = 0; i < marked; ++i) marks[demands[i].sequence.value() & 0xffffffu] = 0;
+  return answer;
+}
+
+Status KVCacheManager::Impl::admit(std::span<const AppendDemand> demands) const {
+  KVFOLIO_RETURN_IF_ERROR(check_demands(demands));
+  // Sequences that share a tail claim it one after the other: play that, and take it back.
+  Status answer;
+  for (std::int32_t g = 0; g < num_groups() && answer.ok(); ++g) {
+    BlockPool& pool = const_cast<BlockPool&>(group(g).pool);
+    std::int64_t needed = 0;
+    for (std::size_t i = 0; i < demands.size(); ++i) {
+      const auto slot = static_cast<std::int32_t>(demands[i].sequence.value() & 0xffffffu);
+      const Sequence& s = sequences_[slot];
+      const auto end = s.length + static_cast<std::int32_t>(demands[i].num_tokens);
+      const std::int32_t begin = s.length + (s.replay && end > s.length ? 1 : 0);
+      const Demand needs = demand(slot, g, begin, end);
+      needed += needs.blocks;
+      scratch_[i] = BlockId().value();
+      if (end > begin && begin % block_size(g) != 0 && !needs.new_tail) {
+        const BlockId tail = table(slot, g).at(arena(), begin / block_size(g));
+        if (pool.writer(tail) == BlockPool::kNobody) {
+          pool.set_writer(tail, slot);
+          scratch_[i] = tail.value();
+        }
+      }
+    }
+    for (std::size_t i = 0; i < demands.size(); ++i) {
+      if (scratch_[i] >= 0) pool.set_writer(BlockId(scratch_[i]), BlockPool::kNobody);
+    }
+    if (needed > std::int64_t{pool.num_free()} + evictable(g)) {
+      answer = shortage(g, static_cast<std::int32_t>(std::min<std::int64_t>(needed, kNever)));
+    }
+  }
+  return answer;
+}
+
+// ---- eviction ----
+
+void KVCacheManager::Impl::evict_one(std::int32_t g) noexcept {
+  const std::optional<BlockId> victim = group(g).order.victim();
+  KVFOLIO_CHECK(victim.has_value());  // num_evictable() said so
+  evicting_ = true;
+  tree_->evict(GroupId(g), *victim);
+  evicting_ = false;
+}
+
+bool KVCacheManager::Impl::evict_coldest() noexcept {
+  // Ranks of different groups cannot be compared: each gives one.
+  bool any = false;
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    if (!group(g).order.victim().has_value()) continue;
+    evict_one(g);
+    any = true;
+  }
+  return any;
+}
+
+Result<std::int32_t> KVCacheManager::Impl::evict(GroupId group_id, std::int32_t num_blocks) {
+  KVFOLIO_RETURN_IF_ERROR(check_group(group_id));
+  if (num_blocks < 0) {
+    return Status(ErrorCode::kInvalidArgument,
+                  concat("evict of ", num_blocks, " blocks, allowed: 0 and above"));
+  }
+  std::int32_t done = 0;
+  while (done < num_blocks && group(group_id.value()).order.victim().has_value()) {
+    evict_one(group_id.value());
+    ++done;
+  }
+  return done;
+}
+
+// ---- questions ----
+
+Status KVCacheManager::Impl::check_group(GroupId group_id) const {
+  if (group_id.value() >= 0 && group_id.value() < num_groups()) return {};
+  return {ErrorCode::kInvalidArgument,
+          concat("group ", group_id.value(), ", allowed: 0 to ", num_groups() - 1)};
+}
+
+Status KVCacheManager::Impl::check_block(GroupId group_id, BlockId block) const {
+  KVFOLIO_RETURN_IF_ERROR(check_group(group_id));
+  const BlockPool& pool = group(group_id.value()).pool;
+  if (pool.contains(block)) return {};
+  return {ErrorCode::kInvalidArgument,
+          concat("block ", block.value(), " of group ", group_id.value(), ", allowed: 0 to ",
+                 pool.num_blocks() - 1)};
+}
+
+Result<GroupUsage> KVCacheManager::Impl::usage(GroupId group_id) const {
+  KVFOLIO_RETURN_IF_ERROR(check_group(group_id));
+  const BlockPool& pool = group(group_id.value()).pool;
+  return GroupUsage{pool.num_blocks(), pool.num_free(),     pool.num_held(),
+                    pool.num_cached(), pool.num_retiring(), evictable(group_id.value())};
+}
+
+}  // namespace kvfolio

@@ -1,0 +1,562 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sequences and pins: who holds which blocks outside of steps.
+
+#include <algorithm>
+#include <cstring>
+
+#include "manager/impl.h"
+
+namespace kvfolio {
+
+using text::concat;
+
+// ---- arguments ----
+
+Status KVCacheManager::Impl::check_tokens(std::span<const std::int32_t> tokens) const {
+  if (tokens.size() > static_cast<std::size_t>(kMaxSequenceTokens)) {
+    return {ErrorCode::kInvalidArgument,
+            concat(tokens.size(), " tokens, allowed: at most ", kMaxSequenceTokens)};
+  }
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] < 0) {
+      return {ErrorCode::kInvalidArgument,
+              concat("token ", i, " is ", tokens[i], ", allowed: 0 and above")};
+    }
+  }
+  return {};
+}
+
+Status KVCacheManager::Impl::check_open(std::span<const std::int32_t> tokens,
+                                        const OpenOptions& options) const {
+  KVFOLIO_RETURN_IF_ERROR(check_tokens(tokens));
+  std::int32_t last = 0;
+  for (std::size_t i = 0; i < options.media.size(); ++i) {
+    const MediaSpan& span = options.media[i];
+    if (span.begin < last || span.end <= span.begin || span.end > kMaxSequenceTokens) {
+      return {
+          ErrorCode::kInvalidArgument,
+          concat("media span ", i, " is [", span.begin, ", ", span.end,
+                 "), allowed: not empty, ascending, disjoint, within 0 to ", kMaxSequenceTokens)};
+    }
+    last = span.end;
+  }
+  const RootKey& root = options.root;
+  constexpr std::size_t kMaxKeyBytes = 65536;
+  std::size_t key_bytes = 0;
+  for (const std::string_view field :
+       {root.model, root.adapter, root.adapter_version, root.tenant_salt}) {
+    // Field by field, so that the sum cannot wrap.
+    if (field.size() > kMaxKeyBytes || (key_bytes += field.size()) > kMaxKeyBytes) {
+      return {ErrorCode::kInvalidArgument,
+              concat("the root key's fields have more than ", kMaxKeyBytes, " bytes together")};
+    }
+  }
+  return {};
+}
+
+Status KVCacheManager::Impl::table_entries_full(std::string_view what) const {
+  return {ErrorCode::kResourceExhausted,
+          concat(what, ": the block tables and unpublished tokens of ", num_sequences_,
+                 " sequences fill the arena, ", arena().free_cells(), " of ", arena().num_cells(),
+                 " cells are free; raise max_table_entries")};
+}
+
+// ---- slots ----
+
+std::int32_t KVCacheManager::Impl::take_slot() noexcept {
+  const std::int32_t slot = free_sequence_;
+  if (slot < 0) return slot;
+  Sequence& s = sequences_[slot];
+  free_sequence_ = s.next_free;
+  const std::uint32_t generation = s.generation;
+  s = {};
+  s.generation = generation;
+  s.life = Life::kOpen;
+  s.exact_until = kNever;
+  s.unnamed_from = kNever;
+  s.step_entry = -1;
+  for (std::int32_t g = 0; g < num_groups(); ++g) window_begin(slot, g) = 0;
+  return slot;
+}
+
+// Everything that the slot owned is given back already.
+void KVCacheManager::Impl::give_slot(std::int32_t slot, bool aborted) noexcept {
+  Sequence& s = sequences_[slot];
+  arena().release(s.tail);
+  arena().release(s.media);
+  for (std::int32_t g = 0; g < num_groups(); ++g) table(slot, g).release(arena());
+  s.aborted = aborted ? s.generation : 0;
+  s.generation = next_generation(s.generation);
+  s.life = Life::kUnused;
+  s.next_free = free_sequence_;
+  free_sequence_ = slot;
+}
+
+std::span<const MediaSpan> KVCacheManager::Impl::media_of(const Sequence& s) const noexcept {
+  if (s.num_media == 0) return {};
+  return {reinterpret_cast<const MediaSpan*>(arena().at(s.media)),
+          static_cast<std::size_t>(s.num_media)};
+}
+
+bool KVCacheManager::Impl::keep_media(Sequence& s, std::span<const MediaSpan> media) noexcept {
+  static_assert(alignof(MediaSpan) == alignof(std::int32_t) && sizeof(MediaSpan) % 4 == 0);
+  if (media.empty()) return true;
+  if (!arena().reserve(s.media, static_cast<std::int64_t>(media.size_bytes() / 4), 0)) return false;
+  std::memcpy(arena().at(s.media), media.data(), media.size_bytes());
+  s.num_media = static_cast<std::int32_t>(media.size());
+  return true;
+}
+
+// ---- open ----
+
+void KVCacheManager::Impl::hold_table(std::int32_t g,
+                                      std::span<const std::int32_t> blocks) noexcept {
+  for (const std::int32_t block : blocks) {
+    if (block >= 0) hold(g, BlockId(block));
+  }
+}
+
+Result<std::int32_t> KVCacheManager::Impl::probe(std::span<const std::int32_t> tokens,
+                                                 const OpenOptions& options) const {
+  KVFOLIO_RETURN_IF_ERROR(check_open(tokens, options));
+  if (!options_.prefix_cache || !options.prefix_cache || tokens.empty()) return 0;
+  const std::int32_t root = tree_->find_root(options.root);
+  if (root < 0) return 0;
+  const auto size = static_cast<std::int32_t>(tokens.size());
+  return tree_->match(root, tokens, options.media, size - 1, true).tokens;
+}
+
+Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
+                                          const OpenOptions& options) {
+  KVFOLIO_RETURN_IF_ERROR(check_open(tokens, options));
+  const std::int32_t slot = take_slot();
+  if (slot < 0) {
+    return Status(ErrorCode::kResourceExhausted, concat("all ", options_.max_sequences,
+                                                        " sequences are open; close one or raise "
+                                                        "max_sequences"));
+  }
+  Sequence& s = sequences_[slot];
+  if (!keep_media(s, options.media)) {
+    give_slot(slot, false);
+    return table_entries_full("open");
+  }
+
+  const bool wants = options_.prefix_cache && options.prefix_cache;
+  const std::int32_t root = wants ? tree_->make_root(options.root) : -1;
+  if (wants && root < 0) ++counters_.publications_skipped;
+  if (root >= 0) {
+    // The place keeps the root, and then the path, alive from here on.
+    s.place = tree_->enter(root, 0);
+    s.publishes = true;
+    const auto size = static_cast<std::int32_t>(tokens.size());
+    const PrefixMatch match = tree_->match(root, tokens, options.media, size - 1, size > 0);
+    const std::int32_t held = match.held_tokens();
+    const std::int32_t position = held / tree_->unit() * tree_->unit();
+    const std::int32_t kept =
+        match.tokens < position ? match.tokens / tree_->unit() * tree_->unit() : position;
+    bool room = arena().reserve(s.tail, match.tokens - kept, 0);
+    for (std::int32_t g = 0; g < num_groups() && room; ++g) {
+      room = table(slot, g).reserve(arena(), blocks_for(g, held));
+    }
+    if (!room) {
+      tree_->leave(s.place);
+      give_slot(slot, false);
+      return table_entries_full("open");
+    }
+    for (std::int32_t g = 0; g < num_groups(); ++g) {
+      table(slot, g).grow(arena(), blocks_for(g, held));
+      tree_->fill_table(match, GroupId(g), table(slot, g).blocks(arena()));
+    }
+    Place found = tree_->enter(match.run, kept);
+    tree_->leave(s.place);
+    s.place = found;
+    for (std::int32_t g = 0; g < num_groups(); ++g) {
+      hold_table(g, table(slot, g).blocks(arena()));
+      // Whoever revives a tail that nobody held becomes its writer.
+      const std::int32_t offset = held % block_size(g);
+      if (offset == 0) continue;
+      const BlockId tail = table(slot, g).at(arena(), held / block_size(g));
+      BlockPool& pool = group(g).pool;
+      if (pool.refs(tail) == 1 && pool.writer(tail) == BlockPool::kNobody &&
+          pool.valid(tail) == offset) {
+        pool.set_writer(tail, slot);
+      }
+    }
+    std::copy(tokens.begin() + kept, tokens.begin() + match.tokens, arena().at(s.tail));
+    s.length = s.accepted = s.settled = match.tokens;
+    s.replay = match.whole;
+    if (match.whole) s.replay_token = tokens.back();
+    note_peak();
+  }
+  ++num_sequences_;
+  ++counters_.sequences_opened;
+  counters_.tokens_looked_up += tokens.size();
+  counters_.tokens_reused += static_cast<std::uint64_t>(s.length);
+  return Opened{id_of(s), s.length};
+}
+
+// ---- fork ----
+
+Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id) {
+  std::int32_t from = 0;
+  KVFOLIO_RETURN_IF_ERROR(find_resting(parent_id, "fork", from));
+  if (sequences_[from].draft > 0) {
+    return Status(
+        ErrorCode::kFailedPrecondition,
+        concat("fork: the sequence has ", sequences_[from].draft, " draft tokens; accept() first"));
+  }
+  const std::int32_t slot = take_slot();
+  if (slot < 0) {
+    return Status(ErrorCode::kResourceExhausted,
+                  concat("fork: all ", options_.max_sequences, " sequences are open"));
+  }
+  Sequence& parent = sequences_[from];
+  Sequence& child = sequences_[slot];
+  const std::int32_t tail_size = parent.publishes ? parent.tail_end() - parent.place.position : 0;
+  bool room = keep_media(child, media_of(parent)) && arena().reserve(child.tail, tail_size, 0);
+  for (std::int32_t g = 0; g < num_groups() && room; ++g) {
+    room = table(slot, g).reserve(arena(), table(from, g).size());
+  }
+  if (!room) {
+    give_slot(slot, false);
+    return table_entries_full("fork");
+  }
+  const std::uint32_t generation = child.generation;
+  const ArenaSpan tail = child.tail;
+  const ArenaSpan media = child.media;
+  child = parent;
+  child.generation = generation;
+  child.aborted = 0;
+  child.tail = tail;
+  child.media = media;
+  child.used = true;
+  if (parent.place.valid()) child.place = tree_->copy(parent.place);
+  std::copy_n(arena().at(parent.tail), tail_size, arena().at(tail));
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    BlockTable& to = table(slot, g);
+    to.grow(arena(), table(from, g).size());
+    const auto blocks = table(from, g).blocks(arena());
+    std::copy(blocks.begin(), blocks.end(), to.blocks(arena()).begin());
+    hold_table(g, to.blocks(arena()));
+    window_begin(slot, g) = window_begin(from, g);
+  }
+  ++num_sequences_;
+  ++counters_.forks;
+  return id_of(child);
+}
+
+// ---- truncate ----
+
+Status KVCacheManager::Impl::check_truncate(std::int32_t slot, std::int32_t n) const {
+  const Sequence& s = sequences_[slot];
+  const bool trimmed = s.trim_first_kept > s.trim_sinks;
+  if (trimmed && n > s.trim_sinks && n < s.trim_first_kept) {
+    return {ErrorCode::kFailedPrecondition,
+            concat("truncate to ", n, ": group 0 and all others dropped positions ", s.trim_sinks,
+                   " to ", s.trim_first_kept - 1, " in a trim")};
+  }
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const std::int32_t size = block_size(g);
+    const auto lacks = [&](std::int32_t from, std::int32_t to) -> std::int32_t {
+      for (std::int32_t logical = from / size; logical * size < to; ++logical) {
+        if (table(slot, g).at(arena(), logical).valid()) continue;
+        const bool in_trim = trimmed && n > s.trim_sinks && logical * size >= s.trim_sinks &&
+                             (logical + 1) * size <= s.trim_first_kept;
+        if (!in_trim) return logical;
+      }
+      return -1;
+    };
+    std::int32_t first = 0;
+    if (windowed(g)) first = std::max(0, n - group(g).spec.window + 1);
+    // The block that the next token goes to has to be there, whatever the window.
+    if (n % size != 0) first = std::min(first, n - 1);
+    std::int32_t missing = lacks(first, n);
+    if (missing < 0 && windowed(g)) missing = lacks(0, std::min(group(g).spec.num_sinks, n));
+    if (missing >= 0) {
+      return {ErrorCode::kFailedPrecondition,
+              concat("truncate to ", n, ": group ", g, " (window ", group(g).spec.window,
+                     ") no longer holds block ", missing, ", which position ", n, " reads")};
+    }
+  }
+  return {};
+}
+
+// Gives back the blocks beyond n, tails first.
+void KVCacheManager::Impl::truncate_blocks(std::int32_t slot, std::int32_t n) noexcept {
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const std::int32_t keep = blocks_for(g, n);
+    for (std::int32_t logical = table(slot, g).size() - 1; logical >= keep; --logical) {
+      release_entry(slot, g, logical);
+    }
+    table(slot, g).truncate(keep);
+  }
+}
+
+// The tokens that the sequence itself keeps end with the sequence; those before are on the tree.
+void KVCacheManager::Impl::drop_tail_beyond(Sequence& s) noexcept {
+  if (!s.publishes || s.place.position <= s.length) return;
+  const std::int32_t unit = tree_->unit();
+  const std::int32_t position = s.length / unit * unit;
+  const std::int32_t rest = s.length - position;
+  // Less than a unit, and the span holds a unit at least since the path went beyond it.
+  if (!arena().reserve(s.tail, rest, 0)) {
+    stop_publishing(s);
+    return;
+  }
+  tree_->copy_tokens(s.place, position, {arena().at(s.tail), static_cast<std::size_t>(rest)});
+  tree_->climb(s.place, position);
+}
+
+// Tokens of steps in flight that were cut off want no names any more.
+void KVCacheManager::Impl::forget_unnamed(Sequence& s, std::int32_t n) noexcept {
+  if (s.num_unnamed == s.num_named) return;
+  for (const std::int32_t index : in_flight_) {
+    Step& step = step_at(index);
+    for (std::int32_t i = 0; i < step.num_entries; ++i) {
+      StepEntry& e = step.entries[i];
+      if (e.slot != slot_of(s) || e.generation != s.generation || e.unnamed == 0) continue;
+      const std::int32_t kept = std::max(0, std::min(e.end, n) - e.begin);
+      const std::int32_t gone = std::max(0, e.unnamed - kept);
+      e.unnamed -= gone;
+      s.num_unnamed -= static_cast<std::uint64_t>(gone);
+    }
+  }
+  s.num_named = std::min(s.num_named, s.num_unnamed);
+}
+
+void KVCacheManager::Impl::truncate_to(std::int32_t slot, std::int32_t n) noexcept {
+  Sequence& s = sequences_[slot];
+  s.replay = false;
+  s.used = true;
+  truncate_blocks(slot, n);
+  s.length = n;
+  s.accepted = std::min(s.accepted, n);
+  s.settled = std::min(s.settled, n);
+  s.draft = n - s.accepted;
+  if (s.unnamed_from >= n) s.unnamed_from = kNever;
+  forget_unnamed(s, n);
+  if (s.trim_first_kept > s.trim_sinks) {
+    if (n <= s.trim_sinks) {
+      s.trim_sinks = s.trim_first_kept = 0;
+    } else {
+      // What follows reads across the gap.
+      s.exact_until = std::min(s.exact_until, n);
+    }
+  }
+  drop_tail_beyond(s);
+}
+
+Status KVCacheManager::Impl::truncate(SequenceId id, std::int32_t n) {
+  std::int32_t slot = 0;
+  KVFOLIO_RETURN_IF_ERROR(find_resting(id, "truncate", slot));
+  const Sequence& s = sequences_[slot];
+  if (n < 0 || n > s.length) {
+    return {ErrorCode::kInvalidArgument,
+            concat("truncate to ", n, ", allowed: 0 to the length, ", s.length)};
+  }
+  if (n == s.length) return {};
+  if (n < s.accepted) KVFOLIO_RETURN_IF_ERROR(check_truncate(slot, n));
+  truncate_to(slot, n);
+  return {};
+}
+
+// ---- trim ----
+
+Result<std::int32_t> KVCacheManager::Impl::trim(SequenceId id, const TrimOptions& options) {
+  std::int32_t slot = 0;
+  KVFOLIO_RETURN_IF_ERROR(find_resting(id, "trim", slot));
+  Sequence& s = sequences_[slot];
+  if (options.num_sinks < 0 || options.window < 0) {
+    return Status(ErrorCode::kInvalidArgument,
+                  concat("trim keeps ", options.num_sinks, " sinks and a window of ",
+                         options.window, ", allowed: 0 and above"));
+  }
+  if (s.draft > 0) {
+    return Status(ErrorCode::kFailedPrecondition,
+                  concat("trim: the sequence has ", s.draft, " draft tokens; accept() first"));
+  }
+  const bool trimmed = s.trim_first_kept > s.trim_sinks;
+  // All of these are at most the length: no sum below can overflow.
+  auto sinks = static_cast<std::int32_t>(std::min<std::int64_t>(options.num_sinks, s.length));
+  const auto window = static_cast<std::int32_t>(std::min<std::int64_t>(options.window, s.length));
+  if (trimmed) sinks = std::min(sinks, s.trim_sinks);
+  const std::int32_t first_kept = std::max(s.length - window, trimmed ? s.trim_first_kept : 0);
+  if (first_kept <= sinks) return 0;
+  const std::int32_t before = trimmed ? s.trim_first_kept - s.trim_sinks : 0;
+  const std::int32_t dropped = (first_kept - sinks) - before;
+  if (dropped == 0) return 0;
+
+  // A replayed token's block is held beyond the length; it goes, the append will do without.
+  if (s.replay) truncate_to(slot, s.length);
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const std::int32_t size = block_size(g);
+    for (std::int32_t logical = first_kept / size - 1; logical >= 0 && logical * size >= sinks;
+         --logical) {
+      if (!table(slot, g).at(arena(), logical).valid()) continue;
+      release_entry(slot, g, logical);
+      table(slot, g).set(arena(), logical, BlockId());
+    }
+  }
+  s.used = true;
+  s.trim_sinks = sinks;
+  s.trim_first_kept = first_kept;
+  s.exact_until = std::min(s.exact_until, s.length);
+  return dropped;
+}
+
+// ---- close ----
+
+void KVCacheManager::Impl::release_sequence(std::int32_t slot, bool aborted) noexcept {
+  Sequence& s = sequences_[slot];
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    for (std::int32_t logical = table(slot, g).size() - 1; logical >= 0; --logical) {
+      release_entry(slot, g, logical);
+    }
+  }
+  tree_->leave(s.place);
+  give_slot(slot, aborted);
+}
+
+void KVCacheManager::Impl::end_sequence(std::int32_t slot) noexcept {
+  Sequence& s = sequences_[slot];
+  --num_sequences_;
+  const bool unsettled = options_.order == Order::kUnordered && !is_complete(s.last_ticket);
+  if (unsettled && s.publishes) {
+    // Its last tokens become findable when their step completes: until then it keeps its blocks,
+    // so that nobody writes where it will publish.
+    s.life = Life::kClosing;
+    closing_.push_back(slot);
+    return;
+  }
+  publish(slot, true);
+  release_sequence(slot, false);
+}
+
+Status KVCacheManager::Impl::close(SequenceId id) {
+  std::int32_t slot = 0;
+  KVFOLIO_RETURN_IF_ERROR(find_resting(id, "close", slot));
+  end_sequence(slot);
+  ++counters_.sequences_closed;
+  return {};
+}
+
+Status KVCacheManager::Impl::preempt(SequenceId id) {
+  std::int32_t slot = 0;
+  KVFOLIO_RETURN_IF_ERROR(find(id, slot));
+  if (sequences_[slot].step_entry >= 0) KVFOLIO_RETURN_IF_ERROR(undo(id));
+  end_sequence(slot);
+  ++counters_.sequences_preempted;
+  return {};
+}
+
+// ---- pins ----
+
+Result<Pinned> KVCacheManager::Impl::pin(std::span<const std::int32_t> tokens,
+                                         const OpenOptions& options) {
+  KVFOLIO_RETURN_IF_ERROR(check_open(tokens, options));
+  const std::int32_t slot = free_pin_;
+  if (slot < 0) {
+    return Status(
+        ErrorCode::kResourceExhausted,
+        concat("all ", options_.max_pins, " pins are taken; unpin one or raise max_pins"));
+  }
+  PrefixMatch match;
+  const bool wants = options_.prefix_cache && options.prefix_cache;
+  const std::int32_t root = wants ? tree_->find_root(options.root) : -1;
+  if (root >= 0) {
+    match =
+        tree_->match(root, tokens, options.media, static_cast<std::int32_t>(tokens.size()), false);
+  }
+  bool room = true;
+  for (std::int32_t g = 0; g < num_groups() && room; ++g) {
+    room = pin_table(slot, g).reserve(arena(), blocks_for(g, match.tokens));
+  }
+  if (!room) {
+    for (std::int32_t g = 0; g < num_groups(); ++g) pin_table(slot, g).release(arena());
+    return table_entries_full("pin");
+  }
+  for (std::int32_t g = 0; g < num_groups() && match.tokens > 0; ++g) {
+    BlockTable& blocks = pin_table(slot, g);
+    blocks.grow(arena(), blocks_for(g, match.tokens));
+    tree_->fill_table(match, GroupId(g), blocks.blocks(arena()), true);
+  }
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    hold_table(g, pin_table(slot, g).blocks(arena()));
+  }
+  Pin& pin = pins_[slot];
+  free_pin_ = pin.next_free;
+  pin.open = true;
+  note_peak();
+  return Pinned{PinId(pack(pin.generation, slot)), match.tokens};
+}
+
+void KVCacheManager::Impl::release_pin(std::int32_t slot) noexcept {
+  Pin& pin = pins_[slot];
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    BlockTable& blocks = pin_table(slot, g);
+    for (std::int32_t logical = blocks.size() - 1; logical >= 0; --logical) {
+      const BlockId block = blocks.at(arena(), logical);
+      if (block.valid()) let_go(g, block, true);
+    }
+    blocks.release(arena());
+  }
+  pin.open = false;
+  pin.generation = next_generation(pin.generation);
+  pin.next_free = free_pin_;
+  free_pin_ = slot;
+}
+
+Status KVCacheManager::Impl::unpin(PinId id) {
+  const std::uint64_t bits = id.value();
+  const auto slot = static_cast<std::int32_t>(bits & 0xffffffu);
+  const auto generation = static_cast<std::uint32_t>(bits >> 24 & 0xffffffu);
+  if (static_cast<std::uint16_t>(bits >> 48) != options_.id_tag || generation == 0 ||
+      static_cast<std::size_t>(slot) >= pins_.size() || !pins_[slot].open ||
+      pins_[slot].generation != generation) {
+    return {ErrorCode::kNotFound,
+            concat("pin id ", bits, " is unpinned, of another manager, or was never given out")};
+  }
+  release_pin(slot);
+  return {};
+}
+
+// ---- questions ----
+
+Result<SequenceInfo> KVCacheManager::Impl::info(SequenceId id) const {
+  std::int32_t slot = 0;
+  KVFOLIO_RETURN_IF_ERROR(find(id, slot));
+  const Sequence& s = sequences_[slot];
+  return SequenceInfo{s.length,     s.accepted,        s.publishes ? s.place.position : 0,
+                      s.trim_sinks, s.trim_first_kept, s.step_entry >= 0};
+}
+
+Result<std::span<const std::int32_t>> KVCacheManager::Impl::block_table(SequenceId id,
+                                                                        GroupId group_id) const {
+  std::int32_t slot = 0;
+  KVFOLIO_RETURN_IF_ERROR(find(id, slot));
+  KVFOLIO_RETURN_IF_ERROR(check_group(group_id));
+  return table(slot, group_id.value()).blocks(arena());
+}
+
+Status KVCacheManager::Impl::slot_mapping(SequenceId id, GroupId group_id, std::int32_t begin,
+                                          std::span<std::int32_t> out) const {
+  std::int32_t slot = 0;
+  KVFOLIO_RETURN_IF_ERROR(find(id, slot));
+  KVFOLIO_RETURN_IF_ERROR(check_group(group_id));
+  const std::int32_t length = sequences_[slot].length;
+  if (begin < 0 || begin > length || out.size() > static_cast<std::size_t>(length - begin)) {
+    return {ErrorCode::kInvalidArgument, concat("slots of ", out.size(), " tokens from position ",
+                                                begin, ", but the sequence has ", length)};
+  }
+  const std::int32_t g = group_id.value();
+  const std::int32_t size = block_size(g);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const std::int32_t position = begin + static_cast<std::int32_t>(i);
+    const BlockId block = table(slot, g).at(arena(), position / size);
+    out[i] = block.valid() ? block.value() * size + position % size : -1;
+  }
+  return {};
+}
+
+}  // namespace kvfolio

@@ -1,0 +1,493 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Steps: transactions of an engine. Appending reserves; commit makes lengths advance; complete lets
+// go of what the device may have touched; drop and undo leave no trace.
+
+#include <algorithm>
+#include <cstring>
+
+#include "manager/impl.h"
+
+namespace kvfolio {
+
+using text::concat;
+
+// ---- tickets ----
+
+std::uint64_t KVCacheManager::Impl::oldest_incomplete() const noexcept {
+  return in_flight_.empty() ? last_committed_ + 1 : step_at(in_flight_.front()).ticket;
+}
+
+bool KVCacheManager::Impl::is_complete(std::uint64_t ticket) const noexcept {
+  for (const std::int32_t index : in_flight_) {
+    if (step_at(index).ticket == ticket) return false;
+  }
+  return true;
+}
+
+// The ticket names the open step.
+Status KVCacheManager::Impl::check_ticket(Ticket ticket, std::string_view what) const {
+  if (open_step_ >= 0 && step_at(open_step_).ticket == ticket.value()) return {};
+  return {ErrorCode::kFailedPrecondition,
+          open_step_ >= 0 ? concat(what, ": ticket ", ticket.value(), " is not the open step, ",
+                                   step_at(open_step_).ticket, " is")
+                          : concat(what, ": ticket ", ticket.value(), " is not open; no step is")};
+}
+
+Result<Ticket> KVCacheManager::Impl::begin_step(const StepOptions&) {
+  if (open_step_ >= 0) {
+    return Status(ErrorCode::kFailedPrecondition,
+                  concat("begin_step: step ", last_ticket_, " is open; commit or drop it first"));
+  }
+  if (in_flight_.size() >= static_cast<std::size_t>(options_.max_steps_in_flight)) {
+    return Status(ErrorCode::kFailedPrecondition,
+                  concat("begin_step: ", in_flight_.size(),
+                         " steps are in flight, the most allowed; complete step ",
+                         oldest_incomplete(), " first"));
+  }
+  open_step_ = free_steps_.back();
+  free_steps_.pop_back();
+  Step& step = step_at(open_step_);
+  step.ticket = ++last_ticket_;
+  step.num_entries = 0;
+  step.copies_ran = false;
+  return Ticket(step.ticket);
+}
+
+// ---- append ----
+
+Status KVCacheManager::Impl::append(SequenceId id, const std::int32_t* tokens, std::int64_t count,
+                                    const AppendOptions& options) {
+  std::int32_t slot = 0;
+  KVFOLIO_RETURN_IF_ERROR(find(id, slot));
+  if (open_step_ < 0) {
+    return {ErrorCode::kFailedPrecondition, "append: no step is open; begin_step() first"};
+  }
+  KVFOLIO_RETURN_IF_ERROR(find_resting(id, "append", slot));
+  Step& step = step_at(open_step_);
+  Sequence& s = sequences_[slot];
+  if (count < 0 || count > kMaxSequenceTokens - s.length) {
+    return {ErrorCode::kInvalidArgument, concat("append of ", count, " tokens behind ", s.length,
+                                                ", allowed: 0 to ", kMaxSequenceTokens - s.length)};
+  }
+  if (options.draft < 0 || options.draft > count) {
+    return {ErrorCode::kInvalidArgument, concat("append of ", count, " tokens with a draft of ",
+                                                options.draft, ", allowed: 0 to ", count)};
+  }
+  if (tokens != nullptr) {
+    KVFOLIO_RETURN_IF_ERROR(check_tokens({tokens, static_cast<std::size_t>(count)}));
+  }
+  if (s.draft > 0) {
+    return {ErrorCode::kFailedPrecondition,
+            concat("append: the sequence has ", s.draft, " draft tokens; accept() first")};
+  }
+  if (options_.order == Order::kUnordered && !is_complete(s.last_ticket)) {
+    return {ErrorCode::kFailedPrecondition, concat("append: the sequence's tokens are in step ",
+                                                   s.last_ticket, ", which is not complete")};
+  }
+  if (step.copies_ran) {
+    return {ErrorCode::kFailedPrecondition,
+            concat("append: run_copies() of step ", step.ticket, " has run already")};
+  }
+  if (count == 0) return {};
+
+  const bool replay = replays(s, tokens, count);
+  const std::int32_t begin = s.length;
+  const std::int32_t end = begin + static_cast<std::int32_t>(count);
+  const std::int32_t write_begin = begin + (replay ? 1 : 0);
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const std::int32_t needed = demand(slot, g, write_begin, end).blocks;
+    if (needed > std::int64_t{group(g).pool.num_free()} + evictable(g)) return shortage(g, needed);
+  }
+  bool room = true;
+  for (std::int32_t g = 0; g < num_groups() && room; ++g) {
+    room = table(slot, g).reserve(arena(), blocks_for(g, end));
+  }
+  const std::int32_t tail_end = std::min(end, s.exact_until);
+  if (s.publishes && room && tail_end > begin) {
+    room = arena().reserve(s.tail, tail_end - s.place.position, begin - s.place.position);
+  }
+  if (!room) return table_entries_full("append");
+
+  // Nothing fails from here on.
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const std::int32_t needed = demand(slot, g, write_begin, end).blocks;
+    while (group(g).pool.num_free() < needed) evict_one(g);
+  }
+  const std::int32_t entry = step.num_entries++;
+  const std::int32_t unnamed = tokens == nullptr ? end - begin : 0;
+  step.entries[entry] = {slot,          s.generation, begin,         end,    write_begin,
+                         options.draft, unnamed,      s.num_unnamed, s.used, s.replay};
+  s.num_unnamed += static_cast<std::uint64_t>(unnamed);
+  for (std::int32_t g = 0; g < num_groups(); ++g) apply_append(step, slot, g, write_begin, end);
+  if (s.publishes && tail_end > begin) {
+    std::int32_t* to = arena().at(s.tail) + (begin - s.place.position);
+    for (std::int32_t i = 0; i < tail_end - begin; ++i) {
+      to[i] = tokens != nullptr ? tokens[i] : kUnnamed;
+    }
+  }
+  if (tokens == nullptr) s.unnamed_from = std::min(s.unnamed_from, begin);
+  s.length = end;
+  s.used = true;
+  s.replay = false;
+  s.step_entry = entry;
+  note_peak();
+  return {};
+}
+
+// Gives the sequence the blocks for positions [write_begin, end) of one group.
+void KVCacheManager::Impl::apply_append(Step& step, std::int32_t slot, std::int32_t g,
+                                        std::int32_t write_begin, std::int32_t end) noexcept {
+  BlockPool& pool = group(g).pool;
+  BlockTable& blocks = table(slot, g);
+  const std::int32_t size = block_size(g);
+  TailChange& tail = change(step, step.num_entries - 1, g);
+  tail = {-1, -1, -1, BlockPool::kNobody, blocks.size()};
+
+  std::int32_t have = blocks_for(g, write_begin);
+  if (blocks.size() > have) {
+    // The prompt was found whole, but another token comes: its last block is not ours to keep.
+    tail.source = blocks.at(arena(), have).value();
+    blocks.truncate(have);
+  }
+  if (end == write_begin) return;
+  if (write_begin % size != 0) {
+    const std::int32_t logical = write_begin / size;
+    BlockId block = blocks.at(arena(), logical);
+    if (may_write_in_place(slot, g, block, write_begin)) {
+      tail.valid_before = pool.valid(block);
+      tail.writer_before = pool.writer(block);
+    } else {
+      tail.source = block.value();  // the reference moves from the table to the step
+      block = acquire(g);
+      tail.copy_to = block.value();
+      blocks.set(arena(), logical, block);
+    }
+    pool.set_writer(block, slot);
+    pool.set_valid(block, std::min(size, end - logical * size));
+  }
+  blocks.grow(arena(), blocks_for(g, end));
+  for (; have < blocks.size(); ++have) {
+    const BlockId block = acquire(g);
+    blocks.set(arena(), have, block);
+    pool.set_writer(block, slot);
+    pool.set_valid(block, std::min(size, end - have * size));
+  }
+}
+
+// ---- undo ----
+
+void KVCacheManager::Impl::free_unwritten(std::int32_t g, BlockId block) noexcept {
+  const bool last = group(g).pool.release(block);
+  KVFOLIO_CHECK(last);
+  group(g).pool.make_free(block);
+  ++counters_.blocks_freed;
+}
+
+void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
+  const StepEntry& e = step.entries[entry];
+  Sequence& s = sequences_[e.slot];
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    BlockPool& pool = group(g).pool;
+    BlockTable& blocks = table(e.slot, g);
+    const TailChange& tail = change(step, entry, g);
+    const std::int32_t have = blocks_for(g, e.write_begin);
+    for (std::int32_t logical = blocks.size() - 1; logical >= have; --logical) {
+      free_unwritten(g, blocks.at(arena(), logical));
+    }
+    blocks.truncate(have);
+    if (tail.copy_to >= 0) {
+      free_unwritten(g, BlockId(tail.copy_to));
+      blocks.set(arena(), have - 1, BlockId(tail.source));
+    } else if (tail.source >= 0) {
+      blocks.grow(arena(), have + 1);
+      blocks.set(arena(), have, BlockId(tail.source));
+    } else if (tail.valid_before >= 0) {
+      const BlockId block = blocks.at(arena(), have - 1);
+      pool.set_valid(block, tail.valid_before);
+      pool.set_writer(block, tail.writer_before);
+    }
+  }
+  s.length = e.begin;
+  s.used = e.used_before;
+  s.replay = e.replay_before;
+  s.step_entry = -1;
+  s.num_unnamed = e.unnamed_begin;
+  s.num_named = std::min(s.num_named, s.num_unnamed);
+  if (s.unnamed_from >= e.begin) s.unnamed_from = kNever;
+}
+
+void KVCacheManager::Impl::remove_entry(Step& step, std::int32_t entry) noexcept {
+  for (std::int32_t i = entry + 1; i < step.num_entries; ++i) {
+    step.entries[i - 1] = step.entries[i];
+    for (std::int32_t g = 0; g < num_groups(); ++g) change(step, i - 1, g) = change(step, i, g);
+    sequences_[step.entries[i].slot].step_entry = i - 1;
+  }
+  --step.num_entries;
+}
+
+Status KVCacheManager::Impl::undo(SequenceId id) {
+  std::int32_t slot = 0;
+  KVFOLIO_RETURN_IF_ERROR(find(id, slot));
+  const std::int32_t entry = sequences_[slot].step_entry;
+  if (entry < 0) {
+    return {ErrorCode::kFailedPrecondition, "undo: the sequence is not in an open step"};
+  }
+  Step& step = step_at(open_step_);
+  undo_entry(step, entry);
+  remove_entry(step, entry);
+  return {};
+}
+
+Status KVCacheManager::Impl::drop(Ticket ticket) {
+  KVFOLIO_RETURN_IF_ERROR(check_ticket(ticket, "drop"));
+  Step& step = step_at(open_step_);
+  while (step.num_entries > 0) undo_entry(step, --step.num_entries);
+  free_steps_.push_back(open_step_);
+  open_step_ = -1;
+  return {};
+}
+
+// ---- commit ----
+
+// Window groups give back what no later query reads.
+void KVCacheManager::Impl::move_windows(std::int32_t slot) noexcept {
+  Sequence& s = sequences_[slot];
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    if (!windowed(g)) continue;
+    const GroupSpec& spec = group(g).spec;
+    const std::int32_t size = spec.block_size;
+    std::int32_t keep_from = std::max(0, s.accepted - spec.window + 1);
+    // Without order the newest blocks are published at complete(): until then they stay.
+    if (options_.order == Order::kUnordered && s.publishes && publishable(s) < s.accepted) {
+      keep_from = std::min(keep_from, s.place.position);
+    }
+    std::int32_t& begin = window_begin(slot, g);
+    begin = std::max(begin, (spec.num_sinks + size - 1) / size);
+    for (; (begin + 1) * size <= keep_from; ++begin) {
+      if (!table(slot, g).at(arena(), begin).valid()) continue;
+      release_entry(slot, g, begin);
+      table(slot, g).set(arena(), begin, BlockId());
+    }
+  }
+}
+
+Status KVCacheManager::Impl::commit(Ticket ticket) {
+  KVFOLIO_RETURN_IF_ERROR(check_ticket(ticket, "commit"));
+  Step& step = step_at(open_step_);
+  for (std::int32_t i = 0; i < step.num_entries; ++i) {
+    const StepEntry& e = step.entries[i];
+    Sequence& s = sequences_[e.slot];
+    for (std::int32_t g = 0; g < num_groups(); ++g) {
+      BlockPool& pool = group(g).pool;
+      const TailChange& tail = change(step, i, g);
+      if (tail.copy_to >= 0) {
+        ++counters_.block_copies;
+        if (pool.writer(BlockId(tail.source)) == e.slot) {
+          pool.set_writer(BlockId(tail.source), BlockPool::kNobody);
+        }
+      }
+      const std::int32_t size = block_size(g);
+      for (std::int32_t logical = e.write_begin / size; logical * size < e.end; ++logical) {
+        if (e.end == e.write_begin) break;
+        pool.set_written_in(table(e.slot, g).at(arena(), logical), step.ticket);
+      }
+    }
+    s.settled = e.begin;
+    s.accepted = e.end - e.draft;
+    s.draft = e.draft;
+    s.last_ticket = step.ticket;
+    s.step_entry = -1;
+    counters_.tokens_committed += static_cast<std::uint64_t>(e.end - e.begin);
+  }
+  last_committed_ = step.ticket;
+  in_flight_.push_back(open_step_);
+  open_step_ = -1;
+  for (std::int32_t i = 0; i < step.num_entries; ++i) {
+    publish(step.entries[i].slot, false);
+    move_windows(step.entries[i].slot);
+  }
+  return {};
+}
+
+// ---- complete ----
+
+// The device is done with a step: sources of its copies go, and tokens that nobody named by now
+// never get a name.
+void KVCacheManager::Impl::end_step(std::int32_t step_index, bool failed) noexcept {
+  Step& step = step_at(step_index);
+  for (std::int32_t i = 0; i < step.num_entries; ++i) {
+    const StepEntry& e = step.entries[i];
+    for (std::int32_t g = 0; g < num_groups(); ++g) {
+      const std::int32_t source = change(step, i, g).source;
+      if (source >= 0) let_go(g, BlockId(source), true);
+    }
+    Sequence& s = sequences_[e.slot];
+    if (failed || s.life == Life::kUnused || s.generation != e.generation) continue;
+    s.num_named = std::max(s.num_named, e.unnamed_begin + static_cast<std::uint64_t>(e.unnamed));
+    if (s.unnamed_from < e.end) {
+      s.exact_until = std::min(s.exact_until, s.unnamed_from);
+      s.unnamed_from = kNever;
+    }
+  }
+  free_steps_.push_back(step_index);
+}
+
+void KVCacheManager::Impl::finish_closing() noexcept {
+  std::size_t kept = 0;
+  for (const std::int32_t slot : closing_) {
+    if (!is_complete(sequences_[slot].last_ticket)) {
+      closing_[kept++] = slot;
+      continue;
+    }
+    publish(slot, true);
+    release_sequence(slot, false);
+  }
+  closing_.resize(kept);
+}
+
+Status KVCacheManager::Impl::complete(Ticket ticket) {
+  const auto at = std::find_if(in_flight_.begin(), in_flight_.end(), [&](std::int32_t index) {
+    return step_at(index).ticket == ticket.value();
+  });
+  if (at == in_flight_.end()) {
+    const bool is_open = open_step_ >= 0 && step_at(open_step_).ticket == ticket.value();
+    return {ErrorCode::kFailedPrecondition,
+            concat("complete: ticket ", ticket.value(),
+                   is_open ? " is open; commit it first"
+                   : ticket.value() > last_ticket_ || ticket.value() == 0
+                       ? " was never given out"
+                       : " is complete, dropped or failed already")};
+  }
+  const auto first = options_.order == Order::kInOrder ? in_flight_.begin() : at;
+  std::array<std::int32_t, 65> done{};
+  std::size_t num_done = 0;
+  for (auto step = first; step != at + 1; ++step) done[num_done++] = *step;
+  in_flight_.erase(first, at + 1);
+  for (std::size_t i = 0; i < num_done; ++i) end_step(done[i], false);
+  if (options_.order == Order::kUnordered) {
+    const Step& step = step_at(done[0]);
+    for (std::int32_t i = 0; i < step.num_entries; ++i) {
+      const StepEntry& e = step.entries[i];
+      const Sequence& s = sequences_[e.slot];
+      if (s.life != Life::kOpen || s.generation != e.generation) continue;
+      publish(e.slot, false);
+      move_windows(e.slot);
+    }
+    finish_closing();
+  }
+  drain_retiring();
+  return {};
+}
+
+// ---- fail ----
+
+// Closes every sequence, and lets go of every pin, that holds a block which a step from
+// `first_ticket` on wrote.
+void KVCacheManager::Impl::abort_writers(std::uint64_t first_ticket) noexcept {
+  const auto written = [&](std::int32_t g, std::int32_t block) {
+    if (block < 0) return false;
+    const std::uint32_t in = group(g).pool.written_in(BlockId(block));
+    return static_cast<std::int32_t>(in - static_cast<std::uint32_t>(first_ticket)) >= 0 &&
+           static_cast<std::int32_t>(static_cast<std::uint32_t>(last_ticket_) - in) >= 0;
+  };
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    BlockPool& pool = group(g).pool;
+    for (std::int32_t block = 0; block < pool.num_blocks(); ++block) {
+      if (pool.state(BlockId(block)) == BlockState::kFree || !written(g, block)) continue;
+      if (tree_->is_findable(GroupId(g), BlockId(block))) tree_->unhang(GroupId(g), BlockId(block));
+    }
+  }
+  const auto holds = [&](const BlockTable& blocks, std::int32_t g) {
+    const auto ids = blocks.blocks(arena());
+    return std::any_of(ids.begin(), ids.end(), [&](std::int32_t b) { return written(g, b); });
+  };
+  for (std::int32_t slot = 0; slot < static_cast<std::int32_t>(sequences_.size()); ++slot) {
+    Sequence& s = sequences_[slot];
+    if (s.life == Life::kUnused) continue;
+    bool hit = false;
+    for (std::int32_t g = 0; g < num_groups() && !hit; ++g) hit = holds(table(slot, g), g);
+    if (!hit) continue;
+    if (s.publishes) stop_publishing(s);
+    if (s.life == Life::kOpen) {
+      --num_sequences_;
+      ++counters_.sequences_aborted;
+    } else {
+      closing_.erase(std::find(closing_.begin(), closing_.end(), slot));
+    }
+    release_sequence(slot, true);
+  }
+  for (std::int32_t slot = 0; slot < static_cast<std::int32_t>(pins_.size()); ++slot) {
+    if (!pins_[slot].open) continue;
+    bool hit = false;
+    for (std::int32_t g = 0; g < num_groups() && !hit; ++g) hit = holds(pin_table(slot, g), g);
+    if (hit) release_pin(slot);
+  }
+}
+
+Status KVCacheManager::Impl::fail(Ticket ticket) {
+  const auto at = std::find_if(in_flight_.begin(), in_flight_.end(), [&](std::int32_t index) {
+    return step_at(index).ticket == ticket.value();
+  });
+  if (at == in_flight_.end()) {
+    return {ErrorCode::kFailedPrecondition,
+            concat("fail: ticket ", ticket.value(), " is not in flight")};
+  }
+  if (open_step_ >= 0) KVFOLIO_RETURN_IF_ERROR(drop(Ticket(step_at(open_step_).ticket)));
+  std::array<std::int32_t, 65> ended{};
+  const auto num_ended = static_cast<std::size_t>(in_flight_.end() - at);
+  std::copy(at, in_flight_.end(), ended.begin());
+  in_flight_.erase(at, in_flight_.end());
+  abort_writers(ticket.value());
+  for (std::size_t i = 0; i < num_ended; ++i) end_step(ended[i], true);
+  finish_closing();
+  drain_retiring();
+  return {};
+}
+
+// ---- names and drafts ----
+
+Status KVCacheManager::Impl::set_tokens(SequenceId id, std::span<const std::int32_t> tokens) {
+  std::int32_t slot = 0;
+  KVFOLIO_RETURN_IF_ERROR(find(id, slot));
+  KVFOLIO_RETURN_IF_ERROR(check_tokens(tokens));
+  Sequence& s = sequences_[slot];
+  if (tokens.size() > s.num_unnamed - s.num_named) {
+    return {ErrorCode::kInvalidArgument,
+            concat("set_tokens names ", tokens.size(), " tokens, ", s.num_unnamed - s.num_named,
+                   " are unnamed in steps that are not complete")};
+  }
+  s.num_named += tokens.size();
+  if (!s.publishes || tokens.empty()) return {};
+  std::int32_t* kept = arena().at(s.tail);
+  const std::int32_t first = s.place.position;
+  const std::int32_t end = s.tail_end();
+  // Tokens beyond exact_until are not kept; their names are of no use.
+  std::int32_t at = s.unnamed_from;
+  for (std::size_t i = 0; i < tokens.size() && at < end; ++at) {
+    if (kept[at - first] == kUnnamed) kept[at - first] = tokens[i++];
+  }
+  while (at < end && kept[at - first] != kUnnamed) ++at;
+  s.unnamed_from = at < end ? at : kNever;
+  publish(slot, false);
+  return {};
+}
+
+Status KVCacheManager::Impl::accept(SequenceId id, std::int32_t num_accepted) {
+  std::int32_t slot = 0;
+  KVFOLIO_RETURN_IF_ERROR(find_resting(id, "accept", slot));
+  Sequence& s = sequences_[slot];
+  if (num_accepted < 0 || num_accepted > s.draft) {
+    return {ErrorCode::kInvalidArgument,
+            concat("accept of ", num_accepted, " draft tokens, allowed: 0 to ", s.draft)};
+  }
+  const std::int32_t length = s.accepted + num_accepted;
+  if (length < s.length) truncate_to(slot, length);
+  s.accepted = length;
+  s.draft = 0;
+  publish(slot, false);
+  move_windows(slot);
+  return {};
+}
+
+}  // namespace kvfolio
