@@ -24,10 +24,19 @@ Status check_slots(const KVView& cache, std::span<const std::int32_t> slots) {
   return {};
 }
 
-// Tokens that follow each other in one block move together.
-void write_rows(const KVView& cache, const Plane& plane, const ConstRowsView& rows,
+// Rows of the engine and the plane that they go to.
+struct Stream {
+  Stream(const KVView& cache, const Plane& to, const ConstRowsView& from)
+      : plane(to), rows(from), mover(from.dtype, cache.dtype) {}
+
+  Plane plane;
+  ConstRowsView rows;
+  Mover mover;
+};
+
+// Tokens that follow each other in one block move together, K and V in turn, since they lie close.
+void write_rows(const KVView& cache, std::span<const Stream> streams,
                 std::span<const std::int32_t> slots) {
-  const Mover mover(rows.dtype, cache.dtype);
   const auto num_tokens = static_cast<std::int32_t>(slots.size());
   for (std::int32_t t = 0; t < num_tokens;) {
     const std::int32_t slot = slots[static_cast<std::size_t>(t)];
@@ -40,9 +49,12 @@ void write_rows(const KVView& cache, const Plane& plane, const ConstRowsView& ro
     const std::int32_t most = std::min(cache.block_size - offset, num_tokens - t);
     std::int32_t run = 1;
     while (run < most && slots[static_cast<std::size_t>(t + run)] == slot + run) ++run;
-    kernels::move_box(mover, {run, cache.num_kv_heads, plane.head_dim}, rows.at(t, 0),
-                      {rows.token_stride, rows.head_stride}, plane.at(block, 0, offset),
-                      {plane.strides.token, plane.strides.head});
+    for (const Stream& stream : streams) {
+      kernels::move_box(
+          stream.mover, {run, cache.num_kv_heads, stream.plane.head_dim}, stream.rows.at(t, 0),
+          {stream.rows.token_stride, stream.rows.head_stride}, stream.plane.at(block, 0, offset),
+          {stream.plane.strides.token, stream.plane.strides.head}, kernels::Follow::kSource);
+    }
     t += run;
   }
 }
@@ -68,8 +80,13 @@ Status append(const KVView& cache, std::int32_t layer, const ConstRowsView& k,
   }
   KVFOLIO_RETURN_IF_ERROR(check_slots(cache, slots));
 
-  write_rows(cache, kernels::k_plane(cache, layer), k, slots);
-  if (writes_v) write_rows(cache, kernels::v_plane(cache, layer), v, slots);
+  const Stream k_stream(cache, kernels::k_plane(cache, layer), k);
+  if (writes_v) {
+    const Stream streams[] = {k_stream, Stream(cache, kernels::v_plane(cache, layer), v)};
+    write_rows(cache, streams, slots);
+  } else {
+    write_rows(cache, std::span(&k_stream, 1), slots);
+  }
   return {};
 }
 

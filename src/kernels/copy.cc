@@ -39,9 +39,10 @@ Status convert(const ConstRowsView& src, const RowsView& dst) {
   KVFOLIO_RETURN_IF_ERROR(kernels::check_rows("src", src, shape));
   KVFOLIO_RETURN_IF_ERROR(kernels::check_written_rows("dst", dst, shape));
   if (shape.num_tokens == 0 || shape.num_heads == 0 || shape.head_dim == 0) return {};
-  kernels::move_box(
-      kernels::Mover(src.dtype, dst.dtype), {shape.num_tokens, shape.num_heads, shape.head_dim},
-      src.data, {src.token_stride, src.head_stride}, dst.data, {dst.token_stride, dst.head_stride});
+  kernels::move_box(kernels::Mover(src.dtype, dst.dtype),
+                    {shape.num_tokens, shape.num_heads, shape.head_dim}, src.data,
+                    {src.token_stride, src.head_stride}, dst.data,
+                    {dst.token_stride, dst.head_stride}, kernels::Follow::kDestination);
   return {};
 }
 

@@ -87,7 +87,7 @@ void read_rows(const GatherArgs& args, const Plane& plane, const RowsView& rows,
     kernels::move_box(mover, {run, rows.num_heads, plane.head_dim},
                       plane.at(block, args.first_head, offset),
                       {plane.strides.token, plane.strides.head}, rows.at(done, 0) + layer_offset,
-                      {rows.token_stride, rows.head_stride});
+                      {rows.token_stride, rows.head_stride}, kernels::Follow::kDestination);
     done += run;
   }
 }
