@@ -15,7 +15,7 @@ double tokens_per_s(const llama::RunStats& stats) {
 }
 
 // Rounded: more digits would say more than was measured.
-double rounded(double value, double unit) { return std::round(value / unit) * unit; }
+double rounded(double value, double per_unit) { return std::round(value * per_unit) / per_unit; }
 
 const char* format_name(const Summary& summary) {
   if (summary.options->contiguous) return "contiguous";
@@ -86,8 +86,8 @@ std::string summary_json(const Summary& summary) {
       .field("rejected", work.rejected)
       .field("samples", work.samples)
       .field("generated_tokens", work.generated_tokens)
-      .field("tokens_per_s", rounded(tokens_per_s(stats), 0.1))
-      .field("seconds", rounded(stats.seconds, 1e-4))
+      .field("tokens_per_s", rounded(tokens_per_s(stats), 10))
+      .field("seconds", rounded(stats.seconds, 1e4))
       .field("steps", work.steps)
       .field("kernel", to_string(summary.options->kernel))
       .field("matmul", to_string(summary.model->target()))
