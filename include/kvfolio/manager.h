@@ -217,10 +217,12 @@ class KVFOLIO_API KVCacheManager {
 
   // ---- room ----
 
-  // Would these appends succeed together now? ok, or the Shortage of the first short group.
-  // The same function that append() decides with.
-  Status admit(std::span<const AppendDemand> demands) const;
-  Status admit(SequenceId sequence, std::int64_t num_tokens) const;
+  // Would these appends succeed together now? ok, or the Shortage of the first short group, or
+  // kResourceExhausted. The same function that append() decides with; a token of a prompt that was
+  // found whole is taken to be the prompt's. Nothing changes but room for table entries, which an
+  // admitted sequence keeps.
+  Status admit(std::span<const AppendDemand> demands);
+  Status admit(SequenceId sequence, std::int64_t num_tokens);
   // Gives up to `num_blocks` cached blocks of a group back, coldest first. Returns how many.
   Result<std::int32_t> evict(GroupId group, std::int32_t num_blocks);
   // Holds what a hit of `tokens` needs until unpin; pinned_tokens may be less than asked.

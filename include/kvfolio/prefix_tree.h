@@ -55,8 +55,9 @@ struct PrefixTreeOptions {
 // Hears what the tree does to blocks, while it does it. Must not call the tree.
 class TreeObserver {
  public:
-  // The block lost its entry: nobody can find it any more.
-  virtual void on_unhung(GroupId group, BlockId block) = 0;
+  // The block lost its entry: nobody can find it any more. `successor`, where it is valid, took
+  // its place: a busy block that holds the same tokens and more.
+  virtual void on_unhung(GroupId group, BlockId block, BlockId successor) = 0;
   // The idle block may (not) be evicted now.
   virtual void on_candidate(GroupId group, BlockId block, bool candidate) = 0;
 

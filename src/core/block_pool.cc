@@ -68,6 +68,7 @@ void BlockPool::make_free(BlockId block) noexcept {
   KVFOLIO_CHECK(b.refs == 0 && b.state != BlockState::kFree);
   leave_state(block);
   b.state = BlockState::kFree;
+  b.writer = kNobody;
   free_[num_free_++] = block.value();
 }
 

@@ -63,7 +63,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   Status fail(Ticket ticket);
   Status accept(SequenceId id, std::int32_t num_accepted);
   // room.cc
-  Status admit(std::span<const AppendDemand> demands) const;
+  Status admit(std::span<const AppendDemand> demands);
   Result<std::int32_t> evict(GroupId group, std::int32_t num_blocks);
   Result<GroupUsage> usage(GroupId group) const;
   Status check_group(GroupId group) const;
@@ -176,7 +176,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   Impl(CacheSpec spec, const ManagerOptions& options) : spec_(std::move(spec)), options_(options) {}
 
   // TreeObserver
-  void on_unhung(GroupId group, BlockId block) override;
+  void on_unhung(GroupId group, BlockId block, BlockId successor) override;
   void on_candidate(GroupId group, BlockId block, bool candidate) override;
 
   [[nodiscard]] std::int32_t num_groups() const noexcept {
@@ -245,6 +245,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   void end_sequence(std::int32_t slot) noexcept;
   void release_sequence(std::int32_t slot, bool aborted) noexcept;
   void drop_tail_beyond(Sequence& s) noexcept;
+  void share_unnamed(const Sequence& parent, Sequence& child) noexcept;
   void forget_unnamed(Sequence& s, std::int32_t n) noexcept;
   void truncate_blocks(std::int32_t slot, std::int32_t n) noexcept;
   void truncate_to(std::int32_t slot, std::int32_t n) noexcept;
@@ -294,6 +295,8 @@ class KVCacheManager::Impl final : public TreeObserver {
   void drain_retiring() noexcept;
   // A table entry goes; an exact copy that the tree lacks by now is hung first.
   void release_entry(std::int32_t slot, std::int32_t g, std::int32_t logical) noexcept;
+  void move_pins(std::int32_t g, BlockId from, BlockId to) noexcept;
+  [[nodiscard]] bool reserve_for(std::int32_t slot, std::int32_t end) noexcept;
   void note_peak() noexcept;
   // publish.cc
   [[nodiscard]] std::int32_t publishable(const Sequence& s) const noexcept;

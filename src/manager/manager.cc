@@ -106,8 +106,9 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
             impl->pin_tables_.allocate_zeroed(pins * num_groups);
   impl->steps_.resize(static_cast<std::size_t>(o.max_steps_in_flight) + 1);
   for (Step& step : impl->steps_) {
-    ok = ok && step.entries.allocate_zeroed(sequences) &&
-         step.changes.allocate_zeroed(sequences * num_groups) &&
+    // Appends, and the forks of sequences whose tokens wait for names.
+    ok = ok && step.entries.allocate_zeroed(2 * sequences) &&
+         step.changes.allocate_zeroed(2 * sequences * num_groups) &&
          step.cells.allocate_zeroed(o.max_table_entries + 16 * sequences);
     step.sequences.reserve(static_cast<std::size_t>(sequences));
     step.shared.reserve(static_cast<std::size_t>(sequences * num_groups));
@@ -242,10 +243,10 @@ Status KVCacheManager::accept(SequenceId sequence, std::int32_t num_accepted) {
   return impl_->accept(sequence, num_accepted);
 }
 
-Status KVCacheManager::admit(std::span<const AppendDemand> demands) const {
+Status KVCacheManager::admit(std::span<const AppendDemand> demands) {
   return impl_->admit(demands);
 }
-Status KVCacheManager::admit(SequenceId sequence, std::int64_t num_tokens) const {
+Status KVCacheManager::admit(SequenceId sequence, std::int64_t num_tokens) {
   const AppendDemand demand{sequence, num_tokens};
   return impl_->admit({&demand, 1});
 }

@@ -13,13 +13,29 @@ using text::concat;
 
 // ---- states of a block ----
 
-void KVCacheManager::Impl::on_unhung(GroupId group_id, BlockId block) {
+void KVCacheManager::Impl::on_unhung(GroupId group_id, BlockId block, BlockId successor) {
   Group& g = group(group_id.value());
   g.order.forget(block);
+  if (successor.valid()) move_pins(group_id.value(), block, successor);
   if (g.pool.state(block) != BlockState::kCached) return;  // its holders, or the step, free it
   g.pool.make_free(block);
   ++counters_.blocks_freed;
   if (evicting_) ++counters_.blocks_evicted;
+}
+
+// A pinned tail gave way to a longer block that begins with the same tokens: pins follow, so that
+// the pinned prefix stays findable when the longer one is no longer in use.
+void KVCacheManager::Impl::move_pins(std::int32_t g, BlockId from, BlockId to) noexcept {
+  if (group(g).pool.refs(from) == 0) return;
+  for (std::int32_t slot = 0; slot < static_cast<std::int32_t>(pins_.size()); ++slot) {
+    BlockTable& blocks = pin_table(slot, g);
+    if (!pins_[slot].open || blocks.size() == 0) continue;
+    const std::int32_t last = blocks.size() - 1;  // only a last block is partial
+    if (blocks.at(arena(), last) != from) continue;
+    blocks.set(arena(), last, to);
+    group(g).pool.hold(to);  // busy: its publisher holds it
+    let_go(g, from, true);
+  }
 }
 
 void KVCacheManager::Impl::on_candidate(GroupId group_id, BlockId block, bool candidate) {
@@ -174,12 +190,25 @@ Status KVCacheManager::Impl::check_demands(std::span<const AppendDemand> demands
   return answer;
 }
 
-Status KVCacheManager::Impl::admit(std::span<const AppendDemand> demands) const {
+// Cells for the tables and unpublished tokens of a sequence of `end` tokens. What was reserved
+// stays with the sequence, and nobody can see it.
+bool KVCacheManager::Impl::reserve_for(std::int32_t slot, std::int32_t end) noexcept {
+  Sequence& s = sequences_[slot];
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    if (!table(slot, g).reserve(arena(), blocks_for(g, end))) return false;
+  }
+  const std::int32_t tail_end = std::min(end, s.exact_until);
+  return !s.publishes || tail_end <= s.length ||
+         arena().reserve(s.tail, tail_end - s.place.position,
+                         s.tail_end() - s.place.position);
+}
+
+Status KVCacheManager::Impl::admit(std::span<const AppendDemand> demands) {
   KVFOLIO_RETURN_IF_ERROR(check_demands(demands));
   // Sequences that share a tail claim it one after the other: play that, and take it back.
   Status answer;
   for (std::int32_t g = 0; g < num_groups() && answer.ok(); ++g) {
-    BlockPool& pool = const_cast<BlockPool&>(group(g).pool);
+    BlockPool& pool = group(g).pool;
     std::int64_t needed = 0;
     for (std::size_t i = 0; i < demands.size(); ++i) {
       const auto slot = static_cast<std::int32_t>(demands[i].sequence.value() & 0xffffffu);
@@ -203,6 +232,11 @@ Status KVCacheManager::Impl::admit(std::span<const AppendDemand> demands) const 
     if (needed > std::int64_t{pool.num_free()} + evictable(g)) {
       answer = shortage(g, static_cast<std::int32_t>(std::min<std::int64_t>(needed, kNever)));
     }
+  }
+  for (std::size_t i = 0; i < demands.size() && answer.ok(); ++i) {
+    const auto slot = static_cast<std::int32_t>(demands[i].sequence.value() & 0xffffffu);
+    const auto end = sequences_[slot].length + static_cast<std::int32_t>(demands[i].num_tokens);
+    if (!reserve_for(slot, end)) answer = table_entries_full("admit");
   }
   return answer;
 }

@@ -198,6 +198,34 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
 
 // ---- fork ----
 
+// The child takes part in the parent's steps in flight as far as names go: its copies of the
+// unnamed tokens may be named until the same steps complete.
+void KVCacheManager::Impl::share_unnamed(const Sequence& parent, Sequence& child) noexcept {
+  for (const std::int32_t index : in_flight_) {
+    Step& step = step_at(index);
+    const std::int32_t num_entries = step.num_entries;
+    for (std::int32_t i = 0; i < num_entries; ++i) {
+      const StepEntry& e = step.entries[i];
+      if (e.slot != slot_of(parent) || e.generation != parent.generation || e.unnamed == 0) continue;
+      if (static_cast<std::size_t>(step.num_entries) == step.entries.size()) {
+        // Forked more often than a step remembers: these stay unnamed.
+        child.exact_until = std::min(child.exact_until, child.unnamed_from);
+        child.unnamed_from = kNever;
+        child.num_named = child.num_unnamed;
+        return;
+      }
+      StepEntry& copy = step.entries[step.num_entries];
+      copy = e;
+      copy.slot = slot_of(child);
+      copy.generation = child.generation;
+      for (std::int32_t g = 0; g < num_groups(); ++g) {
+        change(step, step.num_entries, g) = {-1, -1, -1, BlockPool::kNobody, 0};
+      }
+      ++step.num_entries;
+    }
+  }
+}
+
 Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id) {
   std::int32_t from = 0;
   KVFOLIO_RETURN_IF_ERROR(find_resting(parent_id, "fork", from));
@@ -241,6 +269,7 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id) {
     hold_table(g, to.blocks(arena()));
     window_begin(slot, g) = window_begin(from, g);
   }
+  if (parent.num_unnamed > parent.num_named) share_unnamed(parent, child);
   ++num_sequences_;
   ++counters_.forks;
   return id_of(child);

@@ -99,17 +99,10 @@ Status KVCacheManager::Impl::append(SequenceId id, const std::int32_t* tokens, s
     const std::int32_t needed = demand(slot, g, write_begin, end).blocks;
     if (needed > std::int64_t{group(g).pool.num_free()} + evictable(g)) return shortage(g, needed);
   }
-  bool room = true;
-  for (std::int32_t g = 0; g < num_groups() && room; ++g) {
-    room = table(slot, g).reserve(arena(), blocks_for(g, end));
-  }
-  const std::int32_t tail_end = std::min(end, s.exact_until);
-  if (s.publishes && room && tail_end > begin) {
-    room = arena().reserve(s.tail, tail_end - s.place.position, begin - s.place.position);
-  }
-  if (!room) return table_entries_full("append");
+  if (!reserve_for(slot, end)) return table_entries_full("append");
 
   // Nothing fails from here on.
+  const std::int32_t tail_end = std::min(end, s.exact_until);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const std::int32_t needed = demand(slot, g, write_begin, end).blocks;
     while (group(g).pool.num_free() < needed) evict_one(g);
@@ -257,11 +250,7 @@ void KVCacheManager::Impl::move_windows(std::int32_t slot) noexcept {
     if (!windowed(g)) continue;
     const GroupSpec& spec = group(g).spec;
     const std::int32_t size = spec.block_size;
-    std::int32_t keep_from = std::max(0, s.accepted - spec.window + 1);
-    // Without order the newest blocks are published at complete(): until then they stay.
-    if (options_.order == Order::kUnordered && s.publishes && publishable(s) < s.accepted) {
-      keep_from = std::min(keep_from, s.place.position);
-    }
+    const std::int32_t keep_from = std::max(0, s.accepted - spec.window + 1);
     std::int32_t& begin = window_begin(slot, g);
     begin = std::max(begin, (spec.num_sinks + size - 1) / size);
     for (; (begin + 1) * size <= keep_from; ++begin) {
@@ -372,7 +361,6 @@ Status KVCacheManager::Impl::complete(Ticket ticket) {
       const Sequence& s = sequences_[e.slot];
       if (s.life != Life::kOpen || s.generation != e.generation) continue;
       publish(e.slot, false);
-      move_windows(e.slot);
     }
     finish_closing();
   }

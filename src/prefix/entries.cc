@@ -217,7 +217,7 @@ void PrefixTree::Impl::unhang(std::int32_t g, std::int32_t block) noexcept {
   const std::int32_t r = group(g).where[block].run - 1;
   KVFOLIO_CHECK(r >= 0);
   take_entry(g, block);
-  if (observer_ != nullptr) observer_->on_unhung(GroupId(g), BlockId(block));
+  if (observer_ != nullptr) observer_->on_unhung(GroupId(g), BlockId(block), BlockId());
   cut(r);
 }
 
@@ -229,7 +229,7 @@ void PrefixTree::Impl::evict(std::int32_t g, std::int32_t block) noexcept {
       (static_cast<std::int32_t>(where.end) - 1) / block_size(g) * block_size(g);
   ++run(r).places;  // stays while we are below it
   take_entry(g, block);
-  if (observer_ != nullptr) observer_->on_unhung(GroupId(g), BlockId(block));
+  if (observer_ != nullptr) observer_->on_unhung(GroupId(g), BlockId(block), BlockId());
 
   if (group(g).full() && num_groups_ > 1) {
     // Children before parents, so that a run may vanish behind us.
@@ -245,7 +245,7 @@ void PrefixTree::Impl::evict(std::int32_t g, std::int32_t block) noexcept {
           const std::int32_t other = entries(at, h)[i];
           if (other == kNone || group(h).where[other].idle == 0) continue;
           take_entry(h, other);
-          if (observer_ != nullptr) observer_->on_unhung(GroupId(h), BlockId(other));
+          if (observer_ != nullptr) observer_->on_unhung(GroupId(h), BlockId(other), BlockId());
         }
       }
       if (at == r) break;

@@ -30,7 +30,7 @@ bool PrefixTree::Impl::hang_at(std::int32_t r, std::int32_t g, std::int32_t bloc
   const auto give_way = [&](std::int32_t shorter) {
     take_entry(g, shorter);
     if (shorter != block && observer_ != nullptr) {
-      observer_->on_unhung(GroupId(g), BlockId(shorter));
+      observer_->on_unhung(GroupId(g), BlockId(shorter), BlockId(block));
     }
   };
   if (where[block].run != 0 && reach(block) >= end) return false;
