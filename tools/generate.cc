@@ -110,6 +110,7 @@ class Generate {
   [[nodiscard]] llama::EngineOptions engine_options(bool contiguous) {
     return {.max_batch_tokens = options_.max_batch_tokens,
             .max_seqs = options_.max_seqs,
+            .max_tokens = model_.config().max_positions,
             .prefix_cache = options_.prefix_cache,
             .contiguous = contiguous,
             .kernel = options_.kernel,

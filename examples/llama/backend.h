@@ -45,7 +45,7 @@ class Backend : public Attention {
   virtual Status drop_step() = 0;
 
   // Would this append succeed now? kNoBlocks: no.
-  virtual Status admit(SequenceId sequence, std::int64_t num_tokens) const = 0;
+  virtual Status admit(SequenceId sequence, std::int64_t num_tokens) = 0;
   // Blocks of this group come back while a sequence grows, so a smaller append may succeed.
   [[nodiscard]] virtual bool is_window(std::int32_t group) const = 0;
   // Whether one sequence of this many tokens fits into an empty cache, `num_branches` of them that

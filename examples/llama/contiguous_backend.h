@@ -36,7 +36,7 @@ class ContiguousBackend final : public Backend {
   Status finish_step() override;
   Status drop_step() override;
 
-  Status admit(SequenceId /*sequence*/, std::int64_t /*num_tokens*/) const override { return {}; }
+  Status admit(SequenceId /*sequence*/, std::int64_t /*num_tokens*/) override { return {}; }
   [[nodiscard]] bool is_window(std::int32_t /*group*/) const override { return false; }
   Status can_ever_hold(std::int32_t /*num_shared*/, std::int32_t /*num_tokens*/,
                        std::int32_t /*num_branches*/) const override {

@@ -27,6 +27,7 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const CacheSp
   Result<std::unique_ptr<PagedBackend>> paged =
       PagedBackend::create(model.config(), spec,
                            {.max_sequences = options.max_seqs + 1,
+                            .max_tokens = options.max_tokens,
                             .prefix_cache = options.prefix_cache,
                             .kernel = options.kernel},
                            pool);
@@ -60,8 +61,7 @@ Result<RunStats> Engine::run(std::span<const Request> requests, Listener listene
     idle_steps = batch.tokens.empty() ? idle_steps + 1 : 0;
     if (idle_steps > 1) return Status(ErrorCode::kFailedPrecondition, "no request can go on");
   }
-  stats.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  stats.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   stats.scheduler = scheduler.stats();
   stats.cache = backend_->counters();
   if (paged_ != nullptr) {
@@ -87,10 +87,9 @@ Status Engine::step(Scheduler& scheduler, StepBatch& batch, RunStats& stats) {
 Status Engine::forward(const StepBatch& batch) {
   KVFOLIO_RETURN_IF_ERROR(backend_->prepare());
   logits_.resize(batch.logit_rows.size() * static_cast<std::size_t>(model_.config().vocab));
-  KVFOLIO_RETURN_IF_ERROR(model_.forward({.tokens = batch.tokens,
-                                          .positions = batch.positions,
-                                          .logit_rows = batch.logit_rows},
-                                         *backend_, workspace_, logits_));
+  KVFOLIO_RETURN_IF_ERROR(model_.forward(
+      {.tokens = batch.tokens, .positions = batch.positions, .logit_rows = batch.logit_rows},
+      *backend_, workspace_, logits_));
   return backend_->finish_step();
 }
 
@@ -120,9 +119,9 @@ Result<Perplexity> Engine::perplexity(std::span<const std::int32_t> tokens) {
 Result<double> Engine::window_bits(std::span<const std::int32_t> tokens) {
   const auto vocab = static_cast<std::size_t>(model_.config().vocab);
   const std::size_t num_inputs = tokens.size() - 1;  // the last token is only scored
-  const Result<Opened> opened = backend_->open(
-      tokens.first(num_inputs),
-      {.max_tokens = static_cast<std::int32_t>(num_inputs), .prefix_cache = false});
+  const Result<Opened> opened =
+      backend_->open(tokens.first(num_inputs),
+                     {.max_tokens = static_cast<std::int32_t>(num_inputs), .prefix_cache = false});
   if (!opened) return opened.error();
   double bits = 0.0;
   StepBatch batch;

@@ -25,6 +25,7 @@ namespace kvfolio::llama {
 struct EngineOptions {
   std::int32_t max_batch_tokens = 512;
   std::int32_t max_seqs = 16;
+  std::int32_t max_tokens = 0;  // of the longest sequence
   bool prefix_cache = true;
   bool contiguous = false;  // the twin; spec's pools are not used then
   KernelTarget kernel = KernelTarget::kReference;
@@ -60,8 +61,7 @@ class Engine {
   Result<Perplexity> perplexity(std::span<const std::int32_t> tokens);
 
  private:
-  Engine(const Model& model, const CacheSpec& spec, const EngineOptions& options,
-         ThreadPool& pool);
+  Engine(const Model& model, const CacheSpec& spec, const EngineOptions& options, ThreadPool& pool);
   Status step(Scheduler& scheduler, StepBatch& batch, RunStats& stats);
   Result<double> window_bits(std::span<const std::int32_t> tokens);
   Status forward(const StepBatch& batch);

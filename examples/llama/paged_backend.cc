@@ -5,6 +5,18 @@
 #include <utility>
 
 namespace kvfolio::llama {
+namespace {
+
+// Room for the tables and the unpublished tokens of all sequences at their longest. Four times
+// that, since a table that grows moves to a place of twice its size.
+std::int64_t table_entries(const CacheSpec& spec, const PagedOptions& options) {
+  constexpr std::int64_t kSmallest = 1024;  // cells of a sequence
+  std::int64_t cells = options.max_tokens;
+  for (const GroupSpec& group : spec.groups) cells += options.max_tokens / group.block_size + 1;
+  return options.max_sequences * (4 * cells + kSmallest);
+}
+
+}  // namespace
 
 Result<std::unique_ptr<PagedBackend>> PagedBackend::create(const ModelConfig& config,
                                                            const CacheSpec& spec,
@@ -14,11 +26,12 @@ Result<std::unique_ptr<PagedBackend>> PagedBackend::create(const ModelConfig& co
   if (!layouts) return std::move(layouts).error();
   Result<KVStorage> storage = KVStorage::create(spec);
   if (!storage) return std::move(storage).error();
-  Result<KVCacheManager> manager =
-      KVCacheManager::create(*std::move(storage), {.max_sequences = options.max_sequences,
-                                                   .max_steps_in_flight = 1,
-                                                   .order = Order::kInOrder,
-                                                   .prefix_cache = options.prefix_cache});
+  Result<KVCacheManager> manager = KVCacheManager::create(
+      *std::move(storage), {.max_sequences = options.max_sequences,
+                            .max_steps_in_flight = 1,
+                            .order = Order::kInOrder,
+                            .prefix_cache = options.prefix_cache,
+                            .max_table_entries = table_entries(spec, options)});
   if (!manager) return std::move(manager).error();
   std::unique_ptr<PagedBackend> backend(
       new PagedBackend(*std::move(manager), config, options, pool));

@@ -18,6 +18,7 @@ namespace kvfolio::llama {
 
 struct PagedOptions {
   std::int32_t max_sequences = 16;
+  std::int32_t max_tokens = 0;  // of one sequence
   bool prefix_cache = true;
   KernelTarget kernel = KernelTarget::kReference;
 };
@@ -43,7 +44,7 @@ class PagedBackend final : public Backend {
   Status finish_step() override { return manager_.finish(ticket_); }
   Status drop_step() override { return manager_.drop(ticket_); }
 
-  Status admit(SequenceId sequence, std::int64_t num_tokens) const override {
+  Status admit(SequenceId sequence, std::int64_t num_tokens) override {
     return manager_.admit(sequence, num_tokens);
   }
   [[nodiscard]] bool is_window(std::int32_t group) const override;

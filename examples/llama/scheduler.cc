@@ -181,7 +181,7 @@ Status Scheduler::try_admit(Job& job, bool& admitted) {
 // How many of `wanted` tokens the sequence may append now; 0: none, it has to wait. All must fit,
 // since half a prompt is of no use, and beside others some more: whoever enters a pool that is full
 // to the brim is thrown out a step later.
-Result<std::int32_t> Scheduler::admissible(SequenceId sequence, std::int32_t wanted) const {
+Result<std::int32_t> Scheduler::admissible(SequenceId sequence, std::int32_t wanted) {
   const bool alone = running_.empty();
   std::int64_t tokens = wanted;
   tokens += std::int64_t{limits_.admission_margin} * running_sequences();

@@ -108,7 +108,7 @@ class Scheduler {
   Status append_or_make_room(Job& job, Stream& stream, std::int32_t num_tokens);
   Status admit_waiting();
   Status try_admit(Job& job, bool& admitted);
-  Result<std::int32_t> admissible(SequenceId sequence, std::int32_t wanted) const;
+  Result<std::int32_t> admissible(SequenceId sequence, std::int32_t wanted);
   Status preempt(Job& job);
   void build(StepBatch& batch);
   void note_peaks();

@@ -46,7 +46,7 @@ class CountingBackend final : public Backend {
   Status prepare() override { return {}; }
   Status finish_step() override { return {}; }
   Status drop_step() override { return {}; }
-  Status admit(SequenceId sequence, std::int64_t num_tokens) const override {
+  Status admit(SequenceId sequence, std::int64_t num_tokens) override {
     const std::int32_t length = lengths_.at(sequence);
     const std::int64_t needed = blocks(length + num_tokens) - blocks(length);
     const std::int64_t free = num_blocks_ - used();
