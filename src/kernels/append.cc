@@ -47,8 +47,9 @@ void write_rows(const KVView& cache, std::span<const Stream> streams,
     const std::int32_t block = slot / cache.block_size;
     const std::int32_t offset = slot - block * cache.block_size;
     const std::int32_t most = std::min(cache.block_size - offset, num_tokens - t);
+    const std::int32_t* const next = slots.data() + t;
     std::int32_t run = 1;
-    while (run < most && slots[static_cast<std::size_t>(t + run)] == slot + run) ++run;
+    while (run < most && next[run] == slot + run) ++run;
     for (const Stream& stream : streams) {
       kernels::move_box(
           stream.mover, {run, cache.num_kv_heads, stream.plane.head_dim}, stream.rows.at(t, 0),

@@ -457,6 +457,29 @@ TEST(Attention, NaNOfAVisibleTokenIsSeen) {
   }
 }
 
+TEST(Attention, OnlyNaNScoresGiveNaNAndOnlyMinusInfinityAMaskedRow) {
+  for (const double key : {std::nan(""), -kInfinity}) {
+    Problem s{.sequences = {{.kv_len = 3, .queries = 1}}, .head_dim_k = 1};
+    Prepared p(s);
+    for (int head = 0; head < 2; ++head) {
+      for (int position = 0; position < 3; ++position) {
+        p.cache.set(false, 1, head, p.table[0] * s.block_size + position, 0, key);
+      }
+    }
+    for (int h = 0; h < 4; ++h) p.q.set(0, h, 0, 1.0);
+    ASSERT_TRUE(attend(p.args).ok());
+    for (int h = 0; h < 4; ++h) {
+      if (std::isnan(key)) {
+        EXPECT_TRUE(std::isnan(p.out.value(0, h, 0)));
+        EXPECT_TRUE(std::isnan(p.lse.value(0, h, 0)));
+      } else {
+        EXPECT_EQ(p.out.value(0, h, 0), 0.0);
+        EXPECT_EQ(p.lse.value(0, h, 0), -kInfinity);
+      }
+    }
+  }
+}
+
 TEST(Attention, LseMayBeSingleOrAbsent) {
   Problem s{.sequences = {{.kv_len = 11, .queries = 3}}};
   Prepared wide(s);
@@ -719,6 +742,20 @@ TEST(Attention, EntriesOfTheTableThatNobodyNeedsMayBeAnything) {
   }
 }
 
+TEST(Attention, EntriesThatOnlyTheFirstRowOfAChunkNeedsAreChecked) {
+  // The window of the chunk's last row begins blocks later than that of its first row.
+  Problem s{.sequences = {{.kv_len = 24, .queries = 12}}};
+  s.params.window = 3;
+  for (std::size_t b = 2; b < 6; ++b) {  // the first row reads positions 10 to 12
+    Prepared p(s);
+    ASSERT_TRUE(attend(p.args).ok());
+    p.table[b] = kMax;
+    const Status status = attend(p.args);
+    EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr("block_table[0, " + std::to_string(b) + "]"));
+  }
+}
+
 TEST(Attention, ASliceNeedsTheTableOfItsOwnRowsOnly) {
   const Problem s{
       .sequences = {{.kv_len = 9, .queries = 2, .key = 1}, {.kv_len = 6, .queries = 6, .key = 2}}};
@@ -795,7 +832,8 @@ TEST(FaultA1, QueryHeadsReadTheirOwnKvHead) {
   }
   ASSERT_TRUE(attend(p.args).ok());
   for (int h = 0; h < 6; ++h) {
-    for (int d = 0; d < 3; ++d) EXPECT_NEAR(p.out.value(0, h, d), 10.0 * (h / 2) + d, 1e-12);
+    const int kv_head = h / 2;
+    for (int d = 0; d < 3; ++d) EXPECT_NEAR(p.out.value(0, h, d), 10.0 * kv_head + d, 1e-12);
   }
 }
 

@@ -49,7 +49,7 @@ Status KVCacheManager::Impl::check_invariants() const {
       }
     };
     for (std::size_t slot = 0; slot < sequences_.size(); ++slot) {
-      if (sequences_[slot].life == Life::kUnused) continue;
+      if (sequences_[slot].life != Life::kOpen) continue;
       count(table(static_cast<std::int32_t>(slot), g).blocks(arena()));
     }
     for (std::size_t slot = 0; slot < pins_.size(); ++slot) {

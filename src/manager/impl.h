@@ -243,7 +243,8 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] Status table_entries_full(std::string_view what) const;
   void hold_table(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
   void end_sequence(std::int32_t slot) noexcept;
-  void release_sequence(std::int32_t slot, bool aborted) noexcept;
+  void release_blocks(std::int32_t slot) noexcept;
+  void forget_sequence(std::int32_t slot, bool aborted) noexcept;
   void drop_tail_beyond(Sequence& s) noexcept;
   void share_unnamed(const Sequence& parent, Sequence& child) noexcept;
   void forget_unnamed(Sequence& s, std::int32_t n) noexcept;

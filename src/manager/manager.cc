@@ -22,7 +22,7 @@ Status check_option(std::string_view name, std::int64_t value, std::int64_t low,
 constexpr std::int32_t kMaxSlots = 1 << 24;  // a slot has 24 bits in an id
 
 Status check_options(const ManagerOptions& o) {
-  KVFOLIO_RETURN_IF_ERROR(check_option("max_sequences", o.max_sequences, 1, kMaxSlots));
+  KVFOLIO_RETURN_IF_ERROR(check_option("max_sequences", o.max_sequences, 1, kMaxSlots / 2));
   KVFOLIO_RETURN_IF_ERROR(check_option("max_pins", o.max_pins, 0, kMaxSlots));
   KVFOLIO_RETURN_IF_ERROR(check_option("max_steps_in_flight", o.max_steps_in_flight, 1, 64));
   KVFOLIO_RETURN_IF_ERROR(
@@ -97,7 +97,9 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
   if (!arena) return std::move(arena).error();
   impl->arena_ = std::make_unique<SpanArena>(std::move(*arena));
 
-  const std::int64_t sequences = o.max_sequences;
+  // kUnordered: closed sequences that wait for their step keep a slot; as many again for these.
+  const std::int64_t sequences =
+      std::int64_t{o.max_sequences} * (o.order == Order::kUnordered ? 2 : 1);
   const std::int64_t pins = o.max_pins;
   bool ok = impl->sequences_.allocate_zeroed(sequences) &&
             impl->tables_.allocate_zeroed(sequences * num_groups) &&

@@ -199,8 +199,7 @@ bool KVCacheManager::Impl::reserve_for(std::int32_t slot, std::int32_t end) noex
   }
   const std::int32_t tail_end = std::min(end, s.exact_until);
   return !s.publishes || tail_end <= s.length ||
-         arena().reserve(s.tail, tail_end - s.place.position,
-                         s.tail_end() - s.place.position);
+         arena().reserve(s.tail, tail_end - s.place.position, s.tail_end() - s.place.position);
 }
 
 Status KVCacheManager::Impl::admit(std::span<const AppendDemand> demands) {

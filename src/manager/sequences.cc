@@ -65,8 +65,9 @@ Status KVCacheManager::Impl::table_entries_full(std::string_view what) const {
 // ---- slots ----
 
 std::int32_t KVCacheManager::Impl::take_slot() noexcept {
+  if (num_sequences_ == options_.max_sequences) return -1;
   const std::int32_t slot = free_sequence_;
-  if (slot < 0) return slot;
+  KVFOLIO_CHECK(slot >= 0);
   Sequence& s = sequences_[slot];
   free_sequence_ = s.next_free;
   const std::uint32_t generation = s.generation;
@@ -206,7 +207,8 @@ void KVCacheManager::Impl::share_unnamed(const Sequence& parent, Sequence& child
     const std::int32_t num_entries = step.num_entries;
     for (std::int32_t i = 0; i < num_entries; ++i) {
       const StepEntry& e = step.entries[i];
-      if (e.slot != slot_of(parent) || e.generation != parent.generation || e.unnamed == 0) continue;
+      if (e.slot != slot_of(parent) || e.generation != parent.generation || e.unnamed == 0)
+        continue;
       if (static_cast<std::size_t>(step.num_entries) == step.entries.size()) {
         // Forked more often than a step remembers: these stay unnamed.
         child.exact_until = std::min(child.exact_until, child.unnamed_from);
@@ -436,14 +438,16 @@ Result<std::int32_t> KVCacheManager::Impl::trim(SequenceId id, const TrimOptions
 
 // ---- close ----
 
-void KVCacheManager::Impl::release_sequence(std::int32_t slot, bool aborted) noexcept {
-  Sequence& s = sequences_[slot];
+void KVCacheManager::Impl::release_blocks(std::int32_t slot) noexcept {
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     for (std::int32_t logical = table(slot, g).size() - 1; logical >= 0; --logical) {
       release_entry(slot, g, logical);
     }
   }
-  tree_->leave(s.place);
+}
+
+void KVCacheManager::Impl::forget_sequence(std::int32_t slot, bool aborted) noexcept {
+  tree_->leave(sequences_[slot].place);
   give_slot(slot, aborted);
 }
 
@@ -451,15 +455,19 @@ void KVCacheManager::Impl::end_sequence(std::int32_t slot) noexcept {
   Sequence& s = sequences_[slot];
   --num_sequences_;
   const bool unsettled = options_.order == Order::kUnordered && !is_complete(s.last_ticket);
-  if (unsettled && s.publishes) {
-    // Its last tokens become findable when their step completes: until then it keeps its blocks,
-    // so that nobody writes where it will publish.
+  if (unsettled && s.publishes &&
+      closing_.size() < static_cast<std::size_t>(options_.max_sequences)) {
+    // Its last tokens become findable when their step completes. Until then its blocks retire,
+    // nobody writes below their valid tokens, and its table tells where they are. Beyond that many
+    // sequences, they are not published.
+    release_blocks(slot);
     s.life = Life::kClosing;
     closing_.push_back(slot);
     return;
   }
   publish(slot, true);
-  release_sequence(slot, false);
+  release_blocks(slot);
+  forget_sequence(slot, false);
 }
 
 Status KVCacheManager::Impl::close(SequenceId id) {

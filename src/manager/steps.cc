@@ -330,7 +330,7 @@ void KVCacheManager::Impl::finish_closing() noexcept {
       continue;
     }
     publish(slot, true);
-    release_sequence(slot, false);
+    forget_sequence(slot, false);
   }
   closing_.resize(kept);
 }
@@ -400,10 +400,11 @@ void KVCacheManager::Impl::abort_writers(std::uint64_t first_ticket) noexcept {
     if (s.life == Life::kOpen) {
       --num_sequences_;
       ++counters_.sequences_aborted;
+      release_blocks(slot);
     } else {
       closing_.erase(std::find(closing_.begin(), closing_.end(), slot));
     }
-    release_sequence(slot, true);
+    forget_sequence(slot, true);
   }
   for (std::int32_t slot = 0; slot < static_cast<std::int32_t>(pins_.size()); ++slot) {
     if (!pins_[slot].open) continue;
