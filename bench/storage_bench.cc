@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <string>
@@ -223,8 +224,10 @@ void bench_first_fill(benchmark::State& state, Format format) {
                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         require(mapped != MAP_FAILED, "mmap");
         ::madvise(mapped, bytes + kHuge, MADV_HUGEPAGE);
-        const auto address = reinterpret_cast<std::uintptr_t>(mapped);
-        std::memset(reinterpret_cast<std::byte*>((address + kHuge - 1) / kHuge * kHuge), 1, bytes);
+        void* aligned = mapped;
+        std::size_t room = bytes + kHuge;
+        require(std::align(kHuge, bytes, aligned, room) != nullptr, "align");
+        std::memset(aligned, 1, bytes);
         ::munmap(mapped, bytes + kHuge);
       });
 }

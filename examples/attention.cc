@@ -2,6 +2,7 @@
 
 // The kernels over memory of one's own: no pool, no manager. Two sequences share a block.
 
+#include <algorithm>
 #include <cstdio>
 #include <vector>
 
@@ -29,7 +30,7 @@ int main() {
 
   // Six tokens of the first sequence, in blocks 2 and 0; the values of token t are all t.
   std::vector<float> k(6 * kToken), v(k.size());
-  for (std::size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(i / kToken);
+  for (int t = 0; t < 6; ++t) std::fill_n(v.begin() + t * kToken, kToken, static_cast<float>(t));
   const std::int32_t slots[] = {8, 9, 10, 11, 0, 1};  // block * block_size + offset
   Status status = append(cache, 0, rows(k, 6), rows(v, 6), slots);
 
