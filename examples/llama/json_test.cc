@@ -83,7 +83,9 @@ TEST(Json, DeepNestingIsRefusedAtTheLimit) {
   };
   EXPECT_TRUE(parse_json(nested(32)));
   EXPECT_THAT(error_of(nested(33)), HasSubstr("nested more than 32 deep"));
-  EXPECT_THAT(error_of(std::string(50'000'000, '[')), HasSubstr("nested more than 32 deep"));
+  std::string bottomless;
+  bottomless.assign(50'000'000, '[');
+  EXPECT_THAT(error_of(bottomless), HasSubstr("nested more than 32 deep"));
 }
 
 TEST(Json, NumberOfValuesIsBounded) {

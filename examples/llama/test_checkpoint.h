@@ -3,9 +3,8 @@
 
 // For tests: folders that vanish, safetensors files from parts that may be wrong, a tiny model.
 
-#include <stdlib.h>
-
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
