@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of the command line: keys, exit codes, and messages for what is wrong."""
+
+import json
+import pathlib
+import re
+import shutil
+import struct
+import subprocess
+
+import numpy as np
+import pytest
+from engine import COMMAND, checkpoint, generate, prompts, run
+
+SUMMARY_KEYS = """requests samples generated_tokens tokens_per_s kernel format blocks_total
+    blocks_peak prompt_tokens prefill_tokens_computed tokens_reused tokens_recomputed block_copies
+    evictions preemptions contiguous_bytes paged_bytes_peak""".split()
+SAMPLE_KEYS = """id sample token_ids text finish_reason prompt_tokens cached_tokens
+    preemptions""".split()
+
+
+def bad(done, *words):
+    """Exit 2 with one sentence that has these words; nothing on standard output."""
+    message = done.stderr.decode()
+    assert done.returncode == 2, (done.returncode, message)
+    for word in words:
+        assert str(word) in message, message
+    return message
+
+
+def test_json_has_the_keys():
+    result = generate(checkpoint("tied-f32"), [{"id": "r", "prompt_ids": [1, 2, 3]}])
+    assert set(SUMMARY_KEYS) <= set(result.summary)
+    assert list(result.samples[0]) == SAMPLE_KEYS
+    assert result.summary["kernel"] == "reference"
+    assert result.summary["format"] == "hnd"
+    assert len(result.samples[0]["token_ids"]) == 48
+
+
+def test_json_prints_json_only():
+    done = run(checkpoint("tied-f32"), "--prompt", "x", "--max-new-tokens", 30, "--json")
+    for line in done.stdout.decode().splitlines():
+        json.loads(line)
+    assert done.stderr == b""
+
+
+def test_text_is_the_bytes_of_the_tokens():
+    result = generate(checkpoint("tied-f32"), [{"id": "r", "prompt_ids": [1, 2, 3]}])
+    sample = result.samples[0]
+    ascii_only = [t for t in sample["token_ids"] if t < 128]
+    kept = [ord(c) for c in sample["text"] if ord(c) < 128]
+    assert kept == ascii_only
+
+
+def test_words_are_null_where_tokens_are_not_bytes():
+    model = checkpoint("head-dim")
+    result = generate(model, [{"id": "r", "prompt_ids": [1, 2, 3], "max_new_tokens": 3}])
+    assert result.samples[0]["text"] is None
+    bad(run(model, "--prompt", "x"), "--prompt", "97 tokens", "token ids")
+    ids = run(model, "--prompt-ids", "1,2,3", "--max-new-tokens", 3)
+    assert ids.returncode == 0
+    assert " ".join(map(str, result.samples[0]["token_ids"])) in ids.stdout.decode()
+
+
+def test_command_line_values_are_the_defaults_of_missing_fields():
+    requests = [{"id": "a", "prompt_ids": [1], "max_new_tokens": 2}, {"id": "b", "prompt_ids": [1]}]
+    result = generate(checkpoint("tied-f32"), requests, "--max-new-tokens", 5, "--samples", 2)
+    assert {key: len(tokens) for key, tokens in result.tokens.items()} == {
+        ("a", 0): 2, ("a", 1): 2, ("b", 0): 5, ("b", 1): 5}
+
+
+def test_end_of_sequence_ids_of_the_checkpoint_stop():
+    model = checkpoint("untied-bf16")  # it names none
+    [prompt] = prompts(1, shared=0, own=10)
+    request = {"id": "a", "prompt_ids": prompt, "max_new_tokens": 20}
+    tokens = generate(model, [request]).tokens["a", 0]
+    stopping = pathlib.Path(str(model) + "-eos")
+    shutil.copytree(model, stopping, dirs_exist_ok=True)
+    config = json.loads((stopping / "config.json").read_text())
+    (stopping / "config.json").write_text(json.dumps(config | {"eos_token_id": [tokens[7], 3]}))
+    sample = generate(stopping, [request]).samples[0]
+    assert sample["finish_reason"] == "stop"
+    assert sample["token_ids"] == tokens[: tokens.index(tokens[7]) + 1]
+
+
+def test_a_request_that_never_fits_gets_its_line_and_the_others_go_on():
+    [long, short] = prompts(1, 0, 100) + prompts(1, 0, 10)
+    requests = [{"id": "long", "prompt_ids": long, "max_new_tokens": 20},
+                {"id": "short", "prompt_ids": short, "max_new_tokens": 5},
+                {"id": "longer", "prompt_ids": long * 5, "max_new_tokens": 20}]
+    result = generate(checkpoint("tied-f32"), requests, "--num-blocks", 4, code=1)
+    assert re.search(r"needs 8 blocks .* the pool has 4", result.errors["long"])
+    assert "max_position_embeddings 512" in result.errors["longer"]
+    assert list(result.tokens) == [("short", 0)]
+    assert result.summary["rejected"] == 2
+
+
+def test_the_smallest_pool_is_what_the_inputs_need():
+    # 10 + 7 tokens, of which the last is never an input: 16 slots.
+    request = {"id": "a", "prompt_ids": list(range(10)), "max_new_tokens": 7}
+    assert generate(checkpoint("tied-f32"), [request], "--num-blocks", 1).samples
+    more = request | {"max_new_tokens": 8}
+    assert generate(checkpoint("tied-f32"), [more], "--num-blocks", 1, code=1).errors
+
+
+def test_default_pool_is_what_the_longest_needs_times_max_seqs():
+    request = {"id": "a", "prompt_ids": list(range(30)), "max_new_tokens": 10}
+    summary = generate(checkpoint("tied-f32"), [request], "--max-seqs", 5).summary
+    assert summary["blocks_total"] == 3 * 5
+    per_block = summary["paged_bytes_peak"] // summary["blocks_peak"]
+    summary = generate(checkpoint("tied-f32"), [request], "--memory", "1MiB").summary
+    assert summary["blocks_total"] == (1 << 20) // per_block
+
+
+@pytest.mark.parametrize("options,words", [
+    (["--threads", "0"], ["--threads", '"0"', "1 to 256"]),
+    (["--block-size", "1025"], ["--block-size", "1025", "1 to 1024"]),
+    (["--num-blocks", "99999999999"], ["--num-blocks", "2147483647"]),
+    (["--num-blocks", "2147483647"], ["num_blocks 2147483647", "allowed"]),
+    (["--memory", "1TiB"], ["memory"]),
+    (["--memory", "12GB"], ["--memory", "12GB", "24GiB"]),
+    (["--memory", "100"], ["--memory", "100", "at least"]),
+    (["--memory", "9223372036854775807TiB"], ["--memory"]),
+    (["--num-blocks", "1", "--memory", "1GiB"], ["--num-blocks", "--memory"]),
+    (["--temperature", "nan"], ["--temperature", "nan"]),
+    (["--top-p", "1.5"], ["--top-p", "1.5", "at most 1"]),
+    (["--seed", "-1"], ["--seed", "-1"]),
+    (["--kernel", "avx2"], ["--kernel", "avx2", "reference"]),
+    (["--format", "granule"], ["--format", "granule", "auto, hnd, nhd"]),
+    (["--cache-dtype", "int8"], ["--cache-dtype", "int8", "bf16"]),
+    (["--draft", "ngram:2"], ["--draft"]),
+    (["--beams", "2", "--samples", "2"], ["beams", "samples"]),
+    (["--beams", "2", "--temperature", "1"], ["temperature", "beams"]),
+    (["--beams", "2", "--logits", "/tmp/never.npy"], ["--logits", "beam"]),
+    (["--logits", "/nowhere/out.npy"], ["--logits", "/nowhere/out.npy"]),
+    (["--perplexity", "/nowhere/text"], ["--perplexity", "/nowhere/text"]),
+    (["--verify", "--contiguous"], ["--verify", "--contiguous"]),
+    (["--prompt-ids", "1"], ["--prompt", "--prompt-ids"]),
+])
+def test_wrong_options_are_named(options, words):
+    bad(run(checkpoint("tied-f32"), "--prompt", "x", "--max-new-tokens", 1, *options), *words)
+
+
+def test_wrong_prompt_ids_are_named():
+    bad(run(checkpoint("tied-f32"), "--prompt-ids", "1,2,256"), "--prompt-ids", "256", "0 to 255")
+    bad(run(checkpoint("tied-f32"), "--prompt-ids", "1;2"), "1;2")
+    bad(run(checkpoint("tied-f32"), "--prompt-ids", ""), "empty")
+    bad(run(checkpoint("tied-f32")), "--requests", "--prompt")
+
+
+MEMORY = 300 << 20
+HOSTILE = {
+    "not json": ("nonsense", ["line 1"]),
+    "cut": ('{"prompt":"x"', ["line 1"]),
+    "second line": ('{"prompt":"x"}\n{"prompt":7}', ["line 2", "prompt", "7"]),
+    "nan": ('{"prompt":"x","temperature":NaN}', ["line 1"]),
+    "huge number": ('{"prompt":"x","seed":1e400}', ["line 1"]),
+    "id out of range": ('{"prompt_ids":[1,300]}', ["prompt_ids[1]", "300", "0 to 255"]),
+    "id twice": ('{"id":"a","prompt":"x"}\n{"id":"a","prompt":"y"}', ["line 2", '"a"']),
+    "key twice": ('{"id":"a","id":"b","prompt":"x"}', ["line 1", "id"]),
+    "unknown field": ('{"prompt":"x","max_token":3}', ["max_token", "max_new_tokens"]),
+    "wrong type": ('{"prompt":"x","samples":"4"}', ["samples"]),
+    "negative": ('{"prompt":"x","max_new_tokens":-4}', ["max_new_tokens", "-4"]),
+    "deep": ("[" * 5_000_000, ["line 1"]),
+    "deep object": ('{"prompt":' * 100_000, ["line 1"]),
+    "long line": ("x" * 20_000_000, ["line 1", "longer"]),
+    "many ids": ('{"prompt_ids":[' + "1," * 3_000_000 + "1]}", ["line 1"]),
+    "many requests": ('{"prompt":"x","samples":1024}\n' * 1000, ["samples"]),
+    "zero bytes": (b"\0" * 1000, ["line 1"]),
+    "empty": ("", ["no request"]),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_requests_are_refused(name):
+    text, words = HOSTILE[name]
+    bad(run(checkpoint("tied-f32"), requests=text, timeout=20, memory_bytes=MEMORY), *words)
+
+
+def test_missing_files_are_named(tmp_path):
+    bad(run(tmp_path / "none", "--prompt", "x"), "none")
+    bad(run(checkpoint("tied-f32"), "--requests", tmp_path / "none"), "none")
+
+
+def test_hostile_checkpoints_are_refused(tmp_path):
+    good = (checkpoint("tied-f32") / "model.safetensors").read_bytes()
+    size = 8 + struct.unpack("<Q", good[:8])[0]
+    cases = {
+        "cut header": good[: size // 2],
+        "cut data": good[:-1],
+        "length 2^63": struct.pack("<Q", 1 << 63) + good[8:],
+        "nothing": b"",
+        "overlap": good.replace(b'"data_offsets":[0,', b'"data_offsets":[4,', 1),
+        "nan weights": good[:size] + np.full((len(good) - size) // 4, np.nan, "<f4").tobytes(),
+    }
+    shutil.copy(checkpoint("tied-f32") / "config.json", tmp_path)
+    for name, data in cases.items():
+        (tmp_path / "model.safetensors").write_bytes(data)
+        done = run(tmp_path, "--prompt", "x", timeout=20, memory_bytes=MEMORY)
+        message = bad(done)
+        assert len(message) > 20, name
+
+
+def test_help_and_version():
+    for arguments in (["--help"], ["generate", "--help"]):
+        done = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=True)
+        assert done.stdout.count("\n  kvfolio generate --model") == 2  # two examples
+    done = subprocess.run([COMMAND, "--version"], capture_output=True, text=True, check=True)
+    for word in ("kvfolio 0", "commit ", "compiler ", "reference"):
+        assert word in done.stdout
+    for arguments in ([], ["fly"], ["generate"]):
+        done = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+
+
+def test_a_closed_pipe_is_no_signal():
+    command = f"'{COMMAND}' generate --model '{checkpoint('tied-f32')}' --prompt x --json"
+    script = f"set -o pipefail; {command} --samples 40 2>/dev/null | head -n 1 >/dev/null"
+    done = subprocess.run(["bash", "-c", script], check=False)
+    assert done.returncode in (0, 2)
