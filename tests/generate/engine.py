@@ -86,10 +86,12 @@ def check_counts(requests, result):
             == summary["prompt_tokens"])
     cached = {s["id"]: s["cached_tokens"] for s in result.samples}
     assert all(0 <= hit < asked[name] for name, hit in cached.items())
-    if summary["preemptions"] == 0:
+    assert summary["tokens_reused"] <= sum(cached.values())
+    # A sample that finds no free sequence when its siblings fork comes later, by itself.
+    forks = any(r.get("beams", 1) > 1 or r.get("samples", 1) > 1 for r in requests)
+    if summary["preemptions"] == 0 and not forks:
         assert summary["tokens_reused"] == sum(cached.values())
-        beams = any(r.get("beams", 1) > 1 for r in requests)
-        assert summary["tokens_recomputed"] == 0 or beams
+        assert summary["tokens_recomputed"] == 0
     if summary["blocks_total"] and result.samples:
         assert 0 < summary["blocks_peak"] <= summary["blocks_total"]
     assert sum(s["preemptions"] for s in result.samples) >= summary["preemptions"]
