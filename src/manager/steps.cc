@@ -250,7 +250,12 @@ void KVCacheManager::Impl::move_windows(std::int32_t slot) noexcept {
     if (!windowed(g)) continue;
     const GroupSpec& spec = group(g).spec;
     const std::int32_t size = spec.block_size;
-    const std::int32_t keep_from = std::max(0, s.accepted - spec.window + 1);
+    std::int32_t keep_from = std::max(0, s.accepted - spec.window + 1);
+    // Without order the newest blocks are published at complete(): until then they stay, or no
+    // prompt longer than the window would ever be found.
+    if (options_.order == Order::kUnordered && s.publishes && !is_complete(s.last_ticket)) {
+      keep_from = std::min(keep_from, s.place.position);
+    }
     std::int32_t& begin = window_begin(slot, g);
     begin = std::max(begin, (spec.num_sinks + size - 1) / size);
     for (; (begin + 1) * size <= keep_from; ++begin) {
@@ -361,6 +366,7 @@ Status KVCacheManager::Impl::complete(Ticket ticket) {
       const Sequence& s = sequences_[e.slot];
       if (s.life != Life::kOpen || s.generation != e.generation) continue;
       publish(e.slot, false);
+      move_windows(e.slot);
     }
     finish_closing();
   }
