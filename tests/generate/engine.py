@@ -86,7 +86,8 @@ def check_counts(requests, result):
             == summary["prompt_tokens"])
     cached = {s["id"]: s["cached_tokens"] for s in result.samples}
     assert all(0 <= hit < asked[name] for name, hit in cached.items())
-    assert summary["tokens_reused"] <= sum(cached.values())
+    if summary["preemptions"] == 0:  # who comes back may find more than at first
+        assert summary["tokens_reused"] <= sum(cached.values())
     # A sample that finds no free sequence when its siblings fork comes later, by itself.
     forks = any(r.get("beams", 1) > 1 or r.get("samples", 1) > 1 for r in requests)
     if summary["preemptions"] == 0 and not forks:
