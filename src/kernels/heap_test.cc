@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Kernels that succeed take no memory: every operator new of this program is counted.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+#include "kernels/test_cache.h"
+#include "kvfolio/kernels.h"
+
+namespace {
+std::atomic<int> num_heap_calls{0};
+}  // namespace
+
+// Not inlined: g++ would take malloc and free for a mismatch with new and delete.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
+  ++num_heap_calls;
+  void* memory = std::malloc(bytes == 0 ? 1 : bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+
+namespace kvfolio {
+namespace {
+
+TEST(Kernels, CallsThatSucceedTakeNoMemory) {
+  using testing_cache::TestCache;
+  using testing_cache::TestRows;
+  for (const DType source : {DType::kF32, DType::kF64}) {
+    TestCache cache({.num_kv_heads = 2, .head_dim_k = 4, .head_dim_v = 4, .num_blocks = 2});
+    TestRows rows(20, 2, 4, source);
+    TestRows out(20, 2, 4, source);
+    rows.fill(1);
+    std::vector<std::int32_t> slots(20);
+    for (int t = 0; t < 20; ++t) slots[static_cast<std::size_t>(t)] = t;
+    const std::int32_t table[] = {0, 1};
+    const std::int32_t query_start[] = {0, 20};
+    const std::int32_t kv_lens[] = {20};
+    const std::int32_t src[] = {0};
+    const std::int32_t dst[] = {1};
+    std::vector<std::byte> workspace(1 << 16);
+    AttentionArgs args{.cache = cache.view, .params = {.scale = 1.0}, .workspace = workspace};
+    args.batch = {query_start, kv_lens, table, 2};
+    args.q = rows.rows;
+    args.out = out.rows;
+    TestRows one(1, 1, 4, source);
+
+    const int before = num_heap_calls;
+    bool ok = append(cache.view, 0, rows.rows, rows.rows, slots).ok();
+    ok = ok &&
+         gather(
+             {.cache = cache.view, .block_table = table, .length = 20, .count = 20, .k = out.rows})
+             .ok();
+    ok = ok && write_token(cache.view, {.slot = 3}, one.rows, one.rows).ok();
+    ok = ok && read_token(cache.view, {.slot = 3}, one.rows, one.rows).ok();
+    ok = ok && copy_blocks(cache.view, src, dst).ok();
+    ok = ok && convert(rows.rows, out.rows).ok();
+    ok = ok && attention_workspace_bytes(cache.view, 2, 20).has_value();
+    ok = ok && attend(args).ok();
+    const int taken = num_heap_calls - before;
+    EXPECT_TRUE(ok);
+    EXPECT_EQ(taken, 0);
+  }
+}
+
+}  // namespace
+}  // namespace kvfolio
