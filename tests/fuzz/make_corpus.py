@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the seed inputs of fuzz_safetensors and fuzz_config into corpus/ beside this file.
+"""Writes the seed inputs of fuzz_safetensors, fuzz_config and fuzz_index into corpus/ beside this file.
 
 Run by hand after a change; the inputs are kept, so that g++ builds replay them. Inputs that a fuzzer
 found are kept there too, under other names.
@@ -76,9 +76,20 @@ def config_seeds():
         "num_hidden_layers", "vocab_size")}
 
 
+def index_seeds():
+    for name, weight_map in (
+        ("good", {"a": "s1", "b": "s2"}), ("one", {"a": "s1"}), ("none", {}), ("swapped", {"a": "s2"}),
+        ("missing-file", {"a": "s3"}), ("outside", {"a": "../s1"}), ("absolute", {"a": "/dev/zero"}),
+        ("dots", {"a": ".."}), ("self", {"a": "."}), ("empty", {"a": ""}), ("number", {"a": 1}),
+        ("array", ["s1"]), ("more", {"a": "s1", "c": "s1"}),
+    ):
+        yield name, {"metadata": {"total_size": 4}, "weight_map": weight_map}
+
+
 def main():
     for folder, ending, seeds in (("safetensors", ".safetensors", safetensors_seeds()),
-                                  ("config", ".json", config_seeds())):
+                                  ("config", ".json", config_seeds()),
+                                  ("index", ".json", index_seeds())):
         to = HERE / "corpus" / folder
         to.mkdir(parents=True, exist_ok=True)
         for name, seed in seeds:
