@@ -225,7 +225,9 @@ class KVFOLIO_API KVCacheManager {
   Status admit(SequenceId sequence, std::int64_t num_tokens);
   // Gives up to `num_blocks` cached blocks of a group back, coldest first. Returns how many.
   Result<std::int32_t> evict(GroupId group, std::int32_t num_blocks);
-  // Holds what a hit of `tokens` needs until unpin; pinned_tokens may be less than asked.
+  // Holds what a hit of `tokens` needs until unpin; pinned_tokens may be less than asked. Whole
+  // blocks of the prefix are found as long as the pin lasts; a rest inside a block is kept too, but
+  // a prompt may be served by a neighbour that shares as much.
   Result<Pinned> pin(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
   Status unpin(PinId pin);
 

@@ -321,6 +321,7 @@ void KVCacheManager::Impl::truncate_blocks(std::int32_t slot, std::int32_t n) no
       release_entry(slot, g, logical);
     }
     table(slot, g).truncate(keep);
+    window_begin(slot, g) = std::min(window_begin(slot, g), keep);
   }
 }
 
@@ -367,13 +368,11 @@ void KVCacheManager::Impl::truncate_to(std::int32_t slot, std::int32_t n) noexce
   s.draft = n - s.accepted;
   if (s.unnamed_from >= n) s.unnamed_from = kNever;
   forget_unnamed(s, n);
+  if (n <= s.trim_sinks) s.trim_sinks = s.trim_first_kept = 0;
   if (s.trim_first_kept > s.trim_sinks) {
-    if (n <= s.trim_sinks) {
-      s.trim_sinks = s.trim_first_kept = 0;
-    } else {
-      // What follows reads across the gap.
-      s.exact_until = std::min(s.exact_until, n);
-    }
+    s.exact_until = std::min(s.exact_until, n);  // what follows reads across the gap
+  } else if (s.exact_until >= n) {
+    s.exact_until = kNever;  // what was not exact is gone
   }
   drop_tail_beyond(s);
 }

@@ -285,6 +285,20 @@ std::int32_t PrefixTree::Impl::leftmost(std::int32_t r) const noexcept {
   return r;
 }
 
+std::int32_t PrefixTree::Impl::treap_before(std::int32_t r) const noexcept {
+  if (run(r).left != kNone) {
+    r = run(r).left;
+    while (run(r).right != kNone) r = run(r).right;
+    return r;
+  }
+  std::int32_t up = run(r).up;
+  while (up != kNone && run(up).left == r) {
+    r = up;
+    up = run(r).up;
+  }
+  return up;
+}
+
 std::int32_t PrefixTree::Impl::treap_next(std::int32_t r) const noexcept {
   if (run(r).right != kNone) return leftmost(run(r).right);
   std::int32_t up = run(r).up;

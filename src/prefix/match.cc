@@ -147,6 +147,39 @@ std::int32_t PrefixTree::Impl::served(std::int32_t limit, std::int32_t extra_win
   return at;
 }
 
+std::int32_t PrefixTree::Impl::served_nearby(std::int32_t limit, std::int32_t found,
+                                             std::span<const std::int32_t> tokens,
+                                             std::span<const MediaSpan> media) const noexcept {
+  constexpr int kMostTries = 8;  // on each side; a branch may have thousands of children
+  std::int32_t& tip = path_[path_length_ - 1];
+  const std::int32_t nearest = tip;
+  const std::int32_t nearest_matched = matched_;
+  const std::int32_t start = run(nearest).start;
+  const auto rest = tokens.subspan(static_cast<std::size_t>(start));
+  std::int32_t best = nearest;
+  std::int32_t best_matched = matched_;
+  for (const bool forward : {false, true}) {
+    std::int32_t r = nearest;
+    for (int tries = 0; tries < kMostTries && found < std::min(limit, nearest_matched); ++tries) {
+      r = forward ? treap_next(r) : treap_before(r);
+      if (r == kNone) break;
+      const std::int32_t common = start + common_prefix(r, start, rest, media);
+      if (common <= found) break;  // further out they share less still
+      tip = r;
+      matched_ = common;
+      const std::int32_t more = served(limit, 0, media);
+      if (more > found) {
+        found = more;
+        best = r;
+        best_matched = common;
+      }
+    }
+  }
+  tip = best;
+  matched_ = best_matched;
+  return found;
+}
+
 PrefixMatch PrefixTree::Impl::match(std::int32_t root, std::span<const std::int32_t> tokens,
                                     std::span<const MediaSpan> media, std::int32_t max_tokens,
                                     bool allow_whole) const noexcept {
@@ -161,7 +194,17 @@ PrefixMatch PrefixTree::Impl::match(std::int32_t root, std::span<const std::int3
       }
     }
   }
-  found.tokens = found.whole ? size - 1 : served(std::max(max_tokens, 0), 0, media);
+  if (found.whole) {
+    found.tokens = size - 1;
+  } else {
+    const std::int32_t limit = std::max(max_tokens, 0);
+    found.tokens = served(limit, 0, media);
+    const std::int32_t tip = path_length_ > 0 ? path_[path_length_ - 1] : kNone;
+    if (tip != kNone && found.tokens < std::min(limit, matched_) &&
+        matched_ - run(tip).start < unit_) {
+      found.tokens = served_nearby(limit, found.tokens, tokens, media);
+    }
+  }
   found.run = root;
   const std::int32_t position = found.held_tokens() / unit_ * unit_;
   for (std::int32_t j = path_length_ - 1; j >= 0 && found.run == root && position > 0; --j) {

@@ -217,11 +217,16 @@ class PrefixTree::Impl {
   void treap_replace(std::int32_t old_run, std::int32_t new_run) noexcept;
   void rotate_up(std::int32_t r) noexcept;
   [[nodiscard]] std::int32_t treap_next(std::int32_t r) const noexcept;
+  [[nodiscard]] std::int32_t treap_before(std::int32_t r) const noexcept;
   [[nodiscard]] std::int32_t leftmost(std::int32_t r) const noexcept;
 
   // match.cc: over path_[0 .. path_length_), the runs from the root's child to the last matched.
   [[nodiscard]] std::int32_t walk(std::int32_t root, std::span<const std::int32_t> tokens,
                                   std::span<const MediaSpan> media) const noexcept;
+  // The walk ended at a neighbour that shares most: others that share less may serve more.
+  [[nodiscard]] std::int32_t served_nearby(std::int32_t limit, std::int32_t found,
+                                           std::span<const std::int32_t> tokens,
+                                           std::span<const MediaSpan> media) const noexcept;
   // How far an entry covers logical block `logical` along the path and below, and which it is.
   struct Cover {
     std::int32_t end = 0;  // a position; the block's start where there is none
