@@ -87,10 +87,11 @@ class Generate {
       summary.comparison = compare(results_, twin);
       summary.twin_stats = *other;
     }
+    const llama::BlockMap* const block_map = options_.report ? &block_map_ : nullptr;
     if (options_.json) {
-      std::cout << summary_json(summary) << "\n";
+      std::cout << summary_json(summary, block_map) << "\n";
     } else {
-      std::cout << summary_text(summary, options_.report ? &block_map_ : nullptr);
+      std::cout << summary_text(summary, block_map);
     }
     std::cout.flush();
     const bool failed = summary.stats.scheduler.rejected > 0 ||

@@ -78,7 +78,7 @@ std::string cache_report(const Summary& summary) {
 
 }  // namespace
 
-std::string summary_json(const Summary& summary) {
+std::string summary_json(const Summary& summary, const llama::BlockMap* block_map) {
   const llama::RunStats& stats = summary.stats;
   const llama::SchedulerStats& work = stats.scheduler;
   JsonWriter json;
@@ -116,10 +116,13 @@ std::string summary_json(const Summary& summary) {
     JsonWriter verify;
     verify.field("identical", comparison.difference.empty())
         .field("tokens", comparison.tokens)
-        .field("logit_rows", comparison.logit_rows);
+        .field("logit_rows", comparison.logit_rows)
+        .field("twin_seconds", rounded(summary.twin_stats.seconds, 1e4))
+        .field("twin_bytes_peak", summary.twin_stats.bytes_peak);
     if (!comparison.difference.empty()) verify.field("difference", comparison.difference);
     json.raw("verify", verify.text());
   }
+  if (block_map != nullptr) json.field("report", summary_text(summary, block_map));
   return JsonWriter().raw("summary", json.text()).text();
 }
 
@@ -149,7 +152,10 @@ std::string summary_text(const Summary& summary, const llama::BlockMap* block_ma
     if (comparison.difference.empty()) {
       out += "\nverified: " + plural(comparison.tokens, "token") + " and " +
              plural(comparison.logit_rows, "row") +
-             " of logits are equal, bit for bit, to one contiguous cache per sequence\n";
+             " of logits are equal, bit for bit, to one contiguous\n  cache per sequence, which "
+             "took " +
+             mebibytes(summary.twin_stats.bytes_peak) + " and " +
+             fixed(summary.twin_stats.seconds, 2) + " s\n";
     } else {
       out += "\nDIFFERENT: " + comparison.difference + "\n";
     }

@@ -24,8 +24,8 @@ struct Summary {
   llama::RunStats twin_stats;            // likewise
 };
 
-// {"summary":{...}}
-[[nodiscard]] std::string summary_json(const Summary& summary);
+// {"summary":{...}}; with a block map its field "report" is summary_text().
+[[nodiscard]] std::string summary_json(const Summary& summary, const llama::BlockMap* block_map);
 // A few lines; with a block map also what the cache did, and its picture.
 [[nodiscard]] std::string summary_text(const Summary& summary, const llama::BlockMap* block_map);
 
