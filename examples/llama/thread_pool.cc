@@ -40,22 +40,28 @@ void ThreadPool::run(std::int32_t num_parts, Call call, void* context) {
   call_ = call;
   context_ = context;
   num_parts_ = num_parts;
-  next_.store(0);
-  busy_.store(static_cast<std::int32_t>(workers_.size()));
-  round_.fetch_add(1);  // publishes the four above
+  unfinished_.store(num_parts);
+  const std::uint32_t round = round_.load() + 1;
+  unclaimed_.store(std::uint64_t{round} << 32 | static_cast<std::uint32_t>(num_parts));
+  round_.store(round);
   round_.notify_all();
-  take_parts();
-  // Every worker passes through every round: none can still be in this one when the next begins.
+  take_parts(round);
   for (std::int32_t spins = 0; spins < kSpins; ++spins) {
-    if (busy_.load() == 0) return;
+    if (unfinished_.load() == 0) return;
     pause();
   }
-  for (std::int32_t busy = busy_.load(); busy != 0; busy = busy_.load()) busy_.wait(busy);
+  for (std::int32_t left = unfinished_.load(); left != 0; left = unfinished_.load()) {
+    unfinished_.wait(left);
+  }
 }
 
-void ThreadPool::take_parts() {
-  for (std::int32_t part = next_.fetch_add(1); part < num_parts_; part = next_.fetch_add(1)) {
-    call_(context_, part);
+void ThreadPool::take_parts(std::uint32_t round) {
+  std::uint64_t seen = unclaimed_.load();
+  while (seen >> 32 == round && static_cast<std::uint32_t>(seen) != 0) {
+    if (!unclaimed_.compare_exchange_weak(seen, seen - 1)) continue;  // `seen` is fresh now
+    call_(context_, num_parts_ - static_cast<std::int32_t>(static_cast<std::uint32_t>(seen)));
+    if (unfinished_.fetch_sub(1) == 1) unfinished_.notify_one();
+    seen = unclaimed_.load();
   }
 }
 
@@ -63,10 +69,9 @@ void ThreadPool::work() {
   for (std::uint32_t seen = 0;;) {
     for (std::int32_t spins = 0; spins < kSpins && round_.load() == seen; ++spins) pause();
     round_.wait(seen);
-    ++seen;
+    seen = round_.load();
     if (stop_.load()) return;
-    take_parts();
-    if (busy_.fetch_sub(1) == 1) busy_.notify_one();
+    take_parts(seen);
   }
 }
 

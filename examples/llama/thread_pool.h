@@ -46,17 +46,21 @@ class ThreadPool {
   using Call = void (*)(void* context, std::int32_t part);
 
   void run(std::int32_t num_parts, Call call, void* context);
-  void take_parts();
+  void take_parts(std::uint32_t round);
   void work();
 
-  // The loop of the current round; written by the caller before it publishes the round.
+  // The loop of the current round. The caller writes it before it publishes the round, and only
+  // when no part is claimed; others read it only while they hold a part.
   Call call_ = nullptr;
   void* context_ = nullptr;
   std::int32_t num_parts_ = 0;
 
-  std::atomic<std::int32_t> next_{0};    // part that the next free thread takes
-  std::atomic<std::uint32_t> round_{0};  // number of the current loop
-  std::atomic<std::int32_t> busy_{0};    // workers that have not finished the current round
+  // Round number in the high half, parts not yet claimed in the low half. One word, so that a
+  // thread that comes late cannot claim a part of a round that it did not see begin; nobody waits
+  // for a thread that holds no part, which matters where other processes want the cores.
+  std::atomic<std::uint64_t> unclaimed_{0};
+  std::atomic<std::int32_t> unfinished_{0};  // parts that have not returned
+  std::atomic<std::uint32_t> round_{0};      // what idle workers wait for
   std::atomic<bool> stop_{false};
   std::vector<std::thread> workers_;
 };
