@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documents say what the code does, as far as a script can tell.
+
+A fenced block behind the line `<!-- output: NAME -->` is what the program NAME prints, one behind
+`<!-- source: FILE -->` the lines of FILE between its marks "readme: begin" and "readme: end", and one
+behind `<!-- lines of: FILE -->` is made of lines that stand in FILE. Without arguments the test runs
+under ctest, which names the programs in the environment.
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import textwrap
+
+import pytest
+
+ROOT = pathlib.Path(os.environ.get("KVFOLIO_SOURCE_DIR",
+                                   pathlib.Path(__file__).resolve().parents[2]))
+PAGES = sorted({ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md"),
+                *ROOT.glob("models/*/README.md")})
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
+MARKED = re.compile(r"<!-- (output|source|lines of): (\S+) -->\s*\n```\w*\n(.*?)^```$", re.M | re.S)
+LINK = re.compile(r"(?<!!)\[[^\]\[]*\]\(([^)\s]+)\)")
+# `src/prefix/match.cc`, `scripts/demo`: a path of this repository, in backticks.
+PATH = re.compile(r"`((?:src|include|docs|scripts|examples|tools|tests|bench|cmake|models|\.ci)/"
+                  r"[\w./-]+)`")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+
+
+def page_id(path):
+    return str(path.relative_to(ROOT))
+
+
+def prose(text):
+    """The text without fenced blocks."""
+    return FENCE.sub("", text)
+
+
+def anchors(text):
+    """Names of the headings, as GitHub makes them."""
+    names = set()
+    for heading in re.findall(r"^#+ +(.*)$", prose(text), re.M):
+        name = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        count = 0
+        while (name if not count else f"{name}-{count}") in names:
+            count += 1
+        names.add(name if not count else f"{name}-{count}")
+    return names
+
+
+def marked_blocks():
+    for page in PAGES:
+        for kind, name, body in MARKED.findall(page.read_text()):
+            yield pytest.param(page, kind, name, body, id=f"{page_id(page)}:{kind}:{name}")
+
+
+def expected(kind, name):
+    if kind == "output":
+        program = os.environ.get("KVFOLIO_DOCS_" + name.upper())
+        if not program:
+            pytest.skip(f"the program {name} was not built")
+        ran = subprocess.run([program], capture_output=True, text=True, timeout=60)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+    text = (ROOT / name).read_text()
+    begin = text.index("\n", text.index("readme: begin")) + 1
+    end = text.rindex("\n", 0, text.index("readme: end")) + 1
+    return textwrap.dedent(text[begin:end])
+
+
+@pytest.mark.parametrize(("page", "kind", "name", "body"), marked_blocks())
+def test_block_is_what_it_says(page, kind, name, body):
+    if kind != "lines of":
+        assert body == expected(kind, name)
+        return
+    known = [line.strip() for line in (ROOT / name).read_text().splitlines()]
+    for line in body.splitlines():
+        assert line.strip() in known, f"{page_id(page)} shows a line that is not in {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links_lead_somewhere(page):
+    text = page.read_text()
+    for target in LINK.findall(prose(text)):
+        if re.match(r"[a-z]+:", target):
+            continue  # another site's
+        name, _, anchor = target.partition("#")
+        there = (page.parent / name).resolve() if name else page
+        assert there.exists(), f"{target} names nothing"
+        assert ROOT in there.parents or there == ROOT, f"{target} leaves the repository"
+        if anchor:
+            assert anchor in anchors(there.read_text()), f"{target}: no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_paths_exist(page):
+    for name in PATH.findall(page.read_text()):
+        source = ROOT / name
+        # A program is named without its ending.
+        assert source.exists() or source.with_name(source.name + ".cc").exists(), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_is_ascii_without_tabs_or_trailing_blanks(page):
+    text = page.read_text()
+    assert text.isascii() and "\t" not in text
+    assert not re.search(r" +$", text, re.M)
+    assert text.endswith("\n") and not text.endswith("\n\n")
+
+
+def test_options_of_the_command_exist():
+    command = os.environ.get("KVFOLIO")
+    if not command or not pathlib.Path(command).exists():
+        pytest.skip("the command was not built")
+    known = subprocess.run([command, "generate", "--help"], capture_output=True, text=True,
+                           timeout=60).stdout
+    known = set(OPTION.findall(known))
+    page = (ROOT / "README.md").read_text().replace("\\\n", " ")
+    lines = [line for line in page.splitlines() if re.match(r"^\S*kvfolio generate ", line)]
+    assert lines, "the README shows the command"
+    for line in lines:
+        assert set(OPTION.findall(line)) <= known, line
+
+
+def test_every_decision_is_listed():
+    folder = ROOT / "docs" / "decisions"
+    index = (folder / "README.md").read_text()
+    decisions = sorted(path.name for path in folder.glob("[0-9]*.md"))
+    assert [name[:4] for name in decisions] == [f"{i + 1:04}" for i in range(len(decisions))]
+    for name in decisions:
+        assert f"]({name})" in index, f"{name} is not in the list"
+        text = (folder / name).read_text()
+        for part in ("**Context.**", "**Choice.**", "**Price.**"):
+            assert part in text, f"{name} lacks {part}"
