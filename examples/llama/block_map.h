@@ -27,9 +27,9 @@ class BlockMap {
 
  private:
   struct Group {
-    std::string cells;                // by block
-    std::int64_t entries = 0;         // of all tables
-    std::int64_t blocks = 0;          // that those entries name
+    std::string cells;                 // by block
+    std::int64_t entries = 0;          // of all tables
+    std::int64_t blocks = 0;           // that those entries name
     std::int32_t most_references = 0;  // of one block
   };
 

@@ -23,7 +23,8 @@ Status ParallelAttend::size_workspaces(const AttentionArgs& args) {
   const Result<std::int64_t> bytes =
       attention_workspace_bytes(args.cache, args.q.num_heads, tokens, args.target);
   if (!bytes) return bytes.error();
-  const auto parts = static_cast<std::size_t>(kPartsPerThread * pool_.num_threads());
+  const std::int32_t num_parts = kPartsPerThread * pool_.num_threads();
+  const auto parts = static_cast<std::size_t>(num_parts);
   workspace_bytes_ = (static_cast<std::size_t>(*bytes) + 63) / 64 * 64;
   workspaces_.resize(parts * workspace_bytes_ + 64);
   statuses_.resize(parts);

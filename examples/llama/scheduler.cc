@@ -95,7 +95,7 @@ Status Scheduler::continue_job(Job& job) {
 Status Scheduler::append_or_make_room(Job& job, Stream& stream, std::int32_t num_tokens) {
   for (;;) {
     const std::span<const std::int32_t> tokens(stream.tokens);
-    const Status appended =
+    Status appended =
         backend_.append(stream.id, tokens.subspan(static_cast<std::size_t>(stream.computed),
                                                   static_cast<std::size_t>(num_tokens)));
     if (appended.ok()) {
@@ -224,15 +224,16 @@ void Scheduler::build(StepBatch& batch) {
   batch.logit_rows.clear();
   for (Entry& entry : entries_) {
     const Stream& stream = entry.job->streams[entry.stream];
-    entry.reaches_end = entry.first + entry.count == stream.length();
     entry.first_logit_row = static_cast<std::int32_t>(batch.logit_rows.size());
-    for (std::int32_t i = 0; i < entry.count; ++i) {
-      const bool last = i + 1 == entry.count;
+    const std::int32_t end = entry.first + entry.count;
+    entry.reaches_end = end == stream.length();
+    for (std::int32_t position = entry.first; position < end; ++position) {
+      const bool last = position + 1 == end;
       if (keep_ == LogitRows::kAll || (last && entry.reaches_end)) {
         batch.logit_rows.push_back(static_cast<std::int32_t>(batch.tokens.size()));
       }
-      batch.tokens.push_back(stream.tokens[static_cast<std::size_t>(entry.first + i)]);
-      batch.positions.push_back(entry.first + i);
+      batch.tokens.push_back(stream.tokens[static_cast<std::size_t>(position)]);
+      batch.positions.push_back(position);
     }
     entry.num_logit_rows =
         static_cast<std::int32_t>(batch.logit_rows.size()) - entry.first_logit_row;

@@ -49,11 +49,13 @@ void Scheduler::keep_prompt_logits(const Entry& entry, std::span<const float> lo
                                    std::size_t vocab) {
   Progress& progress = *entry.job->progress;
   progress.prompt_logits.resize(progress.request->prompt.size());
-  for (std::int32_t i = 0; i < entry.num_logit_rows; ++i) {
-    const auto position = static_cast<std::size_t>(entry.first + i);
+  const auto first = static_cast<std::size_t>(entry.first);
+  const auto first_row = static_cast<std::size_t>(entry.first_logit_row);
+  const auto count = static_cast<std::size_t>(entry.num_logit_rows);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t position = first + i;
     if (position >= progress.prompt_logits.size()) return;
-    const auto row =
-        logits.subspan(static_cast<std::size_t>(entry.first_logit_row + i) * vocab, vocab);
+    const auto row = logits.subspan((first_row + i) * vocab, vocab);
     progress.prompt_logits[position].assign(row.begin(), row.end());
   }
 }
