@@ -101,8 +101,11 @@ Config make_config(Family family, std::uint64_t seed) {
   }
   if (family == Family::kTinyIndex) {
     config.options.max_index_tokens = rng.between(8, 60);
-    if (rng.chance(50)) config.options.max_runs = rng.between(2, 12);
     if (rng.chance(50)) config.options.max_root_keys = rng.between(1, 3);
+    if (rng.chance(50)) {
+      config.options.max_root_keys = rng.between(1, 3);
+      config.options.max_runs = config.options.max_root_keys + rng.between(1, 12);
+    }
     if (rng.chance(50)) config.options.max_media_extents = rng.between(1, 6);
     if (rng.chance(30)) {
       config.options.max_table_entries = rng.between(40, 200);
@@ -206,7 +209,8 @@ void Harness::drain() {
   };
   const auto reset = [&] {
     log_.clear();
-    read_only_ = changed_ = allocates_ = revives_ = windows_moved_ = false;
+    read_only_ = changed_ = allocates_ = revives_ = false;
+    moved_.clear();
   };
   if (open_step_) {
     reset();

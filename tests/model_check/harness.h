@@ -122,15 +122,18 @@ class Harness {
     SeqPtr seq;
     Seq model_before;
     SeqState state_before;
+    std::vector<std::int32_t> displaced;  // as in StepWork::Row
   };
   struct Pin {
     PinId id;
     Prompt prompt;
     int pinned = 0;
-    std::vector<std::vector<std::int32_t>> refs;  // [group][block]
+    std::vector<int> blocks;  // [group]: how many it holds; which ones may change
   };
   struct BlockModel {
-    std::vector<int> published;     // nodes of the leading offsets that may be findable
+    std::vector<int> published;  // nodes of the leading offsets that may be findable
+    int offered = 0;  // by this operation: how many of them are published whole or in part
+    int certain = 0;  // how many of them are findable for sure
     std::uint64_t released_at = 0;  // newest committed ticket when the last reference went
     std::uint64_t taken_at = 0;     // ticket of the open step that allocated it
     bool maybe_retiring = false;    // given back by the step that took it
@@ -177,6 +180,7 @@ class Harness {
   void check_hit(const Prompt& prompt, int hit);
   void capture(const PlanOptions& options);
   void check_plan(const StepPlan& plan, const PlanOptions& options);
+  [[nodiscard]] bool trim_cuts_a_block() const;
   [[nodiscard]] int must_hit(const Prompt& prompt, const std::vector<int>& nodes) const;
   [[nodiscard]] int best_hit(const Prompt& prompt, const std::vector<int>& nodes) const;
 
@@ -199,7 +203,9 @@ class Harness {
 
   [[nodiscard]] SeqPtr any_seq(Rng& rng) const;
   [[nodiscard]] Prompt any_prompt(Rng& rng);
-  [[nodiscard]] int max_block() const;
+  // Opened by a full hit and not appended to.
+  [[nodiscard]] static bool waits_for_last_token(const Seq& seq);
+  [[nodiscard]] int common_multiple() const;
   [[nodiscard]] int unit() const;
   [[nodiscard]] int num_groups() const { return isize(config_.spec.groups); }
   [[nodiscard]] const GroupSpec& group(int g) const {
@@ -237,8 +243,9 @@ class Harness {
   std::uint64_t last_ticket_ = 0;
   std::uint64_t last_committed_ = 0;
   std::optional<StepWork> open_step_;
-  std::vector<Member> members_;  // of the open step
-  std::deque<StepWork> flight_;  // committed, not complete
+  std::vector<Member> members_;       // of the open step
+  std::deque<StepWork> flight_;       // committed, not complete
+  std::vector<StepWork> overtakers_;  // complete, an earlier one is in flight
 
   std::vector<std::vector<Cell>> logical_;  // as committed, [group][slot]
   std::vector<std::vector<Cell>> device_;   // as executed
@@ -249,10 +256,10 @@ class Harness {
   // Of the operation at hand.
   std::string log_;
   bool read_only_ = false;
-  bool changed_ = false;        // something may have changed
-  bool allocates_ = false;      // fresh blocks may be taken
-  bool revives_ = false;        // cached blocks may be held again
-  bool windows_moved_ = false;  // what can be dropped has been dropped
+  bool changed_ = false;       // something may have changed
+  bool allocates_ = false;     // fresh blocks may be taken
+  bool revives_ = false;       // cached blocks may be held again
+  std::vector<SeqPtr> moved_;  // whose windows have been moved
   bool skip_questions_ = false;
   bool failed_once_ = false;  // fail() has been called: certain hits are not certain any more
   int next_number_ = 0;

@@ -111,7 +111,8 @@ bool Harness::expect(const Status& status, const Codes& errors, const Codes& tol
 void Harness::run(std::uint64_t op_seed) {
   Rng rng(op_seed);
   log_.clear();
-  read_only_ = changed_ = allocates_ = revives_ = windows_moved_ = false;
+  read_only_ = changed_ = allocates_ = revives_ = false;
+  moved_.clear();
   ++coverage_.operations;
 
   int total = 0;
@@ -336,6 +337,10 @@ void Harness::append(Rng& rng, bool named) {
   append_to(seq, count, draft, named, rng);
 }
 
+bool Harness::waits_for_last_token(const Seq& seq) {
+  return seq.fresh && seq.cached + 1 == isize(seq.prompt.tokens);
+}
+
 // The step whose end the sequence has to wait for before it enters another one, or 0.
 std::uint64_t Harness::waits_for(const Seq& seq) const {
   for (const std::uint64_t ticket : seq.tickets) {
@@ -361,6 +366,8 @@ void Harness::append_to(const SeqPtr& seq, int count, int draft, bool named, Rng
   if (!in_order() && waits_for(*seq) != 0) errors.insert(kMoment);
   if (config_.tight_tables) tolerated.insert(kExhausted);
   if (!in_order() && errors.empty()) {
+    // It was cut back to before that step: waiting is allowed.
+    if (incomplete(seq->last_step)) tolerated.insert(kMoment);
     // Its blocks are being written though all of its own tokens are there: waiting is allowed.
     for (const StepWork& step : flight_) {
       for (int g = 0; g < num_groups(); ++g) {
@@ -377,8 +384,12 @@ void Harness::append_to(const SeqPtr& seq, int count, int draft, bool named, Rng
       }
     }
   }
+  // After a full hit admit() expects the prompt's last token, which needs no room.
+  const bool as_prompted =
+      !waits_for_last_token(*seq) || (named && tokens.front() == seq->prompt.tokens.back());
   std::optional<Status> predicted;
-  if (errors.empty() && !skip_questions_) predicted = manager_->admit(seq->id, count);
+  if (errors.empty() && !skip_questions_ && as_prompted)
+    predicted = manager_->admit(seq->id, count);
   if (errors.empty()) tolerated.insert(kNoBlocks);
 
   const Tables tables_before = seq->tables;
@@ -400,7 +411,8 @@ void Harness::append_to(const SeqPtr& seq, int count, int draft, bool named, Rng
                     "the shortage names a group");
     const GroupUsage& usage = before_.groups[static_cast<std::size_t>(shortage->group)].usage;
     const int size = group(shortage->group).block_size;
-    const int fresh = (seq->length() + count + size - 1) / size - (seq->length() + size - 1) / size;
+    const int fresh = (seq->length() + count + size - 1) / size -
+                      isize(seq->tables[static_cast<std::size_t>(shortage->group)]);
     KVFOLIO_REQUIRE(shortage->needed > shortage->free + shortage->evictable,
                     "needed > free + evictable");
     KVFOLIO_REQUIRE(shortage->needed == fresh || shortage->needed == fresh + 1,
@@ -420,7 +432,8 @@ void Harness::append_to(const SeqPtr& seq, int count, int draft, bool named, Rng
   const auto saved = std::find_if(before_.seqs.begin(), before_.seqs.end(),
                                   [&](const auto& entry) { return entry.first == seq; });
   KVFOLIO_REQUIRE(saved != before_.seqs.end(), "harness: the sequence was known");
-  members_.push_back({seq, *seq, saved->second});
+  members_.push_back({seq, *seq, saved->second,
+                      std::vector<std::int32_t>(static_cast<std::size_t>(num_groups()), -1)});
   for (const std::int32_t token : tokens) seq->say(trie_, token, named, last_ticket_);
   seq->open_draft = draft;
   seq->in_step = true;
@@ -438,9 +451,14 @@ void Harness::append_to(const SeqPtr& seq, int count, int draft, bool named, Rng
       if (j < isize(old_table)) {
         const std::int32_t old = old_table[static_cast<std::size_t>(j)];
         KVFOLIO_REQUIRE(j == seq->committed / size, "only the block of the next token is replaced");
+        if (seq->committed % size == 0) {
+          // Nothing to copy: the block was held for the last token of a full hit only.
+          members_.back().displaced[static_cast<std::size_t>(g)] = old;
+        }
         KVFOLIO_REQUIRE(old >= 0 && (refs[static_cast<std::size_t>(old)] > 1 ||
                                      before_.groups[static_cast<std::size_t>(g)]
-                                             .findable[static_cast<std::size_t>(old)] != 0),
+                                             .findable[static_cast<std::size_t>(old)] != 0 ||
+                                     (!in_order() && !flight_.empty())),
                         "only a shared or findable block is copied");
       }
     }
@@ -466,17 +484,7 @@ void Harness::set_tokens(Rng& rng) {
   note("set_tokens " + name_of(*seq) + " " + text_of(tokens));
   Codes errors;
   Codes tolerated;
-  // Names come before complete() of the step; a sequence's later tokens wait behind the oldest.
-  int late = 0;
-  for (int q = first; q < seq->length(); ++q) {
-    const std::uint64_t ticket = seq->tickets[static_cast<std::size_t>(q)];
-    if (seq->named[static_cast<std::size_t>(q)] == 0 && !incomplete(ticket) &&
-        !(open_step_ && open_step_->ticket == ticket)) {
-      ++late;
-    }
-  }
   if (count > waiting) errors = {kInvalid, kMoment};
-  if (count > 0 && late > 0) errors = {kInvalid, kMoment};
   if (count == 0) tolerated = {kInvalid, kMoment};
   const Status status = manager_->set_tokens(seq->id, tokens);
   if (!expect(status, errors, tolerated)) return;
@@ -593,8 +601,12 @@ void Harness::fail(Rng& rng) {
     if (step.ticket >= ticket) failed.push_back(step);
   }
   if (open_step_) failed.push_back(*open_step_);
+  std::vector<StepWork> ended = failed;
+  for (const StepWork& step : overtakers_) {
+    if (step.ticket > ticket) ended.push_back(step);
+  }
   const auto wrote = [&](int g, std::int32_t b) {
-    for (const StepWork& step : failed) {
+    for (const StepWork& step : ended) {
       if (step.groups[static_cast<std::size_t>(g)].touched[static_cast<std::size_t>(b)] == 2) {
         return true;
       }
@@ -605,9 +617,6 @@ void Harness::fail(Rng& rng) {
   for (const SeqPtr& seq : seqs_) {
     bool must = false;
     bool may = seq->in_step;
-    for (const std::uint64_t t : seq->tickets) {
-      if (t >= ticket && incomplete(t)) must = true;
-    }
     for (int g = 0; g < num_groups(); ++g) {
       for (int j = 0; j < isize(seq->tables[static_cast<std::size_t>(g)]); ++j) {
         const std::int32_t b =
@@ -624,7 +633,7 @@ void Harness::fail(Rng& rng) {
         }
       }
     }
-    for (const StepWork& step : failed) {
+    for (const StepWork& step : ended) {
       for (const StepWork::Row& row : step.rows) {
         if (row.seq == seq) may = true;
       }
@@ -665,11 +674,13 @@ void Harness::fail(Rng& rng) {
     note(" aborts " + name_of(*seq));
   }
   std::erase_if(waiting_, [&](const SeqPtr& seq) { return waits_for(*seq) == 0; });
-  for (Pin& pin : pins_) {
-    const Result<std::int32_t> left = manager_->probe(pin.prompt.tokens, pin.prompt.options());
-    KVFOLIO_REQUIRE(left.has_value(), "probe of a good prompt succeeds");
-    pin.pinned = std::min(pin.pinned, *left);
+  // Pins of what was lost are let go.
+  for (const Pin& pin : pins_) {
+    const ErrorCode code = manager_->unpin(pin.id).code();
+    KVFOLIO_REQUIRE(code == ErrorCode::kOk || code == kNotFound, "unpin after fail()");
+    stale_pins_.push_back(pin.id);
   }
+  pins_.clear();
 }
 
 void Harness::fork(Rng& rng) {
@@ -711,6 +722,12 @@ void Harness::truncate(Rng& rng) {
           errors.insert(kMoment);
         }
       }
+    }
+    // The next token is written behind the one before it, read or not.
+    for (int g = 0; n > 0 && g < num_groups(); ++g) {
+      const int size = group(g).block_size;
+      const auto& table = seq->tables[static_cast<std::size_t>(g)];
+      if (n % size != 0 && table[static_cast<std::size_t>(n / size)] < 0) errors.insert(kMoment);
     }
     // What a trim dropped cannot be read again.
     if (n > seq->sinks && n < seq->first_kept) errors.insert(kMoment);
@@ -844,6 +861,7 @@ void Harness::pin(Rng& rng) {
   Codes tolerated;
   if (isize(pins_) >= config_.options.max_pins) errors.insert(kExhausted);
   if (!config_.options.prefix_cache || !prompt.prefix_cache) tolerated = {kUnsupported, kInvalid};
+  if (config_.tight_tables) tolerated.insert(kExhausted);
   Result<Pinned> pinned = manager_->pin(prompt.tokens, prompt.options());
   if (!expect(status_of(pinned), errors, tolerated)) return;
   changed_ = revives_ = true;
@@ -853,14 +871,14 @@ void Harness::pin(Rng& rng) {
   for (const Pin& other : pins_) KVFOLIO_REQUIRE(other.id != pinned->pin, "ids of pins are unique");
   Pin pin{pinned->pin, prompt, pinned->pinned_tokens, {}};
   for (int g = 0; g < num_groups(); ++g) {
-    pin.refs.emplace_back();
+    pin.blocks.push_back(0);
     for (int b = 0; b < group(g).num_blocks; ++b) {
       const Result<std::int32_t> refs = manager_->ref_count(GroupId(g), BlockId(b));
       KVFOLIO_REQUIRE(refs.has_value(), "ref_count of a block");
       const int more =
           *refs - before_.groups[static_cast<std::size_t>(g)].refs[static_cast<std::size_t>(b)];
       KVFOLIO_REQUIRE(more == 0 || more == 1, "a pin references a block once");
-      pin.refs.back().push_back(more);
+      pin.blocks.back() += more;
     }
   }
   pins_.push_back(std::move(pin));
@@ -895,7 +913,7 @@ void Harness::admit_together(Rng& rng) {
   if (!open_step_) return;
   std::vector<SeqPtr> able;
   for (const SeqPtr& seq : seqs_) {
-    if (!seq->in_step && seq->draft() == 0 && waits_for(*seq) == 0 &&
+    if (!seq->in_step && seq->draft() == 0 && waits_for(*seq) == 0 && !waits_for_last_token(*seq) &&
         seq->length() < config_.max_length) {
       able.push_back(seq);
     }

@@ -3,6 +3,7 @@
 // may and must be; what a plan must say.
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 #include "model_check/harness.h"
@@ -22,10 +23,10 @@ int Harness::unit() const {
   return smallest;
 }
 
-int Harness::max_block() const {
-  int largest = 1;
-  for (const GroupSpec& g : config_.spec.groups) largest = std::max(largest, g.block_size);
-  return largest;
+int Harness::common_multiple() const {
+  int multiple = 1;
+  for (const GroupSpec& g : config_.spec.groups) multiple = std::lcm(multiple, g.block_size);
+  return multiple;
 }
 
 void Harness::poison(int g, int b) {
@@ -42,7 +43,7 @@ void Harness::poison(int g, int b) {
 int Harness::publishable(const Seq& seq) const {
   if (!config_.options.prefix_cache || !seq.prompt.prefix_cache) return 0;
   int n = 0;
-  while (n < seq.accepted && seq.named[static_cast<std::size_t>(n)] != 0 &&
+  while (n < seq.accepted && seq.named[static_cast<std::size_t>(n)] == 1 &&
          trie_.exact(seq.nodes[static_cast<std::size_t>(n)]) &&
          (in_order() || !incomplete(seq.tickets[static_cast<std::size_t>(n)]))) {
     ++n;
@@ -66,12 +67,14 @@ void Harness::publish(const Seq& seq, const Tables& tables, bool tail) {
         published.resize(static_cast<std::size_t>(p % size));
       }
       if (isize(published) == p % size) published.push_back(node);
+      block(g, b).offered = std::max(block(g, b).offered, p % size + 1);
     }
   }
 }
 
 void Harness::publish_whoever_waited() {
   for (const SeqPtr& seq : seqs_) {
+    if (in_order()) break;
     const auto member = std::find_if(members_.begin(), members_.end(),
                                      [&](const Member& m) { return m.seq == seq; });
     publish(*seq, member == members_.end() ? seq->tables : member->state_before.tables, false);
@@ -100,6 +103,11 @@ void Harness::apply_commit() {
         const int node = row.nodes[static_cast<std::size_t>(p)];
         if (slot >= 0) {
           cell(logical_, g, slot) = {node, step.ticket};
+          // Tokens of a sequence that closed without being hung may go. Were they findable after
+          // all, a hit would find more than the model allows.
+          std::vector<int>& published = block(g, slot / size).published;
+          const auto offset = static_cast<std::size_t>(slot % size);
+          if (published.size() > offset && published[offset] != node) published.resize(offset);
           continue;
         }
         const std::int32_t b =
@@ -115,8 +123,10 @@ void Harness::apply_commit() {
   }
   for (const Member& member : members_) {
     Seq& seq = *member.seq;
+    if (in_order()) moved_.push_back(member.seq);
     expected_.tokens_committed += static_cast<std::uint64_t>(seq.length() - seq.committed);
     seq.committed = seq.length();
+    seq.last_step = step.ticket;
     seq.accepted = seq.committed - seq.open_draft;
     seq.open_draft = 0;
     seq.in_step = seq.fresh = false;
@@ -125,7 +135,6 @@ void Harness::apply_commit() {
     for (const StepWork::Row& row : step.rows) publish(*row.seq, row.tables, false);
   }
   last_committed_ = step.ticket;
-  windows_moved_ = true;
   flight_.push_back(std::move(step));
   open_step_.reset();
   members_.clear();
@@ -142,14 +151,25 @@ void Harness::apply_complete(std::uint64_t ticket) {
     done.push_back(std::move(*step));
     flight_.erase(step);
   }
-  if (in_order()) {
-    std::erase_if(waiting_, [&](const SeqPtr& seq) { return waits_for(*seq) == 0; });
-    return;
-  }
   for (const StepWork& step : done) {
-    for (const StepWork::Row& row : step.rows) publish(*row.seq, row.tables, false);
+    for (const SeqPtr& seq : seqs_) seq->lose_names(step.ticket);
+    for (Member& member : members_) member.model_before.lose_names(step.ticket);
+  }
+  if (!in_order()) {
+    // Windows wait with what they have to publish.
+    for (const StepWork& step : done) {
+      for (const StepWork::Row& row : step.rows) {
+        publish(*row.seq, row.tables, false);
+        moved_.push_back(row.seq);
+      }
+    }
   }
   publish_whoever_waited();
+  // Complete, but behind one that is not: fail() of that one ends them too.
+  for (StepWork& step : done) overtakers_.push_back(std::move(step));
+  std::erase_if(overtakers_, [&](const StepWork& step) {
+    return flight_.empty() || step.ticket < flight_.front().ticket;
+  });
 }
 
 // Takes a sequence out of the open step: it is what it was.
@@ -223,14 +243,15 @@ int Harness::must_hit(const Prompt& prompt, const std::vector<int>& nodes) const
   if (!config_.options.prefix_cache || !prompt.prefix_cache) return 0;
   const int n = isize(nodes);
   int best = 0;
-  for (int hit = max_block(); hit <= n - 1; hit += max_block()) {
+  for (int hit = common_multiple(); hit <= n - 1; hit += common_multiple()) {
     if (splits_self_attending_span(prompt.media, hit)) continue;
     bool all = true;
+    bool any = false;  // a window of one token reads nothing: no path, no hit
     for (int g = 0; all && g < num_groups(); ++g) {
       const int size = group(g).block_size;
       for (int j = 0; all && j < hit / size; ++j) {
         bool needed = false;
-        for (int p = j * size; p < (j + 1) * size; ++p) needed |= reads(group(g), hit, p);
+        for (int p = j * size; p < (j + 1) * size; ++p) needed |= hit_needs(group(g), hit, p);
         if (!needed) continue;
         bool found = false;
         for (int b = 0; !found && b < group(g).num_blocks; ++b) {
@@ -238,13 +259,14 @@ int Harness::must_hit(const Prompt& prompt, const std::vector<int>& nodes) const
           found =
               before_.groups[static_cast<std::size_t>(g)].findable[static_cast<std::size_t>(b)] !=
                   0 &&
-              isize(published) == size &&
+              block(g, b).certain == size && isize(published) == size &&
               std::equal(published.begin(), published.end(), nodes.begin() + j * size);
         }
         all = found;
+        any = true;
       }
     }
-    if (all) best = hit;
+    if (all && any) best = hit;
   }
   return best;
 }
@@ -295,12 +317,31 @@ void Harness::check_hit(const Prompt& prompt, int hit) {
 
 // ---- plans ----
 
+bool Harness::trim_cuts_a_block() const {
+  for (const Member& member : members_) {
+    if (member.seq->hole() == 0) continue;
+    for (const GroupSpec& g : config_.spec.groups) {
+      if (member.seq->sinks % g.block_size != 0 || member.seq->first_kept % g.block_size != 0) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 // Takes the plan of the open step down, as an engine would, after checking it.
 void Harness::capture(const PlanOptions& options) {
   PlanOptions with_tables = options;
   with_tables.block_tables = true;
+  with_tables.flashinfer = false;
   for (const PlanOptions& each : {options, with_tables}) {
     const Result<const StepPlan*> plan = manager_->plan(each);
+    if (each.flashinfer && trim_cuts_a_block()) {
+      // FlashInfer's arrays cannot say that half of a block is dropped.
+      KVFOLIO_REQUIRE(!plan.has_value() && plan.error().code() == ErrorCode::kUnsupported,
+                      "FlashInfer arrays of a trim that cuts a block are refused");
+      continue;
+    }
     KVFOLIO_REQUIRE(plan.has_value(), "the open step has a plan");
     check_plan(**plan, each);
     if (!each.block_tables) continue;
@@ -309,8 +350,14 @@ void Harness::capture(const PlanOptions& options) {
     step.groups.assign(static_cast<std::size_t>(num_groups()), {});
     for (int i = 0; i < isize(members_); ++i) {
       const SeqPtr& seq = members_[static_cast<std::size_t>(i)].seq;
-      StepWork::Row row{seq, seq->committed, seq->length(), seq->nodes, seq->sinks, seq->first_kept,
-                        {}};
+      StepWork::Row row{seq,
+                        seq->committed,
+                        seq->length(),
+                        seq->nodes,
+                        seq->sinks,
+                        seq->first_kept,
+                        {},
+                        members_[static_cast<std::size_t>(i)].displaced};
       row.tables = state_of(*seq).tables;
       step.rows.push_back(std::move(row));
     }
@@ -321,8 +368,15 @@ void Harness::capture(const PlanOptions& options) {
       to.copy_src.assign(from.copy_src.begin(), from.copy_src.end());
       to.copy_dst.assign(from.copy_dst.begin(), from.copy_dst.end());
       to.touched.assign(static_cast<std::size_t>(group(g).num_blocks), 0);
-      for (const StepWork::Row& row : step.rows) {
-        for (const std::int32_t b : row.tables[static_cast<std::size_t>(g)]) {
+      for (StepWork::Row& row : step.rows) {
+        // What is copied is a source, and was not displaced.
+        const auto& table = row.tables[static_cast<std::size_t>(g)];
+        const auto j = static_cast<std::size_t>(row.begin / group(g).block_size);
+        std::int32_t& displaced = row.displaced[static_cast<std::size_t>(g)];
+        for (std::size_t i = 0; i < to.copy_src.size(); ++i) {
+          if (to.copy_src[i] == displaced && to.copy_dst[i] == table[j]) displaced = -1;
+        }
+        for (const std::int32_t b : table) {
           if (b >= 0) to.touched[static_cast<std::size_t>(b)] = 1;
         }
       }

@@ -139,16 +139,17 @@ struct Seq {
   int number = 0;                      // of the log
   Prompt prompt;                       // .tokens: what the owner means to say, at least at first
   std::vector<std::int32_t> tokens;    // said so far, with those of the open step
-  std::vector<char> named;             // the manager knows the token
+  std::vector<char> named;             // 1: the manager knows it, 0: it waits, 2: it never will
   std::vector<int> nodes;              // content of each position
   std::vector<std::uint64_t> tickets;  // step that computed each position; 0: found
   int committed = 0;
   int accepted = 0;  // committed - accepted = draft tokens that wait for accept()
   int open_draft = 0;
   bool in_step = false;
-  bool fresh = true;  // opened, not appended to
-  int cached = 0;     // cached_tokens of open()
-  int sinks = 0;      // positions [sinks, first_kept) are trimmed away
+  bool fresh = true;            // opened, not appended to
+  int cached = 0;               // cached_tokens of open()
+  std::uint64_t last_step = 0;  // newest step that it, or what it was forked from, took part in
+  int sinks = 0;                // positions [sinks, first_kept) are trimmed away
   int first_kept = 0;
   Tables tables;  // as last seen
 
@@ -165,6 +166,12 @@ struct Seq {
     int p = 0;
     while (p < length() && named[static_cast<std::size_t>(p)] != 0) ++p;
     return p;
+  }
+  // Tokens of `ticket` that nobody named by now never get a name.
+  void lose_names(std::uint64_t ticket) {
+    for (std::size_t p = 0; p < named.size(); ++p) {
+      if (tickets[p] == ticket && named[p] == 0) named[p] = 2;
+    }
   }
   void say(Trie& trie, std::int32_t token, bool is_named, std::uint64_t ticket) {
     const int parent = nodes.empty() ? trie.root(prompt.root) : nodes.back();
@@ -185,6 +192,11 @@ struct Seq {
     if (n <= sinks || first_kept <= sinks) sinks = first_kept = 0;
   }
 };
+
+// What a hit that ends before position q holds: at least the token before, read or not.
+inline bool hit_needs(const GroupSpec& group, int q, int p) {
+  return reads(group, q, p) || p == q - 1;
+}
 
 // Nothing that the query at position n reads lies in logical block j of this group.
 inline bool droppable(const GroupSpec& group, const Seq& seq, int n, int j) {
@@ -210,6 +222,8 @@ struct StepWork {
     int sinks = 0;
     int first_kept = 0;
     Tables tables;
+    // [group]: the block of the last token of a full hit, when another token came; or -1.
+    std::vector<std::int32_t> displaced;
   };
   struct Group {
     std::vector<std::int32_t> slots;

@@ -31,8 +31,9 @@ std::uint64_t env(const char* name, std::uint64_t fallback) {
   return value != nullptr && *value != '\0' ? std::strtoull(value, nullptr, 0) : fallback;
 }
 
-std::uint64_t op_seed(std::uint64_t seed, int op) {
-  return Rng(seed * 0x100000001b3ull + static_cast<std::uint64_t>(op)).next();
+std::uint64_t op_seed(Family family, std::uint64_t seed, int op) {
+  const std::uint64_t run = seed * 0x100000001b3ull + static_cast<std::uint64_t>(family);
+  return Rng(Rng(run).next() + static_cast<std::uint64_t>(op)).next();
 }
 
 // What to print should the process die inside the manager.
@@ -62,14 +63,22 @@ bool run(Family family, std::uint64_t seed, const std::vector<char>& keep, bool 
   now.seed = seed;
   const Config config = make_config(family, seed);
   if (print) std::printf("%s\n", to_string(config).c_str());
-  Harness harness(config);
+  std::optional<Harness> made;
+  try {
+    made.emplace(config);
+  } catch (const CheckFailed& failed) {
+    if (why != nullptr) *why = to_string(config) + "\n" + failed.what();
+    now.print(failed.what());
+    return false;
+  }
+  Harness& harness = *made;
   now.harness = &harness;
   bool ok = true;
   try {
     for (int op = 0; op < static_cast<int>(keep.size()); ++op) {
       if (keep[static_cast<std::size_t>(op)] == 0) continue;
       now.op = op;
-      harness.run(op_seed(seed, op));
+      harness.run(op_seed(family, seed, op));
       if (harness.log().empty()) continue;
       const std::string line = std::to_string(op) + ": " + harness.log();
       if (print) {
@@ -119,28 +128,32 @@ INSTANTIATE_TEST_SUITE_P(Families, ModelCheck, testing::Range(0, kNumFamilies),
                            return name;
                          });
 
-// Whether the run still goes wrong, checked in a child: it may die of a signal.
-bool goes_wrong(Family family, std::uint64_t seed, const std::vector<char>& keep) {
+// 0: the run is fine. Else a number that tells one failure from another. Runs in a child, which may
+// die of a signal.
+int goes_wrong(Family family, std::uint64_t seed, const std::vector<char>& keep) {
   const pid_t child = fork();
   if (child == 0) {
     if (std::freopen("/dev/null", "w", stderr) == nullptr) _exit(2);
     alarm(20);
-    _exit(run(family, seed, keep, false, nullptr, nullptr) ? 0 : 1);
+    std::string why;
+    if (run(family, seed, keep, false, &why, nullptr)) _exit(0);
+    std::erase_if(why, [](char c) { return c >= '0' && c <= '9'; });
+    _exit(1 + static_cast<int>(std::hash<std::string>{}(why) % 200));
   }
   int status = 0;
-  if (child < 0 || waitpid(child, &status, 0) != child) return false;
-  return !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+  if (child < 0 || waitpid(child, &status, 0) != child) return 0;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
 }
 
 // Delta debugging: takes halves, quarters, ... out as long as the run goes wrong without them.
-std::vector<char> shrink(Family family, std::uint64_t seed, std::vector<char> keep) {
+std::vector<char> shrink(Family family, std::uint64_t seed, std::vector<char> keep, int failure) {
   for (std::size_t chunk = keep.size() / 2; chunk >= 1; chunk /= 2) {
     for (bool again = true; again;) {
       again = false;
       for (std::size_t begin = 0; begin < keep.size(); begin += chunk) {
         std::vector<char> less = keep;
         for (std::size_t i = begin; i < std::min(begin + chunk, keep.size()); ++i) less[i] = 0;
-        if (less == keep || !goes_wrong(family, seed, less)) continue;
+        if (less == keep || goes_wrong(family, seed, less) != failure) continue;
         keep = less;
         again = chunk == 1;
       }
@@ -161,11 +174,12 @@ int main_of_replay(int argc, char** argv) {
   if (argc >= 6 && std::strcmp(argv[4], "--until") == 0) until = std::atoi(argv[5]);
   std::vector<char> keep(static_cast<std::size_t>(until + 1), 1);
   if (std::strcmp(argv[1], "--shrink") == 0) {
-    if (!goes_wrong(family, seed, keep)) {
+    const int failure = goes_wrong(family, seed, keep);
+    if (failure == 0) {
       std::printf("nothing goes wrong\n");
       return 0;
     }
-    keep = shrink(family, seed, keep);
+    keep = shrink(family, seed, keep, failure);
   }
   const bool ok = run(family, seed, keep, true, nullptr, nullptr);
   return ok ? 0 : 1;
