@@ -11,9 +11,8 @@
 
 namespace kvfolio {
 
-bool PrefixTree::Impl::covered_below(std::int32_t r, std::int32_t g, std::int32_t logical,
-                                     std::int32_t end) const noexcept {
-  if (end != run(r).end()) return false;
+bool PrefixTree::Impl::covered_below(std::int32_t r, std::int32_t g,
+                                     std::int32_t logical) const noexcept {
   while (run(r).num_children > 0) {
     r = run(r).children;
     const RunGroup& rg = slots(r, g);
@@ -37,8 +36,19 @@ bool PrefixTree::Impl::hang_at(std::int32_t r, std::int32_t g, std::int32_t bloc
   const std::int32_t index = logical - slots(r, g).first;
   const std::int32_t there = entries(r, g)[index];
   if (there != kNone && reach(there) >= end) return false;
-  if (partial(g, end) && covered_below(r, g, logical, end)) return false;
+  if (partial(g, end) && covered_below(r, g, logical)) return false;
 
+  if (where[block].run != 0) {
+    // A tail hangs where its tokens were found, maybe in a gap of a longer path, and its writer may
+    // have gone on otherwise than that path: then its shorter entry is not on the way up from here.
+    std::int32_t at = r;
+    while (reach(block) <= run(at).start) at = run(at).parent;
+    const std::int32_t elsewhere = where[block].run - 1;
+    if (elsewhere != at) {
+      take_entry(g, block);
+      cut(elsewhere);
+    }
+  }
   if (there != kNone) give_way(there);
   // A block that begins above the run may have a shorter one of the same tokens there.
   const std::int32_t begin = logical * block_size(g);

@@ -242,8 +242,8 @@ class PrefixTree::Impl {
   // publish.cc
   [[nodiscard]] bool hang_at(std::int32_t r, std::int32_t g, std::int32_t block,
                              std::int32_t logical, std::int32_t end) noexcept;
-  [[nodiscard]] bool covered_below(std::int32_t r, std::int32_t g, std::int32_t logical,
-                                   std::int32_t end) const noexcept;
+  [[nodiscard]] bool covered_below(std::int32_t r, std::int32_t g,
+                                   std::int32_t logical) const noexcept;
 
   // entries.cc
   void put_entry(std::int32_t r, std::int32_t g, std::int32_t index, std::int32_t block,

@@ -1,0 +1,753 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The promises of prefix_tree.h and root_key.h, one by one. random_test.cc compares everything with
+// a naive model.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "kvfolio/prefix_tree.h"
+
+namespace kvfolio {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::ElementsAreArray;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
+
+using Tokens = std::vector<std::int32_t>;
+using Media = std::vector<MediaSpan>;
+using Table = std::vector<std::int32_t>;
+
+struct Listener : TreeObserver {
+  struct Gone {
+    int group;
+    int block;
+    int successor;
+    friend bool operator==(const Gone&, const Gone&) = default;
+  };
+  void on_unhung(GroupId group, BlockId block, BlockId successor) override {
+    unhung.push_back({group.value(), block.value(), successor.value()});
+  }
+  void on_candidate(GroupId group, BlockId block, bool candidate) override {
+    if (candidate) {
+      candidates.insert({group.value(), block.value()});
+    } else {
+      candidates.erase({group.value(), block.value()});
+    }
+  }
+  std::vector<Gone> unhung;
+  std::set<std::pair<int, int>> candidates;
+};
+
+PrefixTreeOptions one_group(std::int32_t block_size) {
+  return {.groups = {{.block_size = block_size, .num_blocks = 20000}},
+          .max_index_tokens = 1 << 18,
+          .max_runs = 1 << 15};
+}
+
+// Full groups with blocks of 4 (group 0) and a window of 6 with blocks of 2 (group 1).
+PrefixTreeOptions two_groups() {
+  return {.groups = {{.block_size = 4, .num_blocks = 100},
+                     {.block_size = 2,
+                      .kind = AttentionKind::kSlidingWindow,
+                      .window = 6,
+                      .num_blocks = 100}},
+          .max_index_tokens = 1 << 12,
+          .max_runs = 256,
+          .max_root_keys = 8};
+}
+
+constexpr GroupId kFirst(0);
+constexpr GroupId kSecond(1);
+
+struct Tree {
+  explicit Tree(const PrefixTreeOptions& options, const RootKey& key = {})
+      : tree(std::move(*PrefixTree::create(options, &heard))), root(tree.make_root(key)) {}
+  ~Tree() { EXPECT_EQ(tree.check_invariants().message(), "ok"); }
+
+  // Publishes tokens from the root; the blocks are busy afterwards.
+  Place publish(const Tokens& tokens, const std::vector<Table>& tables, bool tail = true,
+                const Media& media = {}) {
+    Place place = tree.enter(root, 0);
+    std::vector<BlockOffer> offers;
+    for (const Table& table : tables) offers.push_back({table});
+    num_hung = 0;
+    EXPECT_TRUE(tree.extend(place, tokens, media, offers, tail, &num_hung));
+    return place;
+  }
+  // Likewise, and nobody uses the blocks any more.
+  void cache(const Tokens& tokens, const std::vector<Table>& tables, bool tail = true,
+             const Media& media = {}) {
+    Place place = publish(tokens, tables, tail, media);
+    for (std::size_t g = 0; g < tables.size(); ++g) {
+      const GroupId group(static_cast<std::int32_t>(g));
+      for (const std::int32_t b : tables[g]) {
+        if (b >= 0 && tree.is_findable(group, BlockId(b))) tree.set_idle(group, BlockId(b));
+      }
+    }
+    tree.leave(place);
+  }
+  PrefixMatch match(const Tokens& tokens, const Media& media = {}) {
+    return tree.match(root, tokens, media, static_cast<std::int32_t>(tokens.size()), false);
+  }
+  PrefixMatch match_prompt(const Tokens& tokens, const Media& media = {}) {
+    return tree.match(root, tokens, media, static_cast<std::int32_t>(tokens.size()) - 1, true);
+  }
+  std::int32_t found(const Tokens& tokens, const Media& media = {}) {
+    return match(tokens, media).tokens;
+  }
+  Table table(const PrefixMatch& match, GroupId group, std::int32_t block_size,
+              bool one_more = false) {
+    Table out(static_cast<std::size_t>((match.held_tokens() + block_size - 1) / block_size), 77);
+    tree.fill_table(match, group, out, one_more);
+    return out;
+  }
+
+  Listener heard;
+  PrefixTree tree;
+  std::int32_t root;
+  std::uint64_t num_hung = 0;
+};
+
+Tokens counting(std::int32_t from, std::int32_t n) {
+  Tokens tokens(static_cast<std::size_t>(n));
+  std::iota(tokens.begin(), tokens.end(), from);
+  return tokens;
+}
+
+MediaSpan image(std::int32_t begin, std::int32_t end, int content, bool attends = false) {
+  MediaSpan span{.begin = begin, .end = end, .content_id = {}, .attends_to_itself = attends};
+  span.content_id[0] = static_cast<std::byte>(content);
+  return span;
+}
+
+// ---- creation ----
+
+TEST(PrefixTree, OptionsOutOfRangeAreRefusedWithTheFieldAndTheValue) {
+  const auto refusal = [](auto change) {
+    PrefixTreeOptions options = one_group(4);
+    change(options);
+    const Result<PrefixTree> tree = PrefixTree::create(options, nullptr);
+    if (tree) return std::string("made");
+    EXPECT_EQ(tree.error().code(), ErrorCode::kInvalidArgument);
+    return tree.error().message();
+  };
+  using Options = PrefixTreeOptions;
+  EXPECT_THAT(refusal([](Options& o) { o.groups.clear(); }), HasSubstr("groups is 0"));
+  EXPECT_THAT(refusal([](Options& o) { o.groups.resize(17, o.groups[0]); }),
+              HasSubstr("groups is 17"));
+  EXPECT_THAT(refusal([](Options& o) { o.max_index_tokens = 0; }),
+              HasSubstr("max_index_tokens is 0"));
+  EXPECT_THAT(refusal([](Options& o) { o.max_index_tokens = std::int64_t{1} << 40; }),
+              HasSubstr("max_index_tokens is 1099511627776"));
+  EXPECT_THAT(refusal([](Options& o) { o.max_runs = 1; }), HasSubstr("max_runs is 1"));
+  EXPECT_THAT(refusal([](Options& o) { o.max_root_keys = 0; }), HasSubstr("max_root_keys is 0"));
+  EXPECT_THAT(refusal([](Options& o) { o.max_root_key_bytes = -1; }),
+              HasSubstr("max_root_key_bytes is -1"));
+  EXPECT_THAT(refusal([](Options& o) { o.max_media_extents = -5; }),
+              HasSubstr("max_media_extents is -5"));
+  EXPECT_THAT(refusal([](Options& o) { o.groups[0].block_size = 0; }),
+              HasSubstr("block_size is 0"));
+  EXPECT_THAT(refusal([](Options& o) { o.groups[0].block_size = 1025; }),
+              HasSubstr("block_size is 1025"));
+  EXPECT_THAT(refusal([](Options& o) { o.groups[0].num_blocks = 0; }),
+              HasSubstr("num_blocks is 0"));
+  EXPECT_THAT(refusal([](Options& o) {
+                o.groups.push_back(o.groups[0]);
+                o.groups[1].block_size = 6;
+              }),
+              HasSubstr("block_size is 6"));
+  EXPECT_THAT(refusal([](Options& o) { o.groups[0].kind = AttentionKind::kSlidingWindow; }),
+              HasSubstr("window is 0"));
+}
+
+TEST(PrefixTree, TheUnitIsTheSmallestBlockSize) {
+  Tree t(two_groups());
+  EXPECT_EQ(t.tree.unit(), 2);
+}
+
+// ---- root keys ----
+
+TEST(RootKeys, FieldsAreFramedSoThatNoTwoKeysAreTheSame) {
+  Tree t(one_group(4));
+  const std::vector<RootKey> keys = {{.adapter = "ab"},
+                                     {.adapter = "a", .adapter_version = "b"},
+                                     {.adapter_version = "ab"},
+                                     {.model = "ab"},
+                                     {.model = "a", .adapter = "b"},
+                                     {.tenant_salt = "ab"},
+                                     {.adapter = "ab", .epoch = 1},
+                                     {.adapter = "ab", .epoch = std::uint64_t{1} << 32},
+                                     {.adapter = std::string_view("ab\0", 3)},
+                                     {.adapter = std::string_view("\0\0\0\0", 4)},
+                                     {.adapter = std::string_view("\0\0\0", 3)}};
+  std::set<std::int32_t> roots = {t.root};
+  for (const RootKey& key : keys) {
+    EXPECT_EQ(t.tree.find_root(key), -1);
+    EXPECT_TRUE(roots.insert(t.tree.make_root(key)).second);
+  }
+  for (const RootKey& key : keys) EXPECT_EQ(t.tree.find_root(key), t.tree.make_root(key));
+  EXPECT_EQ(t.tree.num_runs(), static_cast<std::int32_t>(roots.size()));
+  for (const std::int32_t root : roots) {
+    Place place = t.tree.enter(root, 0);
+    t.tree.leave(place);
+  }
+  EXPECT_EQ(t.tree.num_runs(), 0);
+}
+
+TEST(RootKeys, EqualTokensUnderAnotherKeyAreNotFound) {
+  Tree t(one_group(4), {.adapter = "ab"});
+  t.cache(counting(0, 8), {{0, 1}});
+  const std::int32_t other = t.tree.make_root({.adapter = "a", .adapter_version = "b"});
+  EXPECT_EQ(t.tree.match(other, counting(0, 8), {}, 8, true).tokens, 0);
+  EXPECT_EQ(t.found(counting(0, 8)), 8);
+  Place place = t.tree.enter(other, 0);
+  t.tree.leave(place);
+}
+
+TEST(RootKeys, KeysOver64KiBHaveNoRootAndAreNoError) {
+  PrefixTreeOptions options = one_group(4);
+  Tree t(options);
+  const std::string most(65536, 'x');
+  const std::string half(32769, 'x');
+  EXPECT_GE(t.tree.make_root({.model = most}), 0);
+  EXPECT_GE(t.tree.find_root({.model = most}), 0);
+  EXPECT_EQ(t.tree.make_root({.model = most, .adapter = "y"}), -1);
+  EXPECT_EQ(t.tree.make_root({.model = half, .tenant_salt = half}), -1);
+  EXPECT_EQ(t.tree.find_root({.model = half, .tenant_salt = half}), -1);
+  for (const RootKey& key : {RootKey{}, RootKey{.model = most}}) {
+    Place place = t.tree.enter(t.tree.find_root(key), 0);
+    t.tree.leave(place);
+  }
+}
+
+TEST(RootKeys, ARootThatDoesNotFitIsNotMadeAndRoomComesBack) {
+  PrefixTreeOptions options = one_group(4);
+  options.max_root_keys = 2;
+  Tree t(options);
+  const std::int32_t second = t.tree.make_root({.model = "b"});
+  ASSERT_GE(second, 0);
+  EXPECT_EQ(t.tree.make_root({.model = "c"}), -1);
+  Place place = t.tree.enter(second, 0);
+  t.tree.leave(place);
+  EXPECT_EQ(t.tree.find_root({.model = "b"}), -1);
+  EXPECT_GE(t.tree.make_root({.model = "c"}), 0);
+  for (const RootKey& key : {RootKey{}, RootKey{.model = "c"}}) {
+    Place at = t.tree.enter(t.tree.find_root(key), 0);
+    t.tree.leave(at);
+  }
+}
+
+TEST(RootKeys, ARootStaysWhileSomethingHangsBelowOrSomebodyStandsOnIt) {
+  Tree t(one_group(4));
+  t.cache(counting(0, 4), {{0}});
+  EXPECT_EQ(t.tree.find_root({}), t.root);
+  Place place = t.tree.enter(t.root, 0);
+  t.tree.evict(kFirst, BlockId(0));
+  EXPECT_EQ(t.tree.find_root({}), t.root);
+  t.tree.leave(place);
+  EXPECT_EQ(t.tree.find_root({}), -1);
+  EXPECT_EQ(t.tree.num_runs(), 0);
+  EXPECT_EQ(t.tree.num_tokens(), 0);
+}
+
+// ---- hits ----
+
+TEST(PrefixTree, AHitEndsInsideABlockWhereThePromptLeavesIt) {
+  Tree t(one_group(16));
+  t.cache(counting(0, 32), {{5, 6}});
+  Tokens prompt = counting(0, 23);
+  prompt.push_back(-1);
+  const PrefixMatch match = t.match_prompt(prompt);
+  EXPECT_EQ(match.tokens, 23);
+  EXPECT_FALSE(match.whole);
+  EXPECT_THAT(t.table(match, kFirst, 16), ElementsAre(5, 6));
+}
+
+TEST(PrefixTree, TwoPromptsThatBranchInsideAUnitAreBothFoundToTheirEnds) {
+  Tree t(one_group(4));
+  t.cache({1, 2, 3, 4, 5, 6, 7, 8}, {{0, 1}});
+  t.cache({1, 2, 3, 4, 5, 6, 9, 9}, {{2, 3}});
+  EXPECT_FALSE(t.tree.is_findable(kFirst, BlockId(2)));  // equal tokens: the first entry stays
+  EXPECT_THAT(t.table(t.match({1, 2, 3, 4, 5, 6, 7, 8}), kFirst, 4), ElementsAre(0, 1));
+  EXPECT_THAT(t.table(t.match({1, 2, 3, 4, 5, 6, 9, 9}), kFirst, 4), ElementsAre(0, 3));
+  EXPECT_EQ(t.found({1, 2, 3, 4, 5, 6, 9, 1}), 7);
+  EXPECT_EQ(t.found({1, 2, 3, 4, 5, 6, 8, 1}), 6);
+  EXPECT_EQ(t.found({1, 2, 3, 5}), 3);
+  EXPECT_EQ(t.found({2}), 0);
+}
+
+TEST(PrefixTree, ABranchWith7373ChildrenFindsEachAndTheLongestCommonPrefixInside) {
+  Tree t(one_group(4));
+  constexpr std::int32_t kChildren = 7373;
+  std::vector<std::int32_t> order(kChildren);
+  std::iota(order.begin(), order.end(), 0);
+  for (std::int32_t i = 0; i < kChildren; ++i) {
+    const std::int32_t c = static_cast<std::int32_t>((std::int64_t{i} * 3001) % kChildren);
+    t.cache({7, 7, 7, 7, c / 100, c % 100, 5, 5}, {{i == 0 ? kChildren : -1, c}});
+  }
+  EXPECT_EQ(t.tree.num_runs(), kChildren + 2);
+  for (std::int32_t c = 0; c < kChildren; c += 37) {
+    EXPECT_THAT(t.table(t.match({7, 7, 7, 7, c / 100, c % 100, 5, 5}), kFirst, 4),
+                ElementsAre(kChildren, c));
+    const PrefixMatch near = t.match({7, 7, 7, 7, c / 100, c % 100, 5, 6});
+    EXPECT_EQ(near.tokens, 7);
+    EXPECT_THAT(t.table(near, kFirst, 4), ElementsAre(kChildren, c));
+    EXPECT_EQ(t.found({7, 7, 7, 7, c / 100, 1000, 5, 6}), 5);
+  }
+  EXPECT_EQ(t.found({7, 7, 7, 7, -1, 0, 5, 5}), 4);
+}
+
+TEST(PrefixTree, AHitIsAtMostMaxTokens) {
+  Tree t(one_group(4));
+  t.cache(counting(0, 16), {{0, 1, 2, 3}});
+  for (std::int32_t limit = -3; limit <= 20; ++limit) {
+    const PrefixMatch match = t.tree.match(t.root, counting(0, 16), {}, limit, false);
+    EXPECT_EQ(match.tokens, std::clamp(limit, 0, 16));
+    EXPECT_FALSE(match.whole);
+  }
+}
+
+TEST(PrefixTree, APromptFoundWholeHoldsTheBlockOfItsLastToken) {
+  Tree t(one_group(4));
+  t.cache(counting(0, 9), {{0, 1, 2}});
+  for (std::int32_t n = 1; n <= 9; ++n) {
+    const PrefixMatch match = t.match_prompt(counting(0, n));
+    EXPECT_TRUE(match.whole);
+    EXPECT_EQ(match.tokens, n - 1);
+    EXPECT_EQ(match.held_tokens(), n);
+    EXPECT_EQ(t.table(match, kFirst, 4).back(), (n - 1) / 4);
+  }
+  const PrefixMatch longer = t.match_prompt(counting(0, 10));
+  EXPECT_FALSE(longer.whole);
+  EXPECT_EQ(longer.tokens, 9);
+  EXPECT_FALSE(t.match_prompt({}).whole);
+}
+
+TEST(PrefixTree, AWindowGroupGivesTheBlocksOfTheWindowOnly) {
+  Tree t(two_groups());
+  t.cache(counting(0, 16), {{0, 1, 2, 3}, {10, 11, 12, 13, 14, 15, 16, 17}});
+  // A query at 12 reads tokens 7 .. 11.
+  const PrefixMatch match = t.match(counting(0, 12));
+  EXPECT_EQ(match.tokens, 12);
+  EXPECT_THAT(t.table(match, kFirst, 4), ElementsAre(0, 1, 2));
+  EXPECT_THAT(t.table(match, kSecond, 2), ElementsAre(-1, -1, -1, 13, 14, 15));
+  // Found whole, the last token is computed again: tokens 6 .. 11.
+  const PrefixMatch whole = t.match_prompt(counting(0, 13));
+  ASSERT_TRUE(whole.whole);
+  EXPECT_THAT(t.table(whole, kSecond, 2), ElementsAre(-1, -1, -1, 13, 14, 15, 16));
+  const PrefixMatch further = t.match(counting(0, 11));
+  EXPECT_THAT(t.table(further, kSecond, 2), ElementsAre(-1, -1, -1, 13, 14, 15));
+  EXPECT_THAT(t.table(further, kSecond, 2, true), ElementsAre(-1, -1, 12, 13, 14, 15));
+}
+
+TEST(PrefixTree, AGapInTheWindowMovesTheHitToWhereTheGapNoLongerMatters) {
+  Tree t(two_groups());
+  t.cache(counting(0, 16), {{0, 1, 2, 3}, {10, 11, 12, 13, 14, 15, 16, 17}});
+  t.tree.evict(kSecond, BlockId(14));       // tokens 8 and 9
+  EXPECT_EQ(t.found(counting(0, 16)), 16);  // reads 11 .. 15
+  EXPECT_EQ(t.found(counting(0, 15)), 15);  // reads 10 .. 14
+  EXPECT_EQ(t.found(counting(0, 14)), 8);
+  EXPECT_EQ(t.found(counting(0, 8)), 8);
+}
+
+TEST(PrefixTree, SinksAreNeededByEveryHit) {
+  PrefixTreeOptions options = two_groups();
+  options.groups[1].num_sinks = 3;
+  Tree t(options);
+  t.cache(counting(0, 16), {{0, 1, 2, 3}, {10, 11, 12, 13, 14, 15, 16, 17}});
+  EXPECT_THAT(t.table(t.match(counting(0, 12)), kSecond, 2), ElementsAre(10, 11, -1, 13, 14, 15));
+  t.tree.evict(kSecond, BlockId(11));  // tokens 2 and 3; 2 is a sink
+  EXPECT_EQ(t.found(counting(0, 16)), 2);
+}
+
+// ---- media ----
+
+TEST(PrefixTree, EqualPlaceholdersOfOtherMediaAreOtherPrompts) {
+  Tree t(one_group(4));
+  const Tokens tokens(12, 9);
+  t.cache(tokens, {{0, 1, 2}}, true, {image(2, 7, 1)});
+  t.cache(tokens, {{3, 4, 5}}, true, {image(2, 7, 2)});
+  t.cache(tokens, {{6, 7, 8}});
+  EXPECT_THAT(t.table(t.match(tokens, {image(2, 7, 1)}), kFirst, 4), ElementsAre(0, 1, 2));
+  EXPECT_THAT(t.table(t.match(tokens, {image(2, 7, 2)}), kFirst, 4), ElementsAre(3, 4, 5));
+  EXPECT_THAT(t.table(t.match(tokens), kFirst, 4), ElementsAre(6, 7, 8));
+  EXPECT_EQ(t.found(tokens, {image(2, 7, 3)}), 2);
+  EXPECT_EQ(t.found(tokens, {image(2, 8, 1)}), 2);  // another length
+  EXPECT_EQ(t.found(tokens, {image(1, 6, 1)}), 1);  // another place
+  EXPECT_EQ(t.found(tokens, {image(2, 7, 1), image(9, 10, 4)}), 9);
+}
+
+TEST(PrefixTree, AHitNeverEndsInsideASpanThatAttendsToItself) {
+  Tree t(one_group(4));
+  const Media media = {image(3, 7, 1, true)};
+  const Tokens tokens = counting(0, 12);
+  t.cache(tokens, {{0, 1, 2}}, true, media);
+  for (std::int32_t limit = 0; limit <= 12; ++limit) {
+    EXPECT_EQ(t.tree.match(t.root, tokens, media, limit, false).tokens,
+              limit > 3 && limit < 7 ? 3 : limit);
+  }
+  // Found whole means that the last token is computed again: not inside a span.
+  const PrefixMatch whole = t.tree.match(t.root, counting(0, 7), media, 6, true);
+  EXPECT_FALSE(whole.whole);
+  EXPECT_EQ(whole.tokens, 3);
+  EXPECT_TRUE(t.tree.match(t.root, counting(0, 8), media, 7, true).whole);
+}
+
+TEST(PrefixTree, ASpanThatRunsThroughASplitIsFoundOnBothSides) {
+  Tree t(one_group(4));
+  const Media media = {image(1, 11, 1)};
+  Tokens other = counting(0, 12);
+  other[9] = 99;
+  t.cache(counting(0, 12), {{0, 1, 2}}, true, media);
+  t.cache(other, {{3, 4, 5}}, true, media);
+  EXPECT_THAT(t.table(t.match(counting(0, 12), media), kFirst, 4), ElementsAre(0, 1, 2));
+  EXPECT_THAT(t.table(t.match(other, media), kFirst, 4), ElementsAre(0, 1, 5));
+  EXPECT_EQ(t.found(other, {image(1, 11, 2)}), 1);
+}
+
+// ---- publishing ----
+
+TEST(PrefixTree, APathWithoutChildrenGrowsAtItsEndWithoutANewRun) {
+  Tree t(one_group(4));
+  Place place = t.tree.enter(t.root, 0);
+  Table table;
+  const std::vector<BlockOffer> nothing(1);
+  for (std::int32_t i = 0; i < 50; ++i) {
+    table.push_back(i);
+    const std::vector<BlockOffer> offers = {{table}};
+    ASSERT_TRUE(t.tree.extend(place, counting(4 * i, 4), {}, offers, false, &t.num_hung));
+    EXPECT_EQ(t.tree.num_runs(), 2);
+    EXPECT_EQ(place.position, 4 * i + 4);
+  }
+  EXPECT_EQ(t.num_hung, 50u);
+  EXPECT_EQ(t.tree.num_tokens(), 200);
+  t.tree.leave(place);
+}
+
+TEST(PrefixTree, ASplitKeepsPlacesAndBlocks) {
+  Tree t(one_group(4));
+  Place low = t.publish(counting(0, 16), {{0, 1, 2, 3}});
+  Place high = t.tree.copy(low);
+  t.tree.climb(high, 4);
+  const std::int32_t runs = t.tree.num_runs();
+  Tokens other = counting(0, 16);
+  other[9] = -1;  // splits at 8
+  t.cache(other, {{-1, -1, 10, 11}});
+  EXPECT_EQ(t.tree.num_runs(), runs + 2);
+  for (std::int32_t i = 0; i < 4; ++i)
+    EXPECT_EQ(t.tree.findable_end(kFirst, BlockId(i)), 4 * i + 4);
+  Tokens back(16);
+  t.tree.copy_tokens(low, 0, back);
+  EXPECT_EQ(back, counting(0, 16));
+  Tokens four(3);
+  t.tree.copy_tokens(high, 1, four);
+  EXPECT_THAT(four, ElementsAre(1, 2, 3));
+  // Both go on from where they stand.
+  const std::vector<std::int32_t> table = {0, 1, 2, 3, 4};
+  const std::vector<BlockOffer> offers = {{table}};
+  EXPECT_TRUE(t.tree.extend(low, counting(16, 4), {}, offers, false, nullptr));
+  EXPECT_EQ(t.found(counting(0, 20)), 20);
+  const std::vector<std::int32_t> high_table = {0, 20};
+  const std::vector<BlockOffer> high_offers = {{high_table}};
+  EXPECT_TRUE(t.tree.extend(high, counting(100, 4), {}, high_offers, false, nullptr));
+  EXPECT_EQ(t.found({0, 1, 2, 3, 100, 101, 102, 103}), 8);
+  t.tree.leave(low);
+  t.tree.leave(high);
+}
+
+TEST(PrefixTree, BlocksOfALargerSizeSurviveASplitInsideThem) {
+  Tree t(two_groups());
+  t.cache({1, 2, 3, 4}, {{0}, {10, 11}});
+  t.cache({1, 2, 5, 6}, {{1}, {-1, 12}});  // splits at 2, inside both blocks of four
+  const PrefixMatch first = t.match({1, 2, 3, 4});
+  EXPECT_EQ(first.tokens, 4);
+  EXPECT_THAT(t.table(first, kFirst, 4), ElementsAre(0));
+  const PrefixMatch second = t.match({1, 2, 5, 6});
+  EXPECT_EQ(second.tokens, 4);
+  EXPECT_THAT(t.table(second, kFirst, 4), ElementsAre(1));
+  EXPECT_EQ(t.found({1, 2, 9, 9}), 2);  // some block of four begins with 1, 2
+}
+
+TEST(PrefixTree, EqualTokensKeepTheEntryThatCameFirst) {
+  Tree t(one_group(4));
+  Place first = t.publish(counting(0, 8), {{0, 1}});
+  EXPECT_EQ(t.num_hung, 2u);
+  Place second = t.publish(counting(0, 8), {{2, 3}});
+  EXPECT_EQ(t.num_hung, 0u);
+  EXPECT_THAT(t.heard.unhung, IsEmpty());
+  EXPECT_FALSE(t.tree.is_findable(kFirst, BlockId(2)));
+  // Until the entry is gone: then the later copy fills it.
+  EXPECT_FALSE(t.tree.offer(second, kFirst, BlockId(3), 1, 8));
+  t.tree.unhang(kFirst, BlockId(1));
+  EXPECT_TRUE(t.tree.offer(second, kFirst, BlockId(3), 1, 8));
+  EXPECT_EQ(t.tree.findable_end(kFirst, BlockId(3)), 8);
+  t.tree.leave(first);
+  t.tree.leave(second);
+}
+
+TEST(PrefixTree, ATailGivesWayToALongerBlockThatBeginsWithIt) {
+  Tree t(one_group(4));
+  t.cache({1, 2, 3, 4, 5, 6}, {{0, 1}});
+  EXPECT_EQ(t.tree.findable_end(kFirst, BlockId(1)), 6);
+  Place place = t.publish({1, 2, 3, 4, 5, 6, 7, 8}, {{-1, 2}});
+  EXPECT_THAT(t.heard.unhung, ElementsAre(Listener::Gone{0, 1, 2}));
+  EXPECT_EQ(t.tree.findable_end(kFirst, BlockId(1)), 0);
+  EXPECT_EQ(t.tree.findable_end(kFirst, BlockId(2)), 8);
+  t.tree.leave(place);
+}
+
+TEST(PrefixTree, ATailThatALongerBlockBeginsWithIsNotHung) {
+  Tree t(one_group(4));
+  t.cache({1, 2, 3, 4, 5, 6, 7, 8}, {{0, 1}});
+  t.cache({1, 2, 3, 4, 5, 6}, {{-1, 2}});
+  EXPECT_EQ(t.num_hung, 0u);
+  EXPECT_FALSE(t.tree.is_findable(kFirst, BlockId(2)));
+}
+
+TEST(PrefixTree, ATailInsideARunIsNotHungWhereALongerBlockEndsBelow) {
+  // The run [1 2] ends inside blocks of four that its two children end.
+  Tree t(two_groups());
+  t.cache({1, 2, 3, 4}, {{0}, {10, 11}});
+  t.cache({1, 2, 5, 6}, {{1}, {-1, 12}});
+  Place place = t.publish({1}, {{2}, {13}});
+  EXPECT_FALSE(t.tree.is_findable(kFirst, BlockId(2)));
+  EXPECT_FALSE(t.tree.is_findable(kSecond, BlockId(13)));
+  t.tree.leave(place);
+}
+
+TEST(PrefixTree, TheWriterOfATailExtendsItInPlace) {
+  Tree t(one_group(4));
+  Place place = t.publish({1, 2, 3, 4, 5}, {{0, 1}});
+  EXPECT_EQ(place.position, 4);
+  EXPECT_EQ(t.found({1, 2, 3, 4, 5, 6}), 5);
+  const std::vector<std::int32_t> table = {0, 1};
+  const std::vector<BlockOffer> offers = {{table}};
+  EXPECT_TRUE(t.tree.extend(place, Tokens{5, 6, 7}, {}, offers, true, &t.num_hung));
+  EXPECT_EQ(t.tree.findable_end(kFirst, BlockId(1)), 7);
+  EXPECT_THAT(t.heard.unhung, IsEmpty());  // the entry moves with the block
+  EXPECT_EQ(t.tree.num_runs(), 2);
+  t.tree.leave(place);
+}
+
+// A tail may hang in a gap in the middle of another path; its writer goes on otherwise.
+TEST(PrefixTree, ATailInAGapOfAnotherPathFollowsItsWriter) {
+  PrefixTreeOptions options = two_groups();
+  options.groups.erase(options.groups.begin());
+  Tree t(options);
+  t.cache({1, 2, 3, 4}, {{0, 1}});
+  t.tree.evict(kFirst, BlockId(0));  // [1 2] is a gap now
+  Place place = t.publish({1}, {{5}});
+  EXPECT_EQ(t.tree.findable_end(kFirst, BlockId(5)), 1);
+  const std::vector<std::int32_t> table = {5};
+  const std::vector<BlockOffer> offers = {{table}};
+  EXPECT_TRUE(t.tree.extend(place, Tokens{1, 9}, {}, offers, false, nullptr));
+  EXPECT_EQ(t.tree.findable_end(kFirst, BlockId(5)), 2);
+  EXPECT_THAT(t.table(t.match({1, 9}), kFirst, 2), ElementsAre(5));
+  EXPECT_EQ(t.found({1, 2, 3, 4}), 1);  // read from the tail's block
+  t.tree.leave(place);
+}
+
+TEST(PrefixTree, OnlyWholeBlocksAreHungWithoutTail) {
+  Tree t(two_groups());
+  Place place = t.publish(counting(0, 6), {{0, 1}, {10, 11, 12}}, false);
+  EXPECT_EQ(t.tree.findable_end(kFirst, BlockId(0)), 4);
+  EXPECT_FALSE(t.tree.is_findable(kFirst, BlockId(1)));
+  EXPECT_EQ(t.tree.findable_end(kSecond, BlockId(12)), 6);
+  EXPECT_EQ(place.position, 6);
+  // The block of four becomes findable when its last token is published.
+  const std::vector<std::int32_t> table = {0, 1};
+  const std::vector<std::int32_t> second = {-1, -1, -1, 13};
+  const std::vector<BlockOffer> offers = {{table}, {second}};
+  EXPECT_TRUE(t.tree.extend(place, counting(6, 2), {}, offers, false, nullptr));
+  EXPECT_EQ(t.tree.findable_end(kFirst, BlockId(1)), 8);
+  t.tree.leave(place);
+}
+
+TEST(PrefixTree, AFullIndexRefusesAndChangesNothingVisible) {
+  PrefixTreeOptions options = one_group(4);
+  options.max_index_tokens = 32;
+  options.max_runs = 4;
+  options.max_root_keys = 1;
+  Tree t(options);
+  t.cache(counting(0, 16), {{0, 1, 2, 3}});
+  Place place = t.tree.enter(t.root, 0);
+  const Tokens longer = counting(100, 40);
+  const std::vector<std::int32_t> table = counting(10, 10);
+  const std::vector<BlockOffer> offers = {{table}};
+  std::uint64_t hung = 0;
+  EXPECT_FALSE(t.tree.extend(place, longer, {}, offers, true, &hung));
+  EXPECT_EQ(hung, 0u);
+  EXPECT_EQ(place.position, 0);
+  EXPECT_EQ(t.tree.num_tokens(), 16);
+  EXPECT_EQ(t.found(counting(0, 16)), 16);
+  EXPECT_EQ(t.found(longer), 0);
+  EXPECT_THAT(t.heard.unhung, IsEmpty());
+  for (std::int32_t b = 10; b < 20; ++b) EXPECT_FALSE(t.tree.is_findable(kFirst, BlockId(b)));
+  // There is room again when the cold ones are gone.
+  for (std::int32_t b = 3; b >= 0; --b) t.tree.evict(kFirst, BlockId(b));
+  EXPECT_TRUE(t.tree.extend(place, counting(100, 32), {}, offers, false, &hung));
+  EXPECT_EQ(hung, 8u);
+  t.tree.leave(place);
+}
+
+TEST(PrefixTree, MediaThatDoNotFitAreRefusedLikeTokens) {
+  PrefixTreeOptions options = one_group(4);
+  options.max_media_extents = 1;
+  Tree t(options);
+  Place place = t.tree.enter(t.root, 0);
+  const std::vector<std::int32_t> table = {0, 1};
+  const std::vector<BlockOffer> offers = {{table}};
+  const Media two = {image(0, 2, 1), image(3, 5, 2)};
+  EXPECT_FALSE(t.tree.extend(place, counting(0, 8), two, offers, true, nullptr));
+  EXPECT_EQ(t.tree.num_tokens(), 0);
+  EXPECT_FALSE(t.tree.is_findable(kFirst, BlockId(0)));
+  const Media one = {image(0, 2, 1)};
+  EXPECT_TRUE(t.tree.extend(place, counting(0, 8), one, offers, true, nullptr));
+  EXPECT_EQ(t.found(counting(0, 8), one), 8);
+  t.tree.leave(place);
+}
+
+// ---- places ----
+
+TEST(PrefixTree, ARunThatSomebodyStandsOnKeepsItsTokens) {
+  Tree t(one_group(4));
+  Place place = t.publish(counting(0, 12), {{0, 1, 2}});
+  for (const std::int32_t b : {2, 1, 0}) {
+    t.tree.set_idle(kFirst, BlockId(b));
+    t.tree.evict(kFirst, BlockId(b));
+  }
+  Tokens kept(12);
+  t.tree.copy_tokens(place, 0, kept);
+  EXPECT_EQ(kept, counting(0, 12));
+  EXPECT_EQ(t.found(counting(0, 12)), 0);
+  t.tree.leave(place);
+  EXPECT_FALSE(place.valid());
+  EXPECT_EQ(t.tree.num_tokens(), 0);
+}
+
+// ---- blocks ----
+
+TEST(PrefixTree, InAFullGroupOnlyTheLastIdleEntryIsACandidate) {
+  Tree t(one_group(4));
+  t.cache(counting(0, 12), {{0, 1, 2}});
+  EXPECT_THAT(t.heard.candidates, UnorderedElementsAre(std::pair(0, 2)));
+  EXPECT_EQ(t.tree.num_evictable(kFirst), 3);
+  t.tree.evict(kFirst, BlockId(2));
+  EXPECT_THAT(t.heard.candidates, UnorderedElementsAre(std::pair(0, 1)));
+  // Two branches: the block before them waits for both.
+  t.cache({0, 1, 2, 3, 7, 7, 7, 7}, {{-1, 5}});
+  EXPECT_THAT(t.heard.candidates, UnorderedElementsAre(std::pair(0, 1), std::pair(0, 5)));
+  t.tree.evict(kFirst, BlockId(1));
+  EXPECT_THAT(t.heard.candidates, UnorderedElementsAre(std::pair(0, 5)));
+  t.tree.evict(kFirst, BlockId(5));
+  EXPECT_THAT(t.heard.candidates, UnorderedElementsAre(std::pair(0, 0)));
+}
+
+TEST(PrefixTree, WhatLiesAboveABusyBlockIsNotEvictable) {
+  Tree t(one_group(4));
+  t.cache(counting(0, 16), {{0, 1, 2, 3}});
+  t.tree.set_busy(kFirst, BlockId(2));
+  EXPECT_EQ(t.tree.num_evictable(kFirst), 1);
+  EXPECT_THAT(t.heard.candidates, UnorderedElementsAre(std::pair(0, 3)));
+  t.tree.evict(kFirst, BlockId(3));
+  EXPECT_EQ(t.tree.num_evictable(kFirst), 0);
+  EXPECT_THAT(t.heard.candidates, IsEmpty());
+  t.tree.set_idle(kFirst, BlockId(2));
+  EXPECT_EQ(t.tree.num_evictable(kFirst), 3);
+}
+
+TEST(PrefixTree, InAWindowGroupEveryIdleEntryIsACandidate) {
+  Tree t(two_groups());
+  Place place = t.publish(counting(0, 8), {{0, 1}, {10, 11, 12, 13}});
+  EXPECT_THAT(t.heard.candidates, IsEmpty());
+  t.tree.set_idle(kSecond, BlockId(10));
+  t.tree.set_idle(kSecond, BlockId(12));
+  EXPECT_THAT(t.heard.candidates, UnorderedElementsAre(std::pair(1, 10), std::pair(1, 12)));
+  EXPECT_EQ(t.tree.num_evictable(kSecond), 2);
+  t.tree.leave(place);
+}
+
+TEST(PrefixTree, EvictionTakesIdleBlocksOfOtherGroupsBelowAlong) {
+  Tree t(two_groups());
+  t.cache(counting(0, 8), {{0, 1}, {10, 11, 12, 13}});
+  t.tree.set_busy(kSecond, BlockId(13));
+  t.tree.evict(kFirst, BlockId(1));
+  EXPECT_THAT(t.heard.unhung,
+              UnorderedElementsAre(Listener::Gone{0, 1, -1}, Listener::Gone{1, 12, -1}));
+  EXPECT_TRUE(t.tree.is_findable(kSecond, BlockId(11)));
+  EXPECT_TRUE(t.tree.is_findable(kSecond, BlockId(13)));  // busy
+}
+
+TEST(PrefixTree, EvictionOfAWindowBlockTakesNothingElse) {
+  Tree t(two_groups());
+  t.cache(counting(0, 8), {{0, 1}, {10, 11, 12, 13}});
+  t.tree.evict(kSecond, BlockId(10));
+  EXPECT_THAT(t.heard.unhung, ElementsAre(Listener::Gone{1, 10, -1}));
+  EXPECT_EQ(t.found(counting(0, 8)), 8);
+}
+
+TEST(PrefixTree, UnhangTakesABusyEntryAway) {
+  Tree t(one_group(4));
+  Place place = t.publish(counting(0, 12), {{0, 1, 2}});
+  t.tree.unhang(kFirst, BlockId(1));
+  EXPECT_THAT(t.heard.unhung, ElementsAre(Listener::Gone{0, 1, -1}));
+  EXPECT_EQ(t.found(counting(0, 12)), 4);
+  t.tree.leave(place);
+}
+
+TEST(PrefixTree, IdleAndBusySaidTwiceChangeNothing) {
+  Tree t(one_group(4));
+  t.cache(counting(0, 4), {{0}});
+  t.tree.set_idle(kFirst, BlockId(0));
+  EXPECT_EQ(t.tree.num_evictable(kFirst), 1);
+  t.tree.set_busy(kFirst, BlockId(0));
+  t.tree.set_busy(kFirst, BlockId(0));
+  EXPECT_EQ(t.tree.num_evictable(kFirst), 0);
+}
+
+TEST(PrefixTree, NobodyNeedsToListen) {
+  Result<PrefixTree> made = PrefixTree::create(one_group(4), nullptr);
+  ASSERT_TRUE(made);
+  PrefixTree tree = std::move(*made);
+  Place place = tree.enter(tree.make_root({}), 0);
+  const std::vector<std::int32_t> table = {0};
+  const std::vector<BlockOffer> offers = {{table}};
+  EXPECT_TRUE(tree.extend(place, counting(0, 4), {}, offers, false, nullptr));
+  tree.set_idle(kFirst, BlockId(0));
+  tree.leave(place);
+  tree.evict(kFirst, BlockId(0));
+  EXPECT_EQ(tree.num_runs(), 0);
+}
+
+// ---- broken contracts stop the program ----
+
+TEST(PrefixTreeDeathTest, MisuseStopsTheProgram) {
+  Tree t(one_group(4));
+  Place place = t.publish(counting(0, 4), {{0}});
+  EXPECT_DEATH(t.tree.set_idle(kFirst, BlockId(1)), "broken invariant");
+  EXPECT_DEATH(t.tree.unhang(kFirst, BlockId(1)), "broken invariant");
+  EXPECT_DEATH(t.tree.evict(kFirst, BlockId(0)), "broken invariant");  // busy
+  EXPECT_DEATH(t.tree.climb(place, 5), "broken invariant");
+  Place twice = place;
+  t.tree.leave(place);
+  EXPECT_DEATH(
+      {
+        t.tree.leave(twice);
+        t.tree.leave(twice);
+      },
+      "broken invariant");
+}
+
+}  // namespace
+}  // namespace kvfolio
