@@ -60,7 +60,8 @@ void KVCacheManager::Impl::let_go(std::int32_t g, BlockId block, bool used) noex
   if (used) pool.set_used(block, true);
   if (!pool.release(block)) return;
   pool.set_writer(block, BlockPool::kNobody);
-  if (in_flight_.empty()) {
+  // Who closed and waits for a step may still publish it.
+  if (in_flight_.empty() && closing_.empty()) {
     park(g, block);
   } else {
     pool.make_retiring(block, last_committed_);
@@ -97,8 +98,7 @@ void KVCacheManager::Impl::release_entry(std::int32_t slot, std::int32_t g,
   if (!block.valid()) return;
   BlockPool& pool = group(g).pool;
   const std::int32_t end = (logical + 1) * block_size(g);
-  if (s.publishes && end <= s.place.position && pool.refs(block) == 1 &&
-      !tree_->is_findable(GroupId(g), block)) {
+  if (s.publishes && end <= s.place.position && !tree_->is_findable(GroupId(g), block)) {
     if (tree_->offer(s.place, GroupId(g), block, logical, end)) ++counters_.blocks_published;
   }
   if (pool.writer(block) == slot) pool.set_writer(block, BlockPool::kNobody);

@@ -292,17 +292,18 @@ Status KVCacheManager::Impl::check_truncate(std::int32_t slot, std::int32_t n) c
     const auto lacks = [&](std::int32_t from, std::int32_t to) -> std::int32_t {
       for (std::int32_t logical = from / size; logical * size < to; ++logical) {
         if (table(slot, g).at(arena(), logical).valid()) continue;
-        const bool in_trim = trimmed && n > s.trim_sinks && logical * size >= s.trim_sinks &&
-                             (logical + 1) * size <= s.trim_first_kept;
+        const bool in_trim = trimmed && n > s.trim_sinks &&
+                             std::max(from, logical * size) >= s.trim_sinks &&
+                             std::min(to, (logical + 1) * size) <= s.trim_first_kept;
         if (!in_trim) return logical;
       }
       return -1;
     };
     std::int32_t first = 0;
     if (windowed(g)) first = std::max(0, n - group(g).spec.window + 1);
-    // The block that the next token goes to has to be there, whatever the window.
-    if (n % size != 0) first = std::min(first, n - 1);
     std::int32_t missing = lacks(first, n);
+    // The block that the next token goes to has to be there, whatever the window.
+    if (n % size != 0 && !table(slot, g).at(arena(), n / size).valid()) missing = n / size;
     if (missing < 0 && windowed(g)) missing = lacks(0, std::min(group(g).spec.num_sinks, n));
     if (missing >= 0) {
       return {ErrorCode::kFailedPrecondition,
@@ -412,7 +413,8 @@ Result<std::int32_t> KVCacheManager::Impl::trim(SequenceId id, const TrimOptions
   const auto window = static_cast<std::int32_t>(std::min<std::int64_t>(options.window, s.length));
   if (trimmed) sinks = std::min(sinks, s.trim_sinks);
   const std::int32_t first_kept = std::max(s.length - window, trimmed ? s.trim_first_kept : 0);
-  if (first_kept <= sinks) return 0;
+  // All of it is kept; sinks that reach the window bring nothing back that is gone.
+  if (options.num_sinks >= s.length - window || first_kept <= sinks) return 0;
   const std::int32_t before = trimmed ? s.trim_first_kept - s.trim_sinks : 0;
   const std::int32_t dropped = (first_kept - sinks) - before;
   if (dropped == 0) return 0;
