@@ -172,8 +172,8 @@ TEST(PrefixTree, OptionsOutOfRangeAreRefusedWithTheFieldAndTheValue) {
 }
 
 TEST(PrefixTree, TheUnitIsTheSmallestBlockSize) {
-  Tree t(two_groups());
-  EXPECT_EQ(t.tree.unit(), 2);
+  EXPECT_EQ(PrefixTree::create(two_groups(), nullptr)->unit(), 2);
+  EXPECT_EQ(PrefixTree::create(one_group(16), nullptr)->unit(), 16);
 }
 
 // ---- root keys ----
@@ -549,12 +549,12 @@ TEST(PrefixTree, ATailInAGapOfAnotherPathFollowsItsWriter) {
   t.tree.evict(kFirst, BlockId(0));  // [1 2] is a gap now
   Place place = t.publish({1}, {{5}});
   EXPECT_EQ(t.tree.findable_end(kFirst, BlockId(5)), 1);
+  EXPECT_EQ(t.found({1, 2, 3, 4}), 1);
   const std::vector<std::int32_t> table = {5};
   const std::vector<BlockOffer> offers = {{table}};
   EXPECT_TRUE(t.tree.extend(place, Tokens{1, 9}, {}, offers, false, nullptr));
   EXPECT_EQ(t.tree.findable_end(kFirst, BlockId(5)), 2);
   EXPECT_THAT(t.table(t.match({1, 9}), kFirst, 2), ElementsAre(5));
-  EXPECT_EQ(t.found({1, 2, 3, 4}), 1);  // read from the tail's block
   t.tree.leave(place);
 }
 

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kvfolio/span_arena.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kvfolio/fixed_array.h"
+
+namespace kvfolio {
+namespace {
+
+using ::testing::HasSubstr;
+
+SpanArena arena_of(std::int64_t cells) {
+  Result<SpanArena> arena = SpanArena::create(cells);
+  EXPECT_TRUE(arena) << arena.error().message();
+  return std::move(*arena);
+}
+
+TEST(SpanArena, HasAtLeastTheCellsAskedFor) {
+  for (const std::int64_t cells : {0, 1, 7, 8, 9, 1000, 4096, 100003}) {
+    const SpanArena arena = arena_of(cells);
+    EXPECT_GE(arena.num_cells(), cells);
+    EXPECT_LT(arena.num_cells(), cells + SpanArena::kGranule);
+    EXPECT_EQ(arena.free_cells(), arena.num_cells());
+  }
+}
+
+TEST(SpanArena, SizesOutOfRangeAreRefusedWithTheNumber) {
+  for (const std::int64_t cells :
+       {std::int64_t{-1}, (std::int64_t{1} << 33) + 1, std::numeric_limits<std::int64_t>::max(),
+        std::numeric_limits<std::int64_t>::min()}) {
+    const Result<SpanArena> arena = SpanArena::create(cells);
+    ASSERT_FALSE(arena);
+    EXPECT_EQ(arena.error().code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(arena.error().message(), HasSubstr(std::to_string(cells)));
+  }
+}
+
+TEST(SpanArena, NoSpanHasNoCapacity) {
+  EXPECT_EQ(SpanArena::capacity({}), 0);
+  SpanArena arena = arena_of(64);
+  ArenaSpan span;
+  EXPECT_TRUE(arena.reserve(span, 0, 0));
+  EXPECT_EQ(SpanArena::capacity(span), 0);
+  arena.release(span);
+  EXPECT_EQ(arena.free_cells(), 64);
+}
+
+TEST(SpanArena, AppendingMovesTheContentsOnlyWhenCapacityDoubles) {
+  SpanArena arena = arena_of(1 << 14);
+  ArenaSpan span;
+  int moves = 0;
+  for (std::int32_t n = 0; n < 4096; ++n) {
+    const std::int64_t before = SpanArena::capacity(span);
+    ASSERT_TRUE(arena.reserve(span, n + 1, n));
+    if (SpanArena::capacity(span) != before) ++moves;
+    arena.at(span)[n] = n;
+  }
+  EXPECT_LE(moves, 10);
+  for (std::int32_t n = 0; n < 4096; ++n) ASSERT_EQ(arena.at(span)[n], n);
+}
+
+TEST(SpanArena, ShrinkingLeavesTheSpanWhereItIsAndGivesTheRestBack) {
+  SpanArena arena = arena_of(1024);
+  ArenaSpan span;
+  ASSERT_TRUE(arena.reserve(span, 1024, 0));
+  EXPECT_EQ(arena.free_cells(), 0);
+  for (std::int32_t i = 0; i < 1024; ++i) arena.at(span)[i] = i;
+  const std::int32_t* place = arena.at(span);
+  arena.shrink(span, 100);
+  EXPECT_EQ(arena.at(span), place);
+  EXPECT_EQ(SpanArena::capacity(span), 128);
+  EXPECT_EQ(arena.free_cells(), 1024 - 128);
+  for (std::int32_t i = 0; i < 100; ++i) ASSERT_EQ(arena.at(span)[i], i);
+  arena.shrink(span, 128);
+  EXPECT_EQ(SpanArena::capacity(span), 128);
+  arena.shrink(span, 0);
+  EXPECT_EQ(SpanArena::capacity(span), 0);
+  EXPECT_EQ(arena.free_cells(), 1024);
+}
+
+TEST(SpanArena, WhenThereIsNoSuchPieceNothingChanges) {
+  SpanArena arena = arena_of(256);
+  ArenaSpan a;
+  ArenaSpan b;
+  ASSERT_TRUE(arena.reserve(a, 128, 0));
+  ASSERT_TRUE(arena.reserve(b, 64, 0));
+  arena.at(a)[0] = 11;
+  arena.at(a)[127] = 12;
+  const std::int64_t free = arena.free_cells();
+  const ArenaSpan before = a;
+  for (const std::int64_t cells : {std::int64_t{129}, std::int64_t{1} << 33, std::int64_t{1} << 40,
+                                   std::numeric_limits<std::int64_t>::max() - 8}) {
+    EXPECT_FALSE(arena.reserve(a, cells, 128)) << cells;
+    EXPECT_EQ(a.offset, before.offset);
+    EXPECT_EQ(a.order, before.order);
+    EXPECT_EQ(arena.free_cells(), free);
+    EXPECT_EQ(arena.at(a)[0], 11);
+    EXPECT_EQ(arena.at(a)[127], 12);
+  }
+  arena.release(a);
+  arena.release(b);
+  EXPECT_EQ(arena.free_cells(), 256);
+}
+
+TEST(SpanArena, FreedPiecesMergeSoThatTheWholeCanBeTakenAgain) {
+  SpanArena arena = arena_of(4096);
+  std::vector<ArenaSpan> spans(4096 / SpanArena::kGranule);
+  for (ArenaSpan& span : spans) ASSERT_TRUE(arena.reserve(span, 1, 0));
+  EXPECT_EQ(arena.free_cells(), 0);
+  ArenaSpan none;
+  EXPECT_FALSE(arena.reserve(none, 1, 0));
+  std::shuffle(spans.begin(), spans.end(), std::mt19937(3));
+  for (ArenaSpan& span : spans) arena.release(span);
+  ArenaSpan whole;
+  EXPECT_TRUE(arena.reserve(whole, 4096, 0));
+  EXPECT_EQ(SpanArena::capacity(whole), 4096);
+}
+
+// Owners of random spans against a plain map from cell to owner.
+TEST(SpanArena, RandomSpansNeverOverlapKeepTheirContentsAndAllReturn) {
+  for (std::uint32_t seed = 1; seed <= 6; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    const auto pick = [&](int low, int high) {
+      return std::uniform_int_distribution<int>(low, high)(random);
+    };
+    SpanArena arena = arena_of(pick(100, 3000));
+    struct Owner {
+      ArenaSpan span;
+      std::vector<std::int32_t> cells;
+    };
+    std::vector<Owner> owners(20);
+    std::int32_t stamp = 0;
+    int refused = 0;
+    for (int i = 0; i < 4000; ++i) {
+      Owner& owner = owners[static_cast<std::size_t>(pick(0, 19))];
+      const auto used = static_cast<std::int64_t>(owner.cells.size());
+      if (pick(0, 2) != 0) {
+        const std::int64_t wanted = used + pick(1, 1 << pick(0, 10));
+        const ArenaSpan before = owner.span;
+        const std::int64_t free = arena.free_cells();
+        if (arena.reserve(owner.span, wanted, used)) {
+          ASSERT_GE(SpanArena::capacity(owner.span), wanted);
+          while (static_cast<std::int64_t>(owner.cells.size()) < wanted) {
+            arena.at(owner.span)[owner.cells.size()] = ++stamp;
+            owner.cells.push_back(stamp);
+          }
+        } else {
+          ++refused;
+          ASSERT_EQ(owner.span.offset, before.offset);
+          ASSERT_EQ(owner.span.order, before.order);
+          ASSERT_EQ(arena.free_cells(), free);
+        }
+      } else {
+        const std::int64_t kept = pick(0, 2) == 0 ? 0 : used * pick(0, 100) / 100;
+        arena.shrink(owner.span, kept);
+        owner.cells.resize(static_cast<std::size_t>(kept));
+      }
+      std::vector<bool> taken(static_cast<std::size_t>(arena.num_cells()));
+      std::int64_t capacity = 0;
+      for (const Owner& o : owners) {
+        const std::int64_t own = SpanArena::capacity(o.span);
+        capacity += own;
+        for (std::int64_t c = 0; c < own; ++c) {
+          const std::int64_t cell = std::int64_t{o.span.offset} * SpanArena::kGranule + c;
+          ASSERT_LT(cell, arena.num_cells());
+          ASSERT_FALSE(taken[static_cast<std::size_t>(cell)]);
+          taken[static_cast<std::size_t>(cell)] = true;
+        }
+        ASSERT_TRUE(std::equal(o.cells.begin(), o.cells.end(), arena.at(o.span)));
+      }
+      ASSERT_EQ(arena.free_cells(), arena.num_cells() - capacity);
+    }
+    EXPECT_GT(refused, 10);
+    for (Owner& owner : owners) arena.release(owner.span);
+    EXPECT_EQ(arena.free_cells(), arena.num_cells());
+    // Merged to the largest pieces that the size allows.
+    std::vector<ArenaSpan> pieces;
+    for (std::int64_t left = arena.num_cells(); left > 0;) {
+      std::int64_t piece = SpanArena::kGranule;
+      while (piece * 2 <= left) piece *= 2;
+      pieces.emplace_back();
+      ASSERT_TRUE(arena.reserve(pieces.back(), piece, 0));
+      left -= piece;
+    }
+    EXPECT_EQ(arena.free_cells(), 0);
+  }
+}
+
+// ---- FixedArray ----
+
+TEST(FixedArray, IsEmptyUntilAllocated) {
+  FixedArray<std::int32_t> array;
+  EXPECT_EQ(array.size(), 0u);
+  EXPECT_EQ(array.data(), nullptr);
+  EXPECT_TRUE(array.allocate_zeroed(0));
+  EXPECT_EQ(array.size(), 0u);
+}
+
+TEST(FixedArray, AllBytesAreZeroAlsoWhenAllocatedAgain) {
+  FixedArray<std::int64_t> array;
+  for (int round = 0; round < 2; ++round) {
+    ASSERT_TRUE(array.allocate_zeroed(100));
+    ASSERT_EQ(array.size(), 100u);
+    for (int i = 0; i < 100; ++i) {
+      EXPECT_EQ(array[i], 0);
+      array[i] = -1;
+    }
+  }
+}
+
+TEST(FixedArray, SizesThatCannotBeAreRefusedAndLeaveItEmpty) {
+  for (const std::int64_t size :
+       {std::int64_t{-1}, std::int64_t{1} << 60, std::numeric_limits<std::int64_t>::max()}) {
+    FixedArray<std::int64_t> array;
+    ASSERT_TRUE(array.allocate_zeroed(4));
+    EXPECT_FALSE(array.allocate_zeroed(size));
+    EXPECT_EQ(array.size(), 0u);
+  }
+}
+
+}  // namespace
+}  // namespace kvfolio

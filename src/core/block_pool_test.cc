@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kvfolio/block_pool.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <limits>
+#include <list>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvfolio {
+namespace {
+
+using ::testing::HasSubstr;
+
+BlockPool pool_of(std::int32_t num_blocks) {
+  Result<BlockPool> pool = BlockPool::create(num_blocks);
+  EXPECT_TRUE(pool) << pool.error().message();
+  return std::move(*pool);
+}
+
+TEST(BlockPool, SizesBelowOneAreRefusedWithTheNumber) {
+  for (const std::int32_t n : {0, -1, std::numeric_limits<std::int32_t>::min()}) {
+    const Result<BlockPool> pool = BlockPool::create(n);
+    ASSERT_FALSE(pool);
+    EXPECT_EQ(pool.error().code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(pool.error().message(), HasSubstr("num_blocks is " + std::to_string(n)));
+  }
+}
+
+TEST(BlockPool, ANewBlockHasOneReferenceNothingValidAndNoWriter) {
+  BlockPool pool = pool_of(2);
+  const BlockId first = *pool.acquire();
+  pool.set_valid(first, 7);
+  pool.set_writer(first, 3);
+  pool.set_used(first, true);
+  ASSERT_TRUE(pool.release(first));
+  pool.make_free(first);
+  const BlockId again = *pool.acquire();
+  EXPECT_EQ(again, first);  // the last freed is taken first, while it is warm
+  EXPECT_EQ(pool.state(again), BlockState::kHeld);
+  EXPECT_EQ(pool.refs(again), 1);
+  EXPECT_EQ(pool.valid(again), 0);
+  EXPECT_EQ(pool.writer(again), BlockPool::kNobody);
+  EXPECT_FALSE(pool.used(again));
+}
+
+TEST(BlockPool, AFullPoolIsANormalAnswer) {
+  BlockPool pool = pool_of(3);
+  for (std::int32_t i = 0; i < 3; ++i) EXPECT_EQ(pool.acquire(), BlockId(i));
+  EXPECT_EQ(pool.acquire(), std::nullopt);
+  EXPECT_EQ(pool.num_free(), 0);
+  EXPECT_EQ(pool.num_held(), 3);
+}
+
+TEST(BlockPool, TheLastReleaseIsTold) {
+  BlockPool pool = pool_of(1);
+  const BlockId block = *pool.acquire();
+  pool.hold(block);
+  EXPECT_FALSE(pool.release(block));
+  EXPECT_TRUE(pool.release(block));
+  EXPECT_EQ(pool.state(block), BlockState::kHeld);  // until the caller says where it goes
+  pool.make_cached(block);
+  EXPECT_EQ(pool.num_cached(), 1);
+  EXPECT_EQ(pool.num_held(), 0);
+}
+
+TEST(BlockPool, AHitRevivesACachedOrRetiringBlock) {
+  BlockPool pool = pool_of(2);
+  const BlockId a = *pool.acquire();
+  const BlockId b = *pool.acquire();
+  ASSERT_TRUE(pool.release(a));
+  ASSERT_TRUE(pool.release(b));
+  pool.make_cached(a);
+  pool.make_retiring(b, 1);
+  pool.hold(a);
+  pool.hold(b);
+  EXPECT_EQ(pool.num_held(), 2);
+  EXPECT_EQ(pool.oldest_retiring(100), std::nullopt);
+  EXPECT_TRUE(pool.check_invariants().ok());
+}
+
+TEST(BlockPool, RetiringBlocksLeaveInTheOrderOfReleaseWhenTheirStampIsReached) {
+  BlockPool pool = pool_of(4);
+  for (std::int32_t i = 0; i < 4; ++i) {
+    ASSERT_TRUE(pool.acquire());
+  }
+  for (const auto& [block, stamp] : {std::pair(2, 5), {0, 5}, {3, 6}, {1, 8}}) {
+    ASSERT_TRUE(pool.release(BlockId(block)));
+    pool.make_retiring(BlockId(block), static_cast<std::uint64_t>(stamp));
+  }
+  EXPECT_EQ(pool.num_retiring(), 4);
+  EXPECT_EQ(pool.oldest_retiring(5), std::nullopt);  // stamp 5 is not below 5
+  EXPECT_EQ(pool.oldest_retiring(6), BlockId(2));
+  pool.make_free(BlockId(2));
+  EXPECT_EQ(pool.oldest_retiring(6), BlockId(0));
+  pool.make_cached(BlockId(0));
+  EXPECT_EQ(pool.oldest_retiring(6), std::nullopt);
+  EXPECT_EQ(pool.oldest_retiring(7), BlockId(3));
+  pool.hold(BlockId(3));
+  EXPECT_EQ(pool.oldest_retiring(8), std::nullopt);
+  EXPECT_EQ(pool.oldest_retiring(9), BlockId(1));
+  EXPECT_TRUE(pool.check_invariants().ok());
+}
+
+TEST(BlockPool, StampsBeyond32BitsCompareInTheirOrder) {
+  BlockPool pool = pool_of(2);
+  const BlockId a = *pool.acquire();
+  const BlockId b = *pool.acquire();
+  ASSERT_TRUE(pool.release(a));
+  ASSERT_TRUE(pool.release(b));
+  constexpr std::uint64_t kWrap = std::uint64_t{1} << 32;
+  pool.make_retiring(a, kWrap - 1);
+  pool.make_retiring(b, kWrap);
+  EXPECT_EQ(pool.oldest_retiring(kWrap - 1), std::nullopt);
+  EXPECT_EQ(pool.oldest_retiring(kWrap), a);
+  pool.make_free(a);
+  EXPECT_EQ(pool.oldest_retiring(kWrap), std::nullopt);
+  EXPECT_EQ(pool.oldest_retiring(kWrap + 1), b);
+}
+
+TEST(BlockPool, RemembersWhatCopyOnWriteNeeds) {
+  BlockPool pool = pool_of(1);
+  const BlockId block = *pool.acquire();
+  pool.set_valid(block, 1024);
+  pool.set_writer(block, 9);
+  pool.set_written_in(block, (std::uint64_t{1} << 32) + 7);
+  pool.set_used(block, true);
+  EXPECT_EQ(pool.valid(block), 1024);
+  EXPECT_EQ(pool.writer(block), 9);
+  EXPECT_EQ(pool.written_in(block), 7u);
+  EXPECT_TRUE(pool.used(block));
+  EXPECT_FALSE(pool.contains(BlockId()));
+  EXPECT_FALSE(pool.contains(BlockId(1)));
+  EXPECT_TRUE(pool.contains(block));
+}
+
+TEST(BlockPool, RandomOperationsAgreeWithAPlainList) {
+  struct Naive {
+    BlockState state = BlockState::kFree;
+    std::int32_t refs = 0;
+    std::uint64_t stamp = 0;
+  };
+  for (std::uint32_t seed = 1; seed <= 8; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    const auto pick = [&](int low, int high) {
+      return std::uniform_int_distribution<int>(low, high)(random);
+    };
+    const std::int32_t n = pick(1, 30);
+    BlockPool pool = pool_of(n);
+    std::vector<Naive> naive(static_cast<std::size_t>(n));
+    std::vector<std::int32_t> free;
+    for (std::int32_t i = n; i-- > 0;) free.push_back(i);
+    std::list<std::int32_t> retiring;
+    std::uint64_t ticket = (std::uint64_t{1} << 32) - 500;
+    for (int i = 0; i < 5000; ++i) {
+      ticket += static_cast<std::uint64_t>(pick(0, 3) == 0);
+      const std::int32_t b = pick(0, n - 1);
+      const BlockId block(b);
+      Naive& at = naive[static_cast<std::size_t>(b)];
+      const int what = pick(0, 9);
+      if (what < 3) {
+        const std::optional<BlockId> got = pool.acquire();
+        ASSERT_EQ(got.has_value(), !free.empty());
+        if (got) {
+          ASSERT_EQ(got->value(), free.back());
+          naive[static_cast<std::size_t>(free.back())] = {BlockState::kHeld, 1, 0};
+          free.pop_back();
+        }
+      } else if (what < 5) {
+        if (at.state == BlockState::kFree) continue;
+        if (at.state == BlockState::kRetiring) retiring.remove(b);
+        pool.hold(block);
+        at.state = BlockState::kHeld;
+        ++at.refs;
+      } else if (what < 9) {
+        if (at.refs == 0) continue;
+        --at.refs;
+        ASSERT_EQ(pool.release(block), at.refs == 0);
+        if (at.refs > 0) continue;
+        const int where = pick(0, 2);
+        if (where == 0) {
+          pool.make_free(block);
+          at.state = BlockState::kFree;
+          free.push_back(b);
+        } else if (where == 1) {
+          pool.make_cached(block);
+          at.state = BlockState::kCached;
+        } else {
+          pool.make_retiring(block, ticket);
+          at.state = BlockState::kRetiring;
+          at.stamp = ticket;
+          retiring.push_back(b);
+        }
+      } else {
+        const std::uint64_t bound = ticket + 1 - static_cast<std::uint64_t>(pick(0, 3));
+        const std::optional<BlockId> oldest = pool.oldest_retiring(bound);
+        const bool expected =
+            !retiring.empty() && naive[static_cast<std::size_t>(retiring.front())].stamp < bound;
+        ASSERT_EQ(oldest.has_value(), expected);
+        if (oldest) {
+          ASSERT_EQ(oldest->value(), retiring.front());
+          retiring.pop_front();
+          Naive& out = naive[static_cast<std::size_t>(oldest->value())];
+          if (pick(0, 1) == 0) {
+            pool.make_free(*oldest);
+            out.state = BlockState::kFree;
+            free.push_back(oldest->value());
+          } else {
+            pool.make_cached(*oldest);
+            out.state = BlockState::kCached;
+          }
+        }
+        if (at.state == BlockState::kCached) {  // evicted
+          pool.make_free(block);
+          at.state = BlockState::kFree;
+          free.push_back(b);
+        }
+      }
+      std::int32_t counts[4] = {};
+      for (std::int32_t j = 0; j < n; ++j) {
+        const Naive& expected = naive[static_cast<std::size_t>(j)];
+        ASSERT_EQ(pool.state(BlockId(j)), expected.state);
+        ASSERT_EQ(pool.refs(BlockId(j)), expected.refs);
+        ++counts[static_cast<int>(expected.state)];
+      }
+      ASSERT_EQ(pool.num_free(), counts[0]);
+      ASSERT_EQ(pool.num_held(), counts[1]);
+      ASSERT_EQ(pool.num_cached(), counts[2]);
+      ASSERT_EQ(pool.num_retiring(), counts[3]);
+      const Status ok = pool.check_invariants();
+      ASSERT_TRUE(ok.ok()) << ok.message();
+    }
+  }
+}
+
+TEST(BlockPoolDeathTest, MisuseStopsTheProgram) {
+  BlockPool pool = pool_of(3);
+  const BlockId held = *pool.acquire();
+  const BlockId cached = *pool.acquire();
+  ASSERT_TRUE(pool.release(cached));
+  pool.make_cached(cached);
+  const BlockId free(2);
+  EXPECT_DEATH(static_cast<void>(pool.release(free)), "broken invariant");
+  EXPECT_DEATH(static_cast<void>(pool.release(cached)), "broken invariant");
+  EXPECT_DEATH(pool.hold(free), "broken invariant");
+  EXPECT_DEATH(pool.make_free(held), "broken invariant");
+  EXPECT_DEATH(pool.make_free(free), "broken invariant");
+  EXPECT_DEATH(pool.make_cached(held), "broken invariant");
+  EXPECT_DEATH(pool.make_cached(free), "broken invariant");
+  EXPECT_DEATH(pool.make_retiring(held, 1), "broken invariant");
+  EXPECT_DEATH(pool.make_retiring(cached, 1), "broken invariant");
+}
+
+TEST(BlockPool, AReleasedBlockThatWentNowhereBreaksTheInvariants) {
+  BlockPool pool = pool_of(2);
+  const BlockId block = *pool.acquire();
+  ASSERT_TRUE(pool.release(block));
+  EXPECT_THAT(pool.check_invariants().message(), HasSubstr("block 0 has 0 references"));
+}
+
+}  // namespace
+}  // namespace kvfolio

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kvfolio/lru_order.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace kvfolio {
+namespace {
+
+using ::testing::HasSubstr;
+
+LruOrder order_of(std::int32_t num_blocks) {
+  Result<LruOrder> order = LruOrder::create(num_blocks);
+  EXPECT_TRUE(order) << order.error().message();
+  return std::move(*order);
+}
+
+TEST(LruOrder, SizesOutOfRangeAreRefusedWithTheNumber) {
+  for (const std::int32_t n : {0, -1, (1 << 29) + 1, std::numeric_limits<std::int32_t>::max()}) {
+    const Result<LruOrder> order = LruOrder::create(n);
+    ASSERT_FALSE(order);
+    EXPECT_EQ(order.error().code(), ErrorCode::kInvalidArgument);
+    EXPECT_THAT(order.error().message(), HasSubstr("num_blocks is " + std::to_string(n)));
+  }
+}
+
+TEST(LruOrder, NobodyHasARankAtFirst) {
+  const LruOrder order = order_of(5);
+  for (std::int32_t b = 0; b < 5; ++b) {
+    EXPECT_FALSE(order.has_rank(BlockId(b)));
+    EXPECT_FALSE(order.is_candidate(BlockId(b)));
+  }
+  EXPECT_EQ(order.victim(), std::nullopt);
+}
+
+TEST(LruOrder, TheVictimIsTheColdestCandidate) {
+  LruOrder order = order_of(4);
+  for (const std::int32_t b : {2, 0, 3, 1}) order.touch(BlockId(b));
+  EXPECT_EQ(order.victim(), std::nullopt);  // nobody is a candidate
+  order.set_candidate(BlockId(3), true);
+  order.set_candidate(BlockId(1), true);
+  EXPECT_EQ(order.victim(), BlockId(3));
+  // One that becomes a candidate late stands where its rank says.
+  order.set_candidate(BlockId(0), true);
+  EXPECT_EQ(order.victim(), BlockId(0));
+  order.set_candidate(BlockId(0), false);
+  EXPECT_EQ(order.victim(), BlockId(3));
+  order.forget(BlockId(3));
+  EXPECT_EQ(order.victim(), BlockId(1));
+  EXPECT_TRUE(order.colder(BlockId(2), BlockId(0)));
+  EXPECT_FALSE(order.colder(BlockId(1), BlockId(0)));
+}
+
+TEST(LruOrder, TouchMakesABlockTheWarmestAndNoCandidate) {
+  LruOrder order = order_of(3);
+  for (std::int32_t b = 0; b < 3; ++b) order.touch(BlockId(b));
+  order.set_candidate(BlockId(0), true);
+  order.touch(BlockId(0));
+  EXPECT_FALSE(order.is_candidate(BlockId(0)));
+  EXPECT_TRUE(order.colder(BlockId(2), BlockId(0)));
+}
+
+TEST(LruOrder, CandidatesComeAndGoWithoutLosingTheirRank) {
+  LruOrder order = order_of(2);
+  order.touch(BlockId(1));
+  order.touch(BlockId(0));
+  for (int i = 0; i < 5; ++i) {
+    order.set_candidate(BlockId(0), i % 2 == 0);
+    order.set_candidate(BlockId(1), i % 2 != 0);
+    EXPECT_TRUE(order.colder(BlockId(1), BlockId(0)));
+    EXPECT_EQ(order.victim(), BlockId(i % 2));
+  }
+}
+
+TEST(LruOrderDeathTest, ACandidateWithoutARankStopsTheProgram) {
+  LruOrder order = order_of(2);
+  EXPECT_DEATH(order.set_candidate(BlockId(1), true), "broken invariant");
+}
+
+// Against a clock per block and a map from clock to block; the log wraps many times.
+void compare_with_naive(std::int32_t num_blocks, int operations, std::uint32_t seed) {
+  SCOPED_TRACE("blocks " + std::to_string(num_blocks) + " seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  const auto pick = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random);
+  };
+  LruOrder order = order_of(num_blocks);
+  std::map<std::int64_t, std::int32_t> by_rank;
+  std::vector<std::int64_t> rank(static_cast<std::size_t>(num_blocks), -1);
+  std::set<std::int64_t> candidates;  // their ranks
+  std::int64_t clock = 0;
+  const auto forget = [&](std::int32_t b) {
+    std::int64_t& at = rank[static_cast<std::size_t>(b)];
+    if (at < 0) return;
+    by_rank.erase(at);
+    candidates.erase(at);
+    at = -1;
+  };
+  for (int i = 0; i < operations; ++i) {
+    const std::int32_t b = pick(0, num_blocks - 1);
+    const std::int64_t at = rank[static_cast<std::size_t>(b)];
+    const int what = pick(0, 9);
+    if (what < 5) {
+      order.touch(BlockId(b));
+      forget(b);
+      rank[static_cast<std::size_t>(b)] = clock;
+      by_rank[clock++] = b;
+    } else if (what < 6) {
+      order.forget(BlockId(b));
+      forget(b);
+    } else if (what < 9) {
+      if (at < 0) continue;
+      const bool candidate = pick(0, 2) != 0;
+      order.set_candidate(BlockId(b), candidate);
+      if (candidate) {
+        candidates.insert(at);
+      } else {
+        candidates.erase(at);
+      }
+    } else if (!candidates.empty()) {
+      const std::optional<BlockId> victim = order.victim();
+      ASSERT_TRUE(victim);
+      order.forget(*victim);
+      forget(victim->value());
+    }
+    const std::optional<BlockId> victim = order.victim();
+    ASSERT_EQ(victim.has_value(), !candidates.empty());
+    if (victim) {
+      ASSERT_EQ(victim->value(), by_rank[*candidates.begin()]);
+    }
+    const std::int32_t other = pick(0, num_blocks - 1);
+    const std::int64_t now = rank[static_cast<std::size_t>(b)];
+    const std::int64_t others = rank[static_cast<std::size_t>(other)];
+    ASSERT_EQ(order.has_rank(BlockId(b)), now >= 0);
+    ASSERT_EQ(order.is_candidate(BlockId(b)), candidates.count(now) != 0);
+    if (now >= 0 && others >= 0) {
+      ASSERT_EQ(order.colder(BlockId(b), BlockId(other)), now < others);
+    }
+    if (i % 16 == 0 || operations < 3000) {
+      const Status ok = order.check_invariants();
+      ASSERT_TRUE(ok.ok()) << ok.message();
+    }
+  }
+  // The whole order, coldest first.
+  for (const auto& [when, b] : by_rank) order.set_candidate(BlockId(b), true);
+  for (const auto& [when, b] : by_rank) {
+    ASSERT_EQ(order.victim(), BlockId(b));
+    order.forget(BlockId(b));
+  }
+  ASSERT_EQ(order.victim(), std::nullopt);
+}
+
+TEST(LruOrder, RandomOperationsAgreeWithAClockPerBlock) {
+  for (std::int32_t n = 1; n <= 200; ++n) {
+    compare_with_naive(n, 20 * n + 100, static_cast<std::uint32_t>(n));
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+TEST(LruOrder, RanksSurviveManyWrapsOfALogOfSeveralLevels) {
+  for (const std::int32_t n : {31, 32, 33, 2047, 2048, 2049, 5000}) {
+    compare_with_naive(n, 40000, 7);
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace kvfolio
