@@ -98,7 +98,7 @@ void KVCacheManager::Impl::release_entry(std::int32_t slot, std::int32_t g,
   if (!block.valid()) return;
   BlockPool& pool = group(g).pool;
   const std::int32_t end = (logical + 1) * block_size(g);
-  if (s.publishes && end <= s.place.position && !tree_->is_findable(GroupId(g), block)) {
+  if (s.publishes && end <= s.place.position && tree_->findable_end(GroupId(g), block) < end) {
     if (tree_->offer(s.place, GroupId(g), block, logical, end)) ++counters_.blocks_published;
   }
   if (pool.writer(block) == slot) pool.set_writer(block, BlockPool::kNobody);
