@@ -184,7 +184,12 @@ Status Scheduler::try_admit(Job& job, bool& admitted) {
 Result<std::int32_t> Scheduler::admissible(SequenceId sequence, std::int32_t wanted) {
   const bool alone = running_.empty();
   std::int64_t tokens = wanted;
-  tokens += std::int64_t{limits_.admission_margin} * running_sequences();
+  for (const Job* job : running_) {
+    const std::int32_t end = job->prompt_length() + job->request().max_new_tokens - 1;
+    for (const Stream& stream : job->streams) {
+      tokens += std::min(limits_.admission_margin, end - stream.computed);
+    }
+  }
   for (;;) {
     const Status status = backend_.admit(sequence, tokens);
     if (status.ok()) return static_cast<std::int32_t>(std::min<std::int64_t>(tokens, wanted));
@@ -269,7 +274,7 @@ std::int32_t Scheduler::running_sequences() const {
   return sequences;
 }
 
-void Scheduler::move_job(Job& job, std::vector<Job*>& from, std::vector<Job*>& to) {
+void Scheduler::move_job(Job& job, std::deque<Job*>& from, std::deque<Job*>& to) {
   from.erase(std::find(from.begin(), from.end(), &job));
   to.insert(std::upper_bound(to.begin(), to.end(), &job, by_arrival), &job);
   job.running = &to == &running_;

@@ -126,7 +126,7 @@ class Scheduler {
   [[nodiscard]] bool is_stop(const Request& request, std::int32_t token) const;
   [[nodiscard]] bool waits_for_sibling(const Job& job) const;
   [[nodiscard]] std::int32_t running_sequences() const;
-  void move_job(Job& job, std::vector<Job*>& from, std::vector<Job*>& to);
+  void move_job(Job& job, std::deque<Job*>& from, std::deque<Job*>& to);
 
   Backend& backend_;
   SchedulerLimits limits_;
@@ -137,8 +137,8 @@ class Scheduler {
 
   std::deque<Progress> requests_;
   std::deque<Job> jobs_;        // by arrival
-  std::vector<Job*> waiting_;   // by arrival
-  std::vector<Job*> running_;   // by arrival
+  std::deque<Job*> waiting_;    // by arrival; jobs leave near the front
+  std::deque<Job*> running_;    // by arrival; jobs leave near the end
   std::vector<Entry> entries_;  // of the open step, in append order
   std::int32_t budget_ = 0;     // tokens left in the open step
   bool preempted_ = false;      // somebody, in the open step

@@ -18,7 +18,7 @@ Status Scheduler::advance(std::span<const float> logits, std::size_t vocab) {
     KVFOLIO_RETURN_IF_ERROR(take_logits(*entry.job, entry.job->streams[entry.stream],
                                         logits.subspan(row * vocab, vocab)));
   }
-  const std::vector<Job*> running = running_;  // beams that end leave the list
+  const std::deque<Job*> running = running_;  // beams that end leave the list
   for (Job* job : running) {
     if (job->width() == 1) continue;
     KVFOLIO_RETURN_IF_ERROR(fork_trunk(*job));
@@ -86,8 +86,9 @@ Status Scheduler::take_logits(Job& job, Stream& stream, std::span<const float> r
 }
 
 Status Scheduler::fork_siblings(Job& job, std::vector<Job*>& forked) {
+  if (job.request().samples == 1) return {};
   const Stream& source = job.streams[0];
-  for (Job* other : std::vector<Job*>(waiting_)) {
+  for (Job* other : std::deque<Job*>(waiting_)) {
     if (running_sequences() >= limits_.max_seqs) break;
     if (other->progress != job.progress) continue;
     // One that has tokens of its own comes back by itself.
