@@ -223,7 +223,7 @@ TEST(BlockLife, ShortageIsASentenceWithTheNumbers) {
   const SequenceId s = e.say(tokens(1, 10));
   const Status full = e.manager.admit(s, 100);
   EXPECT_EQ(full.message(),
-            "group 0: need 25 blocks, 5 free, 0 evictable (3 pinned by 1 sequences, 0 retiring)");
+            "group 0: need 25 blocks, 5 free, 0 evictable (3 pinned by 1 sequence, 0 retiring)");
 }
 
 TEST(BlockLife, SecondCloseIsAnError) {

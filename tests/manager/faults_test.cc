@@ -75,7 +75,7 @@ TEST(Faults, T6TrimAfterAForkReleasesAndNeverWritesTheSharedTail) {
   Engine e({full_group(16, 32)});
   const SequenceId parent = e.say(tokens(1, 150));
   const SequenceId child = must(e.manager.fork(parent));
-  must(e.manager.trim(child, {.num_sinks = 0, .window = 10}));
+  must(e.manager.trim(child, {.num_sinks = 0, .window = 6}));
   EXPECT_EQ(e.live(child).size(), 1u);
   const std::int32_t shared = e.table(parent)[9];
   const Planned planned = e.feed(child, {900});

@@ -41,12 +41,29 @@ TEST(Trim, KeepsBorderBlocksAndCarriesTheBorders) {
   EXPECT_EQ(t.engine.info(t.sequence).trim_first_kept, 144);
   const Ticket ticket = must(t.engine.manager.begin_step());
   must(t.engine.manager.append(t.sequence, Tokens{500}));
-  const StepPlan& plan = *must(t.engine.manager.plan({.flashinfer = true}));
+  const StepPlan& plan = *must(t.engine.manager.plan());
   EXPECT_THAT(plan.kv_lens, ElementsAre(161));
   EXPECT_THAT(plan.trim_sinks, ElementsAre(4));
   EXPECT_THAT(plan.trim_first_kept, ElementsAre(144));
-  EXPECT_EQ(plan.groups[0].kv_indices.size(), 3u);  // live blocks only
   must(t.engine.manager.finish(ticket));
+}
+
+TEST(Trim, FlashInferArraysListLiveBlocksOrAreRefusedWhereABlockIsCut) {
+  for (const std::int64_t sinks : {4, 16}) {
+    Trimmed t(160, sinks, 16);
+    const Ticket ticket = must(t.engine.manager.begin_step());
+    must(t.engine.manager.append(t.sequence, Tokens{500}));
+    const auto plan = t.engine.manager.plan({.flashinfer = true});
+    if (sinks == 4) {
+      ASSERT_FALSE(plan.has_value());
+      EXPECT_EQ(plan.error().code(), ErrorCode::kUnsupported);
+      EXPECT_THAT(plan.error().message(), testing::HasSubstr("[4, 144)"));
+    } else {
+      ASSERT_TRUE(plan.has_value());
+      EXPECT_EQ((*plan)->groups[0].kv_indices.size(), 3u);
+    }
+    must(t.engine.manager.finish(ticket));
+  }
 }
 
 TEST(Trim, DropsTheMiddleNotTheEnd) {

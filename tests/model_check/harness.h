@@ -172,7 +172,7 @@ class Harness {
   void apply_complete(std::uint64_t ticket);
   void apply_drop();
   void forget_member(std::size_t index, bool restore);
-  void publish(const Seq& seq, const Tables& tables, bool tail);
+  void publish(const Seq& seq, const Tables& tables, bool tail, bool certain = true);
   void publish_whoever_waited();
   [[nodiscard]] int publishable(const Seq& seq) const;
   void execute(StepWork& step);

@@ -124,6 +124,12 @@ void Harness::run(std::uint64_t op_seed) {
     roll -= open_step_ ? w.in_step : w.between_steps;
     if (roll < 0) break;
   }
+  // Calls whose moment is wrong are worth little: mostly do what makes it right.
+  const bool full = isize(seqs_) >= config_.options.max_sequences;
+  const bool flying = isize(flight_) >= config_.options.max_steps_in_flight;
+  if ((op == kOpen || op == kFork) && full && rng.chance(85)) op = open_step_ ? kPreempt : kClose;
+  if (op == kBegin && flying && rng.chance(90)) op = kComplete;
+  if (op == kComplete && flight_.empty() && rng.chance(90)) op = open_step_ ? kCommit : kBegin;
   switch (op) {
     case kOpen:
       open(rng);
@@ -327,7 +333,8 @@ void Harness::begin(Rng& rng) {
 }
 
 void Harness::append(Rng& rng, bool named) {
-  const SeqPtr seq = any_seq(rng);
+  SeqPtr seq = any_seq(rng);
+  for (int i = 0; seq && i < 5 && (seq->in_step || seq->draft() > 0); ++i) seq = any_seq(rng);
   if (!seq) return;
   const int rest = isize(seq->prompt.tokens) - seq->length();
   int count = rest > 0 && rng.chance(60) ? rest : rng.between(1, rng.chance(20) ? 9 : 3);
@@ -454,6 +461,7 @@ void Harness::append_to(const SeqPtr& seq, int count, int draft, bool named, Rng
         if (seq->committed % size == 0) {
           // Nothing to copy: the block was held for the last token of a full hit only.
           members_.back().displaced[static_cast<std::size_t>(g)] = old;
+          continue;
         }
         KVFOLIO_REQUIRE(old >= 0 && (refs[static_cast<std::size_t>(old)] > 1 ||
                                      before_.groups[static_cast<std::size_t>(g)]
@@ -821,8 +829,8 @@ void Harness::close(Rng& rng, bool preempt) {
   // With nothing evicted, all of it is found again but the token that gives the logits.
   const int n = seq->length();
   const Counters& counters = manager_->counters();
-  if (n > 0 && publishable(*seq) == n && config_.options.prefix_cache && !failed_once_ &&
-      counters.blocks_evicted == 0 && counters.publications_skipped == 0 &&
+  if (n > 0 && seq->hole() == 0 && publishable(*seq) == n && config_.options.prefix_cache &&
+      !failed_once_ && counters.blocks_evicted == 0 && counters.publications_skipped == 0 &&
       (in_order() || flight_.empty()) && !splits_self_attending_span(said.media, n - 1) &&
       !skip_questions_) {
     const Result<std::int32_t> again = manager_->probe(said.tokens, said.options());
@@ -987,6 +995,8 @@ void Harness::bad_sequence_id(Rng& rng) {
     default:
       if (stale_.empty()) return;
       id = rng.pick(stale_);
+      // Closed by its owner, and by fail() while it waited for its step.
+      if (failed_once_ && !in_order()) errors.insert(kAborted);
       break;
   }
   for (const SeqPtr& seq : seqs_) {

@@ -52,7 +52,7 @@ int Harness::publishable(const Seq& seq) const {
 }
 
 // `tables` may be older than the sequence's own: windows drop blocks in the moment that publishes.
-void Harness::publish(const Seq& seq, const Tables& tables, bool tail) {
+void Harness::publish(const Seq& seq, const Tables& tables, bool tail, bool certain) {
   const int n = publishable(seq);
   for (int g = 0; g < num_groups(); ++g) {
     const int size = group(g).block_size;
@@ -67,7 +67,7 @@ void Harness::publish(const Seq& seq, const Tables& tables, bool tail) {
         published.resize(static_cast<std::size_t>(p % size));
       }
       if (isize(published) == p % size) published.push_back(node);
-      block(g, b).offered = std::max(block(g, b).offered, p % size + 1);
+      if (certain) block(g, b).offered = std::max(block(g, b).offered, p % size + 1);
     }
   }
 }
@@ -77,7 +77,10 @@ void Harness::publish_whoever_waited() {
     if (in_order()) break;
     const auto member = std::find_if(members_.begin(), members_.end(),
                                      [&](const Member& m) { return m.seq == seq; });
-    publish(*seq, member == members_.end() ? seq->tables : member->state_before.tables, false);
+    // For sure what the step's own sequences have; a fork may wait for its own next step.
+    const bool in_done = std::find(moved_.begin(), moved_.end(), seq) != moved_.end();
+    publish(*seq, member == members_.end() ? seq->tables : member->state_before.tables, false,
+            in_done);
   }
   for (const SeqPtr& seq : waiting_) publish(*seq, seq->tables, true);
   std::erase_if(waiting_, [&](const SeqPtr& seq) { return waits_for(*seq) == 0; });
@@ -159,7 +162,7 @@ void Harness::apply_complete(std::uint64_t ticket) {
     // Windows wait with what they have to publish.
     for (const StepWork& step : done) {
       for (const StepWork::Row& row : step.rows) {
-        publish(*row.seq, row.tables, false);
+        publish(*row.seq, row.tables, false, false);  // a trim may have been quicker
         moved_.push_back(row.seq);
       }
     }
@@ -310,8 +313,22 @@ void Harness::check_hit(const Prompt& prompt, int hit) {
                                    " reads what is findable: at most " + std::to_string(best));
   if (manager_->counters().publications_skipped == 0) {
     const int least = must_hit(prompt, nodes);
+    std::string findable;
+    for (int g = 0; hit < least && g < num_groups(); ++g) {
+      for (int b = 0; b < group(g).num_blocks; ++b) {
+        const GroupState& state = before_.groups[static_cast<std::size_t>(g)];
+        if (state.findable[static_cast<std::size_t>(b)] == 0) continue;
+        findable += "\n  group " + std::to_string(g) + " block " + std::to_string(b) + " nodes";
+        for (const int node : block(g, b).published) findable += " " + std::to_string(node);
+      }
+    }
+    for (int p = 0; hit < least && p < isize(nodes); ++p) {
+      findable += (p == 0 ? "\n  the prompt's nodes " : " ") +
+                  std::to_string(nodes[static_cast<std::size_t>(p)]);
+    }
     KVFOLIO_REQUIRE(hit >= least, "whole findable blocks are found: " + std::to_string(least) +
-                                      " expected, " + std::to_string(hit) + " found");
+                                      " expected, " + std::to_string(hit) +
+                                      " found; findable:" + findable);
   }
 }
 
