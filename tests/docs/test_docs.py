@@ -117,7 +117,7 @@ def test_options_of_the_command_exist():
                            timeout=60).stdout
     known = set(OPTION.findall(known))
     page = (ROOT / "README.md").read_text().replace("\\\n", " ")
-    lines = [line for line in page.splitlines() if re.match(r"^\S*kvfolio generate ", line)]
+    lines = [line for line in page.splitlines() if re.match(r"\s*(\$ )?\S*kvfolio generate ", line)]
     assert lines, "the README shows the command"
     for line in lines:
         assert set(OPTION.findall(line)) <= known, line
