@@ -20,8 +20,8 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const CacheSp
     engine->bytes_per_token_ += layout.payload_bytes_per_token;
   }
   if (options.contiguous) {
-    engine->backend_ = std::make_unique<ContiguousBackend>(
-        model.config(), spec.groups.front().dtype, options.kernel, pool);
+    engine->backend_ = std::make_unique<ContiguousBackend>(model.config(), shape_of(spec).dtype,
+                                                           options.kernel, pool);
     return engine;
   }
   Result<std::unique_ptr<PagedBackend>> paged =

@@ -20,6 +20,14 @@ CacheSpec cache_spec(const ModelConfig& config, const CacheShape& shape) {
   return CacheSpec{.groups = {group}};
 }
 
+CacheShape shape_of(const CacheSpec& spec) {
+  CacheShape shape;
+  for (const GroupSpec& group : spec.groups) {
+    shape = {.block_size = group.block_size, .dtype = group.dtype, .format = group.format};
+  }
+  return shape;
+}
+
 std::int64_t blocks_needed(const GroupSpec& group, const Load& load) {
   const std::int64_t block = group.block_size;
   const std::int64_t of_one = (load.num_tokens + block - 1) / block;

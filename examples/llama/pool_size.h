@@ -20,6 +20,8 @@ struct CacheShape {
   Format format = Format::kHnd;
 };
 [[nodiscard]] CacheSpec cache_spec(const ModelConfig& config, const CacheShape& shape);
+// The shape that all groups of cache_spec() have in common.
+[[nodiscard]] CacheShape shape_of(const CacheSpec& spec);
 
 // Sequences that begin with the same tokens and go on apart: samples and beams.
 struct Load {
