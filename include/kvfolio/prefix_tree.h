@@ -16,8 +16,10 @@
 // no entry of its group below may be evicted: a *candidate*; the observer hears of each change.
 // In a window group every idle entry is a candidate.
 //
-// Invariants: a block has at most one entry; no findable string of a group is a proper prefix of
-// another inside one block; no sibling's tokens are a prefix of another's; see check_invariants().
+// Invariants: a block has at most one entry; equal strings have at most one; along a path no
+// findable string of a group is a proper prefix of another inside one block (a tail that hangs in a
+// gap of one path may be, of a block on a path beside it); no sibling's tokens are a prefix of
+// another's; see check_invariants().
 // Thread safety: none, const calls included (they share scratch). Nothing allocates after create().
 
 #include <cstdint>

@@ -48,7 +48,7 @@ double value_of(const Half& half, std::uint32_t pattern) {
 // Nearest, ties to even, by looking for the two neighbours among all magnitudes.
 class Rounding {
  public:
-  explicit Rounding(const Half& half) : half_(half) {
+  explicit Rounding(const Half& half) {
     const std::uint32_t infinity = ((1u << half.exponent_bits) - 1u) << half.mantissa_bits;
     for (std::uint32_t p = 0; p < infinity; ++p) magnitudes_.push_back(value_of(half, p));
     const std::size_t n = magnitudes_.size();
@@ -72,7 +72,6 @@ class Rounding {
   [[nodiscard]] const std::vector<double>& magnitudes() const { return magnitudes_; }
 
  private:
-  Half half_;
   std::vector<double> magnitudes_;
 };
 

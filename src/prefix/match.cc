@@ -201,7 +201,7 @@ PrefixMatch PrefixTree::Impl::match(std::int32_t root, std::span<const std::int3
     found.tokens = served(limit, 0, media);
     const std::int32_t tip = path_length_ > 0 ? path_[path_length_ - 1] : kNone;
     if (tip != kNone && found.tokens < std::min(limit, matched_) &&
-        matched_ - run(tip).start < unit_) {
+        found.tokens >= run(tip).start && found.tokens - run(tip).start < unit_) {
       found.tokens = served_nearby(limit, found.tokens, tokens, media);
     }
   }
