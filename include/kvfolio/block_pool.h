@@ -44,7 +44,7 @@ class KVFOLIO_API BlockPool {
   // One more reference; revives a cached or retiring block. Requires: not free.
   void hold(BlockId block) noexcept;
   // One reference less; true when it was the last. The caller then says where the block goes: it
-  // stays held with refs 0 until park() or free(). Requires: refs(block) >= 1.
+  // stays in that state with refs 0 until one of the three below. Requires: refs(block) >= 1.
   [[nodiscard]] bool release(BlockId block) noexcept;
 
   // Requires (all three): refs(block) == 0 and not free.

@@ -8,7 +8,7 @@
 // A rank is a place in a log of releases; candidates are the bits of a 64-ary bitmap over the log.
 // So a block keeps its rank while it is held and not used, and one that becomes a candidate late
 // (its descendants went first) stands where its rank says, at O(1): neither a list nor a heap gives
-// both. The victim is the first set bit: four words at 16 million blocks, two at 4,096.
+// both. The victim is the first set bit: two words up to 2,048 blocks, four up to 8 million.
 // The log holds two places per block; when its end is reached the ranks in use move together, in
 // order, which costs O(1) per release on average.
 //

@@ -61,7 +61,8 @@ struct ManagerOptions {
   std::int32_t max_root_keys = 1024;
   std::int64_t max_root_key_bytes = std::int64_t{1} << 20;
   std::int32_t max_media_extents = 4096;
-  // int32 cells for block tables and unpublished tokens of all open sequences. 0: derived.
+  // int32 cells for the block tables, unpublished tokens and media of all open sequences, and for
+  // pins. 0: derived.
   std::int64_t max_table_entries = 0;
   // Written into every id. Give managers of one process distinct tags, and an id of one is
   // recognised as foreign by the others.
@@ -88,7 +89,7 @@ struct Pinned {
 };
 
 struct StepOptions {
-  std::uint64_t now_us = 0;  // the only clock there is
+  std::uint64_t now_us = 0;  // the only clock there will be; nothing reads it yet
 };
 
 struct AppendOptions {
@@ -128,7 +129,7 @@ struct GroupUsage {
 // Since creation. The unit stands in the name.
 struct Counters {
   std::uint64_t blocks_allocated = 0;
-  std::uint64_t blocks_freed = 0;    // became free; each is allocated again before the next
+  std::uint64_t blocks_freed = 0;    // became free; allocated - freed blocks are not free now
   std::uint64_t blocks_evicted = 0;  // cached blocks that were given up
   std::uint64_t block_copies = 0;    // planned and committed
   std::uint64_t sequences_opened = 0;
@@ -210,7 +211,7 @@ class KVFOLIO_API KVCacheManager {
   // Undoes the open step. Blocks evicted for it stay evicted.
   Status drop(Ticket ticket);
   // The device failed and is idle: ends every step from `ticket` on, forgets all they wrote, and
-  // closes with kAborted each sequence that wrote in them or holds such a block.
+  // closes with kAborted each sequence that wrote in them or holds such a block; pins on one go too.
   Status fail(Ticket ticket);
   // Ends a draft: the first `num_accepted` draft tokens stay, the others are truncated.
   Status accept(SequenceId sequence, std::int32_t num_accepted);

@@ -13,7 +13,7 @@
 namespace kvfolio {
 
 // Fields are typed and length-framed: {.adapter = "ab"} never equals {.adapter = "a",
-// .adapter_version = "b"}, and an absent field differs from none of the others' values.
+// .adapter_version = "b"}; an absent field is an empty one.
 // Bytes, not text: any content, at most 64 KiB together. The views are read during the call only.
 struct RootKey {
   std::string_view model{};

@@ -2,8 +2,9 @@
 #pragma once
 
 // StepPlan is what an engine needs to run one step on a device: plain int32 arrays in the forms
-// that paged attention kernels take. The arrays live in buffers of the manager that the next
-// plan() call, append(), undo(), drop() or begin_step() reuses.
+// that paged attention kernels take. The arrays live in buffers of their step: those of a committed
+// step may still be uploaded while the next one is planned. They are reused by another plan() of
+// the same step, and by a later step once theirs was completed, dropped or failed.
 
 #include <cstdint>
 #include <span>
