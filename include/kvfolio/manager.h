@@ -211,7 +211,7 @@ class KVFOLIO_API KVCacheManager {
   // Undoes the open step. Blocks evicted for it stay evicted.
   Status drop(Ticket ticket);
   // The device failed and is idle: ends every step from `ticket` on, forgets all they wrote, and
-  // closes with kAborted each sequence that wrote in them or holds such a block; pins on one go too.
+  // closes with kAborted each sequence that wrote in them or holds such a block; pins on it go.
   Status fail(Ticket ticket);
   // Ends a draft: the first `num_accepted` draft tokens stay, the others are truncated.
   Status accept(SequenceId sequence, std::int32_t num_accepted);
