@@ -70,10 +70,19 @@ TEST(Json, RefusesWhatRfc8259Refuses) {
   }
 }
 
+TEST(Json, RefusesZeroBytesByteOrderMarksAndWrongUtf8) {
+  EXPECT_EQ(error_of({"[1\n]\0[", 6}), "line 2, column 2: a zero byte");
+  EXPECT_THAT(error_of("\xef\xbb\xbf[1]"), HasSubstr("line 1, column 1: "));
+  EXPECT_THAT(error_of("[\"\xff\"]"), HasSubstr("line 1, column 3: "));
+  EXPECT_THAT(error_of("[\"\xed\xa0\x80\"]"), HasSubstr("line 1, column 4: "));
+}
+
 TEST(Json, ErrorSaysLineAndColumn) {
-  EXPECT_EQ(error_of("{\n  \"a\": ?\n}"), "line 2, column 8: expected a value, found \"?\"");
-  EXPECT_EQ(error_of("[1"),
-            "line 1, column 3: expected ',' or ']' in an array, found the end of the text");
+  EXPECT_EQ(error_of("{\n  \"a\": ?\n}"),
+            "line 2, column 8: syntax error while parsing value - invalid literal, found \"?\"");
+  EXPECT_EQ(
+      error_of("[1"),
+      "line 1, column 3: syntax error while parsing array - unexpected end of input; expected ']'");
 }
 
 TEST(Json, DeepNestingIsRefusedAtTheLimit) {
