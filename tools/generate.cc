@@ -11,8 +11,8 @@
 #include "engine.h"
 #include "files.h"
 #include "generate_input.h"
-#include "json_writer.h"
 #include "npy.h"
+#include "printable_text.h"
 #include "report.h"
 #include "results.h"
 #include "text_output.h"
@@ -25,24 +25,6 @@ using llama::Vocabulary;
 
 // Of a file to score: 64 MiB of text are hours of work.
 constexpr std::int64_t kMaxScoredBytes = std::int64_t{64} << 20;
-
-std::string sample_line(const llama::FinishedSample& finished, const Vocabulary& vocabulary) {
-  JsonWriter line;
-  line.field("id", finished.request.id)
-      .field("sample", finished.sample)
-      .field("token_ids", finished.token_ids);
-  if (vocabulary.is_bytes()) {
-    line.field("text", llama::decode(finished.token_ids, vocabulary));
-  } else {
-    line.raw("text", "null");
-  }
-  line.field("finish_reason", finished.stopped ? "stop" : "length")
-      .field("prompt_tokens", finished.request.prompt.size())
-      .field("cached_tokens", finished.cached_tokens)
-      .field("preemptions", finished.preemptions);
-  if (finished.request.beams > 1) line.field("score", finished.score);
-  return line.text();
-}
 
 // One call of the verb.
 class Generate {
@@ -131,14 +113,14 @@ class Generate {
     }
     listener.on_finished = [this, &results, print](llama::FinishedSample&& finished) {
       results.keep(finished);
-      if (print && options_.json) std::cout << sample_line(finished, vocabulary_) << std::endl;
+      if (print && options_.json) std::cout << sample_json(finished, vocabulary_) << std::endl;
       if (print && !options_.json) text_.finished(finished);
     };
     listener.on_rejected = [this, &results, print](const Request& request,
                                                    const std::string& error) {
       results.reject(request, error);
       if (print && options_.json) {
-        std::cout << JsonWriter().field("id", request.id).field("error", error).text() << std::endl;
+        std::cout << rejected_json(request, error) << std::endl;
       }
       if (print && !options_.json) text_.rejected(request, error);
     };

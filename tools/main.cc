@@ -8,8 +8,8 @@
 #include <string>
 
 #include "generate.h"
-#include "json_writer.h"
 #include "kvfolio_build_info.h"
+#include "printable_text.h"
 
 namespace {
 

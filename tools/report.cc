@@ -3,11 +3,16 @@
 
 #include <cmath>
 #include <cstdio>
-
-#include "json_writer.h"
+#include <nlohmann/json.hpp>
 
 namespace kvfolio::tools {
 namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string line_of(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
 
 double tokens_per_s(const llama::RunStats& stats) {
   if (stats.seconds <= 0.0) return 0.0;
@@ -19,7 +24,7 @@ double rounded(double value, double per_unit) { return std::round(value * per_un
 
 const char* format_name(const Summary& summary) {
   if (summary.options->contiguous) return "contiguous";
-  return to_string(summary.spec->groups.front().format);
+  return to_string(llama::shape_of(*summary.spec).format);
 }
 
 std::string mebibytes(std::int64_t bytes) {
@@ -78,52 +83,75 @@ std::string cache_report(const Summary& summary) {
 
 }  // namespace
 
+std::string sample_json(const llama::FinishedSample& finished,
+                        const llama::Vocabulary& vocabulary) {
+  Json json = {
+      {"id", finished.request.id},
+      {"sample", finished.sample},
+      {"token_ids", finished.token_ids},
+      {"text", nullptr},
+      {"finish_reason", finished.stopped ? "stop" : "length"},
+      {"prompt_tokens", finished.request.prompt.size()},
+      {"cached_tokens", finished.cached_tokens},
+      {"preemptions", finished.preemptions},
+  };
+  if (vocabulary.is_bytes()) json["text"] = llama::decode(finished.token_ids, vocabulary);
+  if (finished.request.beams > 1) json["score"] = finished.score;
+  return line_of(json);
+}
+
+std::string rejected_json(const llama::Request& request, const std::string& error) {
+  return line_of({{"id", request.id}, {"error", error}});
+}
+
 std::string summary_json(const Summary& summary, const llama::BlockMap* block_map) {
   const llama::RunStats& stats = summary.stats;
   const llama::SchedulerStats& work = stats.scheduler;
-  JsonWriter json;
-  json.field("requests", work.requests)
-      .field("rejected", work.rejected)
-      .field("samples", work.samples)
-      .field("generated_tokens", work.generated_tokens)
-      .field("tokens_per_s", rounded(tokens_per_s(stats), 10))
-      .field("seconds", rounded(stats.seconds, 1e4))
-      .field("steps", work.steps)
-      .field("kernel", to_string(summary.options->kernel))
-      .field("matmul", to_string(summary.model->target()))
-      .field("format", format_name(summary))
-      .field("cache_dtype", to_string(summary.options->dtype))
-      .field("block_size", summary.options->block_size)
-      .field("blocks_total", stats.blocks_total)
-      .field("blocks_peak", stats.blocks_peak)
-      .field("sequences_peak", work.sequences_peak)
-      .field("prompt_tokens", work.prompt_tokens)
-      .field("prefill_tokens_computed", work.prefill_tokens_computed)
-      .field("tokens_reused", work.prompt_tokens - work.prefill_tokens_computed)
-      .field("tokens_recomputed", work.tokens_recomputed)
-      .field("block_copies", stats.cache.block_copies)
-      .field("evictions", stats.cache.blocks_evicted)
-      .field("preemptions", work.preemptions)
-      .field("contiguous_bytes", work.contiguous_bytes_peak)
-      .field("paged_bytes_peak", summary.options->contiguous ? 0 : stats.bytes_peak);
+  Json json = {
+      {"requests", work.requests},
+      {"rejected", work.rejected},
+      {"samples", work.samples},
+      {"generated_tokens", work.generated_tokens},
+      {"tokens_per_s", rounded(tokens_per_s(stats), 10)},
+      {"seconds", rounded(stats.seconds, 1e4)},
+      {"steps", work.steps},
+      {"kernel", to_string(summary.options->kernel)},
+      {"matmul", to_string(summary.model->target())},
+      {"format", format_name(summary)},
+      {"cache_dtype", to_string(summary.options->dtype)},
+      {"block_size", summary.options->block_size},
+      {"blocks_total", stats.blocks_total},
+      {"blocks_peak", stats.blocks_peak},
+      {"sequences_peak", work.sequences_peak},
+      {"prompt_tokens", work.prompt_tokens},
+      {"prefill_tokens_computed", work.prefill_tokens_computed},
+      {"tokens_reused", work.prompt_tokens - work.prefill_tokens_computed},
+      {"tokens_recomputed", work.tokens_recomputed},
+      {"block_copies", stats.cache.block_copies},
+      {"evictions", stats.cache.blocks_evicted},
+      {"preemptions", work.preemptions},
+      {"contiguous_bytes", work.contiguous_bytes_peak},
+      {"paged_bytes_peak", summary.options->contiguous ? 0 : stats.bytes_peak},
+  };
   if (summary.perplexity) {
-    json.field("scored_tokens", summary.perplexity->scored_tokens)
-        .field("bits_per_token", summary.perplexity->bits_per_token)
-        .field("perplexity", summary.perplexity->perplexity);
+    json["scored_tokens"] = summary.perplexity->scored_tokens;
+    json["bits_per_token"] = summary.perplexity->bits_per_token;
+    json["perplexity"] = summary.perplexity->perplexity;
   }
   if (summary.comparison) {
     const Comparison& comparison = *summary.comparison;
-    JsonWriter verify;
-    verify.field("identical", comparison.difference.empty())
-        .field("tokens", comparison.tokens)
-        .field("logit_rows", comparison.logit_rows)
-        .field("twin_seconds", rounded(summary.twin_stats.seconds, 1e4))
-        .field("twin_bytes_peak", summary.twin_stats.bytes_peak);
-    if (!comparison.difference.empty()) verify.field("difference", comparison.difference);
-    json.raw("verify", verify.text());
+    Json verify = {
+        {"identical", comparison.difference.empty()},
+        {"tokens", comparison.tokens},
+        {"logit_rows", comparison.logit_rows},
+        {"twin_seconds", rounded(summary.twin_stats.seconds, 1e4)},
+        {"twin_bytes_peak", summary.twin_stats.bytes_peak},
+    };
+    if (!comparison.difference.empty()) verify["difference"] = comparison.difference;
+    json["verify"] = std::move(verify);
   }
-  if (block_map != nullptr) json.field("report", summary_text(summary, block_map));
-  return JsonWriter().raw("summary", json.text()).text();
+  if (block_map != nullptr) json["report"] = summary_text(summary, block_map);
+  return line_of({{"summary", std::move(json)}});
 }
 
 std::string summary_text(const Summary& summary, const llama::BlockMap* block_map) {

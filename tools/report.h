@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What `kvfolio generate` says at its end: the summary for programs and the one for people.
+// What `kvfolio generate` says: JSON lines for programs, and the summary for people. Text in JSON
+// is UTF-8: U+FFFD for each run of bytes that fits nowhere.
 
 #include <optional>
 #include <string>
@@ -10,7 +11,9 @@
 #include "engine.h"
 #include "generate_options.h"
 #include "model.h"
+#include "request.h"
 #include "results.h"
+#include "scheduler.h"
 
 namespace kvfolio::tools {
 
@@ -24,6 +27,11 @@ struct Summary {
   llama::RunStats twin_stats;            // likewise
 };
 
+// A finished sample. "text" is null when the tokens are not bytes.
+[[nodiscard]] std::string sample_json(const llama::FinishedSample& finished,
+                                      const llama::Vocabulary& vocabulary);
+// {"id":...,"error":...}.
+[[nodiscard]] std::string rejected_json(const llama::Request& request, const std::string& error);
 // {"summary":{...}}; with a block map its field "report" is summary_text().
 [[nodiscard]] std::string summary_json(const Summary& summary, const llama::BlockMap* block_map);
 // A few lines; with a block map also what the cache did, and its picture.

@@ -3,20 +3,10 @@
 
 #include <algorithm>
 
-#include "json_writer.h"
+#include "printable_text.h"
 
 namespace kvfolio::tools {
 namespace {
-
-// No control characters but line ends and tabs: a model must not steer a terminal. Bytes past
-// ASCII pass as they are, since a character may arrive in several pieces.
-std::string printable(std::string text) {
-  for (char& c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if ((byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7f) c = '?';
-  }
-  return text;
-}
 
 std::int32_t num_samples(const llama::Request& request) {
   return std::max(request.samples, request.beams);
@@ -34,7 +24,8 @@ TextOutput::TextOutput(std::ostream& out, std::span<const llama::Request> reques
 }
 
 std::string TextOutput::words(const std::vector<std::int32_t>& tokens) const {
-  if (vocabulary_.is_bytes()) return printable(llama::decode(tokens, vocabulary_));
+  // Not printable_text(): a character may arrive in several pieces.
+  if (vocabulary_.is_bytes()) return without_controls(llama::decode(tokens, vocabulary_));
   std::string ids;
   for (const std::int32_t token : tokens) ids += std::to_string(token) + " ";
   return ids;
