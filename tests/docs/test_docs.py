@@ -7,6 +7,7 @@ behind `<!-- lines of: FILE -->` is made of lines that stand in FILE. Without ar
 under ctest, which names the programs in the environment.
 """
 
+import json
 import os
 import pathlib
 import re
@@ -133,3 +134,28 @@ def test_every_decision_is_listed():
         text = (folder / name).read_text()
         for part in ("**Context.**", "**Choice.**", "**Price.**"):
             assert part in text, f"{name} lacks {part}"
+
+
+def test_demo_counts_are_what_the_command_counts():
+    """All that the README's report says but times. Products of another instruction set round in
+    another way, so other tokens may come out elsewhere."""
+    command = os.environ.get("KVFOLIO")
+    if not command or not pathlib.Path(command).exists():
+        pytest.skip("the command was not built")
+    if os.environ.get("KVFOLIO_SANITIZED"):
+        pytest.skip("slow under the sanitizers, and counts are the same")
+    readme = (ROOT / "README.md").read_text()
+    block = next(body for _, _, body in FENCE.findall(readme) if "kvfolio generate" in body)
+    shown = re.sub(r"\\\n", " ", block).splitlines()
+    arguments = shown[0].split()[2:]
+    ran = subprocess.run([command, *[a for a in arguments if a != "--verify"], "--json"], cwd=ROOT,
+                         capture_output=True, text=True, timeout=500)
+    assert ran.returncode == 0, ran.stderr
+    summary = json.loads(ran.stdout.splitlines()[-1])["summary"]
+    if summary["matmul"] != "avx512":
+        pytest.skip(f"the README's run used avx512, this machine uses {summary['matmul']}")
+    printed = summary["report"].splitlines()
+    begin = next(i for i, line in enumerate(shown) if line.startswith("  sequences at once"))
+    end = next(i for i, line in enumerate(shown) if line.startswith("verified"))
+    for line in shown[begin:end]:
+        assert line in printed
