@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "generate.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <iostream>
 #include <memory>
@@ -64,7 +66,9 @@ class Generate {
     }
     if (options_.verify) {
       Results twin(requests_);
+      if (isatty(STDERR_FILENO) != 0) std::cerr << "running the contiguous twin ..." << std::flush;
       const Result<llama::RunStats> other = run_engine(true, twin, false);
+      if (isatty(STDERR_FILENO) != 0) std::cerr << "\r\x1b[K";  // the line goes again
       if (!other) return prefixed("the contiguous twin", other.error());
       summary.comparison = compare(results_, twin);
       summary.twin_stats = *other;
