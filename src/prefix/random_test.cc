@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <ostream>
 #include <random>
 #include <set>
 #include <string>
@@ -34,6 +35,9 @@ struct Setup {
   std::int32_t max_runs = 1 << 10;
   std::int32_t max_media_extents = 256;
 };
+
+// ctest's names of these tests are made of it.
+void PrintTo(const Setup& setup, std::ostream* out) { *out << setup.name; }
 
 TreeGroup full_group(std::int32_t block_size, std::int32_t num_blocks) {
   return {.block_size = block_size, .num_blocks = num_blocks};
