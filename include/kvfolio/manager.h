@@ -64,6 +64,9 @@ struct ManagerOptions {
   // int32 cells for the block tables, unpublished tokens and media of all open sequences, and for
   // pins. 0: derived.
   std::int64_t max_table_entries = 0;
+  // Mixed into every hash of the prefix tree. A hash never decides a hit; a server that fears
+  // prompts crafted to collide, which would cost it time, sets this at random.
+  std::uint64_t hash_seed = 0;
   // Written into every id. Give managers of one process distinct tags, and an id of one is
   // recognised as foreign by the others.
   std::uint16_t id_tag = 0;

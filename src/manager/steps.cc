@@ -275,11 +275,10 @@ Status KVCacheManager::Impl::commit(Ticket ticket) {
     for (std::int32_t g = 0; g < num_groups(); ++g) {
       BlockPool& pool = group(g).pool;
       const TailChange& tail = change(step, i, g);
-      if (tail.copy_to >= 0) {
-        ++counters_.block_copies;
-        if (pool.writer(BlockId(tail.source)) == e.slot) {
-          pool.set_writer(BlockId(tail.source), BlockPool::kNobody);
-        }
+      if (tail.copy_to >= 0) ++counters_.block_copies;
+      // The right to write goes with the table entry.
+      if (tail.source >= 0 && pool.writer(BlockId(tail.source)) == e.slot) {
+        pool.set_writer(BlockId(tail.source), BlockPool::kNobody);
       }
       const std::int32_t size = block_size(g);
       for (std::int32_t logical = e.write_begin / size; logical * size < e.end; ++logical) {
