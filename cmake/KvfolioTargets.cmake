@@ -11,6 +11,10 @@ target_compile_options(kvfolio_options INTERFACE -Wall -Wextra -Wconversion)
 if(KVFOLIO_DEV)
   target_compile_options(kvfolio_options INTERFACE -Werror)
 endif()
+# g++ 12 sees overlap in "literal" + std::string at -O3 (GCC bug 105651).
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  target_compile_options(kvfolio_options INTERFACE -Wno-restrict)
+endif()
 if(KVFOLIO_SANITIZE)
   # vptr needs RTTI, which the library does not have.
   target_compile_options(kvfolio_options INTERFACE -fsanitize=${KVFOLIO_SANITIZE}
