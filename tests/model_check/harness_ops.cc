@@ -816,7 +816,10 @@ void Harness::close(Rng& rng, bool preempt) {
   std::erase(seqs_, seq);
   const Tables tables = seq->tables;
   publish(*seq, tables, true);
-  if (waits_for(*seq) != 0) waiting_.push_back(seq);
+  if (waits_for(*seq) != 0) {
+    seq->publishes_late = isize(waiting_) < config_.options.max_sequences;
+    waiting_.push_back(seq);
+  }
   Prompt said = seq->prompt;
   said.tokens = seq->tokens;
   said.prefix_cache = true;
@@ -937,7 +940,7 @@ void Harness::admit_together(Rng& rng) {
     able.erase(able.begin() + static_cast<std::ptrdiff_t>(k));
   }
   if (chosen.empty()) return;
-  note("admit " + std::to_string(demands.size()) + ": ");
+  note("append to " + std::to_string(demands.size()) + " as admitted together: ");
   Status together;
   if (!skip_questions_) together = manager_->admit(demands);
   if (config_.tight_tables && together.code() == kExhausted) return;
@@ -947,7 +950,6 @@ void Harness::admit_together(Rng& rng) {
     const Shortage& s = *together.shortage();
     KVFOLIO_REQUIRE(s.needed > s.free + s.evictable, "needed > free + evictable");
   }
-  note(together.message() + "; ");
   bool all = true;
   for (const auto& [seq, count] : chosen) {
     append_to(seq, count, 0, true, rng);
@@ -957,7 +959,8 @@ void Harness::admit_together(Rng& rng) {
     note("; ");
   }
   if (!skip_questions_ && !config_.tight_tables) {
-    KVFOLIO_REQUIRE(all == together.ok(), "admit() of several says whether all appends succeed");
+    KVFOLIO_REQUIRE(all == together.ok(),
+                    "admit() of several says whether all appends succeed: " + together.message());
   }
 }
 
