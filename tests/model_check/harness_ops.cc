@@ -682,6 +682,9 @@ void Harness::fail(Rng& rng) {
     note(" aborts " + name_of(*seq));
   }
   std::erase_if(waiting_, [&](const SeqPtr& seq) { return waits_for(*seq) == 0; });
+  for (const StepWork& step : failed) {
+    for (const SeqPtr& seq : seqs_) seq->lose_names(step.ticket);
+  }
   // Pins of what was lost are let go.
   for (const Pin& pin : pins_) {
     const ErrorCode code = manager_->unpin(pin.id).code();
