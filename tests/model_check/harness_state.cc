@@ -112,8 +112,9 @@ void Harness::check_sequences(const Snapshot& now) {
                     name + " publishes at most " + std::to_string(publishable(*seq)) +
                         ", info says " + std::to_string(info.published_length));
 
-    const auto old = std::find_if(before_.seqs.begin(), before_.seqs.end(),
-                                  [&](const auto& entry) { return entry.first == seq; });
+    const auto old =
+        std::find_if(before_.seqs.begin(), before_.seqs.end(),
+                     [wanted = seq](const auto& entry) { return entry.first == wanted; });
     const bool was_moved = std::find(moved_.begin(), moved_.end(), seq) != moved_.end();
     for (int g = 0; g < num_groups(); ++g) {
       const int size = group(g).block_size;
