@@ -21,7 +21,7 @@ class BlockTable {
 
   [[nodiscard]] std::int32_t size() const noexcept { return size_; }
 
-  // Valid until any table of the arena grows.
+  // Valid until reserve(), grow() or release() of this table.
   [[nodiscard]] std::span<std::int32_t> blocks(SpanArena& arena) noexcept {
     return {arena.at(span_), static_cast<std::size_t>(size_)};
   }

@@ -54,8 +54,13 @@ struct ManagerOptions {
   std::int32_t max_steps_in_flight = 2;
   Order order = Order::kInOrder;
   bool prefix_cache = true;
+  // How long a sequence is expected to get: the capacities below are derived from it where only
+  // windows bound the blocks of a sequence. Not a limit. 0: the tokens of the largest full group,
+  // or 32,768 without one.
+  std::int32_t max_sequence_tokens = 0;
   // Capacity of the prefix tree. 0 derives each from the spec: enough for a pool whose every block
-  // is findable. When it is full the coldest blocks go first, else nothing is published (counted).
+  // is findable. When it is full the coldest blocks go first (not for a root key: a sequence of a
+  // key too many neither finds nor publishes), else nothing is published (counted).
   std::int64_t max_index_tokens = 0;
   std::int32_t max_runs = 0;
   std::int32_t max_root_keys = 1024;
@@ -238,7 +243,8 @@ class KVFOLIO_API KVCacheManager {
   // ---- questions ----
 
   [[nodiscard]] Result<SequenceInfo> info(SequenceId sequence) const;
-  // Physical block of each logical block, -1 where dropped. Valid until the sequence changes.
+  // Physical block of each logical block, -1 where dropped. Valid until the sequence changes
+  // or is admitted.
   [[nodiscard]] Result<std::span<const std::int32_t>> block_table(SequenceId sequence,
                                                                   GroupId group) const;
   // Slots of positions [begin, begin + out.size()), -1 where dropped.

@@ -54,7 +54,8 @@ struct PrefixTreeOptions {
   std::uint64_t hash_seed = 0;
 };
 
-// Hears what the tree does to blocks, while it does it. Must not call the tree.
+// Hears what the tree does to blocks, while it does it. May ask about blocks; must not
+// change the tree.
 class TreeObserver {
  public:
   // The block lost its entry: nobody can find it any more. `successor`, where it is valid, took

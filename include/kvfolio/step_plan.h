@@ -14,7 +14,8 @@
 namespace kvfolio {
 
 // Sequences [first_sequence, first_sequence + num_sequences) of the plan begin with the same
-// num_blocks physical blocks: attend over those once (cascade), then merge.
+// num_blocks physical blocks, full ones, of which no member's trim dropped a token: attend over
+// those once (cascade), then merge. In a window group the window applies to each query as ever.
 struct SharedPrefix {
   std::int32_t first_sequence = 0;
   std::int32_t num_sequences = 0;

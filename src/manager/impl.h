@@ -118,6 +118,7 @@ class KVCacheManager::Impl final : public TreeObserver {
     std::int32_t next_free;
     std::int32_t num_media;
     std::uint64_t last_ticket;  // newest step it took part in
+    std::uint64_t wrote_last;   // newest step it wrote in
     std::uint64_t num_unnamed;  // tokens appended without a name so far
     std::uint64_t num_named;    // of these, the oldest, that set_tokens() named or complete() lost
     Place place;
@@ -167,8 +168,9 @@ class KVCacheManager::Impl final : public TreeObserver {
     FixedArray<TailChange> changes;  // [entry][group]
     // The plan's arrays, of this step alone: an engine may still upload those of the last one.
     FixedArray<std::int32_t> cells;
-    std::vector<SequenceId> sequences;
-    std::vector<SharedPrefix> shared;
+    FixedArray<SequenceId> sequences;
+    FixedArray<SharedPrefix> shared;
+    std::int32_t num_shared = 0;
     std::vector<GroupPlan> group_plans;
     StepPlan plan;
   };
@@ -326,7 +328,8 @@ class KVCacheManager::Impl final : public TreeObserver {
   mutable FixedArray<std::int32_t> scratch_;  // [2][sequence]: marks of admit()
   std::int32_t free_sequence_ = -1;
   std::int32_t free_pin_ = -1;
-  std::vector<std::int32_t> closing_;  // slots, in order of close; capacity reserved
+  FixedArray<std::int32_t> closing_;  // slots, in order of close
+  std::int32_t num_closing_ = 0;
   bool evicting_ = false;
 
   std::vector<Step> steps_;  // max_steps_in_flight + 1, reused

@@ -26,6 +26,8 @@ Status check_options(const ManagerOptions& o) {
   KVFOLIO_RETURN_IF_ERROR(check_option("max_pins", o.max_pins, 0, kMaxSlots));
   KVFOLIO_RETURN_IF_ERROR(check_option("max_steps_in_flight", o.max_steps_in_flight, 1, 64));
   KVFOLIO_RETURN_IF_ERROR(
+      check_option("max_sequence_tokens", o.max_sequence_tokens, 0, kMaxSequenceTokens));
+  KVFOLIO_RETURN_IF_ERROR(
       check_option("max_index_tokens", o.max_index_tokens, 0, std::int64_t{1} << 32));
   KVFOLIO_RETURN_IF_ERROR(check_option("max_runs", o.max_runs, 0, 1 << 29));
   KVFOLIO_RETURN_IF_ERROR(
@@ -51,6 +53,23 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
     all_blocks += group.num_blocks;
     most_tokens = std::max(most_tokens, std::int64_t{group.num_blocks} * group.block_size);
   }
+  // A full group holds every token of a sequence; windows alone let it outlive the pool.
+  std::int64_t longest = 0;
+  for (const GroupSpec& group : spec.groups) {
+    if (group.kind != AttentionKind::kFull) continue;
+    longest = std::max(longest, std::int64_t{group.num_blocks} * group.block_size);
+  }
+  const bool windows_only = longest == 0;
+  if (windows_only) longest = 32768;
+  if (o.max_sequence_tokens == 0) o.max_sequence_tokens = static_cast<std::int32_t>(longest);
+  std::int64_t window_entries = 0;
+  std::int64_t outliving_tokens = 0;
+  if (windows_only) {
+    outliving_tokens = std::int64_t{o.max_sequences} * o.max_sequence_tokens;
+    for (const GroupSpec& group : spec.groups) {
+      window_entries += 2 * outliving_tokens / group.block_size;
+    }
+  }
   const auto num_groups = static_cast<std::int64_t>(spec.groups.size());
   // Spans are powers of two, so a tree whose every block is findable takes up to twice its tokens,
   // and every run at least a granule.
@@ -63,13 +82,14 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
     o.max_media_extents = 0;
   }
   if (o.max_runs == 0) o.max_runs = static_cast<std::int32_t>(runs);
+  o.max_root_keys = std::min(o.max_root_keys, std::max(o.max_runs - 1, 1));
   if (o.max_index_tokens == 0) {
-    o.max_index_tokens =
-        std::min(2 * most_tokens + SpanArena::kGranule * runs, std::int64_t{1} << 32);
+    o.max_index_tokens = std::min(2 * (most_tokens + outliving_tokens) + SpanArena::kGranule * runs,
+                                  std::int64_t{1} << 32);
   }
   if (o.max_table_entries == 0) {
     o.max_table_entries = std::min(
-        8 * all_blocks + 4 * most_tokens +
+        8 * all_blocks + 4 * most_tokens + window_entries +
             std::int64_t{o.max_sequences} * (num_groups + 2) * 4 * SpanArena::kGranule + 4096,
         std::int64_t{1} << 33);
   }
@@ -105,16 +125,18 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
   bool ok = impl->sequences_.allocate_zeroed(sequences) &&
             impl->tables_.allocate_zeroed(sequences * num_groups) &&
             impl->window_begins_.allocate_zeroed(sequences * num_groups) &&
-            impl->scratch_.allocate_zeroed(2 * sequences) && impl->pins_.allocate_zeroed(pins) &&
+            impl->scratch_.allocate_zeroed(2 * sequences) &&
+            impl->closing_.allocate_zeroed(sequences) && impl->pins_.allocate_zeroed(pins) &&
             impl->pin_tables_.allocate_zeroed(pins * num_groups);
   impl->steps_.resize(static_cast<std::size_t>(o.max_steps_in_flight) + 1);
   for (Step& step : impl->steps_) {
     // Appends, and the forks of sequences whose tokens wait for names.
     ok = ok && step.entries.allocate_zeroed(2 * sequences) &&
          step.changes.allocate_zeroed(2 * sequences * num_groups) &&
-         step.cells.allocate_zeroed(o.max_table_entries + 16 * sequences);
-    step.sequences.reserve(static_cast<std::size_t>(sequences));
-    step.shared.reserve(static_cast<std::size_t>(sequences * num_groups));
+         step.cells.allocate_zeroed(o.max_table_entries + 16 * sequences) &&
+         step.sequences.allocate_zeroed(sequences) &&
+         step.shared.allocate_zeroed(sequences * num_groups);
+    if (!ok) break;
     step.group_plans.resize(static_cast<std::size_t>(num_groups));
   }
   if (!ok) {
@@ -136,7 +158,6 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
     impl->free_pin_ = slot;
     for (std::int32_t g = 0; g < impl->num_groups(); ++g) impl->pin_table(slot, g) = BlockTable();
   }
-  impl->closing_.reserve(static_cast<std::size_t>(sequences));
   impl->offers_.resize(static_cast<std::size_t>(num_groups));
   impl->in_flight_.reserve(impl->steps_.size());
   for (std::size_t i = impl->steps_.size(); i-- > 0;) {

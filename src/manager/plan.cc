@@ -133,33 +133,56 @@ std::int32_t* KVCacheManager::Impl::plan_group(Step& step, std::int32_t g,
   return cursor;
 }
 
-// Maximal runs of neighbours whose tables begin with the same full blocks.
+// Runs of neighbours whose tables begin with the same full blocks, all of whose tokens each of them
+// reads. Greedy, and no run of the weakest link: a stranger that shares a system prompt does not
+// cost four samples their common history.
 void KVCacheManager::Impl::find_shared_prefixes(Step& step, std::int32_t g) noexcept {
-  const std::size_t first_of_group = step.shared.size();
+  const std::int32_t first_of_group = step.num_shared;
   const std::int32_t size = block_size(g);
-  SharedPrefix open;
+  const auto shareable = [&](std::int32_t i) {
+    const Sequence& s = sequences_[step.entries[i].slot];
+    const bool trimmed = s.trim_first_kept > s.trim_sinks;
+    return (trimmed ? s.trim_sinks : step.entries[i].end) / size;
+  };
+  const auto flush = [&](SharedPrefix& run) {
+    if (run.num_sequences > 1) step.shared[step.num_shared++] = run;
+    run = {};
+  };
+  SharedPrefix run;
   for (std::int32_t i = 1; i < step.num_entries; ++i) {
     const auto a = table(step.entries[i - 1].slot, g).blocks(arena());
     const auto b = table(step.entries[i].slot, g).blocks(arena());
-    const std::int32_t limit = std::min(step.entries[i - 1].end, step.entries[i].end) / size;
+    const std::int32_t limit = std::min(shareable(i - 1), shareable(i));
     std::int32_t same = 0;
     while (same < limit && a[static_cast<std::size_t>(same)] >= 0 &&
            a[static_cast<std::size_t>(same)] == b[static_cast<std::size_t>(same)]) {
       ++same;
     }
-    if (same > 0 && open.num_sequences > 0) {
-      ++open.num_sequences;
-      open.num_blocks = std::min(open.num_blocks, same);
-    } else if (same > 0) {
-      open = {i - 1, 2, same};
+    if (run.num_sequences == 0) {
+      if (same > 0) run = {i - 1, 2, same};
+      continue;
     }
-    if (open.num_sequences > 0 && (same == 0 || i + 1 == step.num_entries)) {
-      step.shared.push_back(open);
-      open = {};
+    // Taken in, left out, or together with the last one in a run of their own: what saves most.
+    const std::int64_t n = run.num_sequences;
+    const std::int64_t blocks = run.num_blocks;
+    const std::int64_t together = (n + 1) * std::min<std::int64_t>(blocks, same);
+    const std::int64_t apart = n * blocks;
+    const std::int64_t own_run = (n > 2 ? (n - 1) * blocks : 0) + 2 * std::int64_t{same};
+    if (own_run > std::max(together, apart)) {
+      --run.num_sequences;
+      flush(run);
+      run = {i - 1, 2, same};
+    } else if (together >= apart) {
+      ++run.num_sequences;
+      run.num_blocks = std::min(run.num_blocks, same);
+    } else {
+      flush(run);
     }
   }
-  step.group_plans[static_cast<std::size_t>(g)].shared_prefixes =
-      std::span<const SharedPrefix>(step.shared).subspan(first_of_group);
+  flush(run);
+  step.group_plans[static_cast<std::size_t>(g)].shared_prefixes = {
+      step.shared.data() + first_of_group,
+      static_cast<std::size_t>(step.num_shared - first_of_group)};
 }
 
 Result<const StepPlan*> KVCacheManager::Impl::plan(const PlanOptions& options) {
@@ -173,9 +196,12 @@ Result<const StepPlan*> KVCacheManager::Impl::plan(const PlanOptions& options) {
   Step& step = step_at(open_step_);
   if (options.flashinfer) KVFOLIO_RETURN_IF_ERROR(check_flashinfer(step));
   const std::int64_t cells = plan_cells(step, options);
-  if (cells > static_cast<std::int64_t>(step.cells.size()) &&
-      !step.cells.allocate_zeroed(cells + cells / 2)) {
-    return Status(ErrorCode::kOutOfMemory, concat("plan: no memory for ", cells, " int32 cells"));
+  if (cells > static_cast<std::int64_t>(step.cells.size())) {
+    FixedArray<std::int32_t> larger;
+    if (!larger.allocate_zeroed(cells + cells / 2)) {
+      return Status(ErrorCode::kOutOfMemory, concat("plan: no memory for ", cells, " int32 cells"));
+    }
+    step.cells = std::move(larger);
   }
 
   const auto n = static_cast<std::size_t>(step.num_entries);
@@ -184,18 +210,17 @@ Result<const StepPlan*> KVCacheManager::Impl::plan(const PlanOptions& options) {
   std::int32_t* trim_sinks = kv_lens + n;
   std::int32_t* trim_first_kept = trim_sinks + n;
   std::int32_t* cursor = trim_first_kept + n;
-  step.sequences.clear();
   query_start[0] = 0;
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const StepEntry& e = step.entries[i];
     const Sequence& s = sequences_[e.slot];
-    step.sequences.push_back(id_of(s));
+    step.sequences[i] = id_of(s);
     query_start[i + 1] = query_start[i] + (e.end - e.begin);
     kv_lens[i] = e.end;
     trim_sinks[i] = s.trim_sinks;
     trim_first_kept[i] = s.trim_first_kept;
   }
-  step.shared.clear();
+  step.num_shared = 0;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     cursor = plan_group(step, g, options, cursor);
     if (options.shared_prefixes) find_shared_prefixes(step, g);
@@ -203,7 +228,7 @@ Result<const StepPlan*> KVCacheManager::Impl::plan(const PlanOptions& options) {
 
   step.plan.ticket = Ticket(step.ticket);
   step.plan.num_tokens = query_start[n];
-  step.plan.sequences = step.sequences;
+  step.plan.sequences = {step.sequences.data(), n};
   step.plan.query_start = {query_start, n + 1};
   step.plan.kv_lens = {kv_lens, n};
   step.plan.trim_sinks = {trim_sinks, n};

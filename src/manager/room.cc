@@ -61,7 +61,7 @@ void KVCacheManager::Impl::let_go(std::int32_t g, BlockId block, bool used) noex
   if (!pool.release(block)) return;
   pool.set_writer(block, BlockPool::kNobody);
   // Who closed and waits for a step may still publish it.
-  if (in_flight_.empty() && closing_.empty()) {
+  if (in_flight_.empty() && num_closing_ == 0) {
     park(g, block);
   } else {
     pool.make_retiring(block, last_committed_);

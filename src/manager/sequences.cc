@@ -71,8 +71,10 @@ std::int32_t KVCacheManager::Impl::take_slot() noexcept {
   Sequence& s = sequences_[slot];
   free_sequence_ = s.next_free;
   const std::uint32_t generation = s.generation;
+  const std::uint32_t aborted = s.aborted;
   s = {};
   s.generation = generation;
+  s.aborted = aborted;
   s.life = Life::kOpen;
   s.exact_until = kNever;
   s.unnamed_from = kNever;
@@ -87,7 +89,7 @@ void KVCacheManager::Impl::give_slot(std::int32_t slot, bool aborted) noexcept {
   arena().release(s.tail);
   arena().release(s.media);
   for (std::int32_t g = 0; g < num_groups(); ++g) table(slot, g).release(arena());
-  s.aborted = aborted ? s.generation : 0;
+  if (aborted) s.aborted = s.generation;
   s.generation = next_generation(s.generation);
   s.life = Life::kUnused;
   s.next_free = free_sequence_;
@@ -253,11 +255,13 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id) {
     return table_entries_full("fork");
   }
   const std::uint32_t generation = child.generation;
+  const std::uint32_t aborted = child.aborted;
   const ArenaSpan tail = child.tail;
   const ArenaSpan media = child.media;
   child = parent;
   child.generation = generation;
-  child.aborted = 0;
+  child.aborted = aborted;
+  child.wrote_last = 0;  // the parent's blocks tell whether a failed step concerns it
   child.tail = tail;
   child.media = media;
   child.used = true;
@@ -284,8 +288,8 @@ Status KVCacheManager::Impl::check_truncate(std::int32_t slot, std::int32_t n) c
   const bool trimmed = s.trim_first_kept > s.trim_sinks;
   if (trimmed && n > s.trim_sinks && n < s.trim_first_kept) {
     return {ErrorCode::kFailedPrecondition,
-            concat("truncate to ", n, ": group 0 and all others dropped positions ", s.trim_sinks,
-                   " to ", s.trim_first_kept - 1, " in a trim")};
+            concat("truncate to ", n, ": every group dropped positions ", s.trim_sinks, " to ",
+                   s.trim_first_kept - 1, " in a trim")};
   }
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const std::int32_t size = block_size(g);
@@ -456,14 +460,13 @@ void KVCacheManager::Impl::end_sequence(std::int32_t slot) noexcept {
   Sequence& s = sequences_[slot];
   --num_sequences_;
   const bool unsettled = options_.order == Order::kUnordered && !is_complete(s.last_ticket);
-  if (unsettled && s.publishes &&
-      closing_.size() < static_cast<std::size_t>(options_.max_sequences)) {
+  if (unsettled && s.publishes && num_closing_ < options_.max_sequences) {
     // Its last tokens become findable when their step completes. Until then its blocks retire,
     // nobody writes below their valid tokens, and its table tells where they are. Beyond that many
     // sequences, they are not published.
     release_blocks(slot);
     s.life = Life::kClosing;
-    closing_.push_back(slot);
+    closing_[num_closing_++] = slot;
     return;
   }
   publish(slot, true);

@@ -290,6 +290,7 @@ Status KVCacheManager::Impl::commit(Ticket ticket) {
     s.accepted = e.end - e.draft;
     s.draft = e.draft;
     s.last_ticket = step.ticket;
+    if (e.end > e.write_begin) s.wrote_last = step.ticket;
     s.step_entry = -1;
     counters_.tokens_committed += static_cast<std::uint64_t>(e.end - e.begin);
   }
@@ -327,8 +328,9 @@ void KVCacheManager::Impl::end_step(std::int32_t step_index, bool failed) noexce
 }
 
 void KVCacheManager::Impl::finish_closing() noexcept {
-  std::size_t kept = 0;
-  for (const std::int32_t slot : closing_) {
+  std::int32_t kept = 0;
+  for (std::int32_t i = 0; i < num_closing_; ++i) {
+    const std::int32_t slot = closing_[i];
     if (!is_complete(sequences_[slot].last_ticket)) {
       closing_[kept++] = slot;
       continue;
@@ -336,7 +338,7 @@ void KVCacheManager::Impl::finish_closing() noexcept {
     publish(slot, true);
     forget_sequence(slot, false);
   }
-  closing_.resize(kept);
+  num_closing_ = kept;
 }
 
 Status KVCacheManager::Impl::complete(Ticket ticket) {
@@ -398,7 +400,7 @@ void KVCacheManager::Impl::abort_writers(std::uint64_t first_ticket) noexcept {
   for (std::int32_t slot = 0; slot < static_cast<std::int32_t>(sequences_.size()); ++slot) {
     Sequence& s = sequences_[slot];
     if (s.life == Life::kUnused) continue;
-    bool hit = false;
+    bool hit = s.wrote_last >= first_ticket;
     for (std::int32_t g = 0; g < num_groups() && !hit; ++g) hit = holds(table(slot, g), g);
     if (!hit) continue;
     if (s.publishes) stop_publishing(s);
@@ -407,7 +409,10 @@ void KVCacheManager::Impl::abort_writers(std::uint64_t first_ticket) noexcept {
       ++counters_.sequences_aborted;
       release_blocks(slot);
     } else {
-      closing_.erase(std::find(closing_.begin(), closing_.end(), slot));
+      std::int32_t* end = closing_.data() + num_closing_;
+      std::copy(std::find(closing_.data(), end, slot) + 1, end,
+                std::find(closing_.data(), end, slot));
+      --num_closing_;
     }
     forget_sequence(slot, true);
   }
