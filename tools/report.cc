@@ -61,7 +61,7 @@ std::string plural(std::int64_t count, const std::string& noun) {
 std::string cache_report(const Summary& summary) {
   const llama::RunStats& stats = summary.stats;
   const llama::SchedulerStats& work = stats.scheduler;
-  const std::int64_t reused = work.prompt_tokens - work.prefill_tokens_computed;
+  const std::int64_t reused = work.tokens_reused;
   std::string out;
   out += row("sequences at once, at the peak", std::to_string(work.sequences_peak));
   out += row("contiguous caches would reserve", mebibytes(work.contiguous_bytes_peak));
@@ -125,7 +125,7 @@ std::string summary_json(const Summary& summary, const llama::BlockMap* block_ma
       {"sequences_peak", work.sequences_peak},
       {"prompt_tokens", work.prompt_tokens},
       {"prefill_tokens_computed", work.prefill_tokens_computed},
-      {"tokens_reused", work.prompt_tokens - work.prefill_tokens_computed},
+      {"tokens_reused", work.tokens_reused},
       {"tokens_recomputed", work.tokens_recomputed},
       {"block_copies", stats.cache.block_copies},
       {"evictions", stats.cache.blocks_evicted},

@@ -30,6 +30,7 @@ struct Progress {
   const Request* request = nullptr;
   std::int32_t cached_tokens = -1;  // of the first admission; -1: there was none
   std::vector<bool> computed;       // by prompt position: did any job of the request compute it?
+  std::vector<bool> found;          // by prompt position: did the cache serve it to one of them?
   std::vector<std::vector<float>> prompt_logits;  // by prompt position, where kept
 };
 

@@ -54,6 +54,7 @@ void Scheduler::add(const Request& request) {
   Progress& progress = requests_.emplace_back();
   progress.request = &request;
   progress.computed.resize(request.prompt.size());
+  progress.found.resize(request.prompt.size());
   for (std::int32_t sample = 0; sample < request.samples; ++sample) {
     Job& job = jobs_.emplace_back();
     job.progress = &progress;
@@ -162,6 +163,7 @@ Status Scheduler::try_admit(Job& job, bool& admitted) {
       stream.id = opened->sequence;
       stream.computed = opened->cached_tokens;
       if (job.progress->cached_tokens < 0) job.progress->cached_tokens = opened->cached_tokens;
+      count_found(*job.progress, opened->cached_tokens);
       move_job(job, waiting_, running_);
       admitted = true;
       return append_or_make_room(job, stream, std::min(*fits, budget_));

@@ -71,7 +71,8 @@ struct SchedulerStats {
   std::int64_t generated_tokens = 0;
   std::int64_t prompt_tokens = 0;
   std::int64_t prefill_tokens_computed = 0;  // prompt positions that their request computed
-  std::int64_t tokens_recomputed = 0;        // any position, once more
+  std::int64_t tokens_reused = 0;      // prompt positions that the cache served and nobody computed
+  std::int64_t tokens_recomputed = 0;  // any position, once more
   std::int64_t preemptions = 0;
   std::int64_t steps = 0;
   std::int64_t contiguous_bytes_peak = 0;
@@ -113,6 +114,7 @@ class Scheduler {
   void build(StepBatch& batch);
   void note_peaks();
 
+  void count_found(Progress& progress, std::int32_t cached_tokens);
   void count_computed(const Entry& entry);
   void keep_prompt_logits(const Entry& entry, std::span<const float> logits, std::size_t vocab);
   Status take_logits(Job& job, Stream& stream, std::span<const float> row);

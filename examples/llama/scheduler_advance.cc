@@ -28,9 +28,20 @@ Status Scheduler::advance(std::span<const float> logits, std::size_t vocab) {
   return {};
 }
 
+// Counted apart from what is computed, so that both adding up to the prompt says something.
+void Scheduler::count_found(Progress& progress, std::int32_t cached_tokens) {
+  const std::size_t end = std::min(static_cast<std::size_t>(cached_tokens), progress.found.size());
+  for (std::size_t position = 0; position < end; ++position) {
+    if (progress.found[position] || progress.computed[position]) continue;
+    progress.found[position] = true;
+    ++stats_.tokens_reused;
+  }
+}
+
 void Scheduler::count_computed(const Entry& entry) {
   Stream& stream = entry.job->streams[entry.stream];
   std::vector<bool>& prompt = entry.job->progress->computed;
+  std::vector<bool>& found = entry.job->progress->found;
   for (std::int32_t i = entry.first; i < entry.first + entry.count; ++i) {
     const auto position = static_cast<std::size_t>(i);
     const bool again = position < prompt.size() ? prompt[position] : i < stream.high_water;
@@ -39,6 +50,7 @@ void Scheduler::count_computed(const Entry& entry) {
     } else if (position < prompt.size()) {
       prompt[position] = true;
       ++stats_.prefill_tokens_computed;
+      if (found[position]) --stats_.tokens_reused;  // lost in a preemption, then computed
     }
   }
   stream.computed += entry.count;
@@ -88,9 +100,17 @@ Status Scheduler::take_logits(Job& job, Stream& stream, std::span<const float> r
 Status Scheduler::fork_siblings(Job& job, std::vector<Job*>& forked) {
   if (job.request().samples == 1) return {};
   const Stream& source = job.streams[0];
-  for (Job* other : std::deque<Job*>(waiting_)) {
+  // The samples of a request arrive one behind the other.
+  const std::int32_t first_order = job.order - job.sample;
+  auto at = std::partition_point(waiting_.begin(), waiting_.end(),
+                                 [&](const Job* other) { return other->order < first_order; });
+  std::vector<Job*> siblings;
+  const auto most = static_cast<std::size_t>(limits_.max_seqs);
+  for (; at != waiting_.end() && (*at)->progress == job.progress && siblings.size() < most; ++at) {
+    siblings.push_back(*at);
+  }
+  for (Job* other : siblings) {
     if (running_sequences() >= limits_.max_seqs) break;
-    if (other->progress != job.progress) continue;
     // One that has tokens of its own comes back by itself.
     if (!other->streams.empty() && other->streams[0].length() > job.prompt_length()) continue;
     const Result<SequenceId> fork = backend_.fork(source.id);
