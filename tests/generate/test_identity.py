@@ -2,6 +2,8 @@
 """Outputs and logits depend on nothing but the request: not on pool, block size, chunk, threads,
 format or prefix cache. Preempted or not, alone or in a batch, over blocks or contiguous."""
 
+import functools
+
 import numpy as np
 import pytest
 from engine import checkpoint, generate, prompts, run
@@ -27,6 +29,19 @@ def smallest_pool(requests, block):
     return max(-(-(len(r["prompt_ids"]) + NEW - 1) // block) for r in requests)
 
 
+@functools.cache
+def smallest_window_pool(model, block, longest, chunk):
+    """A window gives blocks back, so it needs few: the least pool that takes the longest prompt."""
+    request = [{"id": "q", "prompt_ids": [1] * longest, "max_new_tokens": NEW}]
+    for pool in range(1, longest + NEW + 1):
+        done = run(model, "--block-size", block, "--max-batch-tokens", chunk,
+                   "--num-blocks", pool, requests=request)
+        if done.returncode == 0:
+            return pool
+        assert done.returncode == 1, done.stderr.decode()
+    raise AssertionError("no pool is large enough")
+
+
 class Rows:
     """Tokens and logits of a run; equal only if every bit is."""
 
@@ -46,13 +61,16 @@ def test_pools_blocks_chunks_threads_and_hits_change_no_bit(variant, tmp_path):
     model, requests, path = checkpoint(variant), load(), tmp_path / "logits.npy"
     expected = Rows(model, requests, path, "--contiguous")
     preemptions = 0
+    longest = max(len(r["prompt_ids"]) for r in requests)
     for n, block in enumerate([1, 2, 8, 16, 32]):
-        least = smallest_pool(requests, block)
-        for pool in (least, 2 * least, None):
+        for size in ("least", "twice", "unlimited"):
             for chunk in (1, 7, 64, 4096):
                 n += 1
-                if chunk == 1 and pool != least:
+                if chunk == 1 and size != "least":
                     continue
+                least = (smallest_window_pool(model, block, longest, chunk)
+                         if variant == "mistral-window" else smallest_pool(requests, block))
+                pool = {"least": least, "twice": 2 * least, "unlimited": None}[size]
                 options = ["--block-size", block, "--max-batch-tokens", chunk,
                            "--threads", (1, 2, 4)[n % 3], "--max-seqs", (4, 16)[n % 2]]
                 options += ["--num-blocks", pool] if pool else []
@@ -60,10 +78,9 @@ def test_pools_blocks_chunks_threads_and_hits_change_no_bit(variant, tmp_path):
                 options += ["--format", "nhd"] if n % 5 == 0 else []
                 actual = Rows(model, requests, path, *options)
                 assert actual == expected, options
-                if pool == least:
+                if size == "least":
                     preemptions += actual.result.summary["preemptions"]
-    if variant != "mistral-window":  # the window gives blocks back, so it needs few
-        assert preemptions > 0
+    assert preemptions > 0
 
 
 @pytest.mark.parametrize("dtype", ["f64", "f16", "bf16"])
