@@ -39,7 +39,7 @@ TEST(Uniform, FillsTheUnitIntervalEvenly) {
     ASSERT_LT(u, 1.0);
     ++buckets[static_cast<std::size_t>(u * 10)];
   }
-  for (const int bucket : buckets) EXPECT_NEAR(bucket, kDraws / 10, 500);
+  for (const int bucket : buckets) EXPECT_NEAR(bucket, kDraws / 10.0, 500.0);
 }
 
 TEST(Uniform, KeepsItsValues) {

@@ -256,6 +256,7 @@ TEST(Scheduler, RejectsAtOnceWhatCanNeverRunAndGoesOn) {
 TEST(Scheduler, ThePoolOfOneRequestRunsThemAll) {
   // 30 + 10 - 1 tokens are 10 blocks: the last token generated is no input.
   std::vector<Request> requests;
+  requests.reserve(5);
   for (int i = 0; i < 5; ++i) requests.push_back(make_request("r" + std::to_string(i), 30, 10));
   const Outcome actual = run(requests, 10, {.max_batch_tokens = 64, .max_seqs = 4});
   EXPECT_EQ(actual.tokens.size(), 5u);
@@ -264,6 +265,7 @@ TEST(Scheduler, ThePoolOfOneRequestRunsThemAll) {
 
 TEST(Scheduler, OlderRequestsFinishFirstWhenAllAreEqual) {
   std::vector<Request> requests;
+  requests.reserve(5);
   for (int i = 0; i < 5; ++i) requests.push_back(make_request("r" + std::to_string(i), 10, 10));
   const Outcome actual = run(requests, 11, {.max_batch_tokens = 8, .max_seqs = 4});
   EXPECT_TRUE(std::is_sorted(actual.order.begin(), actual.order.end()));

@@ -21,6 +21,8 @@ class StrongId {
   [[nodiscard]] constexpr Rep value() const noexcept { return value_; }
   [[nodiscard]] constexpr bool valid() const noexcept { return value_ != kNone; }
 
+  // clang-tidy 14 takes the zero of a defaulted comparison for a null pointer.
+  // NOLINTNEXTLINE(modernize-use-nullptr)
   friend constexpr auto operator<=>(StrongId, StrongId) noexcept = default;
 
  private:

@@ -231,8 +231,9 @@ void PrefixTree::Impl::fill_table(const PrefixMatch& match, GroupId group_id,
         std::memcpy(out.data() + rg.first, entry, static_cast<std::size_t>(n) * 4);
         continue;
       }
+      std::int32_t* to = out.data() + rg.first;
       for (std::int32_t i = 0; i < n; ++i) {
-        if (entry[i] != kNone) out[static_cast<std::size_t>(rg.first + i)] = entry[i];
+        if (entry[i] != kNone) to[i] = entry[i];
       }
     }
     std::int32_t& last = out.back();

@@ -19,7 +19,6 @@ namespace kvfolio {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
@@ -80,6 +79,7 @@ struct Tree {
                 const Media& media = {}) {
     Place place = tree.enter(root, 0);
     std::vector<BlockOffer> offers;
+    offers.reserve(tables.size());
     for (const Table& table : tables) offers.push_back({table});
     num_hung = 0;
     EXPECT_TRUE(tree.extend(place, tokens, media, offers, tail, &num_hung));

@@ -10,7 +10,6 @@ namespace kvfolio::testing_engine {
 namespace {
 
 using testing::ElementsAre;
-using testing::HasSubstr;
 using testing::IsEmpty;
 
 TEST(BlockLife, OwnerGoesOnInPlaceAfterFork) {

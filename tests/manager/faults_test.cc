@@ -132,6 +132,7 @@ TEST(Faults, T12EvictionNeverTakesWhatIsShared) {
   Engine e({full_group(4, 32)});
   const SequenceId first = e.say(tokens(1, 80));
   std::vector<SequenceId> forks;
+  forks.reserve(8);
   for (int i = 0; i < 8; ++i) forks.push_back(must(e.manager.fork(first)));
   EXPECT_EQ(e.evict(32), 0);
   EXPECT_EQ(e.usage().held, 20);

@@ -199,7 +199,7 @@ class Harness {
   // True when the call succeeded. Fails unless it answered with one of `errors`, or ok when that is
   // empty; `tolerated` is allowed too.
   bool expect(const Status& status, const Codes& errors, const Codes& tolerated = {});
-  void note(std::string text) { log_ += std::move(text); }
+  void note(const std::string& text) { log_ += text; }
 
   [[nodiscard]] SeqPtr any_seq(Rng& rng) const;
   [[nodiscard]] Prompt any_prompt(Rng& rng);
