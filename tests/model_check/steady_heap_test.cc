@@ -8,6 +8,7 @@
 #include <new>
 #include <vector>
 
+#include "kvfolio/fixed_array.h"
 #include "kvfolio/manager.h"
 
 namespace {
@@ -64,8 +65,35 @@ void* counted(std::size_t bytes, std::size_t alignment) {
   std::free(memory);
 }
 
+// The library's arrays come from calloc. Sanitizers bring an allocator of their own.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define KVFOLIO_TEST_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define KVFOLIO_TEST_SANITIZED 1
+#endif
+#endif
+#ifndef KVFOLIO_TEST_SANITIZED
+// NOLINTNEXTLINE(bugprone-reserved-identifier): glibc's own name for the calloc that is replaced.
+extern "C" void* __libc_calloc(std::size_t count, std::size_t size);
+extern "C" [[gnu::noinline]] void* calloc(std::size_t count, std::size_t size) noexcept {
+  heap_calls.fetch_add(1, std::memory_order_relaxed);
+  return __libc_calloc(count, size);
+}
+#endif
+
 namespace kvfolio {
 namespace {
+
+#ifndef KVFOLIO_TEST_SANITIZED
+TEST(SteadyHeap, HookCountsCalloc) {
+  const std::uint64_t before = heap_calls.load();
+  FixedArray<std::int32_t> array;
+  ASSERT_TRUE(array.allocate_zeroed(1000));
+  EXPECT_EQ(heap_calls.load(), before + 1);
+  EXPECT_EQ(array[999], 0);
+}
+#endif
 
 constexpr int kSequences = 8;
 
