@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 
 #include "base/checked.h"
@@ -148,6 +149,28 @@ void for_each_run(const RowNest& runs, Visit&& visit) {
   const Axis outer = runs.num_axes > 1 ? runs.axes[1] : Axis{};
   for (std::int64_t i = 0; i < outer.extent; ++i) {
     for (std::int64_t j = 0; j < inner.extent; ++j) visit(i * outer.stride + j * inner.stride);
+  }
+}
+
+// Block src[i] to block dst[i], all layers, K and V, in the order of i: copy(to, from, bytes) for
+// each contiguous run. Equal blocks are skipped. Requires: checked spans of equal size.
+template <typename Copy>
+void for_each_block_copy(const KVView& cache, std::span<const std::int32_t> src,
+                         std::span<const std::int32_t> dst, Copy&& copy) {
+  const BlockRuns runs = block_runs(cache);
+  for (std::int32_t layer = 0; layer < cache.num_layers; ++layer) {
+    for (std::size_t i = 0; i < src.size(); ++i) {
+      if (src[i] == dst[i]) continue;
+      for (int p = 0; p < runs.num_parts; ++p) {
+        const BlockRuns::Part& part = runs.parts[static_cast<std::size_t>(p)];
+        std::byte* base = part.base + layer * part.strides.layer;
+        const std::byte* from = base + src[i] * part.strides.block;
+        std::byte* to = base + dst[i] * part.strides.block;
+        for_each_run(part.runs, [&](std::int64_t offset) {
+          copy(to + offset, from + offset, part.runs.row_bytes);
+        });
+      }
+    }
   }
 }
 

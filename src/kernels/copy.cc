@@ -13,21 +13,10 @@ Status copy_blocks(const KVView& cache, std::span<const std::int32_t> src,
                    std::span<const std::int32_t> dst) {
   KVFOLIO_RETURN_IF_ERROR(kernels::check_view(cache));
   KVFOLIO_RETURN_IF_ERROR(kernels::check_copies(cache, src, dst));
-  const BlockRuns runs = block_runs(cache);
-  for (std::int32_t layer = 0; layer < cache.num_layers; ++layer) {
-    for (std::size_t i = 0; i < src.size(); ++i) {
-      if (src[i] == dst[i]) continue;
-      for (int p = 0; p < runs.num_parts; ++p) {
-        const BlockRuns::Part& part = runs.parts[static_cast<std::size_t>(p)];
-        std::byte* base = part.base + layer * part.strides.layer;
-        const std::byte* from = base + src[i] * part.strides.block;
-        std::byte* to = base + dst[i] * part.strides.block;
-        for_each_run(part.runs, [&](std::int64_t offset) {
-          std::memcpy(to + offset, from + offset, static_cast<std::size_t>(part.runs.row_bytes));
-        });
-      }
-    }
-  }
+  for_each_block_copy(cache, src, dst,
+                      [](std::byte* to, const std::byte* from, std::int64_t bytes) {
+                        std::memcpy(to, from, static_cast<std::size_t>(bytes));
+                      });
   return {};
 }
 

@@ -240,21 +240,10 @@ Status KVStorage::copy_blocks(GroupId group, std::span<const std::int32_t> src,
       }
     }
   }
-  const BlockRuns runs = block_runs(cache);
-  for (std::int32_t layer = 0; layer < cache.num_layers; ++layer) {
-    for (std::size_t i = 0; i < src.size(); ++i) {
-      if (src[i] == dst[i]) continue;
-      for (int p = 0; p < runs.num_parts; ++p) {
-        const BlockRuns::Part& part = runs.parts[static_cast<std::size_t>(p)];
-        std::byte* base = part.base + layer * part.strides.layer;
-        const std::byte* from = base + src[i] * part.strides.block;
-        std::byte* to = base + dst[i] * part.strides.block;
-        for_each_run(part.runs, [&](std::int64_t offset) {
-          resource_->copy(to + offset, from + offset, part.runs.row_bytes);
-        });
-      }
-    }
-  }
+  for_each_block_copy(cache, src, dst,
+                      [this](std::byte* to, const std::byte* from, std::int64_t bytes) {
+                        resource_->copy(to, from, bytes);
+                      });
   return {};
 }
 
