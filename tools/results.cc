@@ -15,38 +15,6 @@ std::string hex(float value) {
   return text + ")";
 }
 
-// The first difference of two samples, or nothing.
-std::string difference(const SampleResult& paged, const SampleResult& twin, Comparison& counts) {
-  const std::size_t shorter = std::min(paged.token_ids.size(), twin.token_ids.size());
-  for (std::size_t i = 0; i < shorter; ++i) {
-    const std::string where = "generated token " + std::to_string(i);
-    const std::vector<float>& row = paged.logits[i]->row;
-    const std::vector<float>& other = twin.logits[i]->row;
-    for (std::size_t id = 0; id < row.size(); ++id) {
-      if (std::bit_cast<std::uint32_t>(row[id]) == std::bit_cast<std::uint32_t>(other[id])) {
-        continue;
-      }
-      return where + ": the logit of id " + std::to_string(id) + " is " + hex(row[id]) +
-             " over blocks, " + hex(other[id]) + " over the contiguous twin";
-    }
-    ++counts.logit_rows;
-    if (paged.token_ids[i] != twin.token_ids[i]) {
-      return where + " is " + std::to_string(paged.token_ids[i]) + " over blocks, " +
-             std::to_string(twin.token_ids[i]) + " over the contiguous twin";
-    }
-    ++counts.tokens;
-  }
-  if (paged.token_ids.size() != twin.token_ids.size()) {
-    return std::to_string(paged.token_ids.size()) + " tokens over blocks, " +
-           std::to_string(twin.token_ids.size()) + " over the contiguous twin";
-  }
-  if (std::bit_cast<std::uint64_t>(paged.score) != std::bit_cast<std::uint64_t>(twin.score)) {
-    return "the score is " + std::to_string(paged.score) + " over blocks, " +
-           std::to_string(twin.score) + " over the contiguous twin";
-  }
-  return {};
-}
-
 }  // namespace
 
 Results::Results(std::span<const llama::Request> requests)
@@ -78,13 +46,45 @@ Status Results::write_logits(NpyWriter& file) const {
   for (const RequestResult& result : results_) {
     for (const SampleResult& sample : result.samples) {
       // The row of the last prompt position chose the first token, so it is not among these.
-      for (std::size_t i = 0; i + 1 < sample.prompt_logits.size(); ++i) {
-        file.row(sample.prompt_logits[i]);
+      if (sample.prompt_logits != nullptr) {
+        const llama::PromptLogits& rows = *sample.prompt_logits;
+        for (std::size_t i = 0; i + 1 < rows.size(); ++i) file.row(rows[i]);
       }
       for (const auto& step : sample.logits) file.row(step->row);
     }
   }
   return file.finish();
+}
+
+std::string difference(const SampleResult& paged, const SampleResult& twin, Comparison& counts) {
+  const std::size_t shorter = std::min(paged.token_ids.size(), twin.token_ids.size());
+  for (std::size_t i = 0; i < shorter; ++i) {
+    const std::string where = "generated token " + std::to_string(i);
+    const std::vector<float>& row = paged.logits[i]->row;
+    const std::vector<float>& other = twin.logits[i]->row;
+    for (std::size_t id = 0; id < row.size(); ++id) {
+      if (std::bit_cast<std::uint32_t>(row[id]) == std::bit_cast<std::uint32_t>(other[id])) {
+        continue;
+      }
+      return where + ": the logit of id " + std::to_string(id) + " is " + hex(row[id]) +
+             " over blocks, " + hex(other[id]) + " over the contiguous twin";
+    }
+    ++counts.logit_rows;
+    if (paged.token_ids[i] != twin.token_ids[i]) {
+      return where + " is " + std::to_string(paged.token_ids[i]) + " over blocks, " +
+             std::to_string(twin.token_ids[i]) + " over the contiguous twin";
+    }
+    ++counts.tokens;
+  }
+  if (paged.token_ids.size() != twin.token_ids.size()) {
+    return std::to_string(paged.token_ids.size()) + " tokens over blocks, " +
+           std::to_string(twin.token_ids.size()) + " over the contiguous twin";
+  }
+  if (std::bit_cast<std::uint64_t>(paged.score) != std::bit_cast<std::uint64_t>(twin.score)) {
+    return "the score is " + std::to_string(paged.score) + " over blocks, " +
+           std::to_string(twin.score) + " over the contiguous twin";
+  }
+  return {};
 }
 
 Comparison compare(const Results& paged, const Results& twin) {

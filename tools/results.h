@@ -22,7 +22,7 @@ struct SampleResult {
   std::vector<std::int32_t> token_ids;
   double score = 0.0;
   std::vector<std::shared_ptr<const llama::LogitHistory>> logits;  // by generated token
-  std::vector<std::vector<float>> prompt_logits;                   // see FinishedSample
+  std::shared_ptr<const llama::PromptLogits> prompt_logits;        // see FinishedSample
 };
 
 struct RequestResult {
@@ -56,6 +56,9 @@ struct Comparison {
   std::string difference;  // the first one, in words; empty: none
 };
 
+// The first difference of two samples in words, or nothing; adds what is equal to `counts`.
+[[nodiscard]] std::string difference(const SampleResult& paged, const SampleResult& twin,
+                                     Comparison& counts);
 // Every token, every score and every bit of the logits, in order of requests, samples, positions.
 [[nodiscard]] Comparison compare(const Results& paged, const Results& twin);
 

@@ -44,11 +44,13 @@ Engine::Engine(const Model& model, const CacheSpec& spec, const EngineOptions& o
 Result<RunStats> Engine::run(std::span<const Request> requests, Listener listener) {
   SchedulerLimits limits;
   limits.max_batch_tokens = options_.max_batch_tokens;
+  limits.max_chunk_tokens = options_.max_chunk_tokens;
   limits.max_seqs = options_.max_seqs;
   limits.max_positions = model_.config().max_positions;
   limits.bytes_per_token = bytes_per_token_;
-  limits.admission_margin = unit_of(spec_);
-  limits.eos_ids = model_.config().eos_ids;
+  limits.admission_margin =
+      options_.admission_margin < 0 ? unit_of(spec_) : options_.admission_margin;
+  if (options_.stop_at_eos) limits.eos_ids = model_.config().eos_ids;
   Scheduler scheduler(*backend_, std::move(limits), options_.keep_logits, std::move(listener));
   RunStats stats;
   const auto start = std::chrono::steady_clock::now();

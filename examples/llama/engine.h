@@ -24,8 +24,12 @@ namespace kvfolio::llama {
 
 struct EngineOptions {
   std::int32_t max_batch_tokens = 512;
+  std::int32_t max_chunk_tokens = 0;  // of one sequence in a step; 0: no limit of its own
   std::int32_t max_seqs = 16;
   std::int32_t max_tokens = 0;  // of the longest sequence
+  // Tokens to spare for each running sequence when another is admitted. -1: a block of each.
+  std::int32_t admission_margin = -1;
+  bool stop_at_eos = true;
   bool prefix_cache = true;
   bool contiguous = false;  // the twin; spec's pools are not used then
   KernelTarget kernel = KernelTarget::kReference;
@@ -35,7 +39,7 @@ struct EngineOptions {
 
 struct RunStats {
   SchedulerStats scheduler;
-  Counters cache;
+  Counters cache;  // since the cache was made, earlier runs included
   std::int64_t blocks_total = 0;
   std::int64_t blocks_peak = 0;  // held by sequences, all groups together
   std::int64_t bytes_peak = 0;   // of those blocks; of the twin: of its arrays
@@ -54,7 +58,7 @@ class Engine {
   static Result<std::unique_ptr<Engine>> create(const Model& model, const CacheSpec& spec,
                                                 const EngineOptions& options, ThreadPool& pool);
 
-  // Once. The cache may hold what perplexity() left.
+  // May be called again: the cache still holds what earlier runs and perplexity() left findable.
   Result<RunStats> run(std::span<const Request> requests, Listener listener);
 
   // Of `tokens` in consecutive windows of max_positions, the first token of each unscored.

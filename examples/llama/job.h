@@ -25,13 +25,16 @@ struct LogitHistory {
   std::shared_ptr<const LogitHistory> before;
 };
 
-// A request on its way, shared by its jobs.
+// Rows of logits by prompt position; empty where the cache served it.
+using PromptLogits = std::vector<std::vector<float>>;
+
+// A request on its way, shared by its jobs and gone with the last of them.
 struct Progress {
   const Request* request = nullptr;
   std::int32_t cached_tokens = -1;  // of the first admission; -1: there was none
   std::vector<bool> computed;       // by prompt position: did any job of the request compute it?
   std::vector<bool> found;          // by prompt position: did the cache serve it to one of them?
-  std::vector<std::vector<float>> prompt_logits;  // by prompt position, where kept
+  std::shared_ptr<PromptLogits> prompt_logits;  // where kept; samples that ended hold it too
 };
 
 // A sequence of tokens that grows: a sample, or a hypothesis of a beam search.
@@ -50,7 +53,7 @@ struct Stream {
 
 // What is admitted, preempted and resumed as a whole: one sample, or a beam search.
 struct Job {
-  Progress* progress = nullptr;
+  std::shared_ptr<Progress> progress;
   std::int32_t order = 0;   // of arrival, among all jobs
   std::int32_t sample = 0;  // of the request
   bool running = false;

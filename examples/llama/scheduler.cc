@@ -51,14 +51,14 @@ void Scheduler::add(const Request& request) {
   }
   ++stats_.requests;
   stats_.prompt_tokens += prompt;
-  Progress& progress = requests_.emplace_back();
-  progress.request = &request;
-  progress.computed.resize(request.prompt.size());
-  progress.found.resize(request.prompt.size());
+  const auto progress = std::make_shared<Progress>();
+  progress->request = &request;
+  progress->computed.resize(request.prompt.size());
+  progress->found.resize(request.prompt.size());
   for (std::int32_t sample = 0; sample < request.samples; ++sample) {
-    Job& job = jobs_.emplace_back();
-    job.progress = &progress;
-    job.order = static_cast<std::int32_t>(jobs_.size());
+    Job& job = jobs_[next_order_];
+    job.progress = progress;
+    job.order = next_order_++;
     job.sample = sample;
     waiting_.push_back(&job);
   }
@@ -83,7 +83,7 @@ Status Scheduler::schedule(StepBatch& batch) {
 Status Scheduler::continue_job(Job& job) {
   for (std::size_t i = 0; i < job.streams.size() && job.running; ++i) {
     Stream& stream = job.streams[i];
-    const std::int32_t wanted = std::min(job.target(stream) - stream.computed, budget_);
+    const std::int32_t wanted = std::min(job.target(stream) - stream.computed, step_room());
     if (wanted <= 0) continue;
     KVFOLIO_RETURN_IF_ERROR(append_or_make_room(job, stream, wanted));
   }
@@ -166,7 +166,7 @@ Status Scheduler::try_admit(Job& job, bool& admitted) {
       count_found(*job.progress, opened->cached_tokens);
       move_job(job, waiting_, running_);
       admitted = true;
-      return append_or_make_room(job, stream, std::min(*fits, budget_));
+      return append_or_make_room(job, stream, std::min(*fits, step_room()));
     }
     KVFOLIO_RETURN_IF_ERROR(backend_.close(opened->sequence));  // what it held stands as before
     if (!alone) return {};
@@ -260,6 +260,12 @@ void Scheduler::note_peaks() {
   stats_.contiguous_bytes_peak =
       std::max(stats_.contiguous_bytes_peak, tokens * limits_.bytes_per_token);
   stats_.sequences_peak = std::max(stats_.sequences_peak, sequences);
+  for (const Entry& entry : entries_) {
+    stats_.chunk_tokens_peak = std::max(stats_.chunk_tokens_peak, entry.count);
+  }
+  stats_.step_tokens_peak = std::max(stats_.step_tokens_peak, limits_.max_batch_tokens - budget_);
+  stats_.step_sequences_peak =
+      std::max(stats_.step_sequences_peak, static_cast<std::int32_t>(entries_.size()));
   ++stats_.steps;
 }
 
@@ -274,6 +280,11 @@ std::int32_t Scheduler::running_sequences() const {
   std::int32_t sequences = 0;
   for (const Job* job : running_) sequences += job->width();
   return sequences;
+}
+
+std::int32_t Scheduler::step_room() const {
+  if (limits_.max_chunk_tokens == 0) return budget_;
+  return std::min(budget_, limits_.max_chunk_tokens);
 }
 
 void Scheduler::move_job(Job& job, std::deque<Job*>& from, std::deque<Job*>& to) {

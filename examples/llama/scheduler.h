@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -35,6 +36,7 @@ namespace kvfolio::llama {
 
 struct SchedulerLimits {
   std::int32_t max_batch_tokens = 512;  // tokens of one step
+  std::int32_t max_chunk_tokens = 0;    // tokens of one sequence in a step; 0: no limit of its own
   std::int32_t max_seqs = 16;           // sequences at once
   std::int32_t max_positions = 0;       // of the model
   std::int64_t bytes_per_token = 0;     // of a cache without padding: for contiguous_bytes
@@ -50,8 +52,8 @@ struct FinishedSample {
   double score = 0.0;    // beams
   std::int32_t cached_tokens = 0;
   std::int32_t preemptions = 0;
-  std::shared_ptr<const LogitHistory> logits;     // kChosen, kAll
-  std::vector<std::vector<float>> prompt_logits;  // kAll: [prompt - 1] rows, by position
+  std::shared_ptr<const LogitHistory> logits;         // kChosen, kAll
+  std::shared_ptr<const PromptLogits> prompt_logits;  // kAll
 };
 
 // What happens on the way. Empty functions are not called.
@@ -76,7 +78,11 @@ struct SchedulerStats {
   std::int64_t preemptions = 0;
   std::int64_t steps = 0;
   std::int64_t contiguous_bytes_peak = 0;
-  std::int32_t sequences_peak = 0;
+  std::int32_t sequences_peak = 0;  // running
+  // Of one step: its tokens, its sequences, and the tokens of one of them.
+  std::int32_t step_tokens_peak = 0;
+  std::int32_t step_sequences_peak = 0;
+  std::int32_t chunk_tokens_peak = 0;
 };
 
 // The rows of one step for Model::forward.
@@ -128,6 +134,8 @@ class Scheduler {
   [[nodiscard]] bool is_stop(const Request& request, std::int32_t token) const;
   [[nodiscard]] bool waits_for_sibling(const Job& job) const;
   [[nodiscard]] std::int32_t running_sequences() const;
+  // What the open step still takes of one sequence.
+  [[nodiscard]] std::int32_t step_room() const;
   void move_job(Job& job, std::deque<Job*>& from, std::deque<Job*>& to);
 
   Backend& backend_;
@@ -137,8 +145,8 @@ class Scheduler {
   Sampler sampler_;
   SchedulerStats stats_;
 
-  std::deque<Progress> requests_;
-  std::deque<Job> jobs_;        // by arrival
+  std::map<std::int32_t, Job> jobs_;  // by order of arrival; gone when they end
+  std::int32_t next_order_ = 1;
   std::deque<Job*> waiting_;    // by arrival; jobs leave near the front
   std::deque<Job*> running_;    // by arrival; jobs leave near the end
   std::vector<Entry> entries_;  // of the open step, in append order

@@ -60,15 +60,18 @@ void Scheduler::count_computed(const Entry& entry) {
 void Scheduler::keep_prompt_logits(const Entry& entry, std::span<const float> logits,
                                    std::size_t vocab) {
   Progress& progress = *entry.job->progress;
-  progress.prompt_logits.resize(progress.request->prompt.size());
+  if (progress.prompt_logits == nullptr) {
+    progress.prompt_logits = std::make_shared<PromptLogits>(progress.request->prompt.size());
+  }
+  PromptLogits& kept = *progress.prompt_logits;
   const auto first = static_cast<std::size_t>(entry.first);
   const auto first_row = static_cast<std::size_t>(entry.first_logit_row);
   const auto count = static_cast<std::size_t>(entry.num_logit_rows);
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t position = first + i;
-    if (position >= progress.prompt_logits.size()) return;
+    if (position >= kept.size()) return;
     const auto row = logits.subspan((first_row + i) * vocab, vocab);
-    progress.prompt_logits[position].assign(row.begin(), row.end());
+    kept[position].assign(row.begin(), row.end());
   }
 }
 
@@ -211,14 +214,13 @@ Status Scheduler::advance_beams(Job& job) {
   return job.streams.empty() ? finish(job) : Status();
 }
 
-// Nothing of the job can go on: job.ended is its result.
+// Nothing of the job can go on: job.ended is its result. The job is gone after this.
 Status Scheduler::finish(Job& job) {
   running_.erase(std::find(running_.begin(), running_.end(), &job));
-  job.running = false;
   for (std::size_t rank = 0; rank < job.ended.size(); ++rank) {
     emit(job, job.ended[rank], job.sample + static_cast<std::int32_t>(rank));
   }
-  job.ended = {};
+  jobs_.erase(job.order);
   return {};
 }
 
