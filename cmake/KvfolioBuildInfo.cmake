@@ -23,6 +23,11 @@ if(NOT KVFOLIO_KERNEL_TARGETS)
 endif()
 list(JOIN KVFOLIO_KERNEL_TARGETS " " KVFOLIO_KERNEL_TARGETS)
 
+set(KVFOLIO_VERSION ${PROJECT_VERSION})
+if(KVFOLIO_MUTANTS)
+  string(APPEND KVFOLIO_VERSION "-mutants")
+endif()
+
 configure_file(${PROJECT_SOURCE_DIR}/cmake/kvfolio_build_info.h.in
   ${PROJECT_BINARY_DIR}/generated/kvfolio_build_info.h @ONLY)
 add_library(kvfolio_build_info INTERFACE)

@@ -15,6 +15,9 @@ endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   target_compile_options(kvfolio_options INTERFACE -Wno-restrict)
 endif()
+if(KVFOLIO_MUTANTS)
+  target_compile_definitions(kvfolio_options INTERFACE KVFOLIO_MUTANTS)
+endif()
 if(KVFOLIO_SANITIZE)
   # vptr needs RTTI, which the library does not have.
   target_compile_options(kvfolio_options INTERFACE -fsanitize=${KVFOLIO_SANITIZE}

@@ -20,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/mutants.h"
 #include "base/text.h"
 #include "kvfolio/block_pool.h"
 #include "kvfolio/block_table.h"
@@ -307,6 +308,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   void stop_publishing(Sequence& s) noexcept;
   [[nodiscard]] bool evict_coldest() noexcept;
   // plan.cc
+  [[nodiscard]] Status copy_tails(const Step& step);
   [[nodiscard]] Status check_flashinfer(const Step& step) const;
   [[nodiscard]] std::int64_t plan_cells(const Step& step,
                                         const PlanOptions& options) const noexcept;

@@ -12,7 +12,8 @@
 namespace kvfolio {
 
 std::int32_t KVCacheManager::Impl::publishable(const Sequence& s) const noexcept {
-  std::int32_t limit = std::min({s.accepted, s.exact_until, s.unnamed_from});
+  const std::int32_t done = mutant(Mutant::kFindableAtBegin) ? s.length : s.accepted;
+  std::int32_t limit = std::min({done, s.exact_until, s.unnamed_from});
   if (options_.order == Order::kUnordered && !is_complete(s.last_ticket)) {
     limit = std::min(limit, s.settled);
   }

@@ -58,10 +58,12 @@ void KVCacheManager::Impl::hold(std::int32_t g, BlockId block) noexcept {
 void KVCacheManager::Impl::let_go(std::int32_t g, BlockId block, bool used) noexcept {
   BlockPool& pool = group(g).pool;
   if (used) pool.set_used(block, true);
+  if (mutant(Mutant::kReleaseTwice) && pool.refs(block) > 1) static_cast<void>(pool.release(block));
   if (!pool.release(block)) return;
   pool.set_writer(block, BlockPool::kNobody);
   // Who closed and waits for a step may still publish it.
-  if (in_flight_.empty() && num_closing_ == 0) {
+  const bool idle = in_flight_.empty() || mutant(Mutant::kReuseBeforeComplete);
+  if (idle && num_closing_ == 0) {
     park(g, block);
   } else {
     pool.make_retiring(block, last_committed_);
@@ -96,6 +98,7 @@ void KVCacheManager::Impl::release_entry(std::int32_t slot, std::int32_t g,
   Sequence& s = sequences_[slot];
   const BlockId block = table(slot, g).at(arena(), logical);
   if (!block.valid()) return;
+  if (mutant(Mutant::kHitReferencedLate) && !s.used) return;
   BlockPool& pool = group(g).pool;
   const std::int32_t end = (logical + 1) * block_size(g);
   if (s.publishes && end <= s.place.position && tree_->findable_end(GroupId(g), block) < end) {
@@ -125,9 +128,13 @@ bool KVCacheManager::Impl::may_write_in_place(std::int32_t slot, std::int32_t g,
   const BlockPool& pool = group(g).pool;
   const std::int32_t offset = position % block_size(g);
   const std::int32_t writer = pool.writer(block);
+  const bool partial = pool.valid(block) < block_size(g);
+  if (mutant(Mutant::kNoCopyOnSharedWrite)) return true;
+  if (mutant(Mutant::kPartialTailSharedInPlace) && partial) return true;
   if (pool.valid(block) == offset && (writer == slot || writer == BlockPool::kNobody)) return true;
   return pool.refs(block) == 1 && pool.valid(block) >= offset &&
-         tree_->findable_end(GroupId(g), block) <= position &&
+         (tree_->findable_end(GroupId(g), block) <= position ||
+          mutant(Mutant::kAppendAfterTruncateOverwritesFindable)) &&
          (options_.order == Order::kInOrder || in_flight_.empty());
 }
 
@@ -228,7 +235,9 @@ Status KVCacheManager::Impl::admit(std::span<const AppendDemand> demands) {
     for (std::size_t i = 0; i < demands.size(); ++i) {
       if (scratch_[i] >= 0) pool.set_writer(BlockId(scratch_[i]), BlockPool::kNobody);
     }
-    if (needed > std::int64_t{pool.num_free()} + evictable(g)) {
+    std::int64_t room = std::int64_t{pool.num_free()} + evictable(g);
+    if (mutant(Mutant::kAdmissionIgnoresRetiring)) room += pool.num_retiring();
+    if (needed > room) {
       answer = shortage(g, static_cast<std::int32_t>(std::min<std::int64_t>(needed, kNever)));
     }
   }

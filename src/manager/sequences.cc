@@ -175,6 +175,7 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
     tree_->leave(s.place);
     s.place = found;
     for (std::int32_t g = 0; g < num_groups(); ++g) {
+      if (mutant(Mutant::kHitReferencedLate)) break;
       hold_table(g, table(slot, g).blocks(arena()));
       // Whoever revives a tail that nobody held becomes its writer.
       const std::int32_t offset = held % block_size(g);
@@ -437,6 +438,7 @@ Result<std::int32_t> KVCacheManager::Impl::trim(SequenceId id, const TrimOptions
   s.used = true;
   s.trim_sinks = sinks;
   s.trim_first_kept = first_kept;
+  if (mutant(Mutant::kTokensAfterTrimPublished)) return dropped;
   s.exact_until = std::min(s.exact_until, s.length);
   return dropped;
 }

@@ -102,6 +102,9 @@ Status KVCacheManager::Impl::append(SequenceId id, const std::int32_t* tokens, s
   if (!reserve_for(slot, end)) return table_entries_full("append");
 
   // Nothing fails from here on.
+  if (mutant(Mutant::kHitReferencedLate) && !s.used) {
+    for (std::int32_t g = 0; g < num_groups(); ++g) hold_table(g, table(slot, g).blocks(arena()));
+  }
   const std::int32_t tail_end = std::min(end, s.exact_until);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const std::int32_t needed = demand(slot, g, write_begin, end).blocks;
@@ -124,6 +127,8 @@ Status KVCacheManager::Impl::append(SequenceId id, const std::int32_t* tokens, s
   s.used = true;
   s.replay = false;
   s.step_entry = entry;
+  if (mutant(Mutant::kFindableAtBegin)) publish(slot, false);
+  if (mutant(Mutant::kWindowReleasedBeforeCommit)) move_windows(slot);
   note_peak();
   return {};
 }
@@ -251,6 +256,9 @@ void KVCacheManager::Impl::move_windows(std::int32_t slot) noexcept {
     const GroupSpec& spec = group(g).spec;
     const std::int32_t size = spec.block_size;
     std::int32_t keep_from = std::max(0, s.accepted - spec.window + 1);
+    if (mutant(Mutant::kWindowReleasedBeforeCommit) && s.step_entry >= 0) {
+      keep_from = std::max(0, std::min(s.length - spec.window + 1, s.accepted / size * size));
+    }
     // Without order the newest blocks are published at complete(): until then they stay, or no
     // prompt longer than the window would ever be found.
     if (options_.order == Order::kUnordered && s.publishes && !is_complete(s.last_ticket)) {
@@ -269,6 +277,9 @@ void KVCacheManager::Impl::move_windows(std::int32_t slot) noexcept {
 Status KVCacheManager::Impl::commit(Ticket ticket) {
   KVFOLIO_RETURN_IF_ERROR(check_ticket(ticket, "commit"));
   Step& step = step_at(open_step_);
+  if (mutant(Mutant::kCopyAfterWrite) && step.copies_ran) {
+    KVFOLIO_RETURN_IF_ERROR(copy_tails(step));
+  }
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const StepEntry& e = step.entries[i];
     Sequence& s = sequences_[e.slot];

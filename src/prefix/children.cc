@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "base/hash.h"
+#include "base/mutants.h"
 #include "prefix/tree.h"
 
 namespace kvfolio {
@@ -67,6 +68,7 @@ std::int32_t PrefixTree::Impl::common_prefix(std::int32_t r, std::int32_t at,
   const std::int32_t n = std::min(own.end() - at, static_cast<std::int32_t>(tokens.size()));
   const std::int32_t same = same_tokens(tokens_of(r) + (at - own.start), tokens.data(), n);
   if (own.extents == kNone && media.empty()) return same;
+  if (mutant(Mutant::kExtrasNotCompared)) return same;
   return same_media(r, at, at + same, media) - at;
 }
 

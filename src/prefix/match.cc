@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/mutants.h"
 #include "prefix/tree.h"
 
 namespace kvfolio {
@@ -44,7 +45,11 @@ std::int32_t PrefixTree::Impl::walk(std::int32_t root, std::span<const std::int3
       break;
     }
     path_[path_length_++] = child;
-    at += static_cast<std::size_t>(common_prefix(child, run(child).start, rest, media));
+    std::int32_t common = common_prefix(child, run(child).start, rest, media);
+    if (mutant(Mutant::kChildComparedByFirstUnitOnly)) {
+      common = std::min(run(child).length, static_cast<std::int32_t>(rest.size()));
+    }
+    at += static_cast<std::size_t>(common);
     if (static_cast<std::int32_t>(at) < run(child).end()) break;
     r = child;
   }

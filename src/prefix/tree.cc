@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/hash.h"
+#include "base/mutants.h"
 #include "base/text.h"
 
 namespace kvfolio {
@@ -348,7 +349,9 @@ std::int32_t PrefixTree::Impl::split(std::int32_t r, std::int32_t cut) noexcept 
     std::int32_t* high_entry = entries_->at(high.entries);
     for (std::int32_t i = 0; i < high.count; ++i) {
       const std::int32_t block = entry[i];
-      if (block == kNone || static_cast<std::int32_t>(grp.where[block].end) > cut) continue;
+      if (block == kNone) continue;
+      const bool ends_below = static_cast<std::int32_t>(grp.where[block].end) > cut;
+      if (ends_below && !mutant(Mutant::kSplitMovesEntryToWrongSide)) continue;
       high_entry[i] = block;
       grp.where[block].run = u + 1;
       entry[i] = kNone;

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// In the mutants build only: which rule the environment switches off.
+
+#include "base/mutants.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace kvfolio {
+namespace {
+
+constexpr const char* kNames[] = {
+    "none",
+    "findable-at-begin",
+    "reuse-before-complete",
+    "no-copy-on-shared-write",
+    "copy-after-write",
+    "admission-ignores-retiring",
+    "hit-referenced-late",
+    "append-after-truncate-overwrites-findable",
+    "window-released-before-commit",
+    "release-twice",
+    "partial-tail-shared-in-place",
+    "split-moves-entry-to-wrong-side",
+    "child-compared-by-first-unit-only",
+    "extras-not-compared",
+    "tokens-after-trim-published",
+};
+constexpr std::size_t kNumNames = sizeof kNames / sizeof kNames[0];
+static_assert(kNumNames == static_cast<std::size_t>(Mutant::kTokensAfterTrimPublished) + 1);
+
+void print_names(std::FILE* to) {
+  for (std::size_t i = 1; i < kNumNames; ++i) std::fprintf(to, "%s\n", kNames[i]);
+}
+
+Mutant read_mutant() {
+  const char* wanted = std::getenv("KVFOLIO_MUTANT");
+  if (wanted == nullptr || *wanted == '\0') return Mutant::kNone;
+  for (std::size_t i = 0; i < kNumNames; ++i) {
+    if (std::strcmp(wanted, kNames[i]) == 0) return static_cast<Mutant>(i);
+  }
+  if (std::strcmp(wanted, "list") == 0) {
+    print_names(stdout);
+    std::exit(0);
+  }
+  std::fprintf(stderr, "KVFOLIO_MUTANT is '%s', allowed: none, list, or one of\n", wanted);
+  print_names(stderr);
+  std::exit(2);
+}
+
+bool read_constant_hash() {
+  const char* wanted = std::getenv("KVFOLIO_CONSTANT_HASH");
+  if (wanted == nullptr || *wanted == '\0' || std::strcmp(wanted, "0") == 0) return false;
+  if (std::strcmp(wanted, "1") == 0) return true;
+  std::fprintf(stderr, "KVFOLIO_CONSTANT_HASH is '%s', allowed: 0 and 1\n", wanted);
+  std::exit(2);
+}
+
+// Read before main, so that a wrong name stops every program of this build.
+const Mutant kMutant = read_mutant();
+const bool kConstantHash = read_constant_hash();
+
+}  // namespace
+
+bool mutant(Mutant rule) noexcept { return rule == kMutant; }
+bool constant_hash() noexcept { return kConstantHash; }
+
+}  // namespace kvfolio
