@@ -89,10 +89,14 @@ class KVFOLIO_API BlockPool {
   [[nodiscard]] bool used(BlockId block) const noexcept { return at(block).used; }
   void set_used(BlockId block, bool used) noexcept { at(block).used = used; }
 
+  // Becomes an equal of `other`. Requires: created with as many blocks.
+  void copy_from(const BlockPool& other) noexcept;
+
   // ok, or which rule is broken. O(num_blocks).
   Status check_invariants() const;
 
  private:
+  friend struct StateReader;
   struct Block {
     std::int32_t refs;
     std::int32_t writer;

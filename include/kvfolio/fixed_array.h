@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <span>
@@ -39,6 +40,19 @@ class FixedArray {
     if (!data_) return false;
     size_ = count;
     return true;
+  }
+
+  // The first `count` elements become the other's. Requires: both have as many.
+  template <typename Count>
+  void copy_from(const FixedArray& other, Count count) noexcept {
+    const auto n = static_cast<std::size_t>(count);
+    KVFOLIO_CHECK(n <= size_ && n <= other.size_);
+    if (n != 0) std::memcpy(data_.get(), other.data_.get(), n * sizeof(T));
+  }
+  // All of them. Requires: equal sizes.
+  void copy_from(const FixedArray& other) noexcept {
+    KVFOLIO_CHECK(size_ == other.size_);
+    copy_from(other, size_);
   }
 
   [[nodiscard]] std::size_t size() const noexcept { return size_; }

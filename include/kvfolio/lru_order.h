@@ -47,6 +47,9 @@ class KVFOLIO_API LruOrder {
   // The coldest candidate.
   [[nodiscard]] std::optional<BlockId> victim() const noexcept;
 
+  // Becomes an equal of `other`. Requires: created with as many blocks.
+  void copy_from(const LruOrder& other) noexcept;
+
   Status check_invariants() const;
 
  private:

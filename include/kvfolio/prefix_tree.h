@@ -157,6 +157,11 @@ class KVFOLIO_API PrefixTree {
   // Idle entries that eviction can reach by evicting idle entries only.
   [[nodiscard]] std::int32_t num_evictable(GroupId group) const noexcept;
 
+  // Becomes an equal of `other`, observer apart: places and runs of that one are good here too.
+  // Costs what is in use, and a few words for each run and block of the options. Requires: created
+  // with equal options.
+  void copy_from(const PrefixTree& other) noexcept;
+
   [[nodiscard]] std::int32_t unit() const noexcept;
   [[nodiscard]] std::int32_t num_runs() const noexcept;
   [[nodiscard]] std::int64_t num_tokens() const noexcept;
@@ -165,6 +170,7 @@ class KVFOLIO_API PrefixTree {
   Status check_invariants() const;
 
  private:
+  friend struct StateReader;
   class Impl;
   explicit PrefixTree(std::unique_ptr<Impl> impl) noexcept;
   std::unique_ptr<Impl> impl_;

@@ -84,6 +84,13 @@ class KVStorage {
   KVFOLIO_API Status copy_blocks(GroupId group, std::span<const std::int32_t> src,
                                  std::span<const std::int32_t> dst);
 
+  // Copies the named blocks of `source` to the same ids here, all layers, K and V; strides may
+  // differ. All are checked before the first byte moves: kInvalidArgument for another spec, a group
+  // or a block out of range; kUnsupported where the CPU may not touch the memory of one of the two
+  // and they do not share their resource.
+  KVFOLIO_API Status copy_blocks_from(const KVStorage& source, GroupId group,
+                                      std::span<const std::int32_t> blocks);
+
   // Sets every byte of every row: for tests and for poison (0xff makes NaN of every element type).
   // kUnsupported on memory that the CPU may not touch.
   KVFOLIO_API Status fill(std::byte value);

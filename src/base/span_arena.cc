@@ -69,6 +69,28 @@ void SpanArena::shrink(ArenaSpan& span, std::int64_t cells) noexcept {
   }
 }
 
+void SpanArena::copy_from(const SpanArena& other) noexcept {
+  const auto& [cells, free_order, heads, nonempty, num_granules, free_granules] = other;
+  KVFOLIO_CHECK(num_granules_ == num_granules);
+  free_order_.copy_from(free_order);
+  heads_ = heads;
+  nonempty_ = nonempty;
+  free_granules_ = free_granules;
+  // Of a free piece only the two links count, of a used one every cell.
+  for (std::int32_t at = 0; at < num_granules;) {
+    const std::int64_t cell = std::int64_t{at} * kGranule;
+    if (free_order[at] != 0) {
+      std::memcpy(&cells_[cell], &cells[cell], 2 * sizeof(std::int32_t));
+      at += std::int32_t{1} << (free_order[at] - 1);
+      continue;
+    }
+    const std::int32_t from = at;
+    while (at < num_granules && free_order[at] == 0) ++at;
+    std::memcpy(&cells_[cell], &cells[cell],
+                static_cast<std::size_t>(at - from) * kGranule * sizeof(std::int32_t));
+  }
+}
+
 std::int32_t SpanArena::take(int order) noexcept {
   const std::uint32_t usable = nonempty_ >> order << order;
   if (usable == 0) return kEnd;

@@ -196,7 +196,86 @@ TEST(SpanArena, RandomSpansNeverOverlapKeepTheirContentsAndAllReturn) {
   }
 }
 
+TEST(SpanArena, ACopyHasTheSameCellsAndTheSameFutureAndNothingInCommon) {
+  std::mt19937 random(9);
+  const auto pick = [&](int low, int high) {
+    return low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1));
+  };
+  for (const std::int64_t cells : {8, 64, 1000, 4096}) {
+    SpanArena source = arena_of(cells);
+    SpanArena target = arena_of(cells);
+    std::vector<ArenaSpan> spans(12);
+    std::int32_t stamp = 0;
+    const auto churn = [&](SpanArena& arena, std::vector<ArenaSpan>& owned, std::uint32_t seed) {
+      std::mt19937 local(seed);
+      std::vector<std::int64_t> answers;
+      for (int i = 0; i < 40; ++i) {
+        ArenaSpan& span = owned[local() % owned.size()];
+        const auto wanted = static_cast<std::int64_t>(local() % 60);
+        if (local() % 3 == 0) {
+          arena.shrink(span, wanted / 2);
+        } else {
+          answers.push_back(arena.reserve(span, wanted, 0) ? span.offset : -1);
+        }
+        const std::int64_t capacity = SpanArena::capacity(span);
+        std::fill(arena.at(span), arena.at(span) + capacity, ++stamp);
+      }
+      return answers;
+    };
+    for (int round = 0; round < 50; ++round) {
+      std::vector<ArenaSpan> unused = spans;
+      churn(source, spans, static_cast<std::uint32_t>(random()));
+      // A copy overwrites whatever was there.
+      churn(target, unused, static_cast<std::uint32_t>(random()));
+      target.copy_from(source);
+      ASSERT_EQ(target.free_cells(), source.free_cells());
+      const auto equal = [&] {
+        return std::all_of(spans.begin(), spans.end(), [&](const ArenaSpan& span) {
+          return std::equal(source.at(span), source.at(span) + SpanArena::capacity(span),
+                            target.at(span));
+        });
+      };
+      ASSERT_TRUE(equal());
+      std::vector<ArenaSpan> copies = spans;
+      const auto seed = static_cast<std::uint32_t>(random());
+      const std::int32_t before = stamp;
+      const std::vector<std::int32_t> untouched(source.at({0, 0}), source.at({0, 0}) + 8);
+      const std::vector<std::int64_t> answers = churn(target, copies, seed);
+      ASSERT_TRUE(std::equal(untouched.begin(), untouched.end(), source.at({0, 0})));
+      stamp = before;
+      ASSERT_EQ(churn(source, spans, seed), answers);
+      ASSERT_TRUE(equal());
+      if (pick(0, 9) == 0) {
+        for (ArenaSpan& span : spans) source.release(span);
+      }
+    }
+  }
+}
+
 // ---- FixedArray ----
+
+TEST(FixedArray, ACopyTakesOverTheFirstElementsOrAll) {
+  FixedArray<std::int32_t> source;
+  FixedArray<std::int32_t> target;
+  target.copy_from(source);  // both empty
+  ASSERT_TRUE(source.allocate_zeroed(4) && target.allocate_zeroed(4));
+  for (int i = 0; i < 4; ++i) source[i] = i + 1;
+  target.copy_from(source, 2);
+  EXPECT_THAT(std::vector<std::int32_t>(target.data(), target.data() + 4),
+              ::testing::ElementsAre(1, 2, 0, 0));
+  target.copy_from(source);
+  source[0] = 9;
+  EXPECT_THAT(std::vector<std::int32_t>(target.data(), target.data() + 4),
+              ::testing::ElementsAre(1, 2, 3, 4));
+}
+
+TEST(FixedArrayDeathTest, ACopyOfAnotherSizeStopsTheProgram) {
+  FixedArray<std::int32_t> source;
+  FixedArray<std::int32_t> target;
+  ASSERT_TRUE(source.allocate_zeroed(4) && target.allocate_zeroed(3));
+  EXPECT_DEATH(target.copy_from(source), "broken invariant");
+  EXPECT_DEATH(target.copy_from(source, 4), "broken invariant");
+}
 
 TEST(FixedArray, IsEmptyUntilAllocated) {
   FixedArray<std::int32_t> array;

@@ -100,6 +100,19 @@ std::optional<BlockId> BlockPool::oldest_retiring(std::uint64_t bound) const noe
   return BlockId(retiring_head_);
 }
 
+// A member that is not named here does not compile.
+void BlockPool::copy_from(const BlockPool& other) noexcept {
+  const auto& [blocks, free, num_blocks, num_free, num_cached, num_retiring, head, tail] = other;
+  KVFOLIO_CHECK(num_blocks_ == num_blocks);
+  blocks_.copy_from(blocks);
+  free_.copy_from(free, num_free);
+  num_free_ = num_free;
+  num_cached_ = num_cached;
+  num_retiring_ = num_retiring;
+  retiring_head_ = head;
+  retiring_tail_ = tail;
+}
+
 Status BlockPool::check_invariants() const {
   const auto broken = [](const std::string& what) {
     return Status(ErrorCode::kFailedPrecondition, "block pool: " + what);

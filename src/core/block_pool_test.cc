@@ -240,6 +240,55 @@ TEST(BlockPool, RandomOperationsAgreeWithAPlainList) {
   }
 }
 
+TEST(BlockPool, ACopyIsEqualAndIndependent) {
+  BlockPool source = pool_of(6);
+  const BlockId held = *source.acquire();
+  source.set_writer(held, 3);
+  source.set_valid(held, 7);
+  source.set_written_in(held, 12);
+  for (std::uint64_t stamp = 1; stamp <= 3; ++stamp) {
+    const BlockId block = *source.acquire();
+    ASSERT_TRUE(source.release(block));
+    source.make_retiring(block, stamp);
+  }
+  const BlockId cached = *source.acquire();
+  ASSERT_TRUE(source.release(cached));
+  source.make_cached(cached);
+
+  BlockPool target = pool_of(6);
+  for (int i = 0; i < 5; ++i) static_cast<void>(target.acquire());
+  target.copy_from(source);
+  ASSERT_TRUE(target.check_invariants().ok());
+  for (std::int32_t b = 0; b < 6; ++b) {
+    const BlockId block(b);
+    EXPECT_EQ(target.state(block), source.state(block));
+    EXPECT_EQ(target.refs(block), source.refs(block));
+  }
+  EXPECT_EQ(target.writer(held), 3);
+  EXPECT_EQ(target.valid(held), 7);
+  EXPECT_EQ(target.written_in(held), 12u);
+
+  // The copy goes on as the other would, and the other does not notice.
+  for (int i = 0; i < 2; ++i) {
+    const BlockId oldest = *target.oldest_retiring(4);
+    EXPECT_EQ(oldest, BlockId(1 + i));
+    target.make_free(oldest);
+  }
+  EXPECT_EQ(target.num_free(), 3);
+  EXPECT_EQ(target.acquire(), BlockId(2));
+  EXPECT_TRUE(target.check_invariants().ok());
+  EXPECT_EQ(source.num_free(), 1);
+  EXPECT_EQ(source.num_retiring(), 3);
+  EXPECT_EQ(source.acquire(), BlockId(5));
+  EXPECT_TRUE(source.check_invariants().ok());
+}
+
+TEST(BlockPoolDeathTest, ACopyOfAnotherSizeStopsTheProgram) {
+  const BlockPool source = pool_of(3);
+  BlockPool target = pool_of(4);
+  EXPECT_DEATH(target.copy_from(source), "broken invariant");
+}
+
 TEST(BlockPoolDeathTest, MisuseStopsTheProgram) {
   BlockPool pool = pool_of(3);
   const BlockId held = *pool.acquire();

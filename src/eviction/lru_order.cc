@@ -108,6 +108,18 @@ void LruOrder::compact() noexcept {
   end_ = to;
 }
 
+// A member that is not named here does not compile.
+void LruOrder::copy_from(const LruOrder& other) noexcept {
+  const auto& [log, place, levels, num_levels, capacity, end] = other;
+  KVFOLIO_CHECK(capacity_ == capacity && num_levels_ == num_levels);
+  log_.copy_from(log);
+  place_.copy_from(place);
+  for (std::size_t level = 0; level < levels.size(); ++level) {
+    levels_[level].copy_from(levels[level]);
+  }
+  end_ = end;
+}
+
 Status LruOrder::check_invariants() const {
   const auto broken = [](const std::string& what) {
     return Status(ErrorCode::kFailedPrecondition, "LRU order: " + what);

@@ -160,6 +160,32 @@ void compare_with_naive(std::int32_t num_blocks, int operations, std::uint32_t s
   ASSERT_EQ(order.victim(), std::nullopt);
 }
 
+TEST(LruOrder, ACopyNamesTheSameVictimsAndIsIndependent) {
+  LruOrder source = std::move(*LruOrder::create(100));
+  LruOrder target = std::move(*LruOrder::create(100));
+  for (std::int32_t b = 0; b < 100; ++b) {
+    source.touch(BlockId(b * 37 % 100));
+    target.touch(BlockId(b));
+    target.set_candidate(BlockId(b), true);
+  }
+  for (std::int32_t b = 0; b < 100; b += 3) source.set_candidate(BlockId(b), true);
+  target.copy_from(source);
+  ASSERT_TRUE(target.check_invariants().ok());
+  const std::optional<BlockId> first = source.victim();
+  std::vector<BlockId> victims;
+  while (const auto victim = target.victim()) {
+    victims.push_back(*victim);
+    target.forget(*victim);
+  }
+  EXPECT_EQ(source.victim(), first);
+  for (const BlockId victim : victims) {
+    ASSERT_EQ(source.victim(), victim);
+    source.forget(victim);
+  }
+  EXPECT_EQ(source.victim(), std::nullopt);
+  EXPECT_EQ(victims.size(), 34u);
+}
+
 TEST(LruOrder, RandomOperationsAgreeWithAClockPerBlock) {
   for (std::int32_t n = 1; n <= 200; ++n) {
     compare_with_naive(n, 20 * n + 100, static_cast<std::uint32_t>(n));

@@ -71,7 +71,8 @@ Result<std::unique_ptr<PrefixTree::Impl>> PrefixTree::Impl::create(
             tree->extents_.allocate_zeroed(options.max_media_extents) &&
             tree->table_.allocate_zeroed(buckets) &&
             tree->path_.allocate_zeroed(options.max_runs) &&
-            tree->key_.allocate_zeroed(static_cast<std::int64_t>(kMaxKeyBytes) + 64);
+            tree->key_.allocate_zeroed(
+                std::min<std::int64_t>(kMaxKeyBytes, options.max_root_key_bytes) + kKeyFraming);
   for (const TreeGroup& spec : options.groups) {
     entry_cells += 2 * (options.max_index_tokens / spec.block_size + 1) + granules;
     Group group;
@@ -102,9 +103,10 @@ Result<std::unique_ptr<PrefixTree::Impl>> PrefixTree::Impl::create(
 // Each field as tag, length, bytes: no two keys give the same string. 0: too long.
 std::size_t PrefixTree::Impl::encode_key(const RootKey& key) const noexcept {
   const std::string_view fields[] = {key.model, key.adapter, key.adapter_version, key.tenant_salt};
+  const std::size_t most = key_.size() - kKeyFraming;  // of a longer one there is no root
   std::size_t total = 0;
   for (const std::string_view field : fields) {
-    if (field.size() > kMaxKeyBytes || (total += field.size()) > kMaxKeyBytes) return 0;
+    if (field.size() > most || (total += field.size()) > most) return 0;
   }
   char* out = key_.data();
   char tag = 1;
@@ -600,6 +602,7 @@ void PrefixTree::evict(GroupId group, BlockId block) noexcept {
 std::int32_t PrefixTree::num_evictable(GroupId group) const noexcept {
   return impl_->groups_[static_cast<std::size_t>(group.value())].evictable;
 }
+void PrefixTree::copy_from(const PrefixTree& other) noexcept { impl_->copy_from(*other.impl_); }
 std::int32_t PrefixTree::unit() const noexcept { return impl_->unit_; }
 std::int32_t PrefixTree::num_runs() const noexcept { return impl_->num_runs_; }
 std::int64_t PrefixTree::num_tokens() const noexcept { return impl_->num_tokens_; }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The insides of PrefixTree. One class, five files:
+// The insides of PrefixTree. One class, seven files:
 //   tree.cc      creation, roots, places, and the shape of runs (split, cut, remove)
 //   children.cc  finding a child: hash table and treap
 //   match.cc     the longest prefix that every group can serve
 //   publish.cc   extending a path and hanging blocks
 //   entries.cc   entries, idle and busy, candidates, eviction
+//   copy.cc      copy_from
 //   check.cc     check_invariants
 
 #include <array>
@@ -25,6 +26,7 @@ class PrefixTree::Impl {
  public:
   static constexpr std::int32_t kNone = -1;
   static constexpr std::size_t kMaxKeyBytes = 65536;
+  static constexpr std::size_t kKeyFraming = 64;  // tags, lengths and the epoch; 29 bytes
 
   // A stretch of media along a run, at absolute positions.
   struct Extent {
@@ -114,6 +116,8 @@ class PrefixTree::Impl {
   void set_busy(std::int32_t g, std::int32_t block) noexcept;
   void unhang(std::int32_t g, std::int32_t block) noexcept;
   void evict(std::int32_t g, std::int32_t block) noexcept;
+  // copy.cc
+  void copy_from(const Impl& other) noexcept;
   // check.cc
   Status check_invariants() const;
 
@@ -128,6 +132,7 @@ class PrefixTree::Impl {
   std::int64_t num_tokens_ = 0;
 
  private:
+  friend struct StateReader;
   struct Compared {
     std::int32_t common;  // positions on which both agree
     std::int32_t order;   // < 0: the query comes first

@@ -749,5 +749,74 @@ TEST(PrefixTreeDeathTest, MisuseStopsTheProgram) {
       "broken invariant");
 }
 
+// ---- copies ----
+
+TEST(PrefixTree, ACopyAnswersTheSameAndKeepsItsOwnObserver) {
+  Tree source(two_groups());
+  Listener heard;
+  PrefixTree copy = std::move(*PrefixTree::create(two_groups(), &heard));
+  {
+    Place place = copy.enter(copy.make_root({.model = "other"}), 0);
+    const Table blocks = {7};
+    const BlockOffer offers[] = {{blocks}, {blocks}};
+    ASSERT_TRUE(copy.extend(place, Tokens{1, 2, 3}, {}, offers, true, nullptr));
+  }
+
+  const MediaSpan image{.begin = 2, .end = 6, .content_id = {std::byte{1}}};
+  source.cache({1, 2, 3, 4, 5, 6, 7, 8}, {{0, 1}, {0, 1, 2, 3}});
+  source.cache({1, 2, 3, 4, 9, 9, 9}, {{2, 3}, {4, 5, 6, 7}});
+  source.cache({1, 2, 3, 4, 5}, {{4, 5}, {8, 9, 10}}, true, {image});
+  Place busy = source.publish({1, 2, 3, 4, 5, 6, 1, 1}, {{6, 7}, {11, 12, 13, 14}});
+
+  copy.copy_from(source.tree);
+  EXPECT_EQ(copy.check_invariants().message(), "ok");
+  EXPECT_EQ(copy.num_runs(), source.tree.num_runs());
+  EXPECT_EQ(copy.num_tokens(), source.tree.num_tokens());
+  EXPECT_EQ(copy.find_root({}), source.root);
+  EXPECT_EQ(copy.find_root({.model = "other"}), -1);
+  for (const GroupId group : {kFirst, kSecond}) {
+    EXPECT_EQ(copy.num_evictable(group), source.tree.num_evictable(group));
+    for (std::int32_t b = 0; b < 20; ++b) {
+      EXPECT_EQ(copy.findable_end(group, BlockId(b)), source.tree.findable_end(group, BlockId(b)));
+    }
+  }
+  const Tokens prompt = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+  EXPECT_EQ(copy.match(source.root, prompt, {}, 8, false).tokens,
+            source.tree.match(source.root, prompt, {}, 8, false).tokens);
+  EXPECT_EQ(copy.match(source.root, prompt, {{image}}, 8, false).tokens,
+            source.tree.match(source.root, prompt, {{image}}, 8, false).tokens);
+
+  // What happens to one is not heard by the other's observer, nor seen in the other.
+  const std::size_t told = source.heard.unhung.size();
+  copy.evict(kFirst, BlockId(1));
+  EXPECT_EQ(source.heard.unhung.size(), told);
+  EXPECT_FALSE(heard.unhung.empty());
+  EXPECT_FALSE(copy.is_findable(kFirst, BlockId(1)));
+  EXPECT_TRUE(source.tree.is_findable(kFirst, BlockId(1)));
+  Place same = busy;  // places of the source's users are good in the copy
+  copy.leave(same);
+  EXPECT_EQ(copy.check_invariants().message(), "ok");
+  EXPECT_EQ(source.tree.check_invariants().message(), "ok");
+  source.tree.leave(busy);
+}
+
+TEST(PrefixTree, ACopyAndItsSourceGoOnAlike) {
+  Tree source(one_group(2));
+  source.cache({1, 2, 3, 4}, {{0, 1}});
+  Tree copy(one_group(2));
+  copy.cache({9, 9}, {{5}});
+  copy.tree.copy_from(source.tree);
+  source.heard = copy.heard = {};
+  for (Tree* tree : {&source, &copy}) {
+    tree->cache({1, 2, 3, 4, 5, 6}, {{2, 3, 4}});
+    tree->cache({1, 2, 3, 3}, {{6, 7}});
+    tree->tree.evict(kFirst, BlockId(4));
+  }
+  EXPECT_EQ(source.heard.unhung, copy.heard.unhung);
+  EXPECT_EQ(source.heard.candidates, copy.heard.candidates);
+  EXPECT_EQ(source.tree.num_runs(), copy.tree.num_runs());
+  EXPECT_EQ(source.found({1, 2, 3, 3}), copy.found({1, 2, 3, 3}));
+}
+
 }  // namespace
 }  // namespace kvfolio

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvfolio/storage.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string_view>
 #include <utility>
@@ -244,6 +245,71 @@ Status KVStorage::copy_blocks(GroupId group, std::span<const std::int32_t> src,
                       [this](std::byte* to, const std::byte* from, std::int64_t bytes) {
                         resource_->copy(to, from, bytes);
                       });
+  return {};
+}
+
+Status KVStorage::copy_blocks_from(const KVStorage& source, GroupId group,
+                                   std::span<const std::int32_t> blocks) {
+  const Result<KVView> found = view(group);
+  if (!found) return found.error();
+  if (spec_ != source.spec_) {
+    return {ErrorCode::kInvalidArgument, "block copy from a storage of another spec"};
+  }
+  const bool one_resource = resource_ == source.resource_;
+  if (!one_resource &&
+      (memory_kind() != MemoryKind::kHost || source.memory_kind() != MemoryKind::kHost)) {
+    return {ErrorCode::kUnsupported,
+            concat("block copy from ", std::string_view(to_string(source.memory_kind())), " to ",
+                   std::string_view(to_string(memory_kind())), " memory of another resource")};
+  }
+  const KVView& to = *found;
+  const KVView& from = source.views_[static_cast<std::size_t>(group.value())];
+  for (const std::int32_t block : blocks) {
+    if (block >= 0 && block < to.num_blocks) continue;
+    return {ErrorCode::kInvalidArgument,
+            concat("block copy of block ", block, ": group ", group.value(), " has blocks 0 to ",
+                   to.num_blocks - 1)};
+  }
+  const auto copy = [&](std::byte* dst, const std::byte* src, std::int64_t bytes) {
+    if (one_resource) {
+      resource_->copy(dst, src, bytes);
+    } else {
+      std::memcpy(dst, src, static_cast<std::size_t>(bytes));
+    }
+  };
+  const BlockRuns to_runs = block_runs(to);
+  const BlockRuns from_runs = block_runs(from);
+  bool alike = to_runs.num_parts == from_runs.num_parts;
+  for (std::size_t p = 0; alike && p < static_cast<std::size_t>(to_runs.num_parts); ++p) {
+    const RowNest& a = to_runs.parts[p].runs;
+    const RowNest& b = from_runs.parts[p].runs;
+    alike = a.row_bytes == b.row_bytes && a.num_axes == b.num_axes &&
+            std::equal(a.axes.begin(), a.axes.begin() + a.num_axes, b.axes.begin());
+  }
+  const std::int64_t element = dtype_bytes(to.dtype);
+  const bool has_v = to.head_dim_v > 0 && !to.v_is_prefix_of_k;
+  for (std::int32_t layer = 0; layer < to.num_layers; ++layer) {
+    for (const std::int32_t block : blocks) {
+      for (std::size_t p = 0; alike && p < static_cast<std::size_t>(to_runs.num_parts); ++p) {
+        const BlockRuns::Part& a = to_runs.parts[p];
+        const BlockRuns::Part& b = from_runs.parts[p];
+        std::byte* dst = a.base + layer * a.strides.layer + block * a.strides.block;
+        const std::byte* src = b.base + layer * b.strides.layer + block * b.strides.block;
+        for_each_run(a.runs, [&](std::int64_t offset) {
+          copy(dst + offset, src + offset, a.runs.row_bytes);
+        });
+      }
+      for (std::int32_t head = 0; !alike && head < to.num_kv_heads; ++head) {
+        for (std::int32_t token = 0; token < to.block_size; ++token) {
+          copy(to.k_at(layer, block, head, token), from.k_at(layer, block, head, token),
+               to.head_dim_k * element);
+          if (!has_v) continue;
+          copy(to.v_at(layer, block, head, token), from.v_at(layer, block, head, token),
+               to.head_dim_v * element);
+        }
+      }
+    }
+  }
   return {};
 }
 

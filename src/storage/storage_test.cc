@@ -184,6 +184,90 @@ TEST(KVStorage, CopiesRunInOrderAndMoveWholeBlocksOnly) {
   }
 }
 
+TEST(KVStorage, NamedBlocksOfAnotherStorageComeToTheSameIdsWhateverTheStrides) {
+  for (const GroupSpec& group : shapes()) {
+    const CacheSpec spec{.groups = {group}};
+    Result<KVStorage> source = KVStorage::create(spec);
+    Result<KVStorage> target = KVStorage::create(spec);
+    ASSERT_TRUE(source && target);
+    write_pattern(*source->view(GroupId(0)));
+    // Memory of an engine: [block][layer][token][head] rows of K, then of V, with a hole.
+    const std::int64_t element = dtype_bytes(group.dtype);
+    const std::int64_t k_bytes = 5 * 3 * group.block_size * 2 * (8 * element + 8);
+    std::vector<double> memory(static_cast<std::size_t>(k_bytes / 4));
+    const auto strides = [&](std::int64_t row) {
+      const std::int64_t token = 2 * row;
+      const std::int64_t layer = token * group.block_size;
+      return KVStrides{layer, 3 * layer, row, token};
+    };
+    BorrowedGroup lent;
+    lent.k = reinterpret_cast<std::byte*>(memory.data());
+    lent.k_bytes = k_bytes;
+    lent.k_strides = strides(8 * element + 8);
+    if (group.head_dim_v > 0 && !group.v_is_prefix_of_k) {
+      lent.v = lent.k + k_bytes;
+      lent.v_bytes = k_bytes;
+      lent.v_strides = strides(8 * element + 8);
+    }
+    Result<KVStorage> engine = KVStorage::borrow(spec, {{lent}});
+    ASSERT_TRUE(engine) << engine.error().message();
+
+    const std::int32_t all[] = {0, 1, 2, 3, 4};
+    ASSERT_TRUE(engine->copy_blocks_from(*source, GroupId(0), all).ok());
+    expect_pattern(*engine->view(GroupId(0)), {0, 1, 2, 3, 4});
+    ASSERT_TRUE(target->fill(std::byte{0xff}).ok());
+    const std::int32_t some[] = {4, 1};
+    ASSERT_TRUE(target->copy_blocks_from(*engine, GroupId(0), some).ok());
+    int others = 0;
+    for_each_row(*target->view(GroupId(0)), [&](Row row, int l, int b, int h, int t, int is_v) {
+      const bool named = b == 4 || b == 1;
+      const std::byte want = named ? pattern(l, b, h, t, is_v) : std::byte{0xff};
+      others += std::count(row.data, row.data + row.bytes, want) != row.bytes;
+    });
+    EXPECT_EQ(others, 0);
+    ASSERT_TRUE(target->copy_blocks_from(*source, GroupId(0), all).ok());
+    expect_pattern(*target->view(GroupId(0)), {0, 1, 2, 3, 4});
+  }
+}
+
+TEST(KVStorage, BlocksOfAnotherStorageAreCheckedBeforeTheFirstByteMoves) {
+  const CacheSpec spec{.groups = {shapes()[0]}};
+  Result<KVStorage> source = KVStorage::create(spec);
+  Result<KVStorage> target = KVStorage::create(spec);
+  ASSERT_TRUE(source && target);
+  write_pattern(*source->view(GroupId(0)));
+  ASSERT_TRUE(target->fill(std::byte{0}).ok());
+  const std::int32_t bad[] = {1, 5};
+  Status status = target->copy_blocks_from(*source, GroupId(0), bad);
+  EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("block 5: group 0 has blocks 0 to 4"));
+  for_each_row(*target->view(GroupId(0)), [](Row row, int, int, int, int, int) {
+    EXPECT_EQ(std::count(row.data, row.data + row.bytes, std::byte{0}), row.bytes);
+  });
+  EXPECT_EQ(target->copy_blocks_from(*source, GroupId(1), {}).code(), ErrorCode::kInvalidArgument);
+
+  CacheSpec larger = spec;
+  larger.groups[0].num_blocks = 6;
+  Result<KVStorage> other = KVStorage::create(larger);
+  ASSERT_TRUE(other);
+  EXPECT_EQ(target->copy_blocks_from(*other, GroupId(0), {}).code(), ErrorCode::kInvalidArgument);
+}
+
+TEST(KVStorage, DeviceMemoryIsCopiedByTheResourceThatBothShareOrNotAtAll) {
+  TestMemory device;
+  device.kind_ = MemoryKind::kDevice;
+  const CacheSpec spec{.groups = {shapes()[0]}};
+  Result<KVStorage> host = KVStorage::create(spec);
+  Result<KVStorage> first = KVStorage::create(spec, &device);
+  Result<KVStorage> second = KVStorage::create(spec, &device);
+  ASSERT_TRUE(host && first && second);
+  const std::int32_t block[] = {2};
+  EXPECT_TRUE(second->copy_blocks_from(*first, GroupId(0), block).ok());
+  EXPECT_GT(device.num_copies, 0);
+  EXPECT_EQ(host->copy_blocks_from(*first, GroupId(0), block).code(), ErrorCode::kUnsupported);
+  EXPECT_EQ(first->copy_blocks_from(*host, GroupId(0), block).code(), ErrorCode::kUnsupported);
+}
+
 TEST(KVStorage, AContiguousBlockIsOneCopyPerLayer) {
   for (const Format format : {Format::kHnd, Format::kNhd}) {
     TestMemory memory;
@@ -299,6 +383,7 @@ TEST(FaultJ3, SizesThatNoMachineHasAreErrorsWithTheNumbers) {
   EXPECT_EQ(overflow.error().code(), ErrorCode::kInvalidArgument);
 }
 
+// Vectors of no elements (J4) and blocks of no tokens (B17) likewise.
 TEST(FaultB4, NoLayersNoBlocksOrNoTokensPerBlockAreErrorsAtCreation) {
   const GroupSpec good{.head_dim_k = 4, .head_dim_v = 4, .num_blocks = 2};
   for (std::int32_t GroupSpec::*field :

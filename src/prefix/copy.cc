@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// An equal of another tree. Runs keep their indices and generations, spans their offsets, so the
+// places of the other tree's users are good here. The observer stays, and so does scratch, which
+// belongs to one call.
+
+#include "prefix/tree.h"
+
+namespace kvfolio {
+
+// A member that is not named here does not compile.
+void PrefixTree::Impl::copy_from(const Impl& other) noexcept {
+  const auto& [observer, groups, unit, num_runs, num_tokens, num_groups, max_runs, max_root_keys,
+               max_root_key_bytes, num_roots, root_key_bytes, hash_seed, runs, run_groups,
+               runs_touched, free_runs, tokens, entries, keys, extents, extents_touched,
+               free_extents, table, table_mask, path, path_length, matched, key] = other;
+  KVFOLIO_CHECK(unit_ == unit && num_groups_ == num_groups && max_runs_ == max_runs &&
+                max_root_keys_ == max_root_keys && max_root_key_bytes_ == max_root_key_bytes &&
+                hash_seed_ == hash_seed && table_mask_ == table_mask);
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const auto& [spec, where, evictable] = groups[g];
+    groups_[g].where.copy_from(where);
+    groups_[g].evictable = evictable;
+  }
+  num_runs_ = num_runs;
+  num_tokens_ = num_tokens;
+  num_roots_ = num_roots;
+  root_key_bytes_ = root_key_bytes;
+  runs_.copy_from(runs, runs_touched);
+  run_groups_.copy_from(run_groups, std::int64_t{runs_touched} * num_groups);
+  runs_touched_ = runs_touched;
+  free_runs_ = free_runs;
+  tokens_->copy_from(*tokens);
+  entries_->copy_from(*entries);
+  keys_->copy_from(*keys);
+  extents_.copy_from(extents, extents_touched);
+  extents_touched_ = extents_touched;
+  free_extents_ = free_extents;
+  table_.copy_from(table);
+  path_length_ = 0;
+  matched_ = 0;
+}
+
+}  // namespace kvfolio
