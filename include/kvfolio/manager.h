@@ -30,6 +30,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -72,6 +73,8 @@ struct ManagerOptions {
   // Mixed into every hash of the prefix tree. A hash never decides a hit; a server that fears
   // prompts crafted to collide, which would cost it time, sets this at random.
   std::uint64_t hash_seed = 0;
+  // needs_eviction() says yes from this utilization on: 0 to 1.
+  double high_watermark = 0.90;
   // Written into every id. Give managers of one process distinct tags, and an id of one is
   // recognised as foreign by the others.
   std::uint16_t id_tag = 0;
@@ -83,6 +86,26 @@ struct OpenOptions {
   std::span<const MediaSpan> media{};
   // false: neither looks for a prefix nor publishes one.
   bool prefix_cache = true;
+  // The caller's own name for the sequence, any 64 bits: find() gives its SequenceId. Two open
+  // sequences never have the same.
+  std::optional<std::uint64_t> caller_id{};
+  // Appends beyond it are refused: "full: 4 of 4 tokens". 0: no limit of its own.
+  std::int32_t max_tokens = 0;
+  std::int32_t priority = 0;  // kLowestPriority preempts the smallest first
+};
+
+struct ForkOptions {
+  std::optional<std::uint64_t> caller_id{};  // of the child
+  std::int32_t priority = 0;                 // of the child; the parent's is not inherited
+};
+
+// Which sequence to preempt first. Ties go to the lower id: by caller_id, and those without one
+// come later, by SequenceId.
+enum class VictimPolicy : std::int32_t {
+  kLru = 0,             // the oldest last use
+  kLfu = 1,             // the fewest uses
+  kLongest = 2,         // the most tokens
+  kLowestPriority = 3,  // the smallest priority
 };
 
 struct Opened {
@@ -122,6 +145,13 @@ struct SequenceInfo {
   std::int32_t trim_sinks = 0;
   std::int32_t trim_first_kept = 0;
   bool in_open_step = false;
+  std::optional<std::uint64_t> caller_id{};
+  std::int32_t max_tokens = 0;  // 0: no limit of its own
+  std::int32_t priority = 0;
+  // A use is an open, an append of at least one token, and being made by a fork. Each takes the
+  // next tick of a counter of the manager; probes, plans and reads are no use.
+  std::uint64_t last_use = 0;
+  std::uint64_t use_count = 0;
 };
 
 // Blocks of one group by state; free + held + cached + retiring = num_blocks.
@@ -176,10 +206,20 @@ class KVFOLIO_API KVCacheManager {
   // A new sequence with the same tokens, sharing every block. The right to write the last block
   // stays with the parent; the child copies it at its first append.
   // kFailedPrecondition: in the open step, or draft tokens pending.
-  Result<SequenceId> fork(SequenceId parent);
+  Result<SequenceId> fork(SequenceId parent, const ForkOptions& options = {});
+  // An empty sequence takes blocks that somebody holds already, one table for each group in the
+  // order of groups, and stands at num_tokens then. A window group may have -1 where position
+  // num_tokens reads nothing. No token is appended; what follows is never findable.
+  // kInvalidArgument: a table of another size, a block that nobody holds or that holds fewer tokens
+  // than wanted. kFailedPrecondition: the sequence has tokens, a step is open, or a block's step is
+  // not complete and the order is kUnordered.
+  Status adopt(SequenceId sequence, std::span<const std::span<const std::int32_t>> tables,
+               std::int32_t num_tokens);
   // Forgets the tokens from position n on. Always possible down to the accepted length; below it
   // wherever every group still holds what position n reads, else the error names the group.
   Status truncate(SequenceId sequence, std::int32_t n);
+  // truncate to 0. The sequence stays open under its id, a trim is forgotten.
+  Status clear(SequenceId sequence);
   // StreamingLLM: keeps [0, num_sinks) and [length - window, length); returns the tokens dropped
   // now. Positions never change. What an earlier trim dropped stays dropped: the sinks cannot grow
   // again. Tokens appended after a trim that dropped something are never findable.
@@ -188,6 +228,7 @@ class KVFOLIO_API KVCacheManager {
   Status close(SequenceId sequence);
   // close() for a sequence that has to make room: takes it out of the open step first.
   Status preempt(SequenceId sequence);
+  Status set_priority(SequenceId sequence, std::int32_t priority);
 
   // ---- steps ----
 
@@ -201,6 +242,8 @@ class KVFOLIO_API KVCacheManager {
   // Likewise for ids that the host does not know yet: set_tokens names them before complete().
   Status append_unnamed(SequenceId sequence, std::int64_t num_tokens,
                         const AppendOptions& options = {});
+  // open and append_unnamed in one: a sequence of num_tokens reserved slots. Both or neither.
+  Result<SequenceId> open_unnamed(std::int64_t num_tokens, const OpenOptions& options = {});
   // Names the oldest unnamed tokens of a sequence, in order.
   Status set_tokens(SequenceId sequence, std::span<const std::int32_t> tokens);
   // Takes a sequence out of the open step, as if it had not been appended to.
@@ -239,6 +282,20 @@ class KVFOLIO_API KVCacheManager {
   // a prompt may be served by a neighbour that shares as much.
   Result<Pinned> pin(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
   Status unpin(PinId pin);
+  // Held blocks over all blocks of the fullest group. Cached and retiring blocks do not count:
+  // they make room without a preemption.
+  [[nodiscard]] double utilization() const noexcept;
+  // utilization() >= ManagerOptions::high_watermark.
+  [[nodiscard]] bool needs_eviction() const noexcept;
+  // The sequence that the policy would preempt now; nullopt when there is none. Sequences in the
+  // open step, and those whose preemption would free no block, are passed over. Changes nothing
+  // that another call can see. Asked again with the same policy: O(log n) for each sequence used
+  // since; with another one: O(n).
+  [[nodiscard]] std::optional<SequenceId> select_victim(VictimPolicy policy);
+  // Preempts victims while utilization() > `target`, and stops when there is no victim left. Gives
+  // their ids in order, valid until the next call. kInvalidArgument: target is not within 0 to 1.
+  Result<std::span<const SequenceId>> preempt_to(double target,
+                                                 VictimPolicy policy = VictimPolicy::kLru);
 
   // ---- questions ----
 
@@ -250,21 +307,45 @@ class KVFOLIO_API KVCacheManager {
   // Slots of positions [begin, begin + out.size()), -1 where dropped.
   Status slot_mapping(SequenceId sequence, GroupId group, std::int32_t begin,
                       std::span<std::int32_t> out) const;
+  // The open sequence with this caller_id. kNotFound.
+  [[nodiscard]] Result<SequenceId> find(std::uint64_t caller_id) const;
   [[nodiscard]] std::int32_t num_sequences() const noexcept;
+  // Fills `out` with the ids of open sequences until it is full; returns how many.
+  std::int32_t sequences(std::span<SequenceId> out) const noexcept;
   [[nodiscard]] Result<GroupUsage> usage(GroupId group) const;
   // References to a block: table entries, pins, copies in flight.
   [[nodiscard]] Result<std::int32_t> ref_count(GroupId group, BlockId block) const;
   // On the prefix tree.
   [[nodiscard]] Result<bool> is_findable(GroupId group, BlockId block) const;
+  // Bytes of all blocks, and of the held ones, padding included.
+  [[nodiscard]] std::int64_t bytes_total() const noexcept;
+  [[nodiscard]] std::int64_t bytes_used() const noexcept;
+  // Rows of the plan's `rows`: a persistent block table has this many.
+  [[nodiscard]] std::int32_t num_rows() const noexcept;
+  // For people: policy, block size, blocks, bytes, sequences and counters, a fact on each line.
+  [[nodiscard]] std::string describe() const;
   [[nodiscard]] const Counters& counters() const noexcept;
   [[nodiscard]] const CacheSpec& spec() const noexcept;
   [[nodiscard]] const ManagerOptions& options() const noexcept;
   // Null without storage.
   [[nodiscard]] KVStorage* storage() noexcept;
+
+  // ---- copies ----
+
+  // Makes `target` a deep and independent equal of this manager: the same sequences under the same
+  // ids, tables, prefix tree, eviction order, steps, tickets and counters. What it held is gone,
+  // its plans too, and an open step is planned anew. Costs what is in use and a few words for each
+  // block; of storage only blocks that are not free are copied. No heap.
+  // kInvalidArgument: spec or options differ (the first difference and both values), or only one
+  // has storage. kFailedPrecondition: with storage, a step of either is not complete.
+  // kUnsupported: with storage, memory that the CPU may not touch. Nothing changes then.
+  Status copy_to(KVCacheManager& target) const;
+
   // Counts everything again, in O(state). ok, or which rule is broken where.
   Status check_invariants() const;
 
  private:
+  friend struct StateReader;  // tests compare and hash states with it
   class Impl;
   explicit KVCacheManager(std::unique_ptr<Impl> impl) noexcept;
   std::unique_ptr<Impl> impl_;

@@ -41,12 +41,22 @@ struct GroupPlan {
   std::span<const std::int32_t> copy_dst;
   // Empty unless asked for.
   std::span<const SharedPrefix> shared_prefixes;
+  // For an engine that keeps a block table [num_rows, widest] on its device: set
+  // table[changed_rows[i]][changed_columns[i]] = changed_blocks[i], and the rows of the plan's
+  // sequences are those of block_table but for entries of dropped blocks, which nobody reads.
+  // Changes since the last committed step whose plan had them. Empty unless asked for.
+  std::span<const std::int32_t> changed_rows;
+  std::span<const std::int32_t> changed_columns;
+  std::span<const std::int32_t> changed_blocks;
 };
 
 struct StepPlan {
   Ticket ticket;
   std::int32_t num_tokens = 0;
-  std::span<const SequenceId> sequences;      // in append order
+  std::span<const SequenceId> sequences;  // in append order
+  // [num_sequences]: a number below KVCacheManager::num_rows() that a sequence keeps while it is
+  // open and then leaves to another.
+  std::span<const std::int32_t> rows;
   std::span<const std::int32_t> query_start;  // [num_sequences + 1], tokens before each sequence
   std::span<const std::int32_t> kv_lens;      // [num_sequences], length with this step's tokens
   // [num_sequences]: position p is visible iff p < trim_sinks[i] or p >= trim_first_kept[i].
@@ -59,6 +69,7 @@ struct StepPlan {
 struct PlanOptions {
   std::int32_t pad = -1;  // -1 or 0
   bool block_tables = true;
+  bool changed_entries = false;
   bool flashinfer = false;
   bool shared_prefixes = false;
 };

@@ -6,8 +6,11 @@
 //   sequences.cc  open, probe, fork, truncate, trim, close, preempt, pins
 //   steps.cc      begin, append, undo, commit, complete, drop, fail, drafts
 //   room.cc       who gets blocks: demand, admission, eviction, letting go, copy-on-write
+//   victims.cc    which sequence makes room: uses, priorities, preempt_to
+//   names.cc      the callers' own ids
 //   publish.cc    what becomes findable, and when
 //   plan.cc       the arrays of a step
+//   copy.cc       copy_to
 //   check.cc      check_invariants
 
 #include <array>
@@ -41,7 +44,9 @@ class KVCacheManager::Impl final : public TreeObserver {
   Result<Opened> open(std::span<const std::int32_t> tokens, const OpenOptions& options);
   Result<std::int32_t> probe(std::span<const std::int32_t> tokens,
                              const OpenOptions& options) const;
-  Result<SequenceId> fork(SequenceId parent);
+  Result<SequenceId> fork(SequenceId parent, const ForkOptions& options);
+  Status adopt(SequenceId id, std::span<const std::span<const std::int32_t>> tables,
+               std::int32_t num_tokens);
   Status truncate(SequenceId id, std::int32_t n);
   Result<std::int32_t> trim(SequenceId id, const TrimOptions& options);
   Status close(SequenceId id);
@@ -49,6 +54,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   Result<Pinned> pin(std::span<const std::int32_t> tokens, const OpenOptions& options);
   Status unpin(PinId id);
   Result<SequenceInfo> info(SequenceId id) const;
+  std::int32_t sequences(std::span<SequenceId> out) const noexcept;
   Result<std::span<const std::int32_t>> block_table(SequenceId id, GroupId group) const;
   Status slot_mapping(SequenceId id, GroupId group, std::int32_t begin,
                       std::span<std::int32_t> out) const;
@@ -56,6 +62,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   Result<Ticket> begin_step(const StepOptions& options);
   Status append(SequenceId id, const std::int32_t* tokens, std::int64_t count,
                 const AppendOptions& options);
+  Result<SequenceId> open_unnamed(std::int64_t num_tokens, const OpenOptions& options);
   Status set_tokens(SequenceId id, std::span<const std::int32_t> tokens);
   Status undo(SequenceId id);
   Status commit(Ticket ticket);
@@ -69,9 +76,23 @@ class KVCacheManager::Impl final : public TreeObserver {
   Result<GroupUsage> usage(GroupId group) const;
   Status check_group(GroupId group) const;
   Status check_block(GroupId group, BlockId block) const;
+  std::int32_t num_rows() const noexcept { return static_cast<std::int32_t>(sequences_.size()); }
+  // victims.cc
+  Status set_priority(SequenceId id, std::int32_t priority);
+  double utilization() const noexcept;
+  std::optional<SequenceId> select_victim(VictimPolicy policy);
+  Result<std::span<const SequenceId>> preempt_to(double target, VictimPolicy policy);
+  // names.cc
+  Result<SequenceId> find_caller_id(std::uint64_t caller_id) const;
+  // describe.cc
+  std::int64_t bytes_total() const noexcept;
+  std::int64_t bytes_used() const noexcept;
+  std::string describe() const;
   // plan.cc
   Result<const StepPlan*> plan(const PlanOptions& options);
   Status run_copies();
+  // copy.cc
+  Status copy_to(Impl& target) const;
   // check.cc
   Status check_invariants() const;
 
@@ -85,11 +106,13 @@ class KVCacheManager::Impl final : public TreeObserver {
     GroupSpec spec;
     BlockPool pool;
     LruOrder order;
+    std::int64_t bytes_per_block;
   };
   std::vector<Group> groups_;
   std::optional<PrefixTree> tree_;
 
  private:
+  friend struct StateReader;
   static constexpr std::int32_t kNever = std::numeric_limits<std::int32_t>::max();
   static constexpr std::int32_t kUnnamed = -1;
 
@@ -106,6 +129,7 @@ class KVCacheManager::Impl final : public TreeObserver {
     bool publishes;  // stands on the tree and wants to go on there
     bool used;       // appended to, or forked: its blocks lose their old rank
     bool replay;     // the token at `length` is cached already: the prompt was found whole
+    bool has_caller_id;
     std::int32_t length;
     std::int32_t accepted;
     std::int32_t settled;       // kUnordered: length before the last step it took part in
@@ -115,9 +139,14 @@ class KVCacheManager::Impl final : public TreeObserver {
     std::int32_t trim_sinks;
     std::int32_t trim_first_kept;
     std::int32_t replay_token;
+    std::int32_t max_tokens;  // 0: no limit of its own
+    std::int32_t priority;
     std::int32_t step_entry;  // in the open step, or -1
     std::int32_t next_free;
     std::int32_t num_media;
+    std::uint64_t last_use;  // tick
+    std::uint64_t use_count;
+    std::uint64_t caller_id;    // if has_caller_id
     std::uint64_t last_ticket;  // newest step it took part in
     std::uint64_t wrote_last;   // newest step it wrote in
     std::uint64_t num_unnamed;  // tokens appended without a name so far
@@ -148,6 +177,7 @@ class KVCacheManager::Impl final : public TreeObserver {
     std::int32_t draft;
     std::int32_t unnamed;         // tokens without a name
     std::uint64_t unnamed_begin;  // of all the sequence's unnamed tokens, the first of these
+    std::uint64_t last_use_before;
     bool used_before;
     bool replay_before;
   };
@@ -165,6 +195,7 @@ class KVCacheManager::Impl final : public TreeObserver {
     std::uint64_t ticket = 0;
     std::int32_t num_entries = 0;
     bool copies_ran = false;
+    bool planned_changes = false;  // the plan of all its entries had the changed table entries
     FixedArray<StepEntry> entries;
     FixedArray<TailChange> changes;  // [entry][group]
     // The plan's arrays, of this step alone: an engine may still upload those of the last one.
@@ -205,6 +236,13 @@ class KVCacheManager::Impl final : public TreeObserver {
   std::int32_t& window_begin(std::int32_t slot, std::int32_t g) noexcept {
     return window_begins_[std::int64_t{slot} * num_groups() + g];
   }
+  // The first logical block whose entry may be new to an engine that keeps a table itself.
+  std::int32_t& unplanned_from(std::int32_t slot, std::int32_t g) noexcept {
+    return unplanned_from_[std::int64_t{slot} * num_groups() + g];
+  }
+  [[nodiscard]] std::int32_t unplanned_from(std::int32_t slot, std::int32_t g) const noexcept {
+    return unplanned_from_[std::int64_t{slot} * num_groups() + g];
+  }
   BlockTable& pin_table(std::int32_t slot, std::int32_t g) noexcept {
     return pin_tables_[std::int64_t{slot} * num_groups() + g];
   }
@@ -242,6 +280,10 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] std::int32_t take_slot() noexcept;
   void give_slot(std::int32_t slot, bool aborted) noexcept;
   [[nodiscard]] std::span<const MediaSpan> media_of(const Sequence& s) const noexcept;
+  [[nodiscard]] Status check_adopted(std::int32_t g, std::span<const std::int32_t> blocks,
+                                     std::int32_t num_tokens) const;
+  [[nodiscard]] Status check_growth(const Sequence& s, std::string_view what,
+                                    std::int64_t count) const;
   [[nodiscard]] bool keep_media(Sequence& s, std::span<const MediaSpan> media) noexcept;
   [[nodiscard]] Status table_entries_full(std::string_view what) const;
   void hold_table(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
@@ -302,6 +344,31 @@ class KVCacheManager::Impl final : public TreeObserver {
   void move_pins(std::int32_t g, BlockId from, BlockId to) noexcept;
   [[nodiscard]] bool reserve_for(std::int32_t slot, std::int32_t end) noexcept;
   void note_peak() noexcept;
+  // victims.cc
+  // Entry of the heap of victims: the smallest goes first. Stale when its version is not the
+  // slot's.
+  struct Victim {
+    std::uint64_t rank;
+    std::uint64_t id;
+    std::int32_t slot;
+    std::uint32_t version;
+    bool anonymous;  // without a caller's id
+  };
+  void note_use(std::int32_t slot) noexcept;
+  void note_change(std::int32_t slot) noexcept;
+  [[nodiscard]] Victim victim_of(std::int32_t slot, VictimPolicy policy) const noexcept;
+  [[nodiscard]] bool frees_a_block(std::int32_t slot) const noexcept;
+  [[nodiscard]] bool shares_a_block(std::int32_t slot) const noexcept;
+  void refresh_victims(VictimPolicy policy) noexcept;
+  [[nodiscard]] std::int32_t next_victim() noexcept;
+  void restore_passed_over() noexcept;
+  // names.cc
+  [[nodiscard]] Status check_caller_id(std::string_view what,
+                                       const std::optional<std::uint64_t>& id) const;
+  [[nodiscard]] std::size_t caller_id_home(std::uint64_t id) const noexcept;
+  [[nodiscard]] std::size_t caller_id_cell(std::uint64_t id) const noexcept;
+  void keep_caller_id(std::int32_t slot, const std::optional<std::uint64_t>& id) noexcept;
+  void forget_caller_id(std::int32_t slot) noexcept;
   // publish.cc
   [[nodiscard]] std::int32_t publishable(const Sequence& s) const noexcept;
   void publish(std::int32_t slot, bool tail) noexcept;
@@ -312,19 +379,28 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] Status check_flashinfer(const Step& step) const;
   [[nodiscard]] std::int64_t plan_cells(const Step& step,
                                         const PlanOptions& options) const noexcept;
+  [[nodiscard]] std::int64_t num_unplanned(const Step& step, std::int32_t g) const noexcept;
   // Fills the arrays of one group from `cursor` on and returns where they end.
   std::int32_t* plan_group(Step& step, std::int32_t g, const PlanOptions& options,
                            std::int32_t* cursor) noexcept;
   void find_shared_prefixes(Step& step, std::int32_t g) noexcept;
   [[nodiscard]] std::int32_t num_copies(const Step& step, std::int32_t g) const noexcept;
 
+  // copy.cc
+  [[nodiscard]] Status check_quiet(std::string_view whose) const;
+  void copy_from(const Impl& other) noexcept;
+  void copy_step_from(Step& step, const Step& other) noexcept;
+
   SpanArena& arena() noexcept { return *arena_; }
   const SpanArena& arena() const noexcept { return *arena_; }
 
   std::unique_ptr<SpanArena> arena_;
   FixedArray<Sequence> sequences_;
-  FixedArray<BlockTable> tables_;           // [sequence][group]
-  FixedArray<std::int32_t> window_begins_;  // [sequence][group]: first block not dropped yet
+  FixedArray<BlockTable> tables_;            // [sequence][group]
+  FixedArray<std::int32_t> window_begins_;   // [sequence][group]: first block not dropped yet
+  FixedArray<std::int32_t> unplanned_from_;  // [sequence][group]
+  FixedArray<std::int32_t> caller_ids_;      // hash table of slots + 1; 0: an empty cell
+  std::uint64_t num_uses_ = 0;
   FixedArray<Pin> pins_;
   FixedArray<BlockTable> pin_tables_;         // [pin][group]
   mutable FixedArray<std::int32_t> scratch_;  // [2][sequence]: marks of admit()
@@ -333,6 +409,19 @@ class KVCacheManager::Impl final : public TreeObserver {
   FixedArray<std::int32_t> closing_;  // slots, in order of close
   std::int32_t num_closing_ = 0;
   bool evicting_ = false;
+
+  // A heap over the open sequences for one policy, built when somebody asks and then brought up
+  // to date from the list of what changed.
+  FixedArray<Victim> victims_;
+  FixedArray<Victim> passed_over_;
+  FixedArray<std::int32_t> changed_;           // slots, each once
+  FixedArray<std::uint8_t> is_changed_;        // [sequence]
+  FixedArray<std::uint32_t> victim_versions_;  // [sequence]
+  FixedArray<SequenceId> preempted_;
+  std::int32_t num_victims_ = 0;
+  std::int32_t num_passed_over_ = 0;
+  std::int32_t num_changed_ = 0;
+  std::optional<VictimPolicy> victim_policy_;
 
   std::vector<Step> steps_;  // max_steps_in_flight + 1, reused
   std::vector<std::int32_t> free_steps_;

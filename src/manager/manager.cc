@@ -32,6 +32,11 @@ Status check_options(const ManagerOptions& o) {
   KVFOLIO_RETURN_IF_ERROR(check_option("max_runs", o.max_runs, 0, 1 << 29));
   KVFOLIO_RETURN_IF_ERROR(
       check_option("max_table_entries", o.max_table_entries, 0, std::int64_t{1} << 33));
+  if (!(o.high_watermark >= 0.0 && o.high_watermark <= 1.0)) {
+    return {
+        ErrorCode::kInvalidArgument,
+        concat("option high_watermark is ", std::to_string(o.high_watermark), ", allowed: 0 to 1")};
+  }
   if (o.order != Order::kInOrder && o.order != Order::kUnordered) {
     return check_option("order", static_cast<std::int64_t>(o.order), 0, 1);
   }
@@ -95,14 +100,17 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
   }
 
   PrefixTreeOptions tree;
+  const Result<std::vector<GroupLayout>> layouts = plan_layouts(spec);
+  if (!layouts) return layouts.error();
   for (const GroupSpec& group : spec.groups) {
+    const std::int64_t block_bytes = (*layouts)[impl->groups_.size()].bytes_per_block;
     tree.groups.push_back(
         {group.block_size, group.kind, group.window, group.num_sinks, group.num_blocks});
     Result<BlockPool> pool = BlockPool::create(group.num_blocks);
     if (!pool) return std::move(pool).error();
     Result<LruOrder> order = LruOrder::create(group.num_blocks);
     if (!order) return std::move(order).error();
-    impl->groups_.push_back({group, std::move(*pool), std::move(*order)});
+    impl->groups_.push_back({group, std::move(*pool), std::move(*order), block_bytes});
   }
   tree.max_index_tokens = o.max_index_tokens;
   tree.max_runs = o.max_runs;
@@ -122,12 +130,20 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
   const std::int64_t sequences =
       std::int64_t{o.max_sequences} * (o.order == Order::kUnordered ? 2 : 1);
   const std::int64_t pins = o.max_pins;
-  bool ok = impl->sequences_.allocate_zeroed(sequences) &&
-            impl->tables_.allocate_zeroed(sequences * num_groups) &&
-            impl->window_begins_.allocate_zeroed(sequences * num_groups) &&
-            impl->scratch_.allocate_zeroed(2 * sequences) &&
-            impl->closing_.allocate_zeroed(sequences) && impl->pins_.allocate_zeroed(pins) &&
-            impl->pin_tables_.allocate_zeroed(pins * num_groups);
+  bool ok =
+      impl->sequences_.allocate_zeroed(sequences) &&
+      impl->tables_.allocate_zeroed(sequences * num_groups) &&
+      impl->window_begins_.allocate_zeroed(sequences * num_groups) &&
+      impl->unplanned_from_.allocate_zeroed(sequences * num_groups) &&
+      impl->caller_ids_.allocate_zeroed(
+          static_cast<std::int64_t>(std::bit_ceil(2 * static_cast<std::uint64_t>(sequences)))) &&
+      impl->victims_.allocate_zeroed(2 * sequences) &&
+      impl->passed_over_.allocate_zeroed(sequences) && impl->changed_.allocate_zeroed(sequences) &&
+      impl->is_changed_.allocate_zeroed(sequences) &&
+      impl->victim_versions_.allocate_zeroed(sequences) &&
+      impl->preempted_.allocate_zeroed(sequences) &&
+      impl->scratch_.allocate_zeroed(2 * sequences) && impl->closing_.allocate_zeroed(sequences) &&
+      impl->pins_.allocate_zeroed(pins) && impl->pin_tables_.allocate_zeroed(pins * num_groups);
   impl->steps_.resize(static_cast<std::size_t>(o.max_steps_in_flight) + 1);
   for (Step& step : impl->steps_) {
     // Appends, and the forks of sequences whose tokens wait for names.
@@ -224,7 +240,15 @@ Result<std::int32_t> KVCacheManager::probe(std::span<const std::int32_t> tokens,
                                            const OpenOptions& options) const {
   return impl_->probe(tokens, options);
 }
-Result<SequenceId> KVCacheManager::fork(SequenceId parent) { return impl_->fork(parent); }
+Result<SequenceId> KVCacheManager::fork(SequenceId parent, const ForkOptions& options) {
+  return impl_->fork(parent, options);
+}
+Status KVCacheManager::adopt(SequenceId sequence,
+                             std::span<const std::span<const std::int32_t>> tables,
+                             std::int32_t num_tokens) {
+  return impl_->adopt(sequence, tables, num_tokens);
+}
+Status KVCacheManager::clear(SequenceId sequence) { return impl_->truncate(sequence, 0); }
 Status KVCacheManager::truncate(SequenceId sequence, std::int32_t n) {
   return impl_->truncate(sequence, n);
 }
@@ -233,6 +257,9 @@ Result<std::int32_t> KVCacheManager::trim(SequenceId sequence, const TrimOptions
 }
 Status KVCacheManager::close(SequenceId sequence) { return impl_->close(sequence); }
 Status KVCacheManager::preempt(SequenceId sequence) { return impl_->preempt(sequence); }
+Status KVCacheManager::set_priority(SequenceId sequence, std::int32_t priority) {
+  return impl_->set_priority(sequence, priority);
+}
 
 Result<Ticket> KVCacheManager::begin_step(const StepOptions& options) {
   return impl_->begin_step(options);
@@ -246,6 +273,10 @@ Status KVCacheManager::append(SequenceId sequence, std::span<const std::int32_t>
 Status KVCacheManager::append_unnamed(SequenceId sequence, std::int64_t num_tokens,
                                       const AppendOptions& options) {
   return impl_->append(sequence, nullptr, num_tokens, options);
+}
+Result<SequenceId> KVCacheManager::open_unnamed(std::int64_t num_tokens,
+                                                const OpenOptions& options) {
+  return impl_->open_unnamed(num_tokens, options);
 }
 Status KVCacheManager::set_tokens(SequenceId sequence, std::span<const std::int32_t> tokens) {
   return impl_->set_tokens(sequence, tokens);
@@ -282,6 +313,16 @@ Result<Pinned> KVCacheManager::pin(std::span<const std::int32_t> tokens,
   return impl_->pin(tokens, options);
 }
 Status KVCacheManager::unpin(PinId pin) { return impl_->unpin(pin); }
+double KVCacheManager::utilization() const noexcept { return impl_->utilization(); }
+bool KVCacheManager::needs_eviction() const noexcept {
+  return impl_->utilization() >= impl_->options_.high_watermark;
+}
+std::optional<SequenceId> KVCacheManager::select_victim(VictimPolicy policy) {
+  return impl_->select_victim(policy);
+}
+Result<std::span<const SequenceId>> KVCacheManager::preempt_to(double target, VictimPolicy policy) {
+  return impl_->preempt_to(target, policy);
+}
 
 Result<SequenceInfo> KVCacheManager::info(SequenceId sequence) const {
   return impl_->info(sequence);
@@ -294,7 +335,17 @@ Status KVCacheManager::slot_mapping(SequenceId sequence, GroupId group, std::int
                                     std::span<std::int32_t> out) const {
   return impl_->slot_mapping(sequence, group, begin, out);
 }
+Result<SequenceId> KVCacheManager::find(std::uint64_t caller_id) const {
+  return impl_->find_caller_id(caller_id);
+}
 std::int32_t KVCacheManager::num_sequences() const noexcept { return impl_->num_sequences_; }
+std::int32_t KVCacheManager::sequences(std::span<SequenceId> out) const noexcept {
+  return impl_->sequences(out);
+}
+std::int64_t KVCacheManager::bytes_total() const noexcept { return impl_->bytes_total(); }
+std::int64_t KVCacheManager::bytes_used() const noexcept { return impl_->bytes_used(); }
+std::int32_t KVCacheManager::num_rows() const noexcept { return impl_->num_rows(); }
+std::string KVCacheManager::describe() const { return impl_->describe(); }
 Result<GroupUsage> KVCacheManager::usage(GroupId group) const { return impl_->usage(group); }
 Result<std::int32_t> KVCacheManager::ref_count(GroupId group, BlockId block) const {
   KVFOLIO_RETURN_IF_ERROR(impl_->check_block(group, block));

@@ -35,6 +35,15 @@ Status KVCacheManager::Impl::check_flashinfer(const Step& step) const {
   return {};
 }
 
+std::int64_t KVCacheManager::Impl::num_unplanned(const Step& step, std::int32_t g) const noexcept {
+  std::int64_t entries = 0;
+  for (std::int32_t i = 0; i < step.num_entries; ++i) {
+    const std::int32_t slot = step.entries[i].slot;
+    entries += table(slot, g).size() - unplanned_from(slot, g);
+  }
+  return entries;
+}
+
 std::int64_t KVCacheManager::Impl::plan_cells(const Step& step,
                                               const PlanOptions& options) const noexcept {
   const std::int64_t n = step.num_entries;
@@ -42,7 +51,7 @@ std::int64_t KVCacheManager::Impl::plan_cells(const Step& step,
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     tokens += step.entries[i].end - step.entries[i].begin;
   }
-  std::int64_t cells = 4 * n + 1;
+  std::int64_t cells = 5 * n + 1;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     std::int64_t widest = 0;
     std::int64_t all = 0;
@@ -53,6 +62,7 @@ std::int64_t KVCacheManager::Impl::plan_cells(const Step& step,
     }
     cells += tokens + 2 * num_copies(step, g);
     if (options.block_tables) cells += n * widest;
+    if (options.changed_entries) cells += 3 * num_unplanned(step, g);
     if (options.flashinfer) cells += 2 * n + 1 + all;
   }
   return cells;
@@ -98,6 +108,28 @@ std::int32_t* KVCacheManager::Impl::plan_group(Step& step, std::int32_t g,
     }
     plan.block_table = close(begin);
     plan.block_table_stride = static_cast<std::int32_t>(widest);
+  }
+
+  if (options.changed_entries) {
+    const std::int64_t room = num_unplanned(step, g);
+    std::int32_t* rows = cursor;
+    std::int32_t* columns = rows + room;
+    std::int32_t* entries = columns + room;
+    for (std::int32_t i = 0; i < step.num_entries; ++i) {
+      const auto blocks = blocks_of(i);
+      const std::int32_t slot = step.entries[i].slot;
+      for (auto at = static_cast<std::size_t>(unplanned_from(slot, g)); at < blocks.size(); ++at) {
+        if (blocks[at] < 0) continue;
+        *rows++ = slot;
+        *columns++ = static_cast<std::int32_t>(at);
+        *entries++ = blocks[at];
+      }
+    }
+    const auto count = static_cast<std::size_t>(rows - cursor);
+    plan.changed_rows = {cursor, count};
+    plan.changed_columns = {cursor + room, count};
+    plan.changed_blocks = {cursor + 2 * room, count};
+    cursor += 3 * room;
   }
 
   if (options.flashinfer) {
@@ -206,7 +238,8 @@ Result<const StepPlan*> KVCacheManager::Impl::plan(const PlanOptions& options) {
 
   const auto n = static_cast<std::size_t>(step.num_entries);
   std::int32_t* query_start = step.cells.data();
-  std::int32_t* kv_lens = query_start + n + 1;
+  std::int32_t* rows = query_start + n + 1;
+  std::int32_t* kv_lens = rows + n;
   std::int32_t* trim_sinks = kv_lens + n;
   std::int32_t* trim_first_kept = trim_sinks + n;
   std::int32_t* cursor = trim_first_kept + n;
@@ -216,6 +249,7 @@ Result<const StepPlan*> KVCacheManager::Impl::plan(const PlanOptions& options) {
     const Sequence& s = sequences_[e.slot];
     step.sequences[i] = id_of(s);
     query_start[i + 1] = query_start[i] + (e.end - e.begin);
+    rows[i] = e.slot;
     kv_lens[i] = e.end;
     trim_sinks[i] = s.trim_sinks;
     trim_first_kept[i] = s.trim_first_kept;
@@ -228,7 +262,9 @@ Result<const StepPlan*> KVCacheManager::Impl::plan(const PlanOptions& options) {
 
   step.plan.ticket = Ticket(step.ticket);
   step.plan.num_tokens = query_start[n];
+  step.planned_changes = step.planned_changes || options.changed_entries;
   step.plan.sequences = {step.sequences.data(), n};
+  step.plan.rows = {rows, n};
   step.plan.query_start = {query_start, n + 1};
   step.plan.kv_lens = {kv_lens, n};
   step.plan.trim_sinks = {trim_sinks, n};

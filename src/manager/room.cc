@@ -180,12 +180,8 @@ Status KVCacheManager::Impl::check_demands(std::span<const AppendDemand> demands
     answer = find_resting(demand.sequence, "admit", slot);
     if (!answer.ok()) break;
     const Sequence& s = sequences_[slot];
-    if (demand.num_tokens < 0 || demand.num_tokens > kMaxSequenceTokens - s.length) {
-      answer = {ErrorCode::kInvalidArgument,
-                concat("admit of ", demand.num_tokens, " tokens behind ", s.length,
-                       ", allowed: 0 to ", kMaxSequenceTokens - s.length)};
-      break;
-    }
+    answer = check_growth(s, "admit", demand.num_tokens);
+    if (!answer.ok()) break;
     if (marks[slot] != 0) {
       answer = {ErrorCode::kInvalidArgument,
                 concat("admit names a sequence twice, the second time at ", marked)};

@@ -41,6 +41,14 @@ Status KVCacheManager::Impl::check_open(std::span<const std::int32_t> tokens,
     }
     last = span.end;
   }
+  if (options.max_tokens < 0 || options.max_tokens > kMaxSequenceTokens) {
+    return {ErrorCode::kInvalidArgument,
+            concat("max_tokens is ", options.max_tokens, ", allowed: 0 to ", kMaxSequenceTokens)};
+  }
+  if (options.max_tokens > 0 && tokens.size() > static_cast<std::size_t>(options.max_tokens)) {
+    return {ErrorCode::kInvalidArgument,
+            concat("a prompt of ", tokens.size(), " tokens with max_tokens ", options.max_tokens)};
+  }
   const RootKey& root = options.root;
   constexpr std::size_t kMaxKeyBytes = 65536;
   std::size_t key_bytes = 0;
@@ -51,6 +59,20 @@ Status KVCacheManager::Impl::check_open(std::span<const std::int32_t> tokens,
       return {ErrorCode::kInvalidArgument,
               concat("the root key's fields have more than ", kMaxKeyBytes, " bytes together")};
     }
+  }
+  return {};
+}
+
+// May the sequence get `count` tokens longer?
+Status KVCacheManager::Impl::check_growth(const Sequence& s, std::string_view what,
+                                          std::int64_t count) const {
+  if (count < 0 || count > kMaxSequenceTokens - s.length) {
+    return {ErrorCode::kInvalidArgument, concat(what, " of ", count, " tokens behind ", s.length,
+                                                ", allowed: 0 to ", kMaxSequenceTokens - s.length)};
+  }
+  if (s.max_tokens > 0 && count > std::max(0, s.max_tokens - s.length)) {
+    return {ErrorCode::kResourceExhausted, concat(what, " of ", count, " tokens: full: ", s.length,
+                                                  " of ", s.max_tokens, " tokens")};
   }
   return {};
 }
@@ -79,7 +101,10 @@ std::int32_t KVCacheManager::Impl::take_slot() noexcept {
   s.exact_until = kNever;
   s.unnamed_from = kNever;
   s.step_entry = -1;
-  for (std::int32_t g = 0; g < num_groups(); ++g) window_begin(slot, g) = 0;
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    window_begin(slot, g) = 0;
+    unplanned_from(slot, g) = 0;
+  }
   return slot;
 }
 
@@ -89,6 +114,7 @@ void KVCacheManager::Impl::give_slot(std::int32_t slot, bool aborted) noexcept {
   arena().release(s.tail);
   arena().release(s.media);
   for (std::int32_t g = 0; g < num_groups(); ++g) table(slot, g).release(arena());
+  ++victim_versions_[slot];
   if (aborted) s.aborted = s.generation;
   s.generation = next_generation(s.generation);
   s.life = Life::kUnused;
@@ -133,6 +159,7 @@ Result<std::int32_t> KVCacheManager::Impl::probe(std::span<const std::int32_t> t
 Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
                                           const OpenOptions& options) {
   KVFOLIO_RETURN_IF_ERROR(check_open(tokens, options));
+  KVFOLIO_RETURN_IF_ERROR(check_caller_id("open", options.caller_id));
   const std::int32_t slot = take_slot();
   if (slot < 0) {
     return Status(ErrorCode::kResourceExhausted, concat("all ", options_.max_sequences,
@@ -193,6 +220,10 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
     if (match.whole) s.replay_token = tokens.back();
     note_peak();
   }
+  s.max_tokens = options.max_tokens;
+  s.priority = options.priority;
+  keep_caller_id(slot, options.caller_id);
+  note_use(slot);
   ++num_sequences_;
   ++counters_.sequences_opened;
   counters_.tokens_looked_up += tokens.size();
@@ -231,8 +262,9 @@ void KVCacheManager::Impl::share_unnamed(const Sequence& parent, Sequence& child
   }
 }
 
-Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id) {
+Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOptions& options) {
   std::int32_t from = 0;
+  KVFOLIO_RETURN_IF_ERROR(check_caller_id("fork", options.caller_id));
   KVFOLIO_RETURN_IF_ERROR(find_resting(parent_id, "fork", from));
   if (sequences_[from].draft > 0) {
     return Status(
@@ -277,9 +309,101 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id) {
     window_begin(slot, g) = window_begin(from, g);
   }
   if (parent.num_unnamed > parent.num_named) share_unnamed(parent, child);
+  child.priority = options.priority;
+  child.use_count = 0;
+  keep_caller_id(slot, options.caller_id);
+  note_use(slot);
   ++num_sequences_;
   ++counters_.forks;
   return id_of(child);
+}
+
+// ---- adopt ----
+
+Status KVCacheManager::Impl::adopt(SequenceId id,
+                                   std::span<const std::span<const std::int32_t>> tables,
+                                   std::int32_t num_tokens) {
+  std::int32_t slot = 0;
+  KVFOLIO_RETURN_IF_ERROR(find_resting(id, "adopt", slot));
+  Sequence& s = sequences_[slot];
+  if (open_step_ >= 0) {
+    return {ErrorCode::kFailedPrecondition,
+            concat("adopt: step ", last_ticket_, " is open; commit or drop it first")};
+  }
+  if (s.length > 0) {
+    return {ErrorCode::kFailedPrecondition,
+            concat("adopt: the sequence has ", s.length, " tokens; clear() it first")};
+  }
+  KVFOLIO_RETURN_IF_ERROR(check_growth(s, "adopt", num_tokens));
+  if (tables.size() != groups_.size()) {
+    return {ErrorCode::kInvalidArgument,
+            concat("adopt: ", tables.size(), " tables for ", num_groups(), " groups")};
+  }
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    KVFOLIO_RETURN_IF_ERROR(check_adopted(g, tables[static_cast<std::size_t>(g)], num_tokens));
+  }
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    if (!table(slot, g).reserve(arena(), blocks_for(g, num_tokens))) {
+      return table_entries_full("adopt");
+    }
+  }
+  if (s.replay) truncate_to(slot, 0);  // a found block is held beyond the length
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const auto& from = tables[static_cast<std::size_t>(g)];
+    table(slot, g).grow(arena(), blocks_for(g, num_tokens));
+    std::copy(from.begin(), from.end(), table(slot, g).blocks(arena()).begin());
+    hold_table(g, from);
+  }
+  s.length = s.accepted = s.settled = num_tokens;
+  s.exact_until = 0;  // nobody told us which tokens these are
+  s.used = true;
+  note_change(slot);
+  return {};
+}
+
+Status KVCacheManager::Impl::check_adopted(std::int32_t g, std::span<const std::int32_t> blocks,
+                                           std::int32_t num_tokens) const {
+  const std::int32_t size = block_size(g);
+  const BlockPool& pool = group(g).pool;
+  if (blocks.size() != static_cast<std::size_t>(blocks_for(g, num_tokens))) {
+    return {ErrorCode::kInvalidArgument,
+            concat("adopt: group ", g, " gets ", blocks.size(), " blocks of ", size, " tokens for ",
+                   num_tokens, " tokens, needed: ", blocks_for(g, num_tokens))};
+  }
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const auto begin = static_cast<std::int32_t>(i) * size;
+    const std::int32_t wanted = std::min(size, num_tokens - begin);
+    const BlockId block(blocks[i]);
+    if (!block.valid()) {
+      const GroupSpec& spec = group(g).spec;
+      const bool unread =
+          windowed(g) && begin >= spec.num_sinks && begin + size <= num_tokens - spec.window + 1;
+      if (unread) continue;
+      return {ErrorCode::kInvalidArgument, concat("adopt: group ", g, ", logical block ", i,
+                                                  ": -1, but position ", num_tokens, " reads it")};
+    }
+    KVFOLIO_RETURN_IF_ERROR(check_block(GroupId(g), block));
+    if (pool.refs(block) == 0) {
+      return {ErrorCode::kInvalidArgument,
+              concat("adopt: block ", block.value(), " of group ", g, " is held by nobody")};
+    }
+    if (pool.valid(block) < wanted) {
+      return {ErrorCode::kInvalidArgument,
+              concat("adopt: block ", block.value(), " of group ", g, " holds ", pool.valid(block),
+                     " tokens, wanted: ", wanted)};
+    }
+    for (const std::int32_t index : in_flight_) {
+      const std::uint64_t ticket = step_at(index).ticket;
+      if (options_.order == Order::kInOrder ||
+          pool.written_in(block) != static_cast<std::uint32_t>(ticket)) {
+        continue;
+      }
+      return {ErrorCode::kFailedPrecondition,
+              concat("adopt: block ", block.value(), " of group ", g, " is written by step ",
+                     ticket, ", which is not complete")};
+    }
+  }
+  return {};
 }
 
 // ---- truncate ----
@@ -328,6 +452,7 @@ void KVCacheManager::Impl::truncate_blocks(std::int32_t slot, std::int32_t n) no
     }
     table(slot, g).truncate(keep);
     window_begin(slot, g) = std::min(window_begin(slot, g), keep);
+    unplanned_from(slot, g) = std::min(unplanned_from(slot, g), keep);
   }
 }
 
@@ -372,6 +497,7 @@ void KVCacheManager::Impl::truncate_to(std::int32_t slot, std::int32_t n) noexce
   s.accepted = std::min(s.accepted, n);
   s.settled = std::min(s.settled, n);
   s.draft = n - s.accepted;
+  note_change(slot);
   if (s.unnamed_from >= n) s.unnamed_from = kNever;
   forget_unnamed(s, n);
   if (n <= s.trim_sinks) s.trim_sinks = s.trim_first_kept = 0;
@@ -461,12 +587,14 @@ void KVCacheManager::Impl::forget_sequence(std::int32_t slot, bool aborted) noex
 void KVCacheManager::Impl::end_sequence(std::int32_t slot) noexcept {
   Sequence& s = sequences_[slot];
   --num_sequences_;
+  forget_caller_id(slot);
   const bool unsettled = options_.order == Order::kUnordered && !is_complete(s.last_ticket);
   if (unsettled && s.publishes && num_closing_ < options_.max_sequences) {
     // Its last tokens become findable when their step completes. Until then its blocks retire,
     // nobody writes below their valid tokens, and its table tells where they are. Beyond that many
     // sequences, they are not published.
     release_blocks(slot);
+    ++victim_versions_[slot];
     s.life = Life::kClosing;
     closing_[num_closing_++] = slot;
     return;
@@ -570,8 +698,27 @@ Result<SequenceInfo> KVCacheManager::Impl::info(SequenceId id) const {
   std::int32_t slot = 0;
   KVFOLIO_RETURN_IF_ERROR(find(id, slot));
   const Sequence& s = sequences_[slot];
-  return SequenceInfo{s.length,     s.accepted,        s.publishes ? s.place.position : 0,
-                      s.trim_sinks, s.trim_first_kept, s.step_entry >= 0};
+  SequenceInfo info;
+  info.length = s.length;
+  info.accepted_length = s.accepted;
+  info.published_length = s.publishes ? s.place.position : 0;
+  info.trim_sinks = s.trim_sinks;
+  info.trim_first_kept = s.trim_first_kept;
+  info.in_open_step = s.step_entry >= 0;
+  if (s.has_caller_id) info.caller_id = s.caller_id;
+  info.max_tokens = s.max_tokens;
+  info.priority = s.priority;
+  info.last_use = s.last_use;
+  info.use_count = s.use_count;
+  return info;
+}
+
+std::int32_t KVCacheManager::Impl::sequences(std::span<SequenceId> out) const noexcept {
+  std::size_t count = 0;
+  for (std::int32_t slot = 0; slot < num_rows() && count < out.size(); ++slot) {
+    if (sequences_[slot].life == Life::kOpen) out[count++] = id_of(sequences_[slot]);
+  }
+  return static_cast<std::int32_t>(count);
 }
 
 Result<std::span<const std::int32_t>> KVCacheManager::Impl::block_table(SequenceId id,

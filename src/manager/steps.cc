@@ -51,6 +51,7 @@ Result<Ticket> KVCacheManager::Impl::begin_step(const StepOptions&) {
   step.ticket = ++last_ticket_;
   step.num_entries = 0;
   step.copies_ran = false;
+  step.planned_changes = false;
   return Ticket(step.ticket);
 }
 
@@ -66,10 +67,7 @@ Status KVCacheManager::Impl::append(SequenceId id, const std::int32_t* tokens, s
   KVFOLIO_RETURN_IF_ERROR(find_resting(id, "append", slot));
   Step& step = step_at(open_step_);
   Sequence& s = sequences_[slot];
-  if (count < 0 || count > kMaxSequenceTokens - s.length) {
-    return {ErrorCode::kInvalidArgument, concat("append of ", count, " tokens behind ", s.length,
-                                                ", allowed: 0 to ", kMaxSequenceTokens - s.length)};
-  }
+  KVFOLIO_RETURN_IF_ERROR(check_growth(s, "append", count));
   if (options.draft < 0 || options.draft > count) {
     return {ErrorCode::kInvalidArgument, concat("append of ", count, " tokens with a draft of ",
                                                 options.draft, ", allowed: 0 to ", count)};
@@ -112,8 +110,9 @@ Status KVCacheManager::Impl::append(SequenceId id, const std::int32_t* tokens, s
   }
   const std::int32_t entry = step.num_entries++;
   const std::int32_t unnamed = tokens == nullptr ? end - begin : 0;
-  step.entries[entry] = {slot,          s.generation, begin,         end,    write_begin,
-                         options.draft, unnamed,      s.num_unnamed, s.used, s.replay};
+  step.entries[entry] = {slot,    s.generation,  begin,      end,    write_begin, options.draft,
+                         unnamed, s.num_unnamed, s.last_use, s.used, s.replay};
+  step.planned_changes = false;
   s.num_unnamed += static_cast<std::uint64_t>(unnamed);
   for (std::int32_t g = 0; g < num_groups(); ++g) apply_append(step, slot, g, write_begin, end);
   if (s.publishes && tail_end > begin) {
@@ -129,8 +128,25 @@ Status KVCacheManager::Impl::append(SequenceId id, const std::int32_t* tokens, s
   s.step_entry = entry;
   if (mutant(Mutant::kFindableAtBegin)) publish(slot, false);
   if (mutant(Mutant::kWindowReleasedBeforeCommit)) move_windows(slot);
+  note_use(slot);
   note_peak();
   return {};
+}
+
+Result<SequenceId> KVCacheManager::Impl::open_unnamed(std::int64_t num_tokens,
+                                                      const OpenOptions& options) {
+  if (open_step_ < 0) {
+    return Status(ErrorCode::kFailedPrecondition,
+                  "open_unnamed: no step is open; begin_step() first");
+  }
+  const Counters before = counters_;
+  Result<Opened> opened = open({}, options);
+  if (!opened) return std::move(opened).error();
+  Status status = append(opened->sequence, nullptr, num_tokens, {});
+  if (status.ok()) return opened->sequence;
+  end_sequence(static_cast<std::int32_t>(opened->sequence.value() & 0xffffffu));
+  counters_ = before;
+  return status;
 }
 
 // Gives the sequence the blocks for positions [write_begin, end) of one group.
@@ -148,6 +164,8 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t slot, std::int3
     tail.source = blocks.at(arena(), have).value();
     blocks.truncate(have);
   }
+  std::int32_t& unplanned = unplanned_from(slot, g);
+  unplanned = std::min(unplanned, have);
   if (end == write_begin) return;
   if (write_begin % size != 0) {
     const std::int32_t logical = write_begin / size;
@@ -160,6 +178,7 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t slot, std::int3
       block = acquire(g);
       tail.copy_to = block.value();
       blocks.set(arena(), logical, block);
+      unplanned = std::min(unplanned, logical);
     }
     pool.set_writer(block, slot);
     pool.set_valid(block, std::min(size, end - logical * size));
@@ -197,6 +216,7 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
     if (tail.copy_to >= 0) {
       free_unwritten(g, BlockId(tail.copy_to));
       blocks.set(arena(), have - 1, BlockId(tail.source));
+      unplanned_from(e.slot, g) = std::min(unplanned_from(e.slot, g), have - 1);
     } else if (tail.source >= 0) {
       blocks.grow(arena(), have + 1);
       blocks.set(arena(), have, BlockId(tail.source));
@@ -206,6 +226,10 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
       pool.set_writer(block, tail.writer_before);
     }
   }
+  step.planned_changes = false;
+  s.last_use = e.last_use_before;
+  --s.use_count;
+  note_change(e.slot);
   s.length = e.begin;
   s.used = e.used_before;
   s.replay = e.replay_before;
@@ -296,6 +320,7 @@ Status KVCacheManager::Impl::commit(Ticket ticket) {
         if (e.end == e.write_begin) break;
         pool.set_written_in(table(e.slot, g).at(arena(), logical), step.ticket);
       }
+      if (step.planned_changes) unplanned_from(e.slot, g) = table(e.slot, g).size();
     }
     s.settled = e.begin;
     s.accepted = e.end - e.draft;
@@ -417,6 +442,7 @@ void KVCacheManager::Impl::abort_writers(std::uint64_t first_ticket) noexcept {
     if (s.publishes) stop_publishing(s);
     if (s.life == Life::kOpen) {
       --num_sequences_;
+      forget_caller_id(slot);
       ++counters_.sequences_aborted;
       release_blocks(slot);
     } else {

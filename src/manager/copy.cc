@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// copy_to: another manager becomes a deep and independent equal of this one. All checks come first;
+// then plain copies into arrays that the target has already, so nothing fails half-way. Its own
+// are the observer of its tree, its storage, and the arrays of plans: a plan belongs to the manager
+// that made it.
+//
+// Each function names every member of what it copies in a structured binding: with a new member it
+// does not compile until somebody says here what becomes of it.
+
+#include <algorithm>
+#include <string>
+#include <type_traits>
+
+#include "manager/impl.h"
+
+namespace kvfolio {
+
+using text::concat;
+
+namespace {
+
+template <typename T>
+std::string shown(T value) {
+  if constexpr (std::is_enum_v<T>) {
+    return std::to_string(static_cast<std::underlying_type_t<T>>(value));
+  } else {
+    return std::to_string(value);
+  }
+}
+
+template <typename T>
+Status same(std::string_view name, T here, T there) {
+  if (here == there) return {};
+  return {ErrorCode::kInvalidArgument,
+          concat("copy_to: ", name, " is ", shown(here), ", the target's is ", shown(there))};
+}
+
+Status same_group(std::size_t g, const GroupSpec& here, const GroupSpec& there) {
+  const auto& [num_layers, num_kv_heads, head_dim_k, head_dim_v, v_is_prefix_of_k, block_size,
+               dtype, format, kind, window, num_sinks, num_blocks] = here;
+  if (here == there) return {};
+  const std::string group = concat("group ", g, ": ");
+  KVFOLIO_RETURN_IF_ERROR(same(group + "num_layers", num_layers, there.num_layers));
+  KVFOLIO_RETURN_IF_ERROR(same(group + "num_kv_heads", num_kv_heads, there.num_kv_heads));
+  KVFOLIO_RETURN_IF_ERROR(same(group + "head_dim_k", head_dim_k, there.head_dim_k));
+  KVFOLIO_RETURN_IF_ERROR(same(group + "head_dim_v", head_dim_v, there.head_dim_v));
+  KVFOLIO_RETURN_IF_ERROR(
+      same(group + "v_is_prefix_of_k", v_is_prefix_of_k, there.v_is_prefix_of_k));
+  KVFOLIO_RETURN_IF_ERROR(same(group + "block_size", block_size, there.block_size));
+  KVFOLIO_RETURN_IF_ERROR(same(group + "dtype", dtype, there.dtype));
+  KVFOLIO_RETURN_IF_ERROR(same(group + "format", format, there.format));
+  KVFOLIO_RETURN_IF_ERROR(same(group + "kind", kind, there.kind));
+  KVFOLIO_RETURN_IF_ERROR(same(group + "window", window, there.window));
+  KVFOLIO_RETURN_IF_ERROR(same(group + "num_sinks", num_sinks, there.num_sinks));
+  return same(group + "num_blocks", num_blocks, there.num_blocks);
+}
+
+Status same_spec(const CacheSpec& here, const CacheSpec& there) {
+  const auto& [groups] = here;
+  KVFOLIO_RETURN_IF_ERROR(same("the number of groups", groups.size(), there.groups.size()));
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    KVFOLIO_RETURN_IF_ERROR(same_group(g, groups[g], there.groups[g]));
+  }
+  return {};
+}
+
+Status same_options(const ManagerOptions& here, const ManagerOptions& there) {
+  const auto& [max_sequences, max_pins, max_steps_in_flight, order, prefix_cache,
+               max_sequence_tokens, max_index_tokens, max_runs, max_root_keys, max_root_key_bytes,
+               max_media_extents, max_table_entries, hash_seed, high_watermark, id_tag] = here;
+  KVFOLIO_RETURN_IF_ERROR(same("max_sequences", max_sequences, there.max_sequences));
+  KVFOLIO_RETURN_IF_ERROR(same("max_pins", max_pins, there.max_pins));
+  KVFOLIO_RETURN_IF_ERROR(
+      same("max_steps_in_flight", max_steps_in_flight, there.max_steps_in_flight));
+  KVFOLIO_RETURN_IF_ERROR(same("order", order, there.order));
+  KVFOLIO_RETURN_IF_ERROR(same("prefix_cache", prefix_cache, there.prefix_cache));
+  KVFOLIO_RETURN_IF_ERROR(
+      same("max_sequence_tokens", max_sequence_tokens, there.max_sequence_tokens));
+  KVFOLIO_RETURN_IF_ERROR(same("max_index_tokens", max_index_tokens, there.max_index_tokens));
+  KVFOLIO_RETURN_IF_ERROR(same("max_runs", max_runs, there.max_runs));
+  KVFOLIO_RETURN_IF_ERROR(same("max_root_keys", max_root_keys, there.max_root_keys));
+  KVFOLIO_RETURN_IF_ERROR(same("max_root_key_bytes", max_root_key_bytes, there.max_root_key_bytes));
+  KVFOLIO_RETURN_IF_ERROR(same("max_media_extents", max_media_extents, there.max_media_extents));
+  KVFOLIO_RETURN_IF_ERROR(same("max_table_entries", max_table_entries, there.max_table_entries));
+  KVFOLIO_RETURN_IF_ERROR(same("hash_seed", hash_seed, there.hash_seed));
+  KVFOLIO_RETURN_IF_ERROR(same("high_watermark", high_watermark, there.high_watermark));
+  return same("id_tag", id_tag, there.id_tag);
+}
+
+}  // namespace
+
+// A device may still write to the blocks of a step that is not complete.
+Status KVCacheManager::Impl::check_quiet(std::string_view whose) const {
+  if (open_step_ < 0 && in_flight_.empty()) return {};
+  if (open_step_ >= 0) {
+    return {ErrorCode::kFailedPrecondition,
+            concat("copy_to: step ", last_ticket_, " of ", whose, " is open; finish or drop it")};
+  }
+  return {ErrorCode::kFailedPrecondition, concat("copy_to: step ", oldest_incomplete(), " of ",
+                                                 whose, " is in flight; complete it first")};
+}
+
+Status KVCacheManager::Impl::copy_to(Impl& target) const {
+  if (&target == this) return {};
+  KVFOLIO_RETURN_IF_ERROR(same_spec(spec_, target.spec_));
+  KVFOLIO_RETURN_IF_ERROR(same_options(options_, target.options_));
+  if (storage_.has_value() != target.storage_.has_value()) {
+    return {ErrorCode::kInvalidArgument,
+            concat("copy_to: ", storage_ ? "the target has no storage and this manager has"
+                                         : "this manager has no storage and the target has")};
+  }
+  if (storage_) {
+    KVFOLIO_RETURN_IF_ERROR(check_quiet("this manager"));
+    KVFOLIO_RETURN_IF_ERROR(target.check_quiet("the target"));
+    // Without blocks it only says whether it can.
+    KVFOLIO_RETURN_IF_ERROR(target.storage_->copy_blocks_from(*storage_, GroupId(0), {}));
+    for (std::int32_t g = 0; g < num_groups(); ++g) {
+      const BlockPool& pool = group(g).pool;
+      for (std::int32_t block = 0; block < pool.num_blocks(); ++block) {
+        if (pool.state(BlockId(block)) == BlockState::kFree) continue;
+        KVFOLIO_RETURN_IF_ERROR(
+            target.storage_->copy_blocks_from(*storage_, GroupId(g), {&block, 1}));
+      }
+    }
+  }
+  target.copy_from(*this);
+  return {};
+}
+
+void KVCacheManager::Impl::copy_step_from(Step& step, const Step& other) noexcept {
+  const auto& [ticket, num_entries, copies_ran, planned_changes, entries, changes, cells, sequences,
+               shared, num_shared, group_plans, plan] = other;
+  step.ticket = ticket;
+  step.num_entries = num_entries;
+  step.copies_ran = copies_ran;
+  step.planned_changes = planned_changes;
+  step.entries.copy_from(entries, num_entries);
+  step.changes.copy_from(changes, std::int64_t{num_entries} * num_groups());
+  // The plan's spans point into the other's cells; this step is planned anew.
+  step.num_shared = 0;
+  step.plan = {};
+}
+
+void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
+  const auto& [spec, options, storage, counters, num_sequences, groups, tree, arena, sequences,
+               tables, window_begins, unplanned_from, caller_ids, num_uses, pins, pin_tables,
+               scratch, free_sequence, free_pin, closing, num_closing, evicting, victims,
+               passed_over, changed, is_changed, victim_versions, preempted, num_victims,
+               num_passed_over, num_changed, victim_policy, steps, free_steps, in_flight, open_step,
+               last_ticket, last_committed, offers] = other;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const auto& [group_spec, pool, order, bytes_per_block] = groups[g];
+    groups_[g].pool.copy_from(pool);
+    groups_[g].order.copy_from(order);
+  }
+  tree_->copy_from(*tree);
+  arena_->copy_from(*arena);
+
+  counters_ = counters;
+  num_sequences_ = num_sequences;
+  sequences_.copy_from(sequences);
+  tables_.copy_from(tables);
+  window_begins_.copy_from(window_begins);
+  unplanned_from_.copy_from(unplanned_from);
+  caller_ids_.copy_from(caller_ids);
+  num_uses_ = num_uses;
+  pins_.copy_from(pins);
+  pin_tables_.copy_from(pin_tables);
+  free_sequence_ = free_sequence;
+  free_pin_ = free_pin;
+  closing_.copy_from(closing, num_closing);
+  num_closing_ = num_closing;
+
+  // The heap of victims is made again when somebody asks.
+  std::fill_n(is_changed_.data(), is_changed_.size(), std::uint8_t{0});
+  num_victims_ = num_passed_over_ = num_changed_ = 0;
+  victim_policy_.reset();
+
+  for (std::size_t i = 0; i < steps.size(); ++i) copy_step_from(steps_[i], steps[i]);
+  free_steps_ = free_steps;
+  in_flight_ = in_flight;
+  open_step_ = open_step;
+  last_ticket_ = last_ticket;
+  last_committed_ = last_committed;
+}
+
+Status KVCacheManager::copy_to(KVCacheManager& target) const {
+  return impl_->copy_to(*target.impl_);
+}
+
+}  // namespace kvfolio

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Victims: which sequence is preempted when the pool has to get emptier.
+//
+// A heap of snapshots, one policy at a time. Steady decode must not pay for it: a use only puts the
+// slot on a list, once, and whoever asks for a victim brings the heap up to date. A snapshot is
+// good while its version is the slot's, so a changed sequence is pushed again and its old snapshot
+// is thrown away when it comes to the top. When much changed, building anew is cheaper.
+
+#include <algorithm>
+
+#include "manager/impl.h"
+
+namespace kvfolio {
+
+using text::concat;
+
+// ---- uses ----
+
+void KVCacheManager::Impl::note_change(std::int32_t slot) noexcept {
+  if (is_changed_[slot] != 0) return;
+  is_changed_[slot] = 1;
+  changed_[num_changed_++] = slot;
+}
+
+void KVCacheManager::Impl::note_use(std::int32_t slot) noexcept {
+  Sequence& s = sequences_[slot];
+  s.last_use = ++num_uses_;
+  ++s.use_count;
+  note_change(slot);
+}
+
+Status KVCacheManager::Impl::set_priority(SequenceId id, std::int32_t priority) {
+  std::int32_t slot = 0;
+  KVFOLIO_RETURN_IF_ERROR(find(id, slot));
+  sequences_[slot].priority = priority;
+  note_change(slot);
+  return {};
+}
+
+// ---- the heap ----
+
+KVCacheManager::Impl::Victim KVCacheManager::Impl::victim_of(std::int32_t slot,
+                                                             VictimPolicy policy) const noexcept {
+  const Sequence& s = sequences_[slot];
+  std::uint64_t rank = 0;
+  switch (policy) {
+    case VictimPolicy::kLru:
+      rank = s.last_use;
+      break;
+    case VictimPolicy::kLfu:
+      rank = s.use_count;
+      break;
+    case VictimPolicy::kLongest:
+      rank = ~static_cast<std::uint64_t>(s.length);
+      break;
+    case VictimPolicy::kLowestPriority:
+      rank = static_cast<std::uint64_t>(std::int64_t{s.priority} -
+                                        std::numeric_limits<std::int32_t>::min());
+      break;
+  }
+  return {rank, s.has_caller_id ? s.caller_id : id_of(s).value(), slot, victim_versions_[slot],
+          !s.has_caller_id};
+}
+
+namespace {
+
+// For the heap of <algorithm>, whose top is the largest.
+constexpr auto kLater = [](const auto& a, const auto& b) {
+  if (a.rank != b.rank) return a.rank > b.rank;
+  if (a.anonymous != b.anonymous) return a.anonymous;
+  return a.id > b.id;
+};
+
+}  // namespace
+
+void KVCacheManager::Impl::refresh_victims(VictimPolicy policy) noexcept {
+  const bool anew = victim_policy_ != policy || num_changed_ > num_sequences_ / 8 ||
+                    num_victims_ + num_changed_ > static_cast<std::int32_t>(victims_.size());
+  if (anew) num_victims_ = 0;
+  for (; num_changed_ > 0; --num_changed_) {
+    const std::int32_t slot = changed_[num_changed_ - 1];
+    is_changed_[slot] = 0;
+    ++victim_versions_[slot];
+    if (anew || sequences_[slot].life != Life::kOpen) continue;
+    victims_[num_victims_++] = victim_of(slot, policy);
+    std::push_heap(victims_.data(), victims_.data() + num_victims_, kLater);
+  }
+  if (!anew) return;
+  for (std::int32_t slot = 0; slot < num_rows(); ++slot) {
+    if (sequences_[slot].life == Life::kOpen) victims_[num_victims_++] = victim_of(slot, policy);
+  }
+  std::make_heap(victims_.data(), victims_.data() + num_victims_, kLater);
+  victim_policy_ = policy;
+}
+
+bool KVCacheManager::Impl::frees_a_block(std::int32_t slot) const noexcept {
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const auto blocks = table(slot, g).blocks(arena());
+    // From the end: what a sequence has alone is its newest.
+    for (std::size_t i = blocks.size(); i-- > 0;) {
+      if (blocks[i] >= 0 && group(g).pool.refs(BlockId(blocks[i])) == 1) return true;
+    }
+  }
+  return false;
+}
+
+bool KVCacheManager::Impl::shares_a_block(std::int32_t slot) const noexcept {
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    for (const std::int32_t block : table(slot, g).blocks(arena())) {
+      if (block >= 0 && group(g).pool.refs(BlockId(block)) > 1) return true;
+    }
+  }
+  return false;
+}
+
+// The slot of the first sequence that may go and whose going helps, or -1. It stays on top; those
+// before it wait in passed_over_. Requires: refresh_victims().
+std::int32_t KVCacheManager::Impl::next_victim() noexcept {
+  while (num_victims_ > 0) {
+    const Victim top = victims_[0];
+    const bool good = top.version == victim_versions_[top.slot];
+    if (good && sequences_[top.slot].step_entry < 0 && frees_a_block(top.slot)) return top.slot;
+    std::pop_heap(victims_.data(), victims_.data() + num_victims_, kLater);
+    --num_victims_;
+    if (good) passed_over_[num_passed_over_++] = top;
+  }
+  return -1;
+}
+
+void KVCacheManager::Impl::restore_passed_over() noexcept {
+  for (; num_passed_over_ > 0; --num_passed_over_) {
+    victims_[num_victims_++] = passed_over_[num_passed_over_ - 1];
+    std::push_heap(victims_.data(), victims_.data() + num_victims_, kLater);
+  }
+}
+
+// ---- choosing and preempting ----
+
+std::optional<SequenceId> KVCacheManager::Impl::select_victim(VictimPolicy policy) {
+  refresh_victims(policy);
+  const std::int32_t slot = next_victim();
+  restore_passed_over();
+  if (slot < 0) return std::nullopt;
+  return id_of(sequences_[slot]);
+}
+
+double KVCacheManager::Impl::utilization() const noexcept {
+  double most = 0.0;
+  for (const Group& g : groups_) {
+    most = std::max(most, static_cast<double>(g.pool.num_held()) / g.pool.num_blocks());
+  }
+  return most;
+}
+
+Result<std::span<const SequenceId>> KVCacheManager::Impl::preempt_to(double target,
+                                                                     VictimPolicy policy) {
+  if (!(target >= 0.0 && target <= 1.0)) {
+    return Status(ErrorCode::kInvalidArgument,
+                  concat("preempt_to ", std::to_string(target), ", allowed: 0 to 1"));
+  }
+  std::size_t count = 0;
+  while (utilization() > target) {
+    refresh_victims(policy);
+    const std::int32_t slot = next_victim();
+    if (slot < 0) break;
+    // Blocks that it shared may be another's alone now: who was passed over gets another look.
+    const bool shared = shares_a_block(slot);
+    const SequenceId id = id_of(sequences_[slot]);
+    preempted_[count++] = id;
+    KVFOLIO_RETURN_IF_ERROR(preempt(id));
+    if (shared) restore_passed_over();
+  }
+  restore_passed_over();
+  return std::span<const SequenceId>(preempted_.data(), count);
+}
+
+}  // namespace kvfolio
