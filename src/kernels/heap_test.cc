@@ -29,6 +29,7 @@ std::atomic<int> num_heap_calls{0};
 namespace kvfolio {
 namespace {
 
+// Fault J8: a batch append, too.
 TEST(Kernels, CallsThatSucceedTakeNoMemory) {
   using testing_cache::TestCache;
   using testing_cache::TestRows;

@@ -23,6 +23,7 @@ TEST(BlockLife, OwnerGoesOnInPlaceAfterFork) {
   EXPECT_THAT(planned.slots, ElementsAre(before[1] * 4 + 2));
 }
 
+// A second user of a sequence costs at most one block, however much is reserved (fault J1).
 TEST(BlockLife, ChildCopiesTheSharedTailAtItsFirstAppend) {
   Engine e({full_group(4, 16)});
   const SequenceId parent = e.say(tokens(1, 6));
@@ -80,6 +81,7 @@ TEST(BlockLife, WhoRevivesACachedTailBecomesItsWriter) {
   EXPECT_EQ(e.table(opened.sequence), before);
 }
 
+// Fault P1, for a tail that became findable.
 TEST(BlockLife, SecondReaderOfARevivedTailCopies) {
   Engine e({full_group(4, 16)});
   e.cache(tokens(1, 6));

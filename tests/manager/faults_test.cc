@@ -93,6 +93,7 @@ TEST(Faults, T7TrimOfHugeSinksDropsNothing) {
   EXPECT_EQ(e.live(s).size(), 7u);
 }
 
+// J7 is the same wrap in a batch of one sequence.
 TEST(Faults, T8AppendOfHugeCountsNeverWraps) {
   Engine e({full_group(16, 8)});
   const SequenceId s = e.say(tokens(1, 10));
@@ -254,6 +255,7 @@ TEST(Faults, L12BlockSizeZeroNeverReachesASlot) {
   EXPECT_FALSE(KVCacheManager::create(CacheSpec{{bad}}).has_value());
 }
 
+// L15: the step is the unit, so a token with some of its layers written does not count either.
 TEST(Faults, L13TokensThatWereNotComputedAreNeverShared) {
   Engine e({full_group(4, 8)});
   const SequenceId s = e.open(tokens(1, 8)).sequence;
@@ -274,6 +276,7 @@ TEST(Faults, L14ClosedSequencesGiveTheirBlocksBack) {
   EXPECT_EQ(e.usage().free, 8);
 }
 
+// L19: nor does any other call set a count.
 TEST(Faults, L15LengthsComeFromAppendsOnly) {
   Engine e({full_group(4, 8)});
   const SequenceId s = e.say(tokens(1, 5));
@@ -291,6 +294,7 @@ TEST(Faults, L16AnotherManagersSequenceIsRefused) {
   EXPECT_EQ(b.usage().held, 2);
 }
 
+// L18 is the same fault in a request for blocks.
 TEST(Faults, L17HugeDemandsAreErrorsNotCrashes) {
   Engine e({full_group(4, 8)});
   const SequenceId s = e.open({}).sequence;
