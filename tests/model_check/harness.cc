@@ -156,6 +156,9 @@ void Coverage::add(const Coverage& other) {
   copies += other.copies;
   evictions += other.evictions;
   reads_checked += other.reads_checked;
+  phases_early += other.phases_early;
+  phases_late += other.phases_late;
+  blocks_poisoned += other.blocks_poisoned;
   retiring_seen += other.retiring_seen;
   steps += other.steps;
   publications_skipped += other.publications_skipped;
@@ -164,9 +167,11 @@ void Coverage::add(const Coverage& other) {
 std::string to_string(const Coverage& c) {
   return std::to_string(c.operations) + " operations (" + std::to_string(c.errors) +
          " answered with an error), " + std::to_string(c.steps) + " steps, " +
-         std::to_string(c.reads_checked) + " reads checked, " + std::to_string(c.hits) + " hits (" +
-         std::to_string(c.hits_inside_block) + " inside a unit, " +
-         std::to_string(c.hits_below_best) + " below the best), " +
+         std::to_string(c.phases_early) + " of " + std::to_string(c.phases_early + c.phases_late) +
+         " device phases before they had to, " + std::to_string(c.reads_checked) +
+         " reads checked, " + std::to_string(c.blocks_poisoned) + " blocks poisoned, " +
+         std::to_string(c.hits) + " hits (" + std::to_string(c.hits_inside_block) +
+         " inside a unit, " + std::to_string(c.hits_below_best) + " below the best), " +
          std::to_string(c.tokens_reused) + " tokens reused, " + std::to_string(c.slots_kept) +
          " slots kept, " + std::to_string(c.copies) + " copies, " + std::to_string(c.evictions) +
          " evictions, " + std::to_string(c.shortages) + " shortages, " +
@@ -193,9 +198,9 @@ Harness::Harness(const Config& config) : config_(config) {
     const auto blocks = static_cast<std::size_t>(group.num_blocks);
     const auto slots = blocks * static_cast<std::size_t>(group.block_size);
     logical_.emplace_back(slots);
-    device_.emplace_back(slots);
     blocks_.emplace_back(blocks);
   }
+  device_ = std::make_unique<fake_device::FakeDevice>(config.spec.groups, config.options.order);
   before_ = look();
 }
 
@@ -221,7 +226,7 @@ void Harness::drain() {
   while (!flight_.empty()) {
     reset();
     const std::uint64_t ticket = flight_.front().ticket;
-    execute_up_to(ticket);
+    finish_on_device(ticket);
     step("drain: complete", manager_->complete(Ticket(ticket)));
     apply_complete(ticket);
     verify();

@@ -2,9 +2,9 @@
 #pragma once
 
 // Drives one KVCacheManager with random calls, good and bad, and compares every answer and the
-// whole observable state with the naive model of model.h. Memory is simulated: a plan that is
-// committed is run later, at a time and in an order drawn from the seed within what the tickets
-// allow, and everything that its attention would read is checked.
+// whole observable state with the naive model of model.h. A fake device runs the plans on its own
+// thread, late, phase by phase, at times and in an order drawn from the seed within what the
+// tickets allow, and looks at everything that attention would read (fake_device/fake_device.h).
 //
 // Operation i of a run draws from its own generator, seeded by (seed, i): any subset of a run can
 // be replayed, so a failing run shrinks to the calls that matter.
@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "fake_device/fake_device.h"
 #include "kvfolio/manager.h"
 #include "model_check/model.h"
 
@@ -74,6 +75,9 @@ struct Coverage {
   std::uint64_t copies = 0;
   std::uint64_t evictions = 0;
   std::uint64_t reads_checked = 0;
+  std::uint64_t phases_early = 0;  // of steps on the device, before complete() asked for them
+  std::uint64_t phases_late = 0;
+  std::uint64_t blocks_poisoned = 0;
   std::uint64_t retiring_seen = 0;
   std::uint64_t steps = 0;
   std::uint64_t publications_skipped = 0;
@@ -136,10 +140,10 @@ class Harness {
     int certain = 0;  // how many of them are findable for sure
     std::uint64_t released_at = 0;  // newest committed ticket when the last reference went
     std::uint64_t taken_at = 0;     // ticket of the open step that allocated it
-    bool maybe_retiring = false;    // given back by the step that took it
+    bool poisoned = true;           // free, and the device knows it
   };
 
-  // Operations (harness_ops.cc).
+  // Operations (ops_*.cc).
   void open(Rng& rng);
   void probe(Rng& rng);
   void begin(Rng& rng);
@@ -162,7 +166,6 @@ class Harness {
   void unpin(Rng& rng);
   void evict(Rng& rng);
   void admit_together(Rng& rng);
-  void run_device(Rng& rng);
   void bad_sequence_id(Rng& rng);
   void bad_ticket(Rng& rng);
   void bad_argument(Rng& rng);
@@ -175,14 +178,22 @@ class Harness {
   void publish(const Seq& seq, const Tables& tables, bool tail, bool certain = true);
   void publish_whoever_waited();
   [[nodiscard]] int publishable(const Seq& seq) const;
-  void execute(StepWork& step);
-  void execute_up_to(std::uint64_t ticket);
   void check_hit(const Prompt& prompt, int hit);
-  void capture(const PlanOptions& options);
+  const StepPlan* capture(PlanOptions options);
   void check_plan(const StepPlan& plan, const PlanOptions& options);
   [[nodiscard]] bool trim_cuts_a_block() const;
   [[nodiscard]] int must_hit(const Prompt& prompt, const std::vector<int>& nodes) const;
   [[nodiscard]] int best_hit(const Prompt& prompt, const std::vector<int>& nodes) const;
+
+  // The device (harness_device.cc).
+  void launch(Rng& rng);
+  void let_device_run();
+  void move_device(Ticket ticket, fake_device::Phase phase, bool early);
+  void finish_on_device(std::uint64_t ticket);
+  void meet_device();
+  void poison(int g, int b);
+  [[nodiscard]] bool stream_reaches(std::uint64_t ticket) const;
+  [[nodiscard]] bool device_agrees(int g, int slot) const;
 
   // The state after each operation (harness_state.cc).
   [[nodiscard]] Snapshot look() const;
@@ -192,6 +203,7 @@ class Harness {
   void check_blocks(const Snapshot& now);
   void check_usage(const Snapshot& now);
   void check_content(const Snapshot& now);
+  void check_findable_content(const Snapshot& now);
   void check_pins();
   void check_counters(const Snapshot& now) const;
   [[nodiscard]] SeqState state_of(const Seq& seq) const;
@@ -217,13 +229,16 @@ class Harness {
   Cell& cell(std::vector<std::vector<Cell>>& memory, int g, int slot) {
     return memory[static_cast<std::size_t>(g)][static_cast<std::size_t>(slot)];
   }
+  [[nodiscard]] const Cell& cell(const std::vector<std::vector<Cell>>& memory, int g,
+                                 int slot) const {
+    return memory[static_cast<std::size_t>(g)][static_cast<std::size_t>(slot)];
+  }
   BlockModel& block(int g, int b) {
     return blocks_[static_cast<std::size_t>(g)][static_cast<std::size_t>(b)];
   }
   [[nodiscard]] const BlockModel& block(int g, int b) const {
     return blocks_[static_cast<std::size_t>(g)][static_cast<std::size_t>(b)];
   }
-  void poison(int g, int b);
 
   Config config_;
   std::optional<KVCacheManager> manager_;
@@ -248,7 +263,8 @@ class Harness {
   std::vector<StepWork> overtakers_;  // complete, an earlier one is in flight
 
   std::vector<std::vector<Cell>> logical_;  // as committed, [group][slot]
-  std::vector<std::vector<Cell>> device_;   // as executed
+  // After the manager, whose plans it reads: it stops first.
+  std::unique_ptr<fake_device::FakeDevice> device_;
   std::vector<std::vector<BlockModel>> blocks_;
   Snapshot before_;
   Counters expected_;  // those that the model knows
@@ -256,9 +272,10 @@ class Harness {
   // Of the operation at hand.
   std::string log_;
   bool read_only_ = false;
-  bool changed_ = false;       // something may have changed
-  bool allocates_ = false;     // fresh blocks may be taken
-  bool revives_ = false;       // cached blocks may be held again
+  bool changed_ = false;    // something may have changed
+  bool allocates_ = false;  // fresh blocks may be taken
+  bool revives_ = false;    // cached blocks may be held again
+  Rng device_rng_{0};
   std::vector<SeqPtr> moved_;  // whose windows have been moved
   bool skip_questions_ = false;
   bool failed_once_ = false;  // fail() has been called: certain hits are not certain any more

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What commit, complete, drop and publication mean in the model; the simulated device; what a hit
-// may and must be; what a plan must say.
+// What commit, complete, drop and publication mean in the model; what a hit may and must be; what a
+// plan must say.
 
 #include <algorithm>
 #include <numeric>
@@ -27,14 +27,6 @@ int Harness::common_multiple() const {
   int multiple = 1;
   for (const GroupSpec& g : config_.spec.groups) multiple = std::lcm(multiple, g.block_size);
   return multiple;
-}
-
-void Harness::poison(int g, int b) {
-  const int size = group(g).block_size;
-  for (int slot = b * size; slot < (b + 1) * size; ++slot) {
-    cell(logical_, g, slot) = cell(device_, g, slot) = Cell{};
-  }
-  block(g, b).published.clear();
 }
 
 // ---- publication ----
@@ -150,7 +142,7 @@ void Harness::apply_complete(std::uint64_t ticket) {
       return s.ticket == ticket || (in_order() && s.ticket < ticket);
     });
     if (step == flight_.end()) break;
-    KVFOLIO_REQUIRE(step->executed, "harness: completed steps have run");
+    device_->forget(Ticket(step->ticket));
     done.push_back(std::move(*step));
     flight_.erase(step);
   }
@@ -189,53 +181,6 @@ void Harness::forget_member(std::size_t index, bool restore) {
 void Harness::apply_drop() {
   while (!members_.empty()) forget_member(members_.size() - 1, true);
   open_step_.reset();
-}
-
-// ---- the device ----
-
-void Harness::execute(StepWork& step) {
-  KVFOLIO_REQUIRE(!step.executed, "harness: a step runs once");
-  step.executed = true;
-  for (int g = 0; g < num_groups(); ++g) {
-    const StepWork::Group& work = step.groups[static_cast<std::size_t>(g)];
-    const int size = group(g).block_size;
-    for (std::size_t i = 0; i < work.copy_src.size(); ++i) {
-      for (int off = 0; off < size; ++off) {
-        cell(device_, g, work.copy_dst[i] * size + off) = {
-            cell(device_, g, work.copy_src[i] * size + off).node, step.ticket};
-      }
-    }
-    std::size_t token = 0;
-    for (const StepWork::Row& row : step.rows) {
-      for (int p = row.begin; p < row.end; ++p, ++token) {
-        if (work.slots[token] < 0) continue;
-        cell(device_, g, work.slots[token]) = {row.nodes[static_cast<std::size_t>(p)], step.ticket};
-      }
-    }
-    for (const StepWork::Row& row : step.rows) {
-      for (int p = 0; p < row.end; ++p) {
-        if (p >= row.sinks && p < row.first_kept) continue;
-        if (!reads(group(g), std::max(p, row.begin), p)) continue;
-        const std::int32_t b =
-            row.tables[static_cast<std::size_t>(g)][static_cast<std::size_t>(p / size)];
-        KVFOLIO_REQUIRE(b >= 0 && cell(device_, g, b * size + p % size).node ==
-                                      row.nodes[static_cast<std::size_t>(p)],
-                        "step t" + std::to_string(step.ticket) +
-                            " reads what its sequence said: s" + std::to_string(row.seq->number) +
-                            " group " + std::to_string(g) + " position " + std::to_string(p) +
-                            " block " + std::to_string(b));
-        ++coverage_.reads_checked;
-      }
-    }
-  }
-}
-
-void Harness::execute_up_to(std::uint64_t ticket) {
-  for (StepWork& step : flight_) {
-    if (!step.executed && (step.ticket == ticket || (in_order() && step.ticket < ticket))) {
-      execute(step);
-    }
-  }
 }
 
 // ---- hits ----
@@ -346,65 +291,52 @@ bool Harness::trim_cuts_a_block() const {
   return false;
 }
 
-// Takes the plan of the open step down, as an engine would, after checking it.
-void Harness::capture(const PlanOptions& options) {
-  PlanOptions with_tables = options;
-  with_tables.block_tables = true;
-  with_tables.flashinfer = false;
-  for (const PlanOptions& each : {options, with_tables}) {
-    const Result<const StepPlan*> plan = manager_->plan(each);
-    if (each.flashinfer && trim_cuts_a_block()) {
-      // FlashInfer's arrays cannot say that half of a block is dropped.
-      KVFOLIO_REQUIRE(!plan.has_value() && plan.error().code() == ErrorCode::kUnsupported,
-                      "FlashInfer arrays of a trim that cuts a block are refused");
-      continue;
-    }
-    KVFOLIO_REQUIRE(plan.has_value(), "the open step has a plan");
-    check_plan(**plan, each);
-    if (!each.block_tables) continue;
-    StepWork& step = *open_step_;
-    step.rows.clear();
-    step.groups.assign(static_cast<std::size_t>(num_groups()), {});
-    for (int i = 0; i < isize(members_); ++i) {
-      const SeqPtr& seq = members_[static_cast<std::size_t>(i)].seq;
-      StepWork::Row row{seq,
-                        seq->committed,
-                        seq->length(),
-                        seq->nodes,
-                        seq->sinks,
-                        seq->first_kept,
-                        {},
-                        members_[static_cast<std::size_t>(i)].displaced};
-      row.tables = state_of(*seq).tables;
-      step.rows.push_back(std::move(row));
-    }
-    for (int g = 0; g < num_groups(); ++g) {
-      const GroupPlan& from = (*plan)->groups[static_cast<std::size_t>(g)];
-      StepWork::Group& to = step.groups[static_cast<std::size_t>(g)];
-      to.slots.assign(from.slot_mapping.begin(), from.slot_mapping.end());
-      to.copy_src.assign(from.copy_src.begin(), from.copy_src.end());
-      to.copy_dst.assign(from.copy_dst.begin(), from.copy_dst.end());
-      to.touched.assign(static_cast<std::size_t>(group(g).num_blocks), 0);
-      for (StepWork::Row& row : step.rows) {
-        // What is copied is a source, and was not displaced.
-        const auto& table = row.tables[static_cast<std::size_t>(g)];
-        const auto j = static_cast<std::size_t>(row.begin / group(g).block_size);
-        std::int32_t& displaced = row.displaced[static_cast<std::size_t>(g)];
-        for (std::size_t i = 0; i < to.copy_src.size(); ++i) {
-          if (to.copy_src[i] == displaced && to.copy_dst[i] == table[j]) displaced = -1;
-        }
-        for (const std::int32_t b : table) {
-          if (b >= 0) to.touched[static_cast<std::size_t>(b)] = 1;
-        }
-      }
-      for (const std::int32_t src : to.copy_src) to.touched[static_cast<std::size_t>(src)] = 1;
-      for (const std::int32_t dst : to.copy_dst) to.touched[static_cast<std::size_t>(dst)] = 2;
-      for (const std::int32_t slot : to.slots) {
-        if (slot >= 0) to.touched[static_cast<std::size_t>(slot / group(g).block_size)] = 2;
-      }
-    }
-    return;
+// Takes the plan of the open step down, after checking it.
+const StepPlan* Harness::capture(PlanOptions options) {
+  if (options.flashinfer && trim_cuts_a_block()) {
+    // FlashInfer's arrays cannot say that half of a block is dropped.
+    const Result<const StepPlan*> refused = manager_->plan(options);
+    KVFOLIO_REQUIRE(!refused.has_value() && refused.error().code() == ErrorCode::kUnsupported,
+                    "FlashInfer arrays of a trim that cuts a block are refused");
+    options.flashinfer = false;
   }
+  const Result<const StepPlan*> plan = manager_->plan(options);
+  KVFOLIO_REQUIRE(plan.has_value(), "the open step has a plan");
+  StepWork& step = *open_step_;
+  step.rows.clear();
+  step.groups.assign(static_cast<std::size_t>(num_groups()), {});
+  for (const Member& member : members_) {
+    const SeqPtr& seq = member.seq;
+    step.rows.push_back(
+        {seq, seq->committed, seq->length(), seq->nodes, state_of(*seq).tables, member.displaced});
+  }
+  check_plan(**plan, options);
+  for (int g = 0; g < num_groups(); ++g) {
+    const GroupPlan& from = (*plan)->groups[static_cast<std::size_t>(g)];
+    StepWork::Group& to = step.groups[static_cast<std::size_t>(g)];
+    to.slots.assign(from.slot_mapping.begin(), from.slot_mapping.end());
+    to.copy_src.assign(from.copy_src.begin(), from.copy_src.end());
+    to.copy_dst.assign(from.copy_dst.begin(), from.copy_dst.end());
+    to.touched.assign(static_cast<std::size_t>(group(g).num_blocks), 0);
+    for (StepWork::Row& row : step.rows) {
+      // What is copied is a source, and was not displaced.
+      const auto& table = row.tables[static_cast<std::size_t>(g)];
+      const auto j = static_cast<std::size_t>(row.begin / group(g).block_size);
+      std::int32_t& displaced = row.displaced[static_cast<std::size_t>(g)];
+      for (std::size_t i = 0; i < to.copy_src.size(); ++i) {
+        if (to.copy_src[i] == displaced && to.copy_dst[i] == table[j]) displaced = -1;
+      }
+      for (const std::int32_t b : table) {
+        if (b >= 0) to.touched[static_cast<std::size_t>(b)] = 1;
+      }
+    }
+    for (const std::int32_t src : to.copy_src) to.touched[static_cast<std::size_t>(src)] = 1;
+    for (const std::int32_t dst : to.copy_dst) to.touched[static_cast<std::size_t>(dst)] = 2;
+    for (const std::int32_t slot : to.slots) {
+      if (slot >= 0) to.touched[static_cast<std::size_t>(slot / group(g).block_size)] = 2;
+    }
+  }
+  return *plan;
 }
 
 void Harness::check_plan(const StepPlan& plan, const PlanOptions& options) {
@@ -440,7 +372,8 @@ void Harness::check_plan(const StepPlan& plan, const PlanOptions& options) {
     KVFOLIO_REQUIRE(isize(got.slot_mapping) == tokens, "a slot for each token");
     for (std::size_t i = 0; i < rows; ++i) {
       const Seq& seq = *members_[i].seq;
-      const std::vector<std::int32_t> table = state_of(seq).tables[static_cast<std::size_t>(g)];
+      const std::vector<std::int32_t>& table =
+          open_step_->rows[i].tables[static_cast<std::size_t>(g)];
       KVFOLIO_REQUIRE(isize(table) == (seq.length() + size - 1) / size,
                       "a table covers the length");
       for (int p = seq.committed; p < seq.length(); ++p, ++token) {
@@ -510,13 +443,12 @@ void Harness::check_plan(const StepPlan& plan, const PlanOptions& options) {
                           shared.first_sequence + shared.num_sequences <= isize(members_),
                       "shared prefixes are runs of two or more sequences, in order");
       next_row = shared.first_sequence + shared.num_sequences;
-      const auto table_of = [&](int row) {
-        return state_of(*members_[static_cast<std::size_t>(row)].seq)
-            .tables[static_cast<std::size_t>(g)];
+      const auto table_of = [&](int row) -> const std::vector<std::int32_t>& {
+        return open_step_->rows[static_cast<std::size_t>(row)].tables[static_cast<std::size_t>(g)];
       };
-      const std::vector<std::int32_t> first = table_of(shared.first_sequence);
+      const std::vector<std::int32_t>& first = table_of(shared.first_sequence);
       for (int row = shared.first_sequence; row < next_row; ++row) {
-        const std::vector<std::int32_t> table = table_of(row);
+        const std::vector<std::int32_t>& table = table_of(row);
         KVFOLIO_REQUIRE(
             isize(table) >= shared.num_blocks &&
                 std::equal(table.begin(), table.begin() + shared.num_blocks, first.begin()),

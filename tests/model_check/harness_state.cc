@@ -66,7 +66,9 @@ void Harness::verify() {
   check_sequences(now);
   check_blocks(now);
   check_usage(now);
+  meet_device();
   check_content(now);
+  check_findable_content(now);
   check_counters(now);
   before_ = std::move(now);
   if (changed_) check_pins();
@@ -94,22 +96,22 @@ void Harness::check_unchanged(const Snapshot& now) const {
 
 void Harness::check_sequences(const Snapshot& now) {
   for (const auto& [seq, state] : now.seqs) {
-    const std::string name = "s" + std::to_string(seq->number);
+    const auto name = [&, number = seq->number] { return "s" + std::to_string(number); };
     const SequenceInfo& info = state.info;
-    KVFOLIO_REQUIRE(info.length == seq->length(), name + " has length " +
+    KVFOLIO_REQUIRE(info.length == seq->length(), name() + " has length " +
                                                       std::to_string(seq->length()) +
                                                       ", info says " + std::to_string(info.length));
     KVFOLIO_REQUIRE(info.accepted_length == seq->accepted,
-                    name + " has accepted length " + std::to_string(seq->accepted) +
+                    name() + " has accepted length " + std::to_string(seq->accepted) +
                         ", info says " + std::to_string(info.accepted_length));
-    KVFOLIO_REQUIRE(info.in_open_step == seq->in_step, name + " is in the open step or is not");
+    KVFOLIO_REQUIRE(info.in_open_step == seq->in_step, name() + " is in the open step or is not");
     KVFOLIO_REQUIRE(info.trim_sinks == seq->sinks && info.trim_first_kept == seq->first_kept,
-                    name + " has trims " + std::to_string(seq->sinks) + ", " +
+                    name() + " has trims " + std::to_string(seq->sinks) + ", " +
                         std::to_string(seq->first_kept) + ", info says " +
                         std::to_string(info.trim_sinks) + ", " +
                         std::to_string(info.trim_first_kept));
     KVFOLIO_REQUIRE(info.published_length >= 0 && info.published_length <= publishable(*seq),
-                    name + " publishes at most " + std::to_string(publishable(*seq)) +
+                    name() + " publishes at most " + std::to_string(publishable(*seq)) +
                         ", info says " + std::to_string(info.published_length));
 
     const auto old =
@@ -118,17 +120,17 @@ void Harness::check_sequences(const Snapshot& now) {
     const bool was_moved = std::find(moved_.begin(), moved_.end(), seq) != moved_.end();
     for (int g = 0; g < num_groups(); ++g) {
       const int size = group(g).block_size;
-      const std::string where = name + " group " + std::to_string(g);
+      const auto where = [&] { return name() + " group " + std::to_string(g); };
       const std::vector<std::int32_t>& table = state.tables[static_cast<std::size_t>(g)];
       const int blocks = (seq->length() + size - 1) / size;
       const bool extra = seq->fresh && isize(table) == seq->cached / size + 1;
       KVFOLIO_REQUIRE(isize(table) == blocks || extra,
-                      where + " has a table of " + std::to_string(table.size()) + " for " +
+                      where() + " has a table of " + std::to_string(table.size()) + " for " +
                           std::to_string(seq->length()) + " tokens");
       for (int j = 0; j < isize(table); ++j) {
         const std::int32_t b = table[static_cast<std::size_t>(j)];
-        const std::string entry = where + " logical block " + std::to_string(j);
-        KVFOLIO_REQUIRE(b >= -1 && b < group(g).num_blocks, entry + " is a block or -1");
+        const auto entry = [&] { return where() + " logical block " + std::to_string(j); };
+        KVFOLIO_REQUIRE(b >= -1 && b < group(g).num_blocks, entry() + " is a block or -1");
         bool all_trimmed = true;
         bool unread = true;
         bool unread_hit = true;
@@ -139,20 +141,21 @@ void Harness::check_sequences(const Snapshot& now) {
         }
         if (b == -1) {
           KVFOLIO_REQUIRE(droppable(group(g), *seq, seq->accepted, j),
-                          entry + " is read, yet dropped");
+                          entry() + " is read, yet dropped");
         } else {
-          KVFOLIO_REQUIRE(!all_trimmed, entry + " is wholly trimmed, yet held");
+          KVFOLIO_REQUIRE(!all_trimmed, entry() + " is wholly trimmed, yet held");
           if (was_moved)
-            KVFOLIO_REQUIRE(!unread, entry + " left the window at the commit, yet is held");
+            KVFOLIO_REQUIRE(!unread, entry() + " left the window at the commit, yet is held");
           if (old == before_.seqs.end() && seq->fresh && revives_) {
-            KVFOLIO_REQUIRE(!unread || !unread_hit, entry + " is not read after the hit, yet held");
+            KVFOLIO_REQUIRE(!unread || !unread_hit,
+                            entry() + " is not read after the hit, yet held");
           }
         }
         if (old == before_.seqs.end()) continue;
         const std::vector<std::int32_t>& old_table =
             old->second.tables[static_cast<std::size_t>(g)];
         if (j < isize(old_table) && old_table[static_cast<std::size_t>(j)] == -1) {
-          KVFOLIO_REQUIRE(b == -1, entry + " was dropped and came back");
+          KVFOLIO_REQUIRE(b == -1, entry() + " was dropped and came back");
         }
       }
     }
@@ -161,8 +164,6 @@ void Harness::check_sequences(const Snapshot& now) {
 }
 
 void Harness::check_blocks(const Snapshot& now) {
-  const bool all_ran = std::all_of(flight_.begin(), flight_.end(),
-                                   [](const StepWork& step) { return step.executed; });
   for (int g = 0; g < num_groups(); ++g) {
     const GroupState& is = now.groups[static_cast<std::size_t>(g)];
     const GroupState& was = before_.groups[static_cast<std::size_t>(g)];
@@ -183,58 +184,50 @@ void Harness::check_blocks(const Snapshot& now) {
     if (open_step_) count_sources(*open_step_);
     for (int b = 0; b < group(g).num_blocks; ++b) {
       const auto at = static_cast<std::size_t>(b);
-      const std::string name = "group " + std::to_string(g) + " block " + std::to_string(b);
+      const auto name = [&] {
+        return "group " + std::to_string(g) + " block " + std::to_string(b);
+      };
       BlockModel& model = block(g, b);
       // What tables and copies do not explain is of pins.
       pinned -= is.refs[at] - expected[at];
       KVFOLIO_REQUIRE(is.refs[at] >= expected[at] && pinned >= 0,
-                      name + " has " + std::to_string(expected[at]) +
+                      name() + " has " + std::to_string(expected[at]) +
                           " references of tables and copies, ref_count says " +
                           std::to_string(is.refs[at]));
       if (was.refs[at] > 0 && is.refs[at] == 0) {
-        model.released_at = last_committed_;
-        model.maybe_retiring = model.taken_at > last_committed_;
+        // A block that the open step took and gave back is free: no step that runs knows it.
+        model.released_at = model.taken_at > last_committed_ ? 0 : last_committed_;
       }
       if (was.refs[at] == 0 && is.refs[at] > 0) {
         if (allocates_) {
           for (const StepWork& step : flight_) {
             KVFOLIO_REQUIRE(step.groups[static_cast<std::size_t>(g)].touched[at] == 0,
-                            name + " is handed out while step t" + std::to_string(step.ticket) +
+                            name() + " is handed out while step t" + std::to_string(step.ticket) +
                                 " may touch it");
           }
-          KVFOLIO_REQUIRE(is.findable[at] == 0, name + " is handed out, yet findable");
+          KVFOLIO_REQUIRE(is.findable[at] == 0, name() + " is handed out, yet findable");
           poison(g, b);
+          model.poisoned = false;
           model.taken_at = last_ticket_;
         } else {
           // A pin follows its tokens into the block that took the tail's place.
           KVFOLIO_REQUIRE(
               (revives_ && was.findable[at] != 0) || (!pins_.empty() && is.findable[at] != 0),
-              name + " is held again out of nowhere");
+              name() + " is held again out of nowhere");
           model.taken_at = 0;
         }
       }
       const bool retiring = std::any_of(flight_.begin(), flight_.end(), [&](const StepWork& step) {
         return step.ticket <= model.released_at;
       });
-      if (is.refs[at] == 0 && is.findable[at] == 0 && !retiring && !model.maybe_retiring) {
-        poison(g, b);
-      }
+      // Free from this call on.
+      if (is.refs[at] == 0 && is.findable[at] == 0 && !retiring) poison(g, b);
       // A block that this operation hung is findable as far as its sequence offered it.
       if (is.findable[at] == 0) model.certain = 0;
       if (is.findable[at] != 0) model.certain = std::max(model.certain, model.offered);
       model.offered = 0;
       if (is.findable[at] != 0) {
-        const int first = b * group(g).block_size;
-        KVFOLIO_REQUIRE(!model.published.empty(), name + " is findable before its time");
-        for (int off = 0; off < isize(model.published); ++off) {
-          KVFOLIO_REQUIRE(
-              cell(logical_, g, first + off).node == model.published[static_cast<std::size_t>(off)],
-              name + " is findable and its token " + std::to_string(off) + " changed");
-          KVFOLIO_REQUIRE(
-              !all_ran || cell(device_, g, first + off).node ==
-                              model.published[static_cast<std::size_t>(off)],
-              name + " is findable and its token " + std::to_string(off) + " is not on the device");
-        }
+        KVFOLIO_REQUIRE(!model.published.empty(), name() + " is findable before its time");
       }
     }
     KVFOLIO_REQUIRE(pinned == 0, "group " + std::to_string(g) + ": pins lost " +
@@ -248,10 +241,8 @@ void Harness::check_usage(const Snapshot& now) {
     const GroupUsage& usage = state.usage;
     const std::string name = "group " + std::to_string(g);
     int held = 0;
-    int retiring_least = 0;
-    int retiring_most = 0;
-    int cached_least = 0;
-    int cached_most = 0;
+    int num_retiring = 0;
+    int cached = 0;
     for (int b = 0; b < group(g).num_blocks; ++b) {
       const auto at = static_cast<std::size_t>(b);
       if (state.refs[at] > 0) {
@@ -262,10 +253,8 @@ void Harness::check_usage(const Snapshot& now) {
       const bool retiring = std::any_of(flight_.begin(), flight_.end(), [&](const StepWork& step) {
         return step.ticket <= model.released_at;
       });
-      if (retiring) ++retiring_most;
-      if (retiring && !model.maybe_retiring) ++retiring_least;
-      if (state.findable[at] != 0 && !(retiring && !model.maybe_retiring)) ++cached_most;
-      if (state.findable[at] != 0 && !retiring) ++cached_least;
+      if (retiring) ++num_retiring;
+      if (state.findable[at] != 0 && !retiring) ++cached;
     }
     coverage_.retiring_seen += static_cast<std::uint64_t>(usage.retiring);
     KVFOLIO_REQUIRE(usage.num_blocks == group(g).num_blocks, name + " has its blocks");
@@ -273,14 +262,12 @@ void Harness::check_usage(const Snapshot& now) {
                     name + ": free + held + cached + retiring = num_blocks");
     KVFOLIO_REQUIRE(usage.held == held, name + " holds " + std::to_string(held) +
                                             " blocks, usage says " + std::to_string(usage.held));
-    KVFOLIO_REQUIRE(usage.retiring >= retiring_least && usage.retiring <= retiring_most,
-                    name + " has " + std::to_string(retiring_least) + " to " +
-                        std::to_string(retiring_most) + " blocks retiring, usage says " +
-                        std::to_string(usage.retiring));
-    KVFOLIO_REQUIRE(usage.cached >= cached_least && usage.cached <= cached_most,
-                    name + " has " + std::to_string(cached_least) + " to " +
-                        std::to_string(cached_most) + " blocks cached, usage says " +
-                        std::to_string(usage.cached));
+    KVFOLIO_REQUIRE(usage.retiring == num_retiring, name + " has " + std::to_string(num_retiring) +
+                                                        " blocks retiring, usage says " +
+                                                        std::to_string(usage.retiring));
+    KVFOLIO_REQUIRE(usage.cached == cached, name + " has " + std::to_string(cached) +
+                                                " blocks cached, usage says " +
+                                                std::to_string(usage.cached));
     KVFOLIO_REQUIRE(usage.evictable >= 0 && usage.evictable <= usage.cached,
                     name + ": evictable are some of the cached");
     if (group(g).kind == AttentionKind::kSlidingWindow) {
@@ -290,9 +277,8 @@ void Harness::check_usage(const Snapshot& now) {
   }
 }
 
+// Sequences hold what they said: in the model, and on the device as far as it is.
 void Harness::check_content(const Snapshot& now) {
-  const bool all_ran = std::all_of(flight_.begin(), flight_.end(),
-                                   [](const StepWork& step) { return step.executed; });
   for (const auto& [seq, state] : now.seqs) {
     const Tables* tables = &state.tables;
     for (const Member& member : members_) {
@@ -306,11 +292,31 @@ void Harness::check_content(const Snapshot& now) {
         if (b < 0) continue;
         const int want = seq->nodes[static_cast<std::size_t>(p)];
         const int slot = b * size + p % size;
-        KVFOLIO_REQUIRE(cell(logical_, g, slot).node == want &&
-                            (!all_ran || cell(device_, g, slot).node == want),
+        KVFOLIO_REQUIRE(cell(logical_, g, slot).node == want && device_agrees(g, slot),
                         "s" + std::to_string(seq->number) + " group " + std::to_string(g) +
                             " position " + std::to_string(p) + " is intact in block " +
                             std::to_string(b));
+      }
+    }
+  }
+}
+
+void Harness::check_findable_content(const Snapshot& now) {
+  for (int g = 0; g < num_groups(); ++g) {
+    for (int b = 0; b < group(g).num_blocks; ++b) {
+      if (now.groups[static_cast<std::size_t>(g)].findable[static_cast<std::size_t>(b)] == 0) {
+        continue;
+      }
+      const std::vector<int>& published = block(g, b).published;
+      for (int off = 0; off < isize(published); ++off) {
+        const int slot = b * group(g).block_size + off;
+        const auto what = [&](const char* how) {
+          return "group " + std::to_string(g) + " block " + std::to_string(b) +
+                 " is findable and its token " + std::to_string(off) + how;
+        };
+        KVFOLIO_REQUIRE(cell(logical_, g, slot).node == published[static_cast<std::size_t>(off)],
+                        what(" changed"));
+        KVFOLIO_REQUIRE(device_agrees(g, slot), what(" is not on the device"));
       }
     }
   }

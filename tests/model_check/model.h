@@ -5,7 +5,8 @@
 // what each slot of memory holds. It knows no tree, no reference counts and no eviction order.
 //
 // Content of a slot is a node of Trie: one number per (root key, media, tokens, trims so far). Two
-// slots hold the same keys and values iff they hold the same node, without any hash to trust.
+// slots hold the same keys and values iff they hold the same node, without any hash to trust. The
+// device knows a node by its digest: what the bytes of such a token would be.
 
 #include <array>
 #include <cstdint>
@@ -16,6 +17,7 @@
 #include <tuple>
 #include <vector>
 
+#include "fake_device/fake_device.h"
 #include "kvfolio/manager.h"
 
 namespace kvfolio::model_check {
@@ -59,6 +61,9 @@ class Trie {
     return intern({parent, token, extra, hole},
                   exact_[static_cast<std::size_t>(parent)] && hole == 0);
   }
+  [[nodiscard]] std::uint64_t digest_of(int node) const {
+    return digests_[static_cast<std::size_t>(node)];
+  }
   // No trim stands behind it: such content may be findable.
   [[nodiscard]] bool exact(int node) const { return exact_[static_cast<std::size_t>(node)]; }
 
@@ -66,11 +71,21 @@ class Trie {
   using Key = std::tuple<int, int, int, int>;
   int intern(const Key& key, bool exact) {
     const auto [found, is_new] = nodes_.try_emplace(key, isize(exact_));
-    if (is_new) exact_.push_back(exact);
+    if (is_new) {
+      exact_.push_back(exact);
+      const auto [parent, token, extra, hole] = key;
+      // A root has no parent but its key: -2 and below.
+      std::uint64_t digest = parent < 0 ? static_cast<std::uint64_t>(parent) : digest_of(parent);
+      for (const int part : {token, extra, hole}) {
+        digest = Rng(digest ^ static_cast<std::uint32_t>(part)).next();
+      }
+      digests_.push_back(digest);
+    }
     return found->second;
   }
   std::map<Key, int> nodes_;
   std::vector<bool> exact_;
+  std::vector<std::uint64_t> digests_;
 };
 
 // Root keys that only framing and types keep apart.
@@ -128,7 +143,7 @@ inline std::vector<int> nodes_of(Trie& trie, const Prompt& prompt) {
 
 // Does the query at position q of this group read position p <= q?
 inline bool reads(const GroupSpec& group, int q, int p) {
-  return group.kind == AttentionKind::kFull || p > q - group.window || p < group.num_sinks;
+  return fake_device::attends(group, q, p);
 }
 
 using Tables = std::vector<std::vector<std::int32_t>>;  // [group][logical block]
@@ -213,15 +228,13 @@ struct Cell {
   std::uint64_t ticket = 0;
 };
 
-// A step as the device gets it: copies first, then writes, then reads.
+// What the model has to know of a step until it is complete.
 struct StepWork {
   struct Row {
     std::shared_ptr<Seq> seq;
     int begin = 0;  // positions [begin, end) are computed
     int end = 0;
     std::vector<int> nodes;  // expected content of positions [0, end)
-    int sinks = 0;
-    int first_kept = 0;
     Tables tables;
     // [group]: the block of the last token of a full hit, when another token came; or -1.
     std::vector<std::int32_t> displaced;
@@ -235,7 +248,6 @@ struct StepWork {
   std::uint64_t ticket = 0;
   std::vector<Row> rows;
   std::vector<Group> groups;
-  bool executed = false;
 };
 
 }  // namespace kvfolio::model_check

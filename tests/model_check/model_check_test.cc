@@ -6,12 +6,16 @@
 //   model_check_test --shrink FAMILY SEED             the fewest operations that still fail
 //
 // KVFOLIO_SEED: the first seed (default 1). KVFOLIO_OPS: operations of all families together
-// (default 100,000).
+// (default 100,000). KVFOLIO_SECONDS: goes on until this time is over as well (default 0).
+//
+// Ends with 1 at the first violation, after a sentence that says which, the operations before it
+// and the command that repeats them.
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -25,6 +29,7 @@ namespace {
 
 constexpr int kOpsPerRun = 600;
 constexpr std::size_t kRemembered = 30;
+std::uint64_t operations_before = 0;  // of all runs that ended
 
 std::uint64_t env(const char* name, std::uint64_t fallback) {
   const char* value = std::getenv(name);
@@ -45,8 +50,10 @@ struct Now {
   std::deque<std::string> last;
 
   void print(const char* why) const {
-    std::fprintf(stderr, "[model] family %s seed %llu operation %d: %s\n", to_string(family),
-                 static_cast<unsigned long long>(seed), op, why);
+    std::fprintf(stderr, "[model] after %llu operations, family %s seed %llu operation %d: %s\n",
+                 static_cast<unsigned long long>(
+                     operations_before + (harness != nullptr ? harness->coverage().operations : 0)),
+                 to_string(family), static_cast<unsigned long long>(seed), op, why);
     for (const std::string& line : last) std::fprintf(stderr, "  %s\n", line.c_str());
     if (harness != nullptr) std::fprintf(stderr, "> %s\n", harness->log().c_str());
     std::fprintf(stderr, "[model] model_check_test --replay %s %llu --until %d\n",
@@ -95,6 +102,7 @@ bool run(Family family, std::uint64_t seed, const std::vector<char>& keep, bool 
     now.print(failed.what());
   }
   if (coverage != nullptr) coverage->add(harness.coverage());
+  operations_before += harness.coverage().operations;
   now.harness = nullptr;
   return ok;
 }
@@ -104,13 +112,20 @@ class ModelCheck : public testing::TestWithParam<int> {};
 TEST_P(ModelCheck, ManagerAnswersAsTheNaiveModel) {
   const auto family = static_cast<Family>(GetParam());
   const std::uint64_t first = env("KVFOLIO_SEED", 1);
-  const auto operations =
-      static_cast<int>(env("KVFOLIO_OPS", 100000) / static_cast<std::uint64_t>(kNumFamilies));
+  const auto operations = static_cast<std::int64_t>(env("KVFOLIO_OPS", 100000) / kNumFamilies);
+  const auto end = std::chrono::steady_clock::now() +
+                   std::chrono::seconds(env("KVFOLIO_SECONDS", 0)) / kNumFamilies;
+  std::printf("[model] family %s from seed %llu\n", to_string(family),
+              static_cast<unsigned long long>(first));
+  std::fflush(stdout);
   Coverage coverage;
   std::uint64_t seed = first;
-  for (int left = operations; left > 0; left -= kOpsPerRun, ++seed) {
+  for (std::int64_t left = operations; left > 0 || std::chrono::steady_clock::now() < end; ++seed) {
     std::string why;
-    const std::vector<char> keep(static_cast<std::size_t>(std::min(left, kOpsPerRun)), 1);
+    const std::int64_t now_running =
+        left > 0 ? std::min<std::int64_t>(left, kOpsPerRun) : kOpsPerRun;
+    left -= now_running;
+    const std::vector<char> keep(static_cast<std::size_t>(now_running), 1);
     if (!run(family, seed, keep, false, &why, &coverage)) {
       FAIL() << "family " << to_string(family) << " seed " << seed << " operation " << now.op
              << ": " << why << "\n(the last operations stand above)";
@@ -200,6 +215,7 @@ int main(int argc, char** argv) {
       (std::strcmp(argv[1], "--replay") == 0 || std::strcmp(argv[1], "--shrink") == 0)) {
     return kvfolio::model_check::main_of_replay(argc, argv);
   }
+  testing::GTEST_FLAG(fail_fast) = true;
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

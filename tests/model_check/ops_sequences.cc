@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sequences: open, probe, fork, truncate, trim, close and preempt, accept.
+
+#include <algorithm>
+#include <limits>
+
+#include "model_check/ops.h"
+
+namespace kvfolio::model_check {
+
+void Harness::open(Rng& rng) {
+  const Prompt prompt = any_prompt(rng);
+  note("open " + text_of(prompt));
+  int probed = -1;
+  if (!skip_questions_) {
+    const Result<std::int32_t> answer = manager_->probe(prompt.tokens, prompt.options());
+    KVFOLIO_REQUIRE(answer.has_value(), "probe of a good prompt succeeds");
+    probed = *answer;
+  }
+  Codes errors;
+  Codes tolerated;
+  if (isize(seqs_) >= config_.options.max_sequences) errors.insert(kExhausted);
+  if (config_.tight_tables) tolerated.insert(kExhausted);
+  Result<Opened> opened = manager_->open(prompt.tokens, prompt.options());
+  if (!expect(status_of(opened), errors, tolerated)) return;
+  changed_ = revives_ = true;
+  auto seq = std::make_shared<Seq>();
+  seq->id = opened->sequence;
+  seq->number = next_number_++;
+  seq->prompt = prompt;
+  seq->cached = opened->cached_tokens;
+  note(" " + name_of(*seq) + " id " + std::to_string(seq->id.value()) + " cached " +
+       std::to_string(seq->cached));
+  KVFOLIO_REQUIRE(probed < 0 || probed == seq->cached,
+                  "open finds what probe promised, " + std::to_string(probed));
+  check_hit(prompt, seq->cached);
+  for (int p = 0; p < seq->cached; ++p) {
+    seq->say(trie_, prompt.tokens[static_cast<std::size_t>(p)], true, 0);
+  }
+  seq->committed = seq->accepted = seq->cached;
+  for (const SeqPtr& other : seqs_) KVFOLIO_REQUIRE(other->id != seq->id, "ids are unique");
+  for (const SequenceId id : stale_)
+    KVFOLIO_REQUIRE(id != seq->id, "ids of closed sequences stay closed");
+  seqs_.push_back(seq);
+  if (said_.size() < 40) {
+    said_.push_back(prompt);
+  } else {
+    said_[rng.next() % said_.size()] = prompt;
+  }
+  ++expected_.sequences_opened;
+  expected_.tokens_reused += static_cast<std::uint64_t>(seq->cached);
+  if (seq->cached > 0) {
+    ++coverage_.hits;
+    if (seq->cached % unit() != 0) ++coverage_.hits_inside_block;
+    coverage_.tokens_reused += static_cast<std::uint64_t>(seq->cached);
+  }
+}
+
+void Harness::probe(Rng& rng) {
+  read_only_ = true;
+  const Prompt prompt = any_prompt(rng);
+  if (skip_questions_) return;
+  note("probe " + text_of(prompt));
+  const Result<std::int32_t> answer = manager_->probe(prompt.tokens, prompt.options());
+  if (!expect(status_of(answer), {})) return;
+  note(" " + std::to_string(*answer));
+  check_hit(prompt, *answer);
+}
+
+void Harness::fork(Rng& rng) {
+  const SeqPtr parent = any_seq(rng);
+  if (!parent) return;
+  note("fork " + name_of(*parent));
+  Codes errors;
+  Codes tolerated;
+  if (parent->in_step || parent->draft() > 0) errors.insert(kMoment);
+  if (isize(seqs_) >= config_.options.max_sequences) errors.insert(kExhausted);
+  if (config_.tight_tables) tolerated.insert(kExhausted);
+  Result<SequenceId> child_id = manager_->fork(parent->id);
+  if (!expect(status_of(child_id), errors, tolerated)) return;
+  changed_ = true;
+  auto child = std::make_shared<Seq>(*parent);
+  child->id = *child_id;
+  child->number = next_number_++;
+  note(" " + name_of(*child) + " id " + std::to_string(child->id.value()));
+  KVFOLIO_REQUIRE(state_of(*child).tables == parent->tables, "a child shares every block");
+  seqs_.push_back(child);
+  ++expected_.forks;
+}
+
+void Harness::truncate(Rng& rng) {
+  const SeqPtr seq = any_seq(rng);
+  if (!seq) return;
+  const int n =
+      rng.chance(70) ? std::max(0, seq->length() - rng.below(5)) : rng.between(0, seq->length());
+  note("truncate " + name_of(*seq) + " " + std::to_string(n));
+  Codes errors;
+  Codes tolerated;
+  if (seq->in_step) errors.insert(kMoment);
+  if (errors.empty() && n < seq->accepted) {
+    for (int g = 0; g < num_groups(); ++g) {
+      for (int p = 0; p < n; ++p) {
+        const auto& table = seq->tables[static_cast<std::size_t>(g)];
+        if (reads(group(g), n, p) && !seq->dropped(p) &&
+            table[static_cast<std::size_t>(p / group(g).block_size)] < 0) {
+          errors.insert(kMoment);
+        }
+      }
+    }
+    // The next token is written behind the one before it, read or not.
+    for (int g = 0; n > 0 && g < num_groups(); ++g) {
+      const int size = group(g).block_size;
+      const auto& table = seq->tables[static_cast<std::size_t>(g)];
+      if (n % size != 0 && table[static_cast<std::size_t>(n / size)] < 0) errors.insert(kMoment);
+    }
+    // What a trim dropped cannot be read again.
+    if (n > seq->sinks && n < seq->first_kept) errors.insert(kMoment);
+  }
+  const Status status = manager_->truncate(seq->id, n);
+  if (!expect(status, errors, tolerated)) {
+    KVFOLIO_REQUIRE(status.message().find(seq->in_step ? "step" : "group") != std::string::npos,
+                    "the error names the step or the group");
+    return;
+  }
+  changed_ = true;
+  seq->forget_from(n);
+}
+
+void Harness::trim(Rng& rng) {
+  const SeqPtr seq = any_seq(rng);
+  if (!seq || !config_.trims) return;
+  const bool huge = rng.chance(5);
+  const std::int64_t sinks =
+      huge ? std::numeric_limits<std::int64_t>::max() : rng.below(seq->length() / 2 + 2);
+  const std::int64_t window = huge && rng.chance(50) ? std::numeric_limits<std::int64_t>::max() - 1
+                                                     : rng.below(seq->length() + 2);
+  note("trim " + name_of(*seq) + " sinks " + std::to_string(sinks) + " window " +
+       std::to_string(window));
+  Codes errors;
+  Codes tolerated;
+  if (seq->in_step) errors.insert(kMoment);
+  if (seq->draft() > 0) tolerated.insert(kMoment);
+  const Result<std::int32_t> dropped =
+      manager_->trim(seq->id, {.num_sinks = sinks, .window = window});
+  if (!expect(status_of(dropped), errors, tolerated)) return;
+  note(" " + std::to_string(*dropped));
+  const std::int64_t length = seq->length();
+  const std::int64_t low = std::min(sinks, length);
+  const std::int64_t high = window >= length ? 0 : length - window;
+  int expected = 0;
+  if (low < high) {
+    if (seq->hole() == 0) {
+      seq->sinks = static_cast<int>(low);
+      seq->first_kept = static_cast<int>(high);
+      expected = seq->first_kept - seq->sinks;
+    } else if (high >= seq->sinks) {
+      const int old = seq->first_kept - seq->sinks;
+      seq->sinks = std::min(seq->sinks, static_cast<int>(low));
+      seq->first_kept = std::max(seq->first_kept, static_cast<int>(high));
+      expected = seq->first_kept - seq->sinks - old;
+    } else {
+      // Two holes, which nobody can represent: the answer is the manager's, the state must agree.
+      const SequenceInfo info = state_of(*seq).info;
+      const int old = seq->first_kept - seq->sinks;
+      KVFOLIO_REQUIRE(info.trim_sinks <= seq->sinks && info.trim_first_kept >= seq->first_kept,
+                      "what was dropped stays dropped");
+      seq->sinks = info.trim_sinks;
+      seq->first_kept = info.trim_first_kept;
+      expected = seq->first_kept - seq->sinks - old;
+    }
+  }
+  KVFOLIO_REQUIRE(*dropped == expected, "trim() drops " + std::to_string(expected));
+  changed_ = expected > 0;
+}
+
+void Harness::close(Rng& rng, bool preempt) {
+  const SeqPtr seq = any_seq(rng);
+  if (!seq) return;
+  note((preempt ? "preempt " : "close ") + name_of(*seq));
+  const Codes errors = seq->in_step && !preempt ? Codes{kMoment} : Codes{};
+  const bool was_in_step = seq->in_step;
+  if (!expect(preempt ? manager_->preempt(seq->id) : manager_->close(seq->id), errors)) return;
+  changed_ = true;
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    if (members_[i].seq == seq) {
+      forget_member(i, true);
+      break;
+    }
+  }
+  ++(preempt ? expected_.sequences_preempted : expected_.sequences_closed);
+  stale_.push_back(seq->id);
+  std::erase(seqs_, seq);
+  const Tables tables = seq->tables;
+  publish(*seq, tables, true);
+  if (waits_for(*seq) != 0) {
+    seq->publishes_late = isize(waiting_) < config_.options.max_sequences;
+    waiting_.push_back(seq);
+  }
+  Prompt said = seq->prompt;
+  said.tokens = seq->tokens;
+  said.prefix_cache = true;
+  if (said_.size() < 40) {
+    said_.push_back(said);
+  } else {
+    said_[rng.next() % said_.size()] = said;
+  }
+  if (was_in_step) capture({});
+  // With nothing evicted, all of it is found again but the token that gives the logits.
+  const int n = seq->length();
+  const Counters& counters = manager_->counters();
+  if (n > 0 && seq->hole() == 0 && publishable(*seq) == n && config_.options.prefix_cache &&
+      !failed_once_ && counters.blocks_evicted == 0 && counters.publications_skipped == 0 &&
+      (in_order() || flight_.empty()) && !splits_self_attending_span(said.media, n - 1) &&
+      !skip_questions_) {
+    const Result<std::int32_t> again = manager_->probe(said.tokens, said.options());
+    KVFOLIO_REQUIRE(again.has_value() && *again == n - 1,
+                    "the tokens of a closed sequence hit but for one: " + std::to_string(n - 1) +
+                        " expected, " + std::to_string(again.has_value() ? *again : -1) + " found");
+  }
+}
+
+void Harness::accept(Rng& rng) {
+  SeqPtr seq = any_seq(rng);
+  for (int i = 0; seq && i < 6 && seq->draft() == 0; ++i) seq = any_seq(rng);
+  if (!seq) return;
+  const int draft = seq->draft();
+  const int n = rng.chance(5) ? draft + 1 : rng.between(0, draft);
+  note("accept " + name_of(*seq) + " " + std::to_string(n));
+  Codes errors;
+  Codes tolerated;
+  if (seq->in_step) errors.insert(kMoment);
+  if (n > draft) errors.insert(kInvalid);
+  if (draft == 0) {
+    errors.insert(kMoment);
+    if (n == 0) tolerated.insert(ErrorCode::kOk);
+  }
+  if (!expect(manager_->accept(seq->id, n), errors, tolerated)) return;
+  changed_ = true;
+  seq->forget_from(seq->accepted + n);
+  seq->accepted = seq->committed;
+  publish(*seq, seq->tables, false);
+}
+
+}  // namespace kvfolio::model_check
