@@ -21,7 +21,7 @@ ROOT = pathlib.Path(os.environ.get("KVFOLIO_SOURCE_DIR",
 PAGES = sorted({ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md"),
                 *ROOT.glob("models/*/README.md")})
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
-MARKED = re.compile(r"<!-- (output|source|lines of): (\S+) -->\s*\n```\w*\n(.*?)^```$", re.M | re.S)
+MARKED = re.compile(r"<!-- (output|source|shown|lines of): (\S+) -->\s*\n```\w*\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"(?<!!)\[[^\]\[]*\]\(([^)\s]+)\)")
 # `src/prefix/match.cc`, `scripts/demo`: a path of this repository, in backticks.
 PATH = re.compile(r"`((?:src|include|docs|scripts|examples|tools|tests|bench|cmake|models|\.ci)/"
@@ -64,6 +64,12 @@ def expected(kind, name):
         ran = subprocess.run([program], capture_output=True, text=True, timeout=60)
         assert ran.returncode == 0, ran.stderr
         return ran.stdout
+    if kind == "shown":
+        name, part = name.split("#")
+        text = (ROOT / name).read_text()
+        begin = text.index("\n", text.index(f"// shown: {part.replace('-', ' ')}\n")) + 1
+        end = text.rindex("\n", 0, text.index("// shown end", begin)) + 1
+        return textwrap.dedent(text[begin:end])
     text = (ROOT / name).read_text()
     begin = text.index("\n", text.index("readme: begin")) + 1
     end = text.rindex("\n", 0, text.index("readme: end")) + 1
