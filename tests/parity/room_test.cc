@@ -34,6 +34,7 @@ void grow(KVCacheManager& manager, SequenceId sequence, std::int64_t count) {
   must(manager.finish(step));
 }
 
+// Fault T11: there was a policy by priority, and no way to set one.
 TEST(ParityRoom, EachPolicyHasItsVictim) {
   Engine e({full_group(16, 20)});
   const SequenceId a = opened_with(e.manager, 40, {.priority = 2});
