@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "state_reader.h"
+
+#include <algorithm>
+#include <array>
+
+#include "manager/impl.h"
+#include "prefix/tree.h"
+
+namespace kvfolio {
+
+namespace {
+
+constexpr std::int32_t kMost = 64;  // blocks, runs and slots of the managers that are read
+
+class Names {
+ public:
+  Names() { names_.fill(-1); }
+  // Of something that is none: -1.
+  std::int32_t of(std::int32_t id) {
+    if (id < 0) return -1;
+    std::int32_t& name = names_.at(static_cast<std::size_t>(id));
+    if (name < 0) name = next_++;
+    return name;
+  }
+  [[nodiscard]] bool has(std::int32_t id) const {
+    return names_.at(static_cast<std::size_t>(id)) >= 0;
+  }
+
+ private:
+  std::array<std::int32_t, kMost> names_{};
+  std::int32_t next_ = 0;
+};
+
+// Of runs that hang below `r`, in the order of their tokens.
+template <typename Runs, typename Visit>
+void in_order(const Runs& runs, std::int32_t r, const Visit& visit) {
+  if (r < 0) return;
+  in_order(runs, runs[r].left, visit);
+  visit(r);
+  in_order(runs, runs[r].right, visit);
+}
+
+}  // namespace
+
+std::vector<SequenceId> StateReader::open_order(const KVCacheManager& manager, bool swap) {
+  const KVCacheManager::Impl& impl = *manager.impl_;
+  std::vector<SequenceId> ids;
+  for (std::size_t slot = 0; slot < impl.sequences_.size(); ++slot) {
+    const auto& s = impl.sequences_[slot];
+    if (s.life == KVCacheManager::Impl::Life::kOpen) ids.push_back(impl.id_of(s));
+  }
+  if (swap) std::reverse(ids.begin(), ids.end());
+  return ids;
+}
+
+BlockState StateReader::block_state(const KVCacheManager& manager, BlockId block) {
+  return manager.impl_->group(0).pool.state(block);
+}
+
+bool StateReader::has_pin(const KVCacheManager& manager) { return manager.impl_->pins_[0].open; }
+
+std::vector<FindableBlock> StateReader::findable(const KVCacheManager& manager) {
+  const PrefixTree::Impl& tree = *manager.impl_->tree_->impl_;
+  std::vector<FindableBlock> found;
+  const auto& where = tree.groups_[0].where;
+  for (std::size_t block = 0; block < where.size(); ++block) {
+    if (where[block].run == 0) continue;
+    FindableBlock entry{
+        static_cast<std::int32_t>(block), static_cast<std::int32_t>(where[block].end), {}};
+    std::vector<std::int32_t> path;
+    for (std::int32_t r = where[block].run - 1; r >= 0 && tree.run(r).parent >= 0;
+         r = tree.run(r).parent) {
+      path.push_back(r);
+    }
+    std::reverse(path.begin(), path.end());
+    for (const std::int32_t r : path) {
+      const std::int32_t* tokens = tree.tokens_of(r);
+      entry.tokens.insert(entry.tokens.end(), tokens, tokens + tree.run(r).length);
+    }
+    found.push_back(std::move(entry));
+  }
+  return found;
+}
+
+void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<std::int32_t>& out) {
+  using Impl = KVCacheManager::Impl;
+  const Impl& impl = *manager.impl_;
+  const PrefixTree::Impl& tree = *impl.tree_->impl_;
+  const BlockPool& pool = impl.group(0).pool;
+  const LruOrder& order = impl.group(0).order;
+  Names blocks;
+  Names runs;
+  Names slots;
+  out.clear();
+  const auto put = [&](auto value) { out.push_back(static_cast<std::int32_t>(value)); };
+
+  // Tickets: what is older than every step that is not ended is all the same.
+  std::uint64_t oldest = ~std::uint64_t{0};
+  for (const std::int32_t i : impl.in_flight_) oldest = std::min(oldest, impl.step_at(i).ticket);
+  if (impl.open_step_ >= 0) oldest = std::min(oldest, impl.step_at(impl.open_step_).ticket);
+  std::vector<std::uint64_t> tickets;
+  const auto note = [&](std::uint64_t ticket) {
+    if (ticket >= oldest) tickets.push_back(ticket);
+  };
+  const auto widen = [&](std::uint32_t low) {  // the newest ticket with these low bits
+    const std::uint64_t t = (impl.last_ticket_ & ~std::uint64_t{0xffffffff}) | low;
+    return t > impl.last_ticket_ ? std::uint64_t{0} : t;
+  };
+  note(impl.last_ticket_);
+  note(impl.last_committed_);
+  for (const std::int32_t i : impl.in_flight_) note(impl.step_at(i).ticket);
+  for (std::size_t slot = 0; slot < impl.sequences_.size(); ++slot) {
+    const auto& s = impl.sequences_[slot];
+    if (s.life == Impl::Life::kUnused) continue;
+    note(s.last_ticket);
+    note(s.wrote_last);
+  }
+  for (std::int32_t b = 0; b < pool.num_blocks(); ++b) {
+    const auto& block = pool.at(BlockId(b));
+    if (block.state == BlockState::kFree) continue;
+    note(widen(block.written));
+    if (block.state == BlockState::kRetiring) note(widen(block.stamp));
+  }
+  std::sort(tickets.begin(), tickets.end());
+  tickets.erase(std::unique(tickets.begin(), tickets.end()), tickets.end());
+  const auto rank = [&](std::uint64_t ticket) -> std::int32_t {
+    if (ticket < oldest) return 0;
+    return static_cast<std::int32_t>(std::lower_bound(tickets.begin(), tickets.end(), ticket) -
+                                     tickets.begin()) +
+           1;
+  };
+
+  // The tree, in the order of its tokens.
+  const auto walk = [&](const auto& self, std::int32_t r) -> void {
+    const auto& run = tree.run(r);
+    runs.of(r);
+    put(run.start);
+    put(run.length);
+    put(run.places);
+    if (run.parent >= 0) {
+      const std::int32_t* tokens = tree.tokens_of(r);
+      out.insert(out.end(), tokens, tokens + run.length);
+    }
+    const auto& slots_of_run = tree.slots(r, 0);
+    put(slots_of_run.first);
+    put(slots_of_run.count);
+    const std::int32_t* entries = tree.entries(r, 0);
+    for (std::int32_t i = 0; i < slots_of_run.count; ++i) {
+      put(blocks.of(entries[i]));
+      if (entries[i] >= 0) put(tree.groups_[0].where[entries[i]].end);
+      if (entries[i] >= 0) put(tree.groups_[0].where[entries[i]].idle);
+    }
+    put(run.num_children);
+    in_order(tree.runs_, run.children, [&](std::int32_t child) { self(self, child); });
+  };
+  for (std::int32_t r = 0; r < tree.runs_touched_; ++r) {
+    if (tree.run(r).alive && tree.run(r).parent < 0) walk(walk, r);
+  }
+  put(-7);
+
+  // Sequences: the open ones, then those that wait to be closed, in order.
+  std::vector<std::int32_t> live;
+  for (std::size_t slot = 0; slot < impl.sequences_.size(); ++slot) {
+    if (impl.sequences_[slot].life == Impl::Life::kOpen) {
+      live.push_back(static_cast<std::int32_t>(slot));
+    }
+  }
+  if (swap) std::reverse(live.begin(), live.end());
+  for (std::int32_t i = 0; i < impl.num_closing_; ++i) live.push_back(impl.closing_[i]);
+  for (const std::int32_t slot : live) slots.of(slot);
+  const auto slot_name = [&](std::int32_t slot) -> std::int32_t {
+    if (slot < 0) return -1;
+    return slots.has(slot) ? slots.of(slot) : -2;
+  };
+  for (const std::int32_t slot : live) {
+    const auto& s = impl.sequences_[slot];
+    put(s.life);
+    put(s.publishes);
+    put(s.used);
+    put(s.replay ? s.replay_token : -1);
+    put(s.length);
+    put(s.accepted);
+    put(impl.options_.order == Order::kUnordered ? s.settled : 0);
+    put(s.draft);
+    put(s.exact_until);
+    put(s.unnamed_from);
+    put(s.trim_sinks);
+    put(s.trim_first_kept);
+    put(s.step_entry);
+    put(s.num_unnamed - s.num_named);
+    put(rank(s.last_ticket));
+    put(rank(s.wrote_last));
+    if (s.publishes) {
+      put(s.place.valid() ? runs.of(s.place.run) : -1);
+      put(s.place.position);
+      const std::int32_t* tail = impl.arena().at(s.tail);
+      const std::int32_t count = s.tail_end() - s.place.position;
+      for (std::int32_t i = 0; i < count; ++i) put(tail[i]);
+    }
+    const auto table = impl.table(slot, 0).blocks(impl.arena());
+    put(table.size());
+    for (const std::int32_t block : table) put(blocks.of(block));
+    put(impl.window_begins_[slot]);
+  }
+  put(-8);
+  for (std::size_t p = 0; p < impl.pins_.size(); ++p) {
+    put(impl.pins_[p].open);
+    if (!impl.pins_[p].open) continue;
+    const auto table = impl.pin_table(static_cast<std::int32_t>(p), 0).blocks(impl.arena());
+    put(table.size());
+    for (const std::int32_t block : table) put(blocks.of(block));
+  }
+
+  // Steps, the oldest first.
+  put(rank(impl.last_ticket_));
+  put(rank(impl.last_committed_));
+  std::vector<std::int32_t> steps(impl.in_flight_.begin(), impl.in_flight_.end());
+  put(impl.open_step_ >= 0);
+  if (impl.open_step_ >= 0) steps.push_back(impl.open_step_);
+  for (const std::int32_t index : steps) {
+    const auto& step = impl.step_at(index);
+    put(-9);
+    put(rank(step.ticket));
+    put(step.num_entries);
+    for (std::int32_t e = 0; e < step.num_entries; ++e) {
+      const auto& entry = step.entries[e];
+      const auto& change = impl.change(step, e, 0);
+      const auto& s = impl.sequences_[entry.slot];
+      const bool same = s.generation == entry.generation && s.life != Impl::Life::kUnused;
+      put(same ? slot_name(entry.slot) : -3);
+      put(entry.begin);
+      put(entry.end);
+      put(entry.write_begin);
+      put(entry.draft);
+      put(entry.unnamed);
+      put(same ? static_cast<std::int64_t>(entry.unnamed_begin - s.num_named) : 0);
+      put(entry.used_before);
+      put(entry.replay_before);
+      put(blocks.of(change.source));
+      put(blocks.of(change.copy_to));
+      put(change.valid_before);
+      put(slot_name(change.writer_before));
+      put(change.blocks_before);
+    }
+  }
+
+  // Blocks: those that retire and the ranks of the others, then the rest of what the pool knows.
+  put(-10);
+  for (std::int32_t b = pool.retiring_head_; b >= 0; b = pool.at(BlockId(b)).next) {
+    put(blocks.of(b));
+    put(rank(widen(pool.at(BlockId(b)).stamp)));
+  }
+  std::vector<std::int32_t> ranked;
+  for (std::int32_t b = 0; b < pool.num_blocks(); ++b) {
+    if (order.has_rank(BlockId(b))) ranked.push_back(b);
+  }
+  std::sort(ranked.begin(), ranked.end(),
+            [&](std::int32_t a, std::int32_t b) { return order.colder(BlockId(a), BlockId(b)); });
+  put(-11);
+  for (const std::int32_t b : ranked) {
+    put(blocks.of(b));
+    put(order.is_candidate(BlockId(b)));
+  }
+  put(-12);
+  // Free blocks are all alike: which is taken first is a matter of names.
+  std::vector<std::array<std::int32_t, 7>> rest;
+  for (std::int32_t b = 0; b < pool.num_blocks(); ++b) {
+    const auto& block = pool.at(BlockId(b));
+    if (block.state == BlockState::kFree) continue;
+    rest.push_back({blocks.of(b), static_cast<std::int32_t>(block.state), block.refs,
+                    slot_name(block.writer), rank(widen(block.written)), block.valid,
+                    static_cast<std::int32_t>(block.used)});
+  }
+  std::sort(rest.begin(), rest.end());
+  for (const auto& block : rest) out.insert(out.end(), block.begin(), block.end());
+}
+
+}  // namespace kvfolio
