@@ -75,12 +75,21 @@ def serve():
     return command.returncode
 
 
+def prove():
+    """The same samples under every condition: one hash."""
+    arguments = ["prove", "--model", MODEL]
+    show(arguments)
+    return subprocess.run([COMMAND, *arguments], cwd=ROOT, check=False).returncode
+
+
 def main():
     say("kvfolio: a paged KV cache. Prompts are computed once, memory is shared block by block,\n"
         "and a cache hit never changes a bit.\n")
     code = stream("Ge1:1 In the beginning ")
     say()
-    return max(code, serve())
+    code = max(code, serve())
+    say()
+    return max(code, prove())
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
 #   build_packages         what a build with all tests needs
 
 build_packages=(g++ cmake ninja-build git binutils pkg-config python3 python3-venv libgtest-dev
-  libgmock-dev libbenchmark-dev libcli11-dev nlohmann-json3-dev libxxhash-dev)
+  libgmock-dev libbenchmark-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libssl-dev)
 
 # Jobs of a build: all cores, but a compiler may take 1.5 GB.
 jobs=$(awk -v cores="$(nproc)" '/MemAvailable/ { n = int($2 / 1500000); if (n < 1) n = 1
@@ -38,7 +38,8 @@ need_venv() {
   rm -rf build/venv
   mkdir -p build
   python3 -m venv build/venv
-  build/venv/bin/python -m pip -q --disable-pip-version-check install -r scripts/requirements.txt >&2
+  build/venv/bin/python -m pip -q --disable-pip-version-check install \
+    -r scripts/requirements.txt >&2
   cp scripts/requirements.txt build/venv/requirements.txt
 }
 

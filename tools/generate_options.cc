@@ -10,15 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "json.h"
+#include "choice_option.h"
 
 namespace kvfolio::tools {
 namespace {
-
-[[noreturn]] void refuse(const std::string& option, const std::string& text,
-                         const std::string& allowed) {
-  throw CLI::ValidationError(option, llama::quoted(text) + ", allowed: " + allowed);
-}
 
 template <typename T>
 bool parse_whole(const std::string& text, T& number) {
@@ -60,26 +55,6 @@ void add_number(CLI::App& app, const std::string& name, double& target, double a
       ->type_name("X");
 }
 
-template <typename T>
-void add_choice(CLI::App& app, const std::string& name, T& target,
-                std::vector<std::pair<std::string, T>> choices, const std::string& help) {
-  app.add_option_function<std::string>(
-         name,
-         [&target, name, choices = std::move(choices)](const std::string& text) {
-           std::string allowed;
-           for (const auto& [word, value] : choices) {
-             if (word == text) {
-               target = value;
-               return;
-             }
-             allowed += (allowed.empty() ? "" : ", ") + word;
-           }
-           refuse(name, text, allowed + " (what this build has)");
-         },
-         help)
-      ->type_name("NAME");
-}
-
 // "24GiB", "512MiB", "4096".
 std::int64_t parse_size(const std::string& option, const std::string& text) {
   static const std::vector<std::pair<std::string, int>> kUnits = {
@@ -99,10 +74,7 @@ std::int64_t parse_size(const std::string& option, const std::string& text) {
 }
 
 void add_request_options(CLI::App& app, GenerateOptions& options) {
-  app.add_option("--model", options.model,
-                 "Folder of a Llama or Mistral checkpoint in the Hugging Face form")
-      ->required()
-      ->type_name("DIR");
+  add_model_option(app, options.model);
   CLI::Option* requests =
       app.add_option("--requests", options.requests, "Requests, a JSON object a line; - is stdin")
           ->type_name("FILE");
@@ -153,16 +125,11 @@ void add_cache_options(CLI::App& app, GenerateOptions& options) {
       ->type_name("SIZE")
       ->excludes(blocks);
   add_integer(app, "--block-size", options.block_size, 1, kMaxBlockSize, "Tokens of a block");
-  add_choice<DType>(
-      app, "--cache-dtype", options.dtype,
-      {{"f32", DType::kF32}, {"f16", DType::kF16}, {"bf16", DType::kBF16}, {"f64", DType::kF64}},
-      "Element type of keys and values: f32, f16, bf16, f64 [f32]");
+  add_dtype_option(app, options.dtype);
   add_choice<Format>(app, "--format", options.format,
                      {{"auto", Format::kHnd}, {"hnd", Format::kHnd}, {"nhd", Format::kNhd}},
                      "How a block lies in memory: auto, hnd, nhd [auto: hnd in this build]");
-  add_choice<KernelTarget>(app, "--kernel", options.kernel,
-                           {{"reference", KernelTarget::kReference}},
-                           "Attention kernel: reference [reference]");
+  add_kernel_option(app, options.kernel);
   app.add_flag_callback(
       "--no-prefix-cache", [&options] { options.prefix_cache = false; },
       "Requests share nothing; the samples of one still share its prompt");

@@ -10,6 +10,7 @@
 #include "generate.h"
 #include "kvfolio_build_info.h"
 #include "printable_text.h"
+#include "prove.h"
 
 namespace {
 
@@ -26,20 +27,26 @@ int run(int argc, char** argv) {
   app.footer(
       "Examples:\n"
       "  kvfolio generate --model models/kjv-bytes --prompt \"In the beginning \"\n"
-      "  kvfolio generate --model models/kjv-bytes --requests requests.jsonl --verify --json\n\n"
+      "  kvfolio generate --model models/kjv-bytes --requests requests.jsonl --verify --json\n"
+      "  kvfolio prove --model models/kjv-bytes\n\n"
       "kvfolio VERB --help explains a verb.");
   kvfolio::tools::GenerateOptions options;
   CLI::App* generate = app.add_subcommand(
       "generate", "Decode requests with a Llama or Mistral checkpoint over the paged cache");
   kvfolio::tools::add_generate_options(*generate, options);
+  kvfolio::tools::ProveOptions prove_options;
+  CLI::App* prove = app.add_subcommand(
+      "prove", "Show that results depend on nothing: one set of prompts in many ways, one SHA-256");
+  kvfolio::tools::add_prove_options(*prove, prove_options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     std::cerr << "kvfolio: " << kvfolio::tools::printable_text(error.what())
-              << "\nkvfolio --help and kvfolio generate --help say what is allowed\n";
+              << "\nkvfolio --help and kvfolio VERB --help say what is allowed\n";
     return 2;
   }
+  if (prove->parsed()) return kvfolio::tools::prove(prove_options);
   return kvfolio::tools::generate(options);
 }
 

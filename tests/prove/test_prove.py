@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kvfolio prove` shows one hash in every row, and that it would notice another one."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+SOURCE = pathlib.Path(os.environ["KVFOLIO_SOURCE_DIR"])
+COMMAND = os.environ["KVFOLIO"]
+SHIPPED = SOURCE / "models" / "kjv-bytes"
+sanitized = pytest.mark.skipif(bool(os.environ.get("KVFOLIO_SANITIZED")),
+                               reason="slow under the sanitizers; fixture models run there")
+mutants = pytest.mark.skipif(os.environ.get("KVFOLIO_MUTANTS_BUILD", "OFF") in ("", "OFF"),
+                             reason="only the mutants build can switch rules off")
+sys.path.insert(0, str(SOURCE / "tests"))
+import make_checkpoints  # noqa: E402
+
+ROW_KEYS = """name sha256 equal difference failure contiguous block_size chunk threads
+    prompt_tokens prefill_tokens_computed tokens_reused tokens_reused_expected tokens_recomputed
+    forks block_copies block_copies_expected preemptions steps step_sequences_peak
+    chunk_tokens_peak blocks_total blocks_peak seconds""".split()
+NAMES = """contiguous twin|cold|hit|partly hit|forked|alone|among 15 others|block 1|block 8|block 16|
+    block 32|chunk 1|chunk 7|chunk 64|chunk all|preempting|1 thread|2 threads|3 threads|
+    4 threads|partly hit, chunk 7, preempting, 3 threads"""
+
+
+def run(model, *options, mutant=None):
+    environment = os.environ | ({"KVFOLIO_MUTANT": mutant} if mutant else {})
+    return subprocess.run([COMMAND, "prove", "--model", str(model), *options], env=environment,
+                          capture_output=True, text=True, timeout=500, check=False)
+
+
+def proof(model, *options, code=0):
+    done = run(model, "--json", *options)
+    assert done.returncode == code, done.stderr + done.stdout[-2000:]
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+
+    def make(variant, **changes):
+        path = folder / f"{variant}-{len(list(folder.iterdir()))}"
+        make_checkpoints.write_checkpoint(path, variant)
+        config = json.loads((path / "config.json").read_text()) | changes
+        (path / "config.json").write_text(json.dumps(config))
+        return path
+
+    return make
+
+
+def check(result):
+    assert result["equal"] is True
+    assert result["different"] == result["failed"] == []
+    assert {row["sha256"] for row in result["rows"]} == {result["sha256"]}
+    assert re.fullmatch("[0-9a-f]{64}", result["sha256"])
+    return {row["name"]: row for row in result["rows"]}
+
+
+@sanitized
+def test_the_shipped_model_has_one_hash_in_at_least_sixteen_rows():
+    rows = check(proof(SHIPPED))
+    assert len(rows) >= 16
+    assert {" ".join(name.split()) for name in NAMES.split("|")} <= set(rows)
+
+
+def test_every_row_has_the_keys_and_is_what_it_says(checkpoint):
+    rows = check(proof(checkpoint("tied-f32")))
+    for row in rows.values():
+        assert list(row) == ROW_KEYS
+        assert row["failure"] is None and row["difference"] is None
+        assert (row["preemptions"] > 0) == ("preempting" in row["name"])
+        if row["tokens_reused_expected"] is not None:
+            assert row["tokens_reused"] == row["tokens_reused_expected"]
+        if re.search("hit|prefixes", row["name"]):
+            assert row["tokens_reused"] > 0
+        else:
+            assert row["tokens_reused"] == 0
+        if "forked" in row["name"]:
+            assert row["forks"] > 0 and row["block_copies"] > 0
+    assert rows["alone"]["step_sequences_peak"] == 1
+    assert rows["among 15 others"]["step_sequences_peak"] == 16
+    assert 0 < rows["partly hit"]["tokens_reused"] < rows["hit"]["tokens_reused"]
+    assert [rows[f"chunk {n}"]["chunk_tokens_peak"] for n in (1, 7, 64)] == [1, 7, 64]
+    assert [rows[f"{n} threads"]["threads"] for n in (2, 3, 4)] == [2, 3, 4]
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f64"])
+def test_each_cache_type_has_one_hash(checkpoint, dtype):
+    model = checkpoint("untied-bf16")
+    hashed = proof(model, "--cache-dtype", dtype)
+    check(hashed)
+    differs = hashed["sha256"] != proof(model, "--cache-dtype", "f32")["sha256"]
+    assert differs == (dtype != "f64")  # f64 holds exactly what the model computes in f32
+
+
+@pytest.mark.parametrize("variant", ["mistral-window", "mistral-window-v5", "mistral-full"])
+def test_window_models_have_one_hash(checkpoint, variant):
+    check(proof(checkpoint(variant)))
+
+
+def test_models_that_do_not_read_bytes_get_ids(checkpoint):
+    result = proof(checkpoint("head-dim"))
+    check(result)
+    assert result["vocab"] == 97
+
+
+def test_short_models_are_proved_down_to_96_positions(checkpoint):
+    rows = check(proof(checkpoint("tied-f32", max_position_embeddings=96)))
+    assert rows["chunk 64"]["chunk_tokens_peak"] == 64
+    done = run(checkpoint("tied-f32", max_position_embeddings=95))
+    assert done.returncode == 2
+    assert "max_position_embeddings 95" in done.stderr and "at least 96" in done.stderr
+
+
+def test_two_runs_say_the_same(checkpoint):
+    model = checkpoint("llama3")
+    first, second = proof(model), proof(model)
+    for result in (first, second):
+        for timed in (result, *result["rows"]):
+            del timed["seconds"]
+    assert first == second
+
+
+def test_the_table_fits_into_100_columns(checkpoint):
+    done = run(checkpoint("tied-f32"))
+    assert done.returncode == 0 and done.stderr == ""
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    assert re.search("^  [0-9a-f]{64}  (\\d+) of \\1 rows$", done.stdout, re.MULTILINE)
+    assert done.stdout.endswith("all rows are equal, bit for bit\n")
+
+
+@sanitized
+def test_the_readme_shows_what_the_command_prints():
+    """Products of another instruction set round in another way, so the hash may differ elsewhere."""
+    readme = (SOURCE / "README.md").read_text()
+    shown = readme.split("```text\n$ kvfolio prove --model models/kjv-bytes\n")[1].split("```")[0]
+    matmul = proof(SHIPPED)["matmul"]
+    if matmul != "avx512":
+        pytest.skip(f"the README's run used avx512, this machine uses {matmul}")
+    printed = re.sub(r"[\d.]+ s\)", "S)", run(SHIPPED).stdout).splitlines()
+    for line in re.sub(r"[\d.]+ s\)", "S)", shown).splitlines():
+        assert line in (*printed, "  ...")
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    (["--model", "/nowhere"], ["/nowhere"]),
+    (["--model", str(SHIPPED), "--cache-dtype", "f12"], ["f12", "bf16"]),
+    (["--model", str(SHIPPED), "--kernel", "fast"], ["fast", "reference"]),
+    ([], ["--model"]),
+])
+def test_bad_input_is_exit_2_and_says_what_is_allowed(options, words):
+    done = subprocess.run([COMMAND, "prove", *options], capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert done.returncode == 2 and done.stdout == ""
+    assert all(word in done.stderr for word in words)
+
+
+def test_help_says_what_is_hashed():
+    done = subprocess.run([COMMAND, "prove", "--help"], capture_output=True, text=True, timeout=60,
+                          check=False)
+    assert done.returncode == 0
+    assert "What a row hashes" in done.stdout and done.stdout.count("kvfolio prove --model") == 2
+
+
+@mutants
+def test_without_a_copy_on_shared_write_the_forked_rows_are_named():
+    done = run(SHIPPED, "--json", mutant="no-copy-on-shared-write")
+    assert done.returncode == 1, done.stderr
+    result = json.loads(done.stdout)
+    assert result["equal"] is False
+    assert "forked" in result["different"]
+    row = next(row for row in result["rows"] if row["name"] == "forked")
+    assert re.search(r"prompt \d of \d+ tokens, sample \d, generated token", row["difference"])
+    text = run(SHIPPED, mutant="no-copy-on-shared-write")
+    assert text.returncode == 1
+    assert re.search("^  forked: prompt ", text.stdout, re.MULTILINE)

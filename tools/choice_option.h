@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Options of the command line that several verbs take.
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "json.h"
+#include "kvfolio/dtype.h"
+#include "kvfolio/kernels.h"
+
+namespace kvfolio::tools {
+
+[[noreturn]] inline void refuse(const std::string& option, const std::string& text,
+                                const std::string& allowed) {
+  throw CLI::ValidationError(option, llama::quoted(text) + ", allowed: " + allowed);
+}
+
+template <typename T>
+void add_choice(CLI::App& app, const std::string& name, T& target,
+                std::vector<std::pair<std::string, T>> choices, const std::string& help) {
+  app.add_option_function<std::string>(
+         name,
+         [&target, name, choices = std::move(choices)](const std::string& text) {
+           std::string allowed;
+           for (const auto& [word, value] : choices) {
+             if (word == text) {
+               target = value;
+               return;
+             }
+             allowed += (allowed.empty() ? "" : ", ") + word;
+           }
+           refuse(name, text, allowed + " (what this build has)");
+         },
+         help)
+      ->type_name("NAME");
+}
+
+inline void add_model_option(CLI::App& app, std::string& target) {
+  app.add_option("--model", target,
+                 "Folder of a Llama or Mistral checkpoint in the Hugging Face form")
+      ->required()
+      ->type_name("DIR");
+}
+
+inline void add_dtype_option(CLI::App& app, DType& target) {
+  add_choice<DType>(
+      app, "--cache-dtype", target,
+      {{"f32", DType::kF32}, {"f16", DType::kF16}, {"bf16", DType::kBF16}, {"f64", DType::kF64}},
+      "Element type of keys and values: f32, f16, bf16, f64 [f32]");
+}
+
+inline void add_kernel_option(CLI::App& app, KernelTarget& target) {
+  add_choice<KernelTarget>(app, "--kernel", target, {{"reference", KernelTarget::kReference}},
+                           "Attention kernel: reference [reference]");
+}
+
+}  // namespace kvfolio::tools

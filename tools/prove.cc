@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "prove.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "engine.h"
+#include "generate_input.h"
+#include "pool_size.h"
+#include "printable_text.h"
+#include "prove_conditions.h"
+#include "prove_prompts.h"
+#include "prove_report.h"
+#include "results.h"
+#include "sha256.h"
+
+namespace kvfolio::tools {
+namespace {
+
+using llama::Request;
+
+constexpr Format kFormat = Format::kHnd;  // what auto is in this build
+// A step takes every prompt whole, unless the condition says otherwise.
+constexpr std::int32_t kStepTokens = 1 << 20;
+
+// What one run over the scored requests gave.
+struct Outcome {
+  std::vector<SampleResult> samples;  // prompt by prompt, sample by sample
+  Happened happened;
+};
+
+std::int64_t blocks(std::int64_t tokens, std::int64_t block_size) {
+  return (tokens + block_size - 1) / block_size;
+}
+
+std::optional<Known> known(const Condition& condition) {
+  switch (condition.prefix_or_cold()) {
+    case Prefix::kHit:
+      return Known::kWhole;
+    case Prefix::kInside:
+      return Known::kInsideABlock;
+    case Prefix::kAtABorder:
+      return Known::kAtABorder;
+    case Prefix::kCold:
+    case Prefix::kEachOthers:
+      break;
+  }
+  return std::nullopt;
+}
+
+std::string hash(const std::vector<SampleResult>& samples) {
+  Sha256 sha;
+  for (const SampleResult& sample : samples) {
+    for (const auto& step : sample.logits) sha.update(std::as_bytes(std::span(step->row)));
+  }
+  return sha.hex();
+}
+
+// One call of the verb.
+class Prover {
+ public:
+  Prover(const ProveOptions& options, const llama::Model& model, PromptSet set)
+      : options_(options), model_(model), set_(std::move(set)) {}
+
+  Result<int> run() {
+    const auto start = std::chrono::steady_clock::now();
+    Proof proof{.options = &options_, .model = &model_, .format = kFormat};
+    const std::vector<Condition> all = conditions();
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      progress(std::to_string(i + 1) + " of " + std::to_string(all.size()) + ": " + all[i].name());
+      Result<ProvedRow> row = prove_row(all[i]);
+      if (!row) {
+        progress("");
+        return prefixed("the contiguous twin", row.error());
+      }
+      proof.rows.push_back(*std::move(row));
+    }
+    progress("");
+    for (const SampleResult& sample : twin_) {
+      proof.logit_rows += static_cast<std::int64_t>(sample.logits.size());
+    }
+    proof.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    std::cout << (options_.json ? proof_json(proof) + "\n" : proof_text(proof));
+    return proof.good() ? 0 : 1;
+  }
+
+ private:
+  // An error is the twin's: without a reference there is nothing to show. That of another row is
+  // its failure.
+  Result<ProvedRow> prove_row(const Condition& condition) {
+    ProvedRow row;
+    row.condition = condition;
+    Result<Outcome> outcome = run_condition(condition);
+    if (!outcome) {
+      if (condition.contiguous) return outcome.error();
+      row.failure = outcome.error().message();
+      return row;
+    }
+    row.happened = outcome->happened;
+    row.sha256 = hash(outcome->samples);
+    row.failure = what_is_missing(condition, row.happened);
+    if (condition.contiguous) {
+      twin_ = std::move(outcome->samples);
+    } else {
+      row.difference = first_difference(outcome->samples);
+    }
+    return row;
+  }
+
+  // The smallest pool that runs may preempt nobody, or leave nothing to be found; then a larger
+  // one, which lets more in at once. If none will do, the first that preempted says what is
+  // missing.
+  Result<Outcome> run_condition(const Condition& condition) {
+    if (!condition.preempting) return run_engine(condition, roomy_pool(condition));
+    const std::int64_t least = least_pool(condition);
+    std::int64_t last = 0;
+    std::optional<Outcome> preempted;
+    for (const std::int64_t percent : {100, 115, 130, 150, 175, 200, 250, 300, 400, 600, 800}) {
+      const std::int64_t pool = (least * percent + 99) / 100;
+      if (pool == last) continue;
+      last = pool;
+      Result<Outcome> outcome = run_engine(condition, pool);
+      if (!outcome || what_is_missing(condition, outcome->happened).empty()) return outcome;
+      if (!preempted && outcome->happened.stats.scheduler.preemptions > 0) {
+        preempted = *std::move(outcome);
+      }
+    }
+    if (preempted) return *std::move(preempted);
+    return Status(ErrorCode::kFailedPrecondition, "no sequence was preempted in pools of " +
+                                                      std::to_string(least) + " to " +
+                                                      std::to_string(last) + " blocks");
+  }
+
+  Result<Outcome> run_engine(const Condition& condition, std::int64_t num_blocks) {
+    CacheSpec spec = llama::cache_spec(
+        model_.config(),
+        {.block_size = condition.block(), .dtype = options_.dtype, .format = kFormat});
+    for (GroupSpec& group : spec.groups) group.num_blocks = static_cast<std::int32_t>(num_blocks);
+    llama::ThreadPool& pool = threads(condition);
+    Result<std::unique_ptr<llama::Engine>> engine =
+        llama::Engine::create(model_, spec,
+                              {.max_batch_tokens = kStepTokens,
+                               .max_chunk_tokens = condition.chunk_or_all(),
+                               .max_seqs = condition.sequences(),
+                               .max_tokens = set_.longest() + kNewTokens,
+                               .admission_margin = condition.preempting ? 0 : -1,
+                               .stop_at_eos = false,
+                               .prefix_cache = condition.prefix_or_cold() != Prefix::kCold,
+                               .contiguous = condition.contiguous,
+                               .kernel = options_.kernel,
+                               .keep_logits = llama::LogitRows::kChosen},
+                              pool);
+    if (!engine) return std::move(engine).error();
+
+    Outcome outcome;
+    Happened& happened = outcome.happened;
+    std::vector<Request> warming;
+    Counters before;
+    if (const std::optional<Known> known_part = known(condition)) {
+      warming = warming_requests(set_, *known_part, condition.block());
+      const Result<llama::RunStats> warmed = run_requests(**engine, warming, nullptr);
+      if (!warmed) return warmed.error();
+      before = warmed->cache;
+      happened.chunk_tokens = warmed->scheduler.chunk_tokens_peak;
+    }
+    const std::vector<Request> requests = scored_requests(set_, condition.forked);
+    outcome.samples.resize(kNumSamples);
+    Result<llama::RunStats> stats = run_requests(**engine, requests, &outcome.samples);
+    if (!stats) return std::move(stats).error();
+    for (const SampleResult& sample : outcome.samples) {
+      if (sample.token_ids.size() != kNewTokens) {
+        return Status(ErrorCode::kFailedPrecondition,
+                      "a sample has " + std::to_string(sample.token_ids.size()) +
+                          " tokens, expected " + std::to_string(kNewTokens));
+      }
+    }
+    happened.stats = *std::move(stats);
+    happened.threads = pool.num_threads();
+    happened.chunk_tokens =
+        std::max(happened.chunk_tokens, happened.stats.scheduler.chunk_tokens_peak);
+    happened.longest_prompt = set_.longest();
+    happened.block_copies =
+        static_cast<std::int64_t>(happened.stats.cache.block_copies - before.block_copies);
+    happened.forks = static_cast<std::int64_t>(happened.stats.cache.forks - before.forks);
+    happened.forks_parted = forks_parted(condition, outcome.samples);
+    for (const Request& request : requests) {
+      happened.tokens_asked += static_cast<std::int64_t>(request.prompt.size());
+    }
+    expect_counts(condition, requests, warming, happened);
+    return outcome;
+  }
+
+  // Of one engine; a request that it rejects is an error. `samples`: where results go, or null.
+  Result<llama::RunStats> run_requests(llama::Engine& engine, std::span<const Request> requests,
+                                       std::vector<SampleResult>* samples) {
+    std::string rejected;
+    Results results(requests);
+    llama::Listener listener;
+    listener.on_finished = [&](llama::FinishedSample&& finished) { results.keep(finished); };
+    listener.on_rejected = [&](const Request& request, const std::string& error) {
+      if (rejected.empty()) rejected = request.id + " was rejected: " + error;
+    };
+    Result<llama::RunStats> stats = engine.run(requests, std::move(listener));
+    if (!stats) return stats;
+    if (!rejected.empty()) return Status(ErrorCode::kFailedPrecondition, rejected);
+    if (samples == nullptr) return stats;
+    std::size_t next = 0;
+    for (const RequestResult& request : results.all()) {
+      for (const SampleResult& sample : request.samples) samples->at(next++) = sample;
+    }
+    return stats;
+  }
+
+  // What can be said beforehand. Nothing where blocks come and go.
+  void expect_counts(const Condition& condition, std::span<const Request> requests,
+                     std::span<const Request> warming, Happened& happened) const {
+    if (condition.preempting || condition.contiguous) return;
+    const Prefix prefix = condition.prefix_or_cold();
+    if (prefix == Prefix::kCold) {
+      happened.tokens_reused_expected = 0;
+    } else if (prefix == Prefix::kHit || (known(condition) && !condition.at_once)) {
+      // All open in the first step, so they find what was there before it; a whole hit is the most
+      // that there is to find at any time.
+      happened.tokens_reused_expected = 0;
+      for (const Request& request : requests) {
+        happened.tokens_reused_expected += expected_hit(request.prompt, warming);
+      }
+    }
+    if (condition.forked && prefix == Prefix::kCold) {
+      // The owner of a shared tail goes on in place; each of the others copies it.
+      happened.block_copies_expected = 0;
+      for (const Tokens& prompt : set_.prompts) {
+        const bool tail = static_cast<std::int32_t>(prompt.size()) % condition.block() != 0;
+        happened.block_copies_expected += tail ? kSamplesPerPrompt - 1 : 0;
+      }
+    }
+    const bool together = prefix == Prefix::kCold && !condition.forked && !condition.at_once &&
+                          condition.chunk_or_all() == 0;
+    if (together && model_.config().sliding_window == 0) {
+      happened.blocks_final = 0;
+      for (const Request& request : requests) {
+        // The last generated token is never an input.
+        happened.blocks_final += blocks(
+            static_cast<std::int64_t>(request.prompt.size()) + kNewTokens - 1, condition.block());
+      }
+    }
+  }
+
+  // Did two samples of a prompt write different tokens into what was one block?
+  bool forks_parted(const Condition& condition, const std::vector<SampleResult>& samples) const {
+    for (std::size_t p = 0; p < set_.prompts.size(); ++p) {
+      const auto length = static_cast<std::int32_t>(set_.prompts[p].size());
+      const std::int32_t room =
+          (condition.block() - length % condition.block()) % condition.block();
+      const auto& one = samples[p * kSamplesPerPrompt].token_ids;
+      const auto& other = samples[p * kSamplesPerPrompt + 1].token_ids;
+      const auto written = std::min(room, kNewTokens - 1);
+      if (!std::equal(one.begin(), one.begin() + written, other.begin())) return true;
+    }
+    return false;
+  }
+
+  std::string first_difference(const std::vector<SampleResult>& samples) const {
+    Comparison counts;
+    for (std::size_t i = 0; i < samples.size(); ++i) {
+      const std::string found = difference(samples[i], twin_[i], counts);
+      if (found.empty()) continue;
+      const std::size_t prompt = i / kSamplesPerPrompt;
+      return "prompt " + std::to_string(prompt) + " of " +
+             std::to_string(set_.prompts[prompt].size()) + " tokens, sample " +
+             std::to_string(i % kSamplesPerPrompt) + ", " + found;
+    }
+    return {};
+  }
+
+  // Enough that nothing is ever short: no block that somebody will look for is evicted.
+  [[nodiscard]] std::int64_t roomy_pool(const Condition& condition) const {
+    std::int64_t all = 0;
+    for (const Tokens& prompt : set_.prompts) {
+      const auto length = static_cast<std::int64_t>(prompt.size());
+      // Each sample, one that warms, and a copy of a block for each.
+      all += (kSamplesPerPrompt + 1) * (blocks(length + kNewTokens, condition.block()) + 2);
+    }
+    return all;
+  }
+
+  // Room for the longest request alone.
+  [[nodiscard]] std::int64_t least_pool(const Condition& condition) const {
+    const CacheSpec spec = llama::cache_spec(
+        model_.config(),
+        {.block_size = condition.block(), .dtype = options_.dtype, .format = kFormat});
+    const std::int32_t tokens = set_.longest() + kNewTokens - 1;
+    std::int64_t least = 1;
+    for (const GroupSpec& group : spec.groups) {
+      least = std::max(least, llama::blocks_needed(group, {.num_tokens = tokens}));
+    }
+    return least;
+  }
+
+  llama::ThreadPool& threads(const Condition& condition) {
+    const auto all =
+        std::clamp(static_cast<std::int32_t>(std::thread::hardware_concurrency()), 1, 256);
+    std::unique_ptr<llama::ThreadPool>& pool = pools_[condition.threads.value_or(all)];
+    if (pool == nullptr) {
+      pool = std::make_unique<llama::ThreadPool>(condition.threads.value_or(all));
+    }
+    return *pool;
+  }
+
+  static void progress(const std::string& text) {
+    if (isatty(STDERR_FILENO) == 0) return;
+    std::cerr << "\r\x1b[K" << text << std::flush;
+  }
+
+  const ProveOptions& options_;
+  const llama::Model& model_;
+  const PromptSet set_;
+  std::vector<SampleResult> twin_;
+  std::map<std::int32_t, std::unique_ptr<llama::ThreadPool>> pools_;  // by threads
+};
+
+Result<int> prove_or_error(const ProveOptions& options) {
+  const Result<llama::Model> model = llama::Model::load(options.model);
+  if (!model) return prefixed("--model " + options.model, model.error());
+  Result<PromptSet> set = make_prompt_set(model->config());
+  if (!set) return prefixed("--model " + options.model, set.error());
+  return Prover(options, *model, *std::move(set)).run();
+}
+
+}  // namespace
+
+int prove(const ProveOptions& options) {
+  const Result<int> code = prove_or_error(options);
+  if (code) return *code;
+  std::cout.flush();
+  std::cerr << "kvfolio prove: " << printable_text(code.error().message()) << "\n";
+  return 2;
+}
+
+}  // namespace kvfolio::tools

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "prove_options.h"
+
+#include <CLI/CLI.hpp>
+
+#include "choice_option.h"
+
+namespace kvfolio::tools {
+
+void add_prove_options(CLI::App& app, ProveOptions& options) {
+  app.footer(
+      "Examples:\n"
+      "  kvfolio prove --model models/kjv-bytes\n"
+      "  kvfolio prove --model DIR --cache-dtype bf16 --json\n\n"
+      "Runs 2 samples of each of 8 prompts once for each row: over contiguous arrays (the\n"
+      "reference), cold, hit, partly hit, forked, alone and among 15 others, with blocks of 1, 8,\n"
+      "16 and 32 tokens, chunks of 1, 7, 64 and all tokens of a prompt, pools that preempt, with\n"
+      "1 to 4 threads, and some of that together.\n"
+      "What a row hashes: the f32 logits behind each generated token (so from the last token of\n"
+      "the prompt on), prompt by prompt, sample by sample. Earlier positions of a prompt are left\n"
+      "out, since a row that finds them in the cache never computes them.\n"
+      "Prompts are text where the model reads bytes, else ids from a fixed seed; some share\n"
+      "beginnings that end inside a block, some at its border. End-of-sequence ids do not stop.\n"
+      "Columns: sequences and tokens of one sequence in a step, at the peak; blocks held at the\n"
+      "peak; prompt tokens reused; blocks copied; sequences preempted.\n"
+      "A row that was not what it says (nothing hit, nobody preempted) is a failure too.\n"
+      "Exit codes: 0 all rows have one SHA-256; 1 they differ, and which; 2 bad usage or input.");
+  add_model_option(app, options.model);
+  add_dtype_option(app, options.dtype);
+  add_kernel_option(app, options.kernel);
+  app.add_flag("--json", options.json, "One JSON object: every row with its hash and counters");
+}
+
+}  // namespace kvfolio::tools

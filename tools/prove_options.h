@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The options of `kvfolio prove`, as the command line gives them.
+
+#include <string>
+
+#include "kvfolio/dtype.h"
+#include "kvfolio/kernels.h"
+
+namespace CLI {
+class App;
+}
+
+namespace kvfolio::tools {
+
+struct ProveOptions {
+  std::string model;
+  DType dtype = DType::kF32;
+  KernelTarget kernel = KernelTarget::kReference;
+  bool json = false;
+};
+
+// Adds the options of the verb to `app`; parsing fills `options`, which outlives `app`.
+void add_prove_options(CLI::App& app, ProveOptions& options);
+
+}  // namespace kvfolio::tools

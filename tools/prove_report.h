@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What `kvfolio prove` says: a table for people, one JSON object for programs.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model.h"
+#include "prove_conditions.h"
+#include "prove_options.h"
+
+namespace kvfolio::tools {
+
+struct ProvedRow {
+  Condition condition;
+  Happened happened;
+  std::string sha256;      // empty: it did not end
+  std::string difference;  // to the twin, the first one in words; empty: none
+  std::string failure;     // it was not what it says, or did not end; empty: it was and did
+};
+
+struct Proof {
+  const ProveOptions* options = nullptr;
+  const llama::Model* model = nullptr;
+  Format format = Format::kHnd;
+  std::int64_t logit_rows = 0;    // of each row of the proof
+  std::vector<ProvedRow> rows{};  // the twin first
+  double seconds = 0.0;
+
+  [[nodiscard]] bool equal() const;  // all hashes are there and the same
+  [[nodiscard]] bool good() const;   // that, and every row was what it says
+};
+
+[[nodiscard]] std::string proof_json(const Proof& proof);
+[[nodiscard]] std::string proof_text(const Proof& proof);  // at most 100 columns, but for messages
+
+}  // namespace kvfolio::tools
