@@ -156,6 +156,12 @@ void FakeDevice::advance(Ticket ticket, Phase phase) {
   }
 }
 
+void FakeDevice::skip_copies(Ticket ticket) {
+  Step& step = find(ticket);
+  if (step.told != Phase::kUploaded) throw std::logic_error("copies run behind the upload");
+  step.told = Phase::kCopied;
+}
+
 Phase FakeDevice::phase(Ticket ticket) const { return find(ticket).told; }
 
 void FakeDevice::forget(Ticket ticket) {

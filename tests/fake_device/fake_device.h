@@ -99,6 +99,8 @@ class FakeDevice {
   [[nodiscard]] bool has(Ticket ticket) const;
   // How far the step has been told to go. Requires (these three): has(ticket).
   [[nodiscard]] Phase phase(Ticket ticket) const;
+  // The host has run the copies of an uploaded step in this memory: kCopied without a copy.
+  void skip_copies(Ticket ticket);
   // The step is complete, or has failed; it may have stopped anywhere.
   void forget(Ticket ticket);
 
@@ -112,7 +114,10 @@ class FakeDevice {
   // start(), and returns when all of it is done.
   void wait();
 
-  // Requires: wait() since the last call above.
+  // Requires (both): wait() since the last call above. The memory is for a host that computes too.
+  [[nodiscard]] std::span<Digest> memory(std::int32_t group) {
+    return groups_[static_cast<std::size_t>(group)].memory;
+  }
   [[nodiscard]] Digest at(std::int32_t group, std::int32_t slot) const;
   // Empty, or the first violation as a sentence.
   [[nodiscard]] const std::string& violation() const { return violation_; }

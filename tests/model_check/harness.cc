@@ -8,7 +8,8 @@ namespace {
 
 GroupSpec full(int block_size, int num_blocks) {
   GroupSpec group;
-  group.head_dim_k = 4;
+  group.head_dim_k = 1;  // a token is one digest
+  group.dtype = DType::kF64;
   group.block_size = block_size;
   group.num_blocks = num_blocks;
   return group;
@@ -118,6 +119,7 @@ Config make_config(Family family, std::uint64_t seed) {
   config.drafts = rng.chance(50);
   config.unnamed = rng.chance(60);
   config.fails = rng.chance(40);
+  config.host_copies = rng.chance(40);
   return config;
 }
 
@@ -179,8 +181,33 @@ std::string to_string(const Coverage& c) {
          std::to_string(c.publications_skipped) + " publications skipped";
 }
 
+// A manager over the device's memory.
+KVStorage Harness::lent_storage() {
+  std::vector<BorrowedGroup> groups;
+  for (int g = 0; g < num_groups(); ++g) {
+    const std::span<std::byte> bytes = std::as_writable_bytes(device_->memory(g));
+    constexpr auto kToken = static_cast<std::int64_t>(sizeof(fake_device::Digest));
+    groups.push_back({.k = bytes.data(),
+                      .k_bytes = static_cast<std::int64_t>(bytes.size()),
+                      .k_strides = {.layer = 0,
+                                    .block = kToken * group(g).block_size,
+                                    .head = 0,
+                                    .token = kToken},
+                      .v = nullptr,
+                      .v_bytes = 0,
+                      .v_strides = {}});
+  }
+  Result<KVStorage> storage = KVStorage::borrow(config_.spec, groups);
+  KVFOLIO_REQUIRE(storage.has_value(), "borrow the memory of the device: " +
+                                           (storage.has_value() ? "" : storage.error().message()));
+  return std::move(*storage);
+}
+
 Harness::Harness(const Config& config) : config_(config) {
-  Result<KVCacheManager> manager = KVCacheManager::create(config.spec, config.options);
+  device_ = std::make_unique<fake_device::FakeDevice>(config.spec.groups, config.options.order);
+  Result<KVCacheManager> manager = config.host_copies
+                                       ? KVCacheManager::create(lent_storage(), config.options)
+                                       : KVCacheManager::create(config.spec, config.options);
   KVFOLIO_REQUIRE(manager.has_value(),
                   "create: " + (manager.has_value() ? std::string() : manager.error().message()));
   manager_.emplace(std::move(*manager));
@@ -200,7 +227,6 @@ Harness::Harness(const Config& config) : config_(config) {
     logical_.emplace_back(slots);
     blocks_.emplace_back(blocks);
   }
-  device_ = std::make_unique<fake_device::FakeDevice>(config.spec.groups, config.options.order);
   before_ = look();
 }
 

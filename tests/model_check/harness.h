@@ -47,6 +47,8 @@ struct Config {
   bool drafts = true;
   bool unnamed = true;
   bool fails = true;
+  // The manager runs the copies of finish(), in the device's memory.
+  bool host_copies = false;
   bool tight_tables = false;  // kResourceExhausted may come from anything that grows
 };
 Config make_config(Family family, std::uint64_t seed);
@@ -190,6 +192,8 @@ class Harness {
   void let_device_run();
   void move_device(Ticket ticket, fake_device::Phase phase, bool early);
   void finish_on_device(std::uint64_t ticket);
+  void run_copies_on_host();
+  KVStorage lent_storage();
   void meet_device();
   void poison(int g, int b);
   [[nodiscard]] bool stream_reaches(std::uint64_t ticket) const;

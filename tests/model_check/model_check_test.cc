@@ -217,5 +217,11 @@ int main(int argc, char** argv) {
   }
   testing::GTEST_FLAG(fail_fast) = true;
   testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
+  const int answer = RUN_ALL_TESTS();
+  if (kvfolio::model_check::operations_before > 0) {
+    std::printf("[model] %llu operations together, from seed %llu\n",
+                static_cast<unsigned long long>(kvfolio::model_check::operations_before),
+                static_cast<unsigned long long>(kvfolio::model_check::env("KVFOLIO_SEED", 1)));
+  }
+  return answer;
 }

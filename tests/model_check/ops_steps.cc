@@ -275,6 +275,7 @@ void Harness::finish(Rng& rng) {
   }
   // An engine that computes in the call: all is done before it says so.
   launch(rng);
+  if (config_.host_copies) run_copies_on_host();
   finish_on_device(last_ticket_);
   if (!expect(manager_->finish(Ticket(last_ticket_)), {})) return;
   changed_ = true;
