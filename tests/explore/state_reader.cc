@@ -58,6 +58,10 @@ BlockState StateReader::block_state(const KVCacheManager& manager, BlockId block
   return manager.impl_->group(0).pool.state(block);
 }
 
+bool StateReader::replays(const KVCacheManager& manager, SequenceId sequence) {
+  return manager.impl_->sequences_[sequence.value() & 0xffffffU].replay;
+}
+
 bool StateReader::has_pin(const KVCacheManager& manager) { return manager.impl_->pins_[0].open; }
 
 std::vector<FindableBlock> StateReader::findable(const KVCacheManager& manager) {
@@ -95,40 +99,20 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
   out.clear();
   const auto put = [&](auto value) { out.push_back(static_cast<std::int32_t>(value)); };
 
-  // Tickets: what is older than every step that is not ended is all the same.
-  std::uint64_t oldest = ~std::uint64_t{0};
-  for (const std::int32_t i : impl.in_flight_) oldest = std::min(oldest, impl.step_at(i).ticket);
-  if (impl.open_step_ >= 0) oldest = std::min(oldest, impl.step_at(impl.open_step_).ticket);
+  // Tickets decide by which steps in flight, and which open one, they name or come after.
   std::vector<std::uint64_t> tickets;
-  const auto note = [&](std::uint64_t ticket) {
-    if (ticket >= oldest) tickets.push_back(ticket);
+  for (const std::int32_t i : impl.in_flight_) tickets.push_back(impl.step_at(i).ticket);
+  if (impl.open_step_ >= 0) tickets.push_back(impl.step_at(impl.open_step_).ticket);
+  const auto rank = [&](std::uint64_t ticket) -> std::int32_t {
+    std::int32_t rank = 1;
+    for (const std::uint64_t each : tickets) {
+      if (each <= ticket) rank += each == ticket ? 1 : 2;
+    }
+    return rank;
   };
   const auto widen = [&](std::uint32_t low) {  // the newest ticket with these low bits
     const std::uint64_t t = (impl.last_ticket_ & ~std::uint64_t{0xffffffff}) | low;
     return t > impl.last_ticket_ ? std::uint64_t{0} : t;
-  };
-  note(impl.last_ticket_);
-  note(impl.last_committed_);
-  for (const std::int32_t i : impl.in_flight_) note(impl.step_at(i).ticket);
-  for (std::size_t slot = 0; slot < impl.sequences_.size(); ++slot) {
-    const auto& s = impl.sequences_[slot];
-    if (s.life == Impl::Life::kUnused) continue;
-    note(s.last_ticket);
-    note(s.wrote_last);
-  }
-  for (std::int32_t b = 0; b < pool.num_blocks(); ++b) {
-    const auto& block = pool.at(BlockId(b));
-    if (block.state == BlockState::kFree) continue;
-    note(widen(block.written));
-    if (block.state == BlockState::kRetiring) note(widen(block.stamp));
-  }
-  std::sort(tickets.begin(), tickets.end());
-  tickets.erase(std::unique(tickets.begin(), tickets.end()), tickets.end());
-  const auto rank = [&](std::uint64_t ticket) -> std::int32_t {
-    if (ticket < oldest) return 0;
-    return static_cast<std::int32_t>(std::lower_bound(tickets.begin(), tickets.end(), ticket) -
-                                     tickets.begin()) +
-           1;
   };
 
   // The tree, in the order of its tokens.
@@ -213,8 +197,7 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
   }
 
   // Steps, the oldest first.
-  put(rank(impl.last_ticket_));
-  put(rank(impl.last_committed_));
+  put(impl.in_flight_.size());
   std::vector<std::int32_t> steps(impl.in_flight_.begin(), impl.in_flight_.end());
   put(impl.open_step_ >= 0);
   if (impl.open_step_ >= 0) steps.push_back(impl.open_step_);

@@ -31,6 +31,8 @@ struct StateReader {
   static std::vector<SequenceId> open_order(const KVCacheManager& manager, bool swap);
   static std::vector<FindableBlock> findable(const KVCacheManager& manager);
   static BlockState block_state(const KVCacheManager& manager, BlockId block);
+  // Its prompt was found whole, and its last token waits to be appended.
+  static bool replays(const KVCacheManager& manager, SequenceId sequence);
   static bool has_pin(const KVCacheManager& manager);
 };
 

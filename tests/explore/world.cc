@@ -48,12 +48,12 @@ KVCacheManager small_manager(Order order) {
   options.max_sequences = kSequences;
   options.max_pins = 1;
   options.max_steps_in_flight = 2;
-  options.max_index_tokens = 512;
+  options.max_index_tokens = 256;
   options.max_runs = 24;
   options.max_root_keys = 1;
   options.max_root_key_bytes = 256;
   options.max_media_extents = 1;
-  options.max_table_entries = 512;
+  options.max_table_entries = 256;
   Result<KVCacheManager> made = KVCacheManager::create(CacheSpec{{group}}, options);
   if (!made) throw std::runtime_error(made.error().message());
   return std::move(*made);
@@ -95,6 +95,10 @@ const std::vector<Operation>& operations() {
       for (const std::int32_t more : {0b10, 0b11, 0b100, 0b1001}) {
         made.push_back({Kind::kAppend, who, more, 0});
       }
+      for (const std::int32_t more : {0b10, 0b101, 0b1001}) {
+        made.push_back({Kind::kFeed, who, more, 0});
+        made.push_back({Kind::kLaunch, who, more, 0});
+      }
       made.push_back({Kind::kAppendUnnamed, who, 0b10, 0});
       made.push_back({Kind::kAppendUnnamed, who, 0b101, 0});
       made.push_back({Kind::kSetTokens, who, 1, 0});
@@ -124,10 +128,10 @@ const std::vector<Operation>& operations() {
 }
 
 std::string_view name(Kind kind) {
-  static constexpr std::array<std::string_view, 20> kNames = {
-      "open", "append",  "append_unnamed", "set_tokens", "fork",   "truncate", "clear",
-      "trim", "preempt", "close",          "begin",      "commit", "complete", "finish",
-      "drop", "undo",    "evict",          "pin",        "unpin",  "fail"};
+  static constexpr std::array<std::string_view, 22> kNames = {
+      "open",    "append", "append_unnamed", "set_tokens", "fork",     "truncate", "clear", "trim",
+      "preempt", "close",  "begin",          "commit",     "complete", "finish",   "drop",  "undo",
+      "evict",   "pin",    "unpin",          "fail",       "launch",   "feed"};
   return kNames.at(static_cast<std::size_t>(kind));
 }
 
@@ -139,6 +143,8 @@ std::string show(const Operation& op) {
       return text + " " + show(static_cast<Prefix>(op.a));
     case Kind::kAppend:
     case Kind::kAppendUnnamed:
+    case Kind::kLaunch:
+    case Kind::kFeed:
       return text + " " + std::to_string(op.who) + " " + show(static_cast<Prefix>(op.a));
     case Kind::kTruncate:
       return text + " " + std::to_string(op.who) + (op.a < 0 ? " by 1" : " to 1");
@@ -221,6 +227,7 @@ Outcome World::append(const Operation& op, std::string& broken) {
     if (state == BlockState::kFree || state == BlockState::kCached) ++room;
   }
   // Asked on the same manager: a refusal below would show that admit() changed something.
+  const bool replays = StateReader::replays(manager_, s.id);
   const bool admitted = manager_.admit(s.id, count).ok();
   const auto needed =
       (length + count + kBlockSize - 1) / kBlockSize - static_cast<std::int32_t>(table.size());
@@ -231,9 +238,13 @@ Outcome World::append(const Operation& op, std::string& broken) {
   }
   const Status status = op.kind == Kind::kAppend ? manager_.append(s.id, tokens_of(more))
                                                  : manager_.append_unnamed(s.id, count);
-  // A token of a prompt that was found whole is taken to be the prompt's.
   if (status.ok() && !admitted) add(broken, "append() does what admit() refused");
-  if (!status.ok()) return Outcome::kRefused;
+  if (!status.ok()) {
+    // admit() speaks of room only, and takes a token of a prompt found whole to be the prompt's.
+    if (admitted && !replays && status.code() != ErrorCode::kFailedPrecondition)
+      add(broken, "admitted, but: " + status.message());
+    return Outcome::kRefused;
+  }
   s.in_step = true;
   s.before = s.tokens;
   for (std::int32_t i = 0; i < count; ++i) {
@@ -253,6 +264,23 @@ Outcome World::append(const Operation& op, std::string& broken) {
     shadow_.bytes[static_cast<std::size_t>(block)] = {};
   }
   return Outcome::kDone;
+}
+
+Outcome World::step(const Operation& op, std::string& broken) {
+  if (shadow_.open_ticket != 0) return Outcome::kSkipped;
+  if (op.kind == Kind::kFeed && shadow_.num_in_flight != 0) return Outcome::kSkipped;
+  const Result<Ticket> ticket = manager_.begin_step();
+  if (!ticket) return Outcome::kRefused;
+  shadow_.open_ticket = ticket->value();
+  const Outcome appended = append({Kind::kAppend, op.who, op.a, 0}, broken);
+  if (appended != Outcome::kDone) {
+    if (!manager_.drop(*ticket).ok()) add(broken, "drop of an empty step");
+    shadow_.open_ticket = 0;
+    return appended;
+  }
+  const Outcome committed = commit(broken);
+  if (committed != Outcome::kDone) add(broken, "commit refused");
+  return op.kind == Kind::kFeed ? complete(0) : committed;
 }
 
 Outcome World::commit(std::string& broken) {
@@ -351,6 +379,8 @@ Outcome World::apply(const Operation& op, std::string& broken) {
     case Kind::kPreempt:
     case Kind::kClose:
     case Kind::kUndo:
+    case Kind::kLaunch:
+    case Kind::kFeed:
       if (!s.id.valid()) return Outcome::kSkipped;
       break;
     default:
@@ -365,6 +395,10 @@ Outcome World::apply(const Operation& op, std::string& broken) {
     case Kind::kAppend:
     case Kind::kAppendUnnamed:
       done = append(op, broken);
+      break;
+    case Kind::kLaunch:
+    case Kind::kFeed:
+      done = step(op, broken);
       break;
     case Kind::kSetTokens: {
       const auto at = std::find_if(s.unnamed.begin(), s.unnamed.end(),

@@ -52,6 +52,10 @@ enum class Kind : std::uint8_t {
   kPin,
   kUnpin,
   kFail,
+  // Several in one, so that what takes many calls is met early: begin, append and commit; and
+  // complete.
+  kLaunch,
+  kFeed,
 };
 
 struct Operation {
@@ -113,6 +117,7 @@ class World {
  private:
   Outcome open(const Operation& operation);
   Outcome append(const Operation& operation, std::string& broken);
+  Outcome step(const Operation& operation, std::string& broken);
   Outcome commit(std::string& broken);
   Outcome complete(std::int32_t which);
   Outcome fail(std::int32_t which);
