@@ -24,9 +24,9 @@ ROW_KEYS = """name sha256 equal difference failure contiguous block_size chunk t
     prompt_tokens prefill_tokens_computed tokens_reused tokens_reused_expected tokens_recomputed
     forks block_copies block_copies_expected preemptions steps step_sequences_peak
     chunk_tokens_peak blocks_total blocks_peak seconds""".split()
-NAMES = """contiguous twin|cold|hit|partly hit|forked|alone|among 15 others|block 1|block 8|block 16|
-    block 32|chunk 1|chunk 7|chunk 64|chunk all|preempting|1 thread|2 threads|3 threads|
-    4 threads|partly hit, chunk 7, preempting, 3 threads"""
+NAMES = """contiguous twin|cold|hit|partly hit|forked|alone|among 15 others|block 1|block 8|
+    block 16|block 32|chunk 1|chunk 7|chunk 64|chunk all|preempting|1 thread|2 threads|
+    3 threads|4 threads|partly hit, chunk 7, preempting, 3 threads"""
 
 
 def run(model, *options, mutant=None):
@@ -139,7 +139,7 @@ def test_the_table_fits_into_100_columns(checkpoint):
 
 @sanitized
 def test_the_readme_shows_what_the_command_prints():
-    """Products of another instruction set round in another way, so the hash may differ elsewhere."""
+    """Products of another instruction set round in another way: elsewhere the hash may differ."""
     readme = (SOURCE / "README.md").read_text()
     shown = readme.split("```text\n$ kvfolio prove --model models/kjv-bytes\n")[1].split("```")[0]
     matmul = proof(SHIPPED)["matmul"]
