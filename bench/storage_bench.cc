@@ -7,54 +7,21 @@
 // with memset). Each result is checked before anything is timed. The time column is the kernel's.
 
 #include <benchmark/benchmark.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <numeric>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "kvfolio/kernels.h"
-#include "kvfolio/memory.h"
-#include "kvfolio/storage.h"
+#include "storage_fixture.h"
 
 namespace {
 
 using namespace kvfolio;
-
-constexpr std::int32_t kHeads = 8;
-constexpr std::int32_t kDim = 128;
-
-void require(bool condition, const char* what) {
-  if (condition) return;
-  std::fprintf(stderr, "storage_bench: %s\n", what);
-  std::abort();
-}
-
-// Memory on huge pages, freed at the end.
-class Buffer {
- public:
-  explicit Buffer(std::int64_t bytes) : bytes_(bytes) {
-    Result<std::byte*> got = memory_.allocate(bytes);
-    require(got.has_value(), "no memory");
-    data_ = *got;
-  }
-  ~Buffer() { memory_.deallocate(data_, bytes_); }
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  [[nodiscard]] std::byte* data() const { return data_; }
-  [[nodiscard]] std::size_t size() const { return static_cast<std::size_t>(bytes_); }
-
- private:
-  HostMemory memory_;
-  std::int64_t bytes_;
-  std::byte* data_ = nullptr;
-};
+using kvfolio::bench::require;
+using Fixture = kvfolio::bench::StorageFixture;
 
 template <typename Call>
 double seconds_of(Call&& call) {
@@ -88,78 +55,6 @@ void compare(benchmark::State& state, std::int64_t bytes, Kernel&& kernel, Plain
   state.counters["plain_GB/s"] = total / plain_seconds;
 }
 
-// Tokens of K and V in rows of an engine, and a cache whose blocks they reach in random order.
-struct Fixture {
-  Fixture(Format format, DType dtype, std::int32_t num_tokens, std::int32_t block_size,
-          bool in_order = false)
-      : tokens(num_tokens),
-        plane_bytes(std::int64_t{num_tokens} * kHeads * kDim * dtype_bytes(dtype)),
-        rows(2 * plane_bytes),
-        back(2 * plane_bytes) {
-    const std::int32_t num_blocks = num_tokens / block_size;
-    const GroupSpec group{.num_kv_heads = kHeads,
-                          .head_dim_k = kDim,
-                          .head_dim_v = kDim,
-                          .block_size = block_size,
-                          .dtype = dtype,
-                          .format = format,
-                          .num_blocks = num_blocks};
-    Result<KVStorage> created = KVStorage::create({.groups = {group}});
-    require(created.has_value(), "no storage");
-    storage.push_back(*std::move(created));
-    cache = *storage[0].view(GroupId(0));
-    require(storage[0].fill(std::byte{0}).ok(), "fill");
-
-    table.resize(static_cast<std::size_t>(num_blocks));
-    std::iota(table.begin(), table.end(), 0);
-    if (!in_order) std::shuffle(table.begin(), table.end(), std::mt19937(1));
-    for (std::int32_t t = 0; t < tokens; ++t) {
-      slots.push_back(table[static_cast<std::size_t>(t / block_size)] * block_size +
-                      t % block_size);
-    }
-    std::mt19937_64 random(2);
-    for (std::size_t i = 0; i < rows.size(); i += 8) {
-      // Small numbers in every element type, no NaN.
-      const std::uint64_t bits = random() & 0x3f7f3f7f3f7f3f7fu;
-      std::memcpy(rows.data() + i, &bits, 8);
-    }
-    std::memset(back.data(), 0, back.size());
-  }
-  [[nodiscard]] RowsView view_of(const Buffer& buffer, int plane) const {
-    const std::int64_t row = kDim * dtype_bytes(cache.dtype);
-    return {
-        buffer.data() + plane * plane_bytes, kHeads * row, row, tokens, kHeads, kDim, cache.dtype};
-  }
-  void run_append() {
-    require(append(cache, 0, view_of(rows, 0), view_of(rows, 1), slots).ok(), "append");
-  }
-  void run_gather() {
-    require(gather({.cache = cache,
-                    .block_table = table,
-                    .length = tokens,
-                    .count = tokens,
-                    .k = view_of(back, 0),
-                    .v = view_of(back, 1)})
-                .ok(),
-            "gather");
-  }
-  // What append wrote, gather reads back.
-  void check() {
-    run_append();
-    run_gather();
-    require(std::memcmp(rows.data(), back.data(), rows.size()) == 0, "the round trip lost bytes");
-  }
-
-  std::int32_t tokens;
-  std::int64_t plane_bytes;
-  Buffer rows;
-  Buffer back;
-  std::vector<KVStorage> storage;
-  KVView cache;
-  std::vector<std::int32_t> table;
-  std::vector<std::int32_t> slots;
-};
-
 void bench_append(benchmark::State& state, Format format, DType dtype, std::int32_t block_size) {
   Fixture fixture(format, dtype, static_cast<std::int32_t>(state.range(0)), block_size);
   fixture.check();
@@ -187,7 +82,7 @@ void bench_copy_blocks(benchmark::State& state, Format format) {
   const std::size_t half = fixture.table.size() / 2;
   const std::span<const std::int32_t> src(fixture.table.data(), half);
   const std::span<const std::int32_t> dst(fixture.table.data() + half, half);
-  const auto copy = [&] { require(copy_blocks(fixture.cache, src, dst).ok(), "copy"); };
+  const auto copy = [&] { require(copy_blocks(fixture.cache, src, dst), "copy"); };
   copy();
   fixture.run_gather();
   for (const int plane : {0, 1}) {
@@ -206,30 +101,9 @@ void bench_first_fill(benchmark::State& state, Format format) {
   constexpr std::int32_t kBlockSize = 16;
   Fixture fixture(format, DType::kF32, static_cast<std::int32_t>(state.range(0)), kBlockSize, true);
   fixture.check();
-  const CacheSpec spec = fixture.storage[0].spec();
-  const auto bytes = static_cast<std::size_t>(2 * fixture.plane_bytes);
   compare(
-      state, 2 * fixture.plane_bytes,
-      [&] {
-        Result<KVStorage> storage = KVStorage::create(spec);
-        require(storage.has_value(), "no storage");
-        require(append(*storage->view(GroupId(0)), 0, fixture.view_of(fixture.rows, 0),
-                       fixture.view_of(fixture.rows, 1), fixture.slots)
-                    .ok(),
-                "append");
-      },
-      [&] {
-        constexpr std::size_t kHuge = std::size_t{2} << 20;
-        void* mapped = ::mmap(nullptr, bytes + kHuge, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        require(mapped != MAP_FAILED, "mmap");
-        ::madvise(mapped, bytes + kHuge, MADV_HUGEPAGE);
-        void* aligned = mapped;
-        std::size_t room = bytes + kHuge;
-        require(std::align(kHuge, bytes, aligned, room) != nullptr, "align");
-        std::memset(aligned, 1, bytes);
-        ::munmap(mapped, bytes + kHuge);
-      });
+      state, 2 * fixture.plane_bytes, [&] { fixture.first_fill(); },
+      [&] { fixture.plain_first_fill(); });
 }
 
 template <typename Bench, typename... Args>

@@ -7,6 +7,7 @@
 #include <new>
 #include <string>
 
+#include "bench.h"
 #include "generate.h"
 #include "kvfolio_build_info.h"
 #include "printable_text.h"
@@ -38,6 +39,9 @@ int run(int argc, char** argv) {
   CLI::App* prove = app.add_subcommand(
       "prove", "Show that results depend on nothing: one set of prompts in many ways, one SHA-256");
   kvfolio::tools::add_prove_options(*prove, prove_options);
+  kvfolio::tools::BenchOptions bench_options;
+  CLI::App* bench = app.add_subcommand("bench", "Measure the library against this machine");
+  kvfolio::tools::add_bench_options(*bench, bench_options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -47,6 +51,7 @@ int run(int argc, char** argv) {
     return 2;
   }
   if (prove->parsed()) return kvfolio::tools::prove(prove_options);
+  if (bench->parsed()) return kvfolio::tools::bench(bench_options);
   return kvfolio::tools::generate(options);
 }
 

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Memory: the bytes that the manager of ids keeps for each block of a full pool, tokens apart.
+// Tables that were never touched cost no page, so it is pages that are counted.
+
+#include <unistd.h>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+#include <cstdio>
+
+#include "cache.h"
+
+namespace kvfolio::bench {
+namespace {
+
+// Bytes of this process that lie in memory, or -1 where the system does not say.
+double resident_bytes() {
+  long pages = -1;
+#ifdef __linux__
+  if (std::FILE* file = std::fopen("/proc/self/statm", "r")) {
+    long all = 0;
+    if (std::fscanf(file, "%ld %ld", &all, &pages) != 2) pages = -1;
+    std::fclose(file);
+  }
+#endif
+  return pages < 0 ? -1 : static_cast<double>(pages) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+}
+
+void run(Session& session) {
+  constexpr std::int32_t kRunBlocks = 8;
+  constexpr double kTokenBytes = kBlockSize * 4;
+  // Some sequences at a time hold their prompts, then close: every block passes through a table.
+  const std::int32_t num_blocks = session.size(1'000'000, 8'000);
+  const std::int32_t prompts = num_blocks / kRunBlocks;
+  std::vector<std::int32_t> tokens(std::size_t{kRunBlocks} * kBlockSize);
+#ifdef __GLIBC__
+  // What others freed goes back to the system, and each large table gets pages of its own.
+  ::mallopt(M_MMAP_THRESHOLD, 64 << 10);
+  ::malloc_trim(0);
+#endif
+  const double before = resident_bytes();
+  if (before < 0) return;
+  Cache cache(num_blocks, 256);
+  const double created = resident_bytes();
+  for (std::int32_t p = 0; p < prompts; ++p) {
+    write_prompt(p, tokens);
+    cache.cache(tokens);
+  }
+  const double full = resident_bytes();
+  require(cache.usage().cached == num_blocks && cache->counters().blocks_evicted == 0,
+          "the pool is full of cached blocks");
+  for (const std::int32_t p : {0, prompts / 2, prompts - 1}) {
+    write_prompt(p, tokens);
+    require(take(cache->probe(tokens), "probe") == kRunBlocks * kBlockSize - 1,
+            "every prompt is found");
+  }
+  cache.check();
+  const double per_block = (full - before) / num_blocks - kTokenBytes;
+  // Created and never used: what an empty pool costs.
+  session.report({.name = "metadata.empty",
+                  .facts = {{"blocks", std::int64_t{num_blocks}}},
+                  .unit = "B",
+                  .earlier = Earlier{"cbtop", "per block, empty", 4, "B"},
+                  .note = "resident memory per block after create()"},
+                 {{(created - before) / num_blocks}, {}});
+  session.report(
+      {.name = "metadata.block",
+       .facts = {{"blocks", std::int64_t{num_blocks}}, {"run_blocks", std::int64_t{kRunBlocks}}},
+       .unit = "B",
+       .promise = Promise{80, 48},
+       .earlier = Earlier{"cbtop", "per block, full, no prefix cache", 33, "B"},
+       .note = "resident memory per block of a pool full of cached blocks, less 64 B of "
+               "tokens; tables of 256 sequences included"},
+      {{per_block}, {}});
+}
+
+}  // namespace
+
+Family metadata_family() { return {{"metadata.empty", "metadata.block"}, run}; }
+
+}  // namespace kvfolio::bench

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Making room: choosing a victim among cached blocks, evicting it, and preempting sequences.
+
+#include <algorithm>
+
+#include "cache.h"
+#include "instructions.h"
+
+namespace kvfolio::bench {
+namespace {
+
+// A pool that is full of cached blocks, three tenths of the prompts pinned, let go in an order that
+// has nothing to do with memory.
+class FullPool {
+ public:
+  FullPool(std::int32_t num_blocks, std::int32_t prompt_blocks)
+      : prompts_(num_blocks / prompt_blocks),
+        prompt_blocks_(prompt_blocks),
+        cache_(num_blocks, 1024, prompts_),
+        tokens_(static_cast<std::size_t>(prompt_blocks) * kBlockSize) {
+    cache_.shuffle_free_blocks();
+    fill();
+    // Again in another order: ranks follow that one.
+    for (const std::int32_t p : shuffled(prompts_, 31)) {
+      write_prompt(p, tokens_);
+      cache_.cache(tokens_);
+    }
+    pin();
+  }
+
+  Cache& cache() { return cache_; }
+  [[nodiscard]] std::int32_t evictable() const { return cache_.usage().evictable; }
+
+  void evict(std::int32_t count) {
+    for (std::int32_t i = 0; i < count; ++i) {
+      if (*cache_->evict(GroupId(0), 1) != 1) require(false, "a victim");
+    }
+  }
+
+  // What is evicted is the least recently used that nobody pins: those opened first.
+  void check() {
+    const std::int32_t count = std::min(4 * prompt_blocks_, evictable());
+    evict(count);
+    std::int32_t gone = 0;
+    std::int32_t pinned = 0;
+    for (const std::int32_t p : shuffled(prompts_, 31)) {
+      if (gone == count) break;
+      write_prompt(p, tokens_);
+      const std::int32_t left =
+          (take(cache_->probe(tokens_), "probe") + kBlockSize - 1) / kBlockSize;
+      if (p % 10 < 3) {
+        require(left == prompt_blocks_, "what is pinned stays");
+        ++pinned;
+        continue;
+      }
+      gone += prompt_blocks_ - left;
+      require(left == 0 || gone == count, "the coldest prompt goes first, whole");
+    }
+    require(gone == count, "as many blocks are gone as were evicted");
+    cache_.check();
+    refill();
+  }
+  // Puts back what was evicted.
+  void refill() {
+    for (const std::int32_t p : shuffled(prompts_, 32)) {
+      write_prompt(p, tokens_);
+      cache_.cache(tokens_);
+    }
+  }
+
+ private:
+  void fill() {
+    for (std::int32_t p = 0; p < prompts_; ++p) {
+      write_prompt(p, tokens_);
+      cache_.cache(tokens_);
+    }
+  }
+  void pin() {
+    for (std::int32_t p = 0; p < prompts_; ++p) {
+      if (p % 10 >= 3) continue;
+      write_prompt(p, tokens_);
+      const Pinned pinned = take(cache_->pin(tokens_), "pin");
+      require(pinned.pinned_tokens == static_cast<std::int32_t>(tokens_.size()), "pinned whole");
+    }
+  }
+
+  std::int32_t prompts_;
+  std::int32_t prompt_blocks_;
+  Cache cache_;
+  std::vector<std::int32_t> tokens_;
+};
+
+void victims(Session& session) {
+  if (!session.wants("evict.time") && !session.wants("evict.instructions")) return;
+  for (const std::int32_t prompt_blocks : {8, 1}) {
+    const std::int32_t few = 1'000;
+    // Single steps cost microseconds each.
+    const std::int32_t counted = session.size(400, 4);
+    const std::int32_t many = session.size(1'000'000, 4'000);
+    std::optional<Instructions> at_few;
+    {
+      FullPool pool(few, prompt_blocks);
+      pool.check();
+      at_few = instructions_of([&] { pool.evict(counted); });
+    }
+    FullPool pool(many, prompt_blocks);
+    pool.check();
+    const auto at_many = instructions_of([&] { pool.evict(counted); });
+    if (at_few && at_many) {
+      session.report({.name = "evict.instructions",
+                      .facts = {{"cached", std::int64_t{many}},
+                                {"over_cached", std::int64_t{few}},
+                                {"prompt_blocks", std::int64_t{prompt_blocks}},
+                                {"pinned", "30 %"},
+                                {"counted_by", at_many->counted_by}},
+                      .unit = "ratio",
+                      .promise = Promise{1.5, 1.3},
+                      .note = "instructions to choose and evict one block; " +
+                              std::to_string(static_cast<int>(at_few->count / counted)) + " at " +
+                              std::to_string(few)},
+                     {{at_many->count / at_few->count}, {}});
+    }
+    const std::int32_t share = pool.evictable() / (session.rounds() + 1);
+    session.measure({.name = "evict.time",
+                     .facts = {{"cached", std::int64_t{many}},
+                               {"prompt_blocks", std::int64_t{prompt_blocks}},
+                               {"pinned", "30 %"}},
+                     .promise = Promise{400, 200},
+                     .note = "choose and evict one block, random order"},
+                    [&] { return nanoseconds_of([&] { pool.evict(share); }) / share; });
+  }
+}
+
+// Sequences of 10 blocks that fill the pool, used in an order that has nothing to do with their
+// ids.
+class Running {
+ public:
+  static constexpr std::int32_t kBlocks = 10;
+
+  explicit Running(std::int32_t count) : cache_(count * kBlocks, count), count_(count) {
+    cache_.shuffle_free_blocks();
+  }
+  Cache& cache() { return cache_; }
+
+  // Opens all; cached blocks of the last round make room.
+  void open_all() {
+    std::vector<std::int32_t> tokens(std::size_t{kBlocks} * kBlockSize);
+    for (const SequenceId sequence : sequences_) cache_.close(sequence);
+    require(cache_->evict(GroupId(0), 1 << 29).has_value(), "evict");
+    sequences_.clear();
+    for (std::int32_t i = 0; i < count_; ++i) {
+      write_prompt(i, tokens);
+      sequences_.push_back(cache_.open({}));
+      cache_.append(sequences_.back(), std::span(tokens).first(tokens.size() - 1));
+    }
+    used_ = shuffled(count_, ++seed_);
+    for (const std::int32_t i : used_) cache_.append(at(i), std::span(tokens).last(1));
+    require(cache_.usage().held == count_ * kBlocks, "every block is held");
+  }
+  // The order of last use is that of the appends.
+  void check(std::span<const SequenceId> preempted) const {
+    require(static_cast<std::int32_t>(preempted.size()) == count_ / 2, "half of them go");
+    for (std::size_t i = 0; i < preempted.size(); ++i) {
+      require(preempted[i] == at(used_[i]), "the least recently used go first, in order");
+    }
+  }
+  // Those that were preempted are gone.
+  void forget(std::span<const SequenceId> preempted) {
+    const auto gone = static_cast<std::ptrdiff_t>(preempted.size());
+    std::vector<SequenceId> left;
+    for (auto i = used_.begin() + gone; i != used_.end(); ++i) left.push_back(at(*i));
+    sequences_ = left;
+  }
+  [[nodiscard]] SequenceId at(std::int32_t i) const {
+    return sequences_[static_cast<std::size_t>(i)];
+  }
+  [[nodiscard]] SequenceId least_recent() const { return at(used_[0]); }
+  [[nodiscard]] std::int32_t count() const { return count_; }
+
+ private:
+  Cache cache_;
+  std::int32_t count_;
+  std::uint64_t seed_ = 60;
+  std::vector<SequenceId> sequences_;
+  std::vector<std::int32_t> used_;
+};
+
+void preemption(Session& session) {
+  if (!session.wants("preempt_to.half")) return;
+  Running running(session.size(10'000, 100));
+  const auto round = [&] {
+    running.open_all();
+    std::span<const SequenceId> preempted;
+    const double time =
+        nanoseconds_of([&] { preempted = take(running.cache()->preempt_to(0.5), "preempt_to"); });
+    running.check(preempted);
+    running.forget(preempted);
+    return time / 1e6;
+  };
+  round();
+  session.measure(
+      {.name = "preempt_to.half",
+       .facts = {{"sequences", std::int64_t{running.count()}},
+                 {"sequence_blocks", std::int64_t{Running::kBlocks}}},
+       .unit = "ms",
+       .promise = Promise{2, 0.5},
+       .earlier = Earlier{"cbtop", "evict_to_threshold(0.5) from full, 5000 victims", 75.1, "ms"},
+       .note = "least recently used first; their blocks are published and cached"},
+      round);
+  running.cache().check();
+}
+
+// One use, then the question: an engine asks once a step.
+void selection(Session& session) {
+  if (!session.wants("select_victim.lru")) return;
+  const std::pair<std::int32_t, double> cases[] = {
+      {1'000, 1'400}, {10'000, 17'000}, {100'000, 181'000}};
+  for (const auto& [full, earlier] : cases) {
+    Running running(session.size(full, full / 100));
+    running.open_all();
+    require(running.cache()->select_victim(VictimPolicy::kLru) == running.least_recent(),
+            "the least recently used");
+    const int calls = session.quick() ? 4 : 20'000;
+    Random random(71);
+    bool any = true;
+    session.measure({.name = "select_victim.lru",
+                     .facts = {{"sequences", std::int64_t{running.count()}}},
+                     .earlier = Earlier{"cbtop", "select LRU", earlier, "ns"},
+                     .note = "asked again after one sequence changed its priority"},
+                    [&] {
+                      Stopwatch watch;
+                      watch.start();
+                      for (int i = 0; i < calls; ++i) {
+                        const auto which = static_cast<std::int32_t>(random.below(running.count()));
+                        any &= running.cache()->set_priority(running.at(which), i).ok();
+                        any &= running.cache()->select_victim(VictimPolicy::kLru).has_value();
+                      }
+                      watch.stop();
+                      return watch.nanoseconds() / calls;
+                    });
+    require(any, "there is a victim");
+    require(running.cache()->select_victim(VictimPolicy::kLru) == running.least_recent(),
+            "priorities are none of its business");
+  }
+}
+
+void run(Session& session) {
+  victims(session);
+  preemption(session);
+  selection(session);
+}
+
+}  // namespace
+
+Family room_family() {
+  return {{"evict.instructions", "evict.time", "preempt_to.half", "select_victim.lru"}, run};
+}
+
+}  // namespace kvfolio::bench

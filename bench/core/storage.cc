@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Bytes: writing rows of an engine into blocks, reading them back, and the first fill of a new
+// cache. GB/s of payload.
+
+#include <algorithm>
+
+#include "prompts.h"
+#include "storage_fixture.h"
+
+namespace kvfolio::bench {
+namespace {
+
+void rows(Session& session) {
+  if (!session.wants("storage.append") && !session.wants("storage.gather")) return;
+  for (const std::int32_t full : {256, 16'384}) {
+    const std::int32_t tokens = session.size(full, 64);
+    for (const Format format : {Format::kHnd, Format::kNhd}) {
+      const StorageFixture fixture(format, DType::kF32, tokens, kBlockSize);
+      fixture.check();
+      const auto bytes = static_cast<std::int64_t>(fixture.rows.size());
+      const int repeats =
+          session.quick() ? 1 : std::max(1, static_cast<int>((std::int64_t{256} << 20) / bytes));
+      const auto rate = [&](auto&& call) {
+        return static_cast<double>(bytes) * repeats / nanoseconds_of([&] {
+                 for (int i = 0; i < repeats; ++i) call();
+               });
+      };
+      const auto figure = [&](const char* name, std::optional<Earlier> earlier) {
+        return Figure{.name = name,
+                      .facts = {{"tokens", std::int64_t{tokens}},
+                                {"bytes", bytes},
+                                {"format", to_string(format)},
+                                {"dtype", "f32"}},
+                      .unit = "GB/s",
+                      .lower_is_better = false,
+                      .promise = Promise{0.8, 0.9},
+                      .promise_is_ratio = true,
+                      .earlier = std::move(earlier),
+                      .note =
+                          "8 heads of 128 in K and in V, blocks of 16 in random order; ceiling: "
+                          "memcpy of the rows"};
+      };
+      // memcpy writes where append does and reads where gather does: without padding the cache is
+      // as large as the rows.
+      std::byte* const cache = fixture.cache.k;
+      const bool large = full > 256;
+      session.measure(
+          figure("storage.append",
+                 large ? Earlier{"llama_rs", "8192 tokens, warm, huge pages (memcpy: 24-28)", 9.5,
+                                 "GB/s"}
+                       : Earlier{"cjc", "1 token, 256-token cache (memcpy: 80.8)", 76.4, "GB/s"}),
+          [&] { return rate([&] { fixture.run_append(); }); },
+          [&] {
+            return rate([&] {
+              std::memcpy(cache, fixture.rows.data(), fixture.rows.size());
+              keep(cache);
+            });
+          });
+      fixture.run_append();
+      session.measure(
+          figure(
+              "storage.gather",
+              large ? Earlier{"cjc", "as_tensor, 256 MiB, kind malloc (memcpy: 20.5)", 18.5, "GB/s"}
+                    : Earlier{"cjc", "as_tensor, 2 MiB (memcpy: 63)", 59, "GB/s"}),
+          [&] { return rate([&] { fixture.run_gather(); }); },
+          [&] {
+            return rate([&] {
+              std::memcpy(fixture.back.data(), cache, fixture.back.size());
+              keep(fixture.back.data());
+            });
+          });
+    }
+  }
+}
+
+void first_fill(Session& session) {
+  if (!session.wants("storage.first_fill")) return;
+  const std::int32_t tokens = session.size(16'384, 64);
+  for (const Format format : {Format::kHnd, Format::kNhd}) {
+    const StorageFixture fixture(format, DType::kF32, tokens, kBlockSize, true);
+    fixture.check();
+    const auto bytes = static_cast<double>(fixture.rows.size());
+    // The first touch of memory that the machine itself has to find is nobody's merit.
+    fixture.first_fill();
+    session.measure(
+        {.name = "storage.first_fill",
+         .facts = {{"tokens", std::int64_t{tokens}},
+                   {"bytes", static_cast<std::int64_t>(fixture.rows.size())},
+                   {"format", to_string(format)},
+                   {"dtype", "f32"}},
+         .unit = "GB/s",
+         .lower_is_better = false,
+         .promise = Promise{0.8, 0.95},
+         .promise_is_ratio = true,
+         .earlier = Earlier{"cjc", "1 token, first fill, kind malloc + huge pages (fill: 27.1)",
+                            24.8, "GB/s"},
+         .note = "create, append, give back; ceiling: memset of a fresh mapping on huge pages"},
+        [&] { return bytes / nanoseconds_of([&] { fixture.first_fill(); }); },
+        [&] { return bytes / nanoseconds_of([&] { fixture.plain_first_fill(); }); });
+  }
+}
+
+void run(Session& session) {
+  rows(session);
+  first_fill(session);
+}
+
+}  // namespace
+
+Family storage_family() {
+  return {{"storage.append", "storage.gather", "storage.first_fill"}, run};
+}
+
+}  // namespace kvfolio::bench

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Tokens of K and V in rows of an engine, and a cache whose blocks they reach in random order. For
+// the rows storage.* of `kvfolio bench core` and for storage_bench.
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "harness.h"
+#include "kvfolio/kernels.h"
+#include "kvfolio/storage.h"
+
+namespace kvfolio::bench {
+
+struct StorageFixture {
+  static constexpr std::int32_t kHeads = 8;
+  static constexpr std::int32_t kDim = 128;
+
+  StorageFixture(Format format, DType dtype, std::int32_t num_tokens, std::int32_t block_size,
+                 bool in_order = false)
+      : tokens(num_tokens),
+        plane_bytes(std::int64_t{num_tokens} * kHeads * kDim * dtype_bytes(dtype)),
+        rows(2 * plane_bytes),
+        back(2 * plane_bytes),
+        storage(take(KVStorage::create({.groups = {{.num_kv_heads = kHeads,
+                                                    .head_dim_k = kDim,
+                                                    .head_dim_v = kDim,
+                                                    .block_size = block_size,
+                                                    .dtype = dtype,
+                                                    .format = format,
+                                                    .num_blocks = num_tokens / block_size}}}),
+                     "storage")),
+        cache(take(storage.view(GroupId(0)), "a view")) {
+    require(storage.fill(std::byte{0}), "fill");
+    const std::int32_t num_blocks = num_tokens / block_size;
+    table.resize(static_cast<std::size_t>(num_blocks));
+    std::iota(table.begin(), table.end(), 0);
+    if (!in_order) table = shuffled(num_blocks, 1);
+    for (std::int32_t t = 0; t < tokens; ++t) {
+      slots.push_back(table[static_cast<std::size_t>(t / block_size)] * block_size +
+                      t % block_size);
+    }
+    Random random(2);
+    for (std::size_t i = 0; i < rows.size(); i += 8) {
+      // Small numbers in every element type, no NaN.
+      const std::uint64_t bits = random() & 0x3f7f3f7f3f7f3f7fu;
+      std::memcpy(rows.data() + i, &bits, 8);
+    }
+    std::memset(back.data(), 0, back.size());
+  }
+
+  [[nodiscard]] RowsView view_of(const Buffer& buffer, int plane) const {
+    const std::int64_t row = kDim * dtype_bytes(cache.dtype);
+    return {
+        buffer.data() + plane * plane_bytes, kHeads * row, row, tokens, kHeads, kDim, cache.dtype};
+  }
+  void append_to(const KVView& target) const {
+    const Status done = append(target, 0, view_of(rows, 0), view_of(rows, 1), slots);
+    if (!done.ok()) require(done, "append");
+  }
+  void run_append() const { append_to(cache); }
+  void gather_from(const KVView& source) const {
+    const Status done = gather({.cache = source,
+                                .block_table = table,
+                                .length = tokens,
+                                .count = tokens,
+                                .k = view_of(back, 0),
+                                .v = view_of(back, 1)});
+    if (!done.ok()) require(done, "gather");
+  }
+  void run_gather() const { gather_from(cache); }
+  // A cache is created, filled for the first time and given back.
+  void first_fill() const {
+    const KVStorage fresh = take(KVStorage::create(storage.spec()), "storage");
+    append_to(take(fresh.view(GroupId(0)), "a view"));
+  }
+  // A fresh mapping on huge pages, filled by memset and given back.
+  void plain_first_fill() const {
+    constexpr std::size_t kHuge = std::size_t{2} << 20;
+    const std::size_t bytes = rows.size();
+    void* mapped =
+        ::mmap(nullptr, bytes + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    require(mapped != MAP_FAILED, "mmap");
+    ::madvise(mapped, bytes + kHuge, MADV_HUGEPAGE);
+    void* aligned = mapped;
+    std::size_t room = bytes + kHuge;
+    require(std::align(kHuge, bytes, aligned, room) != nullptr, "an aligned part of the mapping");
+    std::memset(aligned, 1, bytes);
+    keep(aligned);
+    ::munmap(mapped, bytes + kHuge);
+  }
+  // What append wrote, gather reads back, and so it does of a fresh cache.
+  void check() const {
+    run_append();
+    run_gather();
+    require(std::memcmp(rows.data(), back.data(), rows.size()) == 0, "append and gather");
+    std::memset(back.data(), 0, back.size());
+    const KVStorage fresh = take(KVStorage::create(storage.spec()), "storage");
+    const KVView view = take(fresh.view(GroupId(0)), "a view");
+    append_to(view);
+    gather_from(view);
+    require(std::memcmp(rows.data(), back.data(), rows.size()) == 0, "the first fill");
+  }
+
+  std::int32_t tokens;
+  std::int64_t plane_bytes;
+  Buffer rows;
+  Buffer back;
+  KVStorage storage;
+  KVView cache;
+  std::vector<std::int32_t> table;
+  std::vector<std::int32_t> slots;
+};
+
+}  // namespace kvfolio::bench

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "bench_core.h"
+#include "printable_text.h"
+
+namespace kvfolio::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Five digits say all that a timing knows.
+double rounded(double value) {
+  if (value == 0 || !std::isfinite(value)) return 0;
+  const double scale = std::pow(10.0, 4 - std::floor(std::log10(std::abs(value))));
+  return std::round(value * scale) / scale;
+}
+
+Json or_null(const std::optional<double>& value) { return value ? Json(rounded(*value)) : Json(); }
+
+std::string row_json(const bench::Row& row) {
+  Json facts = Json::object();
+  for (const auto& [name, fact] : row.facts) {
+    std::visit([&, &key = name](const auto& value) { facts[key] = value; }, fact);
+  }
+  Json json = {{"name", row.name},
+               {"case", std::move(facts)},
+               {"value", rounded(row.value)},
+               {"unit", row.unit},
+               {"ceiling", or_null(row.ceiling)},
+               {"ratio", or_null(row.ratio)},
+               {"floor", row.promise ? Json(row.promise->floor) : Json()},
+               {"goal", row.promise ? Json(row.promise->goal) : Json()},
+               {"rounds", row.rounds},
+               {"spread", {rounded(row.low), rounded(row.high)}},
+               {"judged", row.promise_is_ratio ? "ratio" : "value"},
+               {"lower_is_better", row.lower_is_better},
+               {"reached", Json()},
+               {"earlier", Json()},
+               {"note", row.note}};
+  if (row.promise) json["reached"] = row.reaches(row.promise->floor);
+  if (row.earlier) {
+    json["earlier"] = {{"system", row.earlier->system},
+                       {"work", row.earlier->work},
+                       {"value", row.earlier->value},
+                       {"unit", row.earlier->unit}};
+  }
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.4g", value);
+  return text;
+}
+
+std::string name_of(const bench::Row& row) {
+  std::string text = row.name;
+  for (const auto& [name, fact] : row.facts) {
+    text += " " + name + "=";
+    if (const auto* whole = std::get_if<std::int64_t>(&fact)) text += std::to_string(*whole);
+    if (const auto* word = std::get_if<std::string>(&fact)) text += *word;
+  }
+  return text;
+}
+
+std::string row_text(const bench::Row& row) {
+  std::string text = name_of(row) + "\n  " + number(row.value) + " " + row.unit;
+  if (row.ceiling) {
+    text += ", ceiling " + number(*row.ceiling) + " (" + number(*row.ratio) + " of it)";
+  }
+  text += ", spread " + number(row.low) + " to " + number(row.high);
+  if (row.promise) {
+    text += row.promise_is_ratio ? "\n  ratio: floor " : "\n  floor ";
+    text += number(row.promise->floor) + ", goal " + number(row.promise->goal) + ": ";
+    text += row.reaches(row.promise->goal)    ? "goal reached"
+            : row.reaches(row.promise->floor) ? "floor reached"
+                                              : "BELOW THE FLOOR";
+  }
+  if (row.earlier) {
+    text += "\n  " + row.earlier->system + ": " + number(row.earlier->value) + " " +
+            row.earlier->unit + " (" + row.earlier->work + ")";
+  }
+  if (!row.note.empty()) text += "\n  " + row.note;
+  return text + "\n";
+}
+
+[[noreturn]] void refuse(const std::string& option, const std::string& text,
+                         const std::string& allowed) {
+  throw CLI::ValidationError(option, "'" + text + "', allowed: " + allowed);
+}
+
+void progress(const std::string& text) {
+  if (::isatty(STDERR_FILENO) == 0) return;
+  std::cerr << "\r\x1b[K" << text << std::flush;
+}
+
+}  // namespace
+
+void add_bench_options(CLI::App& app, BenchOptions& options) {
+  app.footer(
+      "Examples:\n"
+      "  kvfolio bench core\n"
+      "  kvfolio bench core --filter tree. --rounds 21 --json\n\n"
+      "core: the manager, the prefix tree, the block pool and storage, one thread, no model.\n"
+      "Each result is checked before it is timed. docs/measuring.md says how it measures and how\n"
+      "to read a row. All of it takes some minutes and 4 GiB; --quick takes seconds, and its\n"
+      "numbers mean nothing.\n"
+      "Exit codes: 0 done, floors reached or not; 1 a result was wrong; 2 bad usage.");
+  app.add_option_function<std::string>(
+         "family",
+         [](const std::string& text) {
+           if (text != "core") refuse("family", text, "core (what this build has)");
+         },
+         "What to measure: core [core]")
+      ->type_name("NAME");
+  app.add_option_function<std::string>(
+         "--filter",
+         [&options](const std::string& text) {
+           const std::vector<std::string> names = bench::row_names();
+           const bool any = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+             return name.find(text) != std::string::npos;
+           });
+           if (!any) {
+             std::string all;
+             for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
+             refuse("--filter", text, "a part of one of " + all);
+           }
+           options.filter = text;
+         },
+         "Only rows whose name contains this")
+      ->type_name("NAME");
+  app.add_option("--rounds", options.rounds, "Rounds of each figure; a row gives their median [9]")
+      ->check(CLI::Range(1, 1000))
+      ->type_name("N");
+  app.add_flag("--quick", options.quick, "One round of small cases: everything runs and is right");
+  app.add_flag("--json", options.json, "A JSON object for each row");
+}
+
+int bench(const BenchOptions& options) {
+  bench::Options what{.rounds = options.quick ? 1 : options.rounds,
+                      .quick = options.quick,
+                      .filter = options.filter};
+  try {
+    progress("kvfolio bench: measuring");
+    bench::run_core(what, [&](const bench::Row& row) {
+      progress("");
+      std::cout << (options.json ? row_json(row) + "\n" : row_text(row)) << std::flush;
+      progress("kvfolio bench: after " + row.name);
+    });
+    progress("");
+    return 0;
+  } catch (const bench::WrongResult& error) {
+    progress("");
+    std::cout.flush();
+    std::cerr << "kvfolio bench: wrong: " << printable_text(error.what()) << "\n";
+    return 1;
+  }
+}
+
+}  // namespace kvfolio::tools
