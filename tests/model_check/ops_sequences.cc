@@ -208,10 +208,19 @@ void Harness::close(Rng& rng, bool preempt) {
   // With nothing evicted, all of it is found again but the token that gives the logits.
   const int n = seq->length();
   const Counters& counters = manager_->counters();
-  if (n > 0 && seq->hole() == 0 && publishable(*seq) == n && config_.options.prefix_cache &&
-      !failed_once_ && counters.blocks_evicted == 0 && counters.publications_skipped == 0 &&
-      (in_order() || flight_.empty()) && !splits_self_attending_span(said.media, n - 1) &&
-      !skip_questions_) {
+  // Tokens named after their window moved on are not kept for the sake of a hit.
+  bool holds_all = true;
+  for (int g = 0; g < num_groups(); ++g) {
+    for (int p = 0; p + 1 < n; ++p) {
+      const std::int32_t b =
+          tables[static_cast<std::size_t>(g)][static_cast<std::size_t>(p / group(g).block_size)];
+      holds_all = holds_all && (b >= 0 || !hit_needs(group(g), n - 1, p));
+    }
+  }
+  if (n > 0 && holds_all && seq->hole() == 0 && publishable(*seq) == n &&
+      config_.options.prefix_cache && !failed_once_ && counters.blocks_evicted == 0 &&
+      counters.publications_skipped == 0 && (in_order() || flight_.empty()) &&
+      !splits_self_attending_span(said.media, n - 1) && !skip_questions_) {
     const Result<std::int32_t> again = manager_->probe(said.tokens, said.options());
     KVFOLIO_REQUIRE(again.has_value() && *again == n - 1,
                     "the tokens of a closed sequence hit but for one: " + std::to_string(n - 1) +
