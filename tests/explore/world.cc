@@ -81,6 +81,7 @@ std::int32_t token_of(Prefix prefix, std::int32_t position) {
 }
 std::vector<std::int32_t> tokens_of(Prefix prefix) {
   std::vector<std::int32_t> tokens;
+  tokens.reserve(static_cast<std::size_t>(length_of(prefix)));
   for (std::int32_t i = 0; i < length_of(prefix); ++i) tokens.push_back(token_of(prefix, i));
   return tokens;
 }
@@ -250,7 +251,8 @@ Outcome World::append(const Operation& op, std::string& broken) {
   for (std::int32_t i = 0; i < count; ++i) {
     s.tokens = static_cast<Prefix>(s.tokens << 1 | token_of(more, i));
     if (op.kind == Kind::kAppendUnnamed) {
-      s.unnamed[static_cast<std::size_t>(length + i)] = shadow_.open_ticket;
+      s.unnamed[static_cast<std::size_t>(length) + static_cast<std::size_t>(i)] =
+          shadow_.open_ticket;
     }
   }
   for (const std::int32_t block : table_of()) {
