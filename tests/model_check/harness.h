@@ -178,6 +178,8 @@ class Harness {
   void apply_drop();
   void forget_member(std::size_t index, bool restore);
   void publish(const Seq& seq, const Tables& tables, bool tail, bool certain = true);
+  // Another block of the group has the tokens that this operation offered of `b`.
+  [[nodiscard]] bool is_published_twice(int g, int b) const;
   void publish_whoever_waited();
   [[nodiscard]] int publishable(const Seq& seq) const;
   void check_hit(const Prompt& prompt, int hit);

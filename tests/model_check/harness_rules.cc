@@ -64,6 +64,17 @@ void Harness::publish(const Seq& seq, const Tables& tables, bool tail, bool cert
   }
 }
 
+bool Harness::is_published_twice(int g, int b) const {
+  const std::vector<int>& own = block(g, b).published;
+  const auto offered = static_cast<std::size_t>(block(g, b).offered);
+  for (int other = 0; other < group(g).num_blocks; ++other) {
+    const std::vector<int>& published = block(g, other).published;
+    if (other == b || published.size() < offered || own.size() < offered) continue;
+    if (std::equal(own.begin(), own.begin() + block(g, b).offered, published.begin())) return true;
+  }
+  return false;
+}
+
 void Harness::publish_whoever_waited() {
   for (const SeqPtr& seq : seqs_) {
     if (in_order()) break;

@@ -224,7 +224,11 @@ void Harness::check_blocks(const Snapshot& now) {
       if (is.refs[at] == 0 && is.findable[at] == 0 && !retiring) poison(g, b);
       // A block that this operation hung is findable as far as its sequence offered it.
       if (is.findable[at] == 0) model.certain = 0;
-      if (is.findable[at] != 0) model.certain = std::max(model.certain, model.offered);
+      // One that hung before with fewer tokens stays as it is where another block has these
+      // already.
+      if (is.findable[at] != 0 && (was.findable[at] == 0 || !is_published_twice(g, b))) {
+        model.certain = std::max(model.certain, model.offered);
+      }
       model.offered = 0;
       if (is.findable[at] != 0) {
         KVFOLIO_REQUIRE(!model.published.empty(), name() + " is findable before its time");
