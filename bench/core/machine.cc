@@ -11,9 +11,10 @@
 namespace kvfolio::bench {
 namespace {
 
-// Vector registers as wide as they come: a ceiling must not be the compiler's.
+// Vector registers as wide as they come: a ceiling must not be the compiler's. Not under the
+// sanitizers: the choice is made before their runtime is up.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_ADDRESS__)
+    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
 std::uint64_t

@@ -72,7 +72,8 @@ Result<std::unique_ptr<PrefixTree::Impl>> PrefixTree::Impl::create(
             tree->table_.allocate_zeroed(buckets) &&
             tree->path_.allocate_zeroed(options.max_runs) &&
             tree->key_.allocate_zeroed(
-                std::min<std::int64_t>(kMaxKeyBytes, options.max_root_key_bytes) + kKeyFraming);
+                std::min(static_cast<std::int64_t>(kMaxKeyBytes), options.max_root_key_bytes) +
+                static_cast<std::int64_t>(kKeyFraming));
   for (const TreeGroup& spec : options.groups) {
     entry_cells += 2 * (options.max_index_tokens / spec.block_size + 1) + granules;
     Group group;
