@@ -47,8 +47,8 @@ class KVFOLIO_API SpanArena {
   void shrink(ArenaSpan& span, std::int64_t cells) noexcept;
   void release(ArenaSpan& span) noexcept { shrink(span, 0); }
 
-  // Becomes an equal of `other`: a span of that one names the same cells here. Reads and writes what
-  // is in use and a byte for each granule. Requires: created with as many cells.
+  // Becomes an equal of `other`: a span of that one names the same cells here. Reads and writes
+  // what is in use and a byte for each granule. Requires: created with as many cells.
   void copy_from(const SpanArena& other) noexcept;
 
   [[nodiscard]] std::int64_t num_cells() const noexcept {
