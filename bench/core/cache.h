@@ -50,6 +50,7 @@ class Cache {
     const std::int32_t blocks = usage().free;
     const std::int32_t at_once = std::min(manager_.options().max_sequences, 1024);
     std::vector<SequenceId> sequences;
+    sequences.reserve(static_cast<std::size_t>(at_once));
     for (std::int32_t i = 0; i < at_once; ++i) {
       sequences.push_back(take(manager_.open({}, {.prefix_cache = false}), "open").sequence);
     }

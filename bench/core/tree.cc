@@ -136,7 +136,8 @@ class Queries {
       next_ = (next_ + n) % order_.size();
       done += n;
     }
-    return watch.nanoseconds() / static_cast<double>(done * size_ / kBlockSize);
+    const auto blocks = done * size_ / kBlockSize;
+    return watch.nanoseconds() / static_cast<double>(blocks);
   }
 
  private:

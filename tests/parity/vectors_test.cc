@@ -89,8 +89,9 @@ TEST(ParityVectors, ATokenIsReadWithoutACopy) {
   // shown: read in place
   const KVView view = must(cache.storage()->view(GroupId(0)));
   const std::span<const std::int32_t> table = must(cache.block_table(sequence, GroupId(0)));
+  const std::int32_t block = table[17 / 16];
   const auto* token_17 = reinterpret_cast<const double*>(
-      view.k_at(/*layer=*/0, table[17 / view.block_size], /*head=*/0, 17 % view.block_size));
+      view.k_at(/*layer=*/0, block, /*head=*/0, /*offset=*/17 % 16));
   // shown end
   EXPECT_EQ(token_17[0], 34.0);
   EXPECT_EQ(token_17[1], 35.0);
