@@ -319,7 +319,8 @@ void FakeDevice::check_token(const Step& step, std::size_t row, std::size_t grou
     return;
   }
   const std::int32_t offset = position % at.spec.block_size;
-  const Digest found = at.memory[static_cast<std::size_t>(block * at.spec.block_size + offset)];
+  const std::int32_t slot = block * at.spec.block_size + offset;
+  const Digest found = at.memory[static_cast<std::size_t>(slot)];
   if (found == step.rows[row].digests[static_cast<std::size_t>(position)]) return;
   fail(step, std::string(why) + " position " + std::to_string(position) + " of " +
                  row_name(step, row, group) + " at block " + std::to_string(block) + " offset " +

@@ -50,10 +50,11 @@ struct Now {
   std::deque<std::string> last;
 
   void print(const char* why) const {
+    const auto operations =
+        operations_before + (harness != nullptr ? harness->coverage().operations : 0);
     std::fprintf(stderr, "[model] after %llu operations, family %s seed %llu operation %d: %s\n",
-                 static_cast<unsigned long long>(
-                     operations_before + (harness != nullptr ? harness->coverage().operations : 0)),
-                 to_string(family), static_cast<unsigned long long>(seed), op, why);
+                 static_cast<unsigned long long>(operations), to_string(family),
+                 static_cast<unsigned long long>(seed), op, why);
     for (const std::string& line : last) std::fprintf(stderr, "  %s\n", line.c_str());
     if (harness != nullptr) std::fprintf(stderr, "> %s\n", harness->log().c_str());
     std::fprintf(stderr, "[model] model_check_test --replay %s %llu --until %d\n",

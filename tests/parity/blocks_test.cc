@@ -84,8 +84,9 @@ TEST(ParityBlocks, OneHeadOfOneLayerIsGathered) {
   must(gather(args));
   // shown end
   for (std::size_t i = 0; i < k.size(); ++i) {
-    EXPECT_EQ(k[i], static_cast<float>(i / 4));
-    EXPECT_EQ(v[i], static_cast<float>(i / 4));
+    const std::size_t position = i / 4;
+    EXPECT_EQ(k[i], static_cast<float>(position));
+    EXPECT_EQ(v[i], static_cast<float>(position));
   }
 }
 

@@ -115,7 +115,7 @@ TEST(ParityLayers, AdoptRefusesWhatItCannotHold) {
   EXPECT_EQ(e.info(second).length, 10);
   refused(
       [&] {
-        const Status status = adopt(full, window, 10);
+        Status status = adopt(full, window, 10);
         must(e.manager.clear(second));
         return status;
       }(),

@@ -129,6 +129,7 @@ TEST(ParityRoom, VictimsAreThoseOfAScanOverAllSequences) {
 TEST(ParityRoom, PreemptToStopsWhereItIsAsked) {
   Engine e({full_group(16, 10)});
   std::vector<SequenceId> all;
+  all.reserve(5);
   for (int i = 0; i < 5; ++i) all.push_back(opened_with(e.manager, 32));
   EXPECT_EQ(e.manager.utilization(), 1.0);
   // shown: preempt_to
@@ -148,6 +149,7 @@ TEST(ParityRoom, WhoseReleaseFreesNothingIsPassedOver) {
   Engine e({full_group(16, 110)});
   const SequenceId parent = opened_with(e.manager, 1600);
   std::vector<SequenceId> forks;
+  forks.reserve(8);
   for (int i = 0; i < 8; ++i) forks.push_back(must(e.manager.fork(parent)));
   const SequenceId other = opened_with(e.manager, 160);
   EXPECT_EQ(e.manager.select_victim(VictimPolicy::kLru), other);

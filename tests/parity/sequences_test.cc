@@ -223,7 +223,7 @@ TEST(ParitySequences, BytesAreThoseOfTheElementType) {
     Engine e({group});
     static_cast<void>(opened_with(e.manager, 40));
     // 2 layers x 16 tokens x (8 + 8) elements
-    const auto block_bytes = static_cast<std::int64_t>(2 * 16 * 16 * dtype_bytes(dtype));
+    const auto block_bytes = std::int64_t{2 * 16 * 16} * dtype_bytes(dtype);
     EXPECT_EQ(e.manager.bytes_total(), 10 * block_bytes);
     EXPECT_EQ(e.manager.bytes_used(), 3 * block_bytes);
   }
