@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "engine.h"
+#include "exit_code.h"
 #include "files.h"
 #include "generate_input.h"
 #include "npy.h"
-#include "printable_text.h"
 #include "report.h"
 #include "results.h"
 #include "text_output.h"
@@ -184,11 +184,7 @@ Result<int> generate_or_error(const GenerateOptions& options) {
 }  // namespace
 
 int generate(const GenerateOptions& options) {
-  const Result<int> code = generate_or_error(options);
-  if (code) return *code;
-  std::cout.flush();
-  std::cerr << "kvfolio generate: " << printable_text(code.error().message()) << "\n";
-  return 2;
+  return exit_code("generate", generate_or_error(options));
 }
 
 }  // namespace kvfolio::tools

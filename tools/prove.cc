@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "engine.h"
+#include "exit_code.h"
 #include "generate_input.h"
 #include "pool_size.h"
-#include "printable_text.h"
 #include "prove_conditions.h"
 #include "prove_prompts.h"
 #include "prove_report.h"
@@ -338,12 +338,6 @@ Result<int> prove_or_error(const ProveOptions& options) {
 
 }  // namespace
 
-int prove(const ProveOptions& options) {
-  const Result<int> code = prove_or_error(options);
-  if (code) return *code;
-  std::cout.flush();
-  std::cerr << "kvfolio prove: " << printable_text(code.error().message()) << "\n";
-  return 2;
-}
+int prove(const ProveOptions& options) { return exit_code("prove", prove_or_error(options)); }
 
 }  // namespace kvfolio::tools

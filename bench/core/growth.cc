@@ -73,6 +73,30 @@ void prompt_length(Session& session) {
   }
 }
 
+// Prompts that nobody has said before, each computed and closed.
+class NewPrompts {
+ public:
+  NewPrompts(Cache& cache, std::int32_t blocks)
+      : cache_(cache), tokens_(static_cast<std::size_t>(blocks) * kBlockSize) {}
+
+  // Nanoseconds for each; writing the prompt is not in it.
+  double admit(std::int32_t count) {
+    Stopwatch watch;
+    for (std::int32_t i = 0; i < count; ++i) {
+      write_prompt(next_++, tokens_);
+      watch.start();
+      cache_.cache(tokens_);
+      watch.stop();
+    }
+    return watch.nanoseconds() / count;
+  }
+
+ private:
+  Cache& cache_;
+  std::vector<std::int32_t> tokens_;
+  std::int32_t next_ = 0;
+};
+
 // Admitting a prompt of 10 blocks into a full pool.
 void pool_size(Session& session) {
   if (!session.wants("growth.pool_blocks")) return;
@@ -84,26 +108,17 @@ void pool_size(Session& session) {
               "blocks");
   for (const std::int32_t num_blocks : sizes(session, 1'000, 10'000'000)) {
     Cache cache(num_blocks, 16);
-    std::vector<std::int32_t> tokens(std::size_t{kBlocks} * kBlockSize);
-    std::int32_t next = 0;
-    Stopwatch watch;
-    const auto admit = [&] {
-      write_prompt(next++, tokens);
-      watch.start();
-      cache.cache(tokens);
-      watch.stop();
-    };
-    for (std::int32_t i = 0; i < num_blocks / kBlocks; ++i) admit();
+    NewPrompts prompts(cache, kBlocks);
+    prompts.admit(num_blocks / kBlocks);
     require(cache.usage().free == 0, "the pool is full");
     const int calls = session.quick() ? 4 : 2'000;
     curve.add(num_blocks, [&] {
       const std::uint64_t before = cache->counters().blocks_evicted;
-      watch = {};
-      for (int i = 0; i < calls; ++i) admit();
+      const double each = prompts.admit(calls);
       require(
           cache->counters().blocks_evicted - before == static_cast<std::uint64_t>(calls) * kBlocks,
           "as many blocks are evicted as are needed");
-      return watch.nanoseconds() / calls;
+      return each;
     });
     if (num_blocks <= 1'000'000) cache.check();
   }
@@ -166,23 +181,11 @@ void runs(Session& session) {
               "runs");
   for (const std::int32_t count : sizes(session, 1'000, 1'000'000)) {
     Cache cache(count, 16);
-    std::vector<std::int32_t> tokens(kBlockSize);
-    std::int32_t next = 0;
-    Stopwatch watch;
-    const auto admit = [&] {
-      write_prompt(next++, tokens);
-      watch.start();
-      cache.cache(tokens);
-      watch.stop();
-    };
-    for (std::int32_t i = 0; i < count; ++i) admit();
+    NewPrompts prompts(cache, 1);
+    prompts.admit(count);
     require(cache.usage().cached == count, "every block is a run of its own");
     const int calls = session.quick() ? 4 : 10'000;
-    curve.add(count, [&] {
-      watch = {};
-      for (int i = 0; i < calls; ++i) admit();
-      return watch.nanoseconds() / calls;
-    });
+    curve.add(count, [&] { return prompts.admit(calls); });
     require(cache.usage().cached == count, "one came, one went");
     cache.check();
   }

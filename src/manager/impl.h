@@ -13,6 +13,7 @@
 //   copy.cc       copy_to
 //   check.cc      check_invariants
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <limits>
@@ -243,6 +244,10 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] std::int32_t unplanned_from(std::int32_t slot, std::int32_t g) const noexcept {
     return unplanned_from_[std::int64_t{slot} * num_groups() + g];
   }
+  // The table entries from `logical` on change.
+  void note_entries(std::int32_t slot, std::int32_t g, std::int32_t logical) noexcept {
+    unplanned_from(slot, g) = std::min(unplanned_from(slot, g), logical);
+  }
   BlockTable& pin_table(std::int32_t slot, std::int32_t g) noexcept {
     return pin_tables_[std::int64_t{slot} * num_groups() + g];
   }
@@ -260,6 +265,10 @@ class KVCacheManager::Impl final : public TreeObserver {
   }
   [[nodiscard]] SequenceId id_of(const Sequence& s) const noexcept {
     return SequenceId(pack(s.generation, slot_of(s)));
+  }
+  // The slot that an id names, of whatever generation; sequences and pins alike.
+  [[nodiscard]] static std::int32_t slot_in(std::uint64_t bits) noexcept {
+    return static_cast<std::int32_t>(bits & 0xffffffu);
   }
   [[nodiscard]] std::uint64_t pack(std::uint32_t generation, std::int32_t slot) const noexcept {
     return std::uint64_t{options_.id_tag} << 48 | std::uint64_t{generation} << 24 |

@@ -186,7 +186,7 @@ Status KVCacheManager::Impl::find(SequenceId id, std::int32_t& slot) const {
   const std::uint64_t bits = id.value();
   const auto tag = static_cast<std::uint16_t>(bits >> 48);
   const auto generation = static_cast<std::uint32_t>(bits >> 24 & 0xffffffu);
-  slot = static_cast<std::int32_t>(bits & 0xffffffu);
+  slot = slot_in(bits);
   if (tag != options_.id_tag) {
     return {ErrorCode::kNotFound,
             concat("sequence id ", bits, " is of another manager: its tag is ", tag, ", ours is ",

@@ -189,7 +189,7 @@ Status KVCacheManager::Impl::check_demands(std::span<const AppendDemand> demands
     }
     marks[slot] = 1;
   }
-  for (std::size_t i = 0; i < marked; ++i) marks[demands[i].sequence.value() & 0xffffffu] = 0;
+  for (std::size_t i = 0; i < marked; ++i) marks[slot_in(demands[i].sequence.value())] = 0;
   return answer;
 }
 
@@ -213,7 +213,7 @@ Status KVCacheManager::Impl::admit(std::span<const AppendDemand> demands) {
     BlockPool& pool = group(g).pool;
     std::int64_t needed = 0;
     for (std::size_t i = 0; i < demands.size(); ++i) {
-      const auto slot = static_cast<std::int32_t>(demands[i].sequence.value() & 0xffffffu);
+      const std::int32_t slot = slot_in(demands[i].sequence.value());
       const Sequence& s = sequences_[slot];
       const auto end = s.length + static_cast<std::int32_t>(demands[i].num_tokens);
       const std::int32_t begin = s.length + (s.replay && end > s.length ? 1 : 0);
@@ -238,7 +238,7 @@ Status KVCacheManager::Impl::admit(std::span<const AppendDemand> demands) {
     }
   }
   for (std::size_t i = 0; i < demands.size() && answer.ok(); ++i) {
-    const auto slot = static_cast<std::int32_t>(demands[i].sequence.value() & 0xffffffu);
+    const std::int32_t slot = slot_in(demands[i].sequence.value());
     const auto end = sequences_[slot].length + static_cast<std::int32_t>(demands[i].num_tokens);
     if (!reserve_for(slot, end)) answer = table_entries_full("admit");
   }

@@ -392,12 +392,10 @@ Status KVCacheManager::Impl::check_adopted(std::int32_t g, std::span<const std::
               concat("adopt: block ", block.value(), " of group ", g, " holds ", pool.valid(block),
                      " tokens, wanted: ", wanted)};
     }
+    if (options_.order == Order::kInOrder) continue;  // whoever reads comes later in the stream
     for (const std::int32_t index : in_flight_) {
       const std::uint64_t ticket = step_at(index).ticket;
-      if (options_.order == Order::kInOrder ||
-          pool.written_in(block) != static_cast<std::uint32_t>(ticket)) {
-        continue;
-      }
+      if (pool.written_in(block) != static_cast<std::uint32_t>(ticket)) continue;
       return {ErrorCode::kFailedPrecondition,
               concat("adopt: block ", block.value(), " of group ", g, " is written by step ",
                      ticket, ", which is not complete")};
@@ -452,7 +450,7 @@ void KVCacheManager::Impl::truncate_blocks(std::int32_t slot, std::int32_t n) no
     }
     table(slot, g).truncate(keep);
     window_begin(slot, g) = std::min(window_begin(slot, g), keep);
-    unplanned_from(slot, g) = std::min(unplanned_from(slot, g), keep);
+    note_entries(slot, g, keep);
   }
 }
 
@@ -680,7 +678,7 @@ void KVCacheManager::Impl::release_pin(std::int32_t slot) noexcept {
 
 Status KVCacheManager::Impl::unpin(PinId id) {
   const std::uint64_t bits = id.value();
-  const auto slot = static_cast<std::int32_t>(bits & 0xffffffu);
+  const std::int32_t slot = slot_in(bits);
   const auto generation = static_cast<std::uint32_t>(bits >> 24 & 0xffffffu);
   if (static_cast<std::uint16_t>(bits >> 48) != options_.id_tag || generation == 0 ||
       static_cast<std::size_t>(slot) >= pins_.size() || !pins_[slot].open ||

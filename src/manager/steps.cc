@@ -144,7 +144,7 @@ Result<SequenceId> KVCacheManager::Impl::open_unnamed(std::int64_t num_tokens,
   if (!opened) return std::move(opened).error();
   Status status = append(opened->sequence, nullptr, num_tokens, {});
   if (status.ok()) return opened->sequence;
-  end_sequence(static_cast<std::int32_t>(opened->sequence.value() & 0xffffffu));
+  end_sequence(slot_in(opened->sequence.value()));
   counters_ = before;
   return status;
 }
@@ -164,8 +164,7 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t slot, std::int3
     tail.source = blocks.at(arena(), have).value();
     blocks.truncate(have);
   }
-  std::int32_t& unplanned = unplanned_from(slot, g);
-  unplanned = std::min(unplanned, have);
+  note_entries(slot, g, have);
   if (end == write_begin) return;
   if (write_begin % size != 0) {
     const std::int32_t logical = write_begin / size;
@@ -178,7 +177,7 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t slot, std::int3
       block = acquire(g);
       tail.copy_to = block.value();
       blocks.set(arena(), logical, block);
-      unplanned = std::min(unplanned, logical);
+      note_entries(slot, g, logical);
     }
     pool.set_writer(block, slot);
     pool.set_valid(block, std::min(size, end - logical * size));
@@ -216,7 +215,7 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
     if (tail.copy_to >= 0) {
       free_unwritten(g, BlockId(tail.copy_to));
       blocks.set(arena(), have - 1, BlockId(tail.source));
-      unplanned_from(e.slot, g) = std::min(unplanned_from(e.slot, g), have - 1);
+      note_entries(e.slot, g, have - 1);
     } else if (tail.source >= 0) {
       blocks.grow(arena(), have + 1);
       blocks.set(arena(), have, BlockId(tail.source));
@@ -433,7 +432,7 @@ void KVCacheManager::Impl::abort_writers(std::uint64_t first_ticket) noexcept {
     const auto ids = blocks.blocks(arena());
     return std::any_of(ids.begin(), ids.end(), [&](std::int32_t b) { return written(g, b); });
   };
-  for (std::int32_t slot = 0; slot < static_cast<std::int32_t>(sequences_.size()); ++slot) {
+  for (std::int32_t slot = 0; slot < num_rows(); ++slot) {
     Sequence& s = sequences_[slot];
     if (s.life == Life::kUnused) continue;
     bool hit = s.wrote_last >= first_ticket;

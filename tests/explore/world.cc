@@ -8,6 +8,7 @@
 #include <bit>
 #include <stdexcept>
 
+#include "manager/engine.h"
 #include "state_reader.h"
 
 namespace kvfolio::explore {
@@ -38,11 +39,6 @@ std::int32_t common(Prefix a, Prefix b) {
 }
 
 KVCacheManager small_manager(Order order) {
-  GroupSpec group;
-  group.head_dim_k = 8;
-  group.head_dim_v = 8;
-  group.block_size = kBlockSize;
-  group.num_blocks = kBlocks;
   ManagerOptions options;
   options.order = order;
   options.max_sequences = kSequences;
@@ -54,9 +50,8 @@ KVCacheManager small_manager(Order order) {
   options.max_root_key_bytes = 256;
   options.max_media_extents = 1;
   options.max_table_entries = 256;
-  Result<KVCacheManager> made = KVCacheManager::create(CacheSpec{{group}}, options);
-  if (!made) throw std::runtime_error(made.error().message());
-  return std::move(*made);
+  const CacheSpec spec{{testing_engine::full_group(kBlockSize, kBlocks)}};
+  return testing_engine::must(KVCacheManager::create(spec, options));
 }
 
 Outcome outcome(const Status& status) { return status.ok() ? Outcome::kDone : Outcome::kRefused; }

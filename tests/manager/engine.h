@@ -91,6 +91,18 @@ class Engine {
     must(manager.finish(ticket));
     return planned;
   }
+  // Likewise by count, without ids: a new sequence, or more of one.
+  SequenceId say_count(std::int64_t count, const OpenOptions& options = {}) {
+    const Ticket ticket = must(manager.begin_step());
+    const SequenceId sequence = must(manager.open_unnamed(count, options));
+    must(manager.finish(ticket));
+    return sequence;
+  }
+  void feed_count(SequenceId sequence, std::int64_t count) {
+    const Ticket ticket = must(manager.begin_step());
+    must(manager.append_unnamed(sequence, count));
+    must(manager.finish(ticket));
+  }
   // begin, append, commit; the step stays in flight.
   Ticket launch(SequenceId sequence, const Tokens& more) {
     const Ticket ticket = must(manager.begin_step());

@@ -20,28 +20,14 @@ using testing::IsEmpty;
 constexpr VictimPolicy kPolicies[] = {VictimPolicy::kLru, VictimPolicy::kLfu,
                                       VictimPolicy::kLongest, VictimPolicy::kLowestPriority};
 
-SequenceId opened_with(KVCacheManager& manager, std::int64_t count,
-                       const OpenOptions& options = {}) {
-  const Ticket step = must(manager.begin_step());
-  const SequenceId sequence = must(manager.open_unnamed(count, options));
-  must(manager.finish(step));
-  return sequence;
-}
-
-void grow(KVCacheManager& manager, SequenceId sequence, std::int64_t count) {
-  const Ticket step = must(manager.begin_step());
-  must(manager.append_unnamed(sequence, count));
-  must(manager.finish(step));
-}
-
 // Fault T11: there was a policy by priority, and no way to set one.
 TEST(ParityRoom, EachPolicyHasItsVictim) {
   Engine e({full_group(16, 20)});
-  const SequenceId a = opened_with(e.manager, 40, {.priority = 2});
-  const SequenceId b = opened_with(e.manager, 10, {.priority = 1});
-  const SequenceId c = opened_with(e.manager, 20, {.priority = 3});
-  for (int i = 0; i < 3; ++i) grow(e.manager, b, 1);
-  for (int i = 0; i < 2; ++i) grow(e.manager, a, 1);
+  const SequenceId a = e.say_count(40, {.priority = 2});
+  const SequenceId b = e.say_count(10, {.priority = 1});
+  const SequenceId c = e.say_count(20, {.priority = 3});
+  for (int i = 0; i < 3; ++i) e.feed_count(b, 1);
+  for (int i = 0; i < 2; ++i) e.feed_count(a, 1);
   const Tokens table = e.table(a);
   // shown: victims
   const std::optional<SequenceId> oldest = e.manager.select_victim(VictimPolicy::kLru);
@@ -63,9 +49,9 @@ TEST(ParityRoom, TiesGoToTheLowerId) {
   for (int round = 0; round < 32; ++round) {
     Engine e({full_group(16, 20)});
     for (const std::uint64_t id : {30u, 10u, 20u}) {
-      static_cast<void>(opened_with(e.manager, 16, {.caller_id = id}));
+      static_cast<void>(e.say_count(16, {.caller_id = id}));
     }
-    const SequenceId anonymous = opened_with(e.manager, 16);
+    const SequenceId anonymous = e.say_count(16);
     const SequenceId ten = must(e.manager.find(10));
     EXPECT_EQ(e.manager.select_victim(VictimPolicy::kLfu), ten);
     EXPECT_EQ(e.manager.select_victim(VictimPolicy::kLongest), ten);
@@ -92,10 +78,10 @@ TEST(ParityRoom, VictimsAreThoseOfAScanOverAllSequences) {
       const auto what = random() % 8;
       if ((what < 2 || open.empty()) && open.size() < 40) {
         const std::uint64_t id = random() % 2 == 0 ? next++ : 10000 - next++;
-        open[id] = opened_with(e.manager, 1 + random() % 6,
+        open[id] = e.say_count(1 + random() % 6,
                                {.caller_id = id, .priority = static_cast<int>(random() % 3)});
       } else if (what < 5 && !open.empty()) {
-        grow(e.manager, pick()->second, 1 + random() % 3);
+        e.feed_count(pick()->second, 1 + random() % 3);
       } else if (what == 5 && !open.empty()) {
         must(e.manager.set_priority(pick()->second, static_cast<int>(random() % 5)));
       } else if (what == 6 && !open.empty()) {
@@ -130,7 +116,7 @@ TEST(ParityRoom, PreemptToStopsWhereItIsAsked) {
   Engine e({full_group(16, 10)});
   std::vector<SequenceId> all;
   all.reserve(5);
-  for (int i = 0; i < 5; ++i) all.push_back(opened_with(e.manager, 32));
+  for (int i = 0; i < 5; ++i) all.push_back(e.say_count(32));
   EXPECT_EQ(e.manager.utilization(), 1.0);
   // shown: preempt_to
   if (e.manager.needs_eviction()) {  // from ManagerOptions::high_watermark on, 0.90
@@ -147,11 +133,11 @@ TEST(ParityRoom, PreemptToStopsWhereItIsAsked) {
 // Fault T12: 8 forks of one sequence were all lost, 7 of them for nothing.
 TEST(ParityRoom, WhoseReleaseFreesNothingIsPassedOver) {
   Engine e({full_group(16, 110)});
-  const SequenceId parent = opened_with(e.manager, 1600);
+  const SequenceId parent = e.say_count(1600);
   std::vector<SequenceId> forks;
   forks.reserve(8);
   for (int i = 0; i < 8; ++i) forks.push_back(must(e.manager.fork(parent)));
-  const SequenceId other = opened_with(e.manager, 160);
+  const SequenceId other = e.say_count(160);
   EXPECT_EQ(e.manager.select_victim(VictimPolicy::kLru), other);
   EXPECT_THAT(must(e.manager.preempt_to(0.5)), ElementsAre(other));
   EXPECT_EQ(e.manager.num_sequences(), 9);
@@ -163,9 +149,9 @@ TEST(ParityRoom, WhoseReleaseFreesNothingIsPassedOver) {
 
 TEST(ParityRoom, APassedOverForkGoesOnceItsPartnerIsGone) {
   Engine e({full_group(16, 10)});
-  const SequenceId parent = opened_with(e.manager, 32);
+  const SequenceId parent = e.say_count(32);
   const SequenceId child = must(e.manager.fork(parent));
-  grow(e.manager, child, 16);  // one block of its own
+  e.feed_count(child, 16);  // one block of its own
   // The parent is the older one, but frees nothing while the child is there.
   EXPECT_THAT(must(e.manager.preempt_to(0.0)), ElementsAre(child, parent));
   EXPECT_EQ(e.usage().held, 0);
@@ -175,7 +161,7 @@ TEST(ParityRoom, SequencesOfTheOpenStepAndPinsAreLeftAlone) {
   Engine e({full_group(16, 10)});
   e.cache(tokens(1, 32));
   const PinId pin = must(e.manager.pin(tokens(1, 32))).pin;
-  const SequenceId a = opened_with(e.manager, 32);
+  const SequenceId a = e.say_count(32);
   const Ticket step = must(e.manager.begin_step());
   must(e.manager.append_unnamed(a, 1));
   EXPECT_EQ(e.manager.select_victim(VictimPolicy::kLru), std::nullopt);
@@ -211,9 +197,9 @@ TEST(ParityRoom, WatermarkIsCheckedAndActs) {
   }
   Engine e({full_group(16, 4)}, {.high_watermark = 0.5});
   EXPECT_FALSE(e.manager.needs_eviction());
-  static_cast<void>(opened_with(e.manager, 16));
+  static_cast<void>(e.say_count(16));
   EXPECT_FALSE(e.manager.needs_eviction());
-  static_cast<void>(opened_with(e.manager, 16));
+  static_cast<void>(e.say_count(16));
   EXPECT_TRUE(e.manager.needs_eviction());  // 0.5 >= 0.5
   EXPECT_EQ(Engine({full_group(16, 4)}).manager.options().high_watermark, 0.90);
   for (const double bad : {-0.1, 1.1, std::numeric_limits<double>::quiet_NaN()}) {
@@ -223,7 +209,7 @@ TEST(ParityRoom, WatermarkIsCheckedAndActs) {
 
 TEST(ParityRoom, UtilizationIsThatOfTheFullestGroup) {
   Engine e({full_group(4, 4), window_group(2, 100, 6)});
-  static_cast<void>(opened_with(e.manager, 8));
+  static_cast<void>(e.say_count(8));
   EXPECT_EQ(e.manager.utilization(), 0.5);
 }
 

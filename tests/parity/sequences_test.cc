@@ -15,21 +15,6 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// A step that appends `count` tokens without ids.
-void grow(KVCacheManager& manager, SequenceId sequence, std::int64_t count) {
-  const Ticket step = must(manager.begin_step());
-  must(manager.append_unnamed(sequence, count));
-  must(manager.finish(step));
-}
-
-SequenceId opened_with(KVCacheManager& manager, std::int64_t count,
-                       const OpenOptions& options = {}) {
-  const Ticket step = must(manager.begin_step());
-  const SequenceId sequence = must(manager.open_unnamed(count, options));
-  must(manager.finish(step));
-  return sequence;
-}
-
 TEST(ParitySequences, OpenedByCountUnderTheCallersOwnId) {
   Engine e({full_group(16, 10)});
   KVCacheManager& manager = e.manager;
@@ -108,7 +93,7 @@ TEST(ParitySequences, OpenedByCountIsBothOrNeither) {
 // Fault T8: append(usize::MAX) wrapped the length.
 TEST(ParitySequences, AppendBeyondThePoolChangesNothing) {
   Engine e({full_group(16, 2)});
-  const SequenceId sequence = opened_with(e.manager, 20);
+  const SequenceId sequence = e.say_count(20);
   const Ticket step = must(e.manager.begin_step());
   EXPECT_EQ(e.manager.append_unnamed(sequence, 20).code(), ErrorCode::kNoBlocks);
   EXPECT_EQ(e.manager.append_unnamed(sequence, std::numeric_limits<std::int64_t>::max()).code(),
@@ -120,8 +105,8 @@ TEST(ParitySequences, AppendBeyondThePoolChangesNothing) {
 
 TEST(ParitySequences, InfoSaysTokensBlocksUsesAndPriority) {
   Engine e({full_group(16, 10)});
-  const SequenceId a = opened_with(e.manager, 20, {.priority = 3});
-  grow(e.manager, a, 1);
+  const SequenceId a = e.say_count(20, {.priority = 3});
+  e.feed_count(a, 1);
   // shown: info
   const SequenceInfo info = must(e.manager.info(a));
   const std::span<const std::int32_t> block_ids = must(e.manager.block_table(a, GroupId(0)));
@@ -183,7 +168,7 @@ TEST(ParitySequences, TrimKeepsSinksAndTheRecentWindow) {
   for (const Case& c : {Case{64, 16, 16, {0, 3}, 32}, Case{160, 4, 16, {0, 9}, 140},
                         Case{48, 32, 1, {0, 1, 2}, 15}, Case{64, 32, 0, {0, 1}, 32}}) {
     Engine e({full_group(16, 24)});
-    const SequenceId sequence = opened_with(e.manager, c.length);
+    const SequenceId sequence = e.say_count(c.length);
     const SequenceId fork = must(e.manager.fork(sequence));
     const Tokens before = e.table(fork);
     // shown: trim
@@ -193,7 +178,7 @@ TEST(ParitySequences, TrimKeepsSinksAndTheRecentWindow) {
     EXPECT_EQ(dropped, c.dropped);
     EXPECT_EQ(e.live(sequence), c.kept);
     EXPECT_EQ(e.table(fork), before);
-    grow(e.manager, sequence, 1);
+    e.feed_count(sequence, 1);
     EXPECT_EQ(e.live(sequence).back(), static_cast<std::int32_t>(c.length / 16));
     EXPECT_EQ(e.table(fork), before);
     must(e.manager.check_invariants());
@@ -202,7 +187,7 @@ TEST(ParitySequences, TrimKeepsSinksAndTheRecentWindow) {
 
 TEST(ParitySequences, CountersSayTheirUnit) {
   Engine e({full_group(16, 10)});
-  const SequenceId a = opened_with(e.manager, 40);
+  const SequenceId a = e.say_count(40);
   const SequenceId b = must(e.manager.fork(a));
   must(e.manager.preempt(a));
   EXPECT_EQ(e.counters().blocks_allocated, 3u);
@@ -221,7 +206,7 @@ TEST(ParitySequences, BytesAreThoseOfTheElementType) {
     group.num_layers = 2;
     group.dtype = dtype;
     Engine e({group});
-    static_cast<void>(opened_with(e.manager, 40));
+    static_cast<void>(e.say_count(40));
     // 2 layers x 16 tokens x (8 + 8) elements
     const auto block_bytes = std::int64_t{2 * 16 * 16} * dtype_bytes(dtype);
     EXPECT_EQ(e.manager.bytes_total(), 10 * block_bytes);
@@ -231,7 +216,7 @@ TEST(ParitySequences, BytesAreThoseOfTheElementType) {
 
 TEST(ParitySequences, PrintedFormIsAFactALine) {
   Engine e({full_group(16, 10)});
-  const SequenceId a = opened_with(e.manager, 40);
+  const SequenceId a = e.say_count(40);
   static_cast<void>(must(e.manager.fork(a)));
   EXPECT_EQ(e.manager.describe(),
             "policy: lru\n"
