@@ -4,7 +4,8 @@
 // BlockTable maps the logical blocks of one sequence in one group (tokens [i*b, (i+1)*b)) to
 // physical blocks; -1 where a window or a trim dropped the block, so indices never shift. It knows
 // ids only. The entries live in a SpanArena that its owner passes to every call and shares between
-// many tables; a table is a small value and must be released to the same arena.
+// many tables; a table is a small value and must be released to the same arena. It counts no
+// references: who writes an entry holds the block.
 // Thread safety: none.
 
 #include <cstdint>
@@ -28,7 +29,7 @@ class BlockTable {
   [[nodiscard]] std::span<const std::int32_t> blocks(const SpanArena& arena) const noexcept {
     return {arena.at(span_), static_cast<std::size_t>(size_)};
   }
-  // Requires: 0 <= logical < size().
+  // Not valid() where the block was dropped. Requires (set() too): 0 <= logical < size().
   [[nodiscard]] BlockId at(const SpanArena& arena, std::int32_t logical) const noexcept {
     return BlockId(arena.at(span_)[logical]);
   }

@@ -2,7 +2,9 @@
 #pragma once
 
 // Element types of keys and values, and the scalar conversions that define their meaning.
-// Conversions to a narrower type round to nearest, ties to even; NaN stays NaN (quiet).
+// Conversions to a narrower type round to nearest, ties to even; what is too large becomes an
+// infinity; NaN stays NaN (quiet). Nothing here knows memory: rows are converted by kernels.h.
+// Thread safety: functions of their arguments alone.
 
 #include <bit>
 #include <cstdint>

@@ -2,7 +2,9 @@
 #pragma once
 
 // Strong ids. A block cannot be passed for a sequence, nor a ticket for a position.
-// They are plain values of the size of their integer; default construction names nothing.
+// They are plain values of the size of their integer; default construction names nothing. They know
+// nothing of what they name: valid() says that an id names something, not that it is still there.
+// Thread safety: values.
 
 #include <compare>
 #include <cstdint>
@@ -42,7 +44,8 @@ using PinId = StrongId<struct PinIdTag, std::uint64_t, 0>;
 using Ticket = StrongId<struct TicketTag, std::uint64_t, 0>;
 
 // Where a sequence stands on the prefix tree: position tokens from the root, at or above the end of
-// a run. A run keeps its name when it is split (on its lower part), so places stay good.
+// a run. A run keeps its name when it is split (on its lower part), so places stay good. The tree
+// counts places: what PrefixTree::enter() gave goes back through leave(), once.
 struct Place {
   std::int32_t run = -1;
   std::uint32_t generation = 0;

@@ -53,9 +53,9 @@ struct GatherArgs {
   std::int32_t first_layer = 0;
   std::int32_t num_layers = 1;
   std::int32_t first_head = 0;
-  RowsView k = {};  // [count, heads, head_dim_k] of first_layer
-  RowsView v =
-      {};  // [count, heads, head_dim_v] of first_layer; of K's leading elements for a prefix
+  // [count, heads, head_dim] of first_layer. Where V is a prefix of K, v gets K's first elements.
+  RowsView k = {};
+  RowsView v = {};
   // Bytes from one layer's rows to the next one's; not used for one layer.
   std::int64_t k_layer_stride = 0;
   std::int64_t v_layer_stride = 0;

@@ -35,7 +35,7 @@ class KVFOLIO_API LruOrder {
   // The block has no rank any more; it is no candidate.
   void forget(BlockId block) noexcept;
   [[nodiscard]] bool has_rank(BlockId block) const noexcept { return place_[block.value()] != 0; }
-  // True when a is colder than b. Requires: both have a rank.
+  // True when a was touched longer ago than b. Requires: both have a rank.
   [[nodiscard]] bool colder(BlockId a, BlockId b) const noexcept {
     return place_[a.value()] < place_[b.value()];
   }
@@ -50,6 +50,7 @@ class KVFOLIO_API LruOrder {
   // Becomes an equal of `other`. Requires: created with as many blocks.
   void copy_from(const LruOrder& other) noexcept;
 
+  // ok, or which rule is broken. O(num_blocks).
   Status check_invariants() const;
 
  private:

@@ -25,8 +25,19 @@
 // A step: begin_step -> append* -> plan -> commit (work is enqueued) -> complete (device is done).
 // One step is open at a time; committed and not complete steps are in flight.
 //
+// It does not know what a token means, what a model computes, who asks, or the time; it never
+// writes K or V but to copy whole blocks (run_copies, copy_to), and never reads them.
+//
+// Errors. Every call that takes an id answers kNotFound for one that is closed, of another manager
+// or was never given out, and kAborted for a sequence that fail() closed (the last one in its slot
+// that it closed); kInvalidArgument names
+// the argument, the value and what is allowed. These are not said again below. Units: tokens,
+// blocks and positions are counts; bytes say so in their name.
+//
 // Thread safety: none; the owner serialises all calls, probe() included. No heap allocation after
-// create() except for error texts and growing plan buffers; no threads, no clock, no globals.
+// create() except for error texts, describe(), check_invariants() and growing plan buffers; no
+// threads, no clock, no globals. Spans and pointers that calls return belong to the manager. One
+// that was moved from is only assigned to or destroyed.
 
 #include <cstdint>
 #include <memory>
@@ -50,23 +61,23 @@ enum class Order : std::int32_t {
 };
 
 struct ManagerOptions {
-  std::int32_t max_sequences = 1024;
-  std::int32_t max_pins = 256;
-  std::int32_t max_steps_in_flight = 2;
+  std::int32_t max_sequences = 1024;     // open at once, 1 .. 2^23
+  std::int32_t max_pins = 256;           // 0 .. 2^24
+  std::int32_t max_steps_in_flight = 2;  // 1 .. 64
   Order order = Order::kInOrder;
-  bool prefix_cache = true;
+  bool prefix_cache = true;  // false: nothing is ever findable
   // How long a sequence is expected to get: the capacities below are derived from it where only
   // windows bound the blocks of a sequence. Not a limit. 0: the tokens of the largest full group,
   // or 32,768 without one.
   std::int32_t max_sequence_tokens = 0;
-  // Capacity of the prefix tree. 0 derives each from the spec: enough for a pool whose every block
-  // is findable. When it is full the coldest blocks go first (not for a root key: a sequence of a
-  // key too many neither finds nor publishes), else nothing is published (counted).
-  std::int64_t max_index_tokens = 0;
-  std::int32_t max_runs = 0;
-  std::int32_t max_root_keys = 1024;
+  // Capacity of the prefix tree. 0 derives tokens and runs from the spec: enough for a pool whose
+  // every block is findable. When it is full the coldest blocks go first (not for a root key: a
+  // sequence of a key too many neither finds nor publishes), else nothing is published (counted).
+  std::int64_t max_index_tokens = 0;  // up to 2^32
+  std::int32_t max_runs = 0;          // up to 2^29
+  std::int32_t max_root_keys = 1024;  // in use at once; lowered to max_runs - 1
   std::int64_t max_root_key_bytes = std::int64_t{1} << 20;
-  std::int32_t max_media_extents = 4096;
+  std::int32_t max_media_extents = 4096;  // media spans along all runs together
   // int32 cells for the block tables, unpublished tokens and media of all open sequences, and for
   // pins. 0: derived.
   std::int64_t max_table_entries = 0;
@@ -82,7 +93,7 @@ struct ManagerOptions {
 
 struct OpenOptions {
   RootKey root{};
-  // Ascending, disjoint. May lie beyond the tokens of the call: for tokens appended later.
+  // Ascending, disjoint. May lie beyond the tokens of the call: for tokens appended later. Copied.
   std::span<const MediaSpan> media{};
   // false: neither looks for a prefix nor publishes one.
   bool prefix_cache = true;
@@ -116,7 +127,7 @@ struct Opened {
 
 struct Pinned {
   PinId pin;
-  std::int32_t pinned_tokens = 0;
+  std::int32_t pinned_tokens = 0;  // tokens of the prefix that are held
 };
 
 struct StepOptions {
@@ -142,6 +153,7 @@ struct SequenceInfo {
   std::int32_t length = 0;            // tokens, those of the open step included
   std::int32_t accepted_length = 0;   // without draft tokens
   std::int32_t published_length = 0;  // tokens that stand on the prefix tree
+  // Positions [trim_sinks, trim_first_kept) were dropped by trims; 0 and 0: none.
   std::int32_t trim_sinks = 0;
   std::int32_t trim_first_kept = 0;
   bool in_open_step = false;
@@ -167,25 +179,26 @@ struct GroupUsage {
 // Since creation. The unit stands in the name.
 struct Counters {
   std::uint64_t blocks_allocated = 0;
-  std::uint64_t blocks_freed = 0;    // became free; allocated - freed blocks are not free now
-  std::uint64_t blocks_evicted = 0;  // cached blocks that were given up
-  std::uint64_t block_copies = 0;    // planned and committed
-  std::uint64_t sequences_opened = 0;
-  std::uint64_t sequences_closed = 0;
-  std::uint64_t sequences_preempted = 0;
-  std::uint64_t sequences_aborted = 0;
+  std::uint64_t blocks_freed = 0;         // became free; allocated - freed blocks are not free now
+  std::uint64_t blocks_evicted = 0;       // cached blocks that were given up
+  std::uint64_t block_copies = 0;         // copy-on-write, planned and committed
+  std::uint64_t sequences_opened = 0;     // forks not included
+  std::uint64_t sequences_closed = 0;     // by close()
+  std::uint64_t sequences_preempted = 0;  // by preempt() and preempt_to()
+  std::uint64_t sequences_aborted = 0;    // by fail()
   std::uint64_t forks = 0;
-  std::uint64_t tokens_looked_up = 0;  // of all open() calls
-  std::uint64_t tokens_reused = 0;     // cached_tokens of all open() calls
-  std::uint64_t tokens_committed = 0;
-  std::uint64_t blocks_published = 0;
-  std::uint64_t publications_skipped = 0;  // the index was full
+  std::uint64_t tokens_looked_up = 0;      // of all open() calls
+  std::uint64_t tokens_reused = 0;         // cached_tokens of all open() calls
+  std::uint64_t tokens_committed = 0;      // appended, by all commits
+  std::uint64_t blocks_published = 0;      // became findable, or findable with more tokens
+  std::uint64_t publications_skipped = 0;  // the tree was full; a sequence each
   std::uint64_t blocks_used_peak = 0;      // held + retiring, all groups together
 };
 
 class KVFOLIO_API KVCacheManager {
  public:
-  // Ids only: the engine owns the bytes and runs the copies of each plan.
+  // Ids only: the engine owns the bytes and runs the copies of each plan. (Both) kInvalidArgument:
+  // the spec or an option out of range; kOutOfMemory: the tables.
   static Result<KVCacheManager> create(const CacheSpec& spec, const ManagerOptions& options = {});
   // With storage of its own or borrowed; its spec() is the manager's.
   static Result<KVCacheManager> create(KVStorage storage, const ManagerOptions& options = {});
@@ -198,14 +211,16 @@ class KVFOLIO_API KVCacheManager {
 
   // Opens a sequence and holds what the cache has of `tokens` in one call, so nothing found can
   // be evicted before it is used. Its length is Opened::cached_tokens then.
-  // kInvalidArgument: token < 0, malformed media; kResourceExhausted: sequences, table entries.
+  // kInvalidArgument: token < 0, malformed media, a root key over 64 KiB, more tokens than
+  // max_tokens, a caller_id that is open; kResourceExhausted: sequences, table entries.
   Result<Opened> open(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
   // What open() would find. Changes nothing, not even the order of eviction.
   [[nodiscard]] Result<std::int32_t> probe(std::span<const std::int32_t> tokens,
                                            const OpenOptions& options = {}) const;
   // A new sequence with the same tokens, sharing every block. The right to write the last block
   // stays with the parent; the child copies it at its first append.
-  // kFailedPrecondition: in the open step, or draft tokens pending.
+  // kFailedPrecondition: in the open step, or draft tokens pending. kInvalidArgument: a caller_id
+  // that is open. kResourceExhausted: sequences, table entries.
   Result<SequenceId> fork(SequenceId parent, const ForkOptions& options = {});
   // An empty sequence takes blocks that somebody holds already, one table for each group in the
   // order of groups, and stands at num_tokens then. A window group may have -1 where position
@@ -217,14 +232,17 @@ class KVFOLIO_API KVCacheManager {
                std::int32_t num_tokens);
   // Forgets the tokens from position n on. Always possible down to the accepted length; below it
   // wherever every group still holds what position n reads, else the error names the group.
+  // kFailedPrecondition: that, or in the open step. kInvalidArgument: n is not in 0 .. length.
   Status truncate(SequenceId sequence, std::int32_t n);
   // truncate to 0. The sequence stays open under its id, a trim is forgotten.
   Status clear(SequenceId sequence);
   // StreamingLLM: keeps [0, num_sinks) and [length - window, length); returns the tokens dropped
   // now. Positions never change. What an earlier trim dropped stays dropped: the sinks cannot grow
   // again. Tokens appended after a trim that dropped something are never findable.
+  // kFailedPrecondition: in the open step, or draft tokens pending. kInvalidArgument: negative.
   Result<std::int32_t> trim(SequenceId sequence, const TrimOptions& options);
   // Ends a sequence; full blocks and the partial tail stay findable. A second close is kNotFound.
+  // kFailedPrecondition: in the open step.
   Status close(SequenceId sequence);
   // close() for a sequence that has to make room: takes it out of the open step first.
   Status preempt(SequenceId sequence);
@@ -235,36 +253,51 @@ class KVFOLIO_API KVCacheManager {
   // kFailedPrecondition: a step is open, or max_steps_in_flight are not complete.
   Result<Ticket> begin_step(const StepOptions& options = {});
   // Reserves slots for tokens whose K and V this step writes: the model's inputs. A failing append
-  // changes nothing and the step goes on without it; a sequence appends once per step.
-  // Shortage: not enough blocks, decided before the first eviction.
+  // changes nothing and the step goes on without it; a sequence appends once per step. No tokens:
+  // nothing happens. Shortage: not enough blocks, decided before the first eviction.
+  // kFailedPrecondition: no step is open, the sequence is in it, draft tokens pending, run_copies()
+  // has run, or under kUnordered its last step is not complete. kInvalidArgument: token < 0, a
+  // draft that is not within the tokens, over kMaxSequenceTokens. kResourceExhausted: max_tokens,
+  // table entries.
   Status append(SequenceId sequence, std::span<const std::int32_t> tokens,
                 const AppendOptions& options = {});
-  // Likewise for ids that the host does not know yet: set_tokens names them before complete().
+  // Likewise for ids that the host does not know yet: set_tokens names them before complete(). What
+  // a window let go at commit is not findable, since it had no name then.
   Status append_unnamed(SequenceId sequence, std::int64_t num_tokens,
                         const AppendOptions& options = {});
-  // open and append_unnamed in one: a sequence of num_tokens reserved slots. Both or neither.
+  // open and append_unnamed in one: a sequence of num_tokens reserved slots. Both or neither; the
+  // errors of both.
   Result<SequenceId> open_unnamed(std::int64_t num_tokens, const OpenOptions& options = {});
-  // Names the oldest unnamed tokens of a sequence, in order.
+  // Names the oldest unnamed tokens of a sequence, in order. Those of a step that was completed
+  // without names have none for ever. kInvalidArgument: more than are unnamed in other steps.
   Status set_tokens(SequenceId sequence, std::span<const std::int32_t> tokens);
-  // Takes a sequence out of the open step, as if it had not been appended to.
+  // Takes a sequence out of the open step, as if it had not been appended to; blocks evicted for it
+  // stay evicted. kFailedPrecondition: it is not in an open step.
   Status undo(SequenceId sequence);
-  // The arrays of the open step. Valid until the step changes.
+  // The arrays of the open step. Stale once the step changes; overwritten by another plan() of it.
+  // kFailedPrecondition: no step is open. kInvalidArgument: a pad that is neither -1 nor 0.
+  // kUnsupported: FlashInfer arrays of a sequence whose trim cuts through a block. kOutOfMemory.
   Result<const StepPlan*> plan(const PlanOptions& options = {});
-  // Runs the copies of the open step on the manager's own storage, once per step. kUnsupported
-  // without storage. Engines that run the lists themselves never call it.
+  // Runs the copies of the open step on the manager's own storage, once per step; the step takes no
+  // more appends then. kUnsupported without storage. kFailedPrecondition: no step is open, or they
+  // have run. Engines that run the lists themselves never call it.
   Status run_copies();
   // The work is enqueued: lengths advance, windows move, the next step may begin.
+  // kFailedPrecondition (commit and drop): not the open step.
   Status commit(Ticket ticket);
   // The device has finished step `ticket` (and under kInOrder all earlier ones).
+  // kFailedPrecondition (complete and fail): not in flight.
   Status complete(Ticket ticket);
   // commit and complete: for engines that compute in the call.
   Status finish(Ticket ticket);
-  // Undoes the open step. Blocks evicted for it stay evicted.
+  // Undoes the open step, but for opens. Blocks evicted for it stay evicted.
   Status drop(Ticket ticket);
-  // The device failed and is idle: ends every step from `ticket` on, forgets all they wrote, and
-  // closes with kAborted each sequence that wrote in them or holds such a block; pins on it go.
+  // The device failed and is idle: ends every step from `ticket` on, the open one too, forgets all
+  // they wrote, and closes with kAborted each sequence that wrote in them or holds such a block;
+  // pins on it go.
   Status fail(Ticket ticket);
   // Ends a draft: the first `num_accepted` draft tokens stay, the others are truncated.
+  // kFailedPrecondition: in the open step. kInvalidArgument: more than are pending.
   Status accept(SequenceId sequence, std::int32_t num_accepted);
 
   // ---- room ----
@@ -279,7 +312,8 @@ class KVFOLIO_API KVCacheManager {
   Result<std::int32_t> evict(GroupId group, std::int32_t num_blocks);
   // Holds what a hit of `tokens` needs until unpin; pinned_tokens may be less than asked. Whole
   // blocks of the prefix are found as long as the pin lasts; a rest inside a block is kept too, but
-  // a prompt may be served by a neighbour that shares as much.
+  // a prompt may be served by a neighbour that shares as much. fail() ends the pins on what it
+  // forgets. Errors as of open; kResourceExhausted: pins, table entries.
   Result<Pinned> pin(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
   Status unpin(PinId pin);
   // Held blocks over all blocks of the fullest group. Cached and retiring blocks do not count:
@@ -290,7 +324,7 @@ class KVFOLIO_API KVCacheManager {
   // The sequence that the policy would preempt now; nullopt when there is none. Sequences in the
   // open step, and those whose preemption would free no block, are passed over. Changes nothing
   // that another call can see. Asked again with the same policy: O(log n) for each sequence used
-  // since; with another one: O(n).
+  // since; with another one: O(n); and a look at the tables of those that are passed over.
   [[nodiscard]] std::optional<SequenceId> select_victim(VictimPolicy policy);
   // Preempts victims while utilization() > `target`, and stops when there is no victim left. Gives
   // their ids in order, valid until the next call. kInvalidArgument: target is not within 0 to 1.
@@ -304,20 +338,22 @@ class KVFOLIO_API KVCacheManager {
   // or is admitted.
   [[nodiscard]] Result<std::span<const std::int32_t>> block_table(SequenceId sequence,
                                                                   GroupId group) const;
-  // Slots of positions [begin, begin + out.size()), -1 where dropped.
+  // Slots of positions [begin, begin + out.size()), -1 where dropped. kInvalidArgument: not within
+  // the sequence, with position, count and length.
   Status slot_mapping(SequenceId sequence, GroupId group, std::int32_t begin,
                       std::span<std::int32_t> out) const;
-  // The open sequence with this caller_id. kNotFound.
+  // The open sequence with this caller_id; kNotFound when there is none.
   [[nodiscard]] Result<SequenceId> find(std::uint64_t caller_id) const;
   [[nodiscard]] std::int32_t num_sequences() const noexcept;
-  // Fills `out` with the ids of open sequences until it is full; returns how many.
+  // Fills `out` with the ids of open sequences, in no promised order, until it is full; returns how
+  // many.
   std::int32_t sequences(std::span<SequenceId> out) const noexcept;
   [[nodiscard]] Result<GroupUsage> usage(GroupId group) const;
   // References to a block: table entries, pins, copies in flight.
   [[nodiscard]] Result<std::int32_t> ref_count(GroupId group, BlockId block) const;
   // On the prefix tree.
   [[nodiscard]] Result<bool> is_findable(GroupId group, BlockId block) const;
-  // Bytes of all blocks, and of the held ones, padding included.
+  // Bytes of all blocks, and of the held ones, as plan_layouts() counts them: padding included.
   [[nodiscard]] std::int64_t bytes_total() const noexcept;
   [[nodiscard]] std::int64_t bytes_used() const noexcept;
   // Rows of the plan's `rows`: a persistent block table has this many.
@@ -326,6 +362,7 @@ class KVFOLIO_API KVCacheManager {
   [[nodiscard]] std::string describe() const;
   [[nodiscard]] const Counters& counters() const noexcept;
   [[nodiscard]] const CacheSpec& spec() const noexcept;
+  // As given, with what was derived in place of 0.
   [[nodiscard]] const ManagerOptions& options() const noexcept;
   // Null without storage.
   [[nodiscard]] KVStorage* storage() noexcept;

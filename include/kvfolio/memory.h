@@ -43,11 +43,11 @@ class MemoryResource {
   virtual void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept = 0;
 };
 
-// Anonymous memory of the process, aligned to 2 MiB and marked for huge pages where the kernel
-// gives them (MADV_HUGEPAGE), plain pages elsewhere. Pages appear at the first write to them, on
-// the NUMA node of the writer, so creating a cache costs no time and the first fill runs at the
-// speed of memory. A request larger than the machine's memory and swap is kOutOfMemory at once,
-// whatever the kernel's overcommit setting.
+// Anonymous memory of the process. From 2 MiB on it is aligned to 2 MiB, comes in whole huge pages
+// and is marked for them (MADV_HUGEPAGE), which a kernel may ignore; less is plain pages. They
+// appear at the first write to them, on the NUMA node of the writer, so creating a cache costs no
+// time and the first fill runs at the speed of memory. A request larger than the machine's memory
+// and swap is kOutOfMemory at once, whatever the kernel's overcommit setting.
 class KVFOLIO_API HostMemory final : public MemoryResource {
  public:
   [[nodiscard]] MemoryKind kind() const noexcept override;

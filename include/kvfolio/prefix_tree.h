@@ -35,6 +35,7 @@
 
 namespace kvfolio {
 
+// What the tree has to know of a group; the fields are those of GroupSpec.
 struct TreeGroup {
   std::int32_t block_size = 16;
   AttentionKind kind = AttentionKind::kFull;
@@ -44,12 +45,12 @@ struct TreeGroup {
 };
 
 struct PrefixTreeOptions {
-  std::vector<TreeGroup> groups;
-  std::int64_t max_index_tokens = 0;
-  std::int32_t max_runs = 0;
-  std::int32_t max_root_keys = 1024;
+  std::vector<TreeGroup> groups;      // 1 .. kMaxGroups, by GroupId
+  std::int64_t max_index_tokens = 0;  // 1 .. 2^32, along all runs, rounded up to powers of two
+  std::int32_t max_runs = 0;          // 2 .. 2^29, roots included
+  std::int32_t max_root_keys = 1024;  // 1 .. max_runs - 1
   std::int64_t max_root_key_bytes = std::int64_t{1} << 20;
-  std::int32_t max_media_extents = 4096;
+  std::int32_t max_media_extents = 4096;  // pieces of media spans along all runs
   // Mixed into every hash: a server that fears crafted prompts sets it at random.
   std::uint64_t hash_seed = 0;
 };
@@ -88,7 +89,8 @@ struct BlockOffer {
 
 class KVFOLIO_API PrefixTree {
  public:
-  // kInvalidArgument, kOutOfMemory. The observer outlives the tree; null: nobody listens.
+  // kInvalidArgument: the field, its value and what is allowed; kOutOfMemory. The observer outlives
+  // the tree and is not owned; null: nobody listens.
   static Result<PrefixTree> create(const PrefixTreeOptions& options, TreeObserver* observer);
 
   PrefixTree(PrefixTree&&) noexcept;
@@ -117,7 +119,7 @@ class KVFOLIO_API PrefixTree {
 
   // ---- places: a run that somebody stands on keeps its tokens ----
 
-  // Requires: position lies on or above the run's end, on the path.
+  // Requires: position lies on or above the run's end, on the path. Goes back through leave().
   [[nodiscard]] Place enter(std::int32_t run, std::int32_t position) noexcept;
   [[nodiscard]] Place copy(const Place& place) noexcept { return enter(place.run, place.position); }
   void leave(Place& place) noexcept;
@@ -135,7 +137,8 @@ class KVFOLIO_API PrefixTree {
   [[nodiscard]] bool extend(Place& place, std::span<const std::int32_t> tokens,
                             std::span<const MediaSpan> media, std::span<const BlockOffer> offers,
                             bool tail, std::uint64_t* num_hung) noexcept;
-  // Hangs one busy block, holding positions up to `end` of the path, where the tree has none.
+  // Hangs one busy block, holding positions up to `end` of the path, where the tree has none or a
+  // shorter one. False: it has one. Requires: end <= place.position.
   bool offer(const Place& place, GroupId group, BlockId block, std::int32_t logical,
              std::int32_t end) noexcept;
 
@@ -149,7 +152,7 @@ class KVFOLIO_API PrefixTree {
   // Nobody uses the block any more / somebody does again. Requires: findable.
   void set_idle(GroupId group, BlockId block) noexcept;
   void set_busy(GroupId group, BlockId block) noexcept;
-  // Takes the entry away.
+  // Takes the entry away, idle or busy. Requires (evict too): findable.
   void unhang(GroupId group, BlockId block) noexcept;
   // Takes an idle entry away and with it, from a full group, the idle entries of other groups at
   // and below it, which no prompt can reach any more.

@@ -3,7 +3,9 @@
 
 // What makes two equal token strings different prompts: the model they were computed with, the
 // adapter, the tenant, the epoch of the weights, and media that stand behind placeholder tokens.
-// Everything here is compared whole; no hash decides equality.
+// Everything here is compared whole; no hash decides equality. Nothing here knows a model or looks
+// into media: the caller's bytes are taken as they are.
+// Thread safety: values.
 
 #include <array>
 #include <cstddef>

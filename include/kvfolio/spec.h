@@ -3,7 +3,8 @@
 
 // CacheSpec says what a cache holds: groups of layers, their shapes, element types and sizes.
 // All byte arithmetic of the library is here, checked for overflow once, at validation.
-// It knows no memory and no ids.
+// It knows no memory and no ids. A CacheSpec is plain data and may be anything until validate()
+// calls it good; what takes one validates it.
 //
 //   CacheSpec spec{.groups = {{.num_layers = 32, .num_kv_heads = 8, .head_dim_k = 128,
 //                              .head_dim_v = 128, .num_blocks = 4096}}};
@@ -32,10 +33,10 @@ enum class Format : std::int32_t {
 };
 
 struct GroupSpec {
-  std::int32_t num_layers = 1;
-  std::int32_t num_kv_heads = 1;
-  std::int32_t head_dim_k = 0;
-  // 0: one vector per token, there is no V.
+  std::int32_t num_layers = 1;    // 1 .. 2^16
+  std::int32_t num_kv_heads = 1;  // 1 .. 2^20
+  std::int32_t head_dim_k = 0;    // elements of a row of K, 1 .. 2^20
+  // Elements of a row of V, 0 .. 2^20. 0: one vector per token, there is no V.
   std::int32_t head_dim_v = 0;
   // Latent caches: V is the first head_dim_v elements of K and is stored once, in K.
   bool v_is_prefix_of_k = false;
@@ -43,9 +44,9 @@ struct GroupSpec {
   DType dtype = DType::kF32;
   Format format = Format::kHnd;
   AttentionKind kind = AttentionKind::kFull;
-  std::int32_t window = 0;     // kSlidingWindow: tokens a query reads, itself included; >= 1
-  std::int32_t num_sinks = 0;  // kSlidingWindow: leading tokens that every query reads too
-  std::int32_t num_blocks = 0;
+  std::int32_t window = 0;      // kSlidingWindow: tokens a query reads, itself included; >= 1
+  std::int32_t num_sinks = 0;   // kSlidingWindow: leading tokens that every query reads too
+  std::int32_t num_blocks = 0;  // >= 1; num_blocks * block_size slots fit int32
 
   friend bool operator==(const GroupSpec&, const GroupSpec&) = default;
 };

@@ -8,6 +8,9 @@
 // made when somebody asks for it. Failures of the world and mistakes of the caller carry a
 // sentence that names what was wrong, the value seen and what is allowed.
 //
+// It knows no subject: which call failed, and on what, is in the sentence.
+// Invariants: a Status is ok, or has a sentence, or a Shortage, never two of them; a Result has a
+// value or an error that is not ok.
 // Thread safety: values; distinct objects may be used from distinct threads.
 
 #include <cstdint>

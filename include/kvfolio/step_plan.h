@@ -5,6 +5,12 @@
 // that paged attention kernels take. The arrays live in buffers of their step: those of a committed
 // step may still be uploaded while the next one is planned. They are reused by another plan() of
 // the same step, and by a later step once theirs was completed, dropped or failed.
+//
+// It knows ids, counts and positions, in tokens and blocks; no bytes and no device. It owns
+// nothing: every span looks into the manager, and none outlives it.
+// Invariants: num_tokens == query_start.back(), all arrays of one plan have the same sequences in
+// the same order, and no copy reads what another of the same step writes.
+// Thread safety: read-only; any thread may read the arrays until they are reused.
 
 #include <cstdint>
 #include <span>

@@ -12,8 +12,8 @@
 // Invariants: every byte that a view reaches lies in the memory of its group; no two rows (a row
 // is the head_dim elements of one token, head and layer) overlap, also not rows of two groups.
 // The contents of fresh memory are unspecified: a slot holds a token only after an append.
-// Thread safety: none for copy_blocks and fill against any other use of the same blocks; the
-// const members may be called from several threads.
+// Thread safety: none for copy_blocks, copy_blocks_from and fill against any other use of the same
+// blocks; the const members may be called from several threads.
 
 #include <cstddef>
 #include <cstdint>
@@ -85,9 +85,9 @@ class KVStorage {
                                  std::span<const std::int32_t> dst);
 
   // Copies the named blocks of `source` to the same ids here, all layers, K and V; strides may
-  // differ. All are checked before the first byte moves: kInvalidArgument for another spec, a group
-  // or a block out of range; kUnsupported where the CPU may not touch the memory of one of the two
-  // and they do not share their resource.
+  // differ. The two share no memory. All are checked before the first byte moves: kInvalidArgument
+  // for another spec, a group or a block out of range; kUnsupported where the CPU may not touch the
+  // memory of one of the two and they do not share their resource.
   KVFOLIO_API Status copy_blocks_from(const KVStorage& source, GroupId group,
                                       std::span<const std::int32_t> blocks);
 

@@ -3,6 +3,10 @@
 
 // Plain views of memory that somebody else owns: what kernels take and all that they know.
 // No pool, no manager, no allocation. Trivially copyable, so they may be passed to a device.
+// A view checks nothing: k_at() and at() compute addresses from whatever they are given, and the
+// memory must outlive the view. Kernels check shapes; KVStorage makes views whose rows lie within
+// its memory.
+// Thread safety: values.
 
 #include <cstddef>
 #include <cstdint>
@@ -49,7 +53,8 @@ struct KVView {
   }
 };
 
-// Rows of an engine: [num_tokens, num_heads, head_dim], any strides in bytes, elements contiguous.
+// Rows of an engine: [num_tokens, num_heads, head_dim], any strides in bytes (negative ones too, 0
+// where rows are only read), elements contiguous.
 struct RowsView {
   std::byte* data = nullptr;
   std::int64_t token_stride = 0;
