@@ -83,6 +83,9 @@ TEST(BadInput, UnknownStaleAndForeignIdsAreNotFound) {
     EXPECT_EQ(e.manager.set_tokens(id, Tokens{1}).code(), kNotFound);
     EXPECT_EQ(e.manager.undo(id).code(), kNotFound);
     EXPECT_EQ(e.manager.accept(id, 0).code(), kNotFound);
+    EXPECT_EQ(e.manager.clear(id).code(), kNotFound);
+    EXPECT_EQ(e.manager.adopt(id, {}, 0).code(), kNotFound);
+    EXPECT_EQ(e.manager.set_priority(id, 1).code(), kNotFound);
     EXPECT_EQ(e.manager.admit(id, 1).code(), kNotFound);
     EXPECT_EQ(e.manager.info(id).error().code(), kNotFound);
     EXPECT_EQ(e.manager.block_table(id, GroupId(0)).error().code(), kNotFound);

@@ -72,5 +72,24 @@ TEST(Copies, RunBeforeTheTokensOfTheirStepAreWritten) {
   EXPECT_EQ(read(cache, written), 99.0F);
 }
 
+TEST(Copies, RunOnceAndThenTheStepTakesNoMoreAppends) {
+  KVCacheManager manager =
+      must(KVCacheManager::create(must(KVStorage::create(CacheSpec{{full_group(4, 8)}}))));
+  EXPECT_EQ(manager.run_copies().code(), ErrorCode::kFailedPrecondition);  // no step
+  const SequenceId a = must(manager.open(tokens(1, 6))).sequence;
+  const SequenceId b = must(manager.open(tokens(50, 6))).sequence;
+  const Ticket ticket = must(manager.begin_step());
+  must(manager.append(a, tokens(1, 6)));
+  must(manager.run_copies());
+  EXPECT_EQ(manager.run_copies().code(), ErrorCode::kFailedPrecondition);
+  EXPECT_EQ(manager.append(b, tokens(50, 6)).code(), ErrorCode::kFailedPrecondition);
+  EXPECT_EQ(must(manager.info(b)).length, 0);
+  must(manager.finish(ticket));
+  const Ticket next = must(manager.begin_step());
+  must(manager.append(b, tokens(50, 6)));
+  must(manager.run_copies());
+  must(manager.finish(next));
+}
+
 }  // namespace
 }  // namespace kvfolio::testing_engine

@@ -167,5 +167,50 @@ TEST(CopyTo, WithStorageAStepThatIsNotCompleteIsRefused) {
   must(from.copy_to(to));
 }
 
+// Memory that only it may touch, and a count of what it copied.
+class DeviceMemory final : public MemoryResource {
+ public:
+  [[nodiscard]] MemoryKind kind() const noexcept override { return MemoryKind::kDevice; }
+  Result<std::byte*> allocate(std::int64_t bytes) override { return host_.allocate(bytes); }
+  void deallocate(std::byte* memory, std::int64_t bytes) noexcept override {
+    host_.deallocate(memory, bytes);
+  }
+  void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
+    bytes_copied += bytes;
+    host_.copy(dst, src, bytes);
+  }
+  std::int64_t bytes_copied = 0;
+
+ private:
+  HostMemory host_;
+};
+
+KVCacheManager with_memory(DeviceMemory& memory) {
+  return must(
+      KVCacheManager::create(must(KVStorage::create(CacheSpec{{full_group(4, 64)}}, &memory))));
+}
+
+TEST(CopyTo, OfStorageOnlyBlocksThatAreNotFreeAreCopied) {
+  DeviceMemory memory;
+  KVCacheManager from = with_memory(memory);
+  KVCacheManager to = with_memory(memory);
+  const SequenceId sequence = must(from.open(tokens(1, 10))).sequence;
+  const Ticket ticket = must(from.begin_step());
+  must(from.append(sequence, tokens(1, 10)));
+  must(from.finish(ticket));
+  must(from.copy_to(to));
+  EXPECT_EQ(memory.bytes_copied, 3 * 4 * (8 + 8) * 4);  // blocks, tokens, K and V, bytes
+  EXPECT_EQ(must(to.info(sequence)).length, 10);
+}
+
+TEST(CopyTo, MemoryOfTwoDevicesIsUnsupportedAndChangesNothing) {
+  DeviceMemory one;
+  DeviceMemory another;
+  KVCacheManager from = with_memory(one);
+  KVCacheManager to = with_memory(another);
+  static_cast<void>(must(from.open({})));
+  expect_refused(from, to, ErrorCode::kUnsupported, "memory of another resource");
+}
+
 }  // namespace
 }  // namespace kvfolio::testing_engine

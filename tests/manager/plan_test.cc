@@ -176,5 +176,41 @@ TEST(Plan, RunCopiesNeedsStorage) {
   EXPECT_EQ(t.e.manager.storage(), nullptr);
 }
 
+TEST(Plan, SharedPrefixesEndWhereATrimOfAMemberBegins) {
+  for (const std::int32_t sinks : {4, 6}) {  // at a border, and inside the second block
+    Engine e({full_group(4, 32)});
+    const SequenceId parent = e.say(tokens(1, 17));
+    const SequenceId child = must(e.manager.fork(parent));
+    EXPECT_GT(must(e.manager.trim(child, {.num_sinks = sinks, .window = 4})), 0);
+    must(e.manager.begin_step());
+    must(e.manager.append(parent, Tokens{70}));
+    must(e.manager.append(child, Tokens{80}));
+    EXPECT_THAT(
+        must(e.manager.plan({.shared_prefixes = true}))->groups[0].shared_prefixes,
+        ElementsAre(SharedPrefix{.first_sequence = 0, .num_sequences = 2, .num_blocks = 1}));
+  }
+}
+
+TEST(Plan, ASequenceKeepsItsRowWhileItIsOpenAndLeavesItToAnother) {
+  Engine e({full_group(4, 32)}, {.max_sequences = 2});
+  EXPECT_EQ(e.manager.num_rows(), 2);
+  const SequenceId a = e.open({}).sequence;
+  SequenceId b = e.open({}).sequence;
+  const auto rows = [&](std::int32_t token) {
+    const Ticket t = must(e.manager.begin_step());
+    for (const SequenceId s : {b, a}) must(e.manager.append(s, Tokens{token}));
+    const std::span<const std::int32_t> planned = must(e.manager.plan())->rows;
+    const Tokens kept(planned.begin(), planned.end());
+    must(e.manager.finish(t));
+    return kept;
+  };
+  const Tokens first = rows(1);
+  EXPECT_THAT(first, testing::UnorderedElementsAre(0, 1));
+  EXPECT_EQ(rows(2), first);
+  must(e.manager.close(b));
+  b = e.open({}).sequence;
+  EXPECT_EQ(rows(3), first);
+}
+
 }  // namespace
 }  // namespace kvfolio::testing_engine

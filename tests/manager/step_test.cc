@@ -395,5 +395,86 @@ TEST(Step, BlocksOfAStepInFlightAreNotHandedOut) {
   EXPECT_EQ(e.usage().free, 2);
 }
 
+TEST(Step, NamesGoToTheOldestUnnamedTokensInOrder) {
+  Engine e({full_group(2, 16)});
+  const SequenceId s = e.open({}).sequence;
+  const Ticket t = must(e.manager.begin_step());
+  must(e.manager.append_unnamed(s, 4));
+  must(e.manager.commit(t));
+  must(e.manager.set_tokens(s, Tokens{1, 2}));
+  EXPECT_EQ(e.probe(tokens(1, 5)), 2);
+  must(e.manager.set_tokens(s, Tokens{3, 4}));
+  EXPECT_EQ(e.probe(tokens(1, 5)), 4);
+  must(e.manager.complete(t));
+}
+
+TEST(Step, FailLetsGoOfPinsOnWhatItForgets) {
+  Engine e({full_group(4, 16)});
+  e.cache(tokens(50, 8));
+  const PinId other = must(e.manager.pin(tokens(50, 8))).pin;
+  const SequenceId s = e.open({}).sequence;
+  const Ticket bad = e.launch(s, tokens(1, 8));
+  const Pinned pinned = must(e.manager.pin(tokens(1, 8)));
+  EXPECT_EQ(pinned.pinned_tokens, 8);
+  must(e.manager.fail(bad));
+  EXPECT_EQ(e.manager.unpin(pinned.pin).code(), ErrorCode::kNotFound);
+  must(e.manager.unpin(other));
+  EXPECT_EQ(e.usage().held, 0);
+  must(e.manager.check_invariants());
+}
+
+TEST(Step, FailClosesAWriterThatHoldsNothingOfItAnyMore) {
+  Engine e({full_group(4, 16)});
+  const SequenceId s = e.say(tokens(1, 4));
+  const Ticket bad = e.launch(s, tokens(5, 4));
+  must(e.manager.truncate(s, 4));
+  must(e.manager.fail(bad));
+  EXPECT_EQ(e.manager.info(s).error().code(), ErrorCode::kAborted);
+  must(e.manager.check_invariants());
+}
+
+TEST(Step, UnorderedBlocksOfAnIncompleteStepAreNotAdopted) {
+  for (const Order order : {Order::kInOrder, Order::kUnordered}) {
+    Engine e({full_group(4, 16)}, {.order = order});
+    const SequenceId first = e.open({}).sequence;
+    const Ticket t = e.launch(first, tokens(1, 8));
+    const SequenceId second = e.open({}).sequence;
+    const Tokens blocks = e.table(first);
+    const std::span<const std::int32_t> tables[] = {blocks};
+    const Status early = e.manager.adopt(second, tables, 8);
+    if (order == Order::kUnordered) {
+      EXPECT_EQ(early.code(), kMoment);
+      EXPECT_THAT(early.message(), HasSubstr("step " + std::to_string(t.value())));
+    } else {
+      EXPECT_TRUE(early.ok());  // whoever reads comes later in the stream
+    }
+    must(e.manager.complete(t));
+    if (order == Order::kUnordered) must(e.manager.adopt(second, tables, 8));
+    EXPECT_EQ(e.info(second).length, 8);
+  }
+}
+
+// docs/decisions/0009: blocks alone do not decide.
+TEST(Step, WhoWasAdmittedIsAppendedThoughTableRoomIsShort) {
+  Engine e({full_group(1, 2048)}, {.max_sequences = 8, .max_table_entries = 512});
+  std::vector<SequenceId> all;
+  for (int i = 0; i < 8; ++i) all.push_back(e.open({}).sequence);
+  int refused = 0;
+  for (std::int32_t round = 0; round < 200; ++round) {
+    const SequenceId s = all[static_cast<std::size_t>(round * 5 % 8)];
+    const std::int32_t count = 1 + round * 7 % 20;
+    const Status admitted = e.manager.admit(s, count);
+    if (!admitted.ok()) {
+      EXPECT_EQ(admitted.code(), ErrorCode::kResourceExhausted);
+      ++refused;
+      if (round % 3 == 0) must(e.manager.truncate(s, e.info(s).length / 2));
+      continue;
+    }
+    e.feed(s, tokens(1000 * round, count));  // throws when it does not fit
+  }
+  EXPECT_GT(refused, 0);
+  EXPECT_LT(refused, 150);
+}
+
 }  // namespace
 }  // namespace kvfolio::testing_engine

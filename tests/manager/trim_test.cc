@@ -175,5 +175,17 @@ TEST(Trim, WindowGroupsDropTheirBlocksToo) {
   EXPECT_THAT(e.live(s, 1), ElementsAre(14, 15));
 }
 
+TEST(Trim, ClearForgetsIt) {
+  Engine e({full_group(4, 16)});
+  const SequenceId s = e.say(tokens(1, 16));
+  EXPECT_EQ(must(e.manager.trim(s, {.num_sinks = 4, .window = 4})), 8);
+  must(e.manager.clear(s));
+  EXPECT_EQ(e.info(s).length, 0);
+  EXPECT_EQ(e.info(s).trim_sinks, 0);
+  EXPECT_EQ(e.info(s).trim_first_kept, 0);
+  e.feed(s, tokens(50, 8));
+  EXPECT_EQ(e.probe(tokens(50, 9)), 8);  // findable again
+}
+
 }  // namespace
 }  // namespace kvfolio::testing_engine

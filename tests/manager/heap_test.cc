@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+// Nothing is allocated after creation: every call of the manager that succeeds, and a shortage,
+// take no memory from the heap; neither do the parts that work alone. (Steady decode over many
+// steps is in tests/model_check/steady_heap_test.cc.)
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+#include "kvfolio/block_pool.h"
+#include "kvfolio/lru_order.h"
+#include "kvfolio/manager.h"
+#include "kvfolio/prefix_tree.h"
+#include "kvfolio/span_arena.h"
+
+namespace {
+
+int num_heap_calls = 0;
+
+void* counted(std::size_t bytes) {
+  ++num_heap_calls;
+  void* memory = std::malloc(bytes == 0 ? 1 : bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+
+// Not inlined: g++ would take malloc and free for a mismatch with new and delete.
+[[gnu::noinline]] void* operator new(std::size_t bytes) { return counted(bytes); }
+[[gnu::noinline]] void* operator new[](std::size_t bytes) { return counted(bytes); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+
+// The library's arrays come from calloc. Sanitizers bring an allocator of their own.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define KVFOLIO_TEST_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define KVFOLIO_TEST_SANITIZED 1
+#endif
+#endif
+#ifndef KVFOLIO_TEST_SANITIZED
+// NOLINTNEXTLINE(bugprone-reserved-identifier): glibc's own name for the calloc that is replaced.
+extern "C" void* __libc_calloc(std::size_t count, std::size_t size);
+extern "C" [[gnu::noinline]] void* calloc(std::size_t count, std::size_t size) noexcept {
+  ++num_heap_calls;
+  return __libc_calloc(count, size);
+}
+#endif
+
+namespace kvfolio {
+namespace {
+
+using Tokens = std::vector<std::int32_t>;
+
+// Heap calls of 20 rounds, after two in which buffers reach their size.
+template <typename Round>
+int heap_calls_of(Round&& round) {
+  round();
+  round();
+  const int before = num_heap_calls;
+  for (int i = 0; i < 20; ++i) round();
+  return num_heap_calls - before;
+}
+
+CacheSpec two_groups() {
+  GroupSpec full{.head_dim_k = 8, .head_dim_v = 8, .block_size = 4};
+  full.num_blocks = 32;
+  GroupSpec window = full;
+  window.kind = AttentionKind::kSlidingWindow;
+  window.window = 6;
+  window.block_size = 2;
+  window.num_blocks = 64;
+  return {{full, window}};
+}
+
+KVCacheManager make(Order order) {
+  Result<KVStorage> storage = KVStorage::create(two_groups());
+  if (!storage) std::abort();
+  Result<KVCacheManager> made = KVCacheManager::create(
+      std::move(*storage), {.max_sequences = 8, .max_steps_in_flight = 2, .order = order});
+  if (!made) std::abort();
+  return std::move(*made);
+}
+
+constexpr int kTokens = 24;
+
+// What every round of a test needs, made before anything is counted.
+struct Prepared {
+  Prepared() {
+    for (std::int32_t i = 0; i < kTokens; ++i) {
+      prompt.push_back(i);
+      other.push_back(100 + i);
+    }
+    media[0].begin = 3;
+    media[0].end = 5;
+  }
+  Tokens prompt;
+  Tokens other;
+  Tokens too_many = Tokens(200, 1);
+  Tokens slots = Tokens(4);
+  std::vector<SequenceId> list = std::vector<SequenceId>(8);
+  std::array<MediaSpan, 1> media{};
+};
+
+// The line of the first call that failed stays.
+#define MUST(call) failed = (call).operator bool() ? failed : (failed == 0 ? __LINE__ : failed)
+#define MUST_BE(condition) failed = (condition) ? failed : (failed == 0 ? __LINE__ : failed)
+
+int sequences_and_steps(KVCacheManager& m, Prepared& with) {
+  int failed = 0;
+  const GroupId g(0);
+  const std::span<const std::int32_t> prompt(with.prompt);
+
+  // A hit or a miss, a fork, drafts, copies, every array of a plan.
+  const Result<Opened> a = m.open(prompt, {.caller_id = 7});
+  MUST(a);
+  Result<Ticket> t = m.begin_step();
+  MUST(m.admit(a->sequence, 4));
+  MUST(m.append(a->sequence, prompt.subspan(static_cast<std::size_t>(a->cached_tokens))));
+  MUST(m.plan({.changed_entries = true, .flashinfer = true, .shared_prefixes = true}));
+  MUST(m.run_copies());
+  MUST(m.commit(*t));
+  MUST(m.complete(*t));
+  const Result<SequenceId> child = m.fork(a->sequence, {.caller_id = 8});
+  MUST(child);
+  MUST(m.truncate(*child, kTokens - 1));
+  t = m.begin_step();
+  MUST(m.append(*child, std::span(with.other).first(3), {.draft = 2}));
+  MUST(m.append(a->sequence, std::span(with.other).first(1)));
+  MUST(m.undo(a->sequence));
+  MUST_BE(m.append(a->sequence, with.too_many).code() == ErrorCode::kNoBlocks);
+  MUST(m.plan());
+  MUST(m.run_copies());
+  MUST(m.finish(*t));
+  MUST(m.accept(*child, 1));
+  t = m.begin_step();
+  MUST(m.append(*child, std::span(with.other).first(1)));
+  MUST(m.drop(*t));
+
+  // Unnamed tokens, media, a trim, a step that fails.
+  const Result<Opened> b = m.open(with.other, {.media = with.media, .max_tokens = 100});
+  MUST(b);
+  t = m.begin_step();
+  MUST(m.append_unnamed(b->sequence, 9));
+  const Result<SequenceId> counted = m.open_unnamed(5);
+  MUST(counted);
+  MUST(m.commit(*t));
+  MUST(m.set_tokens(b->sequence, std::span(with.other).first(9)));
+  MUST(m.complete(*t));
+  MUST(m.trim(b->sequence, {.num_sinks = 2, .window = 3}));
+  MUST(m.clear(*counted));
+  MUST(m.set_priority(b->sequence, 3));
+  t = m.begin_step();
+  MUST(m.append(*counted, std::span(with.other).first(2)));
+  MUST(m.commit(*t));
+  MUST(m.fail(*t));
+
+  // Questions, pins, room.
+  MUST(m.probe(prompt));
+  const Result<Pinned> pin = m.pin(prompt);
+  MUST(pin);
+  MUST(m.info(a->sequence));
+  MUST(m.find(7));
+  MUST(m.usage(g));
+  MUST(m.block_table(a->sequence, g));
+  MUST(m.ref_count(g, BlockId(0)));
+  MUST(m.is_findable(g, BlockId(0)));
+  MUST(m.slot_mapping(a->sequence, g, 1, with.slots));
+  MUST_BE(m.sequences(with.list) == m.num_sequences());
+  MUST_BE(m.bytes_used() <= m.bytes_total() && m.utilization() <= 1.0 && !m.needs_eviction());
+  for (const VictimPolicy policy : {VictimPolicy::kLru, VictimPolicy::kLfu, VictimPolicy::kLongest,
+                                    VictimPolicy::kLowestPriority}) {
+    MUST_BE(m.select_victim(policy).has_value());
+  }
+  MUST(m.close(b->sequence));
+  // Closed while its step is in flight: its tail waits for it without order.
+  t = m.begin_step();
+  MUST(m.append(*child, std::span(with.other).first(1)));
+  MUST(m.commit(*t));
+  MUST(m.close(*child));
+  MUST(m.complete(*t));
+  MUST(m.unpin(pin->pin));
+  MUST(m.preempt_to(0.0));
+  const Result<Opened> last = m.open(prompt);
+  MUST(last);
+  MUST(m.preempt(last->sequence));
+  MUST(m.evict(GroupId(1), 3));
+  MUST_BE(m.num_sequences() == 0);
+  return failed;
+}
+
+TEST(ManagerHeap, NoCallThatSucceedsAllocatesNorDoesAShortage) {
+  for (const Order order : {Order::kInOrder, Order::kUnordered}) {
+    KVCacheManager manager = make(order);
+    Prepared with;
+    int failed = 0;
+    EXPECT_EQ(
+        heap_calls_of([&] { failed = failed != 0 ? failed : sequences_and_steps(manager, with); }),
+        0);
+    EXPECT_EQ(failed, 0) << "the line of the first call that failed";
+    EXPECT_TRUE(manager.check_invariants());
+  }
+}
+
+TEST(ManagerHeap, AdoptAndCopyToAllocateNothing) {
+  KVCacheManager manager = make(Order::kInOrder);
+  KVCacheManager target = make(Order::kInOrder);
+  Prepared with;
+  const Result<Opened> first = manager.open(with.prompt);
+  const Result<Opened> second = manager.open(with.other);
+  const Result<Ticket> ticket = manager.begin_step();
+  ASSERT_TRUE(first && second && ticket);
+  ASSERT_TRUE(manager.append(first->sequence, std::span(with.prompt).first(6)));
+  ASSERT_TRUE(manager.finish(*ticket));
+  std::array<Tokens, 2> tables;
+  std::array<std::span<const std::int32_t>, 2> spans;
+  for (std::int32_t g = 0; g < 2; ++g) {
+    const auto at = static_cast<std::size_t>(g);
+    const auto blocks = *manager.block_table(first->sequence, GroupId(g));
+    tables[at].assign(blocks.begin(), blocks.end());
+    spans[at] = tables[at];
+  }
+  int failed = 0;
+  EXPECT_EQ(heap_calls_of([&] {
+              MUST(manager.adopt(second->sequence, spans, 6));
+              MUST(manager.copy_to(target));
+              MUST(manager.clear(second->sequence));
+            }),
+            0);
+  EXPECT_EQ(failed, 0) << "the line of the first call that failed";
+}
+
+TEST(PartsHeap, PoolOrderTreeAndArenaAllocateNothingAfterTheirCreation) {
+  Result<BlockPool> pool = BlockPool::create(64);
+  Result<LruOrder> order = LruOrder::create(64);
+  Result<SpanArena> arena = SpanArena::create(4096);
+  PrefixTreeOptions options;
+  options.groups = {{.block_size = 4, .num_blocks = 64}};
+  options.max_index_tokens = 1024;
+  options.max_runs = 64;
+  options.max_root_keys = 4;
+  Result<PrefixTree> tree = PrefixTree::create(options, nullptr);
+  ASSERT_TRUE(pool && order && arena && tree);
+  const Prepared with;
+  const Tokens table = {5, 6, 7, 8, 9, 10};
+  const std::array<BlockOffer, 1> offers = {BlockOffer{table}};
+  Tokens out(6);
+  bool ok = true;
+  EXPECT_EQ(heap_calls_of([&] {
+              const std::optional<BlockId> block = pool->acquire();
+              pool->hold(*block);
+              ok = !pool->release(*block) && pool->release(*block) && ok;
+              pool->make_retiring(*block, 1);
+              ok = pool->oldest_retiring(2) == block && ok;
+              pool->make_cached(*block);
+              order->touch(*block);
+              order->set_candidate(*block, true);
+              ok = order->victim() == block && ok;
+              order->forget(*block);
+              pool->make_free(*block);
+
+              ArenaSpan span;
+              ok = arena->reserve(span, 100, 0) && arena->reserve(span, 1000, 100) && ok;
+              arena->shrink(span, 9);
+              arena->release(span);
+
+              const std::int32_t root = tree->make_root({.model = "m"});
+              Place place = tree->enter(root, 0);
+              ok = tree->extend(place, with.prompt, with.media, offers, true, nullptr) && ok;
+              Place copy = tree->copy(place);
+              tree->climb(copy, 8);
+              tree->leave(copy);
+              const PrefixMatch match =
+                  tree->match(root, std::span(with.prompt).first(11), with.media, 10, true);
+              ok = match.tokens == 10 && ok;
+              tree->fill_table(match, GroupId(0), std::span(out).first(3));
+              for (const std::int32_t b : table) tree->set_idle(GroupId(0), BlockId(b));
+              tree->leave(place);
+              while (tree->num_evictable(GroupId(0)) > 0) {
+                for (std::size_t i = table.size(); i-- > 0;) {
+                  tree->evict(GroupId(0), BlockId(table[i]));
+                }
+              }
+              ok = tree->num_runs() == 0 && ok;
+            }),
+            0);
+  EXPECT_TRUE(ok);
+}
+
+TEST(ManagerHeap, TheHookCounts) {
+  const int before = num_heap_calls;
+  ::operator delete(::operator new(4));
+  EXPECT_EQ(num_heap_calls, before + 1);
+#ifndef KVFOLIO_TEST_SANITIZED
+  FixedArray<std::int32_t> array;
+  ASSERT_TRUE(array.allocate_zeroed(1000));
+  EXPECT_EQ(num_heap_calls, before + 2);
+#endif
+}
+
+}  // namespace
+}  // namespace kvfolio
