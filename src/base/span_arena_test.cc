@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -305,6 +306,23 @@ TEST(FixedArray, SizesThatCannotBeAreRefusedAndLeaveItEmpty) {
     EXPECT_FALSE(array.allocate_zeroed(size));
     EXPECT_EQ(array.size(), 0u);
   }
+}
+
+TEST(FixedArray, PagesThatNobodyTouchedAreNotThere) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "the calloc of the thread sanitizer writes to every page";
+#endif
+  constexpr std::size_t kPage = 4096;
+  constexpr std::size_t kHuge = std::size_t{2} << 20;
+  FixedArray<std::int64_t> array;
+  ASSERT_TRUE(array.allocate_zeroed(std::int64_t{8} << 20));  // 64 MiB
+  array[0] = 1;
+  // Behind the page, huge or not, of the one element that was written.
+  auto begin = reinterpret_cast<std::uintptr_t>(array.data()) + kHuge;
+  begin -= begin % kPage;
+  std::vector<unsigned char> there((std::size_t{60} << 20) / kPage);
+  ASSERT_EQ(::mincore(reinterpret_cast<void*>(begin), there.size() * kPage, there.data()), 0);
+  EXPECT_THAT(there, ::testing::Each(0));
 }
 
 }  // namespace

@@ -182,6 +182,14 @@ TEST(StrongId, NamesNothingByDefault) {
   EXPECT_TRUE(Ticket(1).valid());
 }
 
+TEST(StrongId, IsAPlainValueOfTheSizeOfItsInteger) {
+  static_assert(sizeof(BlockId) == 4 && sizeof(GroupId) == 4);
+  static_assert(sizeof(SequenceId) == 8 && sizeof(PinId) == 8 && sizeof(Ticket) == 8);
+  static_assert(std::is_trivially_copyable_v<SequenceId>);
+  static_assert(!std::is_convertible_v<std::int32_t, BlockId>);
+  static_assert(!std::is_convertible_v<BlockId, GroupId>);
+}
+
 TEST(StrongId, ComparesAndHashesLikeItsValue) {
   EXPECT_LT(Ticket(1), Ticket(2));
   EXPECT_EQ(BlockId(3), BlockId(3));

@@ -3,11 +3,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <limits>
+#include <sstream>
 #include <string>
+#include <vector>
 
 namespace kvfolio {
 namespace {
@@ -57,6 +61,60 @@ TEST(HostMemory, SizesBelowOneAreRefused) {
     ASSERT_FALSE(got);
     EXPECT_EQ(got.error().code(), ErrorCode::kInvalidArgument);
   }
+}
+
+// Of each page of the range, whether it is there.
+std::vector<unsigned char> resident(std::byte* memory, std::int64_t bytes) {
+  std::vector<unsigned char> pages(static_cast<std::size_t>(bytes) / 4096);
+  EXPECT_EQ(::mincore(memory, static_cast<std::size_t>(bytes), pages.data()), 0);
+  return pages;
+}
+
+TEST(HostMemory, PagesAppearAtTheFirstWriteToThem) {
+  HostMemory memory;
+  constexpr std::int64_t kBytes = std::int64_t{64} << 20;
+  Result<std::byte*> got = memory.allocate(kBytes);
+  ASSERT_TRUE(got) << got.error().message();
+  EXPECT_THAT(resident(*got, kBytes), ::testing::Each(0));
+  (*got)[kBytes / 2] = std::byte{1};
+  const std::vector<unsigned char> pages = resident(*got, kBytes);
+  EXPECT_EQ(pages[kBytes / 2 / 4096], 1);
+  // One page, or the huge one around it.
+  EXPECT_LE(std::count(pages.begin(), pages.end(), 1), (2 << 20) / 4096);
+  memory.deallocate(*got, kBytes);
+}
+
+// The line of flags that the kernel keeps for the mapping at this address.
+std::string mapping_flags(const std::byte* memory) {
+  std::ifstream smaps("/proc/self/smaps");
+  const auto address = reinterpret_cast<std::uintptr_t>(memory);
+  bool here = false;
+  for (std::string line; std::getline(smaps, line);) {
+    std::istringstream head(line);
+    std::uintptr_t from = 0;
+    std::uintptr_t to = 0;
+    char dash = 0;
+    if (head >> std::hex >> from >> dash >> to && dash == '-')
+      here = from <= address && address < to;
+    if (here && line.rfind("VmFlags:", 0) == 0) return line + ' ';
+  }
+  return {};
+}
+
+TEST(HostMemory, LargeMemoryIsMarkedForHugePagesAndSmallIsNot) {
+  if (!std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled")) {
+    GTEST_SKIP() << "this kernel has no transparent huge pages";
+  }
+  HostMemory memory;
+  constexpr std::int64_t kLarge = std::int64_t{4} << 20;
+  Result<std::byte*> large = memory.allocate(kLarge);
+  Result<std::byte*> small = memory.allocate(4096);
+  ASSERT_TRUE(large && small);
+  if (mapping_flags(*large).empty()) GTEST_SKIP() << "this kernel does not tell the flags";
+  EXPECT_THAT(mapping_flags(*large), HasSubstr(" hg "));
+  EXPECT_THAT(mapping_flags(*small), ::testing::Not(HasSubstr(" hg ")));
+  memory.deallocate(*large, kLarge);
+  memory.deallocate(*small, 4096);
 }
 
 // Pages of address space of this process, from /proc.
