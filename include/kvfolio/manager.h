@@ -81,8 +81,10 @@ struct ManagerOptions {
   // int32 cells for the block tables, unpublished tokens and media of all open sequences, and for
   // pins. 0: derived.
   std::int64_t max_table_entries = 0;
-  // Mixed into every hash of the prefix tree. A hash never decides a hit; a server that fears
-  // prompts crafted to collide, which would cost it time, sets this at random.
+  // Mixed into every hash of the prefix tree. A hash never decides what is found, but may decide
+  // which of several equal neighbours serves a hit inside a block: managers that have to give the
+  // same ids share the seed. A server that fears prompts crafted to collide, which would cost it
+  // time, sets this at random.
   std::uint64_t hash_seed = 0;
   // needs_eviction() says yes from this utilization on: 0 to 1.
   double high_watermark = 0.90;

@@ -51,7 +51,8 @@ struct PrefixTreeOptions {
   std::int32_t max_root_keys = 1024;  // 1 .. max_runs - 1
   std::int64_t max_root_key_bytes = std::int64_t{1} << 20;
   std::int32_t max_media_extents = 4096;  // pieces of media spans along all runs
-  // Mixed into every hash: a server that fears crafted prompts sets it at random.
+  // Mixed into every hash: a server that fears crafted prompts sets it at random. Which of several
+  // children that share as much of a unit is taken depends on it, how much they share does not.
   std::uint64_t hash_seed = 0;
 };
 
