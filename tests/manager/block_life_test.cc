@@ -264,5 +264,52 @@ TEST(BlockLife, EachGroupHasItsOwnTable) {
   EXPECT_THAT(e.live(s, 1), ElementsAre(3, 4, 5));
 }
 
+TEST(BlockLife, WithoutOrderALoneHolderCopiesWhileAStepIsInFlight) {
+  for (const Order order : {Order::kInOrder, Order::kUnordered}) {
+    Engine e({full_group(4, 16)}, {.order = order});
+    const SequenceId s = e.say(tokens(1, 7));
+    const SequenceId other = e.open({}).sequence;
+    must(e.manager.truncate(s, 5));
+    const Ticket flying = e.launch(other, tokens(50, 2));
+    // In order, who reads what is overwritten comes earlier in the stream.
+    EXPECT_EQ(e.feed(s, {90}).copy_src.size(), order == Order::kUnordered ? 1u : 0u);
+    if (order == Order::kUnordered) must(e.manager.complete(flying));
+    must(e.manager.truncate(s, 5));
+    EXPECT_THAT(e.feed(s, {91}).copy_src, IsEmpty());
+  }
+}
+
+// docs/decisions/0006-closed-sequences-wait.md
+TEST(BlockLife, UnorderedClosedSequencesRetireAndAsManyMayWaitAsMayBeOpen) {
+  Engine e({full_group(4, 16)},
+           {.max_sequences = 1, .max_steps_in_flight = 3, .order = Order::kUnordered});
+  EXPECT_EQ(e.manager.num_rows(), 2);
+  const SequenceId a = e.open({}).sequence;
+  const Ticket first = e.launch(a, tokens(1, 7));
+  must(e.manager.close(a));
+  EXPECT_EQ(e.usage().retiring, 2);  // not held: a scheduler sees that they are on their way
+  EXPECT_EQ(e.usage().held, 0);
+  const SequenceId b = e.open({}).sequence;  // the waiting one takes no place
+  const Ticket second = e.launch(b, tokens(50, 7));
+  must(e.manager.close(b));  // one more than may wait: it is not published
+  must(e.manager.complete(first));
+  must(e.manager.complete(second));
+  EXPECT_EQ(e.probe(tokens(1, 8)), 7);
+  EXPECT_EQ(e.probe(tokens(50, 8)), 0);
+  EXPECT_EQ(e.usage().free, 14);
+  must(e.manager.check_invariants());
+}
+
+TEST(BlockLife, UnorderedWindowsKeepTheirBlocksUntilTheyArePublished) {
+  Engine e({full_group(4, 16), window_group(2, 16, 6)}, {.order = Order::kUnordered});
+  const SequenceId s = e.open({}).sequence;
+  const Ticket t = e.launch(s, tokens(1, 13));
+  EXPECT_EQ(e.live(s, 1).size(), 7u);
+  must(e.manager.complete(t));
+  EXPECT_EQ(e.live(s, 1).size(), 3u);
+  must(e.manager.close(s));
+  EXPECT_EQ(e.probe(tokens(1, 14)), 13);
+}
+
 }  // namespace
 }  // namespace kvfolio::testing_engine

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "engine.h"
 
 namespace kvfolio::testing_engine {
@@ -210,6 +212,25 @@ TEST(Plan, ASequenceKeepsItsRowWhileItIsOpenAndLeavesItToAnother) {
   must(e.manager.close(b));
   b = e.open({}).sequence;
   EXPECT_EQ(rows(3), first);
+}
+
+// docs/decisions/0008-plans-live-in-their-step.md: one upload is enough.
+TEST(Plan, ArraysOfAStepLieInOnePieceWithoutGaps) {
+  TwoRows t;
+  const StepPlan& plan = *must(t.e.manager.plan({.flashinfer = true}));
+  std::vector<std::span<const std::int32_t>> arrays = {plan.query_start, plan.rows, plan.kv_lens,
+                                                       plan.trim_sinks, plan.trim_first_kept};
+  for (const GroupPlan& group : plan.groups) {
+    for (const auto array : {group.slot_mapping, group.block_table, group.kv_indptr,
+                             group.kv_indices, group.kv_last_page_len}) {
+      arrays.push_back(array);
+    }
+  }
+  std::sort(arrays.begin(), arrays.end(),
+            [](const auto& a, const auto& b) { return a.data() < b.data(); });
+  for (std::size_t i = 1; i < arrays.size(); ++i) {
+    EXPECT_EQ(arrays[i].data(), arrays[i - 1].data() + arrays[i - 1].size());
+  }
 }
 
 }  // namespace

@@ -377,5 +377,25 @@ TEST(Prefix, TinyIndexPublishesWhatFitsAndCountsTheRest) {
   must(e.manager.check_invariants());
 }
 
+// docs/decisions/0005-pins-follow-a-tail.md
+TEST(Prefix, APinFollowsATailThatGivesWayToALongerBlock) {
+  Engine e({full_group(4, 16)});
+  e.cache(tokens(1, 6));  // the tail [5 6]
+  const Pinned pinned = must(e.manager.pin(tokens(1, 6)));
+  EXPECT_EQ(pinned.pinned_tokens, 6);
+  // Somebody computes the same tokens in blocks of their own, and one more.
+  const SequenceId s = e.open(tokens(1, 4)).sequence;
+  must(e.manager.truncate(s, 0));
+  e.feed(s, tokens(1, 8));
+  must(e.manager.close(s));
+  EXPECT_EQ(e.probe(tokens(1, 9)), 8);
+  e.evict(16);
+  EXPECT_GE(e.probe(joined(tokens(1, 6), {99})), 6);  // the pin still serves its prefix
+  must(e.manager.check_invariants());
+  must(e.manager.unpin(pinned.pin));
+  e.evict(16);
+  EXPECT_EQ(e.probe(tokens(1, 7)), 0);
+}
+
 }  // namespace
 }  // namespace kvfolio::testing_engine
