@@ -227,9 +227,9 @@ class KVFOLIO_API KVCacheManager {
   // An empty sequence takes blocks that somebody holds already, one table for each group in the
   // order of groups, and stands at num_tokens then. A window group may have -1 where position
   // num_tokens reads nothing. No token is appended; what follows is never findable.
-  // kInvalidArgument: a table of another size, a block that nobody holds or that holds fewer tokens
-  // than wanted. kFailedPrecondition: the sequence has tokens, a step is open, or a block's step is
-  // not complete and the order is kUnordered.
+  // kInvalidArgument: a table of another size or with a block twice, a block that nobody holds or
+  // that holds fewer tokens than wanted. kFailedPrecondition: the sequence has tokens, a step is
+  // open, or a block's step is not complete and the order is kUnordered.
   Status adopt(SequenceId sequence, std::span<const std::span<const std::int32_t>> tables,
                std::int32_t num_tokens);
   // Forgets the tokens from position n on. Always possible down to the accepted length; below it

@@ -320,6 +320,29 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
 
 // ---- adopt ----
 
+namespace {
+
+// No block is two logical blocks at once. Each is referenced once more for the moment: all of their
+// references together grow by the number of entries iff no block comes twice. O(blocks), no memory.
+// Requires: somebody holds each of them.
+Status check_distinct(BlockPool& pool, std::int32_t g, std::span<const std::int32_t> blocks) {
+  std::int64_t surplus = 0;
+  const auto for_each = [&](const auto& visit) {
+    for (const std::int32_t block : blocks) {
+      if (block >= 0) visit(BlockId(block));
+    }
+  };
+  for_each([&](BlockId block) { surplus -= pool.refs(block) + 1; });
+  for_each([&](BlockId block) { pool.hold(block); });
+  for_each([&](BlockId block) { surplus += pool.refs(block); });
+  for_each([&](BlockId block) { static_cast<void>(pool.release(block)); });
+  if (surplus == 0) return {};
+  return {ErrorCode::kInvalidArgument,
+          concat("adopt: group ", g, ": a block stands twice in the table of ", blocks.size())};
+}
+
+}  // namespace
+
 Status KVCacheManager::Impl::adopt(SequenceId id,
                                    std::span<const std::span<const std::int32_t>> tables,
                                    std::int32_t num_tokens) {
@@ -341,7 +364,9 @@ Status KVCacheManager::Impl::adopt(SequenceId id,
   }
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     KVFOLIO_RETURN_IF_ERROR(check_adopted(g, tables[static_cast<std::size_t>(g)], num_tokens));
+    KVFOLIO_RETURN_IF_ERROR(check_distinct(group(g).pool, g, tables[static_cast<std::size_t>(g)]));
   }
+  if (num_tokens == 0) return {};  // what follows may be findable as ever
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     if (!table(slot, g).reserve(arena(), blocks_for(g, num_tokens))) {
       return table_entries_full("adopt");
@@ -374,7 +399,7 @@ Status KVCacheManager::Impl::check_adopted(std::int32_t g, std::span<const std::
     const auto begin = static_cast<std::int32_t>(i) * size;
     const std::int32_t wanted = std::min(size, num_tokens - begin);
     const BlockId block(blocks[i]);
-    if (!block.valid()) {
+    if (blocks[i] == BlockTable::kDropped) {
       const GroupSpec& spec = group(g).spec;
       const bool unread =
           windowed(g) && begin >= spec.num_sinks && begin + size <= num_tokens - spec.window + 1;
@@ -472,17 +497,22 @@ void KVCacheManager::Impl::drop_tail_beyond(Sequence& s) noexcept {
 // Tokens of steps in flight that were cut off want no names any more.
 void KVCacheManager::Impl::forget_unnamed(Sequence& s, std::int32_t n) noexcept {
   if (s.num_unnamed == s.num_named) return;
-  for (const std::int32_t index : in_flight_) {
-    Step& step = step_at(index);
-    for (std::int32_t i = 0; i < step.num_entries; ++i) {
-      StepEntry& e = step.entries[i];
-      if (e.slot != slot_of(s) || e.generation != s.generation || e.unnamed == 0) continue;
-      const std::int32_t kept = std::max(0, std::min(e.end, n) - e.begin);
-      const std::int32_t gone = std::max(0, e.unnamed - kept);
-      e.unnamed -= gone;
-      s.num_unnamed -= static_cast<std::uint64_t>(gone);
+  const auto for_each_entry = [&](const auto& visit) {
+    for (const std::int32_t index : in_flight_) {
+      Step& step = step_at(index);
+      for (std::int32_t i = 0; i < step.num_entries; ++i) {
+        StepEntry& e = step.entries[i];
+        if (e.slot == slot_of(s) && e.generation == s.generation) visit(e);
+      }
     }
-  }
+  };
+  for_each_entry([&](StepEntry& e) {
+    const std::int32_t kept = std::max(0, std::min(e.end, n) - e.begin);
+    const std::int32_t gone = std::max(0, e.unnamed - kept);
+    e.unnamed -= gone;
+    s.num_unnamed -= static_cast<std::uint64_t>(gone);
+  });
+  for_each_entry([&](StepEntry& e) { e.unnamed_begin = std::min(e.unnamed_begin, s.num_unnamed); });
   s.num_named = std::min(s.num_named, s.num_unnamed);
 }
 

@@ -408,6 +408,26 @@ TEST(Step, NamesGoToTheOldestUnnamedTokensInOrder) {
   must(e.manager.complete(t));
 }
 
+TEST(Step, TokensThatWereCutOffInFlightWantNoNames) {
+  Engine e({full_group(4, 8)}, {.max_steps_in_flight = 4});
+  const SequenceId s = e.open({}).sequence;
+  Ticket last;
+  for (int i = 0; i < 2; ++i) {
+    last = must(e.manager.begin_step());
+    must(e.manager.append_unnamed(s, 1));
+    must(e.manager.commit(last));
+  }
+  must(e.manager.clear(s));
+  // What comes now waits for names of its own, whatever completes before.
+  const Ticket next = must(e.manager.begin_step());
+  must(e.manager.append_unnamed(s, 1));
+  must(e.manager.commit(next));
+  must(e.manager.complete(last));
+  EXPECT_EQ(e.manager.set_tokens(s, Tokens{1, 2}).code(), ErrorCode::kInvalidArgument);
+  must(e.manager.set_tokens(s, Tokens{1}));
+  EXPECT_EQ(e.manager.set_tokens(s, Tokens{1}).code(), ErrorCode::kInvalidArgument);
+}
+
 TEST(Step, FailLetsGoOfPinsOnWhatItForgets) {
   Engine e({full_group(4, 16)});
   e.cache(tokens(50, 8));
