@@ -311,5 +311,41 @@ TEST(BlockLife, UnorderedWindowsKeepTheirBlocksUntilTheyArePublished) {
   EXPECT_EQ(e.probe(tokens(1, 14)), 13);
 }
 
+// Were `valid` not restored, the owner would copy its own tail, and tokens that were never written
+// could be adopted.
+TEST(BlockLife, WhatDropAndUndoTookBackWasNeverValid) {
+  for (const bool drop : {false, true}) {
+    Engine e({full_group(4, 16)});
+    const SequenceId s = e.say(tokens(1, 6));
+    const SequenceId other = e.open({}).sequence;
+    const Ticket t = must(e.manager.begin_step());
+    must(e.manager.append(s, Tokens{7}));
+    if (!drop) must(e.manager.undo(s));
+    must(e.manager.drop(t));
+    const Tokens blocks = e.table(s);
+    const std::span<const std::int32_t> tables[] = {blocks};
+    const Status beyond = e.manager.adopt(other, tables, 7);
+    EXPECT_THAT(beyond.message(), testing::HasSubstr("holds 2 tokens, wanted: 3"));
+    EXPECT_THAT(e.feed(s, {7}).copy_src, IsEmpty());
+    must(e.manager.adopt(other, tables, 7));
+  }
+}
+
+TEST(BlockLife, WhoIsTakenOutOfAStepLosesTheRightThatTheStepGave) {
+  for (const bool drop : {false, true}) {
+    Engine e({full_group(4, 16)});
+    const SequenceId parent = e.say(tokens(1, 6));
+    const SequenceId first = must(e.manager.fork(parent));
+    const SequenceId second = must(e.manager.fork(parent));
+    must(e.manager.close(parent));  // now nobody has the right to the tail
+    const Ticket t = must(e.manager.begin_step());
+    must(e.manager.append(first, Tokens{70}));
+    if (!drop) must(e.manager.undo(first));
+    must(e.manager.drop(t));
+    EXPECT_THAT(e.feed(second, {80}).copy_src, IsEmpty());
+    EXPECT_THAT(e.feed(first, {70}).copy_src, testing::SizeIs(1));
+  }
+}
+
 }  // namespace
 }  // namespace kvfolio::testing_engine

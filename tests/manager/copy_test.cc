@@ -212,5 +212,29 @@ TEST(CopyTo, MemoryOfTwoDevicesIsUnsupportedAndChangesNothing) {
   expect_refused(from, to, ErrorCode::kUnsupported, "memory of another resource");
 }
 
+TEST(CopyTo, BytesOfCachedBlocksAreThereForAHitInTheTarget) {
+  KVCacheManager from = with_bytes();
+  KVCacheManager to = with_bytes();
+  const SequenceId sequence = must(from.open(tokens(1, 6))).sequence;
+  const Ticket ticket = must(from.begin_step());
+  must(from.append(sequence, tokens(1, 6)));
+  must(from.finish(ticket));
+  const auto held = must(from.block_table(sequence, GroupId(0)));
+  const Tokens table(held.begin(), held.end());
+  const KVView source = must(from.storage()->view(GroupId(0)));
+  const KVView target = must(to.storage()->view(GroupId(0)));
+  for (const std::int32_t block : table) std::memset(source.k_at(0, block, 0, 0), 60 + block, 8);
+  must(from.close(sequence));
+  EXPECT_EQ(must(from.usage(GroupId(0))).cached, 2);
+  must(from.copy_to(to));
+  const Opened hit = must(to.open(tokens(1, 7)));
+  EXPECT_EQ(hit.cached_tokens, 6);
+  const auto found = must(to.block_table(hit.sequence, GroupId(0)));
+  ASSERT_EQ(Tokens(found.begin(), found.end()), table);
+  for (const std::int32_t block : table) {
+    EXPECT_EQ(std::memcmp(source.k_at(0, block, 0, 0), target.k_at(0, block, 0, 0), 8), 0);
+  }
+}
+
 }  // namespace
 }  // namespace kvfolio::testing_engine

@@ -233,5 +233,32 @@ TEST(Plan, ArraysOfAStepLieInOnePieceWithoutGaps) {
   }
 }
 
+TEST(Plan, ChangedEntriesNameAllBlocksOfASequenceThatStartedAnew) {
+  Engine e({full_group(4, 16)});
+  const auto changed = [&](SequenceId s, const Tokens& more) {
+    const Ticket t = must(e.manager.begin_step());
+    must(e.manager.append(s, more));
+    const GroupPlan& plan = must(e.manager.plan({.changed_entries = true}))->groups[0];
+    std::vector<std::pair<std::int32_t, std::int32_t>> entries;
+    for (std::size_t i = 0; i < plan.changed_columns.size(); ++i) {
+      entries.emplace_back(plan.changed_columns[i], plan.changed_blocks[i]);
+    }
+    must(e.manager.finish(t));
+    return entries;
+  };
+  const SequenceId s = e.open({}).sequence;
+  const SequenceId other = e.open({}).sequence;
+  EXPECT_THAT(changed(s, tokens(1, 8)), SizeIs(2));
+  EXPECT_THAT(changed(other, tokens(50, 8)), SizeIs(2));
+  must(e.manager.clear(s));
+  const Tokens blocks = e.table(other);
+  const std::span<const std::int32_t> tables[] = {blocks};
+  must(e.manager.adopt(s, tables, 8));
+  const auto entries = changed(s, {9});
+  const Tokens now = e.table(s);
+  EXPECT_THAT(entries,
+              ElementsAre(std::pair(0, now[0]), std::pair(1, now[1]), std::pair(2, now[2])));
+}
+
 }  // namespace
 }  // namespace kvfolio::testing_engine
