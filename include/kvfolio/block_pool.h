@@ -16,6 +16,7 @@
 //
 // Misuse (releasing a block that nobody holds) is a broken invariant and stops the program: the
 // callers are our own managers, and a block with two owners serves one user's tokens to another.
+// Ids out of range are not looked for: ask contains() where an id comes from outside.
 // Thread safety: none. Nothing allocates after create().
 
 #include <cstdint>
@@ -47,10 +48,11 @@ class KVFOLIO_API BlockPool {
   // stays in that state with refs 0 until one of the three below. Requires: refs(block) >= 1.
   [[nodiscard]] bool release(BlockId block) noexcept;
 
-  // Requires (all three): refs(block) == 0 and not free.
+  // Requires (all three): refs(block) == 0 and not free; make_retiring: and just released.
   void make_free(BlockId block) noexcept;
   void make_cached(BlockId block) noexcept;
-  // Joins the end of the retiring list; leaves it when `stamp` is reached. Stamps never decrease.
+  // Joins the end of the retiring list; leaves it when `stamp` is reached. Stamps never decrease,
+  // and those on the list lie within 2^31 of each other.
   void make_retiring(BlockId block, std::uint64_t stamp) noexcept;
 
   // The oldest retiring block, if its stamp is below `bound`. The caller makes it free or cached.
@@ -71,10 +73,15 @@ class KVFOLIO_API BlockPool {
   [[nodiscard]] BlockState state(BlockId block) const noexcept { return at(block).state; }
   [[nodiscard]] std::int32_t refs(BlockId block) const noexcept { return at(block).refs; }
 
-  // Tokens of the block that hold data, counted from its start.
+  // Tokens of the block that hold data, counted from its start. Requires: at most 65,535.
   [[nodiscard]] std::int32_t valid(BlockId block) const noexcept { return at(block).valid; }
   void set_valid(BlockId block, std::int32_t tokens) noexcept {
     at(block).valid = static_cast<std::uint16_t>(tokens);
+  }
+  // One more valid token, written in this step.
+  void append_one(BlockId block, std::uint64_t ticket) noexcept {
+    ++at(block).valid;
+    set_written_in(block, ticket);
   }
   // The sequence slot that may append in place, or kNobody.
   [[nodiscard]] std::int32_t writer(BlockId block) const noexcept { return at(block).writer; }
@@ -92,7 +99,7 @@ class KVFOLIO_API BlockPool {
   // Becomes an equal of `other`. Requires: created with as many blocks.
   void copy_from(const BlockPool& other) noexcept;
 
-  // ok, or which rule is broken. O(num_blocks).
+  // ok, or which rule is broken: also a released block that was sent nowhere. O(num_blocks).
   Status check_invariants() const;
 
  private:
@@ -113,7 +120,17 @@ class KVFOLIO_API BlockPool {
   BlockPool() = default;
   Block& at(BlockId block) noexcept { return blocks_[block.value()]; }
   const Block& at(BlockId block) const noexcept { return blocks_[block.value()]; }
-  void leave_state(BlockId block) noexcept;
+  // Cached or retiring no more.
+  void leave_state(Block& b) noexcept {
+    if (b.state == BlockState::kCached) {
+      --num_cached_;
+    } else if (b.state == BlockState::kRetiring) {
+      --num_retiring_;
+      (b.prev >= 0 ? blocks_[b.prev].next : retiring_head_) = b.next;
+      (b.next >= 0 ? blocks_[b.next].prev : retiring_tail_) = b.prev;
+    }
+    b.state = BlockState::kHeld;
+  }
 
   FixedArray<Block> blocks_;
   FixedArray<std::int32_t> free_;  // a stack: the last freed is taken first, while it is warm
@@ -124,5 +141,68 @@ class KVFOLIO_API BlockPool {
   std::int32_t retiring_head_ = -1;
   std::int32_t retiring_tail_ = -1;
 };
+
+// Inline: some nanoseconds each, and every step of an engine pays for thousands.
+
+inline std::optional<BlockId> BlockPool::acquire() noexcept {
+  if (num_free_ == 0) return std::nullopt;
+  const BlockId block(free_[--num_free_]);
+  Block& b = at(block);
+  b.refs = 1;
+  b.state = BlockState::kHeld;
+  b.valid = 0;
+  b.writer = kNobody;
+  b.used = false;
+  return block;
+}
+
+inline void BlockPool::hold(BlockId block) noexcept {
+  Block& b = at(block);
+  KVFOLIO_CHECK(b.state != BlockState::kFree && b.refs < INT32_MAX);
+  if (b.refs++ == 0) leave_state(b);
+}
+
+inline bool BlockPool::release(BlockId block) noexcept {
+  Block& b = at(block);
+  KVFOLIO_CHECK(b.refs > 0);
+  return --b.refs == 0;
+}
+
+inline void BlockPool::make_free(BlockId block) noexcept {
+  Block& b = at(block);
+  KVFOLIO_CHECK(b.refs == 0 && b.state != BlockState::kFree);
+  leave_state(b);
+  b.state = BlockState::kFree;
+  b.writer = kNobody;
+  free_[num_free_++] = block.value();
+}
+
+inline void BlockPool::make_cached(BlockId block) noexcept {
+  Block& b = at(block);
+  KVFOLIO_CHECK(b.refs == 0 && b.state != BlockState::kFree);
+  leave_state(b);
+  b.state = BlockState::kCached;
+  ++num_cached_;
+}
+
+inline void BlockPool::make_retiring(BlockId block, std::uint64_t stamp) noexcept {
+  Block& b = at(block);
+  KVFOLIO_CHECK(b.refs == 0 && b.state == BlockState::kHeld);
+  b.state = BlockState::kRetiring;
+  b.stamp = static_cast<std::uint32_t>(stamp);
+  b.next = -1;
+  b.prev = retiring_tail_;
+  (retiring_tail_ >= 0 ? blocks_[retiring_tail_].next : retiring_head_) = block.value();
+  retiring_tail_ = block.value();
+  ++num_retiring_;
+}
+
+inline std::optional<BlockId> BlockPool::oldest_retiring(std::uint64_t bound) const noexcept {
+  if (retiring_head_ < 0) return std::nullopt;
+  const std::uint32_t stamp = blocks_[retiring_head_].stamp;
+  const auto ahead = static_cast<std::int32_t>(static_cast<std::uint32_t>(bound) - stamp);
+  if (ahead <= 0) return std::nullopt;
+  return BlockId(retiring_head_);
+}
 
 }  // namespace kvfolio

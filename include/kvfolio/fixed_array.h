@@ -3,9 +3,13 @@
 
 // FixedArray<T>: an array whose size is chosen once, at creation, and whose creation may fail
 // without an exception. Zeroed arrays come from calloc: pages that are never touched cost nothing,
-// so tables may be sized for the worst case.
+// so tables may be sized for the worst case. Large ones ask for huge pages, because a table that is
+// looked up at random otherwise walks the page table at every look.
 //
-// T is trivial. Thread safety: as for a plain array.
+// It owns its elements and is moved, never copied; one that was moved from is only assigned to or
+// destroyed. No constructor and no destructor of an element runs: T is trivially copyable and
+// destructible, and all bytes zero must be a value that its owner can start from.
+// Thread safety: as for a plain array.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,9 +20,13 @@
 #include <span>
 #include <type_traits>
 
+#include "kvfolio/export.h"
 #include "kvfolio/status.h"
 
 namespace kvfolio {
+
+// Asks the kernel for 2 MiB pages wherever they fit into the range; no answer is needed.
+KVFOLIO_API void prefer_huge_pages(void* memory, std::size_t bytes) noexcept;
 
 template <typename T>
 class FixedArray {
@@ -38,6 +46,8 @@ class FixedArray {
     const auto count = static_cast<std::size_t>(size);
     data_.reset(static_cast<T*>(std::calloc(count == 0 ? 1 : count, sizeof(T))));
     if (!data_) return false;
+    constexpr std::size_t kLarge = std::size_t{4} << 20;
+    if (count * sizeof(T) >= kLarge) prefer_huge_pages(data_.get(), count * sizeof(T));
     size_ = count;
     return true;
   }

@@ -5,7 +5,8 @@
 // token runs, unpublished tokens. A buddy allocator: sizes are powers of two, growing doubles (so
 // appending is O(1) amortised), shrinking is in place, freeing merges. No heap after create().
 //
-// A span is a value; whoever holds it owns it and must give it back to the same arena.
+// A span is a value; whoever holds it owns it and must give it back to the same arena. Spans never
+// overlap; cells of a new span hold anything. The arena knows neither owners nor contents.
 // Thread safety: none.
 
 #include <array>
@@ -42,7 +43,9 @@ class KVFOLIO_API SpanArena {
 
   // Makes room for `cells`, keeping the first `used` cells; may move the span. False: the arena has
   // no such piece, nothing changed.
-  [[nodiscard]] bool reserve(ArenaSpan& span, std::int64_t cells, std::int64_t used) noexcept;
+  [[nodiscard]] bool reserve(ArenaSpan& span, std::int64_t cells, std::int64_t used) noexcept {
+    return cells <= capacity(span) || move_to_larger(span, cells, used);
+  }
   // Gives back what is beyond `cells`; the span stays where it is. 0 gives back all of it.
   void shrink(ArenaSpan& span, std::int64_t cells) noexcept;
   void release(ArenaSpan& span) noexcept { shrink(span, 0); }
@@ -61,6 +64,8 @@ class KVFOLIO_API SpanArena {
   static constexpr std::int32_t kEnd = -1;
 
   SpanArena() = default;
+  [[nodiscard]] bool move_to_larger(ArenaSpan& span, std::int64_t cells,
+                                    std::int64_t used) noexcept;
   [[nodiscard]] static int order_for(std::int64_t cells) noexcept;
   [[nodiscard]] std::int32_t take(int order) noexcept;  // granule index or kEnd
   void give(std::int32_t granule, int order) noexcept;

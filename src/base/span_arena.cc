@@ -42,8 +42,7 @@ int SpanArena::order_for(std::int64_t cells) noexcept {
   return granules <= 1 ? 0 : static_cast<int>(std::bit_width(granules - 1));
 }
 
-bool SpanArena::reserve(ArenaSpan& span, std::int64_t cells, std::int64_t used) noexcept {
-  if (cells <= capacity(span)) return true;
+bool SpanArena::move_to_larger(ArenaSpan& span, std::int64_t cells, std::int64_t used) noexcept {
   const int order = order_for(cells);
   if (order > kMaxOrder) return false;
   const std::int32_t granule = take(order);

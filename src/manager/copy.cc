@@ -129,10 +129,12 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
 }
 
 void KVCacheManager::Impl::copy_step_from(Step& step, const Step& other) noexcept {
-  const auto& [ticket, num_entries, copies_ran, planned_changes, entries, changes, cells, sequences,
-               shared, num_shared, group_plans, plan] = other;
+  const auto& [ticket, num_entries, num_displaced, has_unnamed, copies_ran, planned_changes,
+               entries, changes, cells, sequences, shared, num_shared, group_plans, plan] = other;
   step.ticket = ticket;
   step.num_entries = num_entries;
+  step.num_displaced = num_displaced;
+  step.has_unnamed = has_unnamed;
   step.copies_ran = copies_ran;
   step.planned_changes = planned_changes;
   step.entries.copy_from(entries, num_entries);
@@ -143,14 +145,14 @@ void KVCacheManager::Impl::copy_step_from(Step& step, const Step& other) noexcep
 }
 
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
-  const auto& [spec, options, storage, counters, num_sequences, groups, tree, arena, sequences,
-               tables, window_begins, unplanned_from, caller_ids, num_uses, pins, pin_tables,
-               scratch, free_sequence, free_pin, closing, num_closing, evicting, victims,
-               passed_over, changed, is_changed, victim_versions, preempted, num_victims,
+  const auto& [spec, options, storage, counters, num_sequences, groups, has_windows, tree, arena,
+               sequences, tables, window_begins, unplanned_from, caller_ids, num_uses, pins,
+               pin_tables, scratch, free_sequence, free_pin, closing, num_closing, evicting,
+               victims, passed_over, changed, is_changed, victim_versions, preempted, num_victims,
                num_passed_over, num_changed, victim_policy, steps, free_steps, in_flight, open_step,
                last_ticket, last_committed, offers] = other;
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    const auto& [group_spec, pool, order, bytes_per_block] = groups[g];
+    const auto& [group_spec, pool, order, bytes_per_block, block_shift] = groups[g];
     groups_[g].pool.copy_from(pool);
     groups_[g].order.copy_from(order);
   }

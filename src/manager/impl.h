@@ -4,8 +4,9 @@
 // The insides of KVCacheManager. One class, read top to bottom:
 //   manager.cc    creation and the public face
 //   sequences.cc  open, probe, fork, truncate, trim, close, preempt, pins
-//   steps.cc      begin, append, undo, commit, complete, drop, fail, drafts
-//   room.cc       who gets blocks: demand, admission, eviction, letting go, copy-on-write
+//   steps.cc      begin, undo, commit, complete, drop, fail, drafts
+//   append.cc     demand, copy-on-write, admission, append
+//   room.cc       eviction, and where a block goes when it is let go
 //   victims.cc    which sequence makes room: uses, priorities, preempt_to
 //   names.cc      the callers' own ids
 //   publish.cc    what becomes findable, and when
@@ -61,9 +62,6 @@ class KVCacheManager::Impl final : public TreeObserver {
                       std::span<std::int32_t> out) const;
   // steps.cc
   Result<Ticket> begin_step(const StepOptions& options);
-  Status append(SequenceId id, const std::int32_t* tokens, std::int64_t count,
-                const AppendOptions& options);
-  Result<SequenceId> open_unnamed(std::int64_t num_tokens, const OpenOptions& options);
   Status set_tokens(SequenceId id, std::span<const std::int32_t> tokens);
   Status undo(SequenceId id);
   Status commit(Ticket ticket);
@@ -71,8 +69,12 @@ class KVCacheManager::Impl final : public TreeObserver {
   Status drop(Ticket ticket);
   Status fail(Ticket ticket);
   Status accept(SequenceId id, std::int32_t num_accepted);
-  // room.cc
+  // append.cc
   Status admit(std::span<const AppendDemand> demands);
+  Status append(SequenceId id, const std::int32_t* tokens, std::int64_t count,
+                const AppendOptions& options);
+  Result<SequenceId> open_unnamed(std::int64_t num_tokens, const OpenOptions& options);
+  // room.cc
   Result<std::int32_t> evict(GroupId group, std::int32_t num_blocks);
   Result<GroupUsage> usage(GroupId group) const;
   Status check_group(GroupId group) const;
@@ -108,8 +110,16 @@ class KVCacheManager::Impl final : public TreeObserver {
     BlockPool pool;
     LruOrder order;
     std::int64_t bytes_per_block;
+    int block_shift;  // log2 of the block size; -1: it is no power of two
+
+    // The logical block of a position. Without a division where that can be: a decode step asks
+    // several times for each sequence.
+    [[nodiscard]] std::int32_t block_of(std::int32_t position) const noexcept {
+      return block_shift >= 0 ? position >> block_shift : position / spec.block_size;
+    }
   };
   std::vector<Group> groups_;
+  bool has_windows_ = false;  // some group is a window group
   std::optional<PrefixTree> tree_;
 
  private:
@@ -189,12 +199,14 @@ class KVCacheManager::Impl final : public TreeObserver {
     std::int32_t copy_to;       // -1: displaced without a copy
     std::int32_t valid_before;  // of the tail written in place; -1: none was
     std::int32_t writer_before;
-    std::int32_t blocks_before;  // size of the table
+    std::uint32_t written_before;
   };
 
   struct Step {
     std::uint64_t ticket = 0;
     std::int32_t num_entries = 0;
+    std::int32_t num_displaced = 0;  // changes with a source
+    bool has_unnamed = false;        // some sequence had tokens without a name
     bool copies_ran = false;
     bool planned_changes = false;  // the plan of all its entries had the changed table entries
     FixedArray<StepEntry> entries;
@@ -206,6 +218,12 @@ class KVCacheManager::Impl final : public TreeObserver {
     std::int32_t num_shared = 0;
     std::vector<GroupPlan> group_plans;
     StepPlan plan;
+  };
+
+  // What an append needs of one group.
+  struct Demand {
+    std::int32_t blocks;
+    bool new_tail;  // the tail block is shared: write to a new one
   };
 
   Impl(CacheSpec spec, const ManagerOptions& options) : spec_(std::move(spec)), options_(options) {}
@@ -225,8 +243,11 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] bool windowed(std::int32_t g) const noexcept {
     return group(g).spec.kind == AttentionKind::kSlidingWindow;
   }
+  [[nodiscard]] std::int32_t block_of(std::int32_t g, std::int32_t position) const noexcept {
+    return group(g).block_of(position);
+  }
   [[nodiscard]] std::int32_t blocks_for(std::int32_t g, std::int32_t tokens) const noexcept {
-    return (tokens + block_size(g) - 1) / block_size(g);
+    return block_of(g, tokens + block_size(g) - 1);
   }
   BlockTable& table(std::int32_t slot, std::int32_t g) noexcept {
     return tables_[std::int64_t{slot} * num_groups() + g];
@@ -279,8 +300,20 @@ class KVCacheManager::Impl final : public TreeObserver {
   }
 
   // manager.cc
-  [[nodiscard]] Status find(SequenceId id, std::int32_t& slot) const;
-  // Found, and not in the open step.
+  // The slot of an open sequence, or -1; not_found() says why there is none.
+  [[nodiscard]] std::int32_t lookup(SequenceId id) const noexcept {
+    const std::int32_t slot = slot_in(id.value());
+    if (slot >= num_rows()) return -1;
+    const Sequence& s = sequences_[slot];
+    return s.life == Life::kOpen && pack(s.generation, slot) == id.value() ? slot : -1;
+  }
+  [[nodiscard]] Status find(SequenceId id, std::int32_t& slot) const {
+    slot = lookup(id);
+    return slot >= 0 ? Status() : not_found(id);
+  }
+  [[nodiscard]] Status not_found(SequenceId id) const;
+  // Not in the open step.
+  [[nodiscard]] Status check_resting(std::int32_t slot, std::string_view what) const;
   [[nodiscard]] Status find_resting(SequenceId id, std::string_view what, std::int32_t& slot) const;
   // sequences.cc
   [[nodiscard]] Status check_tokens(std::span<const std::int32_t> tokens) const;
@@ -311,8 +344,6 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] bool is_complete(std::uint64_t ticket) const noexcept;
   [[nodiscard]] std::uint64_t oldest_incomplete() const noexcept;
   void undo_entry(Step& step, std::int32_t entry) noexcept;
-  void apply_append(Step& step, std::int32_t slot, std::int32_t g, std::int32_t write_begin,
-                    std::int32_t end) noexcept;
   void move_windows(std::int32_t slot) noexcept;
   void end_step(std::int32_t step_index, bool failed) noexcept;
   void remove_entry(Step& step, std::int32_t entry) noexcept;
@@ -325,20 +356,26 @@ class KVCacheManager::Impl final : public TreeObserver {
     return steps_[static_cast<std::size_t>(index)];
   }
   void finish_closing() noexcept;
-  [[nodiscard]] bool replays(const Sequence& s, const std::int32_t* tokens,
-                             std::int64_t count) const noexcept {
-    return s.replay && count > 0 && tokens != nullptr && tokens[0] == s.replay_token;
-  }
-  // room.cc
-  struct Demand {
-    std::int32_t blocks = 0;
-    bool new_tail = false;  // the tail block is shared: write to a new one
-  };
+  // append.cc
   [[nodiscard]] Demand demand(std::int32_t slot, std::int32_t g, std::int32_t write_begin,
                               std::int32_t end) const noexcept;
   [[nodiscard]] bool may_write_in_place(std::int32_t slot, std::int32_t g, BlockId block,
                                         std::int32_t position) const noexcept;
   [[nodiscard]] Status check_demands(std::span<const AppendDemand> demands) const;
+  [[nodiscard]] Status check_append(std::int32_t slot, const std::int32_t* tokens,
+                                    std::int64_t count, const AppendOptions& options) const;
+  [[nodiscard]] bool reserve_for(std::int32_t slot, std::int32_t end) noexcept;
+  void join(Step& step, std::int32_t slot, const std::int32_t* tokens, std::int32_t count,
+            std::int32_t write_begin, std::int32_t draft) noexcept;
+  [[nodiscard]] bool append_inside(Step& step, std::int32_t slot,
+                                   const std::int32_t* token) noexcept;
+  void apply_append(Step& step, std::int32_t slot, std::int32_t g, std::int32_t write_begin,
+                    std::int32_t end, const Demand& needs) noexcept;
+  [[nodiscard]] bool replays(const Sequence& s, const std::int32_t* tokens,
+                             std::int64_t count) const noexcept {
+    return s.replay && count > 0 && tokens != nullptr && tokens[0] == s.replay_token;
+  }
+  // room.cc
   [[nodiscard]] std::int32_t evictable(std::int32_t g) const noexcept;
   [[nodiscard]] Shortage shortage(std::int32_t g, std::int32_t needed) const noexcept;
   void evict_one(std::int32_t g) noexcept;
@@ -351,7 +388,6 @@ class KVCacheManager::Impl final : public TreeObserver {
   // A table entry goes; an exact copy that the tree lacks by now is hung first.
   void release_entry(std::int32_t slot, std::int32_t g, std::int32_t logical) noexcept;
   void move_pins(std::int32_t g, BlockId from, BlockId to) noexcept;
-  [[nodiscard]] bool reserve_for(std::int32_t slot, std::int32_t end) noexcept;
   void note_peak() noexcept;
   // victims.cc
   // Entry of the heap of victims: the smallest goes first. Stale when its version is not the
@@ -363,8 +399,17 @@ class KVCacheManager::Impl final : public TreeObserver {
     std::uint32_t version;
     bool anonymous;  // without a caller's id
   };
-  void note_use(std::int32_t slot) noexcept;
-  void note_change(std::int32_t slot) noexcept;
+  void note_change(std::int32_t slot) noexcept {
+    if (is_changed_[slot] != 0) return;
+    is_changed_[slot] = 1;
+    changed_[num_changed_++] = slot;
+  }
+  void note_use(std::int32_t slot) noexcept {
+    Sequence& s = sequences_[slot];
+    s.last_use = ++num_uses_;
+    ++s.use_count;
+    note_change(slot);
+  }
   [[nodiscard]] Victim victim_of(std::int32_t slot, VictimPolicy policy) const noexcept;
   [[nodiscard]] bool frees_a_block(std::int32_t slot) const noexcept;
   [[nodiscard]] bool shares_a_block(std::int32_t slot) const noexcept;
@@ -379,7 +424,13 @@ class KVCacheManager::Impl final : public TreeObserver {
   void keep_caller_id(std::int32_t slot, const std::optional<std::uint64_t>& id) noexcept;
   void forget_caller_id(std::int32_t slot) noexcept;
   // publish.cc
-  [[nodiscard]] std::int32_t publishable(const Sequence& s) const noexcept;
+  // The position up to which tokens may become findable.
+  [[nodiscard]] std::int32_t publishable(const Sequence& s) const noexcept {
+    const std::int32_t done = mutant(Mutant::kFindableAtBegin) ? s.length : s.accepted;
+    const std::int32_t limit = std::min({done, s.exact_until, s.unnamed_from});
+    if (options_.order == Order::kInOrder || is_complete(s.last_ticket)) return limit;
+    return std::min(limit, s.settled);
+  }
   void publish(std::int32_t slot, bool tail) noexcept;
   void stop_publishing(Sequence& s) noexcept;
   [[nodiscard]] bool evict_coldest() noexcept;

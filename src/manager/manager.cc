@@ -110,7 +110,10 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
     if (!pool) return std::move(pool).error();
     Result<LruOrder> order = LruOrder::create(group.num_blocks);
     if (!order) return std::move(order).error();
-    impl->groups_.push_back({group, std::move(*pool), std::move(*order), block_bytes});
+    const auto size = static_cast<std::uint32_t>(group.block_size);
+    const int shift = std::has_single_bit(size) ? std::countr_zero(size) : -1;
+    impl->groups_.push_back({group, std::move(*pool), std::move(*order), block_bytes, shift});
+    impl->has_windows_ |= group.kind == AttentionKind::kSlidingWindow;
   }
   tree.max_index_tokens = o.max_index_tokens;
   tree.max_runs = o.max_runs;
@@ -182,22 +185,21 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
   return impl;
 }
 
-Status KVCacheManager::Impl::find(SequenceId id, std::int32_t& slot) const {
+// Requires: lookup(id) < 0.
+Status KVCacheManager::Impl::not_found(SequenceId id) const {
   const std::uint64_t bits = id.value();
   const auto tag = static_cast<std::uint16_t>(bits >> 48);
   const auto generation = static_cast<std::uint32_t>(bits >> 24 & 0xffffffu);
-  slot = slot_in(bits);
+  const std::int32_t slot = slot_in(bits);
   if (tag != options_.id_tag) {
     return {ErrorCode::kNotFound,
             concat("sequence id ", bits, " is of another manager: its tag is ", tag, ", ours is ",
                    options_.id_tag)};
   }
-  if (generation == 0 || static_cast<std::size_t>(slot) >= sequences_.size()) {
+  if (generation == 0 || slot >= num_rows()) {
     return {ErrorCode::kNotFound, concat("sequence id ", bits, " was never given out")};
   }
-  const Sequence& s = sequences_[slot];
-  if (s.life == Life::kOpen && s.generation == generation) return {};
-  if (s.aborted == generation) {
+  if (sequences_[slot].aborted == generation) {
     return {ErrorCode::kAborted, concat("sequence id ", bits, " was closed by fail()")};
   }
   return {ErrorCode::kNotFound, concat("sequence id ", bits, " is closed or was never given out")};
@@ -206,6 +208,10 @@ Status KVCacheManager::Impl::find(SequenceId id, std::int32_t& slot) const {
 Status KVCacheManager::Impl::find_resting(SequenceId id, std::string_view what,
                                           std::int32_t& slot) const {
   KVFOLIO_RETURN_IF_ERROR(find(id, slot));
+  return check_resting(slot, what);
+}
+
+Status KVCacheManager::Impl::check_resting(std::int32_t slot, std::string_view what) const {
   if (sequences_[slot].step_entry < 0) return {};
   return {ErrorCode::kFailedPrecondition, concat(what, ": the sequence is in the open step ",
                                                  last_ticket_, "; commit, drop or undo it first")};

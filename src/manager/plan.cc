@@ -13,6 +13,7 @@ using text::concat;
 
 std::int32_t KVCacheManager::Impl::num_copies(const Step& step, std::int32_t g) const noexcept {
   std::int32_t copies = 0;
+  if (step.num_displaced == 0) return copies;
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     copies += change(step, i, g).copy_to >= 0 ? 1 : 0;
   }
@@ -53,6 +54,9 @@ std::int64_t KVCacheManager::Impl::plan_cells(const Step& step,
   }
   std::int64_t cells = 5 * n + 1;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
+    cells += tokens + 2 * num_copies(step, g);
+    if (options.changed_entries) cells += 3 * num_unplanned(step, g);
+    if (!options.block_tables && !options.flashinfer) continue;
     std::int64_t widest = 0;
     std::int64_t all = 0;
     for (std::int32_t i = 0; i < step.num_entries; ++i) {
@@ -60,9 +64,7 @@ std::int64_t KVCacheManager::Impl::plan_cells(const Step& step,
       widest = std::max(widest, blocks);
       all += blocks;
     }
-    cells += tokens + 2 * num_copies(step, g);
     if (options.block_tables) cells += n * widest;
-    if (options.changed_entries) cells += 3 * num_unplanned(step, g);
     if (options.flashinfer) cells += 2 * n + 1 + all;
   }
   return cells;
@@ -78,6 +80,11 @@ std::int32_t* KVCacheManager::Impl::plan_group(Step& step, std::int32_t g,
   const auto blocks_of = [&](std::int32_t i) {
     return std::as_const(*this).table(step.entries[i].slot, g).blocks(std::as_const(*this).arena());
   };
+  // A window or a trim left holes in the table.
+  const auto may_have_dropped = [&](std::int32_t i) {
+    const Sequence& s = sequences_[step.entries[i].slot];
+    return windowed(g) || s.trim_first_kept > s.trim_sinks;
+  };
   const auto close = [&](std::int32_t* begin) {
     return std::span<const std::int32_t>(begin, static_cast<std::size_t>(cursor - begin));
   };
@@ -88,9 +95,10 @@ std::int32_t* KVCacheManager::Impl::plan_group(Step& step, std::int32_t g,
     const auto blocks = blocks_of(i);
     if (e.write_begin > e.begin) *cursor++ = -1;
     for (std::int32_t at = e.write_begin; at < e.end;) {
-      const std::int32_t slot_base = blocks[static_cast<std::size_t>(at / size)] * size;
-      const std::int32_t stop = std::min(e.end, (at / size + 1) * size);
-      for (; at < stop; ++at) *cursor++ = slot_base + at % size;
+      const std::int32_t logical = block_of(g, at);
+      const std::int32_t slot_of_0 = (blocks[static_cast<std::size_t>(logical)] - logical) * size;
+      const std::int32_t stop = std::min(e.end, (logical + 1) * size);
+      for (; at < stop; ++at) *cursor++ = slot_of_0 + at;
     }
   }
   plan.slot_mapping = close(begin);
@@ -103,7 +111,10 @@ std::int32_t* KVCacheManager::Impl::plan_group(Step& step, std::int32_t g,
     begin = cursor;
     for (std::int32_t i = 0; i < step.num_entries; ++i) {
       const auto blocks = blocks_of(i);
-      for (const std::int32_t block : blocks) *cursor++ = block >= 0 ? block : options.pad;
+      cursor = std::copy_n(blocks.data(), blocks.size(), cursor);
+      if (options.pad != BlockTable::kDropped && may_have_dropped(i)) {
+        std::replace(cursor - blocks.size(), cursor, BlockTable::kDropped, options.pad);
+      }
       cursor = std::fill_n(cursor, widest - blocks.size(), options.pad);
     }
     plan.block_table = close(begin);
@@ -139,17 +150,22 @@ std::int32_t* KVCacheManager::Impl::plan_group(Step& step, std::int32_t g,
     begin = cursor = indices;
     indptr[0] = 0;
     for (std::int32_t i = 0; i < step.num_entries; ++i) {
-      for (const std::int32_t block : blocks_of(i)) {
-        if (block >= 0) *cursor++ = block;
+      const auto blocks = blocks_of(i);
+      if (may_have_dropped(i)) {
+        cursor = std::remove_copy(blocks.begin(), blocks.end(), cursor, BlockTable::kDropped);
+      } else {
+        cursor = std::copy_n(blocks.data(), blocks.size(), cursor);
       }
       indptr[i + 1] = static_cast<std::int32_t>(cursor - begin);
-      last[i] = (step.entries[i].end - 1) % size + 1;
+      const std::int32_t end = step.entries[i].end;
+      last[i] = end - block_of(g, end - 1) * size;
     }
     plan.kv_indptr = {indptr, n + 1};
     plan.kv_last_page_len = {last, n};
     plan.kv_indices = close(begin);
   }
 
+  if (step.num_displaced == 0) return cursor;
   begin = cursor;
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const TailChange& tail = change(step, i, g);

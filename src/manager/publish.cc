@@ -11,24 +11,15 @@
 
 namespace kvfolio {
 
-std::int32_t KVCacheManager::Impl::publishable(const Sequence& s) const noexcept {
-  const std::int32_t done = mutant(Mutant::kFindableAtBegin) ? s.length : s.accepted;
-  std::int32_t limit = std::min({done, s.exact_until, s.unnamed_from});
-  if (options_.order == Order::kUnordered && !is_complete(s.last_ticket)) {
-    limit = std::min(limit, s.settled);
-  }
-  return limit;
-}
-
 // Full blocks, and with `tail` the partial ones at the end.
 void KVCacheManager::Impl::publish(std::int32_t slot, bool tail) noexcept {
   Sequence& s = sequences_[slot];
   if (!s.publishes) return;
   const std::int32_t unit = tree_->unit();
   const std::int32_t limit = publishable(s);
+  const std::int32_t from = s.place.position;  // a multiple of the unit
+  if (limit < (tail ? from : from + unit)) return;
   const std::int32_t target = tail ? limit : limit / unit * unit;
-  const std::int32_t from = s.place.position;
-  if (target < from || (target == from && !tail)) return;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     offers_[static_cast<std::size_t>(g)].table = table(slot, g).blocks(arena());
   }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Room: what an append needs, who may write where, what can be evicted, and where a block goes when
-// the last holder lets go. Admission and append ask the same demand().
+// Room: what can be evicted, and where a block goes when the last holder lets go.
 
 #include <algorithm>
 
@@ -116,41 +115,7 @@ void KVCacheManager::Impl::note_peak() noexcept {
   counters_.blocks_used_peak = std::max(counters_.blocks_used_peak, used);
 }
 
-// ---- demand ----
-
-// Bytes of valid tokens never change while another may read them. So a block is written at
-// `position` in place by
-//  - the sequence with the right to it, or any when nobody has it, exactly behind the valid tokens;
-//  - its only holder, below them, when nothing findable ends above. Steps in flight that read what
-//    is overwritten come earlier in the stream; without order, none may be in flight.
-bool KVCacheManager::Impl::may_write_in_place(std::int32_t slot, std::int32_t g, BlockId block,
-                                              std::int32_t position) const noexcept {
-  const BlockPool& pool = group(g).pool;
-  const std::int32_t offset = position % block_size(g);
-  const std::int32_t writer = pool.writer(block);
-  const bool partial = pool.valid(block) < block_size(g);
-  if (mutant(Mutant::kNoCopyOnSharedWrite)) return true;
-  if (mutant(Mutant::kPartialTailSharedInPlace) && partial) return true;
-  if (pool.valid(block) == offset && (writer == slot || writer == BlockPool::kNobody)) return true;
-  return pool.refs(block) == 1 && pool.valid(block) >= offset &&
-         (tree_->findable_end(GroupId(g), block) <= position ||
-          mutant(Mutant::kAppendAfterTruncateOverwritesFindable)) &&
-         (options_.order == Order::kInOrder || in_flight_.empty());
-}
-
-KVCacheManager::Impl::Demand KVCacheManager::Impl::demand(std::int32_t slot, std::int32_t g,
-                                                          std::int32_t write_begin,
-                                                          std::int32_t end) const noexcept {
-  Demand needs;
-  if (end == write_begin) return needs;
-  needs.blocks = blocks_for(g, end) - blocks_for(g, write_begin);
-  if (write_begin % block_size(g) != 0) {
-    const BlockId tail = table(slot, g).at(arena(), write_begin / block_size(g));
-    needs.new_tail = !may_write_in_place(slot, g, tail, write_begin);
-    needs.blocks += needs.new_tail ? 1 : 0;
-  }
-  return needs;
-}
+// ---- eviction ----
 
 std::int32_t KVCacheManager::Impl::evictable(std::int32_t g) const noexcept {
   return tree_->num_evictable(GroupId(g));
@@ -168,84 +133,6 @@ Shortage KVCacheManager::Impl::shortage(std::int32_t g, std::int32_t needed) con
   s.sequences = num_sequences_;
   return s;
 }
-
-// Every named sequence rests, and is named once.
-Status KVCacheManager::Impl::check_demands(std::span<const AppendDemand> demands) const {
-  Status answer;
-  std::size_t marked = 0;
-  std::int32_t* marks = scratch_.data() + sequences_.size();
-  for (; marked < demands.size() && answer.ok(); ++marked) {
-    const AppendDemand& demand = demands[marked];
-    std::int32_t slot = 0;
-    answer = find_resting(demand.sequence, "admit", slot);
-    if (!answer.ok()) break;
-    const Sequence& s = sequences_[slot];
-    answer = check_growth(s, "admit", demand.num_tokens);
-    if (!answer.ok()) break;
-    if (marks[slot] != 0) {
-      answer = {ErrorCode::kInvalidArgument,
-                concat("admit names a sequence twice, the second time at ", marked)};
-      break;
-    }
-    marks[slot] = 1;
-  }
-  for (std::size_t i = 0; i < marked; ++i) marks[slot_in(demands[i].sequence.value())] = 0;
-  return answer;
-}
-
-// Cells for the tables and unpublished tokens of a sequence of `end` tokens. What was reserved
-// stays with the sequence, and nobody can see it.
-bool KVCacheManager::Impl::reserve_for(std::int32_t slot, std::int32_t end) noexcept {
-  Sequence& s = sequences_[slot];
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    if (!table(slot, g).reserve(arena(), blocks_for(g, end))) return false;
-  }
-  const std::int32_t tail_end = std::min(end, s.exact_until);
-  return !s.publishes || tail_end <= s.length ||
-         arena().reserve(s.tail, tail_end - s.place.position, s.tail_end() - s.place.position);
-}
-
-Status KVCacheManager::Impl::admit(std::span<const AppendDemand> demands) {
-  KVFOLIO_RETURN_IF_ERROR(check_demands(demands));
-  // Sequences that share a tail claim it one after the other: play that, and take it back.
-  Status answer;
-  for (std::int32_t g = 0; g < num_groups() && answer.ok(); ++g) {
-    BlockPool& pool = group(g).pool;
-    std::int64_t needed = 0;
-    for (std::size_t i = 0; i < demands.size(); ++i) {
-      const std::int32_t slot = slot_in(demands[i].sequence.value());
-      const Sequence& s = sequences_[slot];
-      const auto end = s.length + static_cast<std::int32_t>(demands[i].num_tokens);
-      const std::int32_t begin = s.length + (s.replay && end > s.length ? 1 : 0);
-      const Demand needs = demand(slot, g, begin, end);
-      needed += needs.blocks;
-      scratch_[i] = BlockId().value();
-      if (end > begin && begin % block_size(g) != 0 && !needs.new_tail) {
-        const BlockId tail = table(slot, g).at(arena(), begin / block_size(g));
-        if (pool.writer(tail) == BlockPool::kNobody) {
-          pool.set_writer(tail, slot);
-          scratch_[i] = tail.value();
-        }
-      }
-    }
-    for (std::size_t i = 0; i < demands.size(); ++i) {
-      if (scratch_[i] >= 0) pool.set_writer(BlockId(scratch_[i]), BlockPool::kNobody);
-    }
-    std::int64_t room = std::int64_t{pool.num_free()} + evictable(g);
-    if (mutant(Mutant::kAdmissionIgnoresRetiring)) room += pool.num_retiring();
-    if (needed > room) {
-      answer = shortage(g, static_cast<std::int32_t>(std::min<std::int64_t>(needed, kNever)));
-    }
-  }
-  for (std::size_t i = 0; i < demands.size() && answer.ok(); ++i) {
-    const std::int32_t slot = slot_in(demands[i].sequence.value());
-    const auto end = sequences_[slot].length + static_cast<std::int32_t>(demands[i].num_tokens);
-    if (!reserve_for(slot, end)) answer = table_entries_full("admit");
-  }
-  return answer;
-}
-
-// ---- eviction ----
 
 void KVCacheManager::Impl::evict_one(std::int32_t g) noexcept {
   const std::optional<BlockId> victim = group(g).order.victim();

@@ -417,6 +417,12 @@ Status KVCacheManager::Impl::check_adopted(std::int32_t g, std::span<const std::
               concat("adopt: block ", block.value(), " of group ", g, " holds ", pool.valid(block),
                      " tokens, wanted: ", wanted)};
     }
+    if (open_step_ >= 0 &&
+        pool.written_in(block) == static_cast<std::uint32_t>(step_at(open_step_).ticket)) {
+      return {ErrorCode::kFailedPrecondition,
+              concat("adopt: block ", block.value(), " of group ", g, " is written by step ",
+                     last_ticket_, ", which is open; commit it first")};
+    }
     if (options_.order == Order::kInOrder) continue;  // whoever reads comes later in the stream
     for (const std::int32_t index : in_flight_) {
       const std::uint64_t ticket = step_at(index).ticket;

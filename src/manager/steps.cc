@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Steps: transactions of an engine. Appending reserves; commit makes lengths advance; complete lets
-// go of what the device may have touched; drop and undo leave no trace.
+// Steps: transactions of an engine. Appending (append.cc) reserves; commit makes lengths advance;
+// complete lets go of what the device may have touched; drop and undo leave no trace.
 
 #include <algorithm>
 #include <cstring>
@@ -50,145 +50,11 @@ Result<Ticket> KVCacheManager::Impl::begin_step(const StepOptions&) {
   Step& step = step_at(open_step_);
   step.ticket = ++last_ticket_;
   step.num_entries = 0;
+  step.num_displaced = 0;
+  step.has_unnamed = false;
   step.copies_ran = false;
   step.planned_changes = false;
   return Ticket(step.ticket);
-}
-
-// ---- append ----
-
-Status KVCacheManager::Impl::append(SequenceId id, const std::int32_t* tokens, std::int64_t count,
-                                    const AppendOptions& options) {
-  std::int32_t slot = 0;
-  KVFOLIO_RETURN_IF_ERROR(find(id, slot));
-  if (open_step_ < 0) {
-    return {ErrorCode::kFailedPrecondition, "append: no step is open; begin_step() first"};
-  }
-  KVFOLIO_RETURN_IF_ERROR(find_resting(id, "append", slot));
-  Step& step = step_at(open_step_);
-  Sequence& s = sequences_[slot];
-  KVFOLIO_RETURN_IF_ERROR(check_growth(s, "append", count));
-  if (options.draft < 0 || options.draft > count) {
-    return {ErrorCode::kInvalidArgument, concat("append of ", count, " tokens with a draft of ",
-                                                options.draft, ", allowed: 0 to ", count)};
-  }
-  if (tokens != nullptr) {
-    KVFOLIO_RETURN_IF_ERROR(check_tokens({tokens, static_cast<std::size_t>(count)}));
-  }
-  if (s.draft > 0) {
-    return {ErrorCode::kFailedPrecondition,
-            concat("append: the sequence has ", s.draft, " draft tokens; accept() first")};
-  }
-  if (options_.order == Order::kUnordered && !is_complete(s.last_ticket)) {
-    return {ErrorCode::kFailedPrecondition, concat("append: the sequence's tokens are in step ",
-                                                   s.last_ticket, ", which is not complete")};
-  }
-  if (step.copies_ran) {
-    return {ErrorCode::kFailedPrecondition,
-            concat("append: run_copies() of step ", step.ticket, " has run already")};
-  }
-  if (count == 0) return {};
-
-  const bool replay = replays(s, tokens, count);
-  const std::int32_t begin = s.length;
-  const std::int32_t end = begin + static_cast<std::int32_t>(count);
-  const std::int32_t write_begin = begin + (replay ? 1 : 0);
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    const std::int32_t needed = demand(slot, g, write_begin, end).blocks;
-    if (needed > std::int64_t{group(g).pool.num_free()} + evictable(g)) return shortage(g, needed);
-  }
-  if (!reserve_for(slot, end)) return table_entries_full("append");
-
-  // Nothing fails from here on.
-  if (mutant(Mutant::kHitReferencedLate) && !s.used) {
-    for (std::int32_t g = 0; g < num_groups(); ++g) hold_table(g, table(slot, g).blocks(arena()));
-  }
-  const std::int32_t tail_end = std::min(end, s.exact_until);
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    const std::int32_t needed = demand(slot, g, write_begin, end).blocks;
-    while (group(g).pool.num_free() < needed) evict_one(g);
-  }
-  const std::int32_t entry = step.num_entries++;
-  const std::int32_t unnamed = tokens == nullptr ? end - begin : 0;
-  step.entries[entry] = {slot,    s.generation,  begin,      end,    write_begin, options.draft,
-                         unnamed, s.num_unnamed, s.last_use, s.used, s.replay};
-  step.planned_changes = false;
-  s.num_unnamed += static_cast<std::uint64_t>(unnamed);
-  for (std::int32_t g = 0; g < num_groups(); ++g) apply_append(step, slot, g, write_begin, end);
-  if (s.publishes && tail_end > begin) {
-    std::int32_t* to = arena().at(s.tail) + (begin - s.place.position);
-    for (std::int32_t i = 0; i < tail_end - begin; ++i) {
-      to[i] = tokens != nullptr ? tokens[i] : kUnnamed;
-    }
-  }
-  if (tokens == nullptr) s.unnamed_from = std::min(s.unnamed_from, begin);
-  s.length = end;
-  s.used = true;
-  s.replay = false;
-  s.step_entry = entry;
-  if (mutant(Mutant::kFindableAtBegin)) publish(slot, false);
-  if (mutant(Mutant::kWindowReleasedBeforeCommit)) move_windows(slot);
-  note_use(slot);
-  note_peak();
-  return {};
-}
-
-Result<SequenceId> KVCacheManager::Impl::open_unnamed(std::int64_t num_tokens,
-                                                      const OpenOptions& options) {
-  if (open_step_ < 0) {
-    return Status(ErrorCode::kFailedPrecondition,
-                  "open_unnamed: no step is open; begin_step() first");
-  }
-  const Counters before = counters_;
-  Result<Opened> opened = open({}, options);
-  if (!opened) return std::move(opened).error();
-  Status status = append(opened->sequence, nullptr, num_tokens, {});
-  if (status.ok()) return opened->sequence;
-  end_sequence(slot_in(opened->sequence.value()));
-  counters_ = before;
-  return status;
-}
-
-// Gives the sequence the blocks for positions [write_begin, end) of one group.
-void KVCacheManager::Impl::apply_append(Step& step, std::int32_t slot, std::int32_t g,
-                                        std::int32_t write_begin, std::int32_t end) noexcept {
-  BlockPool& pool = group(g).pool;
-  BlockTable& blocks = table(slot, g);
-  const std::int32_t size = block_size(g);
-  TailChange& tail = change(step, step.num_entries - 1, g);
-  tail = {-1, -1, -1, BlockPool::kNobody, blocks.size()};
-
-  std::int32_t have = blocks_for(g, write_begin);
-  if (blocks.size() > have) {
-    // The prompt was found whole, but another token comes: its last block is not ours to keep.
-    tail.source = blocks.at(arena(), have).value();
-    blocks.truncate(have);
-  }
-  note_entries(slot, g, have);
-  if (end == write_begin) return;
-  if (write_begin % size != 0) {
-    const std::int32_t logical = write_begin / size;
-    BlockId block = blocks.at(arena(), logical);
-    if (may_write_in_place(slot, g, block, write_begin)) {
-      tail.valid_before = pool.valid(block);
-      tail.writer_before = pool.writer(block);
-    } else {
-      tail.source = block.value();  // the reference moves from the table to the step
-      block = acquire(g);
-      tail.copy_to = block.value();
-      blocks.set(arena(), logical, block);
-      note_entries(slot, g, logical);
-    }
-    pool.set_writer(block, slot);
-    pool.set_valid(block, std::min(size, end - logical * size));
-  }
-  blocks.grow(arena(), blocks_for(g, end));
-  for (; have < blocks.size(); ++have) {
-    const BlockId block = acquire(g);
-    blocks.set(arena(), have, block);
-    pool.set_writer(block, slot);
-    pool.set_valid(block, std::min(size, end - have * size));
-  }
 }
 
 // ---- undo ----
@@ -212,6 +78,7 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
       free_unwritten(g, blocks.at(arena(), logical));
     }
     blocks.truncate(have);
+    step.num_displaced -= tail.source >= 0 ? 1 : 0;
     if (tail.copy_to >= 0) {
       free_unwritten(g, BlockId(tail.copy_to));
       blocks.set(arena(), have - 1, BlockId(tail.source));
@@ -223,6 +90,7 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
       const BlockId block = blocks.at(arena(), have - 1);
       pool.set_valid(block, tail.valid_before);
       pool.set_writer(block, tail.writer_before);
+      pool.set_written_in(block, tail.written_before);
     }
   }
   step.planned_changes = false;
@@ -303,10 +171,14 @@ Status KVCacheManager::Impl::commit(Ticket ticket) {
   if (mutant(Mutant::kCopyAfterWrite) && step.copies_ran) {
     KVFOLIO_RETURN_IF_ERROR(copy_tails(step));
   }
+  last_committed_ = step.ticket;
+  in_flight_.push_back(open_step_);
+  open_step_ = -1;
+  const std::int32_t unit = tree_->unit();
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const StepEntry& e = step.entries[i];
     Sequence& s = sequences_[e.slot];
-    for (std::int32_t g = 0; g < num_groups(); ++g) {
+    for (std::int32_t g = 0; g < num_groups() && step.num_displaced > 0; ++g) {
       BlockPool& pool = group(g).pool;
       const TailChange& tail = change(step, i, g);
       if (tail.copy_to >= 0) ++counters_.block_copies;
@@ -314,12 +186,9 @@ Status KVCacheManager::Impl::commit(Ticket ticket) {
       if (tail.source >= 0 && pool.writer(BlockId(tail.source)) == e.slot) {
         pool.set_writer(BlockId(tail.source), BlockPool::kNobody);
       }
-      const std::int32_t size = block_size(g);
-      for (std::int32_t logical = e.write_begin / size; logical * size < e.end; ++logical) {
-        if (e.end == e.write_begin) break;
-        pool.set_written_in(table(e.slot, g).at(arena(), logical), step.ticket);
-      }
-      if (step.planned_changes) unplanned_from(e.slot, g) = table(e.slot, g).size();
+    }
+    for (std::int32_t g = 0; g < num_groups() && step.planned_changes; ++g) {
+      unplanned_from(e.slot, g) = table(e.slot, g).size();
     }
     s.settled = e.begin;
     s.accepted = e.end - e.draft;
@@ -328,13 +197,8 @@ Status KVCacheManager::Impl::commit(Ticket ticket) {
     if (e.end > e.write_begin) s.wrote_last = step.ticket;
     s.step_entry = -1;
     counters_.tokens_committed += static_cast<std::uint64_t>(e.end - e.begin);
-  }
-  last_committed_ = step.ticket;
-  in_flight_.push_back(open_step_);
-  open_step_ = -1;
-  for (std::int32_t i = 0; i < step.num_entries; ++i) {
-    publish(step.entries[i].slot, false);
-    move_windows(step.entries[i].slot);
+    if (s.publishes && publishable(s) >= s.place.position + unit) publish(e.slot, false);
+    if (has_windows_) move_windows(e.slot);
   }
   return {};
 }
@@ -345,6 +209,8 @@ Status KVCacheManager::Impl::commit(Ticket ticket) {
 // never get a name.
 void KVCacheManager::Impl::end_step(std::int32_t step_index, bool failed) noexcept {
   Step& step = step_at(step_index);
+  free_steps_.push_back(step_index);
+  if (step.num_displaced == 0 && !step.has_unnamed) return;
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const StepEntry& e = step.entries[i];
     for (std::int32_t g = 0; g < num_groups(); ++g) {
@@ -359,7 +225,6 @@ void KVCacheManager::Impl::end_step(std::int32_t step_index, bool failed) noexce
       s.unnamed_from = kNever;
     }
   }
-  free_steps_.push_back(step_index);
 }
 
 void KVCacheManager::Impl::finish_closing() noexcept {

@@ -15,21 +15,6 @@ namespace kvfolio {
 
 using text::concat;
 
-// ---- uses ----
-
-void KVCacheManager::Impl::note_change(std::int32_t slot) noexcept {
-  if (is_changed_[slot] != 0) return;
-  is_changed_[slot] = 1;
-  changed_[num_changed_++] = slot;
-}
-
-void KVCacheManager::Impl::note_use(std::int32_t slot) noexcept {
-  Sequence& s = sequences_[slot];
-  s.last_use = ++num_uses_;
-  ++s.use_count;
-  note_change(slot);
-}
-
 Status KVCacheManager::Impl::set_priority(SequenceId id, std::int32_t priority) {
   std::int32_t slot = 0;
   KVFOLIO_RETURN_IF_ERROR(find(id, slot));

@@ -206,6 +206,7 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
     put(-9);
     put(rank(step.ticket));
     put(step.num_entries);
+    put(step.has_unnamed);
     for (std::int32_t e = 0; e < step.num_entries; ++e) {
       const auto& entry = step.entries[e];
       const auto& change = impl.change(step, e, 0);
@@ -224,7 +225,7 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
       put(blocks.of(change.copy_to));
       put(change.valid_before);
       put(slot_name(change.writer_before));
-      put(change.blocks_before);
+      put(rank(widen(change.written_before)));
     }
   }
 

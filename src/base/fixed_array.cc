@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kvfolio/fixed_array.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace kvfolio {
+
+void prefer_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] std::size_t bytes) noexcept {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr std::uintptr_t kHugePage = std::uintptr_t{2} << 20;
+  const auto begin = reinterpret_cast<std::uintptr_t>(memory);
+  const std::uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage;
+  const std::uintptr_t last = (begin + bytes) / kHugePage * kHugePage;
+  // A kernel without huge pages answers EINVAL, and plain pages do.
+  if (first < last) {
+    static_cast<void>(::madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE));
+  }
+#endif
+}
+
+}  // namespace kvfolio

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Appending: what it needs, who may write where, and admission, which asks the same demand(). A
+// decode step comes here once for each sequence.
+
+#include <algorithm>
+#include <array>
+
+#include "manager/impl.h"
+
+namespace kvfolio {
+
+using text::concat;
+
+// ---- demand ----
+
+// Bytes of valid tokens never change while another may read them. So a block is written at
+// `position` in place by
+//  - the sequence with the right to it, or any when nobody has it, exactly behind the valid tokens;
+//  - its only holder, below them, when nothing findable ends above. Steps in flight that read what
+//    is overwritten come earlier in the stream; without order, none may be in flight.
+bool KVCacheManager::Impl::may_write_in_place(std::int32_t slot, std::int32_t g, BlockId block,
+                                              std::int32_t position) const noexcept {
+  const BlockPool& pool = group(g).pool;
+  const std::int32_t offset = position - block_of(g, position) * block_size(g);
+  const std::int32_t writer = pool.writer(block);
+  const bool partial = pool.valid(block) < block_size(g);
+  if (mutant(Mutant::kNoCopyOnSharedWrite)) return true;
+  if (mutant(Mutant::kPartialTailSharedInPlace) && partial) return true;
+  if (pool.valid(block) == offset && (writer == slot || writer == BlockPool::kNobody)) return true;
+  return pool.refs(block) == 1 && pool.valid(block) >= offset &&
+         (tree_->findable_end(GroupId(g), block) <= position ||
+          mutant(Mutant::kAppendAfterTruncateOverwritesFindable)) &&
+         (options_.order == Order::kInOrder || in_flight_.empty());
+}
+
+KVCacheManager::Impl::Demand KVCacheManager::Impl::demand(std::int32_t slot, std::int32_t g,
+                                                          std::int32_t write_begin,
+                                                          std::int32_t end) const noexcept {
+  Demand needs{0, false};
+  if (end == write_begin) return needs;
+  needs.blocks = blocks_for(g, end) - blocks_for(g, write_begin);
+  const std::int32_t tail_block = block_of(g, write_begin);
+  if (write_begin != tail_block * block_size(g)) {
+    const BlockId tail = table(slot, g).at(arena(), tail_block);
+    needs.new_tail = !may_write_in_place(slot, g, tail, write_begin);
+    needs.blocks += needs.new_tail ? 1 : 0;
+  }
+  return needs;
+}
+
+// Every named sequence rests, and is named once.
+Status KVCacheManager::Impl::check_demands(std::span<const AppendDemand> demands) const {
+  Status answer;
+  std::size_t marked = 0;
+  std::int32_t* marks = scratch_.data() + sequences_.size();
+  for (; marked < demands.size() && answer.ok(); ++marked) {
+    const AppendDemand& demand = demands[marked];
+    std::int32_t slot = 0;
+    answer = find_resting(demand.sequence, "admit", slot);
+    if (!answer.ok()) break;
+    const Sequence& s = sequences_[slot];
+    answer = check_growth(s, "admit", demand.num_tokens);
+    if (!answer.ok()) break;
+    if (marks[slot] != 0) {
+      answer = {ErrorCode::kInvalidArgument,
+                concat("admit names a sequence twice, the second time at ", marked)};
+      break;
+    }
+    marks[slot] = 1;
+  }
+  for (std::size_t i = 0; i < marked; ++i) marks[slot_in(demands[i].sequence.value())] = 0;
+  return answer;
+}
+
+// Cells for the tables and unpublished tokens of a sequence of `end` tokens. What was reserved
+// stays with the sequence, and nobody can see it.
+bool KVCacheManager::Impl::reserve_for(std::int32_t slot, std::int32_t end) noexcept {
+  Sequence& s = sequences_[slot];
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    if (!table(slot, g).reserve(arena(), blocks_for(g, end))) return false;
+  }
+  const std::int32_t tail_end = std::min(end, s.exact_until);
+  return !s.publishes || tail_end <= s.length ||
+         arena().reserve(s.tail, tail_end - s.place.position, s.tail_end() - s.place.position);
+}
+
+Status KVCacheManager::Impl::admit(std::span<const AppendDemand> demands) {
+  KVFOLIO_RETURN_IF_ERROR(check_demands(demands));
+  // Sequences that share a tail claim it one after the other: play that, and take it back.
+  Status answer;
+  for (std::int32_t g = 0; g < num_groups() && answer.ok(); ++g) {
+    BlockPool& pool = group(g).pool;
+    std::int64_t needed = 0;
+    for (std::size_t i = 0; i < demands.size(); ++i) {
+      const std::int32_t slot = slot_in(demands[i].sequence.value());
+      const Sequence& s = sequences_[slot];
+      const auto end = s.length + static_cast<std::int32_t>(demands[i].num_tokens);
+      const std::int32_t begin = s.length + (s.replay && end > s.length ? 1 : 0);
+      const Demand needs = demand(slot, g, begin, end);
+      needed += needs.blocks;
+      scratch_[i] = BlockId().value();
+      if (end > begin && begin % block_size(g) != 0 && !needs.new_tail) {
+        const BlockId tail = table(slot, g).at(arena(), begin / block_size(g));
+        if (pool.writer(tail) == BlockPool::kNobody) {
+          pool.set_writer(tail, slot);
+          scratch_[i] = tail.value();
+        }
+      }
+    }
+    for (std::size_t i = 0; i < demands.size(); ++i) {
+      if (scratch_[i] >= 0) pool.set_writer(BlockId(scratch_[i]), BlockPool::kNobody);
+    }
+    std::int64_t room = std::int64_t{pool.num_free()} + evictable(g);
+    if (mutant(Mutant::kAdmissionIgnoresRetiring)) room += pool.num_retiring();
+    if (needed > room) {
+      answer = shortage(g, static_cast<std::int32_t>(std::min<std::int64_t>(needed, kNever)));
+    }
+  }
+  for (std::size_t i = 0; i < demands.size() && answer.ok(); ++i) {
+    const std::int32_t slot = slot_in(demands[i].sequence.value());
+    const auto end = sequences_[slot].length + static_cast<std::int32_t>(demands[i].num_tokens);
+    if (!reserve_for(slot, end)) answer = table_entries_full("admit");
+  }
+  return answer;
+}
+
+// ---- append ----
+
+Status KVCacheManager::Impl::check_append(std::int32_t slot, const std::int32_t* tokens,
+                                          std::int64_t count, const AppendOptions& options) const {
+  const Sequence& s = sequences_[slot];
+  if (open_step_ < 0) {
+    return {ErrorCode::kFailedPrecondition, "append: no step is open; begin_step() first"};
+  }
+  KVFOLIO_RETURN_IF_ERROR(check_resting(slot, "append"));
+  KVFOLIO_RETURN_IF_ERROR(check_growth(s, "append", count));
+  if (options.draft < 0 || options.draft > count) {
+    return {ErrorCode::kInvalidArgument, concat("append of ", count, " tokens with a draft of ",
+                                                options.draft, ", allowed: 0 to ", count)};
+  }
+  if (tokens != nullptr) {
+    KVFOLIO_RETURN_IF_ERROR(check_tokens({tokens, static_cast<std::size_t>(count)}));
+  }
+  if (s.draft > 0) {
+    return {ErrorCode::kFailedPrecondition,
+            concat("append: the sequence has ", s.draft, " draft tokens; accept() first")};
+  }
+  if (options_.order == Order::kUnordered && !is_complete(s.last_ticket)) {
+    return {ErrorCode::kFailedPrecondition, concat("append: the sequence's tokens are in step ",
+                                                   s.last_ticket, ", which is not complete")};
+  }
+  if (step_at(open_step_).copies_ran) {
+    return {ErrorCode::kFailedPrecondition,
+            concat("append: run_copies() of step ", last_ticket_, " has run already")};
+  }
+  return {};
+}
+
+// Takes a sequence whose blocks are ready into the step. Unnamed where there are no tokens.
+void KVCacheManager::Impl::join(Step& step, std::int32_t slot, const std::int32_t* tokens,
+                                std::int32_t count, std::int32_t write_begin,
+                                std::int32_t draft) noexcept {
+  Sequence& s = sequences_[slot];
+  const std::int32_t begin = s.length;
+  const std::int32_t end = begin + count;
+  const std::int32_t unnamed = tokens == nullptr ? count : 0;
+  step.entries[step.num_entries] = {slot,    s.generation,  begin,      end,    write_begin, draft,
+                                    unnamed, s.num_unnamed, s.last_use, s.used, s.replay};
+  step.planned_changes = false;
+  const std::int32_t kept_end = std::min(end, s.exact_until);
+  if (s.publishes && kept_end > begin) {
+    std::int32_t* to = arena().at(s.tail) + (begin - s.place.position);
+    for (std::int32_t i = 0; i < kept_end - begin; ++i) {
+      to[i] = tokens != nullptr ? tokens[i] : kUnnamed;
+    }
+  }
+  s.num_unnamed += static_cast<std::uint64_t>(unnamed);
+  if (unnamed > 0) s.unnamed_from = std::min(s.unnamed_from, begin);
+  if (s.num_named != s.num_unnamed || s.unnamed_from != kNever) step.has_unnamed = true;
+  s.length = end;
+  s.used = true;
+  s.replay = false;
+  s.step_entry = step.num_entries++;
+  note_use(slot);
+  if (mutant(Mutant::kFindableAtBegin)) publish(slot, false);
+  if (mutant(Mutant::kWindowReleasedBeforeCommit)) move_windows(slot);
+}
+
+// What steady decode is made of: one token behind the last one, in blocks that the sequence already
+// writes to. False, and nothing is done, where that is not the whole story; append() then is.
+bool KVCacheManager::Impl::append_inside(Step& step, std::int32_t slot,
+                                         const std::int32_t* token) noexcept {
+  const Sequence& s = sequences_[slot];
+  const std::int32_t at = s.length;
+  if (s.step_entry >= 0 || s.draft > 0 || s.replay || s.max_tokens > 0 ||
+      at >= kMaxSequenceTokens || step.copies_ran || (token != nullptr && *token < 0) ||
+      options_.order == Order::kUnordered ||
+      (s.publishes && at - s.place.position >= SpanArena::capacity(s.tail))) {
+    return false;
+  }
+  std::array<std::int32_t, kMaxGroups> tails;
+  const BlockTable* tables = &table(slot, 0);
+  TailChange* changes = &change(step, step.num_entries, 0);
+  std::int32_t* tail = tails.data();
+  for (const Group& group : groups_) {
+    const std::int32_t logical = group.block_of(at);
+    const std::int32_t offset = at - logical * group.spec.block_size;
+    if (offset == 0) return false;
+    const BlockId block = tables++->at(arena(), logical);
+    if (group.pool.writer(block) != slot || group.pool.valid(block) != offset) return false;
+    *changes++ = {-1, -1, offset, slot, group.pool.written_in(block)};
+    *tail++ = block.value();
+  }
+  tail = tails.data();
+  for (Group& group : groups_) group.pool.append_one(BlockId(*tail++), step.ticket);
+  join(step, slot, token, 1, at, 0);
+  return true;
+}
+
+Status KVCacheManager::Impl::append(SequenceId id, const std::int32_t* tokens, std::int64_t count,
+                                    const AppendOptions& options) {
+  const std::int32_t slot = lookup(id);
+  if (slot < 0) return not_found(id);
+  if (count == 1 && options.draft == 0 && open_step_ >= 0 &&
+      append_inside(step_at(open_step_), slot, tokens)) {
+    return {};
+  }
+  KVFOLIO_RETURN_IF_ERROR(check_append(slot, tokens, count, options));
+  if (count == 0) return {};
+  Step& step = step_at(open_step_);
+  Sequence& s = sequences_[slot];
+
+  const std::int32_t begin = s.length;
+  const std::int32_t end = begin + static_cast<std::int32_t>(count);
+  const std::int32_t write_begin = begin + (replays(s, tokens, count) ? 1 : 0);
+  std::array<Demand, kMaxGroups> needs;
+  std::int32_t num_new = 0;
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    Demand& needed = needs[static_cast<std::size_t>(g)];
+    needed = demand(slot, g, write_begin, end);
+    num_new += needed.blocks;
+    const std::int32_t free = group(g).pool.num_free();
+    if (needed.blocks > free && needed.blocks - free > evictable(g)) {
+      return shortage(g, needed.blocks);
+    }
+  }
+  if (!reserve_for(slot, end)) return table_entries_full("append");
+
+  // Nothing fails from here on.
+  if (mutant(Mutant::kHitReferencedLate) && !s.used) {
+    for (std::int32_t g = 0; g < num_groups(); ++g) hold_table(g, table(slot, g).blocks(arena()));
+  }
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    while (group(g).pool.num_free() < needs[static_cast<std::size_t>(g)].blocks) evict_one(g);
+  }
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    apply_append(step, slot, g, write_begin, end, needs[static_cast<std::size_t>(g)]);
+  }
+  join(step, slot, tokens, end - begin, write_begin, options.draft);
+  if (num_new > 0) note_peak();
+  return {};
+}
+
+Result<SequenceId> KVCacheManager::Impl::open_unnamed(std::int64_t num_tokens,
+                                                      const OpenOptions& options) {
+  if (open_step_ < 0) {
+    return Status(ErrorCode::kFailedPrecondition,
+                  "open_unnamed: no step is open; begin_step() first");
+  }
+  const Counters before = counters_;
+  Result<Opened> opened = open({}, options);
+  if (!opened) return std::move(opened).error();
+  Status status = append(opened->sequence, nullptr, num_tokens, {});
+  if (status.ok()) return opened->sequence;
+  end_sequence(slot_in(opened->sequence.value()));
+  counters_ = before;
+  return status;
+}
+
+// Gives the sequence the blocks for positions [write_begin, end) of one group.
+void KVCacheManager::Impl::apply_append(Step& step, std::int32_t slot, std::int32_t g,
+                                        std::int32_t write_begin, std::int32_t end,
+                                        const Demand& needs) noexcept {
+  BlockPool& pool = group(g).pool;
+  BlockTable& blocks = table(slot, g);
+  const std::int32_t size = block_size(g);
+  TailChange& tail = change(step, step.num_entries, g);
+  tail = {-1, -1, -1, BlockPool::kNobody, 0};
+
+  std::int32_t have = blocks_for(g, write_begin);
+  if (blocks.size() > have) {
+    // The prompt was found whole, but another token comes: its last block is not ours to keep.
+    tail.source = blocks.at(arena(), have).value();
+    ++step.num_displaced;
+    blocks.truncate(have);
+  }
+  note_entries(slot, g, have);
+  if (end == write_begin) return;
+  if (write_begin != have * size) {
+    const std::int32_t logical = have - 1;
+    BlockId block = blocks.at(arena(), logical);
+    if (!needs.new_tail) {
+      tail.valid_before = pool.valid(block);
+      tail.writer_before = pool.writer(block);
+      tail.written_before = pool.written_in(block);
+    } else {
+      tail.source = block.value();  // the reference moves from the table to the step
+      ++step.num_displaced;
+      block = acquire(g);
+      tail.copy_to = block.value();
+      blocks.set(arena(), logical, block);
+      note_entries(slot, g, logical);
+    }
+    pool.set_writer(block, slot);
+    pool.set_valid(block, std::min(size, end - logical * size));
+    pool.set_written_in(block, step.ticket);
+  }
+  if (needs.blocks == 0) return;
+  blocks.grow(arena(), blocks_for(g, end));
+  for (; have < blocks.size(); ++have) {
+    const BlockId block = acquire(g);
+    blocks.set(arena(), have, block);
+    pool.set_writer(block, slot);
+    pool.set_valid(block, std::min(size, end - have * size));
+    pool.set_written_in(block, step.ticket);
+  }
+}
+
+}  // namespace kvfolio
