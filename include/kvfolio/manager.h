@@ -36,8 +36,9 @@
 //
 // Thread safety: none; the owner serialises all calls, probe() included. No heap allocation after
 // create() except for error texts, describe(), check_invariants() and growing plan buffers; no
-// threads, no clock, no globals. Spans and pointers that calls return belong to the manager. One
-// that was moved from is only assigned to or destroyed.
+// threads, no clock, no globals. Spans and pointers that calls return belong to the manager and are
+// copied before they are an argument of a call that changes it. A manager that was moved from is
+// only assigned to or destroyed.
 
 #include <cstdint>
 #include <memory>
@@ -307,7 +308,7 @@ class KVFOLIO_API KVCacheManager {
   // Would these appends succeed together now? ok, or the Shortage of the first short group, or
   // kResourceExhausted. The same function that append() decides with; a token of a prompt that was
   // found whole is taken to be the prompt's. Nothing changes but room for table entries, which an
-  // admitted sequence keeps.
+  // admitted sequence keeps until it is closed, whether it appends or not.
   Status admit(std::span<const AppendDemand> demands);
   Status admit(SequenceId sequence, std::int64_t num_tokens);
   // Gives up to `num_blocks` cached blocks of a group back, coldest first. Returns how many.
@@ -340,8 +341,9 @@ class KVFOLIO_API KVCacheManager {
   // or is admitted.
   [[nodiscard]] Result<std::span<const std::int32_t>> block_table(SequenceId sequence,
                                                                   GroupId group) const;
-  // Slots of positions [begin, begin + out.size()), -1 where dropped. kInvalidArgument: not within
-  // the sequence, with position, count and length.
+  // Slots of positions [begin, begin + out.size()), -1 where the block was dropped: positions that
+  // a trim dropped inside a border block have theirs. kInvalidArgument: not within the sequence,
+  // with position, count and length.
   Status slot_mapping(SequenceId sequence, GroupId group, std::int32_t begin,
                       std::span<std::int32_t> out) const;
   // The open sequence with this caller_id; kNotFound when there is none.
