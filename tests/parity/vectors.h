@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "kvfolio/kernels.h"
@@ -31,12 +32,16 @@ inline KVCacheManager vector_cache(std::int32_t num_elements, std::int32_t num_b
   return must(KVCacheManager::create(must(KVStorage::create(CacheSpec{{group}}))));
 }
 
-// Appends rows of num_elements doubles, all or none of them.
+// Appends rows of num_elements doubles, all or none of them; a rest is an error.
 inline Status append_rows(KVCacheManager& cache, SequenceId sequence,
                           std::span<const double> rows) {
   const std::int32_t num_elements = cache.spec().groups[0].head_dim_k;
   const std::int32_t row_bytes = num_elements * 8;
   const auto count = static_cast<std::int32_t>(rows.size()) / num_elements;
+  if (rows.size() % static_cast<std::size_t>(num_elements) != 0) {
+    return {ErrorCode::kInvalidArgument, std::to_string(rows.size()) + " numbers are no rows of " +
+                                             std::to_string(num_elements)};
+  }
   const Ticket step = must(cache.begin_step());
   if (Status status = cache.append_unnamed(sequence, count); !status.ok()) {
     must(cache.drop(step));

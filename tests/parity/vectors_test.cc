@@ -52,6 +52,16 @@ TEST(ParityVectors, ABatchIsAppendedWholeOrNotAtAll) {
   EXPECT_EQ(must(cache.info(sequence)).length, 3);
 }
 
+// Faults J4, L6: vectors of another length were taken, or dropped in silence.
+TEST(ParityVectors, NumbersThatAreNoWholeRowsAreRefused) {
+  KVCacheManager cache = vector_cache(3, 2);
+  const SequenceId sequence = must(cache.open({})).sequence;
+  const Status status = append_rows(cache, sequence, numbers(0, 7));
+  EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("7 numbers are no rows of 3"));
+  EXPECT_EQ(must(cache.info(sequence)).length, 0);
+}
+
 TEST(ParityVectors, APromptBeyondMaxTokensIsRefused) {
   KVCacheManager cache = vector_cache(2, 1);
   const auto opened = cache.open(std::vector<std::int32_t>{1, 2, 3}, {.max_tokens = 2});
