@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <fstream>
 #include <limits>
 #include <random>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -306,6 +308,34 @@ TEST(FixedArray, SizesThatCannotBeAreRefusedAndLeaveItEmpty) {
     EXPECT_FALSE(array.allocate_zeroed(size));
     EXPECT_EQ(array.size(), 0u);
   }
+}
+
+// The line of flags that the kernel keeps for the mapping at this address.
+std::string mapping_flags(std::uintptr_t address) {
+  std::ifstream smaps("/proc/self/smaps");
+  bool here = false;
+  for (std::string line; std::getline(smaps, line);) {
+    std::istringstream head(line);
+    std::uintptr_t from = 0;
+    std::uintptr_t to = 0;
+    char dash = 0;
+    if (head >> std::hex >> from >> dash >> to && dash == '-') {
+      here = from <= address && address < to;
+    }
+    if (here && line.rfind("VmFlags:", 0) == 0) return line + ' ';
+  }
+  return {};
+}
+
+TEST(FixedArray, LargeOnesAskForHugePages) {
+  if (!std::ifstream("/sys/kernel/mm/transparent_hugepage/enabled")) {
+    GTEST_SKIP() << "this kernel has no transparent huge pages";
+  }
+  FixedArray<std::int64_t> array;
+  ASSERT_TRUE(array.allocate_zeroed(std::int64_t{1} << 20));  // 8 MiB
+  const auto middle = reinterpret_cast<std::uintptr_t>(array.data()) + (4 << 20);
+  if (mapping_flags(middle).empty()) GTEST_SKIP() << "this kernel does not tell the flags";
+  EXPECT_THAT(mapping_flags(middle), HasSubstr(" hg "));
 }
 
 TEST(FixedArray, PagesThatNobodyTouchedAreNotThere) {
