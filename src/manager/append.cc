@@ -25,12 +25,16 @@ bool KVCacheManager::Impl::may_write_in_place(std::int32_t slot, std::int32_t g,
   const std::int32_t offset = position - block_of(g, position) * block_size(g);
   const std::int32_t writer = pool.writer(block);
   const bool partial = pool.valid(block) < block_size(g);
+  // Its tokens may be findable at another position than it has here: adopt() puts it anywhere.
+  const auto is_findable_beyond = [&] {
+    const std::int32_t end = tree_->findable_end(GroupId(g), block);
+    return end > 0 && end - block_of(g, end - 1) * block_size(g) > offset;
+  };
   if (mutant(Mutant::kNoCopyOnSharedWrite)) return true;
   if (mutant(Mutant::kPartialTailSharedInPlace) && partial) return true;
   if (pool.valid(block) == offset && (writer == slot || writer == BlockPool::kNobody)) return true;
   return pool.refs(block) == 1 && pool.valid(block) >= offset &&
-         (tree_->findable_end(GroupId(g), block) <= position ||
-          mutant(Mutant::kAppendAfterTruncateOverwritesFindable)) &&
+         (!is_findable_beyond() || mutant(Mutant::kAppendAfterTruncateOverwritesFindable)) &&
          (options_.order == Order::kInOrder || in_flight_.empty());
 }
 
@@ -176,8 +180,10 @@ void KVCacheManager::Impl::join(Step& step, std::int32_t slot, const std::int32_
     }
   }
   s.num_unnamed += static_cast<std::uint64_t>(unnamed);
-  if (unnamed > 0) s.unnamed_from = std::min(s.unnamed_from, begin);
-  if (s.num_named != s.num_unnamed || s.unnamed_from != kNever) step.has_unnamed = true;
+  if (unnamed > 0) {
+    s.unnamed_from = std::min(s.unnamed_from, begin);
+    step.has_unnamed = true;
+  }
   s.length = end;
   s.used = true;
   s.replay = false;
@@ -269,12 +275,14 @@ Result<SequenceId> KVCacheManager::Impl::open_unnamed(std::int64_t num_tokens,
                   "open_unnamed: no step is open; begin_step() first");
   }
   const Counters before = counters_;
+  const std::uint64_t uses_before = num_uses_;
   Result<Opened> opened = open({}, options);
   if (!opened) return std::move(opened).error();
   Status status = append(opened->sequence, nullptr, num_tokens, {});
   if (status.ok()) return opened->sequence;
   end_sequence(slot_in(opened->sequence.value()));
   counters_ = before;
+  num_uses_ = uses_before;
   return status;
 }
 

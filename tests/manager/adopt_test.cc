@@ -60,5 +60,22 @@ TEST(Adopt, OnlyMinusOneIsNoBlock) {
   must(adopt(e, second, blocks, 10));
 }
 
+// A block that ends a prompt may stand elsewhere in the table of who adopted it.
+TEST(Adopt, AFindableBlockAtAnotherPlaceIsNotOverwritten) {
+  Engine e({full_group(4, 8)});
+  const SequenceId whole = e.say(tokens(100, 4));
+  const SequenceId tail = e.say(tokens(1, 3));
+  const SequenceId second = e.open({}).sequence;
+  const Tokens blocks = {e.table(whole)[0], e.table(tail)[0]};
+  must(adopt(e, second, blocks, 5));
+  must(e.manager.close(tail));
+  EXPECT_TRUE(e.findable(blocks[1]));
+  EXPECT_EQ(e.refs(blocks[1]), 1);
+  const Planned planned = e.feed(second, {50});
+  EXPECT_EQ(planned.copy_src, Tokens{blocks[1]});
+  EXPECT_EQ(e.probe(tokens(1, 4)), 3);
+  must(e.manager.check_invariants());
+}
+
 }  // namespace
 }  // namespace kvfolio::testing_engine

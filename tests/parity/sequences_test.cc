@@ -85,6 +85,7 @@ TEST(ParitySequences, OpenedByCountIsBothOrNeither) {
   EXPECT_EQ(e.counters().sequences_opened, before.sequences_opened);
   EXPECT_FALSE(e.manager.find(1).has_value());
   EXPECT_FALSE(e.manager.open_unnamed(-1).has_value());
+  EXPECT_EQ(e.info(e.open({}).sequence).last_use, 1U);  // nor a tick
   must(e.manager.drop(step));
   EXPECT_EQ(e.manager.open_unnamed(1).error().code(), ErrorCode::kFailedPrecondition);
   must(e.manager.check_invariants());
