@@ -322,7 +322,8 @@ class KVFOLIO_API KVCacheManager {
   // Held blocks over all blocks of the fullest group. Cached and retiring blocks do not count:
   // they make room without a preemption.
   [[nodiscard]] double utilization() const noexcept;
-  // utilization() >= ManagerOptions::high_watermark.
+  // utilization() >= ManagerOptions::high_watermark: time for preempt_to(). Of sequences, not of
+  // cached blocks: these are evicted without anybody's asking.
   [[nodiscard]] bool needs_eviction() const noexcept;
   // The sequence that the policy would preempt now; nullopt when there is none. Sequences in the
   // open step, and those whose preemption would free no block, are passed over. Changes nothing
