@@ -14,10 +14,11 @@ namespace {
 
 // The operation log of `steps` engine steps. `noise` bytes shift what the allocator gives.
 std::string write_log(Family family, std::uint64_t seed, std::uint64_t steps, bool questions,
-                      std::size_t noise) {
+                      std::size_t noise, bool copies = true) {
   const std::vector<char> shift(noise);
   Config config = make_config(family, seed);
   config.fails = false;
+  config.copies = copies;
   Harness harness(config);
   if (!questions) harness.skip_questions();
   std::string log;
@@ -56,6 +57,16 @@ TEST(Determinism, ProbesAndOtherQuestionsChangeNothingThatComesLater) {
     const std::string without = write_log(family, 11, 400, false, 1);
     EXPECT_GT(with.size(), 10000u);
     EXPECT_TRUE(with == without);
+  }
+}
+
+TEST(Determinism, ACopyGoesOnAsTheOriginalWouldHave) {
+  for (const Family family : {Family::kFullAndWindow, Family::kUnordered, Family::kTinyPools}) {
+    for (const std::uint64_t seed : {3u, 4u, 5u, 6u}) {  // with and without storage
+      const std::string with = write_log(family, seed, 200, true, 1);
+      EXPECT_GT(with.size(), 10000u);
+      EXPECT_TRUE(with == write_log(family, seed, 200, true, 1, false)) << to_string(family);
+    }
   }
 }
 

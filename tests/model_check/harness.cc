@@ -120,6 +120,7 @@ Config make_config(Family family, std::uint64_t seed) {
   config.unnamed = rng.chance(60);
   config.fails = rng.chance(40);
   config.host_copies = rng.chance(40);
+  config.options.high_watermark = rng.below(101) / 100.0;
   return config;
 }
 
@@ -164,6 +165,13 @@ void Coverage::add(const Coverage& other) {
   retiring_seen += other.retiring_seen;
   steps += other.steps;
   publications_skipped += other.publications_skipped;
+  adoptions += other.adoptions;
+  adoptions_refused += other.adoptions_refused;
+  duplicates_refused += other.duplicates_refused;
+  full_refused += other.full_refused;
+  victims += other.victims;
+  victims_preempted += other.victims_preempted;
+  manager_copies += other.manager_copies;
 }
 
 std::string to_string(const Coverage& c) {
@@ -178,14 +186,19 @@ std::string to_string(const Coverage& c) {
          " slots kept, " + std::to_string(c.copies) + " copies, " + std::to_string(c.evictions) +
          " evictions, " + std::to_string(c.shortages) + " shortages, " +
          std::to_string(c.retiring_seen) + " retiring seen, " +
-         std::to_string(c.publications_skipped) + " publications skipped";
+         std::to_string(c.publications_skipped) + " publications skipped, " +
+         std::to_string(c.adoptions) + " adoptions (" + std::to_string(c.adoptions_refused) +
+         " refused), " + std::to_string(c.duplicates_refused) + " ids taken already, " +
+         std::to_string(c.full_refused) + " sequences full, " + std::to_string(c.victims) +
+         " victims named, " + std::to_string(c.victims_preempted) + " preempted, " +
+         std::to_string(c.manager_copies) + " managers copied";
 }
 
-// A manager over the device's memory.
-KVStorage Harness::lent_storage() {
+// For a manager over the device's memory.
+KVStorage Harness::lent_storage(fake_device::FakeDevice& device) const {
   std::vector<BorrowedGroup> groups;
   for (int g = 0; g < num_groups(); ++g) {
-    const std::span<std::byte> bytes = std::as_writable_bytes(device_->memory(g));
+    const std::span<std::byte> bytes = std::as_writable_bytes(device.memory(g));
     constexpr auto kToken = static_cast<std::int64_t>(sizeof(fake_device::Digest));
     groups.push_back({.k = bytes.data(),
                       .k_bytes = static_cast<std::int64_t>(bytes.size()),
@@ -205,9 +218,9 @@ KVStorage Harness::lent_storage() {
 
 Harness::Harness(const Config& config) : config_(config) {
   device_ = std::make_unique<fake_device::FakeDevice>(config.spec.groups, config.options.order);
-  Result<KVCacheManager> manager = config.host_copies
-                                       ? KVCacheManager::create(lent_storage(), config.options)
-                                       : KVCacheManager::create(config.spec, config.options);
+  Result<KVCacheManager> manager =
+      config.host_copies ? KVCacheManager::create(lent_storage(*device_), config.options)
+                         : KVCacheManager::create(config.spec, config.options);
   KVFOLIO_REQUIRE(manager.has_value(),
                   "create: " + (manager.has_value() ? std::string() : manager.error().message()));
   manager_.emplace(std::move(*manager));
@@ -243,6 +256,7 @@ void Harness::drain() {
     read_only_ = changed_ = allocates_ = revives_ = false;
     moved_.clear();
   };
+  check_aside();
   if (open_step_) {
     reset();
     step("drain: drop", manager_->drop(Ticket(last_ticket_)));

@@ -47,6 +47,7 @@ struct Config {
   bool drafts = true;
   bool unnamed = true;
   bool fails = true;
+  bool copies = true;  // copy_to() takes place; without it the run goes on as if it had
   // The manager runs the copies of finish(), in the device's memory.
   bool host_copies = false;
   bool tight_tables = false;  // kResourceExhausted may come from anything that grows
@@ -83,6 +84,13 @@ struct Coverage {
   std::uint64_t retiring_seen = 0;
   std::uint64_t steps = 0;
   std::uint64_t publications_skipped = 0;
+  std::uint64_t adoptions = 0;
+  std::uint64_t adoptions_refused = 0;
+  std::uint64_t duplicates_refused = 0;
+  std::uint64_t full_refused = 0;
+  std::uint64_t victims = 0;            // that select_victim() named
+  std::uint64_t victims_preempted = 0;  // by preempt_to()
+  std::uint64_t manager_copies = 0;
   void add(const Coverage& other);
 };
 std::string to_string(const Coverage& coverage);
@@ -136,10 +144,20 @@ class Harness {
     int pinned = 0;
     std::vector<int> blocks;  // [group]: how many it holds; which ones may change
   };
+  // The other side of the last copy_to(): nothing touches it, so nothing of it changes.
+  struct Aside {
+    KVCacheManager manager;
+    std::unique_ptr<fake_device::FakeDevice> device;  // of its storage, if it has one
+    bool quiet;                                       // no step is open or in flight
+    std::vector<Prompt> prompts;                      // that facts_of() asked for
+    std::vector<std::uint64_t> facts;
+    std::vector<Ticket> plans;  // of steps in flight: the device may still read their arrays
+  };
   struct BlockModel {
     std::vector<int> published;  // nodes of the leading offsets that may be findable
     int offered = 0;  // by this operation: how many of them are published whole or in part
     int certain = 0;  // how many of them are findable for sure
+    int valid = 0;    // tokens that it holds, as the last step that wrote it left it
     std::uint64_t released_at = 0;  // newest committed ticket when the last reference went
     std::uint64_t taken_at = 0;     // ticket of the open step that allocated it
     bool poisoned = true;           // free, and the device knows it
@@ -147,10 +165,14 @@ class Harness {
 
   // Operations (ops_*.cc).
   void open(Rng& rng);
+  void open_unnamed(Rng& rng);
   void probe(Rng& rng);
   void begin(Rng& rng);
   void append(Rng& rng, bool named);
   void append_to(const SeqPtr& seq, int count, int draft, bool named, Rng& rng);
+  void check_shortage(const Shortage& shortage, const Seq& seq, int count) const;
+  void join_step(const SeqPtr& seq, const SeqState& before, const std::vector<std::int32_t>& tokens,
+                 bool named);
   void set_tokens(Rng& rng);
   void undo(Rng& rng);
   void plan(Rng& rng);
@@ -160,17 +182,53 @@ class Harness {
   void drop(Rng& rng);
   void fail(Rng& rng);
   void fork(Rng& rng);
+  void adopt(Rng& rng);
   void truncate(Rng& rng);
+  void clear(Rng& rng);
+  void cut(const SeqPtr& seq, int n, bool by_clear);
   void trim(Rng& rng);
   void close(Rng& rng, bool preempt);
+  void end(const SeqPtr& seq, Rng& rng);
   void accept(Rng& rng);
   void pin(Rng& rng);
   void unpin(Rng& rng);
   void evict(Rng& rng);
   void admit_together(Rng& rng);
+  void set_priority(Rng& rng);
+  void select_victim(Rng& rng);
+  void preempt_to(Rng& rng);
+  void copy(Rng& rng);
   void bad_sequence_id(Rng& rng);
   void bad_ticket(Rng& rng);
   void bad_argument(Rng& rng);
+
+  // Names, limits and priorities (ops_names.cc).
+  [[nodiscard]] static OpenOptions open_options(const Prompt& prompt, Rng& rng);
+  [[nodiscard]] bool is_taken(const std::optional<std::uint64_t>& caller_id) const;
+  void check_refused_by_name(const Status& status, std::uint64_t caller_id);
+  void use(Seq& seq);
+
+  // Adoption (ops_adopt.cc).
+  [[nodiscard]] Tables tables_to_adopt(const Seq& source, int num_tokens, Rng& rng) const;
+  [[nodiscard]] Codes adopt_errors(const Seq& seq, const Tables& tables, int num_tokens) const;
+  [[nodiscard]] std::optional<std::vector<int>> nodes_in(const Tables& tables, int root,
+                                                         int num_tokens);
+
+  // Victims (ops_victims.cc).
+  using Refs = std::vector<std::vector<std::int32_t>>;  // [group][block]
+  [[nodiscard]] static bool frees_a_block(const Seq& seq, const Refs& refs);
+  [[nodiscard]] static SeqPtr scan_for_victim(VictimPolicy policy, const std::vector<SeqPtr>& seqs,
+                                              const Refs& refs);
+  [[nodiscard]] static double utilization_of(const Refs& refs);
+  [[nodiscard]] Refs refs_now() const;
+
+  // Copies of the manager (ops_copy.cc).
+  [[nodiscard]] Aside make_target();
+  void use_target(Rng& rng, Aside& target);
+  [[nodiscard]] std::vector<std::uint64_t> facts_of(KVCacheManager& manager,
+                                                    const fake_device::FakeDevice* device,
+                                                    const std::vector<Prompt>& prompts) const;
+  void check_aside();
 
   // The rules of the model (harness_rules.cc).
   void apply_commit();
@@ -178,16 +236,19 @@ class Harness {
   void apply_drop();
   void forget_member(std::size_t index, bool restore);
   void publish(const Seq& seq, const Tables& tables, bool tail, bool certain = true);
+  [[nodiscard]] int published_before(const Seq& seq) const;
   // Another block of the group has the tokens that this operation offered of `b`.
   [[nodiscard]] bool is_published_twice(int g, int b) const;
   void publish_whoever_waited();
   [[nodiscard]] int publishable(const Seq& seq) const;
   void check_hit(const Prompt& prompt, int hit);
+  [[nodiscard]] int must_hit(const Prompt& prompt, const std::vector<int>& nodes) const;
+  [[nodiscard]] int best_hit(const Prompt& prompt, const std::vector<int>& nodes) const;
+
+  // Plans (harness_plan.cc).
   const StepPlan* capture(PlanOptions options);
   void check_plan(const StepPlan& plan, const PlanOptions& options);
   [[nodiscard]] bool trim_cuts_a_block() const;
-  [[nodiscard]] int must_hit(const Prompt& prompt, const std::vector<int>& nodes) const;
-  [[nodiscard]] int best_hit(const Prompt& prompt, const std::vector<int>& nodes) const;
 
   // The device (harness_device.cc).
   void launch(Rng& rng);
@@ -195,7 +256,7 @@ class Harness {
   void move_device(Ticket ticket, fake_device::Phase phase, bool early);
   void finish_on_device(std::uint64_t ticket);
   void run_copies_on_host();
-  KVStorage lent_storage();
+  KVStorage lent_storage(fake_device::FakeDevice& device) const;
   void meet_device();
   void poison(int g, int b);
   [[nodiscard]] bool stream_reaches(std::uint64_t ticket) const;
@@ -206,6 +267,7 @@ class Harness {
   void verify();
   void check_unchanged(const Snapshot& now) const;
   void check_sequences(const Snapshot& now);
+  void check_names() const;
   void check_blocks(const Snapshot& now);
   void check_usage(const Snapshot& now);
   void check_content(const Snapshot& now);
@@ -269,11 +331,14 @@ class Harness {
   std::vector<StepWork> overtakers_;  // complete, an earlier one is in flight
 
   std::vector<std::vector<Cell>> logical_;  // as committed, [group][slot]
-  // After the manager, whose plans it reads: it stops first.
+  std::optional<Aside> aside_;
+  // After the managers, whose plans it reads: it stops first.
   std::unique_ptr<fake_device::FakeDevice> device_;
   std::vector<std::vector<BlockModel>> blocks_;
   Snapshot before_;
   Counters expected_;  // those that the model knows
+  std::uint64_t num_uses_ = 0;
+  std::uint64_t reads_elsewhere_ = 0;  // by devices that are not device_
 
   // Of the operation at hand.
   std::string log_;

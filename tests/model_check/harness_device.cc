@@ -87,7 +87,7 @@ void Harness::run_copies_on_host() {
 // The sequence point: what the device was told to do is done.
 void Harness::meet_device() {
   device_->wait();
-  coverage_.reads_checked = device_->num_reads();
+  coverage_.reads_checked = reads_elsewhere_ + device_->num_reads();
   KVFOLIO_REQUIRE(device_->violation().empty(), "device: " + device_->violation());
 }
 
@@ -97,6 +97,7 @@ void Harness::poison(int g, int b) {
   if (model.poisoned) return;
   model.poisoned = true;
   model.published.clear();
+  model.valid = 0;
   const int size = group(g).block_size;
   for (int slot = b * size; slot < (b + 1) * size; ++slot) cell(logical_, g, slot) = Cell{};
   device_->poison(g, b);

@@ -52,6 +52,13 @@ enum Op {
   kEvict,
   kAdmit,
   kFail,
+  kOpenUnnamed,
+  kAdopt,
+  kClear,
+  kSetPriority,
+  kSelectVictim,
+  kPreemptTo,
+  kCopy,
   kBadId,
   kBadTicket,
   kBadArgument,
@@ -66,7 +73,8 @@ struct Weights {
 constexpr std::array<Weights, kNumOps> kWeights = {{
     {100, 80}, {40, 40}, {250, 5},  {10, 270}, {5, 50},  {40, 40}, {3, 25},  {3, 20},  {3, 110},
     {3, 25},   {3, 20},  {100, 50}, {50, 30},  {60, 25}, {40, 12}, {25, 10}, {15, 20}, {60, 25},
-    {60, 30},  {15, 10}, {15, 10},  {12, 12},  {5, 30},  {3, 2},   {15, 15}, {8, 8},   {20, 20},
+    {60, 30},  {15, 10}, {15, 10},  {12, 12},  {5, 30},  {3, 2},   {3, 30},  {40, 4},  {12, 6},
+    {12, 12},  {15, 15}, {8, 6},    {8, 8},    {15, 15}, {8, 8},   {20, 20},
 }};
 
 }  // namespace
@@ -192,6 +200,27 @@ void Harness::run(std::uint64_t op_seed) {
       break;
     case kFail:
       fail(rng);
+      break;
+    case kOpenUnnamed:
+      config_.unnamed ? open_unnamed(rng) : open(rng);
+      break;
+    case kAdopt:
+      adopt(rng);
+      break;
+    case kClear:
+      clear(rng);
+      break;
+    case kSetPriority:
+      set_priority(rng);
+      break;
+    case kSelectVictim:
+      select_victim(rng);
+      break;
+    case kPreemptTo:
+      preempt_to(rng);
+      break;
+    case kCopy:
+      copy(rng);
       break;
     case kBadId:
       bad_sequence_id(rng);

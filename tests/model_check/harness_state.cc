@@ -13,7 +13,9 @@ namespace {
 bool same(const SequenceInfo& a, const SequenceInfo& b) {
   return a.length == b.length && a.accepted_length == b.accepted_length &&
          a.published_length == b.published_length && a.trim_sinks == b.trim_sinks &&
-         a.trim_first_kept == b.trim_first_kept && a.in_open_step == b.in_open_step;
+         a.trim_first_kept == b.trim_first_kept && a.in_open_step == b.in_open_step &&
+         a.caller_id == b.caller_id && a.max_tokens == b.max_tokens && a.priority == b.priority &&
+         a.last_use == b.last_use && a.use_count == b.use_count;
 }
 
 bool same(const GroupUsage& a, const GroupUsage& b) {
@@ -64,6 +66,7 @@ void Harness::verify() {
   Snapshot now = look();
   if (!changed_) check_unchanged(now);
   check_sequences(now);
+  check_names();
   check_blocks(now);
   check_usage(now);
   meet_device();
@@ -71,6 +74,10 @@ void Harness::verify() {
   check_findable_content(now);
   check_counters(now);
   before_ = std::move(now);
+  const double utilization = utilization_of(refs_now());
+  KVFOLIO_REQUIRE(manager_->utilization() == utilization &&
+                      manager_->needs_eviction() == (utilization >= config_.options.high_watermark),
+                  "utilization is held blocks over all, " + std::to_string(utilization));
   if (changed_) check_pins();
   coverage_.evictions = before_.counters.blocks_evicted;
   coverage_.publications_skipped = before_.counters.publications_skipped;
@@ -113,6 +120,14 @@ void Harness::check_sequences(const Snapshot& now) {
     KVFOLIO_REQUIRE(info.published_length >= 0 && info.published_length <= publishable(*seq),
                     name() + " publishes at most " + std::to_string(publishable(*seq)) +
                         ", info says " + std::to_string(info.published_length));
+
+    KVFOLIO_REQUIRE(info.caller_id == seq->caller_id && info.max_tokens == seq->max_tokens &&
+                        info.priority == seq->priority,
+                    name() + " has the caller's id, the limit and the priority that it was given");
+    KVFOLIO_REQUIRE(info.last_use == seq->last_use && info.use_count == seq->use_count,
+                    name() + " was used " + std::to_string(seq->use_count) + " times, last at " +
+                        std::to_string(seq->last_use) + ", info says " +
+                        std::to_string(info.use_count) + " and " + std::to_string(info.last_use));
 
     const auto old =
         std::find_if(before_.seqs.begin(), before_.seqs.end(),
@@ -354,6 +369,7 @@ void Harness::check_counters(const Snapshot& now) const {
   same_count("sequences_preempted", c.sequences_preempted, expected_.sequences_preempted);
   same_count("sequences_aborted", c.sequences_aborted, expected_.sequences_aborted);
   same_count("forks", c.forks, expected_.forks);
+  same_count("tokens_looked_up", c.tokens_looked_up, expected_.tokens_looked_up);
   same_count("tokens_reused", c.tokens_reused, expected_.tokens_reused);
   same_count("tokens_committed", c.tokens_committed, expected_.tokens_committed);
   same_count("block_copies", c.block_copies, expected_.block_copies);

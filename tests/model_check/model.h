@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -98,6 +99,10 @@ inline constexpr std::array<RootKey, 6> kRoots = {
     RootKey{.model = {}, .adapter = {}, .adapter_version = {}, .tenant_salt = {}, .epoch = 0},
 };
 
+// The callers' own ids that sequences are opened under: few, so that they meet.
+inline constexpr std::array<std::uint64_t, 8> kCallerIds = {
+    0, 1, 2, 3, 0x7fffffffffffffffull, 0x8000000000000000ull, ~1ull, ~0ull};
+
 // What a prompt is: tokens under a root key with media behind some of them.
 struct Prompt {
   int root = 0;
@@ -162,15 +167,25 @@ struct Seq {
   int open_draft = 0;
   bool in_step = false;
   bool fresh = true;            // opened, not appended to
+  bool adopted = false;         // its first tokens came as blocks: nothing of it is findable
   int cached = 0;               // cached_tokens of open()
   std::uint64_t last_step = 0;  // newest step that it, or what it was forked from, took part in
   bool publishes_late = true;   // closed, waits for its step, and is among the first that do
   int sinks = 0;                // positions [sinks, first_kept) are trimmed away
   int first_kept = 0;
   Tables tables;  // as last seen
+  std::optional<std::uint64_t> caller_id;
+  int max_tokens = 0;  // 0: no limit of its own
+  std::int32_t priority = 0;
+  std::uint64_t last_use = 0;  // tick
+  std::uint64_t use_count = 0;
 
   [[nodiscard]] int length() const { return isize(tokens); }
   [[nodiscard]] int draft() const { return committed - accepted; }
+  // `count` tokens more are too many.
+  [[nodiscard]] bool is_full_for(int count) const {
+    return max_tokens > 0 && count > max_tokens - length();
+  }
   [[nodiscard]] bool dropped(int p) const { return p >= sinks && p < first_kept; }
   [[nodiscard]] int hole() const { return first_kept > sinks ? sinks * 65536 + first_kept : 0; }
   [[nodiscard]] int unnamed() const {
@@ -206,6 +221,7 @@ struct Seq {
     accepted = std::min(accepted, n);
     // The hole is gone when nothing behind it is left.
     if (n <= sinks || first_kept <= sinks) sinks = first_kept = 0;
+    if (n == 0) adopted = false;
   }
 };
 

@@ -3,6 +3,7 @@
 
 // What the files of operations (ops_*.cc) share: short names of error codes, and texts of the log.
 
+#include <optional>
 #include <span>
 #include <string>
 
@@ -25,6 +26,10 @@ Status status_of(const Result<T>& result) {
 
 std::string text_of(std::span<const std::int32_t> values);
 std::string text_of(const Prompt& prompt);
+std::string text_of(const OpenOptions& options);  // but for the prompt
 std::string name_of(const Seq& seq);
+
+std::optional<std::uint64_t> any_caller_id(Rng& rng);
+std::int32_t any_priority(Rng& rng);
 
 }  // namespace kvfolio::model_check

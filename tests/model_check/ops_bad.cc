@@ -40,7 +40,7 @@ void Harness::bad_sequence_id(Rng& rng) {
     if (seq->id == id) return;  // a lucky draw
   }
   const std::vector<std::int32_t> tokens = {0};
-  const int call = rng.below(15);
+  const int call = rng.below(18);
   note("bad id " + std::to_string(id.value()) + " call " + std::to_string(call));
   if (!open_step_) {
     // The moment is wrong too.
@@ -90,6 +90,18 @@ void Harness::bad_sequence_id(Rng& rng) {
     case 13:
       expect(manager_->slot_mapping(id, GroupId(0), 0, out), errors);
       break;
+    case 14:
+      expect(manager_->clear(id), errors);
+      break;
+    case 15:
+      expect(manager_->set_priority(id, 1), errors);
+      break;
+    case 16: {
+      Tables tables(static_cast<std::size_t>(num_groups()));
+      const std::vector<std::span<const std::int32_t>> spans(tables.begin(), tables.end());
+      expect(manager_->adopt(id, spans, 0), errors);
+      break;
+    }
     default: {
       PinId pin;
       if (rng.chance(30)) pin = foreign_pin_;
@@ -142,7 +154,7 @@ void Harness::bad_ticket(Rng& rng) {
 void Harness::bad_argument(Rng& rng) {
   read_only_ = true;
   const SeqPtr seq = any_seq(rng);
-  const int call = rng.below(28);
+  const int call = rng.below(33);
   if (!seq && call < 14) return;
   note("bad argument call " + std::to_string(call));
   constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
@@ -156,6 +168,7 @@ void Harness::bad_argument(Rng& rng) {
     errors.insert(kMoment);
   }
   if (!in_order()) errors.insert(kMoment);
+  if (seq && seq->is_full_for(isize(good))) errors.insert(kExhausted);
   const std::int32_t bad_group = rng.chance(50) ? -1 : (rng.chance(50) ? num_groups() : kHuge32);
   const Codes range = {kInvalid, kNotFound};
   MediaSpan span;
@@ -275,6 +288,30 @@ void Harness::bad_argument(Rng& rng) {
       expect(status_of(manager_->plan({.pad = 5})), pad);
       break;
     }
+    case 27: {
+      constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+      const double target = rng.pick(std::vector<double>{kNan, -0.01, 1.01});
+      expect(status_of(manager_->preempt_to(target)), {kInvalid});
+      break;
+    }
+    case 28:
+      options.max_tokens = rng.chance(50) ? -1 : std::numeric_limits<std::int32_t>::min();
+      expect(status_of(manager_->open(good, options)), {kInvalid});
+      break;
+    case 29: {
+      Codes too_many = {kInvalid, kNoBlocks, kExhausted};
+      if (!open_step_) too_many.insert(kMoment);
+      expect(status_of(manager_->open_unnamed(
+                 rng.pick(std::vector<std::int64_t>{-1, kHuge, std::int64_t{1} << 30}))),
+             too_many);
+      break;
+    }
+    case 30:
+      expect(manager_->copy_to(*foreign_), {kInvalid});
+      break;
+    case 31:
+      expect(manager_->copy_to(*manager_), {});
+      break;
     default:
       if (config_.host_copies && open_step_) break;  // it would run them
       expect(manager_->run_copies(),

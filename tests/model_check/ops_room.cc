@@ -86,6 +86,13 @@ void Harness::admit_together(Rng& rng) {
   Status together;
   if (!skip_questions_) together = manager_->admit(demands);
   if (config_.tight_tables && together.code() == kExhausted) return;
+  const bool is_full = std::any_of(chosen.begin(), chosen.end(), [](const auto& each) {
+    return each.first->is_full_for(each.second);
+  });
+  if (is_full && !skip_questions_) {
+    KVFOLIO_REQUIRE(together.code() == kExhausted, "admit() refuses what is beyond max_tokens");
+  }
+  if (is_full) return;
   KVFOLIO_REQUIRE(together.ok() || together.code() == kNoBlocks,
                   "admit() answers ok or a shortage");
   if (together.shortage() != nullptr) {

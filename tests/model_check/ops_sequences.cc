@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sequences: open, probe, fork, truncate, trim, close and preempt, accept.
+// Sequences: open, probe, fork, truncate and clear, trim, close and preempt, accept.
 
 #include <algorithm>
 #include <limits>
@@ -10,7 +10,8 @@ namespace kvfolio::model_check {
 
 void Harness::open(Rng& rng) {
   const Prompt prompt = any_prompt(rng);
-  note("open " + text_of(prompt));
+  const OpenOptions options = open_options(prompt, rng);
+  note("open " + text_of(prompt) + text_of(options));
   int probed = -1;
   if (!skip_questions_) {
     const Result<std::int32_t> answer = manager_->probe(prompt.tokens, prompt.options());
@@ -21,13 +22,23 @@ void Harness::open(Rng& rng) {
   Codes tolerated;
   if (isize(seqs_) >= config_.options.max_sequences) errors.insert(kExhausted);
   if (config_.tight_tables) tolerated.insert(kExhausted);
-  Result<Opened> opened = manager_->open(prompt.tokens, prompt.options());
-  if (!expect(status_of(opened), errors, tolerated)) return;
+  const bool too_long = options.max_tokens > 0 && isize(prompt.tokens) > options.max_tokens;
+  if (too_long || is_taken(options.caller_id)) errors.insert(kInvalid);
+  Result<Opened> opened = manager_->open(prompt.tokens, options);
+  if (!expect(status_of(opened), errors, tolerated)) {
+    if (!too_long && errors == Codes{kInvalid} && opened.error().code() == kInvalid) {
+      check_refused_by_name(opened.error(), *options.caller_id);
+    }
+    return;
+  }
   changed_ = revives_ = true;
   auto seq = std::make_shared<Seq>();
   seq->id = opened->sequence;
   seq->number = next_number_++;
   seq->prompt = prompt;
+  seq->caller_id = options.caller_id;
+  seq->max_tokens = options.max_tokens;
+  seq->priority = options.priority;
   seq->cached = opened->cached_tokens;
   note(" " + name_of(*seq) + " id " + std::to_string(seq->id.value()) + " cached " +
        std::to_string(seq->cached));
@@ -41,6 +52,7 @@ void Harness::open(Rng& rng) {
   for (const SeqPtr& other : seqs_) KVFOLIO_REQUIRE(other->id != seq->id, "ids are unique");
   for (const SequenceId id : stale_)
     KVFOLIO_REQUIRE(id != seq->id, "ids of closed sequences stay closed");
+  use(*seq);
   seqs_.push_back(seq);
   if (said_.size() < 40) {
     said_.push_back(prompt);
@@ -48,6 +60,7 @@ void Harness::open(Rng& rng) {
     said_[rng.next() % said_.size()] = prompt;
   }
   ++expected_.sequences_opened;
+  expected_.tokens_looked_up += prompt.tokens.size();
   expected_.tokens_reused += static_cast<std::uint64_t>(seq->cached);
   if (seq->cached > 0) {
     ++coverage_.hits;
@@ -70,18 +83,25 @@ void Harness::probe(Rng& rng) {
 void Harness::fork(Rng& rng) {
   const SeqPtr parent = any_seq(rng);
   if (!parent) return;
-  note("fork " + name_of(*parent));
+  const ForkOptions options{any_caller_id(rng), any_priority(rng)};
+  note("fork " + name_of(*parent) +
+       text_of(OpenOptions{.caller_id = options.caller_id, .priority = options.priority}));
   Codes errors;
   Codes tolerated;
   if (parent->in_step || parent->draft() > 0) errors.insert(kMoment);
   if (isize(seqs_) >= config_.options.max_sequences) errors.insert(kExhausted);
   if (config_.tight_tables) tolerated.insert(kExhausted);
-  Result<SequenceId> child_id = manager_->fork(parent->id);
+  if (is_taken(options.caller_id)) errors.insert(kInvalid);
+  Result<SequenceId> child_id = manager_->fork(parent->id, options);
   if (!expect(status_of(child_id), errors, tolerated)) return;
   changed_ = true;
   auto child = std::make_shared<Seq>(*parent);
   child->id = *child_id;
   child->number = next_number_++;
+  child->caller_id = options.caller_id;
+  child->priority = options.priority;
+  child->use_count = 0;
+  use(*child);
   note(" " + name_of(*child) + " id " + std::to_string(child->id.value()));
   KVFOLIO_REQUIRE(state_of(*child).tables == parent->tables, "a child shares every block");
   seqs_.push_back(child);
@@ -93,7 +113,17 @@ void Harness::truncate(Rng& rng) {
   if (!seq) return;
   const int n =
       rng.chance(70) ? std::max(0, seq->length() - rng.below(5)) : rng.between(0, seq->length());
-  note("truncate " + name_of(*seq) + " " + std::to_string(n));
+  cut(seq, n, false);
+}
+
+void Harness::clear(Rng& rng) {
+  const SeqPtr seq = any_seq(rng);
+  if (seq) cut(seq, 0, true);
+}
+
+// clear() is truncate to 0.
+void Harness::cut(const SeqPtr& seq, int n, bool by_clear) {
+  note((by_clear ? "clear " : "truncate ") + name_of(*seq) + " " + std::to_string(n));
   Codes errors;
   Codes tolerated;
   if (seq->in_step) errors.insert(kMoment);
@@ -116,7 +146,7 @@ void Harness::truncate(Rng& rng) {
     // What a trim dropped cannot be read again.
     if (n > seq->sinks && n < seq->first_kept) errors.insert(kMoment);
   }
-  const Status status = manager_->truncate(seq->id, n);
+  const Status status = by_clear ? manager_->clear(seq->id) : manager_->truncate(seq->id, n);
   if (!expect(status, errors, tolerated)) {
     KVFOLIO_REQUIRE(status.message().find(seq->in_step ? "step" : "group") != std::string::npos,
                     "the error names the step or the group");
@@ -188,24 +218,13 @@ void Harness::close(Rng& rng, bool preempt) {
     }
   }
   ++(preempt ? expected_.sequences_preempted : expected_.sequences_closed);
-  stale_.push_back(seq->id);
-  std::erase(seqs_, seq);
   const Tables tables = seq->tables;
-  publish(*seq, tables, true);
-  if (waits_for(*seq) != 0) {
-    seq->publishes_late = isize(waiting_) < config_.options.max_sequences;
-    waiting_.push_back(seq);
-  }
+  end(seq, rng);
+  if (was_in_step) capture({});
+  // With nothing evicted, all of it is found again but the token that gives the logits.
   Prompt said = seq->prompt;
   said.tokens = seq->tokens;
   said.prefix_cache = true;
-  if (said_.size() < 40) {
-    said_.push_back(said);
-  } else {
-    said_[rng.next() % said_.size()] = said;
-  }
-  if (was_in_step) capture({});
-  // With nothing evicted, all of it is found again but the token that gives the logits.
   const int n = seq->length();
   const Counters& counters = manager_->counters();
   // Tokens named after their window moved on are not kept for the sake of a hit.
@@ -225,6 +244,25 @@ void Harness::close(Rng& rng, bool preempt) {
     KVFOLIO_REQUIRE(again.has_value() && *again == n - 1,
                     "the tokens of a closed sequence hit but for one: " + std::to_string(n - 1) +
                         " expected, " + std::to_string(again.has_value() ? *again : -1) + " found");
+  }
+}
+
+// What the sequence had becomes findable, and prompts are made of what it said.
+void Harness::end(const SeqPtr& seq, Rng& rng) {
+  stale_.push_back(seq->id);
+  std::erase(seqs_, seq);
+  publish(*seq, seq->tables, true);
+  if (waits_for(*seq) != 0) {
+    seq->publishes_late = isize(waiting_) < config_.options.max_sequences;
+    waiting_.push_back(seq);
+  }
+  Prompt said = seq->prompt;
+  said.tokens = seq->tokens;
+  said.prefix_cache = true;
+  if (said_.size() < 40) {
+    said_.push_back(said);
+  } else {
+    said_[rng.next() % said_.size()] = said;
   }
 }
 

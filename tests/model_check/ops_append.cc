@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tokens of a step: append, open by count, names.
+
+#include <algorithm>
+
+#include "model_check/ops.h"
+
+namespace kvfolio::model_check {
+
+void Harness::append(Rng& rng, bool named) {
+  SeqPtr seq = any_seq(rng);
+  for (int i = 0; seq && i < 5 && (seq->in_step || seq->draft() > 0); ++i) seq = any_seq(rng);
+  if (!seq) return;
+  const int rest = isize(seq->prompt.tokens) - seq->length();
+  int count = rest > 0 && rng.chance(60) ? rest : rng.between(1, rng.chance(20) ? 9 : 3);
+  count = std::min(count, config_.max_length + 4 - seq->length());
+  if (count <= 0) return;
+  const int draft = config_.drafts && rng.chance(15) ? rng.between(1, count) : 0;
+  append_to(seq, count, draft, named, rng);
+}
+
+bool Harness::waits_for_last_token(const Seq& seq) {
+  return seq.fresh && seq.cached + 1 == isize(seq.prompt.tokens);
+}
+
+// The step whose end the sequence has to wait for before it enters another one, or 0.
+std::uint64_t Harness::waits_for(const Seq& seq) const {
+  for (const std::uint64_t ticket : seq.tickets) {
+    if (incomplete(ticket)) return ticket;
+  }
+  return 0;
+}
+
+void Harness::check_shortage(const Shortage& shortage, const Seq& seq, int count) const {
+  KVFOLIO_REQUIRE(shortage.group >= 0 && shortage.group < num_groups(),
+                  "the shortage names a group");
+  const GroupUsage& usage = before_.groups[static_cast<std::size_t>(shortage.group)].usage;
+  const int size = group(shortage.group).block_size;
+  const int fresh = (seq.length() + count + size - 1) / size -
+                    isize(seq.tables[static_cast<std::size_t>(shortage.group)]);
+  KVFOLIO_REQUIRE(shortage.needed > shortage.free + shortage.evictable,
+                  "needed > free + evictable");
+  KVFOLIO_REQUIRE(shortage.needed == fresh || shortage.needed == fresh + 1,
+                  "needed is the new blocks and at most one copy, " + std::to_string(fresh));
+  KVFOLIO_REQUIRE(shortage.free == usage.free, "the shortage's free is usage()'s");
+  KVFOLIO_REQUIRE(shortage.evictable == usage.evictable, "the shortage's evictable is usage()'s");
+  KVFOLIO_REQUIRE(shortage.retiring == usage.retiring, "the shortage's retiring is usage()'s");
+  KVFOLIO_REQUIRE(shortage.pinned == usage.held + usage.cached - usage.evictable,
+                  "pinned = held + cached above held");
+}
+
+void Harness::append_to(const SeqPtr& seq, int count, int draft, bool named, Rng& rng) {
+  std::vector<std::int32_t> tokens;
+  for (int i = 0; i < count; ++i) {
+    const int p = seq->length() + i;
+    tokens.push_back(p < isize(seq->prompt.tokens) && !rng.chance(3)
+                         ? seq->prompt.tokens[static_cast<std::size_t>(p)]
+                         : rng.below(config_.alphabet));
+  }
+  note((named ? "append " : "append_unnamed ") + name_of(*seq) + " " + text_of(tokens) +
+       (draft > 0 ? " draft " + std::to_string(draft) : ""));
+
+  Codes errors;
+  Codes tolerated;
+  if (!open_step_ || seq->in_step || seq->draft() > 0) errors.insert(kMoment);
+  if (!in_order() && waits_for(*seq) != 0) errors.insert(kMoment);
+  if (seq->is_full_for(count)) errors.insert(kExhausted);
+  if (config_.tight_tables) tolerated.insert(kExhausted);
+  if (!in_order() && errors.empty()) {
+    // It was cut back to before that step: waiting is allowed.
+    if (incomplete(seq->last_step)) tolerated.insert(kMoment);
+    // Its blocks are being written though all of its own tokens are there: waiting is allowed.
+    for (const StepWork& step : flight_) {
+      for (int g = 0; g < num_groups(); ++g) {
+        const StepWork::Group& work = step.groups[static_cast<std::size_t>(g)];
+        for (const std::int32_t b : seq->tables[static_cast<std::size_t>(g)]) {
+          if (b < 0) continue;
+          for (const std::int32_t slot : work.slots) {
+            if (slot / group(g).block_size == b && slot >= 0) tolerated.insert(kMoment);
+          }
+          for (const std::int32_t dst : work.copy_dst) {
+            if (dst == b) tolerated.insert(kMoment);
+          }
+        }
+      }
+    }
+  }
+  // After a full hit admit() expects the prompt's last token, which needs no room.
+  const bool as_prompted =
+      !waits_for_last_token(*seq) || (named && tokens.front() == seq->prompt.tokens.back());
+  if (seq->is_full_for(count) && !seq->in_step && !skip_questions_) {
+    KVFOLIO_REQUIRE(manager_->admit(seq->id, count).code() == kExhausted,
+                    "admit() refuses what is beyond max_tokens");
+  }
+  std::optional<Status> predicted;
+  if (errors.empty() && !skip_questions_ && as_prompted)
+    predicted = manager_->admit(seq->id, count);
+  if (errors.empty()) tolerated.insert(kNoBlocks);
+
+  const Status status = named ? manager_->append(seq->id, tokens, {.draft = draft})
+                              : manager_->append_unnamed(seq->id, count, {.draft = draft});
+  const bool ok = expect(status, errors, tolerated);
+  if (predicted && !tolerated.contains(kMoment)) {
+    KVFOLIO_REQUIRE(predicted->code() == status.code(), "admit() predicts append(): it said " +
+                                                            predicted->message() + ", append " +
+                                                            status.message());
+    if (status.shortage() != nullptr) {
+      KVFOLIO_REQUIRE(*predicted->shortage() == *status.shortage(),
+                      "admit() and append() count alike");
+    }
+  }
+  if (const Shortage* shortage = status.shortage(); shortage != nullptr) {
+    ++coverage_.shortages;
+    check_shortage(*shortage, *seq, count);
+    KVFOLIO_REQUIRE(shortage->sequences == isize(seqs_),
+                    "the shortage's sequences are the open ones");
+  }
+  if (!ok && errors == Codes{kExhausted}) {
+    ++coverage_.full_refused;
+    const std::string full = "full: " + std::to_string(seq->length()) + " of " +
+                             std::to_string(seq->max_tokens) + " tokens";
+    KVFOLIO_REQUIRE(status.message().find(full) != std::string::npos, "the error says " + full);
+  }
+  if (!ok) return;
+
+  const auto saved = std::find_if(before_.seqs.begin(), before_.seqs.end(),
+                                  [&](const auto& entry) { return entry.first == seq; });
+  KVFOLIO_REQUIRE(saved != before_.seqs.end(), "harness: the sequence was known");
+  join_step(seq, saved->second, tokens, named);
+  seq->open_draft = draft;
+}
+
+// The append succeeded: the sequence takes part in the open step.
+void Harness::join_step(const SeqPtr& seq, const SeqState& before,
+                        const std::vector<std::int32_t>& tokens, bool named) {
+  changed_ = allocates_ = true;
+  members_.push_back(
+      {seq, *seq, before, std::vector<std::int32_t>(static_cast<std::size_t>(num_groups()), -1)});
+  for (const std::int32_t token : tokens) seq->say(trie_, token, named, last_ticket_);
+  seq->in_step = true;
+  use(*seq);
+  const SeqState now = state_of(*seq);
+  for (int g = 0; g < num_groups(); ++g) {
+    const auto& old_table = before.tables[static_cast<std::size_t>(g)];
+    const auto& new_table = now.tables[static_cast<std::size_t>(g)];
+    const std::vector<std::int32_t>& refs = before_.groups[static_cast<std::size_t>(g)].refs;
+    const int size = group(g).block_size;
+    for (int j = 0; j < isize(new_table); ++j) {
+      const std::int32_t b = new_table[static_cast<std::size_t>(j)];
+      if (j < isize(old_table) && old_table[static_cast<std::size_t>(j)] == b) continue;
+      KVFOLIO_REQUIRE(b >= 0 && b < group(g).num_blocks, "a fresh table entry is a block");
+      KVFOLIO_REQUIRE(refs[static_cast<std::size_t>(b)] == 0, "a fresh block had no references");
+      if (j < isize(old_table)) {
+        const std::int32_t old = old_table[static_cast<std::size_t>(j)];
+        KVFOLIO_REQUIRE(j == seq->committed / size, "only the block of the next token is replaced");
+        if (seq->committed % size == 0) {
+          // Nothing to copy: the block was held for the last token of a full hit only.
+          members_.back().displaced[static_cast<std::size_t>(g)] = old;
+          continue;
+        }
+        KVFOLIO_REQUIRE(old >= 0 && (refs[static_cast<std::size_t>(old)] > 1 ||
+                                     before_.groups[static_cast<std::size_t>(g)]
+                                             .findable[static_cast<std::size_t>(old)] != 0 ||
+                                     (!in_order() && !flight_.empty())),
+                        "only a shared or findable block is copied");
+      }
+    }
+  }
+  capture({});
+}
+
+// open and append_unnamed in one: both or neither.
+void Harness::open_unnamed(Rng& rng) {
+  const Prompt prompt = any_prompt(rng);
+  const OpenOptions options = open_options(prompt, rng);
+  const int count = rng.chance(5) ? 0 : rng.between(1, rng.chance(30) ? 12 : 4);
+  note("open_unnamed " + std::to_string(count) + " of " + text_of(prompt) + text_of(options));
+  auto seq = std::make_shared<Seq>();
+  seq->prompt = prompt;
+  seq->caller_id = options.caller_id;
+  seq->max_tokens = options.max_tokens;
+  seq->priority = options.priority;
+  seq->tables.resize(static_cast<std::size_t>(num_groups()));
+  Codes errors;
+  Codes tolerated;
+  if (!open_step_) errors.insert(kMoment);
+  if (isize(seqs_) >= config_.options.max_sequences) errors.insert(kExhausted);
+  if (is_taken(options.caller_id)) errors.insert(kInvalid);
+  if (seq->is_full_for(count)) errors.insert(kExhausted);
+  if (config_.tight_tables) tolerated.insert(kExhausted);
+  bool is_short = false;
+  for (int g = 0; g < num_groups(); ++g) {
+    const GroupUsage& usage = before_.groups[static_cast<std::size_t>(g)].usage;
+    const int size = group(g).block_size;
+    is_short = is_short || (count + size - 1) / size > usage.free + usage.evictable;
+  }
+  if (is_short) errors.insert(kNoBlocks);
+  const Result<SequenceId> opened = manager_->open_unnamed(count, options);
+  const Status status = status_of(opened);
+  const bool ok = expect(status, errors, tolerated);
+  if (status.shortage() != nullptr) {
+    ++coverage_.shortages;
+    check_shortage(*status.shortage(), *seq, count);
+  }
+  if (errors == Codes{kInvalid}) check_refused_by_name(status, *options.caller_id);
+  if (!ok) return;
+  seq->id = *opened;
+  seq->number = next_number_++;
+  note(" " + name_of(*seq) + " id " + std::to_string(seq->id.value()));
+  changed_ = true;
+  use(*seq);
+  seqs_.push_back(seq);
+  ++expected_.sequences_opened;
+  if (count == 0) return;
+  std::vector<std::int32_t> tokens;
+  for (int p = 0; p < count; ++p) {
+    tokens.push_back(p < isize(prompt.tokens) ? prompt.tokens[static_cast<std::size_t>(p)]
+                                              : rng.below(config_.alphabet));
+  }
+  SeqState empty;
+  empty.tables.resize(static_cast<std::size_t>(num_groups()));
+  join_step(seq, empty, tokens, false);
+}
+
+void Harness::set_tokens(Rng& rng) {
+  // Mostly somebody who waits for names.
+  SeqPtr seq = any_seq(rng);
+  for (int i = 0; seq && i < 6 && seq->unnamed() == 0; ++i) seq = any_seq(rng);
+  if (!seq) return;
+  const int waiting = seq->unnamed();
+  const int count = rng.chance(10) ? waiting + 1 : rng.between(0, waiting);
+  std::vector<std::int32_t> tokens;
+  const int first = seq->first_unnamed();
+  int p = first;
+  while (isize(tokens) < count) {
+    while (p < seq->length() && seq->named[static_cast<std::size_t>(p)] != 0) ++p;
+    tokens.push_back(p < seq->length() ? seq->tokens[static_cast<std::size_t>(p)] : 0);
+    ++p;
+  }
+  note("set_tokens " + name_of(*seq) + " " + text_of(tokens));
+  Codes errors;
+  Codes tolerated;
+  if (count > waiting) errors = {kInvalid, kMoment};
+  if (count == 0) tolerated = {kInvalid, kMoment};
+  const Status status = manager_->set_tokens(seq->id, tokens);
+  if (!expect(status, errors, tolerated)) return;
+  changed_ = true;
+  p = first;
+  for (int i = 0; i < count; ++i) {
+    while (seq->named[static_cast<std::size_t>(p)] != 0) ++p;
+    seq->named[static_cast<std::size_t>(p)] = 1;
+  }
+  if (in_order() && !seq->in_step) publish(*seq, seq->tables, false);
+  if (in_order() && seq->in_step) {
+    for (const Member& member : members_) {
+      if (member.seq == seq) publish(*seq, member.state_before.tables, false);
+    }
+  }
+}
+
+}  // namespace kvfolio::model_check
