@@ -399,7 +399,7 @@ TEST(FaultB4, NoLayersNoBlocksOrNoTokensPerBlockAreErrorsAtCreation) {
   }
 }
 
-TEST(FaultL17, ACopyOfABadBlockIsAnErrorAndNothingMoves) {
+TEST(FaultL17, AStorageCopiesNothingWhenOneBlockIsBad) {
   Result<KVStorage> storage = KVStorage::create(two_groups());
   ASSERT_TRUE(storage);
   write_pattern(*storage->view(GroupId(0)));
