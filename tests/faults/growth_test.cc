@@ -50,5 +50,49 @@ TEST(FaultP6, ATouchDoesNotLookAtTheOtherCachedBlocks) {
   EXPECT_LT(seconds(100000), 20 * seconds(1000));
 }
 
+// Fault T18: every question for a victim looked at all sequences. One is used between two
+// questions; sixteen times the sequences.
+TEST(FaultT18, AVictimIsFoundWithoutALookAtTheOthers) {
+  const auto seconds = [](std::int32_t sequences) {
+    Engine e({full_group(16, sequences + 1000)}, {.max_sequences = sequences});
+    std::vector<SequenceId> all;
+    for (std::int32_t i = 0; i < sequences; ++i) all.push_back(e.say_count(1));
+    for (const VictimPolicy policy : {VictimPolicy::kLru, VictimPolicy::kLfu}) {
+      EXPECT_EQ(e.manager.select_victim(policy), all[0]);
+    }
+    double best = 1e9;
+    for (int run = 0; run < 7; ++run) {
+      const Ticket ticket = must(e.manager.begin_step());
+      for (std::size_t i = 1; i < 100; ++i) must(e.manager.append_unnamed(all[i], 1));
+      must(e.manager.finish(ticket));
+      const double start = thread_seconds();
+      for (std::size_t i = 1; i < 100; ++i) {
+        must(e.manager.set_priority(all[i], run));
+        EXPECT_EQ(e.manager.select_victim(VictimPolicy::kLfu), all[0]);
+      }
+      best = std::min(best, thread_seconds() - start);
+    }
+    return best;
+  };
+  EXPECT_LT(seconds(16000), 8 * seconds(1000));
+}
+
+// Fault T18: a trim cost what it dropped times the table. Thirty-two times the blocks.
+TEST(FaultT18, ATrimCostsWhatItDrops) {
+  const auto seconds = [](std::int32_t blocks) {
+    double best = 1e9;
+    Engine e({full_group(16, blocks)}, {.prefix_cache = false});
+    for (int run = 0; run < 7; ++run) {
+      const SequenceId s = e.say_count(std::int64_t{16} * blocks);
+      const double start = thread_seconds();
+      must(e.manager.trim(s, {.num_sinks = 16, .window = 16}));
+      best = std::min(best, thread_seconds() - start);
+      must(e.manager.close(s));
+    }
+    return best;
+  };
+  EXPECT_LT(seconds(128000), 320 * seconds(4000));
+}
+
 }  // namespace
 }  // namespace kvfolio::testing_engine

@@ -190,6 +190,7 @@ KVCacheManager with_memory(DeviceMemory& memory) {
       KVCacheManager::create(must(KVStorage::create(CacheSpec{{full_group(4, 64)}}, &memory))));
 }
 
+// Fault J1: a clone copied every reserved block.
 TEST(CopyTo, OfStorageOnlyBlocksThatAreNotFreeAreCopied) {
   DeviceMemory memory;
   KVCacheManager from = with_memory(memory);

@@ -196,6 +196,7 @@ int sequences_and_steps(KVCacheManager& m, Prepared& with) {
   return failed;
 }
 
+// Fault J8: a batch append took memory.
 TEST(ManagerHeap, NoCallThatSucceedsAllocatesNorDoesAShortage) {
   for (const Order order : {Order::kInOrder, Order::kUnordered}) {
     KVCacheManager manager = make(order);

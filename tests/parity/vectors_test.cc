@@ -42,6 +42,19 @@ TEST(ParityVectors, MaxTokensIsExactWhateverTheBlockSize) {
   EXPECT_FALSE(append_rows(cache, child, numbers(0, 2)).ok());
 }
 
+// Fault J5: what a limit leaves of its last block is up to the block size, and blocks come with
+// tokens: a limit takes none.
+TEST(ParityVectors, ALimitReservesNothingAndNeedWasteNothing) {
+  KVCacheManager cache = vector_cache(2, 2, /*block_size=*/2);
+  const SequenceId first = must(cache.open({}, {.max_tokens = 4})).sequence;
+  const SequenceId second = must(cache.open({}, {.max_tokens = 1000000})).sequence;
+  EXPECT_EQ(must(cache.usage(GroupId(0))).free, 2);
+  must(append_rows(cache, first, numbers(0, 4 * 2)));  // all four slots of the pool
+  EXPECT_EQ(append_rows(cache, second, numbers(0, 2)).code(), ErrorCode::kNoBlocks);
+  must(cache.close(first));
+  must(append_rows(cache, second, numbers(0, 4 * 2)));
+}
+
 TEST(ParityVectors, ABatchIsAppendedWholeOrNotAtAll) {
   KVCacheManager cache = vector_cache(2, 1);
   const SequenceId sequence = must(cache.open({}, {.max_tokens = 5})).sequence;
