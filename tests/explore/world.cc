@@ -95,6 +95,11 @@ const std::vector<Operation>& operations() {
         made.push_back({Kind::kFeed, who, more, 0});
         made.push_back({Kind::kLaunch, who, more, 0});
       }
+      made.push_back({Kind::kAppend, who, 0b101, 1});
+      made.push_back({Kind::kLaunch, who, 0b1001, 2});
+      made.push_back({Kind::kAccept, who, 0, 0});
+      made.push_back({Kind::kAccept, who, 1, 0});
+      made.push_back({Kind::kAdopt, who, 0, 0});
       made.push_back({Kind::kAppendUnnamed, who, 0b10, 0});
       made.push_back({Kind::kAppendUnnamed, who, 0b101, 0});
       made.push_back({Kind::kSetTokens, who, 1, 0});
@@ -124,10 +129,11 @@ const std::vector<Operation>& operations() {
 }
 
 std::string_view name(Kind kind) {
-  static constexpr std::array<std::string_view, 22> kNames = {
-      "open",    "append", "append_unnamed", "set_tokens", "fork",     "truncate", "clear", "trim",
-      "preempt", "close",  "begin",          "commit",     "complete", "finish",   "drop",  "undo",
-      "evict",   "pin",    "unpin",          "fail",       "launch",   "feed"};
+  static constexpr std::array<std::string_view, 24> kNames = {
+      "open",     "append", "append_unnamed", "set_tokens", "fork",   "truncate",
+      "clear",    "trim",   "preempt",        "close",      "begin",  "commit",
+      "complete", "finish", "drop",           "undo",       "evict",  "pin",
+      "unpin",    "fail",   "accept",         "adopt",      "launch", "feed"};
   return kNames.at(static_cast<std::size_t>(kind));
 }
 
@@ -141,7 +147,10 @@ std::string show(const Operation& op) {
     case Kind::kAppendUnnamed:
     case Kind::kLaunch:
     case Kind::kFeed:
-      return text + " " + std::to_string(op.who) + " " + show(static_cast<Prefix>(op.a));
+      return text + " " + std::to_string(op.who) + " " + show(static_cast<Prefix>(op.a)) +
+             (op.b > 0 ? " draft " + std::to_string(op.b) : "");
+    case Kind::kAccept:
+      return text + " " + std::to_string(op.who) + " " + std::to_string(op.a);
     case Kind::kTruncate:
       return text + " " + std::to_string(op.who) + (op.a < 0 ? " by 1" : " to 1");
     case Kind::kTrim:
@@ -169,6 +178,7 @@ void World::copy_from(const World& other) {
 
 void World::cut(ShadowSequence& sequence, std::int32_t n) {
   sequence.tokens = first_of(sequence.tokens, n);
+  sequence.accepted = std::min(sequence.accepted, n);
   for (std::int32_t i = n; i < kMaxTokens; ++i) sequence.unnamed[static_cast<std::size_t>(i)] = 0;
   // What follows is computed across the gap as long as there is one before it.
   const Result<SequenceInfo> info = manager_.info(sequence.id);
@@ -199,6 +209,20 @@ Outcome World::open(const Operation& op) {
   *at = {};
   at->id = opened->sequence;
   at->tokens = first_of(prompt, opened->cached_tokens);
+  at->accepted = opened->cached_tokens;
+  return Outcome::kDone;
+}
+
+// All that the other one has. The manager is not told which tokens these are.
+Outcome World::adopt(ShadowSequence& s, const ShadowSequence& other) {
+  if (!other.id.valid() || length_of(s.tokens) != 0) return Outcome::kSkipped;
+  const auto blocks = *manager_.block_table(other.id, GroupId(0));
+  const std::int32_t length = length_of(other.tokens);
+  const std::span<const std::int32_t> tables[] = {blocks};
+  if (length == 0 || !manager_.adopt(s.id, tables, length).ok()) return Outcome::kRefused;
+  s.tokens = other.tokens;
+  s.inexact_from = other.inexact_from;
+  s.accepted = length;
   return Outcome::kDone;
 }
 
@@ -232,8 +256,9 @@ Outcome World::append(const Operation& op, std::string& broken) {
                     std::to_string(room) + " are free or cached");
     return Outcome::kRefused;
   }
-  const Status status = op.kind == Kind::kAppend ? manager_.append(s.id, tokens_of(more))
-                                                 : manager_.append_unnamed(s.id, count);
+  const Status status = op.kind == Kind::kAppend
+                            ? manager_.append(s.id, tokens_of(more), {.draft = op.b})
+                            : manager_.append_unnamed(s.id, count);
   if (status.ok() && !admitted) add(broken, "append() does what admit() refused");
   if (!status.ok()) {
     // admit() speaks of room only, and takes a token of a prompt found whole to be the prompt's.
@@ -243,6 +268,7 @@ Outcome World::append(const Operation& op, std::string& broken) {
   }
   s.in_step = true;
   s.before = s.tokens;
+  s.draft = op.b;
   for (std::int32_t i = 0; i < count; ++i) {
     s.tokens = static_cast<Prefix>(s.tokens << 1 | token_of(more, i));
     if (op.kind == Kind::kAppendUnnamed) {
@@ -269,7 +295,7 @@ Outcome World::step(const Operation& op, std::string& broken) {
   const Result<Ticket> ticket = manager_.begin_step();
   if (!ticket) return Outcome::kRefused;
   shadow_.open_ticket = ticket->value();
-  const Outcome appended = append({Kind::kAppend, op.who, op.a, 0}, broken);
+  const Outcome appended = append({Kind::kAppend, op.who, op.a, op.b}, broken);
   if (appended != Outcome::kDone) {
     if (!manager_.drop(*ticket).ok()) add(broken, "drop of an empty step");
     shadow_.open_ticket = 0;
@@ -324,7 +350,10 @@ Outcome World::commit(std::string& broken) {
     }
   }
   if (!manager_.commit(Ticket(step.ticket)).ok()) return Outcome::kRefused;
-  for (ShadowSequence& s : shadow_.sequences) s.in_step = false;
+  for (ShadowSequence& s : shadow_.sequences) {
+    if (s.in_step) s.accepted = length_of(s.tokens) - s.draft;
+    s.in_step = false;
+  }
   shadow_.open_ticket = 0;
   shadow_.in_flight.at(static_cast<std::size_t>(shadow_.num_in_flight++)) = step;
   return Outcome::kDone;
@@ -376,6 +405,8 @@ Outcome World::apply(const Operation& op, std::string& broken) {
     case Kind::kPreempt:
     case Kind::kClose:
     case Kind::kUndo:
+    case Kind::kAccept:
+    case Kind::kAdopt:
     case Kind::kLaunch:
     case Kind::kFeed:
       if (!s.id.valid()) return Outcome::kSkipped;
@@ -475,6 +506,18 @@ Outcome World::apply(const Operation& op, std::string& broken) {
       done = outcome(manager_.undo(s.id));
       if (done == Outcome::kDone) end_entry(s);
       break;
+    case Kind::kAccept: {
+      const std::int32_t kept = s.accepted + op.a;
+      if (s.in_step || s.accepted == length || kept > length) return Outcome::kSkipped;
+      done = outcome(manager_.accept(s.id, op.a));
+      if (done != Outcome::kDone) break;
+      if (kept < length) cut(s, kept);
+      s.accepted = kept;
+      break;
+    }
+    case Kind::kAdopt:
+      done = adopt(s, shadow_.sequences[static_cast<std::size_t>(1 - op.who)]);
+      break;
     case Kind::kEvict: {
       const Result<std::int32_t> evicted = manager_.evict(GroupId(0), op.a);
       if (!evicted || *evicted == 0) return Outcome::kRefused;
@@ -521,6 +564,10 @@ void World::check_sequence(const ShadowSequence& s, std::string& broken) const {
   if (info->length != length_of(s.tokens)) {
     return add(broken, "length " + std::to_string(info->length) + " instead of " +
                            std::to_string(length_of(s.tokens)));
+  }
+  if (info->accepted_length != s.accepted) {
+    return add(broken, "accepted length " + std::to_string(info->accepted_length) + " instead of " +
+                           std::to_string(s.accepted));
   }
   const auto table = *manager_.block_table(s.id, GroupId(0));
   const std::int32_t committed = length_of(s.in_step ? s.before : s.tokens);
@@ -571,6 +618,14 @@ void World::check_findable(std::string& broken) const {
       }
     }
     entries.at(num_entries++) = {prefix_of(found.tokens, found.end), begin};
+    for (const ShadowSequence& s : shadow_.sequences) {
+      if (!s.id.valid() || s.in_step || s.accepted == length_of(s.tokens)) continue;
+      const auto table = *manager_.block_table(s.id, GroupId(0));
+      if (found.end > s.accepted &&
+          std::find(table.begin(), table.end(), found.block) != table.end()) {
+        add(broken, "block " + std::to_string(block) + " is findable with tokens of a draft");
+      }
+    }
   }
   const Entry* const begin = entries.data();
   const Entry* const end = begin + num_entries;

@@ -52,6 +52,8 @@ enum class Kind : std::uint8_t {
   kPin,
   kUnpin,
   kFail,
+  kAccept,
+  kAdopt,
   // Several in one, so that what takes many calls is met early: begin, append and commit; and
   // complete.
   kLaunch,
@@ -62,7 +64,7 @@ struct Operation {
   Kind kind;
   std::int32_t who;  // sequence, or step in flight
   std::int32_t a;    // a Prefix, a length, sinks
-  std::int32_t b;    // a window
+  std::int32_t b;    // a window, a draft
 };
 // Every operation that is tried in every state.
 const std::vector<Operation>& operations();
@@ -72,12 +74,14 @@ std::string show(const Operation& operation);
 struct ShadowSequence {
   SequenceId id;
   Prefix tokens = kEmpty;              // those of the open step included
+  std::int32_t accepted = 0;           // the tokens behind are a draft, or in the open step
   std::int32_t inexact_from = kNever;  // tokens from here on were computed after a trim
   std::array<std::uint64_t, kMaxTokens> unnamed{};  // per position the ticket, or 0
 
   // In the open step.
   bool in_step = false;
   Prefix before = kEmpty;
+  std::int32_t draft = 0;
 };
 
 struct ShadowStep {
@@ -116,6 +120,7 @@ class World {
 
  private:
   Outcome open(const Operation& operation);
+  Outcome adopt(ShadowSequence& sequence, const ShadowSequence& other);
   Outcome append(const Operation& operation, std::string& broken);
   Outcome step(const Operation& operation, std::string& broken);
   Outcome commit(std::string& broken);
