@@ -348,10 +348,10 @@ TEST(FixedArray, PagesThatNobodyTouchedAreNotThere) {
   ASSERT_TRUE(array.allocate_zeroed(std::int64_t{8} << 20));  // 64 MiB
   array[0] = 1;
   // Behind the page, huge or not, of the one element that was written.
-  auto begin = reinterpret_cast<std::uintptr_t>(array.data()) + kHuge;
-  begin -= begin % kPage;
+  std::byte* begin = reinterpret_cast<std::byte*>(array.data()) + kHuge;
+  begin -= reinterpret_cast<std::uintptr_t>(begin) % kPage;
   std::vector<unsigned char> there((std::size_t{60} << 20) / kPage);
-  ASSERT_EQ(::mincore(reinterpret_cast<void*>(begin), there.size() * kPage, there.data()), 0);
+  ASSERT_EQ(::mincore(begin, there.size() * kPage, there.data()), 0);
   EXPECT_THAT(there, ::testing::Each(0));
 }
 

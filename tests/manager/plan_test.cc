@@ -202,7 +202,7 @@ TEST(Plan, ASequenceKeepsItsRowWhileItIsOpenAndLeavesItToAnother) {
     const Ticket t = must(e.manager.begin_step());
     for (const SequenceId s : {b, a}) must(e.manager.append(s, Tokens{token}));
     const std::span<const std::int32_t> planned = must(e.manager.plan())->rows;
-    const Tokens kept(planned.begin(), planned.end());
+    Tokens kept(planned.begin(), planned.end());
     must(e.manager.finish(t));
     return kept;
   };

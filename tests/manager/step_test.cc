@@ -478,6 +478,7 @@ TEST(Step, UnorderedBlocksOfAnIncompleteStepAreNotAdopted) {
 TEST(Step, WhoWasAdmittedIsAppendedThoughTableRoomIsShort) {
   Engine e({full_group(1, 2048)}, {.max_sequences = 8, .max_table_entries = 512});
   std::vector<SequenceId> all;
+  all.reserve(8);
   for (int i = 0; i < 8; ++i) all.push_back(e.open({}).sequence);
   int refused = 0;
   for (std::int32_t round = 0; round < 200; ++round) {
