@@ -218,8 +218,8 @@ void trim(Session& session) {
     Earlier earlier;
   };
   const Case cases[] = {{10, {"cbtop", "streaming 160 tokens", 238, "ns"}},
-                        {1'000, {"llama_rs", "streaming 1,000 blocks", 144'000, "ns"}},
-                        {10'000, {"llama_rs", "streaming 10,000 blocks", 12'700'000, "ns"}}};
+                        {1'000, {"cbtop", "streaming 1,000 blocks", 144'000, "ns"}},
+                        {10'000, {"cbtop", "streaming 10,000 blocks", 12'700'000, "ns"}}};
   for (const Case& at : cases) {
     const std::int32_t blocks = session.size(at.blocks, std::min(at.blocks, 20));
     const int repeats = session.quick() ? 1 : 40'000 / at.blocks + 1;
