@@ -428,6 +428,22 @@ TEST(Step, TokensThatWereCutOffInFlightWantNoNames) {
   EXPECT_EQ(e.manager.set_tokens(s, Tokens{1}).code(), ErrorCode::kInvalidArgument);
 }
 
+TEST(Step, WhatIsLeftOfAStepInFlightWantsAsManyNamesAsItHasTokens) {
+  Engine e({full_group(4, 16)});
+  const SequenceId s = e.open({}).sequence;
+  const Ticket flying = must(e.manager.begin_step());
+  must(e.manager.append_unnamed(s, 6));
+  must(e.manager.commit(flying));
+  must(e.manager.truncate(s, 4));
+  const Status surplus = e.manager.set_tokens(s, tokens(1, 5));
+  EXPECT_EQ(surplus.code(), ErrorCode::kInvalidArgument);
+  EXPECT_THAT(surplus.message(), HasSubstr("names 5 tokens, 4 are unnamed"));
+  must(e.manager.set_tokens(s, tokens(1, 4)));
+  EXPECT_EQ(e.probe(tokens(1, 5)), 4);
+  must(e.manager.complete(flying));
+  must(e.manager.check_invariants());
+}
+
 TEST(Step, FailLetsGoOfPinsOnWhatItForgets) {
   Engine e({full_group(4, 16)});
   e.cache(tokens(50, 8));
