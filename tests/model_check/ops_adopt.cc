@@ -63,7 +63,8 @@ Harness::Codes Harness::adopt_errors(const Seq& seq, const Tables& tables, int n
   for (int g = 0; g < num_groups(); ++g) {
     const int size = group(g).block_size;
     const std::vector<std::int32_t>& table = tables[static_cast<std::size_t>(g)];
-    if (isize(table) != (num_tokens + size - 1) / size) errors.insert(kInvalid);
+    const int blocks = num_tokens / size + (num_tokens % size != 0 ? 1 : 0);  // of any number
+    if (isize(table) != blocks) errors.insert(kInvalid);
     for (int j = 0; j < isize(table); ++j) {
       const std::int32_t b = table[static_cast<std::size_t>(j)];
       if (b != -1 && std::count(table.begin(), table.end(), b) > 1) errors.insert(kInvalid);
