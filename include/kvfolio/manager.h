@@ -282,8 +282,9 @@ class KVFOLIO_API KVCacheManager {
   // kUnsupported: FlashInfer arrays of a sequence whose trim cuts through a block. kOutOfMemory.
   Result<const StepPlan*> plan(const PlanOptions& options = {});
   // Runs the copies of the open step on the manager's own storage, once per step; the step takes no
-  // more appends then. kUnsupported without storage. kFailedPrecondition: no step is open, or they
-  // have run. Engines that run the lists themselves never call it.
+  // more appends then. kUnsupported without storage. kFailedPrecondition: no step is open, they have
+  // run, or (kInOrder) there are some and an earlier step is in flight, which may be writing what
+  // they read. Engines that run the lists themselves never call it.
   Status run_copies();
   // The work is enqueued: lengths advance, windows move, the next step may begin.
   // kFailedPrecondition (commit and drop): not the open step.

@@ -11,6 +11,8 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
+#include <span>
 
 #include "kvfolio/export.h"
 #include "kvfolio/fixed_array.h"
@@ -54,6 +56,12 @@ class KVFOLIO_API SpanArena {
   // what is in use and a byte for each granule. Requires: created with as many cells.
   void copy_from(const SpanArena& other) noexcept;
 
+  // Some of these cells, or all of them, are the arena's.
+  [[nodiscard]] bool overlaps(std::span<const std::int32_t> cells) const noexcept {
+    const std::less<> before;
+    return !cells.empty() && before(cells.data(), cells_.data() + cells_.size()) &&
+           before(cells_.data(), cells.data() + cells.size());
+  }
   [[nodiscard]] std::int64_t num_cells() const noexcept {
     return std::int64_t{num_granules_} * kGranule;
   }

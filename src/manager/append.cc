@@ -280,7 +280,11 @@ Result<SequenceId> KVCacheManager::Impl::open_unnamed(std::int64_t num_tokens,
   if (!opened) return std::move(opened).error();
   Status status = append(opened->sequence, nullptr, num_tokens, {});
   if (status.ok()) return opened->sequence;
-  end_sequence(slot_in(opened->sequence.value()));
+  // Nobody has seen the id: the next sequence gets it.
+  const std::int32_t slot = slot_in(opened->sequence.value());
+  const std::uint32_t generation = sequences_[slot].generation;
+  end_sequence(slot);
+  sequences_[slot].generation = generation;
   counters_ = before;
   num_uses_ = uses_before;
   return status;

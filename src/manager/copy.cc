@@ -136,7 +136,7 @@ void KVCacheManager::Impl::copy_step_from(Step& step, const Step& other) noexcep
   step.num_displaced = num_displaced;
   step.has_unnamed = has_unnamed;
   step.copies_ran = copies_ran;
-  step.planned_changes = planned_changes;
+  step.planned_changes = false;
   step.entries.copy_from(entries, num_entries);
   step.changes.copy_from(changes, std::int64_t{num_entries} * num_groups());
   // The plan's spans point into the other's cells; this step is planned anew.
@@ -164,7 +164,8 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   sequences_.copy_from(sequences);
   tables_.copy_from(tables);
   window_begins_.copy_from(window_begins);
-  unplanned_from_.copy_from(unplanned_from);
+  // Whoever keeps a table by what changes has seen no plan of this manager.
+  std::fill_n(unplanned_from_.data(), unplanned_from_.size(), 0);
   caller_ids_.copy_from(caller_ids);
   num_uses_ = num_uses;
   pins_.copy_from(pins);

@@ -206,7 +206,7 @@ class KVCacheManager::Impl final : public TreeObserver {
     std::uint64_t ticket = 0;
     std::int32_t num_entries = 0;
     std::int32_t num_displaced = 0;  // changes with a source
-    bool has_unnamed = false;        // some sequence had tokens without a name
+    bool has_unnamed = false;        // some of its tokens have no name
     bool copies_ran = false;
     bool planned_changes = false;  // the plan of all its entries had the changed table entries
     FixedArray<StepEntry> entries;
@@ -321,6 +321,7 @@ class KVCacheManager::Impl final : public TreeObserver {
                                   const OpenOptions& options) const;
   [[nodiscard]] std::int32_t take_slot() noexcept;
   void give_slot(std::int32_t slot, bool aborted) noexcept;
+  void untake_slot(std::int32_t slot) noexcept;
   [[nodiscard]] std::span<const MediaSpan> media_of(const Sequence& s) const noexcept;
   [[nodiscard]] Status check_adopted(std::int32_t g, std::span<const std::int32_t> blocks,
                                      std::int32_t num_tokens) const;
@@ -348,7 +349,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   void end_step(std::int32_t step_index, bool failed) noexcept;
   void remove_entry(Step& step, std::int32_t entry) noexcept;
   void free_unwritten(std::int32_t g, BlockId block) noexcept;
-  void abort_writers(std::uint64_t first_ticket) noexcept;
+  void abort_writers(std::span<const std::int32_t> steps) noexcept;
   [[nodiscard]] Step& step_at(std::int32_t index) noexcept {
     return steps_[static_cast<std::size_t>(index)];
   }
@@ -413,7 +414,9 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] Victim victim_of(std::int32_t slot, VictimPolicy policy) const noexcept;
   [[nodiscard]] bool frees_a_block(std::int32_t slot) const noexcept;
   [[nodiscard]] bool shares_a_block(std::int32_t slot) const noexcept;
+  [[nodiscard]] bool victims_are_stale(VictimPolicy policy) const noexcept;
   void refresh_victims(VictimPolicy policy) noexcept;
+  [[nodiscard]] std::int32_t first_of_all(VictimPolicy policy) const noexcept;
   [[nodiscard]] std::int32_t next_victim() noexcept;
   void restore_passed_over() noexcept;
   // names.cc

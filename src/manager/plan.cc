@@ -300,6 +300,14 @@ Status KVCacheManager::Impl::run_copies() {
     return {ErrorCode::kFailedPrecondition,
             concat("run_copies: those of step ", step.ticket, " have run already")};
   }
+  // They run at once, and a step in flight may not have written yet what they read. Without order
+  // nobody appends behind tokens of such a step.
+  for (std::int32_t g = 0; g < num_groups() && options_.order == Order::kInOrder; ++g) {
+    if (in_flight_.empty() || num_copies(step, g) == 0) continue;
+    return {ErrorCode::kFailedPrecondition,
+            concat("run_copies: step ", oldest_incomplete(),
+                   " is in flight and may be writing what is copied; complete it first")};
+  }
   // With the mutant, commit() runs them.
   if (!mutant(Mutant::kCopyAfterWrite)) KVFOLIO_RETURN_IF_ERROR(copy_tails(step));
   step.copies_ran = true;

@@ -18,6 +18,10 @@ Status KVCacheManager::Impl::check_tokens(std::span<const std::int32_t> tokens) 
     return {ErrorCode::kInvalidArgument,
             concat(tokens.size(), " tokens, allowed: at most ", kMaxSequenceTokens)};
   }
+  if (arena().overlaps(tokens)) {
+    return {ErrorCode::kInvalidArgument,
+            "the tokens lie in memory of the manager, which moves while it reads them; copy them"};
+  }
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i] < 0) {
       return {ErrorCode::kInvalidArgument,
@@ -122,6 +126,13 @@ void KVCacheManager::Impl::give_slot(std::int32_t slot, bool aborted) noexcept {
   free_sequence_ = slot;
 }
 
+// Of a call that failed: nobody saw the id, so the next sequence gets it.
+void KVCacheManager::Impl::untake_slot(std::int32_t slot) noexcept {
+  const std::uint32_t generation = sequences_[slot].generation;
+  give_slot(slot, false);
+  sequences_[slot].generation = generation;
+}
+
 std::span<const MediaSpan> KVCacheManager::Impl::media_of(const Sequence& s) const noexcept {
   if (s.num_media == 0) return {};
   return {reinterpret_cast<const MediaSpan*>(arena().at(s.media)),
@@ -168,7 +179,7 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
   }
   Sequence& s = sequences_[slot];
   if (!keep_media(s, options.media)) {
-    give_slot(slot, false);
+    untake_slot(slot);
     return table_entries_full("open");
   }
 
@@ -191,7 +202,7 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
     }
     if (!room) {
       tree_->leave(s.place);
-      give_slot(slot, false);
+      untake_slot(slot);
       return table_entries_full("open");
     }
     for (std::int32_t g = 0; g < num_groups(); ++g) {
@@ -284,7 +295,7 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
     room = table(slot, g).reserve(arena(), table(from, g).size());
   }
   if (!room) {
-    give_slot(slot, false);
+    untake_slot(slot);
     return table_entries_full("fork");
   }
   const std::uint32_t generation = child.generation;
@@ -372,12 +383,16 @@ Status KVCacheManager::Impl::adopt(SequenceId id,
       return table_entries_full("adopt");
     }
   }
-  if (s.replay) truncate_to(slot, 0);  // a found block is held beyond the length
+  // Held first: the only reference to one of them may be this sequence's own, to the block beyond
+  // its length that its prompt was found in.
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    hold_table(g, tables[static_cast<std::size_t>(g)]);
+  }
+  if (s.replay) truncate_to(slot, 0);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const auto& from = tables[static_cast<std::size_t>(g)];
     table(slot, g).grow(arena(), blocks_for(g, num_tokens));
     std::copy(from.begin(), from.end(), table(slot, g).blocks(arena()).begin());
-    hold_table(g, from);
   }
   s.length = s.accepted = s.settled = num_tokens;
   s.exact_until = 0;  // nobody told us which tokens these are
@@ -416,12 +431,6 @@ Status KVCacheManager::Impl::check_adopted(std::int32_t g, std::span<const std::
       return {ErrorCode::kInvalidArgument,
               concat("adopt: block ", block.value(), " of group ", g, " holds ", pool.valid(block),
                      " tokens, wanted: ", wanted)};
-    }
-    if (open_step_ >= 0 &&
-        pool.written_in(block) == static_cast<std::uint32_t>(step_at(open_step_).ticket)) {
-      return {ErrorCode::kFailedPrecondition,
-              concat("adopt: block ", block.value(), " of group ", g, " is written by step ",
-                     last_ticket_, ", which is open; commit it first")};
     }
     if (options_.order == Order::kInOrder) continue;  // whoever reads comes later in the stream
     for (const std::int32_t index : in_flight_) {

@@ -219,11 +219,11 @@ void KVCacheManager::Impl::end_step(std::int32_t step_index, bool failed) noexce
     }
     Sequence& s = sequences_[e.slot];
     if (failed || s.life == Life::kUnused || s.generation != e.generation) continue;
-    s.num_named = std::max(s.num_named, e.unnamed_begin + static_cast<std::uint64_t>(e.unnamed));
-    if (s.unnamed_from < e.end) {
-      s.exact_until = std::min(s.exact_until, s.unnamed_from);
-      s.unnamed_from = kNever;
-    }
+    const std::uint64_t unnamed_end = e.unnamed_begin + static_cast<std::uint64_t>(e.unnamed);
+    if (e.unnamed == 0 || s.num_named >= unnamed_end) continue;
+    s.num_named = unnamed_end;
+    s.exact_until = std::min(s.exact_until, s.unnamed_from);
+    s.unnamed_from = kNever;
   }
 }
 
@@ -277,14 +277,21 @@ Status KVCacheManager::Impl::complete(Ticket ticket) {
 
 // ---- fail ----
 
-// Closes every sequence, and lets go of every pin, that holds a block which a step from
-// `first_ticket` on wrote.
-void KVCacheManager::Impl::abort_writers(std::uint64_t first_ticket) noexcept {
+// Closes every sequence, and lets go of every pin, that holds a block which one of these steps, in
+// ticket order, wrote.
+void KVCacheManager::Impl::abort_writers(std::span<const std::int32_t> steps) noexcept {
+  const auto low = [this](std::int32_t step) {
+    return static_cast<std::uint32_t>(step_at(step).ticket);
+  };
+  const std::uint32_t first = low(steps.front());
+  const std::uint32_t last = low(steps.back());
+  const auto is_failed = [&](std::uint32_t ticket) {
+    return ticket - first <= last - first &&
+           std::any_of(steps.begin(), steps.end(),
+                       [&](std::int32_t s) { return low(s) == ticket; });
+  };
   const auto written = [&](std::int32_t g, std::int32_t block) {
-    if (block < 0) return false;
-    const std::uint32_t in = group(g).pool.written_in(BlockId(block));
-    return static_cast<std::int32_t>(in - static_cast<std::uint32_t>(first_ticket)) >= 0 &&
-           static_cast<std::int32_t>(static_cast<std::uint32_t>(last_ticket_) - in) >= 0;
+    return block >= 0 && is_failed(group(g).pool.written_in(BlockId(block)));
   };
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     BlockPool& pool = group(g).pool;
@@ -300,7 +307,8 @@ void KVCacheManager::Impl::abort_writers(std::uint64_t first_ticket) noexcept {
   for (std::int32_t slot = 0; slot < num_rows(); ++slot) {
     Sequence& s = sequences_[slot];
     if (s.life == Life::kUnused) continue;
-    bool hit = s.wrote_last >= first_ticket;
+    bool hit = s.wrote_last >= step_at(steps.front()).ticket &&
+               is_failed(static_cast<std::uint32_t>(s.wrote_last));
     for (std::int32_t g = 0; g < num_groups() && !hit; ++g) hit = holds(table(slot, g), g);
     if (!hit) continue;
     if (s.publishes) stop_publishing(s);
@@ -338,7 +346,7 @@ Status KVCacheManager::Impl::fail(Ticket ticket) {
   const auto num_ended = static_cast<std::size_t>(in_flight_.end() - at);
   std::copy(at, in_flight_.end(), ended.begin());
   in_flight_.erase(at, in_flight_.end());
-  abort_writers(ticket.value());
+  abort_writers({ended.data(), num_ended});
   for (std::size_t i = 0; i < num_ended; ++i) end_step(ended[i], true);
   finish_closing();
   drain_retiring();

@@ -50,6 +50,10 @@ KVCacheManager::Impl::Victim KVCacheManager::Impl::victim_of(std::int32_t slot,
 
 namespace {
 
+bool is_policy(VictimPolicy policy) {
+  return policy >= VictimPolicy::kLru && policy <= VictimPolicy::kLowestPriority;
+}
+
 // For the heap of <algorithm>, whose top is the largest.
 constexpr auto kLater = [](const auto& a, const auto& b) {
   if (a.rank != b.rank) return a.rank > b.rank;
@@ -59,9 +63,14 @@ constexpr auto kLater = [](const auto& a, const auto& b) {
 
 }  // namespace
 
+// So much changed that the heap is worth nothing.
+bool KVCacheManager::Impl::victims_are_stale(VictimPolicy policy) const noexcept {
+  return victim_policy_ != policy || num_changed_ > num_sequences_ / 8 ||
+         num_victims_ + num_changed_ > static_cast<std::int32_t>(victims_.size());
+}
+
 void KVCacheManager::Impl::refresh_victims(VictimPolicy policy) noexcept {
-  const bool anew = victim_policy_ != policy || num_changed_ > num_sequences_ / 8 ||
-                    num_victims_ + num_changed_ > static_cast<std::int32_t>(victims_.size());
+  const bool anew = victims_are_stale(policy);
   if (anew) num_victims_ = 0;
   for (; num_changed_ > 0; --num_changed_) {
     const std::int32_t slot = changed_[num_changed_ - 1];
@@ -122,7 +131,26 @@ void KVCacheManager::Impl::restore_passed_over() noexcept {
 
 // ---- choosing and preempting ----
 
+// The slot that is first for this policy, whether its going helps or not; -1: none may go.
+std::int32_t KVCacheManager::Impl::first_of_all(VictimPolicy policy) const noexcept {
+  std::optional<Victim> first;
+  for (std::int32_t slot = 0; slot < num_rows(); ++slot) {
+    const Sequence& s = sequences_[slot];
+    if (s.life != Life::kOpen || s.step_entry >= 0) continue;
+    const Victim victim = victim_of(slot, policy);
+    if (!first || kLater(*first, victim)) first = victim;
+  }
+  return first ? first->slot : -1;
+}
+
 std::optional<SequenceId> KVCacheManager::Impl::select_victim(VictimPolicy policy) {
+  if (!is_policy(policy)) return std::nullopt;
+  // After a step of every sequence, one look at each costs a tenth of a new heap.
+  if (victims_are_stale(policy)) {
+    const std::int32_t first = first_of_all(policy);
+    if (first < 0) return std::nullopt;
+    if (frees_a_block(first)) return id_of(sequences_[first]);
+  }
   refresh_victims(policy);
   const std::int32_t slot = next_victim();
   restore_passed_over();
@@ -143,6 +171,11 @@ Result<std::span<const SequenceId>> KVCacheManager::Impl::preempt_to(double targ
   if (!(target >= 0.0 && target <= 1.0)) {
     return Status(ErrorCode::kInvalidArgument,
                   concat("preempt_to ", std::to_string(target), ", allowed: 0 to 1"));
+  }
+  if (!is_policy(policy)) {
+    return Status(
+        ErrorCode::kInvalidArgument,
+        concat("preempt_to: policy ", static_cast<std::int32_t>(policy), ", allowed: 0 to 3"));
   }
   std::size_t count = 0;
   while (utilization() > target) {
