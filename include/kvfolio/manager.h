@@ -37,8 +37,8 @@
 // Thread safety: none; the owner serialises all calls, probe() included. No heap allocation after
 // create() except for error texts, describe(), check_invariants() and growing plan buffers; no
 // threads, no clock, no globals. Spans and pointers that calls return belong to the manager and are
-// copied before they are an argument of a call that changes it. A manager that was moved from is
-// only assigned to or destroyed.
+// copied before they are an argument of a call that changes it; tokens in them are refused. A
+// manager that was moved from is only assigned to or destroyed.
 
 #include <cstdint>
 #include <memory>
@@ -282,9 +282,9 @@ class KVFOLIO_API KVCacheManager {
   // kUnsupported: FlashInfer arrays of a sequence whose trim cuts through a block. kOutOfMemory.
   Result<const StepPlan*> plan(const PlanOptions& options = {});
   // Runs the copies of the open step on the manager's own storage, once per step; the step takes no
-  // more appends then. kUnsupported without storage. kFailedPrecondition: no step is open, they have
-  // run, or (kInOrder) there are some and an earlier step is in flight, which may be writing what
-  // they read. Engines that run the lists themselves never call it.
+  // more appends then. kUnsupported without storage. kFailedPrecondition: no step is open, they
+  // have run, or (kInOrder) there are some and an earlier step is in flight, which may be writing
+  // what they read. Engines that run the lists themselves never call it.
   Status run_copies();
   // The work is enqueued: lengths advance, windows move, the next step may begin.
   // kFailedPrecondition (commit and drop): not the open step.
@@ -329,10 +329,12 @@ class KVFOLIO_API KVCacheManager {
   // The sequence that the policy would preempt now; nullopt when there is none. Sequences in the
   // open step, and those whose preemption would free no block, are passed over. Changes nothing
   // that another call can see. Asked again with the same policy: O(log n) for each sequence used
-  // since; with another one: O(n); and a look at the tables of those that are passed over.
+  // since, O(n) when most were; with another one: O(n); and a look at the tables of those that are
+  // passed over.
   [[nodiscard]] std::optional<SequenceId> select_victim(VictimPolicy policy);
   // Preempts victims while utilization() > `target`, and stops when there is no victim left. Gives
-  // their ids in order, valid until the next call. kInvalidArgument: target is not within 0 to 1.
+  // their ids in order, valid until the next call. kInvalidArgument: target is not within 0 to 1,
+  // or there is no such policy (select_victim() knows no victim then).
   Result<std::span<const SequenceId>> preempt_to(double target,
                                                  VictimPolicy policy = VictimPolicy::kLru);
 
