@@ -21,6 +21,8 @@ class BlockTable {
   static constexpr std::int32_t kDropped = -1;
 
   [[nodiscard]] std::int32_t size() const noexcept { return size_; }
+  // Cells of the arena that it holds.
+  [[nodiscard]] std::int64_t capacity() const noexcept { return SpanArena::capacity(span_); }
 
   // Valid until reserve(), grow() or release() of this table.
   [[nodiscard]] std::span<std::int32_t> blocks(SpanArena& arena) noexcept {

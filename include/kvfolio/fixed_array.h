@@ -3,8 +3,9 @@
 
 // FixedArray<T>: an array whose size is chosen once, at creation, and whose creation may fail
 // without an exception. Zeroed arrays come from calloc: pages that are never touched cost nothing,
-// so tables may be sized for the worst case. Large ones ask for huge pages, because a table that is
-// looked up at random otherwise walks the page table at every look.
+// so tables may be sized for the worst case. Large ones (4 MiB and more) ask for huge pages, where
+// a page is 2 MiB, because a table that is looked up at random otherwise walks the page table at
+// every look.
 //
 // It owns its elements and is moved, never copied; one that was moved from is only assigned to or
 // destroyed. No constructor and no destructor of an element runs: T is trivially copyable and

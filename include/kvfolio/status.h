@@ -22,6 +22,26 @@
 
 #include "kvfolio/export.h"
 
+// The end of a broken invariant of our own: stopping is better than serving one user's tokens to
+// another. The default writes one line to standard error and aborts. It is a weak symbol: a host
+// that wants another end defines it; that definition must not return.
+extern "C" [[noreturn]] KVFOLIO_API void kvfolio_check_failed(const char* file, int line,
+                                                              const char* expression);
+
+// Always on; O(1) conditions only. KVFOLIO_DCHECK is for per-token paths and debug builds.
+#define KVFOLIO_CHECK(condition)                              \
+  do {                                                        \
+    if (!(condition)) [[unlikely]] {                          \
+      ::kvfolio_check_failed(__FILE__, __LINE__, #condition); \
+    }                                                         \
+  } while (false)
+
+#ifdef NDEBUG
+#define KVFOLIO_DCHECK(condition) static_cast<void>(0)
+#else
+#define KVFOLIO_DCHECK(condition) KVFOLIO_CHECK(condition)
+#endif
+
 namespace kvfolio {
 
 enum class ErrorCode : std::int32_t {
@@ -125,21 +145,35 @@ class [[nodiscard]] Result {
   [[nodiscard]] bool has_value() const noexcept { return has_; }
   explicit operator bool() const noexcept { return has_; }
 
-  // Requires: has_value().
-  T& operator*() & noexcept { return storage_.value; }
-  const T& operator*() const& noexcept { return storage_.value; }
-  T&& operator*() && noexcept { return std::move(storage_.value); }
-  T* operator->() noexcept { return &storage_.value; }
-  const T* operator->() const noexcept { return &storage_.value; }
+  // Requires: has_value(). To take the value of an error stops the program: there is none.
+  T& operator*() & noexcept { return value(); }
+  const T& operator*() const& noexcept { return value(); }
+  T&& operator*() && noexcept { return std::move(value()); }
+  T* operator->() noexcept { return &value(); }
+  const T* operator->() const noexcept { return &value(); }
   template <typename U>
   T value_or(U&& fallback) && {
     return has_ ? std::move(storage_.value) : static_cast<T>(std::forward<U>(fallback));
   }
   // Requires: !has_value().
-  const Status& error() const& noexcept { return storage_.error; }
-  Status&& error() && noexcept { return std::move(storage_.error); }
+  const Status& error() const& noexcept {
+    KVFOLIO_CHECK(!has_);
+    return storage_.error;
+  }
+  Status&& error() && noexcept {
+    KVFOLIO_CHECK(!has_);
+    return std::move(storage_.error);
+  }
 
  private:
+  T& value() noexcept {
+    KVFOLIO_CHECK(has_);
+    return storage_.value;
+  }
+  const T& value() const noexcept {
+    KVFOLIO_CHECK(has_);
+    return storage_.value;
+  }
   void construct(Result&& other) {
     if (has_) {
       ::new (static_cast<void*>(&storage_.value)) T(std::move(other.storage_.value));
@@ -173,23 +207,3 @@ class [[nodiscard]] Result {
   } while (false)
 
 }  // namespace kvfolio
-
-// The end of a broken invariant of our own: stopping is better than serving one user's tokens to
-// another. The default writes one line to standard error and aborts. It is a weak symbol: a host
-// that wants another end defines it; that definition must not return.
-extern "C" [[noreturn]] KVFOLIO_API void kvfolio_check_failed(const char* file, int line,
-                                                              const char* expression);
-
-// Always on; O(1) conditions only. KVFOLIO_DCHECK is for per-token paths and debug builds.
-#define KVFOLIO_CHECK(condition)                              \
-  do {                                                        \
-    if (!(condition)) [[unlikely]] {                          \
-      ::kvfolio_check_failed(__FILE__, __LINE__, #condition); \
-    }                                                         \
-  } while (false)
-
-#ifdef NDEBUG
-#define KVFOLIO_DCHECK(condition) static_cast<void>(0)
-#else
-#define KVFOLIO_DCHECK(condition) KVFOLIO_CHECK(condition)
-#endif

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// check_invariants: references counted again from every table, pin and step; states held against
-// the tree and the order of eviction.
+// check_invariants: references, writers, memory and lists counted again from every table, pin and
+// step; states held against the tree and the order of eviction.
 
 #include <algorithm>
 
@@ -9,14 +9,102 @@
 
 namespace kvfolio {
 
+namespace {
+
+using text::concat;
+
+Status broken(const std::string& what) {
+  return {ErrorCode::kFailedPrecondition, "manager: " + what};
+}
+
+}  // namespace
+
+// Slots, names and the spans of the arena: each is somebody's, once.
+Status KVCacheManager::Impl::check_ownership() const {
+  std::int32_t used = 0;
+  std::int32_t named = 0;
+  std::int64_t cells = arena().free_cells();
+  for (std::int32_t slot = 0; slot < num_rows(); ++slot) {
+    const Sequence& s = sequences_[slot];
+    for (std::int32_t g = 0; g < num_groups(); ++g) cells += table(slot, g).capacity();
+    if (s.life == Life::kUnused) continue;
+    ++used;
+    cells += SpanArena::capacity(s.tail) + SpanArena::capacity(s.media);
+    if (s.publishes && s.tail_end() - s.place.position > SpanArena::capacity(s.tail)) {
+      return broken(concat("sequence ", slot, " has no room for its unpublished tokens"));
+    }
+    const bool in_step = s.step_entry >= 0 && open_step_ >= 0 &&
+                         s.step_entry < step_at(open_step_).num_entries &&
+                         step_at(open_step_).entries[s.step_entry].slot == slot &&
+                         step_at(open_step_).entries[s.step_entry].generation == s.generation;
+    if (s.step_entry >= 0 && !in_step) {
+      return broken(concat("sequence ", slot, " is not entry ", s.step_entry, " of the open step"));
+    }
+    if (s.life != Life::kOpen || !s.has_caller_id) continue;
+    ++named;
+    const Result<SequenceId> found = find_caller_id(s.caller_id);
+    if (!found || *found != id_of(s)) {
+      return broken(concat("caller_id ", s.caller_id, " does not find sequence ", slot));
+    }
+  }
+  for (const std::int32_t cell : std::span(caller_ids_.data(), caller_ids_.size())) {
+    named -= cell != 0 ? 1 : 0;
+  }
+  if (named != 0) return broken("the table of caller ids names sequences that are not open");
+  for (std::int32_t pin = 0; pin < static_cast<std::int32_t>(pins_.size()); ++pin) {
+    for (std::int32_t g = 0; g < num_groups(); ++g) cells += pin_table(pin, g).capacity();
+  }
+  if (cells != arena().num_cells()) {
+    return broken(concat("the table arena has ", arena().num_cells(), " cells, counted ", cells));
+  }
+  std::int32_t free = 0;
+  for (std::int32_t slot = free_sequence_; slot >= 0 && free <= num_rows(); ++free) {
+    slot = sequences_[slot].next_free;
+  }
+  if (free + used != num_rows()) {
+    return broken(concat(free, " slots are free and ", used, " used, of ", num_rows()));
+  }
+  return {};
+}
+
+// The blocks of a group that may be appended to in place, by writers that hold them, are all that
+// have a writer; and every token that a sequence counts is valid.
+Status KVCacheManager::Impl::check_writers(std::int32_t g) const {
+  const BlockPool& pool = group(g).pool;
+  std::int32_t writers = 0;
+  for (std::int32_t b = 0; b < pool.num_blocks(); ++b) {
+    writers += pool.writer(BlockId(b)) != BlockPool::kNobody ? 1 : 0;
+  }
+  for (std::int32_t slot = 0; slot < num_rows(); ++slot) {
+    const Sequence& s = sequences_[slot];
+    if (s.life != Life::kOpen) continue;
+    const auto blocks = table(slot, g).blocks(arena());
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      if (blocks[i] < 0) continue;
+      const auto begin = static_cast<std::int32_t>(i) * block_size(g);
+      const std::int32_t tokens = std::min(block_size(g), s.length + (s.replay ? 1 : 0) - begin);
+      const BlockId block(blocks[i]);
+      writers -= pool.writer(block) == slot ? 1 : 0;
+      if (pool.valid(block) < tokens) {
+        return broken(concat("group ", g, " block ", block.value(), " has ", pool.valid(block),
+                             " valid tokens, sequence ", slot, " counts ", tokens));
+      }
+    }
+    if (s.step_entry < 0) continue;
+    const std::int32_t source = change(step_at(open_step_), s.step_entry, g).source;
+    writers -= source >= 0 && pool.writer(BlockId(source)) == slot ? 1 : 0;
+  }
+  if (writers == 0) return {};
+  return broken(
+      concat("group ", g, ": ", writers, " blocks have a writer that does not hold them"));
+}
+
 Status KVCacheManager::Impl::check_invariants() const {
-  using text::concat;
-  const auto broken = [](const std::string& what) {
-    return Status(ErrorCode::kFailedPrecondition, "manager: " + what);
-  };
   KVFOLIO_RETURN_IF_ERROR(tree_->check_invariants());
+  KVFOLIO_RETURN_IF_ERROR(check_ownership());
 
   std::int32_t open = 0;
+  std::int64_t not_free = 0;
   for (std::size_t slot = 0; slot < sequences_.size(); ++slot) {
     const Sequence& s = sequences_[slot];
     if (s.life == Life::kUnused) continue;
@@ -42,6 +130,8 @@ Status KVCacheManager::Impl::check_invariants() const {
     const Group& at = group(g);
     KVFOLIO_RETURN_IF_ERROR(at.pool.check_invariants());
     KVFOLIO_RETURN_IF_ERROR(at.order.check_invariants());
+    KVFOLIO_RETURN_IF_ERROR(check_writers(g));
+    not_free += at.pool.num_blocks() - at.pool.num_free();
     std::vector<std::int32_t> refs(static_cast<std::size_t>(at.pool.num_blocks()));
     const auto count = [&](std::span<const std::int32_t> blocks) {
       for (const std::int32_t block : blocks) {
@@ -101,6 +191,12 @@ Status KVCacheManager::Impl::check_invariants() const {
       return broken(concat("group ", g, ": ", evictable(g), " evictable of ", at.pool.num_cached(),
                            " cached"));
     }
+  }
+  const auto balance =
+      static_cast<std::int64_t>(counters_.blocks_allocated - counters_.blocks_freed);
+  if (balance != not_free) {
+    return broken(concat(counters_.blocks_allocated, " blocks allocated and ",
+                         counters_.blocks_freed, " freed, but ", not_free, " are not free"));
   }
   return {};
 }

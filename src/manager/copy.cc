@@ -149,8 +149,8 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
                sequences, tables, window_begins, unplanned_from, caller_ids, num_uses, pins,
                pin_tables, scratch, free_sequence, free_pin, closing, num_closing, evicting,
                victims, passed_over, changed, is_changed, victim_versions, preempted, num_victims,
-               num_passed_over, num_changed, victim_policy, steps, free_steps, in_flight, open_step,
-               last_ticket, last_committed, offers] = other;
+               num_passed_over, num_changed, victim_policy, scanned_policy, scanned_at, steps,
+               free_steps, in_flight, open_step, last_ticket, last_committed, offers] = other;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto& [group_spec, pool, order, bytes_per_block, block_shift] = groups[g];
     groups_[g].pool.copy_from(pool);
@@ -179,6 +179,7 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   std::fill_n(is_changed_.data(), is_changed_.size(), std::uint8_t{0});
   num_victims_ = num_passed_over_ = num_changed_ = 0;
   victim_policy_.reset();
+  scanned_policy_.reset();
 
   for (std::size_t i = 0; i < steps.size(); ++i) copy_step_from(steps_[i], steps[i]);
   free_steps_ = free_steps;

@@ -98,6 +98,8 @@ class KVCacheManager::Impl final : public TreeObserver {
   Status copy_to(Impl& target) const;
   // check.cc
   Status check_invariants() const;
+  [[nodiscard]] Status check_ownership() const;
+  [[nodiscard]] Status check_writers(std::int32_t g) const;
 
   CacheSpec spec_;
   ManagerOptions options_;
@@ -141,6 +143,11 @@ class KVCacheManager::Impl final : public TreeObserver {
     bool used;       // appended to, or forked: its blocks lose their old rank
     bool replay;     // the token at `length` is cached already: the prompt was found whole
     bool has_caller_id;
+    // A search for a victim reads up to here.
+    std::uint64_t last_use;  // tick
+    std::uint64_t use_count;
+    std::int32_t step_entry;  // in the open step, or -1
+    std::int32_t priority;
     std::int32_t length;
     std::int32_t accepted;
     std::int32_t settled;       // kUnordered: length before the last step it took part in
@@ -151,12 +158,8 @@ class KVCacheManager::Impl final : public TreeObserver {
     std::int32_t trim_first_kept;
     std::int32_t replay_token;
     std::int32_t max_tokens;  // 0: no limit of its own
-    std::int32_t priority;
-    std::int32_t step_entry;  // in the open step, or -1
     std::int32_t next_free;
     std::int32_t num_media;
-    std::uint64_t last_use;  // tick
-    std::uint64_t use_count;
     std::uint64_t caller_id;    // if has_caller_id
     std::uint64_t last_ticket;  // newest step it took part in
     std::uint64_t wrote_last;   // newest step it wrote in
@@ -411,6 +414,8 @@ class KVCacheManager::Impl final : public TreeObserver {
     ++s.use_count;
     note_change(slot);
   }
+  // The smallest goes first.
+  [[nodiscard]] static std::uint64_t rank_of(const Sequence& s, VictimPolicy policy) noexcept;
   [[nodiscard]] Victim victim_of(std::int32_t slot, VictimPolicy policy) const noexcept;
   [[nodiscard]] bool frees_a_block(std::int32_t slot) const noexcept;
   [[nodiscard]] bool shares_a_block(std::int32_t slot) const noexcept;
@@ -485,6 +490,8 @@ class KVCacheManager::Impl final : public TreeObserver {
   std::int32_t num_passed_over_ = 0;
   std::int32_t num_changed_ = 0;
   std::optional<VictimPolicy> victim_policy_;
+  std::optional<VictimPolicy> scanned_policy_;  // of the last victim found without the heap,
+  std::uint64_t scanned_at_ = 0;                // and num_uses_ then
 
   std::vector<Step> steps_;  // max_steps_in_flight + 1, reused
   std::vector<std::int32_t> free_steps_;

@@ -25,27 +25,26 @@ Status KVCacheManager::Impl::set_priority(SequenceId id, std::int32_t priority) 
 
 // ---- the heap ----
 
+std::uint64_t KVCacheManager::Impl::rank_of(const Sequence& s, VictimPolicy policy) noexcept {
+  switch (policy) {
+    case VictimPolicy::kLru:
+      return s.last_use;
+    case VictimPolicy::kLfu:
+      return s.use_count;
+    case VictimPolicy::kLongest:
+      return ~static_cast<std::uint64_t>(s.length);
+    case VictimPolicy::kLowestPriority:
+      return static_cast<std::uint64_t>(std::int64_t{s.priority} -
+                                        std::numeric_limits<std::int32_t>::min());
+  }
+  return 0;
+}
+
 KVCacheManager::Impl::Victim KVCacheManager::Impl::victim_of(std::int32_t slot,
                                                              VictimPolicy policy) const noexcept {
   const Sequence& s = sequences_[slot];
-  std::uint64_t rank = 0;
-  switch (policy) {
-    case VictimPolicy::kLru:
-      rank = s.last_use;
-      break;
-    case VictimPolicy::kLfu:
-      rank = s.use_count;
-      break;
-    case VictimPolicy::kLongest:
-      rank = ~static_cast<std::uint64_t>(s.length);
-      break;
-    case VictimPolicy::kLowestPriority:
-      rank = static_cast<std::uint64_t>(std::int64_t{s.priority} -
-                                        std::numeric_limits<std::int32_t>::min());
-      break;
-  }
-  return {rank, s.has_caller_id ? s.caller_id : id_of(s).value(), slot, victim_versions_[slot],
-          !s.has_caller_id};
+  return {rank_of(s, policy), s.has_caller_id ? s.caller_id : id_of(s).value(), slot,
+          victim_versions_[slot], !s.has_caller_id};
 }
 
 namespace {
@@ -133,20 +132,32 @@ void KVCacheManager::Impl::restore_passed_over() noexcept {
 
 // The slot that is first for this policy, whether its going helps or not; -1: none may go.
 std::int32_t KVCacheManager::Impl::first_of_all(VictimPolicy policy) const noexcept {
-  std::optional<Victim> first;
+  std::int32_t first = -1;
+  std::uint64_t first_rank = 0;
   for (std::int32_t slot = 0; slot < num_rows(); ++slot) {
     const Sequence& s = sequences_[slot];
     if (s.life != Life::kOpen || s.step_entry >= 0) continue;
-    const Victim victim = victim_of(slot, policy);
-    if (!first || kLater(*first, victim)) first = victim;
+    const std::uint64_t rank = rank_of(s, policy);
+    if (first >= 0 &&
+        (rank > first_rank ||
+         (rank == first_rank && !kLater(victim_of(first, policy), victim_of(slot, policy))))) {
+      continue;
+    }
+    first = slot;
+    first_rank = rank;
   }
-  return first ? first->slot : -1;
+  return first;
 }
 
 std::optional<SequenceId> KVCacheManager::Impl::select_victim(VictimPolicy policy) {
   if (!is_policy(policy)) return std::nullopt;
-  // After a step of every sequence, one look at each costs a tenth of a new heap.
-  if (victims_are_stale(policy)) {
+  // After a step of every sequence, one look at each costs a tenth of a new heap. Asked again
+  // before as much has happened, the heap pays.
+  const bool again = scanned_policy_ == policy &&
+                     num_uses_ - scanned_at_ <= static_cast<std::uint64_t>(num_sequences_ / 8);
+  if (victims_are_stale(policy) && !again) {
+    scanned_policy_ = policy;
+    scanned_at_ = num_uses_;
     const std::int32_t first = first_of_all(policy);
     if (first < 0) return std::nullopt;
     if (frees_a_block(first)) return id_of(sequences_[first]);
