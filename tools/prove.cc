@@ -57,7 +57,7 @@ std::optional<Known> known(const Condition& condition) {
   return std::nullopt;
 }
 
-std::string hash(const std::vector<SampleResult>& samples) {
+std::string hash(std::span<const SampleResult> samples) {
   Sha256 sha;
   for (const SampleResult& sample : samples) {
     for (const auto& step : sample.logits) sha.update(std::as_bytes(std::span(step->row)));
@@ -69,7 +69,9 @@ std::string hash(const std::vector<SampleResult>& samples) {
 class Prover {
  public:
   Prover(const ProveOptions& options, const llama::Model& model, PromptSet set)
-      : options_(options), model_(model), set_(std::move(set)) {}
+      : options_(options), model_(model), with_long_(std::move(set)), set_(with_long_) {
+    set_.prompts.pop_back();
+  }
 
   Result<int> run() {
     const auto start = std::chrono::steady_clock::now();
@@ -85,9 +87,10 @@ class Prover {
       proof.rows.push_back(*std::move(row));
     }
     progress("");
-    for (const SampleResult& sample : twin_) {
+    for (const SampleResult& sample : std::span(twin_).first(kNumSamples)) {
       proof.logit_rows += static_cast<std::int64_t>(sample.logits.size());
     }
+    proof.long_prompt = with_long_.longest();
     proof.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     std::cout << (options_.json ? proof_json(proof) + "\n" : proof_text(proof));
     return proof.good() ? 0 : 1;
@@ -106,7 +109,9 @@ class Prover {
       return row;
     }
     row.happened = outcome->happened;
-    row.sha256 = hash(outcome->samples);
+    const std::span<const SampleResult> samples(outcome->samples);
+    row.sha256 = hash(samples.first(kNumSamples));
+    if (condition.with_long) row.long_sha256 = hash(samples.subspan(kNumSamples));
     row.failure = what_is_missing(condition, row.happened);
     if (condition.contiguous) {
       twin_ = std::move(outcome->samples);
@@ -120,7 +125,7 @@ class Prover {
   // one, which lets more in at once. If none will do, the first that preempted says what is
   // missing.
   Result<Outcome> run_condition(const Condition& condition) {
-    if (!condition.preempting) return run_engine(condition, roomy_pool(condition));
+    if (!condition.preempting) return run_shared(condition, roomy_pool(condition));
     const std::int64_t least = least_pool(condition);
     std::int64_t last = 0;
     std::optional<Outcome> preempted;
@@ -140,22 +145,37 @@ class Prover {
                                                       std::to_string(last) + " blocks");
   }
 
+  // Where others take the cores, the calling thread may be done before a second one gets any: then
+  // a few times more.
+  Result<Outcome> run_shared(const Condition& condition, std::int64_t num_blocks) {
+    Result<Outcome> outcome = run_engine(condition, num_blocks);
+    for (int again = 0; again < 4; ++again) {
+      if (!outcome || condition.threads.value_or(1) == 1) break;
+      if (outcome->happened.threads_that_worked > 1) break;
+      outcome = run_engine(condition, num_blocks);
+    }
+    return outcome;
+  }
+
   Result<Outcome> run_engine(const Condition& condition, std::int64_t num_blocks) {
     CacheSpec spec = llama::cache_spec(
         model_.config(),
         {.block_size = condition.block(), .dtype = options_.dtype, .format = kFormat});
     for (GroupSpec& group : spec.groups) group.num_blocks = static_cast<std::int32_t>(num_blocks);
     llama::ThreadPool& pool = threads(condition);
+    pool.forget_work();
     Result<std::unique_ptr<llama::Engine>> engine =
         llama::Engine::create(model_, spec,
                               {.max_batch_tokens = kStepTokens,
                                .max_chunk_tokens = condition.chunk_or_all(),
                                .max_seqs = condition.sequences(),
-                               .max_tokens = set_.longest() + kNewTokens,
+                               .max_tokens = set(condition).longest() + kNewTokens,
                                .admission_margin = condition.preempting ? 0 : -1,
                                .stop_at_eos = false,
                                .prefix_cache = condition.prefix_or_cold() != Prefix::kCold,
                                .contiguous = condition.contiguous,
+                               .order = condition.unordered ? Order::kUnordered : Order::kInOrder,
+                               .steps_in_flight = condition.overlapping ? 2 : 1,
                                .kernel = options_.kernel,
                                .keep_logits = llama::LogitRows::kChosen},
                               pool);
@@ -166,14 +186,14 @@ class Prover {
     std::vector<Request> warming;
     Counters before;
     if (const std::optional<Known> known_part = known(condition)) {
-      warming = warming_requests(set_, *known_part, condition.block());
+      warming = warming_requests(set(condition), *known_part, condition.block());
       const Result<llama::RunStats> warmed = run_requests(**engine, warming, nullptr);
       if (!warmed) return warmed.error();
       before = warmed->cache;
       happened.chunk_tokens = warmed->scheduler.chunk_tokens_peak;
     }
-    const std::vector<Request> requests = scored_requests(set_, condition.forked);
-    outcome.samples.resize(kNumSamples);
+    const std::vector<Request> requests = scored_requests(set(condition), condition.forked);
+    outcome.samples.resize(static_cast<std::size_t>(condition.num_samples()));
     Result<llama::RunStats> stats = run_requests(**engine, requests, &outcome.samples);
     if (!stats) return std::move(stats).error();
     for (const SampleResult& sample : outcome.samples) {
@@ -185,9 +205,10 @@ class Prover {
     }
     happened.stats = *std::move(stats);
     happened.threads = pool.num_threads();
+    happened.threads_that_worked = pool.num_threads_that_worked();
     happened.chunk_tokens =
         std::max(happened.chunk_tokens, happened.stats.scheduler.chunk_tokens_peak);
-    happened.longest_prompt = set_.longest();
+    happened.longest_prompt = set(condition).longest();
     happened.block_copies =
         static_cast<std::int64_t>(happened.stats.cache.block_copies - before.block_copies);
     happened.forks = static_cast<std::int64_t>(happened.stats.cache.forks - before.forks);
@@ -238,9 +259,10 @@ class Prover {
     if (condition.forked && prefix == Prefix::kCold) {
       // The owner of a shared tail goes on in place; each of the others copies it.
       happened.block_copies_expected = 0;
-      for (const Tokens& prompt : set_.prompts) {
-        const bool tail = static_cast<std::int32_t>(prompt.size()) % condition.block() != 0;
-        happened.block_copies_expected += tail ? kSamplesPerPrompt - 1 : 0;
+      for (std::size_t p = 0; p < set(condition).prompts.size(); ++p) {
+        const auto length = static_cast<std::int32_t>(set(condition).prompts[p].size());
+        const bool tail = length % condition.block() != 0;
+        happened.block_copies_expected += tail ? samples_of(p) - 1 : 0;
       }
     }
     const bool together = prefix == Prefix::kCold && !condition.forked && !condition.at_once &&
@@ -276,7 +298,7 @@ class Prover {
       if (found.empty()) continue;
       const std::size_t prompt = i / kSamplesPerPrompt;
       return "prompt " + std::to_string(prompt) + " of " +
-             std::to_string(set_.prompts[prompt].size()) + " tokens, sample " +
+             std::to_string(with_long_.prompts[prompt].size()) + " tokens, sample " +
              std::to_string(i % kSamplesPerPrompt) + ", " + found;
     }
     return {};
@@ -285,7 +307,7 @@ class Prover {
   // Enough that nothing is ever short: no block that somebody will look for is evicted.
   [[nodiscard]] std::int64_t roomy_pool(const Condition& condition) const {
     std::int64_t all = 0;
-    for (const Tokens& prompt : set_.prompts) {
+    for (const Tokens& prompt : set(condition).prompts) {
       const auto length = static_cast<std::int64_t>(prompt.size());
       // Each sample, one that warms, and a copy of a block for each.
       all += (kSamplesPerPrompt + 1) * (blocks(length + kNewTokens, condition.block()) + 2);
@@ -298,12 +320,16 @@ class Prover {
     const CacheSpec spec = llama::cache_spec(
         model_.config(),
         {.block_size = condition.block(), .dtype = options_.dtype, .format = kFormat});
-    const std::int32_t tokens = set_.longest() + kNewTokens - 1;
+    const std::int32_t tokens = set(condition).longest() + kNewTokens - 1;
     std::int64_t least = 1;
     for (const GroupSpec& group : spec.groups) {
       least = std::max(least, llama::blocks_needed(group, {.num_tokens = tokens}));
     }
     return least;
+  }
+
+  [[nodiscard]] const PromptSet& set(const Condition& condition) const {
+    return condition.with_long ? with_long_ : set_;
   }
 
   llama::ThreadPool& threads(const Condition& condition) {
@@ -323,7 +349,8 @@ class Prover {
 
   const ProveOptions& options_;
   const llama::Model& model_;
-  const PromptSet set_;
+  PromptSet with_long_;
+  PromptSet set_;  // without the last
   std::vector<SampleResult> twin_;
   std::map<std::int32_t, std::unique_ptr<llama::ThreadPool>> pools_;  // by threads
 };

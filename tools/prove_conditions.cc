@@ -65,6 +65,20 @@ std::string missing_chunks(const Condition& condition, const Happened& happened)
   return expect("tokens of one prompt in one step, at most", happened.chunk_tokens, chunk);
 }
 
+std::string missing_threads(const Condition& condition, const Happened& happened) {
+  if (!condition.threads) return {};
+  if (happened.threads != *condition.threads) {
+    return expect("threads", happened.threads, *condition.threads);
+  }
+  if (*condition.threads > 1 && happened.threads_that_worked < 2) return "one thread computed all";
+  return {};
+}
+
+std::string missing_overlap(const Condition& condition, const Happened& happened) {
+  if (condition.overlapping == (happened.stats.steps_overlapped > 0)) return {};
+  return number(happened.stats.steps_overlapped) + " steps overlapped with the one before";
+}
+
 }  // namespace
 
 std::string Condition::name() const {
@@ -79,6 +93,9 @@ std::string Condition::name() const {
   if (chunk) parts.push_back("chunk " + (*chunk == 0 ? "all" : number(*chunk)));
   if (preempting) parts.emplace_back("preempting");
   if (threads) parts.push_back(number(*threads) + (*threads == 1 ? " thread" : " threads"));
+  if (overlapping) parts.emplace_back("2 steps in flight");
+  if (unordered) parts.emplace_back("unordered");
+  if (with_long && !contiguous) parts.emplace_back("long prompt");
   std::string name;
   for (const std::string& part : parts) name += (name.empty() ? "" : ", ") + part;
   return name;
@@ -86,27 +103,24 @@ std::string Condition::name() const {
 
 std::vector<Condition> conditions() {
   return {
-      {.contiguous = true},
-      {.prefix = Prefix::kCold},
+      {.contiguous = true, .with_long = true},
+      {.prefix = Prefix::kCold, .block_size = 16, .chunk = 0, .with_long = true},
       {.prefix = Prefix::kHit},
       {.prefix = Prefix::kInside},
+      {.prefix = Prefix::kInside, .block_size = 32, .with_long = true},
       {.prefix = Prefix::kAtABorder},
       {.forked = true},
       {.at_once = 1},
-      {.at_once = kNumSamples},
-      {.block_size = 1},
-      {.block_size = 8},
-      {.block_size = 16},
-      {.block_size = 32},
+      {.at_once = 16},
+      {.block_size = 1, .threads = 1},
+      {.block_size = 8, .threads = 2},
+      {.block_size = 32, .threads = 3},
       {.chunk = 1},
       {.chunk = 7},
-      {.chunk = 64},
-      {.chunk = 0},
+      {.chunk = 64, .threads = 4, .with_long = true},
       {.preempting = true},
-      {.threads = 1},
-      {.threads = 2},
-      {.threads = 3},
-      {.threads = 4},
+      {.forked = true, .chunk = 64, .overlapping = true},
+      {.prefix = Prefix::kHit, .forked = true, .unordered = true},
       // Together.
       {.prefix = Prefix::kEachOthers, .at_once = 4},
       {.prefix = Prefix::kHit, .block_size = 1, .chunk = 64, .threads = 3},
@@ -130,11 +144,8 @@ std::string what_is_missing(const Condition& condition, const Happened& happened
   if (!condition.preempting && work.preemptions != 0) {
     return expect("preemptions", work.preemptions, 0);
   }
-  if (condition.threads && happened.threads != *condition.threads) {
-    return expect("threads", happened.threads, *condition.threads);
-  }
-  for (const auto& check :
-       {missing_reuse, missing_forks, missing_batch, missing_blocks, missing_chunks}) {
+  for (const auto& check : {missing_reuse, missing_forks, missing_batch, missing_blocks,
+                            missing_chunks, missing_threads, missing_overlap}) {
     std::string missing = check(condition, happened);
     if (!missing.empty()) return missing;
   }

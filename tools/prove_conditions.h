@@ -35,10 +35,14 @@ struct Condition {
   std::optional<std::int32_t> chunk = {};       // tokens of a prompt in a step; 0: all
   bool preempting = false;                      // the pool is too small
   std::optional<std::int32_t> threads = {};     // those of the machine
+  bool overlapping = false;                     // a step is complete when the next is committed
+  bool unordered = false;                       // Order::kUnordered
+  bool with_long = false;                       // one more prompt
 
   [[nodiscard]] std::string name() const;
   [[nodiscard]] Prefix prefix_or_cold() const { return prefix.value_or(Prefix::kCold); }
-  [[nodiscard]] std::int32_t sequences() const { return at_once.value_or(kNumSamples); }
+  [[nodiscard]] std::int32_t sequences() const { return at_once.value_or(num_samples()); }
+  [[nodiscard]] std::int32_t num_samples() const { return kNumSamples + (with_long ? 1 : 0); }
   [[nodiscard]] std::int32_t block() const { return block_size.value_or(16); }
   [[nodiscard]] std::int32_t chunk_or_all() const { return chunk.value_or(0); }
 };
@@ -48,9 +52,10 @@ struct Condition {
 
 // What a row says of itself, and what it should be.
 struct Happened {
-  llama::RunStats stats;           // of the samples; block_copies and the like too
-  std::int32_t chunk_tokens = 0;   // the most of one sequence in a step, warming included
-  std::int32_t threads = 0;        // of the pool that computed
+  llama::RunStats stats;          // of the samples; block_copies and the like too
+  std::int32_t chunk_tokens = 0;  // the most of one sequence in a step, warming included
+  std::int32_t threads = 0;       // of the pool that computed
+  std::int32_t threads_that_worked = 0;
   std::int64_t blocks_final = -1;  // expected at the peak; -1: not known
   std::int64_t block_copies = 0;
   std::int64_t forks = 0;

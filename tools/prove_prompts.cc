@@ -21,14 +21,16 @@ struct Shape {
 
 // Shared beginnings end at 32 and 64, borders of every block size here, and at 77, inside all but
 // those of one token. Lengths stand at, just behind and far from borders.
-constexpr std::array<Shape, kNumPrompts> kShapes = {{{.own = 3},
-                                                     {.own = 16},
-                                                     {.shared = 32},
-                                                     {.shared = 32, .own = 1},
-                                                     {.shared = 150},
-                                                     {.shared = 64, .own = 36},
-                                                     {.shared = 77, .own = 52},
-                                                     {.shared = 200}}};
+constexpr std::array<Shape, kNumPrompts + 1> kShapes = {
+    {{.own = 3},
+     {.own = 16},
+     {.shared = 32},
+     {.shared = 32, .own = 1},
+     {.shared = 150},
+     {.shared = 64, .own = 36},
+     {.shared = 77, .own = 52},
+     {.shared = 200},
+     {.shared = 200, .own = kLongPrompt - 200}}};
 
 // At least as long as the longest shared beginning. The two texts differ in every place where a
 // prompt leaves the first for the second.
@@ -123,11 +125,11 @@ std::vector<Request> scored_requests(const PromptSet& set, bool forked) {
     const std::string id = "prompt " + std::to_string(p);
     if (forked) {
       requests.push_back(make_request(id, set.prompts[p]));
-      requests.back().samples = kSamplesPerPrompt;
+      requests.back().samples = samples_of(p);
       requests.back().seed = seed;
       continue;
     }
-    for (std::int32_t sample = 0; sample < kSamplesPerPrompt; ++sample) {
+    for (std::int32_t sample = 0; sample < samples_of(p); ++sample) {
       requests.push_back(make_request(id + "/" + std::to_string(sample), set.prompts[p]));
       requests.back().seed = seed + sample;  // what sample `sample` of the forked one draws with
     }

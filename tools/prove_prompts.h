@@ -19,8 +19,11 @@ using Tokens = std::vector<std::int32_t>;
 
 inline constexpr std::int32_t kSamplesPerPrompt = 2;
 inline constexpr std::int32_t kNewTokens = 12;
-inline constexpr std::int32_t kNumPrompts = 8;
+inline constexpr std::int32_t kNumPrompts = 8;  // of every row
 inline constexpr std::int32_t kNumSamples = kNumPrompts * kSamplesPerPrompt;
+// Some rows have one more prompt, of one sample. Where the model has the positions, its attention
+// crosses one of the promised splits of 1024 tokens.
+inline constexpr std::int32_t kLongPrompt = 1040;
 // So that prompts are longer than the longest chunk, 64.
 inline constexpr std::int32_t kFewestPositions = 96;
 
@@ -30,11 +33,15 @@ struct PromptSet {
   [[nodiscard]] std::int32_t longest() const;
 };
 
-// kInvalidArgument: the model has too few positions.
+[[nodiscard]] constexpr std::int32_t samples_of(std::size_t prompt) {
+  return prompt == static_cast<std::size_t>(kNumPrompts) ? 1 : kSamplesPerPrompt;
+}
+
+// With the long prompt, which is the last. kInvalidArgument: the model has too few positions.
 Result<PromptSet> make_prompt_set(const llama::ModelConfig& config);
 
-// One request for each prompt with all of its samples, which fork; or one for each sample, in the
-// order of prompts, then samples. Both draw the same.
+// One request for each prompt with all of its samples, which fork where there are two; or one for
+// each sample, in the order of prompts, then samples. Both draw the same.
 [[nodiscard]] std::vector<llama::Request> scored_requests(const PromptSet& set, bool forked);
 
 // Where what the cache knows of a prompt ends.

@@ -18,20 +18,29 @@ using Json = nlohmann::ordered_json;
 Json or_null(std::int64_t value) { return value < 0 ? Json(nullptr) : Json(value); }
 Json or_null(const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); }
 
-Json row_json(const ProvedRow& row, const std::string& reference) {
+// A row without the long prompt cannot differ in it.
+bool is_equal(const ProvedRow& row, const ProvedRow& twin) {
+  return !row.sha256.empty() && row.sha256 == twin.sha256 &&
+         (!row.condition.with_long || row.long_sha256 == twin.long_sha256);
+}
+
+Json row_json(const ProvedRow& row, const ProvedRow& twin) {
   const Happened& happened = row.happened;
   const llama::SchedulerStats& work = happened.stats.scheduler;
   const std::int32_t chunk = row.condition.chunk_or_all();
   return {
       {"name", row.condition.name()},
       {"sha256", or_null(row.sha256)},
-      {"equal", row.sha256 == reference},
+      {"long_sha256", or_null(row.long_sha256)},
+      {"equal", is_equal(row, twin)},
       {"difference", or_null(row.difference)},
       {"failure", or_null(row.failure)},
       {"contiguous", row.condition.contiguous},
       {"block_size", row.condition.contiguous ? Json(nullptr) : Json(row.condition.block())},
       {"chunk", chunk == 0 ? Json(nullptr) : Json(chunk)},
       {"threads", happened.threads},
+      {"threads_that_worked", happened.threads_that_worked},
+      {"steps_overlapped", happened.stats.steps_overlapped},
       {"prompt_tokens", work.prompt_tokens},
       {"prefill_tokens_computed", work.prefill_tokens_computed},
       {"tokens_reused", work.tokens_reused},
@@ -73,19 +82,21 @@ std::string line(const Cells& cells) {
 }
 
 // Which rows have which hash, in full: the twin's first.
-std::string hashes_text(const Proof& proof) {
+std::string hashes_text(const Proof& proof, std::string ProvedRow::*hash) {
   std::vector<std::pair<std::string, std::vector<std::string>>> groups;
+  std::size_t rows = 0;
   for (const ProvedRow& row : proof.rows) {
-    if (row.sha256.empty()) continue;
+    rows += hash == &ProvedRow::sha256 || row.condition.with_long ? 1 : 0;
+    if ((row.*hash).empty()) continue;
     auto group = std::find_if(groups.begin(), groups.end(),
-                              [&](const auto& other) { return other.first == row.sha256; });
-    if (group == groups.end()) group = groups.insert(groups.end(), {row.sha256, {}});
+                              [&](const auto& other) { return other.first == row.*hash; });
+    if (group == groups.end()) group = groups.insert(groups.end(), {row.*hash, {}});
     group->second.push_back(row.condition.name());
   }
   std::string out;
   for (std::size_t i = 0; i < groups.size(); ++i) {
     out += "  " + groups[i].first + "  " + std::to_string(groups[i].second.size()) + " of " +
-           std::to_string(proof.rows.size()) + " rows\n";
+           std::to_string(rows) + " rows\n";
     if (i == 0) continue;
     for (const std::string& name : groups[i].second) out += "    " + name + "\n";
   }
@@ -95,9 +106,8 @@ std::string hashes_text(const Proof& proof) {
 }  // namespace
 
 bool Proof::equal() const {
-  return !rows.empty() && !rows[0].sha256.empty() &&
-         std::all_of(rows.begin(), rows.end(),
-                     [&](const ProvedRow& row) { return row.sha256 == rows[0].sha256; });
+  return !rows.empty() && std::all_of(rows.begin(), rows.end(),
+                                      [&](const ProvedRow& row) { return is_equal(row, rows[0]); });
 }
 
 bool Proof::good() const {
@@ -106,13 +116,13 @@ bool Proof::good() const {
 }
 
 std::string proof_json(const Proof& proof) {
-  const std::string& reference = proof.rows[0].sha256;
+  const ProvedRow& twin = proof.rows[0];
   Json rows = Json::array();
   Json different = Json::array();
   Json failed = Json::array();
   for (const ProvedRow& row : proof.rows) {
-    rows.push_back(row_json(row, reference));
-    if (!row.sha256.empty() && row.sha256 != reference) different.push_back(row.condition.name());
+    rows.push_back(row_json(row, twin));
+    if (!row.sha256.empty() && !is_equal(row, twin)) different.push_back(row.condition.name());
     if (!row.failure.empty()) failed.push_back(row.condition.name());
   }
   const Json json = {
@@ -120,7 +130,8 @@ std::string proof_json(const Proof& proof) {
       {"equal", proof.equal()},
       {"different", std::move(different)},  // from the contiguous twin
       {"failed", std::move(failed)},        // were not what they say, or did not end
-      {"sha256", proof.equal() ? Json(reference) : Json(nullptr)},
+      {"sha256", proof.equal() ? Json(twin.sha256) : Json(nullptr)},
+      {"long_sha256", proof.equal() ? Json(twin.long_sha256) : Json(nullptr)},
       {"model", proof.options->model},
       {"cache_dtype", to_string(proof.options->dtype)},
       {"kernel", to_string(proof.options->kernel)},
@@ -128,6 +139,7 @@ std::string proof_json(const Proof& proof) {
       {"format", to_string(proof.format)},
       {"samples", kNumSamples},
       {"logit_rows", proof.logit_rows},
+      {"long_prompt", proof.long_prompt},
       {"vocab", proof.model->config().vocab},
       {"seconds", std::round(proof.seconds * 1e3) / 1e3},
   };
@@ -153,7 +165,10 @@ std::string proof_text(const Proof& proof) {
   out += "\nSHA-256 of " + std::to_string(proof.logit_rows) + " rows of " +
          std::to_string(proof.model->config().vocab) + " logits (cache " +
          to_string(proof.options->dtype) + ", kernel " + to_string(proof.options->kernel) +
-         ", format " + to_string(proof.format) + ", " + seconds + " s):\n" + hashes_text(proof);
+         ", format " + to_string(proof.format) + ", " + seconds + " s):\n" +
+         hashes_text(proof, &ProvedRow::sha256) + "and of the prompt of " +
+         std::to_string(proof.long_prompt) + " tokens, in the rows that have it:\n" +
+         hashes_text(proof, &ProvedRow::long_sha256);
   std::size_t different = 0;
   for (const ProvedRow& row : proof.rows) different += row.difference.empty() ? 0 : 1;
   if (different > 0) {

@@ -16,9 +16,10 @@ namespace kvfolio::tools {
 struct ProvedRow {
   Condition condition;
   Happened happened;
-  std::string sha256;      // empty: it did not end
-  std::string difference;  // to the twin, the first one in words; empty: none
-  std::string failure;     // it was not what it says, or did not end; empty: it was and did
+  std::string sha256;       // empty: it did not end
+  std::string long_sha256;  // of the long prompt; empty too where the row has none
+  std::string difference;   // to the twin, the first one in words; empty: none
+  std::string failure;      // it was not what it says, or did not end; empty: it was and did
 };
 
 struct Proof {
@@ -26,10 +27,11 @@ struct Proof {
   const llama::Model* model = nullptr;
   Format format = Format::kHnd;
   std::int64_t logit_rows = 0;    // of each row of the proof
+  std::int32_t long_prompt = 0;   // its tokens
   std::vector<ProvedRow> rows{};  // the twin first
   double seconds = 0.0;
 
-  [[nodiscard]] bool equal() const;  // all hashes are there and the same
+  [[nodiscard]] bool equal() const;  // all hashes are there and the same, of either prompts
   [[nodiscard]] bool good() const;   // that, and every row was what it says
 };
 

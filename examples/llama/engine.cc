@@ -29,7 +29,9 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const CacheSp
                            {.max_sequences = options.max_seqs + 1,
                             .max_tokens = options.max_tokens,
                             .prefix_cache = options.prefix_cache,
-                            .kernel = options.kernel},
+                            .kernel = options.kernel,
+                            .order = options.order,
+                            .steps_in_flight = options.steps_in_flight},
                            pool);
   if (!paged) return std::move(paged).error();
   engine->paged_ = paged->get();
@@ -68,6 +70,7 @@ Result<RunStats> Engine::run(std::span<const Request> requests, Listener listene
   stats.cache = backend_->counters();
   if (paged_ != nullptr) {
     for (const GroupSpec& group : spec_.groups) stats.blocks_total += group.num_blocks;
+    stats.steps_overlapped = paged_->steps_overlapped();
   }
   return stats;
 }

@@ -32,6 +32,8 @@ struct EngineOptions {
   bool stop_at_eos = true;
   bool prefix_cache = true;
   bool contiguous = false;  // the twin; spec's pools are not used then
+  Order order = Order::kInOrder;
+  std::int32_t steps_in_flight = 1;  // 2 with kInOrder only: PagedOptions
   KernelTarget kernel = KernelTarget::kReference;
   LogitRows keep_logits = LogitRows::kNone;
   BlockMap* block_map = nullptr;  // looks at every step when there is one; not of the twin
@@ -41,8 +43,9 @@ struct RunStats {
   SchedulerStats scheduler;
   Counters cache;  // since the cache was made, earlier runs included
   std::int64_t blocks_total = 0;
-  std::int64_t blocks_peak = 0;  // held by sequences, all groups together
-  std::int64_t bytes_peak = 0;   // of those blocks; of the twin: of its arrays
+  std::int64_t blocks_peak = 0;       // held by sequences, all groups together
+  std::int64_t bytes_peak = 0;        // of those blocks; of the twin: of its arrays
+  std::int64_t steps_overlapped = 0;  // with the one before, likewise since the cache was made
   double seconds = 0.0;
 };
 

@@ -28,8 +28,8 @@ Result<std::unique_ptr<PagedBackend>> PagedBackend::create(const ModelConfig& co
   if (!storage) return std::move(storage).error();
   Result<KVCacheManager> manager = KVCacheManager::create(
       *std::move(storage), {.max_sequences = options.max_sequences,
-                            .max_steps_in_flight = 1,
-                            .order = Order::kInOrder,
+                            .max_steps_in_flight = options.steps_in_flight,
+                            .order = options.order,
                             .prefix_cache = options.prefix_cache,
                             .max_table_entries = table_entries(spec, options)});
   if (!manager) return std::move(manager).error();
@@ -51,6 +51,7 @@ Result<std::unique_ptr<PagedBackend>> PagedBackend::create(const ModelConfig& co
 PagedBackend::PagedBackend(KVCacheManager manager, const ModelConfig& config,
                            const PagedOptions& options, ThreadPool& pool)
     : manager_(std::move(manager)),
+      steps_in_flight_(options.steps_in_flight),
       kernel_(options.kernel),
       scale_(1.0 / std::sqrt(static_cast<double>(config.head_dim))),
       attend_(pool) {}
@@ -72,7 +73,32 @@ Status PagedBackend::prepare() {
   const Result<const StepPlan*> plan = manager_.plan();
   if (!plan) return plan.error();
   plan_ = *plan;
+  for (const GroupPlan& group : plan_->groups) {
+    // The host runs the copies: what they read has to be there.
+    if (!group.copy_src.empty()) KVFOLIO_RETURN_IF_ERROR(complete_in_flight());
+  }
   return manager_.run_copies();
+}
+
+Status PagedBackend::finish_step() {
+  if (steps_in_flight_ == 1) return manager_.finish(ticket_);
+  steps_overlapped_ += in_flight_ ? 1 : 0;
+  KVFOLIO_RETURN_IF_ERROR(manager_.commit(ticket_));
+  KVFOLIO_RETURN_IF_ERROR(complete_in_flight());
+  in_flight_ = ticket_;
+  return {};
+}
+
+Status PagedBackend::drop_step() {
+  KVFOLIO_RETURN_IF_ERROR(manager_.drop(ticket_));
+  return complete_in_flight();  // what it waits for may be what nobody found room for
+}
+
+Status PagedBackend::complete_in_flight() {
+  if (!in_flight_) return {};
+  const Ticket ticket = *in_flight_;
+  in_flight_.reset();
+  return manager_.complete(ticket);
 }
 
 Status PagedBackend::layer(std::int32_t layer, const ConstRowsView& q, const ConstRowsView& k,

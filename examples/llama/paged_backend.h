@@ -7,6 +7,7 @@
 // Thread safety: none.
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "backend.h"
@@ -21,6 +22,10 @@ struct PagedOptions {
   std::int32_t max_tokens = 0;  // of one sequence
   bool prefix_cache = true;
   KernelTarget kernel = KernelTarget::kReference;
+  Order order = Order::kInOrder;
+  // 2: a step is complete for the manager only when the next one is committed, as with a device
+  // that is one step behind. Of kInOrder only, where a sequence may be in both.
+  std::int32_t steps_in_flight = 1;
 };
 
 class PagedBackend final : public Backend {
@@ -41,8 +46,8 @@ class PagedBackend final : public Backend {
     return manager_.append(sequence, tokens);
   }
   Status prepare() override;
-  Status finish_step() override { return manager_.finish(ticket_); }
-  Status drop_step() override { return manager_.drop(ticket_); }
+  Status finish_step() override;
+  Status drop_step() override;
 
   Status admit(SequenceId sequence, std::int64_t num_tokens) override {
     return manager_.admit(sequence, num_tokens);
@@ -57,6 +62,8 @@ class PagedBackend final : public Backend {
   [[nodiscard]] CacheUsage usage() const override;
   [[nodiscard]] const Counters& counters() const override { return manager_.counters(); }
   [[nodiscard]] const KVCacheManager& manager() const { return manager_; }
+  // Steps that were committed while the one before was not complete, since the start.
+  [[nodiscard]] std::int64_t steps_overlapped() const { return steps_overlapped_; }
 
  private:
   // Where a layer of the model lies in the cache.
@@ -67,8 +74,12 @@ class PagedBackend final : public Backend {
 
   PagedBackend(KVCacheManager manager, const ModelConfig& config, const PagedOptions& options,
                ThreadPool& pool);
+  Status complete_in_flight();
 
   KVCacheManager manager_;
+  std::int32_t steps_in_flight_;
+  std::int64_t steps_overlapped_ = 0;
+  std::optional<Ticket> in_flight_;  // committed, not complete
   KernelTarget kernel_;
   double scale_;
   ParallelAttend attend_;

@@ -22,7 +22,8 @@ void pause() noexcept {
 
 ThreadPool::ThreadPool(std::int32_t num_threads) {
   KVFOLIO_CHECK(num_threads >= 1);
-  for (std::int32_t i = 1; i < num_threads; ++i) workers_.emplace_back([this] { work(); });
+  worked_ = std::make_unique<std::atomic<bool>[]>(static_cast<std::size_t>(num_threads));
+  for (std::int32_t i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { work(i); });
 }
 
 ThreadPool::~ThreadPool() {
@@ -32,8 +33,25 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : workers_) worker.join();
 }
 
+std::int32_t ThreadPool::num_threads_that_worked() const noexcept {
+  std::int32_t count = 0;
+  for (std::size_t i = 0; i <= workers_.size(); ++i) count += worked_[i].load() ? 1 : 0;
+  return count;
+}
+
+void ThreadPool::forget_work() noexcept {
+  for (std::size_t i = 0; i <= workers_.size(); ++i) worked_[i].store(false);
+}
+
+// Written once, then only read: the flags share a cache line.
+void ThreadPool::note_work(std::int32_t thread) noexcept {
+  std::atomic<bool>& worked = worked_[static_cast<std::size_t>(thread)];
+  if (!worked.load(std::memory_order_relaxed)) worked.store(true);
+}
+
 void ThreadPool::run(std::int32_t num_parts, Call call, void* context) {
   if (workers_.empty() || num_parts <= 1) {
+    if (num_parts > 0) note_work(0);
     for (std::int32_t part = 0; part < num_parts; ++part) call(context, part);
     return;
   }
@@ -45,7 +63,7 @@ void ThreadPool::run(std::int32_t num_parts, Call call, void* context) {
   unclaimed_.store(std::uint64_t{round} << 32 | static_cast<std::uint32_t>(num_parts));
   round_.store(round);
   round_.notify_all();
-  take_parts(round);
+  take_parts(round, 0);
   for (std::int32_t spins = 0; spins < kSpins; ++spins) {
     if (unfinished_.load() == 0) return;
     pause();
@@ -55,23 +73,24 @@ void ThreadPool::run(std::int32_t num_parts, Call call, void* context) {
   }
 }
 
-void ThreadPool::take_parts(std::uint32_t round) {
+void ThreadPool::take_parts(std::uint32_t round, std::int32_t thread) {
   std::uint64_t seen = unclaimed_.load();
   while (seen >> 32 == round && static_cast<std::uint32_t>(seen) != 0) {
     if (!unclaimed_.compare_exchange_weak(seen, seen - 1)) continue;  // `seen` is fresh now
+    note_work(thread);
     call_(context_, num_parts_ - static_cast<std::int32_t>(static_cast<std::uint32_t>(seen)));
     if (unfinished_.fetch_sub(1) == 1) unfinished_.notify_one();
     seen = unclaimed_.load();
   }
 }
 
-void ThreadPool::work() {
+void ThreadPool::work(std::int32_t thread) {
   for (std::uint32_t seen = 0;;) {
     for (std::int32_t spins = 0; spins < kSpins && round_.load() == seen; ++spins) pause();
     round_.wait(seen);
     seen = round_.load();
     if (stop_.load()) return;
-    take_parts(seen);
+    take_parts(seen, thread);
   }
 }
 

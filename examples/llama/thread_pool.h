@@ -31,6 +31,9 @@ class ThreadPool {
   [[nodiscard]] std::int32_t num_threads() const noexcept {
     return static_cast<std::int32_t>(workers_.size()) + 1;
   }
+  // How many of the threads ran a part since the last forget_work(). Between two loops.
+  [[nodiscard]] std::int32_t num_threads_that_worked() const noexcept;
+  void forget_work() noexcept;
 
   // Calls body(0) .. body(num_parts-1), each once, and returns when all have returned. `body` must
   // not throw.
@@ -46,8 +49,9 @@ class ThreadPool {
   using Call = void (*)(void* context, std::int32_t part);
 
   void run(std::int32_t num_parts, Call call, void* context);
-  void take_parts(std::uint32_t round);
-  void work();
+  void take_parts(std::uint32_t round, std::int32_t thread);
+  void work(std::int32_t thread);
+  void note_work(std::int32_t thread) noexcept;
 
   // The loop of the current round. The caller writes it before it publishes the round, and only
   // when no part is claimed; others read it only while they hold a part.
@@ -62,6 +66,7 @@ class ThreadPool {
   std::atomic<std::int32_t> unfinished_{0};  // parts that have not returned
   std::atomic<std::uint32_t> round_{0};      // what idle workers wait for
   std::atomic<bool> stop_{false};
+  std::unique_ptr<std::atomic<bool>[]> worked_;  // by thread, the caller is 0
   std::vector<std::thread> workers_;
 };
 

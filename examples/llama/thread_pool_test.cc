@@ -62,5 +62,22 @@ TEST(ThreadPool, UnusedPoolEnds) {
   for (int i = 0; i < 20; ++i) ThreadPool pool(4);
 }
 
+TEST(ThreadPool, CountsTheThreadsThatRanAPart) {
+  ThreadPool alone(1);
+  EXPECT_EQ(alone.num_threads_that_worked(), 0);
+  alone.parallel_for(3, [](std::int32_t) {});
+  EXPECT_EQ(alone.num_threads_that_worked(), 1);
+  ThreadPool three(3);
+  std::atomic<int> inside{0};
+  // No part ends before three threads are in one each.
+  three.parallel_for(3, [&](std::int32_t) {
+    inside.fetch_add(1);
+    while (inside.load() < 3) std::this_thread::yield();
+  });
+  EXPECT_EQ(three.num_threads_that_worked(), 3);
+  three.forget_work();
+  EXPECT_EQ(three.num_threads_that_worked(), 0);
+}
+
 }  // namespace
 }  // namespace kvfolio::llama

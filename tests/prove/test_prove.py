@@ -20,13 +20,14 @@ mutants = pytest.mark.skipif(os.environ.get("KVFOLIO_MUTANTS_BUILD", "OFF") in (
 sys.path.insert(0, str(SOURCE / "tests"))
 import make_checkpoints  # noqa: E402
 
-ROW_KEYS = """name sha256 equal difference failure contiguous block_size chunk threads
-    prompt_tokens prefill_tokens_computed tokens_reused tokens_reused_expected tokens_recomputed
+ROW_KEYS = """name sha256 long_sha256 equal difference failure contiguous block_size chunk threads
+    threads_that_worked steps_overlapped prompt_tokens prefill_tokens_computed tokens_reused tokens_reused_expected tokens_recomputed
     forks block_copies block_copies_expected preemptions steps step_sequences_peak
     chunk_tokens_peak blocks_total blocks_peak seconds""".split()
-NAMES = """contiguous twin|cold|hit|partly hit|forked|alone|among 15 others|block 1|block 8|
-    block 16|block 32|chunk 1|chunk 7|chunk 64|chunk all|preempting|1 thread|2 threads|
-    3 threads|4 threads|partly hit, chunk 7, preempting, 3 threads"""
+NAMES = """contiguous twin|cold, block 16, chunk all, long prompt|hit|partly hit|forked|alone|among 15 others|
+    block 1, 1 thread|block 8, 2 threads|block 32, 3 threads|chunk 1|chunk 7|chunk 64, 4 threads, long prompt|
+    preempting|forked, chunk 64, 2 steps in flight|hit, forked, unordered|
+    partly hit, chunk 7, preempting, 3 threads"""
 
 
 def run(model, *options, mutant=None):
@@ -85,11 +86,45 @@ def test_every_row_has_the_keys_and_is_what_it_says(checkpoint):
             assert row["tokens_reused"] == 0
         if "forked" in row["name"]:
             assert row["forks"] > 0 and row["block_copies"] > 0
+        assert (row["steps_overlapped"] > 0) == ("in flight" in row["name"])
+        if threads := re.search(r"(\d) threads?", row["name"]):
+            assert row["threads"] == int(threads.group(1))
+            assert (row["threads_that_worked"] > 1) == (row["threads"] > 1)
     assert rows["alone"]["step_sequences_peak"] == 1
     assert rows["among 15 others"]["step_sequences_peak"] == 16
     assert 0 < rows["partly hit"]["tokens_reused"] < rows["hit"]["tokens_reused"]
-    assert [rows[f"chunk {n}"]["chunk_tokens_peak"] for n in (1, 7, 64)] == [1, 7, 64]
-    assert [rows[f"{n} threads"]["threads"] for n in (2, 3, 4)] == [2, 3, 4]
+    chunks = ("chunk 1", "chunk 7", "chunk 64, 4 threads, long prompt")
+    assert [rows[name]["chunk_tokens_peak"] for name in chunks] == [1, 7, 64]
+
+
+def condition(name):
+    """What runs under a name: what it does not say has its default, and threads are the machine's."""
+    said = {"cache": "cold", "at once": "all", "block": "16", "chunk": "all",
+            "threads": str(min(os.cpu_count(), 256))}
+    for part in name.split(", "):
+        if match := re.fullmatch("(block|chunk) (.*)", part):
+            said[match.group(1)] = match.group(2)
+        elif match := re.fullmatch(r"(\d+) threads?", part):
+            said["threads"] = match.group(1)
+        elif re.fullmatch("alone|among .*", part):
+            said["at once"] = part
+        elif part in ("cold", "hit", "partly hit", "partly hit at borders", "each other's prefixes"):
+            said["cache"] = part
+        else:
+            said[part] = "yes"
+    return tuple(sorted(said.items()))
+
+
+def test_no_two_rows_are_the_same_run_under_two_names(checkpoint):
+    names = [row["name"] for row in proof(checkpoint("tied-f32"))["rows"]]
+    assert len({condition(name) for name in names}) == len(names)
+
+
+@sanitized
+def test_a_prompt_of_the_shipped_model_is_longer_than_a_split_of_attention():
+    rows = [row for row in proof(SHIPPED)["rows"] if row["long_sha256"]]
+    assert len(rows) >= 4 and len({row["long_sha256"] for row in rows}) == 1
+    assert rows[0]["contiguous"] and max(row["chunk_tokens_peak"] for row in rows) == 1040
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "f64"])
@@ -114,7 +149,7 @@ def test_models_that_do_not_read_bytes_get_ids(checkpoint):
 
 def test_short_models_are_proved_down_to_96_positions(checkpoint):
     rows = check(proof(checkpoint("tied-f32", max_position_embeddings=96)))
-    assert rows["chunk 64"]["chunk_tokens_peak"] == 64
+    assert rows["chunk 64, 4 threads, long prompt"]["chunk_tokens_peak"] == 64
     done = run(checkpoint("tied-f32", max_position_embeddings=95))
     assert done.returncode == 2
     assert "max_position_embeddings 95" in done.stderr and "at least 96" in done.stderr
@@ -125,7 +160,8 @@ def test_two_runs_say_the_same(checkpoint):
     first, second = proof(model), proof(model)
     for result in (first, second):
         for timed in (result, *result["rows"]):
-            del timed["seconds"]
+            for key in ("seconds", "threads_that_worked"):
+                timed.pop(key, None)
     assert first == second
 
 
