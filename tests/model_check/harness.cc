@@ -154,6 +154,8 @@ void Coverage::add(const Coverage& other) {
   hits += other.hits;
   hits_inside_block += other.hits_inside_block;
   hits_below_best += other.hits_below_best;
+  tails_found += other.tails_found;
+  tails_lost += other.tails_lost;
   tokens_reused += other.tokens_reused;
   slots_kept += other.slots_kept;
   copies += other.copies;
@@ -182,10 +184,11 @@ std::string to_string(const Coverage& c) {
          " reads checked, " + std::to_string(c.blocks_poisoned) + " blocks poisoned, " +
          std::to_string(c.hits) + " hits (" + std::to_string(c.hits_inside_block) +
          " inside a unit, " + std::to_string(c.hits_below_best) + " below the best), " +
-         std::to_string(c.tokens_reused) + " tokens reused, " + std::to_string(c.slots_kept) +
-         " slots kept, " + std::to_string(c.copies) + " copies, " + std::to_string(c.evictions) +
-         " evictions, " + std::to_string(c.shortages) + " shortages, " +
-         std::to_string(c.retiring_seen) + " retiring seen, " +
+         std::to_string(c.tails_lost) + " of " + std::to_string(c.tails_found + c.tails_lost) +
+         " tails lost, " + std::to_string(c.tokens_reused) + " tokens reused, " +
+         std::to_string(c.slots_kept) + " slots kept, " + std::to_string(c.copies) + " copies, " +
+         std::to_string(c.evictions) + " evictions, " + std::to_string(c.shortages) +
+         " shortages, " + std::to_string(c.retiring_seen) + " retiring seen, " +
          std::to_string(c.publications_skipped) + " publications skipped, " +
          std::to_string(c.adoptions) + " adoptions (" + std::to_string(c.adoptions_refused) +
          " refused), " + std::to_string(c.duplicates_refused) + " ids taken already, " +

@@ -73,6 +73,8 @@ struct Coverage {
   std::uint64_t hits = 0;
   std::uint64_t hits_inside_block = 0;
   std::uint64_t hits_below_best = 0;  // content was there, the tree did not lead to it
+  std::uint64_t tails_found = 0;      // of closed sequences, with nothing evicted
+  std::uint64_t tails_lost = 0;       // a neighbour that shares as much was in the way
   std::uint64_t tokens_reused = 0;
   std::uint64_t slots_kept = 0;  // slot -1
   std::uint64_t copies = 0;

@@ -135,6 +135,7 @@ TEST_P(ModelCheck, ManagerAnswersAsTheNaiveModel) {
   std::printf("[model] family %s seeds %llu to %llu: %s\n", to_string(family),
               static_cast<unsigned long long>(first), static_cast<unsigned long long>(seed - 1),
               to_string(coverage).c_str());
+  EXPECT_LE(coverage.tails_lost, 2 + coverage.tails_found / 100) << "hits are lost";
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, ModelCheck, testing::Range(0, kNumFamilies),
