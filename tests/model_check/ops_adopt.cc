@@ -4,6 +4,7 @@
 // the model's memory says of these blocks.
 
 #include <algorithm>
+#include <limits>
 
 #include "model_check/ops.h"
 
@@ -16,6 +17,7 @@ Tables Harness::tables_to_adopt(const Seq& source, int num_tokens, Rng& rng) con
   const int piece = common_multiple();
   const int num_pieces = (std::max(num_tokens, 0) + piece - 1) / piece;
   std::vector<std::pair<const Seq*, int>> pieces;  // whose, and which of its pieces
+  pieces.reserve(static_cast<std::size_t>(num_pieces));
   for (int i = 0; i < num_pieces; ++i) pieces.emplace_back(&source, i);
   if (num_pieces > 0 && rng.chance(30)) {
     for (int i = rng.between(1, 3); i > 0; --i) {

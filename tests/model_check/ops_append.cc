@@ -213,6 +213,7 @@ void Harness::open_unnamed(Rng& rng) {
   ++expected_.sequences_opened;
   if (count == 0) return;
   std::vector<std::int32_t> tokens;
+  tokens.reserve(static_cast<std::size_t>(count));
   for (int p = 0; p < count; ++p) {
     tokens.push_back(p < isize(prompt.tokens) ? prompt.tokens[static_cast<std::size_t>(p)]
                                               : rng.below(config_.alphabet));

@@ -3,6 +3,7 @@
 // its uses.
 
 #include <algorithm>
+#include <limits>
 
 #include "model_check/ops.h"
 
