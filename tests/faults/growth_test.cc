@@ -56,6 +56,7 @@ TEST(FaultT18, AVictimIsFoundWithoutALookAtTheOthers) {
   const auto seconds = [](std::int32_t sequences) {
     Engine e({full_group(16, sequences + 1000)}, {.max_sequences = sequences});
     std::vector<SequenceId> all;
+    all.reserve(static_cast<std::size_t>(sequences));
     for (std::int32_t i = 0; i < sequences; ++i) all.push_back(e.say_count(1));
     for (const VictimPolicy policy : {VictimPolicy::kLru, VictimPolicy::kLfu}) {
       EXPECT_EQ(e.manager.select_victim(policy), all[0]);
