@@ -171,6 +171,7 @@ struct Seq {
   int cached = 0;               // cached_tokens of open()
   std::uint64_t last_step = 0;  // newest step that it, or what it was forked from, took part in
   bool publishes_late = true;   // closed, waits for its step, and is among the first that do
+  int published_at_close = 0;   // tokens that stood on the tree then; its blocks were let go
   int sinks = 0;                // positions [sinks, first_kept) are trimmed away
   int first_kept = 0;
   Tables tables;  // as last seen

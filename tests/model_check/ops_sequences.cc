@@ -256,6 +256,7 @@ void Harness::end(const SeqPtr& seq, Rng& rng) {
   stale_.push_back(seq->id);
   std::erase(seqs_, seq);
   publish(*seq, seq->tables, true);
+  seq->published_at_close = published_before(*seq);
   if (waits_for(*seq) != 0) {
     seq->publishes_late = isize(waiting_) < config_.options.max_sequences;
     waiting_.push_back(seq);
