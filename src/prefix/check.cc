@@ -41,9 +41,8 @@ Status PrefixTree::Impl::check_invariants() const {
       if (!live) return broken(r, "nothing keeps it alive");
     }
     if (at.hashed || root) {
-      std::uint32_t slot = at.hash & table_mask_;
-      while (table_[slot] != 0 && table_[slot] != r + 1) slot = (slot + 1) & table_mask_;
-      if (table_[slot] == 0) return broken(r, "is not in the hash table");
+      const auto is_this = [r](std::int32_t other) { return other == r; };
+      if (table_.find(at.hash, is_this) == kNone) return broken(r, "is not in the hash table");
     }
     // Children, in order.
     std::int32_t children = 0;

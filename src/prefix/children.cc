@@ -2,7 +2,7 @@
 //
 // Finding the child of a run. Two structures hold the same children:
 //   - one hash table for the whole tree, keyed by (parent, first unit with its media), for an exact
-//     next unit. Open addressing, linear probing, removal by shifting back: no tombstones.
+//     next unit (run_table.h).
 //   - a treap per run, ordered position by position by (token, medium), for the neighbour that
 //     shares most with a query inside the unit. Priorities are hashes of the run's name, so the
 //     shape does not depend on the order of insertion and nobody can steer it with prompts.
@@ -153,26 +153,14 @@ std::uint32_t PrefixTree::Impl::hash_run(std::int32_t r) const noexcept {
 }
 
 void PrefixTree::Impl::table_insert(std::int32_t r) noexcept {
-  std::uint32_t at = run(r).hash & table_mask_;
-  while (table_[at] != 0) at = (at + 1) & table_mask_;
-  table_[at] = r + 1;
+  table_.insert(r, run(r).hash);
   run(r).hashed = true;
 }
 
 void PrefixTree::Impl::table_erase(std::int32_t r) noexcept {
   if (!run(r).hashed) return;
   run(r).hashed = false;
-  std::uint32_t hole = run(r).hash & table_mask_;
-  while (table_[hole] != r + 1) hole = (hole + 1) & table_mask_;
-  // Whoever may stand nearer to its home moves up.
-  for (std::uint32_t at = (hole + 1) & table_mask_; table_[at] != 0; at = (at + 1) & table_mask_) {
-    const std::uint32_t home = run(table_[at] - 1).hash & table_mask_;
-    if (((at - home) & table_mask_) >= ((at - hole) & table_mask_)) {
-      table_[hole] = table_[at];
-      hole = at;
-    }
-  }
-  table_[hole] = 0;
+  table_.erase(r, run(r).hash);
 }
 
 // The child whose first unit is the query's, or kNone. The query has a unit of tokens at least.
@@ -186,14 +174,9 @@ std::int32_t PrefixTree::Impl::find_child(std::int32_t parent, std::span<const s
     return common_prefix(r, above.end(), unit, media) == unit_ ? r : kNone;
   }
   const std::uint32_t hash = hash_query(parent, above.end(), unit.data(), media);
-  for (std::uint32_t at = hash & table_mask_; table_[at] != 0; at = (at + 1) & table_mask_) {
-    const std::int32_t r = table_[at] - 1;
-    if (run(r).hash == hash && run(r).parent == parent &&
-        common_prefix(r, above.end(), unit, media) == unit_) {
-      return r;
-    }
-  }
-  return kNone;
+  return table_.find(hash, [&](std::int32_t r) {
+    return run(r).parent == parent && common_prefix(r, above.end(), unit, media) == unit_;
+  });
 }
 
 // ---- the treap ----

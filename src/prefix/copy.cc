@@ -13,10 +13,10 @@ void PrefixTree::Impl::copy_from(const Impl& other) noexcept {
   const auto& [observer, groups, unit, num_runs, num_tokens, num_groups, max_runs, max_root_keys,
                max_root_key_bytes, num_roots, root_key_bytes, hash_seed, runs, run_groups,
                runs_touched, free_runs, tokens, entries, keys, extents, extents_touched,
-               free_extents, table, table_mask, path, path_length, matched, key] = other;
+               free_extents, table, path, path_length, matched, key] = other;
   KVFOLIO_CHECK(unit_ == unit && num_groups_ == num_groups && max_runs_ == max_runs &&
                 max_root_keys_ == max_root_keys && max_root_key_bytes_ == max_root_key_bytes &&
-                hash_seed_ == hash_seed && table_mask_ == table_mask);
+                hash_seed_ == hash_seed);
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto& [spec, where, evictable] = groups[g];
     groups_[g].where.copy_from(where);

@@ -28,13 +28,54 @@ std::int32_t reach_of(const TreeGroup& spec, std::int32_t length) noexcept {
 
 }  // namespace
 
+// Where prompts branch after every unit, each run costs several misses of memory, one after the
+// other. So this goes ahead by hashes alone, which needs one, as if every run were a unit long, and
+// the others are under way when the walk comes. A wrong guess costs time and nothing else.
+std::int32_t PrefixTree::Impl::look_ahead(std::int32_t parent, std::span<const std::int32_t> tokens,
+                                          std::span<const MediaSpan> media) const noexcept {
+  constexpr std::int32_t kMost = 16;
+  std::array<std::int32_t, kMost> ahead;
+  const auto unit = static_cast<std::size_t>(unit_);
+  std::int32_t at = run(parent).end();
+  std::int32_t count = 0;
+  for (; count < kMost && tokens.size() >= unit; ++count) {
+    const std::uint32_t hash = hash_query(parent, at, tokens.data(), media);
+    parent = table_.find(hash, [](std::int32_t) { return true; });
+    if (parent == kNone) break;
+    ahead[static_cast<std::size_t>(count)] = parent;
+    __builtin_prefetch(&run(parent));
+    __builtin_prefetch(&run(parent).extents);  // a run may lie on two lines
+    for (std::int32_t g = 0; g < num_groups_; ++g) __builtin_prefetch(&slots(parent, g));
+    at += unit_;
+    tokens = tokens.subspan(unit);
+  }
+  const std::span<const std::int32_t> runs(ahead.data(), static_cast<std::size_t>(count));
+  for (const std::int32_t r : runs) {
+    __builtin_prefetch(tokens_of(r));
+    for (std::int32_t g = 0; g < num_groups_; ++g) __builtin_prefetch(entries(r, g));
+  }
+  for (const std::int32_t r : runs) {
+    for (std::int32_t g = 0; g < num_groups_; ++g) {
+      const std::int32_t block = slots(r, g).count > 0 ? entries(r, g)[0] : kNone;
+      if (block != kNone) __builtin_prefetch(&group(g).where[block]);
+    }
+  }
+  return count;
+}
+
 std::int32_t PrefixTree::Impl::walk(std::int32_t root, std::span<const std::int32_t> tokens,
                                     std::span<const MediaSpan> media) const noexcept {
   path_length_ = 0;
   std::int32_t r = root;
   std::size_t at = 0;
+  std::int32_t known_ahead = 0;  // runs that look_ahead() has asked for and that are still to come
   while (at < tokens.size()) {
     const auto rest = tokens.subspan(at);
+    if (known_ahead > 0) {
+      --known_ahead;
+    } else if (path_length_ > 0 && run(r).length == unit_ && run(r).num_children > 1) {
+      known_ahead = look_ahead(r, rest, media);
+    }
     std::int32_t child = kNone;
     if (rest.size() >= static_cast<std::size_t>(unit_)) child = find_child(r, rest, media);
     if (child == kNone) {

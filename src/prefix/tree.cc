@@ -2,7 +2,6 @@
 #include "prefix/tree.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "base/hash.h"
@@ -60,8 +59,6 @@ Result<std::unique_ptr<PrefixTree::Impl>> PrefixTree::Impl::create(
   tree->max_root_keys_ = options.max_root_keys;
   tree->max_root_key_bytes_ = options.max_root_key_bytes;
   tree->hash_seed_ = options.hash_seed;
-  const std::uint32_t buckets = std::bit_ceil(static_cast<std::uint32_t>(options.max_runs) * 2u);
-  tree->table_mask_ = buckets - 1;
 
   // Each run may waste most of a granule and up to half of its span in each arena.
   const std::int64_t granules = std::int64_t{options.max_runs} * SpanArena::kGranule;
@@ -69,7 +66,7 @@ Result<std::unique_ptr<PrefixTree::Impl>> PrefixTree::Impl::create(
   bool ok = tree->runs_.allocate_zeroed(options.max_runs) &&
             tree->run_groups_.allocate_zeroed(std::int64_t{options.max_runs} * tree->num_groups_) &&
             tree->extents_.allocate_zeroed(options.max_media_extents) &&
-            tree->table_.allocate_zeroed(buckets) &&
+            tree->table_.allocate(options.max_runs) &&
             tree->path_.allocate_zeroed(options.max_runs) &&
             tree->key_.allocate_zeroed(
                 std::min(static_cast<std::int64_t>(kMaxKeyBytes), options.max_root_key_bytes) +
@@ -126,16 +123,11 @@ std::size_t PrefixTree::Impl::encode_key(const RootKey& key) const noexcept {
 }
 
 std::int32_t PrefixTree::Impl::lookup_root(std::size_t size, std::uint32_t hash) const noexcept {
-  for (std::uint32_t at = hash & table_mask_; table_[at] != 0; at = (at + 1) & table_mask_) {
-    const std::int32_t r = table_[at] - 1;
+  return table_.find(hash, [&](std::int32_t r) {
     const Run& root = run(r);
-    if (root.hash == hash && root.parent == kNone &&
-        static_cast<std::size_t>(root.key_bytes) == size &&
-        std::memcmp(keys_->at(root.tokens), key_.data(), size) == 0) {
-      return r;
-    }
-  }
-  return kNone;
+    return root.parent == kNone && static_cast<std::size_t>(root.key_bytes) == size &&
+           std::memcmp(keys_->at(root.tokens), key_.data(), size) == 0;
+  });
 }
 
 std::int32_t PrefixTree::Impl::find_root(const RootKey& key) const noexcept {

@@ -19,6 +19,7 @@
 #include "kvfolio/fixed_array.h"
 #include "kvfolio/prefix_tree.h"
 #include "kvfolio/span_arena.h"
+#include "prefix/run_table.h"
 
 namespace kvfolio {
 
@@ -226,6 +227,9 @@ class PrefixTree::Impl {
   [[nodiscard]] std::int32_t leftmost(std::int32_t r) const noexcept;
 
   // match.cc: over path_[0 .. path_length_), the runs from the root's child to the last matched.
+  // Asks for the memory of the runs that the query seems to go on with; how many those are.
+  std::int32_t look_ahead(std::int32_t parent, std::span<const std::int32_t> tokens,
+                          std::span<const MediaSpan> media) const noexcept;
   [[nodiscard]] std::int32_t walk(std::int32_t root, std::span<const std::int32_t> tokens,
                                   std::span<const MediaSpan> media) const noexcept;
   // The walk ended at a neighbour that shares most: others that share less may serve more.
@@ -290,8 +294,7 @@ class PrefixTree::Impl {
   std::int32_t extents_touched_ = 0;
   std::int32_t free_extents_ = kNone;
 
-  FixedArray<std::int32_t> table_;  // open addressing: run + 1, or 0
-  std::uint32_t table_mask_ = 0;
+  RunTable table_;
 
   // Scratch of one call.
   mutable FixedArray<std::int32_t> path_;
