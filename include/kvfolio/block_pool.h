@@ -71,7 +71,7 @@ class KVFOLIO_API BlockPool {
   }
   // Requires (all below): contains(block).
   [[nodiscard]] BlockState state(BlockId block) const noexcept { return at(block).state; }
-  [[nodiscard]] std::int32_t refs(BlockId block) const noexcept { return at(block).refs; }
+  [[nodiscard]] std::int32_t refs(BlockId block) const noexcept { return refs_of(at(block)); }
 
   // Tokens of the block that hold data, counted from its start. Requires: at most 65,535.
   [[nodiscard]] std::int32_t valid(BlockId block) const noexcept { return at(block).valid; }
@@ -105,29 +105,38 @@ class KVFOLIO_API BlockPool {
  private:
   friend struct StateReader;
   struct Block {
-    std::int32_t refs;
+    std::int32_t refs;  // retiring, where it is 0: the next on the list
     std::int32_t writer;
     std::uint32_t written;
-    std::int32_t next;  // retiring list
-    std::int32_t prev;
+    std::int32_t prev;    // retiring list
     std::uint32_t stamp;  // low 32 bits; compared in a window of a few tickets
     std::uint16_t valid;
     BlockState state;
     bool used;
   };
-  static_assert(sizeof(Block) == 28);
+  static_assert(sizeof(Block) == 24);
 
   BlockPool() = default;
   Block& at(BlockId block) noexcept { return blocks_[block.value()]; }
   const Block& at(BlockId block) const noexcept { return blocks_[block.value()]; }
+  static std::int32_t refs_of(const Block& b) noexcept {
+    return b.state == BlockState::kRetiring ? 0 : b.refs;
+  }
+  // Of a retiring block.
+  std::int32_t& next_of(std::int32_t block) noexcept { return blocks_[block].refs; }
+  [[nodiscard]] std::int32_t next_of(std::int32_t block) const noexcept {
+    return blocks_[block].refs;
+  }
   // Cached or retiring no more.
   void leave_state(Block& b) noexcept {
     if (b.state == BlockState::kCached) {
       --num_cached_;
     } else if (b.state == BlockState::kRetiring) {
       --num_retiring_;
-      (b.prev >= 0 ? blocks_[b.prev].next : retiring_head_) = b.next;
-      (b.next >= 0 ? blocks_[b.next].prev : retiring_tail_) = b.prev;
+      const std::int32_t next = b.refs;
+      (b.prev >= 0 ? next_of(b.prev) : retiring_head_) = next;
+      (next >= 0 ? blocks_[next].prev : retiring_tail_) = b.prev;
+      b.refs = 0;
     }
     b.state = BlockState::kHeld;
   }
@@ -159,18 +168,19 @@ inline std::optional<BlockId> BlockPool::acquire() noexcept {
 inline void BlockPool::hold(BlockId block) noexcept {
   Block& b = at(block);
   KVFOLIO_CHECK(b.state != BlockState::kFree && b.refs < INT32_MAX);
-  if (b.refs++ == 0) leave_state(b);
+  if (b.state != BlockState::kHeld) leave_state(b);
+  ++b.refs;
 }
 
 inline bool BlockPool::release(BlockId block) noexcept {
   Block& b = at(block);
-  KVFOLIO_CHECK(b.refs > 0);
+  KVFOLIO_CHECK(b.state == BlockState::kHeld && b.refs > 0);
   return --b.refs == 0;
 }
 
 inline void BlockPool::make_free(BlockId block) noexcept {
   Block& b = at(block);
-  KVFOLIO_CHECK(b.refs == 0 && b.state != BlockState::kFree);
+  KVFOLIO_CHECK(refs_of(b) == 0 && b.state != BlockState::kFree);
   leave_state(b);
   b.state = BlockState::kFree;
   b.writer = kNobody;
@@ -179,7 +189,7 @@ inline void BlockPool::make_free(BlockId block) noexcept {
 
 inline void BlockPool::make_cached(BlockId block) noexcept {
   Block& b = at(block);
-  KVFOLIO_CHECK(b.refs == 0 && b.state != BlockState::kFree);
+  KVFOLIO_CHECK(refs_of(b) == 0 && b.state != BlockState::kFree);
   leave_state(b);
   b.state = BlockState::kCached;
   ++num_cached_;
@@ -190,9 +200,9 @@ inline void BlockPool::make_retiring(BlockId block, std::uint64_t stamp) noexcep
   KVFOLIO_CHECK(b.refs == 0 && b.state == BlockState::kHeld);
   b.state = BlockState::kRetiring;
   b.stamp = static_cast<std::uint32_t>(stamp);
-  b.next = -1;
+  b.refs = -1;  // the next: none
   b.prev = retiring_tail_;
-  (retiring_tail_ >= 0 ? blocks_[retiring_tail_].next : retiring_head_) = block.value();
+  (retiring_tail_ >= 0 ? next_of(retiring_tail_) : retiring_head_) = block.value();
   retiring_tail_ = block.value();
   ++num_retiring_;
 }

@@ -9,8 +9,8 @@
 // So a block keeps its rank while it is held and not used, and one that becomes a candidate late
 // (its descendants went first) stands where its rank says, at O(1): neither a list nor a heap gives
 // both. The victim is the first set bit: two words up to 2,048 blocks, four up to 8 million.
-// The log holds two places per block; when its end is reached the ranks in use move together, in
-// order, which costs O(1) per release on average.
+// The log holds three places for two blocks; when its end is reached the ranks in use move
+// together, in order, which costs O(1) per release on average.
 //
 // Thread safety: none. Nothing allocates after create().
 

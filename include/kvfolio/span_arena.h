@@ -5,6 +5,8 @@
 // token runs, unpublished tokens. A buddy allocator: sizes are powers of two, growing doubles (so
 // appending is O(1) amortised), shrinking is in place, freeing merges. No heap after create().
 //
+// Pieces are cut from the front: memory behind the furthest span that there ever was is untouched.
+//
 // A span is a value; whoever holds it owns it and must give it back to the same arena. Spans never
 // overlap; cells of a new span hold anything. The arena knows neither owners nor contents.
 // Thread safety: none.
@@ -79,6 +81,7 @@ class KVFOLIO_API SpanArena {
   void give(std::int32_t granule, int order) noexcept;
   void link(std::int32_t granule, int order) noexcept;
   void unlink(std::int32_t granule, int order) noexcept;
+  [[nodiscard]] std::int32_t cut(int order) noexcept;  // granule index or kEnd
 
   // A free piece keeps its neighbours on the free list in its own first two cells.
   [[nodiscard]] std::int32_t& next(std::int32_t granule) noexcept {
@@ -93,6 +96,7 @@ class KVFOLIO_API SpanArena {
   std::array<std::int32_t, kMaxOrder + 1> heads_{};
   std::uint32_t nonempty_ = 0;  // bit o: heads_[o] != kEnd
   std::int32_t num_granules_ = 0;
+  std::int32_t num_cut_ = 0;  // granules from here on are free and on no list
   std::int64_t free_granules_ = 0;
 };
 

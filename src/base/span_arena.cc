@@ -24,15 +24,6 @@ Result<SpanArena> SpanArena::create(std::int64_t num_cells) {
                   text::concat("no memory for an arena of ", num_cells, " int32 cells"));
   }
   arena.heads_.fill(kEnd);
-  // Cut the whole into aligned powers of two.
-  for (std::int32_t at = 0; at < arena.num_granules_;) {
-    const auto left = static_cast<std::uint32_t>(arena.num_granules_ - at);
-    const int fits = static_cast<int>(std::bit_width(left)) - 1;
-    const int aligned = at == 0 ? kMaxOrder : std::countr_zero(static_cast<std::uint32_t>(at));
-    const int order = std::min({fits, aligned, kMaxOrder});
-    arena.link(at, order);
-    at += std::int32_t{1} << order;
-  }
   arena.free_granules_ = arena.num_granules_;
   return arena;
 }
@@ -69,14 +60,17 @@ void SpanArena::shrink(ArenaSpan& span, std::int64_t cells) noexcept {
 }
 
 void SpanArena::copy_from(const SpanArena& other) noexcept {
-  const auto& [cells, free_order, heads, nonempty, num_granules, free_granules] = other;
+  const auto& [cells, free_order, heads, nonempty, num_granules, num_cut, free_granules] = other;
   KVFOLIO_CHECK(num_granules_ == num_granules);
-  free_order_.copy_from(free_order);
+  // Behind what was cut both are zero, or have been.
+  std::memset(free_order_.data(), 0, static_cast<std::size_t>(num_cut_));
+  free_order_.copy_from(free_order, num_cut);
+  num_cut_ = num_cut;
   heads_ = heads;
   nonempty_ = nonempty;
   free_granules_ = free_granules;
   // Of a free piece only the two links count, of a used one every cell.
-  for (std::int32_t at = 0; at < num_granules;) {
+  for (std::int32_t at = 0; at < num_cut;) {
     const std::int64_t cell = std::int64_t{at} * kGranule;
     if (free_order[at] != 0) {
       std::memcpy(&cells_[cell], &cells[cell], 2 * sizeof(std::int32_t));
@@ -84,7 +78,7 @@ void SpanArena::copy_from(const SpanArena& other) noexcept {
       continue;
     }
     const std::int32_t from = at;
-    while (at < num_granules && free_order[at] == 0) ++at;
+    while (at < num_cut && free_order[at] == 0) ++at;
     std::memcpy(&cells_[cell], &cells[cell],
                 static_cast<std::size_t>(at - from) * kGranule * sizeof(std::int32_t));
   }
@@ -92,7 +86,7 @@ void SpanArena::copy_from(const SpanArena& other) noexcept {
 
 std::int32_t SpanArena::take(int order) noexcept {
   const std::uint32_t usable = nonempty_ >> order << order;
-  if (usable == 0) return kEnd;
+  if (usable == 0) return cut(order);
   int have = std::countr_zero(usable);
   const std::int32_t granule = heads_[static_cast<std::size_t>(have)];
   unlink(granule, have);
@@ -104,17 +98,47 @@ std::int32_t SpanArena::take(int order) noexcept {
   return granule;
 }
 
+// Nothing that was cut fits: one more piece, and the pieces before it that its alignment leaves.
+std::int32_t SpanArena::cut(int order) noexcept {
+  const std::int64_t size = std::int64_t{1} << order;
+  const std::int64_t granule = (num_cut_ + size - 1) / size * size;
+  if (granule + size > num_granules_) return kEnd;
+  while (num_cut_ < granule) {
+    const int fits = std::countr_zero(static_cast<std::uint32_t>(num_cut_));
+    link(num_cut_, fits);
+    num_cut_ += std::int32_t{1} << fits;
+  }
+  num_cut_ = static_cast<std::int32_t>(granule + size);
+  free_granules_ -= size;
+  return static_cast<std::int32_t>(granule);
+}
+
 void SpanArena::give(std::int32_t granule, int order) noexcept {
   free_granules_ += std::int64_t{1} << order;
   while (order < kMaxOrder) {
     const std::int32_t buddy = granule ^ (std::int32_t{1} << order);
-    const std::int64_t buddy_end = std::int64_t{buddy} + (std::int64_t{1} << order);
-    if (buddy_end > num_granules_ || free_order_[buddy] != order + 1) break;
+    if (buddy >= num_cut_ || free_order_[buddy] != order + 1) break;
     unlink(buddy, order);
     granule = std::min(granule, buddy);
     ++order;
   }
-  link(granule, order);
+  if (granule + (std::int64_t{1} << order) < num_cut_) {
+    link(granule, order);
+    return;
+  }
+  // The last piece is put back, with the free ones that end where it begins: a piece larger than
+  // all of them may fit here then.
+  num_cut_ = granule;
+  for (int below = 0; below < kMaxOrder && num_cut_ > 0;) {
+    const std::int32_t size = std::int32_t{1} << below;
+    if (num_cut_ >= size && num_cut_ % size == 0 && free_order_[num_cut_ - size] == below + 1) {
+      unlink(num_cut_ - size, below);
+      num_cut_ -= size;
+      below = 0;
+    } else {
+      ++below;
+    }
+  }
 }
 
 void SpanArena::link(std::int32_t granule, int order) noexcept {

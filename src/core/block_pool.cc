@@ -49,8 +49,8 @@ Status BlockPool::check_invariants() const {
   std::int32_t retiring = 0;
   for (std::int32_t i = 0; i < num_blocks_; ++i) {
     const Block& b = blocks_[i];
-    if ((b.refs > 0) != (b.state == BlockState::kHeld)) {
-      return broken(concat("block ", i, " has ", b.refs, " references and state ",
+    if ((refs_of(b) > 0) != (b.state == BlockState::kHeld)) {
+      return broken(concat("block ", i, " has ", refs_of(b), " references and state ",
                            static_cast<int>(b.state)));
     }
     free += b.state == BlockState::kFree ? 1 : 0;
@@ -67,7 +67,7 @@ Status BlockPool::check_invariants() const {
     }
   }
   std::int32_t listed = 0;
-  for (std::int32_t i = retiring_head_, before = -1; i >= 0; before = i, i = blocks_[i].next) {
+  for (std::int32_t i = retiring_head_, before = -1; i >= 0; before = i, i = next_of(i)) {
     if (blocks_[i].state != BlockState::kRetiring || blocks_[i].prev != before ||
         ++listed > retiring) {
       return broken(concat("the retiring list is torn at block ", i));

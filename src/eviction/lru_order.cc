@@ -16,7 +16,7 @@ Result<LruOrder> LruOrder::create(std::int32_t num_blocks) {
                   concat("num_blocks is ", num_blocks, ", allowed: 1 to ", kMaxBlocks));
   }
   LruOrder order;
-  order.capacity_ = 2 * num_blocks;
+  order.capacity_ = num_blocks + num_blocks / 2 + 1;
   bool ok = order.log_.allocate_zeroed(order.capacity_) && order.place_.allocate_zeroed(num_blocks);
   for (std::int64_t bits = order.capacity_; ok;) {
     const std::int64_t words = (bits + 63) / 64;

@@ -231,7 +231,7 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
 
   // Blocks: those that retire and the ranks of the others, then the rest of what the pool knows.
   put(-10);
-  for (std::int32_t b = pool.retiring_head_; b >= 0; b = pool.at(BlockId(b)).next) {
+  for (std::int32_t b = pool.retiring_head_; b >= 0; b = pool.next_of(b)) {
     put(blocks.of(b));
     put(rank(widen(pool.at(BlockId(b)).stamp)));
   }
@@ -252,7 +252,7 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
   for (std::int32_t b = 0; b < pool.num_blocks(); ++b) {
     const auto& block = pool.at(BlockId(b));
     if (block.state == BlockState::kFree) continue;
-    rest.push_back({blocks.of(b), static_cast<std::int32_t>(block.state), block.refs,
+    rest.push_back({blocks.of(b), static_cast<std::int32_t>(block.state), pool.refs(BlockId(b)),
                     slot_name(block.writer), rank(widen(block.written)), block.valid,
                     static_cast<std::int32_t>(block.used)});
   }
