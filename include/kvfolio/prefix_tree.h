@@ -130,6 +130,14 @@ class KVFOLIO_API PrefixTree {
   void copy_tokens(const Place& place, std::int32_t begin,
                    std::span<std::int32_t> out) const noexcept;
 
+  // ---- memory, ahead of time: these change nothing ----
+
+  // What extend() at this place reads first, and, once that is near, the ends that it writes to.
+  void prefetch(const Place& place) const noexcept;
+  void prefetch_ends(const Place& place) const noexcept;
+  // What set_busy() and set_idle() of these blocks read; negative ones are passed over.
+  void prefetch(GroupId group, std::span<const std::int32_t> blocks) const noexcept;
+
   // ---- publishing ----
 
   // Extends the path at `place` by `tokens` (its media at absolute positions) and hangs the offered

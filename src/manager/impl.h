@@ -333,6 +333,8 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] bool keep_media(Sequence& s, std::span<const MediaSpan> media) noexcept;
   [[nodiscard]] Status table_entries_full(std::string_view what) const;
   void hold_table(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
+  // What is known of these blocks, asked for ahead of time: a pool is larger than the caches.
+  void prefetch(std::int32_t g, std::span<const std::int32_t> blocks) const noexcept;
   void end_sequence(std::int32_t slot) noexcept;
   void release_blocks(std::int32_t slot) noexcept;
   void forget_sequence(std::int32_t slot, bool aborted) noexcept;

@@ -175,6 +175,8 @@ Status KVCacheManager::Impl::commit(Ticket ticket) {
   in_flight_.push_back(open_step_);
   open_step_ = -1;
   const std::int32_t unit = tree_->unit();
+  std::int32_t* publishing = scratch_.data();  // slots
+  std::int32_t num_publishing = 0;
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const StepEntry& e = step.entries[i];
     Sequence& s = sequences_[e.slot];
@@ -197,8 +199,17 @@ Status KVCacheManager::Impl::commit(Ticket ticket) {
     if (e.end > e.write_begin) s.wrote_last = step.ticket;
     s.step_entry = -1;
     counters_.tokens_committed += static_cast<std::uint64_t>(e.end - e.begin);
-    if (s.publishes && publishable(s) >= s.place.position + unit) publish(e.slot, false);
-    if (has_windows_) move_windows(e.slot);
+    if (s.publishes && publishable(s) >= s.place.position + unit) {
+      publishing[num_publishing++] = e.slot;
+      tree_->prefetch(s.place);
+    }
+  }
+  for (std::int32_t i = 0; i < num_publishing; ++i) {
+    if (i + 2 < num_publishing) tree_->prefetch_ends(sequences_[publishing[i + 2]].place);
+    publish(publishing[i], false);
+  }
+  for (std::int32_t i = 0; i < step.num_entries && has_windows_; ++i) {
+    move_windows(step.entries[i].slot);
   }
   return {};
 }

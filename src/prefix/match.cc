@@ -43,9 +43,7 @@ std::int32_t PrefixTree::Impl::look_ahead(std::int32_t parent, std::span<const s
     parent = table_.find(hash, [](std::int32_t) { return true; });
     if (parent == kNone) break;
     ahead[static_cast<std::size_t>(count)] = parent;
-    __builtin_prefetch(&run(parent));
-    __builtin_prefetch(&run(parent).extents);  // a run may lie on two lines
-    for (std::int32_t g = 0; g < num_groups_; ++g) __builtin_prefetch(&slots(parent, g));
+    prefetch(parent);
     at += unit_;
     tokens = tokens.subspan(unit);
   }

@@ -504,6 +504,19 @@ void PrefixTree::Impl::settle(Place& place) noexcept {
   cut(left);
 }
 
+void PrefixTree::Impl::prefetch(std::int32_t r) const noexcept {
+  __builtin_prefetch(&run(r));
+  __builtin_prefetch(&run(r).extents);  // a run may lie on two lines
+  for (std::int32_t g = 0; g < num_groups_; ++g) __builtin_prefetch(&slots(r, g));
+}
+
+void PrefixTree::Impl::prefetch_ends(std::int32_t r) const noexcept {
+  __builtin_prefetch(tokens_of(r) + run(r).length, 1);
+  for (std::int32_t g = 0; g < num_groups_; ++g) {
+    __builtin_prefetch(entries(r, g) + slots(r, g).count, 1);
+  }
+}
+
 void PrefixTree::Impl::climb(Place& place, std::int32_t position) noexcept {
   KVFOLIO_CHECK(position <= place.position);
   place.position = position;
@@ -564,6 +577,17 @@ void PrefixTree::climb(Place& place, std::int32_t position) noexcept {
 void PrefixTree::copy_tokens(const Place& place, std::int32_t begin,
                              std::span<std::int32_t> out) const noexcept {
   impl_->copy_tokens(place, begin, out);
+}
+
+void PrefixTree::prefetch(const Place& place) const noexcept { impl_->prefetch(place.run); }
+void PrefixTree::prefetch_ends(const Place& place) const noexcept {
+  impl_->prefetch_ends(place.run);
+}
+void PrefixTree::prefetch(GroupId group, std::span<const std::int32_t> blocks) const noexcept {
+  const auto& where = impl_->groups_[static_cast<std::size_t>(group.value())].where;
+  for (const std::int32_t block : blocks) {
+    if (block >= 0) __builtin_prefetch(&where[block], 1);
+  }
 }
 
 bool PrefixTree::extend(Place& place, std::span<const std::int32_t> tokens,

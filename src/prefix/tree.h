@@ -99,6 +99,8 @@ class PrefixTree::Impl {
   void leave(Place& place) noexcept;
   void settle(Place& place) noexcept;
   void climb(Place& place, std::int32_t position) noexcept;
+  void prefetch(std::int32_t r) const noexcept;
+  void prefetch_ends(std::int32_t r) const noexcept;
   void copy_tokens(const Place& place, std::int32_t begin,
                    std::span<std::int32_t> out) const noexcept;
   // match.cc
