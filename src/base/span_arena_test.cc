@@ -128,6 +128,32 @@ TEST(SpanArena, FreedPiecesMergeSoThatTheWholeCanBeTakenAgain) {
   EXPECT_EQ(SpanArena::capacity(whole), 4096);
 }
 
+// Some aligned piece of that many cells, rounded up to a power of two, is nobody's.
+bool has_piece(const std::vector<bool>& taken, std::int64_t cells) {
+  auto piece = static_cast<std::size_t>(SpanArena::kGranule);
+  while (static_cast<std::int64_t>(piece) < cells) piece *= 2;
+  for (std::size_t at = 0; at + piece <= taken.size(); at += piece) {
+    const auto first = taken.begin() + static_cast<std::ptrdiff_t>(at);
+    if (std::none_of(first, first + static_cast<std::ptrdiff_t>(piece), [](bool t) { return t; })) {
+      return true;
+    }
+  }
+  return false;
+}
+
+TEST(SpanArena, MemoryBehindTheFurthestSpanIsNotTouched) {
+  constexpr std::int64_t kCells = std::int64_t{64} << 20;  // 256 MiB
+  SpanArena arena = arena_of(kCells);
+  std::vector<ArenaSpan> spans(1000);
+  for (int round = 0; round < 3; ++round) {
+    for (ArenaSpan& span : spans) ASSERT_TRUE(arena.reserve(span, 100, 0));
+    for (ArenaSpan& span : spans) {
+      EXPECT_LE(span.offset + 16, 16 * 1000);  // back to back, from the front
+      arena.release(span);
+    }
+  }
+}
+
 // Owners of random spans against a plain map from cell to owner.
 TEST(SpanArena, RandomSpansNeverOverlapKeepTheirContentsAndAllReturn) {
   for (std::uint32_t seed = 1; seed <= 6; ++seed) {
@@ -144,6 +170,7 @@ TEST(SpanArena, RandomSpansNeverOverlapKeepTheirContentsAndAllReturn) {
     std::vector<Owner> owners(20);
     std::int32_t stamp = 0;
     int refused = 0;
+    std::vector<bool> taken(static_cast<std::size_t>(arena.num_cells()));
     for (int i = 0; i < 1000; ++i) {
       Owner& owner = owners[static_cast<std::size_t>(pick(0, 19))];
       const auto used = static_cast<std::int64_t>(owner.cells.size());
@@ -162,13 +189,14 @@ TEST(SpanArena, RandomSpansNeverOverlapKeepTheirContentsAndAllReturn) {
           ASSERT_EQ(owner.span.offset, before.offset);
           ASSERT_EQ(owner.span.order, before.order);
           ASSERT_EQ(arena.free_cells(), free);
+          ASSERT_FALSE(has_piece(taken, wanted)) << wanted << " cells would fit";
         }
       } else {
         const std::int64_t kept = pick(0, 2) == 0 ? 0 : used * pick(0, 100) / 100;
         arena.shrink(owner.span, kept);
         owner.cells.resize(static_cast<std::size_t>(kept));
       }
-      std::vector<bool> taken(static_cast<std::size_t>(arena.num_cells()));
+      taken.assign(taken.size(), false);
       std::int64_t capacity = 0;
       for (const Owner& o : owners) {
         const std::int64_t own = SpanArena::capacity(o.span);
