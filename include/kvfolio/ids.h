@@ -15,8 +15,6 @@ namespace kvfolio {
 template <typename Tag, typename Rep, Rep kNone>
 class StrongId {
  public:
-  using rep = Rep;
-
   constexpr StrongId() noexcept = default;
   constexpr explicit StrongId(Rep value) noexcept : value_(value) {}
 

@@ -11,6 +11,7 @@
 //   names.cc      the callers' own ids
 //   publish.cc    what becomes findable, and when
 //   plan.cc       the arrays of a step
+//   describe.cc   the printed form
 //   copy.cc       copy_to
 //   check.cc      check_invariants
 

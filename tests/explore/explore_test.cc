@@ -56,10 +56,14 @@ class Explorer {
     nodes_.push_back({0, 0, 0, 0, root});
     std::size_t at = 0;
     for (; at < nodes_.size() && !full() && failures_ == 0; ++at) {
-      if (at % 256 == 0 && max_seconds_ > 0 && seconds() > static_cast<double>(max_seconds_)) break;
+      if (at % 256 == 0 && max_seconds_ > 0 && seconds() > static_cast<double>(max_seconds_)) {
+        ended_early_ = true;
+        break;
+      }
       expand(at);
     }
     const bool all = at == nodes_.size();
+    ended_early_ = ended_early_ || all;
     std::cout << (order_ == Order::kInOrder ? "in order" : "unordered") << ": states "
               << nodes_.size() << " transitions " << transitions_ << " depth "
               << int{nodes_.back().depth} << (all ? ", all there are" : "") << "; refused "
@@ -70,6 +74,8 @@ class Explorer {
   [[nodiscard]] int failures() const { return failures_; }
   [[nodiscard]] std::size_t kinds() const { return kinds_.size(); }
   [[nodiscard]] std::size_t states() const { return nodes_.size(); }
+  // There are no more states, or the time was over.
+  [[nodiscard]] bool ended_early() const { return ended_early_; }
 
  private:
   [[nodiscard]] bool full() const { return max_states_ != 0 && nodes_.size() >= max_states_; }
@@ -158,6 +164,7 @@ class Explorer {
   std::int64_t transitions_ = 0;
   std::int64_t refused_ = 0;
   int failures_ = 0;
+  bool ended_early_ = false;
 };
 
 class Explore : public testing::TestWithParam<Order> {};
@@ -168,6 +175,9 @@ TEST_P(Explore, EveryRuleHoldsInEveryStateThatASmallPoolReaches) {
                     environment("KVFOLIO_EXPLORE_SECONDS", 0));
   explorer.run();
   EXPECT_EQ(explorer.failures(), 0);
+  // Fewer only where there are no more, or the time that was given is over.
+  EXPECT_TRUE(explorer.ended_early() || explorer.states() >= static_cast<std::size_t>(states))
+      << explorer.states() << " states of " << states;
   if (states >= 12000) {
     EXPECT_GE(explorer.kinds(), 14U);
   }
