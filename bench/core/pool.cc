@@ -13,7 +13,7 @@ namespace {
 // Every block once, then none; all come back.
 void check(BlockPool& pool) {
   std::set<std::int32_t> seen;
-  while (const auto block = pool.acquire()) seen.insert(block->value());
+  for (BlockId block; (block = pool.acquire()).valid();) seen.insert(block.value());
   require(static_cast<std::int32_t>(seen.size()) == pool.num_blocks() && pool.num_free() == 0,
           "the pool gives each block once");
   for (const std::int32_t block : seen) {
@@ -27,7 +27,7 @@ void check(BlockPool& pool) {
 double take_and_give(BlockPool& pool, std::vector<BlockId>& taken, int repeats) {
   const double time = nanoseconds_of([&] {
     for (int i = 0; i < repeats; ++i) {
-      for (BlockId& block : taken) block = *pool.acquire();
+      for (BlockId& block : taken) block = pool.acquire();
       keep(taken.data());
       for (const BlockId block : taken) {
         if (pool.release(block)) pool.make_free(block);
@@ -83,7 +83,7 @@ void run(Session& session) {
       [&] { return take_and_give(pool, ten, many); },
       [&] { return push_and_pop(stack, ten, many); });
 
-  const BlockId block = *pool.acquire();
+  const BlockId block = pool.acquire();
   const int holds = session.quick() ? 10 : 1'000'000;
   bool last = false;
   session.measure(

@@ -20,7 +20,6 @@
 // Thread safety: none. Nothing allocates after create().
 
 #include <cstdint>
-#include <optional>
 
 #include "kvfolio/export.h"
 #include "kvfolio/fixed_array.h"
@@ -38,9 +37,9 @@ class KVFOLIO_API BlockPool {
   // kInvalidArgument: num_blocks < 1; kOutOfMemory.
   static Result<BlockPool> create(std::int32_t num_blocks);
 
-  // Takes a free block with one reference, nothing valid and no writer; nullopt when there is none:
-  // a full pool is a normal answer.
-  [[nodiscard]] std::optional<BlockId> acquire() noexcept;
+  // Takes a free block with one reference, nothing valid and no writer; not valid() if there is
+  // none: a full pool is a normal answer.
+  [[nodiscard]] BlockId acquire() noexcept;
 
   // One more reference; revives a cached or retiring block. Requires: not free.
   void hold(BlockId block) noexcept;
@@ -56,7 +55,7 @@ class KVFOLIO_API BlockPool {
   void make_retiring(BlockId block, std::uint64_t stamp) noexcept;
 
   // The oldest retiring block, if its stamp is below `bound`. The caller makes it free or cached.
-  [[nodiscard]] std::optional<BlockId> oldest_retiring(std::uint64_t bound) const noexcept;
+  [[nodiscard]] BlockId oldest_retiring(std::uint64_t bound) const noexcept;
 
   [[nodiscard]] std::int32_t num_blocks() const noexcept { return num_blocks_; }
   [[nodiscard]] std::int32_t num_free() const noexcept { return num_free_; }
@@ -156,8 +155,8 @@ class KVFOLIO_API BlockPool {
 
 // Inline: some nanoseconds each, and every step of an engine pays for thousands.
 
-inline std::optional<BlockId> BlockPool::acquire() noexcept {
-  if (num_free_ == 0) return std::nullopt;
+inline BlockId BlockPool::acquire() noexcept {
+  if (num_free_ == 0) return BlockId();
   const BlockId block(free_[--num_free_]);
   Block& b = at(block);
   b.refs = 1;
@@ -210,11 +209,11 @@ inline void BlockPool::make_retiring(BlockId block, std::uint64_t stamp) noexcep
   ++num_retiring_;
 }
 
-inline std::optional<BlockId> BlockPool::oldest_retiring(std::uint64_t bound) const noexcept {
-  if (retiring_head_ < 0) return std::nullopt;
+inline BlockId BlockPool::oldest_retiring(std::uint64_t bound) const noexcept {
+  if (retiring_head_ < 0) return BlockId();
   const std::uint32_t stamp = blocks_[retiring_head_].stamp;
   const auto ahead = static_cast<std::int32_t>(static_cast<std::uint32_t>(bound) - stamp);
-  if (ahead <= 0) return std::nullopt;
+  if (ahead <= 0) return BlockId();
   return BlockId(retiring_head_);
 }
 

@@ -16,7 +16,6 @@
 
 #include <array>
 #include <cstdint>
-#include <optional>
 
 #include "kvfolio/export.h"
 #include "kvfolio/fixed_array.h"
@@ -44,8 +43,8 @@ class KVFOLIO_API LruOrder {
   void set_candidate(BlockId block, bool candidate) noexcept;
   [[nodiscard]] bool is_candidate(BlockId block) const noexcept;
 
-  // The coldest candidate.
-  [[nodiscard]] std::optional<BlockId> victim() const noexcept;
+  // The coldest candidate; not valid when there is none.
+  [[nodiscard]] BlockId victim() const noexcept;
 
   // Becomes an equal of `other`. Requires: created with as many blocks.
   void copy_from(const LruOrder& other) noexcept;

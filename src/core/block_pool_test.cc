@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <limits>
 #include <list>
-#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -35,13 +34,13 @@ TEST(BlockPool, SizesBelowOneAreRefusedWithTheNumber) {
 
 TEST(BlockPool, ANewBlockHasOneReferenceNothingValidAndNoWriter) {
   BlockPool pool = pool_of(2);
-  const BlockId first = *pool.acquire();
+  const BlockId first = pool.acquire();
   pool.set_valid(first, 7);
   pool.set_writer(first, 3);
   pool.set_used(first, true);
   ASSERT_TRUE(pool.release(first));
   pool.make_free(first);
-  const BlockId again = *pool.acquire();
+  const BlockId again = pool.acquire();
   EXPECT_EQ(again, first);  // the last freed is taken first, while it is warm
   EXPECT_EQ(pool.state(again), BlockState::kHeld);
   EXPECT_EQ(pool.refs(again), 1);
@@ -53,14 +52,14 @@ TEST(BlockPool, ANewBlockHasOneReferenceNothingValidAndNoWriter) {
 TEST(BlockPool, AFullPoolIsANormalAnswer) {
   BlockPool pool = pool_of(3);
   for (std::int32_t i = 0; i < 3; ++i) EXPECT_EQ(pool.acquire(), BlockId(i));
-  EXPECT_EQ(pool.acquire(), std::nullopt);
+  EXPECT_EQ(pool.acquire(), BlockId());
   EXPECT_EQ(pool.num_free(), 0);
   EXPECT_EQ(pool.num_held(), 3);
 }
 
 TEST(BlockPool, TheLastReleaseIsTold) {
   BlockPool pool = pool_of(1);
-  const BlockId block = *pool.acquire();
+  const BlockId block = pool.acquire();
   pool.hold(block);
   EXPECT_FALSE(pool.release(block));
   EXPECT_TRUE(pool.release(block));
@@ -72,8 +71,8 @@ TEST(BlockPool, TheLastReleaseIsTold) {
 
 TEST(BlockPool, AHitRevivesACachedOrRetiringBlock) {
   BlockPool pool = pool_of(2);
-  const BlockId a = *pool.acquire();
-  const BlockId b = *pool.acquire();
+  const BlockId a = pool.acquire();
+  const BlockId b = pool.acquire();
   ASSERT_TRUE(pool.release(a));
   ASSERT_TRUE(pool.release(b));
   pool.make_cached(a);
@@ -81,52 +80,52 @@ TEST(BlockPool, AHitRevivesACachedOrRetiringBlock) {
   pool.hold(a);
   pool.hold(b);
   EXPECT_EQ(pool.num_held(), 2);
-  EXPECT_EQ(pool.oldest_retiring(100), std::nullopt);
+  EXPECT_EQ(pool.oldest_retiring(100), BlockId());
   EXPECT_TRUE(pool.check_invariants().ok());
 }
 
 TEST(BlockPool, RetiringBlocksLeaveInTheOrderOfReleaseWhenTheirStampIsReached) {
   BlockPool pool = pool_of(4);
   for (std::int32_t i = 0; i < 4; ++i) {
-    ASSERT_TRUE(pool.acquire());
+    ASSERT_TRUE(pool.acquire().valid());
   }
   for (const auto& [block, stamp] : {std::pair(2, 5), {0, 5}, {3, 6}, {1, 8}}) {
     ASSERT_TRUE(pool.release(BlockId(block)));
     pool.make_retiring(BlockId(block), static_cast<std::uint64_t>(stamp));
   }
   EXPECT_EQ(pool.num_retiring(), 4);
-  EXPECT_EQ(pool.oldest_retiring(5), std::nullopt);  // stamp 5 is not below 5
+  EXPECT_EQ(pool.oldest_retiring(5), BlockId());  // stamp 5 is not below 5
   EXPECT_EQ(pool.oldest_retiring(6), BlockId(2));
   pool.make_free(BlockId(2));
   EXPECT_EQ(pool.oldest_retiring(6), BlockId(0));
   pool.make_cached(BlockId(0));
-  EXPECT_EQ(pool.oldest_retiring(6), std::nullopt);
+  EXPECT_EQ(pool.oldest_retiring(6), BlockId());
   EXPECT_EQ(pool.oldest_retiring(7), BlockId(3));
   pool.hold(BlockId(3));
-  EXPECT_EQ(pool.oldest_retiring(8), std::nullopt);
+  EXPECT_EQ(pool.oldest_retiring(8), BlockId());
   EXPECT_EQ(pool.oldest_retiring(9), BlockId(1));
   EXPECT_TRUE(pool.check_invariants().ok());
 }
 
 TEST(BlockPool, StampsBeyond32BitsCompareInTheirOrder) {
   BlockPool pool = pool_of(2);
-  const BlockId a = *pool.acquire();
-  const BlockId b = *pool.acquire();
+  const BlockId a = pool.acquire();
+  const BlockId b = pool.acquire();
   ASSERT_TRUE(pool.release(a));
   ASSERT_TRUE(pool.release(b));
   constexpr std::uint64_t kWrap = std::uint64_t{1} << 32;
   pool.make_retiring(a, kWrap - 1);
   pool.make_retiring(b, kWrap);
-  EXPECT_EQ(pool.oldest_retiring(kWrap - 1), std::nullopt);
+  EXPECT_EQ(pool.oldest_retiring(kWrap - 1), BlockId());
   EXPECT_EQ(pool.oldest_retiring(kWrap), a);
   pool.make_free(a);
-  EXPECT_EQ(pool.oldest_retiring(kWrap), std::nullopt);
+  EXPECT_EQ(pool.oldest_retiring(kWrap), BlockId());
   EXPECT_EQ(pool.oldest_retiring(kWrap + 1), b);
 }
 
 TEST(BlockPool, RemembersWhatCopyOnWriteNeeds) {
   BlockPool pool = pool_of(1);
-  const BlockId block = *pool.acquire();
+  const BlockId block = pool.acquire();
   pool.set_valid(block, 1024);
   pool.set_writer(block, 9);
   pool.set_written_in(block, (std::uint64_t{1} << 32) + 7);
@@ -166,10 +165,10 @@ TEST(BlockPool, RandomOperationsAgreeWithAPlainList) {
       Naive& at = naive[static_cast<std::size_t>(b)];
       const int what = pick(0, 9);
       if (what < 3) {
-        const std::optional<BlockId> got = pool.acquire();
-        ASSERT_EQ(got.has_value(), !free.empty());
-        if (got) {
-          ASSERT_EQ(got->value(), free.back());
+        const BlockId got = pool.acquire();
+        ASSERT_EQ(got.valid(), !free.empty());
+        if (got.valid()) {
+          ASSERT_EQ(got.value(), free.back());
           naive[static_cast<std::size_t>(free.back())] = {BlockState::kHeld, 1, 0};
           free.pop_back();
         }
@@ -200,20 +199,20 @@ TEST(BlockPool, RandomOperationsAgreeWithAPlainList) {
         }
       } else {
         const std::uint64_t bound = ticket + 1 - static_cast<std::uint64_t>(pick(0, 3));
-        const std::optional<BlockId> oldest = pool.oldest_retiring(bound);
+        const BlockId oldest = pool.oldest_retiring(bound);
         const bool expected =
             !retiring.empty() && naive[static_cast<std::size_t>(retiring.front())].stamp < bound;
-        ASSERT_EQ(oldest.has_value(), expected);
-        if (oldest) {
-          ASSERT_EQ(oldest->value(), retiring.front());
+        ASSERT_EQ(oldest.valid(), expected);
+        if (oldest.valid()) {
+          ASSERT_EQ(oldest.value(), retiring.front());
           retiring.pop_front();
-          Naive& out = naive[static_cast<std::size_t>(oldest->value())];
+          Naive& out = naive[static_cast<std::size_t>(oldest.value())];
           if (pick(0, 1) == 0) {
-            pool.make_free(*oldest);
+            pool.make_free(oldest);
             out.state = BlockState::kFree;
-            free.push_back(oldest->value());
+            free.push_back(oldest.value());
           } else {
-            pool.make_cached(*oldest);
+            pool.make_cached(oldest);
             out.state = BlockState::kCached;
           }
         }
@@ -242,16 +241,16 @@ TEST(BlockPool, RandomOperationsAgreeWithAPlainList) {
 
 TEST(BlockPool, ACopyIsEqualAndIndependent) {
   BlockPool source = pool_of(6);
-  const BlockId held = *source.acquire();
+  const BlockId held = source.acquire();
   source.set_writer(held, 3);
   source.set_valid(held, 7);
   source.set_written_in(held, 12);
   for (std::uint64_t stamp = 1; stamp <= 3; ++stamp) {
-    const BlockId block = *source.acquire();
+    const BlockId block = source.acquire();
     ASSERT_TRUE(source.release(block));
     source.make_retiring(block, stamp);
   }
-  const BlockId cached = *source.acquire();
+  const BlockId cached = source.acquire();
   ASSERT_TRUE(source.release(cached));
   source.make_cached(cached);
 
@@ -270,7 +269,7 @@ TEST(BlockPool, ACopyIsEqualAndIndependent) {
 
   // The copy goes on as the other would, and the other does not notice.
   for (int i = 0; i < 2; ++i) {
-    const BlockId oldest = *target.oldest_retiring(4);
+    const BlockId oldest = target.oldest_retiring(4);
     EXPECT_EQ(oldest, BlockId(1 + i));
     target.make_free(oldest);
   }
@@ -291,8 +290,8 @@ TEST(BlockPoolDeathTest, ACopyOfAnotherSizeStopsTheProgram) {
 
 TEST(BlockPoolDeathTest, MisuseStopsTheProgram) {
   BlockPool pool = pool_of(3);
-  const BlockId held = *pool.acquire();
-  const BlockId cached = *pool.acquire();
+  const BlockId held = pool.acquire();
+  const BlockId cached = pool.acquire();
   ASSERT_TRUE(pool.release(cached));
   pool.make_cached(cached);
   const BlockId free(2);
@@ -309,7 +308,7 @@ TEST(BlockPoolDeathTest, MisuseStopsTheProgram) {
 
 TEST(BlockPool, AReleasedBlockThatWentNowhereBreaksTheInvariants) {
   BlockPool pool = pool_of(2);
-  const BlockId block = *pool.acquire();
+  const BlockId block = pool.acquire();
   ASSERT_TRUE(pool.release(block));
   EXPECT_THAT(pool.check_invariants().message(), HasSubstr("block 0 has 0 references"));
 }

@@ -61,11 +61,11 @@ bool LruOrder::is_candidate(BlockId block) const noexcept {
   return place != 0 && bit(place - 1);
 }
 
-std::optional<BlockId> LruOrder::victim() const noexcept {
+BlockId LruOrder::victim() const noexcept {
   std::int64_t at = 0;
   for (int level = num_levels_ - 1; level >= 0; --level) {
     const std::uint64_t word = levels_[static_cast<std::size_t>(level)][at];
-    if (word == 0) return std::nullopt;  // only ever at the top
+    if (word == 0) return BlockId();  // only ever at the top
     at = at * 64 + std::countr_zero(word);
   }
   return BlockId(log_[at] - 1);

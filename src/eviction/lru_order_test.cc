@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <limits>
 #include <map>
-#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -40,13 +39,13 @@ TEST(LruOrder, NobodyHasARankAtFirst) {
     EXPECT_FALSE(order.has_rank(BlockId(b)));
     EXPECT_FALSE(order.is_candidate(BlockId(b)));
   }
-  EXPECT_EQ(order.victim(), std::nullopt);
+  EXPECT_EQ(order.victim(), BlockId());
 }
 
 TEST(LruOrder, TheVictimIsTheColdestCandidate) {
   LruOrder order = order_of(4);
   for (const std::int32_t b : {2, 0, 3, 1}) order.touch(BlockId(b));
-  EXPECT_EQ(order.victim(), std::nullopt);  // nobody is a candidate
+  EXPECT_EQ(order.victim(), BlockId());  // nobody is a candidate
   order.set_candidate(BlockId(3), true);
   order.set_candidate(BlockId(1), true);
   EXPECT_EQ(order.victim(), BlockId(3));
@@ -128,15 +127,15 @@ void compare_with_naive(std::int32_t num_blocks, int operations, std::uint32_t s
         candidates.erase(at);
       }
     } else if (!candidates.empty()) {
-      const std::optional<BlockId> victim = order.victim();
-      ASSERT_TRUE(victim);
-      order.forget(*victim);
-      forget(victim->value());
+      const BlockId victim = order.victim();
+      ASSERT_TRUE(victim.valid());
+      order.forget(victim);
+      forget(victim.value());
     }
-    const std::optional<BlockId> victim = order.victim();
-    ASSERT_EQ(victim.has_value(), !candidates.empty());
-    if (victim) {
-      ASSERT_EQ(victim->value(), by_rank[*candidates.begin()]);
+    const BlockId victim = order.victim();
+    ASSERT_EQ(victim.valid(), !candidates.empty());
+    if (victim.valid()) {
+      ASSERT_EQ(victim.value(), by_rank[*candidates.begin()]);
     }
     const std::int32_t other = pick(0, num_blocks - 1);
     const std::int64_t now = rank[static_cast<std::size_t>(b)];
@@ -157,7 +156,7 @@ void compare_with_naive(std::int32_t num_blocks, int operations, std::uint32_t s
     ASSERT_EQ(order.victim(), BlockId(b));
     order.forget(BlockId(b));
   }
-  ASSERT_EQ(order.victim(), std::nullopt);
+  ASSERT_EQ(order.victim(), BlockId());
 }
 
 TEST(LruOrder, ACopyNamesTheSameVictimsAndIsIndependent) {
@@ -171,18 +170,18 @@ TEST(LruOrder, ACopyNamesTheSameVictimsAndIsIndependent) {
   for (std::int32_t b = 0; b < 100; b += 3) source.set_candidate(BlockId(b), true);
   target.copy_from(source);
   ASSERT_TRUE(target.check_invariants().ok());
-  const std::optional<BlockId> first = source.victim();
+  const BlockId first = source.victim();
   std::vector<BlockId> victims;
-  while (const auto victim = target.victim()) {
-    victims.push_back(*victim);
-    target.forget(*victim);
+  for (BlockId victim; (victim = target.victim()).valid();) {
+    victims.push_back(victim);
+    target.forget(victim);
   }
   EXPECT_EQ(source.victim(), first);
   for (const BlockId victim : victims) {
     ASSERT_EQ(source.victim(), victim);
     source.forget(victim);
   }
-  EXPECT_EQ(source.victim(), std::nullopt);
+  EXPECT_EQ(source.victim(), BlockId());
   EXPECT_EQ(victims.size(), 34u);
 }
 

@@ -42,10 +42,10 @@ void KVCacheManager::Impl::on_candidate(GroupId group_id, BlockId block, bool ca
 }
 
 BlockId KVCacheManager::Impl::acquire(std::int32_t g) noexcept {
-  const std::optional<BlockId> block = group(g).pool.acquire();
-  KVFOLIO_CHECK(block.has_value());  // admission counted
+  const BlockId block = group(g).pool.acquire();
+  KVFOLIO_CHECK(block.valid());  // admission counted
   ++counters_.blocks_allocated;
-  return *block;
+  return block;
 }
 
 void KVCacheManager::Impl::hold(std::int32_t g, BlockId block) noexcept {
@@ -88,7 +88,8 @@ void KVCacheManager::Impl::park(std::int32_t g, BlockId block) noexcept {
 void KVCacheManager::Impl::drain_retiring() noexcept {
   const std::uint64_t bound = oldest_incomplete();
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    while (const auto block = group(g).pool.oldest_retiring(bound)) park(g, *block);
+    const BlockPool& pool = group(g).pool;
+    for (BlockId b; (b = pool.oldest_retiring(bound)).valid();) park(g, b);
   }
 }
 
@@ -135,10 +136,10 @@ Shortage KVCacheManager::Impl::shortage(std::int32_t g, std::int32_t needed) con
 }
 
 void KVCacheManager::Impl::evict_one(std::int32_t g) noexcept {
-  const std::optional<BlockId> victim = group(g).order.victim();
-  KVFOLIO_CHECK(victim.has_value());  // num_evictable() said so
+  const BlockId victim = group(g).order.victim();
+  KVFOLIO_CHECK(victim.valid());  // num_evictable() said so
   evicting_ = true;
-  tree_->evict(GroupId(g), *victim);
+  tree_->evict(GroupId(g), victim);
   evicting_ = false;
 }
 
@@ -146,7 +147,7 @@ bool KVCacheManager::Impl::evict_coldest() noexcept {
   // Ranks of different groups cannot be compared: each gives one.
   bool any = false;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    if (!group(g).order.victim().has_value()) continue;
+    if (!group(g).order.victim().valid()) continue;
     evict_one(g);
     any = true;
   }
@@ -160,7 +161,7 @@ Result<std::int32_t> KVCacheManager::Impl::evict(GroupId group_id, std::int32_t 
                   concat("evict of ", num_blocks, " blocks, allowed: 0 and above"));
   }
   std::int32_t done = 0;
-  while (done < num_blocks && group(group_id.value()).order.victim().has_value()) {
+  while (done < num_blocks && group(group_id.value()).order.victim().valid()) {
     evict_one(group_id.value());
     ++done;
   }

@@ -255,17 +255,17 @@ TEST(PartsHeap, PoolOrderTreeAndArenaAllocateNothingAfterTheirCreation) {
   Tokens out(6);
   bool ok = true;
   EXPECT_EQ(heap_calls_of([&] {
-              const std::optional<BlockId> block = pool->acquire();
-              pool->hold(*block);
-              ok = !pool->release(*block) && pool->release(*block) && ok;
-              pool->make_retiring(*block, 1);
+              const BlockId block = pool->acquire();
+              pool->hold(block);
+              ok = !pool->release(block) && pool->release(block) && ok;
+              pool->make_retiring(block, 1);
               ok = pool->oldest_retiring(2) == block && ok;
-              pool->make_cached(*block);
-              order->touch(*block);
-              order->set_candidate(*block, true);
+              pool->make_cached(block);
+              order->touch(block);
+              order->set_candidate(block, true);
               ok = order->victim() == block && ok;
-              order->forget(*block);
-              pool->make_free(*block);
+              order->forget(block);
+              pool->make_free(block);
 
               ArenaSpan span;
               ok = arena->reserve(span, 100, 0) && arena->reserve(span, 1000, 100) && ok;

@@ -21,15 +21,15 @@ CacheSpec two_layers() {
 TEST(ParityBlocks, ThePoolAloneHandsOutAndCounts) {
   // shown: pool
   BlockPool pool = must(BlockPool::create(8));
-  const std::optional<BlockId> block = pool.acquire();  // nullopt: full
-  pool.hold(*block);                                    // a second user
-  const bool last = pool.release(*block);               // false: one is left
+  const BlockId block = pool.acquire();   // not valid(): full
+  pool.hold(block);                       // a second user
+  const bool last = pool.release(block);  // false: one is left
   // shown end
   EXPECT_FALSE(last);
-  EXPECT_EQ(pool.refs(*block), 1);
+  EXPECT_EQ(pool.refs(block), 1);
   EXPECT_EQ(pool.num_free(), 7);
-  EXPECT_TRUE(pool.release(*block));
-  pool.make_free(*block);
+  EXPECT_TRUE(pool.release(block));
+  pool.make_free(block);
   EXPECT_EQ(pool.num_free(), 8);
 }
 
