@@ -250,7 +250,7 @@ void selection(Session& session) {
          .facts = {{"sequences", std::int64_t{running.count()}}},
          .earlier = Earlier{"cbtop", "select LRU", earlier, "ns"},
          .note = "asked once after each decode step of all sequences: a look at each, and "
-                 "whether its end would free a block"},
+                 "whether its end would free a block, which the earlier one does not ask"},
         after_step);
 
     const int calls = session.quick() ? 4 : 20'000;
