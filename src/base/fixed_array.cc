@@ -15,7 +15,8 @@ void prefer_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] std::size
   const std::uintptr_t last = (begin + bytes) / kHugePage * kHugePage;
   // A kernel without huge pages answers EINVAL, and plain pages do.
   if (first < last) {
-    static_cast<void>(::madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE));
+    void* inner = static_cast<std::byte*>(memory) + (first - begin);
+    static_cast<void>(::madvise(inner, last - first, MADV_HUGEPAGE));
   }
 #endif
 }
