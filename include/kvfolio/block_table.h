@@ -9,6 +9,7 @@
 // Thread safety: none.
 
 #include <cstdint>
+#include <cstring>
 #include <span>
 
 #include "kvfolio/ids.h"
@@ -48,6 +49,12 @@ class BlockTable {
   void grow(SpanArena& arena, std::int32_t size) noexcept {
     KVFOLIO_CHECK(size <= SpanArena::capacity(span_));
     for (; size_ < size; ++size_) arena.at(span_)[size_] = kDropped;
+  }
+  // Becomes these entries, which may be its own. Requires: reserve(blocks.size()) succeeded.
+  void assign(SpanArena& arena, std::span<const std::int32_t> blocks) noexcept {
+    KVFOLIO_CHECK(static_cast<std::int64_t>(blocks.size()) <= SpanArena::capacity(span_));
+    if (!blocks.empty()) std::memmove(arena.at(span_), blocks.data(), blocks.size_bytes());
+    size_ = static_cast<std::int32_t>(blocks.size());
   }
   // Forgets the entries from `size` on; memory stays for the next growth.
   void truncate(std::int32_t size) noexcept { size_ = size < size_ ? size : size_; }

@@ -330,9 +330,7 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
   std::copy_n(arena().at(parent.tail), tail_size, arena().at(tail));
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     BlockTable& to = table(slot, g);
-    to.grow(arena(), table(from, g).size());
-    const auto blocks = table(from, g).blocks(arena());
-    std::copy(blocks.begin(), blocks.end(), to.blocks(arena()).begin());
+    to.assign(arena(), table(from, g).blocks(arena()));
     hold_table(g, to.blocks(arena()));
     window_begin(slot, g) = window_begin(from, g);
   }
@@ -407,9 +405,7 @@ Status KVCacheManager::Impl::adopt(SequenceId id,
   }
   if (s.replay) truncate_to(slot, 0);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    const auto& from = tables[static_cast<std::size_t>(g)];
-    table(slot, g).grow(arena(), blocks_for(g, num_tokens));
-    std::copy(from.begin(), from.end(), table(slot, g).blocks(arena()).begin());
+    table(slot, g).assign(arena(), tables[static_cast<std::size_t>(g)]);
   }
   s.length = s.accepted = s.settled = num_tokens;
   s.exact_until = 0;  // nobody told us which tokens these are

@@ -32,6 +32,19 @@ TEST(ManagerEdges, ASequenceMayAdoptTheBlockItsOwnPromptWasFoundIn) {
   must(e.manager.check_invariants());
 }
 
+// The span that is handed over is the table that is written.
+TEST(ManagerEdges, ASequenceMayAdoptItsOwnTableAsTheManagerShowsIt) {
+  Engine e({full_group(4, 8)});
+  e.cache({5});
+  const SequenceId found = e.open({5}).sequence;
+  const Tokens own = e.table(found);
+  const std::array<std::span<const std::int32_t>, 1> tables{
+      must(e.manager.block_table(found, GroupId(0)))};
+  must(e.manager.adopt(found, tables, 1));
+  EXPECT_EQ(e.table(found), own);
+  must(e.manager.check_invariants());
+}
+
 TEST(ManagerEdges, TokensInMemoryOfTheManagerAreRefused) {
   Engine e({full_group(1, 64)});
   const SequenceId a = e.say({1, 2, 3, 4, 5, 6, 7, 8});
