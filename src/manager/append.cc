@@ -202,7 +202,7 @@ bool KVCacheManager::Impl::append_inside(Step& step, std::int32_t slot,
   if (s.step_entry >= 0 || s.draft > 0 || s.replay || s.max_tokens > 0 ||
       at >= kMaxSequenceTokens || step.copies_ran || (token != nullptr && *token < 0) ||
       options_.order == Order::kUnordered ||
-      (s.publishes && at - s.place.position >= SpanArena::capacity(s.tail))) {
+      (s.publishes && at < s.exact_until && at - s.place.position >= SpanArena::capacity(s.tail))) {
     return false;
   }
   std::array<std::int32_t, kMaxGroups> tails;
