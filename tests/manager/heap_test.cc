@@ -6,67 +6,30 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <cstdlib>
-#include <new>
 #include <vector>
 
+#include "heap_calls/heap_calls.h"
 #include "kvfolio/block_pool.h"
 #include "kvfolio/lru_order.h"
 #include "kvfolio/manager.h"
 #include "kvfolio/prefix_tree.h"
 #include "kvfolio/span_arena.h"
 
-namespace {
-
-int num_heap_calls = 0;
-
-void* counted(std::size_t bytes) {
-  ++num_heap_calls;
-  void* memory = std::malloc(bytes == 0 ? 1 : bytes);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
-}  // namespace
-
-// Not inlined: g++ would take malloc and free for a mismatch with new and delete.
-[[gnu::noinline]] void* operator new(std::size_t bytes) { return counted(bytes); }
-[[gnu::noinline]] void* operator new[](std::size_t bytes) { return counted(bytes); }
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
-
-// The library's arrays come from calloc. Sanitizers bring an allocator of their own.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define KVFOLIO_TEST_SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define KVFOLIO_TEST_SANITIZED 1
-#endif
-#endif
-#ifndef KVFOLIO_TEST_SANITIZED
-// NOLINTNEXTLINE(bugprone-reserved-identifier): glibc's own name for the calloc that is replaced.
-extern "C" void* __libc_calloc(std::size_t count, std::size_t size);
-extern "C" [[gnu::noinline]] void* calloc(std::size_t count, std::size_t size) noexcept {
-  ++num_heap_calls;
-  return __libc_calloc(count, size);
-}
-#endif
-
 namespace kvfolio {
 namespace {
+
+using testing_heap::num_heap_calls;
 
 using Tokens = std::vector<std::int32_t>;
 
 // Heap calls of 20 rounds, after two in which buffers reach their size.
 template <typename Round>
-int heap_calls_of(Round&& round) {
+std::uint64_t heap_calls_of(Round&& round) {
   round();
   round();
-  const int before = num_heap_calls;
+  const std::uint64_t before = num_heap_calls();
   for (int i = 0; i < 20; ++i) round();
-  return num_heap_calls - before;
+  return num_heap_calls() - before;
 }
 
 CacheSpec two_groups() {
@@ -296,14 +259,14 @@ TEST(PartsHeap, PoolOrderTreeAndArenaAllocateNothingAfterTheirCreation) {
 }
 
 TEST(ManagerHeap, TheHookCounts) {
-  const int before = num_heap_calls;
+  const std::uint64_t before = num_heap_calls();
   ::operator delete(::operator new(4));
-  EXPECT_EQ(num_heap_calls, before + 1);
+  EXPECT_EQ(num_heap_calls(), before + 1);
 #ifndef KVFOLIO_TEST_SANITIZED
   FixedArray<std::int32_t> array;
   ASSERT_TRUE(array.allocate_zeroed(1000));
   asm volatile("" : : "g"(array.data()) : "memory");  // or clang takes the calloc away
-  EXPECT_EQ(num_heap_calls, before + 2);
+  EXPECT_EQ(num_heap_calls(), before + 2);
 #endif
 }
 

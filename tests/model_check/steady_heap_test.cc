@@ -3,94 +3,24 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
 #include <vector>
 
+#include "heap_calls/heap_calls.h"
 #include "kvfolio/fixed_array.h"
 #include "kvfolio/manager.h"
-
-namespace {
-
-std::atomic<std::uint64_t> heap_calls{0};
-
-void* counted(std::size_t bytes, std::size_t alignment) {
-  heap_calls.fetch_add(1, std::memory_order_relaxed);
-  const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
-  void* const memory = alignment <= alignof(std::max_align_t)
-                           ? std::malloc(bytes == 0 ? 1 : bytes)
-                           : std::aligned_alloc(alignment, rounded);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
-}  // namespace
-
-// Not inlined: where only one of a pair is, g++ takes free() for the wrong half.
-[[gnu::noinline]] void* operator new(std::size_t bytes) {
-  return counted(bytes, alignof(std::max_align_t));
-}
-[[gnu::noinline]] void* operator new[](std::size_t bytes) {
-  return counted(bytes, alignof(std::max_align_t));
-}
-[[gnu::noinline]] void* operator new(std::size_t bytes, std::align_val_t alignment) {
-  return counted(bytes, static_cast<std::size_t>(alignment));
-}
-[[gnu::noinline]] void* operator new[](std::size_t bytes, std::align_val_t alignment) {
-  return counted(bytes, static_cast<std::size_t>(alignment));
-}
-[[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
-  heap_calls.fetch_add(1, std::memory_order_relaxed);
-  return std::malloc(bytes == 0 ? 1 : bytes);
-}
-[[gnu::noinline]] void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept {
-  heap_calls.fetch_add(1, std::memory_order_relaxed);
-  return std::malloc(bytes == 0 ? 1 : bytes);
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete[](void* memory, std::align_val_t) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept {
-  std::free(memory);
-}
-
-// The library's arrays come from calloc. Sanitizers bring an allocator of their own.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define KVFOLIO_TEST_SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define KVFOLIO_TEST_SANITIZED 1
-#endif
-#endif
-#ifndef KVFOLIO_TEST_SANITIZED
-// NOLINTNEXTLINE(bugprone-reserved-identifier): glibc's own name for the calloc that is replaced.
-extern "C" void* __libc_calloc(std::size_t count, std::size_t size);
-extern "C" [[gnu::noinline]] void* calloc(std::size_t count, std::size_t size) noexcept {
-  heap_calls.fetch_add(1, std::memory_order_relaxed);
-  return __libc_calloc(count, size);
-}
-#endif
 
 namespace kvfolio {
 namespace {
 
+using testing_heap::num_heap_calls;
+
 #ifndef KVFOLIO_TEST_SANITIZED
 TEST(SteadyHeap, HookCountsCalloc) {
-  const std::uint64_t before = heap_calls.load();
+  const std::uint64_t before = num_heap_calls();
   FixedArray<std::int32_t> array;
   ASSERT_TRUE(array.allocate_zeroed(1000));
-  EXPECT_EQ(heap_calls.load(), before + 1);
+  asm volatile("" : : "g"(array.data()) : "memory");  // or clang takes the calloc away
+  EXPECT_EQ(num_heap_calls(), before + 1);
   EXPECT_EQ(array[999], 0);
 }
 #endif
@@ -167,15 +97,15 @@ class Engine {
 };
 
 std::uint64_t heap_calls_of(Engine& engine, int steps) {
-  const std::uint64_t before = heap_calls.load();
+  const std::uint64_t before = num_heap_calls();
   engine.steps(steps);
-  return heap_calls.load() - before;
+  return num_heap_calls() - before;
 }
 
 TEST(SteadyHeap, HookCounts) {
-  const std::uint64_t before = heap_calls.load();
+  const std::uint64_t before = num_heap_calls();
   ::operator delete(::operator new(4));  // not an expression that a compiler may leave out
-  EXPECT_GT(heap_calls.load(), before);
+  EXPECT_GT(num_heap_calls(), before);
 }
 
 TEST(SteadyHeap, DecodeOf100And20000StepsMakesTheSameNumberOfHeapCalls) {
@@ -216,9 +146,9 @@ TEST(SteadyHeap, ShortageOpenForkTruncateAndCloseAllocateNothing) {
   };
   round();
   round();
-  const std::uint64_t before = heap_calls.load();
+  const std::uint64_t before = num_heap_calls();
   for (int i = 0; i < 100; ++i) round();
-  EXPECT_EQ(heap_calls.load() - before, 0u);
+  EXPECT_EQ(num_heap_calls() - before, 0u);
 }
 
 }  // namespace
