@@ -11,7 +11,14 @@
 
 namespace kvfolio {
 
-enum class DType : std::int32_t { kF64 = 0, kF32 = 1, kF16 = 2, kBF16 = 3 };
+enum class DType : std::int32_t {
+  kF64 = 0,
+  kF32 = 1,
+  kF16 = 2,
+  kBF16 = 3,
+  // Of caches only: -127 .. 127 times an f32 scale for each token and head, see quantize_scale().
+  kInt8 = 4,
+};
 
 [[nodiscard]] constexpr std::int32_t dtype_bytes(DType dtype) noexcept {
   switch (dtype) {
@@ -22,6 +29,8 @@ enum class DType : std::int32_t { kF64 = 0, kF32 = 1, kF16 = 2, kBF16 = 3 };
     case DType::kF16:
     case DType::kBF16:
       return 2;
+    case DType::kInt8:
+      return 1;
   }
   return 0;  // not a DType
 }
@@ -36,6 +45,8 @@ enum class DType : std::int32_t { kF64 = 0, kF32 = 1, kF16 = 2, kBF16 = 3 };
       return "f16";
     case DType::kBF16:
       return "bf16";
+    case DType::kInt8:
+      return "int8";
   }
   return "invalid";
 }

@@ -30,6 +30,13 @@ enum class AttentionKind : std::int32_t {
 enum class Format : std::int32_t {
   kHnd = 0,  // [layer][block][kv_head][K: block_size x head_dim_k | V: block_size x head_dim_v]
   kNhd = 1,  // [layer][block][K: block_size x kv_heads x head_dim_k | V: likewise]
+  // [layer][block][kv_head][K | V] in tiles of 16 tokens, in the order that the dot products of
+  // CPUs eat without a shuffle. Four bytes of a row are a granule: g = 1 element of f32, 2 of bf16,
+  // 4 of int8; f16 counts as g = 1 of 2 bytes. A tile of K is [head_dim_k / g][16 tokens][g], of V
+  // [16 / g][head_dim_v][g tokens]. int8 of K is stored with 128 added, as dot products of unsigned
+  // with signed bytes want it. f32, f16, bf16, int8; block_size a multiple of 16, head dims of 8;
+  // V is not a prefix of K.
+  kGranule = 2,
 };
 
 struct GroupSpec {
