@@ -186,8 +186,10 @@ class Attend {
   Attend(const Item& item, const Scratch& scratch)
       : item_(item),
         s_(scratch),
+        all_rows_(item.num_heads * item.num_rows),
         k_lines_(item.k.head_dim / E::kDims),
-        sums_stride_(padded(item.v.head_dim)) {}
+        sums_stride_(padded(item.v.head_dim)),
+        order_(order_of_rows()) {}
 
   void run() {
     reset_total();
@@ -249,7 +251,7 @@ class Attend {
   };
 
   void reset_total() {
-    for (int r = 0; r < item_.num_rows; ++r) {
+    for (int r = 0; r < all_rows_; ++r) {
       s_.total.totals[r] = 0.0f;
       s_.total.maxima[r] = kNothing;
     }
@@ -257,10 +259,10 @@ class Attend {
 
   void prepare_queries() {
     const float scale = static_cast<float>(item_.params.scale * 1.4426950408889634074);  // log2(e)
-    for (int r = 0; r < item_.num_rows; ++r) {
-      const std::int32_t row = item_.first_row + r;
-      item_.load_q(item_.q + row / item_.group * item_.q_token_stride +
-                       row % item_.group * item_.q_head_stride,
+    for (int r = 0; r < all_rows_; ++r) {
+      const std::int32_t row = item_.first_row + r % item_.num_rows;
+      const std::int32_t head = r / item_.num_rows * item_.group + row % item_.group;
+      item_.load_q(item_.q + row / item_.group * item_.q_token_stride + head * item_.q_head_stride,
                    reinterpret_cast<std::byte*>(s_.row), item_.k.head_dim);
       for (int d = 0; d < item_.k.head_dim; ++d) s_.row[d] *= scale;
       std::uint32_t* words = s_.queries + r * kQueryWords;
@@ -273,7 +275,7 @@ class Attend {
   }
 
   void open_range() {
-    for (int r = 0; r < item_.num_rows; ++r) {
+    for (int r = 0; r < all_rows_; ++r) {
       for (std::int64_t d = 0; d < sums_stride_; ++d) s_.sums[r * sums_stride_ + d] = 0.0f;
       for (int i = 0; i < 16; ++i) s_.lanes[r * 16 + i] = 0.0f;
       s_.maxima[r] = kNothing;
@@ -281,7 +283,7 @@ class Attend {
   }
 
   void close_range() {
-    for (int r = 0; r < item_.num_rows; ++r) {
+    for (int r = 0; r < all_rows_; ++r) {
       float total = 0.0f;
       for (int i = 0; i < 16; ++i) total += s_.lanes[r * 16 + i];
       float* sums = s_.sums + r * sums_stride_;
@@ -315,27 +317,32 @@ class Attend {
   void take_tile(std::int32_t tile, std::int32_t next, std::int64_t first, std::int64_t last) {
     const std::uint64_t first_mask = mask_of(first, tile);
     const std::uint64_t last_mask = first == last ? first_mask : mask_of(last, tile);
-    TileRows rows = {};
     if (first_mask == kWhole && last_mask == kWhole) {  // then those between see it whole too
-      point_at(tile, kWhole, next, rows);
-      take_rows(0, item_.num_rows, rows, kWhole);
+      for (std::int32_t head = 0; head < item_.num_heads; ++head) {
+        TileRows rows = {};
+        point_at(tile, head, kWhole, next, rows);
+        take_rows(head, 0, item_.num_rows, rows, kWhole);
+      }
       return;
     }
     std::uint64_t any = first_mask | last_mask;
     for (std::int64_t p = first + 1; p < last; ++p) any |= mask_of(p, tile);
     if (any == 0) return;
-    point_at(tile, any, next, rows);
-    // Neighbours that see the whole tile go together, others by position.
-    for (std::int32_t r = 0; r < item_.num_rows;) {
-      const std::uint64_t mask = mask_of(position_of(r), tile);
-      std::int32_t end = r + 1;
-      while (end < item_.num_rows &&
-             (position_of(end) == position_of(r) ||
-              (mask == kWhole && mask_of(position_of(end), tile) == kWhole))) {
-        ++end;
+    for (std::int32_t head = 0; head < item_.num_heads; ++head) {
+      TileRows rows = {};
+      point_at(tile, head, any, next, rows);
+      // Neighbours that see the whole tile go together, others by position.
+      for (std::int32_t r = 0; r < item_.num_rows;) {
+        const std::uint64_t mask = mask_of(position_of(r), tile);
+        std::int32_t end = r + 1;
+        while (end < item_.num_rows &&
+               (position_of(end) == position_of(r) ||
+                (mask == kWhole && mask_of(position_of(end), tile) == kWhole))) {
+          ++end;
+        }
+        if (mask != 0) take_rows(head, r, end, rows, mask);
+        r = end;
       }
-      if (mask != 0) take_rows(r, end, rows, mask);
-      r = end;
     }
   }
 
@@ -345,69 +352,87 @@ class Attend {
 
   // ---- where a tile lies ------------------------------------------------------------------------
 
-  void point_at(std::int32_t tile, std::uint64_t any, std::int32_t next, TileRows& rows) {
+  // One head's rows of K or of V.
+  struct Place {
+    const std::byte* rows;
+    const std::byte* scales;
+  };
+  [[nodiscard]] static Place place(const HeadRows& all, std::int32_t head, std::int64_t block,
+                                   std::int64_t offset, std::int64_t step) {
+    Place at{all.rows + head * all.head_stride + block * all.block_stride +
+                 step * all.token_stride,
+             nullptr};
+    if constexpr (E::kScaled) {
+      at.scales = all.scales + head * all.scale_head_stride + block * all.scale_block_stride +
+                  offset * all.scale_token_stride;
+    }
+    return at;
+  }
+
+  // The token at a position: its block and where it stands in it.
+  struct Spot {
+    std::int32_t logical;
+    std::int32_t offset;
+  };
+  [[nodiscard]] Spot spot_of(std::int32_t position) const {
+    const std::int32_t logical = position / item_.block_size;
+    return {logical, position - logical * item_.block_size};
+  }
+  void step(Spot& spot) const {
+    if (++spot.offset < item_.block_size) return;
+    spot.offset = 0;
+    ++spot.logical;
+  }
+
+  void point_at(std::int32_t tile, std::int32_t head, std::uint64_t any, std::int32_t next,
+                TileRows& rows) {
     for (int s = 0; s < kSubtiles; ++s) {
       const auto bits = static_cast<std::uint32_t>(any >> (16 * s)) & 0xffffu;
       if (bits == 0) continue;
       const std::int32_t position = tile * kTile + s * kGranuleTokens;
       if (item_.granule) {
-        point_at_granule(s, position, rows);
+        point_at_granule(s, position, head, rows);
       } else {
-        pack(s, position, bits, rows);
+        pack(s, position, head, bits, rows);
       }
-      if (next >= 0) look_ahead(s, next * kTile + s * kGranuleTokens, rows);
+      look_ahead(s, position, next * kTile + s * kGranuleTokens, head, rows);
     }
   }
 
-  void point_at_granule(int s, std::int32_t position, TileRows& rows) {
-    const std::int32_t logical = position / item_.block_size;
-    const std::int32_t offset = position - logical * item_.block_size;
-    const std::int64_t block = item_.table[logical];
-    const std::int64_t inner = offset / kGranuleTokens;
-    rows.k[s] = item_.k.rows + block * item_.k.block_stride + inner * item_.k.token_stride;
-    rows.v[s] = item_.v.rows + block * item_.v.block_stride + inner * item_.v.token_stride;
+  void point_at_granule(int s, std::int32_t position, std::int32_t head, TileRows& rows) {
+    const Spot spot = spot_of(position);
+    const std::int64_t block = item_.table[spot.logical];
+    const std::int64_t inner = spot.offset / kGranuleTokens;
+    const Place k = place(item_.k, head, block, spot.offset, inner);
+    const Place v = place(item_.v, head, block, spot.offset, inner);
+    rows.k[s] = k.rows;
+    rows.v[s] = v.rows;
     rows.v_stride[s] = item_.v.head_dim * E::kLaneBytes;
-    if constexpr (E::kScaled) {
-      // Scales of a block lie side by side in this format.
-      rows.k_scales[s] = reinterpret_cast<const float*>(
-          item_.k.scales + block * item_.k.scale_block_stride + offset * 4);
-      rows.v_scales[s] = reinterpret_cast<const float*>(
-          item_.v.scales + block * item_.v.scale_block_stride + offset * 4);
-    }
+    // Scales of a block lie side by side in this format.
+    rows.k_scales[s] = reinterpret_cast<const float*>(k.scales);
+    rows.v_scales[s] = reinterpret_cast<const float*>(v.scales);
   }
 
   // Rows of HND and NHD become a granule tile in L1; tokens that nobody sees are not touched.
-  void pack(int s, std::int32_t position, std::uint32_t bits, TileRows& rows) {
+  void pack(int s, std::int32_t position, std::int32_t head, std::uint32_t bits, TileRows& rows) {
     const std::byte* k[kGranuleTokens];
     const std::byte* v[kGranuleTokens];
     float* k_scales = s_.scales + s * kGranuleTokens;
     float* v_scales = s_.scales + kTile + s * kGranuleTokens;
     const std::byte* some_k = nullptr;
     const std::byte* some_v = nullptr;
-    std::int32_t logical = position / item_.block_size;
-    std::int32_t offset = position - logical * item_.block_size;
-    for (int t = 0; t < kGranuleTokens; ++t) {
+    Spot spot = spot_of(position);
+    for (int t = 0; t < kGranuleTokens; ++t, step(spot)) {
       k[t] = nullptr;
-      if ((bits >> t & 1u) != 0) {
-        const std::int64_t block = item_.table[logical];
-        some_k = k[t] =
-            item_.k.rows + block * item_.k.block_stride + offset * item_.k.token_stride;
-        some_v = v[t] =
-            item_.v.rows + block * item_.v.block_stride + offset * item_.v.token_stride;
-        if constexpr (E::kScaled) {
-          __builtin_memcpy(k_scales + t,
-                           item_.k.scales + block * item_.k.scale_block_stride +
-                               offset * item_.k.scale_token_stride,
-                           4);
-          __builtin_memcpy(v_scales + t,
-                           item_.v.scales + block * item_.v.scale_block_stride +
-                               offset * item_.v.scale_token_stride,
-                           4);
-        }
-      }
-      if (++offset == item_.block_size) {
-        offset = 0;
-        ++logical;
+      if ((bits >> t & 1u) == 0) continue;
+      const std::int64_t block = item_.table[spot.logical];
+      const Place at_k = place(item_.k, head, block, spot.offset, spot.offset);
+      const Place at_v = place(item_.v, head, block, spot.offset, spot.offset);
+      some_k = k[t] = at_k.rows;
+      some_v = v[t] = at_v.rows;
+      if constexpr (E::kScaled) {
+        __builtin_memcpy(k_scales + t, at_k.scales, 4);
+        __builtin_memcpy(v_scales + t, at_v.scales, 4);
       }
     }
     for (int t = 0; t < kGranuleTokens; ++t) {  // any row will do where nothing is seen
@@ -428,66 +453,73 @@ class Attend {
     rows.v_scales[s] = v_scales;
   }
 
-  // Where the subtile of the tile that follows lies, if its rows are in one piece. Only addresses
-  // are made of it: an entry that no row needs may be anything.
-  void look_ahead(int s, std::int32_t position, TileRows& rows) {
-    if (position >= item_.kv_len) return;
-    if (!item_.granule && !rows_together()) {
-      ask_for_rows(position);
+  // ---- what to ask for while a tile is worked on ------------------------------------------------
+
+  enum class Order {
+    kByHead,   // a head's rows of a subtile are one piece, as long as the packed ones: granule, HND
+    kByToken,  // the rows of all heads of a subtile are one piece: NHD
+    kNone,     // rows lie apart
+  };
+
+  [[nodiscard]] Order order_of_rows() const {
+    if (item_.granule) return Order::kByHead;
+    if (item_.block_size % kGranuleTokens != 0) return Order::kNone;
+    const auto is = [&](auto&& test) { return test(item_.k) && test(item_.v); };
+    if (is([](const HeadRows& r) { return r.token_stride == r.head_dim * kElementBytes; })) {
+      return Order::kByHead;
+    }
+    const bool by_token = is([&](const HeadRows& r) {
+      const std::int64_t row = r.head_dim * kElementBytes;
+      return r.head_stride == row && r.token_stride == row * item_.num_heads;
+    });
+    return by_token ? Order::kByToken : Order::kNone;
+  }
+
+  // By head: the next head's rows of this tile, after the last head the next tile's. By token: this
+  // head's share of the next tile. Only addresses are made: an entry that no row needs may be
+  // anything.
+  void look_ahead(int s, std::int32_t position, std::int32_t next_position, std::int32_t head,
+                  TileRows& rows) {
+    const bool same_tile = order_ == Order::kByHead && head + 1 < item_.num_heads;
+    const std::int32_t there = same_tile ? position : next_position;
+    if (there < 0 || there >= item_.kv_len) return;
+    if (order_ == Order::kNone) {
+      ask_for_rows(there, head);
       return;
     }
-    const std::int32_t logical = position / item_.block_size;
-    const std::int32_t offset = position - logical * item_.block_size;
-    const std::int64_t block = item_.table[logical];
-    const std::int64_t steps = item_.granule ? offset / kGranuleTokens : offset;
-    const auto ahead = [&](const HeadRows& head, const std::byte* here) {
-      const std::byte* there = head.rows + block * head.block_stride + steps * head.token_stride;
-      return reinterpret_cast<std::intptr_t>(there) - reinterpret_cast<std::intptr_t>(here);
+    const std::int32_t next_head = same_tile ? head + 1 : 0;
+    const Spot spot = spot_of(there);
+    const std::int64_t block = item_.table[spot.logical];
+    const std::int64_t inner = item_.granule ? spot.offset / kGranuleTokens : spot.offset;
+    const std::int64_t share = order_ == Order::kByToken ? head * kGranuleTokens : 0;
+    const auto ahead = [&](const HeadRows& all, const std::byte* here) {
+      const Place next = place(all, next_head, block, spot.offset, inner);
+      if constexpr (E::kScaled) prefetch(next.scales);
+      return reinterpret_cast<std::intptr_t>(next.rows) + share * all.head_dim * kElementBytes -
+             reinterpret_cast<std::intptr_t>(here);
     };
     rows.k_ahead[s] = ahead(item_.k, rows.k[s]);
     rows.v_ahead[s] = ahead(item_.v, rows.v[s]);
-    if constexpr (E::kScaled) {
-      prefetch(item_.k.scales + block * item_.k.scale_block_stride +
-               offset * item_.k.scale_token_stride);
-      prefetch(item_.v.scales + block * item_.v.scale_block_stride +
-               offset * item_.v.scale_token_stride);
-    }
   }
 
-  // HND whose 16 tokens lie in one piece; so do the granules of a tile.
-  [[nodiscard]] bool rows_together() const {
-    return item_.block_size % kGranuleTokens == 0 &&
-           item_.k.token_stride == item_.k.head_dim * kElementBytes &&
-           item_.v.token_stride == item_.v.head_dim * kElementBytes;
-  }
-
-  void ask_for_rows(std::int32_t position) {
-    std::int32_t logical = position / item_.block_size;
-    std::int32_t offset = position - logical * item_.block_size;
+  void ask_for_rows(std::int32_t position, std::int32_t head) const {
+    Spot spot = spot_of(position);
     const std::int32_t left = item_.kv_len - position;
-    for (int t = 0; t < (left < kGranuleTokens ? left : kGranuleTokens); ++t) {
-      const std::int64_t block = item_.table[logical];
-      for (const HeadRows* head : {&item_.k, &item_.v}) {
-        const std::byte* row =
-            head->rows + block * head->block_stride + offset * head->token_stride;
-        const int bytes = head->head_dim * kElementBytes;
-        for (int b = 0; b < bytes; b += 64) prefetch(row + b);
-        if constexpr (E::kScaled) {
-          prefetch(head->scales + block * head->scale_block_stride +
-                   offset * head->scale_token_stride);
-        }
-      }
-      if (++offset == item_.block_size) {
-        offset = 0;
-        ++logical;
+    for (int t = 0; t < (left < kGranuleTokens ? left : kGranuleTokens); ++t, step(spot)) {
+      const std::int64_t block = item_.table[spot.logical];
+      for (const HeadRows* all : {&item_.k, &item_.v}) {
+        const Place at = place(*all, head, block, spot.offset, spot.offset);
+        for (int b = 0; b < all->head_dim * kElementBytes; b += 64) prefetch(at.rows + b);
+        if constexpr (E::kScaled) prefetch(at.scales);
       }
     }
   }
 
   // ---- the three phases of a tile ---------------------------------------------------------------
 
-  // Rows begin .. end of the item, which all see the positions of `mask`.
-  void take_rows(std::int32_t begin, std::int32_t end, const TileRows& rows, std::uint64_t mask) {
+  // Rows begin .. end of one head, which all see the positions of `mask`.
+  void take_rows(std::int32_t head, std::int32_t begin, std::int32_t end, const TileRows& rows,
+                 std::uint64_t mask) {
     TileRows seen = rows;
     if (begin > 0) {  // once for each tile
       for (int s = 0; s < kSubtiles; ++s) seen.k_ahead[s] = seen.v_ahead[s] = 0;
@@ -495,9 +527,10 @@ class Attend {
     if (mask != kWhole) mask_values(mask, seen);
     // Blocks of nearly equal size: 12 rows are 6 and 6.
     const std::int32_t blocks = (end - begin + kBlockRows - 1) / kBlockRows;
-    std::int32_t row = begin;
+    std::int32_t row = head * item_.num_rows + begin;
+    const std::int32_t last = head * item_.num_rows + end;
     for (std::int32_t b = 0; b < blocks; ++b) {
-      const std::int32_t count = (end - row + blocks - b - 1) / (blocks - b);
+      const std::int32_t count = (last - row + blocks - b - 1) / (blocks - b);
       switch (count) {
         case 1: take_block<1>(row, seen, mask); break;
         case 2: take_block<2>(row, seen, mask); break;
@@ -732,8 +765,10 @@ class Attend {
 
   const Item& item_;
   const Scratch& s_;
+  std::int32_t all_rows_;
   int k_lines_;
   std::int64_t sums_stride_;
+  Order order_;
 };
 
 template <class T, class E, class Tail, class Pack>
