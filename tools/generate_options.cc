@@ -127,8 +127,12 @@ void add_cache_options(CLI::App& app, GenerateOptions& options) {
   add_integer(app, "--block-size", options.block_size, 1, kMaxBlockSize, "Tokens of a block");
   add_dtype_option(app, options.dtype);
   add_choice<Format>(app, "--format", options.format,
-                     {{"auto", Format::kHnd}, {"hnd", Format::kHnd}, {"nhd", Format::kNhd}},
-                     "How a block lies in memory: auto, hnd, nhd [auto: hnd in this build]");
+                     {{"auto", Format::kHnd},
+                      {"granule", Format::kGranule},
+                      {"hnd", Format::kHnd},
+                      {"nhd", Format::kNhd}},
+                     "How a block lies in memory: auto, granule (of blocks of 16 tokens and "
+                     "multiples), hnd, nhd [auto: hnd in this build]");
   add_kernel_option(app, options.kernel);
   app.add_flag_callback(
       "--no-prefix-cache", [&options] { options.prefix_cache = false; },

@@ -37,13 +37,18 @@ Result<Opened> ContiguousBackend::open(std::span<const std::int32_t> /*tokens*/,
                                        const OpenLimits& limits) {
   auto arrays = std::make_unique<Arrays>();
   arrays->capacity = (limits.max_tokens + kRowBlock - 1) / kRowBlock * kRowBlock;
-  const std::size_t bytes =
-      static_cast<std::size_t>(config_.num_layers) *
-      static_cast<std::size_t>(config_.num_kv_heads) * static_cast<std::size_t>(arrays->capacity) *
-      static_cast<std::size_t>(config_.head_dim) * static_cast<std::size_t>(dtype_bytes(dtype_));
+  const std::size_t rows = static_cast<std::size_t>(config_.num_layers) *
+                           static_cast<std::size_t>(config_.num_kv_heads) *
+                           static_cast<std::size_t>(arrays->capacity);
+  const std::size_t bytes = rows * static_cast<std::size_t>(config_.head_dim) *
+                            static_cast<std::size_t>(dtype_bytes(dtype_));
   arrays->k.resize(bytes);
   arrays->v.resize(bytes);
-  bytes_ += static_cast<std::int64_t>(2 * bytes);
+  if (dtype_ == DType::kInt8) {
+    arrays->k_scale.resize(rows * sizeof(float));
+    arrays->v_scale.resize(rows * sizeof(float));
+  }
+  bytes_ += arrays->bytes();
   const SequenceId id(next_id_++);
   sequences_.emplace(id, std::move(arrays));
   return Opened{.sequence = id, .cached_tokens = 0};
@@ -54,14 +59,14 @@ Result<SequenceId> ContiguousBackend::fork(SequenceId parent) {
   if (!source) return source.error();
   const SequenceId id(next_id_++);
   sequences_.emplace(id, std::make_unique<Arrays>(**source));
-  bytes_ += static_cast<std::int64_t>((*source)->k.size() + (*source)->v.size());
+  bytes_ += (*source)->bytes();
   return id;
 }
 
 Status ContiguousBackend::close(SequenceId sequence) {
   const Result<Arrays*> arrays = find(sequence);
   if (!arrays) return arrays.error();
-  bytes_ -= static_cast<std::int64_t>((*arrays)->k.size() + (*arrays)->v.size());
+  bytes_ -= (*arrays)->bytes();
   sequences_.erase(sequence);
   return {};
 }
@@ -109,17 +114,39 @@ KVView ContiguousBackend::view(Arrays& arrays) const {
                           .block = token * kRowBlock,
                           .head = head,
                           .token = token};
-  return {.k = arrays.k.data(),
-          .v = arrays.v.data(),
-          .k_strides = strides,
-          .v_strides = strides,
-          .num_layers = config_.num_layers,
-          .num_blocks = arrays.capacity / kRowBlock,
-          .block_size = kRowBlock,
-          .num_kv_heads = config_.num_kv_heads,
-          .head_dim_k = config_.head_dim,
-          .head_dim_v = config_.head_dim,
-          .dtype = dtype_};
+  KVView view{.k = arrays.k.data(),
+              .v = arrays.v.data(),
+              .k_strides = strides,
+              .v_strides = strides,
+              .num_layers = config_.num_layers,
+              .num_blocks = arrays.capacity / kRowBlock,
+              .block_size = kRowBlock,
+              .num_kv_heads = config_.num_kv_heads,
+              .head_dim_k = config_.head_dim,
+              .head_dim_v = config_.head_dim,
+              .dtype = dtype_};
+  if (dtype_ != DType::kInt8) return view;
+  constexpr auto kScale = static_cast<std::int64_t>(sizeof(float));
+  view.k_scale_strides = {.layer = kScale * arrays.capacity * config_.num_kv_heads,
+                          .block = kScale * kRowBlock,
+                          .head = kScale * arrays.capacity,
+                          .token = kScale};
+  view.v_scale_strides = view.k_scale_strides;
+  view.k_scale = arrays.k_scale.data();
+  view.v_scale = arrays.v_scale.data();
+  return view;
+}
+
+Status ContiguousBackend::write(Arrays& arrays, std::int32_t layer, const ConstRowsView& k,
+                                const ConstRowsView& v) {
+  if (dtype_ == DType::kInt8) {
+    // A quantized row has a scale beside it, which only the kernels of a cache know how to write.
+    slots_.resize(static_cast<std::size_t>(k.num_tokens));
+    std::iota(slots_.begin(), slots_.end(), arrays.length);
+    return kvfolio::append(view(arrays), layer, k, v, slots_);
+  }
+  KVFOLIO_RETURN_IF_ERROR(convert(k, rows(arrays.k, arrays, layer, k.num_tokens)));
+  return convert(v, rows(arrays.v, arrays, layer, v.num_tokens));
 }
 
 Status ContiguousBackend::layer(std::int32_t layer, const ConstRowsView& q, const ConstRowsView& k,
@@ -129,9 +156,7 @@ Status ContiguousBackend::layer(std::int32_t layer, const ConstRowsView& q, cons
     Arrays& arrays = *appended.arrays;
     const std::int32_t count = appended.num_tokens;
     KVFOLIO_RETURN_IF_ERROR(
-        convert(rows_of(k, first, count), rows(arrays.k, arrays, layer, count)));
-    KVFOLIO_RETURN_IF_ERROR(
-        convert(rows_of(v, first, count), rows(arrays.v, arrays, layer, count)));
+        write(arrays, layer, rows_of(k, first, count), rows_of(v, first, count)));
 
     const auto num_blocks = static_cast<std::size_t>(arrays.capacity / kRowBlock);
     if (identity_.size() < num_blocks) {

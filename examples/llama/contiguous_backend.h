@@ -51,10 +51,17 @@ class ContiguousBackend final : public Backend {
 
  private:
   struct Arrays {
-    std::vector<std::byte> k;   // [num_layers, num_kv_heads, capacity, head_dim]
-    std::vector<std::byte> v;   // likewise
+    std::vector<std::byte> k;  // [num_layers, num_kv_heads, capacity, head_dim]
+    std::vector<std::byte> v;  // likewise
+    // int8: [num_layers, num_kv_heads, capacity], f32.
+    std::vector<std::byte> k_scale;
+    std::vector<std::byte> v_scale;
     std::int32_t capacity = 0;  // tokens, a multiple of kRowBlock
     std::int32_t length = 0;    // tokens
+
+    [[nodiscard]] std::int64_t bytes() const {
+      return static_cast<std::int64_t>(k.size() + v.size() + k_scale.size() + v_scale.size());
+    }
   };
   struct Appended {
     Arrays* arrays = nullptr;
@@ -65,6 +72,8 @@ class ContiguousBackend final : public Backend {
   [[nodiscard]] RowsView rows(std::vector<std::byte>& array, const Arrays& arrays,
                               std::int32_t layer, std::int32_t num_tokens) const;
   [[nodiscard]] KVView view(Arrays& arrays) const;
+  // Writes the next tokens of one layer.
+  Status write(Arrays& arrays, std::int32_t layer, const ConstRowsView& k, const ConstRowsView& v);
 
   const ModelConfig& config_;
   DType dtype_;
@@ -75,6 +84,7 @@ class ContiguousBackend final : public Backend {
   std::int64_t bytes_ = 0;              // of all arrays
   std::vector<Appended> step_;          // in append order
   std::vector<std::int32_t> identity_;  // 0, 1, 2, ...: block i is at place i
+  std::vector<std::int32_t> slots_;     // of an append, where it takes slots
   Counters counters_;                   // stays zero
 };
 

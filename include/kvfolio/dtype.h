@@ -7,11 +7,20 @@
 // Thread safety: functions of their arguments alone.
 
 #include <bit>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 
 namespace kvfolio {
 
-enum class DType : std::int32_t { kF64 = 0, kF32 = 1, kF16 = 2, kBF16 = 3 };
+enum class DType : std::int32_t {
+  kF64 = 0,
+  kF32 = 1,
+  kF16 = 2,
+  kBF16 = 3,
+  // Of caches only: -127 .. 127 times an f32 scale for each token and head, see quantize_scale().
+  kInt8 = 4,
+};
 
 [[nodiscard]] constexpr std::int32_t dtype_bytes(DType dtype) noexcept {
   switch (dtype) {
@@ -22,6 +31,8 @@ enum class DType : std::int32_t { kF64 = 0, kF32 = 1, kF16 = 2, kBF16 = 3 };
     case DType::kF16:
     case DType::kBF16:
       return 2;
+    case DType::kInt8:
+      return 1;
   }
   return 0;  // not a DType
 }
@@ -36,6 +47,8 @@ enum class DType : std::int32_t { kF64 = 0, kF32 = 1, kF16 = 2, kBF16 = 3 };
       return "f16";
     case DType::kBF16:
       return "bf16";
+    case DType::kInt8:
+      return "int8";
   }
   return "invalid";
 }
@@ -81,6 +94,36 @@ enum class DType : std::int32_t { kF64 = 0, kF32 = 1, kF16 = 2, kBF16 = 3 };
     return sign != 0u ? -magnitude : magnitude;
   }
   return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
+}
+
+// int8: a row (one token and head, K or V apart), converted to f32, becomes one f32 scale and
+// elements -127 .. 127; a value is element * scale. With amax the largest magnitude of the row:
+// scale = amax / 127, element = x * (127 / amax) rounded to nearest, ties to even, each operation
+// rounded to f32 by itself. A row below kQuantizeLeast is zeros of scale 0; one that holds a NaN
+// or an infinity (then amax is that) is zeros of scale NaN. Nothing else enters.
+inline constexpr float kQuantizeLeast = 1e-30f;
+
+[[nodiscard]] constexpr float quantize_scale(float amax) noexcept {
+  if (!(amax <= std::numeric_limits<float>::max())) return std::numeric_limits<float>::quiet_NaN();
+  return amax < kQuantizeLeast ? 0.0f : amax / 127.0f;
+}
+
+// What elements are multiplied by; 0 where they are all zeros.
+[[nodiscard]] constexpr float quantize_inverse(float amax) noexcept {
+  if (!(amax <= std::numeric_limits<float>::max()) || amax < kQuantizeLeast) return 0.0f;
+  return 127.0f / amax;
+}
+
+// One element of a row whose quantize_inverse() is `inverse`.
+[[nodiscard]] inline std::int8_t quantize(float x, float inverse) noexcept {
+  if (inverse == 0.0f) return 0;
+  const float product = x * inverse;
+  const float nearest = std::nearbyint(product);  // in a call, so that nothing is fused
+  return static_cast<std::int8_t>(std::fmin(std::fmax(nearest, -127.0f), 127.0f));
+}
+
+[[nodiscard]] constexpr float dequantize(std::int8_t element, float scale) noexcept {
+  return static_cast<float>(element) * scale;
 }
 
 }  // namespace kvfolio

@@ -30,6 +30,13 @@ enum class AttentionKind : std::int32_t {
 enum class Format : std::int32_t {
   kHnd = 0,  // [layer][block][kv_head][K: block_size x head_dim_k | V: block_size x head_dim_v]
   kNhd = 1,  // [layer][block][K: block_size x kv_heads x head_dim_k | V: likewise]
+  // [layer][block][kv_head][K | V] in tiles of 16 tokens, in the order that the dot products of
+  // CPUs eat without a shuffle. Four bytes of a row are a granule: g = 1 element of f32, 2 of bf16,
+  // 4 of int8; f16 counts as g = 1 of 2 bytes. A tile of K is [head_dim_k / g][16 tokens][g], of V
+  // [16 / g][head_dim_v][g tokens]. int8 of K is stored with 128 added, as dot products of unsigned
+  // with signed bytes want it. f32, f16, bf16, int8; block_size a multiple of 16, head dims of 8;
+  // V is not a prefix of K.
+  kGranule = 2,
 };
 
 struct GroupSpec {
@@ -40,7 +47,7 @@ struct GroupSpec {
   std::int32_t head_dim_v = 0;
   // Latent caches: V is the first head_dim_v elements of K and is stored once, in K.
   bool v_is_prefix_of_k = false;
-  std::int32_t block_size = 16;  // tokens, 1 .. 1024
+  std::int32_t block_size = 16;  // tokens, 1 .. 1024; in format granule a multiple of 16
   DType dtype = DType::kF32;
   Format format = Format::kHnd;
   AttentionKind kind = AttentionKind::kFull;
@@ -60,6 +67,8 @@ struct CacheSpec {
 
 inline constexpr std::int32_t kMaxGroups = 16;
 inline constexpr std::int32_t kMaxBlockSize = 1024;
+// Tokens of a tile of format granule.
+inline constexpr std::int32_t kGranuleTokens = 16;
 // Positions and lengths are int32 in every plan array.
 inline constexpr std::int32_t kMaxSequenceTokens = 1 << 30;
 
@@ -67,6 +76,11 @@ inline constexpr std::int32_t kMaxSequenceTokens = 1 << 30;
 // contiguous. Token t of a block, KV head h, layer l:
 //   K: block*block_stride + l*layer_stride + h*k_head_stride + t*k_token_stride
 //   V: v_offset + block*block_stride + l*layer_stride + h*v_head_stride + t*v_token_stride
+// In format granule t / 16 stands for t: its tile. Scales of int8, one f32 for each row:
+//   K: k_scale_offset + block*block_stride + l*layer_stride + h*scale_head_stride +
+//      t*scale_token_stride; V likewise from v_scale_offset.
+// They follow the rows of a head (HND, granule) or of a block (NHD), K's before V's, on a multiple
+// of 4 bytes.
 struct GroupLayout {
   std::int64_t block_stride = 0;
   std::int64_t layer_stride = 0;
@@ -75,7 +89,11 @@ struct GroupLayout {
   std::int64_t v_offset = 0;
   std::int64_t v_head_stride = 0;
   std::int64_t v_token_stride = 0;
-  std::int64_t payload_bytes_per_token = 0;  // all layers and heads, K and V, no padding
+  std::int64_t k_scale_offset = 0;  // the four of scales are 0 unless the type is int8
+  std::int64_t v_scale_offset = 0;  // K's where V is a prefix of K, 0 where there is no V
+  std::int64_t scale_head_stride = 0;
+  std::int64_t scale_token_stride = 0;
+  std::int64_t payload_bytes_per_token = 0;  // all layers and heads, K, V and scales, no padding
   std::int64_t bytes_per_block = 0;          // all layers, rounded up to 64 per layer
   std::int64_t total_bytes = 0;              // bytes_per_block * num_blocks
 

@@ -10,7 +10,8 @@
 //   KVView view = *storage->view(GroupId(0));   // what the kernels take
 //
 // Invariants: every byte that a view reaches lies in the memory of its group; no two rows (a row
-// is the head_dim elements of one token, head and layer) overlap, also not rows of two groups.
+// is the head_dim elements of one token, head and layer; the scale of an int8 row is one of its
+// own) overlap, also not rows of two groups.
 // The contents of fresh memory are unspecified: a slot holds a token only after an append.
 // Thread safety: none for copy_blocks, copy_blocks_from and fill against any other use of the same
 // blocks; the const members may be called from several threads.
@@ -34,6 +35,8 @@ namespace kvfolio {
 // element; those along an axis of one entry are not used. The axes may be in any order (K and V
 // apart, interleaved by block, by token, ...) as long as they nest: each stride steps over all
 // that lies within it.
+// Where spec.format is granule, a tile of 16 tokens takes the place of a row: pointers and strides
+// are multiples of 64 bytes, and the scales of a block and head follow each other.
 struct BorrowedGroup {
   std::byte* k = nullptr;    // [num_layers, num_blocks, num_kv_heads, block_size, head_dim_k]
   std::int64_t k_bytes = 0;  // bytes that may be touched from k on
@@ -41,6 +44,13 @@ struct BorrowedGroup {
   std::byte* v = nullptr;  // likewise with head_dim_v; null when the spec stores no V of its own
   std::int64_t v_bytes = 0;
   KVStrides v_strides = {};
+  // int8 only, else null: f32 [num_layers, num_blocks, num_kv_heads, block_size], aligned to 4.
+  std::byte* k_scale = nullptr;
+  std::int64_t k_scale_bytes = 0;
+  KVStrides k_scale_strides = {};
+  std::byte* v_scale = nullptr;  // null, too, when the spec stores no V of its own
+  std::int64_t v_scale_bytes = 0;
+  KVStrides v_scale_strides = {};
 };
 
 class KVStorage {
@@ -53,9 +63,9 @@ class KVStorage {
                                               MemoryResource* resource = nullptr);
   // Over memory that the caller owns and that outlives the storage, one entry for each group, in
   // order. `resource` says what kind of memory it is and copies within it (null: the CPU's).
-  // spec.format is not used: the strides say it all. kInvalidArgument with the group, the field
-  // and the numbers: null or misaligned pointers, negative or misaligned strides, an extent that
-  // overflows or ends behind the given bytes, rows that overlap.
+  // Of spec.format only granule matters: else the strides say it all. kInvalidArgument with the
+  // group, the field and the numbers: null or misaligned pointers, negative or misaligned strides,
+  // an extent that overflows or ends behind the given bytes, rows that overlap.
   KVFOLIO_API static Result<KVStorage> borrow(const CacheSpec& spec,
                                               std::span<const BorrowedGroup> groups,
                                               MemoryResource* resource = nullptr);
@@ -77,21 +87,22 @@ class KVStorage {
   // Bytes taken from the resource for all groups, padding included; 0 when borrowed.
   [[nodiscard]] KVFOLIO_API std::int64_t memory_bytes() const noexcept;
 
-  // Copies block src[i] to block dst[i], all layers, K and V, in the order of i. Source and
+  // Copies block src[i] to block dst[i], all layers, K, V and scales, in the order of i. Source and
   // destination of one pair may be equal (nothing happens). All pairs are checked before the first
   // byte moves: kInvalidArgument for unequal counts, a group or a block out of range.
   // Bytes of an engine's memory that belong to no row are not touched.
   KVFOLIO_API Status copy_blocks(GroupId group, std::span<const std::int32_t> src,
                                  std::span<const std::int32_t> dst);
 
-  // Copies the named blocks of `source` to the same ids here, all layers, K and V; strides may
-  // differ. The two share no memory. All are checked before the first byte moves: kInvalidArgument
-  // for another spec, a group or a block out of range; kUnsupported where the CPU may not touch the
-  // memory of one of the two and they do not share their resource.
+  // Copies the named blocks of `source` to the same ids here, all layers, K, V and scales; strides
+  // may differ. The two share no memory. All are checked before the first byte moves:
+  // kInvalidArgument for another spec, a group or a block out of range; kUnsupported where the CPU
+  // may not touch the memory of one of the two and they do not share their resource.
   KVFOLIO_API Status copy_blocks_from(const KVStorage& source, GroupId group,
                                       std::span<const std::int32_t> blocks);
 
-  // Sets every byte of every row: for tests and for poison (0xff makes NaN of every element type).
+  // Sets every byte of every row and scale: for tests and for poison (0xff makes NaN of every
+  // element type; of int8 the scale is one).
   // kUnsupported on memory that the CPU may not touch.
   KVFOLIO_API Status fill(std::byte value);
 

@@ -22,10 +22,10 @@ struct KVStrides {
   std::int64_t layer = 0;
   std::int64_t block = 0;
   std::int64_t head = 0;
-  std::int64_t token = 0;
+  std::int64_t token = 0;  // in format granule: from one tile of 16 tokens to the next
 };
 
-// The keys and values of one group. Elements of one head are contiguous.
+// The keys and values of one group.
 struct KVView {
   std::byte* k = nullptr;  // [num_layers, num_blocks, num_kv_heads, block_size, head_dim_k]
   std::byte* v = nullptr;  // likewise with head_dim_v; null when head_dim_v is 0; may point into k
@@ -40,16 +40,41 @@ struct KVView {
   DType dtype = DType::kF32;
   // V is the first head_dim_v elements of K: appends write K only.
   bool v_is_prefix_of_k = false;
+  // Rows lie in tiles of 16 tokens, see Format::kGranule; else elements of a row are contiguous.
+  bool granule = false;
+  // int8 only, else null: f32 [num_layers, num_blocks, num_kv_heads, block_size], a scale for each
+  // row, in every format. v_scale is null when head_dim_v is 0, and k_scale where V is a prefix of
+  // K.
+  std::byte* k_scale = nullptr;
+  std::byte* v_scale = nullptr;
+  KVStrides k_scale_strides = {};
+  KVStrides v_scale_strides = {};
 
+  // The row of a token; in format granule the tile that it lies in.
   [[nodiscard]] std::byte* k_at(std::int32_t layer, std::int32_t block, std::int32_t head,
                                 std::int32_t offset) const noexcept {
     return k + layer * k_strides.layer + block * k_strides.block + head * k_strides.head +
-           offset * k_strides.token;
+           in_block(offset) * k_strides.token;
   }
   [[nodiscard]] std::byte* v_at(std::int32_t layer, std::int32_t block, std::int32_t head,
                                 std::int32_t offset) const noexcept {
     return v + layer * v_strides.layer + block * v_strides.block + head * v_strides.head +
-           offset * v_strides.token;
+           in_block(offset) * v_strides.token;
+  }
+  // int8: the scale of a token's row.
+  [[nodiscard]] std::byte* k_scale_at(std::int32_t layer, std::int32_t block, std::int32_t head,
+                                      std::int32_t offset) const noexcept {
+    return k_scale + layer * k_scale_strides.layer + block * k_scale_strides.block +
+           head * k_scale_strides.head + offset * k_scale_strides.token;
+  }
+  [[nodiscard]] std::byte* v_scale_at(std::int32_t layer, std::int32_t block, std::int32_t head,
+                                      std::int32_t offset) const noexcept {
+    return v_scale + layer * v_scale_strides.layer + block * v_scale_strides.block +
+           head * v_scale_strides.head + offset * v_scale_strides.token;
+  }
+
+  [[nodiscard]] std::int32_t in_block(std::int32_t offset) const noexcept {
+    return granule ? offset / kGranuleTokens : offset;
   }
 };
 

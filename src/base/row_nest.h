@@ -91,14 +91,48 @@ inline bool disjoint(RowNest a, RowNest b) noexcept {
   return disjoint(a, b) && disjoint(a, before);
 }
 
-// The rows of one block of one layer.
-[[nodiscard]] inline RowNest rows_of_block(std::int64_t row_bytes, const KVStrides& strides,
-                                           const KVView& view) noexcept {
-  RowNest nest;
-  nest.row_bytes = row_bytes;
-  nest.add({view.num_kv_heads, strides.head});
-  nest.add({view.block_size, strides.token});
-  return nest;
+// What one block holds of one kind: rows of K or V (in format granule tiles) or scales. Row i of
+// head h of a block of a layer is at base + layer, block, h and i times their strides.
+struct ViewPart {
+  std::byte* base = nullptr;
+  KVStrides strides;
+  std::int64_t row_bytes = 0;
+  std::int32_t num_rows = 0;  // of a block and head
+
+  [[nodiscard]] std::byte* at(std::int32_t layer, std::int32_t block, std::int32_t head,
+                              std::int32_t row) const noexcept {
+    return base + layer * strides.layer + block * strides.block + head * strides.head +
+           row * strides.token;
+  }
+};
+
+struct ViewParts {
+  std::array<ViewPart, 4> parts;
+  int num_parts = 0;
+
+  void add(std::byte* base, const KVStrides& strides, std::int64_t row_bytes,
+           std::int32_t num_rows) noexcept {
+    parts[static_cast<std::size_t>(num_parts++)] = {base, strides, row_bytes, num_rows};
+  }
+  [[nodiscard]] std::span<const ViewPart> all() const noexcept {
+    return std::span(parts).first(static_cast<std::size_t>(num_parts));
+  }
+};
+
+// All bytes of a view: K, V, scales of K, scales of V, those of them that it stores.
+[[nodiscard]] inline ViewParts parts_of(const KVView& view) noexcept {
+  const std::int32_t tokens = view.granule ? kGranuleTokens : 1;  // of a row
+  const std::int64_t bytes = std::int64_t{dtype_bytes(view.dtype)} * tokens;
+  const std::int32_t num_rows = view.block_size / tokens;
+  const bool own_v = view.head_dim_v > 0 && !view.v_is_prefix_of_k;
+  constexpr std::int64_t kScaleBytes = 4;
+  ViewParts result;
+  result.add(view.k, view.k_strides, view.head_dim_k * bytes, num_rows);
+  if (own_v) result.add(view.v, view.v_strides, view.head_dim_v * bytes, num_rows);
+  if (view.dtype != DType::kInt8) return result;
+  result.add(view.k_scale, view.k_scale_strides, kScaleBytes, view.block_size);
+  if (own_v) result.add(view.v_scale, view.v_scale_strides, kScaleBytes, view.block_size);
+  return result;
 }
 
 // A block of one layer as few runs of bytes: part p starts at
@@ -109,35 +143,37 @@ struct BlockRuns {
     KVStrides strides;
     RowNest runs;
   };
-  std::array<Part, 2> parts;
+  std::array<Part, 4> parts;
   int num_parts = 0;
 };
 
-// K and V of a block where they lie; one part where V continues K. A block that is contiguous
-// becomes one run. Requires: a view whose rows nest.
+// What a block holds where it lies; what continues the part before it joins that. A block that is
+// contiguous becomes one run. Requires: a view whose rows nest.
 [[nodiscard]] inline BlockRuns block_runs(const KVView& view) noexcept {
-  const std::int64_t element = dtype_bytes(view.dtype);
   BlockRuns result;
-  result.parts[0] = {view.k, view.k_strides,
-                     rows_of_block(view.head_dim_k * element, view.k_strides, view)};
-  result.parts[0].runs.join();
-  result.num_parts = 1;
-  if (view.head_dim_v == 0 || view.v_is_prefix_of_k) return result;
-  result.parts[1] = {view.v, view.v_strides,
-                     rows_of_block(view.head_dim_v * element, view.v_strides, view)};
-  result.parts[1].runs.join();
-  result.num_parts = 2;
-
-  BlockRuns::Part& k = result.parts[0];
-  BlockRuns::Part& v = result.parts[1];
-  const bool same_outer = (view.num_layers == 1 || k.strides.layer == v.strides.layer) &&
-                          (view.num_blocks == 1 || k.strides.block == v.strides.block);
-  if (same_outer && k.runs.num_axes == v.runs.num_axes &&
-      std::equal(k.runs.axes.begin(), k.runs.axes.begin() + k.runs.num_axes, v.runs.axes.begin()) &&
-      k.base + k.runs.row_bytes == v.base) {
-    k.runs.row_bytes += v.runs.row_bytes;
-    k.runs.join();
-    result.num_parts = 1;
+  const ViewParts rows = parts_of(view);
+  for (const ViewPart& part : rows.all()) {
+    BlockRuns::Part next{part.base, part.strides, {}};
+    next.runs.row_bytes = part.row_bytes;
+    next.runs.add({view.num_kv_heads, part.strides.head});
+    next.runs.add({part.num_rows, part.strides.token});
+    next.runs.join();
+    if (result.num_parts > 0) {
+      BlockRuns::Part& last = result.parts[static_cast<std::size_t>(result.num_parts - 1)];
+      const bool same_outer = (view.num_layers == 1 || last.strides.layer == next.strides.layer) &&
+                              (view.num_blocks == 1 || last.strides.block == next.strides.block);
+      if (same_outer && last.runs.num_axes == next.runs.num_axes &&
+          std::equal(last.runs.axes.begin(), last.runs.axes.begin() + last.runs.num_axes,
+                     next.runs.axes.begin()) &&
+          last.base + last.runs.row_bytes == next.base) {
+        last.runs.row_bytes += next.runs.row_bytes;
+        continue;
+      }
+    }
+    result.parts[static_cast<std::size_t>(result.num_parts++)] = next;
+  }
+  for (int p = 0; p < result.num_parts; ++p) {
+    result.parts[static_cast<std::size_t>(p)].runs.join();
   }
   return result;
 }

@@ -162,6 +162,50 @@ TEST(BlockRuns, CoverTheRowsOfABlockOnceInFewRuns) {
   }
 }
 
+TEST(BlockRuns, ABlockOfTilesAndScalesIsOneRun) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kInt8}) {
+    for (const Format format : {Format::kHnd, Format::kNhd, Format::kGranule}) {
+      for (const std::int32_t v : {0, 8, 16}) {
+        const GroupSpec g{.num_layers = 2,
+                          .num_kv_heads = 3,
+                          .head_dim_k = 8,
+                          .head_dim_v = v,
+                          .block_size = 32,
+                          .dtype = dtype,
+                          .format = format,
+                          .num_blocks = 3};
+        const GroupLayout layout = plan_layouts({.groups = {g}})->at(0);
+        std::vector<std::byte> memory(static_cast<std::size_t>(layout.total_bytes));
+        const BlockRuns runs = block_runs(make_view(g, layout, memory.data()));
+        ASSERT_EQ(runs.num_parts, 1);
+        EXPECT_EQ(runs.parts[0].runs.num_axes, 0);
+        EXPECT_EQ(runs.parts[0].runs.row_bytes * g.num_layers, layout.bytes_per_block);
+      }
+    }
+  }
+}
+
+TEST(BlockRuns, AGapBeforeTheScalesIsNoPartOfARun) {
+  // Rows of 5 bytes, 3 of them: one byte of a head belongs to nobody.
+  const GroupSpec g{.num_kv_heads = 2,
+                    .head_dim_k = 5,
+                    .head_dim_v = 0,
+                    .block_size = 3,
+                    .dtype = DType::kInt8,
+                    .num_blocks = 3};
+  const GroupLayout layout = plan_layouts({.groups = {g}})->at(0);
+  std::vector<std::byte> memory(static_cast<std::size_t>(layout.total_bytes));
+  const BlockRuns runs = block_runs(make_view(g, layout, memory.data()));
+  ASSERT_EQ(runs.num_parts, 2);
+  EXPECT_EQ(runs.parts[0].runs.row_bytes, 15);
+  EXPECT_EQ(runs.parts[1].runs.row_bytes, 12);
+  EXPECT_EQ(runs.parts[1].base - runs.parts[0].base, 16);
+  for (const auto& part : {runs.parts[0], runs.parts[1]}) {
+    EXPECT_EQ(part.runs.num_axes, 1);
+    EXPECT_EQ(part.runs.axes[0], (Axis{2, 28}));
+  }
+}
+
 TEST(BlockRuns, KeepKAndVApartWhereTheyLieApart) {
   std::vector<std::byte> k(2 * 64);
   std::vector<std::byte> v(2 * 64);

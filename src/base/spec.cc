@@ -29,6 +29,37 @@ constexpr std::int32_t kMaxDim = 1 << 20;
 constexpr std::int32_t kMaxLayers = 1 << 16;
 // slot = block * block_size + offset must fit int32.
 constexpr std::int64_t kMaxSlots = (std::int64_t{1} << 31) - 1;
+constexpr std::int64_t kScaleBytes = 4;
+
+// What the dot products of format granule can eat.
+Status check_granule(std::size_t index, const GroupSpec& group) {
+  if (group.dtype == DType::kF64) {
+    return {ErrorCode::kInvalidArgument,
+            concat("group ", index,
+                   ": dtype is f64, allowed in format granule: f32, f16, bf16, "
+                   "int8")};
+  }
+  struct Multiple {
+    std::string_view field;
+    std::int32_t value;
+    std::int32_t of;
+  };
+  for (const Multiple& m :
+       {Multiple{"block_size", group.block_size, kGranuleTokens},
+        Multiple{"head_dim_k", group.head_dim_k, 8}, Multiple{"head_dim_v", group.head_dim_v, 8}}) {
+    if (m.value % m.of != 0) {
+      return bad_field(index, m.field, m.value,
+                       concat("multiples of ", m.of, " in format granule"));
+    }
+  }
+  if (group.v_is_prefix_of_k) {
+    return {ErrorCode::kInvalidArgument,
+            concat("group ", index,
+                   ": V is a prefix of K, which format granule does not have; "
+                   "allowed: hnd, nhd")};
+  }
+  return {};
+}
 
 Status check_group(std::size_t index, const GroupSpec& group) {
   KVFOLIO_RETURN_IF_ERROR(check_range(index, "num_layers", group.num_layers, 1, kMaxLayers));
@@ -38,10 +69,19 @@ Status check_group(std::size_t index, const GroupSpec& group) {
   KVFOLIO_RETURN_IF_ERROR(check_range(index, "block_size", group.block_size, 1, kMaxBlockSize));
   KVFOLIO_RETURN_IF_ERROR(check_range(index, "num_blocks", group.num_blocks, 1, kMaxSlots));
   if (dtype_bytes(group.dtype) == 0) {
-    return bad_field(index, "dtype", static_cast<std::int64_t>(group.dtype), "f64, f32, f16, bf16");
+    return bad_field(index, "dtype", static_cast<std::int64_t>(group.dtype),
+                     "f64, f32, f16, bf16, int8");
   }
-  if (group.format != Format::kHnd && group.format != Format::kNhd) {
-    return bad_field(index, "format", static_cast<std::int64_t>(group.format), "HND, NHD");
+  switch (group.format) {
+    case Format::kHnd:
+    case Format::kNhd:
+      break;
+    case Format::kGranule:
+      KVFOLIO_RETURN_IF_ERROR(check_granule(index, group));
+      break;
+    default:
+      return bad_field(index, "format", static_cast<std::int64_t>(group.format),
+                       "HND, NHD, granule");
   }
   if (group.v_is_prefix_of_k) {
     KVFOLIO_RETURN_IF_ERROR(
@@ -76,10 +116,18 @@ Result<GroupLayout> layout_of(std::size_t index, const GroupSpec& group) {
   const std::int64_t element = dtype_bytes(group.dtype);
   const std::int64_t heads = group.num_kv_heads;
   const std::int64_t own_v = group.v_is_prefix_of_k ? 0 : group.head_dim_v;
+  const bool scaled = group.dtype == DType::kInt8;
+  const std::int64_t k_scale = scaled ? kScaleBytes : 0;  // of a row
+  const std::int64_t v_scale = own_v > 0 ? k_scale : 0;
   const Checked k_row = Checked(group.head_dim_k) * element;
   const Checked v_row = Checked(own_v) * element;
   const Checked row_pair = k_row + v_row;
-  const Checked per_layer = (row_pair * heads * group.block_size).round_up(64);
+  // K, V and scales lie together for each head, or for all heads of a block.
+  const std::int64_t together =
+      group.format == Format::kNhd ? group.block_size * heads : group.block_size;
+  const Checked rows = (row_pair * together).round_up(scaled ? kScaleBytes : 1);
+  const Checked unit = rows + Checked(together) * (k_scale + v_scale);
+  const Checked per_layer = (group.format == Format::kNhd ? unit : unit * heads).round_up(64);
   const Checked layer_stride = per_layer * group.num_blocks;
   const Checked total = layer_stride * group.num_layers;
   if (!total.ok()) {
@@ -92,25 +140,33 @@ Result<GroupLayout> layout_of(std::size_t index, const GroupSpec& group) {
   GroupLayout layout;
   layout.block_stride = per_layer.value();
   layout.layer_stride = layer_stride.value();
-  if (group.format == Format::kHnd) {
-    layout.k_token_stride = k_row.value();
-    layout.v_token_stride = v_row.value();
-    layout.k_head_stride = row_pair.value() * group.block_size;
-    layout.v_head_stride = layout.k_head_stride;
-    layout.v_offset = k_row.value() * group.block_size;
-  } else {
+  layout.v_offset = k_row.value() * together;
+  if (group.format == Format::kNhd) {
     layout.k_head_stride = k_row.value();
     layout.v_head_stride = v_row.value();
     layout.k_token_stride = k_row.value() * heads;
     layout.v_token_stride = v_row.value() * heads;
-    layout.v_offset = layout.k_token_stride * group.block_size;
+  } else {
+    const std::int64_t step = group.format == Format::kGranule ? kGranuleTokens : 1;
+    layout.k_token_stride = k_row.value() * step;
+    layout.v_token_stride = v_row.value() * step;
+    layout.k_head_stride = unit.value();
+    layout.v_head_stride = unit.value();
+  }
+  if (scaled) {
+    layout.k_scale_offset = rows.value();
+    if (own_v > 0) layout.v_scale_offset = rows.value() + k_scale * together;
+    layout.scale_head_stride = group.format == Format::kNhd ? kScaleBytes : unit.value();
+    layout.scale_token_stride = group.format == Format::kNhd ? kScaleBytes * heads : kScaleBytes;
   }
   if (group.v_is_prefix_of_k) {
     layout.v_offset = 0;
     layout.v_head_stride = layout.k_head_stride;
     layout.v_token_stride = layout.k_token_stride;
+    layout.v_scale_offset = layout.k_scale_offset;
   }
-  layout.payload_bytes_per_token = row_pair.value() * heads * group.num_layers;
+  layout.payload_bytes_per_token =
+      (row_pair.value() + k_scale + v_scale) * heads * group.num_layers;
   layout.bytes_per_block = per_layer.value() * group.num_layers;
   layout.total_bytes = total.value();
   return layout;
@@ -174,6 +230,8 @@ const char* to_string(Format format) noexcept {
       return "hnd";
     case Format::kNhd:
       return "nhd";
+    case Format::kGranule:
+      return "granule";
   }
   return "invalid";
 }
@@ -194,6 +252,15 @@ KVView make_view(const GroupSpec& spec, const GroupLayout& layout, std::byte* ba
   view.head_dim_v = spec.head_dim_v;
   view.dtype = spec.dtype;
   view.v_is_prefix_of_k = spec.v_is_prefix_of_k;
+  view.granule = spec.format == Format::kGranule;
+  if (spec.dtype != DType::kInt8) return view;
+  const KVStrides scales{layout.layer_stride, layout.block_stride, layout.scale_head_stride,
+                         layout.scale_token_stride};
+  view.k_scale = base + layout.k_scale_offset;
+  view.k_scale_strides = scales;
+  if (spec.head_dim_v == 0) return view;
+  view.v_scale = base + layout.v_scale_offset;
+  view.v_scale_strides = scales;
   return view;
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -80,11 +81,37 @@ TEST(Spec, AFieldOutOfRangeIsRefusedWithGroupFieldValueAndWhatIsAllowed) {
 
 TEST(Spec, ValuesThatAreNoEnumeratorsAreRefused) {
   EXPECT_THAT(refusal([](GroupSpec& g) { g.dtype = static_cast<DType>(9); }),
-              AllOf(HasSubstr("group 1: dtype is 9"), HasSubstr("f64, f32, f16, bf16")));
+              AllOf(HasSubstr("group 1: dtype is 9"), HasSubstr("f64, f32, f16, bf16, int8")));
   EXPECT_THAT(refusal([](GroupSpec& g) { g.format = static_cast<Format>(-1); }),
-              AllOf(HasSubstr("group 1: format is -1"), HasSubstr("HND, NHD")));
+              AllOf(HasSubstr("group 1: format is -1"), HasSubstr("HND, NHD, granule")));
   EXPECT_THAT(refusal([](GroupSpec& g) { g.kind = static_cast<AttentionKind>(2); }),
               AllOf(HasSubstr("group 1: kind is 2"), HasSubstr("full, sliding window")));
+}
+
+TEST(Spec, GranuleTakesWholeTilesOfWholeGranules) {
+  const auto granule = [](const std::function<void(GroupSpec&)>& spoil) {
+    return refusal([&](GroupSpec& g) {
+      g.format = Format::kGranule;
+      g.head_dim_k = 16;
+      g.head_dim_v = 8;
+      g.block_size = 32;
+      spoil(g);
+    });
+  };
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kInt8}) {
+    EXPECT_EQ(granule([&](GroupSpec& g) { g.dtype = dtype; }), "accepted");
+  }
+  EXPECT_EQ(granule([](GroupSpec& g) { g.head_dim_v = 0; }), "accepted");
+  EXPECT_THAT(granule([](GroupSpec& g) { g.dtype = DType::kF64; }),
+              HasSubstr("dtype is f64, allowed in format granule: f32, f16, bf16, int8"));
+  EXPECT_THAT(granule([](GroupSpec& g) { g.block_size = 24; }),
+              HasSubstr("block_size is 24, allowed: multiples of 16 in format granule"));
+  EXPECT_THAT(granule([](GroupSpec& g) { g.block_size = 8; }), HasSubstr("block_size is 8"));
+  EXPECT_THAT(granule([](GroupSpec& g) { g.head_dim_k = 20; }),
+              HasSubstr("head_dim_k is 20, allowed: multiples of 8 in format granule"));
+  EXPECT_THAT(granule([](GroupSpec& g) { g.head_dim_v = 4; }), HasSubstr("head_dim_v is 4"));
+  EXPECT_THAT(granule([](GroupSpec& g) { g.v_is_prefix_of_k = true; }),
+              HasSubstr("V is a prefix of K, which format granule does not have"));
 }
 
 TEST(Spec, WindowAndSinksBelongToWindowGroupsOnly) {
@@ -263,6 +290,102 @@ TEST(Layout, RowsLieWhereTheFormatSaysWithinTheBytesAndNeverOverlap) {
     }
   }
   EXPECT_EQ(layouts, 96);
+}
+
+TEST(Layout, TilesAndScalesLieBehindEachOtherOnLinesAndNeverOverlap) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kInt8}) {
+    for (const std::int32_t v : {0, 8, 24}) {
+      for (const std::int32_t block_size : {16, 48, 1024}) {
+        GroupSpec g = group();
+        g.head_dim_k = 40;
+        g.head_dim_v = v;
+        g.format = Format::kGranule;
+        g.dtype = dtype;
+        g.block_size = block_size;
+        const GroupLayout layout = plan_layouts({.groups = {g}})->at(0);
+        std::vector<std::byte> memory(static_cast<std::size_t>(layout.total_bytes));
+        const KVView view = make_view(g, layout, memory.data());
+        EXPECT_TRUE(view.granule);
+        const std::int64_t element = dtype_bytes(dtype);
+        const bool scaled = dtype == DType::kInt8;
+        // Of a head, [K tiles | V tiles | scales of K | scales of V], all contiguous.
+        std::int64_t at = 0;
+        for (std::int32_t l = 0; l < g.num_layers; ++l) {
+          for (std::int32_t b = 0; b < g.num_blocks; ++b) {
+            for (std::int32_t h = 0; h < g.num_kv_heads; ++h) {
+              for (std::int32_t t = 0; t < block_size; ++t) {
+                ASSERT_EQ(view.k_at(l, b, h, t) - memory.data(), at + t / 16 * 16 * 40 * element);
+              }
+              ASSERT_EQ(at % 64, 0);
+              at += block_size * 40 * element;
+              for (std::int32_t t = 0; t < block_size && v > 0; ++t) {
+                ASSERT_EQ(view.v_at(l, b, h, t) - memory.data(), at + t / 16 * 16 * v * element);
+              }
+              at += block_size * v * element;
+              for (std::int32_t t = 0; t < block_size && scaled; ++t) {
+                ASSERT_EQ(view.k_scale_at(l, b, h, t) - memory.data(), at + t * 4);
+              }
+              at += scaled ? block_size * 4 : 0;
+              for (std::int32_t t = 0; t < block_size && scaled && v > 0; ++t) {
+                ASSERT_EQ(view.v_scale_at(l, b, h, t) - memory.data(), at + t * 4);
+              }
+              at += scaled && v > 0 ? block_size * 4 : 0;
+            }
+          }
+        }
+        EXPECT_EQ(at, layout.total_bytes);
+        EXPECT_EQ(layout.payload_bytes_per_token * block_size, layout.bytes_per_block);
+        EXPECT_EQ(
+            layout.payload_bytes_per_token,
+            g.num_layers * g.num_kv_heads * ((40 + v) * element + (scaled ? (v > 0 ? 8 : 4) : 0)));
+        EXPECT_EQ(view.k_scale != nullptr, scaled);
+        EXPECT_EQ(view.v_scale != nullptr, scaled && v > 0);
+      }
+    }
+  }
+}
+
+TEST(Layout, ScalesOfPlainRowsFollowThemOnFourBytes) {
+  for (const Format format : {Format::kHnd, Format::kNhd}) {
+    for (const std::int32_t v : {0, 3, 5, -3}) {  // -3: a prefix of K
+      for (const std::int32_t block_size : {1, 3, 16}) {
+        GroupSpec g = group();
+        g.head_dim_k = 5;
+        g.head_dim_v = v < 0 ? -v : v;
+        g.v_is_prefix_of_k = v < 0;
+        g.format = format;
+        g.dtype = DType::kInt8;
+        g.block_size = block_size;
+        const GroupLayout layout = plan_layouts({.groups = {g}})->at(0);
+        std::vector<std::byte> memory(static_cast<std::size_t>(layout.total_bytes) + 4);
+        std::byte* const base =
+            memory.data() + (4 - reinterpret_cast<std::uintptr_t>(memory.data()) % 4) % 4;
+        const KVView view = make_view(g, layout, base);
+        const std::int64_t heads = g.num_kv_heads;
+        const std::int64_t together = format == Format::kHnd ? block_size : block_size * heads;
+        const std::int64_t rows = (together * (5 + (v > 0 ? v : 0)) + 3) / 4 * 4;
+        for (std::int32_t h = 0; h < heads; ++h) {
+          for (std::int32_t t = 0; t < block_size; ++t) {
+            const std::int64_t head = rows + together * (v > 0 ? 8 : 4);
+            const std::int64_t want =
+                layout.layer_stride + 2 * layout.block_stride + rows +
+                (format == Format::kHnd ? h * head + t * 4 : (t * heads + h) * 4);
+            ASSERT_EQ(view.k_scale_at(1, 2, h, t) - base, want);
+            if (v > 0) {
+              ASSERT_EQ(view.v_scale_at(1, 2, h, t) - base, want + together * 4);
+            }
+            if (v < 0) {
+              ASSERT_EQ(view.v_scale_at(1, 2, h, t), view.k_scale_at(1, 2, h, t));
+            }
+            ASSERT_LE(want + together * (v > 0 ? 4 : 0) + 4, layout.total_bytes);
+          }
+        }
+        EXPECT_EQ(view.v_scale == nullptr, v == 0);
+        EXPECT_EQ(layout.payload_bytes_per_token,
+                  g.num_layers * heads * (5 + (v > 0 ? v : 0) + (v > 0 ? 8 : 4)));
+      }
+    }
+  }
 }
 
 TEST(Layout, ComesInTheOrderOfTheGroups) {

@@ -3,14 +3,13 @@
 
 #include "base/text.h"
 #include "kernels/check.h"
-#include "kernels/move.h"
+#include "kernels/rows.h"
 #include "kvfolio/kernels.h"
 
 namespace kvfolio {
 namespace {
 
-using kernels::Mover;
-using kernels::Plane;
+using kernels::RowWriter;
 using text::concat;
 
 Status check_slots(const KVView& cache, std::span<const std::int32_t> slots) {
@@ -24,14 +23,10 @@ Status check_slots(const KVView& cache, std::span<const std::int32_t> slots) {
   return {};
 }
 
-// Rows of the engine and the plane that they go to.
+// Rows of the engine and what takes them to their plane.
 struct Stream {
-  Stream(const KVView& cache, const Plane& to, const ConstRowsView& from)
-      : plane(to), rows(from), mover(from.dtype, cache.dtype) {}
-
-  Plane plane;
+  RowWriter writer;
   ConstRowsView rows;
-  Mover mover;
 };
 
 // Tokens that follow each other in one block move together, K and V in turn, since they lie close.
@@ -51,10 +46,13 @@ void write_rows(const KVView& cache, std::span<const Stream> streams,
     std::int32_t run = 1;
     while (run < most && next[run] == slot + run) ++run;
     for (const Stream& stream : streams) {
-      kernels::move_box(
-          stream.mover, {run, cache.num_kv_heads, stream.plane.head_dim}, stream.rows.at(t, 0),
-          {stream.rows.token_stride, stream.rows.head_stride}, stream.plane.at(block, 0, offset),
-          {stream.plane.strides.token, stream.plane.strides.head}, kernels::Follow::kSource);
+      stream.writer.write({.block = block,
+                           .head = 0,
+                           .offset = offset,
+                           .num_tokens = run,
+                           .num_heads = cache.num_kv_heads},
+                          stream.rows.at(t, 0),
+                          {stream.rows.token_stride, stream.rows.head_stride});
     }
     t += run;
   }
@@ -81,9 +79,9 @@ Status append(const KVView& cache, std::int32_t layer, const ConstRowsView& k,
   }
   KVFOLIO_RETURN_IF_ERROR(check_slots(cache, slots));
 
-  const Stream k_stream(cache, kernels::k_plane(cache, layer), k);
+  const Stream k_stream{RowWriter(kernels::k_plane(cache, layer), k.dtype), k};
   if (writes_v) {
-    const Stream streams[] = {k_stream, Stream(cache, kernels::v_plane(cache, layer), v)};
+    const Stream streams[] = {k_stream, {RowWriter(kernels::v_plane(cache, layer), v.dtype), v}};
     write_rows(cache, streams, slots);
   } else {
     write_rows(cache, std::span(&k_stream, 1), slots);

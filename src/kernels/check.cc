@@ -34,30 +34,101 @@ Status check_size(std::string_view field, std::int64_t value, std::int64_t low) 
   return invalid(concat("cache.", field, " is ", value, ", allowed: at least ", low));
 }
 
+// What a plane is made of.
+struct PlaneShape {
+  std::int64_t row_bytes = 0;
+  std::int32_t num_rows = 0;  // of a block and head
+  std::int64_t unit = 1;      // bytes that its address and strides are multiples of
+  std::int64_t row_unit = 1;  // likewise its token stride
+};
+
+// What format granule aligns to.
+constexpr std::int64_t kLine = 64;
+
+std::string unit_text(std::int64_t unit) {
+  return concat(unit == kLine ? "a line, " : "the element, ", unit, " bytes");
+}
+
 Status check_plane(const KVView& cache, std::string_view name, const std::byte* data,
-                   const KVStrides& strides, std::int32_t head_dim) {
-  const std::int64_t element = dtype_bytes(cache.dtype);
+                   const KVStrides& strides, const PlaneShape& shape) {
   if (data == nullptr) return invalid(concat("cache.", name, " is null"));
-  if (!aligned(data, element)) {
-    return invalid(concat("cache.", name, " is not aligned to its element, ", element, " bytes"));
+  if (!aligned(data, shape.unit)) {
+    return invalid(
+        shape.unit == kLine
+            ? concat("cache.", name, " is not aligned to ", unit_text(shape.unit))
+            : concat("cache.", name, " is not aligned to its element, ", shape.unit, " bytes"));
   }
   RowNest nest;
-  nest.row_bytes = head_dim * element;
-  const Axis axes[] = {{cache.num_layers, strides.layer},
-                       {cache.num_blocks, strides.block},
-                       {cache.num_kv_heads, strides.head},
-                       {cache.block_size, strides.token}};
-  for (const Axis& axis : axes) {
+  nest.row_bytes = shape.row_bytes;
+  struct Checked {
+    Axis axis;
+    std::int64_t unit;
+  };
+  const Checked axes[] = {{{cache.num_layers, strides.layer}, shape.unit},
+                          {{cache.num_blocks, strides.block}, shape.unit},
+                          {{cache.num_kv_heads, strides.head}, shape.unit},
+                          {{shape.num_rows, strides.token}, shape.row_unit}};
+  for (const auto& [axis, unit] : axes) {
     if (axis.extent == 1) continue;
-    if (axis.stride < 0 || axis.stride % element != 0) {
+    if (axis.stride < 0 || axis.stride % unit != 0) {
       return invalid(concat("cache.", name, "_strides has ", axis.stride,
-                            ", allowed: multiples of the element, ", element,
-                            " bytes, not negative"));
+                            ", allowed: multiples of ", unit_text(unit), ", not negative"));
     }
     nest.add(axis);
   }
   if (!nest.span().ok()) {
     return invalid(concat("the extent of cache.", name, " overflows 63 bits"));
+  }
+  return {};
+}
+
+// Rows of K or V, and their scales.
+Status check_rows_of(const KVView& cache, std::string_view name, const std::byte* data,
+                     const KVStrides& strides, std::int32_t head_dim) {
+  const std::int64_t element = dtype_bytes(cache.dtype);
+  const std::int32_t tokens = cache.granule ? kGranuleTokens : 1;
+  const std::int64_t unit = cache.granule ? kLine : element;
+  return check_plane(cache, name, data, strides,
+                     {head_dim * element * tokens, cache.block_size / tokens, unit, unit});
+}
+
+Status check_scales(const KVView& cache, std::string_view name, const std::byte* data,
+                    const KVStrides& strides) {
+  constexpr std::int64_t kScaleBytes = 4;
+  if (cache.dtype != DType::kInt8) {
+    if (data == nullptr) return {};
+    return invalid(concat("cache.", name, " is given for ",
+                          std::string_view(to_string(cache.dtype)),
+                          ", allowed: null, scales are of int8 only"));
+  }
+  if (cache.granule && strides.token != kScaleBytes) {
+    return invalid(concat("cache.", name, "_strides.token is ", strides.token,
+                          ", allowed in format granule: ", kScaleBytes));
+  }
+  return check_plane(
+      cache, name, data, strides,
+      {kScaleBytes, cache.block_size, cache.granule ? kLine : kScaleBytes, kScaleBytes});
+}
+
+// What format granule can be made of.
+Status check_granule(const KVView& cache) {
+  if (cache.dtype == DType::kF64) {
+    return invalid("cache.dtype is f64, allowed in format granule: f32, f16, bf16, int8");
+  }
+  struct Multiple {
+    std::string_view field;
+    std::int32_t value;
+    std::int32_t of;
+  };
+  for (const Multiple& m :
+       {Multiple{"block_size", cache.block_size, kGranuleTokens},
+        Multiple{"head_dim_k", cache.head_dim_k, 8}, Multiple{"head_dim_v", cache.head_dim_v, 8}}) {
+    if (m.value % m.of == 0) continue;
+    return invalid(concat("cache.", m.field, " is ", m.value,
+                          ", allowed in format granule: ", "multiples of ", m.of));
+  }
+  if (cache.v_is_prefix_of_k) {
+    return invalid("cache.v_is_prefix_of_k is set, which format granule does not have");
   }
   return {};
 }
@@ -73,7 +144,7 @@ Status check_view(const KVView& cache) {
   KVFOLIO_RETURN_IF_ERROR(check_size("head_dim_v", cache.head_dim_v, 0));
   if (dtype_bytes(cache.dtype) == 0) {
     return invalid(concat("cache.dtype is ", static_cast<std::int32_t>(cache.dtype),
-                          ", allowed: f64, f32, f16, bf16"));
+                          ", allowed: f64, f32, f16, bf16, int8"));
   }
   const std::int64_t slots = std::int64_t{cache.num_blocks} * cache.block_size;
   if (slots > std::numeric_limits<std::int32_t>::max()) {
@@ -85,9 +156,12 @@ Status check_view(const KVView& cache) {
     return invalid(concat("cache.head_dim_v is ", cache.head_dim_v,
                           ", allowed for a prefix of K: 1 to ", cache.head_dim_k));
   }
-  KVFOLIO_RETURN_IF_ERROR(check_plane(cache, "k", cache.k, cache.k_strides, cache.head_dim_k));
+  if (cache.granule) KVFOLIO_RETURN_IF_ERROR(check_granule(cache));
+  KVFOLIO_RETURN_IF_ERROR(check_rows_of(cache, "k", cache.k, cache.k_strides, cache.head_dim_k));
+  KVFOLIO_RETURN_IF_ERROR(check_scales(cache, "k_scale", cache.k_scale, cache.k_scale_strides));
   if (cache.head_dim_v == 0) return {};
-  return check_plane(cache, "v", cache.v, cache.v_strides, cache.head_dim_v);
+  KVFOLIO_RETURN_IF_ERROR(check_rows_of(cache, "v", cache.v, cache.v_strides, cache.head_dim_v));
+  return check_scales(cache, "v_scale", cache.v_scale, cache.v_scale_strides);
 }
 
 Status check_layer(const KVView& cache, std::int32_t layer) {
@@ -100,6 +174,11 @@ Status check_rows(std::string_view name, const ConstRowsView& rows, const RowsSh
   if (element == 0) {
     return invalid(concat(name, ".dtype is ", static_cast<std::int32_t>(rows.dtype),
                           ", allowed: f64, f32, f16, bf16"));
+  }
+  if (rows.dtype == DType::kInt8) {
+    return invalid(concat(name,
+                          ".dtype is int8, allowed: f64, f32, f16, bf16 (int8 is a type of "
+                          "caches, which have its scales)"));
   }
   if (rows.num_tokens != shape.num_tokens || rows.num_heads != shape.num_heads ||
       rows.head_dim != shape.head_dim) {

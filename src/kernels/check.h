@@ -14,7 +14,7 @@
 namespace kvfolio::kernels {
 
 // A view that kernels may follow: sizes >= 1, slots that fit int32, pointers and strides that are
-// there and aligned, extents that fit 63 bits.
+// there and aligned, extents that fit 63 bits; scales where the type has them; what granule wants.
 Status check_view(const KVView& cache);
 Status check_layer(const KVView& cache, std::int32_t layer);
 

@@ -14,7 +14,8 @@ namespace kvfolio::kernels {
 // Converts n elements. The ranges do not overlap.
 using ConvertFn = void (*)(const std::byte* src, std::byte* dst, std::int64_t n);
 
-// Equal types: a plain copy. Requires: both are element types.
+// Equal types: a plain copy. int8 is no type of elements alone (see quantize.h): null. Requires:
+// both are element types.
 [[nodiscard]] ConvertFn convert_fn(DType from, DType to) noexcept;
 
 }  // namespace kvfolio::kernels

@@ -6,14 +6,15 @@
 #include "base/row_nest.h"
 #include "base/text.h"
 #include "kernels/check.h"
-#include "kernels/move.h"
+#include "kernels/rows.h"
 #include "kvfolio/kernels.h"
 
 namespace kvfolio {
 namespace {
 
-using kernels::Mover;
 using kernels::Plane;
+using kernels::RowReader;
+using kernels::RowWriter;
 using text::concat;
 
 Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
@@ -77,17 +78,19 @@ Status check_range(const GatherArgs& args) {
 void read_rows(const GatherArgs& args, const Plane& plane, const RowsView& rows,
                std::int64_t layer_offset) {
   const std::int32_t block_size = args.cache.block_size;
-  const Mover mover(args.cache.dtype, rows.dtype);
+  const RowReader reader(plane, rows.dtype);
   for (std::int32_t done = 0; done < args.count;) {
     const std::int32_t position = args.first + done;
     const std::int32_t logical = position / block_size;
     const std::int32_t offset = position - logical * block_size;
     const std::int32_t run = std::min(block_size - offset, args.count - done);
     const std::int32_t block = args.block_table[static_cast<std::size_t>(logical)];
-    kernels::move_box(mover, {run, rows.num_heads, plane.head_dim},
-                      plane.at(block, args.first_head, offset),
-                      {plane.strides.token, plane.strides.head}, rows.at(done, 0) + layer_offset,
-                      {rows.token_stride, rows.head_stride}, kernels::Follow::kDestination);
+    reader.read({.block = block,
+                 .head = args.first_head,
+                 .offset = offset,
+                 .num_tokens = run,
+                 .num_heads = rows.num_heads},
+                rows.at(done, 0) + layer_offset, {rows.token_stride, rows.head_stride});
     done += run;
   }
 }
@@ -107,9 +110,9 @@ Status check_token(const KVView& cache, const TokenPlace& place) {
   return {};
 }
 
-std::byte* row_at(const KVView& cache, const Plane& plane, const TokenPlace& place) {
+kernels::RowBox box_of(const KVView& cache, const TokenPlace& place) {
   const std::int32_t block = place.slot / cache.block_size;
-  return plane.at(block, place.head, place.slot - block * cache.block_size);
+  return {.block = block, .head = place.head, .offset = place.slot - block * cache.block_size};
 }
 
 }  // namespace
@@ -150,12 +153,12 @@ Status write_token(const KVView& cache, const TokenPlace& place, const ConstRows
     KVFOLIO_RETURN_IF_ERROR(kernels::check_rows("v", v, {1, 1, cache.head_dim_v}));
   }
   if (k.data != nullptr) {
-    Mover(k.dtype, cache.dtype)
-        .move(k.data, row_at(cache, kernels::k_plane(cache, place.layer), place), k.head_dim);
+    RowWriter(kernels::k_plane(cache, place.layer), k.dtype)
+        .write(box_of(cache, place), k.data, {});
   }
   if (v.data != nullptr) {
-    Mover(v.dtype, cache.dtype)
-        .move(v.data, row_at(cache, kernels::v_plane(cache, place.layer), place), v.head_dim);
+    RowWriter(kernels::v_plane(cache, place.layer), v.dtype)
+        .write(box_of(cache, place), v.data, {});
   }
   return {};
 }
@@ -171,12 +174,10 @@ Status read_token(const KVView& cache, const TokenPlace& place, const RowsView& 
     KVFOLIO_RETURN_IF_ERROR(kernels::check_rows("v", v, {1, 1, cache.head_dim_v}));
   }
   if (k.data != nullptr) {
-    Mover(cache.dtype, k.dtype)
-        .move(row_at(cache, kernels::k_plane(cache, place.layer), place), k.data, k.head_dim);
+    RowReader(kernels::k_plane(cache, place.layer), k.dtype).read(box_of(cache, place), k.data, {});
   }
   if (v.data != nullptr) {
-    Mover(cache.dtype, v.dtype)
-        .move(row_at(cache, kernels::v_plane(cache, place.layer), place), v.data, v.head_dim);
+    RowReader(kernels::v_plane(cache, place.layer), v.dtype).read(box_of(cache, place), v.data, {});
   }
   return {};
 }

@@ -2,14 +2,14 @@
 #pragma once
 
 // Moves a box of rows [tokens, heads, head_dim] between two strided places, converting on the way:
-// what append and gather do for every run of tokens that one block holds.
+// what append and gather do for every run of tokens that one block holds as plain rows.
 
 #include <cstdint>
 #include <cstring>
 #include <utility>
 
 #include "kernels/convert.h"
-#include "kvfolio/view.h"
+#include "kvfolio/dtype.h"
 
 namespace kvfolio::kernels {
 
@@ -79,26 +79,6 @@ inline void move_box(const Mover& mover, const BoxShape& shape, const std::byte*
       mover.move(s + j * inner.src_stride, d + j * inner.dst_stride, elements);
     }
   }
-}
-
-// The K rows or the V rows of one layer of a cache.
-struct Plane {
-  std::byte* base = nullptr;
-  KVStrides strides;
-  std::int32_t head_dim = 0;
-
-  [[nodiscard]] std::byte* at(std::int32_t block, std::int32_t head,
-                              std::int32_t offset) const noexcept {
-    return base + block * strides.block + head * strides.head + offset * strides.token;
-  }
-};
-
-[[nodiscard]] inline Plane k_plane(const KVView& cache, std::int32_t layer) noexcept {
-  return {cache.k + layer * cache.k_strides.layer, cache.k_strides, cache.head_dim_k};
-}
-// Requires: head_dim_v > 0.
-[[nodiscard]] inline Plane v_plane(const KVView& cache, std::int32_t layer) noexcept {
-  return {cache.v + layer * cache.v_strides.layer, cache.v_strides, cache.head_dim_v};
 }
 
 }  // namespace kvfolio::kernels

@@ -7,6 +7,7 @@
 //   l   = sum_j exp(s_j - m)              o_d = (sum_j exp(s_j - m) v_jd) / l
 //   lse = m + log(l)
 //
+// An element of int8 is its number times its scale, in double: exact.
 // A row's numbers therefore depend on nothing but its query and the K and V of what it sees: not on
 // block size, format, batch, chunk or slice. The query heads of one KV head are done together only
 // so that a row of K or V is converted once.
@@ -18,7 +19,7 @@
 #include <limits>
 
 #include "kernels/convert.h"
-#include "kernels/move.h"
+#include "kernels/rows.h"
 #include "kernels/visible.h"
 
 namespace kvfolio::kernels {
@@ -75,7 +76,6 @@ class Reference {
         k_(k_plane(args.cache, args.layer)),
         v_(v_plane(args.cache, args.layer)),
         load_query_(convert_fn(args.q.dtype, DType::kF64)),
-        load_kv_(convert_fn(args.cache.dtype, DType::kF64)),
         store_out_(convert_fn(DType::kF64, args.out.dtype)) {
     if (args.lse.data != nullptr) store_lse_ = convert_fn(DType::kF64, args.lse.dtype);
     for (const std::int32_t kv_len : args.batch.kv_lens) {
@@ -121,8 +121,8 @@ class Reference {
     }
 
     std::int64_t count = 0;
-    for_each_position(seen, table, k_, head, [&](const std::byte* k) {
-      load_kv_(k, bytes(scratch_.vector), dim_k_);
+    for_each_position(seen, table, [&](std::int32_t block, std::int32_t offset) {
+      k_.read(block, head, offset, scratch_.vector);
       for (std::int32_t g = 0; g < group_; ++g) {
         scores(g)[count] = args_.params.scale * dot(query(g), scratch_.vector, dim_k_);
       }
@@ -139,8 +139,8 @@ class Reference {
 
     std::fill_n(scratch_.sums, group_ * dim_v_, 0.0);
     std::int64_t rank = 0;
-    for_each_position(seen, table, v_, head, [&](const std::byte* v) {
-      load_kv_(v, bytes(scratch_.vector), dim_v_);
+    for_each_position(seen, table, [&](std::int32_t block, std::int32_t offset) {
+      v_.read(block, head, offset, scratch_.vector);
       for (std::int32_t g = 0; g < group_; ++g) {
         const double weight = scores(g)[rank];
         for (std::int64_t d = 0; d < dim_v_; ++d) sums(g)[d] += weight * scratch_.vector[d];
@@ -157,16 +157,15 @@ class Reference {
     }
   }
 
-  // Calls visit(row of the plane) for every visible position, in increasing order.
+  // Calls visit(block, offset) for every visible position, in increasing order.
   template <typename Visit>
-  void for_each_position(const Visible& seen, const std::int32_t* table, const Plane& plane,
-                         std::int32_t head, Visit&& visit) const {
+  void for_each_position(const Visible& seen, const std::int32_t* table, Visit&& visit) const {
     const std::int32_t block_size = args_.cache.block_size;
     for (int r = 0; r < seen.num_ranges; ++r) {
       const Range& range = seen.ranges[static_cast<std::size_t>(r)];
       for (std::int32_t j = range.begin; j < range.end; ++j) {
         const std::int32_t logical = j / block_size;
-        visit(plane.at(table[logical], head, j - logical * block_size));
+        visit(table[logical], j - logical * block_size);
       }
     }
   }
@@ -184,10 +183,9 @@ class Reference {
   std::int64_t dim_k_;
   std::int64_t dim_v_;
   std::int32_t group_;  // query heads per KV head
-  Plane k_;
-  Plane v_;
+  ValueReader k_;
+  ValueReader v_;
   ConvertFn load_query_;
-  ConvertFn load_kv_;
   ConvertFn store_out_;
   ConvertFn store_lse_ = nullptr;
   std::int64_t max_kv_len_ = 0;

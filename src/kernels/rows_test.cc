@@ -22,7 +22,11 @@ namespace kvfolio {
 namespace {
 
 using ::testing::HasSubstr;
+using testing_cache::appended;
+using testing_cache::gathered;
+using testing_cache::kCacheDTypes;
 using testing_cache::kDTypes;
+using testing_cache::kFormats;
 using testing_cache::rounded;
 using testing_cache::TestCache;
 using testing_cache::TestRows;
@@ -45,13 +49,22 @@ GroupSpec spec_of(DType dtype, Format format, int block_size, int head_dim_v = 3
 
 // Runs check(spec) over element types, formats, block sizes and kinds of V.
 void for_each_spec(const std::function<void(const GroupSpec&)>& check) {
-  for (const DType dtype : kDTypes) {
-    for (const Format format : {Format::kHnd, Format::kNhd}) {
-      for (const int block_size : {1, 2, 3, 8, 16, 32, 1024}) {
-        check(spec_of(dtype, format, block_size));
-        check(spec_of(dtype, format, block_size, 5));
-        check(spec_of(dtype, format, block_size, 0));
-        check(spec_of(dtype, format, block_size, 2, true));
+  for (const DType dtype : kCacheDTypes) {
+    for (const Format format : kFormats) {
+      for (const int block_size : {1, 2, 3, 8, 16, 32, 48, 1024}) {
+        if (format != Format::kGranule) {
+          check(spec_of(dtype, format, block_size));
+          check(spec_of(dtype, format, block_size, 5));
+          check(spec_of(dtype, format, block_size, 0));
+          check(spec_of(dtype, format, block_size, 2, true));
+          continue;
+        }
+        if (dtype == DType::kF64 || block_size % 16 != 0) continue;
+        for (const int head_dim_v : {0, 8, 24}) {
+          GroupSpec spec = spec_of(dtype, format, block_size, head_dim_v);
+          spec.head_dim_k = 16;
+          check(spec);
+        }
       }
     }
   }
@@ -96,7 +109,7 @@ TEST(Append, EveryTokenLandsInItsSlotAndNothingElseChanges) {
             if (found == token_of.end()) {
               ASSERT_TRUE(std::isnan(got));
             } else {
-              ASSERT_EQ(got, rounded(k.value(found->second, head, d), spec.dtype));
+              ASSERT_EQ(got, appended(k, found->second, head, d, spec.dtype));
             }
           }
           for (int d = 0; d < spec.head_dim_v; ++d) {
@@ -104,7 +117,7 @@ TEST(Append, EveryTokenLandsInItsSlotAndNothingElseChanges) {
             if (found == token_of.end()) {
               ASSERT_TRUE(std::isnan(got));
             } else {
-              ASSERT_EQ(got, rounded((own_v ? v : k).value(found->second, head, d), spec.dtype));
+              ASSERT_EQ(got, appended(own_v ? v : k, found->second, head, d, spec.dtype));
             }
           }
         }
@@ -224,7 +237,9 @@ TEST(Append, EachWrongArgumentIsRefusedAndNothingIsWritten) {
       {"v.data is null", [](GoodAppend& a) { a.v_rows.data = nullptr; }},
       {"k.data is not aligned", [](GoodAppend& a) { a.k_rows.data += 1; }},
       {"v has a stride of 13", [](GoodAppend& a) { a.v_rows.head_stride = 13; }},
-      {"k.dtype is 4", [](GoodAppend& a) { a.k_rows.dtype = static_cast<DType>(4); }},
+      {"k.dtype is 5", [](GoodAppend& a) { a.k_rows.dtype = static_cast<DType>(5); }},
+      {"k.dtype is int8, allowed: f64, f32, f16, bf16 (int8 is a type of caches",
+       [](GoodAppend& a) { a.k_rows.dtype = DType::kInt8; }},
       {"v.dtype is -1", [](GoodAppend& a) { a.v_rows.dtype = static_cast<DType>(-1); }},
       {"slots[2] is 32, allowed: -1 (skip) or 0 to 31", [](GoodAppend& a) { a.slots[2] = 32; }},
       {"slots[0] is -2", [](GoodAppend& a) { a.slots[0] = -2; }},
@@ -515,11 +530,13 @@ TEST(Gather, AnyRangeLayersHeadsAndElementTypeReadTheTokensOfTheTable) {
           for (int h = 0; h < heads; ++h) {
             for (int d = 0; d < spec.head_dim_k; ++d) {
               ASSERT_EQ(k.value(l * count + t, h, d),
-                        rounded(cache.value(false, first_layer + l, first_head + h, slot, d), out));
+                        gathered(cache.value(false, first_layer + l, first_head + h, slot, d),
+                                 spec.dtype, out));
             }
             for (int d = 0; d < spec.head_dim_v; ++d) {
               ASSERT_EQ(v.value(l * count + t, h, d),
-                        rounded(cache.value(true, first_layer + l, first_head + h, slot, d), out));
+                        gathered(cache.value(true, first_layer + l, first_head + h, slot, d),
+                                 spec.dtype, out));
             }
           }
         }
@@ -641,10 +658,12 @@ TEST(OneToken, WriteThenReadGivesTheVectorBackInEveryCombination) {
           read_token(cache.view, place, k_back.rows, has_v ? v_back.rows : RowsView()).ok());
       int written = 0;
       for (int d = 0; d < spec.head_dim_k; ++d) {
-        ASSERT_EQ(k_back.value(0, 0, d), rounded(k.value(0, 0, d), spec.dtype));
+        ASSERT_EQ(k_back.value(0, 0, d),
+                  gathered(appended(k, 0, 0, d, spec.dtype), spec.dtype, DType::kF64));
       }
       for (int d = 0; d < spec.head_dim_v; ++d) {
-        ASSERT_EQ(v_back.value(0, 0, d), rounded((own_v ? v : k).value(0, 0, d), spec.dtype));
+        ASSERT_EQ(v_back.value(0, 0, d),
+                  gathered(appended(own_v ? v : k, 0, 0, d, spec.dtype), spec.dtype, DType::kF64));
       }
       // Nobody else's vector changed.
       for (int slot = 0; slot < spec.num_blocks * spec.block_size; ++slot) {

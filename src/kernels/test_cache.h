@@ -5,6 +5,7 @@
 // kernels beyond the scalar conversions of dtype.h.
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -19,7 +20,14 @@
 
 namespace kvfolio::testing_cache {
 
+// Of rows, and of caches.
 inline constexpr DType kDTypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
+inline constexpr DType kCacheDTypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16,
+                                         DType::kInt8};
+inline constexpr Format kFormats[] = {Format::kHnd, Format::kNhd, Format::kGranule};
+
+// The scale that TestCache::set() gives every row of int8.
+inline constexpr double kTestScale = 1.0 / 32;
 
 inline double load(const std::byte* data, DType dtype) {
   std::uint16_t half = 0;
@@ -38,6 +46,8 @@ inline double load(const std::byte* data, DType dtype) {
     case DType::kBF16:
       std::memcpy(&half, data, 2);
       return static_cast<double>(f32_from_bf16(half));
+    case DType::kInt8:
+      break;  // a value only with its scale
   }
   return 0;
 }
@@ -61,11 +71,14 @@ inline void store(std::byte* data, DType dtype, double value) {
       half = bf16_from_f32(single);
       std::memcpy(data, &half, 2);
       return;
+    case DType::kInt8:
+      return;
   }
 }
 
-// What `value` becomes in `dtype`.
+// What `value` becomes in `dtype`; in int8 under kTestScale.
 inline double rounded(double value, DType dtype) {
+  if (dtype == DType::kInt8) return std::nearbyint(value / kTestScale) * kTestScale;
   std::byte bytes[8];
   store(bytes, dtype, value);
   return load(bytes, dtype);
@@ -93,16 +106,44 @@ class TestCache {
   TestCache(const TestCache&) = delete;
   TestCache& operator=(const TestCache&) = delete;
 
-  [[nodiscard]] std::byte* at(bool is_v, int layer, int head, int slot) const {
+  // The place of an element, by the words of spec.h.
+  [[nodiscard]] std::byte* at(bool is_v, int layer, int head, int slot, int d) const {
     const std::int32_t block = slot / view.block_size;
     const std::int32_t offset = slot % view.block_size;
-    return is_v ? view.v_at(layer, block, head, offset) : view.k_at(layer, block, head, offset);
+    std::byte* const row =
+        is_v ? view.v_at(layer, block, head, offset) : view.k_at(layer, block, head, offset);
+    const int bytes = dtype_bytes(view.dtype);
+    if (!view.granule) return row + d * bytes;
+    const int g = view.dtype == DType::kF16 ? 1 : 4 / bytes;
+    const int t = offset % 16;
+    const int index =
+        is_v ? ((t / g) * view.head_dim_v + d) * g + t % g : ((d / g) * 16 + t) * g + d % g;
+    return row + index * bytes;
   }
+  [[nodiscard]] std::byte* scale_at(bool is_v, int layer, int head, int slot) const {
+    const std::int32_t block = slot / view.block_size;
+    const std::int32_t offset = slot % view.block_size;
+    return is_v ? view.v_scale_at(layer, block, head, offset)
+                : view.k_scale_at(layer, block, head, offset);
+  }
+  // NaN where nothing was written: of int8 the scale is.
   [[nodiscard]] double value(bool is_v, int layer, int head, int slot, int d) const {
-    return load(at(is_v, layer, head, slot) + d * dtype_bytes(view.dtype), view.dtype);
+    const std::byte* const element = at(is_v, layer, head, slot, d);
+    if (view.dtype != DType::kInt8) return load(element, view.dtype);
+    const int stored = std::to_integer<int>(*element);
+    const int biased = view.granule && !is_v ? stored - 128 : stored < 128 ? stored : stored - 256;
+    return biased * load(scale_at(is_v, layer, head, slot), DType::kF32);
   }
+  // int8: what rounded() says, under kTestScale.
   void set(bool is_v, int layer, int head, int slot, int d, double value) const {
-    store(at(is_v, layer, head, slot) + d * dtype_bytes(view.dtype), view.dtype, value);
+    if (view.dtype == DType::kInt8) {
+      const int element = static_cast<int>(std::nearbyint(value / kTestScale));
+      *at(is_v, layer, head, slot, d) =
+          static_cast<std::byte>(view.granule && !is_v ? element + 128 : element);
+      store(scale_at(is_v, layer, head, slot), DType::kF32, kTestScale);
+    } else {
+      store(at(is_v, layer, head, slot, d), view.dtype, value);
+    }
   }
 
  private:
@@ -153,6 +194,40 @@ class TestRows {
   std::vector<std::byte> memory;
   RowsView rows;
 };
+
+// One row of int8 by the rule of dtype.h.
+struct QuantizedRow {
+  float scale = 0;
+  std::vector<std::int8_t> elements = {};
+};
+inline QuantizedRow quantized(const TestRows& rows, int token, int head) {
+  std::vector<float> row;
+  float amax = 0;
+  for (int d = 0; d < rows.rows.head_dim; ++d) {
+    row.push_back(static_cast<float>(rows.value(token, head, d)));
+    if (!(std::fabs(row.back()) <= amax)) amax = std::fabs(row.back());
+    if (std::isnan(amax)) break;
+  }
+  QuantizedRow result{.scale = quantize_scale(amax)};
+  for (int d = 0; d < rows.rows.head_dim; ++d) {
+    result.elements.push_back(
+        std::isnan(amax) ? std::int8_t{0}
+                         : quantize(row[static_cast<std::size_t>(d)], quantize_inverse(amax)));
+  }
+  return result;
+}
+
+// What a cache of `dtype` holds of an element after an append.
+inline double appended(const TestRows& rows, int token, int head, int d, DType dtype) {
+  if (dtype != DType::kInt8) return rounded(rows.value(token, head, d), dtype);
+  const QuantizedRow row = quantized(rows, token, head);
+  return static_cast<double>(row.elements[static_cast<std::size_t>(d)]) *
+         static_cast<double>(row.scale);
+}
+// What a gather makes of it: element * scale is rounded to f32 first.
+inline double gathered(double value, DType from, DType to) {
+  return rounded(from == DType::kInt8 ? static_cast<double>(static_cast<float>(value)) : value, to);
+}
 
 // 0 .. n-1 in an order of the seed.
 inline std::vector<std::int32_t> permutation(int n, unsigned seed) {

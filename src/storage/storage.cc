@@ -15,6 +15,9 @@ namespace {
 
 using text::concat;
 
+// What format granule aligns to.
+constexpr std::int64_t kLine = 64;
+
 Status bad_group(std::size_t group, std::string_view what) {
   return {ErrorCode::kInvalidArgument, concat("group ", group, ": ", what)};
 }
@@ -23,53 +26,69 @@ std::int64_t address_of(const std::byte* pointer) {
   return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(pointer));
 }
 
-// The rows of K or of V of a borrowed group, all checked but for overlap with other rows.
-Result<RowNest> check_rows(std::size_t group, std::string_view name, const GroupSpec& spec,
-                           std::int32_t head_dim, const std::byte* data, std::int64_t bytes,
-                           const KVStrides& strides) {
-  const std::int64_t element = dtype_bytes(spec.dtype);
-  if (data == nullptr) return bad_group(group, concat(name, " is null"));
-  const std::int64_t address = address_of(data);
-  if (address % element != 0) {
-    return bad_group(
-        group, concat(name, " is at an address that is not a multiple of the element, ", element,
-                      " bytes"));
+// One of the arrays that an engine lends.
+struct Lent {
+  std::string_view name;
+  const std::byte* data = nullptr;
+  std::int64_t bytes = 0;
+  KVStrides strides;
+  std::int64_t row_bytes = 0;
+  std::int32_t num_rows = 0;  // of a block and head
+  std::int64_t unit = 1;      // bytes that its address and its strides are multiples of
+  std::int64_t row_unit = 1;  // likewise its token stride
+};
+
+std::string unit_text(std::int64_t unit) {
+  return concat(unit == kLine ? "a line, " : "the element, ", unit, " bytes");
+}
+
+// The rows of a lent array, all checked but for overlap with other rows.
+Result<RowNest> check_rows(std::size_t group, const GroupSpec& spec, const Lent& lent) {
+  if (lent.data == nullptr) return bad_group(group, concat(lent.name, " is null"));
+  const std::int64_t address = address_of(lent.data);
+  if (address % lent.unit != 0) {
+    return bad_group(group, concat(lent.name, " is at an address that is not a multiple of ",
+                                   unit_text(lent.unit)));
   }
-  if (bytes < 0 || address < 0 || !(Checked(address) + bytes).ok()) {
-    return bad_group(
-        group, concat(name, "_bytes is ", bytes, ", allowed: 0 to the end of the address space"));
+  if (lent.bytes < 0 || address < 0 || !(Checked(address) + lent.bytes).ok()) {
+    return bad_group(group, concat(lent.name, "_bytes is ", lent.bytes,
+                                   ", allowed: 0 to the end of the address space"));
   }
   struct Named {
     std::string_view name;
     Axis axis;
+    std::int64_t unit;
   };
-  const Named axes[] = {{"layer", {spec.num_layers, strides.layer}},
-                        {"block", {spec.num_blocks, strides.block}},
-                        {"head", {spec.num_kv_heads, strides.head}},
-                        {"token", {spec.block_size, strides.token}}};
+  const Named axes[] = {{"layer", {spec.num_layers, lent.strides.layer}, lent.unit},
+                        {"block", {spec.num_blocks, lent.strides.block}, lent.unit},
+                        {"head", {spec.num_kv_heads, lent.strides.head}, lent.unit},
+                        {"token", {lent.num_rows, lent.strides.token}, lent.row_unit}};
   RowNest nest;
   nest.base = address;
-  nest.row_bytes = head_dim * element;
+  nest.row_bytes = lent.row_bytes;
   for (const Named& named : axes) {
     if (named.axis.extent == 1) continue;
-    if (named.axis.stride < 0 || named.axis.stride % element != 0) {
-      return bad_group(
-          group, concat(name, "_strides.", named.name, " is ", named.axis.stride,
-                        ", allowed: multiples of the element, ", element, " bytes, not negative"));
+    if (named.axis.stride < 0 || named.axis.stride % named.unit != 0) {
+      return bad_group(group,
+                       concat(lent.name, "_strides.", named.name, " is ", named.axis.stride,
+                              ", allowed: multiples of ", unit_text(named.unit), ", not negative"));
     }
     nest.add(named.axis);
   }
   const Checked span = nest.span();
-  if (!span.ok()) return bad_group(group, concat("the extent of ", name, " overflows 63 bits"));
-  if (span.value() > bytes) {
-    return bad_group(group, concat(name, " ends ", span.value(), " bytes behind its start, ", name,
-                                   "_bytes is ", bytes));
+  if (!span.ok()) {
+    return bad_group(group, concat("the extent of ", lent.name, " overflows 63 bits"));
+  }
+  if (span.value() > lent.bytes) {
+    return bad_group(group, concat(lent.name, " ends ", span.value(), " bytes behind its start, ",
+                                   lent.name, "_bytes is ", lent.bytes));
   }
   if (!nest.nested()) {
-    return bad_group(group, concat("rows of ", name, " overlap: strides are layer ", strides.layer,
-                                   ", block ", strides.block, ", head ", strides.head, ", token ",
-                                   strides.token, ", a row has ", nest.row_bytes,
-                                   " bytes; each stride must step over all that lies within it"));
+    return bad_group(
+        group, concat("rows of ", lent.name, " overlap: strides are layer ", lent.strides.layer,
+                      ", block ", lent.strides.block, ", head ", lent.strides.head, ", token ",
+                      lent.strides.token, ", a row has ", nest.row_bytes,
+                      " bytes; each stride must step over all that lies within it"));
   }
   return nest;
 }
@@ -77,11 +96,8 @@ Result<RowNest> check_rows(std::size_t group, std::string_view name, const Group
 // The view of one borrowed group; its rows are appended to `rows`.
 Result<KVView> check_borrowed(std::size_t index, const GroupSpec& spec,
                               const BorrowedGroup& borrowed, std::vector<RowNest>& rows) {
-  Result<RowNest> k = check_rows(index, "k", spec, spec.head_dim_k, borrowed.k, borrowed.k_bytes,
-                                 borrowed.k_strides);
-  if (!k) return std::move(k).error();
-  rows.push_back(*k);
-
+  const bool own_v = spec.head_dim_v > 0 && !spec.v_is_prefix_of_k;
+  const bool scaled = spec.dtype == DType::kInt8;
   KVView view;
   view.k = borrowed.k;
   view.k_strides = borrowed.k_strides;
@@ -93,25 +109,78 @@ Result<KVView> check_borrowed(std::size_t index, const GroupSpec& spec,
   view.head_dim_v = spec.head_dim_v;
   view.dtype = spec.dtype;
   view.v_is_prefix_of_k = spec.v_is_prefix_of_k;
-  if (spec.v_is_prefix_of_k || spec.head_dim_v == 0) {
-    if (borrowed.v != nullptr) {
-      return bad_group(index, spec.v_is_prefix_of_k
-                                  ? "v is given, but V is a prefix of K: allowed is null"
-                                  : "v is given, but head_dim_v is 0: allowed is null");
-    }
-    if (spec.v_is_prefix_of_k) {
-      view.v = view.k;
-      view.v_strides = view.k_strides;
-    }
-    return view;
+  view.granule = spec.format == Format::kGranule;
+  if (scaled) {
+    view.k_scale = borrowed.k_scale;
+    view.k_scale_strides = borrowed.k_scale_strides;
   }
-  Result<RowNest> v = check_rows(index, "v", spec, spec.head_dim_v, borrowed.v, borrowed.v_bytes,
-                                 borrowed.v_strides);
-  if (!v) return std::move(v).error();
-  if (!disjoint(*k, *v)) return bad_group(index, "rows of v overlap rows of k");
-  rows.push_back(*v);
-  view.v = borrowed.v;
-  view.v_strides = borrowed.v_strides;
+  if (own_v) {
+    view.v = borrowed.v;
+    view.v_strides = borrowed.v_strides;
+    if (scaled) {
+      view.v_scale = borrowed.v_scale;
+      view.v_scale_strides = borrowed.v_scale_strides;
+    }
+  } else if (spec.v_is_prefix_of_k) {
+    view.v = view.k;
+    view.v_strides = view.k_strides;
+    view.v_scale = view.k_scale;
+    view.v_scale_strides = view.k_scale_strides;
+  }
+
+  if (!own_v) {
+    const char* const why = spec.v_is_prefix_of_k
+                                ? " is given, but V is a prefix of K: allowed is null"
+                                : " is given, but head_dim_v is 0: allowed is null";
+    if (borrowed.v != nullptr) return bad_group(index, concat("v", std::string_view(why)));
+    if (borrowed.v_scale != nullptr) {
+      return bad_group(index, concat("v_scale", std::string_view(why)));
+    }
+  }
+  if (!scaled && (borrowed.k_scale != nullptr || borrowed.v_scale != nullptr)) {
+    return bad_group(index, concat(borrowed.k_scale != nullptr ? "k_scale" : "v_scale",
+                                   " is given, but the element type is ",
+                                   std::string_view(to_string(spec.dtype)), ": allowed is null"));
+  }
+
+  struct Given {
+    std::string_view name;
+    std::int64_t bytes;
+  };
+  const Given given[] = {{"k", borrowed.k_bytes},
+                         {"v", borrowed.v_bytes},
+                         {"k_scale", borrowed.k_scale_bytes},
+                         {"v_scale", borrowed.v_scale_bytes}};
+  const ViewParts parts = parts_of(view);
+  std::string_view names[4];
+  std::size_t num_rows = 0;
+  for (const ViewPart& part : parts.all()) {
+    // The order of parts_of(): K, V, scales of K, of V; without V of its own every second one.
+    const Given& from = given[own_v ? num_rows : 2 * num_rows];
+    const bool scale = num_rows >= (own_v ? 2u : 1u);
+    const std::int64_t element = scale ? 4 : dtype_bytes(spec.dtype);
+    const Lent lent{.name = from.name,
+                    .data = part.base,
+                    .bytes = from.bytes,
+                    .strides = part.strides,
+                    .row_bytes = part.row_bytes,
+                    .num_rows = part.num_rows,
+                    .unit = view.granule ? kLine : element,
+                    .row_unit = view.granule && !scale ? kLine : element};
+    Result<RowNest> nest = check_rows(index, spec, lent);
+    if (!nest) return std::move(nest).error();
+    if (view.granule && scale && part.strides.token != element) {
+      return bad_group(index, concat(lent.name, "_strides.token is ", part.strides.token,
+                                     ", allowed in format granule: ", element));
+    }
+    for (std::size_t i = 0; i < num_rows; ++i) {
+      if (!disjoint(rows[i], *nest)) {
+        return bad_group(index, concat("rows of ", lent.name, " overlap rows of ", names[i]));
+      }
+    }
+    names[num_rows++] = lent.name;
+    rows.push_back(*nest);
+  }
   return view;
 }
 
@@ -286,8 +355,8 @@ Status KVStorage::copy_blocks_from(const KVStorage& source, GroupId group,
     alike = a.row_bytes == b.row_bytes && a.num_axes == b.num_axes &&
             std::equal(a.axes.begin(), a.axes.begin() + a.num_axes, b.axes.begin());
   }
-  const std::int64_t element = dtype_bytes(to.dtype);
-  const bool has_v = to.head_dim_v > 0 && !to.v_is_prefix_of_k;
+  const ViewParts to_rows = parts_of(to);
+  const ViewParts from_rows = parts_of(from);
   for (std::int32_t layer = 0; layer < to.num_layers; ++layer) {
     for (const std::int32_t block : blocks) {
       for (std::size_t p = 0; alike && p < static_cast<std::size_t>(to_runs.num_parts); ++p) {
@@ -299,13 +368,13 @@ Status KVStorage::copy_blocks_from(const KVStorage& source, GroupId group,
           copy(dst + offset, src + offset, a.runs.row_bytes);
         });
       }
-      for (std::int32_t head = 0; !alike && head < to.num_kv_heads; ++head) {
-        for (std::int32_t token = 0; token < to.block_size; ++token) {
-          copy(to.k_at(layer, block, head, token), from.k_at(layer, block, head, token),
-               to.head_dim_k * element);
-          if (!has_v) continue;
-          copy(to.v_at(layer, block, head, token), from.v_at(layer, block, head, token),
-               to.head_dim_v * element);
+      for (std::size_t p = 0; !alike && p < to_rows.all().size(); ++p) {
+        const ViewPart& a = to_rows.parts[p];
+        const ViewPart& b = from_rows.parts[p];
+        for (std::int32_t head = 0; head < to.num_kv_heads; ++head) {
+          for (std::int32_t row = 0; row < a.num_rows; ++row) {
+            copy(a.at(layer, block, head, row), b.at(layer, block, head, row), a.row_bytes);
+          }
         }
       }
     }

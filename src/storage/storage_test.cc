@@ -20,25 +20,32 @@ using ::testing::HasSubstr;
 
 constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
 
-// One row of K or V of a view.
+// One row of K or V of a view, a tile of them in format granule, or one scale.
 struct Row {
   std::byte* data;
   std::int64_t bytes;
 };
 
-// Calls visit(row, layer, block, head, offset, is_v) for every row that the view stores.
+// Calls visit(row, layer, block, head, row of the head, kind) for every row that the view stores.
+// Kind 0 is K, 1 is V, 2 are scales of K, 3 of V.
 template <typename Visit>
 void for_each_row(const KVView& view, Visit&& visit) {
-  const std::int64_t element = dtype_bytes(view.dtype);
-  for (int is_v = 0; is_v < 2; ++is_v) {
-    if (is_v == 1 && (view.head_dim_v == 0 || view.v_is_prefix_of_k)) return;
+  const std::int32_t tokens = view.granule ? 16 : 1;
+  const std::int64_t element = dtype_bytes(view.dtype) * std::int64_t{tokens};
+  for (int kind = 0; kind < 4; ++kind) {
+    const bool is_v = kind % 2 == 1;
+    if (is_v && (view.head_dim_v == 0 || view.v_is_prefix_of_k)) continue;
+    if (kind >= 2 && view.dtype != DType::kInt8) return;
+    const std::int32_t rows = kind >= 2 ? view.block_size : view.block_size / tokens;
     for (std::int32_t l = 0; l < view.num_layers; ++l) {
       for (std::int32_t b = 0; b < view.num_blocks; ++b) {
         for (std::int32_t h = 0; h < view.num_kv_heads; ++h) {
-          for (std::int32_t t = 0; t < view.block_size; ++t) {
-            Row row{is_v == 1 ? view.v_at(l, b, h, t) : view.k_at(l, b, h, t),
-                    (is_v == 1 ? view.head_dim_v : view.head_dim_k) * element};
-            visit(row, l, b, h, t, is_v);
+          for (std::int32_t t = 0; t < rows; ++t) {
+            Row row{is_v ? view.v_at(l, b, h, t * tokens) : view.k_at(l, b, h, t * tokens),
+                    (is_v ? view.head_dim_v : view.head_dim_k) * element};
+            if (kind == 2) row = {view.k_scale_at(l, b, h, t), 4};
+            if (kind == 3) row = {view.v_scale_at(l, b, h, t), 4};
+            visit(row, l, b, h, t, kind);
           }
         }
       }
@@ -47,13 +54,13 @@ void for_each_row(const KVView& view, Visit&& visit) {
 }
 
 // A byte that differs between neighbours in every direction.
-std::byte pattern(int l, int b, int h, int t, int is_v) {
-  return std::byte(static_cast<unsigned char>(1 + l * 101 + b * 37 + h * 11 + t * 5 + is_v * 59));
+std::byte pattern(int l, int b, int h, int t, int kind) {
+  return std::byte(static_cast<unsigned char>(1 + l * 101 + b * 37 + h * 11 + t * 5 + kind * 59));
 }
 
 void write_pattern(const KVView& view) {
-  for_each_row(view, [](Row row, int l, int b, int h, int t, int is_v) {
-    std::memset(row.data, std::to_integer<int>(pattern(l, b, h, t, is_v)),
+  for_each_row(view, [](Row row, int l, int b, int h, int t, int kind) {
+    std::memset(row.data, std::to_integer<int>(pattern(l, b, h, t, kind)),
                 static_cast<std::size_t>(row.bytes));
   });
 }
@@ -61,8 +68,8 @@ void write_pattern(const KVView& view) {
 // Every row holds the pattern of the block that source[block] names.
 void expect_pattern(const KVView& view, const std::vector<int>& source) {
   int wrong = 0;
-  for_each_row(view, [&](Row row, int l, int b, int h, int t, int is_v) {
-    const std::byte want = pattern(l, source[static_cast<std::size_t>(b)], h, t, is_v);
+  for_each_row(view, [&](Row row, int l, int b, int h, int t, int kind) {
+    const std::byte want = pattern(l, source[static_cast<std::size_t>(b)], h, t, kind);
     wrong +=
         std::any_of(row.data, row.data + row.bytes, [&](std::byte got) { return got != want; });
   });
@@ -71,11 +78,16 @@ void expect_pattern(const KVView& view, const std::vector<int>& source) {
 
 std::vector<GroupSpec> shapes() {
   std::vector<GroupSpec> result;
-  for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
-    for (const Format format : {Format::kHnd, Format::kNhd}) {
-      for (const std::int32_t block_size : {1, 3, 16}) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16, DType::kInt8}) {
+    for (const Format format : {Format::kHnd, Format::kNhd, Format::kGranule}) {
+      for (const std::int32_t block_size : {1, 3, 16, 48}) {
+        if (block_size == 48 && format != Format::kGranule) continue;
         for (const std::pair<int, bool>& v :
              {std::pair{5, false}, {8, false}, {0, false}, {5, true}}) {
+          if (format == Format::kGranule &&
+              (dtype == DType::kF64 || block_size % 16 != 0 || v.first % 8 != 0)) {
+            continue;
+          }
           result.push_back({.num_layers = 3,
                             .num_kv_heads = 2,
                             .head_dim_k = 8,
@@ -91,6 +103,17 @@ std::vector<GroupSpec> shapes() {
   }
   return result;
 }
+
+// Memory of an engine with guard bytes that nobody may touch.
+struct Engine {
+  explicit Engine(std::int64_t bytes)
+      : memory(static_cast<std::size_t>(bytes) + 64, std::byte{0xee}) {}
+  std::byte* data() {
+    const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+    return memory.data() + (64 - address % 64) % 64;
+  }
+  std::vector<std::byte> memory;
+};
 
 // Memory of the test, with a record of what was asked of it.
 class TestMemory final : public MemoryResource {
@@ -192,22 +215,37 @@ TEST(KVStorage, NamedBlocksOfAnotherStorageComeToTheSameIdsWhateverTheStrides) {
     ASSERT_TRUE(source && target);
     write_pattern(*source->view(GroupId(0)));
     // Memory of an engine: [block][layer][token][head] rows of K, then of V, with a hole.
-    const std::int64_t element = dtype_bytes(group.dtype);
-    const std::int64_t k_bytes = 5 * 3 * group.block_size * 2 * (8 * element + 8);
-    std::vector<double> memory(static_cast<std::size_t>(k_bytes / 4));
-    const auto strides = [&](std::int64_t row) {
-      const std::int64_t token = 2 * row;
-      const std::int64_t layer = token * group.block_size;
-      return KVStrides{layer, 3 * layer, row, token};
-    };
+    const std::int64_t tokens = group.format == Format::kGranule ? 16 : 1;
+    const std::int64_t row_bytes = 8 * dtype_bytes(group.dtype) * tokens + 64;
+    const std::int64_t num_rows = group.block_size / tokens;
+    const std::int64_t k_bytes = 5 * 3 * num_rows * 2 * row_bytes;
+    // Scales [block][layer][head][token], likewise.
+    const std::int64_t scales = 5 * 3 * 2 * (4 * group.block_size + 64);
+    Engine memory(2 * k_bytes + 2 * scales);
+    const KVStrides strides{2 * row_bytes * num_rows, 6 * row_bytes * num_rows, row_bytes,
+                            2 * row_bytes};
+    const std::int64_t head = 4 * group.block_size + 64;
+    const KVStrides scale_strides{2 * head, 6 * head, head, 4};
+    const bool own_v = group.head_dim_v > 0 && !group.v_is_prefix_of_k;
+    const bool scaled = group.dtype == DType::kInt8;
     BorrowedGroup lent;
-    lent.k = reinterpret_cast<std::byte*>(memory.data());
+    lent.k = memory.data();
     lent.k_bytes = k_bytes;
-    lent.k_strides = strides(8 * element + 8);
-    if (group.head_dim_v > 0 && !group.v_is_prefix_of_k) {
+    lent.k_strides = strides;
+    if (own_v) {
       lent.v = lent.k + k_bytes;
       lent.v_bytes = k_bytes;
-      lent.v_strides = strides(8 * element + 8);
+      lent.v_strides = strides;
+    }
+    if (scaled) {
+      lent.k_scale = lent.k + 2 * k_bytes;
+      lent.k_scale_bytes = scales;
+      lent.k_scale_strides = scale_strides;
+    }
+    if (scaled && own_v) {
+      lent.v_scale = lent.k_scale + scales;
+      lent.v_scale_bytes = scales;
+      lent.v_scale_strides = scale_strides;
     }
     Result<KVStorage> engine = KVStorage::borrow(spec, {{lent}});
     ASSERT_TRUE(engine) << engine.error().message();
@@ -219,9 +257,9 @@ TEST(KVStorage, NamedBlocksOfAnotherStorageComeToTheSameIdsWhateverTheStrides) {
     const std::int32_t some[] = {4, 1};
     ASSERT_TRUE(target->copy_blocks_from(*engine, GroupId(0), some).ok());
     int others = 0;
-    for_each_row(*target->view(GroupId(0)), [&](Row row, int l, int b, int h, int t, int is_v) {
+    for_each_row(*target->view(GroupId(0)), [&](Row row, int l, int b, int h, int t, int kind) {
       const bool named = b == 4 || b == 1;
-      const std::byte want = named ? pattern(l, b, h, t, is_v) : std::byte{0xff};
+      const std::byte want = named ? pattern(l, b, h, t, kind) : std::byte{0xff};
       others += std::count(row.data, row.data + row.bytes, want) != row.bytes;
     });
     EXPECT_EQ(others, 0);
@@ -424,17 +462,6 @@ TEST(FaultL17, AStorageCopiesNothingWhenOneBlockIsBad) {
 
 // ---- borrowed memory ---------------------------------------------------------------------------
 
-// Memory of an engine with guard bytes that nobody may touch.
-struct Engine {
-  explicit Engine(std::int64_t bytes)
-      : memory(static_cast<std::size_t>(bytes) + 64, std::byte{0xee}) {}
-  std::byte* data() {
-    const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
-    return memory.data() + (64 - address % 64) % 64;
-  }
-  std::vector<std::byte> memory;
-};
-
 // Strides for axes given from the outermost to the innermost; the innermost steps over `row`.
 struct Order {
   std::string name;
@@ -474,10 +501,10 @@ std::vector<Order> orders() {
          v_offset = h * rk;
          return l * b * t * token;
        }},
-      {"[layer][block][head][token][K | V] with 16 bytes between rows",
+      {"[layer][block][head][token][K | V] with 64 bytes between rows",
        [](S s, I rk, I rv, BorrowedGroup& g, I& v_offset) {
          const I h = s.num_kv_heads, t = s.block_size, b = s.num_blocks, l = s.num_layers;
-         const I token = rk + rv + 16;
+         const I token = rk + rv + 64;
          g.k_strides = {b * h * t * token, h * t * token, t * token, token};
          g.v_strides = g.k_strides;
          v_offset = rk;
@@ -498,14 +525,33 @@ TEST(BorrowedStorage, AnyNestedOrderOfTheAxesWorksAndOnlyRowsAreTouched) {
   for (const Order& order : orders()) {
     for (GroupSpec spec : shapes()) {
       SCOPED_TRACE(order.name);
-      const std::int64_t element = dtype_bytes(spec.dtype);
       const bool own_v = spec.head_dim_v > 0 && !spec.v_is_prefix_of_k;
+      const bool scaled = spec.dtype == DType::kInt8;
+      const std::int32_t tokens = spec.format == Format::kGranule ? 16 : 1;
+      const std::int64_t element = dtype_bytes(spec.dtype) * std::int64_t{tokens};
       const std::int64_t rk = spec.head_dim_k * element;
       const std::int64_t rv = own_v ? spec.head_dim_v * element : 0;
       BorrowedGroup borrowed;
       std::int64_t v_offset = 0;
-      const std::int64_t bytes = order.lay_out(spec, rk, rv, borrowed, v_offset);
-      Engine engine(bytes);
+      GroupSpec of_rows = spec;
+      of_rows.block_size /= tokens;
+      const std::int64_t bytes = order.lay_out(of_rows, rk, rv, borrowed, v_offset);
+      // Scales behind it all, [layer][block][head][token], K's and V's in turn for each head.
+      const std::int64_t line = 4 * spec.block_size;
+      const KVStrides scale_strides{2 * line * 2 * 5, 2 * line * 2, 2 * line, 4};
+      const std::int64_t scales = scaled ? 3 * 5 * 2 * 2 * line : 0;
+      Engine engine(bytes + scales + 64);
+      const std::int64_t scales_at = (bytes + 63) / 64 * 64;
+      if (scaled) {
+        borrowed.k_scale = engine.data() + scales_at;
+        borrowed.k_scale_bytes = scales;
+        borrowed.k_scale_strides = scale_strides;
+      }
+      if (scaled && own_v) {
+        borrowed.v_scale = borrowed.k_scale + line;
+        borrowed.v_scale_bytes = scales - line;
+        borrowed.v_scale_strides = scale_strides;
+      }
       borrowed.k = engine.data();
       borrowed.k_bytes = bytes;
       if (own_v) {
@@ -533,8 +579,9 @@ TEST(BorrowedStorage, AnyNestedOrderOfTheAxesWorksAndOnlyRowsAreTouched) {
       });
       const auto all = std::ranges::count(engine.memory, std::byte{0x11});
       EXPECT_EQ(rows, all);
+      const std::int64_t scale_bytes = !scaled ? 0 : own_v ? 8 : 4;
       EXPECT_EQ(rows, spec.num_layers * spec.num_blocks * spec.num_kv_heads * spec.block_size *
-                          (rk + rv));
+                          ((rk + rv) / tokens + scale_bytes));
     }
   }
 }
@@ -598,6 +645,86 @@ TEST(BorrowedStorage, EachHostileFieldIsAnErrorThatNamesIt) {
   };
   for (const Case& c : cases) {
     Borrowing borrowing;
+    c.spoil(borrowing);
+    const Status status = borrowing.error();
+    EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument) << c.says;
+    EXPECT_THAT(status.message(), HasSubstr(c.says));
+  }
+}
+
+// The same of int8 in format granule: tiles [16][8] bytes of K and of V, scales of both.
+struct GranuleBorrowing {
+  CacheSpec spec{.groups = {{.num_layers = 2,
+                             .num_kv_heads = 2,
+                             .head_dim_k = 8,
+                             .head_dim_v = 8,
+                             .block_size = 32,
+                             .dtype = DType::kInt8,
+                             .format = Format::kGranule,
+                             .num_blocks = 3}}};
+  // [layer][block][head][K: 2 tiles | V: 2 tiles | scales of K | of V]
+  static constexpr std::int64_t kHead = 4 * 128 + 2 * 128;
+  static constexpr std::int64_t kBytes = 12 * kHead;
+  Engine engine{kBytes};
+  BorrowedGroup group;
+
+  GranuleBorrowing() {
+    const KVStrides tiles{6 * kHead, 2 * kHead, kHead, 128};
+    const KVStrides scales{6 * kHead, 2 * kHead, kHead, 4};
+    group = {engine.data(),       kBytes,       tiles,  engine.data() + 256, kBytes - 256, tiles,
+             engine.data() + 512, kBytes - 512, scales, engine.data() + 640, kBytes - 640, scales};
+  }
+  Status error() {
+    Result<KVStorage> storage = KVStorage::borrow(spec, {{group}});
+    return storage ? Status() : std::move(storage).error();
+  }
+};
+
+TEST(BorrowedStorage, EachHostileFieldOfGranuleAndOfScalesIsAnErrorThatNamesIt) {
+  using B = GranuleBorrowing;
+  EXPECT_TRUE(B().error().ok()) << B().error().message();
+  struct Case {
+    const char* says;
+    std::function<void(B&)> spoil;
+  };
+  const Case cases[] = {
+      {"k is at an address that is not a multiple of a line, 64 bytes",
+       [](B& b) { b.group.k += 32; }},
+      {"v is at an address", [](B& b) { b.group.v += 4; }},
+      {"k_scale is at an address", [](B& b) { b.group.k_scale += 4; }},
+      {"k_strides.token is 96, allowed: multiples of a line",
+       [](B& b) { b.group.k_strides.token = 96; }},
+      {"v_strides.head is 776", [](B& b) { b.group.v_strides.head += 8; }},
+      {"rows of k overlap", [](B& b) { b.group.k_strides.token = 64; }},
+      {"k_scale is null", [](B& b) { b.group.k_scale = nullptr; }},
+      {"v_scale is null", [](B& b) { b.group.v_scale = nullptr; }},
+      {"k_scale_strides.token is 8, allowed in format granule: 4",
+       [](B& b) {
+         b.group.k_scale_strides.token = 8;
+         b.group.v_scale = b.group.k_scale;  // not reached
+       }},
+      {"k_scale_strides.head is 772", [](B& b) { b.group.k_scale_strides.head += 4; }},
+      {"v_scale_strides.block is -1536", [](B& b) { b.group.v_scale_strides.block *= -1; }},
+      {"v_scale_bytes is -1", [](B& b) { b.group.v_scale_bytes = -1; }},
+      {"k_scale ends 8576 bytes behind its start, k_scale_bytes is 8575",
+       [](B& b) { b.group.k_scale_bytes = 8575; }},
+      {"rows of k_scale overlap rows of k", [](B& b) { b.group.k_scale = b.group.k + 128; }},
+      {"rows of v_scale overlap rows of k_scale",
+       [](B& b) { b.group.v_scale = b.group.k_scale + 64; }},
+      {"overflows", [](B& b) { b.group.k_scale_strides.layer = kMax - 63; }},
+      {"k_scale is given, but the element type is bf16: allowed is null",
+       [](B& b) { b.spec.groups[0].dtype = DType::kBF16; }},
+      {"v_scale is given, but head_dim_v is 0",
+       [](B& b) {
+         b.spec.groups[0].head_dim_v = 0;
+         b.group.v = nullptr;
+       }},
+      {"dtype is f64", [](B& b) { b.spec.groups[0].dtype = DType::kF64; }},
+      {"block_size is 24, allowed: multiples of 16",
+       [](B& b) { b.spec.groups[0].block_size = 24; }},
+  };
+  for (const Case& c : cases) {
+    B borrowing;
     c.spoil(borrowing);
     const Status status = borrowing.error();
     EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument) << c.says;

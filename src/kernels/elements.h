@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Element types as the loops of kernels see them: load and store of one element, inlined.
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "kvfolio/dtype.h"
+
+namespace kvfolio::kernels {
+
+// Loops over these are what the compiler vectorises: no branches in the f16 conversions, which give
+// the bits of f16_from_f32 and f32_from_f16 for every input (convert_test.cc compares them all).
+
+inline std::uint16_t narrow_f16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = (bits >> 16) & 0x8000u;
+  // Signed, since vector units compare signed numbers.
+  const auto magnitude = static_cast<std::int32_t>(bits & 0x7fffffffu);
+  // Subnormal results, for magnitudes below 2^-14: adding 0.5 makes the adder round at 2^-24.
+  const std::int32_t small_input = magnitude < 0x38800000 ? magnitude : 0;
+  const std::int32_t small =
+      std::bit_cast<std::int32_t>(std::bit_cast<float>(small_input) + 0.5f) - 0x3f000000;
+  const std::int32_t normal = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+  const std::int32_t large = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;  // NaN, infinity
+  const std::int32_t finite = magnitude < 0x38800000 ? small : normal;
+  const std::int32_t result = magnitude >= 0x47800000 ? large : finite;
+  return static_cast<std::uint16_t>(sign | static_cast<std::uint32_t>(result));
+}
+
+inline float widen_f16(std::uint16_t value) {
+  const std::uint32_t sign = static_cast<std::uint32_t>(value & 0x8000u) << 16;
+  const std::uint32_t shifted = static_cast<std::uint32_t>(value & 0x7fffu) << 13;
+  const std::uint32_t exponent = shifted & 0x0f800000u;
+  const std::uint32_t normal = shifted + 0x38000000u;
+  const std::uint32_t special = shifted + 0x70000000u;  // infinity and NaN: the exponent is full
+  // A subnormal as 2^-14 * (1 + mantissa), less 2^-14.
+  const std::uint32_t small_input = exponent == 0u ? shifted : 0u;
+  const std::uint32_t small =
+      std::bit_cast<std::uint32_t>(std::bit_cast<float>(small_input + 0x38800000u) - 0x1p-14f);
+  const std::uint32_t finite = exponent == 0u ? small : normal;
+  return std::bit_cast<float>(sign | (exponent == 0x0f800000u ? special : finite));
+}
+
+// f64 to f32 with the lost bits folded into the last one ("round to odd"), so that rounding on to a
+// 16-bit type rounds once: f32 has more than two bits more than either of them.
+inline float odd_f32(double value) {
+  const auto nearest = static_cast<float>(value);
+  const double back = static_cast<double>(nearest);
+  if (back == value || value != value) return nearest;
+  auto bits = std::bit_cast<std::uint32_t>(nearest);
+  // Away from zero includes a finite value that became infinity: the largest finite one is odd.
+  if (std::fabs(back) > std::fabs(value)) --bits;
+  return std::bit_cast<float>(bits | 1u);
+}
+
+// load gives a float or a double, store takes either; both are exact or round once.
+struct F64 {
+  using Stored = double;
+  static double load(Stored value) { return value; }
+  static Stored store(float value) { return static_cast<double>(value); }
+  static Stored store(double value) { return value; }
+};
+
+struct F32 {
+  using Stored = float;
+  static float load(Stored value) { return value; }
+  static Stored store(float value) { return value; }
+  static Stored store(double value) { return static_cast<float>(value); }
+};
+
+struct F16 {
+  using Stored = std::uint16_t;
+  static float load(Stored value) { return widen_f16(value); }
+  static Stored store(float value) { return narrow_f16(value); }
+  static Stored store(double value) { return narrow_f16(odd_f32(value)); }
+};
+
+struct BF16 {
+  using Stored = std::uint16_t;
+  static float load(Stored value) { return f32_from_bf16(value); }
+  static Stored store(float value) { return bf16_from_f32(value); }
+  static Stored store(double value) { return bf16_from_f32(odd_f32(value)); }
+};
+
+}  // namespace kvfolio::kernels

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/quantize.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "kernels/elements.h"
+
+namespace kvfolio::kernels {
+namespace {
+
+float to_f32(float value) { return value; }
+float to_f32(double value) { return static_cast<float>(value); }
+
+// Magnitudes are compared as integers: these keep the order of floats, put NaN above infinity, and
+// their maximum needs no order of its own, which a maximum of floats with NaN does.
+template <typename From>
+float amax(const std::byte* row, std::int64_t n) {
+  const auto* __restrict from = reinterpret_cast<const typename From::Stored*>(row);
+  std::int32_t most = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto bits = std::bit_cast<std::uint32_t>(to_f32(From::load(from[i])));
+    most = std::max(most, static_cast<std::int32_t>(bits & 0x7fffffffu));
+  }
+  return std::bit_cast<float>(most);
+}
+
+// Adding 1.5 * 2^23 makes the adder round to a whole number, ties to even, and leaves it in the low
+// bits of the sum: of the sum's pattern only the low byte is wanted, and that of the constant is 0.
+// No clamp: |x| <= amax, and two roundings do not carry amax * (127 / amax) up to 127.5.
+template <typename From>
+void quantize_elements(const std::byte* src, std::byte* dst, std::int64_t n, float inverse,
+                       std::uint8_t flip) {
+  if (inverse == 0.0f) {
+    std::memset(dst, flip, static_cast<std::size_t>(n));
+    return;
+  }
+  const auto* __restrict from = reinterpret_cast<const typename From::Stored*>(src);
+  auto* __restrict to = reinterpret_cast<std::uint8_t*>(dst);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float product = to_f32(From::load(from[i])) * inverse;
+    const auto bits = std::bit_cast<std::uint32_t>(product + 0x1.8p23f);
+    to[i] = static_cast<std::uint8_t>(bits ^ flip);
+  }
+}
+
+template <typename To>
+void dequantize_elements(const std::byte* src, std::byte* dst, std::int64_t n, float scale,
+                         std::uint8_t flip) {
+  const auto* __restrict from = reinterpret_cast<const std::uint8_t*>(src);
+  auto* __restrict to = reinterpret_cast<typename To::Stored*>(dst);
+  for (std::int64_t i = 0; i < n; ++i) {
+    to[i] = To::store(dequantize(static_cast<std::int8_t>(from[i] ^ flip), scale));
+  }
+}
+
+}  // namespace
+
+AmaxFn amax_fn(DType from) noexcept {
+  switch (from) {
+    case DType::kF64:
+      return amax<F64>;
+    case DType::kF32:
+      return amax<F32>;
+    case DType::kF16:
+      return amax<F16>;
+    case DType::kBF16:
+      return amax<BF16>;
+    case DType::kInt8:
+      break;
+  }
+  return nullptr;
+}
+
+QuantizeFn quantize_fn(DType from) noexcept {
+  switch (from) {
+    case DType::kF64:
+      return quantize_elements<F64>;
+    case DType::kF32:
+      return quantize_elements<F32>;
+    case DType::kF16:
+      return quantize_elements<F16>;
+    case DType::kBF16:
+      return quantize_elements<BF16>;
+    case DType::kInt8:
+      break;
+  }
+  return nullptr;
+}
+
+DequantizeFn dequantize_fn(DType to) noexcept {
+  switch (to) {
+    case DType::kF64:
+      return dequantize_elements<F64>;
+    case DType::kF32:
+      return dequantize_elements<F32>;
+    case DType::kF16:
+      return dequantize_elements<F16>;
+    case DType::kBF16:
+      return dequantize_elements<BF16>;
+    case DType::kInt8:
+      break;
+  }
+  return nullptr;
+}
+
+void dequantize_exactly(const std::byte* src, double* dst, std::int64_t n, float scale,
+                        std::uint8_t flip) noexcept {
+  const double factor = static_cast<double>(scale);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto element = static_cast<std::int8_t>(std::to_integer<std::uint8_t>(src[i]) ^ flip);
+    dst[i] = static_cast<double>(element) * factor;
+  }
+}
+
+}  // namespace kvfolio::kernels

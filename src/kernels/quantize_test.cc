@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The loops over rows of int8 against the rule of dtype.h, element by element.
+
+#include "kernels/quantize.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "kernels/test_cache.h"
+
+namespace kvfolio {
+namespace {
+
+using testing_cache::kDTypes;
+using testing_cache::quantized;
+using testing_cache::QuantizedRow;
+using testing_cache::TestRows;
+
+std::uint32_t bits(float value) { return std::bit_cast<std::uint32_t>(value); }
+
+void expect_rule(const TestRows& rows) {
+  const int n = rows.rows.head_dim;
+  const DType dtype = rows.rows.dtype;
+  for (int t = 0; t < rows.rows.num_tokens; ++t) {
+    const QuantizedRow want = quantized(rows, t, 0);
+    const float amax = kernels::amax_fn(dtype)(rows.rows.at(t, 0), n);
+    ASSERT_EQ(bits(quantize_scale(amax)), bits(want.scale));
+    for (const std::uint8_t flip : {std::uint8_t{0}, kernels::kGranuleFlip}) {
+      std::vector<std::byte> bytes(static_cast<std::size_t>(n));
+      kernels::quantize_fn(dtype)(rows.rows.at(t, 0), bytes.data(), n, quantize_inverse(amax),
+                                  flip);
+      for (int d = 0; d < n; ++d) {
+        const int element = want.elements[static_cast<std::size_t>(d)];
+        const int stored = flip == 0 ? (element + 256) % 256 : element + 128;
+        ASSERT_EQ(std::to_integer<int>(bytes[static_cast<std::size_t>(d)]), stored) << d;
+        ASSERT_NE(element, -128);
+      }
+      for (const DType to : kDTypes) {
+        TestRows back(1, 1, n, to);
+        kernels::dequantize_fn(to)(bytes.data(), back.rows.data, n, want.scale, flip);
+        for (int d = 0; d < n; ++d) {
+          const float value = dequantize(want.elements[static_cast<std::size_t>(d)], want.scale);
+          const double expected = testing_cache::rounded(static_cast<double>(value), to);
+          const double got = back.value(0, 0, d);
+          ASSERT_TRUE(got == expected || (std::isnan(got) && std::isnan(expected)));
+        }
+      }
+      std::vector<double> exact(static_cast<std::size_t>(n));
+      kernels::dequantize_exactly(bytes.data(), exact.data(), n, want.scale, flip);
+      for (int d = 0; d < n && !std::isnan(want.scale); ++d) {
+        const auto i = static_cast<std::size_t>(d);
+        ASSERT_EQ(exact[i], want.elements[i] * static_cast<double>(want.scale));
+      }
+    }
+  }
+}
+
+TEST(Quantize, RowsOfEveryTypeAndLengthFollowTheRule) {
+  std::mt19937 random(3);
+  for (const DType dtype : kDTypes) {
+    for (int n = 1; n <= 300; n += n < 70 ? 1 : 23) {
+      TestRows rows(4, 1, n, dtype);
+      rows.fill(random());
+      expect_rule(rows);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(Quantize, AnyBitsOfF32FollowTheRule) {
+  // Rows of wild magnitudes: subnormals, the smallest and the largest scales, ties.
+  std::mt19937 random(4);
+  for (int round = 0; round < 3000; ++round) {
+    TestRows rows(1, 1, 16, DType::kF32);
+    const auto exponent = static_cast<int>(random() % 250) - 140;
+    for (int d = 0; d < 16; ++d) {
+      const auto spread = static_cast<int>(random() % 12);
+      const double value = std::ldexp(static_cast<double>(random()) - 0x1p31, exponent - spread);
+      rows.set(0, 0, d, static_cast<double>(static_cast<float>(value)));
+    }
+    expect_rule(rows);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(Quantize, TheLargestElementIs127AndNothingPassesIt) {
+  // Every mantissa's neighbourhood: amax * (127 / amax) rounds to 127, whatever amax is.
+  for (std::uint32_t mantissa = 0; mantissa < 0x800000u; mantissa += 97) {
+    const auto amax = std::bit_cast<float>(0x3f800000u | mantissa);
+    const float inverse = quantize_inverse(amax);
+    ASSERT_EQ(quantize(amax, inverse), 127);
+    ASSERT_EQ(quantize(-amax, inverse), -127);
+    ASSERT_LT(amax * inverse, 127.5f);
+  }
+}
+
+TEST(Quantize, TiesGoToEvenAndTheEdgesAreAsSaid) {
+  // amax 127: the inverse is 1, so x.5 are ties.
+  EXPECT_EQ(quantize(0.5f, 1.0f), 0);
+  EXPECT_EQ(quantize(1.5f, 1.0f), 2);
+  EXPECT_EQ(quantize(2.5f, 1.0f), 2);
+  EXPECT_EQ(quantize(-2.5f, 1.0f), -2);
+  EXPECT_EQ(quantize(-3.5f, 1.0f), -4);
+  EXPECT_EQ(quantize(126.5f, 1.0f), 126);
+  EXPECT_EQ(quantize(500.0f, 1.0f), 127);
+  EXPECT_EQ(quantize(-500.0f, 1.0f), -127);
+  EXPECT_EQ(quantize_scale(127.0f), 1.0f);
+  EXPECT_EQ(quantize_inverse(127.0f), 1.0f);
+  // Below 1e-30 a row is nothing.
+  EXPECT_EQ(quantize_scale(0.0f), 0.0f);
+  EXPECT_EQ(quantize_scale(std::nextafter(1e-30f, 0.0f)), 0.0f);
+  EXPECT_EQ(quantize_inverse(std::nextafter(1e-30f, 0.0f)), 0.0f);
+  EXPECT_EQ(quantize_scale(1e-30f), 1e-30f / 127.0f);
+  EXPECT_EQ(quantize(1e-31f, 0.0f), 0);
+  const float infinity = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const float bad : {infinity, nan}) {
+    EXPECT_EQ(bits(quantize_scale(bad)), 0x7fc00000u);
+    EXPECT_EQ(quantize_inverse(bad), 0.0f);
+    EXPECT_EQ(quantize(bad, 0.0f), 0);
+  }
+  EXPECT_GT(quantize_scale(std::numeric_limits<float>::max()), 1e36f);
+}
+
+}  // namespace
+}  // namespace kvfolio
