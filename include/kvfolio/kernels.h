@@ -22,6 +22,7 @@
 #include <span>
 #include <string_view>
 
+#include "kvfolio/executor.h"
 #include "kvfolio/export.h"
 #include "kvfolio/status.h"
 #include "kvfolio/view.h"
@@ -91,14 +92,31 @@ KVFOLIO_API Status convert(const ConstRowsView& src, const RowsView& dst);
 // ---- attention ---------------------------------------------------------------------------------
 
 // Which implementation computes. Results of one target never depend on batch, chunk, block size,
-// format, block ids or slices; targets differ from each other by rounding.
+// format, block ids, slices or threads; targets differ from each other by rounding.
 enum class KernelTarget : std::int32_t {
-  kReference = 0,  // plain loops in f64: defines what the others compute
+  // What the environment variable KVFOLIO_KERNEL names, read once; else the fastest that this CPU
+  // runs and that takes the cache: the reference for f64 and for head dims that are no multiple of
+  // 8 or above 256.
+  kAuto = -1,
+  kReference = 0,   // plain loops in f64: defines what the others compute
+  kPortable = 1,    // 128-bit vectors of the compiler, any machine but Arm
+  kAvx2 = 2,        // AVX2, FMA and F16C
+  kAvx512 = 3,      // x86-64-v4: F, BW, DQ, VL
+  kAvx512Bf16 = 4,  // and the dot products of BF16 and VNNI
+  kNeon = 5,        // Armv8
 };
 
+// "auto", "reference", "portable", "avx2", "avx512", "avx512-bf16", "neon".
 [[nodiscard]] KVFOLIO_API const char* to_string(KernelTarget target) noexcept;
-// "reference". kInvalidArgument lists the names.
+// kInvalidArgument lists the names.
 KVFOLIO_API Result<KernelTarget> parse_kernel_target(std::string_view name);
+// What this build has and this CPU runs, slowest first.
+[[nodiscard]] KVFOLIO_API std::span<const KernelTarget> kernel_targets() noexcept;
+// What computes when `wanted` is asked for on this cache: `wanted` itself, or the choice of kAuto.
+// kUnsupported: this machine does not run it, or it does not take the element type or head dims;
+// kInvalidArgument: KVFOLIO_KERNEL names no target.
+KVFOLIO_API Result<KernelTarget> choose_kernel_target(const KVView& cache,
+                                                      KernelTarget wanted = KernelTarget::kAuto);
 
 // A ragged batch of n sequences: decode (one query), chunked prefill (some) and whole prompts in
 // any mixture. The arrays are those of a StepPlan.
@@ -151,14 +169,19 @@ struct AttentionArgs {
   // on entry do not matter.
   std::span<std::byte> workspace = {};
   AttentionSlice slice = {};
-  KernelTarget target = KernelTarget::kReference;
+  KernelTarget target = KernelTarget::kAuto;
+  // Threads that the caller lends; null: the calling one alone. The work is cut over sequences,
+  // heads, rows and positions, so that one long sequence uses all of them. The reference computes
+  // on the calling thread.
+  const Executor* executor = nullptr;
 };
 
-// Bytes of workspace that a call on this cache needs for sequences of up to max_kv_len tokens.
-// kInvalidArgument: the shapes.
+// Bytes of workspace that a call on this cache needs for sequences of up to max_kv_len tokens, with
+// an executor of num_threads. kInvalidArgument: the shapes, and num_threads below 1 or above 2^16.
+// The errors of choose_kernel_target().
 KVFOLIO_API Result<std::int64_t> attention_workspace_bytes(
     const KVView& cache, std::int32_t num_q_heads, std::int32_t max_kv_len,
-    KernelTarget target = KernelTarget::kReference);
+    KernelTarget target = KernelTarget::kAuto, std::int32_t num_threads = 1);
 
 // softmax(scale * q k^T + mask) v for every row and head of the slice.
 KVFOLIO_API Status attend(const AttentionArgs& args);

@@ -6,6 +6,8 @@
 
 #include "base/text.h"
 #include "kernels/check.h"
+#include "kernels/cpu/dispatch.h"
+#include "kernels/cpu/driver.h"
 #include "kernels/reference.h"
 #include "kernels/visible.h"
 #include "kvfolio/kernels.h"
@@ -20,16 +22,16 @@ using text::concat;
 
 Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
 
-Status check_target(KernelTarget target) {
-  if (target == KernelTarget::kReference) return {};
-  return invalid(
-      concat("target is ", static_cast<std::int32_t>(target), ", allowed: 0 (reference)"));
-}
-
 Status check_heads(const KVView& cache, std::int32_t num_q_heads) {
   if (num_q_heads >= 1 && num_q_heads % cache.num_kv_heads == 0) return {};
   return invalid(concat(num_q_heads, " query heads, allowed: multiples of the cache's ",
                         cache.num_kv_heads, " KV heads"));
+}
+
+Status check_threads(std::string_view name, std::int32_t num_threads) {
+  constexpr std::int32_t kMost = 1 << 16;
+  if (num_threads >= 1 && num_threads <= kMost) return {};
+  return invalid(concat(name, " is ", num_threads, ", allowed: 1 to ", kMost));
 }
 
 Status check_has_v(const KVView& cache) {
@@ -137,11 +139,18 @@ Status check_table(const AttentionArgs& args, const AttentionSlice& slice) {
   return {};
 }
 
-Status check_workspace(const AttentionArgs& args) {
+Status check_executor(const Executor* executor) {
+  if (executor == nullptr) return {};
+  if (executor->parallel_for == nullptr) return invalid("executor.parallel_for is null");
+  return check_threads("executor.num_threads", executor->num_threads);
+}
+
+Status check_workspace(const AttentionArgs& args, KernelTarget target) {
   std::int32_t max_kv_len = 0;
   for (const std::int32_t kv_len : args.batch.kv_lens) max_kv_len = std::max(max_kv_len, kv_len);
   const Result<std::int64_t> bytes =
-      attention_workspace_bytes(args.cache, args.q.num_heads, max_kv_len, args.target);
+      attention_workspace_bytes(args.cache, args.q.num_heads, max_kv_len, target,
+                                args.executor == nullptr ? 1 : args.executor->num_threads);
   if (!bytes) return bytes.error();
   if (std::cmp_greater_equal(args.workspace.size(), *bytes)) return {};
   return invalid(concat("workspace has ", args.workspace.size(), " bytes, needed: ", *bytes,
@@ -150,28 +159,21 @@ Status check_workspace(const AttentionArgs& args) {
 
 }  // namespace
 
-const char* to_string(KernelTarget target) noexcept {
-  switch (target) {
-    case KernelTarget::kReference:
-      return "reference";
-  }
-  return "invalid";
-}
-
-Result<KernelTarget> parse_kernel_target(std::string_view name) {
-  if (name == to_string(KernelTarget::kReference)) return KernelTarget::kReference;
-  return invalid(concat("kernel target \"", name, "\", allowed: reference"));
-}
-
 Result<std::int64_t> attention_workspace_bytes(const KVView& cache, std::int32_t num_q_heads,
-                                               std::int32_t max_kv_len, KernelTarget target) {
+                                               std::int32_t max_kv_len, KernelTarget target,
+                                               std::int32_t num_threads) {
   KVFOLIO_RETURN_IF_ERROR(kernels::check_view(cache));
-  KVFOLIO_RETURN_IF_ERROR(check_target(target));
+  const Result<KernelTarget> chosen = choose_kernel_target(cache, target);
+  if (!chosen) return chosen.error();
   KVFOLIO_RETURN_IF_ERROR(check_heads(cache, num_q_heads));
+  KVFOLIO_RETURN_IF_ERROR(check_threads("num_threads", num_threads));
   if (max_kv_len < 0 || max_kv_len > kMaxSequenceTokens) {
     return invalid(concat("max_kv_len is ", max_kv_len, ", allowed: 0 to ", kMaxSequenceTokens));
   }
-  const Checked bytes = kernels::reference_workspace_bytes(cache, num_q_heads, max_kv_len);
+  const Checked bytes =
+      *chosen == KernelTarget::kReference
+          ? kernels::reference_workspace_bytes(cache, num_q_heads, max_kv_len)
+          : kernels::cpu_workspace_bytes(cache, max_kv_len, num_threads);
   if (!bytes.ok()) {
     return invalid(concat("the workspace of ", num_q_heads, " query heads and ", max_kv_len,
                           " tokens overflows 63 bits"));
@@ -182,9 +184,11 @@ Result<std::int64_t> attention_workspace_bytes(const KVView& cache, std::int32_t
 Status attend(const AttentionArgs& args) {
   const KVView& cache = args.cache;
   KVFOLIO_RETURN_IF_ERROR(kernels::check_view(cache));
-  KVFOLIO_RETURN_IF_ERROR(check_target(args.target));
   KVFOLIO_RETURN_IF_ERROR(kernels::check_layer(cache, args.layer));
   KVFOLIO_RETURN_IF_ERROR(check_has_v(cache));
+  const Result<KernelTarget> target = choose_kernel_target(cache, args.target);
+  if (!target) return target.error();
+  KVFOLIO_RETURN_IF_ERROR(check_executor(args.executor));
   KVFOLIO_RETURN_IF_ERROR(check_heads(cache, args.q.num_heads));
   KVFOLIO_RETURN_IF_ERROR(check_params(args.params));
   KVFOLIO_RETURN_IF_ERROR(check_batch(cache, args.batch));
@@ -207,12 +211,12 @@ Status attend(const AttentionArgs& args) {
   KVFOLIO_RETURN_IF_ERROR(
       resolve("KV heads", slice.first_kv_head, cache.num_kv_heads, slice.num_kv_heads));
   KVFOLIO_RETURN_IF_ERROR(check_table(args, slice));
-  KVFOLIO_RETURN_IF_ERROR(check_workspace(args));
+  KVFOLIO_RETURN_IF_ERROR(check_workspace(args, *target));
 
-  switch (args.target) {
-    case KernelTarget::kReference:
-      kernels::reference_attend(resolved);
-      break;
+  if (*target == KernelTarget::kReference) {
+    kernels::reference_attend(resolved);
+  } else {
+    kernels::cpu_attend(resolved, kernels::kernels_of(*target));
   }
   return {};
 }

@@ -1,0 +1,764 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Attention over one item, as a template over the vectors of a target (T) and the element types of
+// K and V (elements.h). Online softmax in base 2: for each tile of 64 positions the scores of up to
+// eight rows, then their weights 2^(score - max), then the weighted sums of V.
+//
+// What a row computes depends on its own query and on which positions it sees, never on the rows
+// beside it: a tile that all rows of a block see whole is done for the block, any other tile row by
+// row position, with the same sums in the same order. Slots that a row does not see are masked in
+// the scores and zeroed in V, since they hold anything.
+//
+// Included by targets only; everything is local to the target's source.
+
+#include "kernels/cpu/elements.h"
+#include "kernels/cpu/item.h"
+#include "kernels/cpu/pack.h"
+
+namespace kvfolio::kernels {
+namespace {
+
+constexpr float kNothing = -__builtin_inff();  // the maximum of a row that has read nothing
+
+template <class T, int kDegree>
+inline typename T::F exp2_poly(typename T::F x) {
+  using F = typename T::F;
+  // 2^f for |f| <= 1/2, least relative error with 2^0 = 1 exactly: 9.1e-8 and 2.8e-6.
+  constexpr float kFive[] = {0x1.62e42ap-1f, 0x1.ebf9bcp-3f, 0x1.c6b752p-5f, 0x1.3cea88p-7f,
+                             0x1.5bba14p-10f};
+  constexpr float kFour[] = {0x1.62e12cp-1f, 0x1.ec0378p-3f, 0x1.c9fc46p-5f, 0x1.3a02ccp-7f};
+  const float* c = kDegree == 5 ? kFive : kFour;
+  const typename T::Parts parts = T::split(x);
+  F y = T::broadcast(c[kDegree - 1]);
+  for (int i = kDegree - 2; i >= 0; --i) y = T::fma(y, parts.fraction, T::broadcast(c[i]));
+  y = T::fma(y, parts.fraction, T::broadcast(1.0f));
+  return T::scale(y, parts.whole);
+}
+
+// One row of `into` and of `part`, which holds positions that follow.
+template <class T>
+inline void merge_row(const State& into, const State& part, std::int32_t head_dim) {
+  const float theirs = *part.totals;
+  if (theirs == 0.0f) return;
+  const std::int64_t dims = padded(head_dim);
+  if (*into.totals == 0.0f) {
+    for (std::int64_t d = 0; d < dims; d += T::kLanes) {
+      T::store(into.sums + d, T::load(part.sums + d));
+    }
+    *into.totals = theirs;
+    *into.maxima = *part.maxima;
+    return;
+  }
+  const float a = *into.maxima;
+  const float b = *part.maxima;
+  const float most = b > a ? b : a;
+  const typename T::F mine = exp2_poly<T, 5>(T::broadcast(a - most));
+  const typename T::F other = exp2_poly<T, 5>(T::broadcast(b - most));
+  for (std::int64_t d = 0; d < dims; d += T::kLanes) {
+    const typename T::F scaled = T::mul(T::load(part.sums + d), other);
+    T::store(into.sums + d, T::fma(T::load(into.sums + d), mine, scaled));
+  }
+  float first[16];
+  float second[16];
+  T::store(first, mine);
+  T::store(second, other);
+  *into.totals = *into.totals * first[0] + theirs * second[0];
+  *into.maxima = most;
+}
+
+// Lines of memory to ask for, a line at a time, in the order that they will be read.
+class Prefetch {
+ public:
+  void start() {
+    count_ = 0;
+    next_ = 0;
+    at_ = end_ = nullptr;
+  }
+  void add(const std::byte* begin, std::int64_t bytes) {
+    if (count_ < kMost) segments_[count_++] = {begin, begin + bytes};
+  }
+  void lines(int n) {
+    for (int i = 0; i < n; ++i) {
+      if (at_ == end_) {
+        if (next_ == count_) return;
+        at_ = segments_[next_].begin;
+        end_ = segments_[next_].end;
+        ++next_;
+      }
+      __builtin_prefetch(at_, 0, 3);
+      at_ += 64;
+      if (at_ > end_) at_ = end_;
+    }
+  }
+
+ private:
+  static constexpr int kMost = 20;
+  struct Segment {
+    const std::byte* begin;
+    const std::byte* end;
+  };
+  const std::byte* at_ = nullptr;
+  const std::byte* end_ = nullptr;
+  int next_ = 0;
+  int count_ = 0;
+  Segment segments_[kMost];
+};
+
+// One tile as the kernels read it: up to four subtiles of 16 tokens.
+struct TileRows {
+  const std::byte* k[kSubtiles];
+  const std::byte* v[kSubtiles];
+  std::int64_t v_stride[kSubtiles];  // bytes from one row of V to the next
+  const float* k_scales[kSubtiles];
+  const float* v_scales[kSubtiles];
+};
+
+// Scores of rows 0 .. R-1 with S subtiles: scores[r*kTile + subtile*16 + token].
+template <class T, class E, int R, int S>
+inline void score_pass(const std::uint32_t* queries, const float* query_scales,
+                       const std::int32_t* query_sums, const std::byte* const* k,
+                       const float* const* k_scales, int lines, float* scores, Prefetch& ahead) {
+  constexpr int kPer = kGranuleTokens / T::kLanes;
+  constexpr int kVectors = S * kPer;
+  typename E::Sum sums[R][kVectors];
+  for (int r = 0; r < R; ++r) {
+    for (int x = 0; x < kVectors; ++x) sums[r][x] = E::zero();
+  }
+  const std::byte* at[S];
+  for (int s = 0; s < S; ++s) at[s] = k[s];
+  for (int i = 0; i < lines; ++i) {
+    typename E::Line line[kVectors];
+    for (int s = 0; s < S; ++s) {
+      for (int p = 0; p < kPer; ++p) {
+        line[s * kPer + p] = E::load_k(at[s] + p * T::kLanes * E::kLaneBytes);
+      }
+      at[s] += kGranuleTokens * E::kLaneBytes;
+    }
+    ahead.lines(S * kGranuleTokens * E::kLaneBytes / 64);
+    for (int r = 0; r < R; ++r) {
+      const typename E::Factor q = E::load_query(queries + r * kQueryWords + i * E::kQueryWords);
+      for (int x = 0; x < kVectors; ++x) sums[r][x] = E::dot_k(sums[r][x], line[x], q);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int s = 0; s < S; ++s) {
+      for (int p = 0; p < kPer; ++p) {
+        const int x = s * kPer + p;
+        float* to = scores + r * kTile + s * kGranuleTokens + p * T::kLanes;
+        if constexpr (E::kScaled) {
+          const typename T::F scale =
+              T::mul(T::load(k_scales[s] + p * T::kLanes), T::broadcast(query_scales[r]));
+          T::store(to, T::mul(E::minus(sums[r][x], E::kOffset * query_sums[r]), scale));
+        } else {
+          T::store(to, sums[r][x]);
+        }
+      }
+    }
+  }
+}
+
+// What a pass over V needs beside the weights.
+struct SumRows {
+  int count = 0;  // of subtiles
+  const std::byte* v[kSubtiles];
+  std::int64_t stride[kSubtiles];
+  int subtile[kSubtiles];
+};
+
+// sums[r][d] += weights of the tile times V, for N vectors of dims from dim on.
+template <class T, class E, int R, int N>
+inline void sum_pass(const std::uint32_t* weights, const float* weight_scales, const SumRows& rows,
+                     int dim, float* sums, std::int64_t sums_stride, Prefetch& ahead) {
+  typename E::Sum acc[R][N];
+  for (int r = 0; r < R; ++r) {
+    for (int x = 0; x < N; ++x) {
+      if constexpr (E::kScaled) {
+        acc[r][x] = E::zero();
+      } else {
+        acc[r][x] = T::load(sums + r * sums_stride + dim + x * T::kLanes);
+      }
+    }
+  }
+  constexpr int kSteps = kGranuleTokens / E::kTokens;
+  for (int j = 0; j < rows.count; ++j) {
+    const std::byte* v = rows.v[j] + dim * E::kLaneBytes;
+    const std::uint32_t* w = weights + rows.subtile[j] * kSteps * E::kWeightWords;
+    for (int i = 0; i < kSteps; ++i) {
+      typename E::Line line[N];
+      for (int x = 0; x < N; ++x) line[x] = E::load_v(v + x * T::kLanes * E::kLaneBytes);
+      v += rows.stride[j];
+      ahead.lines((N * T::kLanes * E::kLaneBytes + 63) / 64);
+      for (int r = 0; r < R; ++r) {
+        const typename E::Factor f = E::load_weight(w + r * kTile + i * E::kWeightWords);
+        for (int x = 0; x < N; ++x) acc[r][x] = E::dot_v(acc[r][x], line[x], f);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int x = 0; x < N; ++x) {
+      float* to = sums + r * sums_stride + dim + x * T::kLanes;
+      if constexpr (E::kScaled) {
+        T::store(to, T::fma(E::to_float(acc[r][x]), T::broadcast(weight_scales[r]), T::load(to)));
+      } else {
+        T::store(to, acc[r][x]);
+      }
+    }
+  }
+}
+
+// E is the element type; its Tail reads the last 8 dims of a row of V where a vector has more.
+template <class T, class E, class Tail, class Pack>
+class Attend {
+ public:
+  Attend(const Item& item, const Scratch& scratch)
+      : item_(item),
+        s_(scratch),
+        k_lines_(item.k.head_dim / E::kDims),
+        sums_stride_(padded(item.v.head_dim)) {}
+
+  void run() {
+    reset_total();
+    prepare_queries();
+    const std::int64_t first = item_.query_position + item_.first_row / item_.group;
+    const std::int64_t last =
+        item_.query_position + (item_.first_row + item_.num_rows - 1) / item_.group;
+    Walk walk(visible(first, last, item_.kv_len, item_.params, item_.trim), item_.first_position,
+              item_.end_position);
+    std::int32_t tile = 0;
+    if (!walk.next(tile)) return;
+    TileRows rows = {};
+    std::int32_t range = -1;
+    bool more = true;
+    for (std::int32_t next = 0; more; tile = next) {
+      more = walk.next(next);
+      if (tile / (kRange / kTile) != range) {
+        if (range >= 0) close_range();
+        range = tile / (kRange / kTile);
+        open_range();
+      }
+      take_tile(tile, more ? next : -1, first, last, rows);
+    }
+    close_range();
+  }
+
+ private:
+  using F = typename T::F;
+  static constexpr int kVectors = kTile / T::kLanes;
+
+  // The tiles that hold what the rows read, in order.
+  class Walk {
+   public:
+    Walk(const Visible& seen, std::int32_t first, std::int32_t end)
+        : seen_(seen), first_(first), end_(end) {}
+    bool next(std::int32_t& tile) {
+      while (range_ < seen_.num_ranges) {
+        const Range& range = seen_.ranges[static_cast<std::size_t>(range_)];
+        const std::int32_t begin = range.begin > first_ ? range.begin : first_;
+        const std::int32_t end = range.end < end_ ? range.end : end_;
+        if (begin < end) {
+          const std::int32_t at = begin / kTile > tile_ + 1 ? begin / kTile : tile_ + 1;
+          if (at <= (end - 1) / kTile) {
+            tile_ = tile = at;
+            return true;
+          }
+        }
+        ++range_;
+      }
+      return false;
+    }
+
+   private:
+    Visible seen_;
+    std::int32_t first_;
+    std::int32_t end_;
+    std::int32_t tile_ = -1;
+    int range_ = 0;
+  };
+
+  void reset_total() {
+    for (int r = 0; r < item_.num_rows; ++r) {
+      s_.total.totals[r] = 0.0f;
+      s_.total.maxima[r] = kNothing;
+    }
+  }
+
+  void prepare_queries() {
+    const float scale = static_cast<float>(item_.params.scale * 1.4426950408889634074);  // log2(e)
+    for (int r = 0; r < item_.num_rows; ++r) {
+      const std::int32_t row = item_.first_row + r;
+      item_.load_q(item_.q + row / item_.group * item_.q_token_stride +
+                       row % item_.group * item_.q_head_stride,
+                   reinterpret_cast<std::byte*>(s_.row), item_.k.head_dim);
+      for (int d = 0; d < item_.k.head_dim; ++d) s_.row[d] *= scale;
+      std::uint32_t* words = s_.queries + r * kQueryWords;
+      if constexpr (E::kScaled) {
+        s_.query_scales[r] = E::store_query(s_.row, item_.k.head_dim, words, s_.query_sums + r);
+      } else {
+        E::store_query(s_.row, item_.k.head_dim, words);
+      }
+    }
+  }
+
+  void open_range() {
+    for (int r = 0; r < item_.num_rows; ++r) {
+      for (std::int64_t d = 0; d < sums_stride_; ++d) s_.sums[r * sums_stride_ + d] = 0.0f;
+      for (int i = 0; i < 16; ++i) s_.lanes[r * 16 + i] = 0.0f;
+      s_.maxima[r] = kNothing;
+    }
+  }
+
+  void close_range() {
+    for (int r = 0; r < item_.num_rows; ++r) {
+      float total = 0.0f;
+      for (int i = 0; i < 16; ++i) total += s_.lanes[r * 16 + i];
+      float* sums = s_.sums + r * sums_stride_;
+      const State into{s_.total.sums + r * s_.total.sums_stride, s_.total.totals + r,
+                       s_.total.maxima + r, s_.total.sums_stride};
+      merge_row<T>(into, {sums, &total, s_.maxima + r, sums_stride_}, item_.v.head_dim);
+    }
+  }
+
+  // Bit t: the query at `position` reads position tile * kTile + t.
+  [[nodiscard]] std::uint64_t mask_of(std::int64_t position, std::int32_t tile) const {
+    const Visible seen = visible(position, position, item_.kv_len, item_.params, item_.trim);
+    const std::int32_t base = tile * kTile;
+    std::uint64_t mask = 0;
+    for (int i = 0; i < seen.num_ranges; ++i) {
+      const Range& range = seen.ranges[static_cast<std::size_t>(i)];
+      std::int32_t begin = range.begin - base;
+      std::int32_t end = range.end - base;
+      begin = begin < 0 ? 0 : begin;
+      end = end > kTile ? kTile : end;
+      if (begin >= end) continue;
+      const std::uint64_t low = ~std::uint64_t{0} << begin;
+      const std::uint64_t high = end == kTile ? ~std::uint64_t{0} : (std::uint64_t{1} << end) - 1;
+      mask |= low & high;
+    }
+    return mask;
+  }
+
+  static constexpr std::uint64_t kWhole = ~std::uint64_t{0};
+
+  void take_tile(std::int32_t tile, std::int32_t next, std::int64_t first, std::int64_t last,
+                 TileRows& rows) {
+    const std::uint64_t first_mask = mask_of(first, tile);
+    const std::uint64_t last_mask = first == last ? first_mask : mask_of(last, tile);
+    ahead_.start();
+    if (first_mask == kWhole && last_mask == kWhole) {  // then those between see it whole too
+      point_at(tile, kWhole, rows);
+      look_ahead(rows, kWhole, next);
+      take_rows(0, item_.num_rows, rows, kWhole);
+      return;
+    }
+    std::uint64_t any = first_mask | last_mask;
+    for (std::int64_t p = first + 1; p < last; ++p) any |= mask_of(p, tile);
+    if (any == 0) return;
+    point_at(tile, any, rows);
+    look_ahead(rows, any, next);
+    // Neighbours that see the whole tile go together, others by position.
+    for (std::int32_t r = 0; r < item_.num_rows;) {
+      const std::uint64_t mask = mask_of(position_of(r), tile);
+      std::int32_t end = r + 1;
+      while (end < item_.num_rows &&
+             (position_of(end) == position_of(r) ||
+              (mask == kWhole && mask_of(position_of(end), tile) == kWhole))) {
+        ++end;
+      }
+      if (mask != 0) take_rows(r, end, rows, mask);
+      r = end;
+    }
+  }
+
+  [[nodiscard]] std::int64_t position_of(std::int32_t row) const {
+    return item_.query_position + (item_.first_row + row) / item_.group;
+  }
+
+  // ---- where a tile lies ------------------------------------------------------------------------
+
+  void point_at(std::int32_t tile, std::uint64_t any, TileRows& rows) {
+    for (int s = 0; s < kSubtiles; ++s) {
+      const auto bits = static_cast<std::uint32_t>(any >> (16 * s)) & 0xffffu;
+      if (bits == 0) {
+        rows.k[s] = nullptr;
+        continue;
+      }
+      const std::int32_t position = tile * kTile + s * kGranuleTokens;
+      if (item_.granule) {
+        point_at_granule(s, position, rows);
+      } else {
+        pack(s, position, bits, rows);
+      }
+    }
+  }
+
+  void point_at_granule(int s, std::int32_t position, TileRows& rows) {
+    const std::int32_t logical = position / item_.block_size;
+    const std::int32_t offset = position - logical * item_.block_size;
+    const std::int64_t block = item_.table[logical];
+    const std::int64_t inner = offset / kGranuleTokens;
+    rows.k[s] = item_.k.rows + block * item_.k.block_stride + inner * item_.k.token_stride;
+    rows.v[s] = item_.v.rows + block * item_.v.block_stride + inner * item_.v.token_stride;
+    rows.v_stride[s] = item_.v.head_dim * E::kLaneBytes;
+    if constexpr (E::kScaled) {
+      // Scales of a block lie side by side in this format.
+      rows.k_scales[s] = reinterpret_cast<const float*>(
+          item_.k.scales + block * item_.k.scale_block_stride + offset * 4);
+      rows.v_scales[s] = reinterpret_cast<const float*>(
+          item_.v.scales + block * item_.v.scale_block_stride + offset * 4);
+    }
+  }
+
+  // Rows of HND and NHD become a granule tile in L1; tokens that nobody sees are not touched.
+  void pack(int s, std::int32_t position, std::uint32_t bits, TileRows& rows) {
+    const std::byte* k[kGranuleTokens];
+    const std::byte* v[kGranuleTokens];
+    float* k_scales = s_.scales + s * kGranuleTokens;
+    float* v_scales = s_.scales + kTile + s * kGranuleTokens;
+    const std::byte* some_k = nullptr;
+    const std::byte* some_v = nullptr;
+    std::int32_t logical = position / item_.block_size;
+    std::int32_t offset = position - logical * item_.block_size;
+    for (int t = 0; t < kGranuleTokens; ++t) {
+      k[t] = nullptr;
+      if ((bits >> t & 1u) != 0) {
+        const std::int64_t block = item_.table[logical];
+        some_k = k[t] =
+            item_.k.rows + block * item_.k.block_stride + offset * item_.k.token_stride;
+        some_v = v[t] =
+            item_.v.rows + block * item_.v.block_stride + offset * item_.v.token_stride;
+        if constexpr (E::kScaled) {
+          __builtin_memcpy(k_scales + t,
+                           item_.k.scales + block * item_.k.scale_block_stride +
+                               offset * item_.k.scale_token_stride,
+                           4);
+          __builtin_memcpy(v_scales + t,
+                           item_.v.scales + block * item_.v.scale_block_stride +
+                               offset * item_.v.scale_token_stride,
+                           4);
+        }
+      }
+      if (++offset == item_.block_size) {
+        offset = 0;
+        ++logical;
+      }
+    }
+    for (int t = 0; t < kGranuleTokens; ++t) {  // any row will do where nothing is seen
+      if (k[t] != nullptr) continue;
+      k[t] = some_k;
+      v[t] = some_v;
+      k_scales[t] = v_scales[t] = 0.0f;
+    }
+    constexpr std::int64_t kSlot = kGranuleTokens * kMaxHeadDim * 4;
+    std::byte* packed_k = s_.packed_k + s * kSlot;
+    std::byte* packed_v = s_.packed_v + s * kSlot;
+    Pack::k(k, item_.k.head_dim, packed_k);
+    Pack::v(v, item_.v.head_dim, packed_v);
+    rows.k[s] = packed_k;
+    rows.v[s] = packed_v;
+    rows.v_stride[s] = item_.v.head_dim * E::kLaneBytes;
+    rows.k_scales[s] = k_scales;
+    rows.v_scales[s] = v_scales;
+  }
+
+  // Asks for this tile's V while scores are made, and for the next tile's K after it.
+  void look_ahead(const TileRows& rows, std::uint64_t any, std::int32_t next) {
+    if (!item_.granule) return;
+    const std::int64_t k_bytes = k_lines_ * kGranuleTokens * E::kLaneBytes;
+    const std::int64_t v_bytes =
+        kGranuleTokens / E::kTokens * std::int64_t{item_.v.head_dim} * E::kLaneBytes;
+    for (int s = 0; s < kSubtiles; ++s) {
+      if ((any >> (16 * s) & 0xffffu) == 0) continue;
+      ahead_.add(rows.v[s], v_bytes);
+      if constexpr (E::kScaled) ahead_.add(reinterpret_cast<const std::byte*>(rows.v_scales[s]), 64);
+    }
+    if (next < 0) return;
+    // Addresses only: an entry of a block that no row needs may be anything.
+    for (int s = 0; s < kSubtiles; ++s) {
+      const std::int32_t position = next * kTile + s * kGranuleTokens;
+      if (position >= item_.kv_len) break;
+      const std::int32_t logical = position / item_.block_size;
+      const std::int64_t block = item_.table[logical];
+      if (block < 0) continue;
+      const std::int64_t offset = position - logical * item_.block_size;
+      ahead_.add(item_.k.rows + block * item_.k.block_stride +
+                     offset / kGranuleTokens * item_.k.token_stride,
+                 k_bytes);
+      if constexpr (E::kScaled) {
+        ahead_.add(item_.k.scales + block * item_.k.scale_block_stride + offset * 4, 64);
+      }
+    }
+  }
+
+  // ---- the three phases of a tile ---------------------------------------------------------------
+
+  // Rows begin .. end of the item, which all see the positions of `mask`.
+  void take_rows(std::int32_t begin, std::int32_t end, const TileRows& rows, std::uint64_t mask) {
+    TileRows seen = rows;
+    if (mask != kWhole) mask_values(mask, seen);
+    // Blocks of nearly equal size: 12 rows are 6 and 6.
+    const std::int32_t blocks = (end - begin + kBlockRows - 1) / kBlockRows;
+    std::int32_t row = begin;
+    for (std::int32_t b = 0; b < blocks; ++b) {
+      const std::int32_t count = (end - row + blocks - b - 1) / (blocks - b);
+      switch (count) {
+        case 1: take_block<1>(row, seen, mask); break;
+        case 2: take_block<2>(row, seen, mask); break;
+        case 3: take_block<3>(row, seen, mask); break;
+        case 4: take_block<4>(row, seen, mask); break;
+        case 5: take_block<5>(row, seen, mask); break;
+        case 6: take_block<6>(row, seen, mask); break;
+        case 7: take_block<7>(row, seen, mask); break;
+        default: take_block<8>(row, seen, mask); break;
+      }
+      row += count;
+    }
+  }
+
+  // Subtiles of which only a part is seen get a copy of V with zeros for the rest.
+  void mask_values(std::uint64_t mask, TileRows& rows) {
+    for (int s = 0; s < kSubtiles; ++s) {
+      const auto bits = static_cast<std::uint32_t>(mask >> (16 * s)) & 0xffffu;
+      if (bits == 0xffffu) continue;
+      if (bits == 0) {
+        rows.k[s] = nullptr;
+        continue;
+      }
+      constexpr std::int64_t kSlot = kGranuleTokens * kMaxHeadDim * 4;
+      std::byte* to = s_.masked_v + s * kSlot;
+      constexpr int kBytes = E::kLaneBytes / E::kTokens;  // of an element
+      const std::int64_t row_bytes = std::int64_t{item_.v.head_dim} * E::kLaneBytes;
+      for (int i = 0; i < kGranuleTokens / E::kTokens; ++i) {
+        std::uint32_t keep = 0;
+        for (int t = 0; t < E::kTokens; ++t) {
+          if ((bits >> (i * E::kTokens + t) & 1u) == 0) continue;
+          keep |= (kBytes == 4 ? ~0u : ((1u << (8 * kBytes % 32)) - 1u)) << (8 * kBytes * t % 32);
+        }
+        if (E::kLaneBytes == 2) keep |= keep << 16;
+        const std::byte* from = rows.v[s] + i * rows.v_stride[s];
+        std::byte* row = to + i * row_bytes;
+        for (std::int64_t b = 0; b < row_bytes; b += 4) {
+          std::uint32_t word;
+          __builtin_memcpy(&word, from + b, 4);
+          word &= keep;
+          __builtin_memcpy(row + b, &word, 4);
+        }
+      }
+      rows.v[s] = to;
+      rows.v_stride[s] = row_bytes;
+      if constexpr (E::kScaled) {
+        float* scales = s_.scales + 2 * kTile + s * kGranuleTokens;
+        for (int t = 0; t < kGranuleTokens; ++t) {
+          scales[t] = (bits >> t & 1u) != 0 ? rows.v_scales[s][t] : 0.0f;
+        }
+        rows.v_scales[s] = scales;
+      }
+    }
+  }
+
+  template <int R>
+  void take_block(std::int32_t row, const TileRows& rows, std::uint64_t mask) {
+    if (mask == kWhole) {
+      scores<R, 0>(row, rows);
+    } else {
+      for (int s = 0; s < kSubtiles; ++s) {
+        const auto bits = static_cast<std::uint32_t>(mask >> (16 * s)) & 0xffffu;
+        if (bits == 0) {
+          for (int r = 0; r < R; ++r) {
+            for (int t = 0; t < kGranuleTokens; ++t) {
+              s_.scores[r * kTile + s * kGranuleTokens + t] = kNothing;
+            }
+          }
+          continue;
+        }
+        score_subtiles<R, 0, 1>(row, s, rows);
+        for (int r = 0; r < R && bits != 0xffffu; ++r) {
+          float* at = s_.scores + r * kTile + s * kGranuleTokens;
+          for (int p = 0; p < kGranuleTokens; p += T::kLanes) {
+            T::store(at + p, T::select(bits >> p, T::load(at + p), T::broadcast(kNothing)));
+          }
+        }
+      }
+    }
+    weigh<R>(row, rows);
+    add_values<R>(row, rows, mask);
+  }
+
+  // All four subtiles, as many rows and subtiles at a time as registers allow.
+  template <int R, int kFirst>
+  void scores(std::int32_t row, const TileRows& rows) {
+    constexpr int kLeft = R - kFirst;
+    constexpr int kNow = kLeft < T::kScoreRows ? kLeft : T::kScoreRows;
+    constexpr int kAtOnce = T::score_subtiles(kNow);
+    for (int s = 0; s < kSubtiles; s += kAtOnce) score_rows<kNow, kFirst, kAtOnce>(row, s, rows);
+    if constexpr (kLeft > kNow) scores<R, kFirst + kNow>(row, rows);
+  }
+
+  template <int R, int kFirst, int S>
+  void score_subtiles(std::int32_t row, int s, const TileRows& rows) {
+    constexpr int kLeft = R - kFirst;
+    constexpr int kNow = kLeft < T::kScoreRows ? kLeft : T::kScoreRows;
+    score_rows<kNow, kFirst, S>(row, s, rows);
+    if constexpr (kLeft > kNow) score_subtiles<R, kFirst + kNow, S>(row, s, rows);
+  }
+
+  template <int N, int kFirst, int S>
+  void score_rows(std::int32_t row, int s, const TileRows& rows) {
+    score_pass<T, E, N, S>(s_.queries + (row + kFirst) * kQueryWords,
+                            s_.query_scales + row + kFirst, s_.query_sums + row + kFirst,
+                            rows.k + s, rows.k_scales + s, k_lines_,
+                            s_.scores + kFirst * kTile + s * kGranuleTokens, ahead_);
+  }
+
+  // Scores become weights; totals and maxima follow.
+  template <int R>
+  void weigh(std::int32_t row, const TileRows& rows) {
+    // A NaN among the scales of V reaches every row that sees it, whatever the weight.
+    bool value_is_nan = false;
+    if constexpr (E::kScaled) {
+      for (int s = 0; s < kSubtiles; ++s) {
+        if (rows.k[s] == nullptr) continue;
+        for (int p = 0; p < kGranuleTokens; p += T::kLanes) {
+          value_is_nan |= T::any_nan(T::load(rows.v_scales[s] + p));
+        }
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      const float* at = s_.scores + r * kTile;
+      F x[kVectors];
+      for (int i = 0; i < kVectors; ++i) x[i] = T::load(at + i * T::kLanes);
+      F most = x[0];
+      for (int i = 1; i < kVectors; ++i) most = T::max(most, x[i]);
+      float& maximum = s_.maxima[row + r];
+      // The maximum follows only where it grows by more than 2^8: what it is for is overflow.
+      if (T::any_greater(most, T::broadcast(maximum + 8.0f))) raise(row + r, T::largest(most));
+      const F base = T::broadcast(maximum == kNothing ? 0.0f : maximum);
+      F w[kVectors];
+      for (int i = 0; i < kVectors; ++i) w[i] = exp2_poly<T, E::kExpDegree>(T::sub(x[i], base));
+      constexpr int kPer = kGranuleTokens / T::kLanes;
+      float* lanes = s_.lanes + (row + r) * kGranuleTokens;
+      for (int p = 0; p < kPer; ++p) {
+        F total = T::load(lanes + p * T::kLanes);
+        for (int i = p; i < kVectors; i += kPer) total = T::add(total, w[i]);
+        T::store(lanes + p * T::kLanes, total);
+      }
+      std::uint32_t* to = s_.weights + r * kTile;
+      if constexpr (E::kScaled) {
+        s_.weight_scales[r] = scale_weights(rows, w);
+        if (value_is_nan) s_.weight_scales[r] = __builtin_nanf("");
+      }
+      for (int i = 0; i < kVectors; ++i) E::store_weights(to, i * T::kLanes, w[i]);
+    }
+  }
+
+  void raise(std::int32_t row, float maximum) {
+    const float before = s_.maxima[row];
+    s_.maxima[row] = maximum;
+    if (before == kNothing) return;  // its sums are 0
+    const F factor = exp2_poly<T, 5>(T::broadcast(before - maximum));
+    float* sums = s_.sums + row * sums_stride_;
+    for (std::int64_t d = 0; d < sums_stride_; d += T::kLanes) {
+      T::store(sums + d, T::mul(T::load(sums + d), factor));
+    }
+    float* lanes = s_.lanes + row * kGranuleTokens;
+    for (int p = 0; p < kGranuleTokens; p += T::kLanes) {
+      T::store(lanes + p, T::mul(T::load(lanes + p), factor));
+    }
+  }
+
+  // Folds the scales of V into the weights of a row, which become 0 .. 255; answers their scale.
+  float scale_weights(const TileRows& rows, F* w) {
+    constexpr int kPer = kGranuleTokens / T::kLanes;
+    F most = T::zero();
+    for (int i = 0; i < kVectors; ++i) {
+      const int s = i / kPer;
+      if (rows.k[s] == nullptr) {
+        w[i] = T::zero();
+        continue;
+      }
+      w[i] = T::mul(w[i], T::load(rows.v_scales[s] + i % kPer * T::kLanes));
+      most = T::max(w[i], most);
+    }
+    const float largest = T::largest(most);
+    if (!(largest > 1e-30f && largest < 1e30f)) {
+      for (int i = 0; i < kVectors; ++i) w[i] = T::zero();
+      return largest > 1e30f || largest != largest ? __builtin_nanf("") : 0.0f;
+    }
+    const F inverse = T::broadcast(255.0f / largest);
+    for (int i = 0; i < kVectors; ++i) w[i] = T::mul(w[i], inverse);
+    return largest / 255.0f;
+  }
+
+  template <int R>
+  void add_values(std::int32_t row, const TileRows& rows, std::uint64_t mask) {
+    SumRows some;
+    for (int s = 0; s < kSubtiles; ++s) {
+      if ((mask >> (16 * s) & 0xffffu) == 0) continue;
+      some.v[some.count] = rows.v[s];
+      some.stride[some.count] = rows.v_stride[s];
+      some.subtile[some.count] = s;
+      ++some.count;
+    }
+    sum_rows<R, 0>(row, some);
+  }
+
+  template <int R, int kFirst>
+  void sum_rows(std::int32_t row, const SumRows& some) {
+    constexpr int kLeft = R - kFirst;
+    constexpr int kNow = kLeft < T::kSumRows ? kLeft : T::kSumRows;
+    constexpr int kWide = T::sum_vectors(kNow);
+    const int dims = item_.v.head_dim;
+    int dim = 0;
+    const std::uint32_t* weights = s_.weights + kFirst * kTile;
+    const float* scales = s_.weight_scales + kFirst;
+    float* sums = s_.sums + (row + kFirst) * sums_stride_;
+    for (; dim + kWide * T::kLanes <= dims; dim += kWide * T::kLanes) {
+      sum_pass<T, E, kNow, kWide>(weights, scales, some, dim, sums, sums_stride_, ahead_);
+    }
+    for (; dim + T::kLanes <= dims; dim += T::kLanes) {
+      sum_pass<T, E, kNow, 1>(weights, scales, some, dim, sums, sums_stride_, ahead_);
+    }
+    if (dim < dims) sum_tail<kNow>(weights, scales, some, dim, sums);
+    if constexpr (kLeft > kNow) sum_rows<R, kFirst + kNow>(row, some);
+  }
+
+  // The last 8 dims of a head_dim that is no multiple of the vector.
+  template <int R>
+  void sum_tail(const std::uint32_t* weights, const float* scales, const SumRows& some, int dim,
+                float* sums) {
+    if constexpr (T::kLanes > 8) {
+      sum_pass<T, Tail, R, 1>(weights, scales, some, dim, sums, sums_stride_, ahead_);
+    }
+  }
+
+  const Item& item_;
+  const Scratch& s_;
+  int k_lines_;
+  std::int64_t sums_stride_;
+  Prefetch ahead_;
+};
+
+template <class T, class E, class Tail, class Pack>
+void attend_item(const Item& item, const Scratch& scratch) noexcept {
+  Attend<T, E, Tail, Pack>(item, scratch).run();
+}
+
+template <class T>
+void merge_states_of(const State& into, const State& part, std::int32_t rows,
+                     std::int32_t head_dim) noexcept {
+  for (std::int32_t r = 0; r < rows; ++r) {
+    merge_row<T>({into.sums + r * into.sums_stride, into.totals + r, into.maxima + r, 0},
+                 {part.sums + r * part.sums_stride, part.totals + r, part.maxima + r, 0}, head_dim);
+  }
+}
+
+template <class T>
+void finish_row(const float* sums, float total, float* dst, std::int32_t head_dim) noexcept {
+  const typename T::F by = T::broadcast(total);
+  for (std::int64_t d = 0; d < padded(head_dim); d += T::kLanes) {
+    T::store(dst + d, total == 0.0f ? T::zero() : T::div(T::load(sums + d), by));
+  }
+}
+
+}  // namespace
+}  // namespace kvfolio::kernels

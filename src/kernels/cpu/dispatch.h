@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// From the name of a target to its functions. dispatch.cc also defines what kernels.h says of
+// targets: which there are, and which take a cache.
+
+#include "kernels/cpu/item.h"
+
+namespace kvfolio::kernels {
+
+// Of a target that kernel_targets() names, kReference apart.
+[[nodiscard]] const TargetKernels& kernels_of(KernelTarget target) noexcept;
+
+}  // namespace kvfolio::kernels

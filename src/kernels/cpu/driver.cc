@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/driver.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <new>
+
+#include "kernels/move.h"
+#include "kvfolio/executor.h"
+
+namespace kvfolio::kernels {
+namespace {
+
+constexpr std::int64_t kAlignment = 64;
+// With several threads, what takes more than this part of a thread's share is cut along the
+// positions, so that nobody waits long for the last one.
+constexpr std::int64_t kUnitsPerThread = 4;
+// Bytes that parts of cut units may take; beyond them units stay whole.
+constexpr std::int64_t kMaxPartBytes = std::int64_t{64} << 20;
+
+// Products of a query and a key that are done before other threads have heard of them.
+constexpr std::int64_t kAlone = std::int64_t{1} << 18;
+
+constexpr std::int64_t align(std::int64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// Cuts memory into arrays; without memory it counts.
+class Cutter {
+ public:
+  explicit Cutter(std::byte* base) : base_(base) {}
+  template <typename T>
+  void cut(T*& array, std::int64_t count) {
+    if (base_ != nullptr) array = reinterpret_cast<T*>(base_ + used_);
+    used_ += align(count * static_cast<std::int64_t>(sizeof(T)));
+  }
+  [[nodiscard]] std::int64_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  std::int64_t used_ = 0;
+};
+
+std::int64_t cut_state(Cutter& cutter, State& state, std::int64_t rows, std::int64_t head_dim_v) {
+  state.sums_stride = padded(head_dim_v);
+  cutter.cut(state.sums, rows * state.sums_stride);
+  cutter.cut(state.totals, rows);
+  cutter.cut(state.maxima, rows);
+  return cutter.used();
+}
+
+// The scratch memory of one thread; answers its bytes.
+std::int64_t cut_scratch(std::byte* base, std::int64_t head_dim_v, Scratch& scratch) {
+  constexpr std::int64_t kPacked = std::int64_t{kTile} * kMaxHeadDim * 4;
+  Cutter cutter(base);
+  cutter.cut(scratch.queries, std::int64_t{kItemRows} * kQueryWords);
+  cutter.cut(scratch.query_scales, kItemRows);
+  cutter.cut(scratch.query_sums, kItemRows);
+  cutter.cut(scratch.sums, kItemRows * padded(head_dim_v));
+  cutter.cut(scratch.lanes, std::int64_t{kItemRows} * kGranuleTokens);
+  cutter.cut(scratch.maxima, kItemRows);
+  cutter.cut(scratch.scores, std::int64_t{kBlockRows} * kTile);
+  cutter.cut(scratch.weights, std::int64_t{kBlockRows} * kTile);
+  cutter.cut(scratch.weight_scales, kBlockRows);
+  cutter.cut(scratch.packed_k, kPacked);
+  cutter.cut(scratch.packed_v, kPacked);
+  cutter.cut(scratch.masked_v, kPacked);
+  cutter.cut(scratch.scales, std::int64_t{3} * kTile);
+  cutter.cut(scratch.row, kMaxHeadDim);
+  return cut_state(cutter, scratch.total, kItemRows, head_dim_v);
+}
+
+// Rows of one part of a cut unit.
+std::int64_t part_bytes(std::int64_t head_dim_v) {
+  State state;
+  Cutter cutter(nullptr);
+  return cut_state(cutter, state, kItemRows, head_dim_v);
+}
+
+std::int64_t ranges_of(std::int64_t positions) { return (positions + kRange - 1) / kRange; }
+
+struct Room {
+  std::int64_t parts = 0;     // parts of cut units
+  std::int64_t counters = 0;  // cut units
+};
+
+// Each cut unit takes more than a part of all work, so there are not many.
+Room room_for(const KVView& cache, std::int64_t max_kv_len, std::int64_t num_threads) {
+  if (num_threads == 1 || max_kv_len <= kRange) return {};
+  const std::int64_t units = kUnitsPerThread * num_threads;
+  const std::int64_t most = kMaxPartBytes / part_bytes(cache.head_dim_v);
+  return {std::min(units * ranges_of(max_kv_len), most), units};
+}
+
+// The arrays of the shared part of the workspace.
+struct Shared {
+  std::atomic<std::int32_t>* done = nullptr;  // by cut unit: parts that are ready
+  std::byte* parts = nullptr;
+};
+
+std::int64_t cut_shared(std::byte* base, const KVView& cache, const Room& room, Shared& shared) {
+  Cutter cutter(base);
+  cutter.cut(shared.done, room.counters);
+  cutter.cut(shared.parts, room.parts * part_bytes(cache.head_dim_v));
+  return cutter.used();
+}
+
+HeadRows head_rows(const Plane& plane, const std::byte* scales, const KVStrides& scale_strides,
+                   std::int32_t layer, std::int32_t head) {
+  HeadRows rows;
+  rows.rows = plane.base + head * plane.strides.head;
+  rows.block_stride = plane.strides.block;
+  rows.token_stride = plane.strides.token;
+  if (scales != nullptr) {
+    rows.scales = scales + layer * scale_strides.layer + head * scale_strides.head;
+    rows.scale_block_stride = scale_strides.block;
+    rows.scale_token_stride = scale_strides.token;
+  }
+  rows.head_dim = plane.head_dim;
+  return rows;
+}
+
+// Up to kItemRows rows of one sequence, for every head of the slice.
+struct Unit {
+  std::size_t sequence = 0;
+  std::int32_t first_query = 0;  // row of q of the sequence's first query
+  std::int32_t query_position = 0;
+  std::int32_t first_row = 0;  // query of the sequence times group
+  std::int32_t num_rows = 0;
+  Visible seen;
+  std::int64_t cost = 0;  // rows times tiles
+  // Cut along the positions: the ranges of seen, one after the other.
+  std::int32_t num_parts = 1;
+  std::int64_t first_part = 0;  // in Shared::parts, of the first head
+  std::int64_t counter = 0;     // in Shared::done, of the first head
+};
+
+class Call {
+ public:
+  Call(const AttentionArgs& args, const TargetKernels& kernels)
+      : args_(args),
+        kernels_(kernels),
+        attend_(kernels.attend[static_cast<std::size_t>(args.cache.dtype)]),
+        group_(args.q.num_heads / args.cache.num_kv_heads),
+        rows_per_item_(group_ <= kItemRows ? kItemRows / group_ * group_ : kItemRows),
+        k_(k_plane(args.cache, args.layer)),
+        v_(v_plane(args.cache, args.layer)) {}
+
+  void run() {
+    std::int64_t num_threads = args_.executor == nullptr ? 1 : args_.executor->num_threads;
+    std::int32_t longest = 0;
+    for (const std::int32_t kv_len : args_.batch.kv_lens) longest = std::max(longest, kv_len);
+    room_ = room_for(args_.cache, longest, num_threads);
+
+    const auto address = reinterpret_cast<std::uintptr_t>(args_.workspace.data());
+    std::byte* base = args_.workspace.data() + (kAlignment - address % kAlignment) % kAlignment;
+    base += cut_shared(base, args_.cache, room_, shared_);
+    scratches_ = base;
+    for (std::int64_t i = 0; i < room_.counters; ++i) {
+      new (shared_.done + i) std::atomic<std::int32_t>(0);
+    }
+
+    std::int64_t cost = 0;
+    std::int64_t items = 0;
+    for (Walk walk(*this); walk.valid(); walk.next()) {
+      cost += walk.unit().cost * args_.slice.num_kv_heads;
+      items += args_.slice.num_kv_heads;
+    }
+    if (items == 0) return;
+    cut_above_ = num_threads == 1 ? std::numeric_limits<std::int64_t>::max()
+                                  : cost / (kUnitsPerThread * num_threads);
+    if (room_.parts == 0) num_threads = std::min(num_threads, items);
+    if (cost * (k_.head_dim + v_.head_dim) < kAlone) num_threads = 1;
+    if (num_threads == 1) {
+      work(0);
+    } else {
+      args_.executor->parallel_for(
+          args_.executor->context, static_cast<std::int32_t>(num_threads),
+          [](void* call, std::int32_t thread) { static_cast<Call*>(call)->work(thread); }, this);
+    }
+  }
+
+ private:
+  // The units of the call in order; every thread walks them alike.
+  class Walk {
+   public:
+    explicit Walk(const Call& call) : call_(call) { settle(); }
+    [[nodiscard]] bool valid() const { return valid_; }
+    [[nodiscard]] const Unit& unit() const { return unit_; }
+    void next() {
+      const std::int64_t heads = call_.args_.slice.num_kv_heads;
+      if (unit_.num_parts > 1) {
+        parts_ += unit_.num_parts * heads;
+        counters_ += heads;
+      }
+      row_ += unit_.num_rows;
+      settle();
+    }
+
+   private:
+    // Makes the unit at row_ of sequence_, or of the next sequence that has one.
+    void settle() {
+      const AttentionArgs& args = call_.args_;
+      const AttentionBatch& batch = args.batch;
+      for (; sequence_ < batch.kv_lens.size(); ++sequence_, row_ = -1) {
+        const std::int32_t start = batch.query_start[sequence_];
+        const std::int32_t first = std::max(start, args.slice.first_row);
+        const std::int32_t end =
+            std::min(batch.query_start[sequence_ + 1], args.slice.first_row + args.slice.num_rows);
+        if (first >= end) continue;
+        const std::int32_t group = call_.group_;
+        if (row_ < 0) row_ = std::int64_t{first - start} * group;
+        const std::int64_t left = std::int64_t{end - start} * group - row_;
+        if (left <= 0) continue;
+        const std::int32_t kv_len = batch.kv_lens[sequence_];
+        unit_ = {};
+        unit_.sequence = sequence_;
+        unit_.first_query = start;
+        unit_.query_position = kv_len - (batch.query_start[sequence_ + 1] - start);
+        unit_.first_row = static_cast<std::int32_t>(row_);
+        unit_.num_rows =
+            static_cast<std::int32_t>(std::min<std::int64_t>(left, call_.rows_per_item_));
+        const std::int64_t last_row = row_ + unit_.num_rows - 1;
+        unit_.seen = visible(unit_.query_position + row_ / group,
+                             unit_.query_position + last_row / group, kv_len, args.params,
+                             trim_of(batch, sequence_));
+        unit_.cost = 1;
+        std::int64_t parts = 0;
+        std::int32_t range = -1;
+        for (int i = 0; i < unit_.seen.num_ranges; ++i) {
+          const Range& seen = unit_.seen.ranges[static_cast<std::size_t>(i)];
+          const std::int32_t first_range = std::max(seen.begin / kRange, range + 1);
+          range = (seen.end - 1) / kRange;
+          parts += range - first_range + 1;
+          unit_.cost += std::int64_t{unit_.num_rows} * (seen.end - seen.begin);
+        }
+        const std::int64_t heads = args.slice.num_kv_heads;
+        if (unit_.cost > call_.cut_above_ && parts > 1 &&
+            parts_ + parts * heads <= call_.room_.parts &&
+            counters_ + heads <= call_.room_.counters) {
+          unit_.num_parts = static_cast<std::int32_t>(parts);
+          unit_.first_part = parts_;
+          unit_.counter = counters_;
+        }
+        valid_ = true;
+        return;
+      }
+      valid_ = false;
+    }
+
+    const Call& call_;
+    std::size_t sequence_ = 0;
+    std::int64_t row_ = -1;  // within the sequence; -1: its first of the slice
+    std::int64_t parts_ = 0;
+    std::int64_t counters_ = 0;
+    bool valid_ = false;
+    Unit unit_;
+  };
+
+  // Takes items until there are none.
+  void work(std::int32_t thread) {
+    Scratch scratch;
+    const std::int64_t bytes = cut_scratch(nullptr, args_.cache.head_dim_v, scratch);
+    cut_scratch(scratches_ + thread * bytes, args_.cache.head_dim_v, scratch);
+    const std::int64_t heads = args_.slice.num_kv_heads;
+    std::int64_t before = 0;  // items of the units that were passed
+    Walk walk(*this);
+    for (;;) {
+      const std::int64_t item = next_item_.fetch_add(1, std::memory_order_relaxed);
+      while (walk.valid() && item - before >= heads * walk.unit().num_parts) {
+        before += heads * walk.unit().num_parts;
+        walk.next();
+      }
+      if (!walk.valid()) return;
+      const std::int64_t within = item - before;
+      run_item(walk.unit(), static_cast<std::int32_t>(within % heads),
+               static_cast<std::int32_t>(within / heads), scratch);
+    }
+  }
+
+  void run_item(const Unit& unit, std::int32_t head, std::int32_t part, const Scratch& scratch) {
+    const AttentionBatch& batch = args_.batch;
+    const std::int32_t kv_head = args_.slice.first_kv_head + head;
+    Item item;
+    item.k = head_rows(k_, args_.cache.k_scale, args_.cache.k_scale_strides, args_.layer, kv_head);
+    item.v = head_rows(v_, args_.cache.v_scale, args_.cache.v_scale_strides, args_.layer, kv_head);
+    item.granule = args_.cache.granule;
+    item.block_size = args_.cache.block_size;
+    item.table =
+        batch.block_table.data() + unit.sequence * static_cast<std::size_t>(batch.block_table_stride);
+    item.kv_len = batch.kv_lens[unit.sequence];
+    item.query_position = unit.query_position;
+    item.group = group_;
+    item.first_row = unit.first_row;
+    item.num_rows = unit.num_rows;
+    item.end_position = item.kv_len;
+    item.params = args_.params;
+    item.trim = trim_of(batch, unit.sequence);
+    item.q = args_.q.at(unit.first_query, kv_head * group_);
+    item.q_token_stride = args_.q.token_stride;
+    item.q_head_stride = args_.q.head_stride;
+    item.load_q = convert_fn(args_.q.dtype, DType::kF32);
+    if (unit.num_parts == 1) {
+      attend_(item, scratch);
+      finish(unit, kv_head, scratch);
+      return;
+    }
+    const std::int32_t range = range_of(unit.seen, part);
+    item.first_position = range * kRange;
+    item.end_position = std::min(item.kv_len, item.first_position + kRange);
+    attend_(item, scratch);
+    const std::int64_t first_part = unit.first_part + std::int64_t{head} * unit.num_parts;
+    State mine = state_of(first_part + part);
+    mine.sums_stride = scratch.total.sums_stride;
+    const auto rows = static_cast<std::size_t>(unit.num_rows);
+    std::copy_n(scratch.total.sums, rows * static_cast<std::size_t>(mine.sums_stride), mine.sums);
+    std::copy_n(scratch.total.totals, rows, mine.totals);
+    std::copy_n(scratch.total.maxima, rows, mine.maxima);
+    // Whoever is last merges, in the order of positions.
+    if (shared_.done[unit.counter + head].fetch_add(1, std::memory_order_acq_rel) + 1 !=
+        unit.num_parts) {
+      return;
+    }
+    const State first = state_of(first_part);
+    std::copy_n(first.sums, rows * static_cast<std::size_t>(first.sums_stride), scratch.total.sums);
+    std::copy_n(first.totals, rows, scratch.total.totals);
+    std::copy_n(first.maxima, rows, scratch.total.maxima);
+    for (std::int32_t p = 1; p < unit.num_parts; ++p) {
+      kernels_.merge(scratch.total, state_of(first_part + p), unit.num_rows, v_.head_dim);
+    }
+    finish(unit, kv_head, scratch);
+  }
+
+  [[nodiscard]] State state_of(std::int64_t part) const {
+    State state;
+    Cutter cutter(shared_.parts + part * part_bytes(v_.head_dim));
+    cut_state(cutter, state, kItemRows, v_.head_dim);
+    return state;
+  }
+
+  // The part-th range that holds something of `seen`.
+  static std::int32_t range_of(const Visible& seen, std::int32_t part) {
+    std::int32_t range = -1;
+    for (int i = 0; i < seen.num_ranges; ++i) {
+      const Range& some = seen.ranges[static_cast<std::size_t>(i)];
+      const std::int32_t first = std::max(some.begin / kRange, range + 1);
+      range = (some.end - 1) / kRange;
+      const std::int32_t count = range - first + 1;
+      if (part < count) return first + part;
+      part -= count;
+    }
+    return range;
+  }
+
+  // Sums become the result.
+  void finish(const Unit& unit, std::int32_t kv_head, const Scratch& scratch) {
+    const ConvertFn store_out = convert_fn(DType::kF32, args_.out.dtype);
+    const ConvertFn store_lse =
+        args_.lse.data == nullptr ? nullptr : convert_fn(DType::kF64, args_.lse.dtype);
+    alignas(64) float row[kMaxHeadDim];
+    for (std::int32_t r = 0; r < unit.num_rows; ++r) {
+      const std::int32_t query = unit.first_query + (unit.first_row + r) / group_;
+      const std::int32_t head = kv_head * group_ + (unit.first_row + r) % group_;
+      const float total = scratch.total.totals[r];
+      kernels_.finish(scratch.total.sums + r * scratch.total.sums_stride, total, row, v_.head_dim);
+      store_out(reinterpret_cast<const std::byte*>(row), args_.out.at(query, head), v_.head_dim);
+      if (store_lse == nullptr) continue;
+      constexpr double kLn2 = 0.6931471805599453094;
+      const double lse = total == 0.0f
+                             ? -std::numeric_limits<double>::infinity()
+                             : scratch.total.maxima[r] * kLn2 + std::log(double{total});
+      store_lse(reinterpret_cast<const std::byte*>(&lse), args_.lse.at(query, head), 1);
+    }
+  }
+
+  const AttentionArgs& args_;
+  const TargetKernels& kernels_;
+  AttendFn attend_;
+  std::int32_t group_;  // query heads of a KV head
+  std::int32_t rows_per_item_;
+  Plane k_;
+  Plane v_;
+  Room room_;
+  Shared shared_;
+  std::byte* scratches_ = nullptr;
+  std::int64_t cut_above_ = std::numeric_limits<std::int64_t>::max();
+  std::atomic<std::int64_t> next_item_{0};
+};
+
+}  // namespace
+
+Checked cpu_workspace_bytes(const KVView& cache, std::int32_t max_kv_len,
+                            std::int32_t num_threads) noexcept {
+  Scratch scratch;
+  Shared shared;
+  const std::int64_t each = cut_scratch(nullptr, cache.head_dim_v, scratch);
+  const Room room = room_for(cache, max_kv_len, num_threads);
+  return Checked(each) * num_threads + cut_shared(nullptr, cache, room, shared) + kAlignment;
+}
+
+void cpu_attend(const AttentionArgs& args, const TargetKernels& kernels) noexcept {
+  Call(args, kernels).run();
+}
+
+}  // namespace kvfolio::kernels

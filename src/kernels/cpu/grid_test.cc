@@ -1,0 +1,790 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Every CPU target over a grid of shapes against sums in f64. The grid is pairwise: cases are drawn
+// so that soon every value of a parameter has met every value of every other one. The memory is laid
+// out and filled here, by the definitions of spec.h, and shares no code with append().
+//
+//   KVFOLIO_GRID_CASES=N   how many cases (default 300)
+//   KVFOLIO_SEED=S         of the first case (default 1); printed where a case fails
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "kvfolio/kernels.h"
+
+namespace kvfolio {
+namespace {
+
+using Random = std::mt19937_64;
+
+std::int64_t environment(const char* name, std::int64_t fallback) {
+  const char* text = std::getenv(name);
+  return text == nullptr || *text == '\0' ? fallback : std::strtoll(text, nullptr, 10);
+}
+
+int draw(Random& random, int low, int high) {
+  return std::uniform_int_distribution<int>(low, high)(random);
+}
+
+// ---- cases -------------------------------------------------------------------------------------
+
+enum Parameter {
+  kType,
+  kForm,
+  kBlock,
+  kHeads,
+  kGroup,
+  kDimK,
+  kDimV,
+  kQuery,
+  kMask,
+  kLengths,
+  kBatch,
+  kThreads,
+  kSharing,
+  kNumParameters
+};
+constexpr std::array<int, kNumParameters> kNumValues = {4, 3, 9, 3, 14, 7, 7, 3, 7, 7, 4, 3, 3};
+using Choice = std::array<int, kNumParameters>;
+
+constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kInt8};
+constexpr Format kForms[] = {Format::kGranule, Format::kHnd, Format::kNhd};
+constexpr int kBlocks[] = {1, 5, 8, 16, 32, 48, 64, 128, 1024};
+constexpr int kHeadCounts[] = {1, 2, 4};
+constexpr int kGroups[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 32, 72};
+constexpr int kDims[] = {8, 64, 80, 96, 112, 128, 256};
+constexpr DType kQueries[] = {DType::kF32, DType::kBF16, DType::kF16};
+
+// Chooses of some random cases the one that has the most pairs that were not seen yet.
+class Pairwise {
+ public:
+  Choice next(Random& random) {
+    Choice best{};
+    std::size_t most = 0;
+    for (int attempt = 0; attempt < 24; ++attempt) {
+      Choice choice;
+      for (std::size_t p = 0; p < kNumParameters; ++p) {
+        choice[p] = draw(random, 0, kNumValues[p] - 1);
+      }
+      const std::size_t fresh = pairs(choice, false);
+      if (attempt == 0 || fresh > most) {
+        best = choice;
+        most = fresh;
+      }
+    }
+    pairs(best, true);
+    return best;
+  }
+  [[nodiscard]] std::size_t seen() const { return seen_.size(); }
+
+ private:
+  std::size_t pairs(const Choice& choice, bool take) {
+    std::size_t fresh = 0;
+    for (int a = 0; a < kNumParameters; ++a) {
+      for (int b = a + 1; b < kNumParameters; ++b) {
+        const int key = ((a * 16 + b) * 16 + choice[static_cast<std::size_t>(a)]) * 16 +
+                        choice[static_cast<std::size_t>(b)];
+        if (seen_.count(key) != 0) continue;
+        ++fresh;
+        if (take) seen_.insert(key);
+      }
+    }
+    return fresh;
+  }
+  std::set<int> seen_;
+};
+
+struct Sequence {
+  int kv_len = 0;
+  int queries = 0;
+  int trim_sinks = 0;
+  int trim_first_kept = 0;
+};
+
+struct Case {
+  DType type = DType::kF32;
+  Format form = Format::kGranule;
+  int block_size = 16;
+  int heads = 1;
+  int group = 1;
+  int dim_k = 64;
+  int dim_v = 64;
+  DType query = DType::kF32;
+  AttentionParams params;
+  std::vector<Sequence> sequences;
+  int threads = 1;
+  int sharing = 0;  // 1: leading blocks of all sequences are one; 2: the table has garbage behind
+  std::uint64_t seed = 0;
+
+  [[nodiscard]] int num_queries() const {
+    int n = 0;
+    for (const Sequence& s : sequences) n += s.queries;
+    return n;
+  }
+  [[nodiscard]] int longest() const {
+    int n = 0;
+    for (const Sequence& s : sequences) n = std::max(n, s.kv_len);
+    return n;
+  }
+};
+
+std::string name(const Case& c) {
+  std::string text = std::string(to_string(c.type)) + " " + to_string(c.form) + " block " +
+                     std::to_string(c.block_size) + " heads " + std::to_string(c.heads) + " G " +
+                     std::to_string(c.group) + " dims " + std::to_string(c.dim_k) + "/" +
+                     std::to_string(c.dim_v) + " q " + to_string(c.query) + " causal " +
+                     std::to_string(c.params.causal) + " window " +
+                     std::to_string(c.params.window) + " sinks " +
+                     std::to_string(c.params.num_sinks) + " threads " + std::to_string(c.threads) +
+                     " seed " + std::to_string(c.seed) + " sequences";
+  for (const Sequence& s : c.sequences) {
+    text += " " + std::to_string(s.kv_len) + ":" + std::to_string(s.queries);
+    if (s.trim_first_kept > 0) {
+      text += "(" + std::to_string(s.trim_sinks) + "," + std::to_string(s.trim_first_kept) + ")";
+    }
+  }
+  return text;
+}
+
+Case make_case(const Choice& choice, std::uint64_t seed) {
+  Random random(seed);
+  Case c;
+  c.seed = seed;
+  const auto at = [&](Parameter p) { return static_cast<std::size_t>(choice[p]); };
+  c.type = kTypes[at(kType)];
+  c.form = kForms[at(kForm)];
+  c.block_size = kBlocks[at(kBlock)];
+  if (c.form == Format::kGranule) c.block_size = (c.block_size + 15) / 16 * 16;
+  c.heads = kHeadCounts[at(kHeads)];
+  c.group = kGroups[at(kGroup)];
+  c.dim_k = kDims[at(kDimK)];
+  c.dim_v = kDims[at(kDimV)];
+  c.query = kQueries[at(kQuery)];
+  c.params.scale = 1.0 / std::sqrt(c.dim_k);
+  constexpr int kLengthLimits[] = {3, 64, 70, 300, 1100, 2100, 5000};
+  const int limit = kLengthLimits[at(kLengths)];
+  constexpr int kBatches[] = {1, 2, 3, 7};
+  // What one case may cost, so that the grid ends in minutes.
+  std::int64_t left = std::int64_t{12} << 20;
+  const std::int64_t per_pair = std::int64_t{c.heads} * c.group * (c.dim_k + c.dim_v) / 16 + 1;
+  std::int64_t tokens = (std::int64_t{8} << 20) / (std::int64_t{c.heads} * (c.dim_k + c.dim_v) * 8);
+  for (int i = 0; i < kBatches[at(kBatch)]; ++i) {
+    Sequence s;
+    s.kv_len = draw(random, 0, 3) == 0 ? draw(random, 0, limit) : draw(random, limit / 2, limit);
+    s.kv_len = static_cast<int>(std::min<std::int64_t>(s.kv_len, tokens));
+    tokens -= s.kv_len;
+    constexpr int kMostQueries[] = {1, 1, 5, 40, 200};
+    s.queries = draw(random, 0, kMostQueries[draw(random, 0, 4)]);
+    s.queries = std::min(s.queries, s.kv_len);
+    const std::int64_t affordable = left / (per_pair * std::max(s.kv_len, 1));
+    s.queries = static_cast<int>(std::min<std::int64_t>(s.queries, affordable));
+    left -= per_pair * s.kv_len * s.queries;
+    c.sequences.push_back(s);
+  }
+  switch (choice[kMask]) {
+    case 1:
+      c.params.causal = false;
+      break;
+    case 2:
+      c.params.window = draw(random, 1, 200);
+      break;
+    case 3:
+      c.params.window = draw(random, 1, 700);
+      c.params.num_sinks = draw(random, 0, 130);
+      break;
+    case 4:  // trimmed, StreamingLLM
+      for (Sequence& s : c.sequences) {
+        s.trim_sinks = draw(random, 0, 80);
+        s.trim_first_kept = draw(random, 0, s.kv_len);
+      }
+      break;
+    case 5:
+      c.params.window = draw(random, 1, 90);
+      c.params.num_sinks = draw(random, 0, 40);
+      for (Sequence& s : c.sequences) {
+        s.trim_sinks = draw(random, 0, 50);
+        s.trim_first_kept = draw(random, 0, s.kv_len);
+      }
+      break;
+    default:
+      break;
+  }
+  constexpr int kThreadCounts[] = {1, 2, 5};
+  c.threads = kThreadCounts[at(kThreads)];
+  c.sharing = choice[kSharing];
+  return c;
+}
+
+// ---- memory ------------------------------------------------------------------------------------
+
+// Values of K or V of one token and head: a function of the position alone where it is shared.
+float value_of(std::uint64_t seed, bool is_v, int sequence, int position, int head, int d) {
+  std::uint64_t x = seed * 0x9e3779b97f4a7c15u + (is_v ? 77 : 0);
+  for (const int part : {sequence, position, head, d}) {
+    x = (x ^ (x >> 31)) * 0xbf58476d1ce4e5b9u + static_cast<std::uint64_t>(part + 1);
+  }
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  x ^= x >> 31;
+  // Nearly normal: the sum of four uniform numbers.
+  float sum = 0;
+  for (int i = 0; i < 4; ++i) {
+    sum += static_cast<float>((x >> (16 * i)) & 0xffffu) * 0x1p-16f - 0.5f;
+  }
+  return sum * 1.7f;
+}
+
+std::int8_t quantized(float x, float inverse) {
+  return static_cast<std::int8_t>(std::clamp(std::nearbyint(x * inverse), -127.0f, 127.0f));
+}
+
+class Memory {
+ public:
+  Memory(const Case& c, Format form, int block_size, std::uint64_t order_seed)
+      : case_(c), form_(form), block_size_(block_size) {
+    blocks_per_sequence_ = (c.longest() + block_size - 1) / block_size;
+    const int n = static_cast<int>(c.sequences.size());
+    num_blocks_ = std::max(1, blocks_per_sequence_ * n) + 2;
+    element_ = dtype_bytes(c.type);
+    const std::int64_t k_row = c.dim_k * element_;
+    const std::int64_t v_row = c.dim_v * element_;
+    const std::int64_t heads = c.heads;
+    KVView& view = view_;
+    view.num_layers = 1;
+    view.num_blocks = num_blocks_;
+    view.block_size = block_size;
+    view.num_kv_heads = c.heads;
+    view.head_dim_k = c.dim_k;
+    view.head_dim_v = c.dim_v;
+    view.dtype = c.type;
+    view.granule = form == Format::kGranule;
+    const std::int64_t scale_bytes = c.type == DType::kInt8 ? 4 : 0;
+    const std::int64_t bs = block_size;
+    std::int64_t block = 0;
+    std::int64_t v_at = 0;
+    std::int64_t ks_at = 0;
+    std::int64_t vs_at = 0;
+    if (form == Format::kNhd) {
+      view.k_strides = {0, 0, k_row, k_row * heads};
+      view.v_strides = {0, 0, v_row, v_row * heads};
+      view.k_scale_strides = view.v_scale_strides = {0, 0, scale_bytes, scale_bytes * heads};
+      v_at = bs * heads * k_row;
+      ks_at = v_at + bs * heads * v_row;
+      vs_at = ks_at + bs * heads * scale_bytes;
+      block = vs_at + bs * heads * scale_bytes;
+    } else {
+      const std::int64_t tile = form == Format::kGranule ? kGranuleTokens : 1;
+      v_at = bs * k_row;
+      ks_at = v_at + bs * v_row;
+      vs_at = ks_at + bs * scale_bytes;
+      const std::int64_t head = vs_at + bs * scale_bytes;
+      view.k_strides = {0, 0, head, k_row * tile};
+      view.v_strides = {0, 0, head, v_row * tile};
+      view.k_scale_strides = view.v_scale_strides = {0, 0, head, scale_bytes};
+      block = head * heads;
+    }
+    block = (block + 63) / 64 * 64;
+    for (KVStrides* s :
+         {&view.k_strides, &view.v_strides, &view.k_scale_strides, &view.v_scale_strides}) {
+      s->block = block;
+      s->layer = block * num_blocks_;
+    }
+    // Not a byte more than the blocks take, so that a sanitizer sees reads behind them.
+    bytes_.reset(static_cast<std::byte*>(
+        std::aligned_alloc(64, static_cast<std::size_t>(block * num_blocks_))));
+    std::memset(bytes_.get(), 0xff, static_cast<std::size_t>(block * num_blocks_));
+    view.k = bytes_.get();
+    view.v = bytes_.get() + v_at;
+    if (scale_bytes != 0) {
+      view.k_scale = bytes_.get() + ks_at;
+      view.v_scale = bytes_.get() + vs_at;
+    }
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(num_blocks_));
+    std::iota(ids.begin(), ids.end(), 0);
+    Random random(order_seed);
+    std::shuffle(ids.begin(), ids.end(), random);
+    std::size_t next = 0;
+    stride_ = blocks_per_sequence_ + (c.sharing == 2 ? 3 : 0);
+    table_.assign(static_cast<std::size_t>(stride_ * n), c.sharing == 2 ? 1 << 30 : -1);
+    const int shared = c.sharing == 1 ? shared_tokens() / block_size : 0;
+    for (int i = 0; i < n; ++i) {
+      const int blocks = (c.sequences[static_cast<std::size_t>(i)].kv_len + bs_int() - 1) / bs_int();
+      for (int b = 0; b < blocks; ++b) {
+        if (i > 0 && b < shared) {
+          table_[static_cast<std::size_t>(i * stride_ + b)] = table_[static_cast<std::size_t>(b)];
+        } else {
+          table_[static_cast<std::size_t>(i * stride_ + b)] = ids[next++];
+        }
+      }
+    }
+    fill();
+    // Entries of blocks that nobody reads may be anything.
+    for (int i = 0; i < n; ++i) {
+      const Sequence& s = c.sequences[static_cast<std::size_t>(i)];
+      for (int b = 0; b < blocks_per_sequence_; ++b) {
+        if (b * bs_int() >= s.trim_sinks && (b + 1) * bs_int() <= s.trim_first_kept) {
+          table_[static_cast<std::size_t>(i * stride_ + b)] = -1;
+        }
+      }
+    }
+  }
+
+  // Leading tokens that all sequences have in common, when they share blocks.
+  [[nodiscard]] int shared_tokens() const {
+    if (case_.sharing != 1) return 0;
+    int least = std::numeric_limits<int>::max();
+    for (const Sequence& s : case_.sequences) least = std::min(least, s.kv_len);
+    return least / 1024 * 1024 > 0 ? least / 1024 * 1024 : least / 48 * 48;
+  }
+
+  // The value that the cache holds, in f64.
+  [[nodiscard]] double stored(bool is_v, int sequence, int position, int head, int d) const {
+    const int owner = position < shared_tokens() ? 0 : sequence;
+    const float x = value_of(case_.seed, is_v, owner, position, head, d);
+    switch (case_.type) {
+      case DType::kF16:
+        return static_cast<double>(f32_from_f16(f16_from_f32(x)));
+      case DType::kBF16:
+        return static_cast<double>(f32_from_bf16(bf16_from_f32(x)));
+      case DType::kInt8: {
+        const float scale = amax(is_v, owner, position, head) / 127.0f;
+        const float inverse = 127.0f / amax(is_v, owner, position, head);
+        return static_cast<double>(scale) * quantized(x, inverse);
+      }
+      default:
+        return static_cast<double>(x);
+    }
+  }
+
+  [[nodiscard]] const KVView& view() const { return view_; }
+  [[nodiscard]] const std::vector<std::int32_t>& table() const { return table_; }
+  [[nodiscard]] int stride() const { return stride_; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const { std::free(p); }
+  };
+
+  [[nodiscard]] int bs_int() const { return block_size_; }
+
+  [[nodiscard]] float amax(bool is_v, int owner, int position, int head) const {
+    float most = 0;
+    for (int d = 0; d < (is_v ? case_.dim_v : case_.dim_k); ++d) {
+      most = std::max(most, std::abs(value_of(case_.seed, is_v, owner, position, head, d)));
+    }
+    return most;
+  }
+
+  void fill() {
+    for (int i = 0; i < static_cast<int>(case_.sequences.size()); ++i) {
+      for (int p = 0; p < case_.sequences[static_cast<std::size_t>(i)].kv_len; ++p) {
+        const int owner = p < shared_tokens() ? 0 : i;
+        const int block = table_[static_cast<std::size_t>(i * stride_ + p / block_size_)];
+        for (int h = 0; h < case_.heads; ++h) {
+          for (const bool is_v : {false, true}) fill_row(is_v, owner, p, h, block);
+        }
+      }
+    }
+  }
+
+  void fill_row(bool is_v, int owner, int position, int head, int block) {
+    const int offset = position % block_size_;
+    const KVView& view = view_;
+    const int dims = is_v ? case_.dim_v : case_.dim_k;
+    float inverse = 0;
+    if (case_.type == DType::kInt8) {
+      const float most = amax(is_v, owner, position, head);
+      const float scale = most / 127.0f;
+      inverse = 127.0f / most;
+      std::memcpy(is_v ? view.v_scale_at(0, block, head, offset)
+                       : view.k_scale_at(0, block, head, offset),
+                  &scale, 4);
+    }
+    std::byte* base = is_v ? view.v_at(0, block, head, offset) : view.k_at(0, block, head, offset);
+    const int g = case_.type == DType::kF16 ? 1 : 4 / static_cast<int>(element_);
+    const int t = offset % kGranuleTokens;
+    for (int d = 0; d < dims; ++d) {
+      std::int64_t index = d;
+      if (form_ == Format::kGranule) {
+        index = is_v ? ((t / g) * dims + d) * g + t % g : ((d / g) * 16 + t) * g + d % g;
+      }
+      const float x = value_of(case_.seed, is_v, owner, position, head, d);
+      std::byte* to = base + index * element_;
+      switch (case_.type) {
+        case DType::kF16: {
+          const std::uint16_t bits = f16_from_f32(x);
+          std::memcpy(to, &bits, 2);
+          break;
+        }
+        case DType::kBF16: {
+          const std::uint16_t bits = bf16_from_f32(x);
+          std::memcpy(to, &bits, 2);
+          break;
+        }
+        case DType::kInt8: {
+          auto bits = static_cast<std::uint8_t>(quantized(x, inverse));
+          if (form_ == Format::kGranule && !is_v) bits = static_cast<std::uint8_t>(bits + 128);
+          std::memcpy(to, &bits, 1);
+          break;
+        }
+        default:
+          std::memcpy(to, &x, 4);
+      }
+    }
+  }
+
+  const Case& case_;
+  Format form_;
+  int block_size_;
+  int blocks_per_sequence_ = 0;
+  int num_blocks_ = 0;
+  int stride_ = 0;
+  std::int64_t element_ = 4;
+  KVView view_;
+  std::vector<std::int32_t> table_;
+  std::unique_ptr<std::byte, Free> bytes_;
+};
+
+// ---- runs --------------------------------------------------------------------------------------
+
+struct Output {
+  std::vector<float> out;  // [queries, heads * group, dim_v]
+  std::vector<double> lse;
+};
+
+// Queries as the rows of a case hold them, rounded to their type.
+std::vector<float> queries_of(const Case& c) {
+  const int q_heads = c.heads * c.group;
+  std::vector<float> q(static_cast<std::size_t>(c.num_queries() * q_heads * c.dim_k));
+  Random random(c.seed + 5);
+  std::normal_distribution<float> normal;
+  for (float& x : q) {
+    x = normal(random);
+    if (c.query == DType::kBF16) x = f32_from_bf16(bf16_from_f32(x));
+    if (c.query == DType::kF16) x = f32_from_f16(f16_from_f32(x));
+  }
+  return q;
+}
+
+// Runs some sequences of a case: `batch` says which, and which of their queries.
+struct Part {
+  int sequence = 0;
+  int first_query = 0;
+  int queries = 0;
+};
+
+Status run(const Case& c, const Memory& memory, const std::vector<float>& all_queries,
+           const std::vector<Part>& parts, KernelTarget target, const Executor* executor,
+           Output& output) {
+  const int q_heads = c.heads * c.group;
+  const auto row = static_cast<std::size_t>(q_heads * c.dim_k);
+  std::vector<std::int32_t> query_start{0};
+  std::vector<std::int32_t> kv_lens;
+  std::vector<std::int32_t> table;
+  std::vector<std::int32_t> sinks;
+  std::vector<std::int32_t> kept;
+  std::vector<float> q;
+  std::vector<int> first_of(c.sequences.size());
+  int count = 0;
+  for (std::size_t i = 0; i < c.sequences.size(); ++i) {
+    first_of[i] = count;
+    count += c.sequences[i].queries;
+  }
+  for (const Part& part : parts) {
+    const auto i = static_cast<std::size_t>(part.sequence);
+    const Sequence& s = c.sequences[i];
+    query_start.push_back(query_start.back() + part.queries);
+    // A causal row does not know of tokens behind it, so the sequence may as well end there.
+    const int behind = s.queries - part.first_query - part.queries;
+    kv_lens.push_back(s.kv_len - (c.params.causal ? behind : 0));
+    const auto begin =
+        memory.table().begin() + static_cast<std::ptrdiff_t>(part.sequence * memory.stride());
+    table.insert(table.end(), begin, begin + memory.stride());
+    sinks.push_back(s.trim_sinks);
+    kept.push_back(std::min(s.trim_first_kept, kv_lens.back()));
+    const auto from = all_queries.begin() +
+                      static_cast<std::ptrdiff_t>(
+                          row * static_cast<std::size_t>(first_of[i] + part.first_query));
+    q.insert(q.end(), from, from + static_cast<std::ptrdiff_t>(
+                                       row * static_cast<std::size_t>(part.queries)));
+  }
+  const int num_queries = query_start.back();
+  std::vector<std::byte> typed(q.size() * static_cast<std::size_t>(dtype_bytes(c.query)));
+  for (std::size_t i = 0; i < q.size(); ++i) {
+    const std::uint16_t half =
+        c.query == DType::kBF16 ? bf16_from_f32(q[i]) : f16_from_f32(q[i]);
+    if (c.query == DType::kF32) {
+      std::memcpy(&typed[i * 4], &q[i], 4);
+    } else {
+      std::memcpy(&typed[i * 2], &half, 2);
+    }
+  }
+  output.out.assign(static_cast<std::size_t>(num_queries * q_heads * c.dim_v), 12345.0f);
+  output.lse.assign(static_cast<std::size_t>(num_queries * q_heads), 12345.0);
+  AttentionArgs args;
+  args.cache = memory.view();
+  args.batch = {.query_start = query_start,
+                .kv_lens = kv_lens,
+                .block_table = table,
+                .block_table_stride = memory.stride(),
+                .trim_sinks = sinks,
+                .trim_first_kept = kept};
+  args.params = c.params;
+  const std::int64_t element = dtype_bytes(c.query);
+  args.q = {typed.data(), q_heads * c.dim_k * element, c.dim_k * element, num_queries,
+            q_heads,      c.dim_k,                     c.query};
+  args.out = {reinterpret_cast<std::byte*>(output.out.data()),
+              std::int64_t{q_heads} * c.dim_v * 4,
+              std::int64_t{c.dim_v} * 4,
+              num_queries,
+              q_heads,
+              c.dim_v,
+              DType::kF32};
+  args.lse = {reinterpret_cast<std::byte*>(output.lse.data()),
+              std::int64_t{q_heads} * 8,
+              8,
+              num_queries,
+              q_heads,
+              1,
+              DType::kF64};
+  args.target = target;
+  args.executor = executor;
+  const Result<std::int64_t> bytes =
+      attention_workspace_bytes(args.cache, q_heads, c.longest(), target,
+                                executor == nullptr ? 1 : executor->num_threads);
+  if (!bytes) return bytes.error();
+  std::vector<std::byte> workspace(static_cast<std::size_t>(*bytes), std::byte{0xff});
+  args.workspace = workspace;
+  return attend(args);
+}
+
+std::vector<Part> whole(const Case& c) {
+  std::vector<Part> parts;
+  for (int i = 0; i < static_cast<int>(c.sequences.size()); ++i) {
+    parts.push_back({i, 0, c.sequences[static_cast<std::size_t>(i)].queries});
+  }
+  return parts;
+}
+
+// Sums in f64 of what the cache holds.
+struct Exact {
+  std::vector<double> out;
+  std::vector<double> lse;
+};
+
+Exact exact(const Case& c, const Memory& memory, const std::vector<float>& queries) {
+  Exact result;
+  const int q_heads = c.heads * c.group;
+  std::vector<double> k(static_cast<std::size_t>(c.longest() * c.dim_k));
+  std::vector<double> v(static_cast<std::size_t>(c.longest() * c.dim_v));
+  const auto rows = static_cast<std::size_t>(c.num_queries() * q_heads);
+  result.out.assign(rows * static_cast<std::size_t>(c.dim_v), 0.0);
+  result.lse.assign(rows, -std::numeric_limits<double>::infinity());
+  int first = 0;
+  for (std::size_t i = 0; i < c.sequences.size(); first += c.sequences[i].queries, ++i) {
+    const Sequence& s = c.sequences[i];
+    if (s.queries == 0) continue;
+    for (int h = 0; h < c.heads; ++h) {
+      for (int p = 0; p < s.kv_len; ++p) {
+        for (int d = 0; d < c.dim_k; ++d) {
+          k[static_cast<std::size_t>(p * c.dim_k + d)] =
+              memory.stored(false, static_cast<int>(i), p, h, d);
+        }
+        for (int d = 0; d < c.dim_v; ++d) {
+          v[static_cast<std::size_t>(p * c.dim_v + d)] =
+              memory.stored(true, static_cast<int>(i), p, h, d);
+        }
+      }
+      for (int r = 0; r < s.queries; ++r) {
+        const int position = s.kv_len - s.queries + r;
+        for (int g = 0; g < c.group; ++g) {
+          const auto row = static_cast<std::size_t>((first + r) * q_heads + h * c.group + g);
+          const float* q = &queries[row * static_cast<std::size_t>(c.dim_k)];
+          std::vector<std::pair<int, double>> scores;
+          double most = -std::numeric_limits<double>::infinity();
+          for (int p = 0; p < s.kv_len; ++p) {
+            if (c.params.causal && p > position) continue;
+            if (c.params.window > 0 && p <= position - c.params.window && p >= c.params.num_sinks) {
+              continue;
+            }
+            if (p >= s.trim_sinks && p < s.trim_first_kept) continue;
+            double score = 0;
+            for (int d = 0; d < c.dim_k; ++d) {
+              score += static_cast<double>(q[d]) * k[static_cast<std::size_t>(p * c.dim_k + d)];
+            }
+            score *= c.params.scale;
+            most = std::max(most, score);
+            scores.emplace_back(p, score);
+          }
+          if (scores.empty()) continue;
+          double total = 0;
+          double* out = &result.out[row * static_cast<std::size_t>(c.dim_v)];
+          for (const auto& [p, score] : scores) {
+            const double weight = std::exp(score - most);
+            total += weight;
+            for (int d = 0; d < c.dim_v; ++d) {
+              out[d] += weight * v[static_cast<std::size_t>(p * c.dim_v + d)];
+            }
+          }
+          for (int d = 0; d < c.dim_v; ++d) out[d] /= total;
+          result.lse[row] = most + std::log(total);
+        }
+      }
+    }
+  }
+  return result;
+}
+
+// Relative L2 errors that kernels.md allows, against what the cache holds.
+double bound(const Case& c, KernelTarget target) {
+  switch (c.type) {
+    case DType::kBF16:
+      return target == KernelTarget::kAvx512Bf16 ? 5e-3 : 2e-6;
+    case DType::kInt8:
+      return 1.5e-2;
+    default:
+      return 2e-6;
+  }
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+bool same_bits(const std::vector<double>& a, const std::vector<double>& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(double)) == 0);
+}
+
+class Pools {
+ public:
+  const Executor* of(int threads) {
+    if (threads == 1) return nullptr;
+    auto& slot = slots_[static_cast<std::size_t>(threads)];
+    if (slot.pool == nullptr) {
+      slot.pool = std::move(*ThreadPool::create(threads));
+      slot.executor = slot.pool->executor();
+    }
+    return &slot.executor;
+  }
+
+ private:
+  struct Slot {
+    std::unique_ptr<ThreadPool> pool;
+    Executor executor;
+  };
+  std::array<Slot, 16> slots_;
+};
+
+class Worst {
+ public:
+  void note(DType type, KernelTarget target, double error) {
+    double& worst = worst_[static_cast<std::size_t>(type)][static_cast<std::size_t>(target)];
+    worst = std::max(worst, error);
+  }
+  ~Worst() {
+    for (const DType type : kTypes) {
+      std::printf("worst relative error, %s:", to_string(type));
+      for (const KernelTarget target : kernel_targets()) {
+        std::printf(" %s %.1e", to_string(target),
+                    worst_[static_cast<std::size_t>(type)][static_cast<std::size_t>(target)]);
+      }
+      std::printf("\n");
+    }
+  }
+
+ private:
+  std::array<std::array<double, 8>, 8> worst_{};
+};
+
+void check(const Case& c, Pools& pools, Worst& worst) {
+  const Memory memory(c, c.form, c.block_size, c.seed + 1);
+  const std::vector<float> queries = queries_of(c);
+  const Exact want = exact(c, memory, queries);
+  Random random(c.seed + 9);
+  for (const KernelTarget target : kernel_targets()) {
+    if (target == KernelTarget::kReference) continue;
+    SCOPED_TRACE(name(c) + ", target " + to_string(target));
+    Output got;
+    const Status status =
+        run(c, memory, queries, whole(c), target, pools.of(c.threads), got);
+    ASSERT_TRUE(status.ok()) << status.message();
+    double error = 0;
+    double size = 0;
+    for (std::size_t i = 0; i < want.out.size(); ++i) {
+      const double difference = static_cast<double>(got.out[i]) - want.out[i];
+      error += difference * difference;
+      size += want.out[i] * want.out[i];
+    }
+    const double relative = size == 0 ? std::sqrt(error) : std::sqrt(error / size);
+    worst.note(c.type, target, relative);
+    ASSERT_LE(relative, bound(c, target));  // NaN too
+    for (std::size_t i = 0; i < want.lse.size(); ++i) {
+      if (std::isinf(want.lse[i])) {
+        ASSERT_EQ(got.lse[i], want.lse[i]) << "row " << i;
+      } else {
+        ASSERT_NEAR(got.lse[i], want.lse[i], 20 * bound(c, target)) << "row " << i;
+      }
+    }
+    // The same rows in another format, block size and order of blocks, on other threads.
+    Output other;
+    const Format form = kForms[draw(random, 0, 2)];
+    int block_size = kBlocks[draw(random, 0, 8)];
+    if (form == Format::kGranule) block_size = (block_size + 15) / 16 * 16;
+    const Memory moved(c, form, block_size, c.seed + 2);
+    ASSERT_TRUE(run(c, moved, queries, whole(c), target, pools.of(draw(random, 1, 4)), other).ok());
+    ASSERT_TRUE(same_bits(got.out, other.out))
+        << "differs in " << to_string(form) << ", block " << block_size;
+    ASSERT_TRUE(same_bits(got.lse, other.lse)) << to_string(form) << ", block " << block_size;
+    // Some rows alone, as a decode has them; in a sequence that ends there when causal.
+    int first = 0;
+    for (int i = 0; i < static_cast<int>(c.sequences.size()); ++i) {
+      const int n = c.sequences[static_cast<std::size_t>(i)].queries;
+      for (int some = 0; some < std::min(n, 2); ++some) {
+        const int begin = draw(random, 0, n - 1);
+        const int count = draw(random, 1, std::min(n - begin, 9));
+        // Only a causal row may end its sequence; otherwise the queries are the last ones.
+        if (!c.params.causal && begin + count != n) continue;
+        Output alone;
+        ASSERT_TRUE(run(c, memory, queries, {{i, begin, count}}, target, nullptr, alone).ok());
+        const auto row = static_cast<std::size_t>(c.heads * c.group * c.dim_v);
+        ASSERT_EQ(std::memcmp(alone.out.data(),
+                              &got.out[row * static_cast<std::size_t>(first + begin)],
+                              row * static_cast<std::size_t>(count) * sizeof(float)),
+                  0)
+            << "queries " << begin << " + " << count << " of sequence " << i << " alone";
+      }
+      first += n;
+    }
+  }
+}
+
+TEST(AttentionGrid, EveryTargetIsWithinItsBoundAndEqualInEveryFormatBatchAndThreadCount) {
+  const std::int64_t cases = environment("KVFOLIO_GRID_CASES", 300);
+  const auto seed = static_cast<std::uint64_t>(environment("KVFOLIO_SEED", 1));
+  Pairwise pairwise;
+  Pools pools;
+  Worst worst;
+  for (std::int64_t i = 0; i < cases; ++i) {
+    Random random(seed * 1000003 + static_cast<std::uint64_t>(i));
+    const Choice choice = pairwise.next(random);
+    check(make_case(choice, seed * 1000003 + static_cast<std::uint64_t>(i)), pools, worst);
+    if (HasFatalFailure()) return;
+  }
+  std::printf("%lld cases, %zu pairs of values\n", static_cast<long long>(cases), pairwise.seen());
+}
+
+}  // namespace
+}  // namespace kvfolio

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/attend_impl.h"
+#include "kernels/cpu/simd_avx2.h"
+
+namespace kvfolio::kernels {
+namespace {
+
+using F32 = F32Element<Avx2>;
+using F16 = F16Element<Avx2>;
+using Bf16 = Bf16Element<Avx2>;
+using Int8 = Int8Element<Avx2>;
+
+constexpr TargetKernels kKernels = {
+    .attend = {nullptr, attend_item<Avx2, F32, F32, PackF32<Avx2>>,
+               attend_item<Avx2, F16, F16, PackF16<Avx2>>,
+               attend_item<Avx2, Bf16, Bf16, PackBf16<Avx2>>,
+               attend_item<Avx2, Int8, Int8, PackInt8<Avx2>>},
+    .merge = merge_states_of<Avx2>,
+    .finish = finish_row<Avx2>,
+};
+
+}  // namespace
+
+const TargetKernels& avx2_kernels() noexcept { return kKernels; }
+
+}  // namespace kvfolio::kernels
