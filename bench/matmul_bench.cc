@@ -17,8 +17,8 @@
 #include <random>
 #include <vector>
 
+#include "kvfolio/executor.h"
 #include "matmul.h"
-#include "thread_pool.h"
 
 #ifdef KVFOLIO_HAVE_OPENBLAS
 #include <cblas.h>
@@ -27,9 +27,9 @@ extern "C" void openblas_set_num_threads(int num_threads);
 
 namespace {
 
+using kvfolio::ThreadPool;
 using kvfolio::llama::MatmulTarget;
 using kvfolio::llama::PackedMatrix;
-using kvfolio::llama::ThreadPool;
 
 struct Shape {
   const char* name;
@@ -93,11 +93,11 @@ void run(MatmulTarget target, const Shape& shape, std::int32_t num_rows, int rou
   for (std::int32_t o = 0; o < shape.num_out; ++o) {
     matrix.set_row(o, weights.data() + static_cast<std::size_t>(o) * num_in);
   }
-  ThreadPool pool(1);
+  const std::unique_ptr<ThreadPool> pool = *ThreadPool::create(1);
   const double work = 2.0 * num_rows * shape.num_out * shape.num_in;
   const auto repeats = std::max<std::int64_t>(1, static_cast<std::int64_t>(2e7 / work));
   const auto ours = [&] {
-    matrix.multiply(rows.data(), shape.num_in, num_rows, out.data(), shape.num_out, pool);
+    matrix.multiply(rows.data(), shape.num_in, num_rows, out.data(), shape.num_out, *pool);
   };
   std::vector<double> our_seconds;
   seconds_of(repeats, ours);

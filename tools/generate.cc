@@ -32,13 +32,13 @@ constexpr std::int64_t kMaxScoredBytes = std::int64_t{64} << 20;
 class Generate {
  public:
   Generate(const GenerateOptions& options, const llama::Model& model,
-           std::span<const Request> requests, const CacheSpec& spec)
+           std::span<const Request> requests, const CacheSpec& spec, ThreadPool& pool)
       : options_(options),
         model_(model),
         vocabulary_{model.config().vocab},
         requests_(requests),
         spec_(spec),
-        pool_(options.num_threads),
+        pool_(pool),
         results_(requests),
         text_(std::cout, requests, vocabulary_) {}
 
@@ -158,7 +158,7 @@ class Generate {
   const Vocabulary vocabulary_;
   const std::span<const Request> requests_;
   const CacheSpec& spec_;
-  llama::ThreadPool pool_;
+  ThreadPool& pool_;
   llama::BlockMap block_map_;
   Results results_;
   TextOutput text_;
@@ -178,7 +178,9 @@ Result<int> generate_or_error(const GenerateOptions& options) {
   }
   const Result<CacheSpec> spec = plan_pools(options, model->config(), *requests);
   if (!spec) return spec.error();
-  return Generate(options, *model, *requests, *spec).run();
+  const Result<std::unique_ptr<ThreadPool>> pool = ThreadPool::create(options.num_threads);
+  if (!pool) return prefixed("--threads", pool.error());
+  return Generate(options, *model, *requests, *spec, **pool).run();
 }
 
 }  // namespace

@@ -162,7 +162,9 @@ class Prover {
         model_.config(),
         {.block_size = condition.block(), .dtype = options_.dtype, .format = kFormat});
     for (GroupSpec& group : spec.groups) group.num_blocks = static_cast<std::int32_t>(num_blocks);
-    llama::ThreadPool& pool = threads(condition);
+    const Result<ThreadPool*> threads = pool_of(condition);
+    if (!threads) return threads.error();
+    ThreadPool& pool = **threads;
     pool.forget_work();
     Result<std::unique_ptr<llama::Engine>> engine =
         llama::Engine::create(model_, spec,
@@ -332,14 +334,17 @@ class Prover {
     return condition.with_long ? with_long_ : set_;
   }
 
-  llama::ThreadPool& threads(const Condition& condition) {
+  Result<ThreadPool*> pool_of(const Condition& condition) {
     const auto all =
         std::clamp(static_cast<std::int32_t>(std::thread::hardware_concurrency()), 1, 256);
-    std::unique_ptr<llama::ThreadPool>& pool = pools_[condition.threads.value_or(all)];
+    const std::int32_t wanted = condition.threads.value_or(all);
+    std::unique_ptr<ThreadPool>& pool = pools_[wanted];
     if (pool == nullptr) {
-      pool = std::make_unique<llama::ThreadPool>(condition.threads.value_or(all));
+      Result<std::unique_ptr<ThreadPool>> created = ThreadPool::create(wanted);
+      if (!created) return std::move(created).error();
+      pool = *std::move(created);
     }
-    return *pool;
+    return pool.get();
   }
 
   static void progress(const std::string& text) {
@@ -352,7 +357,7 @@ class Prover {
   PromptSet with_long_;
   PromptSet set_;  // without the last
   std::vector<SampleResult> twin_;
-  std::map<std::int32_t, std::unique_ptr<llama::ThreadPool>> pools_;  // by threads
+  std::map<std::int32_t, std::unique_ptr<ThreadPool>> pools_;  // by threads
 };
 
 Result<int> prove_or_error(const ProveOptions& options) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "cache.h"
+#include "family.h"
 
 namespace kvfolio::bench {
 namespace {

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "cache.h"
+#include "family.h"
 #include "kvfolio/kernels.h"
 #include "kvfolio/storage.h"
 

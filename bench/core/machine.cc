@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "harness.h"
+#include "family.h"
 
 namespace kvfolio::bench {
 namespace {

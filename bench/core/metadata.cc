@@ -13,6 +13,7 @@
 #include <cstdio>
 
 #include "cache.h"
+#include "family.h"
 
 namespace kvfolio::bench {
 namespace {

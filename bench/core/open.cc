@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cache.h"
+#include "family.h"
 
 namespace kvfolio::bench {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include "harness.h"
+#include "family.h"
 #include "kvfolio/block_pool.h"
 
 namespace kvfolio::bench {

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "cache.h"
+#include "family.h"
 
 namespace kvfolio::bench {
 namespace {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "family.h"
 #include "prompts.h"
 #include "storage_fixture.h"
 

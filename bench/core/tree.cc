@@ -7,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "family.h"
 #include "kvfolio/prefix_tree.h"
 #include "prompts.h"
 

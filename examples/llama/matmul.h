@@ -18,7 +18,7 @@
 #include <optional>
 #include <string_view>
 
-#include "thread_pool.h"
+#include "kvfolio/executor.h"
 
 namespace kvfolio::llama {
 

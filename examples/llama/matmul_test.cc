@@ -65,9 +65,9 @@ TEST_P(Matmul, EveryOutputIsOneChainInIncreasingK) {
     const auto rows = random_values(std::int64_t{shape.num_rows} * shape.num_in, 1);
     const auto weights = random_values(std::int64_t{shape.num_out} * shape.num_in, 2);
     const PackedMatrix matrix = pack(weights, shape, GetParam());
-    ThreadPool pool(1);
+    const std::unique_ptr<ThreadPool> pool = *ThreadPool::create(1);
     std::vector<float> out(static_cast<std::size_t>(shape.num_rows * shape.num_out));
-    matrix.multiply(rows.data(), shape.num_in, shape.num_rows, out.data(), shape.num_out, pool);
+    matrix.multiply(rows.data(), shape.num_in, shape.num_rows, out.data(), shape.num_out, *pool);
     for (std::int32_t r = 0; r < shape.num_rows; ++r) {
       for (std::int32_t o = 0; o < shape.num_out; ++o) {
         const float expected = chain(rows.data() + r * shape.num_in,
@@ -84,18 +84,19 @@ TEST_P(Matmul, ARowHasTheSameBitsInAnyBatchOnAnyNumberOfThreads) {
   const auto rows = random_values(std::int64_t{shape.num_rows} * shape.num_in, 3);
   const auto weights = random_values(std::int64_t{shape.num_out} * shape.num_in, 4);
   const PackedMatrix matrix = pack(weights, shape, GetParam());
-  ThreadPool one(1);
+  const std::unique_ptr<ThreadPool> one = *ThreadPool::create(1);
   std::vector<float> alone(static_cast<std::size_t>(shape.num_rows * shape.num_out));
   for (std::int32_t r = 0; r < shape.num_rows; ++r) {
-    matrix.multiply(rows.data() + r * shape.num_in, 0, 1, alone.data() + r * shape.num_out, 0, one);
+    matrix.multiply(rows.data() + r * shape.num_in, 0, 1, alone.data() + r * shape.num_out, 0,
+                    *one);
   }
   for (const std::int32_t num_threads : {1, 2, 3, 4}) {
-    ThreadPool pool(num_threads);
+    const std::unique_ptr<ThreadPool> pool = *ThreadPool::create(num_threads);
     for (const std::int32_t num_rows : {1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 64, 65, 70}) {
       for (const std::int32_t first : {0, shape.num_rows - num_rows}) {
         std::vector<float> out(static_cast<std::size_t>(num_rows * shape.num_out));
         matrix.multiply(rows.data() + first * shape.num_in, shape.num_in, num_rows, out.data(),
-                        shape.num_out, pool);
+                        shape.num_out, *pool);
         ASSERT_TRUE(
             same_bits(out.data(), alone.data() + first * shape.num_out, num_rows * shape.num_out))
             << num_rows << " rows, " << num_threads << " threads";
@@ -110,9 +111,9 @@ TEST_P(Matmul, WritesNothingBeyondItsOutputs) {
   const auto rows = random_values(std::int64_t{shape.num_rows} * 11, 5);
   const auto weights = random_values(std::int64_t{shape.num_out} * shape.num_in, 6);
   const PackedMatrix matrix = pack(weights, shape, GetParam());
-  ThreadPool pool(1);
+  const std::unique_ptr<ThreadPool> pool = *ThreadPool::create(1);
   std::vector<float> out(static_cast<std::size_t>(shape.num_rows * out_stride), -77.0f);
-  matrix.multiply(rows.data(), 11, shape.num_rows, out.data(), out_stride, pool);
+  matrix.multiply(rows.data(), 11, shape.num_rows, out.data(), out_stride, *pool);
   for (std::int32_t r = 0; r < shape.num_rows; ++r) {
     for (std::int64_t o = 0; o < out_stride; ++o) {
       EXPECT_EQ(out[static_cast<std::size_t>(r * out_stride + o)] == -77.0f, o >= shape.num_out);

@@ -10,8 +10,8 @@
 // or order, nor of the number of threads. (Per MatmulTarget.)
 //
 //   Result<Model> model = Model::load("models/kjv-bytes");
-//   ThreadPool pool(2);
-//   Workspace workspace(pool);
+//   std::unique_ptr<ThreadPool> pool = *ThreadPool::create(2);
+//   Workspace workspace(*pool);
 //   model->forward({.tokens = ids, .positions = positions, .logit_rows = rows}, attention,
 //                  workspace, logits);
 //
@@ -25,10 +25,10 @@
 #include <vector>
 
 #include "config.h"
+#include "kvfolio/executor.h"
 #include "kvfolio/status.h"
 #include "kvfolio/view.h"
 #include "matmul.h"
-#include "thread_pool.h"
 
 namespace kvfolio::llama {
 

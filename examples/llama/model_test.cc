@@ -58,8 +58,8 @@ class ModelTest : public ::testing::Test {
                                const std::vector<std::int32_t>& rows, std::int32_t num_threads) {
     std::vector<std::int32_t> positions(tokens.size());
     std::iota(positions.begin(), positions.end(), 0);
-    ThreadPool pool(num_threads);
-    Workspace workspace(pool);
+    const std::unique_ptr<ThreadPool> pool = *ThreadPool::create(num_threads);
+    Workspace workspace(*pool);
     std::vector<float> logits(rows.size() * 10);
     EchoAttention attention;
     const Status status =
@@ -109,8 +109,8 @@ TEST_F(ModelTest, LogitRowsComeInTheOrderAskedFor) {
 
 TEST_F(ModelTest, AttentionIsCalledOncePerLayerEvenWhenNoLogitsAreWanted) {
   const Model model = load();
-  ThreadPool pool(1);
-  Workspace workspace(pool);
+  const std::unique_ptr<ThreadPool> pool = *ThreadPool::create(1);
+  Workspace workspace(*pool);
   EchoAttention attention;
   const std::int32_t tokens[] = {1, 2};
   const std::int32_t positions[] = {0, 1};
@@ -123,8 +123,8 @@ TEST_F(ModelTest, AttentionIsCalledOncePerLayerEvenWhenNoLogitsAreWanted) {
 
 TEST_F(ModelTest, WrongBatchesAreRefusedBeforeAttentionIsCalled) {
   const Model model = load();
-  ThreadPool pool(1);
-  Workspace workspace(pool);
+  const std::unique_ptr<ThreadPool> pool = *ThreadPool::create(1);
+  Workspace workspace(*pool);
   EchoAttention attention;
   using Ids = std::vector<std::int32_t>;
   const auto error_of = [&](const Ids& tokens, const Ids& positions, const Ids& rows,
@@ -187,8 +187,8 @@ TEST_F(ModelTest, WeightsThatOverflowAreAnErrorAndNotNaN) {
   }
   write(kTinyConfig, tensors);
   const Model model = load();
-  ThreadPool pool(1);
-  Workspace workspace(pool);
+  const std::unique_ptr<ThreadPool> pool = *ThreadPool::create(1);
+  Workspace workspace(*pool);
   EchoAttention attention;
   const std::int32_t zero[] = {0};
   std::vector<float> logits(10);

@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "kvfolio/executor.h"
 #include "kvfolio/kernels.h"
-#include "thread_pool.h"
 
 namespace kvfolio::llama {
 

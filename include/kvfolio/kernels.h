@@ -186,4 +186,28 @@ KVFOLIO_API Result<std::int64_t> attention_workspace_bytes(
 // softmax(scale * q k^T + mask) v for every row and head of the slice.
 KVFOLIO_API Status attend(const AttentionArgs& args);
 
+// ---- merge -------------------------------------------------------------------------------------
+
+// What attend() wrote for some of the tokens that its rows read.
+struct AttentionState {
+  ConstRowsView out = {};  // [tokens, heads, head_dim]
+  // [tokens, heads, 1], f32 or f64; natural logarithm. -inf: the row read no token, and its `out`
+  // is not read.
+  ConstRowsView lse = {};
+};
+
+// Merges two states over disjoint sets of tokens into that over their union:
+//   lse = log(exp(a.lse) + exp(b.lse))
+//   out = exp(a.lse - lse) * a.out + exp(b.lse - lse) * b.out
+// So a prefix that many sequences share is attended once, by the queries of all of them in one
+// non-causal sequence (a cascade), and each sequence's own tokens apart.
+//   out  [tokens, heads, head_dim], as in a and b; each of the three has its own element type
+//   lse  [tokens, heads, 1], f32 or f64, or null data
+// Computed in f64. The order of a and b changes no bit; that of several merges only the rounding.
+// Where one state is empty the other is copied (converted); where both are, out is 0, lse -inf. An
+// lse of NaN or +inf gives NaN. In place: out may be exactly a.out or b.out (equal data, strides
+// and type), and lse exactly a.lse or b.lse; no other overlap. kInvalidArgument: the shapes.
+KVFOLIO_API Status merge_states(const AttentionState& a, const AttentionState& b,
+                                const RowsView& out, const RowsView& lse = {});
+
 }  // namespace kvfolio

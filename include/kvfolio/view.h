@@ -29,8 +29,6 @@ struct KVStrides {
 // Tokens of a tile of format granule.
 inline constexpr std::int32_t kGranuleTokens = 16;
 
-=======
->>>>>>> granule
 // The keys and values of one group.
 struct KVView {
   std::byte* k = nullptr;  // [num_layers, num_blocks, num_kv_heads, block_size, head_dim_k]
@@ -55,7 +53,6 @@ struct KVView {
   std::byte* v_scale = nullptr;
   KVStrides k_scale_strides;
   KVStrides v_scale_strides;
-=======
   // row, in every format. v_scale is null when head_dim_v is 0, and k_scale where V is a prefix of
   // K.
   std::byte* k_scale = nullptr;

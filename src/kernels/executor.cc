@@ -200,9 +200,9 @@ ThreadPool::~ThreadPool() = default;
 
 Result<std::unique_ptr<ThreadPool>> ThreadPool::create(std::int32_t num_threads) {
   if (num_threads < 1 || num_threads > kMaxThreads) {
-    return Status(
-        ErrorCode::kInvalidArgument,
-        text::concat("num_threads is ", num_threads, ", allowed: 1 to ", std::int32_t{kMaxThreads}));
+    return Status(ErrorCode::kInvalidArgument,
+                  text::concat("num_threads is ", num_threads, ", allowed: 1 to ",
+                               std::int32_t{kMaxThreads}));
   }
   std::unique_ptr<State> state(new (std::nothrow) State);
   std::unique_ptr<ThreadPool> pool;

@@ -44,8 +44,9 @@ int main(int argc, char** argv) {
 
   Result<Model> model = Model::load(argv[1], {.target = *target});
   if (!model) return refuse(model.error().message());
-  ThreadPool pool(argc > 5 ? std::atoi(argv[5]) : 1);
-  Workspace workspace(pool);
+  const auto pool = ThreadPool::create(argc > 5 ? std::atoi(argv[5]) : 1);
+  if (!pool) return refuse(pool.error().message());
+  Workspace workspace(**pool);
   PlainAttention attention(model->config());
   std::vector<std::int32_t> positions(tokens.size());
   std::iota(positions.begin(), positions.end(), 0);

@@ -7,7 +7,7 @@
 #include <limits>
 #include <new>
 
-#include "kernels/move.h"
+#include "kernels/rows.h"
 #include "kvfolio/executor.h"
 
 namespace kvfolio::kernels {

@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "bench_core.h"
 #include "kvfolio/memory.h"
 #include "kvfolio/status.h"
+#include "row.h"
 
 namespace kvfolio::bench {
 
@@ -141,21 +141,5 @@ class Session {
 };
 
 [[nodiscard]] double percentile(std::vector<double> values, double fraction);
-
-// One file of benchmarks: the names of the rows that it can give, and what gives them.
-struct Family {
-  std::vector<std::string> names;
-  void (*run)(Session&);
-};
-Family machine_family();
-Family pool_family();
-Family tree_family();
-Family open_family();
-Family step_family();
-Family room_family();
-Family lifecycle_family();
-Family storage_family();
-Family metadata_family();
-Family growth_family();
 
 }  // namespace kvfolio::bench

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The loop of read_tile, over vectors of kBytes: included once by each source, which names its own
+// instance by its vector.
+
+#include <cstring>
+
+#include "read_tile.h"
+
+namespace kvfolio::bench {
+
+template <int kBytes>
+struct Wide {
+  using Type = std::uint64_t __attribute__((vector_size(kBytes)));
+};
+
+template <int kBytes>
+static std::uint64_t read_tile(const TileShape& shape, const Tile& tile, const Tile* ahead) {
+  using Vector = typename Wide<kBytes>::Type;
+  Vector sum = {};
+  std::uint64_t rest = 0;
+  for (int plane = 0; plane < 4; ++plane) {
+    const std::int32_t bytes = shape.row_bytes[plane];
+    for (std::int32_t r = 0; r < shape.rows[plane]; ++r) {
+      const unsigned char* row = tile.planes[plane].data + r * tile.planes[plane].row_stride;
+      const unsigned char* next =
+          ahead == nullptr ? nullptr
+                           : ahead->planes[plane].data + r * ahead->planes[plane].row_stride;
+      std::int32_t at = 0;
+      for (; at + 64 <= bytes; at += 64) {
+        if (next != nullptr) __builtin_prefetch(next + at, 0, 3);
+        for (int part = 0; part < 64; part += kBytes) {
+          Vector value;
+          std::memcpy(&value, row + at + part, kBytes);
+          sum += value;
+        }
+      }
+      if (at < bytes && next != nullptr) __builtin_prefetch(next + at, 0, 3);
+      for (; at < bytes; ++at) rest += row[at];
+    }
+  }
+  for (int i = 0; i < kBytes / 8; ++i) rest += sum[i];
+  return rest;
+}
+
+}  // namespace kvfolio::bench
