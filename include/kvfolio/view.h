@@ -25,10 +25,6 @@ struct KVStrides {
   std::int64_t token = 0;  // in format granule: from one tile of 16 tokens to the next
 };
 
-<<<<<<< HEAD
-// Tokens of a tile of format granule.
-inline constexpr std::int32_t kGranuleTokens = 16;
-
 // The keys and values of one group.
 struct KVView {
   std::byte* k = nullptr;  // [num_layers, num_blocks, num_kv_heads, block_size, head_dim_k]
@@ -47,19 +43,12 @@ struct KVView {
   // Rows lie in tiles of 16 tokens, see Format::kGranule; else elements of a row are contiguous.
   bool granule = false;
   // int8 only, else null: f32 [num_layers, num_blocks, num_kv_heads, block_size], a scale for each
-<<<<<<< HEAD
-  // row, in every format. v_scale is null when head_dim_v is 0, and k_scale where V is a prefix of K.
-  std::byte* k_scale = nullptr;
-  std::byte* v_scale = nullptr;
-  KVStrides k_scale_strides;
-  KVStrides v_scale_strides;
   // row, in every format. v_scale is null when head_dim_v is 0, and k_scale where V is a prefix of
   // K.
   std::byte* k_scale = nullptr;
   std::byte* v_scale = nullptr;
   KVStrides k_scale_strides = {};
   KVStrides v_scale_strides = {};
->>>>>>> granule
 
   // The row of a token; in format granule the tile that it lies in.
   [[nodiscard]] std::byte* k_at(std::int32_t layer, std::int32_t block, std::int32_t head,
