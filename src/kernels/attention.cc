@@ -172,7 +172,7 @@ Result<std::int64_t> attention_workspace_bytes(const KVView& cache, std::int32_t
   }
   const Checked bytes =
       *chosen == KernelTarget::kReference
-          ? kernels::reference_workspace_bytes(cache, num_q_heads, max_kv_len)
+          ? kernels::reference_workspace_bytes(cache, num_q_heads, max_kv_len, num_threads)
           : kernels::cpu_workspace_bytes(cache, max_kv_len, num_threads);
   if (!bytes.ok()) {
     return invalid(concat("the workspace of ", num_q_heads, " query heads and ", max_kv_len,

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <memory>
 #include <new>
 #include <vector>
 
@@ -70,6 +71,47 @@ TEST(Kernels, CallsThatSucceedTakeNoMemory) {
     const int taken = num_heap_calls - before;
     EXPECT_TRUE(ok);
     EXPECT_EQ(taken, 0);
+  }
+}
+
+TEST(Kernels, NoTargetTakesMemoryAloneOrOnThreads) {
+  using testing_cache::TestCache;
+  using testing_cache::TestRows;
+  Result<std::unique_ptr<ThreadPool>> pool = ThreadPool::create(2);
+  ASSERT_TRUE(pool);
+  const Executor executor = (*pool)->executor();
+  TestCache cache({.num_kv_heads = 2, .head_dim_k = 64, .head_dim_v = 64, .num_blocks = 200});
+  constexpr int kTokens = 3000;
+  TestRows rows(kTokens, 2, 64, DType::kF32);
+  rows.fill(1);
+  std::vector<std::int32_t> slots(kTokens);
+  std::vector<std::int32_t> table(200);
+  for (int t = 0; t < kTokens; ++t) slots[static_cast<std::size_t>(t)] = t;
+  for (int b = 0; b < 200; ++b) table[static_cast<std::size_t>(b)] = b;
+  ASSERT_TRUE(append(cache.view, 0, rows.rows, rows.rows, slots).ok());
+  TestRows q(1, 4, 64, DType::kF32);
+  TestRows out(1, 4, 64, DType::kF32);
+  q.fill(2);
+  const std::int32_t query_start[] = {0, 1};
+  const std::int32_t kv_lens[] = {kTokens};
+  AttentionArgs args{.cache = cache.view, .params = {.scale = 1.0}};
+  args.batch = {query_start, kv_lens, table, 200};
+  args.q = q.rows;
+  args.out = out.rows;
+  for (const KernelTarget target : kernel_targets()) {
+    args.target = target;
+    const Result<std::int64_t> bytes =
+        attention_workspace_bytes(cache.view, 4, kTokens, target, executor.num_threads);
+    ASSERT_TRUE(bytes);
+    std::vector<std::byte> workspace(static_cast<std::size_t>(*bytes));
+    args.workspace = workspace;
+    for (const Executor* threads : {static_cast<const Executor*>(nullptr), &executor}) {
+      args.executor = threads;
+      const int before = num_heap_calls;
+      const bool ok = attend(args).ok();
+      EXPECT_EQ(num_heap_calls - before, 0) << to_string(target);
+      EXPECT_TRUE(ok);
+    }
   }
 }
 
