@@ -73,8 +73,7 @@ Plane v_plane(const KVView& cache, std::int32_t layer) noexcept {
 RowWriter::RowWriter(const Plane& plane, DType from) noexcept
     : plane_(plane),
       mover_(mover_of(plane, from, plane.dtype)),
-      amax_(plane.is_int8() ? amax_fn(from) : nullptr),
-      quantize_(plane.is_int8() ? quantize_fn(from) : nullptr),
+      loops_(plane.is_int8() ? quantize_loops(from) : QuantizeLoops()),
       plain_tiles_(has_plain_tiles(plane)) {
   if (plane.is_int8()) mover_.src_bytes = dtype_bytes(from);
 }
@@ -94,7 +93,7 @@ void RowWriter::write(const RowBox& box, const std::byte* src,
 
 float RowWriter::scale_row(const std::byte* row, std::int32_t block, std::int32_t head,
                            std::int32_t offset) const noexcept {
-  const float amax = amax_(row, plane_.head_dim);
+  const float amax = loops_.amax(row, plane_.head_dim);
   const float scale = quantize_scale(amax);
   std::memcpy(plane_.scale_at(block, head, offset), &scale, sizeof scale);
   return quantize_inverse(amax);
@@ -106,8 +105,8 @@ void RowWriter::quantize_rows(const RowBox& box, const std::byte* src,
     for (std::int32_t h = 0; h < box.num_heads; ++h) {
       const std::byte* const row = src + t * strides.token + h * strides.head;
       const float inverse = scale_row(row, box.block, box.head + h, box.offset + t);
-      quantize_(row, plane_.at(box.block, box.head + h, box.offset + t), plane_.head_dim, inverse,
-                plane_.flip());
+      loops_.quantize(row, plane_.at(box.block, box.head + h, box.offset + t), plane_.head_dim,
+                      inverse, plane_.flip());
     }
   }
 }
@@ -144,7 +143,7 @@ void RowWriter::write_tile(const RowBox& box, const std::byte* src,
           std::byte* const staged = stage.bytes + t * stage_stride;
           const std::byte* const row = from + t * strides.token;
           if (plane_.is_int8()) {
-            quantize_(row, staged, part.dims, inverse[t], plane_.flip());
+            loops_.quantize(row, staged, part.dims, inverse[t], plane_.flip());
           } else {
             mover_.move(row, staged, part.dims);
           }
@@ -164,7 +163,7 @@ void RowWriter::write_tile(const RowBox& box, const std::byte* src,
 RowReader::RowReader(const Plane& plane, DType to) noexcept
     : plane_(plane),
       mover_(mover_of(plane, plane.dtype, to)),
-      dequantize_(plane.is_int8() ? dequantize_fn(to) : nullptr),
+      loops_(plane.is_int8() ? quantize_loops(to) : QuantizeLoops()),
       plain_tiles_(has_plain_tiles(plane)) {
   if (plane.is_int8()) mover_.dst_bytes = dtype_bytes(to);
 }
@@ -186,10 +185,10 @@ void RowReader::dequantize_rows(const RowBox& box, std::byte* dst,
                                 const BoxStrides& strides) const noexcept {
   for (std::int32_t t = 0; t < box.num_tokens; ++t) {
     for (std::int32_t h = 0; h < box.num_heads; ++h) {
-      dequantize_(plane_.at(box.block, box.head + h, box.offset + t),
-                  dst + t * strides.token + h * strides.head, plane_.head_dim,
-                  load_scale(plane_.scale_at(box.block, box.head + h, box.offset + t)),
-                  plane_.flip());
+      loops_.dequantize(plane_.at(box.block, box.head + h, box.offset + t),
+                        dst + t * strides.token + h * strides.head, plane_.head_dim,
+                        load_scale(plane_.scale_at(box.block, box.head + h, box.offset + t)),
+                        plane_.flip());
     }
   }
 }
@@ -226,7 +225,7 @@ void RowReader::read_tile(const RowBox& box, std::byte* dst,
         std::byte* const row = rows + t * strides.token;
         if (plane_.is_int8()) {
           const std::byte* const scale = plane_.scale_at(box.block, box.head + h, box.offset + t);
-          dequantize_(staged, row, part.dims, load_scale(scale), plane_.flip());
+          loops_.dequantize(staged, row, part.dims, load_scale(scale), plane_.flip());
         } else {
           mover_.move(staged, row, part.dims);
         }

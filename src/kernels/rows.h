@@ -71,8 +71,7 @@ class RowWriter {
 
   Plane plane_;
   Mover mover_;          // not of int8
-  AmaxFn amax_;          // of int8
-  QuantizeFn quantize_;  // likewise
+  QuantizeLoops loops_;  // of int8
   bool plain_tiles_;     // tiles of plain rows: V of f32 and f16
 };
 
@@ -89,8 +88,8 @@ class RowReader {
   void read_tile(const RowBox& box, std::byte* dst, const BoxStrides& strides) const noexcept;
 
   Plane plane_;
-  Mover mover_;              // not of int8
-  DequantizeFn dequantize_;  // of int8
+  Mover mover_;          // not of int8
+  QuantizeLoops loops_;  // of int8
   bool plain_tiles_;
 };
 
