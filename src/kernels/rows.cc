@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels/granule.h"
+#include "kernels/stream.h"
 
 namespace kvfolio::kernels {
 namespace {
@@ -70,11 +71,13 @@ Plane v_plane(const KVView& cache, std::int32_t layer) noexcept {
   return plane;
 }
 
-RowWriter::RowWriter(const Plane& plane, DType from) noexcept
+RowWriter::RowWriter(const Plane& plane, DType from, Stores stores) noexcept
     : plane_(plane),
       mover_(mover_of(plane, from, plane.dtype)),
       loops_(plane.is_int8() ? quantize_loops(from) : QuantizeLoops()),
-      plain_tiles_(has_plain_tiles(plane)) {
+      plain_tiles_(has_plain_tiles(plane)),
+      // Tiles are put together in one piece before they are streamed.
+      streams_(stores == Stores::kPastCaches && plane.granule && plane.head_dim <= kPiece) {
   if (plane.is_int8()) mover_.src_bytes = dtype_bytes(from);
 }
 
@@ -117,7 +120,8 @@ void RowWriter::write_tile(const RowBox& box, const std::byte* src,
                 .head_dim = plane_.head_dim,
                 .first = box.offset % kGranuleTokens,
                 .count = box.num_tokens};
-  if (plain_tiles_) {
+  const bool streams = streams_ && box.num_tokens == kGranuleTokens;
+  if (plain_tiles_ && !streams) {
     const std::int64_t row = plane_.head_dim * mover_.dst_bytes;
     return move_box(mover_, {box.num_tokens, box.num_heads, plane_.head_dim}, src, strides,
                     plane_.at(box.block, box.head, box.offset) + part.first * row,
@@ -126,9 +130,11 @@ void RowWriter::write_tile(const RowBox& box, const std::byte* src,
   const std::int64_t element = dtype_bytes(plane_.dtype);
   const bool as_is = !plane_.is_int8() && mover_.convert == nullptr;
   Stage stage;
+  Stage whole;  // a tile that will be streamed
   for (std::int32_t h = 0; h < box.num_heads; ++h) {
     const std::byte* const rows = src + h * strides.head;
-    std::byte* const tile = plane_.at(box.block, box.head + h, box.offset);
+    std::byte* const target = plane_.at(box.block, box.head + h, box.offset);
+    std::byte* const tile = streams ? whole.bytes : target;
     float inverse[kGranuleTokens];
     for (std::int32_t t = 0; plane_.is_int8() && t < part.count; ++t) {
       inverse[t] = scale_row(rows + t * strides.token, box.block, box.head + h, box.offset + t);
@@ -157,6 +163,7 @@ void RowWriter::write_tile(const RowBox& box, const std::byte* src,
         pack_k(part, from, from_stride, tile);
       }
     }
+    if (streams) stream_lines(tile, target, plane_.head_dim * element * kGranuleTokens);
   }
 }
 
