@@ -10,6 +10,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "bench_attention.h"
 #include "bench_core.h"
 #include "printable_text.h"
 
@@ -99,6 +100,25 @@ std::string row_text(const bench::Row& row) {
   throw CLI::ValidationError(option, "'" + text + "', allowed: " + allowed);
 }
 
+bool contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string all;
+  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
+  return all;
+}
+
+void check_filter(const BenchOptions& options) {
+  const std::vector<std::string> names =
+      options.family == "core" ? bench::core_row_names() : bench::attention_row_names();
+  const bool any = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+    return name.find(options.filter) != std::string::npos;
+  });
+  if (!any) refuse("--filter", options.filter, "a part of one of " + joined(names));
+}
+
 void progress(const std::string& text) {
   if (::isatty(STDERR_FILENO) == 0) return;
   std::cerr << "\r\x1b[K" << text << std::flush;
@@ -110,53 +130,71 @@ void add_bench_options(CLI::App& app, BenchOptions& options) {
   app.footer(
       "Examples:\n"
       "  kvfolio bench core\n"
-      "  kvfolio bench core --filter tree. --rounds 21 --json\n\n"
+      "  kvfolio bench core --filter tree. --rounds 21 --json\n"
+      "  kvfolio bench attention --filter decode. --threads 4\n\n"
       "core: the manager, the prefix tree, the block pool and storage, one thread, no model.\n"
+      "attention: append, gather and attention over the blocks, as parts of what this machine\n"
+      "reads and computes, with one thread and with several.\n"
       "Each result is checked before it is timed. docs/measuring.md says how it measures and how\n"
-      "to read a row. All of it takes some minutes and 4 GiB; --quick takes seconds, and its\n"
-      "numbers mean nothing.\n"
+      "to read a row. Each takes some minutes and 4 GiB; --quick takes seconds, and its numbers\n"
+      "mean nothing.\n"
       "Exit codes: 0 done, floors reached or not; 1 a result was wrong; 2 bad usage.");
   app.add_option_function<std::string>(
          "family",
-         [](const std::string& text) {
-           if (text != "core") refuse("family", text, "core (what this build has)");
-         },
-         "What to measure: core [core]")
-      ->type_name("NAME");
-  app.add_option_function<std::string>(
-         "--filter",
          [&options](const std::string& text) {
-           const std::vector<std::string> names = bench::row_names();
-           const bool any = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
-             return name.find(text) != std::string::npos;
-           });
-           if (!any) {
-             std::string all;
-             for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
-             refuse("--filter", text, "a part of one of " + all);
-           }
-           options.filter = text;
+           if (text != "core" && text != "attention") refuse("family", text, "core, attention");
+           options.family = text;
          },
-         "Only rows whose name contains this")
+         "What to measure: core, attention [core]")
+      ->type_name("NAME");
+  app.add_option("--filter", options.filter, "Only rows whose name contains this")
       ->type_name("NAME");
   app.add_option("--rounds", options.rounds, "Rounds of each figure; a row gives their median [9]")
       ->check(CLI::Range(1, 1000))
       ->type_name("N");
   app.add_flag("--quick", options.quick, "One round of small cases: everything runs and is right");
   app.add_flag("--json", options.json, "A JSON object for each row");
+  CLI::Option* const target =
+      app.add_option("--target", options.target,
+                     "attention: the kernels to measure, one that this CPU runs; reference takes "
+                     "hours [the fastest]")
+          ->type_name("NAME");
+  CLI::Option* const threads = app.add_option("--threads", options.threads,
+                                              "attention: rows for one thread and for so many [2]")
+                                   ->check(CLI::Range(1, 256))
+                                   ->type_name("N");
+  // What one option allows depends on the family, which may come after it.
+  app.final_callback([&options, target, threads] {
+    if (options.family == "core") {
+      for (const CLI::Option* option : {target, threads}) {
+        if (!option->empty()) refuse("family", "core", option->get_name() + " with attention only");
+      }
+    }
+    check_filter(options);
+    const std::vector<std::string> targets = bench::attention_targets();
+    if (options.target != "auto" && !contains(targets, options.target)) {
+      refuse("--target", options.target, "auto, " + joined(targets));
+    }
+  });
 }
 
 int bench(const BenchOptions& options) {
-  bench::Options what{.rounds = options.quick ? 1 : options.rounds,
-                      .quick = options.quick,
-                      .filter = options.filter};
+  const bench::Options what{.rounds = options.quick ? 1 : options.rounds,
+                            .quick = options.quick,
+                            .filter = options.filter};
+  const auto emit = [&](const bench::Row& row) {
+    progress("");
+    std::cout << (options.json ? row_json(row) + "\n" : row_text(row)) << std::flush;
+    progress("kvfolio bench: after " + row.name);
+  };
   try {
     progress("kvfolio bench: measuring");
-    bench::run_core(what, [&](const bench::Row& row) {
-      progress("");
-      std::cout << (options.json ? row_json(row) + "\n" : row_text(row)) << std::flush;
-      progress("kvfolio bench: after " + row.name);
-    });
+    if (options.family == "core") {
+      bench::run_core(what, emit);
+    } else {
+      bench::run_attention({.common = what, .target = options.target, .threads = options.threads},
+                           emit);
+    }
     progress("");
     return 0;
   } catch (const bench::WrongResult& error) {

@@ -3,6 +3,7 @@
 
 // The verb `kvfolio bench`.
 
+#include <cstdint>
 #include <string>
 
 namespace CLI {
@@ -12,10 +13,14 @@ class App;
 namespace kvfolio::tools {
 
 struct BenchOptions {
+  std::string family = "core";
   std::string filter;
   int rounds = 9;
   bool quick = false;
   bool json = false;
+  // Of attention.
+  std::string target = "auto";
+  std::int32_t threads = 2;
 };
 
 // Adds the options of the verb to `app`; parsing fills `options`, which outlives `app`.

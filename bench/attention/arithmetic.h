@@ -2,8 +2,8 @@
 #pragma once
 
 // Loops of nothing but multiply-adds on registers: the peak of one core, by kind. Each is compiled
-// with flags of its own and includes no code that others share (a header's inline function, compiled
-// for a newer processor, could be the copy that the linker keeps for all).
+// with flags of its own and includes no code that others share (a header's inline function,
+// compiled for a newer processor, could be the copy that the linker keeps for all).
 
 #include <cstdint>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The loop of read_tile, over vectors of kBytes: included once by each source, which names its own
-// instance by its vector.
+// The loop of read_tile, over vectors of 64-bit integers. Each source that includes it has its own
+// copy, compiled with that source's flags.
 
 #include <cstring>
 
@@ -10,14 +10,9 @@
 
 namespace kvfolio::bench {
 
-template <int kBytes>
-struct Wide {
-  using Type = std::uint64_t __attribute__((vector_size(kBytes)));
-};
-
-template <int kBytes>
+template <typename Vector>
 static std::uint64_t read_tile(const TileShape& shape, const Tile& tile, const Tile* ahead) {
-  using Vector = typename Wide<kBytes>::Type;
+  constexpr int kBytes = sizeof(Vector);
   Vector sum = {};
   std::uint64_t rest = 0;
   for (int plane = 0; plane < 4; ++plane) {

@@ -3,8 +3,10 @@
 
 namespace kvfolio::bench {
 
+using Vector = std::uint64_t __attribute__((vector_size(16)));
+
 std::uint64_t read_tile_plain(const TileShape& shape, const Tile& tile, const Tile* ahead) {
-  return read_tile<16>(shape, tile, ahead);
+  return read_tile<Vector>(shape, tile, ahead);
 }
 
 }  // namespace kvfolio::bench

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A cache full of made-up tokens, calls of attend() over it, and the same blocks only read.
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "context.h"
+#include "kvfolio/storage.h"
+
+namespace kvfolio::bench {
+
+struct CaseShape {
+  DType dtype = DType::kF32;
+  Format format = Format::kGranule;
+  std::int32_t block_size = 16;
+  bool shuffled = true;  // blocks in random order, else one behind the other
+  std::int32_t num_layers = 1;
+  std::vector<std::int32_t> lengths;  // tokens of each sequence
+};
+
+inline constexpr std::int32_t kKvHeads = 4;
+inline constexpr std::int32_t kHeadDim = 128;
+inline constexpr std::int32_t kMostGroup = 16;
+
+// What the queries of a cache of this type are made of.
+[[nodiscard]] DType query_dtype(DType cache);
+// Largest error of an output row that is right, relative to its length.
+[[nodiscard]] double tolerance(DType cache);
+
+// Every sequence full, with numbers that depend on (sequence, layer, position, head, element) only,
+// whatever the format and the blocks are.
+class CachedCase {
+ public:
+  explicit CachedCase(CaseShape shape);
+
+  [[nodiscard]] const CaseShape& shape() const { return shape_; }
+  [[nodiscard]] const KVView& view() const { return view_; }
+  [[nodiscard]] std::int32_t num_sequences() const {
+    return static_cast<std::int32_t>(shape_.lengths.size());
+  }
+  [[nodiscard]] const std::vector<std::int32_t>& table() const { return table_; }
+  [[nodiscard]] std::int32_t table_stride() const { return table_stride_; }
+  [[nodiscard]] std::int32_t slot(std::int32_t sequence, std::int32_t position) const;
+  // Of all layers: K and V of every token, scales included.
+  [[nodiscard]] double bytes() const;
+  // Of the memory of the cache, padding included.
+  [[nodiscard]] double memory_bytes() const { return static_cast<double>(memory_bytes_); }
+  // Tokens times KV heads, of all layers.
+  [[nodiscard]] double token_heads() const;
+
+  // Reads all of it, a share for each thread, in the order (layer, sequence, 1024 tokens, head, 16
+  // tokens) that attention takes, and asks for memory so many tiles of 16 tokens ahead (0: never).
+  void read_blocks(const Context& context, std::int32_t threads, std::int32_t ahead) const;
+  // Reads the memory of the cache from its first byte to its last.
+  void read_in_order(const Context& context, std::int32_t threads, std::int32_t ahead) const;
+
+ private:
+  void fill();
+
+  CaseShape shape_;
+  KVStorage storage_;
+  KVView view_;
+  std::int64_t memory_bytes_ = 0;
+  std::vector<std::int32_t> table_;  // [sequences, table_stride]
+  std::int32_t table_stride_ = 0;
+  TileShape tile_shape_;
+};
+
+// The distance ahead at which reading is fastest here, of several.
+[[nodiscard]] std::int32_t best_ahead(const Context& context, const CachedCase& what,
+                                      std::int32_t threads, bool in_order);
+
+// attend() over a case: the last `queries` positions of each sequence, `group` query heads for each
+// KV head. Query head g of a KV head has the same numbers whatever the group is.
+class AttentionCall {
+ public:
+  AttentionCall(const Context& context, const CachedCase& cache, std::int32_t group,
+                std::int32_t queries);
+
+  // All layers, one call for each.
+  void run(std::int32_t threads);
+  // Multiplications and additions of one run, only what the mask lets through.
+  [[nodiscard]] double operations() const;
+  // One output row, of the last layer.
+  [[nodiscard]] const float* row(std::int32_t row, std::int32_t kv_head, std::int32_t g) const {
+    return out_.data() + (static_cast<std::size_t>(row) * num_heads() +
+                          static_cast<std::size_t>(kv_head * group_ + g)) *
+                             kHeadDim;
+  }
+  [[nodiscard]] std::int32_t num_rows() const { return query_start_.back(); }
+  [[nodiscard]] std::int32_t group() const { return group_; }
+  [[nodiscard]] const std::vector<float>& out() const { return out_; }
+
+  // The reference over one row and one KV head of the last layer.
+  void run_reference(std::int32_t row, std::int32_t kv_head);
+
+ private:
+  [[nodiscard]] std::size_t num_heads() const {
+    return static_cast<std::size_t>(kKvHeads * group_);
+  }
+  [[nodiscard]] AttentionArgs args();
+
+  const Context& context_;
+  const CachedCase& cache_;
+  std::int32_t group_;
+  std::vector<std::int32_t> query_start_;
+  std::vector<std::byte> q_;
+  ConstRowsView q_rows_;
+  std::vector<float> out_;  // [rows, heads, head_dim]
+  std::vector<std::byte> workspace_;
+};
+
+// Rows that the reference computed, to compare calls with: a few of them, each with all of its
+// query heads.
+class Expected {
+ public:
+  // Some (row, KV head) of a case; `most` of them.
+  Expected(const Context& context, const CachedCase& cache, std::int32_t queries,
+           std::int32_t most);
+  // Throws WrongResult with what differs. Also where the same call over another format, or on other
+  // threads, gave other bits.
+  void check(AttentionCall& call, const Context& context, const CaseShape& shape);
+
+ private:
+  struct Row {
+    std::int32_t row = 0;
+    std::int32_t kv_head = 0;
+    std::vector<float> out;  // [kMostGroup, head_dim]
+  };
+  std::vector<Row> rows_;
+  std::vector<std::pair<std::int32_t, std::uint64_t>> hashes_;  // of whole outputs, by group
+};
+
+}  // namespace kvfolio::bench

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Decode, one query for each of eight long sequences: for each format one panel of rounds with the
+// two reads of each type's cache and attention for each type, group and number of threads.
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <tuple>
+
+#include "cached_case.h"
+
+namespace kvfolio::bench {
+namespace {
+
+constexpr std::int32_t kGroups[] = {1, 4, 5, 7, 8, 12, 16};
+
+// Of G = 8, the case that is promised. See docs/measuring.md.
+std::optional<PromiseByClass> promised(const Context& context, const CaseShape& shape) {
+  if (!context.is_avx512()) return {};
+  if (shape.format != Format::kGranule) {
+    if (shape.dtype == DType::kInt8) return {};
+    return PromiseByClass{{0.45, 0.60}, {0.38, 0.50}};
+  }
+  switch (shape.dtype) {
+    case DType::kF32:
+    case DType::kF16:
+      return PromiseByClass{{0.65, 0.75}, {0.50, 0.60}};
+    case DType::kBF16:
+      if (!context.has_dot_products()) return {};
+      return PromiseByClass{{0.70, 0.85}, {0.60, 0.75}};
+    case DType::kInt8:
+      if (!context.has_dot_products()) return {};
+      return PromiseByClass{{0.80, 0.92}, {0.72, 0.85}};
+    default:
+      return {};
+  }
+}
+
+std::optional<Promise> promised_of_group(std::int32_t group) {
+  if (group >= 5 && group <= 7) return Promise{0.85, 0.95};
+  if (group == 12) return Promise{0.60, 0.75};
+  return {};
+}
+
+// Eight sequences, together four times the third-level cache or more.
+CaseShape shape_of(const Context& context, DType dtype, Format format) {
+  CaseShape shape{.dtype = dtype, .format = format, .lengths = {}};
+  if (context.session.quick()) {
+    shape.lengths = {320, 129};
+    return shape;
+  }
+  const std::int64_t token_bytes = std::int64_t{2} * kKvHeads * kHeadDim * dtype_bytes(dtype);
+  std::int64_t length = 16'384;
+  while (8 * length * token_bytes < 4 * context.l3_bytes) length += 4096;
+  shape.lengths.assign(8, static_cast<std::int32_t>(length));
+  return shape;
+}
+
+class DecodePanel {
+ public:
+  DecodePanel(const Context& context, Format format, std::map<DType, Expected>& expected)
+      : context_(context) {
+    for (const DType dtype : context.dtypes()) add(shape_of(context, dtype, format), expected);
+    panel_.run(context.session.rounds());
+  }
+
+  void report() const {
+    for (const Type& type : types_) report_reads(type);
+    for (const Type& type : types_) {
+      for (const Piece& piece : type.pieces) report_piece(type, piece);
+    }
+    for (const Type& type : types_) {
+      for (const Piece& piece : type.pieces) report_group(type, piece);
+    }
+    report_int8();
+  }
+
+ private:
+  struct Read {
+    std::size_t blocks = 0;
+    std::size_t in_order = 0;
+    std::int32_t ahead = 0;
+  };
+  struct Piece {
+    std::int32_t group = 0;
+    std::int32_t threads = 1;
+    std::size_t piece = 0;
+  };
+  struct Type {
+    std::unique_ptr<CachedCase> cache;
+    std::vector<std::unique_ptr<AttentionCall>> calls;
+    std::vector<Piece> pieces;
+    std::map<std::int32_t, Read> reads;  // by threads
+  };
+
+  void add(const CaseShape& shape, std::map<DType, Expected>& expected) {
+    Type type;
+    type.cache = std::make_unique<CachedCase>(shape);
+    const CachedCase& cache = *type.cache;
+    auto known = expected.find(shape.dtype);
+    if (known == expected.end()) {
+      known = expected.emplace(shape.dtype, Expected(context_, cache, 1, 8)).first;
+    }
+    for (const std::int32_t threads : context_.thread_counts) {
+      const std::int32_t in_order = best_ahead(context_, cache, threads, true);
+      const std::int32_t ahead = best_ahead(context_, cache, threads, false);
+      Read read;
+      read.ahead = ahead;
+      read.in_order = panel_.add(
+          [this, &cache, threads, in_order] { cache.read_in_order(context_, threads, in_order); });
+      read.blocks = panel_.add(
+          [this, &cache, threads, ahead] { cache.read_blocks(context_, threads, ahead); });
+      type.reads[threads] = read;
+    }
+    for (const std::int32_t group : kGroups) {
+      type.calls.push_back(std::make_unique<AttentionCall>(context_, cache, group, 1));
+      AttentionCall& call = *type.calls.back();
+      known->second.check(call, context_, shape);
+      for (const std::int32_t threads : context_.thread_counts) {
+        type.pieces.push_back(
+            {group, threads, panel_.add([&call, threads] { call.run(threads); })});
+      }
+    }
+    types_.push_back(std::move(type));
+  }
+
+  [[nodiscard]] std::vector<std::pair<std::string, Fact>> facts(const Type& type,
+                                                                std::int32_t threads) const {
+    return {{"dtype", to_string(type.cache->shape().dtype)},
+            {"format", to_string(type.cache->shape().format)},
+            {"threads", std::int64_t{threads}}};
+  }
+  [[nodiscard]] std::string work(const Type& type) const {
+    const CaseShape& shape = type.cache->shape();
+    return std::to_string(shape.lengths.size()) + " sequences x " +
+           std::to_string(shape.lengths[0]) +
+           " tokens, 4 KV heads of 128, blocks of 16 in random order";
+  }
+
+  // How much faster the read in block order is on so many threads than on one.
+  [[nodiscard]] double scaling(const Type& type, std::int32_t threads) const {
+    return median(quotients(panel_.seconds(type.reads.at(1).blocks),
+                            panel_.seconds(type.reads.at(threads).blocks)));
+  }
+
+  void report_reads(const Type& type) const {
+    const double bytes = type.cache->bytes();
+    for (const auto& [threads, read] : type.reads) {
+      const std::vector<double> in_order =
+          panel_.giga_rate(read.in_order, type.cache->memory_bytes());
+      context_.session.report({.name = "read.in_order",
+                               .facts = facts(type, threads),
+                               .unit = "GB/s",
+                               .lower_is_better = false,
+                               .note = "the memory of the cache from front to back"},
+                              {in_order, {}});
+      auto names = facts(type, threads);
+      names.emplace_back("tiles_ahead", std::int64_t{read.ahead});
+      context_.session.report(
+          {.name = "read.blocks",
+           .facts = std::move(names),
+           .unit = "GB/s",
+           .lower_is_better = false,
+           .note = work(type) + ", only read, in the order of attention; ceiling: in order. " +
+                   std::to_string(threads) + " threads read " + two_digits(scaling(type, threads)) +
+                   " x as fast as one"},
+          {panel_.giga_rate(read.blocks, bytes), in_order});
+    }
+  }
+
+  void report_piece(const Type& type, const Piece& piece) const {
+    const CaseShape& shape = type.cache->shape();
+    auto names = facts(type, piece.threads);
+    names.emplace_back("group", std::int64_t{piece.group});
+    names.emplace_back("target", context_.target_name());
+    const double bytes = type.cache->bytes();
+    Figure figure{.name = "decode.bytes",
+                  .facts = names,
+                  .unit = "GB/s",
+                  .lower_is_better = false,
+                  .promise_is_ratio = true,
+                  .note = work(type) + "; ceiling: reading the same blocks"};
+    const std::optional<PromiseByClass> promise = promised(context_, shape);
+    if (promise && piece.group == 8) figure.promise = context_.promise(*promise);
+    Context::judge(figure, piece.threads, scaling(type, piece.threads));
+    context_.session.report(figure, {panel_.giga_rate(piece.piece, bytes),
+                                     panel_.giga_rate(type.reads.at(piece.threads).blocks, bytes)});
+    std::vector<double> millions = panel_.giga_rate(piece.piece, type.cache->token_heads() * 1e3);
+    context_.session.report({.name = "decode.token_heads",
+                             .facts = names,
+                             .unit = "M/s",
+                             .lower_is_better = false,
+                             .note = "tokens times KV heads"},
+                            {std::move(millions), {}});
+  }
+
+  [[nodiscard]] const Piece& piece_of(const Type& type, std::int32_t group,
+                                      std::int32_t threads) const {
+    return *std::find_if(type.pieces.begin(), type.pieces.end(), [&](const Piece& piece) {
+      return piece.group == group && piece.threads == threads;
+    });
+  }
+
+  void report_group(const Type& type, const Piece& piece) const {
+    if (piece.group == 8) return;
+    auto names = facts(type, piece.threads);
+    names.emplace_back("group", std::int64_t{piece.group});
+    names.emplace_back("target", context_.target_name());
+    Figure figure{.name = "decode.group",
+                  .facts = std::move(names),
+                  .unit = "M token-heads/s",
+                  .lower_is_better = false,
+                  .promise_is_ratio = true,
+                  .note = "ceiling: 8 query heads for each KV head"};
+    if (type.cache->shape().format == Format::kGranule) {
+      figure.promise = promised_of_group(piece.group);
+    }
+    Context::judge(figure, piece.threads, scaling(type, piece.threads));
+    const double work = type.cache->token_heads() * 1e3;
+    context_.session.report(figure,
+                            {panel_.giga_rate(piece.piece, work),
+                             panel_.giga_rate(piece_of(type, 8, piece.threads).piece, work)});
+  }
+
+  void report_int8() const {
+    const Type* int8 = nullptr;
+    const Type* bf16 = nullptr;
+    for (const Type& type : types_) {
+      if (type.cache->shape().dtype == DType::kInt8) int8 = &type;
+      if (type.cache->shape().dtype == DType::kBF16) bf16 = &type;
+    }
+    for (const std::int32_t threads : context_.thread_counts) {
+      Figure figure{.name = "decode.int8_over_bf16",
+                    .facts = {{"format", to_string(int8->cache->shape().format)},
+                              {"threads", std::int64_t{threads}},
+                              {"group", std::int64_t{8}},
+                              {"target", context_.target_name()}},
+                    .unit = "M token-heads/s",
+                    .lower_is_better = false,
+                    .promise_is_ratio = true,
+                    .note = "ceiling: bf16; a better kernel for bf16 lowers the ratio"};
+      if (int8->cache->shape().format == Format::kGranule && context_.has_dot_products()) {
+        figure.promise = Promise{1.5, 1.75};
+      }
+      Context::judge(figure, threads, scaling(*int8, threads));
+      context_.session.report(
+          figure,
+          {panel_.giga_rate(piece_of(*int8, 8, threads).piece, int8->cache->token_heads() * 1e3),
+           panel_.giga_rate(piece_of(*bf16, 8, threads).piece, bf16->cache->token_heads() * 1e3)});
+    }
+  }
+
+  const Context& context_;
+  Panel panel_;
+  std::vector<Type> types_;
+};
+
+const std::vector<std::string>& names() {
+  static const std::vector<std::string> all{"read.in_order", "read.blocks",
+                                            "decode.bytes",  "decode.token_heads",
+                                            "decode.group",  "decode.int8_over_bf16"};
+  return all;
+}
+
+void run(const Context& context) {
+  std::map<DType, Expected> expected;
+  for (const Format format : {Format::kGranule, Format::kHnd, Format::kNhd}) {
+    DecodePanel(context, format, expected).report();
+  }
+}
+
+}  // namespace
+
+AttentionFamily decode_family() { return {names(), run}; }
+
+}  // namespace kvfolio::bench
