@@ -146,9 +146,8 @@ struct Prepared {
       first_kept.push_back(seq.first_kept);
       max_kv_len = std::max(max_kv_len, seq.kv_len);
     }
-    workspace.resize(static_cast<std::size_t>(
-        *attention_workspace_bytes(cache.view, q.rows.num_heads, max_kv_len,
-                                   KernelTarget::kReference)));
+    workspace.resize(static_cast<std::size_t>(*attention_workspace_bytes(
+        cache.view, q.rows.num_heads, max_kv_len, KernelTarget::kReference)));
     args = {.cache = cache.view,
             .layer = s.layer,
             .batch = {.query_start = query_start,
@@ -830,9 +829,8 @@ TEST(AttentionWorkspace, ImpossibleShapesAreErrors) {
 
 TEST(KernelTarget, NamesGoBothWaysAndUnknownNamesAreErrors) {
   for (const KernelTarget target :
-       {KernelTarget::kAuto, KernelTarget::kReference, KernelTarget::kPortable,
-        KernelTarget::kAvx2, KernelTarget::kAvx512, KernelTarget::kAvx512Bf16,
-        KernelTarget::kNeon}) {
+       {KernelTarget::kAuto, KernelTarget::kReference, KernelTarget::kPortable, KernelTarget::kAvx2,
+        KernelTarget::kAvx512, KernelTarget::kAvx512Bf16, KernelTarget::kNeon}) {
     EXPECT_EQ(*parse_kernel_target(to_string(target)), target);
   }
   EXPECT_STREQ(to_string(KernelTarget::kAvx512Bf16), "avx512-bf16");
@@ -858,8 +856,10 @@ TEST(KernelTarget, TheMachineHasTheReferenceFirstAndAFastTargetLast) {
 
 TEST(KernelTarget, WhatAFastTargetDoesNotTakeIsTheReferencesUnlessItIsForced) {
   const KernelTarget fast = kernel_targets().back();
-  for (const auto& [dtype, k, v] : {std::tuple{DType::kF64, 64, 64}, {DType::kF32, 20, 24},
-                                    {DType::kF32, 264, 8}, {DType::kF32, 8, 4}}) {
+  for (const auto& [dtype, k, v] : {std::tuple{DType::kF64, 64, 64},
+                                    {DType::kF32, 20, 24},
+                                    {DType::kF32, 264, 8},
+                                    {DType::kF32, 8, 4}}) {
     TestCache cache({.head_dim_k = k, .head_dim_v = v, .dtype = dtype, .num_blocks = 1});
     if (std::getenv("KVFOLIO_KERNEL") == nullptr) {
       EXPECT_EQ(*choose_kernel_target(cache.view), KernelTarget::kReference);

@@ -226,8 +226,7 @@ void reference_attend(const AttentionArgs& args) noexcept {
   if (num_threads == 1) {
     call.work(0);
   } else {
-    parallel_for(*args.executor, num_threads,
-                 [&](std::int32_t thread) { call.work(thread); });
+    parallel_for(*args.executor, num_threads, [&](std::int32_t thread) { call.work(thread); });
   }
 }
 

@@ -359,8 +359,7 @@ class Attend {
   };
   [[nodiscard]] static Place place(const HeadRows& all, std::int32_t head, std::int64_t block,
                                    std::int64_t offset, std::int64_t step) {
-    Place at{all.rows + head * all.head_stride + block * all.block_stride +
-                 step * all.token_stride,
+    Place at{all.rows + head * all.head_stride + block * all.block_stride + step * all.token_stride,
              nullptr};
     if constexpr (E::kScaled) {
       at.scales = all.scales + head * all.scale_head_stride + block * all.scale_block_stride +
@@ -532,14 +531,30 @@ class Attend {
     for (std::int32_t b = 0; b < blocks; ++b) {
       const std::int32_t count = (last - row + blocks - b - 1) / (blocks - b);
       switch (count) {
-        case 1: take_block<1>(row, seen, mask); break;
-        case 2: take_block<2>(row, seen, mask); break;
-        case 3: take_block<3>(row, seen, mask); break;
-        case 4: take_block<4>(row, seen, mask); break;
-        case 5: take_block<5>(row, seen, mask); break;
-        case 6: take_block<6>(row, seen, mask); break;
-        case 7: take_block<7>(row, seen, mask); break;
-        default: take_block<8>(row, seen, mask); break;
+        case 1:
+          take_block<1>(row, seen, mask);
+          break;
+        case 2:
+          take_block<2>(row, seen, mask);
+          break;
+        case 3:
+          take_block<3>(row, seen, mask);
+          break;
+        case 4:
+          take_block<4>(row, seen, mask);
+          break;
+        case 5:
+          take_block<5>(row, seen, mask);
+          break;
+        case 6:
+          take_block<6>(row, seen, mask);
+          break;
+        case 7:
+          take_block<7>(row, seen, mask);
+          break;
+        default:
+          take_block<8>(row, seen, mask);
+          break;
       }
       row += count;
       for (int s = 0; s < kSubtiles; ++s) seen.k_ahead[s] = seen.v_ahead[s] = 0;
@@ -636,9 +651,9 @@ class Attend {
   template <int N, int kFirst, int S>
   void score_rows(std::int32_t row, int s, const TileRows& rows) {
     score_pass<T, E, N, S>(s_.queries + (row + kFirst) * kQueryWords,
-                            s_.query_scales + row + kFirst, s_.query_sums + row + kFirst,
-                            rows.k + s, rows.k_scales + s, rows.k_ahead + s, k_lines_,
-                            s_.scores + kFirst * kTile + s * kGranuleTokens);
+                           s_.query_scales + row + kFirst, s_.query_sums + row + kFirst, rows.k + s,
+                           rows.k_scales + s, rows.k_ahead + s, k_lines_,
+                           s_.scores + kFirst * kTile + s * kGranuleTokens);
   }
 
   // Scores become weights; totals and maxima follow.
