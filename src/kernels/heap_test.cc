@@ -34,10 +34,24 @@ namespace {
 TEST(Kernels, CallsThatSucceedTakeNoMemory) {
   using testing_cache::TestCache;
   using testing_cache::TestRows;
-  for (const DType source : {DType::kF32, DType::kF64}) {
-    TestCache cache({.num_kv_heads = 2, .head_dim_k = 4, .head_dim_v = 4, .num_blocks = 2});
-    TestRows rows(20, 2, 4, source);
-    TestRows out(20, 2, 4, source);
+  struct Case {
+    DType source;
+    DType dtype;
+    Format format;
+  };
+  for (const auto& [source, dtype, format] :
+       {Case{DType::kF32, DType::kF32, Format::kHnd}, Case{DType::kF64, DType::kF32, Format::kHnd},
+        Case{DType::kF32, DType::kInt8, Format::kNhd},
+        Case{DType::kF32, DType::kInt8, Format::kGranule},
+        Case{DType::kF64, DType::kBF16, Format::kGranule}}) {
+    TestCache cache({.num_kv_heads = 2,
+                     .head_dim_k = 8,
+                     .head_dim_v = 8,
+                     .dtype = dtype,
+                     .format = format,
+                     .num_blocks = 2});
+    TestRows rows(20, 2, 8, source);
+    TestRows out(20, 2, 8, source);
     rows.fill(1);
     std::vector<std::int32_t> slots(20);
     for (int t = 0; t < 20; ++t) slots[static_cast<std::size_t>(t)] = t;
@@ -51,7 +65,7 @@ TEST(Kernels, CallsThatSucceedTakeNoMemory) {
     args.batch = {query_start, kv_lens, table, 2};
     args.q = rows.rows;
     args.out = out.rows;
-    TestRows one(1, 1, 4, source);
+    TestRows one(1, 1, 8, source);
 
     const int before = num_heap_calls;
     bool ok = append(cache.view, 0, rows.rows, rows.rows, slots).ok();
