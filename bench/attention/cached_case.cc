@@ -229,6 +229,16 @@ void CachedCase::fill() {
   }
 }
 
+double CachedCase::bytes_read() const {
+  double bytes = 0;
+  for (TileWalk walk(*this, 0, TileWalk::num_items(*this)); !walk.done(); walk.next()) {
+    for (int plane = 0; plane < 4; ++plane) {
+      bytes += tile_shape_.rows[plane] * tile_shape_.row_bytes[plane];
+    }
+  }
+  return bytes;
+}
+
 void CachedCase::read_blocks(const Context& context, std::int32_t threads,
                              std::int32_t ahead) const {
   const std::int64_t items = TileWalk::num_items(*this);
@@ -277,26 +287,23 @@ void CachedCase::read_in_order(const Context& context, std::int32_t threads,
   });
 }
 
-std::int32_t best_ahead(const Context& context, const CachedCase& what, std::int32_t threads,
-                        bool in_order) {
-  std::int32_t best = 0;
-  double least = 0;
+ReadProbe::ReadProbe(Panel& panel, const Context& context, const CachedCase& cache,
+                     std::int32_t threads, Order order) {
   for (const std::int32_t ahead : {0, 1, 2, 4, 8}) {
-    for (int again = 0; again < (context.session.quick() ? 1 : 3); ++again) {
-      const double taken = seconds_of([&] {
-        if (in_order) {
-          what.read_in_order(context, threads, ahead);
-        } else {
-          what.read_blocks(context, threads, ahead);
-        }
-      });
-      if (least == 0 || taken < least) {
-        least = taken;
-        best = ahead;
+    pieces_.emplace_back(ahead, panel.add([&context, &cache, threads, ahead, order] {
+      if (order == Order::kMemory) {
+        cache.read_in_order(context, threads, ahead);
+      } else {
+        cache.read_blocks(context, threads, ahead);
       }
-    }
+    }));
   }
-  return best;
+}
+
+std::pair<std::int32_t, std::size_t> ReadProbe::best(const Panel& panel) const {
+  return *std::min_element(pieces_.begin(), pieces_.end(), [&](const auto& a, const auto& b) {
+    return median(panel.seconds(a.second)) < median(panel.seconds(b.second));
+  });
 }
 
 AttentionCall::AttentionCall(const Context& context, const CachedCase& cache, std::int32_t group,

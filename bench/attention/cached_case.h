@@ -49,6 +49,8 @@ class CachedCase {
   [[nodiscard]] double bytes() const;
   // Of the memory of the cache, padding included.
   [[nodiscard]] double memory_bytes() const { return static_cast<double>(memory_bytes_); }
+  // What read_blocks() reads, counted as it walks.
+  [[nodiscard]] double bytes_read() const;
   // Tokens times KV heads, of all layers.
   [[nodiscard]] double token_heads() const;
 
@@ -70,9 +72,23 @@ class CachedCase {
   TileShape tile_shape_;
 };
 
-// The distance ahead at which reading is fastest here, of several.
-[[nodiscard]] std::int32_t best_ahead(const Context& context, const CachedCase& what,
-                                      std::int32_t threads, bool in_order);
+// Reading a cache as a ceiling: at several distances ahead in every round, and the distance whose
+// median is best is the one that counts.
+class ReadProbe {
+ public:
+  enum class Order { kBlocks, kMemory };
+
+  ReadProbe(Panel& panel, const Context& context, const CachedCase& cache, std::int32_t threads,
+            Order order);
+  // After the rounds: the piece of the panel, and its distance.
+  [[nodiscard]] std::size_t piece(const Panel& panel) const { return best(panel).second; }
+  [[nodiscard]] std::int32_t ahead(const Panel& panel) const { return best(panel).first; }
+
+ private:
+  [[nodiscard]] std::pair<std::int32_t, std::size_t> best(const Panel& panel) const;
+
+  std::vector<std::pair<std::int32_t, std::size_t>> pieces_;  // distance, piece
+};
 
 // attend() over a case: the last `queries` positions of each sequence, `group` query heads for each
 // KV head. Query head g of a KV head has the same numbers whatever the group is.
