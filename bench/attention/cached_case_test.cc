@@ -70,11 +70,12 @@ TEST(BenchAttention, AReadPassesAsManyBytesAsThereAre) {
   const Bench bench;
   for (const DType dtype : bench.context.dtypes()) {
     for (const Format format : bench.context.formats()) {
-      const CachedCase cache({.dtype = dtype, .format = format, .lengths = {64, 48}});
-      EXPECT_EQ(
-          cache.bytes(),
-          112.0 * kKvHeads * (2 * kHeadDim * dtype_bytes(dtype) + (dtype == DType::kInt8 ? 8 : 0)));
-      EXPECT_EQ(cache.bytes_read(), cache.bytes());
+      const CachedCase cache({.dtype = dtype, .format = format, .lengths = {1088, 48}});
+      EXPECT_EQ(cache.bytes(),
+                1136.0 * kKvHeads *
+                    (2 * kHeadDim * dtype_bytes(dtype) + (dtype == DType::kInt8 ? 8 : 0)));
+      EXPECT_EQ(cache.bytes_read(ReadOrder::kByHead), cache.bytes());
+      EXPECT_EQ(cache.bytes_read(ReadOrder::kByToken), cache.bytes());
     }
   }
 }

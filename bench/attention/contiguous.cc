@@ -37,7 +37,7 @@ void run(const Context& context) {
     expected.check(*type.paged_call, context, type.paged->shape());
     expected.check(*type.contiguous_call, context, shape);
     for (const std::int32_t threads : context.thread_counts) {
-      type.reads.emplace_back(panel, context, *type.paged, threads, ReadProbe::Order::kBlocks);
+      type.reads.push_back(ReadProbe::of_blocks(panel, context, *type.paged, threads));
       const std::size_t paged =
           panel.add([call = type.paged_call.get(), threads] { call->run(threads); });
       const std::size_t contiguous =

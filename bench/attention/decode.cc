@@ -102,9 +102,9 @@ class DecodePanel {
       known = expected.emplace(shape.dtype, Expected(context_, cache, 1, 8)).first;
     }
     for (const std::int32_t threads : context_.thread_counts) {
-      type.reads.emplace(
-          threads, Read{.blocks = {panel_, context_, cache, threads, ReadProbe::Order::kBlocks},
-                        .in_order = {panel_, context_, cache, threads, ReadProbe::Order::kMemory}});
+      type.reads.emplace(threads,
+                         Read{.blocks = ReadProbe::of_blocks(panel_, context_, cache, threads),
+                              .in_order = ReadProbe::of_memory(panel_, context_, cache, threads)});
     }
     for (const std::int32_t group : kGroups) {
       type.calls.push_back(std::make_unique<AttentionCall>(context_, cache, group, 1));
@@ -152,13 +152,14 @@ class DecodePanel {
                                .note = "the memory of the cache from front to back"},
                               {in_order, {}});
       auto names = facts(type, threads);
-      names.emplace_back("tiles_ahead", std::int64_t{read.blocks.ahead(panel_)});
+      names.emplace_back("order", to_string(read.blocks.best(panel_).order));
+      names.emplace_back("tiles_ahead", std::int64_t{read.blocks.best(panel_).ahead});
       context_.session.report(
           {.name = "read.blocks",
            .facts = std::move(names),
            .unit = "GB/s",
            .lower_is_better = false,
-           .note = work(type) + ", only read, in the order of attention; ceiling: in order. " +
+           .note = work(type) + ", only read, in the best way of ten; ceiling: in order. " +
                    std::to_string(threads) + " threads read " + two_digits(scaling(type, threads)) +
                    " x as fast as one"},
           {panel_.giga_rate(read.blocks.piece(panel_), bytes), in_order});

@@ -41,7 +41,7 @@ void long_sequence(const Context& context) {
     Expected(context, *type.cache, 1, 1).check(*type.call, context, shape);
     for (int i = 0; i < 2; ++i) {
       const std::int32_t count = i == 0 ? 1 : threads;
-      type.reads.emplace_back(panel, context, *type.cache, count, ReadProbe::Order::kBlocks);
+      type.reads.push_back(ReadProbe::of_blocks(panel, context, *type.cache, count));
       type.attend[i] = panel.add([call = type.call.get(), count] { call->run(count); });
     }
     types.push_back(std::move(type));
