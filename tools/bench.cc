@@ -12,6 +12,7 @@
 
 #include "bench_attention.h"
 #include "bench_core.h"
+#include "choice_option.h"
 #include "printable_text.h"
 
 namespace kvfolio::tools {
@@ -95,11 +96,6 @@ std::string row_text(const bench::Row& row) {
   return text + "\n";
 }
 
-[[noreturn]] void refuse(const std::string& option, const std::string& text,
-                         const std::string& allowed) {
-  throw CLI::ValidationError(option, "'" + text + "', allowed: " + allowed);
-}
-
 bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
@@ -131,7 +127,7 @@ void add_bench_options(CLI::App& app, BenchOptions& options) {
       "Examples:\n"
       "  kvfolio bench core\n"
       "  kvfolio bench core --filter tree. --rounds 21 --json\n"
-      "  kvfolio bench attention --filter decode. --threads 4\n\n"
+      "  kvfolio bench attention --filter decode. --cache-dtype int8 --threads 4\n\n"
       "core: the manager, the prefix tree, the block pool and storage, one thread, no model.\n"
       "attention: append, gather and attention over the blocks, as parts of what this machine\n"
       "reads and computes, with one thread and with several.\n"
@@ -163,11 +159,21 @@ void add_bench_options(CLI::App& app, BenchOptions& options) {
                                               "attention: rows for one thread and for so many [2]")
                                    ->check(CLI::Range(1, 256))
                                    ->type_name("N");
+  CLI::Option* const dtype = add_choice<std::optional<DType>>(
+      app, "--cache-dtype", options.dtype,
+      {{"f32", DType::kF32}, {"f16", DType::kF16}, {"bf16", DType::kBF16}, {"int8", DType::kInt8}},
+      "attention: only caches of this type");
+  CLI::Option* const format = add_choice<std::optional<Format>>(
+      app, "--format", options.format,
+      {{"granule", Format::kGranule}, {"hnd", Format::kHnd}, {"nhd", Format::kNhd}},
+      "attention: only caches in this format");
   // What one option allows depends on the family, which may come after it.
-  app.final_callback([&options, target, threads] {
+  app.final_callback([&options, target, threads, dtype, format] {
     if (options.family == "core") {
-      for (const CLI::Option* option : {target, threads}) {
-        if (!option->empty()) refuse("family", "core", option->get_name() + " with attention only");
+      for (const CLI::Option* option : {target, threads, dtype, format}) {
+        if (!option->empty()) {
+          throw CLI::ValidationError(option->get_name(), "is of kvfolio bench attention, not core");
+        }
       }
     }
     check_filter(options);
@@ -192,7 +198,11 @@ int bench(const BenchOptions& options) {
     if (options.family == "core") {
       bench::run_core(what, emit);
     } else {
-      bench::run_attention({.common = what, .target = options.target, .threads = options.threads},
+      bench::run_attention({.common = what,
+                            .target = options.target,
+                            .threads = options.threads,
+                            .dtype = options.dtype,
+                            .format = options.format},
                            emit);
     }
     progress("");

@@ -4,7 +4,11 @@
 // The verb `kvfolio bench`.
 
 #include <cstdint>
+#include <optional>
 #include <string>
+
+#include "kvfolio/dtype.h"
+#include "kvfolio/spec.h"
 
 namespace CLI {
 class App;
@@ -21,6 +25,8 @@ struct BenchOptions {
   // Of attention.
   std::string target = "auto";
   std::int32_t threads = 2;
+  std::optional<DType> dtype;
+  std::optional<Format> format;
 };
 
 // Adds the options of the verb to `app`; parsing fills `options`, which outlives `app`.

@@ -20,22 +20,23 @@ namespace kvfolio::tools {
 }
 
 template <typename T>
-void add_choice(CLI::App& app, const std::string& name, T& target,
-                std::vector<std::pair<std::string, T>> choices, const std::string& help) {
-  app.add_option_function<std::string>(
-         name,
-         [&target, name, choices = std::move(choices)](const std::string& text) {
-           std::string allowed;
-           for (const auto& [word, value] : choices) {
-             if (word == text) {
-               target = value;
-               return;
-             }
-             allowed += (allowed.empty() ? "" : ", ") + word;
-           }
-           refuse(name, text, allowed + " (what this build has)");
-         },
-         help)
+CLI::Option* add_choice(CLI::App& app, const std::string& name, T& target,
+                        std::vector<std::pair<std::string, T>> choices, const std::string& help) {
+  return app
+      .add_option_function<std::string>(
+          name,
+          [&target, name, choices = std::move(choices)](const std::string& text) {
+            std::string allowed;
+            for (const auto& [word, value] : choices) {
+              if (word == text) {
+                target = value;
+                return;
+              }
+              allowed += (allowed.empty() ? "" : ", ") + word;
+            }
+            refuse(name, text, allowed + " (what this build has)");
+          },
+          help)
       ->type_name("NAME");
 }
 

@@ -13,8 +13,6 @@
 namespace kvfolio::bench {
 namespace {
 
-constexpr Format kFormats[] = {Format::kGranule, Format::kHnd, Format::kNhd};
-
 // K and V of some tokens, each [tokens, heads, head_dim].
 class Rows {
  public:
@@ -93,7 +91,7 @@ void decode_share(const Context& context) {
   };
   std::vector<Piece> pieces;
   for (const DType dtype : context.dtypes()) {
-    for (const Format format : kFormats) {
+    for (const Format format : context.formats()) {
       CaseShape shape{.dtype = dtype, .format = format, .lengths = {}};
       shape.lengths.assign(kSequences, length);
       const std::int64_t layer_bytes =
@@ -141,7 +139,7 @@ void decode_share(const Context& context) {
                   .unit = "% of append and attention",
                   .note = "one token for each of 8 sequences of " + std::to_string(length) +
                           " tokens, " + std::to_string(shape.num_layers) + " layers"};
-    if (shape.format == Format::kGranule) figure.promise = Promise{2, 1};
+    figure.promise = Promise{2, 1};
     session.report(figure, {std::move(shares), {}});
   }
 }
@@ -238,7 +236,7 @@ void run(const Context& context) {
   decode_share(context);
   if (!context.session.wants("append.prefill") && !context.session.wants("gather.rows")) return;
   for (const DType dtype : context.dtypes()) {
-    for (const Format format : kFormats) rows_of(context, dtype, format);
+    for (const Format format : context.formats()) rows_of(context, dtype, format);
   }
 }
 

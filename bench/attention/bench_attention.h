@@ -6,9 +6,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "kvfolio/dtype.h"
+#include "kvfolio/spec.h"
 #include "row.h"
 
 namespace kvfolio::bench {
@@ -17,6 +20,9 @@ struct AttentionOptions {
   Options common;
   std::string target = "auto";  // a name of attention_targets(), or auto: the last of them
   std::int32_t threads = 2;     // rows for one thread and for so many
+  // Only caches of this type and this format; none: all of them.
+  std::optional<DType> dtype = {};
+  std::optional<Format> format = {};
 };
 
 // The names of all rows, in the order in which they come.

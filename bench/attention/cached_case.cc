@@ -61,11 +61,15 @@ std::uint64_t hash_of(const std::vector<float>& values) {
   return hash;
 }
 
-// A walk over the tiles of a case in the order of read_blocks().
+// A walk over the tiles of a case. An item is 1024 tokens of one sequence and layer, of one head
+// (by head) or of all of them (by token).
 class TileWalk {
  public:
-  TileWalk(const CachedCase& cache, std::int64_t first_item, std::int64_t end_item)
-      : cache_(cache), item_(first_item), end_item_(end_item) {
+  TileWalk(const CachedCase& cache, ReadOrder order, std::int64_t first_item, std::int64_t end_item)
+      : cache_(cache),
+        by_head_(order == ReadOrder::kByHead),
+        item_(first_item),
+        end_item_(end_item) {
     enter_item();
   }
 
@@ -73,6 +77,17 @@ class TileWalk {
   void next() {
     position_ += kTileTokens;
     if (position_ < end_position_) return;
+    if (!by_head_) {
+      if (++head_ < kKvHeads) {
+        position_ = first_position_;
+        return;
+      }
+      if (end_position_ < end_of_item_) {
+        head_ = 0;
+        enter_tokens(end_position_);
+        return;
+      }
+    }
     ++item_;
     enter_item();
   }
@@ -96,11 +111,10 @@ class TileWalk {
     return tile;
   }
 
-  // Items of a case: (layer, sequence, range of positions, head).
-  static std::int64_t num_items(const CachedCase& cache) {
+  static std::int64_t num_items(const CachedCase& cache, ReadOrder order) {
     std::int64_t ranges = 0;
     for (const std::int32_t length : cache.shape().lengths) ranges += ranges_of(length);
-    return cache.shape().num_layers * ranges * kKvHeads;
+    return cache.shape().num_layers * ranges * (order == ReadOrder::kByHead ? kKvHeads : 1);
   }
 
  private:
@@ -111,8 +125,8 @@ class TileWalk {
   void enter_item() {
     if (done()) return;
     const std::vector<std::int32_t>& lengths = cache_.shape().lengths;
-    head_ = static_cast<std::int32_t>(item_ % kKvHeads);
-    std::int64_t range = item_ / kKvHeads;
+    head_ = by_head_ ? static_cast<std::int32_t>(item_ % kKvHeads) : 0;
+    std::int64_t range = by_head_ ? item_ / kKvHeads : item_;
     std::int64_t per_layer = 0;
     for (const std::int32_t length : lengths) per_layer += ranges_of(length);
     layer_ = static_cast<std::int32_t>(range / per_layer);
@@ -122,18 +136,27 @@ class TileWalk {
       range -= ranges_of(lengths[static_cast<std::size_t>(sequence_)]);
       ++sequence_;
     }
-    position_ = static_cast<std::int32_t>(range) * kItemTokens;
-    end_position_ = std::min(position_ + kItemTokens, lengths[static_cast<std::size_t>(sequence_)]);
+    const std::int32_t first = static_cast<std::int32_t>(range) * kItemTokens;
+    end_of_item_ = std::min(first + kItemTokens, lengths[static_cast<std::size_t>(sequence_)]);
+    enter_tokens(first);
+  }
+
+  void enter_tokens(std::int32_t first) {
+    first_position_ = position_ = first;
+    end_position_ = by_head_ ? end_of_item_ : std::min(first + 64, end_of_item_);
   }
 
   const CachedCase& cache_;
+  bool by_head_;
   std::int64_t item_;
   std::int64_t end_item_;
   std::int32_t layer_ = 0;
   std::int32_t sequence_ = 0;
   std::int32_t head_ = 0;
-  std::int32_t position_ = 0;
+  std::int32_t first_position_ = 0;  // what one head reads before the next one
   std::int32_t end_position_ = 0;
+  std::int32_t position_ = 0;
+  std::int32_t end_of_item_ = 0;
 };
 
 }  // namespace
@@ -229,15 +252,26 @@ void CachedCase::fill() {
   }
 }
 
-void CachedCase::read_blocks(const Context& context, std::int32_t threads,
+double CachedCase::bytes_read(ReadOrder order) const {
+  double bytes = 0;
+  const std::int64_t items = TileWalk::num_items(*this, order);
+  for (TileWalk walk(*this, order, 0, items); !walk.done(); walk.next()) {
+    for (int plane = 0; plane < 4; ++plane) {
+      bytes += tile_shape_.rows[plane] * tile_shape_.row_bytes[plane];
+    }
+  }
+  return bytes;
+}
+
+void CachedCase::read_blocks(const Context& context, std::int32_t threads, ReadOrder order,
                              std::int32_t ahead) const {
-  const std::int64_t items = TileWalk::num_items(*this);
+  const std::int64_t items = TileWalk::num_items(*this, order);
   const ReadTile read_tile = context.read_tile();
   parallel_for(context.executor(threads), threads, [&](std::int32_t part) {
     const std::int64_t first = items * part / threads;
     const std::int64_t end = items * (part + 1) / threads;
-    TileWalk walk(*this, first, end);
-    TileWalk leader(*this, first, end);
+    TileWalk walk(*this, order, first, end);
+    TileWalk leader(*this, order, first, end);
     for (std::int32_t i = 0; i < ahead && !leader.done(); ++i) leader.next();
     std::uint64_t sum = 0;
     for (; !walk.done(); walk.next()) {
@@ -277,26 +311,47 @@ void CachedCase::read_in_order(const Context& context, std::int32_t threads,
   });
 }
 
-std::int32_t best_ahead(const Context& context, const CachedCase& what, std::int32_t threads,
-                        bool in_order) {
-  std::int32_t best = 0;
-  double least = 0;
-  for (const std::int32_t ahead : {0, 1, 2, 4, 8}) {
-    for (int again = 0; again < (context.session.quick() ? 1 : 3); ++again) {
-      const double taken = seconds_of([&] {
-        if (in_order) {
-          what.read_in_order(context, threads, ahead);
-        } else {
-          what.read_blocks(context, threads, ahead);
-        }
+const char* to_string(ReadOrder order) {
+  switch (order) {
+    case ReadOrder::kByHead:
+      return "by head";
+    case ReadOrder::kByToken:
+      return "by token";
+    case ReadOrder::kMemory:
+      return "memory";
+  }
+  return "invalid";
+}
+
+ReadProbe ReadProbe::of_blocks(Panel& panel, const Context& context, const CachedCase& cache,
+                               std::int32_t threads) {
+  ReadProbe probe;
+  for (const ReadOrder order : {ReadOrder::kByHead, ReadOrder::kByToken}) {
+    for (const std::int32_t ahead : {0, 1, 2, 4, 8}) {
+      const std::size_t piece = panel.add([&context, &cache, threads, order, ahead] {
+        cache.read_blocks(context, threads, order, ahead);
       });
-      if (least == 0 || taken < least) {
-        least = taken;
-        best = ahead;
-      }
+      probe.ways_.push_back({order, ahead, piece});
     }
   }
-  return best;
+  return probe;
+}
+
+ReadProbe ReadProbe::of_memory(Panel& panel, const Context& context, const CachedCase& cache,
+                               std::int32_t threads) {
+  ReadProbe probe;
+  for (const std::int32_t ahead : {0, 2, 8}) {
+    const std::size_t piece = panel.add(
+        [&context, &cache, threads, ahead] { cache.read_in_order(context, threads, ahead); });
+    probe.ways_.push_back({ReadOrder::kMemory, ahead, piece});
+  }
+  return probe;
+}
+
+const ReadProbe::Way& ReadProbe::best(const Panel& panel) const {
+  return *std::min_element(ways_.begin(), ways_.end(), [&](const Way& a, const Way& b) {
+    return median(panel.seconds(a.piece)) < median(panel.seconds(b.piece));
+  });
 }
 
 AttentionCall::AttentionCall(const Context& context, const CachedCase& cache, std::int32_t group,

@@ -31,6 +31,15 @@ inline constexpr std::int32_t kMostGroup = 16;
 // Largest error of an output row that is right, relative to its length.
 [[nodiscard]] double tolerance(DType cache);
 
+// Which tile of 16 tokens comes next: layer by layer, sequence by sequence, 1024 tokens by 1024
+// tokens, and within these
+enum class ReadOrder {
+  kByHead,   // head by head
+  kByToken,  // 64 tokens by 64 tokens, and head by head within them
+  kMemory,   // no: the memory of the cache from its first byte to its last
+};
+[[nodiscard]] const char* to_string(ReadOrder order);
+
 // Every sequence full, with numbers that depend on (sequence, layer, position, head, element) only,
 // whatever the format and the blocks are.
 class CachedCase {
@@ -49,12 +58,15 @@ class CachedCase {
   [[nodiscard]] double bytes() const;
   // Of the memory of the cache, padding included.
   [[nodiscard]] double memory_bytes() const { return static_cast<double>(memory_bytes_); }
+  // What read_blocks() reads, counted as it walks.
+  [[nodiscard]] double bytes_read(ReadOrder order) const;
   // Tokens times KV heads, of all layers.
   [[nodiscard]] double token_heads() const;
 
-  // Reads all of it, a share for each thread, in the order (layer, sequence, 1024 tokens, head, 16
-  // tokens) that attention takes, and asks for memory so many tiles of 16 tokens ahead (0: never).
-  void read_blocks(const Context& context, std::int32_t threads, std::int32_t ahead) const;
+  // Reads all of it, a share for each thread, in an order that attention may take, and asks for
+  // memory so many tiles of 16 tokens ahead (0: never).
+  void read_blocks(const Context& context, std::int32_t threads, ReadOrder order,
+                   std::int32_t ahead) const;
   // Reads the memory of the cache from its first byte to its last.
   void read_in_order(const Context& context, std::int32_t threads, std::int32_t ahead) const;
 
@@ -70,9 +82,27 @@ class CachedCase {
   TileShape tile_shape_;
 };
 
-// The distance ahead at which reading is fastest here, of several.
-[[nodiscard]] std::int32_t best_ahead(const Context& context, const CachedCase& what,
-                                      std::int32_t threads, bool in_order);
+// Reading a cache as a ceiling: in several ways in every round, and the one whose median is best is
+// the one that counts. Of its blocks: in both orders, at several distances ahead.
+class ReadProbe {
+ public:
+  struct Way {
+    ReadOrder order = ReadOrder::kByHead;
+    std::int32_t ahead = 0;
+    std::size_t piece = 0;  // of the panel
+  };
+
+  static ReadProbe of_blocks(Panel& panel, const Context& context, const CachedCase& cache,
+                             std::int32_t threads);
+  static ReadProbe of_memory(Panel& panel, const Context& context, const CachedCase& cache,
+                             std::int32_t threads);
+  // After the rounds.
+  [[nodiscard]] const Way& best(const Panel& panel) const;
+  [[nodiscard]] std::size_t piece(const Panel& panel) const { return best(panel).piece; }
+
+ private:
+  std::vector<Way> ways_;
+};
 
 // attend() over a case: the last `queries` positions of each sequence, `group` query heads for each
 // KV head. Query head g of a KV head has the same numbers whatever the group is.

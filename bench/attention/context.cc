@@ -5,8 +5,6 @@
 #include <cstdio>
 #include <fstream>
 
-#include "kvfolio/spec.h"
-
 namespace kvfolio::bench {
 namespace {
 
@@ -76,6 +74,8 @@ Context::Context(const AttentionOptions& options, const Session& session_in)
       read_tile_(widest_read()) {
   target_ = options.target == "auto" ? kernel_targets().back()
                                      : take(parse_kernel_target(options.target), "--target");
+  if (options.dtype) dtypes_ = {*options.dtype};
+  if (options.format) formats_ = {*options.format};
   thread_counts = {1};
   if (options.threads > 1) thread_counts.push_back(options.threads);
   for (const std::int32_t threads : thread_counts) {
@@ -96,10 +96,6 @@ const Executor& Context::executor(std::int32_t threads) const {
 
 bool Context::is_avx512() const {
   return target_ == KernelTarget::kAvx512 || target_ == KernelTarget::kAvx512Bf16;
-}
-
-std::vector<DType> Context::dtypes() const {
-  return {DType::kF32, DType::kF16, DType::kBF16, DType::kInt8};
 }
 
 std::size_t Context::peak_of(DType dtype) const {

@@ -47,8 +47,12 @@ class Context {
   [[nodiscard]] std::string target_name() const { return to_string(target_); }
   [[nodiscard]] bool is_avx512() const;
   [[nodiscard]] bool has_dot_products() const { return target_ == KernelTarget::kAvx512Bf16; }
-  // Element types and formats that the target takes.
-  [[nodiscard]] std::vector<DType> dtypes() const;
+  // What is asked for: all of f32, f16, bf16, int8 and granule, HND, NHD unless the options name
+  // one.
+  [[nodiscard]] const std::vector<DType>& dtypes() const { return dtypes_; }
+  [[nodiscard]] const std::vector<Format>& formats() const { return formats_; }
+  // Rows of format granule alone.
+  [[nodiscard]] bool has_granule() const { return formats_[0] == Format::kGranule; }
 
   [[nodiscard]] const std::vector<Arithmetic>& arithmetic() const { return arithmetic_; }
   // The peak that attention over such a cache is measured by: an index of arithmetic().
@@ -77,6 +81,8 @@ class Context {
 
  private:
   KernelTarget target_ = KernelTarget::kReference;
+  std::vector<DType> dtypes_ = {DType::kF32, DType::kF16, DType::kBF16, DType::kInt8};
+  std::vector<Format> formats_ = {Format::kGranule, Format::kHnd, Format::kNhd};
   std::vector<std::unique_ptr<ThreadPool>> pools_;  // as thread_counts
   std::vector<Executor> executors_;
   std::vector<Arithmetic> arithmetic_;

@@ -11,12 +11,13 @@ namespace kvfolio::bench {
 namespace {
 
 void run(const Context& context) {
+  if (!context.has_granule()) return;
   Panel panel;
   struct Type {
     std::unique_ptr<CachedCase> paged, contiguous;
     std::unique_ptr<AttentionCall> paged_call, contiguous_call;
     std::vector<std::pair<std::size_t, std::size_t>> pieces;  // by number of threads
-    std::vector<std::size_t> reads;
+    std::vector<ReadProbe> reads;
   };
   std::vector<Type> types;
   for (const DType dtype : context.dtypes()) {
@@ -36,10 +37,7 @@ void run(const Context& context) {
     expected.check(*type.paged_call, context, type.paged->shape());
     expected.check(*type.contiguous_call, context, shape);
     for (const std::int32_t threads : context.thread_counts) {
-      const std::int32_t ahead = best_ahead(context, *type.paged, threads, false);
-      type.reads.push_back(panel.add([&context, cache = type.paged.get(), threads, ahead] {
-        cache->read_blocks(context, threads, ahead);
-      }));
+      type.reads.push_back(ReadProbe::of_blocks(panel, context, *type.paged, threads));
       const std::size_t paged =
           panel.add([call = type.paged_call.get(), threads] { call->run(threads); });
       const std::size_t contiguous =
@@ -64,7 +62,8 @@ void run(const Context& context) {
                     .promise_is_ratio = true,
                     .note = "blocks of 16 in random order; ceiling: blocks of 1024 in order"};
       Context::judge(figure, threads,
-                     median(quotients(panel.seconds(type.reads[0]), panel.seconds(type.reads[i]))));
+                     median(quotients(panel.seconds(type.reads[0].piece(panel)),
+                                      panel.seconds(type.reads[i].piece(panel)))));
       context.session.report(figure, {panel.giga_rate(type.pieces[i].first, type.paged->bytes()),
                                       panel.giga_rate(type.pieces[i].second, type.paged->bytes())});
     }

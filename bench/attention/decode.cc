@@ -78,9 +78,8 @@ class DecodePanel {
 
  private:
   struct Read {
-    std::size_t blocks = 0;
-    std::size_t in_order = 0;
-    std::int32_t ahead = 0;
+    ReadProbe blocks;
+    ReadProbe in_order;
   };
   struct Piece {
     std::int32_t group = 0;
@@ -103,15 +102,9 @@ class DecodePanel {
       known = expected.emplace(shape.dtype, Expected(context_, cache, 1, 8)).first;
     }
     for (const std::int32_t threads : context_.thread_counts) {
-      const std::int32_t in_order = best_ahead(context_, cache, threads, true);
-      const std::int32_t ahead = best_ahead(context_, cache, threads, false);
-      Read read;
-      read.ahead = ahead;
-      read.in_order = panel_.add(
-          [this, &cache, threads, in_order] { cache.read_in_order(context_, threads, in_order); });
-      read.blocks = panel_.add(
-          [this, &cache, threads, ahead] { cache.read_blocks(context_, threads, ahead); });
-      type.reads[threads] = read;
+      type.reads.emplace(threads,
+                         Read{.blocks = ReadProbe::of_blocks(panel_, context_, cache, threads),
+                              .in_order = ReadProbe::of_memory(panel_, context_, cache, threads)});
     }
     for (const std::int32_t group : kGroups) {
       type.calls.push_back(std::make_unique<AttentionCall>(context_, cache, group, 1));
@@ -138,17 +131,20 @@ class DecodePanel {
            " tokens, 4 KV heads of 128, blocks of 16 in random order";
   }
 
+  [[nodiscard]] const std::vector<double>& read_seconds(const Type& type,
+                                                        std::int32_t threads) const {
+    return panel_.seconds(type.reads.at(threads).blocks.piece(panel_));
+  }
   // How much faster the read in block order is on so many threads than on one.
   [[nodiscard]] double scaling(const Type& type, std::int32_t threads) const {
-    return median(quotients(panel_.seconds(type.reads.at(1).blocks),
-                            panel_.seconds(type.reads.at(threads).blocks)));
+    return median(quotients(read_seconds(type, 1), read_seconds(type, threads)));
   }
 
   void report_reads(const Type& type) const {
     const double bytes = type.cache->bytes();
     for (const auto& [threads, read] : type.reads) {
       const std::vector<double> in_order =
-          panel_.giga_rate(read.in_order, type.cache->memory_bytes());
+          panel_.giga_rate(read.in_order.piece(panel_), type.cache->memory_bytes());
       context_.session.report({.name = "read.in_order",
                                .facts = facts(type, threads),
                                .unit = "GB/s",
@@ -156,16 +152,17 @@ class DecodePanel {
                                .note = "the memory of the cache from front to back"},
                               {in_order, {}});
       auto names = facts(type, threads);
-      names.emplace_back("tiles_ahead", std::int64_t{read.ahead});
+      names.emplace_back("order", to_string(read.blocks.best(panel_).order));
+      names.emplace_back("tiles_ahead", std::int64_t{read.blocks.best(panel_).ahead});
       context_.session.report(
           {.name = "read.blocks",
            .facts = std::move(names),
            .unit = "GB/s",
            .lower_is_better = false,
-           .note = work(type) + ", only read, in the order of attention; ceiling: in order. " +
+           .note = work(type) + ", only read, in the best way of ten; ceiling: in order. " +
                    std::to_string(threads) + " threads read " + two_digits(scaling(type, threads)) +
                    " x as fast as one"},
-          {panel_.giga_rate(read.blocks, bytes), in_order});
+          {panel_.giga_rate(read.blocks.piece(panel_), bytes), in_order});
     }
   }
 
@@ -184,8 +181,9 @@ class DecodePanel {
     const std::optional<PromiseByClass> promise = promised(context_, shape);
     if (promise && piece.group == 8) figure.promise = context_.promise(*promise);
     Context::judge(figure, piece.threads, scaling(type, piece.threads));
-    context_.session.report(figure, {panel_.giga_rate(piece.piece, bytes),
-                                     panel_.giga_rate(type.reads.at(piece.threads).blocks, bytes)});
+    context_.session.report(
+        figure, {panel_.giga_rate(piece.piece, bytes),
+                 panel_.giga_rate(type.reads.at(piece.threads).blocks.piece(panel_), bytes)});
     std::vector<double> millions = panel_.giga_rate(piece.piece, type.cache->token_heads() * 1e3);
     context_.session.report({.name = "decode.token_heads",
                              .facts = names,
@@ -230,6 +228,7 @@ class DecodePanel {
       if (type.cache->shape().dtype == DType::kInt8) int8 = &type;
       if (type.cache->shape().dtype == DType::kBF16) bf16 = &type;
     }
+    if (int8 == nullptr || bf16 == nullptr) return;
     for (const std::int32_t threads : context_.thread_counts) {
       Figure figure{.name = "decode.int8_over_bf16",
                     .facts = {{"format", to_string(int8->cache->shape().format)},
@@ -265,7 +264,7 @@ const std::vector<std::string>& names() {
 
 void run(const Context& context) {
   std::map<DType, Expected> expected;
-  for (const Format format : {Format::kGranule, Format::kHnd, Format::kNhd}) {
+  for (const Format format : context.formats()) {
     DecodePanel(context, format, expected).report();
   }
 }

@@ -19,7 +19,8 @@ void long_sequence(const Context& context) {
   struct Type {
     std::unique_ptr<CachedCase> cache;
     std::unique_ptr<AttentionCall> call;
-    std::size_t read[2] = {};  // one thread, all threads
+    // One thread, all threads.
+    std::vector<ReadProbe> reads;
     std::size_t attend[2] = {};
   };
   std::vector<Type> types;
@@ -40,18 +41,15 @@ void long_sequence(const Context& context) {
     Expected(context, *type.cache, 1, 1).check(*type.call, context, shape);
     for (int i = 0; i < 2; ++i) {
       const std::int32_t count = i == 0 ? 1 : threads;
-      const std::int32_t ahead = best_ahead(context, *type.cache, count, false);
-      type.read[i] = panel.add([&context, cache = type.cache.get(), count, ahead] {
-        cache->read_blocks(context, count, ahead);
-      });
+      type.reads.push_back(ReadProbe::of_blocks(panel, context, *type.cache, count));
       type.attend[i] = panel.add([call = type.call.get(), count] { call->run(count); });
     }
     types.push_back(std::move(type));
   }
   panel.run(session.rounds());
   for (const Type& type : types) {
-    const std::vector<double> reading =
-        quotients(panel.seconds(type.read[0]), panel.seconds(type.read[1]));
+    const std::vector<double> reading = quotients(panel.seconds(type.reads[0].piece(panel)),
+                                                  panel.seconds(type.reads[1].piece(panel)));
     Figure figure{.name = "long.scaling",
                   .facts = {{"dtype", to_string(type.cache->shape().dtype)},
                             {"format", "granule"},
@@ -117,6 +115,7 @@ void short_sequences(const Context& context) {
 }
 
 void run(const Context& context) {
+  if (!context.has_granule()) return;
   long_sequence(context);
   short_sequences(context);
 }

@@ -46,10 +46,10 @@ void run(const Context& context) {
     std::unique_ptr<AttentionCall> call;
     std::map<std::int32_t, std::size_t> by_threads;
   };
-  std::vector<Piece> pieces;  // dtype by dtype, granule first
+  std::vector<Piece> pieces;  // dtype by dtype, format by format
   for (const DType dtype : context.dtypes()) {
     std::optional<Expected> expected;
-    for (const Format format : {Format::kGranule, Format::kHnd, Format::kNhd}) {
+    for (const Format format : context.formats()) {
       const CaseShape shape{.dtype = dtype, .format = format, .lengths = {old_tokens + new_tokens}};
       Piece piece;
       piece.cache = std::make_unique<CachedCase>(shape);
@@ -100,8 +100,8 @@ void run(const Context& context) {
   }
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     const Piece& piece = pieces[i];
-    const Piece& granule = pieces[i / 3 * 3];
-    if (piece.cache->shape().format == Format::kGranule) continue;
+    const Piece& granule = pieces[i / context.formats().size() * context.formats().size()];
+    if (piece.cache->shape().format == Format::kGranule || !context.has_granule()) continue;
     for (const auto& [threads, number] : piece.by_threads) {
       Figure figure{.name = "prefill.format",
                     .facts = facts(piece, threads),
