@@ -14,6 +14,10 @@ import numpy as np
 
 SOURCE = pathlib.Path(os.environ["KVFOLIO_SOURCE_DIR"])
 COMMAND = os.environ["KVFOLIO"]
+# What this machine runs, the reference first, and one that it does not.
+KERNELS = subprocess.run([COMMAND, "--version"], capture_output=True, text=True, timeout=60,
+                         check=True).stdout.split("kernels ")[1].split()
+ABSENT = "neon" if "neon" not in KERNELS else "avx2"
 SANITIZED = bool(os.environ.get("KVFOLIO_SANITIZED"))  # takes terabytes of addresses
 sys.path.insert(0, str(SOURCE / "tests"))
 import make_checkpoints  # noqa: E402

@@ -2,6 +2,7 @@
 """The contract of the command line: keys, exit codes, and messages for what is wrong."""
 
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -10,7 +11,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from engine import COMMAND, checkpoint, generate, prompts, run
+from engine import ABSENT, COMMAND, KERNELS, checkpoint, generate, prompts, run
 
 SUMMARY_KEYS = """requests samples generated_tokens tokens_per_s kernel format blocks_total
     blocks_peak prompt_tokens prefill_tokens_computed tokens_reused tokens_recomputed block_copies
@@ -32,9 +33,32 @@ def test_json_has_the_keys():
     result = generate(checkpoint("tied-f32"), [{"id": "r", "prompt_ids": [1, 2, 3]}])
     assert set(SUMMARY_KEYS) <= set(result.summary)
     assert list(result.samples[0]) == SAMPLE_KEYS
-    assert result.summary["kernel"] == "reference"
-    assert result.summary["format"] == "hnd"
+    assert result.summary["kernel"] in KERNELS
     assert len(result.samples[0]["token_ids"]) == 48
+
+
+@pytest.mark.parametrize(("kernel", "block_size", "format"), [
+    ("reference", 16, "hnd"), (None, 16, "granule"), (None, 24, "hnd"), (None, 48, "granule"),
+])
+def test_auto_is_granule_where_a_fast_kernel_and_the_block_size_allow_it(
+        kernel, block_size, format):
+    options = ["--block-size", block_size] + (["--kernel", kernel] if kernel else [])
+    summary = generate(checkpoint("tied-f32"), [{"prompt_ids": [1, 2, 3]}], *options).summary
+    assert summary["format"] == format
+    assert (summary["kernel"] == "reference") == (kernel == "reference")
+
+
+def test_the_variable_names_a_kernel_and_a_wrong_one_is_refused():
+    prompt = ["generate", "--model", str(checkpoint("tied-f32")), "--prompt-ids", "1,2", "--json"]
+    portable = KERNELS[1]
+    for name, code in (("reference", 0), (portable, 0), ("fast", 2), (ABSENT, 2)):
+        done = subprocess.run([COMMAND, *prompt], capture_output=True, text=True, timeout=60,
+                              check=False, env={**os.environ, "KVFOLIO_KERNEL": name})
+        assert done.returncode == code, done.stderr
+        if code == 0:
+            assert f'"kernel":"{name}"' in done.stdout
+        else:
+            assert name in done.stderr and "reference" in done.stderr
 
 
 def test_json_prints_json_only():
@@ -141,7 +165,8 @@ def test_int8_takes_a_quarter_and_its_scales(format):
     (["--temperature", "nan"], ["--temperature", "nan"]),
     (["--top-p", "1.5"], ["--top-p", "1.5", "at most 1"]),
     (["--seed", "-1"], ["--seed", "-1"]),
-    (["--kernel", "avx2"], ["--kernel", "avx2", "reference"]),
+    (["--kernel", "fast"], ["--kernel", "fast", "reference", "avx512-bf16"]),
+    (["--kernel", ABSENT], ["--kernel", ABSENT, "allowed on this machine: reference"]),
     (["--format", "hdn"], ["--format", "hdn", "auto, granule, hnd, nhd"]),
     (["--format", "granule", "--block-size", "24"], ["block_size is 24", "multiples of 16"]),
     (["--format", "granule", "--cache-dtype", "f64"], ["dtype is f64", "f32, f16, bf16, int8"]),

@@ -13,6 +13,9 @@ import pytest
 SOURCE = pathlib.Path(os.environ["KVFOLIO_SOURCE_DIR"])
 COMMAND = os.environ["KVFOLIO"]
 SHIPPED = SOURCE / "models" / "kjv-bytes"
+# What this machine runs, the reference first.
+KERNELS = subprocess.run([COMMAND, "--version"], capture_output=True, text=True, timeout=60,
+                         check=True).stdout.split("kernels ")[1].split()
 sanitized = pytest.mark.skipif(bool(os.environ.get("KVFOLIO_SANITIZED")),
                                reason="slow under the sanitizers; fixture models run there")
 mutants = pytest.mark.skipif(os.environ.get("KVFOLIO_MUTANTS_BUILD", "OFF") in ("", "OFF"),
@@ -130,10 +133,20 @@ def test_a_prompt_of_the_shipped_model_is_longer_than_a_split_of_attention():
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "int8", "f64"])
 def test_each_cache_type_has_one_hash(checkpoint, dtype):
     model = checkpoint("untied-bf16")
-    hashed = proof(model, "--cache-dtype", dtype)
+    hashed = proof(model, "--cache-dtype", dtype, "--kernel", "reference")
     check(hashed)
-    differs = hashed["sha256"] != proof(model, "--cache-dtype", "f32")["sha256"]
+    single = proof(model, "--cache-dtype", "f32", "--kernel", "reference")
+    differs = hashed["sha256"] != single["sha256"]
     assert differs == (dtype != "f64")  # f64 holds exactly what the model computes in f32
+
+
+@sanitized
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "int8"])
+@pytest.mark.parametrize("kernel", KERNELS[1:])
+def test_each_target_has_one_hash_for_each_cache_type(kernel, dtype):
+    result = proof(SHIPPED, "--cache-dtype", dtype, "--kernel", kernel)
+    check(result)
+    assert (result["kernel"], result["cache_dtype"]) == (kernel, dtype)
 
 
 @pytest.mark.parametrize("variant", ["mistral-window", "mistral-window-v5", "mistral-full"])
@@ -178,9 +191,9 @@ def test_the_readme_shows_what_the_command_prints():
     """Products of another instruction set round in another way: elsewhere the hash may differ."""
     readme = (SOURCE / "README.md").read_text()
     shown = readme.split("```text\n$ kvfolio prove --model models/kjv-bytes\n")[1].split("```")[0]
-    matmul = proof(SHIPPED)["matmul"]
-    if matmul != "avx512":
-        pytest.skip(f"the README's run used avx512, this machine uses {matmul}")
+    used = proof(SHIPPED)
+    if (used["matmul"], used["kernel"]) != ("avx512", "avx512-bf16"):
+        pytest.skip(f"the README's run used avx512, this machine uses {used['kernel']}")
     printed = re.sub(r"[\d.]+ s\)", "S)", run(SHIPPED).stdout).splitlines()
     for line in re.sub(r"[\d.]+ s\)", "S)", shown).splitlines():
         assert line in (*printed, "  ...")
