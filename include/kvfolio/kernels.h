@@ -88,6 +88,16 @@ KVFOLIO_API Status read_token(const KVView& cache, const TokenPlace& place, cons
 KVFOLIO_API Status copy_blocks(const KVView& cache, std::span<const std::int32_t> src,
                                std::span<const std::int32_t> dst);
 
+// Copies block src[i] of `from` to block dst[i] of `to`, all layers, into its format and element
+// type, in the order of i: between an engine's rows and tiles, say. Layers, heads, head dims and
+// block sizes are equal; V may be a prefix of K in `from` alone; a row has at most 4096 elements;
+// the two share no memory. Equal element types are copied bit for bit, int8 with its scales; others
+// go as gather() and append() would, one token at a time. All is checked before the first byte
+// moves.
+KVFOLIO_API Status convert_blocks(const KVView& from, const KVView& to,
+                                  std::span<const std::int32_t> src,
+                                  std::span<const std::int32_t> dst);
+
 // dst = src, element by element; equal shapes, any element types.
 KVFOLIO_API Status convert(const ConstRowsView& src, const RowsView& dst);
 
