@@ -8,13 +8,16 @@
 // Rules that hold for all of them:
 // - Every argument is checked before the first byte is written; a call that fails wrote nothing.
 //   What cannot be checked from here is the size of the memory behind a view: KVStorage checks it.
-// - Strides are in bytes; pointers and strides are multiples of the element. Rows may have any
-//   strides, those that are written must not overlap each other or any other argument.
+// - Strides are in bytes; pointers and strides are multiples of the element, in format granule of
+//   64. Rows may have any strides, those that are written must not overlap each other or any other
+//   argument. Rows are f64, f32, f16 or bf16; int8 is a type of caches alone.
 // - A slot is block * block_size + offset. A block table entry is read only when a token of that
 //   block is needed, so entries of dropped blocks may be -1 or 0; one that is needed is checked.
 // - Slots past the length of a sequence hold anything (NaN too) and reach no result.
 // - Conversions are those of dtype.h: round to nearest even, NaN stays NaN. Equal element types
-//   are copied bit for bit.
+//   are copied bit for bit. A token written to an int8 cache gets its scales with it; one that is
+//   read is element * scale in f32, then the type that is wanted. The bytes of a token depend on
+//   its own rows alone: not on its neighbours, the rest of the call or the processor.
 // Thread safety: no state; calls whose written ranges are disjoint may run at the same time.
 
 #include <cstddef>
@@ -81,10 +84,20 @@ KVFOLIO_API Status write_token(const KVView& cache, const TokenPlace& place, con
 KVFOLIO_API Status read_token(const KVView& cache, const TokenPlace& place, const RowsView& k,
                               const RowsView& v);
 
-// Copies block src[i] to block dst[i], all layers, K and V, in the order of i; src[i] == dst[i] is
-// nothing. All pairs are checked before the first byte moves.
+// Copies block src[i] to block dst[i], all layers, K, V and scales, in the order of i; src[i] ==
+// dst[i] is nothing. All pairs are checked before the first byte moves.
 KVFOLIO_API Status copy_blocks(const KVView& cache, std::span<const std::int32_t> src,
                                std::span<const std::int32_t> dst);
+
+// Copies block src[i] of `from` to block dst[i] of `to`, all layers, into its format and element
+// type, in the order of i: between an engine's rows and tiles, say. Layers, heads, head dims and
+// block sizes are equal; V may be a prefix of K in `from` alone; a row has at most 4096 elements;
+// the two share no memory. Equal element types are copied bit for bit, int8 with its scales; others
+// go as gather() and append() would, one token at a time. All is checked before the first byte
+// moves.
+KVFOLIO_API Status convert_blocks(const KVView& from, const KVView& to,
+                                  std::span<const std::int32_t> src,
+                                  std::span<const std::int32_t> dst);
 
 // dst = src, element by element; equal shapes, any element types.
 KVFOLIO_API Status convert(const ConstRowsView& src, const RowsView& dst);

@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cstring>
+#include <string>
+#include <string_view>
+#include <utility>
 
 #include "base/row_nest.h"
+#include "base/text.h"
 #include "kernels/check.h"
 #include "kernels/convert.h"
 #include "kernels/move.h"
+#include "kernels/rows.h"
 #include "kvfolio/kernels.h"
 
 namespace kvfolio {
@@ -17,6 +23,106 @@ Status copy_blocks(const KVView& cache, std::span<const std::int32_t> src,
                       [](std::byte* to, const std::byte* from, std::int64_t bytes) {
                         std::memcpy(to, from, static_cast<std::size_t>(bytes));
                       });
+  return {};
+}
+
+namespace {
+
+// Rows pass through the stack between two caches of unequal format or type: this many elements.
+constexpr std::int32_t kStageElements = 4096;
+
+// K or V of one block of one layer.
+void convert_plane(kernels::Plane from, kernels::Plane to, const KVView& shape,
+                   std::int32_t src_block, std::int32_t dst_block) {
+  const bool raw = from.dtype == DType::kInt8 && to.dtype == DType::kInt8;
+  const std::uint8_t turn = raw ? from.flip() ^ to.flip() : 0;
+  from.raw = to.raw = raw;
+  const DType staged = from.is_int8() ? DType::kF32 : from.dtype;
+  const kernels::RowReader reader(from, staged);
+  const kernels::RowWriter writer(to, staged);
+  alignas(64) std::byte stage[static_cast<std::size_t>(kStageElements) * sizeof(double)];
+  const std::int64_t row_bytes = std::int64_t{from.head_dim} * dtype_bytes(staged);
+  const std::int32_t most = std::min(kGranuleTokens, kStageElements / from.head_dim);
+  kernels::RowBox box;
+  for (box.head = 0; box.head < shape.num_kv_heads; ++box.head) {
+    for (box.offset = 0; box.offset < shape.block_size; box.offset += box.num_tokens) {
+      box.num_tokens = std::min(most, shape.block_size - box.offset);
+      box.block = src_block;
+      reader.read(box, stage, {row_bytes, 0});
+      for (std::int64_t i = 0; turn != 0 && i < box.num_tokens * row_bytes; ++i) {
+        stage[i] ^= std::byte{turn};
+      }
+      box.block = dst_block;
+      writer.write(box, stage, {row_bytes, 0});
+      for (std::int32_t t = 0; raw && t < box.num_tokens; ++t) {
+        std::memcpy(to.scale_at(dst_block, box.head, box.offset + t),
+                    from.scale_at(src_block, box.head, box.offset + t), sizeof(float));
+      }
+    }
+  }
+}
+
+Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
+
+// What two caches must have in common.
+Status check_alike(const KVView& from, const KVView& to) {
+  struct Field {
+    std::string_view name;
+    std::int32_t from;
+    std::int32_t to;
+  };
+  for (const Field& f : {Field{"num_layers", from.num_layers, to.num_layers},
+                         Field{"num_kv_heads", from.num_kv_heads, to.num_kv_heads},
+                         Field{"head_dim_k", from.head_dim_k, to.head_dim_k},
+                         Field{"head_dim_v", from.head_dim_v, to.head_dim_v},
+                         Field{"block_size", from.block_size, to.block_size}}) {
+    if (f.from != f.to) {
+      return invalid(text::concat("block conversion: ", f.name, " is ", f.from, " and ", f.to,
+                                  ", allowed: equal ones"));
+    }
+  }
+  if (to.v_is_prefix_of_k && !from.v_is_prefix_of_k) {
+    return invalid("block conversion: V is a prefix of K in the target, but not in the source");
+  }
+  for (const std::int32_t dim : {from.head_dim_k, from.head_dim_v}) {
+    if (dim > kStageElements) {
+      return invalid(text::concat("block conversion: a row has ", dim,
+                                  " elements, allowed: at most ", kStageElements));
+    }
+  }
+  return {};
+}
+
+Status check_blocks(const KVView& cache, std::string_view name,
+                    std::span<const std::int32_t> blocks) {
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i] >= 0 && blocks[i] < cache.num_blocks) continue;
+    return invalid(text::concat("block conversion: ", name, "[", i, "] is ", blocks[i],
+                                ", its cache has blocks 0 to ", cache.num_blocks - 1));
+  }
+  return {};
+}
+
+}  // namespace
+
+Status convert_blocks(const KVView& from, const KVView& to, std::span<const std::int32_t> src,
+                      std::span<const std::int32_t> dst) {
+  KVFOLIO_RETURN_IF_ERROR(kernels::check_view(from));
+  KVFOLIO_RETURN_IF_ERROR(kernels::check_view(to));
+  KVFOLIO_RETURN_IF_ERROR(check_alike(from, to));
+  if (src.size() != dst.size()) {
+    return invalid(
+        text::concat("block conversion: ", src.size(), " sources, ", dst.size(), " destinations"));
+  }
+  KVFOLIO_RETURN_IF_ERROR(check_blocks(from, "src", src));
+  KVFOLIO_RETURN_IF_ERROR(check_blocks(to, "dst", dst));
+  for (std::int32_t layer = 0; layer < to.num_layers; ++layer) {
+    for (std::size_t i = 0; i < src.size(); ++i) {
+      convert_plane(kernels::k_plane(from, layer), kernels::k_plane(to, layer), to, src[i], dst[i]);
+      if (!kernels::stores_v(to)) continue;
+      convert_plane(kernels::v_plane(from, layer), kernels::v_plane(to, layer), to, src[i], dst[i]);
+    }
+  }
   return {};
 }
 

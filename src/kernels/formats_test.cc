@@ -397,6 +397,140 @@ TEST(EveryFormat, StreamedTilesHoldTheBytesOfTilesThatAreNot) {
   }
 }
 
+TEST(ConvertBlocks, EveryFormatAndTypeReachesEveryOtherAsGatherAndAppendWould) {
+  Random random(14);
+  for_each_type_and_format([&](DType from_dtype, Format from_format) {
+    for_each_type_and_format([&](DType to_dtype, Format to_format) {
+      SCOPED_TRACE(std::string(to_string(from_dtype)) + " " + to_string(from_format) + " to " +
+                   to_string(to_dtype) + " " + to_string(to_format));
+      GroupSpec from_spec{.num_layers = 2,
+                          .num_kv_heads = 2,
+                          .head_dim_k = random.one_of({8, 40, 264, 520}),
+                          .head_dim_v = random.one_of({0, 8, 128}),
+                          .block_size = random.one_of({16, 48}),
+                          .dtype = from_dtype,
+                          .format = from_format,
+                          .num_blocks = 3};
+      GroupSpec to_spec = from_spec;
+      to_spec.dtype = to_dtype;
+      to_spec.format = to_format;
+      to_spec.num_blocks = 4;
+      TestCache from(from_spec);
+      TestCache to(to_spec);
+      TestCache want(to_spec);
+      const int tokens = from_spec.block_size;
+      const bool has_v = from_spec.head_dim_v > 0;
+      const std::int32_t src[] = {2, 0};
+      const std::int32_t dst[] = {1, 3};
+      for (int layer = 0; layer < 2; ++layer) {
+        for (int i = 0; i < 2; ++i) {
+          // Some slots of a block hold nothing yet: what they hold is copied or not, nobody asks.
+          TestRows k(tokens, 2, from_spec.head_dim_k, DType::kF32);
+          TestRows v(tokens, 2, std::max(1, from_spec.head_dim_v), DType::kF32);
+          k.fill(static_cast<std::uint64_t>(layer * 2 + i));
+          v.fill(static_cast<std::uint64_t>(layer * 2 + i + 100));
+          std::vector<std::int32_t> slots(static_cast<std::size_t>(tokens));
+          std::iota(slots.begin(), slots.end(), src[i] * tokens);
+          ASSERT_TRUE(append(from.view, layer, k.rows,
+                             has_v ? ConstRowsView(v.rows) : ConstRowsView(), slots)
+                          .ok());
+          // What is expected: read in the source's type (f32 for int8), and appended.
+          const DType between = from_dtype == DType::kInt8 ? DType::kF32 : from_dtype;
+          TestRows k_back(tokens, 2, from_spec.head_dim_k, between);
+          TestRows v_back(tokens, 2, std::max(1, from_spec.head_dim_v), between);
+          ASSERT_TRUE(gather({.cache = from.view,
+                              .block_table = std::span(src + i, 1),
+                              .length = tokens,
+                              .count = tokens,
+                              .first_layer = layer,
+                              .k = k_back.rows,
+                              .v = has_v ? v_back.rows : RowsView()})
+                          .ok());
+          std::iota(slots.begin(), slots.end(), dst[i] * tokens);
+          // int8 to int8 keeps its scales, so that the rows themselves say what is expected.
+          const bool raw = from_dtype == DType::kInt8 && to_dtype == DType::kInt8;
+          const TestRows& k_want = raw ? k : k_back;
+          const TestRows& v_want = raw ? v : v_back;
+          ASSERT_TRUE(append(want.view, layer, k_want.rows,
+                             has_v ? ConstRowsView(v_want.rows) : ConstRowsView(), slots)
+                          .ok());
+        }
+      }
+      const Status status = convert_blocks(from.view, to.view, src, dst);
+      ASSERT_TRUE(status.ok()) << status.message();
+      EXPECT_EQ(std::memcmp(to.view.k, want.view.k, bytes_of(to_spec)), 0);
+    });
+  });
+}
+
+TEST(ConvertBlocks, AVThatIsAPrefixOfKBecomesAVOfItsOwn) {
+  for (const DType dtype : {DType::kBF16, DType::kInt8}) {
+    GroupSpec spec{.head_dim_k = 16,
+                   .head_dim_v = 8,
+                   .v_is_prefix_of_k = true,
+                   .dtype = dtype,
+                   .num_blocks = 1};
+    TestCache latent(spec);
+    spec.v_is_prefix_of_k = false;
+    spec.format = Format::kGranule;
+    TestCache tiles(spec);
+    TestRows k(16, 1, 16, DType::kF32);
+    k.fill(1);
+    std::vector<std::int32_t> slots(16);
+    std::iota(slots.begin(), slots.end(), 0);
+    ASSERT_TRUE(append(latent.view, 0, k.rows, {}, slots).ok());
+    const std::int32_t block[] = {0};
+    ASSERT_TRUE(convert_blocks(latent.view, tiles.view, block, block).ok());
+    for (int slot = 0; slot < 16; ++slot) {
+      for (int d = 0; d < 16; ++d) {
+        EXPECT_EQ(tiles.value(false, 0, 0, slot, d), latent.value(false, 0, 0, slot, d));
+      }
+      for (int d = 0; d < 8; ++d) {
+        EXPECT_EQ(tiles.value(true, 0, 0, slot, d), latent.value(false, 0, 0, slot, d));
+      }
+    }
+    const Status back = convert_blocks(tiles.view, latent.view, block, block);
+    EXPECT_THAT(back.message(), HasSubstr("V is a prefix of K in the target"));
+  }
+}
+
+TEST(ConvertBlocks, EachWrongArgumentIsRefusedAndNothingMoves) {
+  const GroupSpec spec{.num_layers = 2, .head_dim_k = 8, .head_dim_v = 8, .num_blocks = 3};
+  TestCache from(spec);
+  TestCache to(spec);
+  const std::vector<std::byte> before = to.memory;
+  const std::int32_t good[] = {0, 2};
+  const auto refused = [&](const KVView& a, const KVView& b, std::span<const std::int32_t> src,
+                           std::span<const std::int32_t> dst, const char* says) {
+    const Status status = convert_blocks(a, b, src, dst);
+    EXPECT_EQ(status.code(), ErrorCode::kInvalidArgument) << says;
+    EXPECT_THAT(status.message(), HasSubstr(says));
+    EXPECT_EQ(to.memory, before);
+  };
+  for (const std::int32_t bad : {-1, 3, std::numeric_limits<std::int32_t>::max()}) {
+    const std::int32_t blocks[] = {1, bad};
+    refused(from.view, to.view, blocks, good, "src[1] is");
+    refused(from.view, to.view, good, blocks, "dst[1] is");
+  }
+  refused(from.view, to.view, good, std::span(good, 1), "2 sources, 1 destinations");
+  const auto spoiled = [&](auto&& spoil) {
+    KVView view = from.view;
+    spoil(view);
+    return view;
+  };
+  refused(spoiled([](KVView& v) { v.num_layers = 1; }), to.view, good, good,
+          "num_layers is 1 and 2");
+  refused(spoiled([](KVView& v) { v.block_size = 8; }), to.view, good, good,
+          "block_size is 8 and 16");
+  refused(spoiled([](KVView& v) { v.head_dim_v = 4; }), to.view, good, good,
+          "head_dim_v is 4 and 8");
+  refused(spoiled([](KVView& v) { v.k = nullptr; }), to.view, good, good, "cache.k is null");
+  const GroupSpec wide{.head_dim_k = 4097, .head_dim_v = 0, .num_blocks = 1};
+  TestCache wide_from(wide);
+  const std::int32_t first[] = {0};
+  refused(wide_from.view, wide_from.view, first, first, "a row has 4097 elements");
+}
+
 TEST(EveryFormat, EachHostileViewOfTilesAndScalesIsRefused) {
   const GroupSpec spec{.num_layers = 2,
                        .num_kv_heads = 2,

@@ -22,6 +22,8 @@ struct Plane {
   DType dtype = DType::kF32;
   bool granule = false;
   bool is_v = false;
+  // int8 as the bytes that are stored, without its scales: rows of it are int8 too.
+  bool raw = false;
 
   // The row of a token; in format granule its tile.
   [[nodiscard]] std::byte* at(std::int32_t block, std::int32_t head,
@@ -34,7 +36,8 @@ struct Plane {
     return scales + block * scale_strides.block + head * scale_strides.head +
            offset * scale_strides.token;
   }
-  [[nodiscard]] bool is_int8() const noexcept { return dtype == DType::kInt8; }
+  // Rows are quantized on their way in, and back on their way out.
+  [[nodiscard]] bool is_int8() const noexcept { return dtype == DType::kInt8 && !raw; }
   // What turns a stored byte of int8 into a signed element.
   [[nodiscard]] std::uint8_t flip() const noexcept { return granule && !is_v ? kGranuleFlip : 0; }
 };
