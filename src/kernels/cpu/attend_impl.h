@@ -423,10 +423,8 @@ class Attend {
       k[t] = nullptr;
       if ((bits >> t & 1u) != 0) {
         const std::int64_t block = item_.table[logical];
-        some_k = k[t] =
-            item_.k.rows + block * item_.k.block_stride + offset * item_.k.token_stride;
-        some_v = v[t] =
-            item_.v.rows + block * item_.v.block_stride + offset * item_.v.token_stride;
+        some_k = k[t] = item_.k.rows + block * item_.k.block_stride + offset * item_.k.token_stride;
+        some_v = v[t] = item_.v.rows + block * item_.v.block_stride + offset * item_.v.token_stride;
         if constexpr (E::kScaled) {
           __builtin_memcpy(k_scales + t,
                            item_.k.scales + block * item_.k.scale_block_stride +
@@ -470,7 +468,8 @@ class Attend {
     for (int s = 0; s < kSubtiles; ++s) {
       if ((any >> (16 * s) & 0xffffu) == 0) continue;
       ahead_.add(rows.v[s], v_bytes);
-      if constexpr (E::kScaled) ahead_.add(reinterpret_cast<const std::byte*>(rows.v_scales[s]), 64);
+      if constexpr (E::kScaled)
+        ahead_.add(reinterpret_cast<const std::byte*>(rows.v_scales[s]), 64);
     }
     if (next < 0) return;
     // Addresses only: an entry of a block that no row needs may be anything.
@@ -502,14 +501,30 @@ class Attend {
     for (std::int32_t b = 0; b < blocks; ++b) {
       const std::int32_t count = (end - row + blocks - b - 1) / (blocks - b);
       switch (count) {
-        case 1: take_block<1>(row, seen, mask); break;
-        case 2: take_block<2>(row, seen, mask); break;
-        case 3: take_block<3>(row, seen, mask); break;
-        case 4: take_block<4>(row, seen, mask); break;
-        case 5: take_block<5>(row, seen, mask); break;
-        case 6: take_block<6>(row, seen, mask); break;
-        case 7: take_block<7>(row, seen, mask); break;
-        default: take_block<8>(row, seen, mask); break;
+        case 1:
+          take_block<1>(row, seen, mask);
+          break;
+        case 2:
+          take_block<2>(row, seen, mask);
+          break;
+        case 3:
+          take_block<3>(row, seen, mask);
+          break;
+        case 4:
+          take_block<4>(row, seen, mask);
+          break;
+        case 5:
+          take_block<5>(row, seen, mask);
+          break;
+        case 6:
+          take_block<6>(row, seen, mask);
+          break;
+        case 7:
+          take_block<7>(row, seen, mask);
+          break;
+        default:
+          take_block<8>(row, seen, mask);
+          break;
       }
       row += count;
     }
@@ -605,9 +620,9 @@ class Attend {
   template <int N, int kFirst, int S>
   void score_rows(std::int32_t row, int s, const TileRows& rows) {
     score_pass<T, E, N, S>(s_.queries + (row + kFirst) * kQueryWords,
-                            s_.query_scales + row + kFirst, s_.query_sums + row + kFirst,
-                            rows.k + s, rows.k_scales + s, k_lines_,
-                            s_.scores + kFirst * kTile + s * kGranuleTokens, ahead_);
+                           s_.query_scales + row + kFirst, s_.query_sums + row + kFirst, rows.k + s,
+                           rows.k_scales + s, k_lines_,
+                           s_.scores + kFirst * kTile + s * kGranuleTokens, ahead_);
   }
 
   // Scores become weights; totals and maxima follow.

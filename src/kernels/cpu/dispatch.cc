@@ -160,12 +160,14 @@ Result<KernelTarget> choose_kernel_target(const KVView& cache, KernelTarget want
     wanted = *named;
   }
   if (!kernels::cpu_runs(wanted)) {
-    return kernels::unsupported(text::concat("kernel target ", std::string_view(to_string(wanted)),
-                              " does not run here, allowed: ", kernels::names_here()));
+    return kernels::unsupported(
+        text::concat("kernel target ", std::string_view(to_string(wanted)),
+                     " does not run here, allowed: ", kernels::names_here()));
   }
   if (wanted == KernelTarget::kReference || why_not.empty()) return wanted;
   return kernels::unsupported(text::concat("kernel target ", std::string_view(to_string(wanted)),
-                            " does not take ", why_not, "; the reference takes any"));
+                                           " does not take ", why_not,
+                                           "; the reference takes any"));
 }
 
 }  // namespace kvfolio

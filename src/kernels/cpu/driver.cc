@@ -223,9 +223,9 @@ class Call {
         unit_.num_rows =
             static_cast<std::int32_t>(std::min<std::int64_t>(left, call_.rows_per_item_));
         const std::int64_t last_row = row_ + unit_.num_rows - 1;
-        unit_.seen = visible(unit_.query_position + row_ / group,
-                             unit_.query_position + last_row / group, kv_len, args.params,
-                             trim_of(batch, sequence_));
+        unit_.seen =
+            visible(unit_.query_position + row_ / group, unit_.query_position + last_row / group,
+                    kv_len, args.params, trim_of(batch, sequence_));
         unit_.cost = 1;
         std::int64_t parts = 0;
         std::int32_t range = -1;
@@ -288,8 +288,8 @@ class Call {
     item.v = head_rows(v_, args_.cache.v_scale, args_.cache.v_scale_strides, args_.layer, kv_head);
     item.granule = args_.cache.granule;
     item.block_size = args_.cache.block_size;
-    item.table =
-        batch.block_table.data() + unit.sequence * static_cast<std::size_t>(batch.block_table_stride);
+    item.table = batch.block_table.data() +
+                 unit.sequence * static_cast<std::size_t>(batch.block_table_stride);
     item.kv_len = batch.kv_lens[unit.sequence];
     item.query_position = unit.query_position;
     item.group = group_;
@@ -368,9 +368,8 @@ class Call {
       store_out(reinterpret_cast<const std::byte*>(row), args_.out.at(query, head), v_.head_dim);
       if (store_lse == nullptr) continue;
       constexpr double kLn2 = 0.6931471805599453094;
-      const double lse = total == 0.0f
-                             ? -std::numeric_limits<double>::infinity()
-                             : scratch.total.maxima[r] * kLn2 + std::log(double{total});
+      const double lse = total == 0.0f ? -std::numeric_limits<double>::infinity()
+                                       : scratch.total.maxima[r] * kLn2 + std::log(double{total});
       store_lse(reinterpret_cast<const std::byte*>(&lse), args_.lse.at(query, head), 1);
     }
   }

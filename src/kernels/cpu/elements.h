@@ -51,9 +51,7 @@ struct F32Element {
   static Sum zero() { return T::zero(); }
   static Line load_k(const std::byte* p) { return T::load(p); }
   static Line load_v(const std::byte* p) { return T::load(p); }
-  static Factor load_query(const std::uint32_t* p) {
-    return T::broadcast(float_at(p));
-  }
+  static Factor load_query(const std::uint32_t* p) { return T::broadcast(float_at(p)); }
   static Factor load_weight(const std::uint32_t* p) { return load_query(p); }
   static Sum dot_k(Sum sum, Line line, Factor q) { return T::fma(q, line, sum); }
   static Sum dot_v(Sum sum, Line line, Factor w) { return T::fma(w, line, sum); }

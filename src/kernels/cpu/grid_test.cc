@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Every CPU target over a grid of shapes against sums in f64. The grid is pairwise: cases are drawn
-// so that soon every value of a parameter has met every value of every other one. The memory is laid
-// out and filled here, by the definitions of spec.h, and shares no code with append().
+// so that soon every value of a parameter has met every value of every other one. The memory is
+// laid out and filled here, by the definitions of spec.h, and shares no code with append().
 //
 //   KVFOLIO_GRID_CASES=N   how many cases (default 300)
 //   KVFOLIO_SEED=S         of the first case (default 1); printed where a case fails
@@ -142,14 +142,13 @@ struct Case {
 };
 
 std::string name(const Case& c) {
-  std::string text = std::string(to_string(c.type)) + " " + to_string(c.form) + " block " +
-                     std::to_string(c.block_size) + " heads " + std::to_string(c.heads) + " G " +
-                     std::to_string(c.group) + " dims " + std::to_string(c.dim_k) + "/" +
-                     std::to_string(c.dim_v) + " q " + to_string(c.query) + " causal " +
-                     std::to_string(c.params.causal) + " window " +
-                     std::to_string(c.params.window) + " sinks " +
-                     std::to_string(c.params.num_sinks) + " threads " + std::to_string(c.threads) +
-                     " seed " + std::to_string(c.seed) + " sequences";
+  std::string text =
+      std::string(to_string(c.type)) + " " + to_string(c.form) + " block " +
+      std::to_string(c.block_size) + " heads " + std::to_string(c.heads) + " G " +
+      std::to_string(c.group) + " dims " + std::to_string(c.dim_k) + "/" + std::to_string(c.dim_v) +
+      " q " + to_string(c.query) + " causal " + std::to_string(c.params.causal) + " window " +
+      std::to_string(c.params.window) + " sinks " + std::to_string(c.params.num_sinks) +
+      " threads " + std::to_string(c.threads) + " seed " + std::to_string(c.seed) + " sequences";
   for (const Sequence& s : c.sequences) {
     text += " " + std::to_string(s.kv_len) + ":" + std::to_string(s.queries);
     if (s.trim_first_kept > 0) {
@@ -320,7 +319,8 @@ class Memory {
     table_.assign(static_cast<std::size_t>(stride_ * n), c.sharing == 2 ? 1 << 30 : -1);
     const int shared = c.sharing == 1 ? shared_tokens() / block_size : 0;
     for (int i = 0; i < n; ++i) {
-      const int blocks = (c.sequences[static_cast<std::size_t>(i)].kv_len + bs_int() - 1) / bs_int();
+      const int blocks =
+          (c.sequences[static_cast<std::size_t>(i)].kv_len + bs_int() - 1) / bs_int();
       for (int b = 0; b < blocks; ++b) {
         if (i > 0 && b < shared) {
           table_[static_cast<std::size_t>(i * stride_ + b)] = table_[static_cast<std::size_t>(b)];
@@ -408,9 +408,9 @@ class Memory {
       const float most = amax(is_v, owner, position, head);
       const float scale = most / 127.0f;
       inverse = 127.0f / most;
-      std::memcpy(is_v ? view.v_scale_at(0, block, head, offset)
-                       : view.k_scale_at(0, block, head, offset),
-                  &scale, 4);
+      std::memcpy(
+          is_v ? view.v_scale_at(0, block, head, offset) : view.k_scale_at(0, block, head, offset),
+          &scale, 4);
     }
     std::byte* base = is_v ? view.v_at(0, block, head, offset) : view.k_at(0, block, head, offset);
     const int g = case_.type == DType::kF16 ? 1 : 4 / static_cast<int>(element_);
@@ -514,17 +514,16 @@ Status run(const Case& c, const Memory& memory, const std::vector<float>& all_qu
     table.insert(table.end(), begin, begin + memory.stride());
     sinks.push_back(s.trim_sinks);
     kept.push_back(std::min(s.trim_first_kept, kv_lens.back()));
-    const auto from = all_queries.begin() +
-                      static_cast<std::ptrdiff_t>(
-                          row * static_cast<std::size_t>(first_of[i] + part.first_query));
-    q.insert(q.end(), from, from + static_cast<std::ptrdiff_t>(
-                                       row * static_cast<std::size_t>(part.queries)));
+    const auto from =
+        all_queries.begin() +
+        static_cast<std::ptrdiff_t>(row * static_cast<std::size_t>(first_of[i] + part.first_query));
+    q.insert(q.end(), from,
+             from + static_cast<std::ptrdiff_t>(row * static_cast<std::size_t>(part.queries)));
   }
   const int num_queries = query_start.back();
   std::vector<std::byte> typed(q.size() * static_cast<std::size_t>(dtype_bytes(c.query)));
   for (std::size_t i = 0; i < q.size(); ++i) {
-    const std::uint16_t half =
-        c.query == DType::kBF16 ? bf16_from_f32(q[i]) : f16_from_f32(q[i]);
+    const std::uint16_t half = c.query == DType::kBF16 ? bf16_from_f32(q[i]) : f16_from_f32(q[i]);
     if (c.query == DType::kF32) {
       std::memcpy(&typed[i * 4], &q[i], 4);
     } else {
@@ -543,8 +542,9 @@ Status run(const Case& c, const Memory& memory, const std::vector<float>& all_qu
                 .trim_first_kept = kept};
   args.params = c.params;
   const std::int64_t element = dtype_bytes(c.query);
-  args.q = {typed.data(), q_heads * c.dim_k * element, c.dim_k * element, num_queries,
-            q_heads,      c.dim_k,                     c.query};
+  args.q = {
+      typed.data(), q_heads * c.dim_k * element, c.dim_k * element, num_queries, q_heads, c.dim_k,
+      c.query};
   args.out = {reinterpret_cast<std::byte*>(output.out.data()),
               std::int64_t{q_heads} * c.dim_v * 4,
               std::int64_t{c.dim_v} * 4,
@@ -561,9 +561,8 @@ Status run(const Case& c, const Memory& memory, const std::vector<float>& all_qu
               DType::kF64};
   args.target = target;
   args.executor = executor;
-  const Result<std::int64_t> bytes =
-      attention_workspace_bytes(args.cache, q_heads, c.longest(), target,
-                                executor == nullptr ? 1 : executor->num_threads);
+  const Result<std::int64_t> bytes = attention_workspace_bytes(
+      args.cache, q_heads, c.longest(), target, executor == nullptr ? 1 : executor->num_threads);
   if (!bytes) return bytes.error();
   std::vector<std::byte> workspace(static_cast<std::size_t>(*bytes), std::byte{0xff});
   args.workspace = workspace;
@@ -718,8 +717,7 @@ void check(const Case& c, Pools& pools, Worst& worst) {
     if (target == KernelTarget::kReference) continue;
     SCOPED_TRACE(name(c) + ", target " + to_string(target));
     Output got;
-    const Status status =
-        run(c, memory, queries, whole(c), target, pools.of(c.threads), got);
+    const Status status = run(c, memory, queries, whole(c), target, pools.of(c.threads), got);
     ASSERT_TRUE(status.ok()) << status.message();
     double error = 0;
     double size = 0;
@@ -760,10 +758,10 @@ void check(const Case& c, Pools& pools, Worst& worst) {
         Output alone;
         ASSERT_TRUE(run(c, memory, queries, {{i, begin, count}}, target, nullptr, alone).ok());
         const auto row = static_cast<std::size_t>(c.heads * c.group * c.dim_v);
-        ASSERT_EQ(std::memcmp(alone.out.data(),
-                              &got.out[row * static_cast<std::size_t>(first + begin)],
-                              row * static_cast<std::size_t>(count) * sizeof(float)),
-                  0)
+        ASSERT_EQ(
+            std::memcmp(alone.out.data(), &got.out[row * static_cast<std::size_t>(first + begin)],
+                        row * static_cast<std::size_t>(count) * sizeof(float)),
+            0)
             << "queries " << begin << " + " << count << " of sequence " << i << " alone";
       }
       first += n;

@@ -18,11 +18,11 @@
 
 namespace kvfolio::kernels {
 
-inline constexpr std::int32_t kTile = 64;        // positions
-inline constexpr std::int32_t kSubtiles = 4;     // of kGranuleTokens each
-inline constexpr std::int32_t kRange = 1024;     // positions
-inline constexpr std::int32_t kItemRows = 64;    // rows (query and head) of an item, at most
-inline constexpr std::int32_t kBlockRows = 8;    // rows that a kernel takes at a time
+inline constexpr std::int32_t kTile = 64;      // positions
+inline constexpr std::int32_t kSubtiles = 4;   // of kGranuleTokens each
+inline constexpr std::int32_t kRange = 1024;   // positions
+inline constexpr std::int32_t kItemRows = 64;  // rows (query and head) of an item, at most
+inline constexpr std::int32_t kBlockRows = 8;  // rows that a kernel takes at a time
 inline constexpr std::int32_t kMaxHeadDim = 256;
 // Words of 4 bytes from one row of prepared queries to the next. Not a power of two, so that the
 // eight rows of a block fall into different sets of the cache.
@@ -77,10 +77,10 @@ struct Scratch {
   std::uint32_t* queries = nullptr;  // [kItemRows, kQueryWords]
   float* query_scales = nullptr;     // [kItemRows], int8
   std::int32_t* query_sums = nullptr;
-  float* sums = nullptr;    // [kItemRows, padded head_dim_v], of the range at hand
-  float* lanes = nullptr;   // [kItemRows, 16], totals of the range by lane
-  float* maxima = nullptr;  // [kItemRows]
-  float* scores = nullptr;  // [kBlockRows, kTile]
+  float* sums = nullptr;             // [kItemRows, padded head_dim_v], of the range at hand
+  float* lanes = nullptr;            // [kItemRows, 16], totals of the range by lane
+  float* maxima = nullptr;           // [kItemRows]
+  float* scores = nullptr;           // [kBlockRows, kTile]
   std::uint32_t* weights = nullptr;  // [kBlockRows, kTile], as the dot product wants them
   float* weight_scales = nullptr;    // [kBlockRows], int8
   std::byte* packed_k = nullptr;     // kSubtiles tiles
@@ -99,7 +99,8 @@ using AttendFn = void (*)(const Item& item, const Scratch& scratch) noexcept;
 using MergeFn = void (*)(const State& into, const State& part, std::int32_t rows,
                          std::int32_t head_dim) noexcept;
 // dst[i] = sums[i] / total.
-using FinishFn = void (*)(const float* sums, float total, float* dst, std::int32_t head_dim) noexcept;
+using FinishFn = void (*)(const float* sums, float total, float* dst,
+                          std::int32_t head_dim) noexcept;
 
 struct TargetKernels {
   AttendFn attend[5];  // by DType; null where the target does not take the type

@@ -88,8 +88,8 @@ struct Avx2 {
   // Nearest even, to lanes of bytes 0 .. 255. Not for NaN.
   static void store_unsigned_bytes(void* p, F x) {
     const I words = _mm256_cvtps_epi32(x);
-    const __m128i pairs = _mm_packus_epi32(_mm256_castsi256_si128(words),
-                                           _mm256_extracti128_si256(words, 1));
+    const __m128i pairs =
+        _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storel_epi64(static_cast<__m128i*>(p), _mm_packus_epi16(pairs, pairs));
   }
 

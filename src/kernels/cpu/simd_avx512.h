@@ -85,6 +85,7 @@ struct Avx512 {
     transpose(r);
     for (int i = 0; i < 16; ++i) _mm512_storeu_si512(dst + 64 * i, r[i]);
   }
+
  private:
   static void transpose(I* r) {
     I a[16];
