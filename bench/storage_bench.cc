@@ -58,20 +58,21 @@ void compare(benchmark::State& state, std::int64_t bytes, Kernel&& kernel, Plain
 void bench_append(benchmark::State& state, Format format, DType dtype, std::int32_t block_size) {
   Fixture fixture(format, dtype, static_cast<std::int32_t>(state.range(0)), block_size);
   fixture.check();
-  // memcpy writes where append does: the cache without padding is as large as the rows.
-  std::byte* const cache = fixture.cache.k;
+  // memcpy writes where append does: the cache without padding is as large as the rows. One of int8
+  // is not: memcpy takes the same rows elsewhere.
+  std::byte* const to = dtype == DType::kInt8 ? fixture.back.data() : fixture.cache.k;
   compare(
       state, 2 * fixture.plane_bytes, [&] { fixture.run_append(); },
-      [&] { std::memcpy(cache, fixture.rows.data(), fixture.rows.size()); });
+      [&] { std::memcpy(to, fixture.rows.data(), fixture.rows.size()); });
 }
 
 void bench_gather(benchmark::State& state, Format format, DType dtype, std::int32_t block_size) {
   Fixture fixture(format, dtype, static_cast<std::int32_t>(state.range(0)), block_size);
   fixture.check();
-  std::byte* const cache = fixture.cache.k;
+  const std::byte* const from = dtype == DType::kInt8 ? fixture.rows.data() : fixture.cache.k;
   compare(
       state, 2 * fixture.plane_bytes, [&] { fixture.run_gather(); },
-      [&] { std::memcpy(fixture.back.data(), cache, fixture.back.size()); });
+      [&] { std::memcpy(fixture.back.data(), from, fixture.back.size()); });
 }
 
 void bench_copy_blocks(benchmark::State& state, Format format) {
@@ -130,8 +131,15 @@ int main(int argc, char** argv) {
       }
       add("append" + tail + "/bf16/block16", bench_append, tokens, format, DType::kBF16, 16);
       add("gather" + tail + "/bf16/block16", bench_gather, tokens, format, DType::kBF16, 16);
+      add("append" + tail + "/int8/block16", bench_append, tokens, format, DType::kInt8, 16);
+      add("gather" + tail + "/int8/block16", bench_gather, tokens, format, DType::kInt8, 16);
       add("copy_blocks" + tail + "/f32/block16", bench_copy_blocks, tokens, format);
       add("first_fill" + tail, bench_first_fill, tokens, format);
+    }
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kInt8}) {
+      const std::string tail = std::string("/granule/") + to_string(dtype) + "/block16";
+      add("append" + tail, bench_append, tokens, Format::kGranule, dtype, 16);
+      add("gather" + tail, bench_gather, tokens, Format::kGranule, dtype, 16);
     }
   }
   benchmark::Initialize(&argc, argv);

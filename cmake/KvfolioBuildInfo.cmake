@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Target kvfolio_build_info: gives tools the header "kvfolio_build_info.h" (namespace
-# kvfolio_build_info: kVersion, kCommit, kCompiler, kKernelTargets). Not for the library, which must
+# kvfolio_build_info: kVersion, kCommit, kCompiler). Not for the library, which must
 # not change with the commit. The commit is read when CMake configures, again after each commit.
 execute_process(COMMAND git -C ${PROJECT_SOURCE_DIR} rev-parse --short=12 HEAD
   OUTPUT_VARIABLE KVFOLIO_COMMIT OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET
@@ -15,13 +15,6 @@ else()
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${head_log})
   endif()
 endif()
-
-# src/kernels may name more than the reference.
-get_property(KVFOLIO_KERNEL_TARGETS GLOBAL PROPERTY KVFOLIO_KERNEL_TARGETS)
-if(NOT KVFOLIO_KERNEL_TARGETS)
-  set(KVFOLIO_KERNEL_TARGETS reference)
-endif()
-list(JOIN KVFOLIO_KERNEL_TARGETS " " KVFOLIO_KERNEL_TARGETS)
 
 set(KVFOLIO_VERSION ${PROJECT_VERSION})
 if(KVFOLIO_MUTANTS)

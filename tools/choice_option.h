@@ -60,8 +60,16 @@ inline void add_dtype_option(CLI::App& app, DType& target) {
 }
 
 inline void add_kernel_option(CLI::App& app, KernelTarget& target) {
-  add_choice<KernelTarget>(app, "--kernel", target, {{"reference", KernelTarget::kReference}},
-                           "Attention kernel: reference [reference]");
+  std::vector<std::pair<std::string, KernelTarget>> choices;
+  for (const KernelTarget known :
+       {KernelTarget::kAuto, KernelTarget::kReference, KernelTarget::kPortable, KernelTarget::kAvx2,
+        KernelTarget::kAvx512, KernelTarget::kAvx512Bf16, KernelTarget::kNeon}) {
+    choices.emplace_back(to_string(known), known);
+  }
+  add_choice<KernelTarget>(
+      app, "--kernel", target, std::move(choices),
+      "Attention kernel: reference, portable, avx2, avx512, avx512-bf16, neon [auto: the fastest "
+      "of this CPU, or what the variable KVFOLIO_KERNEL names]");
 }
 
 }  // namespace kvfolio::tools

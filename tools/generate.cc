@@ -14,6 +14,7 @@
 #include "exit_code.h"
 #include "files.h"
 #include "generate_input.h"
+#include "kernel_choice.h"
 #include "npy.h"
 #include "report.h"
 #include "results.h"
@@ -164,9 +165,14 @@ class Generate {
   TextOutput text_;
 };
 
-Result<int> generate_or_error(const GenerateOptions& options) {
+Result<int> generate_or_error(GenerateOptions options) {
   const Result<llama::Model> model = llama::Model::load(options.model);
   if (!model) return prefixed("--model " + options.model, model.error());
+  const Result<KernelTarget> kernel =
+      resolve_kernel(model->config(), options.dtype, options.kernel);
+  if (!kernel) return kernel.error();
+  options.kernel = *kernel;
+  if (!options.format) options.format = auto_format(*kernel, options.block_size);
   const Result<std::vector<Request>> requests =
       collect_requests(options, {.size = model->config().vocab});
   if (!requests) return requests.error();

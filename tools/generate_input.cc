@@ -78,7 +78,8 @@ Result<std::vector<Request>> collect_requests(const GenerateOptions& options,
 Result<CacheSpec> plan_pools(const GenerateOptions& options, const llama::ModelConfig& config,
                              std::span<const Request> requests) {
   CacheSpec spec = llama::cache_spec(
-      config, {.block_size = options.block_size, .dtype = options.dtype, .format = options.format});
+      config,
+      {.block_size = options.block_size, .dtype = options.dtype, .format = *options.format});
   std::int64_t bytes_of_one_each = 0;  // a block of every group
   for (GroupSpec& group : spec.groups) group.num_blocks = 1;
   const Result<std::vector<GroupLayout>> layouts = plan_layouts(spec);

@@ -126,13 +126,14 @@ void add_cache_options(CLI::App& app, GenerateOptions& options) {
       ->excludes(blocks);
   add_integer(app, "--block-size", options.block_size, 1, kMaxBlockSize, "Tokens of a block");
   add_dtype_option(app, options.dtype);
-  add_choice<Format>(app, "--format", options.format,
-                     {{"auto", Format::kHnd},
-                      {"granule", Format::kGranule},
-                      {"hnd", Format::kHnd},
-                      {"nhd", Format::kNhd}},
-                     "How a block lies in memory: auto, granule (of blocks of 16 tokens and "
-                     "multiples), hnd, nhd [auto: hnd in this build]");
+  add_choice<std::optional<Format>>(
+      app, "--format", options.format,
+      {{"auto", std::nullopt},
+       {"granule", Format::kGranule},
+       {"hnd", Format::kHnd},
+       {"nhd", Format::kNhd}},
+      "How a block lies in memory: auto, granule (of blocks of 16 tokens and multiples), hnd, nhd "
+      "[auto: granule where a fast kernel computes and the block size allows it, else hnd]");
   add_kernel_option(app, options.kernel);
   app.add_flag_callback(
       "--no-prefix-cache", [&options] { options.prefix_cache = false; },

@@ -30,8 +30,8 @@ struct GenerateOptions {
   std::optional<std::int64_t> memory_bytes;
   std::int32_t block_size = 16;
   DType dtype = DType::kF32;
-  Format format = Format::kHnd;
-  KernelTarget kernel = KernelTarget::kReference;
+  std::optional<Format> format;  // none is auto
+  KernelTarget kernel = KernelTarget::kAuto;
   bool prefix_cache = true;
   bool contiguous = false;
 

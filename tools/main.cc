@@ -9,6 +9,7 @@
 
 #include "bench.h"
 #include "generate.h"
+#include "kvfolio/kernels.h"
 #include "kvfolio_build_info.h"
 #include "printable_text.h"
 #include "prove.h"
@@ -17,8 +18,12 @@ namespace {
 
 std::string version() {
   using namespace kvfolio_build_info;
+  std::string kernels;  // that this machine runs
+  for (const kvfolio::KernelTarget target : kvfolio::kernel_targets()) {
+    kernels += std::string(" ") + to_string(target);
+  }
   return std::string("kvfolio ") + kVersion + "\ncommit " + kCommit + "\ncompiler " + kCompiler +
-         "\nkernels " + kKernelTargets;
+         "\nkernels" + kernels;
 }
 
 int run(int argc, char** argv) {

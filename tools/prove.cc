@@ -16,6 +16,7 @@
 #include "engine.h"
 #include "exit_code.h"
 #include "generate_input.h"
+#include "kernel_choice.h"
 #include "pool_size.h"
 #include "prove_conditions.h"
 #include "prove_prompts.h"
@@ -28,7 +29,6 @@ namespace {
 
 using llama::Request;
 
-constexpr Format kFormat = Format::kHnd;  // what auto is in this build
 // A step takes every prompt whole, unless the condition says otherwise.
 constexpr std::int32_t kStepTokens = 1 << 20;
 
@@ -75,7 +75,7 @@ class Prover {
 
   Result<int> run() {
     const auto start = std::chrono::steady_clock::now();
-    Proof proof{.options = &options_, .model = &model_, .format = kFormat};
+    Proof proof{.options = &options_, .model = &model_};
     const std::vector<Condition> all = conditions();
     for (std::size_t i = 0; i < all.size(); ++i) {
       progress(std::to_string(i + 1) + " of " + std::to_string(all.size()) + ": " + all[i].name());
@@ -158,9 +158,7 @@ class Prover {
   }
 
   Result<Outcome> run_engine(const Condition& condition, std::int64_t num_blocks) {
-    CacheSpec spec = llama::cache_spec(
-        model_.config(),
-        {.block_size = condition.block(), .dtype = options_.dtype, .format = kFormat});
+    CacheSpec spec = llama::cache_spec(model_.config(), shape(condition));
     for (GroupSpec& group : spec.groups) group.num_blocks = static_cast<std::int32_t>(num_blocks);
     const Result<ThreadPool*> threads = pool_of(condition);
     if (!threads) return threads.error();
@@ -319,15 +317,21 @@ class Prover {
 
   // Room for the longest request alone.
   [[nodiscard]] std::int64_t least_pool(const Condition& condition) const {
-    const CacheSpec spec = llama::cache_spec(
-        model_.config(),
-        {.block_size = condition.block(), .dtype = options_.dtype, .format = kFormat});
+    const CacheSpec spec = llama::cache_spec(model_.config(), shape(condition));
     const std::int32_t tokens = set(condition).longest() + kNewTokens - 1;
     std::int64_t least = 1;
     for (const GroupSpec& group : spec.groups) {
       least = std::max(least, llama::blocks_needed(group, {.num_tokens = tokens}));
     }
     return least;
+  }
+
+  // In the format that the engine would choose, so that rows of different block sizes compare
+  // formats too.
+  [[nodiscard]] llama::CacheShape shape(const Condition& condition) const {
+    return {.block_size = condition.block(),
+            .dtype = options_.dtype,
+            .format = auto_format(options_.kernel, condition.block())};
   }
 
   [[nodiscard]] const PromptSet& set(const Condition& condition) const {
@@ -360,9 +364,13 @@ class Prover {
   std::map<std::int32_t, std::unique_ptr<ThreadPool>> pools_;  // by threads
 };
 
-Result<int> prove_or_error(const ProveOptions& options) {
+Result<int> prove_or_error(ProveOptions options) {
   const Result<llama::Model> model = llama::Model::load(options.model);
   if (!model) return prefixed("--model " + options.model, model.error());
+  const Result<KernelTarget> kernel =
+      resolve_kernel(model->config(), options.dtype, options.kernel);
+  if (!kernel) return kernel.error();
+  options.kernel = *kernel;
   Result<PromptSet> set = make_prompt_set(model->config());
   if (!set) return prefixed("--model " + options.model, set.error());
   return Prover(options, *model, *std::move(set)).run();

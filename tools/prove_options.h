@@ -17,7 +17,7 @@ namespace kvfolio::tools {
 struct ProveOptions {
   std::string model;
   DType dtype = DType::kF32;
-  KernelTarget kernel = KernelTarget::kReference;
+  KernelTarget kernel = KernelTarget::kAuto;
   bool json = false;
 };
 

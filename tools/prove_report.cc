@@ -136,7 +136,7 @@ std::string proof_json(const Proof& proof) {
       {"cache_dtype", to_string(proof.options->dtype)},
       {"kernel", to_string(proof.options->kernel)},
       {"matmul", to_string(proof.model->target())},
-      {"format", to_string(proof.format)},
+      {"format", "auto"},
       {"samples", kNumSamples},
       {"logit_rows", proof.logit_rows},
       {"long_prompt", proof.long_prompt},
@@ -165,10 +165,9 @@ std::string proof_text(const Proof& proof) {
   out += "\nSHA-256 of " + std::to_string(proof.logit_rows) + " rows of " +
          std::to_string(proof.model->config().vocab) + " logits (cache " +
          to_string(proof.options->dtype) + ", kernel " + to_string(proof.options->kernel) +
-         ", format " + to_string(proof.format) + ", " + seconds + " s):\n" +
-         hashes_text(proof, &ProvedRow::sha256) + "and of the prompt of " +
-         std::to_string(proof.long_prompt) + " tokens, in the rows that have it:\n" +
-         hashes_text(proof, &ProvedRow::long_sha256);
+         ", format auto, " + seconds + " s):\n" + hashes_text(proof, &ProvedRow::sha256) +
+         "and of the prompt of " + std::to_string(proof.long_prompt) +
+         " tokens, in the rows that have it:\n" + hashes_text(proof, &ProvedRow::long_sha256);
   std::size_t different = 0;
   for (const ProvedRow& row : proof.rows) different += row.difference.empty() ? 0 : 1;
   if (different > 0) {

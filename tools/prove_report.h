@@ -25,7 +25,6 @@ struct ProvedRow {
 struct Proof {
   const ProveOptions* options = nullptr;
   const llama::Model* model = nullptr;
-  Format format = Format::kHnd;
   std::int64_t logit_rows = 0;    // of each row of the proof
   std::int32_t long_prompt = 0;   // its tokens
   std::vector<ProvedRow> rows{};  // the twin first

@@ -75,6 +75,62 @@ void rows(Session& session) {
   }
 }
 
+// Tiles of 16 tokens, and int8 with its scales. What is quantized is f32 rows: a quarter of them is
+// written, so no promise is made against memcpy of all of them.
+void tiles(Session& session) {
+  if (!session.wants("storage.append_tiles") && !session.wants("storage.gather_tiles")) return;
+  for (const std::int32_t full : {256, 16'384}) {
+    const std::int32_t tokens = session.size(full, 64);
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kInt8}) {
+      const StorageFixture fixture(Format::kGranule, dtype, tokens, kBlockSize);
+      fixture.check();
+      const auto bytes = static_cast<std::int64_t>(fixture.rows.size());
+      const int repeats =
+          session.quick() ? 1 : std::max(1, static_cast<int>((std::int64_t{256} << 20) / bytes));
+      const auto rate = [&](auto&& call) {
+        return static_cast<double>(bytes) * repeats / nanoseconds_of([&] {
+                 for (int i = 0; i < repeats; ++i) call();
+               });
+      };
+      const auto copy = [&](std::byte* to, const std::byte* from) {
+        return [=, &fixture, &rate] {
+          return rate([&] {
+            std::memcpy(to, from, fixture.rows.size());
+            keep(to);
+          });
+        };
+      };
+      const auto figure = [&](const char* name, bool promised) {
+        Figure result{
+            .name = name,
+            .facts = {{"tokens", std::int64_t{tokens}},
+                      {"bytes", bytes},
+                      {"format", "granule"},
+                      {"dtype", to_string(dtype)}},
+            .unit = "GB/s",
+            .lower_is_better = false,
+            .promise_is_ratio = true,
+            .note =
+                "8 heads of 128 in K and in V, blocks of 16 in random order; bytes of the "
+                "rows (f32 for int8); ceiling: memcpy of them"};
+        if (promised) result.promise = Promise{0.5, 0.7};
+        return result;
+      };
+      const bool scaled = dtype == DType::kInt8;
+      std::byte* const back = fixture.back.data();
+      session.measure(
+          figure("storage.append_tiles", !scaled),
+          [&] { return rate([&] { fixture.run_append(); }); },
+          copy(scaled ? back : fixture.cache.k, fixture.rows.data()));
+      fixture.run_append();
+      session.measure(
+          figure("storage.gather_tiles", false),
+          [&] { return rate([&] { fixture.run_gather(); }); },
+          copy(back, scaled ? fixture.rows.data() : fixture.cache.k));
+    }
+  }
+}
+
 void first_fill(Session& session) {
   if (!session.wants("storage.first_fill")) return;
   const std::int32_t tokens = session.size(16'384, 64);
@@ -104,13 +160,16 @@ void first_fill(Session& session) {
 
 void run(Session& session) {
   rows(session);
+  tiles(session);
   first_fill(session);
 }
 
 }  // namespace
 
 Family storage_family() {
-  return {{"storage.append", "storage.gather", "storage.first_fill"}, run};
+  return {{"storage.append", "storage.gather", "storage.append_tiles", "storage.gather_tiles",
+           "storage.first_fill"},
+          run};
 }
 
 }  // namespace kvfolio::bench

@@ -34,7 +34,7 @@ struct EngineOptions {
   bool contiguous = false;  // the twin; spec's pools are not used then
   Order order = Order::kInOrder;
   std::int32_t steps_in_flight = 1;  // 2 with kInOrder only: PagedOptions
-  KernelTarget kernel = KernelTarget::kReference;
+  KernelTarget kernel = KernelTarget::kAuto;
   LogitRows keep_logits = LogitRows::kNone;
   BlockMap* block_map = nullptr;  // looks at every step when there is one; not of the twin
 };

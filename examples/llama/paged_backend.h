@@ -21,7 +21,7 @@ struct PagedOptions {
   std::int32_t max_sequences = 16;
   std::int32_t max_tokens = 0;  // of one sequence
   bool prefix_cache = true;
-  KernelTarget kernel = KernelTarget::kReference;
+  KernelTarget kernel = KernelTarget::kAuto;
   Order order = Order::kInOrder;
   // 2: a step is complete for the manager only when the next one is committed, as with a device
   // that is one step behind. Of kInOrder only, where a sequence may be in both.

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// ParallelAttend runs kvfolio::attend() on a ThreadPool: it cuts the call into slices of rows and
-// KV heads, which changes no bit, and keeps the workspaces.
+// ParallelAttend runs kvfolio::attend() on the threads of a pool and keeps its workspace.
 //
 // Thread safety: none; one call at a time.
 
@@ -18,19 +17,15 @@ namespace kvfolio::llama {
 class ParallelAttend {
  public:
   // `pool` outlives the object.
-  explicit ParallelAttend(ThreadPool& pool) : pool_(pool) {}
+  explicit ParallelAttend(ThreadPool& pool) : executor_(pool.executor()) {}
 
-  // args.workspace and args.slice are set here.
-  Status run(const AttentionArgs& args);
+  // args.workspace and args.executor are set here.
+  Status run(AttentionArgs args);
 
  private:
-  Status size_workspaces(const AttentionArgs& args);
-
-  ThreadPool& pool_;
-  std::size_t workspace_bytes_ = 0;  // of one part, a multiple of 64
-  std::int32_t sized_for_ = 0;       // tokens
-  std::vector<std::byte> workspaces_;
-  std::vector<Status> statuses_;  // by part
+  Executor executor_;
+  std::int32_t sized_for_ = 0;  // tokens
+  std::vector<std::byte> workspace_;
 };
 
 }  // namespace kvfolio::llama

@@ -171,8 +171,7 @@ struct AttentionArgs {
   AttentionSlice slice = {};
   KernelTarget target = KernelTarget::kAuto;
   // Threads that the caller lends; null: the calling one alone. The work is cut over sequences,
-  // heads, rows and positions, so that one long sequence uses all of them. The reference computes
-  // on the calling thread.
+  // heads, rows and positions, so that one long sequence uses all of them.
   const Executor* executor = nullptr;
 };
 

@@ -170,9 +170,10 @@ Result<std::int64_t> attention_workspace_bytes(const KVView& cache, std::int32_t
   if (max_kv_len < 0 || max_kv_len > kMaxSequenceTokens) {
     return invalid(concat("max_kv_len is ", max_kv_len, ", allowed: 0 to ", kMaxSequenceTokens));
   }
-  const Checked bytes = *chosen == KernelTarget::kReference
-                            ? kernels::reference_workspace_bytes(cache, num_q_heads, max_kv_len)
-                            : kernels::cpu_workspace_bytes(cache, max_kv_len, num_threads);
+  const Checked bytes =
+      *chosen == KernelTarget::kReference
+          ? kernels::reference_workspace_bytes(cache, num_q_heads, max_kv_len, num_threads)
+          : kernels::cpu_workspace_bytes(cache, max_kv_len, num_threads);
   if (!bytes.ok()) {
     return invalid(concat("the workspace of ", num_q_heads, " query heads and ", max_kv_len,
                           " tokens overflows 63 bits"));

@@ -146,8 +146,8 @@ struct Prepared {
       first_kept.push_back(seq.first_kept);
       max_kv_len = std::max(max_kv_len, seq.kv_len);
     }
-    workspace.resize(static_cast<std::size_t>(
-        *attention_workspace_bytes(cache.view, q.rows.num_heads, max_kv_len)));
+    workspace.resize(static_cast<std::size_t>(*attention_workspace_bytes(
+        cache.view, q.rows.num_heads, max_kv_len, KernelTarget::kReference)));
     args = {.cache = cache.view,
             .layer = s.layer,
             .batch = {.query_start = query_start,
@@ -160,7 +160,8 @@ struct Prepared {
             .q = q.rows,
             .out = out.rows,
             .lse = lse.rows,
-            .workspace = workspace};
+            .workspace = workspace,
+            .target = KernelTarget::kReference};
   }
 
   static GroupSpec spec(const Problem& s) {
@@ -665,6 +666,10 @@ TEST(Attention, EachWrongArgumentIsRefusedAndNothingIsWritten) {
       {"cache.num_kv_heads is 0", with([](P& p) { p.args.cache.num_kv_heads = 0; })},
       {"head_dim_v is 0", with([](P& p) { p.args.cache.head_dim_v = 0; })},
       {"target is 7", with([](P& p) { p.args.target = static_cast<KernelTarget>(7); })},
+      {"executor.parallel_for is null", with([](P& p) {
+         static constexpr Executor kNone;
+         p.args.executor = &kNone;
+       })},
       {"params.scale", with([](P& p) { p.args.params.scale = 0; })},
       {"params.scale", with([](P& p) { p.args.params.scale = -1; })},
       {"params.scale", with([](P& p) { p.args.params.scale = kInfinity; })},
@@ -807,7 +812,10 @@ TEST(AttentionWorkspace, ImpossibleShapesAreErrors) {
   EXPECT_FALSE(attention_workspace_bytes(cache.view, -2, 1000));
   EXPECT_FALSE(attention_workspace_bytes(cache.view, 2, -1));
   EXPECT_FALSE(attention_workspace_bytes(cache.view, 2, kMax));
-  EXPECT_FALSE(attention_workspace_bytes(cache.view, 2, 1, static_cast<KernelTarget>(1)));
+  EXPECT_FALSE(attention_workspace_bytes(cache.view, 2, 1, static_cast<KernelTarget>(9)));
+  for (const std::int32_t threads : {0, -1, kMin, kMax}) {
+    EXPECT_FALSE(attention_workspace_bytes(cache.view, 2, 1, KernelTarget::kReference, threads));
+  }
   EXPECT_FALSE(attention_workspace_bytes({}, 2, 1));
   // 2^29 heads x 2^30 tokens x 8 bytes.
   EXPECT_EQ(attention_workspace_bytes(cache.view, 1 << 30, 1 << 30).has_value(), true);
@@ -820,13 +828,63 @@ TEST(AttentionWorkspace, ImpossibleShapesAreErrors) {
 }
 
 TEST(KernelTarget, NamesGoBothWaysAndUnknownNamesAreErrors) {
-  EXPECT_EQ(*parse_kernel_target("reference"), KernelTarget::kReference);
-  EXPECT_STREQ(to_string(KernelTarget::kReference), "reference");
-  for (const char* name : {"", "Reference", "avx512", "reference "}) {
+  for (const KernelTarget target :
+       {KernelTarget::kAuto, KernelTarget::kReference, KernelTarget::kPortable, KernelTarget::kAvx2,
+        KernelTarget::kAvx512, KernelTarget::kAvx512Bf16, KernelTarget::kNeon}) {
+    EXPECT_EQ(*parse_kernel_target(to_string(target)), target);
+  }
+  EXPECT_STREQ(to_string(KernelTarget::kAvx512Bf16), "avx512-bf16");
+  EXPECT_STREQ(to_string(static_cast<KernelTarget>(7)), "invalid");
+  for (const char* name : {"", "Reference", "avx", "reference ", "invalid"}) {
     const Result<KernelTarget> target = parse_kernel_target(name);
     ASSERT_FALSE(target);
-    EXPECT_THAT(target.error().message(), HasSubstr("allowed: reference"));
+    EXPECT_THAT(target.error().message(), HasSubstr("allowed: auto, reference, portable"));
   }
+}
+
+TEST(KernelTarget, TheMachineHasTheReferenceFirstAndAFastTargetLast) {
+  const std::span<const KernelTarget> targets = kernel_targets();
+  ASSERT_GE(targets.size(), 2u);
+  EXPECT_EQ(targets.front(), KernelTarget::kReference);
+  if (std::getenv("KVFOLIO_KERNEL") != nullptr) return;
+  TestCache cache({.head_dim_k = 64, .head_dim_v = 72, .num_blocks = 1});
+  EXPECT_EQ(*choose_kernel_target(cache.view), targets.back());
+  for (const KernelTarget target : targets) {
+    EXPECT_EQ(*choose_kernel_target(cache.view, target), target);
+  }
+}
+
+TEST(KernelTarget, WhatAFastTargetDoesNotTakeIsTheReferencesUnlessItIsForced) {
+  const KernelTarget fast = kernel_targets().back();
+  for (const auto& [dtype, k, v] : {std::tuple{DType::kF64, 64, 64},
+                                    {DType::kF32, 20, 24},
+                                    {DType::kF32, 264, 8},
+                                    {DType::kF32, 8, 4}}) {
+    TestCache cache({.head_dim_k = k, .head_dim_v = v, .dtype = dtype, .num_blocks = 1});
+    if (std::getenv("KVFOLIO_KERNEL") == nullptr) {
+      EXPECT_EQ(*choose_kernel_target(cache.view), KernelTarget::kReference);
+    }
+    EXPECT_EQ(*choose_kernel_target(cache.view, KernelTarget::kReference),
+              KernelTarget::kReference);
+    const Result<KernelTarget> forced = choose_kernel_target(cache.view, fast);
+    ASSERT_FALSE(forced);
+    EXPECT_EQ(forced.error().code(), ErrorCode::kUnsupported);
+    EXPECT_THAT(forced.error().message(), HasSubstr("multiples of 8 to 256"));
+  }
+}
+
+TEST(KernelTarget, OneThatTheMachineDoesNotRunIsRefusedByName) {
+  TestCache cache({.head_dim_k = 64, .head_dim_v = 64, .num_blocks = 1});
+#if defined(__x86_64__)
+  const KernelTarget foreign = KernelTarget::kNeon;
+#else
+  const KernelTarget foreign = KernelTarget::kAvx2;
+#endif
+  const Result<KernelTarget> target = choose_kernel_target(cache.view, foreign);
+  ASSERT_FALSE(target);
+  EXPECT_EQ(target.error().code(), ErrorCode::kUnsupported);
+  EXPECT_THAT(target.error().message(), HasSubstr(to_string(foreign)));
+  EXPECT_THAT(target.error().message(), HasSubstr("allowed on this machine: reference, "));
 }
 
 // ---- faults of earlier systems -----------------------------------------------------------------

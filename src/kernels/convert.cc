@@ -9,10 +9,26 @@ namespace kvfolio::kernels {
 namespace {
 
 template <typename From, typename To>
-void convert_elements(const std::byte* src, std::byte* dst, std::int64_t n) {
+[[gnu::always_inline]] inline void convert_loop(const std::byte* src, std::byte* dst,
+                                                std::int64_t n) {
   const auto* __restrict from = reinterpret_cast<const typename From::Stored*>(src);
   auto* __restrict to = reinterpret_cast<typename To::Stored*>(dst);
   for (std::int64_t i = 0; i < n; ++i) to[i] = To::store(From::load(from[i]));
+}
+
+template <typename From, typename To>
+void convert_baseline(const std::byte* src, std::byte* dst, std::int64_t n) {
+  convert_loop<From, To>(src, dst, n);
+}
+
+template <typename From, typename To>
+KVFOLIO_AVX2 void convert_avx2(const std::byte* src, std::byte* dst, std::int64_t n) {
+  convert_loop<From, To>(src, dst, n);
+}
+
+template <typename From, typename To>
+ConvertFn convert_elements(Isa isa) {
+  return isa == Isa::kAvx2 ? convert_avx2<From, To> : convert_baseline<From, To>;
 }
 
 template <std::size_t kBytes>
@@ -21,16 +37,16 @@ void copy_elements(const std::byte* src, std::byte* dst, std::int64_t n) {
 }
 
 template <typename From>
-ConvertFn convert_from(DType to) {
+ConvertFn convert_from(DType to, Isa isa) {
   switch (to) {
     case DType::kF64:
-      return convert_elements<From, F64>;
+      return convert_elements<From, F64>(isa);
     case DType::kF32:
-      return convert_elements<From, F32>;
+      return convert_elements<From, F32>(isa);
     case DType::kF16:
-      return convert_elements<From, F16>;
+      return convert_elements<From, F16>(isa);
     case DType::kBF16:
-      return convert_elements<From, BF16>;
+      return convert_elements<From, BF16>(isa);
     case DType::kInt8:
       break;
   }
@@ -39,7 +55,7 @@ ConvertFn convert_from(DType to) {
 
 }  // namespace
 
-ConvertFn convert_fn(DType from, DType to) noexcept {
+ConvertFn convert_fn(DType from, DType to, Isa isa) noexcept {
   if (from == to) {
     switch (dtype_bytes(from)) {
       case 8:
@@ -54,13 +70,13 @@ ConvertFn convert_fn(DType from, DType to) noexcept {
   }
   switch (from) {
     case DType::kF64:
-      return convert_from<F64>(to);
+      return convert_from<F64>(to, isa);
     case DType::kF32:
-      return convert_from<F32>(to);
+      return convert_from<F32>(to, isa);
     case DType::kF16:
-      return convert_from<F16>(to);
+      return convert_from<F16>(to, isa);
     case DType::kBF16:
-      return convert_from<BF16>(to);
+      return convert_from<BF16>(to, isa);
     case DType::kInt8:
       break;
   }

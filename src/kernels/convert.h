@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/isa.h"
 #include "kvfolio/dtype.h"
 
 namespace kvfolio::kernels {
@@ -15,7 +16,7 @@ namespace kvfolio::kernels {
 using ConvertFn = void (*)(const std::byte* src, std::byte* dst, std::int64_t n);
 
 // Equal types: a plain copy. int8 is no type of elements alone (see quantize.h): null. Requires:
-// both are element types.
-[[nodiscard]] ConvertFn convert_fn(DType from, DType to) noexcept;
+// both are element types, the processor has the isa.
+[[nodiscard]] ConvertFn convert_fn(DType from, DType to, Isa isa = best_isa()) noexcept;
 
 }  // namespace kvfolio::kernels

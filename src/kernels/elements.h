@@ -11,37 +11,45 @@
 
 namespace kvfolio::kernels {
 
-// Loops over these are what the compiler vectorises: no branches in the f16 conversions, which give
-// the bits of f16_from_f32 and f32_from_f16 for every input (convert_test.cc compares them all).
+// Loops over these are what the compiler vectorises. The f16 conversions choose by masks, since
+// compilers make branches of choices between results of float arithmetic; they give the bits of
+// f16_from_f32 and f32_from_f16 for every input (convert_test.cc compares them all).
+
+// All ones where the condition holds.
+inline std::uint32_t mask_of(bool condition) { return 0u - static_cast<std::uint32_t>(condition); }
+// `yes` where the mask is all ones, `no` where it is 0.
+inline std::uint32_t choose(std::uint32_t mask, std::uint32_t yes, std::uint32_t no) {
+  return no ^ ((yes ^ no) & mask);
+}
 
 inline std::uint16_t narrow_f16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t sign = (bits >> 16) & 0x8000u;
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
   // Signed, since vector units compare signed numbers.
-  const auto magnitude = static_cast<std::int32_t>(bits & 0x7fffffffu);
-  // Subnormal results, for magnitudes below 2^-14: adding 0.5 makes the adder round at 2^-24.
-  const std::int32_t small_input = magnitude < 0x38800000 ? magnitude : 0;
-  const std::int32_t small =
-      std::bit_cast<std::int32_t>(std::bit_cast<float>(small_input) + 0.5f) - 0x3f000000;
-  const std::int32_t normal = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-  const std::int32_t large = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;  // NaN, infinity
-  const std::int32_t finite = magnitude < 0x38800000 ? small : normal;
-  const std::int32_t result = magnitude >= 0x47800000 ? large : finite;
-  return static_cast<std::uint16_t>(sign | static_cast<std::uint32_t>(result));
+  const auto compared = static_cast<std::int32_t>(magnitude);
+  const std::uint32_t is_small = mask_of(compared < 0x38800000);  // below 2^-14: subnormal results
+  // Adding 0.5 makes the adder round at 2^-24.
+  const std::uint32_t small =
+      std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude & is_small) + 0.5f) - 0x3f000000u;
+  const std::uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  const std::uint32_t large = 0x7c00u | (0x200u & mask_of(compared > 0x7f800000));  // infinity, NaN
+  const std::uint32_t finite = choose(is_small, small, normal);
+  return static_cast<std::uint16_t>(sign | choose(mask_of(compared >= 0x47800000), large, finite));
 }
 
 inline float widen_f16(std::uint16_t value) {
   const std::uint32_t sign = static_cast<std::uint32_t>(value & 0x8000u) << 16;
   const std::uint32_t shifted = static_cast<std::uint32_t>(value & 0x7fffu) << 13;
   const std::uint32_t exponent = shifted & 0x0f800000u;
-  const std::uint32_t normal = shifted + 0x38000000u;
-  const std::uint32_t special = shifted + 0x70000000u;  // infinity and NaN: the exponent is full
+  const std::uint32_t is_small = mask_of(exponent == 0u);
+  // Infinity and NaN, whose exponent is full, get all of the difference of the biases twice.
+  const std::uint32_t rebased =
+      shifted + 0x38000000u + (0x38000000u & mask_of(exponent == 0x0f800000u));
   // A subnormal as 2^-14 * (1 + mantissa), less 2^-14.
-  const std::uint32_t small_input = exponent == 0u ? shifted : 0u;
-  const std::uint32_t small =
-      std::bit_cast<std::uint32_t>(std::bit_cast<float>(small_input + 0x38800000u) - 0x1p-14f);
-  const std::uint32_t finite = exponent == 0u ? small : normal;
-  return std::bit_cast<float>(sign | (exponent == 0x0f800000u ? special : finite));
+  const std::uint32_t small = std::bit_cast<std::uint32_t>(
+      std::bit_cast<float>((shifted & is_small) + 0x38800000u) - 0x1p-14f);
+  return std::bit_cast<float>(sign | choose(is_small, small, rebased));
 }
 
 // f64 to f32 with the lost bits folded into the last one ("round to odd"), so that rounding on to a

@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/rows.h"
+#include "kernels/stream.h"
 #include "kernels/test_cache.h"
 #include "kvfolio/kernels.h"
 
@@ -357,6 +359,40 @@ TEST(EveryFormat, StridesOfAnEngineDoNotMatter) {
           }
         }
       }
+    }
+  }
+}
+
+TEST(EveryFormat, StreamedTilesHoldTheBytesOfTilesThatAreNot) {
+  using kernels::RowWriter;
+  Random random(13);
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kInt8}) {
+    for (const int head_dim : {8, 40, 128, 256, 264}) {
+      const GroupSpec spec{.num_kv_heads = 2,
+                           .head_dim_k = head_dim,
+                           .head_dim_v = head_dim,
+                           .block_size = 64,
+                           .dtype = dtype,
+                           .format = Format::kGranule,
+                           .num_blocks = 1};
+      TestCache want(spec);
+      TestCache got(spec);
+      TestRows rows(45, 2, head_dim, random.one_of(kDTypes));
+      rows.fill(7);
+      const kernels::RowBox box{
+          .block = 0, .head = 0, .offset = 11, .num_tokens = 45, .num_heads = 2};
+      const kernels::BoxStrides strides{rows.rows.token_stride, rows.rows.head_stride};
+      for (const bool is_v : {false, true}) {
+        const auto write = [&](const TestCache& cache, kernels::Stores stores) {
+          RowWriter(is_v ? kernels::v_plane(cache.view, 0) : kernels::k_plane(cache.view, 0),
+                    rows.rows.dtype, stores)
+              .write(box, rows.rows.data, strides);
+        };
+        write(want, kernels::Stores::kCached);
+        write(got, kernels::Stores::kPastCaches);
+      }
+      kernels::stream_fence();
+      EXPECT_EQ(std::memcmp(got.view.k, want.view.k, bytes_of(spec)), 0);
     }
   }
 }

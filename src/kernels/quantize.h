@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/isa.h"
 #include "kvfolio/dtype.h"
 
 namespace kvfolio::kernels {
@@ -15,19 +16,20 @@ namespace kvfolio::kernels {
 // bit turned over. `flip` is that bit or 0.
 inline constexpr std::uint8_t kGranuleFlip = 0x80;
 
-// The largest magnitude of n elements as f32; a NaN or infinity where there is one.
-using AmaxFn = float (*)(const std::byte* row, std::int64_t n);
-// n elements become bytes. `inverse` is quantize_inverse() of an amax that bounds them.
-using QuantizeFn = void (*)(const std::byte* src, std::byte* dst, std::int64_t n, float inverse,
-                            std::uint8_t flip);
-// n bytes become element * scale in f32, then what dtype.h makes of that.
-using DequantizeFn = void (*)(const std::byte* src, std::byte* dst, std::int64_t n, float scale,
-                              std::uint8_t flip);
+// What rows of one element type need to become int8 and to come back.
+struct QuantizeLoops {
+  // The largest magnitude of n elements as f32; a NaN or infinity where there is one.
+  float (*amax)(const std::byte* row, std::int64_t n) = nullptr;
+  // n elements become bytes. `inverse` is quantize_inverse() of an amax that bounds them.
+  void (*quantize)(const std::byte* src, std::byte* dst, std::int64_t n, float inverse,
+                   std::uint8_t flip) = nullptr;
+  // n bytes become element * scale in f32, then what dtype.h makes of that.
+  void (*dequantize)(const std::byte* src, std::byte* dst, std::int64_t n, float scale,
+                     std::uint8_t flip) = nullptr;
+};
 
-// Requires, of all three: an element type of rows, not int8.
-[[nodiscard]] AmaxFn amax_fn(DType from) noexcept;
-[[nodiscard]] QuantizeFn quantize_fn(DType from) noexcept;
-[[nodiscard]] DequantizeFn dequantize_fn(DType to) noexcept;
+// Requires: an element type of rows, not int8 (all null then); an isa that the processor has.
+[[nodiscard]] QuantizeLoops quantize_loops(DType rows, Isa isa = best_isa()) noexcept;
 
 // n bytes become element * scale without rounding.
 void dequantize_exactly(const std::byte* src, double* dst, std::int64_t n, float scale,

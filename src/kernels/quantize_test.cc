@@ -24,17 +24,17 @@ using testing_cache::TestRows;
 
 std::uint32_t bits(float value) { return std::bit_cast<std::uint32_t>(value); }
 
-void expect_rule(const TestRows& rows) {
+void expect_rule(const TestRows& rows, kernels::Isa isa) {
+  const auto loops = [&](DType dtype) { return kernels::quantize_loops(dtype, isa); };
   const int n = rows.rows.head_dim;
   const DType dtype = rows.rows.dtype;
   for (int t = 0; t < rows.rows.num_tokens; ++t) {
     const QuantizedRow want = quantized(rows, t, 0);
-    const float amax = kernels::amax_fn(dtype)(rows.rows.at(t, 0), n);
+    const float amax = loops(dtype).amax(rows.rows.at(t, 0), n);
     ASSERT_EQ(bits(quantize_scale(amax)), bits(want.scale));
     for (const std::uint8_t flip : {std::uint8_t{0}, kernels::kGranuleFlip}) {
       std::vector<std::byte> bytes(static_cast<std::size_t>(n));
-      kernels::quantize_fn(dtype)(rows.rows.at(t, 0), bytes.data(), n, quantize_inverse(amax),
-                                  flip);
+      loops(dtype).quantize(rows.rows.at(t, 0), bytes.data(), n, quantize_inverse(amax), flip);
       for (int d = 0; d < n; ++d) {
         const int element = want.elements[static_cast<std::size_t>(d)];
         const int stored = flip == 0 ? (element + 256) % 256 : element + 128;
@@ -43,7 +43,7 @@ void expect_rule(const TestRows& rows) {
       }
       for (const DType to : kDTypes) {
         TestRows back(1, 1, n, to);
-        kernels::dequantize_fn(to)(bytes.data(), back.rows.data, n, want.scale, flip);
+        loops(to).dequantize(bytes.data(), back.rows.data, n, want.scale, flip);
         for (int d = 0; d < n; ++d) {
           const float value = dequantize(want.elements[static_cast<std::size_t>(d)], want.scale);
           const double expected = testing_cache::rounded(static_cast<double>(value), to);
@@ -58,6 +58,12 @@ void expect_rule(const TestRows& rows) {
         ASSERT_EQ(exact[i], want.elements[i] * static_cast<double>(want.scale));
       }
     }
+  }
+}
+
+void expect_rule(const TestRows& rows) {
+  for (const kernels::Isa isa : {kernels::Isa::kBaseline, kernels::best_isa()}) {
+    expect_rule(rows, isa);
   }
 }
 
@@ -86,6 +92,22 @@ TEST(Quantize, AnyBitsOfF32FollowTheRule) {
     }
     expect_rule(rows);
     if (HasFatalFailure()) return;
+  }
+}
+
+TEST(Quantize, ARowWithoutNumbersIsZerosInEveryType) {
+  for (const DType dtype : kDTypes) {
+    for (const double bad :
+         {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
+          std::numeric_limits<double>::quiet_NaN()}) {
+      for (const int at : {0, 15, 31, 32}) {
+        TestRows rows(1, 1, 33, dtype);
+        rows.fill(1);
+        rows.set(0, 0, at, bad);
+        expect_rule(rows);
+        EXPECT_TRUE(std::isnan(quantized(rows, 0, 0).scale));
+      }
+    }
   }
 }
 

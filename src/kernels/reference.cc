@@ -15,6 +15,7 @@
 #include "kernels/reference.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 
@@ -91,7 +92,10 @@ class Reference {
     scratch_.vector = scratch_.totals + group_;
   }
 
-  void run() const {
+  // Takes rows and heads by number until `next` is past the last one.
+  void run(std::atomic<std::int64_t>& next) const {
+    std::int64_t mine = next.fetch_add(1, std::memory_order_relaxed);
+    std::int64_t number = 0;
     const AttentionBatch& batch = args_.batch;
     const AttentionSlice& slice = args_.slice;
     for (std::size_t i = 0; i < batch.kv_lens.size(); ++i) {
@@ -104,8 +108,10 @@ class Reference {
       for (std::int32_t row = begin; row < end; ++row) {
         const std::int32_t position = kv_len - (batch.query_start[i + 1] - row);
         const Visible seen = visible(position, position, kv_len, args_.params, trim);
-        for (std::int32_t h = 0; h < slice.num_kv_heads; ++h) {
+        for (std::int32_t h = 0; h < slice.num_kv_heads; ++h, ++number) {
+          if (number < mine) continue;
           attend_group(row, slice.first_kv_head + h, seen, table);
+          mine = next.fetch_add(1, std::memory_order_relaxed);
         }
       }
     }
@@ -195,13 +201,33 @@ class Reference {
 }  // namespace
 
 Checked reference_workspace_bytes(const KVView& cache, std::int32_t num_q_heads,
-                                  std::int32_t max_kv_len) noexcept {
+                                  std::int32_t max_kv_len, std::int32_t num_threads) noexcept {
   const std::int64_t group = num_q_heads / cache.num_kv_heads;
   const Checked per_head = Checked(cache.head_dim_k) + cache.head_dim_v + max_kv_len + 1;
   const Checked doubles = per_head * group + std::max(cache.head_dim_k, cache.head_dim_v);
-  return doubles * static_cast<std::int64_t>(sizeof(double)) + kAlignment;
+  const Checked bytes = doubles * static_cast<std::int64_t>(sizeof(double)) + kAlignment;
+  return bytes.round_up(kAlignment) * num_threads;
 }
 
-void reference_attend(const AttentionArgs& args) noexcept { Reference(args).run(); }
+void reference_attend(const AttentionArgs& args) noexcept {
+  struct Call {
+    const AttentionArgs& args;
+    std::size_t each;  // bytes of workspace
+    std::atomic<std::int64_t> next{0};
+
+    void work(std::int32_t thread) {
+      AttentionArgs mine = args;
+      mine.workspace = args.workspace.subspan(static_cast<std::size_t>(thread) * each, each);
+      Reference(mine).run(next);
+    }
+  };
+  const std::int32_t num_threads = args.executor == nullptr ? 1 : args.executor->num_threads;
+  Call call{args, args.workspace.size() / static_cast<std::size_t>(num_threads)};
+  if (num_threads == 1) {
+    call.work(0);
+  } else {
+    parallel_for(*args.executor, num_threads, [&](std::int32_t thread) { call.work(thread); });
+  }
+}
 
 }  // namespace kvfolio::kernels

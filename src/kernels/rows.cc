@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels/granule.h"
+#include "kernels/stream.h"
 
 namespace kvfolio::kernels {
 namespace {
@@ -70,12 +71,13 @@ Plane v_plane(const KVView& cache, std::int32_t layer) noexcept {
   return plane;
 }
 
-RowWriter::RowWriter(const Plane& plane, DType from) noexcept
+RowWriter::RowWriter(const Plane& plane, DType from, Stores stores) noexcept
     : plane_(plane),
       mover_(mover_of(plane, from, plane.dtype)),
-      amax_(plane.is_int8() ? amax_fn(from) : nullptr),
-      quantize_(plane.is_int8() ? quantize_fn(from) : nullptr),
-      plain_tiles_(has_plain_tiles(plane)) {
+      loops_(plane.is_int8() ? quantize_loops(from) : QuantizeLoops()),
+      plain_tiles_(has_plain_tiles(plane)),
+      // Tiles are put together in one piece before they are streamed.
+      streams_(stores == Stores::kPastCaches && plane.granule && plane.head_dim <= kPiece) {
   if (plane.is_int8()) mover_.src_bytes = dtype_bytes(from);
 }
 
@@ -94,7 +96,7 @@ void RowWriter::write(const RowBox& box, const std::byte* src,
 
 float RowWriter::scale_row(const std::byte* row, std::int32_t block, std::int32_t head,
                            std::int32_t offset) const noexcept {
-  const float amax = amax_(row, plane_.head_dim);
+  const float amax = loops_.amax(row, plane_.head_dim);
   const float scale = quantize_scale(amax);
   std::memcpy(plane_.scale_at(block, head, offset), &scale, sizeof scale);
   return quantize_inverse(amax);
@@ -106,8 +108,8 @@ void RowWriter::quantize_rows(const RowBox& box, const std::byte* src,
     for (std::int32_t h = 0; h < box.num_heads; ++h) {
       const std::byte* const row = src + t * strides.token + h * strides.head;
       const float inverse = scale_row(row, box.block, box.head + h, box.offset + t);
-      quantize_(row, plane_.at(box.block, box.head + h, box.offset + t), plane_.head_dim, inverse,
-                plane_.flip());
+      loops_.quantize(row, plane_.at(box.block, box.head + h, box.offset + t), plane_.head_dim,
+                      inverse, plane_.flip());
     }
   }
 }
@@ -118,7 +120,8 @@ void RowWriter::write_tile(const RowBox& box, const std::byte* src,
                 .head_dim = plane_.head_dim,
                 .first = box.offset % kGranuleTokens,
                 .count = box.num_tokens};
-  if (plain_tiles_) {
+  const bool streams = streams_ && box.num_tokens == kGranuleTokens;
+  if (plain_tiles_ && !streams) {
     const std::int64_t row = plane_.head_dim * mover_.dst_bytes;
     return move_box(mover_, {box.num_tokens, box.num_heads, plane_.head_dim}, src, strides,
                     plane_.at(box.block, box.head, box.offset) + part.first * row,
@@ -127,9 +130,11 @@ void RowWriter::write_tile(const RowBox& box, const std::byte* src,
   const std::int64_t element = dtype_bytes(plane_.dtype);
   const bool as_is = !plane_.is_int8() && mover_.convert == nullptr;
   Stage stage;
+  Stage whole;  // a tile that will be streamed
   for (std::int32_t h = 0; h < box.num_heads; ++h) {
     const std::byte* const rows = src + h * strides.head;
-    std::byte* const tile = plane_.at(box.block, box.head + h, box.offset);
+    std::byte* const target = plane_.at(box.block, box.head + h, box.offset);
+    std::byte* const tile = streams ? whole.bytes : target;
     float inverse[kGranuleTokens];
     for (std::int32_t t = 0; plane_.is_int8() && t < part.count; ++t) {
       inverse[t] = scale_row(rows + t * strides.token, box.block, box.head + h, box.offset + t);
@@ -144,7 +149,7 @@ void RowWriter::write_tile(const RowBox& box, const std::byte* src,
           std::byte* const staged = stage.bytes + t * stage_stride;
           const std::byte* const row = from + t * strides.token;
           if (plane_.is_int8()) {
-            quantize_(row, staged, part.dims, inverse[t], plane_.flip());
+            loops_.quantize(row, staged, part.dims, inverse[t], plane_.flip());
           } else {
             mover_.move(row, staged, part.dims);
           }
@@ -158,13 +163,14 @@ void RowWriter::write_tile(const RowBox& box, const std::byte* src,
         pack_k(part, from, from_stride, tile);
       }
     }
+    if (streams) stream_lines(tile, target, plane_.head_dim * element * kGranuleTokens);
   }
 }
 
 RowReader::RowReader(const Plane& plane, DType to) noexcept
     : plane_(plane),
       mover_(mover_of(plane, plane.dtype, to)),
-      dequantize_(plane.is_int8() ? dequantize_fn(to) : nullptr),
+      loops_(plane.is_int8() ? quantize_loops(to) : QuantizeLoops()),
       plain_tiles_(has_plain_tiles(plane)) {
   if (plane.is_int8()) mover_.dst_bytes = dtype_bytes(to);
 }
@@ -186,10 +192,10 @@ void RowReader::dequantize_rows(const RowBox& box, std::byte* dst,
                                 const BoxStrides& strides) const noexcept {
   for (std::int32_t t = 0; t < box.num_tokens; ++t) {
     for (std::int32_t h = 0; h < box.num_heads; ++h) {
-      dequantize_(plane_.at(box.block, box.head + h, box.offset + t),
-                  dst + t * strides.token + h * strides.head, plane_.head_dim,
-                  load_scale(plane_.scale_at(box.block, box.head + h, box.offset + t)),
-                  plane_.flip());
+      loops_.dequantize(plane_.at(box.block, box.head + h, box.offset + t),
+                        dst + t * strides.token + h * strides.head, plane_.head_dim,
+                        load_scale(plane_.scale_at(box.block, box.head + h, box.offset + t)),
+                        plane_.flip());
     }
   }
 }
@@ -226,7 +232,7 @@ void RowReader::read_tile(const RowBox& box, std::byte* dst,
         std::byte* const row = rows + t * strides.token;
         if (plane_.is_int8()) {
           const std::byte* const scale = plane_.scale_at(box.block, box.head + h, box.offset + t);
-          dequantize_(staged, row, part.dims, load_scale(scale), plane_.flip());
+          loops_.dequantize(staged, row, part.dims, load_scale(scale), plane_.flip());
         } else {
           mover_.move(staged, row, part.dims);
         }

@@ -52,10 +52,13 @@ struct RowBox {
   std::int32_t num_heads = 1;
 };
 
+// kPastCaches: whole tiles are streamed, see stream.h; the caller ends with a stream_fence().
+enum class Stores : std::int32_t { kCached = 0, kPastCaches = 1 };
+
 class RowWriter {
  public:
   // `from`: the type of the rows that are written.
-  RowWriter(const Plane& plane, DType from) noexcept;
+  RowWriter(const Plane& plane, DType from, Stores stores = Stores::kCached) noexcept;
 
   // Row of token i and head j: src + i * strides.token + j * strides.head.
   void write(const RowBox& box, const std::byte* src, const BoxStrides& strides) const noexcept;
@@ -71,9 +74,9 @@ class RowWriter {
 
   Plane plane_;
   Mover mover_;          // not of int8
-  AmaxFn amax_;          // of int8
-  QuantizeFn quantize_;  // likewise
+  QuantizeLoops loops_;  // of int8
   bool plain_tiles_;     // tiles of plain rows: V of f32 and f16
+  bool streams_;
 };
 
 class RowReader {
@@ -89,8 +92,8 @@ class RowReader {
   void read_tile(const RowBox& box, std::byte* dst, const BoxStrides& strides) const noexcept;
 
   Plane plane_;
-  Mover mover_;              // not of int8
-  DequantizeFn dequantize_;  // of int8
+  Mover mover_;          // not of int8
+  QuantizeLoops loops_;  // of int8
   bool plain_tiles_;
 };
 

@@ -654,14 +654,7 @@ TEST(BorrowedStorage, EachHostileFieldIsAnErrorThatNamesIt) {
 
 // The same of int8 in format granule: tiles [16][8] bytes of K and of V, scales of both.
 struct GranuleBorrowing {
-  CacheSpec spec{.groups = {{.num_layers = 2,
-                             .num_kv_heads = 2,
-                             .head_dim_k = 8,
-                             .head_dim_v = 8,
-                             .block_size = 32,
-                             .dtype = DType::kInt8,
-                             .format = Format::kGranule,
-                             .num_blocks = 3}}};
+  CacheSpec spec;
   // [layer][block][head][K: 2 tiles | V: 2 tiles | scales of K | of V]
   static constexpr std::int64_t kHead = 4 * 128 + 2 * 128;
   static constexpr std::int64_t kBytes = 12 * kHead;
@@ -669,6 +662,15 @@ struct GranuleBorrowing {
   BorrowedGroup group;
 
   GranuleBorrowing() {
+    spec.groups.resize(1);
+    spec.groups[0] = {.num_layers = 2,
+                      .num_kv_heads = 2,
+                      .head_dim_k = 8,
+                      .head_dim_v = 8,
+                      .block_size = 32,
+                      .dtype = DType::kInt8,
+                      .format = Format::kGranule,
+                      .num_blocks = 3};
     const KVStrides tiles{6 * kHead, 2 * kHead, kHead, 128};
     const KVStrides scales{6 * kHead, 2 * kHead, kHead, 4};
     group = {engine.data(),       kBytes,       tiles,  engine.data() + 256, kBytes - 256, tiles,

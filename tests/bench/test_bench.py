@@ -10,10 +10,11 @@ import pytest
 COMMAND = os.environ["KVFOLIO"]
 KEYS = ["name", "case", "value", "unit", "ceiling", "ratio", "floor", "goal", "rounds", "spread"]
 PROMISED = """pool.take_give tree.match open.cached open.two_blocks publish.block step.decode step.arrays
-    evict.time preempt_to.half storage.append storage.gather storage.first_fill
-    metadata.block""".split()
+    evict.time preempt_to.half storage.append storage.gather storage.append_tiles
+    storage.first_fill metadata.block""".split()
 MEASURED = """machine.memcpy machine.fill machine.read select_victim.after_step
-    select_victim.again growth.prompt_tokens growth.pool_blocks growth.children growth.runs life.append_1_token life.trim""".split()
+    select_victim.again growth.prompt_tokens growth.pool_blocks growth.children growth.runs life.append_1_token life.trim
+    storage.gather_tiles""".split()
 
 
 def bench(*arguments):

@@ -112,6 +112,22 @@ def test_default_pool_is_what_the_longest_needs_times_max_seqs():
     assert summary["blocks_total"] == (1 << 20) // per_block
 
 
+@pytest.mark.parametrize("format", ["hnd", "nhd", "granule"])
+def test_int8_takes_a_quarter_and_its_scales(format):
+    request = {"id": "a", "prompt_ids": list(range(30)), "max_new_tokens": 10}
+    options = "--format", format, "--block-size", 16
+    f32, int8 = (generate(checkpoint("llama3"), [request], *options, "--cache-dtype", dtype).summary
+                 for dtype in ("f32", "int8"))
+    assert (int8["format"], int8["cache_dtype"]) == (format, "int8")
+    config = json.loads((checkpoint("llama3") / "config.json").read_text())
+    rows = 2 * config["num_hidden_layers"] * config["num_key_value_heads"]  # of K and V, a token's
+    # Four bytes of an element become one, and every row has a scale of four bytes.
+    assert f32["contiguous_bytes"] % (40 * rows * 4) == 0
+    head_dim = f32["contiguous_bytes"] // (40 * rows * 4)
+    assert int8["contiguous_bytes"] == 40 * rows * (head_dim + 4)
+    assert int8["paged_bytes_peak"] == 48 * rows * (head_dim + 4)
+
+
 @pytest.mark.parametrize("options,words", [
     (["--threads", "0"], ["--threads", '"0"', "1 to 256"]),
     (["--block-size", "1025"], ["--block-size", "1025", "1 to 1024"]),
@@ -126,8 +142,10 @@ def test_default_pool_is_what_the_longest_needs_times_max_seqs():
     (["--top-p", "1.5"], ["--top-p", "1.5", "at most 1"]),
     (["--seed", "-1"], ["--seed", "-1"]),
     (["--kernel", "avx2"], ["--kernel", "avx2", "reference"]),
-    (["--format", "granule"], ["--format", "granule", "auto, hnd, nhd"]),
-    (["--cache-dtype", "int8"], ["--cache-dtype", "int8", "bf16"]),
+    (["--format", "hdn"], ["--format", "hdn", "auto, granule, hnd, nhd"]),
+    (["--format", "granule", "--block-size", "24"], ["block_size is 24", "multiples of 16"]),
+    (["--format", "granule", "--cache-dtype", "f64"], ["dtype is f64", "f32, f16, bf16, int8"]),
+    (["--cache-dtype", "int4"], ["--cache-dtype", "int4", "int8"]),
     (["--draft", "ngram:2"], ["--draft"]),
     (["--beams", "2", "--samples", "2"], ["beams", "samples"]),
     (["--beams", "2", "--temperature", "1"], ["temperature", "beams"]),

@@ -76,6 +76,7 @@ def test_pools_blocks_chunks_threads_and_hits_change_no_bit(variant, tmp_path):
                 options += ["--num-blocks", pool] if pool else []
                 options += ["--no-prefix-cache"] if n % 4 == 0 else []
                 options += ["--format", "nhd"] if n % 5 == 0 else []
+                options += ["--format", "granule"] if n % 5 > 2 and block % 16 == 0 else []
                 actual = Rows(model, requests, path, *options)
                 assert actual == expected, options
                 if size == "least":
@@ -83,13 +84,16 @@ def test_pools_blocks_chunks_threads_and_hits_change_no_bit(variant, tmp_path):
     assert preemptions > 0
 
 
-@pytest.mark.parametrize("dtype", ["f64", "f16", "bf16"])
+@pytest.mark.parametrize("dtype", ["f64", "f16", "bf16", "int8"])
 def test_each_cache_type_agrees_with_its_twin(dtype, tmp_path):
     model, requests, path = checkpoint("llama3"), load(), tmp_path / "logits.npy"
     expected = Rows(model, requests, path, "--contiguous", "--cache-dtype", dtype)
-    for block in (1, 16):
+    for block, format in ((1, "hnd"), (16, "nhd"), (16, "granule"), (48, "granule")):
+        if dtype == "f64" and format == "granule":
+            continue
         least = smallest_pool(requests, block)
-        options = ["--cache-dtype", dtype, "--block-size", block, "--num-blocks", least]
+        options = ["--cache-dtype", dtype, "--block-size", block, "--num-blocks", least,
+                   "--format", format, "--max-batch-tokens", 23]
         assert Rows(model, requests, path, *options) == expected
 
 

@@ -127,7 +127,7 @@ def test_a_prompt_of_the_shipped_model_is_longer_than_a_split_of_attention():
     assert rows[0]["contiguous"] and max(row["chunk_tokens_peak"] for row in rows) == 1040
 
 
-@pytest.mark.parametrize("dtype", ["f16", "bf16", "f64"])
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "int8", "f64"])
 def test_each_cache_type_has_one_hash(checkpoint, dtype):
     model = checkpoint("untied-bf16")
     hashed = proof(model, "--cache-dtype", dtype)

@@ -5,6 +5,10 @@
 #include <cstdlib>
 #include <string>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "base/text.h"
 
 namespace kvfolio {
@@ -29,24 +33,34 @@ constexpr std::array<Name, 6> kNames = {{{KernelTarget::kReference, "reference"}
                                          {KernelTarget::kAvx512, "avx512"},
                                          {KernelTarget::kAvx512Bf16, "avx512-bf16"}}};
 
+#if defined(__x86_64__)
+// A bit of what cpuid says; false where the CPU does not know the leaf.
+bool cpu_bit(unsigned leaf, unsigned subleaf, int index, int bit) noexcept {
+  std::array<unsigned, 4> out{};  // eax, ebx, ecx, edx
+  if (__get_cpuid_count(leaf, subleaf, &out[0], &out[1], &out[2], &out[3]) == 0) return false;
+  return (out[static_cast<std::size_t>(index)] >> bit & 1u) != 0;
+}
+#endif
+
 bool cpu_runs(KernelTarget target) noexcept {
   switch (target) {
     case KernelTarget::kReference:
       return true;
 #if defined(__x86_64__)
-    // The compiler's own check asks the CPU, and whether the system keeps the registers.
     case KernelTarget::kPortable:
       return true;
+    // The compiler's check also asks whether the system keeps the registers; it does not know every
+    // name with every compiler.
     case KernelTarget::kAvx2:
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-             __builtin_cpu_supports("f16c");
+             cpu_bit(1, 0, 2, 29);  // F16C
     case KernelTarget::kAvx512:
       return cpu_runs(KernelTarget::kAvx2) && __builtin_cpu_supports("avx512f") &&
              __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
              __builtin_cpu_supports("avx512vl");
     case KernelTarget::kAvx512Bf16:
-      return cpu_runs(KernelTarget::kAvx512) && __builtin_cpu_supports("avx512bf16") &&
-             __builtin_cpu_supports("avx512vnni");
+      return cpu_runs(KernelTarget::kAvx512) && cpu_bit(7, 1, 0, 5) &&  // BF16
+             cpu_bit(7, 0, 2, 11);                                      // VNNI
 #elif defined(__aarch64__)
     case KernelTarget::kNeon:
       return true;
@@ -87,16 +101,19 @@ std::string names_here() {
   return names;
 }
 
-// Why a fast target does not take the cache; empty when it does.
-std::string refusal(const KVView& cache) {
-  if (cache.dtype == DType::kF64) return "a cache of f64";
-  for (const std::int32_t dim : {cache.head_dim_k, cache.head_dim_v}) {
-    if (dim < 8 || dim > kMaxHeadDim || dim % 8 != 0) {
-      return concat("head_dim_k ", cache.head_dim_k, " and head_dim_v ", cache.head_dim_v,
-                    ": they take multiples of 8 to ", kMaxHeadDim);
-    }
-  }
-  return {};
+// Whether the fast targets take the cache.
+bool takes(const KVView& cache) noexcept {
+  const auto fits = [](std::int32_t dim) { return dim >= 8 && dim <= kMaxHeadDim && dim % 8 == 0; };
+  return cache.dtype != DType::kF64 && fits(cache.head_dim_k) && fits(cache.head_dim_v);
+}
+
+Status not_taken(const KVView& cache, KernelTarget target) {
+  return unsupported(concat("kernel target ", std::string_view(to_string(target)),
+                            " does not take a cache of ", std::string_view(to_string(cache.dtype)),
+                            " with head_dim_k ", cache.head_dim_k, " and head_dim_v ",
+                            cache.head_dim_v,
+                            ", allowed: f32, f16, bf16, int8 and multiples of 8 to ", kMaxHeadDim,
+                            "; the reference takes any"));
 }
 
 }  // namespace
@@ -147,27 +164,25 @@ std::span<const KernelTarget> kernel_targets() noexcept {
 
 Result<KernelTarget> choose_kernel_target(const KVView& cache, KernelTarget wanted) {
   const kernels::Machine& here = kernels::machine();
-  const std::string why_not = kernels::refusal(cache);
-  if (wanted == KernelTarget::kAuto) {
-    if (here.wanted == nullptr) {
-      return why_not.empty() ? here.targets[here.count - 1] : KernelTarget::kReference;
-    }
+  const bool taken = kernels::takes(cache);
+  if (wanted == KernelTarget::kAuto && here.wanted != nullptr) {
     const Result<KernelTarget> named = parse_kernel_target(here.wanted);
-    if (!named) return kernels::invalid(text::concat("KVFOLIO_KERNEL: ", named.error().message()));
-    if (*named == KernelTarget::kAuto) {
-      return why_not.empty() ? here.targets[here.count - 1] : KernelTarget::kReference;
+    if (!named) {
+      return kernels::invalid(text::concat("KVFOLIO_KERNEL: ", named.error().message()));
     }
     wanted = *named;
   }
-  if (!kernels::cpu_runs(wanted)) {
-    return kernels::unsupported(
-        text::concat("kernel target ", std::string_view(to_string(wanted)),
-                     " does not run here, allowed: ", kernels::names_here()));
+  if (wanted == KernelTarget::kAuto) {
+    return taken ? here.targets[here.count - 1] : KernelTarget::kReference;
   }
-  if (wanted == KernelTarget::kReference || why_not.empty()) return wanted;
-  return kernels::unsupported(text::concat("kernel target ", std::string_view(to_string(wanted)),
-                                           " does not take ", why_not,
-                                           "; the reference takes any"));
+  if (!kernels::cpu_runs(wanted)) {
+    const std::string_view name = to_string(wanted);
+    return Status{name == "invalid" ? ErrorCode::kInvalidArgument : ErrorCode::kUnsupported,
+                  text::concat("target is ", static_cast<std::int32_t>(wanted), " (", name,
+                               "), allowed on this machine: ", kernels::names_here())};
+  }
+  if (wanted == KernelTarget::kReference || taken) return wanted;
+  return kernels::not_taken(cache, wanted);
 }
 
 }  // namespace kvfolio

@@ -112,17 +112,20 @@ HeadRows head_rows(const Plane& plane, const std::byte* scales, const KVStrides&
   HeadRows rows;
   rows.rows = plane.base + head * plane.strides.head;
   rows.block_stride = plane.strides.block;
+  rows.head_stride = plane.strides.head;
   rows.token_stride = plane.strides.token;
   if (scales != nullptr) {
     rows.scales = scales + layer * scale_strides.layer + head * scale_strides.head;
     rows.scale_block_stride = scale_strides.block;
+    rows.scale_head_stride = scale_strides.head;
     rows.scale_token_stride = scale_strides.token;
   }
   rows.head_dim = plane.head_dim;
   return rows;
 }
 
-// Up to kItemRows rows of one sequence, for every head of the slice.
+// Up to kItemRows rows of one sequence, for every head of the slice. Its heads are taken
+// heads_per_item at a time.
 struct Unit {
   std::size_t sequence = 0;
   std::int32_t first_query = 0;  // row of q of the sequence's first query
@@ -131,10 +134,12 @@ struct Unit {
   std::int32_t num_rows = 0;
   Visible seen;
   std::int64_t cost = 0;  // rows times tiles
+  std::int32_t heads_per_item = 1;
+  std::int32_t num_bundles = 1;  // of heads
   // Cut along the positions: the ranges of seen, one after the other.
   std::int32_t num_parts = 1;
-  std::int64_t first_part = 0;  // in Shared::parts, of the first head
-  std::int64_t counter = 0;     // in Shared::done, of the first head
+  std::int64_t first_part = 0;  // in Shared::parts, of the first bundle
+  std::int64_t counter = 0;     // in Shared::done, of the first bundle
 };
 
 class Call {
@@ -190,10 +195,9 @@ class Call {
     [[nodiscard]] bool valid() const { return valid_; }
     [[nodiscard]] const Unit& unit() const { return unit_; }
     void next() {
-      const std::int64_t heads = call_.args_.slice.num_kv_heads;
       if (unit_.num_parts > 1) {
-        parts_ += unit_.num_parts * heads;
-        counters_ += heads;
+        parts_ += std::int64_t{unit_.num_parts} * unit_.num_bundles;
+        counters_ += unit_.num_bundles;
       }
       row_ += unit_.num_rows;
       settle();
@@ -236,10 +240,15 @@ class Call {
           parts += range - first_range + 1;
           unit_.cost += std::int64_t{unit_.num_rows} * (seen.end - seen.begin);
         }
-        const std::int64_t heads = args.slice.num_kv_heads;
+        // Few rows: several heads at once, as long as what they take is no large part of all work.
+        const std::int32_t heads = args.slice.num_kv_heads;
+        std::int64_t together = std::min(heads, kItemRows / unit_.num_rows);
+        together = std::clamp<std::int64_t>(call_.cut_above_ / unit_.cost, 1, together);
+        unit_.heads_per_item = static_cast<std::int32_t>(together);
+        unit_.num_bundles = (heads + unit_.heads_per_item - 1) / unit_.heads_per_item;
         if (unit_.cost > call_.cut_above_ && parts > 1 &&
-            parts_ + parts * heads <= call_.room_.parts &&
-            counters_ + heads <= call_.room_.counters) {
+            parts_ + parts * unit_.num_bundles <= call_.room_.parts &&
+            counters_ + unit_.num_bundles <= call_.room_.counters) {
           unit_.num_parts = static_cast<std::int32_t>(parts);
           unit_.first_part = parts_;
           unit_.counter = counters_;
@@ -264,26 +273,28 @@ class Call {
     Scratch scratch;
     const std::int64_t bytes = cut_scratch(nullptr, args_.cache.head_dim_v, scratch);
     cut_scratch(scratches_ + thread * bytes, args_.cache.head_dim_v, scratch);
-    const std::int64_t heads = args_.slice.num_kv_heads;
     std::int64_t before = 0;  // items of the units that were passed
     Walk walk(*this);
     for (;;) {
       const std::int64_t item = next_item_.fetch_add(1, std::memory_order_relaxed);
-      while (walk.valid() && item - before >= heads * walk.unit().num_parts) {
-        before += heads * walk.unit().num_parts;
-        walk.next();
+      for (; walk.valid(); walk.next()) {
+        const std::int64_t items = std::int64_t{walk.unit().num_bundles} * walk.unit().num_parts;
+        if (item - before < items) break;
+        before += items;
       }
       if (!walk.valid()) return;
       const std::int64_t within = item - before;
-      run_item(walk.unit(), static_cast<std::int32_t>(within % heads),
-               static_cast<std::int32_t>(within / heads), scratch);
+      run_item(walk.unit(), static_cast<std::int32_t>(within % walk.unit().num_bundles),
+               static_cast<std::int32_t>(within / walk.unit().num_bundles), scratch);
     }
   }
 
-  void run_item(const Unit& unit, std::int32_t head, std::int32_t part, const Scratch& scratch) {
+  void run_item(const Unit& unit, std::int32_t bundle, std::int32_t part, const Scratch& scratch) {
     const AttentionBatch& batch = args_.batch;
-    const std::int32_t kv_head = args_.slice.first_kv_head + head;
+    const std::int32_t first_head = bundle * unit.heads_per_item;
+    const std::int32_t kv_head = args_.slice.first_kv_head + first_head;
     Item item;
+    item.num_heads = std::min(unit.heads_per_item, args_.slice.num_kv_heads - first_head);
     item.k = head_rows(k_, args_.cache.k_scale, args_.cache.k_scale_strides, args_.layer, kv_head);
     item.v = head_rows(v_, args_.cache.v_scale, args_.cache.v_scale_strides, args_.layer, kv_head);
     item.granule = args_.cache.granule;
@@ -304,22 +315,23 @@ class Call {
     item.load_q = convert_fn(args_.q.dtype, DType::kF32);
     if (unit.num_parts == 1) {
       attend_(item, scratch);
-      finish(unit, kv_head, scratch);
+      finish(unit, kv_head, item.num_heads, scratch);
       return;
     }
     const std::int32_t range = range_of(unit.seen, part);
     item.first_position = range * kRange;
     item.end_position = std::min(item.kv_len, item.first_position + kRange);
     attend_(item, scratch);
-    const std::int64_t first_part = unit.first_part + std::int64_t{head} * unit.num_parts;
+    const std::int64_t first_part = unit.first_part + std::int64_t{bundle} * unit.num_parts;
     State mine = state_of(first_part + part);
     mine.sums_stride = scratch.total.sums_stride;
-    const auto rows = static_cast<std::size_t>(unit.num_rows);
+    const std::int32_t num_rows = item.num_heads * item.num_rows;
+    const auto rows = static_cast<std::size_t>(num_rows);
     std::copy_n(scratch.total.sums, rows * static_cast<std::size_t>(mine.sums_stride), mine.sums);
     std::copy_n(scratch.total.totals, rows, mine.totals);
     std::copy_n(scratch.total.maxima, rows, mine.maxima);
     // Whoever is last merges, in the order of positions.
-    if (shared_.done[unit.counter + head].fetch_add(1, std::memory_order_acq_rel) + 1 !=
+    if (shared_.done[unit.counter + bundle].fetch_add(1, std::memory_order_acq_rel) + 1 !=
         unit.num_parts) {
       return;
     }
@@ -328,9 +340,9 @@ class Call {
     std::copy_n(first.totals, rows, scratch.total.totals);
     std::copy_n(first.maxima, rows, scratch.total.maxima);
     for (std::int32_t p = 1; p < unit.num_parts; ++p) {
-      kernels_.merge(scratch.total, state_of(first_part + p), unit.num_rows, v_.head_dim);
+      kernels_.merge(scratch.total, state_of(first_part + p), num_rows, v_.head_dim);
     }
-    finish(unit, kv_head, scratch);
+    finish(unit, kv_head, item.num_heads, scratch);
   }
 
   [[nodiscard]] State state_of(std::int64_t part) const {
@@ -355,21 +367,23 @@ class Call {
   }
 
   // Sums become the result.
-  void finish(const Unit& unit, std::int32_t kv_head, const Scratch& scratch) {
+  void finish(const Unit& unit, std::int32_t kv_head, std::int32_t num_heads,
+              const Scratch& scratch) {
     const ConvertFn store_out = convert_fn(DType::kF32, args_.out.dtype);
     const ConvertFn store_lse =
         args_.lse.data == nullptr ? nullptr : convert_fn(DType::kF64, args_.lse.dtype);
     alignas(64) float row[kMaxHeadDim];
-    for (std::int32_t r = 0; r < unit.num_rows; ++r) {
-      const std::int32_t query = unit.first_query + (unit.first_row + r) / group_;
-      const std::int32_t head = kv_head * group_ + (unit.first_row + r) % group_;
-      const float total = scratch.total.totals[r];
-      kernels_.finish(scratch.total.sums + r * scratch.total.sums_stride, total, row, v_.head_dim);
+    for (std::int32_t i = 0; i < num_heads * unit.num_rows; ++i) {
+      const std::int32_t r = unit.first_row + i % unit.num_rows;
+      const std::int32_t query = unit.first_query + r / group_;
+      const std::int32_t head = (kv_head + i / unit.num_rows) * group_ + r % group_;
+      const float total = scratch.total.totals[i];
+      kernels_.finish(scratch.total.sums + i * scratch.total.sums_stride, total, row, v_.head_dim);
       store_out(reinterpret_cast<const std::byte*>(row), args_.out.at(query, head), v_.head_dim);
       if (store_lse == nullptr) continue;
       constexpr double kLn2 = 0.6931471805599453094;
       const double lse = total == 0.0f ? -std::numeric_limits<double>::infinity()
-                                       : scratch.total.maxima[r] * kLn2 + std::log(double{total});
+                                       : scratch.total.maxima[i] * kLn2 + std::log(double{total});
       store_lse(reinterpret_cast<const std::byte*>(&lse), args_.lse.at(query, head), 1);
     }
   }

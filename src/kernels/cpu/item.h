@@ -28,23 +28,28 @@ inline constexpr std::int32_t kMaxHeadDim = 256;
 // eight rows of a block fall into different sets of the cache.
 inline constexpr std::int32_t kQueryWords = kMaxHeadDim + 16;
 
-// The rows of K or V of one layer and head.
+// The rows of K or V of one layer, from the item's first KV head on.
 struct HeadRows {
   const std::byte* rows = nullptr;
   std::int64_t block_stride = 0;
+  std::int64_t head_stride = 0;
   std::int64_t token_stride = 0;  // granule: of a tile of 16 tokens
   const std::byte* scales = nullptr;
   std::int64_t scale_block_stride = 0;
+  std::int64_t scale_head_stride = 0;
   std::int64_t scale_token_stride = 0;
   std::int32_t head_dim = 0;
 };
 
-// Rows [first_row, first_row + num_rows) of one sequence and KV head, over the positions
-// [first_position, end_position), which start and end at multiples of kRange or at the ends of the
-// sequence. Row r of the sequence is query r / group, query head r % group of the KV head.
+// Rows [first_row, first_row + num_rows) of one sequence for each of num_heads KV heads, over the
+// positions [first_position, end_position), which start and end at multiples of kRange or at the
+// ends of the sequence. Row r of the sequence is query r / group, query head r % group of the KV
+// head. In the scratch memory row r of head h of the item is row h * num_rows + r. Heads that lie
+// side by side in memory are done tile by tile together, so that all of a block is read at once.
 struct Item {
   HeadRows k;
   HeadRows v;
+  std::int32_t num_heads = 1;  // num_heads * num_rows <= kItemRows
   bool granule = false;
   std::int32_t block_size = 0;
   const std::int32_t* table = nullptr;
@@ -57,7 +62,8 @@ struct Item {
   std::int32_t end_position = 0;
   AttentionParams params;
   Trim trim;
-  // Query row r lies at q + (r / group) * q_token_stride + (r % group) * q_head_stride.
+  // Query row r of head h lies at
+  // q + (r / group) * q_token_stride + (h * group + r % group) * q_head_stride.
   const std::byte* q = nullptr;
   std::int64_t q_token_stride = 0;
   std::int64_t q_head_stride = 0;

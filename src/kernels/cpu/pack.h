@@ -33,7 +33,9 @@ struct PackF32 {
   }
   static void v(const std::byte* const* rows, int dims, std::byte* dst) {
     const auto bytes = static_cast<std::size_t>(dims) * 4;
-    for (int t = 0; t < kGranuleTokens; ++t) __builtin_memcpy(dst + bytes * t, rows[t], bytes);
+    for (std::size_t t = 0; t < kGranuleTokens; ++t) {
+      __builtin_memcpy(dst + bytes * t, rows[t], bytes);
+    }
   }
 };
 
@@ -85,7 +87,9 @@ struct PackF16 {
   }
   static void v(const std::byte* const* rows, int dims, std::byte* dst) {
     const auto bytes = static_cast<std::size_t>(dims) * 2;
-    for (int t = 0; t < kGranuleTokens; ++t) __builtin_memcpy(dst + bytes * t, rows[t], bytes);
+    for (std::size_t t = 0; t < kGranuleTokens; ++t) {
+      __builtin_memcpy(dst + bytes * t, rows[t], bytes);
+    }
   }
 };
 

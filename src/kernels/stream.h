@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Stores past the caches: they do not read what they overwrite, so that a large write moves two
+// bytes for each instead of three; and what was written is in no cache afterwards.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace kvfolio::kernels {
+
+// Requires: both aligned to 64 bytes, bytes a multiple of 64, a stream_fence() before anybody else
+// is told of the bytes.
+inline void stream_lines(const std::byte* src, std::byte* dst, std::int64_t bytes) noexcept {
+#if defined(__SSE2__)
+  for (std::int64_t line = 0; line < bytes; line += 64) {
+    for (std::int64_t at = line; at < line + 64; at += 16) {
+      _mm_stream_si128(reinterpret_cast<__m128i*>(dst + at),
+                       _mm_load_si128(reinterpret_cast<const __m128i*>(src + at)));
+    }
+  }
+#else
+  std::memcpy(dst, src, static_cast<std::size_t>(bytes));
+#endif
+}
+
+inline void stream_fence() noexcept {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+}  // namespace kvfolio::kernels

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What --kernel auto and --format auto mean for a model.
+
+#include "config.h"
+#include "kvfolio/dtype.h"
+#include "kvfolio/kernels.h"
+#include "kvfolio/spec.h"
+
+namespace kvfolio::tools {
+
+// The target that computes. An error when this machine does not run it or it does not take the
+// model's head_dim.
+Result<KernelTarget> resolve_kernel(const llama::ModelConfig& config, DType dtype,
+                                    KernelTarget wanted);
+
+// granule where a fast target computes and the block size is a multiple of 16, else hnd.
+// `kernel` is resolved.
+[[nodiscard]] Format auto_format(KernelTarget kernel, std::int32_t block_size) noexcept;
+
+}  // namespace kvfolio::tools
