@@ -159,6 +159,7 @@ void rows_of(const Context& context, DType dtype, Format format) {
   const KVView view = take(storage.view(GroupId(0)), "a view");
   const std::vector<std::int32_t> table = shuffled(tokens / 16, 3);
   std::vector<std::int32_t> slots;
+  slots.reserve(static_cast<std::size_t>(tokens));
   for (std::int32_t t = 0; t < tokens; ++t) {
     slots.push_back(table[static_cast<std::size_t>(t / 16)] * 16 + t % 16);
   }

@@ -209,9 +209,8 @@ CachedCase::CachedCase(CaseShape shape)
 }
 
 std::int32_t CachedCase::slot(std::int32_t sequence, std::int32_t position) const {
-  const auto entry =
-      static_cast<std::size_t>(sequence * table_stride_ + position / shape_.block_size);
-  return table_[entry] * shape_.block_size + position % shape_.block_size;
+  const std::int32_t entry = sequence * table_stride_ + position / shape_.block_size;
+  return table_[static_cast<std::size_t>(entry)] * shape_.block_size + position % shape_.block_size;
 }
 
 double CachedCase::token_heads() const {
@@ -364,8 +363,7 @@ AttentionCall::AttentionCall(const Context& context, const CachedCase& cache, st
   }
   const DType dtype = query_dtype(shape.dtype);
   const std::size_t heads = num_heads();
-  const auto row_bytes = static_cast<std::size_t>(kHeadDim * dtype_bytes(dtype));
-  q_.resize(static_cast<std::size_t>(num_rows()) * heads * row_bytes);
+  q_.resize(static_cast<std::size_t>(num_rows()) * heads * row_bytes(dtype));
   out_.resize(static_cast<std::size_t>(num_rows()) * heads * kHeadDim);
   const RowsView rows = rows_of(q_.data(), num_rows(), static_cast<std::int32_t>(heads), dtype);
   float values[kHeadDim];

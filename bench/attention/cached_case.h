@@ -26,6 +26,10 @@ inline constexpr std::int32_t kKvHeads = 4;
 inline constexpr std::int32_t kHeadDim = 128;
 inline constexpr std::int32_t kMostGroup = 16;
 
+// Bytes of one row of K or V.
+[[nodiscard]] inline std::size_t row_bytes(DType dtype) {
+  return std::size_t{kHeadDim} * static_cast<std::size_t>(dtype_bytes(dtype));
+}
 // What the queries of a cache of this type are made of.
 [[nodiscard]] DType query_dtype(DType cache);
 // Largest error of an output row that is right, relative to its length.
@@ -130,7 +134,7 @@ class AttentionCall {
 
  private:
   [[nodiscard]] std::size_t num_heads() const {
-    return static_cast<std::size_t>(kKvHeads * group_);
+    return std::size_t{kKvHeads} * static_cast<std::size_t>(group_);
   }
   [[nodiscard]] AttentionArgs args();
 

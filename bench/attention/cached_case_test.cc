@@ -45,7 +45,7 @@ TEST(BenchAttention, AWrongTokenIsFound) {
     // V of one token of the second sequence, in the head that its row is checked for.
     const std::int32_t slot = cache.slot(1, 20);
     std::byte* row = cache.view().v_at(0, slot / 16, 1, slot % 16);
-    std::memset(row, 0x3c, static_cast<std::size_t>(kHeadDim * dtype_bytes(dtype)));
+    std::memset(row, 0x3c, row_bytes(dtype));
     EXPECT_THAT(complaint([&] { expected.check(call, bench.context, shape); }),
                 HasSubstr("row 1, query head 0 of KV head 1 differs from the reference by"));
   }

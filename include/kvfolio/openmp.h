@@ -23,6 +23,7 @@ namespace kvfolio {
   const std::int32_t threads = num_threads > 0 ? num_threads : omp_get_max_threads();
   Executor executor;
   // The number of threads is all that it needs to know, so it travels as the pointer.
+  // NOLINTNEXTLINE(performance-no-int-to-ptr)
   executor.context = reinterpret_cast<void*>(static_cast<std::intptr_t>(threads));
   executor.num_threads = threads;
   executor.parallel_for = [](void* context, std::int32_t n, void (*task)(void*, std::int32_t),

@@ -15,10 +15,10 @@
 #include "kvfolio/executor.h"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <new>
 #include <utility>
 

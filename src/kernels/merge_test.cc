@@ -82,7 +82,8 @@ void expect_near(const Shape& shape, const State& got, const State& wanted, doub
 }
 
 bool same_bits(const TestRows& x, const TestRows& y) {
-  const auto bytes = static_cast<std::size_t>(x.rows.head_dim * dtype_bytes(x.rows.dtype));
+  const auto bytes = static_cast<std::size_t>(x.rows.head_dim) *
+                     static_cast<std::size_t>(dtype_bytes(x.rows.dtype));
   for (int t = 0; t < x.rows.num_tokens; ++t) {
     for (int h = 0; h < x.rows.num_heads; ++h) {
       if (std::memcmp(x.rows.at(t, h), y.rows.at(t, h), bytes) != 0) return false;
