@@ -3,6 +3,7 @@
 // Sequences and pins: who holds which blocks outside of steps.
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "manager/impl.h"
@@ -388,24 +389,47 @@ Status KVCacheManager::Impl::adopt(SequenceId id,
     return {ErrorCode::kInvalidArgument,
             concat("adopt: ", tables.size(), " tables for ", num_groups(), " groups")};
   }
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    KVFOLIO_RETURN_IF_ERROR(check_adopted(g, tables[static_cast<std::size_t>(g)], num_tokens));
-    KVFOLIO_RETURN_IF_ERROR(check_distinct(group(g).pool, g, tables[static_cast<std::size_t>(g)]));
+  // Where the entries go: into the table, or into a new one if it is too small or still counts.
+  std::array<BlockTable, kMaxGroups> fresh;
+  const auto target = [&](std::int32_t g) -> BlockTable& {
+    const bool fits = blocks_for(g, num_tokens) <= table(slot, g).capacity();
+    return fits && !s.replay ? table(slot, g) : fresh[static_cast<std::size_t>(g)];
+  };
+  Status status;
+  for (std::int32_t g = 0; g < num_groups() && status.ok(); ++g) {
+    if (!target(g).reserve(arena(), blocks_for(g, num_tokens))) {
+      status = table_entries_full("adopt");
+    }
+  }
+  for (std::int32_t g = 0; g < num_groups() && status.ok(); ++g) {
+    // The caller may give what block_table() showed. Then nothing is written where something else
+    // will be read.
+    const std::span<const std::int32_t> blocks = tables[static_cast<std::size_t>(g)];
+    for (std::int32_t other = 0; other < num_groups() && arena().overlaps(blocks); ++other) {
+      if (other == g || !target(other).overlaps(arena(), blocks)) continue;
+      status = {ErrorCode::kInvalidArgument,
+                concat("adopt: the table for group ", g, " lies where that of group ", other,
+                       " is written; copy it")};
+    }
+    if (status.ok()) status = check_adopted(g, blocks, num_tokens);
+    if (status.ok()) status = check_distinct(group(g).pool, g, blocks);
+  }
+  if (!status.ok()) {
+    for (BlockTable& blocks : fresh) blocks.release(arena());
+    return status;
   }
   if (num_tokens == 0) return {};  // what follows may be findable as ever
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    if (!table(slot, g).reserve(arena(), blocks_for(g, num_tokens))) {
-      return table_entries_full("adopt");
-    }
+    target(g).assign(arena(), tables[static_cast<std::size_t>(g)]);
   }
   // Held first: the only reference to one of them may be this sequence's own, to the block beyond
   // its length that its prompt was found in.
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    hold_table(g, tables[static_cast<std::size_t>(g)]);
-  }
+  for (std::int32_t g = 0; g < num_groups(); ++g) hold_table(g, target(g).blocks(arena()));
   if (s.replay) truncate_to(slot, 0);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    table(slot, g).assign(arena(), tables[static_cast<std::size_t>(g)]);
+    if (fresh[static_cast<std::size_t>(g)].capacity() == 0) continue;
+    table(slot, g).release(arena());
+    table(slot, g) = fresh[static_cast<std::size_t>(g)];
   }
   s.length = s.accepted = s.settled = num_tokens;
   s.exact_until = 0;  // nobody told us which tokens these are
