@@ -278,7 +278,7 @@ Result<const StepPlan*> KVCacheManager::Impl::plan(const PlanOptions& options) {
 
   step.plan.ticket = Ticket(step.ticket);
   step.plan.num_tokens = query_start[n];
-  step.planned_changes = step.planned_changes || options.changed_entries;
+  step.planned_changes = options.changed_entries;  // it takes the place of the plan before
   step.plan.sequences = {step.sequences.data(), n};
   step.plan.rows = {rows, n};
   step.plan.query_start = {query_start, n + 1};
