@@ -241,7 +241,8 @@ class KVFOLIO_API KVCacheManager {
   Status clear(SequenceId sequence);
   // StreamingLLM: keeps [0, num_sinks) and [length - window, length); returns the tokens dropped
   // now. Positions never change. What an earlier trim dropped stays dropped: the sinks cannot grow
-  // again. Tokens appended after a trim that dropped something are never findable.
+  // again. A sequence has one gap: where the window reaches tokens in front of it, nothing is
+  // dropped. Tokens appended after a trim that dropped something are never findable.
   // kFailedPrecondition: in the open step, or draft tokens pending. kInvalidArgument: negative.
   Result<std::int32_t> trim(SequenceId sequence, const TrimOptions& options);
   // Ends a sequence; full blocks and the partial tail stay findable. A second close is kNotFound.

@@ -492,6 +492,9 @@ Status KVCacheManager::Impl::check_truncate(std::int32_t slot, std::int32_t n) c
                    s.trim_first_kept - 1, " in a trim")};
   }
   for (std::int32_t g = 0; g < num_groups(); ++g) {
+    // A full group lacks nothing but what a trim dropped. The others are asked about what position
+    // n reads, not about what they dropped before.
+    if (!windowed(g)) continue;
     const std::int32_t size = block_size(g);
     const auto lacks = [&](std::int32_t from, std::int32_t to) -> std::int32_t {
       for (std::int32_t logical = from / size; logical * size < to; ++logical) {
@@ -503,12 +506,10 @@ Status KVCacheManager::Impl::check_truncate(std::int32_t slot, std::int32_t n) c
       }
       return -1;
     };
-    std::int32_t first = 0;
-    if (windowed(g)) first = std::max(0, n - group(g).spec.window + 1);
-    std::int32_t missing = lacks(first, n);
+    std::int32_t missing = lacks(std::max(0, n - group(g).spec.window + 1), n);
     // The block that the next token goes to has to be there, whatever the window.
     if (n % size != 0 && !table(slot, g).at(arena(), n / size).valid()) missing = n / size;
-    if (missing < 0 && windowed(g)) missing = lacks(0, std::min(group(g).spec.num_sinks, n));
+    if (missing < 0) missing = lacks(0, std::min(group(g).spec.num_sinks, n));
     if (missing >= 0) {
       return {ErrorCode::kFailedPrecondition,
               concat("truncate to ", n, ": group ", g, " (window ", group(g).spec.window,
@@ -626,6 +627,8 @@ Result<std::int32_t> KVCacheManager::Impl::trim(SequenceId id, const TrimOptions
   const std::int32_t first_kept = std::max(s.length - window, trimmed ? s.trim_first_kept : 0);
   // All of it is kept; sinks that reach the window bring nothing back that is gone.
   if (options.num_sinks >= s.length - window || first_kept <= sinks) return 0;
+  // The window reaches tokens before the gap: to drop what lies before them would be a second one.
+  if (trimmed && s.length - window < s.trim_sinks) return 0;
   const std::int32_t before = trimmed ? s.trim_first_kept - s.trim_sinks : 0;
   const std::int32_t dropped = (first_kept - sinks) - before;
   if (dropped == 0) return 0;
@@ -634,12 +637,20 @@ Result<std::int32_t> KVCacheManager::Impl::trim(SequenceId id, const TrimOptions
   if (s.replay) truncate_to(slot, s.length);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const std::int32_t size = block_size(g);
-    for (std::int32_t logical = first_kept / size - 1; logical >= 0 && logical * size >= sinks;
-         --logical) {
-      if (!table(slot, g).at(arena(), logical).valid()) continue;
-      release_entry(slot, g, logical);
-      table(slot, g).set(arena(), logical, BlockId());
-    }
+    // From block `from` down, those that begin at `end` or behind it.
+    const auto release = [&](std::int32_t from, std::int32_t end) {
+      for (std::int32_t logical = from; logical >= 0 && logical * size >= end; --logical) {
+        if (!table(slot, g).at(arena(), logical).valid()) continue;
+        release_entry(slot, g, logical);
+        table(slot, g).set(arena(), logical, BlockId());
+      }
+    };
+    // What lies within the old gap is gone already and need not be looked at: a sequence that is
+    // trimmed for each token pays for that token.
+    const std::int32_t last = first_kept / size - 1;
+    const std::int32_t old_end = trimmed ? s.trim_first_kept / size * size : 0;
+    release(last, std::max(sinks, old_end));
+    if (trimmed && s.trim_sinks > 0) release(std::min(last, (s.trim_sinks - 1) / size), sinks);
   }
   s.used = true;
   s.trim_sinks = sinks;

@@ -95,5 +95,31 @@ TEST(FaultT18, ATrimCostsWhatItDrops) {
   EXPECT_LT(seconds(128000), 320 * seconds(4000));
 }
 
+// Fault T18: to drop one token more, or to take back the last one, looked at all that lay before.
+// Thirty-two times the blocks.
+TEST(FaultT18, ATrimForEachTokenAndATruncateByOneDoNotLookAtTheRest) {
+  const auto seconds = [](std::int32_t blocks) {
+    Engine e({full_group(1, blocks + 64)}, {.prefix_cache = false});
+    const SequenceId trimmed = e.say_count(blocks / 2);
+    const SequenceId whole = e.say_count(blocks / 2);
+    must(e.manager.trim(trimmed, {.num_sinks = 4, .window = 16}));
+    double best = 1e9;
+    for (int run = 0; run < 7; ++run) {
+      double spent = 0;
+      for (int i = 0; i < 100; ++i) {
+        e.feed_count(trimmed, 1);
+        e.feed_count(whole, 1);
+        const double start = thread_seconds();
+        EXPECT_EQ(must(e.manager.trim(trimmed, {.num_sinks = 4, .window = 16})), 1);
+        must(e.manager.truncate(whole, e.info(whole).length - 1));
+        spent += thread_seconds() - start;
+      }
+      best = std::min(best, spent);
+    }
+    return best;
+  };
+  EXPECT_LT(seconds(128000), 8 * seconds(4000));
+}
+
 }  // namespace
 }  // namespace kvfolio::testing_engine
