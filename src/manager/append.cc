@@ -194,13 +194,15 @@ void KVCacheManager::Impl::join(Step& step, std::int32_t slot, const std::int32_
 }
 
 // What steady decode is made of: one token behind the last one, in blocks that the sequence already
-// writes to. False, and nothing is done, where that is not the whole story; append() then is.
+// writes to. False where that is not the whole story; append() then is, and nothing is done but
+// that the next entry's place in step.changes was written.
 bool KVCacheManager::Impl::append_inside(Step& step, std::int32_t slot,
                                          const std::int32_t* token) noexcept {
   const Sequence& s = sequences_[slot];
   const std::int32_t at = s.length;
   if (s.step_entry >= 0 || s.draft > 0 || s.replay || s.max_tokens > 0 ||
-      at >= kMaxSequenceTokens || step.copies_ran || (token != nullptr && *token < 0) ||
+      at >= kMaxSequenceTokens || step.copies_ran ||
+      (token != nullptr && (*token < 0 || arena().overlaps({token, 1}))) ||
       options_.order == Order::kUnordered ||
       (s.publishes && at < s.exact_until && at - s.place.position >= SpanArena::capacity(s.tail))) {
     return false;
