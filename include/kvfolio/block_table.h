@@ -61,6 +61,8 @@ class BlockTable {
     if (!blocks.empty()) std::memmove(arena.at(span_), blocks.data(), blocks.size_bytes());
     size_ = static_cast<std::int32_t>(blocks.size());
   }
+  // Gives back the room beyond `size` entries. Requires: size >= size().
+  void shrink(SpanArena& arena, std::int32_t size) noexcept { arena.shrink(span_, size); }
   // Forgets the entries from `size` on; memory stays for the next growth.
   void truncate(std::int32_t size) noexcept { size_ = size < size_ ? size : size_; }
   void release(SpanArena& arena) noexcept {

@@ -307,10 +307,11 @@ class KVFOLIO_API KVCacheManager {
 
   // ---- room ----
 
-  // Would these appends succeed together now? ok, or the Shortage of the first short group, or
-  // kResourceExhausted. The same function that append() decides with; a token of a prompt that was
-  // found whole is taken to be the prompt's. Nothing changes but room for table entries, which an
-  // admitted sequence keeps until it is closed, whether it appends or not.
+  // Would these appends succeed together in the open step, or in one that began now? ok, or the
+  // error of append(), or the Shortage of the first short group. The same function that append()
+  // decides with; a token of a prompt that was found whole is taken to be the prompt's. Nothing
+  // changes but room for table entries and tokens, which an admitted sequence keeps until it is
+  // closed, whether it appends or not, in one step or in several; truncate() may use some of it.
   Status admit(std::span<const AppendDemand> demands);
   Status admit(SequenceId sequence, std::int64_t num_tokens);
   // Gives up to `num_blocks` cached blocks of a group back, coldest first. Returns how many.

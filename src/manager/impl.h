@@ -159,6 +159,7 @@ class KVCacheManager::Impl final : public TreeObserver {
     std::int32_t trim_first_kept;
     std::int32_t replay_token;
     std::int32_t max_tokens;  // 0: no limit of its own
+    std::int32_t admitted;    // admit() keeps room for table entries and tokens up to this length
     std::int32_t next_free;
     std::int32_t num_media;
     std::uint64_t caller_id;    // if has_caller_id
@@ -371,7 +372,13 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] Status check_demands(std::span<const AppendDemand> demands) const;
   [[nodiscard]] Status check_append(std::int32_t slot, const std::int32_t* tokens,
                                     std::int64_t count, const AppendOptions& options) const;
+  [[nodiscard]] Status check_ready(std::int32_t slot, std::string_view what) const;
+  // Cells for tokens that the sequence keeps itself, when it is `end` tokens long.
+  [[nodiscard]] std::int64_t tail_cells(const Sequence& s, std::int32_t end) const noexcept {
+    return s.publishes ? std::max(0, std::min(end, s.exact_until) - s.place.position) : 0;
+  }
   [[nodiscard]] bool reserve_for(std::int32_t slot, std::int32_t end) noexcept;
+  void shrink_to_need(std::int32_t slot) noexcept;
   void join(Step& step, std::int32_t slot, const std::int32_t* tokens, std::int32_t count,
             std::int32_t write_begin, std::int32_t draft) noexcept;
   [[nodiscard]] bool append_inside(Step& step, std::int32_t slot,

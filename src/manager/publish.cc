@@ -44,8 +44,10 @@ void KVCacheManager::Impl::publish(std::int32_t slot, bool tail) noexcept {
   if (moved > 0 && rest > 0) {
     std::memmove(kept, kept + moved, static_cast<std::size_t>(rest) * 4);
   }
-  // A long prompt needed room for all of it; a unit, which truncate() may bring back, stays.
-  const std::int64_t needed = std::max(rest, 2 * unit);
+  // A long prompt needed room for all of it. A unit, which truncate() may bring back, stays, and
+  // so does what admit() promised.
+  const std::int64_t needed =
+      std::max({std::int64_t{rest}, std::int64_t{2} * unit, tail_cells(s, s.admitted)});
   if (SpanArena::capacity(s.tail) > 8 * (needed + SpanArena::kGranule)) {
     arena().shrink(s.tail, needed);
   }

@@ -214,7 +214,8 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
     const std::int32_t position = held / tree_->unit() * tree_->unit();
     const std::int32_t kept =
         match.tokens < position ? match.tokens / tree_->unit() * tree_->unit() : position;
-    bool room = arena().reserve(s.tail, match.tokens - kept, 0);
+    // Off the root there is room for a unit, which truncate() may bring back.
+    bool room = arena().reserve(s.tail, kept > 0 ? tree_->unit() : match.tokens, 0);
     for (std::int32_t g = 0; g < num_groups() && room; ++g) {
       room = table(slot, g).reserve(arena(), blocks_for(g, held));
     }
@@ -307,8 +308,10 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
   }
   Sequence& parent = sequences_[from];
   Sequence& child = sequences_[slot];
-  const std::int32_t tail_size = parent.publishes ? parent.tail_end() - parent.place.position : 0;
-  bool room = keep_media(child, media_of(parent)) && arena().reserve(child.tail, tail_size, 0);
+  const std::int64_t tail_size = tail_cells(parent, parent.length);
+  const std::int64_t unit = parent.publishes && parent.place.position > 0 ? tree_->unit() : 0;
+  bool room = keep_media(child, media_of(parent)) &&
+              arena().reserve(child.tail, std::max(tail_size, unit), 0);
   for (std::int32_t g = 0; g < num_groups() && room; ++g) {
     room = table(slot, g).reserve(arena(), table(from, g).size());
   }
@@ -323,6 +326,7 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
   child = parent;
   child.generation = generation;
   child.aborted = aborted;
+  child.admitted = 0;
   child.wrote_last = 0;  // the parent's blocks tell whether a failed step concerns it
   child.tail = tail;
   child.media = media;
@@ -397,7 +401,7 @@ Status KVCacheManager::Impl::adopt(SequenceId id,
   };
   Status status;
   for (std::int32_t g = 0; g < num_groups() && status.ok(); ++g) {
-    if (!target(g).reserve(arena(), blocks_for(g, num_tokens))) {
+    if (!target(g).reserve(arena(), blocks_for(g, std::max(num_tokens, s.admitted)))) {
       status = table_entries_full("adopt");
     }
   }
@@ -538,11 +542,7 @@ void KVCacheManager::Impl::drop_tail_beyond(Sequence& s) noexcept {
   const std::int32_t unit = tree_->unit();
   const std::int32_t position = s.length / unit * unit;
   const std::int32_t rest = s.length - position;
-  // Less than a unit, and the span holds a unit at least since the path went beyond it.
-  if (!arena().reserve(s.tail, rest, 0)) {
-    stop_publishing(s);
-    return;
-  }
+  KVFOLIO_CHECK(rest <= SpanArena::capacity(s.tail));  // room for a unit is kept for this
   tree_->copy_tokens(s.place, position, {arena().at(s.tail), static_cast<std::size_t>(rest)});
   tree_->climb(s.place, position);
 }
@@ -588,6 +588,10 @@ void KVCacheManager::Impl::truncate_to(std::int32_t slot, std::int32_t n) noexce
     s.exact_until = kNever;  // what was not exact is gone
   }
   drop_tail_beyond(s);
+  // Room for what went back to the sequence was not part of the promise.
+  if (tail_cells(s, s.admitted) > SpanArena::capacity(s.tail)) {
+    s.admitted = s.place.position + static_cast<std::int32_t>(SpanArena::capacity(s.tail));
+  }
 }
 
 Status KVCacheManager::Impl::truncate(SequenceId id, std::int32_t n) {
