@@ -189,8 +189,9 @@ Status KVCacheManager::Impl::admit(std::span<const AppendDemand> demands) {
   for (std::size_t i = 0; i < demands.size(); ++i) {
     const std::int32_t slot = slot_in(demands[i].sequence.value());
     if (reserve_for(slot, admitted_end(i))) continue;
+    const std::int64_t wanted = cells_for(sequences_[slot], admitted_end(i));
     while (i-- > 0) shrink_to_need(slot_in(demands[i].sequence.value()));
-    return table_entries_full("admit");
+    return table_entries_full("admit", wanted);
   }
   for (std::size_t i = 0; i < demands.size(); ++i) {
     std::int32_t& admitted = sequences_[slot_in(demands[i].sequence.value())].admitted;
@@ -201,19 +202,20 @@ Status KVCacheManager::Impl::admit(std::span<const AppendDemand> demands) {
 
 // ---- append ----
 
-Status KVCacheManager::Impl::check_append(std::int32_t slot, const std::int32_t* tokens,
-                                          std::int64_t count, const AppendOptions& options) const {
+Status KVCacheManager::Impl::check_append(std::int32_t slot, std::string_view what,
+                                          const std::int32_t* tokens, std::int64_t count,
+                                          const AppendOptions& options) const {
   if (open_step_ < 0) {
-    return {ErrorCode::kFailedPrecondition, "append: no step is open; begin_step() first"};
+    return {ErrorCode::kFailedPrecondition, concat(what, ": no step is open; begin_step() first")};
   }
-  KVFOLIO_RETURN_IF_ERROR(check_ready(slot, "append"));
-  KVFOLIO_RETURN_IF_ERROR(check_growth(sequences_[slot], "append", count));
+  KVFOLIO_RETURN_IF_ERROR(check_ready(slot, what));
+  KVFOLIO_RETURN_IF_ERROR(check_growth(sequences_[slot], what, count));
   if (options.draft < 0 || options.draft > count) {
-    return {ErrorCode::kInvalidArgument, concat("append of ", count, " tokens with a draft of ",
+    return {ErrorCode::kInvalidArgument, concat(what, " of ", count, " tokens with a draft of ",
                                                 options.draft, ", allowed: 0 to ", count)};
   }
   if (tokens != nullptr) {
-    KVFOLIO_RETURN_IF_ERROR(check_tokens({tokens, static_cast<std::size_t>(count)}));
+    KVFOLIO_RETURN_IF_ERROR(check_tokens(what, {tokens, static_cast<std::size_t>(count)}));
   }
   return {};
 }
@@ -291,7 +293,13 @@ Status KVCacheManager::Impl::append(SequenceId id, const std::int32_t* tokens, s
       append_inside(step_at(open_step_), slot, tokens)) {
     return {};
   }
-  KVFOLIO_RETURN_IF_ERROR(check_append(slot, tokens, count, options));
+  return append_to(slot, "append", tokens, count, options);
+}
+
+Status KVCacheManager::Impl::append_to(std::int32_t slot, std::string_view what,
+                                       const std::int32_t* tokens, std::int64_t count,
+                                       const AppendOptions& options) {
+  KVFOLIO_RETURN_IF_ERROR(check_append(slot, what, tokens, count, options));
   if (count == 0) return {};
   Step& step = step_at(open_step_);
   Sequence& s = sequences_[slot];
@@ -310,7 +318,7 @@ Status KVCacheManager::Impl::append(SequenceId id, const std::int32_t* tokens, s
       return shortage(g, needed.blocks);
     }
   }
-  if (!reserve_for(slot, end)) return table_entries_full("append");
+  if (!reserve_for(slot, end)) return table_entries_full(what, cells_for(s, end));
 
   // Nothing fails from here on.
   if (mutant(Mutant::kHitReferencedLate) && !s.used) {
@@ -329,15 +337,12 @@ Status KVCacheManager::Impl::append(SequenceId id, const std::int32_t* tokens, s
 
 Result<SequenceId> KVCacheManager::Impl::open_unnamed(std::int64_t num_tokens,
                                                       const OpenOptions& options) {
-  if (open_step_ < 0) {
-    return Status(ErrorCode::kFailedPrecondition,
-                  "open_unnamed: no step is open; begin_step() first");
-  }
   const Counters before = counters_;
   const std::uint64_t uses_before = num_uses_;
-  Result<Opened> opened = open({}, options);
+  Result<Opened> opened = open({}, options, "open_unnamed");
   if (!opened) return std::move(opened).error();
-  Status status = append(opened->sequence, nullptr, num_tokens, {});
+  Status status =
+      append_to(slot_in(opened->sequence.value()), "open_unnamed", nullptr, num_tokens, {});
   if (status.ok()) return opened->sequence;
   // Nobody has seen the id: the next sequence gets it.
   const std::int32_t slot = slot_in(opened->sequence.value());
@@ -346,7 +351,10 @@ Result<SequenceId> KVCacheManager::Impl::open_unnamed(std::int64_t num_tokens,
   sequences_[slot].generation = generation;
   counters_ = before;
   num_uses_ = uses_before;
-  return status;
+  if (status.shortage() == nullptr) return status;
+  Shortage without_it = *status.shortage();
+  --without_it.sequences;
+  return without_it;
 }
 
 // Gives the sequence the blocks for positions [write_begin, end) of one group.

@@ -147,10 +147,11 @@ void KVCacheManager::Impl::copy_step_from(Step& step, const Step& other) noexcep
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   const auto& [spec, options, storage, counters, num_sequences, groups, has_windows, tree, arena,
                sequences, tables, window_begins, unplanned_from, caller_ids, num_uses, pins,
-               pin_tables, scratch, free_sequence, free_pin, closing, num_closing, evicting,
-               victims, passed_over, changed, is_changed, victim_versions, preempted, num_victims,
-               num_passed_over, num_changed, victim_policy, scanned_policy, scanned_at, steps,
-               free_steps, in_flight, open_step, last_ticket, last_committed, offers] = other;
+               pin_tables, scratch, free_sequence, free_pin, num_pins, closing, num_closing,
+               evicting, victims, passed_over, changed, is_changed, victim_versions, preempted,
+               num_victims, num_passed_over, num_changed, victim_policy, scanned_policy, scanned_at,
+               steps, free_steps, in_flight, open_step, last_ticket, last_committed, offers] =
+      other;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto& [group_spec, pool, order, bytes_per_block, block_shift] = groups[g];
     groups_[g].pool.copy_from(pool);
@@ -172,6 +173,7 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   pin_tables_.copy_from(pin_tables);
   free_sequence_ = free_sequence;
   free_pin_ = free_pin;
+  num_pins_ = num_pins;
   closing_.copy_from(closing, num_closing);
   num_closing_ = num_closing;
 

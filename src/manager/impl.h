@@ -3,7 +3,7 @@
 
 // The insides of KVCacheManager. One class, read top to bottom:
 //   manager.cc    creation and the public face
-//   sequences.cc  open, probe, fork, truncate, trim, close, preempt, pins
+//   sequences.cc  open, probe, fork, adopt, truncate, clear, trim, close, preempt, pins, questions
 //   steps.cc      begin, undo, commit, complete, drop, fail, drafts
 //   append.cc     demand, copy-on-write, admission, append
 //   room.cc       eviction, and where a block goes when it is let go
@@ -44,13 +44,14 @@ class KVCacheManager::Impl final : public TreeObserver {
   virtual ~Impl() = default;
 
   // sequences.cc
-  Result<Opened> open(std::span<const std::int32_t> tokens, const OpenOptions& options);
+  Result<Opened> open(std::span<const std::int32_t> tokens, const OpenOptions& options,
+                      std::string_view what);
   Result<std::int32_t> probe(std::span<const std::int32_t> tokens,
                              const OpenOptions& options) const;
   Result<SequenceId> fork(SequenceId parent, const ForkOptions& options);
   Status adopt(SequenceId id, std::span<const std::span<const std::int32_t>> tables,
                std::int32_t num_tokens);
-  Status truncate(SequenceId id, std::int32_t n);
+  Status truncate(SequenceId id, std::int32_t n, std::string_view what);
   Result<std::int32_t> trim(SequenceId id, const TrimOptions& options);
   Status close(SequenceId id);
   Status preempt(SequenceId id);
@@ -78,8 +79,8 @@ class KVCacheManager::Impl final : public TreeObserver {
   // room.cc
   Result<std::int32_t> evict(GroupId group, std::int32_t num_blocks);
   Result<GroupUsage> usage(GroupId group) const;
-  Status check_group(GroupId group) const;
-  Status check_block(GroupId group, BlockId block) const;
+  Status check_group(std::string_view what, GroupId group) const;
+  Status check_block(std::string_view what, GroupId group, BlockId block) const;
   std::int32_t num_rows() const noexcept { return static_cast<std::int32_t>(sequences_.size()); }
   // victims.cc
   Status set_priority(SequenceId id, std::int32_t priority);
@@ -321,8 +322,9 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] Status check_resting(std::int32_t slot, std::string_view what) const;
   [[nodiscard]] Status find_resting(SequenceId id, std::string_view what, std::int32_t& slot) const;
   // sequences.cc
-  [[nodiscard]] Status check_tokens(std::span<const std::int32_t> tokens) const;
-  [[nodiscard]] Status check_open(std::span<const std::int32_t> tokens,
+  [[nodiscard]] Status check_tokens(std::string_view what,
+                                    std::span<const std::int32_t> tokens) const;
+  [[nodiscard]] Status check_open(std::string_view what, std::span<const std::int32_t> tokens,
                                   const OpenOptions& options) const;
   [[nodiscard]] std::int32_t take_slot() noexcept;
   void give_slot(std::int32_t slot, bool aborted) noexcept;
@@ -333,7 +335,9 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] Status check_growth(const Sequence& s, std::string_view what,
                                     std::int64_t count) const;
   [[nodiscard]] bool keep_media(Sequence& s, std::span<const MediaSpan> media) noexcept;
-  [[nodiscard]] Status table_entries_full(std::string_view what) const;
+  [[nodiscard]] Status table_entries_full(std::string_view what, std::int64_t wanted) const;
+  // Of a sequence of `end` tokens: entries of its tables and tokens that it keeps itself.
+  [[nodiscard]] std::int64_t cells_for(const Sequence& s, std::int32_t end) const noexcept;
   void hold_table(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
   // What is known of these blocks, asked for ahead of time: a pool is larger than the caches.
   void prefetch(std::int32_t g, std::span<const std::int32_t> blocks) const noexcept;
@@ -370,8 +374,12 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] bool may_write_in_place(std::int32_t slot, std::int32_t g, BlockId block,
                                         std::int32_t position) const noexcept;
   [[nodiscard]] Status check_demands(std::span<const AppendDemand> demands) const;
-  [[nodiscard]] Status check_append(std::int32_t slot, const std::int32_t* tokens,
-                                    std::int64_t count, const AppendOptions& options) const;
+  [[nodiscard]] Status check_append(std::int32_t slot, std::string_view what,
+                                    const std::int32_t* tokens, std::int64_t count,
+                                    const AppendOptions& options) const;
+  [[nodiscard]] Status append_to(std::int32_t slot, std::string_view what,
+                                 const std::int32_t* tokens, std::int64_t count,
+                                 const AppendOptions& options);
   [[nodiscard]] Status check_ready(std::int32_t slot, std::string_view what) const;
   // Cells for tokens that the sequence keeps itself, when it is `end` tokens long.
   [[nodiscard]] std::int64_t tail_cells(const Sequence& s, std::int32_t end) const noexcept {
@@ -396,7 +404,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] BlockId acquire(std::int32_t g) noexcept;
   void hold(std::int32_t g, BlockId block) noexcept;
   // One reference less; the last one sends the block to where it belongs.
-  void let_go(std::int32_t g, BlockId block, bool used) noexcept;
+  void let_go(std::int32_t g, BlockId block, bool touched) noexcept;
   void park(std::int32_t g, BlockId block) noexcept;
   void drain_retiring() noexcept;
   // A table entry goes; an exact copy that the tree lacks by now is hung first.
@@ -480,10 +488,12 @@ class KVCacheManager::Impl final : public TreeObserver {
   FixedArray<std::int32_t> caller_ids_;      // hash table of slots + 1; 0: an empty cell
   std::uint64_t num_uses_ = 0;
   FixedArray<Pin> pins_;
-  FixedArray<BlockTable> pin_tables_;         // [pin][group]
-  mutable FixedArray<std::int32_t> scratch_;  // [2][sequence]: marks of admit()
+  FixedArray<BlockTable> pin_tables_;  // [pin][group]
+  // [2][sequence]. commit(): who publishes. admit(): tails that were claimed for a try; marks.
+  mutable FixedArray<std::int32_t> scratch_;
   std::int32_t free_sequence_ = -1;
   std::int32_t free_pin_ = -1;
+  std::int32_t num_pins_ = 0;
   FixedArray<std::int32_t> closing_;  // slots, in order of close
   std::int32_t num_closing_ = 0;
   bool evicting_ = false;

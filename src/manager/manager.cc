@@ -260,7 +260,7 @@ Result<KVCacheManager> KVCacheManager::create(KVStorage storage, const ManagerOp
 
 Result<Opened> KVCacheManager::open(std::span<const std::int32_t> tokens,
                                     const OpenOptions& options) {
-  return impl_->open(tokens, options);
+  return impl_->open(tokens, options, "open");
 }
 Result<std::int32_t> KVCacheManager::probe(std::span<const std::int32_t> tokens,
                                            const OpenOptions& options) const {
@@ -274,9 +274,9 @@ Status KVCacheManager::adopt(SequenceId sequence,
                              std::int32_t num_tokens) {
   return impl_->adopt(sequence, tables, num_tokens);
 }
-Status KVCacheManager::clear(SequenceId sequence) { return impl_->truncate(sequence, 0); }
+Status KVCacheManager::clear(SequenceId sequence) { return impl_->truncate(sequence, 0, "clear"); }
 Status KVCacheManager::truncate(SequenceId sequence, std::int32_t n) {
-  return impl_->truncate(sequence, n);
+  return impl_->truncate(sequence, n, "truncate");
 }
 Result<std::int32_t> KVCacheManager::trim(SequenceId sequence, const TrimOptions& options) {
   return impl_->trim(sequence, options);
@@ -374,11 +374,11 @@ std::int32_t KVCacheManager::num_rows() const noexcept { return impl_->num_rows(
 std::string KVCacheManager::describe() const { return impl_->describe(); }
 Result<GroupUsage> KVCacheManager::usage(GroupId group) const { return impl_->usage(group); }
 Result<std::int32_t> KVCacheManager::ref_count(GroupId group, BlockId block) const {
-  KVFOLIO_RETURN_IF_ERROR(impl_->check_block(group, block));
+  KVFOLIO_RETURN_IF_ERROR(impl_->check_block("ref_count", group, block));
   return impl_->groups_[static_cast<std::size_t>(group.value())].pool.refs(block);
 }
 Result<bool> KVCacheManager::is_findable(GroupId group, BlockId block) const {
-  KVFOLIO_RETURN_IF_ERROR(impl_->check_block(group, block));
+  KVFOLIO_RETURN_IF_ERROR(impl_->check_block("is_findable", group, block));
   return impl_->tree_->is_findable(group, block);
 }
 const Counters& KVCacheManager::counters() const noexcept { return impl_->counters_; }

@@ -14,45 +14,48 @@ using text::concat;
 
 // ---- arguments ----
 
-Status KVCacheManager::Impl::check_tokens(std::span<const std::int32_t> tokens) const {
+Status KVCacheManager::Impl::check_tokens(std::string_view what,
+                                          std::span<const std::int32_t> tokens) const {
   if (tokens.size() > static_cast<std::size_t>(kMaxSequenceTokens)) {
     return {ErrorCode::kInvalidArgument,
-            concat(tokens.size(), " tokens, allowed: at most ", kMaxSequenceTokens)};
+            concat(what, ": ", tokens.size(), " tokens, allowed: at most ", kMaxSequenceTokens)};
   }
   if (arena().overlaps(tokens)) {
     return {ErrorCode::kInvalidArgument,
-            "the tokens lie in memory of the manager, which moves while it reads them; copy them"};
+            concat(what,
+                   ": the tokens lie in memory of the manager, which moves while it reads "
+                   "them; copy them")};
   }
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i] < 0) {
       return {ErrorCode::kInvalidArgument,
-              concat("token ", i, " is ", tokens[i], ", allowed: 0 and above")};
+              concat(what, ": token ", i, " is ", tokens[i], ", allowed: 0 and above")};
     }
   }
   return {};
 }
 
-Status KVCacheManager::Impl::check_open(std::span<const std::int32_t> tokens,
+Status KVCacheManager::Impl::check_open(std::string_view what, std::span<const std::int32_t> tokens,
                                         const OpenOptions& options) const {
-  KVFOLIO_RETURN_IF_ERROR(check_tokens(tokens));
+  KVFOLIO_RETURN_IF_ERROR(check_tokens(what, tokens));
   std::int32_t last = 0;
   for (std::size_t i = 0; i < options.media.size(); ++i) {
     const MediaSpan& span = options.media[i];
     if (span.begin < last || span.end <= span.begin || span.end > kMaxSequenceTokens) {
       return {
           ErrorCode::kInvalidArgument,
-          concat("media span ", i, " is [", span.begin, ", ", span.end,
+          concat(what, ": media span ", i, " is [", span.begin, ", ", span.end,
                  "), allowed: not empty, ascending, disjoint, within 0 to ", kMaxSequenceTokens)};
     }
     last = span.end;
   }
   if (options.max_tokens < 0 || options.max_tokens > kMaxSequenceTokens) {
-    return {ErrorCode::kInvalidArgument,
-            concat("max_tokens is ", options.max_tokens, ", allowed: 0 to ", kMaxSequenceTokens)};
+    return {ErrorCode::kInvalidArgument, concat(what, ": max_tokens is ", options.max_tokens,
+                                                ", allowed: 0 to ", kMaxSequenceTokens)};
   }
   if (options.max_tokens > 0 && tokens.size() > static_cast<std::size_t>(options.max_tokens)) {
-    return {ErrorCode::kInvalidArgument,
-            concat("a prompt of ", tokens.size(), " tokens with max_tokens ", options.max_tokens)};
+    return {ErrorCode::kInvalidArgument, concat(what, ": a prompt of ", tokens.size(),
+                                                " tokens with max_tokens ", options.max_tokens)};
   }
   const RootKey& root = options.root;
   constexpr std::size_t kMaxKeyBytes = 65536;
@@ -61,8 +64,8 @@ Status KVCacheManager::Impl::check_open(std::span<const std::int32_t> tokens,
        {root.model, root.adapter, root.adapter_version, root.tenant_salt}) {
     // Field by field, so that the sum cannot wrap.
     if (field.size() > kMaxKeyBytes || (key_bytes += field.size()) > kMaxKeyBytes) {
-      return {ErrorCode::kInvalidArgument,
-              concat("the root key's fields have more than ", kMaxKeyBytes, " bytes together")};
+      return {ErrorCode::kInvalidArgument, concat(what, ": the root key's fields have more than ",
+                                                  kMaxKeyBytes, " bytes together")};
     }
   }
   return {};
@@ -82,11 +85,17 @@ Status KVCacheManager::Impl::check_growth(const Sequence& s, std::string_view wh
   return {};
 }
 
-Status KVCacheManager::Impl::table_entries_full(std::string_view what) const {
+std::int64_t KVCacheManager::Impl::cells_for(const Sequence& s, std::int32_t end) const noexcept {
+  std::int64_t cells = tail_cells(s, end);
+  for (std::int32_t g = 0; g < num_groups(); ++g) cells += blocks_for(g, end);
+  return cells;
+}
+
+Status KVCacheManager::Impl::table_entries_full(std::string_view what, std::int64_t wanted) const {
   return {ErrorCode::kResourceExhausted,
-          concat(what, ": the block tables and unpublished tokens of ", num_sequences_,
-                 " sequences fill the arena, ", arena().free_cells(), " of ", arena().num_cells(),
-                 " cells are free; raise max_table_entries")};
+          concat(what, ": no room for ", wanted, " table entries and unpublished tokens: ",
+                 arena().free_cells(), " of ", arena().num_cells(),
+                 " cells are free, given out in powers of two; raise max_table_entries")};
 }
 
 // ---- slots ----
@@ -177,7 +186,7 @@ void KVCacheManager::Impl::prefetch(std::int32_t g,
 
 Result<std::int32_t> KVCacheManager::Impl::probe(std::span<const std::int32_t> tokens,
                                                  const OpenOptions& options) const {
-  KVFOLIO_RETURN_IF_ERROR(check_open(tokens, options));
+  KVFOLIO_RETURN_IF_ERROR(check_open("probe", tokens, options));
   if (!options_.prefix_cache || !options.prefix_cache || tokens.empty()) return 0;
   const std::int32_t root = tree_->find_root(options.root);
   if (root < 0) return 0;
@@ -186,19 +195,19 @@ Result<std::int32_t> KVCacheManager::Impl::probe(std::span<const std::int32_t> t
 }
 
 Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
-                                          const OpenOptions& options) {
-  KVFOLIO_RETURN_IF_ERROR(check_open(tokens, options));
-  KVFOLIO_RETURN_IF_ERROR(check_caller_id("open", options.caller_id));
+                                          const OpenOptions& options, std::string_view what) {
+  KVFOLIO_RETURN_IF_ERROR(check_open(what, tokens, options));
+  KVFOLIO_RETURN_IF_ERROR(check_caller_id(what, options.caller_id));
   const std::int32_t slot = take_slot();
   if (slot < 0) {
-    return Status(ErrorCode::kResourceExhausted, concat("all ", options_.max_sequences,
+    return Status(ErrorCode::kResourceExhausted, concat(what, ": all ", options_.max_sequences,
                                                         " sequences are open; close one or raise "
                                                         "max_sequences"));
   }
   Sequence& s = sequences_[slot];
   if (!keep_media(s, options.media)) {
     untake_slot(slot);
-    return table_entries_full("open");
+    return table_entries_full(what, static_cast<std::int64_t>(options.media.size_bytes() / 4));
   }
 
   const bool wants = options_.prefix_cache && options.prefix_cache;
@@ -220,9 +229,11 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
       room = table(slot, g).reserve(arena(), blocks_for(g, held));
     }
     if (!room) {
+      std::int64_t wanted = tree_->unit();
+      for (std::int32_t g = 0; g < num_groups(); ++g) wanted += blocks_for(g, held);
       tree_->leave(s.place);
       untake_slot(slot);
-      return table_entries_full("open");
+      return table_entries_full(what, wanted);
     }
     for (std::int32_t g = 0; g < num_groups(); ++g) {
       table(slot, g).grow(arena(), blocks_for(g, held));
@@ -317,7 +328,7 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
   }
   if (!room) {
     untake_slot(slot);
-    return table_entries_full("fork");
+    return table_entries_full("fork", cells_for(parent, parent.length));
   }
   const std::uint32_t generation = child.generation;
   const std::uint32_t aborted = child.aborted;
@@ -402,7 +413,7 @@ Status KVCacheManager::Impl::adopt(SequenceId id,
   Status status;
   for (std::int32_t g = 0; g < num_groups() && status.ok(); ++g) {
     if (!target(g).reserve(arena(), blocks_for(g, std::max(num_tokens, s.admitted)))) {
-      status = table_entries_full("adopt");
+      status = table_entries_full("adopt", cells_for(s, num_tokens));
     }
   }
   for (std::int32_t g = 0; g < num_groups() && status.ok(); ++g) {
@@ -463,7 +474,7 @@ Status KVCacheManager::Impl::check_adopted(std::int32_t g, std::span<const std::
       return {ErrorCode::kInvalidArgument, concat("adopt: group ", g, ", logical block ", i,
                                                   ": -1, but position ", num_tokens, " reads it")};
     }
-    KVFOLIO_RETURN_IF_ERROR(check_block(GroupId(g), block));
+    KVFOLIO_RETURN_IF_ERROR(check_block("adopt", GroupId(g), block));
     if (pool.refs(block) == 0) {
       return {ErrorCode::kInvalidArgument,
               concat("adopt: block ", block.value(), " of group ", g, " is held by nobody")};
@@ -594,9 +605,9 @@ void KVCacheManager::Impl::truncate_to(std::int32_t slot, std::int32_t n) noexce
   }
 }
 
-Status KVCacheManager::Impl::truncate(SequenceId id, std::int32_t n) {
+Status KVCacheManager::Impl::truncate(SequenceId id, std::int32_t n, std::string_view what) {
   std::int32_t slot = 0;
-  KVFOLIO_RETURN_IF_ERROR(find_resting(id, "truncate", slot));
+  KVFOLIO_RETURN_IF_ERROR(find_resting(id, what, slot));
   const Sequence& s = sequences_[slot];
   if (n < 0 || n > s.length) {
     return {ErrorCode::kInvalidArgument,
@@ -732,12 +743,12 @@ Status KVCacheManager::Impl::preempt(SequenceId id) {
 
 Result<Pinned> KVCacheManager::Impl::pin(std::span<const std::int32_t> tokens,
                                          const OpenOptions& options) {
-  KVFOLIO_RETURN_IF_ERROR(check_open(tokens, options));
+  KVFOLIO_RETURN_IF_ERROR(check_open("pin", tokens, options));
   const std::int32_t slot = free_pin_;
   if (slot < 0) {
     return Status(
         ErrorCode::kResourceExhausted,
-        concat("all ", options_.max_pins, " pins are taken; unpin one or raise max_pins"));
+        concat("pin: all ", options_.max_pins, " pins are taken; unpin one or raise max_pins"));
   }
   PrefixMatch match;
   const bool wants = options_.prefix_cache && options.prefix_cache;
@@ -752,7 +763,9 @@ Result<Pinned> KVCacheManager::Impl::pin(std::span<const std::int32_t> tokens,
   }
   if (!room) {
     for (std::int32_t g = 0; g < num_groups(); ++g) pin_table(slot, g).release(arena());
-    return table_entries_full("pin");
+    std::int64_t wanted = 0;
+    for (std::int32_t g = 0; g < num_groups(); ++g) wanted += blocks_for(g, match.tokens);
+    return table_entries_full("pin", wanted);
   }
   for (std::int32_t g = 0; g < num_groups() && match.tokens > 0; ++g) {
     BlockTable& blocks = pin_table(slot, g);
@@ -765,6 +778,7 @@ Result<Pinned> KVCacheManager::Impl::pin(std::span<const std::int32_t> tokens,
   Pin& pin = pins_[slot];
   free_pin_ = pin.next_free;
   pin.open = true;
+  ++num_pins_;
   note_peak();
   return Pinned{PinId(pack(pin.generation, slot)), match.tokens};
 }
@@ -780,6 +794,7 @@ void KVCacheManager::Impl::release_pin(std::int32_t slot) noexcept {
     blocks.release(arena());
   }
   pin.open = false;
+  --num_pins_;
   pin.generation = next_generation(pin.generation);
   pin.next_free = free_pin_;
   free_pin_ = slot;
@@ -832,7 +847,7 @@ Result<std::span<const std::int32_t>> KVCacheManager::Impl::block_table(Sequence
                                                                         GroupId group_id) const {
   std::int32_t slot = 0;
   KVFOLIO_RETURN_IF_ERROR(find(id, slot));
-  KVFOLIO_RETURN_IF_ERROR(check_group(group_id));
+  KVFOLIO_RETURN_IF_ERROR(check_group("block_table", group_id));
   return table(slot, group_id.value()).blocks(arena());
 }
 
@@ -840,11 +855,12 @@ Status KVCacheManager::Impl::slot_mapping(SequenceId id, GroupId group_id, std::
                                           std::span<std::int32_t> out) const {
   std::int32_t slot = 0;
   KVFOLIO_RETURN_IF_ERROR(find(id, slot));
-  KVFOLIO_RETURN_IF_ERROR(check_group(group_id));
+  KVFOLIO_RETURN_IF_ERROR(check_group("slot_mapping", group_id));
   const std::int32_t length = sequences_[slot].length;
   if (begin < 0 || begin > length || out.size() > static_cast<std::size_t>(length - begin)) {
-    return {ErrorCode::kInvalidArgument, concat("slots of ", out.size(), " tokens from position ",
-                                                begin, ", but the sequence has ", length)};
+    return {ErrorCode::kInvalidArgument,
+            concat("slot_mapping of ", out.size(), " tokens from position ", begin,
+                   ", but the sequence has ", length)};
   }
   const std::int32_t g = group_id.value();
   const std::int32_t size = block_size(g);

@@ -369,7 +369,7 @@ Status KVCacheManager::Impl::fail(Ticket ticket) {
 Status KVCacheManager::Impl::set_tokens(SequenceId id, std::span<const std::int32_t> tokens) {
   std::int32_t slot = 0;
   KVFOLIO_RETURN_IF_ERROR(find(id, slot));
-  KVFOLIO_RETURN_IF_ERROR(check_tokens(tokens));
+  KVFOLIO_RETURN_IF_ERROR(check_tokens("set_tokens", tokens));
   Sequence& s = sequences_[slot];
   if (tokens.size() > s.num_unnamed - s.num_named) {
     return {ErrorCode::kInvalidArgument,

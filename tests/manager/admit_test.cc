@@ -126,5 +126,15 @@ TEST(Admit, ATruncateIntoAHitFindsRoomForTheTokensThatComeBack) {
   must(e.manager.check_invariants());
 }
 
+TEST(Admit, ARefusalSaysHowMuchRoomIsWanted) {
+  Engine e({full_group(4, 4096)}, {.max_sequences = 4, .max_table_entries = 64});
+  const SequenceId s = e.open({}).sequence;
+  const Status refused = e.manager.admit(s, 1000);
+  EXPECT_EQ(
+      refused.message(),
+      "admit: no room for 1250 table entries and unpublished tokens: 64 of 64 cells are free, "
+      "given out in powers of two; raise max_table_entries");
+}
+
 }  // namespace
 }  // namespace kvfolio::testing_engine
