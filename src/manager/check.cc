@@ -42,6 +42,10 @@ Status KVCacheManager::Impl::check_ownership() const {
       if (blocks_for(g, s.admitted) <= table(slot, g).capacity()) continue;
       return broken(concat("sequence ", slot, " lacks table entries, admitted to ", s.admitted));
     }
+    if (s.life == Life::kOpen &&
+        (s.open_at < 0 || s.open_at >= num_sequences_ || open_slots_[s.open_at] != slot)) {
+      return broken(concat("sequence ", slot, " is not in the list of the open ones"));
+    }
     const bool in_step = s.step_entry >= 0 && open_step_ >= 0 &&
                          s.step_entry < step_at(open_step_).num_entries &&
                          step_at(open_step_).entries[s.step_entry].slot == slot &&

@@ -107,7 +107,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   ManagerOptions options_;
   std::optional<KVStorage> storage_;
   Counters counters_;
-  std::int32_t num_sequences_ = 0;
+  std::int32_t num_sequences_ = 0;  // open
 
   struct Group {
     GroupSpec spec;
@@ -162,6 +162,7 @@ class KVCacheManager::Impl final : public TreeObserver {
     std::int32_t max_tokens;  // 0: no limit of its own
     std::int32_t admitted;    // admit() keeps room for table entries and tokens up to this length
     std::int32_t next_free;
+    std::int32_t open_at;  // its place in open_slots_
     std::int32_t num_media;
     std::uint64_t caller_id;    // if has_caller_id
     std::uint64_t last_ticket;  // newest step it took part in
@@ -186,7 +187,7 @@ class KVCacheManager::Impl final : public TreeObserver {
 
   // One sequence in one step, with what undo() needs.
   struct StepEntry {
-    std::int32_t slot;
+    std::int32_t slot;  // -1: it was taken out of the open step, and goes when ranks close
     std::uint32_t generation;
     std::int32_t begin;        // length before
     std::int32_t end;          // length after
@@ -211,12 +212,15 @@ class KVCacheManager::Impl final : public TreeObserver {
   struct Step {
     std::uint64_t ticket = 0;
     std::int32_t num_entries = 0;
+    std::int32_t num_removed = 0;    // entries without a slot
     std::int32_t num_displaced = 0;  // changes with a source
     bool has_unnamed = false;        // some of its tokens have no name
     bool copies_ran = false;
     bool planned_changes = false;  // the plan of all its entries had the changed table entries
     FixedArray<StepEntry> entries;
     FixedArray<TailChange> changes;  // [entry][group]
+    // [sequence]: where its entry is, if it has one. Of a committed step with tokens without names.
+    FixedArray<std::int32_t> entry_of;
     // The plan's arrays, of this step alone: an engine may still upload those of the last one.
     FixedArray<std::int32_t> cells;
     FixedArray<SequenceId> sequences;
@@ -328,6 +332,12 @@ class KVCacheManager::Impl final : public TreeObserver {
                                   const OpenOptions& options) const;
   [[nodiscard]] std::int32_t take_slot() noexcept;
   void give_slot(std::int32_t slot, bool aborted) noexcept;
+  void list_open(std::int32_t slot) noexcept;
+  void unlist_open(std::int32_t slot) noexcept;
+  // Slots of the open sequences, in no order that means anything.
+  [[nodiscard]] std::span<const std::int32_t> open_slots() const noexcept {
+    return {open_slots_.data(), static_cast<std::size_t>(num_sequences_)};
+  }
   void untake_slot(std::int32_t slot) noexcept;
   [[nodiscard]] std::span<const MediaSpan> media_of(const Sequence& s) const noexcept;
   [[nodiscard]] Status check_adopted(std::int32_t g, std::span<const std::int32_t> blocks,
@@ -359,6 +369,9 @@ class KVCacheManager::Impl final : public TreeObserver {
   void move_windows(std::int32_t slot) noexcept;
   void end_step(std::int32_t step_index, bool failed) noexcept;
   void remove_entry(Step& step, std::int32_t entry) noexcept;
+  void close_ranks(Step& step) noexcept;
+  // The sequence's entry in a committed step in which some tokens have no name, or null.
+  [[nodiscard]] StepEntry* unnamed_entry(Step& step, const Sequence& s) noexcept;
   void free_unwritten(std::int32_t g, BlockId block) noexcept;
   void abort_writers(std::span<const std::int32_t> steps) noexcept;
   [[nodiscard]] Step& step_at(std::int32_t index) noexcept {
@@ -494,7 +507,9 @@ class KVCacheManager::Impl final : public TreeObserver {
   std::int32_t free_sequence_ = -1;
   std::int32_t free_pin_ = -1;
   std::int32_t num_pins_ = 0;
-  FixedArray<std::int32_t> closing_;  // slots, in order of close
+  std::int32_t pins_touched_ = 0;        // pins behind these were never taken
+  FixedArray<std::int32_t> open_slots_;  // [num_sequences_]
+  FixedArray<std::int32_t> closing_;     // slots, in order of close
   std::int32_t num_closing_ = 0;
   bool evicting_ = false;
 

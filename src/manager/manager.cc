@@ -166,12 +166,14 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
       impl->victim_versions_.allocate_zeroed(sequences) &&
       impl->preempted_.allocate_zeroed(sequences) &&
       impl->scratch_.allocate_zeroed(2 * sequences) && impl->closing_.allocate_zeroed(sequences) &&
-      impl->pins_.allocate_zeroed(pins) && impl->pin_tables_.allocate_zeroed(pins * num_groups);
+      impl->open_slots_.allocate_zeroed(sequences) && impl->pins_.allocate_zeroed(pins) &&
+      impl->pin_tables_.allocate_zeroed(pins * num_groups);
   impl->steps_.resize(static_cast<std::size_t>(o.max_steps_in_flight) + 1);
   for (Step& step : impl->steps_) {
     // Appends, and the forks of sequences whose tokens wait for names.
     ok = ok && step.entries.allocate_zeroed(2 * sequences) &&
          step.changes.allocate_zeroed(2 * sequences * num_groups) &&
+         step.entry_of.allocate_zeroed(sequences) &&
          step.cells.allocate_zeroed(o.max_table_entries + 16 * sequences) &&
          step.sequences.allocate_zeroed(sequences) &&
          step.shared.allocate_zeroed(sequences * num_groups);

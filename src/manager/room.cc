@@ -25,8 +25,8 @@ void KVCacheManager::Impl::on_unhung(GroupId group_id, BlockId block, BlockId su
 // A pinned tail gave way to a longer block that begins with the same tokens: pins follow, so that
 // the pinned prefix stays findable when the longer one is no longer in use.
 void KVCacheManager::Impl::move_pins(std::int32_t g, BlockId from, BlockId to) noexcept {
-  if (group(g).pool.refs(from) == 0) return;
-  for (std::int32_t slot = 0; slot < static_cast<std::int32_t>(pins_.size()); ++slot) {
+  if (num_pins_ == 0 || group(g).pool.refs(from) == 0) return;
+  for (std::int32_t slot = 0; slot < pins_touched_; ++slot) {
     BlockTable& blocks = pin_table(slot, g);
     if (!pins_[slot].open || blocks.size() == 0) continue;
     const std::int32_t last = blocks.size() - 1;  // only a last block is partial

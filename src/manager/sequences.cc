@@ -136,6 +136,18 @@ void KVCacheManager::Impl::give_slot(std::int32_t slot, bool aborted) noexcept {
   free_sequence_ = slot;
 }
 
+void KVCacheManager::Impl::list_open(std::int32_t slot) noexcept {
+  sequences_[slot].open_at = num_sequences_;
+  open_slots_[num_sequences_++] = slot;
+}
+
+void KVCacheManager::Impl::unlist_open(std::int32_t slot) noexcept {
+  const std::int32_t last = open_slots_[--num_sequences_];
+  const std::int32_t at = sequences_[slot].open_at;
+  open_slots_[at] = last;
+  sequences_[last].open_at = at;
+}
+
 // Of a call that failed: nobody saw the id, so the next sequence gets it.
 void KVCacheManager::Impl::untake_slot(std::int32_t slot) noexcept {
   const std::uint32_t generation = sequences_[slot].generation;
@@ -265,7 +277,7 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
   s.priority = options.priority;
   keep_caller_id(slot, options.caller_id);
   note_use(slot);
-  ++num_sequences_;
+  list_open(slot);
   ++counters_.sequences_opened;
   counters_.tokens_looked_up += tokens.size();
   counters_.tokens_reused += static_cast<std::uint64_t>(s.length);
@@ -274,32 +286,36 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
 
 // ---- fork ----
 
+KVCacheManager::Impl::StepEntry* KVCacheManager::Impl::unnamed_entry(Step& step,
+                                                                     const Sequence& s) noexcept {
+  const std::int32_t at = step.has_unnamed ? step.entry_of[slot_of(s)] : step.num_entries;
+  if (at >= step.num_entries) return nullptr;
+  StepEntry& entry = step.entries[at];
+  return entry.slot == slot_of(s) && entry.generation == s.generation ? &entry : nullptr;
+}
+
 // The child takes part in the parent's steps in flight as far as names go: its copies of the
 // unnamed tokens may be named until the same steps complete.
 void KVCacheManager::Impl::share_unnamed(const Sequence& parent, Sequence& child) noexcept {
   for (const std::int32_t index : in_flight_) {
     Step& step = step_at(index);
-    const std::int32_t num_entries = step.num_entries;
-    for (std::int32_t i = 0; i < num_entries; ++i) {
-      const StepEntry& e = step.entries[i];
-      if (e.slot != slot_of(parent) || e.generation != parent.generation || e.unnamed == 0)
-        continue;
-      if (static_cast<std::size_t>(step.num_entries) == step.entries.size()) {
-        // Forked more often than a step remembers: these stay unnamed.
-        child.exact_until = std::min(child.exact_until, child.unnamed_from);
-        child.unnamed_from = kNever;
-        child.num_named = child.num_unnamed;
-        return;
-      }
-      StepEntry& copy = step.entries[step.num_entries];
-      copy = e;
-      copy.slot = slot_of(child);
-      copy.generation = child.generation;
-      for (std::int32_t g = 0; g < num_groups(); ++g) {
-        change(step, step.num_entries, g) = {-1, -1, -1, BlockPool::kNobody, 0};
-      }
-      ++step.num_entries;
+    const StepEntry* entry = unnamed_entry(step, parent);
+    if (entry == nullptr || entry->unnamed == 0) continue;
+    if (static_cast<std::size_t>(step.num_entries) == step.entries.size()) {
+      // Forked more often than a step remembers: these stay unnamed.
+      child.exact_until = std::min(child.exact_until, child.unnamed_from);
+      child.unnamed_from = kNever;
+      child.num_named = child.num_unnamed;
+      return;
     }
+    StepEntry& copy = step.entries[step.num_entries];
+    copy = *entry;
+    copy.slot = slot_of(child);
+    copy.generation = child.generation;
+    for (std::int32_t g = 0; g < num_groups(); ++g) {
+      change(step, step.num_entries, g) = {-1, -1, -1, BlockPool::kNobody, 0};
+    }
+    step.entry_of[copy.slot] = step.num_entries++;
   }
 }
 
@@ -355,7 +371,7 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
   child.use_count = 0;
   keep_caller_id(slot, options.caller_id);
   note_use(slot);
-  ++num_sequences_;
+  list_open(slot);
   ++counters_.forks;
   return id_of(child);
 }
@@ -563,11 +579,7 @@ void KVCacheManager::Impl::forget_unnamed(Sequence& s, std::int32_t n) noexcept 
   if (s.num_unnamed == s.num_named) return;
   const auto for_each_entry = [&](const auto& visit) {
     for (const std::int32_t index : in_flight_) {
-      Step& step = step_at(index);
-      for (std::int32_t i = 0; i < step.num_entries; ++i) {
-        StepEntry& e = step.entries[i];
-        if (e.slot == slot_of(s) && e.generation == s.generation) visit(e);
-      }
+      if (StepEntry* entry = unnamed_entry(step_at(index), s); entry != nullptr) visit(*entry);
     }
   };
   for_each_entry([&](StepEntry& e) {
@@ -704,7 +716,7 @@ void KVCacheManager::Impl::forget_sequence(std::int32_t slot, bool aborted) noex
 
 void KVCacheManager::Impl::end_sequence(std::int32_t slot) noexcept {
   Sequence& s = sequences_[slot];
-  --num_sequences_;
+  unlist_open(slot);
   forget_caller_id(slot);
   const bool unsettled = options_.order == Order::kUnordered && !is_complete(s.last_ticket);
   if (unsettled && s.publishes && num_closing_ < options_.max_sequences) {
@@ -779,6 +791,7 @@ Result<Pinned> KVCacheManager::Impl::pin(std::span<const std::int32_t> tokens,
   free_pin_ = pin.next_free;
   pin.open = true;
   ++num_pins_;
+  pins_touched_ = std::max(pins_touched_, slot + 1);
   note_peak();
   return Pinned{PinId(pack(pin.generation, slot)), match.tokens};
 }
@@ -836,10 +849,8 @@ Result<SequenceInfo> KVCacheManager::Impl::info(SequenceId id) const {
 }
 
 std::int32_t KVCacheManager::Impl::sequences(std::span<SequenceId> out) const noexcept {
-  std::size_t count = 0;
-  for (std::int32_t slot = 0; slot < num_rows() && count < out.size(); ++slot) {
-    if (sequences_[slot].life == Life::kOpen) out[count++] = id_of(sequences_[slot]);
-  }
+  const std::size_t count = std::min(out.size(), open_slots().size());
+  for (std::size_t i = 0; i < count; ++i) out[i] = id_of(sequences_[open_slots()[i]]);
   return static_cast<std::int32_t>(count);
 }
 
