@@ -3,7 +3,11 @@
 
 // The insides of KVCacheManager. One class, read top to bottom:
 //   manager.cc    creation and the public face
-//   sequences.cc  open, probe, fork, adopt, truncate, clear, trim, close, preempt, pins, questions
+//   sequences.cc  open, probe, fork, close, preempt
+//   adopt.cc      adopt
+//   truncate.cc   truncate, clear, trim
+//   pins.cc       pin, unpin
+//   questions.cc  info, block tables, slots, the list of sequences
 //   steps.cc      begin, undo, commit, complete, drop, fail, drafts
 //   append.cc     demand, copy-on-write, admission, append
 //   room.cc       eviction, and where a block goes when it is let go
@@ -49,14 +53,18 @@ class KVCacheManager::Impl final : public TreeObserver {
   Result<std::int32_t> probe(std::span<const std::int32_t> tokens,
                              const OpenOptions& options) const;
   Result<SequenceId> fork(SequenceId parent, const ForkOptions& options);
-  Status adopt(SequenceId id, std::span<const std::span<const std::int32_t>> tables,
-               std::int32_t num_tokens);
-  Status truncate(SequenceId id, std::int32_t n, std::string_view what);
-  Result<std::int32_t> trim(SequenceId id, const TrimOptions& options);
   Status close(SequenceId id);
   Status preempt(SequenceId id);
+  // adopt.cc
+  Status adopt(SequenceId id, std::span<const std::span<const std::int32_t>> tables,
+               std::int32_t num_tokens);
+  // truncate.cc
+  Status truncate(SequenceId id, std::int32_t n, std::string_view what);
+  Result<std::int32_t> trim(SequenceId id, const TrimOptions& options);
+  // pins.cc
   Result<Pinned> pin(std::span<const std::int32_t> tokens, const OpenOptions& options);
   Status unpin(PinId id);
+  // questions.cc
   Result<SequenceInfo> info(SequenceId id) const;
   std::int32_t sequences(std::span<SequenceId> out) const noexcept;
   Result<std::span<const std::int32_t>> block_table(SequenceId id, GroupId group) const;
@@ -340,8 +348,6 @@ class KVCacheManager::Impl final : public TreeObserver {
   }
   void untake_slot(std::int32_t slot) noexcept;
   [[nodiscard]] std::span<const MediaSpan> media_of(const Sequence& s) const noexcept;
-  [[nodiscard]] Status check_adopted(std::int32_t g, std::span<const std::int32_t> blocks,
-                                     std::int32_t num_tokens) const;
   [[nodiscard]] Status check_growth(const Sequence& s, std::string_view what,
                                     std::int64_t count) const;
   [[nodiscard]] bool keep_media(Sequence& s, std::span<const MediaSpan> media) noexcept;
@@ -354,13 +360,20 @@ class KVCacheManager::Impl final : public TreeObserver {
   void end_sequence(std::int32_t slot) noexcept;
   void release_blocks(std::int32_t slot) noexcept;
   void forget_sequence(std::int32_t slot, bool aborted) noexcept;
-  void drop_tail_beyond(Sequence& s) noexcept;
+  // The sequence's entry in a committed step in which some tokens have no name, or null.
+  [[nodiscard]] StepEntry* unnamed_entry(Step& step, const Sequence& s) noexcept;
   void share_unnamed(const Sequence& parent, Sequence& child) noexcept;
-  void forget_unnamed(Sequence& s, std::int32_t n) noexcept;
-  void truncate_blocks(std::int32_t slot, std::int32_t n) noexcept;
-  void truncate_to(std::int32_t slot, std::int32_t n) noexcept;
-  void release_pin(std::int32_t slot) noexcept;
+  // adopt.cc
+  [[nodiscard]] Status check_adopted(std::int32_t g, std::span<const std::int32_t> blocks,
+                                     std::int32_t num_tokens) const;
+  // truncate.cc
   [[nodiscard]] Status check_truncate(std::int32_t slot, std::int32_t n) const;
+  void truncate_blocks(std::int32_t slot, std::int32_t n) noexcept;
+  void drop_tail_beyond(Sequence& s) noexcept;
+  void forget_unnamed(Sequence& s, std::int32_t n) noexcept;
+  void truncate_to(std::int32_t slot, std::int32_t n) noexcept;
+  // pins.cc
+  void release_pin(std::int32_t slot) noexcept;
   // steps.cc
   [[nodiscard]] Status check_ticket(Ticket ticket, std::string_view what) const;
   [[nodiscard]] bool is_complete(std::uint64_t ticket) const noexcept;
@@ -370,8 +383,6 @@ class KVCacheManager::Impl final : public TreeObserver {
   void end_step(std::int32_t step_index, bool failed) noexcept;
   void remove_entry(Step& step, std::int32_t entry) noexcept;
   void close_ranks(Step& step) noexcept;
-  // The sequence's entry in a committed step in which some tokens have no name, or null.
-  [[nodiscard]] StepEntry* unnamed_entry(Step& step, const Sequence& s) noexcept;
   void free_unwritten(std::int32_t g, BlockId block) noexcept;
   void abort_writers(std::span<const std::int32_t> steps) noexcept;
   [[nodiscard]] Step& step_at(std::int32_t index) noexcept {
