@@ -53,8 +53,8 @@ endfunction()
 #
 # Adds one ctest entry that runs pytest over FILE; scripts/totals counts its cases. The tests find
 # the command in $KVFOLIO and the repository in $KVFOLIO_SOURCE_DIR. Uses build/venv (scripts/test
-# makes it), else a Python with numpy and pytest on the path; without one, these tests are left out
-# with a warning.
+# makes it), else a Python with numpy and pytest on the path; without one, these tests are left out,
+# and a line of the configuration says so.
 if(KVFOLIO_BUILD_TESTS)
   find_program(KVFOLIO_PYTHON python NAMES python python3
     HINTS ${PROJECT_SOURCE_DIR}/build/venv/bin DOC "Python with numpy and pytest")
@@ -64,8 +64,8 @@ if(KVFOLIO_BUILD_TESTS)
       RESULT_VARIABLE missing OUTPUT_QUIET ERROR_QUIET)
   endif()
   if(missing)
-    message(WARNING "No Python with numpy and pytest (KVFOLIO_PYTHON=${KVFOLIO_PYTHON}): "
-      "the Python tests are left out. scripts/test makes build/venv.")
+    message(STATUS "The tests in Python are left out: no numpy and pytest for "
+      "${KVFOLIO_PYTHON}. scripts/test makes build/venv.")
     unset(KVFOLIO_PYTHON CACHE)  # look again next time
   endif()
 endif()

@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <iostream>
@@ -75,7 +76,7 @@ std::string name_of(const bench::Row& row) {
   return text;
 }
 
-std::string row_text(const bench::Row& row) {
+std::string row_text(const bench::Row& row, bool judged) {
   std::string text = name_of(row) + "\n  " + number(row.value) + " " + row.unit;
   if (row.ceiling) {
     text += ", ceiling " + number(*row.ceiling) + " (" + number(*row.ratio) + " of it)";
@@ -84,13 +85,14 @@ std::string row_text(const bench::Row& row) {
   if (row.promise) {
     text += row.promise_is_ratio ? "\n  ratio: floor " : "\n  floor ";
     text += number(row.promise->floor) + ", goal " + number(row.promise->goal) + ": ";
-    text += row.reaches(row.promise->goal)    ? "goal reached"
+    text += !judged                           ? "not judged (--quick)"
+            : row.reaches(row.promise->goal)  ? "goal reached"
             : row.reaches(row.promise->floor) ? "floor reached"
                                               : "BELOW THE FLOOR";
   }
   if (row.earlier) {
-    text += "\n  " + row.earlier->system + ": " + number(row.earlier->value) + " " +
-            row.earlier->unit + " (" + row.earlier->work + ")";
+    text += "\n  an earlier system, " + row.earlier->system + ": " + number(row.earlier->value) +
+            " " + row.earlier->unit + " (" + row.earlier->work + ")";
   }
   if (!row.note.empty()) text += "\n  " + row.note;
   return text + "\n";
@@ -145,8 +147,18 @@ void add_bench_options(CLI::App& app, BenchOptions& options) {
       ->type_name("NAME");
   app.add_option("--filter", options.filter, "Only rows whose name contains this")
       ->type_name("NAME");
-  app.add_option("--rounds", options.rounds, "Rounds of each figure; a row gives their median [9]")
-      ->check(CLI::Range(1, 1000))
+  app.add_option_function<std::string>(
+         "--rounds",
+         [&options](const std::string& text) {
+           int rounds = 0;
+           const char* const end = text.data() + text.size();
+           const auto [stop, error] = std::from_chars(text.data(), end, rounds);
+           if (error != std::errc() || stop != end || rounds < 1 || rounds > 1000) {
+             refuse("--rounds", text, "a whole number from 1 to 1000");
+           }
+           options.rounds = rounds;
+         },
+         "Rounds of each figure; a row gives their median [9]")
       ->type_name("N");
   app.add_flag("--quick", options.quick, "One round of small cases: everything runs and is right");
   app.add_flag("--json", options.json, "A JSON object for each row");
@@ -190,7 +202,7 @@ int bench(const BenchOptions& options) {
                             .filter = options.filter};
   const auto emit = [&](const bench::Row& row) {
     progress("");
-    std::cout << (options.json ? row_json(row) + "\n" : row_text(row)) << std::flush;
+    std::cout << (options.json ? row_json(row) + "\n" : row_text(row, !options.quick)) << std::flush;
     progress("kvfolio bench: after " + row.name);
   };
   try {

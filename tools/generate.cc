@@ -81,6 +81,11 @@ class Generate {
       std::cout << summary_text(summary, block_map);
     }
     std::cout.flush();
+    if (summary.stats.scheduler.rejected > 0) {
+      std::cerr << "kvfolio generate: " << summary.stats.scheduler.rejected << " of "
+                << summary.stats.scheduler.requests
+                << " requests did not fit; their errors are among the results\n";
+    }
     const bool failed = summary.stats.scheduler.rejected > 0 ||
                         (summary.comparison && !summary.comparison->difference.empty());
     return failed ? 1 : 0;

@@ -2,7 +2,10 @@
 #include "generate_input.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <limits>
@@ -22,6 +25,35 @@ constexpr std::int64_t kDefaultPoolBytes = std::int64_t{256} << 20;
 
 }  // namespace
 
+namespace {
+
+Status add_id(std::string_view word, const Vocabulary& vocabulary, std::vector<std::int32_t>& ids) {
+  std::int32_t id = 0;
+  const char* const end = word.data() + word.size();
+  const auto [stop, error] = std::from_chars(word.data(), end, id);
+  if (error != std::errc() || stop != end || id < 0 || id >= vocabulary.size) {
+    return {ErrorCode::kInvalidArgument, "token " + std::to_string(ids.size()) + " is " +
+                                             llama::quoted(word) + ", allowed: ids from 0 to " +
+                                             std::to_string(vocabulary.size - 1)};
+  }
+  ids.push_back(id);
+  return {};
+}
+
+// Of --prompt-ids: "1,2,3" and nothing else, so that a slip is not another prompt.
+Result<std::vector<std::int32_t>> parse_list(std::string_view text, const Vocabulary& vocabulary) {
+  std::vector<std::int32_t> ids;
+  while (!text.empty() || !ids.empty()) {
+    const std::size_t comma = text.find(',');
+    if (Status status = add_id(text.substr(0, comma), vocabulary, ids); !status.ok()) return status;
+    if (comma == std::string_view::npos) break;
+    text.remove_prefix(comma + 1);
+  }
+  return ids;
+}
+
+}  // namespace
+
 Result<std::vector<std::int32_t>> parse_ids(std::string_view text, const Vocabulary& vocabulary) {
   std::vector<std::int32_t> ids;
   while (true) {
@@ -29,15 +61,7 @@ Result<std::vector<std::int32_t>> parse_ids(std::string_view text, const Vocabul
     if (begin == std::string_view::npos) return ids;
     text.remove_prefix(begin);
     const std::string_view word = text.substr(0, text.find_first_of(", \t\r\n"));
-    std::int32_t id = 0;
-    const char* const end = word.data() + word.size();
-    const auto [stop, error] = std::from_chars(word.data(), end, id);
-    if (error != std::errc() || stop != end || id < 0 || id >= vocabulary.size) {
-      return Status(ErrorCode::kInvalidArgument,
-                    "token " + std::to_string(ids.size()) + " is " + llama::quoted(word) +
-                        ", allowed: ids from 0 to " + std::to_string(vocabulary.size - 1));
-    }
-    ids.push_back(id);
+    if (Status status = add_id(word, vocabulary, ids); !status.ok()) return status;
     text.remove_prefix(word.size());
   }
 }
@@ -52,9 +76,16 @@ Result<std::vector<Request>> collect_requests(const GenerateOptions& options,
     return llama::read_requests(std::cin, "standard input", options.defaults, vocabulary);
   }
   if (options.requests) {
+    std::error_code ignored;
+    if (std::filesystem::is_directory(*options.requests, ignored)) {
+      return Status(ErrorCode::kInvalidArgument,
+                    "--requests " + *options.requests + ": is a folder, allowed: a file or -");
+    }
+    errno = 0;
     std::ifstream file(*options.requests, std::ios::binary);
     if (!file) {
-      return Status(ErrorCode::kInvalidArgument, *options.requests + ": cannot be read");
+      return Status(ErrorCode::kInvalidArgument, "--requests " + *options.requests +
+                                                     ": cannot be read: " + std::strerror(errno));
     }
     return llama::read_requests(file, *options.requests, options.defaults, vocabulary);
   }
@@ -65,7 +96,7 @@ Result<std::vector<Request>> collect_requests(const GenerateOptions& options,
   }
   Result<std::vector<std::int32_t>> prompt = options.prompt
                                                  ? llama::encode(*options.prompt, vocabulary)
-                                                 : parse_ids(*options.prompt_ids, vocabulary);
+                                                 : parse_list(*options.prompt_ids, vocabulary);
   const char* const option = options.prompt ? "--prompt" : "--prompt-ids";
   if (!prompt) return prefixed(option, prompt.error());
   Request request = options.defaults;
@@ -92,7 +123,14 @@ Result<CacheSpec> plan_pools(const GenerateOptions& options, const llama::ModelC
     if (options.num_blocks) {
       blocks = *options.num_blocks;
     } else if (options.memory_bytes) {
-      blocks = std::min(*options.memory_bytes / bytes_of_one_each, kMost);
+      blocks = *options.memory_bytes / bytes_of_one_each;
+      if (const std::int64_t most = kMost / group.block_size; blocks > most) {
+        return Status(ErrorCode::kInvalidArgument,
+                      "--memory " + std::to_string(*options.memory_bytes) + " bytes hold " +
+                          std::to_string(blocks) + " blocks, allowed: at most " +
+                          std::to_string(most) + " of " + std::to_string(group.block_size) +
+                          " tokens");
+      }
       if (blocks == 0) {
         return Status(ErrorCode::kInvalidArgument, "--memory " +
                                                        std::to_string(*options.memory_bytes) +

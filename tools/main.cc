@@ -6,6 +6,7 @@
 #include <iostream>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "bench.h"
 #include "generate.h"
@@ -24,6 +25,28 @@ std::string version() {
   }
   return std::string("kvfolio ") + kVersion + "\ncommit " + kCommit + "\ncompiler " + kCompiler +
          "\nkernels" + kernels;
+}
+
+// What could not be parsed, in the words of this command.
+std::string what_is_wrong(const CLI::App& app, const CLI::ParseError& error, int argc,
+                          char** argv) {
+  const std::vector<const CLI::App*> verbs =
+      app.get_subcommands([](const CLI::App* verb) { return verb->parsed(); });
+  if (verbs.empty() && argc > 1) {
+    const std::string word = argv[1];
+    std::string known;
+    for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) {
+      known += (known.empty() ? "" : ", ") + verb->get_name();
+    }
+    return "'" + word + "' is no " + (word.starts_with("-") ? "option before a verb" : "verb") +
+           ", allowed: " + known;
+  }
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !verbs.empty()) {
+    std::string words;
+    for (const std::string& word : verbs[0]->remaining()) words += " " + word;
+    return verbs[0]->get_name() + ": nobody expects" + words;
+  }
+  return error.what();
 }
 
 int run(int argc, char** argv) {
@@ -51,7 +74,8 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    std::cerr << "kvfolio: " << kvfolio::tools::printable_text(error.what())
+    std::cerr << "kvfolio: "
+              << kvfolio::tools::printable_text(what_is_wrong(app, error, argc, argv))
               << "\nkvfolio --help and kvfolio VERB --help say what is allowed\n";
     return 2;
   }

@@ -91,9 +91,9 @@ class KVFOLIO_API BlockPool {
   void set_written_in(BlockId block, std::uint64_t ticket) noexcept {
     at(block).written = static_cast<std::uint32_t>(ticket);
   }
-  // Some holder used the block since it was last cached: its rank is no longer the old one.
-  [[nodiscard]] bool used(BlockId block) const noexcept { return at(block).used; }
-  void set_used(BlockId block, bool used) noexcept { at(block).used = used; }
+  // Some holder touched the block since it was last cached: its rank is no longer the old one.
+  [[nodiscard]] bool touched(BlockId block) const noexcept { return at(block).touched; }
+  void set_touched(BlockId block, bool touched) noexcept { at(block).touched = touched; }
 
   // Asks for what the calls above read and write of a block. Changes nothing.
   void prefetch(BlockId block) const noexcept { __builtin_prefetch(&at(block), 1); }
@@ -114,7 +114,7 @@ class KVFOLIO_API BlockPool {
     std::uint32_t stamp;  // low 32 bits; compared in a window of a few tickets
     std::uint16_t valid;
     BlockState state;
-    bool used;
+    bool touched;
   };
   static_assert(sizeof(Block) == 24);
 
@@ -163,7 +163,7 @@ inline BlockId BlockPool::acquire() noexcept {
   b.state = BlockState::kHeld;
   b.valid = 0;
   b.writer = kNobody;
-  b.used = false;
+  b.touched = false;
   return block;
 }
 

@@ -32,6 +32,11 @@ class BlockTable {
   [[nodiscard]] std::span<const std::int32_t> blocks(const SpanArena& arena) const noexcept {
     return {arena.at(span_), static_cast<std::size_t>(size_)};
   }
+  // Some of these cells are of its span, entries or room for more.
+  [[nodiscard]] bool overlaps(const SpanArena& arena,
+                              std::span<const std::int32_t> cells) const noexcept {
+    return arena.overlaps(span_, cells);
+  }
   // Not valid() where the block was dropped. Requires (set() too): 0 <= logical < size().
   [[nodiscard]] BlockId at(const SpanArena& arena, std::int32_t logical) const noexcept {
     return BlockId(arena.at(span_)[logical]);
@@ -56,6 +61,8 @@ class BlockTable {
     if (!blocks.empty()) std::memmove(arena.at(span_), blocks.data(), blocks.size_bytes());
     size_ = static_cast<std::int32_t>(blocks.size());
   }
+  // Gives back the room beyond `size` entries. Requires: size >= size().
+  void shrink(SpanArena& arena, std::int32_t size) noexcept { arena.shrink(span_, size); }
   // Forgets the entries from `size` on; memory stays for the next growth.
   void truncate(std::int32_t size) noexcept { size_ = size < size_ ? size : size_; }
   void release(SpanArena& arena) noexcept {

@@ -12,6 +12,7 @@
 // The log holds three places for two blocks; when its end is reached the ranks in use move
 // together, in order, which costs O(1) per release on average.
 //
+// Ids out of range are not looked for: BlockPool::contains() says which are of the group.
 // Thread safety: none. Nothing allocates after create().
 
 #include <array>

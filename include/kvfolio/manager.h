@@ -36,9 +36,10 @@
 //
 // Thread safety: none; the owner serialises all calls, probe() included. No heap allocation after
 // create() except for error texts, describe(), check_invariants() and growing plan buffers; no
-// threads, no clock, no globals. Spans and pointers that calls return belong to the manager and are
-// copied before they are an argument of a call that changes it; tokens in them are refused. A
-// manager that was moved from is only assigned to or destroyed.
+// threads, no clock, no globals. Spans and pointers that calls return belong to the manager. Who
+// gives one back to a call that changes the manager copies it first: tokens in memory of the
+// manager are refused. adopt() alone takes tables as block_table() shows them. A manager that was
+// moved from is only assigned to or destroyed.
 
 #include <cstdint>
 #include <memory>
@@ -75,12 +76,14 @@ struct ManagerOptions {
   // every block is findable. When it is full the coldest blocks go first (not for a root key: a
   // sequence of a key too many neither finds nor publishes), else nothing is published (counted).
   std::int64_t max_index_tokens = 0;  // up to 2^32
-  std::int32_t max_runs = 0;          // up to 2^29
+  std::int32_t max_runs = 0;          // 0, or 2 to 2^29
   std::int32_t max_root_keys = 1024;  // in use at once; lowered to max_runs - 1
   std::int64_t max_root_key_bytes = std::int64_t{1} << 20;
   std::int32_t max_media_extents = 4096;  // media spans along all runs together
   // int32 cells for the block tables, unpublished tokens and media of all open sequences, and for
-  // pins. 0: derived.
+  // pins. 0: derived: for tokens and tables of a full pool, and for max_sequences tables of
+  // max_sequence_tokens each, as when all share one prompt; of these at most 2^26 cells. Cells cost
+  // memory once they are used.
   std::int64_t max_table_entries = 0;
   // Mixed into every hash of the prefix tree. A hash never decides what is found, but may decide
   // which of several equal neighbours serves a hit inside a block: managers that have to give the
@@ -90,7 +93,8 @@ struct ManagerOptions {
   // needs_eviction() says yes from this utilization on: 0 to 1.
   double high_watermark = 0.90;
   // Written into every id. Give managers of one process distinct tags, and an id of one is
-  // recognised as foreign by the others.
+  // recognised as foreign by the others; but copy_to() is among managers with the same tag, since
+  // the copies have the same ids.
   std::uint16_t id_tag = 0;
 };
 
@@ -169,7 +173,9 @@ struct SequenceInfo {
   std::uint64_t use_count = 0;
 };
 
-// Blocks of one group by state; free + held + cached + retiring = num_blocks.
+// Blocks of one group by state; free + held + cached + retiring = num_blocks. Wherever blocks or
+// bytes are said to be used (utilization, bytes_used, the printed form, blocks_used_peak), they are
+// the held ones.
 struct GroupUsage {
   std::int32_t num_blocks = 0;
   std::int32_t free = 0;
@@ -195,13 +201,13 @@ struct Counters {
   std::uint64_t tokens_committed = 0;      // appended, by all commits
   std::uint64_t blocks_published = 0;      // became findable, or findable with more tokens
   std::uint64_t publications_skipped = 0;  // the tree was full; a sequence each
-  std::uint64_t blocks_used_peak = 0;      // held + retiring, all groups together
+  std::uint64_t blocks_used_peak = 0;      // held at once, all groups together
 };
 
 class KVFOLIO_API KVCacheManager {
  public:
   // Ids only: the engine owns the bytes and runs the copies of each plan. (Both) kInvalidArgument:
-  // the spec or an option out of range; kOutOfMemory: the tables.
+  // the spec or an option out of range, a group of more than 2^29 blocks; kOutOfMemory: the tables.
   static Result<KVCacheManager> create(const CacheSpec& spec, const ManagerOptions& options = {});
   // With storage of its own or borrowed; its spec() is the manager's.
   static Result<KVCacheManager> create(KVStorage storage, const ManagerOptions& options = {});
@@ -226,7 +232,8 @@ class KVFOLIO_API KVCacheManager {
   // that is open. kResourceExhausted: sequences, table entries.
   Result<SequenceId> fork(SequenceId parent, const ForkOptions& options = {});
   // An empty sequence takes blocks that somebody holds already, one table for each group in the
-  // order of groups, and stands at num_tokens then. A window group may have -1 where position
+  // order of groups, and stands at num_tokens then. A table has as many entries as num_tokens
+  // needs: of what block_table() shows, the first ones. A window group may have -1 where position
   // num_tokens reads nothing. No token is appended; what follows is never findable.
   // kInvalidArgument: a table of another size or with a block twice, a block that nobody holds or
   // that holds fewer tokens than wanted. kFailedPrecondition: the sequence has tokens, a step is
@@ -241,7 +248,8 @@ class KVFOLIO_API KVCacheManager {
   Status clear(SequenceId sequence);
   // StreamingLLM: keeps [0, num_sinks) and [length - window, length); returns the tokens dropped
   // now. Positions never change. What an earlier trim dropped stays dropped: the sinks cannot grow
-  // again. Tokens appended after a trim that dropped something are never findable.
+  // again. A sequence has one gap: where the window reaches tokens in front of it, nothing is
+  // dropped. Tokens appended after a trim that dropped something are never findable.
   // kFailedPrecondition: in the open step, or draft tokens pending. kInvalidArgument: negative.
   Result<std::int32_t> trim(SequenceId sequence, const TrimOptions& options);
   // Ends a sequence; full blocks and the partial tail stay findable. A second close is kNotFound.
@@ -272,7 +280,8 @@ class KVFOLIO_API KVCacheManager {
   // errors of both.
   Result<SequenceId> open_unnamed(std::int64_t num_tokens, const OpenOptions& options = {});
   // Names the oldest unnamed tokens of a sequence, in order. Those of a step that was completed
-  // without names have none for ever. kInvalidArgument: more than are unnamed in other steps.
+  // without names have none for ever. kInvalidArgument: more than are unnamed in the open step and
+  // those in flight.
   Status set_tokens(SequenceId sequence, std::span<const std::int32_t> tokens);
   // Takes a sequence out of the open step, as if it had not been appended to; blocks evicted for it
   // stay evicted. kFailedPrecondition: it is not in an open step.
@@ -306,10 +315,11 @@ class KVFOLIO_API KVCacheManager {
 
   // ---- room ----
 
-  // Would these appends succeed together now? ok, or the Shortage of the first short group, or
-  // kResourceExhausted. The same function that append() decides with; a token of a prompt that was
-  // found whole is taken to be the prompt's. Nothing changes but room for table entries, which an
-  // admitted sequence keeps until it is closed, whether it appends or not.
+  // Would these appends succeed together in the open step, or in one that began now? ok, or the
+  // error of append(), or the Shortage of the first short group. The same function that append()
+  // decides with; a token of a prompt that was found whole is taken to be the prompt's. Nothing
+  // changes but room for table entries and tokens, which an admitted sequence keeps until it is
+  // closed, whether it appends or not, in one step or in several; truncate() may use some of it.
   Status admit(std::span<const AppendDemand> demands);
   Status admit(SequenceId sequence, std::int64_t num_tokens);
   // Gives up to `num_blocks` cached blocks of a group back, coldest first. Returns how many.
@@ -341,8 +351,9 @@ class KVFOLIO_API KVCacheManager {
   // ---- questions ----
 
   [[nodiscard]] Result<SequenceInfo> info(SequenceId sequence) const;
-  // Physical block of each logical block, -1 where dropped. Valid until the sequence changes
-  // or is admitted.
+  // Physical block of each logical block, -1 where dropped. One more than the length needs where
+  // the prompt was found whole and its last token, whose block is held already, is not appended
+  // yet. Valid until the sequence changes or is admitted.
   [[nodiscard]] Result<std::span<const std::int32_t>> block_table(SequenceId sequence,
                                                                   GroupId group) const;
   // Slots of positions [begin, begin + out.size()), -1 where the block was dropped: positions that
@@ -381,8 +392,8 @@ class KVFOLIO_API KVCacheManager {
   // ids, tables, prefix tree, eviction order, steps, tickets and counters. What it held is gone,
   // its plans too, and an open step is planned anew. Costs what is in use and a few words for each
   // block; of storage only blocks that are not free are copied. No heap.
-  // kInvalidArgument: spec or options differ (the first difference and both values), or only one
-  // has storage. kFailedPrecondition: with storage, a step of either is not complete.
+  // kInvalidArgument: spec or options differ, id_tag too (the first difference and both values), or
+  // only one has storage. kFailedPrecondition: with storage, a step of either is not complete.
   // kUnsupported: with storage, memory that the CPU may not touch. Nothing changes then.
   Status copy_to(KVCacheManager& target) const;
 

@@ -20,6 +20,8 @@
 // findable string of a group is a proper prefix of another inside one block (a tail that hangs in a
 // gap of one path may be, of a block on a path beside it); no sibling's tokens are a prefix of
 // another's; see check_invariants().
+// Ids of groups, blocks and runs out of range are not looked for; who has ids from outside checks
+// them.
 // Thread safety: none, const calls included (they share scratch). Nothing allocates after create().
 
 #include <cstdint>
@@ -107,7 +109,8 @@ class KVFOLIO_API PrefixTree {
   // a place at it or something hangs below.
   [[nodiscard]] std::int32_t make_root(const RootKey& key) noexcept;
 
-  // The longest prefix of `tokens` that every group can serve, at most max_tokens. With
+  // The longest prefix of `tokens` that every group can serve, at most max_tokens; nothing where
+  // find_root() gave -1. With
   // `allow_whole`, a prompt whose every token is there gives whole and tokens = size - 1.
   [[nodiscard]] PrefixMatch match(std::int32_t root, std::span<const std::int32_t> tokens,
                                   std::span<const MediaSpan> media, std::int32_t max_tokens,

@@ -60,9 +60,11 @@ class KVFOLIO_API SpanArena {
 
   // Some of these cells, or all of them, are the arena's.
   [[nodiscard]] bool overlaps(std::span<const std::int32_t> cells) const noexcept {
-    const std::less<> before;
-    return !cells.empty() && before(cells.data(), cells_.data() + cells_.size()) &&
-           before(cells_.data(), cells.data() + cells.size());
+    return overlap({cells_.data(), cells_.size()}, cells);
+  }
+  // Likewise of one span.
+  [[nodiscard]] bool overlaps(ArenaSpan span, std::span<const std::int32_t> cells) const noexcept {
+    return overlap({at(span), static_cast<std::size_t>(capacity(span))}, cells);
   }
   [[nodiscard]] std::int64_t num_cells() const noexcept {
     return std::int64_t{num_granules_} * kGranule;
@@ -74,6 +76,12 @@ class KVFOLIO_API SpanArena {
   static constexpr std::int32_t kEnd = -1;
 
   SpanArena() = default;
+  [[nodiscard]] static bool overlap(std::span<const std::int32_t> a,
+                                    std::span<const std::int32_t> b) noexcept {
+    const std::less<> before;  // of pointers that may be into different arrays
+    return !a.empty() && !b.empty() && before(a.data(), b.data() + b.size()) &&
+           before(b.data(), a.data() + a.size());
+  }
   [[nodiscard]] bool move_to_larger(ArenaSpan& span, std::int64_t cells,
                                     std::int64_t used) noexcept;
   [[nodiscard]] static int order_for(std::int64_t cells) noexcept;

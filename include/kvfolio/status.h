@@ -8,10 +8,10 @@
 // made when somebody asks for it. Failures of the world and mistakes of the caller carry a
 // sentence that names what was wrong, the value seen and what is allowed.
 //
-// It knows no subject: which call failed, and on what, is in the sentence.
-// Invariants: a Status is ok, or has a sentence, or a Shortage, never two of them; a Result has a
-// value or an error that is not ok.
-// Thread safety: values; distinct objects may be used from distinct threads.
+// It knows no subject: on what a call failed is in the sentence. Which call it was the caller
+// knows; those of the manager say it too, but for ids that name nothing. Invariants: a Status is
+// ok, or has a sentence, or a Shortage, never two of them; a Result has a value or an error that is
+// not ok. Thread safety: values; distinct objects may be used from distinct threads.
 
 #include <cstdint>
 #include <memory>
@@ -67,11 +67,13 @@ struct Shortage {
   std::int32_t pinned = 0;
   std::int32_t retiring = 0;
   std::int32_t sequences = 0;  // open sequences of the manager
+  std::int32_t pins = 0;       // pins of the manager
 
   friend bool operator==(const Shortage&, const Shortage&) = default;
 };
 
-// "group 0: need 37 blocks, 12 free, 0 evictable (25 pinned by 3 sequences, 0 retiring)".
+// "group 0: need 37 blocks, 12 free, 0 evictable (25 pinned by 3 sequences, 0 retiring)". With
+// pins: "25 pinned by 3 sequences and 1 pin".
 [[nodiscard]] KVFOLIO_API std::string to_string(const Shortage& shortage);
 [[nodiscard]] KVFOLIO_API const char* to_string(ErrorCode code) noexcept;
 
@@ -148,7 +150,8 @@ class [[nodiscard]] Result {
   // Requires: has_value(). To take the value of an error stops the program: there is none.
   T& operator*() & noexcept { return value(); }
   const T& operator*() const& noexcept { return value(); }
-  T&& operator*() && noexcept { return std::move(value()); }
+  // By value, so that `for (x : *call())` walks something that lives as long as the loop.
+  T operator*() && noexcept(std::is_nothrow_move_constructible_v<T>) { return std::move(value()); }
   T* operator->() noexcept { return &value(); }
   const T* operator->() const noexcept { return &value(); }
   template <typename U>

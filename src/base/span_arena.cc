@@ -29,7 +29,9 @@ Result<SpanArena> SpanArena::create(std::int64_t num_cells) {
 }
 
 int SpanArena::order_for(std::int64_t cells) noexcept {
-  const auto granules = static_cast<std::uint64_t>((cells + kGranule - 1) / kGranule);
+  // More cells than any arena has, and no sum that overflows.
+  const std::int64_t bounded = std::min(cells, std::int64_t{1} << 40);
+  const auto granules = static_cast<std::uint64_t>((bounded + kGranule - 1) / kGranule);
   return granules <= 1 ? 0 : static_cast<int>(std::bit_width(granules - 1));
 }
 

@@ -383,5 +383,16 @@ TEST(FixedArray, PagesThatNobodyTouchedAreNotThere) {
   EXPECT_THAT(there, ::testing::Each(0));
 }
 
+TEST(SpanArena, CountsThatNoArenaHasAreRefusedOrNothing) {
+  SpanArena arena = *SpanArena::create(64);
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  ArenaSpan span;
+  EXPECT_FALSE(arena.reserve(span, kMost, 0));
+  ASSERT_TRUE(arena.reserve(span, 8, 0));
+  EXPECT_FALSE(arena.reserve(span, kMost, 8));
+  arena.shrink(span, kMost);
+  EXPECT_EQ(SpanArena::capacity(span), 8);
+}
+
 }  // namespace
 }  // namespace kvfolio

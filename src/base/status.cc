@@ -14,8 +14,12 @@ using text::concat;
 std::string to_string(const Shortage& shortage) {
   return concat("group ", shortage.group, ": need ", shortage.needed, " blocks, ", shortage.free,
                 " free, ", shortage.evictable, " evictable (", shortage.pinned, " pinned by ",
-                shortage.sequences, shortage.sequences == 1 ? " sequence, " : " sequences, ",
-                shortage.retiring, " retiring)");
+                shortage.sequences, shortage.sequences == 1 ? " sequence" : " sequences",
+                shortage.pins > 0 ? concat(" and ", shortage.pins) : std::string(),
+                shortage.pins == 0   ? ""
+                : shortage.pins == 1 ? " pin"
+                                     : " pins",
+                ", ", shortage.retiring, " retiring)");
 }
 
 const char* to_string(ErrorCode code) noexcept {

@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "kvfolio/ids.h"
 
@@ -40,6 +41,10 @@ TEST(Shortage, ItsTextSaysAllNumbers) {
             "group 2: need 9 blocks, 1 free, 2 evictable (4 pinned by 1 sequence, 5 retiring)");
   other.sequences = 0;
   EXPECT_THAT(to_string(other), HasSubstr("4 pinned by 0 sequences"));
+  other.pins = 1;
+  EXPECT_THAT(to_string(other), HasSubstr("(4 pinned by 0 sequences and 1 pin, 5 retiring)"));
+  other.pins = 2;
+  EXPECT_THAT(to_string(other), HasSubstr("(4 pinned by 0 sequences and 2 pins, 5 retiring)"));
 }
 
 TEST(Status, IsOkWhenMadeWithNothing) {
@@ -196,6 +201,14 @@ TEST(StrongId, ComparesAndHashesLikeItsValue) {
   EXPECT_NE(BlockId(3), BlockId(4));
   const std::unordered_set<BlockId> ids = {BlockId(1), BlockId(2), BlockId(1)};
   EXPECT_EQ(ids.size(), 2u);
+}
+
+TEST(Result, ItsValueOutlivesALoopOverIt) {
+  const auto three = [] { return Result<std::vector<int>>(std::vector<int>{1, 2, 3}); };
+  int sum = 0;
+  for (const int each : *three()) sum += each;
+  EXPECT_EQ(sum, 6);
+  static_assert(!std::is_reference_v<decltype(*three())>);
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ TEST(BlockPool, ANewBlockHasOneReferenceNothingValidAndNoWriter) {
   const BlockId first = pool.acquire();
   pool.set_valid(first, 7);
   pool.set_writer(first, 3);
-  pool.set_used(first, true);
+  pool.set_touched(first, true);
   ASSERT_TRUE(pool.release(first));
   pool.make_free(first);
   const BlockId again = pool.acquire();
@@ -46,7 +46,7 @@ TEST(BlockPool, ANewBlockHasOneReferenceNothingValidAndNoWriter) {
   EXPECT_EQ(pool.refs(again), 1);
   EXPECT_EQ(pool.valid(again), 0);
   EXPECT_EQ(pool.writer(again), BlockPool::kNobody);
-  EXPECT_FALSE(pool.used(again));
+  EXPECT_FALSE(pool.touched(again));
 }
 
 TEST(BlockPool, AFullPoolIsANormalAnswer) {
@@ -129,11 +129,11 @@ TEST(BlockPool, RemembersWhatCopyOnWriteNeeds) {
   pool.set_valid(block, 1024);
   pool.set_writer(block, 9);
   pool.set_written_in(block, (std::uint64_t{1} << 32) + 7);
-  pool.set_used(block, true);
+  pool.set_touched(block, true);
   EXPECT_EQ(pool.valid(block), 1024);
   EXPECT_EQ(pool.writer(block), 9);
   EXPECT_EQ(pool.written_in(block), 7u);
-  EXPECT_TRUE(pool.used(block));
+  EXPECT_TRUE(pool.touched(block));
   EXPECT_FALSE(pool.contains(BlockId()));
   EXPECT_FALSE(pool.contains(BlockId(1)));
   EXPECT_TRUE(pool.contains(block));

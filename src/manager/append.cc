@@ -53,7 +53,26 @@ KVCacheManager::Impl::Demand KVCacheManager::Impl::demand(std::int32_t slot, std
   return needs;
 }
 
-// Every named sequence rests, and is named once.
+// May the sequence enter a step, the open one if there is one?
+Status KVCacheManager::Impl::check_ready(std::int32_t slot, std::string_view what) const {
+  KVFOLIO_RETURN_IF_ERROR(check_resting(slot, what));
+  const Sequence& s = sequences_[slot];
+  if (s.draft > 0) {
+    return {ErrorCode::kFailedPrecondition,
+            concat(what, ": the sequence has ", s.draft, " draft tokens; accept() first")};
+  }
+  if (options_.order == Order::kUnordered && !is_complete(s.last_ticket)) {
+    return {ErrorCode::kFailedPrecondition, concat(what, ": the sequence's tokens are in step ",
+                                                   s.last_ticket, ", which is not complete")};
+  }
+  if (open_step_ >= 0 && step_at(open_step_).copies_ran) {
+    return {ErrorCode::kFailedPrecondition,
+            concat(what, ": run_copies() of step ", last_ticket_, " has run already")};
+  }
+  return {};
+}
+
+// Every named sequence may be appended to, and is named once.
 Status KVCacheManager::Impl::check_demands(std::span<const AppendDemand> demands) const {
   Status answer;
   std::size_t marked = 0;
@@ -61,10 +80,10 @@ Status KVCacheManager::Impl::check_demands(std::span<const AppendDemand> demands
   for (; marked < demands.size() && answer.ok(); ++marked) {
     const AppendDemand& demand = demands[marked];
     std::int32_t slot = 0;
-    answer = find_resting(demand.sequence, "admit", slot);
+    answer = find(demand.sequence, slot);
     if (!answer.ok()) break;
-    const Sequence& s = sequences_[slot];
-    answer = check_growth(s, "admit", demand.num_tokens);
+    answer = check_ready(slot, "admit");
+    if (answer.ok()) answer = check_growth(sequences_[slot], "admit", demand.num_tokens);
     if (!answer.ok()) break;
     if (marks[slot] != 0) {
       answer = {ErrorCode::kInvalidArgument,
@@ -77,20 +96,65 @@ Status KVCacheManager::Impl::check_demands(std::span<const AppendDemand> demands
   return answer;
 }
 
-// Cells for the tables and unpublished tokens of a sequence of `end` tokens. What was reserved
-// stays with the sequence, and nobody can see it.
+// Cells for the tables and unpublished tokens of a sequence of `end` tokens. New spans come first:
+// when one of them is not to be had, nothing has moved.
 bool KVCacheManager::Impl::reserve_for(std::int32_t slot, std::int32_t end) noexcept {
   Sequence& s = sequences_[slot];
+  const std::int64_t tail_needs = end > s.length ? tail_cells(s, end) : 0;
+  bool room = tail_needs <= SpanArena::capacity(s.tail);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    if (!table(slot, g).reserve(arena(), blocks_for(g, end))) return false;
+    room = room && blocks_for(g, end) <= table(slot, g).capacity();
   }
-  const std::int32_t tail_end = std::min(end, s.exact_until);
-  return !s.publishes || tail_end <= s.length ||
-         arena().reserve(s.tail, tail_end - s.place.position, s.tail_end() - s.place.position);
+  if (room) return true;
+
+  room = true;
+  std::array<BlockTable, kMaxGroups> larger;
+  for (std::int32_t g = 0; g < num_groups() && room; ++g) {
+    const std::int32_t blocks = blocks_for(g, end);
+    if (blocks <= table(slot, g).capacity()) continue;
+    room = larger[static_cast<std::size_t>(g)].reserve(arena(), blocks);
+  }
+  ArenaSpan tail;
+  if (room && tail_needs > SpanArena::capacity(s.tail)) {
+    room = arena().reserve(tail, tail_needs, 0);
+  }
+  if (!room) {
+    for (BlockTable& blocks : larger) blocks.release(arena());
+    return false;
+  }
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    BlockTable& blocks = larger[static_cast<std::size_t>(g)];
+    if (blocks.capacity() == 0) continue;
+    blocks.assign(arena(), table(slot, g).blocks(arena()));
+    table(slot, g).release(arena());
+    table(slot, g) = blocks;
+  }
+  if (SpanArena::capacity(tail) > 0) {
+    std::copy_n(arena().at(s.tail), tail_cells(s, s.length), arena().at(tail));
+    arena().release(s.tail);
+    s.tail = tail;
+  }
+  return true;
+}
+
+// Gives back what neither the tokens need nor admit() promised.
+void KVCacheManager::Impl::shrink_to_need(std::int32_t slot) noexcept {
+  Sequence& s = sequences_[slot];
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    BlockTable& blocks = table(slot, g);
+    blocks.shrink(arena(), std::max(blocks.size(), blocks_for(g, s.admitted)));
+  }
+  if (!s.publishes) return;
+  arena().shrink(s.tail, std::max({tail_cells(s, s.length), tail_cells(s, s.admitted),
+                                   s.place.position > 0 ? tree_->unit() : std::int64_t{0}}));
 }
 
 Status KVCacheManager::Impl::admit(std::span<const AppendDemand> demands) {
   KVFOLIO_RETURN_IF_ERROR(check_demands(demands));
+  const auto admitted_end = [&](std::size_t i) {
+    const Sequence& s = sequences_[slot_in(demands[i].sequence.value())];
+    return s.length + static_cast<std::int32_t>(demands[i].num_tokens);
+  };
   // Sequences that share a tail claim it one after the other: play that, and take it back.
   Status answer;
   for (std::int32_t g = 0; g < num_groups() && answer.ok(); ++g) {
@@ -99,7 +163,7 @@ Status KVCacheManager::Impl::admit(std::span<const AppendDemand> demands) {
     for (std::size_t i = 0; i < demands.size(); ++i) {
       const std::int32_t slot = slot_in(demands[i].sequence.value());
       const Sequence& s = sequences_[slot];
-      const auto end = s.length + static_cast<std::int32_t>(demands[i].num_tokens);
+      const std::int32_t end = admitted_end(i);
       const std::int32_t begin = s.length + (s.replay && end > s.length ? 1 : 0);
       const Demand needs = demand(slot, g, begin, end);
       needed += needs.blocks;
@@ -121,42 +185,37 @@ Status KVCacheManager::Impl::admit(std::span<const AppendDemand> demands) {
       answer = shortage(g, static_cast<std::int32_t>(std::min<std::int64_t>(needed, kNever)));
     }
   }
-  for (std::size_t i = 0; i < demands.size() && answer.ok(); ++i) {
+  KVFOLIO_RETURN_IF_ERROR(answer);
+  for (std::size_t i = 0; i < demands.size(); ++i) {
     const std::int32_t slot = slot_in(demands[i].sequence.value());
-    const auto end = sequences_[slot].length + static_cast<std::int32_t>(demands[i].num_tokens);
-    if (!reserve_for(slot, end)) answer = table_entries_full("admit");
+    if (reserve_for(slot, admitted_end(i))) continue;
+    const std::int64_t wanted = cells_for(sequences_[slot], admitted_end(i));
+    while (i-- > 0) shrink_to_need(slot_in(demands[i].sequence.value()));
+    return table_entries_full("admit", wanted);
   }
-  return answer;
+  for (std::size_t i = 0; i < demands.size(); ++i) {
+    std::int32_t& admitted = sequences_[slot_in(demands[i].sequence.value())].admitted;
+    admitted = std::max(admitted, admitted_end(i));
+  }
+  return {};
 }
 
 // ---- append ----
 
-Status KVCacheManager::Impl::check_append(std::int32_t slot, const std::int32_t* tokens,
-                                          std::int64_t count, const AppendOptions& options) const {
-  const Sequence& s = sequences_[slot];
+Status KVCacheManager::Impl::check_append(std::int32_t slot, std::string_view what,
+                                          const std::int32_t* tokens, std::int64_t count,
+                                          const AppendOptions& options) const {
   if (open_step_ < 0) {
-    return {ErrorCode::kFailedPrecondition, "append: no step is open; begin_step() first"};
+    return {ErrorCode::kFailedPrecondition, concat(what, ": no step is open; begin_step() first")};
   }
-  KVFOLIO_RETURN_IF_ERROR(check_resting(slot, "append"));
-  KVFOLIO_RETURN_IF_ERROR(check_growth(s, "append", count));
+  KVFOLIO_RETURN_IF_ERROR(check_ready(slot, what));
+  KVFOLIO_RETURN_IF_ERROR(check_growth(sequences_[slot], what, count));
   if (options.draft < 0 || options.draft > count) {
-    return {ErrorCode::kInvalidArgument, concat("append of ", count, " tokens with a draft of ",
+    return {ErrorCode::kInvalidArgument, concat(what, " of ", count, " tokens with a draft of ",
                                                 options.draft, ", allowed: 0 to ", count)};
   }
   if (tokens != nullptr) {
-    KVFOLIO_RETURN_IF_ERROR(check_tokens({tokens, static_cast<std::size_t>(count)}));
-  }
-  if (s.draft > 0) {
-    return {ErrorCode::kFailedPrecondition,
-            concat("append: the sequence has ", s.draft, " draft tokens; accept() first")};
-  }
-  if (options_.order == Order::kUnordered && !is_complete(s.last_ticket)) {
-    return {ErrorCode::kFailedPrecondition, concat("append: the sequence's tokens are in step ",
-                                                   s.last_ticket, ", which is not complete")};
-  }
-  if (step_at(open_step_).copies_ran) {
-    return {ErrorCode::kFailedPrecondition,
-            concat("append: run_copies() of step ", last_ticket_, " has run already")};
+    KVFOLIO_RETURN_IF_ERROR(check_tokens(what, {tokens, static_cast<std::size_t>(count)}));
   }
   return {};
 }
@@ -194,13 +253,15 @@ void KVCacheManager::Impl::join(Step& step, std::int32_t slot, const std::int32_
 }
 
 // What steady decode is made of: one token behind the last one, in blocks that the sequence already
-// writes to. False, and nothing is done, where that is not the whole story; append() then is.
+// writes to. False where that is not the whole story; append() then is, and nothing is done but
+// that the next entry's place in step.changes was written.
 bool KVCacheManager::Impl::append_inside(Step& step, std::int32_t slot,
                                          const std::int32_t* token) noexcept {
   const Sequence& s = sequences_[slot];
   const std::int32_t at = s.length;
   if (s.step_entry >= 0 || s.draft > 0 || s.replay || s.max_tokens > 0 ||
-      at >= kMaxSequenceTokens || step.copies_ran || (token != nullptr && *token < 0) ||
+      at >= kMaxSequenceTokens || step.copies_ran ||
+      (token != nullptr && (*token < 0 || arena().overlaps({token, 1}))) ||
       options_.order == Order::kUnordered ||
       (s.publishes && at < s.exact_until && at - s.place.position >= SpanArena::capacity(s.tail))) {
     return false;
@@ -232,7 +293,13 @@ Status KVCacheManager::Impl::append(SequenceId id, const std::int32_t* tokens, s
       append_inside(step_at(open_step_), slot, tokens)) {
     return {};
   }
-  KVFOLIO_RETURN_IF_ERROR(check_append(slot, tokens, count, options));
+  return append_to(slot, "append", tokens, count, options);
+}
+
+Status KVCacheManager::Impl::append_to(std::int32_t slot, std::string_view what,
+                                       const std::int32_t* tokens, std::int64_t count,
+                                       const AppendOptions& options) {
+  KVFOLIO_RETURN_IF_ERROR(check_append(slot, what, tokens, count, options));
   if (count == 0) return {};
   Step& step = step_at(open_step_);
   Sequence& s = sequences_[slot];
@@ -251,7 +318,7 @@ Status KVCacheManager::Impl::append(SequenceId id, const std::int32_t* tokens, s
       return shortage(g, needed.blocks);
     }
   }
-  if (!reserve_for(slot, end)) return table_entries_full("append");
+  if (!reserve_for(slot, end)) return table_entries_full(what, cells_for(s, end));
 
   // Nothing fails from here on.
   if (mutant(Mutant::kHitReferencedLate) && !s.used) {
@@ -270,15 +337,12 @@ Status KVCacheManager::Impl::append(SequenceId id, const std::int32_t* tokens, s
 
 Result<SequenceId> KVCacheManager::Impl::open_unnamed(std::int64_t num_tokens,
                                                       const OpenOptions& options) {
-  if (open_step_ < 0) {
-    return Status(ErrorCode::kFailedPrecondition,
-                  "open_unnamed: no step is open; begin_step() first");
-  }
   const Counters before = counters_;
   const std::uint64_t uses_before = num_uses_;
-  Result<Opened> opened = open({}, options);
+  Result<Opened> opened = open({}, options, "open_unnamed");
   if (!opened) return std::move(opened).error();
-  Status status = append(opened->sequence, nullptr, num_tokens, {});
+  Status status =
+      append_to(slot_in(opened->sequence.value()), "open_unnamed", nullptr, num_tokens, {});
   if (status.ok()) return opened->sequence;
   // Nobody has seen the id: the next sequence gets it.
   const std::int32_t slot = slot_in(opened->sequence.value());
@@ -287,7 +351,10 @@ Result<SequenceId> KVCacheManager::Impl::open_unnamed(std::int64_t num_tokens,
   sequences_[slot].generation = generation;
   counters_ = before;
   num_uses_ = uses_before;
-  return status;
+  if (status.shortage() == nullptr) return status;
+  Shortage without_it = *status.shortage();
+  --without_it.sequences;
+  return without_it;
 }
 
 // Gives the sequence the blocks for positions [write_begin, end) of one group.

@@ -33,6 +33,19 @@ Status KVCacheManager::Impl::check_ownership() const {
     if (s.publishes && s.tail_end() - s.place.position > SpanArena::capacity(s.tail)) {
       return broken(concat("sequence ", slot, " has no room for its unpublished tokens"));
     }
+    const std::int64_t kept = s.publishes && s.place.position > 0 ? tree_->unit() : 0;
+    if (s.life == Life::kOpen &&
+        std::max(kept, tail_cells(s, s.admitted)) > SpanArena::capacity(s.tail)) {
+      return broken(concat("sequence ", slot, " lacks room for tokens, admitted to ", s.admitted));
+    }
+    for (std::int32_t g = 0; g < num_groups() && s.life == Life::kOpen; ++g) {
+      if (blocks_for(g, s.admitted) <= table(slot, g).capacity()) continue;
+      return broken(concat("sequence ", slot, " lacks table entries, admitted to ", s.admitted));
+    }
+    if (s.life == Life::kOpen &&
+        (s.open_at < 0 || s.open_at >= num_sequences_ || open_slots_[s.open_at] != slot)) {
+      return broken(concat("sequence ", slot, " is not in the list of the open ones"));
+    }
     const bool in_step = s.step_entry >= 0 && open_step_ >= 0 &&
                          s.step_entry < step_at(open_step_).num_entries &&
                          step_at(open_step_).entries[s.step_entry].slot == slot &&

@@ -129,15 +129,20 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
 }
 
 void KVCacheManager::Impl::copy_step_from(Step& step, const Step& other) noexcept {
-  const auto& [ticket, num_entries, num_displaced, has_unnamed, copies_ran, planned_changes,
-               entries, changes, cells, sequences, shared, num_shared, group_plans, plan] = other;
+  const auto& [ticket, num_entries, num_removed, num_displaced, has_unnamed, copies_ran,
+               planned_changes, entries, changes, entry_of, cells, sequences, shared, num_shared,
+               group_plans, plan] = other;
   step.ticket = ticket;
   step.num_entries = num_entries;
+  step.num_removed = num_removed;
   step.num_displaced = num_displaced;
   step.has_unnamed = has_unnamed;
   step.copies_ran = copies_ran;
   step.planned_changes = false;
   step.entries.copy_from(entries, num_entries);
+  for (std::int32_t i = 0; i < num_entries; ++i) {
+    if (entries[i].slot >= 0) step.entry_of[entries[i].slot] = i;
+  }
   step.changes.copy_from(changes, std::int64_t{num_entries} * num_groups());
   // The plan's spans point into the other's cells; this step is planned anew.
   step.num_shared = 0;
@@ -147,10 +152,11 @@ void KVCacheManager::Impl::copy_step_from(Step& step, const Step& other) noexcep
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   const auto& [spec, options, storage, counters, num_sequences, groups, has_windows, tree, arena,
                sequences, tables, window_begins, unplanned_from, caller_ids, num_uses, pins,
-               pin_tables, scratch, free_sequence, free_pin, closing, num_closing, evicting,
-               victims, passed_over, changed, is_changed, victim_versions, preempted, num_victims,
-               num_passed_over, num_changed, victim_policy, scanned_policy, scanned_at, steps,
-               free_steps, in_flight, open_step, last_ticket, last_committed, offers] = other;
+               pin_tables, scratch, free_sequence, free_pin, num_pins, pins_touched, open_slots,
+               closing, num_closing, evicting, victims, passed_over, changed, is_changed,
+               victim_versions, preempted, num_victims, num_passed_over, num_changed, victim_policy,
+               scanned_policy, scanned_at, steps, free_steps, in_flight, open_step, last_ticket,
+               last_committed, offers] = other;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto& [group_spec, pool, order, bytes_per_block, block_shift] = groups[g];
     groups_[g].pool.copy_from(pool);
@@ -172,6 +178,9 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   pin_tables_.copy_from(pin_tables);
   free_sequence_ = free_sequence;
   free_pin_ = free_pin;
+  num_pins_ = num_pins;
+  pins_touched_ = pins_touched;
+  open_slots_.copy_from(open_slots, num_sequences);
   closing_.copy_from(closing, num_closing);
   num_closing_ = num_closing;
 

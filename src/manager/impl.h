@@ -3,7 +3,11 @@
 
 // The insides of KVCacheManager. One class, read top to bottom:
 //   manager.cc    creation and the public face
-//   sequences.cc  open, probe, fork, truncate, trim, close, preempt, pins
+//   sequences.cc  open, probe, fork, close, preempt
+//   adopt.cc      adopt
+//   truncate.cc   truncate, clear, trim
+//   pins.cc       pin, unpin
+//   questions.cc  info, block tables, slots, the list of sequences
 //   steps.cc      begin, undo, commit, complete, drop, fail, drafts
 //   append.cc     demand, copy-on-write, admission, append
 //   room.cc       eviction, and where a block goes when it is let go
@@ -44,18 +48,23 @@ class KVCacheManager::Impl final : public TreeObserver {
   virtual ~Impl() = default;
 
   // sequences.cc
-  Result<Opened> open(std::span<const std::int32_t> tokens, const OpenOptions& options);
+  Result<Opened> open(std::span<const std::int32_t> tokens, const OpenOptions& options,
+                      std::string_view what);
   Result<std::int32_t> probe(std::span<const std::int32_t> tokens,
                              const OpenOptions& options) const;
   Result<SequenceId> fork(SequenceId parent, const ForkOptions& options);
-  Status adopt(SequenceId id, std::span<const std::span<const std::int32_t>> tables,
-               std::int32_t num_tokens);
-  Status truncate(SequenceId id, std::int32_t n);
-  Result<std::int32_t> trim(SequenceId id, const TrimOptions& options);
   Status close(SequenceId id);
   Status preempt(SequenceId id);
+  // adopt.cc
+  Status adopt(SequenceId id, std::span<const std::span<const std::int32_t>> tables,
+               std::int32_t num_tokens);
+  // truncate.cc
+  Status truncate(SequenceId id, std::int32_t n, std::string_view what);
+  Result<std::int32_t> trim(SequenceId id, const TrimOptions& options);
+  // pins.cc
   Result<Pinned> pin(std::span<const std::int32_t> tokens, const OpenOptions& options);
   Status unpin(PinId id);
+  // questions.cc
   Result<SequenceInfo> info(SequenceId id) const;
   std::int32_t sequences(std::span<SequenceId> out) const noexcept;
   Result<std::span<const std::int32_t>> block_table(SequenceId id, GroupId group) const;
@@ -78,8 +87,8 @@ class KVCacheManager::Impl final : public TreeObserver {
   // room.cc
   Result<std::int32_t> evict(GroupId group, std::int32_t num_blocks);
   Result<GroupUsage> usage(GroupId group) const;
-  Status check_group(GroupId group) const;
-  Status check_block(GroupId group, BlockId block) const;
+  Status check_group(std::string_view what, GroupId group) const;
+  Status check_block(std::string_view what, GroupId group, BlockId block) const;
   std::int32_t num_rows() const noexcept { return static_cast<std::int32_t>(sequences_.size()); }
   // victims.cc
   Status set_priority(SequenceId id, std::int32_t priority);
@@ -106,7 +115,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   ManagerOptions options_;
   std::optional<KVStorage> storage_;
   Counters counters_;
-  std::int32_t num_sequences_ = 0;
+  std::int32_t num_sequences_ = 0;  // open
 
   struct Group {
     GroupSpec spec;
@@ -159,7 +168,9 @@ class KVCacheManager::Impl final : public TreeObserver {
     std::int32_t trim_first_kept;
     std::int32_t replay_token;
     std::int32_t max_tokens;  // 0: no limit of its own
+    std::int32_t admitted;    // admit() keeps room for table entries and tokens up to this length
     std::int32_t next_free;
+    std::int32_t open_at;  // its place in open_slots_
     std::int32_t num_media;
     std::uint64_t caller_id;    // if has_caller_id
     std::uint64_t last_ticket;  // newest step it took part in
@@ -184,7 +195,7 @@ class KVCacheManager::Impl final : public TreeObserver {
 
   // One sequence in one step, with what undo() needs.
   struct StepEntry {
-    std::int32_t slot;
+    std::int32_t slot;  // -1: it was taken out of the open step, and goes when ranks close
     std::uint32_t generation;
     std::int32_t begin;        // length before
     std::int32_t end;          // length after
@@ -209,12 +220,15 @@ class KVCacheManager::Impl final : public TreeObserver {
   struct Step {
     std::uint64_t ticket = 0;
     std::int32_t num_entries = 0;
+    std::int32_t num_removed = 0;    // entries without a slot
     std::int32_t num_displaced = 0;  // changes with a source
     bool has_unnamed = false;        // some of its tokens have no name
     bool copies_ran = false;
     bool planned_changes = false;  // the plan of all its entries had the changed table entries
     FixedArray<StepEntry> entries;
     FixedArray<TailChange> changes;  // [entry][group]
+    // [sequence]: where its entry is, if it has one. Of a committed step with tokens without names.
+    FixedArray<std::int32_t> entry_of;
     // The plan's arrays, of this step alone: an engine may still upload those of the last one.
     FixedArray<std::int32_t> cells;
     FixedArray<SequenceId> sequences;
@@ -320,32 +334,46 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] Status check_resting(std::int32_t slot, std::string_view what) const;
   [[nodiscard]] Status find_resting(SequenceId id, std::string_view what, std::int32_t& slot) const;
   // sequences.cc
-  [[nodiscard]] Status check_tokens(std::span<const std::int32_t> tokens) const;
-  [[nodiscard]] Status check_open(std::span<const std::int32_t> tokens,
+  [[nodiscard]] Status check_tokens(std::string_view what,
+                                    std::span<const std::int32_t> tokens) const;
+  [[nodiscard]] Status check_open(std::string_view what, std::span<const std::int32_t> tokens,
                                   const OpenOptions& options) const;
   [[nodiscard]] std::int32_t take_slot() noexcept;
   void give_slot(std::int32_t slot, bool aborted) noexcept;
+  void list_open(std::int32_t slot) noexcept;
+  void unlist_open(std::int32_t slot) noexcept;
+  // Slots of the open sequences, in no order that means anything.
+  [[nodiscard]] std::span<const std::int32_t> open_slots() const noexcept {
+    return {open_slots_.data(), static_cast<std::size_t>(num_sequences_)};
+  }
   void untake_slot(std::int32_t slot) noexcept;
   [[nodiscard]] std::span<const MediaSpan> media_of(const Sequence& s) const noexcept;
-  [[nodiscard]] Status check_adopted(std::int32_t g, std::span<const std::int32_t> blocks,
-                                     std::int32_t num_tokens) const;
   [[nodiscard]] Status check_growth(const Sequence& s, std::string_view what,
                                     std::int64_t count) const;
   [[nodiscard]] bool keep_media(Sequence& s, std::span<const MediaSpan> media) noexcept;
-  [[nodiscard]] Status table_entries_full(std::string_view what) const;
+  [[nodiscard]] Status table_entries_full(std::string_view what, std::int64_t wanted) const;
+  // Of a sequence of `end` tokens: entries of its tables and tokens that it keeps itself.
+  [[nodiscard]] std::int64_t cells_for(const Sequence& s, std::int32_t end) const noexcept;
   void hold_table(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
   // What is known of these blocks, asked for ahead of time: a pool is larger than the caches.
   void prefetch(std::int32_t g, std::span<const std::int32_t> blocks) const noexcept;
   void end_sequence(std::int32_t slot) noexcept;
   void release_blocks(std::int32_t slot) noexcept;
   void forget_sequence(std::int32_t slot, bool aborted) noexcept;
-  void drop_tail_beyond(Sequence& s) noexcept;
+  // The sequence's entry in a committed step in which some tokens have no name, or null.
+  [[nodiscard]] StepEntry* unnamed_entry(Step& step, const Sequence& s) noexcept;
   void share_unnamed(const Sequence& parent, Sequence& child) noexcept;
-  void forget_unnamed(Sequence& s, std::int32_t n) noexcept;
-  void truncate_blocks(std::int32_t slot, std::int32_t n) noexcept;
-  void truncate_to(std::int32_t slot, std::int32_t n) noexcept;
-  void release_pin(std::int32_t slot) noexcept;
+  // adopt.cc
+  [[nodiscard]] Status check_adopted(std::int32_t g, std::span<const std::int32_t> blocks,
+                                     std::int32_t num_tokens) const;
+  // truncate.cc
   [[nodiscard]] Status check_truncate(std::int32_t slot, std::int32_t n) const;
+  void truncate_blocks(std::int32_t slot, std::int32_t n) noexcept;
+  void drop_tail_beyond(Sequence& s) noexcept;
+  void forget_unnamed(Sequence& s, std::int32_t n) noexcept;
+  void truncate_to(std::int32_t slot, std::int32_t n) noexcept;
+  // pins.cc
+  void release_pin(std::int32_t slot) noexcept;
   // steps.cc
   [[nodiscard]] Status check_ticket(Ticket ticket, std::string_view what) const;
   [[nodiscard]] bool is_complete(std::uint64_t ticket) const noexcept;
@@ -354,6 +382,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   void move_windows(std::int32_t slot) noexcept;
   void end_step(std::int32_t step_index, bool failed) noexcept;
   void remove_entry(Step& step, std::int32_t entry) noexcept;
+  void close_ranks(Step& step) noexcept;
   void free_unwritten(std::int32_t g, BlockId block) noexcept;
   void abort_writers(std::span<const std::int32_t> steps) noexcept;
   [[nodiscard]] Step& step_at(std::int32_t index) noexcept {
@@ -369,9 +398,19 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] bool may_write_in_place(std::int32_t slot, std::int32_t g, BlockId block,
                                         std::int32_t position) const noexcept;
   [[nodiscard]] Status check_demands(std::span<const AppendDemand> demands) const;
-  [[nodiscard]] Status check_append(std::int32_t slot, const std::int32_t* tokens,
-                                    std::int64_t count, const AppendOptions& options) const;
+  [[nodiscard]] Status check_append(std::int32_t slot, std::string_view what,
+                                    const std::int32_t* tokens, std::int64_t count,
+                                    const AppendOptions& options) const;
+  [[nodiscard]] Status append_to(std::int32_t slot, std::string_view what,
+                                 const std::int32_t* tokens, std::int64_t count,
+                                 const AppendOptions& options);
+  [[nodiscard]] Status check_ready(std::int32_t slot, std::string_view what) const;
+  // Cells for tokens that the sequence keeps itself, when it is `end` tokens long.
+  [[nodiscard]] std::int64_t tail_cells(const Sequence& s, std::int32_t end) const noexcept {
+    return s.publishes ? std::max(0, std::min(end, s.exact_until) - s.place.position) : 0;
+  }
   [[nodiscard]] bool reserve_for(std::int32_t slot, std::int32_t end) noexcept;
+  void shrink_to_need(std::int32_t slot) noexcept;
   void join(Step& step, std::int32_t slot, const std::int32_t* tokens, std::int32_t count,
             std::int32_t write_begin, std::int32_t draft) noexcept;
   [[nodiscard]] bool append_inside(Step& step, std::int32_t slot,
@@ -389,7 +428,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] BlockId acquire(std::int32_t g) noexcept;
   void hold(std::int32_t g, BlockId block) noexcept;
   // One reference less; the last one sends the block to where it belongs.
-  void let_go(std::int32_t g, BlockId block, bool used) noexcept;
+  void let_go(std::int32_t g, BlockId block, bool touched) noexcept;
   void park(std::int32_t g, BlockId block) noexcept;
   void drain_retiring() noexcept;
   // A table entry goes; an exact copy that the tree lacks by now is hung first.
@@ -473,11 +512,15 @@ class KVCacheManager::Impl final : public TreeObserver {
   FixedArray<std::int32_t> caller_ids_;      // hash table of slots + 1; 0: an empty cell
   std::uint64_t num_uses_ = 0;
   FixedArray<Pin> pins_;
-  FixedArray<BlockTable> pin_tables_;         // [pin][group]
-  mutable FixedArray<std::int32_t> scratch_;  // [2][sequence]: marks of admit()
+  FixedArray<BlockTable> pin_tables_;  // [pin][group]
+  // [2][sequence]. commit(): who publishes. admit(): tails that were claimed for a try; marks.
+  mutable FixedArray<std::int32_t> scratch_;
   std::int32_t free_sequence_ = -1;
   std::int32_t free_pin_ = -1;
-  FixedArray<std::int32_t> closing_;  // slots, in order of close
+  std::int32_t num_pins_ = 0;
+  std::int32_t pins_touched_ = 0;        // pins behind these were never taken
+  FixedArray<std::int32_t> open_slots_;  // [num_sequences_]
+  FixedArray<std::int32_t> closing_;     // slots, in order of close
   std::int32_t num_closing_ = 0;
   bool evicting_ = false;
 

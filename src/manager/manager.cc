@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "manager/impl.h"
 
@@ -29,7 +30,13 @@ Status check_options(const ManagerOptions& o) {
       check_option("max_sequence_tokens", o.max_sequence_tokens, 0, kMaxSequenceTokens));
   KVFOLIO_RETURN_IF_ERROR(
       check_option("max_index_tokens", o.max_index_tokens, 0, std::int64_t{1} << 32));
-  KVFOLIO_RETURN_IF_ERROR(check_option("max_runs", o.max_runs, 0, 1 << 29));
+  if (o.max_runs != 0 && (o.max_runs < 2 || o.max_runs > 1 << 29)) {
+    return {ErrorCode::kInvalidArgument,
+            concat("option max_runs is ", o.max_runs, ", allowed: 0, and 2 to ", 1 << 29)};
+  }
+  constexpr std::int32_t kAny = std::numeric_limits<std::int32_t>::max();
+  KVFOLIO_RETURN_IF_ERROR(check_option("max_root_keys", o.max_root_keys, 1, kAny));
+  KVFOLIO_RETURN_IF_ERROR(check_option("max_media_extents", o.max_media_extents, 0, kAny));
   KVFOLIO_RETURN_IF_ERROR(
       check_option("max_table_entries", o.max_table_entries, 0, std::int64_t{1} << 33));
   if (!(o.high_watermark >= 0.0 && o.high_watermark <= 1.0)) {
@@ -93,8 +100,18 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
                                   std::int64_t{1} << 32);
   }
   if (o.max_table_entries == 0) {
+    // Tables of sequences that share one prompt have an entry for each of its blocks. A bound,
+    // since what is never used costs addresses only, but these too are refused when they are too
+    // many.
+    std::int64_t shared_entries = 0;
+    for (const GroupSpec& group : spec.groups) {
+      const std::int64_t blocks = o.max_sequence_tokens / group.block_size + 1;
+      shared_entries += o.max_sequences * static_cast<std::int64_t>(
+                                              std::bit_ceil(static_cast<std::uint64_t>(blocks)));
+    }
+    shared_entries = std::min(shared_entries, std::int64_t{1} << 26);
     o.max_table_entries = std::min(
-        8 * all_blocks + 4 * most_tokens + window_entries +
+        8 * all_blocks + 4 * most_tokens + window_entries + shared_entries +
             std::int64_t{o.max_sequences} * (num_groups + 2) * 4 * SpanArena::kGranule + 4096,
         std::int64_t{1} << 33);
   }
@@ -126,7 +143,10 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
   impl->tree_.emplace(std::move(*made));
 
   Result<SpanArena> arena = SpanArena::create(o.max_table_entries);
-  if (!arena) return std::move(arena).error();
+  if (!arena) {
+    return Status(ErrorCode::kOutOfMemory,
+                  concat("no memory for max_table_entries ", o.max_table_entries, "; lower it"));
+  }
   impl->arena_ = std::make_unique<SpanArena>(std::move(*arena));
 
   // kUnordered: closed sequences that wait for their step keep a slot; as many again for these.
@@ -146,12 +166,14 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
       impl->victim_versions_.allocate_zeroed(sequences) &&
       impl->preempted_.allocate_zeroed(sequences) &&
       impl->scratch_.allocate_zeroed(2 * sequences) && impl->closing_.allocate_zeroed(sequences) &&
-      impl->pins_.allocate_zeroed(pins) && impl->pin_tables_.allocate_zeroed(pins * num_groups);
+      impl->open_slots_.allocate_zeroed(sequences) && impl->pins_.allocate_zeroed(pins) &&
+      impl->pin_tables_.allocate_zeroed(pins * num_groups);
   impl->steps_.resize(static_cast<std::size_t>(o.max_steps_in_flight) + 1);
   for (Step& step : impl->steps_) {
     // Appends, and the forks of sequences whose tokens wait for names.
     ok = ok && step.entries.allocate_zeroed(2 * sequences) &&
          step.changes.allocate_zeroed(2 * sequences * num_groups) &&
+         step.entry_of.allocate_zeroed(sequences) &&
          step.cells.allocate_zeroed(o.max_table_entries + 16 * sequences) &&
          step.sequences.allocate_zeroed(sequences) &&
          step.shared.allocate_zeroed(sequences * num_groups);
@@ -240,7 +262,7 @@ Result<KVCacheManager> KVCacheManager::create(KVStorage storage, const ManagerOp
 
 Result<Opened> KVCacheManager::open(std::span<const std::int32_t> tokens,
                                     const OpenOptions& options) {
-  return impl_->open(tokens, options);
+  return impl_->open(tokens, options, "open");
 }
 Result<std::int32_t> KVCacheManager::probe(std::span<const std::int32_t> tokens,
                                            const OpenOptions& options) const {
@@ -254,9 +276,9 @@ Status KVCacheManager::adopt(SequenceId sequence,
                              std::int32_t num_tokens) {
   return impl_->adopt(sequence, tables, num_tokens);
 }
-Status KVCacheManager::clear(SequenceId sequence) { return impl_->truncate(sequence, 0); }
+Status KVCacheManager::clear(SequenceId sequence) { return impl_->truncate(sequence, 0, "clear"); }
 Status KVCacheManager::truncate(SequenceId sequence, std::int32_t n) {
-  return impl_->truncate(sequence, n);
+  return impl_->truncate(sequence, n, "truncate");
 }
 Result<std::int32_t> KVCacheManager::trim(SequenceId sequence, const TrimOptions& options) {
   return impl_->trim(sequence, options);
@@ -354,11 +376,11 @@ std::int32_t KVCacheManager::num_rows() const noexcept { return impl_->num_rows(
 std::string KVCacheManager::describe() const { return impl_->describe(); }
 Result<GroupUsage> KVCacheManager::usage(GroupId group) const { return impl_->usage(group); }
 Result<std::int32_t> KVCacheManager::ref_count(GroupId group, BlockId block) const {
-  KVFOLIO_RETURN_IF_ERROR(impl_->check_block(group, block));
+  KVFOLIO_RETURN_IF_ERROR(impl_->check_block("ref_count", group, block));
   return impl_->groups_[static_cast<std::size_t>(group.value())].pool.refs(block);
 }
 Result<bool> KVCacheManager::is_findable(GroupId group, BlockId block) const {
-  KVFOLIO_RETURN_IF_ERROR(impl_->check_block(group, block));
+  KVFOLIO_RETURN_IF_ERROR(impl_->check_block("is_findable", group, block));
   return impl_->tree_->is_findable(group, block);
 }
 const Counters& KVCacheManager::counters() const noexcept { return impl_->counters_; }

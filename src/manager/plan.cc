@@ -242,6 +242,7 @@ Result<const StepPlan*> KVCacheManager::Impl::plan(const PlanOptions& options) {
                   concat("plan: pad is ", options.pad, ", allowed: -1 and 0"));
   }
   Step& step = step_at(open_step_);
+  close_ranks(step);
   if (options.flashinfer) KVFOLIO_RETURN_IF_ERROR(check_flashinfer(step));
   const std::int64_t cells = plan_cells(step, options);
   if (cells > static_cast<std::int64_t>(step.cells.size())) {
@@ -278,7 +279,7 @@ Result<const StepPlan*> KVCacheManager::Impl::plan(const PlanOptions& options) {
 
   step.plan.ticket = Ticket(step.ticket);
   step.plan.num_tokens = query_start[n];
-  step.planned_changes = step.planned_changes || options.changed_entries;
+  step.planned_changes = options.changed_entries;  // it takes the place of the plan before
   step.plan.sequences = {step.sequences.data(), n};
   step.plan.rows = {rows, n};
   step.plan.query_start = {query_start, n + 1};
@@ -296,6 +297,7 @@ Status KVCacheManager::Impl::run_copies() {
   }
   if (open_step_ < 0) return {ErrorCode::kFailedPrecondition, "run_copies: no step is open"};
   Step& step = step_at(open_step_);
+  close_ranks(step);
   if (step.copies_ran) {
     return {ErrorCode::kFailedPrecondition,
             concat("run_copies: those of step ", step.ticket, " have run already")};

@@ -27,11 +27,11 @@ void KVCacheManager::Impl::publish(std::int32_t slot, bool tail) noexcept {
   const std::span<const std::int32_t> tokens(kept, static_cast<std::size_t>(target - from));
   // The index is full: the coldest go, but not all of them for the sake of one.
   constexpr int kMostEvictions = 64;
+  const bool can_ever_fit =
+      media_of(s).size() <= static_cast<std::size_t>(options_.max_media_extents);
   for (int evictions = 0;
        !tree_->extend(s.place, tokens, media_of(s), offers_, tail, &counters_.blocks_published);
        ++evictions) {
-    const bool can_ever_fit =
-        media_of(s).size() <= static_cast<std::size_t>(options_.max_media_extents);
     if (!can_ever_fit || evictions == kMostEvictions || !evict_coldest()) {
       ++counters_.publications_skipped;
       stop_publishing(s);
@@ -44,8 +44,10 @@ void KVCacheManager::Impl::publish(std::int32_t slot, bool tail) noexcept {
   if (moved > 0 && rest > 0) {
     std::memmove(kept, kept + moved, static_cast<std::size_t>(rest) * 4);
   }
-  // A long prompt needed room for all of it; a unit, which truncate() may bring back, stays.
-  const std::int64_t needed = std::max(rest, 2 * unit);
+  // A long prompt needed room for all of it. A unit, which truncate() may bring back, stays, and
+  // so does what admit() promised.
+  const std::int64_t needed =
+      std::max({std::int64_t{rest}, std::int64_t{2} * unit, tail_cells(s, s.admitted)});
   if (SpanArena::capacity(s.tail) > 8 * (needed + SpanArena::kGranule)) {
     arena().shrink(s.tail, needed);
   }

@@ -25,8 +25,8 @@ void KVCacheManager::Impl::on_unhung(GroupId group_id, BlockId block, BlockId su
 // A pinned tail gave way to a longer block that begins with the same tokens: pins follow, so that
 // the pinned prefix stays findable when the longer one is no longer in use.
 void KVCacheManager::Impl::move_pins(std::int32_t g, BlockId from, BlockId to) noexcept {
-  if (group(g).pool.refs(from) == 0) return;
-  for (std::int32_t slot = 0; slot < static_cast<std::int32_t>(pins_.size()); ++slot) {
+  if (num_pins_ == 0 || group(g).pool.refs(from) == 0) return;
+  for (std::int32_t slot = 0; slot < pins_touched_; ++slot) {
     BlockTable& blocks = pin_table(slot, g);
     if (!pins_[slot].open || blocks.size() == 0) continue;
     const std::int32_t last = blocks.size() - 1;  // only a last block is partial
@@ -54,9 +54,9 @@ void KVCacheManager::Impl::hold(std::int32_t g, BlockId block) noexcept {
   pool.hold(block);
 }
 
-void KVCacheManager::Impl::let_go(std::int32_t g, BlockId block, bool used) noexcept {
+void KVCacheManager::Impl::let_go(std::int32_t g, BlockId block, bool touched) noexcept {
   BlockPool& pool = group(g).pool;
-  if (used) pool.set_used(block, true);
+  if (touched) pool.set_touched(block, true);
   if (mutant(Mutant::kReleaseTwice) && pool.refs(block) > 1) static_cast<void>(pool.release(block));
   if (!pool.release(block)) return;
   pool.set_writer(block, BlockPool::kNobody);
@@ -78,9 +78,9 @@ void KVCacheManager::Impl::park(std::int32_t g, BlockId block) noexcept {
     ++counters_.blocks_freed;
     return;
   }
-  // Held and not used: it stands where it stood.
-  if (at.pool.used(block) || !at.order.has_rank(block)) at.order.touch(block);
-  at.pool.set_used(block, false);
+  // Held and not touched: it stands where it stood.
+  if (at.pool.touched(block) || !at.order.has_rank(block)) at.order.touch(block);
+  at.pool.set_touched(block, false);
   at.pool.make_cached(block);
   tree_->set_idle(GroupId(g), block);
 }
@@ -110,9 +110,7 @@ void KVCacheManager::Impl::release_entry(std::int32_t slot, std::int32_t g,
 
 void KVCacheManager::Impl::note_peak() noexcept {
   std::uint64_t used = 0;
-  for (const Group& g : groups_) {
-    used += static_cast<std::uint64_t>(g.pool.num_held() + g.pool.num_retiring());
-  }
+  for (const Group& g : groups_) used += static_cast<std::uint64_t>(g.pool.num_held());
   counters_.blocks_used_peak = std::max(counters_.blocks_used_peak, used);
 }
 
@@ -132,6 +130,7 @@ Shortage KVCacheManager::Impl::shortage(std::int32_t g, std::int32_t needed) con
   s.retiring = pool.num_retiring();
   s.pinned = pool.num_blocks() - s.free - s.evictable - s.retiring;
   s.sequences = num_sequences_;
+  s.pins = num_pins_;
   return s;
 }
 
@@ -155,7 +154,7 @@ bool KVCacheManager::Impl::evict_coldest() noexcept {
 }
 
 Result<std::int32_t> KVCacheManager::Impl::evict(GroupId group_id, std::int32_t num_blocks) {
-  KVFOLIO_RETURN_IF_ERROR(check_group(group_id));
+  KVFOLIO_RETURN_IF_ERROR(check_group("evict", group_id));
   if (num_blocks < 0) {
     return Status(ErrorCode::kInvalidArgument,
                   concat("evict of ", num_blocks, " blocks, allowed: 0 and above"));
@@ -170,23 +169,24 @@ Result<std::int32_t> KVCacheManager::Impl::evict(GroupId group_id, std::int32_t 
 
 // ---- questions ----
 
-Status KVCacheManager::Impl::check_group(GroupId group_id) const {
+Status KVCacheManager::Impl::check_group(std::string_view what, GroupId group_id) const {
   if (group_id.value() >= 0 && group_id.value() < num_groups()) return {};
   return {ErrorCode::kInvalidArgument,
-          concat("group ", group_id.value(), ", allowed: 0 to ", num_groups() - 1)};
+          concat(what, ": group ", group_id.value(), ", allowed: 0 to ", num_groups() - 1)};
 }
 
-Status KVCacheManager::Impl::check_block(GroupId group_id, BlockId block) const {
-  KVFOLIO_RETURN_IF_ERROR(check_group(group_id));
+Status KVCacheManager::Impl::check_block(std::string_view what, GroupId group_id,
+                                         BlockId block) const {
+  KVFOLIO_RETURN_IF_ERROR(check_group(what, group_id));
   const BlockPool& pool = group(group_id.value()).pool;
   if (pool.contains(block)) return {};
   return {ErrorCode::kInvalidArgument,
-          concat("block ", block.value(), " of group ", group_id.value(), ", allowed: 0 to ",
-                 pool.num_blocks() - 1)};
+          concat(what, ": block ", block.value(), " of group ", group_id.value(),
+                 ", allowed: 0 to ", pool.num_blocks() - 1)};
 }
 
 Result<GroupUsage> KVCacheManager::Impl::usage(GroupId group_id) const {
-  KVFOLIO_RETURN_IF_ERROR(check_group(group_id));
+  KVFOLIO_RETURN_IF_ERROR(check_group("usage", group_id));
   const BlockPool& pool = group(group_id.value()).pool;
   return GroupUsage{pool.num_blocks(), pool.num_free(),     pool.num_held(),
                     pool.num_cached(), pool.num_retiring(), evictable(group_id.value())};

@@ -50,6 +50,7 @@ Result<Ticket> KVCacheManager::Impl::begin_step(const StepOptions&) {
   Step& step = step_at(open_step_);
   step.ticket = ++last_ticket_;
   step.num_entries = 0;
+  step.num_removed = 0;
   step.num_displaced = 0;
   step.has_unnamed = false;
   step.copies_ran = false;
@@ -106,13 +107,32 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
   if (s.unnamed_from >= e.begin) s.unnamed_from = kNever;
 }
 
+// Others keep their order and their places until so many are gone that to close ranks costs each
+// of these O(1).
 void KVCacheManager::Impl::remove_entry(Step& step, std::int32_t entry) noexcept {
-  for (std::int32_t i = entry + 1; i < step.num_entries; ++i) {
-    step.entries[i - 1] = step.entries[i];
-    for (std::int32_t g = 0; g < num_groups(); ++g) change(step, i - 1, g) = change(step, i, g);
-    sequences_[step.entries[i].slot].step_entry = i - 1;
+  step.entries[entry].slot = -1;
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    change(step, entry, g) = {-1, -1, -1, BlockPool::kNobody, 0};
   }
-  --step.num_entries;
+  ++step.num_removed;
+  if (2 * step.num_removed >= step.num_entries) close_ranks(step);
+}
+
+void KVCacheManager::Impl::close_ranks(Step& step) noexcept {
+  if (step.num_removed == 0) return;
+  std::int32_t kept = 0;
+  for (std::int32_t i = 0; i < step.num_entries; ++i) {
+    const std::int32_t slot = step.entries[i].slot;
+    if (slot < 0) continue;
+    if (kept != i) {
+      step.entries[kept] = step.entries[i];
+      for (std::int32_t g = 0; g < num_groups(); ++g) change(step, kept, g) = change(step, i, g);
+      sequences_[slot].step_entry = kept;
+    }
+    ++kept;
+  }
+  step.num_entries = kept;
+  step.num_removed = 0;
 }
 
 Status KVCacheManager::Impl::undo(SequenceId id) {
@@ -131,7 +151,10 @@ Status KVCacheManager::Impl::undo(SequenceId id) {
 Status KVCacheManager::Impl::drop(Ticket ticket) {
   KVFOLIO_RETURN_IF_ERROR(check_ticket(ticket, "drop"));
   Step& step = step_at(open_step_);
-  while (step.num_entries > 0) undo_entry(step, --step.num_entries);
+  while (step.num_entries > 0) {
+    --step.num_entries;
+    if (step.entries[step.num_entries].slot >= 0) undo_entry(step, step.num_entries);
+  }
   free_steps_.push_back(open_step_);
   open_step_ = -1;
   return {};
@@ -168,6 +191,7 @@ void KVCacheManager::Impl::move_windows(std::int32_t slot) noexcept {
 Status KVCacheManager::Impl::commit(Ticket ticket) {
   KVFOLIO_RETURN_IF_ERROR(check_ticket(ticket, "commit"));
   Step& step = step_at(open_step_);
+  close_ranks(step);
   if (mutant(Mutant::kCopyAfterWrite) && step.copies_ran) {
     KVFOLIO_RETURN_IF_ERROR(copy_tails(step));
   }
@@ -192,6 +216,7 @@ Status KVCacheManager::Impl::commit(Ticket ticket) {
     for (std::int32_t g = 0; g < num_groups() && step.planned_changes; ++g) {
       unplanned_from(e.slot, g) = table(e.slot, g).size();
     }
+    if (step.has_unnamed) step.entry_of[e.slot] = i;
     s.settled = e.begin;
     s.accepted = e.end - e.draft;
     s.draft = e.draft;
@@ -324,7 +349,7 @@ void KVCacheManager::Impl::abort_writers(std::span<const std::int32_t> steps) no
     if (!hit) continue;
     if (s.publishes) stop_publishing(s);
     if (s.life == Life::kOpen) {
-      --num_sequences_;
+      unlist_open(slot);
       forget_caller_id(slot);
       ++counters_.sequences_aborted;
       release_blocks(slot);
@@ -369,7 +394,7 @@ Status KVCacheManager::Impl::fail(Ticket ticket) {
 Status KVCacheManager::Impl::set_tokens(SequenceId id, std::span<const std::int32_t> tokens) {
   std::int32_t slot = 0;
   KVFOLIO_RETURN_IF_ERROR(find(id, slot));
-  KVFOLIO_RETURN_IF_ERROR(check_tokens(tokens));
+  KVFOLIO_RETURN_IF_ERROR(check_tokens("set_tokens", tokens));
   Sequence& s = sequences_[slot];
   if (tokens.size() > s.num_unnamed - s.num_named) {
     return {ErrorCode::kInvalidArgument,

@@ -80,9 +80,7 @@ void KVCacheManager::Impl::refresh_victims(VictimPolicy policy) noexcept {
     std::push_heap(victims_.data(), victims_.data() + num_victims_, kLater);
   }
   if (!anew) return;
-  for (std::int32_t slot = 0; slot < num_rows(); ++slot) {
-    if (sequences_[slot].life == Life::kOpen) victims_[num_victims_++] = victim_of(slot, policy);
-  }
+  for (const std::int32_t slot : open_slots()) victims_[num_victims_++] = victim_of(slot, policy);
   std::make_heap(victims_.data(), victims_.data() + num_victims_, kLater);
   victim_policy_ = policy;
 }
@@ -134,9 +132,9 @@ void KVCacheManager::Impl::restore_passed_over() noexcept {
 std::int32_t KVCacheManager::Impl::first_of_all(VictimPolicy policy) const noexcept {
   std::int32_t first = -1;
   std::uint64_t first_rank = 0;
-  for (std::int32_t slot = 0; slot < num_rows(); ++slot) {
+  for (const std::int32_t slot : open_slots()) {
     const Sequence& s = sequences_[slot];
-    if (s.life != Life::kOpen || s.step_entry >= 0) continue;
+    if (s.step_entry >= 0) continue;
     const std::uint64_t rank = rank_of(s, policy);
     if (first >= 0 &&
         (rank > first_rank ||
@@ -197,7 +195,8 @@ Result<std::span<const SequenceId>> KVCacheManager::Impl::preempt_to(double targ
     const bool shared = shares_a_block(slot);
     const SequenceId id = id_of(sequences_[slot]);
     preempted_[count++] = id;
-    KVFOLIO_RETURN_IF_ERROR(preempt(id));
+    const Status gone = preempt(id);
+    KVFOLIO_CHECK(gone.ok());  // it is open and rests
     if (shared) restore_passed_over();
   }
   restore_passed_over();

@@ -80,7 +80,8 @@ Result<std::unique_ptr<PrefixTree::Impl>> PrefixTree::Impl::create(
   }
   if (!ok) {
     return Status(ErrorCode::kOutOfMemory,
-                  concat("no memory for a prefix tree of ", options.max_runs, " runs"));
+                  concat("no memory for a prefix tree of max_runs ", options.max_runs,
+                         " and max_index_tokens ", options.max_index_tokens, "; lower them"));
   }
   const auto make_arena = [](std::unique_ptr<SpanArena>& arena, std::int64_t cells) -> Status {
     Result<SpanArena> made = SpanArena::create(cells);
@@ -560,6 +561,7 @@ std::int32_t PrefixTree::make_root(const RootKey& key) noexcept { return impl_->
 PrefixMatch PrefixTree::match(std::int32_t root, std::span<const std::int32_t> tokens,
                               std::span<const MediaSpan> media, std::int32_t max_tokens,
                               bool allow_whole) const noexcept {
+  if (root < 0) return {};
   return impl_->match(root, tokens, media, max_tokens, allow_whole);
 }
 void PrefixTree::fill_table(const PrefixMatch& match, GroupId group, std::span<std::int32_t> out,

@@ -241,6 +241,8 @@ TEST(RootKeys, ARootThatDoesNotFitIsNotMadeAndRoomComesBack) {
   Place place = t.tree.enter(second, 0);
   t.tree.leave(place);
   EXPECT_EQ(t.tree.find_root({.model = "b"}), -1);
+  const std::vector<std::int32_t> prompt(8, 1);
+  EXPECT_EQ(t.tree.match(-1, prompt, {}, 8, true).tokens, 0);  // no root, no match
   EXPECT_GE(t.tree.make_root({.model = "c"}), 0);
   for (const RootKey& key : {RootKey{}, RootKey{.model = "c"}}) {
     Place at = t.tree.enter(t.tree.find_root(key), 0);

@@ -254,7 +254,7 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
     if (block.state == BlockState::kFree) continue;
     rest.push_back({blocks.of(b), static_cast<std::int32_t>(block.state), pool.refs(BlockId(b)),
                     slot_name(block.writer), rank(widen(block.written)), block.valid,
-                    static_cast<std::int32_t>(block.used)});
+                    static_cast<std::int32_t>(block.touched)});
   }
   std::sort(rest.begin(), rest.end());
   for (const auto& block : rest) out.insert(out.end(), block.begin(), block.end());

@@ -95,5 +95,94 @@ TEST(FaultT18, ATrimCostsWhatItDrops) {
   EXPECT_LT(seconds(128000), 320 * seconds(4000));
 }
 
+// Fault T18: to drop one token more, or to take back the last one, looked at all that lay before.
+// Thirty-two times the blocks.
+TEST(FaultT18, ATrimForEachTokenAndATruncateByOneDoNotLookAtTheRest) {
+  const auto seconds = [](std::int32_t blocks) {
+    Engine e({full_group(1, blocks + 64)}, {.prefix_cache = false});
+    const SequenceId trimmed = e.say_count(blocks / 2);
+    const SequenceId whole = e.say_count(blocks / 2);
+    must(e.manager.trim(trimmed, {.num_sinks = 4, .window = 16}));
+    double best = 1e9;
+    for (int run = 0; run < 7; ++run) {
+      double spent = 0;
+      for (int i = 0; i < 100; ++i) {
+        e.feed_count(trimmed, 1);
+        e.feed_count(whole, 1);
+        const double start = thread_seconds();
+        EXPECT_EQ(must(e.manager.trim(trimmed, {.num_sinks = 4, .window = 16})), 1);
+        must(e.manager.truncate(whole, e.info(whole).length - 1));
+        spent += thread_seconds() - start;
+      }
+      best = std::min(best, spent);
+    }
+    return best;
+  };
+  EXPECT_LT(seconds(128000), 8 * seconds(4000));
+}
+
+// Fault T18: slots that nobody uses are not looked at. A thousand times as many.
+TEST(FaultT18, AVictimAmongFewIsFoundWhateverMaxSequencesIs) {
+  const auto seconds = [](std::int32_t max_sequences) {
+    Engine e({full_group(16, 1024)}, {.max_sequences = max_sequences});
+    std::vector<SequenceId> all;
+    all.reserve(8);
+    for (int i = 0; i < 8; ++i) all.push_back(e.say_count(1));
+    double best = 1e9;
+    for (int run = 0; run < 7; ++run) {
+      double spent = 0;
+      for (int i = 0; i < 20; ++i) {
+        for (const SequenceId s : all) e.feed_count(s, 1);
+        const double start = thread_seconds();
+        EXPECT_EQ(e.manager.select_victim(VictimPolicy::kLru), all[0]);
+        spent += thread_seconds() - start;
+      }
+      best = std::min(best, spent);
+    }
+    return best;
+  };
+  EXPECT_LT(seconds(1 << 18), 50 * seconds(1 << 8));
+}
+
+// Fault T18: undo, preempt, accept and fork looked at every sequence of a step. Sixteen times the
+// sequences, each of which does it once: 16 if linear, 256 if not.
+TEST(FaultT18, ASequenceOfAStepIsFoundWithoutALookAtTheOthers) {
+  const auto seconds = [](std::int32_t sequences) {
+    double best = 1e9;
+    for (int run = 0; run < 3; ++run) {
+      Engine e({full_group(16, 8 * sequences)}, {.max_sequences = 2 * sequences});
+      std::vector<SequenceId> all;
+      for (std::int32_t i = 0; i < sequences; ++i) all.push_back(e.open({}).sequence);
+      const auto append_all = [&](std::int32_t draft) {
+        const Ticket ticket = must(e.manager.begin_step());
+        for (const SequenceId s : all) {
+          must(e.manager.append_unnamed(s, 1 + draft, {.draft = draft}));
+        }
+        return ticket;
+      };
+      const Ticket first = append_all(2);
+      must(e.manager.commit(first));
+      double start = thread_seconds();
+      for (const SequenceId s : all) must(e.manager.accept(s, 1));
+      for (const SequenceId s : all) must(e.manager.close(must(e.manager.fork(s))));
+      double spent = thread_seconds() - start;
+      must(e.manager.complete(first));
+      const Ticket second = append_all(0);
+      start = thread_seconds();
+      for (const SequenceId s : all) must(e.manager.undo(s));
+      spent += thread_seconds() - start;
+      must(e.manager.drop(second));
+      const Ticket third = append_all(0);
+      start = thread_seconds();
+      for (const SequenceId s : all) must(e.manager.preempt(s));
+      spent += thread_seconds() - start;
+      must(e.manager.drop(third));
+      best = std::min(best, spent);
+    }
+    return best;
+  };
+  EXPECT_LT(seconds(8192), 64 * seconds(512));
+}
+
 }  // namespace
 }  // namespace kvfolio::testing_engine

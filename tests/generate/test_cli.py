@@ -158,6 +158,7 @@ def test_int8_takes_a_quarter_and_its_scales(format):
     (["--num-blocks", "99999999999"], ["--num-blocks", "2147483647"]),
     (["--num-blocks", "2147483647"], ["num_blocks 2147483647", "allowed"]),
     (["--memory", "1TiB"], ["memory"]),
+    (["--memory", "100TiB"], ["--memory", "allowed: at most"]),
     (["--memory", "12GB"], ["--memory", "12GB", "24GiB"]),
     (["--memory", "100"], ["--memory", "100", "at least"]),
     (["--memory", "9223372036854775807TiB"], ["--memory"]),
@@ -187,6 +188,8 @@ def test_wrong_options_are_named(options, words):
 def test_wrong_prompt_ids_are_named():
     bad(run(checkpoint("tied-f32"), "--prompt-ids", "1,2,256"), "--prompt-ids", "256", "0 to 255")
     bad(run(checkpoint("tied-f32"), "--prompt-ids", "1;2"), "1;2")
+    for slip in ("1,,2", "1,2,", ",1", "1 2", "1, 2"):
+        bad(run(checkpoint("tied-f32"), "--prompt-ids", slip), "--prompt-ids", "token")
     bad(run(checkpoint("tied-f32"), "--prompt-ids", ""), "empty")
     bad(run(checkpoint("tied-f32")), "--requests", "--prompt")
 
@@ -222,7 +225,8 @@ def test_hostile_requests_are_refused(name):
 
 def test_missing_files_are_named(tmp_path):
     bad(run(tmp_path / "none", "--prompt", "x"), "none")
-    bad(run(checkpoint("tied-f32"), "--requests", tmp_path / "none"), "none")
+    bad(run(checkpoint("tied-f32"), "--requests", tmp_path / "none"), "--requests", "none", "No such")
+    bad(run(checkpoint("tied-f32"), "--requests", tmp_path), "--requests", tmp_path, "folder")
 
 
 def test_hostile_checkpoints_are_refused(tmp_path):
@@ -254,6 +258,17 @@ def test_help_and_version():
     for arguments in ([], ["fly"], ["generate"]):
         done = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == 2
+
+
+def test_a_word_that_is_not_known_is_named():
+    for arguments, words in ((["bogus"], ("'bogus'", "generate, prove, bench")),
+                             (["--vers"], ("'--vers'", "option")),
+                             (["generate", "--model", "m", "--max-new", "3"], ("--max-new 3",)),
+                             (["bench", "core", "--rounds", "x"], ("--rounds", "'x'", "1 to 1000"))):
+        done = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        for word in words:
+            assert word in done.stderr, done.stderr
 
 
 def test_a_closed_pipe_is_no_signal():

@@ -248,5 +248,45 @@ TEST(BadInput, EveryErrorHasASentence) {
   }
 }
 
+// A sequence that could not be opened is none of those that hold blocks, and its call has a name.
+TEST(BadInput, OpenByCountSpeaksOfItself) {
+  Engine e({full_group(4, 4)});
+  EXPECT_THAT(e.manager.open_unnamed(4).error().message(), HasSubstr("open_unnamed: no step"));
+  const Ticket t = must(e.manager.begin_step());
+  EXPECT_THAT(e.manager.open_unnamed(-1).error().message(), HasSubstr("open_unnamed of -1 tokens"));
+  const Status full = e.manager.open_unnamed(20).error();
+  EXPECT_EQ(full.message(),
+            "group 0: need 5 blocks, 4 free, 0 evictable (0 pinned by 0 sequences, 0 retiring)");
+  must(e.manager.drop(t));
+}
+
+TEST(BadInput, TheErrorNamesTheCall) {
+  Engine e({full_group(4, 8)});
+  const SequenceId s = e.say(tokens(1, 4));
+  EXPECT_THAT(e.manager.open(Tokens{-1}).error().message(), HasSubstr("open: token 0 is -1"));
+  EXPECT_THAT(e.manager.probe(Tokens{-1}).error().message(), HasSubstr("probe: token 0"));
+  EXPECT_THAT(e.manager.usage(GroupId(3)).error().message(), HasSubstr("usage: group 3"));
+  EXPECT_THAT(e.manager.ref_count(GroupId(0), BlockId(8)).error().message(),
+              HasSubstr("ref_count: block 8 of group 0"));
+  must(e.manager.begin_step());
+  must(e.manager.append(s, tokens(5, 1)));
+  EXPECT_THAT(e.manager.clear(s).message(), HasSubstr("clear: the sequence is in the open step"));
+}
+
+TEST(BadInput, AShortageSaysWhetherPinsHoldBlocks) {
+  Engine e({full_group(4, 4)});
+  e.cache(tokens(1, 12));
+  const Pinned pinned = must(e.manager.pin(tokens(1, 12)));
+  const Ticket t = must(e.manager.begin_step());
+  const Status full = e.manager.open_unnamed(12).error();
+  EXPECT_EQ(full.message(),
+            "group 0: need 3 blocks, 1 free, 0 evictable (3 pinned by 0 sequences and 1 pin, "
+            "0 retiring)");
+  EXPECT_EQ(full.shortage()->pins, 1);
+  must(e.manager.unpin(pinned.pin));
+  must(e.manager.open_unnamed(12));
+  must(e.manager.drop(t));
+}
+
 }  // namespace
 }  // namespace kvfolio::testing_engine

@@ -59,6 +59,17 @@ TEST(ManagerEdges, TokensInMemoryOfTheManagerAreRefused) {
   must(e.manager.drop(ticket));
 }
 
+// Nothing moves for a single token, but the rule is one.
+TEST(ManagerEdges, ASingleTokenInMemoryOfTheManagerIsRefused) {
+  Engine e({full_group(4, 64)});
+  const SequenceId a = e.say(tokens(1, 5));
+  const auto table = must(e.manager.block_table(a, GroupId(0)));
+  const Ticket ticket = must(e.manager.begin_step());
+  EXPECT_THAT(e.manager.append(a, table.first(1)).message(), HasSubstr("memory of the manager"));
+  EXPECT_EQ(e.info(a).length, 5);
+  must(e.manager.drop(ticket));
+}
+
 TEST(ManagerEdges, RefusedOpensAndForksGiveTheirIdToTheNextSequence) {
   const auto next = [](bool refuse_first) {
     Engine e({full_group(4, 2)}, {.max_root_keys = 4});

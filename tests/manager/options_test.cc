@@ -134,5 +134,32 @@ TEST(Options, RootKeysAreReadDuringTheCallOnly) {
   EXPECT_EQ(e.probe(tokens(1, 9), {.root = {.model = "wxyz"}}), 0);
 }
 
+// Every table has an entry for each block of the prompt.
+TEST(Options, DerivedCapacitiesHoldTheTablesOfAllSequencesWithOnePrompt) {
+  Engine e({full_group(16, 4096)});
+  Tokens prompt = tokens(1, 16384);
+  const SequenceId first = e.say(prompt);
+  const int each = e.manager.options().max_sequences / 2;
+  for (int i = 0; i < each; ++i) {
+    prompt.push_back(1000000 + i);
+    e.say(prompt);  // a block of its own
+    prompt.pop_back();
+  }
+  for (int i = 0; i < each - 1; ++i) must(e.manager.fork(first));
+  EXPECT_EQ(e.manager.num_sequences(), e.manager.options().max_sequences);
+}
+
+TEST(Options, WhatIsOutOfRangeIsNamedWhateverElseIsGiven) {
+  const auto refusal = [](const ManagerOptions& options) {
+    return KVCacheManager::create(CacheSpec{{full_group(4, 16)}}, options).error().message();
+  };
+  EXPECT_EQ(refusal({.max_runs = 1}), "option max_runs is 1, allowed: 0, and 2 to 536870912");
+  EXPECT_EQ(refusal({.max_runs = -1}), "option max_runs is -1, allowed: 0, and 2 to 536870912");
+  EXPECT_THAT(refusal({.prefix_cache = false, .max_root_keys = -5}),
+              testing::HasSubstr("max_root_keys is -5"));
+  EXPECT_THAT(refusal({.prefix_cache = false, .max_media_extents = -7}),
+              testing::HasSubstr("max_media_extents is -7"));
+}
+
 }  // namespace
 }  // namespace kvfolio::testing_engine

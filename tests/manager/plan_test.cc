@@ -260,5 +260,21 @@ TEST(Plan, ChangedEntriesNameAllBlocksOfASequenceThatStartedAnew) {
               ElementsAre(std::pair(0, now[0]), std::pair(1, now[1]), std::pair(2, now[2])));
 }
 
+// The last plan of a step is the one that counts.
+TEST(Plan, ChangedEntriesOfAPlanThatWasReplacedComeAgain) {
+  Engine e({full_group(4, 16)});
+  const SequenceId s = e.open({}).sequence;
+  Ticket t = must(e.manager.begin_step());
+  must(e.manager.append(s, tokens(1, 8)));
+  EXPECT_THAT(must(e.manager.plan({.changed_entries = true}))->groups[0].changed_blocks, SizeIs(2));
+  EXPECT_THAT(must(e.manager.plan())->groups[0].changed_blocks, SizeIs(0));
+  must(e.manager.finish(t));
+  t = must(e.manager.begin_step());
+  must(e.manager.append(s, Tokens{9}));
+  EXPECT_THAT(must(e.manager.plan({.changed_entries = true}))->groups[0].changed_columns,
+              ElementsAre(0, 1, 2));
+  must(e.manager.drop(t));
+}
+
 }  // namespace
 }  // namespace kvfolio::testing_engine

@@ -513,5 +513,33 @@ TEST(Step, WhoWasAdmittedIsAppendedThoughTableRoomIsShort) {
   EXPECT_LT(refused, 150);
 }
 
+// Who is left keeps the order of appends, whoever goes and comes back.
+TEST(Step, UndoneSequencesLeaveThePlanInAppendOrder) {
+  Engine e({full_group(4, 64)}, {.max_sequences = 8});
+  std::vector<SequenceId> all;
+  for (int i = 0; i < 8; ++i) all.push_back(e.open({}).sequence);
+  const Ticket t = must(e.manager.begin_step());
+  for (const SequenceId s : all) must(e.manager.append(s, tokens(1, 3)));
+  for (const std::size_t gone : {0, 2, 5}) must(e.manager.undo(all[gone]));
+  must(e.manager.check_invariants());
+  must(e.manager.append(all[2], tokens(1, 5)));
+  const auto planned = [&] {
+    const std::span<const SequenceId> sequences = must(e.manager.plan())->sequences;
+    return std::vector<SequenceId>(sequences.begin(), sequences.end());
+  };
+  EXPECT_EQ(planned(), (std::vector{all[1], all[3], all[4], all[6], all[7], all[2]}));
+  for (int i = 0; i < 100; ++i) {  // again and again, without a plan in between
+    must(e.manager.undo(all[1]));
+    must(e.manager.append(all[1], tokens(1, 2)));
+  }
+  EXPECT_EQ(planned(), (std::vector{all[3], all[4], all[6], all[7], all[2], all[1]}));
+  must(e.manager.preempt(all[4]));
+  must(e.manager.finish(t));
+  must(e.manager.check_invariants());
+  EXPECT_EQ(e.info(all[1]).length, 2);
+  EXPECT_EQ(e.info(all[2]).length, 5);
+  EXPECT_EQ(e.info(all[0]).length, 0);
+}
+
 }  // namespace
 }  // namespace kvfolio::testing_engine

@@ -187,5 +187,27 @@ TEST(Trim, ClearForgetsIt) {
   EXPECT_EQ(e.probe(tokens(50, 9)), 8);  // findable again
 }
 
+// Sinks of the first trim that lie in the window of the second.
+TEST(Trim, KeepsItsWindowWhereItReachesBeforeAnEarlierGap) {
+  Engine e({full_group(1, 32)});
+  const SequenceId s = e.say(tokens(1, 10));
+  EXPECT_EQ(must(e.manager.trim(s, {.num_sinks = 4, .window = 2})), 4);
+  EXPECT_EQ(must(e.manager.trim(s, {.num_sinks = 2, .window = 7})), 0);
+  EXPECT_THAT(e.live(s), ElementsAre(0, 1, 2, 3, 8, 9));
+  // A window that begins where the gap does leaves one gap.
+  EXPECT_EQ(must(e.manager.trim(s, {.num_sinks = 2, .window = 6})), 2);
+  EXPECT_THAT(e.live(s), ElementsAre(0, 1, 8, 9));
+  must(e.manager.check_invariants());
+}
+
+TEST(Trim, FewerSinksDropNoBlockThatTheWindowReaches) {
+  Engine e({full_group(4, 32)});
+  const SequenceId s = e.say(tokens(1, 3));
+  EXPECT_EQ(must(e.manager.trim(s, {.num_sinks = 1, .window = 1})), 1);
+  EXPECT_EQ(must(e.manager.trim(s, {.num_sinks = 0, .window = 1})), 1);
+  EXPECT_THAT(e.live(s), ElementsAre(0));
+  must(e.manager.check_invariants());
+}
+
 }  // namespace
 }  // namespace kvfolio::testing_engine

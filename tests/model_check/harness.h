@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -250,6 +251,7 @@ class Harness {
   // Plans (harness_plan.cc).
   const StepPlan* capture(PlanOptions options);
   void check_plan(const StepPlan& plan, const PlanOptions& options);
+  void keep_tables(const StepPlan& plan);
   [[nodiscard]] bool trim_cuts_a_block() const;
 
   // The device (harness_device.cc).
@@ -333,6 +335,8 @@ class Harness {
   std::vector<StepWork> overtakers_;  // complete, an earlier one is in flight
 
   std::vector<std::vector<Cell>> logical_;  // as committed, [group][slot]
+  // The block tables of an engine that hears of changes only, [group] (row, logical block).
+  std::vector<std::map<std::pair<std::int32_t, std::int32_t>, std::int32_t>> kept_tables_;
   std::optional<Aside> aside_;
   // After the managers, whose plans it reads: it stops first.
   std::unique_ptr<fake_device::FakeDevice> device_;

@@ -13,10 +13,13 @@ using fake_device::Upload;
 
 // Hands the open step over. The engine asks for its arrays last thing, in the form that it takes.
 void Harness::launch(Rng& rng) {
+  const bool changes = rng.chance(60);
   const StepPlan* plan = capture({.pad = rng.chance(50) ? 0 : -1,
                                   .block_tables = true,
+                                  .changed_entries = changes,
                                   .flashinfer = rng.chance(40),
                                   .shared_prefixes = rng.chance(40)});
+  if (changes) keep_tables(*plan);
   std::vector<fake_device::Row> rows;
   for (const StepWork::Row& row : open_step_->rows) {
     fake_device::Row text{row.seq->number, {}};

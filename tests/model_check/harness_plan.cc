@@ -194,7 +194,38 @@ void Harness::check_plan(const StepPlan& plan, const PlanOptions& options) {
     list("indices", got.kv_indices);
     list("src", got.copy_src);
     list("dst", got.copy_dst);
+    if (options.changed_entries) list("changed", got.changed_columns);
     note(text);
+  }
+}
+
+// An engine that keeps its tables sets what changed, in the plans that it launches, and then reads
+// what an engine reads that gets them whole.
+void Harness::keep_tables(const StepPlan& plan) {
+  kept_tables_.resize(static_cast<std::size_t>(num_groups()));
+  for (int g = 0; g < num_groups(); ++g) {
+    const GroupPlan& got = plan.groups[static_cast<std::size_t>(g)];
+    auto& kept = kept_tables_[static_cast<std::size_t>(g)];
+    KVFOLIO_REQUIRE(got.changed_rows.size() == got.changed_columns.size() &&
+                        got.changed_rows.size() == got.changed_blocks.size(),
+                    "a changed entry is a row, a column and a block");
+    for (std::size_t i = 0; i < got.changed_rows.size(); ++i) {
+      KVFOLIO_REQUIRE(got.changed_rows[i] >= 0 && got.changed_rows[i] < manager_->num_rows(),
+                      "a changed entry lies in a row");
+      kept[{got.changed_rows[i], got.changed_columns[i]}] = got.changed_blocks[i];
+    }
+    for (std::size_t i = 0; i < plan.rows.size(); ++i) {
+      const auto& table = open_step_->rows[i].tables[static_cast<std::size_t>(g)];
+      for (int j = 0; j < isize(table); ++j) {
+        const std::int32_t want = table[static_cast<std::size_t>(j)];
+        if (want < 0) continue;  // nobody reads it
+        const auto found = kept.find({plan.rows[i], j});
+        KVFOLIO_REQUIRE(found != kept.end() && found->second == want,
+                        "group " + std::to_string(g) + " row " + std::to_string(plan.rows[i]) +
+                            ": a table kept by changes has block " + std::to_string(want) + " at " +
+                            std::to_string(j));
+      }
+    }
   }
 }
 

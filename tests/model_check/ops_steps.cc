@@ -47,6 +47,7 @@ void Harness::plan(Rng& rng) {
   PlanOptions options;
   options.pad = rng.chance(50) ? 0 : -1;
   options.block_tables = rng.chance(80);
+  options.changed_entries = rng.chance(40);
   options.flashinfer = rng.chance(60);
   options.shared_prefixes = rng.chance(60);
   note("plan");

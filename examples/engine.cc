@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// A whole engine in little: the manager, memory for the bytes, and each step's arrays through
+// append and attend, prefill and decode in one batch. The model is a toy; what surrounds it is not.
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+#include "kvfolio/kernels.h"
+#include "kvfolio/manager.h"
+
+using namespace kvfolio;
+
+namespace {
+
+constexpr std::int32_t kLayers = 2, kHeads = 2, kDim = 8, kWidth = kHeads * kDim, kMaxLength = 64;
+
+// An engine would answer its client; an example says what was wrong and stops.
+void check(const Status& status) {
+  if (status) return;
+  std::fprintf(stderr, "%s\n", status.message().c_str());
+  std::exit(1);
+}
+template <typename T>
+T check(Result<T> result) {
+  if (!result) check(result.error());
+  return *std::move(result);
+}
+RowsView rows_of(std::vector<float>& data) {
+  const auto tokens = static_cast<std::int32_t>(data.size() / kWidth);
+  return {reinterpret_cast<std::byte*>(data.data()),
+          kWidth * 4,
+          kDim * 4,
+          tokens,
+          kHeads,
+          kDim,
+          DType::kF32};
+}
+// The toy's projections: a row for each token, from the token and `what` (Q, K or V of a layer).
+std::vector<float> project(const std::vector<std::int32_t>& tokens, std::int32_t what) {
+  std::vector<float> rows;
+  for (const std::int32_t t : tokens) {
+    for (int i = 0; i < kWidth; ++i) {
+      rows.push_back(std::sin(static_cast<float>((t + 3) * (i + 7 * what + 1))));
+    }
+  }
+  return rows;
+}
+
+struct Request {
+  SequenceId sequence;
+  std::vector<std::int32_t> input;  // of the next step: the rest of the prompt, then one token
+  std::vector<std::int32_t> said = {};
+};
+
+// One step for all requests: each computes its input and says a token.
+void step(KVCacheManager& cache, std::vector<Request*> requests) {
+  const Ticket ticket = check(cache.begin_step());
+  std::vector<std::int32_t> tokens;
+  for (const Request* r : requests) {
+    check(cache.append(r->sequence, r->input));  // short of blocks: preempt somebody, or wait
+    tokens.insert(tokens.end(), r->input.begin(), r->input.end());
+  }
+  const StepPlan& plan = *check(cache.plan());
+  const GroupPlan& group = plan.groups[0];
+  check(cache.run_copies());  // before anything of this step is written
+
+  const KVView view = check(cache.storage()->view(GroupId(0)));
+  std::vector<std::byte> workspace(
+      static_cast<std::size_t>(check(attention_workspace_bytes(view, kHeads, kMaxLength))));
+  std::vector<float> out(tokens.size() * kWidth);
+  for (std::int32_t layer = 0; layer < kLayers; ++layer) {
+    std::vector<float> k = project(tokens, 3 * layer), v = project(tokens, 3 * layer + 1);
+    std::vector<float> q = project(tokens, 3 * layer + 2);
+    check(append(view, layer, rows_of(k), rows_of(v), group.slot_mapping));
+    AttentionArgs args{.cache = view, .layer = layer, .params = {.scale = 1 / std::sqrt(kDim)}};
+    args.batch = {plan.query_start,         plan.kv_lens,    group.block_table,
+                  group.block_table_stride, plan.trim_sinks, plan.trim_first_kept};
+    args.q = rows_of(q);
+    args.out = rows_of(out);
+    args.workspace = workspace;
+    check(attend(args));
+  }
+
+  for (std::size_t i = 0; i < requests.size(); ++i) {  // the last row of each says the next token
+    const std::size_t row = static_cast<std::size_t>(plan.query_start[i + 1] - 1);
+    const float sum = out[row * kWidth] + out[row * kWidth + 1];
+    requests[i]->said.push_back(static_cast<std::int32_t>(std::fabs(sum) * 1e6F) % 97);
+    requests[i]->input = {requests[i]->said.back()};
+  }
+  check(cache.finish(ticket));  // commit and complete; the plan is gone then
+}
+
+}  // namespace
+
+int main() {
+  GroupSpec layers{.num_layers = kLayers, .num_kv_heads = kHeads};
+  layers.head_dim_k = layers.head_dim_v = kDim;
+  layers.block_size = 4;
+  layers.num_blocks = 64;
+  KVCacheManager cache =
+      check(KVCacheManager::create(check(KVStorage::create(CacheSpec{{layers}}))));
+  const auto open = [&](const std::vector<std::int32_t>& prompt) {
+    const Opened opened = check(cache.open(prompt));
+    std::printf("%d of %zu tokens found\n", opened.cached_tokens, prompt.size());
+    return Request{opened.sequence, {prompt.begin() + opened.cached_tokens, prompt.end()}};
+  };
+
+  const std::vector<std::int32_t> prompt = {5, 8, 13, 21, 34, 55, 2, 3, 7};
+  Request first = open(prompt);
+  step(cache, {&first});  // prefill
+  Request other = open({5, 8, 13, 21, 34, 1, 1});
+  for (int i = 0; i < 7; ++i) step(cache, {&first, &other});  // decode, beside a prefill
+  check(cache.close(first.sequence));
+
+  Request again = open(prompt);  // found whole: only the logits of its last token are computed
+  for (int i = 0; i < 8; ++i) step(cache, {&again});
+  std::printf("the same tokens: %s\n", first.said == again.said ? "yes" : "no");
+  return first.said == again.said ? 0 : 1;
+}

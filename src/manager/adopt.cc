@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Adoption: an empty sequence takes blocks that somebody holds already.
+
+#include <algorithm>
+#include <array>
+
+#include "manager/impl.h"
+
+namespace kvfolio {
+
+using text::concat;
+
+namespace {
+
+// No block is two logical blocks at once. Each is referenced once more for the moment: all of their
+// references together grow by the number of entries iff no block comes twice. O(blocks), no memory.
+// Requires: somebody holds each of them.
+Status check_distinct(BlockPool& pool, std::int32_t g, std::span<const std::int32_t> blocks) {
+  std::int64_t surplus = 0;
+  const auto for_each = [&](const auto& visit) {
+    for (const std::int32_t block : blocks) {
+      if (block >= 0) visit(BlockId(block));
+    }
+  };
+  for_each([&](BlockId block) { surplus -= pool.refs(block) + 1; });
+  for_each([&](BlockId block) { pool.hold(block); });
+  for_each([&](BlockId block) { surplus += pool.refs(block); });
+  for_each([&](BlockId block) { static_cast<void>(pool.release(block)); });
+  if (surplus == 0) return {};
+  return {ErrorCode::kInvalidArgument,
+          concat("adopt: group ", g, ": a block stands twice in the table of ", blocks.size())};
+}
+
+}  // namespace
+
+Status KVCacheManager::Impl::adopt(SequenceId id,
+                                   std::span<const std::span<const std::int32_t>> tables,
+                                   std::int32_t num_tokens) {
+  std::int32_t slot = 0;
+  KVFOLIO_RETURN_IF_ERROR(find_resting(id, "adopt", slot));
+  Sequence& s = sequences_[slot];
+  if (open_step_ >= 0) {
+    return {ErrorCode::kFailedPrecondition,
+            concat("adopt: step ", last_ticket_, " is open; commit or drop it first")};
+  }
+  if (s.length > 0) {
+    return {ErrorCode::kFailedPrecondition,
+            concat("adopt: the sequence has ", s.length, " tokens; clear() it first")};
+  }
+  KVFOLIO_RETURN_IF_ERROR(check_growth(s, "adopt", num_tokens));
+  if (tables.size() != groups_.size()) {
+    return {ErrorCode::kInvalidArgument,
+            concat("adopt: ", tables.size(), " tables for ", num_groups(), " groups")};
+  }
+  // Where the entries go: into the table, or into a new one if it is too small or still counts.
+  std::array<BlockTable, kMaxGroups> fresh;
+  const auto target = [&](std::int32_t g) -> BlockTable& {
+    const bool fits = blocks_for(g, num_tokens) <= table(slot, g).capacity();
+    return fits && !s.replay ? table(slot, g) : fresh[static_cast<std::size_t>(g)];
+  };
+  Status status;
+  for (std::int32_t g = 0; g < num_groups() && status.ok(); ++g) {
+    if (!target(g).reserve(arena(), blocks_for(g, std::max(num_tokens, s.admitted)))) {
+      status = table_entries_full("adopt", cells_for(s, num_tokens));
+    }
+  }
+  for (std::int32_t g = 0; g < num_groups() && status.ok(); ++g) {
+    // The caller may give what block_table() showed. Then nothing is written where something else
+    // will be read.
+    const std::span<const std::int32_t> blocks = tables[static_cast<std::size_t>(g)];
+    for (std::int32_t other = 0; other < num_groups() && arena().overlaps(blocks); ++other) {
+      if (other == g || !target(other).overlaps(arena(), blocks)) continue;
+      status = {ErrorCode::kInvalidArgument,
+                concat("adopt: the table for group ", g, " lies where that of group ", other,
+                       " is written; copy it")};
+    }
+    if (status.ok()) status = check_adopted(g, blocks, num_tokens);
+    if (status.ok()) status = check_distinct(group(g).pool, g, blocks);
+  }
+  if (!status.ok()) {
+    for (BlockTable& blocks : fresh) blocks.release(arena());
+    return status;
+  }
+  if (num_tokens == 0) return {};  // what follows may be findable as ever
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    target(g).assign(arena(), tables[static_cast<std::size_t>(g)]);
+  }
+  // Held first: the only reference to one of them may be this sequence's own, to the block beyond
+  // its length that its prompt was found in.
+  for (std::int32_t g = 0; g < num_groups(); ++g) hold_table(g, target(g).blocks(arena()));
+  if (s.replay) truncate_to(slot, 0);
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    if (fresh[static_cast<std::size_t>(g)].capacity() == 0) continue;
+    table(slot, g).release(arena());
+    table(slot, g) = fresh[static_cast<std::size_t>(g)];
+  }
+  s.length = s.accepted = s.settled = num_tokens;
+  s.exact_until = 0;  // nobody told us which tokens these are
+  s.used = true;
+  note_change(slot);
+  return {};
+}
+
+Status KVCacheManager::Impl::check_adopted(std::int32_t g, std::span<const std::int32_t> blocks,
+                                           std::int32_t num_tokens) const {
+  const std::int32_t size = block_size(g);
+  const BlockPool& pool = group(g).pool;
+  if (blocks.size() != static_cast<std::size_t>(blocks_for(g, num_tokens))) {
+    return {ErrorCode::kInvalidArgument,
+            concat("adopt: group ", g, " gets ", blocks.size(), " blocks of ", size, " tokens for ",
+                   num_tokens, " tokens, needed: ", blocks_for(g, num_tokens))};
+  }
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const auto begin = static_cast<std::int32_t>(i) * size;
+    const std::int32_t wanted = std::min(size, num_tokens - begin);
+    const BlockId block(blocks[i]);
+    if (blocks[i] == BlockTable::kDropped) {
+      const GroupSpec& spec = group(g).spec;
+      const bool unread =
+          windowed(g) && begin >= spec.num_sinks && begin + size <= num_tokens - spec.window + 1;
+      if (unread) continue;
+      return {ErrorCode::kInvalidArgument, concat("adopt: group ", g, ", logical block ", i,
+                                                  ": -1, but position ", num_tokens, " reads it")};
+    }
+    KVFOLIO_RETURN_IF_ERROR(check_block("adopt", GroupId(g), block));
+    if (pool.refs(block) == 0) {
+      return {ErrorCode::kInvalidArgument,
+              concat("adopt: block ", block.value(), " of group ", g, " is held by nobody")};
+    }
+    if (pool.valid(block) < wanted) {
+      return {ErrorCode::kInvalidArgument,
+              concat("adopt: block ", block.value(), " of group ", g, " holds ", pool.valid(block),
+                     " tokens, wanted: ", wanted)};
+    }
+    if (options_.order == Order::kInOrder) continue;  // whoever reads comes later in the stream
+    for (const std::int32_t index : in_flight_) {
+      const std::uint64_t ticket = step_at(index).ticket;
+      if (pool.written_in(block) != static_cast<std::uint32_t>(ticket)) continue;
+      return {ErrorCode::kFailedPrecondition,
+              concat("adopt: block ", block.value(), " of group ", g, " is written by step ",
+                     ticket, ", which is not complete")};
+    }
+  }
+  return {};
+}
+
+}  // namespace kvfolio

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Questions about sequences. They change nothing.
+
+#include <algorithm>
+
+#include "manager/impl.h"
+
+namespace kvfolio {
+
+using text::concat;
+
+Result<SequenceInfo> KVCacheManager::Impl::info(SequenceId id) const {
+  std::int32_t slot = 0;
+  KVFOLIO_RETURN_IF_ERROR(find(id, slot));
+  const Sequence& s = sequences_[slot];
+  SequenceInfo info;
+  info.length = s.length;
+  info.accepted_length = s.accepted;
+  info.published_length = s.publishes ? s.place.position : 0;
+  info.trim_sinks = s.trim_sinks;
+  info.trim_first_kept = s.trim_first_kept;
+  info.in_open_step = s.step_entry >= 0;
+  if (s.has_caller_id) info.caller_id = s.caller_id;
+  info.max_tokens = s.max_tokens;
+  info.priority = s.priority;
+  info.last_use = s.last_use;
+  info.use_count = s.use_count;
+  return info;
+}
+
+std::int32_t KVCacheManager::Impl::sequences(std::span<SequenceId> out) const noexcept {
+  const std::size_t count = std::min(out.size(), open_slots().size());
+  for (std::size_t i = 0; i < count; ++i) out[i] = id_of(sequences_[open_slots()[i]]);
+  return static_cast<std::int32_t>(count);
+}
+
+Result<std::span<const std::int32_t>> KVCacheManager::Impl::block_table(SequenceId id,
+                                                                        GroupId group_id) const {
+  std::int32_t slot = 0;
+  KVFOLIO_RETURN_IF_ERROR(find(id, slot));
+  KVFOLIO_RETURN_IF_ERROR(check_group("block_table", group_id));
+  return table(slot, group_id.value()).blocks(arena());
+}
+
+Status KVCacheManager::Impl::slot_mapping(SequenceId id, GroupId group_id, std::int32_t begin,
+                                          std::span<std::int32_t> out) const {
+  std::int32_t slot = 0;
+  KVFOLIO_RETURN_IF_ERROR(find(id, slot));
+  KVFOLIO_RETURN_IF_ERROR(check_group("slot_mapping", group_id));
+  const std::int32_t length = sequences_[slot].length;
+  if (begin < 0 || begin > length || out.size() > static_cast<std::size_t>(length - begin)) {
+    return {ErrorCode::kInvalidArgument,
+            concat("slot_mapping of ", out.size(), " tokens from position ", begin,
+                   ", but the sequence has ", length)};
+  }
+  const std::int32_t g = group_id.value();
+  const std::int32_t size = block_size(g);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const std::int32_t position = begin + static_cast<std::int32_t>(i);
+    const BlockId block = table(slot, g).at(arena(), position / size);
+    out[i] = block.valid() ? block.value() * size + position % size : -1;
+  }
+  return {};
+}
+
+}  // namespace kvfolio

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a sequence forgets while it is open: tokens behind a position, and those between sinks and a
+// window.
+
+#include <algorithm>
+
+#include "manager/impl.h"
+
+namespace kvfolio {
+
+using text::concat;
+
+// ---- truncate ----
+
+Status KVCacheManager::Impl::check_truncate(std::int32_t slot, std::int32_t n) const {
+  const Sequence& s = sequences_[slot];
+  const bool trimmed = s.trim_first_kept > s.trim_sinks;
+  if (trimmed && n > s.trim_sinks && n < s.trim_first_kept) {
+    return {ErrorCode::kFailedPrecondition,
+            concat("truncate to ", n, ": every group dropped positions ", s.trim_sinks, " to ",
+                   s.trim_first_kept - 1, " in a trim")};
+  }
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    // A full group lacks nothing but what a trim dropped. The others are asked about what position
+    // n reads, not about what they dropped before.
+    if (!windowed(g)) continue;
+    const std::int32_t size = block_size(g);
+    const auto lacks = [&](std::int32_t from, std::int32_t to) -> std::int32_t {
+      for (std::int32_t logical = from / size; logical * size < to; ++logical) {
+        if (table(slot, g).at(arena(), logical).valid()) continue;
+        const bool in_trim = trimmed && n > s.trim_sinks &&
+                             std::max(from, logical * size) >= s.trim_sinks &&
+                             std::min(to, (logical + 1) * size) <= s.trim_first_kept;
+        if (!in_trim) return logical;
+      }
+      return -1;
+    };
+    std::int32_t missing = lacks(std::max(0, n - group(g).spec.window + 1), n);
+    // The block that the next token goes to has to be there, whatever the window.
+    if (n % size != 0 && !table(slot, g).at(arena(), n / size).valid()) missing = n / size;
+    if (missing < 0) missing = lacks(0, std::min(group(g).spec.num_sinks, n));
+    if (missing >= 0) {
+      return {ErrorCode::kFailedPrecondition,
+              concat("truncate to ", n, ": group ", g, " (window ", group(g).spec.window,
+                     ") no longer holds block ", missing, ", which position ", n, " reads")};
+    }
+  }
+  return {};
+}
+
+// Gives back the blocks beyond n, tails first.
+void KVCacheManager::Impl::truncate_blocks(std::int32_t slot, std::int32_t n) noexcept {
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const std::int32_t keep = blocks_for(g, n);
+    for (std::int32_t logical = table(slot, g).size() - 1; logical >= keep; --logical) {
+      release_entry(slot, g, logical);
+    }
+    table(slot, g).truncate(keep);
+    window_begin(slot, g) = std::min(window_begin(slot, g), keep);
+    note_entries(slot, g, keep);
+  }
+}
+
+// The tokens that the sequence itself keeps end with the sequence; those before are on the tree.
+void KVCacheManager::Impl::drop_tail_beyond(Sequence& s) noexcept {
+  if (!s.publishes || s.place.position <= s.length) return;
+  const std::int32_t unit = tree_->unit();
+  const std::int32_t position = s.length / unit * unit;
+  const std::int32_t rest = s.length - position;
+  KVFOLIO_CHECK(rest <= SpanArena::capacity(s.tail));  // room for a unit is kept for this
+  tree_->copy_tokens(s.place, position, {arena().at(s.tail), static_cast<std::size_t>(rest)});
+  tree_->climb(s.place, position);
+}
+
+// Tokens of steps in flight that were cut off want no names any more.
+void KVCacheManager::Impl::forget_unnamed(Sequence& s, std::int32_t n) noexcept {
+  if (s.num_unnamed == s.num_named) return;
+  const auto for_each_entry = [&](const auto& visit) {
+    for (const std::int32_t index : in_flight_) {
+      if (StepEntry* entry = unnamed_entry(step_at(index), s); entry != nullptr) visit(*entry);
+    }
+  };
+  for_each_entry([&](StepEntry& e) {
+    const std::int32_t kept = std::max(0, std::min(e.end, n) - e.begin);
+    const std::int32_t gone = std::max(0, e.unnamed - kept);
+    e.unnamed -= gone;
+    s.num_unnamed -= static_cast<std::uint64_t>(gone);
+  });
+  for_each_entry([&](StepEntry& e) { e.unnamed_begin = std::min(e.unnamed_begin, s.num_unnamed); });
+  s.num_named = std::min(s.num_named, s.num_unnamed);
+}
+
+void KVCacheManager::Impl::truncate_to(std::int32_t slot, std::int32_t n) noexcept {
+  Sequence& s = sequences_[slot];
+  s.replay = false;
+  s.used = true;
+  truncate_blocks(slot, n);
+  s.length = n;
+  s.accepted = std::min(s.accepted, n);
+  s.settled = std::min(s.settled, n);
+  s.draft = n - s.accepted;
+  note_change(slot);
+  if (s.unnamed_from >= n) s.unnamed_from = kNever;
+  forget_unnamed(s, n);
+  if (n <= s.trim_sinks) s.trim_sinks = s.trim_first_kept = 0;
+  if (s.trim_first_kept > s.trim_sinks) {
+    s.exact_until = std::min(s.exact_until, n);  // what follows reads across the gap
+  } else if (s.exact_until >= n) {
+    s.exact_until = kNever;  // what was not exact is gone
+  }
+  drop_tail_beyond(s);
+  // Room for what went back to the sequence was not part of the promise.
+  if (tail_cells(s, s.admitted) > SpanArena::capacity(s.tail)) {
+    s.admitted = s.place.position + static_cast<std::int32_t>(SpanArena::capacity(s.tail));
+  }
+}
+
+Status KVCacheManager::Impl::truncate(SequenceId id, std::int32_t n, std::string_view what) {
+  std::int32_t slot = 0;
+  KVFOLIO_RETURN_IF_ERROR(find_resting(id, what, slot));
+  const Sequence& s = sequences_[slot];
+  if (n < 0 || n > s.length) {
+    return {ErrorCode::kInvalidArgument,
+            concat("truncate to ", n, ", allowed: 0 to the length, ", s.length)};
+  }
+  if (n == s.length) return {};
+  if (n < s.accepted) KVFOLIO_RETURN_IF_ERROR(check_truncate(slot, n));
+  truncate_to(slot, n);
+  return {};
+}
+
+// ---- trim ----
+
+Result<std::int32_t> KVCacheManager::Impl::trim(SequenceId id, const TrimOptions& options) {
+  std::int32_t slot = 0;
+  KVFOLIO_RETURN_IF_ERROR(find_resting(id, "trim", slot));
+  Sequence& s = sequences_[slot];
+  if (options.num_sinks < 0 || options.window < 0) {
+    return Status(ErrorCode::kInvalidArgument,
+                  concat("trim keeps ", options.num_sinks, " sinks and a window of ",
+                         options.window, ", allowed: 0 and above"));
+  }
+  if (s.draft > 0) {
+    return Status(ErrorCode::kFailedPrecondition,
+                  concat("trim: the sequence has ", s.draft, " draft tokens; accept() first"));
+  }
+  const bool trimmed = s.trim_first_kept > s.trim_sinks;
+  // All of these are at most the length: no sum below can overflow.
+  auto sinks = static_cast<std::int32_t>(std::min<std::int64_t>(options.num_sinks, s.length));
+  const auto window = static_cast<std::int32_t>(std::min<std::int64_t>(options.window, s.length));
+  if (trimmed) sinks = std::min(sinks, s.trim_sinks);
+  const std::int32_t first_kept = std::max(s.length - window, trimmed ? s.trim_first_kept : 0);
+  // All of it is kept; sinks that reach the window bring nothing back that is gone.
+  if (options.num_sinks >= s.length - window || first_kept <= sinks) return 0;
+  // The window reaches tokens before the gap: to drop what lies before them would be a second one.
+  if (trimmed && s.length - window < s.trim_sinks) return 0;
+  const std::int32_t before = trimmed ? s.trim_first_kept - s.trim_sinks : 0;
+  const std::int32_t dropped = (first_kept - sinks) - before;
+  if (dropped == 0) return 0;
+
+  // A replayed token's block is held beyond the length; it goes, the append will do without.
+  if (s.replay) truncate_to(slot, s.length);
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const std::int32_t size = block_size(g);
+    // From block `from` down, those that begin at `end` or behind it.
+    const auto release = [&](std::int32_t from, std::int32_t end) {
+      for (std::int32_t logical = from; logical >= 0 && logical * size >= end; --logical) {
+        if (!table(slot, g).at(arena(), logical).valid()) continue;
+        release_entry(slot, g, logical);
+        table(slot, g).set(arena(), logical, BlockId());
+      }
+    };
+    // What lies within the old gap is gone already and need not be looked at: a sequence that is
+    // trimmed for each token pays for that token.
+    const std::int32_t last = first_kept / size - 1;
+    const std::int32_t old_end = trimmed ? s.trim_first_kept / size * size : 0;
+    release(last, std::max(sinks, old_end));
+    if (trimmed && s.trim_sinks > 0) release(std::min(last, (s.trim_sinks - 1) / size), sinks);
+  }
+  s.used = true;
+  s.trim_sinks = sinks;
+  s.trim_first_kept = first_kept;
+  if (mutant(Mutant::kTokensAfterTrimPublished)) return dropped;
+  s.exact_until = std::min(s.exact_until, s.length);
+  return dropped;
+}
+
+}  // namespace kvfolio
