@@ -202,7 +202,8 @@ int bench(const BenchOptions& options) {
                             .filter = options.filter};
   const auto emit = [&](const bench::Row& row) {
     progress("");
-    std::cout << (options.json ? row_json(row) + "\n" : row_text(row, !options.quick)) << std::flush;
+    std::cout << (options.json ? row_json(row) + "\n" : row_text(row, !options.quick))
+              << std::flush;
     progress("kvfolio bench: after " + row.name);
   };
   try {
