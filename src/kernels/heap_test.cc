@@ -60,7 +60,7 @@ TEST(Kernels, CallsThatSucceedTakeNoMemory) {
     const std::int32_t kv_lens[] = {20};
     const std::int32_t src[] = {0};
     const std::int32_t dst[] = {1};
-    std::vector<std::byte> workspace(1 << 16);
+    std::vector<std::byte> workspace(1 << 20);
     AttentionArgs args{.cache = cache.view, .params = {.scale = 1.0}, .workspace = workspace};
     args.batch = {query_start, kv_lens, table, 2};
     args.q = rows.rows;
