@@ -59,10 +59,10 @@ TEST(ParityLayers, AdoptsBlocksThatSomebodyHolds) {
   KVCacheManager cache = vector_cache(2, 8);
   const SequenceId first = must(cache.open({})).sequence;
   must(append_rows(cache, first, numbers(0, 20 * 2)));
+  constexpr std::size_t kBlocksOf20Tokens = 2;  // 16 tokens each
   // shown: adopt
   const SequenceId second = must(cache.open({})).sequence;
-  const auto ids = must(cache.block_table(first, GroupId(0)));
-  const std::vector<std::int32_t> blocks(ids.begin(), ids.end());
+  const auto blocks = must(cache.block_table(first, GroupId(0))).first(kBlocksOf20Tokens);
   const std::span<const std::int32_t> tables[] = {blocks};  // one for each group
   must(cache.adopt(second, tables, 20));
   // shown end
