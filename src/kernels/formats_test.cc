@@ -28,7 +28,6 @@ using testing_cache::kCacheDTypes;
 using testing_cache::kDTypes;
 using testing_cache::kFormats;
 using testing_cache::quantized;
-using testing_cache::rounded;
 using testing_cache::store;
 using testing_cache::TestCache;
 using testing_cache::TestRows;
@@ -166,6 +165,7 @@ TEST(EveryFormat, GatherGivesTheValuesBackInAnyTypeFromAnyPosition) {
       const std::vector<std::int32_t> table =
           testing_cache::permutation(spec.num_blocks, static_cast<unsigned>(round));
       std::vector<std::int32_t> slots;
+      slots.reserve(static_cast<std::size_t>(length));
       for (int p = 0; p < length; ++p) {
         slots.push_back(table[static_cast<std::size_t>(p / spec.block_size)] * spec.block_size +
                         p % spec.block_size);
@@ -192,7 +192,8 @@ TEST(EveryFormat, GatherGivesTheValuesBackInAnyTypeFromAnyPosition) {
                                     .v = spec.head_dim_v > 0 ? v_out.rows : RowsView()});
       ASSERT_TRUE(status.ok()) << status.message();
       for (int t = 0; t < count; ++t) {
-        const std::int32_t slot = slots[static_cast<std::size_t>(first + t)];
+        const int position = first + t;
+        const std::int32_t slot = slots[static_cast<std::size_t>(position)];
         for (int h = 0; h < spec.num_kv_heads; ++h) {
           for (int d = 0; d < spec.head_dim_k; ++d) {
             ASSERT_EQ(k_out.value(t, h, d),
@@ -427,8 +428,9 @@ TEST(ConvertBlocks, EveryFormatAndTypeReachesEveryOtherAsGatherAndAppendWould) {
           // Some slots of a block hold nothing yet: what they hold is copied or not, nobody asks.
           TestRows k(tokens, 2, from_spec.head_dim_k, DType::kF32);
           TestRows v(tokens, 2, std::max(1, from_spec.head_dim_v), DType::kF32);
-          k.fill(static_cast<std::uint64_t>(layer * 2 + i));
-          v.fill(static_cast<std::uint64_t>(layer * 2 + i + 100));
+          const int seed = layer * 2 + i;
+          k.fill(static_cast<std::uint64_t>(seed));
+          v.fill(static_cast<std::uint64_t>(seed) + 100);
           std::vector<std::int32_t> slots(static_cast<std::size_t>(tokens));
           std::iota(slots.begin(), slots.end(), src[i] * tokens);
           ASSERT_TRUE(append(from.view, layer, k.rows,

@@ -36,8 +36,8 @@ void expect_rule(const TestRows& rows, kernels::Isa isa) {
       std::vector<std::byte> bytes(static_cast<std::size_t>(n));
       loops(dtype).quantize(rows.rows.at(t, 0), bytes.data(), n, quantize_inverse(amax), flip);
       for (int d = 0; d < n; ++d) {
-        const int element = want.elements[static_cast<std::size_t>(d)];
-        const int stored = flip == 0 ? (element + 256) % 256 : element + 128;
+        const std::int8_t element = want.elements[static_cast<std::size_t>(d)];
+        const auto stored = static_cast<int>(static_cast<std::uint8_t>(element)) ^ flip;
         ASSERT_EQ(std::to_integer<int>(bytes[static_cast<std::size_t>(d)]), stored) << d;
         ASSERT_NE(element, -128);
       }
