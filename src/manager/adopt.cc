@@ -78,11 +78,11 @@ Status KVCacheManager::Impl::adopt(SequenceId id,
     if (status.ok()) status = check_adopted(g, blocks, num_tokens);
     if (status.ok()) status = check_distinct(group(g).pool, g, blocks);
   }
-  if (!status.ok()) {
+  // Of no tokens: what follows may be findable as ever.
+  if (!status.ok() || num_tokens == 0) {
     for (BlockTable& blocks : fresh) blocks.release(arena());
     return status;
   }
-  if (num_tokens == 0) return {};  // what follows may be findable as ever
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     target(g).assign(arena(), tables[static_cast<std::size_t>(g)]);
   }

@@ -36,7 +36,9 @@ Status check_options(const ManagerOptions& o) {
   }
   constexpr std::int32_t kAny = std::numeric_limits<std::int32_t>::max();
   KVFOLIO_RETURN_IF_ERROR(check_option("max_root_keys", o.max_root_keys, 1, kAny));
-  KVFOLIO_RETURN_IF_ERROR(check_option("max_media_extents", o.max_media_extents, 0, kAny));
+  KVFOLIO_RETURN_IF_ERROR(check_option("max_media_extents", o.max_media_extents, 0, 1 << 28));
+  KVFOLIO_RETURN_IF_ERROR(
+      check_option("max_root_key_bytes", o.max_root_key_bytes, 0, std::int64_t{1} << 34));
   KVFOLIO_RETURN_IF_ERROR(
       check_option("max_table_entries", o.max_table_entries, 0, std::int64_t{1} << 33));
   if (!(o.high_watermark >= 0.0 && o.high_watermark <= 1.0)) {

@@ -26,6 +26,7 @@ TEST(Adopt, OfNothingIsNothing) {
   // A prompt that was found whole keeps the block that it was found in.
   e.cache({1});
   const SequenceId found = e.open({1}).sequence;
+  must(e.manager.admit(found, 20));  // and the room that it was promised, in its own table
   const GroupUsage before = e.usage();
   must(adopt(e, found, {}, 0));
   EXPECT_EQ(e.usage().held, before.held);

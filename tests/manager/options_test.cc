@@ -159,6 +159,8 @@ TEST(Options, WhatIsOutOfRangeIsNamedWhateverElseIsGiven) {
               testing::HasSubstr("max_root_keys is -5"));
   EXPECT_THAT(refusal({.prefix_cache = false, .max_media_extents = -7}),
               testing::HasSubstr("max_media_extents is -7"));
+  EXPECT_THAT(refusal({.max_root_key_bytes = -1}),
+              testing::HasSubstr("option max_root_key_bytes is -1"));
 }
 
 }  // namespace
