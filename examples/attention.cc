@@ -38,7 +38,10 @@ int main() {
   // reads the shared block 2 only.
   const std::int32_t query_start[] = {0, 1, 2}, kv_lens[] = {6, 4}, table[] = {2, 0, 2, -1};
   std::vector<float> q(2 * kToken), out(q.size());
-  std::vector<std::byte> workspace(4096);  // attention_workspace_bytes() says how much
+  // For as many query heads as KV heads, and sequences of up to 64 tokens.
+  const Result<std::int64_t> bytes = attention_workspace_bytes(cache, cache.num_kv_heads, 64);
+  if (!bytes) return 1;
+  std::vector<std::byte> workspace(static_cast<std::size_t>(*bytes));
   AttentionArgs args{.cache = cache, .params = {.scale = 1.0}, .workspace = workspace};
   args.batch = {query_start, kv_lens, table, /*block_table_stride=*/2};
   args.q = rows(q, 2);

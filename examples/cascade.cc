@@ -59,7 +59,10 @@ int main() {
   cache.num_kv_heads = kHeads;
   cache.head_dim_k = cache.head_dim_v = kDim;
 
-  std::vector<std::byte> workspace(4096);  // attention_workspace_bytes() says how much
+  // For as many query heads as KV heads, and sequences of up to 64 tokens.
+  const Result<std::int64_t> bytes = attention_workspace_bytes(cache, cache.num_kv_heads, 64);
+  if (!bytes) return 1;
+  std::vector<std::byte> workspace(static_cast<std::size_t>(*bytes));
   AttentionArgs args{.cache = cache, .params = {.scale = 0.35}, .workspace = workspace};
   args.q = {reinterpret_cast<std::byte*>(queries.data()),
             kToken * 4,

@@ -107,7 +107,8 @@ KVFOLIO_API Status convert(const ConstRowsView& src, const RowsView& dst);
 // Which implementation computes. Results of one target never depend on batch, chunk, block size,
 // format, block ids, slices or threads; targets differ from each other by rounding.
 enum class KernelTarget : std::int32_t {
-  // What the environment variable KVFOLIO_KERNEL names, read once; else the fastest that this CPU
+  // What the environment variable KVFOLIO_KERNEL names, read at each call; else the fastest that
+  // this CPU
   // runs and that takes the cache: the reference for f64 and for head dims that are no multiple of
   // 8 or above 256.
   kAuto = -1,

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/dispatch.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <string>
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
 #include "base/text.h"
 
@@ -20,85 +17,54 @@ using text::concat;
 Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
 Status unsupported(std::string message) { return {ErrorCode::kUnsupported, std::move(message)}; }
 
-struct Name {
-  KernelTarget target;
-  const char* name;
-};
-
-// Of all machines, slowest first.
-constexpr std::array<Name, 6> kNames = {{{KernelTarget::kReference, "reference"},
-                                         {KernelTarget::kPortable, "portable"},
-                                         {KernelTarget::kNeon, "neon"},
-                                         {KernelTarget::kAvx2, "avx2"},
-                                         {KernelTarget::kAvx512, "avx512"},
-                                         {KernelTarget::kAvx512Bf16, "avx512-bf16"}}};
-
+// What a machine of this architecture may run, slowest first; each has what the ones before it
+// have.
 #if defined(__x86_64__)
-// A bit of what cpuid says; false where the CPU does not know the leaf.
-bool cpu_bit(unsigned leaf, unsigned subleaf, int index, int bit) noexcept {
-  std::array<unsigned, 4> out{};  // eax, ebx, ecx, edx
-  if (__get_cpuid_count(leaf, subleaf, &out[0], &out[1], &out[2], &out[3]) == 0) return false;
-  return (out[static_cast<std::size_t>(index)] >> bit & 1u) != 0;
-}
+constexpr std::array kTargets = {KernelTarget::kReference, KernelTarget::kPortable,
+                                 KernelTarget::kAvx2, KernelTarget::kAvx512,
+                                 KernelTarget::kAvx512Bf16};
+#elif defined(__aarch64__)
+constexpr std::array kTargets = {KernelTarget::kReference, KernelTarget::kNeon};
+#else
+constexpr std::array kTargets = {KernelTarget::kReference, KernelTarget::kPortable};
 #endif
 
+// The compiler's check also asks whether the system keeps the registers, and remembers. Every CPU
+// with AVX2 has F16C.
 bool cpu_runs(KernelTarget target) noexcept {
   switch (target) {
-    case KernelTarget::kReference:
-      return true;
 #if defined(__x86_64__)
-    case KernelTarget::kPortable:
-      return true;
-    // The compiler's check also asks whether the system keeps the registers; it does not know every
-    // name with every compiler.
     case KernelTarget::kAvx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-             cpu_bit(1, 0, 2, 29);  // F16C
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     case KernelTarget::kAvx512:
-      return cpu_runs(KernelTarget::kAvx2) && __builtin_cpu_supports("avx512f") &&
-             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-             __builtin_cpu_supports("avx512vl");
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     case KernelTarget::kAvx512Bf16:
-      return cpu_runs(KernelTarget::kAvx512) && cpu_bit(7, 1, 0, 5) &&  // BF16
-             cpu_bit(7, 0, 2, 11);                                      // VNNI
-#elif defined(__aarch64__)
-    case KernelTarget::kNeon:
-      return true;
-#else
-    case KernelTarget::kPortable:
-      return true;
+      return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
 #endif
     default:
-      return false;
+      return true;
   }
 }
 
-struct Machine {
-  std::array<KernelTarget, kNames.size()> targets{};
-  std::size_t count = 0;
-  const char* wanted = nullptr;  // KVFOLIO_KERNEL, null or empty: none
-
-  Machine() noexcept {
-    for (const Name& name : kNames) {
-      if (cpu_runs(name.target)) targets[count++] = name.target;
-    }
-    wanted = std::getenv("KVFOLIO_KERNEL");
-    if (wanted != nullptr && *wanted == '\0') wanted = nullptr;
-  }
-};
-
-const Machine& machine() noexcept {
-  static const Machine kMachine;
-  return kMachine;
+// What KVFOLIO_KERNEL says; empty when it is not set.
+std::string_view environment() noexcept {
+  const char* name = std::getenv("KVFOLIO_KERNEL");
+  return name == nullptr ? std::string_view() : std::string_view(name);
 }
 
-std::string names_here() {
-  std::string names;
-  for (const KernelTarget target : kernel_targets()) {
-    names += names.empty() ? "" : ", ";
-    names += to_string(target);
+std::string names(std::span<const KernelTarget> targets) {
+  std::string all;
+  for (const KernelTarget target : targets) {
+    all += all.empty() ? "" : ", ";
+    all += to_string(target);
   }
-  return names;
+  return all;
+}
+
+bool runs_here(KernelTarget target) noexcept {
+  const std::span<const KernelTarget> here = kernel_targets();
+  return std::find(here.begin(), here.end(), target) != here.end();
 }
 
 // Whether the fast targets take the cache.
@@ -118,7 +84,7 @@ Status not_taken(const KVView& cache, KernelTarget target) {
 
 }  // namespace
 
-const TargetKernels& kernels_of(KernelTarget target) noexcept {
+TargetKernels kernels_of(KernelTarget target) noexcept {
   switch (target) {
 #if defined(__x86_64__)
     case KernelTarget::kAvx2:
@@ -140,46 +106,63 @@ const TargetKernels& kernels_of(KernelTarget target) noexcept {
 }  // namespace kernels
 
 const char* to_string(KernelTarget target) noexcept {
-  if (target == KernelTarget::kAuto) return "auto";
-  for (const kernels::Name& name : kernels::kNames) {
-    if (name.target == target) return name.name;
+  switch (target) {
+    case KernelTarget::kAuto:
+      return "auto";
+    case KernelTarget::kReference:
+      return "reference";
+    case KernelTarget::kPortable:
+      return "portable";
+    case KernelTarget::kAvx2:
+      return "avx2";
+    case KernelTarget::kAvx512:
+      return "avx512";
+    case KernelTarget::kAvx512Bf16:
+      return "avx512-bf16";
+    case KernelTarget::kNeon:
+      return "neon";
   }
   return "invalid";
 }
 
 Result<KernelTarget> parse_kernel_target(std::string_view name) {
-  if (name == "auto") return KernelTarget::kAuto;
-  std::string all = "auto";
-  for (const kernels::Name& known : kernels::kNames) {
-    if (name == known.name) return known.target;
-    all += std::string(", ") + known.name;
+  constexpr std::array kAll = {KernelTarget::kAuto,     KernelTarget::kReference,
+                               KernelTarget::kPortable, KernelTarget::kAvx2,
+                               KernelTarget::kAvx512,   KernelTarget::kAvx512Bf16,
+                               KernelTarget::kNeon};
+  for (const KernelTarget target : kAll) {
+    if (name == to_string(target)) return target;
   }
-  return kernels::invalid(text::concat("kernel target \"", name, "\", allowed: ", all));
+  return kernels::invalid(
+      text::concat("kernel target \"", name, "\", allowed: ", kernels::names(kAll)));
 }
 
 std::span<const KernelTarget> kernel_targets() noexcept {
-  const kernels::Machine& here = kernels::machine();
-  return {here.targets.data(), here.count};
+  std::size_t count = 0;
+  while (count < kernels::kTargets.size() && kernels::cpu_runs(kernels::kTargets[count])) ++count;
+  return std::span(kernels::kTargets).first(count);
 }
 
 Result<KernelTarget> choose_kernel_target(const KVView& cache, KernelTarget wanted) {
-  const kernels::Machine& here = kernels::machine();
   const bool taken = kernels::takes(cache);
-  if (wanted == KernelTarget::kAuto && here.wanted != nullptr) {
-    const Result<KernelTarget> named = parse_kernel_target(here.wanted);
-    if (!named) {
-      return kernels::invalid(text::concat("KVFOLIO_KERNEL: ", named.error().message()));
+  if (wanted == KernelTarget::kAuto) {
+    const std::string_view name = kernels::environment();
+    if (!name.empty()) {
+      const Result<KernelTarget> named = parse_kernel_target(name);
+      if (!named) {
+        return kernels::invalid(text::concat("KVFOLIO_KERNEL: ", named.error().message()));
+      }
+      wanted = *named;
     }
-    wanted = *named;
   }
   if (wanted == KernelTarget::kAuto) {
-    return taken ? here.targets[here.count - 1] : KernelTarget::kReference;
+    return taken ? kernel_targets().back() : KernelTarget::kReference;
   }
-  if (!kernels::cpu_runs(wanted)) {
+  if (!kernels::runs_here(wanted)) {
     const std::string_view name = to_string(wanted);
     return Status{name == "invalid" ? ErrorCode::kInvalidArgument : ErrorCode::kUnsupported,
                   text::concat("target is ", static_cast<std::int32_t>(wanted), " (", name,
-                               "), allowed on this machine: ", kernels::names_here())};
+                               "), allowed on this machine: ", kernels::names(kernel_targets()))};
   }
   if (wanted == KernelTarget::kReference || taken) return wanted;
   return kernels::not_taken(cache, wanted);

@@ -9,6 +9,6 @@
 namespace kvfolio::kernels {
 
 // Of a target that kernel_targets() names, kReference apart.
-[[nodiscard]] const TargetKernels& kernels_of(KernelTarget target) noexcept;
+[[nodiscard]] TargetKernels kernels_of(KernelTarget target) noexcept;
 
 }  // namespace kvfolio::kernels

@@ -389,7 +389,7 @@ class Call {
   }
 
   const AttentionArgs& args_;
-  const TargetKernels& kernels_;
+  TargetKernels kernels_;
   AttendFn attend_;
   std::int32_t group_;  // query heads of a KV head
   std::int32_t rows_per_item_;

@@ -118,14 +118,14 @@ struct TargetKernels {
   return (head_dim + 15) / 16 * 16;
 }
 
-const TargetKernels& portable_kernels() noexcept;
+TargetKernels portable_kernels() noexcept;
 #if defined(__x86_64__)
-const TargetKernels& avx2_kernels() noexcept;
-const TargetKernels& avx512_kernels() noexcept;
-const TargetKernels& avx512_bf16_kernels() noexcept;
+TargetKernels avx2_kernels() noexcept;
+TargetKernels avx512_kernels() noexcept;
+TargetKernels avx512_bf16_kernels() noexcept;
 #endif
 #if defined(__aarch64__)
-const TargetKernels& neon_kernels() noexcept;
+TargetKernels neon_kernels() noexcept;
 #endif
 
 }  // namespace kvfolio::kernels

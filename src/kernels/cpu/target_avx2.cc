@@ -10,17 +10,19 @@ using F16 = F16Element<Avx2>;
 using Bf16 = Bf16Element<Avx2>;
 using Int8 = Int8Element<Avx2>;
 
-constexpr TargetKernels kKernels = {
-    .attend = {nullptr, attend_item<Avx2, F32, F32, PackF32<Avx2>>,
-               attend_item<Avx2, F16, F16, PackF16<Avx2>>,
-               attend_item<Avx2, Bf16, Bf16, PackBf16<Avx2>>,
-               attend_item<Avx2, Int8, Int8, PackInt8<Avx2>>},
-    .merge = merge_states_of<Avx2>,
-    .finish = finish_row<Avx2>,
-};
+TargetKernels kernels() noexcept {
+  return {
+      .attend = {nullptr, attend_item<Avx2, F32, F32, PackF32<Avx2>>,
+                 attend_item<Avx2, F16, F16, PackF16<Avx2>>,
+                 attend_item<Avx2, Bf16, Bf16, PackBf16<Avx2>>,
+                 attend_item<Avx2, Int8, Int8, PackInt8<Avx2>>},
+      .merge = merge_states_of<Avx2>,
+      .finish = finish_row<Avx2>,
+  };
+}
 
 }  // namespace
 
-const TargetKernels& avx2_kernels() noexcept { return kKernels; }
+TargetKernels avx2_kernels() noexcept { return kernels(); }
 
 }  // namespace kvfolio::kernels

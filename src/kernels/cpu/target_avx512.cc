@@ -8,15 +8,17 @@ namespace {
 template <template <class> class E, template <class> class Pack>
 constexpr AttendFn kAttend = attend_item<Avx512, E<Avx512>, E<Avx512Half>, Pack<Avx512>>;
 
-constexpr TargetKernels kKernels = {
-    .attend = {nullptr, kAttend<F32Element, PackF32>, kAttend<F16Element, PackF16>,
-               kAttend<Bf16Element, PackBf16>, kAttend<Int8Element, PackInt8>},
-    .merge = merge_states_of<Avx512>,
-    .finish = finish_row<Avx512>,
-};
+TargetKernels kernels() noexcept {
+  return {
+      .attend = {nullptr, kAttend<F32Element, PackF32>, kAttend<F16Element, PackF16>,
+                 kAttend<Bf16Element, PackBf16>, kAttend<Int8Element, PackInt8>},
+      .merge = merge_states_of<Avx512>,
+      .finish = finish_row<Avx512>,
+  };
+}
 
 }  // namespace
 
-const TargetKernels& avx512_kernels() noexcept { return kKernels; }
+TargetKernels avx512_kernels() noexcept { return kernels(); }
 
 }  // namespace kvfolio::kernels

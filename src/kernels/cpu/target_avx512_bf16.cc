@@ -81,14 +81,13 @@ constexpr AttendFn kAttend = attend_item<Avx512, E<Avx512>, E<Avx512Half>, Pack<
 
 }  // namespace
 
-const TargetKernels& avx512_bf16_kernels() noexcept {
-  static constexpr TargetKernels kKernels = {
+TargetKernels avx512_bf16_kernels() noexcept {
+  return {
       .attend = {nullptr, kAttend<F32Element, PackF32>, kAttend<F16Element, PackF16>,
                  kAttend<DotBf16Element, PackBf16>, kAttend<DotInt8Element, PackInt8>},
       .merge = merge_states_of<Avx512>,
       .finish = finish_row<Avx512>,
   };
-  return kKernels;
 }
 
 }  // namespace kvfolio::kernels

@@ -10,21 +10,23 @@ using F16 = F16Element<Vector4>;
 using Bf16 = Bf16Element<Vector4>;
 using Int8 = Int8FloatElement<Vector4>;
 
-constexpr TargetKernels kKernels = {
-    .attend = {nullptr, attend_item<Vector4, F32, F32, PackF32<Vector4>>,
-               attend_item<Vector4, F16, F16, PackF16<Vector4>>,
-               attend_item<Vector4, Bf16, Bf16, PackBf16<Vector4>>,
-               attend_item<Vector4, Int8, Int8, PackInt8<Vector4>>},
-    .merge = merge_states_of<Vector4>,
-    .finish = finish_row<Vector4>,
-};
+TargetKernels kernels() noexcept {
+  return {
+      .attend = {nullptr, attend_item<Vector4, F32, F32, PackF32<Vector4>>,
+                 attend_item<Vector4, F16, F16, PackF16<Vector4>>,
+                 attend_item<Vector4, Bf16, Bf16, PackBf16<Vector4>>,
+                 attend_item<Vector4, Int8, Int8, PackInt8<Vector4>>},
+      .merge = merge_states_of<Vector4>,
+      .finish = finish_row<Vector4>,
+  };
+}
 
 }  // namespace
 
 #if defined(__aarch64__)
-const TargetKernels& neon_kernels() noexcept { return kKernels; }
+TargetKernels neon_kernels() noexcept { return kernels(); }
 #else
-const TargetKernels& portable_kernels() noexcept { return kKernels; }
+TargetKernels portable_kernels() noexcept { return kernels(); }
 #endif
 
 }  // namespace kvfolio::kernels
