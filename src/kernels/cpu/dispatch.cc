@@ -20,13 +20,13 @@ Status unsupported(std::string message) { return {ErrorCode::kUnsupported, std::
 // What a machine of this architecture may run, slowest first; each has what the ones before it
 // have.
 #if defined(__x86_64__)
-constexpr std::array kTargets = {KernelTarget::kReference, KernelTarget::kPortable,
-                                 KernelTarget::kAvx2, KernelTarget::kAvx512,
-                                 KernelTarget::kAvx512Bf16};
+constexpr KernelTarget kTargets[] = {KernelTarget::kReference, KernelTarget::kPortable,
+                                     KernelTarget::kAvx2, KernelTarget::kAvx512,
+                                     KernelTarget::kAvx512Bf16};
 #elif defined(__aarch64__)
-constexpr std::array kTargets = {KernelTarget::kReference, KernelTarget::kNeon};
+constexpr KernelTarget kTargets[] = {KernelTarget::kReference, KernelTarget::kNeon};
 #else
-constexpr std::array kTargets = {KernelTarget::kReference, KernelTarget::kPortable};
+constexpr KernelTarget kTargets[] = {KernelTarget::kReference, KernelTarget::kPortable};
 #endif
 
 // The compiler's check also asks whether the system keeps the registers, and remembers. Every CPU
@@ -139,7 +139,8 @@ Result<KernelTarget> parse_kernel_target(std::string_view name) {
 
 std::span<const KernelTarget> kernel_targets() noexcept {
   std::size_t count = 0;
-  while (count < kernels::kTargets.size() && kernels::cpu_runs(kernels::kTargets[count])) ++count;
+  while (count < std::size(kernels::kTargets) && kernels::cpu_runs(kernels::kTargets[count]))
+    ++count;
   return std::span(kernels::kTargets).first(count);
 }
 
