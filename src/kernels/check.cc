@@ -186,7 +186,7 @@ Status check_rows(std::string_view name, const ConstRowsView& rows, const RowsSh
                           " heads, head_dim ", rows.head_dim, "], allowed: [", shape.num_tokens,
                           ", ", shape.num_heads, ", ", shape.head_dim, "]"));
   }
-  if (shape.num_tokens == 0) return {};
+  if (shape.empty()) return {};  // strides of nothing may be anything
   if (rows.data == nullptr) return invalid(concat(name, ".data is null"));
   if (!aligned(rows.data, element)) {
     return invalid(concat(name, ".data is not aligned to its element, ", element, " bytes"));
@@ -206,6 +206,7 @@ Status check_rows(std::string_view name, const ConstRowsView& rows, const RowsSh
 
 Status check_written_rows(std::string_view name, const RowsView& rows, const RowsShape& shape) {
   KVFOLIO_RETURN_IF_ERROR(check_rows(name, rows, shape));
+  if (shape.empty()) return {};
   RowNest nest;
   nest.row_bytes = shape.head_dim * std::int64_t{dtype_bytes(rows.dtype)};
   for (const Axis& axis : axes_of(rows)) {

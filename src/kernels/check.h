@@ -23,6 +23,10 @@ struct RowsShape {
   std::int32_t num_tokens = 0;
   std::int32_t num_heads = 0;
   std::int32_t head_dim = 0;
+
+  [[nodiscard]] bool empty() const noexcept {
+    return num_tokens == 0 || num_heads == 0 || head_dim == 0;
+  }
 };
 Status check_rows(std::string_view name, const ConstRowsView& rows, const RowsShape& shape);
 // And that no two rows overlap, since they are written.

@@ -128,6 +128,7 @@ Status gather(const GatherArgs& args) {
     if (cache.head_dim_v == 0) return invalid("v is wanted, but the cache has no V");
     KVFOLIO_RETURN_IF_ERROR(check_output("v", args.v, args, cache.head_dim_v, args.v_layer_stride));
   }
+  if (args.count == 0) return {};
   for (std::int32_t i = 0; i < args.num_layers; ++i) {
     const std::int32_t layer = args.first_layer + i;
     if (args.k.data != nullptr) {

@@ -568,6 +568,28 @@ TEST(Gather, HeadMajorOutputIsOnlyAMatterOfStrides) {
   }
 }
 
+TEST(Gather, NothingIsReadWhateverTheStridesAre) {
+  TestCache cache({.num_layers = 2, .num_kv_heads = 2, .head_dim_k = 4, .head_dim_v = 4,
+                   .num_blocks = 2});
+  const std::int32_t table[] = {0};
+  constexpr auto kLeast = std::numeric_limits<std::int64_t>::min();
+  for (const std::int64_t stride : {std::int64_t{0}, std::int64_t{3}, kLeast}) {
+    std::byte byte{};
+    const RowsView nothing{&byte, stride, stride, 0, 2, 4, DType::kF32};
+    EXPECT_TRUE(gather({.cache = cache.view,
+                        .block_table = table,
+                        .length = 3,
+                        .num_layers = 2,
+                        .k = nothing,
+                        .k_layer_stride = std::numeric_limits<std::int64_t>::max()})
+                    .ok())
+        << stride;
+    EXPECT_TRUE(convert(nothing, nothing).ok()) << stride;
+    const RowsView no_heads{nullptr, stride, stride, 2, 0, 4, DType::kF32};
+    EXPECT_TRUE(convert(no_heads, no_heads).ok()) << stride;
+  }
+}
+
 TEST(Gather, EachWrongArgumentIsRefusedAndNothingIsWritten) {
   TestCache cache(spec_of(DType::kF32, Format::kHnd, 4));
   TestRows k(12, 2, 5, DType::kF32);
