@@ -569,8 +569,8 @@ TEST(Gather, HeadMajorOutputIsOnlyAMatterOfStrides) {
 }
 
 TEST(Gather, NothingIsReadWhateverTheStridesAre) {
-  TestCache cache({.num_layers = 2, .num_kv_heads = 2, .head_dim_k = 4, .head_dim_v = 4,
-                   .num_blocks = 2});
+  TestCache cache(
+      {.num_layers = 2, .num_kv_heads = 2, .head_dim_k = 4, .head_dim_v = 4, .num_blocks = 2});
   const std::int32_t table[] = {0};
   constexpr auto kLeast = std::numeric_limits<std::int64_t>::min();
   for (const std::int64_t stride : {std::int64_t{0}, std::int64_t{3}, kLeast}) {
