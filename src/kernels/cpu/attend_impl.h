@@ -475,8 +475,7 @@ class Attend {
   }
 
   // By head: the next head's rows of this tile, after the last head the next tile's. By token: this
-  // head's share of the next tile. Only addresses are made: an entry that no row needs may be
-  // anything.
+  // head's share of the next tile. An entry that no row needs may be anything.
   void look_ahead(int s, std::int32_t position, std::int32_t next_position, std::int32_t head,
                   TileRows& rows) {
     const bool same_tile = order_ == Order::kByHead && head + 1 < item_.num_heads;
@@ -489,6 +488,7 @@ class Attend {
     const std::int32_t next_head = same_tile ? head + 1 : 0;
     const Spot spot = spot_of(there);
     const std::int64_t block = item_.table[spot.logical];
+    if (block < 0 || block >= item_.num_blocks) return;
     const std::int64_t inner = item_.granule ? spot.offset / kGranuleTokens : spot.offset;
     const std::int64_t share = order_ == Order::kByToken ? head * kGranuleTokens : 0;
     const auto ahead = [&](const HeadRows& all, const std::byte* here) {
@@ -506,6 +506,7 @@ class Attend {
     const std::int32_t left = item_.kv_len - position;
     for (int t = 0; t < (left < kGranuleTokens ? left : kGranuleTokens); ++t, step(spot)) {
       const std::int64_t block = item_.table[spot.logical];
+      if (block < 0 || block >= item_.num_blocks) continue;
       for (const HeadRows* all : {&item_.k, &item_.v}) {
         const Place at = place(*all, head, block, spot.offset, spot.offset);
         for (int b = 0; b < all->head_dim * kElementBytes; b += 64) prefetch(at.rows + b);

@@ -299,6 +299,7 @@ class Call {
     item.v = head_rows(v_, args_.cache.v_scale, args_.cache.v_scale_strides, args_.layer, kv_head);
     item.granule = args_.cache.granule;
     item.block_size = args_.cache.block_size;
+    item.num_blocks = args_.cache.num_blocks;
     item.table = batch.block_table.data() +
                  unit.sequence * static_cast<std::size_t>(batch.block_table_stride);
     item.kv_len = batch.kv_lens[unit.sequence];

@@ -52,6 +52,7 @@ struct Item {
   std::int32_t num_heads = 1;  // num_heads * num_rows <= kItemRows
   bool granule = false;
   std::int32_t block_size = 0;
+  std::int32_t num_blocks = 0;
   const std::int32_t* table = nullptr;
   std::int32_t kv_len = 0;
   std::int32_t query_position = 0;  // of query 0 of the sequence
