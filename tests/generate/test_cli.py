@@ -43,7 +43,8 @@ def test_json_has_the_keys():
 def test_auto_is_granule_where_a_fast_kernel_and_the_block_size_allow_it(
         kernel, block_size, format):
     options = ["--block-size", block_size] + (["--kernel", kernel] if kernel else [])
-    summary = generate(checkpoint("tied-f32"), [{"prompt_ids": [1, 2, 3]}], *options).summary
+    summary = generate(checkpoint("tied-f32"), [{"id": "r", "prompt_ids": [1, 2, 3]}],
+                       *options).summary
     assert summary["format"] == format
     assert (summary["kernel"] == "reference") == (kernel == "reference")
 
@@ -264,7 +265,7 @@ def test_a_word_that_is_not_known_is_named():
     for arguments, words in ((["bogus"], ("'bogus'", "generate, prove, bench")),
                              (["--vers"], ("'--vers'", "option")),
                              (["generate", "--model", "m", "--max-new", "3"], ("--max-new 3",)),
-                             (["bench", "core", "--rounds", "x"], ("--rounds", "'x'", "1 to 1000"))):
+                             (["bench", "core", "--rounds", "x"], ("--rounds", '"x"', "1 to 1000"))):
         done = subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == 2
         for word in words:
