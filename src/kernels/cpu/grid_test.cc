@@ -687,7 +687,7 @@ class Pools {
     if (threads == 1) return nullptr;
     auto& slot = slots_[static_cast<std::size_t>(threads)];
     if (slot.pool == nullptr) {
-      slot.pool = std::move(*ThreadPool::create(threads));
+      slot.pool = *ThreadPool::create(threads);
       slot.executor = slot.pool->executor();
     }
     return &slot.executor;
