@@ -10,7 +10,8 @@
 
 namespace kvfolio::bench {
 
-// Into the second level, as the kernels do: on Zen 4 reading blocks of int8 went from 9.5 to 13 GB/s.
+// Into the second level, as the kernels do: on Zen 4 reading blocks of int8 went from 9.5 to 13
+// GB/s.
 static inline void ask(const unsigned char* line) { __builtin_prefetch(line, 0, 2); }
 
 template <typename Vector>
