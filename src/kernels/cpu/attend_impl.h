@@ -6,9 +6,9 @@
 // eight rows, then their weights 2^(score - max), then the weighted sums of V.
 //
 // What a row computes depends on its own query and on which positions it sees, never on the rows
-// beside it: a tile that all rows of a block see whole is done for the block, any other tile row by
-// row position, with the same sums in the same order. Slots that a row does not see are masked in
-// the scores and zeroed in V, since they hold anything.
+// beside it: rows that see the same of a tile are done together, others apart, with the same sums
+// in the same order. Slots that a row does not see are masked in the scores and zeroed in V, since
+// they hold anything.
 //
 // Included by targets only; everything is local to the target's source.
 
@@ -325,22 +325,22 @@ class Attend {
       }
       return;
     }
-    std::uint64_t any = first_mask | last_mask;
-    for (std::int64_t p = first + 1; p < last; ++p) any |= mask_of(p, tile);
+    std::uint64_t masks[kItemRows];
+    std::uint64_t any = 0;
+    for (std::int32_t r = 0; r < item_.num_rows; ++r) {
+      const bool same = r > 0 && position_of(r) == position_of(r - 1);
+      masks[r] = same ? masks[r - 1] : mask_of(position_of(r), tile);
+      any |= masks[r];
+    }
     if (any == 0) return;
     for (std::int32_t head = 0; head < item_.num_heads; ++head) {
       TileRows rows = {};
       point_at(tile, head, any, next, rows);
-      // Neighbours that see the whole tile go together, others by position.
+      // Neighbours that see the same go together.
       for (std::int32_t r = 0; r < item_.num_rows;) {
-        const std::uint64_t mask = mask_of(position_of(r), tile);
         std::int32_t end = r + 1;
-        while (end < item_.num_rows &&
-               (position_of(end) == position_of(r) ||
-                (mask == kWhole && mask_of(position_of(end), tile) == kWhole))) {
-          ++end;
-        }
-        if (mask != 0) take_rows(head, r, end, rows, mask);
+        while (end < item_.num_rows && masks[end] == masks[r]) ++end;
+        if (masks[r] != 0) take_rows(head, r, end, rows, masks[r]);
         r = end;
       }
     }
@@ -591,6 +591,7 @@ class Attend {
           __builtin_memcpy(row + b, &word, 4);
         }
       }
+      rows.v_ahead[s] = 0;  // it led from the rows that the copy stands for
       rows.v[s] = to;
       rows.v_stride[s] = row_bytes;
       if constexpr (E::kScaled) {
