@@ -12,6 +12,16 @@
 namespace kvfolio::bench {
 namespace {
 
+// Of a call that moves so many bytes, repeated until a quarter of a GiB has gone by.
+template <typename Call>
+double bytes_per_ns(Session& session, std::int64_t bytes, Call&& call) {
+  const int repeats =
+      session.quick() ? 1 : std::max(1, static_cast<int>((std::int64_t{256} << 20) / bytes));
+  return static_cast<double>(bytes) * repeats / nanoseconds_of([&] {
+           for (int i = 0; i < repeats; ++i) call();
+         });
+}
+
 void rows(Session& session) {
   if (!session.wants("storage.append") && !session.wants("storage.gather")) return;
   for (const std::int32_t full : {256, 16'384}) {
@@ -20,13 +30,7 @@ void rows(Session& session) {
       const StorageFixture fixture(format, DType::kF32, tokens, kBlockSize);
       fixture.check();
       const auto bytes = static_cast<std::int64_t>(fixture.rows.size());
-      const int repeats =
-          session.quick() ? 1 : std::max(1, static_cast<int>((std::int64_t{256} << 20) / bytes));
-      const auto rate = [&](auto&& call) {
-        return static_cast<double>(bytes) * repeats / nanoseconds_of([&] {
-                 for (int i = 0; i < repeats; ++i) call();
-               });
-      };
+      const auto rate = [&](auto&& call) { return bytes_per_ns(session, bytes, call); };
       const auto figure = [&](const char* name, std::optional<Earlier> earlier) {
         return Figure{.name = name,
                       .facts = {{"tokens", std::int64_t{tokens}},
@@ -85,13 +89,7 @@ void tiles(Session& session) {
       const StorageFixture fixture(Format::kGranule, dtype, tokens, kBlockSize);
       fixture.check();
       const auto bytes = static_cast<std::int64_t>(fixture.rows.size());
-      const int repeats =
-          session.quick() ? 1 : std::max(1, static_cast<int>((std::int64_t{256} << 20) / bytes));
-      const auto rate = [&](auto&& call) {
-        return static_cast<double>(bytes) * repeats / nanoseconds_of([&] {
-                 for (int i = 0; i < repeats; ++i) call();
-               });
-      };
+      const auto rate = [&](auto&& call) { return bytes_per_ns(session, bytes, call); };
       const auto copy = [&](std::byte* to, const std::byte* from) {
         return [=, &fixture, &rate] {
           return rate([&] {
