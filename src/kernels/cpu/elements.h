@@ -139,10 +139,22 @@ struct Int8Base {
   }
 };
 
+// int8 with sums in whole numbers.
+template <class T>
+struct Int8Words : Int8Base<T> {
+  using F = typename T::F;
+  using Sum = typename T::I;
+
+  static Sum zero() { return T::zero_words(); }
+  static F to_float(Sum sum) { return T::to_float(sum); }
+  static F minus(Sum sum, std::int32_t offset) {
+    return T::to_float(T::sub_words(sum, T::broadcast_word(static_cast<std::uint32_t>(offset))));
+  }
+};
+
 // int8 by products of 16-bit pairs.
 template <class T>
-struct Int8Element : Int8Base<T> {
-  using F = typename T::F;
+struct Int8Element : Int8Words<T> {
   using I = typename T::I;
   using Sum = I;
   struct Line {
@@ -153,7 +165,6 @@ struct Int8Element : Int8Base<T> {
   static constexpr int kQueryWords = 2;
   static constexpr int kWeightWords = 1;
 
-  static Sum zero() { return T::zero_words(); }
   static Line load_k(const std::byte* p) {
     const I words = T::load_words(p);
     return {T::even_unsigned(words), T::odd_unsigned(words)};
@@ -173,10 +184,6 @@ struct Int8Element : Int8Base<T> {
     return T::dot_pairs(T::dot_pairs(sum, line.even, q.even), line.odd, q.odd);
   }
   static Sum dot_v(Sum sum, const Line& line, const Factor& w) { return dot_k(sum, line, w); }
-  static F minus(Sum sum, std::int32_t offset) {
-    return T::to_float(T::sub_words(sum, T::broadcast_word(static_cast<std::uint32_t>(offset))));
-  }
-  static F to_float(Sum sum) { return T::to_float(sum); }
 
   static float store_query(const float* q, int dims, std::uint32_t* words, std::int32_t* sum) {
     std::int8_t bytes[256];

@@ -48,8 +48,7 @@ struct DotBf16Element {
 
 // vpdpbusd: unsigned bytes (K, weights) times signed ones (the query, V), four at a time.
 template <class T>
-struct DotInt8Element : Int8Base<T> {
-  using F = typename T::F;
+struct DotInt8Element : Int8Words<T> {
   using I = typename T::I;
   using Sum = I;
   using Line = I;
@@ -57,17 +56,12 @@ struct DotInt8Element : Int8Base<T> {
   static constexpr int kQueryWords = 1;
   static constexpr int kWeightWords = 1;
 
-  static Sum zero() { return T::zero_words(); }
   static Line load_k(const std::byte* p) { return T::load_words(p); }
   static Line load_v(const std::byte* p) { return T::load_words(p); }
   static Factor load_query(const std::uint32_t* p) { return T::broadcast_word(*p); }
   static Factor load_weight(const std::uint32_t* p) { return T::broadcast_word(*p); }
   static Sum dot_k(Sum sum, Line line, Factor q) { return _mm512_dpbusd_epi32(sum, line, q); }
   static Sum dot_v(Sum sum, Line line, Factor w) { return _mm512_dpbusd_epi32(sum, w, line); }
-  static F minus(Sum sum, std::int32_t offset) {
-    return T::to_float(T::sub_words(sum, T::broadcast_word(static_cast<std::uint32_t>(offset))));
-  }
-  static F to_float(Sum sum) { return T::to_float(sum); }
   static float store_query(const float* q, int dims, std::uint32_t* words, std::int32_t* sum) {
     std::int8_t bytes[kMaxHeadDim];
     const float scale = Int8Base<T>::quantize_query(q, dims, bytes, sum);
