@@ -97,8 +97,7 @@ void decode_share(const Context& context) {
       const std::int64_t layer_bytes =
           std::int64_t{kSequences} * length * 2 * kKvHeads * kHeadDim * dtype_bytes(dtype);
       if (!session.quick()) {
-        shape.num_layers =
-            static_cast<std::int32_t>((4 * context.l3_bytes + layer_bytes - 1) / layer_bytes);
+        shape.num_layers = context.layers_beyond_cache(layer_bytes);
       }
       Piece piece;
       piece.cache = std::make_unique<CachedCase>(shape);

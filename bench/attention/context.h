@@ -61,6 +61,10 @@ class Context {
 
   // Bytes of the third-level cache as the kernel says, 32 MiB where it does not.
   std::int64_t l3_bytes = 0;
+  // Layers of so many bytes that together are four times the third-level cache.
+  [[nodiscard]] std::int32_t layers_beyond_cache(std::int64_t layer_bytes) const noexcept {
+    return static_cast<std::int32_t>((4 * l3_bytes + layer_bytes - 1) / layer_bytes);
+  }
   std::string model_name;
   // Of f32, one core, giga-operations per second.
   double f32_peak = 0;
