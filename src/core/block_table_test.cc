@@ -4,13 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <utility>
 
 namespace kvfolio {
 namespace {
 
 TEST(BlockTable, GrowsWithDroppedEntriesAndKeepsTheOthers) {
-  SpanArena arena = std::move(*SpanArena::create(256));
+  SpanArena arena = *SpanArena::create(256);
   BlockTable table;
   EXPECT_EQ(table.size(), 0);
   EXPECT_TRUE(table.blocks(arena).empty());
@@ -30,7 +29,7 @@ TEST(BlockTable, GrowsWithDroppedEntriesAndKeepsTheOthers) {
 }
 
 TEST(BlockTable, ATruncatedTableForgetsEntriesAndKeepsItsMemory) {
-  SpanArena arena = std::move(*SpanArena::create(64));
+  SpanArena arena = *SpanArena::create(64);
   BlockTable table;
   ASSERT_TRUE(table.reserve(arena, 16));
   table.grow(arena, 16);
@@ -49,7 +48,7 @@ TEST(BlockTable, ATruncatedTableForgetsEntriesAndKeepsItsMemory) {
 }
 
 TEST(BlockTable, AFullArenaRefusesAndChangesNothing) {
-  SpanArena arena = std::move(*SpanArena::create(32));
+  SpanArena arena = *SpanArena::create(32);
   BlockTable table;
   BlockTable other;
   ASSERT_TRUE(table.reserve(arena, 8));
@@ -64,7 +63,7 @@ TEST(BlockTable, AFullArenaRefusesAndChangesNothing) {
 }
 
 TEST(BlockTableDeathTest, GrowingWithoutRoomStopsTheProgram) {
-  SpanArena arena = std::move(*SpanArena::create(32));
+  SpanArena arena = *SpanArena::create(32);
   BlockTable table;
   ASSERT_TRUE(table.reserve(arena, 8));
   EXPECT_DEATH(table.grow(arena, 9), "broken invariant");

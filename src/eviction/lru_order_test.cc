@@ -160,8 +160,8 @@ void compare_with_naive(std::int32_t num_blocks, int operations, std::uint32_t s
 }
 
 TEST(LruOrder, ACopyNamesTheSameVictimsAndIsIndependent) {
-  LruOrder source = std::move(*LruOrder::create(100));
-  LruOrder target = std::move(*LruOrder::create(100));
+  LruOrder source = *LruOrder::create(100);
+  LruOrder target = *LruOrder::create(100);
   for (std::int32_t b = 0; b < 100; ++b) {
     source.touch(BlockId(b * 37 % 100));
     target.touch(BlockId(b));

@@ -71,7 +71,7 @@ constexpr GroupId kSecond(1);
 
 struct Tree {
   explicit Tree(const PrefixTreeOptions& options, const RootKey& key = {})
-      : tree(std::move(*PrefixTree::create(options, &heard))), root(tree.make_root(key)) {}
+      : tree(*PrefixTree::create(options, &heard)), root(tree.make_root(key)) {}
   ~Tree() { EXPECT_EQ(tree.check_invariants().message(), "ok"); }
 
   // Publishes tokens from the root; the blocks are busy afterwards.
@@ -756,7 +756,7 @@ TEST(PrefixTreeDeathTest, MisuseStopsTheProgram) {
 TEST(PrefixTree, ACopyAnswersTheSameAndKeepsItsOwnObserver) {
   Tree source(two_groups());
   Listener heard;
-  PrefixTree copy = std::move(*PrefixTree::create(two_groups(), &heard));
+  PrefixTree copy = *PrefixTree::create(two_groups(), &heard);
   {
     Place place = copy.enter(copy.make_root({.model = "other"}), 0);
     const Table blocks = {7};

@@ -52,7 +52,7 @@ class Engine {
     window.window = 32;
     window.block_size = 8;
     spec.groups = {full, window};
-    return std::move(*KVCacheManager::create(spec, {.max_sequences = kSequences}));
+    return *KVCacheManager::create(spec, {.max_sequences = kSequences});
   }
 
   void open(std::size_t i, int length) {
@@ -127,7 +127,7 @@ TEST(SteadyHeap, ShortageOpenForkTruncateAndCloseAllocateNothing) {
   group.block_size = 4;
   group.num_blocks = 8;
   spec.groups = {group};
-  KVCacheManager manager = std::move(*KVCacheManager::create(spec, {.max_sequences = 4}));
+  KVCacheManager manager = *KVCacheManager::create(spec, {.max_sequences = 4});
   const std::vector<std::int32_t> prompt = {1, 2, 3, 4, 5, 6};
   const std::vector<std::int32_t> more(64, 1);
   const auto round = [&] {
