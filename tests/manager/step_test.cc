@@ -520,7 +520,7 @@ TEST(Step, UndoneSequencesLeaveThePlanInAppendOrder) {
   for (int i = 0; i < 8; ++i) all.push_back(e.open({}).sequence);
   const Ticket t = must(e.manager.begin_step());
   for (const SequenceId s : all) must(e.manager.append(s, tokens(1, 3)));
-  for (const std::size_t gone : {0, 2, 5}) must(e.manager.undo(all[gone]));
+  for (const std::size_t gone : {0U, 2U, 5U}) must(e.manager.undo(all[gone]));
   must(e.manager.check_invariants());
   must(e.manager.append(all[2], tokens(1, 5)));
   const auto planned = [&] {
