@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 include_guard(GLOBAL)
 #   kvfolio_add_test(<name> SOURCES a_test.cc ... [LIBS ...] [LABELS ...] [TIMEOUT seconds]
-#                    [NO_MAIN])
+#                    [NO_MAIN] [THREADS])
 #
 # Adds the executable <name> (GoogleTest, with gtest_main unless NO_MAIN) and a ctest entry for each
 # of its tests, named Suite.Test. In a layer's directory it links that layer and those below it;
 # elsewhere the library kvfolio. LIBS adds to that. Label "slow": left out of the sanitizer runs.
-# Does nothing where tests are not built.
+# THREADS: it runs more than one; only such tests are built under the thread sanitizer. Does nothing
+# where tests are not built.
 if(KVFOLIO_BUILD_TESTS)
   find_package(GTest REQUIRED)
   include(GoogleTest)
@@ -16,7 +17,10 @@ function(kvfolio_add_test name)
   if(NOT KVFOLIO_BUILD_TESTS)
     return()
   endif()
-  cmake_parse_arguments(PARSE_ARGV 1 arg "NO_MAIN" "TIMEOUT" "SOURCES;LIBS;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "NO_MAIN;THREADS" "TIMEOUT" "SOURCES;LIBS;LABELS")
+  if(KVFOLIO_SANITIZE MATCHES "thread" AND NOT arg_THREADS)
+    return()
+  endif()
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "kvfolio_add_test(${name}): what is ${arg_UNPARSED_ARGUMENTS}?")
   endif()
@@ -93,9 +97,9 @@ endfunction()
 # Adds the executable bin/<name> around LLVMFuzzerTestOneInput, and a ctest entry that runs it over
 # the files of CORPUS once. With clang it is a libFuzzer program (the preset fuzz also instruments
 # what it links); with g++ a program that only replays the files and folders named on its command
-# line.
+# line. Not under the thread sanitizer: one thread reads.
 function(kvfolio_add_fuzzer name)
-  if(NOT KVFOLIO_BUILD_TESTS)
+  if(NOT KVFOLIO_BUILD_TESTS OR KVFOLIO_SANITIZE MATCHES "thread")
     return()
   endif()
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "CORPUS" "SOURCES;LIBS")

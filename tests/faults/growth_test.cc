@@ -152,6 +152,7 @@ TEST(FaultT18, ASequenceOfAStepIsFoundWithoutALookAtTheOthers) {
     for (int run = 0; run < 3; ++run) {
       Engine e({full_group(16, 8 * sequences)}, {.max_sequences = 2 * sequences});
       std::vector<SequenceId> all;
+      all.reserve(static_cast<std::size_t>(sequences));
       for (std::int32_t i = 0; i < sequences; ++i) all.push_back(e.open({}).sequence);
       const auto append_all = [&](std::int32_t draft) {
         const Ticket ticket = must(e.manager.begin_step());

@@ -517,6 +517,7 @@ TEST(Step, WhoWasAdmittedIsAppendedThoughTableRoomIsShort) {
 TEST(Step, UndoneSequencesLeaveThePlanInAppendOrder) {
   Engine e({full_group(4, 64)}, {.max_sequences = 8});
   std::vector<SequenceId> all;
+  all.reserve(8);
   for (int i = 0; i < 8; ++i) all.push_back(e.open({}).sequence);
   const Ticket t = must(e.manager.begin_step());
   for (const SequenceId s : all) must(e.manager.append(s, tokens(1, 3)));

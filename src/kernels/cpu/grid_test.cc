@@ -53,6 +53,9 @@ int draw(Random& random, int low, int high) {
   return std::uniform_int_distribution<int>(low, high)(random);
 }
 
+// Products of small counts, which int holds.
+constexpr std::size_t index(int i) { return static_cast<std::size_t>(i); }
+
 // ---- cases -------------------------------------------------------------------------------------
 
 enum Parameter {
@@ -330,16 +333,16 @@ class Memory {
     std::shuffle(ids.begin(), ids.end(), random);
     std::size_t next = 0;
     stride_ = blocks_per_sequence_ + (c.sharing == 2 ? 3 : 0);
-    table_.assign(static_cast<std::size_t>(stride_ * n), c.sharing == 2 ? 1 << 30 : -1);
+    table_.assign(index(stride_ * n), c.sharing == 2 ? 1 << 30 : -1);
     const int shared = c.sharing == 1 ? shared_tokens() / block_size : 0;
     for (int i = 0; i < n; ++i) {
       const int blocks =
           (c.sequences[static_cast<std::size_t>(i)].kv_len + bs_int() - 1) / bs_int();
       for (int b = 0; b < blocks; ++b) {
         if (i > 0 && b < shared) {
-          table_[static_cast<std::size_t>(i * stride_ + b)] = table_[static_cast<std::size_t>(b)];
+          table_[index(i * stride_ + b)] = table_[static_cast<std::size_t>(b)];
         } else {
-          table_[static_cast<std::size_t>(i * stride_ + b)] = ids[next++];
+          table_[index(i * stride_ + b)] = ids[next++];
         }
       }
     }
@@ -349,7 +352,7 @@ class Memory {
       const Sequence& s = c.sequences[static_cast<std::size_t>(i)];
       for (int b = 0; b < blocks_per_sequence_; ++b) {
         if (b * bs_int() >= s.trim_sinks && (b + 1) * bs_int() <= s.trim_first_kept) {
-          table_[static_cast<std::size_t>(i * stride_ + b)] = -1;
+          table_[index(i * stride_ + b)] = -1;
         }
       }
     }
@@ -410,7 +413,7 @@ class Memory {
     for (int i = 0; i < static_cast<int>(case_.sequences.size()); ++i) {
       for (int p = 0; p < case_.sequences[static_cast<std::size_t>(i)].kv_len; ++p) {
         const int owner = p < shared_tokens() ? 0 : i;
-        const int block = table_[static_cast<std::size_t>(i * stride_ + p / block_size_)];
+        const int block = table_[index(i * stride_ + p / block_size_)];
         for (int h = 0; h < case_.heads; ++h) {
           for (const bool is_v : {false, true}) fill_row(is_v, owner, p, h, block);
         }
@@ -508,7 +511,7 @@ Status run(const Case& c, const Memory& memory, const std::vector<float>& all_qu
            const std::vector<Part>& parts, KernelTarget target, const Executor* executor,
            Output& output) {
   const int q_heads = c.heads * c.group;
-  const auto row = static_cast<std::size_t>(q_heads * c.dim_k);
+  const auto row = index(q_heads * c.dim_k);
   std::vector<std::int32_t> query_start{0};
   std::vector<std::int32_t> kv_lens;
   std::vector<std::int32_t> table;
@@ -528,8 +531,7 @@ Status run(const Case& c, const Memory& memory, const std::vector<float>& all_qu
     // A causal row does not know of tokens behind it, so the sequence may as well end there.
     const int behind = s.queries - part.first_query - part.queries;
     kv_lens.push_back(s.kv_len - (c.params.causal ? behind : 0));
-    const auto begin =
-        memory.table().begin() + static_cast<std::ptrdiff_t>(part.sequence * memory.stride());
+    const auto begin = memory.table().begin() + std::ptrdiff_t{part.sequence} * memory.stride();
     table.insert(table.end(), begin, begin + memory.stride());
     sinks.push_back(s.trim_sinks);
     kept.push_back(std::min(s.trim_first_kept, kv_lens.back()));
@@ -549,8 +551,8 @@ Status run(const Case& c, const Memory& memory, const std::vector<float>& all_qu
       std::memcpy(&typed[i * 2], &half, 2);
     }
   }
-  output.out.assign(static_cast<std::size_t>(num_queries * q_heads * c.dim_v), 12345.0f);
-  output.lse.assign(static_cast<std::size_t>(num_queries * q_heads), 12345.0);
+  output.out.assign(index(num_queries * q_heads * c.dim_v), 12345.0f);
+  output.lse.assign(index(num_queries * q_heads), 12345.0);
   AttentionArgs args;
   args.cache = memory.view();
   args.batch = {.query_start = query_start,
@@ -590,6 +592,7 @@ Status run(const Case& c, const Memory& memory, const std::vector<float>& all_qu
 
 std::vector<Part> whole(const Case& c) {
   std::vector<Part> parts;
+  parts.reserve(c.sequences.size());
   for (int i = 0; i < static_cast<int>(c.sequences.size()); ++i) {
     parts.push_back({i, 0, c.sequences[static_cast<std::size_t>(i)].queries});
   }
@@ -605,9 +608,9 @@ struct Exact {
 Exact exact(const Case& c, const Memory& memory, const std::vector<float>& queries) {
   Exact result;
   const int q_heads = c.heads * c.group;
-  std::vector<double> k(static_cast<std::size_t>(c.longest() * c.dim_k));
-  std::vector<double> v(static_cast<std::size_t>(c.longest() * c.dim_v));
-  const auto rows = static_cast<std::size_t>(c.num_queries() * q_heads);
+  std::vector<double> k(index(c.longest() * c.dim_k));
+  std::vector<double> v(index(c.longest() * c.dim_v));
+  const auto rows = index(c.num_queries() * q_heads);
   result.out.assign(rows * static_cast<std::size_t>(c.dim_v), 0.0);
   result.lse.assign(rows, -std::numeric_limits<double>::infinity());
   int first = 0;
@@ -617,13 +620,13 @@ Exact exact(const Case& c, const Memory& memory, const std::vector<float>& queri
     for (int h = 0; h < c.heads; ++h) {
       for (int p = 0; p < s.kv_len; ++p) {
         const int sequence = static_cast<int>(i);
-        memory.stored(false, sequence, p, h, &k[static_cast<std::size_t>(p * c.dim_k)]);
-        memory.stored(true, sequence, p, h, &v[static_cast<std::size_t>(p * c.dim_v)]);
+        memory.stored(false, sequence, p, h, &k[index(p * c.dim_k)]);
+        memory.stored(true, sequence, p, h, &v[index(p * c.dim_v)]);
       }
       for (int r = 0; r < s.queries; ++r) {
         const int position = s.kv_len - s.queries + r;
         for (int g = 0; g < c.group; ++g) {
-          const auto row = static_cast<std::size_t>((first + r) * q_heads + h * c.group + g);
+          const auto row = index((first + r) * q_heads + h * c.group + g);
           const float* q = &queries[row * static_cast<std::size_t>(c.dim_k)];
           std::vector<std::pair<int, double>> scores;
           double most = -std::numeric_limits<double>::infinity();
@@ -635,7 +638,7 @@ Exact exact(const Case& c, const Memory& memory, const std::vector<float>& queri
             if (p >= s.trim_sinks && p < s.trim_first_kept) continue;
             double score = 0;
             for (int d = 0; d < c.dim_k; ++d) {
-              score += static_cast<double>(q[d]) * k[static_cast<std::size_t>(p * c.dim_k + d)];
+              score += static_cast<double>(q[d]) * k[index(p * c.dim_k + d)];
             }
             score *= c.params.scale;
             most = std::max(most, score);
@@ -648,7 +651,7 @@ Exact exact(const Case& c, const Memory& memory, const std::vector<float>& queri
             const double weight = std::exp(score - most);
             total += weight;
             for (int d = 0; d < c.dim_v; ++d) {
-              out[d] += weight * v[static_cast<std::size_t>(p * c.dim_v + d)];
+              out[d] += weight * v[index(p * c.dim_v + d)];
             }
           }
           for (int d = 0; d < c.dim_v; ++d) out[d] /= total;
@@ -771,7 +774,7 @@ void check(const Case& c, Pools& pools, Worst& worst) {
         if (!c.params.causal && begin + count != n) continue;
         Output alone;
         ASSERT_TRUE(run(c, memory, queries, {{i, begin, count}}, target, nullptr, alone).ok());
-        const auto row = static_cast<std::size_t>(c.heads * c.group * c.dim_v);
+        const auto row = index(c.heads * c.group * c.dim_v);
         ASSERT_EQ(
             std::memcmp(alone.out.data(), &got.out[row * static_cast<std::size_t>(first + begin)],
                         row * static_cast<std::size_t>(count) * sizeof(float)),

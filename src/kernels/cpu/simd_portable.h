@@ -55,7 +55,7 @@ struct Vector4 {
   // A NaN in b is kept.
   static F max(F a, F b) { return a > b ? a : b; }
   static bool any_greater(F a, F b) { return any(a > b); }
-  static bool any_nan(F a) { return any(a != a); }
+  static bool any_nan(F a) { return any(a != a); }  // NOLINT(misc-redundant-expression)
   static float largest(F x) {
     float most = x[0];
     for (int i = 1; i < kLanes; ++i) most = x[i] > most ? x[i] : most;
