@@ -3,6 +3,7 @@
 """A Llama or Mistral forward pass in float64 NumPy: what the engine is compared with.
 
     ref_llama.py FOLDER 1,2,3 OUT.npy       logits of every position, [positions, vocab] float64
+    ref_llama.py FOLDER bits TEXT           bits per byte of a file, by the rule of --perplexity
 
 Independent of the engine: it reads the checkpoint itself and computes whole matrices, no cache.
 """
@@ -96,9 +97,29 @@ class RefLlama:
         output = w["model.embed_tokens.weight" if tied else "lm_head.weight"]
         return norm(x, "model.norm.weight") @ output.T
 
+    def bits(self, tokens):
+        """Bits per token over consecutive windows of max_position_embeddings, the first token of
+        each unscored, and how many tokens that scores."""
+        length, bits, scored = self.config["max_position_embeddings"], 0.0, 0
+        for first in range(0, len(tokens), length):
+            window = np.asarray(tokens[first : first + length])
+            if len(window) < 2:
+                break
+            logits = self.logits(window)[:-1]
+            top = logits.max(-1, keepdims=True)
+            log_probs = logits - top - np.log(np.exp(logits - top).sum(-1, keepdims=True))
+            bits -= log_probs[np.arange(len(window) - 1), window[1:]].sum() / np.log(2)
+            scored += len(window) - 1
+        return bits / scored, scored
 
-def main(folder, ids, out):
-    np.save(out, RefLlama(folder).logits([int(token) for token in ids.split(",")]))
+
+def main(folder, ids, path):
+    reference = RefLlama(folder)
+    if ids == "bits":
+        per_token, scored = reference.bits(list(pathlib.Path(path).read_bytes()))
+        print(f"{per_token:.6f} bits per byte, {scored} scored")
+    else:
+        np.save(path, reference.logits([int(token) for token in ids.split(",")]))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the type of the cache costs in bits: held-out text, against float64 NumPy without a cache."""
+
+import json
+import sys
+
+import pytest
+from engine import SOURCE, run
+
+sys.path.insert(0, str(SOURCE / "tests"))
+import ref_llama  # noqa: E402
+
+MODEL = SOURCE / "models" / "kjv-bytes"
+TEXT = MODEL / "heldout.txt"
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return ref_llama.RefLlama(MODEL).bits(list(TEXT.read_bytes()))
+
+
+# Of bits per byte. 16 bits of a number change less than the fourth digit on this model.
+@pytest.mark.parametrize("cache_type,part", [("f32", 3e-6), ("f16", 3e-5), ("bf16", 3e-5),
+                                             ("int8", 0.005)])
+def test_bits_per_byte_of_held_out_text_are_those_of_numpy(cache_type, part, exact):
+    bits, scored = exact
+    done = run(MODEL, "--perplexity", TEXT, "--json", "--cache-dtype", cache_type)
+    summary = json.loads(done.stdout)["summary"]
+    assert summary["scored_tokens"] == scored
+    assert summary["bits_per_token"] == pytest.approx(bits, rel=part)
