@@ -27,7 +27,13 @@ KVFOLIO_AVX2 void convert_avx2(const std::byte* src, std::byte* dst, std::int64_
 }
 
 template <typename From, typename To>
+KVFOLIO_AVX512 void convert_avx512(const std::byte* src, std::byte* dst, std::int64_t n) {
+  convert_loop<From, To>(src, dst, n);
+}
+
+template <typename From, typename To>
 ConvertFn convert_elements(Isa isa) {
+  if (isa == Isa::kAvx512) return convert_avx512<From, To>;
   return isa == Isa::kAvx2 ? convert_avx2<From, To> : convert_baseline<From, To>;
 }
 

@@ -26,19 +26,17 @@ using testing_cache::TestRows;
 
 template <typename To, typename From>
 std::vector<To> converted(DType from, DType to, const std::vector<From>& source) {
-  std::vector<To> results[2];
-  for (const kernels::Isa isa : {kernels::Isa::kBaseline, kernels::best_isa()}) {
-    std::vector<To>& result = results[isa == kernels::Isa::kBaseline ? 0 : 1];
-    result.resize(source.size());
+  std::vector<To> first;
+  for (const kernels::Isa isa : testing_cache::isas()) {
+    std::vector<To> result(source.size());
     convert_fn(from, to, isa)(reinterpret_cast<const std::byte*>(source.data()),
                               reinterpret_cast<std::byte*>(result.data()),
                               static_cast<std::int64_t>(source.size()));
+    if (first.empty()) first = result;
+    // NaN included, every instruction set gives the same bits.
+    EXPECT_EQ(std::memcmp(first.data(), result.data(), source.size() * sizeof(To)), 0);
   }
-  // NaN included, every instruction set gives the same bits.
-  if (!results[1].empty()) {
-    EXPECT_EQ(std::memcmp(results[0].data(), results[1].data(), source.size() * sizeof(To)), 0);
-  }
-  return results[0];
+  return first;
 }
 
 double half_value(std::uint16_t bits, DType half) {

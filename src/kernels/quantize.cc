@@ -94,7 +94,25 @@ struct Avx2 {
 };
 
 template <typename Row>
+struct Avx512 {
+  KVFOLIO_AVX512 static float amax(const std::byte* row, std::int64_t n) {
+    return amax_loop<Row>(row, n);
+  }
+  KVFOLIO_AVX512 static void quantize(const std::byte* src, std::byte* dst, std::int64_t n,
+                                      float inverse, std::uint8_t flip) {
+    quantize_loop<Row>(src, dst, n, inverse, flip);
+  }
+  KVFOLIO_AVX512 static void dequantize(const std::byte* src, std::byte* dst, std::int64_t n,
+                                        float scale, std::uint8_t flip) {
+    dequantize_loop<Row>(src, dst, n, scale, flip);
+  }
+};
+
+template <typename Row>
 QuantizeLoops loops_of(Isa isa) {
+  if (isa == Isa::kAvx512) {
+    return {Avx512<Row>::amax, Avx512<Row>::quantize, Avx512<Row>::dequantize};
+  }
   if (isa == Isa::kAvx2) return {Avx2<Row>::amax, Avx2<Row>::quantize, Avx2<Row>::dequantize};
   return {Baseline<Row>::amax, Baseline<Row>::quantize, Baseline<Row>::dequantize};
 }

@@ -62,7 +62,7 @@ void expect_rule(const TestRows& rows, kernels::Isa isa) {
 }
 
 void expect_rule(const TestRows& rows) {
-  for (const kernels::Isa isa : {kernels::Isa::kBaseline, kernels::best_isa()}) {
+  for (const kernels::Isa isa : testing_cache::isas()) {
     expect_rule(rows, isa);
   }
 }

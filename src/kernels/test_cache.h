@@ -14,6 +14,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/isa.h"
 #include "kvfolio/kernels.h"
 #include "kvfolio/spec.h"
 #include "kvfolio/view.h"
@@ -22,6 +23,15 @@ namespace kvfolio::testing_cache {
 
 // Of rows, and of caches.
 inline constexpr DType kDTypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
+
+// The instruction sets of this machine for which loops are built, the baseline first.
+inline std::vector<kernels::Isa> isas() {
+  std::vector<kernels::Isa> result;
+  for (const auto isa : {kernels::Isa::kBaseline, kernels::Isa::kAvx2, kernels::Isa::kAvx512}) {
+    if (isa <= kernels::best_isa()) result.push_back(isa);
+  }
+  return result;
+}
 inline constexpr DType kCacheDTypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16,
                                          DType::kInt8};
 inline constexpr Format kFormats[] = {Format::kHnd, Format::kNhd, Format::kGranule};
