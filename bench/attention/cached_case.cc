@@ -263,7 +263,7 @@ double CachedCase::bytes_read(ReadOrder order) const {
 }
 
 void CachedCase::read_blocks(const Context& context, std::int32_t threads, ReadOrder order,
-                             std::int32_t ahead) const {
+                             Distance ahead) const {
   const std::int64_t items = TileWalk::num_items(*this, order);
   const ReadTile read_tile = context.read_tile();
   parallel_for(context.executor(threads), threads, [&](std::int32_t part) {
@@ -271,14 +271,14 @@ void CachedCase::read_blocks(const Context& context, std::int32_t threads, ReadO
     const std::int64_t end = items * (part + 1) / threads;
     TileWalk walk(*this, order, first, end);
     TileWalk leader(*this, order, first, end);
-    for (std::int32_t i = 0; i < ahead && !leader.done(); ++i) leader.next();
+    for (std::int32_t i = 0; i < ahead.tiles && !leader.done(); ++i) leader.next();
     std::uint64_t sum = 0;
     for (; !walk.done(); walk.next()) {
-      if (ahead == 0 || leader.done()) {
-        sum += read_tile(tile_shape_, walk.tile(), nullptr);
+      if (ahead.tiles == 0 || leader.done()) {
+        sum += read_tile(tile_shape_, walk.tile(), {});
       } else {
         const Tile next = leader.tile();
-        sum += read_tile(tile_shape_, walk.tile(), &next);
+        sum += read_tile(tile_shape_, walk.tile(), {&next, ahead.level});
         leader.next();
       }
     }
@@ -286,8 +286,7 @@ void CachedCase::read_blocks(const Context& context, std::int32_t threads, ReadO
   });
 }
 
-void CachedCase::read_in_order(const Context& context, std::int32_t threads,
-                               std::int32_t ahead) const {
+void CachedCase::read_in_order(const Context& context, std::int32_t threads, Distance ahead) const {
   // The cache's memory begins with the first row of K.
   const auto* memory = reinterpret_cast<const unsigned char*>(view_.k);
   constexpr std::int32_t kPiece = 4096;
@@ -303,8 +302,8 @@ void CachedCase::read_in_order(const Context& context, std::int32_t threads,
       Tile tile;
       tile.planes[0] = {memory + i * kPiece, 0};
       Tile next;
-      next.planes[0] = {memory + std::min(i + ahead, end - 1) * kPiece, 0};
-      sum += read_tile(shape, tile, ahead == 0 ? nullptr : &next);
+      next.planes[0] = {memory + std::min(i + ahead.tiles, end - 1) * kPiece, 0};
+      sum += read_tile(shape, tile, {ahead.tiles == 0 ? nullptr : &next, ahead.level});
     }
     keep(sum);
   });
@@ -322,11 +321,14 @@ const char* to_string(ReadOrder order) {
   return "invalid";
 }
 
+constexpr Distance kDistances[] = {{0},    {1, 1}, {2, 1}, {4, 1}, {8, 1},
+                                   {1, 2}, {2, 2}, {4, 2}, {8, 2}};
+
 ReadProbe ReadProbe::of_blocks(Panel& panel, const Context& context, const CachedCase& cache,
                                std::int32_t threads) {
   ReadProbe probe;
   for (const ReadOrder order : {ReadOrder::kByHead, ReadOrder::kByToken}) {
-    for (const std::int32_t ahead : {0, 1, 2, 4, 8}) {
+    for (const Distance ahead : kDistances) {
       const std::size_t piece = panel.add([&context, &cache, threads, order, ahead] {
         cache.read_blocks(context, threads, order, ahead);
       });
@@ -339,7 +341,7 @@ ReadProbe ReadProbe::of_blocks(Panel& panel, const Context& context, const Cache
 ReadProbe ReadProbe::of_memory(Panel& panel, const Context& context, const CachedCase& cache,
                                std::int32_t threads) {
   ReadProbe probe;
-  for (const std::int32_t ahead : {0, 2, 8}) {
+  for (const Distance ahead : {Distance{0}, Distance{2, 2}, Distance{8, 2}}) {
     const std::size_t piece = panel.add(
         [&context, &cache, threads, ahead] { cache.read_in_order(context, threads, ahead); });
     probe.ways_.push_back({ReadOrder::kMemory, ahead, piece});

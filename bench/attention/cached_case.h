@@ -44,6 +44,12 @@ enum class ReadOrder {
 };
 [[nodiscard]] const char* to_string(ReadOrder order);
 
+// How far ahead of its reading a probe asks for memory, and into which level of the caches.
+struct Distance {
+  std::int32_t tiles = 0;  // of 16 tokens; 0: it does not
+  std::int32_t level = 2;
+};
+
 // Every sequence full, with numbers that depend on (sequence, layer, position, head, element) only,
 // whatever the format and the blocks are.
 class CachedCase {
@@ -67,12 +73,11 @@ class CachedCase {
   // Tokens times KV heads, of all layers.
   [[nodiscard]] double token_heads() const;
 
-  // Reads all of it, a share for each thread, in an order that attention may take, and asks for
-  // memory so many tiles of 16 tokens ahead (0: never).
+  // Reads all of it, a share for each thread, in an order that attention may take.
   void read_blocks(const Context& context, std::int32_t threads, ReadOrder order,
-                   std::int32_t ahead) const;
+                   Distance ahead) const;
   // Reads the memory of the cache from its first byte to its last.
-  void read_in_order(const Context& context, std::int32_t threads, std::int32_t ahead) const;
+  void read_in_order(const Context& context, std::int32_t threads, Distance ahead) const;
 
  private:
   void fill();
@@ -87,12 +92,13 @@ class CachedCase {
 };
 
 // Reading a cache as a ceiling: in several ways in every round, and the one whose median is best is
-// the one that counts. Of its blocks: in both orders, at several distances ahead.
+// the one that counts. Of its blocks: in both orders, at several distances ahead, by way of the
+// first level of the caches and of the second.
 class ReadProbe {
  public:
   struct Way {
     ReadOrder order = ReadOrder::kByHead;
-    std::int32_t ahead = 0;
+    Distance ahead;
     std::size_t piece = 0;  // of the panel
   };
 

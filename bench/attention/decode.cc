@@ -153,7 +153,8 @@ class DecodePanel {
                               {in_order, {}});
       auto names = facts(type, threads);
       names.emplace_back("order", to_string(read.blocks.best(panel_).order));
-      names.emplace_back("tiles_ahead", std::int64_t{read.blocks.best(panel_).ahead});
+      names.emplace_back("tiles_ahead", std::int64_t{read.blocks.best(panel_).ahead.tiles});
+      names.emplace_back("into_level", std::int64_t{read.blocks.best(panel_).ahead.level});
       context_.session.report(
           {.name = "read.blocks",
            .facts = std::move(names),

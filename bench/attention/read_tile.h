@@ -24,11 +24,19 @@ struct TileShape {
   std::int32_t row_bytes[4] = {};
 };
 
-// Adds up what it reads and answers it, so that nothing is left out. `ahead` may be null.
-using ReadTile = std::uint64_t (*)(const TileShape& shape, const Tile& tile, const Tile* ahead);
+// What is asked for while a tile is read: nothing, or another tile, into a level of the caches.
+// Which level is better depends on the machine: on Zen 4 int8 is read with 9.5 GB/s by way of the
+// first, with 13 by way of the second.
+struct Ahead {
+  const Tile* tile = nullptr;
+  std::int32_t level = 2;  // 1 or 2
+};
 
-std::uint64_t read_tile_plain(const TileShape& shape, const Tile& tile, const Tile* ahead);
-std::uint64_t read_tile_avx2(const TileShape& shape, const Tile& tile, const Tile* ahead);
-std::uint64_t read_tile_avx512(const TileShape& shape, const Tile& tile, const Tile* ahead);
+// Adds up what it reads and answers it, so that nothing is left out.
+using ReadTile = std::uint64_t (*)(const TileShape& shape, const Tile& tile, const Ahead& ahead);
+
+std::uint64_t read_tile_plain(const TileShape& shape, const Tile& tile, const Ahead& ahead);
+std::uint64_t read_tile_avx2(const TileShape& shape, const Tile& tile, const Ahead& ahead);
+std::uint64_t read_tile_avx512(const TileShape& shape, const Tile& tile, const Ahead& ahead);
 
 }  // namespace kvfolio::bench

@@ -5,7 +5,7 @@ namespace kvfolio::bench {
 
 using Vector = std::uint64_t __attribute__((vector_size(16)));
 
-std::uint64_t read_tile_plain(const TileShape& shape, const Tile& tile, const Tile* ahead) {
+std::uint64_t read_tile_plain(const TileShape& shape, const Tile& tile, const Ahead& ahead) {
   return read_tile<Vector>(shape, tile, ahead);
 }
 
