@@ -1,34 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Kernels that succeed take no memory: every operator new of this program is counted.
+// Kernels that succeed take no memory.
 
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
+#include <cstdint>
 #include <memory>
-#include <new>
 #include <vector>
 
+#include "heap_calls/heap_calls.h"
 #include "kernels/test_cache.h"
 #include "kvfolio/kernels.h"
 
-namespace {
-std::atomic<int> num_heap_calls{0};
-}  // namespace
-
-// Not inlined: g++ would take malloc and free for a mismatch with new and delete.
-[[gnu::noinline]] void* operator new(std::size_t bytes) {
-  ++num_heap_calls;
-  void* memory = std::malloc(bytes == 0 ? 1 : bytes);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-
 namespace kvfolio {
 namespace {
+
+using testing_heap::num_heap_calls;
 
 // Fault J8: a batch append, too.
 TEST(Kernels, CallsThatSucceedTakeNoMemory) {
@@ -67,7 +54,7 @@ TEST(Kernels, CallsThatSucceedTakeNoMemory) {
     args.out = out.rows;
     TestRows one(1, 1, 8, source);
 
-    const int before = num_heap_calls;
+    const std::uint64_t before = num_heap_calls();
     bool ok = append(cache.view, 0, rows.rows, rows.rows, slots).ok();
     ok = ok &&
          gather(
@@ -82,9 +69,9 @@ TEST(Kernels, CallsThatSucceedTakeNoMemory) {
     const ConstRowsView lse{rows.rows.data, 8, 8, 1, 1, 1, source};
     const AttentionState state{one.rows, lse};
     ok = ok && merge_states(state, state, one.rows).ok();
-    const int taken = num_heap_calls - before;
+    const std::uint64_t taken = num_heap_calls() - before;
     EXPECT_TRUE(ok);
-    EXPECT_EQ(taken, 0);
+    EXPECT_EQ(taken, 0U);
   }
 }
 
@@ -121,9 +108,9 @@ TEST(Kernels, NoTargetTakesMemoryAloneOrOnThreads) {
     args.workspace = workspace;
     for (const Executor* threads : {static_cast<const Executor*>(nullptr), &executor}) {
       args.executor = threads;
-      const int before = num_heap_calls;
+      const std::uint64_t before = num_heap_calls();
       const bool ok = attend(args).ok();
-      EXPECT_EQ(num_heap_calls - before, 0) << to_string(target);
+      EXPECT_EQ(num_heap_calls() - before, 0U) << to_string(target);
       EXPECT_TRUE(ok);
     }
   }

@@ -412,6 +412,12 @@ class Attend {
     rows.v_scales[s] = reinterpret_cast<const float*>(v.scales);
   }
 
+  // Rows of V are what the kernels read already, where their tile joins no tokens and a subtile
+  // lies in one block.
+  [[nodiscard]] bool reads_v_in_place() const {
+    return E::kTokens == 1 && !item_.granule && item_.block_size % kGranuleTokens == 0;
+  }
+
   // Rows of HND and NHD become a granule tile in L1; tokens that nobody sees are not touched.
   void pack(int s, std::int32_t position, std::int32_t head, std::uint32_t bits, TileRows& rows) {
     const std::byte* k[kGranuleTokens];
@@ -444,12 +450,18 @@ class Attend {
     std::byte* packed_k = s_.packed_k + s * kSlot;
     std::byte* packed_v = s_.packed_v + s * kSlot;
     Pack::k(k, item_.k.head_dim, packed_k);
-    Pack::v(v, item_.v.head_dim, packed_v);
     rows.k[s] = packed_k;
-    rows.v[s] = packed_v;
-    rows.v_stride[s] = item_.v.head_dim * E::kLaneBytes;
     rows.k_scales[s] = k_scales;
     rows.v_scales[s] = v_scales;
+    if (reads_v_in_place()) {
+      const Spot first = spot_of(position);
+      rows.v[s] = place(item_.v, head, item_.table[first.logical], first.offset, first.offset).rows;
+      rows.v_stride[s] = item_.v.token_stride;
+      return;
+    }
+    Pack::v(v, item_.v.head_dim, packed_v);
+    rows.v[s] = packed_v;
+    rows.v_stride[s] = item_.v.head_dim * E::kLaneBytes;
   }
 
   // ---- what to ask for while a tile is worked on ------------------------------------------------
@@ -491,14 +503,17 @@ class Attend {
     if (block < 0 || block >= item_.num_blocks) return;
     const std::int64_t inner = item_.granule ? spot.offset / kGranuleTokens : spot.offset;
     const std::int64_t share = order_ == Order::kByToken ? head * kGranuleTokens : 0;
-    const auto ahead = [&](const HeadRows& all, const std::byte* here) {
-      const Place next = place(all, next_head, block, spot.offset, inner);
+    const auto ahead = [&](const HeadRows& all, std::int32_t its_head, std::int64_t its_share,
+                           const std::byte* here) {
+      const Place next = place(all, its_head, block, spot.offset, inner);
       if constexpr (E::kScaled) prefetch(next.scales);
-      return reinterpret_cast<std::intptr_t>(next.rows) + share * all.head_dim * kElementBytes -
+      return reinterpret_cast<std::intptr_t>(next.rows) + its_share * all.head_dim * kElementBytes -
              reinterpret_cast<std::intptr_t>(here);
     };
-    rows.k_ahead[s] = ahead(item_.k, rows.k[s]);
-    rows.v_ahead[s] = ahead(item_.v, rows.v[s]);
+    rows.k_ahead[s] = ahead(item_.k, next_head, share, rows.k[s]);
+    // In place the lines of a head's rows lead to those of the same head.
+    const bool own = reads_v_in_place() && order_ == Order::kByToken;
+    rows.v_ahead[s] = ahead(item_.v, own ? head : next_head, own ? 0 : share, rows.v[s]);
   }
 
   void ask_for_rows(std::int32_t position, std::int32_t head) const {
