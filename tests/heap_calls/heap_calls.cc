@@ -10,12 +10,15 @@ namespace {
 
 std::atomic<std::uint64_t> heap_calls{0};
 
-void* counted(std::size_t bytes, std::size_t alignment) {
+void* counted_or_null(std::size_t bytes, std::size_t alignment) noexcept {
   heap_calls.fetch_add(1, std::memory_order_relaxed);
   const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
-  void* const memory = alignment <= alignof(std::max_align_t)
-                           ? std::malloc(bytes == 0 ? 1 : bytes)
-                           : std::aligned_alloc(alignment, rounded);
+  return alignment <= alignof(std::max_align_t) ? std::malloc(bytes == 0 ? 1 : bytes)
+                                                : std::aligned_alloc(alignment, rounded);
+}
+
+void* counted(std::size_t bytes, std::size_t alignment) {
+  void* const memory = counted_or_null(bytes, alignment);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
@@ -36,12 +39,18 @@ void* counted(std::size_t bytes, std::size_t alignment) {
   return counted(bytes, static_cast<std::size_t>(alignment));
 }
 [[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
-  heap_calls.fetch_add(1, std::memory_order_relaxed);
-  return std::malloc(bytes == 0 ? 1 : bytes);
+  return counted_or_null(bytes, alignof(std::max_align_t));
+}
+[[gnu::noinline]] void* operator new(std::size_t bytes, std::align_val_t alignment,
+                                     const std::nothrow_t&) noexcept {
+  return counted_or_null(bytes, static_cast<std::size_t>(alignment));
 }
 [[gnu::noinline]] void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept {
-  heap_calls.fetch_add(1, std::memory_order_relaxed);
-  return std::malloc(bytes == 0 ? 1 : bytes);
+  return counted_or_null(bytes, alignof(std::max_align_t));
+}
+[[gnu::noinline]] void* operator new[](std::size_t bytes, std::align_val_t alignment,
+                                       const std::nothrow_t&) noexcept {
+  return counted_or_null(bytes, static_cast<std::size_t>(alignment));
 }
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
