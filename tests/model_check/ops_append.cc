@@ -66,7 +66,7 @@ void Harness::append_to(const SeqPtr& seq, int count, int draft, bool named, Rng
   if (!in_order() && waits_for(*seq) != 0) errors.insert(kMoment);
   if (seq->is_full_for(count)) errors.insert(kExhausted);
   if (config_.tight_tables) tolerated.insert(kExhausted);
-  if (!in_order() && errors.empty()) {
+  if (!in_order() && !errors.contains(kMoment)) {
     // It was cut back to before that step: waiting is allowed.
     if (incomplete(seq->last_step)) tolerated.insert(kMoment);
     // Its blocks are being written though all of its own tokens are there: waiting is allowed.
@@ -110,7 +110,7 @@ void Harness::append_to(const SeqPtr& seq, int count, int draft, bool named, Rng
     KVFOLIO_REQUIRE(shortage->sequences == isize(seqs_),
                     "the shortage's sequences are the open ones");
   }
-  if (!ok && errors == Codes{kExhausted}) {
+  if (status.code() == kExhausted && errors.contains(kExhausted)) {
     ++coverage_.full_refused;
     const std::string full = "full: " + std::to_string(seq->length()) + " of " +
                              std::to_string(seq->max_tokens) + " tokens";
