@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 include_guard(GLOBAL)
-#   kvfolio_add_test(<name> SOURCES a_test.cc ... [LIBS ...] [LABELS ...] [TIMEOUT seconds]
-#                    [NO_MAIN] [THREADS])
+#   kvfolio_add_test(<name> SOURCES a_test.cc ... [LIBS ...] [INCLUDE folder] [LABELS ...]
+#                    [TIMEOUT seconds] [NO_MAIN] [THREADS])
 #
 # Adds the executable <name> (GoogleTest, with gtest_main unless NO_MAIN) and a ctest entry for each
 # of its tests, named Suite.Test. In a layer's directory it links that layer and those below it;
@@ -17,7 +17,7 @@ function(kvfolio_add_test name)
   if(NOT KVFOLIO_BUILD_TESTS)
     return()
   endif()
-  cmake_parse_arguments(PARSE_ARGV 1 arg "NO_MAIN;THREADS" "TIMEOUT" "SOURCES;LIBS;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "NO_MAIN;THREADS" "INCLUDE;TIMEOUT" "SOURCES;LIBS;LABELS")
   if(KVFOLIO_SANITIZE MATCHES "thread" AND NOT arg_THREADS)
     return()
   endif()
@@ -38,6 +38,9 @@ function(kvfolio_add_test name)
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE kvfolio_options ${subject} ${arg_LIBS} GTest::gmock
     $<IF:$<BOOL:${arg_NO_MAIN}>,GTest::gtest,GTest::gtest_main>)
+  if(arg_INCLUDE)
+    target_include_directories(${name} PRIVATE ${arg_INCLUDE})
+  endif()
   set_target_properties(${name} PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   gtest_discover_tests(${name}
