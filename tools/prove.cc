@@ -133,7 +133,7 @@ class Prover {
       const std::int64_t pool = (least * percent + 99) / 100;
       if (pool == last) continue;
       last = pool;
-      Result<Outcome> outcome = run_engine(condition, pool);
+      Result<Outcome> outcome = run_shared(condition, pool);
       if (!outcome || what_is_missing(condition, outcome->happened).empty()) return outcome;
       if (!preempted && outcome->happened.stats.scheduler.preemptions > 0) {
         preempted = *std::move(outcome);
@@ -146,15 +146,17 @@ class Prover {
   }
 
   // Where others take the cores, the calling thread may be done before a second one gets any: then
-  // a few times more.
+  // a few times more, and where that took no time, for a second.
   Result<Outcome> run_shared(const Condition& condition, std::int64_t num_blocks) {
-    Result<Outcome> outcome = run_engine(condition, num_blocks);
-    for (int again = 0; again < 4; ++again) {
-      if (!outcome || condition.threads.value_or(1) == 1) break;
-      if (outcome->happened.threads_that_worked > 1) break;
-      outcome = run_engine(condition, num_blocks);
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point begin = Clock::now();
+    for (int run = 0;; ++run) {
+      Result<Outcome> outcome = run_engine(condition, num_blocks);
+      if (!outcome || condition.threads.value_or(1) == 1) return outcome;
+      if (outcome->happened.threads_that_worked > 1) return outcome;
+      if (run >= 4 && Clock::now() - begin > std::chrono::seconds(1)) return outcome;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
-    return outcome;
   }
 
   Result<Outcome> run_engine(const Condition& condition, std::int64_t num_blocks) {
