@@ -3,13 +3,14 @@
 
 import ctypes
 import pathlib
+import subprocess
 
 import numpy as np
 
 import cases
 
 NAME = "kvfolio"
-NOTE = "blocks of 16 tokens in random order, format granule; int8: a scale per token and head"
+NOTE = "blocks of 16 tokens in random order, format granule; int8 has a scale for each token and head"
 
 
 class Shape(ctypes.Structure):
@@ -44,7 +45,11 @@ class Peer:
         self.library = _declare(ctypes.CDLL(str(path)))
 
     def version(self):
-        return "this tree"
+        """The commit of the tree that this file lies in."""
+        folder = pathlib.Path(__file__).parent
+        done = subprocess.run(["git", "-C", str(folder), "describe", "--always", "--dirty"],
+                              capture_output=True, text=True, check=False)
+        return done.stdout.strip() or "of no known commit"
 
     def open(self, case):
         return Cache(self.library, case)
@@ -91,7 +96,7 @@ class Cache:
                                                   k.ctypes.data, v.ctypes.data, k.nbytes))
 
     def note(self):
-        return "kernels " + self.library.kvfolio_peer_target(self.number).decode()
+        return "runs on " + self.library.kvfolio_peer_target(self.number).decode()
 
     def prepare(self, threads):
         """Answers a step: append and attend, once."""

@@ -13,12 +13,14 @@ except ImportError as error:
     raise cases.Missing(f"OpenVINO: {error}; scripts/peers installs it") from error
 
 NAME = "openvino"
-NOTE = ("PagedAttention, blocks of 32 tokens in random order; f16: f16 cache, f32 arithmetic; "
-        "8 bit: u8, K by channel over 32 tokens, V by token, bf16 arithmetic")
+NOTE = ("PagedAttention, blocks of 32 tokens in random order; u8 has K by channel over 32 tokens, V by "
+        "token")
 BLOCK = 32
-# Arithmetic (and queries), cache.
+# Arithmetic (and queries), cache. On a CPU without bf16 there is no bf16, and int8 is in f32.
 HAS = {"f32": ("f32", "f32"), "f16": ("f32", "f16"), "bf16": ("bf16", "bf16"),
        "int8": ("bf16", "u8")}
+if "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+    HAS["int8"] = ("f32", "u8")
 TYPES = {"f32": openvino.Type.f32, "f16": openvino.Type.f16, "bf16": openvino.Type.bf16,
          "u8": openvino.Type.u8}
 STORED = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "u8": np.uint8}
@@ -172,7 +174,7 @@ class Cache:
 
     def note(self):
         kind, stored = HAS[self.case.dtype]
-        return f"arithmetic {kind}, cache {stored}"
+        return f"is computed in {kind} over {stored}"
 
     def prepare(self, threads):
         case, request = self.case, Request(self.case, threads)

@@ -19,13 +19,12 @@ import time
 
 # numpy's own threads would still look for work when the first step is timed.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import cases  # noqa: E402
 
 MODULES = {"kvfolio": "peer_kvfolio", "onnxruntime": "peer_ort", "openvino": "peer_openvino"}
-LIBRARY = pathlib.Path(__file__).resolve().parents[2] / \
-    "build/release/bench/peers/libkvfolio_bench_peer.so"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LIBRARY = ROOT / "build/release/bench/peers/libkvfolio_bench_peer.so"
 PAUSE = 0.003  # seconds before each time, so that threads that still look for work go to sleep
 
 
@@ -267,12 +266,22 @@ def explanation(rows, loaded, options, about):
            f"load {about['load']} before; median of {options.rounds} alternating rounds"
            + (" of SMALL cases: no figure counts" if options.quick else ""))
     for name, (module, peer) in loaded.items():
-        yield f"{name} {peer.version()}: {module.NOTE}"
+        how = dict.fromkeys(f"{row['dtype']} {row['note']}" for row in rows
+                            if (row["peer"], row["status"]) == (name, "ok"))
+        yield f"{name} {peer.version()}: {module.NOTE}" + "".join(f"; {x}" for x in how)
     yield ("A step appends the new tokens and attends. In brackets: of reading all of kvfolio's "
            "blocks in its best order. over: how many times as fast kvfolio is, median (min .. max) "
            "of the rounds' ratios.")
     seen = dict.fromkeys((row["peer"], row["dtype"], row["status"], row["note"]) for row in rows
                          if row["status"] != "ok")
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        errors = []
+        for name in loaded:
+            known = [row["error"] for row in rows if row["error"] is not None
+                     and (row["peer"], row["dtype"]) == (name, dtype)]
+            errors += [f"{name} {max(known):.1e}"] if known else []
+        yield (f"{dtype}: largest relative error of a row against float64, allowed "
+               f"{cases.TOLERANCE[dtype]:.1e}: {', '.join(errors)}")
     for peer, dtype, status, note in seen:
         yield f"{peer}, {dtype}: {'no result' if status == 'impossible' else status}: {note}"
 
