@@ -10,7 +10,8 @@ import numpy as np
 import cases
 
 NAME = "kvfolio"
-NOTE = "blocks of 16 tokens in random order, format granule; int8 has a scale for each token and head"
+NOTE = ("blocks of 16 tokens in random order, format granule; int8 has a scale for each token and "
+        "head")
 
 
 class Shape(ctypes.Structure):
@@ -96,7 +97,7 @@ class Cache:
                                                   k.ctypes.data, v.ctypes.data, k.nbytes))
 
     def note(self):
-        return "runs on " + self.library.kvfolio_peer_target(self.number).decode()
+        return f"{self.library.kvfolio_peer_target(self.number).decode()} kernels"
 
     def prepare(self, threads):
         """Answers a step: append and attend, once."""

@@ -13,8 +13,8 @@ except ImportError as error:
     raise cases.Missing(f"OpenVINO: {error}; scripts/peers installs it") from error
 
 NAME = "openvino"
-NOTE = ("PagedAttention, blocks of 32 tokens in random order; u8 has K by channel over 32 tokens, V by "
-        "token")
+NOTE = ("PagedAttention, blocks of 32 tokens in random order; u8 has K by channel over 32 tokens, "
+        "V by token")
 BLOCK = 32
 # Arithmetic (and queries), cache. On a CPU without bf16 there is no bf16, and int8 is in f32.
 HAS = {"f32": ("f32", "f32"), "f16": ("f32", "f16"), "bf16": ("bf16", "bf16"),
@@ -174,7 +174,7 @@ class Cache:
 
     def note(self):
         kind, stored = HAS[self.case.dtype]
-        return f"is computed in {kind} over {stored}"
+        return f"{kind} arithmetic over {stored}"
 
     def prepare(self, threads):
         case, request = self.case, Request(self.case, threads)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX Runtime's GroupQueryAttention on the CPU: contiguous K and V, past and present one buffer."""
+"""ONNX Runtime's GroupQueryAttention on the CPU: contiguous, past and present one buffer."""
 
 import numpy as np
 
@@ -12,8 +12,8 @@ except ImportError as error:
     raise cases.Missing(f"ONNX Runtime: {error}; scripts/peers installs it") from error
 
 NAME = "onnxruntime"
-NOTE = ("GroupQueryAttention, contiguous K and V, past and present in one buffer; int8 has one scale for "
-        "the whole tensor")
+NOTE = ("GroupQueryAttention, contiguous K and V, past and present in one buffer; int8 has one "
+        "scale for the whole tensor")
 HAS = {"f32": (np.float32, np.float32), "f16": (np.float16, np.float16),
        "int8": (np.float32, np.int8)}  # queries, cache
 SCALE = np.float32(1 / 127)  # of int8: the numbers lie in (-1, 1)
@@ -93,7 +93,7 @@ class Cache:
         return np.ascontiguousarray(values.reshape(shape), self.query_type)
 
     def note(self):
-        return f"has queries of {self.query_type.__name__}"
+        return f"{self.query_type.__name__} queries"
 
     def prepare(self, threads):
         options = onnxruntime.SessionOptions()

@@ -266,9 +266,12 @@ def explanation(rows, loaded, options, about):
            f"load {about['load']} before; median of {options.rounds} alternating rounds"
            + (" of SMALL cases: no figure counts" if options.quick else ""))
     for name, (module, peer) in loaded.items():
-        how = dict.fromkeys(f"{row['dtype']} {row['note']}" for row in rows
-                            if (row["peer"], row["status"]) == (name, "ok"))
-        yield f"{name} {peer.version()}: {module.NOTE}" + "".join(f"; {x}" for x in how)
+        how = {}  # note -> the types of which it is said
+        for row in rows:
+            if (row["peer"], row["status"]) == (name, "ok"):
+                how.setdefault(row["note"], {})[row["dtype"]] = None
+        yield f"{name} {peer.version()}: {module.NOTE}" + "".join(
+            f"; {note} ({', '.join(dtypes)})" for note, dtypes in how.items())
     yield ("A step appends the new tokens and attends. In brackets: of reading all of kvfolio's "
            "blocks in its best order. over: how many times as fast kvfolio is, median (min .. max) "
            "of the rounds' ratios.")

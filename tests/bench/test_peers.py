@@ -166,10 +166,13 @@ def test_bad_arguments_are_errors(library):
         return library.kvfolio_peer_step(number, threads, q, q_bytes, rows, rows, kv_bytes,
                                          cache.output.ctypes.data, out_bytes)
 
-    for bad, says in ((lambda: library.kvfolio_peer_fill(number, 2, 0, 1, rows, rows, size), "sequence is 2"),
-                      (lambda: library.kvfolio_peer_fill(number, 0, 50, 1, rows, rows, size), "count is 1"),
-                      (lambda: library.kvfolio_peer_fill(number, 0, 0, 1, rows, rows, 1), "wanted: 1024"),
-                      (lambda: library.kvfolio_peer_fill(number, 0, 0, 1, None, rows, 1024), "null"),
+    def fill(sequence=0, first=0, k=rows, nbytes=1024):
+        return library.kvfolio_peer_fill(number, sequence, first, 1, k, rows, nbytes)
+
+    for bad, says in ((lambda: fill(sequence=2), "sequence is 2"),
+                      (lambda: fill(first=50), "count is 1"),
+                      (lambda: fill(nbytes=1), "wanted: 1024"),
+                      (lambda: fill(k=None), "null"),
                       (lambda: step(threads=0), "threads"),
                       (lambda: step(q_bytes=0), "q: 0 bytes"),
                       (lambda: step(kv_bytes=size + 4), "k and v"),
@@ -177,7 +180,7 @@ def test_bad_arguments_are_errors(library):
                       (lambda: step(q=None), "q: null"),
                       (lambda: library.kvfolio_peer_read(number, 1, 0, -1), "ahead is -1"),
                       (lambda: library.kvfolio_peer_read(number, -5, 0, 1), "threads"),
-                      (lambda: library.kvfolio_peer_read(number + 1, 1, 0, 1), "there is no case"),
+                      (lambda: library.kvfolio_peer_read(number + 1, 1, 0, 1), "no case"),
                       (lambda: library.kvfolio_peer_bytes(-1), "there is no case")):
         assert bad() == -1
         assert says in library.kvfolio_peer_error().decode()
@@ -206,7 +209,8 @@ def test_a_library_that_is_missing_is_named(capsys):
     assert done == 2 and "/nowhere/lib.so is missing" in err
 
 
-@pytest.mark.parametrize("name, module", [("onnxruntime", "peer_ort"), ("openvino", "peer_openvino")])
+@pytest.mark.parametrize("name, module", [
+    ("onnxruntime", "peer_ort"), ("openvino", "peer_openvino")])
 def test_a_peer_that_is_missing_is_named(capsys, monkeypatch, name, module):
     monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "onnx", None)
