@@ -97,9 +97,11 @@ class PeerCase {
     in_range("first", first, 0, shape_.kv_len);
     in_range("count", count, 0, shape_.kv_len - first);
     check_bytes("k and v", k != nullptr && v != nullptr, bytes_of_each,
-                count * shape_.num_kv_heads * row_bytes(DType::kF32));
-    std::vector<std::int32_t> slots;
-    for (std::int32_t t = 0; t < count; ++t) slots.push_back(slot(sequence, first + t));
+                std::int64_t{count} * shape_.num_kv_heads * row_bytes(DType::kF32));
+    std::vector<std::int32_t> slots(static_cast<std::size_t>(count));
+    for (std::int32_t t = 0; t < count; ++t) {
+      slots[static_cast<std::size_t>(t)] = slot(sequence, first + t);
+    }
     require(append(view_, 0, rows_of(k, count, shape_.num_kv_heads, DType::kF32),
                    rows_of(v, count, shape_.num_kv_heads, DType::kF32), slots),
             "append");
@@ -122,7 +124,7 @@ class PeerCase {
                   .kv_lens = kv_lens_,
                   .block_table = table_,
                   .block_table_stride = blocks_per_sequence(shape_)};
-    args.params = {.scale = 1.0 / std::sqrt(double(shape_.head_dim))};
+    args.params = {.scale = 1.0 / std::sqrt(static_cast<double>(shape_.head_dim))};
     args.q = rows_of(q, rows, heads, type);
     args.out = {reinterpret_cast<std::byte*>(out),
                 heads * row_bytes(DType::kF32),
