@@ -220,8 +220,8 @@ def row_of(case, threads, contender, by_name, read, read_bytes, options):
         row["seconds"] = spread_of(mine)
         row["value"] = case.token_heads / row["seconds"]["median"] * 1e-6 \
             if case.family == "decode" else case.operations / row["seconds"]["median"] * 1e-9
-        row["gb_s"] = case.cache_bytes / row["seconds"]["median"] * 1e-9
         if read:
+            row["gb_s"] = case.cache_bytes / row["seconds"]["median"] * 1e-9
             row["of_read"] = statistics.median([a / b for a, b in zip(read, mine)])
         if ours and contender.name != "kvfolio":
             row["ours_over"] = spread_of([a / b for a, b in zip(mine, ours)])
