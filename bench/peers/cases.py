@@ -12,9 +12,9 @@ HEAD_DIM = 128
 DTYPES = ("f32", "f16", "bf16", "int8")
 # Largest error of an output row, relative to its length, by the type of the cache.
 TOLERANCE = {"f32": 2e-6, "f16": 1e-3, "bf16": 5e-3, "int8": 1.5e-2}
-# Of the peers: one f32 sum over 16384 tokens of either sign, one after the other, is off by 2.4e-6
-# to 3.3e-6. That is no fault; a token that is missed is off by 1e-3 and more.
-PEER_TOLERANCE = TOLERANCE | {"f32": 1e-5}
+# Of the peers: f32 sums over tokens of either sign, one after the other, are off by 3.3e-6 over 16384
+# and by 5.8e-6 over 65536. That is no fault; a token that is missed is off by 1e-3 and more.
+PEER_TOLERANCE = TOLERANCE | {"f32": 2e-5}
 # Bytes of an element of the cache; scales are not counted.
 ELEMENT = {"f32": 4, "f16": 2, "bf16": 2, "int8": 1}
 CHUNK = 2048  # tokens that are handed over at a time
