@@ -8,8 +8,8 @@ namespace kvfolio::bench {
 namespace {
 
 std::vector<AttentionFamily> families() {
-  return {cores_family(),   decode_family(),  contiguous_family(),
-          prefill_family(), lengths_family(), append_family()};
+  return {cores_family(),   decode_family(), contiguous_family(), prefill_family(),
+          lengths_family(), append_family(), losers_family()};
 }
 
 }  // namespace

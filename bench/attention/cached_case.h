@@ -109,6 +109,7 @@ class ReadProbe {
   // After the rounds.
   [[nodiscard]] const Way& best(const Panel& panel) const;
   [[nodiscard]] std::size_t piece(const Panel& panel) const { return best(panel).piece; }
+  [[nodiscard]] const std::vector<Way>& ways() const { return ways_; }
 
  private:
   std::vector<Way> ways_;
@@ -121,6 +122,8 @@ class AttentionCall {
   AttentionCall(const Context& context, const CachedCase& cache, std::int32_t group,
                 std::int32_t queries);
 
+  // Of layer 0 on the calling thread, memory included.
+  [[nodiscard]] AttentionArgs args();
   // All layers, one call for each.
   void run(std::int32_t threads);
   // Multiplications and additions of one run, only what the mask lets through.
@@ -142,8 +145,6 @@ class AttentionCall {
   [[nodiscard]] std::size_t num_heads() const {
     return std::size_t{kKvHeads} * static_cast<std::size_t>(group_);
   }
-  [[nodiscard]] AttentionArgs args();
-
   const Context& context_;
   const CachedCase& cache_;
   std::int32_t group_;

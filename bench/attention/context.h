@@ -104,6 +104,7 @@ AttentionFamily contiguous_family();
 AttentionFamily prefill_family();
 AttentionFamily lengths_family();
 AttentionFamily append_family();
+AttentionFamily losers_family();
 
 [[nodiscard]] std::string two_digits(double value);
 

@@ -160,7 +160,7 @@ class DecodePanel {
            .facts = std::move(names),
            .unit = "GB/s",
            .lower_is_better = false,
-           .note = work(type) + ", only read, in the best way of ten; ceiling: in order. " +
+           .note = work(type) + ", only read, in the best of 18 ways; ceiling: in order. " +
                    std::to_string(threads) + " threads read " + two_digits(scaling(type, threads)) +
                    " x as fast as one"},
           {panel_.giga_rate(read.blocks.piece(panel_), bytes), in_order});

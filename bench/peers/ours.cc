@@ -143,9 +143,11 @@ class PeerCase {
   }
 
   // Reads all of it, a share for each thread: block by block with all heads of a block, which lie
-  // side by side, or head by head; memory is asked for so many tiles of 16 tokens ahead.
-  void read(std::int32_t threads, bool by_head, std::int32_t ahead) {
+  // side by side, or head by head; memory is asked for so many tiles of 16 tokens ahead, into that
+  // level of the caches.
+  void read(std::int32_t threads, bool by_head, std::int32_t ahead, std::int32_t level) {
     in_range("ahead", ahead, 0, 64);
+    in_range("level", level, 1, 2);
     const std::int64_t heads = shape_.num_kv_heads;
     const auto blocks = static_cast<std::int64_t>(table_.size());
     const std::int64_t tiles = blocks * heads;
@@ -169,7 +171,7 @@ class PeerCase {
       std::uint64_t sum = 0;
       for (std::int64_t i = tiles * part / threads; i < end; ++i) {
         const Tile next = tile_at(std::min(i + ahead, end - 1));
-        sum += read_tile_(shape, tile_at(i), ahead == 0 ? nullptr : &next);
+        sum += read_tile_(shape, tile_at(i), {ahead == 0 ? nullptr : &next, level});
       }
       keep(sum);
     });
@@ -344,8 +346,9 @@ KVFOLIO_API std::int32_t kvfolio_peer_step(std::int64_t number, std::int32_t thr
 }
 
 KVFOLIO_API std::int32_t kvfolio_peer_read(std::int64_t number, std::int32_t threads,
-                                           std::int32_t by_head, std::int32_t ahead) {
-  return guarded([&] { case_of(number).read(threads, by_head != 0, ahead); });
+                                           std::int32_t by_head, std::int32_t ahead,
+                                           std::int32_t level) {
+  return guarded([&] { case_of(number).read(threads, by_head != 0, ahead, level); });
 }
 
 // Of K, V and scales; -1 if there is no such case.

@@ -2,6 +2,8 @@
 """kvfolio: attention over blocks of 16 tokens in random order, in format granule."""
 
 import ctypes
+import functools
+import itertools
 import pathlib
 import subprocess
 
@@ -28,7 +30,7 @@ def _declare(library):
             ("destroy", i32, [i64]),
             ("fill", i32, [i64, i32, i32, i32, pointer, pointer, i64]),
             ("step", i32, [i64, i32, pointer, i64, pointer, pointer, i64, pointer, i64]),
-            ("read", i32, [i64, i32, i32, i32]),
+            ("read", i32, [i64, i32, i32, i32, i32]),
             ("bytes", i64, [i64]),
             ("query_dtype", text, [i64]),
             ("target", text, [i64])):
@@ -113,11 +115,13 @@ class Cache:
 
     def reads(self, threads):
         """Ways to read all of it: the fastest is the ceiling of a decode."""
-        def read(by_head, ahead):
-            self.check(self.library.kvfolio_peer_read(self.number, threads, by_head, ahead))
+        def read(by_head, ahead, level):
+            self.check(self.library.kvfolio_peer_read(self.number, threads, by_head, ahead,
+                                                      level))
 
-        return [lambda by_head=by_head, ahead=ahead: read(by_head, ahead)
-                for by_head in (0, 1) for ahead in (0, 1, 2, 4, 8)]
+        distances = [(0, 2), *itertools.product((1, 2, 4, 8), (1, 2))]
+        return [functools.partial(read, by_head, *distance)
+                for by_head in (0, 1) for distance in distances]
 
     def out(self):
         return self.output

@@ -92,6 +92,10 @@ def test_attention_has_a_row_for_every_case(attention):
         assert cases(attention, name, "dtype", "format") == [(d, f) for d in dtypes for f in formats]
     assert len(cases(attention, "short.latency", "dtype", "tokens", "threads")) == 4 * 3 * 2
     assert cases(attention, "long.scaling", "dtype", "threads") == [(d, 2) for d in dtypes]
+    assert cases(attention, "loser.head_by_head", "dtype") == [(d,) for d in dtypes]
+    assert cases(attention, "loser.gather_first", "dtype") == [(d,) for d in dtypes[:3]]
+    assert len(cases(attention, "loser.read", "dtype", "order", "tiles_ahead", "into_level")) == \
+        4 * 18
     assert {"machine.core", "machine.peak", "fork_join", "prefill.format", "decode.contiguous",
             "decode.int8_over_bf16"} < {row["name"] for row in attention}
 

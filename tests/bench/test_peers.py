@@ -178,9 +178,10 @@ def test_bad_arguments_are_errors(library):
                       (lambda: step(kv_bytes=size + 4), "k and v"),
                       (lambda: step(out_bytes=4), "out: 4 bytes"),
                       (lambda: step(q=None), "q: null"),
-                      (lambda: library.kvfolio_peer_read(number, 1, 0, -1), "ahead is -1"),
-                      (lambda: library.kvfolio_peer_read(number, -5, 0, 1), "threads"),
-                      (lambda: library.kvfolio_peer_read(number + 1, 1, 0, 1), "no case"),
+                      (lambda: library.kvfolio_peer_read(number, 1, 0, -1, 2), "ahead is -1"),
+                      (lambda: library.kvfolio_peer_read(number, 1, 0, 1, 3), "level is 3"),
+                      (lambda: library.kvfolio_peer_read(number, -5, 0, 1, 2), "threads"),
+                      (lambda: library.kvfolio_peer_read(number + 1, 1, 0, 1, 2), "no case"),
                       (lambda: library.kvfolio_peer_bytes(-1), "there is no case")):
         assert bad() == -1
         assert says in library.kvfolio_peer_error().decode()
