@@ -79,7 +79,7 @@ struct TileRows {
   const float* k_scales[kSubtiles];
   const float* v_scales[kSubtiles];
   // From a line of this tile to the line to ask for when it is read, in bytes: the same line of the
-  // tile that follows, or 0.
+  // tile that follows, or 0. Of V, where its rows would lie packed.
   std::ptrdiff_t k_ahead[kSubtiles];
   std::ptrdiff_t v_ahead[kSubtiles];
 };
@@ -136,6 +136,7 @@ struct SumRows {
   std::int64_t stride[kSubtiles];
   std::ptrdiff_t ahead[kSubtiles];
   int subtile[kSubtiles];
+  std::int64_t packed_stride;
 };
 
 // sums[r][d] += weights of the tile times V, for N vectors of dims from dim on.
@@ -155,12 +156,14 @@ inline void sum_pass(const std::uint32_t* weights, const float* weight_scales, c
   constexpr int kSteps = kGranuleTokens / E::kTokens;
   for (int j = 0; j < rows.count; ++j) {
     const std::byte* v = rows.v[j] + dim * E::kLaneBytes;
+    const std::byte* ask = v + rows.ahead[j];
     const std::uint32_t* w = weights + rows.subtile[j] * kSteps * E::kWeightWords;
     for (int i = 0; i < kSteps; ++i) {
       typename E::Line line[N];
       for (int x = 0; x < N; ++x) line[x] = E::load_v(v + x * T::kLanes * E::kLaneBytes);
-      for (int b = 0; b < N * T::kLanes * E::kLaneBytes; b += 64) prefetch(v + rows.ahead[j] + b);
+      for (int b = 0; b < N * T::kLanes * E::kLaneBytes; b += 64) prefetch(ask + b);
       v += rows.stride[j];
+      ask += rows.packed_stride;
       for (int r = 0; r < R; ++r) {
         const typename E::Factor f = E::load_weight(w + r * kTile + i * E::kWeightWords);
         for (int x = 0; x < N; ++x) acc[r][x] = E::dot_v(acc[r][x], line[x], f);
@@ -503,17 +506,14 @@ class Attend {
     if (block < 0 || block >= item_.num_blocks) return;
     const std::int64_t inner = item_.granule ? spot.offset / kGranuleTokens : spot.offset;
     const std::int64_t share = order_ == Order::kByToken ? head * kGranuleTokens : 0;
-    const auto ahead = [&](const HeadRows& all, std::int32_t its_head, std::int64_t its_share,
-                           const std::byte* here) {
-      const Place next = place(all, its_head, block, spot.offset, inner);
+    const auto ahead = [&](const HeadRows& all, const std::byte* here) {
+      const Place next = place(all, next_head, block, spot.offset, inner);
       if constexpr (E::kScaled) prefetch(next.scales);
-      return reinterpret_cast<std::intptr_t>(next.rows) + its_share * all.head_dim * kElementBytes -
+      return reinterpret_cast<std::intptr_t>(next.rows) + share * all.head_dim * kElementBytes -
              reinterpret_cast<std::intptr_t>(here);
     };
-    rows.k_ahead[s] = ahead(item_.k, next_head, share, rows.k[s]);
-    // In place the lines of a head's rows lead to those of the same head.
-    const bool own = reads_v_in_place() && order_ == Order::kByToken;
-    rows.v_ahead[s] = ahead(item_.v, own ? head : next_head, own ? 0 : share, rows.v[s]);
+    rows.k_ahead[s] = ahead(item_.k, rows.k[s]);
+    rows.v_ahead[s] = ahead(item_.v, rows.v[s]);
   }
 
   void ask_for_rows(std::int32_t position, std::int32_t head) const {
@@ -755,6 +755,7 @@ class Attend {
   template <int R>
   void add_values(std::int32_t row, const TileRows& rows, std::uint64_t mask) {
     SumRows some;
+    some.packed_stride = std::int64_t{item_.v.head_dim} * E::kLaneBytes;
     for (int s = 0; s < kSubtiles; ++s) {
       if ((mask >> (16 * s) & 0xffffu) == 0) continue;
       some.v[some.count] = rows.v[s];

@@ -63,10 +63,16 @@ struct PackBf16 {
 
 template <class T>
 struct PackF16 {
-  // Pairs of dims come out of the transposition together, and part here.
+  // Pairs of dims come out of the transposition together, and part in registers or here.
   static void k(const std::byte* const* rows, int dims, std::byte* dst) {
     alignas(64) std::byte pairs[T::kTransposed * 64];
-    for (int i = 0; i < dims / 2; i += T::kTransposed) {
+    int i = 0;
+    if constexpr (requires { &T::transpose_pairs; }) {
+      for (; i + T::kTransposed <= dims / 2; i += T::kTransposed) {
+        T::transpose_pairs(rows, i * 4, dst + i * 64);
+      }
+    }
+    for (; i < dims / 2; i += T::kTransposed) {
       const int left = dims / 2 - i;
       const int count = left < T::kTransposed ? left : T::kTransposed;
       const std::byte* from[kGranuleTokens];

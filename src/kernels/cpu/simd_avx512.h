@@ -85,6 +85,17 @@ struct Avx512 {
     transpose(r);
     for (int i = 0; i < 16; ++i) _mm512_storeu_si512(dst + 64 * i, r[i]);
   }
+  // The same, the words' lower halves in front of their upper ones.
+  static void transpose_pairs(const std::byte* const* rows, std::int64_t offset, std::byte* dst) {
+    I r[16];
+    for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_si512(rows[i] + offset);
+    transpose(r);
+    for (int i = 0; i < 16; ++i) {
+      auto* const to = reinterpret_cast<__m256i*>(dst + 64 * i);
+      _mm256_storeu_si256(to, _mm512_cvtepi32_epi16(r[i]));
+      _mm256_storeu_si256(to + 1, _mm512_cvtepi32_epi16(_mm512_srli_epi32(r[i], 16)));
+    }
+  }
 
  private:
   static void transpose(I* r) {
