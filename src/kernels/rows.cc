@@ -10,31 +10,13 @@
 namespace kvfolio::kernels {
 namespace {
 
-// Rows of 16 tokens pass through the stack in pieces of this many elements, on their way between
-// the engine and tiles. A multiple of 8.
+// Rows of 16 tokens pass through the stack in pieces of this many elements, between their
+// conversion and their way into or out of a tile. A multiple of 8.
 constexpr std::int64_t kPiece = 256;
 constexpr std::int64_t kMaxElement = 4;  // bytes, of what a tile holds
 
-// Rows of the engine shorter than this come at the speed of memory in their own order, a token's
-// heads side by side, and at two thirds of it head by head, with a jump after each.
-constexpr std::int64_t kLongRow = 512;  // bytes
-
-// As the cache stores them, rows of 16 tokens, of several heads where they fit.
 struct Stage {
-  explicit Stage(const Plane& plane)
-      : element(dtype_bytes(plane.dtype)),
-        num_heads(plane.head_dim > kPiece
-                      ? 1
-                      : std::int64_t{sizeof bytes} / (kGranuleTokens * plane.head_dim * element)) {}
-
-  // The first of 16 rows of so many elements.
-  std::byte* rows(std::int64_t head, std::int64_t dims) noexcept {
-    return bytes + head * kGranuleTokens * dims * element;
-  }
-
   alignas(64) std::byte bytes[static_cast<std::size_t>(kGranuleTokens * kPiece * kMaxElement)];
-  std::int64_t element;
-  std::int64_t num_heads;  // that fit; 1 where a row is several pieces
 };
 
 bool has_plain_tiles(const Plane& plane) {
@@ -145,47 +127,51 @@ void RowWriter::write_tile(const RowBox& box, const std::byte* src,
                     plane_.at(box.block, box.head, box.offset) + part.first * row,
                     {row, plane_.strides.head}, Follow::kSource);
   }
-  const bool staged = plane_.is_int8() || mover_.convert != nullptr ||
-                      (streams && plane_.head_dim * mover_.src_bytes < kLongRow);
-  Stage stage(plane_);
-  alignas(64) std::byte whole[sizeof stage.bytes];  // a tile that will be streamed
-  float inverse[kGranuleTokens];
-  RowBox some = box;
-  for (std::int32_t done = 0; done < box.num_heads; done += some.num_heads) {
-    some.head = box.head + done;
-    some.num_heads =
-        static_cast<std::int32_t>(std::min<std::int64_t>(stage.num_heads, box.num_heads - done));
+  const std::int64_t element = dtype_bytes(plane_.dtype);
+  const bool as_is = !plane_.is_int8() && mover_.convert == nullptr;
+  const std::int64_t row_bytes = plane_.head_dim * mover_.src_bytes;
+  const bool side_by_side = strides.head == row_bytes && strides.token == box.num_heads * row_bytes;
+  Stage stage;
+  Stage whole;  // a tile that will be streamed
+  for (std::int32_t h = 0; h < box.num_heads; ++h) {
+    const std::byte* const rows = src + h * strides.head;
+    std::byte* const target = plane_.at(box.block, box.head + h, box.offset);
+    std::byte* const tile = streams ? whole.bytes : target;
+    float inverse[kGranuleTokens];
+    for (std::int32_t t = 0; plane_.is_int8() && t < part.count; ++t) {
+      inverse[t] = scale_row(rows + t * strides.token, box.block, box.head + h, box.offset + t);
+    }
     for (part.dim = 0; part.dim < plane_.head_dim; part.dim += part.dims) {
       part.dims = std::min(kPiece, plane_.head_dim - part.dim);
-      const std::int64_t row_bytes = part.dims * stage.element;
-      for (std::int32_t t = 0; staged && t < part.count; ++t) {
-        for (std::int32_t h = 0; h < some.num_heads; ++h) {
-          const std::byte* const row = src + t * strides.token + (done + h) * strides.head;
-          const std::byte* const from = row + part.dim * mover_.src_bytes;
-          std::byte* const to = stage.rows(h, part.dims) + t * row_bytes;
-          if (!plane_.is_int8()) {
-            mover_.move(from, to, part.dims);
-            continue;
+      const std::byte* from = rows + part.dim * mover_.src_bytes;
+      std::int64_t from_stride = strides.token;
+      if (!as_is) {
+        const std::int64_t stage_stride = part.dims * element;
+        for (std::int32_t t = 0; t < part.count; ++t) {
+          std::byte* const staged = stage.bytes + t * stage_stride;
+          const std::byte* const row = from + t * strides.token;
+          if (plane_.is_int8()) {
+            loops_.quantize(row, staged, part.dims, inverse[t], plane_.flip());
+          } else {
+            mover_.move(row, staged, part.dims);
           }
-          // Several pieces are of one head.
-          if (part.dim == 0) inverse[t] = scale_row(row, box.block, some.head + h, box.offset + t);
-          loops_.quantize(from, to, part.dims, inverse[t], plane_.flip());
         }
+        from = stage.bytes;
+        from_stride = stage_stride;
       }
-      for (std::int32_t h = 0; h < some.num_heads; ++h) {
-        const std::byte* const rows =
-            staged ? stage.rows(h, part.dims)
-                   : src + (done + h) * strides.head + part.dim * mover_.src_bytes;
-        std::byte* const target = plane_.at(box.block, some.head + h, box.offset);
-        if (streams && staged && plain_tiles_) {
-          stream_lines(rows, target, kGranuleTokens * row_bytes);
-          continue;
-        }
-        (plane_.is_v ? pack_v : pack_k)(part, rows, staged ? row_bytes : strides.token,
-                                        streams ? whole : target);
-        if (streams) stream_lines(whole, target, kGranuleTokens * row_bytes);
+      if (plane_.is_v) {
+        pack_v(part, from, from_stride, tile);
+      } else {
+        pack_k(part, from, from_stride, tile);
       }
     }
+    if (!streams) continue;
+    // Meanwhile this head's share of the rows of the next 16 tokens is fetched, if they follow: to
+    // read, to pack and to write one after the other took half as long again.
+    const std::byte* const next =
+        side_by_side ? src + kGranuleTokens * (strides.token + h * row_bytes) : nullptr;
+    stream_lines(tile, target, plane_.head_dim * element * kGranuleTokens,
+                 {next, 64 * mover_.src_bytes / element});
   }
 }
 
@@ -234,28 +220,29 @@ void RowReader::read_tile(const RowBox& box, std::byte* dst,
                     plane_.at(box.block, box.head, box.offset) + part.first * row,
                     {row, plane_.strides.head}, dst, strides, Follow::kDestination);
   }
-  const bool staged = plane_.is_int8() || mover_.convert != nullptr;
+  const std::int64_t element = dtype_bytes(plane_.dtype);
+  const bool as_is = !plane_.is_int8() && mover_.convert == nullptr;
   const auto unpack = plane_.is_v ? unpack_v : unpack_k;
-  Stage stage(plane_);
+  Stage stage;
   for (std::int32_t h = 0; h < box.num_heads; ++h) {
     const std::byte* const tile = plane_.at(box.block, box.head + h, box.offset);
     for (part.dim = 0; part.dim < plane_.head_dim; part.dim += part.dims) {
       part.dims = std::min(kPiece, plane_.head_dim - part.dim);
       std::byte* const rows = dst + h * strides.head + part.dim * mover_.dst_bytes;
-      if (!staged) {
+      if (as_is) {
         unpack(part, tile, rows, strides.token);
         continue;
       }
-      const std::int64_t stage_stride = part.dims * stage.element;
+      const std::int64_t stage_stride = part.dims * element;
       unpack(part, tile, stage.bytes, stage_stride);
       for (std::int32_t t = 0; t < part.count; ++t) {
-        const std::byte* const from = stage.bytes + t * stage_stride;
+        const std::byte* const staged = stage.bytes + t * stage_stride;
         std::byte* const row = rows + t * strides.token;
         if (plane_.is_int8()) {
           const std::byte* const scale = plane_.scale_at(box.block, box.head + h, box.offset + t);
-          loops_.dequantize(from, row, part.dims, load_scale(scale), plane_.flip());
+          loops_.dequantize(staged, row, part.dims, load_scale(scale), plane_.flip());
         } else {
-          mover_.move(from, row, part.dims);
+          mover_.move(staged, row, part.dims);
         }
       }
     }

@@ -14,17 +14,31 @@
 
 namespace kvfolio::kernels {
 
+// What to ask for meanwhile: for each line that is written, `per_line` bytes from `next` on. It may
+// lie anywhere; null: nothing.
+struct Meanwhile {
+  const std::byte* next = nullptr;
+  std::int64_t per_line = 0;
+};
+
 // Requires: both aligned to 64 bytes, bytes a multiple of 64, a stream_fence() before anybody else
 // is told of the bytes.
-inline void stream_lines(const std::byte* src, std::byte* dst, std::int64_t bytes) noexcept {
+inline void stream_lines(const std::byte* src, std::byte* dst, std::int64_t bytes,
+                         Meanwhile meanwhile) noexcept {
 #if defined(__SSE2__)
+  if (meanwhile.next == nullptr) meanwhile.per_line = 0;
   for (std::int64_t line = 0; line < bytes; line += 64) {
+    for (std::int64_t at = 0; at < meanwhile.per_line; at += 64) {
+      __builtin_prefetch(meanwhile.next + at, 0, 2);
+    }
+    meanwhile.next += meanwhile.per_line;
     for (std::int64_t at = line; at < line + 64; at += 16) {
       _mm_stream_si128(reinterpret_cast<__m128i*>(dst + at),
                        _mm_load_si128(reinterpret_cast<const __m128i*>(src + at)));
     }
   }
 #else
+  static_cast<void>(meanwhile);
   std::memcpy(dst, src, static_cast<std::size_t>(bytes));
 #endif
 }
