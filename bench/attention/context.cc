@@ -40,14 +40,6 @@ std::vector<Arithmetic> arithmetic_of_this_core() {
   return all;
 }
 
-ReadTile widest_read() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f")) return read_tile_avx512;
-  if (__builtin_cpu_supports("avx2")) return read_tile_avx2;
-#endif
-  return read_tile_plain;
-}
-
 double best_rate(ArithmeticLoop loop) {
   double best = 0;
   for (int i = 0; i < 7; ++i) {
@@ -60,6 +52,14 @@ double best_rate(ArithmeticLoop loop) {
 
 }  // namespace
 
+ReadTile widest_read_tile() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) return read_tile_avx512;
+  if (__builtin_cpu_supports("avx2")) return read_tile_avx2;
+#endif
+  return read_tile_plain;
+}
+
 std::vector<std::string> attention_targets() {
   std::vector<std::string> names;
   for (const KernelTarget target : kernel_targets()) names.emplace_back(to_string(target));
@@ -71,7 +71,7 @@ Context::Context(const AttentionOptions& options, const Session& session_in)
       l3_bytes(l3_of_this_core()),
       model_name(model_of_this_core()),
       arithmetic_(arithmetic_of_this_core()),
-      read_tile_(widest_read()) {
+      read_tile_(widest_read_tile()) {
   target_ = options.target == "auto" ? kernel_targets().back()
                                      : take(parse_kernel_target(options.target), "--target");
   if (options.dtype) dtypes_ = {*options.dtype};

@@ -30,7 +30,7 @@ class Gathered {
 
   void run() const {
     AttentionArgs args = call_.args();
-    const std::vector<std::int32_t> all_blocks = cache_.table();
+    const std::vector<std::int32_t>& all_blocks = cache_.table();
     const auto row = static_cast<std::int64_t>(row_bytes(cache_.shape().dtype));
     const RowsView k{memory_.data(), kKvHeads * row,      row, tokens_, kKvHeads,
                      kHeadDim,       cache_.shape().dtype};

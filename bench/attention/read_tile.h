@@ -35,6 +35,9 @@ struct Ahead {
 // Adds up what it reads and answers it, so that nothing is left out.
 using ReadTile = std::uint64_t (*)(const TileShape& shape, const Tile& tile, const Ahead& ahead);
 
+// What this CPU reads fastest with.
+ReadTile widest_read_tile();
+
 std::uint64_t read_tile_plain(const TileShape& shape, const Tile& tile, const Ahead& ahead);
 std::uint64_t read_tile_avx2(const TileShape& shape, const Tile& tile, const Ahead& ahead);
 std::uint64_t read_tile_avx512(const TileShape& shape, const Tile& tile, const Ahead& ahead);

@@ -54,14 +54,6 @@ DType parse_dtype(const char* name) {
   throw WrongResult("dtype is " + std::string(name) + "; allowed: f32, f16, bf16, int8");
 }
 
-ReadTile widest_read() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f")) return read_tile_avx512;
-  if (__builtin_cpu_supports("avx2")) return read_tile_avx2;
-#endif
-  return read_tile_plain;
-}
-
 class PeerCase {
  public:
   PeerCase(const PeerShape& shape, DType dtype)
@@ -268,7 +260,7 @@ class PeerCase {
   std::vector<std::int32_t> query_start_;
   std::vector<std::int32_t> step_slots_;  // of the tokens that a step appends
   std::map<std::int32_t, Threads> threads_;
-  ReadTile read_tile_ = widest_read();
+  ReadTile read_tile_ = widest_read_tile();
 };
 
 // One thread calls: Python's.
