@@ -222,6 +222,7 @@ class Attend {
   using F = typename T::F;
   static constexpr int kVectors = kTile / T::kLanes;
   static constexpr int kElementBytes = E::kLaneBytes / E::kTokens;
+  static constexpr bool kPlain = E::kDims == 1;  // a line of K is a vector of floats
 
   // The tiles that hold what the rows read, in order.
   class Walk {
@@ -541,7 +542,8 @@ class Attend {
     }
     if (mask != kWhole) mask_values(mask, seen);
     // Blocks of nearly equal size: 12 rows are 6 and 6.
-    const std::int32_t blocks = (end - begin + kBlockRows - 1) / kBlockRows;
+    const std::int32_t most = end - begin > kBlockRows ? T::many_rows(kPlain) : kBlockRows;
+    const std::int32_t blocks = (end - begin + most - 1) / most;
     std::int32_t row = head * item_.num_rows + begin;
     const std::int32_t last = head * item_.num_rows + end;
     for (std::int32_t b = 0; b < blocks; ++b) {
@@ -652,7 +654,7 @@ class Attend {
   void scores(std::int32_t row, const TileRows& rows) {
     constexpr int kLeft = R - kFirst;
     constexpr int kNow = kLeft < T::kScoreRows ? kLeft : T::kScoreRows;
-    constexpr int kAtOnce = T::score_subtiles(kNow);
+    constexpr int kAtOnce = T::score_subtiles(kNow, kPlain);
     for (int s = 0; s < kSubtiles; s += kAtOnce) score_rows<kNow, kFirst, kAtOnce>(row, s, rows);
     if constexpr (kLeft > kNow) scores<R, kFirst + kNow>(row, rows);
   }
@@ -771,7 +773,7 @@ class Attend {
   void sum_rows(std::int32_t row, const SumRows& some) {
     constexpr int kLeft = R - kFirst;
     constexpr int kNow = kLeft < T::kSumRows ? kLeft : T::kSumRows;
-    constexpr int kWide = T::sum_vectors(kNow);
+    constexpr int kWide = T::sum_vectors(kNow, kPlain);
     const int dims = item_.v.head_dim;
     int dim = 0;
     const std::uint32_t* weights = s_.weights + kFirst * kTile;

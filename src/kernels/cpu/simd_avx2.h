@@ -17,9 +17,10 @@ struct Avx2 {
   static constexpr int kLanes = 8;
   // Of 16 registers 8 are sums.
   static constexpr int kScoreRows = 4;
-  static constexpr int score_subtiles(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+  static constexpr int score_subtiles(int rows, bool) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+  static constexpr int many_rows(bool) { return 8; }
   static constexpr int kSumRows = 4;
-  static constexpr int sum_vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
+  static constexpr int sum_vectors(int rows, bool) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
   static constexpr int kTransposed = 8;
 
   static F zero() { return _mm256_setzero_ps(); }

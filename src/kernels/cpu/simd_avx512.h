@@ -16,11 +16,18 @@ struct Avx512 {
   using I = __m512i;
   static constexpr int kLanes = 16;
   // Rows and subtiles of one pass of scores: at most 16 sums, enough of them to hide the latency.
+  // Of plain floats 24: 10 loads for 24 multiply-adds, where eight rows would have 10 for 16.
   static constexpr int kScoreRows = 8;
-  static constexpr int score_subtiles(int rows) { return rows <= 4 ? 4 : 2; }
+  static constexpr int score_subtiles(int rows, bool plain) {
+    return rows <= (plain ? 6 : 4) ? 4 : 2;
+  }
   // Vectors of V of one pass of sums.
   static constexpr int kSumRows = 8;
-  static constexpr int sum_vectors(int rows) { return rows <= 2 ? 8 : rows <= 4 ? 4 : 2; }
+  static constexpr int sum_vectors(int rows, bool plain) {
+    return rows <= 2 ? 8 : rows <= (plain ? 6 : 4) ? 4 : 2;
+  }
+  // Rows of a block where there are more than one block takes.
+  static constexpr int many_rows(bool plain) { return plain ? 6 : 8; }
   static constexpr int kTransposed = 16;
 
   static F zero() { return _mm512_setzero_ps(); }

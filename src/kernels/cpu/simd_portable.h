@@ -20,16 +20,17 @@ struct Vector4 {
   using I = std::uint32_t __attribute__((vector_size(16)));
   using S = std::int32_t __attribute__((vector_size(16)));
   static constexpr int kLanes = 4;
+  static constexpr int many_rows(bool) { return 8; }
 #if defined(__aarch64__)  // 32 registers
   static constexpr int kScoreRows = 4;
-  static constexpr int score_subtiles(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+  static constexpr int score_subtiles(int rows, bool) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
   static constexpr int kSumRows = 4;
-  static constexpr int sum_vectors(int rows) { return rows == 1 ? 8 : 4; }
+  static constexpr int sum_vectors(int rows, bool) { return rows == 1 ? 8 : 4; }
 #else
   static constexpr int kScoreRows = 2;
-  static constexpr int score_subtiles(int rows) { return rows == 1 ? 2 : 1; }
+  static constexpr int score_subtiles(int rows, bool) { return rows == 1 ? 2 : 1; }
   static constexpr int kSumRows = 4;
-  static constexpr int sum_vectors(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
+  static constexpr int sum_vectors(int rows, bool) { return rows == 1 ? 8 : rows == 2 ? 4 : 2; }
 #endif
   static constexpr int kTransposed = 4;
 
