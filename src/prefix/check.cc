@@ -32,7 +32,8 @@ Status PrefixTree::Impl::check_invariants() const {
       if (at.start % unit_ != 0) return broken(r, concat("begins off the grid at ", at.start));
       if (at.length < 1) return broken(r, "is empty");
       if (at.hashed != (at.length >= unit_)) return broken(r, "hashed without a unit, or not");
-      if (at.hashed && at.hash != hash_run(r)) return broken(r, "its hash is stale");
+      if (at.hashed && at.hash != first_hash(r)) return broken(r, "its hash is stale");
+      if (at.num_children > 0 && at.chain != chain_of(r)) return broken(r, "its chain is stale");
     }
     if (at.num_children > 0 && at.end() % unit_ != 0) return broken(r, "children off the grid");
     if (at.num_children == 0 && at.places == 0) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Finding the child of a run. Two structures hold the same children:
-//   - one hash table for the whole tree, keyed by (parent, first unit with its media), for an exact
-//     next unit (run_table.h).
+//   - one hash table for the whole tree, keyed by the path up to the end of a run's first unit, for
+//     an exact next unit (run_table.h). Such a key needs the query alone, so those of several units
+//     can be looked for at once (look_ahead()), and no split changes it.
 //   - a treap per run, ordered position by position by (token, medium), for the neighbour that
 //     shares most with a query inside the unit. Priorities are hashes of the run's name, so the
 //     shape does not depend on the order of insertion and nobody can steer it with prompts.
@@ -115,41 +116,56 @@ std::uint64_t mix_medium(std::uint64_t hash, const std::array<std::byte, 32>& co
   return hash_bytes(content_id.data(), content_id.size(), hash);
 }
 
-std::uint64_t unit_seed(std::uint64_t seed, std::int32_t parent) noexcept {
-  return mix_bits(seed ^ static_cast<std::uint64_t>(static_cast<std::uint32_t>(parent)) << 1 ^ 1u);
-}
-
 }  // namespace
 
-std::uint32_t PrefixTree::Impl::hash_query(std::int32_t parent, std::int32_t at,
-                                           const std::int32_t* tokens,
-                                           std::span<const MediaSpan> media) const noexcept {
-  std::uint64_t hash =
-      hash_bytes(tokens, static_cast<std::size_t>(unit_) * 4, unit_seed(hash_seed_, parent));
-  for (const MediaSpan& span : media) {
-    const std::int32_t from = std::max(span.begin, at);
-    const std::int32_t to = std::min(span.end, at + unit_);
-    if (from < to) {
-      hash = mix_medium(hash, span.content_id, from - at, to - at, from - span.begin,
-                        span.end - span.begin, span.attends_to_itself);
-    }
+std::uint64_t PrefixTree::Impl::seed_of(std::uint32_t chain) const noexcept {
+  return hash_seed_ + chain * std::uint64_t{0x9e3779b97f4a7c15};
+}
+
+std::uint32_t PrefixTree::Impl::next_hash(std::uint32_t chain, std::int32_t at,
+                                          const std::int32_t* tokens,
+                                          std::span<const MediaSpan> media) const noexcept {
+  std::uint64_t hash = hash_bytes(tokens, static_cast<std::size_t>(unit_) * 4, seed_of(chain));
+  auto span = std::partition_point(media.begin(), media.end(),
+                                   [at](const MediaSpan& before) { return before.end <= at; });
+  for (; span != media.end() && span->begin < at + unit_; ++span) {
+    const std::int32_t from = std::max(span->begin, at);
+    const std::int32_t to = std::min(span->end, at + unit_);
+    hash = mix_medium(hash, span->content_id, from - at, to - at, from - span->begin,
+                      span->end - span->begin, span->attends_to_itself);
   }
   return static_cast<std::uint32_t>(hash);
 }
 
-std::uint32_t PrefixTree::Impl::hash_run(std::int32_t r) const noexcept {
+std::uint32_t PrefixTree::Impl::next_hash(std::uint32_t chain, std::int32_t at, std::int32_t r,
+                                          std::int32_t& extent) const noexcept {
   const Run& own = run(r);
-  std::uint64_t hash = hash_bytes(tokens_of(r), static_cast<std::size_t>(unit_) * 4,
-                                  unit_seed(hash_seed_, own.parent));
-  for (std::int32_t e = own.extents; e != kNone; e = extents_[e].next) {
-    const Extent& extent = extents_[e];
-    const std::int32_t to = std::min(extent.end, own.start + unit_);
-    if (extent.begin < to) {
-      hash = mix_medium(hash, extent.content_id, extent.begin - own.start, to - own.start,
-                        extent.offset, extent.span_length, extent.attends_to_itself);
-    }
+  std::uint64_t hash = hash_bytes(tokens_of(r) + (at - own.start),
+                                  static_cast<std::size_t>(unit_) * 4, seed_of(chain));
+  for (; extent != kNone && extents_[extent].begin < at + unit_; extent = extents_[extent].next) {
+    const Extent& part = extents_[extent];
+    const std::int32_t from = std::max(part.begin, at);
+    const std::int32_t to = std::min(part.end, at + unit_);
+    hash = mix_medium(hash, part.content_id, from - at, to - at, part.offset + (from - part.begin),
+                      part.span_length, part.attends_to_itself);
+    if (part.end > at + unit_) break;
   }
   return static_cast<std::uint32_t>(hash);
+}
+
+std::uint32_t PrefixTree::Impl::first_hash(std::int32_t r) const noexcept {
+  std::int32_t extent = run(r).extents;
+  return next_hash(run(run(r).parent).chain, run(r).start, r, extent);
+}
+
+std::uint32_t PrefixTree::Impl::chain_of(std::int32_t r) const noexcept {
+  const Run& own = run(r);
+  std::uint32_t chain = run(own.parent).chain;
+  std::int32_t extent = own.extents;
+  for (std::int32_t at = own.start; at + unit_ <= own.end(); at += unit_) {
+    chain = next_hash(chain, at, r, extent);
+  }
+  return chain;
 }
 
 void PrefixTree::Impl::table_insert(std::int32_t r) noexcept {
@@ -165,7 +181,8 @@ void PrefixTree::Impl::table_erase(std::int32_t r) noexcept {
 
 // The child whose first unit is the query's, or kNone. The query has a unit of tokens at least.
 std::int32_t PrefixTree::Impl::find_child(std::int32_t parent, std::span<const std::int32_t> tokens,
-                                          std::span<const MediaSpan> media) const noexcept {
+                                          std::span<const MediaSpan> media,
+                                          const std::uint32_t* hash) const noexcept {
   const Run& above = run(parent);
   if (above.num_children == 0) return kNone;
   const auto unit = tokens.first(static_cast<std::size_t>(unit_));
@@ -173,8 +190,10 @@ std::int32_t PrefixTree::Impl::find_child(std::int32_t parent, std::span<const s
     const std::int32_t r = above.children;
     return common_prefix(r, above.end(), unit, media) == unit_ ? r : kNone;
   }
-  const std::uint32_t hash = hash_query(parent, above.end(), unit.data(), media);
-  return table_.find(hash, [&](std::int32_t r) {
+  const std::uint32_t wanted =
+      hash != nullptr ? *hash : next_hash(above.chain, above.end(), unit.data(), media);
+  return table_.find(wanted, [&](std::int32_t r) {
+    prefetch(r);
     return run(r).parent == parent && common_prefix(r, above.end(), unit, media) == unit_;
   });
 }

@@ -29,36 +29,45 @@ std::int32_t reach_of(const TreeGroup& spec, std::int32_t length) noexcept {
 }  // namespace
 
 // Where prompts branch after every unit, each run costs several misses of memory, one after the
-// other. So this goes ahead by hashes alone, which needs one, as if every run were a unit long, and
-// the others are under way when the walk comes. A wrong guess costs time and nothing else.
-std::int32_t PrefixTree::Impl::look_ahead(std::int32_t parent, std::span<const std::int32_t> tokens,
-                                          std::span<const MediaSpan> media) const noexcept {
-  constexpr std::int32_t kMost = 16;
-  std::array<std::int32_t, kMost> ahead;
-  const auto unit = static_cast<std::size_t>(unit_);
-  std::int32_t at = run(parent).end();
-  std::int32_t count = 0;
-  for (; count < kMost && tokens.size() >= unit; ++count) {
-    const std::uint32_t hash = hash_query(parent, at, tokens.data(), media);
-    parent = table_.find(hash, [](std::int32_t) { return true; });
-    if (parent == kNone) break;
-    ahead[static_cast<std::size_t>(count)] = parent;
-    prefetch(parent);
+// other. So this goes ahead by hashes alone, as if every run were a unit long: first all cells of
+// the table are under way together, then all runs, then what these point at. A wrong guess costs
+// time and nothing else.
+void PrefixTree::Impl::look_ahead(std::int32_t parent, std::span<const std::int32_t> tokens,
+                                  std::span<const MediaSpan> media, Ahead& ahead) const noexcept {
+  ahead.from = run(parent).end();
+  ahead.num_hashes = static_cast<std::int32_t>(std::min(
+      static_cast<std::size_t>(Ahead::kMost), tokens.size() / static_cast<std::size_t>(unit_)));
+  const auto hashes = std::span(ahead.hashes).first(static_cast<std::size_t>(ahead.num_hashes));
+  std::uint32_t chain = run(parent).chain;
+  std::int32_t at = 0;
+  for (std::uint32_t& hash : hashes) {
+    hash = chain = next_hash(chain, ahead.from + at, tokens.data() + at, media);
+    table_.prefetch(hash);
     at += unit_;
-    tokens = tokens.subspan(unit);
   }
-  const std::span<const std::int32_t> runs(ahead.data(), static_cast<std::size_t>(count));
+  std::array<std::int32_t, Ahead::kMost> names;
+  ahead.num_runs = 0;
+  for (const std::uint32_t hash : hashes) {
+    const std::int32_t r = table_.find(hash, [](std::int32_t) { return true; });
+    if (r == kNone) break;
+    prefetch(r);
+    names[static_cast<std::size_t>(ahead.num_runs++)] = r;
+  }
+  const auto runs = std::span(names).first(static_cast<std::size_t>(ahead.num_runs));
   for (const std::int32_t r : runs) {
     __builtin_prefetch(tokens_of(r));
-    for (std::int32_t g = 0; g < num_groups_; ++g) __builtin_prefetch(entries(r, g));
+    for (std::int32_t g = 0; g < num_groups_; ++g) {  // of a whole run it reads no entry
+      if (!slots(r, g).whole()) __builtin_prefetch(entries(r, g));
+    }
   }
   for (const std::int32_t r : runs) {
     for (std::int32_t g = 0; g < num_groups_; ++g) {
-      const std::int32_t block = slots(r, g).count > 0 ? entries(r, g)[0] : kNone;
+      const RunGroup& rg = slots(r, g);
+      if (rg.whole()) continue;
+      const std::int32_t block = entries(r, g)[0];
       if (block != kNone) __builtin_prefetch(&group(g).where[block]);
     }
   }
-  return count;
 }
 
 std::int32_t PrefixTree::Impl::walk(std::int32_t root, std::span<const std::int32_t> tokens,
@@ -66,16 +75,22 @@ std::int32_t PrefixTree::Impl::walk(std::int32_t root, std::span<const std::int3
   path_length_ = 0;
   std::int32_t r = root;
   std::size_t at = 0;
-  std::int32_t known_ahead = 0;  // runs that look_ahead() has asked for and that are still to come
+  Ahead ahead;
   while (at < tokens.size()) {
     const auto rest = tokens.subspan(at);
-    if (known_ahead > 0) {
-      --known_ahead;
-    } else if (path_length_ > 0 && run(r).length == unit_ && run(r).num_children > 1) {
-      known_ahead = look_ahead(r, rest, media);
+    // All that is on the path equals the query, so its hashes are good however long the runs are.
+    std::int32_t unit = (static_cast<std::int32_t>(at) - ahead.from) / unit_;
+    if (unit >= ahead.num_runs && path_length_ > 0 && run(r).length == unit_ &&
+        run(r).num_children > 1) {
+      look_ahead(r, rest, media, ahead);
+      unit = 0;
     }
     std::int32_t child = kNone;
-    if (rest.size() >= static_cast<std::size_t>(unit_)) child = find_child(r, rest, media);
+    if (rest.size() >= static_cast<std::size_t>(unit_)) {
+      const bool known = unit < ahead.num_hashes;
+      child = find_child(r, rest, media,
+                         known ? &ahead.hashes[static_cast<std::size_t>(unit)] : nullptr);
+    }
     if (child == kNone) {
       const Neighbours nearest = find_nearest(r, rest, media);
       if (nearest.best == kNone) break;
@@ -133,7 +148,7 @@ std::int32_t PrefixTree::Impl::served_full(std::int32_t g, std::int32_t limit) c
   for (std::int32_t j = 0; j < path_length_ && !missing && next * size < limit; ++j) {
     const std::int32_t r = path_[j];
     const RunGroup& rg = slots(r, g);
-    if (rg.num_live == rg.count && rg.num_partial == 0) {
+    if (rg.whole()) {
       next = rg.first + rg.count;
       continue;
     }

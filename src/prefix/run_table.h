@@ -47,6 +47,9 @@ class RunTable {
     cells_[hole] = {};
   }
 
+  // Asks for the memory that find() reads first.
+  void prefetch(std::uint32_t hash) const noexcept { __builtin_prefetch(&cells_[home(hash)]); }
+
   // The first run of this hash for which `is_it` says so, or kNone.
   template <typename IsIt>
   [[nodiscard]] std::int32_t find(std::uint32_t hash, const IsIt& is_it) const noexcept {

@@ -154,6 +154,7 @@ std::int32_t PrefixTree::Impl::make_root(const RootKey& key) noexcept {
   std::memcpy(keys_->at(root.tokens), key_.data(), size);
   root.key_bytes = static_cast<std::int32_t>(size);
   root.hash = hash;
+  root.chain = static_cast<std::uint32_t>(mix_bits(hash_seed_ ^ static_cast<std::uint32_t>(r)));
   table_insert(r);
   ++num_roots_;
   root_key_bytes_ += bytes;
@@ -178,7 +179,7 @@ std::int32_t PrefixTree::Impl::new_run() noexcept {
   fresh.parent = fresh.children = fresh.up = fresh.left = fresh.right = fresh.extents = kNone;
   fresh.priority = static_cast<std::uint32_t>(
       mix_bits(hash_seed_ ^ (std::uint64_t{generation} << 32 | static_cast<std::uint32_t>(r))));
-  fresh.generation = generation;
+  fresh.generation = generation & 0x3fffffffu;  // as many bits as there are
   fresh.alive = true;
   for (std::int32_t g = 0; g < num_groups_; ++g) {
     RunGroup& rg = slots(r, g);
@@ -241,7 +242,7 @@ bool PrefixTree::Impl::grow(std::int32_t r, std::span<const std::int32_t> tokens
   add_slots(r);
   num_tokens_ += static_cast<std::int64_t>(tokens.size());
   if (!at.hashed && length >= unit_) {
-    at.hash = hash_run(r);
+    at.hash = first_hash(r);
     table_insert(r);
   }
   return true;
@@ -319,6 +320,7 @@ std::int32_t PrefixTree::Impl::split(std::int32_t r, std::int32_t cut) noexcept 
   treap_replace(r, u);
   table_erase(r);
   upper.hash = lower.hash;
+  upper.chain = chain_of(u);
   if (upper_length >= unit_) table_insert(u);
   upper.children = r;
   upper.num_children = 1;
@@ -331,7 +333,7 @@ std::int32_t PrefixTree::Impl::split(std::int32_t r, std::int32_t cut) noexcept 
   tokens_->shrink(lower.tokens, lower.length);
   lower.start = cut;
   if (lower.length >= unit_) {
-    lower.hash = hash_run(r);
+    lower.hash = first_hash(r);
     table_insert(r);
   }
 
@@ -507,8 +509,10 @@ void PrefixTree::Impl::settle(Place& place) noexcept {
 
 void PrefixTree::Impl::prefetch(std::int32_t r) const noexcept {
   __builtin_prefetch(&run(r));
-  __builtin_prefetch(&run(r).extents);  // a run may lie on two lines
-  for (std::int32_t g = 0; g < num_groups_; ++g) __builtin_prefetch(&slots(r, g));
+  for (std::int32_t g = 0; g < num_groups_; ++g) {  // these may lie on two lines
+    __builtin_prefetch(&slots(r, g));
+    __builtin_prefetch(&slots(r, g).busy_kids);
+  }
 }
 
 void PrefixTree::Impl::prefetch_ends(std::int32_t r) const noexcept {

@@ -40,6 +40,8 @@ class PrefixTree::Impl {
     std::array<std::byte, 32> content_id;
   };
 
+  // A line of the cache. A path is hashed unit by unit, each hash made of the one before and of
+  // the unit's tokens and media: so where a prompt may lead follows from the prompt alone.
   struct Run {
     std::int32_t parent;    // kNone: a root
     std::int32_t start;     // position of its first token
@@ -47,18 +49,23 @@ class PrefixTree::Impl {
     ArenaSpan tokens;       // a root keeps its key here, as bytes
     std::int32_t children;  // root of the treap of its children
     std::int32_t num_children;
-    std::int32_t up, left, right;  // in the treap of its siblings
+    union {
+      std::int32_t up;         // with left and right: in the treap of its siblings
+      std::int32_t key_bytes;  // roots, which are in none
+    };
+    std::int32_t left, right;
     std::uint32_t priority;
-    std::uint32_t hash;  // of parent and first unit; roots: of the key
-    std::uint32_t generation;
+    std::uint32_t hash;   // of the path up to the end of its first unit; roots: of the key
+    std::uint32_t chain;  // of the path up to its end; only where there are children, and roots
+    std::uint32_t generation : 30;
+    std::uint32_t alive : 1;
+    std::uint32_t hashed : 1;
     std::int32_t places;
-    std::int32_t extents;    // its media, ascending
-    std::int32_t key_bytes;  // roots
-    bool alive;
-    bool hashed;
+    std::int32_t extents;  // its media, ascending
 
     [[nodiscard]] std::int32_t end() const noexcept { return start + length; }
   };
+  static_assert(sizeof(Run) == 64);
 
   // The entries of one group along one run: logical blocks first .. first + count - 1. A block that
   // straddles the start has its slot here when it ends here, and may have one in the parent too,
@@ -74,6 +81,9 @@ class PrefixTree::Impl {
     std::int32_t cold;         // idle entries behind last_busy; full groups only
     std::int32_t live_kids;    // children with an entry in their subtree; full groups only
     std::int32_t busy_kids;    // children with a busy entry in their subtree; full groups only
+
+    // Every block of the run is there, up to its end.
+    [[nodiscard]] bool whole() const noexcept { return num_live == count && num_partial == 0; }
   };
 
   struct Where {
@@ -209,14 +219,24 @@ class PrefixTree::Impl {
                                            std::span<const MediaSpan> media) const noexcept;
   [[nodiscard]] Compared compare(std::int32_t r, std::span<const std::int32_t> tokens,
                                  std::span<const MediaSpan> media) const noexcept;
-  [[nodiscard]] std::uint32_t hash_query(std::int32_t parent, std::int32_t at,
-                                         const std::int32_t* tokens,
-                                         std::span<const MediaSpan> media) const noexcept;
-  [[nodiscard]] std::uint32_t hash_run(std::int32_t r) const noexcept;
+  // The hash of a path one unit on, from its hash up to position `at`: of a query's tokens, and of
+  // those of a run.
+  [[nodiscard]] std::uint32_t next_hash(std::uint32_t chain, std::int32_t at,
+                                        const std::int32_t* tokens,
+                                        std::span<const MediaSpan> media) const noexcept;
+  // `extent`: the run's first that ends behind `at`, which moves on with it.
+  [[nodiscard]] std::uint32_t next_hash(std::uint32_t chain, std::int32_t at, std::int32_t r,
+                                        std::int32_t& extent) const noexcept;
+  // Of the path up to the end of a run's first unit, and of its last whole one.
+  [[nodiscard]] std::uint32_t first_hash(std::int32_t r) const noexcept;
+  [[nodiscard]] std::uint32_t chain_of(std::int32_t r) const noexcept;
+  [[nodiscard]] std::uint64_t seed_of(std::uint32_t chain) const noexcept;
   void table_insert(std::int32_t r) noexcept;
   void table_erase(std::int32_t r) noexcept;
+  // `hash`: next_hash() of the query at the parent's end, where that is known.
   [[nodiscard]] std::int32_t find_child(std::int32_t parent, std::span<const std::int32_t> tokens,
-                                        std::span<const MediaSpan> media) const noexcept;
+                                        std::span<const MediaSpan> media,
+                                        const std::uint32_t* hash = nullptr) const noexcept;
   [[nodiscard]] Neighbours find_nearest(std::int32_t parent, std::span<const std::int32_t> tokens,
                                         std::span<const MediaSpan> media) const noexcept;
   void treap_insert(std::int32_t parent, std::int32_t r, std::span<const std::int32_t> tokens,
@@ -229,9 +249,17 @@ class PrefixTree::Impl {
   [[nodiscard]] std::int32_t leftmost(std::int32_t r) const noexcept;
 
   // match.cc: over path_[0 .. path_length_), the runs from the root's child to the last matched.
-  // Asks for the memory of the runs that the query seems to go on with; how many those are.
-  std::int32_t look_ahead(std::int32_t parent, std::span<const std::int32_t> tokens,
-                          std::span<const MediaSpan> media) const noexcept;
+  // The hashes of a query's next units, and how many of these runs seem to begin with.
+  struct Ahead {
+    static constexpr std::int32_t kMost = 16;
+    std::int32_t from = 0;  // position
+    std::int32_t num_hashes = 0;
+    std::int32_t num_runs = 0;
+    std::array<std::uint32_t, kMost> hashes;
+  };
+  // Asks for the memory of the runs that the query seems to go on with behind `parent`.
+  void look_ahead(std::int32_t parent, std::span<const std::int32_t> tokens,
+                  std::span<const MediaSpan> media, Ahead& ahead) const noexcept;
   [[nodiscard]] std::int32_t walk(std::int32_t root, std::span<const std::int32_t> tokens,
                                   std::span<const MediaSpan> media) const noexcept;
   // The walk ended at a neighbour that shares most: others that share less may serve more.
