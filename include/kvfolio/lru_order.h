@@ -46,6 +46,10 @@ class KVFOLIO_API LruOrder {
 
   // The coldest candidate; not valid when there is none.
   [[nodiscard]] BlockId victim() const noexcept;
+  // The coldest candidate that is warmer than `block`, which has a rank; likewise.
+  [[nodiscard]] BlockId victim_after(BlockId block) const noexcept;
+  // What forget() reads first.
+  void prefetch(BlockId block) const noexcept { __builtin_prefetch(&place_[block.value()], 1); }
 
   // Becomes an equal of `other`. Requires: created with as many blocks.
   void copy_from(const LruOrder& other) noexcept;

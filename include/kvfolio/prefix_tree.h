@@ -140,6 +140,10 @@ class KVFOLIO_API PrefixTree {
   void prefetch_ends(const Place& place) const noexcept;
   // What set_busy() and set_idle() of these blocks read; negative ones are passed over.
   void prefetch(GroupId group, std::span<const std::int32_t> blocks) const noexcept;
+  // What evict() of this block reads, in kEvictionSteps steps, each of which wants the memory that
+  // the one before asked for.
+  static constexpr int kEvictionSteps = 3;
+  void prefetch_eviction(GroupId group, BlockId block, int step) const noexcept;
 
   // ---- publishing ----
 

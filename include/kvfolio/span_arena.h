@@ -54,6 +54,12 @@ class KVFOLIO_API SpanArena {
   void shrink(ArenaSpan& span, std::int64_t cells) noexcept;
   void release(ArenaSpan& span) noexcept { shrink(span, 0); }
 
+  // What release() reads first. Requires: it is a span.
+  void prefetch(ArenaSpan span) const noexcept {
+    __builtin_prefetch(at(span), 1);
+    __builtin_prefetch(&free_order_[span.offset], 1);
+  }
+
   // Becomes an equal of `other`: a span of that one names the same cells here. Reads and writes
   // what is in use and a byte for each granule. Requires: created with as many cells.
   void copy_from(const SpanArena& other) noexcept;

@@ -300,6 +300,16 @@ TEST(FixedArray, ACopyTakesOverTheFirstElementsOrAll) {
               ::testing::ElementsAre(1, 2, 3, 4));
 }
 
+TEST(FixedArray, BeginsALineOfTheCacheAndIsZero) {
+  for (const std::int64_t size : {0, 1, 7, 1000, 100'000, 3'000'000}) {
+    FixedArray<std::int32_t> array;
+    ASSERT_TRUE(array.allocate_zeroed(size));
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(array.data()) % 64, 0u) << size;
+    for (std::int64_t i = 0; i < size; ++i) ASSERT_EQ(array[i], 0) << i;
+    if (size > 0) array[size - 1] = 1;  // the sanitizer says whether it is within
+  }
+}
+
 TEST(FixedArrayDeathTest, ACopyOfAnotherSizeStopsTheProgram) {
   FixedArray<std::int32_t> source;
   FixedArray<std::int32_t> target;

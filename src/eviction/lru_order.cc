@@ -71,6 +71,22 @@ BlockId LruOrder::victim() const noexcept {
   return BlockId(log_[at] - 1);
 }
 
+BlockId LruOrder::victim_after(BlockId block) const noexcept {
+  // Up to the first level with a bit behind this place, and down from there.
+  std::int64_t at = place_[block.value()] - 1;
+  for (int level = 0; level < num_levels_; ++level, at >>= 6) {
+    const std::uint64_t behind = ~std::uint64_t{1} << (at & 63);
+    const std::uint64_t word = levels_[static_cast<std::size_t>(level)][at >> 6] & behind;
+    if (word == 0) continue;
+    at = at >> 6 << 6 | std::countr_zero(word);
+    while (level-- > 0) {
+      at = at << 6 | std::countr_zero(levels_[static_cast<std::size_t>(level)][at]);
+    }
+    return BlockId(log_[at] - 1);
+  }
+  return BlockId();
+}
+
 void LruOrder::set_bit(std::int64_t at) noexcept {
   for (int level = 0; level < num_levels_; ++level) {
     std::uint64_t& word = levels_[static_cast<std::size_t>(level)][at >> 6];

@@ -145,6 +145,11 @@ void compare_with_naive(std::int32_t num_blocks, int operations, std::uint32_t s
     if (now >= 0 && others >= 0) {
       ASSERT_EQ(order.colder(BlockId(b), BlockId(other)), now < others);
     }
+    if (now >= 0) {
+      const auto after = candidates.upper_bound(now);
+      ASSERT_EQ(order.victim_after(BlockId(b)).value(),
+                after == candidates.end() ? -1 : by_rank[*after]);
+    }
     if (i % 64 == 0 || num_blocks < 40) {
       const Status ok = order.check_invariants();
       ASSERT_TRUE(ok.ok()) << ok.message();

@@ -137,6 +137,18 @@ Shortage KVCacheManager::Impl::shortage(std::int32_t g, std::int32_t needed) con
 void KVCacheManager::Impl::evict_one(std::int32_t g) noexcept {
   const BlockId victim = group(g).order.victim();
   KVFOLIO_CHECK(victim.valid());  // num_evictable() said so
+  // Blocks are evicted in the order of use, which has nothing to do with where they lie: what the
+  // next ones need is asked for now.
+  BlockId next = victim;
+  for (int step = PrefixTree::kEvictionSteps - 1; step >= 0; --step) {
+    next = group(g).order.victim_after(next);
+    if (!next.valid()) break;
+    tree_->prefetch_eviction(GroupId(g), next, step);
+    if (step == 0) {
+      group(g).order.prefetch(next);
+      group(g).pool.prefetch(next);
+    }
+  }
   evicting_ = true;
   tree_->evict(GroupId(g), victim);
   evicting_ = false;

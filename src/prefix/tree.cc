@@ -522,6 +522,31 @@ void PrefixTree::Impl::prefetch_ends(std::int32_t r) const noexcept {
   }
 }
 
+void PrefixTree::Impl::prefetch_eviction(std::int32_t g, std::int32_t block,
+                                         int step) const noexcept {
+  const Where& where = group(g).where[block];
+  if (step == 0) {
+    __builtin_prefetch(&where, 1);
+    return;
+  }
+  const std::int32_t r = where.run - 1;
+  if (r < 0) return;
+  const Run& at = run(r);
+  if (step == 1) {
+    prefetch(r);
+    return;
+  }
+  __builtin_prefetch(entries(r, g), 1);
+  if (slots(r, g).num_live > 1) return;
+  // The run may vanish, out of the table, from between its siblings, and with its memory.
+  if (at.hashed != 0) table_.prefetch(at.hash);
+  for (const std::int32_t beside : {at.parent, at.up, at.left, at.right}) {
+    if (beside != kNone) __builtin_prefetch(&run(beside), 1);
+  }
+  tokens_->prefetch(at.tokens);
+  entries_->prefetch(slots(r, g).entries);
+}
+
 void PrefixTree::Impl::climb(Place& place, std::int32_t position) noexcept {
   KVFOLIO_CHECK(position <= place.position);
   place.position = position;
@@ -594,6 +619,10 @@ void PrefixTree::prefetch(GroupId group, std::span<const std::int32_t> blocks) c
   for (const std::int32_t block : blocks) {
     if (block >= 0) __builtin_prefetch(&where[block], 1);
   }
+}
+
+void PrefixTree::prefetch_eviction(GroupId group, BlockId block, int step) const noexcept {
+  impl_->prefetch_eviction(group.value(), block.value(), step);
 }
 
 bool PrefixTree::extend(Place& place, std::span<const std::int32_t> tokens,

@@ -111,6 +111,7 @@ class PrefixTree::Impl {
   void climb(Place& place, std::int32_t position) noexcept;
   void prefetch(std::int32_t r) const noexcept;
   void prefetch_ends(std::int32_t r) const noexcept;
+  void prefetch_eviction(std::int32_t g, std::int32_t block, int step) const noexcept;
   void copy_tokens(const Place& place, std::int32_t begin,
                    std::span<std::int32_t> out) const noexcept;
   // match.cc
