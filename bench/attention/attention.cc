@@ -9,7 +9,7 @@ namespace {
 
 std::vector<AttentionFamily> families() {
   return {cores_family(),   decode_family(), contiguous_family(), prefill_family(),
-          lengths_family(), append_family(), losers_family()};
+          lengths_family(), append_family(), losers_family(),     instruction_counts_family()};
 }
 
 }  // namespace

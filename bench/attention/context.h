@@ -103,6 +103,7 @@ AttentionFamily decode_family();
 AttentionFamily contiguous_family();
 AttentionFamily prefill_family();
 AttentionFamily lengths_family();
+AttentionFamily instruction_counts_family();
 AttentionFamily append_family();
 AttentionFamily losers_family();
 

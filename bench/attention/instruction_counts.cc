@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// What a tile costs in instructions, which no neighbour on the machine changes: the difference of
+// two calls that differ by some tiles. Beside the bytes of the tile and the multiply-adds that its
+// rows need, it says what a target spends on everything else.
+
+#include <string>
+
+#include "cached_case.h"
+#include "instructions.h"
+
+namespace kvfolio::bench {
+namespace {
+
+constexpr std::int32_t kTileTokens = 64;
+
+struct Count {
+  double count = 0;
+  std::string counted_by;
+};
+
+std::optional<Count> count_of(const Context& context, DType dtype, std::int32_t tiles,
+                              std::int32_t rows) {
+  const std::int32_t group = std::min(rows, 8);
+  const std::int32_t queries = rows / group;
+  // The queries stand behind what is counted, where every row sees all of it.
+  const std::int32_t length = tiles * kTileTokens + queries;
+  const CachedCase cache({.dtype = dtype, .lengths = {length}});
+  AttentionCall call(context, cache, group, queries);
+  call.run(1);
+  const auto counted = instructions_of([&] { call.run(1); });
+  if (!counted) return {};
+  return Count{counted->count, counted->counted_by};
+}
+
+// Single steps cost some 25 microseconds each.
+constexpr double kMostSteps = 500'000;
+
+void run(const Context& context) {
+  if (!context.has_granule()) return;
+  const Session& session = context.session;
+  for (const DType dtype : context.dtypes()) {
+    if (session.quick() && dtype != context.dtypes().back()) continue;
+    for (const std::int32_t rows : {1, 8, 64}) {
+      const auto one_tile = count_of(context, dtype, 1, rows);
+      const auto two_tiles = one_tile ? count_of(context, dtype, 2, rows) : std::nullopt;
+      if (!two_tiles) return;
+      session.report(
+          {.name = "instructions.tile",
+           .facts = {{"dtype", to_string(dtype)},
+                     {"rows", std::int64_t{rows}},
+                     {"target", context.target_name()},
+                     {"counted_by", two_tiles->counted_by}},
+           .unit = "instructions",
+           .note = "for 64 tokens of one KV head of 128, " +
+                   std::to_string(2 * kTileTokens * static_cast<std::int64_t>(row_bytes(dtype))) +
+                   " bytes of K and V; the rows need " +
+                   std::to_string(2 * std::int64_t{kTileTokens} * kHeadDim * rows) +
+                   " multiply-adds of one number"},
+          {{(two_tiles->count - one_tile->count) / kKvHeads}, {}});
+      const bool steps = two_tiles->counted_by == "single steps";
+      if (session.quick() || (steps && 8 * two_tiles->count > kMostSteps)) break;
+    }
+  }
+}
+
+}  // namespace
+
+AttentionFamily instruction_counts_family() { return {{"instructions.tile"}, run}; }
+
+}  // namespace kvfolio::bench
