@@ -34,7 +34,7 @@ CLI::Option* add_choice(CLI::App& app, const std::string& name, T& target,
               }
               allowed += (allowed.empty() ? "" : ", ") + word;
             }
-            refuse(name, text, allowed + " (what this build has)");
+            refuse(name, text, allowed);
           },
           help)
       ->type_name("NAME");

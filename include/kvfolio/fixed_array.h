@@ -33,6 +33,7 @@ KVFOLIO_API void prefer_huge_pages(void* memory, std::size_t bytes) noexcept;
 template <typename T>
 class FixedArray {
   static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>);
+  static_assert(alignof(T) <= 64);
 
  public:
   FixedArray() noexcept = default;

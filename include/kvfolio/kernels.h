@@ -7,7 +7,8 @@
 //
 // Rules that hold for all of them:
 // - Every argument is checked before the first byte is written; a call that fails wrote nothing.
-//   What cannot be checked from here is the size of the memory behind a view: KVStorage checks it.
+//   What is not checked is the size of the memory behind a view (KVStorage checks it), nor that
+//   arguments do not overlap.
 // - Strides are in bytes; pointers and strides are multiples of the element, in format granule of
 //   64. Rows may have any strides, those that are written must not overlap each other or any other
 //   argument. Rows are f64, f32, f16 or bf16; int8 is a type of caches alone.
@@ -105,12 +106,13 @@ KVFOLIO_API Status convert(const ConstRowsView& src, const RowsView& dst);
 // ---- attention ---------------------------------------------------------------------------------
 
 // Which implementation computes. Results of one target never depend on batch, chunk, block size,
-// format, block ids, slices or threads; targets differ from each other by rounding.
+// format, block ids, slices or threads; targets differ from each other by rounding. Most compute in
+// f32. With a bf16 cache kAvx512Bf16 rounds queries and weights to bf16, and with an int8 cache all
+// but kReference round them to 8 bits: docs/kernels.md says what that costs.
 enum class KernelTarget : std::int32_t {
   // What the environment variable KVFOLIO_KERNEL names, read at each call; else the fastest that
-  // this CPU
-  // runs and that takes the cache: the reference for f64 and for head dims that are no multiple of
-  // 8 or above 256.
+  // this CPU runs and that takes the cache: the reference for f64 and for head dims that are no
+  // multiple of 8 or above 256. Shapes that attend() refuses are not refused here.
   kAuto = -1,
   kReference = 0,   // plain loops in f64: defines what the others compute
   kPortable = 1,    // 128-bit vectors of the compiler, any machine but Arm
@@ -144,7 +146,8 @@ struct AttentionBatch {
   // needed.
   std::span<const std::int32_t> block_table = {};
   std::int32_t block_table_stride = 0;
-  // [n] or both empty: position p is visible iff p < trim_sinks[i] or p >= trim_first_kept[i].
+  // [n] or both empty: position p is visible iff p < trim_sinks[i] or p >= trim_first_kept[i];
+  // both 0 to kv_lens[i].
   std::span<const std::int32_t> trim_sinks = {};
   std::span<const std::int32_t> trim_first_kept = {};
 };
@@ -154,7 +157,7 @@ struct AttentionParams {
   bool causal = true;  // position p reads positions <= p; else all of its sequence
   // Tokens that a query reads, itself included: p reads positions > p - window. 0: no window.
   std::int32_t window = 0;
-  // Leading positions that every query reads whatever the window is.
+  // Leading positions that every query reads whatever the window is; without one it says nothing.
   std::int32_t num_sinks = 0;
 };
 
@@ -190,7 +193,9 @@ struct AttentionArgs {
 };
 
 // Bytes of workspace that a call on this cache needs for sequences of up to max_kv_len tokens, with
-// an executor of num_threads. kInvalidArgument: the shapes, and num_threads below 1 or above 2^16.
+// this target and an executor of num_threads. Several threads need more than so many times that of
+// one: long sequences are cut between them, and what they made of the parts waits to be merged.
+// kInvalidArgument: the shapes, and num_threads below 1 or above 2^16.
 // The errors of choose_kernel_target().
 KVFOLIO_API Result<std::int64_t> attention_workspace_bytes(
     const KVView& cache, std::int32_t num_q_heads, std::int32_t max_kv_len,
@@ -213,7 +218,10 @@ struct AttentionState {
 //   lse = log(exp(a.lse) + exp(b.lse))
 //   out = exp(a.lse - lse) * a.out + exp(b.lse - lse) * b.out
 // So a prefix that many sequences share is attended once, by the queries of all of them in one
-// non-causal sequence (a cascade), and each sequence's own tokens apart.
+// non-causal sequence (a cascade), and each sequence's own tokens apart: with a table that begins
+// behind the prefix and kv_lens without it, or, where a window or sinks need positions, with the
+// whole table and trim_sinks 0, trim_first_kept at the prefix's end. Merged states have not the
+// bits of one call over everything.
 //   out  [tokens, heads, head_dim], as in a and b; each of the three has its own element type
 //   lse  [tokens, heads, 1], f32 or f64, or null data
 // Computed in f64. The order of a and b changes no bit; that of several merges only the rounding.

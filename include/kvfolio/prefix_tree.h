@@ -53,8 +53,10 @@ struct PrefixTreeOptions {
   std::int32_t max_root_keys = 1024;  // 1 .. max_runs - 1
   std::int64_t max_root_key_bytes = std::int64_t{1} << 20;
   std::int32_t max_media_extents = 4096;  // pieces of media spans along all runs
-  // Mixed into every hash: a server that fears crafted prompts sets it at random. Which of several
-  // children that share as much of a unit is taken depends on it, how much they share does not.
+  // Mixed into every hash: a server that fears crafted prompts sets it at random, since who knows
+  // it can write prompts that all share their hashes, and lookups among them go one by one. Which
+  // of several children that share as much of a unit is taken depends on it, how much they share
+  // does not.
   std::uint64_t hash_seed = 0;
 };
 
@@ -109,6 +111,7 @@ class KVFOLIO_API PrefixTree {
   // a place at it or something hangs below.
   [[nodiscard]] std::int32_t make_root(const RootKey& key) noexcept;
 
+  // Media here and below: ascending, disjoint, none empty.
   // The longest prefix of `tokens` that every group can serve, at most max_tokens; nothing where
   // find_root() gave -1. With
   // `allow_whole`, a prompt whose every token is there gives whole and tokens = size - 1.

@@ -24,7 +24,8 @@
 
 // The end of a broken invariant of our own: stopping is better than serving one user's tokens to
 // another. The default writes one line to standard error and aborts. It is a weak symbol: a host
-// that wants another end defines it; that definition must not return.
+// that wants another end defines it; that definition must not return. Also the end of a caller who
+// takes the value of an error: then `file` is null, and `expression` is a sentence with the error.
 extern "C" [[noreturn]] KVFOLIO_API void kvfolio_check_failed(const char* file, int line,
                                                               const char* expression);
 
@@ -113,6 +114,11 @@ class [[nodiscard]] Status {
   std::unique_ptr<std::string> message_;
 };
 
+namespace detail {
+// Stops the program with `error`, whose Result was asked for a value.
+[[noreturn]] KVFOLIO_API void no_value(const Status& error) noexcept;
+}  // namespace detail
+
 // A T, or the Status that says why there is none. The interface is a subset of std::expected.
 template <typename T>
 class [[nodiscard]] Result {
@@ -170,11 +176,11 @@ class [[nodiscard]] Result {
 
  private:
   T& value() noexcept {
-    KVFOLIO_CHECK(has_);
+    if (!has_) detail::no_value(storage_.error);
     return storage_.value;
   }
   const T& value() const noexcept {
-    KVFOLIO_CHECK(has_);
+    if (!has_) detail::no_value(storage_.error);
     return storage_.value;
   }
   void construct(Result&& other) {

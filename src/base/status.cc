@@ -51,13 +51,22 @@ std::string Status::message() const {
   return message_ ? *message_ : std::string(to_string(code_));
 }
 
+void detail::no_value(const Status& error) noexcept {
+  const std::string report =
+      text::concat("the value was taken of a Result that is an error, ",
+                   std::string_view(to_string(error.code())), ": ", error.message());
+  kvfolio_check_failed(nullptr, 0, report.c_str());
+}
+
 }  // namespace kvfolio
 
 extern "C" [[gnu::weak]] void kvfolio_check_failed(const char* file, int line,
                                                    const char* expression) {
-  const std::string report =
-      kvfolio::text::concat("kvfolio: broken invariant at ", std::string_view(file), ":", line,
-                            ": ", std::string_view(expression), "\n");
+  using kvfolio::text::concat;
+  const std::string where =
+      file == nullptr ? ""
+                      : concat("broken invariant at ", std::string_view(file), ":", line, ": ");
+  const std::string report = concat("kvfolio: ", where, std::string_view(expression), "\n");
   // Nothing can be done about a failing write here.
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, report.data(), report.size());
   std::abort();

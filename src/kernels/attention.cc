@@ -148,13 +148,15 @@ Status check_executor(const Executor* executor) {
 Status check_workspace(const AttentionArgs& args, KernelTarget target) {
   std::int32_t max_kv_len = 0;
   for (const std::int32_t kv_len : args.batch.kv_lens) max_kv_len = std::max(max_kv_len, kv_len);
+  const std::int32_t num_threads = args.executor == nullptr ? 1 : args.executor->num_threads;
   const Result<std::int64_t> bytes =
-      attention_workspace_bytes(args.cache, args.q.num_heads, max_kv_len, target,
-                                args.executor == nullptr ? 1 : args.executor->num_threads);
+      attention_workspace_bytes(args.cache, args.q.num_heads, max_kv_len, target, num_threads);
   if (!bytes) return bytes.error();
   if (std::cmp_greater_equal(args.workspace.size(), *bytes)) return {};
   return invalid(concat("workspace has ", args.workspace.size(), " bytes, needed: ", *bytes,
-                        " for sequences of up to ", max_kv_len, " tokens"));
+                        " for sequences of up to ", max_kv_len, " tokens, ", args.q.num_heads,
+                        " query heads, target ", std::string_view(to_string(target)), " and ",
+                        num_threads, " threads"));
 }
 
 }  // namespace

@@ -489,6 +489,36 @@ TEST(Attention, OnlyNaNScoresGiveNaNAndOnlyMinusInfinityAMaskedRow) {
   }
 }
 
+// What the scale multiplies must not be rounded to bf16 with the query: the scores of bf16 queries
+// over a bf16 cache are as exact as sums in f32.
+TEST(Attention, AQueryOfTheTypeOfTheCacheIsNotRoundedByAnyTarget) {
+  for (const double scale : {0.125, 0.088388, 0.3, 3.0, 1e-30}) {
+    const Problem s{.sequences = {{.kv_len = 150, .queries = 3, .key = 1}},
+                    .block_size = 16,
+                    .head_dim_k = 64,
+                    .head_dim_v = 64,
+                    .dtype = DType::kBF16,
+                    .q_dtype = DType::kBF16,
+                    .out_dtype = DType::kF32,
+                    .params = {.scale = scale}};
+    const Outcome want = naive(s);
+    for (const KernelTarget target : kernel_targets()) {
+      SCOPED_TRACE(std::string(to_string(target)) + ", scale " + std::to_string(scale));
+      Prepared p(s);
+      p.args.target = target;
+      p.workspace.resize(static_cast<std::size_t>(
+          *attention_workspace_bytes(p.cache.view, p.q.rows.num_heads, p.max_kv_len, target)));
+      p.args.workspace = p.workspace;
+      const Status status = attend(p.args);
+      ASSERT_TRUE(status.ok()) << status.message();
+      const Outcome got = read(s, p);
+      for (std::size_t i = 0; i < want.lse.size(); ++i) {
+        ASSERT_NEAR(got.lse[i], want.lse[i], 1e-5 * (1 + scale)) << i;
+      }
+    }
+  }
+}
+
 TEST(Attention, LseMayBeSingleOrAbsent) {
   Problem s{.sequences = {{.kv_len = 11, .queries = 3}}};
   Prepared wide(s);

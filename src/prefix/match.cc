@@ -34,17 +34,21 @@ std::int32_t reach_of(const TreeGroup& spec, std::int32_t length) noexcept {
 // time and nothing else.
 void PrefixTree::Impl::look_ahead(std::int32_t parent, std::span<const std::int32_t> tokens,
                                   std::span<const MediaSpan> media, Ahead& ahead) const noexcept {
-  ahead.from = run(parent).end();
+  const std::int32_t from = run(parent).end();
+  // What is known already stays: runs of several units end the search below, not the hashes.
+  const std::int32_t passed = std::min((from - ahead.from) / unit_, ahead.num_hashes);
+  const std::int32_t known = ahead.num_hashes - passed;
+  std::copy_n(ahead.hashes.begin() + passed, known, ahead.hashes.begin());
+  ahead.from = from;
   ahead.num_hashes = static_cast<std::int32_t>(std::min(
       static_cast<std::size_t>(Ahead::kMost), tokens.size() / static_cast<std::size_t>(unit_)));
   const auto hashes = std::span(ahead.hashes).first(static_cast<std::size_t>(ahead.num_hashes));
-  std::uint32_t chain = run(parent).chain;
-  std::int32_t at = 0;
-  for (std::uint32_t& hash : hashes) {
-    hash = chain = next_hash(chain, ahead.from + at, tokens.data() + at, media);
-    table_.prefetch(hash);
-    at += unit_;
+  std::uint32_t chain = known > 0 ? hashes[static_cast<std::size_t>(known) - 1] : run(parent).chain;
+  for (std::int32_t i = known; i < ahead.num_hashes; ++i) {
+    chain = next_hash(chain, from + i * unit_, tokens.data() + std::int64_t{i} * unit_, media);
+    hashes[static_cast<std::size_t>(i)] = chain;
   }
+  for (const std::uint32_t hash : hashes) table_.prefetch(hash);
   std::array<std::int32_t, Ahead::kMost> names;
   ahead.num_runs = 0;
   for (const std::uint32_t hash : hashes) {
@@ -55,10 +59,9 @@ void PrefixTree::Impl::look_ahead(std::int32_t parent, std::span<const std::int3
   }
   const auto runs = std::span(names).first(static_cast<std::size_t>(ahead.num_runs));
   for (const std::int32_t r : runs) {
+    if (is_root(r)) continue;  // of an equal hash; its tokens are a key, which lies elsewhere
     __builtin_prefetch(tokens_of(r));
-    for (std::int32_t g = 0; g < num_groups_; ++g) {  // of a whole run it reads no entry
-      if (!slots(r, g).whole()) __builtin_prefetch(entries(r, g));
-    }
+    for (std::int32_t g = 0; g < num_groups_; ++g) __builtin_prefetch(entries(r, g));
   }
   for (const std::int32_t r : runs) {
     for (std::int32_t g = 0; g < num_groups_; ++g) {

@@ -179,7 +179,7 @@ std::int32_t PrefixTree::Impl::new_run() noexcept {
   fresh.parent = fresh.children = fresh.up = fresh.left = fresh.right = fresh.extents = kNone;
   fresh.priority = static_cast<std::uint32_t>(
       mix_bits(hash_seed_ ^ (std::uint64_t{generation} << 32 | static_cast<std::uint32_t>(r))));
-  fresh.generation = generation & 0x3fffffffu;  // as many bits as there are
+  fresh.generation = generation & ((1u << Run::kGenerationBits) - 1);
   fresh.alive = true;
   for (std::int32_t g = 0; g < num_groups_; ++g) {
     RunGroup& rg = slots(r, g);
@@ -536,15 +536,17 @@ void PrefixTree::Impl::prefetch_eviction(std::int32_t g, std::int32_t block,
     prefetch(r);
     return;
   }
-  __builtin_prefetch(entries(r, g), 1);
-  if (slots(r, g).num_live > 1) return;
+  const RunGroup& rg = slots(r, g);
+  const std::int32_t logical = (static_cast<std::int32_t>(where.end) - 1) / block_size(g);
+  __builtin_prefetch(entries(r, g) + (logical - rg.first), 1);
+  if (rg.num_live > 1) return;
   // The run may vanish, out of the table, from between its siblings, and with its memory.
   if (at.hashed != 0) table_.prefetch(at.hash);
   for (const std::int32_t beside : {at.parent, at.up, at.left, at.right}) {
     if (beside != kNone) __builtin_prefetch(&run(beside), 1);
   }
   tokens_->prefetch(at.tokens);
-  entries_->prefetch(slots(r, g).entries);
+  entries_->prefetch(rg.entries);
 }
 
 void PrefixTree::Impl::climb(Place& place, std::int32_t position) noexcept {

@@ -43,6 +43,7 @@ class PrefixTree::Impl {
   // A line of the cache. A path is hashed unit by unit, each hash made of the one before and of
   // the unit's tokens and media: so where a prompt may lead follows from the prompt alone.
   struct Run {
+    static constexpr int kGenerationBits = 30;
     std::int32_t parent;    // kNone: a root
     std::int32_t start;     // position of its first token
     std::int32_t length;    // tokens
@@ -57,7 +58,7 @@ class PrefixTree::Impl {
     std::uint32_t priority;
     std::uint32_t hash;   // of the path up to the end of its first unit; roots: of the key
     std::uint32_t chain;  // of the path up to its end; only where there are children, and roots
-    std::uint32_t generation : 30;
+    std::uint32_t generation : kGenerationBits;
     std::uint32_t alive : 1;
     std::uint32_t hashed : 1;
     std::int32_t places;

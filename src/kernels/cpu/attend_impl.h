@@ -67,6 +67,17 @@ inline void merge_row(const State& into, const State& part, std::int32_t head_di
   *into.maxima = most;
 }
 
+// The largest power of two that is not above x > 0; x itself where it is no normal number.
+inline float power_of_two(float x) {
+  std::uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  const std::uint32_t exponent = bits & 0x7f800000u;
+  if (exponent == 0 || exponent == 0x7f800000u) return x;
+  float power;
+  __builtin_memcpy(&power, &exponent, 4);
+  return power;
+}
+
 // Into the second level: measured on Zen 4, the first level has too few misses in flight to keep up
 // with memory (0.54 against 0.87 of what reading alone reaches).
 inline void prefetch(const std::byte* p) { __builtin_prefetch(p, 0, 2); }
@@ -262,7 +273,14 @@ class Attend {
   }
 
   void prepare_queries() {
-    const float scale = static_cast<float>(item_.params.scale * 1.4426950408889634074);  // log2(e)
+    float scale = static_cast<float>(item_.params.scale * 1.4426950408889634074);  // log2(e)
+    if constexpr (E::kRoundsQueries) {
+      // A query that is of the cache's type stays as it is but for a power of two; the rest of the
+      // factor meets the scores.
+      const float power = power_of_two(scale);
+      score_factor_ = scale / power;
+      scale = power;
+    }
     for (int r = 0; r < all_rows_; ++r) {
       const std::int32_t row = item_.first_row + r % item_.num_rows;
       const std::int32_t head = r / item_.num_rows * item_.group + row % item_.group;
@@ -691,7 +709,10 @@ class Attend {
     for (int r = 0; r < R; ++r) {
       const float* at = s_.scores + r * kTile;
       F x[kVectors];
-      for (int i = 0; i < kVectors; ++i) x[i] = T::load(at + i * T::kLanes);
+      for (int i = 0; i < kVectors; ++i) {
+        x[i] = T::load(at + i * T::kLanes);
+        if constexpr (E::kRoundsQueries) x[i] = T::mul(x[i], T::broadcast(score_factor_));
+      }
       F most = x[0];
       for (int i = 1; i < kVectors; ++i) most = T::max(most, x[i]);
       float& maximum = s_.maxima[row + r];
@@ -804,6 +825,7 @@ class Attend {
   int k_lines_;
   std::int64_t sums_stride_;
   Order order_;
+  float score_factor_ = 1.0f;
 };
 
 template <class T, class E, class Tail, class Pack>

@@ -82,6 +82,18 @@ Status not_taken(const KVView& cache, KernelTarget target) {
                             "; the reference takes any"));
 }
 
+// The target that was named, or why it cannot be.
+Result<KernelTarget> allowed(const KVView& cache, KernelTarget wanted) {
+  if (!runs_here(wanted)) {
+    const std::string_view name = to_string(wanted);
+    return Status{name == "invalid" ? ErrorCode::kInvalidArgument : ErrorCode::kUnsupported,
+                  concat("target is ", static_cast<std::int32_t>(wanted), " (", name,
+                         "), allowed on this machine: ", names(kernel_targets()))};
+  }
+  if (wanted == KernelTarget::kReference || takes(cache)) return wanted;
+  return not_taken(cache, wanted);
+}
+
 }  // namespace
 
 TargetKernels kernels_of(KernelTarget target) noexcept {
@@ -145,28 +157,18 @@ std::span<const KernelTarget> kernel_targets() noexcept {
 }
 
 Result<KernelTarget> choose_kernel_target(const KVView& cache, KernelTarget wanted) {
-  const bool taken = kernels::takes(cache);
-  if (wanted == KernelTarget::kAuto) {
-    const std::string_view name = kernels::environment();
-    if (!name.empty()) {
-      const Result<KernelTarget> named = parse_kernel_target(name);
-      if (!named) {
-        return kernels::invalid(text::concat("KVFOLIO_KERNEL: ", named.error().message()));
-      }
-      wanted = *named;
+  if (wanted != KernelTarget::kAuto) return kernels::allowed(cache, wanted);
+  const std::string_view name = kernels::environment();
+  if (!name.empty()) {
+    Result<KernelTarget> named = parse_kernel_target(name);
+    if (named && *named != KernelTarget::kAuto) named = kernels::allowed(cache, *named);
+    if (!named) {
+      return Status(named.error().code(),
+                    text::concat("KVFOLIO_KERNEL: ", named.error().message()));
     }
+    if (*named != KernelTarget::kAuto) return *named;
   }
-  if (wanted == KernelTarget::kAuto) {
-    return taken ? kernel_targets().back() : KernelTarget::kReference;
-  }
-  if (!kernels::runs_here(wanted)) {
-    const std::string_view name = to_string(wanted);
-    return Status{name == "invalid" ? ErrorCode::kInvalidArgument : ErrorCode::kUnsupported,
-                  text::concat("target is ", static_cast<std::int32_t>(wanted), " (", name,
-                               "), allowed on this machine: ", kernels::names(kernel_targets()))};
-  }
-  if (wanted == KernelTarget::kReference || taken) return wanted;
-  return kernels::not_taken(cache, wanted);
+  return kernels::takes(cache) ? kernel_targets().back() : KernelTarget::kReference;
 }
 
 }  // namespace kvfolio

@@ -47,6 +47,7 @@ struct F32Element {
   static constexpr int kWeightWords = 1;
   static constexpr int kExpDegree = 5;
   static constexpr bool kScaled = false;
+  static constexpr bool kRoundsQueries = false;  // to the type of the cache
 
   static Sum zero() { return T::zero(); }
   static Line load_k(const std::byte* p) { return T::load(p); }
@@ -111,6 +112,7 @@ struct Int8Base {
   static constexpr int kLaneBytes = 4;
   static constexpr int kExpDegree = 4;
   static constexpr bool kScaled = true;
+  static constexpr bool kRoundsQueries = false;  // to 8 bits, but by a scale that takes any factor
   static constexpr std::int32_t kOffset = 128;
 
   // Fills bytes[dims]; answers the scale, and the sum of the bytes.

@@ -24,6 +24,7 @@ struct DotBf16Element {
   static constexpr int kWeightWords = 1;
   static constexpr int kExpDegree = 4;
   static constexpr bool kScaled = false;
+  static constexpr bool kRoundsQueries = true;
 
   static Sum zero() { return T::zero(); }
   static Line load_k(const std::byte* p) { return T::load_words(p); }
