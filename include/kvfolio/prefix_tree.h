@@ -111,10 +111,9 @@ class KVFOLIO_API PrefixTree {
   // a place at it or something hangs below.
   [[nodiscard]] std::int32_t make_root(const RootKey& key) noexcept;
 
-  // Media here and below: ascending, disjoint, none empty.
   // The longest prefix of `tokens` that every group can serve, at most max_tokens; nothing where
-  // find_root() gave -1. With
-  // `allow_whole`, a prompt whose every token is there gives whole and tokens = size - 1.
+  // find_root() gave -1. With `allow_whole`, a prompt whose every token is there gives whole and
+  // tokens = size - 1. Media, here and below: ascending, disjoint, none empty.
   [[nodiscard]] PrefixMatch match(std::int32_t root, std::span<const std::int32_t> tokens,
                                   std::span<const MediaSpan> media, std::int32_t max_tokens,
                                   bool allow_whole) const noexcept;

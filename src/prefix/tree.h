@@ -251,6 +251,7 @@ class PrefixTree::Impl {
   [[nodiscard]] std::int32_t leftmost(std::int32_t r) const noexcept;
 
   // match.cc: over path_[0 .. path_length_), the runs from the root's child to the last matched.
+
   // The hashes of a query's next units, and how many of these runs seem to begin with.
   struct Ahead {
     static constexpr std::int32_t kMost = 16;
