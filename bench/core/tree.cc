@@ -94,9 +94,7 @@ class Forest {
     const BlockOffer offer{table_};
     require(tree().extend(place, tokens, {}, {&offer, 1}, false, nullptr), "room in the tree");
     tree().leave(place);
-    for (std::size_t i = table_.size(); i-- > static_cast<std::size_t>(first_new);) {
-      tree().set_idle(GroupId(0), BlockId(table_[i]));
-    }
+    tree().set_idle(GroupId(0), std::span(table_).subspan(static_cast<std::size_t>(first_new)));
   }
 
   std::int32_t prompts_;

@@ -76,4 +76,32 @@ class KVFOLIO_API LruOrder {
   std::int32_t end_ = 0;  // next place in the log
 };
 
+// Inline: a few instructions each, for every block that a sequence lets go of.
+
+inline void LruOrder::clear_bit(std::int64_t at) noexcept {
+  for (int level = 0; level < num_levels_; ++level) {
+    std::uint64_t& word = levels_[static_cast<std::size_t>(level)][at >> 6];
+    const std::uint64_t mask = std::uint64_t{1} << (at & 63);
+    if ((word & mask) == 0) return;
+    word &= ~mask;
+    if (word != 0) return;
+    at >>= 6;
+  }
+}
+
+inline void LruOrder::forget(BlockId block) noexcept {
+  std::int32_t& place = place_[block.value()];
+  if (place == 0) return;
+  clear_bit(place - 1);
+  log_[place - 1] = 0;
+  place = 0;
+}
+
+inline void LruOrder::touch(BlockId block) noexcept {
+  forget(block);
+  if (end_ == capacity_) compact();
+  log_[end_] = block.value() + 1;
+  place_[block.value()] = ++end_;
+}
+
 }  // namespace kvfolio

@@ -167,9 +167,13 @@ class KVFOLIO_API PrefixTree {
   [[nodiscard]] bool is_findable(GroupId group, BlockId block) const noexcept {
     return findable_end(group, block) != 0;
   }
-  // Nobody uses the block any more / somebody does again. Requires: findable.
-  void set_idle(GroupId group, BlockId block) noexcept;
-  void set_busy(GroupId group, BlockId block) noexcept;
+  // The same of many; 0 where a block is negative. ends.size() = blocks.size().
+  void findable_ends(GroupId group, std::span<const std::int32_t> blocks,
+                     std::span<std::int32_t> ends) const noexcept;
+  // Nobody uses these blocks any more / somebody does again; none is negative. What lies behind
+  // each other on a path costs least. Requires: findable.
+  void set_idle(GroupId group, std::span<const std::int32_t> blocks) noexcept;
+  void set_busy(GroupId group, std::span<const std::int32_t> blocks) noexcept;
   // Takes the entry away, idle or busy. Requires (evict too): findable.
   void unhang(GroupId group, BlockId block) noexcept;
   // Takes an idle entry away and with it, from a full group, the idle entries of other groups at

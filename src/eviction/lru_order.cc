@@ -31,21 +31,6 @@ Result<LruOrder> LruOrder::create(std::int32_t num_blocks) {
   return order;
 }
 
-void LruOrder::touch(BlockId block) noexcept {
-  forget(block);
-  if (end_ == capacity_) compact();
-  log_[end_] = block.value() + 1;
-  place_[block.value()] = ++end_;
-}
-
-void LruOrder::forget(BlockId block) noexcept {
-  std::int32_t& place = place_[block.value()];
-  if (place == 0) return;
-  clear_bit(place - 1);
-  log_[place - 1] = 0;
-  place = 0;
-}
-
 void LruOrder::set_candidate(BlockId block, bool candidate) noexcept {
   const std::int32_t place = place_[block.value()];
   KVFOLIO_CHECK(place != 0);
@@ -93,17 +78,6 @@ void LruOrder::set_bit(std::int64_t at) noexcept {
     const std::uint64_t before = word;
     word |= std::uint64_t{1} << (at & 63);
     if (before != 0) return;  // the levels above know already
-    at >>= 6;
-  }
-}
-
-void LruOrder::clear_bit(std::int64_t at) noexcept {
-  for (int level = 0; level < num_levels_; ++level) {
-    std::uint64_t& word = levels_[static_cast<std::size_t>(level)][at >> 6];
-    const std::uint64_t mask = std::uint64_t{1} << (at & 63);
-    if ((word & mask) == 0) return;
-    word &= ~mask;
-    if (word != 0) return;
     at >>= 6;
   }
 }

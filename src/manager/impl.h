@@ -28,6 +28,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/mutants.h"
@@ -41,6 +42,24 @@
 #include "kvfolio/span_arena.h"
 
 namespace kvfolio {
+
+// Blocks of a group that change their state together: what the tree keeps of a run is then read and
+// written once for all that lie on it.
+inline constexpr std::int32_t kBlocksAtOnce = 32;
+
+class BlockBatch {
+ public:
+  // Requires: fewer than kBlocksAtOnce are in it.
+  void add(std::int32_t block) noexcept { blocks_[size_++] = block; }
+  // Those that were added. The batch is empty; they are there until the next add().
+  [[nodiscard]] std::span<const std::int32_t> take() noexcept {
+    return {blocks_.data(), std::exchange(size_, 0)};
+  }
+
+ private:
+  std::array<std::int32_t, kBlocksAtOnce> blocks_;
+  std::size_t size_ = 0;
+};
 
 class KVCacheManager::Impl final : public TreeObserver {
  public:
@@ -354,9 +373,6 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] Status table_entries_full(std::string_view what, std::int64_t wanted) const;
   // Of a sequence of `end` tokens: entries of its tables and tokens that it keeps itself.
   [[nodiscard]] std::int64_t cells_for(const Sequence& s, std::int32_t end) const noexcept;
-  void hold_table(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
-  // What is known of these blocks, asked for ahead of time: a pool is larger than the caches.
-  void prefetch(std::int32_t g, std::span<const std::int32_t> blocks) const noexcept;
   void end_sequence(std::int32_t slot) noexcept;
   void release_blocks(std::int32_t slot) noexcept;
   void forget_sequence(std::int32_t slot, bool aborted) noexcept;
@@ -426,13 +442,21 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] Shortage shortage(std::int32_t g, std::int32_t needed) const noexcept;
   void evict_one(std::int32_t g) noexcept;
   [[nodiscard]] BlockId acquire(std::int32_t g) noexcept;
-  void hold(std::int32_t g, BlockId block) noexcept;
-  // One reference less; the last one sends the block to where it belongs.
+  // What is known of these blocks, asked for ahead of time: a pool is larger than the caches.
+  void prefetch(std::int32_t g, std::span<const std::int32_t> blocks) const noexcept;
+  // One more reference to each entry of a table.
+  void hold_table(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
+  // One reference less, which was the `holder`'s. True: it was the last one, and the block is to be
+  // parked.
+  [[nodiscard]] bool release(std::int32_t g, BlockId block, bool touched,
+                             std::int32_t holder) noexcept;
+  // The references of table entries [first, end), the last one first; the table stays as it is.
+  void release_entries(std::int32_t slot, std::int32_t g, std::int32_t first,
+                       std::int32_t end) noexcept;
   void let_go(std::int32_t g, BlockId block, bool touched) noexcept;
-  void park(std::int32_t g, BlockId block) noexcept;
+  // Sends blocks to where they belong: to the free ones or to the cached ones.
+  void park(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
   void drain_retiring() noexcept;
-  // A table entry goes; an exact copy that the tree lacks by now is hung first.
-  void release_entry(std::int32_t slot, std::int32_t g, std::int32_t logical) noexcept;
   void move_pins(std::int32_t g, BlockId from, BlockId to) noexcept;
   void note_peak() noexcept;
   // victims.cc

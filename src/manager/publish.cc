@@ -19,6 +19,11 @@ void KVCacheManager::Impl::publish(std::int32_t slot, bool tail) noexcept {
   const std::int32_t limit = publishable(s);
   const std::int32_t from = s.place.position;  // a multiple of the unit
   if (limit < (tail ? from : from + unit)) return;
+  if (limit == from) {
+    bool inside_a_block = false;  // of a group whose blocks are longer than a unit
+    for (std::int32_t g = 0; g < num_groups(); ++g) inside_a_block |= from % block_size(g) != 0;
+    if (!inside_a_block) return;
+  }
   const std::int32_t target = tail ? limit : limit / unit * unit;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     offers_[static_cast<std::size_t>(g)].table = table(slot, g).blocks(arena());

@@ -48,64 +48,123 @@ BlockId KVCacheManager::Impl::acquire(std::int32_t g) noexcept {
   return block;
 }
 
-void KVCacheManager::Impl::hold(std::int32_t g, BlockId block) noexcept {
-  BlockPool& pool = group(g).pool;
-  if (pool.state(block) == BlockState::kCached) tree_->set_busy(GroupId(g), block);
-  pool.hold(block);
+// What is known of these blocks, asked for ahead of time: a pool is larger than the caches.
+void KVCacheManager::Impl::prefetch(std::int32_t g,
+                                    std::span<const std::int32_t> blocks) const noexcept {
+  const BlockPool& pool = group(g).pool;
+  for (const std::int32_t block : blocks) {
+    if (block >= 0) pool.prefetch(BlockId(block));
+  }
+  tree_->prefetch(GroupId(g), blocks);
 }
 
-void KVCacheManager::Impl::let_go(std::int32_t g, BlockId block, bool touched) noexcept {
+void KVCacheManager::Impl::hold_table(std::int32_t g,
+                                      std::span<const std::int32_t> blocks) noexcept {
+  BlockPool& pool = group(g).pool;
+  BlockBatch revived;
+  const auto first = [](std::span<const std::int32_t> all) {
+    return all.first(std::min<std::size_t>(all.size(), kBlocksAtOnce));
+  };
+  prefetch(g, first(blocks));
+  while (!blocks.empty()) {
+    const auto now = first(blocks);
+    blocks = blocks.subspan(now.size());
+    prefetch(g, first(blocks));
+    for (const std::int32_t block : now) {
+      if (block < 0) continue;
+      if (pool.state(BlockId(block)) == BlockState::kCached) revived.add(block);
+      pool.hold(BlockId(block));
+    }
+    tree_->set_busy(GroupId(g), revived.take());
+  }
+}
+
+bool KVCacheManager::Impl::release(std::int32_t g, BlockId block, bool touched,
+                                   std::int32_t holder) noexcept {
   BlockPool& pool = group(g).pool;
   if (touched) pool.set_touched(block, true);
   if (mutant(Mutant::kReleaseTwice) && pool.refs(block) > 1) static_cast<void>(pool.release(block));
-  if (!pool.release(block)) return;
-  pool.set_writer(block, BlockPool::kNobody);
+  const bool last = pool.release(block);
+  if (last || pool.writer(block) == holder) pool.set_writer(block, BlockPool::kNobody);
+  if (!last) return false;
   // Who closed and waits for a step may still publish it.
   const bool idle = in_flight_.empty() || mutant(Mutant::kReuseBeforeComplete);
-  if (idle && num_closing_ == 0) {
-    park(g, block);
-  } else {
-    pool.make_retiring(block, last_committed_);
-  }
+  if (idle && num_closing_ == 0) return true;
+  pool.make_retiring(block, last_committed_);
+  return false;
 }
 
-// Nobody holds the block and no step can touch it.
-void KVCacheManager::Impl::park(std::int32_t g, BlockId block) noexcept {
+void KVCacheManager::Impl::let_go(std::int32_t g, BlockId block, bool touched) noexcept {
+  if (!release(g, block, touched, BlockPool::kNobody)) return;
+  const std::int32_t alone[] = {block.value()};
+  park(g, alone);
+}
+
+// Nobody holds these blocks and no step can touch them.
+void KVCacheManager::Impl::park(std::int32_t g, std::span<const std::int32_t> blocks) noexcept {
   Group& at = group(g);
-  if (!tree_->is_findable(GroupId(g), block)) {
-    at.order.forget(block);
-    at.pool.make_free(block);
-    ++counters_.blocks_freed;
-    return;
+  std::array<std::int32_t, kBlocksAtOnce> ends;
+  tree_->findable_ends(GroupId(g), blocks, std::span(ends).first(blocks.size()));
+  BlockBatch cached;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const BlockId block(blocks[i]);
+    if (ends[i] == 0) {
+      at.order.forget(block);
+      at.pool.make_free(block);
+      ++counters_.blocks_freed;
+      continue;
+    }
+    // Held and not touched: it stands where it stood.
+    if (at.pool.touched(block) || !at.order.has_rank(block)) at.order.touch(block);
+    at.pool.set_touched(block, false);
+    at.pool.make_cached(block);
+    cached.add(block.value());
   }
-  // Held and not touched: it stands where it stood.
-  if (at.pool.touched(block) || !at.order.has_rank(block)) at.order.touch(block);
-  at.pool.set_touched(block, false);
-  at.pool.make_cached(block);
-  tree_->set_idle(GroupId(g), block);
+  tree_->set_idle(GroupId(g), cached.take());
 }
 
 void KVCacheManager::Impl::drain_retiring() noexcept {
   const std::uint64_t bound = oldest_incomplete();
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const BlockPool& pool = group(g).pool;
-    for (BlockId b; (b = pool.oldest_retiring(bound)).valid();) park(g, b);
+    for (BlockId b; (b = pool.oldest_retiring(bound)).valid();) {
+      const std::int32_t alone[] = {b.value()};
+      park(g, alone);
+    }
   }
 }
 
-void KVCacheManager::Impl::release_entry(std::int32_t slot, std::int32_t g,
-                                         std::int32_t logical) noexcept {
-  Sequence& s = sequences_[slot];
-  const BlockId block = table(slot, g).at(arena(), logical);
-  if (!block.valid()) return;
+void KVCacheManager::Impl::release_entries(std::int32_t slot, std::int32_t g, std::int32_t first,
+                                           std::int32_t end) noexcept {
+  const Sequence& s = sequences_[slot];
   if (mutant(Mutant::kHitReferencedLate) && !s.used) return;
-  BlockPool& pool = group(g).pool;
-  const std::int32_t end = (logical + 1) * block_size(g);
-  if (s.publishes && end <= s.place.position && tree_->findable_end(GroupId(g), block) < end) {
-    if (tree_->offer(s.place, GroupId(g), block, logical, end)) ++counters_.blocks_published;
+  const auto blocks = std::as_const(*this).table(slot, g).blocks(std::as_const(*this).arena());
+  const auto some = [&](std::int32_t last) {  // that stand before it
+    const std::int32_t begin = std::max(first, last - kBlocksAtOnce);
+    return blocks.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(last - begin));
+  };
+  const std::int32_t size = block_size(g);
+  std::array<std::int32_t, kBlocksAtOnce> ends;
+  BlockBatch idle;
+  prefetch(g, some(end));
+  while (end > first) {
+    const auto now = some(end);
+    const std::int32_t begin = end - static_cast<std::int32_t>(now.size());
+    prefetch(g, some(begin));
+    tree_->findable_ends(GroupId(g), now, std::span(ends).first(now.size()));
+    for (std::size_t i = now.size(); i-- > 0; --end) {
+      const BlockId block(now[i]);
+      if (!block.valid()) continue;
+      // An exact copy that the tree lacks by now is hung first.
+      const std::int32_t reach = end * size;
+      if (ends[i] < reach && reach <= s.place.position && s.publishes &&
+          tree_->offer(s.place, GroupId(g), block, end - 1, reach)) {
+        ++counters_.blocks_published;
+      }
+      if (release(g, block, s.used, slot)) idle.add(block.value());
+    }
+    park(g, idle.take());
   }
-  if (pool.writer(block) == slot) pool.set_writer(block, BlockPool::kNobody);
-  let_go(g, block, s.used);
 }
 
 void KVCacheManager::Impl::note_peak() noexcept {

@@ -26,13 +26,18 @@ Status KVCacheManager::Impl::check_tokens(std::string_view what,
                    ": the tokens lie in memory of the manager, which moves while it reads "
                    "them; copy them")};
   }
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
-    if (tokens[i] < 0) {
-      return {ErrorCode::kInvalidArgument,
-              concat(what, ": token ", i, " is ", tokens[i], ", allowed: 0 and above")};
-    }
+  // Sixteen at a time without a branch inside: one by one, this was half of the instructions of
+  // open() of a cached prompt.
+  std::size_t i = 0;
+  for (; i + 16 <= tokens.size(); i += 16) {
+    std::int32_t signs = 0;
+    for (std::size_t j = 0; j < 16; ++j) signs |= tokens[i + j];
+    if (signs < 0) break;
   }
-  return {};
+  while (i < tokens.size() && tokens[i] >= 0) ++i;
+  if (i == tokens.size()) return {};
+  return {ErrorCode::kInvalidArgument,
+          concat(what, ": token ", i, " is ", tokens[i], ", allowed: 0 and above")};
 }
 
 Status KVCacheManager::Impl::check_open(std::string_view what, std::span<const std::int32_t> tokens,
@@ -171,30 +176,6 @@ bool KVCacheManager::Impl::keep_media(Sequence& s, std::span<const MediaSpan> me
 }
 
 // ---- open ----
-
-void KVCacheManager::Impl::hold_table(std::int32_t g,
-                                      std::span<const std::int32_t> blocks) noexcept {
-  constexpr std::size_t kAhead = 16;
-  const auto ask_for = [&](std::size_t from) {
-    if (from < blocks.size()) {
-      prefetch(g, blocks.subspan(from, std::min(kAhead, blocks.size() - from)));
-    }
-  };
-  ask_for(0);
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    if (i % kAhead == 0) ask_for(i + kAhead);
-    if (blocks[i] >= 0) hold(g, BlockId(blocks[i]));
-  }
-}
-
-void KVCacheManager::Impl::prefetch(std::int32_t g,
-                                    std::span<const std::int32_t> blocks) const noexcept {
-  const BlockPool& pool = group(g).pool;
-  for (const std::int32_t block : blocks) {
-    if (block >= 0) pool.prefetch(BlockId(block));
-  }
-  tree_->prefetch(GroupId(g), blocks);
-}
 
 Result<std::int32_t> KVCacheManager::Impl::probe(std::span<const std::int32_t> tokens,
                                                  const OpenOptions& options) const {
@@ -379,22 +360,8 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
 // ---- close ----
 
 void KVCacheManager::Impl::release_blocks(std::int32_t slot) noexcept {
-  constexpr std::int32_t kAhead = 16;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    const auto blocks = std::as_const(*this).table(slot, g).blocks(std::as_const(*this).arena());
-    const auto ask_for = [&](std::int32_t end) {  // those before `end`
-      const std::int32_t from = std::max(0, end - kAhead);
-      if (end > 0) {
-        prefetch(g, blocks.subspan(static_cast<std::size_t>(from),
-                                   static_cast<std::size_t>(end - from)));
-      }
-    };
-    const std::int32_t size = table(slot, g).size();
-    ask_for(size);
-    for (std::int32_t logical = size - 1; logical >= 0; --logical) {
-      if ((size - 1 - logical) % kAhead == 0) ask_for(logical + 1 - kAhead);
-      release_entry(slot, g, logical);
-    }
+    release_entries(slot, g, 0, table(slot, g).size());
   }
 }
 

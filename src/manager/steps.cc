@@ -182,7 +182,7 @@ void KVCacheManager::Impl::move_windows(std::int32_t slot) noexcept {
     begin = std::max(begin, (spec.num_sinks + size - 1) / size);
     for (; (begin + 1) * size <= keep_from; ++begin) {
       if (!table(slot, g).at(arena(), begin).valid()) continue;
-      release_entry(slot, g, begin);
+      release_entries(slot, g, begin, begin + 1);
       table(slot, g).set(arena(), begin, BlockId());
     }
   }

@@ -53,9 +53,7 @@ Status KVCacheManager::Impl::check_truncate(std::int32_t slot, std::int32_t n) c
 void KVCacheManager::Impl::truncate_blocks(std::int32_t slot, std::int32_t n) noexcept {
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const std::int32_t keep = blocks_for(g, n);
-    for (std::int32_t logical = table(slot, g).size() - 1; logical >= keep; --logical) {
-      release_entry(slot, g, logical);
-    }
+    release_entries(slot, g, keep, table(slot, g).size());
     table(slot, g).truncate(keep);
     window_begin(slot, g) = std::min(window_begin(slot, g), keep);
     note_entries(slot, g, keep);
@@ -164,10 +162,11 @@ Result<std::int32_t> KVCacheManager::Impl::trim(SequenceId id, const TrimOptions
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const std::int32_t size = block_size(g);
     // From block `from` down, those that begin at `end` or behind it.
-    const auto release = [&](std::int32_t from, std::int32_t end) {
-      for (std::int32_t logical = from; logical >= 0 && logical * size >= end; --logical) {
-        if (!table(slot, g).at(arena(), logical).valid()) continue;
-        release_entry(slot, g, logical);
+    const auto drop = [&](std::int32_t from, std::int32_t end) {
+      const std::int32_t first = (end + size - 1) / size;
+      if (first > from) return;
+      release_entries(slot, g, first, from + 1);
+      for (std::int32_t logical = first; logical <= from; ++logical) {
         table(slot, g).set(arena(), logical, BlockId());
       }
     };
@@ -175,8 +174,8 @@ Result<std::int32_t> KVCacheManager::Impl::trim(SequenceId id, const TrimOptions
     // trimmed for each token pays for that token.
     const std::int32_t last = first_kept / size - 1;
     const std::int32_t old_end = trimmed ? s.trim_first_kept / size * size : 0;
-    release(last, std::max(sinks, old_end));
-    if (trimmed && s.trim_sinks > 0) release(std::min(last, (s.trim_sinks - 1) / size), sinks);
+    drop(last, std::max(sinks, old_end));
+    if (trimmed && s.trim_sinks > 0) drop(std::min(last, (s.trim_sinks - 1) / size), sinks);
   }
   s.used = true;
   s.trim_sinks = sinks;

@@ -8,9 +8,9 @@
 //   candidate:  idle, the last live entry of its run, nothing live below;
 //   evictable:  idle, behind the last busy entry of its run, nothing busy below (`cold` counts
 //   them).
-// A sequence holds and releases its blocks from head to tail and from tail to head, so the scans
-// for the next last entry take one step each; flips climb towards the root only when a run gains
-// its first or loses its last live (busy) entry.
+// A sequence holds and releases its blocks from head to tail and from tail to head, so a scan for
+// the next last entry passes those that change and no others; flips climb towards the root only
+// when a run gains its first or loses its last live (busy) entry.
 
 #include <algorithm>
 
@@ -108,15 +108,11 @@ void PrefixTree::Impl::put_entry(std::int32_t r, std::int32_t g, std::int32_t in
     rg.last_live = index;
     live_changed(r, g, was_live);
   }
-  if (index > rg.last_busy) {
-    const bool was_busy = has_busy(r, g);
-    std::int32_t covered = 0;
-    for (std::int32_t i = rg.last_busy + 1; i < index; ++i) covered += entry[i] != kNone ? 1 : 0;
-    if (rg.busy_kids == 0) group(g).evictable -= covered;
-    rg.cold -= covered;
-    rg.last_busy = index;
-    busy_changed(r, g, was_busy);
-  }
+  if (index <= rg.last_busy) return;
+  // The new entry does not count among the cold ones yet.
+  ++rg.cold;
+  if (rg.busy_kids == 0) ++group(g).evictable;
+  busy_up_to(r, g, index);
 }
 
 // Empties a slot, whoever is in it. Tells nobody that the block is unhung.
@@ -128,10 +124,15 @@ void PrefixTree::Impl::take_entry(std::int32_t g, std::int32_t block) noexcept {
   std::int32_t* entry = entries(r, g);
   const std::int32_t index = (end - 1) / block_size(g) - rg.first;
   KVFOLIO_CHECK(entry[index] == block);
-  if (where.idle == 0) {
-    count_idle(r, g, index);
-  } else if (is_candidate(r, g, index)) {
-    tell_candidate(g, block, false);
+  if (where.idle != 0) {
+    if (is_candidate(r, g, index)) tell_candidate(g, block, false);
+  } else {
+    where.idle = 1;
+    if (group(g).full()) {
+      no_longer_busy(r, g);
+    } else {
+      ++group(g).evictable;
+    }
   }
   const bool was_live = has_live(r, g);
   if (group(g).full()) {
@@ -155,62 +156,83 @@ void PrefixTree::Impl::take_entry(std::int32_t g, std::int32_t block) noexcept {
   live_changed(r, g, was_live);
 }
 
-void PrefixTree::Impl::set_busy(std::int32_t g, std::int32_t block) noexcept {
-  Where& where = group(g).where[block];
-  KVFOLIO_CHECK(where.run != 0);
-  if (where.idle == 0) return;
-  const std::int32_t r = where.run - 1;
+// The entry at `index`, behind the last busy one, is busy: those up to it are cold no more.
+void PrefixTree::Impl::busy_up_to(std::int32_t r, std::int32_t g, std::int32_t index) noexcept {
   RunGroup& rg = slots(r, g);
-  const std::int32_t index = (static_cast<std::int32_t>(where.end) - 1) / block_size(g) - rg.first;
-  if (is_candidate(r, g, index)) tell_candidate(g, block, false);
-  where.idle = 0;
-  if (!group(g).full()) {
-    --group(g).evictable;
-    return;
-  }
-  if (index < rg.last_busy) return;
   const bool was_busy = has_busy(r, g);
-  const std::int32_t* entry = entries(r, g);
-  std::int32_t covered = 0;
-  for (std::int32_t i = rg.last_busy + 1; i <= index; ++i) covered += entry[i] != kNone ? 1 : 0;
+  std::int32_t covered = index - rg.last_busy;
+  if (rg.num_live < rg.count) {
+    const std::int32_t* entry = entries(r, g);
+    covered = 0;
+    for (std::int32_t i = rg.last_busy + 1; i <= index; ++i) covered += entry[i] != kNone ? 1 : 0;
+  }
   rg.cold -= covered;
   if (rg.busy_kids == 0) group(g).evictable -= covered;
   rg.last_busy = index;
   busy_changed(r, g, was_busy);
 }
 
-// A busy entry becomes idle: the counts, without telling whether it is a candidate.
-void PrefixTree::Impl::count_idle(std::int32_t r, std::int32_t g, std::int32_t index) noexcept {
+// Entries of the run became idle, the last busy one perhaps among them.
+void PrefixTree::Impl::no_longer_busy(std::int32_t r, std::int32_t g) noexcept {
   RunGroup& rg = slots(r, g);
   const std::int32_t* entry = entries(r, g);
-  group(g).where[entry[index]].idle = 1;
-  if (!group(g).full()) {
-    ++group(g).evictable;
-    return;
-  }
-  if (index != rg.last_busy) return;
+  const FixedArray<Where>& where = group(g).where;
   std::int32_t freed = 0;
-  std::int32_t i = index;
+  std::int32_t i = rg.last_busy;
   for (; i >= 0; --i) {
     if (entry[i] == kNone) continue;
-    if (group(g).where[entry[i]].idle == 0) break;
+    if (where[entry[i]].idle == 0) break;
     ++freed;
   }
+  if (freed == 0) return;
   rg.last_busy = i;
   rg.cold += freed;
   if (rg.busy_kids == 0) group(g).evictable += freed;
   busy_changed(r, g, true);
 }
 
-void PrefixTree::Impl::set_idle(std::int32_t g, std::int32_t block) noexcept {
-  const Where& where = group(g).where[block];
-  KVFOLIO_CHECK(where.run != 0);
-  if (where.idle != 0) return;
-  const std::int32_t r = where.run - 1;
-  const std::int32_t index =
-      (static_cast<std::int32_t>(where.end) - 1) / block_size(g) - slots(r, g).first;
-  count_idle(r, g, index);
-  if (is_candidate(r, g, index)) tell_candidate(g, block, true);
+// Both go through the blocks a run at a time: its counts change once for all of its blocks.
+
+void PrefixTree::Impl::set_busy(std::int32_t g, std::span<const std::int32_t> blocks) noexcept {
+  FixedArray<Where>& where = group(g).where;
+  for (std::size_t i = 0; i < blocks.size();) {
+    const std::int32_t r = where[blocks[i]].run - 1;
+    KVFOLIO_CHECK(r >= 0);
+    const bool full = group(g).full();
+    const RunGroup& rg = slots(r, g);
+    const std::int32_t last = full && rg.live_kids == 0 ? entries(r, g)[rg.last_live] : kNone;
+    std::uint32_t end = 0;  // of those that become busy
+    for (; i < blocks.size() && where[blocks[i]].run == r + 1; ++i) {
+      Where& at = where[blocks[i]];
+      if (at.idle == 0) continue;
+      at.idle = 0;
+      end = std::max<std::uint32_t>(end, at.end);
+      if (!full) --group(g).evictable;
+      if (!full || blocks[i] == last) tell_candidate(g, blocks[i], false);
+    }
+    if (end == 0 || !full) continue;
+    const std::int32_t index = (static_cast<std::int32_t>(end) - 1) / block_size(g) - rg.first;
+    if (index > rg.last_busy) busy_up_to(r, g, index);
+  }
+}
+
+void PrefixTree::Impl::set_idle(std::int32_t g, std::span<const std::int32_t> blocks) noexcept {
+  FixedArray<Where>& where = group(g).where;
+  for (std::size_t i = 0; i < blocks.size();) {
+    const std::int32_t r = where[blocks[i]].run - 1;
+    KVFOLIO_CHECK(r >= 0);
+    const bool full = group(g).full();
+    const RunGroup& rg = slots(r, g);
+    const std::int32_t last = full && rg.live_kids == 0 ? entries(r, g)[rg.last_live] : kNone;
+    for (; i < blocks.size() && where[blocks[i]].run == r + 1; ++i) {
+      Where& at = where[blocks[i]];
+      if (at.idle != 0) continue;
+      at.idle = 1;
+      if (!full) ++group(g).evictable;
+      if (!full || blocks[i] == last) tell_candidate(g, blocks[i], true);
+    }
+    if (full) no_longer_busy(r, g);
+  }
 }
 
 void PrefixTree::Impl::unhang(std::int32_t g, std::int32_t block) noexcept {

@@ -209,36 +209,53 @@ std::int32_t PrefixTree::Impl::served(std::int32_t limit, std::int32_t extra_win
   return at;
 }
 
-std::int32_t PrefixTree::Impl::served_nearby(std::int32_t limit, std::int32_t found,
+std::int32_t PrefixTree::Impl::served_nearby(std::int32_t limit, std::int32_t at_least,
+                                             std::int32_t extra_window,
                                              std::span<const std::int32_t> tokens,
                                              std::span<const MediaSpan> media) const noexcept {
   constexpr int kMostTries = 8;  // on each side; a branch may have thousands of children
-  std::int32_t& tip = path_[path_length_ - 1];
-  const std::int32_t nearest = tip;
-  const std::int32_t nearest_matched = matched_;
-  const std::int32_t start = run(nearest).start;
+  std::int32_t found = served(limit, extra_window, media);
+  const std::int32_t most = std::min(limit, matched_);
+  if (found >= most || path_length_ == 0) return found;
+  // The run that `found` lies in. Beyond its first unit, no sibling begins with as much.
+  std::int32_t* const first = path_.data();
+  std::int32_t* const tip = std::partition_point(first + 1, first + path_length_,
+                                                 [&](auto r) { return run(r).start <= found; }) -
+                            1;
+  const std::int32_t start = run(*tip).start;
+  if (found < start || found - start >= unit_) return found;
+  const std::int32_t walked = *tip;
+  const std::int32_t walked_length = path_length_;
+  const std::int32_t walked_matched = matched_;
+  path_length_ = static_cast<std::int32_t>(tip - first) + 1;
   const auto rest = tokens.subspan(static_cast<std::size_t>(start));
-  std::int32_t best = nearest;
-  std::int32_t best_matched = matched_;
+  std::int32_t best = kNone;
+  std::int32_t best_matched = 0;
   for (const bool forward : {false, true}) {
-    std::int32_t r = nearest;
-    for (int tries = 0; tries < kMostTries && found < std::min(limit, nearest_matched); ++tries) {
+    std::int32_t r = walked;
+    for (int tries = 0; tries < kMostTries && found < most; ++tries) {
       r = forward ? treap_next(r) : treap_before(r);
       if (r == kNone) break;
       const std::int32_t common = start + common_prefix(r, start, rest, media);
       if (common <= found) break;  // further out they share less still
-      tip = r;
+      *tip = r;
       matched_ = common;
-      const std::int32_t more = served(limit, 0, media);
-      if (more > found) {
+      const std::int32_t more = served(limit, extra_window, media);
+      if (more > found && more >= at_least) {
         found = more;
         best = r;
         best_matched = common;
       }
     }
   }
-  tip = best;
-  matched_ = best_matched;
+  if (best == kNone) {
+    *tip = walked;
+    path_length_ = walked_length;
+    matched_ = walked_matched;
+  } else {
+    *tip = best;
+    matched_ = best_matched;
+  }
   return found;
 }
 
@@ -248,25 +265,13 @@ PrefixMatch PrefixTree::Impl::match(std::int32_t root, std::span<const std::int3
   PrefixMatch found;
   matched_ = walk(root, tokens, media);
   const auto size = static_cast<std::int32_t>(tokens.size());
-  if (allow_whole && size > 0 && matched_ == size && served(size, 1, media) == size) {
-    found.whole = true;
-    for (const MediaSpan& span : media) {
-      if (span.attends_to_itself && span.begin < size - 1 && size - 1 < span.end) {
-        found.whole = false;
-      }
-    }
-  }
-  if (found.whole) {
-    found.tokens = size - 1;
-  } else {
-    const std::int32_t limit = std::max(max_tokens, 0);
-    found.tokens = served(limit, 0, media);
-    const std::int32_t tip = path_length_ > 0 ? path_[path_length_ - 1] : kNone;
-    if (tip != kNone && found.tokens < std::min(limit, matched_) &&
-        found.tokens >= run(tip).start && found.tokens - run(tip).start < unit_) {
-      found.tokens = served_nearby(limit, found.tokens, tokens, media);
-    }
-  }
+  const bool splits_media = std::any_of(media.begin(), media.end(), [&](const MediaSpan& span) {
+    return span.attends_to_itself && span.begin < size - 1 && size - 1 < span.end;
+  });
+  found.whole = allow_whole && !splits_media && size > 0 && matched_ == size &&
+                served_nearby(size, size, 1, tokens, media) == size;
+  found.tokens =
+      found.whole ? size - 1 : served_nearby(std::max(max_tokens, 0), 0, 0, tokens, media);
   found.run = root;
   const std::int32_t position = found.held_tokens() / unit_ * unit_;
   for (std::int32_t j = path_length_ - 1; j >= 0 && found.run == root && position > 0; --j) {

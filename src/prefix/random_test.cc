@@ -11,6 +11,7 @@
 #include <ostream>
 #include <random>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -84,6 +85,7 @@ class World : public TreeObserver {
     for (const TreeGroup& group : setup.groups) {
       blocks_.emplace_back(static_cast<std::size_t>(group.num_blocks));
       free_.emplace_back();
+      let_go_.emplace_back();
       for (std::int32_t b = 0; b < group.num_blocks; ++b) free_.back().push_back(b);
     }
     media_ = {{}};
@@ -241,23 +243,48 @@ class World : public TreeObserver {
 
   // ---- references ----
 
-  void hold(std::size_t g, std::int32_t b) {
-    Block& at = block(g, b);
-    if (at.refs++ > 0) return;
-    model_.by_block[g].at(b).idle = false;
-    tree_.set_busy(id(g), BlockId(b));
+  void hold(std::size_t g, const std::vector<std::int32_t>& table) {
+    std::vector<std::int32_t> revived;
+    for (const std::int32_t b : table) {
+      if (b < 0 || block(g, b).refs++ > 0) continue;
+      model_.by_block[g].at(b).idle = false;
+      revived.push_back(b);
+    }
+    in_batches(std::move(revived),
+               [&](std::span<const std::int32_t> blocks) { tree_.set_busy(id(g), blocks); });
   }
+  // The tree hears of it in settle().
   void let_go(std::size_t g, std::int32_t b) {
     Block& at = block(g, b);
     if (--at.refs > 0) return;
     at.writer = -1;
-    const auto entry = model_.by_block[g].find(b);
-    if (entry == model_.by_block[g].end()) {
+    if (model_.by_block[g].count(b) == 0) {
       free_[g].push_back(b);
-      return;
+    } else {
+      let_go_[g].push_back(b);
     }
-    entry->second.idle = true;
-    tree_.set_idle(id(g), BlockId(b));
+  }
+  void settle(std::size_t g) {
+    std::vector<std::int32_t> idle;
+    for (const std::int32_t b : let_go_[g]) {
+      const auto entry = model_.by_block[g].find(b);
+      if (entry == model_.by_block[g].end()) continue;  // unhung meanwhile, for what was offered
+      entry->second.idle = true;
+      idle.push_back(b);
+    }
+    let_go_[g].clear();
+    in_batches(std::move(idle),
+               [&](std::span<const std::int32_t> blocks) { tree_.set_idle(id(g), blocks); });
+  }
+  // In their order or in any other, all together or a few at a time.
+  template <typename Tell>
+  void in_batches(std::vector<std::int32_t> blocks, Tell&& tell) {
+    if (pick(0, 3) == 0) std::shuffle(blocks.begin(), blocks.end(), random_);
+    for (std::span<const std::int32_t> rest = blocks; !rest.empty();) {
+      const auto n = static_cast<std::size_t>(pick(1, static_cast<int>(rest.size())));
+      tell(rest.first(n));
+      rest = rest.subspan(n);
+    }
   }
   static GroupId id(std::size_t g) { return GroupId(static_cast<std::int32_t>(g)); }
 
@@ -300,11 +327,7 @@ class World : public TreeObserver {
     EXPECT_FALSE(s.place.valid());
     s.place = found;
     s.tokens.assign(prompt.tokens.begin(), prompt.tokens.begin() + held);
-    for (std::size_t g = 0; g < setup_.groups.size(); ++g) {
-      for (const std::int32_t b : s.tables[g]) {
-        if (b >= 0) hold(g, b);
-      }
-    }
+    for (std::size_t g = 0; g < setup_.groups.size(); ++g) hold(g, s.tables[g]);
     sequences_.push_back(std::move(s));
     asked_.push_back(prompt);
     if (asked_.size() > 30) asked_.erase(asked_.begin() + pick(0, 29));
@@ -344,6 +367,7 @@ class World : public TreeObserver {
       if (!in_place) {
         table[logical] = *acquire(g, s.id);
         let_go(g, tail);
+        settle(g);
       }
     }
     Block& mine = block(g, table[logical]);
@@ -387,16 +411,12 @@ class World : public TreeObserver {
       if (is_hung) {
         --hung;
         model_.by_block[o.group].insert_or_assign(o.block, o.entry);
-        // Where nothing was taken out of a path's middle, the longer entry is always seen.
+        // Of runs that begin alike, one may keep the longer entry and another be hung at, which has
+        // none and is only stood on: then a partial block is there twice.
         EXPECT_FALSE(o.covered_same);
-        EXPECT_FALSE(o.covered && (setup_.exact || end % size_of(o.group) == 0));
+        EXPECT_FALSE(o.covered && end % size_of(o.group) == 0);
       } else {
         EXPECT_TRUE(o.own_entry_reaches || o.covered);
-      }
-      for (const std::int32_t shorter : o.shorter) {
-        if (is_hung && setup_.exact) {
-          EXPECT_EQ(model_.by_block[o.group].count(shorter), 0u);
-        }
       }
     }
     EXPECT_EQ(hung, 0u);
@@ -452,11 +472,7 @@ class World : public TreeObserver {
       Place place = parent.place;
       child.place = tree_.copy(place);
     }
-    for (std::size_t g = 0; g < setup_.groups.size(); ++g) {
-      for (const std::int32_t b : child.tables[g]) {
-        if (b >= 0) hold(g, b);
-      }
-    }
+    for (std::size_t g = 0; g < setup_.groups.size(); ++g) hold(g, child.tables[g]);
     sequences_.push_back(std::move(child));
   }
 
@@ -488,6 +504,7 @@ class World : public TreeObserver {
         give_back(s, g, s.tables[g].size() - 1);
         s.tables[g].pop_back();
       }
+      settle(g);
     }
     s.tokens.resize(static_cast<std::size_t>(n));
     if (s.place.valid() && s.place.position > n)
@@ -503,6 +520,7 @@ class World : public TreeObserver {
           give_back(s, g, static_cast<std::size_t>(i));
         }
       }
+      settle(g);
     }
   }
 
@@ -512,6 +530,7 @@ class World : public TreeObserver {
     publish(s, pick(0, 4) != 0);
     for (std::size_t g = 0; g < setup_.groups.size(); ++g) {
       for (std::size_t i = s.tables[g].size(); i-- > 0;) give_back(s, g, i);
+      settle(g);
     }
     if (s.place.valid()) tree_.leave(s.place);
   }
@@ -582,11 +601,11 @@ class World : public TreeObserver {
     ASSERT_TRUE(ok.ok()) << ok.message();
     for (std::size_t g = 0; g < setup_.groups.size(); ++g) {
       const auto& entries = model_.by_block[g];
-      // A tail that ends inside a unit may hang in a gap of one path while others begin with it.
+      // A tail that ends inside a unit may hang on one path while others begin with it.
       std::int32_t evictable = 0;
       std::int32_t maybe_evictable = 0;
       for (const auto& [b, e] : entries) {
-        const bool loose = !setup_.exact && e.idle && naive::length(e.text) % tree_.unit() != 0;
+        const bool loose = e.idle && naive::length(e.text) % tree_.unit() != 0;
         const bool told = candidates_[g].count(b) != 0;
         ASSERT_TRUE(told == model_.candidate(g, e) || (told && loose)) << "block " << b;
         evictable += model_.evictable(g, e) ? 1 : 0;
@@ -679,6 +698,7 @@ class World : public TreeObserver {
   std::vector<std::vector<MediaSpan>> media_;
   std::vector<std::vector<Block>> blocks_;  // per group
   std::vector<std::vector<std::int32_t>> free_;
+  std::vector<std::vector<std::int32_t>> let_go_;   // the tree takes them for busy
   std::vector<std::set<std::int32_t>> candidates_;  // as told by the tree
   std::vector<Sequence> sequences_;
   std::vector<Prompt> asked_;
@@ -691,7 +711,7 @@ class PrefixTreeAgainstNaive : public ::testing::TestWithParam<Setup> {};
 TEST_P(PrefixTreeAgainstNaive, AnswersCandidatesAndCountsAgreeAfterEachOperation) {
   int hits = 0;
   int refused = 0;
-  for (std::uint32_t seed = 1; seed <= 8; ++seed) {
+  for (std::uint32_t seed = 1; seed <= 10; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     World world(GetParam(), seed);
     for (int i = 0; i < 1000; ++i) {

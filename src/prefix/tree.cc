@@ -641,11 +641,19 @@ std::int32_t PrefixTree::findable_end(GroupId group, BlockId block) const noexce
   const Impl::Where& where = impl_->where(group, block);
   return where.run == 0 ? 0 : static_cast<std::int32_t>(where.end);
 }
-void PrefixTree::set_idle(GroupId group, BlockId block) noexcept {
-  impl_->set_idle(group.value(), block.value());
+void PrefixTree::findable_ends(GroupId group, std::span<const std::int32_t> blocks,
+                               std::span<std::int32_t> ends) const noexcept {
+  const auto& where = impl_->groups_[static_cast<std::size_t>(group.value())].where;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    // An entry that is none has no end either.
+    ends[i] = blocks[i] < 0 ? 0 : static_cast<std::int32_t>(where[blocks[i]].end);
+  }
 }
-void PrefixTree::set_busy(GroupId group, BlockId block) noexcept {
-  impl_->set_busy(group.value(), block.value());
+void PrefixTree::set_idle(GroupId group, std::span<const std::int32_t> blocks) noexcept {
+  impl_->set_idle(group.value(), blocks);
+}
+void PrefixTree::set_busy(GroupId group, std::span<const std::int32_t> blocks) noexcept {
+  impl_->set_busy(group.value(), blocks);
 }
 void PrefixTree::unhang(GroupId group, BlockId block) noexcept {
   impl_->unhang(group.value(), block.value());

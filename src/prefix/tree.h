@@ -127,8 +127,8 @@ class PrefixTree::Impl {
   bool offer(const Place& place, GroupId group, BlockId block, std::int32_t logical,
              std::int32_t end) noexcept;
   // entries.cc
-  void set_idle(std::int32_t g, std::int32_t block) noexcept;
-  void set_busy(std::int32_t g, std::int32_t block) noexcept;
+  void set_idle(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
+  void set_busy(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
   void unhang(std::int32_t g, std::int32_t block) noexcept;
   void evict(std::int32_t g, std::int32_t block) noexcept;
   // copy.cc
@@ -265,8 +265,11 @@ class PrefixTree::Impl {
                   std::span<const MediaSpan> media, Ahead& ahead) const noexcept;
   [[nodiscard]] std::int32_t walk(std::int32_t root, std::span<const std::int32_t> tokens,
                                   std::span<const MediaSpan> media) const noexcept;
-  // The walk ended at a neighbour that shares most: others that share less may serve more.
-  [[nodiscard]] std::int32_t served_nearby(std::int32_t limit, std::int32_t found,
+  // served(), or more: where the walk's path serves nothing within the first unit of a run,
+  // siblings that share as much or less may serve more. Goes over to one of them for at least
+  // `at_least`.
+  [[nodiscard]] std::int32_t served_nearby(std::int32_t limit, std::int32_t at_least,
+                                           std::int32_t extra_window,
                                            std::span<const std::int32_t> tokens,
                                            std::span<const MediaSpan> media) const noexcept;
   // How far an entry covers logical block `logical` along the path and below, and which it is.
@@ -294,7 +297,8 @@ class PrefixTree::Impl {
   [[nodiscard]] bool is_candidate(std::int32_t r, std::int32_t g,
                                   std::int32_t index) const noexcept;
   void tell_candidate(std::int32_t g, std::int32_t block, bool candidate) const noexcept;
-  void count_idle(std::int32_t r, std::int32_t g, std::int32_t index) noexcept;
+  void no_longer_busy(std::int32_t r, std::int32_t g) noexcept;
+  void busy_up_to(std::int32_t r, std::int32_t g, std::int32_t index) noexcept;
   void recount(std::int32_t r, std::int32_t g) noexcept;
   void live_changed(std::int32_t r, std::int32_t g, bool was_live) noexcept;
   void busy_changed(std::int32_t r, std::int32_t g, bool was_busy) noexcept;

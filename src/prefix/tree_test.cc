@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <numeric>
 #include <set>
@@ -92,7 +93,7 @@ struct Tree {
     for (std::size_t g = 0; g < tables.size(); ++g) {
       const GroupId group(static_cast<std::int32_t>(g));
       for (const std::int32_t b : tables[g]) {
-        if (b >= 0 && tree.is_findable(group, BlockId(b))) tree.set_idle(group, BlockId(b));
+        if (b >= 0 && tree.is_findable(group, BlockId(b))) tree.set_idle(group, std::array{b});
       }
     }
     tree.leave(place);
@@ -334,6 +335,28 @@ TEST(PrefixTree, APromptFoundWholeHoldsTheBlockOfItsLastToken) {
   EXPECT_FALSE(longer.whole);
   EXPECT_EQ(longer.tokens, 9);
   EXPECT_FALSE(t.match_prompt({}).whole);
+}
+
+TEST(PrefixTree, APromptIsFoundWholeBesideARunThatKeepsNoBlock) {
+  Tree t(one_group(4));
+  Place standing = t.publish({1, 2, 3, 4}, {{0}});
+  t.tree.unhang(kFirst, BlockId(0));
+  t.cache({1, 2, 3, 5}, {{1}});
+  const PrefixMatch match = t.match_prompt({1, 2, 3});
+  EXPECT_TRUE(match.whole);
+  EXPECT_EQ(t.table(match, kFirst, 4), Table({1}));
+  t.tree.leave(standing);
+}
+
+TEST(PrefixTree, SiblingsOfARunThatKeepsNoBlockServeWhatTheyShare) {
+  Tree t(one_group(4));
+  t.cache({1, 2, 3, 4, 5, 6, 7, 8}, {{0, 1}});
+  t.cache({1, 2, 3, 4, 9, 9, 9, 9}, {{0, 2}});  // the run of 1 to 4 has children now
+  t.tree.unhang(kFirst, BlockId(0));
+  t.cache({1, 2, 7, 7}, {{3}});
+  const PrefixMatch match = t.match({1, 2, 3, 4, 5, 6});
+  EXPECT_EQ(match.tokens, 2);
+  EXPECT_EQ(t.table(match, kFirst, 4), Table({3}));
 }
 
 TEST(PrefixTree, AWindowGroupGivesTheBlocksOfTheWindowOnly) {
@@ -626,7 +649,7 @@ TEST(PrefixTree, ARunThatSomebodyStandsOnKeepsItsTokens) {
   Tree t(one_group(4));
   Place place = t.publish(counting(0, 12), {{0, 1, 2}});
   for (const std::int32_t b : {2, 1, 0}) {
-    t.tree.set_idle(kFirst, BlockId(b));
+    t.tree.set_idle(kFirst, std::array{b});
     t.tree.evict(kFirst, BlockId(b));
   }
   Tokens kept(12);
@@ -659,13 +682,13 @@ TEST(PrefixTree, InAFullGroupOnlyTheLastIdleEntryIsACandidate) {
 TEST(PrefixTree, WhatLiesAboveABusyBlockIsNotEvictable) {
   Tree t(one_group(4));
   t.cache(counting(0, 16), {{0, 1, 2, 3}});
-  t.tree.set_busy(kFirst, BlockId(2));
+  t.tree.set_busy(kFirst, std::array{2});
   EXPECT_EQ(t.tree.num_evictable(kFirst), 1);
   EXPECT_THAT(t.heard.candidates, UnorderedElementsAre(std::pair(0, 3)));
   t.tree.evict(kFirst, BlockId(3));
   EXPECT_EQ(t.tree.num_evictable(kFirst), 0);
   EXPECT_THAT(t.heard.candidates, IsEmpty());
-  t.tree.set_idle(kFirst, BlockId(2));
+  t.tree.set_idle(kFirst, std::array{2});
   EXPECT_EQ(t.tree.num_evictable(kFirst), 3);
 }
 
@@ -673,8 +696,8 @@ TEST(PrefixTree, InAWindowGroupEveryIdleEntryIsACandidate) {
   Tree t(two_groups());
   Place place = t.publish(counting(0, 8), {{0, 1}, {10, 11, 12, 13}});
   EXPECT_THAT(t.heard.candidates, IsEmpty());
-  t.tree.set_idle(kSecond, BlockId(10));
-  t.tree.set_idle(kSecond, BlockId(12));
+  t.tree.set_idle(kSecond, std::array{10});
+  t.tree.set_idle(kSecond, std::array{12});
   EXPECT_THAT(t.heard.candidates, UnorderedElementsAre(std::pair(1, 10), std::pair(1, 12)));
   EXPECT_EQ(t.tree.num_evictable(kSecond), 2);
   t.tree.leave(place);
@@ -683,7 +706,7 @@ TEST(PrefixTree, InAWindowGroupEveryIdleEntryIsACandidate) {
 TEST(PrefixTree, EvictionTakesIdleBlocksOfOtherGroupsBelowAlong) {
   Tree t(two_groups());
   t.cache(counting(0, 8), {{0, 1}, {10, 11, 12, 13}});
-  t.tree.set_busy(kSecond, BlockId(13));
+  t.tree.set_busy(kSecond, std::array{13});
   t.tree.evict(kFirst, BlockId(1));
   EXPECT_THAT(t.heard.unhung,
               UnorderedElementsAre(Listener::Gone{0, 1, -1}, Listener::Gone{1, 12, -1}));
@@ -711,10 +734,10 @@ TEST(PrefixTree, UnhangTakesABusyEntryAway) {
 TEST(PrefixTree, IdleAndBusySaidTwiceChangeNothing) {
   Tree t(one_group(4));
   t.cache(counting(0, 4), {{0}});
-  t.tree.set_idle(kFirst, BlockId(0));
+  t.tree.set_idle(kFirst, std::array{0});
   EXPECT_EQ(t.tree.num_evictable(kFirst), 1);
-  t.tree.set_busy(kFirst, BlockId(0));
-  t.tree.set_busy(kFirst, BlockId(0));
+  t.tree.set_busy(kFirst, std::array{0});
+  t.tree.set_busy(kFirst, std::array{0});
   EXPECT_EQ(t.tree.num_evictable(kFirst), 0);
 }
 
@@ -726,7 +749,7 @@ TEST(PrefixTree, NobodyNeedsToListen) {
   const std::vector<std::int32_t> table = {0};
   const std::vector<BlockOffer> offers = {{table}};
   EXPECT_TRUE(tree.extend(place, counting(0, 4), {}, offers, false, nullptr));
-  tree.set_idle(kFirst, BlockId(0));
+  tree.set_idle(kFirst, std::array{0});
   tree.leave(place);
   tree.evict(kFirst, BlockId(0));
   EXPECT_EQ(tree.num_runs(), 0);
@@ -737,7 +760,7 @@ TEST(PrefixTree, NobodyNeedsToListen) {
 TEST(PrefixTreeDeathTest, MisuseStopsTheProgram) {
   Tree t(one_group(4));
   Place place = t.publish(counting(0, 4), {{0}});
-  EXPECT_DEATH(t.tree.set_idle(kFirst, BlockId(1)), "broken invariant");
+  EXPECT_DEATH(t.tree.set_idle(kFirst, std::array{1}), "broken invariant");
   EXPECT_DEATH(t.tree.unhang(kFirst, BlockId(1)), "broken invariant");
   EXPECT_DEATH(t.tree.evict(kFirst, BlockId(0)), "broken invariant");  // busy
   EXPECT_DEATH(t.tree.climb(place, 5), "broken invariant");

@@ -245,7 +245,7 @@ TEST(PartsHeap, PoolOrderTreeAndArenaAllocateNothingAfterTheirCreation) {
                   tree->match(root, std::span(with.prompt).first(11), with.media, 10, true);
               ok = match.tokens == 10 && ok;
               tree->fill_table(match, GroupId(0), std::span(out).first(3));
-              for (const std::int32_t b : table) tree->set_idle(GroupId(0), BlockId(b));
+              tree->set_idle(GroupId(0), table);
               tree->leave(place);
               while (tree->num_evictable(GroupId(0)) > 0) {
                 for (std::size_t i = table.size(); i-- > 0;) {
