@@ -51,7 +51,7 @@ class KVFOLIO_API BlockPool {
   void make_free(BlockId block) noexcept;
   void make_cached(BlockId block) noexcept;
   // Joins the end of the retiring list; leaves it when `stamp` is reached. Stamps never decrease,
-  // and those on the list lie within 2^31 of each other.
+  // and those on the list lie within 2^31 of each other. Nobody is its writer from here on.
   void make_retiring(BlockId block, std::uint64_t stamp) noexcept;
 
   // The oldest retiring block, if its stamp is below `bound`. The caller makes it free or cached.
@@ -82,8 +82,9 @@ class KVFOLIO_API BlockPool {
     ++at(block).valid;
     set_written_in(block, ticket);
   }
-  // The sequence slot that may append in place, or kNobody.
-  [[nodiscard]] std::int32_t writer(BlockId block) const noexcept { return at(block).writer; }
+  // The sequence slot that may append in place, or kNobody, as always while the block retires.
+  [[nodiscard]] std::int32_t writer(BlockId block) const noexcept { return writer_of(at(block)); }
+  // Requires: not retiring.
   void set_writer(BlockId block, std::int32_t sequence) noexcept { at(block).writer = sequence; }
 
   // Low 32 bits of the last ticket that wrote here.
@@ -107,16 +108,15 @@ class KVFOLIO_API BlockPool {
  private:
   friend struct StateReader;
   struct Block {
-    std::int32_t refs;  // retiring, where it is 0: the next on the list
-    std::int32_t writer;
+    std::int32_t refs;    // retiring, where it is 0: the next on the list
+    std::int32_t writer;  // retiring, where it is nobody: the one before it on the list
     std::uint32_t written;
-    std::int32_t prev;    // retiring list
     std::uint32_t stamp;  // low 32 bits; compared in a window of a few tickets
     std::uint16_t valid;
     BlockState state;
     bool touched;
   };
-  static_assert(sizeof(Block) == 24);
+  static_assert(sizeof(Block) == 20);
 
   BlockPool() = default;
   Block& at(BlockId block) noexcept { return blocks_[block.value()]; }
@@ -124,10 +124,17 @@ class KVFOLIO_API BlockPool {
   static std::int32_t refs_of(const Block& b) noexcept {
     return b.state == BlockState::kRetiring ? 0 : b.refs;
   }
+  static std::int32_t writer_of(const Block& b) noexcept {
+    return b.state == BlockState::kRetiring ? kNobody : b.writer;
+  }
   // Of a retiring block.
   std::int32_t& next_of(std::int32_t block) noexcept { return blocks_[block].refs; }
   [[nodiscard]] std::int32_t next_of(std::int32_t block) const noexcept {
     return blocks_[block].refs;
+  }
+  std::int32_t& previous_of(std::int32_t block) noexcept { return blocks_[block].writer; }
+  [[nodiscard]] std::int32_t previous_of(std::int32_t block) const noexcept {
+    return blocks_[block].writer;
   }
   // Cached or retiring no more.
   void leave_state(Block& b) noexcept {
@@ -136,9 +143,11 @@ class KVFOLIO_API BlockPool {
     } else if (b.state == BlockState::kRetiring) {
       --num_retiring_;
       const std::int32_t next = b.refs;
-      (b.prev >= 0 ? next_of(b.prev) : retiring_head_) = next;
-      (next >= 0 ? blocks_[next].prev : retiring_tail_) = b.prev;
+      const std::int32_t previous = b.writer;
+      (previous >= 0 ? next_of(previous) : retiring_head_) = next;
+      (next >= 0 ? previous_of(next) : retiring_tail_) = previous;
       b.refs = 0;
+      b.writer = kNobody;
     }
     b.state = BlockState::kHeld;
   }
@@ -202,8 +211,8 @@ inline void BlockPool::make_retiring(BlockId block, std::uint64_t stamp) noexcep
   KVFOLIO_CHECK(b.refs == 0 && b.state == BlockState::kHeld);
   b.state = BlockState::kRetiring;
   b.stamp = static_cast<std::uint32_t>(stamp);
-  b.refs = -1;  // the next: none
-  b.prev = retiring_tail_;
+  b.refs = -1;                // the next: none
+  b.writer = retiring_tail_;  // the one before
   (retiring_tail_ >= 0 ? next_of(retiring_tail_) : retiring_head_) = block.value();
   retiring_tail_ = block.value();
   ++num_retiring_;

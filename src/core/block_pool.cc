@@ -68,7 +68,7 @@ Status BlockPool::check_invariants() const {
   }
   std::int32_t listed = 0;
   for (std::int32_t i = retiring_head_, before = -1; i >= 0; before = i, i = next_of(i)) {
-    if (blocks_[i].state != BlockState::kRetiring || blocks_[i].prev != before ||
+    if (blocks_[i].state != BlockState::kRetiring || previous_of(i) != before ||
         ++listed > retiring) {
       return broken(concat("the retiring list is torn at block ", i));
     }

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <list>
@@ -121,6 +122,23 @@ TEST(BlockPool, StampsBeyond32BitsCompareInTheirOrder) {
   pool.make_free(a);
   EXPECT_EQ(pool.oldest_retiring(kWrap), BlockId());
   EXPECT_EQ(pool.oldest_retiring(kWrap + 1), b);
+}
+
+TEST(BlockPool, ARetiringBlockHasNoWriterAndNeitherHasARevivedOne) {
+  BlockPool pool = pool_of(3);
+  std::array<BlockId, 3> blocks;
+  for (BlockId& block : blocks) {
+    block = pool.acquire();
+    pool.set_writer(block, 7);
+    ASSERT_TRUE(pool.release(block));
+    pool.make_retiring(block, 1);
+  }
+  for (const BlockId block : blocks) EXPECT_EQ(pool.writer(block), BlockPool::kNobody);
+  pool.hold(blocks[1]);
+  pool.make_cached(blocks[2]);
+  for (const BlockId block : blocks) EXPECT_EQ(pool.writer(block), BlockPool::kNobody);
+  EXPECT_EQ(pool.oldest_retiring(2), blocks[0]);
+  EXPECT_TRUE(pool.check_invariants().ok());
 }
 
 TEST(BlockPool, RemembersWhatCopyOnWriteNeeds) {

@@ -253,7 +253,7 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
     const auto& block = pool.at(BlockId(b));
     if (block.state == BlockState::kFree) continue;
     rest.push_back({blocks.of(b), static_cast<std::int32_t>(block.state), pool.refs(BlockId(b)),
-                    slot_name(block.writer), rank(widen(block.written)), block.valid,
+                    slot_name(pool.writer(BlockId(b))), rank(widen(block.written)), block.valid,
                     static_cast<std::int32_t>(block.touched)});
   }
   std::sort(rest.begin(), rest.end());
