@@ -338,14 +338,18 @@ TEST(PrefixTree, APromptFoundWholeHoldsTheBlockOfItsLastToken) {
 }
 
 TEST(PrefixTree, APromptIsFoundWholeBesideARunThatKeepsNoBlock) {
-  Tree t(one_group(4));
-  Place standing = t.publish({1, 2, 3, 4}, {{0}});
-  t.tree.unhang(kFirst, BlockId(0));
-  t.cache({1, 2, 3, 5}, {{1}});
-  const PrefixMatch match = t.match_prompt({1, 2, 3});
-  EXPECT_TRUE(match.whole);
-  EXPECT_EQ(t.table(match, kFirst, 4), Table({1}));
-  t.tree.leave(standing);
+  for (std::int32_t kept = 0; kept < 4; ++kept) {
+    Tree t(one_group(4));
+    std::vector<Place> standing;
+    for (std::int32_t b = 0; b < 4; ++b) {
+      standing.push_back(t.publish({1, 2, 3, 4 + b}, {{b}}));
+      if (b != kept) t.tree.unhang(kFirst, BlockId(b));
+    }
+    const PrefixMatch match = t.match_prompt({1, 2, 3});
+    EXPECT_TRUE(match.whole);
+    EXPECT_EQ(t.table(match, kFirst, 4), Table({kept}));
+    for (Place& place : standing) t.tree.leave(place);
+  }
 }
 
 TEST(PrefixTree, SiblingsOfARunThatKeepsNoBlockServeWhatTheyShare) {
