@@ -271,8 +271,8 @@ bool KVCacheManager::Impl::append_inside(Step& step, std::int32_t slot,
   TailChange* changes = &change(step, step.num_entries, 0);
   std::int32_t* tail = tails.data();
   for (const Group& group : groups_) {
-    const std::int32_t logical = group.block_of(at);
-    const std::int32_t offset = at - logical * group.spec.block_size;
+    const std::int32_t logical = group.size.block_of(at);
+    const std::int32_t offset = group.size.offset_of(at);
     if (offset == 0) return false;
     const BlockId block = tables++->at(arena(), logical);
     if (group.pool.writer(block) != slot || group.pool.valid(block) != offset) return false;

@@ -158,7 +158,7 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
                scanned_policy, scanned_at, steps, free_steps, in_flight, open_step, last_ticket,
                last_committed, offers] = other;
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    const auto& [group_spec, pool, order, bytes_per_block, block_shift] = groups[g];
+    const auto& [group_spec, pool, order, bytes_per_block, size] = groups[g];
     groups_[g].pool.copy_from(pool);
     groups_[g].order.copy_from(order);
   }

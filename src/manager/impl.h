@@ -31,6 +31,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/block_size.h"
 #include "base/mutants.h"
 #include "base/text.h"
 #include "kvfolio/block_pool.h"
@@ -141,13 +142,7 @@ class KVCacheManager::Impl final : public TreeObserver {
     BlockPool pool;
     LruOrder order;
     std::int64_t bytes_per_block;
-    int block_shift;  // log2 of the block size; -1: it is no power of two
-
-    // The logical block of a position. Without a division where that can be: a decode step asks
-    // several times for each sequence.
-    [[nodiscard]] std::int32_t block_of(std::int32_t position) const noexcept {
-      return block_shift >= 0 ? position >> block_shift : position / spec.block_size;
-    }
+    BlockSize size;
   };
   std::vector<Group> groups_;
   bool has_windows_ = false;  // some group is a window group
@@ -281,7 +276,7 @@ class KVCacheManager::Impl final : public TreeObserver {
     return group(g).spec.kind == AttentionKind::kSlidingWindow;
   }
   [[nodiscard]] std::int32_t block_of(std::int32_t g, std::int32_t position) const noexcept {
-    return group(g).block_of(position);
+    return group(g).size.block_of(position);
   }
   [[nodiscard]] std::int32_t blocks_for(std::int32_t g, std::int32_t tokens) const noexcept {
     return block_of(g, tokens + block_size(g) - 1);

@@ -129,9 +129,8 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
     if (!pool) return std::move(pool).error();
     Result<LruOrder> order = LruOrder::create(group.num_blocks);
     if (!order) return std::move(order).error();
-    const auto size = static_cast<std::uint32_t>(group.block_size);
-    const int shift = std::has_single_bit(size) ? std::countr_zero(size) : -1;
-    impl->groups_.push_back({group, std::move(*pool), std::move(*order), block_bytes, shift});
+    impl->groups_.push_back(
+        {group, std::move(*pool), std::move(*order), block_bytes, BlockSize(group.block_size)});
     impl->has_windows_ |= group.kind == AttentionKind::kSlidingWindow;
   }
   tree.max_index_tokens = o.max_index_tokens;

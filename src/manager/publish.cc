@@ -32,11 +32,11 @@ void KVCacheManager::Impl::publish(std::int32_t slot, bool tail) noexcept {
   const std::span<const std::int32_t> tokens(kept, static_cast<std::size_t>(target - from));
   // The index is full: the coldest go, but not all of them for the sake of one.
   constexpr int kMostEvictions = 64;
-  const bool can_ever_fit =
-      media_of(s).size() <= static_cast<std::size_t>(options_.max_media_extents);
+  const std::span<const MediaSpan> media = media_of(s);
   for (int evictions = 0;
-       !tree_->extend(s.place, tokens, media_of(s), offers_, tail, &counters_.blocks_published);
+       !tree_->extend(s.place, tokens, media, offers_, tail, &counters_.blocks_published);
        ++evictions) {
+    const bool can_ever_fit = media.size() <= static_cast<std::size_t>(options_.max_media_extents);
     if (!can_ever_fit || evictions == kMostEvictions || !evict_coldest()) {
       ++counters_.publications_skipped;
       stop_publishing(s);

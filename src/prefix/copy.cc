@@ -10,15 +10,15 @@ namespace kvfolio {
 
 // A member that is not named here does not compile.
 void PrefixTree::Impl::copy_from(const Impl& other) noexcept {
-  const auto& [observer, groups, unit, num_runs, num_tokens, num_groups, max_runs, max_root_keys,
-               max_root_key_bytes, num_roots, root_key_bytes, hash_seed, runs, run_groups,
-               runs_touched, free_runs, tokens, entries, keys, extents, extents_touched,
+  const auto& [observer, groups, unit, units, num_runs, num_tokens, num_groups, max_runs,
+               max_root_keys, max_root_key_bytes, num_roots, root_key_bytes, hash_seed, runs,
+               run_groups, runs_touched, free_runs, tokens, entries, keys, extents, extents_touched,
                free_extents, table, path, path_length, matched, key] = other;
   KVFOLIO_CHECK(unit_ == unit && num_groups_ == num_groups && max_runs_ == max_runs &&
                 max_root_keys_ == max_root_keys && max_root_key_bytes_ == max_root_key_bytes &&
                 hash_seed_ == hash_seed);
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    const auto& [spec, where, evictable] = groups[g];
+    const auto& [spec, size, where, evictable] = groups[g];
     groups_[g].where.copy_from(where);
     groups_[g].evictable = evictable;
   }

@@ -122,7 +122,7 @@ void PrefixTree::Impl::take_entry(std::int32_t g, std::int32_t block) noexcept {
   const auto end = static_cast<std::int32_t>(where.end);
   RunGroup& rg = slots(r, g);
   std::int32_t* entry = entries(r, g);
-  const std::int32_t index = (end - 1) / block_size(g) - rg.first;
+  const std::int32_t index = index_of(r, g, end);
   KVFOLIO_CHECK(entry[index] == block);
   if (where.idle != 0) {
     if (is_candidate(r, g, index)) tell_candidate(g, block, false);
@@ -211,7 +211,7 @@ void PrefixTree::Impl::set_busy(std::int32_t g, std::span<const std::int32_t> bl
       if (!full || blocks[i] == last) tell_candidate(g, blocks[i], false);
     }
     if (end == 0 || !full) continue;
-    const std::int32_t index = (static_cast<std::int32_t>(end) - 1) / block_size(g) - rg.first;
+    const std::int32_t index = index_of(r, g, static_cast<std::int32_t>(end));
     if (index > rg.last_busy) busy_up_to(r, g, index);
   }
 }
@@ -247,8 +247,7 @@ void PrefixTree::Impl::evict(std::int32_t g, std::int32_t block) noexcept {
   const Where where = group(g).where[block];
   KVFOLIO_CHECK(where.run != 0 && where.idle != 0);
   const std::int32_t r = where.run - 1;
-  const std::int32_t begin =
-      (static_cast<std::int32_t>(where.end) - 1) / block_size(g) * block_size(g);
+  const std::int32_t begin = group(g).size.begin_of(static_cast<std::int32_t>(where.end) - 1);
   ++run(r).places;  // stays while we are below it
   take_entry(g, block);
   if (observer_ != nullptr) observer_->on_unhung(GroupId(g), BlockId(block), BlockId());

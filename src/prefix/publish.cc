@@ -77,7 +77,7 @@ bool PrefixTree::Impl::extend(Place& place, std::span<const std::int32_t> tokens
     if (at < run(r).end()) {
       const std::int32_t common = common_prefix(r, at, rest, media);
       if (common < left && at + common < run(r).end()) {
-        const std::int32_t where_to_cut = (at + common) / unit_ * unit_;
+        const std::int32_t where_to_cut = units_.begin_of(at + common);
         const std::int32_t upper = split(r, where_to_cut);
         if (upper == kNone) return false;
         settle(place);
@@ -86,15 +86,16 @@ bool PrefixTree::Impl::extend(Place& place, std::span<const std::int32_t> tokens
         continue;
       }
       advance(common);
-      if (!rest.empty() && at % unit_ != 0) {  // a partial tail that ours begins with
+      if (!rest.empty() && units_.offset_of(at) != 0) {  // a partial tail that ours begins with
         if (!grow(r, rest, media)) return false;
         advance(static_cast<std::int32_t>(rest.size()));
       }
       continue;
     }
     std::int32_t child = kNone;
-    if (left >= unit_) child = find_child(r, rest, media);
-    if (child == kNone) {
+    const bool branches = run(r).num_children > 0;
+    if (branches && left >= unit_) child = find_child(r, rest, media);
+    if (branches && child == kNone) {
       const Neighbours nearest = find_nearest(r, rest, media);
       if (nearest.best != kNone &&
           (nearest.common == left || nearest.common == run(nearest.best).length)) {
@@ -105,7 +106,7 @@ bool PrefixTree::Impl::extend(Place& place, std::span<const std::int32_t> tokens
       r = child;
       continue;
     }
-    if (!is_root(r) && run(r).num_children == 0) {
+    if (!is_root(r) && !branches) {
       if (!grow(r, rest, media)) return false;
     } else {
       r = add_child(r, rest, media);
@@ -117,11 +118,11 @@ bool PrefixTree::Impl::extend(Place& place, std::span<const std::int32_t> tokens
   for (std::int32_t g = 0; g < num_groups_; ++g) {
     const std::span<const std::int32_t> table = offers[static_cast<std::size_t>(g)].table;
     const std::int32_t size = block_size(g);
-    const std::int32_t last = std::min(tail ? (at + size - 1) / size : at / size,
-                                       static_cast<std::int32_t>(table.size())) -
-                              1;
+    const std::int32_t covered = group(g).size.block_of(tail ? at + size - 1 : at);
+    const std::int32_t first = group(g).size.block_of(place.position);
     std::int32_t cursor = r;
-    for (std::int32_t logical = last; logical >= place.position / size; --logical) {
+    for (std::int32_t logical = std::min(covered, static_cast<std::int32_t>(table.size())) - 1;
+         logical >= first; --logical) {
       const std::int32_t block = table[static_cast<std::size_t>(logical)];
       if (block == kNone) continue;
       const std::int32_t end = std::min((logical + 1) * size, at);
@@ -130,11 +131,14 @@ bool PrefixTree::Impl::extend(Place& place, std::span<const std::int32_t> tokens
     }
   }
 
-  ++run(r).places;
-  Place moved{r, run(r).generation, at / unit_ * unit_};
+  const std::int32_t position = units_.begin_of(at);
+  if (r == place.run) {
+    place.position = position;
+    return true;
+  }
+  Place moved = enter(r, position);
   leave(place);
   place = moved;
-  settle(place);
   return true;
 }
 

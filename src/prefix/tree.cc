@@ -54,6 +54,7 @@ Result<std::unique_ptr<PrefixTree::Impl>> PrefixTree::Impl::create(
     }
   }
 
+  tree->units_ = BlockSize(tree->unit_);
   tree->num_groups_ = static_cast<std::int32_t>(options.groups.size());
   tree->max_runs_ = options.max_runs;
   tree->max_root_keys_ = options.max_root_keys;
@@ -75,6 +76,7 @@ Result<std::unique_ptr<PrefixTree::Impl>> PrefixTree::Impl::create(
     entry_cells += 2 * (options.max_index_tokens / spec.block_size + 1) + granules;
     Group group;
     group.spec = spec;
+    group.size = BlockSize(spec.block_size);
     ok = ok && group.where.allocate_zeroed(spec.num_blocks);
     tree->groups_.push_back(std::move(group));
   }
@@ -213,7 +215,8 @@ bool PrefixTree::Impl::reserve_room(std::int32_t r, std::int32_t length) noexcep
   const std::int32_t end = at.start + length;
   for (std::int32_t g = 0; g < num_groups_; ++g) {
     RunGroup& rg = slots(r, g);
-    const std::int32_t count = (end - 1) / block_size(g) - at.start / block_size(g) + 1;
+    const BlockSize size = group(g).size;
+    const std::int32_t count = size.block_of(end - 1) - size.block_of(at.start) + 1;
     if (!entries_->reserve(rg.entries, count, rg.count)) return false;
   }
   return true;
@@ -223,8 +226,8 @@ void PrefixTree::Impl::add_slots(std::int32_t r) noexcept {
   const Run& at = run(r);
   for (std::int32_t g = 0; g < num_groups_; ++g) {
     RunGroup& rg = slots(r, g);
-    rg.first = at.start / block_size(g);
-    const std::int32_t count = (at.end() - 1) / block_size(g) - rg.first + 1;
+    rg.first = group(g).size.block_of(at.start);
+    const std::int32_t count = index_of(r, g, at.end()) + 1;
     std::int32_t* entry = entries(r, g);
     for (; rg.count < count; ++rg.count) entry[rg.count] = kNone;
   }
@@ -234,9 +237,8 @@ bool PrefixTree::Impl::grow(std::int32_t r, std::span<const std::int32_t> tokens
                             std::span<const MediaSpan> media) noexcept {
   Run& at = run(r);
   const std::int32_t length = at.length + static_cast<std::int32_t>(tokens.size());
-  if (!reserve_room(r, length) || !add_extents(r, media, at.end(), at.start + length)) {
-    return false;
-  }
+  if (!reserve_room(r, length)) return false;
+  if (!media.empty() && !add_extents(r, media, at.end(), at.start + length)) return false;
   std::memcpy(tokens_->at(at.tokens) + at.length, tokens.data(), tokens.size_bytes());
   at.length = length;
   add_slots(r);
@@ -403,7 +405,7 @@ bool PrefixTree::Impl::cut_one(std::int32_t r) noexcept {
   tokens_->shrink(at.tokens, length);
   for (std::int32_t g = 0; g < num_groups_; ++g) {
     RunGroup& rg = slots(r, g);
-    rg.count = (at.end() - 1) / block_size(g) - rg.first + 1;
+    rg.count = index_of(r, g, at.end()) + 1;
     entries_->shrink(rg.entries, rg.count);
   }
   return false;
@@ -537,8 +539,7 @@ void PrefixTree::Impl::prefetch_eviction(std::int32_t g, std::int32_t block,
     return;
   }
   const RunGroup& rg = slots(r, g);
-  const std::int32_t logical = (static_cast<std::int32_t>(where.end) - 1) / block_size(g);
-  __builtin_prefetch(entries(r, g) + (logical - rg.first), 1);
+  __builtin_prefetch(entries(r, g) + index_of(r, g, static_cast<std::int32_t>(where.end)), 1);
   if (rg.num_live > 1) return;
   // The run may vanish, out of the table, from between its siblings, and with its memory.
   if (at.hashed != 0) table_.prefetch(at.hash);

@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/block_size.h"
 #include "kvfolio/fixed_array.h"
 #include "kvfolio/prefix_tree.h"
 #include "kvfolio/span_arena.h"
@@ -95,6 +96,7 @@ class PrefixTree::Impl {
 
   struct Group {
     TreeGroup spec;
+    BlockSize size;
     FixedArray<Where> where;  // by block
     std::int32_t evictable = 0;
 
@@ -142,7 +144,8 @@ class PrefixTree::Impl {
 
   TreeObserver* observer_ = nullptr;
   std::vector<Group> groups_;
-  std::int32_t unit_ = 1;
+  std::int32_t unit_ = 1;  // the smallest block size
+  BlockSize units_;        // the same, to divide by
   std::int32_t num_runs_ = 0;
   std::int64_t num_tokens_ = 0;
 
@@ -177,6 +180,11 @@ class PrefixTree::Impl {
   const Group& group(std::int32_t g) const noexcept { return groups_[static_cast<std::size_t>(g)]; }
   [[nodiscard]] std::int32_t block_size(std::int32_t g) const noexcept {
     return group(g).spec.block_size;
+  }
+  // The index, in the run's entries, of the block that ends at or behind `end`.
+  [[nodiscard]] std::int32_t index_of(std::int32_t r, std::int32_t g,
+                                      std::int32_t end) const noexcept {
+    return group(g).size.block_of(end - 1) - slots(r, g).first;
   }
   [[nodiscard]] const std::int32_t* tokens_of(std::int32_t r) const noexcept {
     return tokens_->at(run(r).tokens);
@@ -309,7 +317,7 @@ class PrefixTree::Impl {
     return slots(r, g).last_busy >= 0 || slots(r, g).busy_kids > 0;
   }
   [[nodiscard]] bool partial(std::int32_t g, std::int32_t end) const noexcept {
-    return end % block_size(g) != 0;
+    return group(g).size.offset_of(end) != 0;
   }
 
   std::int32_t num_groups_ = 0;
