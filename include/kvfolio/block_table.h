@@ -32,6 +32,8 @@ class BlockTable {
   [[nodiscard]] std::span<const std::int32_t> blocks(const SpanArena& arena) const noexcept {
     return {arena.at(span_), static_cast<std::size_t>(size_)};
   }
+  // Asks for the first entries, and for what release() reads.
+  void prefetch(const SpanArena& arena) const noexcept { arena.prefetch(span_); }
   // Some of these cells are of its span, entries or room for more.
   [[nodiscard]] bool overlaps(const SpanArena& arena,
                               std::span<const std::int32_t> cells) const noexcept {

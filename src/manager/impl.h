@@ -439,6 +439,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] BlockId acquire(std::int32_t g) noexcept;
   // What is known of these blocks, asked for ahead of time: a pool is larger than the caches.
   void prefetch(std::int32_t g, std::span<const std::int32_t> blocks) const noexcept;
+  void prefetch_release(std::int32_t g, std::span<const std::int32_t> blocks) const noexcept;
   // One more reference to each entry of a table.
   void hold_table(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
   // One reference less, which was the `holder`'s. True: it was the last one, and the block is to be
@@ -484,6 +485,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   void refresh_victims(VictimPolicy policy) noexcept;
   [[nodiscard]] std::int32_t first_of_all(VictimPolicy policy) const noexcept;
   [[nodiscard]] std::int32_t next_victim() noexcept;
+  void prefetch_victims() const noexcept;
   void restore_passed_over() noexcept;
   // names.cc
   [[nodiscard]] Status check_caller_id(std::string_view what,

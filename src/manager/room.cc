@@ -58,6 +58,15 @@ void KVCacheManager::Impl::prefetch(std::int32_t g,
   tree_->prefetch(GroupId(g), blocks);
 }
 
+void KVCacheManager::Impl::prefetch_release(std::int32_t g,
+                                            std::span<const std::int32_t> blocks) const noexcept {
+  prefetch(g, blocks);
+  const LruOrder& order = group(g).order;
+  for (const std::int32_t block : blocks) {
+    if (block >= 0) order.prefetch(BlockId(block));
+  }
+}
+
 void KVCacheManager::Impl::hold_table(std::int32_t g,
                                       std::span<const std::int32_t> blocks) noexcept {
   BlockPool& pool = group(g).pool;
@@ -146,11 +155,11 @@ void KVCacheManager::Impl::release_entries(std::int32_t slot, std::int32_t g, st
   const std::int32_t size = block_size(g);
   std::array<std::int32_t, kBlocksAtOnce> ends;
   BlockBatch idle;
-  prefetch(g, some(end));
+  prefetch_release(g, some(end));
   while (end > first) {
     const auto now = some(end);
     const std::int32_t begin = end - static_cast<std::int32_t>(now.size());
-    prefetch(g, some(begin));
+    prefetch_release(g, some(begin));
     tree_->findable_ends(GroupId(g), now, std::span(ends).first(now.size()));
     for (std::size_t i = now.size(); i-- > 0; --end) {
       const BlockId block(now[i]);

@@ -119,6 +119,28 @@ std::int32_t KVCacheManager::Impl::next_victim() noexcept {
   return -1;
 }
 
+// What ends next is the first of the two below the top, and after it the other one or one of the
+// two below it: all over memory, and asked for now.
+void KVCacheManager::Impl::prefetch_victims() const noexcept {
+  if (num_victims_ < 3) return;
+  const std::int32_t next = kLater(victims_[1], victims_[2]) ? 2 : 1;
+  const Sequence& now = sequences_[victims_[0].slot];
+  if (now.place.valid()) tree_->prefetch_ends(now.place);
+  const Sequence& then = sequences_[victims_[next].slot];
+  if (then.place.valid()) tree_->prefetch(then.place);
+  arena().prefetch(then.tail);
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    prefetch_release(g, table(victims_[next].slot, g).blocks(arena()));
+  }
+  for (const std::int32_t at : {3 - next, 2 * next + 1, 2 * next + 2}) {
+    if (at >= num_victims_) continue;
+    const std::int32_t slot = victims_[at].slot;
+    const auto* line = reinterpret_cast<const char*>(&sequences_[slot]);
+    for (std::size_t i = 0; i < sizeof(Sequence); i += 64) __builtin_prefetch(line + i, 1);
+    for (std::int32_t g = 0; g < num_groups(); ++g) table(slot, g).prefetch(arena());
+  }
+}
+
 void KVCacheManager::Impl::restore_passed_over() noexcept {
   for (; num_passed_over_ > 0; --num_passed_over_) {
     victims_[num_victims_++] = passed_over_[num_passed_over_ - 1];
@@ -191,6 +213,7 @@ Result<std::span<const SequenceId>> KVCacheManager::Impl::preempt_to(double targ
     refresh_victims(policy);
     const std::int32_t slot = next_victim();
     if (slot < 0) break;
+    prefetch_victims();
     // Blocks that it shared may be another's alone now: who was passed over gets another look.
     const bool shared = shares_a_block(slot);
     const SequenceId id = id_of(sequences_[slot]);
