@@ -20,6 +20,7 @@
 // Thread safety: none. Nothing allocates after create().
 
 #include <cstdint>
+#include <span>
 
 #include "kvfolio/export.h"
 #include "kvfolio/fixed_array.h"
@@ -56,6 +57,8 @@ class KVFOLIO_API BlockPool {
 
   // The oldest retiring block, if its stamp is below `bound`. The caller makes it free or cached.
   [[nodiscard]] BlockId oldest_retiring(std::uint64_t bound) const noexcept;
+  // Likewise as many as fit, the oldest first; returns how many.
+  std::size_t oldest_retiring(std::uint64_t bound, std::span<std::int32_t> out) const noexcept;
 
   [[nodiscard]] std::int32_t num_blocks() const noexcept { return num_blocks_; }
   [[nodiscard]] std::int32_t num_free() const noexcept { return num_free_; }
@@ -218,12 +221,21 @@ inline void BlockPool::make_retiring(BlockId block, std::uint64_t stamp) noexcep
   ++num_retiring_;
 }
 
+inline std::size_t BlockPool::oldest_retiring(std::uint64_t bound,
+                                              std::span<std::int32_t> out) const noexcept {
+  std::size_t n = 0;
+  for (std::int32_t b = retiring_head_; b >= 0 && n < out.size(); b = next_of(b)) {
+    const std::uint32_t ahead = static_cast<std::uint32_t>(bound) - blocks_[b].stamp;
+    if (static_cast<std::int32_t>(ahead) <= 0) break;
+    out[n++] = b;
+  }
+  return n;
+}
+
 inline BlockId BlockPool::oldest_retiring(std::uint64_t bound) const noexcept {
-  if (retiring_head_ < 0) return BlockId();
-  const std::uint32_t stamp = blocks_[retiring_head_].stamp;
-  const auto ahead = static_cast<std::int32_t>(static_cast<std::uint32_t>(bound) - stamp);
-  if (ahead <= 0) return BlockId();
-  return BlockId(retiring_head_);
+  std::int32_t block = -1;
+  oldest_retiring(bound, {&block, 1});
+  return BlockId(block);
 }
 
 }  // namespace kvfolio

@@ -54,7 +54,7 @@ class KVFOLIO_API SpanArena {
   void shrink(ArenaSpan& span, std::int64_t cells) noexcept;
   void release(ArenaSpan& span) noexcept { shrink(span, 0); }
 
-  // What release() reads first. Requires: it is a span.
+  // Asks for what release() reads first; of no span, for nothing that is of use.
   void prefetch(ArenaSpan span) const noexcept {
     __builtin_prefetch(at(span), 1);
     __builtin_prefetch(&free_order_[span.offset], 1);

@@ -19,7 +19,6 @@ class BlockSize {
                    ? std::countr_zero(static_cast<std::uint32_t>(tokens))
                    : -1) {}
 
-  [[nodiscard]] constexpr std::int32_t tokens() const noexcept { return tokens_; }
   // The logical block of a position.
   [[nodiscard]] constexpr std::int32_t block_of(std::int32_t position) const noexcept {
     return shift_ >= 0 ? position >> shift_ : position / tokens_;

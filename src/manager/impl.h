@@ -46,7 +46,11 @@ namespace kvfolio {
 
 // Blocks of a group that change their state together: what the tree keeps of a run is then read and
 // written once for all that lie on it.
+#ifdef KVFOLIO_MUTANTS
+inline constexpr std::int32_t kBlocksAtOnce = 3;  // the short tables of tests take several turns
+#else
 inline constexpr std::int32_t kBlocksAtOnce = 32;
+#endif
 
 class BlockBatch {
  public:
@@ -442,15 +446,18 @@ class KVCacheManager::Impl final : public TreeObserver {
   void prefetch_release(std::int32_t g, std::span<const std::int32_t> blocks) const noexcept;
   // One more reference to each entry of a table.
   void hold_table(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
-  // One reference less, which was the `holder`'s. True: it was the last one, and the block is to be
-  // parked.
+  // One reference less, which was the `holder`'s. True: nobody holds the block and no step can
+  // touch it, and the caller parks it. The last one of a block that a step can touch makes it
+  // retire.
   [[nodiscard]] bool release(std::int32_t g, BlockId block, bool touched,
                              std::int32_t holder) noexcept;
   // The references of table entries [first, end), the last one first; the table stays as it is.
   void release_entries(std::int32_t slot, std::int32_t g, std::int32_t first,
                        std::int32_t end) noexcept;
+  // One reference less; the last one sends the block to where it belongs.
   void let_go(std::int32_t g, BlockId block, bool touched) noexcept;
-  // Sends blocks to where they belong: to the free ones or to the cached ones.
+  // Blocks that release() gave up go to the free ones or to the cached ones. Requires: at most
+  // kBlocksAtOnce.
   void park(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
   void drain_retiring() noexcept;
   void move_pins(std::int32_t g, BlockId from, BlockId to) noexcept;

@@ -21,7 +21,8 @@ void KVCacheManager::Impl::publish(std::int32_t slot, bool tail) noexcept {
   if (limit < (tail ? from : from + unit)) return;
   if (limit == from) {
     bool inside_a_block = false;  // of a group whose blocks are longer than a unit
-    for (std::int32_t g = 0; g < num_groups(); ++g) inside_a_block |= from % block_size(g) != 0;
+    for (std::int32_t g = 0; g < num_groups(); ++g)
+      inside_a_block |= group(g).size.offset_of(from) != 0;
     if (!inside_a_block) return;
   }
   const std::int32_t target = tail ? limit : limit / unit * unit;

@@ -32,7 +32,8 @@ void KVCacheManager::Impl::move_pins(std::int32_t g, BlockId from, BlockId to) n
     const std::int32_t last = blocks.size() - 1;  // only a last block is partial
     if (blocks.at(arena(), last) != from) continue;
     blocks.set(arena(), last, to);
-    group(g).pool.hold(to);  // busy: its publisher holds it
+    // The tree has it as busy: its publisher holds it, or has closed and waits for this step.
+    group(g).pool.hold(to);
     let_go(g, from, true);
   }
 }
@@ -48,7 +49,6 @@ BlockId KVCacheManager::Impl::acquire(std::int32_t g) noexcept {
   return block;
 }
 
-// What is known of these blocks, asked for ahead of time: a pool is larger than the caches.
 void KVCacheManager::Impl::prefetch(std::int32_t g,
                                     std::span<const std::int32_t> blocks) const noexcept {
   const BlockPool& pool = group(g).pool;
@@ -134,11 +134,11 @@ void KVCacheManager::Impl::park(std::int32_t g, std::span<const std::int32_t> bl
 
 void KVCacheManager::Impl::drain_retiring() noexcept {
   const std::uint64_t bound = oldest_incomplete();
+  std::array<std::int32_t, kBlocksAtOnce> blocks;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    const BlockPool& pool = group(g).pool;
-    for (BlockId b; (b = pool.oldest_retiring(bound)).valid();) {
-      const std::int32_t alone[] = {b.value()};
-      park(g, alone);
+    while (const std::size_t n = group(g).pool.oldest_retiring(bound, blocks)) {
+      prefetch_release(g, std::span(blocks).first(n));
+      park(g, std::span(blocks).first(n));
     }
   }
 }

@@ -213,7 +213,7 @@ Result<std::span<const SequenceId>> KVCacheManager::Impl::preempt_to(double targ
     refresh_victims(policy);
     const std::int32_t slot = next_victim();
     if (slot < 0) break;
-    prefetch_victims();
+    if (count > 0) prefetch_victims();  // one that goes alone has no next
     // Blocks that it shared may be another's alone now: who was passed over gets another look.
     const bool shared = shares_a_block(slot);
     const SequenceId id = id_of(sequences_[slot]);

@@ -223,7 +223,7 @@ std::int32_t PrefixTree::Impl::served_nearby(std::int32_t limit, std::int32_t at
                                                  [&](auto r) { return run(r).start <= found; }) -
                             1;
   const std::int32_t start = run(*tip).start;
-  if (found < start || found - start >= unit_) return found;
+  if (found - start >= unit_) return found;
   const std::int32_t walked = *tip;
   const std::int32_t walked_length = path_length_;
   const std::int32_t walked_matched = matched_;

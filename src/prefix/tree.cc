@@ -42,11 +42,14 @@ Result<std::unique_ptr<PrefixTree::Impl>> PrefixTree::Impl::create(
 
   std::unique_ptr<Impl> tree(new Impl);
   tree->unit_ = options.groups.front().block_size;
-  for (const TreeGroup& spec : options.groups) tree->unit_ = std::min(tree->unit_, spec.block_size);
+  constexpr const char* kAllowedSizes = "1 to 1024, a multiple of the smallest";
   for (const TreeGroup& spec : options.groups) {
-    if (spec.block_size < 1 || spec.block_size > kMaxBlockSize ||
-        spec.block_size % tree->unit_ != 0) {
-      return bad("block_size", spec.block_size, "1 to 1024, a multiple of the smallest");
+    if (spec.block_size < 1) return bad("block_size", spec.block_size, kAllowedSizes);
+    tree->unit_ = std::min(tree->unit_, spec.block_size);
+  }
+  for (const TreeGroup& spec : options.groups) {
+    if (spec.block_size > kMaxBlockSize || spec.block_size % tree->unit_ != 0) {
+      return bad("block_size", spec.block_size, kAllowedSizes);
     }
     if (spec.num_blocks < 1) return bad("num_blocks", spec.num_blocks, "at least 1");
     if (spec.kind == AttentionKind::kSlidingWindow && spec.window < 1) {
@@ -356,7 +359,7 @@ std::int32_t PrefixTree::Impl::split(std::int32_t r, std::int32_t cut) noexcept 
       grp.where[block].run = u + 1;
       entry[i] = kNone;
     }
-    const std::int32_t shift = cut / block_size(g) - low.first;
+    const std::int32_t shift = grp.size.block_of(cut) - low.first;
     low.first += shift;
     low.count -= shift;
     std::memmove(entry, entry + shift, static_cast<std::size_t>(low.count) * 4);

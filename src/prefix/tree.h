@@ -273,7 +273,7 @@ class PrefixTree::Impl {
                   std::span<const MediaSpan> media, Ahead& ahead) const noexcept;
   [[nodiscard]] std::int32_t walk(std::int32_t root, std::span<const std::int32_t> tokens,
                                   std::span<const MediaSpan> media) const noexcept;
-  // served(), or more: where the walk's path serves nothing within the first unit of a run,
+  // served(), or more: where what the walk's path serves ends within the first unit of a run,
   // siblings that share as much or less may serve more. Goes over to one of them for at least
   // `at_least`.
   [[nodiscard]] std::int32_t served_nearby(std::int32_t limit, std::int32_t at_least,

@@ -168,6 +168,11 @@ TEST(PrefixTree, OptionsOutOfRangeAreRefusedWithTheFieldAndTheValue) {
                 o.groups[1].block_size = 6;
               }),
               HasSubstr("block_size is 6"));
+  EXPECT_THAT(refusal([](Options& o) {
+                o.groups.push_back(o.groups[0]);
+                o.groups[1].block_size = 0;
+              }),
+              HasSubstr("block_size is 0"));
   EXPECT_THAT(refusal([](Options& o) { o.groups[0].kind = AttentionKind::kSlidingWindow; }),
               HasSubstr("window is 0"));
 }
@@ -534,6 +539,20 @@ TEST(PrefixTree, ATailGivesWayToALongerBlockThatBeginsWithIt) {
   EXPECT_EQ(t.tree.findable_end(kFirst, BlockId(1)), 0);
   EXPECT_EQ(t.tree.findable_end(kFirst, BlockId(2)), 8);
   t.tree.leave(place);
+}
+
+TEST(PrefixTree, ATailAboveABranchGivesWayToALongerBlockBelow) {
+  Tree t(two_groups());
+  std::vector<Place> standing = {t.publish({1, 2, 3, 4}, {{10}, {0, 1}}),
+                                 t.publish({1, 2, 5, 6}, {{11}, {2, 3}})};
+  t.tree.unhang(kFirst, BlockId(10));
+  t.tree.unhang(kFirst, BlockId(11));
+  standing.push_back(t.publish({1, 2}, {{9}, {4}}));
+  ASSERT_EQ(t.tree.findable_end(kFirst, BlockId(9)), 2);
+  t.heard.unhung.clear();
+  standing.push_back(t.publish({1, 2, 3, 4}, {{12}, {5, 6}}));
+  EXPECT_THAT(t.heard.unhung, ElementsAre(Listener::Gone{0, 9, 12}));
+  for (Place& place : standing) t.tree.leave(place);
 }
 
 TEST(PrefixTree, ATailThatALongerBlockBeginsWithIsNotHung) {

@@ -256,7 +256,7 @@ void Harness::drain() {
   };
   const auto reset = [&] {
     log_.clear();
-    read_only_ = changed_ = allocates_ = revives_ = false;
+    read_only_ = changed_ = allocates_ = revives_ = finishes_ = false;
     moved_.clear();
   };
   check_aside();

@@ -355,6 +355,7 @@ class Harness {
   bool changed_ = false;    // something may have changed
   bool allocates_ = false;  // fresh blocks may be taken
   bool revives_ = false;    // cached blocks may be held again
+  bool finishes_ = false;   // sequences that closed before may be published
   Rng device_rng_{0};
   std::vector<SeqPtr> moved_;  // whose windows have been moved
   bool skip_questions_ = false;

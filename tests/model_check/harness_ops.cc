@@ -104,7 +104,7 @@ bool Harness::expect(const Status& status, const Codes& errors, const Codes& tol
 void Harness::run(std::uint64_t op_seed) {
   Rng rng(op_seed);
   log_.clear();
-  read_only_ = changed_ = allocates_ = revives_ = false;
+  read_only_ = changed_ = allocates_ = revives_ = finishes_ = false;
   moved_.clear();
   ++coverage_.operations;
   // The device goes on while the caller makes its next call. Its own generator: what the device

@@ -216,7 +216,7 @@ void Harness::check_blocks(const Snapshot& now) {
       if (is.refs[at] > 0) {
         model.maybe_released_at = 0;
       } else if (was.refs[at] == 0 && is.findable[at] == 0 && !model.published.empty() &&
-                 !pins_.empty()) {
+                 !pins_.empty() && finishes_ && !in_order()) {
         model.maybe_released_at = last_committed_;
       }
       if (was.refs[at] == 0 && is.refs[at] > 0) {

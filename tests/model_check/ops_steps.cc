@@ -83,7 +83,7 @@ void Harness::complete(Rng& rng) {
   finish_on_device(ticket);  // the device has finished, then the host says so
   if (device_rng_.chance(30)) let_device_run();
   if (!expect(manager_->complete(Ticket(ticket)), {})) return;
-  changed_ = true;
+  changed_ = finishes_ = true;
   apply_complete(ticket);
 }
 
@@ -171,7 +171,7 @@ void Harness::fail(Rng& rng) {
     fate.push_back({seq, {must, may || must}});
   }
   if (!expect(manager_->fail(Ticket(ticket)), {})) return;
-  changed_ = true;
+  changed_ = finishes_ = true;
   failed_once_ = true;
   if (open_step_) {
     while (!members_.empty()) forget_member(members_.size() - 1, true);
