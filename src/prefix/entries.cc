@@ -191,9 +191,9 @@ void PrefixTree::Impl::no_longer_busy(std::int32_t r, std::int32_t g) noexcept {
   busy_changed(r, g, true);
 }
 
-// Both go through the blocks a run at a time: its counts change once for all of its blocks.
-
-void PrefixTree::Impl::set_busy(std::int32_t g, std::span<const std::int32_t> blocks) noexcept {
+// A run at a time: its counts change once for all of its blocks.
+void PrefixTree::Impl::mark(std::int32_t g, std::span<const std::int32_t> blocks,
+                            bool idle) noexcept {
   FixedArray<Where>& where = group(g).where;
   for (std::size_t i = 0; i < blocks.size();) {
     const std::int32_t r = where[blocks[i]].run - 1;
@@ -201,37 +201,22 @@ void PrefixTree::Impl::set_busy(std::int32_t g, std::span<const std::int32_t> bl
     const bool full = group(g).full();
     const RunGroup& rg = slots(r, g);
     const std::int32_t last = full && rg.live_kids == 0 ? entries(r, g)[rg.last_live] : kNone;
-    std::uint32_t end = 0;  // of those that become busy
+    std::uint32_t end = 0;  // of those that change
     for (; i < blocks.size() && where[blocks[i]].run == r + 1; ++i) {
       Where& at = where[blocks[i]];
-      if (at.idle == 0) continue;
-      at.idle = 0;
+      if ((at.idle != 0) == idle) continue;
+      at.idle = idle ? 1 : 0;
       end = std::max<std::uint32_t>(end, at.end);
-      if (!full) --group(g).evictable;
-      if (!full || blocks[i] == last) tell_candidate(g, blocks[i], false);
+      if (!full) group(g).evictable += idle ? 1 : -1;
+      if (!full || blocks[i] == last) tell_candidate(g, blocks[i], idle);
     }
-    if (end == 0 || !full) continue;
+    if (!full || end == 0) continue;
     const std::int32_t index = index_of(r, g, static_cast<std::int32_t>(end));
-    if (index > rg.last_busy) busy_up_to(r, g, index);
-  }
-}
-
-void PrefixTree::Impl::set_idle(std::int32_t g, std::span<const std::int32_t> blocks) noexcept {
-  FixedArray<Where>& where = group(g).where;
-  for (std::size_t i = 0; i < blocks.size();) {
-    const std::int32_t r = where[blocks[i]].run - 1;
-    KVFOLIO_CHECK(r >= 0);
-    const bool full = group(g).full();
-    const RunGroup& rg = slots(r, g);
-    const std::int32_t last = full && rg.live_kids == 0 ? entries(r, g)[rg.last_live] : kNone;
-    for (; i < blocks.size() && where[blocks[i]].run == r + 1; ++i) {
-      Where& at = where[blocks[i]];
-      if (at.idle != 0) continue;
-      at.idle = 1;
-      if (!full) ++group(g).evictable;
-      if (!full || blocks[i] == last) tell_candidate(g, blocks[i], true);
+    if (idle) {
+      no_longer_busy(r, g);
+    } else if (index > rg.last_busy) {
+      busy_up_to(r, g, index);
     }
-    if (full) no_longer_busy(r, g);
   }
 }
 

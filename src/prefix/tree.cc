@@ -654,10 +654,10 @@ void PrefixTree::findable_ends(GroupId group, std::span<const std::int32_t> bloc
   }
 }
 void PrefixTree::set_idle(GroupId group, std::span<const std::int32_t> blocks) noexcept {
-  impl_->set_idle(group.value(), blocks);
+  impl_->mark(group.value(), blocks, true);
 }
 void PrefixTree::set_busy(GroupId group, std::span<const std::int32_t> blocks) noexcept {
-  impl_->set_busy(group.value(), blocks);
+  impl_->mark(group.value(), blocks, false);
 }
 void PrefixTree::unhang(GroupId group, BlockId block) noexcept {
   impl_->unhang(group.value(), block.value());

@@ -129,8 +129,8 @@ class PrefixTree::Impl {
   bool offer(const Place& place, GroupId group, BlockId block, std::int32_t logical,
              std::int32_t end) noexcept;
   // entries.cc
-  void set_idle(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
-  void set_busy(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
+  // set_idle(), and set_busy() where not `idle`.
+  void mark(std::int32_t g, std::span<const std::int32_t> blocks, bool idle) noexcept;
   void unhang(std::int32_t g, std::int32_t block) noexcept;
   void evict(std::int32_t g, std::int32_t block) noexcept;
   // copy.cc
