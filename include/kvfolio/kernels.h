@@ -162,7 +162,8 @@ struct AttentionParams {
 };
 
 // A share of the work, so that a caller's threads can split a call; no split changes a bit. Only
-// the rows and heads of the slice are written, and only what they read is checked in the table.
+// the rows and heads of the slice are written, and only what they read is checked in the table. A
+// slice of no rows or no heads is nothing.
 struct AttentionSlice {
   std::int32_t first_row = 0;  // of q
   std::int32_t num_rows = -1;  // -1: to the last row
@@ -202,6 +203,8 @@ KVFOLIO_API Result<std::int64_t> attention_workspace_bytes(
     KernelTarget target = KernelTarget::kAuto, std::int32_t num_threads = 1);
 
 // softmax(scale * q k^T + mask) v for every row and head of the slice.
+// kInvalidArgument: a shape, an array, a parameter, an entry of the table that is read and names no
+// block, a workspace that is too small. The errors of choose_kernel_target().
 KVFOLIO_API Status attend(const AttentionArgs& args);
 
 // ---- merge -------------------------------------------------------------------------------------

@@ -212,6 +212,7 @@ Status attend(const AttentionArgs& args) {
   KVFOLIO_RETURN_IF_ERROR(resolve("rows", slice.first_row, num_rows, slice.num_rows));
   KVFOLIO_RETURN_IF_ERROR(
       resolve("KV heads", slice.first_kv_head, cache.num_kv_heads, slice.num_kv_heads));
+  if (slice.num_rows == 0 || slice.num_kv_heads == 0) return {};
   KVFOLIO_RETURN_IF_ERROR(check_table(args, slice));
   KVFOLIO_RETURN_IF_ERROR(check_workspace(args, *target));
 

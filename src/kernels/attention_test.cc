@@ -5,7 +5,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -815,6 +817,26 @@ TEST(Attention, ASliceNeedsTheTableOfItsOwnRowsOnly) {
   EXPECT_TRUE(attend(p.args).ok());
 }
 
+TEST(Attention, ASliceOfNoRowsOrNoHeadsIsNothingOnAnyTarget) {
+  const Problem s{.sequences = {{.kv_len = 40, .queries = 9, .key = 1}},  // 2 KV heads
+                  .head_dim_k = 16,
+                  .head_dim_v = 16,
+                  .q_dtype = DType::kF32,
+                  .out_dtype = DType::kF32};
+  std::vector<std::byte> workspace(std::size_t{1} << 22);
+  for (const KernelTarget target : kernel_targets()) {
+    Prepared p(s);
+    p.args.target = target;
+    p.args.workspace = workspace;
+    for (const AttentionSlice& slice :
+         {AttentionSlice{.num_kv_heads = 0}, AttentionSlice{.first_kv_head = 2},
+          AttentionSlice{.first_row = 9}, AttentionSlice{.num_rows = 0}}) {
+      p.args.slice = slice;
+      EXPECT_TRUE(attend(p.args).ok()) << to_string(target);
+    }
+  }
+}
+
 TEST(Attention, LimitsAtTheEndOfInt32DoNotOverflow) {
   for (const int window : {1, 4, kMax}) {
     Problem s{.sequences = {{.kv_len = 9, .queries = 9, .trim_sinks = kMax, .first_kept = 9}}};
@@ -969,6 +991,48 @@ TEST(FaultA1, OnlyBlocksOfTheTableAreRead) {
   // visible. One poisoned read would show.
   const Outcome got = attended({.sequences = {{.kv_len = 50, .queries = 3}}, .block_size = 16});
   for (const double x : got.out) EXPECT_FALSE(std::isnan(x));
+}
+
+// Nor copied with the rest of the pool: of blocks that no table names not one byte may be touched.
+TEST(FaultA1, BlocksThatNoTableNamesAreNotTouched) {
+  constexpr std::int32_t kBlocks = 8;
+  constexpr std::size_t kBlockBytes = 2 * 4096;  // 16 tokens x 64 dims of f32, in K and in V
+  for (const Format format : {Format::kHnd, Format::kNhd, Format::kGranule}) {
+    const GroupSpec group{
+        .head_dim_k = 64, .head_dim_v = 64, .format = format, .num_blocks = kBlocks};
+    const GroupLayout layout = plan_layouts({.groups = {group}})->at(0);
+    ASSERT_EQ(layout.block_stride, std::int64_t{kBlockBytes});
+    void* const mapped = mmap(nullptr, kBlocks * kBlockBytes, PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(mapped, MAP_FAILED);
+    auto* const memory = static_cast<std::byte*>(mapped);
+    const KVView cache = make_view(group, layout, memory);
+    const std::vector<std::int32_t> table = {6, 2, 4};
+    std::fill_n(reinterpret_cast<float*>(memory), kBlocks * kBlockBytes / sizeof(float), 1.0F);
+    for (std::int32_t block = 0; block < kBlocks; ++block) {
+      if (std::find(table.begin(), table.end(), block) != table.end()) continue;
+      ASSERT_EQ(
+          mprotect(memory + static_cast<std::size_t>(block) * kBlockBytes, kBlockBytes, PROT_NONE),
+          0);
+    }
+    for (const KernelTarget target : kernel_targets()) {
+      const std::vector<float> q(3 * 64, 0.5F);
+      std::vector<float> out(3 * 64);
+      const std::int32_t query_start[] = {0, 3};
+      const std::int32_t kv_lens[] = {41};
+      std::vector<std::byte> workspace(
+          static_cast<std::size_t>(*attention_workspace_bytes(cache, 1, kv_lens[0], target)));
+      AttentionArgs args{.cache = cache, .workspace = workspace, .target = target};
+      args.batch = {.query_start = query_start, .kv_lens = kv_lens, .block_table = table};
+      args.batch.block_table_stride = 3;
+      args.params.scale = 0.125;
+      args.q = {reinterpret_cast<const std::byte*>(q.data()), 256, 256, 3, 1, 64, DType::kF32};
+      args.out = {reinterpret_cast<std::byte*>(out.data()), 256, 256, 3, 1, 64, DType::kF32};
+      ASSERT_TRUE(attend(args).ok());
+      for (const float x : out) ASSERT_NEAR(x, 1.0F, 1e-5F) << to_string(target);
+    }
+    munmap(mapped, kBlocks * kBlockBytes);
+  }
 }
 
 }  // namespace
