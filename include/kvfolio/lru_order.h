@@ -8,12 +8,13 @@
 // A rank is a place in a log of releases; candidates are the bits of a 64-ary bitmap over the log.
 // So a block keeps its rank while it is held and not used, and one that becomes a candidate late
 // (its descendants went first) stands where its rank says, at O(1): neither a list nor a heap gives
-// both. The victim is the first set bit: two words up to 2,048 blocks, four up to 8 million.
+// both. The victim is the first set bit: two words up to 2,730 blocks, four up to 11 million.
 // The log holds three places for two blocks; when its end is reached the ranks in use move
 // together, in order, which costs O(1) per release on average.
 //
 // Ids out of range are not looked for: BlockPool::contains() says which are of the group.
-// Thread safety: none. Nothing allocates after create().
+// Thread safety: none. Nothing allocates after create(). An order that was moved from is only
+// assigned to or destroyed.
 
 #include <array>
 #include <cstdint>
@@ -27,7 +28,9 @@ namespace kvfolio {
 
 class KVFOLIO_API LruOrder {
  public:
-  // kInvalidArgument: num_blocks < 1 or over 2^29; kOutOfMemory.
+  static constexpr std::int32_t kMaxBlocks = 1 << 29;
+
+  // kInvalidArgument: num_blocks < 1 or over kMaxBlocks; kOutOfMemory.
   static Result<LruOrder> create(std::int32_t num_blocks);
 
   // The block becomes the warmest; it is no candidate.
@@ -58,7 +61,7 @@ class KVFOLIO_API LruOrder {
   Status check_invariants() const;
 
  private:
-  static constexpr int kMaxLevels = 6;
+  static constexpr int kMaxLevels = 5;
 
   LruOrder() = default;
   void set_bit(std::int64_t at) noexcept;

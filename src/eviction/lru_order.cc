@@ -10,7 +10,6 @@ namespace kvfolio {
 using text::concat;
 
 Result<LruOrder> LruOrder::create(std::int32_t num_blocks) {
-  constexpr std::int32_t kMaxBlocks = 1 << 29;
   if (num_blocks < 1 || num_blocks > kMaxBlocks) {
     return Status(ErrorCode::kInvalidArgument,
                   concat("num_blocks is ", num_blocks, ", allowed: 1 to ", kMaxBlocks));

@@ -121,6 +121,14 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
   PrefixTreeOptions tree;
   const Result<std::vector<GroupLayout>> layouts = plan_layouts(spec);
   if (!layouts) return layouts.error();
+  for (std::size_t g = 0; g < spec.groups.size(); ++g) {
+    // Before a pool of that size is written.
+    if (const std::int32_t blocks = spec.groups[g].num_blocks; blocks > LruOrder::kMaxBlocks) {
+      return Status(ErrorCode::kInvalidArgument,
+                    concat("group ", g, ": num_blocks is ", blocks,
+                           ", allowed with a manager: 1 to ", LruOrder::kMaxBlocks));
+    }
+  }
   for (const GroupSpec& group : spec.groups) {
     const std::int64_t block_bytes = (*layouts)[impl->groups_.size()].bytes_per_block;
     tree.groups.push_back(

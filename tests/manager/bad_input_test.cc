@@ -42,6 +42,13 @@ TEST(BadInput, SpecsThatCannotBe) {
   refused([](GroupSpec& g) { g.num_blocks = 0; }, "0");
   refused([](GroupSpec& g) { g.num_blocks = std::numeric_limits<std::int32_t>::max(); },
           "2147483647");
+  // Named before anything of that size is written, which would be 12 GB.
+  refused(
+      [](GroupSpec& g) {
+        g.block_size = 1;
+        g.num_blocks = (1 << 29) + 1;
+      },
+      "num_blocks is 536870913, allowed with a manager: 1 to 536870912");
   refused([](GroupSpec& g) { g.window = 7; }, "7");
   refused([](GroupSpec& g) { g.kind = AttentionKind::kSlidingWindow; }, "0");
   refused([](GroupSpec& g) { g.block_size = 6; }, "6");  // no multiple of 4
