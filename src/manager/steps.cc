@@ -4,7 +4,6 @@
 // complete lets go of what the device may have touched; drop and undo leave no trace.
 
 #include <algorithm>
-#include <cstring>
 
 #include "manager/impl.h"
 
@@ -348,7 +347,8 @@ void KVCacheManager::Impl::abort_writers(std::span<const std::int32_t> steps) no
     for (std::int32_t g = 0; g < num_groups() && !hit; ++g) hit = holds(table(slot, g), g);
     if (!hit) continue;
     if (s.publishes) stop_publishing(s);
-    if (s.life == Life::kOpen) {
+    const bool was_open = s.life == Life::kOpen;  // else its owner has closed it
+    if (was_open) {
       unlist_open(slot);
       forget_caller_id(slot);
       ++counters_.sequences_aborted;
@@ -359,7 +359,7 @@ void KVCacheManager::Impl::abort_writers(std::span<const std::int32_t> steps) no
                 std::find(closing_.data(), end, slot));
       --num_closing_;
     }
-    forget_sequence(slot, true);
+    forget_sequence(slot, was_open);
   }
   for (std::int32_t slot = 0; slot < static_cast<std::int32_t>(pins_.size()); ++slot) {
     if (!pins_[slot].open) continue;

@@ -57,6 +57,7 @@ TEST(Step, CompleteInOrderCompletesAllEarlier) {
   EXPECT_FALSE(e.manager.complete(first).ok());
 }
 
+// Fault P5: blocks counted as cached before their data existed.
 TEST(Step, InOrderTokensAreFindableAtCommitForLaterSteps) {
   Engine e({full_group(4, 8)});
   const SequenceId s = e.open({}).sequence;
@@ -67,6 +68,7 @@ TEST(Step, InOrderTokensAreFindableAtCommitForLaterSteps) {
   EXPECT_EQ(e.probe(tokens(1, 9)), 8);
 }
 
+// Fault P5, likewise.
 TEST(Step, UnorderedTokensAreFindableAtComplete) {
   Engine e({full_group(4, 8)}, {.order = Order::kUnordered});
   const SequenceId s = e.open({}).sequence;
@@ -466,6 +468,37 @@ TEST(Step, FailClosesAWriterThatHoldsNothingOfItAnyMore) {
   must(e.manager.truncate(s, 4));
   must(e.manager.fail(bad));
   EXPECT_EQ(e.manager.info(s).error().code(), ErrorCode::kAborted);
+  must(e.manager.check_invariants());
+}
+
+TEST(Step, OfTheSequencesOfASlotThatFailClosedTheLastIsAborted) {
+  Engine e({full_group(4, 16)}, {.max_sequences = 1});
+  const auto failed = [&] {
+    const SequenceId s = e.open({}).sequence;
+    must(e.manager.fail(e.launch(s, tokens(1, 4))));
+    return s;
+  };
+  const SequenceId first = failed();
+  EXPECT_EQ(e.manager.info(first).error().code(), ErrorCode::kAborted);
+  const SequenceId second = failed();
+  EXPECT_EQ(e.manager.info(second).error().code(), ErrorCode::kAborted);
+  EXPECT_EQ(e.manager.info(first).error().code(), ErrorCode::kNotFound);
+  EXPECT_EQ(e.counters().sequences_aborted, 2u);
+}
+
+// A closed sequence waits for its step under kUnordered. Its owner has let it go: that the step
+// fails then is no news about its id.
+TEST(Step, UnorderedASequenceThatItsOwnerClosedIsNotAborted) {
+  Engine e({full_group(4, 16)}, {.order = Order::kUnordered});
+  const SequenceId s = e.open(tokens(1, 8)).sequence;
+  const Ticket bad = e.launch(s, tokens(1, 8));
+  must(e.manager.close(s));
+  EXPECT_EQ(e.manager.info(s).error().code(), ErrorCode::kNotFound);
+  must(e.manager.fail(bad));
+  EXPECT_EQ(e.manager.info(s).error().code(), ErrorCode::kNotFound);
+  EXPECT_EQ(e.counters().sequences_aborted, 0u);
+  EXPECT_EQ(e.probe(tokens(1, 9)), 0);
+  EXPECT_EQ(e.usage().free, 16);
   must(e.manager.check_invariants());
 }
 

@@ -32,8 +32,6 @@ void Harness::bad_sequence_id(Rng& rng) {
     default:
       if (stale_.empty()) return;
       id = rng.pick(stale_);
-      // Closed by its owner, and by fail() while it waited for its step.
-      if (failed_once_ && !in_order()) errors.insert(kAborted);
       break;
   }
   for (const SeqPtr& seq : seqs_) {
