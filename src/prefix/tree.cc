@@ -96,9 +96,10 @@ Result<std::unique_ptr<PrefixTree::Impl>> PrefixTree::Impl::create(
   };
   KVFOLIO_RETURN_IF_ERROR(make_arena(tree->tokens_, options.max_index_tokens));
   KVFOLIO_RETURN_IF_ERROR(make_arena(tree->entries_, entry_cells));
-  KVFOLIO_RETURN_IF_ERROR(make_arena(
-      tree->keys_,
-      options.max_root_key_bytes / 4 + std::int64_t{options.max_root_keys} * SpanArena::kGranule));
+  // Spans are powers of two.
+  KVFOLIO_RETURN_IF_ERROR(
+      make_arena(tree->keys_, 2 * (options.max_root_key_bytes / 4) +
+                                  std::int64_t{options.max_root_keys} * SpanArena::kGranule));
   return tree;
 }
 

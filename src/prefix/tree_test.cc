@@ -256,6 +256,32 @@ TEST(RootKeys, ARootThatDoesNotFitIsNotMadeAndRoomComesBack) {
   }
 }
 
+TEST(RootKeys, AsManyFitAsTheirBytesSayWhateverTheirLength) {
+  constexpr std::int64_t kBytes = 1 << 16;
+  for (const std::size_t length : {1, 100, 1000, 1025, 5000, 20000}) {
+    PrefixTreeOptions options = one_group(4);
+    options.max_root_keys = 200;
+    options.max_root_key_bytes = kBytes;
+    const std::unique_ptr<PrefixTree> tree =
+        std::make_unique<PrefixTree>(*PrefixTree::create(options, nullptr));
+    std::int64_t made = 0;
+    std::vector<Place> places;
+    for (; made < 200; ++made) {
+      std::string salt = std::to_string(1000 + made);
+      salt.resize(length + 4, 'x');
+      const std::int32_t root = tree->make_root({.tenant_salt = salt});
+      if (root < 0) break;
+      places.push_back(tree->enter(root, 0));
+    }
+    constexpr std::int64_t kMostFraming = 64;
+    EXPECT_GE(made, std::min<std::int64_t>(
+                        200, kBytes / (static_cast<std::int64_t>(length) + 4 + kMostFraming)))
+        << length;
+    for (Place& place : places) tree->leave(place);
+    EXPECT_TRUE(tree->check_invariants().ok());
+  }
+}
+
 TEST(RootKeys, ARootStaysWhileSomethingHangsBelowOrSomebodyStandsOnIt) {
   Tree t(one_group(4));
   t.cache(counting(0, 4), {{0}});
@@ -355,6 +381,23 @@ TEST(PrefixTree, APromptIsFoundWholeBesideARunThatKeepsNoBlock) {
     EXPECT_EQ(t.table(match, kFirst, 4), Table({kept}));
     for (Place& place : standing) t.tree.leave(place);
   }
+}
+
+TEST(PrefixTree, EightNeighboursOnEachSideAreAskedInside) {
+  int served = 0;
+  for (std::int32_t kept = 0; kept < 100; ++kept) {
+    Tree t(one_group(4));
+    std::vector<Place> standing;
+    for (std::int32_t b = 0; b < 100; ++b) {
+      standing.push_back(t.publish({1, 2, 3, 10 + b}, {{b}}));
+      if (b != kept) t.tree.unhang(kFirst, BlockId(b));
+    }
+    const std::int32_t found = t.match({1, 2, 3, 60, 5}).tokens;
+    EXPECT_TRUE(found == 0 || found == 3 || kept == 50) << found;
+    served += found > 0;
+    for (Place& place : standing) t.tree.leave(place);
+  }
+  EXPECT_EQ(served, 8 + 1 + 8);
 }
 
 TEST(PrefixTree, SiblingsOfARunThatKeepsNoBlockServeWhatTheyShare) {

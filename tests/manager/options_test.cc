@@ -25,6 +25,7 @@ TEST(Options, WhatWasDerivedStandsInPlaceOfZero) {
   const Engine given({full_group(4, 16)}, {.max_index_tokens = 99, .max_runs = 7});
   EXPECT_EQ(given.manager.options().max_index_tokens, 99);
   EXPECT_EQ(given.manager.options().max_runs, 7);
+  EXPECT_EQ(given.manager.options().max_root_keys, 6);  // a run each, and one for tokens
 }
 
 TEST(Options, TheExpectedLengthOfASequenceIsNoLimit) {
@@ -69,9 +70,24 @@ TEST(Options, ASequenceOfARootKeyTooManyNeitherFindsNorPublishes) {
   EXPECT_EQ(e.probe(tokens(1, 9), b), 8);
 }
 
+TEST(Options, APublicationEvictsAtMostSixtyFourTimes) {
+  Engine e({full_group(4, 1024)}, {.max_index_tokens = 2048});
+  for (int i = 0; i < 256; ++i) e.cache(tokens(100 * i, 8));  // the tree is full of them
+  EXPECT_EQ(e.counters().blocks_evicted, 0u);
+  EXPECT_EQ(e.counters().publications_skipped, 0u);
+  // Half of the tree, so 128 of them would have to go.
+  e.cache(tokens(100'000, 1024));
+  EXPECT_EQ(e.counters().blocks_evicted, 64u);
+  EXPECT_EQ(e.counters().publications_skipped, 1u);
+  // A quarter of what is left of them.
+  e.cache(tokens(200'000, 128));
+  EXPECT_EQ(e.counters().publications_skipped, 1u);
+  EXPECT_EQ(e.probe(tokens(200'000, 129)), 128);
+}
+
 // It may change which of several neighbours serves a hit inside a block, and so ids and what is
-// evicted; how much is found it changes never.
-TEST(Options, TheHashSeedDoesNotChangeWhatIsFound) {
+// evicted; while nothing is evicted it never changes how much is found.
+TEST(Options, TheHashSeedDoesNotChangeWhatIsFoundWhileNothingIsEvicted) {
   const auto found = [](std::uint64_t seed) {
     std::mt19937 random(5);
     Engine e({full_group(4, 2048)}, {.hash_seed = seed});
