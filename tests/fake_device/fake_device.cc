@@ -8,9 +8,10 @@
 namespace kvfolio::fake_device {
 namespace {
 
-// Every int32 array of a plan, in a fixed order.
+// Every int32 array of a plan, in a fixed order: all arrays but sequences and shared_prefixes.
 template <typename Plan, typename Visit>
 void for_each_array(Plan& plan, std::span<GroupPlan> groups, const Visit& visit) {
+  visit("rows", plan.rows);
   visit("query_start", plan.query_start);
   visit("kv_lens", plan.kv_lens);
   visit("trim_sinks", plan.trim_sinks);
@@ -23,6 +24,9 @@ void for_each_array(Plan& plan, std::span<GroupPlan> groups, const Visit& visit)
     visit("kv_last_page_len", group.kv_last_page_len);
     visit("copy_src", group.copy_src);
     visit("copy_dst", group.copy_dst);
+    visit("changed_rows", group.changed_rows);
+    visit("changed_columns", group.changed_columns);
+    visit("changed_blocks", group.changed_blocks);
   }
 }
 
@@ -35,6 +39,11 @@ class PlanCopy {
     plan_.groups = groups_;
     sequences_.assign(from.sequences.begin(), from.sequences.end());
     plan_.sequences = sequences_;
+    shared_.clear();
+    for (GroupPlan& group : groups_) {
+      shared_.emplace_back(group.shared_prefixes.begin(), group.shared_prefixes.end());
+      group.shared_prefixes = shared_.back();
+    }
     std::size_t size = 0;
     for_each_array(plan_, groups_, [&](const char*, auto& array) { size += array.size(); });
     cells_.clear();
@@ -61,13 +70,21 @@ class PlanCopy {
       }
       ++i;
     });
-    return i == arrays.size() ? name : "groups";
+    if (i != arrays.size()) return "groups";
+    if (!std::ranges::equal(plan_.sequences, now.sequences)) return "sequences";
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      if (!std::ranges::equal(groups_[g].shared_prefixes, groups[g].shared_prefixes)) {
+        return "shared_prefixes";
+      }
+    }
+    return name;
   }
 
  private:
   StepPlan plan_;
   std::vector<GroupPlan> groups_;
   std::vector<SequenceId> sequences_;
+  std::vector<std::vector<SharedPrefix>> shared_;  // by group
   std::vector<std::int32_t> cells_;
 };
 

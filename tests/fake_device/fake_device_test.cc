@@ -24,6 +24,7 @@ GroupSpec full(std::int32_t block_size, std::int32_t num_blocks) {
 // The arrays of a plan of one sequence and one group, to be spoilt at will.
 struct HandMade {
   std::vector<SequenceId> sequences = {SequenceId(1)};
+  std::vector<std::int32_t> plan_rows = {0};
   std::vector<std::int32_t> query_start;
   std::vector<std::int32_t> kv_lens;
   std::vector<std::int32_t> trim_sinks = {0};
@@ -32,6 +33,8 @@ struct HandMade {
   std::vector<std::int32_t> table;
   std::vector<std::int32_t> src;
   std::vector<std::int32_t> dst;
+  std::vector<SharedPrefix> shared = {{0, 1, 1}};
+  std::vector<std::int32_t> changed = {0, 0, 1};  // a row, its column, its block
   std::vector<GroupPlan> groups = std::vector<GroupPlan>(1);
 
   // Positions [begin, end) at blocks of two tokens; every token of the step is written.
@@ -47,10 +50,16 @@ struct HandMade {
     groups[0].block_table_stride = static_cast<std::int32_t>(table.size());
     groups[0].copy_src = src;
     groups[0].copy_dst = dst;
+    groups[0].shared_prefixes = shared;
+    const std::span<const std::int32_t> entry = changed;
+    groups[0].changed_rows = entry.subspan(0, 1);
+    groups[0].changed_columns = entry.subspan(1, 1);
+    groups[0].changed_blocks = entry.subspan(2, 1);
     StepPlan plan;
     plan.ticket = Ticket(ticket);
     plan.num_tokens = query_start[1];
     plan.sequences = sequences;
+    plan.rows = plan_rows;
     plan.query_start = query_start;
     plan.kv_lens = kv_lens;
     plan.trim_sinks = trim_sinks;
@@ -231,6 +240,33 @@ TEST_F(FakeDeviceTest, PlanArraysThatChangeBeforeTheEndAreSeen) {
     fresh.wait();
     EXPECT_THAT(fresh.violation(), HasSubstr("its plan's trim_first_kept changed"));
   }
+}
+
+TEST_F(FakeDeviceTest, NoArrayOfAPlanMayChange) {
+  const auto changed = [&](const auto& change) {
+    FakeDevice fresh(groups, Order::kInOrder);
+    HandMade step(0, 2, {1});
+    fresh.submit(step.plan(1), step.rows(), Upload::kLate);
+    fresh.advance(Ticket(1), Phase::kUploaded);
+    fresh.wait();
+    change(step);
+    fresh.advance(Ticket(1), Phase::kDone);
+    fresh.wait();
+    return fresh.violation();
+  };
+  EXPECT_EQ(changed([](HandMade&) {}), "");
+  EXPECT_THAT(changed([](HandMade& step) { step.plan_rows[0] = 3; }),
+              HasSubstr("its plan's rows changed"));
+  EXPECT_THAT(changed([](HandMade& step) { step.sequences[0] = SequenceId(2); }),
+              HasSubstr("its plan's sequences changed"));
+  EXPECT_THAT(changed([](HandMade& step) { step.shared[0].num_blocks = 2; }),
+              HasSubstr("its plan's shared_prefixes changed"));
+  EXPECT_THAT(changed([](HandMade& step) { step.changed[0] = 3; }),
+              HasSubstr("its plan's changed_rows changed"));
+  EXPECT_THAT(changed([](HandMade& step) { step.changed[1] = 3; }),
+              HasSubstr("its plan's changed_columns changed"));
+  EXPECT_THAT(changed([](HandMade& step) { step.changed[2] = 3; }),
+              HasSubstr("its plan's changed_blocks changed"));
 }
 
 TEST_F(FakeDeviceTest, IdsOutsideOfTheMemoryAreSeen) {
