@@ -130,6 +130,14 @@ def test_options_of_the_command_exist():
         assert set(OPTION.findall(line)) <= known, line
 
 
+def test_every_mark_of_the_parity_tests_is_shown():
+    marks = {f"tests/parity/{path.name}#{mark.replace(' ', '-')}"
+             for path in (ROOT / "tests" / "parity").iterdir()
+             for mark in re.findall(r"// shown: (.*)$", path.read_text(), re.M)}
+    shown = re.findall(r"<!-- shown: (\S+) -->", (ROOT / "docs" / "coming-from.md").read_text())
+    assert sorted(shown) == sorted(marks)
+
+
 def test_every_decision_is_listed():
     folder = ROOT / "docs" / "decisions"
     index = (folder / "README.md").read_text()

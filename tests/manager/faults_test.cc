@@ -369,8 +369,9 @@ TEST(Faults, L14ASequenceWhoseIdIsLostIsStillListedAndCanBeClosed) {
   EXPECT_EQ(e.usage().free, 8);
 }
 
-// The step is the unit: with one layer of two written, nothing counts and nothing is found.
-TEST(Faults, L15ATokenWithAPartOfItsLayersNeverCounts) {
+// The step is the unit: with one layer of two written, nothing counts and nothing is found. That a
+// step which the engine commits was written is the engine's word.
+TEST(Faults, L15ATokenOfAStepThatWasGivenUpNeverCounts) {
   GroupSpec group = full_group(4, 8);
   group.num_layers = 2;
   group.dtype = DType::kF32;
@@ -464,7 +465,7 @@ TEST(Faults, L20ForkAndPrefixReuseAreForUsersAndWritesCheckSharing) {
 
 // ---- B: slot mappings ----
 
-TEST(Faults, B1ClosingReturnsBlocksToThePool) {
+TEST(Faults, B15ClosingReturnsBlocksToThePool) {
   Engine e({full_group(4, 8)}, {.prefix_cache = false});
   const SequenceId s = e.say(tokens(1, 32));
   EXPECT_EQ(e.usage().free, 0);
@@ -472,10 +473,13 @@ TEST(Faults, B1ClosingReturnsBlocksToThePool) {
   EXPECT_EQ(e.usage().free, 8);
 }
 
-TEST(Faults, B2TruncateToNothingReturnsBlocks) {
+TEST(Faults, B1ResetReturnsBlocksToThePool) {
   Engine e({full_group(4, 8)}, {.prefix_cache = false});
   const SequenceId s = e.say(tokens(1, 32));
   must(e.manager.truncate(s, 0));
+  EXPECT_EQ(e.usage().free, 8);
+  e.feed(s, tokens(50, 32));
+  must(e.manager.clear(s));
   EXPECT_EQ(e.usage().free, 8);
   EXPECT_EQ(e.say(tokens(50, 32)).valid(), true);
 }
@@ -621,7 +625,7 @@ TEST(Faults, P3ShortPromptsAreReleasedToo) {
   EXPECT_EQ(e.usage().free, 8);
 }
 
-TEST(Faults, P4DecodedBlocksAreReleasedToo) {
+TEST(Faults, P3DecodedBlocksAreReleasedToo) {
   Engine e({full_group(4, 16)});
   const SequenceId s = e.say(tokens(1, 6));
   for (int i = 0; i < 20; ++i) e.feed(s, {100 + i});
@@ -629,6 +633,31 @@ TEST(Faults, P4DecodedBlocksAreReleasedToo) {
   EXPECT_EQ(e.usage().held, 0);
   e.evict(16);
   EXPECT_EQ(e.usage().free, 16);
+}
+
+TEST(Faults, P4AResetNeitherLeaksNorTakesWhatOthersHold) {
+  Engine e({full_group(4, 16)});
+  const SequenceId s = e.say(tokens(1, 10));
+  const SequenceId fork = must(e.manager.fork(s));
+  const PinId pin = must(e.manager.pin(tokens(1, 8))).pin;
+  const Ticket t = e.launch(s, tokens(11, 12));  // a step in flight has three blocks of its own
+  must(e.manager.clear(s));
+  EXPECT_EQ(e.info(fork).length, 10);
+  EXPECT_EQ(e.info(s).length, 0);
+  must(e.manager.complete(t));
+  EXPECT_EQ(e.usage().retiring, 0);
+  const Opened again = e.open(tokens(1, 9));
+  EXPECT_EQ(again.cached_tokens, 8);
+  must(e.manager.close(again.sequence));
+  must(e.manager.close(fork));
+  must(e.manager.close(s));
+  EXPECT_EQ(e.usage().held, 2);  // by the pin
+  e.evict(16);
+  EXPECT_EQ(e.usage().free, 14);
+  must(e.manager.unpin(pin));
+  e.evict(16);
+  EXPECT_EQ(e.usage().free, 16);
+  must(e.manager.check_invariants());
 }
 
 TEST(Faults, P5ALostHeadIsNeverPartOfAHit) {

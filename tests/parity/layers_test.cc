@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstring>
 #include <map>
 #include <random>
 
@@ -27,14 +28,23 @@ TEST(ParityLayers, AWholeLayerIsAPointerAndStrides) {
   group.format = Format::kNhd;
   group.num_blocks = 5;
   KVStorage storage = must(KVStorage::create(CacheSpec{{group}}));
+  must(storage.fill(std::byte{0}));
   // shown: layer
   const KVView view = must(storage.view(GroupId(0)));
   const std::byte* k_of_layer_2 = view.k_at(/*layer=*/2, /*block=*/0, /*head=*/0, /*offset=*/0);
   // k_of_layer_2 + block * view.k_strides.block + offset * view.k_strides.token
   //              + head * view.k_strides.head
   // shown end
-  EXPECT_EQ(view.k_at(2, 4, 1, 15), k_of_layer_2 + 4 * view.k_strides.block +
-                                        15 * view.k_strides.token + view.k_strides.head);
+  // Written through a slot, found through the strides.
+  float written[4] = {1, 2, 3, 4};
+  const RowsView row(reinterpret_cast<std::byte*>(written), 16, 16, 1, 1, 4, DType::kF32);
+  must(write_token(view, {.layer = 2, .head = 1, .slot = 4 * 16 + 15}, row, row));
+  float found[4] = {};
+  std::memcpy(
+      found,
+      k_of_layer_2 + 4 * view.k_strides.block + 15 * view.k_strides.token + 1 * view.k_strides.head,
+      sizeof found);
+  EXPECT_THAT(found, ElementsAre(1, 2, 3, 4));
 }
 
 TEST(ParityLayers, SlotMappingOfAnyRange) {
@@ -55,6 +65,7 @@ TEST(ParityLayers, SlotMappingOfAnyRange) {
                                                HasSubstr("has 40")));
 }
 
+// Fault B2: setting the blocks of a table lost those it had, and the new ones were not counted.
 TEST(ParityLayers, AdoptsBlocksThatSomebodyHolds) {
   KVCacheManager cache = vector_cache(2, 8);
   const SequenceId first = must(cache.open({})).sequence;
@@ -75,12 +86,12 @@ TEST(ParityLayers, AdoptsBlocksThatSomebodyHolds) {
   EXPECT_THAT(must(rows_of(cache, first, 20, 1)), ElementsAre(200, 201));
   EXPECT_EQ(must(rows_of(cache, second, 0, 20)), numbers(0, 20 * 2));
   must(cache.check_invariants());
-  // Faults B1, B15: nothing leaks.
   must(cache.close(first));
   must(cache.close(second));
   EXPECT_EQ(must(cache.usage(GroupId(0))).free, 8);
 }
 
+// Fault B2, likewise.
 TEST(ParityLayers, AdoptRefusesWhatItCannotHold) {
   Engine e({full_group(4, 8), window_group(2, 16, 6)});
   const SequenceId first = e.say(tokens(1, 10));

@@ -33,10 +33,13 @@ TEST(ParitySequences, OpenedByCountUnderTheCallersOwnId) {
 TEST(ParitySequences, ADuplicateIdIsRefusedByName) {
   Engine e({full_group(16, 10)});
   const SequenceId sequence = e.open({}, {.caller_id = 7}).sequence;
-  const auto again = e.manager.open({}, {.caller_id = 7});
+  // shown: duplicate
+  const Result<Opened> again = e.manager.open({}, {.caller_id = 7});
+  // again.error().message() is "open: an open sequence has caller_id 7 already"
+  // shown end
   ASSERT_FALSE(again.has_value());
   EXPECT_EQ(again.error().code(), ErrorCode::kInvalidArgument);
-  EXPECT_THAT(again.error().message(), HasSubstr("caller_id 7"));
+  EXPECT_EQ(again.error().message(), "open: an open sequence has caller_id 7 already");
   const auto fork = e.manager.fork(sequence, {.caller_id = 7});
   ASSERT_FALSE(fork.has_value());
   EXPECT_THAT(fork.error().message(), HasSubstr("caller_id 7"));
@@ -190,7 +193,9 @@ TEST(ParitySequences, CountersSayTheirUnit) {
   Engine e({full_group(16, 10)});
   const SequenceId a = e.say_count(40);
   const SequenceId b = must(e.manager.fork(a));
-  must(e.manager.preempt(a));
+  // shown: preempt
+  must(e.manager.preempt(a));  // a's id is gone; blocks that others hold stay
+  // shown end
   EXPECT_EQ(e.counters().blocks_allocated, 3u);
   EXPECT_EQ(e.counters().blocks_freed, 0u);  // the fork holds them
   EXPECT_EQ(e.counters().sequences_preempted, 1u);
@@ -198,6 +203,27 @@ TEST(ParitySequences, CountersSayTheirUnit) {
   EXPECT_EQ(e.counters().blocks_used_peak, 3u);
   must(e.manager.close(b));
   EXPECT_EQ(e.counters().blocks_freed, 3u);
+}
+
+TEST(ParitySequences, CountersOfHitsCopiesAndEvictions) {
+  Engine e({full_group(16, 4)});
+  e.cache(tokens(1, 40));
+  // 33 of its tokens are found, the last of them inside a block, which is copied at the append.
+  Tokens prompt = tokens(1, 33);
+  prompt.push_back(500);
+  e.cache(prompt);
+  // shown: counters
+  const Counters& counters = e.manager.counters();
+  const std::uint64_t reused = counters.tokens_reused;    // tokens that nobody computed again
+  const std::uint64_t copies = counters.block_copies;     // blocks, by copy-on-write
+  const std::uint64_t evicted = counters.blocks_evicted;  // cached blocks that made room
+  // shown end
+  EXPECT_EQ(reused, 33u);
+  EXPECT_EQ(copies, 1u);
+  EXPECT_EQ(evicted, 0u);
+  static_cast<void>(e.say(tokens(1000, 64)));  // all four blocks of the pool
+  EXPECT_EQ(e.counters().blocks_evicted, 4u);
+  EXPECT_EQ(e.counters().tokens_reused, 33u);
 }
 
 // Fault T15: memory figures were those of f16 whatever the type.
@@ -219,7 +245,14 @@ TEST(ParitySequences, PrintedFormIsAFactALine) {
   Engine e({full_group(16, 10)});
   const SequenceId a = e.say_count(40);
   static_cast<void>(must(e.manager.fork(a)));
-  EXPECT_EQ(e.manager.describe(),
+  // shown: describe
+  const std::string facts = e.manager.describe();  // a fact a line
+  const std::int64_t used = e.manager.bytes_used();
+  const std::int64_t total = e.manager.bytes_total();
+  // shown end
+  EXPECT_EQ(used, 3072);
+  EXPECT_EQ(total, 10240);
+  EXPECT_EQ(facts,
             "policy: lru\n"
             "block size: 16 tokens\n"
             "blocks used: 3/10 (30.0 %)\n"

@@ -59,8 +59,11 @@ TEST(ParityVectors, ABatchIsAppendedWholeOrNotAtAll) {
   KVCacheManager cache = vector_cache(2, 1);
   const SequenceId sequence = must(cache.open({}, {.max_tokens = 5})).sequence;
   must(append_rows(cache, sequence, numbers(0, 3 * 2)));
+  // shown: batch
   const Status status = append_rows(cache, sequence, numbers(100, 3 * 2));
-  EXPECT_THAT(status.message(), HasSubstr("append of 3 tokens: full: 3 of 5 tokens"));
+  // status.message() is "append of 3 tokens: full: 3 of 5 tokens", and nothing was appended
+  // shown end
+  EXPECT_EQ(status.message(), "append of 3 tokens: full: 3 of 5 tokens");
   EXPECT_EQ(must(rows_of(cache, sequence, 0, 3)), numbers(0, 3 * 2));
   EXPECT_EQ(must(cache.info(sequence)).length, 3);
 }
@@ -86,7 +89,9 @@ TEST(ParityVectors, APromptBeyondMaxTokensIsRefused) {
 TEST(ParityVectors, AppendOfNothingIsNothing) {
   KVCacheManager cache = vector_cache(2, 1);
   const SequenceId sequence = must(cache.open({})).sequence;
-  must(append_rows(cache, sequence, {}));
+  // shown: append nothing
+  must(append_rows(cache, sequence, {}));  // takes no block and is no use of the sequence
+  // shown end
   EXPECT_EQ(must(cache.info(sequence)).length, 0);
   EXPECT_EQ(must(cache.info(sequence)).use_count, 1u);  // the open
   EXPECT_EQ(must(cache.usage(GroupId(0))).held, 0);
@@ -97,8 +102,14 @@ TEST(ParityVectors, ReadsOneTokenARangeAndAnEmptyCache) {
   const SequenceId sequence = must(cache.open({})).sequence;
   EXPECT_THAT(must(rows_of(cache, sequence, 0, 0)), IsEmpty());  // [0, dim]
   must(append_rows(cache, sequence, numbers(0, 20 * 2)));
-  EXPECT_THAT(must(rows_of(cache, sequence, 17, 1)), ElementsAre(34, 35));
-  EXPECT_EQ(must(rows_of(cache, sequence, 15, 3)), numbers(30, 3 * 2));
+  // shown: ranges
+  const std::vector<double> one = must(rows_of(cache, sequence, 17, 1));
+  const std::vector<double> range = must(rows_of(cache, sequence, 15, 3));
+  const std::vector<double> none = must(rows_of(cache, sequence, 20, 0));  // as of an empty cache
+  // shown end
+  EXPECT_THAT(one, ElementsAre(34, 35));
+  EXPECT_EQ(range, numbers(30, 3 * 2));
+  EXPECT_THAT(none, IsEmpty());
   const auto beyond = rows_of(cache, sequence, 20, 1);
   ASSERT_FALSE(beyond.has_value());
   EXPECT_THAT(beyond.error().message(), testing::AllOf(HasSubstr("20"), HasSubstr("1")));
@@ -158,7 +169,9 @@ TEST(ParityVectors, AForkSharesUntilItWrites) {
   KVCacheManager cache = vector_cache(2, 4);
   const SequenceId parent = must(cache.open({})).sequence;
   must(append_rows(cache, parent, numbers(0, 20 * 2)));
-  const SequenceId child = must(cache.fork(parent));
+  // shown: fork
+  const SequenceId child = must(cache.fork(parent));  // shares every block until one of them writes
+  // shown end
   EXPECT_EQ(must(cache.usage(GroupId(0))).held, 2);
   must(append_rows(cache, child, numbers(100, 2)));
   must(append_rows(cache, parent, numbers(200, 2)));
