@@ -53,7 +53,15 @@ std::string missing_batch(const Condition& condition, const Happened& happened) 
   return expect("sequences in one step, at most", in_a_step, *condition.at_once);
 }
 
+std::string missing_order(const Condition& condition, const Happened& happened) {
+  if (condition.unordered == (happened.stats.order == Order::kUnordered)) return {};
+  return condition.unordered ? "steps were in order" : "steps were unordered";
+}
+
 std::string missing_blocks(const Condition& condition, const Happened& happened) {
+  if (!condition.contiguous && happened.stats.block_size != condition.block()) {
+    return expect("tokens of a block", happened.stats.block_size, condition.block());
+  }
   if (!condition.block_size || happened.blocks_final < 0) return {};
   return expect("blocks of " + number(condition.block()) + " tokens held at the peak",
                 happened.stats.blocks_peak, happened.blocks_final);
@@ -144,8 +152,8 @@ std::string what_is_missing(const Condition& condition, const Happened& happened
   if (!condition.preempting && work.preemptions != 0) {
     return expect("preemptions", work.preemptions, 0);
   }
-  for (const auto& check : {missing_reuse, missing_forks, missing_batch, missing_blocks,
-                            missing_chunks, missing_threads, missing_overlap}) {
+  for (const auto& check : {missing_reuse, missing_forks, missing_batch, missing_order,
+                            missing_blocks, missing_chunks, missing_threads, missing_overlap}) {
     std::string missing = check(condition, happened);
     if (!missing.empty()) return missing;
   }

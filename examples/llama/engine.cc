@@ -71,6 +71,8 @@ Result<RunStats> Engine::run(std::span<const Request> requests, Listener listene
   if (paged_ != nullptr) {
     for (const GroupSpec& group : spec_.groups) stats.blocks_total += group.num_blocks;
     stats.steps_overlapped = paged_->steps_overlapped();
+    stats.block_size = paged_->manager().spec().groups[0].block_size;
+    stats.order = paged_->manager().options().order;
   }
   return stats;
 }

@@ -42,6 +42,9 @@ struct EngineOptions {
 struct RunStats {
   SchedulerStats scheduler;
   Counters cache;  // since the cache was made, earlier runs included
+  // As the cache says; of the twin, without blocks, what they are here.
+  std::int32_t block_size = 0;  // of the first group
+  Order order = Order::kInOrder;
   std::int64_t blocks_total = 0;
   std::int64_t blocks_peak = 0;       // held by sequences, all groups together
   std::int64_t bytes_peak = 0;        // of those blocks; of the twin: of its arrays

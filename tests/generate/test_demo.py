@@ -35,5 +35,9 @@ def test_blocks_take_a_fraction_of_the_contiguous_reservation(shown):
 
 def test_the_blocks_are_drawn_and_everything_is_verified(shown):
     assert re.search(r"^  #{20}", shown, re.MULTILINE)
-    assert "equal, bit for bit" in shown
+    assert re.search(r"^verified: .* are equal, bit for bit", shown, re.MULTILINE)
     assert "DIFFERENT" not in shown
+
+
+def test_it_ends_with_the_proof(shown):
+    assert shown.endswith("all rows are equal, bit for bit\n")

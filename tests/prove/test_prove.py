@@ -18,8 +18,6 @@ KERNELS = subprocess.run([COMMAND, "--version"], capture_output=True, text=True,
                          check=True).stdout.split("kernels ")[1].split()
 sanitized = pytest.mark.skipif(bool(os.environ.get("KVFOLIO_SANITIZED")),
                                reason="slow under the sanitizers; fixture models run there")
-mutants = pytest.mark.skipif(os.environ.get("KVFOLIO_MUTANTS_BUILD", "OFF") in ("", "OFF"),
-                             reason="only the mutants build can switch rules off")
 sys.path.insert(0, str(SOURCE / "tests"))
 import make_checkpoints  # noqa: E402
 
@@ -33,10 +31,9 @@ NAMES = """contiguous twin|cold, block 16, chunk all, long prompt|hit|partly hit
     partly hit, chunk 7, preempting, 3 threads"""
 
 
-def run(model, *options, mutant=None):
-    environment = os.environ | ({"KVFOLIO_MUTANT": mutant} if mutant else {})
-    return subprocess.run([COMMAND, "prove", "--model", str(model), *options], env=environment,
-                          capture_output=True, text=True, timeout=500, check=False)
+def run(model, *options):
+    return subprocess.run([COMMAND, "prove", "--model", str(model), *options], capture_output=True,
+                          text=True, timeout=500, check=False)
 
 
 def proof(model, *options, code=0):
@@ -217,17 +214,3 @@ def test_help_says_what_is_hashed():
                           check=False)
     assert done.returncode == 0
     assert "What a row hashes" in done.stdout and done.stdout.count("kvfolio prove --model") == 2
-
-
-@mutants
-def test_without_a_copy_on_shared_write_the_forked_rows_are_named():
-    done = run(SHIPPED, "--json", mutant="no-copy-on-shared-write")
-    assert done.returncode == 1, done.stderr
-    result = json.loads(done.stdout)
-    assert result["equal"] is False
-    assert "forked" in result["different"]
-    row = next(row for row in result["rows"] if row["name"] == "forked")
-    assert re.search(r"prompt \d of \d+ tokens, sample \d, generated token", row["difference"])
-    text = run(SHIPPED, mutant="no-copy-on-shared-write")
-    assert text.returncode == 1
-    assert re.search("^  forked: prompt ", text.stdout, re.MULTILINE)
