@@ -5,10 +5,13 @@
 #include <gtest/gtest.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -153,6 +156,25 @@ TEST(ThreadPool, TheExecutorRunsOnThePool) {
   EXPECT_THAT(values, ::testing::ElementsAre(1, 2, 3, 4, 5));
   const auto constant = [](std::int32_t) {};
   parallel_for(executor, 3, constant);
+}
+
+TEST(ThreadPool, TasksAreHandedOutInIncreasingOrder) {
+  const std::unique_ptr<ThreadPool> pool = make_pool(3);
+  std::mutex mutex;
+  std::map<std::thread::id, std::vector<std::int32_t>> ran;
+  for (int loop = 0; loop < 50; ++loop) {
+    ran.clear();
+    pool->parallel_for(40, [&](std::int32_t i) {
+      const std::lock_guard lock(mutex);
+      ran[std::this_thread::get_id()].push_back(i);
+    });
+    std::size_t count = 0;
+    for (const auto& [thread, tasks] : ran) {
+      EXPECT_TRUE(std::is_sorted(tasks.begin(), tasks.end()));
+      count += tasks.size();
+    }
+    EXPECT_EQ(count, 40u);
+  }
 }
 
 TEST(ThreadPool, CountsTheThreadsThatRanATask) {
