@@ -100,13 +100,17 @@ endfunction()
 # Adds the executable bin/<name> around LLVMFuzzerTestOneInput, and a ctest entry that runs it over
 # the files of CORPUS once. With clang it is a libFuzzer program (the preset fuzz also instruments
 # what it links); with g++ a program that only replays the files and folders named on its command
-# line. Not under the thread sanitizer: one thread reads.
+# line. Not under the thread sanitizer: one thread reads. The target `fuzzers` builds all of them.
 function(kvfolio_add_fuzzer name)
   if(NOT KVFOLIO_BUILD_TESTS OR KVFOLIO_SANITIZE MATCHES "thread")
     return()
   endif()
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "CORPUS" "SOURCES;LIBS")
   add_executable(${name} ${arg_SOURCES})
+  if(NOT TARGET fuzzers)
+    add_custom_target(fuzzers)
+  endif()
+  add_dependencies(fuzzers ${name})
   target_link_libraries(${name} PRIVATE kvfolio_options kvfolio ${arg_LIBS})
   if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
     target_compile_options(${name} PRIVATE -fsanitize=fuzzer)

@@ -43,7 +43,7 @@ need_venv() {
   cp scripts/requirements.txt build/venv/requirements.txt
 }
 
-# build PRESET: configures and builds it.
+# build PRESET [TARGET...]: configures and builds it, all of it or these targets.
 build() {
   echo "== $1: configure and build" >&2
   cmake --preset "$1" >"build/$1.configure.log" 2>&1 || {
@@ -51,7 +51,7 @@ build() {
     return 1
   }
   grep -A 3 "CMake Warning" "build/$1.configure.log" >&2 || true
-  cmake --build --preset "$1"
+  cmake --build --preset "$1" ${2:+--target "${@:2}"}
 }
 
 # run_tests PRESET [ctest options]: the counts go to build/PRESET/junit.xml, read by scripts/totals.
