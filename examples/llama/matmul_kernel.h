@@ -8,7 +8,7 @@
 // A tile is R rows by one panel of C vectors. Its R * C sums stay in registers while k runs over
 // the panel, which is read once, front to back. Each sum is one chain of multiply-adds in
 // increasing k; R and C only say how many chains run side by side. Hence the bits of an output do
-// not depend on R: whole tiles of kTileRows rows, then one row at a time for the rest.
+// not depend on R: whole tiles of R rows, then one row at a time for the rest.
 //
 // A row alone has few chains and would wait for each multiply-add to finish, so for a single row
 // two panels run side by side.

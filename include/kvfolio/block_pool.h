@@ -6,7 +6,7 @@
 //
 // A block is in exactly one state:
 //   free      on the free list
-//   held      refs >= 1: table entries, pins, copies in flight
+//   held      refs >= 1: table entries, pins, steps in flight
 //   cached    refs == 0 and findable; no step in flight may touch it
 //   retiring  refs == 0, a step in flight may still touch it; listed in release order
 // and free + held + cached + retiring == num_blocks.
@@ -17,7 +17,8 @@
 // Misuse (releasing a block that nobody holds) is a broken invariant and stops the program: the
 // callers are our own managers, and a block with two owners serves one user's tokens to another.
 // Ids out of range are not looked for: ask contains() where an id comes from outside.
-// Thread safety: none. Nothing allocates after create().
+// Thread safety: none. Nothing allocates after create(). A pool that was moved from is only
+// assigned to or destroyed.
 
 #include <cstdint>
 #include <span>

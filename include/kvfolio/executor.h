@@ -3,7 +3,8 @@
 
 // Executor is how a kernel reaches the threads of its caller: a function that runs numbered tasks.
 // A host fills one in over its own pool; ThreadPool is a pool for who has none; openmp.h has one
-// over OpenMP. No call of kvfolio starts a thread unless it is given an executor that does.
+// over OpenMP. No call of kvfolio starts a thread unless it is given an executor that does. It
+// knows numbers of tasks: neither kernels nor what a task does.
 //
 //   Result<std::unique_ptr<ThreadPool>> pool = ThreadPool::create(4);
 //   if (!pool) return pool.error();
@@ -21,7 +22,9 @@ namespace kvfolio {
 // parallel_for(context, n, task, arg) calls task(arg, i) once for each i in 0 .. n-1 and returns
 // when all of these calls have returned; what they wrote is visible to its caller then. It may run
 // them in any order, on any threads, several at a time or one after the other: no task waits for
-// another one. Kernels ask for n <= num_threads. Tasks do not throw. Plain data, as C has it.
+// another one. Kernels ask for n <= num_threads, on the thread that called the kernel; who calls
+// kernels at the same time with one Executor has a parallel_for that allows it. Tasks do not throw.
+// Plain data, as C has it; it owns nothing, and `context` outlives its use.
 struct Executor {
   void* context = nullptr;
   std::int32_t num_threads = 1;

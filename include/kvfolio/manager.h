@@ -30,9 +30,8 @@
 //
 // Errors. Every call that takes an id answers kNotFound for one that is closed, of another manager
 // or was never given out, and kAborted for a sequence that fail() closed (the last one in its slot
-// that it closed); kInvalidArgument names
-// the argument, the value and what is allowed. These are not said again below. Units: tokens,
-// blocks and positions are counts; bytes say so in their name.
+// that it closed); kInvalidArgument names the argument, the value and what is allowed. These are
+// not said again below. Units: tokens, blocks and positions are counts; bytes say so in their name.
 //
 // Thread safety: none; the owner serialises all calls, probe() included. No heap allocation after
 // create() except for error texts, describe(), check_invariants() and growing plan buffers; no
@@ -71,23 +70,26 @@ struct ManagerOptions {
   // How long a sequence is expected to get: the capacities below are derived from it where only
   // windows bound the blocks of a sequence. Not a limit. 0: the tokens of the largest full group,
   // or 32,768 without one.
-  std::int32_t max_sequence_tokens = 0;
+  std::int32_t max_sequence_tokens = 0;  // 0 .. 2^30
   // Capacity of the prefix tree. 0 derives tokens and runs from the spec: enough for a pool whose
   // every block is findable. When it is full the coldest blocks go first (not for a root key: a
   // sequence of a key too many neither finds nor publishes), else nothing is published (counted).
   std::int64_t max_index_tokens = 0;  // up to 2^32
   std::int32_t max_runs = 0;          // 0, or 2 to 2^29
-  std::int32_t max_root_keys = 1024;  // in use at once; lowered to max_runs - 1
+  std::int32_t max_root_keys = 1024;  // in use at once, from 1; lowered to max_runs - 1
+  // Of all keys in use, up to 29 bytes of framing for each included: 0 .. 2^34.
   std::int64_t max_root_key_bytes = std::int64_t{1} << 20;
-  std::int32_t max_media_extents = 4096;  // media spans along all runs together
+  // Pieces of media spans along all runs together: 0 .. 2^28.
+  std::int32_t max_media_extents = 4096;
   // int32 cells for the block tables, unpublished tokens and media of all open sequences, and for
   // pins. 0: derived: for tokens and tables of a full pool, and for max_sequences tables of
-  // max_sequence_tokens each, as when all share one prompt; of these at most 2^26 cells. Cells cost
-  // memory once they are used.
+  // max_sequence_tokens each, as when all share one prompt; of these at most 2^26 cells. Up to
+  // 2^33; cells cost memory once they are used.
   std::int64_t max_table_entries = 0;
-  // Mixed into every hash of the prefix tree. A hash never decides what is found, but may decide
-  // which of several equal neighbours serves a hit inside a block: managers that have to give the
-  // same ids share the seed. A server that fears prompts crafted to collide, which would cost it
+  // Mixed into every hash of the prefix tree. A hash never makes unequal tokens equal. Among
+  // neighbours that share as much of a prompt it may decide which one serves a hit inside a block
+  // and, where blocks are gone, how far the hit reaches: managers that have to give the same
+  // answers share the seed. A server that fears prompts crafted to collide, which would cost it
   // time, sets this at random.
   std::uint64_t hash_seed = 0;
   // needs_eviction() says yes from this utilization on: 0 to 1.
@@ -128,7 +130,8 @@ enum class VictimPolicy : std::int32_t {
 
 struct Opened {
   SequenceId sequence;
-  // Tokens of the prompt that need not be computed, at most num_tokens - 1. Append the others.
+  // Tokens of the prompt that need not be computed, at most all but the last, 0 of none. Append the
+  // others.
   std::int32_t cached_tokens = 0;
 };
 
@@ -159,7 +162,7 @@ struct TrimOptions {
 struct SequenceInfo {
   std::int32_t length = 0;            // tokens, those of the open step included
   std::int32_t accepted_length = 0;   // without draft tokens
-  std::int32_t published_length = 0;  // tokens that stand on the prefix tree
+  std::int32_t published_length = 0;  // tokens of its path on the prefix tree
   // Positions [trim_sinks, trim_first_kept) were dropped by trims; 0 and 0: none.
   std::int32_t trim_sinks = 0;
   std::int32_t trim_first_kept = 0;
@@ -209,7 +212,8 @@ class KVFOLIO_API KVCacheManager {
   // Ids only: the engine owns the bytes and runs the copies of each plan. (Both) kInvalidArgument:
   // the spec or an option out of range, a group of more than 2^29 blocks; kOutOfMemory: the tables.
   static Result<KVCacheManager> create(const CacheSpec& spec, const ManagerOptions& options = {});
-  // With storage of its own or borrowed; its spec() is the manager's.
+  // With storage of its own or borrowed; its spec() is the manager's. The storage is gone where
+  // this fails.
   static Result<KVCacheManager> create(KVStorage storage, const ManagerOptions& options = {});
 
   KVCacheManager(KVCacheManager&&) noexcept;
@@ -223,7 +227,8 @@ class KVFOLIO_API KVCacheManager {
   // kInvalidArgument: token < 0, malformed media, a root key over 64 KiB, more tokens than
   // max_tokens, a caller_id that is open; kResourceExhausted: sequences, table entries.
   Result<Opened> open(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
-  // What open() would find. Changes nothing, not even the order of eviction.
+  // What open() would find; of the options root, media, prefix_cache and max_tokens count. Changes
+  // nothing, not even the order of eviction.
   [[nodiscard]] Result<std::int32_t> probe(std::span<const std::int32_t> tokens,
                                            const OpenOptions& options = {}) const;
   // A new sequence with the same tokens, sharing every block. The right to write the last block
@@ -235,9 +240,11 @@ class KVFOLIO_API KVCacheManager {
   // order of groups, and stands at num_tokens then. A table has as many entries as num_tokens
   // needs: of what block_table() shows, the first ones. A window group may have -1 where position
   // num_tokens reads nothing. No token is appended; what follows is never findable.
-  // kInvalidArgument: a table of another size or with a block twice, a block that nobody holds or
+  // kInvalidArgument: num_tokens is not within 0 .. kMaxSequenceTokens; a table of another size,
+  // with a block twice, or in cells of the manager that would move; a block that nobody holds or
   // that holds fewer tokens than wanted. kFailedPrecondition: the sequence has tokens, a step is
-  // open, or a block's step is not complete and the order is kUnordered.
+  // open, or a block's step is not complete and the order is kUnordered. kResourceExhausted:
+  // max_tokens, table entries.
   Status adopt(SequenceId sequence, std::span<const std::span<const std::int32_t>> tables,
                std::int32_t num_tokens);
   // Forgets the tokens from position n on. Always possible down to the accepted length; below it
@@ -280,8 +287,8 @@ class KVFOLIO_API KVCacheManager {
   // errors of both.
   Result<SequenceId> open_unnamed(std::int64_t num_tokens, const OpenOptions& options = {});
   // Names the oldest unnamed tokens of a sequence, in order. Those of a step that was completed
-  // without names have none for ever. kInvalidArgument: more than are unnamed in the open step and
-  // those in flight.
+  // without names have none for ever. kInvalidArgument: token < 0, more than are unnamed in the
+  // open step and those in flight.
   Status set_tokens(SequenceId sequence, std::span<const std::int32_t> tokens);
   // Takes a sequence out of the open step, as if it had not been appended to; blocks evicted for it
   // stay evicted. kFailedPrecondition: it is not in an open step.
@@ -327,7 +334,7 @@ class KVFOLIO_API KVCacheManager {
   // Holds what a hit of `tokens` needs until unpin; pinned_tokens may be less than asked. Whole
   // blocks of the prefix are found as long as the pin lasts; a rest inside a block is kept too, but
   // a prompt may be served by a neighbour that shares as much. fail() ends the pins on what it
-  // forgets. Errors as of open; kResourceExhausted: pins, table entries.
+  // forgets. Options as of probe(), errors as of open; kResourceExhausted: pins, table entries.
   Result<Pinned> pin(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
   Status unpin(PinId pin);
   // Held blocks over all blocks of the fullest group. Cached and retiring blocks do not count:
@@ -339,8 +346,8 @@ class KVFOLIO_API KVCacheManager {
   // The sequence that the policy would preempt now; nullopt when there is none. Sequences in the
   // open step, and those whose preemption would free no block, are passed over. Changes nothing
   // that another call can see. Asked again with the same policy: O(log n) for each sequence used
-  // since, O(n) when most were; with another one: O(n); and a look at the tables of those that are
-  // passed over.
+  // since, O(n) when more than an eighth of all were; with another one: O(n); and a look at the
+  // tables of those that are passed over.
   [[nodiscard]] std::optional<SequenceId> select_victim(VictimPolicy policy);
   // Preempts victims while utilization() > `target`, and stops when there is no victim left. Gives
   // their ids in order, valid until the next call. kInvalidArgument: target is not within 0 to 1,
@@ -368,20 +375,23 @@ class KVFOLIO_API KVCacheManager {
   // many.
   std::int32_t sequences(std::span<SequenceId> out) const noexcept;
   [[nodiscard]] Result<GroupUsage> usage(GroupId group) const;
-  // References to a block: table entries, pins, copies in flight.
+  // References to a block: table entries, pins, and the steps in flight that copy from it or put
+  // another in its place.
   [[nodiscard]] Result<std::int32_t> ref_count(GroupId group, BlockId block) const;
-  // On the prefix tree.
+  // The prefix tree has an entry for the block.
   [[nodiscard]] Result<bool> is_findable(GroupId group, BlockId block) const;
   // Bytes of all blocks, and of the held ones, as plan_layouts() counts them: padding included.
   [[nodiscard]] std::int64_t bytes_total() const noexcept;
   [[nodiscard]] std::int64_t bytes_used() const noexcept;
-  // Rows of the plan's `rows`: a persistent block table has this many.
+  // Rows of the plan's `rows`: a persistent block table has this many. max_sequences, under
+  // kUnordered twice as many.
   [[nodiscard]] std::int32_t num_rows() const noexcept;
   // For people: policy, block size, blocks, bytes, sequences and counters, a fact on each line.
   [[nodiscard]] std::string describe() const;
   [[nodiscard]] const Counters& counters() const noexcept;
   [[nodiscard]] const CacheSpec& spec() const noexcept;
-  // As given, with what was derived in place of 0.
+  // As given, with what was derived in place of 0, and max_root_keys as lowered; without
+  // prefix_cache the least that a tree needs.
   [[nodiscard]] const ManagerOptions& options() const noexcept;
   // Null without storage.
   [[nodiscard]] KVStorage* storage() noexcept;
@@ -390,8 +400,9 @@ class KVFOLIO_API KVCacheManager {
 
   // Makes `target` a deep and independent equal of this manager: the same sequences under the same
   // ids, tables, prefix tree, eviction order, steps, tickets and counters. What it held is gone,
-  // its plans too, and an open step is planned anew. Costs what is in use and a few words for each
-  // block; of storage only blocks that are not free are copied. No heap.
+  // its plans too, and an open step is planned anew. Costs what is in use, and some words for each
+  // block, run, sequence and pin that the options allow, used or not; of storage only blocks that
+  // are not free are copied. No heap.
   // kInvalidArgument: spec or options differ, id_tag too (the first difference and both values), or
   // only one has storage. kFailedPrecondition: with storage, a step of either is not complete.
   // kUnsupported: with storage, memory that the CPU may not touch. Nothing changes then.

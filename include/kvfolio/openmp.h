@@ -2,7 +2,7 @@
 #pragma once
 
 // An Executor over the OpenMP run-time of whoever includes this header; the library itself does
-// not link one. Requires -fopenmp.
+// not link one. Requires -fopenmp. It knows no kernel, and keeps no thread of its own.
 // Thread safety: no state. Within a parallel region of the caller, where OpenMP nests no further,
 // the tasks run one after the other.
 

@@ -8,9 +8,9 @@
 // The tree is path-compressed. An edge is a *run*: tokens back to back and, per group, an entry for
 // each block that ends along it (-1 where none is kept). Runs begin and split at multiples of the
 // `unit`, the smallest block size; one may end off that grid, with the partial tail of a sequence,
-// and has no children then. Children of a run are found by their first `unit` tokens and media
-// (hashed when there are several, always compared) and are kept in order too, so that the longest
-// common prefix inside a unit costs O(log children).
+// and has no children then. Where a run has several children, a hash of the path up to the end of
+// their first unit says which to look at, and tokens and media are compared; they are kept in order
+// too, so that the longest common prefix inside a unit costs O(log children).
 //
 // An entry is *busy* (somebody uses the block) or *idle*. In a full group only an idle entry with
 // no entry of its group below may be evicted: a *candidate*; the observer hears of each change.
@@ -23,6 +23,7 @@
 // Ids of groups, blocks and runs out of range are not looked for; who has ids from outside checks
 // them.
 // Thread safety: none, const calls included (they share scratch). Nothing allocates after create().
+// A tree that was moved from is only assigned to or destroyed.
 
 #include <cstdint>
 #include <memory>
@@ -51,12 +52,13 @@ struct PrefixTreeOptions {
   std::int64_t max_index_tokens = 0;  // 1 .. 2^32, along all runs, rounded up to powers of two
   std::int32_t max_runs = 0;          // 2 .. 2^29, roots included
   std::int32_t max_root_keys = 1024;  // 1 .. max_runs - 1
+  // Of all keys in use, up to 29 bytes of framing for each included: 0 .. 2^34.
   std::int64_t max_root_key_bytes = std::int64_t{1} << 20;
-  std::int32_t max_media_extents = 4096;  // pieces of media spans along all runs
+  std::int32_t max_media_extents = 4096;  // pieces of media spans along all runs: 0 .. 2^28
   // Mixed into every hash: a server that fears crafted prompts sets it at random, since who knows
   // it can write prompts that all share their hashes, and lookups among them go one by one. Which
-  // of several children that share as much of a unit is taken depends on it, how much they share
-  // does not.
+  // of several children that share as much of a unit is tried first depends on it; where those keep
+  // no block, so does how far the hit reaches.
   std::uint64_t hash_seed = 0;
 };
 
@@ -112,8 +114,10 @@ class KVFOLIO_API PrefixTree {
   [[nodiscard]] std::int32_t make_root(const RootKey& key) noexcept;
 
   // The longest prefix of `tokens` that every group can serve, at most max_tokens; nothing where
-  // find_root() gave -1. With `allow_whole`, a prompt whose every token is there gives whole and
-  // tokens = size - 1. Media, here and below: ascending, disjoint, none empty.
+  // find_root() gave -1. Inside a unit at most eight neighbours on each side of the nearest are
+  // asked, so a hit there may be shorter than some other neighbour would allow. With `allow_whole`,
+  // a prompt whose every token is there gives whole and tokens = size - 1. Media, here and below:
+  // ascending, disjoint, none empty.
   [[nodiscard]] PrefixMatch match(std::int32_t root, std::span<const std::int32_t> tokens,
                                   std::span<const MediaSpan> media, std::int32_t max_tokens,
                                   bool allow_whole) const noexcept;
@@ -150,8 +154,9 @@ class KVFOLIO_API PrefixTree {
   // ---- publishing ----
 
   // Extends the path at `place` by `tokens` (its media at absolute positions) and hangs the offered
-  // blocks that end on the new part; `tail`: the last, partial blocks too. The offers' blocks are
-  // busy. False: no room, nothing was hung and the place stands.
+  // blocks that end on the new part; `tail`: the last, partial blocks too. One offer for each
+  // group, by GroupId; their blocks are busy. *num_hung, where not null, grows by what was hung.
+  // False: no room, nothing was hung and the place stands.
   [[nodiscard]] bool extend(Place& place, std::span<const std::int32_t> tokens,
                             std::span<const MediaSpan> media, std::span<const BlockOffer> offers,
                             bool tail, std::uint64_t* num_hung) noexcept;

@@ -9,7 +9,7 @@
 //
 // A span is a value; whoever holds it owns it and must give it back to the same arena. Spans never
 // overlap; cells of a new span hold anything. The arena knows neither owners nor contents.
-// Thread safety: none.
+// Thread safety: none. An arena that was moved from is only assigned to or destroyed.
 
 #include <array>
 #include <cstdint>

@@ -2,7 +2,8 @@
 #pragma once
 
 // CacheSpec says what a cache holds: groups of layers, their shapes, element types and sizes.
-// All byte arithmetic of the library is here, checked for overflow once, at validation.
+// The bytes of the library's own layouts are worked out here, checked for overflow once, in
+// plan_layouts().
 // It knows no memory and no ids. A CacheSpec is plain data and may be anything until validate()
 // calls it good; what takes one validates it.
 //

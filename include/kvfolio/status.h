@@ -9,7 +9,8 @@
 // sentence that names what was wrong, the value seen and what is allowed.
 //
 // It knows no subject: on what a call failed is in the sentence. Which call it was the caller
-// knows; those of the manager say it too, but for ids that name nothing. Invariants: a Status is
+// knows; those of the manager mostly say it too (not for ids that name nothing, options and
+// shortages). Invariants: a Status is
 // ok, or has a sentence, or a Shortage, never two of them; a Result has a value or an error that is
 // not ok. Thread safety: values; distinct objects may be used from distinct threads.
 

@@ -57,8 +57,8 @@ class KVStorage {
  public:
   // Takes memory for every group as plan_layouts() lays it out. `resource` must outlive the
   // storage; null is a HostMemory of the storage's own.
-  // kInvalidArgument: the spec, see validate(). kOutOfMemory: the group, its bytes and what the
-  // resource said; nothing is kept then.
+  // kInvalidArgument: the spec, see validate(); a resource whose memory is not aligned as asked.
+  // kOutOfMemory: the group, its bytes and what the resource said. Nothing is kept then.
   KVFOLIO_API static Result<KVStorage> create(const CacheSpec& spec,
                                               MemoryResource* resource = nullptr);
   // Over memory that the caller owns and that outlives the storage, one entry for each group, in

@@ -2,7 +2,7 @@
 #pragma once
 
 // The one place that hashes. A hash here only chooses where to look; equality is always decided by
-// comparing the things themselves, so a collision costs time and never an answer.
+// comparing the things themselves, so a collision costs time and never makes a wrong hit.
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

@@ -168,7 +168,7 @@ class KVCacheManager::Impl final : public TreeObserver {
     std::uint32_t aborted;  // the generation that fail() closed, or 0
     Life life;
     bool publishes;  // stands on the tree and wants to go on there
-    bool used;       // appended to, or forked: its blocks lose their old rank
+    bool used;       // its blocks lose their old rank when it lets them go
     bool replay;     // the token at `length` is cached already: the prompt was found whole
     bool has_caller_id;
     // A search for a victim reads up to here.

@@ -31,7 +31,7 @@ void KVCacheManager::Impl::publish(std::int32_t slot, bool tail) noexcept {
   }
   std::int32_t* kept = arena().at(s.tail);
   const std::span<const std::int32_t> tokens(kept, static_cast<std::size_t>(target - from));
-  // The index is full: the coldest go, but not all of them for the sake of one.
+  // The tree is full: the coldest go, but not all of them for the sake of one.
   constexpr int kMostEvictions = 64;
   const std::span<const MediaSpan> media = media_of(s);
   for (int evictions = 0;

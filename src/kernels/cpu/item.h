@@ -98,9 +98,8 @@ struct Scratch {
   State total;              // [kItemRows]: the ranges that are done
 };
 
-// Adds what the rows of `item` read to `total` (range by range, merged in order), or, where
-// `partials` is given, writes the state of its one range there. A row that reads nothing has total
-// 0 and maximum -inf.
+// Makes `total` the state of what the rows of `item` read: range by range, merged in order. A row
+// that reads nothing has sum 0 and maximum -inf.
 using AttendFn = void (*)(const Item& item, const Scratch& scratch) noexcept;
 // into.sums and so on of `rows` rows += part, as a range that follows.
 using MergeFn = void (*)(const State& into, const State& part, std::int32_t rows,

@@ -2,8 +2,8 @@
 #pragma once
 
 // 128-bit vectors in the compiler's own vector types: no instruction set is named, so this is what
-// every machine can run. A product and a sum round twice here unless the machine fuses them
-// (kFused). Included by one target's source only.
+// every machine can run. A product and a sum round twice here unless the machine fuses them.
+// Included by one target's source only.
 
 #include <cstddef>
 #include <cstdint>
