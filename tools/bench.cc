@@ -206,17 +206,21 @@ int bench(const BenchOptions& options) {
               << std::flush;
     progress("kvfolio bench: after " + row.name);
   };
+  const auto left_out = [](std::string_view name, std::string_view why) {
+    progress("");
+    std::cerr << "kvfolio bench: " << name << " is left out: " << why << "\n";
+  };
   try {
     progress("kvfolio bench: measuring");
     if (options.family == "core") {
-      bench::run_core(what, emit);
+      bench::run_core(what, emit, left_out);
     } else {
       bench::run_attention({.common = what,
                             .target = options.target,
                             .threads = options.threads,
                             .dtype = options.dtype,
                             .format = options.format},
-                           emit);
+                           emit, left_out);
     }
     progress("");
     return 0;

@@ -22,8 +22,9 @@ std::vector<std::string> attention_row_names() {
   return names;
 }
 
-void run_attention(const AttentionOptions& options, const std::function<void(const Row&)>& emit) {
-  const Session session(options.common, emit);
+void run_attention(const AttentionOptions& options, const std::function<void(const Row&)>& emit,
+                   const LeftOut& left_out) {
+  const Session session(options.common, emit, left_out);
   const Context context(options, session);
   for (const AttentionFamily& family : families()) {
     const bool wanted = std::any_of(family.names.begin(), family.names.end(),

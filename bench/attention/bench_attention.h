@@ -32,6 +32,7 @@ struct AttentionOptions {
 
 // Runs what the filter asks for and hands over each row as soon as it is known.
 // Requires: options.target is auto or one of attention_targets().
-void run_attention(const AttentionOptions& options, const std::function<void(const Row&)>& emit);
+void run_attention(const AttentionOptions& options, const std::function<void(const Row&)>& emit,
+                   const LeftOut& left_out = {});
 
 }  // namespace kvfolio::bench

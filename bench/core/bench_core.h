@@ -15,6 +15,7 @@ namespace kvfolio::bench {
 [[nodiscard]] std::vector<std::string> core_row_names();
 
 // Runs what the filter asks for and hands over each row as soon as it is known.
-void run_core(const Options& options, const std::function<void(const Row&)>& emit);
+void run_core(const Options& options, const std::function<void(const Row&)>& emit,
+              const LeftOut& left_out = {});
 
 }  // namespace kvfolio::bench

@@ -23,8 +23,9 @@ std::vector<std::string> core_row_names() {
   return names;
 }
 
-void run_core(const Options& options, const std::function<void(const Row&)>& emit) {
-  Session session(options, emit);
+void run_core(const Options& options, const std::function<void(const Row&)>& emit,
+              const LeftOut& left_out) {
+  Session session(options, emit, left_out);
   for (const Family& family : families()) {
     const bool wanted = std::any_of(family.names.begin(), family.names.end(),
                                     [&](const std::string& name) { return session.wants(name); });

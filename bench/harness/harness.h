@@ -113,14 +113,19 @@ struct Samples {
 
 class Session {
  public:
-  Session(const Options& options, const std::function<void(const Row&)>& emit)
-      : options_(options), emit_(emit) {}
+  Session(const Options& options, const std::function<void(const Row&)>& emit,
+          LeftOut left_out = {})
+      : options_(options), emit_(emit), left_out_(std::move(left_out)) {}
 
   [[nodiscard]] bool quick() const { return options_.quick; }
   [[nodiscard]] int rounds() const { return options_.rounds; }
   // Work for a name that nobody asked for can be left out.
   [[nodiscard]] bool wants(std::string_view name) const {
     return name.find(options_.filter) != std::string_view::npos;
+  }
+  // A row that this machine does not let us measure.
+  void leave_out(std::string_view name, std::string_view why) const {
+    if (left_out_ && wants(name)) left_out_(name, why);
   }
   [[nodiscard]] std::int32_t size(std::int32_t full, std::int32_t quick) const {
     return options_.quick ? quick : full;
@@ -138,6 +143,7 @@ class Session {
  private:
   const Options& options_;
   const std::function<void(const Row&)>& emit_;
+  LeftOut left_out_;
 };
 
 [[nodiscard]] double percentile(std::vector<double> values, double fraction);

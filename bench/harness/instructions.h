@@ -21,5 +21,6 @@ struct Instructions {
 // instruction. `work` may run in that copy: what it changes is not to be relied on afterwards.
 // Nothing when neither is allowed.
 [[nodiscard]] std::optional<Instructions> instructions_of(const std::function<void()>& work);
+inline constexpr const char* kUncounted = "neither perf events nor ptrace are allowed here";
 
 }  // namespace kvfolio::bench

@@ -9,9 +9,11 @@
 // with, alternate within each round, so that both meet the same noise of a shared machine.
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -65,6 +67,9 @@ struct Row {
     return !promise_is_ratio && lower_is_better ? judged() <= bound : judged() >= bound;
   }
 };
+
+// Takes the name of a row that could not be measured, and why.
+using LeftOut = std::function<void(std::string_view name, std::string_view why)>;
 
 struct Options {
   int rounds = 9;
