@@ -55,7 +55,9 @@ std::string row_json(const bench::Row& row) {
     json["earlier"] = {{"system", row.earlier->system},
                        {"work", row.earlier->work},
                        {"value", row.earlier->value},
-                       {"unit", row.earlier->unit}};
+                       {"unit", row.earlier->unit},
+                       {"ceiling", or_null(row.earlier->ceiling)},
+                       {"ratio", or_null(row.earlier_ratio())}};
   }
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
@@ -92,7 +94,12 @@ std::string row_text(const bench::Row& row, bool judged) {
   }
   if (row.earlier) {
     text += "\n  an earlier system, " + row.earlier->system + ": " + number(row.earlier->value) +
-            " " + row.earlier->unit + " (" + row.earlier->work + ")";
+            " " + row.earlier->unit;
+    if (row.earlier->ceiling) {
+      text += ", ceiling " + number(*row.earlier->ceiling) + " (" + number(*row.earlier_ratio()) +
+              " of it)";
+    }
+    text += ": " + row.earlier->work;
   }
   if (!row.note.empty()) text += "\n  " + row.note;
   return text + "\n";

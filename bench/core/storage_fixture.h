@@ -26,13 +26,14 @@ struct StorageFixture {
 
   // `dtype` is the cache's; rows have it too, f32 where it is int8.
   StorageFixture(Format format, DType dtype, std::int32_t num_tokens, std::int32_t block_size,
-                 bool in_order = false)
+                 bool in_order = false, std::int32_t num_layers = 1)
       : tokens(num_tokens),
         row_dtype(dtype == DType::kInt8 ? DType::kF32 : dtype),
         plane_bytes(std::int64_t{num_tokens} * kHeads * kDim * dtype_bytes(row_dtype)),
         rows(2 * plane_bytes),
         back(2 * plane_bytes),
-        storage(take(KVStorage::create({.groups = {{.num_kv_heads = kHeads,
+        storage(take(KVStorage::create({.groups = {{.num_layers = num_layers,
+                                                    .num_kv_heads = kHeads,
                                                     .head_dim_k = kDim,
                                                     .head_dim_v = kDim,
                                                     .block_size = block_size,
@@ -50,20 +51,24 @@ struct StorageFixture {
       slots.push_back(table[static_cast<std::size_t>(t / block_size)] * block_size +
                       t % block_size);
     }
-    Random random(2);
+    write_rows(2);
+    std::memset(back.data(), 0, back.size());
+  }
+
+  void write_rows(std::uint64_t seed) const {
+    Random random(seed);
     for (std::size_t i = 0; i < rows.size(); i += 8) {
       // Small numbers in every element type, no NaN.
       const std::uint64_t bits = random() & 0x3f7f3f7f3f7f3f7fu;
       std::memcpy(rows.data() + i, &bits, 8);
     }
-    if (dtype == DType::kInt8) {
+    if (cache.dtype == DType::kInt8) {
       // What is quantized is computed with: no subnormals.
       for (std::size_t i = 0; i < rows.size(); i += 4) {
         const float value = static_cast<float>(random() % 8192) * 0x1p-11f - 2.0f;
         std::memcpy(rows.data() + i, &value, 4);
       }
     }
-    std::memset(back.data(), 0, back.size());
   }
 
   [[nodiscard]] RowsView view_of(const Buffer& buffer, int plane) const {
@@ -71,11 +76,25 @@ struct StorageFixture {
     return {
         buffer.data() + plane * plane_bytes, kHeads * row, row, tokens, kHeads, kDim, row_dtype};
   }
-  void append_to(const KVView& target) const {
-    const Status done = append(target, 0, view_of(rows, 0), view_of(rows, 1), slots);
+  void append_to(const KVView& target, std::int32_t layer = 0) const {
+    const Status done = append(target, layer, view_of(rows, 0), view_of(rows, 1), slots);
     if (!done.ok()) require(done, "append");
   }
   void run_append() const { append_to(cache); }
+  // The same by a call for each token.
+  void run_append_tokens() const {
+    const auto row_of = [&](int plane, std::int32_t token) {
+      RowsView row = view_of(rows, plane);
+      row.data = row.at(token, 0);
+      row.num_tokens = 1;
+      return row;
+    };
+    for (std::int32_t t = 0; t < tokens; ++t) {
+      const auto slot = std::span(slots).subspan(static_cast<std::size_t>(t), 1);
+      const Status done = append(cache, 0, row_of(0, t), row_of(1, t), slot);
+      if (!done.ok()) require(done, "append");
+    }
+  }
   void gather_from(const KVView& source) const {
     const Status done = gather({.cache = source,
                                 .block_table = table,
@@ -86,6 +105,22 @@ struct StorageFixture {
     if (!done.ok()) require(done, "gather");
   }
   void run_gather() const { gather_from(cache); }
+  // K and V of one head, one behind the other at the front of `back`.
+  void gather_head(std::int32_t layer, std::int32_t head) const {
+    const std::int64_t row = kDim * dtype_bytes(row_dtype);
+    const auto rows_at = [&](std::int64_t at) {
+      return RowsView{back.data() + at, row, row, tokens, 1, kDim, row_dtype};
+    };
+    const Status done = gather({.cache = cache,
+                                .block_table = table,
+                                .length = tokens,
+                                .count = tokens,
+                                .first_layer = layer,
+                                .first_head = head,
+                                .k = rows_at(0),
+                                .v = rows_at(tokens * row)});
+    if (!done.ok()) require(done, "gather of a head");
+  }
   // A cache is created, filled for the first time and given back.
   void first_fill() const {
     const KVStorage fresh = take(KVStorage::create(storage.spec()), "storage");
@@ -118,6 +153,32 @@ struct StorageFixture {
     append_to(view);
     gather_from(view);
     require(std::memcmp(rows.data(), back.data(), rows.size()) == 0, "the first fill");
+  }
+
+  void check_tokens() {
+    require(storage.fill(std::byte{0}), "fill");
+    run_append_tokens();
+    run_gather();
+    require(std::memcmp(rows.data(), back.data(), rows.size()) == 0, "append token by token");
+  }
+
+  // Every layer gets rows of its own: what is gathered of the last one is its own, head by head.
+  void check_heads() const {
+    for (std::int32_t layer = 0; layer < cache.num_layers; ++layer) {
+      write_rows(3 + static_cast<std::uint64_t>(layer));
+      append_to(cache, layer);
+    }
+    const std::int64_t row = kDim * dtype_bytes(row_dtype);
+    for (std::int32_t head = 0; head < kHeads; ++head) {
+      gather_head(cache.num_layers - 1, head);
+      for (const int plane : {0, 1}) {
+        for (std::int32_t t = 0; t < tokens; ++t) {
+          require(std::memcmp(back.data() + (std::int64_t{plane} * tokens + t) * row,
+                              view_of(rows, plane).at(t, head), static_cast<std::size_t>(row)) == 0,
+                  "gather of a head");
+        }
+      }
+    }
   }
 
   // Of int8: what comes back is within half a step of its row.

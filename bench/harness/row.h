@@ -38,6 +38,8 @@ struct Earlier {
   std::string work;
   double value = 0;
   std::string unit;
+  // What plain code needed for that work on that machine, in the same unit; `work` names it.
+  std::optional<double> ceiling = {};
 };
 
 struct Row {
@@ -61,6 +63,12 @@ struct Row {
   std::optional<Earlier> earlier;
   std::string note;
 
+  // How much of its ceiling the earlier system reached: what `ratio` is to be compared with.
+  [[nodiscard]] std::optional<double> earlier_ratio() const {
+    if (!earlier || !earlier->ceiling) return std::nullopt;
+    const double ratio = earlier->value / *earlier->ceiling;
+    return lower_is_better ? 1 / ratio : ratio;
+  }
   [[nodiscard]] double judged() const { return promise_is_ratio ? ratio.value_or(0) : value; }
   // Requires: promise.
   [[nodiscard]] bool reaches(double bound) const {
