@@ -25,11 +25,6 @@ Status check_slots(const KVView& cache, std::span<const std::int32_t> slots) {
   return {};
 }
 
-// What one append writes from this many bytes on goes past the caches: attention will have to fetch
-// most of it from memory anyway. 256 MiB of granule tiles take 0.8 to 0.9 of the time then; what a
-// cache holds would take longer.
-constexpr double kStreamBytes = 32.0 * 1024 * 1024;
-
 // Rows of the engine and what takes them to their plane.
 struct Stream {
   RowWriter writer;
@@ -86,11 +81,10 @@ Status append(const KVView& cache, std::int32_t layer, const ConstRowsView& k,
   }
   KVFOLIO_RETURN_IF_ERROR(check_slots(cache, slots));
 
-  // In double: a hostile shape may overflow, and only the size counts.
   const double row = static_cast<double>(cache.head_dim_k) + (writes_v ? cache.head_dim_v : 0);
   const double bytes =
       row * static_cast<double>(slots.size()) * cache.num_kv_heads * dtype_bytes(cache.dtype);
-  const Stores stores = bytes < kStreamBytes ? Stores::kCached : Stores::kPastCaches;
+  const Stores stores = kernels::stores_for(bytes);
   const Stream k_stream{RowWriter(kernels::k_plane(cache, layer), k.dtype, stores), k};
   if (writes_v) {
     const Stream streams[] = {k_stream,

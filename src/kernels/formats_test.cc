@@ -398,6 +398,85 @@ TEST(EveryFormat, StreamedTilesHoldTheBytesOfTilesThatAreNot) {
   }
 }
 
+TEST(EveryFormat, StreamedRowsHoldTheBytesOfRowsThatAreNot) {
+  using kernels::Stores;
+  for (const DType dtype : kCacheDTypes) {
+    for (const Format format : kFormats) {
+      for (const int head_dim : {1, 5, 8, 40, 128, 264}) {
+        const bool granule = format == Format::kGranule;
+        if (granule && (dtype == DType::kF64 || head_dim % 8 != 0)) continue;
+        for (const int gap : {0, 3}) {
+          const GroupSpec spec{.num_kv_heads = 3,
+                               .head_dim_k = head_dim,
+                               .head_dim_v = head_dim,
+                               .block_size = 64,
+                               .dtype = dtype,
+                               .format = format,
+                               .num_blocks = 1};
+          const DType type = dtype == DType::kInt8 ? DType::kF32 : dtype;
+          TestRows rows(45, 3, head_dim, type, gap);
+          rows.fill(7);
+          const kernels::RowBox box{
+              .block = 0, .head = 0, .offset = 11, .num_tokens = 45, .num_heads = 3};
+          const kernels::BoxStrides strides{rows.rows.token_stride, rows.rows.head_stride};
+          const auto written_and_read = [&](Stores stores) {
+            const TestCache cache(spec);
+            TestRows back(45, 3, head_dim, type, gap);
+            for (const bool is_v : {false, true}) {
+              const kernels::Plane plane =
+                  is_v ? kernels::v_plane(cache.view, 0) : kernels::k_plane(cache.view, 0);
+              kernels::RowWriter(plane, type, stores).write(box, rows.rows.data, strides);
+              kernels::RowReader(plane, type, stores).read(box, back.rows.data, strides);
+            }
+            kernels::stream_fence();
+            std::vector<std::byte> all(cache.view.k, cache.view.k + bytes_of(spec));
+            const std::byte* const read = back.rows.data;
+            all.insert(all.end(), read, read + 45 * back.rows.token_stride);
+            return all;
+          };
+          ASSERT_EQ(written_and_read(Stores::kPastCaches), written_and_read(Stores::kCached))
+              << to_string(dtype) << " " << to_string(format) << " " << head_dim << " gap " << gap;
+        }
+      }
+    }
+  }
+}
+
+// From 32 MiB on append and gather stream.
+TEST(EveryFormat, ALargeAppendComesBackFromALargeGather) {
+  for (const Format format : kFormats) {
+    const GroupSpec spec{.num_kv_heads = 2,
+                         .head_dim_k = 520,
+                         .head_dim_v = 520,
+                         .dtype = DType::kF32,
+                         .format = format,
+                         .num_blocks = 300};
+    const TestCache cache(spec);
+    constexpr int kTokens = 4500;  // 36 MiB
+    const TestRows k(kTokens, 2, 520, DType::kF32);
+    const TestRows v(kTokens, 2, 520, DType::kF32);
+    k.fill(1);
+    v.fill(2);
+    std::vector<std::int32_t> table(282);
+    for (std::size_t i = 0; i < table.size(); ++i) table[i] = static_cast<std::int32_t>(299 - i);
+    std::vector<std::int32_t> slots;
+    for (int t = 0; t < kTokens; ++t) {
+      slots.push_back(table[static_cast<std::size_t>(t / 16)] * 16 + t % 16);
+    }
+    ASSERT_TRUE(append(cache.view, 0, k.rows, v.rows, slots).ok());
+    const TestRows k_back(kTokens, 2, 520, DType::kF32);
+    const TestRows v_back(kTokens, 2, 520, DType::kF32);
+    GatherArgs args{.cache = cache.view, .block_table = table, .length = kTokens};
+    args.count = kTokens;
+    args.k = k_back.rows;
+    args.v = v_back.rows;
+    ASSERT_TRUE(gather(args).ok());
+    const auto bytes = static_cast<std::size_t>(kTokens * k.rows.token_stride);
+    EXPECT_EQ(std::memcmp(k_back.rows.data, k.rows.data, bytes), 0);
+    EXPECT_EQ(std::memcmp(v_back.rows.data, v.rows.data, bytes), 0);
+  }
+}
+
 TEST(ConvertBlocks, EveryFormatAndTypeReachesEveryOtherAsGatherAndAppendWould) {
   Random random(14);
   for_each_type_and_format([&](DType from_dtype, Format from_format) {

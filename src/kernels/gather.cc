@@ -15,6 +15,7 @@ namespace {
 using kernels::Plane;
 using kernels::RowReader;
 using kernels::RowWriter;
+using kernels::Stores;
 using text::concat;
 
 Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
@@ -76,9 +77,9 @@ Status check_range(const GatherArgs& args) {
 }
 
 void read_rows(const GatherArgs& args, const Plane& plane, const RowsView& rows,
-               std::int64_t layer_offset) {
+               std::int64_t layer_offset, Stores stores) {
   const std::int32_t block_size = args.cache.block_size;
-  const RowReader reader(plane, rows.dtype);
+  const RowReader reader(plane, rows.dtype, stores);
   for (std::int32_t done = 0; done < args.count;) {
     const std::int32_t position = args.first + done;
     const std::int32_t logical = position / block_size;
@@ -129,15 +130,23 @@ Status gather(const GatherArgs& args) {
     KVFOLIO_RETURN_IF_ERROR(check_output("v", args.v, args, cache.head_dim_v, args.v_layer_stride));
   }
   if (args.count == 0) return {};
+  const auto bytes_of = [&](const RowsView& rows, std::int32_t head_dim) {
+    if (rows.data == nullptr) return 0.0;
+    return static_cast<double>(args.num_layers) * args.count * rows.num_heads * head_dim *
+           dtype_bytes(rows.dtype);
+  };
+  const Stores stores =
+      kernels::stores_for(bytes_of(args.k, cache.head_dim_k) + bytes_of(args.v, cache.head_dim_v));
   for (std::int32_t i = 0; i < args.num_layers; ++i) {
     const std::int32_t layer = args.first_layer + i;
     if (args.k.data != nullptr) {
-      read_rows(args, kernels::k_plane(cache, layer), args.k, i * args.k_layer_stride);
+      read_rows(args, kernels::k_plane(cache, layer), args.k, i * args.k_layer_stride, stores);
     }
     if (args.v.data != nullptr) {
-      read_rows(args, kernels::v_plane(cache, layer), args.v, i * args.v_layer_stride);
+      read_rows(args, kernels::v_plane(cache, layer), args.v, i * args.v_layer_stride, stores);
     }
   }
+  if (stores == Stores::kPastCaches) kernels::stream_fence();
   return {};
 }
 

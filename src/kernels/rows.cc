@@ -76,6 +76,7 @@ RowWriter::RowWriter(const Plane& plane, DType from, Stores stores) noexcept
       mover_(mover_of(plane, from, plane.dtype)),
       loops_(plane.is_int8() ? quantize_loops(from) : QuantizeLoops()),
       plain_tiles_(has_plain_tiles(plane)),
+      stores_(stores),
       // Tiles are put together in one piece before they are streamed.
       streams_(stores == Stores::kPastCaches && plane.granule && plane.head_dim <= kPiece) {
   if (plane.is_int8()) mover_.src_bytes = dtype_bytes(from);
@@ -87,7 +88,7 @@ void RowWriter::write(const RowBox& box, const std::byte* src,
   if (!plane_.granule) {
     return move_box(mover_, {box.num_tokens, box.num_heads, plane_.head_dim}, src, strides,
                     plane_.at(box.block, box.head, box.offset),
-                    {plane_.strides.token, plane_.strides.head}, Follow::kSource);
+                    {plane_.strides.token, plane_.strides.head}, Follow::kSource, stores_);
   }
   for_each_tile(box, [&](const RowBox& part, std::int32_t done) {
     write_tile(part, src + done * strides.token, strides);
@@ -125,7 +126,7 @@ void RowWriter::write_tile(const RowBox& box, const std::byte* src,
     const std::int64_t row = plane_.head_dim * mover_.dst_bytes;
     return move_box(mover_, {box.num_tokens, box.num_heads, plane_.head_dim}, src, strides,
                     plane_.at(box.block, box.head, box.offset) + part.first * row,
-                    {row, plane_.strides.head}, Follow::kSource);
+                    {row, plane_.strides.head}, Follow::kSource, stores_);
   }
   const std::int64_t element = dtype_bytes(plane_.dtype);
   const bool as_is = !plane_.is_int8() && mover_.convert == nullptr;
@@ -175,11 +176,12 @@ void RowWriter::write_tile(const RowBox& box, const std::byte* src,
   }
 }
 
-RowReader::RowReader(const Plane& plane, DType to) noexcept
+RowReader::RowReader(const Plane& plane, DType to, Stores stores) noexcept
     : plane_(plane),
       mover_(mover_of(plane, plane.dtype, to)),
       loops_(plane.is_int8() ? quantize_loops(to) : QuantizeLoops()),
-      plain_tiles_(has_plain_tiles(plane)) {
+      plain_tiles_(has_plain_tiles(plane)),
+      stores_(stores) {
   if (plane.is_int8()) mover_.dst_bytes = dtype_bytes(to);
 }
 
@@ -188,8 +190,8 @@ void RowReader::read(const RowBox& box, std::byte* dst, const BoxStrides& stride
   if (!plane_.granule) {
     return move_box(mover_, {box.num_tokens, box.num_heads, plane_.head_dim},
                     plane_.at(box.block, box.head, box.offset),
-                    {plane_.strides.token, plane_.strides.head}, dst, strides,
-                    Follow::kDestination);
+                    {plane_.strides.token, plane_.strides.head}, dst, strides, Follow::kDestination,
+                    stores_);
   }
   for_each_tile(box, [&](const RowBox& part, std::int32_t done) {
     read_tile(part, dst + done * strides.token, strides);
@@ -218,7 +220,7 @@ void RowReader::read_tile(const RowBox& box, std::byte* dst,
     const std::int64_t row = plane_.head_dim * mover_.src_bytes;
     return move_box(mover_, {box.num_tokens, box.num_heads, plane_.head_dim},
                     plane_.at(box.block, box.head, box.offset) + part.first * row,
-                    {row, plane_.strides.head}, dst, strides, Follow::kDestination);
+                    {row, plane_.strides.head}, dst, strides, Follow::kDestination, stores_);
   }
   const std::int64_t element = dtype_bytes(plane_.dtype);
   const bool as_is = !plane_.is_int8() && mover_.convert == nullptr;

@@ -55,12 +55,10 @@ struct RowBox {
   std::int32_t num_heads = 1;
 };
 
-// kPastCaches: whole tiles are streamed, see stream.h; the caller ends with a stream_fence().
-enum class Stores : std::int32_t { kCached = 0, kPastCaches = 1 };
-
 class RowWriter {
  public:
-  // `from`: the type of the rows that are written.
+  // `from`: the type of the rows that are written. kPastCaches: rows of the cache's own type and
+  // whole tiles are streamed, see stream.h; the caller ends with a stream_fence().
   RowWriter(const Plane& plane, DType from, Stores stores = Stores::kCached) noexcept;
 
   // Row of token i and head j: src + i * strides.token + j * strides.head.
@@ -79,13 +77,15 @@ class RowWriter {
   Mover mover_;          // not of int8
   QuantizeLoops loops_;  // of int8
   bool plain_tiles_;     // tiles of plain rows: V of f32 and f16
-  bool streams_;
+  Stores stores_;
+  bool streams_;  // tiles
 };
 
 class RowReader {
  public:
   // `to`: the type of the rows that are read. int8 becomes element * scale in f32, then that type.
-  RowReader(const Plane& plane, DType to) noexcept;
+  // kPastCaches: plain rows of the cache's own type are streamed, likewise.
+  RowReader(const Plane& plane, DType to, Stores stores = Stores::kCached) noexcept;
 
   // Row of token i and head j: dst + i * strides.token + j * strides.head.
   void read(const RowBox& box, std::byte* dst, const BoxStrides& strides) const noexcept;
@@ -98,6 +98,7 @@ class RowReader {
   Mover mover_;          // not of int8
   QuantizeLoops loops_;  // of int8
   bool plain_tiles_;
+  Stores stores_;
 };
 
 // The values of a cache as doubles, without rounding.

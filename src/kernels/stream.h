@@ -4,6 +4,7 @@
 // Stores past the caches: they do not read what they overwrite, so that a large write moves two
 // bytes for each instead of three; and what was written is in no cache afterwards.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -13,6 +14,16 @@
 #endif
 
 namespace kvfolio::kernels {
+
+enum class Stores : std::int32_t { kCached = 0, kPastCaches = 1 };
+
+// What a call that moves so many bytes writes goes past the caches: whoever reads it will have to
+// fetch most of it from memory anyway. 256 MiB of granule tiles take 0.8 to 0.9 of the time then;
+// what a cache holds would take longer. In double: a hostile shape may overflow.
+[[nodiscard]] inline Stores stores_for(double bytes) noexcept {
+  constexpr double kStreamBytes = 32.0 * 1024 * 1024;
+  return bytes < kStreamBytes ? Stores::kCached : Stores::kPastCaches;
+}
 
 // What to ask for meanwhile: for each line that is written, `per_line` bytes from `next` on. It may
 // lie anywhere; null: nothing.
@@ -39,6 +50,29 @@ inline void stream_lines(const std::byte* src, std::byte* dst, std::int64_t byte
   }
 #else
   static_cast<void>(meanwhile);
+  std::memcpy(dst, src, static_cast<std::size_t>(bytes));
+#endif
+}
+
+// Any bytes, in any place: the whole lines of dst go past the caches, and as many are asked for
+// `ahead` bytes further on. Requires: a stream_fence().
+inline void stream_bytes(const std::byte* src, std::byte* dst, std::int64_t bytes,
+                         std::int64_t ahead) noexcept {
+#if defined(__SSE2__)
+  const auto into_line = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(dst) % 64);
+  const std::int64_t head = std::min(bytes, (64 - into_line) % 64);
+  std::memcpy(dst, src, static_cast<std::size_t>(head));
+  std::int64_t at = head;
+  for (; at + 64 <= bytes; at += 64) {
+    __builtin_prefetch(src + at + ahead, 0, 2);
+    for (std::int64_t part = at; part < at + 64; part += 16) {
+      _mm_stream_si128(reinterpret_cast<__m128i*>(dst + part),
+                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + part)));
+    }
+  }
+  std::memcpy(dst + at, src + at, static_cast<std::size_t>(bytes - at));
+#else
+  static_cast<void>(ahead);
   std::memcpy(dst, src, static_cast<std::size_t>(bytes));
 #endif
 }
