@@ -19,6 +19,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <span>
 #include <set>
 #include <string>
 #include <vector>
@@ -247,19 +248,27 @@ Case make_case(const Choice& choice, std::uint64_t seed) {
 // ---- memory ------------------------------------------------------------------------------------
 
 // Values of K or V of one token and head: a function of the position alone where it is shared.
-float value_of(std::uint64_t seed, bool is_v, int sequence, int position, int head, int d) {
-  std::uint64_t x = seed * 0x9e3779b97f4a7c15u + (is_v ? 77 : 0);
-  for (const int part : {sequence, position, head, d}) {
-    x = (x ^ (x >> 31)) * 0xbf58476d1ce4e5b9u + static_cast<std::uint64_t>(part + 1);
+void fill_values(std::uint64_t seed, bool is_v, int sequence, int position, int head,
+                 std::span<float> values) {
+  std::uint64_t row = seed * 0x9e3779b97f4a7c15u + (is_v ? 77 : 0);
+  for (const int part : {sequence, position, head}) {
+    row = (row ^ (row >> 31)) * 0xbf58476d1ce4e5b9u + static_cast<std::uint64_t>(part + 1);
   }
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  x ^= x >> 31;
-  // Nearly normal: the sum of four uniform numbers.
-  float sum = 0;
-  for (int i = 0; i < 4; ++i) {
-    sum += static_cast<float>((x >> (16 * i)) & 0xffffu) * 0x1p-16f - 0.5f;
+  for (float& value : values) {
+    row += 0x9e3779b97f4a7c15u;
+    std::uint64_t x = (row ^ (row >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    x ^= x >> 31;
+    // Nearly normal: the sum of four uniform numbers.
+    const std::uint64_t sum = (x & 0xffffu) + (x >> 16 & 0xffffu) + (x >> 32 & 0xffffu) + (x >> 48);
+    value = (static_cast<float>(static_cast<std::int32_t>(sum)) * 0x1p-16f - 2.0f) * 1.7f;
   }
-  return sum * 1.7f;
+}
+
+float amax(std::span<const float> values) {
+  float most = 0;
+  for (const float value : values) most = std::max(most, std::abs(value));
+  return most;
 }
 
 std::int8_t quantized(float x, float inverse) {
@@ -369,11 +378,12 @@ class Memory {
   // The values that the cache holds for one row, in f64.
   void stored(bool is_v, int sequence, int position, int head, double* row) const {
     const int owner = position < shared_tokens() ? 0 : sequence;
-    const float most = case_.type == DType::kInt8 ? amax(is_v, owner, position, head) : 0;
+    const std::span<const float> values = values_of(is_v, owner, position, head);
+    const float most = case_.type == DType::kInt8 ? amax(values) : 0;
     const float scale = most / 127.0f;
     const float inverse = 127.0f / most;
-    for (int d = 0; d < (is_v ? case_.dim_v : case_.dim_k); ++d) {
-      const float x = value_of(case_.seed, is_v, owner, position, head, d);
+    for (std::size_t d = 0; d < values.size(); ++d) {
+      const float x = values[d];
       switch (case_.type) {
         case DType::kF16:
           row[d] = static_cast<double>(f32_from_f16(f16_from_f32(x)));
@@ -401,12 +411,11 @@ class Memory {
 
   [[nodiscard]] int bs_int() const { return block_size_; }
 
-  [[nodiscard]] float amax(bool is_v, int owner, int position, int head) const {
-    float most = 0;
-    for (int d = 0; d < (is_v ? case_.dim_v : case_.dim_k); ++d) {
-      most = std::max(most, std::abs(value_of(case_.seed, is_v, owner, position, head, d)));
-    }
-    return most;
+  // Valid until the next call.
+  std::span<const float> values_of(bool is_v, int owner, int position, int head) const {
+    row_.resize(index(is_v ? case_.dim_v : case_.dim_k));
+    fill_values(case_.seed, is_v, owner, position, head, row_);
+    return row_;
   }
 
   void fill() {
@@ -425,9 +434,10 @@ class Memory {
     const int offset = position % block_size_;
     const KVView& view = view_;
     const int dims = is_v ? case_.dim_v : case_.dim_k;
+    const std::span<const float> values = values_of(is_v, owner, position, head);
     float inverse = 0;
     if (case_.type == DType::kInt8) {
-      const float most = amax(is_v, owner, position, head);
+      const float most = amax(values);
       const float scale = most / 127.0f;
       inverse = 127.0f / most;
       std::memcpy(
@@ -442,7 +452,7 @@ class Memory {
       if (form_ == Format::kGranule) {
         index = is_v ? ((t / g) * dims + d) * g + t % g : ((d / g) * 16 + t) * g + d % g;
       }
-      const float x = value_of(case_.seed, is_v, owner, position, head, d);
+      const float x = values[static_cast<std::size_t>(d)];
       std::byte* to = base + index * element_;
       switch (case_.type) {
         case DType::kF16: {
@@ -476,6 +486,7 @@ class Memory {
   std::int64_t element_ = 4;
   KVView view_;
   std::vector<std::int32_t> table_;
+  mutable std::vector<float> row_;
   std::unique_ptr<std::byte, Free> bytes_;
 };
 
@@ -599,6 +610,40 @@ std::vector<Part> whole(const Case& c) {
   return parts;
 }
 
+// Eight sums side by side: the reference is most of what a case costs. The compiler makes of them
+// what the machine has.
+constexpr int kSums = 8;
+using Sums = double __attribute__((vector_size(kSums * sizeof(double))));
+
+double dot(const double* a, const double* b, int n) {
+  Sums sums = {};
+  int d = 0;
+  for (; d + kSums <= n; d += kSums) {
+    Sums x;
+    Sums y;
+    std::memcpy(&x, a + d, sizeof x);
+    std::memcpy(&y, b + d, sizeof y);
+    sums += x * y;
+  }
+  double sum = 0;
+  for (int i = 0; i < kSums; ++i) sum += sums[i];
+  for (; d < n; ++d) sum += a[d] * b[d];
+  return sum;
+}
+
+void add(double* out, double weight, const double* v, int n) {
+  int d = 0;
+  for (; d + kSums <= n; d += kSums) {
+    Sums x;
+    Sums y;
+    std::memcpy(&x, out + d, sizeof x);
+    std::memcpy(&y, v + d, sizeof y);
+    x += weight * y;
+    std::memcpy(out + d, &x, sizeof x);
+  }
+  for (; d < n; ++d) out[d] += weight * v[d];
+}
+
 // Sums in f64 of what the cache holds.
 struct Exact {
   std::vector<double> out;
@@ -610,6 +655,7 @@ Exact exact(const Case& c, const Memory& memory, const std::vector<float>& queri
   const int q_heads = c.heads * c.group;
   std::vector<double> k(index(c.longest() * c.dim_k));
   std::vector<double> v(index(c.longest() * c.dim_v));
+  std::vector<std::pair<int, double>> scores;
   const auto rows = index(c.num_queries() * q_heads);
   result.out.assign(rows * static_cast<std::size_t>(c.dim_v), 0.0);
   result.lse.assign(rows, -std::numeric_limits<double>::infinity());
@@ -627,8 +673,9 @@ Exact exact(const Case& c, const Memory& memory, const std::vector<float>& queri
         const int position = s.kv_len - s.queries + r;
         for (int g = 0; g < c.group; ++g) {
           const auto row = index((first + r) * q_heads + h * c.group + g);
-          const float* q = &queries[row * static_cast<std::size_t>(c.dim_k)];
-          std::vector<std::pair<int, double>> scores;
+          const float* const query = &queries[row * static_cast<std::size_t>(c.dim_k)];
+          const std::vector<double> q(query, query + c.dim_k);
+          scores.clear();
           double most = -std::numeric_limits<double>::infinity();
           for (int p = 0; p < s.kv_len; ++p) {
             if (c.params.causal && p > position) continue;
@@ -636,11 +683,7 @@ Exact exact(const Case& c, const Memory& memory, const std::vector<float>& queri
               continue;
             }
             if (p >= s.trim_sinks && p < s.trim_first_kept) continue;
-            double score = 0;
-            for (int d = 0; d < c.dim_k; ++d) {
-              score += static_cast<double>(q[d]) * k[index(p * c.dim_k + d)];
-            }
-            score *= c.params.scale;
+            const double score = c.params.scale * dot(q.data(), &k[index(p * c.dim_k)], c.dim_k);
             most = std::max(most, score);
             scores.emplace_back(p, score);
           }
@@ -650,9 +693,7 @@ Exact exact(const Case& c, const Memory& memory, const std::vector<float>& queri
           for (const auto& [p, score] : scores) {
             const double weight = std::exp(score - most);
             total += weight;
-            for (int d = 0; d < c.dim_v; ++d) {
-              out[d] += weight * v[index(p * c.dim_v + d)];
-            }
+            add(out, weight, &v[index(p * c.dim_v)], c.dim_v);
           }
           for (int d = 0; d < c.dim_v; ++d) out[d] /= total;
           result.lse[row] = most + std::log(total);
