@@ -120,7 +120,7 @@ void add(const std::string& name, Bench bench, std::int64_t tokens, Args... args
 
 int main(int argc, char** argv) {
   // 8 KiB of K and of V per token in f32: 256 tokens lie in the second-level cache and the third,
-  // 16384 tokens (256 MiB) in memory only.
+  // 16384 tokens (128 MiB) in memory only.
   for (const std::int64_t tokens : {std::int64_t{256}, std::int64_t{16384}}) {
     for (const Format format : {Format::kNhd, Format::kHnd}) {
       const std::string tail = std::string("/") + to_string(format);

@@ -69,7 +69,10 @@ void run(Session& session) {
   ::malloc_trim(0);
 #endif
   const double before = resident_bytes();
-  if (before < 0) return session.leave_out("metadata.block", "the system does not say");
+  if (before < 0) {
+    session.leave_out("metadata.empty", "the system does not say");
+    return session.leave_out("metadata.block", "the system does not say");
+  }
   Cache cache(num_blocks, kHolders + share);
   const double created = resident_bytes();
   std::vector<SequenceId> holders;

@@ -8,12 +8,11 @@
 // where a page is 2 MiB, because a table that is looked up at random otherwise walks the page table
 // at every look.
 //
-// It knows no meaning of an element and never grows. Debug builds alone look for an index out of
-// range (KVFOLIO_DCHECK).
-// It owns its elements and is moved, never copied; one that was moved from is only assigned to or
-// destroyed. No constructor and no destructor of an element runs: T is trivially copyable and
-// destructible, and all bytes zero must be a value that its owner can start from.
-// Thread safety: as for a plain array.
+// It knows no meaning of an element and never grows. Builds without NDEBUG alone look for an index
+// out of range (KVFOLIO_DCHECK). It owns its elements and is moved, never copied; one that was
+// moved from is only assigned to or destroyed. No constructor and no destructor of an element runs:
+// T is trivially copyable and destructible, and all bytes zero must be a value that its owner can
+// start from. Thread safety: as for a plain array.
 
 #include <cstddef>
 #include <cstdint>

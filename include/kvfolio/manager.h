@@ -390,8 +390,8 @@ class KVFOLIO_API KVCacheManager {
   [[nodiscard]] std::string describe() const;
   [[nodiscard]] const Counters& counters() const noexcept;
   [[nodiscard]] const CacheSpec& spec() const noexcept;
-  // As given, with what was derived in place of 0, and max_root_keys as lowered; without
-  // prefix_cache the least that a tree needs.
+  // As given, with what was derived in place of 0 and max_root_keys as lowered; without
+  // prefix_cache one root key and no media.
   [[nodiscard]] const ManagerOptions& options() const noexcept;
   // Null without storage.
   [[nodiscard]] KVStorage* storage() noexcept;

@@ -31,8 +31,9 @@ struct ArenaSpan {
 class KVFOLIO_API SpanArena {
  public:
   static constexpr std::int32_t kGranule = 8;  // cells, 32 bytes
+  static constexpr std::int64_t kMaxCells = std::int64_t{1} << 33;
 
-  // At least `num_cells` cells. kInvalidArgument: negative or over 2^33; kOutOfMemory.
+  // At least `num_cells` cells. kInvalidArgument: negative or over kMaxCells; kOutOfMemory.
   static Result<SpanArena> create(std::int64_t num_cells);
 
   [[nodiscard]] std::int32_t* at(ArenaSpan span) noexcept {

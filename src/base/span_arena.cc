@@ -10,7 +10,6 @@
 namespace kvfolio {
 
 Result<SpanArena> SpanArena::create(std::int64_t num_cells) {
-  constexpr std::int64_t kMaxCells = std::int64_t{1} << 33;
   if (num_cells < 0 || num_cells > kMaxCells) {
     return Status(ErrorCode::kInvalidArgument,
                   text::concat("an arena of ", num_cells, " cells, allowed: 0 to ", kMaxCells));

@@ -84,7 +84,7 @@ Status append(const KVView& cache, std::int32_t layer, const ConstRowsView& k,
   const double row = static_cast<double>(cache.head_dim_k) + (writes_v ? cache.head_dim_v : 0);
   const double bytes =
       row * static_cast<double>(slots.size()) * cache.num_kv_heads * dtype_bytes(cache.dtype);
-  const Stores stores = kernels::stores_for(bytes);
+  const Stores stores = kernels::stores_for(bytes, kernels::kAppendPastCaches);
   const Stream k_stream{RowWriter(kernels::k_plane(cache, layer), k.dtype, stores), k};
   if (writes_v) {
     const Stream streams[] = {k_stream,

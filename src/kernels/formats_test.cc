@@ -421,17 +421,18 @@ TEST(EveryFormat, StreamedRowsHoldTheBytesOfRowsThatAreNot) {
           const kernels::BoxStrides strides{rows.rows.token_stride, rows.rows.head_stride};
           const auto written_and_read = [&](Stores stores) {
             const TestCache cache(spec);
-            TestRows back(45, 3, head_dim, type, gap);
+            std::vector<std::byte> all;
             for (const bool is_v : {false, true}) {
+              const TestRows back(45, 3, head_dim, type, gap);
               const kernels::Plane plane =
                   is_v ? kernels::v_plane(cache.view, 0) : kernels::k_plane(cache.view, 0);
               kernels::RowWriter(plane, type, stores).write(box, rows.rows.data, strides);
               kernels::RowReader(plane, type, stores).read(box, back.rows.data, strides);
+              kernels::stream_fence();
+              const std::byte* const read = back.rows.data;
+              all.insert(all.end(), read, read + 45 * back.rows.token_stride);
             }
-            kernels::stream_fence();
-            std::vector<std::byte> all(cache.view.k, cache.view.k + bytes_of(spec));
-            const std::byte* const read = back.rows.data;
-            all.insert(all.end(), read, read + 45 * back.rows.token_stride);
+            all.insert(all.end(), cache.view.k, cache.view.k + bytes_of(spec));
             return all;
           };
           ASSERT_EQ(written_and_read(Stores::kPastCaches), written_and_read(Stores::kCached))
@@ -442,7 +443,7 @@ TEST(EveryFormat, StreamedRowsHoldTheBytesOfRowsThatAreNot) {
   }
 }
 
-// From 32 MiB on append and gather stream.
+// From 32 MiB on append streams, from 64 on gather.
 TEST(EveryFormat, ALargeAppendComesBackFromALargeGather) {
   for (const Format format : kFormats) {
     const GroupSpec spec{.num_kv_heads = 2,
@@ -450,20 +451,35 @@ TEST(EveryFormat, ALargeAppendComesBackFromALargeGather) {
                          .head_dim_v = 520,
                          .dtype = DType::kF32,
                          .format = format,
-                         .num_blocks = 300};
+                         .num_blocks = 600};
     const TestCache cache(spec);
-    constexpr int kTokens = 4500;  // 36 MiB
+    constexpr int kTokens = 9000;  // 71 MiB
     const TestRows k(kTokens, 2, 520, DType::kF32);
     const TestRows v(kTokens, 2, 520, DType::kF32);
     k.fill(1);
     v.fill(2);
-    std::vector<std::int32_t> table(282);
-    for (std::size_t i = 0; i < table.size(); ++i) table[i] = static_cast<std::int32_t>(299 - i);
+    std::vector<std::int32_t> table(563);
+    for (std::size_t i = 0; i < table.size(); ++i) table[i] = static_cast<std::int32_t>(599 - i);
     std::vector<std::int32_t> slots;
     for (int t = 0; t < kTokens; ++t) {
       slots.push_back(table[static_cast<std::size_t>(t / 16)] * 16 + t % 16);
     }
-    ASSERT_TRUE(append(cache.view, 0, k.rows, v.rows, slots).ok());
+    // Of equal slots the last one wins here too: a whole tile and a token come a second time.
+    std::vector<std::int32_t> repeated(slots.end() - 33, slots.end() - 17);
+    repeated.push_back(slots[7]);
+    std::vector<std::int32_t> twice = repeated;
+    twice.insert(twice.end(), slots.begin(), slots.end());
+    const TestRows k_twice(static_cast<int>(twice.size()), 2, 520, DType::kF32);
+    const TestRows v_twice(static_cast<int>(twice.size()), 2, 520, DType::kF32);
+    k_twice.fill(3);
+    v_twice.fill(4);
+    for (std::size_t t = repeated.size(); t < twice.size(); ++t) {
+      const auto from = static_cast<int>(t - repeated.size());
+      const auto bytes = static_cast<std::size_t>(k.rows.token_stride);
+      std::memcpy(k_twice.rows.at(static_cast<int>(t), 0), k.rows.at(from, 0), bytes);
+      std::memcpy(v_twice.rows.at(static_cast<int>(t), 0), v.rows.at(from, 0), bytes);
+    }
+    ASSERT_TRUE(append(cache.view, 0, k_twice.rows, v_twice.rows, twice).ok());
     const TestRows k_back(kTokens, 2, 520, DType::kF32);
     const TestRows v_back(kTokens, 2, 520, DType::kF32);
     GatherArgs args{.cache = cache.view, .block_table = table, .length = kTokens};

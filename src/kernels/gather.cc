@@ -136,7 +136,8 @@ Status gather(const GatherArgs& args) {
            dtype_bytes(rows.dtype);
   };
   const Stores stores =
-      kernels::stores_for(bytes_of(args.k, cache.head_dim_k) + bytes_of(args.v, cache.head_dim_v));
+      kernels::stores_for(bytes_of(args.k, cache.head_dim_k) + bytes_of(args.v, cache.head_dim_v),
+                          kernels::kGatherPastCaches);
   for (std::int32_t i = 0; i < args.num_layers; ++i) {
     const std::int32_t layer = args.first_layer + i;
     if (args.k.data != nullptr) {

@@ -74,9 +74,12 @@ inline void move_box(const Mover& mover, const BoxShape& shape, const std::byte*
     inner = outer;
     outer = {1, 0, 0};
   }
-  const bool streams = stores == Stores::kPastCaches && mover.convert == nullptr;
+  // Of shorter rows too few are whole lines.
+  constexpr std::int64_t kShortest = 128;
+  const bool streams = stores == Stores::kPastCaches && mover.convert == nullptr &&
+                       elements * mover.src_bytes >= kShortest;
   // Meanwhile the same row of the next outer step is fetched, or what follows a long one: 0.56 and
-  // 0.47 of memcpy became 0.9 on rows of 512 bytes, of which a third is this (Xeon, 256 MiB).
+  // 0.47 of memcpy became 0.9 on rows of 512 bytes, of which a third is this (Xeon, 128 MiB).
   constexpr std::int64_t kAhead = 2048;
   const std::int64_t ahead = outer.extent == 1 ? kAhead : outer.src_stride;
   for (std::int64_t i = 0; i < outer.extent; ++i) {

@@ -2,7 +2,7 @@
 #pragma once
 
 // Stores past the caches: they do not read what they overwrite, so that a large write moves two
-// bytes for each instead of three; and what was written is in no cache afterwards.
+// bytes for each instead of three; and whole lines that were written are in no cache afterwards.
 
 #include <algorithm>
 #include <cstddef>
@@ -17,12 +17,15 @@ namespace kvfolio::kernels {
 
 enum class Stores : std::int32_t { kCached = 0, kPastCaches = 1 };
 
-// What a call that moves so many bytes writes goes past the caches: whoever reads it will have to
-// fetch most of it from memory anyway. 256 MiB of granule tiles take 0.8 to 0.9 of the time then;
-// what a cache holds would take longer. In double: a hostile shape may overflow.
-[[nodiscard]] inline Stores stores_for(double bytes) noexcept {
-  constexpr double kStreamBytes = 32.0 * 1024 * 1024;
-  return bytes < kStreamBytes ? Stores::kCached : Stores::kPastCaches;
+// What an append or a gather of so many bytes writes goes past the caches: whoever reads it will
+// have to fetch most of it from memory anyway. 256 MiB of granule tiles take 0.8 to 0.9 of the time
+// then (Zen 4), rows 0.65 to 0.8 (a Xeon with 2 MiB of second level). What is gathered is read
+// next: at 32 MiB that still costs more than is gained. In double: a hostile shape may overflow.
+constexpr double kAppendPastCaches = 32.0 * 1024 * 1024;
+constexpr double kGatherPastCaches = 64.0 * 1024 * 1024;
+
+[[nodiscard]] constexpr Stores stores_for(double bytes, double past_caches) noexcept {
+  return bytes < past_caches ? Stores::kCached : Stores::kPastCaches;
 }
 
 // What to ask for meanwhile: for each line that is written, `per_line` bytes from `next` on. It may
@@ -63,8 +66,10 @@ inline void stream_bytes(const std::byte* src, std::byte* dst, std::int64_t byte
   const std::int64_t head = std::min(bytes, (64 - into_line) % 64);
   std::memcpy(dst, src, static_cast<std::size_t>(head));
   std::int64_t at = head;
+  const auto from = reinterpret_cast<std::uintptr_t>(src);  // what is asked for may lie elsewhere
   for (; at + 64 <= bytes; at += 64) {
-    __builtin_prefetch(src + at + ahead, 0, 2);
+    __builtin_prefetch(
+        reinterpret_cast<const void*>(from + static_cast<std::uintptr_t>(at + ahead)), 0, 2);
     for (std::int64_t part = at; part < at + 64; part += 16) {
       _mm_stream_si128(reinterpret_cast<__m128i*>(dst + part),
                        _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + part)));

@@ -152,21 +152,15 @@ void KVCacheManager::Impl::restore_passed_over() noexcept {
 
 // The slot that is first for this policy, whether its going helps or not; -1: none may go.
 std::int32_t KVCacheManager::Impl::first_of_all(VictimPolicy policy) const noexcept {
-  std::int32_t first = -1;
-  std::uint64_t first_rank = 0;
+  Victim first{};
+  first.slot = -1;
   for (const std::int32_t slot : open_slots()) {
     const Sequence& s = sequences_[slot];
-    if (s.step_entry >= 0) continue;
-    const std::uint64_t rank = rank_of(s, policy);
-    if (first >= 0 &&
-        (rank > first_rank ||
-         (rank == first_rank && !kLater(victim_of(first, policy), victim_of(slot, policy))))) {
-      continue;
-    }
-    first = slot;
-    first_rank = rank;
+    if (s.step_entry >= 0 || (first.slot >= 0 && rank_of(s, policy) > first.rank)) continue;
+    const Victim victim = victim_of(slot, policy);
+    if (first.slot < 0 || kLater(first, victim)) first = victim;
   }
-  return first;
+  return first.slot;
 }
 
 std::optional<SequenceId> KVCacheManager::Impl::select_victim(VictimPolicy policy) {

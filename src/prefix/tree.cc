@@ -89,7 +89,7 @@ Result<std::unique_ptr<PrefixTree::Impl>> PrefixTree::Impl::create(
                          " and max_index_tokens ", options.max_index_tokens, "; lower them"));
   }
   const auto make_arena = [](std::unique_ptr<SpanArena>& arena, std::int64_t cells) -> Status {
-    Result<SpanArena> made = SpanArena::create(cells);
+    Result<SpanArena> made = SpanArena::create(std::min(cells, SpanArena::kMaxCells));
     if (!made) return std::move(made).error();
     arena = std::make_unique<SpanArena>(std::move(*made));
     return {};

@@ -282,6 +282,14 @@ TEST(RootKeys, AsManyFitAsTheirBytesSayWhateverTheirLength) {
   }
 }
 
+TEST(RootKeys, TheMostBytesThatAreAllowedAreNoError) {
+  PrefixTreeOptions options = one_group(4);
+  options.max_root_key_bytes = std::int64_t{1} << 34;
+  const Result<PrefixTree> tree = PrefixTree::create(options, nullptr);
+  // 32 GiB of addresses, of which none is touched.
+  EXPECT_TRUE(tree.has_value() || tree.error().code() == ErrorCode::kOutOfMemory);
+}
+
 TEST(RootKeys, ARootStaysWhileSomethingHangsBelowOrSomebodyStandsOnIt) {
   Tree t(one_group(4));
   t.cache(counting(0, 4), {{0}});

@@ -19,8 +19,8 @@
 #include <memory>
 #include <numeric>
 #include <random>
-#include <span>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -610,8 +610,7 @@ std::vector<Part> whole(const Case& c) {
   return parts;
 }
 
-// Eight sums side by side: the reference is most of what a case costs. The compiler makes of them
-// what the machine has.
+// Eight sums side by side: one chain of additions would wait for each.
 constexpr int kSums = 8;
 using Sums = double __attribute__((vector_size(kSums * sizeof(double))));
 
