@@ -258,7 +258,7 @@ TEST(RootKeys, ARootThatDoesNotFitIsNotMadeAndRoomComesBack) {
 
 TEST(RootKeys, AsManyFitAsTheirBytesSayWhateverTheirLength) {
   constexpr std::int64_t kBytes = 1 << 16;
-  for (const std::size_t length : {1, 100, 1000, 1025, 5000, 20000}) {
+  for (const std::size_t length : {1u, 100u, 1000u, 1025u, 5000u, 20000u}) {
     PrefixTreeOptions options = one_group(4);
     options.max_root_keys = 200;
     options.max_root_key_bytes = kBytes;

@@ -37,7 +37,7 @@ TEST(ParityLayers, AWholeLayerIsAPointerAndStrides) {
   // shown end
   // Written through a slot, found through the strides.
   float written[4] = {1, 2, 3, 4};
-  const RowsView row(reinterpret_cast<std::byte*>(written), 16, 16, 1, 1, 4, DType::kF32);
+  const RowsView row{reinterpret_cast<std::byte*>(written), 16, 16, 1, 1, 4, DType::kF32};
   must(write_token(view, {.layer = 2, .head = 1, .slot = 4 * 16 + 15}, row, row));
   float found[4] = {};
   std::memcpy(
