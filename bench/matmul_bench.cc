@@ -112,6 +112,7 @@ void run(MatmulTarget target, const Shape& shape, std::int32_t num_rows, int rou
   std::vector<double> ratios;
   seconds_of(repeats, theirs);
 #endif
+  our_seconds.reserve(static_cast<std::size_t>(rounds));
   for (int round = 0; round < rounds; ++round) {
     our_seconds.push_back(seconds_of(repeats, ours));
 #ifdef KVFOLIO_HAVE_OPENBLAS

@@ -461,6 +461,7 @@ TEST(EveryFormat, ALargeAppendComesBackFromALargeGather) {
     std::vector<std::int32_t> table(563);
     for (std::size_t i = 0; i < table.size(); ++i) table[i] = static_cast<std::int32_t>(599 - i);
     std::vector<std::int32_t> slots;
+    slots.reserve(kTokens);
     for (int t = 0; t < kTokens; ++t) {
       slots.push_back(table[static_cast<std::size_t>(t / 16)] * 16 + t % 16);
     }

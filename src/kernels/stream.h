@@ -66,10 +66,12 @@ inline void stream_bytes(const std::byte* src, std::byte* dst, std::int64_t byte
   const std::int64_t head = std::min(bytes, (64 - into_line) % 64);
   std::memcpy(dst, src, static_cast<std::size_t>(head));
   std::int64_t at = head;
-  const auto from = reinterpret_cast<std::uintptr_t>(src);  // what is asked for may lie elsewhere
+  // A number: what is asked for may lie outside of the array.
+  const auto from = reinterpret_cast<std::uintptr_t>(src);
   for (; at + 64 <= bytes; at += 64) {
-    __builtin_prefetch(
-        reinterpret_cast<const void*>(from + static_cast<std::uintptr_t>(at + ahead)), 0, 2);
+    const std::uintptr_t later = from + static_cast<std::uintptr_t>(at + ahead);
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
+    __builtin_prefetch(reinterpret_cast<const void*>(later), 0, 2);
     for (std::int64_t part = at; part < at + 64; part += 16) {
       _mm_stream_si128(reinterpret_cast<__m128i*>(dst + part),
                        _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + part)));
