@@ -22,6 +22,19 @@ double bytes_per_ns(Session& session, std::int64_t bytes, Call&& call) {
          });
 }
 
+// The shape of a case. A short run keeps the two sizes apart.
+std::int32_t num_tokens(Session& session, std::int32_t full) {
+  return session.size(full, full > 256 ? 128 : 64);
+}
+
+std::vector<std::pair<std::string, Fact>> facts(std::int32_t tokens, std::int64_t bytes,
+                                                Format format, DType dtype) {
+  return {{"tokens", std::int64_t{tokens}},
+          {"bytes", bytes},
+          {"format", to_string(format)},
+          {"dtype", to_string(dtype)}};
+}
+
 // Why ours may be slower than an earlier system, which has no heads or has them side by side.
 std::string why_slower(Format format) {
   if (format != Format::kHnd) return {};
@@ -37,7 +50,7 @@ Earlier append_in_2_mib() {
 void rows(Session& session) {
   if (!session.wants("storage.append") && !session.wants("storage.gather")) return;
   for (const std::int32_t full : {256, 16'384}) {
-    const std::int32_t tokens = session.size(full, full > 256 ? 128 : 64);
+    const std::int32_t tokens = num_tokens(session, full);
     for (const Format format : {Format::kHnd, Format::kNhd}) {
       const StorageFixture fixture(format, DType::kF32, tokens, kBlockSize);
       fixture.check();
@@ -46,10 +59,7 @@ void rows(Session& session) {
       const auto rate = [&](auto&& call) { return bytes_per_ns(session, bytes, call); };
       const auto figure = [&](const char* name, std::optional<Earlier> earlier) {
         return Figure{.name = name,
-                      .facts = {{"tokens", std::int64_t{tokens}},
-                                {"bytes", bytes},
-                                {"format", to_string(format)},
-                                {"dtype", "f32"}},
+                      .facts = facts(tokens, bytes, format, DType::kF32),
                       .unit = "GB/s",
                       .lower_is_better = false,
                       .promise = Promise{0.8, 0.9},
@@ -103,7 +113,7 @@ void tokens_alone(Session& session) {
        {"cjc", "1 token a call, 256 MiB, warm; ceiling: plain code on that shape", 26.2, "GB/s",
         24.0}}};
   for (const auto& [full, earlier] : cases) {
-    const std::int32_t tokens = session.size(full, full > 256 ? 128 : 64);
+    const std::int32_t tokens = num_tokens(session, full);
     for (const Format format : {Format::kHnd, Format::kNhd}) {
       StorageFixture fixture(format, DType::kF32, tokens, kBlockSize);
       fixture.check_tokens();
@@ -111,10 +121,7 @@ void tokens_alone(Session& session) {
       const auto token_bytes = fixture.rows.size() / static_cast<std::size_t>(tokens);
       session.measure(
           {.name = "storage.append_token",
-           .facts = {{"tokens", std::int64_t{tokens}},
-                     {"bytes", bytes},
-                     {"format", to_string(format)},
-                     {"dtype", "f32"}},
+           .facts = facts(tokens, bytes, format, DType::kF32),
            .unit = "GB/s",
            .lower_is_better = false,
            .earlier = earlier,
@@ -154,10 +161,7 @@ void one_head(Session& session) {
     };
     session.measure(
         {.name = "storage.gather_head",
-         .facts = {{"tokens", std::int64_t{tokens}},
-                   {"bytes", static_cast<std::int64_t>(head_bytes)},
-                   {"format", to_string(format)},
-                   {"dtype", "f32"}},
+         .facts = facts(tokens, static_cast<std::int64_t>(head_bytes), format, DType::kF32),
          .unit = "us",
          .earlier = Earlier{"llama_rs",
                             "one head of 32, 8192 tokens, kind malloc; ceiling: as many bytes at "
@@ -183,7 +187,7 @@ void one_head(Session& session) {
 void tiles(Session& session) {
   if (!session.wants("storage.append_tiles") && !session.wants("storage.gather_tiles")) return;
   for (const std::int32_t full : {256, 16'384}) {
-    const std::int32_t tokens = session.size(full, full > 256 ? 128 : 64);
+    const std::int32_t tokens = num_tokens(session, full);
     for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kInt8}) {
       const StorageFixture fixture(Format::kGranule, dtype, tokens, kBlockSize);
       fixture.check();
@@ -200,10 +204,7 @@ void tiles(Session& session) {
       const auto figure = [&](const char* name, bool promised) {
         Figure result{
             .name = name,
-            .facts = {{"tokens", std::int64_t{tokens}},
-                      {"bytes", bytes},
-                      {"format", "granule"},
-                      {"dtype", to_string(dtype)}},
+            .facts = facts(tokens, bytes, Format::kGranule, dtype),
             .unit = "GB/s",
             .lower_is_better = false,
             .promise_is_ratio = true,
@@ -239,10 +240,8 @@ void first_fill(Session& session) {
     fixture.first_fill();
     session.measure(
         {.name = "storage.first_fill",
-         .facts = {{"tokens", std::int64_t{tokens}},
-                   {"bytes", static_cast<std::int64_t>(fixture.rows.size())},
-                   {"format", to_string(format)},
-                   {"dtype", "f32"}},
+         .facts =
+             facts(tokens, static_cast<std::int64_t>(fixture.rows.size()), format, DType::kF32),
          .unit = "GB/s",
          .lower_is_better = false,
          .promise = Promise{0.8, 0.95},
@@ -255,8 +254,7 @@ void first_fill(Session& session) {
              "create, append, give back; ceiling: memset of a fresh mapping on huge pages. Most "
              "of that is the kernel's clearing of the pages, in another time from run to run; "
              "append reads its rows besides, and goes past the caches, where what was cleared "
-             "still "
-             "lies; plain memcpy into such a mapping is little faster" +
+             "still lies; plain memcpy into such a mapping is little faster" +
              why_slower(format)},
         [&] { return bytes / nanoseconds_of([&] { fixture.first_fill(); }); },
         [&] { return bytes / nanoseconds_of([&] { fixture.plain_first_fill(); }); });

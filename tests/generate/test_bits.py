@@ -21,7 +21,7 @@ def exact():
 
 # Of bits per byte. 16 bits of a number change less than the fourth digit on this model: bf16 takes
 # 3.9e-5 off them on kernels that compute in f32, less where the query is rounded as well.
-@pytest.mark.parametrize("cache_type,part", [("f32", 3e-6), ("f16", 3e-5), ("bf16", 1e-4),
+@pytest.mark.parametrize("cache_type,part", [("f32", 3e-6), ("f16", 3e-5), ("bf16", 6e-5),
                                              ("int8", 0.005)])
 def test_bits_per_byte_of_held_out_text_are_those_of_numpy(cache_type, part, exact):
     bits, scored = exact

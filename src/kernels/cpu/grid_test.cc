@@ -611,36 +611,17 @@ std::vector<Part> whole(const Case& c) {
 }
 
 // Eight sums side by side: one chain of additions would wait for each.
-constexpr int kSums = 8;
-using Sums = double __attribute__((vector_size(kSums * sizeof(double))));
-
 double dot(const double* a, const double* b, int n) {
+  using Sums = double __attribute__((vector_size(64)));
   Sums sums = {};
   int d = 0;
-  for (; d + kSums <= n; d += kSums) {
-    Sums x;
-    Sums y;
-    std::memcpy(&x, a + d, sizeof x);
-    std::memcpy(&y, b + d, sizeof y);
-    sums += x * y;
+  for (; d + 8 <= n; d += 8) {
+    for (int i = 0; i < 8; ++i) sums[i] += a[d + i] * b[d + i];
   }
   double sum = 0;
-  for (int i = 0; i < kSums; ++i) sum += sums[i];
+  for (int i = 0; i < 8; ++i) sum += sums[i];
   for (; d < n; ++d) sum += a[d] * b[d];
   return sum;
-}
-
-void add(double* out, double weight, const double* v, int n) {
-  int d = 0;
-  for (; d + kSums <= n; d += kSums) {
-    Sums x;
-    Sums y;
-    std::memcpy(&x, out + d, sizeof x);
-    std::memcpy(&y, v + d, sizeof y);
-    x += weight * y;
-    std::memcpy(out + d, &x, sizeof x);
-  }
-  for (; d < n; ++d) out[d] += weight * v[d];
 }
 
 // Sums in f64 of what the cache holds.
@@ -692,7 +673,9 @@ Exact exact(const Case& c, const Memory& memory, const std::vector<float>& queri
           for (const auto& [p, score] : scores) {
             const double weight = std::exp(score - most);
             total += weight;
-            add(out, weight, &v[index(p * c.dim_v)], c.dim_v);
+            for (int d = 0; d < c.dim_v; ++d) {
+              out[d] += weight * v[index(p * c.dim_v + d)];
+            }
           }
           for (int d = 0; d < c.dim_v; ++d) out[d] /= total;
           result.lse[row] = most + std::log(total);
