@@ -8,7 +8,8 @@
 //   full    up to its first missing block; inside a block, as far as some block that begins with
 //           the same tokens goes (the hit is a shared tail, copied at the first append)
 //   window  a position p whose last window-1 tokens and sinks are all there; found from the right,
-//           each missing block pushes p down to where it begins
+//           each missing block pushes p down to where it begins. Of a block with sinks all tokens
+//           below p count: a sequence may be cut back into it, and offers it again when it closes
 // and the answer is the largest position on which all agree.
 
 #include <algorithm>
@@ -179,7 +180,7 @@ std::int32_t PrefixTree::Impl::served_window(std::int32_t g, std::int32_t limit,
     const std::int32_t sinks = std::min(group(g).spec.num_sinks, at);
     if (logical * size >= sinks) break;
     const std::int32_t reach = cover(g, logical).end;
-    if (reach < std::min((logical + 1) * size, sinks)) at = reach;
+    if (reach < std::min((logical + 1) * size, at)) at = reach;
   }
   for (std::int32_t logical = (at - 1) / size; at > 0 && logical >= 0; --logical) {
     if ((logical + 1) * size <= at - window + 1) break;
@@ -322,7 +323,7 @@ void PrefixTree::Impl::fill_table(const PrefixMatch& match, GroupId group_id,
   const std::int32_t sinks = std::min(spec.num_sinks, held);
   for (std::int32_t logical = 0; logical * size < sinks; ++logical) {
     if (out[static_cast<std::size_t>(logical)] == kNone) {
-      take(logical, std::min((logical + 1) * size, sinks));
+      take(logical, std::min((logical + 1) * size, held));
     }
   }
 }

@@ -88,8 +88,7 @@ class Prefixes {
     for (std::int32_t i = 0; i * size < p; ++i) {
       const std::int32_t end = (i + 1) * size;
       std::int32_t need = 0;
-      if (i * size < sinks) need = std::min(end, sinks);
-      if (end > window_begin(g, p, extra)) need = std::min(end, p);
+      if (i * size < sinks || end > window_begin(g, p, extra)) need = std::min(end, p);
       if (need > 0 && reach(g, q, i, whole_blocks) < need) return false;
     }
     return true;

@@ -667,12 +667,8 @@ class World : public TreeObserver {
       for (std::int32_t i = 0; i * size < held; ++i) {
         const std::int32_t b = table[static_cast<std::size_t>(i)];
         const std::int32_t end = (i + 1) * size;
-        std::int32_t need = 0;
-        if (!model_.full(g) && i * size < setup_.groups[g].num_sinks) {
-          need = std::min({end, setup_.groups[g].num_sinks, held});
-        }
-        if (end > begin) need = std::min(end, held);
-        if (need == 0) {
+        const bool sinks = !model_.full(g) && i * size < setup_.groups[g].num_sinks;
+        if (!sinks && end <= begin) {
           ASSERT_EQ(b, -1);
           continue;
         }
@@ -680,7 +676,7 @@ class World : public TreeObserver {
         const Entry& entry = model_.by_block[g].at(b);
         ASSERT_EQ(entry.root, q.root);
         ASSERT_EQ(model_.logical(g, entry.text), i);
-        ASSERT_GE(naive::common(entry.text, q.text), need);
+        ASSERT_GE(naive::common(entry.text, q.text), std::min(end, held));
       }
     }
   }

@@ -456,6 +456,22 @@ TEST(PrefixTree, SinksAreNeededByEveryHit) {
   EXPECT_EQ(t.found(counting(0, 16)), 2);
 }
 
+// A copy of the sinks that ends inside their block: what lies behind it there was never written.
+TEST(PrefixTree, ABlockOfSinksServesNoFurtherThanItsTokens) {
+  PrefixTreeOptions options = two_groups();
+  options.groups[0].block_size = 2;
+  options.groups[1].block_size = 4;
+  options.groups[1].window = 2;
+  options.groups[1].num_sinks = 1;
+  Tree t(options);
+  t.cache(counting(0, 8), {{0, 1, 2, 3}, {11, 12}});
+  EXPECT_EQ(t.found(counting(0, 8)), 8);
+  t.tree.evict(kSecond, BlockId(11));
+  t.cache(counting(0, 2), {{4}, {10}});
+  EXPECT_EQ(t.found(counting(0, 8)), 2);  // block 10 has the sink, and nothing behind token 1
+  EXPECT_THAT(t.table(t.match(counting(0, 8)), kSecond, 4), ElementsAre(10));
+}
+
 // ---- media ----
 
 TEST(PrefixTree, EqualPlaceholdersOfOtherMediaAreOtherPrompts) {

@@ -328,6 +328,22 @@ TEST(Prefix, HitNeedsWhatEveryGroupReads) {
   EXPECT_EQ(e.probe(tokens(1, 17)), 0);
 }
 
+// Of a block with sinks every token below the hit has to be there: the sequence may be cut back
+// into it, and would offer it as an exact copy of the whole when it closes.
+TEST(Prefix, ATailThatHoldsTheSinksServesNoLongerHit) {
+  Engine e({full_group(4, 16), window_group(4, 16, 4, 1)});
+  const SequenceId first = e.say(tokens(1, 12));
+  must(e.manager.trim(first, {.num_sinks = 0, .window = 4}));  // lets blocks 0 and 1 go
+  EXPECT_EQ(e.evict(2, 1), 2);
+  EXPECT_EQ(e.probe(tokens(1, 13)), 0);
+  e.cache(tokens(1, 2));  // a copy of the sinks that ends behind token 1
+  EXPECT_EQ(e.probe(tokens(1, 13)), 2);
+  const SequenceId hit = e.open(tokens(1, 13)).sequence;
+  EXPECT_EQ(e.manager.check_invariants().message(), "ok");
+  must(e.manager.close(hit));
+  EXPECT_EQ(e.manager.check_invariants().message(), "ok");
+}
+
 TEST(Prefix, UnnamedTokensAreNeverFindable) {
   Engine e({full_group(4, 16)});
   const SequenceId s = e.say(tokens(1, 4));
