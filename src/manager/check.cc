@@ -53,6 +53,19 @@ Status KVCacheManager::Impl::check_ownership() const {
     if (s.step_entry >= 0 && !in_step) {
       return broken(concat("sequence ", slot, " is not entry ", s.step_entry, " of the open step"));
     }
+    std::uint64_t waiting =
+        in_step ? static_cast<std::uint64_t>(step_at(open_step_).entries[s.step_entry].unnamed) : 0;
+    for (const std::int32_t index : in_flight_) {
+      const Step& step = step_at(index);
+      const std::int32_t at = step.has_unnamed ? step.entry_of[slot] : step.num_entries;
+      if (at >= step.num_entries || step.entries[at].slot != slot) continue;
+      if (step.entries[at].generation != s.generation) continue;
+      waiting += static_cast<std::uint64_t>(step.entries[at].unnamed);
+    }
+    if (s.num_named > s.num_unnamed || s.num_unnamed - s.num_named > waiting) {
+      return broken(concat("sequence ", slot, ": ", s.num_named, " of ", s.num_unnamed,
+                           " unnamed tokens have names, and ", waiting, " are in flight"));
+    }
     if (s.life != Life::kOpen || !s.has_caller_id) continue;
     ++named;
     const Result<SequenceId> found = find_caller_id(s.caller_id);

@@ -282,21 +282,24 @@ void KVCacheManager::Impl::share_unnamed(const Sequence& parent, Sequence& child
     Step& step = step_at(index);
     const StepEntry* entry = unnamed_entry(step, parent);
     if (entry == nullptr || entry->unnamed == 0) continue;
-    if (static_cast<std::size_t>(step.num_entries) == step.entries.size()) {
-      // Forked more often than a step remembers: these stay unnamed.
-      child.exact_until = std::min(child.exact_until, child.unnamed_from);
-      child.unnamed_from = kNever;
-      child.num_named = child.num_unnamed;
-      return;
+    const StepEntry of_parent = *entry;
+    // In place of an earlier sequence of this slot, unless that holds sources of copies: so there
+    // is one for each append and one for each slot at most.
+    const std::int32_t slot = slot_of(child);
+    std::int32_t at = step.entry_of[slot];
+    bool reused = at < step.num_entries && step.entries[at].slot == slot;
+    for (std::int32_t g = 0; g < num_groups() && reused; ++g) {
+      reused = change(step, at, g).source < 0;
     }
-    StepEntry& copy = step.entries[step.num_entries];
-    copy = *entry;
-    copy.slot = slot_of(child);
-    copy.generation = child.generation;
+    if (!reused) at = step.num_entries++;
+    KVFOLIO_CHECK(static_cast<std::size_t>(at) < step.entries.size());
+    step.entries[at] = of_parent;
+    step.entries[at].slot = slot;
+    step.entries[at].generation = child.generation;
     for (std::int32_t g = 0; g < num_groups(); ++g) {
-      change(step, step.num_entries, g) = {-1, -1, -1, BlockPool::kNobody, 0};
+      change(step, at, g) = {-1, -1, -1, BlockPool::kNobody, 0};
     }
-    step.entry_of[copy.slot] = step.num_entries++;
+    step.entry_of[slot] = at;
   }
 }
 

@@ -71,9 +71,10 @@ void KVCacheManager::Impl::drop_tail_beyond(Sequence& s) noexcept {
   tree_->climb(s.place, position);
 }
 
-// Tokens of steps in flight that were cut off want no names any more.
+// Tokens of steps in flight that were cut off want no names any more, and have none: their entries
+// must not count what comes in their place.
 void KVCacheManager::Impl::forget_unnamed(Sequence& s, std::int32_t n) noexcept {
-  if (s.num_unnamed == s.num_named) return;
+  if (s.num_unnamed == 0) return;
   const auto for_each_entry = [&](const auto& visit) {
     for (const std::int32_t index : in_flight_) {
       if (StepEntry* entry = unnamed_entry(step_at(index), s); entry != nullptr) visit(*entry);

@@ -430,6 +430,62 @@ TEST(Step, TokensThatWereCutOffInFlightWantNoNames) {
   EXPECT_EQ(e.manager.set_tokens(s, Tokens{1}).code(), ErrorCode::kInvalidArgument);
 }
 
+TEST(Step, NamedTokensThatWereCutOffInFlightCountForNothing) {
+  Engine e({full_group(4, 16)});
+  const SequenceId s = e.open({}).sequence;
+  const Ticket first = must(e.manager.begin_step());
+  must(e.manager.append_unnamed(s, 4));
+  must(e.manager.commit(first));
+  must(e.manager.set_tokens(s, tokens(1, 4)));
+  must(e.manager.clear(s));
+  const Ticket second = must(e.manager.begin_step());
+  must(e.manager.append_unnamed(s, 4));
+  must(e.manager.commit(second));
+  must(e.manager.truncate(s, 3));
+  EXPECT_EQ(e.manager.set_tokens(s, tokens(1, 4)).code(), ErrorCode::kInvalidArgument);
+  must(e.manager.set_tokens(s, tokens(1, 3)));
+  must(e.manager.complete(second));
+  EXPECT_EQ(e.manager.set_tokens(s, Tokens{9}).code(), ErrorCode::kInvalidArgument);
+}
+
+// The token at 3 is of a step that completed before it had a name.
+TEST(Step, ATokenThatNobodyNamedIsNeverFoundUnderALaterName) {
+  Engine e({full_group(4, 16)});
+  const SequenceId s = e.open({}).sequence;
+  const auto launch = [&](std::int64_t count) {
+    const Ticket ticket = must(e.manager.begin_step());
+    must(e.manager.append_unnamed(s, count));
+    must(e.manager.commit(ticket));
+    return ticket;
+  };
+  const Ticket first = launch(4);
+  must(e.manager.set_tokens(s, tokens(1, 4)));
+  must(e.manager.clear(s));
+  launch(4);
+  must(e.manager.truncate(s, 3));
+  must(e.manager.complete(first));
+  const Ticket third = launch(1);
+  must(e.manager.set_tokens(s, tokens(1, 3)));
+  must(e.manager.complete(third));
+  launch(1);
+  must(e.manager.set_tokens(s, Tokens{55}));
+  EXPECT_EQ(e.probe({1, 2, 3, 55, 9}), 3);  // of the first block
+}
+
+TEST(Step, AChildOfAStepInFlightTakesNamesHoweverManyCameBefore) {
+  Engine e({full_group(4, 16)}, {.max_sequences = 2});
+  const SequenceId s = e.open({}).sequence;
+  const Ticket flying = must(e.manager.begin_step());
+  must(e.manager.append_unnamed(s, 4));
+  must(e.manager.commit(flying));
+  for (int i = 0; i < 9; ++i) must(e.manager.close(must(e.manager.fork(s))));
+  const SequenceId child = must(e.manager.fork(s));
+  must(e.manager.set_tokens(child, tokens(1, 4)));
+  must(e.manager.complete(flying));
+  EXPECT_EQ(e.probe(tokens(1, 5)), 4);
+  EXPECT_EQ(e.manager.check_invariants().message(), "ok");
+}
+
 TEST(Step, WhatIsLeftOfAStepInFlightWantsAsManyNamesAsItHasTokens) {
   Engine e({full_group(4, 16)});
   const SequenceId s = e.open({}).sequence;
