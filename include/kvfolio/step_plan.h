@@ -50,7 +50,8 @@ struct GroupPlan {
   // For an engine that keeps a block table [num_rows, widest] on its device: set
   // table[changed_rows[i]][changed_columns[i]] = changed_blocks[i], and the rows of the plan's
   // sequences are those of block_table but for entries of dropped blocks, which nobody reads.
-  // Changes since the last committed step whose last plan had them. Empty unless asked for.
+  // Changes since the last committed step that did not fail and whose last plan had them. Empty
+  // unless asked for.
   std::span<const std::int32_t> changed_rows;
   std::span<const std::int32_t> changed_columns;
   std::span<const std::int32_t> changed_blocks;

@@ -245,6 +245,14 @@ Status KVCacheManager::Impl::commit(Ticket ticket) {
 void KVCacheManager::Impl::end_step(std::int32_t step_index, bool failed) noexcept {
   Step& step = step_at(step_index);
   free_steps_.push_back(step_index);
+  // Who keeps tables on the device may never have got what this step's plan said of them.
+  for (std::int32_t i = 0; failed && step.planned_changes && i < step.num_entries; ++i) {
+    const StepEntry& e = step.entries[i];
+    for (std::int32_t g = 0; g < num_groups() && sequences_[e.slot].generation == e.generation;
+         ++g) {
+      unplanned_from(e.slot, g) = 0;
+    }
+  }
   if (step.num_displaced == 0 && !step.has_unnamed) return;
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const StepEntry& e = step.entries[i];

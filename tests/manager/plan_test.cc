@@ -276,5 +276,23 @@ TEST(Plan, ChangedEntriesOfAPlanThatWasReplacedComeAgain) {
   must(e.manager.drop(t));
 }
 
+// A step that failed may have died before it put them where the device reads.
+TEST(Plan, ChangedEntriesOfAStepThatFailedComeAgain) {
+  Engine e({full_group(4, 16)});
+  e.cache(tokens(1, 8));
+  const SequenceId s = e.open(tokens(1, 8)).sequence;  // found whole, so it writes nothing
+  const Ticket failing = must(e.manager.begin_step());
+  must(e.manager.append(s, Tokens{8}));
+  EXPECT_THAT(must(e.manager.plan({.changed_entries = true}))->groups[0].changed_columns,
+              ElementsAre(0, 1));
+  must(e.manager.commit(failing));
+  must(e.manager.fail(failing));
+  const Ticket next = must(e.manager.begin_step());
+  must(e.manager.append(s, Tokens{9}));
+  EXPECT_THAT(must(e.manager.plan({.changed_entries = true}))->groups[0].changed_columns,
+              ElementsAre(0, 1, 2));
+  must(e.manager.drop(next));
+}
+
 }  // namespace
 }  // namespace kvfolio::testing_engine
