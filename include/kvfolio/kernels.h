@@ -153,7 +153,9 @@ struct AttentionBatch {
 };
 
 struct AttentionParams {
-  double scale = 0.0;  // scores are scale * (q . k); finite and > 0, usually 1/sqrt(head_dim_k)
+  // Scores are scale * (q . k); finite and > 0, usually 1/sqrt(head_dim_k). All targets but
+  // kReference keep scores and scale * q in f32: where these overflow the row may be NaN.
+  double scale = 0.0;
   bool causal = true;  // position p reads positions <= p; else all of its sequence
   // Tokens that a query reads, itself included: p reads positions > p - window. 0: no window.
   std::int32_t window = 0;

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <random>
@@ -494,7 +495,7 @@ TEST(Attention, OnlyNaNScoresGiveNaNAndOnlyMinusInfinityAMaskedRow) {
 // What the scale multiplies must not be rounded to bf16 with the query: the scores of bf16 queries
 // over a bf16 cache are as exact as sums in f32.
 TEST(Attention, AQueryOfTheTypeOfTheCacheIsNotRoundedByAnyTarget) {
-  for (const double scale : {0.125, 0.088388, 0.3, 3.0, 1e-30}) {
+  for (const double scale : {0.125, 0.088388, 0.3, 3.0, 1e-30, 1e-38, 1e-46, 1e-300}) {
     const Problem s{.sequences = {{.kv_len = 150, .queries = 3, .key = 1}},
                     .block_size = 16,
                     .head_dim_k = 64,
@@ -835,6 +836,52 @@ TEST(Attention, ASliceOfNoRowsOrNoHeadsIsNothingOnAnyTarget) {
       EXPECT_TRUE(attend(p.args).ok()) << to_string(target);
     }
   }
+}
+
+// 2^28 queries of eight heads for one KV head: the slice begins at row 2^31 of the sequence. What
+// is not touched of the 64 GiB of `out` takes no memory.
+TEST(Attention, AllRowsOfASequenceMayBeMoreThanAnInt32Counts) {
+  constexpr std::int32_t kRows = (1 << 28) + 1;
+  constexpr std::int64_t kRowBytes = 8 * 8 * 4;
+  TestCache cache(
+      {.num_kv_heads = 1, .head_dim_k = 8, .head_dim_v = 8, .block_size = 1024, .num_blocks = 1});
+  const int slot = (kRows - 1) % 1024;
+  for (int d = 0; d < 8; ++d) {
+    cache.set(false, 0, 0, slot, d, 0.5);
+    cache.set(true, 0, 0, slot, d, 1.0 + d);
+  }
+  constexpr std::size_t kOutBytes = std::size_t{kRowBytes} * kRows;
+  void* const out = mmap(nullptr, kOutBytes, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (out == MAP_FAILED) GTEST_SKIP() << "64 GiB of addresses";
+  const std::vector<float> query(64, 0.25f);  // each token's
+  const std::vector<std::int32_t> table((kRows + 1023) / 1024, 0);
+  const std::vector<std::int32_t> query_start = {0, kRows};
+  const std::vector<std::int32_t> kv_lens = {kRows};
+  std::vector<std::byte> workspace(std::size_t{1} << 22);
+  AttentionArgs args;
+  args.cache = cache.view;
+  args.batch = {.query_start = query_start,
+                .kv_lens = kv_lens,
+                .block_table = table,
+                .block_table_stride = static_cast<std::int32_t>(table.size())};
+  args.params = {.scale = 1.0, .window = 1};
+  args.q = {reinterpret_cast<const std::byte*>(query.data()), 0, 32, kRows, 8, 8, DType::kF32};
+  args.out = {static_cast<std::byte*>(out), kRowBytes, 32, kRows, 8, 8, DType::kF32};
+  args.slice = {.first_row = kRows - 2};
+  args.workspace = workspace;
+  const auto* const last = reinterpret_cast<const float*>(static_cast<std::byte*>(out) +
+                                                          kRowBytes * std::int64_t{kRows - 1});
+  for (const KernelTarget target : kernel_targets()) {
+    if (target == KernelTarget::kReference) continue;  // its workspace has a score a position
+    args.target = target;
+    const Status status = attend(args);
+    ASSERT_TRUE(status.ok()) << status.message();
+    for (int i = 0; i < 64; ++i) ASSERT_EQ(last[i], 1.0f + static_cast<float>(i % 8)) << i;
+    std::memset(static_cast<std::byte*>(out) + kRowBytes * std::int64_t{kRows - 2}, 0,
+                2 * kRowBytes);
+  }
+  munmap(out, kOutBytes);
 }
 
 TEST(Attention, LimitsAtTheEndOfInt32DoNotOverflow) {

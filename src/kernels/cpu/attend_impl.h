@@ -67,12 +67,11 @@ inline void merge_row(const State& into, const State& part, std::int32_t head_di
   *into.maxima = most;
 }
 
-// The largest power of two that is not above x > 0; x itself where it is no normal number.
+// The largest power of two that is not above x, a normal number > 0.
 inline float power_of_two(float x) {
   std::uint32_t bits;
   __builtin_memcpy(&bits, &x, 4);
   const std::uint32_t exponent = bits & 0x7f800000u;
-  if (exponent == 0 || exponent == 0x7f800000u) return x;
   float power;
   __builtin_memcpy(&power, &exponent, 4);
   return power;
@@ -208,9 +207,8 @@ class Attend {
   void run() {
     reset_total();
     prepare_queries();
-    const std::int64_t first = item_.query_position + item_.first_row / item_.group;
-    const std::int64_t last =
-        item_.query_position + (item_.first_row + item_.num_rows - 1) / item_.group;
+    const std::int64_t first = position_of(0);
+    const std::int64_t last = position_of(item_.num_rows - 1);
     Walk walk(visible(first, last, item_.kv_len, item_.params, item_.trim), item_.first_position,
               item_.end_position);
     std::int32_t tile = 0;
@@ -273,17 +271,20 @@ class Attend {
   }
 
   void prepare_queries() {
-    float scale = static_cast<float>(item_.params.scale * 1.4426950408889634074);  // log2(e)
+    constexpr double kLargest = __FLT_MAX__;
+    const double factor = item_.params.scale * 1.4426950408889634074;  // log2(e)
+    auto scale = static_cast<float>(factor < kLargest ? factor : kLargest);
     if constexpr (E::kRoundsQueries) {
       // A query that is of the cache's type stays as it is but for a power of two; the rest of the
       // factor meets the scores.
-      const float power = power_of_two(scale);
-      score_factor_ = scale / power;
+      const float power = scale < __FLT_MIN__ ? __FLT_MIN__ : power_of_two(scale);
+      const float rest = scale / power;
+      score_factor_ = rest < __FLT_MIN__ ? __FLT_MIN__ : rest;  // not 0: it meets -inf too
       scale = power;
     }
     for (int r = 0; r < all_rows_; ++r) {
-      const std::int32_t row = item_.first_row + r % item_.num_rows;
-      const std::int32_t head = r / item_.num_rows * item_.group + row % item_.group;
+      const std::int64_t row = std::int64_t{item_.first_row} + r % item_.num_rows;
+      const std::int64_t head = r / item_.num_rows * item_.group + row % item_.group;
       item_.load_q(item_.q + row / item_.group * item_.q_token_stride + head * item_.q_head_stride,
                    reinterpret_cast<std::byte*>(s_.row), item_.k.head_dim);
       for (int d = 0; d < item_.k.head_dim; ++d) s_.row[d] *= scale;
@@ -369,7 +370,7 @@ class Attend {
   }
 
   [[nodiscard]] std::int64_t position_of(std::int32_t row) const {
-    return item_.query_position + (item_.first_row + row) / item_.group;
+    return item_.query_position + (std::int64_t{item_.first_row} + row) / item_.group;
   }
 
   // ---- where a tile lies ------------------------------------------------------------------------

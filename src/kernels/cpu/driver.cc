@@ -125,12 +125,13 @@ HeadRows head_rows(const Plane& plane, const std::byte* scales, const KVStrides&
 }
 
 // Up to kItemRows rows of one sequence, for every head of the slice. Its heads are taken
-// heads_per_item at a time.
+// heads_per_item at a time. Rows are counted from the unit's first query on: those of the whole
+// sequence may be more than 2^31.
 struct Unit {
   std::size_t sequence = 0;
-  std::int32_t first_query = 0;  // row of q of the sequence's first query
-  std::int32_t query_position = 0;
-  std::int32_t first_row = 0;  // query of the sequence times group
+  std::int32_t first_query = 0;     // row of q
+  std::int32_t query_position = 0;  // of first_query
+  std::int32_t first_row = 0;       // below group
   std::int32_t num_rows = 0;
   Visible seen;
   std::int64_t cost = 0;  // rows times tiles
@@ -221,15 +222,16 @@ class Call {
         const std::int32_t kv_len = batch.kv_lens[sequence_];
         unit_ = {};
         unit_.sequence = sequence_;
-        unit_.first_query = start;
-        unit_.query_position = kv_len - (batch.query_start[sequence_ + 1] - start);
-        unit_.first_row = static_cast<std::int32_t>(row_);
+        const auto first_query = static_cast<std::int32_t>(row_ / group);
+        unit_.first_query = start + first_query;
+        unit_.query_position = kv_len - (batch.query_start[sequence_ + 1] - start) + first_query;
+        unit_.first_row = static_cast<std::int32_t>(row_ % group);
         unit_.num_rows =
             static_cast<std::int32_t>(std::min<std::int64_t>(left, call_.rows_per_item_));
-        const std::int64_t last_row = row_ + unit_.num_rows - 1;
-        unit_.seen =
-            visible(unit_.query_position + row_ / group, unit_.query_position + last_row / group,
-                    kv_len, args.params, trim_of(batch, sequence_));
+        const std::int64_t last_query =
+            (std::int64_t{unit_.first_row} + unit_.num_rows - 1) / group;
+        unit_.seen = visible(unit_.query_position, unit_.query_position + last_query, kv_len,
+                             args.params, trim_of(batch, sequence_));
         unit_.cost = 1;
         std::int64_t parts = 0;
         std::int32_t range = -1;
@@ -375,9 +377,10 @@ class Call {
         args_.lse.data == nullptr ? nullptr : convert_fn(DType::kF64, args_.lse.dtype);
     alignas(64) float row[kMaxHeadDim];
     for (std::int32_t i = 0; i < num_heads * unit.num_rows; ++i) {
-      const std::int32_t r = unit.first_row + i % unit.num_rows;
-      const std::int32_t query = unit.first_query + r / group_;
-      const std::int32_t head = (kv_head + i / unit.num_rows) * group_ + r % group_;
+      const std::int64_t r = std::int64_t{unit.first_row} + i % unit.num_rows;
+      const auto query = static_cast<std::int32_t>(unit.first_query + r / group_);
+      const std::int32_t head =
+          (kv_head + i / unit.num_rows) * group_ + static_cast<std::int32_t>(r % group_);
       const float total = scratch.total.totals[i];
       kernels_.finish(scratch.total.sums + i * scratch.total.sums_stride, total, row, v_.head_dim);
       store_out(reinterpret_cast<const std::byte*>(row), args_.out.at(query, head), v_.head_dim);

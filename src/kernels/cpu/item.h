@@ -41,9 +41,9 @@ struct HeadRows {
   std::int32_t head_dim = 0;
 };
 
-// Rows [first_row, first_row + num_rows) of one sequence for each of num_heads KV heads, over the
-// positions [first_position, end_position), which start and end at multiples of kRange or at the
-// ends of the sequence. Row r of the sequence is query r / group, query head r % group of the KV
+// Rows [first_row, first_row + num_rows) of some queries of one sequence for each of num_heads KV
+// heads, over the positions [first_position, end_position), which start and end at multiples of
+// kRange or at the ends of the sequence. Row r is query r / group, query head r % group of the KV
 // head. In the scratch memory row r of head h of the item is row h * num_rows + r. Heads that lie
 // side by side in memory are done tile by tile together, so that all of a block is read at once.
 struct Item {
@@ -55,9 +55,9 @@ struct Item {
   std::int32_t num_blocks = 0;
   const std::int32_t* table = nullptr;
   std::int32_t kv_len = 0;
-  std::int32_t query_position = 0;  // of query 0 of the sequence
+  std::int32_t query_position = 0;  // of query 0
   std::int32_t group = 1;
-  std::int32_t first_row = 0;
+  std::int32_t first_row = 0;  // below group
   std::int32_t num_rows = 0;
   std::int32_t first_position = 0;
   std::int32_t end_position = 0;
