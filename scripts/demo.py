@@ -19,6 +19,11 @@ BLOCKS = "160"
 WIDTH = 79
 
 
+def ended(returncode):
+    """What a shell would say of a command that ended so; a signal is a failure too."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
 def say(text=""):
     print(text, flush=True)
 
@@ -34,7 +39,7 @@ def stream(prompt):
     arguments = ["generate", "--model", MODEL, "--prompt", prompt, "--max-new-tokens", "220",
                  "--temperature", "0.6", "--seed", "3"]
     show(arguments)
-    return subprocess.run([COMMAND, *arguments], cwd=ROOT, check=False).returncode
+    return ended(subprocess.run([COMMAND, *arguments], cwd=ROOT, check=False).returncode)
 
 
 def sample_row(sample, forks):
@@ -72,14 +77,14 @@ def serve():
                 say(sample_row(message, forks))
     if summary:
         say(summary["report"].rstrip("\n"))
-    return command.returncode
+    return ended(command.returncode)
 
 
 def prove():
     """The same samples under every condition: one hash."""
     arguments = ["prove", "--model", MODEL]
     show(arguments)
-    return subprocess.run([COMMAND, *arguments], cwd=ROOT, check=False).returncode
+    return ended(subprocess.run([COMMAND, *arguments], cwd=ROOT, check=False).returncode)
 
 
 def main():

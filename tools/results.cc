@@ -94,11 +94,15 @@ Comparison compare(const Results& paged, const Results& twin) {
     const RequestResult& other = twin.all()[r];
     // The twin has no pool, so it runs what the pool is too small for. Nothing to compare.
     if (mine.error) continue;
+    if (mine.samples.size() != other.samples.size()) {
+      comparison.difference = "request \"" + paged.requests()[r].id +
+                              "\": " + std::to_string(mine.samples.size()) +
+                              " samples over blocks, " + std::to_string(other.samples.size()) +
+                              " over the contiguous twin";
+      return comparison;
+    }
     for (std::size_t s = 0; s < mine.samples.size(); ++s) {
-      const std::string found =
-          s < other.samples.size()
-              ? difference(mine.samples[s], other.samples[s], comparison)
-              : "the contiguous twin has " + std::to_string(other.samples.size()) + " samples";
+      const std::string found = difference(mine.samples[s], other.samples[s], comparison);
       if (found.empty()) continue;
       comparison.difference =
           "request \"" + paged.requests()[r].id + "\" sample " + std::to_string(s) + ": " + found;

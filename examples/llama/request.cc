@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "request.h"
 
+#include <algorithm>
 #include <array>
 #include <limits>
 #include <unordered_set>
@@ -216,7 +217,7 @@ Result<std::vector<Request>> read_requests(std::istream& input, const std::strin
       return at_line("field \"id\" is " + quoted(request->id) +
                      ", which an earlier request has; allowed: an id of its own");
     }
-    total_samples += static_cast<std::size_t>(request->samples);
+    total_samples += static_cast<std::size_t>(std::max(request->samples, request->beams));
     if (total_samples > kMaxRequests) {
       return at_line("more than " + std::to_string(kMaxRequests) + " samples in one file");
     }

@@ -212,6 +212,7 @@ HOSTILE = {
     "deep object": ('{"prompt":' * 100_000, ["line 1"]),
     "long line": ("x" * 20_000_000, ["line 1", "longer"]),
     "many ids": ('{"prompt_ids":[' + "1," * 3_000_000 + "1]}", ["line 1"]),
+    "many beams": ('{"prompt":"x","beams":200}\n' * 6000, ["samples"]),
     "many requests": ('{"prompt":"x","samples":1024}\n' * 1000, ["samples"]),
     "zero bytes": (b"\0" * 1000, ["line 1"]),
     "empty": ("", ["no request"]),

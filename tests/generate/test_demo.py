@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """scripts/demo shows what it promises, on the shipped model."""
 
+import os
 import re
 import subprocess
 import sys
@@ -37,6 +38,15 @@ def test_the_blocks_are_drawn_and_everything_is_verified(shown):
     assert re.search(r"^  #{20}", shown, re.MULTILINE)
     assert re.search(r"^verified: .* are equal, bit for bit", shown, re.MULTILINE)
     assert "DIFFERENT" not in shown
+
+
+def test_a_command_that_dies_of_a_signal_is_no_success(tmp_path):
+    command = tmp_path / "kvfolio"
+    command.write_text("#!/bin/sh\nkill -KILL $$\n", encoding="ascii")
+    command.chmod(0o755)
+    done = subprocess.run([sys.executable, SOURCE / "scripts" / "demo.py"], capture_output=True,
+                          env={**os.environ, "KVFOLIO": str(command)}, timeout=60, check=False)
+    assert done.returncode == 128 + 9
 
 
 def test_it_ends_with_the_proof(shown):
