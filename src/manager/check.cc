@@ -148,6 +148,11 @@ Status KVCacheManager::Impl::check_invariants() const {
       }
     }
   }
+  std::uint64_t held = 0;
+  for (const Group& g : groups_) held += static_cast<std::uint64_t>(g.pool.num_held());
+  if (held > counters_.blocks_used_peak) {
+    return broken(concat(held, " blocks are held, the peak is ", counters_.blocks_used_peak));
+  }
   if (open != num_sequences_) {
     return broken(concat(open, " sequences are open, kept ", num_sequences_));
   }

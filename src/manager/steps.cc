@@ -240,8 +240,8 @@ Status KVCacheManager::Impl::commit(Ticket ticket) {
 
 // ---- complete ----
 
-// The device is done with a step: sources of its copies go, and tokens that nobody named by now
-// never get a name.
+// The device is done with a step, or the step failed: sources of its copies go, and tokens that
+// nobody named by now never get a name.
 void KVCacheManager::Impl::end_step(std::int32_t step_index, bool failed) noexcept {
   Step& step = step_at(step_index);
   free_steps_.push_back(step_index);
@@ -261,9 +261,18 @@ void KVCacheManager::Impl::end_step(std::int32_t step_index, bool failed) noexce
       if (source >= 0) let_go(g, BlockId(source), true);
     }
     Sequence& s = sequences_[e.slot];
-    if (failed || s.life == Life::kUnused || s.generation != e.generation) continue;
+    if (s.life == Life::kUnused || s.generation != e.generation) continue;
     const std::uint64_t unnamed_end = e.unnamed_begin + static_cast<std::uint64_t>(e.unnamed);
     if (e.unnamed == 0 || s.num_named >= unnamed_end) continue;
+    if (failed) {
+      // A fork that holds nothing of the step outlives it. Steps before this one are still in
+      // flight, and their tokens may get names.
+      s.exact_until = std::min(s.exact_until, std::max(s.unnamed_from, e.begin));
+      if (s.unnamed_from >= e.begin) s.unnamed_from = kNever;
+      s.num_unnamed = std::min(s.num_unnamed, e.unnamed_begin);
+      s.num_named = std::min(s.num_named, s.num_unnamed);
+      continue;
+    }
     s.num_named = unnamed_end;
     s.exact_until = std::min(s.exact_until, s.unnamed_from);
     s.unnamed_from = kNever;
@@ -281,6 +290,7 @@ void KVCacheManager::Impl::finish_closing() noexcept {
     publish(slot, true);
     forget_sequence(slot, false);
   }
+  if (kept < num_closing_) note_peak();  // pins may have followed tails to blocks that had retired
   num_closing_ = kept;
 }
 

@@ -379,15 +379,17 @@ Outcome World::complete(std::int32_t which) {
 
 Outcome World::fail(std::int32_t which) {
   if (which >= shadow_.num_in_flight) return Outcome::kSkipped;
-  if (!manager_.fail(Ticket(shadow_.in_flight[static_cast<std::size_t>(which)].ticket)).ok()) {
-    return Outcome::kRefused;
-  }
+  const std::uint64_t failed = shadow_.in_flight[static_cast<std::size_t>(which)].ticket;
+  if (!manager_.fail(Ticket(failed)).ok()) return Outcome::kRefused;
   shadow_.num_in_flight = which;
   shadow_.open_ticket = 0;
   for (ShadowSequence& s : shadow_.sequences) {
     if (!s.id.valid()) continue;
     end_entry(s);
     if (!manager_.info(s.id)) s = {};
+    for (std::uint64_t& unnamed : s.unnamed) {
+      if (unnamed >= failed) unnamed = 0;
+    }
   }
   return Outcome::kDone;
 }

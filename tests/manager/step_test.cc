@@ -472,6 +472,44 @@ TEST(Step, ATokenThatNobodyNamedIsNeverFoundUnderALaterName) {
   EXPECT_EQ(e.probe({1, 2, 3, 55, 9}), 3);  // of the first block
 }
 
+// A fork holds nothing that the failed step wrote, and stays; its tokens of that step want no
+// names.
+TEST(Step, ANamelessTokenOfAFailedStepDoesNotTakeTheNameOfALaterOne) {
+  Engine e({window_group(4, 16, 1)});
+  const SequenceId s = e.say(tokens(1, 3));
+  const auto launch = [&](SequenceId of) {
+    const Ticket ticket = must(e.manager.begin_step());
+    must(e.manager.append_unnamed(of, 1));
+    must(e.manager.commit(ticket));
+    return ticket;
+  };
+  const Ticket failing = launch(s);  // at the border: a window of one token lets the block go
+  const SequenceId child = must(e.manager.fork(s));
+  must(e.manager.fail(failing));
+  EXPECT_EQ(e.manager.check_invariants().message(), "ok");
+  EXPECT_EQ(e.manager.set_tokens(child, Tokens{9}).code(), ErrorCode::kInvalidArgument);
+  launch(child);
+  const Ticket last = launch(child);
+  must(e.manager.set_tokens(child, Tokens{50, 60}));  // positions 4 and 5
+  must(e.manager.complete(last));
+  must(e.manager.close(child));
+  EXPECT_EQ(e.probe({1, 2, 3, 50, 60, 9}), 0);
+}
+
+TEST(Step, AForkThatWasTrimmedWantsNoNamesOfAFailedStep) {
+  Engine e({full_group(4, 16)});
+  const SequenceId s = e.open({}).sequence;
+  const Ticket failing = must(e.manager.begin_step());
+  must(e.manager.append_unnamed(s, 4));
+  must(e.manager.commit(failing));
+  const SequenceId child = must(e.manager.fork(s));
+  EXPECT_EQ(must(e.manager.trim(child, {})), 4);
+  must(e.manager.fail(failing));
+  EXPECT_EQ(e.info(child).length, 4);
+  EXPECT_EQ(e.manager.set_tokens(child, Tokens{1}).code(), ErrorCode::kInvalidArgument);
+  EXPECT_EQ(e.manager.check_invariants().message(), "ok");
+}
+
 TEST(Step, AChildOfAStepInFlightTakesNamesHoweverManyCameBefore) {
   Engine e({full_group(4, 16)}, {.max_sequences = 2});
   const SequenceId s = e.open({}).sequence;
