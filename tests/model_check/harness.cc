@@ -23,6 +23,9 @@ GroupSpec window(int block_size, int num_blocks, int width, int sinks = 0) {
   return group;
 }
 
+// Windows of one token let even the last block go.
+int width(Rng& rng, int most) { return rng.chance(25) ? 1 : rng.between(1, most); }
+
 constexpr std::uint16_t kTag = 7;
 
 }  // namespace
@@ -70,14 +73,14 @@ Config make_config(Family family, std::uint64_t seed) {
     case Family::kOneGroup: {
       const int size = rng.pick(std::vector<int>{1, 2, 4, 8});
       groups = {rng.chance(50) ? full(size, rng.between(8, 40))
-                               : window(size, rng.between(8, 40), rng.between(1, 9),
+                               : window(size, rng.between(8, 40), width(rng, 9),
                                         rng.chance(50) ? rng.between(0, 4) : 0)};
       break;
     }
     case Family::kEqualBlocks: {
       const int size = rng.pick(std::vector<int>{1, 2, 4});
       groups = {full(size, rng.between(12, 40)),
-                window(size, rng.between(12, 40), rng.between(1, 9), rng.between(1, 6))};
+                window(size, rng.between(12, 40), width(rng, 9), rng.between(1, 6))};
       break;
     }
     case Family::kTinyPools:
@@ -89,7 +92,7 @@ Config make_config(Family family, std::uint64_t seed) {
       for (int g = rng.between(1, 3); g > 0; --g) {
         const int size = unit * rng.pick(std::vector<int>{1, 2, 4, 3});
         groups.push_back(rng.chance(50) ? full(size, rng.between(4, 40))
-                                        : window(size, rng.between(4, 40), rng.between(1, 12),
+                                        : window(size, rng.between(4, 40), width(rng, 12),
                                                  rng.chance(40) ? rng.between(0, 7) : 0));
       }
       groups.back().block_size = unit;
@@ -119,6 +122,8 @@ Config make_config(Family family, std::uint64_t seed) {
   config.drafts = rng.chance(50);
   config.unnamed = rng.chance(60);
   config.fails = rng.chance(40);
+  config.focus = rng.pick(std::vector<int>{0, 0, 50, 80});
+  config.failures = rng.pick(std::vector<int>{0, 0, 10});
   config.host_copies = rng.chance(40);
   config.options.high_watermark = rng.below(101) / 100.0;
   return config;

@@ -48,6 +48,10 @@ struct Config {
   bool drafts = true;
   bool unnamed = true;
   bool fails = true;
+  // Percent: how often a call is about the newest sequence, and how often a step that could
+  // complete fails. Faults hide in many calls in a row on one sequence and its forks.
+  int focus = 0;
+  int failures = 0;
   bool copies = true;  // copy_to() takes place; without it the run goes on as if it had
   // The manager runs the copies of finish(), in the device's memory.
   bool host_copies = false;

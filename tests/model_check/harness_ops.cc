@@ -126,6 +126,7 @@ void Harness::run(std::uint64_t op_seed) {
   const bool flying = isize(flight_) >= config_.options.max_steps_in_flight;
   if ((op == kOpen || op == kFork) && full && rng.chance(85)) op = open_step_ ? kPreempt : kClose;
   if (op == kBegin && flying && rng.chance(90)) op = kComplete;
+  if (op == kComplete && config_.fails && rng.chance(config_.failures)) op = kFail;
   if (op == kComplete && flight_.empty() && rng.chance(90)) op = open_step_ ? kCommit : kBegin;
   switch (op) {
     case kOpen:
@@ -236,7 +237,8 @@ void Harness::run(std::uint64_t op_seed) {
 }
 
 Harness::SeqPtr Harness::any_seq(Rng& rng) const {
-  return seqs_.empty() ? nullptr : rng.pick(seqs_);
+  if (seqs_.empty()) return nullptr;
+  return rng.chance(config_.focus) ? seqs_.back() : rng.pick(seqs_);
 }
 
 Prompt Harness::any_prompt(Rng& rng) {

@@ -160,10 +160,11 @@ void Harness::trim(Rng& rng) {
   const SeqPtr seq = any_seq(rng);
   if (!seq || !config_.trims) return;
   const bool huge = rng.chance(5);
+  const auto some = [&rng](int below) { return rng.chance(25) ? 0 : rng.below(below); };
   const std::int64_t sinks =
-      huge ? std::numeric_limits<std::int64_t>::max() : rng.below(seq->length() / 2 + 2);
+      huge ? std::numeric_limits<std::int64_t>::max() : some(seq->length() / 2 + 2);
   const std::int64_t window = huge && rng.chance(50) ? std::numeric_limits<std::int64_t>::max() - 1
-                                                     : rng.below(seq->length() + 2);
+                                                     : some(seq->length() + 2);
   note("trim " + name_of(*seq) + " sinks " + std::to_string(sinks) + " window " +
        std::to_string(window));
   Codes errors;
@@ -195,8 +196,8 @@ void Harness::trim(Rng& rng) {
 }
 
 void Harness::close(Rng& rng, bool preempt) {
-  const SeqPtr seq = any_seq(rng);
-  if (!seq) return;
+  if (seqs_.empty()) return;
+  const SeqPtr seq = rng.pick(seqs_);  // not mostly the newest
   note((preempt ? "preempt " : "close ") + name_of(*seq));
   const Codes errors = seq->in_step && !preempt ? Codes{kMoment} : Codes{};
   const bool was_in_step = seq->in_step;
