@@ -123,6 +123,7 @@ Config make_config(Family family, std::uint64_t seed) {
   config.unnamed = rng.chance(60);
   config.fails = rng.chance(40);
   config.focus = rng.pick(std::vector<int>{0, 0, 50, 80});
+  config.ahead = config.unnamed && rng.chance(50);
   config.failures = rng.pick(std::vector<int>{0, 0, 10});
   config.host_copies = rng.chance(40);
   config.options.high_watermark = rng.below(101) / 100.0;

@@ -52,6 +52,7 @@ struct Config {
   // complete fails. Faults hide in many calls in a row on one sequence and its forks.
   int focus = 0;
   int failures = 0;
+  bool ahead = false;  // most appends are by count, and steps stay in flight
   bool copies = true;  // copy_to() takes place; without it the run goes on as if it had
   // The manager runs the copies of finish(), in the device's memory.
   bool host_copies = false;

@@ -126,6 +126,10 @@ void Harness::run(std::uint64_t op_seed) {
   const bool flying = isize(flight_) >= config_.options.max_steps_in_flight;
   if ((op == kOpen || op == kFork) && full && rng.chance(85)) op = open_step_ ? kPreempt : kClose;
   if (op == kBegin && flying && rng.chance(90)) op = kComplete;
+  if (op == kAppend && config_.ahead && rng.chance(60)) op = kAppendUnnamed;
+  if (op == kComplete && config_.ahead && !flying && rng.chance(60)) {
+    op = open_step_ ? kCommit : kBegin;
+  }
   if (op == kComplete && config_.fails && rng.chance(config_.failures)) op = kFail;
   if (op == kComplete && flight_.empty() && rng.chance(90)) op = open_step_ ? kCommit : kBegin;
   switch (op) {

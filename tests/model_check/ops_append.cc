@@ -224,7 +224,9 @@ void Harness::set_tokens(Rng& rng) {
   for (int i = 0; seq && i < 6 && seq->unnamed() == 0; ++i) seq = any_seq(rng);
   if (!seq) return;
   const int waiting = seq->unnamed();
-  const int count = rng.chance(10) ? waiting + 1 : rng.between(0, waiting);
+  const int count = rng.chance(10)   ? waiting + 1
+                    : rng.chance(50) ? waiting
+                                     : rng.between(0, waiting);
   std::vector<std::int32_t> tokens;
   const int first = seq->first_unnamed();
   int p = first;
