@@ -28,6 +28,12 @@ def say(text=""):
     print(text, flush=True)
 
 
+def run(arguments):
+    """Shows a command and runs it; what it prints appears as it comes."""
+    show(arguments)
+    return ended(subprocess.run([COMMAND, *arguments], cwd=ROOT, check=False).returncode)
+
+
 def show(arguments):
     """Prints a command as one would type it."""
     words = [f'"{word}"' if " " in word else word for word in arguments]
@@ -38,8 +44,7 @@ def stream(prompt):
     """One request; its text appears as the model decides on it."""
     arguments = ["generate", "--model", MODEL, "--prompt", prompt, "--max-new-tokens", "220",
                  "--temperature", "0.6", "--seed", "3"]
-    show(arguments)
-    return ended(subprocess.run([COMMAND, *arguments], cwd=ROOT, check=False).returncode)
+    return run(arguments)
 
 
 def sample_row(sample, forks):
@@ -83,8 +88,7 @@ def serve():
 def prove():
     """The same samples under every condition: one hash."""
     arguments = ["prove", "--model", MODEL]
-    show(arguments)
-    return ended(subprocess.run([COMMAND, *arguments], cwd=ROOT, check=False).returncode)
+    return run(arguments)
 
 
 def main():

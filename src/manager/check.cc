@@ -57,10 +57,8 @@ Status KVCacheManager::Impl::check_ownership() const {
         in_step ? static_cast<std::uint64_t>(step_at(open_step_).entries[s.step_entry].unnamed) : 0;
     for (const std::int32_t index : in_flight_) {
       const Step& step = step_at(index);
-      const std::int32_t at = step.has_unnamed ? step.entry_of[slot] : step.num_entries;
-      if (at >= step.num_entries || step.entries[at].slot != slot) continue;
-      if (step.entries[at].generation != s.generation) continue;
-      waiting += static_cast<std::uint64_t>(step.entries[at].unnamed);
+      const std::int32_t at = unnamed_entry(step, s);
+      if (at >= 0) waiting += static_cast<std::uint64_t>(step.entries[at].unnamed);
     }
     if (s.num_named > s.num_unnamed || s.num_unnamed - s.num_named > waiting) {
       return broken(concat("sequence ", slot, ": ", s.num_named, " of ", s.num_unnamed,
@@ -148,8 +146,7 @@ Status KVCacheManager::Impl::check_invariants() const {
       }
     }
   }
-  std::uint64_t held = 0;
-  for (const Group& g : groups_) held += static_cast<std::uint64_t>(g.pool.num_held());
+  const std::uint64_t held = num_held();
   if (held > counters_.blocks_used_peak) {
     return broken(concat(held, " blocks are held, the peak is ", counters_.blocks_used_peak));
   }

@@ -375,8 +375,10 @@ class KVCacheManager::Impl final : public TreeObserver {
   void end_sequence(std::int32_t slot) noexcept;
   void release_blocks(std::int32_t slot) noexcept;
   void forget_sequence(std::int32_t slot, bool aborted) noexcept;
-  // The sequence's entry in a committed step in which some tokens have no name, or null.
-  [[nodiscard]] StepEntry* unnamed_entry(Step& step, const Sequence& s) noexcept;
+  // In a committed step with unnamed tokens: the entry of the last sequence of this slot that has
+  // one, and that of this sequence. -1: none.
+  [[nodiscard]] static std::int32_t latest_entry(const Step& step, std::int32_t slot) noexcept;
+  [[nodiscard]] std::int32_t unnamed_entry(const Step& step, const Sequence& s) const noexcept;
   void share_unnamed(const Sequence& parent, Sequence& child) noexcept;
   // adopt.cc
   [[nodiscard]] Status check_adopted(std::int32_t g, std::span<const std::int32_t> blocks,
@@ -461,6 +463,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   void park(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
   void drain_retiring() noexcept;
   void move_pins(std::int32_t g, BlockId from, BlockId to) noexcept;
+  [[nodiscard]] std::uint64_t num_held() const noexcept;  // blocks of all groups
   void note_peak() noexcept;
   // victims.cc
   // Entry of the heap of victims: the smallest goes first. Stale when its version is not the

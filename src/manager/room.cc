@@ -176,10 +176,14 @@ void KVCacheManager::Impl::release_entries(std::int32_t slot, std::int32_t g, st
   }
 }
 
+std::uint64_t KVCacheManager::Impl::num_held() const noexcept {
+  std::uint64_t held = 0;
+  for (const Group& g : groups_) held += static_cast<std::uint64_t>(g.pool.num_held());
+  return held;
+}
+
 void KVCacheManager::Impl::note_peak() noexcept {
-  std::uint64_t used = 0;
-  for (const Group& g : groups_) used += static_cast<std::uint64_t>(g.pool.num_held());
-  counters_.blocks_used_peak = std::max(counters_.blocks_used_peak, used);
+  counters_.blocks_used_peak = std::max(counters_.blocks_used_peak, num_held());
 }
 
 // ---- eviction ----

@@ -267,12 +267,15 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
 
 // ---- fork ----
 
-KVCacheManager::Impl::StepEntry* KVCacheManager::Impl::unnamed_entry(Step& step,
-                                                                     const Sequence& s) noexcept {
-  const std::int32_t at = step.has_unnamed ? step.entry_of[slot_of(s)] : step.num_entries;
-  if (at >= step.num_entries) return nullptr;
-  StepEntry& entry = step.entries[at];
-  return entry.slot == slot_of(s) && entry.generation == s.generation ? &entry : nullptr;
+std::int32_t KVCacheManager::Impl::latest_entry(const Step& step, std::int32_t slot) noexcept {
+  const std::int32_t at = step.has_unnamed ? step.entry_of[slot] : step.num_entries;
+  return at < step.num_entries && step.entries[at].slot == slot ? at : -1;
+}
+
+std::int32_t KVCacheManager::Impl::unnamed_entry(const Step& step,
+                                                 const Sequence& s) const noexcept {
+  const std::int32_t at = latest_entry(step, slot_of(s));
+  return at >= 0 && step.entries[at].generation == s.generation ? at : -1;
 }
 
 // The child takes part in the parent's steps in flight as far as names go: its copies of the
@@ -280,20 +283,19 @@ KVCacheManager::Impl::StepEntry* KVCacheManager::Impl::unnamed_entry(Step& step,
 void KVCacheManager::Impl::share_unnamed(const Sequence& parent, Sequence& child) noexcept {
   for (const std::int32_t index : in_flight_) {
     Step& step = step_at(index);
-    const StepEntry* entry = unnamed_entry(step, parent);
-    if (entry == nullptr || entry->unnamed == 0) continue;
-    const StepEntry of_parent = *entry;
+    const std::int32_t from = unnamed_entry(step, parent);
+    if (from < 0 || step.entries[from].unnamed == 0) continue;
     // In place of an earlier sequence of this slot, unless that holds sources of copies: so there
     // is one for each append and one for each slot at most.
     const std::int32_t slot = slot_of(child);
-    std::int32_t at = step.entry_of[slot];
-    bool reused = at < step.num_entries && step.entries[at].slot == slot;
+    std::int32_t at = latest_entry(step, slot);
+    bool reused = at >= 0;
     for (std::int32_t g = 0; g < num_groups() && reused; ++g) {
       reused = change(step, at, g).source < 0;
     }
     if (!reused) at = step.num_entries++;
     KVFOLIO_CHECK(static_cast<std::size_t>(at) < step.entries.size());
-    step.entries[at] = of_parent;
+    step.entries[at] = step.entries[from];
     step.entries[at].slot = slot;
     step.entries[at].generation = child.generation;
     for (std::int32_t g = 0; g < num_groups(); ++g) {

@@ -246,14 +246,8 @@ void KVCacheManager::Impl::end_step(std::int32_t step_index, bool failed) noexce
   Step& step = step_at(step_index);
   free_steps_.push_back(step_index);
   // Who keeps tables on the device may never have got what this step's plan said of them.
-  for (std::int32_t i = 0; failed && step.planned_changes && i < step.num_entries; ++i) {
-    const StepEntry& e = step.entries[i];
-    for (std::int32_t g = 0; g < num_groups() && sequences_[e.slot].generation == e.generation;
-         ++g) {
-      unplanned_from(e.slot, g) = 0;
-    }
-  }
-  if (step.num_displaced == 0 && !step.has_unnamed) return;
+  const bool says_again = failed && step.planned_changes;
+  if (step.num_displaced == 0 && !step.has_unnamed && !says_again) return;
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const StepEntry& e = step.entries[i];
     for (std::int32_t g = 0; g < num_groups(); ++g) {
@@ -262,6 +256,7 @@ void KVCacheManager::Impl::end_step(std::int32_t step_index, bool failed) noexce
     }
     Sequence& s = sequences_[e.slot];
     if (s.life == Life::kUnused || s.generation != e.generation) continue;
+    for (std::int32_t g = 0; g < num_groups() && says_again; ++g) unplanned_from(e.slot, g) = 0;
     const std::uint64_t unnamed_end = e.unnamed_begin + static_cast<std::uint64_t>(e.unnamed);
     if (e.unnamed == 0 || s.num_named >= unnamed_end) continue;
     if (failed) {

@@ -77,7 +77,8 @@ void KVCacheManager::Impl::forget_unnamed(Sequence& s, std::int32_t n) noexcept 
   if (s.num_unnamed == 0) return;
   const auto for_each_entry = [&](const auto& visit) {
     for (const std::int32_t index : in_flight_) {
-      if (StepEntry* entry = unnamed_entry(step_at(index), s); entry != nullptr) visit(*entry);
+      Step& step = step_at(index);
+      if (const std::int32_t at = unnamed_entry(step, s); at >= 0) visit(step.entries[at]);
     }
   };
   for_each_entry([&](StepEntry& e) {

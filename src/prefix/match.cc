@@ -176,16 +176,17 @@ std::int32_t PrefixTree::Impl::served_window(std::int32_t g, std::int32_t limit,
                                              std::int32_t window) const noexcept {
   const std::int32_t size = block_size(g);
   std::int32_t at = std::min(limit, matched_);
-  for (std::int32_t logical = 0;; ++logical) {
-    const std::int32_t sinks = std::min(group(g).spec.num_sinks, at);
-    if (logical * size >= sinks) break;
+  const auto need = [&](std::int32_t logical) {
     const std::int32_t reach = cover(g, logical).end;
     if (reach < std::min((logical + 1) * size, at)) at = reach;
+  };
+  for (std::int32_t logical = 0; logical * size < std::min(group(g).spec.num_sinks, at);
+       ++logical) {
+    need(logical);
   }
   for (std::int32_t logical = (at - 1) / size; at > 0 && logical >= 0; --logical) {
     if ((logical + 1) * size <= at - window + 1) break;
-    const std::int32_t reach = cover(g, logical).end;
-    if (reach < std::min((logical + 1) * size, at)) at = reach;
+    need(logical);
   }
   return at;
 }
@@ -313,18 +314,15 @@ void PrefixTree::Impl::fill_table(const PrefixMatch& match, GroupId group_id,
   const TreeGroup& spec = group(g).spec;
   const std::int32_t back = reach_of(spec, held) - 1 + (match.whole || one_more ? 1 : 0);
   const std::int32_t first = std::max(0, held - back);
-  const auto take = [&](std::int32_t logical, std::int32_t need) {
+  const auto take = [&](std::int32_t logical) {
     const Cover found = cover(g, logical);
-    if (found.end >= need) out[static_cast<std::size_t>(logical)] = found.block;
+    if (found.end < std::min((logical + 1) * size, held)) return;
+    out[static_cast<std::size_t>(logical)] = found.block;
   };
-  for (std::int32_t logical = first / size; logical < count; ++logical) {
-    take(logical, std::min((logical + 1) * size, held));
-  }
+  for (std::int32_t logical = first / size; logical < count; ++logical) take(logical);
   const std::int32_t sinks = std::min(spec.num_sinks, held);
   for (std::int32_t logical = 0; logical * size < sinks; ++logical) {
-    if (out[static_cast<std::size_t>(logical)] == kNone) {
-      take(logical, std::min((logical + 1) * size, held));
-    }
+    if (out[static_cast<std::size_t>(logical)] == kNone) take(logical);
   }
 }
 

@@ -87,9 +87,8 @@ class Prefixes {
     const std::int32_t sinks = full(g) ? 0 : std::min(groups[g].num_sinks, p);
     for (std::int32_t i = 0; i * size < p; ++i) {
       const std::int32_t end = (i + 1) * size;
-      std::int32_t need = 0;
-      if (i * size < sinks || end > window_begin(g, p, extra)) need = std::min(end, p);
-      if (need > 0 && reach(g, q, i, whole_blocks) < need) return false;
+      const bool needed = i * size < sinks || end > window_begin(g, p, extra);
+      if (needed && reach(g, q, i, whole_blocks) < std::min(end, p)) return false;
     }
     return true;
   }

@@ -110,6 +110,12 @@ class Engine {
     must(manager.commit(ticket));
     return ticket;
   }
+  Ticket launch_count(SequenceId sequence, std::int64_t count) {
+    const Ticket ticket = must(manager.begin_step());
+    must(manager.append_unnamed(sequence, count));
+    must(manager.commit(ticket));
+    return ticket;
+  }
   Planned plan(std::size_t group = 0) {
     const StepPlan& plan = *must(manager.plan());
     const GroupPlan& g = plan.groups[group];

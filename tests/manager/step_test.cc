@@ -400,9 +400,7 @@ TEST(Step, BlocksOfAStepInFlightAreNotHandedOut) {
 TEST(Step, NamesGoToTheOldestUnnamedTokensInOrder) {
   Engine e({full_group(2, 16)});
   const SequenceId s = e.open({}).sequence;
-  const Ticket t = must(e.manager.begin_step());
-  must(e.manager.append_unnamed(s, 4));
-  must(e.manager.commit(t));
+  const Ticket t = e.launch_count(s, 4);
   must(e.manager.set_tokens(s, Tokens{1, 2}));
   EXPECT_EQ(e.probe(tokens(1, 5)), 2);
   must(e.manager.set_tokens(s, Tokens{3, 4}));
@@ -414,16 +412,10 @@ TEST(Step, TokensThatWereCutOffInFlightWantNoNames) {
   Engine e({full_group(4, 8)}, {.max_steps_in_flight = 4});
   const SequenceId s = e.open({}).sequence;
   Ticket last;
-  for (int i = 0; i < 2; ++i) {
-    last = must(e.manager.begin_step());
-    must(e.manager.append_unnamed(s, 1));
-    must(e.manager.commit(last));
-  }
+  for (int i = 0; i < 2; ++i) last = e.launch_count(s, 1);
   must(e.manager.clear(s));
   // What comes now waits for names of its own, whatever completes before.
-  const Ticket next = must(e.manager.begin_step());
-  must(e.manager.append_unnamed(s, 1));
-  must(e.manager.commit(next));
+  e.launch_count(s, 1);
   must(e.manager.complete(last));
   EXPECT_EQ(e.manager.set_tokens(s, Tokens{1, 2}).code(), ErrorCode::kInvalidArgument);
   must(e.manager.set_tokens(s, Tokens{1}));
@@ -433,14 +425,10 @@ TEST(Step, TokensThatWereCutOffInFlightWantNoNames) {
 TEST(Step, NamedTokensThatWereCutOffInFlightCountForNothing) {
   Engine e({full_group(4, 16)});
   const SequenceId s = e.open({}).sequence;
-  const Ticket first = must(e.manager.begin_step());
-  must(e.manager.append_unnamed(s, 4));
-  must(e.manager.commit(first));
+  e.launch_count(s, 4);
   must(e.manager.set_tokens(s, tokens(1, 4)));
   must(e.manager.clear(s));
-  const Ticket second = must(e.manager.begin_step());
-  must(e.manager.append_unnamed(s, 4));
-  must(e.manager.commit(second));
+  const Ticket second = e.launch_count(s, 4);
   must(e.manager.truncate(s, 3));
   EXPECT_EQ(e.manager.set_tokens(s, tokens(1, 4)).code(), ErrorCode::kInvalidArgument);
   must(e.manager.set_tokens(s, tokens(1, 3)));
@@ -452,22 +440,16 @@ TEST(Step, NamedTokensThatWereCutOffInFlightCountForNothing) {
 TEST(Step, ATokenThatNobodyNamedIsNeverFoundUnderALaterName) {
   Engine e({full_group(4, 16)});
   const SequenceId s = e.open({}).sequence;
-  const auto launch = [&](std::int64_t count) {
-    const Ticket ticket = must(e.manager.begin_step());
-    must(e.manager.append_unnamed(s, count));
-    must(e.manager.commit(ticket));
-    return ticket;
-  };
-  const Ticket first = launch(4);
+  const Ticket first = e.launch_count(s, 4);
   must(e.manager.set_tokens(s, tokens(1, 4)));
   must(e.manager.clear(s));
-  launch(4);
+  e.launch_count(s, 4);
   must(e.manager.truncate(s, 3));
   must(e.manager.complete(first));
-  const Ticket third = launch(1);
+  const Ticket third = e.launch_count(s, 1);
   must(e.manager.set_tokens(s, tokens(1, 3)));
   must(e.manager.complete(third));
-  launch(1);
+  e.launch_count(s, 1);
   must(e.manager.set_tokens(s, Tokens{55}));
   EXPECT_EQ(e.probe({1, 2, 3, 55, 9}), 3);  // of the first block
 }
@@ -477,19 +459,14 @@ TEST(Step, ATokenThatNobodyNamedIsNeverFoundUnderALaterName) {
 TEST(Step, ANamelessTokenOfAFailedStepDoesNotTakeTheNameOfALaterOne) {
   Engine e({window_group(4, 16, 1)});
   const SequenceId s = e.say(tokens(1, 3));
-  const auto launch = [&](SequenceId of) {
-    const Ticket ticket = must(e.manager.begin_step());
-    must(e.manager.append_unnamed(of, 1));
-    must(e.manager.commit(ticket));
-    return ticket;
-  };
-  const Ticket failing = launch(s);  // at the border: a window of one token lets the block go
+  const Ticket failing =
+      e.launch_count(s, 1);  // at the border: a window of one token lets the block go
   const SequenceId child = must(e.manager.fork(s));
   must(e.manager.fail(failing));
   EXPECT_EQ(e.manager.check_invariants().message(), "ok");
   EXPECT_EQ(e.manager.set_tokens(child, Tokens{9}).code(), ErrorCode::kInvalidArgument);
-  launch(child);
-  const Ticket last = launch(child);
+  e.launch_count(child, 1);
+  const Ticket last = e.launch_count(child, 1);
   must(e.manager.set_tokens(child, Tokens{50, 60}));  // positions 4 and 5
   must(e.manager.complete(last));
   must(e.manager.close(child));
@@ -499,9 +476,7 @@ TEST(Step, ANamelessTokenOfAFailedStepDoesNotTakeTheNameOfALaterOne) {
 TEST(Step, AForkThatWasTrimmedWantsNoNamesOfAFailedStep) {
   Engine e({full_group(4, 16)});
   const SequenceId s = e.open({}).sequence;
-  const Ticket failing = must(e.manager.begin_step());
-  must(e.manager.append_unnamed(s, 4));
-  must(e.manager.commit(failing));
+  const Ticket failing = e.launch_count(s, 4);
   const SequenceId child = must(e.manager.fork(s));
   EXPECT_EQ(must(e.manager.trim(child, {})), 4);
   must(e.manager.fail(failing));
@@ -513,9 +488,7 @@ TEST(Step, AForkThatWasTrimmedWantsNoNamesOfAFailedStep) {
 TEST(Step, AChildOfAStepInFlightTakesNamesHoweverManyCameBefore) {
   Engine e({full_group(4, 16)}, {.max_sequences = 2});
   const SequenceId s = e.open({}).sequence;
-  const Ticket flying = must(e.manager.begin_step());
-  must(e.manager.append_unnamed(s, 4));
-  must(e.manager.commit(flying));
+  const Ticket flying = e.launch_count(s, 4);
   for (int i = 0; i < 9; ++i) must(e.manager.close(must(e.manager.fork(s))));
   const SequenceId child = must(e.manager.fork(s));
   must(e.manager.set_tokens(child, tokens(1, 4)));
@@ -527,9 +500,7 @@ TEST(Step, AChildOfAStepInFlightTakesNamesHoweverManyCameBefore) {
 TEST(Step, WhatIsLeftOfAStepInFlightWantsAsManyNamesAsItHasTokens) {
   Engine e({full_group(4, 16)});
   const SequenceId s = e.open({}).sequence;
-  const Ticket flying = must(e.manager.begin_step());
-  must(e.manager.append_unnamed(s, 6));
-  must(e.manager.commit(flying));
+  const Ticket flying = e.launch_count(s, 6);
   must(e.manager.truncate(s, 4));
   const Status surplus = e.manager.set_tokens(s, tokens(1, 5));
   EXPECT_EQ(surplus.code(), ErrorCode::kInvalidArgument);
