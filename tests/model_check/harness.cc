@@ -180,6 +180,7 @@ void Coverage::add(const Coverage& other) {
   victims += other.victims;
   victims_preempted += other.victims_preempted;
   manager_copies += other.manager_copies;
+  pins_outlive_fail += other.pins_outlive_fail;
 }
 
 std::string to_string(const Coverage& c) {
@@ -200,7 +201,8 @@ std::string to_string(const Coverage& c) {
          " refused), " + std::to_string(c.duplicates_refused) + " ids taken already, " +
          std::to_string(c.full_refused) + " sequences full, " + std::to_string(c.victims) +
          " victims named, " + std::to_string(c.victims_preempted) + " preempted, " +
-         std::to_string(c.manager_copies) + " managers copied";
+         std::to_string(c.manager_copies) + " managers copied, " +
+         std::to_string(c.pins_outlive_fail) + " pins that outlived a fail()";
 }
 
 // For a manager over the device's memory.

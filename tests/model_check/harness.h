@@ -99,6 +99,7 @@ struct Coverage {
   std::uint64_t victims = 0;            // that select_victim() named
   std::uint64_t victims_preempted = 0;  // by preempt_to()
   std::uint64_t manager_copies = 0;
+  std::uint64_t pins_outlive_fail = 0;
   void add(const Coverage& other);
 };
 std::string to_string(const Coverage& coverage);
@@ -235,6 +236,7 @@ class Harness {
 
   // Copies of the manager (ops_copy.cc).
   [[nodiscard]] Aside make_target();
+  void settle_pins(bool may_end, Rng& rng);
   void use_target(Rng& rng, Aside& target);
   [[nodiscard]] std::vector<std::uint64_t> facts_of(KVCacheManager& manager,
                                                     const fake_device::FakeDevice* device,
@@ -280,6 +282,7 @@ class Harness {
   void check_unchanged(const Snapshot& now) const;
   void check_sequences(const Snapshot& now);
   void check_names() const;
+  [[nodiscard]] std::vector<std::int32_t> references(const Snapshot& at, int g) const;
   void check_blocks(const Snapshot& now);
   void check_usage(const Snapshot& now);
   void check_content(const Snapshot& now);

@@ -117,6 +117,30 @@ void Harness::drop(Rng&) {
   apply_drop();
 }
 
+// fail() ends the pins on what it forgets, and no others. Which ones live on, a copy tells; a
+// manager with storage has none while steps are in flight, and lets go of all.
+void Harness::settle_pins(bool may_end, Rng& rng) {
+  if (pins_.empty()) return;
+  std::optional<Aside> copy;
+  if (!config_.host_copies && rng.chance(80)) {
+    copy.emplace(make_target());
+    KVFOLIO_REQUIRE(manager_->copy_to(copy->manager).ok(), "copy_to after fail()");
+  }
+  std::vector<Pin> kept;
+  for (Pin& pin : pins_) {
+    const Status gone = (copy ? copy->manager : *manager_).unpin(pin.id);
+    KVFOLIO_REQUIRE(gone.ok() || (may_end && gone.code() == kNotFound),
+                    "fail() ends no pin on blocks that live on");
+    if (copy && gone.ok()) {
+      kept.push_back(std::move(pin));
+      ++coverage_.pins_outlive_fail;
+    } else {
+      stale_pins_.push_back(pin.id);
+    }
+  }
+  pins_ = std::move(kept);
+}
+
 void Harness::fail(Rng& rng) {
   if (!config_.fails || flight_.empty()) return;
   const std::uint64_t ticket = flight_[rng.next() % flight_.size()].ticket;
@@ -170,6 +194,15 @@ void Harness::fail(Rng& rng) {
     }
     fate.push_back({seq, {must, may || must}});
   }
+  bool pins_hold_lost = false;
+  for (int g = 0; g < num_groups(); ++g) {
+    const std::vector<std::int32_t> explained = references(before_, g);
+    for (int b = 0; b < group(g).num_blocks; ++b) {
+      const auto at = static_cast<std::size_t>(b);
+      const bool pinned = before_.groups[static_cast<std::size_t>(g)].refs[at] > explained[at];
+      if (pinned && wrote(g, b)) pins_hold_lost = true;
+    }
+  }
   if (!expect(manager_->fail(Ticket(ticket)), {})) return;
   changed_ = finishes_ = true;
   failed_once_ = true;
@@ -212,13 +245,7 @@ void Harness::fail(Rng& rng) {
   for (const StepWork& step : failed) {
     for (const SeqPtr& seq : seqs_) seq->lose_names(step.ticket);
   }
-  // Pins of what was lost are let go.
-  for (const Pin& pin : pins_) {
-    const ErrorCode code = manager_->unpin(pin.id).code();
-    KVFOLIO_REQUIRE(code == ErrorCode::kOk || code == kNotFound, "unpin after fail()");
-    stale_pins_.push_back(pin.id);
-  }
-  pins_.clear();
+  settle_pins(pins_hold_lost, rng);
 }
 
 }  // namespace kvfolio::model_check
