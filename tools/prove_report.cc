@@ -18,9 +18,10 @@ using Json = nlohmann::ordered_json;
 Json or_null(std::int64_t value) { return value < 0 ? Json(nullptr) : Json(value); }
 Json or_null(const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); }
 
-// A row without the long prompt cannot differ in it.
+// A row without the long prompt cannot differ in it. No logits follow the last token of a sample:
+// only the comparison sees whether it is the twin's.
 bool is_equal(const ProvedRow& row, const ProvedRow& twin) {
-  return !row.sha256.empty() && row.sha256 == twin.sha256 &&
+  return !row.sha256.empty() && row.sha256 == twin.sha256 && row.difference.empty() &&
          (!row.condition.with_long || row.long_sha256 == twin.long_sha256);
 }
 

@@ -30,8 +30,9 @@ struct Proof {
   std::vector<ProvedRow> rows{};  // the twin first
   double seconds = 0.0;
 
-  [[nodiscard]] bool equal() const;  // all hashes are there and the same, of either prompts
-  [[nodiscard]] bool good() const;   // that, and every row was what it says
+  // All hashes are there and the same, of either prompts, and all tokens.
+  [[nodiscard]] bool equal() const;
+  [[nodiscard]] bool good() const;  // that, and every row was what it says
 };
 
 [[nodiscard]] std::string proof_json(const Proof& proof);

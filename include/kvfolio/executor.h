@@ -6,6 +6,10 @@
 // over OpenMP. No call of kvfolio starts a thread unless it is given an executor that does. It
 // knows numbers of tasks: neither kernels nor what a task does.
 //
+// Invariants: each task of a call runs once, and none runs after the call.
+// Thread safety: an Executor is plain data; how many threads may call it at a time is its host's
+// affair, and any number may call that of a ThreadPool (below).
+//
 //   Result<std::unique_ptr<ThreadPool>> pool = ThreadPool::create(4);
 //   if (!pool) return pool.error();
 //   const Executor executor = (*pool)->executor();   // what kernels take

@@ -113,6 +113,9 @@ TEST(Faults, T6TrimAfterAForkReleasesAndNeverWritesTheSharedTail) {
   must(e.manager.trim(child, {.num_sinks = 0, .window = 6}));
   EXPECT_EQ(e.live(child).size(), 1u);
   const std::int32_t shared = e.table(parent)[9];
+  for (const std::int32_t block : e.table(parent)) {
+    EXPECT_EQ(e.refs(block), block == shared ? 2 : 1) << block;
+  }
   const Planned planned = e.feed(child, {900});
   EXPECT_THAT(planned.copy_src, ElementsAre(shared));
   EXPECT_NE(e.table(child)[9], shared);
@@ -687,8 +690,13 @@ TEST(Faults, P7ClosingTwiceNeverGivesAwayASharedBlock) {
 TEST(Faults, P8IdsOfTwoManagersNeverPassForEachOther) {
   Engine a({full_group(4, 8)}, {.id_tag = 1});
   Engine b({full_group(4, 8)}, {.id_tag = 2});
-  EXPECT_NE(a.open({}).sequence, b.open({}).sequence);
-  EXPECT_NE(must(a.manager.pin(tokens(1, 2))).pin, must(b.manager.pin(tokens(1, 2))).pin);
+  const SequenceId sequence = a.open({}).sequence;
+  const PinId pin = must(a.manager.pin(tokens(1, 2))).pin;
+  EXPECT_NE(b.open({}).sequence, sequence);
+  EXPECT_NE(must(b.manager.pin(tokens(1, 2))).pin, pin);
+  EXPECT_EQ(b.manager.close(sequence).code(), ErrorCode::kNotFound);
+  EXPECT_EQ(b.manager.unpin(pin).code(), ErrorCode::kNotFound);
+  EXPECT_EQ(b.manager.counters().sequences_closed, 0u);
 }
 
 TEST(Faults, P9EvictionNeverTakesABlockInUse) {

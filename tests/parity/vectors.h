@@ -3,8 +3,10 @@
 
 // One sequence of vectors: a cache of `num_elements` doubles for each token and nothing else.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <span>
 #include <string>
 #include <vector>
@@ -37,7 +39,7 @@ inline Status append_rows(KVCacheManager& cache, SequenceId sequence,
                           std::span<const double> rows) {
   const std::int32_t num_elements = cache.spec().groups[0].head_dim_k;
   const std::int32_t row_bytes = num_elements * 8;
-  const auto count = static_cast<std::int32_t>(rows.size()) / num_elements;
+  const std::int64_t count = std::ssize(rows) / num_elements;
   if (rows.size() % static_cast<std::size_t>(num_elements) != 0) {
     return {ErrorCode::kInvalidArgument, std::to_string(rows.size()) + " numbers are no rows of " +
                                              std::to_string(num_elements)};
@@ -49,8 +51,8 @@ inline Status append_rows(KVCacheManager& cache, SequenceId sequence,
   }
   const StepPlan& plan = *must(cache.plan({.block_tables = false}));
   must(cache.run_copies());  // copy-on-write, when the last block is shared
-  const ConstRowsView k(bytes(rows.data()), row_bytes, row_bytes, count, 1, num_elements,
-                        DType::kF64);
+  const ConstRowsView k(bytes(rows.data()), row_bytes, row_bytes, static_cast<std::int32_t>(count),
+                        1, num_elements, DType::kF64);
   must(append(must(cache.storage()->view(GroupId(0))), 0, k, {}, plan.groups[0].slot_mapping));
   return cache.finish(step);
 }
@@ -59,7 +61,7 @@ inline Status append_rows(KVCacheManager& cache, SequenceId sequence,
 inline Result<std::vector<double>> rows_of(KVCacheManager& cache, SequenceId sequence,
                                            std::int32_t first, std::int32_t count) {
   const std::int32_t num_elements = cache.spec().groups[0].head_dim_k;
-  std::vector<double> rows(static_cast<std::size_t>(count) *
+  std::vector<double> rows(static_cast<std::size_t>(std::max(count, 0)) *
                            static_cast<std::size_t>(num_elements));
   GatherArgs args{.cache = must(cache.storage()->view(GroupId(0)))};
   args.block_table = must(cache.block_table(sequence, GroupId(0)));

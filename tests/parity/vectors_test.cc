@@ -110,6 +110,7 @@ TEST(ParityVectors, ReadsOneTokenARangeAndAnEmptyCache) {
   EXPECT_THAT(one, ElementsAre(34, 35));
   EXPECT_EQ(range, numbers(30, 3 * 2));
   EXPECT_THAT(none, IsEmpty());
+  EXPECT_EQ(rows_of(cache, sequence, 0, -1).error().code(), ErrorCode::kInvalidArgument);
   const auto beyond = rows_of(cache, sequence, 20, 1);
   ASSERT_FALSE(beyond.has_value());
   EXPECT_THAT(beyond.error().message(), testing::AllOf(HasSubstr("20"), HasSubstr("1")));
