@@ -30,7 +30,9 @@ struct MediaSpan {
   std::int32_t begin = 0;                  // position of its first token
   std::int32_t end = 0;                    // one past its last
   std::array<std::byte, 32> content_id{};  // a digest of the content
-  // Tokens of the span read later tokens of the span: a prefix hit never ends inside it.
+  // Tokens of the span read later tokens of the span. So no prefix hit ends inside it; nothing from
+  // its begin on is findable unless one step computed all of it, and a truncate() to its inside
+  // ends that; and content_id stands for its tokens too: equal ids, equal tokens.
   bool attends_to_itself = false;
 };
 

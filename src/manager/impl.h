@@ -366,6 +366,12 @@ class KVCacheManager::Impl final : public TreeObserver {
   }
   void untake_slot(std::int32_t slot) noexcept;
   [[nodiscard]] std::span<const MediaSpan> media_of(const Sequence& s) const noexcept;
+  // Where the span begins that attends to itself and that lies on both sides of position p; kNever:
+  // there is none. Of such a span a step computes what it does with as much of it as it has.
+  [[nodiscard]] std::int32_t cut_span(const Sequence& s, std::int32_t p) const noexcept {
+    return s.num_media == 0 ? kNever : find_cut_span(s, p);
+  }
+  [[nodiscard]] std::int32_t find_cut_span(const Sequence& s, std::int32_t p) const noexcept;
   [[nodiscard]] Status check_growth(const Sequence& s, std::string_view what,
                                     std::int64_t count) const;
   [[nodiscard]] bool keep_media(Sequence& s, std::span<const MediaSpan> media) noexcept;
@@ -508,9 +514,11 @@ class KVCacheManager::Impl final : public TreeObserver {
   // The position up to which tokens may become findable.
   [[nodiscard]] std::int32_t publishable(const Sequence& s) const noexcept {
     const std::int32_t done = mutant(Mutant::kFindableAtBegin) ? s.length : s.accepted;
-    const std::int32_t limit = std::min({done, s.exact_until, s.unnamed_from});
-    if (options_.order == Order::kInOrder || is_complete(s.last_ticket)) return limit;
-    return std::min(limit, s.settled);
+    std::int32_t limit = std::min({done, s.exact_until, s.unnamed_from});
+    if (options_.order == Order::kUnordered && !is_complete(s.last_ticket)) {
+      limit = std::min(limit, s.settled);
+    }
+    return std::min(limit, cut_span(s, limit));
   }
   void publish(std::int32_t slot, bool tail) noexcept;
   void stop_publishing(Sequence& s) noexcept;

@@ -160,6 +160,14 @@ void KVCacheManager::Impl::untake_slot(std::int32_t slot) noexcept {
   sequences_[slot].generation = generation;
 }
 
+std::int32_t KVCacheManager::Impl::find_cut_span(const Sequence& s, std::int32_t p) const noexcept {
+  const std::span<const MediaSpan> media = media_of(s);
+  const auto span =
+      std::partition_point(media.begin(), media.end(), [&](const auto& m) { return m.end <= p; });
+  if (span == media.end() || !span->attends_to_itself || span->begin >= p) return kNever;
+  return span->begin;
+}
+
 std::span<const MediaSpan> KVCacheManager::Impl::media_of(const Sequence& s) const noexcept {
   if (s.num_media == 0) return {};
   return {reinterpret_cast<const MediaSpan*>(arena().at(s.media)),

@@ -220,6 +220,7 @@ Status KVCacheManager::Impl::commit(Ticket ticket) {
     s.accepted = e.end - e.draft;
     s.draft = e.draft;
     s.last_ticket = step.ticket;
+    s.exact_until = std::min(s.exact_until, cut_span(s, e.end));
     if (e.end > e.write_begin) s.wrote_last = step.ticket;
     s.step_entry = -1;
     counters_.tokens_committed += static_cast<std::uint64_t>(e.end - e.begin);

@@ -60,12 +60,14 @@ void KVCacheManager::Impl::truncate_blocks(std::int32_t slot, std::int32_t n) no
   }
 }
 
-// The tokens that the sequence itself keeps end with the sequence; those before are on the tree.
+// The tokens that the sequence itself keeps end with the sequence, or with what is exact of it;
+// those before are on the tree.
 void KVCacheManager::Impl::drop_tail_beyond(Sequence& s) noexcept {
-  if (!s.publishes || s.place.position <= s.length) return;
+  const std::int32_t end = s.tail_end();
+  if (!s.publishes || s.place.position <= end) return;
   const std::int32_t unit = tree_->unit();
-  const std::int32_t position = s.length / unit * unit;
-  const std::int32_t rest = s.length - position;
+  const std::int32_t position = end / unit * unit;
+  const std::int32_t rest = end - position;
   KVFOLIO_CHECK(rest <= SpanArena::capacity(s.tail));  // room for a unit is kept for this
   tree_->copy_tokens(s.place, position, {arena().at(s.tail), static_cast<std::size_t>(rest)});
   tree_->climb(s.place, position);
@@ -109,6 +111,7 @@ void KVCacheManager::Impl::truncate_to(std::int32_t slot, std::int32_t n) noexce
   } else if (s.exact_until >= n) {
     s.exact_until = kNever;  // what was not exact is gone
   }
+  s.exact_until = std::min(s.exact_until, cut_span(s, n));  // what stays has read what goes
   drop_tail_beyond(s);
   // Room for what went back to the sequence was not part of the promise.
   if (tail_cells(s, s.admitted) > SpanArena::capacity(s.tail)) {

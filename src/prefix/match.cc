@@ -267,8 +267,11 @@ PrefixMatch PrefixTree::Impl::match(std::int32_t root, std::span<const std::int3
   PrefixMatch found;
   matched_ = walk(root, tokens, media);
   const auto size = static_cast<std::int32_t>(tokens.size());
+  // Neither does the hit end inside such a span, nor are its tokens taken for those of a prompt
+  // that ends inside: they have read more of it.
   const bool splits_media = std::any_of(media.begin(), media.end(), [&](const MediaSpan& span) {
-    return span.attends_to_itself && span.begin < size - 1 && size - 1 < span.end;
+    return span.attends_to_itself && span.begin < size && size - 1 < span.end &&
+           span.end - span.begin > 1;
   });
   found.whole = allow_whole && !splits_media && size > 0 && matched_ == size &&
                 served_nearby(size, size, 1, tokens, media) == size;

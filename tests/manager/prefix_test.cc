@@ -280,6 +280,52 @@ TEST(Prefix, HitNeverEndsInsideASpanThatAttendsToItself) {
   }
 }
 
+// Of such a span a step computes what it does with as much of it as it has.
+TEST(Prefix, ASpanThatAttendsToItselfIsFoundOnlyIfOneStepComputedAllOfIt) {
+  for (const Order order : {Order::kInOrder, Order::kUnordered}) {
+    Engine e({full_group(4, 64)}, {.order = order});
+    const std::vector<MediaSpan> spans = {media(2, 8, 1, true)};
+    const auto close_after = [&](const SequenceId s, const Tokens& rest) {
+      e.feed(s, rest);
+      must(e.manager.close(s));
+    };
+    // The prompt ends inside; then comes the rest. The same after a preemption.
+    e.cache(tokens(1, 5), {.media = spans});
+    const SequenceId chunked = e.say(tokens(1, 5), {.media = spans});
+    close_after(chunked, tokens(6, 7));
+    EXPECT_EQ(e.probe(tokens(1, 13), {.media = spans}), 2);
+    // All at once, but cut back to the inside of it, by hand or at the end of a draft.
+    const SequenceId cut = e.say(tokens(1, 8), {.media = spans});
+    EXPECT_EQ(e.probe(tokens(1, 13), {.media = spans}), 8);
+    must(e.manager.truncate(cut, 6));
+    close_after(cut, {90, 91, 92});
+    EXPECT_EQ(e.probe({1, 2, 3, 4, 5, 6, 90, 91, 92, 93}, {.media = spans}), 2);
+    EXPECT_EQ(e.probe(tokens(1, 13), {.media = spans}), 8);
+
+    const std::vector<MediaSpan> others = {media(2, 8, 2, true)};
+    const SequenceId drafted = e.open(tokens(1, 8), {.media = others}).sequence;
+    e.feed(drafted, tokens(3, 6), 4);
+    must(e.manager.accept(drafted, 1));
+    close_after(drafted, tokens(6, 7));
+    EXPECT_EQ(e.probe(tokens(1, 13), {.media = others}), 2);
+    // What goes before the span makes all of it new.
+    const SequenceId again = e.say(tokens(1, 5), {.media = others});
+    must(e.manager.truncate(again, 2));
+    close_after(again, tokens(3, 10));
+    EXPECT_EQ(e.probe(tokens(1, 13), {.media = others}), 12);
+    must(e.manager.check_invariants());
+  }
+}
+
+TEST(Prefix, APromptThatEndsInsideASpanThatAttendsToItselfKeepsNoTokenOfAWholeOne) {
+  Engine e({full_group(4, 64)});
+  const std::vector<MediaSpan> spans = {media(3, 8, 1, true)};
+  e.cache(tokens(1, 8), {.media = spans});
+  const Opened opened = e.open(tokens(1, 4), {.media = spans});
+  EXPECT_EQ(opened.cached_tokens, 3);
+  EXPECT_THAT(e.feed(opened.sequence, {4}).slots, testing::Not(ElementsAre(-1)));
+}
+
 TEST(Prefix, EqualTokensAreKeptOnce) {
   Engine e({full_group(4, 16)});
   const SequenceId a = e.open(tokens(1, 8)).sequence;

@@ -39,6 +39,10 @@ int Harness::publishable(const Seq& seq) const {
          (in_order() || !incomplete(seq.tickets[static_cast<std::size_t>(n)]))) {
     ++n;
   }
+  // Truncated to the inside of a span that attends to itself: what is left of it has read more.
+  for (const MediaSpan& span : seq.prompt.media) {
+    if (span.attends_to_itself && n > span.begin && n < span.end) n = span.begin;
+  }
   return n;
 }
 

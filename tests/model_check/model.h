@@ -57,7 +57,7 @@ class Trie {
  public:
   int root(int root_key) { return intern({-2 - root_key, 0, 0, 0}, true); }
   // `extra`: media at the position, 0 for none. `hole`: what trims had dropped when the token was
-  // computed, 0 for nothing.
+  // computed and where its step cut a span that attends to itself, 0 for nothing.
   int child(int parent, int token, int extra, int hole) {
     return intern({parent, token, extra, hole},
                   exact_[static_cast<std::size_t>(parent)] && hole == 0);
@@ -65,7 +65,7 @@ class Trie {
   [[nodiscard]] std::uint64_t digest_of(int node) const {
     return digests_[static_cast<std::size_t>(node)];
   }
-  // No trim stands behind it: such content may be findable.
+  // Neither a trim nor a cut span stands behind it: such content may be findable.
   [[nodiscard]] bool exact(int node) const { return exact_[static_cast<std::size_t>(node)]; }
 
  private:
@@ -211,6 +211,20 @@ struct Seq {
     tokens.push_back(token);
     named.push_back(is_named ? 1 : 0);
     tickets.push_back(ticket);
+  }
+  // A step computed [begin, length()): what it holds of a span that attends to itself, but not all
+  // of, is content of its own.
+  void cut_spans(Trie& trie, int begin) {
+    for (int p = begin; p < length(); ++p) {
+      int cut = 0;
+      for (const MediaSpan& span : prompt.media) {
+        const bool whole = begin <= span.begin && span.end <= length();
+        if (span.attends_to_itself && p >= span.begin && p < span.end && !whole) cut = length();
+      }
+      const auto at = static_cast<std::size_t>(p);
+      const int parent = p == 0 ? trie.root(prompt.root) : nodes[at - 1];
+      nodes[at] = trie.child(parent, tokens[at], extra_at(prompt.media, p), hole() + (cut << 23));
+    }
   }
   void forget_from(int n) {
     const auto keep = static_cast<std::size_t>(n);

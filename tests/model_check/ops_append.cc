@@ -131,7 +131,9 @@ void Harness::join_step(const SeqPtr& seq, const SeqState& before,
   changed_ = allocates_ = true;
   members_.push_back(
       {seq, *seq, before, std::vector<std::int32_t>(static_cast<std::size_t>(num_groups()), -1)});
+  const int begin = seq->length();
   for (const std::int32_t token : tokens) seq->say(trie_, token, named, last_ticket_);
+  seq->cut_spans(trie_, begin);
   seq->in_step = true;
   use(*seq);
   const SeqState now = state_of(*seq);
