@@ -36,9 +36,9 @@
 // Thread safety: none; the owner serialises all calls, probe() included. No heap allocation after
 // create() except for error texts, describe(), check_invariants() and growing plan buffers; no
 // threads, no clock, no globals. Spans and pointers that calls return belong to the manager. Who
-// gives one back to a call that changes the manager copies it first: tokens in memory of the
-// manager are refused. adopt() alone takes tables as block_table() shows them. A manager that was
-// moved from is only assigned to or destroyed.
+// gives one back to a call that changes the manager copies it first: tokens in its tables are
+// refused. adopt() alone takes tables as block_table() shows them. A manager that was moved from is
+// only assigned to or destroyed.
 
 #include <cstdint>
 #include <memory>
@@ -232,7 +232,8 @@ class KVFOLIO_API KVCacheManager {
   [[nodiscard]] Result<std::int32_t> probe(std::span<const std::int32_t> tokens,
                                            const OpenOptions& options = {}) const;
   // A new sequence with the same tokens, sharing every block. The right to write the last block
-  // stays with the parent; the child copies it at its first append.
+  // stays with the parent; the child copies it at its first append. Of those that share it when the
+  // parent has closed, one may write it.
   // kFailedPrecondition: in the open step, or draft tokens pending. kInvalidArgument: a caller_id
   // that is open. kResourceExhausted: sequences, table entries.
   Result<SequenceId> fork(SequenceId parent, const ForkOptions& options = {});
@@ -256,11 +257,13 @@ class KVFOLIO_API KVCacheManager {
   // StreamingLLM: keeps [0, num_sinks) and [length - window, length); returns the tokens dropped
   // now. Positions never change. What an earlier trim dropped stays dropped: the sinks cannot grow
   // again. A sequence has one gap: where the window reaches tokens in front of it, nothing is
-  // dropped. Tokens appended after a trim that dropped something are never findable.
-  // kFailedPrecondition: in the open step, or draft tokens pending. kInvalidArgument: negative.
+  // dropped. Tokens appended after a trim that dropped something are never findable; a truncate()
+  // to the sinks or less ends it. kFailedPrecondition: in the open step, or draft tokens pending.
+  // kInvalidArgument: negative.
   Result<std::int32_t> trim(SequenceId sequence, const TrimOptions& options);
-  // Ends a sequence; full blocks and the partial tail stay findable. A second close is kNotFound.
-  // kFailedPrecondition: in the open step.
+  // Ends a sequence; full blocks and the partial tail stay findable. kUnordered: those of a step
+  // that is not complete are found once it is, of max_sequences closed ones at a time. A second
+  // close is kNotFound. kFailedPrecondition: in the open step.
   Status close(SequenceId sequence);
   // close() for a sequence that has to make room: takes it out of the open step first.
   Status preempt(SequenceId sequence);
@@ -375,8 +378,8 @@ class KVFOLIO_API KVCacheManager {
   // many.
   std::int32_t sequences(std::span<SequenceId> out) const noexcept;
   [[nodiscard]] Result<GroupUsage> usage(GroupId group) const;
-  // References to a block: table entries, pins, and the steps in flight that copy from it or put
-  // another in its place.
+  // References to a block: table entries, pins, and the steps, the open one and those in flight,
+  // that copy from it or put another in its place.
   [[nodiscard]] Result<std::int32_t> ref_count(GroupId group, BlockId block) const;
   // The prefix tree has an entry for the block.
   [[nodiscard]] Result<bool> is_findable(GroupId group, BlockId block) const;
