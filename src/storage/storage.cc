@@ -348,6 +348,8 @@ Status KVStorage::copy_blocks_from(const KVStorage& source, GroupId group,
   };
   const BlockRuns to_runs = block_runs(to);
   const BlockRuns from_runs = block_runs(from);
+  const ViewParts to_rows = parts_of(to);
+  const ViewParts from_rows = parts_of(from);
   bool alike = to_runs.num_parts == from_runs.num_parts;
   for (std::size_t p = 0; alike && p < static_cast<std::size_t>(to_runs.num_parts); ++p) {
     const RowNest& a = to_runs.parts[p].runs;
@@ -355,8 +357,13 @@ Status KVStorage::copy_blocks_from(const KVStorage& source, GroupId group,
     alike = a.row_bytes == b.row_bytes && a.num_axes == b.num_axes &&
             std::equal(a.axes.begin(), a.axes.begin() + a.num_axes, b.axes.begin());
   }
-  const ViewParts to_rows = parts_of(to);
-  const ViewParts from_rows = parts_of(from);
+  // Runs know no heads and tokens: where both join, [head][token] looks as [token][head] does.
+  for (std::size_t p = 0; alike && p < to_rows.all().size(); ++p) {
+    const ViewPart& a = to_rows.parts[p];
+    const ViewPart& b = from_rows.parts[p];
+    alike = (to.num_kv_heads == 1 || a.strides.head == b.strides.head) &&
+            (a.num_rows == 1 || a.strides.token == b.strides.token);
+  }
   for (std::int32_t layer = 0; layer < to.num_layers; ++layer) {
     for (const std::int32_t block : blocks) {
       for (std::size_t p = 0; alike && p < static_cast<std::size_t>(to_runs.num_parts); ++p) {

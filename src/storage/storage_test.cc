@@ -207,24 +207,25 @@ TEST(KVStorage, CopiesRunInOrderAndMoveWholeBlocksOnly) {
   }
 }
 
-TEST(KVStorage, NamedBlocksOfAnotherStorageComeToTheSameIdsWhateverTheStrides) {
+// `hole`: bytes behind each row, and behind the scales of a head.
+void copy_named_blocks(std::int64_t hole) {
   for (const GroupSpec& group : shapes()) {
     const CacheSpec spec{.groups = {group}};
     Result<KVStorage> source = KVStorage::create(spec);
     Result<KVStorage> target = KVStorage::create(spec);
     ASSERT_TRUE(source && target);
     write_pattern(*source->view(GroupId(0)));
-    // Memory of an engine: [block][layer][token][head] rows of K, then of V, with a hole.
+    // Memory of an engine: [block][layer][token][head] rows of K, then of V.
     const std::int64_t tokens = group.format == Format::kGranule ? 16 : 1;
-    const std::int64_t row_bytes = 8 * dtype_bytes(group.dtype) * tokens + 64;
+    const std::int64_t row_bytes = 8 * dtype_bytes(group.dtype) * tokens + hole;
     const std::int64_t num_rows = group.block_size / tokens;
     const std::int64_t k_bytes = 5 * 3 * num_rows * 2 * row_bytes;
     // Scales [block][layer][head][token], likewise.
-    const std::int64_t scales = 5 * 3 * 2 * (4 * group.block_size + 64);
+    const std::int64_t scales = 5 * 3 * 2 * (4 * group.block_size + hole);
     Engine memory(2 * k_bytes + 2 * scales);
     const KVStrides strides{2 * row_bytes * num_rows, 6 * row_bytes * num_rows, row_bytes,
                             2 * row_bytes};
-    const std::int64_t head = 4 * group.block_size + 64;
+    const std::int64_t head = 4 * group.block_size + hole;
     const KVStrides scale_strides{2 * head, 6 * head, head, 4};
     const bool own_v = group.head_dim_v > 0 && !group.v_is_prefix_of_k;
     const bool scaled = group.dtype == DType::kInt8;
@@ -266,6 +267,15 @@ TEST(KVStorage, NamedBlocksOfAnotherStorageComeToTheSameIdsWhateverTheStrides) {
     ASSERT_TRUE(target->copy_blocks_from(*source, GroupId(0), all).ok());
     expect_pattern(*target->view(GroupId(0)), {0, 1, 2, 3, 4});
   }
+}
+
+TEST(KVStorage, NamedBlocksOfAnotherStorageComeToTheSameIdsWhateverTheStrides) {
+  copy_named_blocks(64);
+}
+
+// Both sides are one run of bytes then, in different orders.
+TEST(KVStorage, NamedBlocksOfAnotherStorageComeToTheSameHeadsAndTokensWithoutHoles) {
+  copy_named_blocks(0);
 }
 
 TEST(KVStorage, BlocksOfAnotherStorageAreCheckedBeforeTheFirstByteMoves) {
