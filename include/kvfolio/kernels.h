@@ -147,7 +147,7 @@ struct AttentionBatch {
   std::span<const std::int32_t> block_table = {};
   std::int32_t block_table_stride = 0;
   // [n] or both empty: position p is visible iff p < trim_sinks[i] or p >= trim_first_kept[i];
-  // both 0 to kv_lens[i].
+  // trim_sinks[i] >= 0, trim_first_kept[i] 0 to kv_lens[i].
   std::span<const std::int32_t> trim_sinks = {};
   std::span<const std::int32_t> trim_first_kept = {};
 };
@@ -230,9 +230,10 @@ struct AttentionState {
 //   out  [tokens, heads, head_dim], as in a and b; each of the three has its own element type
 //   lse  [tokens, heads, 1], f32 or f64, or null data
 // Computed in f64. The order of a and b changes no bit; that of several merges only the rounding.
-// Where one state is empty the other is copied (converted); where both are, out is 0, lse -inf. An
-// lse of NaN or +inf gives NaN. In place: out may be exactly a.out or b.out (equal data, strides
-// and type), and lse exactly a.lse or b.lse; no other overlap. kInvalidArgument: the shapes.
+// Where one state is empty the other is copied (converted); where both are, out is 0, lse -inf. Of
+// two that are not, an lse of NaN or +inf gives NaN. In place: out may be exactly a.out or b.out
+// (equal data, strides and type), and lse exactly a.lse or b.lse; no other overlap.
+// kInvalidArgument: the shapes.
 KVFOLIO_API Status merge_states(const AttentionState& a, const AttentionState& b,
                                 const RowsView& out, const RowsView& lse = {});
 

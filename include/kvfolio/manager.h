@@ -327,7 +327,9 @@ class KVFOLIO_API KVCacheManager {
 
   // Would these appends succeed together in the open step, or in one that began now? ok, or the
   // error of append(), or the Shortage of the first short group. The same function that append()
-  // decides with; a token of a prompt that was found whole is taken to be the prompt's. Nothing
+  // decides with; a token of a prompt that was found whole is taken to be the prompt's. It counts
+  // what each group can evict by itself: of several appends that it refuses, the first may evict so
+  // much in one group that blocks of another go along, and the others succeed after all. Nothing
   // changes but room for table entries and tokens, which an admitted sequence keeps until it is
   // closed, whether it appends or not, in one step or in several; truncate() may use some of it.
   Status admit(std::span<const AppendDemand> demands);

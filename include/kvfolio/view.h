@@ -43,8 +43,8 @@ struct KVView {
   // Rows lie in tiles of 16 tokens, see Format::kGranule; else elements of a row are contiguous.
   bool granule = false;
   // int8 only, else null: f32 [num_layers, num_blocks, num_kv_heads, block_size], a scale for each
-  // row, in every format. v_scale is null when head_dim_v is 0, and k_scale where V is a prefix of
-  // K.
+  // row, in every format; finite and >= 0, or NaN, as append() writes them. v_scale is null when
+  // head_dim_v is 0, and k_scale where V is a prefix of K.
   std::byte* k_scale = nullptr;
   std::byte* v_scale = nullptr;
   KVStrides k_scale_strides = {};

@@ -136,5 +136,27 @@ TEST(Admit, ARefusalSaysHowMuchRoomIsWanted) {
       "given out in powers of two; raise max_table_entries");
 }
 
+// A block of one full group whose tokens another has let go of is of no use: it goes along.
+TEST(Admit, CountsWhatEachGroupCanEvictByItself) {
+  Engine e({full_group(4, 4), full_group(2, 7)});
+  const SequenceId trimmed = e.say(tokens(1, 6));
+  must(e.manager.trim(trimmed, {.num_sinks = 0, .window = 2}));
+  const SequenceId last = e.say(tokens(50, 2));
+  const SequenceId first = e.open({}).sequence;
+  EXPECT_EQ(e.usage(1).cached, 2);
+  EXPECT_EQ(e.usage(1).evictable, 0);
+  const AppendDemand both[] = {{first, 5}, {last, 1}};
+  const Status refused = e.manager.admit(both);
+  ASSERT_NE(refused.shortage(), nullptr);
+  EXPECT_EQ(refused.shortage()->group, 1);
+  EXPECT_EQ(refused.shortage()->needed, 4);
+  EXPECT_EQ(refused.shortage()->free, 3);
+  must(e.manager.begin_step());
+  must(e.manager.append(first, tokens(80, 5)));
+  EXPECT_EQ(e.usage(1).free, 2);
+  must(e.manager.append(last, tokens(52, 1)));
+  must(e.manager.check_invariants());
+}
+
 }  // namespace
 }  // namespace kvfolio::testing_engine
