@@ -289,7 +289,7 @@ TEST(Prefix, ASpanThatAttendsToItselfIsFoundOnlyIfOneStepComputedAllOfIt) {
       e.feed(s, rest);
       must(e.manager.close(s));
     };
-    // The prompt ends inside; then comes the rest. The same after a preemption.
+    // One prompt ends inside and is closed; another goes on, in a second step.
     e.cache(tokens(1, 5), {.media = spans});
     const SequenceId chunked = e.say(tokens(1, 5), {.media = spans});
     close_after(chunked, tokens(6, 7));
