@@ -27,6 +27,11 @@ std::int32_t reach_of(const TreeGroup& spec, std::int32_t length) noexcept {
   return std::min(std::max(spec.window, 2), length + 1);
 }
 
+// Position p lies inside a span that attends to itself, with tokens of it on both sides.
+bool cuts(const MediaSpan& span, std::int32_t p) noexcept {
+  return span.attends_to_itself && span.begin < p && p < span.end;
+}
+
 }  // namespace
 
 // Where prompts branch after every unit, each run costs several misses of memory, one after the
@@ -200,7 +205,7 @@ std::int32_t PrefixTree::Impl::served(std::int32_t limit, std::int32_t extra_win
   for (std::int32_t before = -1; before != at;) {
     before = at;
     for (const MediaSpan& span : media) {
-      if (span.attends_to_itself && span.begin < at && at < span.end) at = span.begin;
+      if (cuts(span, at)) at = span.begin;
     }
     for (std::int32_t g = 0; g < num_groups_; ++g) {
       if (group(g).full()) continue;
@@ -270,8 +275,7 @@ PrefixMatch PrefixTree::Impl::match(std::int32_t root, std::span<const std::int3
   // Neither does the hit end inside such a span, nor are its tokens taken for those of a prompt
   // that ends inside: they have read more of it.
   const bool splits_media = std::any_of(media.begin(), media.end(), [&](const MediaSpan& span) {
-    return span.attends_to_itself && span.begin < size && size - 1 < span.end &&
-           span.end - span.begin > 1;
+    return cuts(span, size - 1) || cuts(span, size);
   });
   found.whole = allow_whole && !splits_media && size > 0 && matched_ == size &&
                 served_nearby(size, size, 1, tokens, media) == size;

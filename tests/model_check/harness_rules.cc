@@ -40,9 +40,7 @@ int Harness::publishable(const Seq& seq) const {
     ++n;
   }
   // Truncated to the inside of a span that attends to itself: what is left of it has read more.
-  for (const MediaSpan& span : seq.prompt.media) {
-    if (span.attends_to_itself && n > span.begin && n < span.end) n = span.begin;
-  }
+  while (splits_self_attending_span(seq.prompt.media, n)) --n;
   return n;
 }
 
