@@ -19,7 +19,9 @@
 //   are copied bit for bit. A token written to an int8 cache gets its scales with it; one that is
 //   read is element * scale in f32, then the type that is wanted. The bytes of a token depend on
 //   its own rows alone: not on its neighbours, the rest of the call or the processor.
-// Thread safety: no state; calls whose written ranges are disjoint may run at the same time.
+// Thread safety: no state; calls may run at the same time where none writes what another reads or
+// writes. attend() reads whole tiles of 16 slots, those of a last block that no row sees among
+// them, and uses nothing of these.
 
 #include <cstddef>
 #include <cstdint>
@@ -106,7 +108,8 @@ KVFOLIO_API Status convert(const ConstRowsView& src, const RowsView& dst);
 // ---- attention ---------------------------------------------------------------------------------
 
 // Which implementation computes. Results of one target never depend on batch, chunk, block size,
-// format, block ids, slices or threads; targets differ from each other by rounding. Most compute in
+// format, block ids, slices or threads, but for the sign and payload of a NaN; targets differ from
+// each other by rounding. Most compute in
 // f32. With a bf16 cache kAvx512Bf16 rounds weights, and queries of other types, to bf16; with an
 // int8 cache all but kReference round both to 8 bits: docs/kernels.md says what that costs.
 enum class KernelTarget : std::int32_t {
@@ -140,7 +143,8 @@ struct AttentionBatch {
   // [n + 1]: rows [query_start[i], query_start[i+1]) of q belong to sequence i. Starts at 0.
   std::span<const std::int32_t> query_start = {};
   // [n]: tokens of sequence i in the cache, its queries' own tokens included. The queries are its
-  // last query_start[i+1] - query_start[i] positions.
+  // last query_start[i+1] - query_start[i] positions; without `causal` and `window` positions say
+  // nothing, and there may be more queries than tokens.
   std::span<const std::int32_t> kv_lens = {};
   // [n, block_table_stride]: the physical block of each logical block; -1 or 0 where it is not
   // needed.
@@ -154,7 +158,9 @@ struct AttentionBatch {
 
 struct AttentionParams {
   // Scores are scale * (q . k); finite and > 0, usually 1/sqrt(head_dim_k). All targets but
-  // kReference keep scores and scale * q in f32: where these overflow the row may be NaN.
+  // kReference keep scale, q, scale * q, scores and sums of V over up to 1024 tokens, weighted with
+  // up to 2^8, in f32: where one of these overflows, the row may be infinite or NaN; where scale or
+  // scale * q underflows, scores are 0.
   double scale = 0.0;
   bool causal = true;  // position p reads positions <= p; else all of its sequence
   // Tokens that a query reads, itself included: p reads positions > p - window. 0: no window.
@@ -223,17 +229,18 @@ struct AttentionState {
 //   lse = log(exp(a.lse) + exp(b.lse))
 //   out = exp(a.lse - lse) * a.out + exp(b.lse - lse) * b.out
 // So a prefix that many sequences share is attended once, by the queries of all of them in one
-// non-causal sequence (a cascade), and each sequence's own tokens apart: with a table that begins
-// behind the prefix and kv_lens without it, or, where a window or sinks need positions, with the
-// whole table and trim_sinks 0, trim_first_kept at the prefix's end. Merged states have not the
-// bits of one call over everything.
+// sequence that is not causal and has no window (a cascade), and each sequence's own tokens apart:
+// with a table that begins behind the prefix and kv_lens without it, or, where a window or sinks
+// need positions, with the whole table and trim_sinks 0, trim_first_kept at the prefix's end. With
+// a window that is right only for queries whose window and sinks reach over the whole prefix.
+// Merged states have not the bits of one call over everything.
 //   out  [tokens, heads, head_dim], as in a and b; each of the three has its own element type
 //   lse  [tokens, heads, 1], f32 or f64, or null data
-// Computed in f64. The order of a and b changes no bit; that of several merges only the rounding.
-// Where one state is empty the other is copied (converted); where both are, out is 0, lse -inf. Of
-// two that are not, an lse of NaN or +inf gives NaN. In place: out may be exactly a.out or b.out
-// (equal data, strides and type), and lse exactly a.lse or b.lse; no other overlap.
-// kInvalidArgument: the shapes.
+// Computed in f64. The order of a and b changes no bit but those of a NaN; that of several merges
+// only the rounding. Where one state is empty the other is copied (converted); where both are, out
+// is 0, lse -inf. Of two that are not, an lse of NaN or +inf gives NaN. In place: out may be
+// exactly a.out or b.out (equal data, strides and type), and lse exactly a.lse or b.lse; no other
+// overlap. kInvalidArgument: the shapes.
 KVFOLIO_API Status merge_states(const AttentionState& a, const AttentionState& b,
                                 const RowsView& out, const RowsView& lse = {});
 

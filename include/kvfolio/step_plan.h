@@ -20,8 +20,9 @@
 namespace kvfolio {
 
 // Sequences [first_sequence, first_sequence + num_sequences) of the plan begin with the same
-// num_blocks physical blocks, full ones, of which no member's trim dropped a token: attend over
-// those once (cascade), then merge. In a window group the window applies to each query as ever.
+// num_blocks physical blocks, full ones, of which no member's trim dropped a token and behind which
+// all tokens of the step lie: attend over those once (a cascade: merge_states()), then merge. In a
+// window group that is right for queries alone whose window and sinks leave out none of them.
 struct SharedPrefix {
   std::int32_t first_sequence = 0;
   std::int32_t num_sequences = 0;

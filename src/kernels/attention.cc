@@ -53,7 +53,8 @@ Status check_params(const AttentionParams& params) {
 }
 
 // The arrays of the batch, all but the entries of the table.
-Status check_batch(const KVView& cache, const AttentionBatch& batch) {
+Status check_batch(const KVView& cache, const AttentionParams& params,
+                   const AttentionBatch& batch) {
   const std::size_t n = batch.kv_lens.size();
   if (batch.query_start.size() != n + 1) {
     return invalid(concat("query_start has ", batch.query_start.size(), " entries for ", n,
@@ -74,6 +75,8 @@ Status check_batch(const KVView& cache, const AttentionBatch& batch) {
                           ", allowed: both ", n, " or both 0"));
   }
   const std::int64_t capacity = std::int64_t{batch.block_table_stride} * cache.block_size;
+  // Queries that all read everything have no use for positions.
+  const bool positions_matter = params.causal || params.window > 0;
   for (std::size_t i = 0; i < n; ++i) {
     const std::int64_t queries = std::int64_t{batch.query_start[i + 1]} - batch.query_start[i];
     const std::int32_t kv_len = batch.kv_lens[i];
@@ -81,9 +84,11 @@ Status check_batch(const KVView& cache, const AttentionBatch& batch) {
       return invalid(concat("query_start falls from ", batch.query_start[i], " to ",
                             batch.query_start[i + 1], " at sequence ", i));
     }
-    if (kv_len < queries || kv_len > kMaxSequenceTokens) {
-      return invalid(concat("kv_lens[", i, "] is ", kv_len, ", allowed: its ", queries,
-                            " queries to ", kMaxSequenceTokens));
+    if (kv_len < (positions_matter ? queries : 0) || kv_len > kMaxSequenceTokens) {
+      return positions_matter ? invalid(concat("kv_lens[", i, "] is ", kv_len, ", allowed: its ",
+                                               queries, " queries to ", kMaxSequenceTokens))
+                              : invalid(concat("kv_lens[", i, "] is ", kv_len, ", allowed: 0 to ",
+                                               kMaxSequenceTokens));
     }
     if (kv_len > capacity) {
       return invalid(concat("kv_lens[", i, "] is ", kv_len, ", its table row holds ",
@@ -193,7 +198,7 @@ Status attend(const AttentionArgs& args) {
   KVFOLIO_RETURN_IF_ERROR(check_executor(args.executor));
   KVFOLIO_RETURN_IF_ERROR(check_heads(cache, args.q.num_heads));
   KVFOLIO_RETURN_IF_ERROR(check_params(args.params));
-  KVFOLIO_RETURN_IF_ERROR(check_batch(cache, args.batch));
+  KVFOLIO_RETURN_IF_ERROR(check_batch(cache, args.params, args.batch));
   const std::int32_t num_rows = args.batch.query_start.back();
   KVFOLIO_RETURN_IF_ERROR(
       kernels::check_rows("q", args.q, {num_rows, args.q.num_heads, cache.head_dim_k}));

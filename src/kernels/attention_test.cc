@@ -349,7 +349,8 @@ TEST(Attention, AgreesWithTheNaiveComputationForRandomShapesAndMasks) {
     const int n = pick(0, 4);
     for (int i = 0; i < n; ++i) {
       Sequence seq{.kv_len = pick(0, 40), .key = i + 1};
-      seq.queries = pick(0, seq.kv_len);
+      const bool positions_matter = s.params.causal || s.params.window > 0;
+      seq.queries = pick(0, seq.kv_len + (positions_matter ? 0 : 9));
       if (pick(0, 2) == 0) {
         seq.trim_sinks = pick(0, 12);
         seq.first_kept = pick(0, seq.kv_len);
@@ -426,6 +427,39 @@ TEST(Attention, AFullyMaskedRowIsZeroAndItsLseMinusInfinity) {
     }
     EXPECT_NE(p.lse.value(4, 0, 0), -kInfinity);
     expect_near(s, read(s, p), naive(s));
+  }
+}
+
+// As the queries of a cascade are to the prefix that their sequences share.
+TEST(Attention, QueriesThatReadEverythingMayBeMoreThanTheTokens) {
+  for (const KernelTarget target : kernel_targets()) {
+    const int dim = target == KernelTarget::kReference ? 5 : 16;
+    Problem s{.sequences = {{.kv_len = 3, .queries = 7}, {.kv_len = 0, .queries = 2}},
+              .head_dim_k = dim,
+              .head_dim_v = dim,
+              .q_dtype = DType::kF32,
+              .out_dtype = DType::kF32};
+    s.params.causal = false;
+    Prepared p(s);
+    p.args.target = target;
+    p.workspace.resize(static_cast<std::size_t>(
+        *attention_workspace_bytes(p.cache.view, p.q.rows.num_heads, p.max_kv_len, target)));
+    p.args.workspace = p.workspace;
+    ASSERT_TRUE(attend(p.args).ok()) << to_string(target);
+    const Outcome want = naive(s);
+    const Outcome got = read(s, p);
+    for (std::size_t i = 0; i < want.out.size(); ++i) ASSERT_NEAR(got.out[i], want.out[i], 1e-5);
+    EXPECT_EQ(p.lse.value(7, 0, 0), -kInfinity);
+    EXPECT_EQ(p.out.value(8, 3, dim - 1), 0.0);
+
+    p.args.params.window = 2;
+    EXPECT_THAT(attend(p.args).message(), HasSubstr("kv_lens[0] is 3, allowed: its 7 queries to"));
+    p.args.params.window = 0;
+    p.args.params.causal = true;
+    EXPECT_THAT(attend(p.args).message(), HasSubstr("kv_lens[0] is 3, allowed: its 7 queries to"));
+    p.args.params.causal = false;
+    p.kv_lens[0] = -1;
+    EXPECT_THAT(attend(p.args).message(), HasSubstr("kv_lens[0] is -1, allowed: 0 to"));
   }
 }
 

@@ -4,6 +4,7 @@
 // buffer, which grows only when a plan is larger than any before.
 
 #include <algorithm>
+#include <limits>
 
 #include "manager/impl.h"
 
@@ -32,6 +33,16 @@ Status KVCacheManager::Impl::check_flashinfer(const Step& step) const {
                      s.trim_sinks, ", ", s.trim_first_kept, "), which cuts through a block of ",
                      block_size(g), " tokens in group ", g)};
     }
+  }
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    std::int64_t entries = 0;
+    for (std::int32_t i = 0; i < step.num_entries; ++i) {
+      entries += table(step.entries[i].slot, g).size();
+    }
+    if (entries <= std::numeric_limits<std::int32_t>::max()) continue;
+    return {ErrorCode::kUnsupported,
+            concat("FlashInfer arrays of ", entries, " table entries in group ", g,
+                   ", which kv_indptr cannot count; allowed: 2147483647 in a step")};
   }
   return {};
 }
@@ -182,15 +193,17 @@ std::int32_t* KVCacheManager::Impl::plan_group(Step& step, std::int32_t g,
 }
 
 // Runs of neighbours whose tables begin with the same full blocks, all of whose tokens each of them
-// reads. Greedy, and no run of the weakest link: a stranger that shares a system prompt does not
-// cost four samples their common history.
+// reads and behind which all that they compute lies: a token that replays a whole hit may lie in a
+// shared block. Greedy, and no run of the weakest link: a stranger that shares a system prompt does
+// not cost four samples their common history.
 void KVCacheManager::Impl::find_shared_prefixes(Step& step, std::int32_t g) noexcept {
   const std::int32_t first_of_group = step.num_shared;
   const std::int32_t size = block_size(g);
   const auto shareable = [&](std::int32_t i) {
     const Sequence& s = sequences_[step.entries[i].slot];
     const bool trimmed = s.trim_first_kept > s.trim_sinks;
-    return (trimmed ? s.trim_sinks : step.entries[i].end) / size;
+    const std::int32_t begin = step.entries[i].begin;
+    return (trimmed ? std::min(s.trim_sinks, begin) : begin) / size;
   };
   const auto flush = [&](SharedPrefix& run) {
     if (run.num_sequences > 1) step.shared[step.num_shared++] = run;

@@ -149,6 +149,20 @@ TEST(Plan, SharedPrefixesOfHits) {
   EXPECT_THAT(must(e.manager.plan())->groups[0].shared_prefixes, IsEmpty());
 }
 
+// Prompts that are in the cache whole compute their last token again, which lies in a shared block.
+TEST(Plan, SharedPrefixesLieBelowAllThatTheStepComputes) {
+  Engine e({full_group(4, 32)});
+  e.cache(tokens(1, 8));
+  const Opened a = e.open(tokens(1, 8));
+  const Opened b = e.open(tokens(1, 8));
+  EXPECT_EQ(b.cached_tokens, 7);
+  must(e.manager.begin_step());
+  must(e.manager.append(a.sequence, Tokens{8}));
+  must(e.manager.append(b.sequence, Tokens{8}));
+  EXPECT_THAT(must(e.manager.plan({.shared_prefixes = true}))->groups[0].shared_prefixes,
+              ElementsAre(SharedPrefix{.first_sequence = 0, .num_sequences = 2, .num_blocks = 1}));
+}
+
 TEST(Plan, CopiesHaveDisjointSourcesAndDestinations) {
   Engine e({full_group(4, 32)});
   const SequenceId parent = e.say(tokens(1, 6));

@@ -182,6 +182,9 @@ void Harness::check_plan(const StepPlan& plan, const PlanOptions& options) {
             isize(table) >= shared.num_blocks &&
                 std::equal(table.begin(), table.begin() + shared.num_blocks, first.begin()),
             "a shared prefix is the same blocks");
+        KVFOLIO_REQUIRE(std::int64_t{shared.num_blocks} * group(g).block_size <=
+                            members_[static_cast<std::size_t>(row)].seq->committed,
+                        "a shared prefix lies below all that the step computes");
       }
     }
     std::string text = " g" + std::to_string(g);
