@@ -271,7 +271,8 @@ class KVFOLIO_API KVCacheManager {
 
   // ---- steps ----
 
-  // kFailedPrecondition: a step is open, or max_steps_in_flight are not complete.
+  // kFailedPrecondition: a step is open, max_steps_in_flight are not complete, or 2^24 steps were
+  // begun, dropped ones included, since the oldest of these.
   Result<Ticket> begin_step(const StepOptions& options = {});
   // Reserves slots for tokens whose K and V this step writes: the model's inputs. A failing append
   // changes nothing and the step goes on without it; a sequence appends once per step. No tokens:
@@ -298,7 +299,8 @@ class KVFOLIO_API KVCacheManager {
   Status undo(SequenceId sequence);
   // The arrays of the open step. Stale once the step changes; overwritten by another plan() of it.
   // kFailedPrecondition: no step is open. kInvalidArgument: a pad that is neither -1 nor 0.
-  // kUnsupported: FlashInfer arrays of a sequence whose trim cuts through a block. kOutOfMemory.
+  // kUnsupported: FlashInfer arrays of a sequence whose trim cuts through a block, or of more table
+  // entries than an int32 counts. kOutOfMemory.
   Result<const StepPlan*> plan(const PlanOptions& options = {});
   // Runs the copies of the open step on the manager's own storage, once per step; the step takes no
   // more appends then. kUnsupported without storage. kFailedPrecondition: no step is open, they

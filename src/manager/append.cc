@@ -228,8 +228,9 @@ void KVCacheManager::Impl::join(Step& step, std::int32_t slot, const std::int32_
   const std::int32_t begin = s.length;
   const std::int32_t end = begin + count;
   const std::int32_t unnamed = tokens == nullptr ? count : 0;
-  step.entries[step.num_entries] = {slot,    s.generation,  begin,      end,    write_begin, draft,
-                                    unnamed, s.num_unnamed, s.last_use, s.used, s.replay};
+  step.entries[step.num_entries] = {slot,       begin,   end,     write_begin,
+                                    draft,      unnamed, s.birth, s.num_unnamed,
+                                    s.last_use, s.used,  s.replay};
   step.planned_changes = false;
   const std::int32_t kept_end = std::min(end, s.exact_until);
   if (s.publishes && kept_end > begin) {

@@ -49,7 +49,7 @@ Status KVCacheManager::Impl::check_ownership() const {
     const bool in_step = s.step_entry >= 0 && open_step_ >= 0 &&
                          s.step_entry < step_at(open_step_).num_entries &&
                          step_at(open_step_).entries[s.step_entry].slot == slot &&
-                         step_at(open_step_).entries[s.step_entry].generation == s.generation;
+                         step_at(open_step_).entries[s.step_entry].birth == s.birth;
     if (s.step_entry >= 0 && !in_step) {
       return broken(concat("sequence ", slot, " is not entry ", s.step_entry, " of the open step"));
     }

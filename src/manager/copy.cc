@@ -151,12 +151,12 @@ void KVCacheManager::Impl::copy_step_from(Step& step, const Step& other) noexcep
 
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   const auto& [spec, options, storage, counters, num_sequences, groups, has_windows, tree, arena,
-               sequences, tables, window_begins, unplanned_from, caller_ids, num_uses, pins,
-               pin_tables, scratch, free_sequence, free_pin, num_pins, pins_touched, open_slots,
-               closing, num_closing, evicting, victims, passed_over, changed, is_changed,
-               victim_versions, preempted, num_victims, num_passed_over, num_changed, victim_policy,
-               scanned_policy, scanned_at, steps, free_steps, in_flight, open_step, last_ticket,
-               last_committed, offers] = other;
+               sequences, tables, window_begins, unplanned_from, caller_ids, num_uses, num_births,
+               pins, pin_tables, scratch, free_sequence, free_pin, num_pins, pins_touched,
+               open_slots, closing, num_closing, evicting, victims, passed_over, changed,
+               is_changed, victim_versions, preempted, num_victims, num_passed_over, num_changed,
+               victim_policy, scanned_policy, scanned_at, steps, free_steps, in_flight, open_step,
+               last_ticket, last_committed, offers] = other;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto& [group_spec, pool, order, bytes_per_block, size] = groups[g];
     groups_[g].pool.copy_from(pool);
@@ -174,6 +174,7 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   std::fill_n(unplanned_from_.data(), unplanned_from_.size(), 0);
   caller_ids_.copy_from(caller_ids);
   num_uses_ = num_uses;
+  num_births_ = num_births;
   pins_.copy_from(pins);
   pin_tables_.copy_from(pin_tables);
   free_sequence_ = free_sequence;

@@ -190,6 +190,7 @@ class KVCacheManager::Impl final : public TreeObserver {
     std::int32_t next_free;
     std::int32_t open_at;  // its place in open_slots_
     std::int32_t num_media;
+    std::uint64_t birth;        // no other sequence of this manager ever has the same
     std::uint64_t caller_id;    // if has_caller_id
     std::uint64_t last_ticket;  // newest step it took part in
     std::uint64_t wrote_last;   // newest step it wrote in
@@ -213,13 +214,13 @@ class KVCacheManager::Impl final : public TreeObserver {
 
   // One sequence in one step, with what undo() needs.
   struct StepEntry {
-    std::int32_t slot;  // -1: it was taken out of the open step, and goes when ranks close
-    std::uint32_t generation;
+    std::int32_t slot;         // -1: it was taken out of the open step, and goes when ranks close
     std::int32_t begin;        // length before
     std::int32_t end;          // length after
     std::int32_t write_begin;  // first position that is written: begin + 1 in a replay
     std::int32_t draft;
     std::int32_t unnamed;         // tokens without a name
+    std::uint64_t birth;          // of the sequence: the slot may have another by now
     std::uint64_t unnamed_begin;  // of all the sequence's unnamed tokens, the first of these
     std::uint64_t last_use_before;
     bool used_before;
@@ -550,6 +551,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   FixedArray<std::int32_t> unplanned_from_;  // [sequence][group]
   FixedArray<std::int32_t> caller_ids_;      // hash table of slots + 1; 0: an empty cell
   std::uint64_t num_uses_ = 0;
+  std::uint64_t num_births_ = 0;
   FixedArray<Pin> pins_;
   FixedArray<BlockTable> pin_tables_;  // [pin][group]
   // [2][sequence]. commit(): who publishes. admit(): tails that were claimed for a try; marks.

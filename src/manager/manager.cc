@@ -75,6 +75,7 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
   }
   const bool windows_only = longest == 0;
   if (windows_only) longest = 32768;
+  longest = std::min<std::int64_t>(longest, kMaxSequenceTokens);
   if (o.max_sequence_tokens == 0) o.max_sequence_tokens = static_cast<std::int32_t>(longest);
   std::int64_t window_entries = 0;
   std::int64_t outliving_tokens = 0;

@@ -116,6 +116,7 @@ std::int32_t KVCacheManager::Impl::take_slot() noexcept {
   s = {};
   s.generation = generation;
   s.aborted = aborted;
+  s.birth = ++num_births_;
   s.life = Life::kOpen;
   s.exact_until = kNever;
   s.unnamed_from = kNever;
@@ -283,7 +284,7 @@ std::int32_t KVCacheManager::Impl::latest_entry(const Step& step, std::int32_t s
 std::int32_t KVCacheManager::Impl::unnamed_entry(const Step& step,
                                                  const Sequence& s) const noexcept {
   const std::int32_t at = latest_entry(step, slot_of(s));
-  return at >= 0 && step.entries[at].generation == s.generation ? at : -1;
+  return at >= 0 && step.entries[at].birth == s.birth ? at : -1;
 }
 
 // The child takes part in the parent's steps in flight as far as names go: its copies of the
@@ -305,7 +306,7 @@ void KVCacheManager::Impl::share_unnamed(const Sequence& parent, Sequence& child
     KVFOLIO_CHECK(static_cast<std::size_t>(at) < step.entries.size());
     step.entries[at] = step.entries[from];
     step.entries[at].slot = slot;
-    step.entries[at].generation = child.generation;
+    step.entries[at].birth = child.birth;
     for (std::int32_t g = 0; g < num_groups(); ++g) {
       change(step, at, g) = {-1, -1, -1, BlockPool::kNobody, 0};
     }
@@ -342,11 +343,13 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
   }
   const std::uint32_t generation = child.generation;
   const std::uint32_t aborted = child.aborted;
+  const std::uint64_t birth = child.birth;
   const ArenaSpan tail = child.tail;
   const ArenaSpan media = child.media;
   child = parent;
   child.generation = generation;
   child.aborted = aborted;
+  child.birth = birth;
   child.admitted = 0;
   child.wrote_last = 0;  // the parent's blocks tell whether a failed step concerns it
   child.tail = tail;

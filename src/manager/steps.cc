@@ -13,6 +13,13 @@ using text::concat;
 
 // ---- tickets ----
 
+namespace {
+
+// Blocks keep the low 32 bits of a ticket, which says before and after only within half of these.
+constexpr std::uint64_t kMostTicketsApart = std::uint64_t{1} << 24;
+
+}  // namespace
+
 std::uint64_t KVCacheManager::Impl::oldest_incomplete() const noexcept {
   return in_flight_.empty() ? last_committed_ + 1 : step_at(in_flight_.front()).ticket;
 }
@@ -43,6 +50,13 @@ Result<Ticket> KVCacheManager::Impl::begin_step(const StepOptions&) {
                   concat("begin_step: ", in_flight_.size(),
                          " steps are in flight, the most allowed; complete step ",
                          oldest_incomplete(), " first"));
+  }
+  if (!in_flight_.empty() && last_ticket_ + 1 - oldest_incomplete() >= kMostTicketsApart) {
+    return Status(ErrorCode::kFailedPrecondition,
+                  concat("begin_step: step ", oldest_incomplete(), " is in flight and ",
+                         kMostTicketsApart - 1,
+                         " steps were begun after it, the most allowed; "
+                         "complete or fail it first"));
   }
   open_step_ = free_steps_.back();
   free_steps_.pop_back();
@@ -256,7 +270,7 @@ void KVCacheManager::Impl::end_step(std::int32_t step_index, bool failed) noexce
       if (source >= 0) let_go(g, BlockId(source), true);
     }
     Sequence& s = sequences_[e.slot];
-    if (s.life == Life::kUnused || s.generation != e.generation) continue;
+    if (s.life == Life::kUnused || s.birth != e.birth) continue;
     for (std::int32_t g = 0; g < num_groups() && says_again; ++g) unplanned_from(e.slot, g) = 0;
     const std::uint64_t unnamed_end = e.unnamed_begin + static_cast<std::uint64_t>(e.unnamed);
     if (e.unnamed == 0 || s.num_named >= unnamed_end) continue;
@@ -314,7 +328,7 @@ Status KVCacheManager::Impl::complete(Ticket ticket) {
     for (std::int32_t i = 0; i < step.num_entries; ++i) {
       const StepEntry& e = step.entries[i];
       const Sequence& s = sequences_[e.slot];
-      if (s.life != Life::kOpen || s.generation != e.generation) continue;
+      if (s.life != Life::kOpen || s.birth != e.birth) continue;
       publish(e.slot, false);
       move_windows(e.slot);
     }

@@ -211,7 +211,7 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
       const auto& entry = step.entries[e];
       const auto& change = impl.change(step, e, 0);
       const auto& s = impl.sequences_[entry.slot];
-      const bool same = s.generation == entry.generation && s.life != Impl::Life::kUnused;
+      const bool same = s.birth == entry.birth && s.life != Impl::Life::kUnused;
       put(same ? slot_name(entry.slot) : -3);
       put(entry.begin);
       put(entry.end);

@@ -22,6 +22,11 @@ TEST(Options, WhatWasDerivedStandsInPlaceOfZero) {
   EXPECT_GE(full.manager.options().max_table_entries, 16 + 100);
   const Engine windows({window_group(2, 100, 6)}, {.max_sequences = 4});
   EXPECT_EQ(windows.manager.options().max_sequence_tokens, 32768);
+  // No more than one may ask for: what options() says makes another manager of the same kind.
+  Engine large({full_group(1024, (1 << 20) + 1)},
+               {.max_sequences = 1, .prefix_cache = false, .max_table_entries = 1 << 16});
+  EXPECT_EQ(large.manager.options().max_sequence_tokens, 1 << 30);
+  Engine same({full_group(1024, (1 << 20) + 1)}, large.manager.options());
   const Engine given({full_group(4, 16)}, {.max_index_tokens = 99, .max_runs = 7});
   EXPECT_EQ(given.manager.options().max_index_tokens, 99);
   EXPECT_EQ(given.manager.options().max_runs, 7);
