@@ -54,8 +54,9 @@ class Generate {
     summary.model = &model_;
     summary.spec = &spec_;
     summary.options = &options_;
+    Comparison scored_rows;
     if (options_.perplexity_path) {
-      Result<llama::Perplexity> scored = score();
+      Result<llama::Perplexity> scored = score(scored_rows);
       if (!scored) return prefixed("--perplexity", scored.error());
       summary.perplexity = *scored;
     }
@@ -72,6 +73,8 @@ class Generate {
       if (isatty(STDERR_FILENO) != 0) std::cerr << "\r\x1b[K";  // the line goes again
       if (!other) return prefixed("the contiguous twin", other.error());
       summary.comparison = compare(results_, twin);
+      summary.comparison->logit_rows += scored_rows.logit_rows;
+      if (!scored_rows.difference.empty()) summary.comparison->difference = scored_rows.difference;
       summary.twin_stats = *other;
     }
     const llama::BlockMap* const block_map = options_.report ? &block_map_ : nullptr;
@@ -100,10 +103,20 @@ class Generate {
                                                    : llama::LogitRows::kNone;
   }
 
-  [[nodiscard]] llama::EngineOptions engine_options(bool contiguous) {
+  // Of the longest sequence that the requests may grow to.
+  [[nodiscard]] std::int32_t most_tokens() const {
+    std::int64_t most = 1;
+    for (const Request& request : requests_) {
+      most =
+          std::max(most, static_cast<std::int64_t>(request.prompt.size()) + request.max_new_tokens);
+    }
+    return static_cast<std::int32_t>(std::min<std::int64_t>(most, model_.config().max_positions));
+  }
+
+  [[nodiscard]] llama::EngineOptions engine_options(bool contiguous, std::int32_t max_tokens) {
     return {.max_batch_tokens = options_.max_batch_tokens,
             .max_seqs = options_.max_seqs,
-            .max_tokens = model_.config().max_positions,
+            .max_tokens = max_tokens,
             .prefix_cache = options_.prefix_cache,
             .contiguous = contiguous,
             .kernel = options_.kernel,
@@ -113,7 +126,7 @@ class Generate {
 
   Result<llama::RunStats> run_engine(bool contiguous, Results& results, bool print) {
     Result<std::unique_ptr<llama::Engine>> engine =
-        llama::Engine::create(model_, spec_, engine_options(contiguous), pool_);
+        llama::Engine::create(model_, spec_, engine_options(contiguous, most_tokens()), pool_);
     if (!engine) return std::move(engine).error();
     llama::Listener listener;
     if (print && !options_.json) {
@@ -137,26 +150,47 @@ class Generate {
     return (*engine)->run(requests_, std::move(listener));
   }
 
-  Result<llama::Perplexity> score() {
+  // With --verify the twin takes the same steps; what was compared goes to `compared`.
+  Result<llama::Perplexity> score(Comparison& compared) {
     Result<std::string> text = llama::read_text_file(*options_.perplexity_path, kMaxScoredBytes);
     if (!text) return std::move(text).error();
     Result<std::vector<std::int32_t>> tokens =
         vocabulary_.is_bytes() ? llama::encode(*text, vocabulary_) : parse_ids(*text, vocabulary_);
     if (!tokens) return prefixed(*options_.perplexity_path, tokens.error());
+    const auto window = static_cast<std::int32_t>(
+        std::min(static_cast<std::size_t>(model_.config().max_positions), tokens->size()));
     // A pool of its own for one window, unless the options say what there is.
     CacheSpec spec = spec_;
     for (GroupSpec& group : spec.groups) {
       if (options_.num_blocks || options_.memory_bytes) break;
       group.num_blocks = static_cast<std::int32_t>(llama::blocks_needed(
-          group,
-          {.num_tokens = model_.config().max_positions, .step_tokens = options_.max_batch_tokens}));
+          group, {.num_tokens = window, .step_tokens = options_.max_batch_tokens}));
     }
-    llama::EngineOptions engine_options = this->engine_options(options_.contiguous);
-    engine_options.block_map = nullptr;
-    Result<std::unique_ptr<llama::Engine>> engine =
-        llama::Engine::create(model_, spec, engine_options, pool_);
+    const auto make_engine = [&](bool contiguous) {
+      llama::EngineOptions options = engine_options(contiguous, window);
+      options.block_map = nullptr;
+      return llama::Engine::create(model_, spec, options, pool_);
+    };
+    Result<std::unique_ptr<llama::Engine>> engine = make_engine(options_.contiguous);
     if (!engine) return std::move(engine).error();
-    return (*engine)->perplexity(*tokens);
+    if (!options_.verify) return (*engine)->perplexity(*tokens);
+    Result<std::unique_ptr<llama::Engine>> twin = make_engine(true);
+    if (!twin) return prefixed("the contiguous twin", twin.error());
+    const auto vocab = static_cast<std::size_t>(vocabulary_.size);
+    return (*engine)->perplexity(
+        *tokens, **twin,
+        [&](std::size_t first, std::span<const float> rows, std::span<const float> twin_rows) {
+          for (std::size_t at = 0; at < rows.size() && compared.difference.empty(); at += vocab) {
+            const std::string found =
+                row_difference(rows.subspan(at, vocab), twin_rows.subspan(at, vocab));
+            if (found.empty()) {
+              ++compared.logit_rows;
+            } else {
+              compared.difference = *options_.perplexity_path + " token " +
+                                    std::to_string(first + at / vocab) + ": " + found;
+            }
+          }
+        });
   }
 
   const GenerateOptions& options_;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -73,7 +74,14 @@ Status prefixed(const std::string& prefix, const Status& status) {
 Result<std::vector<Request>> collect_requests(const GenerateOptions& options,
                                               const Vocabulary& vocabulary) {
   if (options.requests == "-") {
-    return llama::read_requests(std::cin, "standard input", options.defaults, vocabulary);
+    Result<std::vector<Request>> requests =
+        llama::read_requests(std::cin, "standard input", options.defaults, vocabulary);
+    // The stream takes an error of reading for the end.
+    if (std::ferror(stdin) != 0) {
+      return Status(ErrorCode::kInvalidArgument,
+                    std::string("standard input cannot be read: ") + std::strerror(errno));
+    }
+    return requests;
   }
   if (options.requests) {
     std::error_code ignored;

@@ -121,6 +121,13 @@ class Prover {
     return row;
   }
 
+  // No other run makes good what failed, or what gave other bits than the twin.
+  [[nodiscard]] bool is_last_word(const Condition& condition,
+                                  const Result<Outcome>& outcome) const {
+    if (!outcome) return true;
+    return !condition.contiguous && !first_difference(outcome->samples).empty();
+  }
+
   // The smallest pool that runs may preempt nobody, or leave nothing to be found; then a larger
   // one, which lets more in at once. If none will do, the first that preempted says what is
   // missing.
@@ -134,7 +141,10 @@ class Prover {
       if (pool == last) continue;
       last = pool;
       Result<Outcome> outcome = run_shared(condition, pool);
-      if (!outcome || what_is_missing(condition, outcome->happened).empty()) return outcome;
+      if (is_last_word(condition, outcome) ||
+          what_is_missing(condition, outcome->happened).empty()) {
+        return outcome;
+      }
       if (!preempted && outcome->happened.stats.scheduler.preemptions > 0) {
         preempted = *std::move(outcome);
       }
@@ -152,7 +162,7 @@ class Prover {
     const Clock::time_point begin = Clock::now();
     for (int run = 0;; ++run) {
       Result<Outcome> outcome = run_engine(condition, num_blocks);
-      if (!outcome || condition.threads.value_or(1) == 1) return outcome;
+      if (is_last_word(condition, outcome) || condition.threads.value_or(1) == 1) return outcome;
       if (outcome->happened.threads_that_worked > 1) return outcome;
       if (run >= 4 && Clock::now() - begin > std::chrono::seconds(1)) return outcome;
       std::this_thread::sleep_for(std::chrono::milliseconds(5));

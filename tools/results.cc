@@ -15,6 +15,19 @@ std::string hex(float value) {
   return text + ")";
 }
 
+// Of all positions but the last, whose row chose the first token. A row is empty where the cache
+// served its position.
+std::string difference(const llama::PromptLogits& paged, const llama::PromptLogits& twin,
+                       Comparison& counts) {
+  for (std::size_t i = 0; i + 1 < paged.size(); ++i) {
+    if (paged[i].empty() || twin[i].empty()) continue;
+    const std::string found = row_difference(paged[i], twin[i]);
+    if (!found.empty()) return "prompt position " + std::to_string(i) + ": " + found;
+    ++counts.logit_rows;
+  }
+  return {};
+}
+
 }  // namespace
 
 Results::Results(std::span<const llama::Request> requests)
@@ -56,19 +69,25 @@ Status Results::write_logits(NpyWriter& file) const {
   return file.finish();
 }
 
+std::string row_difference(std::span<const float> row, std::span<const float> twin) {
+  for (std::size_t id = 0; id < row.size(); ++id) {
+    if (std::bit_cast<std::uint32_t>(row[id]) == std::bit_cast<std::uint32_t>(twin[id])) continue;
+    return "the logit of id " + std::to_string(id) + " is " + hex(row[id]) + " over blocks, " +
+           hex(twin[id]) + " over the contiguous twin";
+  }
+  return {};
+}
+
 std::string difference(const SampleResult& paged, const SampleResult& twin, Comparison& counts) {
+  if (paged.prompt_logits != nullptr && twin.prompt_logits != nullptr) {
+    std::string found = difference(*paged.prompt_logits, *twin.prompt_logits, counts);
+    if (!found.empty()) return found;
+  }
   const std::size_t shorter = std::min(paged.token_ids.size(), twin.token_ids.size());
   for (std::size_t i = 0; i < shorter; ++i) {
     const std::string where = "generated token " + std::to_string(i);
-    const std::vector<float>& row = paged.logits[i]->row;
-    const std::vector<float>& other = twin.logits[i]->row;
-    for (std::size_t id = 0; id < row.size(); ++id) {
-      if (std::bit_cast<std::uint32_t>(row[id]) == std::bit_cast<std::uint32_t>(other[id])) {
-        continue;
-      }
-      return where + ": the logit of id " + std::to_string(id) + " is " + hex(row[id]) +
-             " over blocks, " + hex(other[id]) + " over the contiguous twin";
-    }
+    const std::string found = row_difference(paged.logits[i]->row, twin.logits[i]->row);
+    if (!found.empty()) return where + ": " + found;
     ++counts.logit_rows;
     if (paged.token_ids[i] != twin.token_ids[i]) {
       return where + " is " + std::to_string(paged.token_ids[i]) + " over blocks, " +

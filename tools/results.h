@@ -56,6 +56,9 @@ struct Comparison {
   std::string difference;  // the first one, in words; empty: none
 };
 
+// The first logit of a row of which a bit differs, in words, or nothing. The twin's row is as long.
+[[nodiscard]] std::string row_difference(std::span<const float> row, std::span<const float> twin);
+
 // The first difference of two samples in words, or nothing; adds what is equal to `counts`.
 [[nodiscard]] std::string difference(const SampleResult& paged, const SampleResult& twin,
                                      Comparison& counts);

@@ -101,16 +101,46 @@ Status Engine::forward(const StepBatch& batch) {
 }
 
 Result<Perplexity> Engine::perplexity(std::span<const std::int32_t> tokens) {
+  return score(tokens, nullptr, {});
+}
+
+Result<Perplexity> Engine::perplexity(std::span<const std::int32_t> tokens, Engine& twin,
+                                      const TwinRows& on_rows) {
+  return score(tokens, &twin, on_rows);
+}
+
+Result<Perplexity> Engine::score(std::span<const std::int32_t> tokens, Engine* twin,
+                                 const TwinRows& on_rows) {
   const auto window = static_cast<std::size_t>(model_.config().max_positions);
+  const auto most = static_cast<std::size_t>(options_.max_batch_tokens);
   double bits = 0.0;
   Perplexity result;
-  for (std::size_t first = 0; first < tokens.size(); first += window) {
-    const auto part = tokens.subspan(first, std::min(window, tokens.size() - first));
-    if (part.size() < 2) break;
-    const Result<double> more = window_bits(part);
-    if (!more) return more.error();
-    bits += *more;
-    result.scored_tokens += static_cast<std::int64_t>(part.size()) - 1;
+  for (std::size_t begin = 0; begin + 1 < tokens.size(); begin += window) {
+    const auto part = tokens.subspan(begin, std::min(window, tokens.size() - begin));
+    const auto inputs = part.first(part.size() - 1);  // the last token is only scored
+    if (inputs.empty()) break;
+    const Result<SequenceId> sequence = open_window(inputs);
+    if (!sequence) return sequence.error();
+    SequenceId twin_sequence;
+    if (twin != nullptr) {
+      const Result<SequenceId> opened = twin->open_window(inputs);
+      if (!opened) return opened.error();
+      twin_sequence = *opened;
+    }
+    for (std::size_t first = 0; first < inputs.size(); first += most) {
+      const std::size_t count = std::min(most, inputs.size() - first);
+      KVFOLIO_RETURN_IF_ERROR(forward_window(*sequence, inputs.subspan(first, count), first));
+      const Result<double> more = score_rows(part.subspan(first + 1, count), begin + first);
+      if (!more) return more.error();
+      bits += *more;
+      if (twin == nullptr) continue;
+      KVFOLIO_RETURN_IF_ERROR(
+          twin->forward_window(twin_sequence, inputs.subspan(first, count), first));
+      on_rows(begin + first, logits_, twin->logits_);
+    }
+    KVFOLIO_RETURN_IF_ERROR(backend_->close(*sequence));
+    if (twin != nullptr) KVFOLIO_RETURN_IF_ERROR(twin->backend_->close(twin_sequence));
+    result.scored_tokens += static_cast<std::int64_t>(inputs.size());
   }
   if (result.scored_tokens == 0) {
     return Status(ErrorCode::kInvalidArgument, std::to_string(tokens.size()) +
@@ -122,43 +152,42 @@ Result<Perplexity> Engine::perplexity(std::span<const std::int32_t> tokens) {
   return result;
 }
 
-// -log2 of the probability of tokens[1 ..], each given those before it.
-Result<double> Engine::window_bits(std::span<const std::int32_t> tokens) {
-  const auto vocab = static_cast<std::size_t>(model_.config().vocab);
-  const std::size_t num_inputs = tokens.size() - 1;  // the last token is only scored
-  const Result<Opened> opened =
-      backend_->open(tokens.first(num_inputs),
-                     {.max_tokens = static_cast<std::int32_t>(num_inputs), .prefix_cache = false});
+Result<SequenceId> Engine::open_window(std::span<const std::int32_t> inputs) {
+  const Result<Opened> opened = backend_->open(
+      inputs, {.max_tokens = static_cast<std::int32_t>(inputs.size()), .prefix_cache = false});
   if (!opened) return opened.error();
-  double bits = 0.0;
+  return opened->sequence;
+}
+
+// A step of `inputs` at positions `first` of the window and on; their rows are logits_ then.
+Status Engine::forward_window(SequenceId window, std::span<const std::int32_t> inputs,
+                              std::size_t first) {
   StepBatch batch;
-  for (std::size_t first = 0; first < num_inputs;) {
-    const std::size_t count =
-        std::min(static_cast<std::size_t>(options_.max_batch_tokens), num_inputs - first);
-    batch.tokens.assign(tokens.begin() + static_cast<std::ptrdiff_t>(first),
-                        tokens.begin() + static_cast<std::ptrdiff_t>(first + count));
-    batch.positions.clear();
-    batch.logit_rows.clear();
-    for (std::size_t i = 0; i < count; ++i) {
-      batch.positions.push_back(static_cast<std::int32_t>(first + i));
-      batch.logit_rows.push_back(static_cast<std::int32_t>(i));
-    }
-    KVFOLIO_RETURN_IF_ERROR(backend_->begin_step());
-    KVFOLIO_RETURN_IF_ERROR(backend_->append(opened->sequence, batch.tokens));
-    KVFOLIO_RETURN_IF_ERROR(forward(batch));
-    for (std::size_t i = 0; i < count; ++i) {
-      const auto row = std::span<const float>(logits_).subspan(i * vocab, vocab);
-      if (!is_distribution(row)) {
-        return Status(ErrorCode::kInvalidArgument,
-                      "the model's logits at position " + std::to_string(first + i) +
-                          " are not numbers (NaN or infinite); allowed: finite ones");
-      }
-      const auto next = static_cast<std::size_t>(tokens[first + i + 1]);
-      bits += (log_sum_exp(row) - static_cast<double>(row[next])) / std::log(2.0);
-    }
-    first += count;
+  batch.tokens.assign(inputs.begin(), inputs.end());
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    batch.positions.push_back(static_cast<std::int32_t>(first + i));
+    batch.logit_rows.push_back(static_cast<std::int32_t>(i));
   }
-  KVFOLIO_RETURN_IF_ERROR(backend_->close(opened->sequence));
+  KVFOLIO_RETURN_IF_ERROR(backend_->begin_step());
+  KVFOLIO_RETURN_IF_ERROR(backend_->append(window, batch.tokens));
+  return forward(batch);
+}
+
+// -log2 of the probability of each token of `next` by its row of logits_; `first`: the position
+// that the first row is of.
+Result<double> Engine::score_rows(std::span<const std::int32_t> next, std::size_t first) {
+  const auto vocab = static_cast<std::size_t>(model_.config().vocab);
+  double bits = 0.0;
+  for (std::size_t i = 0; i < next.size(); ++i) {
+    const auto row = std::span<const float>(logits_).subspan(i * vocab, vocab);
+    if (!is_distribution(row)) {
+      return Status(ErrorCode::kInvalidArgument,
+                    "the model's logits at position " + std::to_string(first + i) +
+                        " are not numbers (NaN or infinite); allowed: finite ones");
+    }
+    bits += (log_sum_exp(row) - static_cast<double>(row[static_cast<std::size_t>(next[i])])) /
+            std::log(2.0);
+  }
   return bits;
 }
 

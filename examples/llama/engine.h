@@ -58,6 +58,11 @@ struct Perplexity {
   double perplexity = 0.0;
 };
 
+// The logits at some positions of a text, the first of which is tokens[first], by two engines:
+// [rows, vocab].
+using TwinRows = std::function<void(std::size_t first, std::span<const float> rows,
+                                    std::span<const float> twin_rows)>;
+
 class Engine {
  public:
   // `model` and `pool` outlive the engine.
@@ -69,11 +74,19 @@ class Engine {
 
   // Of `tokens` in consecutive windows of max_positions, the first token of each unscored.
   Result<Perplexity> perplexity(std::span<const std::int32_t> tokens);
+  // The same, while `twin`, another engine of the same model and batch limit, takes the same steps;
+  // `on_rows` sees what each step gave.
+  Result<Perplexity> perplexity(std::span<const std::int32_t> tokens, Engine& twin,
+                                const TwinRows& on_rows);
 
  private:
   Engine(const Model& model, const CacheSpec& spec, const EngineOptions& options, ThreadPool& pool);
   Status step(Scheduler& scheduler, StepBatch& batch, RunStats& stats);
-  Result<double> window_bits(std::span<const std::int32_t> tokens);
+  Result<Perplexity> score(std::span<const std::int32_t> tokens, Engine* twin,
+                           const TwinRows& on_rows);
+  Result<SequenceId> open_window(std::span<const std::int32_t> inputs);
+  Status forward_window(SequenceId window, std::span<const std::int32_t> inputs, std::size_t first);
+  Result<double> score_rows(std::span<const std::int32_t> next, std::size_t first);
   Status forward(const StepBatch& batch);
 
   const Model& model_;

@@ -228,7 +228,6 @@ Result<std::vector<Request>> read_requests(std::istream& input, const std::strin
     }
     requests.push_back(*std::move(request));
   }
-  if (input.bad()) return invalid(name + ": reading failed");
   if (requests.empty()) return invalid(name + ": there is no request, allowed: one a line");
   return requests;
 }

@@ -14,6 +14,16 @@ MODEL = SOURCE / "models" / "kjv-bytes"
 TEXT = MODEL / "heldout.txt"
 
 
+def test_verify_compares_every_row_of_the_text(tmp_path):
+    text = tmp_path / "text"
+    text.write_bytes(TEXT.read_bytes()[:3000])
+    done = run(MODEL, "--perplexity", text, "--verify", "--json", "--block-size", 5)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)["summary"]
+    assert summary["verify"]["identical"]
+    assert summary["verify"]["logit_rows"] == summary["scored_tokens"] > 2900
+
+
 @pytest.fixture(scope="module")
 def exact():
     return ref_llama.RefLlama(MODEL).bits(list(TEXT.read_bytes()))

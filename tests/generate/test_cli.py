@@ -231,6 +231,34 @@ def test_missing_files_are_named(tmp_path):
     bad(run(checkpoint("tied-f32"), "--requests", tmp_path), "--requests", tmp_path, "folder")
 
 
+def test_an_error_of_reading_standard_input_is_not_its_end(tmp_path):
+    command = [COMMAND, "generate", "--model", str(checkpoint("tied-f32")), "--requests", "-"]
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        bad(subprocess.run(command, stdin=folder, capture_output=True, timeout=60, check=False),
+            "standard input", "directory")
+    finally:
+        os.close(folder)
+    reader, writer = os.pipe()
+    try:
+        os.set_blocking(reader, False)
+        os.write(writer, b'{"prompt":"a"}\n')  # and more would come
+        bad(subprocess.run(command, stdin=reader, capture_output=True, timeout=60, check=False),
+            "standard input", "temporarily unavailable")
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_memory_is_for_the_work_and_not_for_what_the_model_could_hold(tmp_path):
+    model = checkpoint("tied-f32", max_positions=1 << 30)
+    text = tmp_path / "text"
+    text.write_text("in the beginning")
+    for options in (["--prompt", "x", "--max-new-tokens", 1], ["--perplexity", text]):
+        done = run(model, *options, memory_bytes=MEMORY)
+        assert done.returncode == 0, done.stderr
+
+
 def test_hostile_checkpoints_are_refused(tmp_path):
     good = (checkpoint("tied-f32") / "model.safetensors").read_bytes()
     size = 8 + struct.unpack("<Q", good[:8])[0]

@@ -7,8 +7,11 @@
 #include <memory>
 #include <vector>
 
+#include "engine.h"
+#include "pool_size.h"
 #include "prove_report.h"
 #include "results.h"
+#include "test_checkpoint.h"
 
 namespace kvfolio::tools {
 namespace {
@@ -66,6 +69,66 @@ TEST_F(Compared, WhatThePoolIsTooSmallForIsLeftOut) {
   paged.reject(requests[0], "needs 3 blocks");
   twin.keep(finished(requests[0], 0, {1}));
   EXPECT_THAT(compare(paged, twin).difference, IsEmpty());
+}
+
+TEST_F(Compared, RowsOfThePromptCountWhereBothSidesComputedThem) {
+  for (Results* results : {&paged, &twin}) {
+    llama::FinishedSample sample = finished(requests[0], 0, {1});
+    // The last row is the one that chose the token, so it is among the logits already.
+    sample.prompt_logits = std::make_shared<llama::PromptLogits>(
+        llama::PromptLogits{{}, {1.0f, results == &twin ? 2.5f : 2.0f}, {3.0f, 4.0f}});
+    results->keep(sample);
+  }
+  EXPECT_THAT(compare(paged, twin).difference,
+              HasSubstr("prompt position 1: the logit of id 1 is 2.000000"));
+  EXPECT_THAT(compare(paged, paged).difference, IsEmpty());
+  EXPECT_EQ(compare(paged, paged).logit_rows, 2);
+}
+
+// A text is scored by two engines, of which one may keep another type of cache.
+TEST(ScoredTwice, EveryRowOfBothEnginesIsSeen) {
+  const llama::TempFolder folder;
+  folder.write("config.json", llama::kTinyConfig);
+  folder.write("model.safetensors", llama::safetensors_file(llama::tiny_tensors()));
+  const Result<llama::Model> model = llama::Model::load(folder.path());
+  ASSERT_TRUE(model.has_value()) << model.error().message();
+  const std::unique_ptr<ThreadPool> pool = *ThreadPool::create(1);
+  std::vector<std::int32_t> text(150);  // of windows of 64: two, and a part
+  for (std::size_t i = 0; i < text.size(); ++i) text[i] = static_cast<std::int32_t>(i * i % 10);
+  for (const DType twin_dtype : {DType::kF64, DType::kBF16}) {
+    const auto make_engine = [&](DType dtype, bool contiguous) {
+      CacheSpec spec = llama::cache_spec(model->config(), {.block_size = 4, .dtype = dtype});
+      for (GroupSpec& group : spec.groups) group.num_blocks = 16;
+      return llama::Engine::create(*model, spec,
+                                   {.max_batch_tokens = 10,
+                                    .max_tokens = 64,
+                                    .contiguous = contiguous,
+                                    .kernel = KernelTarget::kReference},
+                                   *pool);
+    };
+    const auto engine = make_engine(DType::kF64, false);
+    const auto twin = make_engine(twin_dtype, true);
+    ASSERT_TRUE(engine.has_value()) << engine.error().message();
+    ASSERT_TRUE(twin.has_value()) << twin.error().message();
+    std::size_t rows_seen = 0;
+    std::vector<std::size_t> positions;
+    std::string first_difference;
+    const Result<llama::Perplexity> scored = (*engine)->perplexity(
+        text, **twin,
+        [&](std::size_t first, std::span<const float> rows, std::span<const float> twin_rows) {
+          positions.push_back(first);
+          ASSERT_EQ(rows.size(), twin_rows.size());
+          rows_seen += rows.size() / 10;
+          if (first_difference.empty()) first_difference = row_difference(rows, twin_rows);
+        });
+    ASSERT_TRUE(scored.has_value()) << scored.error().message();
+    EXPECT_EQ(rows_seen, 63u + 63u + 21u);
+    EXPECT_THAT(positions, testing::ElementsAre(0, 10, 20, 30, 40, 50, 60, 64, 74, 84, 94, 104, 114,
+                                                124, 128, 138, 148));
+    EXPECT_EQ(scored->scored_tokens, 63 + 63 + 21);
+    EXPECT_EQ(scored->bits_per_token, (*engine)->perplexity(text)->bits_per_token);
+    EXPECT_EQ(first_difference.empty(), twin_dtype == DType::kF64) << first_difference;
+  }
 }
 
 // No row of logits follows the last token of a sample, so that no hash shows it.
