@@ -157,8 +157,8 @@ class Generate {
     Result<std::vector<std::int32_t>> tokens =
         vocabulary_.is_bytes() ? llama::encode(*text, vocabulary_) : parse_ids(*text, vocabulary_);
     if (!tokens) return prefixed(*options_.perplexity_path, tokens.error());
-    const auto window = static_cast<std::int32_t>(
-        std::min(static_cast<std::size_t>(model_.config().max_positions), tokens->size()));
+    const auto window = static_cast<std::int32_t>(std::clamp<std::size_t>(
+        tokens->size(), 1, static_cast<std::size_t>(model_.config().max_positions)));
     // A pool of its own for one window, unless the options say what there is.
     CacheSpec spec = spec_;
     for (GroupSpec& group : spec.groups) {

@@ -130,9 +130,7 @@ Result<Perplexity> Engine::score(std::span<const std::int32_t> tokens, Engine* t
     for (std::size_t first = 0; first < inputs.size(); first += most) {
       const std::size_t count = std::min(most, inputs.size() - first);
       KVFOLIO_RETURN_IF_ERROR(forward_window(*sequence, inputs.subspan(first, count), first));
-      const Result<double> more = score_rows(part.subspan(first + 1, count), begin + first);
-      if (!more) return more.error();
-      bits += *more;
+      KVFOLIO_RETURN_IF_ERROR(score_rows(part.subspan(first + 1, count), begin + first, bits));
       if (twin == nullptr) continue;
       KVFOLIO_RETURN_IF_ERROR(
           twin->forward_window(twin_sequence, inputs.subspan(first, count), first));
@@ -173,11 +171,11 @@ Status Engine::forward_window(SequenceId window, std::span<const std::int32_t> i
   return forward(batch);
 }
 
-// -log2 of the probability of each token of `next` by its row of logits_; `first`: the position
-// that the first row is of.
-Result<double> Engine::score_rows(std::span<const std::int32_t> next, std::size_t first) {
+// Adds -log2 of the probability of each token of `next` by its row of logits_; `first`: the
+// position that the first row is of. One by one, so that the sum does not depend on how steps are
+// cut.
+Status Engine::score_rows(std::span<const std::int32_t> next, std::size_t first, double& bits) {
   const auto vocab = static_cast<std::size_t>(model_.config().vocab);
-  double bits = 0.0;
   for (std::size_t i = 0; i < next.size(); ++i) {
     const auto row = std::span<const float>(logits_).subspan(i * vocab, vocab);
     if (!is_distribution(row)) {
@@ -188,7 +186,7 @@ Result<double> Engine::score_rows(std::span<const std::int32_t> next, std::size_
     bits += (log_sum_exp(row) - static_cast<double>(row[static_cast<std::size_t>(next[i])])) /
             std::log(2.0);
   }
-  return bits;
+  return {};
 }
 
 }  // namespace kvfolio::llama

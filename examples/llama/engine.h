@@ -86,7 +86,7 @@ class Engine {
                            const TwinRows& on_rows);
   Result<SequenceId> open_window(std::span<const std::int32_t> inputs);
   Status forward_window(SequenceId window, std::span<const std::int32_t> inputs, std::size_t first);
-  Result<double> score_rows(std::span<const std::int32_t> next, std::size_t first);
+  Status score_rows(std::span<const std::int32_t> next, std::size_t first, double& bits);
   Status forward(const StepBatch& batch);
 
   const Model& model_;

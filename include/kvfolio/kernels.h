@@ -109,9 +109,9 @@ KVFOLIO_API Status convert(const ConstRowsView& src, const RowsView& dst);
 
 // Which implementation computes. Results of one target never depend on batch, chunk, block size,
 // format, block ids, slices or threads, but for the sign and payload of a NaN; targets differ from
-// each other by rounding. Most compute in
-// f32. With a bf16 cache kAvx512Bf16 rounds weights, and queries of other types, to bf16; with an
-// int8 cache all but kReference round both to 8 bits: docs/kernels.md says what that costs.
+// each other by rounding. Most compute in f32. With a bf16 cache kAvx512Bf16 rounds weights, and
+// queries of other types, to bf16; with an int8 cache all but kReference round both to 8 bits:
+// docs/kernels.md says what that costs.
 enum class KernelTarget : std::int32_t {
   // What the environment variable KVFOLIO_KERNEL names, read at each call; else the fastest that
   // this CPU runs and that takes the cache: the reference for f64 and for head dims that are no

@@ -20,6 +20,8 @@ def test_verify_compares_every_row_of_the_text(tmp_path):
     done = run(MODEL, "--perplexity", text, "--verify", "--json", "--block-size", 5)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)["summary"]
+    other = run(MODEL, "--perplexity", text, "--json", "--max-batch-tokens", 77)
+    assert json.loads(other.stdout)["summary"]["bits_per_token"] == summary["bits_per_token"]
     assert summary["verify"]["identical"]
     assert summary["verify"]["logit_rows"] == summary["scored_tokens"] > 2900
 
@@ -27,6 +29,14 @@ def test_verify_compares_every_row_of_the_text(tmp_path):
 @pytest.fixture(scope="module")
 def exact():
     return ref_llama.RefLlama(MODEL).bits(list(TEXT.read_bytes()))
+
+
+@pytest.mark.parametrize("text", ["", "x"])
+def test_a_text_without_a_second_token_is_refused(text, tmp_path):
+    (tmp_path / "text").write_text(text)
+    done = run(MODEL, "--perplexity", tmp_path / "text")
+    assert done.returncode == 2
+    assert b"leave nothing to score, allowed: at least 2" in done.stderr
 
 
 # Of bits per byte. 16 bits of a number change less than the fourth digit on this model: bf16 takes
