@@ -103,13 +103,15 @@ class Generate {
                                                    : llama::LogitRows::kNone;
   }
 
-  // Of the longest sequence that the requests may grow to.
+  // What the longest sequence is admitted to: its own tokens, and up to a block for each that runs
+  // beside it (Scheduler::admissible()).
   [[nodiscard]] std::int32_t most_tokens() const {
     std::int64_t most = 1;
     for (const Request& request : requests_) {
       most =
           std::max(most, static_cast<std::int64_t>(request.prompt.size()) + request.max_new_tokens);
     }
+    most += std::int64_t{options_.max_seqs} * std::min<std::int64_t>(options_.block_size, most);
     return static_cast<std::int32_t>(std::min<std::int64_t>(most, model_.config().max_positions));
   }
 

@@ -144,9 +144,11 @@ std::string summary_json(const Summary& summary, const llama::BlockMap* block_ma
         {"identical", comparison.difference.empty()},
         {"tokens", comparison.tokens},
         {"logit_rows", comparison.logit_rows},
-        {"twin_seconds", rounded(summary.twin_stats.seconds, 1e4)},
-        {"twin_bytes_peak", summary.twin_stats.bytes_peak},
     };
+    if (summary.twin_stats.scheduler.requests > 0) {  // what scoring a text took is not counted
+      verify["twin_seconds"] = rounded(summary.twin_stats.seconds, 1e4);
+      verify["twin_bytes_peak"] = summary.twin_stats.bytes_peak;
+    }
     if (!comparison.difference.empty()) verify["difference"] = comparison.difference;
     json["verify"] = std::move(verify);
   }
@@ -180,10 +182,13 @@ std::string summary_text(const Summary& summary, const llama::BlockMap* block_ma
     if (comparison.difference.empty()) {
       out += "\nverified: " + plural(comparison.tokens, "token") + " and " +
              plural(comparison.logit_rows, "row") +
-             " of logits are equal, bit for bit, to one contiguous\n  cache per sequence, which "
-             "took " +
-             mebibytes(summary.twin_stats.bytes_peak) + " and " +
-             fixed(summary.twin_stats.seconds, 2) + " s\n";
+             " of logits are equal, bit for bit, to one contiguous\n  cache per sequence";
+      if (summary.twin_stats.scheduler.requests > 0) {
+        out += ", which took " + mebibytes(summary.twin_stats.bytes_peak) + " and " +
+               fixed(summary.twin_stats.seconds, 2) + " s" +
+               (summary.perplexity ? " for the requests" : "");
+      }
+      out += "\n";
     } else {
       out += "\nDIFFERENT: " + comparison.difference + "\n";
     }

@@ -196,7 +196,11 @@ Result<std::int32_t> Scheduler::admissible(SequenceId sequence, std::int32_t wan
     const Status status = backend_.admit(sequence, tokens);
     if (status.ok()) return static_cast<std::int32_t>(std::min<std::int64_t>(tokens, wanted));
     const Shortage* shortage = status.shortage();
-    if (shortage == nullptr) return status;
+    if (shortage == nullptr) {
+      // No room for table entries, which those that run give back when they end.
+      if (!alone && status.code() == ErrorCode::kResourceExhausted) return 0;
+      return status;
+    }
     if (tokens == 1 || !(alone || backend_.is_window(shortage->group))) return 0;
     tokens /= 2;
   }

@@ -259,6 +259,19 @@ def test_memory_is_for_the_work_and_not_for_what_the_model_could_hold(tmp_path):
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(("requests", "new_tokens", "block_size"), [
+    (16, 256, 256), (128, 48, 16),  # a promise to each of a block for each of the others
+    (64, 300, 256),                 # more than there is room for at once: some wait
+])
+def test_many_short_prompts_find_room_for_their_tables(requests, new_tokens, block_size):
+    result = generate(checkpoint("tied-f32"),
+                      [{"id": str(i), "prompt_ids": [1 + i % 250]} for i in range(requests)],
+                      "--max-seqs", requests, "--max-new-tokens", new_tokens,
+                      "--block-size", block_size)
+    assert len(result.samples) == requests
+    assert {len(sample["token_ids"]) for sample in result.samples} <= set(range(1, new_tokens + 1))
+
+
 def test_hostile_checkpoints_are_refused(tmp_path):
     good = (checkpoint("tied-f32") / "model.safetensors").read_bytes()
     size = 8 + struct.unpack("<Q", good[:8])[0]
