@@ -231,9 +231,10 @@ struct AttentionState {
 // So a prefix that many sequences share is attended once, by the queries of all of them in one
 // sequence that is not causal and has no window (a cascade), and each sequence's own tokens apart:
 // with a table that begins behind the prefix and kv_lens without it, or, where a window or sinks
-// need positions, with the whole table and trim_sinks 0, trim_first_kept at the prefix's end. With
-// a window that is right only for queries whose window and sinks reach over the whole prefix.
-// Merged states have not the bits of one call over everything.
+// need positions, with the whole table and trim_sinks 0, trim_first_kept at the prefix's end. A
+// trim goes with the first form alone, both its numbers less the prefix's tokens. With a window all
+// this is right only for queries whose window and sinks reach over the whole prefix. Merged states
+// have not the bits of one call over everything.
 //   out  [tokens, heads, head_dim], as in a and b; each of the three has its own element type
 //   lse  [tokens, heads, 1], f32 or f64, or null data
 // Computed in f64. The order of a and b changes no bit but those of a NaN; that of several merges

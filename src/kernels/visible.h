@@ -42,7 +42,8 @@ struct Trim {
 }
 
 // What the queries at positions first .. last read together; one query when they are equal.
-// Requires: 0 <= first <= last < kv_len, no negative number.
+// Requires: first <= last < kv_len; first >= 0 where causal or a window makes positions matter; no
+// negative number else.
 [[nodiscard]] inline Visible visible(std::int64_t first, std::int64_t last, std::int64_t kv_len,
                                      const AttentionParams& params, const Trim& trim) noexcept {
   const std::int64_t end = params.causal ? last + 1 : kv_len;

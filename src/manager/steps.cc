@@ -341,7 +341,7 @@ Status KVCacheManager::Impl::complete(Ticket ticket) {
 // ---- fail ----
 
 // Closes every sequence, and lets go of every pin, that holds a block which one of these steps, in
-// ticket order, wrote.
+// ticket order, wrote; or, since a block keeps 32 bits of a ticket, a step 2^32 before.
 void KVCacheManager::Impl::abort_writers(std::span<const std::int32_t> steps) noexcept {
   const auto low = [this](std::int32_t step) {
     return static_cast<std::uint32_t>(step_at(step).ticket);

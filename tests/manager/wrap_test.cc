@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers of the manager that come round again: ids of a slot after 2^24 sequences, the part of a
-// ticket that a block keeps after 2^32 steps.
+// Numbers of the manager that come round again: ids of a slot, after 2^24 sequences, and tickets,
+// of which a block keeps 32 bits, so that no step may be too far behind the newest.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
