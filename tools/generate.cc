@@ -84,13 +84,13 @@ class Generate {
       std::cout << summary_text(summary, block_map);
     }
     std::cout.flush();
-    if (summary.stats.scheduler.rejected > 0) {
-      std::cerr << "kvfolio generate: " << summary.stats.scheduler.rejected << " of "
-                << summary.stats.scheduler.requests
+    const std::int64_t rejected = summary.stats.scheduler.rejected;
+    if (rejected > 0) {
+      std::cerr << "kvfolio generate: " << rejected << " of " << requests_.size()
                 << " requests did not fit; their errors are among the results\n";
     }
-    const bool failed = summary.stats.scheduler.rejected > 0 ||
-                        (summary.comparison && !summary.comparison->difference.empty());
+    const bool failed =
+        rejected > 0 || (summary.comparison && !summary.comparison->difference.empty());
     return failed ? 1 : 0;
   }
 

@@ -63,6 +63,7 @@ class Result:
 
     def __init__(self, done, code):
         assert done.returncode == code, (done.returncode, done.stderr.decode())
+        self.stderr = done.stderr.decode()
         lines = [json.loads(line) for line in done.stdout.decode().splitlines()]
         self.summary = lines.pop()["summary"]
         self.errors = {line["id"]: line["error"] for line in lines if "error" in line}

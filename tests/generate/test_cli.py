@@ -118,6 +118,7 @@ def test_a_request_that_never_fits_gets_its_line_and_the_others_go_on():
     assert "max_position_embeddings 512" in result.errors["longer"]
     assert list(result.tokens) == [("short", 0)]
     assert result.summary["rejected"] == 2
+    assert "2 of 3 requests did not fit" in result.stderr
 
 
 def test_the_smallest_pool_is_what_the_inputs_need():
