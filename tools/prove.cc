@@ -35,6 +35,7 @@ constexpr std::int32_t kStepTokens = 1 << 20;
 // What one run over the scored requests gave.
 struct Outcome {
   std::vector<SampleResult> samples;  // prompt by prompt, sample by sample
+  std::string difference;             // the first from the twin's; empty: none, or it is the twin
   Happened happened;
 };
 
@@ -113,19 +114,14 @@ class Prover {
     row.sha256 = hash(samples.first(kNumSamples));
     if (condition.with_long) row.long_sha256 = hash(samples.subspan(kNumSamples));
     row.failure = what_is_missing(condition, row.happened);
-    if (condition.contiguous) {
-      twin_ = std::move(outcome->samples);
-    } else {
-      row.difference = first_difference(outcome->samples);
-    }
+    row.difference = std::move(outcome->difference);
+    if (condition.contiguous) twin_ = std::move(outcome->samples);
     return row;
   }
 
   // No other run makes good what failed, or what gave other bits than the twin.
-  [[nodiscard]] bool is_last_word(const Condition& condition,
-                                  const Result<Outcome>& outcome) const {
-    if (!outcome) return true;
-    return !condition.contiguous && !first_difference(outcome->samples).empty();
+  [[nodiscard]] static bool is_last_word(const Result<Outcome>& outcome) {
+    return !outcome || !outcome->difference.empty();
   }
 
   // The smallest pool that runs may preempt nobody, or leave nothing to be found; then a larger
@@ -141,8 +137,7 @@ class Prover {
       if (pool == last) continue;
       last = pool;
       Result<Outcome> outcome = run_shared(condition, pool);
-      if (is_last_word(condition, outcome) ||
-          what_is_missing(condition, outcome->happened).empty()) {
+      if (is_last_word(outcome) || what_is_missing(condition, outcome->happened).empty()) {
         return outcome;
       }
       if (!preempted && outcome->happened.stats.scheduler.preemptions > 0) {
@@ -162,7 +157,7 @@ class Prover {
     const Clock::time_point begin = Clock::now();
     for (int run = 0;; ++run) {
       Result<Outcome> outcome = run_engine(condition, num_blocks);
-      if (is_last_word(condition, outcome) || condition.threads.value_or(1) == 1) return outcome;
+      if (is_last_word(outcome) || condition.threads.value_or(1) == 1) return outcome;
       if (outcome->happened.threads_that_worked > 1) return outcome;
       if (run >= 4 && Clock::now() - begin > std::chrono::seconds(1)) return outcome;
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -215,6 +210,7 @@ class Prover {
                           " tokens, expected " + std::to_string(kNewTokens));
       }
     }
+    if (!condition.contiguous) outcome.difference = first_difference(outcome.samples);
     happened.stats = *std::move(stats);
     happened.threads = pool.num_threads();
     happened.threads_that_worked = pool.num_threads_that_worked();
