@@ -85,10 +85,9 @@ Status check_batch(const KVView& cache, const AttentionParams& params,
                             batch.query_start[i + 1], " at sequence ", i));
     }
     if (kv_len < (positions_matter ? queries : 0) || kv_len > kMaxSequenceTokens) {
-      return positions_matter ? invalid(concat("kv_lens[", i, "] is ", kv_len, ", allowed: its ",
-                                               queries, " queries to ", kMaxSequenceTokens))
-                              : invalid(concat("kv_lens[", i, "] is ", kv_len, ", allowed: 0 to ",
-                                               kMaxSequenceTokens));
+      const std::string least = positions_matter ? concat("its ", queries, " queries") : "0";
+      return invalid(
+          concat("kv_lens[", i, "] is ", kv_len, ", allowed: ", least, " to ", kMaxSequenceTokens));
     }
     if (kv_len > capacity) {
       return invalid(concat("kv_lens[", i, "] is ", kv_len, ", its table row holds ",

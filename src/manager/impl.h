@@ -526,6 +526,12 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] bool evict_coldest() noexcept;
   // plan.cc
   [[nodiscard]] Status copy_tails(const Step& step);
+  // Entries of the block tables of a step's sequences: of the longest, and of all together.
+  struct TableSizes {
+    std::int64_t widest = 0;
+    std::int64_t all = 0;
+  };
+  [[nodiscard]] TableSizes table_sizes(const Step& step, std::int32_t g) const noexcept;
   [[nodiscard]] Status check_flashinfer(const Step& step) const;
   [[nodiscard]] std::int64_t plan_cells(const Step& step,
                                         const PlanOptions& options) const noexcept;

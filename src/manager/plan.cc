@@ -21,6 +21,17 @@ std::int32_t KVCacheManager::Impl::num_copies(const Step& step, std::int32_t g) 
   return copies;
 }
 
+KVCacheManager::Impl::TableSizes KVCacheManager::Impl::table_sizes(const Step& step,
+                                                                   std::int32_t g) const noexcept {
+  TableSizes sizes;
+  for (std::int32_t i = 0; i < step.num_entries; ++i) {
+    const std::int64_t blocks = table(step.entries[i].slot, g).size();
+    sizes.widest = std::max(sizes.widest, blocks);
+    sizes.all += blocks;
+  }
+  return sizes;
+}
+
 // FlashInfer's arrays name whole blocks; they cannot say that half of one is dropped.
 Status KVCacheManager::Impl::check_flashinfer(const Step& step) const {
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
@@ -35,10 +46,7 @@ Status KVCacheManager::Impl::check_flashinfer(const Step& step) const {
     }
   }
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    std::int64_t entries = 0;
-    for (std::int32_t i = 0; i < step.num_entries; ++i) {
-      entries += table(step.entries[i].slot, g).size();
-    }
+    const std::int64_t entries = table_sizes(step, g).all;
     if (entries <= std::numeric_limits<std::int32_t>::max()) continue;
     return {ErrorCode::kUnsupported,
             concat("FlashInfer arrays of ", entries, " table entries in group ", g,
@@ -68,15 +76,9 @@ std::int64_t KVCacheManager::Impl::plan_cells(const Step& step,
     cells += tokens + 2 * num_copies(step, g);
     if (options.changed_entries) cells += 3 * num_unplanned(step, g);
     if (!options.block_tables && !options.flashinfer) continue;
-    std::int64_t widest = 0;
-    std::int64_t all = 0;
-    for (std::int32_t i = 0; i < step.num_entries; ++i) {
-      const std::int64_t blocks = table(step.entries[i].slot, g).size();
-      widest = std::max(widest, blocks);
-      all += blocks;
-    }
-    if (options.block_tables) cells += n * widest;
-    if (options.flashinfer) cells += 2 * n + 1 + all;
+    const TableSizes sizes = table_sizes(step, g);
+    if (options.block_tables) cells += n * sizes.widest;
+    if (options.flashinfer) cells += 2 * n + 1 + sizes.all;
   }
   return cells;
 }

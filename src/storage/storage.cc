@@ -184,6 +184,28 @@ Result<KVView> check_borrowed(std::size_t index, const GroupSpec& spec,
   return view;
 }
 
+// Do the bytes of a block lie in the same runs?
+bool runs_alike(const BlockRuns& one, const BlockRuns& other) noexcept {
+  const auto same = [](const BlockRuns::Part& a, const BlockRuns::Part& b) {
+    return a.runs.row_bytes == b.runs.row_bytes && a.runs.num_axes == b.runs.num_axes &&
+           std::equal(a.runs.axes.begin(), a.runs.axes.begin() + a.runs.num_axes,
+                      b.runs.axes.begin());
+  };
+  return one.num_parts == other.num_parts &&
+         std::equal(one.parts.begin(), one.parts.begin() + one.num_parts, other.parts.begin(),
+                    same);
+}
+
+// Do heads and tokens follow each other in the same order, in two views of one spec? Runs do not
+// say so: where both join, [head][token] looks as [token][head] does.
+bool rows_alike(const KVView& view, const ViewParts& one, const ViewParts& other) noexcept {
+  const auto same = [&](const ViewPart& a, const ViewPart& b) {
+    return (view.num_kv_heads == 1 || a.strides.head == b.strides.head) &&
+           (a.num_rows == 1 || a.strides.token == b.strides.token);
+  };
+  return std::equal(one.all().begin(), one.all().end(), other.all().begin(), same);
+}
+
 }  // namespace
 
 KVStorage::KVStorage() = default;
@@ -350,20 +372,7 @@ Status KVStorage::copy_blocks_from(const KVStorage& source, GroupId group,
   const BlockRuns from_runs = block_runs(from);
   const ViewParts to_rows = parts_of(to);
   const ViewParts from_rows = parts_of(from);
-  bool alike = to_runs.num_parts == from_runs.num_parts;
-  for (std::size_t p = 0; alike && p < static_cast<std::size_t>(to_runs.num_parts); ++p) {
-    const RowNest& a = to_runs.parts[p].runs;
-    const RowNest& b = from_runs.parts[p].runs;
-    alike = a.row_bytes == b.row_bytes && a.num_axes == b.num_axes &&
-            std::equal(a.axes.begin(), a.axes.begin() + a.num_axes, b.axes.begin());
-  }
-  // Runs know no heads and tokens: where both join, [head][token] looks as [token][head] does.
-  for (std::size_t p = 0; alike && p < to_rows.all().size(); ++p) {
-    const ViewPart& a = to_rows.parts[p];
-    const ViewPart& b = from_rows.parts[p];
-    alike = (to.num_kv_heads == 1 || a.strides.head == b.strides.head) &&
-            (a.num_rows == 1 || a.strides.token == b.strides.token);
-  }
+  const bool alike = runs_alike(to_runs, from_runs) && rows_alike(to, to_rows, from_rows);
   for (std::int32_t layer = 0; layer < to.num_layers; ++layer) {
     for (const std::int32_t block : blocks) {
       for (std::size_t p = 0; alike && p < static_cast<std::size_t>(to_runs.num_parts); ++p) {
