@@ -64,12 +64,12 @@ def serve():
     requests = [json.loads(line) for line in (ROOT / REQUESTS).read_text().splitlines()]
     forks = {r["id"] for r in requests if r.get("samples", 1) > 1 or r.get("beams", 1) > 1}
     arguments = ["generate", "--model", MODEL, "--requests", REQUESTS, "--num-blocks", BLOCKS,
-                 "--max-seqs", "24", "--verify", "--report"]
+                 "--max-seqs", "24", "--verify", "--report", "--json"]
     say(f"{len(requests)} requests behind one system prompt, 4 samples of one, a beam search of 4, "
         f"in a pool of\n{BLOCKS} blocks that cannot hold them all (hit: prompt bytes found in the "
         "cache; p: preempted):\n")
     show(arguments)
-    with subprocess.Popen([COMMAND, *arguments, "--json"], cwd=ROOT, text=True,
+    with subprocess.Popen([COMMAND, *arguments], cwd=ROOT, text=True,
                           stdout=subprocess.PIPE) as command:
         summary = None
         for line in command.stdout:
