@@ -28,7 +28,7 @@ enum class MemoryKind : std::int32_t {
 inline constexpr std::int64_t kMemoryAlignment = 64;
 
 // Every member but the destructor is pure, and that one is inline, so a class derived from it can
-// be compiled with or without RTTI.
+// be compiled with or without RTTI. The type information of HostMemory is in the library.
 class MemoryResource {
  public:
   virtual ~MemoryResource() = default;
