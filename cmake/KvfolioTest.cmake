@@ -6,6 +6,7 @@ include_guard(GLOBAL)
 # Adds the executable <name> (GoogleTest, with gtest_main unless NO_MAIN) and a ctest entry for each
 # of its tests, named Suite.Test. In a layer's directory it links that layer and those below it;
 # elsewhere the library kvfolio. LIBS adds to that. Label "slow": left out of the sanitizer runs.
+# What may take longer (TIMEOUT) starts earlier (COST), so that no core waits at the end.
 # THREADS: it runs more than one; only such tests are built under the thread sanitizer. Does nothing
 # where tests are not built.
 if(KVFOLIO_BUILD_TESTS)
@@ -43,10 +44,13 @@ function(kvfolio_add_test name)
   endif()
   set_target_properties(${name} PROPERTIES
     RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+  # Optimising the assertions takes half of the time of a test source. What is tested keeps its
+  # flags, and a test that computes a lot itself asks for more (COMPILE_OPTIONS of its source).
+  target_compile_options(${name} PRIVATE $<$<NOT:$<CONFIG:Debug>>:-Og>)
   gtest_discover_tests(${name}
     WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
     DISCOVERY_TIMEOUT 60
-    PROPERTIES TIMEOUT ${arg_TIMEOUT})
+    PROPERTIES TIMEOUT ${arg_TIMEOUT} COST ${arg_TIMEOUT})
   # Labels are a list, which gtest_discover_tests loses on its way; ctest reads this file after its.
   set(labels ${CMAKE_CURRENT_BINARY_DIR}/${name}.labels.cmake)
   file(WRITE ${labels}
@@ -59,9 +63,10 @@ endfunction()
 #   kvfolio_add_pytest(<name> FILE test_x.py [ARGS ...] [LABELS ...] [TIMEOUT seconds])
 #
 # Adds one ctest entry that runs pytest over FILE; scripts/totals counts its cases. The tests find
-# the command in $KVFOLIO and the repository in $KVFOLIO_SOURCE_DIR. Uses build/venv (scripts/test
-# makes it), else a Python with numpy and pytest on the path; without one, these tests are left out,
-# and a line of the configuration says so.
+# the command in $KVFOLIO and the repository in $KVFOLIO_SOURCE_DIR. NumPy gets one thread: several
+# wait for each other in a loop, which takes the cores from the tests beside them. Uses build/venv
+# (scripts/test makes it), else a Python with numpy and pytest on the path; without one, these tests
+# are left out, and a line of the configuration says so.
 if(KVFOLIO_BUILD_TESTS)
   find_program(KVFOLIO_PYTHON python NAMES python python3
     HINTS ${PROJECT_SOURCE_DIR}/build/venv/bin DOC "Python with numpy and pytest")
@@ -91,8 +96,9 @@ function(kvfolio_add_pytest name)
     WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES
     TIMEOUT ${arg_TIMEOUT}
+    COST ${arg_TIMEOUT}
     LABELS "python;${arg_LABELS}"
-    ENVIRONMENT "KVFOLIO=${PROJECT_BINARY_DIR}/bin/kvfolio;KVFOLIO_SOURCE_DIR=${PROJECT_SOURCE_DIR};PYTHONDONTWRITEBYTECODE=1")
+    ENVIRONMENT "KVFOLIO=${PROJECT_BINARY_DIR}/bin/kvfolio;KVFOLIO_SOURCE_DIR=${PROJECT_SOURCE_DIR};PYTHONDONTWRITEBYTECODE=1;OPENBLAS_NUM_THREADS=1")
 endfunction()
 
 #   kvfolio_add_fuzzer(<name> SOURCES fuzz_x.cc [LIBS ...] [CORPUS directory])

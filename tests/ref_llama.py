@@ -85,8 +85,11 @@ class RefLlama:
             q, k, v = (split(h @ w[f"{at}self_attn.{p}_proj.weight"].T, count)
                        for p, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)))
             scores = rotate(q) @ rotate(k).transpose(0, 2, 1) / np.sqrt(head_dim)
-            scores = np.exp(np.where(visible, scores - scores.max(-1, keepdims=True), -np.inf))
-            attended = (scores / scores.sum(-1, keepdims=True)) @ v
+            scores -= scores.max(-1, keepdims=True)  # in place: they are the largest matrices
+            np.exp(scores, out=scores)
+            scores *= visible
+            scores /= scores.sum(-1, keepdims=True)
+            attended = scores @ v
             attended = attended.transpose(1, 0, 2).reshape(n, heads * head_dim)
             x = x + attended @ w[at + "self_attn.o_proj.weight"].T
             h = norm(x, at + "post_attention_layernorm.weight")
