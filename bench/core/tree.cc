@@ -91,8 +91,9 @@ class Forest {
       table_[i] = next_block++;
     }
     Place place = tree().enter(root_, 0);
-    const BlockOffer offer{table_};
-    require(tree().extend(place, tokens, {}, {&offer, 1}, false, nullptr), "room in the tree");
+    const std::span<const std::int32_t> tables[] = {table_};
+    Published published;
+    require(tree().extend(place, tokens, {}, {.tables = tables}, published), "room in the tree");
     tree().leave(place);
     tree().set_idle(GroupId(0), std::span(table_).subspan(static_cast<std::size_t>(first_new)));
   }

@@ -57,8 +57,6 @@ struct Job {
   std::int32_t order = 0;   // of arrival, among all jobs
   std::int32_t sample = 0;  // of the request
   bool running = false;
-  // Its sequences neither look for prefixes nor leave any: see Scheduler::try_admit.
-  bool cold = false;
   std::int32_t preemptions = 0;
   std::vector<Stream> streams;  // empty before the first admission; more than one for beams only
   // A beam search that comes back: streams[0] computes the tokens that all have in common, this

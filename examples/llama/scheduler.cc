@@ -115,13 +115,8 @@ Status Scheduler::append_or_make_room(Job& job, Stream& stream, std::int32_t num
       KVFOLIO_RETURN_IF_ERROR(preempt(*running_.back()));
     } else if (num_tokens > 1) {
       num_tokens /= 2;
-    } else if (!entries_.empty()) {
-      return {};
-    } else if (!job.cold) {
-      // Alone and stuck: blocks of another's equal tokens stand where its own could be. Coming
-      // back without the prefix cache it needs nothing but its own, which add() has checked.
-      job.cold = true;
-      return preempt(job);
+    } else if (!entries_.empty() || shortage->retiring > 0) {
+      return {};  // steps in flight give blocks back
     } else {
       return appended;
     }
@@ -150,34 +145,20 @@ Status Scheduler::try_admit(Job& job, bool& admitted) {
   job.trunk = job.streams.size() > 1 ? common_prefix(job.streams) : 0;
   Stream& stream = job.streams[0];
   const std::int32_t target = job.target(stream);
-  const bool alone = running_.empty();
-  for (;;) {
-    const Result<Opened> opened =
-        backend_.open(std::span(stream.tokens).first(static_cast<std::size_t>(target)),
-                      {.max_tokens = job.prompt_length() + job.request().max_new_tokens,
-                       .prefix_cache = !job.cold});
-    if (!opened) return opened.error();
-    const Result<std::int32_t> fits = admissible(opened->sequence, target - opened->cached_tokens);
-    if (!fits) return fits.error();
-    if (*fits > 0) {
-      stream.id = opened->sequence;
-      stream.computed = opened->cached_tokens;
-      if (job.progress->cached_tokens < 0) job.progress->cached_tokens = opened->cached_tokens;
-      count_found(*job.progress, opened->cached_tokens);
-      move_job(job, waiting_, running_);
-      admitted = true;
-      return append_or_make_room(job, stream, std::min(*fits, step_room()));
-    }
-    KVFOLIO_RETURN_IF_ERROR(backend_.close(opened->sequence));  // what it held stands as before
-    if (!alone) return {};
-    // Even alone: a hit inside a block needs that block and a copy of it at once. Without the hit
-    // it fits, as add() has checked.
-    if (job.cold) {
-      return Status(ErrorCode::kFailedPrecondition,
-                    "request \"" + job.request().id + "\" does not fit into an empty cache");
-    }
-    job.cold = true;
-  }
+  const Result<Opened> opened =
+      backend_.open(std::span(stream.tokens).first(static_cast<std::size_t>(target)),
+                    {.max_tokens = job.prompt_length() + job.request().max_new_tokens});
+  if (!opened) return opened.error();
+  const Result<std::int32_t> fits = admissible(opened->sequence, target - opened->cached_tokens);
+  if (!fits) return fits.error();
+  if (*fits == 0) return backend_.close(opened->sequence);  // what it held stands as before
+  stream.id = opened->sequence;
+  stream.computed = opened->cached_tokens;
+  if (job.progress->cached_tokens < 0) job.progress->cached_tokens = opened->cached_tokens;
+  count_found(*job.progress, opened->cached_tokens);
+  move_job(job, waiting_, running_);
+  admitted = true;
+  return append_or_make_room(job, stream, std::min(*fits, step_room()));
 }
 
 // How many of `wanted` tokens the sequence may append now; 0: none, it has to wait. All must fit,
@@ -201,6 +182,8 @@ Result<std::int32_t> Scheduler::admissible(SequenceId sequence, std::int32_t wan
       if (!alone && status.code() == ErrorCode::kResourceExhausted) return 0;
       return status;
     }
+    // Alone it fits, as add() has checked, once the steps in flight have given back what they hold.
+    if (tokens == 1 && alone && shortage->retiring == 0) return status;
     if (tokens == 1 || !(alone || backend_.is_window(shortage->group))) return 0;
     tokens /= 2;
   }

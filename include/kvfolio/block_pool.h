@@ -6,17 +6,18 @@
 //
 // A block is in exactly one state:
 //   free      on the free list
-//   held      refs >= 1: table entries, pins, steps in flight
+//   held      refs >= 1: table entries, pins, steps that copy from it
 //   cached    refs == 0 and findable; no step in flight may touch it
 //   retiring  refs == 0, a step in flight may still touch it; listed in release order
-// and free + held + cached + retiring == num_blocks.
+// and free + held + cached + retiring == num_blocks. A block that only steps hold comes back when
+// they are complete: num_retiring() counts it, and num_held() does not, though its state is held.
 //
 // It also keeps, per block, what copy-on-write needs: how many of its tokens are valid and which
 // sequence may append to it in place (at most one).
 //
-// Misuse (releasing a block that nobody holds) is a broken invariant and stops the program: the
+// Misuse (releasing a block without references) is a broken invariant and stops the program: the
 // callers are our own managers, and a block with two owners serves one user's tokens to another.
-// Ids out of range are not looked for: ask contains() where an id comes from outside.
+// Ids are not checked for their range: ask contains() about an id that comes from outside.
 // Thread safety: none. Nothing allocates after create(). A pool that was moved from is only
 // assigned to or destroyed.
 
@@ -45,29 +46,43 @@ class KVFOLIO_API BlockPool {
 
   // One more reference; revives a cached or retiring block. Requires: not free.
   void hold(BlockId block) noexcept;
-  // One reference less; true when it was the last. The caller then says where the block goes: it
-  // stays in that state with refs 0 until one of the three below. Requires: refs(block) >= 1.
+  // One reference less; true when it was the last. The caller then says where the block goes, by
+  // one of the three calls below; until then it is held with refs 0. Requires: refs(block) >= 1.
   [[nodiscard]] bool release(BlockId block) noexcept;
 
   // Requires (all three): refs(block) == 0 and not free; make_retiring: and just released.
   void make_free(BlockId block) noexcept;
   void make_cached(BlockId block) noexcept;
-  // Joins the end of the retiring list; leaves it when `stamp` is reached. Stamps never decrease,
-  // and those on the list lie within 2^31 of each other. Nobody is its writer from here on.
+  // Puts the block at the end of the retiring list; oldest_retiring() tells when its `stamp` is
+  // reached. Stamps never decrease, and those on the list lie within 2^31 of each other. The block
+  // has no writer from here on.
   void make_retiring(BlockId block, std::uint64_t stamp) noexcept;
 
   // The oldest retiring block, if its stamp is below `bound`. The caller makes it free or cached.
   [[nodiscard]] BlockId oldest_retiring(std::uint64_t bound) const noexcept;
-  // Likewise as many as fit, the oldest first; returns how many.
+  // The same for as many blocks as fit, the oldest first; returns how many.
   std::size_t oldest_retiring(std::uint64_t bound, std::span<std::int32_t> out) const noexcept;
 
   [[nodiscard]] std::int32_t num_blocks() const noexcept { return num_blocks_; }
   [[nodiscard]] std::int32_t num_free() const noexcept { return num_free_; }
   [[nodiscard]] std::int32_t num_held() const noexcept {
-    return num_blocks_ - num_free_ - num_cached_ - num_retiring_;
+    return num_blocks_ - num_free_ - num_cached_ - num_retiring();
   }
   [[nodiscard]] std::int32_t num_cached() const noexcept { return num_cached_; }
-  [[nodiscard]] std::int32_t num_retiring() const noexcept { return num_retiring_; }
+  [[nodiscard]] std::int32_t num_retiring() const noexcept {
+    return num_retiring_ + num_held_by_steps_;
+  }
+
+  // One of the block's references now belongs to a step. Requires: not all of them do already.
+  // Once 4,095 references to a block belonged to steps at the same time, it counts as held until it
+  // is free.
+  void give_to_step(BlockId block) noexcept;
+  // One reference of a step belongs to none any more. Requires: a step has one.
+  void take_from_step(BlockId block) noexcept;
+  // All references to the block belong to steps.
+  [[nodiscard]] bool held_by_steps(BlockId block) const noexcept {
+    return at(block).state == BlockState::kHeld && only_steps(at(block));
+  }
 
   [[nodiscard]] bool contains(BlockId block) const noexcept {
     return block.value() >= 0 && block.value() < num_blocks_;
@@ -86,7 +101,7 @@ class KVFOLIO_API BlockPool {
     ++at(block).valid;
     set_written_in(block, ticket);
   }
-  // The sequence slot that may append in place, or kNobody, as always while the block retires.
+  // The sequence slot that may append in place, or kNobody. A retiring block has no writer.
   [[nodiscard]] std::int32_t writer(BlockId block) const noexcept { return writer_of(at(block)); }
   // Requires: not retiring.
   void set_writer(BlockId block, std::int32_t sequence) noexcept { at(block).writer = sequence; }
@@ -96,37 +111,53 @@ class KVFOLIO_API BlockPool {
   void set_written_in(BlockId block, std::uint64_t ticket) noexcept {
     at(block).written = static_cast<std::uint32_t>(ticket);
   }
-  // Some holder touched the block since it was last cached: its rank is no longer the old one.
-  [[nodiscard]] bool touched(BlockId block) const noexcept { return at(block).touched; }
-  void set_touched(BlockId block, bool touched) noexcept { at(block).touched = touched; }
+  // A holder used the block since it was last cached, so its rank is no longer the old one.
+  [[nodiscard]] bool touched(BlockId block) const noexcept { return at(block).touched != 0; }
+  void set_touched(BlockId block, bool touched) noexcept { at(block).touched = touched ? 1 : 0; }
+  // The hit of a prompt, or a pin, ended inside the block.
+  [[nodiscard]] bool wanted(BlockId block) const noexcept { return at(block).wanted != 0; }
+  void set_wanted(BlockId block, bool wanted) noexcept { at(block).wanted = wanted ? 1 : 0; }
 
-  // Asks for what the calls above read and write of a block. Changes nothing.
+  // Low 32 bits of the newest ticket that was committed when a holder last let the block go.
+  [[nodiscard]] std::uint32_t released_in(BlockId block) const noexcept { return at(block).stamp; }
+  // Requires: not retiring.
+  void set_released_in(BlockId block, std::uint64_t ticket) noexcept {
+    at(block).stamp = static_cast<std::uint32_t>(ticket);
+  }
+
+  // Prefetches what the calls above read and write of a block. Changes nothing.
   void prefetch(BlockId block) const noexcept { __builtin_prefetch(&at(block), 1); }
 
   // Becomes an equal of `other`. Requires: created with as many blocks.
   void copy_from(const BlockPool& other) noexcept;
 
-  // ok, or which rule is broken: also a released block that was sent nowhere. O(num_blocks).
+  // ok, or which rule is broken. A block that was released and sent nowhere is one. O(num_blocks).
   Status check_invariants() const;
 
  private:
   friend struct StateReader;
   struct Block {
-    std::int32_t refs;    // retiring, where it is 0: the next on the list
-    std::int32_t writer;  // retiring, where it is nobody: the one before it on the list
+    std::int32_t refs;    // of a retiring block, which has none: the next on the list
+    std::int32_t writer;  // of a retiring block, which has none: the one before it on the list
     std::uint32_t written;
     std::uint32_t stamp;  // low 32 bits; compared in a window of a few tickets
     std::uint16_t valid;
-    BlockState state;
-    bool touched;
+    BlockState state : 2;
+    std::uint16_t touched : 1;
+    std::uint16_t wanted : 1;
+    std::uint16_t steps : 12;  // references that belong to steps; kManySteps: once that many did
   };
   static_assert(sizeof(Block) == 20);
+  static constexpr std::uint16_t kManySteps = 4095;
 
   BlockPool() = default;
   Block& at(BlockId block) noexcept { return blocks_[block.value()]; }
   const Block& at(BlockId block) const noexcept { return blocks_[block.value()]; }
   static std::int32_t refs_of(const Block& b) noexcept {
     return b.state == BlockState::kRetiring ? 0 : b.refs;
+  }
+  static bool only_steps(const Block& b) noexcept {
+    return b.steps != 0 && b.steps != kManySteps && b.refs == std::int32_t{b.steps};
   }
   static std::int32_t writer_of(const Block& b) noexcept {
     return b.state == BlockState::kRetiring ? kNobody : b.writer;
@@ -140,7 +171,7 @@ class KVFOLIO_API BlockPool {
   [[nodiscard]] std::int32_t previous_of(std::int32_t block) const noexcept {
     return blocks_[block].writer;
   }
-  // Cached or retiring no more.
+  // The block is cached or retiring no more.
   void leave_state(Block& b) noexcept {
     if (b.state == BlockState::kCached) {
       --num_cached_;
@@ -162,11 +193,12 @@ class KVFOLIO_API BlockPool {
   std::int32_t num_free_ = 0;
   std::int32_t num_cached_ = 0;
   std::int32_t num_retiring_ = 0;
+  std::int32_t num_held_by_steps_ = 0;
   std::int32_t retiring_head_ = -1;
   std::int32_t retiring_tail_ = -1;
 };
 
-// Inline: some nanoseconds each, and every step of an engine pays for thousands.
+// Inline: a few nanoseconds each, and every step of an engine makes thousands of these calls.
 
 inline BlockId BlockPool::acquire() noexcept {
   if (num_free_ == 0) return BlockId();
@@ -176,7 +208,9 @@ inline BlockId BlockPool::acquire() noexcept {
   b.state = BlockState::kHeld;
   b.valid = 0;
   b.writer = kNobody;
-  b.touched = false;
+  b.touched = 0;
+  b.wanted = 0;
+  b.steps = 0;
   return block;
 }
 
@@ -184,13 +218,32 @@ inline void BlockPool::hold(BlockId block) noexcept {
   Block& b = at(block);
   KVFOLIO_CHECK(b.state != BlockState::kFree && b.refs < INT32_MAX);
   if (b.state != BlockState::kHeld) leave_state(b);
+  if (only_steps(b)) --num_held_by_steps_;
   ++b.refs;
 }
 
 inline bool BlockPool::release(BlockId block) noexcept {
   Block& b = at(block);
   KVFOLIO_CHECK(b.state == BlockState::kHeld && b.refs > 0);
-  return --b.refs == 0;
+  --b.refs;
+  if (only_steps(b)) ++num_held_by_steps_;
+  return b.refs == 0;
+}
+
+inline void BlockPool::give_to_step(BlockId block) noexcept {
+  Block& b = at(block);
+  KVFOLIO_CHECK(b.state == BlockState::kHeld && b.refs > std::int32_t{b.steps % kManySteps});
+  if (b.steps == kManySteps) return;
+  b.steps = static_cast<std::uint16_t>(b.steps + 1) & kManySteps;
+  if (only_steps(b)) ++num_held_by_steps_;
+}
+
+inline void BlockPool::take_from_step(BlockId block) noexcept {
+  Block& b = at(block);
+  KVFOLIO_CHECK(b.state == BlockState::kHeld && b.steps > 0);
+  if (b.steps == kManySteps) return;
+  if (only_steps(b)) --num_held_by_steps_;
+  b.steps = static_cast<std::uint16_t>(b.steps - 1) & kManySteps;
 }
 
 inline void BlockPool::make_free(BlockId block) noexcept {

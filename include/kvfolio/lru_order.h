@@ -1,30 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// LruOrder ranks the cached blocks of one group by when they were last let go, and names the
-// coldest one that may be evicted. It knows ids only; whether a block is a candidate is the prefix
-// tree's business.
+// LruOrder ranks the cached blocks of one group by when they were last let go, and names the next
+// one to evict. It knows ids only; its user says whether a block may go, and in which turn.
 //
-// A rank is a place in a log of releases; candidates are the bits of a 64-ary bitmap over the log.
-// So a block keeps its rank while it is held and not used, and one that becomes a candidate late
-// (its descendants went first) stands where its rank says, at O(1): neither a list nor a heap gives
-// both. The victim is the first set bit: two words up to 2,730 blocks, four up to 11 million.
-// The log holds three places for two blocks; when its end is reached the ranks in use move
+// A rank is a place in a log of releases; the candidates of each turn are a set of places. So a
+// block keeps its rank while it is held and not used. A block that becomes a candidate late,
+// because its descendants went first, stands where its rank says. Both cost O(1), which neither a
+// list nor a heap gives. The victim is the first member of the first set that is not empty: one
+// word for each empty set, then two words up to 2,730 blocks and four up to 11 million.
+//
+// The log holds three places for two blocks. When its end is reached, the ranks in use move
 // together, in order, which costs O(1) per release on average.
 //
-// Ids out of range are not looked for: BlockPool::contains() says which are of the group.
+// Ids are not checked for their range: BlockPool::contains() says which are of the group.
 // Thread safety: none. Nothing allocates after create(). An order that was moved from is only
 // assigned to or destroyed.
 
 #include <array>
 #include <cstdint>
 
+#include "kvfolio/bit_tree.h"
 #include "kvfolio/export.h"
 #include "kvfolio/fixed_array.h"
 #include "kvfolio/ids.h"
 #include "kvfolio/status.h"
 
 namespace kvfolio {
+
+// When a candidate leaves: after all of earlier turns, and within its turn the coldest first.
+enum class EvictionTurn : std::uint8_t { kFirst = 0, kNormal = 1, kLast = 2, kNever = 3 };
 
 class KVFOLIO_API LruOrder {
  public:
@@ -33,9 +38,9 @@ class KVFOLIO_API LruOrder {
   // kInvalidArgument: num_blocks < 1 or over kMaxBlocks; kOutOfMemory.
   static Result<LruOrder> create(std::int32_t num_blocks);
 
-  // The block becomes the warmest; it is no candidate.
+  // The block becomes the warmest one, and is no candidate.
   void touch(BlockId block) noexcept;
-  // The block has no rank any more; it is no candidate.
+  // The block loses its rank, and is no candidate.
   void forget(BlockId block) noexcept;
   [[nodiscard]] bool has_rank(BlockId block) const noexcept { return place_[block.value()] != 0; }
   // True when a was touched longer ago than b. Requires: both have a rank.
@@ -43,13 +48,16 @@ class KVFOLIO_API LruOrder {
     return place_[a.value()] < place_[b.value()];
   }
 
-  // Requires: has_rank(block). Both keep the rank.
-  void set_candidate(BlockId block, bool candidate) noexcept;
-  [[nodiscard]] bool is_candidate(BlockId block) const noexcept;
+  // The block becomes a candidate of this turn; with kNever it stops being one. It keeps its rank.
+  // Requires: has_rank(block).
+  void set_turn(BlockId block, EvictionTurn turn) noexcept;
+  // kNever if the block is no candidate.
+  [[nodiscard]] EvictionTurn turn(BlockId block) const noexcept;
 
-  // The coldest candidate; not valid when there is none.
+  // The coldest candidate of the first turn that has one; not valid when there is none.
   [[nodiscard]] BlockId victim() const noexcept;
-  // The coldest candidate that is warmer than `block`, which has a rank; likewise.
+  // The candidate that follows `block`, a candidate itself, in the order of eviction; not valid
+  // when there is none.
   [[nodiscard]] BlockId victim_after(BlockId block) const noexcept;
   // What forget() reads first.
   void prefetch(BlockId block) const noexcept { __builtin_prefetch(&place_[block.value()], 1); }
@@ -61,49 +69,42 @@ class KVFOLIO_API LruOrder {
   Status check_invariants() const;
 
  private:
-  static constexpr int kMaxLevels = 5;
+  static constexpr std::size_t kTurns = 3;
 
   LruOrder() = default;
-  void set_bit(std::int64_t at) noexcept;
-  void clear_bit(std::int64_t at) noexcept;
-  [[nodiscard]] bool bit(std::int64_t at) const noexcept {
-    return (levels_[0][at >> 6] >> (at & 63) & 1u) != 0;
-  }
   void compact() noexcept;
 
-  FixedArray<std::int32_t> log_;    // block + 1, or 0
-  FixedArray<std::int32_t> place_;  // per block: index in log_ + 1, or 0
-  std::array<FixedArray<std::uint64_t>, kMaxLevels> levels_;
-  int num_levels_ = 0;
+  // What stands at a place in the log. A place that is empty has no name, and the turn kTurns.
+  struct Entry {
+    std::uint32_t name : 30;  // block + 1
+    std::uint32_t turn : 2;   // an EvictionTurn
+  };
+  [[nodiscard]] BlockId block_at(std::int64_t place) const noexcept {
+    return BlockId(static_cast<std::int32_t>(log_[place].name) - 1);
+  }
+
+  FixedArray<Entry> log_;
+  FixedArray<std::int32_t> place_;          // per block: index in log_ + 1, or 0
+  std::array<BitTree, kTurns> candidates_;  // by turn: places in the log
   std::int32_t capacity_ = 0;
   std::int32_t end_ = 0;  // next place in the log
 };
 
 // Inline: a few instructions each, for every block that a sequence lets go of.
 
-inline void LruOrder::clear_bit(std::int64_t at) noexcept {
-  for (int level = 0; level < num_levels_; ++level) {
-    std::uint64_t& word = levels_[static_cast<std::size_t>(level)][at >> 6];
-    const std::uint64_t mask = std::uint64_t{1} << (at & 63);
-    if ((word & mask) == 0) return;
-    word &= ~mask;
-    if (word != 0) return;
-    at >>= 6;
-  }
-}
-
 inline void LruOrder::forget(BlockId block) noexcept {
   std::int32_t& place = place_[block.value()];
   if (place == 0) return;
-  clear_bit(place - 1);
-  log_[place - 1] = 0;
+  Entry& entry = log_[place - 1];
+  if (entry.turn < kTurns) candidates_[entry.turn].erase(place - 1);
+  entry = {0, kTurns};
   place = 0;
 }
 
 inline void LruOrder::touch(BlockId block) noexcept {
   forget(block);
   if (end_ == capacity_) compact();
-  log_[end_] = block.value() + 1;
+  log_[end_] = {static_cast<std::uint32_t>(block.value() + 1) & 0x3fffffffu, kTurns};
   place_[block.value()] = ++end_;
 }
 

@@ -16,10 +16,14 @@
 //
 // Rules that hold at every moment:
 //  - Bytes of valid tokens never change while another may read them. A write to a shared block goes
-//    to a copy of it (copy-on-write); the owner of a block appends in place.
+//    to a copy of it (copy-on-write); the writer of a block appends in place.
 //  - Nothing is findable before its step is committed (kInOrder) or complete (kUnordered).
-//  - No block is reused while a step that may touch it is not complete.
-//  - Every call either does all it says or returns an error and changes nothing.
+//  - No block is given to another sequence while a step that may touch it is not complete.
+//  - Caching never takes room: every cached block can be evicted, and a copy that only a hit makes
+//    necessary is left out where it would leave a group short of blocks. So an append that has room
+//    after a miss has room after a hit, too.
+//  - Every call either does all it says or returns an error and changes nothing; but a sequence
+//    that is short of table entries stops publishing before it is refused.
 //  - The same calls give the same ids and the same plans on every machine.
 //
 // A step: begin_step -> append* -> plan -> commit (work is enqueued) -> complete (device is done).
@@ -35,8 +39,8 @@
 //
 // Thread safety: none; the owner serialises all calls, probe() included. No heap allocation after
 // create() except for error texts, describe(), check_invariants() and growing plan buffers; no
-// threads, no clock, no globals. Spans and pointers that calls return belong to the manager. Who
-// gives one back to a call that changes the manager copies it first: tokens in its tables are
+// threads, no clock, no globals. Spans and pointers that calls return belong to the manager. Copy
+// what one shows before you give it to a call that changes the manager: tokens in its tables are
 // refused. adopt() alone takes tables as block_table() shows them. A manager that was moved from is
 // only assigned to or destroyed.
 
@@ -100,12 +104,21 @@ struct ManagerOptions {
   std::uint16_t id_tag = 0;
 };
 
+// What a sequence leaves behind for others to find. A fork does as its parent.
+enum class Publish : std::int32_t {
+  kAll = 0,         // full blocks when their step allows, the partial tail when it closes
+  kFullBlocks = 1,  // no partial tail, also not at preempt()
+  kNothing = 2,     // it keeps no tokens of its own and needs no table entries for them
+};
+
 struct OpenOptions {
   RootKey root{};
   // Ascending, disjoint. May lie beyond the tokens of the call: for tokens appended later. Copied.
   std::span<const MediaSpan> media{};
-  // false: neither looks for a prefix nor publishes one.
+  // false: the sequence neither looks for a prefix nor publishes one, whatever the next two say.
   bool prefix_cache = true;
+  bool look_up = true;  // false: it finds nothing and computes everything, but publishes as ever
+  Publish publish = Publish::kAll;
   // The caller's own name for the sequence, any 64 bits: find() gives its SequenceId. Two open
   // sequences never have the same.
   std::optional<std::uint64_t> caller_id{};
@@ -182,29 +195,37 @@ struct SequenceInfo {
 struct GroupUsage {
   std::int32_t num_blocks = 0;
   std::int32_t free = 0;
-  std::int32_t held = 0;       // referenced by sequences, pins, steps
-  std::int32_t cached = 0;     // findable, nobody holds them
-  std::int32_t retiring = 0;   // released, a step in flight may touch them
-  std::int32_t evictable = 0;  // of the cached, those that eviction can reach now
+  std::int32_t held = 0;    // referenced by sequences or pins
+  std::int32_t cached = 0;  // findable, without references
+  // Without references, or referenced by steps alone: free or cached when these are complete.
+  std::int32_t retiring = 0;
+  std::int32_t evictable = 0;  // equals cached: every cached block can be evicted
 };
 
 // Since creation. The unit stands in the name.
 struct Counters {
   std::uint64_t blocks_allocated = 0;
-  std::uint64_t blocks_freed = 0;         // became free; allocated - freed blocks are not free now
-  std::uint64_t blocks_evicted = 0;       // cached blocks that were given up
+  std::uint64_t blocks_freed = 0;    // became free; allocated - freed blocks are not free now
+  std::uint64_t blocks_evicted = 0;  // cached blocks that were given up to make room
+  // Held blocks that stopped being findable to make room: a cached block before them was evicted,
+  // or their only holder wrote in place of what it had found. A block that becomes findable again
+  // counts in blocks_published again.
+  std::uint64_t blocks_unhung = 0;
   std::uint64_t block_copies = 0;         // copy-on-write, planned and committed
   std::uint64_t sequences_opened = 0;     // forks not included
   std::uint64_t sequences_closed = 0;     // by close()
   std::uint64_t sequences_preempted = 0;  // by preempt() and preempt_to()
   std::uint64_t sequences_aborted = 0;    // by fail()
   std::uint64_t forks = 0;
-  std::uint64_t tokens_looked_up = 0;      // of all open() calls
-  std::uint64_t tokens_reused = 0;         // cached_tokens of all open() calls
-  std::uint64_t tokens_committed = 0;      // appended, by all commits
-  std::uint64_t blocks_published = 0;      // became findable, or findable with more tokens
-  std::uint64_t publications_skipped = 0;  // the tree was full; a sequence each
-  std::uint64_t blocks_used_peak = 0;      // held at once, all groups together
+  std::uint64_t tokens_looked_up = 0;  // of all open() calls
+  std::uint64_t tokens_reused = 0;     // cached_tokens of all open() calls
+  std::uint64_t tokens_committed = 0;  // appended, by all commits
+  std::uint64_t blocks_published = 0;  // became findable, or findable with more tokens
+  // Sequences that found no room for their root key, for their path in the tree, or for the tokens
+  // that they keep to publish, and so publish nothing more. And publications that left blocks of a
+  // full group out since the block before them is not findable; these go on at the next one.
+  std::uint64_t publications_skipped = 0;
+  std::uint64_t blocks_used_peak = 0;  // held at once, all groups together
 };
 
 class KVFOLIO_API KVCacheManager {
@@ -223,33 +244,38 @@ class KVFOLIO_API KVCacheManager {
   // ---- sequences ----
 
   // Opens a sequence and holds what the cache has of `tokens` in one call, so nothing found can
-  // be evicted before it is used. Its length is Opened::cached_tokens then.
+  // be evicted before it is used. Its length is Opened::cached_tokens then. A hit for which table
+  // entries are short is a miss.
   // kInvalidArgument: token < 0, malformed media, a root key over 64 KiB, more tokens than
-  // max_tokens, a caller_id that is open; kResourceExhausted: sequences, table entries.
+  // max_tokens, no such Publish, a caller_id that is open; kResourceExhausted: sequences, rows
+  // (kUnordered: those of closed sequences are not free before their steps are complete), table
+  // entries.
   Result<Opened> open(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
-  // What open() would find; of the options root, media, prefix_cache and max_tokens count. Changes
-  // nothing, not even the order of eviction.
+  // What open() would find; of the options root, media, prefix_cache, look_up and max_tokens count.
+  // Changes nothing, not even the order of eviction.
   [[nodiscard]] Result<std::int32_t> probe(std::span<const std::int32_t> tokens,
                                            const OpenOptions& options = {}) const;
   // A new sequence with the same tokens, sharing every block. The right to write the last block
   // stays with the parent; the child copies it at its first append. Of those that share it when the
   // parent has closed, one may write it.
   // kFailedPrecondition: in the open step, or draft tokens pending. kInvalidArgument: a caller_id
-  // that is open. kResourceExhausted: sequences, table entries.
+  // that is open. kResourceExhausted: sequences, rows (as open), table entries.
   Result<SequenceId> fork(SequenceId parent, const ForkOptions& options = {});
-  // An empty sequence takes blocks that somebody holds already, one table for each group in the
+  // An empty sequence takes blocks that are held already, one table for each group in the
   // order of groups, and stands at num_tokens then. A table has as many entries as num_tokens
   // needs: of what block_table() shows, the first ones. A window group may have -1 where position
   // num_tokens reads nothing. No token is appended; what follows is never findable.
   // kInvalidArgument: num_tokens is not within 0 .. kMaxSequenceTokens; a table of another size,
-  // with a block twice, or in cells of the manager that would move; a block that nobody holds or
-  // that holds fewer tokens than wanted. kFailedPrecondition: the sequence has tokens, a step is
+  // with a block twice, or in cells of the manager that would move; a block that has no reference
+  // or holds fewer tokens than wanted. kFailedPrecondition: the sequence has tokens, a step is
   // open, or a block's step is not complete and the order is kUnordered. kResourceExhausted:
   // max_tokens, table entries.
   Status adopt(SequenceId sequence, std::span<const std::span<const std::int32_t>> tables,
                std::int32_t num_tokens);
-  // Forgets the tokens from position n on. Always possible down to the accepted length; below it
-  // wherever every group still holds what position n reads, else the error names the group.
+  // Forgets the tokens from position n on. Also forgets that a prompt was found whole: the block
+  // beyond the length that is held for its last token is let go, even if n is the length. Always
+  // possible down to the accepted length; below it wherever every group still holds what position n
+  // reads, else the error names the group.
   // kFailedPrecondition: that, or in the open step. kInvalidArgument: n is not in 0 .. length.
   Status truncate(SequenceId sequence, std::int32_t n);
   // truncate to 0. The sequence stays open under its id, a trim is forgotten.
@@ -261,9 +287,11 @@ class KVFOLIO_API KVCacheManager {
   // to the sinks or less ends it. kFailedPrecondition: in the open step, or draft tokens pending.
   // kInvalidArgument: negative.
   Result<std::int32_t> trim(SequenceId sequence, const TrimOptions& options);
-  // Ends a sequence; full blocks and the partial tail stay findable. kUnordered: those of a step
-  // that is not complete are found once it is, of max_sequences closed ones at a time. A second
-  // close is kNotFound. kFailedPrecondition: in the open step.
+  // Ends a sequence; what OpenOptions::publish says stays findable. kUnordered: tokens of a step
+  // that is not complete become findable once it is. At most max_sequences closed sequences wait
+  // for that; one that is closed while as many wait publishes nothing more. The row of a closed
+  // sequence in the plans is not given to another one before that step is complete. A second close
+  // is kNotFound. kFailedPrecondition: in the open step.
   Status close(SequenceId sequence);
   // close() for a sequence that has to make room: takes it out of the open step first.
   Status preempt(SequenceId sequence);
@@ -277,13 +305,19 @@ class KVFOLIO_API KVCacheManager {
   // Reserves slots for tokens whose K and V this step writes: the model's inputs. A failing append
   // changes nothing and the step goes on without it; a sequence appends once per step. No tokens:
   // nothing happens. Shortage: not enough blocks, decided before the first eviction.
+  // Where the sequence may not write to its last block, its tokens go to a copy. If that copy would
+  // leave the group short of blocks and nothing else holds the block, they are written in place of
+  // what was found there, which then is not findable any more; undo() and drop() do not bring it
+  // back.
+  // A sequence that is short of table entries for the tokens that it keeps to publish stops
+  // publishing (publications_skipped), also if the call is then refused.
   // kFailedPrecondition: no step is open, the sequence is in it, draft tokens pending, run_copies()
   // has run, or under kUnordered its last step is not complete. kInvalidArgument: token < 0, a
   // draft that is not within the tokens, over kMaxSequenceTokens. kResourceExhausted: max_tokens,
   // table entries.
   Status append(SequenceId sequence, std::span<const std::int32_t> tokens,
                 const AppendOptions& options = {});
-  // Likewise for ids that the host does not know yet: set_tokens names them before complete(). What
+  // The same for ids that the host does not know yet: set_tokens names them before complete(). What
   // a window let go at commit is not findable, since it had no name then.
   Status append_unnamed(SequenceId sequence, std::int64_t num_tokens,
                         const AppendOptions& options = {});
@@ -294,8 +328,11 @@ class KVFOLIO_API KVCacheManager {
   // without names have none for ever. kInvalidArgument: token < 0, more than are unnamed in the
   // open step and those in flight.
   Status set_tokens(SequenceId sequence, std::span<const std::int32_t> tokens);
-  // Takes a sequence out of the open step, as if it had not been appended to; blocks evicted for it
-  // stay evicted. kFailedPrecondition: it is not in an open step.
+  // Takes a sequence out of the open step, as if it had not been appended to, with two exceptions.
+  // Blocks evicted for it stay evicted. Where it was to write in place of what was found, that may
+  // be overwritten already: the block stays unfindable and is valid up to the sequence's length (it
+  // is let go if it lies beyond), and a last token that was found counts as not found: its next
+  // append gets a slot. kFailedPrecondition: it is not in an open step.
   Status undo(SequenceId sequence);
   // The arrays of the open step. Stale once the step changes; overwritten by another plan() of it.
   // kFailedPrecondition: no step is open. kInvalidArgument: a pad that is neither -1 nor 0.
@@ -315,7 +352,8 @@ class KVFOLIO_API KVCacheManager {
   Status complete(Ticket ticket);
   // commit and complete: for engines that compute in the call.
   Status finish(Ticket ticket);
-  // Undoes the open step, but for opens. Blocks evicted for it stay evicted.
+  // Ends the open step and undoes all of its appends, as undo() does. Sequences that were opened
+  // meanwhile stay open.
   Status drop(Ticket ticket);
   // The device failed and is idle: ends every step from `ticket` on, the open one too, forgets all
   // they wrote, and closes with kAborted each sequence that wrote in them or holds such a block;
@@ -329,14 +367,21 @@ class KVFOLIO_API KVCacheManager {
 
   // Would these appends succeed together in the open step, or in one that began now? ok, or the
   // error of append(), or the Shortage of the first short group. The same function that append()
-  // decides with; a token of a prompt that was found whole is taken to be the prompt's. It counts
-  // what each group can evict by itself: of several appends that it refuses, the first may evict so
-  // much in one group that blocks of another go along, and the others succeed after all. Nothing
-  // changes but room for table entries and tokens, which an admitted sequence keeps until it is
-  // closed, whether it appends or not, in one step or in several; truncate() may use some of it.
+  // decides with; a token of a prompt that was found whole is taken to be the prompt's. Every
+  // cached block counts as room, so the answer is exact. Where the demands do not fit with all
+  // copies, some are planned in place (append() says how), the last demand first; each sequence
+  // does as planned when it appends in that step, in whatever order the appends come.
+  // Nothing else changes but table entries, which an admitted sequence keeps until it is closed,
+  // whether it appends or not, in one step or in several. Only the entries of its tables are
+  // promised: a sequence that is short of entries for the tokens that it keeps to publish stops
+  // publishing (publications_skipped), also if the call is then refused.
   Status admit(std::span<const AppendDemand> demands);
   Status admit(SequenceId sequence, std::int64_t num_tokens);
-  // Gives up to `num_blocks` cached blocks of a group back, coldest first. Returns how many.
+  // Evicts up to `num_blocks` cached blocks of a group and returns how many: all, if there are
+  // that many. First go partial tails in which no prompt was found; last go blocks before a held
+  // one, which then is not findable any more, and what a hit at the last full block of an open
+  // sequence reads. Otherwise the coldest goes first. With a block of a full group, cached blocks
+  // of other groups at and below it become free; they are not in the number.
   Result<std::int32_t> evict(GroupId group, std::int32_t num_blocks);
   // Holds what a hit of `tokens` needs until unpin; pinned_tokens may be less than asked. Whole
   // blocks of the prefix are found as long as the pin lasts; a rest inside a block is kept too, but
@@ -347,8 +392,8 @@ class KVFOLIO_API KVCacheManager {
   // Held blocks over all blocks of the fullest group. Cached and retiring blocks do not count:
   // they make room without a preemption.
   [[nodiscard]] double utilization() const noexcept;
-  // utilization() >= ManagerOptions::high_watermark: time for preempt_to(). Of sequences, not of
-  // cached blocks: these are evicted without anybody's asking.
+  // utilization() >= ManagerOptions::high_watermark: time for preempt_to(), which ends sequences.
+  // Cached blocks need no such call: append() evicts them.
   [[nodiscard]] bool needs_eviction() const noexcept;
   // The sequence that the policy would preempt now; nullopt when there is none. Sequences in the
   // open step, and those whose preemption would free no block, are passed over. Changes nothing
@@ -383,7 +428,8 @@ class KVFOLIO_API KVCacheManager {
   std::int32_t sequences(std::span<SequenceId> out) const noexcept;
   [[nodiscard]] Result<GroupUsage> usage(GroupId group) const;
   // References to a block: table entries, pins, and the steps, the open one and those in flight,
-  // that copy from it or put another in its place.
+  // that copy from it or put another in its place. A block that only steps refer to counts as
+  // retiring in usage().
   [[nodiscard]] Result<std::int32_t> ref_count(GroupId group, BlockId block) const;
   // The prefix tree has an entry for the block.
   [[nodiscard]] Result<bool> is_findable(GroupId group, BlockId block) const;
@@ -391,7 +437,7 @@ class KVFOLIO_API KVCacheManager {
   [[nodiscard]] std::int64_t bytes_total() const noexcept;
   [[nodiscard]] std::int64_t bytes_used() const noexcept;
   // Rows of the plan's `rows`: a persistent block table has this many. max_sequences, under
-  // kUnordered twice as many.
+  // kUnordered twice as many, since those of closed sequences may wait for steps.
   [[nodiscard]] std::int32_t num_rows() const noexcept;
   // For people: policy, block size, blocks, bytes, sequences and counters, a fact on each line.
   [[nodiscard]] std::string describe() const;

@@ -12,20 +12,26 @@
 // their first unit says which to look at, and tokens and media are compared; they are kept in order
 // too, so that the longest common prefix inside a unit costs O(log children).
 //
-// An entry is *busy* (somebody uses the block) or *idle*. In a full group only an idle entry with
-// no entry of its group below may be evicted: a *candidate*; the observer hears of each change.
-// In a window group every idle entry is a candidate.
+// An entry is *busy* (its block is in use) or *idle*. In a window group every idle entry is a
+// candidate for eviction. A full group has no gaps: a block hangs only behind the entry of the
+// block before it. There an idle entry is a candidate if no idle entry of its group lies below it.
+// It is a leaf if no entry of its group lies below it at all. Otherwise it is a head, and the busy
+// entries below it are unhung with it. So every idle entry can be evicted. The observer hears of
+// each change.
 //
-// Invariants: a block has at most one entry; equal strings have at most one; along a path no
-// findable string of a group is a proper prefix of another inside one block (a tail that hangs in a
-// gap of one path may be, of a block on a path beside it); no sibling's tokens are a prefix of
-// another's; see check_invariants().
-// Ids of groups, blocks and runs out of range are not looked for; who has ids from outside checks
-// them.
+// Invariants, see check_invariants():
+//  - A block has at most one entry.
+//  - Equal strings have at most one entry. Tails that end inside a unit are an exception: paths
+//    side by side may begin alike, and each may have one.
+//  - Along a path, no findable string of a group is a proper prefix of another inside one block. A
+//    tail in a gap of a window group may be a prefix of a block on a path beside it.
+//  - No sibling's tokens are a prefix of another's.
+// Ids of groups, blocks and runs are not checked for their range: check ids that come from outside.
 // Thread safety: none, const calls included (they share scratch). Nothing allocates after create().
 // A tree that was moved from is only assigned to or destroyed.
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -55,22 +61,32 @@ struct PrefixTreeOptions {
   // Of all keys in use, up to 29 bytes of framing for each included: 0 .. 2^34.
   std::int64_t max_root_key_bytes = std::int64_t{1} << 20;
   std::int32_t max_media_extents = 4096;  // pieces of media spans along all runs: 0 .. 2^28
-  // Mixed into every hash: a server that fears crafted prompts sets it at random, since who knows
-  // it can write prompts that all share their hashes, and lookups among them go one by one. Which
-  // of several children that share as much of a unit is tried first depends on it; where those keep
-  // no block, so does how far the hit reaches.
+  // Mixed into every hash. A client that knows it can write prompts that all share their hashes,
+  // and lookups among these go one by one: a server that fears that sets it at random. It decides
+  // which of several children that share as much of a unit is tried first, and so, where those keep
+  // no block, how far the hit reaches.
   std::uint64_t hash_seed = 0;
+};
+
+// What eviction may do with an idle entry.
+enum class Candidate : std::uint8_t {
+  kNone = 0,  // it may not go now: an idle entry of its group lies below
+  kLeaf = 1,  // it may go: no other entry of its group goes with it
+  kHead = 2,  // it may go: busy entries of its group lie below and are unhung with it
 };
 
 // Hears what the tree does to blocks, while it does it. May ask about blocks; must not
 // change the tree.
 class TreeObserver {
  public:
-  // The block lost its entry: nobody can find it any more. `successor`, where it is valid, took
-  // its place: a busy block that holds the same tokens and more.
+  // The block lost its entry and is not findable any more. If `successor` is valid, it took the
+  // place: a block in use that holds the same tokens, and maybe more.
   virtual void on_unhung(GroupId group, BlockId block, BlockId successor) = 0;
-  // The idle block may (not) be evicted now.
-  virtual void on_candidate(GroupId group, BlockId block, bool candidate) = 0;
+  // What eviction may do with the idle block now.
+  virtual void on_candidate(GroupId group, BlockId block, Candidate candidate) = 0;
+  // Is this block held, which is not idle? Of two blocks with equal tokens, a held one gets the
+  // entry; one that is busy but not held, since only steps use it, gives way.
+  virtual bool is_held(GroupId group, BlockId block) const = 0;
 
  protected:
   ~TreeObserver() = default;
@@ -89,15 +105,31 @@ struct PrefixMatch {
   [[nodiscard]] std::int32_t held_tokens() const noexcept { return tokens + (whole ? 1 : 0); }
 };
 
-// What a sequence offers for one group when it publishes.
-struct BlockOffer {
-  std::span<const std::int32_t> table;  // its block table; -1 entries are skipped
+// What a sequence offers when it publishes.
+struct PublishOffer {
+  // Its block tables, by GroupId; -1 entries are skipped. The blocks are busy.
+  std::span<const std::span<const std::int32_t>> tables;
+  // Of its blocks on the path so far, those with positions in [from, to) are offered too. One is
+  // hung if the tree has no block in its place, or one that is not held.
+  std::int32_t from = std::numeric_limits<std::int32_t>::max();
+  bool tail = false;  // the last, partial blocks too
+  std::int32_t to = std::numeric_limits<std::int32_t>::max();
+};
+
+// What became of an offer.
+struct Published {
+  std::uint64_t num_hung = 0;  // blocks that became findable, or findable with more tokens
+  // Where the first offered block begins that has no entry now, and where the last one ends.
+  std::int32_t missed_from = std::numeric_limits<std::int32_t>::max();
+  std::int32_t missed_to = 0;
+  // Some blocks of a full group were not hung, since a block before them has no entry.
+  bool has_gap = false;
 };
 
 class KVFOLIO_API PrefixTree {
  public:
   // kInvalidArgument: the field, its value and what is allowed; kOutOfMemory. The observer outlives
-  // the tree and is not owned; null: nobody listens.
+  // the tree and is not owned. It may be null.
   static Result<PrefixTree> create(const PrefixTreeOptions& options, TreeObserver* observer);
 
   PrefixTree(PrefixTree&&) noexcept;
@@ -109,15 +141,16 @@ class KVFOLIO_API PrefixTree {
 
   // The root of a key, or -1. Keys over 64 KiB are no error here: they have no root.
   [[nodiscard]] std::int32_t find_root(const RootKey& key) const noexcept;
-  // Likewise, made when missing; -1 when the tree has no room for it. It stays while somebody has
-  // a place at it or something hangs below.
+  // The same, made when missing; -1 when the tree has no room for it. A root stays while a place is
+  // at it or something hangs below it.
   [[nodiscard]] std::int32_t make_root(const RootKey& key) noexcept;
 
   // The longest prefix of `tokens` that every group can serve, at most max_tokens; nothing where
-  // find_root() gave -1. Inside a unit at most eight neighbours on each side of the nearest are
-  // asked, so a hit there may be shorter than some other neighbour would allow. With `allow_whole`,
-  // a prompt whose every token is there gives whole and tokens = size - 1. Media, here and below:
-  // ascending, disjoint, none empty.
+  // find_root() gave -1. Where the path of these tokens lacks a block, the neighbours at its
+  // branches are asked, from the deepest branch up: at most eight on each side of a branch and 32
+  // in all, so a hit inside a unit may be shorter than some other neighbour would allow. With
+  // `allow_whole`, a prompt whose every token is there gives whole and tokens = size - 1. Media,
+  // here and below: ascending, disjoint, none empty.
   [[nodiscard]] PrefixMatch match(std::int32_t root, std::span<const std::int32_t> tokens,
                                   std::span<const MediaSpan> media, std::int32_t max_tokens,
                                   bool allow_whole) const noexcept;
@@ -127,9 +160,10 @@ class KVFOLIO_API PrefixTree {
   void fill_table(const PrefixMatch& match, GroupId group, std::span<std::int32_t> out,
                   bool one_more = false) const noexcept;
 
-  // ---- places: a run that somebody stands on keeps its tokens ----
+  // ---- places: a run with a place keeps its tokens up to there ----
 
-  // Requires: position lies on or above the run's end, on the path. Goes back through leave().
+  // Requires: position lies on the run's path, at its end or before. Give the place back by
+  // leave().
   [[nodiscard]] Place enter(std::int32_t run, std::int32_t position) noexcept;
   [[nodiscard]] Place copy(const Place& place) noexcept { return enter(place.run, place.position); }
   void leave(Place& place) noexcept;
@@ -146,24 +180,23 @@ class KVFOLIO_API PrefixTree {
   void prefetch_ends(const Place& place) const noexcept;
   // What set_busy() and set_idle() of these blocks read; negative ones are passed over.
   void prefetch(GroupId group, std::span<const std::int32_t> blocks) const noexcept;
-  // What evict() of this block reads, in kEvictionSteps steps, each of which wants the memory that
-  // the one before asked for.
+  // What unhang() of this block reads, in kEvictionSteps steps. Each step reads what the one before
+  // it asked for.
   static constexpr int kEvictionSteps = 3;
   void prefetch_eviction(GroupId group, BlockId block, int step) const noexcept;
 
   // ---- publishing ----
 
   // Extends the path at `place` by `tokens` (its media at absolute positions) and hangs the offered
-  // blocks that end on the new part; `tail`: the last, partial blocks too. One offer for each
-  // group, by GroupId; their blocks are busy. *num_hung, where not null, grows by what was hung.
-  // False: no room, nothing was hung and the place stands.
+  // blocks that end on the new part, and those that `offer.from` adds. Returns false if there is no
+  // room; then nothing was hung and the place is where it was.
   [[nodiscard]] bool extend(Place& place, std::span<const std::int32_t> tokens,
-                            std::span<const MediaSpan> media, std::span<const BlockOffer> offers,
-                            bool tail, std::uint64_t* num_hung) noexcept;
-  // Hangs one busy block, holding positions up to `end` of the path, where the tree has none or a
-  // shorter one. False: it has one. Requires: end <= place.position.
-  bool offer(const Place& place, GroupId group, BlockId block, std::int32_t logical,
-             std::int32_t end) noexcept;
+                            std::span<const MediaSpan> media, const PublishOffer& offer,
+                            Published& published) noexcept;
+  // The full block that the path keeps for a logical block, or not valid(). Requires: the logical
+  // block ends at place.position or before it.
+  [[nodiscard]] BlockId entry_at(const Place& place, GroupId group,
+                                 std::int32_t logical) const noexcept;
 
   // ---- blocks ----
 
@@ -172,20 +205,18 @@ class KVFOLIO_API PrefixTree {
   [[nodiscard]] bool is_findable(GroupId group, BlockId block) const noexcept {
     return findable_end(group, block) != 0;
   }
-  // The same of many; 0 where a block is negative. ends.size() = blocks.size().
+  // The same for many blocks; 0 for a negative one. ends.size() = blocks.size().
   void findable_ends(GroupId group, std::span<const std::int32_t> blocks,
                      std::span<std::int32_t> ends) const noexcept;
-  // Nobody uses these blocks any more / somebody does again; none is negative. What lies behind
-  // each other on a path costs least. Requires: findable.
+  // These blocks are not in use any more, or are again. None is negative. Blocks that follow each
+  // other on a path cost least. Requires: findable.
   void set_idle(GroupId group, std::span<const std::int32_t> blocks) noexcept;
   void set_busy(GroupId group, std::span<const std::int32_t> blocks) noexcept;
-  // Takes the entry away, idle or busy. Requires (evict too): findable.
+  // Takes the entry away, idle or busy. In a full group, all entries of all groups at and below the
+  // block go with it, since no prompt could reach them any more. Requires: findable.
   void unhang(GroupId group, BlockId block) noexcept;
-  // Takes an idle entry away and with it, from a full group, the idle entries of other groups at
-  // and below it, which no prompt can reach any more.
-  void evict(GroupId group, BlockId block) noexcept;
-  // Idle entries that eviction can reach by evicting idle entries only.
-  [[nodiscard]] std::int32_t num_evictable(GroupId group) const noexcept;
+  // Blocks of the group that are findable and idle.
+  [[nodiscard]] std::int32_t num_idle(GroupId group) const noexcept;
 
   // Becomes an equal of `other`, observer apart: places and runs of that one are good here too.
   // Costs what is in use, and a few words for each run and block of the options. Requires: created

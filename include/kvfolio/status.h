@@ -5,8 +5,8 @@
 // library's boundary.
 //
 // Expected answers ("the pool is full") cost no heap: a Shortage travels inline and its text is
-// made when somebody asks for it. Failures of the world and mistakes of the caller carry a
-// sentence that names what was wrong, the value seen and what is allowed.
+// made when it is asked for. Failures of the world and mistakes of the caller carry a sentence that
+// names what was wrong, the value seen and what is allowed.
 //
 // It knows no subject: on what a call failed is in the sentence. Which call it was the caller
 // knows; those of the manager mostly say it too (not for ids that name nothing, options and
@@ -59,15 +59,14 @@ enum class ErrorCode : std::int32_t {
 };
 
 // Why a group could not give the blocks that a call needs. Plain integers, in blocks.
-// needed > free + evictable always holds. pinned = held by sequences, pins and steps, including
-// cached blocks above a held one.
+// needed > free + evictable always holds.
 struct Shortage {
   std::int32_t group = 0;
   std::int32_t needed = 0;
   std::int32_t free = 0;
-  std::int32_t evictable = 0;
-  std::int32_t pinned = 0;
-  std::int32_t retiring = 0;
+  std::int32_t evictable = 0;  // the cached blocks: every one of them can be evicted
+  std::int32_t pinned = 0;     // held by sequences and pins
+  std::int32_t retiring = 0;   // come back when steps are complete; only steps hold or touch them
   std::int32_t sequences = 0;  // open sequences of the manager
   std::int32_t pins = 0;       // pins of the manager
 

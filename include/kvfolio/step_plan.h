@@ -20,9 +20,10 @@
 namespace kvfolio {
 
 // Sequences [first_sequence, first_sequence + num_sequences) of the plan begin with the same
-// num_blocks physical blocks, full ones, of which no member's trim dropped a token and behind which
-// all tokens of the step lie: attend over those once (a cascade: merge_states()), then merge. In a
-// window group that is right for queries alone whose window and sinks leave out none of them.
+// num_blocks physical blocks. All of these are full, no member's trim dropped a token of them, and
+// all tokens of the step lie behind them: attend over those blocks once (a cascade:
+// merge_states()), then merge. In a window group that is right only for queries whose window and
+// sinks leave out none of these tokens.
 struct SharedPrefix {
   std::int32_t first_sequence = 0;
   std::int32_t num_sequences = 0;
@@ -50,9 +51,9 @@ struct GroupPlan {
   std::span<const SharedPrefix> shared_prefixes;
   // For an engine that keeps a block table [num_rows, widest] on its device: set
   // table[changed_rows[i]][changed_columns[i]] = changed_blocks[i], and the rows of the plan's
-  // sequences are those of block_table but for entries of dropped blocks, which nobody reads.
-  // Changes since the last committed step that did not fail and whose last plan had them. Empty
-  // unless asked for.
+  // sequences equal those of block_table but for entries of dropped blocks, which are never read.
+  // Holds the entries that changed since the last committed, non-failed step whose final plan set
+  // changed_entries. Empty unless asked for.
   std::span<const std::int32_t> changed_rows;
   std::span<const std::int32_t> changed_columns;
   std::span<const std::int32_t> changed_blocks;
@@ -63,7 +64,9 @@ struct StepPlan {
   std::int32_t num_tokens = 0;
   std::span<const SequenceId> sequences;  // in append order
   // [num_sequences]: a number below KVCacheManager::num_rows() that a sequence keeps while it is
-  // open and then leaves to another.
+  // open. Another sequence may get it afterwards: under kInOrder at once, since what is written to
+  // a table on the device follows in the stream; under kUnordered when every step that was
+  // committed with the closed sequence is complete.
   std::span<const std::int32_t> rows;
   std::span<const std::int32_t> query_start;  // [num_sequences + 1], tokens before each sequence
   std::span<const std::int32_t> kv_lens;      // [num_sequences], length with this step's tokens

@@ -27,9 +27,16 @@ constexpr const char* kNames[] = {
     "child-compared-by-first-unit-only",
     "extras-not-compared",
     "tokens-after-trim-published",
+    "row-given-away-in-flight",
+    "heads-before-tails",
+    "tails-like-full-blocks",
+    "hit-takes-room",
+    "cached-twin-keeps-entry",
+    "hung-behind-a-gap",
+    "undo-brings-back-the-replay",
 };
 constexpr std::size_t kNumNames = sizeof kNames / sizeof kNames[0];
-static_assert(kNumNames == static_cast<std::size_t>(Mutant::kTokensAfterTrimPublished) + 1);
+static_assert(kNumNames == static_cast<std::size_t>(Mutant::kUndoBringsBackTheReplay) + 1);
 
 void print_names(std::FILE* to) {
   for (std::size_t i = 1; i < kNumNames; ++i) std::fprintf(to, "%s\n", kNames[i]);

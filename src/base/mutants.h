@@ -31,6 +31,13 @@ enum class Mutant : std::uint8_t {
   kChildComparedByFirstUnitOnly,
   kExtrasNotCompared,
   kTokensAfterTrimPublished,
+  kRowGivenAwayInFlight,
+  kHeadsBeforeTails,
+  kTailsLikeFullBlocks,
+  kHitTakesRoom,
+  kCachedTwinKeepsEntry,
+  kHungBehindAGap,
+  kUndoBringsBackTheReplay,
 };
 
 #ifdef KVFOLIO_MUTANTS

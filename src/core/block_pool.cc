@@ -29,13 +29,15 @@ Result<BlockPool> BlockPool::create(std::int32_t num_blocks) {
 
 // A member that is not named here does not compile.
 void BlockPool::copy_from(const BlockPool& other) noexcept {
-  const auto& [blocks, free, num_blocks, num_free, num_cached, num_retiring, head, tail] = other;
+  const auto& [blocks, free, num_blocks, num_free, num_cached, num_retiring, by_steps, head, tail] =
+      other;
   KVFOLIO_CHECK(num_blocks_ == num_blocks);
   blocks_.copy_from(blocks);
   free_.copy_from(free, num_free);
   num_free_ = num_free;
   num_cached_ = num_cached;
   num_retiring_ = num_retiring;
+  num_held_by_steps_ = by_steps;
   retiring_head_ = head;
   retiring_tail_ = tail;
 }
@@ -47,6 +49,7 @@ Status BlockPool::check_invariants() const {
   std::int32_t free = 0;
   std::int32_t cached = 0;
   std::int32_t retiring = 0;
+  std::int32_t by_steps = 0;
   for (std::int32_t i = 0; i < num_blocks_; ++i) {
     const Block& b = blocks_[i];
     if ((refs_of(b) > 0) != (b.state == BlockState::kHeld)) {
@@ -56,6 +59,17 @@ Status BlockPool::check_invariants() const {
     free += b.state == BlockState::kFree ? 1 : 0;
     cached += b.state == BlockState::kCached ? 1 : 0;
     retiring += b.state == BlockState::kRetiring ? 1 : 0;
+    by_steps += held_by_steps(BlockId(i)) ? 1 : 0;
+    if (b.state == BlockState::kHeld && b.steps != kManySteps && std::int32_t{b.steps} > b.refs) {
+      return broken(
+          concat("block ", i, " has ", b.refs, " references, ", int{b.steps}, " of them steps'"));
+    }
+    if (b.state != BlockState::kHeld && b.steps != 0 && b.steps != kManySteps) {
+      return broken(concat("block ", i, " is not held, but by steps"));
+    }
+  }
+  if (by_steps != num_held_by_steps_) {
+    return broken(concat("steps alone hold ", by_steps, " blocks, kept ", num_held_by_steps_));
   }
   if (free != num_free_ || cached != num_cached_ || retiring != num_retiring_) {
     return broken(concat("counted ", free, " free, ", cached, " cached, ", retiring,

@@ -39,6 +39,7 @@ TEST(BlockPool, ANewBlockHasOneReferenceNothingValidAndNoWriter) {
   pool.set_valid(first, 7);
   pool.set_writer(first, 3);
   pool.set_touched(first, true);
+  pool.set_wanted(first, true);
   ASSERT_TRUE(pool.release(first));
   pool.make_free(first);
   const BlockId again = pool.acquire();
@@ -48,6 +49,8 @@ TEST(BlockPool, ANewBlockHasOneReferenceNothingValidAndNoWriter) {
   EXPECT_EQ(pool.valid(again), 0);
   EXPECT_EQ(pool.writer(again), BlockPool::kNobody);
   EXPECT_FALSE(pool.touched(again));
+  EXPECT_FALSE(pool.wanted(again));
+  EXPECT_FALSE(pool.held_by_steps(again));
 }
 
 TEST(BlockPool, AFullPoolIsANormalAnswer) {
@@ -152,9 +155,146 @@ TEST(BlockPool, RemembersWhatCopyOnWriteNeeds) {
   EXPECT_EQ(pool.writer(block), 9);
   EXPECT_EQ(pool.written_in(block), 7u);
   EXPECT_TRUE(pool.touched(block));
+  EXPECT_FALSE(pool.wanted(block));
+  pool.set_wanted(block, true);
+  pool.set_touched(block, false);
+  EXPECT_TRUE(pool.wanted(block));
+  EXPECT_FALSE(pool.touched(block));
   EXPECT_FALSE(pool.contains(BlockId()));
   EXPECT_FALSE(pool.contains(BlockId(1)));
   EXPECT_TRUE(pool.contains(block));
+}
+
+TEST(BlockPool, WasWantedStaysWhileTheBlockIsCached) {
+  BlockPool pool = pool_of(1);
+  const BlockId block = pool.acquire();
+  pool.set_wanted(block, true);
+  ASSERT_TRUE(pool.release(block));
+  pool.make_cached(block);
+  EXPECT_TRUE(pool.wanted(block));
+  pool.hold(block);
+  EXPECT_TRUE(pool.wanted(block));
+}
+
+TEST(BlockPool, RemembersWhenItWasReleasedLast) {
+  BlockPool pool = pool_of(1);
+  const BlockId block = pool.acquire();
+  pool.hold(block);
+  EXPECT_FALSE(pool.release(block));
+  pool.set_released_in(block, (std::uint64_t{1} << 32) + 9);
+  EXPECT_EQ(pool.released_in(block), 9u);
+  ASSERT_TRUE(pool.release(block));
+  pool.make_retiring(block, 12);
+  EXPECT_EQ(pool.released_in(block), 12u);  // its stamp says the same
+  pool.hold(block);
+  EXPECT_EQ(pool.released_in(block), 12u);
+}
+
+// ---- references of steps ----
+
+TEST(BlockPool, ABlockThatOnlyStepsHoldCountsAsRetiring) {
+  BlockPool pool = pool_of(2);
+  const BlockId block = pool.acquire();
+  EXPECT_FALSE(pool.held_by_steps(block));
+  pool.hold(block);
+  pool.give_to_step(block);
+  EXPECT_FALSE(pool.held_by_steps(block));  // a table has it too
+  EXPECT_EQ(pool.num_held(), 1);
+  EXPECT_EQ(pool.num_retiring(), 0);
+  EXPECT_FALSE(pool.release(block));  // the table's
+  EXPECT_TRUE(pool.held_by_steps(block));
+  EXPECT_EQ(pool.state(block), BlockState::kHeld);
+  EXPECT_EQ(pool.num_held(), 0);
+  EXPECT_EQ(pool.num_retiring(), 1);
+  EXPECT_EQ(pool.num_cached(), 0);
+  // It is not on the list: it comes back when its step lets go.
+  EXPECT_EQ(pool.oldest_retiring(100), BlockId());
+  EXPECT_TRUE(pool.check_invariants().ok());
+
+  pool.hold(block);  // a hit
+  EXPECT_FALSE(pool.held_by_steps(block));
+  EXPECT_EQ(pool.num_held(), 1);
+  EXPECT_EQ(pool.num_retiring(), 0);
+  EXPECT_FALSE(pool.release(block));
+  EXPECT_EQ(pool.num_retiring(), 1);
+
+  pool.take_from_step(block);  // the step lets go
+  EXPECT_FALSE(pool.held_by_steps(block));
+  EXPECT_EQ(pool.num_held(), 1);
+  EXPECT_TRUE(pool.release(block));
+  pool.make_cached(block);
+  EXPECT_EQ(pool.num_retiring(), 0);
+  EXPECT_EQ(pool.num_cached(), 1);
+  EXPECT_TRUE(pool.check_invariants().ok());
+}
+
+TEST(BlockPool, AReferenceThatAStepGivesBackIsATablesAgain) {
+  BlockPool pool = pool_of(1);
+  const BlockId block = pool.acquire();
+  pool.give_to_step(block);
+  EXPECT_EQ(pool.num_retiring(), 1);
+  pool.take_from_step(block);
+  EXPECT_EQ(pool.num_held(), 1);
+  EXPECT_EQ(pool.num_retiring(), 0);
+  EXPECT_EQ(pool.refs(block), 1);
+}
+
+TEST(BlockPool, SeveralStepsMayHoldABlock) {
+  BlockPool pool = pool_of(1);
+  const BlockId block = pool.acquire();
+  for (int i = 0; i < 3; ++i) pool.hold(block);
+  for (int i = 0; i < 3; ++i) pool.give_to_step(block);
+  EXPECT_FALSE(pool.held_by_steps(block));
+  EXPECT_FALSE(pool.release(block));
+  for (int i = 3; i > 0; --i) {
+    EXPECT_TRUE(pool.held_by_steps(block));
+    EXPECT_EQ(pool.num_retiring(), 1);
+    pool.take_from_step(block);
+    EXPECT_EQ(pool.release(block), i == 1);
+  }
+  pool.make_free(block);
+  EXPECT_EQ(pool.num_free(), 1);
+  EXPECT_EQ(pool.num_retiring(), 0);
+}
+
+TEST(BlockPool, ABlockWithManyReferencesOfStepsCountsAsHeldUntilItIsFree) {
+  constexpr int kCounted = 4094;  // at once
+  for (const int n : {kCounted, kCounted + 1, kCounted + 100}) {
+    SCOPED_TRACE(n);
+    BlockPool pool = pool_of(1);
+    const BlockId block = pool.acquire();
+    for (int i = 0; i < n; ++i) {
+      pool.hold(block);
+      pool.give_to_step(block);
+    }
+    EXPECT_FALSE(pool.release(block));
+    const bool counted = n == kCounted;
+    EXPECT_EQ(pool.held_by_steps(block), counted);
+    EXPECT_EQ(pool.num_held(), counted ? 0 : 1);
+    EXPECT_TRUE(pool.check_invariants().ok());
+    for (int i = n; i > 0; --i) {
+      ASSERT_EQ(pool.held_by_steps(block), counted);
+      pool.take_from_step(block);
+      ASSERT_EQ(pool.release(block), i == 1);
+    }
+    // Cached or held again, the count is still lost.
+    pool.make_cached(block);
+    EXPECT_EQ(pool.num_retiring(), 0);
+    EXPECT_TRUE(pool.check_invariants().ok());
+    pool.hold(block);
+    pool.give_to_step(block);
+    EXPECT_EQ(pool.held_by_steps(block), counted);
+    EXPECT_EQ(pool.num_held(), counted ? 0 : 1);
+    pool.take_from_step(block);
+    ASSERT_TRUE(pool.release(block));
+    pool.make_free(block);
+    EXPECT_TRUE(pool.check_invariants().ok());
+    // A new life counts from nothing.
+    ASSERT_EQ(pool.acquire(), block);
+    pool.give_to_step(block);
+    EXPECT_TRUE(pool.held_by_steps(block));
+    EXPECT_EQ(pool.num_retiring(), 1);
+  }
 }
 
 TEST(BlockPool, RandomOperationsAgreeWithAPlainList) {
@@ -162,6 +302,7 @@ TEST(BlockPool, RandomOperationsAgreeWithAPlainList) {
     BlockState state = BlockState::kFree;
     std::int32_t refs = 0;
     std::uint64_t stamp = 0;
+    std::int32_t steps = 0;  // of the references
   };
   for (std::uint32_t seed = 1; seed <= 8; ++seed) {
     SCOPED_TRACE(seed);
@@ -181,13 +322,17 @@ TEST(BlockPool, RandomOperationsAgreeWithAPlainList) {
       const std::int32_t b = pick(0, n - 1);
       const BlockId block(b);
       Naive& at = naive[static_cast<std::size_t>(b)];
-      const int what = pick(0, 9);
-      if (what < 3) {
+      const int what = pick(0, 11);
+      if (what >= 10) {
+        if (at.refs == at.steps || at.state != BlockState::kHeld) continue;
+        pool.give_to_step(block);
+        ++at.steps;
+      } else if (what < 3) {
         const BlockId got = pool.acquire();
         ASSERT_EQ(got.valid(), !free.empty());
         if (got.valid()) {
           ASSERT_EQ(got.value(), free.back());
-          naive[static_cast<std::size_t>(free.back())] = {BlockState::kHeld, 1, 0};
+          naive[static_cast<std::size_t>(free.back())] = {BlockState::kHeld, 1};
           free.pop_back();
         }
       } else if (what < 5) {
@@ -198,6 +343,12 @@ TEST(BlockPool, RandomOperationsAgreeWithAPlainList) {
         ++at.refs;
       } else if (what < 9) {
         if (at.refs == 0) continue;
+        const bool undone = at.steps > 0 && pick(0, 3) == 0;
+        if (undone || at.steps == at.refs) {
+          pool.take_from_step(block);
+          --at.steps;
+        }
+        if (undone) continue;
         --at.refs;
         ASSERT_EQ(pool.release(block), at.refs == 0);
         if (at.refs > 0) continue;
@@ -245,7 +396,9 @@ TEST(BlockPool, RandomOperationsAgreeWithAPlainList) {
         const Naive& expected = naive[static_cast<std::size_t>(j)];
         ASSERT_EQ(pool.state(BlockId(j)), expected.state);
         ASSERT_EQ(pool.refs(BlockId(j)), expected.refs);
-        ++counts[static_cast<int>(expected.state)];
+        const bool by_steps = expected.refs > 0 && expected.refs == expected.steps;
+        ASSERT_EQ(pool.held_by_steps(BlockId(j)), by_steps);
+        ++counts[static_cast<int>(by_steps ? BlockState::kRetiring : expected.state)];
       }
       ASSERT_EQ(pool.num_free(), counts[0]);
       ASSERT_EQ(pool.num_held(), counts[1]);
@@ -271,6 +424,8 @@ TEST(BlockPool, ACopyIsEqualAndIndependent) {
   const BlockId cached = source.acquire();
   ASSERT_TRUE(source.release(cached));
   source.make_cached(cached);
+  source.set_wanted(cached, true);
+  source.give_to_step(held);
 
   BlockPool target = pool_of(6);
   for (int i = 0; i < 5; ++i) static_cast<void>(target.acquire());
@@ -280,7 +435,11 @@ TEST(BlockPool, ACopyIsEqualAndIndependent) {
     const BlockId block(b);
     EXPECT_EQ(target.state(block), source.state(block));
     EXPECT_EQ(target.refs(block), source.refs(block));
+    EXPECT_EQ(target.wanted(block), source.wanted(block));
+    EXPECT_EQ(target.held_by_steps(block), source.held_by_steps(block));
   }
+  EXPECT_EQ(target.num_held(), 0);
+  EXPECT_EQ(target.num_retiring(), 4);
   EXPECT_EQ(target.writer(held), 3);
   EXPECT_EQ(target.valid(held), 7);
   EXPECT_EQ(target.written_in(held), 12u);
@@ -295,7 +454,7 @@ TEST(BlockPool, ACopyIsEqualAndIndependent) {
   EXPECT_EQ(target.acquire(), BlockId(2));
   EXPECT_TRUE(target.check_invariants().ok());
   EXPECT_EQ(source.num_free(), 1);
-  EXPECT_EQ(source.num_retiring(), 3);
+  EXPECT_EQ(source.num_retiring(), 4);
   EXPECT_EQ(source.acquire(), BlockId(5));
   EXPECT_TRUE(source.check_invariants().ok());
 }
@@ -324,6 +483,25 @@ TEST(BlockPoolDeathTest, MisuseStopsTheProgram) {
   EXPECT_DEATH(pool.make_cached(free), "broken invariant");
   EXPECT_DEATH(pool.make_retiring(held, 1), "broken invariant");
   EXPECT_DEATH(pool.make_retiring(cached, 1), "broken invariant");
+  EXPECT_DEATH(pool.give_to_step(free), "broken invariant");
+  EXPECT_DEATH(pool.give_to_step(cached), "broken invariant");
+  EXPECT_DEATH(pool.take_from_step(held), "broken invariant");
+  EXPECT_DEATH(
+      {
+        pool.give_to_step(held);
+        pool.give_to_step(held);  // it has one reference only
+      },
+      "broken invariant");
+}
+
+TEST(BlockPool, AReferenceOfAStepThatWasReleasedAsATablesBreaksTheInvariants) {
+  BlockPool pool = pool_of(1);
+  const BlockId block = pool.acquire();
+  pool.hold(block);
+  pool.give_to_step(block);
+  pool.give_to_step(block);
+  EXPECT_FALSE(pool.release(block));
+  EXPECT_FALSE(pool.check_invariants().ok());
 }
 
 TEST(BlockPool, AReleasedBlockThatWentNowhereBreaksTheInvariants) {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kvfolio/lru_order.h"
 
-#include <bit>
-
 #include "base/text.h"
 
 namespace kvfolio {
@@ -17,12 +15,7 @@ Result<LruOrder> LruOrder::create(std::int32_t num_blocks) {
   LruOrder order;
   order.capacity_ = num_blocks + num_blocks / 2 + 1;
   bool ok = order.log_.allocate_zeroed(order.capacity_) && order.place_.allocate_zeroed(num_blocks);
-  for (std::int64_t bits = order.capacity_; ok;) {
-    const std::int64_t words = (bits + 63) / 64;
-    ok = order.levels_[static_cast<std::size_t>(order.num_levels_++)].allocate_zeroed(words);
-    if (words == 1) break;
-    bits = words;
-  }
+  for (BitTree& turn : order.candidates_) ok = ok && turn.allocate(order.capacity_);
   if (!ok) {
     return Status(ErrorCode::kOutOfMemory,
                   concat("no memory for the eviction order of ", num_blocks, " blocks"));
@@ -30,68 +23,51 @@ Result<LruOrder> LruOrder::create(std::int32_t num_blocks) {
   return order;
 }
 
-void LruOrder::set_candidate(BlockId block, bool candidate) noexcept {
+void LruOrder::set_turn(BlockId block, EvictionTurn turn) noexcept {
   const std::int32_t place = place_[block.value()];
   KVFOLIO_CHECK(place != 0);
-  if (candidate) {
-    set_bit(place - 1);
-  } else {
-    clear_bit(place - 1);
-  }
+  Entry& entry = log_[place - 1];
+  const auto wanted = static_cast<std::uint32_t>(turn);
+  if (entry.turn == wanted) return;
+  if (entry.turn < kTurns) candidates_[entry.turn].erase(place - 1);
+  if (wanted < kTurns) candidates_[wanted].insert(place - 1);
+  entry.turn = wanted & 3u;
 }
 
-bool LruOrder::is_candidate(BlockId block) const noexcept {
+EvictionTurn LruOrder::turn(BlockId block) const noexcept {
   const std::int32_t place = place_[block.value()];
-  return place != 0 && bit(place - 1);
+  return place == 0 ? EvictionTurn::kNever : static_cast<EvictionTurn>(log_[place - 1].turn);
 }
 
 BlockId LruOrder::victim() const noexcept {
-  std::int64_t at = 0;
-  for (int level = num_levels_ - 1; level >= 0; --level) {
-    const std::uint64_t word = levels_[static_cast<std::size_t>(level)][at];
-    if (word == 0) return BlockId();  // only ever at the top
-    at = at * 64 + std::countr_zero(word);
-  }
-  return BlockId(log_[at] - 1);
-}
-
-BlockId LruOrder::victim_after(BlockId block) const noexcept {
-  // Up to the first level with a bit behind this place, and down from there.
-  std::int64_t at = place_[block.value()] - 1;
-  for (int level = 0; level < num_levels_; ++level, at >>= 6) {
-    const std::uint64_t behind = ~std::uint64_t{1} << (at & 63);
-    const std::uint64_t word = levels_[static_cast<std::size_t>(level)][at >> 6] & behind;
-    if (word == 0) continue;
-    at = at >> 6 << 6 | std::countr_zero(word);
-    while (level-- > 0) {
-      at = at << 6 | std::countr_zero(levels_[static_cast<std::size_t>(level)][at]);
-    }
-    return BlockId(log_[at] - 1);
+  for (const BitTree& turn : candidates_) {
+    if (const std::int64_t at = turn.first(); at != BitTree::kNone) return block_at(at);
   }
   return BlockId();
 }
 
-void LruOrder::set_bit(std::int64_t at) noexcept {
-  for (int level = 0; level < num_levels_; ++level) {
-    std::uint64_t& word = levels_[static_cast<std::size_t>(level)][at >> 6];
-    const std::uint64_t before = word;
-    word |= std::uint64_t{1} << (at & 63);
-    if (before != 0) return;  // the levels above know already
-    at >>= 6;
-  }
+BlockId LruOrder::victim_after(BlockId block) const noexcept {
+  auto own = static_cast<std::size_t>(turn(block));
+  std::int64_t at =
+      own < kTurns ? candidates_[own].next(place_[block.value()] - 1) : BitTree::kNone;
+  while (at == BitTree::kNone && ++own < kTurns) at = candidates_[own].first();
+  return at == BitTree::kNone ? BlockId() : block_at(at);
 }
 
 void LruOrder::compact() noexcept {
   std::int32_t to = 0;
   for (std::int32_t from = 0; from < capacity_; ++from) {
-    const std::int32_t entry = log_[from];
-    if (entry == 0) continue;
-    const bool candidate = bit(from);
-    if (candidate) clear_bit(from);
-    log_[from] = 0;
-    log_[to] = entry;
-    place_[entry - 1] = to + 1;
-    if (candidate) set_bit(to);
+    const Entry entry = log_[from];
+    if (entry.name == 0) continue;
+    if (from != to) {
+      log_[from] = {0, kTurns};
+      log_[to] = entry;
+      place_[static_cast<std::int32_t>(entry.name) - 1] = to + 1;
+      if (entry.turn < kTurns) {
+        candidates_[entry.turn].erase(from);
+        candidates_[entry.turn].insert(to);
+      }
+    }
     ++to;
   }
   end_ = to;
@@ -99,13 +75,11 @@ void LruOrder::compact() noexcept {
 
 // A member that is not named here does not compile.
 void LruOrder::copy_from(const LruOrder& other) noexcept {
-  const auto& [log, place, levels, num_levels, capacity, end] = other;
-  KVFOLIO_CHECK(capacity_ == capacity && num_levels_ == num_levels);
+  const auto& [log, place, candidates, capacity, end] = other;
+  KVFOLIO_CHECK(capacity_ == capacity);
   log_.copy_from(log);
   place_.copy_from(place);
-  for (std::size_t level = 0; level < levels.size(); ++level) {
-    levels_[level].copy_from(levels[level]);
-  }
+  for (std::size_t turn = 0; turn < kTurns; ++turn) candidates_[turn].copy_from(candidates[turn]);
   end_ = end;
 }
 
@@ -114,26 +88,27 @@ Status LruOrder::check_invariants() const {
     return Status(ErrorCode::kFailedPrecondition, "LRU order: " + what);
   };
   for (std::int32_t i = 0; i < capacity_; ++i) {
-    const std::int32_t entry = log_[i];
-    if (entry != 0 && place_[entry - 1] != i + 1) {
-      return broken(concat("place ", i, " names block ", entry - 1, " which stands elsewhere"));
+    const std::int32_t block = block_at(i).value();
+    if (block >= 0 && place_[block] != i + 1) {
+      return broken(concat("place ", i, " names block ", block, " which stands elsewhere"));
     }
-    if (bit(i) && (entry == 0 || i >= end_))
-      return broken(concat("a candidate at empty place ", i));
+    for (std::uint32_t turn = 0; turn < kTurns; ++turn) {
+      const bool listed = candidates_[turn].contains(i);
+      if (listed && (block < 0 || i >= end_)) {
+        return broken(concat("a candidate at empty place ", i));
+      }
+      if (listed != (block >= 0 && log_[i].turn == turn)) {
+        return broken(concat("place ", i, " is listed in turn ", turn, ", or is not"));
+      }
+    }
   }
   for (std::size_t i = 0; i < place_.size(); ++i) {
-    if (place_[i] != 0 && log_[place_[i] - 1] != static_cast<std::int32_t>(i) + 1) {
+    if (place_[i] != 0 && block_at(place_[i] - 1).value() != static_cast<std::int32_t>(i)) {
       return broken(concat("block ", i, " is not in its place"));
     }
   }
-  for (int level = 1; level < num_levels_; ++level) {
-    const auto& below = levels_[static_cast<std::size_t>(level - 1)];
-    const auto& above = levels_[static_cast<std::size_t>(level)];
-    for (std::size_t word = 0; word < below.size(); ++word) {
-      if ((below[word] != 0) != ((above[word >> 6] >> (word & 63) & 1u) != 0)) {
-        return broken(concat("level ", level, " is wrong at ", word));
-      }
-    }
+  for (std::size_t turn = 0; turn < kTurns; ++turn) {
+    if (!candidates_[turn].is_consistent()) return broken(concat("turn ", turn, " is wrong"));
   }
   return {};
 }

@@ -37,7 +37,7 @@ TEST(LruOrder, NobodyHasARankAtFirst) {
   const LruOrder order = order_of(5);
   for (std::int32_t b = 0; b < 5; ++b) {
     EXPECT_FALSE(order.has_rank(BlockId(b)));
-    EXPECT_FALSE(order.is_candidate(BlockId(b)));
+    EXPECT_EQ(order.turn(BlockId(b)), EvictionTurn::kNever);
   }
   EXPECT_EQ(order.victim(), BlockId());
 }
@@ -46,13 +46,13 @@ TEST(LruOrder, TheVictimIsTheColdestCandidate) {
   LruOrder order = order_of(4);
   for (const std::int32_t b : {2, 0, 3, 1}) order.touch(BlockId(b));
   EXPECT_EQ(order.victim(), BlockId());  // nobody is a candidate
-  order.set_candidate(BlockId(3), true);
-  order.set_candidate(BlockId(1), true);
+  order.set_turn(BlockId(3), EvictionTurn::kNormal);
+  order.set_turn(BlockId(1), EvictionTurn::kNormal);
   EXPECT_EQ(order.victim(), BlockId(3));
   // One that becomes a candidate late stands where its rank says.
-  order.set_candidate(BlockId(0), true);
+  order.set_turn(BlockId(0), EvictionTurn::kNormal);
   EXPECT_EQ(order.victim(), BlockId(0));
-  order.set_candidate(BlockId(0), false);
+  order.set_turn(BlockId(0), EvictionTurn::kNever);
   EXPECT_EQ(order.victim(), BlockId(3));
   order.forget(BlockId(3));
   EXPECT_EQ(order.victim(), BlockId(1));
@@ -63,9 +63,9 @@ TEST(LruOrder, TheVictimIsTheColdestCandidate) {
 TEST(LruOrder, TouchMakesABlockTheWarmestAndNoCandidate) {
   LruOrder order = order_of(3);
   for (std::int32_t b = 0; b < 3; ++b) order.touch(BlockId(b));
-  order.set_candidate(BlockId(0), true);
+  order.set_turn(BlockId(0), EvictionTurn::kNormal);
   order.touch(BlockId(0));
-  EXPECT_FALSE(order.is_candidate(BlockId(0)));
+  EXPECT_EQ(order.turn(BlockId(0)), EvictionTurn::kNever);
   EXPECT_TRUE(order.colder(BlockId(2), BlockId(0)));
 }
 
@@ -74,8 +74,8 @@ TEST(LruOrder, CandidatesComeAndGoWithoutLosingTheirRank) {
   order.touch(BlockId(1));
   order.touch(BlockId(0));
   for (int i = 0; i < 5; ++i) {
-    order.set_candidate(BlockId(0), i % 2 == 0);
-    order.set_candidate(BlockId(1), i % 2 != 0);
+    order.set_turn(BlockId(0), i % 2 == 0 ? EvictionTurn::kNormal : EvictionTurn::kNever);
+    order.set_turn(BlockId(1), i % 2 != 0 ? EvictionTurn::kLast : EvictionTurn::kNever);
     EXPECT_TRUE(order.colder(BlockId(1), BlockId(0)));
     EXPECT_EQ(order.victim(), BlockId(i % 2));
   }
@@ -83,7 +83,7 @@ TEST(LruOrder, CandidatesComeAndGoWithoutLosingTheirRank) {
 
 TEST(LruOrderDeathTest, ACandidateWithoutARankStopsTheProgram) {
   LruOrder order = order_of(2);
-  EXPECT_DEATH(order.set_candidate(BlockId(1), true), "broken invariant");
+  EXPECT_DEATH(order.set_turn(BlockId(1), EvictionTurn::kNormal), "broken invariant");
 }
 
 // Against a clock per block and a map from clock to block; the log wraps many times.
@@ -96,13 +96,15 @@ void compare_with_naive(std::int32_t num_blocks, int operations, std::uint32_t s
   LruOrder order = order_of(num_blocks);
   std::map<std::int64_t, std::int32_t> by_rank;
   std::vector<std::int64_t> rank(static_cast<std::size_t>(num_blocks), -1);
-  std::set<std::int64_t> candidates;  // their ranks
+  std::set<std::pair<EvictionTurn, std::int64_t>> candidates;  // turns and ranks
+  std::vector<EvictionTurn> turn(static_cast<std::size_t>(num_blocks), EvictionTurn::kNever);
   std::int64_t clock = 0;
   const auto forget = [&](std::int32_t b) {
     std::int64_t& at = rank[static_cast<std::size_t>(b)];
     if (at < 0) return;
     by_rank.erase(at);
-    candidates.erase(at);
+    candidates.erase({turn[static_cast<std::size_t>(b)], at});
+    turn[static_cast<std::size_t>(b)] = EvictionTurn::kNever;
     at = -1;
   };
   for (int i = 0; i < operations; ++i) {
@@ -119,13 +121,11 @@ void compare_with_naive(std::int32_t num_blocks, int operations, std::uint32_t s
       forget(b);
     } else if (what < 9) {
       if (at < 0) continue;
-      const bool candidate = pick(0, 2) != 0;
-      order.set_candidate(BlockId(b), candidate);
-      if (candidate) {
-        candidates.insert(at);
-      } else {
-        candidates.erase(at);
-      }
+      EvictionTurn& own = turn[static_cast<std::size_t>(b)];
+      candidates.erase({own, at});
+      own = static_cast<EvictionTurn>(pick(0, 3));
+      order.set_turn(BlockId(b), own);
+      if (own != EvictionTurn::kNever) candidates.insert({own, at});
     } else if (!candidates.empty()) {
       const BlockId victim = order.victim();
       ASSERT_TRUE(victim.valid());
@@ -135,20 +135,20 @@ void compare_with_naive(std::int32_t num_blocks, int operations, std::uint32_t s
     const BlockId victim = order.victim();
     ASSERT_EQ(victim.valid(), !candidates.empty());
     if (victim.valid()) {
-      ASSERT_EQ(victim.value(), by_rank[*candidates.begin()]);
+      ASSERT_EQ(victim.value(), by_rank[candidates.begin()->second]);
     }
     const std::int32_t other = pick(0, num_blocks - 1);
     const std::int64_t now = rank[static_cast<std::size_t>(b)];
     const std::int64_t others = rank[static_cast<std::size_t>(other)];
     ASSERT_EQ(order.has_rank(BlockId(b)), now >= 0);
-    ASSERT_EQ(order.is_candidate(BlockId(b)), candidates.count(now) != 0);
+    ASSERT_EQ(order.turn(BlockId(b)), turn[static_cast<std::size_t>(b)]);
     if (now >= 0 && others >= 0) {
       ASSERT_EQ(order.colder(BlockId(b), BlockId(other)), now < others);
     }
-    if (now >= 0) {
-      const auto after = candidates.upper_bound(now);
+    if (turn[static_cast<std::size_t>(b)] != EvictionTurn::kNever) {
+      const auto after = candidates.upper_bound({turn[static_cast<std::size_t>(b)], now});
       ASSERT_EQ(order.victim_after(BlockId(b)).value(),
-                after == candidates.end() ? -1 : by_rank[*after]);
+                after == candidates.end() ? -1 : by_rank[after->second]);
     }
     if (i % 64 == 0 || num_blocks < 40) {
       const Status ok = order.check_invariants();
@@ -156,12 +156,30 @@ void compare_with_naive(std::int32_t num_blocks, int operations, std::uint32_t s
     }
   }
   // The whole order, coldest first.
-  for (const auto& [when, b] : by_rank) order.set_candidate(BlockId(b), true);
+  for (const auto& [when, b] : by_rank) order.set_turn(BlockId(b), EvictionTurn::kNormal);
   for (const auto& [when, b] : by_rank) {
     ASSERT_EQ(order.victim(), BlockId(b));
     order.forget(BlockId(b));
   }
   ASSERT_EQ(order.victim(), BlockId());
+}
+
+TEST(LruOrder, AnEarlierTurnLeavesFirstAndTheColdestWithinIt) {
+  LruOrder order = order_of(5);
+  for (const std::int32_t b : {4, 3, 2, 1, 0}) order.touch(BlockId(b));
+  order.set_turn(BlockId(4), EvictionTurn::kLast);
+  order.set_turn(BlockId(3), EvictionTurn::kNormal);
+  order.set_turn(BlockId(2), EvictionTurn::kNormal);
+  order.set_turn(BlockId(1), EvictionTurn::kFirst);
+  order.set_turn(BlockId(0), EvictionTurn::kFirst);
+  EXPECT_EQ(order.victim_after(BlockId(0)), BlockId(3));
+  EXPECT_EQ(order.victim_after(BlockId(2)), BlockId(4));
+  EXPECT_EQ(order.victim_after(BlockId(4)), BlockId());
+  for (const std::int32_t b : {1, 0, 3, 2, 4}) {
+    EXPECT_EQ(order.victim(), BlockId(b));
+    order.forget(BlockId(b));
+  }
+  EXPECT_EQ(order.victim(), BlockId());
 }
 
 TEST(LruOrder, ACopyNamesTheSameVictimsAndIsIndependent) {
@@ -170,9 +188,9 @@ TEST(LruOrder, ACopyNamesTheSameVictimsAndIsIndependent) {
   for (std::int32_t b = 0; b < 100; ++b) {
     source.touch(BlockId(b * 37 % 100));
     target.touch(BlockId(b));
-    target.set_candidate(BlockId(b), true);
+    target.set_turn(BlockId(b), EvictionTurn::kNormal);
   }
-  for (std::int32_t b = 0; b < 100; b += 3) source.set_candidate(BlockId(b), true);
+  for (std::int32_t b = 0; b < 100; b += 3) source.set_turn(BlockId(b), EvictionTurn::kNormal);
   target.copy_from(source);
   ASSERT_TRUE(target.check_invariants().ok());
   const BlockId first = source.victim();

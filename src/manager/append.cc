@@ -14,11 +14,21 @@ using text::concat;
 
 // ---- demand ----
 
+// The block has one reference, a table's, and no step in flight reads it: what others had of it
+// they let go before the steps that are complete, or, in order, before what is appended now.
+bool KVCacheManager::Impl::is_alone_with(std::int32_t g, BlockId block) const noexcept {
+  const BlockPool& pool = group(g).pool;
+  if (pool.refs(block) != 1) return false;
+  if (options_.order == Order::kInOrder || in_flight_.empty()) return true;
+  // Both are 32 bits of tickets that lie near each other.
+  const auto oldest = static_cast<std::uint32_t>(oldest_incomplete());
+  return static_cast<std::int32_t>(oldest - pool.released_in(block)) > 0;
+}
+
 // Bytes of valid tokens never change while another may read them. So a block is written at
 // `position` in place by
 //  - the sequence with the right to it, or any when nobody has it, exactly behind the valid tokens;
-//  - its only holder, below them, when nothing findable ends above. Steps in flight that read what
-//    is overwritten come earlier in the stream; without order, none may be in flight.
+//  - its only holder, below them, when nothing findable ends above.
 bool KVCacheManager::Impl::may_write_in_place(std::int32_t slot, std::int32_t g, BlockId block,
                                               std::int32_t position) const noexcept {
   const BlockPool& pool = group(g).pool;
@@ -33,24 +43,37 @@ bool KVCacheManager::Impl::may_write_in_place(std::int32_t slot, std::int32_t g,
   if (mutant(Mutant::kNoCopyOnSharedWrite)) return true;
   if (mutant(Mutant::kPartialTailSharedInPlace) && partial) return true;
   if (pool.valid(block) == offset && (writer == slot || writer == BlockPool::kNobody)) return true;
-  return pool.refs(block) == 1 && pool.valid(block) >= offset &&
-         (!is_findable_beyond() || mutant(Mutant::kAppendAfterTruncateOverwritesFindable)) &&
-         (options_.order == Order::kInOrder || in_flight_.empty());
+  return is_alone_with(g, block) && pool.valid(block) >= offset &&
+         (!is_findable_beyond() || mutant(Mutant::kAppendAfterTruncateOverwritesFindable));
 }
 
 KVCacheManager::Impl::Demand KVCacheManager::Impl::demand(std::int32_t slot, std::int32_t g,
                                                           std::int32_t write_begin,
                                                           std::int32_t end) const noexcept {
-  Demand needs{0, false};
+  Demand needs{0, false, false, false};
   if (end == write_begin) return needs;
-  needs.blocks = blocks_for(g, end) - blocks_for(g, write_begin);
-  const std::int32_t tail_block = block_of(g, write_begin);
-  if (write_begin != tail_block * block_size(g)) {
-    const BlockId tail = table(slot, g).at(arena(), tail_block);
+  const std::int32_t have = blocks_for(g, write_begin);
+  needs.blocks = blocks_for(g, end) - have;
+  const BlockTable& blocks = table(slot, g);
+  if (group(g).size.offset_of(write_begin) != 0) {
+    const BlockId tail = blocks.at(arena(), have - 1);
     needs.new_tail = !may_write_in_place(slot, g, tail, write_begin);
     needs.blocks += needs.new_tail ? 1 : 0;
+    needs.can_reuse = needs.new_tail && is_alone_with(g, tail);
+  } else if (blocks.size() > have) {
+    // The prompt was found whole, but another token comes in place of its last one.
+    needs.can_reuse = is_alone_with(g, blocks.at(arena(), have));
   }
+  if (mutant(Mutant::kHitTakesRoom)) needs.can_reuse = false;
   return needs;
+}
+
+// Caching never takes room: where a copy would leave the group short, the only holder of what was
+// found writes there, and it is found no more.
+void KVCacheManager::Impl::reuse(Demand& needs) noexcept {
+  --needs.blocks;
+  needs.new_tail = false;
+  needs.reuse = true;
 }
 
 // May the sequence enter a step, the open one if there is one?
@@ -96,11 +119,12 @@ Status KVCacheManager::Impl::check_demands(std::span<const AppendDemand> demands
   return answer;
 }
 
-// Cells for the tables and unpublished tokens of a sequence of `end` tokens. New spans come first:
-// when one of them is not to be had, nothing has moved.
-bool KVCacheManager::Impl::reserve_for(std::int32_t slot, std::int32_t end) noexcept {
+// Cells for the tables of a sequence of `end` tokens, and with `with_tail` for those of its
+// unpublished ones. New spans come first: when one of them is not to be had, nothing has moved.
+bool KVCacheManager::Impl::reserve_spans(std::int32_t slot, std::int32_t end,
+                                         bool with_tail) noexcept {
   Sequence& s = sequences_[slot];
-  const std::int64_t tail_needs = end > s.length ? tail_cells(s, end) : 0;
+  const std::int64_t tail_needs = with_tail && end > s.length ? tail_cells(s, end) : 0;
   bool room = tail_needs <= SpanArena::capacity(s.tail);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     room = room && blocks_for(g, end) <= table(slot, g).capacity();
@@ -137,6 +161,16 @@ bool KVCacheManager::Impl::reserve_for(std::int32_t slot, std::int32_t end) noex
   return true;
 }
 
+// The same for an append. Tokens are kept for the cache alone: where there is no room for them, but
+// for the tables, the sequence stops publishing.
+bool KVCacheManager::Impl::reserve_for(std::int32_t slot, std::int32_t end) noexcept {
+  if (reserve_spans(slot, end, true)) return true;
+  if (!sequences_[slot].publishes || !reserve_spans(slot, end, false)) return false;
+  ++counters_.publications_skipped;
+  stop_publishing(slot);
+  return true;
+}
+
 // Gives back what neither the tokens need nor admit() promised.
 void KVCacheManager::Impl::shrink_to_need(std::int32_t slot) noexcept {
   Sequence& s = sequences_[slot];
@@ -149,50 +183,84 @@ void KVCacheManager::Impl::shrink_to_need(std::int32_t slot) noexcept {
                                    s.place.position > 0 ? tree_->unit() : std::int64_t{0}}));
 }
 
+// Blocks of one group that these demands need together. While there is no room for all copies, the
+// last of those that need none does without; it is marked in `reused`.
+std::int64_t KVCacheManager::Impl::total_demand(std::span<const AppendDemand> demands,
+                                                std::int32_t g, std::int32_t* reused) noexcept {
+  BlockPool& pool = group(g).pool;
+  const auto demand_of = [&](std::size_t i) {
+    const std::int32_t slot = slot_in(demands[i].sequence.value());
+    const Sequence& s = sequences_[slot];
+    const std::int32_t end = s.length + static_cast<std::int32_t>(demands[i].num_tokens);
+    Demand needs = demand(slot, g, s.length + (s.replay && end > s.length ? 1 : 0), end);
+    if (needs.can_reuse && promised_reuse(s, g)) reuse(needs);
+    return needs;
+  };
+  // Sequences that share a tail claim it one after the other: play that, and take it back.
+  std::int64_t needed = 0;
+  for (std::size_t i = 0; i < demands.size(); ++i) {
+    const std::int32_t slot = slot_in(demands[i].sequence.value());
+    const Sequence& s = sequences_[slot];
+    const std::int64_t count = demands[i].num_tokens;
+    const std::int32_t begin = s.length + (s.replay && count > 0 ? 1 : 0);
+    const Demand needs = demand_of(i);
+    needed += needs.blocks;
+    scratch_[i] = BlockId().value();
+    if (s.length + count > begin && group(g).size.offset_of(begin) != 0 && !needs.new_tail) {
+      const BlockId tail = table(slot, g).at(arena(), block_of(g, begin));
+      if (pool.writer(tail) == BlockPool::kNobody) {
+        pool.set_writer(tail, slot);
+        scratch_[i] = tail.value();
+      }
+    }
+  }
+  for (std::size_t i = 0; i < demands.size(); ++i) {
+    if (scratch_[i] >= 0) pool.set_writer(BlockId(scratch_[i]), BlockPool::kNobody);
+  }
+  for (std::size_t i = demands.size(); i-- > 0 && needed > room(g);) {
+    const Demand needs = demand_of(i);
+    if (!needs.can_reuse || needs.reuse) continue;
+    reused[i] |= std::int32_t{1} << g;
+    --needed;
+  }
+  return needed;
+}
+
 Status KVCacheManager::Impl::admit(std::span<const AppendDemand> demands) {
   KVFOLIO_RETURN_IF_ERROR(check_demands(demands));
   const auto admitted_end = [&](std::size_t i) {
     const Sequence& s = sequences_[slot_in(demands[i].sequence.value())];
     return s.length + static_cast<std::int32_t>(demands[i].num_tokens);
   };
-  // Sequences that share a tail claim it one after the other: play that, and take it back.
   Status answer;
+  std::int32_t* reused = scratch_.data() + sequences_.size();  // by demand: groups, by bit
   for (std::int32_t g = 0; g < num_groups() && answer.ok(); ++g) {
-    BlockPool& pool = group(g).pool;
-    std::int64_t needed = 0;
-    for (std::size_t i = 0; i < demands.size(); ++i) {
-      const std::int32_t slot = slot_in(demands[i].sequence.value());
-      const Sequence& s = sequences_[slot];
-      const std::int32_t end = admitted_end(i);
-      const std::int32_t begin = s.length + (s.replay && end > s.length ? 1 : 0);
-      const Demand needs = demand(slot, g, begin, end);
-      needed += needs.blocks;
-      scratch_[i] = BlockId().value();
-      if (end > begin && begin % block_size(g) != 0 && !needs.new_tail) {
-        const BlockId tail = table(slot, g).at(arena(), begin / block_size(g));
-        if (pool.writer(tail) == BlockPool::kNobody) {
-          pool.set_writer(tail, slot);
-          scratch_[i] = tail.value();
-        }
-      }
-    }
-    for (std::size_t i = 0; i < demands.size(); ++i) {
-      if (scratch_[i] >= 0) pool.set_writer(BlockId(scratch_[i]), BlockPool::kNobody);
-    }
-    std::int64_t room = std::int64_t{pool.num_free()} + evictable(g);
-    if (mutant(Mutant::kAdmissionIgnoresRetiring)) room += pool.num_retiring();
-    if (needed > room) {
+    const std::int64_t needed = total_demand(demands, g, reused);
+    if (needed >
+        room(g) + (mutant(Mutant::kAdmissionIgnoresRetiring) ? group(g).pool.num_retiring() : 0)) {
       answer = shortage(g, static_cast<std::int32_t>(std::min<std::int64_t>(needed, kNever)));
     }
   }
-  KVFOLIO_RETURN_IF_ERROR(answer);
-  for (std::size_t i = 0; i < demands.size(); ++i) {
-    const std::int32_t slot = slot_in(demands[i].sequence.value());
-    if (reserve_for(slot, admitted_end(i))) continue;
-    const std::int64_t wanted = cells_for(sequences_[slot], admitted_end(i));
-    while (i-- > 0) shrink_to_need(slot_in(demands[i].sequence.value()));
-    return table_entries_full("admit", wanted);
+  std::size_t kept = 0;  // demands with room for their table entries
+  for (; answer.ok() && kept < demands.size(); ++kept) {
+    const std::int32_t slot = slot_in(demands[kept].sequence.value());
+    // Tokens may find no room: then the append stops publishing.
+    const std::int32_t end = admitted_end(kept);
+    if (reserve_spans(slot, end, true) || reserve_spans(slot, end, false)) continue;
+    answer = table_entries_full("admit", cells_for(sequences_[slot], end));
+    while (kept-- > 0) shrink_to_need(slot_in(demands[kept].sequence.value()));
+    break;
   }
+  for (std::size_t i = 0; i < demands.size(); ++i) {
+    if (answer.ok()) {
+      Sequence& s = sequences_[slot_in(demands[i].sequence.value())];
+      if (s.reuse_step != next_appends_in()) s.reuse = 0;
+      s.reuse |= static_cast<std::uint16_t>(reused[i]);
+      s.reuse_step = next_appends_in();
+    }
+    reused[i] = 0;
+  }
+  KVFOLIO_RETURN_IF_ERROR(answer);
   for (std::size_t i = 0; i < demands.size(); ++i) {
     std::int32_t& admitted = sequences_[slot_in(demands[i].sequence.value())].admitted;
     admitted = std::max(admitted, admitted_end(i));
@@ -220,17 +288,27 @@ Status KVCacheManager::Impl::check_append(std::int32_t slot, std::string_view wh
   return {};
 }
 
-// Takes a sequence whose blocks are ready into the step. Unnamed where there are no tokens.
+// Takes a sequence whose blocks are ready into the step. Unnamed where there are no tokens. With
+// `overwrites`, what the prompt was found in is written over: undo() cannot bring it back.
 void KVCacheManager::Impl::join(Step& step, std::int32_t slot, const std::int32_t* tokens,
-                                std::int32_t count, std::int32_t write_begin,
-                                std::int32_t draft) noexcept {
+                                std::int32_t count, std::int32_t write_begin, std::int32_t draft,
+                                bool overwrites) noexcept {
   Sequence& s = sequences_[slot];
   const std::int32_t begin = s.length;
   const std::int32_t end = begin + count;
   const std::int32_t unnamed = tokens == nullptr ? count : 0;
-  step.entries[step.num_entries] = {slot,       begin,   end,     write_begin,
-                                    draft,      unnamed, s.birth, s.num_unnamed,
-                                    s.last_use, s.used,  s.replay};
+  step.entries[step.num_entries] = {
+      slot,
+      begin,
+      end,
+      write_begin,
+      draft,
+      unnamed,
+      s.birth,
+      s.num_unnamed,
+      s.last_use,
+      s.used,
+      s.replay && (!overwrites || mutant(Mutant::kUndoBringsBackTheReplay))};
   step.planned_changes = false;
   const std::int32_t kept_end = std::min(end, s.exact_until);
   if (s.publishes && kept_end > begin) {
@@ -282,7 +360,7 @@ bool KVCacheManager::Impl::append_inside(Step& step, std::int32_t slot,
   }
   tail = tails.data();
   for (Group& group : groups_) group.pool.append_one(BlockId(*tail++), step.ticket);
-  join(step, slot, token, 1, at, 0);
+  join(step, slot, token, 1, at, 0, false);
   return true;
 }
 
@@ -310,14 +388,15 @@ Status KVCacheManager::Impl::append_to(std::int32_t slot, std::string_view what,
   const std::int32_t write_begin = begin + (replays(s, tokens, count) ? 1 : 0);
   std::array<Demand, kMaxGroups> needs;
   std::int32_t num_new = 0;
+  bool overwrites = false;  // what the prompt was found in
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     Demand& needed = needs[static_cast<std::size_t>(g)];
     needed = demand(slot, g, write_begin, end);
+    if (needed.can_reuse && (promised_reuse(s, g) || needed.blocks > room(g))) reuse(needed);
     num_new += needed.blocks;
-    const std::int32_t free = group(g).pool.num_free();
-    if (needed.blocks > free && needed.blocks - free > evictable(g)) {
-      return shortage(g, needed.blocks);
-    }
+    if (needed.blocks > room(g)) return shortage(g, needed.blocks);
+    overwrites |= s.replay && write_begin == begin &&
+                  (needed.reuse || writes_below_valid(slot, g, write_begin, needed));
   }
   if (!reserve_for(slot, end)) return table_entries_full(what, cells_for(s, end));
 
@@ -326,12 +405,17 @@ Status KVCacheManager::Impl::append_to(std::int32_t slot, std::string_view what,
     for (std::int32_t g = 0; g < num_groups(); ++g) hold_table(g, table(slot, g).blocks(arena()));
   }
   for (std::int32_t g = 0; g < num_groups(); ++g) {
+    if (!needs[static_cast<std::size_t>(g)].reuse) continue;
+    const BlockId block = table(slot, g).at(arena(), block_of(g, write_begin));
+    if (tree_->is_findable(GroupId(g), block)) unhang(g, block);
+  }
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
     while (group(g).pool.num_free() < needs[static_cast<std::size_t>(g)].blocks) evict_one(g);
   }
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     apply_append(step, slot, g, write_begin, end, needs[static_cast<std::size_t>(g)]);
   }
-  join(step, slot, tokens, end - begin, write_begin, options.draft);
+  join(step, slot, tokens, end - begin, write_begin, options.draft, overwrites);
   if (num_new > 0) note_peak();
   return {};
 }
@@ -358,6 +442,15 @@ Result<SequenceId> KVCacheManager::Impl::open_unnamed(std::int64_t num_tokens,
   return without_it;
 }
 
+// The append writes where the block holds valid tokens already.
+bool KVCacheManager::Impl::writes_below_valid(std::int32_t slot, std::int32_t g,
+                                              std::int32_t write_begin,
+                                              const Demand& needs) const noexcept {
+  const std::int32_t offset = group(g).size.offset_of(write_begin);
+  if (offset == 0 || needs.new_tail) return false;
+  return group(g).pool.valid(table(slot, g).at(arena(), block_of(g, write_begin))) > offset;
+}
+
 // Gives the sequence the blocks for positions [write_begin, end) of one group.
 void KVCacheManager::Impl::apply_append(Step& step, std::int32_t slot, std::int32_t g,
                                         std::int32_t write_begin, std::int32_t end,
@@ -366,13 +459,18 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t slot, std::int3
   BlockTable& blocks = table(slot, g);
   const std::int32_t size = block_size(g);
   TailChange& tail = change(step, step.num_entries, g);
-  tail = {-1, -1, -1, BlockPool::kNobody, 0};
+  tail = TailChange::none();
 
-  std::int32_t have = blocks_for(g, write_begin);
-  if (blocks.size() > have) {
-    // The prompt was found whole, but another token comes: its last block is not ours to keep.
-    tail.source = blocks.at(arena(), have).value();
+  const auto displace = [&](BlockId block) {  // the reference moves from the table to the step
+    tail.source = block.value();
+    pool.give_to_step(block);
+    ++entry_changes_;
     ++step.num_displaced;
+  };
+  std::int32_t have = blocks_for(g, write_begin);
+  if (blocks.size() > have && !needs.reuse) {
+    // The prompt was found whole, but another token comes: its last block is not ours to keep.
+    displace(blocks.at(arena(), have));
     blocks.truncate(have);
   }
   note_entries(slot, g, have);
@@ -381,12 +479,12 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t slot, std::int3
     const std::int32_t logical = have - 1;
     BlockId block = blocks.at(arena(), logical);
     if (!needs.new_tail) {
-      tail.valid_before = pool.valid(block);
+      // What lies behind is overwritten: undo() does not make it valid again.
+      tail.valid_before = group(g).size.offset_of(write_begin);
       tail.writer_before = pool.writer(block);
       tail.written_before = pool.written_in(block);
     } else {
-      tail.source = block.value();  // the reference moves from the table to the step
-      ++step.num_displaced;
+      displace(block);
       block = acquire(g);
       tail.copy_to = block.value();
       blocks.set(arena(), logical, block);
@@ -396,10 +494,11 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t slot, std::int3
     pool.set_valid(block, std::min(size, end - logical * size));
     pool.set_written_in(block, step.ticket);
   }
-  if (needs.blocks == 0) return;
+  const std::int32_t first_new = blocks.size();  // behind `have` where a block is reused
+  if (first_new > have) tail.valid_before = TailChange::kReused;
   blocks.grow(arena(), blocks_for(g, end));
   for (; have < blocks.size(); ++have) {
-    const BlockId block = acquire(g);
+    const BlockId block = have < first_new ? blocks.at(arena(), have) : acquire(g);
     blocks.set(arena(), have, block);
     pool.set_writer(block, slot);
     pool.set_valid(block, std::min(size, end - have * size));

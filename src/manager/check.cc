@@ -34,9 +34,8 @@ Status KVCacheManager::Impl::check_ownership() const {
       return broken(concat("sequence ", slot, " has no room for its unpublished tokens"));
     }
     const std::int64_t kept = s.publishes && s.place.position > 0 ? tree_->unit() : 0;
-    if (s.life == Life::kOpen &&
-        std::max(kept, tail_cells(s, s.admitted)) > SpanArena::capacity(s.tail)) {
-      return broken(concat("sequence ", slot, " lacks room for tokens, admitted to ", s.admitted));
+    if (s.life == Life::kOpen && kept > SpanArena::capacity(s.tail)) {
+      return broken(concat("sequence ", slot, " lacks room for a unit of tokens"));
     }
     for (std::int32_t g = 0; g < num_groups() && s.life == Life::kOpen; ++g) {
       if (blocks_for(g, s.admitted) <= table(slot, g).capacity()) continue;
@@ -83,10 +82,19 @@ Status KVCacheManager::Impl::check_ownership() const {
   }
   std::int32_t free = 0;
   for (std::int32_t slot = free_sequence_; slot >= 0 && free <= num_rows(); ++free) {
+    if (row_is_used(slot)) return broken(concat("slot ", slot, " is free and its row in use"));
     slot = sequences_[slot].next_free;
   }
-  if (free + used != num_rows()) {
-    return broken(concat(free, " slots are free and ", used, " used, of ", num_rows()));
+  if (free + used + num_resting_ != num_rows()) {
+    return broken(concat(free, " slots are free, ", used, " used and ", num_resting_,
+                         " without a sequence have their row in use, of ", num_rows()));
+  }
+  for (std::int32_t i = 0; i < num_resting_; ++i) {
+    const std::int32_t slot = resting_[i];
+    if (sequences_[slot].life != Life::kUnused || !row_is_used(slot) ||
+        std::count(resting_.data(), resting_.data() + num_resting_, slot) != 1) {
+      return broken(concat("slot ", slot, " waits for no step to leave its row"));
+    }
   }
   return {};
 }
@@ -179,7 +187,6 @@ Status KVCacheManager::Impl::check_invariants() const {
     for (const std::int32_t index : in_flight_) count_sources(step_at(index));
     if (open_step_ >= 0) count_sources(step_at(open_step_));
 
-    std::int32_t candidates = 0;
     for (std::int32_t b = 0; b < at.pool.num_blocks(); ++b) {
       const BlockId block(b);
       if (at.pool.refs(block) != refs[static_cast<std::size_t>(b)]) {
@@ -204,20 +211,16 @@ Status KVCacheManager::Impl::check_invariants() const {
         return broken(concat("group ", g, " block ", b, " has the writer ", writer,
                              ", which does not hold it"));
       }
-      if (at.order.is_candidate(block)) {
-        ++candidates;
-        if (state != BlockState::kCached) {
-          return broken(concat("group ", g, " block ", b, " is a candidate and not cached"));
-        }
+      if (at.order.turn(block) != EvictionTurn::kNever && state != BlockState::kCached) {
+        return broken(concat("group ", g, " block ", b, " is a candidate and not cached"));
       }
     }
-    if ((candidates > 0) != (evictable(g) > 0) || candidates > evictable(g)) {
-      return broken(
-          concat("group ", g, ": ", candidates, " candidates, ", evictable(g), " evictable"));
-    }
-    if (evictable(g) > at.pool.num_cached()) {
-      return broken(concat("group ", g, ": ", evictable(g), " evictable of ", at.pool.num_cached(),
-                           " cached"));
+    // Every cached block can be evicted, if not now then when what lies below it has been.
+    if (tree_->num_idle(GroupId(g)) != at.pool.num_cached() ||
+        at.order.victim().valid() != (at.pool.num_cached() > 0)) {
+      return broken(concat("group ", g, ": ", at.pool.num_cached(), " blocks are cached, ",
+                           tree_->num_idle(GroupId(g)), " entries idle, the victim is ",
+                           at.order.victim().value()));
     }
   }
   const auto balance =

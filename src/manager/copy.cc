@@ -150,17 +150,19 @@ void KVCacheManager::Impl::copy_step_from(Step& step, const Step& other) noexcep
 }
 
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
-  const auto& [spec, options, storage, counters, num_sequences, groups, has_windows, tree, arena,
-               sequences, tables, window_begins, unplanned_from, caller_ids, num_uses, num_births,
-               pins, pin_tables, scratch, free_sequence, free_pin, num_pins, pins_touched,
-               open_slots, closing, num_closing, evicting, victims, passed_over, changed,
-               is_changed, victim_versions, preempted, num_victims, num_passed_over, num_changed,
-               victim_policy, scanned_policy, scanned_at, steps, free_steps, in_flight, open_step,
-               last_ticket, last_committed, offers] = other;
+  const auto& [spec, options, storage, counters, num_sequences, groups, has_windows, largest_block,
+               tree, arena, sequences, tables, window_begins, unplanned_from, borders, caller_ids,
+               num_uses, num_births, pins, pin_tables, scratch, free_sequence, free_pin, num_pins,
+               pins_touched, open_slots, closing, num_closing, resting, num_resting, evicting,
+               entry_changes, losses, victims, passed_over, changed, is_changed, victim_versions,
+               preempted, num_victims, num_passed_over, num_changed, victim_policy, scanned_policy,
+               scanned_at, steps, free_steps, in_flight, open_step, last_ticket, last_committed,
+               offers] = other;
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    const auto& [group_spec, pool, order, bytes_per_block, size] = groups[g];
+    const auto& [group_spec, pool, order, bytes_per_block, size, border_of] = groups[g];
     groups_[g].pool.copy_from(pool);
     groups_[g].order.copy_from(order);
+    groups_[g].border_of.copy_from(border_of);
   }
   tree_->copy_from(*tree);
   arena_->copy_from(*arena);
@@ -172,6 +174,7 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   window_begins_.copy_from(window_begins);
   // Whoever keeps a table by what changes has seen no plan of this manager.
   std::fill_n(unplanned_from_.data(), unplanned_from_.size(), 0);
+  borders_.copy_from(borders);
   caller_ids_.copy_from(caller_ids);
   num_uses_ = num_uses;
   num_births_ = num_births;
@@ -184,6 +187,10 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   open_slots_.copy_from(open_slots, num_sequences);
   closing_.copy_from(closing, num_closing);
   num_closing_ = num_closing;
+  resting_.copy_from(resting, num_resting);
+  num_resting_ = num_resting;
+  entry_changes_ = entry_changes;
+  losses_ = losses;
 
   // The heap of victims is made again when somebody asks.
   std::fill_n(is_changed_.data(), is_changed_.size(), std::uint8_t{0});

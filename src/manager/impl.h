@@ -14,6 +14,7 @@
 //   victims.cc    which sequence makes room: uses, priorities, preempt_to
 //   names.cc      the callers' own ids
 //   publish.cc    what becomes findable, and when
+//   border.cc     what windows have passed and a hit at the last full block still reads
 //   plan.cc       the arrays of a step
 //   describe.cc   the printed form
 //   copy.cc       copy_to
@@ -147,9 +148,12 @@ class KVCacheManager::Impl final : public TreeObserver {
     LruOrder order;
     std::int64_t bytes_per_block;
     BlockSize size;
+    // By block, of a window group: open sequences that count it into their border (border.cc).
+    FixedArray<std::int32_t> border_of;
   };
   std::vector<Group> groups_;
-  bool has_windows_ = false;  // some group is a window group
+  bool has_windows_ = false;        // some group is a window group
+  std::int32_t largest_block_ = 1;  // tokens
   std::optional<PrefixTree> tree_;
 
  private:
@@ -171,6 +175,7 @@ class KVCacheManager::Impl final : public TreeObserver {
     bool used;       // its blocks lose their old rank when it lets them go
     bool replay;     // the token at `length` is cached already: the prompt was found whole
     bool has_caller_id;
+    bool full_blocks_only;  // leaves no partial tail on the tree
     // A search for a victim reads up to here.
     std::uint64_t last_use;  // tick
     std::uint64_t use_count;
@@ -190,12 +195,19 @@ class KVCacheManager::Impl final : public TreeObserver {
     std::int32_t next_free;
     std::int32_t open_at;  // its place in open_slots_
     std::int32_t num_media;
-    std::uint64_t birth;        // no other sequence of this manager ever has the same
-    std::uint64_t caller_id;    // if has_caller_id
-    std::uint64_t last_ticket;  // newest step it took part in
-    std::uint64_t wrote_last;   // newest step it wrote in
-    std::uint64_t num_unnamed;  // tokens appended without a name so far
-    std::uint64_t num_named;    // of these, the oldest, that set_tokens() named or complete() lost
+    std::uint64_t birth;         // no other sequence of this manager ever has the same
+    std::uint64_t caller_id;     // if has_caller_id
+    std::uint64_t last_ticket;   // newest step it took part in
+    std::uint64_t wrote_last;    // newest step it wrote in
+    std::uint64_t row_ticket;    // newest committed step whose plan has its row
+    std::uint64_t num_unnamed;   // tokens appended without a name so far
+    std::uint64_t num_named;     // of these, the oldest, that set_tokens() named or complete() lost
+    std::uint64_t losses_seen;   // losses_ when it last looked for blocks without an entry
+    std::uint64_t reuse_step;    // the step that admit() answered for,
+    std::uint16_t reuse;         // and the groups, by bit, in which it counted on reuse (Demand)
+    std::uint64_t entries_seen;  // entry_changes_ when it last offered its own blocks
+    std::int32_t own_from;       // its own blocks at positions [own_from, own_to) may lack an entry
+    std::int32_t own_to;
     Place place;
     ArenaSpan tail;  // its tokens from place.position to tail_end()
     ArenaSpan media;
@@ -210,6 +222,7 @@ class KVCacheManager::Impl final : public TreeObserver {
     std::uint32_t generation;
     bool open;
     std::int32_t next_free;
+    Place place;  // keeps the path where no block is held for it: windows of one token
   };
 
   // One sequence in one step, with what undo() needs.
@@ -231,9 +244,16 @@ class KVCacheManager::Impl final : public TreeObserver {
   struct TailChange {
     std::int32_t source;        // -1: none
     std::int32_t copy_to;       // -1: displaced without a copy
-    std::int32_t valid_before;  // of the tail written in place; -1: none was
+    std::int32_t valid_before;  // of the tail written in place, up to there; or:
     std::int32_t writer_before;
     std::uint32_t written_before;
+
+    static constexpr std::int32_t kNoTail = -1;  // no block was written in place
+    static constexpr std::int32_t kReused = -2;  // the block beyond the length was
+
+    [[nodiscard]] static constexpr TailChange none() noexcept {
+      return {-1, -1, kNoTail, BlockPool::kNobody, 0};
+    }
   };
 
   struct Step {
@@ -260,14 +280,22 @@ class KVCacheManager::Impl final : public TreeObserver {
   // What an append needs of one group.
   struct Demand {
     std::int32_t blocks;
-    bool new_tail;  // the tail block is shared: write to a new one
+    bool new_tail;   // others read the tail block, or may find it: write to a new one
+    bool can_reuse;  // the block that the append leaves has no other holder: it could write there
+    bool reuse;      // it does, and one block less is needed; what was findable there is not
+  };
+  // Logical blocks [first, end) of a window group: a sequence's border (border.cc).
+  struct Border {
+    std::int32_t first;
+    std::int32_t end;
   };
 
   Impl(CacheSpec spec, const ManagerOptions& options) : spec_(std::move(spec)), options_(options) {}
 
   // TreeObserver
   void on_unhung(GroupId group, BlockId block, BlockId successor) override;
-  void on_candidate(GroupId group, BlockId block, bool candidate) override;
+  void on_candidate(GroupId group, BlockId block, Candidate candidate) override;
+  [[nodiscard]] bool is_held(GroupId group, BlockId block) const override;
 
   [[nodiscard]] std::int32_t num_groups() const noexcept {
     return static_cast<std::int32_t>(groups_.size());
@@ -305,6 +333,9 @@ class KVCacheManager::Impl final : public TreeObserver {
   // The table entries from `logical` on change.
   void note_entries(std::int32_t slot, std::int32_t g, std::int32_t logical) noexcept {
     unplanned_from(slot, g) = std::min(unplanned_from(slot, g), logical);
+  }
+  Border& border(std::int32_t slot, std::int32_t g) noexcept {
+    return borders_[std::int64_t{slot} * num_groups() + g];
   }
   BlockTable& pin_table(std::int32_t slot, std::int32_t g) noexcept {
     return pin_tables_[std::int64_t{slot} * num_groups() + g];
@@ -357,7 +388,15 @@ class KVCacheManager::Impl final : public TreeObserver {
                                     std::span<const std::int32_t> tokens) const;
   [[nodiscard]] Status check_open(std::string_view what, std::span<const std::int32_t> tokens,
                                   const OpenOptions& options) const;
+  [[nodiscard]] static Status check_publish(std::string_view what, Publish publish);
   [[nodiscard]] std::int32_t take_slot() noexcept;
+  // Why there is none.
+  [[nodiscard]] Status no_slot(std::string_view what, std::string_view advice) const;
+  // A step that is not complete reads a table in this row: nobody else may write there.
+  [[nodiscard]] bool row_is_used(std::int32_t slot) const noexcept {
+    return options_.order == Order::kUnordered && !is_complete(sequences_[slot].row_ticket);
+  }
+  void free_slot(std::int32_t slot) noexcept;
   void give_slot(std::int32_t slot, bool aborted) noexcept;
   void list_open(std::int32_t slot) noexcept;
   void unlist_open(std::int32_t slot) noexcept;
@@ -375,6 +414,8 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] std::int32_t find_cut_span(const Sequence& s, std::int32_t p) const noexcept;
   [[nodiscard]] Status check_growth(const Sequence& s, std::string_view what,
                                     std::int64_t count) const;
+  [[nodiscard]] std::int32_t kept_tokens(const PrefixMatch& match) const noexcept;
+  [[nodiscard]] bool reserve_for_hit(std::int32_t slot, const PrefixMatch& match) noexcept;
   [[nodiscard]] bool keep_media(Sequence& s, std::span<const MediaSpan> media) noexcept;
   [[nodiscard]] Status table_entries_full(std::string_view what, std::int64_t wanted) const;
   // Of a sequence of `end` tokens: entries of its tables and tokens that it keeps itself.
@@ -416,12 +457,27 @@ class KVCacheManager::Impl final : public TreeObserver {
     return steps_[static_cast<std::size_t>(index)];
   }
   void finish_closing() noexcept;
+  void free_rested_rows() noexcept;
   // append.cc
   [[nodiscard]] Demand demand(std::int32_t slot, std::int32_t g, std::int32_t write_begin,
                               std::int32_t end) const noexcept;
+  [[nodiscard]] bool is_alone_with(std::int32_t g, BlockId block) const noexcept;
   [[nodiscard]] bool may_write_in_place(std::int32_t slot, std::int32_t g, BlockId block,
                                         std::int32_t position) const noexcept;
+  static void reuse(Demand& needs) noexcept;
+  // The step that an append would join now.
+  [[nodiscard]] std::uint64_t next_appends_in() const noexcept {
+    return open_step_ >= 0 ? last_ticket_ : last_ticket_ + 1;
+  }
+  // admit() counted on the sequence to do without a copy in this group, in this step.
+  [[nodiscard]] bool promised_reuse(const Sequence& s, std::int32_t g) const noexcept {
+    return s.reuse_step == next_appends_in() && (s.reuse >> g & 1) != 0;
+  }
+  [[nodiscard]] bool writes_below_valid(std::int32_t slot, std::int32_t g, std::int32_t write_begin,
+                                        const Demand& needs) const noexcept;
   [[nodiscard]] Status check_demands(std::span<const AppendDemand> demands) const;
+  [[nodiscard]] std::int64_t total_demand(std::span<const AppendDemand> demands, std::int32_t g,
+                                          std::int32_t* reused) noexcept;
   [[nodiscard]] Status check_append(std::int32_t slot, std::string_view what,
                                     const std::int32_t* tokens, std::int64_t count,
                                     const AppendOptions& options) const;
@@ -433,10 +489,14 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] std::int64_t tail_cells(const Sequence& s, std::int32_t end) const noexcept {
     return s.publishes ? std::max(0, std::min(end, s.exact_until) - s.place.position) : 0;
   }
+  [[nodiscard]] bool reserve_spans(std::int32_t slot, std::int32_t end, bool with_tail) noexcept;
   [[nodiscard]] bool reserve_for(std::int32_t slot, std::int32_t end) noexcept;
+  [[nodiscard]] std::int64_t room(std::int32_t g) const noexcept {
+    return std::int64_t{group(g).pool.num_free()} + group(g).pool.num_cached();
+  }
   void shrink_to_need(std::int32_t slot) noexcept;
   void join(Step& step, std::int32_t slot, const std::int32_t* tokens, std::int32_t count,
-            std::int32_t write_begin, std::int32_t draft) noexcept;
+            std::int32_t write_begin, std::int32_t draft, bool overwrites) noexcept;
   [[nodiscard]] bool append_inside(Step& step, std::int32_t slot,
                                    const std::int32_t* token) noexcept;
   void apply_append(Step& step, std::int32_t slot, std::int32_t g, std::int32_t write_begin,
@@ -446,7 +506,9 @@ class KVCacheManager::Impl final : public TreeObserver {
     return s.replay && count > 0 && tokens != nullptr && tokens[0] == s.replay_token;
   }
   // room.cc
-  [[nodiscard]] std::int32_t evictable(std::int32_t g) const noexcept;
+  [[nodiscard]] EvictionTurn turn_of(std::int32_t g, BlockId block,
+                                     Candidate candidate) const noexcept;
+  void unhang(std::int32_t g, BlockId block) noexcept;
   [[nodiscard]] Shortage shortage(std::int32_t g, std::int32_t needed) const noexcept;
   void evict_one(std::int32_t g) noexcept;
   [[nodiscard]] BlockId acquire(std::int32_t g) noexcept;
@@ -460,6 +522,8 @@ class KVCacheManager::Impl final : public TreeObserver {
   // retire.
   [[nodiscard]] bool release(std::int32_t g, BlockId block, bool touched,
                              std::int32_t holder) noexcept;
+  // The reference of a step: a source of its copies, or a block that it displaced.
+  void let_go_of_source(std::int32_t g, BlockId block) noexcept;
   // The references of table entries [first, end), the last one first; the table stays as it is.
   void release_entries(std::int32_t slot, std::int32_t g, std::int32_t first,
                        std::int32_t end) noexcept;
@@ -522,8 +586,15 @@ class KVCacheManager::Impl final : public TreeObserver {
     return std::min(limit, cut_span(s, limit));
   }
   void publish(std::int32_t slot, bool tail) noexcept;
-  void stop_publishing(Sequence& s) noexcept;
+  void stop_publishing(std::int32_t slot) noexcept;
+  void find_lost(std::int32_t slot) noexcept;
   [[nodiscard]] bool evict_coldest() noexcept;
+  // border.cc
+  void count_border(std::int32_t slot, std::int32_t g, std::int32_t logical, int by) noexcept;
+  void set_border(std::int32_t slot, std::int32_t g, Border wanted) noexcept;
+  void move_border(std::int32_t slot) noexcept;
+  void drop_border(std::int32_t slot) noexcept;
+  void take_border_back(std::int32_t slot) noexcept;
   // plan.cc
   [[nodiscard]] Status copy_tails(const Step& step);
   // Entries of the block tables of a step's sequences: of the longest, and of all together.
@@ -555,6 +626,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   FixedArray<BlockTable> tables_;            // [sequence][group]
   FixedArray<std::int32_t> window_begins_;   // [sequence][group]: first block not dropped yet
   FixedArray<std::int32_t> unplanned_from_;  // [sequence][group]
+  FixedArray<Border> borders_;               // [sequence][group]
   FixedArray<std::int32_t> caller_ids_;      // hash table of slots + 1; 0: an empty cell
   std::uint64_t num_uses_ = 0;
   std::uint64_t num_births_ = 0;
@@ -569,7 +641,13 @@ class KVCacheManager::Impl final : public TreeObserver {
   FixedArray<std::int32_t> open_slots_;  // [num_sequences_]
   FixedArray<std::int32_t> closing_;     // slots, in order of close
   std::int32_t num_closing_ = 0;
-  bool evicting_ = false;
+  // kUnordered: slots without a sequence whose row a step uses, in order of close.
+  FixedArray<std::int32_t> resting_;
+  std::int32_t num_resting_ = 0;
+  bool evicting_ = false;  // what loses its entry does so to make room
+  // Blocks that lost their entry or their last holder: an equal one that is held may be hung now.
+  std::uint64_t entry_changes_ = 0;
+  std::uint64_t losses_ = 0;  // blocks that lost their entry while they were not cached
 
   // A heap over the open sequences for one policy, built when somebody asks and then brought up
   // to date from the list of what changed.
@@ -592,7 +670,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   std::int32_t open_step_ = -1;
   std::uint64_t last_ticket_ = 0;
   std::uint64_t last_committed_ = 0;
-  std::vector<BlockOffer> offers_;  // by group, scratch
+  std::vector<std::span<const std::int32_t>> offers_;  // by group, scratch
 };
 
 }  // namespace kvfolio

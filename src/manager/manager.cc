@@ -138,9 +138,10 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
     if (!pool) return std::move(pool).error();
     Result<LruOrder> order = LruOrder::create(group.num_blocks);
     if (!order) return std::move(order).error();
-    impl->groups_.push_back(
-        {group, std::move(*pool), std::move(*order), block_bytes, BlockSize(group.block_size)});
+    impl->groups_.push_back({group, std::move(*pool), std::move(*order), block_bytes,
+                             BlockSize(group.block_size), FixedArray<std::int32_t>()});
     impl->has_windows_ |= group.kind == AttentionKind::kSlidingWindow;
+    impl->largest_block_ = std::max(impl->largest_block_, group.block_size);
   }
   tree.max_index_tokens = o.max_index_tokens;
   tree.max_runs = o.max_runs;
@@ -168,6 +169,7 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
       impl->tables_.allocate_zeroed(sequences * num_groups) &&
       impl->window_begins_.allocate_zeroed(sequences * num_groups) &&
       impl->unplanned_from_.allocate_zeroed(sequences * num_groups) &&
+      impl->borders_.allocate_zeroed(impl->has_windows_ ? sequences * num_groups : 0) &&
       impl->caller_ids_.allocate_zeroed(
           static_cast<std::int64_t>(std::bit_ceil(2 * static_cast<std::uint64_t>(sequences)))) &&
       impl->victims_.allocate_zeroed(2 * sequences) &&
@@ -176,8 +178,12 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
       impl->victim_versions_.allocate_zeroed(sequences) &&
       impl->preempted_.allocate_zeroed(sequences) &&
       impl->scratch_.allocate_zeroed(2 * sequences) && impl->closing_.allocate_zeroed(sequences) &&
-      impl->open_slots_.allocate_zeroed(sequences) && impl->pins_.allocate_zeroed(pins) &&
-      impl->pin_tables_.allocate_zeroed(pins * num_groups);
+      impl->resting_.allocate_zeroed(sequences) && impl->open_slots_.allocate_zeroed(sequences) &&
+      impl->pins_.allocate_zeroed(pins) && impl->pin_tables_.allocate_zeroed(pins * num_groups);
+  for (Group& group : impl->groups_) {
+    const bool has_borders = group.spec.kind == AttentionKind::kSlidingWindow;
+    ok = ok && (!has_borders || group.border_of.allocate_zeroed(group.spec.num_blocks));
+  }
   impl->steps_.resize(static_cast<std::size_t>(o.max_steps_in_flight) + 1);
   for (Step& step : impl->steps_) {
     // Appends, and the forks of sequences whose tokens wait for names.

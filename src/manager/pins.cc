@@ -18,7 +18,7 @@ Result<Pinned> KVCacheManager::Impl::pin(std::span<const std::int32_t> tokens,
         concat("pin: all ", options_.max_pins, " pins are taken; unpin one or raise max_pins"));
   }
   PrefixMatch match;
-  const bool wants = options_.prefix_cache && options.prefix_cache;
+  const bool wants = options_.prefix_cache && options.prefix_cache && options.look_up;
   const std::int32_t root = wants ? tree_->find_root(options.root) : -1;
   if (root >= 0) {
     match =
@@ -39,10 +39,15 @@ Result<Pinned> KVCacheManager::Impl::pin(std::span<const std::int32_t> tokens,
     blocks.grow(arena(), blocks_for(g, match.tokens));
     tree_->fill_table(match, GroupId(g), blocks.blocks(arena()), true);
   }
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    hold_table(g, pin_table(slot, g).blocks(arena()));
-  }
   Pin& pin = pins_[slot];
+  const std::int32_t position = match.tokens / tree_->unit() * tree_->unit();
+  pin.place = match.tokens > 0 ? tree_->enter(match.run, position) : Place();
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const BlockTable& blocks = pin_table(slot, g);
+    hold_table(g, blocks.blocks(std::as_const(arena())));
+    if (group(g).size.offset_of(match.tokens) == 0) continue;
+    group(g).pool.set_wanted(blocks.at(arena(), blocks.size() - 1), true);
+  }
   free_pin_ = pin.next_free;
   pin.open = true;
   ++num_pins_;
@@ -61,6 +66,7 @@ void KVCacheManager::Impl::release_pin(std::int32_t slot) noexcept {
     }
     blocks.release(arena());
   }
+  tree_->leave(pin.place);
   pin.open = false;
   --num_pins_;
   pin.generation = next_generation(pin.generation);

@@ -11,15 +11,37 @@
 
 namespace kvfolio {
 
-// Full blocks, and with `tail` the partial ones at the end.
+// Widens the range of own blocks to the first one that has no entry on the path any more.
+void KVCacheManager::Impl::find_lost(std::int32_t slot) noexcept {
+  Sequence& s = sequences_[slot];
+  if (s.losses_seen == losses_) return;
+  s.losses_seen = losses_;
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const auto blocks = table(slot, g).blocks(arena());
+    const std::int32_t num_whole =
+        std::min(block_of(g, s.place.position), static_cast<std::int32_t>(blocks.size()));
+    for (std::int32_t logical = 0; logical < num_whole; ++logical) {
+      const BlockId block(blocks[static_cast<std::size_t>(logical)]);
+      if (!block.valid() || tree_->is_findable(GroupId(g), block)) continue;
+      s.own_from = std::min(s.own_from, logical * block_size(g));
+      s.own_to = s.place.position;
+      break;
+    }
+  }
+}
+
+// Full blocks, and with `tail` the partial ones at the end. Own blocks that lack an entry, or found
+// another's in their place, are offered again each time.
 void KVCacheManager::Impl::publish(std::int32_t slot, bool tail) noexcept {
   Sequence& s = sequences_[slot];
   if (!s.publishes) return;
+  tail = tail && !s.full_blocks_only;
   const std::int32_t unit = tree_->unit();
   const std::int32_t limit = publishable(s);
   const std::int32_t from = s.place.position;  // a multiple of the unit
   if (limit < (tail ? from : from + unit)) return;
-  if (limit == from) {
+  find_lost(slot);
+  if (limit == from && s.own_from >= from) {
     bool inside_a_block = false;  // of a group whose blocks are longer than a unit
     for (std::int32_t g = 0; g < num_groups(); ++g)
       inside_a_block |= group(g).size.offset_of(from) != 0;
@@ -27,23 +49,35 @@ void KVCacheManager::Impl::publish(std::int32_t slot, bool tail) noexcept {
   }
   const std::int32_t target = tail ? limit : limit / unit * unit;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    offers_[static_cast<std::size_t>(g)].table = table(slot, g).blocks(arena());
+    offers_[static_cast<std::size_t>(g)] = table(slot, g).blocks(arena());
   }
   std::int32_t* kept = arena().at(s.tail);
   const std::span<const std::int32_t> tokens(kept, static_cast<std::size_t>(target - from));
   // The tree is full: the coldest go, but not all of them for the sake of one.
   constexpr int kMostEvictions = 64;
   const std::span<const MediaSpan> media = media_of(s);
+  Published published;
+  // Where another's block is held, ours need not be offered until something has changed.
+  const auto looks_again = [&] { return s.entries_seen != entry_changes_; };
+  bool looked = looks_again();
   for (int evictions = 0;
-       !tree_->extend(s.place, tokens, media, offers_, tail, &counters_.blocks_published);
+       !tree_->extend(s.place, tokens, media,
+                      {offers_, looks_again() ? s.own_from : kNever, tail, s.own_to}, published);
        ++evictions) {
     const bool can_ever_fit = media.size() <= static_cast<std::size_t>(options_.max_media_extents);
     if (!can_ever_fit || evictions == kMostEvictions || !evict_coldest()) {
       ++counters_.publications_skipped;
-      stop_publishing(s);
+      stop_publishing(slot);
       return;
     }
+    find_lost(slot);
+    looked = looks_again();
   }
+  counters_.blocks_published += published.num_hung;
+  counters_.publications_skipped += published.has_gap ? 1 : 0;
+  s.own_from = looked ? published.missed_from : std::min(s.own_from, published.missed_from);
+  s.own_to = looked ? published.missed_to : std::max(s.own_to, published.missed_to);
+  s.entries_seen = entry_changes_;
   // The tree keeps the tokens up to the new place.
   const std::int32_t moved = s.place.position - from;
   const std::int32_t rest = s.tail_end() - s.place.position;
@@ -59,7 +93,9 @@ void KVCacheManager::Impl::publish(std::int32_t slot, bool tail) noexcept {
   }
 }
 
-void KVCacheManager::Impl::stop_publishing(Sequence& s) noexcept {
+void KVCacheManager::Impl::stop_publishing(std::int32_t slot) noexcept {
+  Sequence& s = sequences_[slot];
+  drop_border(slot);
   s.publishes = false;
   tree_->leave(s.place);
   arena().release(s.tail);

@@ -14,8 +14,20 @@ using text::concat;
 
 void KVCacheManager::Impl::on_unhung(GroupId group_id, BlockId block, BlockId successor) {
   Group& g = group(group_id.value());
+  ++entry_changes_;
   g.order.forget(block);
-  if (successor.valid()) move_pins(group_id.value(), block, successor);
+  if (successor.valid()) {
+    // It holds the same tokens: what was wanted or pinned of the other is so of this one.
+    if (g.pool.wanted(block)) g.pool.set_wanted(successor, true);
+    if (!g.border_of.empty()) g.border_of[successor.value()] = g.border_of[block.value()];
+    move_pins(group_id.value(), block, successor);
+  }
+  g.pool.set_wanted(block, false);
+  if (!g.border_of.empty()) g.border_of[block.value()] = 0;
+  if (g.pool.state(block) != BlockState::kCached && !successor.valid()) {
+    ++losses_;  // a closed sequence that waits for its step may still offer a retiring one
+    if (evicting_ && is_held(group_id, block)) ++counters_.blocks_unhung;
+  }
   if (g.pool.state(block) != BlockState::kCached) return;  // its holders, or the step, free it
   g.pool.make_free(block);
   ++counters_.blocks_freed;
@@ -38,8 +50,28 @@ void KVCacheManager::Impl::move_pins(std::int32_t g, BlockId from, BlockId to) n
   }
 }
 
-void KVCacheManager::Impl::on_candidate(GroupId group_id, BlockId block, bool candidate) {
-  group(group_id.value()).order.set_candidate(block, candidate);
+void KVCacheManager::Impl::on_candidate(GroupId group_id, BlockId block, Candidate candidate) {
+  const std::int32_t g = group_id.value();
+  group(g).order.set_turn(block, turn_of(g, block, candidate));
+}
+
+bool KVCacheManager::Impl::is_held(GroupId group_id, BlockId block) const {
+  const BlockPool& pool = group(group_id.value()).pool;
+  return pool.state(block) == BlockState::kHeld && !pool.held_by_steps(block);
+}
+
+// A partial tail in which no prompt was found goes before all else: a stream of short requests must
+// not flush prefixes that others share. What takes entries of held blocks of its group along goes
+// last, and so does the border of a sequence (border.cc).
+EvictionTurn KVCacheManager::Impl::turn_of(std::int32_t g, BlockId block,
+                                           Candidate candidate) const noexcept {
+  if (candidate == Candidate::kNone) return EvictionTurn::kNever;
+  const Group& at = group(g);
+  if (candidate == Candidate::kHead) return EvictionTurn::kLast;
+  if (!at.border_of.empty() && at.border_of[block.value()] > 0) return EvictionTurn::kLast;
+  const bool is_partial = at.size.offset_of(tree_->findable_end(GroupId(g), block)) != 0;
+  if (mutant(Mutant::kTailsLikeFullBlocks)) return EvictionTurn::kNormal;
+  return is_partial && !at.pool.wanted(block) ? EvictionTurn::kFirst : EvictionTurn::kNormal;
 }
 
 BlockId KVCacheManager::Impl::acquire(std::int32_t g) noexcept {
@@ -94,6 +126,8 @@ bool KVCacheManager::Impl::release(std::int32_t g, BlockId block, bool touched,
   if (touched) pool.set_touched(block, true);
   if (mutant(Mutant::kReleaseTwice) && pool.refs(block) > 1) static_cast<void>(pool.release(block));
   const bool last = pool.release(block);
+  pool.set_released_in(block, last_committed_);
+  entry_changes_ += last || pool.held_by_steps(block) ? 1 : 0;
   if (last || pool.writer(block) == holder) pool.set_writer(block, BlockPool::kNobody);
   if (!last) return false;
   // Who closed and waits for a step may still publish it.
@@ -107,6 +141,11 @@ void KVCacheManager::Impl::let_go(std::int32_t g, BlockId block, bool touched) n
   if (!release(g, block, touched, BlockPool::kNobody)) return;
   const std::int32_t alone[] = {block.value()};
   park(g, alone);
+}
+
+void KVCacheManager::Impl::let_go_of_source(std::int32_t g, BlockId block) noexcept {
+  group(g).pool.take_from_step(block);
+  let_go(g, block, true);
 }
 
 // Nobody holds these blocks and no step can touch them.
@@ -152,24 +191,15 @@ void KVCacheManager::Impl::release_entries(std::int32_t slot, std::int32_t g, st
     const std::int32_t begin = std::max(first, last - kBlocksAtOnce);
     return blocks.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(last - begin));
   };
-  const std::int32_t size = block_size(g);
-  std::array<std::int32_t, kBlocksAtOnce> ends;
   BlockBatch idle;
   prefetch_release(g, some(end));
   while (end > first) {
     const auto now = some(end);
     const std::int32_t begin = end - static_cast<std::int32_t>(now.size());
     prefetch_release(g, some(begin));
-    tree_->findable_ends(GroupId(g), now, std::span(ends).first(now.size()));
     for (std::size_t i = now.size(); i-- > 0; --end) {
       const BlockId block(now[i]);
       if (!block.valid()) continue;
-      // An exact copy that the tree lacks by now is hung first.
-      const std::int32_t reach = end * size;
-      if (ends[i] < reach && reach <= s.place.position && s.publishes &&
-          tree_->offer(s.place, GroupId(g), block, end - 1, reach)) {
-        ++counters_.blocks_published;
-      }
       if (release(g, block, s.used, slot)) idle.add(block.value());
     }
     park(g, idle.take());
@@ -188,17 +218,13 @@ void KVCacheManager::Impl::note_peak() noexcept {
 
 // ---- eviction ----
 
-std::int32_t KVCacheManager::Impl::evictable(std::int32_t g) const noexcept {
-  return tree_->num_evictable(GroupId(g));
-}
-
 Shortage KVCacheManager::Impl::shortage(std::int32_t g, std::int32_t needed) const noexcept {
   const BlockPool& pool = group(g).pool;
   Shortage s;
   s.group = g;
   s.needed = needed;
   s.free = pool.num_free();
-  s.evictable = evictable(g);
+  s.evictable = pool.num_cached();
   s.retiring = pool.num_retiring();
   s.pinned = pool.num_blocks() - s.free - s.evictable - s.retiring;
   s.sequences = num_sequences_;
@@ -208,7 +234,7 @@ Shortage KVCacheManager::Impl::shortage(std::int32_t g, std::int32_t needed) con
 
 void KVCacheManager::Impl::evict_one(std::int32_t g) noexcept {
   const BlockId victim = group(g).order.victim();
-  KVFOLIO_CHECK(victim.valid());  // num_evictable() said so
+  KVFOLIO_CHECK(victim.valid());  // every cached block can be evicted
   // Blocks are evicted in the order of use, which has nothing to do with where they lie: what the
   // next ones need is asked for now.
   BlockId next = victim;
@@ -221,8 +247,13 @@ void KVCacheManager::Impl::evict_one(std::int32_t g) noexcept {
       group(g).pool.prefetch(next);
     }
   }
+  unhang(g, victim);
+}
+
+// The block loses its entry to make room.
+void KVCacheManager::Impl::unhang(std::int32_t g, BlockId block) noexcept {
   evicting_ = true;
-  tree_->evict(GroupId(g), victim);
+  tree_->unhang(GroupId(g), block);
   evicting_ = false;
 }
 
@@ -273,7 +304,7 @@ Result<GroupUsage> KVCacheManager::Impl::usage(GroupId group_id) const {
   KVFOLIO_RETURN_IF_ERROR(check_group("usage", group_id));
   const BlockPool& pool = group(group_id.value()).pool;
   return GroupUsage{pool.num_blocks(), pool.num_free(),     pool.num_held(),
-                    pool.num_cached(), pool.num_retiring(), evictable(group_id.value())};
+                    pool.num_cached(), pool.num_retiring(), pool.num_cached()};
 }
 
 }  // namespace kvfolio

@@ -76,6 +76,14 @@ Status KVCacheManager::Impl::check_open(std::string_view what, std::span<const s
   return {};
 }
 
+Status KVCacheManager::Impl::check_publish(std::string_view what, Publish publish) {
+  const auto value = static_cast<std::int32_t>(publish);
+  if (value >= 0 && value <= static_cast<std::int32_t>(Publish::kNothing)) return {};
+  return {ErrorCode::kInvalidArgument,
+          concat(what, ": publish is ", value,
+                 ", allowed: 0 (kAll), 1 (kFullBlocks) and 2 (kNothing)")};
+}
+
 // May the sequence get `count` tokens longer?
 Status KVCacheManager::Impl::check_growth(const Sequence& s, std::string_view what,
                                           std::int64_t count) const {
@@ -108,7 +116,7 @@ Status KVCacheManager::Impl::table_entries_full(std::string_view what, std::int6
 std::int32_t KVCacheManager::Impl::take_slot() noexcept {
   if (num_sequences_ == options_.max_sequences) return -1;
   const std::int32_t slot = free_sequence_;
-  KVFOLIO_CHECK(slot >= 0);
+  if (slot < 0) return -1;
   Sequence& s = sequences_[slot];
   free_sequence_ = s.next_free;
   const std::uint32_t generation = s.generation;
@@ -120,12 +128,37 @@ std::int32_t KVCacheManager::Impl::take_slot() noexcept {
   s.life = Life::kOpen;
   s.exact_until = kNever;
   s.unnamed_from = kNever;
+  s.own_from = kNever;
+  s.losses_seen = losses_;
   s.step_entry = -1;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     window_begin(slot, g) = 0;
     unplanned_from(slot, g) = 0;
   }
   return slot;
+}
+
+Status KVCacheManager::Impl::no_slot(std::string_view what, std::string_view advice) const {
+  if (num_sequences_ == options_.max_sequences) {
+    return {ErrorCode::kResourceExhausted,
+            concat(what, ": all ", options_.max_sequences, " sequences are open", advice)};
+  }
+  std::uint64_t oldest = last_committed_;
+  for (std::int32_t i = 0; i < num_closing_; ++i) {
+    oldest = std::min(oldest, sequences_[closing_[i]].last_ticket);
+  }
+  for (std::int32_t i = 0; i < num_resting_; ++i) {
+    oldest = std::min(oldest, sequences_[resting_[i]].row_ticket);
+  }
+  return {
+      ErrorCode::kResourceExhausted,
+      concat(what, ": all ", num_rows(), " rows are in use, ", num_closing_ + num_resting_,
+             " of them by closed sequences of steps that are not complete, the oldest ", oldest)};
+}
+
+void KVCacheManager::Impl::free_slot(std::int32_t slot) noexcept {
+  sequences_[slot].next_free = free_sequence_;
+  free_sequence_ = slot;
 }
 
 // Everything that the slot owned is given back already.
@@ -138,8 +171,11 @@ void KVCacheManager::Impl::give_slot(std::int32_t slot, bool aborted) noexcept {
   if (aborted) s.aborted = s.generation;
   s.generation = next_generation(s.generation);
   s.life = Life::kUnused;
-  s.next_free = free_sequence_;
-  free_sequence_ = slot;
+  if (row_is_used(slot) && !mutant(Mutant::kRowGivenAwayInFlight)) {
+    resting_[num_resting_++] = slot;
+  } else {
+    free_slot(slot);
+  }
 }
 
 void KVCacheManager::Impl::list_open(std::int32_t slot) noexcept {
@@ -189,23 +225,43 @@ bool KVCacheManager::Impl::keep_media(Sequence& s, std::span<const MediaSpan> me
 Result<std::int32_t> KVCacheManager::Impl::probe(std::span<const std::int32_t> tokens,
                                                  const OpenOptions& options) const {
   KVFOLIO_RETURN_IF_ERROR(check_open("probe", tokens, options));
-  if (!options_.prefix_cache || !options.prefix_cache || tokens.empty()) return 0;
+  if (!options_.prefix_cache || !options.prefix_cache || !options.look_up || tokens.empty()) {
+    return 0;
+  }
   const std::int32_t root = tree_->find_root(options.root);
   if (root < 0) return 0;
   const auto size = static_cast<std::int32_t>(tokens.size());
   return tree_->match(root, tokens, options.media, size - 1, true).tokens;
 }
 
+// The tokens of a hit that the tree keeps for the sequence; it keeps the others itself.
+std::int32_t KVCacheManager::Impl::kept_tokens(const PrefixMatch& match) const noexcept {
+  return match.tokens / tree_->unit() * tree_->unit();
+}
+
+// Room for the tables of a hit and for the tokens that the sequence keeps of it. False: there is
+// none, and the sequence has no tables.
+bool KVCacheManager::Impl::reserve_for_hit(std::int32_t slot, const PrefixMatch& match) noexcept {
+  Sequence& s = sequences_[slot];
+  // Off the root there is room for a unit, which truncate() may bring back.
+  const std::int64_t own = kept_tokens(match) > 0 ? tree_->unit() : match.tokens;
+  bool room = !s.publishes || arena().reserve(s.tail, own, 0);
+  for (std::int32_t g = 0; g < num_groups() && room; ++g) {
+    room = table(slot, g).reserve(arena(), blocks_for(g, match.held_tokens()));
+  }
+  if (room) return true;
+  arena().release(s.tail);
+  for (std::int32_t g = 0; g < num_groups(); ++g) table(slot, g).release(arena());
+  return false;
+}
+
 Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
                                           const OpenOptions& options, std::string_view what) {
   KVFOLIO_RETURN_IF_ERROR(check_open(what, tokens, options));
+  KVFOLIO_RETURN_IF_ERROR(check_publish(what, options.publish));
   KVFOLIO_RETURN_IF_ERROR(check_caller_id(what, options.caller_id));
   const std::int32_t slot = take_slot();
-  if (slot < 0) {
-    return Status(ErrorCode::kResourceExhausted, concat(what, ": all ", options_.max_sequences,
-                                                        " sequences are open; close one or raise "
-                                                        "max_sequences"));
-  }
+  if (slot < 0) return no_slot(what, "; close one or raise max_sequences");
   Sequence& s = sequences_[slot];
   if (!keep_media(s, options.media)) {
     untake_slot(slot);
@@ -213,35 +269,29 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
   }
 
   const bool wants = options_.prefix_cache && options.prefix_cache;
-  const std::int32_t root = wants ? tree_->make_root(options.root) : -1;
-  if (wants && root < 0) ++counters_.publications_skipped;
+  const bool publishes = wants && options.publish != Publish::kNothing;
+  const std::int32_t root = publishes                  ? tree_->make_root(options.root)
+                            : wants && options.look_up ? tree_->find_root(options.root)
+                                                       : -1;
+  if (publishes && root < 0) ++counters_.publications_skipped;
   if (root >= 0) {
     // The place keeps the root, and then the path, alive from here on.
     s.place = tree_->enter(root, 0);
-    s.publishes = true;
+    s.publishes = publishes;
+    s.full_blocks_only = options.publish == Publish::kFullBlocks;
     const auto size = static_cast<std::int32_t>(tokens.size());
-    const PrefixMatch match = tree_->match(root, tokens, options.media, size - 1, size > 0);
+    PrefixMatch match = options.look_up
+                            ? tree_->match(root, tokens, options.media, size - 1, size > 0)
+                            : PrefixMatch{.run = root};
+    // Caching never takes room: without table entries for the hit it is a miss.
+    if (!reserve_for_hit(slot, match)) match = {.run = root};
     const std::int32_t held = match.held_tokens();
-    const std::int32_t position = held / tree_->unit() * tree_->unit();
-    const std::int32_t kept =
-        match.tokens < position ? match.tokens / tree_->unit() * tree_->unit() : position;
-    // Off the root there is room for a unit, which truncate() may bring back.
-    bool room = arena().reserve(s.tail, kept > 0 ? tree_->unit() : match.tokens, 0);
-    for (std::int32_t g = 0; g < num_groups() && room; ++g) {
-      room = table(slot, g).reserve(arena(), blocks_for(g, held));
-    }
-    if (!room) {
-      std::int64_t wanted = tree_->unit();
-      for (std::int32_t g = 0; g < num_groups(); ++g) wanted += blocks_for(g, held);
-      tree_->leave(s.place);
-      untake_slot(slot);
-      return table_entries_full(what, wanted);
-    }
+    const std::int32_t kept = kept_tokens(match);
     for (std::int32_t g = 0; g < num_groups(); ++g) {
       table(slot, g).grow(arena(), blocks_for(g, held));
       tree_->fill_table(match, GroupId(g), table(slot, g).blocks(arena()));
     }
-    Place found = tree_->enter(match.run, kept);
+    const Place found = publishes ? tree_->enter(match.run, kept) : Place();
     tree_->leave(s.place);
     s.place = found;
     for (std::int32_t g = 0; g < num_groups(); ++g) {
@@ -252,12 +302,15 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
       if (offset == 0) continue;
       const BlockId tail = table(slot, g).at(arena(), held / block_size(g));
       BlockPool& pool = group(g).pool;
+      pool.set_wanted(tail, true);
       if (pool.refs(tail) == 1 && pool.writer(tail) == BlockPool::kNobody &&
           pool.valid(tail) == offset) {
         pool.set_writer(tail, slot);
       }
     }
-    std::copy(tokens.begin() + kept, tokens.begin() + match.tokens, arena().at(s.tail));
+    if (publishes) {
+      std::copy(tokens.begin() + kept, tokens.begin() + match.tokens, arena().at(s.tail));
+    }
     s.length = s.accepted = s.settled = match.tokens;
     s.replay = match.whole;
     if (match.whole) s.replay_token = tokens.back();
@@ -308,7 +361,7 @@ void KVCacheManager::Impl::share_unnamed(const Sequence& parent, Sequence& child
     step.entries[at].slot = slot;
     step.entries[at].birth = child.birth;
     for (std::int32_t g = 0; g < num_groups(); ++g) {
-      change(step, at, g) = {-1, -1, -1, BlockPool::kNobody, 0};
+      change(step, at, g) = TailChange::none();
     }
     step.entry_of[slot] = at;
   }
@@ -324,18 +377,25 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
         concat("fork: the sequence has ", sequences_[from].draft, " draft tokens; accept() first"));
   }
   const std::int32_t slot = take_slot();
-  if (slot < 0) {
-    return Status(ErrorCode::kResourceExhausted,
-                  concat("fork: all ", options_.max_sequences, " sequences are open"));
-  }
+  if (slot < 0) return no_slot("fork", "");
   Sequence& parent = sequences_[from];
   Sequence& child = sequences_[slot];
   const std::int64_t tail_size = tail_cells(parent, parent.length);
   const std::int64_t unit = parent.publishes && parent.place.position > 0 ? tree_->unit() : 0;
-  bool room = keep_media(child, media_of(parent)) &&
-              arena().reserve(child.tail, std::max(tail_size, unit), 0);
-  for (std::int32_t g = 0; g < num_groups() && room; ++g) {
-    room = table(slot, g).reserve(arena(), table(from, g).size());
+  const auto reserve_tables = [&] {
+    bool room = true;
+    for (std::int32_t g = 0; g < num_groups() && room; ++g) {
+      room = table(slot, g).reserve(arena(), table(from, g).size());
+    }
+    return room;
+  };
+  bool room = keep_media(child, media_of(parent));
+  bool publishes = parent.publishes;
+  if (room && !(arena().reserve(child.tail, std::max(tail_size, unit), 0) && reserve_tables())) {
+    // Tokens are kept for the cache alone: without room for them the child does not publish.
+    arena().release(child.tail);
+    publishes = false;
+    room = parent.publishes && reserve_tables();
   }
   if (!room) {
     untake_slot(slot);
@@ -351,18 +411,23 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
   child.aborted = aborted;
   child.birth = birth;
   child.admitted = 0;
+  child.reuse_step = 0;
   child.wrote_last = 0;  // the parent's blocks tell whether a failed step concerns it
+  child.row_ticket = 0;  // no plan had its row yet
   child.tail = tail;
   child.media = media;
   child.used = true;
-  if (parent.place.valid()) child.place = tree_->copy(parent.place);
-  std::copy_n(arena().at(parent.tail), tail_size, arena().at(tail));
+  child.publishes = publishes;
+  child.place = publishes ? tree_->copy(parent.place) : Place();
+  if (publishes) std::copy_n(arena().at(parent.tail), tail_size, arena().at(tail));
+  counters_.publications_skipped += parent.publishes && !publishes ? 1 : 0;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     BlockTable& to = table(slot, g);
     to.assign(arena(), table(from, g).blocks(arena()));
     hold_table(g, to.blocks(arena()));
     window_begin(slot, g) = window_begin(from, g);
   }
+  if (has_windows_) move_border(slot);
   if (parent.num_unnamed > parent.num_named) share_unnamed(parent, child);
   child.priority = options.priority;
   child.use_count = 0;
@@ -395,6 +460,7 @@ void KVCacheManager::Impl::end_sequence(std::int32_t slot) noexcept {
     // Its last tokens become findable when their step completes. Until then its blocks retire,
     // nobody writes below their valid tokens, and its table tells where they are. Beyond that many
     // sequences, they are not published.
+    take_border_back(slot);
     release_blocks(slot);
     ++victim_versions_[slot];
     s.life = Life::kClosing;
@@ -402,6 +468,7 @@ void KVCacheManager::Impl::end_sequence(std::int32_t slot) noexcept {
     return;
   }
   publish(slot, true);
+  take_border_back(slot);
   release_blocks(slot);
   forget_sequence(slot, false);
 }

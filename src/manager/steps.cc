@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Steps: transactions of an engine. Appending (append.cc) reserves; commit makes lengths advance;
-// complete lets go of what the device may have touched; drop and undo leave no trace.
+// complete lets go of what the device may have touched; drop and undo put back what they can: what
+// was evicted or unhung for an append stays so.
 
 #include <algorithm>
 
@@ -89,17 +90,28 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
     const TailChange& tail = change(step, entry, g);
     const std::int32_t have = blocks_for(g, e.write_begin);
     for (std::int32_t logical = blocks.size() - 1; logical >= have; --logical) {
-      free_unwritten(g, blocks.at(arena(), logical));
+      const BlockId block = blocks.at(arena(), logical);
+      const bool reused = logical == have && tail.valid_before == TailChange::kReused;
+      if (reused && options_.order == Order::kInOrder) {
+        let_go(g, block, true);  // steps in flight may read what it held
+      } else {
+        free_unwritten(g, block);
+      }
     }
     blocks.truncate(have);
     step.num_displaced -= tail.source >= 0 ? 1 : 0;
+    const BlockId source(tail.source);
     if (tail.copy_to >= 0) {
       free_unwritten(g, BlockId(tail.copy_to));
-      blocks.set(arena(), have - 1, BlockId(tail.source));
+      pool.take_from_step(source);
+      blocks.set(arena(), have - 1, source);
       note_entries(e.slot, g, have - 1);
-    } else if (tail.source >= 0) {
+    } else if (source.valid() && e.replay_before) {
+      pool.take_from_step(source);
       blocks.grow(arena(), have + 1);
-      blocks.set(arena(), have, BlockId(tail.source));
+      blocks.set(arena(), have, source);
+    } else if (source.valid()) {
+      let_go_of_source(g, source);
     } else if (tail.valid_before >= 0) {
       const BlockId block = blocks.at(arena(), have - 1);
       pool.set_valid(block, tail.valid_before);
@@ -125,7 +137,7 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
 void KVCacheManager::Impl::remove_entry(Step& step, std::int32_t entry) noexcept {
   step.entries[entry].slot = -1;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    change(step, entry, g) = {-1, -1, -1, BlockPool::kNobody, 0};
+    change(step, entry, g) = TailChange::none();
   }
   ++step.num_removed;
   if (2 * step.num_removed >= step.num_entries) close_ranks(step);
@@ -193,12 +205,20 @@ void KVCacheManager::Impl::move_windows(std::int32_t slot) noexcept {
     }
     std::int32_t& begin = window_begin(slot, g);
     begin = std::max(begin, (spec.num_sinks + size - 1) / size);
-    for (; (begin + 1) * size <= keep_from; ++begin) {
-      if (!table(slot, g).at(arena(), begin).valid()) continue;
-      release_entries(slot, g, begin, begin + 1);
-      table(slot, g).set(arena(), begin, BlockId());
+    const std::int32_t first = begin;
+    begin = std::max(begin, block_of(g, keep_from));
+    if (first == begin) continue;  // sinks may reach beyond the table
+    // Tails first, as everywhere: the head is what others share.
+    for (std::int32_t head = first; mutant(Mutant::kHeadsBeforeTails) && head < begin; ++head) {
+      release_entries(slot, g, head, head + 1);
+      table(slot, g).set(arena(), head, BlockId());
+    }
+    release_entries(slot, g, first, begin);
+    for (std::int32_t logical = first; logical < begin; ++logical) {
+      table(slot, g).set(arena(), logical, BlockId());
     }
   }
+  if (has_windows_) move_border(slot);
 }
 
 Status KVCacheManager::Impl::commit(Ticket ticket) {
@@ -233,7 +253,7 @@ Status KVCacheManager::Impl::commit(Ticket ticket) {
     s.settled = e.begin;
     s.accepted = e.end - e.draft;
     s.draft = e.draft;
-    s.last_ticket = step.ticket;
+    s.last_ticket = s.row_ticket = step.ticket;
     s.exact_until = std::min(s.exact_until, cut_span(s, e.end));
     if (e.end > e.write_begin) s.wrote_last = step.ticket;
     s.step_entry = -1;
@@ -267,7 +287,7 @@ void KVCacheManager::Impl::end_step(std::int32_t step_index, bool failed) noexce
     const StepEntry& e = step.entries[i];
     for (std::int32_t g = 0; g < num_groups(); ++g) {
       const std::int32_t source = change(step, i, g).source;
-      if (source >= 0) let_go(g, BlockId(source), true);
+      if (source >= 0) let_go_of_source(g, BlockId(source));
     }
     Sequence& s = sequences_[e.slot];
     if (s.life == Life::kUnused || s.birth != e.birth) continue;
@@ -304,6 +324,19 @@ void KVCacheManager::Impl::finish_closing() noexcept {
   num_closing_ = kept;
 }
 
+void KVCacheManager::Impl::free_rested_rows() noexcept {
+  std::int32_t kept = 0;
+  for (std::int32_t i = 0; i < num_resting_; ++i) {
+    const std::int32_t slot = resting_[i];
+    if (row_is_used(slot)) {
+      resting_[kept++] = slot;
+    } else {
+      free_slot(slot);
+    }
+  }
+  num_resting_ = kept;
+}
+
 Status KVCacheManager::Impl::complete(Ticket ticket) {
   const auto at = std::find_if(in_flight_.begin(), in_flight_.end(), [&](std::int32_t index) {
     return step_at(index).ticket == ticket.value();
@@ -332,7 +365,15 @@ Status KVCacheManager::Impl::complete(Ticket ticket) {
       publish(e.slot, false);
       move_windows(e.slot);
     }
+    // Forks of these, made in flight, waited for the same step.
+    for (const std::int32_t slot : open_slots()) {
+      const Sequence& s = sequences_[slot];
+      if (s.last_ticket != step.ticket || s.row_ticket == step.ticket) continue;
+      publish(slot, false);
+      move_windows(slot);
+    }
     finish_closing();
+    free_rested_rows();
   }
   drain_retiring();
   return {};
@@ -374,7 +415,7 @@ void KVCacheManager::Impl::abort_writers(std::span<const std::int32_t> steps) no
                is_failed(static_cast<std::uint32_t>(s.wrote_last));
     for (std::int32_t g = 0; g < num_groups() && !hit; ++g) hit = holds(table(slot, g), g);
     if (!hit) continue;
-    if (s.publishes) stop_publishing(s);
+    if (s.publishes) stop_publishing(slot);
     const bool was_open = s.life == Life::kOpen;  // else its owner has closed it
     if (was_open) {
       unlist_open(slot);
@@ -413,6 +454,7 @@ Status KVCacheManager::Impl::fail(Ticket ticket) {
   abort_writers({ended.data(), num_ended});
   for (std::size_t i = 0; i < num_ended; ++i) end_step(ended[i], true);
   finish_closing();
+  free_rested_rows();
   drain_retiring();
   return {};
 }
@@ -442,6 +484,7 @@ Status KVCacheManager::Impl::set_tokens(SequenceId id, std::span<const std::int3
   while (at < end && kept[at - first] != kUnnamed) ++at;
   s.unnamed_from = at < end ? at : kNever;
   publish(slot, false);
+  if (has_windows_) move_border(slot);
   return {};
 }
 

@@ -69,6 +69,7 @@ void KVCacheManager::Impl::drop_tail_beyond(Sequence& s) noexcept {
   const std::int32_t position = end / unit * unit;
   const std::int32_t rest = end - position;
   KVFOLIO_CHECK(rest <= SpanArena::capacity(s.tail));  // room for a unit is kept for this
+  drop_border(slot_of(s));
   tree_->copy_tokens(s.place, position, {arena().at(s.tail), static_cast<std::size_t>(rest)});
   tree_->climb(s.place, position);
 }
@@ -113,10 +114,7 @@ void KVCacheManager::Impl::truncate_to(std::int32_t slot, std::int32_t n) noexce
   }
   s.exact_until = std::min(s.exact_until, cut_span(s, n));  // what stays has read what goes
   drop_tail_beyond(s);
-  // Room for what went back to the sequence was not part of the promise.
-  if (tail_cells(s, s.admitted) > SpanArena::capacity(s.tail)) {
-    s.admitted = s.place.position + static_cast<std::int32_t>(SpanArena::capacity(s.tail));
-  }
+  if (has_windows_) move_border(slot);
 }
 
 Status KVCacheManager::Impl::truncate(SequenceId id, std::int32_t n, std::string_view what) {
@@ -127,7 +125,8 @@ Status KVCacheManager::Impl::truncate(SequenceId id, std::int32_t n, std::string
     return {ErrorCode::kInvalidArgument,
             concat("truncate to ", n, ", allowed: 0 to the length, ", s.length)};
   }
-  if (n == s.length) return {};
+  // Beyond the length a replayed token's block is held.
+  if (n == s.length && !s.replay) return {};
   if (n < s.accepted) KVFOLIO_RETURN_IF_ERROR(check_truncate(slot, n));
   truncate_to(slot, n);
   return {};

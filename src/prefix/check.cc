@@ -18,7 +18,7 @@ Status PrefixTree::Impl::check_invariants() const {
   std::int32_t alive = 0;
   std::int64_t tokens = 0;
   std::vector<std::int64_t> hung(static_cast<std::size_t>(num_groups_));
-  std::vector<std::int32_t> evictable(static_cast<std::size_t>(num_groups_));
+  std::vector<std::int32_t> num_idle(static_cast<std::size_t>(num_groups_));
   for (std::int32_t r = 0; r < runs_touched_; ++r) {
     const Run& at = run(r);
     if (!at.alive) continue;
@@ -85,7 +85,7 @@ Status PrefixTree::Impl::check_invariants() const {
         return broken(r, concat("group ", g, " has slots ", rg.first, " + ", rg.count));
       }
       RunGroup seen{};
-      seen.last_live = seen.last_busy = kNone;
+      seen.last_live = seen.last_idle = kNone;
       for (std::int32_t i = 0; i < rg.count; ++i) {
         const std::int32_t block = entries(r, g)[i];
         if (block == kNone) continue;
@@ -101,31 +101,30 @@ Status PrefixTree::Impl::check_invariants() const {
         seen.num_partial += partial(g, end) ? 1 : 0;
         seen.last_live = i;
         if (where.idle != 0) {
-          ++seen.cold;
-        } else {
-          seen.cold = 0;
-          seen.last_busy = i;
+          ++seen.num_idle;
+          seen.last_idle = i;
         }
-        if (!group(g).full()) evictable[static_cast<std::size_t>(g)] += where.idle;
-      }
-      bool same = seen.num_live == rg.num_live && seen.num_partial == rg.num_partial &&
-                  seen.last_live == rg.last_live;
-      if (group(g).full()) {
-        for (std::int32_t c = at.children == kNone ? kNone : leftmost(at.children); c != kNone;
-             c = treap_next(c)) {
-          seen.live_kids += has_live(c, g) ? 1 : 0;
-          seen.busy_kids += has_busy(c, g) ? 1 : 0;
+        const std::int32_t begin = (rg.first + i) * size;
+        if (group(g).full() && begin > 0 && whole_block_at(r, g, begin) == kNone) {
+          return broken(r, concat("group ", g, " block ", block, " hangs behind a gap"));
         }
-        same = same && seen.last_busy == rg.last_busy && seen.cold == rg.cold &&
-               seen.live_kids == rg.live_kids && seen.busy_kids == rg.busy_kids;
-        if (seen.busy_kids == 0) evictable[static_cast<std::size_t>(g)] += seen.cold;
       }
+      for (std::int32_t c = at.children == kNone ? kNone : leftmost(at.children); c != kNone;
+           c = treap_next(c)) {
+        seen.live_kids += has_live(c, g) ? 1 : 0;
+        seen.idle_kids += has_idle(c, g) ? 1 : 0;
+      }
+      num_idle[static_cast<std::size_t>(g)] += seen.num_idle;
+      const bool same = seen.num_live == rg.num_live && seen.num_partial == rg.num_partial &&
+                        seen.num_idle == rg.num_idle && seen.last_live == rg.last_live &&
+                        seen.last_idle == rg.last_idle && seen.live_kids == rg.live_kids &&
+                        seen.idle_kids == rg.idle_kids;
       if (!same) {
         return broken(
-            r, concat("group ", g, " kept live ", rg.num_live, "/", rg.last_live, " busy ",
-                      rg.last_busy, " cold ", rg.cold, " kids ", rg.live_kids, "/", rg.busy_kids,
-                      "; counted ", seen.num_live, "/", seen.last_live, " busy ", seen.last_busy,
-                      " cold ", seen.cold, " kids ", seen.live_kids, "/", seen.busy_kids));
+            r, concat("group ", g, " kept live ", rg.num_live, "/", rg.last_live, " idle ",
+                      rg.num_idle, "/", rg.last_idle, " kids ", rg.live_kids, "/", rg.idle_kids,
+                      "; counted ", seen.num_live, "/", seen.last_live, " idle ", seen.num_idle,
+                      "/", seen.last_idle, " kids ", seen.live_kids, "/", seen.idle_kids));
       }
     }
   }
@@ -141,9 +140,9 @@ Status PrefixTree::Impl::check_invariants() const {
       return broken(kNone, concat("group ", g, ": ", findable, " findable blocks, ",
                                   hung[static_cast<std::size_t>(g)], " entries"));
     }
-    if (evictable[static_cast<std::size_t>(g)] != group(g).evictable) {
-      return broken(kNone, concat("group ", g, ": counted ", evictable[static_cast<std::size_t>(g)],
-                                  " evictable, kept ", group(g).evictable));
+    if (num_idle[static_cast<std::size_t>(g)] != group(g).num_idle) {
+      return broken(kNone, concat("group ", g, ": counted ", num_idle[static_cast<std::size_t>(g)],
+                                  " idle, kept ", group(g).num_idle));
     }
   }
   return {};

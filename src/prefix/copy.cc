@@ -18,9 +18,9 @@ void PrefixTree::Impl::copy_from(const Impl& other) noexcept {
                 max_root_keys_ == max_root_keys && max_root_key_bytes_ == max_root_key_bytes &&
                 hash_seed_ == hash_seed);
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    const auto& [spec, size, where, evictable] = groups[g];
+    const auto& [spec, size, where, num_idle] = groups[g];
     groups_[g].where.copy_from(where);
-    groups_[g].evictable = evictable;
+    groups_[g].num_idle = num_idle;
   }
   num_runs_ = num_runs;
   num_tokens_ = num_tokens;

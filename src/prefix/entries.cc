@@ -3,14 +3,17 @@
 // Entries: which block a run keeps for a logical block of a group, whether somebody uses it, and
 // which idle ones eviction may take.
 //
-// For a full group each run knows its last live and its last busy entry and how many children have
-// live or busy entries below. From these follow, in O(1),
-//   candidate:  idle, the last live entry of its run, nothing live below;
-//   evictable:  idle, behind the last busy entry of its run, nothing busy below (`cold` counts
-//   them).
-// A sequence holds and releases its blocks from head to tail and from tail to head, so a scan for
-// the next last entry passes those that change and no others; flips climb towards the root only
-// when a run gains its first or loses its last live (busy) entry.
+// A full group has no gaps: a block has an entry only where the block before it has one. So nothing
+// below an entry can be found without it, and what takes an entry away takes all below it too
+// (unhang()). For each group a run knows its last live entry and its last idle one, and how many
+// children have live or idle entries below. From these follow, in O(1), for a full group
+//   leaf:  an idle entry with nothing live below, which leaves without taking another along;
+//   head:  an idle entry with nothing idle below: busy blocks lose their entries when it leaves.
+// Only the last idle entry of a run can be either, so a change of a run is told by comparing that
+// one before and after (Change). In a window group every idle entry is a leaf.
+//
+// Changes climb towards the root only when a run gains its first or loses its last live (idle)
+// entry.
 
 #include <algorithm>
 
@@ -18,72 +21,75 @@
 
 namespace kvfolio {
 
-void PrefixTree::Impl::tell_candidate(std::int32_t g, std::int32_t block,
-                                      bool candidate) const noexcept {
+// ---- candidates ----
+
+void PrefixTree::Impl::tell(std::int32_t g, std::int32_t block,
+                            Candidate candidate) const noexcept {
   if (observer_ != nullptr) observer_->on_candidate(GroupId(g), BlockId(block), candidate);
 }
 
-bool PrefixTree::Impl::is_candidate(std::int32_t r, std::int32_t g,
-                                    std::int32_t index) const noexcept {
+PrefixTree::Impl::NextOut PrefixTree::Impl::next_out(std::int32_t r,
+                                                     std::int32_t g) const noexcept {
   const RunGroup& rg = slots(r, g);
-  if (index == kNone) return false;
-  const std::int32_t block = entries(r, g)[index];
-  if (block == kNone || group(g).where[block].idle == 0) return false;
-  return !group(g).full() || (index == rg.last_live && rg.live_kids == 0);
+  if (!group(g).full() || rg.last_idle == kNone || rg.idle_kids > 0) return {};
+  const bool is_leaf = rg.last_idle == rg.last_live && rg.live_kids == 0;
+  return {entries(r, g)[rg.last_idle], is_leaf ? Candidate::kLeaf : Candidate::kHead};
 }
 
-// The subtree of r gained its first live entry or lost its last.
-void PrefixTree::Impl::live_changed(std::int32_t r, std::int32_t g, bool was_live) noexcept {
-  while (has_live(r, g) != was_live) {
-    const std::int32_t parent = run(r).parent;
-    if (parent == kNone) return;
-    const bool parent_was_live = has_live(parent, g);
-    RunGroup& rg = slots(parent, g);
-    rg.live_kids += was_live ? -1 : 1;
-    // The parent's last entry is a candidate while nothing lives below.
-    if (rg.live_kids == (was_live ? 0 : 1) && rg.last_live != kNone) {
-      const std::int32_t block = entries(parent, g)[rg.last_live];
-      if (group(g).where[block].idle != 0) tell_candidate(g, block, was_live);
+PrefixTree::Impl::Change PrefixTree::Impl::begin_change(std::int32_t r,
+                                                        std::int32_t g) const noexcept {
+  return {r, g, has_live(r, g), has_idle(r, g), next_out(r, g)};
+}
+
+// Tells which entry of the run leaves next, if that is another one now, and lets its parents know.
+void PrefixTree::Impl::end_change(Change change) noexcept {
+  const std::int32_t g = change.group;
+  for (;;) {
+    const NextOut now = next_out(change.run, g);
+    const NextOut& before = change.next_out;
+    if (before.block != kNone && before.block != now.block) tell(g, before.block, Candidate::kNone);
+    if (now.block != kNone && (now.block != before.block || now.candidate != before.candidate)) {
+      tell(g, now.block, now.candidate);
     }
-    r = parent;
-    was_live = parent_was_live;
+    const int live = int{has_live(change.run, g)} - int{change.live};
+    const int idle = int{has_idle(change.run, g)} - int{change.idle};
+    const std::int32_t parent = run(change.run).parent;
+    if ((live == 0 && idle == 0) || parent == kNone) return;
+    change = begin_change(parent, g);
+    slots(parent, g).live_kids += live;
+    slots(parent, g).idle_kids += idle;
   }
 }
 
-void PrefixTree::Impl::busy_changed(std::int32_t r, std::int32_t g, bool was_busy) noexcept {
-  while (has_busy(r, g) != was_busy) {
-    const std::int32_t parent = run(r).parent;
-    if (parent == kNone) return;
-    const bool parent_was_busy = has_busy(parent, g);
-    RunGroup& rg = slots(parent, g);
-    rg.busy_kids += was_busy ? -1 : 1;
-    if (was_busy && rg.busy_kids == 0) group(g).evictable += rg.cold;
-    if (!was_busy && rg.busy_kids == 1) group(g).evictable -= rg.cold;
-    r = parent;
-    was_busy = parent_was_busy;
-  }
+// ---- counts of a run ----
+
+// The last idle entry of the run at or before `index`, or kNone.
+std::int32_t PrefixTree::Impl::last_idle_at(std::int32_t r, std::int32_t g,
+                                            std::int32_t index) const noexcept {
+  if (slots(r, g).num_idle == 0) return kNone;
+  const std::int32_t* entry = entries(r, g);
+  while (index >= 0 && (entry[index] == kNone || group(g).where[entry[index]].idle == 0)) --index;
+  return index;
 }
 
 void PrefixTree::Impl::recount(std::int32_t r, std::int32_t g) noexcept {
   RunGroup& rg = slots(r, g);
   const std::int32_t* entry = entries(r, g);
-  rg.num_live = rg.num_partial = rg.cold = 0;
-  rg.last_live = rg.last_busy = kNone;
+  rg.num_live = rg.num_partial = rg.num_idle = 0;
+  rg.last_live = rg.last_idle = kNone;
   for (std::int32_t i = 0; i < rg.count; ++i) {
     if (entry[i] == kNone) continue;
     const Where& where = group(g).where[entry[i]];
     ++rg.num_live;
     rg.num_partial += partial(g, static_cast<std::int32_t>(where.end)) ? 1 : 0;
     rg.last_live = i;
-    if (!group(g).full()) continue;
-    if (where.idle != 0) {
-      ++rg.cold;
-    } else {
-      rg.cold = 0;
-      rg.last_busy = i;
-    }
+    if (where.idle == 0) continue;
+    ++rg.num_idle;
+    rg.last_idle = i;
   }
 }
+
+// ---- entries come and go ----
 
 // Hangs a busy block in an empty slot.
 void PrefixTree::Impl::put_entry(std::int32_t r, std::int32_t g, std::int32_t index,
@@ -91,31 +97,26 @@ void PrefixTree::Impl::put_entry(std::int32_t r, std::int32_t g, std::int32_t in
   RunGroup& rg = slots(r, g);
   std::int32_t* entry = entries(r, g);
   KVFOLIO_CHECK(entry[index] == kNone && group(g).where[block].run == 0);
-  entry[index] = block;
   Where& where = group(g).where[block];
-  where.run = r + 1;
-  where.end = static_cast<std::uint32_t>(end) & 0x7fffffffu;
-  where.idle = 0;
-  ++rg.num_live;
-  rg.num_partial += partial(g, end) ? 1 : 0;
-  if (!group(g).full()) {
-    rg.last_live = std::max(rg.last_live, index);
+  const auto put = [&] {
+    entry[index] = block;
+    where.run = r + 1;
+    where.end = static_cast<std::uint32_t>(end) & 0x7fffffffu;
+    where.idle = 0;
+    ++rg.num_live;
+    rg.num_partial += partial(g, end) ? 1 : 0;
+  };
+  if (index < rg.last_live) {  // in front of a live one: which leaves next stays so
+    put();
     return;
   }
-  if (index > rg.last_live) {
-    const bool was_live = has_live(r, g);
-    if (is_candidate(r, g, rg.last_live)) tell_candidate(g, entry[rg.last_live], false);
-    rg.last_live = index;
-    live_changed(r, g, was_live);
-  }
-  if (index <= rg.last_busy) return;
-  // The new entry does not count among the cold ones yet.
-  ++rg.cold;
-  if (rg.busy_kids == 0) ++group(g).evictable;
-  busy_up_to(r, g, index);
+  const Change change = begin_change(r, g);
+  put();
+  rg.last_live = index;
+  end_change(change);
 }
 
-// Empties a slot, whoever is in it. Tells nobody that the block is unhung.
+// Empties the slot that the block is in. The observer does not hear that it is unhung.
 void PrefixTree::Impl::take_entry(std::int32_t g, std::int32_t block) noexcept {
   Where& where = group(g).where[block];
   const std::int32_t r = where.run - 1;
@@ -124,71 +125,22 @@ void PrefixTree::Impl::take_entry(std::int32_t g, std::int32_t block) noexcept {
   std::int32_t* entry = entries(r, g);
   const std::int32_t index = index_of(r, g, end);
   KVFOLIO_CHECK(entry[index] == block);
-  if (where.idle != 0) {
-    if (is_candidate(r, g, index)) tell_candidate(g, block, false);
-  } else {
-    where.idle = 1;
-    if (group(g).full()) {
-      no_longer_busy(r, g);
-    } else {
-      ++group(g).evictable;
-    }
-  }
-  const bool was_live = has_live(r, g);
-  if (group(g).full()) {
-    if (index > rg.last_busy) {
-      --rg.cold;
-      if (rg.busy_kids == 0) --group(g).evictable;
-    }
-  } else {
-    --group(g).evictable;
-  }
+  const bool idle = where.idle != 0;
+  if (idle && !group(g).full()) tell(g, block, Candidate::kNone);
+  const Change change = begin_change(r, g);
   entry[index] = kNone;
   where = {};
   --rg.num_live;
   rg.num_partial -= partial(g, end) ? 1 : 0;
-  if (index != rg.last_live) return;
-  do {
-    --rg.last_live;
-  } while (rg.last_live >= 0 && entry[rg.last_live] == kNone);
-  if (!group(g).full()) return;
-  if (is_candidate(r, g, rg.last_live)) tell_candidate(g, entry[rg.last_live], true);
-  live_changed(r, g, was_live);
-}
-
-// The entry at `index`, behind the last busy one, is busy: those up to it are cold no more.
-void PrefixTree::Impl::busy_up_to(std::int32_t r, std::int32_t g, std::int32_t index) noexcept {
-  RunGroup& rg = slots(r, g);
-  const bool was_busy = has_busy(r, g);
-  std::int32_t covered = index - rg.last_busy;
-  if (rg.num_live < rg.count) {
-    const std::int32_t* entry = entries(r, g);
-    covered = 0;
-    for (std::int32_t i = rg.last_busy + 1; i <= index; ++i) covered += entry[i] != kNone ? 1 : 0;
+  if (index == rg.last_live) {
+    while (rg.last_live >= 0 && entry[rg.last_live] == kNone) --rg.last_live;
   }
-  rg.cold -= covered;
-  if (rg.busy_kids == 0) group(g).evictable -= covered;
-  rg.last_busy = index;
-  busy_changed(r, g, was_busy);
-}
-
-// Entries of the run became idle, the last busy one perhaps among them.
-void PrefixTree::Impl::no_longer_busy(std::int32_t r, std::int32_t g) noexcept {
-  RunGroup& rg = slots(r, g);
-  const std::int32_t* entry = entries(r, g);
-  const FixedArray<Where>& where = group(g).where;
-  std::int32_t freed = 0;
-  std::int32_t i = rg.last_busy;
-  for (; i >= 0; --i) {
-    if (entry[i] == kNone) continue;
-    if (where[entry[i]].idle == 0) break;
-    ++freed;
+  if (idle) {
+    --rg.num_idle;
+    --group(g).num_idle;
+    if (index == rg.last_idle) rg.last_idle = last_idle_at(r, g, index);
   }
-  if (freed == 0) return;
-  rg.last_busy = i;
-  rg.cold += freed;
-  if (rg.busy_kids == 0) group(g).evictable += freed;
-  busy_changed(r, g, true);
+  end_change(change);
 }
 
 // A run at a time: its counts change once for all of its blocks.
@@ -198,70 +150,77 @@ void PrefixTree::Impl::mark(std::int32_t g, std::span<const std::int32_t> blocks
   for (std::size_t i = 0; i < blocks.size();) {
     const std::int32_t r = where[blocks[i]].run - 1;
     KVFOLIO_CHECK(r >= 0);
-    const bool full = group(g).full();
-    const RunGroup& rg = slots(r, g);
-    const std::int32_t last = full && rg.live_kids == 0 ? entries(r, g)[rg.last_live] : kNone;
+    const Change change = begin_change(r, g);
+    std::int32_t changed = 0;
     std::uint32_t end = 0;  // of those that change
     for (; i < blocks.size() && where[blocks[i]].run == r + 1; ++i) {
       Where& at = where[blocks[i]];
       if ((at.idle != 0) == idle) continue;
       at.idle = idle ? 1 : 0;
+      ++changed;
       end = std::max<std::uint32_t>(end, at.end);
-      if (!full) group(g).evictable += idle ? 1 : -1;
-      if (!full || blocks[i] == last) tell_candidate(g, blocks[i], idle);
+      if (!group(g).full()) tell(g, blocks[i], idle ? Candidate::kLeaf : Candidate::kNone);
     }
-    if (!full || end == 0) continue;
+    if (changed == 0) continue;
+    RunGroup& rg = slots(r, g);
+    rg.num_idle += idle ? changed : -changed;
+    group(g).num_idle += idle ? changed : -changed;
     const std::int32_t index = index_of(r, g, static_cast<std::int32_t>(end));
     if (idle) {
-      no_longer_busy(r, g);
-    } else if (index > rg.last_busy) {
-      busy_up_to(r, g, index);
+      rg.last_idle = std::max(rg.last_idle, index);
+    } else if (index == rg.last_idle) {
+      rg.last_idle = last_idle_at(r, g, index);
+    }
+    end_change(change);
+  }
+}
+
+// ---- unhanging ----
+
+void PrefixTree::Impl::unhang_entry(std::int32_t g, std::int32_t block) noexcept {
+  take_entry(g, block);
+  if (observer_ != nullptr) observer_->on_unhung(GroupId(g), BlockId(block), BlockId());
+}
+
+// Unhangs all blocks of a run that begin at `begin` or behind it, the last ones first, but for one
+// block of group g.
+void PrefixTree::Impl::unhang_from(std::int32_t r, std::int32_t begin, std::int32_t g,
+                                   std::int32_t but) noexcept {
+  for (std::int32_t h = 0; h < num_groups_; ++h) {
+    const RunGroup& rg = slots(r, h);
+    for (std::int32_t i = rg.last_live; i >= 0; --i) {
+      if ((rg.first + i) * block_size(h) < begin) break;
+      const std::int32_t block = entries(r, h)[i];
+      if (block != kNone && (h != g || block != but)) unhang_entry(h, block);
     }
   }
 }
 
+// Without the entry of a full group no prompt reaches what lies below it, in any group: that goes
+// first, children before parents.
 void PrefixTree::Impl::unhang(std::int32_t g, std::int32_t block) noexcept {
-  const std::int32_t r = group(g).where[block].run - 1;
-  KVFOLIO_CHECK(r >= 0);
-  take_entry(g, block);
-  if (observer_ != nullptr) observer_->on_unhung(GroupId(g), BlockId(block), BlockId());
-  cut(r);
-}
-
-void PrefixTree::Impl::evict(std::int32_t g, std::int32_t block) noexcept {
   const Where where = group(g).where[block];
-  KVFOLIO_CHECK(where.run != 0 && where.idle != 0);
+  KVFOLIO_CHECK(where.run != 0);
   const std::int32_t r = where.run - 1;
-  const std::int32_t begin = group(g).size.begin_of(static_cast<std::int32_t>(where.end) - 1);
   ++run(r).places;  // stays while we are below it
-  take_entry(g, block);
-  if (observer_ != nullptr) observer_->on_unhung(GroupId(g), BlockId(block), BlockId());
-
-  if (group(g).full() && num_groups_ > 1) {
-    // Children before parents, so that a run may vanish behind us.
+  if (group(g).full()) {
+    const std::int32_t begin = group(g).size.begin_of(static_cast<std::int32_t>(where.end) - 1);
+    bool live_below = false;
+    for (std::int32_t h = 0; h < num_groups_; ++h) live_below |= slots(r, h).live_kids > 0;
     const auto deepest = [this](std::int32_t at) {
       while (run(at).num_children > 0) at = leftmost(run(at).children);
       return at;
     };
-    for (std::int32_t at = deepest(r);;) {
-      for (std::int32_t h = 0; h < num_groups_; ++h) {
-        const RunGroup& rg = slots(at, h);
-        for (std::int32_t i = h == g ? kNone : rg.last_live; i >= 0; --i) {
-          if ((rg.first + i) * block_size(h) < begin) break;
-          const std::int32_t other = entries(at, h)[i];
-          if (other == kNone || group(h).where[other].idle == 0) continue;
-          take_entry(h, other);
-          if (observer_ != nullptr) observer_->on_unhung(GroupId(h), BlockId(other), BlockId());
-        }
-      }
-      if (at == r) break;
+    for (std::int32_t at = live_below ? deepest(r) : r; at != r;) {
+      unhang_from(at, begin, g, block);
       const std::int32_t sibling = treap_next(at);
       const std::int32_t next = sibling != kNone ? deepest(sibling) : run(at).parent;
       cut_one(at);
       at = next;
     }
+    unhang_from(r, begin, g, block);
   }
-
+  unhang_entry(g, block);
   --run(r).places;
   cut(r);
 }

@@ -7,10 +7,13 @@
 // it can serve:
 //   full    up to its first missing block; inside a block, as far as some block that begins with
 //           the same tokens goes (the hit is a shared tail, copied at the first append)
-//   window  a position p whose last window-1 tokens and sinks are all there; found from the right,
-//           each missing block pushes p down to where it begins. Of a block with sinks all tokens
-//           below p count: a sequence may be cut back into it, and offers it again when it closes
-// and the answer is the largest position on which all agree.
+//   window  a position p whose last window-1 tokens and sinks are all there, and where p lies
+//           inside a block the token before it in any case, since a sequence goes on in that block;
+//           found from the right, each missing block pushes p down to where it begins. Of a block
+//           with sinks all tokens below p count: a sequence may be cut back into it, and offers it
+//           again when it closes
+// and the answer is the largest position on which all agree. Where that lies below what the path
+// shares with the query, a path beside it may serve more (served_nearby()).
 
 #include <algorithm>
 #include <cstring>
@@ -21,10 +24,9 @@
 namespace kvfolio {
 namespace {
 
-// Tokens of a window group that a hit needs, the next one included. Two at least, also where the
-// window is one: a sequence goes on inside its last block and needs that whole.
+// Tokens of a window group that a hit needs, the next one included.
 std::int32_t reach_of(const TreeGroup& spec, std::int32_t length) noexcept {
-  return std::min(std::max(spec.window, 2), length + 1);
+  return std::min(spec.window, length + 1);
 }
 
 // Position p lies inside a span that attends to itself, with tokens of it on both sides.
@@ -150,7 +152,7 @@ PrefixTree::Impl::Cover PrefixTree::Impl::cover(std::int32_t g,
   return best;
 }
 
-std::int32_t PrefixTree::Impl::served_full(std::int32_t g, std::int32_t limit) const noexcept {
+std::int32_t PrefixTree::Impl::whole_blocks(std::int32_t g, std::int32_t limit) const noexcept {
   const std::int32_t size = block_size(g);
   std::int32_t next = 0;  // first logical block not found yet
   bool missing = false;
@@ -172,13 +174,19 @@ std::int32_t PrefixTree::Impl::served_full(std::int32_t g, std::int32_t limit) c
       ++next;
     }
   }
-  std::int32_t served = next * size;
+  return next;
+}
+
+std::int32_t PrefixTree::Impl::served_full(std::int32_t g, std::int32_t limit) const noexcept {
+  const std::int32_t next = whole_blocks(g, limit);
+  std::int32_t served = next * block_size(g);
   if (served < limit) served = std::max(served, cover(g, next).end);
   return std::min({served, limit, matched_});
 }
 
 std::int32_t PrefixTree::Impl::served_window(std::int32_t g, std::int32_t limit,
-                                             std::int32_t window) const noexcept {
+                                             std::int32_t window,
+                                             std::int32_t floor) const noexcept {
   const std::int32_t size = block_size(g);
   std::int32_t at = std::min(limit, matched_);
   const auto need = [&](std::int32_t logical) {
@@ -189,7 +197,7 @@ std::int32_t PrefixTree::Impl::served_window(std::int32_t g, std::int32_t limit,
        ++logical) {
     need(logical);
   }
-  for (std::int32_t logical = (at - 1) / size; at > 0 && logical >= 0; --logical) {
+  for (std::int32_t logical = (at - 1) / size; at > floor && logical >= 0; --logical) {
     if ((logical + 1) * size <= at - window + 1) break;
     need(logical);
   }
@@ -202,7 +210,13 @@ std::int32_t PrefixTree::Impl::served(std::int32_t limit, std::int32_t extra_win
   for (std::int32_t g = 0; g < num_groups_; ++g) {
     if (group(g).full()) at = served_full(g, at);
   }
-  for (std::int32_t before = -1; before != at;) {
+  return served_by_windows(at, extra_window, media, 0);
+}
+
+std::int32_t PrefixTree::Impl::served_by_windows(std::int32_t at, std::int32_t extra_window,
+                                                 std::span<const MediaSpan> media,
+                                                 std::int32_t floor) const noexcept {
+  for (std::int32_t before = -1; before != at && at > floor;) {
     before = at;
     for (const MediaSpan& span : media) {
       if (cuts(span, at)) at = span.begin;
@@ -210,57 +224,90 @@ std::int32_t PrefixTree::Impl::served(std::int32_t limit, std::int32_t extra_win
     for (std::int32_t g = 0; g < num_groups_; ++g) {
       if (group(g).full()) continue;
       const std::int32_t window = reach_of(group(g).spec, matched_) + extra_window;
-      at = served_window(g, at, window);
+      at = served_window(g, at, window, floor);
     }
   }
   return at;
 }
 
+// The path may lack a block that one beside it has, which begins with as many of the query's tokens
+// or with few less. So each branch of the path is asked, from the deepest up, as long as a sibling
+// of the path's run there can share more than what is found; its neighbours in order come first,
+// since they share most. What lies in front of a branch is the same for all: there it is known that
+// no position up to `floor` serves more, and that full groups have every block.
 std::int32_t PrefixTree::Impl::served_nearby(std::int32_t limit, std::int32_t at_least,
                                              std::int32_t extra_window,
                                              std::span<const std::int32_t> tokens,
                                              std::span<const MediaSpan> media) const noexcept {
-  constexpr int kMostTries = 8;  // on each side; a branch may have thousands of children
   std::int32_t found = served(limit, extra_window, media);
-  const std::int32_t most = std::min(limit, matched_);
-  if (found >= most || path_length_ == 0) return found;
-  // The run that `found` lies in. Beyond its first unit, no sibling begins with as much.
-  std::int32_t* const first = path_.data();
-  std::int32_t* const tip = std::partition_point(first + 1, first + path_length_,
-                                                 [&](auto r) { return run(r).start <= found; }) -
-                            1;
-  const std::int32_t start = run(*tip).start;
-  if (found - start >= unit_) return found;
-  const std::int32_t walked = *tip;
+  if (found >= std::min(limit, matched_) || path_length_ == 0) return found;
+  // Of a branch at or behind it, no sibling serves more: some full group lacks a block before it.
+  std::int32_t end = matched_ + 1;
+  for (std::int32_t g = 0; g < num_groups_; ++g) {
+    if (!group(g).full()) continue;
+    end = std::min(end, (whole_blocks(g, matched_) + 1) * block_size(g));
+  }
   const std::int32_t walked_length = path_length_;
   const std::int32_t walked_matched = matched_;
-  path_length_ = static_cast<std::int32_t>(tip - first) + 1;
-  const auto rest = tokens.subspan(static_cast<std::size_t>(start));
   std::int32_t best = kNone;
+  std::int32_t best_at = 0;  // in the path
   std::int32_t best_matched = 0;
-  for (const bool forward : {false, true}) {
-    std::int32_t r = walked;
-    for (int tries = 0; tries < kMostTries && found < most; ++tries) {
-      r = forward ? treap_next(r) : treap_before(r);
-      if (r == kNone) break;
-      const std::int32_t common = start + common_prefix(r, start, rest, media);
-      if (common <= found) break;  // further out they share less still
-      *tip = r;
-      matched_ = common;
-      const std::int32_t more = served(limit, extra_window, media);
-      if (more > found && more >= at_least) {
-        found = more;
-        best = r;
-        best_matched = common;
-      }
+  int tries = kMostTries;
+  const auto take = [&](std::int32_t more, std::int32_t at, std::int32_t r) {
+    if (more <= found || more < at_least) return;
+    found = more;
+    best = r;
+    best_at = at;
+    best_matched = matched_;
+  };
+  // Where the query ends with the path's last run, a block that it ends inside may end in any run
+  // below.
+  const std::int32_t last = path_[walked_length - 1];
+  if (walked_matched == run(last).end() && run(last).num_children > 1) {
+    path_length_ = walked_length + 1;
+    std::int32_t r = leftmost(run(last).children);
+    for (int asked = 0; asked < kMostTriesOnASide && r != kNone; ++asked, --tries) {
+      path_[walked_length] = r;
+      take(served(limit, extra_window, media), walked_length, r);
+      r = treap_next(r);
     }
   }
+  for (std::int32_t j = walked_length - 1; j >= 0 && tries > 0; --j) {
+    const std::int32_t walked = path_[j];
+    const std::int32_t start = run(walked).start;
+    const std::int32_t shared = std::min(start + unit_ - 1, limit);  // by a sibling, at most
+    if (shared <= found || shared < at_least) break;
+    if (start >= end) continue;
+    std::int32_t floor = start;
+    for (const Group& each : groups_) floor = std::min(floor, each.size.begin_of(start));
+    path_length_ = j + 1;
+    const auto rest = tokens.subspan(static_cast<std::size_t>(start));
+    for (const bool forward : {false, true}) {
+      std::int32_t r = walked;
+      for (int asked = 0; asked < kMostTriesOnASide && tries > 0; ++asked) {
+        r = forward ? treap_next(r) : treap_before(r);
+        if (r == kNone) break;
+        const std::int32_t common = start + common_prefix(r, start, rest, media);
+        if (common <= std::max(found, floor)) break;  // further out they share less still
+        --tries;
+        path_[j] = r;
+        matched_ = common;
+        std::int32_t more = std::min(limit, common);
+        for (std::int32_t g = 0; g < num_groups_; ++g) {
+          if (group(g).full()) more = std::min(more, cover(g, group(g).size.block_of(start)).end);
+        }
+        more = served_by_windows(more, extra_window, media, std::max(found, floor));
+        if (more > floor) take(more, j, r);
+      }
+    }
+    path_[j] = walked;
+  }
   if (best == kNone) {
-    *tip = walked;
     path_length_ = walked_length;
     matched_ = walked_matched;
   } else {
-    *tip = best;
+    path_[best_at] = best;
+    path_length_ = best_at + 1;
     matched_ = best_matched;
   }
   return found;

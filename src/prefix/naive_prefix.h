@@ -53,16 +53,37 @@ class Prefixes {
     return e.root == below.root && length(below.text) > length(e.text) &&
            common(e.text, below.text) == length(e.text);
   }
-  [[nodiscard]] bool candidate(std::size_t g, const Entry& e) const {
-    return e.idle &&
-           (!full(g) || std::none_of(by_block[g].begin(), by_block[g].end(),
-                                     [&](const auto& o) { return goes_on(e, o.second); }));
+  [[nodiscard]] Candidate candidate(std::size_t g, const Entry& e) const {
+    if (!e.idle) return Candidate::kNone;
+    if (!full(g)) return Candidate::kLeaf;
+    Candidate candidate = Candidate::kLeaf;
+    for (const auto& [block, other] : by_block[g]) {
+      if (!goes_on(e, other)) continue;
+      if (other.idle) return Candidate::kNone;
+      candidate = Candidate::kHead;
+    }
+    return candidate;
   }
-  [[nodiscard]] bool evictable(std::size_t g, const Entry& e) const {
-    return e.idle &&
-           (!full(g) || std::none_of(by_block[g].begin(), by_block[g].end(), [&](const auto& o) {
-             return !o.second.idle && goes_on(e, o.second);
-           }));
+
+  // The block that keeps exactly this text, or -1.
+  [[nodiscard]] std::int32_t keeper(std::size_t g, std::int32_t root, const Text& text) const {
+    for (const auto& [block, e] : by_block[g]) {
+      if (e.root == root && e.text == text) return block;
+    }
+    return -1;
+  }
+
+  // Would `e` of group h leave with `out` of group g? A full group serves nothing behind a block
+  // that it lacks. kMaybe: what ends inside the block that leaves, or hangs beside a tail that ends
+  // inside a unit, goes if it is on the same run, which a text does not say.
+  enum class Along : std::uint8_t { kNo, kMaybe, kYes };
+  [[nodiscard]] Along along(std::size_t g, const Entry& out, std::size_t h, const Entry& e,
+                            std::int32_t unit) const {
+    if (!full(g) || e.root != out.root) return Along::kNo;
+    if (logical(h, e.text) * size_of(h) < logical(g, out.text) * size_of(g)) return Along::kNo;
+    const std::int32_t same = common(e.text, out.text);
+    if (same == length(out.text)) return same % unit == 0 ? Along::kYes : Along::kMaybe;
+    return same == length(e.text) ? Along::kMaybe : Along::kNo;
   }
 
   // How far some block serves logical block `index` of the query; its start where none does.
@@ -76,10 +97,10 @@ class Prefixes {
     }
     return best;
   }
-  // First token of the window that a hit of p tokens needs. One token at least: a sequence goes on
-  // inside its last block.
+  // First token of the window that a hit of p tokens needs. Where p lies inside a block, serves()
+  // wants the tokens before it there too: a sequence goes on in that block.
   [[nodiscard]] std::int32_t window_begin(std::size_t g, std::int32_t p, std::int32_t extra) const {
-    return full(g) ? 0 : std::max(0, p - std::max(groups[g].window, 2) + 1 - extra);
+    return full(g) ? 0 : std::max(0, p - groups[g].window + 1 - extra);
   }
   [[nodiscard]] bool serves(std::size_t g, const Query& q, std::int32_t p, std::int32_t extra,
                             bool whole_blocks) const {
@@ -92,6 +113,15 @@ class Prefixes {
     }
     return true;
   }
+  // Some entry begins with the first p tokens: a window of one token needs none of its blocks where
+  // p is a border, and what nothing was published of is not known there either.
+  [[nodiscard]] bool known(const Query& q, std::int32_t p) const {
+    return std::any_of(by_block.begin(), by_block.end(), [&](const auto& entries) {
+      return std::any_of(entries.begin(), entries.end(), [&](const auto& entry) {
+        return entry.second.root == q.root && common(entry.second.text, q.text) >= p;
+      });
+    });
+  }
   static bool inside_span(const Query& q, std::int32_t p) {
     return std::any_of(q.media.begin(), q.media.end(), [p](const MediaSpan& span) {
       return span.attends_to_itself && span.begin < p && p < span.end;
@@ -102,7 +132,7 @@ class Prefixes {
   [[nodiscard]] std::int32_t longest(const Query& q, std::int32_t limit, std::int32_t extra,
                                      bool whole_blocks) const {
     for (std::int32_t p = std::min(limit, length(q.text)); p > 0; --p) {
-      bool good = !inside_span(q, p);
+      bool good = !inside_span(q, p) && (!whole_blocks || known(q, p));
       for (std::size_t g = 0; g < groups.size() && good; ++g) {
         good = (!whole_blocks || p % size_of(g) == 0) && serves(g, q, p, extra, whole_blocks);
       }

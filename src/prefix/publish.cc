@@ -2,17 +2,24 @@
 //
 // Publishing: the path of a sequence grows by the tokens of a step, and its blocks are hung along
 // it. What is there already is matched, not made again; a run without children grows at its end;
-// everywhere else the path splits at the unit and a child is added. Equal tokens keep the entry
-// that came first; a longer block takes the place of a shorter one that its tokens begin with.
+// everywhere else the path splits at the unit and a child is added. Of two blocks with equal tokens
+// a held one has the entry, and the one that came first if both are held; a longer block takes the
+// place of a shorter one that its tokens begin with. In a full group a block is hung only behind
+// the entry of the block before it (entries.cc says why).
 
 #include <algorithm>
 
+#include "base/mutants.h"
 #include "prefix/tree.h"
 
 namespace kvfolio {
 
 bool PrefixTree::Impl::covered_below(std::int32_t r, std::int32_t g,
                                      std::int32_t logical) const noexcept {
+  // A full group has no gaps: what it keeps below begins with all of the run, or hangs behind that.
+  if (group(g).full()) {
+    return slots(r, g).live_kids > 0 && (logical + 1) * block_size(g) > run(r).end();
+  }
   while (run(r).num_children > 0) {
     r = run(r).children;
     const RunGroup& rg = slots(r, g);
@@ -22,21 +29,40 @@ bool PrefixTree::Impl::covered_below(std::int32_t r, std::int32_t g,
   return false;
 }
 
-bool PrefixTree::Impl::hang_at(std::int32_t r, std::int32_t g, std::int32_t block,
-                               std::int32_t logical, std::int32_t end) noexcept {
+bool PrefixTree::Impl::gives_way(std::int32_t g, std::int32_t block) const noexcept {
+  if (mutant(Mutant::kCachedTwinKeepsEntry)) return false;
+  if (group(g).where[block].idle != 0) return true;
+  return observer_ != nullptr && !observer_->is_held(GroupId(g), BlockId(block));
+}
+
+std::int32_t PrefixTree::Impl::whole_block_at(std::int32_t r, std::int32_t g,
+                                              std::int32_t end) const noexcept {
+  r = run_of(r, end);
+  const std::int32_t block = entries(r, g)[index_of(r, g, end)];
+  if (block == kNone || slots(r, g).num_partial == 0) return block;
+  return static_cast<std::int32_t>(group(g).where[block].end) == end ? block : kNone;
+}
+
+// Hangs a block that holds positions up to `end` of the path, where the tree has none or one that
+// gives way.
+void PrefixTree::Impl::hang_at(std::int32_t r, std::int32_t g, std::int32_t block,
+                               std::int32_t logical, std::int32_t end,
+                               Published& published) noexcept {
   FixedArray<Where>& where = group(g).where;
   const auto reach = [&](std::int32_t b) { return static_cast<std::int32_t>(where[b].end); };
-  const auto give_way = [&](std::int32_t shorter) {
-    take_entry(g, shorter);
-    if (shorter != block && observer_ != nullptr) {
-      observer_->on_unhung(GroupId(g), BlockId(shorter), BlockId(block));
+  const auto give_way = [&](std::int32_t other) {
+    take_entry(g, other);
+    if (other != block && observer_ != nullptr) {
+      observer_->on_unhung(GroupId(g), BlockId(other), BlockId(block));
     }
   };
-  if (where[block].run != 0 && reach(block) >= end) return false;
+  if (where[block].run != 0 && reach(block) >= end) return;
   const std::int32_t index = logical - slots(r, g).first;
   const std::int32_t there = entries(r, g)[index];
-  if (there != kNone && reach(there) >= end) return false;
-  if (partial(g, end) && covered_below(r, g, logical)) return false;
+  if (there != kNone && (reach(there) > end || (reach(there) == end && !gives_way(g, there)))) {
+    return;
+  }
+  if (partial(g, end) && covered_below(r, g, logical)) return;
 
   if (where[block].run != 0) {
     // A tail hangs where its tokens were found, maybe in a gap of a longer path, and its writer may
@@ -58,12 +84,76 @@ bool PrefixTree::Impl::hang_at(std::int32_t r, std::int32_t g, std::int32_t bloc
     if (above != kNone) give_way(above);
   }
   put_entry(r, g, index, block, end);
-  return true;
+  ++published.num_hung;
+}
+
+// The first of these logical blocks of a full group that would hang behind a gap, or `covered`.
+std::int32_t PrefixTree::Impl::first_gap(std::int32_t r, std::int32_t g,
+                                         std::span<const std::int32_t> table, std::int32_t first,
+                                         std::int32_t covered) const noexcept {
+  const std::int32_t size = block_size(g);
+  const auto missing = [&](std::int32_t end) { return whole_block_at(r, g, end) == kNone; };
+  if (first > 0 && missing(first * size)) return first;
+  for (std::int32_t logical = first; logical + 1 < covered; ++logical) {
+    if (table[static_cast<std::size_t>(logical)] == kNone && missing((logical + 1) * size)) {
+      return logical + 1;
+    }
+  }
+  return covered;
+}
+
+// Logical blocks [first, last) of one group, the last one first: what a run knows of its last entry
+// then changes once. `at`: where the path ends.
+void PrefixTree::Impl::hang_range(std::int32_t r, std::int32_t g, std::int32_t at,
+                                  std::span<const std::int32_t> table, std::int32_t first,
+                                  std::int32_t last, Published& published) noexcept {
+  const std::int32_t size = block_size(g);
+  last = std::min(last, static_cast<std::int32_t>(table.size()));
+  if (first >= last) return;
+  const bool needs_all = group(g).full() && !mutant(Mutant::kHungBehindAGap);
+  const std::int32_t gap = needs_all ? first_gap(r, g, table, first, last) : last;
+  for (std::int32_t logical = last - 1; logical >= first; --logical) {
+    const std::int32_t block = table[static_cast<std::size_t>(logical)];
+    if (block == kNone) continue;
+    const std::int32_t end = std::min((logical + 1) * size, at);
+    r = run_of(r, end);
+    const std::int32_t begin = logical * size;
+    const bool is_new = end - begin == size && begin >= run(r).start && logical < gap &&
+                        group(g).where[block].run == 0 &&
+                        entries(r, g)[logical - slots(r, g).first] == kNone;
+    if (is_new) {  // what most are: hang_at() would look for others that might give way
+      put_entry(r, g, logical - slots(r, g).first, block, end);
+      ++published.num_hung;
+      continue;
+    }
+    if (logical < gap) hang_at(r, g, block, logical, end, published);
+    published.has_gap |= logical >= gap;
+    if (static_cast<std::int32_t>(group(g).where[block].end) < end) {
+      published.missed_from = std::min(published.missed_from, logical * size);
+      published.missed_to = std::max(published.missed_to, end);
+    }
+  }
+}
+
+// Own blocks on the path so far come first: they fill the gaps that the new ones would hang behind.
+void PrefixTree::Impl::hang_offered(std::int32_t r, std::int32_t at, std::int32_t here,
+                                    const PublishOffer& offer, Published& published) noexcept {
+  for (std::int32_t g = 0; g < num_groups_; ++g) {
+    const BlockSize size = group(g).size;
+    const auto ends_by = [&](std::int32_t p) { return size.block_of(p + block_size(g) - 1); };
+    const std::span<const std::int32_t> table = offer.tables[static_cast<std::size_t>(g)];
+    const std::int32_t first_new = size.block_of(here);
+    if (offer.from < here) {
+      const std::int32_t last = std::min(ends_by(std::min(offer.to, here)), first_new);
+      hang_range(r, g, at, table, size.block_of(offer.from), last, published);
+    }
+    hang_range(r, g, at, table, first_new, offer.tail ? ends_by(at) : size.block_of(at), published);
+  }
 }
 
 bool PrefixTree::Impl::extend(Place& place, std::span<const std::int32_t> tokens,
-                              std::span<const MediaSpan> media, std::span<const BlockOffer> offers,
-                              bool tail, std::uint64_t* num_hung) noexcept {
+                              std::span<const MediaSpan> media, const PublishOffer& offer,
+                              Published& published) noexcept {
   settle(place);
   std::int32_t r = place.run;
   std::int32_t at = place.position;
@@ -115,21 +205,7 @@ bool PrefixTree::Impl::extend(Place& place, std::span<const std::int32_t> tokens
     advance(left);
   }
 
-  for (std::int32_t g = 0; g < num_groups_; ++g) {
-    const std::span<const std::int32_t> table = offers[static_cast<std::size_t>(g)].table;
-    const std::int32_t size = block_size(g);
-    const std::int32_t covered = group(g).size.block_of(tail ? at + size - 1 : at);
-    const std::int32_t first = group(g).size.block_of(place.position);
-    std::int32_t cursor = r;
-    for (std::int32_t logical = std::min(covered, static_cast<std::int32_t>(table.size())) - 1;
-         logical >= first; --logical) {
-      const std::int32_t block = table[static_cast<std::size_t>(logical)];
-      if (block == kNone) continue;
-      const std::int32_t end = std::min((logical + 1) * size, at);
-      while (end <= run(cursor).start) cursor = run(cursor).parent;
-      if (hang_at(cursor, g, block, logical, end) && num_hung != nullptr) ++*num_hung;
-    }
-  }
+  hang_offered(r, at, place.position, offer, published);
 
   const std::int32_t position = units_.begin_of(at);
   if (r == place.run) {
@@ -142,12 +218,11 @@ bool PrefixTree::Impl::extend(Place& place, std::span<const std::int32_t> tokens
   return true;
 }
 
-bool PrefixTree::Impl::offer(const Place& place, GroupId group_id, BlockId block,
-                             std::int32_t logical, std::int32_t end) noexcept {
+std::int32_t PrefixTree::Impl::entry_at(const Place& place, std::int32_t g,
+                                        std::int32_t logical) const noexcept {
+  const std::int32_t end = (logical + 1) * block_size(g);
   KVFOLIO_CHECK(end <= place.position);
-  std::int32_t r = place.run;
-  while (end <= run(r).start) r = run(r).parent;
-  return hang_at(r, group_id.value(), block.value(), logical, end);
+  return whole_block_at(place.run, g, end);
 }
 
 }  // namespace kvfolio

@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random sequences publish, fork, truncate, close and lose blocks; after each operation everything
-// that the tree says is compared with a naive model (naive_prefix.h).
+// Random sequences publish, offer their blocks again, fork, truncate, close and lose blocks; after
+// each operation everything that the tree says is compared with a naive model (naive_prefix.h).
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <map>
 #include <optional>
 #include <ostream>
 #include <random>
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kvfolio/prefix_tree.h"
@@ -30,7 +35,7 @@ struct Setup {
   std::vector<TreeGroup> groups;
   std::int32_t alphabet = 2;
   bool media = false;
-  // One full group, nothing unhung or truncated: the longest prefix is found exactly.
+  // One full group: the longest prefix is found exactly.
   bool exact = false;
   std::int64_t max_index_tokens = 1 << 14;
   std::int32_t max_runs = 1 << 10;
@@ -81,7 +86,7 @@ class World : public TreeObserver {
   World(const Setup& setup, std::uint32_t seed)
       : setup_(setup), random_(seed), model_(setup.groups), tree_(make_tree(setup)) {
     tree_.set_observer(this);
-    candidates_.resize(setup.groups.size());
+    told_.resize(setup.groups.size());
     for (const TreeGroup& group : setup.groups) {
       blocks_.emplace_back(static_cast<std::size_t>(group.num_blocks));
       free_.emplace_back();
@@ -102,21 +107,23 @@ class World : public TreeObserver {
     const int what = pick(0, 99);
     if (what < 20) {
       open();
-    } else if (what < 45) {
+    } else if (what < 43) {
       if (Sequence* s = any()) append(*s, pick(1, 7));
-    } else if (what < 65) {
+    } else if (what < 63) {
       if (Sequence* s = any()) publish(*s, pick(0, 3) == 0);
-    } else if (what < 70) {
+    } else if (what < 68) {
       if (Sequence* s = any()) fork(*s);
+    } else if (what < 72) {
+      if (Sequence* s = any()) truncate(*s);
     } else if (what < 75) {
-      if (Sequence* s = any(); s != nullptr && !setup_.exact) truncate(*s);
-    } else if (what < 80) {
       if (Sequence* s = any()) drop_behind_windows(*s);
-    } else if (what < 90) {
+    } else if (what < 80) {
+      if (Sequence* s = any()) drop_some(*s);
+    } else if (what < 88) {
       if (!sequences_.empty()) close(static_cast<std::size_t>(pick(0, num_open() - 1)));
     } else if (what < 98) {
       evict_any(static_cast<std::size_t>(pick(0, num_groups() - 1)));
-    } else if (!setup_.exact) {
+    } else {
       unhang_any(static_cast<std::size_t>(pick(0, num_groups() - 1)));
     }
     check();
@@ -141,34 +148,42 @@ class World : public TreeObserver {
     const auto g = static_cast<std::size_t>(group.value());
     const auto at = model_.by_block[g].find(block.value());
     ASSERT_NE(at, model_.by_block[g].end()) << "unhung twice";
-    EXPECT_EQ(candidates_[g].count(block.value()), 0u) << "a candidate that nobody can find";
+    EXPECT_EQ(told_[g].count(block.value()), 0u) << "a candidate that nobody can find";
     if (successor.valid()) {
       const Block& next = blocks_[g][static_cast<std::size_t>(successor.value())];
       EXPECT_GT(next.refs, 0);
       EXPECT_EQ(naive::common(at->second.text, next.text), naive::length(at->second.text));
-      EXPECT_GT(next.text.size(), at->second.text.size());
     }
-    unhung_.push_back({g, block.value(), successor.valid(), at->second});
+    unhung_.push_back({g, block.value(), successor.value(), at->second});
     model_.by_block[g].erase(at);
     Block& b = blocks_[g][static_cast<std::size_t>(block.value())];
     if (b.refs == 0) free_[g].push_back(block.value());
   }
 
-  void on_candidate(GroupId group, BlockId block, bool candidate) override {
-    auto& known = candidates_[static_cast<std::size_t>(group.value())];
-    EXPECT_EQ(known.count(block.value()), candidate ? 0u : 1u) << "told what was known";
-    if (candidate) {
-      known.insert(block.value());
-    } else {
+  void on_candidate(GroupId group, BlockId block, Candidate candidate) override {
+    auto& known = told_[static_cast<std::size_t>(group.value())];
+    const auto at = known.find(block.value());
+    EXPECT_NE(candidate, at == known.end() ? Candidate::kNone : at->second)
+        << "told what was known";
+    if (candidate == Candidate::kNone) {
       known.erase(block.value());
+    } else {
+      known[block.value()] = candidate;
     }
+  }
+
+  // At random, but the same for all of one publication.
+  bool is_held(GroupId group, BlockId block) const override {
+    const auto g = static_cast<std::size_t>(group.value());
+    EXPECT_FALSE(model_.by_block[g].at(block.value()).idle) << "asked about an idle block";
+    return draws_held(g, block.value());
   }
 
  private:
   struct Unhung {
     std::size_t group;
     std::int32_t block;
-    bool succeeded;
+    std::int32_t successor;
     Entry entry;
   };
 
@@ -375,57 +390,129 @@ class World : public TreeObserver {
     mine.text = text_of(s.tokens, s.media);
   }
 
-  // A block with `text` is offered where the tree may want it; then, was it right to hang it or
-  // not?
+  // What the rules say of a block that is offered, before the tree hears of it.
   struct Offered {
     std::size_t group;
     std::int32_t block;
+    std::int32_t begin;
     Entry entry;
-    bool own_entry_reaches;
-    bool covered;       // by an entry that begins with the text
-    bool covered_same;  // by one with the same text
-    std::vector<std::int32_t> shorter;
+    bool behind_gap;
+    bool reaches;                         // its own entry
+    bool has_equal;                       // another block has an entry with this text
+    bool kept_equal;                      // and one that does not give way
+    bool covered;                         // by a longer entry that begins with the text
+    std::vector<std::int32_t> gives_way;  // blocks with equal entries
+    std::vector<std::int32_t> shorter;    // blocks whose entries the text begins with
+
+    [[nodiscard]] bool may_hang() const { return !behind_gap && !reaches; }
+    [[nodiscard]] bool must_hang() const { return may_hang() && !kept_equal && !covered; }
   };
+  [[nodiscard]] bool draws_held(std::size_t g, std::int32_t b) const {
+    const std::uint32_t drawn = held_salt_ + static_cast<std::uint32_t>(g) * 7919u +
+                                static_cast<std::uint32_t>(b) * 2654435761u;
+    return blocks_[g][static_cast<std::size_t>(b)].refs > 0 && (drawn >> 13) % 4 != 0;
+  }
   Offered before_offer(const Sequence& s, std::size_t g, std::int32_t b, std::int32_t end) {
     const Text text = first(text_of(s.tokens, s.media), end);
     const auto root = static_cast<std::int32_t>(s.root);
     const auto own = model_.by_block[g].find(b);
-    const bool reaches = own != model_.by_block[g].end() && naive::length(own->second.text) >= end;
-    Offered offered{g, b, {root, text, false}, reaches, false, false, {}};
+    Offered offered{
+        .group = g,
+        .block = b,
+        .begin = model_.logical(g, text) * size_of(g),
+        .entry = {root, text, false},
+        .behind_gap = false,
+        .reaches = own != model_.by_block[g].end() && naive::length(own->second.text) >= end,
+        .has_equal = false,
+        .kept_equal = false,
+        .covered = false,
+        .gives_way = {},
+        .shorter = {}};
     for (const auto& [other, e] : model_.by_block[g]) {
       if (e.root != root || model_.logical(g, e.text) != model_.logical(g, text)) continue;
       const std::int32_t same = naive::common(e.text, text);
-      offered.covered |= same == end;
-      offered.covered_same |= same == end && e.text == text;
+      offered.covered |= same == end && naive::length(e.text) > end;
+      if (e.text == text && other != b) {
+        const bool gives_way = e.idle || !draws_held(g, other);
+        offered.has_equal = true;
+        offered.kept_equal |= !gives_way;
+        if (gives_way) offered.gives_way.push_back(other);
+      }
       if (same == naive::length(e.text) && same < end && other != b) {
         offered.shorter.push_back(other);
       }
     }
     return offered;
   }
-  void after_offers(const std::vector<Offered>& offers, std::uint64_t hung) {
-    for (const Offered& o : offers) {
-      const std::int32_t end = naive::length(o.entry.text);
-      const bool found = tree_.findable_end(id(o.group), BlockId(o.block)) == end;
-      const bool is_hung = found && !o.own_entry_reaches;
-      if (is_hung) {
-        --hung;
-        model_.by_block[o.group].insert_or_assign(o.block, o.entry);
-        // Of runs that begin alike, one may keep the longer entry and another be hung at, which has
-        // none and is only stood on: then a partial block is there twice.
-        EXPECT_FALSE(o.covered_same);
-        EXPECT_FALSE(o.covered && end % size_of(o.group) == 0);
+  // Of one group, the first block first: in a full group each waits for the one before it.
+  void before_offers(const Sequence& s, std::size_t g, std::int32_t from, std::int32_t target,
+                     bool tail, std::vector<Offered>& offers) {
+    const std::int32_t size = size_of(g);
+    const Text text = text_of(s.tokens, s.media);
+    bool is_there = true;  // the whole block before this one
+    for (std::int32_t i = from / size; i * size < target; ++i) {
+      const std::int32_t end = std::min((i + 1) * size, target);
+      if (end != (i + 1) * size && !tail) break;
+      if (i > 0 && i == from / size) {
+        is_there = model_.keeper(g, static_cast<std::int32_t>(s.root), first(text, i * size)) >= 0;
+      }
+      const std::int32_t b = s.tables[g][static_cast<std::size_t>(i)];
+      if (b >= 0) {
+        Offered offered = before_offer(s, g, b, end);
+        offered.behind_gap = model_.full(g) && !is_there;
+        is_there = offered.reaches || offered.has_equal || offered.may_hang();
+        offers.push_back(std::move(offered));
       } else {
-        EXPECT_TRUE(o.own_entry_reaches || o.covered);
+        is_there = model_.keeper(g, static_cast<std::int32_t>(s.root), first(text, end)) >= 0;
       }
     }
-    EXPECT_EQ(hung, 0u);
+  }
+  void after_offers(const std::vector<Offered>& offers, const Published& published) {
+    Published expected;
+    std::map<std::pair<std::size_t, std::int32_t>, std::int32_t> must_go;  // to their successors
+    std::map<std::pair<std::size_t, std::int32_t>, std::int32_t> may_go;
+    for (const Offered& o : offers) {
+      const std::int32_t end = naive::length(o.entry.text);
+      const bool is_hung = !o.reaches && tree_.findable_end(id(o.group), BlockId(o.block)) == end;
+      // A tail that ends inside a unit may hang beside an equal entry or a longer one that begins
+      // with it: the path up to a border of units is the same for all, and it ends behind that. A
+      // tail of a window group may hang in a gap above a longer one.
+      const bool loose = end % tree_.unit() != 0;
+      const bool may_be_covered = loose || !model_.full(o.group);
+      EXPECT_TRUE(is_hung || !o.must_hang());
+      EXPECT_TRUE(!is_hung ||
+                  (o.may_hang() && (!o.kept_equal || loose) && (!o.covered || may_be_covered)));
+      expected.has_gap |= o.behind_gap;
+      if (!is_hung && !o.reaches) {
+        expected.missed_from = std::min(expected.missed_from, o.begin);
+        continue;
+      }
+      if (!is_hung) continue;
+      ++expected.num_hung;
+      model_.by_block[o.group].insert_or_assign(o.block, o.entry);
+      for (const std::int32_t b : o.gives_way) {
+        (loose ? may_go : must_go)[{o.group, b}] = o.block;
+        ++num_gave_way_;
+      }
+      for (const std::int32_t b : o.shorter) may_go[{o.group, b}] = o.block;
+    }
+    EXPECT_EQ(published.num_hung, expected.num_hung);
+    EXPECT_EQ(published.has_gap, expected.has_gap);
+    EXPECT_EQ(published.missed_from, expected.missed_from);
+    num_gaps_ += published.has_gap ? 1 : 0;
     for (const Unhung& gone : unhung_) {
-      EXPECT_TRUE(gone.succeeded);
-      EXPECT_TRUE(std::any_of(offers.begin(), offers.end(), [&](const Offered& o) {
-        return o.group == gone.group &&
-               std::count(o.shorter.begin(), o.shorter.end(), gone.block) == 1;
-      }));
+      const std::pair key(gone.group, gone.block);
+      const auto which = must_go.count(key) != 0 ? must_go.find(key) : may_go.find(key);
+      ASSERT_NE(which, may_go.end()) << "block " << gone.block << " gave way for nothing";
+      EXPECT_EQ(gone.successor, which->second);
+      must_go.erase(key);
+    }
+    EXPECT_TRUE(must_go.empty());
+    // What stays hangs beside.
+    for (const auto& [key, successor] : may_go) {
+      const auto& entries = model_.by_block[key.first];
+      const auto stays = entries.find(key.second);
+      EXPECT_TRUE(stays == entries.end() || naive::length(stays->second.text) % tree_.unit() != 0);
     }
   }
 
@@ -433,34 +520,31 @@ class World : public TreeObserver {
     if (!s.place.valid()) return;
     const std::int32_t unit = tree_.unit();
     const std::int32_t target = tail ? s.length() : s.length() / unit * unit;
-    const std::int32_t from = s.place.position;
-    if (target < from || (target == from && !tail)) return;
-    std::vector<BlockOffer> offers;
+    const std::int32_t at = s.place.position;
+    const std::int32_t again =
+        pick(0, 1) == 0 ? std::numeric_limits<std::int32_t>::max() : pick(0, s.length());
+    if (target == at && !tail && again >= at) return;
+    held_salt_ = static_cast<std::uint32_t>(random_());
+    std::vector<std::span<const std::int32_t>> tables;
     std::vector<Offered> offered;
     for (std::size_t g = 0; g < setup_.groups.size(); ++g) {
-      const std::vector<std::int32_t>& table = s.tables[g];
-      offers.push_back({table});
-      for (std::int32_t i = from / size_of(g); i * size_of(g) < target; ++i) {
-        const std::int32_t end = std::min((i + 1) * size_of(g), target);
-        if (end != (i + 1) * size_of(g) && !tail) continue;
-        const std::int32_t b = table[static_cast<std::size_t>(i)];
-        if (b >= 0) offered.push_back(before_offer(s, g, b, end));
-      }
+      tables.emplace_back(s.tables[g]);
+      before_offers(s, g, std::min(at, again), target, tail, offered);
     }
     unhung_.clear();
-    std::uint64_t hung = 0;
+    Published published;
     const Place before = s.place;
-    const std::span<const std::int32_t> tokens(s.tokens.data() + from,
-                                               static_cast<std::size_t>(target - from));
-    if (!tree_.extend(s.place, tokens, media_[s.media], offers, tail, &hung)) {
+    const std::span<const std::int32_t> tokens(s.tokens.data() + at,
+                                               static_cast<std::size_t>(target - at));
+    if (!tree_.extend(s.place, tokens, media_[s.media], {tables, again, tail}, published)) {
       ++num_refused_;
-      EXPECT_EQ(hung, 0u);
+      EXPECT_EQ(published.num_hung, 0u);
       EXPECT_TRUE(unhung_.empty());
       EXPECT_EQ(s.place.position, before.position);
       if (pick(0, 1) == 0) tree_.leave(s.place);
       return;
     }
-    after_offers(offered, hung);
+    after_offers(offered, published);
     EXPECT_EQ(s.place.position, target / unit * unit);
   }
 
@@ -476,19 +560,9 @@ class World : public TreeObserver {
     sequences_.push_back(std::move(child));
   }
 
-  // Last holder of a block that nobody can find: the tree may want it.
   void give_back(Sequence& s, std::size_t g, std::size_t logical) {
     std::int32_t& b = s.tables[g][logical];
     if (b < 0) return;
-    const std::int32_t end = (static_cast<std::int32_t>(logical) + 1) * size_of(g);
-    if (s.place.valid() && end <= s.place.position && block(g, b).refs == 1 &&
-        model_.by_block[g].count(b) == 0) {
-      unhung_.clear();
-      const std::vector<Offered> offered = {before_offer(s, g, b, end)};
-      const bool hung =
-          tree_.offer(s.place, id(g), BlockId(b), static_cast<std::int32_t>(logical), end);
-      after_offers(offered, hung ? 1 : 0);
-    }
     let_go(g, b);
     b = -1;
   }
@@ -524,6 +598,18 @@ class World : public TreeObserver {
     }
   }
 
+  // As a trim does, which leaves holes in the table of a full group too: what is dropped there lies
+  // above busy blocks.
+  void drop_some(Sequence& s) {
+    const auto g = static_cast<std::size_t>(pick(0, num_groups() - 1));
+    const auto size = static_cast<int>(s.tables[g].size());
+    if (size < 2) return;
+    for (int i = pick(0, size - 2), n = pick(1, 3); n > 0 && i < size - 1; ++i, --n) {
+      give_back(s, g, static_cast<std::size_t>(i));
+    }
+    settle(g);
+  }
+
   void close(std::size_t index) {
     Sequence s = std::move(sequences_[index]);
     sequences_.erase(sequences_.begin() + static_cast<std::ptrdiff_t>(index));
@@ -535,63 +621,62 @@ class World : public TreeObserver {
     if (s.place.valid()) tree_.leave(s.place);
   }
 
+  // Any of those that eviction may take.
   bool evict_any(std::size_t g) {
-    std::vector<std::int32_t> choice;
-    for (const auto& [b, e] : model_.by_block[g]) {
-      if (candidates_[g].count(b) != 0) choice.push_back(b);
-    }
-    if (choice.empty()) return false;
-    const std::int32_t victim =
-        choice[static_cast<std::size_t>(pick(0, static_cast<int>(choice.size()) - 1))];
-    const Entry evicted = model_.by_block[g].at(victim);
-    unhung_.clear();
-    tree_.evict(id(g), BlockId(victim));
-    check_eviction(g, victim, evicted);
-    return true;
-  }
-
-  void check_eviction(std::size_t g, std::int32_t victim, const Entry& evicted) {
-    ASSERT_FALSE(unhung_.empty());
-    EXPECT_EQ(unhung_[0].group, g);
-    EXPECT_EQ(unhung_[0].block, victim);
-    const std::int32_t logical = model_.logical(g, evicted.text);
-    for (std::size_t i = 0; i < unhung_.size(); ++i) {
-      const Unhung& gone = unhung_[i];
-      EXPECT_TRUE(gone.entry.idle);
-      EXPECT_FALSE(gone.succeeded);
-      if (i == 0) continue;
-      // No prompt reaches it: the full group serves nothing of its last unit.
-      EXPECT_TRUE(model_.full(g));
-      EXPECT_NE(gone.group, g);
-      const std::int32_t unit = tree_.unit();
-      const Query q{gone.entry.root, gone.entry.text, {}};
-      EXPECT_GE(model_.logical(gone.group, q.text) * size_of(gone.group), logical * size_of(g));
-      EXPECT_LT(
-          model_.reach(g, q, logical, false) / unit * unit,
-          std::min((logical + 1) * size_of(g), (naive::length(q.text) - 1) / unit * unit + 1));
-    }
-    if (!model_.full(g) || naive::length(evicted.text) % tree_.unit() != 0) return;
-    for (std::size_t h = 0; h < setup_.groups.size(); ++h) {
-      if (h == g) continue;
-      for (const auto& [b, e] : model_.by_block[h]) {
-        const std::int32_t begin = model_.logical(h, e.text) * size_of(h);
-        EXPECT_FALSE(e.idle && naive::Prefixes::goes_on(evicted, e) &&
-                     begin >= logical * size_of(g))
-            << "group " << h << " keeps block " << b << " below an evicted one";
+    if (told_[g].empty()) return false;
+    const auto [victim, candidate] =
+        *std::next(told_[g].begin(), pick(0, static_cast<int>(told_[g].size()) - 1));
+    num_heads_ += candidate == Candidate::kHead ? 1 : 0;
+    unhang(g, victim);
+    // A leaf goes alone, in its group.
+    if (candidate == Candidate::kLeaf) {
+      for (const Unhung& gone : unhung_) EXPECT_TRUE(gone.group != g || gone.block == victim);
+    } else {
+      for (const Unhung& gone : unhung_) {
+        EXPECT_TRUE(gone.group != g || gone.block == victim || !gone.entry.idle);
       }
     }
+    return true;
   }
 
   void unhang_any(std::size_t g) {
     const auto& entries = model_.by_block[g];
     if (entries.empty()) return;
-    const std::int32_t b =
-        std::next(entries.begin(), pick(0, static_cast<int>(entries.size()) - 1))->first;
+    unhang(g, std::next(entries.begin(), pick(0, static_cast<int>(entries.size()) - 1))->first);
+  }
+
+  void unhang(std::size_t g, std::int32_t b) {
+    const Entry out = model_.by_block[g].at(b);
+    std::set<std::pair<std::size_t, std::int32_t>> must_go = {{g, b}};
+    std::set<std::pair<std::size_t, std::int32_t>> may_go;
+    for (std::size_t h = 0; h < setup_.groups.size(); ++h) {
+      for (const auto& [other, e] : model_.by_block[h]) {
+        if (h == g && other == b) continue;
+        const auto along = model_.along(g, out, h, e, tree_.unit());
+        if (along == naive::Prefixes::Along::kYes) must_go.insert({h, other});
+        if (along == naive::Prefixes::Along::kMaybe) may_go.insert({h, other});
+      }
+    }
     unhung_.clear();
     tree_.unhang(id(g), BlockId(b));
-    ASSERT_EQ(unhung_.size(), 1u);
-    EXPECT_EQ(unhung_[0].block, b);
-    EXPECT_FALSE(unhung_[0].succeeded);
+    ASSERT_FALSE(unhung_.empty());
+    EXPECT_EQ(unhung_.back().block, b);
+    for (const Unhung& gone : unhung_) {
+      EXPECT_EQ(gone.successor, -1);
+      const std::pair key(gone.group, gone.block);
+      EXPECT_EQ(must_go.erase(key) + may_go.count(key), 1u) << "block " << gone.block;
+      // No prompt reaches it: the full group serves nothing of its last unit.
+      if (key != std::pair(g, b)) expect_unreachable(g, model_.logical(g, out.text), gone);
+    }
+    EXPECT_TRUE(must_go.empty());
+  }
+
+  void expect_unreachable(std::size_t g, std::int32_t logical, const Unhung& gone) {
+    const std::int32_t unit = tree_.unit();
+    const Query q{gone.entry.root, gone.entry.text, {}};
+    EXPECT_GE(model_.logical(gone.group, q.text) * size_of(gone.group), logical * size_of(g));
+    EXPECT_LT(model_.reach(g, q, logical, false) / unit * unit,
+              std::min((logical + 1) * size_of(g), (naive::length(q.text) - 1) / unit * unit + 1));
   }
 
   // ---- checks ----
@@ -601,19 +686,22 @@ class World : public TreeObserver {
     ASSERT_TRUE(ok.ok()) << ok.message();
     for (std::size_t g = 0; g < setup_.groups.size(); ++g) {
       const auto& entries = model_.by_block[g];
-      // A tail that ends inside a unit may hang on one path while others begin with it.
-      std::int32_t evictable = 0;
-      std::int32_t maybe_evictable = 0;
+      std::int32_t num_idle = 0;
       for (const auto& [b, e] : entries) {
+        num_idle += e.idle ? 1 : 0;
+        const auto at = told_[g].find(b);
+        const Candidate told = at == told_[g].end() ? Candidate::kNone : at->second;
+        const Candidate expected = model_.candidate(g, e);
+        if (told == expected) continue;
+        // A tail that ends inside a unit may hang on one path while others begin with it: what
+        // the tree sees below it is less than what its text says.
         const bool loose = e.idle && naive::length(e.text) % tree_.unit() != 0;
-        const bool told = candidates_[g].count(b) != 0;
-        ASSERT_TRUE(told == model_.candidate(g, e) || (told && loose)) << "block " << b;
-        evictable += model_.evictable(g, e) ? 1 : 0;
-        maybe_evictable += loose || model_.evictable(g, e) ? 1 : 0;
+        ASSERT_TRUE(loose && expected != Candidate::kLeaf && told != Candidate::kNone)
+            << "block " << b;
       }
-      for (const std::int32_t b : candidates_[g]) ASSERT_EQ(entries.count(b), 1u);
-      ASSERT_GE(tree_.num_evictable(id(g)), evictable);
-      ASSERT_LE(tree_.num_evictable(id(g)), maybe_evictable);
+      for (const auto& [b, candidate] : told_[g]) ASSERT_EQ(entries.count(b), 1u);
+      ASSERT_EQ(tree_.num_idle(id(g)), num_idle);
+      check_no_gaps(g);
       for (std::int32_t b = 0; b < setup_.groups[g].num_blocks; ++b) {
         const auto entry = entries.find(b);
         const std::int32_t end = entry == entries.end() ? 0 : naive::length(entry->second.text);
@@ -625,6 +713,27 @@ class World : public TreeObserver {
       std::vector<std::int32_t> kept(static_cast<std::size_t>(s.place.position));
       tree_.copy_tokens(s.place, 0, kept);
       ASSERT_TRUE(std::equal(kept.begin(), kept.end(), s.tokens.begin()));
+    }
+    if (const Sequence* s = any(); s != nullptr && s->place.valid()) check_entries_at(*s);
+  }
+
+  void check_no_gaps(std::size_t g) {
+    if (!model_.full(g)) return;
+    for (const auto& [b, e] : model_.by_block[g]) {
+      const std::int32_t begin = model_.logical(g, e.text) * size_of(g);
+      ASSERT_TRUE(begin == 0 || model_.keeper(g, e.root, first(e.text, begin)) >= 0)
+          << "block " << b << " of group " << g;
+    }
+  }
+
+  void check_entries_at(const Sequence& s) {
+    const Text text = text_of(s.tokens, s.media);
+    for (std::size_t g = 0; g < setup_.groups.size(); ++g) {
+      for (std::int32_t i = 0; (i + 1) * size_of(g) <= s.place.position; ++i) {
+        ASSERT_EQ(
+            tree_.entry_at(s.place, id(g), i).value(),
+            model_.keeper(g, static_cast<std::int32_t>(s.root), first(text, (i + 1) * size_of(g))));
+      }
     }
   }
 
@@ -685,6 +794,9 @@ class World : public TreeObserver {
   int hits_ = 0;
   int whole_ = 0;
   int num_refused_ = 0;
+  int num_gaps_ = 0;
+  int num_gave_way_ = 0;
+  int num_heads_ = 0;
 
  private:
   Setup setup_;
@@ -694,20 +806,30 @@ class World : public TreeObserver {
   std::vector<std::vector<MediaSpan>> media_;
   std::vector<std::vector<Block>> blocks_;  // per group
   std::vector<std::vector<std::int32_t>> free_;
-  std::vector<std::vector<std::int32_t>> let_go_;   // the tree takes them for busy
-  std::vector<std::set<std::int32_t>> candidates_;  // as told by the tree
+  std::vector<std::vector<std::int32_t>> let_go_;        // the tree takes them for busy
+  std::vector<std::map<std::int32_t, Candidate>> told_;  // candidates, by the tree
   std::vector<Sequence> sequences_;
   std::vector<Prompt> asked_;
   std::vector<Unhung> unhung_;
+  std::uint32_t held_salt_ = 0;
   std::int32_t next_id_ = 0;
 };
+
+// KVFOLIO_TREE_SEEDS: more worlds, by hand.
+std::uint32_t num_seeds() {
+  const char* seeds = std::getenv("KVFOLIO_TREE_SEEDS");
+  return seeds == nullptr ? 10 : static_cast<std::uint32_t>(std::strtoul(seeds, nullptr, 10));
+}
 
 class PrefixTreeAgainstNaive : public ::testing::TestWithParam<Setup> {};
 
 TEST_P(PrefixTreeAgainstNaive, AnswersCandidatesAndCountsAgreeAfterEachOperation) {
   int hits = 0;
   int refused = 0;
-  for (std::uint32_t seed = 1; seed <= 10; ++seed) {
+  int gaps = 0;
+  int gave_way = 0;
+  int heads = 0;
+  for (std::uint32_t seed = 1; seed <= num_seeds(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     World world(GetParam(), seed);
     for (int i = 0; i < 1000; ++i) {
@@ -719,11 +841,21 @@ TEST_P(PrefixTreeAgainstNaive, AnswersCandidatesAndCountsAgreeAfterEachOperation
     if (HasFailure()) return;
     hits += world.hits_;
     refused += world.num_refused_;
+    gaps += world.num_gaps_;
+    gave_way += world.num_gave_way_;
+    heads += world.num_heads_;
   }
   EXPECT_GT(hits, 1000);
   if (GetParam().max_index_tokens < 1000 || GetParam().max_media_extents < 10) {
     EXPECT_GT(refused, 10);
   }
+  EXPECT_GT(gave_way, 20);
+  const auto& groups = GetParam().groups;
+  const bool full = std::any_of(groups.begin(), groups.end(), [](const TreeGroup& group) {
+    return group.kind == AttentionKind::kFull;
+  });
+  EXPECT_EQ(heads > 0, full);
+  EXPECT_TRUE(full ? gaps > 10 : gaps == 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -733,6 +865,7 @@ INSTANTIATE_TEST_SUITE_P(
         Setup{.name = "OneFullGroup", .groups = {full_group(4, 40)}, .alphabet = 3, .media = true},
         Setup{.name = "OneFullGroupOfBlockOne", .groups = {full_group(1, 60)}, .alphabet = 3},
         Setup{.name = "OneWindowGroup", .groups = {window_group(2, 5, 3, 40)}},
+        Setup{.name = "OneWindowOfOneToken", .groups = {window_group(2, 1, 0, 40)}},
         Setup{.name = "FullAndWindow", .groups = {full_group(4, 40), window_group(2, 6, 0, 60)}},
         Setup{.name = "FullAndWindowWithMediaAndSinks",
               .groups = {window_group(2, 6, 3, 60), full_group(4, 40)},

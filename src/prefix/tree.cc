@@ -190,7 +190,7 @@ std::int32_t PrefixTree::Impl::new_run() noexcept {
   for (std::int32_t g = 0; g < num_groups_; ++g) {
     RunGroup& rg = slots(r, g);
     rg = {};
-    rg.last_live = rg.last_busy = kNone;
+    rg.last_live = rg.last_idle = kNone;
   }
   ++num_runs_;
   return r;
@@ -348,7 +348,6 @@ std::int32_t PrefixTree::Impl::split(std::int32_t r, std::int32_t cut) noexcept 
     Group& grp = group(g);
     RunGroup& low = slots(r, g);
     RunGroup& high = slots(u, g);
-    if (low.busy_kids == 0) grp.evictable -= grp.full() ? low.cold : 0;
     std::int32_t* entry = entries_->at(low.entries);
     std::int32_t* high_entry = entries_->at(high.entries);
     for (std::int32_t i = 0; i < high.count; ++i) {
@@ -367,12 +366,8 @@ std::int32_t PrefixTree::Impl::split(std::int32_t r, std::int32_t cut) noexcept 
     entries_->shrink(low.entries, low.count);
     recount(r, g);
     recount(u, g);
-    if (grp.full()) {
-      high.live_kids = has_live(r, g) ? 1 : 0;
-      high.busy_kids = has_busy(r, g) ? 1 : 0;
-      if (low.busy_kids == 0) grp.evictable += low.cold;
-      if (high.busy_kids == 0) grp.evictable += high.cold;
-    }
+    high.live_kids = has_live(r, g) ? 1 : 0;
+    high.idle_kids = has_idle(r, g) ? 1 : 0;
   }
   return u;
 }
@@ -517,7 +512,7 @@ void PrefixTree::Impl::prefetch(std::int32_t r) const noexcept {
   __builtin_prefetch(&run(r));
   for (std::int32_t g = 0; g < num_groups_; ++g) {  // these may lie on two lines
     __builtin_prefetch(&slots(r, g));
-    __builtin_prefetch(&slots(r, g).busy_kids);
+    __builtin_prefetch(&slots(r, g).idle_kids);
   }
 }
 
@@ -633,13 +628,13 @@ void PrefixTree::prefetch_eviction(GroupId group, BlockId block, int step) const
 }
 
 bool PrefixTree::extend(Place& place, std::span<const std::int32_t> tokens,
-                        std::span<const MediaSpan> media, std::span<const BlockOffer> offers,
-                        bool tail, std::uint64_t* num_hung) noexcept {
-  return impl_->extend(place, tokens, media, offers, tail, num_hung);
+                        std::span<const MediaSpan> media, const PublishOffer& offer,
+                        Published& published) noexcept {
+  return impl_->extend(place, tokens, media, offer, published);
 }
-bool PrefixTree::offer(const Place& place, GroupId group, BlockId block, std::int32_t logical,
-                       std::int32_t end) noexcept {
-  return impl_->offer(place, group, block, logical, end);
+BlockId PrefixTree::entry_at(const Place& place, GroupId group,
+                             std::int32_t logical) const noexcept {
+  return BlockId(impl_->entry_at(place, group.value(), logical));
 }
 
 std::int32_t PrefixTree::findable_end(GroupId group, BlockId block) const noexcept {
@@ -663,11 +658,8 @@ void PrefixTree::set_busy(GroupId group, std::span<const std::int32_t> blocks) n
 void PrefixTree::unhang(GroupId group, BlockId block) noexcept {
   impl_->unhang(group.value(), block.value());
 }
-void PrefixTree::evict(GroupId group, BlockId block) noexcept {
-  impl_->evict(group.value(), block.value());
-}
-std::int32_t PrefixTree::num_evictable(GroupId group) const noexcept {
-  return impl_->groups_[static_cast<std::size_t>(group.value())].evictable;
+std::int32_t PrefixTree::num_idle(GroupId group) const noexcept {
+  return impl_->groups_[static_cast<std::size_t>(group.value())].num_idle;
 }
 void PrefixTree::copy_from(const PrefixTree& other) noexcept { impl_->copy_from(*other.impl_); }
 std::int32_t PrefixTree::unit() const noexcept { return impl_->unit_; }

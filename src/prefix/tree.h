@@ -78,11 +78,11 @@ class PrefixTree::Impl {
     std::int32_t count;
     std::int32_t num_live;     // entries that are not -1
     std::int32_t num_partial;  // of these, those that end inside their block
+    std::int32_t num_idle;     // likewise, those that nobody uses
     std::int32_t last_live;    // index from `first`, or kNone
-    std::int32_t last_busy;    // likewise; full groups only
-    std::int32_t cold;         // idle entries behind last_busy; full groups only
-    std::int32_t live_kids;    // children with an entry in their subtree; full groups only
-    std::int32_t busy_kids;    // children with a busy entry in their subtree; full groups only
+    std::int32_t last_idle;    // likewise
+    std::int32_t live_kids;    // children with an entry in their subtree
+    std::int32_t idle_kids;    // children with an idle entry in their subtree
 
     // Every block of the run is there, up to its end.
     [[nodiscard]] bool whole() const noexcept { return num_live == count && num_partial == 0; }
@@ -97,8 +97,8 @@ class PrefixTree::Impl {
   struct Group {
     TreeGroup spec;
     BlockSize size;
-    FixedArray<Where> where;  // by block
-    std::int32_t evictable = 0;
+    FixedArray<Where> where;    // by block
+    std::int32_t num_idle = 0;  // entries
 
     [[nodiscard]] bool full() const noexcept { return spec.kind == AttentionKind::kFull; }
   };
@@ -125,14 +125,12 @@ class PrefixTree::Impl {
                   bool one_more) const noexcept;
   // publish.cc
   bool extend(Place& place, std::span<const std::int32_t> tokens, std::span<const MediaSpan> media,
-              std::span<const BlockOffer> offers, bool tail, std::uint64_t* num_hung) noexcept;
-  bool offer(const Place& place, GroupId group, BlockId block, std::int32_t logical,
-             std::int32_t end) noexcept;
+              const PublishOffer& offer, Published& published) noexcept;
+  std::int32_t entry_at(const Place& place, std::int32_t g, std::int32_t logical) const noexcept;
   // entries.cc
   // set_idle(), and set_busy() where not `idle`.
   void mark(std::int32_t g, std::span<const std::int32_t> blocks, bool idle) noexcept;
   void unhang(std::int32_t g, std::int32_t block) noexcept;
-  void evict(std::int32_t g, std::int32_t block) noexcept;
   // copy.cc
   void copy_from(const Impl& other) noexcept;
   // check.cc
@@ -273,9 +271,11 @@ class PrefixTree::Impl {
                   std::span<const MediaSpan> media, Ahead& ahead) const noexcept;
   [[nodiscard]] std::int32_t walk(std::int32_t root, std::span<const std::int32_t> tokens,
                                   std::span<const MediaSpan> media) const noexcept;
-  // served(), or more: where what the walk's path serves ends within the first unit of a run,
-  // siblings that share as much or less may serve more. Goes over to one of them for at least
-  // `at_least`.
+  // served(), or more: where the walk's path lacks a block, siblings at one of its branches that
+  // share as much of the query or less may serve more. Goes over to one of them for at least
+  // `at_least`. Each try costs what the windows reach over, and no more for a longer path.
+  static constexpr int kMostTriesOnASide = 8;  // a branch may have thousands of children
+  static constexpr int kMostTries = 32;        // and a path thousands of branches
   [[nodiscard]] std::int32_t served_nearby(std::int32_t limit, std::int32_t at_least,
                                            std::int32_t extra_window,
                                            std::span<const std::int32_t> tokens,
@@ -286,35 +286,74 @@ class PrefixTree::Impl {
     std::int32_t block = kNone;
   };
   [[nodiscard]] Cover cover(std::int32_t g, std::int32_t logical) const noexcept;
+  // How many full blocks of a full group are there, one behind the other from the first one on.
+  [[nodiscard]] std::int32_t whole_blocks(std::int32_t g, std::int32_t limit) const noexcept;
   [[nodiscard]] std::int32_t served_full(std::int32_t g, std::int32_t limit) const noexcept;
-  [[nodiscard]] std::int32_t served_window(std::int32_t g, std::int32_t limit,
-                                           std::int32_t window) const noexcept;
+  // `floor`, here and below: of positions up to it any will do as the answer.
+  [[nodiscard]] std::int32_t served_window(std::int32_t g, std::int32_t limit, std::int32_t window,
+                                           std::int32_t floor) const noexcept;
+  // What media and all window groups leave of position `at`.
+  [[nodiscard]] std::int32_t served_by_windows(std::int32_t at, std::int32_t extra_window,
+                                               std::span<const MediaSpan> media,
+                                               std::int32_t floor) const noexcept;
   [[nodiscard]] std::int32_t served(std::int32_t limit, std::int32_t extra_window,
                                     std::span<const MediaSpan> media) const noexcept;
 
   // publish.cc
-  [[nodiscard]] bool hang_at(std::int32_t r, std::int32_t g, std::int32_t block,
-                             std::int32_t logical, std::int32_t end) noexcept;
+  void hang_at(std::int32_t r, std::int32_t g, std::int32_t block, std::int32_t logical,
+               std::int32_t end, Published& published) noexcept;
   [[nodiscard]] bool covered_below(std::int32_t r, std::int32_t g,
                                    std::int32_t logical) const noexcept;
+  [[nodiscard]] bool gives_way(std::int32_t g, std::int32_t block) const noexcept;
+  // The run on the way up from r in which position end - 1 lies.
+  [[nodiscard]] std::int32_t run_of(std::int32_t r, std::int32_t end) const noexcept {
+    while (end <= run(r).start) r = run(r).parent;
+    return r;
+  }
+  // The block that ends at `end`, the border of a logical block, on the way up from r; or kNone.
+  [[nodiscard]] std::int32_t whole_block_at(std::int32_t r, std::int32_t g,
+                                            std::int32_t end) const noexcept;
+  [[nodiscard]] std::int32_t first_gap(std::int32_t r, std::int32_t g,
+                                       std::span<const std::int32_t> table, std::int32_t first,
+                                       std::int32_t covered) const noexcept;
+  void hang_range(std::int32_t r, std::int32_t g, std::int32_t at,
+                  std::span<const std::int32_t> table, std::int32_t first, std::int32_t last,
+                  Published& published) noexcept;
+  // `here`: where the path ended before; `at`: where it ends now.
+  void hang_offered(std::int32_t r, std::int32_t at, std::int32_t here, const PublishOffer& offer,
+                    Published& published) noexcept;
 
   // entries.cc
+  // The entry of a run that leaves next, if eviction may take one.
+  struct NextOut {
+    std::int32_t block = kNone;
+    Candidate candidate = Candidate::kNone;
+  };
+  // What a run was like before some of its entries of a group changed.
+  struct Change {
+    std::int32_t run;
+    std::int32_t group;
+    bool live;
+    bool idle;
+    NextOut next_out;
+  };
+  void tell(std::int32_t g, std::int32_t block, Candidate candidate) const noexcept;
+  [[nodiscard]] NextOut next_out(std::int32_t r, std::int32_t g) const noexcept;
+  [[nodiscard]] Change begin_change(std::int32_t r, std::int32_t g) const noexcept;
+  void end_change(Change change) noexcept;
+  [[nodiscard]] std::int32_t last_idle_at(std::int32_t r, std::int32_t g,
+                                          std::int32_t index) const noexcept;
+  void recount(std::int32_t r, std::int32_t g) noexcept;
   void put_entry(std::int32_t r, std::int32_t g, std::int32_t index, std::int32_t block,
                  std::int32_t end) noexcept;
   void take_entry(std::int32_t g, std::int32_t block) noexcept;
-  [[nodiscard]] bool is_candidate(std::int32_t r, std::int32_t g,
-                                  std::int32_t index) const noexcept;
-  void tell_candidate(std::int32_t g, std::int32_t block, bool candidate) const noexcept;
-  void no_longer_busy(std::int32_t r, std::int32_t g) noexcept;
-  void busy_up_to(std::int32_t r, std::int32_t g, std::int32_t index) noexcept;
-  void recount(std::int32_t r, std::int32_t g) noexcept;
-  void live_changed(std::int32_t r, std::int32_t g, bool was_live) noexcept;
-  void busy_changed(std::int32_t r, std::int32_t g, bool was_busy) noexcept;
+  void unhang_entry(std::int32_t g, std::int32_t block) noexcept;
+  void unhang_from(std::int32_t r, std::int32_t begin, std::int32_t g, std::int32_t but) noexcept;
   [[nodiscard]] bool has_live(std::int32_t r, std::int32_t g) const noexcept {
     return slots(r, g).last_live >= 0 || slots(r, g).live_kids > 0;
   }
-  [[nodiscard]] bool has_busy(std::int32_t r, std::int32_t g) const noexcept {
-    return slots(r, g).last_busy >= 0 || slots(r, g).busy_kids > 0;
+  [[nodiscard]] bool has_idle(std::int32_t r, std::int32_t g) const noexcept {
+    return slots(r, g).last_idle >= 0 || slots(r, g).idle_kids > 0;
   }
   [[nodiscard]] bool partial(std::int32_t g, std::int32_t end) const noexcept {
     return group(g).size.offset_of(end) != 0;

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <set>
 #include <string>
@@ -38,15 +39,19 @@ struct Listener : TreeObserver {
   void on_unhung(GroupId group, BlockId block, BlockId successor) override {
     unhung.push_back({group.value(), block.value(), successor.value()});
   }
-  void on_candidate(GroupId group, BlockId block, bool candidate) override {
-    if (candidate) {
-      candidates.insert({group.value(), block.value()});
-    } else {
-      candidates.erase({group.value(), block.value()});
-    }
+  void on_candidate(GroupId group, BlockId block, Candidate candidate) override {
+    leaves.erase({group.value(), block.value()});
+    heads.erase({group.value(), block.value()});
+    if (candidate == Candidate::kLeaf) leaves.insert({group.value(), block.value()});
+    if (candidate == Candidate::kHead) heads.insert({group.value(), block.value()});
+  }
+  bool is_held(GroupId group, BlockId block) const override {
+    return not_held.count({group.value(), block.value()}) == 0;
   }
   std::vector<Gone> unhung;
-  std::set<std::pair<int, int>> candidates;
+  std::set<std::pair<int, int>> leaves;
+  std::set<std::pair<int, int>> heads;
+  std::set<std::pair<int, int>> not_held;
 };
 
 PrefixTreeOptions one_group(std::int32_t block_size) {
@@ -69,6 +74,7 @@ PrefixTreeOptions two_groups() {
 
 constexpr GroupId kFirst(0);
 constexpr GroupId kSecond(1);
+constexpr std::int32_t kNothingAgain = std::numeric_limits<std::int32_t>::max();
 
 struct Tree {
   explicit Tree(const PrefixTreeOptions& options, const RootKey& key = {})
@@ -79,12 +85,15 @@ struct Tree {
   Place publish(const Tokens& tokens, const std::vector<Table>& tables, bool tail = true,
                 const Media& media = {}) {
     Place place = tree.enter(root, 0);
-    std::vector<BlockOffer> offers;
-    offers.reserve(tables.size());
-    for (const Table& table : tables) offers.push_back({table});
-    num_hung = 0;
-    EXPECT_TRUE(tree.extend(place, tokens, media, offers, tail, &num_hung));
+    EXPECT_TRUE(extend(place, tokens, tables, tail, kNothingAgain, media));
     return place;
+  }
+  // What became of the offer is in `published`.
+  bool extend(Place& place, const Tokens& tokens, const std::vector<Table>& tables,
+              bool tail = false, std::int32_t from = kNothingAgain, const Media& media = {}) {
+    const std::vector<std::span<const std::int32_t>> spans(tables.begin(), tables.end());
+    published = {};
+    return tree.extend(place, tokens, media, {spans, from, tail}, published);
   }
   // Likewise, and nobody uses the blocks any more.
   void cache(const Tokens& tokens, const std::vector<Table>& tables, bool tail = true,
@@ -117,7 +126,7 @@ struct Tree {
   Listener heard;
   PrefixTree tree;
   std::int32_t root;
-  std::uint64_t num_hung = 0;
+  Published published;
 };
 
 Tokens counting(std::int32_t from, std::int32_t n) {
@@ -295,7 +304,7 @@ TEST(RootKeys, ARootStaysWhileSomethingHangsBelowOrSomebodyStandsOnIt) {
   t.cache(counting(0, 4), {{0}});
   EXPECT_EQ(t.tree.find_root({}), t.root);
   Place place = t.tree.enter(t.root, 0);
-  t.tree.evict(kFirst, BlockId(0));
+  t.tree.unhang(kFirst, BlockId(0));
   EXPECT_EQ(t.tree.find_root({}), t.root);
   t.tree.leave(place);
   EXPECT_EQ(t.tree.find_root({}), -1);
@@ -320,9 +329,9 @@ TEST(PrefixTree, TwoPromptsThatBranchInsideAUnitAreBothFoundToTheirEnds) {
   Tree t(one_group(4));
   t.cache({1, 2, 3, 4, 5, 6, 7, 8}, {{0, 1}});
   t.cache({1, 2, 3, 4, 5, 6, 9, 9}, {{2, 3}});
-  EXPECT_FALSE(t.tree.is_findable(kFirst, BlockId(2)));  // equal tokens: the first entry stays
-  EXPECT_THAT(t.table(t.match({1, 2, 3, 4, 5, 6, 7, 8}), kFirst, 4), ElementsAre(0, 1));
-  EXPECT_THAT(t.table(t.match({1, 2, 3, 4, 5, 6, 9, 9}), kFirst, 4), ElementsAre(0, 3));
+  EXPECT_FALSE(t.tree.is_findable(kFirst, BlockId(0)));  // equal tokens: a held block has the entry
+  EXPECT_THAT(t.table(t.match({1, 2, 3, 4, 5, 6, 7, 8}), kFirst, 4), ElementsAre(2, 1));
+  EXPECT_THAT(t.table(t.match({1, 2, 3, 4, 5, 6, 9, 9}), kFirst, 4), ElementsAre(2, 3));
   EXPECT_EQ(t.found({1, 2, 3, 4, 5, 6, 9, 1}), 7);
   EXPECT_EQ(t.found({1, 2, 3, 4, 5, 6, 8, 1}), 6);
   EXPECT_EQ(t.found({1, 2, 3, 5}), 3);
@@ -410,13 +419,16 @@ TEST(PrefixTree, EightNeighboursOnEachSideAreAskedInside) {
 
 TEST(PrefixTree, SiblingsOfARunThatKeepsNoBlockServeWhatTheyShare) {
   Tree t(one_group(4));
-  t.cache({1, 2, 3, 4, 5, 6, 7, 8}, {{0, 1}});
-  t.cache({1, 2, 3, 4, 9, 9, 9, 9}, {{0, 2}});  // the run of 1 to 4 has children now
+  std::vector<Place> standing;
+  standing.push_back(t.publish({1, 2, 3, 4, 5, 6, 7, 8}, {{0, 1}}));
+  standing.push_back(t.publish({1, 2, 3, 4, 9, 9, 9, 9}, {{0, 2}}));  // [1 2 3 4] has children now
   t.tree.unhang(kFirst, BlockId(0));
+  ASSERT_EQ(t.heard.unhung.size(), 3u);
   t.cache({1, 2, 7, 7}, {{3}});
   const PrefixMatch match = t.match({1, 2, 3, 4, 5, 6});
   EXPECT_EQ(match.tokens, 2);
   EXPECT_EQ(t.table(match, kFirst, 4), Table({3}));
+  for (Place& place : standing) t.tree.leave(place);
 }
 
 TEST(PrefixTree, AWindowGroupGivesTheBlocksOfTheWindowOnly) {
@@ -439,7 +451,7 @@ TEST(PrefixTree, AWindowGroupGivesTheBlocksOfTheWindowOnly) {
 TEST(PrefixTree, AGapInTheWindowMovesTheHitToWhereTheGapNoLongerMatters) {
   Tree t(two_groups());
   t.cache(counting(0, 16), {{0, 1, 2, 3}, {10, 11, 12, 13, 14, 15, 16, 17}});
-  t.tree.evict(kSecond, BlockId(14));       // tokens 8 and 9
+  t.tree.unhang(kSecond, BlockId(14));      // tokens 8 and 9
   EXPECT_EQ(t.found(counting(0, 16)), 16);  // reads 11 .. 15
   EXPECT_EQ(t.found(counting(0, 15)), 15);  // reads 10 .. 14
   EXPECT_EQ(t.found(counting(0, 14)), 8);
@@ -452,7 +464,7 @@ TEST(PrefixTree, SinksAreNeededByEveryHit) {
   Tree t(options);
   t.cache(counting(0, 16), {{0, 1, 2, 3}, {10, 11, 12, 13, 14, 15, 16, 17}});
   EXPECT_THAT(t.table(t.match(counting(0, 12)), kSecond, 2), ElementsAre(10, 11, -1, 13, 14, 15));
-  t.tree.evict(kSecond, BlockId(11));  // tokens 2 and 3; 2 is a sink
+  t.tree.unhang(kSecond, BlockId(11));  // tokens 2 and 3; 2 is a sink
   EXPECT_EQ(t.found(counting(0, 16)), 2);
 }
 
@@ -466,8 +478,8 @@ TEST(PrefixTree, ABlockOfSinksServesNoFurtherThanItsTokens) {
   Tree t(options);
   t.cache(counting(0, 8), {{0, 1, 2, 3}, {11, 12}});
   EXPECT_EQ(t.found(counting(0, 8)), 8);
-  t.tree.evict(kSecond, BlockId(11));
-  t.cache(counting(0, 2), {{4}, {10}});
+  t.tree.unhang(kSecond, BlockId(11));
+  t.cache(counting(0, 2), {{-1}, {10}});
   EXPECT_EQ(t.found(counting(0, 8)), 2);  // block 10 has the sink, and nothing behind token 1
   EXPECT_THAT(t.table(t.match(counting(0, 8)), kSecond, 4), ElementsAre(10));
 }
@@ -512,8 +524,8 @@ TEST(PrefixTree, ASpanThatRunsThroughASplitIsFoundOnBothSides) {
   other[9] = 99;
   t.cache(counting(0, 12), {{0, 1, 2}}, true, media);
   t.cache(other, {{3, 4, 5}}, true, media);
-  EXPECT_THAT(t.table(t.match(counting(0, 12), media), kFirst, 4), ElementsAre(0, 1, 2));
-  EXPECT_THAT(t.table(t.match(other, media), kFirst, 4), ElementsAre(0, 1, 5));
+  EXPECT_THAT(t.table(t.match(counting(0, 12), media), kFirst, 4), ElementsAre(3, 4, 2));
+  EXPECT_THAT(t.table(t.match(other, media), kFirst, 4), ElementsAre(3, 4, 5));
   EXPECT_EQ(t.found(other, {image(1, 11, 2)}), 1);
 }
 
@@ -523,15 +535,13 @@ TEST(PrefixTree, APathWithoutChildrenGrowsAtItsEndWithoutANewRun) {
   Tree t(one_group(4));
   Place place = t.tree.enter(t.root, 0);
   Table table;
-  const std::vector<BlockOffer> nothing(1);
   for (std::int32_t i = 0; i < 50; ++i) {
     table.push_back(i);
-    const std::vector<BlockOffer> offers = {{table}};
-    ASSERT_TRUE(t.tree.extend(place, counting(4 * i, 4), {}, offers, false, &t.num_hung));
+    ASSERT_TRUE(t.extend(place, counting(4 * i, 4), {table}));
+    EXPECT_EQ(t.published.num_hung, 1u);
     EXPECT_EQ(t.tree.num_runs(), 2);
     EXPECT_EQ(place.position, 4 * i + 4);
   }
-  EXPECT_EQ(t.num_hung, 50u);
   EXPECT_EQ(t.tree.num_tokens(), 200);
   t.tree.leave(place);
 }
@@ -555,13 +565,9 @@ TEST(PrefixTree, ASplitKeepsPlacesAndBlocks) {
   t.tree.copy_tokens(high, 1, four);
   EXPECT_THAT(four, ElementsAre(1, 2, 3));
   // Both go on from where they stand.
-  const std::vector<std::int32_t> table = {0, 1, 2, 3, 4};
-  const std::vector<BlockOffer> offers = {{table}};
-  EXPECT_TRUE(t.tree.extend(low, counting(16, 4), {}, offers, false, nullptr));
+  EXPECT_TRUE(t.extend(low, counting(16, 4), {{0, 1, 2, 3, 4}}));
   EXPECT_EQ(t.found(counting(0, 20)), 20);
-  const std::vector<std::int32_t> high_table = {0, 20};
-  const std::vector<BlockOffer> high_offers = {{high_table}};
-  EXPECT_TRUE(t.tree.extend(high, counting(100, 4), {}, high_offers, false, nullptr));
+  EXPECT_TRUE(t.extend(high, counting(100, 4), {{0, 20}}));
   EXPECT_EQ(t.found({0, 1, 2, 3, 100, 101, 102, 103}), 8);
   t.tree.leave(low);
   t.tree.leave(high);
@@ -580,21 +586,189 @@ TEST(PrefixTree, BlocksOfALargerSizeSurviveASplitInsideThem) {
   EXPECT_EQ(t.found({1, 2, 9, 9}), 2);  // some block of four begins with 1, 2
 }
 
-TEST(PrefixTree, EqualTokensKeepTheEntryThatCameFirst) {
+TEST(PrefixTree, OfTwoHeldBlocksWithEqualTokensTheFirstKeepsTheEntry) {
   Tree t(one_group(4));
   Place first = t.publish(counting(0, 8), {{0, 1}});
-  EXPECT_EQ(t.num_hung, 2u);
+  EXPECT_EQ(t.published.num_hung, 2u);
+  EXPECT_EQ(t.published.missed_from, kNothingAgain);
   Place second = t.publish(counting(0, 8), {{2, 3}});
-  EXPECT_EQ(t.num_hung, 0u);
+  EXPECT_EQ(t.published.num_hung, 0u);
+  EXPECT_EQ(t.published.missed_from, 0);
+  EXPECT_FALSE(t.published.has_gap);
   EXPECT_THAT(t.heard.unhung, IsEmpty());
   EXPECT_FALSE(t.tree.is_findable(kFirst, BlockId(2)));
-  // Until the entry is gone: then the later copy fills it.
-  EXPECT_FALSE(t.tree.offer(second, kFirst, BlockId(3), 1, 8));
-  t.tree.unhang(kFirst, BlockId(1));
-  EXPECT_TRUE(t.tree.offer(second, kFirst, BlockId(3), 1, 8));
-  EXPECT_EQ(t.tree.findable_end(kFirst, BlockId(3)), 8);
   t.tree.leave(first);
   t.tree.leave(second);
+}
+
+TEST(PrefixTree, AnIdleEntryGivesWayToAHeldBlockWithEqualTokens) {
+  Tree t(one_group(4));
+  t.cache(counting(0, 12), {{0, 1, 2}});
+  Place place = t.publish(counting(0, 8), {{3, 4}});
+  EXPECT_EQ(t.published.num_hung, 2u);
+  EXPECT_EQ(t.published.missed_from, kNothingAgain);
+  EXPECT_THAT(t.heard.unhung,
+              UnorderedElementsAre(Listener::Gone{0, 0, 3}, Listener::Gone{0, 1, 4}));
+  // What hangs below stays.
+  EXPECT_THAT(t.table(t.match(counting(0, 12)), kFirst, 4), ElementsAre(3, 4, 2));
+  EXPECT_EQ(t.tree.num_idle(kFirst), 1);
+  EXPECT_THAT(t.heard.leaves, ElementsAre(std::pair(0, 2)));
+  t.tree.leave(place);
+}
+
+TEST(PrefixTree, ABusyEntryOfABlockThatIsNotHeldGivesWayToo) {
+  Tree t(one_group(4));
+  Place first = t.publish(counting(0, 8), {{0, 1}});
+  t.heard.not_held = {{0, 1}};
+  Place second = t.publish(counting(0, 8), {{2, 3}});
+  EXPECT_EQ(t.published.num_hung, 1u);
+  EXPECT_EQ(t.published.missed_from, 0);
+  EXPECT_THAT(t.heard.unhung, ElementsAre(Listener::Gone{0, 1, 3}));
+  EXPECT_THAT(t.table(t.match(counting(0, 8)), kFirst, 4), ElementsAre(0, 3));
+  t.tree.leave(first);
+  t.tree.leave(second);
+}
+
+TEST(PrefixTree, APartialTailGivesWayToAHeldOneWithEqualTokens) {
+  Tree t(one_group(4));
+  t.cache(counting(0, 6), {{0, 1}});
+  Place place = t.publish(counting(0, 6), {{-1, 2}});
+  EXPECT_THAT(t.heard.unhung, ElementsAre(Listener::Gone{0, 1, 2}));
+  EXPECT_EQ(t.tree.findable_end(kFirst, BlockId(2)), 6);
+  t.tree.leave(place);
+}
+
+TEST(PrefixTree, BlocksOnThePathAreOfferedAgainFromAPositionOn) {
+  Tree t(one_group(4));
+  t.cache(counting(0, 12), {{0, 1, 2}});
+  t.tree.set_busy(kFirst, Table{0, 1, 2});
+  Place place = t.publish(counting(0, 12), {{3, 4, 5}});
+  EXPECT_EQ(t.published.missed_from, 0);
+  t.tree.set_idle(kFirst, Table{0, 1, 2});
+  // Not by itself, nor before that position.
+  ASSERT_TRUE(t.extend(place, {}, {{3, 4, 5}}));
+  EXPECT_EQ(t.published.num_hung, 0u);
+  EXPECT_EQ(t.published.missed_from, kNothingAgain);  // nothing was offered
+  ASSERT_TRUE(t.extend(place, {}, {{3, 4, 5}}, false, 4));
+  EXPECT_EQ(t.published.num_hung, 2u);
+  EXPECT_EQ(t.published.missed_from, kNothingAgain);
+  EXPECT_THAT(t.table(t.match(counting(0, 12)), kFirst, 4), ElementsAre(0, 4, 5));
+  ASSERT_TRUE(t.extend(place, counting(12, 4), {{3, 4, 5, 6}}, false, 0));
+  EXPECT_EQ(t.published.num_hung, 2u);
+  EXPECT_THAT(t.table(t.match(counting(0, 16)), kFirst, 4), ElementsAre(3, 4, 5, 6));
+  t.tree.leave(place);
+}
+
+TEST(PrefixTree, MissedFromIsTheFirstOfferedBlockOfAnyGroupWithoutAnEntry) {
+  Tree t(two_groups());
+  Place first = t.publish(counting(0, 8), {{0, 1}, {10, 11, 12, 13}});
+  t.heard.not_held = {{0, 0}, {0, 1}, {1, 10}, {1, 11}, {1, 12}};
+  Place second = t.publish(counting(0, 8), {{2, 3}, {20, 21, 22, 23}});
+  EXPECT_EQ(t.published.num_hung, 5u);
+  EXPECT_EQ(t.published.missed_from, 6);
+  // The block of a table that does not offer one is not missed.
+  ASSERT_TRUE(t.extend(second, {}, {{2, 3}, {20, 21, 22, -1}}, false, 0));
+  EXPECT_EQ(t.published.num_hung, 0u);
+  EXPECT_EQ(t.published.missed_from, kNothingAgain);
+  t.tree.leave(first);
+  t.tree.leave(second);
+}
+
+// ---- no gaps in full groups ----
+
+TEST(PrefixTree, AFullGroupHangsNothingBehindAGapAndSaysSo) {
+  Tree t(one_group(4));
+  Place first = t.publish(counting(0, 12), {{-1, 1, 2}});
+  EXPECT_EQ(t.published.num_hung, 0u);
+  EXPECT_TRUE(t.published.has_gap);
+  EXPECT_EQ(t.published.missed_from, 4);
+  EXPECT_EQ(t.found(counting(0, 12)), 0);
+  // Up to the gap they are hung.
+  Place second = t.publish(counting(0, 16), {{4, 5, -1, 7}});
+  EXPECT_EQ(t.published.num_hung, 2u);
+  EXPECT_TRUE(t.published.has_gap);
+  EXPECT_EQ(t.published.missed_from, 12);
+  // Behind the last entry of the path, a later step neither.
+  ASSERT_TRUE(t.extend(second, counting(16, 4), {{4, 5, -1, 7, 8}}));
+  EXPECT_EQ(t.published.num_hung, 0u);
+  EXPECT_TRUE(t.published.has_gap);
+  EXPECT_EQ(t.published.missed_from, 16);
+  EXPECT_EQ(t.found(counting(0, 20)), 8);
+  t.tree.leave(first);
+  t.tree.leave(second);
+}
+
+TEST(PrefixTree, AnotherSequencesEntryIsNoGap) {
+  Tree t(one_group(4));
+  t.cache(counting(0, 8), {{0, 1}});
+  Place place = t.publish(counting(0, 12), {{-1, -1, 2}});
+  EXPECT_EQ(t.published.num_hung, 1u);
+  EXPECT_FALSE(t.published.has_gap);
+  EXPECT_EQ(t.found(counting(0, 12)), 12);
+  t.tree.leave(place);
+}
+
+TEST(PrefixTree, APartialEntryIsAGapForWhatFollowsItsBlock) {
+  Tree t(one_group(4));
+  t.cache(counting(0, 6), {{0, 1}});
+  Place place = t.publish(counting(0, 12), {{-1, -1, 2}});
+  EXPECT_EQ(t.published.num_hung, 0u);
+  EXPECT_TRUE(t.published.has_gap);
+  EXPECT_EQ(t.found(counting(0, 12)), 6);
+  t.tree.leave(place);
+}
+
+TEST(PrefixTree, OwnCopiesFillAGapFirst) {
+  Tree t(one_group(4));
+  t.cache(counting(0, 8), {{0, 1}});
+  t.tree.set_busy(kFirst, Table{0, 1});
+  Place place = t.publish(counting(0, 8), {{2, 3}});
+  ASSERT_EQ(t.published.missed_from, 0);
+  t.tree.set_idle(kFirst, Table{0, 1});
+  t.tree.unhang(kFirst, BlockId(0));
+  EXPECT_EQ(t.found(counting(0, 8)), 0);
+  // Without them the next block has nothing to hang behind.
+  Place other = t.tree.copy(place);
+  ASSERT_TRUE(t.extend(other, counting(100, 4), {{2, 3, 5}}));
+  EXPECT_TRUE(t.published.has_gap);
+  ASSERT_TRUE(t.extend(place, counting(8, 4), {{2, 3, 4}}, false, 0));
+  EXPECT_EQ(t.published.num_hung, 3u);
+  EXPECT_FALSE(t.published.has_gap);
+  EXPECT_EQ(t.published.missed_from, kNothingAgain);
+  EXPECT_THAT(t.table(t.match(counting(0, 12)), kFirst, 4), ElementsAre(2, 3, 4));
+  t.tree.leave(place);
+  t.tree.leave(other);
+}
+
+TEST(PrefixTree, AWindowGroupMayHaveGaps) {
+  Tree t(two_groups());
+  Place place = t.publish(counting(0, 8), {{0, 1}, {-1, 11, -1, 13}});
+  EXPECT_EQ(t.published.num_hung, 4u);
+  EXPECT_FALSE(t.published.has_gap);
+  t.tree.leave(place);
+}
+
+TEST(PrefixTree, EntryAtNamesTheWholeBlockOfThePath) {
+  Tree t(two_groups());
+  Place low = t.publish(counting(0, 10), {{0, 1, 2}, {10, 11, -1, 13, 14}});
+  Tokens other = counting(0, 8);
+  other[6] = 99;
+  Place side = t.publish(other, {{-1, 3}, {-1, -1, -1, 15}});
+  EXPECT_EQ(t.tree.entry_at(low, kFirst, 0), BlockId(0));
+  EXPECT_EQ(t.tree.entry_at(low, kFirst, 1), BlockId(1));
+  EXPECT_EQ(t.tree.entry_at(side, kFirst, 0), BlockId(0));
+  EXPECT_EQ(t.tree.entry_at(side, kFirst, 1), BlockId(3));
+  EXPECT_EQ(t.tree.entry_at(low, kSecond, 1), BlockId(11));
+  EXPECT_FALSE(t.tree.entry_at(low, kSecond, 2).valid());
+  EXPECT_EQ(t.tree.entry_at(low, kSecond, 4), BlockId(14));
+  EXPECT_EQ(t.tree.entry_at(side, kSecond, 3), BlockId(15));
+  // A partial entry is not whole, though the path goes on behind it.
+  ASSERT_TRUE(t.extend(low, counting(10, 6), {{0, 1, -1, -1}, {}}));
+  EXPECT_EQ(t.tree.findable_end(kFirst, BlockId(2)), 10);
+  EXPECT_FALSE(t.tree.entry_at(low, kFirst, 2).valid());
+  EXPECT_FALSE(t.tree.entry_at(low, kFirst, 3).valid());
+  t.tree.leave(low);
+  t.tree.leave(side);
 }
 
 TEST(PrefixTree, ATailGivesWayToALongerBlockThatBeginsWithIt) {
@@ -626,7 +800,7 @@ TEST(PrefixTree, ATailThatALongerBlockBeginsWithIsNotHung) {
   Tree t(one_group(4));
   t.cache({1, 2, 3, 4, 5, 6, 7, 8}, {{0, 1}});
   t.cache({1, 2, 3, 4, 5, 6}, {{-1, 2}});
-  EXPECT_EQ(t.num_hung, 0u);
+  EXPECT_EQ(t.published.num_hung, 0u);
   EXPECT_FALSE(t.tree.is_findable(kFirst, BlockId(2)));
 }
 
@@ -646,9 +820,8 @@ TEST(PrefixTree, TheWriterOfATailExtendsItInPlace) {
   Place place = t.publish({1, 2, 3, 4, 5}, {{0, 1}});
   EXPECT_EQ(place.position, 4);
   EXPECT_EQ(t.found({1, 2, 3, 4, 5, 6}), 5);
-  const std::vector<std::int32_t> table = {0, 1};
-  const std::vector<BlockOffer> offers = {{table}};
-  EXPECT_TRUE(t.tree.extend(place, Tokens{5, 6, 7}, {}, offers, true, &t.num_hung));
+  EXPECT_TRUE(t.extend(place, {5, 6, 7}, {{0, 1}}, true));
+  EXPECT_EQ(t.published.num_hung, 1u);
   EXPECT_EQ(t.tree.findable_end(kFirst, BlockId(1)), 7);
   EXPECT_THAT(t.heard.unhung, IsEmpty());  // the entry moves with the block
   EXPECT_EQ(t.tree.num_runs(), 2);
@@ -661,13 +834,11 @@ TEST(PrefixTree, ATailInAGapOfAnotherPathFollowsItsWriter) {
   options.groups.erase(options.groups.begin());
   Tree t(options);
   t.cache({1, 2, 3, 4}, {{0, 1}});
-  t.tree.evict(kFirst, BlockId(0));  // [1 2] is a gap now
+  t.tree.unhang(kFirst, BlockId(0));  // [1 2] is a gap now
   Place place = t.publish({1}, {{5}});
   EXPECT_EQ(t.tree.findable_end(kFirst, BlockId(5)), 1);
   EXPECT_EQ(t.found({1, 2, 3, 4}), 1);
-  const std::vector<std::int32_t> table = {5};
-  const std::vector<BlockOffer> offers = {{table}};
-  EXPECT_TRUE(t.tree.extend(place, Tokens{1, 9}, {}, offers, false, nullptr));
+  EXPECT_TRUE(t.extend(place, {1, 9}, {{5}}));
   EXPECT_EQ(t.tree.findable_end(kFirst, BlockId(5)), 2);
   EXPECT_THAT(t.table(t.match({1, 9}), kFirst, 2), ElementsAre(5));
   t.tree.leave(place);
@@ -681,10 +852,7 @@ TEST(PrefixTree, OnlyWholeBlocksAreHungWithoutTail) {
   EXPECT_EQ(t.tree.findable_end(kSecond, BlockId(12)), 6);
   EXPECT_EQ(place.position, 6);
   // The block of four becomes findable when its last token is published.
-  const std::vector<std::int32_t> table = {0, 1};
-  const std::vector<std::int32_t> second = {-1, -1, -1, 13};
-  const std::vector<BlockOffer> offers = {{table}, {second}};
-  EXPECT_TRUE(t.tree.extend(place, counting(6, 2), {}, offers, false, nullptr));
+  EXPECT_TRUE(t.extend(place, counting(6, 2), {{0, 1}, {-1, -1, -1, 13}}));
   EXPECT_EQ(t.tree.findable_end(kFirst, BlockId(1)), 8);
   t.tree.leave(place);
 }
@@ -698,11 +866,9 @@ TEST(PrefixTree, AFullIndexRefusesAndChangesNothingVisible) {
   t.cache(counting(0, 16), {{0, 1, 2, 3}});
   Place place = t.tree.enter(t.root, 0);
   const Tokens longer = counting(100, 40);
-  const std::vector<std::int32_t> table = counting(10, 10);
-  const std::vector<BlockOffer> offers = {{table}};
-  std::uint64_t hung = 0;
-  EXPECT_FALSE(t.tree.extend(place, longer, {}, offers, true, &hung));
-  EXPECT_EQ(hung, 0u);
+  const Table table = counting(10, 10);
+  EXPECT_FALSE(t.extend(place, longer, {table}, true));
+  EXPECT_EQ(t.published.num_hung, 0u);
   EXPECT_EQ(place.position, 0);
   EXPECT_EQ(t.tree.num_tokens(), 16);
   EXPECT_EQ(t.found(counting(0, 16)), 16);
@@ -710,9 +876,9 @@ TEST(PrefixTree, AFullIndexRefusesAndChangesNothingVisible) {
   EXPECT_THAT(t.heard.unhung, IsEmpty());
   for (std::int32_t b = 10; b < 20; ++b) EXPECT_FALSE(t.tree.is_findable(kFirst, BlockId(b)));
   // There is room again when the cold ones are gone.
-  for (std::int32_t b = 3; b >= 0; --b) t.tree.evict(kFirst, BlockId(b));
-  EXPECT_TRUE(t.tree.extend(place, counting(100, 32), {}, offers, false, &hung));
-  EXPECT_EQ(hung, 8u);
+  for (std::int32_t b = 3; b >= 0; --b) t.tree.unhang(kFirst, BlockId(b));
+  EXPECT_TRUE(t.extend(place, counting(100, 32), {table}));
+  EXPECT_EQ(t.published.num_hung, 8u);
   t.tree.leave(place);
 }
 
@@ -721,14 +887,12 @@ TEST(PrefixTree, MediaThatDoNotFitAreRefusedLikeTokens) {
   options.max_media_extents = 1;
   Tree t(options);
   Place place = t.tree.enter(t.root, 0);
-  const std::vector<std::int32_t> table = {0, 1};
-  const std::vector<BlockOffer> offers = {{table}};
   const Media two = {image(0, 2, 1), image(3, 5, 2)};
-  EXPECT_FALSE(t.tree.extend(place, counting(0, 8), two, offers, true, nullptr));
+  EXPECT_FALSE(t.extend(place, counting(0, 8), {{0, 1}}, true, kNothingAgain, two));
   EXPECT_EQ(t.tree.num_tokens(), 0);
   EXPECT_FALSE(t.tree.is_findable(kFirst, BlockId(0)));
   const Media one = {image(0, 2, 1)};
-  EXPECT_TRUE(t.tree.extend(place, counting(0, 8), one, offers, true, nullptr));
+  EXPECT_TRUE(t.extend(place, counting(0, 8), {{0, 1}}, true, kNothingAgain, one));
   EXPECT_EQ(t.found(counting(0, 8), one), 8);
   t.tree.leave(place);
 }
@@ -740,7 +904,7 @@ TEST(PrefixTree, ARunThatSomebodyStandsOnKeepsItsTokens) {
   Place place = t.publish(counting(0, 12), {{0, 1, 2}});
   for (const std::int32_t b : {2, 1, 0}) {
     t.tree.set_idle(kFirst, std::array{b});
-    t.tree.evict(kFirst, BlockId(b));
+    t.tree.unhang(kFirst, BlockId(b));
   }
   Tokens kept(12);
   t.tree.copy_tokens(place, 0, kept);
@@ -756,58 +920,148 @@ TEST(PrefixTree, ARunThatSomebodyStandsOnKeepsItsTokens) {
 TEST(PrefixTree, InAFullGroupOnlyTheLastIdleEntryIsACandidate) {
   Tree t(one_group(4));
   t.cache(counting(0, 12), {{0, 1, 2}});
-  EXPECT_THAT(t.heard.candidates, UnorderedElementsAre(std::pair(0, 2)));
-  EXPECT_EQ(t.tree.num_evictable(kFirst), 3);
-  t.tree.evict(kFirst, BlockId(2));
-  EXPECT_THAT(t.heard.candidates, UnorderedElementsAre(std::pair(0, 1)));
+  EXPECT_THAT(t.heard.leaves, ElementsAre(std::pair(0, 2)));
+  EXPECT_THAT(t.heard.heads, IsEmpty());
+  EXPECT_EQ(t.tree.num_idle(kFirst), 3);
+  t.tree.unhang(kFirst, BlockId(2));
+  EXPECT_THAT(t.heard.leaves, ElementsAre(std::pair(0, 1)));
+  EXPECT_EQ(t.tree.num_idle(kFirst), 2);
   // Two branches: the block before them waits for both.
   t.cache({0, 1, 2, 3, 7, 7, 7, 7}, {{-1, 5}});
-  EXPECT_THAT(t.heard.candidates, UnorderedElementsAre(std::pair(0, 1), std::pair(0, 5)));
-  t.tree.evict(kFirst, BlockId(1));
-  EXPECT_THAT(t.heard.candidates, UnorderedElementsAre(std::pair(0, 5)));
-  t.tree.evict(kFirst, BlockId(5));
-  EXPECT_THAT(t.heard.candidates, UnorderedElementsAre(std::pair(0, 0)));
+  EXPECT_THAT(t.heard.leaves, UnorderedElementsAre(std::pair(0, 1), std::pair(0, 5)));
+  t.tree.unhang(kFirst, BlockId(1));
+  EXPECT_THAT(t.heard.leaves, ElementsAre(std::pair(0, 5)));
+  t.tree.unhang(kFirst, BlockId(5));
+  EXPECT_THAT(t.heard.leaves, ElementsAre(std::pair(0, 0)));
+  EXPECT_THAT(t.heard.heads, IsEmpty());
 }
 
-TEST(PrefixTree, WhatLiesAboveABusyBlockIsNotEvictable) {
+TEST(PrefixTree, TheLastIdleEntryAboveABusyOneIsAHead) {
   Tree t(one_group(4));
-  t.cache(counting(0, 16), {{0, 1, 2, 3}});
-  t.tree.set_busy(kFirst, std::array{2});
-  EXPECT_EQ(t.tree.num_evictable(kFirst), 1);
-  EXPECT_THAT(t.heard.candidates, UnorderedElementsAre(std::pair(0, 3)));
-  t.tree.evict(kFirst, BlockId(3));
-  EXPECT_EQ(t.tree.num_evictable(kFirst), 0);
-  EXPECT_THAT(t.heard.candidates, IsEmpty());
-  t.tree.set_idle(kFirst, std::array{2});
-  EXPECT_EQ(t.tree.num_evictable(kFirst), 3);
+  Place place = t.publish(counting(0, 16), {{0, 1, 2, 3}});
+  t.tree.set_idle(kFirst, std::array{0});
+  EXPECT_THAT(t.heard.heads, ElementsAre(std::pair(0, 0)));
+  t.tree.set_idle(kFirst, std::array{1});
+  EXPECT_THAT(t.heard.heads, ElementsAre(std::pair(0, 1)));
+  EXPECT_THAT(t.heard.leaves, IsEmpty());
+  EXPECT_EQ(t.tree.num_idle(kFirst), 2);
+  // The tail is let go: what lies above it waits for it.
+  t.tree.set_idle(kFirst, std::array{3});
+  EXPECT_THAT(t.heard.heads, IsEmpty());
+  EXPECT_THAT(t.heard.leaves, ElementsAre(std::pair(0, 3)));
+  // Its predecessor is in use: the next idle one is a head again, and a leaf without that.
+  t.tree.unhang(kFirst, BlockId(3));
+  EXPECT_THAT(t.heard.leaves, IsEmpty());
+  EXPECT_THAT(t.heard.heads, ElementsAre(std::pair(0, 1)));
+  t.tree.unhang(kFirst, BlockId(2));
+  EXPECT_THAT(t.heard.heads, IsEmpty());
+  EXPECT_THAT(t.heard.leaves, ElementsAre(std::pair(0, 1)));
+  t.tree.leave(place);
+}
+
+TEST(PrefixTree, AHeadAboveABranchWaitsForEveryIdleEntryBelow) {
+  Tree t(one_group(4));
+  Place left = t.publish({1, 2, 3, 4, 5, 5, 5, 5}, {{0, 1}});
+  Place right = t.publish({1, 2, 3, 4, 6, 6, 6, 6}, {{-1, 2}});
+  t.tree.set_idle(kFirst, std::array{0});
+  EXPECT_THAT(t.heard.heads, ElementsAre(std::pair(0, 0)));
+  t.tree.set_idle(kFirst, std::array{1});
+  EXPECT_THAT(t.heard.heads, IsEmpty());
+  EXPECT_THAT(t.heard.leaves, ElementsAre(std::pair(0, 1)));
+  t.tree.unhang(kFirst, BlockId(1));
+  EXPECT_THAT(t.heard.heads, ElementsAre(std::pair(0, 0)));
+  t.tree.unhang(kFirst, BlockId(2));
+  EXPECT_THAT(t.heard.heads, IsEmpty());
+  EXPECT_THAT(t.heard.leaves, ElementsAre(std::pair(0, 0)));
+  // A busy block below makes it a head.
+  Place again = t.publish({1, 2, 3, 4, 7, 7, 7, 7}, {{-1, 3}});
+  EXPECT_THAT(t.heard.heads, ElementsAre(std::pair(0, 0)));
+  EXPECT_THAT(t.heard.leaves, IsEmpty());
+  for (Place* place : {&left, &right, &again}) t.tree.leave(*place);
+}
+
+TEST(PrefixTree, ASplitChangesNoCandidate) {
+  Tree t(one_group(4));
+  Place place = t.publish(counting(0, 12), {{0, 1, 2}});
+  t.tree.set_idle(kFirst, Table{0, 1});
+  ASSERT_THAT(t.heard.heads, ElementsAre(std::pair(0, 1)));
+  t.tree.set_busy(kFirst, std::array{1});
+  ASSERT_THAT(t.heard.heads, ElementsAre(std::pair(0, 0)));
+  Place other = t.publish({0, 1, 2, 3, 9, 9, 9, 9}, {{-1, -1}});  // splits behind block 0
+  EXPECT_THAT(t.heard.heads, ElementsAre(std::pair(0, 0)));
+  t.tree.set_idle(kFirst, Table{1, 2});
+  EXPECT_THAT(t.heard.heads, IsEmpty());
+  EXPECT_THAT(t.heard.leaves, ElementsAre(std::pair(0, 2)));
+  t.tree.leave(place);
+  t.tree.leave(other);
+}
+
+TEST(PrefixTree, WhatOtherGroupsKeepBelowMakesNoHead) {
+  Tree t(two_groups());
+  Place place = t.publish(counting(0, 8), {{0, 1}, {10, 11, 12, 13}});
+  t.tree.set_idle(kFirst, Table{0, 1});
+  EXPECT_THAT(t.heard.leaves, ElementsAre(std::pair(0, 1)));
+  EXPECT_THAT(t.heard.heads, IsEmpty());
+  t.tree.leave(place);
 }
 
 TEST(PrefixTree, InAWindowGroupEveryIdleEntryIsACandidate) {
   Tree t(two_groups());
   Place place = t.publish(counting(0, 8), {{0, 1}, {10, 11, 12, 13}});
-  EXPECT_THAT(t.heard.candidates, IsEmpty());
+  EXPECT_THAT(t.heard.leaves, IsEmpty());
   t.tree.set_idle(kSecond, std::array{10});
   t.tree.set_idle(kSecond, std::array{12});
-  EXPECT_THAT(t.heard.candidates, UnorderedElementsAre(std::pair(1, 10), std::pair(1, 12)));
-  EXPECT_EQ(t.tree.num_evictable(kSecond), 2);
+  EXPECT_THAT(t.heard.leaves, UnorderedElementsAre(std::pair(1, 10), std::pair(1, 12)));
+  EXPECT_THAT(t.heard.heads, IsEmpty());
+  EXPECT_EQ(t.tree.num_idle(kSecond), 2);
   t.tree.leave(place);
 }
 
-TEST(PrefixTree, EvictionTakesIdleBlocksOfOtherGroupsBelowAlong) {
+TEST(PrefixTree, UnhangTakesWhatLiesBelowAlongBusyOrIdleInAllGroups) {
   Tree t(two_groups());
-  t.cache(counting(0, 8), {{0, 1}, {10, 11, 12, 13}});
+  t.cache(counting(0, 12), {{0, 1, 2}, {10, 11, 12, 13, 14, 15}});
+  t.tree.set_busy(kFirst, std::array{2});
   t.tree.set_busy(kSecond, std::array{13});
-  t.tree.evict(kFirst, BlockId(1));
+  EXPECT_THAT(t.heard.heads, ElementsAre(std::pair(0, 1)));
+  t.tree.unhang(kFirst, BlockId(1));
   EXPECT_THAT(t.heard.unhung,
-              UnorderedElementsAre(Listener::Gone{0, 1, -1}, Listener::Gone{1, 12, -1}));
-  EXPECT_TRUE(t.tree.is_findable(kSecond, BlockId(11)));
-  EXPECT_TRUE(t.tree.is_findable(kSecond, BlockId(13)));  // busy
+              UnorderedElementsAre(Listener::Gone{0, 1, -1}, Listener::Gone{0, 2, -1},
+                                   Listener::Gone{1, 12, -1}, Listener::Gone{1, 13, -1},
+                                   Listener::Gone{1, 14, -1}, Listener::Gone{1, 15, -1}));
+  EXPECT_EQ(t.heard.unhung.back(), (Listener::Gone{0, 1, -1}));  // after those below it
+  EXPECT_THAT(t.heard.leaves,
+              UnorderedElementsAre(std::pair(0, 0), std::pair(1, 10), std::pair(1, 11)));
+  EXPECT_EQ(t.found(counting(0, 12)), 4);
+  EXPECT_EQ(t.tree.num_tokens(), 4);  // and their tokens are cut off
 }
 
-TEST(PrefixTree, EvictionOfAWindowBlockTakesNothingElse) {
+TEST(PrefixTree, UnhangTakesEveryBranchBelowAlong) {
+  Tree t(two_groups());
+  t.cache({1, 2, 3, 4, 5, 6, 7, 8}, {{0, 1}, {10, 11, 12, 13}});
+  Place place = t.publish({1, 2, 3, 4, 5, 6, 9, 9}, {{-1, 2}, {-1, -1, -1, 14}});
+  t.cache({1, 2, 3, 4, 8, 8, 8, 8}, {{-1, 3}, {-1, -1, 15, 16}});
+  t.cache({1, 2, 7, 7}, {{4}, {-1, 17}});
+  t.heard.unhung.clear();
+  t.tree.unhang(kFirst, BlockId(0));
+  // Not the first two tokens, which another block of the full group serves too.
+  EXPECT_EQ(t.heard.unhung.size(), 10u);
+  for (const int b : {0, 1, 2, 3}) EXPECT_FALSE(t.tree.is_findable(kFirst, BlockId(b)));
+  for (const int b : {11, 12, 13, 14, 15, 16}) {
+    EXPECT_FALSE(t.tree.is_findable(kSecond, BlockId(b)));
+  }
+  EXPECT_TRUE(t.tree.is_findable(kSecond, BlockId(10)));
+  EXPECT_EQ(t.found({1, 2, 7, 7}), 4);
+  // The run with a place on it stays, without entries.
+  Tokens kept(8);
+  t.tree.copy_tokens(place, 0, kept);
+  EXPECT_THAT(kept, ElementsAre(1, 2, 3, 4, 5, 6, 9, 9));
+  t.tree.leave(place);
+}
+
+TEST(PrefixTree, UnhangOfAWindowBlockTakesNothingElse) {
   Tree t(two_groups());
   t.cache(counting(0, 8), {{0, 1}, {10, 11, 12, 13}});
-  t.tree.evict(kSecond, BlockId(10));
+  t.tree.unhang(kSecond, BlockId(10));
   EXPECT_THAT(t.heard.unhung, ElementsAre(Listener::Gone{1, 10, -1}));
   EXPECT_EQ(t.found(counting(0, 8)), 8);
 }
@@ -816,19 +1070,79 @@ TEST(PrefixTree, UnhangTakesABusyEntryAway) {
   Tree t(one_group(4));
   Place place = t.publish(counting(0, 12), {{0, 1, 2}});
   t.tree.unhang(kFirst, BlockId(1));
-  EXPECT_THAT(t.heard.unhung, ElementsAre(Listener::Gone{0, 1, -1}));
+  EXPECT_THAT(t.heard.unhung, ElementsAre(Listener::Gone{0, 2, -1}, Listener::Gone{0, 1, -1}));
   EXPECT_EQ(t.found(counting(0, 12)), 4);
   t.tree.leave(place);
+}
+
+// The tail [1 2] hung here too: only one child of the run [1 2] was asked, and then unhang() took
+// the block that is longer along.
+TEST(PrefixTree, ATailIsNotHungWhereAnyBranchBelowKeepsALongerBlock) {
+  for (const std::int32_t kept : {0, 1}) {
+    Tree t(two_groups());
+    std::vector<Place> standing = {t.publish({1, 2, 3, 4}, {{0}, {}}),
+                                   t.publish({1, 2, 5, 6}, {{1}, {}})};
+    t.tree.unhang(kFirst, BlockId(1 - kept));
+    standing.push_back(t.publish({1, 2}, {{2}, {}}));
+    EXPECT_FALSE(t.tree.is_findable(kFirst, BlockId(2)));
+    EXPECT_EQ(t.found({1, 2}), 0);  // the window group has nothing
+    for (Place& place : standing) t.tree.leave(place);
+  }
+}
+
+// 100,000 runs, one below the other: nothing may take a step of the stack for each.
+TEST(PrefixTree, APathOfManyRunsNeedsNoStack) {
+  constexpr std::int32_t kRuns = 100000;
+  PrefixTreeOptions options;
+  options.groups = {{.block_size = 1, .num_blocks = 2 * kRuns + 8}};
+  options.max_index_tokens = std::int64_t{64} * kRuns;
+  options.max_runs = 2 * kRuns + 16;
+  options.max_root_keys = 1;
+  Tree t(options);
+  Place place = t.tree.enter(t.root, 0);
+  Table table;
+  const auto extend = [&](Place& at, std::int32_t token, std::int32_t block) {
+    table[static_cast<std::size_t>(at.position)] = block;
+    const std::span<const std::int32_t> tables[] = {table};
+    return t.tree.extend(at, {&token, 1}, {}, {.tables = tables}, t.published);
+  };
+  // Each token has another beside it.
+  for (std::int32_t i = 0; i < kRuns; ++i) {
+    table.push_back(-1);
+    Place side = t.tree.copy(place);
+    ASSERT_TRUE(extend(side, 2, kRuns + i));
+    ASSERT_TRUE(extend(place, 1, i));
+    t.tree.leave(side);
+  }
+  EXPECT_EQ(t.tree.num_runs(), 2 * kRuns + 1);
+  Place tip = t.tree.copy(place);
+  table.push_back(-1);
+  ASSERT_TRUE(extend(tip, 3, 2 * kRuns));
+  // The only idle entry, at the very end, and then the first one, which all others hang below.
+  t.tree.set_idle(kFirst, std::array{2 * kRuns});
+  EXPECT_THAT(t.heard.leaves, ElementsAre(std::pair(0, 2 * kRuns)));
+  t.tree.set_idle(kFirst, std::array{0});
+  EXPECT_THAT(t.heard.heads, IsEmpty());
+  t.tree.unhang(kFirst, BlockId(2 * kRuns));
+  EXPECT_THAT(t.heard.heads, ElementsAre(std::pair(0, 0)));
+  ASSERT_TRUE(t.extend(tip, {}, {table}, false, kRuns));
+  t.tree.set_idle(kFirst, std::array{2 * kRuns});
+  t.tree.set_busy(kFirst, std::array{2 * kRuns});
+  t.tree.leave(place);
+  t.tree.leave(tip);
+  t.tree.unhang(kFirst, BlockId(0));
+  EXPECT_EQ(t.heard.unhung.size(), std::size_t{2 * kRuns + 1});
+  EXPECT_EQ(t.tree.num_runs(), 2);
 }
 
 TEST(PrefixTree, IdleAndBusySaidTwiceChangeNothing) {
   Tree t(one_group(4));
   t.cache(counting(0, 4), {{0}});
   t.tree.set_idle(kFirst, std::array{0});
-  EXPECT_EQ(t.tree.num_evictable(kFirst), 1);
+  EXPECT_EQ(t.tree.num_idle(kFirst), 1);
   t.tree.set_busy(kFirst, std::array{0});
   t.tree.set_busy(kFirst, std::array{0});
-  EXPECT_EQ(t.tree.num_evictable(kFirst), 0);
+  EXPECT_EQ(t.tree.num_idle(kFirst), 0);
 }
 
 TEST(PrefixTree, NobodyNeedsToListen) {
@@ -836,12 +1150,14 @@ TEST(PrefixTree, NobodyNeedsToListen) {
   ASSERT_TRUE(made);
   PrefixTree tree = std::move(*made);
   Place place = tree.enter(tree.make_root({}), 0);
-  const std::vector<std::int32_t> table = {0};
-  const std::vector<BlockOffer> offers = {{table}};
-  EXPECT_TRUE(tree.extend(place, counting(0, 4), {}, offers, false, nullptr));
+  const Table table = {0};
+  const std::span<const std::int32_t> tables[] = {table};
+  Published published;
+  EXPECT_TRUE(tree.extend(place, counting(0, 4), {}, {.tables = tables}, published));
+  EXPECT_EQ(published.num_hung, 1u);
   tree.set_idle(kFirst, std::array{0});
   tree.leave(place);
-  tree.evict(kFirst, BlockId(0));
+  tree.unhang(kFirst, BlockId(0));
   EXPECT_EQ(tree.num_runs(), 0);
 }
 
@@ -852,7 +1168,7 @@ TEST(PrefixTreeDeathTest, MisuseStopsTheProgram) {
   Place place = t.publish(counting(0, 4), {{0}});
   EXPECT_DEATH(t.tree.set_idle(kFirst, std::array{1}), "broken invariant");
   EXPECT_DEATH(t.tree.unhang(kFirst, BlockId(1)), "broken invariant");
-  EXPECT_DEATH(t.tree.evict(kFirst, BlockId(0)), "broken invariant");  // busy
+  EXPECT_DEATH(static_cast<void>(t.tree.entry_at(place, kFirst, 1)), "broken invariant");
   EXPECT_DEATH(t.tree.climb(place, 5), "broken invariant");
   Place twice = place;
   t.tree.leave(place);
@@ -873,8 +1189,10 @@ TEST(PrefixTree, ACopyAnswersTheSameAndKeepsItsOwnObserver) {
   {
     Place place = copy.enter(copy.make_root({.model = "other"}), 0);
     const Table blocks = {7};
-    const BlockOffer offers[] = {{blocks}, {blocks}};
-    ASSERT_TRUE(copy.extend(place, Tokens{1, 2, 3}, {}, offers, true, nullptr));
+    const std::span<const std::int32_t> tables[] = {blocks, blocks};
+    Published published;
+    ASSERT_TRUE(
+        copy.extend(place, Tokens{1, 2, 3}, {}, {.tables = tables, .tail = true}, published));
   }
 
   const MediaSpan image{.begin = 2, .end = 6, .content_id = {std::byte{1}}};
@@ -890,7 +1208,8 @@ TEST(PrefixTree, ACopyAnswersTheSameAndKeepsItsOwnObserver) {
   EXPECT_EQ(copy.find_root({}), source.root);
   EXPECT_EQ(copy.find_root({.model = "other"}), -1);
   for (const GroupId group : {kFirst, kSecond}) {
-    EXPECT_EQ(copy.num_evictable(group), source.tree.num_evictable(group));
+    EXPECT_EQ(copy.num_idle(group), source.tree.num_idle(group));
+    EXPECT_EQ(copy.entry_at(busy, group, 0), source.tree.entry_at(busy, group, 0));
     for (std::int32_t b = 0; b < 20; ++b) {
       EXPECT_EQ(copy.findable_end(group, BlockId(b)), source.tree.findable_end(group, BlockId(b)));
     }
@@ -903,7 +1222,7 @@ TEST(PrefixTree, ACopyAnswersTheSameAndKeepsItsOwnObserver) {
 
   // What happens to one is not heard by the other's observer, nor seen in the other.
   const std::size_t told = source.heard.unhung.size();
-  copy.evict(kFirst, BlockId(1));
+  copy.unhang(kFirst, BlockId(1));
   EXPECT_EQ(source.heard.unhung.size(), told);
   EXPECT_FALSE(heard.unhung.empty());
   EXPECT_FALSE(copy.is_findable(kFirst, BlockId(1)));
@@ -925,10 +1244,10 @@ TEST(PrefixTree, ACopyAndItsSourceGoOnAlike) {
   for (Tree* tree : {&source, &copy}) {
     tree->cache({1, 2, 3, 4, 5, 6}, {{2, 3, 4}});
     tree->cache({1, 2, 3, 3}, {{6, 7}});
-    tree->tree.evict(kFirst, BlockId(4));
+    tree->tree.unhang(kFirst, BlockId(4));
   }
   EXPECT_EQ(source.heard.unhung, copy.heard.unhung);
-  EXPECT_EQ(source.heard.candidates, copy.heard.candidates);
+  EXPECT_EQ(source.heard.leaves, copy.heard.leaves);
   EXPECT_EQ(source.tree.num_runs(), copy.tree.num_runs());
   EXPECT_EQ(source.found({1, 2, 3, 3}), copy.found({1, 2, 3, 3}));
 }

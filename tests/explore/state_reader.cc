@@ -62,6 +62,10 @@ bool StateReader::replays(const KVCacheManager& manager, SequenceId sequence) {
   return manager.impl_->sequences_[sequence.value() & 0xffffffU].replay;
 }
 
+bool StateReader::publishes(const KVCacheManager& manager, SequenceId sequence) {
+  return manager.impl_->sequences_[sequence.value() & 0xffffffU].publishes;
+}
+
 bool StateReader::has_pin(const KVCacheManager& manager) { return manager.impl_->pins_[0].open; }
 
 std::vector<FindableBlock> StateReader::findable(const KVCacheManager& manager) {
@@ -175,7 +179,13 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
     put(s.num_unnamed - s.num_named);
     put(rank(s.last_ticket));
     put(rank(s.wrote_last));
+    put(impl.options_.order == Order::kUnordered ? rank(s.row_ticket) : 0);
+    put(impl.promised_reuse(s, 0));
     if (s.publishes) {
+      put(s.own_from);
+      put(s.own_to);
+      put(s.entries_seen != impl.entry_changes_);
+      put(s.losses_seen != impl.losses_);
       put(s.place.valid() ? runs.of(s.place.run) : -1);
       put(s.place.position);
       const std::int32_t* tail = impl.arena().at(s.tail);
@@ -187,10 +197,22 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
     for (const std::int32_t block : table) put(blocks.of(block));
     put(impl.window_begins_[slot]);
   }
+  // Rows without a sequence that a step uses: which of them matters to nobody.
+  put(-13);
+  std::vector<std::int32_t> resting;
+  resting.reserve(static_cast<std::size_t>(impl.num_resting_));
+  for (std::int32_t i = 0; i < impl.num_resting_; ++i) {
+    resting.push_back(rank(impl.sequences_[impl.resting_[i]].row_ticket));
+  }
+  std::sort(resting.begin(), resting.end());
+  out.insert(out.end(), resting.begin(), resting.end());
   put(-8);
   for (std::size_t p = 0; p < impl.pins_.size(); ++p) {
     put(impl.pins_[p].open);
     if (!impl.pins_[p].open) continue;
+    const Place& place = impl.pins_[p].place;
+    put(place.valid() ? runs.of(place.run) : -1);
+    put(place.position);
     const auto table = impl.pin_table(static_cast<std::int32_t>(p), 0).blocks(impl.arena());
     put(table.size());
     for (const std::int32_t block : table) put(blocks.of(block));
@@ -244,17 +266,20 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
   put(-11);
   for (const std::int32_t b : ranked) {
     put(blocks.of(b));
-    put(order.is_candidate(BlockId(b)));
+    put(static_cast<int>(order.turn(BlockId(b))));
   }
   put(-12);
   // Free blocks are all alike: which is taken first is a matter of names.
-  std::vector<std::array<std::int32_t, 7>> rest;
+  std::vector<std::array<std::int32_t, 10>> rest;
   for (std::int32_t b = 0; b < pool.num_blocks(); ++b) {
     const auto& block = pool.at(BlockId(b));
     if (block.state == BlockState::kFree) continue;
+    const bool asks_release = impl.options_.order == Order::kUnordered;
     rest.push_back({blocks.of(b), static_cast<std::int32_t>(block.state), pool.refs(BlockId(b)),
                     slot_name(pool.writer(BlockId(b))), rank(widen(block.written)), block.valid,
-                    static_cast<std::int32_t>(block.touched)});
+                    static_cast<std::int32_t>(block.touched),
+                    static_cast<std::int32_t>(block.wanted), static_cast<std::int32_t>(block.steps),
+                    asks_release ? rank(widen(block.stamp)) : 0});
   }
   std::sort(rest.begin(), rest.end());
   for (const auto& block : rest) out.insert(out.end(), block.begin(), block.end());

@@ -33,6 +33,8 @@ struct StateReader {
   static BlockState block_state(const KVCacheManager& manager, BlockId block);
   // Its prompt was found whole, and its last token waits to be appended.
   static bool replays(const KVCacheManager& manager, SequenceId sequence);
+  // It stands on the tree: there was always room for it.
+  static bool publishes(const KVCacheManager& manager, SequenceId sequence);
   static bool has_pin(const KVCacheManager& manager);
 };
 

@@ -119,7 +119,7 @@ class World {
   std::array<std::uint64_t, 2> hash() const;
 
  private:
-  Outcome open(const Operation& operation);
+  Outcome open(const Operation& operation, std::string& broken);
   Outcome adopt(ShadowSequence& sequence, const ShadowSequence& other);
   Outcome append(const Operation& operation, std::string& broken);
   Outcome step(const Operation& operation, std::string& broken);
@@ -131,6 +131,8 @@ class World {
   void poison_free_blocks();
   void check_sequence(const ShadowSequence& sequence, std::string& broken) const;
   void check_findable(std::string& broken) const;
+  [[nodiscard]] bool fits(SequenceId sequence, std::int32_t count) const;
+  void check_alone(std::string& broken) const;
 
   KVCacheManager manager_;
   Shadow shadow_;

@@ -55,11 +55,10 @@ TEST(Admit, OfSeveralKeepsNoRoomWhenOneFindsNone) {
 
 TEST(Admit, AFailingAppendTakesNoRoomFromOthers) {
   Engine e({full_group(1, 64)}, {.max_sequences = 4, .max_table_entries = 48});
-  const SequenceId a = e.open({}).sequence;
+  const SequenceId a = e.open({}, {.prefix_cache = false}).sequence;
   const SequenceId b = e.open({}, {.prefix_cache = false}).sequence;
   const Ticket t = must(e.manager.begin_step());
-  // Its table fits, its tokens do not.
-  EXPECT_EQ(e.manager.append(a, tokens(1, 32)).code(), kExhausted);
+  EXPECT_EQ(e.manager.append(a, tokens(1, 64)).code(), kExhausted);
   must(e.manager.append(b, tokens(1, 32)));
   must(e.manager.finish(t));
   must(e.manager.check_invariants());
@@ -136,24 +135,23 @@ TEST(Admit, ARefusalSaysHowMuchRoomIsWanted) {
       "given out in powers of two; raise max_table_entries");
 }
 
-// A block of one full group whose tokens another has let go of is of no use: it goes along.
-TEST(Admit, CountsWhatEachGroupCanEvictByItself) {
+// A block of one full group whose tokens another has let go of can be evicted, and goes along.
+TEST(Admit, CountsEveryCachedBlockOfEachGroup) {
   Engine e({full_group(4, 4), full_group(2, 7)});
   const SequenceId trimmed = e.say(tokens(1, 6));
   must(e.manager.trim(trimmed, {.num_sinks = 0, .window = 2}));
   const SequenceId last = e.say(tokens(50, 2));
   const SequenceId first = e.open({}).sequence;
   EXPECT_EQ(e.usage(1).cached, 2);
-  EXPECT_EQ(e.usage(1).evictable, 0);
-  const AppendDemand both[] = {{first, 5}, {last, 1}};
-  const Status refused = e.manager.admit(both);
+  EXPECT_EQ(e.usage(1).evictable, 2);
+  const AppendDemand both[] = {{first, 7}, {last, 1}};
+  must(e.manager.admit(both));
+  const AppendDemand too_much[] = {{first, 9}, {last, 1}};
+  const Status refused = e.manager.admit(too_much);
   ASSERT_NE(refused.shortage(), nullptr);
-  EXPECT_EQ(refused.shortage()->group, 1);
-  EXPECT_EQ(refused.shortage()->needed, 4);
-  EXPECT_EQ(refused.shortage()->free, 3);
+  EXPECT_EQ(refused.shortage()->group, 0);
   must(e.manager.begin_step());
-  must(e.manager.append(first, tokens(80, 5)));
-  EXPECT_EQ(e.usage(1).free, 2);
+  must(e.manager.append(first, tokens(80, 7)));
   must(e.manager.append(last, tokens(52, 1)));
   must(e.manager.check_invariants());
 }

@@ -214,7 +214,7 @@ TEST(PartsHeap, PoolOrderTreeAndArenaAllocateNothingAfterTheirCreation) {
   ASSERT_TRUE(pool && order && arena && tree);
   const Prepared with;
   const Tokens table = {5, 6, 7, 8, 9, 10};
-  const std::array<BlockOffer, 1> offers = {BlockOffer{table}};
+  const std::array<std::span<const std::int32_t>, 1> tables = {table};
   Tokens out(6);
   bool ok = true;
   EXPECT_EQ(heap_calls_of([&] {
@@ -225,7 +225,7 @@ TEST(PartsHeap, PoolOrderTreeAndArenaAllocateNothingAfterTheirCreation) {
               ok = pool->oldest_retiring(2) == block && ok;
               pool->make_cached(block);
               order->touch(block);
-              order->set_candidate(block, true);
+              order->set_turn(block, EvictionTurn::kNormal);
               ok = order->victim() == block && ok;
               order->forget(block);
               pool->make_free(block);
@@ -237,7 +237,10 @@ TEST(PartsHeap, PoolOrderTreeAndArenaAllocateNothingAfterTheirCreation) {
 
               const std::int32_t root = tree->make_root({.model = "m"});
               Place place = tree->enter(root, 0);
-              ok = tree->extend(place, with.prompt, with.media, offers, true, nullptr) && ok;
+              Published published;
+              ok = tree->extend(place, with.prompt, with.media, {tables, 0, true}, published) && ok;
+              ok = published.num_hung == table.size() && ok;
+              ok = tree->entry_at(place, GroupId(0), 5) == BlockId(10) && ok;
               Place copy = tree->copy(place);
               tree->climb(copy, 8);
               tree->leave(copy);
@@ -247,12 +250,9 @@ TEST(PartsHeap, PoolOrderTreeAndArenaAllocateNothingAfterTheirCreation) {
               tree->fill_table(match, GroupId(0), std::span(out).first(3));
               tree->set_idle(GroupId(0), table);
               tree->leave(place);
-              while (tree->num_evictable(GroupId(0)) > 0) {
-                for (std::size_t i = table.size(); i-- > 0;) {
-                  tree->evict(GroupId(0), BlockId(table[i]));
-                }
-              }
-              ok = tree->num_runs() == 0 && ok;
+              tree->unhang(GroupId(0), BlockId(table.back()));
+              tree->unhang(GroupId(0), BlockId(table.front()));  // and all below it
+              ok = tree->num_idle(GroupId(0)) == 0 && tree->num_runs() == 0 && ok;
             }),
             0);
   EXPECT_TRUE(ok);

@@ -87,13 +87,16 @@ TEST(Prefix, AdmitCountsTheCopyOfAHitInsideABlock) {
   e.cache(tokens(1, 8));
   const Opened opened = e.open(joined(tokens(1, 6), {90}));
   EXPECT_EQ(opened.cached_tokens, 6);
-  // One block more than the table has: the copy. Both blocks are held by this sequence.
+  const SequenceId child = must(e.manager.fork(opened.sequence));
+  // One block more than the table has: the copy. Both blocks are held by both sequences.
   const Status full = e.manager.admit(opened.sequence, 1);
   ASSERT_EQ(full.code(), ErrorCode::kNoBlocks);
   EXPECT_EQ(full.shortage()->needed, 1);
   const Ticket t = must(e.manager.begin_step());
   EXPECT_EQ(e.manager.append(opened.sequence, Tokens{90}).code(), ErrorCode::kNoBlocks);
   must(e.manager.drop(t));
+  must(e.manager.close(child));
+  must(e.manager.admit(opened.sequence, 1));  // it is alone, and needs no copy
 }
 
 TEST(Prefix, CopySourceIsHeldUntilTheStepIsComplete) {

@@ -127,6 +127,11 @@ Config make_config(Family family, std::uint64_t seed) {
   config.failures = rng.pick(std::vector<int>{0, 0, 10});
   config.host_copies = rng.chance(40);
   config.options.high_watermark = rng.below(101) / 100.0;
+  // So few that all rows are in use at times.
+  if (config.options.order == Order::kUnordered && rng.chance(25)) {
+    config.options.max_sequences = rng.between(1, 2);
+  }
+  config.evicts = rng.chance(60);
   return config;
 }
 
@@ -177,10 +182,17 @@ void Coverage::add(const Coverage& other) {
   adoptions_refused += other.adoptions_refused;
   duplicates_refused += other.duplicates_refused;
   full_refused += other.full_refused;
+  rows_refused += other.rows_refused;
   victims += other.victims;
   victims_preempted += other.victims_preempted;
   manager_copies += other.manager_copies;
   pins_outlive_fail += other.pins_outlive_fail;
+  twins_asked += other.twins_asked;
+  twins_without_room += other.twins_without_room;
+  twins_that_reuse += other.twins_that_reuse;
+  orders_checked += other.orders_checked;
+  orders_chosen += other.orders_chosen;
+  orders_skipped += other.orders_skipped;
 }
 
 std::string to_string(const Coverage& c) {
@@ -199,10 +211,16 @@ std::string to_string(const Coverage& c) {
          std::to_string(c.publications_skipped) + " publications skipped, " +
          std::to_string(c.adoptions) + " adoptions (" + std::to_string(c.adoptions_refused) +
          " refused), " + std::to_string(c.duplicates_refused) + " ids taken already, " +
-         std::to_string(c.full_refused) + " sequences full, " + std::to_string(c.victims) +
-         " victims named, " + std::to_string(c.victims_preempted) + " preempted, " +
-         std::to_string(c.manager_copies) + " managers copied, " +
-         std::to_string(c.pins_outlive_fail) + " pins that outlived a fail()";
+         std::to_string(c.full_refused) + " sequences full, " + std::to_string(c.rows_refused) +
+         " times no row, " + std::to_string(c.victims) + " victims named, " +
+         std::to_string(c.victims_preempted) + " preempted, " + std::to_string(c.manager_copies) +
+         " managers copied, " + std::to_string(c.pins_outlive_fail) +
+         " pins that outlived a fail(), " + std::to_string(c.twins_asked) + " twins asked (" +
+         std::to_string(c.twins_without_room) + " without room, " +
+         std::to_string(c.twins_that_reuse) + " reuse a block), " +
+         std::to_string(c.orders_checked) + " orders of eviction checked (" +
+         std::to_string(c.orders_chosen) + " with others to choose from), " +
+         std::to_string(c.orders_skipped) + " skipped";
 }
 
 // For a manager over the device's memory.
@@ -250,7 +268,9 @@ Harness::Harness(const Config& config) : config_(config) {
     const auto slots = blocks * static_cast<std::size_t>(group.block_size);
     logical_.emplace_back(slots);
     blocks_.emplace_back(blocks);
+    orders_.emplace_back(blocks);
   }
+  make_twins();
   before_ = look();
 }
 
@@ -266,6 +286,8 @@ void Harness::drain() {
     log_.clear();
     read_only_ = changed_ = allocates_ = revives_ = finishes_ = false;
     moved_.clear();
+    trimmed_.reset();
+    wanted_.clear();
   };
   check_aside();
   if (open_step_) {

@@ -57,6 +57,7 @@ struct Config {
   // The manager runs the copies of finish(), in the device's memory.
   bool host_copies = false;
   bool tight_tables = false;  // kResourceExhausted may come from anything that grows
+  bool evicts = false;        // evict() is called often
 };
 Config make_config(Family family, std::uint64_t seed);
 std::string to_string(const Config& config);
@@ -96,10 +97,17 @@ struct Coverage {
   std::uint64_t adoptions_refused = 0;
   std::uint64_t duplicates_refused = 0;
   std::uint64_t full_refused = 0;
+  std::uint64_t rows_refused = 0;       // all of them were in use
   std::uint64_t victims = 0;            // that select_victim() named
   std::uint64_t victims_preempted = 0;  // by preempt_to()
   std::uint64_t manager_copies = 0;
   std::uint64_t pins_outlive_fail = 0;
+  std::uint64_t twins_asked = 0;         // after open(), without the cache and with it
+  std::uint64_t twins_without_room = 0;  // of these, without the cache
+  std::uint64_t twins_that_reuse = 0;    // of these, with it, in place of what was found
+  std::uint64_t orders_checked = 0;      // evict() of something, and the model knew which blocks go
+  std::uint64_t orders_chosen = 0;       // of these, those that left other cached blocks behind
+  std::uint64_t orders_skipped = 0;      // the model knew several answers, or none
   void add(const Coverage& other);
 };
 std::string to_string(const Coverage& coverage);
@@ -175,6 +183,50 @@ class Harness {
     bool poisoned = true;        // free, and the device knows it
   };
 
+  // When a block was let go (harness_order.cc).
+  struct Rank {
+    std::uint64_t parked = 0;  // operation that made it cached
+    std::uint64_t let_go = 0;  // operation that let go of it: earlier, if it retired
+    std::vector<int> who;      // who let go then
+    int depth = 0;             // logical block
+    bool known = true;
+  };
+  // What the order of eviction depends on, of one block.
+  struct BlockOrder {
+    std::optional<Rank> rank;  // it has an entry and was cached since it has it
+    std::optional<Rank> next;  // it was let go, and is not cached yet
+    bool touched = false;      // a sequence that was appended to, or a pin, let go of it since
+    bool maybe_touched = false;
+    bool wanted = false;  // a prompt's hit ended inside
+    bool maybe_wanted = false;
+    std::uint64_t hung_at = 0;  // operation since which its entry is as long as it is
+    // The manager may have lost count of the borders that the block belongs to.
+    bool lost_count = false;
+    int least = 0;                      // tokens that its entry has at least
+    std::uint64_t waits_for = 0;        // it retires until this step is complete
+    std::uint64_t maybe_waits_for = 0;  // the same, perhaps
+    // As last seen.
+    std::vector<int> published;
+    int certain = 0;
+    int by_steps = 0;  // references
+  };
+  // A full block that the windows of a sequence have passed and that a hit at its border reads.
+  struct BorderBlock {
+    int group = 0;
+    int logical = 0;
+    int last_node = kPoison;
+    std::uint64_t since = 0;  // operation
+    bool sure = true;
+  };
+  // Blocks that lose their entries, [group][block].
+  enum class Fate : char { kStays, kMayGo, kGoes };
+  using Fates = std::vector<std::vector<Fate>>;
+  struct Forecast {
+    std::vector<Fates> outcomes;
+    bool complete = true;  // there is no other outcome
+    int budget = 400;      // choices that may still be made
+  };
+
   // Operations (ops_*.cc).
   void open(Rng& rng);
   void open_unnamed(Rng& rng);
@@ -200,6 +252,7 @@ class Harness {
   void cut(const SeqPtr& seq, int n, bool by_clear);
   void trim(Rng& rng);
   void close(Rng& rng, bool preempt);
+  void retire_passed(const Seq& seq);
   void end(const SeqPtr& seq, Rng& rng);
   void accept(Rng& rng);
   void pin(Rng& rng);
@@ -219,6 +272,7 @@ class Harness {
   [[nodiscard]] bool is_taken(const std::optional<std::uint64_t>& caller_id) const;
   void check_refused_by_name(const Status& status, std::uint64_t caller_id);
   void use(Seq& seq);
+  void add_slot_errors(Codes& errors, Codes& tolerated);
 
   // Adoption (ops_adopt.cc).
   [[nodiscard]] Tables tables_to_adopt(const Seq& source, int num_tokens, Rng& rng) const;
@@ -226,12 +280,18 @@ class Harness {
   [[nodiscard]] std::optional<std::vector<int>> nodes_in(const Tables& tables, int root,
                                                          int num_tokens);
 
+  // Room with and without the cache (harness_twin.cc).
+  void make_twins();
+  void keep_cold_twin();
+  void ask_twins(const Prompt& prompt, const Seq& seq);
+  void check_held_entries(const Snapshot& now) const;
+
   // Victims (ops_victims.cc).
   using Refs = std::vector<std::vector<std::int32_t>>;  // [group][block]
   [[nodiscard]] static bool frees_a_block(const Seq& seq, const Refs& refs);
   [[nodiscard]] static SeqPtr scan_for_victim(VictimPolicy policy, const std::vector<SeqPtr>& seqs,
                                               const Refs& refs);
-  [[nodiscard]] static double utilization_of(const Refs& refs);
+  [[nodiscard]] double utilization_of(const Refs& refs) const;
   [[nodiscard]] Refs refs_now() const;
 
   // Copies of the manager (ops_copy.cc).
@@ -247,6 +307,7 @@ class Harness {
   void apply_commit();
   void apply_complete(std::uint64_t ticket);
   void apply_drop();
+  void forget_overwritten(const SeqPtr& seq);
   void forget_member(std::size_t index, bool restore);
   void publish(const Seq& seq, const Tables& tables, bool tail, bool certain = true);
   [[nodiscard]] int published_before(const Seq& seq) const;
@@ -257,6 +318,33 @@ class Harness {
   void check_hit(const Prompt& prompt, int hit);
   [[nodiscard]] int must_hit(const Prompt& prompt, const std::vector<int>& nodes) const;
   [[nodiscard]] int best_hit(const Prompt& prompt, const std::vector<int>& nodes) const;
+
+  // The order of eviction (harness_order.cc).
+  void note_order(const Snapshot& now);
+  [[nodiscard]] bool is_hung(const Snapshot& now, int g, int b, int tokens) const;
+  void note_losses(const Snapshot& now);
+  void note_let_go(const Snapshot& now);
+  void note_borders(const Snapshot& now);
+  void want_last_blocks(const Seq& seq);
+  [[nodiscard]] std::vector<BorderBlock> border_of(const Seq& seq, const SeqState& state) const;
+  enum class Answer { kNo, kMaybe, kYes };
+  [[nodiscard]] bool waits_for_step(std::uint64_t ticket) const;
+  [[nodiscard]] static bool surely_colder(const Rank& a, const Rank& b);
+  [[nodiscard]] Answer is_cached(int g, int b) const;
+  [[nodiscard]] Answer is_at(const BorderBlock& place, int b) const;
+  [[nodiscard]] Answer is_border(int g, int b) const;
+  [[nodiscard]] Answer is_below(int g, int b, int of_group, int of_block) const;
+  [[nodiscard]] std::pair<int, int> turns_of(int g, int b, const Fates& fates) const;
+  void forecast(int g, int count, const Fates& fates, Forecast& result) const;
+  [[nodiscard]] Forecast forecast_evictions(int g, int count) const;
+  void check_evictions(int g, int evicted, const Forecast& expected);
+  [[nodiscard]] std::string describe_order(int g) const;
+  BlockOrder& order(int g, int b) {
+    return orders_[static_cast<std::size_t>(g)][static_cast<std::size_t>(b)];
+  }
+  [[nodiscard]] const BlockOrder& order(int g, int b) const {
+    return orders_[static_cast<std::size_t>(g)][static_cast<std::size_t>(b)];
+  }
 
   // Plans (harness_plan.cc).
   const StepPlan* capture(PlanOptions options);
@@ -282,6 +370,7 @@ class Harness {
   void check_unchanged(const Snapshot& now) const;
   void check_sequences(const Snapshot& now);
   void check_names() const;
+  [[nodiscard]] std::vector<std::int32_t> step_references(int g) const;
   [[nodiscard]] std::vector<std::int32_t> references(const Snapshot& at, int g) const;
   void check_blocks(const Snapshot& now);
   void check_usage(const Snapshot& now);
@@ -326,12 +415,15 @@ class Harness {
   Config config_;
   std::optional<KVCacheManager> manager_;
   std::optional<KVCacheManager> foreign_;  // another manager, another tag
+  std::optional<KVCacheManager> cold_;     // copies of the manager, from before an open()
+  std::optional<KVCacheManager> hot_;      // and from behind it
   SequenceId foreign_sequence_;
   PinId foreign_pin_;
   Trie trie_;
 
   std::vector<SeqPtr> seqs_;
   std::vector<SeqPtr> waiting_;  // closed, with tokens in a step that is not complete
+  std::vector<SeqPtr> gone_;     // closed or aborted; their rows may wait for a step
   std::vector<SequenceId> stale_;
   std::vector<SequenceId> aborted_;
   std::vector<PinId> stale_pins_;
@@ -352,6 +444,10 @@ class Harness {
   // After the managers, whose plans it reads: it stops first.
   std::unique_ptr<fake_device::FakeDevice> device_;
   std::vector<std::vector<BlockModel>> blocks_;
+  std::vector<std::vector<BlockOrder>> orders_;
+  std::map<SeqPtr, std::vector<BorderBlock>> borders_;
+  std::uint64_t num_looks_ = 0;  // operations, as the order of eviction counts them
+  int num_strangers_ = 0;        // that let go and are no sequences
   Snapshot before_;
   Counters expected_;  // those that the model knows
   std::uint64_t num_uses_ = 0;
@@ -365,7 +461,9 @@ class Harness {
   bool revives_ = false;    // cached blocks may be held again
   bool finishes_ = false;   // sequences that closed before may be published
   Rng device_rng_{0};
-  std::vector<SeqPtr> moved_;  // whose windows have been moved
+  std::vector<SeqPtr> moved_;                // whose windows have been moved
+  SeqPtr trimmed_;                           // was not used before it let go of blocks
+  std::vector<std::pair<int, int>> wanted_;  // (group, block) in which a prompt's hit ended
   bool skip_questions_ = false;
   bool failed_once_ = false;  // fail() has been called: certain hits are not certain any more
   int next_number_ = 0;

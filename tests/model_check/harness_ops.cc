@@ -20,6 +20,9 @@ std::string text_of(const Prompt& prompt) {
             std::to_string(static_cast<int>(span.content_id[0])) +
             (span.attends_to_itself ? " self" : "");
   }
+  if (!prompt.look_up) text += " no-look-up";
+  if (prompt.publish == Publish::kFullBlocks) text += " full-blocks";
+  if (prompt.publish == Publish::kNothing) text += " publishes-nothing";
   return text + (prompt.prefix_cache ? "" : " no-cache");
 }
 
@@ -73,7 +76,7 @@ struct Weights {
 constexpr std::array<Weights, kNumOps> kWeights = {{
     {100, 80}, {40, 40}, {250, 5},  {10, 270}, {5, 50},  {40, 40}, {3, 25},  {3, 20},  {3, 110},
     {3, 25},   {3, 20},  {100, 50}, {50, 30},  {60, 25}, {40, 12}, {25, 10}, {15, 20}, {60, 25},
-    {60, 30},  {15, 10}, {15, 10},  {12, 12},  {5, 30},  {3, 2},   {3, 30},  {40, 4},  {12, 6},
+    {60, 30},  {15, 10}, {15, 10},  {60, 60},  {5, 30},  {3, 2},   {3, 30},  {40, 4},  {12, 6},
     {12, 12},  {15, 15}, {8, 6},    {8, 8},    {15, 15}, {8, 8},   {20, 20},
 }};
 
@@ -87,6 +90,7 @@ bool Harness::expect(const Status& status, const Codes& errors, const Codes& tol
     note(" \"" + message + "\"");
     ++coverage_.errors;
     KVFOLIO_REQUIRE(!message.empty() && message != "ok", "an error has a text");
+    if (message.find(" rows are in use") != std::string::npos) ++coverage_.rows_refused;
     KVFOLIO_REQUIRE((status.shortage() != nullptr) == (code == kNoBlocks),
                     "a shortage iff kNoBlocks");
   }
@@ -106,6 +110,8 @@ void Harness::run(std::uint64_t op_seed) {
   log_.clear();
   read_only_ = changed_ = allocates_ = revives_ = finishes_ = false;
   moved_.clear();
+  trimmed_.reset();
+  wanted_.clear();
   ++coverage_.operations;
   // The device goes on while the caller makes its next call. Its own generator: what the device
   // does decides about no operation.
@@ -127,6 +133,7 @@ void Harness::run(std::uint64_t op_seed) {
   if ((op == kOpen || op == kFork) && full && rng.chance(85)) op = open_step_ ? kPreempt : kClose;
   if (op == kBegin && flying && rng.chance(90)) op = kComplete;
   if (op == kAppend && config_.ahead && rng.chance(60)) op = kAppendUnnamed;
+  if (op == kEvict && !config_.evicts && rng.chance(90)) op = kProbe;
   if (op == kComplete && config_.ahead && !flying && rng.chance(60)) {
     op = open_step_ ? kCommit : kBegin;
   }
@@ -277,6 +284,10 @@ Prompt Harness::any_prompt(Rng& rng) {
     prompt.tokens.resize(static_cast<std::size_t>(config_.max_length));
   }
   prompt.prefix_cache = !rng.chance(4);
+  prompt.look_up = !rng.chance(4);
+  prompt.publish = rng.chance(88)   ? Publish::kAll
+                   : rng.chance(60) ? Publish::kFullBlocks
+                                    : Publish::kNothing;
   return prompt;
 }
 

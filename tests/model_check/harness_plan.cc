@@ -36,8 +36,8 @@ const StepPlan* Harness::capture(PlanOptions options) {
   step.groups.assign(static_cast<std::size_t>(num_groups()), {});
   for (const Member& member : members_) {
     const SeqPtr& seq = member.seq;
-    step.rows.push_back(
-        {seq, seq->committed, seq->length(), seq->nodes, state_of(*seq).tables, member.displaced});
+    step.rows.push_back({seq, seq->committed, seq->length(), seq->nodes, state_of(*seq).tables,
+                         member.displaced, (*plan)->rows[step.rows.size()]});
   }
   check_plan(**plan, options);
   for (int g = 0; g < num_groups(); ++g) {
@@ -84,6 +84,13 @@ void Harness::check_plan(const StepPlan& plan, const PlanOptions& options) {
     KVFOLIO_REQUIRE(plan.kv_lens[i] == seq.length(), "kv_lens are lengths with the step's tokens");
     KVFOLIO_REQUIRE(plan.trim_sinks[i] == seq.sinks && plan.trim_first_kept[i] == seq.first_kept,
                     "the plan carries the trims");
+    for (const StepWork& flying : flight_) {
+      const bool used = std::any_of(flying.rows.begin(), flying.rows.end(), [&](const auto& row) {
+        return row.row == plan.rows[i] && row.seq != members_[i].seq;
+      });
+      KVFOLIO_REQUIRE(in_order() || !used, "a row of step t" + std::to_string(flying.ticket) +
+                                               " is not given away before it is complete");
+    }
     tokens += seq.length() - seq.committed;
   }
   KVFOLIO_REQUIRE(plan.query_start[rows] == tokens && plan.num_tokens == tokens,

@@ -32,7 +32,7 @@ int Harness::common_multiple() const {
 
 // Tokens of a sequence that may be findable now.
 int Harness::publishable(const Seq& seq) const {
-  if (!config_.options.prefix_cache || !seq.prompt.prefix_cache || seq.adopted) return 0;
+  if (!config_.options.prefix_cache || !seq.prompt.publishes() || seq.adopted) return 0;
   int n = 0;
   while (n < seq.accepted && seq.named[static_cast<std::size_t>(n)] == 1 &&
          trie_.exact(seq.nodes[static_cast<std::size_t>(n)]) &&
@@ -60,7 +60,8 @@ void Harness::publish(const Seq& seq, const Tables& tables, bool tail, bool cert
   for (int g = 0; g < num_groups(); ++g) {
     const int size = group(g).block_size;
     const std::vector<std::int32_t>& table = tables[static_cast<std::size_t>(g)];
-    for (int p = 0; p < (tail ? n : n / size * size); ++p) {
+    const bool whole = tail && seq.prompt.publish == Publish::kAll;
+    for (int p = 0; p < (whole ? n : n / size * size); ++p) {
       if (p / size >= isize(table) || table[static_cast<std::size_t>(p / size)] < 0) continue;
       const std::int32_t b = table[static_cast<std::size_t>(p / size)];
       const int node = seq.nodes[static_cast<std::size_t>(p)];
@@ -145,10 +146,11 @@ void Harness::apply_commit() {
     if (in_order()) moved_.push_back(member.seq);
     expected_.tokens_committed += static_cast<std::uint64_t>(seq.length() - seq.committed);
     seq.committed = seq.length();
-    seq.last_step = step.ticket;
+    seq.last_step = seq.row_ticket = step.ticket;
     seq.accepted = seq.committed - seq.open_draft;
     seq.open_draft = 0;
     seq.in_step = seq.fresh = false;
+    seq.windows_moved = true;
   }
   if (in_order()) {
     for (const StepWork::Row& row : step.rows) publish(*row.seq, row.tables, false);
@@ -191,8 +193,35 @@ void Harness::apply_complete(std::uint64_t ticket) {
   });
 }
 
+// The device may have written what the sequence appended: behind the first of these slots its block
+// holds nothing valid.
+void Harness::forget_overwritten(const SeqPtr& seq) {
+  std::size_t token = 0;
+  for (const StepWork::Row& row : open_step_->rows) {
+    if (row.seq != seq) {
+      token += static_cast<std::size_t>(row.end - row.begin);
+      continue;
+    }
+    for (int g = 0; g < num_groups(); ++g) {
+      const std::vector<std::int32_t>& slots =
+          open_step_->groups[static_cast<std::size_t>(g)].slots;
+      auto at = token;
+      const auto end = token + static_cast<std::size_t>(row.end - row.begin);
+      while (at < end && slots[at] < 0) ++at;  // found whole, and kept
+      if (at == end) continue;
+      const int offset = slots[at] % group(g).block_size;
+      BlockModel& model = block(g, slots[at] / group(g).block_size);
+      model.valid = std::min(model.valid, offset);
+      // Without order no step in flight reads what is written again: it is free at once.
+      if (offset == 0 && !in_order()) model.taken_at = open_step_->ticket;
+    }
+    return;
+  }
+}
+
 // Takes a sequence out of the open step: it is what it was.
 void Harness::forget_member(std::size_t index, bool restore) {
+  if (restore && open_step_) forget_overwritten(members_[index].seq);
   Member member = std::move(members_[index]);
   members_.erase(members_.begin() + static_cast<std::ptrdiff_t>(index));
   if (!restore) return;
@@ -214,19 +243,20 @@ void Harness::apply_drop() {
 // The longest hit that must be found: it ends at a multiple of every block size, and every block
 // that it reads is findable whole.
 int Harness::must_hit(const Prompt& prompt, const std::vector<int>& nodes) const {
-  if (!config_.options.prefix_cache || !prompt.prefix_cache) return 0;
+  if (!config_.options.prefix_cache || !prompt.looks()) return 0;
   const int n = isize(nodes);
   int best = 0;
   for (int hit = common_multiple(); hit <= n - 1; hit += common_multiple()) {
     if (splits_self_attending_span(prompt.media, hit)) continue;
     bool all = true;
-    bool any = false;  // a window of one token reads nothing: no path, no hit
+    bool any = false;  // a window of one token needs nothing at a border: no path, no hit
     for (int g = 0; all && g < num_groups(); ++g) {
       const int size = group(g).block_size;
       for (int j = 0; all && j < hit / size; ++j) {
         bool needed = false;
         for (int p = j * size; p < (j + 1) * size; ++p) needed |= hit_needs(group(g), hit, p);
-        if (!needed) continue;
+        const bool last = (j + 1) * size == hit;
+        if (!needed && !last) continue;
         bool found = false;
         for (int b = 0; !found && b < group(g).num_blocks; ++b) {
           const std::vector<int>& published = block(g, b).published;
@@ -236,8 +266,8 @@ int Harness::must_hit(const Prompt& prompt, const std::vector<int>& nodes) const
               block(g, b).certain == size && isize(published) == size &&
               std::equal(published.begin(), published.end(), nodes.begin() + j * size);
         }
-        all = found;
-        any = true;
+        all = found || !needed;
+        any |= found && last;
       }
     }
     if (all && any) best = hit;
@@ -247,7 +277,7 @@ int Harness::must_hit(const Prompt& prompt, const std::vector<int>& nodes) const
 
 // The longest hit that findable content allows.
 int Harness::best_hit(const Prompt& prompt, const std::vector<int>& nodes) const {
-  if (!config_.options.prefix_cache || !prompt.prefix_cache) return 0;
+  if (!config_.options.prefix_cache || !prompt.looks()) return 0;
   std::vector<std::set<int>> found(static_cast<std::size_t>(num_groups()));
   for (int g = 0; g < num_groups(); ++g) {
     for (int b = 0; b < group(g).num_blocks; ++b) {

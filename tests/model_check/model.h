@@ -2,7 +2,8 @@
 #pragma once
 
 // The naive model that the random check compares the manager with: what each sequence has said, and
-// what each slot of memory holds. It knows no tree, no reference counts and no eviction order.
+// what each slot of memory holds. It knows no tree and no reference counts; what it knows of the
+// order of eviction stands in harness_order.cc.
 //
 // Content of a slot is a node of Trie: one number per (root key, media, tokens, trims so far). Two
 // slots hold the same keys and values iff they hold the same node, without any hash to trust. The
@@ -67,6 +68,15 @@ class Trie {
   }
   // Neither a trim nor a cut span stands behind it: such content may be findable.
   [[nodiscard]] bool exact(int node) const { return exact_[static_cast<std::size_t>(node)]; }
+  // Of a token: its position. Of a root: -1.
+  [[nodiscard]] int position_of(int node) const {
+    return positions_[static_cast<std::size_t>(node)];
+  }
+  // The token at an earlier position of the same path, or at this one.
+  [[nodiscard]] int before(int node, int position) const {
+    while (position_of(node) > position) node = parents_[static_cast<std::size_t>(node)];
+    return node;
+  }
 
  private:
   using Key = std::tuple<int, int, int, int>;
@@ -74,6 +84,9 @@ class Trie {
     const auto [found, is_new] = nodes_.try_emplace(key, isize(exact_));
     if (is_new) {
       exact_.push_back(exact);
+      const int above = std::get<0>(key);
+      parents_.push_back(above);
+      positions_.push_back(above < 0 ? -1 : position_of(above) + 1);
       const auto [parent, token, extra, hole] = key;
       // A root has no parent but its key: -2 and below.
       std::uint64_t digest = parent < 0 ? static_cast<std::uint64_t>(parent) : digest_of(parent);
@@ -86,6 +99,8 @@ class Trie {
   }
   std::map<Key, int> nodes_;
   std::vector<bool> exact_;
+  std::vector<int> parents_;
+  std::vector<int> positions_;
   std::vector<std::uint64_t> digests_;
 };
 
@@ -108,12 +123,23 @@ struct Prompt {
   int root = 0;
   std::vector<MediaSpan> media;
   bool prefix_cache = true;
+  bool look_up = true;
+  Publish publish = Publish::kAll;
   std::vector<std::int32_t> tokens;
 
   [[nodiscard]] OpenOptions options() const {
     return {.root = kRoots[static_cast<std::size_t>(root)],
             .media = media,
-            .prefix_cache = prefix_cache};
+            .prefix_cache = prefix_cache,
+            .look_up = look_up,
+            .publish = publish};
+  }
+  [[nodiscard]] bool looks() const { return prefix_cache && look_up; }
+  [[nodiscard]] bool publishes() const { return prefix_cache && publish != Publish::kNothing; }
+  // Another one may look for these tokens, and leave them behind.
+  void be_plain() {
+    prefix_cache = look_up = true;
+    publish = Publish::kAll;
   }
 };
 
@@ -167,6 +193,10 @@ struct Seq {
   int open_draft = 0;
   bool in_step = false;
   bool fresh = true;            // opened, not appended to
+  bool windows_moved = false;   // committed or accepted once
+  bool used = false;            // what it lets go of becomes the warmest
+  bool maybe_used = false;      // it was cut to its length, and may have given up its last token
+  bool maybe_whole = false;     // its prompt may have been found whole, and no token came since
   bool adopted = false;         // its first tokens came as blocks: nothing of it is findable
   int cached = 0;               // cached_tokens of open()
   std::uint64_t last_step = 0;  // newest step that it, or what it was forked from, took part in
@@ -174,7 +204,8 @@ struct Seq {
   int published_at_close = 0;   // tokens that stood on the tree then; its blocks were let go
   int sinks = 0;                // positions [sinks, first_kept) are trimmed away
   int first_kept = 0;
-  Tables tables;  // as last seen
+  std::uint64_t row_ticket = 0;  // newest committed step whose plan has its row
+  Tables tables;                 // as last seen
   std::optional<std::uint64_t> caller_id;
   int max_tokens = 0;  // 0: no limit of its own
   std::int32_t priority = 0;
@@ -240,9 +271,10 @@ struct Seq {
   }
 };
 
-// What a hit that ends before position q holds: at least the token before, read or not.
+// What a hit that ends before position q holds: where that lies inside a block the token before it,
+// read or not.
 inline bool hit_needs(const GroupSpec& group, int q, int p) {
-  return reads(group, q, p) || p == q - 1;
+  return reads(group, q, p) || (p == q - 1 && q % group.block_size != 0);
 }
 
 // Nothing that the query at position n reads lies in logical block j of this group.
@@ -269,6 +301,7 @@ struct StepWork {
     Tables tables;
     // [group]: the block of the last token of a full hit, when another token came; or -1.
     std::vector<std::int32_t> displaced;
+    std::int32_t row = -1;  // of the plan
   };
   struct Group {
     std::vector<std::int32_t> slots;

@@ -137,6 +137,8 @@ TEST_P(ModelCheck, ManagerAnswersAsTheNaiveModel) {
               static_cast<unsigned long long>(first), static_cast<unsigned long long>(seed - 1),
               to_string(coverage).c_str());
   EXPECT_LE(coverage.tails_lost, 2 + coverage.tails_found / 100) << "hits are lost";
+  EXPECT_LE(coverage.orders_skipped, 20 + coverage.orders_checked / 2)
+      << "the model knows too few orders of eviction";
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, ModelCheck, testing::Range(0, kNumFamilies),

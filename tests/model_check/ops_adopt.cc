@@ -153,8 +153,8 @@ void Harness::adopt(Rng& rng) {
   if (count == 0) return;
   ++coverage_.adoptions;
   changed_ = true;
-  seq->fresh = false;
-  seq->adopted = true;
+  seq->fresh = seq->maybe_whole = false;
+  seq->adopted = seq->used = true;
   for (int p = 0; p < count; ++p) {
     const auto at = static_cast<std::size_t>(p);
     seq->tokens.push_back(p < source->length() ? source->tokens[at] : 0);

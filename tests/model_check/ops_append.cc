@@ -134,7 +134,8 @@ void Harness::join_step(const SeqPtr& seq, const SeqState& before,
   const int begin = seq->length();
   for (const std::int32_t token : tokens) seq->say(trie_, token, named, last_ticket_);
   seq->cut_spans(trie_, begin);
-  seq->in_step = true;
+  seq->in_step = seq->used = true;
+  seq->maybe_whole = false;
   use(*seq);
   const SeqState now = state_of(*seq);
   for (int g = 0; g < num_groups(); ++g) {
@@ -181,7 +182,7 @@ void Harness::open_unnamed(Rng& rng) {
   Codes errors;
   Codes tolerated;
   if (!open_step_) errors.insert(kMoment);
-  if (isize(seqs_) >= config_.options.max_sequences) errors.insert(kExhausted);
+  add_slot_errors(errors, tolerated);
   if (is_taken(options.caller_id)) errors.insert(kInvalid);
   if (seq->is_full_for(count)) errors.insert(kExhausted);
   if (config_.tight_tables) tolerated.insert(kExhausted);

@@ -152,7 +152,7 @@ void Harness::bad_ticket(Rng& rng) {
 void Harness::bad_argument(Rng& rng) {
   read_only_ = true;
   const SeqPtr seq = any_seq(rng);
-  const int call = rng.below(33);
+  const int call = rng.below(34);
   if (!seq && call < 14) return;
   note("bad argument call " + std::to_string(call));
   constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
@@ -294,6 +294,10 @@ void Harness::bad_argument(Rng& rng) {
     }
     case 28:
       options.max_tokens = rng.chance(50) ? -1 : std::numeric_limits<std::int32_t>::min();
+      expect(status_of(manager_->open(good, options)), {kInvalid});
+      break;
+    case 32:
+      options.publish = static_cast<Publish>(rng.chance(50) ? 3 : -1);
       expect(status_of(manager_->open(good, options)), {kInvalid});
       break;
     case 29: {

@@ -48,6 +48,21 @@ void Harness::check_refused_by_name(const Status& status, std::uint64_t caller_i
       "the error names the caller_id");
 }
 
+// Why there may be no place for another sequence. A row that a step uses is nobody's before that is
+// complete; who closes with tokens in a step keeps its own, unless it was cut back or has nothing
+// to publish.
+void Harness::add_slot_errors(Codes& errors, Codes& tolerated) {
+  if (isize(seqs_) >= config_.options.max_sequences) errors.insert(kExhausted);
+  std::erase_if(gone_, [&](const SeqPtr& seq) {
+    return !incomplete(seq->row_ticket) && !incomplete(seq->last_step);
+  });
+  if (in_order()) return;
+  const auto resting = std::count_if(
+      gone_.begin(), gone_.end(), [&](const SeqPtr& seq) { return incomplete(seq->row_ticket); });
+  if (isize(seqs_) + resting >= manager_->num_rows()) errors.insert(kExhausted);
+  if (isize(seqs_) + isize(gone_) >= manager_->num_rows()) tolerated.insert(kExhausted);
+}
+
 void Harness::use(Seq& seq) {
   seq.last_use = ++num_uses_;
   ++seq.use_count;

@@ -13,7 +13,7 @@ void Harness::pin(Rng& rng) {
   Codes errors;
   Codes tolerated;
   if (isize(pins_) >= config_.options.max_pins) errors.insert(kExhausted);
-  if (!config_.options.prefix_cache || !prompt.prefix_cache) tolerated = {kUnsupported, kInvalid};
+  if (!config_.options.prefix_cache || !prompt.looks()) tolerated = {kUnsupported, kInvalid};
   if (config_.tight_tables) tolerated.insert(kExhausted);
   Result<Pinned> pinned = manager_->pin(prompt.tokens, prompt.options());
   if (!expect(status_of(pinned), errors, tolerated)) return;
@@ -25,6 +25,7 @@ void Harness::pin(Rng& rng) {
   Pin pin{pinned->pin, prompt, pinned->pinned_tokens, {}};
   for (int g = 0; g < num_groups(); ++g) {
     pin.blocks.push_back(0);
+    int last = -1;
     for (int b = 0; b < group(g).num_blocks; ++b) {
       const Result<std::int32_t> refs = manager_->ref_count(GroupId(g), BlockId(b));
       KVFOLIO_REQUIRE(refs.has_value(), "ref_count of a block");
@@ -32,7 +33,12 @@ void Harness::pin(Rng& rng) {
           *refs - before_.groups[static_cast<std::size_t>(g)].refs[static_cast<std::size_t>(b)];
       KVFOLIO_REQUIRE(more == 0 || more == 1, "a pin references a block once");
       pin.blocks.back() += more;
+      const auto begin_of = [&](int block_id) {
+        return trie_.position_of(block(g, block_id).published.front());
+      };
+      if (more == 1 && (last < 0 || begin_of(b) > begin_of(last))) last = b;
     }
+    if (last >= 0) wanted_.emplace_back(g, last);
   }
   pins_.push_back(std::move(pin));
 }
@@ -49,9 +55,10 @@ void Harness::unpin(Rng& rng) {
 
 void Harness::evict(Rng& rng) {
   const int g = rng.below(num_groups());
-  const int count = rng.below(8);
+  const int count = rng.chance(75) ? rng.between(1, 3) : rng.below(8);
   note("evict group " + std::to_string(g) + " blocks " + std::to_string(count));
   const GroupUsage& usage = before_.groups[static_cast<std::size_t>(g)].usage;
+  const Forecast expected = forecast_evictions(g, count);
   const Result<std::int32_t> evicted = manager_->evict(GroupId(g), count);
   if (!expect(status_of(evicted), {})) return;
   changed_ = count > 0;
@@ -60,6 +67,7 @@ void Harness::evict(Rng& rng) {
   const Result<GroupUsage> now = manager_->usage(GroupId(g));
   KVFOLIO_REQUIRE(now.has_value() && now->free == usage.free + *evicted,
                   "what was evicted is free");
+  check_evictions(g, *evicted, expected);
 }
 
 void Harness::admit_together(Rng& rng) {

@@ -20,10 +20,11 @@ void Harness::open(Rng& rng) {
   }
   Codes errors;
   Codes tolerated;
-  if (isize(seqs_) >= config_.options.max_sequences) errors.insert(kExhausted);
+  add_slot_errors(errors, tolerated);
   if (config_.tight_tables) tolerated.insert(kExhausted);
   const bool too_long = options.max_tokens > 0 && isize(prompt.tokens) > options.max_tokens;
   if (too_long || is_taken(options.caller_id)) errors.insert(kInvalid);
+  keep_cold_twin();
   Result<Opened> opened = manager_->open(prompt.tokens, options);
   if (!expect(status_of(opened), errors, tolerated)) {
     if (!too_long && errors == Codes{kInvalid} && opened.error().code() == kInvalid) {
@@ -42,9 +43,10 @@ void Harness::open(Rng& rng) {
   seq->cached = opened->cached_tokens;
   note(" " + name_of(*seq) + " id " + std::to_string(seq->id.value()) + " cached " +
        std::to_string(seq->cached));
-  KVFOLIO_REQUIRE(probed < 0 || probed == seq->cached,
+  const bool no_entries = config_.tight_tables && seq->cached == 0;  // a hit needs some
+  KVFOLIO_REQUIRE(probed < 0 || probed == seq->cached || no_entries,
                   "open finds what probe promised, " + std::to_string(probed));
-  check_hit(prompt, seq->cached);
+  if (!no_entries) check_hit(prompt, seq->cached);
   for (int p = 0; p < seq->cached; ++p) {
     seq->say(trie_, prompt.tokens[static_cast<std::size_t>(p)], true, 0);
   }
@@ -54,11 +56,14 @@ void Harness::open(Rng& rng) {
     KVFOLIO_REQUIRE(id != seq->id, "ids of closed sequences stay closed");
   use(*seq);
   seqs_.push_back(seq);
+  seq->maybe_whole = waits_for_last_token(*seq);
+  want_last_blocks(*seq);
   if (said_.size() < 40) {
     said_.push_back(prompt);
   } else {
     said_[rng.next() % said_.size()] = prompt;
   }
+  ask_twins(prompt, *seq);
   ++expected_.sequences_opened;
   expected_.tokens_looked_up += prompt.tokens.size();
   expected_.tokens_reused += static_cast<std::uint64_t>(seq->cached);
@@ -89,7 +94,7 @@ void Harness::fork(Rng& rng) {
   Codes errors;
   Codes tolerated;
   if (parent->in_step || parent->draft() > 0) errors.insert(kMoment);
-  if (isize(seqs_) >= config_.options.max_sequences) errors.insert(kExhausted);
+  add_slot_errors(errors, tolerated);
   if (config_.tight_tables) tolerated.insert(kExhausted);
   if (is_taken(options.caller_id)) errors.insert(kInvalid);
   Result<SequenceId> child_id = manager_->fork(parent->id, options);
@@ -101,6 +106,8 @@ void Harness::fork(Rng& rng) {
   child->caller_id = options.caller_id;
   child->priority = options.priority;
   child->use_count = 0;
+  child->row_ticket = 0;
+  child->used = true;
   use(*child);
   note(" " + name_of(*child) + " id " + std::to_string(child->id.value()));
   KVFOLIO_REQUIRE(state_of(*child).tables == parent->tables, "a child shares every block");
@@ -153,6 +160,13 @@ void Harness::cut(const SeqPtr& seq, int n, bool by_clear) {
     return;
   }
   changed_ = true;
+  if (n < seq->length()) {
+    seq->used = true;
+    seq->maybe_whole = false;
+  } else {
+    seq->maybe_used |= seq->maybe_whole;
+  }
+  seq->fresh = false;  // nothing is held for the last token of a full hit any more
   seq->forget_from(n);
 }
 
@@ -193,6 +207,8 @@ void Harness::trim(Rng& rng) {
   }
   KVFOLIO_REQUIRE(*dropped == expected, "trim() drops " + std::to_string(expected));
   changed_ = expected > 0;
+  if (expected > 0 && !seq->used) trimmed_ = seq;
+  if (expected > 0) seq->used = true;
 }
 
 void Harness::close(Rng& rng, bool preempt) {
@@ -216,36 +232,68 @@ void Harness::close(Rng& rng, bool preempt) {
   // With nothing evicted, all of it is found again but the token that gives the logits.
   Prompt said = seq->prompt;
   said.tokens = seq->tokens;
-  said.prefix_cache = true;
+  said.be_plain();
   const int n = seq->length();
   const Counters& counters = manager_->counters();
   // Tokens named after their window moved on are not kept for the sake of a hit.
   bool holds_all = true;
+  bool has_path = n == 1;  // windows of one token may need no block, yet where none is, no path is
   for (int g = 0; g < num_groups(); ++g) {
     for (int p = 0; p + 1 < n; ++p) {
       const std::int32_t b =
           tables[static_cast<std::size_t>(g)][static_cast<std::size_t>(p / group(g).block_size)];
       holds_all = holds_all && (b >= 0 || !hit_needs(group(g), n - 1, p));
+      has_path |= b >= 0 && p + 2 == n;
     }
+    // Without its tail the hit ends further up, where windows need what they may have let go.
+    const std::vector<std::int32_t>& table = tables[static_cast<std::size_t>(g)];
+    holds_all = holds_all && (seq->prompt.publish == Publish::kAll ||
+                              std::find(table.begin(), table.end(), -1) == table.end());
   }
-  if (n > 0 && holds_all && seq->hole() == 0 && publishable(*seq) == n &&
+  if (n > 0 && holds_all && has_path && seq->hole() == 0 && publishable(*seq) == n &&
       config_.options.prefix_cache && !failed_once_ && counters.blocks_evicted == 0 &&
       counters.publications_skipped == 0 && (in_order() || flight_.empty()) &&
       !splits_self_attending_span(said.media, n - 1) && !skip_questions_) {
     const Result<std::int32_t> again = manager_->probe(said.tokens, said.options());
     // A rest inside a block may be looked for in a neighbour that shares as much, and that not all
     // groups can serve.
-    const int whole = (n - 1) / common_multiple() * common_multiple();
+    int whole = (n - 1) / common_multiple() * common_multiple();
+    while (splits_self_attending_span(said.media, whole)) --whole;
     KVFOLIO_REQUIRE(again.has_value() && *again <= n - 1 && *again >= whole,
                     "the tokens of a closed sequence hit but for one: " + std::to_string(n - 1) +
                         " expected, " + std::to_string(again.has_value() ? *again : -1) + " found");
-    ++(*again == n - 1 ? coverage_.tails_found : coverage_.tails_lost);
+    if (seq->prompt.publish == Publish::kAll) {
+      ++(*again == n - 1 ? coverage_.tails_found : coverage_.tails_lost);
+    }
+  }
+}
+
+// Cached blocks that the windows of a sequence have passed may retire with its others when it ends,
+// so that they enter the order of eviction with these.
+void Harness::retire_passed(const Seq& seq) {
+  if (flight_.empty()) return;
+  for (int g = 0; g < num_groups(); ++g) {
+    if (group(g).kind == AttentionKind::kFull) continue;
+    const int size = group(g).block_size;
+    const std::vector<std::int32_t>& table = seq.tables[static_cast<std::size_t>(g)];
+    for (int j = 0; j < isize(table) && (j + 1) * size <= seq.length(); ++j) {
+      if (table[static_cast<std::size_t>(j)] >= 0) continue;
+      for (int b = 0; b < group(g).num_blocks; ++b) {
+        const std::vector<int>& published = block(g, b).published;
+        if (isize(published) == size &&
+            std::equal(published.begin(), published.end(), seq.nodes.begin() + j * size)) {
+          block(g, b).maybe_released_at = last_committed_;
+        }
+      }
+    }
   }
 }
 
 // What the sequence had becomes findable, and prompts are made of what it said.
 void Harness::end(const SeqPtr& seq, Rng& rng) {
+  retire_passed(*seq);
   stale_.push_back(seq->id);
+  gone_.push_back(seq);
   std::erase(seqs_, seq);
   publish(*seq, seq->tables, true);
   seq->published_at_close = published_before(*seq);
@@ -255,7 +303,7 @@ void Harness::end(const SeqPtr& seq, Rng& rng) {
   }
   Prompt said = seq->prompt;
   said.tokens = seq->tokens;
-  said.prefix_cache = true;
+  said.be_plain();
   if (said_.size() < 40) {
     said_.push_back(said);
   } else {
@@ -282,6 +330,7 @@ void Harness::accept(Rng& rng) {
   changed_ = true;
   seq->forget_from(seq->accepted + n);
   seq->accepted = seq->committed;
+  seq->windows_moved = true;
   publish(*seq, seq->tables, false);
 }
 

@@ -237,6 +237,7 @@ void Harness::fail(Rng& rng) {
     KVFOLIO_REQUIRE(info.error().code() == kAborted, "an aborted sequence answers kAborted");
     KVFOLIO_REQUIRE(verdict.second, "fail() leaves " + name_of(*seq) + " alone");
     aborted_.push_back(seq->id);
+    gone_.push_back(seq);
     std::erase(seqs_, seq);
     ++expected_.sequences_aborted;
     note(" aborts " + name_of(*seq));

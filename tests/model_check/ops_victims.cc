@@ -49,12 +49,15 @@ Harness::Refs Harness::refs_now() const {
 }
 
 // Held blocks over all blocks of the fullest group.
-double Harness::utilization_of(const Refs& refs) {
+double Harness::utilization_of(const Refs& refs) const {
   double most = 0.0;
-  for (const std::vector<std::int32_t>& group : refs) {
-    const auto held =
-        std::count_if(group.begin(), group.end(), [](std::int32_t count) { return count > 0; });
-    most = std::max(most, static_cast<double>(held) / isize(group));
+  for (int g = 0; g < num_groups(); ++g) {
+    const std::vector<std::int32_t> by_steps = step_references(g);
+    int held = 0;
+    for (std::size_t b = 0; b < by_steps.size(); ++b) {
+      held += refs[static_cast<std::size_t>(g)][b] > by_steps[b] ? 1 : 0;
+    }
+    most = std::max(most, static_cast<double>(held) / group(g).num_blocks);
   }
   return most;
 }

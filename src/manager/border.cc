@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The border of a sequence: the blocks that its windows have passed, but that a hit at its last
+// full-block border (of the largest block size) reads. They are let go like all that windows pass;
+// yet while the sequence is open and publishes they leave after all other cached blocks of their
+// group, so that a lost tail costs less than a block of work. When it closes they enter the order
+// of eviction with its other blocks.
+//
+// A border is a range of logical blocks for each window group. It names entries of the sequence's
+// path, so several sequences may count the same block into theirs.
+
+#include <algorithm>
+
+#include "manager/impl.h"
+
+namespace kvfolio {
+
+// Counts the entry at one logical block of the path into the border of one sequence more, or less.
+void KVCacheManager::Impl::count_border(std::int32_t slot, std::int32_t g, std::int32_t logical,
+                                        int by) noexcept {
+  const BlockId block = tree_->entry_at(sequences_[slot].place, GroupId(g), logical);
+  if (!block.valid()) return;
+  Group& at = group(g);
+  std::int32_t& count = at.border_of[block.value()];
+  count = std::max(0, count + by);  // an entry that is new counts from 0 on
+  if (at.pool.state(block) == BlockState::kCached)
+    on_candidate(GroupId(g), block, Candidate::kLeaf);
+}
+
+void KVCacheManager::Impl::set_border(std::int32_t slot, std::int32_t g, Border wanted) noexcept {
+  Border& now = border(slot, g);
+  if (wanted.first == now.first && wanted.end == now.end) return;
+  for (std::int32_t logical = now.first; logical < now.end; ++logical) {
+    if (logical < wanted.first || logical >= wanted.end) count_border(slot, g, logical, -1);
+  }
+  for (std::int32_t logical = wanted.first; logical < wanted.end; ++logical) {
+    if (logical < now.first || logical >= now.end) count_border(slot, g, logical, 1);
+  }
+  now = wanted;
+}
+
+// The windows or the place have moved.
+void KVCacheManager::Impl::move_border(std::int32_t slot) noexcept {
+  const Sequence& s = sequences_[slot];
+  if (!s.publishes || s.life != Life::kOpen) return;
+  const std::int32_t hit = s.place.position / largest_block_ * largest_block_;
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    if (!windowed(g)) continue;
+    const GroupSpec& spec = group(g).spec;
+    const std::int32_t first_read = std::max(0, hit - spec.window + 1);
+    Border wanted{
+        std::max(block_of(g, first_read), blocks_for(g, spec.num_sinks)),
+        std::min({window_begin(slot, g), blocks_for(g, hit), block_of(g, s.place.position)})};
+    if (wanted.first >= wanted.end) wanted = {0, 0};
+    set_border(slot, g, wanted);
+  }
+}
+
+// Before the sequence leaves its place, or climbs.
+void KVCacheManager::Impl::drop_border(std::int32_t slot) noexcept {
+  for (std::int32_t g = 0; g < num_groups() && has_windows_; ++g) set_border(slot, g, {0, 0});
+}
+
+// The sequence holds its border again: what closes it lets go of all of its blocks, tails first.
+void KVCacheManager::Impl::take_border_back(std::int32_t slot) noexcept {
+  const Sequence& s = sequences_[slot];
+  if (!s.publishes || !has_windows_) return;
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const Border passed = border(slot, g);
+    set_border(slot, g, {0, 0});
+    for (std::int32_t logical = passed.first; logical < passed.end; ++logical) {
+      if (table(slot, g).at(arena(), logical).valid()) continue;
+      const BlockId block = tree_->entry_at(s.place, GroupId(g), logical);
+      if (!block.valid()) continue;
+      const std::int32_t alone[] = {block.value()};
+      hold_table(g, alone);
+      table(slot, g).set(arena(), logical, block);
+    }
+  }
+}
+
+}  // namespace kvfolio

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Caching never takes room: after each open() two copies of the manager are asked. The cold one,
+// made before the call, computes the whole prompt in one append without the cache; where that is
+// not short of blocks, neither is the append of the rest in the hot one, made behind the call.
+
+#include <algorithm>
+
+#include "model_check/ops.h"
+
+namespace kvfolio::model_check {
+namespace {
+
+// Appends in the open step, or in one that begins now.
+Status append_now(KVCacheManager& manager, SequenceId sequence,
+                  std::span<const std::int32_t> tokens) {
+  const Result<Ticket> begun = manager.begin_step();
+  if (!begun && manager.append(sequence, {}).code() != ErrorCode::kOk) return begun.error();
+  return manager.append(sequence, tokens);
+}
+
+}  // namespace
+
+void Harness::make_twins() {
+  // Copies of a manager with storage want quiet moments; there are enough families without.
+  if (config_.host_copies || config_.options.prefix_cache == false) return;
+  for (std::optional<KVCacheManager>* twin : {&cold_, &hot_}) {
+    Result<KVCacheManager> made = KVCacheManager::create(config_.spec, config_.options);
+    KVFOLIO_REQUIRE(made.has_value(), "create a twin");
+    twin->emplace(std::move(*made));
+  }
+}
+
+void Harness::keep_cold_twin() {
+  if (cold_) KVFOLIO_REQUIRE(manager_->copy_to(*cold_).ok(), "copy_to a cold twin");
+}
+
+void Harness::ask_twins(const Prompt& prompt, const Seq& seq) {
+  if (!cold_ || prompt.tokens.empty()) return;
+  OpenOptions alone = prompt.options();
+  alone.prefix_cache = false;
+  const Result<Opened> cold = cold_->open(prompt.tokens, alone);
+  KVFOLIO_REQUIRE(cold.has_value(), "the cold twin opens what this manager opened");
+  const bool has_room = append_now(*cold_, cold->sequence, prompt.tokens).ok();
+  KVFOLIO_REQUIRE(manager_->copy_to(*hot_).ok(), "copy_to a hot twin");
+  const std::span<const std::int32_t> rest =
+      std::span(prompt.tokens).subspan(static_cast<std::size_t>(seq.cached));
+  const std::uint64_t unhung = hot_->counters().blocks_unhung;
+  const AppendDemand demand{seq.id, isize(rest)};
+  const Status admitted = hot_->admit({&demand, 1});
+  const Status status = append_now(*hot_, seq.id, rest);
+  ++coverage_.twins_asked;
+  coverage_.twins_without_room += has_room ? 0 : 1;
+  coverage_.twins_that_reuse += hot_->counters().blocks_unhung != unhung ? 1 : 0;
+  KVFOLIO_REQUIRE(!has_room || status.code() != kNoBlocks,
+                  "caching takes no room: without it the prompt fits, with a hit of " +
+                      std::to_string(seq.cached) + " the rest does not: " + status.message());
+  KVFOLIO_REQUIRE(status.code() == kMoment || admitted.code() == status.code(),
+                  "admit() says what append() answers: " + admitted.message());
+  const Status invariants = hot_->check_invariants();
+  KVFOLIO_REQUIRE(invariants.ok(), "check_invariants of the hot twin: " + invariants.message());
+}
+
+// Of two blocks with equal tokens one that is held has the entry: a sequence that has just
+// published finds in its place its own blocks, or such as others hold too.
+void Harness::check_held_entries(const Snapshot& now) const {
+  if (now.counters.publications_skipped != before_.counters.publications_skipped) return;
+  for (const auto& [seq, state] : now.seqs) {
+    const bool is_new = std::none_of(before_.seqs.begin(), before_.seqs.end(),
+                                     [&own = seq](const auto& each) { return each.first == own; });
+    if (is_new || state.info.published_length <= published_before(*seq)) continue;
+    for (int g = 0; g < num_groups(); ++g) {
+      if (group(g).kind != AttentionKind::kFull) continue;  // windows let blocks go meanwhile
+      const GroupState& blocks = now.groups[static_cast<std::size_t>(g)];
+      const int size = group(g).block_size;
+      for (int j = 0; (j + 1) * size <= state.info.published_length; ++j) {
+        const std::int32_t own =
+            state.tables[static_cast<std::size_t>(g)][static_cast<std::size_t>(j)];
+        if (own < 0 || blocks.findable[static_cast<std::size_t>(own)] != 0) continue;
+        bool is_held = false;
+        for (int b = 0; b < group(g).num_blocks && !is_held; ++b) {
+          const auto at = static_cast<std::size_t>(b);
+          const std::vector<int>& published = block(g, b).published;
+          is_held = blocks.findable[at] != 0 && blocks.refs[at] > 0 && isize(published) == size &&
+                    std::equal(published.begin(), published.end(), seq->nodes.begin() + j * size);
+        }
+        KVFOLIO_REQUIRE(is_held, "group " + std::to_string(g) + " block " + std::to_string(own) +
+                                     ", which s" + std::to_string(seq->number) +
+                                     " holds, has the entry, or another that is held");
+      }
+    }
+  }
+}
+
+}  // namespace kvfolio::model_check
