@@ -15,8 +15,10 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "fake_device/fake_device.h"
@@ -126,6 +128,9 @@ class Harness {
 
   // The last call and its answer, with ids, plan arrays and tables: equal for equal calls.
   [[nodiscard]] const std::string& log() const { return log_; }
+  // Of all calls so far: ids, plans, error codes, the integers of each Shortage, counters. No
+  // sentence of an error counts, and no printed form.
+  [[nodiscard]] std::uint64_t digest() const { return digest_; }
   // Whether the last operation could not have changed anything whatever it answered.
   [[nodiscard]] bool read_only() const { return read_only_; }
   [[nodiscard]] const Coverage& coverage() const { return coverage_; }
@@ -383,7 +388,22 @@ class Harness {
   // True when the call succeeded. Fails unless it answered with one of `errors`, or ok when that is
   // empty; `tolerated` is allowed too.
   bool expect(const Status& status, const Codes& errors, const Codes& tolerated = {});
-  void note(const std::string& text) { log_ += text; }
+  void note(const std::string& text) {
+    log_ += text;
+    digest(text);
+  }
+  void digest(std::string_view text) {
+    for (const char c : text) digest_ = (digest_ ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  }
+  void digest(std::span<const std::int32_t> values) {
+    for (const std::int32_t value : values) digest(static_cast<std::uint64_t>(value));
+    digest(values.size());
+  }
+  void digest(std::uint64_t value) {
+    digest_ = (digest_ ^ value) * 0x9e3779b97f4a7c15u;
+    digest_ ^= digest_ >> 29;
+  }
+  void digest_counters(const Counters& counters);
 
   [[nodiscard]] SeqPtr any_seq(Rng& rng) const;
   [[nodiscard]] Prompt any_prompt(Rng& rng);
@@ -452,6 +472,8 @@ class Harness {
   Counters expected_;  // those that the model knows
   std::uint64_t num_uses_ = 0;
   std::uint64_t reads_elsewhere_ = 0;  // by devices that are not device_
+
+  std::uint64_t digest_ = 0xcbf29ce484222325u;
 
   // Of the operation at hand.
   std::string log_;

@@ -87,7 +87,12 @@ bool Harness::expect(const Status& status, const Codes& errors, const Codes& tol
   note(std::string(" -> ") + kvfolio::to_string(code));
   if (!status.ok()) {
     const std::string message = status.message();
-    note(" \"" + message + "\"");
+    log_ += " \"" + message + "\"";
+    if (const Shortage* s = status.shortage()) {
+      const std::int32_t numbers[] = {s->group,  s->needed,   s->free,      s->evictable,
+                                      s->pinned, s->retiring, s->sequences, s->pins};
+      digest(numbers);
+    }
     ++coverage_.errors;
     KVFOLIO_REQUIRE(!message.empty() && message != "ok", "an error has a text");
     if (message.find(" rows are in use") != std::string::npos) ++coverage_.rows_refused;

@@ -96,6 +96,7 @@ void Harness::check_plan(const StepPlan& plan, const PlanOptions& options) {
   KVFOLIO_REQUIRE(plan.query_start[rows] == tokens && plan.num_tokens == tokens,
                   "num_tokens adds up");
 
+  for (const auto values : {plan.rows, plan.query_start, plan.kv_lens}) digest(values);
   for (int g = 0; g < num_groups(); ++g) {
     const GroupPlan& got = plan.groups[static_cast<std::size_t>(g)];
     const int size = group(g).block_size;
@@ -195,6 +196,14 @@ void Harness::check_plan(const StepPlan& plan, const PlanOptions& options) {
       }
     }
     std::string text = " g" + std::to_string(g);
+    for (const auto values : {got.kv_indptr, got.kv_last_page_len, got.changed_rows,
+                              got.changed_columns, got.changed_blocks}) {
+      digest(values);
+    }
+    for (const SharedPrefix& shared : got.shared_prefixes) {
+      const std::int32_t run[] = {shared.first_sequence, shared.num_sequences, shared.num_blocks};
+      digest(run);
+    }
     const auto list = [&](const char* name, std::span<const std::int32_t> values) {
       text += std::string(" ") + name;
       for (const std::int32_t value : values) text += " " + std::to_string(value);

@@ -75,6 +75,7 @@ void Harness::verify() {
   check_content(now);
   check_findable_content(now);
   check_counters(now);
+  digest_counters(now.counters);
   before_ = std::move(now);
   const double utilization = utilization_of(refs_now());
   KVFOLIO_REQUIRE(manager_->utilization() == utilization &&
@@ -83,6 +84,20 @@ void Harness::verify() {
   if (changed_) check_pins();
   coverage_.evictions = before_.counters.blocks_evicted;
   coverage_.publications_skipped = before_.counters.publications_skipped;
+}
+
+void Harness::digest_counters(const Counters& counters) {
+  const auto& [blocks_allocated, blocks_freed, blocks_evicted, blocks_unhung, block_copies,
+               sequences_opened, sequences_closed, sequences_preempted, sequences_aborted, forks,
+               tokens_looked_up, tokens_reused, tokens_committed, blocks_published,
+               publications_skipped, blocks_used_peak] = counters;
+  for (const std::uint64_t counter :
+       {blocks_allocated, blocks_freed, blocks_evicted, blocks_unhung, block_copies,
+        sequences_opened, sequences_closed, sequences_preempted, sequences_aborted, forks,
+        tokens_looked_up, tokens_reused, tokens_committed, blocks_published, publications_skipped,
+        blocks_used_peak}) {
+    digest(counter);
+  }
 }
 
 void Harness::check_unchanged(const Snapshot& now) const {
