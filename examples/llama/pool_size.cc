@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "kvfolio/group_rule.h"
+
 namespace kvfolio::llama {
 
 CacheSpec cache_spec(const ModelConfig& config, const CacheShape& shape) {
@@ -33,9 +35,10 @@ std::int64_t blocks_needed(const GroupSpec& group, const Load& load) {
   const std::int64_t of_one = (load.num_tokens + block - 1) / block;
   const std::int64_t shared = std::min(load.num_shared / block, of_one);
   const std::int64_t all = shared + load.num_branches * (of_one - shared);
-  if (group.kind != AttentionKind::kSlidingWindow) return all;
-  // The window - 1 tokens before the step and the step's own may begin and end inside a block.
-  const std::int64_t live = std::int64_t{group.window} - 1 + load.step_tokens;
+  const GroupRule rule(group);
+  if (rule.keeps_all()) return all;
+  // The tokens that a step reads and its own may begin and end inside a block.
+  const std::int64_t live = load.num_tokens - rule.first_read(load.num_tokens) + load.step_tokens;
   const std::int64_t window = (std::max<std::int64_t>(live, 2) - 2) / block + 2;
   const std::int64_t sinks = (group.num_sinks + block - 1) / block;
   return std::min(all, load.num_branches * std::min(of_one, window + sinks));

@@ -11,6 +11,7 @@
 #include <array>
 #include <cstdint>
 
+#include "kvfolio/group_rule.h"
 #include "kvfolio/kernels.h"
 
 namespace kvfolio::kernels {
@@ -41,6 +42,12 @@ struct Trim {
   return {batch.trim_sinks[sequence], batch.trim_first_kept[sequence]};
 }
 
+// Kernels know a window and sinks, not the group that they come from.
+[[nodiscard]] inline GroupRule rule_of(const AttentionParams& params) noexcept {
+  return {params.window > 0 ? AttentionKind::kSlidingWindow : AttentionKind::kFull, params.window,
+          params.num_sinks};
+}
+
 // What the queries at positions first .. last read together; one query when they are equal.
 // Requires: first <= last < kv_len; first >= 0 where causal or a window makes positions matter; no
 // negative number else.
@@ -48,7 +55,7 @@ struct Trim {
                                      const AttentionParams& params, const Trim& trim) noexcept {
   const std::int64_t end = params.causal ? last + 1 : kv_len;
   // [0, sinks) and [tail, end) of the window, [0, trim_sinks) and [trim_tail, end) of the trim.
-  std::int64_t tail = params.window > 0 ? std::max<std::int64_t>(first - params.window + 1, 0) : 0;
+  std::int64_t tail = rule_of(params).first_read(first);
   const std::int64_t sinks = std::min<std::int64_t>(params.num_sinks, end);
   tail = std::max(tail, sinks);
   const std::int64_t trim_sinks = std::min<std::int64_t>(trim.sinks, end);

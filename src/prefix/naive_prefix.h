@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "kvfolio/group_rule.h"
 #include "kvfolio/prefix_tree.h"
 
 namespace kvfolio::naive {
@@ -100,7 +101,8 @@ class Prefixes {
   // First token of the window that a hit of p tokens needs. Where p lies inside a block, serves()
   // wants the tokens before it there too: a sequence goes on in that block.
   [[nodiscard]] std::int32_t window_begin(std::size_t g, std::int32_t p, std::int32_t extra) const {
-    return full(g) ? 0 : std::max(0, p - groups[g].window + 1 - extra);
+    const TreeGroup& group = groups[g];
+    return GroupRule(group.kind, group.window, group.num_sinks).first_read(std::max(0, p - extra));
   }
   [[nodiscard]] bool serves(std::size_t g, const Query& q, std::int32_t p, std::int32_t extra,
                             bool whole_blocks) const {

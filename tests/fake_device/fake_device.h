@@ -51,6 +51,7 @@
 #include <thread>
 #include <vector>
 
+#include "kvfolio/group_rule.h"
 #include "kvfolio/manager.h"
 
 namespace kvfolio::fake_device {
@@ -63,7 +64,7 @@ inline constexpr Digest kPoison = 0x7ff8deadfee1deadull;
 
 // Does the query at position `query` of this group read position p <= query?
 inline bool attends(const GroupSpec& group, std::int32_t query, std::int32_t p) {
-  return group.kind == AttentionKind::kFull || p > query - group.window || p < group.num_sinks;
+  return GroupRule(group).reads(query, p, p + 1);
 }
 
 enum class Phase : std::int32_t { kSubmitted = 0, kUploaded, kCopied, kWritten, kDone };

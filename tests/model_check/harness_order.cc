@@ -330,13 +330,14 @@ std::vector<Harness::BorderBlock> Harness::border_of(const Seq& seq, const SeqSt
   const int published = state.info.published_length;
   const int hit = published / largest * largest;
   for (int g = 0; g < num_groups(); ++g) {
-    if (group(g).kind == AttentionKind::kFull) continue;
+    const GroupRule rule(group(g));
+    if (rule.keeps_all()) continue;
     const int size = group(g).block_size;
     const std::vector<std::int32_t>& table = state.tables[static_cast<std::size_t>(g)];
     for (int j = 0; j < isize(table) && (j + 1) * size <= published; ++j) {
-      const bool is_sink = j * size < group(g).num_sinks;
+      const bool is_sink = j * size < rule.num_sinks();
       if (table[static_cast<std::size_t>(j)] >= 0 || is_sink || j * size >= hit) continue;
-      if ((j + 1) * size <= hit - group(g).window + 1) continue;
+      if (!rule.reads(hit, j * size, (j + 1) * size)) continue;
       bool trimmed = false;
       for (int p = j * size; p < (j + 1) * size; ++p) trimmed |= seq.dropped(p);
       const int last = seq.nodes[static_cast<std::size_t>((j + 1) * size - 1)];
