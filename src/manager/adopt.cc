@@ -40,9 +40,9 @@ Status KVCacheManager::Impl::adopt(SequenceId id,
   std::int32_t slot = 0;
   KVFOLIO_RETURN_IF_ERROR(find_resting(id, "adopt", slot));
   Sequence& s = sequences_[slot];
-  if (open_step_ >= 0) {
+  if (steps_.is_open()) {
     return {ErrorCode::kFailedPrecondition,
-            concat("adopt: step ", last_ticket_, " is open; commit or drop it first")};
+            concat("adopt: step ", steps_.last_ticket(), " is open; commit or drop it first")};
   }
   if (s.length > 0) {
     return {ErrorCode::kFailedPrecondition,
@@ -116,10 +116,7 @@ Status KVCacheManager::Impl::check_adopted(std::int32_t g, std::span<const std::
     const std::int32_t wanted = std::min(size, num_tokens - begin);
     const BlockId block(blocks[i]);
     if (blocks[i] == BlockTable::kDropped) {
-      const GroupSpec& spec = group(g).spec;
-      const bool unread =
-          windowed(g) && begin >= spec.num_sinks && begin + size <= num_tokens - spec.window + 1;
-      if (unread) continue;
+      if (!group(g).rule.reads(num_tokens, begin, begin + size)) continue;
       return {ErrorCode::kInvalidArgument, concat("adopt: group ", g, ", logical block ", i,
                                                   ": -1, but position ", num_tokens, " reads it")};
     }
@@ -134,8 +131,8 @@ Status KVCacheManager::Impl::check_adopted(std::int32_t g, std::span<const std::
                      " tokens, wanted: ", wanted)};
     }
     if (options_.order == Order::kInOrder) continue;  // whoever reads comes later in the stream
-    for (const std::int32_t index : in_flight_) {
-      const std::uint64_t ticket = step_at(index).ticket;
+    for (std::int32_t i = 0; i < steps_.num_in_flight(); ++i) {
+      const std::uint64_t ticket = steps_.in_flight(i).ticket;
       if (pool.written_in(block) != static_cast<std::uint32_t>(ticket)) continue;
       return {ErrorCode::kFailedPrecondition,
               concat("adopt: block ", block.value(), " of group ", g, " is written by step ",

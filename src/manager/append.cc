@@ -19,9 +19,9 @@ using text::concat;
 bool KVCacheManager::Impl::is_alone_with(std::int32_t g, BlockId block) const noexcept {
   const BlockPool& pool = group(g).pool;
   if (pool.refs(block) != 1) return false;
-  if (options_.order == Order::kInOrder || in_flight_.empty()) return true;
+  if (options_.order == Order::kInOrder || steps_.num_in_flight() == 0) return true;
   // Both are 32 bits of tickets that lie near each other.
-  const auto oldest = static_cast<std::uint32_t>(oldest_incomplete());
+  const auto oldest = static_cast<std::uint32_t>(steps_.oldest_incomplete());
   return static_cast<std::int32_t>(oldest - pool.released_in(block)) > 0;
 }
 
@@ -84,13 +84,13 @@ Status KVCacheManager::Impl::check_ready(std::int32_t slot, std::string_view wha
     return {ErrorCode::kFailedPrecondition,
             concat(what, ": the sequence has ", s.draft, " draft tokens; accept() first")};
   }
-  if (options_.order == Order::kUnordered && !is_complete(s.last_ticket)) {
+  if (options_.order == Order::kUnordered && !steps_.is_complete(s.last_ticket)) {
     return {ErrorCode::kFailedPrecondition, concat(what, ": the sequence's tokens are in step ",
                                                    s.last_ticket, ", which is not complete")};
   }
-  if (open_step_ >= 0 && step_at(open_step_).copies_ran) {
+  if (steps_.is_open() && steps_.open().copies_ran) {
     return {ErrorCode::kFailedPrecondition,
-            concat(what, ": run_copies() of step ", last_ticket_, " has run already")};
+            concat(what, ": run_copies() of step ", steps_.last_ticket(), " has run already")};
   }
   return {};
 }
@@ -273,7 +273,7 @@ Status KVCacheManager::Impl::admit(std::span<const AppendDemand> demands) {
 Status KVCacheManager::Impl::check_append(std::int32_t slot, std::string_view what,
                                           const std::int32_t* tokens, std::int64_t count,
                                           const AppendOptions& options) const {
-  if (open_step_ < 0) {
+  if (!steps_.is_open()) {
     return {ErrorCode::kFailedPrecondition, concat(what, ": no step is open; begin_step() first")};
   }
   KVFOLIO_RETURN_IF_ERROR(check_ready(slot, what));
@@ -347,7 +347,7 @@ bool KVCacheManager::Impl::append_inside(Step& step, std::int32_t slot,
   }
   std::array<std::int32_t, kMaxGroups> tails;
   const BlockTable* tables = &table(slot, 0);
-  TailChange* changes = &change(step, step.num_entries, 0);
+  TailChange* changes = &step.change(step.num_entries, 0);
   std::int32_t* tail = tails.data();
   for (const Group& group : groups_) {
     const std::int32_t logical = group.size.block_of(at);
@@ -368,8 +368,8 @@ Status KVCacheManager::Impl::append(SequenceId id, const std::int32_t* tokens, s
                                     const AppendOptions& options) {
   const std::int32_t slot = lookup(id);
   if (slot < 0) return not_found(id);
-  if (count == 1 && options.draft == 0 && open_step_ >= 0 &&
-      append_inside(step_at(open_step_), slot, tokens)) {
+  if (count == 1 && options.draft == 0 && steps_.is_open() &&
+      append_inside(steps_.open(), slot, tokens)) {
     return {};
   }
   return append_to(slot, "append", tokens, count, options);
@@ -380,7 +380,7 @@ Status KVCacheManager::Impl::append_to(std::int32_t slot, std::string_view what,
                                        const AppendOptions& options) {
   KVFOLIO_RETURN_IF_ERROR(check_append(slot, what, tokens, count, options));
   if (count == 0) return {};
-  Step& step = step_at(open_step_);
+  Step& step = steps_.open();
   Sequence& s = sequences_[slot];
 
   const std::int32_t begin = s.length;
@@ -458,7 +458,7 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t slot, std::int3
   BlockPool& pool = group(g).pool;
   BlockTable& blocks = table(slot, g);
   const std::int32_t size = block_size(g);
-  TailChange& tail = change(step, step.num_entries, g);
+  TailChange& tail = step.change(step.num_entries, g);
   tail = TailChange::none();
 
   const auto displace = [&](BlockId block) {  // the reference moves from the table to the step

@@ -46,10 +46,9 @@ void KVCacheManager::Impl::move_border(std::int32_t slot) noexcept {
   const std::int32_t hit = s.place.position / largest_block_ * largest_block_;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     if (!windowed(g)) continue;
-    const GroupSpec& spec = group(g).spec;
-    const std::int32_t first_read = std::max(0, hit - spec.window + 1);
+    const GroupRule& rule = group(g).rule;
     Border wanted{
-        std::max(block_of(g, first_read), blocks_for(g, spec.num_sinks)),
+        std::max(block_of(g, rule.first_read(hit)), blocks_for(g, rule.num_sinks())),
         std::min({window_begin(slot, g), blocks_for(g, hit), block_of(g, s.place.position)})};
     if (wanted.first >= wanted.end) wanted = {0, 0};
     set_border(slot, g, wanted);

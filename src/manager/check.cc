@@ -45,17 +45,17 @@ Status KVCacheManager::Impl::check_ownership() const {
         (s.open_at < 0 || s.open_at >= num_sequences_ || open_slots_[s.open_at] != slot)) {
       return broken(concat("sequence ", slot, " is not in the list of the open ones"));
     }
-    const bool in_step = s.step_entry >= 0 && open_step_ >= 0 &&
-                         s.step_entry < step_at(open_step_).num_entries &&
-                         step_at(open_step_).entries[s.step_entry].slot == slot &&
-                         step_at(open_step_).entries[s.step_entry].birth == s.birth;
+    const bool in_step = s.step_entry >= 0 && steps_.is_open() &&
+                         s.step_entry < steps_.open().num_entries &&
+                         steps_.open().entries[s.step_entry].slot == slot &&
+                         steps_.open().entries[s.step_entry].birth == s.birth;
     if (s.step_entry >= 0 && !in_step) {
       return broken(concat("sequence ", slot, " is not entry ", s.step_entry, " of the open step"));
     }
     std::uint64_t waiting =
-        in_step ? static_cast<std::uint64_t>(step_at(open_step_).entries[s.step_entry].unnamed) : 0;
-    for (const std::int32_t index : in_flight_) {
-      const Step& step = step_at(index);
+        in_step ? static_cast<std::uint64_t>(steps_.open().entries[s.step_entry].unnamed) : 0;
+    for (std::int32_t i = 0; i < steps_.num_in_flight(); ++i) {
+      const Step& step = steps_.in_flight(i);
       const std::int32_t at = unnamed_entry(step, s);
       if (at >= 0) waiting += static_cast<std::uint64_t>(step.entries[at].unnamed);
     }
@@ -123,7 +123,7 @@ Status KVCacheManager::Impl::check_writers(std::int32_t g) const {
       }
     }
     if (s.step_entry < 0) continue;
-    const std::int32_t source = change(step_at(open_step_), s.step_entry, g).source;
+    const std::int32_t source = steps_.open().change(s.step_entry, g).source;
     writers -= source >= 0 && pool.writer(BlockId(source)) == slot ? 1 : 0;
   }
   if (writers == 0) return {};
@@ -133,6 +133,7 @@ Status KVCacheManager::Impl::check_writers(std::int32_t g) const {
 
 Status KVCacheManager::Impl::check_invariants() const {
   KVFOLIO_RETURN_IF_ERROR(tree_->check_invariants());
+  KVFOLIO_RETURN_IF_ERROR(steps_.check());
   KVFOLIO_RETURN_IF_ERROR(check_ownership());
 
   std::int32_t open = 0;
@@ -182,10 +183,10 @@ Status KVCacheManager::Impl::check_invariants() const {
       if (pins_[slot].open) count(pin_table(static_cast<std::int32_t>(slot), g).blocks(arena()));
     }
     const auto count_sources = [&](const Step& step) {
-      for (std::int32_t i = 0; i < step.num_entries; ++i) count({&change(step, i, g).source, 1});
+      for (std::int32_t i = 0; i < step.num_entries; ++i) count({&step.change(i, g).source, 1});
     };
-    for (const std::int32_t index : in_flight_) count_sources(step_at(index));
-    if (open_step_ >= 0) count_sources(step_at(open_step_));
+    for (std::int32_t i = 0; i < steps_.num_in_flight(); ++i) count_sources(steps_.in_flight(i));
+    if (steps_.is_open()) count_sources(steps_.open());
 
     for (std::int32_t b = 0; b < at.pool.num_blocks(); ++b) {
       const BlockId block(b);

@@ -92,13 +92,14 @@ Status same_options(const ManagerOptions& here, const ManagerOptions& there) {
 
 // A device may still write to the blocks of a step that is not complete.
 Status KVCacheManager::Impl::check_quiet(std::string_view whose) const {
-  if (open_step_ < 0 && in_flight_.empty()) return {};
-  if (open_step_ >= 0) {
-    return {ErrorCode::kFailedPrecondition,
-            concat("copy_to: step ", last_ticket_, " of ", whose, " is open; finish or drop it")};
+  if (!steps_.is_open() && steps_.num_in_flight() == 0) return {};
+  if (steps_.is_open()) {
+    return {ErrorCode::kFailedPrecondition, concat("copy_to: step ", steps_.last_ticket(), " of ",
+                                                   whose, " is open; finish or drop it")};
   }
-  return {ErrorCode::kFailedPrecondition, concat("copy_to: step ", oldest_incomplete(), " of ",
-                                                 whose, " is in flight; complete it first")};
+  return {ErrorCode::kFailedPrecondition,
+          concat("copy_to: step ", steps_.oldest_incomplete(), " of ", whose,
+                 " is in flight; complete it first")};
 }
 
 Status KVCacheManager::Impl::copy_to(Impl& target) const {
@@ -128,27 +129,6 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
   return {};
 }
 
-void KVCacheManager::Impl::copy_step_from(Step& step, const Step& other) noexcept {
-  const auto& [ticket, num_entries, num_removed, num_displaced, has_unnamed, copies_ran,
-               planned_changes, entries, changes, entry_of, cells, sequences, shared, num_shared,
-               group_plans, plan] = other;
-  step.ticket = ticket;
-  step.num_entries = num_entries;
-  step.num_removed = num_removed;
-  step.num_displaced = num_displaced;
-  step.has_unnamed = has_unnamed;
-  step.copies_ran = copies_ran;
-  step.planned_changes = false;
-  step.entries.copy_from(entries, num_entries);
-  for (std::int32_t i = 0; i < num_entries; ++i) {
-    if (entries[i].slot >= 0) step.entry_of[entries[i].slot] = i;
-  }
-  step.changes.copy_from(changes, std::int64_t{num_entries} * num_groups());
-  // The plan's spans point into the other's cells; this step is planned anew.
-  step.num_shared = 0;
-  step.plan = {};
-}
-
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   const auto& [spec, options, storage, counters, num_sequences, groups, has_windows, largest_block,
                tree, arena, sequences, tables, window_begins, unplanned_from, borders, caller_ids,
@@ -156,10 +136,9 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
                pins_touched, open_slots, closing, num_closing, resting, num_resting, evicting,
                entry_changes, losses, victims, passed_over, changed, is_changed, victim_versions,
                preempted, num_victims, num_passed_over, num_changed, victim_policy, scanned_policy,
-               scanned_at, steps, free_steps, in_flight, open_step, last_ticket, last_committed,
-               offers] = other;
+               scanned_at, steps, offers] = other;
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    const auto& [group_spec, pool, order, bytes_per_block, size, border_of] = groups[g];
+    const auto& [group_spec, rule, pool, order, bytes_per_block, size, border_of] = groups[g];
     groups_[g].pool.copy_from(pool);
     groups_[g].order.copy_from(order);
     groups_[g].border_of.copy_from(border_of);
@@ -198,12 +177,7 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   victim_policy_.reset();
   scanned_policy_.reset();
 
-  for (std::size_t i = 0; i < steps.size(); ++i) copy_step_from(steps_[i], steps[i]);
-  free_steps_ = free_steps;
-  in_flight_ = in_flight;
-  open_step_ = open_step;
-  last_ticket_ = last_ticket;
-  last_committed_ = last_committed;
+  steps_.copy_from(steps);
 }
 
 Status KVCacheManager::copy_to(KVCacheManager& target) const {

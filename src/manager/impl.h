@@ -38,10 +38,12 @@
 #include "kvfolio/block_pool.h"
 #include "kvfolio/block_table.h"
 #include "kvfolio/fixed_array.h"
+#include "kvfolio/group_rule.h"
 #include "kvfolio/lru_order.h"
 #include "kvfolio/manager.h"
 #include "kvfolio/prefix_tree.h"
 #include "kvfolio/span_arena.h"
+#include "manager/step_log.h"
 
 namespace kvfolio {
 
@@ -144,6 +146,7 @@ class KVCacheManager::Impl final : public TreeObserver {
 
   struct Group {
     GroupSpec spec;
+    GroupRule rule;
     BlockPool pool;
     LruOrder order;
     std::int64_t bytes_per_block;
@@ -225,58 +228,6 @@ class KVCacheManager::Impl final : public TreeObserver {
     Place place;  // keeps the path where no block is held for it: windows of one token
   };
 
-  // One sequence in one step, with what undo() needs.
-  struct StepEntry {
-    std::int32_t slot;         // -1: it was taken out of the open step, and goes when ranks close
-    std::int32_t begin;        // length before
-    std::int32_t end;          // length after
-    std::int32_t write_begin;  // first position that is written: begin + 1 in a replay
-    std::int32_t draft;
-    std::int32_t unnamed;         // tokens without a name
-    std::uint64_t birth;          // of the sequence: the slot may have another by now
-    std::uint64_t unnamed_begin;  // of all the sequence's unnamed tokens, the first of these
-    std::uint64_t last_use_before;
-    bool used_before;
-    bool replay_before;
-  };
-  // Per entry and group. The block that was in the tail's place when the step wrote to a copy of
-  // it: its reference moved from the table to the step, until complete.
-  struct TailChange {
-    std::int32_t source;        // -1: none
-    std::int32_t copy_to;       // -1: displaced without a copy
-    std::int32_t valid_before;  // of the tail written in place, up to there; or:
-    std::int32_t writer_before;
-    std::uint32_t written_before;
-
-    static constexpr std::int32_t kNoTail = -1;  // no block was written in place
-    static constexpr std::int32_t kReused = -2;  // the block beyond the length was
-
-    [[nodiscard]] static constexpr TailChange none() noexcept {
-      return {-1, -1, kNoTail, BlockPool::kNobody, 0};
-    }
-  };
-
-  struct Step {
-    std::uint64_t ticket = 0;
-    std::int32_t num_entries = 0;
-    std::int32_t num_removed = 0;    // entries without a slot
-    std::int32_t num_displaced = 0;  // changes with a source
-    bool has_unnamed = false;        // some of its tokens have no name
-    bool copies_ran = false;
-    bool planned_changes = false;  // the plan of all its entries had the changed table entries
-    FixedArray<StepEntry> entries;
-    FixedArray<TailChange> changes;  // [entry][group]
-    // [sequence]: where its entry is, if it has one. Of a committed step with tokens without names.
-    FixedArray<std::int32_t> entry_of;
-    // The plan's arrays, of this step alone: an engine may still upload those of the last one.
-    FixedArray<std::int32_t> cells;
-    FixedArray<SequenceId> sequences;
-    FixedArray<SharedPrefix> shared;
-    std::int32_t num_shared = 0;
-    std::vector<GroupPlan> group_plans;
-    StepPlan plan;
-  };
-
   // What an append needs of one group.
   struct Demand {
     std::int32_t blocks;
@@ -305,9 +256,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] std::int32_t block_size(std::int32_t g) const noexcept {
     return group(g).spec.block_size;
   }
-  [[nodiscard]] bool windowed(std::int32_t g) const noexcept {
-    return group(g).spec.kind == AttentionKind::kSlidingWindow;
-  }
+  [[nodiscard]] bool windowed(std::int32_t g) const noexcept { return !group(g).rule.keeps_all(); }
   [[nodiscard]] std::int32_t block_of(std::int32_t g, std::int32_t position) const noexcept {
     return group(g).size.block_of(position);
   }
@@ -342,12 +291,6 @@ class KVCacheManager::Impl final : public TreeObserver {
   }
   const BlockTable& pin_table(std::int32_t slot, std::int32_t g) const noexcept {
     return pin_tables_[std::int64_t{slot} * num_groups() + g];
-  }
-  TailChange& change(Step& step, std::int32_t entry, std::int32_t g) noexcept {
-    return step.changes[std::int64_t{entry} * num_groups() + g];
-  }
-  const TailChange& change(const Step& step, std::int32_t entry, std::int32_t g) const noexcept {
-    return step.changes[std::int64_t{entry} * num_groups() + g];
   }
   [[nodiscard]] std::int32_t slot_of(const Sequence& s) const noexcept {
     return static_cast<std::int32_t>(&s - sequences_.data());
@@ -394,7 +337,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] Status no_slot(std::string_view what, std::string_view advice) const;
   // A step that is not complete reads a table in this row: nobody else may write there.
   [[nodiscard]] bool row_is_used(std::int32_t slot) const noexcept {
-    return options_.order == Order::kUnordered && !is_complete(sequences_[slot].row_ticket);
+    return options_.order == Order::kUnordered && !steps_.is_complete(sequences_[slot].row_ticket);
   }
   void free_slot(std::int32_t slot) noexcept;
   void give_slot(std::int32_t slot, bool aborted) noexcept;
@@ -423,9 +366,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   void end_sequence(std::int32_t slot) noexcept;
   void release_blocks(std::int32_t slot) noexcept;
   void forget_sequence(std::int32_t slot, bool aborted) noexcept;
-  // In a committed step with unnamed tokens: the entry of the last sequence of this slot that has
-  // one, and that of this sequence. -1: none.
-  [[nodiscard]] static std::int32_t latest_entry(const Step& step, std::int32_t slot) noexcept;
+  // In a committed step with unnamed tokens: the entry of this sequence, or -1.
   [[nodiscard]] std::int32_t unnamed_entry(const Step& step, const Sequence& s) const noexcept;
   void share_unnamed(const Sequence& parent, Sequence& child) noexcept;
   // adopt.cc
@@ -441,21 +382,13 @@ class KVCacheManager::Impl final : public TreeObserver {
   void release_pin(std::int32_t slot) noexcept;
   // steps.cc
   [[nodiscard]] Status check_ticket(Ticket ticket, std::string_view what) const;
-  [[nodiscard]] bool is_complete(std::uint64_t ticket) const noexcept;
-  [[nodiscard]] std::uint64_t oldest_incomplete() const noexcept;
   void undo_entry(Step& step, std::int32_t entry) noexcept;
   void move_windows(std::int32_t slot) noexcept;
-  void end_step(std::int32_t step_index, bool failed) noexcept;
+  void end_step(Step& step, bool failed) noexcept;
   void remove_entry(Step& step, std::int32_t entry) noexcept;
   void close_ranks(Step& step) noexcept;
   void free_unwritten(std::int32_t g, BlockId block) noexcept;
-  void abort_writers(std::span<const std::int32_t> steps) noexcept;
-  [[nodiscard]] Step& step_at(std::int32_t index) noexcept {
-    return steps_[static_cast<std::size_t>(index)];
-  }
-  [[nodiscard]] const Step& step_at(std::int32_t index) const noexcept {
-    return steps_[static_cast<std::size_t>(index)];
-  }
+  void abort_writers() noexcept;
   void finish_closing() noexcept;
   void free_rested_rows() noexcept;
   // append.cc
@@ -467,7 +400,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   static void reuse(Demand& needs) noexcept;
   // The step that an append would join now.
   [[nodiscard]] std::uint64_t next_appends_in() const noexcept {
-    return open_step_ >= 0 ? last_ticket_ : last_ticket_ + 1;
+    return steps_.is_open() ? steps_.last_ticket() : steps_.last_ticket() + 1;
   }
   // admit() counted on the sequence to do without a copy in this group, in this step.
   [[nodiscard]] bool promised_reuse(const Sequence& s, std::int32_t g) const noexcept {
@@ -580,7 +513,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] std::int32_t publishable(const Sequence& s) const noexcept {
     const std::int32_t done = mutant(Mutant::kFindableAtBegin) ? s.length : s.accepted;
     std::int32_t limit = std::min({done, s.exact_until, s.unnamed_from});
-    if (options_.order == Order::kUnordered && !is_complete(s.last_ticket)) {
+    if (options_.order == Order::kUnordered && !steps_.is_complete(s.last_ticket)) {
       limit = std::min(limit, s.settled);
     }
     return std::min(limit, cut_span(s, limit));
@@ -607,16 +540,27 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] std::int64_t plan_cells(const Step& step,
                                         const PlanOptions& options) const noexcept;
   [[nodiscard]] std::int64_t num_unplanned(const Step& step, std::int32_t g) const noexcept;
-  // Fills the arrays of one group from `cursor` on and returns where they end.
-  std::int32_t* plan_group(Step& step, std::int32_t g, const PlanOptions& options,
-                           std::int32_t* cursor) noexcept;
+  [[nodiscard]] bool may_have_dropped(std::int32_t slot, std::int32_t g) const noexcept;
+  // Each of these writes int32 words from `at` on and returns where they end.
+  std::int32_t* write_rows(Step& step, std::int32_t* at) const noexcept;
+  std::int32_t* write_group(Step& step, std::int32_t g, const PlanOptions& options,
+                            std::int32_t* at) const noexcept;
+  std::int32_t* write_slots(const Step& step, std::int32_t g, std::int32_t* at) const noexcept;
+  std::int32_t* write_tables(const Step& step, std::int32_t g, std::int32_t pad,
+                             std::int64_t stride, std::int32_t* at) const noexcept;
+  std::int32_t* write_changes(const Step& step, std::int32_t g, GroupPlan& plan,
+                              std::int32_t* at) const noexcept;
+  std::int32_t* write_flashinfer(const Step& step, std::int32_t g, GroupPlan& plan,
+                                 std::int32_t* at) const noexcept;
+  std::int32_t* write_copies(const Step& step, std::int32_t g, GroupPlan& plan,
+                             std::int32_t* at) const noexcept;
+  [[nodiscard]] Status reserve_plan(Step& step, const PlanOptions& options) const;
   void find_shared_prefixes(Step& step, std::int32_t g) noexcept;
   [[nodiscard]] std::int32_t num_copies(const Step& step, std::int32_t g) const noexcept;
 
   // copy.cc
   [[nodiscard]] Status check_quiet(std::string_view whose) const;
   void copy_from(const Impl& other) noexcept;
-  void copy_step_from(Step& step, const Step& other) noexcept;
 
   SpanArena& arena() noexcept { return *arena_; }
   const SpanArena& arena() const noexcept { return *arena_; }
@@ -664,12 +608,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   std::optional<VictimPolicy> scanned_policy_;  // of the last victim found without the heap,
   std::uint64_t scanned_at_ = 0;                // and num_uses_ then
 
-  std::vector<Step> steps_;  // max_steps_in_flight + 1, reused
-  std::vector<std::int32_t> free_steps_;
-  std::vector<std::int32_t> in_flight_;  // committed, in ticket order
-  std::int32_t open_step_ = -1;
-  std::uint64_t last_ticket_ = 0;
-  std::uint64_t last_committed_ = 0;
+  StepLog steps_;
   std::vector<std::span<const std::int32_t>> offers_;  // by group, scratch
 };
 

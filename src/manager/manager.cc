@@ -3,121 +3,23 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 
 #include "manager/impl.h"
+#include "manager/options.h"
 
 namespace kvfolio {
 
 using text::concat;
 
-namespace {
-
-Status check_option(std::string_view name, std::int64_t value, std::int64_t low,
-                    std::int64_t high) {
-  if (value >= low && value <= high) return {};
-  return {ErrorCode::kInvalidArgument,
-          concat("option ", name, " is ", value, ", allowed: ", low, " to ", high)};
-}
-
-constexpr std::int32_t kMaxSlots = 1 << 24;  // a slot has 24 bits in an id
-
-Status check_options(const ManagerOptions& o) {
-  KVFOLIO_RETURN_IF_ERROR(check_option("max_sequences", o.max_sequences, 1, kMaxSlots / 2));
-  KVFOLIO_RETURN_IF_ERROR(check_option("max_pins", o.max_pins, 0, kMaxSlots));
-  KVFOLIO_RETURN_IF_ERROR(check_option("max_steps_in_flight", o.max_steps_in_flight, 1, 64));
-  KVFOLIO_RETURN_IF_ERROR(
-      check_option("max_sequence_tokens", o.max_sequence_tokens, 0, kMaxSequenceTokens));
-  KVFOLIO_RETURN_IF_ERROR(
-      check_option("max_index_tokens", o.max_index_tokens, 0, std::int64_t{1} << 32));
-  if (o.max_runs != 0 && (o.max_runs < 2 || o.max_runs > 1 << 29)) {
-    return {ErrorCode::kInvalidArgument,
-            concat("option max_runs is ", o.max_runs, ", allowed: 0, and 2 to ", 1 << 29)};
-  }
-  constexpr std::int32_t kAny = std::numeric_limits<std::int32_t>::max();
-  KVFOLIO_RETURN_IF_ERROR(check_option("max_root_keys", o.max_root_keys, 1, kAny));
-  KVFOLIO_RETURN_IF_ERROR(check_option("max_media_extents", o.max_media_extents, 0, 1 << 28));
-  KVFOLIO_RETURN_IF_ERROR(
-      check_option("max_root_key_bytes", o.max_root_key_bytes, 0, std::int64_t{1} << 34));
-  KVFOLIO_RETURN_IF_ERROR(
-      check_option("max_table_entries", o.max_table_entries, 0, std::int64_t{1} << 33));
-  if (!(o.high_watermark >= 0.0 && o.high_watermark <= 1.0)) {
-    return {
-        ErrorCode::kInvalidArgument,
-        concat("option high_watermark is ", std::to_string(o.high_watermark), ", allowed: 0 to 1")};
-  }
-  if (o.order != Order::kInOrder && o.order != Order::kUnordered) {
-    return check_option("order", static_cast<std::int64_t>(o.order), 0, 1);
-  }
-  return {};
-}
-
-}  // namespace
-
 Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
     const CacheSpec& spec, const ManagerOptions& options) {
-  KVFOLIO_RETURN_IF_ERROR(validate(spec));
-  KVFOLIO_RETURN_IF_ERROR(check_options(options));
-  std::unique_ptr<Impl> impl(new Impl(spec, options));
-  ManagerOptions& o = impl->options_;
-
-  std::int64_t all_blocks = 0;
-  std::int64_t most_tokens = 0;
-  for (const GroupSpec& group : spec.groups) {
-    all_blocks += group.num_blocks;
-    most_tokens = std::max(most_tokens, std::int64_t{group.num_blocks} * group.block_size);
-  }
-  // A full group holds every token of a sequence; windows alone let it outlive the pool.
-  std::int64_t longest = 0;
-  for (const GroupSpec& group : spec.groups) {
-    if (group.kind != AttentionKind::kFull) continue;
-    longest = std::max(longest, std::int64_t{group.num_blocks} * group.block_size);
-  }
-  const bool windows_only = longest == 0;
-  if (windows_only) longest = 32768;
-  longest = std::min<std::int64_t>(longest, kMaxSequenceTokens);
-  if (o.max_sequence_tokens == 0) o.max_sequence_tokens = static_cast<std::int32_t>(longest);
-  std::int64_t window_entries = 0;
-  std::int64_t outliving_tokens = 0;
-  if (windows_only) {
-    outliving_tokens = std::int64_t{o.max_sequences} * o.max_sequence_tokens;
-    for (const GroupSpec& group : spec.groups) {
-      window_entries += 2 * outliving_tokens / group.block_size;
-    }
-  }
+  const Result<ManagerOptions> derived = derive_options(spec, options);
+  if (!derived) return derived.error();
+  const ManagerOptions& o = *derived;
+  std::unique_ptr<Impl> impl(new Impl(spec, o));
   const auto num_groups = static_cast<std::int64_t>(spec.groups.size());
-  // Spans are powers of two, so a tree whose every block is findable takes up to twice its tokens,
-  // and every run at least a granule.
-  const std::int64_t runs = std::clamp<std::int64_t>(
-      all_blocks + o.max_sequences + o.max_root_keys + 64, 64, std::int64_t{1} << 29);
-  if (!o.prefix_cache) {
-    o.max_runs = o.max_runs == 0 ? 2 : o.max_runs;
-    o.max_index_tokens = o.max_index_tokens == 0 ? 1 : o.max_index_tokens;
-    o.max_root_keys = 1;
-    o.max_media_extents = 0;
-  }
-  if (o.max_runs == 0) o.max_runs = static_cast<std::int32_t>(runs);
-  o.max_root_keys = std::min(o.max_root_keys, std::max(o.max_runs - 1, 1));
-  if (o.max_index_tokens == 0) {
-    o.max_index_tokens = std::min(2 * (most_tokens + outliving_tokens) + SpanArena::kGranule * runs,
-                                  std::int64_t{1} << 32);
-  }
-  if (o.max_table_entries == 0) {
-    // Tables of sequences that share one prompt have an entry for each of its blocks. A bound,
-    // since what is never used costs addresses only, but these too are refused when they are too
-    // many.
-    std::int64_t shared_entries = 0;
-    for (const GroupSpec& group : spec.groups) {
-      const std::int64_t blocks = o.max_sequence_tokens / group.block_size + 1;
-      shared_entries += o.max_sequences * static_cast<std::int64_t>(
-                                              std::bit_ceil(static_cast<std::uint64_t>(blocks)));
-    }
-    shared_entries = std::min(shared_entries, std::int64_t{1} << 26);
-    o.max_table_entries = std::min(
-        8 * all_blocks + 4 * most_tokens + window_entries + shared_entries +
-            std::int64_t{o.max_sequences} * (num_groups + 2) * 4 * SpanArena::kGranule + 4096,
-        std::int64_t{1} << 33);
-  }
+  std::int64_t all_blocks = 0;
+  for (const GroupSpec& group : spec.groups) all_blocks += group.num_blocks;
 
   PrefixTreeOptions tree;
   const Result<std::vector<GroupLayout>> layouts = plan_layouts(spec);
@@ -138,9 +40,9 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
     if (!pool) return std::move(pool).error();
     Result<LruOrder> order = LruOrder::create(group.num_blocks);
     if (!order) return std::move(order).error();
-    impl->groups_.push_back({group, std::move(*pool), std::move(*order), block_bytes,
-                             BlockSize(group.block_size), FixedArray<std::int32_t>()});
-    impl->has_windows_ |= group.kind == AttentionKind::kSlidingWindow;
+    impl->groups_.push_back({group, GroupRule(group), std::move(*pool), std::move(*order),
+                             block_bytes, BlockSize(group.block_size), FixedArray<std::int32_t>()});
+    impl->has_windows_ |= !GroupRule(group).keeps_all();
     impl->largest_block_ = std::max(impl->largest_block_, group.block_size);
   }
   tree.max_index_tokens = o.max_index_tokens;
@@ -181,21 +83,10 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
       impl->resting_.allocate_zeroed(sequences) && impl->open_slots_.allocate_zeroed(sequences) &&
       impl->pins_.allocate_zeroed(pins) && impl->pin_tables_.allocate_zeroed(pins * num_groups);
   for (Group& group : impl->groups_) {
-    const bool has_borders = group.spec.kind == AttentionKind::kSlidingWindow;
-    ok = ok && (!has_borders || group.border_of.allocate_zeroed(group.spec.num_blocks));
+    ok = ok && (group.rule.keeps_all() || group.border_of.allocate_zeroed(group.spec.num_blocks));
   }
-  impl->steps_.resize(static_cast<std::size_t>(o.max_steps_in_flight) + 1);
-  for (Step& step : impl->steps_) {
-    // Appends, and the forks of sequences whose tokens wait for names.
-    ok = ok && step.entries.allocate_zeroed(2 * sequences) &&
-         step.changes.allocate_zeroed(2 * sequences * num_groups) &&
-         step.entry_of.allocate_zeroed(sequences) &&
-         step.cells.allocate_zeroed(o.max_table_entries + 16 * sequences) &&
-         step.sequences.allocate_zeroed(sequences) &&
-         step.shared.allocate_zeroed(sequences * num_groups);
-    if (!ok) break;
-    step.group_plans.resize(static_cast<std::size_t>(num_groups));
-  }
+  ok = ok && impl->steps_.allocate(o.max_steps_in_flight, impl->num_groups(), sequences,
+                                   o.max_table_entries + 16 * sequences);
   if (!ok) {
     return Status(ErrorCode::kOutOfMemory, concat("no memory for a manager of ", sequences,
                                                   " sequences and ", all_blocks, " blocks"));
@@ -216,10 +107,6 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
     for (std::int32_t g = 0; g < impl->num_groups(); ++g) impl->pin_table(slot, g) = BlockTable();
   }
   impl->offers_.resize(static_cast<std::size_t>(num_groups));
-  impl->in_flight_.reserve(impl->steps_.size());
-  for (std::size_t i = impl->steps_.size(); i-- > 0;) {
-    impl->free_steps_.push_back(static_cast<std::int32_t>(i));
-  }
   return impl;
 }
 
@@ -251,8 +138,9 @@ Status KVCacheManager::Impl::find_resting(SequenceId id, std::string_view what,
 
 Status KVCacheManager::Impl::check_resting(std::int32_t slot, std::string_view what) const {
   if (sequences_[slot].step_entry < 0) return {};
-  return {ErrorCode::kFailedPrecondition, concat(what, ": the sequence is in the open step ",
-                                                 last_ticket_, "; commit, drop or undo it first")};
+  return {ErrorCode::kFailedPrecondition,
+          concat(what, ": the sequence is in the open step ", steps_.last_ticket(),
+                 "; commit, drop or undo it first")};
 }
 
 // ---- the public face ----

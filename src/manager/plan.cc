@@ -16,7 +16,7 @@ std::int32_t KVCacheManager::Impl::num_copies(const Step& step, std::int32_t g) 
   std::int32_t copies = 0;
   if (step.num_displaced == 0) return copies;
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
-    copies += change(step, i, g).copy_to >= 0 ? 1 : 0;
+    copies += step.change(i, g).copy_to >= 0 ? 1 : 0;
   }
   return copies;
 }
@@ -83,115 +83,130 @@ std::int64_t KVCacheManager::Impl::plan_cells(const Step& step,
   return cells;
 }
 
-std::int32_t* KVCacheManager::Impl::plan_group(Step& step, std::int32_t g,
-                                               const PlanOptions& options,
-                                               std::int32_t* cursor) noexcept {
-  GroupPlan& plan = step.group_plans[static_cast<std::size_t>(g)];
-  plan = {};
-  const std::int32_t size = block_size(g);
-  const auto n = static_cast<std::size_t>(step.num_entries);
-  const auto blocks_of = [&](std::int32_t i) {
-    return std::as_const(*this).table(step.entries[i].slot, g).blocks(std::as_const(*this).arena());
-  };
-  // A window or a trim left holes in the table.
-  const auto may_have_dropped = [&](std::int32_t i) {
-    const Sequence& s = sequences_[step.entries[i].slot];
-    return windowed(g) || s.trim_first_kept > s.trim_sinks;
-  };
-  const auto close = [&](std::int32_t* begin) {
-    return std::span<const std::int32_t>(begin, static_cast<std::size_t>(cursor - begin));
-  };
+// Five writers fill the arrays of one group, each from `at` on, and return where they end.
 
-  std::int32_t* begin = cursor;
+std::int32_t* KVCacheManager::Impl::write_slots(const Step& step, std::int32_t g,
+                                                std::int32_t* at) const noexcept {
+  const std::int32_t size = block_size(g);
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const StepEntry& e = step.entries[i];
-    const auto blocks = blocks_of(i);
-    if (e.write_begin > e.begin) *cursor++ = -1;
-    for (std::int32_t at = e.write_begin; at < e.end;) {
-      const std::int32_t logical = block_of(g, at);
+    const auto blocks = table(e.slot, g).blocks(arena());
+    if (e.write_begin > e.begin) *at++ = -1;
+    for (std::int32_t position = e.write_begin; position < e.end;) {
+      const std::int32_t logical = block_of(g, position);
       const std::int32_t slot_of_0 = (blocks[static_cast<std::size_t>(logical)] - logical) * size;
       const std::int32_t stop = std::min(e.end, (logical + 1) * size);
-      for (; at < stop; ++at) *cursor++ = slot_of_0 + at;
+      for (; position < stop; ++position) *at++ = slot_of_0 + position;
     }
   }
-  plan.slot_mapping = close(begin);
+  return at;
+}
 
+// A window or a trim left holes in the table.
+bool KVCacheManager::Impl::may_have_dropped(std::int32_t slot, std::int32_t g) const noexcept {
+  const Sequence& s = sequences_[slot];
+  return windowed(g) || s.trim_first_kept > s.trim_sinks;
+}
+
+std::int32_t* KVCacheManager::Impl::write_tables(const Step& step, std::int32_t g, std::int32_t pad,
+                                                 std::int64_t stride,
+                                                 std::int32_t* at) const noexcept {
+  for (std::int32_t i = 0; i < step.num_entries; ++i) {
+    const std::int32_t slot = step.entries[i].slot;
+    const auto blocks = table(slot, g).blocks(arena());
+    at = std::copy_n(blocks.data(), blocks.size(), at);
+    if (pad != BlockTable::kDropped && may_have_dropped(slot, g)) {
+      std::replace(at - blocks.size(), at, BlockTable::kDropped, pad);
+    }
+    at = std::fill_n(at, stride - static_cast<std::int64_t>(blocks.size()), pad);
+  }
+  return at;
+}
+
+std::int32_t* KVCacheManager::Impl::write_changes(const Step& step, std::int32_t g, GroupPlan& plan,
+                                                  std::int32_t* at) const noexcept {
+  const std::int64_t most = num_unplanned(step, g);
+  std::int32_t* rows = at;
+  std::int32_t* columns = rows + most;
+  std::int32_t* blocks = columns + most;
+  std::size_t count = 0;
+  for (std::int32_t i = 0; i < step.num_entries; ++i) {
+    const std::int32_t slot = step.entries[i].slot;
+    const auto entries = table(slot, g).blocks(arena());
+    for (std::int32_t logical = unplanned_from(slot, g); logical < table(slot, g).size();
+         ++logical) {
+      const std::int32_t block = entries[static_cast<std::size_t>(logical)];
+      if (block < 0) continue;
+      rows[count] = slot;
+      columns[count] = logical;
+      blocks[count++] = block;
+    }
+  }
+  plan.changed_rows = {rows, count};
+  plan.changed_columns = {columns, count};
+  plan.changed_blocks = {blocks, count};
+  return blocks + most;
+}
+
+std::int32_t* KVCacheManager::Impl::write_flashinfer(const Step& step, std::int32_t g,
+                                                     GroupPlan& plan,
+                                                     std::int32_t* at) const noexcept {
+  const auto n = static_cast<std::size_t>(step.num_entries);
+  std::int32_t* indptr = at;
+  std::int32_t* last_page = indptr + n + 1;
+  std::int32_t* indices = last_page + n;
+  at = indices;
+  indptr[0] = 0;
+  for (std::int32_t i = 0; i < step.num_entries; ++i) {
+    const StepEntry& e = step.entries[i];
+    const auto blocks = table(e.slot, g).blocks(arena());
+    at = may_have_dropped(e.slot, g)
+             ? std::remove_copy(blocks.begin(), blocks.end(), at, BlockTable::kDropped)
+             : std::copy_n(blocks.data(), blocks.size(), at);
+    indptr[i + 1] = static_cast<std::int32_t>(at - indices);
+    last_page[i] = group(g).size.offset_of(e.end - 1) + 1;
+  }
+  plan.kv_indptr = {indptr, n + 1};
+  plan.kv_last_page_len = {last_page, n};
+  plan.kv_indices = {indices, static_cast<std::size_t>(at - indices)};
+  return at;
+}
+
+std::int32_t* KVCacheManager::Impl::write_copies(const Step& step, std::int32_t g, GroupPlan& plan,
+                                                 std::int32_t* at) const noexcept {
+  if (step.num_displaced == 0) return at;
+  const auto count = static_cast<std::size_t>(num_copies(step, g));
+  std::int32_t* sources = at;
+  std::int32_t* targets = at + count;
+  plan.copy_src = {sources, count};
+  plan.copy_dst = {targets, count};
+  for (std::int32_t i = 0; i < step.num_entries; ++i) {
+    const TailChange& tail = step.change(i, g);
+    if (tail.copy_to < 0) continue;
+    *sources++ = tail.source;
+    *targets++ = tail.copy_to;
+  }
+  return targets;
+}
+
+std::int32_t* KVCacheManager::Impl::write_group(Step& step, std::int32_t g,
+                                                const PlanOptions& options,
+                                                std::int32_t* at) const noexcept {
+  GroupPlan& plan = step.group_plans[static_cast<std::size_t>(g)];
+  plan = {};
+  std::int32_t* begin = at;
+  at = write_slots(step, g, at);
+  plan.slot_mapping = {begin, static_cast<std::size_t>(at - begin)};
   if (options.block_tables) {
-    std::size_t widest = 0;
-    for (std::int32_t i = 0; i < step.num_entries; ++i) {
-      widest = std::max(widest, blocks_of(i).size());
-    }
-    begin = cursor;
-    for (std::int32_t i = 0; i < step.num_entries; ++i) {
-      const auto blocks = blocks_of(i);
-      cursor = std::copy_n(blocks.data(), blocks.size(), cursor);
-      if (options.pad != BlockTable::kDropped && may_have_dropped(i)) {
-        std::replace(cursor - blocks.size(), cursor, BlockTable::kDropped, options.pad);
-      }
-      cursor = std::fill_n(cursor, widest - blocks.size(), options.pad);
-    }
-    plan.block_table = close(begin);
+    const std::int64_t widest = table_sizes(step, g).widest;
+    begin = at;
+    at = write_tables(step, g, options.pad, widest, at);
+    plan.block_table = {begin, static_cast<std::size_t>(at - begin)};
     plan.block_table_stride = static_cast<std::int32_t>(widest);
   }
-
-  if (options.changed_entries) {
-    const std::int64_t room = num_unplanned(step, g);
-    std::int32_t* rows = cursor;
-    std::int32_t* columns = rows + room;
-    std::int32_t* entries = columns + room;
-    for (std::int32_t i = 0; i < step.num_entries; ++i) {
-      const auto blocks = blocks_of(i);
-      const std::int32_t slot = step.entries[i].slot;
-      for (auto at = static_cast<std::size_t>(unplanned_from(slot, g)); at < blocks.size(); ++at) {
-        if (blocks[at] < 0) continue;
-        *rows++ = slot;
-        *columns++ = static_cast<std::int32_t>(at);
-        *entries++ = blocks[at];
-      }
-    }
-    const auto count = static_cast<std::size_t>(rows - cursor);
-    plan.changed_rows = {cursor, count};
-    plan.changed_columns = {cursor + room, count};
-    plan.changed_blocks = {cursor + 2 * room, count};
-    cursor += 3 * room;
-  }
-
-  if (options.flashinfer) {
-    std::int32_t* indptr = cursor;
-    std::int32_t* last = indptr + n + 1;
-    std::int32_t* indices = last + n;
-    begin = cursor = indices;
-    indptr[0] = 0;
-    for (std::int32_t i = 0; i < step.num_entries; ++i) {
-      const auto blocks = blocks_of(i);
-      if (may_have_dropped(i)) {
-        cursor = std::remove_copy(blocks.begin(), blocks.end(), cursor, BlockTable::kDropped);
-      } else {
-        cursor = std::copy_n(blocks.data(), blocks.size(), cursor);
-      }
-      indptr[i + 1] = static_cast<std::int32_t>(cursor - begin);
-      const std::int32_t end = step.entries[i].end;
-      last[i] = end - block_of(g, end - 1) * size;
-    }
-    plan.kv_indptr = {indptr, n + 1};
-    plan.kv_last_page_len = {last, n};
-    plan.kv_indices = close(begin);
-  }
-
-  if (step.num_displaced == 0) return cursor;
-  begin = cursor;
-  for (std::int32_t i = 0; i < step.num_entries; ++i) {
-    const TailChange& tail = change(step, i, g);
-    if (tail.copy_to >= 0) *cursor++ = tail.source;
-  }
-  plan.copy_src = close(begin);
-  begin = cursor;
-  for (std::int32_t i = 0; i < step.num_entries; ++i) {
-    const TailChange& tail = change(step, i, g);
-    if (tail.copy_to >= 0) *cursor++ = tail.copy_to;
-  }
-  plan.copy_dst = close(begin);
-  return cursor;
+  if (options.changed_entries) at = write_changes(step, g, plan, at);
+  if (options.flashinfer) at = write_flashinfer(step, g, plan, at);
+  return write_copies(step, g, plan, at);
 }
 
 // Runs of neighbours whose tables begin with the same full blocks, all of whose tokens each of them
@@ -248,33 +263,26 @@ void KVCacheManager::Impl::find_shared_prefixes(Step& step, std::int32_t g) noex
       static_cast<std::size_t>(step.num_shared - first_of_group)};
 }
 
-Result<const StepPlan*> KVCacheManager::Impl::plan(const PlanOptions& options) {
-  if (open_step_ < 0) {
-    return Status(ErrorCode::kFailedPrecondition, "plan: no step is open; begin_step() first");
-  }
-  if (options.pad != -1 && options.pad != 0) {
-    return Status(ErrorCode::kInvalidArgument,
-                  concat("plan: pad is ", options.pad, ", allowed: -1 and 0"));
-  }
-  Step& step = step_at(open_step_);
-  close_ranks(step);
-  if (options.flashinfer) KVFOLIO_RETURN_IF_ERROR(check_flashinfer(step));
+// Makes the step's buffer large enough for its plan.
+Status KVCacheManager::Impl::reserve_plan(Step& step, const PlanOptions& options) const {
   const std::int64_t cells = plan_cells(step, options);
-  if (cells > static_cast<std::int64_t>(step.cells.size())) {
-    FixedArray<std::int32_t> larger;
-    if (!larger.allocate_zeroed(cells + cells / 2)) {
-      return Status(ErrorCode::kOutOfMemory, concat("plan: no memory for ", cells, " int32 cells"));
-    }
-    step.cells = std::move(larger);
+  if (cells <= static_cast<std::int64_t>(step.cells.size())) return {};
+  FixedArray<std::int32_t> larger;
+  if (!larger.allocate_zeroed(cells + cells / 2)) {
+    return {ErrorCode::kOutOfMemory, concat("plan: no memory for ", cells, " int32 cells")};
   }
+  step.cells = std::move(larger);
+  return {};
+}
 
+// The arrays that all groups share.
+std::int32_t* KVCacheManager::Impl::write_rows(Step& step, std::int32_t* at) const noexcept {
   const auto n = static_cast<std::size_t>(step.num_entries);
-  std::int32_t* query_start = step.cells.data();
+  std::int32_t* query_start = at;
   std::int32_t* rows = query_start + n + 1;
   std::int32_t* kv_lens = rows + n;
   std::int32_t* trim_sinks = kv_lens + n;
   std::int32_t* trim_first_kept = trim_sinks + n;
-  std::int32_t* cursor = trim_first_kept + n;
   query_start[0] = 0;
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const StepEntry& e = step.entries[i];
@@ -286,22 +294,38 @@ Result<const StepPlan*> KVCacheManager::Impl::plan(const PlanOptions& options) {
     trim_sinks[i] = s.trim_sinks;
     trim_first_kept[i] = s.trim_first_kept;
   }
+  StepPlan& plan = step.plan;
+  plan.ticket = Ticket(step.ticket);
+  plan.num_tokens = query_start[n];
+  plan.sequences = {step.sequences.data(), n};
+  plan.rows = {rows, n};
+  plan.query_start = {query_start, n + 1};
+  plan.kv_lens = {kv_lens, n};
+  plan.trim_sinks = {trim_sinks, n};
+  plan.trim_first_kept = {trim_first_kept, n};
+  plan.groups = step.group_plans;
+  return trim_first_kept + n;
+}
+
+Result<const StepPlan*> KVCacheManager::Impl::plan(const PlanOptions& options) {
+  if (!steps_.is_open()) {
+    return Status(ErrorCode::kFailedPrecondition, "plan: no step is open; begin_step() first");
+  }
+  if (options.pad != -1 && options.pad != 0) {
+    return Status(ErrorCode::kInvalidArgument,
+                  concat("plan: pad is ", options.pad, ", allowed: -1 and 0"));
+  }
+  Step& step = steps_.open();
+  close_ranks(step);
+  if (options.flashinfer) KVFOLIO_RETURN_IF_ERROR(check_flashinfer(step));
+  KVFOLIO_RETURN_IF_ERROR(reserve_plan(step, options));
+  std::int32_t* at = write_rows(step, step.cells.data());
   step.num_shared = 0;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    cursor = plan_group(step, g, options, cursor);
+    at = write_group(step, g, options, at);
     if (options.shared_prefixes) find_shared_prefixes(step, g);
   }
-
-  step.plan.ticket = Ticket(step.ticket);
-  step.plan.num_tokens = query_start[n];
   step.planned_changes = options.changed_entries;  // it takes the place of the plan before
-  step.plan.sequences = {step.sequences.data(), n};
-  step.plan.rows = {rows, n};
-  step.plan.query_start = {query_start, n + 1};
-  step.plan.kv_lens = {kv_lens, n};
-  step.plan.trim_sinks = {trim_sinks, n};
-  step.plan.trim_first_kept = {trim_first_kept, n};
-  step.plan.groups = step.group_plans;
   return &step.plan;
 }
 
@@ -310,8 +334,8 @@ Status KVCacheManager::Impl::run_copies() {
     return {ErrorCode::kUnsupported,
             "run_copies: the manager has no storage; run the plan's lists"};
   }
-  if (open_step_ < 0) return {ErrorCode::kFailedPrecondition, "run_copies: no step is open"};
-  Step& step = step_at(open_step_);
+  if (!steps_.is_open()) return {ErrorCode::kFailedPrecondition, "run_copies: no step is open"};
+  Step& step = steps_.open();
   close_ranks(step);
   if (step.copies_ran) {
     return {ErrorCode::kFailedPrecondition,
@@ -320,9 +344,9 @@ Status KVCacheManager::Impl::run_copies() {
   // They run at once, and a step in flight may not have written yet what they read. Without order
   // nobody appends behind tokens of such a step.
   for (std::int32_t g = 0; g < num_groups() && options_.order == Order::kInOrder; ++g) {
-    if (in_flight_.empty() || num_copies(step, g) == 0) continue;
+    if (steps_.num_in_flight() == 0 || num_copies(step, g) == 0) continue;
     return {ErrorCode::kFailedPrecondition,
-            concat("run_copies: step ", oldest_incomplete(),
+            concat("run_copies: step ", steps_.oldest_incomplete(),
                    " is in flight and may be writing what is copied; complete it first")};
   }
   // With the mutant, commit() runs them.
@@ -334,7 +358,7 @@ Status KVCacheManager::Impl::run_copies() {
 Status KVCacheManager::Impl::copy_tails(const Step& step) {
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     for (std::int32_t i = 0; i < step.num_entries; ++i) {
-      const TailChange& tail = change(step, i, g);
+      const TailChange& tail = step.change(i, g);
       if (tail.copy_to < 0) continue;
       KVFOLIO_RETURN_IF_ERROR(
           storage_->copy_blocks(GroupId(g), {&tail.source, 1}, {&tail.copy_to, 1}));

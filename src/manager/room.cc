@@ -126,14 +126,14 @@ bool KVCacheManager::Impl::release(std::int32_t g, BlockId block, bool touched,
   if (touched) pool.set_touched(block, true);
   if (mutant(Mutant::kReleaseTwice) && pool.refs(block) > 1) static_cast<void>(pool.release(block));
   const bool last = pool.release(block);
-  pool.set_released_in(block, last_committed_);
+  pool.set_released_in(block, steps_.last_committed());
   entry_changes_ += last || pool.held_by_steps(block) ? 1 : 0;
   if (last || pool.writer(block) == holder) pool.set_writer(block, BlockPool::kNobody);
   if (!last) return false;
   // Who closed and waits for a step may still publish it.
-  const bool idle = in_flight_.empty() || mutant(Mutant::kReuseBeforeComplete);
+  const bool idle = steps_.num_in_flight() == 0 || mutant(Mutant::kReuseBeforeComplete);
   if (idle && num_closing_ == 0) return true;
-  pool.make_retiring(block, last_committed_);
+  pool.make_retiring(block, steps_.last_committed());
   return false;
 }
 
@@ -172,7 +172,7 @@ void KVCacheManager::Impl::park(std::int32_t g, std::span<const std::int32_t> bl
 }
 
 void KVCacheManager::Impl::drain_retiring() noexcept {
-  const std::uint64_t bound = oldest_incomplete();
+  const std::uint64_t bound = steps_.oldest_incomplete();
   std::array<std::int32_t, kBlocksAtOnce> blocks;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     while (const std::size_t n = group(g).pool.oldest_retiring(bound, blocks)) {

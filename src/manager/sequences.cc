@@ -143,7 +143,7 @@ Status KVCacheManager::Impl::no_slot(std::string_view what, std::string_view adv
     return {ErrorCode::kResourceExhausted,
             concat(what, ": all ", options_.max_sequences, " sequences are open", advice)};
   }
-  std::uint64_t oldest = last_committed_;
+  std::uint64_t oldest = steps_.last_committed();
   for (std::int32_t i = 0; i < num_closing_; ++i) {
     oldest = std::min(oldest, sequences_[closing_[i]].last_ticket);
   }
@@ -329,40 +329,33 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
 
 // ---- fork ----
 
-std::int32_t KVCacheManager::Impl::latest_entry(const Step& step, std::int32_t slot) noexcept {
-  const std::int32_t at = step.has_unnamed ? step.entry_of[slot] : step.num_entries;
-  return at < step.num_entries && step.entries[at].slot == slot ? at : -1;
-}
-
 std::int32_t KVCacheManager::Impl::unnamed_entry(const Step& step,
                                                  const Sequence& s) const noexcept {
-  const std::int32_t at = latest_entry(step, slot_of(s));
+  const std::int32_t at = step.latest_entry(slot_of(s));
   return at >= 0 && step.entries[at].birth == s.birth ? at : -1;
 }
 
 // The child takes part in the parent's steps in flight as far as names go: its copies of the
 // unnamed tokens may be named until the same steps complete.
 void KVCacheManager::Impl::share_unnamed(const Sequence& parent, Sequence& child) noexcept {
-  for (const std::int32_t index : in_flight_) {
-    Step& step = step_at(index);
+  for (std::int32_t i = 0; i < steps_.num_in_flight(); ++i) {
+    Step& step = steps_.in_flight(i);
     const std::int32_t from = unnamed_entry(step, parent);
     if (from < 0 || step.entries[from].unnamed == 0) continue;
     // In place of an earlier sequence of this slot, unless that holds sources of copies: so there
     // is one for each append and one for each slot at most.
     const std::int32_t slot = slot_of(child);
-    std::int32_t at = latest_entry(step, slot);
+    std::int32_t at = step.latest_entry(slot);
     bool reused = at >= 0;
     for (std::int32_t g = 0; g < num_groups() && reused; ++g) {
-      reused = change(step, at, g).source < 0;
+      reused = step.change(at, g).source < 0;
     }
     if (!reused) at = step.num_entries++;
     KVFOLIO_CHECK(static_cast<std::size_t>(at) < step.entries.size());
     step.entries[at] = step.entries[from];
     step.entries[at].slot = slot;
     step.entries[at].birth = child.birth;
-    for (std::int32_t g = 0; g < num_groups(); ++g) {
-      change(step, at, g) = TailChange::none();
-    }
+    step.clear_changes(at);
     step.entry_of[slot] = at;
   }
 }
@@ -455,7 +448,7 @@ void KVCacheManager::Impl::end_sequence(std::int32_t slot) noexcept {
   Sequence& s = sequences_[slot];
   unlist_open(slot);
   forget_caller_id(slot);
-  const bool unsettled = options_.order == Order::kUnordered && !is_complete(s.last_ticket);
+  const bool unsettled = options_.order == Order::kUnordered && !steps_.is_complete(s.last_ticket);
   if (unsettled && s.publishes && num_closing_ < options_.max_sequences) {
     // Its last tokens become findable when their step completes. Until then its blocks retire,
     // nobody writes below their valid tokens, and its table tells where they are. Beyond that many

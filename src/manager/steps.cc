@@ -21,55 +21,35 @@ constexpr std::uint64_t kMostTicketsApart = std::uint64_t{1} << 24;
 
 }  // namespace
 
-std::uint64_t KVCacheManager::Impl::oldest_incomplete() const noexcept {
-  return in_flight_.empty() ? last_committed_ + 1 : step_at(in_flight_.front()).ticket;
-}
-
-bool KVCacheManager::Impl::is_complete(std::uint64_t ticket) const noexcept {
-  for (const std::int32_t index : in_flight_) {
-    if (step_at(index).ticket == ticket) return false;
-  }
-  return true;
-}
-
 // The ticket names the open step.
 Status KVCacheManager::Impl::check_ticket(Ticket ticket, std::string_view what) const {
-  if (open_step_ >= 0 && step_at(open_step_).ticket == ticket.value()) return {};
+  if (steps_.is_open() && steps_.open().ticket == ticket.value()) return {};
   return {ErrorCode::kFailedPrecondition,
-          open_step_ >= 0 ? concat(what, ": ticket ", ticket.value(), " is not the open step, ",
-                                   step_at(open_step_).ticket, " is")
-                          : concat(what, ": ticket ", ticket.value(), " is not open; no step is")};
+          steps_.is_open() ? concat(what, ": ticket ", ticket.value(), " is not the open step, ",
+                                    steps_.open().ticket, " is")
+                           : concat(what, ": ticket ", ticket.value(), " is not open; no step is")};
 }
 
 Result<Ticket> KVCacheManager::Impl::begin_step(const StepOptions&) {
-  if (open_step_ >= 0) {
-    return Status(ErrorCode::kFailedPrecondition,
-                  concat("begin_step: step ", last_ticket_, " is open; commit or drop it first"));
+  if (steps_.is_open()) {
+    return Status(ErrorCode::kFailedPrecondition, concat("begin_step: step ", steps_.last_ticket(),
+                                                         " is open; commit or drop it first"));
   }
-  if (in_flight_.size() >= static_cast<std::size_t>(options_.max_steps_in_flight)) {
+  if (steps_.num_in_flight() >= options_.max_steps_in_flight) {
     return Status(ErrorCode::kFailedPrecondition,
-                  concat("begin_step: ", in_flight_.size(),
+                  concat("begin_step: ", steps_.num_in_flight(),
                          " steps are in flight, the most allowed; complete step ",
-                         oldest_incomplete(), " first"));
+                         steps_.oldest_incomplete(), " first"));
   }
-  if (!in_flight_.empty() && last_ticket_ + 1 - oldest_incomplete() >= kMostTicketsApart) {
+  if (steps_.num_in_flight() > 0 &&
+      steps_.last_ticket() + 1 - steps_.oldest_incomplete() >= kMostTicketsApart) {
     return Status(ErrorCode::kFailedPrecondition,
-                  concat("begin_step: step ", oldest_incomplete(), " is in flight and ",
+                  concat("begin_step: step ", steps_.oldest_incomplete(), " is in flight and ",
                          kMostTicketsApart - 1,
                          " steps were begun after it, the most allowed; "
                          "complete or fail it first"));
   }
-  open_step_ = free_steps_.back();
-  free_steps_.pop_back();
-  Step& step = step_at(open_step_);
-  step.ticket = ++last_ticket_;
-  step.num_entries = 0;
-  step.num_removed = 0;
-  step.num_displaced = 0;
-  step.has_unnamed = false;
-  step.copies_ran = false;
-  step.planned_changes = false;
-  return Ticket(step.ticket);
+  return Ticket(steps_.begin().ticket);
 }
 
 // ---- undo ----
@@ -87,7 +67,7 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     BlockPool& pool = group(g).pool;
     BlockTable& blocks = table(e.slot, g);
-    const TailChange& tail = change(step, entry, g);
+    const TailChange& tail = step.change(entry, g);
     const std::int32_t have = blocks_for(g, e.write_begin);
     for (std::int32_t logical = blocks.size() - 1; logical >= have; --logical) {
       const BlockId block = blocks.at(arena(), logical);
@@ -136,9 +116,7 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
 // of these O(1).
 void KVCacheManager::Impl::remove_entry(Step& step, std::int32_t entry) noexcept {
   step.entries[entry].slot = -1;
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    change(step, entry, g) = TailChange::none();
-  }
+  step.clear_changes(entry);
   ++step.num_removed;
   if (2 * step.num_removed >= step.num_entries) close_ranks(step);
 }
@@ -151,7 +129,7 @@ void KVCacheManager::Impl::close_ranks(Step& step) noexcept {
     if (slot < 0) continue;
     if (kept != i) {
       step.entries[kept] = step.entries[i];
-      for (std::int32_t g = 0; g < num_groups(); ++g) change(step, kept, g) = change(step, i, g);
+      for (std::int32_t g = 0; g < num_groups(); ++g) step.change(kept, g) = step.change(i, g);
       sequences_[slot].step_entry = kept;
     }
     ++kept;
@@ -167,7 +145,7 @@ Status KVCacheManager::Impl::undo(SequenceId id) {
   if (entry < 0) {
     return {ErrorCode::kFailedPrecondition, "undo: the sequence is not in an open step"};
   }
-  Step& step = step_at(open_step_);
+  Step& step = steps_.open();
   undo_entry(step, entry);
   remove_entry(step, entry);
   return {};
@@ -175,13 +153,12 @@ Status KVCacheManager::Impl::undo(SequenceId id) {
 
 Status KVCacheManager::Impl::drop(Ticket ticket) {
   KVFOLIO_RETURN_IF_ERROR(check_ticket(ticket, "drop"));
-  Step& step = step_at(open_step_);
+  Step& step = steps_.open();
   while (step.num_entries > 0) {
     --step.num_entries;
     if (step.entries[step.num_entries].slot >= 0) undo_entry(step, step.num_entries);
   }
-  free_steps_.push_back(open_step_);
-  open_step_ = -1;
+  steps_.drop();
   return {};
 }
 
@@ -192,19 +169,18 @@ void KVCacheManager::Impl::move_windows(std::int32_t slot) noexcept {
   Sequence& s = sequences_[slot];
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     if (!windowed(g)) continue;
-    const GroupSpec& spec = group(g).spec;
-    const std::int32_t size = spec.block_size;
-    std::int32_t keep_from = std::max(0, s.accepted - spec.window + 1);
+    const GroupRule& rule = group(g).rule;
+    std::int32_t keep_from = rule.keep_from(s.accepted);
     if (mutant(Mutant::kWindowReleasedBeforeCommit) && s.step_entry >= 0) {
-      keep_from = std::max(0, std::min(s.length - spec.window + 1, s.accepted / size * size));
+      keep_from = std::min(rule.keep_from(s.length), group(g).size.begin_of(s.accepted));
     }
     // Without order the newest blocks are published at complete(): until then they stay, or no
     // prompt longer than the window would ever be found.
-    if (options_.order == Order::kUnordered && s.publishes && !is_complete(s.last_ticket)) {
+    if (options_.order == Order::kUnordered && s.publishes && !steps_.is_complete(s.last_ticket)) {
       keep_from = std::min(keep_from, s.place.position);
     }
     std::int32_t& begin = window_begin(slot, g);
-    begin = std::max(begin, (spec.num_sinks + size - 1) / size);
+    begin = std::max(begin, blocks_for(g, rule.num_sinks()));
     const std::int32_t first = begin;
     begin = std::max(begin, block_of(g, keep_from));
     if (first == begin) continue;  // sinks may reach beyond the table
@@ -223,14 +199,12 @@ void KVCacheManager::Impl::move_windows(std::int32_t slot) noexcept {
 
 Status KVCacheManager::Impl::commit(Ticket ticket) {
   KVFOLIO_RETURN_IF_ERROR(check_ticket(ticket, "commit"));
-  Step& step = step_at(open_step_);
+  Step& step = steps_.open();
   close_ranks(step);
   if (mutant(Mutant::kCopyAfterWrite) && step.copies_ran) {
     KVFOLIO_RETURN_IF_ERROR(copy_tails(step));
   }
-  last_committed_ = step.ticket;
-  in_flight_.push_back(open_step_);
-  open_step_ = -1;
+  steps_.commit();
   const std::int32_t unit = tree_->unit();
   std::int32_t* publishing = scratch_.data();  // slots
   std::int32_t num_publishing = 0;
@@ -239,7 +213,7 @@ Status KVCacheManager::Impl::commit(Ticket ticket) {
     Sequence& s = sequences_[e.slot];
     for (std::int32_t g = 0; g < num_groups() && step.num_displaced > 0; ++g) {
       BlockPool& pool = group(g).pool;
-      const TailChange& tail = change(step, i, g);
+      const TailChange& tail = step.change(i, g);
       if (tail.copy_to >= 0) ++counters_.block_copies;
       // The right to write goes with the table entry.
       if (tail.source >= 0 && pool.writer(BlockId(tail.source)) == e.slot) {
@@ -277,16 +251,14 @@ Status KVCacheManager::Impl::commit(Ticket ticket) {
 
 // The device is done with a step, or the step failed: sources of its copies go, and tokens that
 // nobody named by now never get a name.
-void KVCacheManager::Impl::end_step(std::int32_t step_index, bool failed) noexcept {
-  Step& step = step_at(step_index);
-  free_steps_.push_back(step_index);
+void KVCacheManager::Impl::end_step(Step& step, bool failed) noexcept {
   // Who keeps tables on the device may never have got what this step's plan said of them.
   const bool says_again = failed && step.planned_changes;
   if (step.num_displaced == 0 && !step.has_unnamed && !says_again) return;
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const StepEntry& e = step.entries[i];
     for (std::int32_t g = 0; g < num_groups(); ++g) {
-      const std::int32_t source = change(step, i, g).source;
+      const std::int32_t source = step.change(i, g).source;
       if (source >= 0) let_go_of_source(g, BlockId(source));
     }
     Sequence& s = sequences_[e.slot];
@@ -313,7 +285,7 @@ void KVCacheManager::Impl::finish_closing() noexcept {
   std::int32_t kept = 0;
   for (std::int32_t i = 0; i < num_closing_; ++i) {
     const std::int32_t slot = closing_[i];
-    if (!is_complete(sequences_[slot].last_ticket)) {
+    if (!steps_.is_complete(sequences_[slot].last_ticket)) {
       closing_[kept++] = slot;
       continue;
     }
@@ -338,26 +310,20 @@ void KVCacheManager::Impl::free_rested_rows() noexcept {
 }
 
 Status KVCacheManager::Impl::complete(Ticket ticket) {
-  const auto at = std::find_if(in_flight_.begin(), in_flight_.end(), [&](std::int32_t index) {
-    return step_at(index).ticket == ticket.value();
-  });
-  if (at == in_flight_.end()) {
-    const bool is_open = open_step_ >= 0 && step_at(open_step_).ticket == ticket.value();
+  const std::int32_t at = steps_.find(ticket.value());
+  if (at < 0) {
+    const bool is_open = steps_.is_open() && steps_.open().ticket == ticket.value();
     return {ErrorCode::kFailedPrecondition,
             concat("complete: ticket ", ticket.value(),
                    is_open ? " is open; commit it first"
-                   : ticket.value() > last_ticket_ || ticket.value() == 0
+                   : ticket.value() > steps_.last_ticket() || ticket.value() == 0
                        ? " was never given out"
                        : " is complete, dropped or failed already")};
   }
-  const auto first = options_.order == Order::kInOrder ? in_flight_.begin() : at;
-  std::array<std::int32_t, 65> done{};
-  std::size_t num_done = 0;
-  for (auto step = first; step != at + 1; ++step) done[num_done++] = *step;
-  in_flight_.erase(first, at + 1);
-  for (std::size_t i = 0; i < num_done; ++i) end_step(done[i], false);
+  steps_.end(options_.order == Order::kInOrder ? 0 : at, at + 1);
+  for (std::int32_t i = 0; i < steps_.num_ended(); ++i) end_step(steps_.ended(i), false);
   if (options_.order == Order::kUnordered) {
-    const Step& step = step_at(done[0]);
+    const Step& step = steps_.ended(0);
     for (std::int32_t i = 0; i < step.num_entries; ++i) {
       const StepEntry& e = step.entries[i];
       const Sequence& s = sequences_[e.slot];
@@ -383,16 +349,17 @@ Status KVCacheManager::Impl::complete(Ticket ticket) {
 
 // Closes every sequence, and lets go of every pin, that holds a block which one of these steps, in
 // ticket order, wrote; or, since a block keeps 32 bits of a ticket, a step 2^32 before.
-void KVCacheManager::Impl::abort_writers(std::span<const std::int32_t> steps) noexcept {
-  const auto low = [this](std::int32_t step) {
-    return static_cast<std::uint32_t>(step_at(step).ticket);
+void KVCacheManager::Impl::abort_writers() noexcept {
+  const auto low = [this](std::int32_t i) {
+    return static_cast<std::uint32_t>(steps_.ended(i).ticket);
   };
-  const std::uint32_t first = low(steps.front());
-  const std::uint32_t last = low(steps.back());
+  const std::uint32_t first = low(0);
+  const std::uint32_t last = low(steps_.num_ended() - 1);
   const auto is_failed = [&](std::uint32_t ticket) {
-    return ticket - first <= last - first &&
-           std::any_of(steps.begin(), steps.end(),
-                       [&](std::int32_t s) { return low(s) == ticket; });
+    if (ticket - first > last - first) return false;
+    std::int32_t i = 0;
+    while (i < steps_.num_ended() && low(i) != ticket) ++i;
+    return i < steps_.num_ended();
   };
   const auto written = [&](std::int32_t g, std::int32_t block) {
     return block >= 0 && is_failed(group(g).pool.written_in(BlockId(block)));
@@ -411,7 +378,7 @@ void KVCacheManager::Impl::abort_writers(std::span<const std::int32_t> steps) no
   for (std::int32_t slot = 0; slot < num_rows(); ++slot) {
     Sequence& s = sequences_[slot];
     if (s.life == Life::kUnused) continue;
-    bool hit = s.wrote_last >= step_at(steps.front()).ticket &&
+    bool hit = s.wrote_last >= steps_.ended(0).ticket &&
                is_failed(static_cast<std::uint32_t>(s.wrote_last));
     for (std::int32_t g = 0; g < num_groups() && !hit; ++g) hit = holds(table(slot, g), g);
     if (!hit) continue;
@@ -439,20 +406,15 @@ void KVCacheManager::Impl::abort_writers(std::span<const std::int32_t> steps) no
 }
 
 Status KVCacheManager::Impl::fail(Ticket ticket) {
-  const auto at = std::find_if(in_flight_.begin(), in_flight_.end(), [&](std::int32_t index) {
-    return step_at(index).ticket == ticket.value();
-  });
-  if (at == in_flight_.end()) {
+  const std::int32_t at = steps_.find(ticket.value());
+  if (at < 0) {
     return {ErrorCode::kFailedPrecondition,
             concat("fail: ticket ", ticket.value(), " is not in flight")};
   }
-  if (open_step_ >= 0) KVFOLIO_RETURN_IF_ERROR(drop(Ticket(step_at(open_step_).ticket)));
-  std::array<std::int32_t, 65> ended{};
-  const auto num_ended = static_cast<std::size_t>(in_flight_.end() - at);
-  std::copy(at, in_flight_.end(), ended.begin());
-  in_flight_.erase(at, in_flight_.end());
-  abort_writers({ended.data(), num_ended});
-  for (std::size_t i = 0; i < num_ended; ++i) end_step(ended[i], true);
+  if (steps_.is_open()) KVFOLIO_RETURN_IF_ERROR(drop(Ticket(steps_.open().ticket)));
+  steps_.end(at, steps_.num_in_flight());
+  abort_writers();
+  for (std::int32_t i = 0; i < steps_.num_ended(); ++i) end_step(steps_.ended(i), true);
   finish_closing();
   free_rested_rows();
   drain_retiring();

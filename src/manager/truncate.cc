@@ -25,6 +25,7 @@ Status KVCacheManager::Impl::check_truncate(std::int32_t slot, std::int32_t n) c
     // A full group lacks nothing but what a trim dropped. The others are asked about what position
     // n reads, not about what they dropped before.
     if (!windowed(g)) continue;
+    const GroupRule& rule = group(g).rule;
     const std::int32_t size = block_size(g);
     const auto lacks = [&](std::int32_t from, std::int32_t to) -> std::int32_t {
       for (std::int32_t logical = from / size; logical * size < to; ++logical) {
@@ -36,10 +37,10 @@ Status KVCacheManager::Impl::check_truncate(std::int32_t slot, std::int32_t n) c
       }
       return -1;
     };
-    std::int32_t missing = lacks(std::max(0, n - group(g).spec.window + 1), n);
+    std::int32_t missing = lacks(rule.first_read(n), n);
     // The block that the next token goes to has to be there, whatever the window.
     if (n % size != 0 && !table(slot, g).at(arena(), n / size).valid()) missing = n / size;
-    if (missing < 0) missing = lacks(0, std::min(group(g).spec.num_sinks, n));
+    if (missing < 0) missing = lacks(0, std::min(rule.num_sinks(), n));
     if (missing >= 0) {
       return {ErrorCode::kFailedPrecondition,
               concat("truncate to ", n, ": group ", g, " (window ", group(g).spec.window,
@@ -79,8 +80,8 @@ void KVCacheManager::Impl::drop_tail_beyond(Sequence& s) noexcept {
 void KVCacheManager::Impl::forget_unnamed(Sequence& s, std::int32_t n) noexcept {
   if (s.num_unnamed == 0) return;
   const auto for_each_entry = [&](const auto& visit) {
-    for (const std::int32_t index : in_flight_) {
-      Step& step = step_at(index);
+    for (std::int32_t i = 0; i < steps_.num_in_flight(); ++i) {
+      Step& step = steps_.in_flight(i);
       if (const std::int32_t at = unnamed_entry(step, s); at >= 0) visit(step.entries[at]);
     }
   };

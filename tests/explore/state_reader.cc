@@ -105,8 +105,10 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
 
   // Tickets decide by which steps in flight, and which open one, they name or come after.
   std::vector<std::uint64_t> tickets;
-  for (const std::int32_t i : impl.in_flight_) tickets.push_back(impl.step_at(i).ticket);
-  if (impl.open_step_ >= 0) tickets.push_back(impl.step_at(impl.open_step_).ticket);
+  for (std::int32_t i = 0; i < impl.steps_.num_in_flight(); ++i) {
+    tickets.push_back(impl.steps_.in_flight(i).ticket);
+  }
+  if (impl.steps_.is_open()) tickets.push_back(impl.steps_.open().ticket);
   const auto rank = [&](std::uint64_t ticket) -> std::int32_t {
     std::int32_t rank = 1;
     for (const std::uint64_t each : tickets) {
@@ -115,8 +117,8 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
     return rank;
   };
   const auto widen = [&](std::uint32_t low) {  // the newest ticket with these low bits
-    const std::uint64_t t = (impl.last_ticket_ & ~std::uint64_t{0xffffffff}) | low;
-    return t > impl.last_ticket_ ? std::uint64_t{0} : t;
+    const std::uint64_t t = (impl.steps_.last_ticket() & ~std::uint64_t{0xffffffff}) | low;
+    return t > impl.steps_.last_ticket() ? std::uint64_t{0} : t;
   };
 
   // The tree, in the order of its tokens.
@@ -219,19 +221,22 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
   }
 
   // Steps, the oldest first.
-  put(impl.in_flight_.size());
-  std::vector<std::int32_t> steps(impl.in_flight_.begin(), impl.in_flight_.end());
-  put(impl.open_step_ >= 0);
-  if (impl.open_step_ >= 0) steps.push_back(impl.open_step_);
-  for (const std::int32_t index : steps) {
-    const auto& step = impl.step_at(index);
+  put(static_cast<std::size_t>(impl.steps_.num_in_flight()));
+  std::vector<const Step*> steps;
+  for (std::int32_t i = 0; i < impl.steps_.num_in_flight(); ++i) {
+    steps.push_back(&impl.steps_.in_flight(i));
+  }
+  put(impl.steps_.is_open());
+  if (impl.steps_.is_open()) steps.push_back(&impl.steps_.open());
+  for (const Step* each : steps) {
+    const Step& step = *each;
     put(-9);
     put(rank(step.ticket));
     put(step.num_entries);
     put(step.has_unnamed);
     for (std::int32_t e = 0; e < step.num_entries; ++e) {
       const auto& entry = step.entries[e];
-      const auto& change = impl.change(step, e, 0);
+      const auto& change = step.change(e, 0);
       const auto& s = impl.sequences_[entry.slot];
       const bool same = s.birth == entry.birth && s.life != Impl::Life::kUnused;
       put(same ? slot_name(entry.slot) : -3);

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Steps move from free to open, to in flight, to free. The vectors have their capacity from
+// allocate() on, so nothing here takes memory.
+
+#include "manager/step_log.h"
+
+#include <algorithm>
+
+#include "base/text.h"
+
+namespace kvfolio {
+
+using text::concat;
+
+bool StepLog::allocate(std::int32_t most_in_flight, std::int32_t num_groups, std::int64_t rows,
+                       std::int64_t words) {
+  steps_.resize(index(most_in_flight) + 1);
+  for (Step& step : steps_) {
+    step.num_groups = num_groups;
+    // Appends, and the forks of sequences whose tokens wait for names.
+    const bool ok = step.entries.allocate_zeroed(2 * rows) &&
+                    step.changes.allocate_zeroed(2 * rows * num_groups) &&
+                    step.entry_of.allocate_zeroed(rows) && step.cells.allocate_zeroed(words) &&
+                    step.sequences.allocate_zeroed(rows) &&
+                    step.shared.allocate_zeroed(rows * num_groups);
+    if (!ok) return false;
+    step.group_plans.resize(index(num_groups));
+  }
+  free_.reserve(steps_.size());
+  in_flight_.reserve(steps_.size());
+  ended_.reserve(steps_.size());
+  for (std::size_t i = steps_.size(); i-- > 0;) free_.push_back(static_cast<std::int32_t>(i));
+  return true;
+}
+
+Step& StepLog::begin() noexcept {
+  KVFOLIO_DCHECK(open_ < 0 && !free_.empty());
+  ended_.clear();
+  open_ = free_.back();
+  free_.pop_back();
+  Step& step = at(open_);
+  step.ticket = ++last_ticket_;
+  step.num_entries = 0;
+  step.num_removed = 0;
+  step.num_displaced = 0;
+  step.has_unnamed = false;
+  step.copies_ran = false;
+  step.planned_changes = false;
+  return step;
+}
+
+Step& StepLog::commit() noexcept {
+  KVFOLIO_DCHECK(open_ >= 0);
+  Step& step = at(open_);
+  last_committed_ = step.ticket;
+  in_flight_.push_back(open_);
+  open_ = -1;
+  return step;
+}
+
+void StepLog::drop() noexcept {
+  KVFOLIO_DCHECK(open_ >= 0);
+  free_.push_back(open_);
+  open_ = -1;
+}
+
+std::int32_t StepLog::find(std::uint64_t ticket) const noexcept {
+  for (std::int32_t i = 0; i < num_in_flight(); ++i) {
+    if (in_flight(i).ticket == ticket) return i;
+  }
+  return -1;
+}
+
+void StepLog::end(std::int32_t first, std::int32_t last) noexcept {
+  const auto from = in_flight_.begin() + first;
+  const auto to = in_flight_.begin() + last;
+  ended_.assign(from, to);
+  free_.insert(free_.end(), from, to);
+  in_flight_.erase(from, to);
+}
+
+namespace {
+
+void copy_step(Step& step, const Step& other) noexcept {
+  const auto& [ticket, num_groups, num_entries, num_removed, num_displaced, has_unnamed, copies_ran,
+               planned_changes, entries, changes, entry_of, cells, sequences, shared, num_shared,
+               group_plans, plan] = other;
+  step.ticket = ticket;
+  step.num_entries = num_entries;
+  step.num_removed = num_removed;
+  step.num_displaced = num_displaced;
+  step.has_unnamed = has_unnamed;
+  step.copies_ran = copies_ran;
+  step.planned_changes = false;
+  step.entries.copy_from(entries, num_entries);
+  for (std::int32_t i = 0; i < num_entries; ++i) {
+    if (entries[i].slot >= 0) step.entry_of[entries[i].slot] = i;
+  }
+  step.changes.copy_from(changes, std::int64_t{num_entries} * num_groups);
+  // The plan's spans point into the other's cells.
+  step.num_shared = 0;
+  step.plan = {};
+}
+
+}  // namespace
+
+void StepLog::copy_from(const StepLog& other) noexcept {
+  const auto& [steps, free, in_flight, ended, open, last_ticket, last_committed] = other;
+  for (std::size_t i = 0; i < steps.size(); ++i) copy_step(steps_[i], steps[i]);
+  free_ = free;
+  in_flight_ = in_flight;
+  ended_.clear();
+  open_ = open;
+  last_ticket_ = last_ticket;
+  last_committed_ = last_committed;
+}
+
+Status StepLog::check() const {
+  const auto broken = [](const std::string& what) {
+    return Status(ErrorCode::kFailedPrecondition, "steps: " + what);
+  };
+  const std::size_t used = in_flight_.size() + (open_ >= 0 ? 1 : 0);
+  if (free_.size() + used != steps_.size()) {
+    return broken(concat(free_.size(), " are free and ", used, " used, of ", steps_.size()));
+  }
+  std::uint64_t before = 0;
+  for (std::int32_t i = 0; i < num_in_flight(); ++i) {
+    const Step& step = in_flight(i);
+    if (step.ticket <= before || step.ticket > last_committed_) {
+      return broken(concat("ticket ", step.ticket, " is in flight behind ", before));
+    }
+    if (step.num_removed != 0) return broken(concat("step ", step.ticket, " has gaps"));
+    before = step.ticket;
+  }
+  if (open_ >= 0 && (open().ticket != last_ticket_ || open().ticket <= last_committed_)) {
+    return broken(
+        concat("the open step has ticket ", open().ticket, ", the last is ", last_ticket_));
+  }
+  return {};
+}
+
+}  // namespace kvfolio
