@@ -70,10 +70,10 @@ Status KVCacheManager::Impl::check_ownership() const {
       return broken(concat("caller_id ", s.caller_id, " does not find sequence ", slot));
     }
   }
-  for (const std::int32_t cell : std::span(caller_ids_.data(), caller_ids_.size())) {
-    named -= cell != 0 ? 1 : 0;
+  KVFOLIO_RETURN_IF_ERROR(caller_ids_.check());
+  if (named != caller_ids_.size()) {
+    return broken("the table of caller ids names sequences that are not open");
   }
-  if (named != 0) return broken("the table of caller ids names sequences that are not open");
   for (std::int32_t pin = 0; pin < static_cast<std::int32_t>(pins_.size()); ++pin) {
     for (std::int32_t g = 0; g < num_groups(); ++g) cells += pin_table(pin, g).capacity();
   }

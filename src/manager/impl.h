@@ -12,7 +12,7 @@
 //   append.cc     demand, copy-on-write, admission, append
 //   room.cc       eviction, and where a block goes when it is let go
 //   victims.cc    which sequence makes room: uses, priorities, preempt_to
-//   names.cc      the callers' own ids
+//   names.cc      the callers' own ids (caller_ids.h)
 //   publish.cc    what becomes findable, and when
 //   border.cc     what windows have passed and a hit at the last full block still reads
 //   plan.cc       the arrays of a step
@@ -44,6 +44,7 @@
 #include "kvfolio/prefix_tree.h"
 #include "kvfolio/span_arena.h"
 #include "manager/step_log.h"
+#include "manager/caller_ids.h"
 
 namespace kvfolio {
 
@@ -504,8 +505,6 @@ class KVCacheManager::Impl final : public TreeObserver {
   // names.cc
   [[nodiscard]] Status check_caller_id(std::string_view what,
                                        const std::optional<std::uint64_t>& id) const;
-  [[nodiscard]] std::size_t caller_id_home(std::uint64_t id) const noexcept;
-  [[nodiscard]] std::size_t caller_id_cell(std::uint64_t id) const noexcept;
   void keep_caller_id(std::int32_t slot, const std::optional<std::uint64_t>& id) noexcept;
   void forget_caller_id(std::int32_t slot) noexcept;
   // publish.cc
@@ -571,7 +570,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   FixedArray<std::int32_t> window_begins_;   // [sequence][group]: first block not dropped yet
   FixedArray<std::int32_t> unplanned_from_;  // [sequence][group]
   FixedArray<Border> borders_;               // [sequence][group]
-  FixedArray<std::int32_t> caller_ids_;      // hash table of slots + 1; 0: an empty cell
+  CallerIds caller_ids_;                     // of open sequences
   std::uint64_t num_uses_ = 0;
   std::uint64_t num_births_ = 0;
   FixedArray<Pin> pins_;

@@ -72,8 +72,7 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
       impl->window_begins_.allocate_zeroed(sequences * num_groups) &&
       impl->unplanned_from_.allocate_zeroed(sequences * num_groups) &&
       impl->borders_.allocate_zeroed(impl->has_windows_ ? sequences * num_groups : 0) &&
-      impl->caller_ids_.allocate_zeroed(
-          static_cast<std::int64_t>(std::bit_ceil(2 * static_cast<std::uint64_t>(sequences)))) &&
+      impl->caller_ids_.allocate(sequences, o.hash_seed) &&
       impl->victims_.allocate_zeroed(2 * sequences) &&
       impl->passed_over_.allocate_zeroed(sequences) && impl->changed_.allocate_zeroed(sequences) &&
       impl->is_changed_.allocate_zeroed(sequences) &&
