@@ -74,9 +74,10 @@ Status KVCacheManager::Impl::check_ownership() const {
   if (named != caller_ids_.size()) {
     return broken("the table of caller ids names sequences that are not open");
   }
-  for (std::int32_t pin = 0; pin < static_cast<std::int32_t>(pins_.size()); ++pin) {
-    for (std::int32_t g = 0; g < num_groups(); ++g) cells += pin_table(pin, g).capacity();
-  }
+  KVFOLIO_RETURN_IF_ERROR(pins_.check());
+  pins_.for_each_open([&](std::int32_t pin) {
+    for (std::int32_t g = 0; g < num_groups(); ++g) cells += pins_.table(pin, g).capacity();
+  });
   if (cells != arena().num_cells()) {
     return broken(concat("the table arena has ", arena().num_cells(), " cells, counted ", cells));
   }
@@ -179,9 +180,7 @@ Status KVCacheManager::Impl::check_invariants() const {
       if (sequences_[slot].life != Life::kOpen) continue;
       count(table(static_cast<std::int32_t>(slot), g).blocks(arena()));
     }
-    for (std::size_t slot = 0; slot < pins_.size(); ++slot) {
-      if (pins_[slot].open) count(pin_table(static_cast<std::int32_t>(slot), g).blocks(arena()));
-    }
+    pins_.for_each_open([&](std::int32_t pin) { count(pins_.table(pin, g).blocks(arena())); });
     const auto count_sources = [&](const Step& step) {
       for (std::int32_t i = 0; i < step.num_entries; ++i) count({&step.change(i, g).source, 1});
     };

@@ -132,11 +132,10 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   const auto& [spec, options, storage, counters, num_sequences, groups, has_windows, largest_block,
                tree, arena, sequences, tables, window_begins, unplanned_from, borders, caller_ids,
-               num_uses, num_births, pins, pin_tables, scratch, free_sequence, free_pin, num_pins,
-               pins_touched, open_slots, closing, num_closing, resting, num_resting, evicting,
-               entry_changes, losses, victims, passed_over, changed, is_changed, victim_versions,
-               preempted, num_victims, num_passed_over, num_changed, victim_policy, scanned_policy,
-               scanned_at, steps, offers] = other;
+               num_uses, num_births, pins, scratch, free_sequence, open_slots, closing, num_closing,
+               resting, num_resting, evicting, entry_changes, losses, victims, passed_over, changed,
+               is_changed, victim_versions, preempted, num_victims, num_passed_over, num_changed,
+               victim_policy, scanned_policy, scanned_at, steps, offers] = other;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto& [group_spec, rule, pool, order, bytes_per_block, size, border_of] = groups[g];
     groups_[g].pool.copy_from(pool);
@@ -158,11 +157,7 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   num_uses_ = num_uses;
   num_births_ = num_births;
   pins_.copy_from(pins);
-  pin_tables_.copy_from(pin_tables);
   free_sequence_ = free_sequence;
-  free_pin_ = free_pin;
-  num_pins_ = num_pins;
-  pins_touched_ = pins_touched;
   open_slots_.copy_from(open_slots, num_sequences);
   closing_.copy_from(closing, num_closing);
   num_closing_ = num_closing;

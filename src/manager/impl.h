@@ -6,7 +6,7 @@
 //   sequences.cc  open, probe, fork, close, preempt
 //   adopt.cc      adopt
 //   truncate.cc   truncate, clear, trim
-//   pins.cc       pin, unpin
+//   pins.cc       pin, unpin (pin_set.h)
 //   questions.cc  info, block tables, slots, the list of sequences
 //   steps.cc      begin, undo, commit, complete, drop, fail, drafts
 //   append.cc     demand, copy-on-write, admission, append
@@ -43,8 +43,10 @@
 #include "kvfolio/manager.h"
 #include "kvfolio/prefix_tree.h"
 #include "kvfolio/span_arena.h"
-#include "manager/step_log.h"
 #include "manager/caller_ids.h"
+#include "manager/packed_id.h"
+#include "manager/pin_set.h"
+#include "manager/step_log.h"
 
 namespace kvfolio {
 
@@ -222,13 +224,6 @@ class KVCacheManager::Impl final : public TreeObserver {
     }
   };
 
-  struct Pin {
-    std::uint32_t generation;
-    bool open;
-    std::int32_t next_free;
-    Place place;  // keeps the path where no block is held for it: windows of one token
-  };
-
   // What an append needs of one group.
   struct Demand {
     std::int32_t blocks;
@@ -287,28 +282,18 @@ class KVCacheManager::Impl final : public TreeObserver {
   Border& border(std::int32_t slot, std::int32_t g) noexcept {
     return borders_[std::int64_t{slot} * num_groups() + g];
   }
-  BlockTable& pin_table(std::int32_t slot, std::int32_t g) noexcept {
-    return pin_tables_[std::int64_t{slot} * num_groups() + g];
-  }
-  const BlockTable& pin_table(std::int32_t slot, std::int32_t g) const noexcept {
-    return pin_tables_[std::int64_t{slot} * num_groups() + g];
-  }
   [[nodiscard]] std::int32_t slot_of(const Sequence& s) const noexcept {
     return static_cast<std::int32_t>(&s - sequences_.data());
   }
   [[nodiscard]] SequenceId id_of(const Sequence& s) const noexcept {
     return SequenceId(pack(s.generation, slot_of(s)));
   }
-  // The slot that an id names, of whatever generation; sequences and pins alike.
+  // The slot that an id names, of whatever generation.
   [[nodiscard]] static std::int32_t slot_in(std::uint64_t bits) noexcept {
-    return static_cast<std::int32_t>(bits & 0xffffffu);
+    return PackedId::row_of(bits);
   }
   [[nodiscard]] std::uint64_t pack(std::uint32_t generation, std::int32_t slot) const noexcept {
-    return std::uint64_t{options_.id_tag} << 48 | std::uint64_t{generation} << 24 |
-           static_cast<std::uint64_t>(slot);
-  }
-  [[nodiscard]] static std::uint32_t next_generation(std::uint32_t generation) noexcept {
-    return generation == 0xffffffu ? 1u : generation + 1u;
+    return PackedId{options_.id_tag, generation, slot}.bits();
   }
 
   // manager.cc
@@ -380,7 +365,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   void forget_unnamed(Sequence& s, std::int32_t n) noexcept;
   void truncate_to(std::int32_t slot, std::int32_t n) noexcept;
   // pins.cc
-  void release_pin(std::int32_t slot) noexcept;
+  void release_pin(std::int32_t pin) noexcept;
   // steps.cc
   [[nodiscard]] Status check_ticket(Ticket ticket, std::string_view what) const;
   void undo_entry(Step& step, std::int32_t entry) noexcept;
@@ -573,14 +558,10 @@ class KVCacheManager::Impl final : public TreeObserver {
   CallerIds caller_ids_;                     // of open sequences
   std::uint64_t num_uses_ = 0;
   std::uint64_t num_births_ = 0;
-  FixedArray<Pin> pins_;
-  FixedArray<BlockTable> pin_tables_;  // [pin][group]
+  PinSet pins_;
   // [2][sequence]. commit(): who publishes. admit(): tails that were claimed for a try; marks.
   mutable FixedArray<std::int32_t> scratch_;
   std::int32_t free_sequence_ = -1;
-  std::int32_t free_pin_ = -1;
-  std::int32_t num_pins_ = 0;
-  std::int32_t pins_touched_ = 0;        // pins behind these were never taken
   FixedArray<std::int32_t> open_slots_;  // [num_sequences_]
   FixedArray<std::int32_t> closing_;     // slots, in order of close
   std::int32_t num_closing_ = 0;

@@ -65,7 +65,6 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
   // kUnordered: closed sequences that wait for their step keep a slot; as many again for these.
   const std::int64_t sequences =
       std::int64_t{o.max_sequences} * (o.order == Order::kUnordered ? 2 : 1);
-  const std::int64_t pins = o.max_pins;
   bool ok =
       impl->sequences_.allocate_zeroed(sequences) &&
       impl->tables_.allocate_zeroed(sequences * num_groups) &&
@@ -80,7 +79,7 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
       impl->preempted_.allocate_zeroed(sequences) &&
       impl->scratch_.allocate_zeroed(2 * sequences) && impl->closing_.allocate_zeroed(sequences) &&
       impl->resting_.allocate_zeroed(sequences) && impl->open_slots_.allocate_zeroed(sequences) &&
-      impl->pins_.allocate_zeroed(pins) && impl->pin_tables_.allocate_zeroed(pins * num_groups);
+      impl->pins_.allocate(o.max_pins, impl->num_groups(), o.id_tag);
   for (Group& group : impl->groups_) {
     ok = ok && (group.rule.keeps_all() || group.border_of.allocate_zeroed(group.spec.num_blocks));
   }
@@ -98,13 +97,6 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
     impl->free_sequence_ = slot;
     for (std::int32_t g = 0; g < impl->num_groups(); ++g) impl->table(slot, g) = BlockTable();
   }
-  for (auto slot = static_cast<std::int32_t>(pins) - 1; slot >= 0; --slot) {
-    Pin& pin = impl->pins_[slot];
-    pin.generation = 1;
-    pin.next_free = impl->free_pin_;
-    impl->free_pin_ = slot;
-    for (std::int32_t g = 0; g < impl->num_groups(); ++g) impl->pin_table(slot, g) = BlockTable();
-  }
   impl->offers_.resize(static_cast<std::size_t>(num_groups));
   return impl;
 }
@@ -112,9 +104,7 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
 // Requires: lookup(id) < 0.
 Status KVCacheManager::Impl::not_found(SequenceId id) const {
   const std::uint64_t bits = id.value();
-  const auto tag = static_cast<std::uint16_t>(bits >> 48);
-  const auto generation = static_cast<std::uint32_t>(bits >> 24 & 0xffffffu);
-  const std::int32_t slot = slot_in(bits);
+  const auto [tag, generation, slot] = PackedId::of(bits);
   if (tag != options_.id_tag) {
     return {ErrorCode::kNotFound,
             concat("sequence id ", bits, " is of another manager: its tag is ", tag, ", ours is ",

@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "kvfolio/group_rule.h"
 #include "kvfolio/span_arena.h"
+#include "manager/packed_id.h"
 
 namespace kvfolio {
 namespace {
@@ -26,8 +27,9 @@ Status check_option(std::string_view name, std::int64_t value, std::int64_t low,
 }
 
 Status check_options(const ManagerOptions& o) {
-  KVFOLIO_RETURN_IF_ERROR(check_option("max_sequences", o.max_sequences, 1, kMaxRows / 2));
-  KVFOLIO_RETURN_IF_ERROR(check_option("max_pins", o.max_pins, 0, kMaxRows));
+  KVFOLIO_RETURN_IF_ERROR(
+      check_option("max_sequences", o.max_sequences, 1, PackedId::kMaxRows / 2));
+  KVFOLIO_RETURN_IF_ERROR(check_option("max_pins", o.max_pins, 0, PackedId::kMaxRows));
   KVFOLIO_RETURN_IF_ERROR(check_option("max_steps_in_flight", o.max_steps_in_flight, 1, 64));
   KVFOLIO_RETURN_IF_ERROR(
       check_option("max_sequence_tokens", o.max_sequence_tokens, 0, kMaxSequenceTokens));

@@ -8,9 +8,6 @@
 
 namespace kvfolio {
 
-// A row has 24 bits in an id.
-inline constexpr std::int32_t kMaxRows = 1 << 24;
-
 // kInvalidArgument: the spec, or an option with its value and what is allowed.
 [[nodiscard]] Result<ManagerOptions> derive_options(const CacheSpec& spec,
                                                     const ManagerOptions& given);

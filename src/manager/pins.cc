@@ -11,8 +11,8 @@ using text::concat;
 Result<Pinned> KVCacheManager::Impl::pin(std::span<const std::int32_t> tokens,
                                          const OpenOptions& options) {
   KVFOLIO_RETURN_IF_ERROR(check_open("pin", tokens, options));
-  const std::int32_t slot = free_pin_;
-  if (slot < 0) {
+  const std::int32_t pin = pins_.next_free();
+  if (pin == PinSet::kNone) {
     return Status(
         ErrorCode::kResourceExhausted,
         concat("pin: all ", options_.max_pins, " pins are taken; unpin one or raise max_pins"));
@@ -26,65 +26,53 @@ Result<Pinned> KVCacheManager::Impl::pin(std::span<const std::int32_t> tokens,
   }
   bool room = true;
   for (std::int32_t g = 0; g < num_groups() && room; ++g) {
-    room = pin_table(slot, g).reserve(arena(), blocks_for(g, match.tokens));
+    room = pins_.table(pin, g).reserve(arena(), blocks_for(g, match.tokens));
   }
   if (!room) {
-    for (std::int32_t g = 0; g < num_groups(); ++g) pin_table(slot, g).release(arena());
+    for (std::int32_t g = 0; g < num_groups(); ++g) pins_.table(pin, g).release(arena());
     std::int64_t wanted = 0;
     for (std::int32_t g = 0; g < num_groups(); ++g) wanted += blocks_for(g, match.tokens);
     return table_entries_full("pin", wanted);
   }
   for (std::int32_t g = 0; g < num_groups() && match.tokens > 0; ++g) {
-    BlockTable& blocks = pin_table(slot, g);
+    BlockTable& blocks = pins_.table(pin, g);
     blocks.grow(arena(), blocks_for(g, match.tokens));
     tree_->fill_table(match, GroupId(g), blocks.blocks(arena()), true);
   }
-  Pin& pin = pins_[slot];
   const std::int32_t position = match.tokens / tree_->unit() * tree_->unit();
-  pin.place = match.tokens > 0 ? tree_->enter(match.run, position) : Place();
+  pins_.place(pin) = match.tokens > 0 ? tree_->enter(match.run, position) : Place();
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    const BlockTable& blocks = pin_table(slot, g);
+    const BlockTable& blocks = pins_.table(pin, g);
     hold_table(g, blocks.blocks(std::as_const(arena())));
     if (group(g).size.offset_of(match.tokens) == 0) continue;
     group(g).pool.set_wanted(blocks.at(arena(), blocks.size() - 1), true);
   }
-  free_pin_ = pin.next_free;
-  pin.open = true;
-  ++num_pins_;
-  pins_touched_ = std::max(pins_touched_, slot + 1);
+  const PinId id = pins_.take();
   note_peak();
-  return Pinned{PinId(pack(pin.generation, slot)), match.tokens};
+  return Pinned{id, match.tokens};
 }
 
-void KVCacheManager::Impl::release_pin(std::int32_t slot) noexcept {
-  Pin& pin = pins_[slot];
+void KVCacheManager::Impl::release_pin(std::int32_t pin) noexcept {
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    BlockTable& blocks = pin_table(slot, g);
+    BlockTable& blocks = pins_.table(pin, g);
     for (std::int32_t logical = blocks.size() - 1; logical >= 0; --logical) {
       const BlockId block = blocks.at(arena(), logical);
       if (block.valid()) let_go(g, block, true);
     }
     blocks.release(arena());
   }
-  tree_->leave(pin.place);
-  pin.open = false;
-  --num_pins_;
-  pin.generation = next_generation(pin.generation);
-  pin.next_free = free_pin_;
-  free_pin_ = slot;
+  tree_->leave(pins_.place(pin));
+  pins_.give_back(pin);
 }
 
 Status KVCacheManager::Impl::unpin(PinId id) {
-  const std::uint64_t bits = id.value();
-  const std::int32_t slot = slot_in(bits);
-  const auto generation = static_cast<std::uint32_t>(bits >> 24 & 0xffffffu);
-  if (static_cast<std::uint16_t>(bits >> 48) != options_.id_tag || generation == 0 ||
-      static_cast<std::size_t>(slot) >= pins_.size() || !pins_[slot].open ||
-      pins_[slot].generation != generation) {
-    return {ErrorCode::kNotFound,
-            concat("pin id ", bits, " is unpinned, of another manager, or was never given out")};
+  const std::int32_t pin = pins_.find(id);
+  if (pin == PinSet::kNone) {
+    return {
+        ErrorCode::kNotFound,
+        concat("pin id ", id.value(), " is unpinned, of another manager, or was never given out")};
   }
-  release_pin(slot);
+  release_pin(pin);
   return {};
 }
 

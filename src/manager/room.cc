@@ -37,17 +37,17 @@ void KVCacheManager::Impl::on_unhung(GroupId group_id, BlockId block, BlockId su
 // A pinned tail gave way to a longer block that begins with the same tokens: pins follow, so that
 // the pinned prefix stays findable when the longer one is no longer in use.
 void KVCacheManager::Impl::move_pins(std::int32_t g, BlockId from, BlockId to) noexcept {
-  if (num_pins_ == 0 || group(g).pool.refs(from) == 0) return;
-  for (std::int32_t slot = 0; slot < pins_touched_; ++slot) {
-    BlockTable& blocks = pin_table(slot, g);
-    if (!pins_[slot].open || blocks.size() == 0) continue;
+  if (group(g).pool.refs(from) == 0) return;
+  pins_.for_each_open([&](std::int32_t pin) {
+    BlockTable& blocks = pins_.table(pin, g);
+    if (blocks.size() == 0) return;
     const std::int32_t last = blocks.size() - 1;  // only a last block is partial
-    if (blocks.at(arena(), last) != from) continue;
+    if (blocks.at(arena(), last) != from) return;
     blocks.set(arena(), last, to);
     // The tree has it as busy: its publisher holds it, or has closed and waits for this step.
     group(g).pool.hold(to);
     let_go(g, from, true);
-  }
+  });
 }
 
 void KVCacheManager::Impl::on_candidate(GroupId group_id, BlockId block, Candidate candidate) {
@@ -228,7 +228,7 @@ Shortage KVCacheManager::Impl::shortage(std::int32_t g, std::int32_t needed) con
   s.retiring = pool.num_retiring();
   s.pinned = pool.num_blocks() - s.free - s.evictable - s.retiring;
   s.sequences = num_sequences_;
-  s.pins = num_pins_;
+  s.pins = pins_.num_open();
   return s;
 }
 

@@ -397,12 +397,11 @@ void KVCacheManager::Impl::abort_writers() noexcept {
     }
     forget_sequence(slot, was_open);
   }
-  for (std::int32_t slot = 0; slot < static_cast<std::int32_t>(pins_.size()); ++slot) {
-    if (!pins_[slot].open) continue;
+  pins_.for_each_open([&](std::int32_t pin) {
     bool hit = false;
-    for (std::int32_t g = 0; g < num_groups() && !hit; ++g) hit = holds(pin_table(slot, g), g);
-    if (hit) release_pin(slot);
-  }
+    for (std::int32_t g = 0; g < num_groups() && !hit; ++g) hit = holds(pins_.table(pin, g), g);
+    if (hit) release_pin(pin);
+  });
 }
 
 Status KVCacheManager::Impl::fail(Ticket ticket) {

@@ -66,7 +66,9 @@ bool StateReader::publishes(const KVCacheManager& manager, SequenceId sequence) 
   return manager.impl_->sequences_[sequence.value() & 0xffffffU].publishes;
 }
 
-bool StateReader::has_pin(const KVCacheManager& manager) { return manager.impl_->pins_[0].open; }
+bool StateReader::has_pin(const KVCacheManager& manager) {
+  return manager.impl_->pins_.pins_[0].open;
+}
 
 std::vector<FindableBlock> StateReader::findable(const KVCacheManager& manager) {
   const PrefixTree::Impl& tree = *manager.impl_->tree_->impl_;
@@ -209,13 +211,14 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
   std::sort(resting.begin(), resting.end());
   out.insert(out.end(), resting.begin(), resting.end());
   put(-8);
-  for (std::size_t p = 0; p < impl.pins_.size(); ++p) {
-    put(impl.pins_[p].open);
-    if (!impl.pins_[p].open) continue;
-    const Place& place = impl.pins_[p].place;
+  for (std::size_t p = 0; p < impl.pins_.pins_.size(); ++p) {
+    const auto& pin = impl.pins_.pins_[p];
+    put(pin.open);
+    if (!pin.open) continue;
+    const Place& place = pin.place;
     put(place.valid() ? runs.of(place.run) : -1);
     put(place.position);
-    const auto table = impl.pin_table(static_cast<std::int32_t>(p), 0).blocks(impl.arena());
+    const auto table = impl.pins_.table(static_cast<std::int32_t>(p), 0).blocks(impl.arena());
     put(table.size());
     for (const std::int32_t block : table) put(blocks.of(block));
   }
