@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// BlockPool knows which blocks of one group are free and who uses the others. It knows ids, never
-// bytes, and neither tokens nor the order of eviction.
+// BlockPool knows which blocks of one group are free and counts the users of the others. It knows
+// ids, but no bytes, no tokens and no order of eviction.
 //
 // A block is in exactly one state:
 //   free      on the free list
@@ -17,9 +17,9 @@
 //
 // Misuse (releasing a block without references) is a broken invariant and stops the program: the
 // callers are our own managers, and a block with two owners serves one user's tokens to another.
-// Ids are not checked for their range: ask contains() about an id that comes from outside.
-// Thread safety: none. Nothing allocates after create(). A pool that was moved from is only
-// assigned to or destroyed.
+// Ids are not checked for their range: check an id that comes from outside with contains(). Thread
+// safety: none. Nothing allocates after create(). A moved-from pool may only be assigned to or
+// destroyed.
 
 #include <cstdint>
 #include <span>
@@ -40,17 +40,18 @@ class KVFOLIO_API BlockPool {
   // kInvalidArgument: num_blocks < 1; kOutOfMemory.
   static Result<BlockPool> create(std::int32_t num_blocks);
 
-  // Takes a free block with one reference, nothing valid and no writer; not valid() if there is
-  // none: a full pool is a normal answer.
+  // Takes a free block; it has one reference, no valid tokens and no writer. Returns an id that is
+  // not valid() if no block is free: a full pool is a normal answer.
   [[nodiscard]] BlockId acquire() noexcept;
 
-  // One more reference; revives a cached or retiring block. Requires: not free.
+  // Adds a reference; a cached or retiring block becomes held again. Requires: not free.
   void hold(BlockId block) noexcept;
-  // One reference less; true when it was the last. The caller then says where the block goes, by
-  // one of the three calls below; until then it is held with refs 0. Requires: refs(block) >= 1.
+  // Removes a reference and returns true if it was the last one. The caller then makes one of the
+  // three calls below; until then the block is held with refs 0. Requires: refs(block) >= 1.
   [[nodiscard]] bool release(BlockId block) noexcept;
 
-  // Requires (all three): refs(block) == 0 and not free; make_retiring: and just released.
+  // Requires (all three): refs(block) == 0 and not free; make_retiring() also requires: just
+  // released.
   void make_free(BlockId block) noexcept;
   void make_cached(BlockId block) noexcept;
   // Puts the block at the end of the retiring list; oldest_retiring() tells when its `stamp` is
@@ -73,13 +74,13 @@ class KVFOLIO_API BlockPool {
     return num_retiring_ + num_held_by_steps_;
   }
 
-  // One of the block's references now belongs to a step. Requires: not all of them do already.
-  // Once 4,095 references to a block belonged to steps at the same time, it counts as held until it
-  // is free.
+  // Makes one of the block's references a step's. Requires: not all of them are. After 4,095
+  // references to a block belonged to steps at the same time, the block counts as held until it is
+  // free.
   void give_to_step(BlockId block) noexcept;
-  // One reference of a step belongs to none any more. Requires: a step has one.
+  // Makes one of the steps' references an ordinary one again. Requires: a step has one.
   void take_from_step(BlockId block) noexcept;
-  // All references to the block belong to steps.
+  // Returns true if all references to the block belong to steps.
   [[nodiscard]] bool held_by_steps(BlockId block) const noexcept {
     return at(block).state == BlockState::kHeld && only_steps(at(block));
   }
@@ -96,7 +97,7 @@ class KVFOLIO_API BlockPool {
   void set_valid(BlockId block, std::int32_t tokens) noexcept {
     at(block).valid = static_cast<std::uint16_t>(tokens);
   }
-  // One more valid token, written in this step.
+  // Adds one valid token, written in this step.
   void append_one(BlockId block, std::uint64_t ticket) noexcept {
     ++at(block).valid;
     set_written_in(block, ticket);
@@ -111,10 +112,10 @@ class KVFOLIO_API BlockPool {
   void set_written_in(BlockId block, std::uint64_t ticket) noexcept {
     at(block).written = static_cast<std::uint32_t>(ticket);
   }
-  // A holder used the block since it was last cached, so its rank is no longer the old one.
+  // True if a holder used the block since it was last cached, so that its old rank no longer holds.
   [[nodiscard]] bool touched(BlockId block) const noexcept { return at(block).touched != 0; }
   void set_touched(BlockId block, bool touched) noexcept { at(block).touched = touched ? 1 : 0; }
-  // The hit of a prompt, or a pin, ended inside the block.
+  // True if the hit of a prompt, or a pin, ended inside the block.
   [[nodiscard]] bool wanted(BlockId block) const noexcept { return at(block).wanted != 0; }
   void set_wanted(BlockId block, bool wanted) noexcept { at(block).wanted = wanted ? 1 : 0; }
 
@@ -131,7 +132,8 @@ class KVFOLIO_API BlockPool {
   // Becomes an equal of `other`. Requires: created with as many blocks.
   void copy_from(const BlockPool& other) noexcept;
 
-  // ok, or which rule is broken. A block that was released and sent nowhere is one. O(num_blocks).
+  // Returns ok, or says which rule is broken. A block that was released and sent nowhere breaks
+  // one. O(num_blocks).
   Status check_invariants() const;
 
  private:
@@ -171,7 +173,7 @@ class KVFOLIO_API BlockPool {
   [[nodiscard]] std::int32_t previous_of(std::int32_t block) const noexcept {
     return blocks_[block].writer;
   }
-  // The block is cached or retiring no more.
+  // The block stops being cached or retiring.
   void leave_state(Block& b) noexcept {
     if (b.state == BlockState::kCached) {
       --num_cached_;
@@ -198,7 +200,7 @@ class KVFOLIO_API BlockPool {
   std::int32_t retiring_tail_ = -1;
 };
 
-// Inline: a few nanoseconds each, and every step of an engine makes thousands of these calls.
+// Inline: these calls take a few nanoseconds each, and every step of an engine makes thousands.
 
 inline BlockId BlockPool::acquire() noexcept {
   if (num_free_ == 0) return BlockId();

@@ -2,10 +2,10 @@
 #pragma once
 
 // BlockTable maps the logical blocks of one sequence in one group (tokens [i*b, (i+1)*b)) to
-// physical blocks; -1 where a window or a trim dropped the block, so indices never shift. It knows
-// ids only. The entries live in a SpanArena that its owner passes to every call and shares between
-// many tables; a table is a small value and must be released to the same arena. It counts no
-// references: who writes an entry holds the block.
+// physical blocks. An entry is -1 if a window or a trim dropped the block, so indices never shift.
+// It knows only ids. The entries live in a SpanArena that its owner passes to every call and shares
+// between many tables; a table is a small value and must be released to the same arena. It counts
+// no references: the code that writes an entry holds the block.
 // Thread safety: none.
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class BlockTable {
   static constexpr std::int32_t kDropped = -1;
 
   [[nodiscard]] std::int32_t size() const noexcept { return size_; }
-  // Cells of the arena that it holds.
+  // The cells of the arena that this table holds.
   [[nodiscard]] std::int64_t capacity() const noexcept { return SpanArena::capacity(span_); }
 
   // Valid until reserve(), grow() or release() of this table.
@@ -32,14 +32,15 @@ class BlockTable {
   [[nodiscard]] std::span<const std::int32_t> blocks(const SpanArena& arena) const noexcept {
     return {arena.at(span_), static_cast<std::size_t>(size_)};
   }
-  // Asks for the first entries, and for what release() reads.
+  // Prefetches the first entries, and what release() reads.
   void prefetch(const SpanArena& arena) const noexcept { arena.prefetch(span_); }
-  // Some of these cells are of its span, entries or room for more.
+  // Returns true if any of these cells belongs to this table's span: to its entries or to its room
+  // for more.
   [[nodiscard]] bool overlaps(const SpanArena& arena,
                               std::span<const std::int32_t> cells) const noexcept {
     return arena.overlaps(span_, cells);
   }
-  // Not valid() where the block was dropped. Requires (set() too): 0 <= logical < size().
+  // Not valid() if the block was dropped. Requires (set() too): 0 <= logical < size().
   [[nodiscard]] BlockId at(const SpanArena& arena, std::int32_t logical) const noexcept {
     return BlockId(arena.at(span_)[logical]);
   }
@@ -47,17 +48,18 @@ class BlockTable {
     arena.at(span_)[logical] = block.value();
   }
 
-  // Room for `size` entries, so that growing to it cannot fail. False: the arena is full, nothing
-  // changed.
+  // Makes room for `size` entries, so that growing to it cannot fail. Returns false, and changes
+  // nothing, if the arena is full.
   [[nodiscard]] bool reserve(SpanArena& arena, std::int32_t size) noexcept {
     return arena.reserve(span_, size, size_);
   }
-  // New entries are dropped ones. Requires: reserve(size) succeeded.
+  // New entries are kDropped. Requires: reserve(size) succeeded.
   void grow(SpanArena& arena, std::int32_t size) noexcept {
     KVFOLIO_CHECK(size <= SpanArena::capacity(span_));
     for (; size_ < size; ++size_) arena.at(span_)[size_] = kDropped;
   }
-  // Becomes these entries, which may be its own. Requires: reserve(blocks.size()) succeeded.
+  // Replaces all entries by these, which may be its own. Requires: reserve(blocks.size())
+  // succeeded.
   void assign(SpanArena& arena, std::span<const std::int32_t> blocks) noexcept {
     KVFOLIO_CHECK(static_cast<std::int64_t>(blocks.size()) <= SpanArena::capacity(span_));
     if (!blocks.empty()) std::memmove(arena.at(span_), blocks.data(), blocks.size_bytes());

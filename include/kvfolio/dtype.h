@@ -2,9 +2,9 @@
 #pragma once
 
 // Element types of keys and values, and the scalar conversions that define their meaning.
-// Conversions to a narrower type round to nearest, ties to even; what is too large becomes an
-// infinity; NaN stays NaN (quiet). Nothing here knows memory: rows are converted by kernels.h.
-// Thread safety: functions of their arguments alone.
+// Conversions to a narrower type round to nearest, ties to even. Values that are too large become
+// an infinity; NaN stays NaN (quiet). Nothing here knows memory: kernels.h converts rows. Thread
+// safety: each function depends only on its arguments.
 
 #include <bit>
 #include <cmath>
@@ -18,7 +18,7 @@ enum class DType : std::int32_t {
   kF32 = 1,
   kF16 = 2,
   kBF16 = 3,
-  // Of caches only: -127 .. 127 times an f32 scale for each token and head, see quantize_scale().
+  // Only for caches: -127 .. 127 times an f32 scale for each token and head, see quantize_scale().
   kInt8 = 4,
 };
 
@@ -96,11 +96,12 @@ enum class DType : std::int32_t {
   return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
 }
 
-// int8: a row (one token and head, K or V apart), converted to f32, becomes one f32 scale and
-// elements -127 .. 127; a value is element * scale. With amax the largest magnitude of the row:
-// scale = amax / 127, element = x * (127 / amax) rounded to nearest, ties to even, each operation
-// rounded to f32 by itself. A row below kQuantizeLeast is zeros of scale 0; one that holds a NaN
-// or an infinity (then amax is that) is zeros of scale NaN. Nothing else enters.
+// int8: a row (one token and head; K and V are separate rows) is converted to f32, and becomes one
+// f32 scale and elements -127 .. 127; a value is element * scale. amax is the largest magnitude of
+// the row: scale = amax / 127, and element = x * (127 / amax), rounded to nearest, ties to even,
+// where each operation is rounded to f32. If amax is below kQuantizeLeast, the row is zeros with
+// scale 0. If the row holds a NaN or an infinity (then amax is that), it is zeros with scale NaN.
+// Nothing else affects the result.
 inline constexpr float kQuantizeLeast = 1e-30f;
 
 [[nodiscard]] constexpr float quantize_scale(float amax) noexcept {
@@ -108,7 +109,7 @@ inline constexpr float kQuantizeLeast = 1e-30f;
   return amax < kQuantizeLeast ? 0.0f : amax / 127.0f;
 }
 
-// What elements are multiplied by; 0 where they are all zeros.
+// What the values of a row are multiplied by; 0 if its elements are all zeros.
 [[nodiscard]] constexpr float quantize_inverse(float amax) noexcept {
   if (!(amax <= std::numeric_limits<float>::max()) || amax < kQuantizeLeast) return 0.0f;
   return 127.0f / amax;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Executor is how a kernel reaches the threads of its caller: a function that runs numbered tasks.
-// A host fills one in over its own pool; ThreadPool is a pool for who has none; openmp.h has one
-// over OpenMP. No call of kvfolio starts a thread unless it is given an executor that does. It
-// knows numbers of tasks: neither kernels nor what a task does.
+// An Executor gives a kernel the threads of its caller: it is a function that runs numbered tasks.
+// A host that has a thread pool wraps it in an Executor; ThreadPool is a pool for a host that has
+// none; openmp.h uses OpenMP. No call of kvfolio starts a thread unless its executor does. An
+// Executor knows only task numbers: neither kernels nor what a task does.
 //
 // Invariants: each task of a call runs once, and none runs after the call.
-// Thread safety: an Executor is plain data; how many threads may call it at a time is its host's
-// affair, and any number may call that of a ThreadPool (below).
+// Thread safety: an Executor is plain data. Its host says how many threads may call it at a time;
+// any number may call that of a ThreadPool (below).
 //
 //   Result<std::unique_ptr<ThreadPool>> pool = ThreadPool::create(4);
 //   if (!pool) return pool.error();
@@ -24,11 +24,11 @@
 namespace kvfolio {
 
 // parallel_for(context, n, task, arg) calls task(arg, i) once for each i in 0 .. n-1 and returns
-// when all of these calls have returned; what they wrote is visible to its caller then. It may run
-// them in any order, on any threads, several at a time or one after the other: no task waits for
-// another one. Kernels ask for n <= num_threads, on the thread that called the kernel; who calls
-// kernels at the same time with one Executor has a parallel_for that allows it. Tasks do not throw.
-// Plain data, as C has it; it owns nothing, and `context` outlives its use.
+// when all of these calls have returned. Its caller then sees what they wrote. It may run them in
+// any order, on any threads, several at a time or one after the other, since no task waits for
+// another. Kernels use n <= num_threads, on the thread that called the kernel. If kernels that run
+// at the same time share an Executor, its parallel_for must allow that. Tasks do not throw. An
+// Executor is plain data, as in C; it owns nothing, and `context` must outlive its use.
 struct Executor {
   void* context = nullptr;
   std::int32_t num_threads = 1;
@@ -47,21 +47,21 @@ void parallel_for(const Executor& executor, std::int32_t n, Body&& body) {
       const_cast<void*>(static_cast<const void*>(&body)));
 }
 
-// A fixed set of threads; the caller of parallel_for is one of them. Tasks are handed out in
-// increasing order to whoever is free. Idle threads look for work for some microseconds, then
-// sleep. Nothing allocates after create().
+// A fixed set of threads; the caller of parallel_for is one of them. Tasks go to free threads in
+// increasing order. Idle threads look for work for some microseconds, then sleep. Nothing allocates
+// after create().
 //
 // Invariants: a task runs once; no thread holds a task when parallel_for returns.
 // Thread safety: parallel_for may be called from several threads and from within a task. While one
-// call runs, another one does not wait for it: it runs its own tasks itself, one after the other.
-// The pool is destroyed by one thread, when no call runs.
+// call runs, another call does not wait for it, but runs its own tasks on its own thread, one after
+// the other. Destroy the pool when no call runs.
 class ThreadPool {
  public:
   static constexpr std::int32_t kMaxThreads = 1024;
 
-  // num_threads counts the caller: 1 starts none. The threads take no signals.
-  // kInvalidArgument: not 1 .. kMaxThreads. kResourceExhausted: the system started fewer threads,
-  // none is left running then. kOutOfMemory.
+  // num_threads counts the caller, so 1 starts no thread. The threads take no signals.
+  // kInvalidArgument: num_threads is not in 1 .. kMaxThreads. kResourceExhausted: the system
+  // started fewer threads; none of them is left running. kOutOfMemory.
   KVFOLIO_API static Result<std::unique_ptr<ThreadPool>> create(std::int32_t num_threads);
 
   KVFOLIO_API ~ThreadPool();
@@ -69,16 +69,16 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   [[nodiscard]] KVFOLIO_API std::int32_t num_threads() const noexcept;
-  // Valid until the pool goes.
+  // Valid until the pool is destroyed.
   [[nodiscard]] KVFOLIO_API Executor executor() noexcept;
-  // As the free function, for any n; n <= 0 is nothing.
+  // The same as the free function, for any n; n <= 0 does nothing.
   template <typename Body>
   void parallel_for(std::int32_t n, Body&& body) {
     kvfolio::parallel_for(executor(), n, body);
   }
 
-  // How many of the threads ran a task since the last forget_work(); the callers of parallel_for
-  // count as one. Between two loops.
+  // The number of threads that ran a task since the last forget_work(); the callers of parallel_for
+  // count as one. Call both between two loops.
   [[nodiscard]] KVFOLIO_API std::int32_t num_threads_that_worked() const noexcept;
   KVFOLIO_API void forget_work() noexcept;
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // KVFOLIO_API marks what the shared library exports. Everything else is compiled with hidden
 // visibility. The static and the shared library are made of the same objects, so the mark is the
-// same for both; who links the static library into a shared object of their own and does not want
-// to pass our names on uses -Wl,--exclude-libs,libkvfolio.a. A macro: it knows no declaration and
-// has no state.
+// same for both. To link the static library into a shared object of your own without exporting our
+// names, use -Wl,--exclude-libs,libkvfolio.a. This is a macro: it knows no declaration and has no
+// state.
 #pragma once
 
 #if defined(__GNUC__) || defined(__clang__)

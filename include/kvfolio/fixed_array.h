@@ -3,16 +3,15 @@
 
 // FixedArray<T>: an array whose size is chosen once, at creation, and whose creation may fail
 // without an exception. Zeroed arrays come from calloc: pages that are never touched cost nothing,
-// so tables may be sized for the worst case. The first element begins a line of the caches, so that
-// one of 64 bytes costs one miss and not two. Large arrays (4 MiB and more) ask for huge pages,
-// where a page is 2 MiB, because a table that is looked up at random otherwise walks the page table
-// at every look.
+// so tables may be sized for the worst case. The first element begins a cache line, so that an
+// element of 64 bytes costs one miss and not two. Large arrays (4 MiB and more) ask for huge pages
+// of 2 MiB, because random reads of a table otherwise miss the TLB each time.
 //
-// It knows no meaning of an element and never grows. Builds without NDEBUG alone look for an index
-// out of range (KVFOLIO_DCHECK). It owns its elements and is moved, never copied; one that was
-// moved from is only assigned to or destroyed. No constructor and no destructor of an element runs:
-// T is trivially copyable and destructible, and all bytes zero must be a value that its owner can
-// start from. Thread safety: as for a plain array.
+// It does not know what an element means, and never grows. Only builds without NDEBUG check that an
+// index is in range (KVFOLIO_DCHECK). It owns its elements and is moved, never copied; a moved-from
+// array may only be assigned to or destroyed. No constructor or destructor of an element runs: T is
+// trivially copyable and destructible, and its owner must be able to start from all bytes zero.
+// Thread safety: as for a plain array.
 
 #include <cstddef>
 #include <cstdint>
@@ -27,7 +26,7 @@
 
 namespace kvfolio {
 
-// Asks the kernel for 2 MiB pages wherever they fit into the range; no answer is needed.
+// Asks the kernel for 2 MiB pages wherever they fit into the range; it may refuse.
 KVFOLIO_API void prefer_huge_pages(void* memory, std::size_t bytes) noexcept;
 
 template <typename T>
@@ -38,7 +37,8 @@ class FixedArray {
  public:
   FixedArray() noexcept = default;
 
-  // All bytes zero. False: no memory; the array is empty then.
+  // Makes `size` elements of zero bytes. Returns false if there is no memory; the array is then
+  // empty.
   [[nodiscard]] bool allocate_zeroed(std::int64_t size) noexcept {
     memory_.reset();
     data_ = nullptr;
@@ -77,7 +77,7 @@ class FixedArray {
   [[nodiscard]] T* data() noexcept { return data_; }
   [[nodiscard]] const T* data() const noexcept { return data_; }
 
-  // Requires: index < size(). Ids and positions are int32 here, so any integer indexes.
+  // Requires: index < size(). Any integer type may index, since ids and positions are int32.
   template <typename Index>
   T& operator[](Index index) noexcept {
     KVFOLIO_DCHECK(static_cast<std::size_t>(index) < size_);

@@ -2,9 +2,8 @@
 #pragma once
 
 // Strong ids. A block cannot be passed for a sequence, nor a ticket for a position.
-// They are plain values of the size of their integer; default construction names nothing. They know
-// nothing of what they name: valid() says that an id names something, not that it is still there.
-// Thread safety: values.
+// They are plain values of the size of their integer; a default-constructed id names nothing.
+// valid() says that an id names something, not that this still exists. Thread safety: values.
 
 #include <compare>
 #include <cstdint>
@@ -33,8 +32,8 @@ class StrongId {
 using BlockId = StrongId<struct BlockIdTag, std::int32_t, -1>;
 // A group of layers with one kind of attention: its index in CacheSpec::groups.
 using GroupId = StrongId<struct GroupIdTag, std::int32_t, -1>;
-// An open sequence: tag (16 bits), generation (24), slot (24). A closed one's id is never reissued
-// until its slot has been reused 2^24 - 1 times.
+// An open sequence: tag (16 bits), generation (24), slot (24). The id of a closed sequence is not
+// reissued before its slot has been reused 2^24 - 1 times.
 using SequenceId = StrongId<struct SequenceIdTag, std::uint64_t, 0>;
 // A pinned prefix; same shape as SequenceId.
 using PinId = StrongId<struct PinIdTag, std::uint64_t, 0>;
@@ -42,8 +41,8 @@ using PinId = StrongId<struct PinIdTag, std::uint64_t, 0>;
 using Ticket = StrongId<struct TicketTag, std::uint64_t, 0>;
 
 // Where a sequence stands on the prefix tree: position tokens from the root, at or above the end of
-// a run. A run keeps its name when it is split (on its lower part), so places stay good. The tree
-// counts places: what PrefixTree::enter() gave goes back through leave(), once.
+// a run. When a run is split, its lower part keeps the name, so places stay valid. The tree counts
+// places: give back each place of PrefixTree::enter() once, by leave().
 struct Place {
   std::int32_t run = -1;
   std::uint32_t generation = 0;

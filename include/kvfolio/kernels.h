@@ -2,26 +2,27 @@
 #pragma once
 
 // The data plane: free functions over views of memory that the caller owns. They know strides and
-// int32 arrays; they know no pool, no manager, no sequence, and they take no memory (an error that
-// they report owns a sentence, nothing else does).
+// int32 arrays; they know no pool, no manager and no sequence. They allocate no memory, except for
+// the text of an error.
 //
 // Rules that hold for all of them:
-// - Every argument is checked before the first byte is written; a call that fails wrote nothing.
-//   What is not checked is the size of the memory behind a view (KVStorage checks it), nor that
-//   arguments do not overlap.
-// - Strides are in bytes; pointers and strides are multiples of the element, in format granule of
-//   64. Rows may have any strides, those that are written must not overlap each other or any other
-//   argument. Rows are f64, f32, f16 or bf16; int8 is a type of caches alone.
-// - A slot is block * block_size + offset. A block table entry is read only when a token of that
-//   block is needed, so entries of dropped blocks may be -1 or 0; one that is needed is checked.
-// - Slots past the length of a sequence hold anything (NaN too) and reach no result.
+// - Every argument is checked before the first byte is written, so a call that fails wrote nothing.
+//   Two things are not checked: the size of the memory behind a view (KVStorage checks it), and
+//   that arguments do not overlap.
+// - Strides are in bytes; pointers and strides are multiples of the element size, or of 64 in
+//   format granule. Rows may have any strides, but rows that are written must not overlap each
+//   other or any other argument. Rows are f64, f32, f16 or bf16; only caches are int8.
+// - A slot is block * block_size + offset. A block table entry is read, and checked, only if a
+//   token of that block is needed. So entries of dropped blocks may be -1 or 0.
+// - Slots past the length of a sequence may hold anything, NaN too; they reach no result.
 // - Conversions are those of dtype.h: round to nearest even, NaN stays NaN. Equal element types
-//   are copied bit for bit. A token written to an int8 cache gets its scales with it; one that is
-//   read is element * scale in f32, then the type that is wanted. The bytes of a token depend on
-//   its own rows alone: not on its neighbours, the rest of the call or the processor.
-// Thread safety: no state; calls may run at the same time where none writes what another reads or
-// writes. attend() reads whole tiles of 16 slots, those of a last block that no row sees among
-// them, and uses nothing of these.
+//   are copied bit for bit. A token that is written to an int8 cache gets its scales in the same
+//   call. A token that is read from one is element * scale in f32, converted to the wanted type.
+//   The bytes of a token depend only on its own rows: not on its neighbours, the rest of the call
+//   or the processor.
+// Thread safety: no state; calls may run at the same time if none writes what another reads or
+// writes. attend() reads whole tiles of 16 slots. So it also reads slots of a last block that no
+// row sees, but does not use them.
 
 #include <cstddef>
 #include <cstdint>
@@ -47,11 +48,11 @@ namespace kvfolio {
 KVFOLIO_API Status append(const KVView& cache, std::int32_t layer, const ConstRowsView& k,
                           const ConstRowsView& v, std::span<const std::int32_t> slots);
 
-// What gather() reads and where it goes. k and v say the heads: k.num_heads heads from first_head
-// on; a view with null data is not wanted.
+// What gather() reads and where it writes it. k and v each get as many heads as they have, from
+// first_head on. A view with null data is not written.
 struct GatherArgs {
   KVView cache = {};
-  // Of one sequence: entry i holds positions [i*block_size, (i+1)*block_size).
+  // Of one sequence: entry i is the block of positions [i*block_size, (i+1)*block_size).
   std::span<const std::int32_t> block_table = {};
   std::int32_t length = 0;  // tokens of the sequence
   // Positions [first, first + count), within [0, length).
@@ -60,7 +61,7 @@ struct GatherArgs {
   std::int32_t first_layer = 0;
   std::int32_t num_layers = 1;
   std::int32_t first_head = 0;
-  // [count, heads, head_dim] of first_layer. Where V is a prefix of K, v gets K's first elements.
+  // [count, heads, head_dim] of first_layer. If V is a prefix of K, v gets the first elements of K.
   RowsView k = {};
   RowsView v = {};
   // Bytes from one layer's rows to the next one's; not used for one layer.
@@ -80,24 +81,24 @@ struct TokenPlace {
   std::int32_t slot = 0;  // 0 .. num_blocks*block_size - 1
 };
 
-// k [1, 1, head_dim_k] and v [1, 1, head_dim_v], any element types. Either may be empty (null
-// data): it is not written or read then. A V that is a prefix of K can be read, not written.
+// k [1, 1, head_dim_k] and v [1, 1, head_dim_v], any element types. Either may be empty (null data)
+// and is then not written or read. A V that is a prefix of K can be read but not written.
 KVFOLIO_API Status write_token(const KVView& cache, const TokenPlace& place, const ConstRowsView& k,
                                const ConstRowsView& v);
 KVFOLIO_API Status read_token(const KVView& cache, const TokenPlace& place, const RowsView& k,
                               const RowsView& v);
 
-// Copies block src[i] to block dst[i], all layers, K, V and scales, in the order of i; src[i] ==
-// dst[i] is nothing. All pairs are checked before the first byte moves.
+// Copies block src[i] to block dst[i], all layers, K, V and scales, in the order of i; a pair with
+// src[i] == dst[i] does nothing. All pairs are checked before the first byte moves.
 KVFOLIO_API Status copy_blocks(const KVView& cache, std::span<const std::int32_t> src,
                                std::span<const std::int32_t> dst);
 
-// Copies block src[i] of `from` to block dst[i] of `to`, all layers, into its format and element
-// type, in the order of i: between an engine's rows and tiles, say. Layers, heads, head dims and
-// block sizes are equal; V may be a prefix of K in `from` alone; a row has at most 4096 elements;
-// the two share no memory. Equal element types are copied bit for bit, int8 with its scales; others
-// go as gather() and append() would, one token at a time. All is checked before the first byte
-// moves.
+// Copies block src[i] of `from` to block dst[i] of `to`, all layers, in the order of i, and
+// converts it to the format and element type of `to`: from an engine's rows to tiles, for example.
+// Layers, heads, head dims and block sizes are equal. V may be a prefix of K in `from` only. A row
+// has at most 4096 elements. The two views share no memory. Equal element types are copied bit for
+// bit, int8 with its scales; others are converted token by token, as gather() and append() would.
+// Everything is checked before the first byte moves.
 KVFOLIO_API Status convert_blocks(const KVView& from, const KVView& to,
                                   std::span<const std::int32_t> src,
                                   std::span<const std::int32_t> dst);
@@ -108,32 +109,33 @@ KVFOLIO_API Status convert(const ConstRowsView& src, const RowsView& dst);
 // ---- attention ---------------------------------------------------------------------------------
 
 // Which implementation computes. Results of one target never depend on batch, chunk, block size,
-// format, block ids, slices or threads, but for the sign and payload of a NaN; targets differ from
-// each other by rounding. Most compute in f32. With a bf16 cache kAvx512Bf16 rounds weights, and
-// queries of other types, to bf16; with an int8 cache all but kReference round both to 8 bits:
-// docs/kernels.md says what that costs.
+// format, block ids, slices or threads, except for the sign and payload of a NaN. Results of two
+// targets differ by rounding. Most targets compute in f32. With a bf16 cache, kAvx512Bf16 rounds
+// weights, and queries of other types, to bf16. With an int8 cache, all but kReference round both
+// to 8 bits. docs/kernels.md says what that costs.
 enum class KernelTarget : std::int32_t {
-  // What the environment variable KVFOLIO_KERNEL names, read at each call; else the fastest that
-  // this CPU runs and that takes the cache: the reference for f64 and for head dims that are no
-  // multiple of 8 or above 256. Shapes that attend() refuses are not refused here.
+  // The target that the environment variable KVFOLIO_KERNEL names (it is read at each call). If it
+  // names none: the fastest target that this CPU runs and that takes the cache, which is the
+  // reference for f64 and for head dims that are above 256 or no multiple of 8. Shapes that
+  // attend() refuses are not refused here.
   kAuto = -1,
   kReference = 0,   // plain loops in f64: defines what the others compute
-  kPortable = 1,    // 128-bit vectors of the compiler, any machine but Arm
+  kPortable = 1,    // 128-bit vectors of the compiler, on any machine except Arm
   kAvx2 = 2,        // AVX2, FMA and F16C
   kAvx512 = 3,      // x86-64-v4: F, BW, DQ, VL
-  kAvx512Bf16 = 4,  // and the dot products of BF16 and VNNI
+  kAvx512Bf16 = 4,  // kAvx512 and the dot products of BF16 and VNNI
   kNeon = 5,        // Armv8
 };
 
 // "auto", "reference", "portable", "avx2", "avx512", "avx512-bf16", "neon".
 [[nodiscard]] KVFOLIO_API const char* to_string(KernelTarget target) noexcept;
-// kInvalidArgument lists the names.
+// kInvalidArgument: no target has this name; lists the names.
 KVFOLIO_API Result<KernelTarget> parse_kernel_target(std::string_view name);
-// What this build has and this CPU runs, slowest first.
+// The targets that this build has and this CPU runs, slowest first.
 [[nodiscard]] KVFOLIO_API std::span<const KernelTarget> kernel_targets() noexcept;
-// What computes when `wanted` is asked for on this cache: `wanted` itself, or the choice of kAuto.
-// kUnsupported: this machine does not run it, or it does not take the element type or head dims;
-// kInvalidArgument: KVFOLIO_KERNEL names no target.
+// The target that computes on this cache if a call asks for `wanted`: `wanted` itself, or the
+// choice of kAuto. kUnsupported: this machine does not run the target, or the target does not take
+// the element type or head dims. kInvalidArgument: KVFOLIO_KERNEL names no target.
 KVFOLIO_API Result<KernelTarget> choose_kernel_target(const KVView& cache,
                                                       KernelTarget wanted = KernelTarget::kAuto);
 
@@ -142,12 +144,11 @@ KVFOLIO_API Result<KernelTarget> choose_kernel_target(const KVView& cache,
 struct AttentionBatch {
   // [n + 1]: rows [query_start[i], query_start[i+1]) of q belong to sequence i. Starts at 0.
   std::span<const std::int32_t> query_start = {};
-  // [n]: tokens of sequence i in the cache, its queries' own tokens included. The queries are its
-  // last query_start[i+1] - query_start[i] positions; without `causal` and `window` positions say
-  // nothing, and there may be more queries than tokens.
+  // [n]: tokens of sequence i in the cache, including those of its queries. The queries are its
+  // last query_start[i+1] - query_start[i] positions. Without `causal` and `window` positions have
+  // no effect, and there may be more queries than tokens.
   std::span<const std::int32_t> kv_lens = {};
-  // [n, block_table_stride]: the physical block of each logical block; -1 or 0 where it is not
-  // needed.
+  // [n, block_table_stride]: the physical block of each logical block; -1 or 0 if it is not needed.
   std::span<const std::int32_t> block_table = {};
   std::int32_t block_table_stride = 0;
   // [n] or both empty: position p is visible iff p < trim_sinks[i] or p >= trim_first_kept[i];
@@ -157,21 +158,22 @@ struct AttentionBatch {
 };
 
 struct AttentionParams {
-  // Scores are scale * (q . k); finite and > 0, usually 1/sqrt(head_dim_k). All targets but
-  // kReference keep scale, q, scale * q, scores and sums of V over up to 1024 tokens, weighted with
-  // up to 2^8, in f32: where one of these overflows, the row may be infinite or NaN; where scale or
-  // scale * q underflows, scores are 0.
+  // Scores are scale * (q . k). scale is finite and > 0, usually 1/sqrt(head_dim_k). All targets
+  // except kReference keep these in f32: scale, q, scale * q, scores, and sums of V over up to 1024
+  // tokens with weights of up to 2^8. If one of them overflows, the row may be infinite or NaN. If
+  // scale or scale * q underflows, scores are 0.
   double scale = 0.0;
-  bool causal = true;  // position p reads positions <= p; else all of its sequence
+  bool causal = true;  // position p reads positions <= p; false: all of its sequence
   // Tokens that a query reads, itself included: p reads positions > p - window. 0: no window.
   std::int32_t window = 0;
-  // Leading positions that every query reads whatever the window is; without one it says nothing.
+  // Leading positions that every query reads even if they are outside its window; without a window
+  // this has no effect.
   std::int32_t num_sinks = 0;
 };
 
-// A share of the work, so that a caller's threads can split a call; no split changes a bit. Only
-// the rows and heads of the slice are written, and only what they read is checked in the table. A
-// slice of no rows or no heads is nothing.
+// A share of the work, so that a caller's threads can split a call. No split changes a bit. Only
+// the rows and heads of the slice are written, and only the table entries that they read are
+// checked. A slice of no rows or no heads does nothing.
 struct AttentionSlice {
   std::int32_t first_row = 0;  // of q
   std::int32_t num_rows = -1;  // -1: to the last row
@@ -189,35 +191,35 @@ struct AttentionArgs {
   ConstRowsView q = {};
   RowsView out = {};  // [query_start[n], q_heads, head_dim_v]
   // [query_start[n], q_heads, 1], f32 or f64, or null data: natural logarithm of the sum of
-  // exp(score). A row that sees no token gives 0 in out and -inf here, never NaN.
+  // exp(score). A row that reads no token gives 0 in out and -inf here, never NaN.
   RowsView lse = {};
-  // At least attention_workspace_bytes(); one for each call that runs at the same time. Contents
+  // At least attention_workspace_bytes(). Calls that run at the same time need one each. Contents
   // on entry do not matter.
   std::span<std::byte> workspace = {};
   AttentionSlice slice = {};
   KernelTarget target = KernelTarget::kAuto;
-  // Threads that the caller lends; null: the calling one alone. The work is cut over sequences,
-  // heads, rows and positions, so that one long sequence uses all of them.
+  // Threads that the caller lends; null: only the calling thread works. The work is cut over
+  // sequences, heads, rows and positions, so that one long sequence uses all threads.
   const Executor* executor = nullptr;
 };
 
 // Bytes of workspace that a call on this cache needs for sequences of up to max_kv_len tokens, with
-// this target and an executor of num_threads. Several threads need more than so many times that of
-// one: long sequences are cut between them, and what they made of the parts waits to be merged.
-// kInvalidArgument: the shapes, and num_threads below 1 or above 2^16.
+// this target and an executor of num_threads. N threads need more than N times the bytes of one,
+// since they cut long sequences, and the results of the parts wait to be merged. kInvalidArgument:
+// the shapes, or num_threads below 1 or above 2^16.
 // The errors of choose_kernel_target().
 KVFOLIO_API Result<std::int64_t> attention_workspace_bytes(
     const KVView& cache, std::int32_t num_q_heads, std::int32_t max_kv_len,
     KernelTarget target = KernelTarget::kAuto, std::int32_t num_threads = 1);
 
 // softmax(scale * q k^T + mask) v for every row and head of the slice.
-// kInvalidArgument: a shape, an array, a parameter, an entry of the table that is read and names no
-// block, a workspace that is too small. The errors of choose_kernel_target().
+// kInvalidArgument: a shape, an array, a parameter, a table entry that is read and names no block,
+// a workspace that is too small. Also the errors of choose_kernel_target().
 KVFOLIO_API Status attend(const AttentionArgs& args);
 
 // ---- merge -------------------------------------------------------------------------------------
 
-// What attend() wrote for some of the tokens that its rows read.
+// What attend() wrote when it read a part of the tokens of its rows.
 struct AttentionState {
   ConstRowsView out = {};  // [tokens, heads, head_dim]
   // [tokens, heads, 1], f32 or f64; natural logarithm. -inf: the row read no token, and its `out`
@@ -228,18 +230,19 @@ struct AttentionState {
 // Merges two states over disjoint sets of tokens into that over their union:
 //   lse = log(exp(a.lse) + exp(b.lse))
 //   out = exp(a.lse - lse) * a.out + exp(b.lse - lse) * b.out
-// So a prefix that many sequences share is attended once, by the queries of all of them in one
-// sequence that is not causal and has no window (a cascade), and each sequence's own tokens apart:
-// with a table that begins behind the prefix and kv_lens without it, or, where a window or sinks
-// need positions, with the whole table and trim_sinks 0, trim_first_kept at the prefix's end. A
-// trim goes with the first form alone, both its numbers less the prefix's tokens. With a window all
-// this is right only for queries whose window and sinks reach over the whole prefix. Merged states
-// have not the bits of one call over everything.
+// So a prefix that many sequences share can be attended once (a cascade). One call has the queries
+// of all of them in one sequence that is not causal and has no window. A second call attends to
+// each sequence's own tokens. It has one of two forms: a table that begins behind the prefix, and
+// kv_lens without the prefix; or the whole table, with trim_sinks 0 and trim_first_kept at the end
+// of the prefix, if a window or sinks need positions. With trims use the first form, and subtract
+// the prefix length from both trim fields. With a window, a cascade is right only for queries whose
+// window and sinks cover the whole prefix. Merged states do not have the bits of one call over
+// everything.
 //   out  [tokens, heads, head_dim], as in a and b; each of the three has its own element type
 //   lse  [tokens, heads, 1], f32 or f64, or null data
-// Computed in f64. The order of a and b changes no bit but those of a NaN; that of several merges
-// only the rounding. Where one state is empty the other is copied (converted); where both are, out
-// is 0, lse -inf. Of two that are not, an lse of NaN or +inf gives NaN. In place: out may be
+// Computed in f64. The order of a and b changes only bits of a NaN; the order of several merges
+// changes only the rounding. If one state is empty, the other is copied (converted). If both are,
+// out is 0 and lse is -inf. If neither is, an lse of NaN or +inf gives NaN. In place: out may be
 // exactly a.out or b.out (equal data, strides and type), and lse exactly a.lse or b.lse; no other
 // overlap. kInvalidArgument: the shapes.
 KVFOLIO_API Status merge_states(const AttentionState& a, const AttentionState& b,

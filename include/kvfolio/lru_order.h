@@ -2,7 +2,7 @@
 #pragma once
 
 // LruOrder ranks the cached blocks of one group by when they were last let go, and names the next
-// one to evict. It knows ids only; its user says whether a block may go, and in which turn.
+// one to evict. It knows only ids; its user says whether a block may go, and in which turn.
 //
 // A rank is a place in a log of releases; the candidates of each turn are a set of places. So a
 // block keeps its rank while it is held and not used. A block that becomes a candidate late,
@@ -13,9 +13,9 @@
 // The log holds three places for two blocks. When its end is reached, the ranks in use move
 // together, in order, which costs O(1) per release on average.
 //
-// Ids are not checked for their range: BlockPool::contains() says which are of the group.
-// Thread safety: none. Nothing allocates after create(). An order that was moved from is only
-// assigned to or destroyed.
+// Ids are not checked for their range: BlockPool::contains() says which ids are of the group.
+// Thread safety: none. Nothing allocates after create(). A moved-from order may only be assigned to
+// or destroyed.
 
 #include <array>
 #include <cstdint>
@@ -59,13 +59,13 @@ class KVFOLIO_API LruOrder {
   // The candidate that follows `block`, a candidate itself, in the order of eviction; not valid
   // when there is none.
   [[nodiscard]] BlockId victim_after(BlockId block) const noexcept;
-  // What forget() reads first.
+  // Prefetches what forget() reads first.
   void prefetch(BlockId block) const noexcept { __builtin_prefetch(&place_[block.value()], 1); }
 
   // Becomes an equal of `other`. Requires: created with as many blocks.
   void copy_from(const LruOrder& other) noexcept;
 
-  // ok, or which rule is broken. O(num_blocks).
+  // Returns ok, or says which rule is broken. O(num_blocks).
   Status check_invariants() const;
 
  private:
@@ -74,7 +74,7 @@ class KVFOLIO_API LruOrder {
   LruOrder() = default;
   void compact() noexcept;
 
-  // What stands at a place in the log. A place that is empty has no name, and the turn kTurns.
+  // What is at a place in the log. An empty place has name 0 and turn kTurns.
   struct Entry {
     std::uint32_t name : 30;  // block + 1
     std::uint32_t turn : 2;   // an EvictionTurn
@@ -90,7 +90,7 @@ class KVFOLIO_API LruOrder {
   std::int32_t end_ = 0;  // next place in the log
 };
 
-// Inline: a few instructions each, for every block that a sequence lets go of.
+// Inline: a few instructions each, called for every block that a sequence lets go.
 
 inline void LruOrder::forget(BlockId block) noexcept {
   std::int32_t& place = place_[block.value()];

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// MemoryResource is where the large memory of a cache comes from. HostMemory is the one that the
-// library brings; a host program derives its own to lend from an arena, to pin pages or to sit on
-// a device. It knows sizes only: no spec, no blocks, no ids.
+// MemoryResource provides the large memory of a cache. The library has one, HostMemory; a host
+// program derives its own to take memory from an arena, from pinned pages or from a device. It
+// knows only sizes: no spec, no blocks, no ids.
 //
-// Contents of fresh memory are unspecified: nothing here promises zeros.
+// Contents of fresh memory are unspecified, not zeros.
 // Thread safety: HostMemory keeps no state, so calls from several threads are fine. A resource of
 // the host program is called from the thread that calls KVStorage, one call at a time.
 
@@ -24,11 +24,11 @@ enum class MemoryKind : std::int32_t {
 
 [[nodiscard]] KVFOLIO_API const char* to_string(MemoryKind kind) noexcept;
 
-// What allocate() must give at least, in bytes.
+// The least alignment that allocate() must give, in bytes.
 inline constexpr std::int64_t kMemoryAlignment = 64;
 
-// Every member but the destructor is pure, and that one is inline, so a class derived from it can
-// be compiled with or without RTTI. The type information of HostMemory is in the library.
+// Every member is pure except the destructor, which is inline. So a derived class can be compiled
+// with or without RTTI. The type information of HostMemory is in the library.
 class MemoryResource {
  public:
   virtual ~MemoryResource() = default;
@@ -39,15 +39,16 @@ class MemoryResource {
   // Takes back what allocate(bytes) gave.
   virtual void deallocate(std::byte* memory, std::int64_t bytes) noexcept = 0;
   // Copies within memory of this resource. The ranges do not overlap. Returns when the copy is
-  // done, or when every later use on the resource's own stream is ordered behind it.
+  // done, or when the resource's own stream orders every later use behind it.
   virtual void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept = 0;
 };
 
-// Anonymous memory of the process. From 2 MiB on it is aligned to 2 MiB, comes in whole huge pages
-// and is marked for them (MADV_HUGEPAGE), which a kernel may ignore; less is plain pages. They
-// appear at the first write to them, on the NUMA node of the writer, so creating a cache costs no
-// time and the first fill runs at the speed of memory. A request larger than the machine's memory
-// and swap is kOutOfMemory at once, whatever the kernel's overcommit setting.
+// Anonymous memory of the process. An allocation of 2 MiB or more is aligned to 2 MiB, rounded up
+// to whole huge pages and marked for them (MADV_HUGEPAGE), which a kernel may ignore. A smaller one
+// uses plain pages. A page appears at the first write to it, on the NUMA node of the writer, so
+// creating a cache costs no time and the first fill runs at the speed of memory. A request larger
+// than the machine's memory and swap is kOutOfMemory at once, under every overcommit setting of the
+// kernel.
 class KVFOLIO_API HostMemory final : public MemoryResource {
  public:
   [[nodiscard]] MemoryKind kind() const noexcept override;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// An Executor over the OpenMP run-time of whoever includes this header; the library itself does
-// not link one. Requires -fopenmp. It knows no kernel, and keeps no thread of its own.
-// Thread safety: no state. Within a parallel region of the caller, where OpenMP nests no further,
-// the tasks run one after the other.
+// An Executor over the OpenMP run-time of the program that includes this header; the library itself
+// does not link one. Requires -fopenmp. It knows no kernel and keeps no thread of its own.
+// Thread safety: no state. Inside a parallel region of the caller the tasks run one after the other
+// if OpenMP does not nest further.
 
 #ifndef _OPENMP
 #error "kvfolio/openmp.h needs OpenMP: compile what includes it with -fopenmp"
@@ -22,7 +22,7 @@ namespace kvfolio {
 [[nodiscard]] inline Executor openmp_executor(std::int32_t num_threads = 0) noexcept {
   const std::int32_t threads = num_threads > 0 ? num_threads : omp_get_max_threads();
   Executor executor;
-  // The number of threads is all that it needs to know, so it travels as the pointer.
+  // The executor needs only the number of threads, so the pointer carries that number.
   // NOLINTNEXTLINE(performance-no-int-to-ptr)
   executor.context = reinterpret_cast<void*>(static_cast<std::intptr_t>(threads));
   executor.num_threads = threads;

@@ -7,10 +7,10 @@
 //
 // The tree is path-compressed. An edge is a *run*: tokens back to back and, per group, an entry for
 // each block that ends along it (-1 where none is kept). Runs begin and split at multiples of the
-// `unit`, the smallest block size; one may end off that grid, with the partial tail of a sequence,
-// and has no children then. Where a run has several children, a hash of the path up to the end of
-// their first unit says which to look at, and tokens and media are compared; they are kept in order
-// too, so that the longest common prefix inside a unit costs O(log children).
+// `unit`, the smallest block size. A run with the partial tail of a sequence may end off that grid;
+// it has no children then. If a run has several children, a hash of the path up to the end of their
+// first unit says which one to look at, and its tokens and media are compared. The children are
+// also kept in order, so that the longest common prefix inside a unit costs O(log children).
 //
 // An entry is *busy* (its block is in use) or *idle*. In a window group every idle entry is a
 // candidate for eviction. A full group has no gaps: a block hangs only behind the entry of the
@@ -28,7 +28,7 @@
 //  - No sibling's tokens are a prefix of another's.
 // Ids of groups, blocks and runs are not checked for their range: check ids that come from outside.
 // Thread safety: none, const calls included (they share scratch). Nothing allocates after create().
-// A tree that was moved from is only assigned to or destroyed.
+// A moved-from tree may only be assigned to or destroyed.
 
 #include <cstdint>
 #include <limits>
@@ -44,7 +44,7 @@
 
 namespace kvfolio {
 
-// What the tree has to know of a group; the fields are those of GroupSpec.
+// What the tree must know about a group; the fields are those of GroupSpec.
 struct TreeGroup {
   std::int32_t block_size = 16;
   AttentionKind kind = AttentionKind::kFull;
@@ -55,16 +55,16 @@ struct TreeGroup {
 
 struct PrefixTreeOptions {
   std::vector<TreeGroup> groups;      // 1 .. kMaxGroups, by GroupId
-  std::int64_t max_index_tokens = 0;  // 1 .. 2^32, along all runs, rounded up to powers of two
+  std::int64_t max_index_tokens = 0;  // 1 .. 2^32, in all runs, rounded up to powers of two
   std::int32_t max_runs = 0;          // 2 .. 2^29, roots included
   std::int32_t max_root_keys = 1024;  // 1 .. max_runs - 1
-  // Of all keys in use, up to 29 bytes of framing for each included: 0 .. 2^34.
+  // Of all keys in use, with up to 29 bytes of framing for each: 0 .. 2^34.
   std::int64_t max_root_key_bytes = std::int64_t{1} << 20;
-  std::int32_t max_media_extents = 4096;  // pieces of media spans along all runs: 0 .. 2^28
-  // Mixed into every hash. A client that knows it can write prompts that all share their hashes,
-  // and lookups among these go one by one: a server that fears that sets it at random. It decides
-  // which of several children that share as much of a unit is tried first, and so, where those keep
-  // no block, how far the hit reaches.
+  std::int32_t max_media_extents = 4096;  // pieces of media spans in all runs: 0 .. 2^28
+  // Mixed into every hash. A client that knows the seed can write prompts whose hashes are all
+  // equal, and a lookup compares such prompts one by one; a server that fears this sets a random
+  // seed. The seed also decides which of several children that share equally much of a unit is
+  // tried first. So it decides how far a hit reaches if these keep no block.
   std::uint64_t hash_seed = 0;
 };
 
@@ -109,8 +109,8 @@ struct PrefixMatch {
 struct PublishOffer {
   // Its block tables, by GroupId; -1 entries are skipped. The blocks are busy.
   std::span<const std::span<const std::int32_t>> tables;
-  // Of its blocks on the path so far, those with positions in [from, to) are offered too. One is
-  // hung if the tree has no block in its place, or one that is not held.
+  // Its blocks on the path so far that have positions in [from, to) are offered too. Such a block
+  // is hung if the tree has no block in its place, or one that is not held.
   std::int32_t from = std::numeric_limits<std::int32_t>::max();
   bool tail = false;  // the last, partial blocks too
   std::int32_t to = std::numeric_limits<std::int32_t>::max();
@@ -119,7 +119,7 @@ struct PublishOffer {
 // What became of an offer.
 struct Published {
   std::uint64_t num_hung = 0;  // blocks that became findable, or findable with more tokens
-  // Where the first offered block begins that has no entry now, and where the last one ends.
+  // The begin of the first offered block that has no entry now, and the end of the last one.
   std::int32_t missed_from = std::numeric_limits<std::int32_t>::max();
   std::int32_t missed_to = 0;
   // Some blocks of a full group were not hung, since a block before them has no entry.
@@ -141,22 +141,22 @@ class KVFOLIO_API PrefixTree {
 
   // The root of a key, or -1. Keys over 64 KiB are no error here: they have no root.
   [[nodiscard]] std::int32_t find_root(const RootKey& key) const noexcept;
-  // The same, made when missing; -1 when the tree has no room for it. A root stays while a place is
-  // at it or something hangs below it.
+  // The same, but makes the root if it is missing; -1 if the tree has no room for it. A root stays
+  // while a place is at it or something hangs below it.
   [[nodiscard]] std::int32_t make_root(const RootKey& key) noexcept;
 
-  // The longest prefix of `tokens` that every group can serve, at most max_tokens; nothing where
-  // find_root() gave -1. Where the path of these tokens lacks a block, the neighbours at its
-  // branches are asked, from the deepest branch up: at most eight on each side of a branch and 32
-  // in all, so a hit inside a unit may be shorter than some other neighbour would allow. With
-  // `allow_whole`, a prompt whose every token is there gives whole and tokens = size - 1. Media,
-  // here and below: ascending, disjoint, none empty.
+  // The longest prefix of `tokens` that every group can serve, at most max_tokens; nothing if
+  // `root` is -1. If the path of these tokens lacks a block, the neighbours at its branches are
+  // tried, from the deepest branch up: at most eight on each side of a branch and 32 in all. So a
+  // hit inside a unit may be shorter than some other neighbour would allow. With `allow_whole`, a
+  // prompt that is found to its last token gives whole and tokens = size - 1. Media, here and
+  // below, are ascending, disjoint and not empty.
   [[nodiscard]] PrefixMatch match(std::int32_t root, std::span<const std::int32_t> tokens,
                                   std::span<const MediaSpan> media, std::int32_t max_tokens,
                                   bool allow_whole) const noexcept;
-  // The blocks that serve `match`: out[i] is logical block i, -1 where the group's window needs
-  // none. out.size() = ceil(held_tokens / block_size). With one_more, windows reach one token
-  // further back where that is there (what a longer or equal prompt would need).
+  // The blocks that serve `match`: out[i] is logical block i, or -1 if the group's window does not
+  // need it. Requires: out.size() = ceil(held_tokens / block_size). With one_more, windows reach
+  // one token further back if the tree has it, since a longer or equal prompt would need it.
   void fill_table(const PrefixMatch& match, GroupId group, std::span<std::int32_t> out,
                   bool one_more = false) const noexcept;
 
@@ -175,10 +175,10 @@ class KVFOLIO_API PrefixTree {
 
   // ---- memory, ahead of time: these change nothing ----
 
-  // What extend() at this place reads first, and, once that is near, the ends that it writes to.
+  // What extend() at this place reads first and, once the caches have that, the ends it writes to.
   void prefetch(const Place& place) const noexcept;
   void prefetch_ends(const Place& place) const noexcept;
-  // What set_busy() and set_idle() of these blocks read; negative ones are passed over.
+  // What set_busy() and set_idle() of these blocks read; negative ones are skipped.
   void prefetch(GroupId group, std::span<const std::int32_t> blocks) const noexcept;
   // What unhang() of this block reads, in kEvictionSteps steps. Each step reads what the one before
   // it asked for.
@@ -208,8 +208,8 @@ class KVFOLIO_API PrefixTree {
   // The same for many blocks; 0 for a negative one. ends.size() = blocks.size().
   void findable_ends(GroupId group, std::span<const std::int32_t> blocks,
                      std::span<std::int32_t> ends) const noexcept;
-  // These blocks are not in use any more, or are again. None is negative. Blocks that follow each
-  // other on a path cost least. Requires: findable.
+  // These blocks are no longer in use, or are in use again. Blocks that follow each other on a path
+  // cost least. Requires: findable, none negative.
   void set_idle(GroupId group, std::span<const std::int32_t> blocks) noexcept;
   void set_busy(GroupId group, std::span<const std::int32_t> blocks) noexcept;
   // Takes the entry away, idle or busy. In a full group, all entries of all groups at and below the
@@ -218,16 +218,16 @@ class KVFOLIO_API PrefixTree {
   // Blocks of the group that are findable and idle.
   [[nodiscard]] std::int32_t num_idle(GroupId group) const noexcept;
 
-  // Becomes an equal of `other`, observer apart: places and runs of that one are good here too.
-  // Costs what is in use, and a few words for each run and block of the options. Requires: created
-  // with equal options.
+  // Becomes an equal of `other`, except for the observer: places and runs of `other` are valid here
+  // too. The cost grows with what is in use, plus a few words for each run and block of the
+  // options. Requires: created with equal options.
   void copy_from(const PrefixTree& other) noexcept;
 
   [[nodiscard]] std::int32_t unit() const noexcept;
   [[nodiscard]] std::int32_t num_runs() const noexcept;
   [[nodiscard]] std::int64_t num_tokens() const noexcept;
 
-  // ok, or which rule is broken where. O(size of the tree).
+  // Returns ok, or says which rule is broken and where. O(size of the tree).
   Status check_invariants() const;
 
  private:

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// SpanArena hands out spans of int32 cells from one piece of memory of fixed size: block tables,
-// token runs, unpublished tokens. A buddy allocator: sizes are powers of two, growing doubles (so
-// appending is O(1) amortised), shrinking is in place, freeing merges. No heap after create().
+// SpanArena hands out spans of int32 cells from one piece of memory of fixed size, for block
+// tables, token runs and unpublished tokens. It is a buddy allocator: sizes are powers of two,
+// growing doubles a span (so appending is O(1) amortised), shrinking is in place, freeing merges.
+// No heap after create().
 //
-// Pieces are cut from the front: memory behind the furthest span that there ever was is untouched.
+// Pieces are cut from the front, so memory behind the furthest span so far is never touched.
 //
-// A span is a value; whoever holds it owns it and must give it back to the same arena. Spans never
-// overlap; cells of a new span hold anything. The arena knows neither owners nor contents.
-// Thread safety: none. An arena that was moved from is only assigned to or destroyed.
+// A span is a value; its holder owns it and must give it back to the same arena. Spans never
+// overlap; cells of a new span hold anything. The arena knows neither owners nor contents. Thread
+// safety: none. A moved-from arena may only be assigned to or destroyed.
 
 #include <array>
 #include <cstdint>
@@ -46,30 +47,30 @@ class KVFOLIO_API SpanArena {
     return span.order < 0 ? 0 : std::int64_t{kGranule} << span.order;
   }
 
-  // Makes room for `cells`, keeping the first `used` cells; may move the span. False: the arena has
-  // no such piece, nothing changed.
+  // Makes room for `cells` and keeps the first `used` cells; may move the span. Returns false, and
+  // changes nothing, if the arena has no such piece.
   [[nodiscard]] bool reserve(ArenaSpan& span, std::int64_t cells, std::int64_t used) noexcept {
     return cells <= capacity(span) || move_to_larger(span, cells, used);
   }
-  // Gives back what is beyond `cells`; the span stays where it is. 0 gives back all of it.
+  // Gives back the cells beyond `cells`; the span stays where it is. 0 gives back the whole span.
   void shrink(ArenaSpan& span, std::int64_t cells) noexcept;
   void release(ArenaSpan& span) noexcept { shrink(span, 0); }
 
-  // Asks for what release() reads first; of no span, for nothing that is of use.
+  // Prefetches what release() reads first. Harmless without a span.
   void prefetch(ArenaSpan span) const noexcept {
     __builtin_prefetch(at(span), 1);
     __builtin_prefetch(&free_order_[span.offset], 1);
   }
 
-  // Becomes an equal of `other`: a span of that one names the same cells here. Reads and writes
-  // what is in use and a byte for each granule. Requires: created with as many cells.
+  // Becomes an equal of `other`: a span of `other` names the same cells here. Reads and writes what
+  // is in use and a byte for each granule. Requires: created with as many cells.
   void copy_from(const SpanArena& other) noexcept;
 
-  // Some of these cells, or all of them, are the arena's.
+  // Returns true if any of these cells belongs to the arena.
   [[nodiscard]] bool overlaps(std::span<const std::int32_t> cells) const noexcept {
     return overlap({cells_.data(), cells_.size()}, cells);
   }
-  // Likewise of one span.
+  // Returns true if any of these cells belongs to this span.
   [[nodiscard]] bool overlaps(ArenaSpan span, std::span<const std::int32_t> cells) const noexcept {
     return overlap({at(span), static_cast<std::size_t>(capacity(span))}, cells);
   }

@@ -2,10 +2,9 @@
 #pragma once
 
 // CacheSpec says what a cache holds: groups of layers, their shapes, element types and sizes.
-// The bytes of the library's own layouts are worked out here, checked for overflow once, in
-// plan_layouts().
-// It knows no memory and no ids. A CacheSpec is plain data and may be anything until validate()
-// calls it good; what takes one validates it.
+// plan_layouts() computes the byte sizes of the library's own layouts and checks them for overflow,
+// in one place. This header knows no memory and no ids. A CacheSpec is plain data and may hold
+// anything; calls that take one validate it, except unit_of().
 //
 //   CacheSpec spec{.groups = {{.num_layers = 32, .num_kv_heads = 8, .head_dim_k = 128,
 //                              .head_dim_v = 128, .num_blocks = 4096}}};
@@ -27,17 +26,17 @@ enum class AttentionKind : std::int32_t {
   kSlidingWindow = 1,  // a query reads itself, the window-1 tokens before it, and the sinks
 };
 
-// How the tokens of a block lie in memory. Kernels know strides only; this chooses them. HND is the
-// default; attend() on a CPU is fastest over kGranule, most of all with bf16 and int8.
+// How the tokens of a block lie in memory. Kernels know only strides; the format chooses them. HND
+// is the default. attend() on a CPU is fastest with kGranule, above all for bf16 and int8.
 enum class Format : std::int32_t {
   kHnd = 0,  // [layer][block][kv_head][K: block_size x head_dim_k | V: block_size x head_dim_v]
-  kNhd = 1,  // [layer][block][K: block_size x kv_heads x head_dim_k | V: likewise]
+  kNhd = 1,  // [layer][block][K: block_size x kv_heads x head_dim_k | V: the same with head_dim_v]
   // [layer][block][kv_head][K | V] in tiles of 16 tokens, in the order that the dot products of
-  // CPUs eat without a shuffle. Four bytes of a row are a granule: g = 1 element of f32, 2 of bf16,
-  // 4 of int8; f16 counts as g = 1 of 2 bytes. A tile of K is [head_dim_k / g][16 tokens][g], of V
-  // [16 / g][head_dim_v][g tokens]. int8 of K is stored with 128 added, as dot products of unsigned
-  // with signed bytes want it. f32, f16, bf16, int8; block_size a multiple of 16, head dims of 8;
-  // V is not a prefix of K.
+  // CPUs take without a shuffle. Four bytes of a row are a granule: g = 1 element of f32, 2 of
+  // bf16, 4 of int8; f16 counts as g = 1 of 2 bytes. A tile of K is [head_dim_k / g][16 tokens][g],
+  // of V [16 / g][head_dim_v][g tokens]. int8 K is stored with 128 added, since these dot products
+  // multiply unsigned by signed bytes. Requires: f32, f16, bf16 or int8; block_size is a multiple
+  // of 16, head dims are multiples of 8; V is not a prefix of K.
   kGranule = 2,
 };
 
@@ -45,7 +44,7 @@ struct GroupSpec {
   std::int32_t num_layers = 1;    // 1 .. 2^16
   std::int32_t num_kv_heads = 1;  // 1 .. 2^20
   std::int32_t head_dim_k = 0;    // elements of a row of K, 1 .. 2^20
-  // Elements of a row of V, 0 .. 2^20. 0: one vector per token, there is no V.
+  // Elements of a row of V, 0 .. 2^20. 0: there is no V, only one vector per token.
   std::int32_t head_dim_v = 0;
   // Latent caches: V is the first head_dim_v elements of K and is stored once, in K.
   bool v_is_prefix_of_k = false;
@@ -78,11 +77,11 @@ inline constexpr std::int32_t kMaxSequenceTokens = 1 << 30;
 // contiguous. Token t of a block, KV head h, layer l:
 //   K: block*block_stride + l*layer_stride + h*k_head_stride + t*k_token_stride
 //   V: v_offset + block*block_stride + l*layer_stride + h*v_head_stride + t*v_token_stride
-// In format granule t / 16 stands for t: its tile. Scales of int8, one f32 for each row:
+// In format granule use t / 16, the tile, in place of t. Scales of int8, one f32 for each row:
 //   K: k_scale_offset + block*block_stride + l*layer_stride + h*scale_head_stride +
-//      t*scale_token_stride; V likewise from v_scale_offset.
-// They follow the rows of a head (HND, granule) or of a block (NHD), K's before V's, on a multiple
-// of 4 bytes.
+//      t*scale_token_stride; V: the same from v_scale_offset.
+// Scales follow the rows of a head (HND, granule) or of a block (NHD), those of K first, aligned to
+// 4 bytes.
 struct GroupLayout {
   std::int64_t block_stride = 0;
   std::int64_t layer_stride = 0;
@@ -92,7 +91,7 @@ struct GroupLayout {
   std::int64_t v_head_stride = 0;
   std::int64_t v_token_stride = 0;
   std::int64_t k_scale_offset = 0;  // the four of scales are 0 unless the type is int8
-  std::int64_t v_scale_offset = 0;  // K's where V is a prefix of K, 0 where there is no V
+  std::int64_t v_scale_offset = 0;  // that of K if V is a prefix of K, 0 if there is no V
   std::int64_t scale_head_stride = 0;
   std::int64_t scale_token_stride = 0;
   std::int64_t payload_bytes_per_token = 0;  // all layers and heads, K, V and scales, no padding
@@ -104,7 +103,8 @@ struct GroupLayout {
 
 // kInvalidArgument with the group, the field, the value and what is allowed.
 KVFOLIO_API Status validate(const CacheSpec& spec);
-// validate() and the layout of every group, in order. Overflow of 63 bits is an error.
+// Calls validate() and returns the layout of every group, in order. Overflow of 63 bits is an
+// error.
 KVFOLIO_API Result<std::vector<GroupLayout>> plan_layouts(const CacheSpec& spec);
 // The smallest block size. Requires: validate(spec).ok().
 [[nodiscard]] KVFOLIO_API std::int32_t unit_of(const CacheSpec& spec) noexcept;

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Status and Result<T>: how every fallible call of kvfolio answers. No exception crosses the
+// Status and Result<T>: what every fallible call of kvfolio returns. No exception crosses the
 // library's boundary.
 //
-// Expected answers ("the pool is full") cost no heap: a Shortage travels inline and its text is
-// made when it is asked for. Failures of the world and mistakes of the caller carry a sentence that
+// Expected answers ("the pool is full") use no heap: a Status holds a Shortage inline and makes its
+// text on request. Failures of the environment and mistakes of the caller carry a sentence that
 // names what was wrong, the value seen and what is allowed.
 //
-// It knows no subject: on what a call failed is in the sentence. Which call it was the caller
-// knows; those of the manager mostly say it too (not for ids that name nothing, options and
-// shortages). Invariants: a Status is
+// A Status has no field for what the call worked on; its sentence says that. Most sentences of the
+// manager also name the call (not for unknown ids, options and shortages). Invariants: a Status is
 // ok, or has a sentence, or a Shortage, never two of them; a Result has a value or an error that is
 // not ok. Thread safety: values; distinct objects may be used from distinct threads.
 
@@ -23,10 +22,10 @@
 
 #include "kvfolio/export.h"
 
-// The end of a broken invariant of our own: stopping is better than serving one user's tokens to
-// another. The default writes one line to standard error and aborts. It is a weak symbol: a host
-// that wants another end defines it; that definition must not return. Also the end of a caller who
-// takes the value of an error: then `file` is null, and `expression` is a sentence with the error.
+// Called when the library breaks an invariant of its own: stopping is better than serving one
+// user's tokens to another. The default writes one line to standard error and aborts. It is a weak
+// symbol: a host may define its own, which must not return. Also called if a caller takes the value
+// of an error: then `file` is null, and `expression` is a sentence with the error.
 extern "C" [[noreturn]] KVFOLIO_API void kvfolio_check_failed(const char* file, int line,
                                                               const char* expression);
 
@@ -48,9 +47,9 @@ namespace kvfolio {
 
 enum class ErrorCode : std::int32_t {
   kOk = 0,
-  kInvalidArgument = 1,     // the caller's argument is wrong whatever the state is
-  kNotFound = 2,            // the id names nothing: unknown, closed (stale) or of another manager
-  kFailedPrecondition = 3,  // the call is right, its moment is not
+  kInvalidArgument = 1,     // the caller's argument is wrong in every state
+  kNotFound = 2,            // the id is unknown, closed (stale) or of another manager
+  kFailedPrecondition = 3,  // the call is not allowed in this state
   kNoBlocks = 4,            // a group lacks blocks: see Status::shortage()
   kResourceExhausted = 5,   // a fixed table (sequences, pins, table entries) is full
   kAborted = 6,             // fail(t) closed this sequence
@@ -58,7 +57,7 @@ enum class ErrorCode : std::int32_t {
   kUnsupported = 8,         // valid, but this build or this configuration cannot do it
 };
 
-// Why a group could not give the blocks that a call needs. Plain integers, in blocks.
+// Why a group does not have the blocks that a call needs. Plain integers, in blocks.
 // needed > free + evictable always holds.
 struct Shortage {
   std::int32_t group = 0;
@@ -66,7 +65,7 @@ struct Shortage {
   std::int32_t free = 0;
   std::int32_t evictable = 0;  // the cached blocks: every one of them can be evicted
   std::int32_t pinned = 0;     // held by sequences and pins
-  std::int32_t retiring = 0;   // come back when steps are complete; only steps hold or touch them
+  std::int32_t retiring = 0;   // only steps hold or touch them; come back when these are complete
   std::int32_t sequences = 0;  // open sequences of the manager
   std::int32_t pins = 0;       // pins of the manager
 
@@ -83,7 +82,7 @@ class [[nodiscard]] Status {
   Status() noexcept = default;
   Status(ErrorCode code, std::string message)
       : code_(code), message_(std::make_unique<std::string>(std::move(message))) {}
-  // Not explicit: `return Shortage{...};` is how a full pool is reported.
+  // Not explicit, so that `return Shortage{...};` reports a full pool.
   Status(const Shortage& shortage) noexcept : code_(ErrorCode::kNoBlocks), shortage_(shortage) {}
 
   Status(Status&&) noexcept = default;
@@ -153,10 +152,10 @@ class [[nodiscard]] Result {
   [[nodiscard]] bool has_value() const noexcept { return has_; }
   explicit operator bool() const noexcept { return has_; }
 
-  // Requires: has_value(). To take the value of an error stops the program: there is none.
+  // Requires: has_value(). Taking the value of an error stops the program.
   T& operator*() & noexcept { return value(); }
   const T& operator*() const& noexcept { return value(); }
-  // By value, so that `for (x : *call())` walks something that lives as long as the loop.
+  // By value, so that in `for (x : *call())` the value lives as long as the loop.
   T operator*() && noexcept(std::is_nothrow_move_constructible_v<T>) { return std::move(value()); }
   T* operator->() noexcept { return &value(); }
   const T* operator->() const noexcept { return &value(); }

@@ -2,12 +2,12 @@
 #pragma once
 
 // StepPlan is what an engine needs to run one step on a device: plain int32 arrays in the forms
-// that paged attention kernels take. The arrays live in buffers of their step: those of a committed
-// step may still be uploaded while the next one is planned. They are reused by another plan() of
-// the same step, and by a later step once theirs was completed, dropped or failed.
+// that paged attention kernels take. The arrays live in buffers of their step, so those of a
+// committed step may still be uploaded while the next step is planned. Another plan() of the same
+// step reuses them, and so does a later step once their step was completed, dropped or failed.
 //
 // It knows ids, counts and positions, in tokens and blocks; no bytes and no device. It owns
-// nothing: every span looks into the manager, and none outlives it.
+// nothing: every span points into the manager and must not outlive it.
 // Invariants: num_tokens == query_start.back(), all arrays of one plan have the same sequences in
 // the same order, and no copy reads what another of the same step writes.
 // Thread safety: read-only; any thread may read the arrays until they are reused.
@@ -20,10 +20,10 @@
 namespace kvfolio {
 
 // Sequences [first_sequence, first_sequence + num_sequences) of the plan begin with the same
-// num_blocks physical blocks. All of these are full, no member's trim dropped a token of them, and
-// all tokens of the step lie behind them: attend over those blocks once (a cascade:
-// merge_states()), then merge. In a window group that is right only for queries whose window and
-// sinks leave out none of these tokens.
+// num_blocks physical blocks. All of these are full, no trim of these sequences dropped a token of
+// them, and all tokens of the step lie behind them. So attend to these blocks once, then merge (a
+// cascade, see merge_states()). In a window group this is right only for queries whose window and
+// sinks include all of these tokens.
 struct SharedPrefix {
   std::int32_t first_sequence = 0;
   std::int32_t num_sequences = 0;
@@ -33,10 +33,10 @@ struct SharedPrefix {
 };
 
 struct GroupPlan {
-  // [num_tokens]: block * block_size + offset, or -1: the token's K and V are there already.
+  // [num_tokens]: block * block_size + offset, or -1 if the token's K and V are there already.
   std::span<const std::int32_t> slot_mapping;
-  // [num_sequences, block_table_stride]: physical block of each logical block, PlanOptions::pad
-  // behind the last one and where a window or a trim dropped the block.
+  // [num_sequences, block_table_stride]: physical block of each logical block. PlanOptions::pad
+  // stands behind the last one and in place of a block that a window or a trim dropped.
   std::span<const std::int32_t> block_table;
   std::int32_t block_table_stride = 0;
   // FlashInfer: live blocks only, in order. [num_sequences + 1], [kv_indptr.back()],
@@ -64,8 +64,8 @@ struct StepPlan {
   std::int32_t num_tokens = 0;
   std::span<const SequenceId> sequences;  // in append order
   // [num_sequences]: a number below KVCacheManager::num_rows() that a sequence keeps while it is
-  // open. Another sequence may get it afterwards: under kInOrder at once, since what is written to
-  // a table on the device follows in the stream; under kUnordered when every step that was
+  // open. Another sequence may get it afterwards. Under kInOrder it may at once, since writes to a
+  // table on the device follow in the stream. Under kUnordered it may when every step that was
   // committed with the closed sequence is complete.
   std::span<const std::int32_t> rows;
   std::span<const std::int32_t> query_start;  // [num_sequences + 1], tokens before each sequence

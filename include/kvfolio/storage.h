@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// KVStorage is where the keys and values of every group of a CacheSpec lie: in memory of its own,
-// taken from a MemoryResource, or in memory that an engine lends (pointer and strides). It knows
-// bytes, never tokens, sequences or reference counts.
+// KVStorage holds the keys and values of every group of a CacheSpec, in memory that it takes from a
+// MemoryResource or in memory that an engine lends (pointer and strides). It knows bytes, never
+// tokens, sequences or reference counts.
 //
 //   Result<KVStorage> storage = KVStorage::create(spec);
 //   if (!storage) return storage.error();
 //   KVView view = *storage->view(GroupId(0));   // what the kernels take
 //
-// Invariants: every byte that a view reaches lies in the memory of its group; no two rows (a row
-// is the head_dim elements of one token, head and layer; the scale of an int8 row is one of its
-// own) overlap, also not rows of two groups.
+// Invariants: every byte that a view reaches lies in the memory of its group; no two rows overlap,
+// not even rows of two groups. A row is the head_dim elements of one token, head and layer; the
+// scale of an int8 row counts as a row of its own.
 // The contents of fresh memory are unspecified: a slot holds a token only after an append.
 // Thread safety: none for copy_blocks, copy_blocks_from and fill against any other use of the same
 // blocks; the const members may be called from several threads.
@@ -32,23 +32,23 @@
 namespace kvfolio {
 
 // Memory of an engine for one group. Strides are in bytes, not negative, and multiples of the
-// element; those along an axis of one entry are not used. The axes may be in any order (K and V
-// apart, interleaved by block, by token, ...) as long as they nest: each stride steps over all
-// that lies within it.
-// Where spec.format is granule, a tile of 16 tokens takes the place of a row: pointers and strides
-// are multiples of 64 bytes, and the scales of a block and head follow each other.
+// element; strides along an axis of one entry are not used. The axes may be in any order (K and V
+// apart, interleaved by block, by token, ...) if they nest: each stride steps over all that lies
+// within it.
+// If spec.format is granule, a tile of 16 tokens takes the place of a row: pointers and strides are
+// multiples of 64 bytes, and the scales of a block and head follow each other.
 struct BorrowedGroup {
   std::byte* k = nullptr;    // [num_layers, num_blocks, num_kv_heads, block_size, head_dim_k]
   std::int64_t k_bytes = 0;  // bytes that may be touched from k on
   KVStrides k_strides = {};
-  std::byte* v = nullptr;  // likewise with head_dim_v; null when the spec stores no V of its own
+  std::byte* v = nullptr;  // the same with head_dim_v; null if the spec stores no V of its own
   std::int64_t v_bytes = 0;
   KVStrides v_strides = {};
   // int8 only, else null: f32 [num_layers, num_blocks, num_kv_heads, block_size], aligned to 4.
   std::byte* k_scale = nullptr;
   std::int64_t k_scale_bytes = 0;
   KVStrides k_scale_strides = {};
-  std::byte* v_scale = nullptr;  // null, too, when the spec stores no V of its own
+  std::byte* v_scale = nullptr;  // null if the spec stores no V of its own
   std::int64_t v_scale_bytes = 0;
   KVStrides v_scale_strides = {};
 };
@@ -58,14 +58,15 @@ class KVStorage {
   // Takes memory for every group as plan_layouts() lays it out. `resource` must outlive the
   // storage; null is a HostMemory of the storage's own.
   // kInvalidArgument: the spec, see validate(); a resource whose memory is not aligned as asked.
-  // kOutOfMemory: the group, its bytes and what the resource said. Nothing is kept then.
+  // kOutOfMemory: names the group, its bytes and the resource's error; all memory is given back.
   KVFOLIO_API static Result<KVStorage> create(const CacheSpec& spec,
                                               MemoryResource* resource = nullptr);
   // Over memory that the caller owns and that outlives the storage, one entry for each group, in
-  // order. `resource` says what kind of memory it is and copies within it (null: the CPU's).
-  // Of spec.format only granule matters: else the strides say it all. kInvalidArgument with the
-  // group, the field and the numbers: null or misaligned pointers, negative or misaligned strides,
-  // an extent that overflows or ends behind the given bytes, rows that overlap.
+  // order. `resource` says what kind of memory it is and copies within it; null: CPU memory.
+  // spec.format matters only if it is granule; otherwise the strides describe the layout.
+  // kInvalidArgument, with the group, the field and the numbers: null or misaligned pointers,
+  // negative or misaligned strides, an extent that overflows or exceeds the given bytes, rows that
+  // overlap.
   KVFOLIO_API static Result<KVStorage> borrow(const CacheSpec& spec,
                                               std::span<const BorrowedGroup> groups,
                                               MemoryResource* resource = nullptr);
@@ -80,29 +81,29 @@ class KVStorage {
   [[nodiscard]] std::int32_t num_groups() const noexcept {
     return static_cast<std::int32_t>(views_.size());
   }
-  // kInvalidArgument for a group that the spec does not have. Valid until the storage goes.
+  // Valid until the storage is destroyed. kInvalidArgument: the spec has no such group.
   [[nodiscard]] KVFOLIO_API Result<KVView> view(GroupId group) const;
   [[nodiscard]] KVFOLIO_API MemoryKind memory_kind() const noexcept;
   [[nodiscard]] bool owns_memory() const noexcept { return !owned_.empty(); }
   // Bytes taken from the resource for all groups, padding included; 0 when borrowed.
   [[nodiscard]] KVFOLIO_API std::int64_t memory_bytes() const noexcept;
 
-  // Copies block src[i] to block dst[i], all layers, K, V and scales, in the order of i. Source and
-  // destination of one pair may be equal (nothing happens). All pairs are checked before the first
-  // byte moves: kInvalidArgument for unequal counts, a group or a block out of range.
-  // Bytes of an engine's memory that belong to no row are not touched.
+  // Copies block src[i] to block dst[i], all layers, K, V and scales, in the order of i. A pair of
+  // equal blocks does nothing. All pairs are checked before the first byte moves: kInvalidArgument
+  // for unequal counts, a group or a block out of range. Bytes of an engine's memory that belong to
+  // no row are not touched.
   KVFOLIO_API Status copy_blocks(GroupId group, std::span<const std::int32_t> src,
                                  std::span<const std::int32_t> dst);
 
   // Copies the named blocks of `source` to the same ids here, all layers, K, V and scales; strides
-  // may differ. The two share no memory. All are checked before the first byte moves:
-  // kInvalidArgument for another spec, a group or a block out of range; kUnsupported where the CPU
-  // may not touch the memory of one of the two and they do not share their resource.
+  // may differ. The two storages share no memory. All arguments are checked before the first byte
+  // moves: kInvalidArgument for another spec, a group or a block out of range; kUnsupported if the
+  // CPU may not touch the memory of one of the two and they do not share their resource.
   KVFOLIO_API Status copy_blocks_from(const KVStorage& source, GroupId group,
                                       std::span<const std::int32_t> blocks);
 
-  // Sets every byte of every row and scale: for tests and for poison (0xff makes NaN of every
-  // element type; of int8 the scale is one).
+  // Sets every byte of every row and scale, for tests and to poison memory: 0xff makes NaN of every
+  // element type, and of the scales of int8.
   // kUnsupported on memory that the CPU may not touch.
   KVFOLIO_API Status fill(std::byte value);
 

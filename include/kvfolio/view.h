@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Plain views of memory that somebody else owns: what kernels take and all that they know.
-// No pool, no manager, no allocation. Trivially copyable, so they may be passed to a device.
-// A view checks nothing: k_at() and at() compute addresses from whatever they are given, and the
-// memory must outlive the view. Kernels check shapes; KVStorage makes views whose rows lie within
-// its memory.
+// Plain views of memory that the caller owns: what kernels take, and all that they know. No pool,
+// no manager, no allocation. Trivially copyable, so they may be passed to a device.
+// A view checks nothing, not even the arguments of k_at() and at(), and the memory must outlive the
+// view. Kernels check shapes; KVStorage makes views whose rows lie within its memory.
 // Thread safety: values.
 
 #include <cstddef>
@@ -28,7 +27,7 @@ struct KVStrides {
 // The keys and values of one group.
 struct KVView {
   std::byte* k = nullptr;  // [num_layers, num_blocks, num_kv_heads, block_size, head_dim_k]
-  std::byte* v = nullptr;  // likewise with head_dim_v; null when head_dim_v is 0; may point into k
+  std::byte* v = nullptr;  // the same with head_dim_v; null if head_dim_v is 0; may point into k
   KVStrides k_strides;
   KVStrides v_strides;
   std::int32_t num_layers = 0;
@@ -40,17 +39,18 @@ struct KVView {
   DType dtype = DType::kF32;
   // V is the first head_dim_v elements of K: appends write K only.
   bool v_is_prefix_of_k = false;
-  // Rows lie in tiles of 16 tokens, see Format::kGranule; else elements of a row are contiguous.
+  // True: rows lie in tiles of 16 tokens, see Format::kGranule. False: elements of a row are
+  // contiguous.
   bool granule = false;
   // int8 only, else null: f32 [num_layers, num_blocks, num_kv_heads, block_size], a scale for each
-  // row, in every format; finite and >= 0, or NaN, as append() writes them. v_scale is null when
-  // head_dim_v is 0, and k_scale where V is a prefix of K.
+  // row, in every format; finite and >= 0, or NaN, as append() writes them. v_scale is null if
+  // head_dim_v is 0, and equals k_scale if V is a prefix of K.
   std::byte* k_scale = nullptr;
   std::byte* v_scale = nullptr;
   KVStrides k_scale_strides = {};
   KVStrides v_scale_strides = {};
 
-  // The row of a token; in format granule the tile that it lies in.
+  // The row of a token; in format granule, the tile that it lies in.
   [[nodiscard]] std::byte* k_at(std::int32_t layer, std::int32_t block, std::int32_t head,
                                 std::int32_t offset) const noexcept {
     return k + layer * k_strides.layer + block * k_strides.block + head * k_strides.head +
@@ -78,8 +78,8 @@ struct KVView {
   }
 };
 
-// Rows of an engine: [num_tokens, num_heads, head_dim], any strides in bytes (negative ones too, 0
-// where rows are only read), elements contiguous.
+// Rows of an engine: [num_tokens, num_heads, head_dim], elements contiguous, any strides in bytes:
+// negative ones too, and 0 if rows are only read.
 struct RowsView {
   std::byte* data = nullptr;
   std::int64_t token_stride = 0;
