@@ -1022,7 +1022,8 @@ TEST(KernelTarget, OneThatTheMachineDoesNotRunIsRefusedByName) {
 
 // ---- faults of earlier systems -----------------------------------------------------------------
 
-TEST(FaultA1, QueryHeadsReadTheirOwnKvHead) {
+// Fault A1.
+TEST(Attention, QueryHeadsReadTheirOwnKvHead) {
   // 6 query heads over 3 KV heads, each KV head with one constant value.
   Problem s{.sequences = {{.kv_len = 7, .queries = 1}}, .num_kv_heads = 3};
   Prepared p(s);
@@ -1039,7 +1040,8 @@ TEST(FaultA1, QueryHeadsReadTheirOwnKvHead) {
   }
 }
 
-TEST(FaultA1, IdsOfTheTableAreNotTrusted) {
+// Fault A1.
+TEST(Attention, IdsOfTheTableAreNotTrusted) {
   Problem s{.sequences = {{.kv_len = 7, .queries = 1}}};
   for (const std::int32_t block : {-1, 1 << 20, kMax, kMin}) {
     Prepared p(s);
@@ -1050,7 +1052,8 @@ TEST(FaultA1, IdsOfTheTableAreNotTrusted) {
   }
 }
 
-TEST(FaultA1, PrefillIsCausalUnlessAskedOtherwise) {
+// Fault A1.
+TEST(Attention, PrefillIsCausalUnlessAskedOtherwise) {
   EXPECT_TRUE(AttentionParams{}.causal);
   // Changing a later token changes no earlier row.
   Problem s{.sequences = {{.kv_len = 8, .queries = 8}}};
@@ -1067,15 +1070,17 @@ TEST(FaultA1, PrefillIsCausalUnlessAskedOtherwise) {
   EXPECT_NE(after.out, before.out);
 }
 
-TEST(FaultA1, OnlyBlocksOfTheTableAreRead) {
+// Fault A1.
+TEST(Attention, OnlyBlocksOfTheTableAreRead) {
   // Everything else in the pool is poison, also in the layers beside: Prepared writes only what is
   // visible. One poisoned read would show.
   const Outcome got = attended({.sequences = {{.kv_len = 50, .queries = 3}}, .block_size = 16});
   for (const double x : got.out) EXPECT_FALSE(std::isnan(x));
 }
 
-// Nor copied with the rest of the pool: of blocks that no table names not one byte may be touched.
-TEST(FaultA1, BlocksThatNoTableNamesAreNotTouched) {
+// Fault A1: no byte of a block that no table names may be touched, nor copied with the rest of the
+// pool.
+TEST(Attention, BlocksThatNoTableNamesAreNotTouched) {
   constexpr std::int32_t kBlocks = 8;
   constexpr std::size_t kBlockBytes = 2 * 4096;  // 16 tokens x 64 dims of f32, in K and in V
   for (const Format format : {Format::kHnd, Format::kNhd, Format::kGranule}) {

@@ -277,14 +277,16 @@ TEST(Append, EachWrongArgumentIsRefusedAndNothingIsWritten) {
 
 // ---- faults of earlier systems -----------------------------------------------------------------
 
-TEST(FaultB6, SlotsThatOverflowInt32AreRefused) {
+// Fault B6.
+TEST(Append, SlotsThatOverflowInt32AreRefused) {
   GoodAppend args;
   args.view.num_blocks = 200000001;
   args.view.block_size = 16;
   args.expect_refused("200000001 blocks x 16 = 3200000016 slots");
 }
 
-TEST(FaultB9, FewerSlotsThanTokensIsAnErrorAndNothingIsWritten) {
+// Fault B9.
+TEST(Append, FewerSlotsThanTokensIsAnErrorAndNothingIsWritten) {
   GoodAppend fewer;
   fewer.slots.pop_back();
   fewer.expect_refused("2 slots for 3 tokens");
@@ -296,7 +298,8 @@ TEST(FaultB9, FewerSlotsThanTokensIsAnErrorAndNothingIsWritten) {
   no_slots.expect_refused("0 slots for 3 tokens");
 }
 
-TEST(FaultB10, ABadLaterSlotIsFoundBeforeTheFirstTokenIsWritten) {
+// Fault B10.
+TEST(Append, ABadLaterSlotIsFoundBeforeTheFirstTokenIsWritten) {
   for (const std::int32_t bad : {32, -2, kMax, kMin}) {
     GoodAppend args;
     args.slots.back() = bad;
@@ -304,7 +307,8 @@ TEST(FaultB10, ABadLaterSlotIsFoundBeforeTheFirstTokenIsWritten) {
   }
 }
 
-TEST(FaultB11, KeysOfMoreHeadsThanTheCacheHasAreRefused) {
+// Fault B11.
+TEST(Append, KeysOfMoreHeadsThanTheCacheHasAreRefused) {
   TestCache cache({.num_kv_heads = 1, .head_dim_k = 4, .head_dim_v = 4, .num_blocks = 2});
   const std::vector<std::byte> before = cache.memory;
   TestRows k(1, 2, 4, DType::kF32);
@@ -318,13 +322,15 @@ TEST(FaultB11, KeysOfMoreHeadsThanTheCacheHasAreRefused) {
   EXPECT_EQ(cache.memory, before);
 }
 
-TEST(FaultB12, ValuesOfFewerTokensThanKeysAreRefused) {
+// Fault B12.
+TEST(Append, ValuesOfFewerTokensThanKeysAreRefused) {
   GoodAppend args;
   args.v_rows.num_tokens = 1;
   args.expect_refused("v is [1 tokens");
 }
 
-TEST(FaultB13, SlotsOfSixtyFourBitsDoNotCompile) {
+// Fault B13.
+TEST(Append, SlotsOfSixtyFourBitsDoNotCompile) {
   using Slots64 = std::span<const std::int64_t>;
   using Slots32 = std::span<const std::int32_t>;
   static_assert(std::is_invocable_v<decltype(append), const KVView&, int, const ConstRowsView&,
@@ -333,7 +339,8 @@ TEST(FaultB13, SlotsOfSixtyFourBitsDoNotCompile) {
                                      const ConstRowsView&, Slots64>);
 }
 
-TEST(FaultB14, SinglesIntoAHalfWidthCacheAreConvertedAndStayInTheirSlots) {
+// Fault B14.
+TEST(Append, SinglesIntoAHalfWidthCacheAreConvertedAndStayInTheirSlots) {
   for (const DType half : {DType::kF16, DType::kBF16}) {
     TestCache cache({.num_kv_heads = 1,
                      .head_dim_k = 8,
@@ -356,7 +363,8 @@ TEST(FaultB14, SinglesIntoAHalfWidthCacheAreConvertedAndStayInTheirSlots) {
   }
 }
 
-TEST(FaultL6, KeysOfTheWrongLengthAreAnErrorNotStaleData) {
+// Fault L6.
+TEST(Append, KeysOfTheWrongLengthAreAnErrorNotStaleData) {
   GoodAppend args;
   args.k_rows.head_dim = 4;
   args.expect_refused("head_dim 4");
@@ -366,13 +374,15 @@ TEST(FaultL6, KeysOfTheWrongLengthAreAnErrorNotStaleData) {
   EXPECT_EQ(write_token(cache.view, {0, 0, 0}, k.rows, {}).code(), ErrorCode::kInvalidArgument);
 }
 
-TEST(FaultL7, AppendToALayerThatDoesNotExistIsAnError) {
+// Fault L7.
+TEST(Append, ToALayerThatDoesNotExistIsAnError) {
   GoodAppend args;
   args.layer = 5;
   args.expect_refused("layer is 5, the cache has layers 0 to 1");
 }
 
-TEST(FaultL8, GatherOfALayerThatDoesNotExistIsAnErrorNotZeros) {
+// Fault L8.
+TEST(Gather, OfALayerThatDoesNotExistIsAnErrorNotZeros) {
   TestCache cache(spec_of(DType::kF32, Format::kHnd, 4));
   TestRows k(1, 2, 5, DType::kF32);
   const std::vector<std::byte> before = k.memory;
@@ -388,7 +398,8 @@ TEST(FaultL8, GatherOfALayerThatDoesNotExistIsAnErrorNotZeros) {
   EXPECT_EQ(k.memory, before);
 }
 
-TEST(FaultL9, TokensOfABadPlaceAreErrorsInReadAndWrite) {
+// Fault L9.
+TEST(OneToken, AtABadPlaceIsAnErrorInReadAndWrite) {
   TestCache cache(spec_of(DType::kF32, Format::kHnd, 4));
   const std::vector<std::byte> before = cache.memory;
   TestRows k(1, 1, 5, DType::kF32);
@@ -401,7 +412,8 @@ TEST(FaultL9, TokensOfABadPlaceAreErrorsInReadAndWrite) {
   EXPECT_EQ(cache.memory, before);
 }
 
-TEST(FaultL10, GatherThroughABadTableEntryIsAnError) {
+// Fault L10.
+TEST(Gather, ThroughABadTableEntryIsAnError) {
   TestCache cache(spec_of(DType::kF32, Format::kHnd, 4));
   TestRows k(8, 2, 5, DType::kF32);
   const std::vector<std::byte> before = k.memory;
@@ -415,7 +427,8 @@ TEST(FaultL10, GatherThroughABadTableEntryIsAnError) {
   }
 }
 
-TEST(FaultL17, ACopyOfABadBlockIsAnErrorAndNothingMoves) {
+// Fault L17.
+TEST(CopyBlocks, ACopyOfABadBlockIsAnErrorAndNothingMoves) {
   TestCache cache(spec_of(DType::kF32, Format::kHnd, 4));
   for (std::size_t i = 0; i < cache.memory.size(); ++i) cache.memory[i] = std::byte(i % 251);
   const std::vector<std::byte> before = cache.memory;
@@ -433,7 +446,8 @@ TEST(FaultL17, ACopyOfABadBlockIsAnErrorAndNothingMoves) {
   EXPECT_EQ(cache.memory, before);
 }
 
-TEST(FaultJ2, ARangeIsGatheredWithoutTheRestOfTheSequence) {
+// Fault J2.
+TEST(Gather, ARangeIsGatheredWithoutTheRestOfTheSequence) {
   // Only the blocks of the range need an entry in the table.
   TestCache cache(spec_of(DType::kF32, Format::kHnd, 4));
   TestRows all(4, 2, 5, DType::kF32);

@@ -410,7 +410,8 @@ TEST(KVStorage, DeviceMemoryIsCopiedByItsResourceAndNeverFilled) {
   EXPECT_GT(device.num_copies, 0);
 }
 
-TEST(FaultJ3, SizesThatNoMachineHasAreErrorsWithTheNumbers) {
+// Fault J3.
+TEST(KVStorage, SizesThatNoMachineHasAreErrorsWithTheNumbers) {
   // 2^20 blocks x 16 tokens x 64 heads x 2 x 1024 x 8 bytes x 64 layers = 2^50 bytes.
   GroupSpec huge{.num_layers = 64,
                  .num_kv_heads = 64,
@@ -431,8 +432,8 @@ TEST(FaultJ3, SizesThatNoMachineHasAreErrorsWithTheNumbers) {
   EXPECT_EQ(overflow.error().code(), ErrorCode::kInvalidArgument);
 }
 
-// Vectors of no elements (J4) and blocks of no tokens (B17) likewise.
-TEST(FaultB4, NoLayersNoBlocksOrNoTokensPerBlockAreErrorsAtCreation) {
+// Faults B4, J4 (vectors of no elements) and B17 (blocks of no tokens).
+TEST(KVStorage, NoLayersNoBlocksOrNoTokensPerBlockAreErrorsAtCreation) {
   const GroupSpec good{.head_dim_k = 4, .head_dim_v = 4, .num_blocks = 2};
   for (std::int32_t GroupSpec::*field :
        {&GroupSpec::num_layers, &GroupSpec::block_size, &GroupSpec::num_blocks,
@@ -447,7 +448,8 @@ TEST(FaultB4, NoLayersNoBlocksOrNoTokensPerBlockAreErrorsAtCreation) {
   }
 }
 
-TEST(FaultL17, AStorageCopiesNothingWhenOneBlockIsBad) {
+// Fault L17.
+TEST(KVStorage, AStorageCopiesNothingWhenOneBlockIsBad) {
   Result<KVStorage> storage = KVStorage::create(two_groups());
   ASSERT_TRUE(storage);
   write_pattern(*storage->view(GroupId(0)));

@@ -30,7 +30,7 @@ double seconds_of_open(Engine& e, const Tokens& prompt, int rounds) {
 }
 
 // Fault P6. Eight times the tokens: 8 if linear, 64 if every block looks at the whole prefix.
-TEST(FaultP6, APromptIsFoundInTimeThatGrowsWithItsLength) {
+TEST(Growth, APromptIsFoundInTimeThatGrowsWithItsLength) {
   Engine e({full_group(16, 16384)});
   const Tokens small = tokens(1, 16384);
   const Tokens large = tokens(1, 131072);
@@ -40,7 +40,7 @@ TEST(FaultP6, APromptIsFoundInTimeThatGrowsWithItsLength) {
 }
 
 // Fault P6: a touch looked at every cached block. A hundred times the blocks.
-TEST(FaultP6, ATouchDoesNotLookAtTheOtherCachedBlocks) {
+TEST(Growth, ATouchDoesNotLookAtTheOtherCachedBlocks) {
   const auto seconds = [](std::int32_t blocks) {
     Engine e({full_group(16, blocks)});
     e.cache(tokens(1, 16 * (blocks - 8)));
@@ -52,7 +52,7 @@ TEST(FaultP6, ATouchDoesNotLookAtTheOtherCachedBlocks) {
 
 // Fault T18: every question for a victim looked at all sequences. One is used between two
 // questions; sixteen times the sequences.
-TEST(FaultT18, AVictimIsFoundWithoutALookAtTheOthers) {
+TEST(Growth, AVictimIsFoundWithoutALookAtTheOthers) {
   const auto seconds = [](std::int32_t sequences) {
     Engine e({full_group(16, sequences + 1000)}, {.max_sequences = sequences});
     std::vector<SequenceId> all;
@@ -79,7 +79,7 @@ TEST(FaultT18, AVictimIsFoundWithoutALookAtTheOthers) {
 }
 
 // Fault T18: a trim cost what it dropped times the table. Thirty-two times the blocks.
-TEST(FaultT18, ATrimCostsWhatItDrops) {
+TEST(Growth, ATrimCostsWhatItDrops) {
   const auto seconds = [](std::int32_t blocks) {
     double best = 1e9;
     Engine e({full_group(16, blocks)}, {.prefix_cache = false});
@@ -97,7 +97,7 @@ TEST(FaultT18, ATrimCostsWhatItDrops) {
 
 // Fault T18: to drop one token more, or to take back the last one, looked at all that lay before.
 // Thirty-two times the blocks.
-TEST(FaultT18, ATrimForEachTokenAndATruncateByOneDoNotLookAtTheRest) {
+TEST(Growth, ATrimForEachTokenAndATruncateByOneDoNotLookAtTheRest) {
   const auto seconds = [](std::int32_t blocks) {
     Engine e({full_group(1, blocks + 64)}, {.prefix_cache = false});
     const SequenceId trimmed = e.say_count(blocks / 2);
@@ -122,7 +122,7 @@ TEST(FaultT18, ATrimForEachTokenAndATruncateByOneDoNotLookAtTheRest) {
 }
 
 // Fault T18: slots that nobody uses are not looked at. A thousand times as many.
-TEST(FaultT18, AVictimAmongFewIsFoundWhateverMaxSequencesIs) {
+TEST(Growth, AVictimAmongFewIsFoundWhateverMaxSequencesIs) {
   const auto seconds = [](std::int32_t max_sequences) {
     Engine e({full_group(16, 1024)}, {.max_sequences = max_sequences});
     std::vector<SequenceId> all;
@@ -146,7 +146,7 @@ TEST(FaultT18, AVictimAmongFewIsFoundWhateverMaxSequencesIs) {
 
 // Fault T18: undo, preempt, accept and fork looked at every sequence of a step. Sixteen times the
 // sequences, each of which does it once: 16 if linear, 256 if not.
-TEST(FaultT18, ASequenceOfAStepIsFoundWithoutALookAtTheOthers) {
+TEST(Growth, ASequenceOfAStepIsFoundWithoutALookAtTheOthers) {
   const auto seconds = [](std::int32_t sequences) {
     double best = 1e9;
     for (int run = 0; run < 3; ++run) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults of earlier systems that must not come back. The prefix of a name is the fault's id: T, L,
-// B and P are of block managers that kvfolio replaces, F of large inference engines.
+// Faults of earlier systems that must not come back. The comment above a test has the fault's id:
+// T, L, B and P are of block managers that kvfolio replaces, F of large inference engines.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,7 +28,8 @@ constexpr ErrorCode kNoBlocks = ErrorCode::kNoBlocks;
 
 // ---- T: tables of many sequences without copies ----
 
-TEST(Faults, T1ForkedSequencesNeverWriteTheSameSlot) {
+// Fault T1.
+TEST(Faults, ForkedSequencesNeverWriteTheSameSlot) {
   Engine e({full_group(16, 8)});
   const SequenceId a = e.say(tokens(1, 10));
   const SequenceId b = must(e.manager.fork(a));
@@ -39,14 +40,16 @@ TEST(Faults, T1ForkedSequencesNeverWriteTheSameSlot) {
   EXPECT_EQ(e.usage().held, 2);
 }
 
-TEST(Faults, T2TrimKeepsTheRecentWindow) {
+// Fault T2.
+TEST(Faults, TrimKeepsTheRecentWindow) {
   Engine e({full_group(16, 8)});
   const SequenceId s = e.say(tokens(1, 64));
   must(e.manager.trim(s, {.num_sinks = 16, .window = 16}));
   EXPECT_THAT(e.live(s), ElementsAre(0, 3));
 }
 
-TEST(Faults, T3PositionsNeverChangeAndNothingIsOverwrittenAfterATrim) {
+// Fault T3.
+TEST(Faults, PositionsNeverChangeAndNothingIsOverwrittenAfterATrim) {
   Engine e({full_group(16, 16)});
   const SequenceId s = e.say(tokens(1, 160));
   const Tokens before = e.table(s);
@@ -70,7 +73,8 @@ TEST(Faults, T3PositionsNeverChangeAndNothingIsOverwrittenAfterATrim) {
   must(e.manager.finish(ticket));
 }
 
-TEST(Faults, T4TrimDropsTheMiddle) {
+// Fault T4.
+TEST(Faults, TrimDropsTheMiddle) {
   Engine e({full_group(16, 8)});
   const SequenceId s = e.say(tokens(1, 48));
   EXPECT_EQ(must(e.manager.trim(s, {.num_sinks = 32, .window = 1})), 15);
@@ -79,7 +83,8 @@ TEST(Faults, T4TrimDropsTheMiddle) {
   EXPECT_THAT(e.live(s), ElementsAre(0, 1, 2));  // the newest token is in the last block
 }
 
-TEST(Faults, T4WhatTheMiddleHeldIsFreed) {
+// Fault T4.
+TEST(Faults, WhatTheMiddleHeldIsFreed) {
   Engine e({full_group(16, 8)}, {.prefix_cache = false});
   const SequenceId s = e.say(tokens(1, 96));
   EXPECT_EQ(must(e.manager.trim(s, {.num_sinks = 32, .window = 1})), 63);
@@ -87,7 +92,8 @@ TEST(Faults, T4WhatTheMiddleHeldIsFreed) {
   EXPECT_EQ(e.usage().free, 5);
 }
 
-TEST(Faults, T5TrimToSinksFreesTheRestAndTheNextBlockIsFresh) {
+// Fault T5.
+TEST(Faults, TrimToSinksFreesTheRestAndTheNextBlockIsFresh) {
   Engine e({full_group(16, 8)}, {.prefix_cache = false});
   const SequenceId s = e.say(tokens(1, 64));
   const Tokens before = e.table(s);
@@ -106,7 +112,8 @@ TEST(Faults, T5TrimToSinksFreesTheRestAndTheNextBlockIsFresh) {
   EXPECT_EQ(e.usage().held, 3);
 }
 
-TEST(Faults, T6TrimAfterAForkReleasesAndNeverWritesTheSharedTail) {
+// Fault T6.
+TEST(Faults, TrimAfterAForkReleasesAndNeverWritesTheSharedTail) {
   Engine e({full_group(16, 32)});
   const SequenceId parent = e.say(tokens(1, 150));
   const SequenceId child = must(e.manager.fork(parent));
@@ -123,7 +130,8 @@ TEST(Faults, T6TrimAfterAForkReleasesAndNeverWritesTheSharedTail) {
   EXPECT_EQ(e.info(child).length, 151);
 }
 
-TEST(Faults, T7TrimOfHugeSinksDropsNothing) {
+// Fault T7.
+TEST(Faults, TrimOfHugeSinksDropsNothing) {
   Engine e({full_group(16, 8)});
   const SequenceId s = e.say(tokens(1, 100));
   constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
@@ -131,8 +139,8 @@ TEST(Faults, T7TrimOfHugeSinksDropsNothing) {
   EXPECT_EQ(e.live(s).size(), 7u);
 }
 
-// J7 is the same wrap in a batch of one sequence.
-TEST(Faults, T8AppendOfHugeCountsNeverWraps) {
+// Fault T8. J7 is the same wrap in a batch of one sequence.
+TEST(Faults, AppendOfHugeCountsNeverWraps) {
   Engine e({full_group(16, 8)});
   const SequenceId s = e.say(tokens(1, 10));
   must(e.manager.begin_step());
@@ -142,11 +150,13 @@ TEST(Faults, T8AppendOfHugeCountsNeverWraps) {
   }
 }
 
-TEST(Faults, T9BlockSizeZeroIsRefused) {
+// Fault T9.
+TEST(Faults, BlockSizeZeroIsRefused) {
   EXPECT_EQ(KVCacheManager::create(CacheSpec{{full_group(0, 8)}}).error().code(), kInvalid);
 }
 
-TEST(Faults, T10VictimsAreTheSameInEveryRun) {
+// Fault T10.
+TEST(Faults, VictimsAreTheSameInEveryRun) {
   std::set<Tokens> outcomes;
   for (int run = 0; run < 32; ++run) {
     Engine e({full_group(4, 16)});
@@ -159,7 +169,8 @@ TEST(Faults, T10VictimsAreTheSameInEveryRun) {
   EXPECT_EQ(outcomes.size(), 1u);
 }
 
-TEST(Faults, T11PinnedPrefixesAreNoVictims) {
+// Fault T11.
+TEST(Faults, PinnedPrefixesAreNoVictims) {
   Engine e({full_group(4, 4)});
   e.cache(tokens(1, 8));
   must(e.manager.pin(tokens(1, 9)));
@@ -167,7 +178,8 @@ TEST(Faults, T11PinnedPrefixesAreNoVictims) {
   EXPECT_EQ(e.probe(tokens(1, 9)), 8);
 }
 
-TEST(Faults, T12NobodyIsPreemptedForBlocksThatOthersHold) {
+// Fault T12.
+TEST(Faults, NoSequenceIsPreemptedForBlocksThatOthersHold) {
   Engine e({full_group(4, 32)});
   const SequenceId first = e.say(tokens(1, 80));
   std::vector<SequenceId> forks;
@@ -183,7 +195,8 @@ TEST(Faults, T12NobodyIsPreemptedForBlocksThatOthersHold) {
   for (const SequenceId fork : forks) EXPECT_EQ(e.info(fork).length, 80);
 }
 
-TEST(Faults, T13AFullPoolEvictsByItself) {
+// Fault T13.
+TEST(Faults, AFullPoolEvictsByItself) {
   Engine e({full_group(4, 4)});
   e.cache(tokens(1, 16));
   EXPECT_EQ(e.usage().free, 0);
@@ -192,7 +205,8 @@ TEST(Faults, T13AFullPoolEvictsByItself) {
   EXPECT_EQ(e.counters().blocks_evicted, 4u);
 }
 
-TEST(Faults, T15BytesFollowTheElementType) {
+// Fault T15.
+TEST(Faults, BytesFollowTheElementType) {
   for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
     GroupSpec group = full_group(16, 8);
     group.dtype = dtype;
@@ -201,7 +215,8 @@ TEST(Faults, T15BytesFollowTheElementType) {
   }
 }
 
-TEST(Faults, T16ASequenceWithoutTokensHasNoBlock) {
+// Fault T16.
+TEST(Faults, ASequenceWithoutTokensHasNoBlock) {
   Engine e({full_group(4, 8)});
   const SequenceId s = e.open({}).sequence;
   EXPECT_THAT(e.table(s), IsEmpty());
@@ -210,7 +225,8 @@ TEST(Faults, T16ASequenceWithoutTokensHasNoBlock) {
   EXPECT_EQ(e.usage().free, 8);
 }
 
-TEST(Faults, T17EveryFreedBlockIsCounted) {
+// Fault T17.
+TEST(Faults, EveryFreedBlockIsCounted) {
   Engine e({full_group(4, 16)}, {.prefix_cache = false});
   const SequenceId s = e.say(tokens(1, 40));
   must(e.manager.trim(s, {.num_sinks = 4, .window = 4}));
@@ -220,15 +236,16 @@ TEST(Faults, T17EveryFreedBlockIsCounted) {
   EXPECT_EQ(e.counters().blocks_freed, 10u);
 }
 
-TEST(Faults, T18SlotsBeyondInt32AreRefused) {
+// Fault T18.
+TEST(Faults, SlotsBeyondInt32AreRefused) {
   const Status error = KVCacheManager::create(CacheSpec{{full_group(1024, 1 << 24)}}).error();
   EXPECT_EQ(error.code(), kInvalid);
   EXPECT_THAT(error.message(), HasSubstr("slots"));
 }
 
-// Whoever holds a block is a sequence, a pin, or a step that copies from it for a sequence; a
+// Fault T18. A block is held by sequences, by pins and by steps that copy from it for a sequence; a
 // table has a block once. The options bound them all.
-TEST(Faults, T18NoBlockCanHaveMoreReferencesThanItsCounterHolds) {
+TEST(Faults, NoBlockCanHaveMoreReferencesThanItsCounterHolds) {
   constexpr std::int64_t kSequences = 1 << 23;
   constexpr std::int64_t kPins = 1 << 24;
   constexpr std::int64_t kSteps = 64 + 1;  // in flight, and the open one
@@ -240,8 +257,9 @@ TEST(Faults, T18NoBlockCanHaveMoreReferencesThanItsCounterHolds) {
   EXPECT_EQ(KVCacheManager::create(spec, {.max_steps_in_flight = 65}).error().code(), kInvalid);
 }
 
-// What reads a sequence is a step, and its append is the use: who computes is not the oldest.
-TEST(Faults, T18AStepThatReadsASequenceIsAUseOfIt) {
+// Fault T18. A step reads a sequence, and its append is the use: the sequence that computes is not
+// the oldest.
+TEST(Faults, AStepThatReadsASequenceIsAUseOfIt) {
   Engine e({full_group(4, 8)});
   const SequenceId a = e.say(tokens(1, 4));
   const SequenceId b = e.say(tokens(50, 4));
@@ -253,7 +271,8 @@ TEST(Faults, T18AStepThatReadsASequenceIsAUseOfIt) {
 
 // ---- L: leaks and double owners ----
 
-TEST(Faults, L1AnAppendThatDoesNotFitLeaksNothing) {
+// Fault L1.
+TEST(Faults, AnAppendThatDoesNotFitLeaksNothing) {
   Engine e({full_group(4, 10)});
   const SequenceId s = e.open({}).sequence;
   const Ticket t = must(e.manager.begin_step());
@@ -263,7 +282,8 @@ TEST(Faults, L1AnAppendThatDoesNotFitLeaksNothing) {
   must(e.manager.finish(t));
 }
 
-TEST(Faults, L2NoBlockIsHandedOutTwice) {
+// Fault L2.
+TEST(Faults, NoBlockIsHandedOutTwice) {
   Engine e({full_group(1, 8)}, {.prefix_cache = false});
   const SequenceId gone = e.say(tokens(1, 4));
   const Tokens freed = e.table(gone);
@@ -290,7 +310,8 @@ TEST(Faults, L2NoBlockIsHandedOutTwice) {
   must(e.manager.check_invariants());
 }
 
-TEST(Faults, L3DoubleCloseIsAnErrorAndFreesOnce) {
+// Fault L3.
+TEST(Faults, DoubleCloseIsAnErrorAndFreesOnce) {
   Engine e({full_group(4, 4)}, {.prefix_cache = false});
   const SequenceId s = e.say(tokens(1, 8));
   must(e.manager.close(s));
@@ -298,7 +319,8 @@ TEST(Faults, L3DoubleCloseIsAnErrorAndFreesOnce) {
   EXPECT_EQ(e.usage().free, 4);
 }
 
-TEST(Faults, L4AStaleIdNeverFreesTheNewOwnersBlocks) {
+// Fault L4.
+TEST(Faults, AStaleIdNeverFreesTheNewOwnersBlocks) {
   Engine e({full_group(4, 2)}, {.max_sequences = 1, .prefix_cache = false});
   const SequenceId old = e.say(tokens(1, 8));
   must(e.manager.close(old));
@@ -308,7 +330,8 @@ TEST(Faults, L4AStaleIdNeverFreesTheNewOwnersBlocks) {
   EXPECT_EQ(e.usage().held, 2);
 }
 
-TEST(Faults, L5UnknownIdsAreErrors) {
+// Fault L5.
+TEST(Faults, UnknownIdsAreErrors) {
   Engine e({full_group(4, 4)});
   EXPECT_EQ(e.manager.close(SequenceId(12345)).code(), ErrorCode::kNotFound);
   EXPECT_EQ(e.manager.fork(SequenceId(12345)).error().code(), ErrorCode::kNotFound);
@@ -316,14 +339,16 @@ TEST(Faults, L5UnknownIdsAreErrors) {
   EXPECT_FALSE(e.manager.ref_count(GroupId(0), BlockId(4)).has_value());
 }
 
-TEST(Faults, L10BlockIdsOutOfRangeNeverCrash) {
+// Fault L10.
+TEST(Faults, BlockIdsOutOfRangeNeverCrash) {
   Engine e({full_group(4, 4)});
   for (const std::int32_t block : {-1, 4, 1 << 30, std::numeric_limits<std::int32_t>::min()}) {
     EXPECT_FALSE(e.manager.is_findable(GroupId(0), BlockId(block)).has_value());
   }
 }
 
-TEST(Faults, L11EveryTableHasTheBlockSizeOfItsGroup) {
+// Fault L11.
+TEST(Faults, EveryTableHasTheBlockSizeOfItsGroup) {
   Engine e({full_group(32, 4), full_group(16, 8)});
   const SequenceId s = e.say(tokens(1, 64));
   EXPECT_EQ(e.table(s, 0).size(), 2u);
@@ -335,13 +360,15 @@ TEST(Faults, L11EveryTableHasTheBlockSizeOfItsGroup) {
   }
 }
 
-TEST(Faults, L12BlockSizeZeroNeverReachesASlot) {
+// Fault L12.
+TEST(Faults, BlockSizeZeroNeverReachesASlot) {
   GroupSpec bad = full_group(16, 4);
   bad.block_size = 0;
   EXPECT_FALSE(KVCacheManager::create(CacheSpec{{bad}}).has_value());
 }
 
-TEST(Faults, L13TokensThatWereNotComputedAreNeverShared) {
+// Fault L13.
+TEST(Faults, TokensThatWereNotComputedAreNeverShared) {
   Engine e({full_group(4, 8)});
   const SequenceId s = e.open(tokens(1, 8)).sequence;
   EXPECT_EQ(e.probe(tokens(1, 9)), 0);  // opened, not appended
@@ -355,14 +382,15 @@ TEST(Faults, L13TokensThatWereNotComputedAreNeverShared) {
   EXPECT_EQ(e.usage().free, 8);
 }
 
-TEST(Faults, L14ClosedSequencesGiveTheirBlocksBack) {
+// Fault L14.
+TEST(Faults, ClosedSequencesGiveTheirBlocksBack) {
   Engine e({full_group(4, 8)}, {.prefix_cache = false});
   for (int i = 0; i < 100; ++i) e.cache(tokens(i, 32));
   EXPECT_EQ(e.usage().free, 8);
 }
 
-// B15 likewise. Dropping an id drops nothing: the manager still knows the sequence.
-TEST(Faults, L14ASequenceWhoseIdIsLostIsStillListedAndCanBeClosed) {
+// Faults L14 and B15. Losing an id frees nothing: the manager still knows the sequence.
+TEST(Faults, ASequenceWhoseIdIsLostIsStillListedAndCanBeClosed) {
   Engine e({full_group(4, 8)}, {.prefix_cache = false});
   for (int i = 0; i < 4; ++i) static_cast<void>(e.say(tokens(100 * i, 8)));
   EXPECT_EQ(e.usage().free, 0);
@@ -372,9 +400,9 @@ TEST(Faults, L14ASequenceWhoseIdIsLostIsStillListedAndCanBeClosed) {
   EXPECT_EQ(e.usage().free, 8);
 }
 
-// The step is the unit: with one layer of two written, nothing counts and nothing is found. That a
-// step which the engine commits was written is the engine's word.
-TEST(Faults, L15ATokenOfAStepThatWasGivenUpNeverCounts) {
+// Fault L15. The step is the unit: with one layer of two written, nothing counts and nothing is
+// found. When the engine commits a step, the manager trusts that it was written.
+TEST(Faults, ATokenOfAStepThatWasGivenUpNeverCounts) {
   GroupSpec group = full_group(4, 8);
   group.num_layers = 2;
   group.dtype = DType::kF32;
@@ -408,7 +436,8 @@ TEST(Faults, L15ATokenOfAStepThatWasGivenUpNeverCounts) {
   EXPECT_EQ(must(manager.usage(GroupId(0))).free, 8);
 }
 
-TEST(Faults, L19LengthsComeFromAppendsOnly) {
+// Fault L19.
+TEST(Faults, LengthsComeFromAppendsOnly) {
   Engine e({full_group(4, 8)});
   const SequenceId s = e.say(tokens(1, 5));
   EXPECT_EQ(e.manager.truncate(s, 6).code(), kInvalid);
@@ -423,7 +452,8 @@ TEST(Faults, L19LengthsComeFromAppendsOnly) {
   EXPECT_EQ(e.info(other).length, 0);
 }
 
-TEST(Faults, L16AnotherManagersSequenceIsRefused) {
+// Fault L16.
+TEST(Faults, AnotherManagersSequenceIsRefused) {
   Engine a({full_group(4, 8)}, {.prefix_cache = false, .id_tag = 1});
   Engine b({full_group(4, 8)}, {.prefix_cache = false, .id_tag = 2});
   const SequenceId of_a = a.say(tokens(1, 8));
@@ -433,16 +463,17 @@ TEST(Faults, L16AnotherManagersSequenceIsRefused) {
   EXPECT_EQ(b.usage().held, 2);
 }
 
-// L16 and P8 are solved for managers that have tags of their own. Two that were both left at 0 give
+// Fault L16. It and P8 are solved for managers with distinct tags. Two managers with tag 0 give
 // equal ids, as equal managers always do.
-TEST(Faults, L16IdsSayWhoseTheyAreOnlyWithTags) {
+TEST(Faults, IdsSayWhoseTheyAreOnlyWithTags) {
   Engine a({full_group(4, 8)});
   Engine b({full_group(4, 8)});
   EXPECT_EQ(a.manager.options().id_tag, 0);
   EXPECT_EQ(a.open({}).sequence, b.open({}).sequence);
 }
 
-TEST(Faults, L18HugeDemandsAreErrorsNotCrashes) {
+// Fault L18.
+TEST(Faults, HugeDemandsAreErrorsNotCrashes) {
   constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
   Engine e({full_group(4, 8)});
   const SequenceId s = e.open({}).sequence;
@@ -456,7 +487,8 @@ TEST(Faults, L18HugeDemandsAreErrorsNotCrashes) {
   EXPECT_EQ(e.usage().free, 8);
 }
 
-TEST(Faults, L20ForkAndPrefixReuseAreForUsersAndWritesCheckSharing) {
+// Fault L20.
+TEST(Faults, ForkAndPrefixReuseAreForUsersAndWritesCheckSharing) {
   Engine e({full_group(4, 8)});
   const SequenceId a = e.say(tokens(1, 5));
   const SequenceId b = must(e.manager.fork(a));
@@ -468,7 +500,8 @@ TEST(Faults, L20ForkAndPrefixReuseAreForUsersAndWritesCheckSharing) {
 
 // ---- B: slot mappings ----
 
-TEST(Faults, B15ClosingReturnsBlocksToThePool) {
+// Fault B15.
+TEST(Faults, ClosingReturnsBlocksToThePool) {
   Engine e({full_group(4, 8)}, {.prefix_cache = false});
   const SequenceId s = e.say(tokens(1, 32));
   EXPECT_EQ(e.usage().free, 0);
@@ -476,7 +509,8 @@ TEST(Faults, B15ClosingReturnsBlocksToThePool) {
   EXPECT_EQ(e.usage().free, 8);
 }
 
-TEST(Faults, B1ResetReturnsBlocksToThePool) {
+// Fault B1.
+TEST(Faults, ResetReturnsBlocksToThePool) {
   Engine e({full_group(4, 8)}, {.prefix_cache = false});
   const SequenceId s = e.say(tokens(1, 32));
   must(e.manager.truncate(s, 0));
@@ -487,7 +521,8 @@ TEST(Faults, B1ResetReturnsBlocksToThePool) {
   EXPECT_EQ(e.say(tokens(50, 32)).valid(), true);
 }
 
-TEST(Faults, B3EveryAppendGetsItsOwnRoom) {
+// Fault B3.
+TEST(Faults, EveryAppendGetsItsOwnRoom) {
   Engine e({full_group(16, 8)});
   const SequenceId s = e.open({}).sequence;
   // The device has finished neither when the second asks.
@@ -512,13 +547,15 @@ TEST(Faults, B3EveryAppendGetsItsOwnRoom) {
   must(e.manager.admit(s, 48));
 }
 
-TEST(Faults, B4NoLayersAreRefused) {
+// Fault B4.
+TEST(Faults, NoLayersAreRefused) {
   GroupSpec group = full_group(16, 8);
   group.num_layers = 0;
   EXPECT_EQ(KVCacheManager::create(CacheSpec{{group}}).error().code(), kInvalid);
 }
 
-TEST(Faults, B5GroupsNeverDisagreeOnLengths) {
+// Fault B5.
+TEST(Faults, GroupsNeverDisagreeOnLengths) {
   Engine e({full_group(4, 16), full_group(2, 10)});
   const SequenceId s = e.say(tokens(1, 11));
   must(e.manager.truncate(s, 7));
@@ -536,26 +573,29 @@ TEST(Faults, B5GroupsNeverDisagreeOnLengths) {
   EXPECT_EQ(e.table(s, 1).size(), 5u);
 }
 
-TEST(Faults, B6SlotsNeverOverflow) {
+// Fault B6.
+TEST(Faults, SlotsNeverOverflow) {
   EXPECT_EQ(KVCacheManager::create(CacheSpec{{full_group(16, 200000000)}}).error().code(),
             kInvalid);
 }
 
-TEST(Faults, B7SlotsPastTheLengthAreRefused) {
+// Fault B7.
+TEST(Faults, SlotsPastTheLengthAreRefused) {
   Engine e({full_group(4, 8)});
   const SequenceId s = e.say(tokens(1, 5));
   Tokens out(1);
   EXPECT_EQ(e.manager.slot_mapping(s, GroupId(0), 5, out).code(), kInvalid);
 }
 
-TEST(Faults, B8LengthsBeyondTheTokensAreRefused) {
+// Fault B8.
+TEST(Faults, LengthsBeyondTheTokensAreRefused) {
   Engine e({full_group(4, 8)});
   const SequenceId s = e.say(tokens(1, 5));
   EXPECT_EQ(e.manager.truncate(s, 8).code(), kInvalid);
 }
 
-// With all that may be open: a leak is what the address sanitizer finds.
-TEST(Faults, B15DestroyingAManagerWithOpenSequencesIsFine) {
+// Fault B15, with all that may be open. The address sanitizer would find a leak.
+TEST(Faults, DestroyingAManagerWithOpenSequencesIsFine) {
   auto e = std::make_unique<Engine>(std::vector<GroupSpec>{full_group(4, 8)});
   e->cache(tokens(1, 5));
   e->say(tokens(100, 5));
@@ -565,7 +605,8 @@ TEST(Faults, B15DestroyingAManagerWithOpenSequencesIsFine) {
   EXPECT_EQ(e, nullptr);
 }
 
-TEST(Faults, B15WhatGoesWhileAStepIsInFlightGivesItsBlocksBack) {
+// Fault B15.
+TEST(Faults, WhatGoesWhileAStepIsInFlightGivesItsBlocksBack) {
   Engine e({full_group(4, 8)}, {.prefix_cache = false});
   const SequenceId s = e.open({}).sequence;
   const Ticket t = e.launch(s, tokens(1, 32));
@@ -575,7 +616,8 @@ TEST(Faults, B15WhatGoesWhileAStepIsInFlightGivesItsBlocksBack) {
   EXPECT_EQ(e.usage().free, 8);
 }
 
-TEST(Faults, B16SlotsStayInsideThePool) {
+// Fault B16.
+TEST(Faults, SlotsStayInsideThePool) {
   Engine e({full_group(4, 8), window_group(2, 20, 6)});
   const SequenceId s = e.open({}).sequence;
   for (int i = 0; i < 6; ++i) {
@@ -589,7 +631,8 @@ TEST(Faults, B16SlotsStayInsideThePool) {
 
 // ---- P: prefix caches ----
 
-TEST(Faults, P1AHalfFilledTailIsNeverAppendedToByTwo) {
+// Fault P1.
+TEST(Faults, AHalfFilledTailIsNeverAppendedToByTwo) {
   Engine e({full_group(16, 16)});
   const Tokens prompt = tokens(1, 20);
   e.cache(prompt);
@@ -609,7 +652,8 @@ TEST(Faults, P1AHalfFilledTailIsNeverAppendedToByTwo) {
   EXPECT_EQ(e.counters().block_copies, 1u);
 }
 
-TEST(Faults, P2ARequestTooLargeForThePoolKeepsNothing) {
+// Fault P2.
+TEST(Faults, ARequestTooLargeForThePoolKeepsNothing) {
   Engine e({full_group(4, 8)});
   const SequenceId s = e.open(tokens(1, 100)).sequence;
   const Ticket t = must(e.manager.begin_step());
@@ -620,7 +664,8 @@ TEST(Faults, P2ARequestTooLargeForThePoolKeepsNothing) {
   EXPECT_EQ(e.usage().free, 8);
 }
 
-TEST(Faults, P3ShortPromptsAreReleasedToo) {
+// Fault P3.
+TEST(Faults, ShortPromptsAreReleasedToo) {
   Engine e({full_group(16, 8)});
   for (int i = 0; i < 50; ++i) e.cache(tokens(100 * i, 3));
   EXPECT_EQ(e.usage().held, 0);
@@ -628,7 +673,8 @@ TEST(Faults, P3ShortPromptsAreReleasedToo) {
   EXPECT_EQ(e.usage().free, 8);
 }
 
-TEST(Faults, P3DecodedBlocksAreReleasedToo) {
+// Fault P3.
+TEST(Faults, DecodedBlocksAreReleasedToo) {
   Engine e({full_group(4, 16)});
   const SequenceId s = e.say(tokens(1, 6));
   for (int i = 0; i < 20; ++i) e.feed(s, {100 + i});
@@ -638,7 +684,8 @@ TEST(Faults, P3DecodedBlocksAreReleasedToo) {
   EXPECT_EQ(e.usage().free, 16);
 }
 
-TEST(Faults, P4AResetNeitherLeaksNorTakesWhatOthersHold) {
+// Fault P4.
+TEST(Faults, AResetNeitherLeaksNorTakesWhatOthersHold) {
   Engine e({full_group(4, 16)});
   const SequenceId s = e.say(tokens(1, 10));
   const SequenceId fork = must(e.manager.fork(s));
@@ -663,7 +710,8 @@ TEST(Faults, P4AResetNeitherLeaksNorTakesWhatOthersHold) {
   must(e.manager.check_invariants());
 }
 
-TEST(Faults, P5ALostHeadIsNeverPartOfAHit) {
+// Fault P5.
+TEST(Faults, ALostHeadIsNeverPartOfAHit) {
   Engine e({full_group(4, 6)});
   e.cache(tokens(1, 12));
   for (int evicted = 1; evicted <= 3; ++evicted) {
@@ -675,7 +723,8 @@ TEST(Faults, P5ALostHeadIsNeverPartOfAHit) {
   }
 }
 
-TEST(Faults, P7ClosingTwiceNeverGivesAwayASharedBlock) {
+// Fault P7.
+TEST(Faults, ClosingTwiceNeverGivesAwayASharedBlock) {
   Engine e({full_group(4, 8)});
   e.cache(tokens(1, 8));
   const Opened a = e.open(tokens(1, 9));
@@ -687,7 +736,8 @@ TEST(Faults, P7ClosingTwiceNeverGivesAwayASharedBlock) {
   EXPECT_EQ(e.refs(e.table(b.sequence)[0]), 1);
 }
 
-TEST(Faults, P8IdsOfTwoManagersNeverPassForEachOther) {
+// Fault P8.
+TEST(Faults, IdsOfTwoManagersNeverPassForEachOther) {
   Engine a({full_group(4, 8)}, {.id_tag = 1});
   Engine b({full_group(4, 8)}, {.id_tag = 2});
   const SequenceId sequence = a.open({}).sequence;
@@ -699,7 +749,8 @@ TEST(Faults, P8IdsOfTwoManagersNeverPassForEachOther) {
   EXPECT_EQ(b.manager.counters().sequences_closed, 0u);
 }
 
-TEST(Faults, P9EvictionNeverTakesABlockInUse) {
+// Fault P9.
+TEST(Faults, EvictionNeverTakesABlockInUse) {
   Engine e({full_group(4, 8)});
   const SequenceId s = e.say(tokens(1, 8));
   EXPECT_EQ(e.evict(8), 0);
@@ -710,7 +761,8 @@ TEST(Faults, P9EvictionNeverTakesABlockInUse) {
 
 // ---- F: large engines ----
 
-TEST(Faults, F1AHitIsHeldFromTheLookupOn) {
+// Fault F1.
+TEST(Faults, AHitIsHeldFromTheLookupOn) {
   Engine e({full_group(4, 4)});
   e.cache(tokens(1, 8));
   const Opened hit = e.open(tokens(1, 9));
@@ -723,7 +775,8 @@ TEST(Faults, F1AHitIsHeldFromTheLookupOn) {
   EXPECT_THAT(e.table(other), testing::Not(Contains(e.table(hit.sequence)[0])));
 }
 
-TEST(Faults, F2AReaderOfTheSameStepNeverSeesUnwrittenTokens) {
+// Fault F2.
+TEST(Faults, AReaderOfTheSameStepNeverSeesUnwrittenTokens) {
   Engine e({full_group(4, 8)});
   const SequenceId writer = e.open({}).sequence;
   const Ticket t = must(e.manager.begin_step());
@@ -733,7 +786,8 @@ TEST(Faults, F2AReaderOfTheSameStepNeverSeesUnwrittenTokens) {
   EXPECT_EQ(e.probe(tokens(1, 9)), 0);  // and aborted work leaves nothing
 }
 
-TEST(Faults, F3NothingIsReusedWhileAStepMayTouchIt) {
+// Fault F3.
+TEST(Faults, NothingIsReusedWhileAStepMayTouchIt) {
   Engine e({full_group(4, 4)}, {.prefix_cache = false});
   const SequenceId first = e.open({}).sequence;
   const Ticket t = e.launch(first, tokens(1, 8));
@@ -749,7 +803,8 @@ TEST(Faults, F3NothingIsReusedWhileAStepMayTouchIt) {
   EXPECT_EQ(e.usage().free, 2);
 }
 
-TEST(Faults, F4RetiringBlocksAreCountedSoThatNobodyIsPreemptedForNothing) {
+// Fault F4.
+TEST(Faults, RetiringBlocksAreCountedSoThatNoSequenceIsPreemptedForNothing) {
   Engine e({full_group(4, 4)}, {.prefix_cache = false});
   const SequenceId a = e.open({}).sequence;
   const Ticket t = e.launch(a, tokens(1, 16));
@@ -763,7 +818,8 @@ TEST(Faults, F4RetiringBlocksAreCountedSoThatNobodyIsPreemptedForNothing) {
   EXPECT_TRUE(e.manager.admit(b, 16).ok());
 }
 
-TEST(Faults, F8EqualPlaceholdersOfOtherMediaAreOtherPrompts) {
+// Fault F8.
+TEST(Faults, EqualPlaceholdersOfOtherMediaAreOtherPrompts) {
   Engine e({full_group(4, 32)});
   MediaSpan cat{.begin = 1, .end = 5};
   cat.content_id.fill(std::byte{1});
@@ -775,7 +831,8 @@ TEST(Faults, F8EqualPlaceholdersOfOtherMediaAreOtherPrompts) {
   EXPECT_EQ(e.probe(prompt, {.media = {&cat, 1}}), 9);
 }
 
-TEST(Faults, F19AFullHitComputesOneTokenOnly) {
+// Fault F19.
+TEST(Faults, AFullHitComputesOneTokenOnly) {
   Engine e({full_group(16, 8)});
   e.cache(tokens(1, 64));
   EXPECT_EQ(e.open(tokens(1, 64)).cached_tokens, 63);

@@ -68,7 +68,7 @@ TEST(Step, InOrderTokensAreFindableAtCommitForLaterSteps) {
   EXPECT_EQ(e.probe(tokens(1, 9)), 8);
 }
 
-// Fault P5, likewise.
+// Fault P5, without an order of steps.
 TEST(Step, UnorderedTokensAreFindableAtComplete) {
   Engine e({full_group(4, 8)}, {.order = Order::kUnordered});
   const SequenceId s = e.open({}).sequence;

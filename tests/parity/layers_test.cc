@@ -66,7 +66,7 @@ TEST(ParityLayers, SlotMappingOfAnyRange) {
 }
 
 // Fault B2: setting the blocks of a table lost those it had, and the new ones were not counted.
-TEST(ParityLayers, AdoptsBlocksThatSomebodyHolds) {
+TEST(ParityLayers, AdoptsBlocksThatAreHeld) {
   KVCacheManager cache = vector_cache(2, 8);
   const SequenceId first = must(cache.open({})).sequence;
   must(append_rows(cache, first, numbers(0, 20 * 2)));
@@ -79,7 +79,7 @@ TEST(ParityLayers, AdoptsBlocksThatSomebodyHolds) {
   // shown end
   EXPECT_EQ(must(cache.ref_count(GroupId(0), BlockId(blocks[0]))), 2);
   EXPECT_EQ(must(rows_of(cache, second, 0, 20)), numbers(0, 20 * 2));
-  // Both go on; whoever has not the right to the tail copies it.
+  // Both go on; the one without the right to write the tail copies it.
   must(append_rows(cache, second, numbers(100, 2)));
   must(append_rows(cache, first, numbers(200, 2)));
   EXPECT_THAT(must(rows_of(cache, second, 20, 1)), ElementsAre(100, 101));
@@ -91,7 +91,7 @@ TEST(ParityLayers, AdoptsBlocksThatSomebodyHolds) {
   EXPECT_EQ(must(cache.usage(GroupId(0))).free, 8);
 }
 
-// Fault B2, likewise.
+// Fault B2: what adopt() refuses changes nothing.
 TEST(ParityLayers, AdoptRefusesWhatItCannotHold) {
   Engine e({full_group(4, 8), window_group(2, 16, 6)});
   const SequenceId first = e.say(tokens(1, 10));
