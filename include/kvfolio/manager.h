@@ -72,8 +72,9 @@ struct ManagerOptions {
   std::int32_t max_steps_in_flight = 2;  // 1 .. 64
   Order order = Order::kInOrder;
   bool prefix_cache = true;  // false: nothing is ever findable
-  // The expected length of a sequence; not a limit. The capacities below are derived from it. 0:
-  // the tokens of the largest full group, or 32,768 if there is no full group.
+  // The expected length of a sequence; not a limit. The default of max_table_entries depends on it
+  // and, if every group has a window, that of max_index_tokens too. 0: the tokens of the largest
+  // full group, or 32,768 if there is none.
   std::int32_t max_sequence_tokens = 0;  // 0 .. 2^30
   // Capacity of the prefix tree. 0: tokens and runs are derived, enough to make every block of the
   // pool findable. When the tree is full, the next victims are evicted; if that is not enough,
@@ -270,11 +271,12 @@ class KVFOLIO_API KVCacheManager {
   // of groups. Its length is then num_tokens. A table has as many entries as num_tokens needs, such
   // as the first ones that block_table() returns. In a window group an entry may be -1 if position
   // num_tokens reads nothing of that block. No token is appended. Neither these tokens nor later
-  // ones are ever findable. kInvalidArgument: num_tokens is not within 0 .. kMaxSequenceTokens; a
-  // table has another size, names a block twice, or lies where this call writes the table of
-  // another group; a block has no reference or fewer tokens than needed. kFailedPrecondition: the
-  // sequence has tokens, a step is open, or (kUnordered) a step that wrote a block is not complete.
-  // kResourceExhausted: max_tokens, table entries.
+  // ones are ever findable (unless num_tokens is 0).
+  // kInvalidArgument: num_tokens is not within 0 .. kMaxSequenceTokens; a table has another size,
+  // names a block twice, or lies where this call writes the table of another group; a block has no
+  // reference or fewer tokens than needed. kFailedPrecondition: the sequence has tokens, a step is
+  // open, or (kUnordered) a step that wrote a block is not complete. kResourceExhausted:
+  // max_tokens, table entries.
   Status adopt(SequenceId sequence, std::span<const std::span<const std::int32_t>> tables,
                std::int32_t num_tokens);
   // Forgets the tokens from position n on. Also forgets that a prompt was found whole: the block
@@ -377,9 +379,9 @@ class KVFOLIO_API KVCacheManager {
   // Would these appends succeed together in the open step, or in one that began now? Returns ok, or
   // the error of append(), or the Shortage of the first short group. append() decides with the same
   // function, and every cached block counts as room, so the answer is exact. After a prompt that
-  // was found whole it takes the next token to be the prompt's last one. If the demands do not fit
-  // with all copies, some are planned in place (append() says how), the last demand first. Each
-  // sequence does as planned when it appends in that step; the order of the appends does not
+  // was found whole, admit() takes the next token to be the prompt's last one. If the demands do
+  // not fit with all copies, some are planned in place (append() says how), the last demand first.
+  // Each sequence does as planned when it appends in that step; the order of the appends does not
   // matter.
   // Otherwise only table entries change: an admitted sequence keeps its entries until it is closed,
   // whether it appends or not, in one step or in several. Only the entries of its tables are

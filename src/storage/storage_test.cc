@@ -220,7 +220,7 @@ void copy_named_blocks(std::int64_t hole) {
     const std::int64_t row_bytes = 8 * dtype_bytes(group.dtype) * tokens + hole;
     const std::int64_t num_rows = group.block_size / tokens;
     const std::int64_t k_bytes = 5 * 3 * num_rows * 2 * row_bytes;
-    // Scales [block][layer][head][token], likewise.
+    // Scales have the order [block][layer][head][token] too.
     const std::int64_t scales = 5 * 3 * 2 * (4 * group.block_size + hole);
     Engine memory(2 * k_bytes + 2 * scales);
     const KVStrides strides{2 * row_bytes * num_rows, 6 * row_bytes * num_rows, row_bytes,

@@ -91,7 +91,7 @@ class Engine {
     must(manager.finish(ticket));
     return planned;
   }
-  // Likewise by count, without ids: a new sequence, or more of one.
+  // The same by count, without ids: a new sequence, or more tokens of one.
   SequenceId say_count(std::int64_t count, const OpenOptions& options = {}) {
     const Ticket ticket = must(manager.begin_step());
     const SequenceId sequence = must(manager.open_unnamed(count, options));

@@ -181,8 +181,8 @@ class Harness {
     int certain = 0;  // how many of them are findable for sure
     int valid = 0;    // tokens that it holds, as the last step that wrote it left it
     std::uint64_t released_at = 0;  // newest committed ticket when the last reference went
-    // Likewise, when a pin may have followed its tokens into the block and out again within one
-    // call, which the counts before and behind do not show.
+    // The same, if a pin may have followed its tokens into the block and out again within one call,
+    // which the counts before and after the call do not show.
     std::uint64_t maybe_released_at = 0;
     std::uint64_t taken_at = 0;  // ticket of the open step that allocated it
     bool poisoned = true;        // free, and the device knows it
