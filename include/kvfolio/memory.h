@@ -5,7 +5,7 @@
 // program derives its own to take memory from an arena, from pinned pages or from a device. It
 // knows only sizes: no spec, no blocks, no ids.
 //
-// Contents of fresh memory are unspecified, not zeros.
+// Contents of fresh memory are unspecified: do not expect zeros.
 // Thread safety: HostMemory keeps no state, so calls from several threads are fine. A resource of
 // the host program is called from the thread that calls KVStorage, one call at a time.
 

@@ -175,13 +175,14 @@ class KVFOLIO_API PrefixTree {
 
   // ---- memory, ahead of time: these change nothing ----
 
-  // What extend() at this place reads first and, once the caches have that, the ends it writes to.
+  // Prefetch what extend() at this place reads first and, once the caches have that, the ends that
+  // it writes to.
   void prefetch(const Place& place) const noexcept;
   void prefetch_ends(const Place& place) const noexcept;
-  // What set_busy() and set_idle() of these blocks read; negative ones are skipped.
+  // Prefetches what set_busy() and set_idle() of these blocks read; skips negative ones.
   void prefetch(GroupId group, std::span<const std::int32_t> blocks) const noexcept;
-  // What unhang() of this block reads, in kEvictionSteps steps. Each step reads what the one before
-  // it asked for.
+  // Prefetches what unhang() of this block reads, in kEvictionSteps steps. Each step reads what the
+  // one before it prefetched.
   static constexpr int kEvictionSteps = 3;
   void prefetch_eviction(GroupId group, BlockId block, int step) const noexcept;
 

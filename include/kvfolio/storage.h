@@ -102,8 +102,8 @@ class KVStorage {
   KVFOLIO_API Status copy_blocks_from(const KVStorage& source, GroupId group,
                                       std::span<const std::int32_t> blocks);
 
-  // Sets every byte of every row and scale, for tests and to poison memory: 0xff makes NaN of every
-  // element type, and of the scales of int8.
+  // Sets every byte of every row and scale, for tests and to poison memory: 0xff makes every
+  // element a NaN, and for int8 every scale.
   // kUnsupported on memory that the CPU may not touch.
   KVFOLIO_API Status fill(std::byte value);
 
