@@ -258,6 +258,7 @@ class Harness {
   void trim(Rng& rng);
   void close(Rng& rng, bool preempt);
   void retire_passed(const Seq& seq);
+  [[nodiscard]] Tables take_border_back(const SeqPtr& seq) const;
   void end(const SeqPtr& seq, Rng& rng);
   void accept(Rng& rng);
   void pin(Rng& rng);

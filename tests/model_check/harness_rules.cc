@@ -98,7 +98,10 @@ void Harness::publish_whoever_waited() {
     publish(*seq, member == members_.end() ? seq->tables : member->state_before.tables, false,
             in_done);
   }
-  for (const SeqPtr& seq : waiting_) publish(*seq, seq->tables, true, seq->publishes_late);
+  for (const SeqPtr& seq : waiting_) {
+    publish(*seq, seq->tables, true, seq->publishes_late);
+    publish(*seq, seq->taken_back, true, false);
+  }
   std::erase_if(waiting_, [&](const SeqPtr& seq) { return waits_for(*seq) == 0; });
 }
 

@@ -271,7 +271,7 @@ void Harness::check_blocks(const Snapshot& now) {
         }
       }
       const bool retiring = std::any_of(flight_.begin(), flight_.end(), [&](const StepWork& step) {
-        return step.ticket <= model.released_at;
+        return step.ticket <= std::max(model.released_at, model.maybe_released_at);
       });
       // Free from this call on.
       if (is.refs[at] == 0 && is.findable[at] == 0 && !retiring) poison(g, b);

@@ -206,6 +206,8 @@ struct Seq {
   int first_kept = 0;
   std::uint64_t row_ticket = 0;  // newest committed step whose plan has its row
   Tables tables;                 // as last seen
+  // Closed, and waits for its step: the blocks of its border, which it took back into its tables.
+  Tables taken_back;
   std::optional<std::uint64_t> caller_id;
   int max_tokens = 0;  // 0: no limit of its own
   std::int32_t priority = 0;

@@ -289,6 +289,29 @@ void Harness::retire_passed(const Seq& seq) {
   }
 }
 
+// A sequence that closes and waits for its step has the blocks of its border in its tables again.
+// It offers them when the step is complete, if they have no entry then.
+Tables Harness::take_border_back(const SeqPtr& seq) const {
+  Tables taken(static_cast<std::size_t>(num_groups()));
+  const auto before = std::find_if(before_.seqs.begin(), before_.seqs.end(),
+                                   [&](const auto& each) { return each.first == seq; });
+  if (before == before_.seqs.end()) return taken;
+  for (const BorderBlock& passed : border_of(*seq, before->second)) {
+    const int size = group(passed.group).block_size;
+    const auto nodes = seq->nodes.begin() + passed.logical * size;
+    std::vector<std::int32_t>& table = taken[static_cast<std::size_t>(passed.group)];
+    table.resize(static_cast<std::size_t>((seq->length() + size - 1) / size), -1);
+    for (int b = 0; b < group(passed.group).num_blocks; ++b) {
+      const std::vector<int>& published = block(passed.group, b).published;
+      if (isize(published) != size || !std::equal(published.begin(), published.end(), nodes)) {
+        continue;
+      }
+      table[static_cast<std::size_t>(passed.logical)] = b;
+    }
+  }
+  return taken;
+}
+
 // What the sequence had becomes findable, and prompts are made of what it said.
 void Harness::end(const SeqPtr& seq, Rng& rng) {
   retire_passed(*seq);
@@ -299,6 +322,7 @@ void Harness::end(const SeqPtr& seq, Rng& rng) {
   seq->published_at_close = published_before(*seq);
   if (waits_for(*seq) != 0) {
     seq->publishes_late = isize(waiting_) < config_.options.max_sequences;
+    seq->taken_back = take_border_back(seq);
     waiting_.push_back(seq);
   }
   Prompt said = seq->prompt;
