@@ -53,7 +53,7 @@ std::int64_t cut_state(Cutter& cutter, State& state, std::int64_t rows, std::int
 
 // The scratch memory of one thread; answers its bytes.
 std::int64_t cut_scratch(std::byte* base, std::int64_t head_dim_v, Scratch& scratch) {
-  constexpr std::int64_t kPacked = std::int64_t{kTile} * kMaxHeadDim * 4;
+  constexpr std::int64_t kPacked = kSubtiles * kSubtileBytes;
   Cutter cutter(base);
   cutter.cut(scratch.queries, std::int64_t{kItemRows} * kQueryWords);
   cutter.cut(scratch.query_scales, kItemRows);

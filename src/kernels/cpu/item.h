@@ -24,6 +24,8 @@ inline constexpr std::int32_t kRange = 1024;   // positions
 inline constexpr std::int32_t kItemRows = 64;  // rows (query and head) of an item, at most
 inline constexpr std::int32_t kBlockRows = 8;  // rows that a kernel takes at a time
 inline constexpr std::int32_t kMaxHeadDim = 256;
+// Bytes of scratch memory for 16 rows of K or V.
+inline constexpr std::int64_t kSubtileBytes = std::int64_t{kGranuleTokens} * kMaxHeadDim * 4;
 // Words of 4 bytes from one row of prepared queries to the next. Not a power of two, so that the
 // eight rows of a block fall into different sets of the cache.
 inline constexpr std::int32_t kQueryWords = kMaxHeadDim + 16;

@@ -2,7 +2,7 @@
 
 // AVX-512 with the dot products of BF16 and VNNI. f32 and f16 are those of plain AVX-512.
 
-#include "kernels/cpu/attend_impl.h"
+#include "kernels/cpu/attend_phases.h"
 #include "kernels/cpu/simd_avx512.h"
 
 namespace kvfolio::kernels {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cpu/attend_impl.h"
+#include "kernels/cpu/attend_phases.h"
 #include "kernels/cpu/simd_portable.h"
 
 namespace kvfolio::kernels {

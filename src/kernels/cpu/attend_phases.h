@@ -2,195 +2,25 @@
 #pragma once
 
 // Attention over one item, as a template over the vectors of a target (T) and the element types of
-// K and V (elements.h). Online softmax in base 2: for each tile of 64 positions the scores of up to
-// eight rows, then their weights 2^(score - max), then the weighted sums of V.
+// K and V (elements.h). Online softmax in base 2, tile by tile of 64 positions, and for each tile
+// three phases: the scores of up to eight rows, then their weights 2^(score - max), then the
+// weighted sums of V.
 //
-// What a row computes depends on its own query and on which positions it sees, never on the rows
-// beside it: rows that see the same of a tile are done together, others apart, with the same sums
-// in the same order. Slots that a row does not see are masked in the scores and zeroed in V, since
-// they hold anything.
+// The one idea: rows that see the same of a tile are done together, others apart, with the same
+// sums in the same order, so the rows beside a row do not change its bits. Slots that a row does
+// not see are masked in the scores and zeroed in V, since they hold anything.
+//
+// Start at run(). The arithmetic is in attend_passes.h, the addresses in attend_address.h;
+// driver.cc makes the items.
 //
 // Included by targets only; everything is local to the target's source.
 
-#include "kernels/cpu/elements.h"
+#include "kernels/cpu/attend_address.h"
+#include "kernels/cpu/attend_passes.h"
 #include "kernels/cpu/item.h"
-#include "kernels/cpu/pack.h"
 
 namespace kvfolio::kernels {
 namespace {
-
-constexpr float kNothing = -__builtin_inff();  // the maximum of a row that has read nothing
-
-template <class T, int kDegree>
-inline typename T::F exp2_poly(typename T::F x) {
-  using F = typename T::F;
-  // 2^f for |f| <= 1/2, least relative error with 2^0 = 1 exactly: 9.1e-8 and 2.8e-6.
-  constexpr float kFive[] = {0x1.62e42ap-1f, 0x1.ebf9bcp-3f, 0x1.c6b752p-5f, 0x1.3cea88p-7f,
-                             0x1.5bba14p-10f};
-  constexpr float kFour[] = {0x1.62e12cp-1f, 0x1.ec0378p-3f, 0x1.c9fc46p-5f, 0x1.3a02ccp-7f};
-  const float* c = kDegree == 5 ? kFive : kFour;
-  const typename T::Parts parts = T::split(x);
-  F y = T::broadcast(c[kDegree - 1]);
-  for (int i = kDegree - 2; i >= 0; --i) y = T::fma(y, parts.fraction, T::broadcast(c[i]));
-  y = T::fma(y, parts.fraction, T::broadcast(1.0f));
-  return T::scale(y, parts.whole);
-}
-
-// One row of `into` and of `part`, which holds positions that follow.
-template <class T>
-inline void merge_row(const State& into, const State& part, std::int32_t head_dim) {
-  const float theirs = *part.totals;
-  if (theirs == 0.0f) return;
-  const std::int64_t dims = padded(head_dim);
-  if (*into.totals == 0.0f) {
-    for (std::int64_t d = 0; d < dims; d += T::kLanes) {
-      T::store(into.sums + d, T::load(part.sums + d));
-    }
-    *into.totals = theirs;
-    *into.maxima = *part.maxima;
-    return;
-  }
-  const float a = *into.maxima;
-  const float b = *part.maxima;
-  const float most = b > a ? b : a;
-  const typename T::F mine = exp2_poly<T, 5>(T::broadcast(a - most));
-  const typename T::F other = exp2_poly<T, 5>(T::broadcast(b - most));
-  for (std::int64_t d = 0; d < dims; d += T::kLanes) {
-    const typename T::F scaled = T::mul(T::load(part.sums + d), other);
-    T::store(into.sums + d, T::fma(T::load(into.sums + d), mine, scaled));
-  }
-  float first[16];
-  float second[16];
-  T::store(first, mine);
-  T::store(second, other);
-  *into.totals = *into.totals * first[0] + theirs * second[0];
-  *into.maxima = most;
-}
-
-// The largest power of two that is not above x, a normal number > 0.
-inline float power_of_two(float x) {
-  std::uint32_t bits;
-  __builtin_memcpy(&bits, &x, 4);
-  const std::uint32_t exponent = bits & 0x7f800000u;
-  float power;
-  __builtin_memcpy(&power, &exponent, 4);
-  return power;
-}
-
-// Into the second level: measured on Zen 4, the first level has too few misses in flight to keep up
-// with memory (0.54 against 0.87 of what reading alone reaches).
-inline void prefetch(const std::byte* p) { __builtin_prefetch(p, 0, 2); }
-
-// One tile as the kernels read it: up to four subtiles of 16 tokens.
-struct TileRows {
-  const std::byte* k[kSubtiles];
-  const std::byte* v[kSubtiles];
-  std::int64_t v_stride[kSubtiles];  // bytes from one row of V to the next
-  const float* k_scales[kSubtiles];
-  const float* v_scales[kSubtiles];
-  // From a line of this tile to the line to ask for when it is read, in bytes: the same line of the
-  // tile that follows, or 0. Of V, where its rows would lie packed.
-  std::ptrdiff_t k_ahead[kSubtiles];
-  std::ptrdiff_t v_ahead[kSubtiles];
-};
-
-// Scores of rows 0 .. R-1 with S subtiles: scores[r*kTile + subtile*16 + token].
-template <class T, class E, int R, int S>
-inline void score_pass(const std::uint32_t* queries, const float* query_scales,
-                       const std::int32_t* query_sums, const std::byte* const* k,
-                       const float* const* k_scales, const std::ptrdiff_t* ahead, int lines,
-                       float* scores) {
-  constexpr int kPer = kGranuleTokens / T::kLanes;
-  constexpr int kVectors = S * kPer;
-  typename E::Sum sums[R][kVectors];
-  for (int r = 0; r < R; ++r) {
-    for (int x = 0; x < kVectors; ++x) sums[r][x] = E::zero();
-  }
-  const std::byte* at[S];
-  for (int s = 0; s < S; ++s) at[s] = k[s];
-  for (int i = 0; i < lines; ++i) {
-    typename E::Line line[kVectors];
-    for (int s = 0; s < S; ++s) {
-      for (int p = 0; p < kPer; ++p) {
-        line[s * kPer + p] = E::load_k(at[s] + p * T::kLanes * E::kLaneBytes);
-      }
-      prefetch(at[s] + ahead[s]);
-      at[s] += kGranuleTokens * E::kLaneBytes;
-    }
-    for (int r = 0; r < R; ++r) {
-      const typename E::Factor q = E::load_query(queries + r * kQueryWords + i * E::kQueryWords);
-      for (int x = 0; x < kVectors; ++x) sums[r][x] = E::dot_k(sums[r][x], line[x], q);
-    }
-  }
-  for (int r = 0; r < R; ++r) {
-    for (int s = 0; s < S; ++s) {
-      for (int p = 0; p < kPer; ++p) {
-        const int x = s * kPer + p;
-        float* to = scores + r * kTile + s * kGranuleTokens + p * T::kLanes;
-        if constexpr (E::kScaled) {
-          const typename T::F scale =
-              T::mul(T::load(k_scales[s] + p * T::kLanes), T::broadcast(query_scales[r]));
-          T::store(to, T::mul(E::minus(sums[r][x], E::kOffset * query_sums[r]), scale));
-        } else {
-          T::store(to, sums[r][x]);
-        }
-      }
-    }
-  }
-}
-
-// What a pass over V needs beside the weights.
-struct SumRows {
-  int count = 0;  // of subtiles
-  const std::byte* v[kSubtiles];
-  std::int64_t stride[kSubtiles];
-  std::ptrdiff_t ahead[kSubtiles];
-  int subtile[kSubtiles];
-  std::int64_t packed_stride;
-};
-
-// sums[r][d] += weights of the tile times V, for N vectors of dims from dim on.
-template <class T, class E, int R, int N>
-inline void sum_pass(const std::uint32_t* weights, const float* weight_scales, const SumRows& rows,
-                     int dim, float* sums, std::int64_t sums_stride) {
-  typename E::Sum acc[R][N];
-  for (int r = 0; r < R; ++r) {
-    for (int x = 0; x < N; ++x) {
-      if constexpr (E::kScaled) {
-        acc[r][x] = E::zero();
-      } else {
-        acc[r][x] = T::load(sums + r * sums_stride + dim + x * T::kLanes);
-      }
-    }
-  }
-  constexpr int kSteps = kGranuleTokens / E::kTokens;
-  for (int j = 0; j < rows.count; ++j) {
-    const std::byte* v = rows.v[j] + dim * E::kLaneBytes;
-    const std::byte* ask = v + rows.ahead[j];
-    const std::uint32_t* w = weights + rows.subtile[j] * kSteps * E::kWeightWords;
-    for (int i = 0; i < kSteps; ++i) {
-      typename E::Line line[N];
-      for (int x = 0; x < N; ++x) line[x] = E::load_v(v + x * T::kLanes * E::kLaneBytes);
-      for (int b = 0; b < N * T::kLanes * E::kLaneBytes; b += 64) prefetch(ask + b);
-      v += rows.stride[j];
-      ask += rows.packed_stride;
-      for (int r = 0; r < R; ++r) {
-        const typename E::Factor f = E::load_weight(w + r * kTile + i * E::kWeightWords);
-        for (int x = 0; x < N; ++x) acc[r][x] = E::dot_v(acc[r][x], line[x], f);
-      }
-    }
-  }
-  for (int r = 0; r < R; ++r) {
-    for (int x = 0; x < N; ++x) {
-      float* to = sums + r * sums_stride + dim + x * T::kLanes;
-      if constexpr (E::kScaled) {
-        T::store(to, T::fma(E::to_float(acc[r][x]), T::broadcast(weight_scales[r]), T::load(to)));
-      } else {
-        T::store(to, acc[r][x]);
-      }
-    }
-  }
-}
 
 // E is the element type; its Tail reads the last 8 dims of a row of V where a vector has more.
 template <class T, class E, class Tail, class Pack>
@@ -202,7 +32,7 @@ class Attend {
         all_rows_(item.num_heads * item.num_rows),
         k_lines_(item.k.head_dim / E::kDims),
         sums_stride_(padded(item.v.head_dim)),
-        order_(order_of_rows()) {}
+        addresses_(item, scratch) {}
 
   void run() {
     reset_total();
@@ -230,7 +60,6 @@ class Attend {
  private:
   using F = typename T::F;
   static constexpr int kVectors = kTile / T::kLanes;
-  static constexpr int kElementBytes = E::kLaneBytes / E::kTokens;
   static constexpr bool kPlain = E::kDims == 1;  // a line of K is a vector of floats
 
   // The tiles that hold what the rows read, in order.
@@ -343,7 +172,7 @@ class Attend {
     if (first_mask == kWhole && last_mask == kWhole) {  // then those between see it whole too
       for (std::int32_t head = 0; head < item_.num_heads; ++head) {
         TileRows rows = {};
-        point_at(tile, head, kWhole, next, rows);
+        addresses_.point_at(tile, head, kWhole, next, rows);
         take_rows(head, 0, item_.num_rows, rows, kWhole);
       }
       return;
@@ -358,7 +187,7 @@ class Attend {
     if (any == 0) return;
     for (std::int32_t head = 0; head < item_.num_heads; ++head) {
       TileRows rows = {};
-      point_at(tile, head, any, next, rows);
+      addresses_.point_at(tile, head, any, next, rows);
       // Neighbours that see the same go together.
       for (std::int32_t r = 0; r < item_.num_rows;) {
         std::int32_t end = r + 1;
@@ -371,183 +200,6 @@ class Attend {
 
   [[nodiscard]] std::int64_t position_of(std::int32_t row) const {
     return item_.query_position + (std::int64_t{item_.first_row} + row) / item_.group;
-  }
-
-  // ---- where a tile lies ------------------------------------------------------------------------
-
-  // One head's rows of K or of V.
-  struct Place {
-    const std::byte* rows;
-    const std::byte* scales;
-  };
-  [[nodiscard]] static Place place(const HeadRows& all, std::int32_t head, std::int64_t block,
-                                   std::int64_t offset, std::int64_t step) {
-    Place at{all.rows + head * all.head_stride + block * all.block_stride + step * all.token_stride,
-             nullptr};
-    if constexpr (E::kScaled) {
-      at.scales = all.scales + head * all.scale_head_stride + block * all.scale_block_stride +
-                  offset * all.scale_token_stride;
-    }
-    return at;
-  }
-
-  // The token at a position: its block and where it stands in it.
-  struct Spot {
-    std::int32_t logical;
-    std::int32_t offset;
-  };
-  [[nodiscard]] Spot spot_of(std::int32_t position) const {
-    const std::int32_t logical = position / item_.block_size;
-    return {logical, position - logical * item_.block_size};
-  }
-  void step(Spot& spot) const {
-    if (++spot.offset < item_.block_size) return;
-    spot.offset = 0;
-    ++spot.logical;
-  }
-
-  void point_at(std::int32_t tile, std::int32_t head, std::uint64_t any, std::int32_t next,
-                TileRows& rows) {
-    for (int s = 0; s < kSubtiles; ++s) {
-      const auto bits = static_cast<std::uint32_t>(any >> (16 * s)) & 0xffffu;
-      if (bits == 0) continue;
-      const std::int32_t position = tile * kTile + s * kGranuleTokens;
-      if (item_.granule) {
-        point_at_granule(s, position, head, rows);
-      } else {
-        pack(s, position, head, bits, rows);
-      }
-      look_ahead(s, position, next * kTile + s * kGranuleTokens, head, rows);
-    }
-  }
-
-  void point_at_granule(int s, std::int32_t position, std::int32_t head, TileRows& rows) {
-    const Spot spot = spot_of(position);
-    const std::int64_t block = item_.table[spot.logical];
-    const std::int64_t inner = spot.offset / kGranuleTokens;
-    const Place k = place(item_.k, head, block, spot.offset, inner);
-    const Place v = place(item_.v, head, block, spot.offset, inner);
-    rows.k[s] = k.rows;
-    rows.v[s] = v.rows;
-    rows.v_stride[s] = item_.v.head_dim * E::kLaneBytes;
-    // Scales of a block lie side by side in this format.
-    rows.k_scales[s] = reinterpret_cast<const float*>(k.scales);
-    rows.v_scales[s] = reinterpret_cast<const float*>(v.scales);
-  }
-
-  // Rows of V are what the kernels read already, where their tile joins no tokens and a subtile
-  // lies in one block.
-  [[nodiscard]] bool reads_v_in_place() const {
-    return E::kTokens == 1 && !item_.granule && item_.block_size % kGranuleTokens == 0;
-  }
-
-  // Rows of HND and NHD become a granule tile in L1; tokens that nobody sees are not touched.
-  void pack(int s, std::int32_t position, std::int32_t head, std::uint32_t bits, TileRows& rows) {
-    const std::byte* k[kGranuleTokens];
-    const std::byte* v[kGranuleTokens];
-    float* k_scales = s_.scales + s * kGranuleTokens;
-    float* v_scales = s_.scales + kTile + s * kGranuleTokens;
-    const std::byte* some_k = nullptr;
-    const std::byte* some_v = nullptr;
-    Spot spot = spot_of(position);
-    for (int t = 0; t < kGranuleTokens; ++t, step(spot)) {
-      k[t] = nullptr;
-      if ((bits >> t & 1u) == 0) continue;
-      const std::int64_t block = item_.table[spot.logical];
-      const Place at_k = place(item_.k, head, block, spot.offset, spot.offset);
-      const Place at_v = place(item_.v, head, block, spot.offset, spot.offset);
-      some_k = k[t] = at_k.rows;
-      some_v = v[t] = at_v.rows;
-      if constexpr (E::kScaled) {
-        __builtin_memcpy(k_scales + t, at_k.scales, 4);
-        __builtin_memcpy(v_scales + t, at_v.scales, 4);
-      }
-    }
-    for (int t = 0; t < kGranuleTokens; ++t) {  // any row will do where nothing is seen
-      if (k[t] != nullptr) continue;
-      k[t] = some_k;
-      v[t] = some_v;
-      k_scales[t] = v_scales[t] = 0.0f;
-    }
-    constexpr std::int64_t kSlot = kGranuleTokens * kMaxHeadDim * 4;
-    std::byte* packed_k = s_.packed_k + s * kSlot;
-    std::byte* packed_v = s_.packed_v + s * kSlot;
-    Pack::k(k, item_.k.head_dim, packed_k);
-    rows.k[s] = packed_k;
-    rows.k_scales[s] = k_scales;
-    rows.v_scales[s] = v_scales;
-    if (reads_v_in_place()) {
-      const Spot first = spot_of(position);
-      rows.v[s] = place(item_.v, head, item_.table[first.logical], first.offset, first.offset).rows;
-      rows.v_stride[s] = item_.v.token_stride;
-      return;
-    }
-    Pack::v(v, item_.v.head_dim, packed_v);
-    rows.v[s] = packed_v;
-    rows.v_stride[s] = item_.v.head_dim * E::kLaneBytes;
-  }
-
-  // ---- what to ask for while a tile is worked on ------------------------------------------------
-
-  enum class Order {
-    kByHead,   // a head's rows of a subtile are one piece, as long as the packed ones: granule, HND
-    kByToken,  // the rows of all heads of a subtile are one piece: NHD
-    kNone,     // rows lie apart
-  };
-
-  [[nodiscard]] Order order_of_rows() const {
-    if (item_.granule) return Order::kByHead;
-    if (item_.block_size % kGranuleTokens != 0) return Order::kNone;
-    const auto is = [&](auto&& test) { return test(item_.k) && test(item_.v); };
-    if (is([](const HeadRows& r) { return r.token_stride == r.head_dim * kElementBytes; })) {
-      return Order::kByHead;
-    }
-    const bool by_token = is([&](const HeadRows& r) {
-      const std::int64_t row = r.head_dim * kElementBytes;
-      return r.head_stride == row && r.token_stride == row * item_.num_heads;
-    });
-    return by_token ? Order::kByToken : Order::kNone;
-  }
-
-  // By head: the next head's rows of this tile, after the last head the next tile's. By token: this
-  // head's share of the next tile. An entry that no row needs may be anything.
-  void look_ahead(int s, std::int32_t position, std::int32_t next_position, std::int32_t head,
-                  TileRows& rows) {
-    const bool same_tile = order_ == Order::kByHead && head + 1 < item_.num_heads;
-    const std::int32_t there = same_tile ? position : next_position;
-    if (there < 0 || there >= item_.kv_len) return;
-    if (order_ == Order::kNone) {
-      ask_for_rows(there, head);
-      return;
-    }
-    const std::int32_t next_head = same_tile ? head + 1 : 0;
-    const Spot spot = spot_of(there);
-    const std::int64_t block = item_.table[spot.logical];
-    if (block < 0 || block >= item_.num_blocks) return;
-    const std::int64_t inner = item_.granule ? spot.offset / kGranuleTokens : spot.offset;
-    const std::int64_t share = order_ == Order::kByToken ? head * kGranuleTokens : 0;
-    const auto ahead = [&](const HeadRows& all, const std::byte* here) {
-      const Place next = place(all, next_head, block, spot.offset, inner);
-      if constexpr (E::kScaled) prefetch(next.scales);
-      return reinterpret_cast<std::intptr_t>(next.rows) + share * all.head_dim * kElementBytes -
-             reinterpret_cast<std::intptr_t>(here);
-    };
-    rows.k_ahead[s] = ahead(item_.k, rows.k[s]);
-    rows.v_ahead[s] = ahead(item_.v, rows.v[s]);
-  }
-
-  void ask_for_rows(std::int32_t position, std::int32_t head) const {
-    Spot spot = spot_of(position);
-    const std::int32_t left = item_.kv_len - position;
-    for (int t = 0; t < (left < kGranuleTokens ? left : kGranuleTokens); ++t, step(spot)) {
-      const std::int64_t block = item_.table[spot.logical];
-      if (block < 0 || block >= item_.num_blocks) continue;
-      for (const HeadRows* all : {&item_.k, &item_.v}) {
-        const Place at = place(*all, head, block, spot.offset, spot.offset);
-        for (int b = 0; b < all->head_dim * kElementBytes; b += 64) prefetch(at.rows + b);
-        if constexpr (E::kScaled) prefetch(at.scales);
-      }
-    }
   }
 
   // ---- the three phases of a tile ---------------------------------------------------------------
@@ -607,9 +259,8 @@ class Attend {
         rows.k[s] = nullptr;
         continue;
       }
-      constexpr std::int64_t kSlot = kGranuleTokens * kMaxHeadDim * 4;
-      std::byte* to = s_.masked_v + s * kSlot;
-      constexpr int kBytes = kElementBytes;
+      std::byte* to = s_.masked_v + s * kSubtileBytes;
+      constexpr int kBytes = E::kLaneBytes / E::kTokens;  // of an element
       const std::int64_t row_bytes = std::int64_t{item_.v.head_dim} * E::kLaneBytes;
       for (int i = 0; i < kGranuleTokens / E::kTokens; ++i) {
         std::uint32_t keep = 0;
@@ -825,7 +476,7 @@ class Attend {
   std::int32_t all_rows_;
   int k_lines_;
   std::int64_t sums_stride_;
-  Order order_;
+  TileAddresses<E, Pack> addresses_;
   float score_factor_ = 1.0f;
 };
 
