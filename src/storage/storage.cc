@@ -93,10 +93,10 @@ Result<RowNest> check_rows(std::size_t group, const GroupSpec& spec, const Lent&
   return nest;
 }
 
-// The view of one borrowed group; its rows are appended to `rows`.
-Result<KVView> check_borrowed(std::size_t index, const GroupSpec& spec,
-                              const BorrowedGroup& borrowed, std::vector<RowNest>& rows) {
-  const bool own_v = spec.head_dim_v > 0 && !spec.v_is_prefix_of_k;
+bool has_own_v(const GroupSpec& spec) { return spec.head_dim_v > 0 && !spec.v_is_prefix_of_k; }
+
+// The view of a borrowed group, before anything is checked.
+KVView view_of(const GroupSpec& spec, const BorrowedGroup& borrowed) {
   const bool scaled = spec.dtype == DType::kInt8;
   KVView view;
   view.k = borrowed.k;
@@ -114,7 +114,7 @@ Result<KVView> check_borrowed(std::size_t index, const GroupSpec& spec,
     view.k_scale = borrowed.k_scale;
     view.k_scale_strides = borrowed.k_scale_strides;
   }
-  if (own_v) {
+  if (has_own_v(spec)) {
     view.v = borrowed.v;
     view.v_strides = borrowed.v_strides;
     if (scaled) {
@@ -127,8 +127,12 @@ Result<KVView> check_borrowed(std::size_t index, const GroupSpec& spec,
     view.v_scale = view.k_scale;
     view.v_scale_strides = view.k_scale_strides;
   }
+  return view;
+}
 
-  if (!own_v) {
+// Arrays that the spec has no use for must be null.
+Status check_absent(std::size_t index, const GroupSpec& spec, const BorrowedGroup& borrowed) {
+  if (!has_own_v(spec)) {
     const char* const why = spec.v_is_prefix_of_k
                                 ? " is given, but V is a prefix of K: allowed is null"
                                 : " is given, but head_dim_v is 0: allowed is null";
@@ -137,12 +141,21 @@ Result<KVView> check_borrowed(std::size_t index, const GroupSpec& spec,
       return bad_group(index, concat("v_scale", std::string_view(why)));
     }
   }
+  const bool scaled = spec.dtype == DType::kInt8;
   if (!scaled && (borrowed.k_scale != nullptr || borrowed.v_scale != nullptr)) {
     return bad_group(index, concat(borrowed.k_scale != nullptr ? "k_scale" : "v_scale",
                                    " is given, but the element type is ",
                                    std::string_view(to_string(spec.dtype)), ": allowed is null"));
   }
+  return {};
+}
 
+// The view of one borrowed group, checked; its rows are appended to `rows`.
+Result<KVView> check_borrowed(std::size_t index, const GroupSpec& spec,
+                              const BorrowedGroup& borrowed, std::vector<RowNest>& rows) {
+  KVFOLIO_RETURN_IF_ERROR(check_absent(index, spec, borrowed));
+  const bool own_v = has_own_v(spec);
+  const KVView view = view_of(spec, borrowed);
   struct Given {
     std::string_view name;
     std::int64_t bytes;
