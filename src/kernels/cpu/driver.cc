@@ -16,8 +16,8 @@ namespace {
 constexpr std::int64_t kAlignment = 64;
 // With several threads, what takes more than this part of a thread's share is cut along the
 // positions, so that nobody waits long for the last one.
-constexpr std::int64_t kUnitsPerThread = 4;
-// Bytes that parts of cut units may take; beyond them units stay whole.
+constexpr std::int64_t kBatchesPerThread = 4;
+// Bytes that parts of cut batches may take; beyond them batches stay whole.
 constexpr std::int64_t kMaxPartBytes = std::int64_t{64} << 20;
 
 // Products of a query and a key that are done before other threads have heard of them.
@@ -72,7 +72,7 @@ std::int64_t cut_scratch(std::byte* base, std::int64_t head_dim_v, Scratch& scra
   return cut_state(cutter, scratch.total, kItemRows, head_dim_v);
 }
 
-// Rows of one part of a cut unit.
+// Rows of one part of a cut batch.
 std::int64_t part_bytes(std::int64_t head_dim_v) {
   State state;
   Cutter cutter(nullptr);
@@ -82,21 +82,21 @@ std::int64_t part_bytes(std::int64_t head_dim_v) {
 std::int64_t ranges_of(std::int64_t positions) { return (positions + kRange - 1) / kRange; }
 
 struct Room {
-  std::int64_t parts = 0;     // parts of cut units
-  std::int64_t counters = 0;  // cut units
+  std::int64_t parts = 0;     // parts of cut batches
+  std::int64_t counters = 0;  // cut batches
 };
 
-// Each cut unit takes more than a part of all work, so there are not many.
+// Each cut batch takes more than a part of all work, so there are not many.
 Room room_for(const KVView& cache, std::int64_t max_kv_len, std::int64_t num_threads) {
   if (num_threads == 1 || max_kv_len <= kRange) return {};
-  const std::int64_t units = kUnitsPerThread * num_threads;
+  const std::int64_t batches = kBatchesPerThread * num_threads;
   const std::int64_t most = kMaxPartBytes / part_bytes(cache.head_dim_v);
-  return {std::min(units * ranges_of(max_kv_len), most), units};
+  return {std::min(batches * ranges_of(max_kv_len), most), batches};
 }
 
 // The arrays of the shared part of the workspace.
 struct Shared {
-  std::atomic<std::int32_t>* done = nullptr;  // by cut unit: parts that are ready
+  std::atomic<std::int32_t>* done = nullptr;  // by cut batch: parts that are ready
   std::byte* parts = nullptr;
 };
 
@@ -125,16 +125,16 @@ HeadRows head_rows(const Plane& plane, const std::byte* scales, const KVStrides&
 }
 
 // Up to kItemRows rows of one sequence, for every head of the slice. Its heads are taken
-// heads_per_item at a time. Rows are counted from the unit's first query on: those of the whole
+// heads_per_item at a time. Rows are counted from first_query on: those of the whole
 // sequence may be more than 2^31.
-struct Unit {
+struct RowBatch {
   std::size_t sequence = 0;
   std::int32_t first_query = 0;     // row of q
   std::int32_t query_position = 0;  // of first_query
   std::int32_t first_row = 0;       // below group
   std::int32_t num_rows = 0;
   Visible seen;
-  std::int64_t cost = 0;  // rows times tiles
+  std::int64_t cost = 0;  // rows times positions
   std::int32_t heads_per_item = 1;
   std::int32_t num_bundles = 1;  // of heads
   // Cut along the positions: the ranges of seen, one after the other.
@@ -171,12 +171,12 @@ class Call {
     std::int64_t cost = 0;
     std::int64_t items = 0;
     for (Walk walk(*this); walk.valid(); walk.next()) {
-      cost += walk.unit().cost * args_.slice.num_kv_heads;
+      cost += walk.row_batch().cost * args_.slice.num_kv_heads;
       items += args_.slice.num_kv_heads;
     }
     if (items == 0) return;
     cut_above_ = num_threads == 1 ? std::numeric_limits<std::int64_t>::max()
-                                  : cost / (kUnitsPerThread * num_threads);
+                                  : cost / (kBatchesPerThread * num_threads);
     if (room_.parts == 0) num_threads = std::min(num_threads, items);
     if (cost * (k_.head_dim + v_.head_dim) < kAlone) num_threads = 1;
     if (num_threads == 1) {
@@ -189,23 +189,23 @@ class Call {
   }
 
  private:
-  // The units of the call in order; every thread walks them alike.
+  // The batches of the call in order; every thread walks them alike.
   class Walk {
    public:
     explicit Walk(const Call& call) : call_(call) { settle(); }
     [[nodiscard]] bool valid() const { return valid_; }
-    [[nodiscard]] const Unit& unit() const { return unit_; }
+    [[nodiscard]] const RowBatch& row_batch() const { return row_batch_; }
     void next() {
-      if (unit_.num_parts > 1) {
-        parts_ += std::int64_t{unit_.num_parts} * unit_.num_bundles;
-        counters_ += unit_.num_bundles;
+      if (row_batch_.num_parts > 1) {
+        parts_ += std::int64_t{row_batch_.num_parts} * row_batch_.num_bundles;
+        counters_ += row_batch_.num_bundles;
       }
-      row_ += unit_.num_rows;
+      row_ += row_batch_.num_rows;
       settle();
     }
 
    private:
-    // Makes the unit at row_ of sequence_, or of the next sequence that has one.
+    // Makes the batch at row_ of sequence_, or of the next sequence that has one.
     void settle() {
       const AttentionArgs& args = call_.args_;
       const AttentionBatch& batch = args.batch;
@@ -220,40 +220,42 @@ class Call {
         const std::int64_t left = std::int64_t{end - start} * group - row_;
         if (left <= 0) continue;
         const std::int32_t kv_len = batch.kv_lens[sequence_];
-        unit_ = {};
-        unit_.sequence = sequence_;
+        row_batch_ = {};
+        row_batch_.sequence = sequence_;
         const auto first_query = static_cast<std::int32_t>(row_ / group);
-        unit_.first_query = start + first_query;
-        unit_.query_position = kv_len - (batch.query_start[sequence_ + 1] - start) + first_query;
-        unit_.first_row = static_cast<std::int32_t>(row_ % group);
-        unit_.num_rows =
+        row_batch_.first_query = start + first_query;
+        row_batch_.query_position =
+            kv_len - (batch.query_start[sequence_ + 1] - start) + first_query;
+        row_batch_.first_row = static_cast<std::int32_t>(row_ % group);
+        row_batch_.num_rows =
             static_cast<std::int32_t>(std::min<std::int64_t>(left, call_.rows_per_item_));
         const std::int64_t last_query =
-            (std::int64_t{unit_.first_row} + unit_.num_rows - 1) / group;
-        unit_.seen = visible(unit_.query_position, unit_.query_position + last_query, kv_len,
-                             args.params, trim_of(batch, sequence_));
-        unit_.cost = 1;
+            (std::int64_t{row_batch_.first_row} + row_batch_.num_rows - 1) / group;
+        row_batch_.seen = visible(row_batch_.query_position, row_batch_.query_position + last_query,
+                                  kv_len, args.params, trim_of(batch, sequence_));
+        row_batch_.cost = 1;
         std::int64_t parts = 0;
         std::int32_t range = -1;
-        for (int i = 0; i < unit_.seen.num_ranges; ++i) {
-          const Range& seen = unit_.seen.ranges[static_cast<std::size_t>(i)];
+        for (int i = 0; i < row_batch_.seen.num_ranges; ++i) {
+          const Range& seen = row_batch_.seen.ranges[static_cast<std::size_t>(i)];
           const std::int32_t first_range = std::max(seen.begin / kRange, range + 1);
           range = (seen.end - 1) / kRange;
           parts += range - first_range + 1;
-          unit_.cost += std::int64_t{unit_.num_rows} * (seen.end - seen.begin);
+          row_batch_.cost += std::int64_t{row_batch_.num_rows} * (seen.end - seen.begin);
         }
         // Few rows: several heads at once, as long as what they take is no large part of all work.
         const std::int32_t heads = args.slice.num_kv_heads;
-        std::int64_t together = std::min(heads, kItemRows / unit_.num_rows);
-        together = std::clamp<std::int64_t>(call_.cut_above_ / unit_.cost, 1, together);
-        unit_.heads_per_item = static_cast<std::int32_t>(together);
-        unit_.num_bundles = (heads + unit_.heads_per_item - 1) / unit_.heads_per_item;
-        if (unit_.cost > call_.cut_above_ && parts > 1 &&
-            parts_ + parts * unit_.num_bundles <= call_.room_.parts &&
-            counters_ + unit_.num_bundles <= call_.room_.counters) {
-          unit_.num_parts = static_cast<std::int32_t>(parts);
-          unit_.first_part = parts_;
-          unit_.counter = counters_;
+        std::int64_t together = std::min(heads, kItemRows / row_batch_.num_rows);
+        together = std::clamp<std::int64_t>(call_.cut_above_ / row_batch_.cost, 1, together);
+        row_batch_.heads_per_item = static_cast<std::int32_t>(together);
+        row_batch_.num_bundles =
+            (heads + row_batch_.heads_per_item - 1) / row_batch_.heads_per_item;
+        if (row_batch_.cost > call_.cut_above_ && parts > 1 &&
+            parts_ + parts * row_batch_.num_bundles <= call_.room_.parts &&
+            counters_ + row_batch_.num_bundles <= call_.room_.counters) {
+          row_batch_.num_parts = static_cast<std::int32_t>(parts);
+          row_batch_.first_part = parts_;
+          row_batch_.counter = counters_;
         }
         valid_ = true;
         return;
@@ -267,7 +269,7 @@ class Call {
     std::int64_t parts_ = 0;
     std::int64_t counters_ = 0;
     bool valid_ = false;
-    Unit unit_;
+    RowBatch row_batch_;
   };
 
   // Takes items until there are none.
@@ -275,57 +277,60 @@ class Call {
     Scratch scratch;
     const std::int64_t bytes = cut_scratch(nullptr, args_.cache.head_dim_v, scratch);
     cut_scratch(scratches_ + thread * bytes, args_.cache.head_dim_v, scratch);
-    std::int64_t before = 0;  // items of the units that were passed
+    std::int64_t before = 0;  // items of the batches that were passed
     Walk walk(*this);
     for (;;) {
       const std::int64_t item = next_item_.fetch_add(1, std::memory_order_relaxed);
       for (; walk.valid(); walk.next()) {
-        const std::int64_t items = std::int64_t{walk.unit().num_bundles} * walk.unit().num_parts;
+        const std::int64_t items =
+            std::int64_t{walk.row_batch().num_bundles} * walk.row_batch().num_parts;
         if (item - before < items) break;
         before += items;
       }
       if (!walk.valid()) return;
       const std::int64_t within = item - before;
-      run_item(walk.unit(), static_cast<std::int32_t>(within % walk.unit().num_bundles),
-               static_cast<std::int32_t>(within / walk.unit().num_bundles), scratch);
+      run_item(walk.row_batch(), static_cast<std::int32_t>(within % walk.row_batch().num_bundles),
+               static_cast<std::int32_t>(within / walk.row_batch().num_bundles), scratch);
     }
   }
 
-  void run_item(const Unit& unit, std::int32_t bundle, std::int32_t part, const Scratch& scratch) {
+  void run_item(const RowBatch& row_batch, std::int32_t bundle, std::int32_t part,
+                const Scratch& scratch) {
     const AttentionBatch& batch = args_.batch;
-    const std::int32_t first_head = bundle * unit.heads_per_item;
+    const std::int32_t first_head = bundle * row_batch.heads_per_item;
     const std::int32_t kv_head = args_.slice.first_kv_head + first_head;
     Item item;
-    item.num_heads = std::min(unit.heads_per_item, args_.slice.num_kv_heads - first_head);
+    item.num_heads = std::min(row_batch.heads_per_item, args_.slice.num_kv_heads - first_head);
     item.k = head_rows(k_, args_.cache.k_scale, args_.cache.k_scale_strides, args_.layer, kv_head);
     item.v = head_rows(v_, args_.cache.v_scale, args_.cache.v_scale_strides, args_.layer, kv_head);
     item.granule = args_.cache.granule;
     item.block_size = args_.cache.block_size;
     item.num_blocks = args_.cache.num_blocks;
     item.table = batch.block_table.data() +
-                 unit.sequence * static_cast<std::size_t>(batch.block_table_stride);
-    item.kv_len = batch.kv_lens[unit.sequence];
-    item.query_position = unit.query_position;
+                 row_batch.sequence * static_cast<std::size_t>(batch.block_table_stride);
+    item.kv_len = batch.kv_lens[row_batch.sequence];
+    item.query_position = row_batch.query_position;
     item.group = group_;
-    item.first_row = unit.first_row;
-    item.num_rows = unit.num_rows;
+    item.first_row = row_batch.first_row;
+    item.num_rows = row_batch.num_rows;
     item.end_position = item.kv_len;
     item.params = args_.params;
-    item.trim = trim_of(batch, unit.sequence);
-    item.q = args_.q.at(unit.first_query, kv_head * group_);
+    item.trim = trim_of(batch, row_batch.sequence);
+    item.q = args_.q.at(row_batch.first_query, kv_head * group_);
     item.q_token_stride = args_.q.token_stride;
     item.q_head_stride = args_.q.head_stride;
     item.load_q = convert_fn(args_.q.dtype, DType::kF32);
-    if (unit.num_parts == 1) {
+    if (row_batch.num_parts == 1) {
       attend_(item, scratch);
-      finish(unit, kv_head, item.num_heads, scratch);
+      finish(row_batch, kv_head, item.num_heads, scratch);
       return;
     }
-    const std::int32_t range = range_of(unit.seen, part);
+    const std::int32_t range = range_of(row_batch.seen, part);
     item.first_position = range * kRange;
     item.end_position = std::min(item.kv_len, item.first_position + kRange);
     attend_(item, scratch);
-    const std::int64_t first_part = unit.first_part + std::int64_t{bundle} * unit.num_parts;
+    const std::int64_t first_part =
+        row_batch.first_part + std::int64_t{bundle} * row_batch.num_parts;
     State mine = state_of(first_part + part);
     mine.sums_stride = scratch.total.sums_stride;
     const std::int32_t num_rows = item.num_heads * item.num_rows;
@@ -334,18 +339,18 @@ class Call {
     std::copy_n(scratch.total.totals, rows, mine.totals);
     std::copy_n(scratch.total.maxima, rows, mine.maxima);
     // Whoever is last merges, in the order of positions.
-    if (shared_.done[unit.counter + bundle].fetch_add(1, std::memory_order_acq_rel) + 1 !=
-        unit.num_parts) {
+    if (shared_.done[row_batch.counter + bundle].fetch_add(1, std::memory_order_acq_rel) + 1 !=
+        row_batch.num_parts) {
       return;
     }
     const State first = state_of(first_part);
     std::copy_n(first.sums, rows * static_cast<std::size_t>(first.sums_stride), scratch.total.sums);
     std::copy_n(first.totals, rows, scratch.total.totals);
     std::copy_n(first.maxima, rows, scratch.total.maxima);
-    for (std::int32_t p = 1; p < unit.num_parts; ++p) {
+    for (std::int32_t p = 1; p < row_batch.num_parts; ++p) {
       kernels_.merge(scratch.total, state_of(first_part + p), num_rows, v_.head_dim);
     }
-    finish(unit, kv_head, item.num_heads, scratch);
+    finish(row_batch, kv_head, item.num_heads, scratch);
   }
 
   [[nodiscard]] State state_of(std::int64_t part) const {
@@ -370,17 +375,17 @@ class Call {
   }
 
   // Sums become the result.
-  void finish(const Unit& unit, std::int32_t kv_head, std::int32_t num_heads,
+  void finish(const RowBatch& row_batch, std::int32_t kv_head, std::int32_t num_heads,
               const Scratch& scratch) {
     const ConvertFn store_out = convert_fn(DType::kF32, args_.out.dtype);
     const ConvertFn store_lse =
         args_.lse.data == nullptr ? nullptr : convert_fn(DType::kF64, args_.lse.dtype);
     alignas(64) float row[kMaxHeadDim];
-    for (std::int32_t i = 0; i < num_heads * unit.num_rows; ++i) {
-      const std::int64_t r = std::int64_t{unit.first_row} + i % unit.num_rows;
-      const auto query = static_cast<std::int32_t>(unit.first_query + r / group_);
+    for (std::int32_t i = 0; i < num_heads * row_batch.num_rows; ++i) {
+      const std::int64_t r = std::int64_t{row_batch.first_row} + i % row_batch.num_rows;
+      const auto query = static_cast<std::int32_t>(row_batch.first_query + r / group_);
       const std::int32_t head =
-          (kv_head + i / unit.num_rows) * group_ + static_cast<std::int32_t>(r % group_);
+          (kv_head + i / row_batch.num_rows) * group_ + static_cast<std::int32_t>(r % group_);
       const float total = scratch.total.totals[i];
       kernels_.finish(scratch.total.sums + i * scratch.total.sums_stride, total, row, v_.head_dim);
       store_out(reinterpret_cast<const std::byte*>(row), args_.out.at(query, head), v_.head_dim);
