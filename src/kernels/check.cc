@@ -37,42 +37,44 @@ Status check_size(std::string_view field, std::int64_t value, std::int64_t low) 
 // What a plane is made of.
 struct PlaneShape {
   std::int64_t row_bytes = 0;
-  std::int32_t num_rows = 0;  // of a block and head
-  std::int64_t unit = 1;      // bytes that its address and strides are multiples of
-  std::int64_t row_unit = 1;  // likewise its token stride
+  std::int32_t num_rows = 0;       // of a block and head
+  std::int64_t alignment = 1;      // bytes that its address and strides are multiples of
+  std::int64_t row_alignment = 1;  // likewise its token stride
 };
 
 // What format granule aligns to.
 constexpr std::int64_t kLine = 64;
 
-std::string unit_text(std::int64_t unit) {
-  return concat(unit == kLine ? "a line, " : "the element, ", unit, " bytes");
+std::string alignment_text(std::int64_t alignment) {
+  return concat(alignment == kLine ? "a line, " : "the element, ", alignment, " bytes");
 }
 
 Status check_plane(const KVView& cache, std::string_view name, const std::byte* data,
                    const KVStrides& strides, const PlaneShape& shape) {
   if (data == nullptr) return invalid(concat("cache.", name, " is null"));
-  if (!aligned(data, shape.unit)) {
+  if (!aligned(data, shape.alignment)) {
     return invalid(
-        shape.unit == kLine
-            ? concat("cache.", name, " is not aligned to ", unit_text(shape.unit))
-            : concat("cache.", name, " is not aligned to its element, ", shape.unit, " bytes"));
+        shape.alignment == kLine
+            ? concat("cache.", name, " is not aligned to ", alignment_text(shape.alignment))
+            : concat("cache.", name, " is not aligned to its element, ", shape.alignment,
+                     " bytes"));
   }
   RowNest nest;
   nest.row_bytes = shape.row_bytes;
   struct Checked {
     Axis axis;
-    std::int64_t unit;
+    std::int64_t alignment;
   };
-  const Checked axes[] = {{{cache.num_layers, strides.layer}, shape.unit},
-                          {{cache.num_blocks, strides.block}, shape.unit},
-                          {{cache.num_kv_heads, strides.head}, shape.unit},
-                          {{shape.num_rows, strides.token}, shape.row_unit}};
-  for (const auto& [axis, unit] : axes) {
+  const Checked axes[] = {{{cache.num_layers, strides.layer}, shape.alignment},
+                          {{cache.num_blocks, strides.block}, shape.alignment},
+                          {{cache.num_kv_heads, strides.head}, shape.alignment},
+                          {{shape.num_rows, strides.token}, shape.row_alignment}};
+  for (const auto& [axis, alignment] : axes) {
     if (axis.extent == 1) continue;
-    if (axis.stride < 0 || axis.stride % unit != 0) {
+    if (axis.stride < 0 || axis.stride % alignment != 0) {
       return invalid(concat("cache.", name, "_strides has ", axis.stride,
-                            ", allowed: multiples of ", unit_text(unit), ", not negative"));
+                            ", allowed: multiples of ", alignment_text(alignment),
+                            ", not negative"));
     }
     nest.add(axis);
   }
@@ -87,9 +89,10 @@ Status check_rows_of(const KVView& cache, std::string_view name, const std::byte
                      const KVStrides& strides, std::int32_t head_dim) {
   const std::int64_t element = dtype_bytes(cache.dtype);
   const std::int32_t tokens = cache.granule ? kGranuleTokens : 1;
-  const std::int64_t unit = cache.granule ? kLine : element;
-  return check_plane(cache, name, data, strides,
-                     {head_dim * element * tokens, cache.block_size / tokens, unit, unit});
+  const std::int64_t alignment = cache.granule ? kLine : element;
+  return check_plane(
+      cache, name, data, strides,
+      {head_dim * element * tokens, cache.block_size / tokens, alignment, alignment});
 }
 
 Status check_scales(const KVView& cache, std::string_view name, const std::byte* data,

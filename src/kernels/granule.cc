@@ -109,59 +109,59 @@ struct Side {
   std::int64_t stride = 0;  // bytes from one row of this side to the next
 };
 
-// to[t][u] = from[u][t] or the reverse, where rows of tokens are far apart (often a multiple of
+// to[t][g] = from[g][t] or the reverse, where rows of tokens are far apart (often a multiple of
 // 4 KiB, so that 16 of them do not stay in a cache of 8 ways): strips of 64 bytes of few tokens at
 // a time.
 template <typename T, bool kPack>
-void transpose(const std::byte* from, std::byte* to, const Side& tokens, const Side& units) {
+void transpose(const std::byte* from, std::byte* to, const Side& tokens, const Side& granules) {
   constexpr std::int64_t kBytes = sizeof(T);
   constexpr std::int64_t kSide = Square<T>::kSide;
   constexpr std::int64_t kStrip = 64 / kBytes;
-  // The place of token t and unit u, in rows and in the tile.
-  const auto source = [&](std::int64_t t, std::int64_t u) {
-    return kPack ? from + t * tokens.stride + u * kBytes : from + u * units.stride + t * kBytes;
+  // The address of granule g of token t, in rows and in the tile.
+  const auto source = [&](std::int64_t t, std::int64_t g) {
+    return kPack ? from + t * tokens.stride + g * kBytes : from + g * granules.stride + t * kBytes;
   };
-  const auto target = [&](std::int64_t t, std::int64_t u) {
-    return kPack ? to + u * units.stride + t * kBytes : to + t * tokens.stride + u * kBytes;
+  const auto target = [&](std::int64_t t, std::int64_t g) {
+    return kPack ? to + g * granules.stride + t * kBytes : to + t * tokens.stride + g * kBytes;
   };
-  const std::int64_t source_stride = kPack ? tokens.stride : units.stride;
-  const std::int64_t target_stride = kPack ? units.stride : tokens.stride;
+  const std::int64_t source_stride = kPack ? tokens.stride : granules.stride;
+  const std::int64_t target_stride = kPack ? granules.stride : tokens.stride;
   const std::int64_t square_tokens = tokens.count / kSide * kSide;
-  const std::int64_t square_units = units.count / kSide * kSide;
-  for (std::int64_t strip = 0; strip < square_units; strip += kStrip) {
-    const std::int64_t end = std::min(strip + kStrip, square_units);
+  const std::int64_t square_granules = granules.count / kSide * kSide;
+  for (std::int64_t strip = 0; strip < square_granules; strip += kStrip) {
+    const std::int64_t end = std::min(strip + kStrip, square_granules);
     for (std::int64_t t = 0; t < square_tokens; t += kSide) {
-      for (std::int64_t u = strip; u < end; u += kSide) {
-        Square<T>::transpose(source(t, u), source_stride, target(t, u), target_stride);
+      for (std::int64_t g = strip; g < end; g += kSide) {
+        Square<T>::transpose(source(t, g), source_stride, target(t, g), target_stride);
       }
     }
   }
-  const auto one_by_one = [&](std::int64_t first_token, std::int64_t first_unit,
-                              std::int64_t end_unit) {
+  const auto one_by_one = [&](std::int64_t first_token, std::int64_t first_granule,
+                              std::int64_t end_granule) {
     for (std::int64_t t = first_token; t < tokens.count; ++t) {
-      for (std::int64_t u = first_unit; u < end_unit; ++u) {
-        store(target(t, u), load<T>(source(t, u)));
+      for (std::int64_t g = first_granule; g < end_granule; ++g) {
+        store(target(t, g), load<T>(source(t, g)));
       }
     }
   };
-  one_by_one(square_tokens, 0, square_units);
-  one_by_one(0, square_units, units.count);
+  one_by_one(square_tokens, 0, square_granules);
+  one_by_one(0, square_granules, granules.count);
 }
 
 template <bool kPack>
 void move_k(const TilePart& part, const std::byte* from, std::byte* to, std::int64_t row_stride) {
   const Side tokens{part.count, row_stride};
-  const std::int64_t units = part.dims / granule_elements(part.dtype);
+  const std::int64_t granules = part.dims / granule_elements(part.dtype);
   if (part.dtype == DType::kF16) {
-    transpose<std::uint16_t, kPack>(from, to, tokens, {units, 2 * kGranuleTokens});
+    transpose<std::uint16_t, kPack>(from, to, tokens, {granules, 2 * kGranuleTokens});
   } else {
-    transpose<std::uint32_t, kPack>(from, to, tokens, {units, 4 * kGranuleTokens});
+    transpose<std::uint32_t, kPack>(from, to, tokens, {granules, 4 * kGranuleTokens});
   }
 }
 
 std::int64_t offset_in_k(const TilePart& part) {
-  const std::int64_t unit = part.dtype == DType::kF16 ? 2 : 4;
-  return (part.dim / granule_elements(part.dtype) * kGranuleTokens + part.first) * unit;
+  const std::int64_t granule_bytes = part.dtype == DType::kF16 ? 2 : 4;
+  return (part.dim / granule_elements(part.dtype) * kGranuleTokens + part.first) * granule_bytes;
 }
 
 // Joins or parts kGroup rows whose elements alternate. Pointers of one array each, so that the

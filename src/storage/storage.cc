@@ -33,22 +33,22 @@ struct Lent {
   std::int64_t bytes = 0;
   KVStrides strides;
   std::int64_t row_bytes = 0;
-  std::int32_t num_rows = 0;  // of a block and head
-  std::int64_t unit = 1;      // bytes that its address and its strides are multiples of
-  std::int64_t row_unit = 1;  // likewise its token stride
+  std::int32_t num_rows = 0;       // of a block and head
+  std::int64_t alignment = 1;      // bytes that its address and its strides are multiples of
+  std::int64_t row_alignment = 1;  // likewise its token stride
 };
 
-std::string unit_text(std::int64_t unit) {
-  return concat(unit == kLine ? "a line, " : "the element, ", unit, " bytes");
+std::string alignment_text(std::int64_t alignment) {
+  return concat(alignment == kLine ? "a line, " : "the element, ", alignment, " bytes");
 }
 
 // The rows of a lent array, all checked but for overlap with other rows.
 Result<RowNest> check_rows(std::size_t group, const GroupSpec& spec, const Lent& lent) {
   if (lent.data == nullptr) return bad_group(group, concat(lent.name, " is null"));
   const std::int64_t address = address_of(lent.data);
-  if (address % lent.unit != 0) {
+  if (address % lent.alignment != 0) {
     return bad_group(group, concat(lent.name, " is at an address that is not a multiple of ",
-                                   unit_text(lent.unit)));
+                                   alignment_text(lent.alignment)));
   }
   if (lent.bytes < 0 || address < 0 || !(Checked(address) + lent.bytes).ok()) {
     return bad_group(group, concat(lent.name, "_bytes is ", lent.bytes,
@@ -57,21 +57,21 @@ Result<RowNest> check_rows(std::size_t group, const GroupSpec& spec, const Lent&
   struct Named {
     std::string_view name;
     Axis axis;
-    std::int64_t unit;
+    std::int64_t alignment;
   };
-  const Named axes[] = {{"layer", {spec.num_layers, lent.strides.layer}, lent.unit},
-                        {"block", {spec.num_blocks, lent.strides.block}, lent.unit},
-                        {"head", {spec.num_kv_heads, lent.strides.head}, lent.unit},
-                        {"token", {lent.num_rows, lent.strides.token}, lent.row_unit}};
+  const Named axes[] = {{"layer", {spec.num_layers, lent.strides.layer}, lent.alignment},
+                        {"block", {spec.num_blocks, lent.strides.block}, lent.alignment},
+                        {"head", {spec.num_kv_heads, lent.strides.head}, lent.alignment},
+                        {"token", {lent.num_rows, lent.strides.token}, lent.row_alignment}};
   RowNest nest;
   nest.base = address;
   nest.row_bytes = lent.row_bytes;
   for (const Named& named : axes) {
     if (named.axis.extent == 1) continue;
-    if (named.axis.stride < 0 || named.axis.stride % named.unit != 0) {
-      return bad_group(group,
-                       concat(lent.name, "_strides.", named.name, " is ", named.axis.stride,
-                              ", allowed: multiples of ", unit_text(named.unit), ", not negative"));
+    if (named.axis.stride < 0 || named.axis.stride % named.alignment != 0) {
+      return bad_group(group, concat(lent.name, "_strides.", named.name, " is ", named.axis.stride,
+                                     ", allowed: multiples of ", alignment_text(named.alignment),
+                                     ", not negative"));
     }
     nest.add(named.axis);
   }
@@ -178,8 +178,8 @@ Result<KVView> check_borrowed(std::size_t index, const GroupSpec& spec,
                     .strides = part.strides,
                     .row_bytes = part.row_bytes,
                     .num_rows = part.num_rows,
-                    .unit = view.granule ? kLine : element,
-                    .row_unit = view.granule && !scale ? kLine : element};
+                    .alignment = view.granule ? kLine : element,
+                    .row_alignment = view.granule && !scale ? kLine : element};
     Result<RowNest> nest = check_rows(index, spec, lent);
     if (!nest) return std::move(nest).error();
     if (view.granule && scale && part.strides.token != element) {
