@@ -24,7 +24,7 @@ template <class E, class Pack>
 class TileAddresses {
  public:
   TileAddresses(const Item& item, const Scratch& scratch)
-      : item_(item), s_(scratch), order_(order_of_rows()) {}
+      : item_(item), s_(scratch), row_order_(order_of_rows()) {}
 
   // The subtiles of a tile for one head, as far as `any` has a bit of them; `next` is the tile that
   // follows, or -1.
@@ -48,15 +48,17 @@ class TileAddresses {
 
   // ---- where a tile lies ------------------------------------------------------------------------
 
-  // One head's rows of K or of V.
-  struct Place {
+  // A row of K or of V and its scale; in format granule a tile and its 16 scales.
+  struct RowAddress {
     const std::byte* rows;
     const std::byte* scales;
   };
-  [[nodiscard]] static Place place(const HeadRows& all, std::int32_t head, std::int64_t block,
-                                   std::int64_t offset, std::int64_t step) {
-    Place at{all.rows + head * all.head_stride + block * all.block_stride + step * all.token_stride,
-             nullptr};
+  [[nodiscard]] static RowAddress address_of(const HeadRows& all, std::int32_t head,
+                                             std::int64_t block, std::int64_t offset,
+                                             std::int64_t step) {
+    RowAddress at{
+        all.rows + head * all.head_stride + block * all.block_stride + step * all.token_stride,
+        nullptr};
     if constexpr (E::kScaled) {
       at.scales = all.scales + head * all.scale_head_stride + block * all.scale_block_stride +
                   offset * all.scale_token_stride;
@@ -83,8 +85,8 @@ class TileAddresses {
     const Spot spot = spot_of(position);
     const std::int64_t block = item_.table[spot.logical];
     const std::int64_t inner = spot.offset / kGranuleTokens;
-    const Place k = place(item_.k, head, block, spot.offset, inner);
-    const Place v = place(item_.v, head, block, spot.offset, inner);
+    const RowAddress k = address_of(item_.k, head, block, spot.offset, inner);
+    const RowAddress v = address_of(item_.v, head, block, spot.offset, inner);
     rows.k[s] = k.rows;
     rows.v[s] = v.rows;
     rows.v_stride[s] = item_.v.head_dim * E::kLaneBytes;
@@ -112,8 +114,8 @@ class TileAddresses {
       k[t] = nullptr;
       if ((bits >> t & 1u) == 0) continue;
       const std::int64_t block = item_.table[spot.logical];
-      const Place at_k = place(item_.k, head, block, spot.offset, spot.offset);
-      const Place at_v = place(item_.v, head, block, spot.offset, spot.offset);
+      const RowAddress at_k = address_of(item_.k, head, block, spot.offset, spot.offset);
+      const RowAddress at_v = address_of(item_.v, head, block, spot.offset, spot.offset);
       some_k = k[t] = at_k.rows;
       some_v = v[t] = at_v.rows;
       if constexpr (E::kScaled) {
@@ -135,7 +137,8 @@ class TileAddresses {
     rows.v_scales[s] = v_scales;
     if (reads_v_in_place()) {
       const Spot first = spot_of(position);
-      rows.v[s] = place(item_.v, head, item_.table[first.logical], first.offset, first.offset).rows;
+      rows.v[s] =
+          address_of(item_.v, head, item_.table[first.logical], first.offset, first.offset).rows;
       rows.v_stride[s] = item_.v.token_stride;
       return;
     }
@@ -146,34 +149,34 @@ class TileAddresses {
 
   // ---- what to ask for while a tile is worked on ------------------------------------------------
 
-  enum class Order {
+  enum class RowOrder {
     kByHead,   // a head's rows of a subtile are one piece, as long as the packed ones: granule, HND
     kByToken,  // the rows of all heads of a subtile are one piece: NHD
     kNone,     // rows lie apart
   };
 
-  [[nodiscard]] Order order_of_rows() const {
-    if (item_.granule) return Order::kByHead;
-    if (item_.block_size % kGranuleTokens != 0) return Order::kNone;
+  [[nodiscard]] RowOrder order_of_rows() const {
+    if (item_.granule) return RowOrder::kByHead;
+    if (item_.block_size % kGranuleTokens != 0) return RowOrder::kNone;
     const auto is = [&](auto&& test) { return test(item_.k) && test(item_.v); };
     if (is([](const HeadRows& r) { return r.token_stride == r.head_dim * kElementBytes; })) {
-      return Order::kByHead;
+      return RowOrder::kByHead;
     }
     const bool by_token = is([&](const HeadRows& r) {
       const std::int64_t row = r.head_dim * kElementBytes;
       return r.head_stride == row && r.token_stride == row * item_.num_heads;
     });
-    return by_token ? Order::kByToken : Order::kNone;
+    return by_token ? RowOrder::kByToken : RowOrder::kNone;
   }
 
   // By head: the next head's rows of this tile, after the last head the next tile's. By token: this
   // head's share of the next tile. An entry that no row needs may be anything.
   void look_ahead(int s, std::int32_t position, std::int32_t next_position, std::int32_t head,
                   TileRows& rows) {
-    const bool same_tile = order_ == Order::kByHead && head + 1 < item_.num_heads;
+    const bool same_tile = row_order_ == RowOrder::kByHead && head + 1 < item_.num_heads;
     const std::int32_t there = same_tile ? position : next_position;
     if (there < 0 || there >= item_.kv_len) return;
-    if (order_ == Order::kNone) {
+    if (row_order_ == RowOrder::kNone) {
       ask_for_rows(there, head);
       return;
     }
@@ -182,9 +185,9 @@ class TileAddresses {
     const std::int64_t block = item_.table[spot.logical];
     if (block < 0 || block >= item_.num_blocks) return;
     const std::int64_t inner = item_.granule ? spot.offset / kGranuleTokens : spot.offset;
-    const std::int64_t share = order_ == Order::kByToken ? head * kGranuleTokens : 0;
+    const std::int64_t share = row_order_ == RowOrder::kByToken ? head * kGranuleTokens : 0;
     const auto ahead = [&](const HeadRows& all, const std::byte* here) {
-      const Place next = place(all, next_head, block, spot.offset, inner);
+      const RowAddress next = address_of(all, next_head, block, spot.offset, inner);
       if constexpr (E::kScaled) prefetch(next.scales);
       return reinterpret_cast<std::intptr_t>(next.rows) + share * all.head_dim * kElementBytes -
              reinterpret_cast<std::intptr_t>(here);
@@ -200,7 +203,7 @@ class TileAddresses {
       const std::int64_t block = item_.table[spot.logical];
       if (block < 0 || block >= item_.num_blocks) continue;
       for (const HeadRows* all : {&item_.k, &item_.v}) {
-        const Place at = place(*all, head, block, spot.offset, spot.offset);
+        const RowAddress at = address_of(*all, head, block, spot.offset, spot.offset);
         for (int b = 0; b < all->head_dim * kElementBytes; b += 64) prefetch(at.rows + b);
         if constexpr (E::kScaled) prefetch(at.scales);
       }
@@ -209,7 +212,7 @@ class TileAddresses {
 
   const Item& item_;
   const Scratch& s_;
-  Order order_;
+  RowOrder row_order_;
 };
 
 }  // namespace
