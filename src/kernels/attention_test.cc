@@ -50,7 +50,7 @@ struct Problem {
   std::vector<Sequence> sequences = {};
   int block_size = 4;
   int num_kv_heads = 2;
-  int group = 2;  // query heads per KV head
+  int q_per_kv = 2;  // query heads per KV head
   int head_dim_k = 5;
   int head_dim_v = 3;
   bool prefix = false;
@@ -100,9 +100,9 @@ int num_rows(const Problem& s) {
 struct Prepared {
   explicit Prepared(const Problem& s)
       : cache(spec(s)),
-        q(num_rows(s), s.num_kv_heads * s.group, s.head_dim_k, s.q_dtype, s.gap),
-        out(num_rows(s), s.num_kv_heads * s.group, s.head_dim_v, s.out_dtype, s.gap),
-        lse(num_rows(s), s.num_kv_heads * s.group, 1, DType::kF64, s.gap) {
+        q(num_rows(s), s.num_kv_heads * s.q_per_kv, s.head_dim_k, s.q_dtype, s.gap),
+        out(num_rows(s), s.num_kv_heads * s.q_per_kv, s.head_dim_v, s.out_dtype, s.gap),
+        lse(num_rows(s), s.num_kv_heads * s.q_per_kv, 1, DType::kF64, s.gap) {
     const std::vector<std::int32_t> order =
         testing_cache::permutation(cache.view.num_blocks, s.seed);
     std::size_t next = static_cast<std::size_t>(s.shared_blocks);
@@ -139,7 +139,7 @@ struct Prepared {
         if (!needed) table.push_back(s.pad);
       }
       for (int query = first_query; query < seq.kv_len; ++query, ++row) {
-        for (int h = 0; h < s.num_kv_heads * s.group; ++h) {
+        for (int h = 0; h < s.num_kv_heads * s.q_per_kv; ++h) {
           for (int d = 0; d < s.head_dim_k; ++d) q.set(row, h, d, q_value(s, seq, query, h, d));
         }
       }
@@ -203,7 +203,7 @@ struct Outcome {
 Outcome read(const Problem& s, const Prepared& p) {
   Outcome result;
   for (int row = 0; row < num_rows(s); ++row) {
-    for (int h = 0; h < s.num_kv_heads * s.group; ++h) {
+    for (int h = 0; h < s.num_kv_heads * s.q_per_kv; ++h) {
       for (int d = 0; d < s.head_dim_v; ++d) result.out.push_back(p.out.value(row, h, d));
       result.lse.push_back(p.lse.value(row, h, 0));
     }
@@ -222,8 +222,8 @@ Outcome naive(const Problem& s) {
   Outcome result;
   for (const Sequence& seq : s.sequences) {
     for (int query = seq.kv_len - seq.queries; query < seq.kv_len; ++query) {
-      for (int h = 0; h < s.num_kv_heads * s.group; ++h) {
-        const int kv_head = h / s.group;
+      for (int h = 0; h < s.num_kv_heads * s.q_per_kv; ++h) {
+        const int kv_head = h / s.q_per_kv;
         std::vector<double> score(static_cast<std::size_t>(seq.kv_len), -kInfinity);
         double most = -kInfinity;
         for (int p = 0; p < seq.kv_len; ++p) {
@@ -330,7 +330,7 @@ TEST(Attention, AgreesWithTheNaiveComputationForRandomShapesAndMasks) {
     SCOPED_TRACE(round);
     Problem s{.block_size = kBlockSizes[pick(0, 6)],
               .num_kv_heads = pick(1, 3),
-              .group = pick(1, 5),
+              .q_per_kv = pick(1, 5),
               .head_dim_k = pick(1, 9),
               .dtype = kDTypes[pick(0, 3)],
               .format = pick(0, 1) == 0 ? Format::kHnd : Format::kNhd,
@@ -376,7 +376,7 @@ TEST(Attention, EveryWindowSinksAndTrimOfAShortSequenceAgrees) {
   for (int window = 0; window <= 10; ++window) {
     for (int sinks = 0; sinks <= 10; sinks += 3) {
       for (int trim_sinks = 0; trim_sinks <= 9; trim_sinks += 3) {
-        Problem s{.block_size = 2, .num_kv_heads = 1, .group = 1};
+        Problem s{.block_size = 2, .num_kv_heads = 1, .q_per_kv = 1};
         s.params.window = window;
         s.params.num_sinks = sinks;
         for (int first_kept = 0; first_kept <= 9; ++first_kept) {
@@ -399,7 +399,7 @@ TEST(Attention, EveryWindowSinksAndTrimOfAShortSequenceAgrees) {
 TEST(Attention, AWindowOfWReadsExactlyWTokens) {
   // With equal scores the log-sum-exp is the logarithm of how many positions are visible.
   for (const int window : {1, 2, 5, 16, 99}) {
-    Problem s{.sequences = {{.kv_len = 24, .queries = 24}}, .group = 1};
+    Problem s{.sequences = {{.kv_len = 24, .queries = 24}}, .q_per_kv = 1};
     s.params.window = window;
     Prepared p(s);
     for (auto& byte : p.q.memory) byte = std::byte{0};
@@ -651,7 +651,7 @@ TEST(AttentionBits, SlicesOfRowsAndHeadsAddUpToTheWhole) {
                           .num_kv_heads = std::min(heads, 3 - head)};
           ASSERT_TRUE(attend(p.args).ok());
           // Exactly the slice is written, the rest is still poison.
-          written += p.args.slice.num_rows * p.args.slice.num_kv_heads * s.group;
+          written += p.args.slice.num_rows * p.args.slice.num_kv_heads * s.q_per_kv;
           int seen = 0;
           for (int r = 0; r < 16; ++r) {
             for (int h = 0; h < 6; ++h) seen += std::isnan(p.out.value(r, h, 0)) ? 0 : 1;

@@ -31,10 +31,10 @@ constexpr std::int64_t kAlignment = 64;
 
 // The caller's workspace, cut up.
 struct Scratch {
-  double* query = nullptr;   // [group, head_dim_k]
-  double* scores = nullptr;  // [group, max_kv_len], by rank among the visible positions
-  double* sums = nullptr;    // [group, head_dim_v]
-  double* totals = nullptr;  // [group]: l
+  double* query = nullptr;   // [q_per_kv, head_dim_k]
+  double* scores = nullptr;  // [q_per_kv, max_kv_len], by rank among the visible positions
+  double* sums = nullptr;    // [q_per_kv, head_dim_v]
+  double* totals = nullptr;  // [q_per_kv]: l
   double* vector = nullptr;  // [max(head_dim_k, head_dim_v)]: one row of K or V
 };
 
@@ -73,7 +73,7 @@ class Reference {
       : args_(args),
         dim_k_(args.cache.head_dim_k),
         dim_v_(args.cache.head_dim_v),
-        group_(args.q.num_heads / args.cache.num_kv_heads),
+        q_per_kv_(args.q.num_heads / args.cache.num_kv_heads),
         k_(k_plane(args.cache, args.layer)),
         v_(v_plane(args.cache, args.layer)),
         load_query_(convert_fn(args.q.dtype, DType::kF64)),
@@ -86,10 +86,10 @@ class Reference {
     constexpr auto kAlign = static_cast<std::uintptr_t>(kAlignment);
     std::byte* start = args.workspace.data() + (kAlign - address % kAlign) % kAlign;
     scratch_.query = reinterpret_cast<double*>(start);
-    scratch_.scores = scratch_.query + group_ * dim_k_;
-    scratch_.sums = scratch_.scores + group_ * max_kv_len_;
-    scratch_.totals = scratch_.sums + group_ * dim_v_;
-    scratch_.vector = scratch_.totals + group_;
+    scratch_.scores = scratch_.query + q_per_kv_ * dim_k_;
+    scratch_.sums = scratch_.scores + q_per_kv_ * max_kv_len_;
+    scratch_.totals = scratch_.sums + q_per_kv_ * dim_v_;
+    scratch_.vector = scratch_.totals + q_per_kv_;
   }
 
   // Takes rows and heads by number until `next` is past the last one.
@@ -110,7 +110,7 @@ class Reference {
         const Visible seen = visible(position, position, kv_len, args_.params, trim);
         for (std::int32_t h = 0; h < slice.num_kv_heads; ++h, ++number) {
           if (number < mine) continue;
-          attend_group(row, slice.first_kv_head + h, seen, table);
+          attend_head(row, slice.first_kv_head + h, seen, table);
           mine = next.fetch_add(1, std::memory_order_relaxed);
         }
       }
@@ -119,23 +119,23 @@ class Reference {
 
  private:
   // All query heads of one row that read KV head `head`.
-  void attend_group(std::int32_t row, std::int32_t head, const Visible& seen,
-                    const std::int32_t* table) const {
-    const std::int32_t first_q_head = head * group_;
-    for (std::int32_t g = 0; g < group_; ++g) {
+  void attend_head(std::int32_t row, std::int32_t head, const Visible& seen,
+                   const std::int32_t* table) const {
+    const std::int32_t first_q_head = head * q_per_kv_;
+    for (std::int32_t g = 0; g < q_per_kv_; ++g) {
       load_query_(args_.q.at(row, first_q_head + g), bytes(query(g)), dim_k_);
     }
 
     std::int64_t count = 0;
     for_each_position(seen, table, [&](std::int32_t block, std::int32_t offset) {
       k_.read(block, head, offset, scratch_.vector);
-      for (std::int32_t g = 0; g < group_; ++g) {
+      for (std::int32_t g = 0; g < q_per_kv_; ++g) {
         scores(g)[count] = args_.params.scale * dot(query(g), scratch_.vector, dim_k_);
       }
       ++count;
     });
 
-    for (std::int32_t g = 0; g < group_; ++g) {
+    for (std::int32_t g = 0; g < q_per_kv_; ++g) {
       const Softmax result = softmax(scores(g), count);
       scratch_.totals[g] = result.total;
       if (store_lse_ != nullptr) {
@@ -143,18 +143,18 @@ class Reference {
       }
     }
 
-    std::fill_n(scratch_.sums, group_ * dim_v_, 0.0);
+    std::fill_n(scratch_.sums, q_per_kv_ * dim_v_, 0.0);
     std::int64_t rank = 0;
     for_each_position(seen, table, [&](std::int32_t block, std::int32_t offset) {
       v_.read(block, head, offset, scratch_.vector);
-      for (std::int32_t g = 0; g < group_; ++g) {
+      for (std::int32_t g = 0; g < q_per_kv_; ++g) {
         const double weight = scores(g)[rank];
         for (std::int64_t d = 0; d < dim_v_; ++d) sums(g)[d] += weight * scratch_.vector[d];
       }
       ++rank;
     });
 
-    for (std::int32_t g = 0; g < group_; ++g) {
+    for (std::int32_t g = 0; g < q_per_kv_; ++g) {
       const double total = scratch_.totals[g];
       for (std::int64_t d = 0; d < dim_v_; ++d) {
         sums(g)[d] = total == 0.0 ? 0.0 : sums(g)[d] / total;
@@ -188,7 +188,7 @@ class Reference {
   const AttentionArgs& args_;
   std::int64_t dim_k_;
   std::int64_t dim_v_;
-  std::int32_t group_;  // query heads per KV head
+  std::int32_t q_per_kv_;  // query heads per KV head
   ValueReader k_;
   ValueReader v_;
   ConvertFn load_query_;
@@ -202,9 +202,9 @@ class Reference {
 
 Checked reference_workspace_bytes(const KVView& cache, std::int32_t num_q_heads,
                                   std::int32_t max_kv_len, std::int32_t num_threads) noexcept {
-  const std::int64_t group = num_q_heads / cache.num_kv_heads;
+  const std::int64_t q_per_kv = num_q_heads / cache.num_kv_heads;
   const Checked per_head = Checked(cache.head_dim_k) + cache.head_dim_v + max_kv_len + 1;
-  const Checked doubles = per_head * group + std::max(cache.head_dim_k, cache.head_dim_v);
+  const Checked doubles = per_head * q_per_kv + std::max(cache.head_dim_k, cache.head_dim_v);
   const Checked bytes = doubles * static_cast<std::int64_t>(sizeof(double)) + kAlignment;
   return bytes.round_up(kAlignment) * num_threads;
 }

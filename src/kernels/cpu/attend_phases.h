@@ -113,9 +113,10 @@ class Attend {
     }
     for (int r = 0; r < all_rows_; ++r) {
       const std::int64_t row = std::int64_t{item_.first_row} + r % item_.num_rows;
-      const std::int64_t head = r / item_.num_rows * item_.group + row % item_.group;
-      item_.load_q(item_.q + row / item_.group * item_.q_token_stride + head * item_.q_head_stride,
-                   reinterpret_cast<std::byte*>(s_.row), item_.k.head_dim);
+      const std::int64_t head = r / item_.num_rows * item_.q_per_kv + row % item_.q_per_kv;
+      item_.load_q(
+          item_.q + row / item_.q_per_kv * item_.q_token_stride + head * item_.q_head_stride,
+          reinterpret_cast<std::byte*>(s_.row), item_.k.head_dim);
       for (int d = 0; d < item_.k.head_dim; ++d) s_.row[d] *= scale;
       std::uint32_t* words = s_.queries + r * kQueryWords;
       if constexpr (E::kScaled) {
@@ -199,7 +200,7 @@ class Attend {
   }
 
   [[nodiscard]] std::int64_t position_of(std::int32_t row) const {
-    return item_.query_position + (std::int64_t{item_.first_row} + row) / item_.group;
+    return item_.query_position + (std::int64_t{item_.first_row} + row) / item_.q_per_kv;
   }
 
   // ---- the three phases of a tile ---------------------------------------------------------------

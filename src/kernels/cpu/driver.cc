@@ -131,7 +131,7 @@ struct RowBatch {
   std::size_t sequence = 0;
   std::int32_t first_query = 0;     // row of q
   std::int32_t query_position = 0;  // of first_query
-  std::int32_t first_row = 0;       // below group
+  std::int32_t first_row = 0;       // below q_per_kv
   std::int32_t num_rows = 0;
   Visible seen;
   std::int64_t cost = 0;  // rows times positions
@@ -149,8 +149,8 @@ class Call {
       : args_(args),
         kernels_(kernels),
         attend_(kernels.attend[static_cast<std::size_t>(args.cache.dtype)]),
-        group_(args.q.num_heads / args.cache.num_kv_heads),
-        rows_per_item_(group_ <= kItemRows ? kItemRows / group_ * group_ : kItemRows),
+        q_per_kv_(args.q.num_heads / args.cache.num_kv_heads),
+        rows_per_item_(q_per_kv_ <= kItemRows ? kItemRows / q_per_kv_ * q_per_kv_ : kItemRows),
         k_(k_plane(args.cache, args.layer)),
         v_(v_plane(args.cache, args.layer)) {}
 
@@ -215,22 +215,22 @@ class Call {
         const std::int32_t end =
             std::min(batch.query_start[sequence_ + 1], args.slice.first_row + args.slice.num_rows);
         if (first >= end) continue;
-        const std::int32_t group = call_.group_;
-        if (row_ < 0) row_ = std::int64_t{first - start} * group;
-        const std::int64_t left = std::int64_t{end - start} * group - row_;
+        const std::int32_t q_per_kv = call_.q_per_kv_;
+        if (row_ < 0) row_ = std::int64_t{first - start} * q_per_kv;
+        const std::int64_t left = std::int64_t{end - start} * q_per_kv - row_;
         if (left <= 0) continue;
         const std::int32_t kv_len = batch.kv_lens[sequence_];
         row_batch_ = {};
         row_batch_.sequence = sequence_;
-        const auto first_query = static_cast<std::int32_t>(row_ / group);
+        const auto first_query = static_cast<std::int32_t>(row_ / q_per_kv);
         row_batch_.first_query = start + first_query;
         row_batch_.query_position =
             kv_len - (batch.query_start[sequence_ + 1] - start) + first_query;
-        row_batch_.first_row = static_cast<std::int32_t>(row_ % group);
+        row_batch_.first_row = static_cast<std::int32_t>(row_ % q_per_kv);
         row_batch_.num_rows =
             static_cast<std::int32_t>(std::min<std::int64_t>(left, call_.rows_per_item_));
         const std::int64_t last_query =
-            (std::int64_t{row_batch_.first_row} + row_batch_.num_rows - 1) / group;
+            (std::int64_t{row_batch_.first_row} + row_batch_.num_rows - 1) / q_per_kv;
         row_batch_.seen = visible(row_batch_.query_position, row_batch_.query_position + last_query,
                                   kv_len, args.params, trim_of(batch, sequence_));
         row_batch_.cost = 1;
@@ -310,13 +310,13 @@ class Call {
                  row_batch.sequence * static_cast<std::size_t>(batch.block_table_stride);
     item.kv_len = batch.kv_lens[row_batch.sequence];
     item.query_position = row_batch.query_position;
-    item.group = group_;
+    item.q_per_kv = q_per_kv_;
     item.first_row = row_batch.first_row;
     item.num_rows = row_batch.num_rows;
     item.end_position = item.kv_len;
     item.params = args_.params;
     item.trim = trim_of(batch, row_batch.sequence);
-    item.q = args_.q.at(row_batch.first_query, kv_head * group_);
+    item.q = args_.q.at(row_batch.first_query, kv_head * q_per_kv_);
     item.q_token_stride = args_.q.token_stride;
     item.q_head_stride = args_.q.head_stride;
     item.load_q = convert_fn(args_.q.dtype, DType::kF32);
@@ -383,9 +383,9 @@ class Call {
     alignas(64) float row[kMaxHeadDim];
     for (std::int32_t i = 0; i < num_heads * row_batch.num_rows; ++i) {
       const std::int64_t r = std::int64_t{row_batch.first_row} + i % row_batch.num_rows;
-      const auto query = static_cast<std::int32_t>(row_batch.first_query + r / group_);
+      const auto query = static_cast<std::int32_t>(row_batch.first_query + r / q_per_kv_);
       const std::int32_t head =
-          (kv_head + i / row_batch.num_rows) * group_ + static_cast<std::int32_t>(r % group_);
+          (kv_head + i / row_batch.num_rows) * q_per_kv_ + static_cast<std::int32_t>(r % q_per_kv_);
       const float total = scratch.total.totals[i];
       kernels_.finish(scratch.total.sums + i * scratch.total.sums_stride, total, row, v_.head_dim);
       store_out(reinterpret_cast<const std::byte*>(row), args_.out.at(query, head), v_.head_dim);
@@ -400,7 +400,7 @@ class Call {
   const AttentionArgs& args_;
   TargetKernels kernels_;
   AttendFn attend_;
-  std::int32_t group_;  // query heads of a KV head
+  std::int32_t q_per_kv_;
   std::int32_t rows_per_item_;
   Plane k_;
   Plane v_;

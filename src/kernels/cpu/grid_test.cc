@@ -64,7 +64,7 @@ enum Parameter {
   kForm,
   kBlock,
   kHeads,
-  kGroup,
+  kQPerKv,
   kDimK,
   kDimV,
   kQuery,
@@ -83,7 +83,7 @@ constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16, DType::kInt8
 constexpr Format kForms[] = {Format::kGranule, Format::kHnd, Format::kNhd};
 constexpr int kBlocks[] = {1, 5, 8, 16, 32, 48, 64, 128, 1024};
 constexpr int kHeadCounts[] = {1, 2, 4};
-constexpr int kGroups[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 32, 72};
+constexpr int kQPerKvChoices[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 32, 72};
 constexpr int kDims[] = {8, 64, 80, 96, 112, 128, 256};
 constexpr DType kQueries[] = {DType::kF32, DType::kBF16, DType::kF16};
 
@@ -138,7 +138,7 @@ struct Case {
   Format form = Format::kGranule;
   int block_size = 16;
   int heads = 1;
-  int group = 1;
+  int q_per_kv = 1;
   int dim_k = 64;
   int dim_v = 64;
   DType query = DType::kF32;
@@ -161,13 +161,14 @@ struct Case {
 };
 
 std::string name(const Case& c) {
-  std::string text =
-      std::string(to_string(c.type)) + " " + to_string(c.form) + " block " +
-      std::to_string(c.block_size) + " heads " + std::to_string(c.heads) + " G " +
-      std::to_string(c.group) + " dims " + std::to_string(c.dim_k) + "/" + std::to_string(c.dim_v) +
-      " q " + to_string(c.query) + " causal " + std::to_string(c.params.causal) + " window " +
-      std::to_string(c.params.window) + " sinks " + std::to_string(c.params.num_sinks) +
-      " threads " + std::to_string(c.threads) + " seed " + std::to_string(c.seed) + " sequences";
+  std::string text = std::string(to_string(c.type)) + " " + to_string(c.form) + " block " +
+                     std::to_string(c.block_size) + " heads " + std::to_string(c.heads) + " G " +
+                     std::to_string(c.q_per_kv) + " dims " + std::to_string(c.dim_k) + "/" +
+                     std::to_string(c.dim_v) + " q " + to_string(c.query) + " causal " +
+                     std::to_string(c.params.causal) + " window " +
+                     std::to_string(c.params.window) + " sinks " +
+                     std::to_string(c.params.num_sinks) + " threads " + std::to_string(c.threads) +
+                     " seed " + std::to_string(c.seed) + " sequences";
   for (const Sequence& s : c.sequences) {
     text += " " + std::to_string(s.kv_len) + ":" + std::to_string(s.queries);
     if (s.trim_first_kept > 0) {
@@ -187,7 +188,7 @@ Case make_case(const Choice& choice, std::uint64_t seed) {
   c.block_size = kBlocks[at(kBlock)];
   if (c.form == Format::kGranule) c.block_size = (c.block_size + 15) / 16 * 16;
   c.heads = kHeadCounts[at(kHeads)];
-  c.group = kGroups[at(kGroup)];
+  c.q_per_kv = kQPerKvChoices[at(kQPerKv)];
   c.dim_k = kDims[at(kDimK)];
   c.dim_v = kDims[at(kDimV)];
   c.query = kQueries[at(kQuery)];
@@ -197,7 +198,7 @@ Case make_case(const Choice& choice, std::uint64_t seed) {
   constexpr int kBatches[] = {1, 2, 3, 7};
   // What one case may cost, so that the grid ends in minutes.
   std::int64_t left = std::int64_t{12} << 20;
-  const std::int64_t per_pair = std::int64_t{c.heads} * c.group * (c.dim_k + c.dim_v) / 16 + 1;
+  const std::int64_t per_pair = std::int64_t{c.heads} * c.q_per_kv * (c.dim_k + c.dim_v) / 16 + 1;
   std::int64_t tokens = (std::int64_t{8} << 20) / (std::int64_t{c.heads} * (c.dim_k + c.dim_v) * 8);
   for (int i = 0; i < kBatches[at(kBatch)]; ++i) {
     Sequence s;
@@ -495,13 +496,13 @@ class Memory {
 // ---- runs --------------------------------------------------------------------------------------
 
 struct Output {
-  std::vector<float> out;  // [queries, heads * group, dim_v]
+  std::vector<float> out;  // [queries, heads * q_per_kv, dim_v]
   std::vector<double> lse;
 };
 
 // Queries as the rows of a case hold them, rounded to their type.
 std::vector<float> queries_of(const Case& c) {
-  const int q_heads = c.heads * c.group;
+  const int q_heads = c.heads * c.q_per_kv;
   std::vector<float> q(static_cast<std::size_t>(c.num_queries() * q_heads * c.dim_k));
   Random random(c.seed + 5);
   std::normal_distribution<float> normal;
@@ -523,7 +524,7 @@ struct Part {
 Status run(const Case& c, const Memory& memory, const std::vector<float>& all_queries,
            const std::vector<Part>& parts, KernelTarget target, const Executor* executor,
            Output& output) {
-  const int q_heads = c.heads * c.group;
+  const int q_heads = c.heads * c.q_per_kv;
   const auto row = index(q_heads * c.dim_k);
   std::vector<std::int32_t> query_start{0};
   std::vector<std::int32_t> kv_lens;
@@ -634,7 +635,7 @@ struct Exact {
 
 Exact exact(const Case& c, const Memory& memory, const std::vector<float>& queries) {
   Exact result;
-  const int q_heads = c.heads * c.group;
+  const int q_heads = c.heads * c.q_per_kv;
   std::vector<double> k(index(c.longest() * c.dim_k));
   std::vector<double> v(index(c.longest() * c.dim_v));
   std::vector<std::pair<int, double>> scores;
@@ -653,8 +654,8 @@ Exact exact(const Case& c, const Memory& memory, const std::vector<float>& queri
       }
       for (int r = 0; r < s.queries; ++r) {
         const int position = s.kv_len - s.queries + r;
-        for (int g = 0; g < c.group; ++g) {
-          const auto row = index((first + r) * q_heads + h * c.group + g);
+        for (int g = 0; g < c.q_per_kv; ++g) {
+          const auto row = index((first + r) * q_heads + h * c.q_per_kv + g);
           const float* const query = &queries[row * static_cast<std::size_t>(c.dim_k)];
           const std::vector<double> q(query, query + c.dim_k);
           scores.clear();
@@ -798,7 +799,7 @@ void check(const Case& c, Pools& pools, Worst& worst) {
         const int count = draw(random, 1, std::min(n - begin, 9));
         Output alone;
         ASSERT_TRUE(run(c, memory, queries, {{i, begin, count}}, target, nullptr, alone).ok());
-        const auto row = index(c.heads * c.group * c.dim_v);
+        const auto row = index(c.heads * c.q_per_kv * c.dim_v);
         ASSERT_EQ(
             std::memcmp(alone.out.data(), &got.out[row * static_cast<std::size_t>(first + begin)],
                         row * static_cast<std::size_t>(count) * sizeof(float)),

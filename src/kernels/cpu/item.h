@@ -45,9 +45,10 @@ struct HeadRows {
 
 // Rows [first_row, first_row + num_rows) of some queries of one sequence for each of num_heads KV
 // heads, over the positions [first_position, end_position), which start and end at multiples of
-// kRange or at the ends of the sequence. Row r is query r / group, query head r % group of the KV
-// head. In the scratch memory row r of head h of the item is row h * num_rows + r. Heads that lie
-// side by side in memory are done tile by tile together, so that all of a block is read at once.
+// kRange or at the ends of the sequence. Row r is query r / q_per_kv, query head r % q_per_kv of
+// the KV head. In the scratch memory row r of head h of the item is row h * num_rows + r. Heads
+// that lie side by side in memory are done tile by tile together, so that all of a block is read at
+// once.
 struct Item {
   HeadRows k;
   HeadRows v;
@@ -58,15 +59,15 @@ struct Item {
   const std::int32_t* table = nullptr;
   std::int32_t kv_len = 0;
   std::int32_t query_position = 0;  // of query 0
-  std::int32_t group = 1;
-  std::int32_t first_row = 0;  // below group
+  std::int32_t q_per_kv = 1;        // query heads of a KV head
+  std::int32_t first_row = 0;       // below q_per_kv
   std::int32_t num_rows = 0;
   std::int32_t first_position = 0;
   std::int32_t end_position = 0;
   AttentionParams params;
   Trim trim;
   // Query row r of head h lies at
-  // q + (r / group) * q_token_stride + (h * group + r % group) * q_head_stride.
+  // q + (r / q_per_kv) * q_token_stride + (h * q_per_kv + r % q_per_kv) * q_head_stride.
   const std::byte* q = nullptr;
   std::int64_t q_token_stride = 0;
   std::int64_t q_head_stride = 0;
