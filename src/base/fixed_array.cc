@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// The part of FixedArray that is no template: it asks the system for huge pages. Only whole 2 MiB
+// pages inside the range can be had, and a refusal changes nothing but speed. fixed_array.h says
+// what the arrays are for.
+
 #include "kvfolio/fixed_array.h"
 
 #if defined(__linux__)

@@ -1,4 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// A buddy allocator over one array. A piece of order o has 2^o granules and begins at a multiple of
+// its size, so it and its buddy, the piece that it may merge with, differ in one bit of the offset.
+// Free pieces of one order form a doubly linked list, whose links lie in the free memory itself.
+// Behind num_cut_ nothing is in use and nothing is listed: take() first looks at the lists, then
+// cuts there, and give() moves num_cut_ back where the last piece comes free.
+//
+// Read take(), cut() and give() in this order. block_table.h is the simplest user.
+
 #include "kvfolio/span_arena.h"
 
 #include <algorithm>

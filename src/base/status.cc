@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// The texts of errors, and how a broken invariant ends the program. A shortage of blocks is kept as
+// numbers and becomes a text only in message(), because a full pool is a normal answer and must not
+// allocate. kvfolio_check_failed() is a weak symbol, so that a host can define its own.
+
 #include "kvfolio/status.h"
 
 #include <unistd.h>

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// What a pool does rarely: it is created, copied as a whole and checked. The calls that every step
+// makes are inline in block_pool.h, which also says what the states of a block are;
+// check_invariants() says it again, as code.
+
 #include "kvfolio/block_pool.h"
 
 #include "base/text.h"

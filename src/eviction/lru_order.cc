@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// The order of eviction, without touch() and forget(), which are inline. The one idea: a rank is a
+// place in a log of releases, so nothing is ever sorted. The candidates of a turn are a set of
+// places (BitTree), whose smallest member is the coldest. compact() moves the ranks to the front,
+// in order, when the log is full. lru_order.h says what that costs; bit_tree.h is the set.
+
 #include "kvfolio/lru_order.h"
 
 #include "base/text.h"

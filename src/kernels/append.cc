@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// append(): the rows of new tokens go to their slots. Every argument is checked before the first
+// byte is written. Then tokens that follow each other in one block are written as one box, K and V
+// in turn. rows.h writes a box, whatever the format and the element type are.
+
 #include <algorithm>
 
 #include "base/text.h"

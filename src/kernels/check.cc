@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// The checks that kernels share. A view is checked for what its numbers say: sizes, alignment,
+// extents that fit 63 bits. What memory is behind it cannot be known here (KVStorage knows). Rows
+// that are written must not overlap, which row_nest.h proves from their strides; rows that are only
+// read may.
+
 #include "kernels/check.h"
 
 #include <array>

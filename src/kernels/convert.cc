@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Loops that convert elements from one type to another. One template for all pairs of types,
+// compiled for three instruction sets (isa.h); convert_fn() picks one, once for a call, so that no
+// loop asks for a type. elements.h says how each type is loaded and stored.
+
 #include "kernels/convert.h"
 
 #include <cstring>

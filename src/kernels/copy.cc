@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Copies without new tokens. copy_blocks() copies blocks within a cache, byte for byte, in as few
+// runs as the strides allow (row_nest.h). convert_blocks() goes to a cache of another format or
+// element type: rows pass through the stack (rows.h). convert() is for rows outside of a cache
+// (move.h).
+
 #include <algorithm>
 #include <cstring>
 #include <string>

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Reads of a cache as rows. gather() copies some positions of a sequence out of their blocks, one
+// box of rows for each block; write_token() and read_token() are for one vector of one token. All
+// check their arguments before the first byte moves. rows.h does the rest.
+
 #include <algorithm>
 #include <string_view>
 

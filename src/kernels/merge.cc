@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// merge_states(): attention over two disjoint sets of tokens becomes attention over both. Each row
+// is weighted by exp(lse - the larger lse), so nothing overflows. Computed in f64, a piece of a row
+// at a time on the stack. kernels.h gives the formula and the cases (empty, NaN, in place).
+
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Rows become int8 and come back, to the bit as dtype.h defines it. The largest magnitude of a row
+// is found among its bits as integers, which vectorises without a special case for NaN. The loops
+// are compiled for three instruction sets, see isa.h. rows.cc calls them.
+
 #include "kernels/quantize.h"
 
 #include <algorithm>

@@ -1,4 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Boxes of rows into a cache and out of it. Plain rows of HND and NHD move as strides allow
+// (move.h). Rows of format granule go tile by tile: they are converted or quantized into a stage on
+// the stack, and packed from there into the tile (granule.h). Tiles of V of f32 and f16 are plain
+// rows already.
+//
+// Read RowWriter::write_tile() first; read_tile() is its mirror image.
+
 #include "kernels/rows.h"
 
 #include <algorithm>

@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// HostMemory: anonymous memory of the process. What matters is where it begins and ends: the kernel
+// gives huge pages only to a range that covers them whole, so from 2 MiB on it is aligned to that
+// and rounded up. A request beyond memory and swap is refused here, because an overcommitting
+// kernel would grant it and stop the process later.
+
 #include "kvfolio/memory.h"
 
 #include <sys/mman.h>

@@ -1,4 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// KVStorage: the memory of the groups of a cache. Own memory is one allocation for each group, laid
+// out by plan_layouts (spec.h). Borrowed memory is an engine's, in any strides, so most of this
+// file is the proof that the rows of lent arrays lie inside their memory and that no two overlap
+// (row_nest.h does the arithmetic). The rest copies blocks and fills them.
+//
+// Read check_borrowed() first. Kernels take the KVView that view() gives.
+
 #include "kvfolio/storage.h"
 
 #include <algorithm>

@@ -1,4 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// Which kernel targets this build has, which of them this CPU runs, and which one a call gets. The
+// targets of an architecture are a list, slowest first, each with all that those before it need, so
+// the fastest is the last that the CPU runs. KVFOLIO_KERNEL is read at each call, for tests and for
+// people who look for a fault. driver.cc runs what is chosen here.
+
 #include "kernels/cpu/dispatch.h"
 
 #include <algorithm>

@@ -1,4 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// From one call of attend() to items on threads. A call is cut into row batches (up to 64 rows of
+// one sequence), a batch into bundles of KV heads. With several threads a batch that is a large
+// share of all work is also cut along the positions, at multiples of kRange.
+//
+// The one idea: no list of items is stored. Every thread walks the same batches in the same order,
+// and one atomic counter says which item is next. The thread that finishes the last part of a cut
+// batch merges its parts in the order of positions.
+//
+// Read Call::run() and Walk first. item.h says what an item is; attend_phases.h computes one.
+
 #include "kernels/cpu/driver.h"
 
 #include <algorithm>

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// The AVX-512 target: attend_phases.h over vectors of 16 floats, for CPUs without the dot products
+// of BF16 and VNNI (target_avx512_bf16.cc has those). Compiled with the flags of this target alone
+// (CMakeLists.txt). Everything but avx512_kernels() is local to this source.
+
 #include "kernels/cpu/attend_phases.h"
 #include "kernels/cpu/simd_avx512.h"
 

@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+
+// The target for any machine: attend_phases.h over 4 floats, in the vectors of the compiler. On Arm
+// the same source is the NEON target. int8 is computed in f32, which is exact here. It has no flags
+// of its own. Everything but the last function is local to this source.
+
 #include "kernels/cpu/attend_phases.h"
 #include "kernels/cpu/simd_portable.h"
 
