@@ -24,6 +24,7 @@ class BitTree {
   // Makes an empty set over 0 .. size - 1. Returns false if there is no memory. Requires:
   // 1 <= size <= 2^30.
   [[nodiscard]] bool allocate(std::int64_t size) noexcept {
+    KVFOLIO_DCHECK(1 <= size && size <= std::int64_t{1} << 30);
     num_levels_ = 0;
     for (std::int64_t bits = size;;) {
       const std::int64_t words = (bits + 63) / 64;
@@ -103,6 +104,7 @@ class BitTree {
   }
   // The smallest member in the subtree of bit `at` of a level. Requires: the bit is set.
   [[nodiscard]] std::int64_t descend(int level, std::int64_t at) const noexcept {
+    KVFOLIO_DCHECK((words(level)[at >> 6] >> (at & 63) & 1u) != 0);
     while (level-- > 0) at = at << 6 | std::countr_zero(words(level)[at]);
     return at;
   }

@@ -95,17 +95,22 @@ class KVFOLIO_API BlockPool {
   // Tokens of the block that hold data, counted from its start. Requires: at most 65,535.
   [[nodiscard]] std::int32_t valid(BlockId block) const noexcept { return at(block).valid; }
   void set_valid(BlockId block, std::int32_t tokens) noexcept {
+    KVFOLIO_DCHECK(0 <= tokens && tokens <= UINT16_MAX);
     at(block).valid = static_cast<std::uint16_t>(tokens);
   }
   // Adds one valid token, written in this step.
   void append_one(BlockId block, std::uint64_t ticket) noexcept {
+    KVFOLIO_DCHECK(at(block).valid < UINT16_MAX);
     ++at(block).valid;
     set_written_in(block, ticket);
   }
   // The sequence slot that may append in place, or kNobody. A retiring block has no writer.
   [[nodiscard]] std::int32_t writer(BlockId block) const noexcept { return writer_of(at(block)); }
   // Requires: not retiring.
-  void set_writer(BlockId block, std::int32_t sequence) noexcept { at(block).writer = sequence; }
+  void set_writer(BlockId block, std::int32_t sequence) noexcept {
+    KVFOLIO_DCHECK(state(block) != BlockState::kRetiring);
+    at(block).writer = sequence;
+  }
 
   // Low 32 bits of the last ticket that wrote here.
   [[nodiscard]] std::uint32_t written_in(BlockId block) const noexcept { return at(block).written; }
@@ -123,6 +128,7 @@ class KVFOLIO_API BlockPool {
   [[nodiscard]] std::uint32_t released_in(BlockId block) const noexcept { return at(block).stamp; }
   // Requires: not retiring.
   void set_released_in(BlockId block, std::uint64_t ticket) noexcept {
+    KVFOLIO_DCHECK(state(block) != BlockState::kRetiring);
     at(block).stamp = static_cast<std::uint32_t>(ticket);
   }
 

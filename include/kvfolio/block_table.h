@@ -42,9 +42,11 @@ class BlockTable {
   }
   // Not valid() if the block was dropped. Requires (set() too): 0 <= logical < size().
   [[nodiscard]] BlockId at(const SpanArena& arena, std::int32_t logical) const noexcept {
+    KVFOLIO_DCHECK(0 <= logical && logical < size_);
     return BlockId(arena.at(span_)[logical]);
   }
   void set(SpanArena& arena, std::int32_t logical, BlockId block) noexcept {
+    KVFOLIO_DCHECK(0 <= logical && logical < size_);
     arena.at(span_)[logical] = block.value();
   }
 
@@ -66,7 +68,10 @@ class BlockTable {
     size_ = static_cast<std::int32_t>(blocks.size());
   }
   // Gives back the room beyond `size` entries. Requires: size >= size().
-  void shrink(SpanArena& arena, std::int32_t size) noexcept { arena.shrink(span_, size); }
+  void shrink(SpanArena& arena, std::int32_t size) noexcept {
+    KVFOLIO_DCHECK(size >= size_);
+    arena.shrink(span_, size);
+  }
   // Forgets the entries from `size` on; memory stays for the next growth.
   void truncate(std::int32_t size) noexcept { size_ = size < size_ ? size : size_; }
   void release(SpanArena& arena) noexcept {

@@ -40,6 +40,7 @@ static_assert(std::is_standard_layout_v<Executor> && std::is_trivially_copyable_
 // Calls body(0) .. body(n-1) on `executor`. Requires: executor.parallel_for is not null.
 template <typename Body>
 void parallel_for(const Executor& executor, std::int32_t n, Body&& body) {
+  KVFOLIO_DCHECK(executor.parallel_for != nullptr);
   using Plain = std::remove_reference_t<Body>;
   executor.parallel_for(
       executor.context, n,

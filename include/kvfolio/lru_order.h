@@ -45,6 +45,7 @@ class KVFOLIO_API LruOrder {
   [[nodiscard]] bool has_rank(BlockId block) const noexcept { return place_[block.value()] != 0; }
   // True when a was touched longer ago than b. Requires: both have a rank.
   [[nodiscard]] bool colder(BlockId a, BlockId b) const noexcept {
+    KVFOLIO_DCHECK(has_rank(a) && has_rank(b));
     return place_[a.value()] < place_[b.value()];
   }
 

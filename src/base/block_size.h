@@ -7,6 +7,8 @@
 #include <bit>
 #include <cstdint>
 
+#include "kvfolio/status.h"
+
 namespace kvfolio {
 
 class BlockSize {
@@ -17,7 +19,9 @@ class BlockSize {
       : tokens_(tokens),
         shift_(std::has_single_bit(static_cast<std::uint32_t>(tokens))
                    ? std::countr_zero(static_cast<std::uint32_t>(tokens))
-                   : -1) {}
+                   : -1) {
+    KVFOLIO_DCHECK(tokens >= 1);
+  }
 
   // The logical block of a position.
   [[nodiscard]] constexpr std::int32_t block_of(std::int32_t position) const noexcept {

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "kvfolio/status.h"
+
 namespace kvfolio {
 
 class Checked {
@@ -37,6 +39,7 @@ class Checked {
   }
   // Requires: alignment is a power of two.
   [[nodiscard]] constexpr Checked round_up(std::int64_t alignment) const noexcept {
+    KVFOLIO_DCHECK(alignment > 0 && (alignment & (alignment - 1)) == 0);
     Checked result = *this + (alignment - 1);
     result.value_ = result.value_ / alignment * alignment;
     return result;

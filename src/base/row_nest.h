@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "kvfolio/status.h"
 #include "kvfolio/view.h"
 
 namespace kvfolio {
@@ -46,6 +47,7 @@ struct RowNest {
     Checked bytes(row_bytes);
     for (int i = 0; i < num_axes; ++i) {
       const Axis& axis = axes[static_cast<std::size_t>(i)];
+      KVFOLIO_DCHECK(axis.stride >= 0);
       bytes = bytes + Checked(axis.extent - 1) * axis.stride;
     }
     return bytes;
@@ -76,6 +78,8 @@ struct RowNest {
 // repeat with the same stride are compared within one period, shifted both ways. False also when
 // neither argument works. Requires: both nested(), their spans fit.
 inline bool disjoint(RowNest a, RowNest b) noexcept {
+  KVFOLIO_DCHECK(a.nested() && (a.span() + a.base).ok());
+  KVFOLIO_DCHECK(b.nested() && (b.span() + b.base).ok());
   if (a.base + a.span().value() <= b.base || b.base + b.span().value() <= a.base) return true;
   if (a.num_axes == 0 || b.num_axes == 0) return false;
   const std::int64_t period = a.axes[static_cast<std::size_t>(a.num_axes - 1)].stride;
@@ -193,9 +197,12 @@ void for_each_run(const RowNest& runs, Visit&& visit) {
 template <typename Copy>
 void for_each_block_copy(const KVView& cache, std::span<const std::int32_t> src,
                          std::span<const std::int32_t> dst, Copy&& copy) {
+  KVFOLIO_DCHECK(src.size() == dst.size());
   const BlockRuns runs = block_runs(cache);
   for (std::int32_t layer = 0; layer < cache.num_layers; ++layer) {
     for (std::size_t i = 0; i < src.size(); ++i) {
+      KVFOLIO_DCHECK(0 <= src[i] && src[i] < cache.num_blocks);
+      KVFOLIO_DCHECK(0 <= dst[i] && dst[i] < cache.num_blocks);
       if (src[i] == dst[i]) continue;
       for (int p = 0; p < runs.num_parts; ++p) {
         const BlockRuns::Part& part = runs.parts[static_cast<std::size_t>(p)];

@@ -38,6 +38,7 @@ Status check_copies(const KVView& cache, std::span<const std::int32_t> src,
 
 // Slots of the cache: num_blocks * block_size. Requires: check_view(cache).ok().
 [[nodiscard]] inline std::int32_t num_slots(const KVView& cache) noexcept {
+  KVFOLIO_DCHECK(std::int64_t{cache.num_blocks} * cache.block_size <= INT32_MAX);
   return cache.num_blocks * cache.block_size;
 }
 // Whether appends write V rows of their own.

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "kernels/elements.h"
+#include "kvfolio/status.h"
 
 namespace kvfolio::kernels {
 namespace {
@@ -67,6 +68,8 @@ ConvertFn convert_from(DType to, Isa isa) {
 }  // namespace
 
 ConvertFn convert_fn(DType from, DType to, Isa isa) noexcept {
+  KVFOLIO_DCHECK(dtype_bytes(from) != 0 && dtype_bytes(to) != 0);
+  KVFOLIO_DCHECK(isa <= best_isa());
   if (from == to) {
     switch (dtype_bytes(from)) {
       case 8:

@@ -13,6 +13,7 @@
 #endif
 
 #include "kvfolio/spec.h"
+#include "kvfolio/status.h"
 
 namespace kvfolio::kernels {
 namespace {
@@ -159,6 +160,12 @@ void move_k(const TilePart& part, const std::byte* from, std::byte* to, std::int
   }
 }
 
+// Each of the four functions begins with it.
+void check_part(const TilePart& part) {
+  KVFOLIO_DCHECK(part.dim % 8 == 0 && part.dims % 8 == 0);
+  static_cast<void>(part);
+}
+
 std::int64_t offset_in_k(const TilePart& part) {
   const std::int64_t granule_bytes = part.dtype == DType::kF16 ? 2 : 4;
   return (part.dim / granule_elements(part.dtype) * kGranuleTokens + part.first) * granule_bytes;
@@ -269,16 +276,19 @@ void divide_rows(const TilePart& part, const std::byte* tile, std::byte* rows,
 
 void pack_k(const TilePart& part, const std::byte* rows, std::int64_t row_stride,
             std::byte* tile) noexcept {
+  check_part(part);
   move_k<true>(part, rows, tile + offset_in_k(part), row_stride);
 }
 
 void unpack_k(const TilePart& part, const std::byte* tile, std::byte* rows,
               std::int64_t row_stride) noexcept {
+  check_part(part);
   move_k<false>(part, tile + offset_in_k(part), rows, row_stride);
 }
 
 void pack_v(const TilePart& part, const std::byte* rows, std::int64_t row_stride,
             std::byte* tile) noexcept {
+  check_part(part);
   if (part.dtype == DType::kBF16) return join_rows<std::uint16_t, 2>(part, rows, row_stride, tile);
   if (part.dtype == DType::kInt8) return join_rows<std::uint8_t, 4>(part, rows, row_stride, tile);
   const std::int64_t element = dtype_bytes(part.dtype);
@@ -290,6 +300,7 @@ void pack_v(const TilePart& part, const std::byte* rows, std::int64_t row_stride
 
 void unpack_v(const TilePart& part, const std::byte* tile, std::byte* rows,
               std::int64_t row_stride) noexcept {
+  check_part(part);
   if (part.dtype == DType::kBF16) {
     return divide_rows<std::uint16_t, 2>(part, tile, rows, row_stride);
   }

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "kernels/elements.h"
+#include "kvfolio/status.h"
 
 namespace kvfolio::kernels {
 namespace {
@@ -125,6 +126,7 @@ QuantizeLoops loops_of(Isa isa) {
 }  // namespace
 
 QuantizeLoops quantize_loops(DType rows, Isa isa) noexcept {
+  KVFOLIO_DCHECK(dtype_bytes(rows) != 0 && isa <= best_isa());
   switch (rows) {
     case DType::kF64:
       return loops_of<F64>(isa);

@@ -19,6 +19,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/check.h"
 #include "kernels/convert.h"
 #include "kernels/rows.h"
 #include "kernels/visible.h"
@@ -210,6 +211,8 @@ Checked reference_workspace_bytes(const KVView& cache, std::int32_t num_q_heads,
 }
 
 void reference_attend(const AttentionArgs& args) noexcept {
+  KVFOLIO_DCHECK(check_view(args.cache).ok() && check_layer(args.cache, args.layer).ok());
+  KVFOLIO_DCHECK(args.slice.num_rows >= 0 && args.slice.num_kv_heads >= 0);
   struct Call {
     const AttentionArgs& args;
     std::size_t each;  // bytes of workspace

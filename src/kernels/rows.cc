@@ -14,6 +14,7 @@
 
 #include "kernels/granule.h"
 #include "kernels/stream.h"
+#include "kvfolio/status.h"
 
 namespace kvfolio::kernels {
 namespace {
@@ -68,6 +69,7 @@ Plane k_plane(const KVView& cache, std::int32_t layer) noexcept {
 }
 
 Plane v_plane(const KVView& cache, std::int32_t layer) noexcept {
+  KVFOLIO_DCHECK(cache.head_dim_v > 0);
   Plane plane{.base = cache.v + layer * cache.v_strides.layer,
               .strides = cache.v_strides,
               .scale_strides = cache.v_scale_strides,

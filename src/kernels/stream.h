@@ -13,6 +13,8 @@
 #include <emmintrin.h>
 #endif
 
+#include "kvfolio/status.h"
+
 namespace kvfolio::kernels {
 
 enum class Stores : std::int32_t { kCached = 0, kPastCaches = 1 };
@@ -39,6 +41,8 @@ struct Meanwhile {
 // is told of the bytes.
 inline void stream_lines(const std::byte* src, std::byte* dst, std::int64_t bytes,
                          Meanwhile meanwhile) noexcept {
+  KVFOLIO_DCHECK(bytes % 64 == 0 && reinterpret_cast<std::uintptr_t>(src) % 64 == 0 &&
+                 reinterpret_cast<std::uintptr_t>(dst) % 64 == 0);
 #if defined(__SSE2__)
   if (meanwhile.next == nullptr) meanwhile.per_line = 0;
   for (std::int64_t line = 0; line < bytes; line += 64) {

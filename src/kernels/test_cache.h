@@ -62,7 +62,7 @@ inline double load(const std::byte* data, DType dtype) {
   return 0;
 }
 
-// Requires: value is a float (one rounding only).
+// A value that is no float is rounded twice on its way to f16 or bf16.
 inline void store(std::byte* data, DType dtype, double value) {
   const auto single = static_cast<float>(value);
   std::uint16_t half = 0;

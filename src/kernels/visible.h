@@ -53,6 +53,10 @@ struct Trim {
 // negative number else.
 [[nodiscard]] inline Visible visible(std::int64_t first, std::int64_t last, std::int64_t kv_len,
                                      const AttentionParams& params, const Trim& trim) noexcept {
+  KVFOLIO_DCHECK(first <= last && last < kv_len);
+  KVFOLIO_DCHECK(first >= 0 || (!params.causal && params.window == 0));
+  KVFOLIO_DCHECK(params.window >= 0 && params.num_sinks >= 0 && trim.sinks >= 0 &&
+                 trim.first_kept >= 0);
   const std::int64_t end = params.causal ? last + 1 : kv_len;
   // [0, sinks) and [tail, end) of the window, [0, trim_sinks) and [trim_tail, end) of the trim.
   std::int64_t tail = rule_of(params).first_read(first);

@@ -30,6 +30,7 @@ std::int64_t page_bytes() { return static_cast<std::int64_t>(::sysconf(_SC_PAGES
 // cover. Requires: bytes is at most the machine's memory, so nothing overflows.
 std::int64_t mapped_bytes(std::int64_t bytes) {
   const std::int64_t unit = bytes >= kHugePage ? kHugePage : page_bytes();
+  KVFOLIO_DCHECK((Checked(bytes) + unit).ok());
   return (bytes + unit - 1) / unit * unit;
 }
 

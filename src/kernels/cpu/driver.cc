@@ -18,6 +18,7 @@
 #include <limits>
 #include <new>
 
+#include "kernels/check.h"
 #include "kernels/rows.h"
 #include "kvfolio/executor.h"
 
@@ -426,6 +427,7 @@ class Call {
 
 Checked cpu_workspace_bytes(const KVView& cache, std::int32_t max_kv_len,
                             std::int32_t num_threads) noexcept {
+  KVFOLIO_DCHECK(check_view(cache).ok() && num_threads >= 1);
   Scratch scratch;
   Shared shared;
   const std::int64_t each = cut_scratch(nullptr, cache.head_dim_v, scratch);
@@ -434,6 +436,9 @@ Checked cpu_workspace_bytes(const KVView& cache, std::int32_t max_kv_len,
 }
 
 void cpu_attend(const AttentionArgs& args, const TargetKernels& kernels) noexcept {
+  KVFOLIO_DCHECK(check_view(args.cache).ok() && check_layer(args.cache, args.layer).ok());
+  KVFOLIO_DCHECK(args.slice.num_rows >= 0 && args.slice.num_kv_heads >= 0);
+  KVFOLIO_DCHECK(kernels.attend[static_cast<std::size_t>(args.cache.dtype)] != nullptr);
   Call(args, kernels).run();
 }
 

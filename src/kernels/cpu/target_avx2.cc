@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The AVX2 target: attend_phases.h over vectors of 8 floats, compiled with the flags of this target
-// alone (CMakeLists.txt). Bytes of int8 become 16-bit pairs, since AVX2 has no exact dot
-// product of bytes. Everything but avx2_kernels() is local to this source.
+// alone (CMakeLists.txt). Bytes of int8 become 16-bit pairs, since AVX2 has no exact dot product
+// of bytes. Everything but avx2_kernels() is local to this source.
 
 #include "kernels/cpu/attend_phases.h"
 #include "kernels/cpu/simd_avx2.h"
