@@ -98,7 +98,7 @@ Status KVCacheManager::Impl::adopt(SequenceId id,
   s.length = s.accepted = s.settled = num_tokens;
   s.exact_until = 0;  // nobody told us which tokens these are
   s.used = true;
-  note_change(slot);
+  victims_.note_change(slot);
   return {};
 }
 

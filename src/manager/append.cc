@@ -423,7 +423,7 @@ Status KVCacheManager::Impl::append_to(std::int32_t slot, std::string_view what,
 Result<SequenceId> KVCacheManager::Impl::open_unnamed(std::int64_t num_tokens,
                                                       const OpenOptions& options) {
   const Counters before = counters_;
-  const std::uint64_t uses_before = num_uses_;
+  const std::uint64_t uses_before = victims_.num_uses();
   Result<Opened> opened = open({}, options, "open_unnamed");
   if (!opened) return std::move(opened).error();
   Status status =
@@ -435,7 +435,7 @@ Result<SequenceId> KVCacheManager::Impl::open_unnamed(std::int64_t num_tokens,
   end_sequence(slot);
   sequences_[slot].generation = generation;
   counters_ = before;
-  num_uses_ = uses_before;
+  victims_.take_back_uses(uses_before);
   if (status.shortage() == nullptr) return status;
   Shortage without_it = *status.shortage();
   --without_it.sequences;

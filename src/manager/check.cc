@@ -136,6 +136,7 @@ Status KVCacheManager::Impl::check_invariants() const {
   KVFOLIO_RETURN_IF_ERROR(tree_->check_invariants());
   KVFOLIO_RETURN_IF_ERROR(steps_.check());
   KVFOLIO_RETURN_IF_ERROR(check_ownership());
+  KVFOLIO_RETURN_IF_ERROR(victims_.check(open_slots()));
 
   std::int32_t open = 0;
   std::int64_t not_free = 0;

@@ -132,10 +132,8 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   const auto& [spec, options, storage, counters, num_sequences, groups, has_windows, largest_block,
                tree, arena, sequences, tables, window_begins, unplanned_from, borders, caller_ids,
-               num_uses, num_births, pins, scratch, free_sequence, open_slots, closing, num_closing,
-               resting, num_resting, evicting, entry_changes, losses, victims, passed_over, changed,
-               is_changed, victim_versions, preempted, num_victims, num_passed_over, num_changed,
-               victim_policy, scanned_policy, scanned_at, steps, offers] = other;
+               num_births, pins, scratch, free_sequence, open_slots, closing, num_closing, resting,
+               num_resting, evicting, entry_changes, losses, victims, steps, offers] = other;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto& [group_spec, rule, pool, order, bytes_per_block, size, border_of] = groups[g];
     groups_[g].pool.copy_from(pool);
@@ -154,7 +152,6 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   std::fill_n(unplanned_from_.data(), unplanned_from_.size(), 0);
   borders_.copy_from(borders);
   caller_ids_.copy_from(caller_ids);
-  num_uses_ = num_uses;
   num_births_ = num_births;
   pins_.copy_from(pins);
   free_sequence_ = free_sequence;
@@ -165,12 +162,7 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   num_resting_ = num_resting;
   entry_changes_ = entry_changes;
   losses_ = losses;
-
-  // The heap of victims is made again when somebody asks.
-  std::fill_n(is_changed_.data(), is_changed_.size(), std::uint8_t{0});
-  num_victims_ = num_passed_over_ = num_changed_ = 0;
-  victim_policy_.reset();
-  scanned_policy_.reset();
+  victims_.copy_from(victims);
 
   steps_.copy_from(steps);
 }

@@ -11,7 +11,7 @@
 //   steps.cc      begin, undo, commit, complete, drop, fail, drafts
 //   append.cc     demand, copy-on-write, admission, append
 //   room.cc       eviction, and where a block goes when it is let go
-//   victims.cc    which sequence makes room: uses, priorities, preempt_to
+//   preempt.cc    which sequence makes room: priorities, preempt_to (victims.h)
 //   names.cc      the callers' own ids (caller_ids.h)
 //   publish.cc    what becomes findable, and when
 //   border.cc     what windows have passed and a hit at the last full block still reads
@@ -47,6 +47,7 @@
 #include "manager/packed_id.h"
 #include "manager/pin_set.h"
 #include "manager/step_log.h"
+#include "manager/victims.h"
 
 namespace kvfolio {
 
@@ -120,7 +121,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   Status check_group(std::string_view what, GroupId group) const;
   Status check_block(std::string_view what, GroupId group, BlockId block) const;
   std::int32_t num_rows() const noexcept { return static_cast<std::int32_t>(sequences_.size()); }
-  // victims.cc
+  // preempt.cc
   Status set_priority(SequenceId id, std::int32_t priority);
   double utilization() const noexcept;
   std::optional<SequenceId> select_victim(VictimPolicy policy);
@@ -455,38 +456,18 @@ class KVCacheManager::Impl final : public TreeObserver {
   void move_pins(std::int32_t g, BlockId from, BlockId to) noexcept;
   [[nodiscard]] std::uint64_t num_held() const noexcept;  // blocks of all groups
   void note_peak() noexcept;
-  // victims.cc
-  // Entry of the heap of victims: the smallest goes first. Stale when its version is not the
-  // slot's.
-  struct Victim {
-    std::uint64_t rank;
-    std::uint64_t id;
-    std::int32_t slot;
-    std::uint32_t version;
-    bool anonymous;  // without a caller's id
-  };
-  void note_change(std::int32_t slot) noexcept {
-    if (is_changed_[slot] != 0) return;
-    is_changed_[slot] = 1;
-    changed_[num_changed_++] = slot;
-  }
+  // preempt.cc
+  struct RankedRows;
   void note_use(std::int32_t slot) noexcept {
     Sequence& s = sequences_[slot];
-    s.last_use = ++num_uses_;
+    s.last_use = victims_.note_use(slot);
     ++s.use_count;
-    note_change(slot);
   }
   // The smallest goes first.
   [[nodiscard]] static std::uint64_t rank_of(const Sequence& s, VictimPolicy policy) noexcept;
-  [[nodiscard]] Victim victim_of(std::int32_t slot, VictimPolicy policy) const noexcept;
   [[nodiscard]] bool frees_a_block(std::int32_t slot) const noexcept;
   [[nodiscard]] bool shares_a_block(std::int32_t slot) const noexcept;
-  [[nodiscard]] bool victims_are_stale(VictimPolicy policy) const noexcept;
-  void refresh_victims(VictimPolicy policy) noexcept;
-  [[nodiscard]] std::int32_t first_of_all(VictimPolicy policy) const noexcept;
-  [[nodiscard]] std::int32_t next_victim() noexcept;
-  void prefetch_victims() const noexcept;
-  void restore_passed_over() noexcept;
+  void prefetch_victims(std::int32_t slot) const noexcept;
   // names.cc
   [[nodiscard]] Status check_caller_id(std::string_view what,
                                        const std::optional<std::uint64_t>& id) const;
@@ -556,7 +537,6 @@ class KVCacheManager::Impl final : public TreeObserver {
   FixedArray<std::int32_t> unplanned_from_;  // [sequence][group]
   FixedArray<Border> borders_;               // [sequence][group]
   CallerIds caller_ids_;                     // of open sequences
-  std::uint64_t num_uses_ = 0;
   std::uint64_t num_births_ = 0;
   PinSet pins_;
   // [2][sequence]. commit(): who publishes. admit(): tails that were claimed for a try; marks.
@@ -573,20 +553,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   std::uint64_t entry_changes_ = 0;
   std::uint64_t losses_ = 0;  // blocks that lost their entry while they were not cached
 
-  // A heap over the open sequences for one policy, built when somebody asks and then brought up
-  // to date from the list of what changed.
-  FixedArray<Victim> victims_;
-  FixedArray<Victim> passed_over_;
-  FixedArray<std::int32_t> changed_;           // slots, each once
-  FixedArray<std::uint8_t> is_changed_;        // [sequence]
-  FixedArray<std::uint32_t> victim_versions_;  // [sequence]
-  FixedArray<SequenceId> preempted_;
-  std::int32_t num_victims_ = 0;
-  std::int32_t num_passed_over_ = 0;
-  std::int32_t num_changed_ = 0;
-  std::optional<VictimPolicy> victim_policy_;
-  std::optional<VictimPolicy> scanned_policy_;  // of the last victim found without the heap,
-  std::uint64_t scanned_at_ = 0;                // and num_uses_ then
+  Victims victims_;
 
   StepLog steps_;
   std::vector<std::span<const std::int32_t>> offers_;  // by group, scratch

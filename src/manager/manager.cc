@@ -71,12 +71,7 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
       impl->window_begins_.allocate_zeroed(sequences * num_groups) &&
       impl->unplanned_from_.allocate_zeroed(sequences * num_groups) &&
       impl->borders_.allocate_zeroed(impl->has_windows_ ? sequences * num_groups : 0) &&
-      impl->caller_ids_.allocate(sequences, o.hash_seed) &&
-      impl->victims_.allocate_zeroed(2 * sequences) &&
-      impl->passed_over_.allocate_zeroed(sequences) && impl->changed_.allocate_zeroed(sequences) &&
-      impl->is_changed_.allocate_zeroed(sequences) &&
-      impl->victim_versions_.allocate_zeroed(sequences) &&
-      impl->preempted_.allocate_zeroed(sequences) &&
+      impl->caller_ids_.allocate(sequences, o.hash_seed) && impl->victims_.allocate(sequences) &&
       impl->scratch_.allocate_zeroed(2 * sequences) && impl->closing_.allocate_zeroed(sequences) &&
       impl->resting_.allocate_zeroed(sequences) && impl->open_slots_.allocate_zeroed(sequences) &&
       impl->pins_.allocate(o.max_pins, impl->num_groups(), o.id_tag);

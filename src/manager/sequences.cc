@@ -167,7 +167,7 @@ void KVCacheManager::Impl::give_slot(std::int32_t slot, bool aborted) noexcept {
   arena().release(s.tail);
   arena().release(s.media);
   for (std::int32_t g = 0; g < num_groups(); ++g) table(slot, g).release(arena());
-  ++victim_versions_[slot];
+  victims_.forget(slot);
   if (aborted) s.aborted = s.generation;
   s.generation = next_generation(s.generation);
   s.life = Life::kUnused;
@@ -455,7 +455,7 @@ void KVCacheManager::Impl::end_sequence(std::int32_t slot) noexcept {
     // sequences, they are not published.
     take_border_back(slot);
     release_blocks(slot);
-    ++victim_versions_[slot];
+    victims_.forget(slot);
     s.life = Life::kClosing;
     closing_[num_closing_++] = slot;
     return;

@@ -102,7 +102,7 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
   step.planned_changes = false;
   s.last_use = e.last_use_before;
   --s.use_count;
-  note_change(e.slot);
+  victims_.note_change(e.slot);
   s.length = e.begin;
   s.used = e.used_before;
   s.replay = e.replay_before;

@@ -104,7 +104,7 @@ void KVCacheManager::Impl::truncate_to(std::int32_t slot, std::int32_t n) noexce
   s.accepted = std::min(s.accepted, n);
   s.settled = std::min(s.settled, n);
   s.draft = n - s.accepted;
-  note_change(slot);
+  victims_.note_change(slot);
   if (s.unnamed_from >= n) s.unnamed_from = kNever;
   forget_unnamed(s, n);
   if (n <= s.trim_sinks) s.trim_sinks = s.trim_first_kept = 0;

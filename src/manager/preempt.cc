@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which sequence makes room when the pool has to get emptier. Victims (victims.h) finds it; this
+// file says how the policies rank sequences, and whose end frees a block.
+
+#include "manager/impl.h"
+
+namespace kvfolio {
+
+using text::concat;
+
+Status KVCacheManager::Impl::set_priority(SequenceId id, std::int32_t priority) {
+  std::int32_t slot = 0;
+  KVFOLIO_RETURN_IF_ERROR(find(id, slot));
+  sequences_[slot].priority = priority;
+  victims_.note_change(slot);
+  return {};
+}
+
+// ---- what Victims asks ----
+
+namespace {
+
+bool is_policy(VictimPolicy policy) {
+  return policy >= VictimPolicy::kLru && policy <= VictimPolicy::kLowestPriority;
+}
+
+}  // namespace
+
+std::uint64_t KVCacheManager::Impl::rank_of(const Sequence& s, VictimPolicy policy) noexcept {
+  switch (policy) {
+    case VictimPolicy::kLru:
+      return s.last_use;
+    case VictimPolicy::kLfu:
+      return s.use_count;
+    case VictimPolicy::kLongest:
+      return ~static_cast<std::uint64_t>(s.length);
+    case VictimPolicy::kLowestPriority:
+      return static_cast<std::uint64_t>(std::int64_t{s.priority} -
+                                        std::numeric_limits<std::int32_t>::min());
+  }
+  return 0;
+}
+
+bool KVCacheManager::Impl::frees_a_block(std::int32_t slot) const noexcept {
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const auto blocks = table(slot, g).blocks(arena());
+    // From the end: what a sequence has alone is its newest.
+    for (std::size_t i = blocks.size(); i-- > 0;) {
+      if (blocks[i] >= 0 && group(g).pool.refs(BlockId(blocks[i])) == 1) return true;
+    }
+  }
+  return false;
+}
+
+bool KVCacheManager::Impl::shares_a_block(std::int32_t slot) const noexcept {
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    for (const std::int32_t block : table(slot, g).blocks(arena())) {
+      if (block >= 0 && group(g).pool.refs(BlockId(block)) > 1) return true;
+    }
+  }
+  return false;
+}
+
+// The sequences as Victims sees them, ranked by one policy.
+struct KVCacheManager::Impl::RankedRows {
+  const Impl& impl;
+  VictimPolicy policy;
+
+  [[nodiscard]] std::span<const std::int32_t> open() const noexcept { return impl.open_slots(); }
+  [[nodiscard]] bool is_open(std::int32_t slot) const noexcept {
+    return impl.sequences_[slot].life == Life::kOpen;
+  }
+  [[nodiscard]] std::uint64_t rank(std::int32_t slot) const noexcept {
+    return rank_of(impl.sequences_[slot], policy);
+  }
+  [[nodiscard]] VictimName name(std::int32_t slot) const noexcept {
+    const Sequence& s = impl.sequences_[slot];
+    return {!s.has_caller_id, s.has_caller_id ? s.caller_id : impl.id_of(s).value()};
+  }
+  [[nodiscard]] bool may_go(std::int32_t slot) const noexcept {
+    return impl.sequences_[slot].step_entry < 0;
+  }
+  [[nodiscard]] bool frees_a_block(std::int32_t slot) const noexcept {
+    return impl.frees_a_block(slot);
+  }
+};
+
+// ---- choosing and preempting ----
+
+std::optional<SequenceId> KVCacheManager::Impl::select_victim(VictimPolicy policy) {
+  if (!is_policy(policy)) return std::nullopt;
+  const std::int32_t slot = victims_.select(policy, RankedRows{*this, policy});
+  if (slot == Victims::kNoRow) return std::nullopt;
+  return id_of(sequences_[slot]);
+}
+
+double KVCacheManager::Impl::utilization() const noexcept {
+  double most = 0.0;
+  for (const Group& g : groups_) {
+    most = std::max(most, static_cast<double>(g.pool.num_held()) / g.pool.num_blocks());
+  }
+  return most;
+}
+
+// The victims of a large pool lie all over its memory: what the next ones need is asked for while
+// this one ends.
+void KVCacheManager::Impl::prefetch_victims(std::int32_t slot) const noexcept {
+  const Victims::Soon soon = victims_.soon();
+  if (soon.next == Victims::kNoRow) return;
+  const Sequence& now = sequences_[slot];
+  if (now.place.valid()) tree_->prefetch_ends(now.place);
+  const Sequence& next = sequences_[soon.next];
+  if (next.place.valid()) tree_->prefetch(next.place);
+  arena().prefetch(next.tail);
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    prefetch_release(g, table(soon.next, g).blocks(arena()));
+  }
+  for (const std::int32_t then : soon.then) {
+    if (then == Victims::kNoRow) break;
+    const auto* line = reinterpret_cast<const char*>(&sequences_[then]);
+    for (std::size_t i = 0; i < sizeof(Sequence); i += 64) __builtin_prefetch(line + i, 1);
+    for (std::int32_t g = 0; g < num_groups(); ++g) table(then, g).prefetch(arena());
+  }
+}
+
+Result<std::span<const SequenceId>> KVCacheManager::Impl::preempt_to(double target,
+                                                                     VictimPolicy policy) {
+  if (!(target >= 0.0 && target <= 1.0)) {
+    return Status(ErrorCode::kInvalidArgument,
+                  concat("preempt_to ", std::to_string(target), ", allowed: 0 to 1"));
+  }
+  if (!is_policy(policy)) {
+    return Status(
+        ErrorCode::kInvalidArgument,
+        concat("preempt_to: policy ", static_cast<std::int32_t>(policy), ", allowed: 0 to 3"));
+  }
+  const RankedRows rows{*this, policy};
+  victims_.clear_list();
+  while (utilization() > target) {
+    victims_.refresh(policy, rows);
+    const std::int32_t slot = victims_.next(rows);
+    if (slot == Victims::kNoRow) break;
+    if (!victims_.list().empty()) prefetch_victims(slot);  // one that goes alone has no next
+    // Blocks that it shares may be another's alone when it is gone: then the sequences that were
+    // passed over are asked again.
+    const bool shared = shares_a_block(slot);
+    const SequenceId id = id_of(sequences_[slot]);
+    victims_.add_to_list(id);
+    const Status gone = preempt(id);
+    KVFOLIO_CHECK(gone.ok());  // it is open and rests
+    if (shared) victims_.restore_passed_over();
+  }
+  victims_.restore_passed_over();
+  return victims_.list();
+}
+
+}  // namespace kvfolio
