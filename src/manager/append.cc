@@ -431,9 +431,8 @@ Result<SequenceId> KVCacheManager::Impl::open_unnamed(std::int64_t num_tokens,
   if (status.ok()) return opened->sequence;
   // Nobody has seen the id: the next sequence gets it.
   const std::int32_t slot = slot_in(opened->sequence.value());
-  const std::uint32_t generation = sequences_[slot].generation;
   end_sequence(slot);
-  sequences_[slot].generation = generation;
+  sequences_.give_id_again(slot);
   counters_ = before;
   victims_.take_back_uses(uses_before);
   if (status.shortage() == nullptr) return status;

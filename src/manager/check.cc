@@ -21,14 +21,13 @@ Status broken(const std::string& what) {
 
 // Slots, names and the spans of the arena: each is somebody's, once.
 Status KVCacheManager::Impl::check_ownership() const {
-  std::int32_t used = 0;
+  KVFOLIO_RETURN_IF_ERROR(sequences_.check());
   std::int32_t named = 0;
   std::int64_t cells = arena().free_cells();
   for (std::int32_t slot = 0; slot < num_rows(); ++slot) {
     const Sequence& s = sequences_[slot];
     for (std::int32_t g = 0; g < num_groups(); ++g) cells += table(slot, g).capacity();
     if (s.life == Life::kUnused) continue;
-    ++used;
     cells += SpanArena::capacity(s.tail) + SpanArena::capacity(s.media);
     if (s.publishes && s.tail_end() - s.place.position > SpanArena::capacity(s.tail)) {
       return broken(concat("sequence ", slot, " has no room for its unpublished tokens"));
@@ -40,10 +39,6 @@ Status KVCacheManager::Impl::check_ownership() const {
     for (std::int32_t g = 0; g < num_groups() && s.life == Life::kOpen; ++g) {
       if (blocks_for(g, s.admitted) <= table(slot, g).capacity()) continue;
       return broken(concat("sequence ", slot, " lacks table entries, admitted to ", s.admitted));
-    }
-    if (s.life == Life::kOpen &&
-        (s.open_at < 0 || s.open_at >= num_sequences_ || open_slots_[s.open_at] != slot)) {
-      return broken(concat("sequence ", slot, " is not in the list of the open ones"));
     }
     const bool in_step = s.step_entry >= 0 && steps_.is_open() &&
                          s.step_entry < steps_.open().num_entries &&
@@ -81,21 +76,16 @@ Status KVCacheManager::Impl::check_ownership() const {
   if (cells != arena().num_cells()) {
     return broken(concat("the table arena has ", arena().num_cells(), " cells, counted ", cells));
   }
-  std::int32_t free = 0;
-  for (std::int32_t slot = free_sequence_; slot >= 0 && free <= num_rows(); ++free) {
-    if (row_is_used(slot)) return broken(concat("slot ", slot, " is free and its row in use"));
-    slot = sequences_[slot].next_free;
+  std::size_t num_used = 0;  // rows without a sequence that a step uses
+  for (std::int32_t slot = 0; slot < num_rows(); ++slot) {
+    num_used += sequences_[slot].life == Life::kUnused && row_is_used(slot) ? 1 : 0;
   }
-  if (free + used + num_resting_ != num_rows()) {
-    return broken(concat(free, " slots are free, ", used, " used and ", num_resting_,
-                         " without a sequence have their row in use, of ", num_rows()));
+  for (const std::int32_t slot : sequences_.resting()) {
+    if (!row_is_used(slot)) return broken(concat("row ", slot, " waits for no step"));
   }
-  for (std::int32_t i = 0; i < num_resting_; ++i) {
-    const std::int32_t slot = resting_[i];
-    if (sequences_[slot].life != Life::kUnused || !row_is_used(slot) ||
-        std::count(resting_.data(), resting_.data() + num_resting_, slot) != 1) {
-      return broken(concat("slot ", slot, " waits for no step to leave its row"));
-    }
+  if (num_used != sequences_.resting().size()) {
+    return broken(concat(num_used, " rows without a sequence are in use, ",
+                         sequences_.resting().size(), " wait"));
   }
   return {};
 }
@@ -138,18 +128,16 @@ Status KVCacheManager::Impl::check_invariants() const {
   KVFOLIO_RETURN_IF_ERROR(check_ownership());
   KVFOLIO_RETURN_IF_ERROR(victims_.check(open_slots()));
 
-  std::int32_t open = 0;
   std::int64_t not_free = 0;
-  for (std::size_t slot = 0; slot < sequences_.size(); ++slot) {
+  for (std::int32_t slot = 0; slot < num_rows(); ++slot) {
     const Sequence& s = sequences_[slot];
     if (s.life == Life::kUnused) continue;
-    open += s.life == Life::kOpen ? 1 : 0;
     if (s.accepted + s.draft > s.length || (s.publishes && s.place.position > s.accepted)) {
       return broken(concat("sequence ", slot, ": length ", s.length, ", accepted ", s.accepted,
                            ", draft ", s.draft, ", published ", s.place.position));
     }
     for (std::int32_t g = 0; g < num_groups(); ++g) {
-      const std::int32_t blocks = table(static_cast<std::int32_t>(slot), g).size();
+      const std::int32_t blocks = table(slot, g).size();
       const std::int32_t needed = blocks_for(g, s.length + (s.replay ? 1 : 0));
       if (blocks != needed) {
         return broken(concat("sequence ", slot, " of ", s.length, " tokens has ", blocks,
@@ -160,9 +148,6 @@ Status KVCacheManager::Impl::check_invariants() const {
   const std::uint64_t held = num_held();
   if (held > counters_.blocks_used_peak) {
     return broken(concat(held, " blocks are held, the peak is ", counters_.blocks_used_peak));
-  }
-  if (open != num_sequences_) {
-    return broken(concat(open, " sequences are open, kept ", num_sequences_));
   }
 
   for (std::int32_t g = 0; g < num_groups(); ++g) {
@@ -177,9 +162,9 @@ Status KVCacheManager::Impl::check_invariants() const {
         if (block >= 0) ++refs[static_cast<std::size_t>(block)];
       }
     };
-    for (std::size_t slot = 0; slot < sequences_.size(); ++slot) {
+    for (std::int32_t slot = 0; slot < num_rows(); ++slot) {
       if (sequences_[slot].life != Life::kOpen) continue;
-      count(table(static_cast<std::int32_t>(slot), g).blocks(arena()));
+      count(table(slot, g).blocks(arena()));
     }
     pins_.for_each_open([&](std::int32_t pin) { count(pins_.table(pin, g).blocks(arena())); });
     const auto count_sources = [&](const Step& step) {

@@ -130,10 +130,9 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
 }
 
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
-  const auto& [spec, options, storage, counters, num_sequences, groups, has_windows, largest_block,
-               tree, arena, sequences, tables, window_begins, unplanned_from, borders, caller_ids,
-               num_births, pins, scratch, free_sequence, open_slots, closing, num_closing, resting,
-               num_resting, evicting, entry_changes, losses, victims, steps, offers] = other;
+  const auto& [spec, options, storage, counters, sequences, groups, has_windows, largest_block,
+               tree, arena, tables, window_begins, unplanned_from, borders, caller_ids, pins,
+               scratch, evicting, entry_changes, losses, victims, steps, offers] = other;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto& [group_spec, rule, pool, order, bytes_per_block, size, border_of] = groups[g];
     groups_[g].pool.copy_from(pool);
@@ -144,7 +143,6 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   arena_->copy_from(*arena);
 
   counters_ = counters;
-  num_sequences_ = num_sequences;
   sequences_.copy_from(sequences);
   tables_.copy_from(tables);
   window_begins_.copy_from(window_begins);
@@ -152,14 +150,7 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   std::fill_n(unplanned_from_.data(), unplanned_from_.size(), 0);
   borders_.copy_from(borders);
   caller_ids_.copy_from(caller_ids);
-  num_births_ = num_births;
   pins_.copy_from(pins);
-  free_sequence_ = free_sequence;
-  open_slots_.copy_from(open_slots, num_sequences);
-  closing_.copy_from(closing, num_closing);
-  num_closing_ = num_closing;
-  resting_.copy_from(resting, num_resting);
-  num_resting_ = num_resting;
   entry_changes_ = entry_changes;
   losses_ = losses;
   victims_.copy_from(victims);

@@ -46,6 +46,8 @@
 #include "manager/caller_ids.h"
 #include "manager/packed_id.h"
 #include "manager/pin_set.h"
+#include "manager/rows.h"
+#include "manager/sequence.h"
 #include "manager/step_log.h"
 #include "manager/victims.h"
 
@@ -120,7 +122,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   Result<GroupUsage> usage(GroupId group) const;
   Status check_group(std::string_view what, GroupId group) const;
   Status check_block(std::string_view what, GroupId group, BlockId block) const;
-  std::int32_t num_rows() const noexcept { return static_cast<std::int32_t>(sequences_.size()); }
+  std::int32_t num_rows() const noexcept { return sequences_.size(); }
   // preempt.cc
   Status set_priority(SequenceId id, std::int32_t priority);
   double utilization() const noexcept;
@@ -146,7 +148,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   ManagerOptions options_;
   std::optional<KVStorage> storage_;
   Counters counters_;
-  std::int32_t num_sequences_ = 0;  // open
+  Rows sequences_;
 
   struct Group {
     GroupSpec spec;
@@ -165,65 +167,10 @@ class KVCacheManager::Impl final : public TreeObserver {
 
  private:
   friend struct StateReader;
-  static constexpr std::int32_t kNever = std::numeric_limits<std::int32_t>::max();
+  static constexpr std::int32_t kNever = Sequence::kNever;
   static constexpr std::int32_t kUnnamed = -1;
 
-  enum class Life : std::uint8_t {
-    kUnused,   // the slot is free
-    kOpen,     // has an id
-    kClosing,  // kUnordered: closed, waits for its last step before it publishes and lets go
-  };
-
-  struct Sequence {
-    std::uint32_t generation;
-    std::uint32_t aborted;  // the generation that fail() closed, or 0
-    Life life;
-    bool publishes;  // stands on the tree and wants to go on there
-    bool used;       // its blocks lose their old rank when it lets them go
-    bool replay;     // the token at `length` is cached already: the prompt was found whole
-    bool has_caller_id;
-    bool full_blocks_only;  // leaves no partial tail on the tree
-    // A search for a victim reads up to here.
-    std::uint64_t last_use;  // tick
-    std::uint64_t use_count;
-    std::int32_t step_entry;  // in the open step, or -1
-    std::int32_t priority;
-    std::int32_t length;
-    std::int32_t accepted;
-    std::int32_t settled;       // kUnordered: length before the last step it took part in
-    std::int32_t draft;         // tokens between accepted and length that accept() decides on
-    std::int32_t exact_until;   // nothing that ends after it becomes findable
-    std::int32_t unnamed_from;  // position of the first unnamed token
-    std::int32_t trim_sinks;
-    std::int32_t trim_first_kept;
-    std::int32_t replay_token;
-    std::int32_t max_tokens;  // 0: no limit of its own
-    std::int32_t admitted;    // admit() keeps room for table entries and tokens up to this length
-    std::int32_t next_free;
-    std::int32_t open_at;  // its place in open_slots_
-    std::int32_t num_media;
-    std::uint64_t birth;         // no other sequence of this manager ever has the same
-    std::uint64_t caller_id;     // if has_caller_id
-    std::uint64_t last_ticket;   // newest step it took part in
-    std::uint64_t wrote_last;    // newest step it wrote in
-    std::uint64_t row_ticket;    // newest committed step whose plan has its row
-    std::uint64_t num_unnamed;   // tokens appended without a name so far
-    std::uint64_t num_named;     // of these, the oldest, that set_tokens() named or complete() lost
-    std::uint64_t losses_seen;   // losses_ when it last looked for blocks without an entry
-    std::uint64_t reuse_step;    // the step that admit() answered for,
-    std::uint16_t reuse;         // and the groups, by bit, in which it counted on reuse (Demand)
-    std::uint64_t entries_seen;  // entry_changes_ when it last offered its own blocks
-    std::int32_t own_from;       // its own blocks at positions [own_from, own_to) may lack an entry
-    std::int32_t own_to;
-    Place place;
-    ArenaSpan tail;  // its tokens from place.position to tail_end()
-    ArenaSpan media;
-
-    // Tokens beyond exact_until are never published and need not be kept.
-    [[nodiscard]] std::int32_t tail_end() const noexcept {
-      return length < exact_until ? length : exact_until;
-    }
-  };
+  using Life = Sequence::Life;
 
   // What an append needs of one group.
   struct Demand {
@@ -284,27 +231,17 @@ class KVCacheManager::Impl final : public TreeObserver {
     return borders_[std::int64_t{slot} * num_groups() + g];
   }
   [[nodiscard]] std::int32_t slot_of(const Sequence& s) const noexcept {
-    return static_cast<std::int32_t>(&s - sequences_.data());
+    return sequences_.row_of(s);
   }
-  [[nodiscard]] SequenceId id_of(const Sequence& s) const noexcept {
-    return SequenceId(pack(s.generation, slot_of(s)));
-  }
+  [[nodiscard]] SequenceId id_of(const Sequence& s) const noexcept { return sequences_.id_of(s); }
   // The slot that an id names, of whatever generation.
   [[nodiscard]] static std::int32_t slot_in(std::uint64_t bits) noexcept {
     return PackedId::row_of(bits);
   }
-  [[nodiscard]] std::uint64_t pack(std::uint32_t generation, std::int32_t slot) const noexcept {
-    return PackedId{options_.id_tag, generation, slot}.bits();
-  }
 
   // manager.cc
   // The slot of an open sequence, or -1; not_found() says why there is none.
-  [[nodiscard]] std::int32_t lookup(SequenceId id) const noexcept {
-    const std::int32_t slot = slot_in(id.value());
-    if (slot >= num_rows()) return -1;
-    const Sequence& s = sequences_[slot];
-    return s.life == Life::kOpen && pack(s.generation, slot) == id.value() ? slot : -1;
-  }
+  [[nodiscard]] std::int32_t lookup(SequenceId id) const noexcept { return sequences_.find(id); }
   [[nodiscard]] Status find(SequenceId id, std::int32_t& slot) const {
     slot = lookup(id);
     return slot >= 0 ? Status() : not_found(id);
@@ -326,13 +263,10 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] bool row_is_used(std::int32_t slot) const noexcept {
     return options_.order == Order::kUnordered && !steps_.is_complete(sequences_[slot].row_ticket);
   }
-  void free_slot(std::int32_t slot) noexcept;
   void give_slot(std::int32_t slot, bool aborted) noexcept;
-  void list_open(std::int32_t slot) noexcept;
-  void unlist_open(std::int32_t slot) noexcept;
-  // Slots of the open sequences, in no order that means anything.
+  // In no order that means anything.
   [[nodiscard]] std::span<const std::int32_t> open_slots() const noexcept {
-    return {open_slots_.data(), static_cast<std::size_t>(num_sequences_)};
+    return sequences_.open();
   }
   void untake_slot(std::int32_t slot) noexcept;
   [[nodiscard]] std::span<const MediaSpan> media_of(const Sequence& s) const noexcept;
@@ -531,23 +465,14 @@ class KVCacheManager::Impl final : public TreeObserver {
   const SpanArena& arena() const noexcept { return *arena_; }
 
   std::unique_ptr<SpanArena> arena_;
-  FixedArray<Sequence> sequences_;
   FixedArray<BlockTable> tables_;            // [sequence][group]
   FixedArray<std::int32_t> window_begins_;   // [sequence][group]: first block not dropped yet
   FixedArray<std::int32_t> unplanned_from_;  // [sequence][group]
   FixedArray<Border> borders_;               // [sequence][group]
   CallerIds caller_ids_;                     // of open sequences
-  std::uint64_t num_births_ = 0;
   PinSet pins_;
   // [2][sequence]. commit(): who publishes. admit(): tails that were claimed for a try; marks.
   mutable FixedArray<std::int32_t> scratch_;
-  std::int32_t free_sequence_ = -1;
-  FixedArray<std::int32_t> open_slots_;  // [num_sequences_]
-  FixedArray<std::int32_t> closing_;     // slots, in order of close
-  std::int32_t num_closing_ = 0;
-  // kUnordered: slots without a sequence whose row a step uses, in order of close.
-  FixedArray<std::int32_t> resting_;
-  std::int32_t num_resting_ = 0;
   bool evicting_ = false;  // what loses its entry does so to make room
   // Blocks that lost their entry or their last holder: an equal one that is held may be hung now.
   std::uint64_t entry_changes_ = 0;

@@ -66,14 +66,13 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
   const std::int64_t sequences =
       std::int64_t{o.max_sequences} * (o.order == Order::kUnordered ? 2 : 1);
   bool ok =
-      impl->sequences_.allocate_zeroed(sequences) &&
+      impl->sequences_.allocate(static_cast<std::int32_t>(sequences), o.max_sequences, o.id_tag) &&
       impl->tables_.allocate_zeroed(sequences * num_groups) &&
       impl->window_begins_.allocate_zeroed(sequences * num_groups) &&
       impl->unplanned_from_.allocate_zeroed(sequences * num_groups) &&
       impl->borders_.allocate_zeroed(impl->has_windows_ ? sequences * num_groups : 0) &&
       impl->caller_ids_.allocate(sequences, o.hash_seed) && impl->victims_.allocate(sequences) &&
-      impl->scratch_.allocate_zeroed(2 * sequences) && impl->closing_.allocate_zeroed(sequences) &&
-      impl->resting_.allocate_zeroed(sequences) && impl->open_slots_.allocate_zeroed(sequences) &&
+      impl->scratch_.allocate_zeroed(2 * sequences) &&
       impl->pins_.allocate(o.max_pins, impl->num_groups(), o.id_tag);
   for (Group& group : impl->groups_) {
     ok = ok && (group.rule.keeps_all() || group.border_of.allocate_zeroed(group.spec.num_blocks));
@@ -84,14 +83,7 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
     return Status(ErrorCode::kOutOfMemory, concat("no memory for a manager of ", sequences,
                                                   " sequences and ", all_blocks, " blocks"));
   }
-  // Slot 0 is taken first.
-  for (auto slot = static_cast<std::int32_t>(sequences) - 1; slot >= 0; --slot) {
-    Sequence& s = impl->sequences_[slot];
-    s.generation = 1;
-    s.next_free = impl->free_sequence_;
-    impl->free_sequence_ = slot;
-    for (std::int32_t g = 0; g < impl->num_groups(); ++g) impl->table(slot, g) = BlockTable();
-  }
+  for (BlockTable& table : std::span(impl->tables_.data(), impl->tables_.size())) table = {};
   impl->offers_.resize(static_cast<std::size_t>(num_groups));
   return impl;
 }
@@ -99,16 +91,16 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
 // Requires: lookup(id) < 0.
 Status KVCacheManager::Impl::not_found(SequenceId id) const {
   const std::uint64_t bits = id.value();
-  const auto [tag, generation, slot] = PackedId::of(bits);
+  const auto [tag, generation, row] = PackedId::of(bits);
   if (tag != options_.id_tag) {
     return {ErrorCode::kNotFound,
             concat("sequence id ", bits, " is of another manager: its tag is ", tag, ", ours is ",
                    options_.id_tag)};
   }
-  if (generation == 0 || slot >= num_rows()) {
+  if (generation == 0 || row >= num_rows()) {
     return {ErrorCode::kNotFound, concat("sequence id ", bits, " was never given out")};
   }
-  if (sequences_[slot].aborted == generation) {
+  if (sequences_.was_aborted(id)) {
     return {ErrorCode::kAborted, concat("sequence id ", bits, " was closed by fail()")};
   }
   return {ErrorCode::kNotFound, concat("sequence id ", bits, " is closed or was never given out")};
@@ -254,7 +246,9 @@ Status KVCacheManager::slot_mapping(SequenceId sequence, GroupId group, std::int
 Result<SequenceId> KVCacheManager::find(std::uint64_t caller_id) const {
   return impl_->find_caller_id(caller_id);
 }
-std::int32_t KVCacheManager::num_sequences() const noexcept { return impl_->num_sequences_; }
+std::int32_t KVCacheManager::num_sequences() const noexcept {
+  return static_cast<std::int32_t>(impl_->sequences_.open().size());
+}
 std::int32_t KVCacheManager::sequences(std::span<SequenceId> out) const noexcept {
   return impl_->sequences(out);
 }

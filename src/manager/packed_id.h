@@ -34,4 +34,8 @@ struct PackedId {
   return generation == 0xffffffu ? 1u : generation + 1u;
 }
 
+[[nodiscard]] constexpr std::uint32_t previous_generation(std::uint32_t generation) noexcept {
+  return generation == 1u ? 0xffffffu : generation - 1u;
+}
+
 }  // namespace kvfolio

@@ -144,6 +144,8 @@ TEST(PackedId, TakesApartWhatItPutTogether) {
 TEST(PackedId, GenerationsGoRoundWithoutZero) {
   EXPECT_EQ(next_generation(1), 2u);
   EXPECT_EQ(next_generation(0xffffff), 1u);
+  EXPECT_EQ(previous_generation(2), 1u);
+  EXPECT_EQ(previous_generation(1), 0xffffffu);
 }
 
 }  // namespace

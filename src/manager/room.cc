@@ -132,7 +132,7 @@ bool KVCacheManager::Impl::release(std::int32_t g, BlockId block, bool touched,
   if (!last) return false;
   // Who closed and waits for a step may still publish it.
   const bool idle = steps_.num_in_flight() == 0 || mutant(Mutant::kReuseBeforeComplete);
-  if (idle && num_closing_ == 0) return true;
+  if (idle && sequences_.closing().empty()) return true;
   pool.make_retiring(block, steps_.last_committed());
   return false;
 }
@@ -227,7 +227,7 @@ Shortage KVCacheManager::Impl::shortage(std::int32_t g, std::int32_t needed) con
   s.evictable = pool.num_cached();
   s.retiring = pool.num_retiring();
   s.pinned = pool.num_blocks() - s.free - s.evictable - s.retiring;
-  s.sequences = num_sequences_;
+  s.sequences = static_cast<std::int32_t>(sequences_.open().size());
   s.pins = pins_.num_open();
   return s;
 }

@@ -114,18 +114,9 @@ Status KVCacheManager::Impl::table_entries_full(std::string_view what, std::int6
 // ---- slots ----
 
 std::int32_t KVCacheManager::Impl::take_slot() noexcept {
-  if (num_sequences_ == options_.max_sequences) return -1;
-  const std::int32_t slot = free_sequence_;
-  if (slot < 0) return -1;
+  const std::int32_t slot = sequences_.take();
+  if (slot == Rows::kNone) return -1;
   Sequence& s = sequences_[slot];
-  free_sequence_ = s.next_free;
-  const std::uint32_t generation = s.generation;
-  const std::uint32_t aborted = s.aborted;
-  s = {};
-  s.generation = generation;
-  s.aborted = aborted;
-  s.birth = ++num_births_;
-  s.life = Life::kOpen;
   s.exact_until = kNever;
   s.unnamed_from = kNever;
   s.own_from = kNever;
@@ -139,26 +130,22 @@ std::int32_t KVCacheManager::Impl::take_slot() noexcept {
 }
 
 Status KVCacheManager::Impl::no_slot(std::string_view what, std::string_view advice) const {
-  if (num_sequences_ == options_.max_sequences) {
+  if (sequences_.open().size() == static_cast<std::size_t>(options_.max_sequences)) {
     return {ErrorCode::kResourceExhausted,
             concat(what, ": all ", options_.max_sequences, " sequences are open", advice)};
   }
   std::uint64_t oldest = steps_.last_committed();
-  for (std::int32_t i = 0; i < num_closing_; ++i) {
-    oldest = std::min(oldest, sequences_[closing_[i]].last_ticket);
+  for (const std::int32_t slot : sequences_.closing()) {
+    oldest = std::min(oldest, sequences_[slot].last_ticket);
   }
-  for (std::int32_t i = 0; i < num_resting_; ++i) {
-    oldest = std::min(oldest, sequences_[resting_[i]].row_ticket);
+  for (const std::int32_t slot : sequences_.resting()) {
+    oldest = std::min(oldest, sequences_[slot].row_ticket);
   }
   return {
       ErrorCode::kResourceExhausted,
-      concat(what, ": all ", num_rows(), " rows are in use, ", num_closing_ + num_resting_,
+      concat(what, ": all ", num_rows(), " rows are in use, ",
+             sequences_.closing().size() + sequences_.resting().size(),
              " of them by closed sequences of steps that are not complete, the oldest ", oldest)};
-}
-
-void KVCacheManager::Impl::free_slot(std::int32_t slot) noexcept {
-  sequences_[slot].next_free = free_sequence_;
-  free_sequence_ = slot;
 }
 
 // Everything that the slot owned is given back already.
@@ -168,33 +155,19 @@ void KVCacheManager::Impl::give_slot(std::int32_t slot, bool aborted) noexcept {
   arena().release(s.media);
   for (std::int32_t g = 0; g < num_groups(); ++g) table(slot, g).release(arena());
   victims_.forget(slot);
-  if (aborted) s.aborted = s.generation;
-  s.generation = next_generation(s.generation);
-  s.life = Life::kUnused;
+  sequences_.end(slot, aborted);
   if (row_is_used(slot) && !mutant(Mutant::kRowGivenAwayInFlight)) {
-    resting_[num_resting_++] = slot;
+    sequences_.rest(slot);
   } else {
-    free_slot(slot);
+    sequences_.free(slot);
   }
-}
-
-void KVCacheManager::Impl::list_open(std::int32_t slot) noexcept {
-  sequences_[slot].open_at = num_sequences_;
-  open_slots_[num_sequences_++] = slot;
-}
-
-void KVCacheManager::Impl::unlist_open(std::int32_t slot) noexcept {
-  const std::int32_t last = open_slots_[--num_sequences_];
-  const std::int32_t at = sequences_[slot].open_at;
-  open_slots_[at] = last;
-  sequences_[last].open_at = at;
 }
 
 // Of a call that failed: nobody saw the id, so the next sequence gets it.
 void KVCacheManager::Impl::untake_slot(std::int32_t slot) noexcept {
-  const std::uint32_t generation = sequences_[slot].generation;
+  sequences_.leave_open(slot);
   give_slot(slot, false);
-  sequences_[slot].generation = generation;
+  sequences_.give_id_again(slot);
 }
 
 std::int32_t KVCacheManager::Impl::find_cut_span(const Sequence& s, std::int32_t p) const noexcept {
@@ -320,7 +293,6 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
   s.priority = options.priority;
   keep_caller_id(slot, options.caller_id);
   note_use(slot);
-  list_open(slot);
   ++counters_.sequences_opened;
   counters_.tokens_looked_up += tokens.size();
   counters_.tokens_reused += static_cast<std::uint64_t>(s.length);
@@ -394,15 +366,9 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
     untake_slot(slot);
     return table_entries_full("fork", cells_for(parent, parent.length));
   }
-  const std::uint32_t generation = child.generation;
-  const std::uint32_t aborted = child.aborted;
-  const std::uint64_t birth = child.birth;
   const ArenaSpan tail = child.tail;
   const ArenaSpan media = child.media;
-  child = parent;
-  child.generation = generation;
-  child.aborted = aborted;
-  child.birth = birth;
+  sequences_.copy_sequence(from, slot);
   child.admitted = 0;
   child.reuse_step = 0;
   child.wrote_last = 0;  // the parent's blocks tell whether a failed step concerns it
@@ -426,7 +392,6 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
   child.use_count = 0;
   keep_caller_id(slot, options.caller_id);
   note_use(slot);
-  list_open(slot);
   ++counters_.forks;
   return id_of(child);
 }
@@ -446,18 +411,18 @@ void KVCacheManager::Impl::forget_sequence(std::int32_t slot, bool aborted) noex
 
 void KVCacheManager::Impl::end_sequence(std::int32_t slot) noexcept {
   Sequence& s = sequences_[slot];
-  unlist_open(slot);
+  sequences_.leave_open(slot);
   forget_caller_id(slot);
   const bool unsettled = options_.order == Order::kUnordered && !steps_.is_complete(s.last_ticket);
-  if (unsettled && s.publishes && num_closing_ < options_.max_sequences) {
+  if (unsettled && s.publishes &&
+      sequences_.closing().size() < static_cast<std::size_t>(options_.max_sequences)) {
     // Its last tokens become findable when their step completes. Until then its blocks retire,
     // nobody writes below their valid tokens, and its table tells where they are. Beyond that many
     // sequences, they are not published.
     take_border_back(slot);
     release_blocks(slot);
     victims_.forget(slot);
-    s.life = Life::kClosing;
-    closing_[num_closing_++] = slot;
+    sequences_.close_later(slot);
     return;
   }
   publish(slot, true);

@@ -282,31 +282,17 @@ void KVCacheManager::Impl::end_step(Step& step, bool failed) noexcept {
 }
 
 void KVCacheManager::Impl::finish_closing() noexcept {
-  std::int32_t kept = 0;
-  for (std::int32_t i = 0; i < num_closing_; ++i) {
-    const std::int32_t slot = closing_[i];
-    if (!steps_.is_complete(sequences_[slot].last_ticket)) {
-      closing_[kept++] = slot;
-      continue;
-    }
+  const bool any_ended = sequences_.end_closing([&](std::int32_t slot) {
+    if (!steps_.is_complete(sequences_[slot].last_ticket)) return false;
     publish(slot, true);
     forget_sequence(slot, false);
-  }
-  if (kept < num_closing_) note_peak();  // pins may have followed tails to blocks that had retired
-  num_closing_ = kept;
+    return true;
+  });
+  if (any_ended) note_peak();  // pins may have followed tails to blocks that had retired
 }
 
 void KVCacheManager::Impl::free_rested_rows() noexcept {
-  std::int32_t kept = 0;
-  for (std::int32_t i = 0; i < num_resting_; ++i) {
-    const std::int32_t slot = resting_[i];
-    if (row_is_used(slot)) {
-      resting_[kept++] = slot;
-    } else {
-      free_slot(slot);
-    }
-  }
-  num_resting_ = kept;
+  sequences_.free_rested([&](std::int32_t slot) { return row_is_used(slot); });
 }
 
 Status KVCacheManager::Impl::complete(Ticket ticket) {
@@ -385,15 +371,12 @@ void KVCacheManager::Impl::abort_writers() noexcept {
     if (s.publishes) stop_publishing(slot);
     const bool was_open = s.life == Life::kOpen;  // else its owner has closed it
     if (was_open) {
-      unlist_open(slot);
+      sequences_.leave_open(slot);
       forget_caller_id(slot);
       ++counters_.sequences_aborted;
       release_blocks(slot);
     } else {
-      std::int32_t* end = closing_.data() + num_closing_;
-      std::copy(std::find(closing_.data(), end, slot) + 1, end,
-                std::find(closing_.data(), end, slot));
-      --num_closing_;
+      sequences_.leave_closing(slot);
     }
     forget_sequence(slot, was_open);
   }

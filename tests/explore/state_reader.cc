@@ -46,9 +46,9 @@ void in_order(const Runs& runs, std::int32_t r, const Visit& visit) {
 std::vector<SequenceId> StateReader::open_order(const KVCacheManager& manager, bool swap) {
   const KVCacheManager::Impl& impl = *manager.impl_;
   std::vector<SequenceId> ids;
-  for (std::size_t slot = 0; slot < impl.sequences_.size(); ++slot) {
+  for (std::int32_t slot = 0; slot < impl.num_rows(); ++slot) {
     const auto& s = impl.sequences_[slot];
-    if (s.life == KVCacheManager::Impl::Life::kOpen) ids.push_back(impl.id_of(s));
+    if (s.life == Sequence::Life::kOpen) ids.push_back(impl.id_of(s));
   }
   if (swap) std::reverse(ids.begin(), ids.end());
   return ids;
@@ -59,11 +59,11 @@ BlockState StateReader::block_state(const KVCacheManager& manager, BlockId block
 }
 
 bool StateReader::replays(const KVCacheManager& manager, SequenceId sequence) {
-  return manager.impl_->sequences_[sequence.value() & 0xffffffU].replay;
+  return manager.impl_->sequences_[PackedId::row_of(sequence.value())].replay;
 }
 
 bool StateReader::publishes(const KVCacheManager& manager, SequenceId sequence) {
-  return manager.impl_->sequences_[sequence.value() & 0xffffffU].publishes;
+  return manager.impl_->sequences_[PackedId::row_of(sequence.value())].publishes;
 }
 
 bool StateReader::has_pin(const KVCacheManager& manager) {
@@ -153,13 +153,13 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
 
   // Sequences: the open ones, then those that wait to be closed, in order.
   std::vector<std::int32_t> live;
-  for (std::size_t slot = 0; slot < impl.sequences_.size(); ++slot) {
+  for (std::int32_t slot = 0; slot < impl.num_rows(); ++slot) {
     if (impl.sequences_[slot].life == Impl::Life::kOpen) {
-      live.push_back(static_cast<std::int32_t>(slot));
+      live.push_back(slot);
     }
   }
   if (swap) std::reverse(live.begin(), live.end());
-  for (std::int32_t i = 0; i < impl.num_closing_; ++i) live.push_back(impl.closing_[i]);
+  for (const std::int32_t slot : impl.sequences_.closing()) live.push_back(slot);
   for (const std::int32_t slot : live) slots.of(slot);
   const auto slot_name = [&](std::int32_t slot) -> std::int32_t {
     if (slot < 0) return -1;
@@ -204,9 +204,8 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
   // Rows without a sequence that a step uses: which of them matters to nobody.
   put(-13);
   std::vector<std::int32_t> resting;
-  resting.reserve(static_cast<std::size_t>(impl.num_resting_));
-  for (std::int32_t i = 0; i < impl.num_resting_; ++i) {
-    resting.push_back(rank(impl.sequences_[impl.resting_[i]].row_ticket));
+  for (const std::int32_t slot : impl.sequences_.resting()) {
+    resting.push_back(rank(impl.sequences_[slot].row_ticket));
   }
   std::sort(resting.begin(), resting.end());
   out.insert(out.end(), resting.begin(), resting.end());

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "manager/rows.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/text.h"
+
+namespace kvfolio {
+
+using text::concat;
+using Life = Sequence::Life;
+
+bool Rows::allocate(std::int32_t num_rows, std::int32_t max_open, std::uint16_t tag) noexcept {
+  if (!sequences_.allocate_zeroed(num_rows) || !open_.allocate_zeroed(max_open) ||
+      !closing_.allocate_zeroed(num_rows) || !resting_.allocate_zeroed(num_rows)) {
+    return false;
+  }
+  max_open_ = max_open;
+  tag_ = tag;
+  num_open_ = num_closing_ = num_resting_ = 0;
+  num_births_ = 0;
+  first_free_ = kNone;
+  for (std::int32_t row = num_rows - 1; row >= 0; --row) {  // row 0 is taken first
+    sequences_[row].generation = 1;
+    free(row);
+  }
+  return true;
+}
+
+bool Rows::was_aborted(SequenceId id) const noexcept {
+  const auto [tag, generation, row] = PackedId::of(id.value());
+  return tag == tag_ && generation != 0 && row < size() && sequences_[row].aborted == generation;
+}
+
+std::int32_t Rows::take() noexcept {
+  if (num_open_ == max_open_ || first_free_ == kNone) return kNone;
+  const std::int32_t row = first_free_;
+  Sequence& s = sequences_[row];
+  first_free_ = s.list_link;
+  const std::uint32_t generation = s.generation;
+  const std::uint32_t aborted = s.aborted;
+  s = {};
+  s.generation = generation;
+  s.aborted = aborted;
+  s.birth = ++num_births_;
+  s.life = Life::kOpen;
+  s.list_link = num_open_;
+  open_[num_open_++] = row;
+  return row;
+}
+
+void Rows::copy_sequence(std::int32_t from, std::int32_t to) noexcept {
+  Sequence& s = sequences_[to];
+  const Sequence own = s;
+  s = sequences_[from];
+  s.generation = own.generation;
+  s.aborted = own.aborted;
+  s.life = own.life;
+  s.list_link = own.list_link;
+  s.birth = own.birth;
+}
+
+void Rows::leave_open(std::int32_t row) noexcept {
+  const std::int32_t at = sequences_[row].list_link;
+  const std::int32_t last = open_[--num_open_];
+  open_[at] = last;
+  sequences_[last].list_link = at;
+}
+
+void Rows::close_later(std::int32_t row) noexcept {
+  sequences_[row].life = Life::kClosing;
+  closing_[num_closing_++] = row;
+}
+
+void Rows::leave_closing(std::int32_t row) noexcept {
+  std::int32_t* end = closing_.data() + num_closing_;
+  std::int32_t* at = std::find(closing_.data(), end, row);
+  KVFOLIO_CHECK(at != end);
+  std::copy(at + 1, end, at);
+  --num_closing_;
+}
+
+void Rows::end(std::int32_t row, bool aborted) noexcept {
+  Sequence& s = sequences_[row];
+  if (aborted) s.aborted = s.generation;
+  s.generation = next_generation(s.generation);
+  s.life = Life::kUnused;
+}
+
+void Rows::free(std::int32_t row) noexcept {
+  sequences_[row].list_link = first_free_;
+  first_free_ = row;
+}
+
+void Rows::give_id_again(std::int32_t row) noexcept {
+  Sequence& s = sequences_[row];
+  KVFOLIO_CHECK(s.life == Life::kUnused);
+  s.generation = previous_generation(s.generation);
+}
+
+void Rows::copy_from(const Rows& other) noexcept {
+  const auto& [sequences, open, closing, resting, first_free, num_open, num_closing, num_resting,
+               max_open, tag, num_births] = other;
+  KVFOLIO_CHECK(max_open == max_open_ && tag == tag_);
+  sequences_.copy_from(sequences);
+  open_.copy_from(open, num_open);
+  closing_.copy_from(closing, num_closing);
+  resting_.copy_from(resting, num_resting);
+  first_free_ = first_free;
+  num_open_ = num_open;
+  num_closing_ = num_closing;
+  num_resting_ = num_resting;
+  num_births_ = num_births;
+}
+
+Status Rows::check() const {
+  const auto broken = [](const std::string& what) {
+    return Status(ErrorCode::kFailedPrecondition, "rows: " + what);
+  };
+  std::vector<std::uint8_t> seen(static_cast<std::size_t>(size()));
+  std::int32_t num_seen = 0;
+  const auto is_new = [&](std::int32_t row, Life life) {
+    if (seen[static_cast<std::size_t>(row)] != 0 || sequences_[row].life != life) return false;
+    seen[static_cast<std::size_t>(row)] = 1;
+    ++num_seen;
+    return true;
+  };
+  for (std::int32_t i = 0; i < num_open_; ++i) {
+    if (is_new(open_[i], Life::kOpen) && sequences_[open_[i]].list_link == i) continue;
+    return broken(concat("row ", open_[i], " stands at ", i, " of the open ones and should not"));
+  }
+  for (const std::int32_t row : closing()) {
+    if (!is_new(row, Life::kClosing)) return broken(concat("row ", row, " should not be closing"));
+  }
+  for (const std::int32_t row : resting()) {
+    if (!is_new(row, Life::kUnused)) return broken(concat("row ", row, " should not be resting"));
+  }
+  for (std::int32_t row = first_free_; row != kNone; row = sequences_[row].list_link) {
+    if (!is_new(row, Life::kUnused)) return broken(concat("row ", row, " should not be free"));
+  }
+  if (num_seen != size()) return broken(concat(size() - num_seen, " rows are in no list"));
+  if (num_open_ <= max_open_) return {};
+  return broken(concat(num_open_, " rows are open, allowed: ", max_open_));
+}
+
+}  // namespace kvfolio
