@@ -40,6 +40,7 @@ Status KVCacheManager::Impl::adopt(SequenceId id,
   std::int32_t slot = 0;
   KVFOLIO_RETURN_IF_ERROR(find_resting(id, "adopt", slot));
   Sequence& s = sequences_[slot];
+  SequenceDetails& d = details(slot);
   if (steps_.is_open()) {
     return {ErrorCode::kFailedPrecondition,
             concat("adopt: step ", steps_.last_ticket(), " is open; commit or drop it first")};
@@ -61,7 +62,7 @@ Status KVCacheManager::Impl::adopt(SequenceId id,
   };
   Status status;
   for (std::int32_t g = 0; g < num_groups() && status.ok(); ++g) {
-    if (!target(g).reserve(arena(), blocks_for(g, std::max(num_tokens, s.admitted)))) {
+    if (!target(g).reserve(arena(), blocks_for(g, std::max(num_tokens, d.admitted)))) {
       status = table_entries_full("adopt", cells_for(s, num_tokens));
     }
   }
@@ -95,7 +96,7 @@ Status KVCacheManager::Impl::adopt(SequenceId id,
     table(slot, g).release(arena());
     table(slot, g) = fresh[static_cast<std::size_t>(g)];
   }
-  s.length = s.accepted = s.settled = num_tokens;
+  s.length = s.accepted = d.settled = num_tokens;
   s.exact_until = 0;  // nobody told us which tokens these are
   s.used = true;
   victims_.note_change(slot);

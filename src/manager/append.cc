@@ -80,9 +80,9 @@ void KVCacheManager::Impl::reuse(Demand& needs) noexcept {
 Status KVCacheManager::Impl::check_ready(std::int32_t slot, std::string_view what) const {
   KVFOLIO_RETURN_IF_ERROR(check_resting(slot, what));
   const Sequence& s = sequences_[slot];
-  if (s.draft > 0) {
+  if (s.draft() > 0) {
     return {ErrorCode::kFailedPrecondition,
-            concat(what, ": the sequence has ", s.draft, " draft tokens; accept() first")};
+            concat(what, ": the sequence has ", s.draft(), " draft tokens; accept() first")};
   }
   if (options_.order == Order::kUnordered && !steps_.is_complete(s.last_ticket)) {
     return {ErrorCode::kFailedPrecondition, concat(what, ": the sequence's tokens are in step ",
@@ -174,12 +174,13 @@ bool KVCacheManager::Impl::reserve_for(std::int32_t slot, std::int32_t end) noex
 // Gives back what neither the tokens need nor admit() promised.
 void KVCacheManager::Impl::shrink_to_need(std::int32_t slot) noexcept {
   Sequence& s = sequences_[slot];
+  SequenceDetails& d = details(slot);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     BlockTable& blocks = table(slot, g);
-    blocks.shrink(arena(), std::max(blocks.size(), blocks_for(g, s.admitted)));
+    blocks.shrink(arena(), std::max(blocks.size(), blocks_for(g, d.admitted)));
   }
   if (!s.publishes) return;
-  arena().shrink(s.tail, std::max({tail_cells(s, s.length), tail_cells(s, s.admitted),
+  arena().shrink(s.tail, std::max({tail_cells(s, s.length), tail_cells(s, d.admitted),
                                    s.place.position > 0 ? tree_->unit() : std::int64_t{0}}));
 }
 
@@ -253,16 +254,16 @@ Status KVCacheManager::Impl::admit(std::span<const AppendDemand> demands) {
   }
   for (std::size_t i = 0; i < demands.size(); ++i) {
     if (answer.ok()) {
-      Sequence& s = sequences_[slot_in(demands[i].sequence.value())];
-      if (s.reuse_step != next_appends_in()) s.reuse = 0;
-      s.reuse |= static_cast<std::uint16_t>(reused[i]);
-      s.reuse_step = next_appends_in();
+      SequenceDetails& d = details(slot_in(demands[i].sequence.value()));
+      if (d.reuse_step != next_appends_in()) d.reuse = 0;
+      d.reuse |= static_cast<std::uint16_t>(reused[i]);
+      d.reuse_step = next_appends_in();
     }
     reused[i] = 0;
   }
   KVFOLIO_RETURN_IF_ERROR(answer);
   for (std::size_t i = 0; i < demands.size(); ++i) {
-    std::int32_t& admitted = sequences_[slot_in(demands[i].sequence.value())].admitted;
+    std::int32_t& admitted = details(slot_in(demands[i].sequence.value())).admitted;
     admitted = std::max(admitted, admitted_end(i));
   }
   return {};
@@ -305,8 +306,8 @@ void KVCacheManager::Impl::join(Step& step, std::int32_t slot, const std::int32_
       draft,
       unnamed,
       s.birth,
-      s.num_unnamed,
-      s.last_use,
+      s.has_unnamed ? details(slot).num_unnamed : 0,
+      victims_.last_use(slot),
       s.used,
       s.replay && (!overwrites || mutant(Mutant::kUndoBringsBackTheReplay))};
   step.planned_changes = false;
@@ -317,8 +318,9 @@ void KVCacheManager::Impl::join(Step& step, std::int32_t slot, const std::int32_
       to[i] = tokens != nullptr ? tokens[i] : kUnnamed;
     }
   }
-  s.num_unnamed += static_cast<std::uint64_t>(unnamed);
   if (unnamed > 0) {
+    s.has_unnamed = true;
+    details(slot).num_unnamed += static_cast<std::uint64_t>(unnamed);
     s.unnamed_from = std::min(s.unnamed_from, begin);
     step.has_unnamed = true;
   }
@@ -326,7 +328,7 @@ void KVCacheManager::Impl::join(Step& step, std::int32_t slot, const std::int32_
   s.used = true;
   s.replay = false;
   s.step_entry = step.num_entries++;
-  note_use(slot);
+  victims_.note_use(slot);
   if (mutant(Mutant::kFindableAtBegin)) publish(slot, false);
   if (mutant(Mutant::kWindowReleasedBeforeCommit)) move_windows(slot);
 }
@@ -338,9 +340,8 @@ bool KVCacheManager::Impl::append_inside(Step& step, std::int32_t slot,
                                          const std::int32_t* token) noexcept {
   const Sequence& s = sequences_[slot];
   const std::int32_t at = s.length;
-  if (s.step_entry >= 0 || s.draft > 0 || s.replay || s.max_tokens > 0 ||
-      at >= kMaxSequenceTokens || step.copies_ran ||
-      (token != nullptr && (*token < 0 || arena().overlaps({token, 1}))) ||
+  if (s.step_entry >= 0 || s.draft() > 0 || s.replay || s.has_limit || at >= kMaxSequenceTokens ||
+      step.copies_ran || (token != nullptr && (*token < 0 || arena().overlaps({token, 1}))) ||
       options_.order == Order::kUnordered ||
       (s.publishes && at < s.exact_until && at - s.place.position >= SpanArena::capacity(s.tail))) {
     return false;

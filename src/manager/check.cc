@@ -26,9 +26,10 @@ Status KVCacheManager::Impl::check_ownership() const {
   std::int64_t cells = arena().free_cells();
   for (std::int32_t slot = 0; slot < num_rows(); ++slot) {
     const Sequence& s = sequences_[slot];
+    const SequenceDetails& d = details(slot);
     for (std::int32_t g = 0; g < num_groups(); ++g) cells += table(slot, g).capacity();
     if (s.life == Life::kUnused) continue;
-    cells += SpanArena::capacity(s.tail) + SpanArena::capacity(s.media);
+    cells += SpanArena::capacity(s.tail) + SpanArena::capacity(d.media);
     if (s.publishes && s.tail_end() - s.place.position > SpanArena::capacity(s.tail)) {
       return broken(concat("sequence ", slot, " has no room for its unpublished tokens"));
     }
@@ -37,8 +38,8 @@ Status KVCacheManager::Impl::check_ownership() const {
       return broken(concat("sequence ", slot, " lacks room for a unit of tokens"));
     }
     for (std::int32_t g = 0; g < num_groups() && s.life == Life::kOpen; ++g) {
-      if (blocks_for(g, s.admitted) <= table(slot, g).capacity()) continue;
-      return broken(concat("sequence ", slot, " lacks table entries, admitted to ", s.admitted));
+      if (blocks_for(g, d.admitted) <= table(slot, g).capacity()) continue;
+      return broken(concat("sequence ", slot, " lacks table entries, admitted to ", d.admitted));
     }
     const bool in_step = s.step_entry >= 0 && steps_.is_open() &&
                          s.step_entry < steps_.open().num_entries &&
@@ -54,15 +55,15 @@ Status KVCacheManager::Impl::check_ownership() const {
       const std::int32_t at = unnamed_entry(step, s);
       if (at >= 0) waiting += static_cast<std::uint64_t>(step.entries[at].unnamed);
     }
-    if (s.num_named > s.num_unnamed || s.num_unnamed - s.num_named > waiting) {
-      return broken(concat("sequence ", slot, ": ", s.num_named, " of ", s.num_unnamed,
+    if (d.num_named > d.num_unnamed || d.num_unnamed - d.num_named > waiting) {
+      return broken(concat("sequence ", slot, ": ", d.num_named, " of ", d.num_unnamed,
                            " unnamed tokens have names, and ", waiting, " are in flight"));
     }
     if (s.life != Life::kOpen || !s.has_caller_id) continue;
     ++named;
-    const Result<SequenceId> found = find_caller_id(s.caller_id);
+    const Result<SequenceId> found = find_caller_id(d.caller_id);
     if (!found || *found != id_of(s)) {
-      return broken(concat("caller_id ", s.caller_id, " does not find sequence ", slot));
+      return broken(concat("caller_id ", d.caller_id, " does not find sequence ", slot));
     }
   }
   KVFOLIO_RETURN_IF_ERROR(caller_ids_.check());
@@ -132,9 +133,9 @@ Status KVCacheManager::Impl::check_invariants() const {
   for (std::int32_t slot = 0; slot < num_rows(); ++slot) {
     const Sequence& s = sequences_[slot];
     if (s.life == Life::kUnused) continue;
-    if (s.accepted + s.draft > s.length || (s.publishes && s.place.position > s.accepted)) {
+    if (s.accepted > s.length || (s.publishes && s.place.position > s.accepted)) {
       return broken(concat("sequence ", slot, ": length ", s.length, ", accepted ", s.accepted,
-                           ", draft ", s.draft, ", published ", s.place.position));
+                           ", published ", s.place.position));
     }
     for (std::int32_t g = 0; g < num_groups(); ++g) {
       const std::int32_t blocks = table(slot, g).size();

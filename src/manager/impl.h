@@ -233,6 +233,12 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] std::int32_t slot_of(const Sequence& s) const noexcept {
     return sequences_.row_of(s);
   }
+  SequenceDetails& details(std::int32_t slot) noexcept { return sequences_.details(slot); }
+  const SequenceDetails& details(std::int32_t slot) const noexcept {
+    return sequences_.details(slot);
+  }
+  SequenceDetails& details(const Sequence& s) noexcept { return details(slot_of(s)); }
+  const SequenceDetails& details(const Sequence& s) const noexcept { return details(slot_of(s)); }
   [[nodiscard]] SequenceId id_of(const Sequence& s) const noexcept { return sequences_.id_of(s); }
   // The slot that an id names, of whatever generation.
   [[nodiscard]] static std::int32_t slot_in(std::uint64_t bits) noexcept {
@@ -261,7 +267,8 @@ class KVCacheManager::Impl final : public TreeObserver {
   [[nodiscard]] Status no_slot(std::string_view what, std::string_view advice) const;
   // A step that is not complete reads a table in this row: nobody else may write there.
   [[nodiscard]] bool row_is_used(std::int32_t slot) const noexcept {
-    return options_.order == Order::kUnordered && !steps_.is_complete(sequences_[slot].row_ticket);
+    return options_.order == Order::kUnordered &&
+           !steps_.is_complete(sequences_[slot].row_ticket());
   }
   void give_slot(std::int32_t slot, bool aborted) noexcept;
   // In no order that means anything.
@@ -273,7 +280,7 @@ class KVCacheManager::Impl final : public TreeObserver {
   // Where the span begins that attends to itself and that lies on both sides of position p; kNever:
   // there is none. Of such a span a step computes what it does with as much of it as it has.
   [[nodiscard]] std::int32_t cut_span(const Sequence& s, std::int32_t p) const noexcept {
-    return s.num_media == 0 ? kNever : find_cut_span(s, p);
+    return !s.has_media ? kNever : find_cut_span(s, p);
   }
   [[nodiscard]] std::int32_t find_cut_span(const Sequence& s, std::int32_t p) const noexcept;
   [[nodiscard]] Status check_growth(const Sequence& s, std::string_view what,
@@ -325,7 +332,8 @@ class KVCacheManager::Impl final : public TreeObserver {
   }
   // admit() counted on the sequence to do without a copy in this group, in this step.
   [[nodiscard]] bool promised_reuse(const Sequence& s, std::int32_t g) const noexcept {
-    return s.reuse_step == next_appends_in() && (s.reuse >> g & 1) != 0;
+    const SequenceDetails& d = details(s);
+    return d.reuse_step == next_appends_in() && (d.reuse >> g & 1) != 0;
   }
   [[nodiscard]] bool writes_below_valid(std::int32_t slot, std::int32_t g, std::int32_t write_begin,
                                         const Demand& needs) const noexcept;
@@ -357,7 +365,7 @@ class KVCacheManager::Impl final : public TreeObserver {
                     std::int32_t end, const Demand& needs) noexcept;
   [[nodiscard]] bool replays(const Sequence& s, const std::int32_t* tokens,
                              std::int64_t count) const noexcept {
-    return s.replay && count > 0 && tokens != nullptr && tokens[0] == s.replay_token;
+    return s.replay && count > 0 && tokens != nullptr && tokens[0] == details(s).replay_token;
   }
   // room.cc
   [[nodiscard]] EvictionTurn turn_of(std::int32_t g, BlockId block,
@@ -392,13 +400,8 @@ class KVCacheManager::Impl final : public TreeObserver {
   void note_peak() noexcept;
   // preempt.cc
   struct RankedRows;
-  void note_use(std::int32_t slot) noexcept {
-    Sequence& s = sequences_[slot];
-    s.last_use = victims_.note_use(slot);
-    ++s.use_count;
-  }
   // The smallest goes first.
-  [[nodiscard]] static std::uint64_t rank_of(const Sequence& s, VictimPolicy policy) noexcept;
+  [[nodiscard]] std::uint64_t rank_of(std::int32_t slot, VictimPolicy policy) const noexcept;
   [[nodiscard]] bool frees_a_block(std::int32_t slot) const noexcept;
   [[nodiscard]] bool shares_a_block(std::int32_t slot) const noexcept;
   void prefetch_victims(std::int32_t slot) const noexcept;
@@ -413,7 +416,7 @@ class KVCacheManager::Impl final : public TreeObserver {
     const std::int32_t done = mutant(Mutant::kFindableAtBegin) ? s.length : s.accepted;
     std::int32_t limit = std::min({done, s.exact_until, s.unnamed_from});
     if (options_.order == Order::kUnordered && !steps_.is_complete(s.last_ticket)) {
-      limit = std::min(limit, s.settled);
+      limit = std::min(limit, details(s).settled);
     }
     return std::min(limit, cut_span(s, limit));
   }

@@ -24,16 +24,18 @@ Result<SequenceId> KVCacheManager::Impl::find_caller_id(std::uint64_t id) const 
 void KVCacheManager::Impl::keep_caller_id(std::int32_t slot,
                                           const std::optional<std::uint64_t>& id) noexcept {
   Sequence& s = sequences_[slot];
+  SequenceDetails& d = details(slot);
   s.has_caller_id = id.has_value();
-  s.caller_id = id.value_or(0);
+  d.caller_id = id.value_or(0);
   if (id) caller_ids_.insert(*id, slot);
 }
 
 void KVCacheManager::Impl::forget_caller_id(std::int32_t slot) noexcept {
   Sequence& s = sequences_[slot];
+  SequenceDetails& d = details(slot);
   if (!s.has_caller_id) return;
   s.has_caller_id = false;
-  caller_ids_.erase(s.caller_id);
+  caller_ids_.erase(d.caller_id);
 }
 
 }  // namespace kvfolio

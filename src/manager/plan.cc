@@ -36,12 +36,13 @@ KVCacheManager::Impl::TableSizes KVCacheManager::Impl::table_sizes(const Step& s
 Status KVCacheManager::Impl::check_flashinfer(const Step& step) const {
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const Sequence& s = sequences_[step.entries[i].slot];
-    if (s.trim_first_kept <= s.trim_sinks) continue;
+    const SequenceDetails& d = details(step.entries[i].slot);
+    if (d.trim_first_kept <= d.trim_sinks) continue;
     for (std::int32_t g = 0; g < num_groups(); ++g) {
-      if (s.trim_sinks % block_size(g) == 0 && s.trim_first_kept % block_size(g) == 0) continue;
+      if (d.trim_sinks % block_size(g) == 0 && d.trim_first_kept % block_size(g) == 0) continue;
       return {ErrorCode::kUnsupported,
               concat("FlashInfer arrays for sequence ", id_of(s).value(), ": its trim dropped [",
-                     s.trim_sinks, ", ", s.trim_first_kept, "), which cuts through a block of ",
+                     d.trim_sinks, ", ", d.trim_first_kept, "), which cuts through a block of ",
                      block_size(g), " tokens in group ", g)};
     }
   }
@@ -104,8 +105,8 @@ std::int32_t* KVCacheManager::Impl::write_slots(const Step& step, std::int32_t g
 
 // A window or a trim left holes in the table.
 bool KVCacheManager::Impl::may_have_dropped(std::int32_t slot, std::int32_t g) const noexcept {
-  const Sequence& s = sequences_[slot];
-  return windowed(g) || s.trim_first_kept > s.trim_sinks;
+  const SequenceDetails& d = details(slot);
+  return windowed(g) || d.trim_first_kept > d.trim_sinks;
 }
 
 std::int32_t* KVCacheManager::Impl::write_tables(const Step& step, std::int32_t g, std::int32_t pad,
@@ -217,10 +218,10 @@ void KVCacheManager::Impl::find_shared_prefixes(Step& step, std::int32_t g) noex
   const std::int32_t first_of_group = step.num_shared;
   const std::int32_t size = block_size(g);
   const auto shareable = [&](std::int32_t i) {
-    const Sequence& s = sequences_[step.entries[i].slot];
-    const bool trimmed = s.trim_first_kept > s.trim_sinks;
+    const SequenceDetails& d = details(step.entries[i].slot);
+    const bool trimmed = d.trim_first_kept > d.trim_sinks;
     const std::int32_t begin = step.entries[i].begin;
-    return (trimmed ? std::min(s.trim_sinks, begin) : begin) / size;
+    return (trimmed ? std::min(d.trim_sinks, begin) : begin) / size;
   };
   const auto flush = [&](SharedPrefix& run) {
     if (run.num_sequences > 1) step.shared[step.num_shared++] = run;
@@ -287,12 +288,13 @@ std::int32_t* KVCacheManager::Impl::write_rows(Step& step, std::int32_t* at) con
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const StepEntry& e = step.entries[i];
     const Sequence& s = sequences_[e.slot];
+    const SequenceDetails& d = details(e.slot);
     step.sequences[i] = id_of(s);
     query_start[i + 1] = query_start[i] + (e.end - e.begin);
     rows[i] = e.slot;
     kv_lens[i] = e.end;
-    trim_sinks[i] = s.trim_sinks;
-    trim_first_kept[i] = s.trim_first_kept;
+    trim_sinks[i] = d.trim_sinks;
+    trim_first_kept[i] = d.trim_first_kept;
   }
   StepPlan& plan = step.plan;
   plan.ticket = Ticket(step.ticket);

@@ -12,7 +12,7 @@ using text::concat;
 Status KVCacheManager::Impl::set_priority(SequenceId id, std::int32_t priority) {
   std::int32_t slot = 0;
   KVFOLIO_RETURN_IF_ERROR(find(id, slot));
-  sequences_[slot].priority = priority;
+  details(slot).priority = priority;
   victims_.note_change(slot);
   return {};
 }
@@ -27,16 +27,16 @@ bool is_policy(VictimPolicy policy) {
 
 }  // namespace
 
-std::uint64_t KVCacheManager::Impl::rank_of(const Sequence& s, VictimPolicy policy) noexcept {
+std::uint64_t KVCacheManager::Impl::rank_of(std::int32_t slot, VictimPolicy policy) const noexcept {
   switch (policy) {
     case VictimPolicy::kLru:
-      return s.last_use;
+      return victims_.last_use(slot);
     case VictimPolicy::kLfu:
-      return s.use_count;
+      return victims_.use_count(slot);
     case VictimPolicy::kLongest:
-      return ~static_cast<std::uint64_t>(s.length);
+      return ~static_cast<std::uint64_t>(sequences_[slot].length);
     case VictimPolicy::kLowestPriority:
-      return static_cast<std::uint64_t>(std::int64_t{s.priority} -
+      return static_cast<std::uint64_t>(std::int64_t{details(slot).priority} -
                                         std::numeric_limits<std::int32_t>::min());
   }
   return 0;
@@ -72,11 +72,12 @@ struct KVCacheManager::Impl::RankedRows {
     return impl.sequences_[slot].life == Life::kOpen;
   }
   [[nodiscard]] std::uint64_t rank(std::int32_t slot) const noexcept {
-    return rank_of(impl.sequences_[slot], policy);
+    return impl.rank_of(slot, policy);
   }
   [[nodiscard]] VictimName name(std::int32_t slot) const noexcept {
     const Sequence& s = impl.sequences_[slot];
-    return {!s.has_caller_id, s.has_caller_id ? s.caller_id : impl.id_of(s).value()};
+    if (s.has_caller_id) return {false, impl.details(slot).caller_id};
+    return {true, impl.id_of(s).value()};
   }
   [[nodiscard]] bool may_go(std::int32_t slot) const noexcept {
     return impl.sequences_[slot].step_entry < 0;
@@ -118,8 +119,7 @@ void KVCacheManager::Impl::prefetch_victims(std::int32_t slot) const noexcept {
   }
   for (const std::int32_t then : soon.then) {
     if (then == Victims::kNoRow) break;
-    const auto* line = reinterpret_cast<const char*>(&sequences_[then]);
-    for (std::size_t i = 0; i < sizeof(Sequence); i += 64) __builtin_prefetch(line + i, 1);
+    sequences_.prefetch(then);
     for (std::int32_t g = 0; g < num_groups(); ++g) table(then, g).prefetch(arena());
   }
 }

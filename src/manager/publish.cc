@@ -14,8 +14,9 @@ namespace kvfolio {
 // Widens the range of own blocks to the first one that has no entry on the path any more.
 void KVCacheManager::Impl::find_lost(std::int32_t slot) noexcept {
   Sequence& s = sequences_[slot];
-  if (s.losses_seen == losses_) return;
-  s.losses_seen = losses_;
+  SequenceDetails& d = details(slot);
+  if (d.losses_seen == losses_) return;
+  d.losses_seen = losses_;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const auto blocks = table(slot, g).blocks(arena());
     const std::int32_t num_whole =
@@ -23,8 +24,8 @@ void KVCacheManager::Impl::find_lost(std::int32_t slot) noexcept {
     for (std::int32_t logical = 0; logical < num_whole; ++logical) {
       const BlockId block(blocks[static_cast<std::size_t>(logical)]);
       if (!block.valid() || tree_->is_findable(GroupId(g), block)) continue;
-      s.own_from = std::min(s.own_from, logical * block_size(g));
-      s.own_to = s.place.position;
+      d.own_from = std::min(d.own_from, logical * block_size(g));
+      d.own_to = s.place.position;
       break;
     }
   }
@@ -34,6 +35,7 @@ void KVCacheManager::Impl::find_lost(std::int32_t slot) noexcept {
 // another's in their place, are offered again each time.
 void KVCacheManager::Impl::publish(std::int32_t slot, bool tail) noexcept {
   Sequence& s = sequences_[slot];
+  SequenceDetails& d = details(slot);
   if (!s.publishes) return;
   tail = tail && !s.full_blocks_only;
   const std::int32_t unit = tree_->unit();
@@ -41,7 +43,7 @@ void KVCacheManager::Impl::publish(std::int32_t slot, bool tail) noexcept {
   const std::int32_t from = s.place.position;  // a multiple of the unit
   if (limit < (tail ? from : from + unit)) return;
   find_lost(slot);
-  if (limit == from && s.own_from >= from) {
+  if (limit == from && d.own_from >= from) {
     bool inside_a_block = false;  // of a group whose blocks are longer than a unit
     for (std::int32_t g = 0; g < num_groups(); ++g)
       inside_a_block |= group(g).size.offset_of(from) != 0;
@@ -58,11 +60,11 @@ void KVCacheManager::Impl::publish(std::int32_t slot, bool tail) noexcept {
   const std::span<const MediaSpan> media = media_of(s);
   Published published;
   // Where another's block is held, ours need not be offered until something has changed.
-  const auto looks_again = [&] { return s.entries_seen != entry_changes_; };
+  const auto looks_again = [&] { return d.entries_seen != entry_changes_; };
   bool looked = looks_again();
   for (int evictions = 0;
        !tree_->extend(s.place, tokens, media,
-                      {offers_, looks_again() ? s.own_from : kNever, tail, s.own_to}, published);
+                      {offers_, looks_again() ? d.own_from : kNever, tail, d.own_to}, published);
        ++evictions) {
     const bool can_ever_fit = media.size() <= static_cast<std::size_t>(options_.max_media_extents);
     if (!can_ever_fit || evictions == kMostEvictions || !evict_coldest()) {
@@ -75,9 +77,9 @@ void KVCacheManager::Impl::publish(std::int32_t slot, bool tail) noexcept {
   }
   counters_.blocks_published += published.num_hung;
   counters_.publications_skipped += published.has_gap ? 1 : 0;
-  s.own_from = looked ? published.missed_from : std::min(s.own_from, published.missed_from);
-  s.own_to = looked ? published.missed_to : std::max(s.own_to, published.missed_to);
-  s.entries_seen = entry_changes_;
+  d.own_from = looked ? published.missed_from : std::min(d.own_from, published.missed_from);
+  d.own_to = looked ? published.missed_to : std::max(d.own_to, published.missed_to);
+  d.entries_seen = entry_changes_;
   // The tree keeps the tokens up to the new place.
   const std::int32_t moved = s.place.position - from;
   const std::int32_t rest = s.tail_end() - s.place.position;
@@ -87,7 +89,7 @@ void KVCacheManager::Impl::publish(std::int32_t slot, bool tail) noexcept {
   // A long prompt needed room for all of it. A unit, which truncate() may bring back, stays, and
   // so does what admit() promised.
   const std::int64_t needed =
-      std::max({std::int64_t{rest}, std::int64_t{2} * unit, tail_cells(s, s.admitted)});
+      std::max({std::int64_t{rest}, std::int64_t{2} * unit, tail_cells(s, d.admitted)});
   if (SpanArena::capacity(s.tail) > 8 * (needed + SpanArena::kGranule)) {
     arena().shrink(s.tail, needed);
   }

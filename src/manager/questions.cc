@@ -14,18 +14,19 @@ Result<SequenceInfo> KVCacheManager::Impl::info(SequenceId id) const {
   std::int32_t slot = 0;
   KVFOLIO_RETURN_IF_ERROR(find(id, slot));
   const Sequence& s = sequences_[slot];
+  const SequenceDetails& d = details(slot);
   SequenceInfo info;
   info.length = s.length;
   info.accepted_length = s.accepted;
   info.published_length = s.publishes ? s.place.position : 0;
-  info.trim_sinks = s.trim_sinks;
-  info.trim_first_kept = s.trim_first_kept;
+  info.trim_sinks = d.trim_sinks;
+  info.trim_first_kept = d.trim_first_kept;
   info.in_open_step = s.step_entry >= 0;
-  if (s.has_caller_id) info.caller_id = s.caller_id;
-  info.max_tokens = s.max_tokens;
-  info.priority = s.priority;
-  info.last_use = s.last_use;
-  info.use_count = s.use_count;
+  if (s.has_caller_id) info.caller_id = d.caller_id;
+  info.max_tokens = d.max_tokens;
+  info.priority = d.priority;
+  info.last_use = victims_.last_use(slot);
+  info.use_count = victims_.use_count(slot);
   return info;
 }
 

@@ -12,8 +12,9 @@ using text::concat;
 using Life = Sequence::Life;
 
 bool Rows::allocate(std::int32_t num_rows, std::int32_t max_open, std::uint16_t tag) noexcept {
-  if (!sequences_.allocate_zeroed(num_rows) || !open_.allocate_zeroed(max_open) ||
-      !closing_.allocate_zeroed(num_rows) || !resting_.allocate_zeroed(num_rows)) {
+  if (!sequences_.allocate_zeroed(num_rows) || !details_.allocate_zeroed(num_rows) ||
+      !open_.allocate_zeroed(max_open) || !closing_.allocate_zeroed(num_rows) ||
+      !resting_.allocate_zeroed(num_rows)) {
     return false;
   }
   max_open_ = max_open;
@@ -30,22 +31,24 @@ bool Rows::allocate(std::int32_t num_rows, std::int32_t max_open, std::uint16_t 
 
 bool Rows::was_aborted(SequenceId id) const noexcept {
   const auto [tag, generation, row] = PackedId::of(id.value());
-  return tag == tag_ && generation != 0 && row < size() && sequences_[row].aborted == generation;
+  return tag == tag_ && generation != 0 && row < size() && details_[row].aborted == generation;
 }
 
 std::int32_t Rows::take() noexcept {
   if (num_open_ == max_open_ || first_free_ == kNone) return kNone;
   const std::int32_t row = first_free_;
   Sequence& s = sequences_[row];
-  first_free_ = s.list_link;
+  SequenceDetails& d = details_[row];
+  first_free_ = d.list_link;
   const std::uint32_t generation = s.generation;
-  const std::uint32_t aborted = s.aborted;
+  const std::uint32_t aborted = d.aborted;
   s = {};
+  d = {};
   s.generation = generation;
-  s.aborted = aborted;
+  d.aborted = aborted;
   s.birth = ++num_births_;
   s.life = Life::kOpen;
-  s.list_link = num_open_;
+  d.list_link = num_open_;
   open_[num_open_++] = row;
   return row;
 }
@@ -55,17 +58,20 @@ void Rows::copy_sequence(std::int32_t from, std::int32_t to) noexcept {
   const Sequence own = s;
   s = sequences_[from];
   s.generation = own.generation;
-  s.aborted = own.aborted;
   s.life = own.life;
-  s.list_link = own.list_link;
   s.birth = own.birth;
+  SequenceDetails& d = details_[to];
+  const SequenceDetails own_details = d;
+  d = details_[from];
+  d.aborted = own_details.aborted;
+  d.list_link = own_details.list_link;
 }
 
 void Rows::leave_open(std::int32_t row) noexcept {
-  const std::int32_t at = sequences_[row].list_link;
+  const std::int32_t at = details_[row].list_link;
   const std::int32_t last = open_[--num_open_];
   open_[at] = last;
-  sequences_[last].list_link = at;
+  details_[last].list_link = at;
 }
 
 void Rows::close_later(std::int32_t row) noexcept {
@@ -83,13 +89,13 @@ void Rows::leave_closing(std::int32_t row) noexcept {
 
 void Rows::end(std::int32_t row, bool aborted) noexcept {
   Sequence& s = sequences_[row];
-  if (aborted) s.aborted = s.generation;
+  if (aborted) details_[row].aborted = s.generation;
   s.generation = next_generation(s.generation);
   s.life = Life::kUnused;
 }
 
 void Rows::free(std::int32_t row) noexcept {
-  sequences_[row].list_link = first_free_;
+  details_[row].list_link = first_free_;
   first_free_ = row;
 }
 
@@ -100,10 +106,11 @@ void Rows::give_id_again(std::int32_t row) noexcept {
 }
 
 void Rows::copy_from(const Rows& other) noexcept {
-  const auto& [sequences, open, closing, resting, first_free, num_open, num_closing, num_resting,
-               max_open, tag, num_births] = other;
+  const auto& [sequences, details, open, closing, resting, first_free, num_open, num_closing,
+               num_resting, max_open, tag, num_births] = other;
   KVFOLIO_CHECK(max_open == max_open_ && tag == tag_);
   sequences_.copy_from(sequences);
+  details_.copy_from(details);
   open_.copy_from(open, num_open);
   closing_.copy_from(closing, num_closing);
   resting_.copy_from(resting, num_resting);
@@ -127,7 +134,7 @@ Status Rows::check() const {
     return true;
   };
   for (std::int32_t i = 0; i < num_open_; ++i) {
-    if (is_new(open_[i], Life::kOpen) && sequences_[open_[i]].list_link == i) continue;
+    if (is_new(open_[i], Life::kOpen) && details_[open_[i]].list_link == i) continue;
     return broken(concat("row ", open_[i], " stands at ", i, " of the open ones and should not"));
   }
   for (const std::int32_t row : closing()) {
@@ -136,7 +143,7 @@ Status Rows::check() const {
   for (const std::int32_t row : resting()) {
     if (!is_new(row, Life::kUnused)) return broken(concat("row ", row, " should not be resting"));
   }
-  for (std::int32_t row = first_free_; row != kNone; row = sequences_[row].list_link) {
+  for (std::int32_t row = first_free_; row != kNone; row = details_[row].list_link) {
     if (!is_new(row, Life::kUnused)) return broken(concat("row ", row, " should not be free"));
   }
   if (num_seen != size()) return broken(concat(size() - num_seen, " rows are in no list"));

@@ -17,6 +17,7 @@
 //
 // Thread safety: none. Nothing allocates after allocate().
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -42,6 +43,14 @@ class Rows {
   }
   Sequence& operator[](std::int32_t row) noexcept { return sequences_[row]; }
   const Sequence& operator[](std::int32_t row) const noexcept { return sequences_[row]; }
+  SequenceDetails& details(std::int32_t row) noexcept { return details_[row]; }
+  const SequenceDetails& details(std::int32_t row) const noexcept { return details_[row]; }
+  // Asks for all of a sequence ahead of time.
+  void prefetch(std::int32_t row) const noexcept {
+    __builtin_prefetch(&sequences_[row], 1);
+    const auto* line = reinterpret_cast<const char*>(&details_[row]);
+    for (std::size_t i = 0; i < sizeof(SequenceDetails); i += 64) __builtin_prefetch(line + i, 1);
+  }
   [[nodiscard]] std::int32_t row_of(const Sequence& s) const noexcept {
     return static_cast<std::int32_t>(&s - sequences_.data());
   }
@@ -126,6 +135,7 @@ class Rows {
 
  private:
   FixedArray<Sequence> sequences_;
+  FixedArray<SequenceDetails> details_;
   FixedArray<std::int32_t> open_;     // [num_open_]
   FixedArray<std::int32_t> closing_;  // [num_closing_]
   FixedArray<std::int32_t> resting_;  // [num_resting_]

@@ -113,21 +113,25 @@ TEST(Rows, ATakenRowStartsFromNothing) {
   static_cast<void>(rows.take());
   rows[0].length = 5;
   rows[0].publishes = true;
+  rows.details(0).max_tokens = 8;
   close(rows, 0);
   static_cast<void>(rows.take());
   EXPECT_EQ(rows[0].length, 0);
   EXPECT_FALSE(rows[0].publishes);
+  EXPECT_EQ(rows.details(0).max_tokens, 0);
 }
 
 TEST(Rows, ACopiedSequenceKeepsItsOwnIdBirthAndPlaces) {
   Rows rows = rows_for(3, 3);
   const std::int32_t parent = rows.take();
   rows[parent].length = 9;
+  rows.details(parent).priority = 3;
   const std::int32_t child = rows.take();
   const SequenceId id = id_of(rows, child);
   const std::uint64_t birth = rows[child].birth;
   rows.copy_sequence(parent, child);
   EXPECT_EQ(rows[child].length, 9);
+  EXPECT_EQ(rows.details(child).priority, 3);
   EXPECT_EQ(id_of(rows, child), id);
   EXPECT_EQ(rows[child].birth, birth);
   EXPECT_TRUE(rows.check().ok()) << rows.check().message();

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What the manager knows of one sequence beside its block tables. A plain record that Rows keeps
-// and that the verbs read and write.
+// What the manager knows of one sequence beside its block tables and its uses: plain records that
+// Rows keeps and that the verbs read and write. Each sequence has two. Sequence is one line of the
+// caches, with all that append() and commit() touch when named tokens are decoded in order;
+// SequenceDetails has the rest. So a flag here often stands for a number there.
 
 #include <cstdint>
 #include <limits>
@@ -12,7 +14,7 @@
 
 namespace kvfolio {
 
-struct Sequence {
+struct alignas(64) Sequence {
   static constexpr std::int32_t kNever = std::numeric_limits<std::int32_t>::max();
 
   enum class Life : std::uint8_t {
@@ -21,55 +23,70 @@ struct Sequence {
     kClosing,  // kUnordered: closed, waits for its last step before it publishes and lets go
   };
 
-  // Of the row.
-  std::uint32_t generation;
-  std::uint32_t aborted;  // the generation that fail() closed, or 0
-
+  std::uint32_t generation;  // of the row
   Life life;
-  bool publishes;  // stands on the tree and wants to go on there
-  bool used;       // its blocks lose their old rank when it lets them go
-  bool replay;     // the token at `length` is cached already: the prompt was found whole
-  bool has_caller_id;
-  bool full_blocks_only;  // leaves no partial tail on the tree
-  // A search for a victim reads up to here.
-  std::uint64_t last_use;  // tick
-  std::uint64_t use_count;
+  bool publishes : 1;         // stands on the tree and wants to go on there
+  bool used : 1;              // its blocks lose their old rank when it lets them go
+  bool replay : 1;            // the token at `length` is cached already: the prompt was found whole
+  bool full_blocks_only : 1;  // leaves no partial tail on the tree
+  bool has_caller_id : 1;
+  bool has_limit : 1;       // details: max_tokens is not 0
+  bool has_media : 1;       // details: num_media is not 0
+  bool has_unnamed : 1;     // details: num_unnamed may be other than 0
+  bool has_planned : 1;     // row_ticket() is last_ticket, not 0
+  bool has_written : 1;     // wrote_last() is last_ticket, not 0
   std::int32_t step_entry;  // in the open step, or -1
-  std::int32_t priority;
   std::int32_t length;
   std::int32_t accepted;
-  std::int32_t settled;       // kUnordered: length before the last step it took part in
-  std::int32_t draft;         // tokens between accepted and length that accept() decides on
   std::int32_t exact_until;   // nothing that ends after it becomes findable
   std::int32_t unnamed_from;  // position of the first unnamed token
-  std::int32_t trim_sinks;
-  std::int32_t trim_first_kept;
-  std::int32_t replay_token;
-  std::int32_t max_tokens;  // 0: no limit of its own
-  std::int32_t admitted;    // admit() keeps room for table entries and tokens up to this length
-  std::int32_t list_link;   // of Rows: its place among the open ones, or the next free row
-  std::int32_t num_media;
-  std::uint64_t birth;         // no other sequence of this manager ever has the same
-  std::uint64_t caller_id;     // if has_caller_id
-  std::uint64_t last_ticket;   // newest step it took part in
-  std::uint64_t wrote_last;    // newest step it wrote in
-  std::uint64_t row_ticket;    // newest committed step whose plan has its row
-  std::uint64_t num_unnamed;   // tokens appended without a name so far
-  std::uint64_t num_named;     // of these, the oldest, that set_tokens() named or complete() lost
-  std::uint64_t losses_seen;   // losses_ when it last looked for blocks without an entry
-  std::uint64_t reuse_step;    // the step that admit() answered for,
-  std::uint16_t reuse;         // and the groups, by bit, in which it counted on reuse (Demand)
-  std::uint64_t entries_seen;  // entry_changes_ when it last offered its own blocks
-  std::int32_t own_from;       // its own blocks at positions [own_from, own_to) may lack an entry
-  std::int32_t own_to;
   Place place;
-  ArenaSpan tail;  // its tokens from place.position to tail_end()
-  ArenaSpan media;
+  ArenaSpan tail;             // its tokens from place.position to tail_end()
+  std::uint64_t last_ticket;  // newest step it took part in
+  std::uint64_t birth;        // no other sequence of this manager ever has the same
 
+  // Tokens between accepted and length that accept() decides on. A sequence with such tokens enters
+  // no step.
+  [[nodiscard]] std::int32_t draft() const noexcept {
+    return step_entry >= 0 ? 0 : length - accepted;
+  }
   // Tokens beyond exact_until are never published and need not be kept.
   [[nodiscard]] std::int32_t tail_end() const noexcept {
     return length < exact_until ? length : exact_until;
   }
+  // The newest committed step whose plan has its row, and the newest in which it wrote; 0 if there
+  // is none, as in a fork, whose last_ticket is its parent's. Only the first step of a sequence can
+  // be one in which it writes nothing: a step that replays a token that was found.
+  [[nodiscard]] std::uint64_t row_ticket() const noexcept { return has_planned ? last_ticket : 0; }
+  [[nodiscard]] std::uint64_t wrote_last() const noexcept { return has_written ? last_ticket : 0; }
 };
+static_assert(sizeof(Sequence) == 64 && alignof(Sequence) == 64);
+
+// Two lines; what plan() reads is in the first.
+struct alignas(64) SequenceDetails {
+  std::int32_t trim_sinks;
+  std::int32_t trim_first_kept;
+  std::int32_t settled;       // kUnordered: length before the last step it took part in
+  std::int32_t max_tokens;    // 0: no limit of its own
+  std::uint64_t num_unnamed;  // tokens appended without a name so far
+  std::uint64_t num_named;    // of these, the oldest, that set_tokens() named or complete() lost
+  std::int32_t admitted;      // admit() keeps room for table entries and tokens up to this length
+  std::uint16_t reuse;        // groups, by bit, in which admit() counted on reuse (Demand),
+  std::uint64_t reuse_step;   // and the step for which it did
+  std::int32_t own_from;      // its own blocks at positions [own_from, own_to) may lack an entry
+  std::int32_t own_to;
+  std::uint64_t losses_seen;   // losses_ when it last looked for blocks without an entry
+  std::uint64_t entries_seen;  // entry_changes_ when it last offered its own blocks
+  std::uint64_t caller_id;     // if has_caller_id
+  std::int32_t priority;
+  std::int32_t replay_token;
+  std::int32_t num_media;
+  ArenaSpan media;
+
+  // Of Rows.
+  std::uint32_t aborted;   // the generation of this row that fail() closed, or 0
+  std::int32_t list_link;  // place among the open ones, or the next free row
+};
+static_assert(sizeof(SequenceDetails) == 128);
 
 }  // namespace kvfolio

@@ -91,9 +91,11 @@ Status KVCacheManager::Impl::check_growth(const Sequence& s, std::string_view wh
     return {ErrorCode::kInvalidArgument, concat(what, " of ", count, " tokens behind ", s.length,
                                                 ", allowed: 0 to ", kMaxSequenceTokens - s.length)};
   }
-  if (s.max_tokens > 0 && count > std::max(0, s.max_tokens - s.length)) {
-    return {ErrorCode::kResourceExhausted, concat(what, " of ", count, " tokens: full: ", s.length,
-                                                  " of ", s.max_tokens, " tokens")};
+  if (!s.has_limit) return {};
+  const std::int32_t limit = details(s).max_tokens;
+  if (count > std::max(0, limit - s.length)) {
+    return {ErrorCode::kResourceExhausted,
+            concat(what, " of ", count, " tokens: full: ", s.length, " of ", limit, " tokens")};
   }
   return {};
 }
@@ -117,11 +119,13 @@ std::int32_t KVCacheManager::Impl::take_slot() noexcept {
   const std::int32_t slot = sequences_.take();
   if (slot == Rows::kNone) return -1;
   Sequence& s = sequences_[slot];
+  SequenceDetails& d = details(slot);
   s.exact_until = kNever;
   s.unnamed_from = kNever;
-  s.own_from = kNever;
-  s.losses_seen = losses_;
+  d.own_from = kNever;
+  d.losses_seen = losses_;
   s.step_entry = -1;
+  victims_.begin(slot);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     window_begin(slot, g) = 0;
     unplanned_from(slot, g) = 0;
@@ -139,7 +143,7 @@ Status KVCacheManager::Impl::no_slot(std::string_view what, std::string_view adv
     oldest = std::min(oldest, sequences_[slot].last_ticket);
   }
   for (const std::int32_t slot : sequences_.resting()) {
-    oldest = std::min(oldest, sequences_[slot].row_ticket);
+    oldest = std::min(oldest, sequences_[slot].row_ticket());
   }
   return {
       ErrorCode::kResourceExhausted,
@@ -151,8 +155,9 @@ Status KVCacheManager::Impl::no_slot(std::string_view what, std::string_view adv
 // Everything that the slot owned is given back already.
 void KVCacheManager::Impl::give_slot(std::int32_t slot, bool aborted) noexcept {
   Sequence& s = sequences_[slot];
+  SequenceDetails& d = details(slot);
   arena().release(s.tail);
-  arena().release(s.media);
+  arena().release(d.media);
   for (std::int32_t g = 0; g < num_groups(); ++g) table(slot, g).release(arena());
   victims_.forget(slot);
   sequences_.end(slot, aborted);
@@ -179,17 +184,20 @@ std::int32_t KVCacheManager::Impl::find_cut_span(const Sequence& s, std::int32_t
 }
 
 std::span<const MediaSpan> KVCacheManager::Impl::media_of(const Sequence& s) const noexcept {
-  if (s.num_media == 0) return {};
-  return {reinterpret_cast<const MediaSpan*>(arena().at(s.media)),
-          static_cast<std::size_t>(s.num_media)};
+  if (!s.has_media) return {};
+  const SequenceDetails& d = details(s);
+  return {reinterpret_cast<const MediaSpan*>(arena().at(d.media)),
+          static_cast<std::size_t>(d.num_media)};
 }
 
 bool KVCacheManager::Impl::keep_media(Sequence& s, std::span<const MediaSpan> media) noexcept {
   static_assert(alignof(MediaSpan) == alignof(std::int32_t) && sizeof(MediaSpan) % 4 == 0);
   if (media.empty()) return true;
-  if (!arena().reserve(s.media, static_cast<std::int64_t>(media.size_bytes() / 4), 0)) return false;
-  std::memcpy(arena().at(s.media), media.data(), media.size_bytes());
-  s.num_media = static_cast<std::int32_t>(media.size());
+  SequenceDetails& d = details(s);
+  if (!arena().reserve(d.media, static_cast<std::int64_t>(media.size_bytes() / 4), 0)) return false;
+  std::memcpy(arena().at(d.media), media.data(), media.size_bytes());
+  d.num_media = static_cast<std::int32_t>(media.size());
+  s.has_media = true;
   return true;
 }
 
@@ -236,6 +244,7 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
   const std::int32_t slot = take_slot();
   if (slot < 0) return no_slot(what, "; close one or raise max_sequences");
   Sequence& s = sequences_[slot];
+  SequenceDetails& d = details(slot);
   if (!keep_media(s, options.media)) {
     untake_slot(slot);
     return table_entries_full(what, static_cast<std::int64_t>(options.media.size_bytes() / 4));
@@ -284,15 +293,16 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
     if (publishes) {
       std::copy(tokens.begin() + kept, tokens.begin() + match.tokens, arena().at(s.tail));
     }
-    s.length = s.accepted = s.settled = match.tokens;
+    s.length = s.accepted = d.settled = match.tokens;
     s.replay = match.whole;
-    if (match.whole) s.replay_token = tokens.back();
+    if (match.whole) d.replay_token = tokens.back();
     note_peak();
   }
-  s.max_tokens = options.max_tokens;
-  s.priority = options.priority;
+  d.max_tokens = options.max_tokens;
+  s.has_limit = options.max_tokens > 0;
+  d.priority = options.priority;
   keep_caller_id(slot, options.caller_id);
-  note_use(slot);
+  victims_.note_use(slot);
   ++counters_.sequences_opened;
   counters_.tokens_looked_up += tokens.size();
   counters_.tokens_reused += static_cast<std::uint64_t>(s.length);
@@ -336,10 +346,10 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
   std::int32_t from = 0;
   KVFOLIO_RETURN_IF_ERROR(check_caller_id("fork", options.caller_id));
   KVFOLIO_RETURN_IF_ERROR(find_resting(parent_id, "fork", from));
-  if (sequences_[from].draft > 0) {
-    return Status(
-        ErrorCode::kFailedPrecondition,
-        concat("fork: the sequence has ", sequences_[from].draft, " draft tokens; accept() first"));
+  if (sequences_[from].draft() > 0) {
+    return Status(ErrorCode::kFailedPrecondition,
+                  concat("fork: the sequence has ", sequences_[from].draft(),
+                         " draft tokens; accept() first"));
   }
   const std::int32_t slot = take_slot();
   if (slot < 0) return no_slot("fork", "");
@@ -367,14 +377,16 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
     return table_entries_full("fork", cells_for(parent, parent.length));
   }
   const ArenaSpan tail = child.tail;
-  const ArenaSpan media = child.media;
+  const ArenaSpan media = details(slot).media;
   sequences_.copy_sequence(from, slot);
-  child.admitted = 0;
-  child.reuse_step = 0;
-  child.wrote_last = 0;  // the parent's blocks tell whether a failed step concerns it
-  child.row_ticket = 0;  // no plan had its row yet
+  SequenceDetails& child_details = details(slot);
+  child_details.admitted = 0;
+  child_details.reuse_step = 0;
+  child_details.media = media;
+  child_details.priority = options.priority;
+  child.has_written = false;  // the parent's blocks tell whether a failed step concerns it
+  child.has_planned = false;  // no plan had its row yet
   child.tail = tail;
-  child.media = media;
   child.used = true;
   child.publishes = publishes;
   child.place = publishes ? tree_->copy(parent.place) : Place();
@@ -387,11 +399,9 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
     window_begin(slot, g) = window_begin(from, g);
   }
   if (has_windows_) move_border(slot);
-  if (parent.num_unnamed > parent.num_named) share_unnamed(parent, child);
-  child.priority = options.priority;
-  child.use_count = 0;
+  if (child_details.num_unnamed > child_details.num_named) share_unnamed(parent, child);
   keep_caller_id(slot, options.caller_id);
-  note_use(slot);
+  victims_.note_use(slot);
   ++counters_.forks;
   return id_of(child);
 }

@@ -100,15 +100,16 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
     }
   }
   step.planned_changes = false;
-  s.last_use = e.last_use_before;
-  --s.use_count;
-  victims_.note_change(e.slot);
+  victims_.undo_use(e.slot, e.last_use_before);
   s.length = e.begin;
   s.used = e.used_before;
   s.replay = e.replay_before;
   s.step_entry = -1;
-  s.num_unnamed = e.unnamed_begin;
-  s.num_named = std::min(s.num_named, s.num_unnamed);
+  if (s.has_unnamed) {
+    SequenceDetails& d = details(e.slot);
+    d.num_unnamed = e.unnamed_begin;
+    d.num_named = std::min(d.num_named, d.num_unnamed);
+  }
   if (s.unnamed_from >= e.begin) s.unnamed_from = kNever;
 }
 
@@ -224,12 +225,13 @@ Status KVCacheManager::Impl::commit(Ticket ticket) {
       unplanned_from(e.slot, g) = table(e.slot, g).size();
     }
     if (step.has_unnamed) step.entry_of[e.slot] = i;
-    s.settled = e.begin;
+    if (options_.order == Order::kUnordered) details(e.slot).settled = e.begin;
     s.accepted = e.end - e.draft;
-    s.draft = e.draft;
-    s.last_ticket = s.row_ticket = step.ticket;
+    s.last_ticket = step.ticket;
+    s.has_planned = true;
     s.exact_until = std::min(s.exact_until, cut_span(s, e.end));
-    if (e.end > e.write_begin) s.wrote_last = step.ticket;
+    KVFOLIO_DCHECK(e.end > e.write_begin || !s.has_written);
+    s.has_written = e.end > e.write_begin;
     s.step_entry = -1;
     counters_.tokens_committed += static_cast<std::uint64_t>(e.end - e.begin);
     if (s.publishes && publishable(s) >= s.place.position + unit) {
@@ -262,20 +264,21 @@ void KVCacheManager::Impl::end_step(Step& step, bool failed) noexcept {
       if (source >= 0) let_go_of_source(g, BlockId(source));
     }
     Sequence& s = sequences_[e.slot];
+    SequenceDetails& d = details(e.slot);
     if (s.life == Life::kUnused || s.birth != e.birth) continue;
     for (std::int32_t g = 0; g < num_groups() && says_again; ++g) unplanned_from(e.slot, g) = 0;
     const std::uint64_t unnamed_end = e.unnamed_begin + static_cast<std::uint64_t>(e.unnamed);
-    if (e.unnamed == 0 || s.num_named >= unnamed_end) continue;
+    if (e.unnamed == 0 || d.num_named >= unnamed_end) continue;
     if (failed) {
       // A fork that holds nothing of the step outlives it. Steps before this one are still in
       // flight, and their tokens may get names.
       s.exact_until = std::min(s.exact_until, std::max(s.unnamed_from, e.begin));
       if (s.unnamed_from >= e.begin) s.unnamed_from = kNever;
-      s.num_unnamed = std::min(s.num_unnamed, e.unnamed_begin);
-      s.num_named = std::min(s.num_named, s.num_unnamed);
+      d.num_unnamed = std::min(d.num_unnamed, e.unnamed_begin);
+      d.num_named = std::min(d.num_named, d.num_unnamed);
       continue;
     }
-    s.num_named = unnamed_end;
+    d.num_named = unnamed_end;
     s.exact_until = std::min(s.exact_until, s.unnamed_from);
     s.unnamed_from = kNever;
   }
@@ -320,7 +323,7 @@ Status KVCacheManager::Impl::complete(Ticket ticket) {
     // Forks of these, made in flight, waited for the same step.
     for (const std::int32_t slot : open_slots()) {
       const Sequence& s = sequences_[slot];
-      if (s.last_ticket != step.ticket || s.row_ticket == step.ticket) continue;
+      if (s.last_ticket != step.ticket || s.row_ticket() == step.ticket) continue;
       publish(slot, false);
       move_windows(slot);
     }
@@ -364,8 +367,8 @@ void KVCacheManager::Impl::abort_writers() noexcept {
   for (std::int32_t slot = 0; slot < num_rows(); ++slot) {
     Sequence& s = sequences_[slot];
     if (s.life == Life::kUnused) continue;
-    bool hit = s.wrote_last >= steps_.ended(0).ticket &&
-               is_failed(static_cast<std::uint32_t>(s.wrote_last));
+    bool hit = s.wrote_last() >= steps_.ended(0).ticket &&
+               is_failed(static_cast<std::uint32_t>(s.wrote_last()));
     for (std::int32_t g = 0; g < num_groups() && !hit; ++g) hit = holds(table(slot, g), g);
     if (!hit) continue;
     if (s.publishes) stop_publishing(slot);
@@ -410,12 +413,13 @@ Status KVCacheManager::Impl::set_tokens(SequenceId id, std::span<const std::int3
   KVFOLIO_RETURN_IF_ERROR(find(id, slot));
   KVFOLIO_RETURN_IF_ERROR(check_tokens("set_tokens", tokens));
   Sequence& s = sequences_[slot];
-  if (tokens.size() > s.num_unnamed - s.num_named) {
+  SequenceDetails& d = details(slot);
+  if (tokens.size() > d.num_unnamed - d.num_named) {
     return {ErrorCode::kInvalidArgument,
-            concat("set_tokens names ", tokens.size(), " tokens, ", s.num_unnamed - s.num_named,
+            concat("set_tokens names ", tokens.size(), " tokens, ", d.num_unnamed - d.num_named,
                    " are unnamed in steps that are not complete")};
   }
-  s.num_named += tokens.size();
+  d.num_named += tokens.size();
   if (!s.publishes || tokens.empty()) return {};
   std::int32_t* kept = arena().at(s.tail);
   const std::int32_t first = s.place.position;
@@ -436,14 +440,13 @@ Status KVCacheManager::Impl::accept(SequenceId id, std::int32_t num_accepted) {
   std::int32_t slot = 0;
   KVFOLIO_RETURN_IF_ERROR(find_resting(id, "accept", slot));
   Sequence& s = sequences_[slot];
-  if (num_accepted < 0 || num_accepted > s.draft) {
+  if (num_accepted < 0 || num_accepted > s.draft()) {
     return {ErrorCode::kInvalidArgument,
-            concat("accept of ", num_accepted, " draft tokens, allowed: 0 to ", s.draft)};
+            concat("accept of ", num_accepted, " draft tokens, allowed: 0 to ", s.draft())};
   }
   const std::int32_t length = s.accepted + num_accepted;
   if (length < s.length) truncate_to(slot, length);
   s.accepted = length;
-  s.draft = 0;
   publish(slot, false);
   move_windows(slot);
   return {};

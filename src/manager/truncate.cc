@@ -14,12 +14,12 @@ using text::concat;
 // ---- truncate ----
 
 Status KVCacheManager::Impl::check_truncate(std::int32_t slot, std::int32_t n) const {
-  const Sequence& s = sequences_[slot];
-  const bool trimmed = s.trim_first_kept > s.trim_sinks;
-  if (trimmed && n > s.trim_sinks && n < s.trim_first_kept) {
+  const SequenceDetails& d = details(slot);
+  const bool trimmed = d.trim_first_kept > d.trim_sinks;
+  if (trimmed && n > d.trim_sinks && n < d.trim_first_kept) {
     return {ErrorCode::kFailedPrecondition,
-            concat("truncate to ", n, ": every group dropped positions ", s.trim_sinks, " to ",
-                   s.trim_first_kept - 1, " in a trim")};
+            concat("truncate to ", n, ": every group dropped positions ", d.trim_sinks, " to ",
+                   d.trim_first_kept - 1, " in a trim")};
   }
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     // A full group lacks nothing but what a trim dropped. The others are asked about what position
@@ -30,9 +30,9 @@ Status KVCacheManager::Impl::check_truncate(std::int32_t slot, std::int32_t n) c
     const auto lacks = [&](std::int32_t from, std::int32_t to) -> std::int32_t {
       for (std::int32_t logical = from / size; logical * size < to; ++logical) {
         if (table(slot, g).at(arena(), logical).valid()) continue;
-        const bool in_trim = trimmed && n > s.trim_sinks &&
-                             std::max(from, logical * size) >= s.trim_sinks &&
-                             std::min(to, (logical + 1) * size) <= s.trim_first_kept;
+        const bool in_trim = trimmed && n > d.trim_sinks &&
+                             std::max(from, logical * size) >= d.trim_sinks &&
+                             std::min(to, (logical + 1) * size) <= d.trim_first_kept;
         if (!in_trim) return logical;
       }
       return -1;
@@ -78,7 +78,8 @@ void KVCacheManager::Impl::drop_tail_beyond(Sequence& s) noexcept {
 // Tokens of steps in flight that were cut off want no names any more, and have none: their entries
 // must not count what comes in their place.
 void KVCacheManager::Impl::forget_unnamed(Sequence& s, std::int32_t n) noexcept {
-  if (s.num_unnamed == 0) return;
+  SequenceDetails& d = details(s);
+  if (d.num_unnamed == 0) return;
   const auto for_each_entry = [&](const auto& visit) {
     for (std::int32_t i = 0; i < steps_.num_in_flight(); ++i) {
       Step& step = steps_.in_flight(i);
@@ -89,26 +90,26 @@ void KVCacheManager::Impl::forget_unnamed(Sequence& s, std::int32_t n) noexcept 
     const std::int32_t kept = std::max(0, std::min(e.end, n) - e.begin);
     const std::int32_t gone = std::max(0, e.unnamed - kept);
     e.unnamed -= gone;
-    s.num_unnamed -= static_cast<std::uint64_t>(gone);
+    d.num_unnamed -= static_cast<std::uint64_t>(gone);
   });
-  for_each_entry([&](StepEntry& e) { e.unnamed_begin = std::min(e.unnamed_begin, s.num_unnamed); });
-  s.num_named = std::min(s.num_named, s.num_unnamed);
+  for_each_entry([&](StepEntry& e) { e.unnamed_begin = std::min(e.unnamed_begin, d.num_unnamed); });
+  d.num_named = std::min(d.num_named, d.num_unnamed);
 }
 
 void KVCacheManager::Impl::truncate_to(std::int32_t slot, std::int32_t n) noexcept {
   Sequence& s = sequences_[slot];
+  SequenceDetails& d = details(slot);
   s.replay = false;
   s.used = true;
   truncate_blocks(slot, n);
   s.length = n;
   s.accepted = std::min(s.accepted, n);
-  s.settled = std::min(s.settled, n);
-  s.draft = n - s.accepted;
+  d.settled = std::min(d.settled, n);
   victims_.note_change(slot);
   if (s.unnamed_from >= n) s.unnamed_from = kNever;
   forget_unnamed(s, n);
-  if (n <= s.trim_sinks) s.trim_sinks = s.trim_first_kept = 0;
-  if (s.trim_first_kept > s.trim_sinks) {
+  if (n <= d.trim_sinks) d.trim_sinks = d.trim_first_kept = 0;
+  if (d.trim_first_kept > d.trim_sinks) {
     s.exact_until = std::min(s.exact_until, n);  // what follows reads across the gap
   } else if (s.exact_until >= n) {
     s.exact_until = kNever;  // what was not exact is gone
@@ -139,26 +140,27 @@ Result<std::int32_t> KVCacheManager::Impl::trim(SequenceId id, const TrimOptions
   std::int32_t slot = 0;
   KVFOLIO_RETURN_IF_ERROR(find_resting(id, "trim", slot));
   Sequence& s = sequences_[slot];
+  SequenceDetails& d = details(slot);
   if (options.num_sinks < 0 || options.window < 0) {
     return Status(ErrorCode::kInvalidArgument,
                   concat("trim keeps ", options.num_sinks, " sinks and a window of ",
                          options.window, ", allowed: 0 and above"));
   }
-  if (s.draft > 0) {
+  if (s.draft() > 0) {
     return Status(ErrorCode::kFailedPrecondition,
-                  concat("trim: the sequence has ", s.draft, " draft tokens; accept() first"));
+                  concat("trim: the sequence has ", s.draft(), " draft tokens; accept() first"));
   }
-  const bool trimmed = s.trim_first_kept > s.trim_sinks;
+  const bool trimmed = d.trim_first_kept > d.trim_sinks;
   // All of these are at most the length: no sum below can overflow.
   auto sinks = static_cast<std::int32_t>(std::min<std::int64_t>(options.num_sinks, s.length));
   const auto window = static_cast<std::int32_t>(std::min<std::int64_t>(options.window, s.length));
-  if (trimmed) sinks = std::min(sinks, s.trim_sinks);
-  const std::int32_t first_kept = std::max(s.length - window, trimmed ? s.trim_first_kept : 0);
+  if (trimmed) sinks = std::min(sinks, d.trim_sinks);
+  const std::int32_t first_kept = std::max(s.length - window, trimmed ? d.trim_first_kept : 0);
   // All of it is kept; sinks that reach the window bring nothing back that is gone.
   if (options.num_sinks >= s.length - window || first_kept <= sinks) return 0;
   // The window reaches tokens before the gap: to drop what lies before them would be a second one.
-  if (trimmed && s.length - window < s.trim_sinks) return 0;
-  const std::int32_t before = trimmed ? s.trim_first_kept - s.trim_sinks : 0;
+  if (trimmed && s.length - window < d.trim_sinks) return 0;
+  const std::int32_t before = trimmed ? d.trim_first_kept - d.trim_sinks : 0;
   const std::int32_t dropped = (first_kept - sinks) - before;
   if (dropped == 0) return 0;
 
@@ -178,13 +180,13 @@ Result<std::int32_t> KVCacheManager::Impl::trim(SequenceId id, const TrimOptions
     // What lies within the old gap is gone already and need not be looked at: a sequence that is
     // trimmed for each token pays for that token.
     const std::int32_t last = first_kept / size - 1;
-    const std::int32_t old_end = trimmed ? s.trim_first_kept / size * size : 0;
+    const std::int32_t old_end = trimmed ? d.trim_first_kept / size * size : 0;
     drop(last, std::max(sinks, old_end));
-    if (trimmed && s.trim_sinks > 0) drop(std::min(last, (s.trim_sinks - 1) / size), sinks);
+    if (trimmed && d.trim_sinks > 0) drop(std::min(last, (d.trim_sinks - 1) / size), sinks);
   }
   s.used = true;
-  s.trim_sinks = sinks;
-  s.trim_first_kept = first_kept;
+  d.trim_sinks = sinks;
+  d.trim_first_kept = first_kept;
   if (mutant(Mutant::kTokensAfterTrimPublished)) return dropped;
   s.exact_until = std::min(s.exact_until, s.length);
   return dropped;

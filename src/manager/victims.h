@@ -2,7 +2,7 @@
 #pragma once
 
 // Victims finds the sequence that is preempted next: the first one for a policy whose end frees a
-// block. It keeps the clock of uses and a heap of snapshots for one policy at a time.
+// block. It keeps the uses of each row and a heap of snapshots for one policy at a time.
 //
 // Steady decode must not pay for the heap. So a use only puts the row on a list, once, and the next
 // search brings the heap up to date. A snapshot counts while its version is the row's: a sequence
@@ -63,14 +63,25 @@ class Victims {
     is_changed_[row] = 1;
     changed_[num_changed_++] = row;
   }
-  // The row was used. Returns the number of this use, counted over all rows.
-  std::uint64_t note_use(std::int32_t row) noexcept {
+  // A sequence begins in this row: it was not used yet.
+  void begin(std::int32_t row) noexcept { uses_[row] = {}; }
+  void note_use(std::int32_t row) noexcept {
+    uses_[row] = {++num_uses_, uses_[row].count + 1};
     note_change(row);
-    return ++num_uses_;
+  }
+  // The last use of the row is undone; before it, the last one was `last_use`.
+  void undo_use(std::int32_t row, std::uint64_t last_use) noexcept {
+    uses_[row] = {last_use, uses_[row].count - 1};
+    note_change(row);
   }
   // The row is open no more.
   void forget(std::int32_t row) noexcept { ++versions_[row]; }
 
+  // The number of the row's last use, counted over all rows; and how often the row was used.
+  [[nodiscard]] std::uint64_t last_use(std::int32_t row) const noexcept { return uses_[row].last; }
+  [[nodiscard]] std::uint64_t use_count(std::int32_t row) const noexcept {
+    return uses_[row].count;
+  }
   [[nodiscard]] std::uint64_t num_uses() const noexcept { return num_uses_; }
   // The uses since then belong to a call that failed: they do not count.
   void take_back_uses(std::uint64_t num_uses) noexcept { num_uses_ = num_uses; }
@@ -118,6 +129,10 @@ class Victims {
   [[nodiscard]] Status check(std::span<const std::int32_t> open_rows) const;
 
  private:
+  struct Use {
+    std::uint64_t last;
+    std::uint64_t count;
+  };
   struct Snapshot {
     std::uint64_t rank;
     VictimName name;
@@ -165,6 +180,7 @@ class Victims {
   std::optional<VictimPolicy> policy_;  // of the heap
   FixedArray<SequenceId> list_;         // [num_listed_]
   std::int32_t num_listed_ = 0;
+  FixedArray<Use> uses_;  // [row]
   std::uint64_t num_uses_ = 0;
   std::optional<VictimPolicy> scanned_policy_;  // of the last scan(),
   std::uint64_t scanned_at_ = 0;                // and num_uses_ then

@@ -169,14 +169,32 @@ TEST(Victims, WhenLittleChangedASearchLooksAtFewRows) {
   EXPECT_LT(world.looks, 200);
 }
 
-TEST(Victims, UsesAreCountedOverAllRowsAndAFailedCallsAreTakenBack) {
+TEST(Victims, UsesAreCountedOverAllRowsAndThoseOfAFailedCallAreTakenBack) {
   World world(3);
-  EXPECT_EQ(world.victims.note_use(2), 1u);
-  EXPECT_EQ(world.victims.note_use(0), 2u);
+  world.victims.note_use(2);
+  world.victims.note_use(0);
+  EXPECT_EQ(world.victims.last_use(2), 1u);
+  EXPECT_EQ(world.victims.last_use(0), 2u);
   const std::uint64_t before = world.victims.num_uses();
-  EXPECT_EQ(world.victims.note_use(1), 3u);
+  world.victims.note_use(1);
+  EXPECT_EQ(world.victims.last_use(1), 3u);
   world.victims.take_back_uses(before);
-  EXPECT_EQ(world.victims.note_use(1), 3u);
+  world.victims.begin(1);
+  world.victims.note_use(1);
+  EXPECT_EQ(world.victims.last_use(1), 3u);
+  EXPECT_EQ(world.victims.use_count(1), 1u);
+}
+
+TEST(Victims, AUseThatIsUndoneLeavesTheRowAsItWas) {
+  World world(2);
+  world.victims.note_use(0);
+  const std::uint64_t before = world.victims.last_use(0);
+  world.victims.note_use(1);
+  world.victims.note_use(0);
+  EXPECT_EQ(world.victims.use_count(0), 2u);
+  world.victims.undo_use(0, before);
+  EXPECT_EQ(world.victims.last_use(0), 1u);
+  EXPECT_EQ(world.victims.use_count(0), 1u);
 }
 
 TEST(Victims, TheListHoldsWhatWentSinceItWasCleared) {
@@ -216,11 +234,11 @@ TEST(Victims, TheNextOneIsForeseenAndTheOneAfterItIsAmongThree) {
   }
 }
 
-TEST(Victims, ACopyKeepsTheClockAndMakesItsOwnHeap) {
+TEST(Victims, ACopyKeepsTheUsesAndMakesItsOwnHeap) {
   World world(3);
   world.open(0, 2);
   world.open(1, 1);
-  static_cast<void>(world.victims.note_use(0));
+  world.victims.note_use(0);
   EXPECT_EQ(world.next(), 1);
   World copy(3);
   copy.open(2, 5);
@@ -229,6 +247,7 @@ TEST(Victims, ACopyKeepsTheClockAndMakesItsOwnHeap) {
   copy.rows = world.rows;
   copy.open_rows = world.open_rows;
   EXPECT_EQ(copy.victims.num_uses(), 1u);
+  EXPECT_EQ(copy.victims.last_use(0), 1u);
   EXPECT_EQ(copy.next(), 1);
   EXPECT_EQ(copy.victims.num_uses(), 1u);
 }

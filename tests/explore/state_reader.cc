@@ -167,29 +167,30 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
   };
   for (const std::int32_t slot : live) {
     const auto& s = impl.sequences_[slot];
+    const auto& d = impl.details(slot);
     put(s.life);
     put(s.publishes);
     put(s.used);
-    put(s.replay ? s.replay_token : -1);
+    put(s.replay ? d.replay_token : -1);
     put(s.length);
     put(s.accepted);
-    put(impl.options_.order == Order::kUnordered ? s.settled : 0);
-    put(s.draft);
+    put(impl.options_.order == Order::kUnordered ? d.settled : 0);
+    put(s.draft());
     put(s.exact_until);
     put(s.unnamed_from);
-    put(s.trim_sinks);
-    put(s.trim_first_kept);
+    put(d.trim_sinks);
+    put(d.trim_first_kept);
     put(s.step_entry);
-    put(s.num_unnamed - s.num_named);
+    put(d.num_unnamed - d.num_named);
     put(rank(s.last_ticket));
-    put(rank(s.wrote_last));
-    put(impl.options_.order == Order::kUnordered ? rank(s.row_ticket) : 0);
+    put(rank(s.wrote_last()));
+    put(impl.options_.order == Order::kUnordered ? rank(s.row_ticket()) : 0);
     put(impl.promised_reuse(s, 0));
     if (s.publishes) {
-      put(s.own_from);
-      put(s.own_to);
-      put(s.entries_seen != impl.entry_changes_);
-      put(s.losses_seen != impl.losses_);
+      put(d.own_from);
+      put(d.own_to);
+      put(d.entries_seen != impl.entry_changes_);
+      put(d.losses_seen != impl.losses_);
       put(s.place.valid() ? runs.of(s.place.run) : -1);
       put(s.place.position);
       const std::int32_t* tail = impl.arena().at(s.tail);
@@ -205,7 +206,7 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
   put(-13);
   std::vector<std::int32_t> resting;
   for (const std::int32_t slot : impl.sequences_.resting()) {
-    resting.push_back(rank(impl.sequences_[slot].row_ticket));
+    resting.push_back(rank(impl.sequences_[slot].row_ticket()));
   }
   std::sort(resting.begin(), resting.end());
   out.insert(out.end(), resting.begin(), resting.end());
@@ -247,7 +248,8 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
       put(entry.write_begin);
       put(entry.draft);
       put(entry.unnamed);
-      put(same ? static_cast<std::int64_t>(entry.unnamed_begin - s.num_named) : 0);
+      put(same ? static_cast<std::int64_t>(entry.unnamed_begin - impl.details(entry.slot).num_named)
+               : 0);
       put(entry.used_before);
       put(entry.replay_before);
       put(blocks.of(change.source));
