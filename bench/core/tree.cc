@@ -38,7 +38,7 @@ class Forest {
     options.max_index_tokens = std::int64_t{2} * num_blocks * kBlockSize;
     options.max_runs = 2 * num_prompts * (branches + 1) + 16;
     options.max_root_keys = 1;
-    tree_.push_back(take(PrefixTree::create(options, nullptr), "a tree"));
+    tree_.push_back(take(PrefixTree::create(options), "a tree"));
     root_ = tree().make_root({});
     anchor_ = tree().enter(root_, 0);
     std::int32_t next_block = 0;
@@ -95,7 +95,9 @@ class Forest {
     Published published;
     require(tree().extend(place, tokens, {}, {.tables = tables}, published), "room in the tree");
     tree().leave(place);
+    tree().clear_changes();
     tree().set_idle(GroupId(0), std::span(table_).subspan(static_cast<std::size_t>(first_new)));
+    tree().clear_changes();
   }
 
   std::int32_t prompts_;

@@ -16,8 +16,12 @@
 // candidate for eviction. A full group has no gaps: a block hangs only behind the entry of the
 // block before it. There an idle entry is a candidate if no idle entry of its group lies below it.
 // It is a leaf if no entry of its group lies below it at all. Otherwise it is a head, and the busy
-// entries below it are unhung with it. So every idle entry can be evicted. The observer hears of
-// each change.
+// entries below it are unhung with it. So every idle entry can be evicted.
+//
+// The tree never calls its user. It writes what changes into a log, and the user takes the entries
+// one by one when the call is over. An entry may lead to another call, whose entries follow. The
+// log has room for one entry for each block and kind; so it has to be empty before the next call
+// that changes entries, or its entries are being taken. What the user does not want is cleared.
 //
 // Invariants, see check_invariants():
 //  - A block has at most one entry.
@@ -75,22 +79,24 @@ enum class Candidate : std::uint8_t {
   kHead = 2,  // it may go: busy entries of its group lie below and are unhung with it
 };
 
-// Hears what the tree does to blocks, while it does it. May ask about blocks; must not
-// change the tree.
-class TreeObserver {
- public:
-  // The block lost its entry and is not findable any more. If `successor` is valid, it took the
-  // place: a block in use that holds the same tokens, and maybe more.
-  virtual void on_unhung(GroupId group, BlockId block, BlockId successor) = 0;
-  // What eviction may do with the idle block now.
-  virtual void on_candidate(GroupId group, BlockId block, Candidate candidate) = 0;
-  // Is this block held, which is not idle? Of two blocks with equal tokens, a held one gets the
-  // entry; one that is busy but not held, since only steps use it, gives way.
-  virtual bool is_held(GroupId group, BlockId block) const = 0;
-
- protected:
-  ~TreeObserver() = default;
+// A change that the user of the tree follows. A call that changes the tree appends to a log of
+// these, in order; take_change() hands them out.
+struct TreeChange {
+  enum class Kind : std::uint8_t {
+    kHung,       // the block became findable, or findable with more tokens (findable_end())
+    kUnhung,     // the block lost its entry and is not findable any more
+    kKept,       // the busy block kept its entry although `successor` was offered for its place
+    kCandidate,  // what eviction may do with the idle block now, maybe the same as before
+  };
+  Kind kind = Kind::kHung;
+  Candidate candidate = Candidate::kNone;
+  GroupId group{};
+  BlockId block{};
+  // kUnhung: if valid, it took the place; it is in use, and holds the same tokens and maybe more.
+  // kKept: it holds the same tokens, and has no entry for them; see replace().
+  BlockId successor{};
 };
+static_assert(sizeof(TreeChange) == 16);
 
 // What a lookup found. Valid until the next call on the tree.
 struct PrefixMatch {
@@ -107,10 +113,10 @@ struct PrefixMatch {
 
 // What a sequence offers when it publishes.
 struct PublishOffer {
-  // Its block tables, by GroupId; -1 entries are skipped. The blocks are busy.
+  // Its block tables, by GroupId; -1 entries are skipped. The blocks are busy. None is there twice.
   std::span<const std::span<const std::int32_t>> tables;
   // Its blocks on the path so far that have positions in [from, to) are offered too. Such a block
-  // is hung if the tree has no block in its place, or one that is not held.
+  // is hung if the tree has no block in its place, or an idle one.
   std::int32_t from = std::numeric_limits<std::int32_t>::max();
   bool tail = false;  // the last, partial blocks too
   std::int32_t to = std::numeric_limits<std::int32_t>::max();
@@ -119,7 +125,8 @@ struct PublishOffer {
 // What became of an offer.
 struct Published {
   std::uint64_t num_hung = 0;  // blocks that became findable, or findable with more tokens
-  // The begin of the first offered block that has no entry now, and the end of the last one.
+  // The begin of the first offered block that has no entry now, and the end of the last one. Blocks
+  // for which the log has kKept are left out.
   std::int32_t missed_from = std::numeric_limits<std::int32_t>::max();
   std::int32_t missed_to = 0;
   // Some blocks of a full group were not hung, since a block before them has no entry.
@@ -128,14 +135,12 @@ struct Published {
 
 class KVFOLIO_API PrefixTree {
  public:
-  // kInvalidArgument: the field, its value and what is allowed; kOutOfMemory. The observer outlives
-  // the tree and is not owned. It may be null.
-  static Result<PrefixTree> create(const PrefixTreeOptions& options, TreeObserver* observer);
+  // kInvalidArgument: the field, its value and what is allowed; kOutOfMemory.
+  static Result<PrefixTree> create(const PrefixTreeOptions& options);
 
   PrefixTree(PrefixTree&&) noexcept;
   PrefixTree& operator=(PrefixTree&&) noexcept;
   ~PrefixTree();
-  void set_observer(TreeObserver* observer) noexcept;
 
   // ---- looking up ----
 
@@ -213,15 +218,27 @@ class KVFOLIO_API PrefixTree {
   // cost least. Requires: findable, none negative.
   void set_idle(GroupId group, std::span<const std::int32_t> blocks) noexcept;
   void set_busy(GroupId group, std::span<const std::int32_t> blocks) noexcept;
+  // The entry of `block` goes to `by`, which was offered for its place (kKept): of two busy blocks
+  // with equal tokens the user says which one has it. Requires: nothing has changed in between but
+  // by other calls of replace().
+  void replace(GroupId group, BlockId block, BlockId by) noexcept;
   // Takes the entry away, idle or busy. In a full group, all entries of all groups at and below the
   // block go with it, since no prompt could reach them any more. Requires: findable.
   void unhang(GroupId group, BlockId block) noexcept;
   // Blocks of the group that are findable and idle.
   [[nodiscard]] std::int32_t num_idle(GroupId group) const noexcept;
 
-  // Becomes an equal of `other`, except for the observer: places and runs of `other` are valid here
-  // too. The cost grows with what is in use, plus a few words for each run and block of the
-  // options. Requires: created with equal options.
+  // ---- what changed ----
+
+  // extend(), set_idle(), set_busy(), replace() and unhang() leave entries here.
+  [[nodiscard]] bool has_changes() const noexcept;
+  // The oldest entry, which leaves the log. Requires: has_changes().
+  [[nodiscard]] TreeChange take_change() noexcept;
+  void clear_changes() noexcept;
+
+  // Becomes an equal of `other`: places and runs of `other` are valid here too. The cost grows with
+  // what is in use, plus a few words for each run and block of the options. Requires: created with
+  // equal options; the logs of both are empty.
   void copy_from(const PrefixTree& other) noexcept;
 
   [[nodiscard]] std::int32_t unit() const noexcept;

@@ -2,8 +2,7 @@
 //
 // copy_to: another manager becomes a deep and independent equal of this one. All checks come first;
 // then plain copies into arrays that the target has already, so nothing fails half-way. Its own
-// are the observer of its tree, its storage, and the arrays of plans: a plan belongs to the manager
-// that made it.
+// are its storage and the arrays of plans: a plan belongs to the manager that made it.
 //
 // Each function names every member of what it copies in a structured binding: with a new member it
 // does not compile until somebody says here what becomes of it.

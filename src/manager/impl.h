@@ -75,10 +75,9 @@ class BlockBatch {
   std::size_t size_ = 0;
 };
 
-class KVCacheManager::Impl final : public TreeObserver {
+class KVCacheManager::Impl {
  public:
   static Result<std::unique_ptr<Impl>> create(const CacheSpec& spec, const ManagerOptions& options);
-  virtual ~Impl() = default;
 
   // sequences.cc
   Result<Opened> open(std::span<const std::int32_t> tokens, const OpenOptions& options,
@@ -187,10 +186,16 @@ class KVCacheManager::Impl final : public TreeObserver {
 
   Impl(CacheSpec spec, const ManagerOptions& options) : spec_(std::move(spec)), options_(options) {}
 
-  // TreeObserver
-  void on_unhung(GroupId group, BlockId block, BlockId successor) override;
-  void on_candidate(GroupId group, BlockId block, Candidate candidate) override;
-  [[nodiscard]] bool is_held(GroupId group, BlockId block) const override;
+  // The log of the tree (room.cc). Follows what a call on the tree has changed.
+  void drain_tree() noexcept {
+    if (tree_->has_changes()) follow_tree(nullptr);
+  }
+  // `published`: of the extend() that was before.
+  void follow_tree(Published* published) noexcept;
+  void on_unhung(GroupId group, BlockId block, BlockId successor) noexcept;
+  void on_kept(const TreeChange& change, Published& published) noexcept;
+  void on_candidate(GroupId group, BlockId block, Candidate candidate) noexcept;
+  [[nodiscard]] bool is_held(GroupId group, BlockId block) const noexcept;
 
   [[nodiscard]] std::int32_t num_groups() const noexcept {
     return static_cast<std::int32_t>(groups_.size());

@@ -51,7 +51,7 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
   tree.max_root_key_bytes = o.max_root_key_bytes;
   tree.max_media_extents = o.max_media_extents;
   tree.hash_seed = o.hash_seed;
-  Result<PrefixTree> made = PrefixTree::create(tree, impl.get());
+  Result<PrefixTree> made = PrefixTree::create(tree);
   if (!made) return std::move(made).error();
   impl->tree_.emplace(std::move(*made));
 

@@ -75,6 +75,7 @@ void KVCacheManager::Impl::publish(std::int32_t slot, bool tail) noexcept {
     find_lost(slot);
     looked = looks_again();
   }
+  follow_tree(&published);
   counters_.blocks_published += published.num_hung;
   counters_.publications_skipped += published.has_gap ? 1 : 0;
   d.own_from = looked ? published.missed_from : std::min(d.own_from, published.missed_from);

@@ -12,7 +12,28 @@ using text::concat;
 
 // ---- states of a block ----
 
-void KVCacheManager::Impl::on_unhung(GroupId group_id, BlockId block, BlockId successor) {
+// What a change leads to may change the tree again: its entries follow.
+void KVCacheManager::Impl::follow_tree(Published* published) noexcept {
+  while (tree_->has_changes()) {
+    const TreeChange change = tree_->take_change();
+    switch (change.kind) {
+      case TreeChange::Kind::kHung:
+        break;
+      case TreeChange::Kind::kUnhung:
+        on_unhung(change.group, change.block, change.successor);
+        break;
+      case TreeChange::Kind::kKept:
+        KVFOLIO_CHECK(published != nullptr);  // only extend() leaves such entries
+        on_kept(change, *published);
+        break;
+      case TreeChange::Kind::kCandidate:
+        on_candidate(change.group, change.block, change.candidate);
+        break;
+    }
+  }
+}
+
+void KVCacheManager::Impl::on_unhung(GroupId group_id, BlockId block, BlockId successor) noexcept {
   Group& g = group(group_id.value());
   ++entry_changes_;
   g.order.forget(block);
@@ -50,12 +71,27 @@ void KVCacheManager::Impl::move_pins(std::int32_t g, BlockId from, BlockId to) n
   });
 }
 
-void KVCacheManager::Impl::on_candidate(GroupId group_id, BlockId block, Candidate candidate) {
+// Of two blocks with equal tokens a held one has the entry; one that is busy but not held, since
+// only steps use it, gives way.
+void KVCacheManager::Impl::on_kept(const TreeChange& change, Published& published) noexcept {
+  if (!is_held(change.group, change.block)) {
+    tree_->replace(change.group, change.block, change.successor);
+    ++published.num_hung;
+    return;
+  }
+  const std::int32_t end = tree_->findable_end(change.group, change.block);
+  const std::int32_t begin = group(change.group.value()).size.begin_of(end - 1);
+  published.missed_from = std::min(published.missed_from, begin);
+  published.missed_to = std::max(published.missed_to, end);
+}
+
+void KVCacheManager::Impl::on_candidate(GroupId group_id, BlockId block,
+                                        Candidate candidate) noexcept {
   const std::int32_t g = group_id.value();
   group(g).order.set_turn(block, turn_of(g, block, candidate));
 }
 
-bool KVCacheManager::Impl::is_held(GroupId group_id, BlockId block) const {
+bool KVCacheManager::Impl::is_held(GroupId group_id, BlockId block) const noexcept {
   const BlockPool& pool = group(group_id.value()).pool;
   return pool.state(block) == BlockState::kHeld && !pool.held_by_steps(block);
 }
@@ -117,6 +153,7 @@ void KVCacheManager::Impl::hold_table(std::int32_t g,
       pool.hold(BlockId(block));
     }
     tree_->set_busy(GroupId(g), revived.take());
+    drain_tree();
   }
 }
 
@@ -168,7 +205,11 @@ void KVCacheManager::Impl::park(std::int32_t g, std::span<const std::int32_t> bl
     at.pool.make_cached(block);
     cached.add(block.value());
   }
-  tree_->set_idle(GroupId(g), cached.take());
+  // While follow_tree() runs this is empty: a block that has just lost its entry has none again.
+  const std::span<const std::int32_t> idle = cached.take();
+  if (idle.empty()) return;
+  tree_->set_idle(GroupId(g), idle);
+  drain_tree();
 }
 
 void KVCacheManager::Impl::drain_retiring() noexcept {
@@ -254,6 +295,7 @@ void KVCacheManager::Impl::evict_one(std::int32_t g) noexcept {
 void KVCacheManager::Impl::unhang(std::int32_t g, BlockId block) noexcept {
   evicting_ = true;
   tree_->unhang(GroupId(g), block);
+  drain_tree();
   evicting_ = false;
 }
 

@@ -358,6 +358,7 @@ void KVCacheManager::Impl::abort_writers() noexcept {
     for (std::int32_t block = 0; block < pool.num_blocks(); ++block) {
       if (pool.state(BlockId(block)) == BlockState::kFree || !written(g, block)) continue;
       if (tree_->is_findable(GroupId(g), BlockId(block))) tree_->unhang(GroupId(g), BlockId(block));
+      drain_tree();
     }
   }
   const auto holds = [&](const BlockTable& blocks, std::int32_t g) {

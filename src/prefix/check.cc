@@ -15,6 +15,7 @@ Status PrefixTree::Impl::check_invariants() const {
     return Status(ErrorCode::kFailedPrecondition, concat("prefix tree, run ", r, ": ", what));
   };
 
+  KVFOLIO_RETURN_IF_ERROR(log_.check());
   std::int32_t alive = 0;
   std::int64_t tokens = 0;
   std::vector<std::int64_t> hung(static_cast<std::size_t>(num_groups_));

@@ -9,7 +9,7 @@
 // children have live or idle entries below. From these follow, in O(1), for a full group
 //   leaf:  an idle entry with nothing live below, which leaves without taking another along;
 //   head:  an idle entry with nothing idle below: busy blocks lose their entries when it leaves.
-// Only the last idle entry of a run can be either, so a change of a run is told by comparing that
+// Only the last idle entry of a run can be either, so a change of a run is found by comparing that
 // one before and after (Change). In a window group every idle entry is a leaf.
 //
 // Changes climb towards the root only when a run gains its first or loses its last live (idle)
@@ -22,11 +22,6 @@
 namespace kvfolio {
 
 // ---- candidates ----
-
-void PrefixTree::Impl::tell(std::int32_t g, std::int32_t block,
-                            Candidate candidate) const noexcept {
-  if (observer_ != nullptr) observer_->on_candidate(GroupId(g), BlockId(block), candidate);
-}
 
 PrefixTree::Impl::NextOut PrefixTree::Impl::next_out(std::int32_t r,
                                                      std::int32_t g) const noexcept {
@@ -41,15 +36,16 @@ PrefixTree::Impl::Change PrefixTree::Impl::begin_change(std::int32_t r,
   return {r, g, has_live(r, g), has_idle(r, g), next_out(r, g)};
 }
 
-// Tells which entry of the run leaves next, if that is another one now, and lets its parents know.
+// Logs which entry of the run leaves next, if that is another one now, and lets its parents know.
 void PrefixTree::Impl::end_change(Change change) noexcept {
   const std::int32_t g = change.group;
   for (;;) {
     const NextOut now = next_out(change.run, g);
     const NextOut& before = change.next_out;
-    if (before.block != kNone && before.block != now.block) tell(g, before.block, Candidate::kNone);
+    if (before.block != kNone && before.block != now.block)
+      log_.candidate(g, before.block, Candidate::kNone);
     if (now.block != kNone && (now.block != before.block || now.candidate != before.candidate)) {
-      tell(g, now.block, now.candidate);
+      log_.candidate(g, now.block, now.candidate);
     }
     const int live = int{has_live(change.run, g)} - int{change.live};
     const int idle = int{has_idle(change.run, g)} - int{change.idle};
@@ -103,6 +99,7 @@ void PrefixTree::Impl::put_entry(std::int32_t r, std::int32_t g, std::int32_t in
     where.run = r + 1;
     where.end = static_cast<std::uint32_t>(end) & 0x7fffffffu;
     where.idle = 0;
+    log_.hung(g, block);
     ++rg.num_live;
     rg.num_partial += partial(g, end) ? 1 : 0;
   };
@@ -116,7 +113,7 @@ void PrefixTree::Impl::put_entry(std::int32_t r, std::int32_t g, std::int32_t in
   end_change(change);
 }
 
-// Empties the slot that the block is in. The observer does not hear that it is unhung.
+// Empties the slot that the block is in. The log does not hear that it is unhung.
 void PrefixTree::Impl::take_entry(std::int32_t g, std::int32_t block) noexcept {
   Where& where = group(g).where[block];
   const std::int32_t r = where.run - 1;
@@ -126,7 +123,7 @@ void PrefixTree::Impl::take_entry(std::int32_t g, std::int32_t block) noexcept {
   const std::int32_t index = index_of(r, g, end);
   KVFOLIO_CHECK(entry[index] == block);
   const bool idle = where.idle != 0;
-  if (idle && !group(g).full()) tell(g, block, Candidate::kNone);
+  if (idle && !group(g).full()) log_.candidate(g, block, Candidate::kNone);
   const Change change = begin_change(r, g);
   entry[index] = kNone;
   where = {};
@@ -159,7 +156,8 @@ void PrefixTree::Impl::mark(std::int32_t g, std::span<const std::int32_t> blocks
       at.idle = idle ? 1 : 0;
       ++changed;
       end = std::max<std::uint32_t>(end, at.end);
-      if (!group(g).full()) tell(g, blocks[i], idle ? Candidate::kLeaf : Candidate::kNone);
+      if (!group(g).full())
+        log_.candidate(g, blocks[i], idle ? Candidate::kLeaf : Candidate::kNone);
     }
     if (changed == 0) continue;
     RunGroup& rg = slots(r, g);
@@ -179,7 +177,7 @@ void PrefixTree::Impl::mark(std::int32_t g, std::span<const std::int32_t> blocks
 
 void PrefixTree::Impl::unhang_entry(std::int32_t g, std::int32_t block) noexcept {
   take_entry(g, block);
-  if (observer_ != nullptr) observer_->on_unhung(GroupId(g), BlockId(block), BlockId());
+  log_.unhung(g, block, kNone);
 }
 
 // Unhangs all blocks of a run that begin at `begin` or behind it, the last ones first, but for one

@@ -3,9 +3,10 @@
 // Publishing: the path of a sequence grows by the tokens of a step, and its blocks are hung along
 // it. What is there already is matched, not made again; a run without children grows at its end;
 // everywhere else the path splits at the unit and a child is added. Of two blocks with equal tokens
-// a held one has the entry, and the one that came first if both are held; a longer block takes the
-// place of a shorter one that its tokens begin with. In a full group a block is hung only behind
-// the entry of the block before it (entries.cc says why).
+// a busy one has the entry. If both are busy, the one that came first keeps it, and the log says
+// so: the user may hand it over by replace(). A longer block takes the place of a shorter one that
+// its tokens begin with. In a full group a block is hung only behind the entry of the block before
+// it (entries.cc says why).
 
 #include <algorithm>
 
@@ -29,12 +30,6 @@ bool PrefixTree::Impl::covered_below(std::int32_t r, std::int32_t g,
   return false;
 }
 
-bool PrefixTree::Impl::gives_way(std::int32_t g, std::int32_t block) const noexcept {
-  if (mutant(Mutant::kCachedTwinKeepsEntry)) return false;
-  if (group(g).where[block].idle != 0) return true;
-  return observer_ != nullptr && !observer_->is_held(GroupId(g), BlockId(block));
-}
-
 std::int32_t PrefixTree::Impl::whole_block_at(std::int32_t r, std::int32_t g,
                                               std::int32_t end) const noexcept {
   r = run_of(r, end);
@@ -45,25 +40,37 @@ std::int32_t PrefixTree::Impl::whole_block_at(std::int32_t r, std::int32_t g,
 
 // Hangs a block that holds positions up to `end` of the path, where the tree has none or one that
 // gives way.
-void PrefixTree::Impl::hang_at(std::int32_t r, std::int32_t g, std::int32_t block,
+bool PrefixTree::Impl::hang_at(std::int32_t r, std::int32_t g, std::int32_t block,
                                std::int32_t logical, std::int32_t end,
                                Published& published) noexcept {
-  FixedArray<Where>& where = group(g).where;
+  const FixedArray<Where>& where = group(g).where;
+  const auto reach = [&](std::int32_t b) { return static_cast<std::int32_t>(where[b].end); };
+  if (where[block].run != 0 && reach(block) >= end) return true;
+  const std::int32_t there = entries(r, g)[logical - slots(r, g).first];
+  if (there != kNone && reach(there) > end) return true;
+  if (partial(g, end) && covered_below(r, g, logical)) return true;
+  if (there != kNone && reach(there) == end) {
+    if (mutant(Mutant::kCachedTwinKeepsEntry)) return true;
+    if (where[there].idle == 0) {
+      log_.kept(g, there, block);
+      return false;
+    }
+  }
+  hang_over(r, g, block, logical, end);
+  ++published.num_hung;
+  return true;
+}
+
+void PrefixTree::Impl::hang_over(std::int32_t r, std::int32_t g, std::int32_t block,
+                                 std::int32_t logical, std::int32_t end) noexcept {
+  const FixedArray<Where>& where = group(g).where;
   const auto reach = [&](std::int32_t b) { return static_cast<std::int32_t>(where[b].end); };
   const auto give_way = [&](std::int32_t other) {
     take_entry(g, other);
-    if (other != block && observer_ != nullptr) {
-      observer_->on_unhung(GroupId(g), BlockId(other), BlockId(block));
-    }
+    if (other != block) log_.unhung(g, other, block);
   };
-  if (where[block].run != 0 && reach(block) >= end) return;
   const std::int32_t index = logical - slots(r, g).first;
   const std::int32_t there = entries(r, g)[index];
-  if (there != kNone && (reach(there) > end || (reach(there) == end && !gives_way(g, there)))) {
-    return;
-  }
-  if (partial(g, end) && covered_below(r, g, logical)) return;
-
   if (where[block].run != 0) {
     // A tail hangs where its tokens were found, maybe in a gap of a longer path, and its writer may
     // have gone on otherwise than that path: then its shorter entry is not on the way up from here.
@@ -84,7 +91,14 @@ void PrefixTree::Impl::hang_at(std::int32_t r, std::int32_t g, std::int32_t bloc
     if (above != kNone) give_way(above);
   }
   put_entry(r, g, index, block, end);
-  ++published.num_hung;
+}
+
+void PrefixTree::Impl::replace(std::int32_t g, std::int32_t block, std::int32_t by) noexcept {
+  const Where& where = group(g).where[block];
+  KVFOLIO_CHECK(where.run != 0 && where.idle == 0);
+  const auto end = static_cast<std::int32_t>(where.end);
+  KVFOLIO_CHECK(static_cast<std::int32_t>(group(g).where[by].end) < end);
+  hang_over(where.run - 1, g, by, group(g).size.block_of(end - 1), end);
 }
 
 // The first of these logical blocks of a full group that would hang behind a gap, or `covered`.
@@ -126,7 +140,7 @@ void PrefixTree::Impl::hang_range(std::int32_t r, std::int32_t g, std::int32_t a
       ++published.num_hung;
       continue;
     }
-    if (logical < gap) hang_at(r, g, block, logical, end, published);
+    if (logical < gap && !hang_at(r, g, block, logical, end, published)) continue;
     published.has_gap |= logical >= gap;
     if (static_cast<std::int32_t>(group(g).where[block].end) < end) {
       published.missed_from = std::min(published.missed_from, logical * size);

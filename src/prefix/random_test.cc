@@ -81,11 +81,10 @@ struct Sequence {
   [[nodiscard]] std::int32_t length() const { return static_cast<std::int32_t>(tokens.size()); }
 };
 
-class World : public TreeObserver {
+class World {
  public:
   World(const Setup& setup, std::uint32_t seed)
       : setup_(setup), random_(seed), model_(setup.groups), tree_(make_tree(setup)) {
-    tree_.set_observer(this);
     told_.resize(setup.groups.size());
     for (const TreeGroup& group : setup.groups) {
       blocks_.emplace_back(static_cast<std::size_t>(group.num_blocks));
@@ -144,41 +143,6 @@ class World : public TreeObserver {
     EXPECT_EQ(tree_.num_tokens(), 0);
   }
 
-  void on_unhung(GroupId group, BlockId block, BlockId successor) override {
-    const auto g = static_cast<std::size_t>(group.value());
-    const auto at = model_.by_block[g].find(block.value());
-    ASSERT_NE(at, model_.by_block[g].end()) << "unhung twice";
-    EXPECT_EQ(told_[g].count(block.value()), 0u) << "a candidate that nobody can find";
-    if (successor.valid()) {
-      const Block& next = blocks_[g][static_cast<std::size_t>(successor.value())];
-      EXPECT_GT(next.refs, 0);
-      EXPECT_EQ(naive::common(at->second.text, next.text), naive::length(at->second.text));
-    }
-    unhung_.push_back({g, block.value(), successor.value(), at->second});
-    model_.by_block[g].erase(at);
-    Block& b = blocks_[g][static_cast<std::size_t>(block.value())];
-    if (b.refs == 0) free_[g].push_back(block.value());
-  }
-
-  void on_candidate(GroupId group, BlockId block, Candidate candidate) override {
-    auto& known = told_[static_cast<std::size_t>(group.value())];
-    const auto at = known.find(block.value());
-    EXPECT_NE(candidate, at == known.end() ? Candidate::kNone : at->second)
-        << "told what was known";
-    if (candidate == Candidate::kNone) {
-      known.erase(block.value());
-    } else {
-      known[block.value()] = candidate;
-    }
-  }
-
-  // At random, but the same for all of one publication.
-  bool is_held(GroupId group, BlockId block) const override {
-    const auto g = static_cast<std::size_t>(group.value());
-    EXPECT_FALSE(model_.by_block[g].at(block.value()).idle) << "asked about an idle block";
-    return draws_held(g, block.value());
-  }
-
  private:
   struct Unhung {
     std::size_t group;
@@ -193,8 +157,7 @@ class World : public TreeObserver {
                                                   .max_runs = setup.max_runs,
                                                   .max_root_keys = 3,
                                                   .max_media_extents = setup.max_media_extents,
-                                                  .hash_seed = 7},
-                                                 nullptr);
+                                                  .hash_seed = 7});
     KVFOLIO_CHECK(tree.has_value());
     return std::move(*tree);
   }
@@ -256,6 +219,71 @@ class World : public TreeObserver {
     return prompt;
   }
 
+  // ---- the log of the tree ----
+
+  void on_unhung(GroupId group, BlockId block, BlockId successor) {
+    const auto g = static_cast<std::size_t>(group.value());
+    const auto at = model_.by_block[g].find(block.value());
+    ASSERT_NE(at, model_.by_block[g].end()) << "unhung twice";
+    EXPECT_EQ(told_[g].count(block.value()), 0u) << "a candidate that nobody can find";
+    if (successor.valid()) {
+      const Block& next = blocks_[g][static_cast<std::size_t>(successor.value())];
+      EXPECT_GT(next.refs, 0);
+      EXPECT_EQ(naive::common(at->second.text, next.text), naive::length(at->second.text));
+    }
+    unhung_.push_back({g, block.value(), successor.value(), at->second});
+    model_.by_block[g].erase(at);
+    Block& b = blocks_[g][static_cast<std::size_t>(block.value())];
+    if (b.refs == 0) free_[g].push_back(block.value());
+  }
+
+  void on_candidate(GroupId group, BlockId block, Candidate candidate) {
+    auto& known = told_[static_cast<std::size_t>(group.value())];
+    if (candidate == Candidate::kNone) {
+      known.erase(block.value());
+    } else {
+      known[block.value()] = candidate;
+    }
+  }
+
+  // Whether the block is held is drawn at random, but the same for all of one publication.
+  void on_kept(const TreeChange& change, Published& published) {
+    const auto g = static_cast<std::size_t>(change.group.value());
+    const std::int32_t end = tree_.findable_end(change.group, change.block);
+    const auto kept = model_.by_block[g].find(change.block.value());
+    ASSERT_NE(kept, model_.by_block[g].end());
+    EXPECT_FALSE(kept->second.idle) << "an idle block gives way by itself";
+    EXPECT_LT(tree_.findable_end(change.group, change.successor), end);
+    if (!draws_held(g, change.block.value())) {
+      tree_.replace(change.group, change.block, change.successor);
+      ++published.num_hung;
+      return;
+    }
+    published.missed_from = std::min(published.missed_from, (end - 1) / size_of(g) * size_of(g));
+    published.missed_to = std::max(published.missed_to, end);
+  }
+  void drain(Published* published = nullptr) {
+    while (tree_.has_changes()) {
+      const TreeChange change = tree_.take_change();
+      switch (change.kind) {
+        case TreeChange::Kind::kHung:
+          EXPECT_TRUE(tree_.is_findable(change.group, change.block));
+          hung_.push_back({static_cast<std::size_t>(change.group.value()), change.block.value()});
+          break;
+        case TreeChange::Kind::kUnhung:
+          on_unhung(change.group, change.block, change.successor);
+          break;
+        case TreeChange::Kind::kKept:
+          ASSERT_NE(published, nullptr);
+          on_kept(change, *published);
+          break;
+        case TreeChange::Kind::kCandidate:
+          on_candidate(change.group, change.block, change.candidate);
+          break;
+      }
+    }
+  }
+
   // ---- references ----
 
   void hold(std::size_t g, const std::vector<std::int32_t>& table) {
@@ -266,7 +294,7 @@ class World : public TreeObserver {
       revived.push_back(b);
     }
     in_batches(std::move(revived),
-               [&](std::span<const std::int32_t> blocks) { tree_.set_busy(id(g), blocks); });
+               [&](std::span<const std::int32_t> blocks) { tell_busy(g, blocks); });
   }
   // The tree hears of it in settle().
   void let_go(std::size_t g, std::int32_t b) {
@@ -289,7 +317,15 @@ class World : public TreeObserver {
     }
     let_go_[g].clear();
     in_batches(std::move(idle),
-               [&](std::span<const std::int32_t> blocks) { tree_.set_idle(id(g), blocks); });
+               [&](std::span<const std::int32_t> blocks) { tell_idle(g, blocks); });
+  }
+  void tell_busy(std::size_t g, std::span<const std::int32_t> blocks) {
+    tree_.set_busy(id(g), blocks);
+    drain();
+  }
+  void tell_idle(std::size_t g, std::span<const std::int32_t> blocks) {
+    tree_.set_idle(id(g), blocks);
+    drain();
   }
   // In their order or in any other, all together or a few at a time.
   template <typename Tell>
@@ -489,6 +525,7 @@ class World : public TreeObserver {
       }
       if (!is_hung) continue;
       ++expected.num_hung;
+      EXPECT_EQ(std::count(hung_.begin(), hung_.end(), std::pair(o.group, o.block)), 1);
       model_.by_block[o.group].insert_or_assign(o.block, o.entry);
       for (const std::int32_t b : o.gives_way) {
         (loose ? may_go : must_go)[{o.group, b}] = o.block;
@@ -497,6 +534,7 @@ class World : public TreeObserver {
       for (const std::int32_t b : o.shorter) may_go[{o.group, b}] = o.block;
     }
     EXPECT_EQ(published.num_hung, expected.num_hung);
+    EXPECT_EQ(hung_.size(), expected.num_hung);
     EXPECT_EQ(published.has_gap, expected.has_gap);
     EXPECT_EQ(published.missed_from, expected.missed_from);
     num_gaps_ += published.has_gap ? 1 : 0;
@@ -539,11 +577,13 @@ class World : public TreeObserver {
     if (!tree_.extend(s.place, tokens, media_[s.media], {tables, again, tail}, published)) {
       ++num_refused_;
       EXPECT_EQ(published.num_hung, 0u);
-      EXPECT_TRUE(unhung_.empty());
+      EXPECT_FALSE(tree_.has_changes());
       EXPECT_EQ(s.place.position, before.position);
       if (pick(0, 1) == 0) tree_.leave(s.place);
       return;
     }
+    hung_.clear();
+    drain(&published);
     after_offers(offered, published);
     EXPECT_EQ(s.place.position, target / unit * unit);
   }
@@ -659,6 +699,7 @@ class World : public TreeObserver {
     }
     unhung_.clear();
     tree_.unhang(id(g), BlockId(b));
+    drain();
     ASSERT_FALSE(unhung_.empty());
     EXPECT_EQ(unhung_.back().block, b);
     for (const Unhung& gone : unhung_) {
@@ -811,6 +852,7 @@ class World : public TreeObserver {
   std::vector<Sequence> sequences_;
   std::vector<Prompt> asked_;
   std::vector<Unhung> unhung_;
+  std::vector<std::pair<std::size_t, std::int32_t>> hung_;
   std::uint32_t held_salt_ = 0;
   std::int32_t next_id_ = 0;
 };

@@ -70,7 +70,7 @@ Result<std::unique_ptr<PrefixTree::Impl>> PrefixTree::Impl::create(
   bool ok = tree->runs_.allocate_zeroed(options.max_runs) &&
             tree->run_groups_.allocate_zeroed(std::int64_t{options.max_runs} * tree->num_groups_) &&
             tree->extents_.allocate_zeroed(options.max_media_extents) &&
-            tree->table_.allocate(options.max_runs) &&
+            tree->table_.allocate(options.max_runs) && tree->log_.allocate(options.groups) &&
             tree->path_.allocate_zeroed(options.max_runs) &&
             tree->key_.allocate_zeroed(
                 std::min(static_cast<std::int64_t>(kMaxKeyBytes), options.max_root_key_bytes) +
@@ -576,14 +576,12 @@ PrefixTree::PrefixTree(PrefixTree&&) noexcept = default;
 PrefixTree& PrefixTree::operator=(PrefixTree&&) noexcept = default;
 PrefixTree::~PrefixTree() = default;
 
-Result<PrefixTree> PrefixTree::create(const PrefixTreeOptions& options, TreeObserver* observer) {
+Result<PrefixTree> PrefixTree::create(const PrefixTreeOptions& options) {
   Result<std::unique_ptr<Impl>> impl = Impl::create(options);
   if (!impl) return std::move(impl).error();
-  (*impl)->observer_ = observer;
   return PrefixTree(std::move(*impl));
 }
 
-void PrefixTree::set_observer(TreeObserver* observer) noexcept { impl_->observer_ = observer; }
 std::int32_t PrefixTree::find_root(const RootKey& key) const noexcept {
   return impl_->find_root(key);
 }
@@ -655,12 +653,18 @@ void PrefixTree::set_idle(GroupId group, std::span<const std::int32_t> blocks) n
 void PrefixTree::set_busy(GroupId group, std::span<const std::int32_t> blocks) noexcept {
   impl_->mark(group.value(), blocks, false);
 }
+void PrefixTree::replace(GroupId group, BlockId block, BlockId by) noexcept {
+  impl_->replace(group.value(), block.value(), by.value());
+}
 void PrefixTree::unhang(GroupId group, BlockId block) noexcept {
   impl_->unhang(group.value(), block.value());
 }
 std::int32_t PrefixTree::num_idle(GroupId group) const noexcept {
   return impl_->groups_[static_cast<std::size_t>(group.value())].num_idle;
 }
+bool PrefixTree::has_changes() const noexcept { return !impl_->log_.empty(); }
+TreeChange PrefixTree::take_change() noexcept { return impl_->log_.take(); }
+void PrefixTree::clear_changes() noexcept { impl_->log_.clear(); }
 void PrefixTree::copy_from(const PrefixTree& other) noexcept { impl_->copy_from(*other.impl_); }
 std::int32_t PrefixTree::unit() const noexcept { return impl_->unit_; }
 std::int32_t PrefixTree::num_runs() const noexcept { return impl_->num_runs_; }

@@ -21,6 +21,7 @@
 #include "kvfolio/prefix_tree.h"
 #include "kvfolio/span_arena.h"
 #include "prefix/run_table.h"
+#include "prefix/tree_log.h"
 
 namespace kvfolio {
 
@@ -127,6 +128,7 @@ class PrefixTree::Impl {
   bool extend(Place& place, std::span<const std::int32_t> tokens, std::span<const MediaSpan> media,
               const PublishOffer& offer, Published& published) noexcept;
   std::int32_t entry_at(const Place& place, std::int32_t g, std::int32_t logical) const noexcept;
+  void replace(std::int32_t g, std::int32_t block, std::int32_t by) noexcept;
   // entries.cc
   // set_idle(), and set_busy() where not `idle`.
   void mark(std::int32_t g, std::span<const std::int32_t> blocks, bool idle) noexcept;
@@ -140,7 +142,7 @@ class PrefixTree::Impl {
     return groups_[static_cast<std::size_t>(group.value())].where[block.value()];
   }
 
-  TreeObserver* observer_ = nullptr;
+  TreeLog log_;
   std::vector<Group> groups_;
   std::int32_t unit_ = 1;  // the smallest block size
   BlockSize units_;        // the same, to divide by
@@ -300,11 +302,14 @@ class PrefixTree::Impl {
                                     std::span<const MediaSpan> media) const noexcept;
 
   // publish.cc
-  void hang_at(std::int32_t r, std::int32_t g, std::int32_t block, std::int32_t logical,
+  // False: a busy block with equal tokens keeps the entry, which the log says.
+  bool hang_at(std::int32_t r, std::int32_t g, std::int32_t block, std::int32_t logical,
                std::int32_t end, Published& published) noexcept;
+  // The entries that stand in its way go.
+  void hang_over(std::int32_t r, std::int32_t g, std::int32_t block, std::int32_t logical,
+                 std::int32_t end) noexcept;
   [[nodiscard]] bool covered_below(std::int32_t r, std::int32_t g,
                                    std::int32_t logical) const noexcept;
-  [[nodiscard]] bool gives_way(std::int32_t g, std::int32_t block) const noexcept;
   // The run on the way up from r in which position end - 1 lies.
   [[nodiscard]] std::int32_t run_of(std::int32_t r, std::int32_t end) const noexcept {
     while (end <= run(r).start) r = run(r).parent;
@@ -337,7 +342,6 @@ class PrefixTree::Impl {
     bool idle;
     NextOut next_out;
   };
-  void tell(std::int32_t g, std::int32_t block, Candidate candidate) const noexcept;
   [[nodiscard]] NextOut next_out(std::int32_t r, std::int32_t g) const noexcept;
   [[nodiscard]] Change begin_change(std::int32_t r, std::int32_t g) const noexcept;
   void end_change(Change change) noexcept;

@@ -210,7 +210,7 @@ TEST(PartsHeap, PoolOrderTreeAndArenaAllocateNothingAfterTheirCreation) {
   options.max_index_tokens = 1024;
   options.max_runs = 64;
   options.max_root_keys = 4;
-  Result<PrefixTree> tree = PrefixTree::create(options, nullptr);
+  Result<PrefixTree> tree = PrefixTree::create(options);
   ASSERT_TRUE(pool && order && arena && tree);
   const Prepared with;
   const Tokens table = {5, 6, 7, 8, 9, 10};
@@ -248,9 +248,12 @@ TEST(PartsHeap, PoolOrderTreeAndArenaAllocateNothingAfterTheirCreation) {
                   tree->match(root, std::span(with.prompt).first(11), with.media, 10, true);
               ok = match.tokens == 10 && ok;
               tree->fill_table(match, GroupId(0), std::span(out).first(3));
+              tree->clear_changes();
               tree->set_idle(GroupId(0), table);
               tree->leave(place);
+              while (tree->has_changes()) ok = tree->take_change().block.valid() && ok;
               tree->unhang(GroupId(0), BlockId(table.back()));
+              tree->clear_changes();
               tree->unhang(GroupId(0), BlockId(table.front()));  // and all below it
               ok = tree->num_idle(GroupId(0)) == 0 && tree->num_runs() == 0 && ok;
             }),
