@@ -31,8 +31,9 @@
 //    tail in a gap of a window group may be a prefix of a block on a path beside it.
 //  - No sibling's tokens are a prefix of another's.
 // Ids of groups, blocks and runs are not checked for their range: check ids that come from outside.
-// Thread safety: none, const calls included (they share scratch). Nothing allocates after create().
-// A moved-from tree may only be assigned to or destroyed.
+// Const calls write nothing, take no heap memory and at most 8 KiB of the stack.
+// Thread safety: several threads may run const calls at the same time while no other call runs.
+// Nothing allocates after create(). A moved-from tree may only be assigned to or destroyed.
 
 #include <cstdint>
 #include <limits>
@@ -98,7 +99,7 @@ struct TreeChange {
 };
 static_assert(sizeof(TreeChange) == 16);
 
-// What a lookup found. Valid until the next call on the tree.
+// What a lookup found. Valid until the next call on the tree that is not const.
 struct PrefixMatch {
   // Tokens whose keys and values every group can serve.
   std::int32_t tokens = 0;
@@ -107,6 +108,10 @@ struct PrefixMatch {
   bool whole = false;
   // The run that holds position floor(held tokens / unit) * unit, for enter().
   std::int32_t run = -1;
+  // For fill_table(): the last run of the path that serves, and the tokens that path and prompt
+  // share. There may be more of these than the groups serve.
+  std::int32_t last_run = -1;
+  std::int32_t matched = 0;
 
   [[nodiscard]] std::int32_t held_tokens() const noexcept { return tokens + (whole ? 1 : 0); }
 };

@@ -18,8 +18,8 @@ Status PrefixTree::Impl::check_invariants() const {
   KVFOLIO_RETURN_IF_ERROR(log_.check());
   std::int32_t alive = 0;
   std::int64_t tokens = 0;
-  std::vector<std::int64_t> hung(static_cast<std::size_t>(num_groups_));
-  std::vector<std::int32_t> num_idle(static_cast<std::size_t>(num_groups_));
+  std::array<std::int64_t, kMaxGroups> hung{};
+  std::array<std::int32_t, kMaxGroups> num_idle{};
   for (std::int32_t r = 0; r < runs_touched_; ++r) {
     const Run& at = run(r);
     if (!at.alive) continue;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // An equal of another tree. Runs keep their indices and generations, spans their offsets, so the
-// places of the other tree's users are good here. The logs of both are empty, and scratch
-// belongs to one call.
+// places of the other tree's users are good here. The logs of both are empty.
 
 #include "prefix/tree.h"
 
@@ -13,7 +12,7 @@ void PrefixTree::Impl::copy_from(const Impl& other) noexcept {
   const auto& [log, groups, unit, units, num_runs, num_tokens, num_groups, max_runs, max_root_keys,
                max_root_key_bytes, num_roots, root_key_bytes, hash_seed, runs, run_groups,
                runs_touched, free_runs, tokens, entries, keys, extents, extents_touched,
-               free_extents, table, path, path_length, matched, key] = other;
+               free_extents, table] = other;
   KVFOLIO_CHECK(log_.empty() && log.empty());
   KVFOLIO_CHECK(unit_ == unit && num_groups_ == num_groups && max_runs_ == max_runs &&
                 max_root_keys_ == max_root_keys && max_root_key_bytes_ == max_root_key_bytes &&
@@ -38,8 +37,6 @@ void PrefixTree::Impl::copy_from(const Impl& other) noexcept {
   extents_touched_ = extents_touched;
   free_extents_ = free_extents;
   table_.copy_from(table);
-  path_length_ = 0;
-  matched_ = 0;
 }
 
 }  // namespace kvfolio

@@ -2,9 +2,11 @@
 //
 // The longest prefix that every group can serve.
 //
-// walk() follows the query token by token and leaves the runs it passed in path_; the last may be
-// matched in part, or be the neighbour that shares most inside a unit. Then each group says how far
-// it can serve:
+// A Lookup follows the query token by token to the last run that shares tokens with it. That one
+// may be matched in part, or be the neighbour that shares most inside a unit. The path to it is
+// known by its last run: the runs before it are its parents. What is asked from the front of the
+// path is counted on the way down; all else is asked from its end upwards. Then each group says how
+// far it can serve:
 //   full    up to its first missing block; inside a block, as far as some block that begins with
 //           the same tokens goes (the hit is a shared tail, copied at the first append)
 //   window  a position p whose last window-1 tokens and sinks are all there, and where p lies
@@ -14,9 +16,12 @@
 //           again when it closes
 // and the answer is the largest position on which all agree. Where that lies below what the path
 // shares with the query, a path beside it may serve more (served_nearby()).
+//
+// Nothing here writes to the tree, takes heap memory or needs much of the stack.
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "base/mutants.h"
 #include "prefix/tree.h"
@@ -81,48 +86,137 @@ void PrefixTree::Impl::look_ahead(std::int32_t parent, std::span<const std::int3
   }
 }
 
-std::int32_t PrefixTree::Impl::walk(std::int32_t root, std::span<const std::int32_t> tokens,
-                                    std::span<const MediaSpan> media) const noexcept {
-  path_length_ = 0;
+// One query, and how far it is known.
+class PrefixTree::Impl::Lookup {
+ public:
+  struct Hit {
+    std::int32_t tokens = 0;
+    Path path;
+  };
+
+  Lookup(const Impl& tree, std::int32_t root, std::span<const std::int32_t> tokens,
+         std::span<const MediaSpan> media) noexcept
+      : tree_(tree), tokens_(tokens), media_(media), path_{root, 0} {
+    walk();
+  }
+
+  [[nodiscard]] const Path& path() const noexcept { return path_; }
+  // The tokens that every group serves, at most `limit`, and the path that they are on: the
+  // query's, or where that lacks a block, the one of a sibling at one of its branches that shares
+  // as much of the query or less and serves more. It goes over to one of them for at least
+  // `at_least`. Each try costs what the windows reach over, and no more for a longer path.
+  [[nodiscard]] Hit served_nearby(std::int32_t limit, std::int32_t at_least,
+                                  std::int32_t extra_window) const noexcept;
+
+ private:
+  static constexpr int kMostTriesOnASide = 8;  // a branch may have thousands of children
+  static constexpr int kMostTries = 32;        // and a path thousands of branches
+
+  // The blocks of a full group from the front of a path on.
+  struct Front {
+    std::int32_t num_whole = 0;  // full blocks that are there, one behind the other
+    bool has_gap = false;        // the next one is nowhere below
+  };
+
+  void walk() noexcept;
+  // The path goes on with this run.
+  void pass(std::int32_t r) noexcept;
+  void add_to_front(std::int32_t g, std::int32_t r, Front& front) const noexcept;
+  // Where the last block with sinks of the group ends.
+  [[nodiscard]] std::int32_t sinks_end(std::int32_t g) const noexcept {
+    const Group& group = tree_.group(g);
+    constexpr std::int32_t kFarthest = std::numeric_limits<std::int32_t>::max() - kMaxBlockSize;
+    const std::int32_t sinks = std::min(group.spec.num_sinks, kFarthest);
+    return group.size.begin_of(sinks + group.spec.block_size - 1);
+  }
+  [[nodiscard]] std::int32_t served_full(const Path& path, std::int32_t g, const Front& front,
+                                         std::int32_t limit) const noexcept;
+  // `floor`, here and below: of positions up to it any will do as the answer. `from`: a run of the
+  // path; those below it begin behind `limit` and the block there. Climbs with the limit.
+  [[nodiscard]] std::int32_t served_window(const Path& path, std::int32_t g, std::int32_t limit,
+                                           std::int32_t window, std::int32_t floor,
+                                           std::int32_t& from) const noexcept;
+  // What media and all window groups leave of position `at`.
+  [[nodiscard]] std::int32_t served_by_windows(const Path& path, std::int32_t at,
+                                               std::int32_t extra_window,
+                                               std::int32_t floor) const noexcept;
+  // On the query's path.
+  [[nodiscard]] std::int32_t served(std::int32_t limit, std::int32_t extra_window) const noexcept;
+  // On the path that goes on with a child of its last run.
+  [[nodiscard]] std::int32_t served_below(std::int32_t child, std::int32_t limit,
+                                          std::int32_t extra_window) const noexcept;
+  // On the path of a sibling at a branch, which begins at `start` and shares `common` tokens.
+  [[nodiscard]] std::int32_t served_beside(const Path& path, std::int32_t limit,
+                                           std::int32_t extra_window,
+                                           std::int32_t floor) const noexcept;
+  // Behind this position some full group lacks a block, whatever the path does there.
+  [[nodiscard]] std::int32_t end_of_fronts() const noexcept;
+
+  const Impl& tree_;
+  std::span<const std::int32_t> tokens_;
+  std::span<const MediaSpan> media_;
+  Path path_;                               // the query's
+  std::array<Front, kMaxGroups> fronts_{};  // by full group
+  // By window group: the last run of the path that begins before the end of the group's sinks.
+  std::array<std::int32_t, kMaxGroups> sinks_run_{};
+};
+
+void PrefixTree::Impl::Lookup::pass(std::int32_t r) noexcept {
+  path_.last = r;
+  for (std::int32_t g = 0; g < tree_.num_groups_; ++g) {
+    const auto at = static_cast<std::size_t>(g);
+    if (tree_.group(g).full()) {
+      add_to_front(g, r, fronts_[at]);
+    } else if (tree_.run(r).start < sinks_end(g)) {
+      sinks_run_[at] = r;
+    }
+  }
+}
+
+void PrefixTree::Impl::Lookup::walk() noexcept {
+  const std::int32_t root = path_.last;
   std::int32_t r = root;
   std::size_t at = 0;
   Ahead ahead;
-  while (at < tokens.size()) {
-    const auto rest = tokens.subspan(at);
+  while (at < tokens_.size()) {
+    const auto rest = tokens_.subspan(at);
     // All that is on the path equals the query, so its hashes are good however long the runs are.
-    std::int32_t unit = (static_cast<std::int32_t>(at) - ahead.from) / unit_;
-    if (unit >= ahead.num_runs && path_length_ > 0 && run(r).length == unit_ &&
-        run(r).num_children > 1) {
-      look_ahead(r, rest, media, ahead);
+    std::int32_t unit = (static_cast<std::int32_t>(at) - ahead.from) / tree_.unit_;
+    if (unit >= ahead.num_runs && r != root && tree_.run(r).length == tree_.unit_ &&
+        tree_.run(r).num_children > 1) {
+      tree_.look_ahead(r, rest, media_, ahead);
       unit = 0;
     }
     std::int32_t child = kNone;
-    if (rest.size() >= static_cast<std::size_t>(unit_)) {
+    if (rest.size() >= static_cast<std::size_t>(tree_.unit_)) {
       const bool known = unit < ahead.num_hashes;
-      child = find_child(r, rest, media,
-                         known ? &ahead.hashes[static_cast<std::size_t>(unit)] : nullptr);
+      child = tree_.find_child(r, rest, media_,
+                               known ? &ahead.hashes[static_cast<std::size_t>(unit)] : nullptr);
     }
     if (child == kNone) {
-      const Neighbours nearest = find_nearest(r, rest, media);
+      const Neighbours nearest = tree_.find_nearest(r, rest, media_);
       if (nearest.best == kNone) break;
-      path_[path_length_++] = nearest.best;
+      pass(nearest.best);
       at += static_cast<std::size_t>(nearest.common);
       break;
     }
-    path_[path_length_++] = child;
-    std::int32_t common = common_prefix(child, run(child).start, rest, media);
+    pass(child);
+    std::int32_t common = tree_.common_prefix(child, tree_.run(child).start, rest, media_);
     if (mutant(Mutant::kChildComparedByFirstUnitOnly)) {
-      common = std::min(run(child).length, static_cast<std::int32_t>(rest.size()));
+      common = std::min(tree_.run(child).length, static_cast<std::int32_t>(rest.size()));
     }
     at += static_cast<std::size_t>(common);
-    if (static_cast<std::int32_t>(at) < run(child).end()) break;
+    if (static_cast<std::int32_t>(at) < tree_.run(child).end()) break;
     r = child;
   }
-  return static_cast<std::int32_t>(at);
+  path_.matched = static_cast<std::int32_t>(at);
 }
 
-PrefixTree::Impl::Cover PrefixTree::Impl::cover(std::int32_t g,
-                                                std::int32_t logical) const noexcept {
+// How far an entry covers logical block `logical` along the path and below. The blocks of a path
+// are asked about from its end upwards, and `from` climbs with them.
+PrefixTree::Impl::Cover PrefixTree::Impl::cover(const Path& path, std::int32_t g,
+                                                std::int32_t logical,
+                                                std::int32_t& from) const noexcept {
   const std::int32_t begin = logical * block_size(g);
   const std::int32_t end = begin + block_size(g);
   Cover best{begin, kNone};
@@ -133,18 +227,15 @@ PrefixTree::Impl::Cover PrefixTree::Impl::cover(std::int32_t g,
     const std::int32_t block = entries(r, g)[index];
     if (block == kNone) return;
     const std::int32_t reach =
-        std::min(static_cast<std::int32_t>(group(g).where[block].end), matched_);
+        std::min(static_cast<std::int32_t>(group(g).where[block].end), path.matched);
     if (reach > best.end) best = {reach, block};
   };
-  const std::int32_t* first = path_.data();
-  const std::int32_t* last = std::partition_point(
-      first, first + path_length_, [&](std::int32_t r) { return run(r).start < end; });
-  for (const std::int32_t* at = last; at != first && run(at[-1]).end() > begin; --at) {
-    consider(at[-1]);
-  }
-  if (best.end >= std::min(end, matched_) || path_length_ == 0) return best;
+  while (run(from).start >= end) from = run(from).parent;
+  // A root ends where it begins.
+  for (std::int32_t r = from; run(r).end() > begin; r = run(r).parent) consider(r);
+  if (best.end >= std::min(end, path.matched) || is_root(path.last)) return best;
   // The block may end below: any descendant of the last run begins with the same tokens.
-  std::int32_t r = path_[path_length_ - 1];
+  std::int32_t r = path.last;
   while (run(r).end() < end && run(r).num_children > 0) {
     r = run(r).children;
     consider(r);
@@ -152,82 +243,126 @@ PrefixTree::Impl::Cover PrefixTree::Impl::cover(std::int32_t g,
   return best;
 }
 
-std::int32_t PrefixTree::Impl::whole_blocks(std::int32_t g, std::int32_t limit) const noexcept {
-  const std::int32_t size = block_size(g);
-  std::int32_t next = 0;  // first logical block not found yet
-  bool missing = false;
-  for (std::int32_t j = 0; j < path_length_ && !missing && next * size < limit; ++j) {
-    const std::int32_t r = path_[j];
-    const RunGroup& rg = slots(r, g);
-    if (rg.whole()) {
-      next = rg.first + rg.count;
-      continue;
-    }
-    const std::int32_t* entry = entries(r, g);
-    while (next - rg.first < rg.count) {
-      const std::int32_t block = entry[next - rg.first];
-      if (block == kNone || static_cast<std::int32_t>(group(g).where[block].end) % size != 0) {
-        // A block that ends beyond this run may be kept further down.
-        missing = (next + 1) * size <= run(r).end();
-        break;
-      }
-      ++next;
+void PrefixTree::Impl::Lookup::add_to_front(std::int32_t g, std::int32_t r,
+                                            Front& front) const noexcept {
+  if (front.has_gap) return;
+  const std::int32_t size = tree_.block_size(g);
+  const RunGroup& rg = tree_.slots(r, g);
+  if (rg.whole()) {
+    front.num_whole = rg.first + rg.count;
+    return;
+  }
+  const std::int32_t* entry = tree_.entries(r, g);
+  for (; front.num_whole - rg.first < rg.count; ++front.num_whole) {
+    const std::int32_t block = entry[front.num_whole - rg.first];
+    if (block == kNone ||
+        tree_.partial(g, static_cast<std::int32_t>(tree_.group(g).where[block].end))) {
+      // A block that ends beyond this run may be kept further down.
+      front.has_gap = (front.num_whole + 1) * size <= tree_.run(r).end();
+      return;
     }
   }
-  return next;
 }
 
-std::int32_t PrefixTree::Impl::served_full(std::int32_t g, std::int32_t limit) const noexcept {
-  const std::int32_t next = whole_blocks(g, limit);
-  std::int32_t served = next * block_size(g);
-  if (served < limit) served = std::max(served, cover(g, next).end);
-  return std::min({served, limit, matched_});
+std::int32_t PrefixTree::Impl::Lookup::served_full(const Path& path, std::int32_t g,
+                                                   const Front& front,
+                                                   std::int32_t limit) const noexcept {
+  std::int32_t served = front.num_whole * tree_.block_size(g);
+  std::int32_t from = path.last;
+  if (served < limit) served = std::max(served, tree_.cover(path, g, front.num_whole, from).end);
+  return std::min({served, limit, path.matched});
 }
 
-std::int32_t PrefixTree::Impl::served_window(std::int32_t g, std::int32_t limit,
-                                             std::int32_t window,
-                                             std::int32_t floor) const noexcept {
-  const std::int32_t size = block_size(g);
-  std::int32_t at = std::min(limit, matched_);
-  const auto need = [&](std::int32_t logical) {
-    const std::int32_t reach = cover(g, logical).end;
+std::int32_t PrefixTree::Impl::Lookup::served_window(const Path& path, std::int32_t g,
+                                                     std::int32_t limit, std::int32_t window,
+                                                     std::int32_t floor,
+                                                     std::int32_t& from) const noexcept {
+  const std::int32_t size = tree_.block_size(g);
+  std::int32_t at = std::min(limit, path.matched);
+  const auto need = [&](std::int32_t logical, std::int32_t& cursor) {
+    const std::int32_t reach = tree_.cover(path, g, logical, cursor).end;
     if (reach < std::min((logical + 1) * size, at)) at = reach;
   };
-  for (std::int32_t logical = 0; logical * size < std::min(group(g).spec.num_sinks, at);
-       ++logical) {
-    need(logical);
+  const std::int32_t sinks = std::min(tree_.group(g).spec.num_sinks, at);
+  if (sinks > 0) {
+    const bool short_path = tree_.run(path.last).start < sinks_end(g);
+    std::int32_t cursor = short_path ? path.last : sinks_run_[static_cast<std::size_t>(g)];
+    for (std::int32_t logical = (sinks - 1) / size; logical >= 0; --logical) need(logical, cursor);
   }
-  for (std::int32_t logical = (at - 1) / size; at > floor && logical >= 0; --logical) {
+  if (at <= floor) return at;
+  std::int32_t logical = (at - 1) / size;
+  while (tree_.run(from).start >= (logical + 1) * size) from = tree_.run(from).parent;
+  for (std::int32_t cursor = from; at > floor && logical >= 0; --logical) {
     if ((logical + 1) * size <= at - window + 1) break;
-    need(logical);
+    need(logical, cursor);
   }
   return at;
 }
 
-std::int32_t PrefixTree::Impl::served(std::int32_t limit, std::int32_t extra_window,
-                                      std::span<const MediaSpan> media) const noexcept {
-  std::int32_t at = std::min(limit, matched_);
-  for (std::int32_t g = 0; g < num_groups_; ++g) {
-    if (group(g).full()) at = served_full(g, at);
-  }
-  return served_by_windows(at, extra_window, media, 0);
-}
-
-std::int32_t PrefixTree::Impl::served_by_windows(std::int32_t at, std::int32_t extra_window,
-                                                 std::span<const MediaSpan> media,
-                                                 std::int32_t floor) const noexcept {
+std::int32_t PrefixTree::Impl::Lookup::served_by_windows(const Path& path, std::int32_t at,
+                                                         std::int32_t extra_window,
+                                                         std::int32_t floor) const noexcept {
+  std::array<std::int32_t, kMaxGroups> from;
+  from.fill(path.last);
   for (std::int32_t before = -1; before != at && at > floor;) {
     before = at;
-    for (const MediaSpan& span : media) {
+    for (const MediaSpan& span : media_) {
       if (cuts(span, at)) at = span.begin;
     }
-    for (std::int32_t g = 0; g < num_groups_; ++g) {
-      if (group(g).full()) continue;
-      const std::int32_t window = reach_of(group(g).spec, matched_) + extra_window;
-      at = served_window(g, at, window, floor);
+    for (std::int32_t g = 0; g < tree_.num_groups_; ++g) {
+      const Group& group = tree_.group(g);
+      if (group.full()) continue;
+      const std::int32_t window = reach_of(group.spec, path.matched) + extra_window;
+      at = served_window(path, g, at, window, floor, from[static_cast<std::size_t>(g)]);
     }
   }
   return at;
+}
+
+std::int32_t PrefixTree::Impl::Lookup::served(std::int32_t limit,
+                                              std::int32_t extra_window) const noexcept {
+  std::int32_t at = std::min(limit, path_.matched);
+  for (std::int32_t g = 0; g < tree_.num_groups_; ++g) {
+    if (!tree_.group(g).full()) continue;
+    at = served_full(path_, g, fronts_[static_cast<std::size_t>(g)], at);
+  }
+  return served_by_windows(path_, at, extra_window, 0);
+}
+
+std::int32_t PrefixTree::Impl::Lookup::served_below(std::int32_t child, std::int32_t limit,
+                                                    std::int32_t extra_window) const noexcept {
+  const Path path{child, path_.matched};
+  std::int32_t at = std::min(limit, path.matched);
+  for (std::int32_t g = 0; g < tree_.num_groups_; ++g) {
+    if (!tree_.group(g).full()) continue;
+    Front front = fronts_[static_cast<std::size_t>(g)];
+    add_to_front(g, child, front);
+    at = served_full(path, g, front, at);
+  }
+  return served_by_windows(path, at, extra_window, 0);
+}
+
+std::int32_t PrefixTree::Impl::Lookup::served_beside(const Path& path, std::int32_t limit,
+                                                     std::int32_t extra_window,
+                                                     std::int32_t floor) const noexcept {
+  const std::int32_t start = tree_.run(path.last).start;
+  std::int32_t at = std::min(limit, path.matched);
+  for (std::int32_t g = 0; g < tree_.num_groups_; ++g) {
+    if (!tree_.group(g).full()) continue;
+    std::int32_t from = path.last;
+    at = std::min(at, tree_.cover(path, g, tree_.group(g).size.block_of(start), from).end);
+  }
+  return served_by_windows(path, at, extra_window, floor);
+}
+
+std::int32_t PrefixTree::Impl::Lookup::end_of_fronts() const noexcept {
+  std::int32_t end = path_.matched + 1;
+  for (std::int32_t g = 0; g < tree_.num_groups_; ++g) {
+    if (!tree_.group(g).full()) continue;
+    const Front& front = fronts_[static_cast<std::size_t>(g)];
+    end = std::min(end, (front.num_whole + 1) * tree_.block_size(g));
+  }
+  return end;
 }
 
 // The path may lack a block that one beside it has, which begins with as many of the query's tokens
@@ -235,105 +370,100 @@ std::int32_t PrefixTree::Impl::served_by_windows(std::int32_t at, std::int32_t e
 // of the path's run there can share more than what is found; its neighbours in order come first,
 // since they share most. What lies in front of a branch is the same for all: there it is known that
 // no position up to `floor` serves more, and that full groups have every block.
-std::int32_t PrefixTree::Impl::served_nearby(std::int32_t limit, std::int32_t at_least,
-                                             std::int32_t extra_window,
-                                             std::span<const std::int32_t> tokens,
-                                             std::span<const MediaSpan> media) const noexcept {
-  std::int32_t found = served(limit, extra_window, media);
-  if (found >= std::min(limit, matched_) || path_length_ == 0) return found;
-  // Of a branch at or behind it, no sibling serves more: some full group lacks a block before it.
-  std::int32_t end = matched_ + 1;
-  for (std::int32_t g = 0; g < num_groups_; ++g) {
-    if (!group(g).full()) continue;
-    end = std::min(end, (whole_blocks(g, matched_) + 1) * block_size(g));
-  }
-  const std::int32_t walked_length = path_length_;
-  const std::int32_t walked_matched = matched_;
-  std::int32_t best = kNone;
-  std::int32_t best_at = 0;  // in the path
-  std::int32_t best_matched = 0;
+PrefixTree::Impl::Lookup::Hit PrefixTree::Impl::Lookup::served_nearby(
+    std::int32_t limit, std::int32_t at_least, std::int32_t extra_window) const noexcept {
+  Hit best{served(limit, extra_window), path_};
+  if (best.tokens >= std::min(limit, path_.matched) || tree_.is_root(path_.last)) return best;
   int tries = kMostTries;
-  const auto take = [&](std::int32_t more, std::int32_t at, std::int32_t r) {
-    if (more <= found || more < at_least) return;
-    found = more;
-    best = r;
-    best_at = at;
-    best_matched = matched_;
+  const auto take = [&](std::int32_t more, const Path& path) {
+    if (more > best.tokens && more >= at_least) best = {more, path};
   };
   // Where the query ends with the path's last run, a block that it ends inside may end in any run
   // below.
-  const std::int32_t last = path_[walked_length - 1];
-  if (walked_matched == run(last).end() && run(last).num_children > 1) {
-    path_length_ = walked_length + 1;
-    std::int32_t r = leftmost(run(last).children);
+  const Run& last = tree_.run(path_.last);
+  if (path_.matched == last.end() && last.num_children > 1) {
+    std::int32_t r = tree_.leftmost(last.children);
     for (int asked = 0; asked < kMostTriesOnASide && r != kNone; ++asked, --tries) {
-      path_[walked_length] = r;
-      take(served(limit, extra_window, media), walked_length, r);
-      r = treap_next(r);
+      take(served_below(r, limit, extra_window), {r, path_.matched});
+      r = tree_.treap_next(r);
     }
   }
-  for (std::int32_t j = walked_length - 1; j >= 0 && tries > 0; --j) {
-    const std::int32_t walked = path_[j];
-    const std::int32_t start = run(walked).start;
-    const std::int32_t shared = std::min(start + unit_ - 1, limit);  // by a sibling, at most
-    if (shared <= found || shared < at_least) break;
+  const std::int32_t end = end_of_fronts();  // a sibling that begins at or behind it serves no more
+  for (std::int32_t walked = path_.last; !tree_.is_root(walked) && tries > 0;
+       walked = tree_.run(walked).parent) {
+    const std::int32_t start = tree_.run(walked).start;
+    const std::int32_t shared = std::min(start + tree_.unit_ - 1, limit);  // by a sibling, at most
+    if (shared <= best.tokens || shared < at_least) break;
     if (start >= end) continue;
     std::int32_t floor = start;
-    for (const Group& each : groups_) floor = std::min(floor, each.size.begin_of(start));
-    path_length_ = j + 1;
-    const auto rest = tokens.subspan(static_cast<std::size_t>(start));
+    for (const Group& each : tree_.groups_) floor = std::min(floor, each.size.begin_of(start));
+    const auto rest = tokens_.subspan(static_cast<std::size_t>(start));
     for (const bool forward : {false, true}) {
       std::int32_t r = walked;
       for (int asked = 0; asked < kMostTriesOnASide && tries > 0; ++asked) {
-        r = forward ? treap_next(r) : treap_before(r);
+        r = forward ? tree_.treap_next(r) : tree_.treap_before(r);
         if (r == kNone) break;
-        const std::int32_t common = start + common_prefix(r, start, rest, media);
-        if (common <= std::max(found, floor)) break;  // further out they share less still
+        const Path path{r, start + tree_.common_prefix(r, start, rest, media_)};
+        const std::int32_t known = std::max(best.tokens, floor);
+        if (path.matched <= known) break;  // further out they share less still
         --tries;
-        path_[j] = r;
-        matched_ = common;
-        std::int32_t more = std::min(limit, common);
-        for (std::int32_t g = 0; g < num_groups_; ++g) {
-          if (group(g).full()) more = std::min(more, cover(g, group(g).size.block_of(start)).end);
-        }
-        more = served_by_windows(more, extra_window, media, std::max(found, floor));
-        if (more > floor) take(more, j, r);
+        const std::int32_t more = served_beside(path, limit, extra_window, known);
+        if (more > floor) take(more, path);
       }
     }
-    path_[j] = walked;
   }
-  if (best == kNone) {
-    path_length_ = walked_length;
-    matched_ = walked_matched;
-  } else {
-    path_[best_at] = best;
-    path_length_ = best_at + 1;
-    matched_ = best_matched;
-  }
-  return found;
+  return best;
 }
 
 PrefixMatch PrefixTree::Impl::match(std::int32_t root, std::span<const std::int32_t> tokens,
                                     std::span<const MediaSpan> media, std::int32_t max_tokens,
                                     bool allow_whole) const noexcept {
-  PrefixMatch found;
-  matched_ = walk(root, tokens, media);
+  const Lookup lookup(*this, root, tokens, media);
   const auto size = static_cast<std::int32_t>(tokens.size());
   // Neither does the hit end inside such a span, nor are its tokens taken for those of a prompt
   // that ends inside: they have read more of it.
   const bool splits_media = std::any_of(media.begin(), media.end(), [&](const MediaSpan& span) {
     return cuts(span, size - 1) || cuts(span, size);
   });
-  found.whole = allow_whole && !splits_media && size > 0 && matched_ == size &&
-                served_nearby(size, size, 1, tokens, media) == size;
-  found.tokens =
-      found.whole ? size - 1 : served_nearby(std::max(max_tokens, 0), 0, 0, tokens, media);
-  found.run = root;
-  const std::int32_t position = found.held_tokens() / unit_ * unit_;
-  for (std::int32_t j = path_length_ - 1; j >= 0 && found.run == root && position > 0; --j) {
-    if (run(path_[j]).start < position) found.run = path_[j];
+  PrefixMatch found;
+  Lookup::Hit hit;
+  if (allow_whole && !splits_media && size > 0 && lookup.path().matched == size) {
+    hit = lookup.served_nearby(size, size, 1);
+    found.whole = hit.tokens == size;
   }
+  if (!found.whole) hit = lookup.served_nearby(std::max(max_tokens, 0), 0, 0);
+  found.tokens = found.whole ? size - 1 : hit.tokens;
+  found.last_run = hit.path.last;
+  found.matched = hit.path.matched;
+  found.run = found.last_run;
+  const std::int32_t position = found.held_tokens() / unit_ * unit_;
+  while (!is_root(found.run) && run(found.run).start >= position) found.run = run(found.run).parent;
   return found;
+}
+
+// Runs further down come first: where a block straddles the border of two, theirs is longer.
+void PrefixTree::Impl::fill_full(const Path& path, std::int32_t g, std::int32_t held,
+                                 std::span<std::int32_t> out) const noexcept {
+  const auto count = static_cast<std::int32_t>(out.size());
+  std::int32_t filled_from = count;
+  for (std::int32_t r = path.last; !is_root(r); r = run(r).parent) {
+    const RunGroup& rg = slots(r, g);
+    if (rg.first >= count) continue;
+    const std::int32_t* entry = entries(r, g);
+    const std::int32_t n = std::min(rg.count, count - rg.first);
+    const std::int32_t fresh = std::clamp(filled_from - rg.first, 0, n);
+    std::memcpy(out.data() + rg.first, entry, static_cast<std::size_t>(fresh) * 4);
+    for (std::int32_t i = fresh; i < n; ++i) {
+      std::int32_t& to = out[static_cast<std::size_t>(rg.first + i)];
+      if (to == kNone) to = entry[i];
+    }
+    filled_from = std::min(filled_from, rg.first);
+  }
+  std::int32_t& last = out.back();
+  if (last == kNone || static_cast<std::int32_t>(group(g).where[last].end) < held) {
+    std::int32_t from = path.last;
+    last = cover(path, g, count - 1, from).block;
+  }
 }
 
 void PrefixTree::Impl::fill_table(const PrefixMatch& match, GroupId group_id,
@@ -342,41 +472,27 @@ void PrefixTree::Impl::fill_table(const PrefixMatch& match, GroupId group_id,
   const std::int32_t size = block_size(g);
   const std::int32_t held = match.held_tokens();
   const auto count = static_cast<std::int32_t>(out.size());
+  KVFOLIO_DCHECK(count == (held + size - 1) / size);
   std::fill(out.begin(), out.end(), kNone);
   if (count == 0) return;
+  const Path path{match.last_run, match.matched};
   if (group(g).full()) {
-    for (std::int32_t j = 0; j < path_length_; ++j) {
-      const RunGroup& rg = slots(path_[j], g);
-      if (rg.first >= count) break;
-      const std::int32_t* entry = entries(path_[j], g);
-      const std::int32_t n = std::min(rg.count, count - rg.first);
-      if (rg.num_live == rg.count) {
-        std::memcpy(out.data() + rg.first, entry, static_cast<std::size_t>(n) * 4);
-        continue;
-      }
-      std::int32_t* to = out.data() + rg.first;
-      for (std::int32_t i = 0; i < n; ++i) {
-        if (entry[i] != kNone) to[i] = entry[i];
-      }
-    }
-    std::int32_t& last = out.back();
-    if (last == kNone || static_cast<std::int32_t>(group(g).where[last].end) < held) {
-      last = cover(g, count - 1).block;
-    }
+    fill_full(path, g, held, out);
     return;
   }
   const TreeGroup& spec = group(g).spec;
   const std::int32_t back = reach_of(spec, held) - 1 + (match.whole || one_more ? 1 : 0);
-  const std::int32_t first = std::max(0, held - back);
+  const std::int32_t first = std::max(0, held - back) / size;
+  std::int32_t from = path.last;
   const auto take = [&](std::int32_t logical) {
-    const Cover found = cover(g, logical);
+    const Cover found = cover(path, g, logical, from);
     if (found.end < std::min((logical + 1) * size, held)) return;
     out[static_cast<std::size_t>(logical)] = found.block;
   };
-  for (std::int32_t logical = first / size; logical < count; ++logical) take(logical);
-  const std::int32_t sinks = std::min(spec.num_sinks, held);
-  for (std::int32_t logical = 0; logical * size < sinks; ++logical) {
-    if (out[static_cast<std::size_t>(logical)] == kNone) take(logical);
+  for (std::int32_t logical = count - 1; logical >= first; --logical) take(logical);
+  const std::int32_t num_with_sinks = (std::min(spec.num_sinks, held) + size - 1) / size;
+  for (std::int32_t logical = std::min(num_with_sinks, first) - 1; logical >= 0; --logical) {
+    take(logical);
   }
 }
 

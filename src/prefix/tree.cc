@@ -70,11 +70,7 @@ Result<std::unique_ptr<PrefixTree::Impl>> PrefixTree::Impl::create(
   bool ok = tree->runs_.allocate_zeroed(options.max_runs) &&
             tree->run_groups_.allocate_zeroed(std::int64_t{options.max_runs} * tree->num_groups_) &&
             tree->extents_.allocate_zeroed(options.max_media_extents) &&
-            tree->table_.allocate(options.max_runs) && tree->log_.allocate(options.groups) &&
-            tree->path_.allocate_zeroed(options.max_runs) &&
-            tree->key_.allocate_zeroed(
-                std::min(static_cast<std::int64_t>(kMaxKeyBytes), options.max_root_key_bytes) +
-                static_cast<std::int64_t>(kKeyFraming));
+            tree->table_.allocate(options.max_runs) && tree->log_.allocate(options.groups);
   for (const TreeGroup& spec : options.groups) {
     entry_cells += 2 * (options.max_index_tokens / spec.block_size + 1) + granules;
     Group group;
@@ -105,50 +101,90 @@ Result<std::unique_ptr<PrefixTree::Impl>> PrefixTree::Impl::create(
 
 // ---- roots ----
 
-// Each field as tag, length, bytes: no two keys give the same string. 0: too long.
-std::size_t PrefixTree::Impl::encode_key(const RootKey& key) const noexcept {
+namespace {
+
+// A key as one string: each field as tag, length, bytes, so that no two keys give the same one. It
+// is handed out in pieces: the views of the caller are read where they are.
+template <typename Piece>
+void for_each_piece(const RootKey& key, const Piece& piece) {
   const std::string_view fields[] = {key.model, key.adapter, key.adapter_version, key.tenant_salt};
-  const std::size_t most = key_.size() - kKeyFraming;  // of a longer one there is no root
-  std::size_t total = 0;
-  for (const std::string_view field : fields) {
-    if (field.size() > most || (total += field.size()) > most) return 0;
-  }
-  char* out = key_.data();
   char tag = 1;
   for (const std::string_view field : fields) {
     const auto size = static_cast<std::uint32_t>(field.size());
-    *out++ = tag++;
-    std::memcpy(out, &size, sizeof size);
-    out += sizeof size;
-    if (size != 0) std::memcpy(out, field.data(), size);
-    out += size;
+    piece(&tag, sizeof tag);
+    piece(&size, sizeof size);
+    piece(field.data(), field.size());
+    ++tag;
   }
-  *out++ = tag;
-  std::memcpy(out, &key.epoch, sizeof key.epoch);
-  out += sizeof key.epoch;
-  return static_cast<std::size_t>(out - key_.data());
+  piece(&tag, sizeof tag);
+  piece(&key.epoch, sizeof key.epoch);
 }
 
-std::int32_t PrefixTree::Impl::lookup_root(std::size_t size, std::uint32_t hash) const noexcept {
+std::int64_t bytes_of(const RootKey& key) noexcept {
+  std::int64_t bytes = 0;
+  for_each_piece(key, [&](const void*, std::size_t n) { bytes += static_cast<std::int64_t>(n); });
+  return bytes;
+}
+
+}  // namespace
+
+bool PrefixTree::Impl::fits(const RootKey& key) const noexcept {
+  const auto most = static_cast<std::size_t>(
+      std::min(static_cast<std::int64_t>(kMaxKeyBytes), max_root_key_bytes_));
+  std::size_t total = 0;
+  for (const std::string_view field :
+       {key.model, key.adapter, key.adapter_version, key.tenant_salt}) {
+    if (field.size() > most || (total += field.size()) > most) return false;
+  }
+  return true;
+}
+
+// Of up to 1 KiB at a time: one hash of the whole string where that is no longer.
+std::uint32_t PrefixTree::Impl::hash_of(const RootKey& key) const noexcept {
+  std::array<char, 1024> part;
+  std::size_t used = 0;
+  std::uint64_t hash = hash_seed_;
+  for_each_piece(key, [&](const void* data, std::size_t size) {
+    const auto* from = static_cast<const char*>(data);
+    while (size > 0) {
+      if (used == part.size()) {
+        hash = hash_bytes(part.data(), used, hash);
+        used = 0;
+      }
+      const std::size_t n = std::min(size, part.size() - used);
+      std::memcpy(part.data() + used, from, n);
+      used += n;
+      from += n;
+      size -= n;
+    }
+  });
+  return static_cast<std::uint32_t>(hash_bytes(part.data(), used, hash));
+}
+
+std::int32_t PrefixTree::Impl::lookup_root(const RootKey& key, std::uint32_t hash) const noexcept {
+  const std::int64_t bytes = bytes_of(key);
   return table_.find(hash, [&](std::int32_t r) {
     const Run& root = run(r);
-    return root.parent == kNone && static_cast<std::size_t>(root.key_bytes) == size &&
-           std::memcmp(keys_->at(root.tokens), key_.data(), size) == 0;
+    if (root.parent != kNone || root.key_bytes != bytes) return false;
+    const auto* kept = reinterpret_cast<const char*>(keys_->at(root.tokens));
+    bool same = true;
+    for_each_piece(key, [&](const void* data, std::size_t size) {
+      same = same && (size == 0 || std::memcmp(kept, data, size) == 0);
+      kept += size;
+    });
+    return same;
   });
 }
 
 std::int32_t PrefixTree::Impl::find_root(const RootKey& key) const noexcept {
-  const std::size_t size = encode_key(key);
-  if (size == 0) return kNone;
-  return lookup_root(size, static_cast<std::uint32_t>(hash_bytes(key_.data(), size, hash_seed_)));
+  return fits(key) ? lookup_root(key, hash_of(key)) : kNone;
 }
 
 std::int32_t PrefixTree::Impl::make_root(const RootKey& key) noexcept {
-  const std::size_t size = encode_key(key);
-  if (size == 0) return kNone;
-  const auto hash = static_cast<std::uint32_t>(hash_bytes(key_.data(), size, hash_seed_));
-  if (const std::int32_t found = lookup_root(size, hash); found != kNone) return found;
-  const auto bytes = static_cast<std::int64_t>(size);
+  if (!fits(key)) return kNone;
+  const std::uint32_t hash = hash_of(key);
+  if (const std::int32_t found = lookup_root(key, hash); found != kNone) return found;
+  const std::int64_t bytes = bytes_of(key);
   if (num_roots_ == max_root_keys_ || root_key_bytes_ + bytes > max_root_key_bytes_) return kNone;
   const std::int32_t r = new_run();
   if (r == kNone) return kNone;
@@ -157,8 +193,12 @@ std::int32_t PrefixTree::Impl::make_root(const RootKey& key) noexcept {
     free_run(r);
     return kNone;
   }
-  std::memcpy(keys_->at(root.tokens), key_.data(), size);
-  root.key_bytes = static_cast<std::int32_t>(size);
+  auto* kept = reinterpret_cast<char*>(keys_->at(root.tokens));
+  for_each_piece(key, [&](const void* data, std::size_t size) {
+    if (size != 0) std::memcpy(kept, data, size);
+    kept += size;
+  });
+  root.key_bytes = static_cast<std::int32_t>(bytes);
   root.hash = hash;
   root.chain = static_cast<std::uint32_t>(mix_bits(hash_seed_ ^ static_cast<std::uint32_t>(r)));
   table_insert(r);

@@ -29,7 +29,6 @@ class PrefixTree::Impl {
  public:
   static constexpr std::int32_t kNone = -1;
   static constexpr std::size_t kMaxKeyBytes = 65536;
-  static constexpr std::size_t kKeyFraming = 64;  // tags, lengths and the epoch; 29 bytes
 
   // A stretch of media along a run, at absolute positions.
   struct Extent {
@@ -192,8 +191,9 @@ class PrefixTree::Impl {
   [[nodiscard]] bool is_root(std::int32_t r) const noexcept { return run(r).parent == kNone; }
 
   // tree.cc
-  [[nodiscard]] std::size_t encode_key(const RootKey& key) const noexcept;
-  [[nodiscard]] std::int32_t lookup_root(std::size_t size, std::uint32_t hash) const noexcept;
+  [[nodiscard]] bool fits(const RootKey& key) const noexcept;
+  [[nodiscard]] std::uint32_t hash_of(const RootKey& key) const noexcept;
+  [[nodiscard]] std::int32_t lookup_root(const RootKey& key, std::uint32_t hash) const noexcept;
   [[nodiscard]] std::int32_t new_run() noexcept;
   void free_run(std::int32_t r) noexcept;
   // Room for the tokens and entries of a run of this length; grows only. False: no room.
@@ -258,8 +258,15 @@ class PrefixTree::Impl {
   [[nodiscard]] std::int32_t treap_before(std::int32_t r) const noexcept;
   [[nodiscard]] std::int32_t leftmost(std::int32_t r) const noexcept;
 
-  // match.cc: over path_[0 .. path_length_), the runs from the root's child to the last matched.
+  // match.cc
 
+  class Lookup;
+  // A path of the tree that a query shares tokens with: from the root to this run, which may be the
+  // root itself and no path.
+  struct Path {
+    std::int32_t last = kNone;
+    std::int32_t matched = 0;  // tokens that they share
+  };
   // The hashes of a query's next units, and how many of these runs seem to begin with.
   struct Ahead {
     static constexpr std::int32_t kMost = 16;
@@ -271,35 +278,16 @@ class PrefixTree::Impl {
   // Asks for the memory of the runs that the query seems to go on with behind `parent`.
   void look_ahead(std::int32_t parent, std::span<const std::int32_t> tokens,
                   std::span<const MediaSpan> media, Ahead& ahead) const noexcept;
-  [[nodiscard]] std::int32_t walk(std::int32_t root, std::span<const std::int32_t> tokens,
-                                  std::span<const MediaSpan> media) const noexcept;
-  // served(), or more: where the walk's path lacks a block, siblings at one of its branches that
-  // share as much of the query or less may serve more. Goes over to one of them for at least
-  // `at_least`. Each try costs what the windows reach over, and no more for a longer path.
-  static constexpr int kMostTriesOnASide = 8;  // a branch may have thousands of children
-  static constexpr int kMostTries = 32;        // and a path thousands of branches
-  [[nodiscard]] std::int32_t served_nearby(std::int32_t limit, std::int32_t at_least,
-                                           std::int32_t extra_window,
-                                           std::span<const std::int32_t> tokens,
-                                           std::span<const MediaSpan> media) const noexcept;
   // How far an entry covers logical block `logical` along the path and below, and which it is.
   struct Cover {
     std::int32_t end = 0;  // a position; the block's start where there is none
     std::int32_t block = kNone;
   };
-  [[nodiscard]] Cover cover(std::int32_t g, std::int32_t logical) const noexcept;
-  // How many full blocks of a full group are there, one behind the other from the first one on.
-  [[nodiscard]] std::int32_t whole_blocks(std::int32_t g, std::int32_t limit) const noexcept;
-  [[nodiscard]] std::int32_t served_full(std::int32_t g, std::int32_t limit) const noexcept;
-  // `floor`, here and below: of positions up to it any will do as the answer.
-  [[nodiscard]] std::int32_t served_window(std::int32_t g, std::int32_t limit, std::int32_t window,
-                                           std::int32_t floor) const noexcept;
-  // What media and all window groups leave of position `at`.
-  [[nodiscard]] std::int32_t served_by_windows(std::int32_t at, std::int32_t extra_window,
-                                               std::span<const MediaSpan> media,
-                                               std::int32_t floor) const noexcept;
-  [[nodiscard]] std::int32_t served(std::int32_t limit, std::int32_t extra_window,
-                                    std::span<const MediaSpan> media) const noexcept;
+  // Requires: `from` is a run of the path; those below it begin at or behind the block's end.
+  [[nodiscard]] Cover cover(const Path& path, std::int32_t g, std::int32_t logical,
+                            std::int32_t& from) const noexcept;
+  void fill_full(const Path& path, std::int32_t g, std::int32_t held,
+                 std::span<std::int32_t> out) const noexcept;
 
   // publish.cc
   // False: a busy block with equal tokens keeps the entry, which the log says.
@@ -383,12 +371,6 @@ class PrefixTree::Impl {
   std::int32_t free_extents_ = kNone;
 
   RunTable table_;
-
-  // Scratch of one call.
-  mutable FixedArray<std::int32_t> path_;
-  mutable std::int32_t path_length_ = 0;
-  mutable std::int32_t matched_ = 0;
-  mutable FixedArray<char> key_;
 };
 
 }  // namespace kvfolio

@@ -248,6 +248,8 @@ TEST(PartsHeap, PoolOrderTreeAndArenaAllocateNothingAfterTheirCreation) {
                   tree->match(root, std::span(with.prompt).first(11), with.media, 10, true);
               ok = match.tokens == 10 && ok;
               tree->fill_table(match, GroupId(0), std::span(out).first(3));
+              ok = tree->find_root({.model = "m"}) == root && ok;
+              ok = tree->check_invariants().ok() && ok;
               tree->clear_changes();
               tree->set_idle(GroupId(0), table);
               tree->leave(place);
