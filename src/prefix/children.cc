@@ -1,28 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Finding the child of a run. Two structures hold the same children:
-//   - one hash table for the whole tree, keyed by the path up to the end of a run's first unit, for
-//     an exact next unit (run_table.h). Such a key needs the query alone, so those of several units
-//     can be looked for at once (look_ahead()), and no split changes it.
-//   - a treap per run, ordered position by position by (token, medium), for the neighbour that
-//     shares most with a query inside the unit. Priorities are hashes of the run's name, so the
-//     shape does not depend on the order of insertion and nobody can steer it with prompts.
-// No sibling is a prefix of another, so any two differ inside their first unit and comparing never
-// goes deeper than that.
+// Comparing, the table and the treap: see children.h.
+
+#include "prefix/children.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/hash.h"
 #include "base/mutants.h"
-#include "prefix/tree.h"
+#include "base/text.h"
 
 namespace kvfolio {
 
+using text::concat;
+
+namespace {
+
+std::int32_t leftmost(const RunStore& runs, std::int32_t r) noexcept {
+  while (runs.run(r).left != RunStore::kNone) r = runs.run(r).left;
+  return r;
+}
+
+}  // namespace
+
+bool Children::allocate(std::int32_t max_runs, std::int32_t unit, std::uint64_t seed) noexcept {
+  unit_ = unit;
+  seed_ = seed;
+  return table_.allocate(max_runs);
+}
+
 // ---- comparing ----
 
-std::int32_t PrefixTree::Impl::same_tokens(const std::int32_t* a, const std::int32_t* b,
-                                           std::int32_t n) noexcept {
+std::int32_t Children::same_tokens(const std::int32_t* a, const std::int32_t* b,
+                                   std::int32_t n) noexcept {
   // Sixteen at a time without a branch inside: compilers turn this into vector compares.
   std::int32_t i = 0;
   for (; i + 16 <= n; i += 16) {
@@ -34,131 +44,57 @@ std::int32_t PrefixTree::Impl::same_tokens(const std::int32_t* a, const std::int
   return i;
 }
 
-std::int32_t PrefixTree::Impl::same_media(std::int32_t r, std::int32_t from, std::int32_t to,
-                                          std::span<const MediaSpan> media) const noexcept {
-  std::int32_t e = run(r).extents;
-  while (e != kNone && extents_[e].end <= from) e = extents_[e].next;
-  std::size_t m = 0;
-  while (m < media.size() && media[m].end <= from) ++m;
-  for (std::int32_t at = from; at < to;) {
-    const Extent* own = e != kNone ? &extents_[e] : nullptr;
-    const MediaSpan* asked = m < media.size() ? &media[m] : nullptr;
-    const bool in_own = own != nullptr && own->begin <= at;
-    const bool in_asked = asked != nullptr && asked->begin <= at;
-    if (in_own != in_asked) return at;
-    if (in_own && (own->offset + (at - own->begin) != at - asked->begin ||
-                   own->span_length != asked->end - asked->begin ||
-                   own->attends_to_itself != asked->attends_to_itself ||
-                   own->content_id != asked->content_id)) {
-      return at;
-    }
-    std::int32_t next = to;
-    if (own != nullptr) next = std::min(next, in_own ? own->end : own->begin);
-    if (asked != nullptr) next = std::min(next, in_asked ? asked->end : asked->begin);
-    at = next;
-    if (own != nullptr && own->end <= at) e = own->next;
-    if (asked != nullptr && asked->end <= at) ++m;
-  }
-  return to;
-}
-
-std::int32_t PrefixTree::Impl::common_prefix(std::int32_t r, std::int32_t at,
-                                             std::span<const std::int32_t> tokens,
-                                             std::span<const MediaSpan> media) const noexcept {
+std::int32_t Children::common_prefix(std::int32_t r, std::int32_t at,
+                                     std::span<const std::int32_t> tokens,
+                                     std::span<const MediaSpan> media) const noexcept {
   const Run& own = run(r);
   const std::int32_t n = std::min(own.end() - at, static_cast<std::int32_t>(tokens.size()));
-  const std::int32_t same = same_tokens(tokens_of(r) + (at - own.start), tokens.data(), n);
+  const std::int32_t same = same_tokens(runs_.tokens(r) + (at - own.start), tokens.data(), n);
   if (own.extents == kNone && media.empty()) return same;
   if (mutant(Mutant::kExtrasNotCompared)) return same;
-  return same_media(r, at, at + same, media) - at;
+  return media_.same(own.extents, at, at + same, media) - at;
 }
 
-PrefixTree::Impl::Compared PrefixTree::Impl::compare(
-    std::int32_t r, std::span<const std::int32_t> tokens,
-    std::span<const MediaSpan> media) const noexcept {
+Children::Compared Children::compare(std::int32_t r, std::span<const std::int32_t> tokens,
+                                     std::span<const MediaSpan> media) const noexcept {
   const Run& own = run(r);
   const std::int32_t common = common_prefix(r, own.start, tokens, media);
   if (common == static_cast<std::int32_t>(tokens.size())) return {common, -1};
   if (common == own.length) return {common, 1};
   const std::int32_t ours = tokens[static_cast<std::size_t>(common)];
-  const std::int32_t theirs = tokens_of(r)[common];
+  const std::int32_t theirs = runs_.tokens(r)[common];
   if (ours != theirs) return {common, ours < theirs ? -1 : 1};
-  // Same token, other medium: none before some, then by content, place and length.
-  const std::int32_t at = own.start + common;
-  std::int32_t e = own.extents;
-  while (e != kNone && extents_[e].end <= at) e = extents_[e].next;
-  std::size_t m = 0;
-  while (m < media.size() && media[m].end <= at) ++m;
-  const bool in_own = e != kNone && extents_[e].begin <= at;
-  const bool in_asked = m < media.size() && media[m].begin <= at;
-  if (!in_asked) return {common, -1};
-  if (!in_own) return {common, 1};
-  const Extent& own_extent = extents_[e];
-  const MediaSpan& asked = media[m];
-  int order =
-      std::memcmp(asked.content_id.data(), own_extent.content_id.data(), asked.content_id.size());
-  if (order == 0) order = (at - asked.begin) - (own_extent.offset + (at - own_extent.begin));
-  if (order == 0) order = (asked.end - asked.begin) - own_extent.span_length;
-  if (order == 0) order = int{asked.attends_to_itself} - int{own_extent.attends_to_itself};
-  KVFOLIO_CHECK(order != 0);
-  return {common, order < 0 ? -1 : 1};
+  // The same token, another medium.
+  return {common, media_.order(own.extents, own.start + common, media)};
 }
 
 // ---- the hash table ----
 
-namespace {
-
-std::uint64_t mix_medium(std::uint64_t hash, const std::array<std::byte, 32>& content_id,
-                         std::int32_t from, std::int32_t to, std::int32_t offset,
-                         std::int32_t span_length, bool attends_to_itself) noexcept {
-  const std::int32_t where[] = {from, to, offset, span_length, int{attends_to_itself}};
-  hash = hash_bytes(where, sizeof where, hash);
-  return hash_bytes(content_id.data(), content_id.size(), hash);
+std::uint64_t Children::seed_of(std::uint32_t chain) const noexcept {
+  return seed_ + chain * std::uint64_t{0x9e3779b97f4a7c15};
 }
 
-}  // namespace
-
-std::uint64_t PrefixTree::Impl::seed_of(std::uint32_t chain) const noexcept {
-  return hash_seed_ + chain * std::uint64_t{0x9e3779b97f4a7c15};
+std::uint32_t Children::next_hash(std::uint32_t chain, std::int32_t at, const std::int32_t* tokens,
+                                  std::span<const MediaSpan> media) const noexcept {
+  const std::uint64_t hash =
+      hash_bytes(tokens, static_cast<std::size_t>(unit_) * 4, seed_of(chain));
+  return static_cast<std::uint32_t>(MediaExtents::mix(hash, media, at, unit_));
 }
 
-std::uint32_t PrefixTree::Impl::next_hash(std::uint32_t chain, std::int32_t at,
-                                          const std::int32_t* tokens,
-                                          std::span<const MediaSpan> media) const noexcept {
-  std::uint64_t hash = hash_bytes(tokens, static_cast<std::size_t>(unit_) * 4, seed_of(chain));
-  auto span = std::partition_point(media.begin(), media.end(),
-                                   [at](const MediaSpan& before) { return before.end <= at; });
-  for (; span != media.end() && span->begin < at + unit_; ++span) {
-    const std::int32_t from = std::max(span->begin, at);
-    const std::int32_t to = std::min(span->end, at + unit_);
-    hash = mix_medium(hash, span->content_id, from - at, to - at, from - span->begin,
-                      span->end - span->begin, span->attends_to_itself);
-  }
-  return static_cast<std::uint32_t>(hash);
-}
-
-std::uint32_t PrefixTree::Impl::next_hash(std::uint32_t chain, std::int32_t at, std::int32_t r,
-                                          std::int32_t& extent) const noexcept {
+std::uint32_t Children::next_hash(std::uint32_t chain, std::int32_t at, std::int32_t r,
+                                  std::int32_t& extent) const noexcept {
   const Run& own = run(r);
-  std::uint64_t hash = hash_bytes(tokens_of(r) + (at - own.start),
-                                  static_cast<std::size_t>(unit_) * 4, seed_of(chain));
-  for (; extent != kNone && extents_[extent].begin < at + unit_; extent = extents_[extent].next) {
-    const Extent& part = extents_[extent];
-    const std::int32_t from = std::max(part.begin, at);
-    const std::int32_t to = std::min(part.end, at + unit_);
-    hash = mix_medium(hash, part.content_id, from - at, to - at, part.offset + (from - part.begin),
-                      part.span_length, part.attends_to_itself);
-    if (part.end > at + unit_) break;
-  }
-  return static_cast<std::uint32_t>(hash);
+  const std::uint64_t hash = hash_bytes(runs_.tokens(r) + (at - own.start),
+                                        static_cast<std::size_t>(unit_) * 4, seed_of(chain));
+  return static_cast<std::uint32_t>(media_.mix(hash, extent, at, unit_));
 }
 
-std::uint32_t PrefixTree::Impl::first_hash(std::int32_t r) const noexcept {
+std::uint32_t Children::first_hash(std::int32_t r) const noexcept {
   std::int32_t extent = run(r).extents;
   return next_hash(run(run(r).parent).chain, run(r).start, r, extent);
 }
 
-std::uint32_t PrefixTree::Impl::chain_of(std::int32_t r) const noexcept {
+std::uint32_t Children::chain_of(std::int32_t r) const noexcept {
   const Run& own = run(r);
   std::uint32_t chain = run(own.parent).chain;
   std::int32_t extent = own.extents;
@@ -168,21 +104,20 @@ std::uint32_t PrefixTree::Impl::chain_of(std::int32_t r) const noexcept {
   return chain;
 }
 
-void PrefixTree::Impl::table_insert(std::int32_t r) noexcept {
+void Children::index(std::int32_t r) noexcept {
   table_.insert(r, run(r).hash);
   run(r).hashed = true;
 }
 
-void PrefixTree::Impl::table_erase(std::int32_t r) noexcept {
+void Children::unindex(std::int32_t r) noexcept {
   if (!run(r).hashed) return;
   run(r).hashed = false;
   table_.erase(r, run(r).hash);
 }
 
-// The child whose first unit is the query's, or kNone. The query has a unit of tokens at least.
-std::int32_t PrefixTree::Impl::find_child(std::int32_t parent, std::span<const std::int32_t> tokens,
-                                          std::span<const MediaSpan> media,
-                                          const std::uint32_t* hash) const noexcept {
+std::int32_t Children::find(std::int32_t parent, std::span<const std::int32_t> tokens,
+                            std::span<const MediaSpan> media,
+                            const std::uint32_t* hash) const noexcept {
   const Run& above = run(parent);
   if (above.num_children == 0) return kNone;
   const auto unit = tokens.first(static_cast<std::size_t>(unit_));
@@ -193,28 +128,27 @@ std::int32_t PrefixTree::Impl::find_child(std::int32_t parent, std::span<const s
   const std::uint32_t wanted =
       hash != nullptr ? *hash : next_hash(above.chain, above.end(), unit.data(), media);
   return table_.find(wanted, [&](std::int32_t r) {
-    prefetch(r);
+    runs_.prefetch(r);
     return run(r).parent == parent && common_prefix(r, above.end(), unit, media) == unit_;
   });
 }
 
 // ---- the treap ----
 
-PrefixTree::Impl::Neighbours PrefixTree::Impl::find_nearest(
-    std::int32_t parent, std::span<const std::int32_t> tokens,
-    std::span<const MediaSpan> media) const noexcept {
+Children::Neighbours Children::nearest(std::int32_t parent, std::span<const std::int32_t> tokens,
+                                       std::span<const MediaSpan> media) const noexcept {
   // In an ordered set the longest common prefix is with the predecessor or the successor, and both
   // lie on the way down.
-  Neighbours nearest;
+  Neighbours found;
   for (std::int32_t r = run(parent).children; r != kNone;) {
     const Compared compared = compare(r, tokens, media);
-    if (compared.common > nearest.common) nearest = {r, compared.common};
+    if (compared.common > found.common) found = {r, compared.common};
     r = compared.order < 0 ? run(r).left : run(r).right;
   }
-  return nearest;
+  return found;
 }
 
-void PrefixTree::Impl::rotate_up(std::int32_t r) noexcept {
+void Children::rotate_up(std::int32_t r) noexcept {
   const std::int32_t p = run(r).up;
   const std::int32_t g = run(p).up;
   if (run(p).left == r) {
@@ -235,9 +169,8 @@ void PrefixTree::Impl::rotate_up(std::int32_t r) noexcept {
   }
 }
 
-void PrefixTree::Impl::treap_insert(std::int32_t parent, std::int32_t r,
-                                    std::span<const std::int32_t> tokens,
-                                    std::span<const MediaSpan> media) noexcept {
+void Children::insert(std::int32_t parent, std::int32_t r, std::span<const std::int32_t> tokens,
+                      std::span<const MediaSpan> media) noexcept {
   std::int32_t up = kNone;
   std::int32_t* link = &run(parent).children;
   while (*link != kNone) {
@@ -246,11 +179,13 @@ void PrefixTree::Impl::treap_insert(std::int32_t parent, std::int32_t r,
   }
   *link = r;
   run(r).up = up;
+  const std::uint64_t name = std::uint64_t{run(r).generation} << 32 | static_cast<std::uint32_t>(r);
+  run(r).priority = static_cast<std::uint32_t>(mix_bits(seed_ ^ name));
   ++run(parent).num_children;
   while (run(r).up != kNone && run(r).priority < run(run(r).up).priority) rotate_up(r);
 }
 
-void PrefixTree::Impl::treap_remove(std::int32_t r) noexcept {
+void Children::remove(std::int32_t r) noexcept {
   while (run(r).left != kNone && run(r).right != kNone) {
     const std::int32_t left = run(r).left;
     const std::int32_t right = run(r).right;
@@ -268,7 +203,7 @@ void PrefixTree::Impl::treap_remove(std::int32_t r) noexcept {
   run(r).up = run(r).left = run(r).right = kNone;
 }
 
-void PrefixTree::Impl::treap_replace(std::int32_t old_run, std::int32_t new_run) noexcept {
+void Children::replace(std::int32_t old_run, std::int32_t new_run) noexcept {
   Run& old = run(old_run);
   Run& fresh = run(new_run);
   fresh.up = old.up;
@@ -284,12 +219,12 @@ void PrefixTree::Impl::treap_replace(std::int32_t old_run, std::int32_t new_run)
   }
 }
 
-std::int32_t PrefixTree::Impl::leftmost(std::int32_t r) const noexcept {
-  while (run(r).left != kNone) r = run(r).left;
-  return r;
+std::int32_t Children::first(std::int32_t parent) const noexcept {
+  const std::int32_t top = run(parent).children;
+  return top == kNone ? kNone : leftmost(runs_, top);
 }
 
-std::int32_t PrefixTree::Impl::treap_before(std::int32_t r) const noexcept {
+std::int32_t Children::before(std::int32_t r) const noexcept {
   if (run(r).left != kNone) {
     r = run(r).left;
     while (run(r).right != kNone) r = run(r).right;
@@ -303,14 +238,77 @@ std::int32_t PrefixTree::Impl::treap_before(std::int32_t r) const noexcept {
   return up;
 }
 
-std::int32_t PrefixTree::Impl::treap_next(std::int32_t r) const noexcept {
-  if (run(r).right != kNone) return leftmost(run(r).right);
+std::int32_t Children::next(std::int32_t r) const noexcept {
+  if (run(r).right != kNone) return leftmost(runs_, run(r).right);
   std::int32_t up = run(r).up;
   while (up != kNone && run(up).right == r) {
     r = up;
     up = run(r).up;
   }
   return up;
+}
+
+// ---- copy and check ----
+
+// A member that is not named here does not compile.
+void Children::copy_from(const Children& other) noexcept {
+  const auto& [runs, media, table, unit, seed] = other;
+  KVFOLIO_CHECK(unit_ == unit && seed_ == seed);
+  static_cast<void>(runs);  // each has its own
+  static_cast<void>(media);
+  table_.copy_from(table);
+}
+
+Status Children::check_run(std::int32_t r) const {
+  const Run& at = run(r);
+  const bool root = runs_.is_root(r);
+  if (!root) {
+    if (at.start % unit_ != 0)
+      return RunStore::broken(r, concat("begins off the grid at ", at.start));
+    if (at.hashed != (at.length >= unit_))
+      return RunStore::broken(r, "hashed without a unit, or not");
+    if (at.hashed && at.hash != first_hash(r)) return RunStore::broken(r, "its hash is stale");
+    if (at.num_children > 0 && at.chain != chain_of(r)) {
+      return RunStore::broken(r, "its chain is stale");
+    }
+  }
+  if (at.num_children > 0 && at.end() % unit_ != 0) {
+    return RunStore::broken(r, "children off the grid");
+  }
+  if (at.hashed || root) {
+    const auto is_this = [r](std::int32_t other) { return other == r; };
+    if (table_.find(at.hash, is_this) == kNone) {
+      return RunStore::broken(r, "is not in the hash table");
+    }
+  }
+  return check_order(r);
+}
+
+Status Children::check_order(std::int32_t parent) const {
+  std::int32_t children = 0;
+  std::int32_t last = kNone;
+  for (std::int32_t c = first(parent); c != kNone; last = c, c = next(c), ++children) {
+    const Run& at = run(c);
+    if (!at.alive || at.parent != parent) {
+      return RunStore::broken(parent, concat("a foreign child ", c));
+    }
+    if (last == kNone) continue;
+    // Only tokens are compared here; equal tokens with other media are ordered by those.
+    if (at.extents != kNone || run(last).extents != kNone) continue;
+    const std::int32_t* a = runs_.tokens(last);
+    const std::int32_t* b = runs_.tokens(c);
+    const std::int32_t n = std::min(at.length, run(last).length);
+    const std::int32_t same = same_tokens(a, b, n);
+    if (same == n) {
+      return RunStore::broken(parent, concat("child ", last, " is a prefix of ", c));
+    }
+    if (a[same] > b[same]) {
+      return RunStore::broken(parent, concat("children ", last, " and ", c, " out of order"));
+    }
+  }
+  const std::int32_t kept = run(parent).num_children;
+  if (children == kept) return {};
+  return RunStore::broken(parent, concat("has ", children, " children, kept ", kept));
 }
 
 }  // namespace kvfolio

@@ -25,10 +25,10 @@ namespace kvfolio {
 
 PrefixTree::Impl::NextOut PrefixTree::Impl::next_out(std::int32_t r,
                                                      std::int32_t g) const noexcept {
-  const RunGroup& rg = slots(r, g);
-  if (!group(g).full() || rg.last_idle == kNone || rg.idle_kids > 0) return {};
-  const bool is_leaf = rg.last_idle == rg.last_live && rg.live_kids == 0;
-  return {entries(r, g)[rg.last_idle], is_leaf ? Candidate::kLeaf : Candidate::kHead};
+  const RunEntries& of = entries(r, g);
+  if (!group(g).full() || of.last_idle == kNone || of.idle_kids > 0) return {};
+  const bool is_leaf = of.last_idle == of.last_live && of.live_kids == 0;
+  return {blocks(r, g)[of.last_idle], is_leaf ? Candidate::kLeaf : Candidate::kHead};
 }
 
 PrefixTree::Impl::Change PrefixTree::Impl::begin_change(std::int32_t r,
@@ -52,8 +52,8 @@ void PrefixTree::Impl::end_change(Change change) noexcept {
     const std::int32_t parent = run(change.run).parent;
     if ((live == 0 && idle == 0) || parent == kNone) return;
     change = begin_change(parent, g);
-    slots(parent, g).live_kids += live;
-    slots(parent, g).idle_kids += idle;
+    entries(parent, g).live_kids += live;
+    entries(parent, g).idle_kids += idle;
   }
 }
 
@@ -62,36 +62,36 @@ void PrefixTree::Impl::end_change(Change change) noexcept {
 // The last idle entry of the run at or before `index`, or kNone.
 std::int32_t PrefixTree::Impl::last_idle_at(std::int32_t r, std::int32_t g,
                                             std::int32_t index) const noexcept {
-  if (slots(r, g).num_idle == 0) return kNone;
-  const std::int32_t* entry = entries(r, g);
+  if (entries(r, g).num_idle == 0) return kNone;
+  const std::int32_t* entry = blocks(r, g);
   while (index >= 0 && (entry[index] == kNone || group(g).where[entry[index]].idle == 0)) --index;
   return index;
 }
 
 void PrefixTree::Impl::recount(std::int32_t r, std::int32_t g) noexcept {
-  RunGroup& rg = slots(r, g);
-  const std::int32_t* entry = entries(r, g);
-  rg.num_live = rg.num_partial = rg.num_idle = 0;
-  rg.last_live = rg.last_idle = kNone;
-  for (std::int32_t i = 0; i < rg.count; ++i) {
+  RunEntries& of = entries(r, g);
+  const std::int32_t* entry = blocks(r, g);
+  of.num_live = of.num_partial = of.num_idle = 0;
+  of.last_live = of.last_idle = kNone;
+  for (std::int32_t i = 0; i < of.count; ++i) {
     if (entry[i] == kNone) continue;
     const Where& where = group(g).where[entry[i]];
-    ++rg.num_live;
-    rg.num_partial += partial(g, static_cast<std::int32_t>(where.end)) ? 1 : 0;
-    rg.last_live = i;
+    ++of.num_live;
+    of.num_partial += partial(g, static_cast<std::int32_t>(where.end)) ? 1 : 0;
+    of.last_live = i;
     if (where.idle == 0) continue;
-    ++rg.num_idle;
-    rg.last_idle = i;
+    ++of.num_idle;
+    of.last_idle = i;
   }
 }
 
 // ---- entries come and go ----
 
-// Hangs a busy block in an empty slot.
+// Hangs a busy block where no entry is.
 void PrefixTree::Impl::put_entry(std::int32_t r, std::int32_t g, std::int32_t index,
                                  std::int32_t block, std::int32_t end) noexcept {
-  RunGroup& rg = slots(r, g);
-  std::int32_t* entry = entries(r, g);
+  RunEntries& of = entries(r, g);
+  std::int32_t* entry = blocks(r, g);
   KVFOLIO_CHECK(entry[index] == kNone && group(g).where[block].run == 0);
   Where& where = group(g).where[block];
   const auto put = [&] {
@@ -100,42 +100,42 @@ void PrefixTree::Impl::put_entry(std::int32_t r, std::int32_t g, std::int32_t in
     where.end = static_cast<std::uint32_t>(end) & 0x7fffffffu;
     where.idle = 0;
     log_.hung(g, block);
-    ++rg.num_live;
-    rg.num_partial += partial(g, end) ? 1 : 0;
+    ++of.num_live;
+    of.num_partial += partial(g, end) ? 1 : 0;
   };
-  if (index < rg.last_live) {  // in front of a live one: which leaves next stays so
+  if (index < of.last_live) {  // in front of a live one: which leaves next stays so
     put();
     return;
   }
   const Change change = begin_change(r, g);
   put();
-  rg.last_live = index;
+  of.last_live = index;
   end_change(change);
 }
 
-// Empties the slot that the block is in. The log does not hear that it is unhung.
+// Takes the entry of a block out of its run. The log does not hear that it is unhung.
 void PrefixTree::Impl::take_entry(std::int32_t g, std::int32_t block) noexcept {
   Where& where = group(g).where[block];
   const std::int32_t r = where.run - 1;
   const auto end = static_cast<std::int32_t>(where.end);
-  RunGroup& rg = slots(r, g);
-  std::int32_t* entry = entries(r, g);
-  const std::int32_t index = index_of(r, g, end);
+  RunEntries& of = entries(r, g);
+  std::int32_t* entry = blocks(r, g);
+  const std::int32_t index = runs_.index_of(r, g, end);
   KVFOLIO_CHECK(entry[index] == block);
   const bool idle = where.idle != 0;
   if (idle && !group(g).full()) log_.candidate(g, block, Candidate::kNone);
   const Change change = begin_change(r, g);
   entry[index] = kNone;
   where = {};
-  --rg.num_live;
-  rg.num_partial -= partial(g, end) ? 1 : 0;
-  if (index == rg.last_live) {
-    while (rg.last_live >= 0 && entry[rg.last_live] == kNone) --rg.last_live;
+  --of.num_live;
+  of.num_partial -= partial(g, end) ? 1 : 0;
+  if (index == of.last_live) {
+    while (of.last_live >= 0 && entry[of.last_live] == kNone) --of.last_live;
   }
   if (idle) {
-    --rg.num_idle;
+    --of.num_idle;
     --group(g).num_idle;
-    if (index == rg.last_idle) rg.last_idle = last_idle_at(r, g, index);
+    if (index == of.last_idle) of.last_idle = last_idle_at(r, g, index);
   }
   end_change(change);
 }
@@ -160,14 +160,14 @@ void PrefixTree::Impl::mark(std::int32_t g, std::span<const std::int32_t> blocks
         log_.candidate(g, blocks[i], idle ? Candidate::kLeaf : Candidate::kNone);
     }
     if (changed == 0) continue;
-    RunGroup& rg = slots(r, g);
-    rg.num_idle += idle ? changed : -changed;
+    RunEntries& of = entries(r, g);
+    of.num_idle += idle ? changed : -changed;
     group(g).num_idle += idle ? changed : -changed;
-    const std::int32_t index = index_of(r, g, static_cast<std::int32_t>(end));
+    const std::int32_t index = runs_.index_of(r, g, static_cast<std::int32_t>(end));
     if (idle) {
-      rg.last_idle = std::max(rg.last_idle, index);
-    } else if (index == rg.last_idle) {
-      rg.last_idle = last_idle_at(r, g, index);
+      of.last_idle = std::max(of.last_idle, index);
+    } else if (index == of.last_idle) {
+      of.last_idle = last_idle_at(r, g, index);
     }
     end_change(change);
   }
@@ -185,10 +185,10 @@ void PrefixTree::Impl::unhang_entry(std::int32_t g, std::int32_t block) noexcept
 void PrefixTree::Impl::unhang_from(std::int32_t r, std::int32_t begin, std::int32_t g,
                                    std::int32_t but) noexcept {
   for (std::int32_t h = 0; h < num_groups_; ++h) {
-    const RunGroup& rg = slots(r, h);
-    for (std::int32_t i = rg.last_live; i >= 0; --i) {
-      if ((rg.first + i) * block_size(h) < begin) break;
-      const std::int32_t block = entries(r, h)[i];
+    const RunEntries& of = entries(r, h);
+    for (std::int32_t i = of.last_live; i >= 0; --i) {
+      if ((of.first + i) * block_size(h) < begin) break;
+      const std::int32_t block = blocks(r, h)[i];
       if (block != kNone && (h != g || block != but)) unhang_entry(h, block);
     }
   }
@@ -204,14 +204,14 @@ void PrefixTree::Impl::unhang(std::int32_t g, std::int32_t block) noexcept {
   if (group(g).full()) {
     const std::int32_t begin = group(g).size.begin_of(static_cast<std::int32_t>(where.end) - 1);
     bool live_below = false;
-    for (std::int32_t h = 0; h < num_groups_; ++h) live_below |= slots(r, h).live_kids > 0;
+    for (std::int32_t h = 0; h < num_groups_; ++h) live_below |= entries(r, h).live_kids > 0;
     const auto deepest = [this](std::int32_t at) {
-      while (run(at).num_children > 0) at = leftmost(run(at).children);
+      while (run(at).num_children > 0) at = children_.first(at);
       return at;
     };
     for (std::int32_t at = live_below ? deepest(r) : r; at != r;) {
       unhang_from(at, begin, g, block);
-      const std::int32_t sibling = treap_next(at);
+      const std::int32_t sibling = children_.next(at);
       const std::int32_t next = sibling != kNone ? deepest(sibling) : run(at).parent;
       cut_one(at);
       at = next;

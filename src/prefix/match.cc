@@ -58,29 +58,30 @@ void PrefixTree::Impl::look_ahead(std::int32_t parent, std::span<const std::int3
   const auto hashes = std::span(ahead.hashes).first(static_cast<std::size_t>(ahead.num_hashes));
   std::uint32_t chain = known > 0 ? hashes[static_cast<std::size_t>(known) - 1] : run(parent).chain;
   for (std::int32_t i = known; i < ahead.num_hashes; ++i) {
-    chain = next_hash(chain, from + i * unit_, tokens.data() + std::int64_t{i} * unit_, media);
+    chain = children_.next_hash(chain, from + i * unit_, tokens.data() + std::int64_t{i} * unit_,
+                                media);
     hashes[static_cast<std::size_t>(i)] = chain;
   }
-  for (const std::uint32_t hash : hashes) table_.prefetch(hash);
+  for (const std::uint32_t hash : hashes) children_.prefetch(hash);
   std::array<std::int32_t, Ahead::kMost> names;
   ahead.num_runs = 0;
   for (const std::uint32_t hash : hashes) {
-    const std::int32_t r = table_.find(hash, [](std::int32_t) { return true; });
+    const std::int32_t r = children_.find_by_hash(hash, [](std::int32_t) { return true; });
     if (r == kNone) break;
-    prefetch(r);
+    runs_.prefetch(r);
     names[static_cast<std::size_t>(ahead.num_runs++)] = r;
   }
   const auto runs = std::span(names).first(static_cast<std::size_t>(ahead.num_runs));
   for (const std::int32_t r : runs) {
-    if (is_root(r)) continue;  // of an equal hash; its tokens are a key, which lies elsewhere
-    __builtin_prefetch(tokens_of(r));
-    for (std::int32_t g = 0; g < num_groups_; ++g) __builtin_prefetch(entries(r, g));
+    if (runs_.is_root(r)) continue;  // of an equal hash; its tokens are a key, which lies elsewhere
+    __builtin_prefetch(runs_.tokens(r));
+    for (std::int32_t g = 0; g < num_groups_; ++g) __builtin_prefetch(blocks(r, g));
   }
   for (const std::int32_t r : runs) {
     for (std::int32_t g = 0; g < num_groups_; ++g) {
-      const RunGroup& rg = slots(r, g);
-      if (rg.whole()) continue;
-      const std::int32_t block = entries(r, g)[0];
+      const RunEntries& of = entries(r, g);
+      if (of.whole()) continue;
+      const std::int32_t block = blocks(r, g)[0];
       if (block != kNone) __builtin_prefetch(&group(g).where[block]);
     }
   }
@@ -190,18 +191,19 @@ void PrefixTree::Impl::Lookup::walk() noexcept {
     std::int32_t child = kNone;
     if (rest.size() >= static_cast<std::size_t>(tree_.unit_)) {
       const bool known = unit < ahead.num_hashes;
-      child = tree_.find_child(r, rest, media_,
-                               known ? &ahead.hashes[static_cast<std::size_t>(unit)] : nullptr);
+      child = tree_.children_.find(r, rest, media_,
+                                   known ? &ahead.hashes[static_cast<std::size_t>(unit)] : nullptr);
     }
     if (child == kNone) {
-      const Neighbours nearest = tree_.find_nearest(r, rest, media_);
+      const Children::Neighbours nearest = tree_.children_.nearest(r, rest, media_);
       if (nearest.best == kNone) break;
       pass(nearest.best);
       at += static_cast<std::size_t>(nearest.common);
       break;
     }
     pass(child);
-    std::int32_t common = tree_.common_prefix(child, tree_.run(child).start, rest, media_);
+    std::int32_t common =
+        tree_.children_.common_prefix(child, tree_.run(child).start, rest, media_);
     if (mutant(Mutant::kChildComparedByFirstUnitOnly)) {
       common = std::min(tree_.run(child).length, static_cast<std::int32_t>(rest.size()));
     }
@@ -221,10 +223,10 @@ PrefixTree::Impl::Cover PrefixTree::Impl::cover(const Path& path, std::int32_t g
   const std::int32_t end = begin + block_size(g);
   Cover best{begin, kNone};
   const auto consider = [&](std::int32_t r) {
-    const RunGroup& rg = slots(r, g);
-    const std::int32_t index = logical - rg.first;
-    if (index < 0 || index >= rg.count) return;
-    const std::int32_t block = entries(r, g)[index];
+    const RunEntries& of = entries(r, g);
+    const std::int32_t index = logical - of.first;
+    if (index < 0 || index >= of.count) return;
+    const std::int32_t block = blocks(r, g)[index];
     if (block == kNone) return;
     const std::int32_t reach =
         std::min(static_cast<std::int32_t>(group(g).where[block].end), path.matched);
@@ -233,7 +235,7 @@ PrefixTree::Impl::Cover PrefixTree::Impl::cover(const Path& path, std::int32_t g
   while (run(from).start >= end) from = run(from).parent;
   // A root ends where it begins.
   for (std::int32_t r = from; run(r).end() > begin; r = run(r).parent) consider(r);
-  if (best.end >= std::min(end, path.matched) || is_root(path.last)) return best;
+  if (best.end >= std::min(end, path.matched) || runs_.is_root(path.last)) return best;
   // The block may end below: any descendant of the last run begins with the same tokens.
   std::int32_t r = path.last;
   while (run(r).end() < end && run(r).num_children > 0) {
@@ -247,14 +249,14 @@ void PrefixTree::Impl::Lookup::add_to_front(std::int32_t g, std::int32_t r,
                                             Front& front) const noexcept {
   if (front.has_gap) return;
   const std::int32_t size = tree_.block_size(g);
-  const RunGroup& rg = tree_.slots(r, g);
-  if (rg.whole()) {
-    front.num_whole = rg.first + rg.count;
+  const RunEntries& of = tree_.entries(r, g);
+  if (of.whole()) {
+    front.num_whole = of.first + of.count;
     return;
   }
-  const std::int32_t* entry = tree_.entries(r, g);
-  for (; front.num_whole - rg.first < rg.count; ++front.num_whole) {
-    const std::int32_t block = entry[front.num_whole - rg.first];
+  const std::int32_t* entry = tree_.blocks(r, g);
+  for (; front.num_whole - of.first < of.count; ++front.num_whole) {
+    const std::int32_t block = entry[front.num_whole - of.first];
     if (block == kNone ||
         tree_.partial(g, static_cast<std::int32_t>(tree_.group(g).where[block].end))) {
       // A block that ends beyond this run may be kept further down.
@@ -373,7 +375,7 @@ std::int32_t PrefixTree::Impl::Lookup::end_of_fronts() const noexcept {
 PrefixTree::Impl::Lookup::Hit PrefixTree::Impl::Lookup::served_nearby(
     std::int32_t limit, std::int32_t at_least, std::int32_t extra_window) const noexcept {
   Hit best{served(limit, extra_window), path_};
-  if (best.tokens >= std::min(limit, path_.matched) || tree_.is_root(path_.last)) return best;
+  if (best.tokens >= std::min(limit, path_.matched) || tree_.runs_.is_root(path_.last)) return best;
   int tries = kMostTries;
   const auto take = [&](std::int32_t more, const Path& path) {
     if (more > best.tokens && more >= at_least) best = {more, path};
@@ -382,14 +384,14 @@ PrefixTree::Impl::Lookup::Hit PrefixTree::Impl::Lookup::served_nearby(
   // below.
   const Run& last = tree_.run(path_.last);
   if (path_.matched == last.end() && last.num_children > 1) {
-    std::int32_t r = tree_.leftmost(last.children);
+    std::int32_t r = tree_.children_.first(path_.last);
     for (int asked = 0; asked < kMostTriesOnASide && r != kNone; ++asked, --tries) {
       take(served_below(r, limit, extra_window), {r, path_.matched});
-      r = tree_.treap_next(r);
+      r = tree_.children_.next(r);
     }
   }
   const std::int32_t end = end_of_fronts();  // a sibling that begins at or behind it serves no more
-  for (std::int32_t walked = path_.last; !tree_.is_root(walked) && tries > 0;
+  for (std::int32_t walked = path_.last; !tree_.runs_.is_root(walked) && tries > 0;
        walked = tree_.run(walked).parent) {
     const std::int32_t start = tree_.run(walked).start;
     const std::int32_t shared = std::min(start + tree_.unit_ - 1, limit);  // by a sibling, at most
@@ -401,9 +403,9 @@ PrefixTree::Impl::Lookup::Hit PrefixTree::Impl::Lookup::served_nearby(
     for (const bool forward : {false, true}) {
       std::int32_t r = walked;
       for (int asked = 0; asked < kMostTriesOnASide && tries > 0; ++asked) {
-        r = forward ? tree_.treap_next(r) : tree_.treap_before(r);
+        r = forward ? tree_.children_.next(r) : tree_.children_.before(r);
         if (r == kNone) break;
-        const Path path{r, start + tree_.common_prefix(r, start, rest, media_)};
+        const Path path{r, start + tree_.children_.common_prefix(r, start, rest, media_)};
         const std::int32_t known = std::max(best.tokens, floor);
         if (path.matched <= known) break;  // further out they share less still
         --tries;
@@ -418,6 +420,7 @@ PrefixTree::Impl::Lookup::Hit PrefixTree::Impl::Lookup::served_nearby(
 PrefixMatch PrefixTree::Impl::match(std::int32_t root, std::span<const std::int32_t> tokens,
                                     std::span<const MediaSpan> media, std::int32_t max_tokens,
                                     bool allow_whole) const noexcept {
+  KVFOLIO_DCHECK(runs_.is_root(root) && run(root).alive && MediaExtents::in_order(media));
   const Lookup lookup(*this, root, tokens, media);
   const auto size = static_cast<std::int32_t>(tokens.size());
   // Neither does the hit end inside such a span, nor are its tokens taken for those of a prompt
@@ -437,7 +440,8 @@ PrefixMatch PrefixTree::Impl::match(std::int32_t root, std::span<const std::int3
   found.matched = hit.path.matched;
   found.run = found.last_run;
   const std::int32_t position = found.held_tokens() / unit_ * unit_;
-  while (!is_root(found.run) && run(found.run).start >= position) found.run = run(found.run).parent;
+  while (!runs_.is_root(found.run) && run(found.run).start >= position)
+    found.run = run(found.run).parent;
   return found;
 }
 
@@ -446,18 +450,18 @@ void PrefixTree::Impl::fill_full(const Path& path, std::int32_t g, std::int32_t 
                                  std::span<std::int32_t> out) const noexcept {
   const auto count = static_cast<std::int32_t>(out.size());
   std::int32_t filled_from = count;
-  for (std::int32_t r = path.last; !is_root(r); r = run(r).parent) {
-    const RunGroup& rg = slots(r, g);
-    if (rg.first >= count) continue;
-    const std::int32_t* entry = entries(r, g);
-    const std::int32_t n = std::min(rg.count, count - rg.first);
-    const std::int32_t fresh = std::clamp(filled_from - rg.first, 0, n);
-    std::memcpy(out.data() + rg.first, entry, static_cast<std::size_t>(fresh) * 4);
+  for (std::int32_t r = path.last; !runs_.is_root(r); r = run(r).parent) {
+    const RunEntries& of = entries(r, g);
+    if (of.first >= count) continue;
+    const std::int32_t* entry = blocks(r, g);
+    const std::int32_t n = std::min(of.count, count - of.first);
+    const std::int32_t fresh = std::clamp(filled_from - of.first, 0, n);
+    std::memcpy(out.data() + of.first, entry, static_cast<std::size_t>(fresh) * 4);
     for (std::int32_t i = fresh; i < n; ++i) {
-      std::int32_t& to = out[static_cast<std::size_t>(rg.first + i)];
+      std::int32_t& to = out[static_cast<std::size_t>(of.first + i)];
       if (to == kNone) to = entry[i];
     }
-    filled_from = std::min(filled_from, rg.first);
+    filled_from = std::min(filled_from, of.first);
   }
   std::int32_t& last = out.back();
   if (last == kNone || static_cast<std::int32_t>(group(g).where[last].end) < held) {

@@ -19,22 +19,22 @@ bool PrefixTree::Impl::covered_below(std::int32_t r, std::int32_t g,
                                      std::int32_t logical) const noexcept {
   // A full group has no gaps: what it keeps below begins with all of the run, or hangs behind that.
   if (group(g).full()) {
-    return slots(r, g).live_kids > 0 && (logical + 1) * block_size(g) > run(r).end();
+    return entries(r, g).live_kids > 0 && (logical + 1) * block_size(g) > run(r).end();
   }
   while (run(r).num_children > 0) {
     r = run(r).children;
-    const RunGroup& rg = slots(r, g);
-    if (logical < rg.first) return false;
-    if (entries(r, g)[logical - rg.first] != kNone) return true;
+    const RunEntries& of = entries(r, g);
+    if (logical < of.first) return false;
+    if (blocks(r, g)[logical - of.first] != kNone) return true;
   }
   return false;
 }
 
 std::int32_t PrefixTree::Impl::whole_block_at(std::int32_t r, std::int32_t g,
                                               std::int32_t end) const noexcept {
-  r = run_of(r, end);
-  const std::int32_t block = entries(r, g)[index_of(r, g, end)];
-  if (block == kNone || slots(r, g).num_partial == 0) return block;
+  r = runs_.run_of(r, end);
+  const std::int32_t block = blocks(r, g)[runs_.index_of(r, g, end)];
+  if (block == kNone || entries(r, g).num_partial == 0) return block;
   return static_cast<std::int32_t>(group(g).where[block].end) == end ? block : kNone;
 }
 
@@ -45,8 +45,9 @@ bool PrefixTree::Impl::hang_at(std::int32_t r, std::int32_t g, std::int32_t bloc
                                Published& published) noexcept {
   const FixedArray<Where>& where = group(g).where;
   const auto reach = [&](std::int32_t b) { return static_cast<std::int32_t>(where[b].end); };
+  KVFOLIO_DCHECK(where[block].idle == 0);
   if (where[block].run != 0 && reach(block) >= end) return true;
-  const std::int32_t there = entries(r, g)[logical - slots(r, g).first];
+  const std::int32_t there = blocks(r, g)[logical - entries(r, g).first];
   if (there != kNone && reach(there) > end) return true;
   if (partial(g, end) && covered_below(r, g, logical)) return true;
   if (there != kNone && reach(there) == end) {
@@ -69,8 +70,8 @@ void PrefixTree::Impl::hang_over(std::int32_t r, std::int32_t g, std::int32_t bl
     take_entry(g, other);
     if (other != block) log_.unhung(g, other, block);
   };
-  const std::int32_t index = logical - slots(r, g).first;
-  const std::int32_t there = entries(r, g)[index];
+  const std::int32_t index = logical - entries(r, g).first;
+  const std::int32_t there = blocks(r, g)[index];
   if (where[block].run != 0) {
     // A tail hangs where its tokens were found, maybe in a gap of a longer path, and its writer may
     // have gone on otherwise than that path: then its shorter entry is not on the way up from here.
@@ -87,7 +88,7 @@ void PrefixTree::Impl::hang_over(std::int32_t r, std::int32_t g, std::int32_t bl
   const std::int32_t begin = logical * block_size(g);
   for (std::int32_t at = r; run(at).start > begin;) {
     at = run(at).parent;
-    const std::int32_t above = entries(at, g)[logical - slots(at, g).first];
+    const std::int32_t above = blocks(at, g)[logical - entries(at, g).first];
     if (above != kNone) give_way(above);
   }
   put_entry(r, g, index, block, end);
@@ -130,13 +131,13 @@ void PrefixTree::Impl::hang_range(std::int32_t r, std::int32_t g, std::int32_t a
     const std::int32_t block = table[static_cast<std::size_t>(logical)];
     if (block == kNone) continue;
     const std::int32_t end = std::min((logical + 1) * size, at);
-    r = run_of(r, end);
+    r = runs_.run_of(r, end);
     const std::int32_t begin = logical * size;
     const bool is_new = end - begin == size && begin >= run(r).start && logical < gap &&
                         group(g).where[block].run == 0 &&
-                        entries(r, g)[logical - slots(r, g).first] == kNone;
+                        blocks(r, g)[logical - entries(r, g).first] == kNone;
     if (is_new) {  // what most are: hang_at() would look for others that might give way
-      put_entry(r, g, logical - slots(r, g).first, block, end);
+      put_entry(r, g, logical - entries(r, g).first, block, end);
       ++published.num_hung;
       continue;
     }
@@ -168,6 +169,8 @@ void PrefixTree::Impl::hang_offered(std::int32_t r, std::int32_t at, std::int32_
 bool PrefixTree::Impl::extend(Place& place, std::span<const std::int32_t> tokens,
                               std::span<const MediaSpan> media, const PublishOffer& offer,
                               Published& published) noexcept {
+  KVFOLIO_DCHECK(place.valid() && MediaExtents::in_order(media));
+  KVFOLIO_DCHECK(offer.tables.size() == groups_.size());
   settle(place);
   std::int32_t r = place.run;
   std::int32_t at = place.position;
@@ -179,7 +182,7 @@ bool PrefixTree::Impl::extend(Place& place, std::span<const std::int32_t> tokens
   while (!rest.empty()) {
     const auto left = static_cast<std::int32_t>(rest.size());
     if (at < run(r).end()) {
-      const std::int32_t common = common_prefix(r, at, rest, media);
+      const std::int32_t common = children_.common_prefix(r, at, rest, media);
       if (common < left && at + common < run(r).end()) {
         const std::int32_t where_to_cut = units_.begin_of(at + common);
         const std::int32_t upper = split(r, where_to_cut);
@@ -198,9 +201,9 @@ bool PrefixTree::Impl::extend(Place& place, std::span<const std::int32_t> tokens
     }
     std::int32_t child = kNone;
     const bool branches = run(r).num_children > 0;
-    if (branches && left >= unit_) child = find_child(r, rest, media);
+    if (branches && left >= unit_) child = children_.find(r, rest, media);
     if (branches && child == kNone) {
-      const Neighbours nearest = find_nearest(r, rest, media);
+      const Children::Neighbours nearest = children_.nearest(r, rest, media);
       if (nearest.best != kNone &&
           (nearest.common == left || nearest.common == run(nearest.best).length)) {
         child = nearest.best;
@@ -210,7 +213,7 @@ bool PrefixTree::Impl::extend(Place& place, std::span<const std::int32_t> tokens
       r = child;
       continue;
     }
-    if (!is_root(r) && !branches) {
+    if (!runs_.is_root(r) && !branches) {
       if (!grow(r, rest, media)) return false;
     } else {
       r = add_child(r, rest, media);

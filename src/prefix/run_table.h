@@ -6,7 +6,7 @@
 // without a look at them; who asks compares the rest. It knows neither tokens nor parents.
 //
 // Open addressing with linear probing; removal shifts back, so there are no tombstones.
-// Invariant: between the home of a run and its cell there is no empty cell.
+// Invariant, see check(): between the home of a run and its cell there is no empty cell.
 // Thread safety: none. Nothing allocates after allocate().
 
 #include <cstdint>
@@ -57,6 +57,17 @@ class RunTable {
       if (cells_[at].hash == hash && is_it(cells_[at].run - 1)) return cells_[at].run - 1;
     }
     return kNone;
+  }
+
+  // Every run that is in can be found. O(max_runs) and more where runs of cells are long.
+  [[nodiscard]] bool check() const noexcept {
+    for (std::uint32_t at = 0; at < num_cells_; ++at) {
+      if (cells_[at].run == 0) continue;
+      for (std::uint32_t before = home(cells_[at].hash); before != at; before = next(before)) {
+        if (cells_[before].run == 0) return false;
+      }
+    }
+    return true;
   }
 
   // Becomes an equal of `other`. Requires: allocated for as many runs.

@@ -49,6 +49,7 @@ TEST(RunTable, FindsExactlyWhatIsInAfterRandomInsertsAndErasures) {
         table.insert(run, hash);
         in[run] = hash;
       }
+      ASSERT_TRUE(table.check());
       for (std::int32_t other = 0; other < max_runs; ++other) {
         const auto at = in.find(other);
         const std::uint32_t hash =

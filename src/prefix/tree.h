@@ -1,9 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The insides of PrefixTree. One class, seven files:
-//   tree.cc      creation, roots, places, and the shape of runs (split, cut, remove)
-//   children.cc  finding a child: hash table and treap
+// The insides of PrefixTree. It is made of nouns, each with its own header, invariants, check() and
+// test:
+//   TreeLog       what changed, for the user            tree_log.h
+//   RootKeys      the keys of the roots                 root_keys.h
+//   MediaExtents  media along runs                      media_extents.h
+//   RunStore      runs: records, tokens, blocks         run_store.h
+//   RunTable      runs by hash                          run_table.h
+//   Children      the child that a query goes on with   children.h
+// Children includes RunTable, RunStore and MediaExtents; no other noun includes another. The verbs
+// stand over them, in Impl, and no noun includes this header:
+//   tree.cc      creation, roots, places
+//   shape.cc     the shape of runs: grow, split, cut
 //   match.cc     the longest prefix that every group can serve
 //   publish.cc   extending a path and hanging blocks
 //   entries.cc   entries, idle and busy, candidates, eviction
@@ -12,15 +21,17 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "base/block_size.h"
 #include "kvfolio/fixed_array.h"
 #include "kvfolio/prefix_tree.h"
-#include "kvfolio/span_arena.h"
-#include "prefix/run_table.h"
+#include "prefix/children.h"
+#include "prefix/media_extents.h"
+#include "prefix/root_keys.h"
+#include "prefix/run_store.h"
 #include "prefix/tree_log.h"
 
 namespace kvfolio {
@@ -28,65 +39,6 @@ namespace kvfolio {
 class PrefixTree::Impl {
  public:
   static constexpr std::int32_t kNone = -1;
-  static constexpr std::size_t kMaxKeyBytes = 65536;
-
-  // A stretch of media along a run, at absolute positions.
-  struct Extent {
-    std::int32_t begin;
-    std::int32_t end;
-    std::int32_t offset;       // of `begin` within its span
-    std::int32_t span_length;  // of the whole span
-    std::int32_t next;         // in the run, ascending; or on the free list
-    bool attends_to_itself;
-    std::array<std::byte, 32> content_id;
-  };
-
-  // A line of the cache. A path is hashed unit by unit, each hash made of the one before and of
-  // the unit's tokens and media: so where a prompt may lead follows from the prompt alone.
-  struct Run {
-    static constexpr int kGenerationBits = 30;
-    std::int32_t parent;    // kNone: a root
-    std::int32_t start;     // position of its first token
-    std::int32_t length;    // tokens
-    ArenaSpan tokens;       // a root keeps its key here, as bytes
-    std::int32_t children;  // root of the treap of its children
-    std::int32_t num_children;
-    union {
-      std::int32_t up;         // with left and right: in the treap of its siblings
-      std::int32_t key_bytes;  // roots, which are in none
-    };
-    std::int32_t left, right;
-    std::uint32_t priority;
-    std::uint32_t hash;   // of the path up to the end of its first unit; roots: of the key
-    std::uint32_t chain;  // of the path up to its end; only where there are children, and roots
-    std::uint32_t generation : kGenerationBits;
-    std::uint32_t alive : 1;
-    std::uint32_t hashed : 1;
-    std::int32_t places;
-    std::int32_t extents;  // its media, ascending
-
-    [[nodiscard]] std::int32_t end() const noexcept { return start + length; }
-  };
-  static_assert(sizeof(Run) == 64);
-
-  // The entries of one group along one run: logical blocks first .. first + count - 1. A block that
-  // straddles the start has its slot here when it ends here, and may have one in the parent too,
-  // for a partial block that ends there.
-  struct RunGroup {
-    ArenaSpan entries;
-    std::int32_t first;
-    std::int32_t count;
-    std::int32_t num_live;     // entries that are not -1
-    std::int32_t num_partial;  // of these, those that end inside their block
-    std::int32_t num_idle;     // likewise, those that nobody uses
-    std::int32_t last_live;    // index from `first`, or kNone
-    std::int32_t last_idle;    // likewise
-    std::int32_t live_kids;    // children with an entry in their subtree
-    std::int32_t idle_kids;    // children with an idle entry in their subtree
-
-    // Every block of the run is there, up to its end.
-    [[nodiscard]] bool whole() const noexcept { return num_live == count && num_partial == 0; }
-  };
 
   struct Where {
     std::int32_t run;        // + 1; 0: not findable
@@ -112,11 +64,7 @@ class PrefixTree::Impl {
   void leave(Place& place) noexcept;
   void settle(Place& place) noexcept;
   void climb(Place& place, std::int32_t position) noexcept;
-  void prefetch(std::int32_t r) const noexcept;
-  void prefetch_ends(std::int32_t r) const noexcept;
   void prefetch_eviction(std::int32_t g, std::int32_t block, int step) const noexcept;
-  void copy_tokens(const Place& place, std::int32_t begin,
-                   std::span<std::int32_t> out) const noexcept;
   // match.cc
   PrefixMatch match(std::int32_t root, std::span<const std::int32_t> tokens,
                     std::span<const MediaSpan> media, std::int32_t max_tokens,
@@ -141,69 +89,47 @@ class PrefixTree::Impl {
     return groups_[static_cast<std::size_t>(group.value())].where[block.value()];
   }
 
-  TreeLog log_;
+  // By GroupId. Its blocks: [block] where the entry is.
   std::vector<Group> groups_;
+  std::int32_t num_groups_ = 0;
   std::int32_t unit_ = 1;  // the smallest block size
   BlockSize units_;        // the same, to divide by
-  std::int32_t num_runs_ = 0;
-  std::int64_t num_tokens_ = 0;
+  std::uint64_t hash_seed_ = 0;
+  TreeLog log_;
+  RootKeys keys_;
+  MediaExtents media_;
+  RunStore runs_;
+  Children children_{runs_, media_};
 
  private:
   friend struct StateReader;
-  struct Compared {
-    std::int32_t common;  // positions on which both agree
-    std::int32_t order;   // < 0: the query comes first
-  };
-  struct Neighbours {
-    std::int32_t best = kNone;  // the child that shares most
-    std::int32_t common = 0;
-  };
 
   Impl() = default;
 
-  Run& run(std::int32_t r) noexcept { return runs_[r]; }
-  const Run& run(std::int32_t r) const noexcept { return runs_[r]; }
-  RunGroup& slots(std::int32_t r, std::int32_t g) noexcept {
-    return run_groups_[std::int64_t{r} * num_groups_ + g];
+  Run& run(std::int32_t r) noexcept { return runs_.run(r); }
+  const Run& run(std::int32_t r) const noexcept { return runs_.run(r); }
+  RunEntries& entries(std::int32_t r, std::int32_t g) noexcept { return runs_.entries(r, g); }
+  const RunEntries& entries(std::int32_t r, std::int32_t g) const noexcept {
+    return runs_.entries(r, g);
   }
-  const RunGroup& slots(std::int32_t r, std::int32_t g) const noexcept {
-    return run_groups_[std::int64_t{r} * num_groups_ + g];
+  [[nodiscard]] std::int32_t* blocks(std::int32_t r, std::int32_t g) noexcept {
+    return runs_.blocks(r, g);
   }
-  [[nodiscard]] std::int32_t* entries(std::int32_t r, std::int32_t g) noexcept {
-    return entries_->at(slots(r, g).entries);
-  }
-  [[nodiscard]] const std::int32_t* entries(std::int32_t r, std::int32_t g) const noexcept {
-    return entries_->at(slots(r, g).entries);
+  [[nodiscard]] const std::int32_t* blocks(std::int32_t r, std::int32_t g) const noexcept {
+    return runs_.blocks(r, g);
   }
   Group& group(std::int32_t g) noexcept { return groups_[static_cast<std::size_t>(g)]; }
   const Group& group(std::int32_t g) const noexcept { return groups_[static_cast<std::size_t>(g)]; }
   [[nodiscard]] std::int32_t block_size(std::int32_t g) const noexcept {
     return group(g).spec.block_size;
   }
-  // The index, in the run's entries, of the block that ends at or behind `end`.
-  [[nodiscard]] std::int32_t index_of(std::int32_t r, std::int32_t g,
-                                      std::int32_t end) const noexcept {
-    return group(g).size.block_of(end - 1) - slots(r, g).first;
-  }
-  [[nodiscard]] const std::int32_t* tokens_of(std::int32_t r) const noexcept {
-    return tokens_->at(run(r).tokens);
-  }
-  [[nodiscard]] bool is_root(std::int32_t r) const noexcept { return run(r).parent == kNone; }
 
   // tree.cc
-  [[nodiscard]] bool fits(const RootKey& key) const noexcept;
-  [[nodiscard]] std::uint32_t hash_of(const RootKey& key) const noexcept;
-  [[nodiscard]] std::int32_t lookup_root(const RootKey& key, std::uint32_t hash) const noexcept;
-  [[nodiscard]] std::int32_t new_run() noexcept;
-  void free_run(std::int32_t r) noexcept;
-  // Room for the tokens and entries of a run of this length; grows only. False: no room.
-  [[nodiscard]] bool reserve_room(std::int32_t r, std::int32_t length) noexcept;
-  // Gives a longer run its empty slots.
-  void add_slots(std::int32_t r) noexcept;
-  [[nodiscard]] bool add_extents(std::int32_t r, std::span<const MediaSpan> media,
-                                 std::int32_t from, std::int32_t to) noexcept;
-  [[nodiscard]] std::int32_t new_extent() noexcept;
-  void drop_extents(std::int32_t r, std::int32_t from) noexcept;
+  [[nodiscard]] Status allocate(const PrefixTreeOptions& options);
+  [[nodiscard]] std::int32_t lookup_root(const RootKey& key, std::int64_t bytes,
+                                         std::uint32_t hash) const noexcept;
+
+  // shape.cc
   // Appends tokens (with media) at the end of a run without children; hashes it when it has a unit.
   [[nodiscard]] bool grow(std::int32_t r, std::span<const std::int32_t> tokens,
                           std::span<const MediaSpan> media) noexcept;
@@ -212,51 +138,14 @@ class PrefixTree::Impl {
                                        std::span<const MediaSpan> media) noexcept;
   // Splits at a position inside the run; returns the new upper run, or kNone: no room.
   [[nodiscard]] std::int32_t split(std::int32_t r, std::int32_t cut) noexcept;
+  void split_entries(std::int32_t lower, std::int32_t upper, std::int32_t g) noexcept;
+  void free_run(std::int32_t r) noexcept;
+  // Where the last live entry of a run ends, of any group; its start where there is none.
+  [[nodiscard]] std::int32_t end_of_entries(std::int32_t r) const noexcept;
   // Cuts a run behind what is needed of it; true when it was removed.
   bool cut_one(std::int32_t r) noexcept;
-  // Likewise, and then its parent, as long as runs vanish.
+  // The same, and then for its parent, as long as runs vanish.
   void cut(std::int32_t r) noexcept;
-
-  // children.cc
-  [[nodiscard]] static std::int32_t same_tokens(const std::int32_t* a, const std::int32_t* b,
-                                                std::int32_t n) noexcept;
-  // First position of [from, to) at which the run's media and the query's differ, or `to`.
-  [[nodiscard]] std::int32_t same_media(std::int32_t r, std::int32_t from, std::int32_t to,
-                                        std::span<const MediaSpan> media) const noexcept;
-  // Tokens of the run from position `at` on that equal the query's.
-  [[nodiscard]] std::int32_t common_prefix(std::int32_t r, std::int32_t at,
-                                           std::span<const std::int32_t> tokens,
-                                           std::span<const MediaSpan> media) const noexcept;
-  [[nodiscard]] Compared compare(std::int32_t r, std::span<const std::int32_t> tokens,
-                                 std::span<const MediaSpan> media) const noexcept;
-  // The hash of a path one unit on, from its hash up to position `at`: of a query's tokens, and of
-  // those of a run.
-  [[nodiscard]] std::uint32_t next_hash(std::uint32_t chain, std::int32_t at,
-                                        const std::int32_t* tokens,
-                                        std::span<const MediaSpan> media) const noexcept;
-  // `extent`: the run's first that ends behind `at`, which moves on with it.
-  [[nodiscard]] std::uint32_t next_hash(std::uint32_t chain, std::int32_t at, std::int32_t r,
-                                        std::int32_t& extent) const noexcept;
-  // Of the path up to the end of a run's first unit, and of its last whole one.
-  [[nodiscard]] std::uint32_t first_hash(std::int32_t r) const noexcept;
-  [[nodiscard]] std::uint32_t chain_of(std::int32_t r) const noexcept;
-  [[nodiscard]] std::uint64_t seed_of(std::uint32_t chain) const noexcept;
-  void table_insert(std::int32_t r) noexcept;
-  void table_erase(std::int32_t r) noexcept;
-  // `hash`: next_hash() of the query at the parent's end, where that is known.
-  [[nodiscard]] std::int32_t find_child(std::int32_t parent, std::span<const std::int32_t> tokens,
-                                        std::span<const MediaSpan> media,
-                                        const std::uint32_t* hash = nullptr) const noexcept;
-  [[nodiscard]] Neighbours find_nearest(std::int32_t parent, std::span<const std::int32_t> tokens,
-                                        std::span<const MediaSpan> media) const noexcept;
-  void treap_insert(std::int32_t parent, std::int32_t r, std::span<const std::int32_t> tokens,
-                    std::span<const MediaSpan> media) noexcept;
-  void treap_remove(std::int32_t r) noexcept;
-  void treap_replace(std::int32_t old_run, std::int32_t new_run) noexcept;
-  void rotate_up(std::int32_t r) noexcept;
-  [[nodiscard]] std::int32_t treap_next(std::int32_t r) const noexcept;
-  [[nodiscard]] std::int32_t treap_before(std::int32_t r) const noexcept;
-  [[nodiscard]] std::int32_t leftmost(std::int32_t r) const noexcept;
 
   // match.cc
 
@@ -298,11 +187,6 @@ class PrefixTree::Impl {
                  std::int32_t end) noexcept;
   [[nodiscard]] bool covered_below(std::int32_t r, std::int32_t g,
                                    std::int32_t logical) const noexcept;
-  // The run on the way up from r in which position end - 1 lies.
-  [[nodiscard]] std::int32_t run_of(std::int32_t r, std::int32_t end) const noexcept {
-    while (end <= run(r).start) r = run(r).parent;
-    return r;
-  }
   // The block that ends at `end`, the border of a logical block, on the way up from r; or kNone.
   [[nodiscard]] std::int32_t whole_block_at(std::int32_t r, std::int32_t g,
                                             std::int32_t end) const noexcept;
@@ -342,35 +226,25 @@ class PrefixTree::Impl {
   void unhang_entry(std::int32_t g, std::int32_t block) noexcept;
   void unhang_from(std::int32_t r, std::int32_t begin, std::int32_t g, std::int32_t but) noexcept;
   [[nodiscard]] bool has_live(std::int32_t r, std::int32_t g) const noexcept {
-    return slots(r, g).last_live >= 0 || slots(r, g).live_kids > 0;
+    return entries(r, g).last_live >= 0 || entries(r, g).live_kids > 0;
   }
   [[nodiscard]] bool has_idle(std::int32_t r, std::int32_t g) const noexcept {
-    return slots(r, g).last_idle >= 0 || slots(r, g).idle_kids > 0;
+    return entries(r, g).last_idle >= 0 || entries(r, g).idle_kids > 0;
   }
   [[nodiscard]] bool partial(std::int32_t g, std::int32_t end) const noexcept {
     return group(g).size.offset_of(end) != 0;
   }
 
-  std::int32_t num_groups_ = 0;
-  std::int32_t max_runs_ = 0;
-  std::int32_t max_root_keys_ = 0;
-  std::int64_t max_root_key_bytes_ = 0;
-  std::int32_t num_roots_ = 0;
-  std::int64_t root_key_bytes_ = 0;
-  std::uint64_t hash_seed_ = 0;
-
-  FixedArray<Run> runs_;
-  FixedArray<RunGroup> run_groups_;
-  std::int32_t runs_touched_ = 0;   // runs beyond were never used
-  std::int32_t free_runs_ = kNone;  // linked through parent
-  std::unique_ptr<SpanArena> tokens_;
-  std::unique_ptr<SpanArena> entries_;
-  std::unique_ptr<SpanArena> keys_;
-  FixedArray<Extent> extents_;
-  std::int32_t extents_touched_ = 0;
-  std::int32_t free_extents_ = kNone;
-
-  RunTable table_;
+  // check.cc
+  struct Counts {
+    std::array<std::int64_t, kMaxGroups> live{};
+    std::array<std::int32_t, kMaxGroups> idle{};
+  };
+  [[nodiscard]] Status check_nouns() const;
+  [[nodiscard]] Status check_run(std::int32_t r, Counts& counts) const;
+  [[nodiscard]] Status check_entry(std::int32_t r, std::int32_t g, std::int32_t index) const;
+  [[nodiscard]] Status check_entries(std::int32_t r, std::int32_t g, Counts& counts) const;
+  [[nodiscard]] Status check_blocks(std::int32_t g, const Counts& counts) const;
 };
 
 }  // namespace kvfolio

@@ -36,9 +36,9 @@ class Names {
 template <typename Runs, typename Visit>
 void in_order(const Runs& runs, std::int32_t r, const Visit& visit) {
   if (r < 0) return;
-  in_order(runs, runs[r].left, visit);
+  in_order(runs, runs.run(r).left, visit);
   visit(r);
-  in_order(runs, runs[r].right, visit);
+  in_order(runs, runs.run(r).right, visit);
 }
 
 }  // namespace
@@ -85,7 +85,7 @@ std::vector<FindableBlock> StateReader::findable(const KVCacheManager& manager) 
     }
     std::reverse(path.begin(), path.end());
     for (const std::int32_t r : path) {
-      const std::int32_t* tokens = tree.tokens_of(r);
+      const std::int32_t* tokens = tree.runs_.tokens(r);
       entry.tokens.insert(entry.tokens.end(), tokens, tokens + tree.run(r).length);
     }
     found.push_back(std::move(entry));
@@ -131,22 +131,22 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
     put(run.length);
     put(run.places);
     if (run.parent >= 0) {
-      const std::int32_t* tokens = tree.tokens_of(r);
+      const std::int32_t* tokens = tree.runs_.tokens(r);
       out.insert(out.end(), tokens, tokens + run.length);
     }
-    const auto& slots_of_run = tree.slots(r, 0);
-    put(slots_of_run.first);
-    put(slots_of_run.count);
-    const std::int32_t* entries = tree.entries(r, 0);
-    for (std::int32_t i = 0; i < slots_of_run.count; ++i) {
-      put(blocks.of(entries[i]));
-      if (entries[i] >= 0) put(tree.groups_[0].where[entries[i]].end);
-      if (entries[i] >= 0) put(tree.groups_[0].where[entries[i]].idle);
+    const auto& entries = tree.entries(r, 0);
+    put(entries.first);
+    put(entries.count);
+    const std::int32_t* hung = tree.blocks(r, 0);
+    for (std::int32_t i = 0; i < entries.count; ++i) {
+      put(blocks.of(hung[i]));
+      if (hung[i] >= 0) put(tree.groups_[0].where[hung[i]].end);
+      if (hung[i] >= 0) put(tree.groups_[0].where[hung[i]].idle);
     }
     put(run.num_children);
     in_order(tree.runs_, run.children, [&](std::int32_t child) { self(self, child); });
   };
-  for (std::int32_t r = 0; r < tree.runs_touched_; ++r) {
+  for (std::int32_t r = 0; r < tree.runs_.num_touched(); ++r) {
     if (tree.run(r).alive && tree.run(r).parent < 0) walk(walk, r);
   }
   put(-7);
