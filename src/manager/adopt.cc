@@ -37,10 +37,10 @@ Status check_distinct(BlockPool& pool, std::int32_t g, std::span<const std::int3
 Status KVCacheManager::Impl::adopt(SequenceId id,
                                    std::span<const std::span<const std::int32_t>> tables,
                                    std::int32_t num_tokens) {
-  std::int32_t slot = 0;
-  KVFOLIO_RETURN_IF_ERROR(find_resting(id, "adopt", slot));
-  Sequence& s = sequences_[slot];
-  SequenceDetails& d = details(slot);
+  std::int32_t row = 0;
+  KVFOLIO_RETURN_IF_ERROR(find_resting(id, "adopt", row));
+  Sequence& s = rows_[row];
+  SequenceDetails& d = details(row);
   if (steps_.is_open()) {
     return {ErrorCode::kFailedPrecondition,
             concat("adopt: step ", steps_.last_ticket(), " is open; commit or drop it first")};
@@ -57,8 +57,8 @@ Status KVCacheManager::Impl::adopt(SequenceId id,
   // Where the entries go: into the table, or into a new one if it is too small or still counts.
   std::array<BlockTable, kMaxGroups> fresh;
   const auto target = [&](std::int32_t g) -> BlockTable& {
-    const bool fits = blocks_for(g, num_tokens) <= table(slot, g).capacity();
-    return fits && !s.replay ? table(slot, g) : fresh[static_cast<std::size_t>(g)];
+    const bool fits = blocks_for(g, num_tokens) <= table(row, g).capacity();
+    return fits && !s.replay ? table(row, g) : fresh[static_cast<std::size_t>(g)];
   };
   Status status;
   for (std::int32_t g = 0; g < num_groups() && status.ok(); ++g) {
@@ -90,16 +90,16 @@ Status KVCacheManager::Impl::adopt(SequenceId id,
   // Held first: the only reference to one of them may be this sequence's own, to the block beyond
   // its length that its prompt was found in.
   for (std::int32_t g = 0; g < num_groups(); ++g) hold_table(g, target(g).blocks(arena()));
-  if (s.replay) truncate_to(slot, 0);
+  if (s.replay) truncate_to(row, 0);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     if (fresh[static_cast<std::size_t>(g)].capacity() == 0) continue;
-    table(slot, g).release(arena());
-    table(slot, g) = fresh[static_cast<std::size_t>(g)];
+    table(row, g).release(arena());
+    table(row, g) = fresh[static_cast<std::size_t>(g)];
   }
   s.length = s.accepted = d.settled = num_tokens;
   s.exact_until = 0;  // nobody told us which tokens these are
   s.used = true;
-  victims_.note_change(slot);
+  victims_.note_change(row);
   return {};
 }
 

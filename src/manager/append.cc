@@ -29,7 +29,7 @@ bool KVCacheManager::Impl::is_alone_with(std::int32_t g, BlockId block) const no
 // `position` in place by
 //  - the sequence with the right to it, or any when nobody has it, exactly behind the valid tokens;
 //  - its only holder, below them, when nothing findable ends above.
-bool KVCacheManager::Impl::may_write_in_place(std::int32_t slot, std::int32_t g, BlockId block,
+bool KVCacheManager::Impl::may_write_in_place(std::int32_t row, std::int32_t g, BlockId block,
                                               std::int32_t position) const noexcept {
   const BlockPool& pool = group(g).pool;
   const std::int32_t offset = position - block_of(g, position) * block_size(g);
@@ -42,22 +42,22 @@ bool KVCacheManager::Impl::may_write_in_place(std::int32_t slot, std::int32_t g,
   };
   if (mutant(Mutant::kNoCopyOnSharedWrite)) return true;
   if (mutant(Mutant::kPartialTailSharedInPlace) && partial) return true;
-  if (pool.valid(block) == offset && (writer == slot || writer == BlockPool::kNobody)) return true;
+  if (pool.valid(block) == offset && (writer == row || writer == BlockPool::kNobody)) return true;
   return is_alone_with(g, block) && pool.valid(block) >= offset &&
          (!is_findable_beyond() || mutant(Mutant::kAppendAfterTruncateOverwritesFindable));
 }
 
-KVCacheManager::Impl::Demand KVCacheManager::Impl::demand(std::int32_t slot, std::int32_t g,
+KVCacheManager::Impl::Demand KVCacheManager::Impl::demand(std::int32_t row, std::int32_t g,
                                                           std::int32_t write_begin,
                                                           std::int32_t end) const noexcept {
   Demand needs{0, false, false, false};
   if (end == write_begin) return needs;
   const std::int32_t have = blocks_for(g, write_begin);
   needs.blocks = blocks_for(g, end) - have;
-  const BlockTable& blocks = table(slot, g);
+  const BlockTable& blocks = table(row, g);
   if (group(g).size.offset_of(write_begin) != 0) {
     const BlockId tail = blocks.at(arena(), have - 1);
-    needs.new_tail = !may_write_in_place(slot, g, tail, write_begin);
+    needs.new_tail = !may_write_in_place(row, g, tail, write_begin);
     needs.blocks += needs.new_tail ? 1 : 0;
     needs.can_reuse = needs.new_tail && is_alone_with(g, tail);
   } else if (blocks.size() > have) {
@@ -77,9 +77,9 @@ void KVCacheManager::Impl::reuse(Demand& needs) noexcept {
 }
 
 // May the sequence enter a step, the open one if there is one?
-Status KVCacheManager::Impl::check_ready(std::int32_t slot, std::string_view what) const {
-  KVFOLIO_RETURN_IF_ERROR(check_resting(slot, what));
-  const Sequence& s = sequences_[slot];
+Status KVCacheManager::Impl::check_ready(std::int32_t row, std::string_view what) const {
+  KVFOLIO_RETURN_IF_ERROR(check_resting(row, what));
+  const Sequence& s = rows_[row];
   if (s.draft() > 0) {
     return {ErrorCode::kFailedPrecondition,
             concat(what, ": the sequence has ", s.draft(), " draft tokens; accept() first")};
@@ -99,35 +99,35 @@ Status KVCacheManager::Impl::check_ready(std::int32_t slot, std::string_view wha
 Status KVCacheManager::Impl::check_demands(std::span<const AppendDemand> demands) const {
   Status answer;
   std::size_t marked = 0;
-  std::int32_t* marks = scratch_.data() + sequences_.size();
+  std::int32_t* marks = scratch_.data() + rows_.size();
   for (; marked < demands.size() && answer.ok(); ++marked) {
     const AppendDemand& demand = demands[marked];
-    std::int32_t slot = 0;
-    answer = find(demand.sequence, slot);
+    std::int32_t row = 0;
+    answer = find(demand.sequence, row);
     if (!answer.ok()) break;
-    answer = check_ready(slot, "admit");
-    if (answer.ok()) answer = check_growth(sequences_[slot], "admit", demand.num_tokens);
+    answer = check_ready(row, "admit");
+    if (answer.ok()) answer = check_growth(rows_[row], "admit", demand.num_tokens);
     if (!answer.ok()) break;
-    if (marks[slot] != 0) {
+    if (marks[row] != 0) {
       answer = {ErrorCode::kInvalidArgument,
                 concat("admit names a sequence twice, the second time at ", marked)};
       break;
     }
-    marks[slot] = 1;
+    marks[row] = 1;
   }
-  for (std::size_t i = 0; i < marked; ++i) marks[slot_in(demands[i].sequence.value())] = 0;
+  for (std::size_t i = 0; i < marked; ++i) marks[row_in(demands[i].sequence.value())] = 0;
   return answer;
 }
 
 // Cells for the tables of a sequence of `end` tokens, and with `with_tail` for those of its
 // unpublished ones. New spans come first: when one of them is not to be had, nothing has moved.
-bool KVCacheManager::Impl::reserve_spans(std::int32_t slot, std::int32_t end,
+bool KVCacheManager::Impl::reserve_spans(std::int32_t row, std::int32_t end,
                                          bool with_tail) noexcept {
-  Sequence& s = sequences_[slot];
+  Sequence& s = rows_[row];
   const std::int64_t tail_needs = with_tail && end > s.length ? tail_cells(s, end) : 0;
   bool room = tail_needs <= SpanArena::capacity(s.tail);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    room = room && blocks_for(g, end) <= table(slot, g).capacity();
+    room = room && blocks_for(g, end) <= table(row, g).capacity();
   }
   if (room) return true;
 
@@ -135,7 +135,7 @@ bool KVCacheManager::Impl::reserve_spans(std::int32_t slot, std::int32_t end,
   std::array<BlockTable, kMaxGroups> larger;
   for (std::int32_t g = 0; g < num_groups() && room; ++g) {
     const std::int32_t blocks = blocks_for(g, end);
-    if (blocks <= table(slot, g).capacity()) continue;
+    if (blocks <= table(row, g).capacity()) continue;
     room = larger[static_cast<std::size_t>(g)].reserve(arena(), blocks);
   }
   ArenaSpan tail;
@@ -149,9 +149,9 @@ bool KVCacheManager::Impl::reserve_spans(std::int32_t slot, std::int32_t end,
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     BlockTable& blocks = larger[static_cast<std::size_t>(g)];
     if (blocks.capacity() == 0) continue;
-    blocks.assign(arena(), table(slot, g).blocks(arena()));
-    table(slot, g).release(arena());
-    table(slot, g) = blocks;
+    blocks.assign(arena(), table(row, g).blocks(arena()));
+    table(row, g).release(arena());
+    table(row, g) = blocks;
   }
   if (SpanArena::capacity(tail) > 0) {
     std::copy_n(arena().at(s.tail), tail_cells(s, s.length), arena().at(tail));
@@ -163,20 +163,20 @@ bool KVCacheManager::Impl::reserve_spans(std::int32_t slot, std::int32_t end,
 
 // The same for an append. Tokens are kept for the cache alone: where there is no room for them, but
 // for the tables, the sequence stops publishing.
-bool KVCacheManager::Impl::reserve_for(std::int32_t slot, std::int32_t end) noexcept {
-  if (reserve_spans(slot, end, true)) return true;
-  if (!sequences_[slot].publishes || !reserve_spans(slot, end, false)) return false;
+bool KVCacheManager::Impl::reserve_for(std::int32_t row, std::int32_t end) noexcept {
+  if (reserve_spans(row, end, true)) return true;
+  if (!rows_[row].publishes || !reserve_spans(row, end, false)) return false;
   ++counters_.publications_skipped;
-  stop_publishing(slot);
+  stop_publishing(row);
   return true;
 }
 
 // Gives back what neither the tokens need nor admit() promised.
-void KVCacheManager::Impl::shrink_to_need(std::int32_t slot) noexcept {
-  Sequence& s = sequences_[slot];
-  SequenceDetails& d = details(slot);
+void KVCacheManager::Impl::shrink_to_need(std::int32_t row) noexcept {
+  Sequence& s = rows_[row];
+  SequenceDetails& d = details(row);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    BlockTable& blocks = table(slot, g);
+    BlockTable& blocks = table(row, g);
     blocks.shrink(arena(), std::max(blocks.size(), blocks_for(g, d.admitted)));
   }
   if (!s.publishes) return;
@@ -190,27 +190,27 @@ std::int64_t KVCacheManager::Impl::total_demand(std::span<const AppendDemand> de
                                                 std::int32_t g, std::int32_t* reused) noexcept {
   BlockPool& pool = group(g).pool;
   const auto demand_of = [&](std::size_t i) {
-    const std::int32_t slot = slot_in(demands[i].sequence.value());
-    const Sequence& s = sequences_[slot];
+    const std::int32_t row = row_in(demands[i].sequence.value());
+    const Sequence& s = rows_[row];
     const std::int32_t end = s.length + static_cast<std::int32_t>(demands[i].num_tokens);
-    Demand needs = demand(slot, g, s.length + (s.replay && end > s.length ? 1 : 0), end);
+    Demand needs = demand(row, g, s.length + (s.replay && end > s.length ? 1 : 0), end);
     if (needs.can_reuse && promised_reuse(s, g)) reuse(needs);
     return needs;
   };
   // Sequences that share a tail claim it one after the other: play that, and take it back.
   std::int64_t needed = 0;
   for (std::size_t i = 0; i < demands.size(); ++i) {
-    const std::int32_t slot = slot_in(demands[i].sequence.value());
-    const Sequence& s = sequences_[slot];
+    const std::int32_t row = row_in(demands[i].sequence.value());
+    const Sequence& s = rows_[row];
     const std::int64_t count = demands[i].num_tokens;
     const std::int32_t begin = s.length + (s.replay && count > 0 ? 1 : 0);
     const Demand needs = demand_of(i);
     needed += needs.blocks;
     scratch_[i] = BlockId().value();
     if (s.length + count > begin && group(g).size.offset_of(begin) != 0 && !needs.new_tail) {
-      const BlockId tail = table(slot, g).at(arena(), block_of(g, begin));
+      const BlockId tail = table(row, g).at(arena(), block_of(g, begin));
       if (pool.writer(tail) == BlockPool::kNobody) {
-        pool.set_writer(tail, slot);
+        pool.set_writer(tail, row);
         scratch_[i] = tail.value();
       }
     }
@@ -230,11 +230,11 @@ std::int64_t KVCacheManager::Impl::total_demand(std::span<const AppendDemand> de
 Status KVCacheManager::Impl::admit(std::span<const AppendDemand> demands) {
   KVFOLIO_RETURN_IF_ERROR(check_demands(demands));
   const auto admitted_end = [&](std::size_t i) {
-    const Sequence& s = sequences_[slot_in(demands[i].sequence.value())];
+    const Sequence& s = rows_[row_in(demands[i].sequence.value())];
     return s.length + static_cast<std::int32_t>(demands[i].num_tokens);
   };
   Status answer;
-  std::int32_t* reused = scratch_.data() + sequences_.size();  // by demand: groups, by bit
+  std::int32_t* reused = scratch_.data() + rows_.size();  // by demand: groups, by bit
   for (std::int32_t g = 0; g < num_groups() && answer.ok(); ++g) {
     const std::int64_t needed = total_demand(demands, g, reused);
     if (needed >
@@ -244,17 +244,17 @@ Status KVCacheManager::Impl::admit(std::span<const AppendDemand> demands) {
   }
   std::size_t kept = 0;  // demands with room for their table entries
   for (; answer.ok() && kept < demands.size(); ++kept) {
-    const std::int32_t slot = slot_in(demands[kept].sequence.value());
+    const std::int32_t row = row_in(demands[kept].sequence.value());
     // Tokens may find no room: then the append stops publishing.
     const std::int32_t end = admitted_end(kept);
-    if (reserve_spans(slot, end, true) || reserve_spans(slot, end, false)) continue;
-    answer = table_entries_full("admit", cells_for(sequences_[slot], end));
-    while (kept-- > 0) shrink_to_need(slot_in(demands[kept].sequence.value()));
+    if (reserve_spans(row, end, true) || reserve_spans(row, end, false)) continue;
+    answer = table_entries_full("admit", cells_for(rows_[row], end));
+    while (kept-- > 0) shrink_to_need(row_in(demands[kept].sequence.value()));
     break;
   }
   for (std::size_t i = 0; i < demands.size(); ++i) {
     if (answer.ok()) {
-      SequenceDetails& d = details(slot_in(demands[i].sequence.value()));
+      SequenceDetails& d = details(row_in(demands[i].sequence.value()));
       if (d.reuse_step != next_appends_in()) d.reuse = 0;
       d.reuse |= static_cast<std::uint16_t>(reused[i]);
       d.reuse_step = next_appends_in();
@@ -263,7 +263,7 @@ Status KVCacheManager::Impl::admit(std::span<const AppendDemand> demands) {
   }
   KVFOLIO_RETURN_IF_ERROR(answer);
   for (std::size_t i = 0; i < demands.size(); ++i) {
-    std::int32_t& admitted = details(slot_in(demands[i].sequence.value())).admitted;
+    std::int32_t& admitted = details(row_in(demands[i].sequence.value())).admitted;
     admitted = std::max(admitted, admitted_end(i));
   }
   return {};
@@ -271,14 +271,14 @@ Status KVCacheManager::Impl::admit(std::span<const AppendDemand> demands) {
 
 // ---- append ----
 
-Status KVCacheManager::Impl::check_append(std::int32_t slot, std::string_view what,
+Status KVCacheManager::Impl::check_append(std::int32_t row, std::string_view what,
                                           const std::int32_t* tokens, std::int64_t count,
                                           const AppendOptions& options) const {
   if (!steps_.is_open()) {
     return {ErrorCode::kFailedPrecondition, concat(what, ": no step is open; begin_step() first")};
   }
-  KVFOLIO_RETURN_IF_ERROR(check_ready(slot, what));
-  KVFOLIO_RETURN_IF_ERROR(check_growth(sequences_[slot], what, count));
+  KVFOLIO_RETURN_IF_ERROR(check_ready(row, what));
+  KVFOLIO_RETURN_IF_ERROR(check_growth(rows_[row], what, count));
   if (options.draft < 0 || options.draft > count) {
     return {ErrorCode::kInvalidArgument, concat(what, " of ", count, " tokens with a draft of ",
                                                 options.draft, ", allowed: 0 to ", count)};
@@ -291,23 +291,23 @@ Status KVCacheManager::Impl::check_append(std::int32_t slot, std::string_view wh
 
 // Takes a sequence whose blocks are ready into the step. Unnamed where there are no tokens. With
 // `overwrites`, what the prompt was found in is written over: undo() cannot bring it back.
-void KVCacheManager::Impl::join(Step& step, std::int32_t slot, const std::int32_t* tokens,
+void KVCacheManager::Impl::join(Step& step, std::int32_t row, const std::int32_t* tokens,
                                 std::int32_t count, std::int32_t write_begin, std::int32_t draft,
                                 bool overwrites) noexcept {
-  Sequence& s = sequences_[slot];
+  Sequence& s = rows_[row];
   const std::int32_t begin = s.length;
   const std::int32_t end = begin + count;
   const std::int32_t unnamed = tokens == nullptr ? count : 0;
   step.entries[step.num_entries] = {
-      slot,
+      row,
       begin,
       end,
       write_begin,
       draft,
       unnamed,
       s.birth,
-      s.has_unnamed ? details(slot).num_unnamed : 0,
-      victims_.last_use(slot),
+      s.has_unnamed ? details(row).num_unnamed : 0,
+      victims_.last_use(row),
       s.used,
       s.replay && (!overwrites || mutant(Mutant::kUndoBringsBackTheReplay))};
   step.planned_changes = false;
@@ -320,7 +320,7 @@ void KVCacheManager::Impl::join(Step& step, std::int32_t slot, const std::int32_
   }
   if (unnamed > 0) {
     s.has_unnamed = true;
-    details(slot).num_unnamed += static_cast<std::uint64_t>(unnamed);
+    details(row).num_unnamed += static_cast<std::uint64_t>(unnamed);
     s.unnamed_from = std::min(s.unnamed_from, begin);
     step.has_unnamed = true;
   }
@@ -328,17 +328,17 @@ void KVCacheManager::Impl::join(Step& step, std::int32_t slot, const std::int32_
   s.used = true;
   s.replay = false;
   s.step_entry = step.num_entries++;
-  victims_.note_use(slot);
-  if (mutant(Mutant::kFindableAtBegin)) publish(slot, false);
-  if (mutant(Mutant::kWindowReleasedBeforeCommit)) move_windows(slot);
+  victims_.note_use(row);
+  if (mutant(Mutant::kFindableAtBegin)) publish(row, false);
+  if (mutant(Mutant::kWindowReleasedBeforeCommit)) move_windows(row);
 }
 
 // What steady decode is made of: one token behind the last one, in blocks that the sequence already
 // writes to. False where that is not the whole story; append() then is, and nothing is done but
 // that the next entry's place in step.changes was written.
-bool KVCacheManager::Impl::append_inside(Step& step, std::int32_t slot,
+bool KVCacheManager::Impl::append_inside(Step& step, std::int32_t row,
                                          const std::int32_t* token) noexcept {
-  const Sequence& s = sequences_[slot];
+  const Sequence& s = rows_[row];
   const std::int32_t at = s.length;
   if (s.step_entry >= 0 || s.draft() > 0 || s.replay || s.has_limit || at >= kMaxSequenceTokens ||
       step.copies_ran || (token != nullptr && (*token < 0 || arena().overlaps({token, 1}))) ||
@@ -347,7 +347,7 @@ bool KVCacheManager::Impl::append_inside(Step& step, std::int32_t slot,
     return false;
   }
   std::array<std::int32_t, kMaxGroups> tails;
-  const BlockTable* tables = &table(slot, 0);
+  const BlockTable* tables = &table(row, 0);
   TailChange* changes = &step.change(step.num_entries, 0);
   std::int32_t* tail = tails.data();
   for (const Group& group : groups_) {
@@ -355,34 +355,34 @@ bool KVCacheManager::Impl::append_inside(Step& step, std::int32_t slot,
     const std::int32_t offset = group.size.offset_of(at);
     if (offset == 0) return false;
     const BlockId block = tables++->at(arena(), logical);
-    if (group.pool.writer(block) != slot || group.pool.valid(block) != offset) return false;
-    *changes++ = {-1, -1, offset, slot, group.pool.written_in(block)};
+    if (group.pool.writer(block) != row || group.pool.valid(block) != offset) return false;
+    *changes++ = {-1, -1, offset, row, group.pool.written_in(block)};
     *tail++ = block.value();
   }
   tail = tails.data();
   for (Group& group : groups_) group.pool.append_one(BlockId(*tail++), step.ticket);
-  join(step, slot, token, 1, at, 0, false);
+  join(step, row, token, 1, at, 0, false);
   return true;
 }
 
 Status KVCacheManager::Impl::append(SequenceId id, const std::int32_t* tokens, std::int64_t count,
                                     const AppendOptions& options) {
-  const std::int32_t slot = lookup(id);
-  if (slot < 0) return not_found(id);
+  const std::int32_t row = lookup(id);
+  if (row < 0) return not_found(id);
   if (count == 1 && options.draft == 0 && steps_.is_open() &&
-      append_inside(steps_.open(), slot, tokens)) {
+      append_inside(steps_.open(), row, tokens)) {
     return {};
   }
-  return append_to(slot, "append", tokens, count, options);
+  return append_to(row, "append", tokens, count, options);
 }
 
-Status KVCacheManager::Impl::append_to(std::int32_t slot, std::string_view what,
+Status KVCacheManager::Impl::append_to(std::int32_t row, std::string_view what,
                                        const std::int32_t* tokens, std::int64_t count,
                                        const AppendOptions& options) {
-  KVFOLIO_RETURN_IF_ERROR(check_append(slot, what, tokens, count, options));
+  KVFOLIO_RETURN_IF_ERROR(check_append(row, what, tokens, count, options));
   if (count == 0) return {};
   Step& step = steps_.open();
-  Sequence& s = sequences_[slot];
+  Sequence& s = rows_[row];
 
   const std::int32_t begin = s.length;
   const std::int32_t end = begin + static_cast<std::int32_t>(count);
@@ -392,31 +392,31 @@ Status KVCacheManager::Impl::append_to(std::int32_t slot, std::string_view what,
   bool overwrites = false;  // what the prompt was found in
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     Demand& needed = needs[static_cast<std::size_t>(g)];
-    needed = demand(slot, g, write_begin, end);
+    needed = demand(row, g, write_begin, end);
     if (needed.can_reuse && (promised_reuse(s, g) || needed.blocks > room(g))) reuse(needed);
     num_new += needed.blocks;
     if (needed.blocks > room(g)) return shortage(g, needed.blocks);
     overwrites |= s.replay && write_begin == begin &&
-                  (needed.reuse || writes_below_valid(slot, g, write_begin, needed));
+                  (needed.reuse || writes_below_valid(row, g, write_begin, needed));
   }
-  if (!reserve_for(slot, end)) return table_entries_full(what, cells_for(s, end));
+  if (!reserve_for(row, end)) return table_entries_full(what, cells_for(s, end));
 
   // Nothing fails from here on.
   if (mutant(Mutant::kHitReferencedLate) && !s.used) {
-    for (std::int32_t g = 0; g < num_groups(); ++g) hold_table(g, table(slot, g).blocks(arena()));
+    for (std::int32_t g = 0; g < num_groups(); ++g) hold_table(g, table(row, g).blocks(arena()));
   }
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     if (!needs[static_cast<std::size_t>(g)].reuse) continue;
-    const BlockId block = table(slot, g).at(arena(), block_of(g, write_begin));
+    const BlockId block = table(row, g).at(arena(), block_of(g, write_begin));
     if (tree_->is_findable(GroupId(g), block)) unhang(g, block);
   }
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     while (group(g).pool.num_free() < needs[static_cast<std::size_t>(g)].blocks) evict_one(g);
   }
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    apply_append(step, slot, g, write_begin, end, needs[static_cast<std::size_t>(g)]);
+    apply_append(step, row, g, write_begin, end, needs[static_cast<std::size_t>(g)]);
   }
-  join(step, slot, tokens, end - begin, write_begin, options.draft, overwrites);
+  join(step, row, tokens, end - begin, write_begin, options.draft, overwrites);
   if (num_new > 0) note_peak();
   return {};
 }
@@ -428,12 +428,12 @@ Result<SequenceId> KVCacheManager::Impl::open_unnamed(std::int64_t num_tokens,
   Result<Opened> opened = open({}, options, "open_unnamed");
   if (!opened) return std::move(opened).error();
   Status status =
-      append_to(slot_in(opened->sequence.value()), "open_unnamed", nullptr, num_tokens, {});
+      append_to(row_in(opened->sequence.value()), "open_unnamed", nullptr, num_tokens, {});
   if (status.ok()) return opened->sequence;
   // Nobody has seen the id: the next sequence gets it.
-  const std::int32_t slot = slot_in(opened->sequence.value());
-  end_sequence(slot);
-  sequences_.give_id_again(slot);
+  const std::int32_t row = row_in(opened->sequence.value());
+  end_sequence(row);
+  rows_.give_id_again(row);
   counters_ = before;
   victims_.take_back_uses(uses_before);
   if (status.shortage() == nullptr) return status;
@@ -443,20 +443,20 @@ Result<SequenceId> KVCacheManager::Impl::open_unnamed(std::int64_t num_tokens,
 }
 
 // The append writes where the block holds valid tokens already.
-bool KVCacheManager::Impl::writes_below_valid(std::int32_t slot, std::int32_t g,
+bool KVCacheManager::Impl::writes_below_valid(std::int32_t row, std::int32_t g,
                                               std::int32_t write_begin,
                                               const Demand& needs) const noexcept {
   const std::int32_t offset = group(g).size.offset_of(write_begin);
   if (offset == 0 || needs.new_tail) return false;
-  return group(g).pool.valid(table(slot, g).at(arena(), block_of(g, write_begin))) > offset;
+  return group(g).pool.valid(table(row, g).at(arena(), block_of(g, write_begin))) > offset;
 }
 
 // Gives the sequence the blocks for positions [write_begin, end) of one group.
-void KVCacheManager::Impl::apply_append(Step& step, std::int32_t slot, std::int32_t g,
+void KVCacheManager::Impl::apply_append(Step& step, std::int32_t row, std::int32_t g,
                                         std::int32_t write_begin, std::int32_t end,
                                         const Demand& needs) noexcept {
   BlockPool& pool = group(g).pool;
-  BlockTable& blocks = table(slot, g);
+  BlockTable& blocks = table(row, g);
   const std::int32_t size = block_size(g);
   TailChange& tail = step.change(step.num_entries, g);
   tail = TailChange::none();
@@ -473,7 +473,7 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t slot, std::int3
     displace(blocks.at(arena(), have));
     blocks.truncate(have);
   }
-  note_entries(slot, g, have);
+  note_entries(row, g, have);
   if (end == write_begin) return;
   if (write_begin != have * size) {
     const std::int32_t logical = have - 1;
@@ -488,9 +488,9 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t slot, std::int3
       block = acquire(g);
       tail.copy_to = block.value();
       blocks.set(arena(), logical, block);
-      note_entries(slot, g, logical);
+      note_entries(row, g, logical);
     }
-    pool.set_writer(block, slot);
+    pool.set_writer(block, row);
     pool.set_valid(block, std::min(size, end - logical * size));
     pool.set_written_in(block, step.ticket);
   }
@@ -500,7 +500,7 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t slot, std::int3
   for (; have < blocks.size(); ++have) {
     const BlockId block = have < first_new ? blocks.at(arena(), have) : acquire(g);
     blocks.set(arena(), have, block);
-    pool.set_writer(block, slot);
+    pool.set_writer(block, row);
     pool.set_valid(block, std::min(size, end - have * size));
     pool.set_written_in(block, step.ticket);
   }

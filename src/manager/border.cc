@@ -16,9 +16,9 @@
 namespace kvfolio {
 
 // Counts the entry at one logical block of the path into the border of one sequence more, or less.
-void KVCacheManager::Impl::count_border(std::int32_t slot, std::int32_t g, std::int32_t logical,
+void KVCacheManager::Impl::count_border(std::int32_t row, std::int32_t g, std::int32_t logical,
                                         int by) noexcept {
-  const BlockId block = tree_->entry_at(sequences_[slot].place, GroupId(g), logical);
+  const BlockId block = tree_->entry_at(rows_[row].place, GroupId(g), logical);
   if (!block.valid()) return;
   Group& at = group(g);
   std::int32_t& count = at.border_of[block.value()];
@@ -27,21 +27,21 @@ void KVCacheManager::Impl::count_border(std::int32_t slot, std::int32_t g, std::
     on_candidate(GroupId(g), block, Candidate::kLeaf);
 }
 
-void KVCacheManager::Impl::set_border(std::int32_t slot, std::int32_t g, Border wanted) noexcept {
-  Border& now = border(slot, g);
+void KVCacheManager::Impl::set_border(std::int32_t row, std::int32_t g, Border wanted) noexcept {
+  Border& now = border(row, g);
   if (wanted.first == now.first && wanted.end == now.end) return;
   for (std::int32_t logical = now.first; logical < now.end; ++logical) {
-    if (logical < wanted.first || logical >= wanted.end) count_border(slot, g, logical, -1);
+    if (logical < wanted.first || logical >= wanted.end) count_border(row, g, logical, -1);
   }
   for (std::int32_t logical = wanted.first; logical < wanted.end; ++logical) {
-    if (logical < now.first || logical >= now.end) count_border(slot, g, logical, 1);
+    if (logical < now.first || logical >= now.end) count_border(row, g, logical, 1);
   }
   now = wanted;
 }
 
 // The windows or the place have moved.
-void KVCacheManager::Impl::move_border(std::int32_t slot) noexcept {
-  const Sequence& s = sequences_[slot];
+void KVCacheManager::Impl::move_border(std::int32_t row) noexcept {
+  const Sequence& s = rows_[row];
   if (!s.publishes || s.life != Life::kOpen) return;
   const std::int32_t hit = s.place.position / largest_block_ * largest_block_;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
@@ -49,31 +49,31 @@ void KVCacheManager::Impl::move_border(std::int32_t slot) noexcept {
     const GroupRule& rule = group(g).rule;
     Border wanted{
         std::max(block_of(g, rule.first_read(hit)), blocks_for(g, rule.num_sinks())),
-        std::min({window_begin(slot, g), blocks_for(g, hit), block_of(g, s.place.position)})};
+        std::min({window_begin(row, g), blocks_for(g, hit), block_of(g, s.place.position)})};
     if (wanted.first >= wanted.end) wanted = {0, 0};
-    set_border(slot, g, wanted);
+    set_border(row, g, wanted);
   }
 }
 
 // Before the sequence leaves its place, or climbs.
-void KVCacheManager::Impl::drop_border(std::int32_t slot) noexcept {
-  for (std::int32_t g = 0; g < num_groups() && has_windows_; ++g) set_border(slot, g, {0, 0});
+void KVCacheManager::Impl::drop_border(std::int32_t row) noexcept {
+  for (std::int32_t g = 0; g < num_groups() && has_windows_; ++g) set_border(row, g, {0, 0});
 }
 
 // The sequence holds its border again: what closes it lets go of all of its blocks, tails first.
-void KVCacheManager::Impl::take_border_back(std::int32_t slot) noexcept {
-  const Sequence& s = sequences_[slot];
+void KVCacheManager::Impl::take_border_back(std::int32_t row) noexcept {
+  const Sequence& s = rows_[row];
   if (!s.publishes || !has_windows_) return;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    const Border passed = border(slot, g);
-    set_border(slot, g, {0, 0});
+    const Border passed = border(row, g);
+    set_border(row, g, {0, 0});
     for (std::int32_t logical = passed.first; logical < passed.end; ++logical) {
-      if (table(slot, g).at(arena(), logical).valid()) continue;
+      if (table(row, g).at(arena(), logical).valid()) continue;
       const BlockId block = tree_->entry_at(s.place, GroupId(g), logical);
       if (!block.valid()) continue;
       const std::int32_t alone[] = {block.value()};
       hold_table(g, alone);
-      table(slot, g).set(arena(), logical, block);
+      table(row, g).set(arena(), logical, block);
     }
   }
 }

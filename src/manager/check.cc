@@ -19,34 +19,34 @@ Status broken(const std::string& what) {
 
 }  // namespace
 
-// Slots, names and the spans of the arena: each is somebody's, once.
+// Every row, caller id and span of the arena has exactly one owner.
 Status KVCacheManager::Impl::check_ownership() const {
-  KVFOLIO_RETURN_IF_ERROR(sequences_.check());
+  KVFOLIO_RETURN_IF_ERROR(rows_.check());
   std::int32_t named = 0;
   std::int64_t cells = arena().free_cells();
-  for (std::int32_t slot = 0; slot < num_rows(); ++slot) {
-    const Sequence& s = sequences_[slot];
-    const SequenceDetails& d = details(slot);
-    for (std::int32_t g = 0; g < num_groups(); ++g) cells += table(slot, g).capacity();
+  for (std::int32_t row = 0; row < num_rows(); ++row) {
+    const Sequence& s = rows_[row];
+    const SequenceDetails& d = details(row);
+    for (std::int32_t g = 0; g < num_groups(); ++g) cells += table(row, g).capacity();
     if (s.life == Life::kUnused) continue;
     cells += SpanArena::capacity(s.tail) + SpanArena::capacity(d.media);
     if (s.publishes && s.tail_end() - s.place.position > SpanArena::capacity(s.tail)) {
-      return broken(concat("sequence ", slot, " has no room for its unpublished tokens"));
+      return broken(concat("sequence ", row, " has no room for its unpublished tokens"));
     }
     const std::int64_t kept = s.publishes && s.place.position > 0 ? tree_->unit() : 0;
     if (s.life == Life::kOpen && kept > SpanArena::capacity(s.tail)) {
-      return broken(concat("sequence ", slot, " lacks room for a unit of tokens"));
+      return broken(concat("sequence ", row, " lacks room for a unit of tokens"));
     }
     for (std::int32_t g = 0; g < num_groups() && s.life == Life::kOpen; ++g) {
-      if (blocks_for(g, d.admitted) <= table(slot, g).capacity()) continue;
-      return broken(concat("sequence ", slot, " lacks table entries, admitted to ", d.admitted));
+      if (blocks_for(g, d.admitted) <= table(row, g).capacity()) continue;
+      return broken(concat("sequence ", row, " lacks table entries, admitted to ", d.admitted));
     }
     const bool in_step = s.step_entry >= 0 && steps_.is_open() &&
                          s.step_entry < steps_.open().num_entries &&
-                         steps_.open().entries[s.step_entry].slot == slot &&
+                         steps_.open().entries[s.step_entry].row == row &&
                          steps_.open().entries[s.step_entry].birth == s.birth;
     if (s.step_entry >= 0 && !in_step) {
-      return broken(concat("sequence ", slot, " is not entry ", s.step_entry, " of the open step"));
+      return broken(concat("sequence ", row, " is not entry ", s.step_entry, " of the open step"));
     }
     std::uint64_t waiting =
         in_step ? static_cast<std::uint64_t>(steps_.open().entries[s.step_entry].unnamed) : 0;
@@ -56,14 +56,14 @@ Status KVCacheManager::Impl::check_ownership() const {
       if (at >= 0) waiting += static_cast<std::uint64_t>(step.entries[at].unnamed);
     }
     if (d.num_named > d.num_unnamed || d.num_unnamed - d.num_named > waiting) {
-      return broken(concat("sequence ", slot, ": ", d.num_named, " of ", d.num_unnamed,
+      return broken(concat("sequence ", row, ": ", d.num_named, " of ", d.num_unnamed,
                            " unnamed tokens have names, and ", waiting, " are in flight"));
     }
     if (s.life != Life::kOpen || !s.has_caller_id) continue;
     ++named;
     const Result<SequenceId> found = find_caller_id(d.caller_id);
     if (!found || *found != id_of(s)) {
-      return broken(concat("caller_id ", d.caller_id, " does not find sequence ", slot));
+      return broken(concat("caller_id ", d.caller_id, " does not find sequence ", row));
     }
   }
   KVFOLIO_RETURN_IF_ERROR(caller_ids_.check());
@@ -78,15 +78,15 @@ Status KVCacheManager::Impl::check_ownership() const {
     return broken(concat("the table arena has ", arena().num_cells(), " cells, counted ", cells));
   }
   std::size_t num_used = 0;  // rows without a sequence that a step uses
-  for (std::int32_t slot = 0; slot < num_rows(); ++slot) {
-    num_used += sequences_[slot].life == Life::kUnused && row_is_used(slot) ? 1 : 0;
+  for (std::int32_t row = 0; row < num_rows(); ++row) {
+    num_used += rows_[row].life == Life::kUnused && row_is_used(row) ? 1 : 0;
   }
-  for (const std::int32_t slot : sequences_.resting()) {
-    if (!row_is_used(slot)) return broken(concat("row ", slot, " waits for no step"));
+  for (const std::int32_t row : rows_.resting()) {
+    if (!row_is_used(row)) return broken(concat("row ", row, " waits for no step"));
   }
-  if (num_used != sequences_.resting().size()) {
-    return broken(concat(num_used, " rows without a sequence are in use, ",
-                         sequences_.resting().size(), " wait"));
+  if (num_used != rows_.resting().size()) {
+    return broken(
+        concat(num_used, " rows without a sequence are in use, ", rows_.resting().size(), " wait"));
   }
   return {};
 }
@@ -99,24 +99,24 @@ Status KVCacheManager::Impl::check_writers(std::int32_t g) const {
   for (std::int32_t b = 0; b < pool.num_blocks(); ++b) {
     writers += pool.writer(BlockId(b)) != BlockPool::kNobody ? 1 : 0;
   }
-  for (std::int32_t slot = 0; slot < num_rows(); ++slot) {
-    const Sequence& s = sequences_[slot];
+  for (std::int32_t row = 0; row < num_rows(); ++row) {
+    const Sequence& s = rows_[row];
     if (s.life != Life::kOpen) continue;
-    const auto blocks = table(slot, g).blocks(arena());
+    const auto blocks = table(row, g).blocks(arena());
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       if (blocks[i] < 0) continue;
       const auto begin = static_cast<std::int32_t>(i) * block_size(g);
       const std::int32_t tokens = std::min(block_size(g), s.length + (s.replay ? 1 : 0) - begin);
       const BlockId block(blocks[i]);
-      writers -= pool.writer(block) == slot ? 1 : 0;
+      writers -= pool.writer(block) == row ? 1 : 0;
       if (pool.valid(block) < tokens) {
         return broken(concat("group ", g, " block ", block.value(), " has ", pool.valid(block),
-                             " valid tokens, sequence ", slot, " counts ", tokens));
+                             " valid tokens, sequence ", row, " counts ", tokens));
       }
     }
     if (s.step_entry < 0) continue;
     const std::int32_t source = steps_.open().change(s.step_entry, g).source;
-    writers -= source >= 0 && pool.writer(BlockId(source)) == slot ? 1 : 0;
+    writers -= source >= 0 && pool.writer(BlockId(source)) == row ? 1 : 0;
   }
   if (writers == 0) return {};
   return broken(
@@ -127,21 +127,21 @@ Status KVCacheManager::Impl::check_invariants() const {
   KVFOLIO_RETURN_IF_ERROR(tree_->check_invariants());
   KVFOLIO_RETURN_IF_ERROR(steps_.check());
   KVFOLIO_RETURN_IF_ERROR(check_ownership());
-  KVFOLIO_RETURN_IF_ERROR(victims_.check(open_slots()));
+  KVFOLIO_RETURN_IF_ERROR(victims_.check(rows_.open()));
 
   std::int64_t not_free = 0;
-  for (std::int32_t slot = 0; slot < num_rows(); ++slot) {
-    const Sequence& s = sequences_[slot];
+  for (std::int32_t row = 0; row < num_rows(); ++row) {
+    const Sequence& s = rows_[row];
     if (s.life == Life::kUnused) continue;
     if (s.accepted > s.length || (s.publishes && s.place.position > s.accepted)) {
-      return broken(concat("sequence ", slot, ": length ", s.length, ", accepted ", s.accepted,
+      return broken(concat("sequence ", row, ": length ", s.length, ", accepted ", s.accepted,
                            ", published ", s.place.position));
     }
     for (std::int32_t g = 0; g < num_groups(); ++g) {
-      const std::int32_t blocks = table(slot, g).size();
+      const std::int32_t blocks = table(row, g).size();
       const std::int32_t needed = blocks_for(g, s.length + (s.replay ? 1 : 0));
       if (blocks != needed) {
-        return broken(concat("sequence ", slot, " of ", s.length, " tokens has ", blocks,
+        return broken(concat("sequence ", row, " of ", s.length, " tokens has ", blocks,
                              " blocks in group ", g));
       }
     }
@@ -163,9 +163,9 @@ Status KVCacheManager::Impl::check_invariants() const {
         if (block >= 0) ++refs[static_cast<std::size_t>(block)];
       }
     };
-    for (std::int32_t slot = 0; slot < num_rows(); ++slot) {
-      if (sequences_[slot].life != Life::kOpen) continue;
-      count(table(slot, g).blocks(arena()));
+    for (std::int32_t row = 0; row < num_rows(); ++row) {
+      if (rows_[row].life != Life::kOpen) continue;
+      count(table(row, g).blocks(arena()));
     }
     pins_.for_each_open([&](std::int32_t pin) { count(pins_.table(pin, g).blocks(arena())); });
     const auto count_sources = [&](const Step& step) {
@@ -194,7 +194,7 @@ Status KVCacheManager::Impl::check_invariants() const {
         return broken(concat("group ", g, " block ", b, " is findable beyond its valid tokens"));
       }
       const std::int32_t writer = at.pool.writer(block);
-      if (writer >= 0 && (state != BlockState::kHeld || sequences_[writer].life == Life::kUnused)) {
+      if (writer >= 0 && (state != BlockState::kHeld || rows_[writer].life == Life::kUnused)) {
         return broken(concat("group ", g, " block ", b, " has the writer ", writer,
                              ", which does not hold it"));
       }

@@ -142,7 +142,7 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   arena_->copy_from(*arena);
 
   counters_ = counters;
-  sequences_.copy_from(sequences);
+  rows_.copy_from(sequences);
   tables_.copy_from(tables);
   window_begins_.copy_from(window_begins);
   // Whoever keeps a table by what changes has seen no plan of this manager.

@@ -32,7 +32,7 @@ std::string KVCacheManager::Impl::describe() const {
                    permille / 10, ".", permille % 10, " %)\n");
   }
   text += concat("bytes used: ", bytes_used(), "/", bytes_total(), "\n");
-  text += concat("sequences: ", sequences_.open().size(), "\n");
+  text += concat("sequences: ", rows_.open().size(), "\n");
   text += concat("allocations: ", counters_.blocks_allocated, " blocks\n");
   text += concat("frees: ", counters_.blocks_freed, " blocks\n");
   text += concat("evictions: ", counters_.blocks_evicted, " blocks\n");

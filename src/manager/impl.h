@@ -3,7 +3,7 @@
 
 // The insides of KVCacheManager. One class, read top to bottom:
 //   manager.cc    creation and the public face
-//   sequences.cc  open, probe, fork, close, preempt
+//   sequences.cc  open, probe, fork, close, preempt (rows.h, sequence.h)
 //   adopt.cc      adopt
 //   truncate.cc   truncate, clear, trim
 //   pins.cc       pin, unpin (pin_set.h)
@@ -121,7 +121,7 @@ class KVCacheManager::Impl {
   Result<GroupUsage> usage(GroupId group) const;
   Status check_group(std::string_view what, GroupId group) const;
   Status check_block(std::string_view what, GroupId group, BlockId block) const;
-  std::int32_t num_rows() const noexcept { return sequences_.size(); }
+  std::int32_t num_rows() const noexcept { return rows_.size(); }
   // preempt.cc
   Status set_priority(SequenceId id, std::int32_t priority);
   double utilization() const noexcept;
@@ -147,7 +147,7 @@ class KVCacheManager::Impl {
   ManagerOptions options_;
   std::optional<KVStorage> storage_;
   Counters counters_;
-  Rows sequences_;
+  Rows rows_;
 
   struct Group {
     GroupSpec spec;
@@ -212,75 +212,66 @@ class KVCacheManager::Impl {
   [[nodiscard]] std::int32_t blocks_for(std::int32_t g, std::int32_t tokens) const noexcept {
     return block_of(g, tokens + block_size(g) - 1);
   }
-  BlockTable& table(std::int32_t slot, std::int32_t g) noexcept {
-    return tables_[std::int64_t{slot} * num_groups() + g];
+  BlockTable& table(std::int32_t row, std::int32_t g) noexcept {
+    return tables_[std::int64_t{row} * num_groups() + g];
   }
-  const BlockTable& table(std::int32_t slot, std::int32_t g) const noexcept {
-    return tables_[std::int64_t{slot} * num_groups() + g];
+  const BlockTable& table(std::int32_t row, std::int32_t g) const noexcept {
+    return tables_[std::int64_t{row} * num_groups() + g];
   }
-  std::int32_t& window_begin(std::int32_t slot, std::int32_t g) noexcept {
-    return window_begins_[std::int64_t{slot} * num_groups() + g];
+  std::int32_t& window_begin(std::int32_t row, std::int32_t g) noexcept {
+    return window_begins_[std::int64_t{row} * num_groups() + g];
   }
   // The first logical block whose entry may be new to an engine that keeps a table itself.
-  std::int32_t& unplanned_from(std::int32_t slot, std::int32_t g) noexcept {
-    return unplanned_from_[std::int64_t{slot} * num_groups() + g];
+  std::int32_t& unplanned_from(std::int32_t row, std::int32_t g) noexcept {
+    return unplanned_from_[std::int64_t{row} * num_groups() + g];
   }
-  [[nodiscard]] std::int32_t unplanned_from(std::int32_t slot, std::int32_t g) const noexcept {
-    return unplanned_from_[std::int64_t{slot} * num_groups() + g];
+  [[nodiscard]] std::int32_t unplanned_from(std::int32_t row, std::int32_t g) const noexcept {
+    return unplanned_from_[std::int64_t{row} * num_groups() + g];
   }
   // The table entries from `logical` on change.
-  void note_entries(std::int32_t slot, std::int32_t g, std::int32_t logical) noexcept {
-    unplanned_from(slot, g) = std::min(unplanned_from(slot, g), logical);
+  void note_entries(std::int32_t row, std::int32_t g, std::int32_t logical) noexcept {
+    unplanned_from(row, g) = std::min(unplanned_from(row, g), logical);
   }
-  Border& border(std::int32_t slot, std::int32_t g) noexcept {
-    return borders_[std::int64_t{slot} * num_groups() + g];
+  Border& border(std::int32_t row, std::int32_t g) noexcept {
+    return borders_[std::int64_t{row} * num_groups() + g];
   }
-  [[nodiscard]] std::int32_t slot_of(const Sequence& s) const noexcept {
-    return sequences_.row_of(s);
-  }
-  SequenceDetails& details(std::int32_t slot) noexcept { return sequences_.details(slot); }
-  const SequenceDetails& details(std::int32_t slot) const noexcept {
-    return sequences_.details(slot);
-  }
-  SequenceDetails& details(const Sequence& s) noexcept { return details(slot_of(s)); }
-  const SequenceDetails& details(const Sequence& s) const noexcept { return details(slot_of(s)); }
-  [[nodiscard]] SequenceId id_of(const Sequence& s) const noexcept { return sequences_.id_of(s); }
-  // The slot that an id names, of whatever generation.
-  [[nodiscard]] static std::int32_t slot_in(std::uint64_t bits) noexcept {
+  [[nodiscard]] std::int32_t row_of(const Sequence& s) const noexcept { return rows_.row_of(s); }
+  SequenceDetails& details(std::int32_t row) noexcept { return rows_.details(row); }
+  const SequenceDetails& details(std::int32_t row) const noexcept { return rows_.details(row); }
+  SequenceDetails& details(const Sequence& s) noexcept { return details(row_of(s)); }
+  const SequenceDetails& details(const Sequence& s) const noexcept { return details(row_of(s)); }
+  [[nodiscard]] SequenceId id_of(const Sequence& s) const noexcept { return rows_.id_of(s); }
+  // The row that an id names, of whatever generation.
+  [[nodiscard]] static std::int32_t row_in(std::uint64_t bits) noexcept {
     return PackedId::row_of(bits);
   }
 
   // manager.cc
-  // The slot of an open sequence, or -1; not_found() says why there is none.
-  [[nodiscard]] std::int32_t lookup(SequenceId id) const noexcept { return sequences_.find(id); }
-  [[nodiscard]] Status find(SequenceId id, std::int32_t& slot) const {
-    slot = lookup(id);
-    return slot >= 0 ? Status() : not_found(id);
+  // The row of an open sequence, or -1; not_found() says why there is none.
+  [[nodiscard]] std::int32_t lookup(SequenceId id) const noexcept { return rows_.find(id); }
+  [[nodiscard]] Status find(SequenceId id, std::int32_t& row) const {
+    row = lookup(id);
+    return row >= 0 ? Status() : not_found(id);
   }
   [[nodiscard]] Status not_found(SequenceId id) const;
   // Not in the open step.
-  [[nodiscard]] Status check_resting(std::int32_t slot, std::string_view what) const;
-  [[nodiscard]] Status find_resting(SequenceId id, std::string_view what, std::int32_t& slot) const;
+  [[nodiscard]] Status check_resting(std::int32_t row, std::string_view what) const;
+  [[nodiscard]] Status find_resting(SequenceId id, std::string_view what, std::int32_t& row) const;
   // sequences.cc
   [[nodiscard]] Status check_tokens(std::string_view what,
                                     std::span<const std::int32_t> tokens) const;
   [[nodiscard]] Status check_open(std::string_view what, std::span<const std::int32_t> tokens,
                                   const OpenOptions& options) const;
   [[nodiscard]] static Status check_publish(std::string_view what, Publish publish);
-  [[nodiscard]] std::int32_t take_slot() noexcept;
+  [[nodiscard]] std::int32_t take_row() noexcept;
   // Why there is none.
-  [[nodiscard]] Status no_slot(std::string_view what, std::string_view advice) const;
+  [[nodiscard]] Status no_row(std::string_view what, std::string_view advice) const;
   // A step that is not complete reads a table in this row: nobody else may write there.
-  [[nodiscard]] bool row_is_used(std::int32_t slot) const noexcept {
-    return options_.order == Order::kUnordered &&
-           !steps_.is_complete(sequences_[slot].row_ticket());
+  [[nodiscard]] bool row_is_used(std::int32_t row) const noexcept {
+    return options_.order == Order::kUnordered && !steps_.is_complete(rows_[row].row_ticket());
   }
-  void give_slot(std::int32_t slot, bool aborted) noexcept;
-  // In no order that means anything.
-  [[nodiscard]] std::span<const std::int32_t> open_slots() const noexcept {
-    return sequences_.open();
-  }
-  void untake_slot(std::int32_t slot) noexcept;
+  void give_row(std::int32_t row, bool aborted) noexcept;
+  void untake_row(std::int32_t row) noexcept;
   [[nodiscard]] std::span<const MediaSpan> media_of(const Sequence& s) const noexcept;
   // Where the span begins that attends to itself and that lies on both sides of position p; kNever:
   // there is none. Of such a span a step computes what it does with as much of it as it has.
@@ -291,14 +282,14 @@ class KVCacheManager::Impl {
   [[nodiscard]] Status check_growth(const Sequence& s, std::string_view what,
                                     std::int64_t count) const;
   [[nodiscard]] std::int32_t kept_tokens(const PrefixMatch& match) const noexcept;
-  [[nodiscard]] bool reserve_for_hit(std::int32_t slot, const PrefixMatch& match) noexcept;
+  [[nodiscard]] bool reserve_for_hit(std::int32_t row, const PrefixMatch& match) noexcept;
   [[nodiscard]] bool keep_media(Sequence& s, std::span<const MediaSpan> media) noexcept;
   [[nodiscard]] Status table_entries_full(std::string_view what, std::int64_t wanted) const;
   // Of a sequence of `end` tokens: entries of its tables and tokens that it keeps itself.
   [[nodiscard]] std::int64_t cells_for(const Sequence& s, std::int32_t end) const noexcept;
-  void end_sequence(std::int32_t slot) noexcept;
-  void release_blocks(std::int32_t slot) noexcept;
-  void forget_sequence(std::int32_t slot, bool aborted) noexcept;
+  void end_sequence(std::int32_t row) noexcept;
+  void release_blocks(std::int32_t row) noexcept;
+  void forget_sequence(std::int32_t row, bool aborted) noexcept;
   // In a committed step with unnamed tokens: the entry of this sequence, or -1.
   [[nodiscard]] std::int32_t unnamed_entry(const Step& step, const Sequence& s) const noexcept;
   void share_unnamed(const Sequence& parent, Sequence& child) noexcept;
@@ -306,17 +297,17 @@ class KVCacheManager::Impl {
   [[nodiscard]] Status check_adopted(std::int32_t g, std::span<const std::int32_t> blocks,
                                      std::int32_t num_tokens) const;
   // truncate.cc
-  [[nodiscard]] Status check_truncate(std::int32_t slot, std::int32_t n) const;
-  void truncate_blocks(std::int32_t slot, std::int32_t n) noexcept;
+  [[nodiscard]] Status check_truncate(std::int32_t row, std::int32_t n) const;
+  void truncate_blocks(std::int32_t row, std::int32_t n) noexcept;
   void drop_tail_beyond(Sequence& s) noexcept;
   void forget_unnamed(Sequence& s, std::int32_t n) noexcept;
-  void truncate_to(std::int32_t slot, std::int32_t n) noexcept;
+  void truncate_to(std::int32_t row, std::int32_t n) noexcept;
   // pins.cc
   void release_pin(std::int32_t pin) noexcept;
   // steps.cc
   [[nodiscard]] Status check_ticket(Ticket ticket, std::string_view what) const;
   void undo_entry(Step& step, std::int32_t entry) noexcept;
-  void move_windows(std::int32_t slot) noexcept;
+  void move_windows(std::int32_t row) noexcept;
   void end_step(Step& step, bool failed) noexcept;
   void remove_entry(Step& step, std::int32_t entry) noexcept;
   void close_ranks(Step& step) noexcept;
@@ -325,10 +316,10 @@ class KVCacheManager::Impl {
   void finish_closing() noexcept;
   void free_rested_rows() noexcept;
   // append.cc
-  [[nodiscard]] Demand demand(std::int32_t slot, std::int32_t g, std::int32_t write_begin,
+  [[nodiscard]] Demand demand(std::int32_t row, std::int32_t g, std::int32_t write_begin,
                               std::int32_t end) const noexcept;
   [[nodiscard]] bool is_alone_with(std::int32_t g, BlockId block) const noexcept;
-  [[nodiscard]] bool may_write_in_place(std::int32_t slot, std::int32_t g, BlockId block,
+  [[nodiscard]] bool may_write_in_place(std::int32_t row, std::int32_t g, BlockId block,
                                         std::int32_t position) const noexcept;
   static void reuse(Demand& needs) noexcept;
   // The step that an append would join now.
@@ -340,33 +331,33 @@ class KVCacheManager::Impl {
     const SequenceDetails& d = details(s);
     return d.reuse_step == next_appends_in() && (d.reuse >> g & 1) != 0;
   }
-  [[nodiscard]] bool writes_below_valid(std::int32_t slot, std::int32_t g, std::int32_t write_begin,
+  [[nodiscard]] bool writes_below_valid(std::int32_t row, std::int32_t g, std::int32_t write_begin,
                                         const Demand& needs) const noexcept;
   [[nodiscard]] Status check_demands(std::span<const AppendDemand> demands) const;
   [[nodiscard]] std::int64_t total_demand(std::span<const AppendDemand> demands, std::int32_t g,
                                           std::int32_t* reused) noexcept;
-  [[nodiscard]] Status check_append(std::int32_t slot, std::string_view what,
+  [[nodiscard]] Status check_append(std::int32_t row, std::string_view what,
                                     const std::int32_t* tokens, std::int64_t count,
                                     const AppendOptions& options) const;
-  [[nodiscard]] Status append_to(std::int32_t slot, std::string_view what,
+  [[nodiscard]] Status append_to(std::int32_t row, std::string_view what,
                                  const std::int32_t* tokens, std::int64_t count,
                                  const AppendOptions& options);
-  [[nodiscard]] Status check_ready(std::int32_t slot, std::string_view what) const;
+  [[nodiscard]] Status check_ready(std::int32_t row, std::string_view what) const;
   // Cells for tokens that the sequence keeps itself, when it is `end` tokens long.
   [[nodiscard]] std::int64_t tail_cells(const Sequence& s, std::int32_t end) const noexcept {
     return s.publishes ? std::max(0, std::min(end, s.exact_until) - s.place.position) : 0;
   }
-  [[nodiscard]] bool reserve_spans(std::int32_t slot, std::int32_t end, bool with_tail) noexcept;
-  [[nodiscard]] bool reserve_for(std::int32_t slot, std::int32_t end) noexcept;
+  [[nodiscard]] bool reserve_spans(std::int32_t row, std::int32_t end, bool with_tail) noexcept;
+  [[nodiscard]] bool reserve_for(std::int32_t row, std::int32_t end) noexcept;
   [[nodiscard]] std::int64_t room(std::int32_t g) const noexcept {
     return std::int64_t{group(g).pool.num_free()} + group(g).pool.num_cached();
   }
-  void shrink_to_need(std::int32_t slot) noexcept;
-  void join(Step& step, std::int32_t slot, const std::int32_t* tokens, std::int32_t count,
+  void shrink_to_need(std::int32_t row) noexcept;
+  void join(Step& step, std::int32_t row, const std::int32_t* tokens, std::int32_t count,
             std::int32_t write_begin, std::int32_t draft, bool overwrites) noexcept;
-  [[nodiscard]] bool append_inside(Step& step, std::int32_t slot,
+  [[nodiscard]] bool append_inside(Step& step, std::int32_t row,
                                    const std::int32_t* token) noexcept;
-  void apply_append(Step& step, std::int32_t slot, std::int32_t g, std::int32_t write_begin,
+  void apply_append(Step& step, std::int32_t row, std::int32_t g, std::int32_t write_begin,
                     std::int32_t end, const Demand& needs) noexcept;
   [[nodiscard]] bool replays(const Sequence& s, const std::int32_t* tokens,
                              std::int64_t count) const noexcept {
@@ -392,7 +383,7 @@ class KVCacheManager::Impl {
   // The reference of a step: a source of its copies, or a block that it displaced.
   void let_go_of_source(std::int32_t g, BlockId block) noexcept;
   // The references of table entries [first, end), the last one first; the table stays as it is.
-  void release_entries(std::int32_t slot, std::int32_t g, std::int32_t first,
+  void release_entries(std::int32_t row, std::int32_t g, std::int32_t first,
                        std::int32_t end) noexcept;
   // One reference less; the last one sends the block to where it belongs.
   void let_go(std::int32_t g, BlockId block, bool touched) noexcept;
@@ -406,15 +397,15 @@ class KVCacheManager::Impl {
   // preempt.cc
   struct RankedRows;
   // The smallest goes first.
-  [[nodiscard]] std::uint64_t rank_of(std::int32_t slot, VictimPolicy policy) const noexcept;
-  [[nodiscard]] bool frees_a_block(std::int32_t slot) const noexcept;
-  [[nodiscard]] bool shares_a_block(std::int32_t slot) const noexcept;
-  void prefetch_victims(std::int32_t slot) const noexcept;
+  [[nodiscard]] std::uint64_t rank_of(std::int32_t row, VictimPolicy policy) const noexcept;
+  [[nodiscard]] bool frees_a_block(std::int32_t row) const noexcept;
+  [[nodiscard]] bool shares_a_block(std::int32_t row) const noexcept;
+  void prefetch_victims(std::int32_t row) const noexcept;
   // names.cc
   [[nodiscard]] Status check_caller_id(std::string_view what,
                                        const std::optional<std::uint64_t>& id) const;
-  void keep_caller_id(std::int32_t slot, const std::optional<std::uint64_t>& id) noexcept;
-  void forget_caller_id(std::int32_t slot) noexcept;
+  void keep_caller_id(std::int32_t row, const std::optional<std::uint64_t>& id) noexcept;
+  void forget_caller_id(std::int32_t row) noexcept;
   // publish.cc
   // The position up to which tokens may become findable.
   [[nodiscard]] std::int32_t publishable(const Sequence& s) const noexcept {
@@ -425,16 +416,16 @@ class KVCacheManager::Impl {
     }
     return std::min(limit, cut_span(s, limit));
   }
-  void publish(std::int32_t slot, bool tail) noexcept;
-  void stop_publishing(std::int32_t slot) noexcept;
-  void find_lost(std::int32_t slot) noexcept;
+  void publish(std::int32_t row, bool tail) noexcept;
+  void stop_publishing(std::int32_t row) noexcept;
+  void find_lost(std::int32_t row) noexcept;
   [[nodiscard]] bool evict_coldest() noexcept;
   // border.cc
-  void count_border(std::int32_t slot, std::int32_t g, std::int32_t logical, int by) noexcept;
-  void set_border(std::int32_t slot, std::int32_t g, Border wanted) noexcept;
-  void move_border(std::int32_t slot) noexcept;
-  void drop_border(std::int32_t slot) noexcept;
-  void take_border_back(std::int32_t slot) noexcept;
+  void count_border(std::int32_t row, std::int32_t g, std::int32_t logical, int by) noexcept;
+  void set_border(std::int32_t row, std::int32_t g, Border wanted) noexcept;
+  void move_border(std::int32_t row) noexcept;
+  void drop_border(std::int32_t row) noexcept;
+  void take_border_back(std::int32_t row) noexcept;
   // plan.cc
   [[nodiscard]] Status copy_tails(const Step& step);
   // Entries of the block tables of a step's sequences: of the longest, and of all together.
@@ -447,7 +438,7 @@ class KVCacheManager::Impl {
   [[nodiscard]] std::int64_t plan_cells(const Step& step,
                                         const PlanOptions& options) const noexcept;
   [[nodiscard]] std::int64_t num_unplanned(const Step& step, std::int32_t g) const noexcept;
-  [[nodiscard]] bool may_have_dropped(std::int32_t slot, std::int32_t g) const noexcept;
+  [[nodiscard]] bool may_have_dropped(std::int32_t row, std::int32_t g) const noexcept;
   // Each of these writes int32 words from `at` on and returns where they end.
   std::int32_t* write_rows(Step& step, std::int32_t* at) const noexcept;
   std::int32_t* write_group(Step& step, std::int32_t g, const PlanOptions& options,

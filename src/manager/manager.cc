@@ -62,18 +62,17 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
   }
   impl->arena_ = std::make_unique<SpanArena>(std::move(*arena));
 
-  // kUnordered: closed sequences that wait for their step keep a slot; as many again for these.
+  // kUnordered: closed sequences that wait for their step keep a row; as many again for these.
   const std::int64_t sequences =
       std::int64_t{o.max_sequences} * (o.order == Order::kUnordered ? 2 : 1);
-  bool ok =
-      impl->sequences_.allocate(static_cast<std::int32_t>(sequences), o.max_sequences, o.id_tag) &&
-      impl->tables_.allocate_zeroed(sequences * num_groups) &&
-      impl->window_begins_.allocate_zeroed(sequences * num_groups) &&
-      impl->unplanned_from_.allocate_zeroed(sequences * num_groups) &&
-      impl->borders_.allocate_zeroed(impl->has_windows_ ? sequences * num_groups : 0) &&
-      impl->caller_ids_.allocate(sequences, o.hash_seed) && impl->victims_.allocate(sequences) &&
-      impl->scratch_.allocate_zeroed(2 * sequences) &&
-      impl->pins_.allocate(o.max_pins, impl->num_groups(), o.id_tag);
+  bool ok = impl->rows_.allocate(static_cast<std::int32_t>(sequences), o.max_sequences, o.id_tag) &&
+            impl->tables_.allocate_zeroed(sequences * num_groups) &&
+            impl->window_begins_.allocate_zeroed(sequences * num_groups) &&
+            impl->unplanned_from_.allocate_zeroed(sequences * num_groups) &&
+            impl->borders_.allocate_zeroed(impl->has_windows_ ? sequences * num_groups : 0) &&
+            impl->caller_ids_.allocate(sequences, o.hash_seed) &&
+            impl->victims_.allocate(sequences) && impl->scratch_.allocate_zeroed(2 * sequences) &&
+            impl->pins_.allocate(o.max_pins, impl->num_groups(), o.id_tag);
   for (Group& group : impl->groups_) {
     ok = ok && (group.rule.keeps_all() || group.border_of.allocate_zeroed(group.spec.num_blocks));
   }
@@ -100,20 +99,20 @@ Status KVCacheManager::Impl::not_found(SequenceId id) const {
   if (generation == 0 || row >= num_rows()) {
     return {ErrorCode::kNotFound, concat("sequence id ", bits, " was never given out")};
   }
-  if (sequences_.was_aborted(id)) {
+  if (rows_.was_aborted(id)) {
     return {ErrorCode::kAborted, concat("sequence id ", bits, " was closed by fail()")};
   }
   return {ErrorCode::kNotFound, concat("sequence id ", bits, " is closed or was never given out")};
 }
 
 Status KVCacheManager::Impl::find_resting(SequenceId id, std::string_view what,
-                                          std::int32_t& slot) const {
-  KVFOLIO_RETURN_IF_ERROR(find(id, slot));
-  return check_resting(slot, what);
+                                          std::int32_t& row) const {
+  KVFOLIO_RETURN_IF_ERROR(find(id, row));
+  return check_resting(row, what);
 }
 
-Status KVCacheManager::Impl::check_resting(std::int32_t slot, std::string_view what) const {
-  if (sequences_[slot].step_entry < 0) return {};
+Status KVCacheManager::Impl::check_resting(std::int32_t row, std::string_view what) const {
+  if (rows_[row].step_entry < 0) return {};
   return {ErrorCode::kFailedPrecondition,
           concat(what, ": the sequence is in the open step ", steps_.last_ticket(),
                  "; commit, drop or undo it first")};
@@ -247,7 +246,7 @@ Result<SequenceId> KVCacheManager::find(std::uint64_t caller_id) const {
   return impl_->find_caller_id(caller_id);
 }
 std::int32_t KVCacheManager::num_sequences() const noexcept {
-  return static_cast<std::int32_t>(impl_->sequences_.open().size());
+  return static_cast<std::int32_t>(impl_->rows_.open().size());
 }
 std::int32_t KVCacheManager::sequences(std::span<SequenceId> out) const noexcept {
   return impl_->sequences(out);

@@ -17,22 +17,22 @@ Status KVCacheManager::Impl::check_caller_id(std::string_view what,
 
 Result<SequenceId> KVCacheManager::Impl::find_caller_id(std::uint64_t id) const {
   const std::int32_t found = caller_ids_.find(id);
-  if (found != CallerIds::kNoRow) return id_of(sequences_[found]);
+  if (found != CallerIds::kNoRow) return id_of(rows_[found]);
   return Status(ErrorCode::kNotFound, concat("no open sequence has caller_id ", id));
 }
 
-void KVCacheManager::Impl::keep_caller_id(std::int32_t slot,
+void KVCacheManager::Impl::keep_caller_id(std::int32_t row,
                                           const std::optional<std::uint64_t>& id) noexcept {
-  Sequence& s = sequences_[slot];
-  SequenceDetails& d = details(slot);
+  Sequence& s = rows_[row];
+  SequenceDetails& d = details(row);
   s.has_caller_id = id.has_value();
   d.caller_id = id.value_or(0);
-  if (id) caller_ids_.insert(*id, slot);
+  if (id) caller_ids_.insert(*id, row);
 }
 
-void KVCacheManager::Impl::forget_caller_id(std::int32_t slot) noexcept {
-  Sequence& s = sequences_[slot];
-  SequenceDetails& d = details(slot);
+void KVCacheManager::Impl::forget_caller_id(std::int32_t row) noexcept {
+  Sequence& s = rows_[row];
+  SequenceDetails& d = details(row);
   if (!s.has_caller_id) return;
   s.has_caller_id = false;
   caller_ids_.erase(d.caller_id);

@@ -25,7 +25,7 @@ KVCacheManager::Impl::TableSizes KVCacheManager::Impl::table_sizes(const Step& s
                                                                    std::int32_t g) const noexcept {
   TableSizes sizes;
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
-    const std::int64_t blocks = table(step.entries[i].slot, g).size();
+    const std::int64_t blocks = table(step.entries[i].row, g).size();
     sizes.widest = std::max(sizes.widest, blocks);
     sizes.all += blocks;
   }
@@ -35,8 +35,8 @@ KVCacheManager::Impl::TableSizes KVCacheManager::Impl::table_sizes(const Step& s
 // FlashInfer's arrays name whole blocks; they cannot say that half of one is dropped.
 Status KVCacheManager::Impl::check_flashinfer(const Step& step) const {
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
-    const Sequence& s = sequences_[step.entries[i].slot];
-    const SequenceDetails& d = details(step.entries[i].slot);
+    const Sequence& s = rows_[step.entries[i].row];
+    const SequenceDetails& d = details(step.entries[i].row);
     if (d.trim_first_kept <= d.trim_sinks) continue;
     for (std::int32_t g = 0; g < num_groups(); ++g) {
       if (d.trim_sinks % block_size(g) == 0 && d.trim_first_kept % block_size(g) == 0) continue;
@@ -59,8 +59,8 @@ Status KVCacheManager::Impl::check_flashinfer(const Step& step) const {
 std::int64_t KVCacheManager::Impl::num_unplanned(const Step& step, std::int32_t g) const noexcept {
   std::int64_t entries = 0;
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
-    const std::int32_t slot = step.entries[i].slot;
-    entries += table(slot, g).size() - unplanned_from(slot, g);
+    const std::int32_t row = step.entries[i].row;
+    entries += table(row, g).size() - unplanned_from(row, g);
   }
   return entries;
 }
@@ -91,7 +91,7 @@ std::int32_t* KVCacheManager::Impl::write_slots(const Step& step, std::int32_t g
   const std::int32_t size = block_size(g);
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const StepEntry& e = step.entries[i];
-    const auto blocks = table(e.slot, g).blocks(arena());
+    const auto blocks = table(e.row, g).blocks(arena());
     if (e.write_begin > e.begin) *at++ = -1;
     for (std::int32_t position = e.write_begin; position < e.end;) {
       const std::int32_t logical = block_of(g, position);
@@ -104,8 +104,8 @@ std::int32_t* KVCacheManager::Impl::write_slots(const Step& step, std::int32_t g
 }
 
 // A window or a trim left holes in the table.
-bool KVCacheManager::Impl::may_have_dropped(std::int32_t slot, std::int32_t g) const noexcept {
-  const SequenceDetails& d = details(slot);
+bool KVCacheManager::Impl::may_have_dropped(std::int32_t row, std::int32_t g) const noexcept {
+  const SequenceDetails& d = details(row);
   return windowed(g) || d.trim_first_kept > d.trim_sinks;
 }
 
@@ -113,10 +113,10 @@ std::int32_t* KVCacheManager::Impl::write_tables(const Step& step, std::int32_t 
                                                  std::int64_t stride,
                                                  std::int32_t* at) const noexcept {
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
-    const std::int32_t slot = step.entries[i].slot;
-    const auto blocks = table(slot, g).blocks(arena());
+    const std::int32_t row = step.entries[i].row;
+    const auto blocks = table(row, g).blocks(arena());
     at = std::copy_n(blocks.data(), blocks.size(), at);
-    if (pad != BlockTable::kDropped && may_have_dropped(slot, g)) {
+    if (pad != BlockTable::kDropped && may_have_dropped(row, g)) {
       std::replace(at - blocks.size(), at, BlockTable::kDropped, pad);
     }
     at = std::fill_n(at, stride - static_cast<std::int64_t>(blocks.size()), pad);
@@ -132,13 +132,12 @@ std::int32_t* KVCacheManager::Impl::write_changes(const Step& step, std::int32_t
   std::int32_t* blocks = columns + most;
   std::size_t count = 0;
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
-    const std::int32_t slot = step.entries[i].slot;
-    const auto entries = table(slot, g).blocks(arena());
-    for (std::int32_t logical = unplanned_from(slot, g); logical < table(slot, g).size();
-         ++logical) {
+    const std::int32_t row = step.entries[i].row;
+    const auto entries = table(row, g).blocks(arena());
+    for (std::int32_t logical = unplanned_from(row, g); logical < table(row, g).size(); ++logical) {
       const std::int32_t block = entries[static_cast<std::size_t>(logical)];
       if (block < 0) continue;
-      rows[count] = slot;
+      rows[count] = row;
       columns[count] = logical;
       blocks[count++] = block;
     }
@@ -160,8 +159,8 @@ std::int32_t* KVCacheManager::Impl::write_flashinfer(const Step& step, std::int3
   indptr[0] = 0;
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const StepEntry& e = step.entries[i];
-    const auto blocks = table(e.slot, g).blocks(arena());
-    at = may_have_dropped(e.slot, g)
+    const auto blocks = table(e.row, g).blocks(arena());
+    at = may_have_dropped(e.row, g)
              ? std::remove_copy(blocks.begin(), blocks.end(), at, BlockTable::kDropped)
              : std::copy_n(blocks.data(), blocks.size(), at);
     indptr[i + 1] = static_cast<std::int32_t>(at - indices);
@@ -218,7 +217,7 @@ void KVCacheManager::Impl::find_shared_prefixes(Step& step, std::int32_t g) noex
   const std::int32_t first_of_group = step.num_shared;
   const std::int32_t size = block_size(g);
   const auto shareable = [&](std::int32_t i) {
-    const SequenceDetails& d = details(step.entries[i].slot);
+    const SequenceDetails& d = details(step.entries[i].row);
     const bool trimmed = d.trim_first_kept > d.trim_sinks;
     const std::int32_t begin = step.entries[i].begin;
     return (trimmed ? std::min(d.trim_sinks, begin) : begin) / size;
@@ -229,8 +228,8 @@ void KVCacheManager::Impl::find_shared_prefixes(Step& step, std::int32_t g) noex
   };
   SharedPrefix run;
   for (std::int32_t i = 1; i < step.num_entries; ++i) {
-    const auto a = table(step.entries[i - 1].slot, g).blocks(arena());
-    const auto b = table(step.entries[i].slot, g).blocks(arena());
+    const auto a = table(step.entries[i - 1].row, g).blocks(arena());
+    const auto b = table(step.entries[i].row, g).blocks(arena());
     const std::int32_t limit = std::min(shareable(i - 1), shareable(i));
     std::int32_t same = 0;
     while (same < limit && a[static_cast<std::size_t>(same)] >= 0 &&
@@ -287,11 +286,11 @@ std::int32_t* KVCacheManager::Impl::write_rows(Step& step, std::int32_t* at) con
   query_start[0] = 0;
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const StepEntry& e = step.entries[i];
-    const Sequence& s = sequences_[e.slot];
-    const SequenceDetails& d = details(e.slot);
+    const Sequence& s = rows_[e.row];
+    const SequenceDetails& d = details(e.row);
     step.sequences[i] = id_of(s);
     query_start[i + 1] = query_start[i] + (e.end - e.begin);
-    rows[i] = e.slot;
+    rows[i] = e.row;
     kv_lens[i] = e.end;
     trim_sinks[i] = d.trim_sinks;
     trim_first_kept[i] = d.trim_first_kept;

@@ -10,10 +10,10 @@ namespace kvfolio {
 using text::concat;
 
 Status KVCacheManager::Impl::set_priority(SequenceId id, std::int32_t priority) {
-  std::int32_t slot = 0;
-  KVFOLIO_RETURN_IF_ERROR(find(id, slot));
-  details(slot).priority = priority;
-  victims_.note_change(slot);
+  std::int32_t row = 0;
+  KVFOLIO_RETURN_IF_ERROR(find(id, row));
+  details(row).priority = priority;
+  victims_.note_change(row);
   return {};
 }
 
@@ -27,24 +27,24 @@ bool is_policy(VictimPolicy policy) {
 
 }  // namespace
 
-std::uint64_t KVCacheManager::Impl::rank_of(std::int32_t slot, VictimPolicy policy) const noexcept {
+std::uint64_t KVCacheManager::Impl::rank_of(std::int32_t row, VictimPolicy policy) const noexcept {
   switch (policy) {
     case VictimPolicy::kLru:
-      return victims_.last_use(slot);
+      return victims_.last_use(row);
     case VictimPolicy::kLfu:
-      return victims_.use_count(slot);
+      return victims_.use_count(row);
     case VictimPolicy::kLongest:
-      return ~static_cast<std::uint64_t>(sequences_[slot].length);
+      return ~static_cast<std::uint64_t>(rows_[row].length);
     case VictimPolicy::kLowestPriority:
-      return static_cast<std::uint64_t>(std::int64_t{details(slot).priority} -
+      return static_cast<std::uint64_t>(std::int64_t{details(row).priority} -
                                         std::numeric_limits<std::int32_t>::min());
   }
   return 0;
 }
 
-bool KVCacheManager::Impl::frees_a_block(std::int32_t slot) const noexcept {
+bool KVCacheManager::Impl::frees_a_block(std::int32_t row) const noexcept {
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    const auto blocks = table(slot, g).blocks(arena());
+    const auto blocks = table(row, g).blocks(arena());
     // From the end: what a sequence has alone is its newest.
     for (std::size_t i = blocks.size(); i-- > 0;) {
       if (blocks[i] >= 0 && group(g).pool.refs(BlockId(blocks[i])) == 1) return true;
@@ -53,9 +53,9 @@ bool KVCacheManager::Impl::frees_a_block(std::int32_t slot) const noexcept {
   return false;
 }
 
-bool KVCacheManager::Impl::shares_a_block(std::int32_t slot) const noexcept {
+bool KVCacheManager::Impl::shares_a_block(std::int32_t row) const noexcept {
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    for (const std::int32_t block : table(slot, g).blocks(arena())) {
+    for (const std::int32_t block : table(row, g).blocks(arena())) {
       if (block >= 0 && group(g).pool.refs(BlockId(block)) > 1) return true;
     }
   }
@@ -67,23 +67,23 @@ struct KVCacheManager::Impl::RankedRows {
   const Impl& impl;
   VictimPolicy policy;
 
-  [[nodiscard]] std::span<const std::int32_t> open() const noexcept { return impl.open_slots(); }
-  [[nodiscard]] bool is_open(std::int32_t slot) const noexcept {
-    return impl.sequences_[slot].life == Life::kOpen;
+  [[nodiscard]] std::span<const std::int32_t> open() const noexcept { return impl.rows_.open(); }
+  [[nodiscard]] bool is_open(std::int32_t row) const noexcept {
+    return impl.rows_[row].life == Life::kOpen;
   }
-  [[nodiscard]] std::uint64_t rank(std::int32_t slot) const noexcept {
-    return impl.rank_of(slot, policy);
+  [[nodiscard]] std::uint64_t rank(std::int32_t row) const noexcept {
+    return impl.rank_of(row, policy);
   }
-  [[nodiscard]] VictimName name(std::int32_t slot) const noexcept {
-    const Sequence& s = impl.sequences_[slot];
-    if (s.has_caller_id) return {false, impl.details(slot).caller_id};
+  [[nodiscard]] VictimName name(std::int32_t row) const noexcept {
+    const Sequence& s = impl.rows_[row];
+    if (s.has_caller_id) return {false, impl.details(row).caller_id};
     return {true, impl.id_of(s).value()};
   }
-  [[nodiscard]] bool may_go(std::int32_t slot) const noexcept {
-    return impl.sequences_[slot].step_entry < 0;
+  [[nodiscard]] bool may_go(std::int32_t row) const noexcept {
+    return impl.rows_[row].step_entry < 0;
   }
-  [[nodiscard]] bool frees_a_block(std::int32_t slot) const noexcept {
-    return impl.frees_a_block(slot);
+  [[nodiscard]] bool frees_a_block(std::int32_t row) const noexcept {
+    return impl.frees_a_block(row);
   }
 };
 
@@ -91,9 +91,9 @@ struct KVCacheManager::Impl::RankedRows {
 
 std::optional<SequenceId> KVCacheManager::Impl::select_victim(VictimPolicy policy) {
   if (!is_policy(policy)) return std::nullopt;
-  const std::int32_t slot = victims_.select(policy, RankedRows{*this, policy});
-  if (slot == Victims::kNoRow) return std::nullopt;
-  return id_of(sequences_[slot]);
+  const std::int32_t row = victims_.select(policy, RankedRows{*this, policy});
+  if (row == Victims::kNoRow) return std::nullopt;
+  return id_of(rows_[row]);
 }
 
 double KVCacheManager::Impl::utilization() const noexcept {
@@ -106,12 +106,12 @@ double KVCacheManager::Impl::utilization() const noexcept {
 
 // The victims of a large pool lie all over its memory: what the next ones need is asked for while
 // this one ends.
-void KVCacheManager::Impl::prefetch_victims(std::int32_t slot) const noexcept {
+void KVCacheManager::Impl::prefetch_victims(std::int32_t row) const noexcept {
   const Victims::Soon soon = victims_.soon();
   if (soon.next == Victims::kNoRow) return;
-  const Sequence& now = sequences_[slot];
+  const Sequence& now = rows_[row];
   if (now.place.valid()) tree_->prefetch_ends(now.place);
-  const Sequence& next = sequences_[soon.next];
+  const Sequence& next = rows_[soon.next];
   if (next.place.valid()) tree_->prefetch(next.place);
   arena().prefetch(next.tail);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
@@ -119,7 +119,7 @@ void KVCacheManager::Impl::prefetch_victims(std::int32_t slot) const noexcept {
   }
   for (const std::int32_t then : soon.then) {
     if (then == Victims::kNoRow) break;
-    sequences_.prefetch(then);
+    rows_.prefetch(then);
     for (std::int32_t g = 0; g < num_groups(); ++g) table(then, g).prefetch(arena());
   }
 }
@@ -139,13 +139,13 @@ Result<std::span<const SequenceId>> KVCacheManager::Impl::preempt_to(double targ
   victims_.clear_list();
   while (utilization() > target) {
     victims_.refresh(policy, rows);
-    const std::int32_t slot = victims_.next(rows);
-    if (slot == Victims::kNoRow) break;
-    if (!victims_.list().empty()) prefetch_victims(slot);  // one that goes alone has no next
+    const std::int32_t row = victims_.next(rows);
+    if (row == Victims::kNoRow) break;
+    if (!victims_.list().empty()) prefetch_victims(row);  // one that goes alone has no next
     // Blocks that it shares may be another's alone when it is gone: then the sequences that were
     // passed over are asked again.
-    const bool shared = shares_a_block(slot);
-    const SequenceId id = id_of(sequences_[slot]);
+    const bool shared = shares_a_block(row);
+    const SequenceId id = id_of(rows_[row]);
     victims_.add_to_list(id);
     const Status gone = preempt(id);
     KVFOLIO_CHECK(gone.ok());  // it is open and rests

@@ -12,13 +12,13 @@
 namespace kvfolio {
 
 // Widens the range of own blocks to the first one that has no entry on the path any more.
-void KVCacheManager::Impl::find_lost(std::int32_t slot) noexcept {
-  Sequence& s = sequences_[slot];
-  SequenceDetails& d = details(slot);
+void KVCacheManager::Impl::find_lost(std::int32_t row) noexcept {
+  Sequence& s = rows_[row];
+  SequenceDetails& d = details(row);
   if (d.losses_seen == losses_) return;
   d.losses_seen = losses_;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    const auto blocks = table(slot, g).blocks(arena());
+    const auto blocks = table(row, g).blocks(arena());
     const std::int32_t num_whole =
         std::min(block_of(g, s.place.position), static_cast<std::int32_t>(blocks.size()));
     for (std::int32_t logical = 0; logical < num_whole; ++logical) {
@@ -33,16 +33,16 @@ void KVCacheManager::Impl::find_lost(std::int32_t slot) noexcept {
 
 // Full blocks, and with `tail` the partial ones at the end. Own blocks that lack an entry, or found
 // another's in their place, are offered again each time.
-void KVCacheManager::Impl::publish(std::int32_t slot, bool tail) noexcept {
-  Sequence& s = sequences_[slot];
-  SequenceDetails& d = details(slot);
+void KVCacheManager::Impl::publish(std::int32_t row, bool tail) noexcept {
+  Sequence& s = rows_[row];
+  SequenceDetails& d = details(row);
   if (!s.publishes) return;
   tail = tail && !s.full_blocks_only;
   const std::int32_t unit = tree_->unit();
   const std::int32_t limit = publishable(s);
   const std::int32_t from = s.place.position;  // a multiple of the unit
   if (limit < (tail ? from : from + unit)) return;
-  find_lost(slot);
+  find_lost(row);
   if (limit == from && d.own_from >= from) {
     bool inside_a_block = false;  // of a group whose blocks are longer than a unit
     for (std::int32_t g = 0; g < num_groups(); ++g)
@@ -51,7 +51,7 @@ void KVCacheManager::Impl::publish(std::int32_t slot, bool tail) noexcept {
   }
   const std::int32_t target = tail ? limit : limit / unit * unit;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    offers_[static_cast<std::size_t>(g)] = table(slot, g).blocks(arena());
+    offers_[static_cast<std::size_t>(g)] = table(row, g).blocks(arena());
   }
   std::int32_t* kept = arena().at(s.tail);
   const std::span<const std::int32_t> tokens(kept, static_cast<std::size_t>(target - from));
@@ -69,10 +69,10 @@ void KVCacheManager::Impl::publish(std::int32_t slot, bool tail) noexcept {
     const bool can_ever_fit = media.size() <= static_cast<std::size_t>(options_.max_media_extents);
     if (!can_ever_fit || evictions == kMostEvictions || !evict_coldest()) {
       ++counters_.publications_skipped;
-      stop_publishing(slot);
+      stop_publishing(row);
       return;
     }
-    find_lost(slot);
+    find_lost(row);
     looked = looks_again();
   }
   follow_tree(&published);
@@ -96,9 +96,9 @@ void KVCacheManager::Impl::publish(std::int32_t slot, bool tail) noexcept {
   }
 }
 
-void KVCacheManager::Impl::stop_publishing(std::int32_t slot) noexcept {
-  Sequence& s = sequences_[slot];
-  drop_border(slot);
+void KVCacheManager::Impl::stop_publishing(std::int32_t row) noexcept {
+  Sequence& s = rows_[row];
+  drop_border(row);
   s.publishes = false;
   tree_->leave(s.place);
   arena().release(s.tail);

@@ -169,7 +169,7 @@ bool KVCacheManager::Impl::release(std::int32_t g, BlockId block, bool touched,
   if (!last) return false;
   // Who closed and waits for a step may still publish it.
   const bool idle = steps_.num_in_flight() == 0 || mutant(Mutant::kReuseBeforeComplete);
-  if (idle && sequences_.closing().empty()) return true;
+  if (idle && rows_.closing().empty()) return true;
   pool.make_retiring(block, steps_.last_committed());
   return false;
 }
@@ -223,11 +223,11 @@ void KVCacheManager::Impl::drain_retiring() noexcept {
   }
 }
 
-void KVCacheManager::Impl::release_entries(std::int32_t slot, std::int32_t g, std::int32_t first,
+void KVCacheManager::Impl::release_entries(std::int32_t row, std::int32_t g, std::int32_t first,
                                            std::int32_t end) noexcept {
-  const Sequence& s = sequences_[slot];
+  const Sequence& s = rows_[row];
   if (mutant(Mutant::kHitReferencedLate) && !s.used) return;
-  const auto blocks = std::as_const(*this).table(slot, g).blocks(std::as_const(*this).arena());
+  const auto blocks = std::as_const(*this).table(row, g).blocks(std::as_const(*this).arena());
   const auto some = [&](std::int32_t last) {  // that stand before it
     const std::int32_t begin = std::max(first, last - kBlocksAtOnce);
     return blocks.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(last - begin));
@@ -241,7 +241,7 @@ void KVCacheManager::Impl::release_entries(std::int32_t slot, std::int32_t g, st
     for (std::size_t i = now.size(); i-- > 0; --end) {
       const BlockId block(now[i]);
       if (!block.valid()) continue;
-      if (release(g, block, s.used, slot)) idle.add(block.value());
+      if (release(g, block, s.used, row)) idle.add(block.value());
     }
     park(g, idle.take());
   }
@@ -268,7 +268,7 @@ Shortage KVCacheManager::Impl::shortage(std::int32_t g, std::int32_t needed) con
   s.evictable = pool.num_cached();
   s.retiring = pool.num_retiring();
   s.pinned = pool.num_blocks() - s.free - s.evictable - s.retiring;
-  s.sequences = static_cast<std::int32_t>(sequences_.open().size());
+  s.sequences = static_cast<std::int32_t>(rows_.open().size());
   s.pins = pins_.num_open();
   return s;
 }

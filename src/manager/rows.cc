@@ -12,7 +12,7 @@ using text::concat;
 using Life = Sequence::Life;
 
 bool Rows::allocate(std::int32_t num_rows, std::int32_t max_open, std::uint16_t tag) noexcept {
-  if (!sequences_.allocate_zeroed(num_rows) || !details_.allocate_zeroed(num_rows) ||
+  if (!rows_.allocate_zeroed(num_rows) || !details_.allocate_zeroed(num_rows) ||
       !open_.allocate_zeroed(max_open) || !closing_.allocate_zeroed(num_rows) ||
       !resting_.allocate_zeroed(num_rows)) {
     return false;
@@ -23,7 +23,7 @@ bool Rows::allocate(std::int32_t num_rows, std::int32_t max_open, std::uint16_t 
   num_births_ = 0;
   first_free_ = kNone;
   for (std::int32_t row = num_rows - 1; row >= 0; --row) {  // row 0 is taken first
-    sequences_[row].generation = 1;
+    rows_[row].generation = 1;
     free(row);
   }
   return true;
@@ -37,7 +37,7 @@ bool Rows::was_aborted(SequenceId id) const noexcept {
 std::int32_t Rows::take() noexcept {
   if (num_open_ == max_open_ || first_free_ == kNone) return kNone;
   const std::int32_t row = first_free_;
-  Sequence& s = sequences_[row];
+  Sequence& s = rows_[row];
   SequenceDetails& d = details_[row];
   first_free_ = d.list_link;
   const std::uint32_t generation = s.generation;
@@ -54,9 +54,9 @@ std::int32_t Rows::take() noexcept {
 }
 
 void Rows::copy_sequence(std::int32_t from, std::int32_t to) noexcept {
-  Sequence& s = sequences_[to];
+  Sequence& s = rows_[to];
   const Sequence own = s;
-  s = sequences_[from];
+  s = rows_[from];
   s.generation = own.generation;
   s.life = own.life;
   s.birth = own.birth;
@@ -75,7 +75,7 @@ void Rows::leave_open(std::int32_t row) noexcept {
 }
 
 void Rows::close_later(std::int32_t row) noexcept {
-  sequences_[row].life = Life::kClosing;
+  rows_[row].life = Life::kClosing;
   closing_[num_closing_++] = row;
 }
 
@@ -88,7 +88,7 @@ void Rows::leave_closing(std::int32_t row) noexcept {
 }
 
 void Rows::end(std::int32_t row, bool aborted) noexcept {
-  Sequence& s = sequences_[row];
+  Sequence& s = rows_[row];
   if (aborted) details_[row].aborted = s.generation;
   s.generation = next_generation(s.generation);
   s.life = Life::kUnused;
@@ -100,7 +100,7 @@ void Rows::free(std::int32_t row) noexcept {
 }
 
 void Rows::give_id_again(std::int32_t row) noexcept {
-  Sequence& s = sequences_[row];
+  Sequence& s = rows_[row];
   KVFOLIO_CHECK(s.life == Life::kUnused);
   s.generation = previous_generation(s.generation);
 }
@@ -109,7 +109,7 @@ void Rows::copy_from(const Rows& other) noexcept {
   const auto& [sequences, details, open, closing, resting, first_free, num_open, num_closing,
                num_resting, max_open, tag, num_births] = other;
   KVFOLIO_CHECK(max_open == max_open_ && tag == tag_);
-  sequences_.copy_from(sequences);
+  rows_.copy_from(sequences);
   details_.copy_from(details);
   open_.copy_from(open, num_open);
   closing_.copy_from(closing, num_closing);
@@ -128,7 +128,7 @@ Status Rows::check() const {
   std::vector<std::uint8_t> seen(static_cast<std::size_t>(size()));
   std::int32_t num_seen = 0;
   const auto is_new = [&](std::int32_t row, Life life) {
-    if (seen[static_cast<std::size_t>(row)] != 0 || sequences_[row].life != life) return false;
+    if (seen[static_cast<std::size_t>(row)] != 0 || rows_[row].life != life) return false;
     seen[static_cast<std::size_t>(row)] = 1;
     ++num_seen;
     return true;

@@ -39,20 +39,20 @@ class Rows {
                               std::uint16_t tag) noexcept;
 
   [[nodiscard]] std::int32_t size() const noexcept {
-    return static_cast<std::int32_t>(sequences_.size());
+    return static_cast<std::int32_t>(rows_.size());
   }
-  Sequence& operator[](std::int32_t row) noexcept { return sequences_[row]; }
-  const Sequence& operator[](std::int32_t row) const noexcept { return sequences_[row]; }
+  Sequence& operator[](std::int32_t row) noexcept { return rows_[row]; }
+  const Sequence& operator[](std::int32_t row) const noexcept { return rows_[row]; }
   SequenceDetails& details(std::int32_t row) noexcept { return details_[row]; }
   const SequenceDetails& details(std::int32_t row) const noexcept { return details_[row]; }
   // Asks for all of a sequence ahead of time.
   void prefetch(std::int32_t row) const noexcept {
-    __builtin_prefetch(&sequences_[row], 1);
+    __builtin_prefetch(&rows_[row], 1);
     const auto* line = reinterpret_cast<const char*>(&details_[row]);
     for (std::size_t i = 0; i < sizeof(SequenceDetails); i += 64) __builtin_prefetch(line + i, 1);
   }
   [[nodiscard]] std::int32_t row_of(const Sequence& s) const noexcept {
-    return static_cast<std::int32_t>(&s - sequences_.data());
+    return static_cast<std::int32_t>(&s - rows_.data());
   }
 
   // ---- ids ----
@@ -64,7 +64,7 @@ class Rows {
   [[nodiscard]] std::int32_t find(SequenceId id) const noexcept {
     const std::int32_t row = PackedId::row_of(id.value());
     if (row >= size()) return kNone;
-    const Sequence& s = sequences_[row];
+    const Sequence& s = rows_[row];
     return s.life == Sequence::Life::kOpen && id_of(s) == id ? row : kNone;
   }
   // fail() closed the sequence of this id, and no later one of its row.
@@ -134,7 +134,7 @@ class Rows {
   [[nodiscard]] Status check() const;
 
  private:
-  FixedArray<Sequence> sequences_;
+  FixedArray<Sequence> rows_;
   FixedArray<SequenceDetails> details_;
   FixedArray<std::int32_t> open_;     // [num_open_]
   FixedArray<std::int32_t> closing_;  // [num_closing_]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sequences: arguments that several calls share, slots, and how a sequence begins and ends. What it
+// Sequences: arguments that several calls share, rows, and how a sequence begins and ends. What it
 // holds meanwhile changes in append.cc, truncate.cc and adopt.cc.
 
 #include <algorithm>
@@ -113,66 +113,66 @@ Status KVCacheManager::Impl::table_entries_full(std::string_view what, std::int6
                  " cells are free, given out in powers of two; raise max_table_entries")};
 }
 
-// ---- slots ----
+// ---- rows ----
 
-std::int32_t KVCacheManager::Impl::take_slot() noexcept {
-  const std::int32_t slot = sequences_.take();
-  if (slot == Rows::kNone) return -1;
-  Sequence& s = sequences_[slot];
-  SequenceDetails& d = details(slot);
+std::int32_t KVCacheManager::Impl::take_row() noexcept {
+  const std::int32_t row = rows_.take();
+  if (row == Rows::kNone) return -1;
+  Sequence& s = rows_[row];
+  SequenceDetails& d = details(row);
   s.exact_until = kNever;
   s.unnamed_from = kNever;
   d.own_from = kNever;
   d.losses_seen = losses_;
   s.step_entry = -1;
-  victims_.begin(slot);
+  victims_.begin(row);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    window_begin(slot, g) = 0;
-    unplanned_from(slot, g) = 0;
+    window_begin(row, g) = 0;
+    unplanned_from(row, g) = 0;
   }
-  return slot;
+  return row;
 }
 
-Status KVCacheManager::Impl::no_slot(std::string_view what, std::string_view advice) const {
-  if (sequences_.open().size() == static_cast<std::size_t>(options_.max_sequences)) {
+Status KVCacheManager::Impl::no_row(std::string_view what, std::string_view advice) const {
+  if (rows_.open().size() == static_cast<std::size_t>(options_.max_sequences)) {
     return {ErrorCode::kResourceExhausted,
             concat(what, ": all ", options_.max_sequences, " sequences are open", advice)};
   }
   std::uint64_t oldest = steps_.last_committed();
-  for (const std::int32_t slot : sequences_.closing()) {
-    oldest = std::min(oldest, sequences_[slot].last_ticket);
+  for (const std::int32_t row : rows_.closing()) {
+    oldest = std::min(oldest, rows_[row].last_ticket);
   }
-  for (const std::int32_t slot : sequences_.resting()) {
-    oldest = std::min(oldest, sequences_[slot].row_ticket());
+  for (const std::int32_t row : rows_.resting()) {
+    oldest = std::min(oldest, rows_[row].row_ticket());
   }
   return {
       ErrorCode::kResourceExhausted,
       concat(what, ": all ", num_rows(), " rows are in use, ",
-             sequences_.closing().size() + sequences_.resting().size(),
+             rows_.closing().size() + rows_.resting().size(),
              " of them by closed sequences of steps that are not complete, the oldest ", oldest)};
 }
 
-// Everything that the slot owned is given back already.
-void KVCacheManager::Impl::give_slot(std::int32_t slot, bool aborted) noexcept {
-  Sequence& s = sequences_[slot];
-  SequenceDetails& d = details(slot);
+// Everything that the row owned is given back already.
+void KVCacheManager::Impl::give_row(std::int32_t row, bool aborted) noexcept {
+  Sequence& s = rows_[row];
+  SequenceDetails& d = details(row);
   arena().release(s.tail);
   arena().release(d.media);
-  for (std::int32_t g = 0; g < num_groups(); ++g) table(slot, g).release(arena());
-  victims_.forget(slot);
-  sequences_.end(slot, aborted);
-  if (row_is_used(slot) && !mutant(Mutant::kRowGivenAwayInFlight)) {
-    sequences_.rest(slot);
+  for (std::int32_t g = 0; g < num_groups(); ++g) table(row, g).release(arena());
+  victims_.forget(row);
+  rows_.end(row, aborted);
+  if (row_is_used(row) && !mutant(Mutant::kRowGivenAwayInFlight)) {
+    rows_.rest(row);
   } else {
-    sequences_.free(slot);
+    rows_.free(row);
   }
 }
 
 // Of a call that failed: nobody saw the id, so the next sequence gets it.
-void KVCacheManager::Impl::untake_slot(std::int32_t slot) noexcept {
-  sequences_.leave_open(slot);
-  give_slot(slot, false);
-  sequences_.give_id_again(slot);
+void KVCacheManager::Impl::untake_row(std::int32_t row) noexcept {
+  rows_.leave_open(row);
+  give_row(row, false);
+  rows_.give_id_again(row);
 }
 
 std::int32_t KVCacheManager::Impl::find_cut_span(const Sequence& s, std::int32_t p) const noexcept {
@@ -222,17 +222,17 @@ std::int32_t KVCacheManager::Impl::kept_tokens(const PrefixMatch& match) const n
 
 // Room for the tables of a hit and for the tokens that the sequence keeps of it. False: there is
 // none, and the sequence has no tables.
-bool KVCacheManager::Impl::reserve_for_hit(std::int32_t slot, const PrefixMatch& match) noexcept {
-  Sequence& s = sequences_[slot];
+bool KVCacheManager::Impl::reserve_for_hit(std::int32_t row, const PrefixMatch& match) noexcept {
+  Sequence& s = rows_[row];
   // Off the root there is room for a unit, which truncate() may bring back.
   const std::int64_t own = kept_tokens(match) > 0 ? tree_->unit() : match.tokens;
   bool room = !s.publishes || arena().reserve(s.tail, own, 0);
   for (std::int32_t g = 0; g < num_groups() && room; ++g) {
-    room = table(slot, g).reserve(arena(), blocks_for(g, match.held_tokens()));
+    room = table(row, g).reserve(arena(), blocks_for(g, match.held_tokens()));
   }
   if (room) return true;
   arena().release(s.tail);
-  for (std::int32_t g = 0; g < num_groups(); ++g) table(slot, g).release(arena());
+  for (std::int32_t g = 0; g < num_groups(); ++g) table(row, g).release(arena());
   return false;
 }
 
@@ -241,12 +241,12 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
   KVFOLIO_RETURN_IF_ERROR(check_open(what, tokens, options));
   KVFOLIO_RETURN_IF_ERROR(check_publish(what, options.publish));
   KVFOLIO_RETURN_IF_ERROR(check_caller_id(what, options.caller_id));
-  const std::int32_t slot = take_slot();
-  if (slot < 0) return no_slot(what, "; close one or raise max_sequences");
-  Sequence& s = sequences_[slot];
-  SequenceDetails& d = details(slot);
+  const std::int32_t row = take_row();
+  if (row < 0) return no_row(what, "; close one or raise max_sequences");
+  Sequence& s = rows_[row];
+  SequenceDetails& d = details(row);
   if (!keep_media(s, options.media)) {
-    untake_slot(slot);
+    untake_row(row);
     return table_entries_full(what, static_cast<std::int64_t>(options.media.size_bytes() / 4));
   }
 
@@ -266,28 +266,28 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
                             ? tree_->match(root, tokens, options.media, size - 1, size > 0)
                             : PrefixMatch{.run = root};
     // Caching never takes room: without table entries for the hit it is a miss.
-    if (!reserve_for_hit(slot, match)) match = {.run = root};
+    if (!reserve_for_hit(row, match)) match = {.run = root};
     const std::int32_t held = match.held_tokens();
     const std::int32_t kept = kept_tokens(match);
     for (std::int32_t g = 0; g < num_groups(); ++g) {
-      table(slot, g).grow(arena(), blocks_for(g, held));
-      tree_->fill_table(match, GroupId(g), table(slot, g).blocks(arena()));
+      table(row, g).grow(arena(), blocks_for(g, held));
+      tree_->fill_table(match, GroupId(g), table(row, g).blocks(arena()));
     }
     const Place found = publishes ? tree_->enter(match.run, kept) : Place();
     tree_->leave(s.place);
     s.place = found;
     for (std::int32_t g = 0; g < num_groups(); ++g) {
       if (mutant(Mutant::kHitReferencedLate)) break;
-      hold_table(g, table(slot, g).blocks(arena()));
+      hold_table(g, table(row, g).blocks(arena()));
       // Whoever revives a tail that nobody held becomes its writer.
       const std::int32_t offset = held % block_size(g);
       if (offset == 0) continue;
-      const BlockId tail = table(slot, g).at(arena(), held / block_size(g));
+      const BlockId tail = table(row, g).at(arena(), held / block_size(g));
       BlockPool& pool = group(g).pool;
       pool.set_wanted(tail, true);
       if (pool.refs(tail) == 1 && pool.writer(tail) == BlockPool::kNobody &&
           pool.valid(tail) == offset) {
-        pool.set_writer(tail, slot);
+        pool.set_writer(tail, row);
       }
     }
     if (publishes) {
@@ -301,8 +301,8 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
   d.max_tokens = options.max_tokens;
   s.has_limit = options.max_tokens > 0;
   d.priority = options.priority;
-  keep_caller_id(slot, options.caller_id);
-  victims_.note_use(slot);
+  keep_caller_id(row, options.caller_id);
+  victims_.note_use(row);
   ++counters_.sequences_opened;
   counters_.tokens_looked_up += tokens.size();
   counters_.tokens_reused += static_cast<std::uint64_t>(s.length);
@@ -313,7 +313,7 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
 
 std::int32_t KVCacheManager::Impl::unnamed_entry(const Step& step,
                                                  const Sequence& s) const noexcept {
-  const std::int32_t at = step.latest_entry(slot_of(s));
+  const std::int32_t at = step.latest_entry(row_of(s));
   return at >= 0 && step.entries[at].birth == s.birth ? at : -1;
 }
 
@@ -324,10 +324,10 @@ void KVCacheManager::Impl::share_unnamed(const Sequence& parent, Sequence& child
     Step& step = steps_.in_flight(i);
     const std::int32_t from = unnamed_entry(step, parent);
     if (from < 0 || step.entries[from].unnamed == 0) continue;
-    // In place of an earlier sequence of this slot, unless that holds sources of copies: so there
-    // is one for each append and one for each slot at most.
-    const std::int32_t slot = slot_of(child);
-    std::int32_t at = step.latest_entry(slot);
+    // In place of an earlier sequence of this row, unless that holds sources of copies: so there
+    // is one for each append and one for each row at most.
+    const std::int32_t row = row_of(child);
+    std::int32_t at = step.latest_entry(row);
     bool reused = at >= 0;
     for (std::int32_t g = 0; g < num_groups() && reused; ++g) {
       reused = step.change(at, g).source < 0;
@@ -335,10 +335,10 @@ void KVCacheManager::Impl::share_unnamed(const Sequence& parent, Sequence& child
     if (!reused) at = step.num_entries++;
     KVFOLIO_CHECK(static_cast<std::size_t>(at) < step.entries.size());
     step.entries[at] = step.entries[from];
-    step.entries[at].slot = slot;
+    step.entries[at].row = row;
     step.entries[at].birth = child.birth;
     step.clear_changes(at);
-    step.entry_of[slot] = at;
+    step.entry_of[row] = at;
   }
 }
 
@@ -346,21 +346,21 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
   std::int32_t from = 0;
   KVFOLIO_RETURN_IF_ERROR(check_caller_id("fork", options.caller_id));
   KVFOLIO_RETURN_IF_ERROR(find_resting(parent_id, "fork", from));
-  if (sequences_[from].draft() > 0) {
-    return Status(ErrorCode::kFailedPrecondition,
-                  concat("fork: the sequence has ", sequences_[from].draft(),
-                         " draft tokens; accept() first"));
+  if (rows_[from].draft() > 0) {
+    return Status(
+        ErrorCode::kFailedPrecondition,
+        concat("fork: the sequence has ", rows_[from].draft(), " draft tokens; accept() first"));
   }
-  const std::int32_t slot = take_slot();
-  if (slot < 0) return no_slot("fork", "");
-  Sequence& parent = sequences_[from];
-  Sequence& child = sequences_[slot];
+  const std::int32_t row = take_row();
+  if (row < 0) return no_row("fork", "");
+  Sequence& parent = rows_[from];
+  Sequence& child = rows_[row];
   const std::int64_t tail_size = tail_cells(parent, parent.length);
   const std::int64_t unit = parent.publishes && parent.place.position > 0 ? tree_->unit() : 0;
   const auto reserve_tables = [&] {
     bool room = true;
     for (std::int32_t g = 0; g < num_groups() && room; ++g) {
-      room = table(slot, g).reserve(arena(), table(from, g).size());
+      room = table(row, g).reserve(arena(), table(from, g).size());
     }
     return room;
   };
@@ -373,13 +373,13 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
     room = parent.publishes && reserve_tables();
   }
   if (!room) {
-    untake_slot(slot);
+    untake_row(row);
     return table_entries_full("fork", cells_for(parent, parent.length));
   }
   const ArenaSpan tail = child.tail;
-  const ArenaSpan media = details(slot).media;
-  sequences_.copy_sequence(from, slot);
-  SequenceDetails& child_details = details(slot);
+  const ArenaSpan media = details(row).media;
+  rows_.copy_sequence(from, row);
+  SequenceDetails& child_details = details(row);
   child_details.admitted = 0;
   child_details.reuse_step = 0;
   child_details.media = media;
@@ -393,67 +393,67 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
   if (publishes) std::copy_n(arena().at(parent.tail), tail_size, arena().at(tail));
   counters_.publications_skipped += parent.publishes && !publishes ? 1 : 0;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    BlockTable& to = table(slot, g);
+    BlockTable& to = table(row, g);
     to.assign(arena(), table(from, g).blocks(arena()));
     hold_table(g, to.blocks(arena()));
-    window_begin(slot, g) = window_begin(from, g);
+    window_begin(row, g) = window_begin(from, g);
   }
-  if (has_windows_) move_border(slot);
+  if (has_windows_) move_border(row);
   if (child_details.num_unnamed > child_details.num_named) share_unnamed(parent, child);
-  keep_caller_id(slot, options.caller_id);
-  victims_.note_use(slot);
+  keep_caller_id(row, options.caller_id);
+  victims_.note_use(row);
   ++counters_.forks;
   return id_of(child);
 }
 
 // ---- close ----
 
-void KVCacheManager::Impl::release_blocks(std::int32_t slot) noexcept {
+void KVCacheManager::Impl::release_blocks(std::int32_t row) noexcept {
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    release_entries(slot, g, 0, table(slot, g).size());
+    release_entries(row, g, 0, table(row, g).size());
   }
 }
 
-void KVCacheManager::Impl::forget_sequence(std::int32_t slot, bool aborted) noexcept {
-  tree_->leave(sequences_[slot].place);
-  give_slot(slot, aborted);
+void KVCacheManager::Impl::forget_sequence(std::int32_t row, bool aborted) noexcept {
+  tree_->leave(rows_[row].place);
+  give_row(row, aborted);
 }
 
-void KVCacheManager::Impl::end_sequence(std::int32_t slot) noexcept {
-  Sequence& s = sequences_[slot];
-  sequences_.leave_open(slot);
-  forget_caller_id(slot);
+void KVCacheManager::Impl::end_sequence(std::int32_t row) noexcept {
+  Sequence& s = rows_[row];
+  rows_.leave_open(row);
+  forget_caller_id(row);
   const bool unsettled = options_.order == Order::kUnordered && !steps_.is_complete(s.last_ticket);
   if (unsettled && s.publishes &&
-      sequences_.closing().size() < static_cast<std::size_t>(options_.max_sequences)) {
+      rows_.closing().size() < static_cast<std::size_t>(options_.max_sequences)) {
     // Its last tokens become findable when their step completes. Until then its blocks retire,
     // nobody writes below their valid tokens, and its table tells where they are. Beyond that many
     // sequences, they are not published.
-    take_border_back(slot);
-    release_blocks(slot);
-    victims_.forget(slot);
-    sequences_.close_later(slot);
+    take_border_back(row);
+    release_blocks(row);
+    victims_.forget(row);
+    rows_.close_later(row);
     return;
   }
-  publish(slot, true);
-  take_border_back(slot);
-  release_blocks(slot);
-  forget_sequence(slot, false);
+  publish(row, true);
+  take_border_back(row);
+  release_blocks(row);
+  forget_sequence(row, false);
 }
 
 Status KVCacheManager::Impl::close(SequenceId id) {
-  std::int32_t slot = 0;
-  KVFOLIO_RETURN_IF_ERROR(find_resting(id, "close", slot));
-  end_sequence(slot);
+  std::int32_t row = 0;
+  KVFOLIO_RETURN_IF_ERROR(find_resting(id, "close", row));
+  end_sequence(row);
   ++counters_.sequences_closed;
   return {};
 }
 
 Status KVCacheManager::Impl::preempt(SequenceId id) {
-  std::int32_t slot = 0;
-  KVFOLIO_RETURN_IF_ERROR(find(id, slot));
-  if (sequences_[slot].step_entry >= 0) KVFOLIO_RETURN_IF_ERROR(undo(id));
-  end_sequence(slot);
+  std::int32_t row = 0;
+  KVFOLIO_RETURN_IF_ERROR(find(id, row));
+  if (rows_[row].step_entry >= 0) KVFOLIO_RETURN_IF_ERROR(undo(id));
+  end_sequence(row);
   ++counters_.sequences_preempted;
   return {};
 }

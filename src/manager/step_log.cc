@@ -95,7 +95,7 @@ void copy_step(Step& step, const Step& other) noexcept {
   step.planned_changes = false;
   step.entries.copy_from(entries, num_entries);
   for (std::int32_t i = 0; i < num_entries; ++i) {
-    if (entries[i].slot >= 0) step.entry_of[entries[i].slot] = i;
+    if (entries[i].row >= 0) step.entry_of[entries[i].row] = i;
   }
   step.changes.copy_from(changes, std::int64_t{num_entries} * num_groups);
   // The plan's spans point into the other's cells.

@@ -20,13 +20,13 @@ namespace kvfolio {
 
 // One sequence in one step.
 struct StepEntry {
-  std::int32_t slot;         // -1: it was taken out of the open step; close_ranks() drops the entry
+  std::int32_t row;          // -1: it was taken out of the open step; close_ranks() drops the entry
   std::int32_t begin;        // length before
   std::int32_t end;          // length after
   std::int32_t write_begin;  // first position that is written: begin + 1 in a replay
   std::int32_t draft;
   std::int32_t unnamed;         // tokens without a name
-  std::uint64_t birth;          // of the sequence: the slot may have another by now
+  std::uint64_t birth;          // of the sequence: the row may have another by now
   std::uint64_t unnamed_begin;  // of all the sequence's unnamed tokens, the first of these
   std::uint64_t last_use_before;
   bool used_before;
@@ -55,7 +55,7 @@ struct Step {
   std::uint64_t ticket = 0;
   std::int32_t num_groups = 0;
   std::int32_t num_entries = 0;
-  std::int32_t num_removed = 0;    // entries without a slot
+  std::int32_t num_removed = 0;    // entries without a row
   std::int32_t num_displaced = 0;  // changes with a source
   bool has_unnamed = false;        // some of its tokens have no name
   bool copies_ran = false;
@@ -78,11 +78,11 @@ struct Step {
   [[nodiscard]] const TailChange& change(std::int32_t entry, std::int32_t g) const noexcept {
     return changes[std::int64_t{entry} * num_groups + g];
   }
-  // The entry of the last sequence of this slot that has one, or -1. Requires: a committed step, or
+  // The entry of the last sequence of this row that has one, or -1. Requires: a committed step, or
   // one without unnamed tokens.
-  [[nodiscard]] std::int32_t latest_entry(std::int32_t slot) const noexcept {
-    const std::int32_t at = has_unnamed ? entry_of[slot] : num_entries;
-    return at < num_entries && entries[at].slot == slot ? at : -1;
+  [[nodiscard]] std::int32_t latest_entry(std::int32_t row) const noexcept {
+    const std::int32_t at = has_unnamed ? entry_of[row] : num_entries;
+    return at < num_entries && entries[at].row == row ? at : -1;
   }
   void clear_changes(std::int32_t entry) noexcept {
     for (std::int32_t g = 0; g < num_groups; ++g) change(entry, g) = TailChange::none();

@@ -50,12 +50,12 @@ TEST(StepLog, AStepIsCompleteUnlessItIsInFlight) {
 TEST(StepLog, EndedStepsCanBeReadUntilTheNextOneBegins) {
   StepLog log = make_log(1);
   Step& step = log.begin();
-  step.entries[0].slot = 3;
+  step.entries[0].row = 3;
   step.num_entries = 1;
   log.commit();
   log.end(0, 1);
   ASSERT_EQ(log.num_ended(), 1);
-  EXPECT_EQ(log.ended(0).entries[0].slot, 3);
+  EXPECT_EQ(log.ended(0).entries[0].row, 3);
   EXPECT_EQ(log.begin().num_entries, 0);
   EXPECT_EQ(log.num_ended(), 0);
 }
@@ -64,8 +64,8 @@ TEST(StepLog, AnEntryIsFoundByItsRowWhereTokensWaitForNames) {
   StepLog log = make_log(1);
   Step& step = log.begin();
   step.num_entries = 2;
-  step.entries[0].slot = 3;
-  step.entries[1].slot = 0;
+  step.entries[0].row = 3;
+  step.entries[1].row = 0;
   step.has_unnamed = true;
   step.entry_of[3] = 0;
   step.entry_of[0] = 1;
@@ -81,7 +81,7 @@ TEST(StepLog, ACopyHasTheSameStepsAndNoPlans) {
   log.commit();
   Step& open = log.begin();
   open.num_entries = 1;
-  open.entries[0].slot = 2;
+  open.entries[0].row = 2;
   open.clear_changes(0);
   open.change(0, 1).source = 7;
   open.plan.num_tokens = 5;

@@ -63,10 +63,10 @@ void KVCacheManager::Impl::free_unwritten(std::int32_t g, BlockId block) noexcep
 
 void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
   const StepEntry& e = step.entries[entry];
-  Sequence& s = sequences_[e.slot];
+  Sequence& s = rows_[e.row];
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     BlockPool& pool = group(g).pool;
-    BlockTable& blocks = table(e.slot, g);
+    BlockTable& blocks = table(e.row, g);
     const TailChange& tail = step.change(entry, g);
     const std::int32_t have = blocks_for(g, e.write_begin);
     for (std::int32_t logical = blocks.size() - 1; logical >= have; --logical) {
@@ -85,7 +85,7 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
       free_unwritten(g, BlockId(tail.copy_to));
       pool.take_from_step(source);
       blocks.set(arena(), have - 1, source);
-      note_entries(e.slot, g, have - 1);
+      note_entries(e.row, g, have - 1);
     } else if (source.valid() && e.replay_before) {
       pool.take_from_step(source);
       blocks.grow(arena(), have + 1);
@@ -100,13 +100,13 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
     }
   }
   step.planned_changes = false;
-  victims_.undo_use(e.slot, e.last_use_before);
+  victims_.undo_use(e.row, e.last_use_before);
   s.length = e.begin;
   s.used = e.used_before;
   s.replay = e.replay_before;
   s.step_entry = -1;
   if (s.has_unnamed) {
-    SequenceDetails& d = details(e.slot);
+    SequenceDetails& d = details(e.row);
     d.num_unnamed = e.unnamed_begin;
     d.num_named = std::min(d.num_named, d.num_unnamed);
   }
@@ -116,7 +116,7 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
 // Others keep their order and their places until so many are gone that to close ranks costs each
 // of these O(1).
 void KVCacheManager::Impl::remove_entry(Step& step, std::int32_t entry) noexcept {
-  step.entries[entry].slot = -1;
+  step.entries[entry].row = -1;
   step.clear_changes(entry);
   ++step.num_removed;
   if (2 * step.num_removed >= step.num_entries) close_ranks(step);
@@ -126,12 +126,12 @@ void KVCacheManager::Impl::close_ranks(Step& step) noexcept {
   if (step.num_removed == 0) return;
   std::int32_t kept = 0;
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
-    const std::int32_t slot = step.entries[i].slot;
-    if (slot < 0) continue;
+    const std::int32_t row = step.entries[i].row;
+    if (row < 0) continue;
     if (kept != i) {
       step.entries[kept] = step.entries[i];
       for (std::int32_t g = 0; g < num_groups(); ++g) step.change(kept, g) = step.change(i, g);
-      sequences_[slot].step_entry = kept;
+      rows_[row].step_entry = kept;
     }
     ++kept;
   }
@@ -140,9 +140,9 @@ void KVCacheManager::Impl::close_ranks(Step& step) noexcept {
 }
 
 Status KVCacheManager::Impl::undo(SequenceId id) {
-  std::int32_t slot = 0;
-  KVFOLIO_RETURN_IF_ERROR(find(id, slot));
-  const std::int32_t entry = sequences_[slot].step_entry;
+  std::int32_t row = 0;
+  KVFOLIO_RETURN_IF_ERROR(find(id, row));
+  const std::int32_t entry = rows_[row].step_entry;
   if (entry < 0) {
     return {ErrorCode::kFailedPrecondition, "undo: the sequence is not in an open step"};
   }
@@ -157,7 +157,7 @@ Status KVCacheManager::Impl::drop(Ticket ticket) {
   Step& step = steps_.open();
   while (step.num_entries > 0) {
     --step.num_entries;
-    if (step.entries[step.num_entries].slot >= 0) undo_entry(step, step.num_entries);
+    if (step.entries[step.num_entries].row >= 0) undo_entry(step, step.num_entries);
   }
   steps_.drop();
   return {};
@@ -166,8 +166,8 @@ Status KVCacheManager::Impl::drop(Ticket ticket) {
 // ---- commit ----
 
 // Window groups give back what no later query reads.
-void KVCacheManager::Impl::move_windows(std::int32_t slot) noexcept {
-  Sequence& s = sequences_[slot];
+void KVCacheManager::Impl::move_windows(std::int32_t row) noexcept {
+  Sequence& s = rows_[row];
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     if (!windowed(g)) continue;
     const GroupRule& rule = group(g).rule;
@@ -180,22 +180,22 @@ void KVCacheManager::Impl::move_windows(std::int32_t slot) noexcept {
     if (options_.order == Order::kUnordered && s.publishes && !steps_.is_complete(s.last_ticket)) {
       keep_from = std::min(keep_from, s.place.position);
     }
-    std::int32_t& begin = window_begin(slot, g);
+    std::int32_t& begin = window_begin(row, g);
     begin = std::max(begin, blocks_for(g, rule.num_sinks()));
     const std::int32_t first = begin;
     begin = std::max(begin, block_of(g, keep_from));
     if (first == begin) continue;  // sinks may reach beyond the table
     // Tails first, as everywhere: the head is what others share.
     for (std::int32_t head = first; mutant(Mutant::kHeadsBeforeTails) && head < begin; ++head) {
-      release_entries(slot, g, head, head + 1);
-      table(slot, g).set(arena(), head, BlockId());
+      release_entries(row, g, head, head + 1);
+      table(row, g).set(arena(), head, BlockId());
     }
-    release_entries(slot, g, first, begin);
+    release_entries(row, g, first, begin);
     for (std::int32_t logical = first; logical < begin; ++logical) {
-      table(slot, g).set(arena(), logical, BlockId());
+      table(row, g).set(arena(), logical, BlockId());
     }
   }
-  if (has_windows_) move_border(slot);
+  if (has_windows_) move_border(row);
 }
 
 Status KVCacheManager::Impl::commit(Ticket ticket) {
@@ -207,25 +207,25 @@ Status KVCacheManager::Impl::commit(Ticket ticket) {
   }
   steps_.commit();
   const std::int32_t unit = tree_->unit();
-  std::int32_t* publishing = scratch_.data();  // slots
+  std::int32_t* publishing = scratch_.data();  // rows
   std::int32_t num_publishing = 0;
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const StepEntry& e = step.entries[i];
-    Sequence& s = sequences_[e.slot];
+    Sequence& s = rows_[e.row];
     for (std::int32_t g = 0; g < num_groups() && step.num_displaced > 0; ++g) {
       BlockPool& pool = group(g).pool;
       const TailChange& tail = step.change(i, g);
       if (tail.copy_to >= 0) ++counters_.block_copies;
       // The right to write goes with the table entry.
-      if (tail.source >= 0 && pool.writer(BlockId(tail.source)) == e.slot) {
+      if (tail.source >= 0 && pool.writer(BlockId(tail.source)) == e.row) {
         pool.set_writer(BlockId(tail.source), BlockPool::kNobody);
       }
     }
     for (std::int32_t g = 0; g < num_groups() && step.planned_changes; ++g) {
-      unplanned_from(e.slot, g) = table(e.slot, g).size();
+      unplanned_from(e.row, g) = table(e.row, g).size();
     }
-    if (step.has_unnamed) step.entry_of[e.slot] = i;
-    if (options_.order == Order::kUnordered) details(e.slot).settled = e.begin;
+    if (step.has_unnamed) step.entry_of[e.row] = i;
+    if (options_.order == Order::kUnordered) details(e.row).settled = e.begin;
     s.accepted = e.end - e.draft;
     s.last_ticket = step.ticket;
     s.has_planned = true;
@@ -235,16 +235,16 @@ Status KVCacheManager::Impl::commit(Ticket ticket) {
     s.step_entry = -1;
     counters_.tokens_committed += static_cast<std::uint64_t>(e.end - e.begin);
     if (s.publishes && publishable(s) >= s.place.position + unit) {
-      publishing[num_publishing++] = e.slot;
+      publishing[num_publishing++] = e.row;
       tree_->prefetch(s.place);
     }
   }
   for (std::int32_t i = 0; i < num_publishing; ++i) {
-    if (i + 2 < num_publishing) tree_->prefetch_ends(sequences_[publishing[i + 2]].place);
+    if (i + 2 < num_publishing) tree_->prefetch_ends(rows_[publishing[i + 2]].place);
     publish(publishing[i], false);
   }
   for (std::int32_t i = 0; i < step.num_entries && has_windows_; ++i) {
-    move_windows(step.entries[i].slot);
+    move_windows(step.entries[i].row);
   }
   return {};
 }
@@ -263,10 +263,10 @@ void KVCacheManager::Impl::end_step(Step& step, bool failed) noexcept {
       const std::int32_t source = step.change(i, g).source;
       if (source >= 0) let_go_of_source(g, BlockId(source));
     }
-    Sequence& s = sequences_[e.slot];
-    SequenceDetails& d = details(e.slot);
+    Sequence& s = rows_[e.row];
+    SequenceDetails& d = details(e.row);
     if (s.life == Life::kUnused || s.birth != e.birth) continue;
-    for (std::int32_t g = 0; g < num_groups() && says_again; ++g) unplanned_from(e.slot, g) = 0;
+    for (std::int32_t g = 0; g < num_groups() && says_again; ++g) unplanned_from(e.row, g) = 0;
     const std::uint64_t unnamed_end = e.unnamed_begin + static_cast<std::uint64_t>(e.unnamed);
     if (e.unnamed == 0 || d.num_named >= unnamed_end) continue;
     if (failed) {
@@ -285,17 +285,17 @@ void KVCacheManager::Impl::end_step(Step& step, bool failed) noexcept {
 }
 
 void KVCacheManager::Impl::finish_closing() noexcept {
-  const bool any_ended = sequences_.end_closing([&](std::int32_t slot) {
-    if (!steps_.is_complete(sequences_[slot].last_ticket)) return false;
-    publish(slot, true);
-    forget_sequence(slot, false);
+  const bool any_ended = rows_.end_closing([&](std::int32_t row) {
+    if (!steps_.is_complete(rows_[row].last_ticket)) return false;
+    publish(row, true);
+    forget_sequence(row, false);
     return true;
   });
   if (any_ended) note_peak();  // pins may have followed tails to blocks that had retired
 }
 
 void KVCacheManager::Impl::free_rested_rows() noexcept {
-  sequences_.free_rested([&](std::int32_t slot) { return row_is_used(slot); });
+  rows_.free_rested([&](std::int32_t row) { return row_is_used(row); });
 }
 
 Status KVCacheManager::Impl::complete(Ticket ticket) {
@@ -315,17 +315,17 @@ Status KVCacheManager::Impl::complete(Ticket ticket) {
     const Step& step = steps_.ended(0);
     for (std::int32_t i = 0; i < step.num_entries; ++i) {
       const StepEntry& e = step.entries[i];
-      const Sequence& s = sequences_[e.slot];
+      const Sequence& s = rows_[e.row];
       if (s.life != Life::kOpen || s.birth != e.birth) continue;
-      publish(e.slot, false);
-      move_windows(e.slot);
+      publish(e.row, false);
+      move_windows(e.row);
     }
     // Forks of these, made in flight, waited for the same step.
-    for (const std::int32_t slot : open_slots()) {
-      const Sequence& s = sequences_[slot];
+    for (const std::int32_t row : rows_.open()) {
+      const Sequence& s = rows_[row];
       if (s.last_ticket != step.ticket || s.row_ticket() == step.ticket) continue;
-      publish(slot, false);
-      move_windows(slot);
+      publish(row, false);
+      move_windows(row);
     }
     finish_closing();
     free_rested_rows();
@@ -365,24 +365,24 @@ void KVCacheManager::Impl::abort_writers() noexcept {
     const auto ids = blocks.blocks(arena());
     return std::any_of(ids.begin(), ids.end(), [&](std::int32_t b) { return written(g, b); });
   };
-  for (std::int32_t slot = 0; slot < num_rows(); ++slot) {
-    Sequence& s = sequences_[slot];
+  for (std::int32_t row = 0; row < num_rows(); ++row) {
+    Sequence& s = rows_[row];
     if (s.life == Life::kUnused) continue;
     bool hit = s.wrote_last() >= steps_.ended(0).ticket &&
                is_failed(static_cast<std::uint32_t>(s.wrote_last()));
-    for (std::int32_t g = 0; g < num_groups() && !hit; ++g) hit = holds(table(slot, g), g);
+    for (std::int32_t g = 0; g < num_groups() && !hit; ++g) hit = holds(table(row, g), g);
     if (!hit) continue;
-    if (s.publishes) stop_publishing(slot);
+    if (s.publishes) stop_publishing(row);
     const bool was_open = s.life == Life::kOpen;  // else its owner has closed it
     if (was_open) {
-      sequences_.leave_open(slot);
-      forget_caller_id(slot);
+      rows_.leave_open(row);
+      forget_caller_id(row);
       ++counters_.sequences_aborted;
-      release_blocks(slot);
+      release_blocks(row);
     } else {
-      sequences_.leave_closing(slot);
+      rows_.leave_closing(row);
     }
-    forget_sequence(slot, was_open);
+    forget_sequence(row, was_open);
   }
   pins_.for_each_open([&](std::int32_t pin) {
     bool hit = false;
@@ -410,11 +410,11 @@ Status KVCacheManager::Impl::fail(Ticket ticket) {
 // ---- names and drafts ----
 
 Status KVCacheManager::Impl::set_tokens(SequenceId id, std::span<const std::int32_t> tokens) {
-  std::int32_t slot = 0;
-  KVFOLIO_RETURN_IF_ERROR(find(id, slot));
+  std::int32_t row = 0;
+  KVFOLIO_RETURN_IF_ERROR(find(id, row));
   KVFOLIO_RETURN_IF_ERROR(check_tokens("set_tokens", tokens));
-  Sequence& s = sequences_[slot];
-  SequenceDetails& d = details(slot);
+  Sequence& s = rows_[row];
+  SequenceDetails& d = details(row);
   if (tokens.size() > d.num_unnamed - d.num_named) {
     return {ErrorCode::kInvalidArgument,
             concat("set_tokens names ", tokens.size(), " tokens, ", d.num_unnamed - d.num_named,
@@ -432,24 +432,24 @@ Status KVCacheManager::Impl::set_tokens(SequenceId id, std::span<const std::int3
   }
   while (at < end && kept[at - first] != kUnnamed) ++at;
   s.unnamed_from = at < end ? at : kNever;
-  publish(slot, false);
-  if (has_windows_) move_border(slot);
+  publish(row, false);
+  if (has_windows_) move_border(row);
   return {};
 }
 
 Status KVCacheManager::Impl::accept(SequenceId id, std::int32_t num_accepted) {
-  std::int32_t slot = 0;
-  KVFOLIO_RETURN_IF_ERROR(find_resting(id, "accept", slot));
-  Sequence& s = sequences_[slot];
+  std::int32_t row = 0;
+  KVFOLIO_RETURN_IF_ERROR(find_resting(id, "accept", row));
+  Sequence& s = rows_[row];
   if (num_accepted < 0 || num_accepted > s.draft()) {
     return {ErrorCode::kInvalidArgument,
             concat("accept of ", num_accepted, " draft tokens, allowed: 0 to ", s.draft())};
   }
   const std::int32_t length = s.accepted + num_accepted;
-  if (length < s.length) truncate_to(slot, length);
+  if (length < s.length) truncate_to(row, length);
   s.accepted = length;
-  publish(slot, false);
-  move_windows(slot);
+  publish(row, false);
+  move_windows(row);
   return {};
 }
 

@@ -13,8 +13,8 @@ using text::concat;
 
 // ---- truncate ----
 
-Status KVCacheManager::Impl::check_truncate(std::int32_t slot, std::int32_t n) const {
-  const SequenceDetails& d = details(slot);
+Status KVCacheManager::Impl::check_truncate(std::int32_t row, std::int32_t n) const {
+  const SequenceDetails& d = details(row);
   const bool trimmed = d.trim_first_kept > d.trim_sinks;
   if (trimmed && n > d.trim_sinks && n < d.trim_first_kept) {
     return {ErrorCode::kFailedPrecondition,
@@ -29,7 +29,7 @@ Status KVCacheManager::Impl::check_truncate(std::int32_t slot, std::int32_t n) c
     const std::int32_t size = block_size(g);
     const auto lacks = [&](std::int32_t from, std::int32_t to) -> std::int32_t {
       for (std::int32_t logical = from / size; logical * size < to; ++logical) {
-        if (table(slot, g).at(arena(), logical).valid()) continue;
+        if (table(row, g).at(arena(), logical).valid()) continue;
         const bool in_trim = trimmed && n > d.trim_sinks &&
                              std::max(from, logical * size) >= d.trim_sinks &&
                              std::min(to, (logical + 1) * size) <= d.trim_first_kept;
@@ -39,7 +39,7 @@ Status KVCacheManager::Impl::check_truncate(std::int32_t slot, std::int32_t n) c
     };
     std::int32_t missing = lacks(rule.first_read(n), n);
     // The block that the next token goes to has to be there, whatever the window.
-    if (n % size != 0 && !table(slot, g).at(arena(), n / size).valid()) missing = n / size;
+    if (n % size != 0 && !table(row, g).at(arena(), n / size).valid()) missing = n / size;
     if (missing < 0) missing = lacks(0, std::min(rule.num_sinks(), n));
     if (missing >= 0) {
       return {ErrorCode::kFailedPrecondition,
@@ -51,13 +51,13 @@ Status KVCacheManager::Impl::check_truncate(std::int32_t slot, std::int32_t n) c
 }
 
 // Gives back the blocks beyond n, tails first.
-void KVCacheManager::Impl::truncate_blocks(std::int32_t slot, std::int32_t n) noexcept {
+void KVCacheManager::Impl::truncate_blocks(std::int32_t row, std::int32_t n) noexcept {
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const std::int32_t keep = blocks_for(g, n);
-    release_entries(slot, g, keep, table(slot, g).size());
-    table(slot, g).truncate(keep);
-    window_begin(slot, g) = std::min(window_begin(slot, g), keep);
-    note_entries(slot, g, keep);
+    release_entries(row, g, keep, table(row, g).size());
+    table(row, g).truncate(keep);
+    window_begin(row, g) = std::min(window_begin(row, g), keep);
+    note_entries(row, g, keep);
   }
 }
 
@@ -70,7 +70,7 @@ void KVCacheManager::Impl::drop_tail_beyond(Sequence& s) noexcept {
   const std::int32_t position = end / unit * unit;
   const std::int32_t rest = end - position;
   KVFOLIO_CHECK(rest <= SpanArena::capacity(s.tail));  // room for a unit is kept for this
-  drop_border(slot_of(s));
+  drop_border(row_of(s));
   tree_->copy_tokens(s.place, position, {arena().at(s.tail), static_cast<std::size_t>(rest)});
   tree_->climb(s.place, position);
 }
@@ -96,16 +96,16 @@ void KVCacheManager::Impl::forget_unnamed(Sequence& s, std::int32_t n) noexcept 
   d.num_named = std::min(d.num_named, d.num_unnamed);
 }
 
-void KVCacheManager::Impl::truncate_to(std::int32_t slot, std::int32_t n) noexcept {
-  Sequence& s = sequences_[slot];
-  SequenceDetails& d = details(slot);
+void KVCacheManager::Impl::truncate_to(std::int32_t row, std::int32_t n) noexcept {
+  Sequence& s = rows_[row];
+  SequenceDetails& d = details(row);
   s.replay = false;
   s.used = true;
-  truncate_blocks(slot, n);
+  truncate_blocks(row, n);
   s.length = n;
   s.accepted = std::min(s.accepted, n);
   d.settled = std::min(d.settled, n);
-  victims_.note_change(slot);
+  victims_.note_change(row);
   if (s.unnamed_from >= n) s.unnamed_from = kNever;
   forget_unnamed(s, n);
   if (n <= d.trim_sinks) d.trim_sinks = d.trim_first_kept = 0;
@@ -116,31 +116,31 @@ void KVCacheManager::Impl::truncate_to(std::int32_t slot, std::int32_t n) noexce
   }
   s.exact_until = std::min(s.exact_until, cut_span(s, n));  // what stays has read what goes
   drop_tail_beyond(s);
-  if (has_windows_) move_border(slot);
+  if (has_windows_) move_border(row);
 }
 
 Status KVCacheManager::Impl::truncate(SequenceId id, std::int32_t n, std::string_view what) {
-  std::int32_t slot = 0;
-  KVFOLIO_RETURN_IF_ERROR(find_resting(id, what, slot));
-  const Sequence& s = sequences_[slot];
+  std::int32_t row = 0;
+  KVFOLIO_RETURN_IF_ERROR(find_resting(id, what, row));
+  const Sequence& s = rows_[row];
   if (n < 0 || n > s.length) {
     return {ErrorCode::kInvalidArgument,
             concat("truncate to ", n, ", allowed: 0 to the length, ", s.length)};
   }
   // Beyond the length a replayed token's block is held.
   if (n == s.length && !s.replay) return {};
-  if (n < s.accepted) KVFOLIO_RETURN_IF_ERROR(check_truncate(slot, n));
-  truncate_to(slot, n);
+  if (n < s.accepted) KVFOLIO_RETURN_IF_ERROR(check_truncate(row, n));
+  truncate_to(row, n);
   return {};
 }
 
 // ---- trim ----
 
 Result<std::int32_t> KVCacheManager::Impl::trim(SequenceId id, const TrimOptions& options) {
-  std::int32_t slot = 0;
-  KVFOLIO_RETURN_IF_ERROR(find_resting(id, "trim", slot));
-  Sequence& s = sequences_[slot];
-  SequenceDetails& d = details(slot);
+  std::int32_t row = 0;
+  KVFOLIO_RETURN_IF_ERROR(find_resting(id, "trim", row));
+  Sequence& s = rows_[row];
+  SequenceDetails& d = details(row);
   if (options.num_sinks < 0 || options.window < 0) {
     return Status(ErrorCode::kInvalidArgument,
                   concat("trim keeps ", options.num_sinks, " sinks and a window of ",
@@ -165,16 +165,16 @@ Result<std::int32_t> KVCacheManager::Impl::trim(SequenceId id, const TrimOptions
   if (dropped == 0) return 0;
 
   // A replayed token's block is held beyond the length; it goes, the append will do without.
-  if (s.replay) truncate_to(slot, s.length);
+  if (s.replay) truncate_to(row, s.length);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const std::int32_t size = block_size(g);
     // From block `from` down, those that begin at `end` or behind it.
     const auto drop = [&](std::int32_t from, std::int32_t end) {
       const std::int32_t first = (end + size - 1) / size;
       if (first > from) return;
-      release_entries(slot, g, first, from + 1);
+      release_entries(row, g, first, from + 1);
       for (std::int32_t logical = first; logical <= from; ++logical) {
-        table(slot, g).set(arena(), logical, BlockId());
+        table(row, g).set(arena(), logical, BlockId());
       }
     };
     // What lies within the old gap is gone already and need not be looked at: a sequence that is

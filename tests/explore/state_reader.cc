@@ -11,7 +11,7 @@ namespace kvfolio {
 
 namespace {
 
-constexpr std::int32_t kMost = 64;  // blocks, runs and slots of the managers that are read
+constexpr std::int32_t kMost = 64;  // blocks, runs and rows of the managers that are read
 
 class Names {
  public:
@@ -46,8 +46,8 @@ void in_order(const Runs& runs, std::int32_t r, const Visit& visit) {
 std::vector<SequenceId> StateReader::open_order(const KVCacheManager& manager, bool swap) {
   const KVCacheManager::Impl& impl = *manager.impl_;
   std::vector<SequenceId> ids;
-  for (std::int32_t slot = 0; slot < impl.num_rows(); ++slot) {
-    const auto& s = impl.sequences_[slot];
+  for (std::int32_t row = 0; row < impl.num_rows(); ++row) {
+    const auto& s = impl.rows_[row];
     if (s.life == Sequence::Life::kOpen) ids.push_back(impl.id_of(s));
   }
   if (swap) std::reverse(ids.begin(), ids.end());
@@ -59,11 +59,11 @@ BlockState StateReader::block_state(const KVCacheManager& manager, BlockId block
 }
 
 bool StateReader::replays(const KVCacheManager& manager, SequenceId sequence) {
-  return manager.impl_->sequences_[PackedId::row_of(sequence.value())].replay;
+  return manager.impl_->rows_[PackedId::row_of(sequence.value())].replay;
 }
 
 bool StateReader::publishes(const KVCacheManager& manager, SequenceId sequence) {
-  return manager.impl_->sequences_[PackedId::row_of(sequence.value())].publishes;
+  return manager.impl_->rows_[PackedId::row_of(sequence.value())].publishes;
 }
 
 bool StateReader::has_pin(const KVCacheManager& manager) {
@@ -101,7 +101,7 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
   const LruOrder& order = impl.group(0).order;
   Names blocks;
   Names runs;
-  Names slots;
+  Names rows;
   out.clear();
   const auto put = [&](auto value) { out.push_back(static_cast<std::int32_t>(value)); };
 
@@ -153,21 +153,21 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
 
   // Sequences: the open ones, then those that wait to be closed, in order.
   std::vector<std::int32_t> live;
-  for (std::int32_t slot = 0; slot < impl.num_rows(); ++slot) {
-    if (impl.sequences_[slot].life == Impl::Life::kOpen) {
-      live.push_back(slot);
+  for (std::int32_t row = 0; row < impl.num_rows(); ++row) {
+    if (impl.rows_[row].life == Impl::Life::kOpen) {
+      live.push_back(row);
     }
   }
   if (swap) std::reverse(live.begin(), live.end());
-  for (const std::int32_t slot : impl.sequences_.closing()) live.push_back(slot);
-  for (const std::int32_t slot : live) slots.of(slot);
-  const auto slot_name = [&](std::int32_t slot) -> std::int32_t {
-    if (slot < 0) return -1;
-    return slots.has(slot) ? slots.of(slot) : -2;
+  for (const std::int32_t row : impl.rows_.closing()) live.push_back(row);
+  for (const std::int32_t row : live) rows.of(row);
+  const auto row_name = [&](std::int32_t row) -> std::int32_t {
+    if (row < 0) return -1;
+    return rows.has(row) ? rows.of(row) : -2;
   };
-  for (const std::int32_t slot : live) {
-    const auto& s = impl.sequences_[slot];
-    const auto& d = impl.details(slot);
+  for (const std::int32_t row : live) {
+    const auto& s = impl.rows_[row];
+    const auto& d = impl.details(row);
     put(s.life);
     put(s.publishes);
     put(s.used);
@@ -197,16 +197,16 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
       const std::int32_t count = s.tail_end() - s.place.position;
       for (std::int32_t i = 0; i < count; ++i) put(tail[i]);
     }
-    const auto table = impl.table(slot, 0).blocks(impl.arena());
+    const auto table = impl.table(row, 0).blocks(impl.arena());
     put(table.size());
     for (const std::int32_t block : table) put(blocks.of(block));
-    put(impl.window_begins_[slot]);
+    put(impl.window_begins_[row]);
   }
   // Rows without a sequence that a step uses: which of them matters to nobody.
   put(-13);
   std::vector<std::int32_t> resting;
-  for (const std::int32_t slot : impl.sequences_.resting()) {
-    resting.push_back(rank(impl.sequences_[slot].row_ticket()));
+  for (const std::int32_t row : impl.rows_.resting()) {
+    resting.push_back(rank(impl.rows_[row].row_ticket()));
   }
   std::sort(resting.begin(), resting.end());
   out.insert(out.end(), resting.begin(), resting.end());
@@ -240,22 +240,22 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
     for (std::int32_t e = 0; e < step.num_entries; ++e) {
       const auto& entry = step.entries[e];
       const auto& change = step.change(e, 0);
-      const auto& s = impl.sequences_[entry.slot];
+      const auto& s = impl.rows_[entry.row];
       const bool same = s.birth == entry.birth && s.life != Impl::Life::kUnused;
-      put(same ? slot_name(entry.slot) : -3);
+      put(same ? row_name(entry.row) : -3);
       put(entry.begin);
       put(entry.end);
       put(entry.write_begin);
       put(entry.draft);
       put(entry.unnamed);
-      put(same ? static_cast<std::int64_t>(entry.unnamed_begin - impl.details(entry.slot).num_named)
+      put(same ? static_cast<std::int64_t>(entry.unnamed_begin - impl.details(entry.row).num_named)
                : 0);
       put(entry.used_before);
       put(entry.replay_before);
       put(blocks.of(change.source));
       put(blocks.of(change.copy_to));
       put(change.valid_before);
-      put(slot_name(change.writer_before));
+      put(row_name(change.writer_before));
       put(rank(widen(change.written_before)));
     }
   }
@@ -285,7 +285,7 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
     if (block.state == BlockState::kFree) continue;
     const bool asks_release = impl.options_.order == Order::kUnordered;
     rest.push_back({blocks.of(b), static_cast<std::int32_t>(block.state), pool.refs(BlockId(b)),
-                    slot_name(pool.writer(BlockId(b))), rank(widen(block.written)), block.valid,
+                    row_name(pool.writer(BlockId(b))), rank(widen(block.written)), block.valid,
                     static_cast<std::int32_t>(block.touched),
                     static_cast<std::int32_t>(block.wanted), static_cast<std::int32_t>(block.steps),
                     asks_release ? rank(widen(block.stamp)) : 0});
