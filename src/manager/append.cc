@@ -119,13 +119,13 @@ Status KVCacheManager::Impl::check_demands(std::span<const AppendDemand> demands
   return answer;
 }
 
-// Cells for the tables of a sequence of `end` tokens, and with `with_tail` for those of its
+// Cells for the tables of a sequence of `end` tokens, and with `with_pending` for those of its
 // unpublished ones. New spans come first: when one of them is not to be had, nothing has moved.
 bool KVCacheManager::Impl::reserve_spans(std::int32_t row, std::int32_t end,
-                                         bool with_tail) noexcept {
+                                         bool with_pending) noexcept {
   Sequence& s = rows_[row];
-  const std::int64_t tail_needs = with_tail && end > s.length ? tail_cells(s, end) : 0;
-  bool room = tail_needs <= SpanArena::capacity(s.tail);
+  const std::int64_t pending_needs = with_pending && end > s.length ? pending_cells(s, end) : 0;
+  bool room = pending_needs <= SpanArena::capacity(s.pending);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     room = room && blocks_for(g, end) <= table(row, g).capacity();
   }
@@ -138,9 +138,9 @@ bool KVCacheManager::Impl::reserve_spans(std::int32_t row, std::int32_t end,
     if (blocks <= table(row, g).capacity()) continue;
     room = larger[static_cast<std::size_t>(g)].reserve(arena(), blocks);
   }
-  ArenaSpan tail;
-  if (room && tail_needs > SpanArena::capacity(s.tail)) {
-    room = arena().reserve(tail, tail_needs, 0);
+  ArenaSpan pending;
+  if (room && pending_needs > SpanArena::capacity(s.pending)) {
+    room = arena().reserve(pending, pending_needs, 0);
   }
   if (!room) {
     for (BlockTable& blocks : larger) blocks.release(arena());
@@ -153,10 +153,10 @@ bool KVCacheManager::Impl::reserve_spans(std::int32_t row, std::int32_t end,
     table(row, g).release(arena());
     table(row, g) = blocks;
   }
-  if (SpanArena::capacity(tail) > 0) {
-    std::copy_n(arena().at(s.tail), tail_cells(s, s.length), arena().at(tail));
-    arena().release(s.tail);
-    s.tail = tail;
+  if (SpanArena::capacity(pending) > 0) {
+    std::copy_n(arena().at(s.pending), pending_cells(s, s.length), arena().at(pending));
+    arena().release(s.pending);
+    s.pending = pending;
   }
   return true;
 }
@@ -180,8 +180,8 @@ void KVCacheManager::Impl::shrink_to_need(std::int32_t row) noexcept {
     blocks.shrink(arena(), std::max(blocks.size(), blocks_for(g, d.admitted)));
   }
   if (!s.publishes) return;
-  arena().shrink(s.tail, std::max({tail_cells(s, s.length), tail_cells(s, d.admitted),
-                                   s.place.position > 0 ? tree_->unit() : std::int64_t{0}}));
+  arena().shrink(s.pending, std::max({pending_cells(s, s.length), pending_cells(s, d.admitted),
+                                      s.place.position > 0 ? tree_->unit() : std::int64_t{0}}));
 }
 
 // Blocks of one group that these demands need together. While there is no room for all copies, the
@@ -313,7 +313,7 @@ void KVCacheManager::Impl::join(Step& step, std::int32_t row, const std::int32_t
   step.planned_changes = false;
   const std::int32_t kept_end = std::min(end, s.exact_until);
   if (s.publishes && kept_end > begin) {
-    std::int32_t* to = arena().at(s.tail) + (begin - s.place.position);
+    std::int32_t* to = arena().at(s.pending) + (begin - s.place.position);
     for (std::int32_t i = 0; i < kept_end - begin; ++i) {
       to[i] = tokens != nullptr ? tokens[i] : kUnnamed;
     }
@@ -343,7 +343,8 @@ bool KVCacheManager::Impl::append_inside(Step& step, std::int32_t row,
   if (s.step_entry >= 0 || s.draft() > 0 || s.replay || s.has_limit || at >= kMaxSequenceTokens ||
       step.copies_ran || (token != nullptr && (*token < 0 || arena().overlaps({token, 1}))) ||
       options_.order == Order::kUnordered ||
-      (s.publishes && at < s.exact_until && at - s.place.position >= SpanArena::capacity(s.tail))) {
+      (s.publishes && at < s.exact_until &&
+       at - s.place.position >= SpanArena::capacity(s.pending))) {
     return false;
   }
   std::array<std::int32_t, kMaxGroups> tails;

@@ -29,12 +29,12 @@ Status KVCacheManager::Impl::check_ownership() const {
     const SequenceDetails& d = details(row);
     for (std::int32_t g = 0; g < num_groups(); ++g) cells += table(row, g).capacity();
     if (s.life == Life::kUnused) continue;
-    cells += SpanArena::capacity(s.tail) + SpanArena::capacity(d.media);
-    if (s.publishes && s.tail_end() - s.place.position > SpanArena::capacity(s.tail)) {
+    cells += SpanArena::capacity(s.pending) + SpanArena::capacity(d.media);
+    if (s.publishes && s.pending_end() - s.place.position > SpanArena::capacity(s.pending)) {
       return broken(concat("sequence ", row, " has no room for its unpublished tokens"));
     }
     const std::int64_t kept = s.publishes && s.place.position > 0 ? tree_->unit() : 0;
-    if (s.life == Life::kOpen && kept > SpanArena::capacity(s.tail)) {
+    if (s.life == Life::kOpen && kept > SpanArena::capacity(s.pending)) {
       return broken(concat("sequence ", row, " lacks room for a unit of tokens"));
     }
     for (std::int32_t g = 0; g < num_groups() && s.life == Life::kOpen; ++g) {

@@ -299,7 +299,7 @@ class KVCacheManager::Impl {
   // truncate.cc
   [[nodiscard]] Status check_truncate(std::int32_t row, std::int32_t n) const;
   void truncate_blocks(std::int32_t row, std::int32_t n) noexcept;
-  void drop_tail_beyond(Sequence& s) noexcept;
+  void drop_pending_beyond(Sequence& s) noexcept;
   void forget_unnamed(Sequence& s, std::int32_t n) noexcept;
   void truncate_to(std::int32_t row, std::int32_t n) noexcept;
   // pins.cc
@@ -344,10 +344,10 @@ class KVCacheManager::Impl {
                                  const AppendOptions& options);
   [[nodiscard]] Status check_ready(std::int32_t row, std::string_view what) const;
   // Cells for tokens that the sequence keeps itself, when it is `end` tokens long.
-  [[nodiscard]] std::int64_t tail_cells(const Sequence& s, std::int32_t end) const noexcept {
+  [[nodiscard]] std::int64_t pending_cells(const Sequence& s, std::int32_t end) const noexcept {
     return s.publishes ? std::max(0, std::min(end, s.exact_until) - s.place.position) : 0;
   }
-  [[nodiscard]] bool reserve_spans(std::int32_t row, std::int32_t end, bool with_tail) noexcept;
+  [[nodiscard]] bool reserve_spans(std::int32_t row, std::int32_t end, bool with_pending) noexcept;
   [[nodiscard]] bool reserve_for(std::int32_t row, std::int32_t end) noexcept;
   [[nodiscard]] std::int64_t room(std::int32_t g) const noexcept {
     return std::int64_t{group(g).pool.num_free()} + group(g).pool.num_cached();

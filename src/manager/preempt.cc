@@ -113,7 +113,7 @@ void KVCacheManager::Impl::prefetch_victims(std::int32_t row) const noexcept {
   if (now.place.valid()) tree_->prefetch_ends(now.place);
   const Sequence& next = rows_[soon.next];
   if (next.place.valid()) tree_->prefetch(next.place);
-  arena().prefetch(next.tail);
+  arena().prefetch(next.pending);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     prefetch_release(g, table(soon.next, g).blocks(arena()));
   }

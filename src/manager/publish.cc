@@ -53,7 +53,7 @@ void KVCacheManager::Impl::publish(std::int32_t row, bool tail) noexcept {
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     offers_[static_cast<std::size_t>(g)] = table(row, g).blocks(arena());
   }
-  std::int32_t* kept = arena().at(s.tail);
+  std::int32_t* kept = arena().at(s.pending);
   const std::span<const std::int32_t> tokens(kept, static_cast<std::size_t>(target - from));
   // The tree is full: the coldest go, but not all of them for the sake of one.
   constexpr int kMostEvictions = 64;
@@ -83,16 +83,16 @@ void KVCacheManager::Impl::publish(std::int32_t row, bool tail) noexcept {
   d.entries_seen = entry_changes_;
   // The tree keeps the tokens up to the new place.
   const std::int32_t moved = s.place.position - from;
-  const std::int32_t rest = s.tail_end() - s.place.position;
+  const std::int32_t rest = s.pending_end() - s.place.position;
   if (moved > 0 && rest > 0) {
     std::memmove(kept, kept + moved, static_cast<std::size_t>(rest) * 4);
   }
   // A long prompt needed room for all of it. A unit, which truncate() may bring back, stays, and
   // so does what admit() promised.
   const std::int64_t needed =
-      std::max({std::int64_t{rest}, std::int64_t{2} * unit, tail_cells(s, d.admitted)});
-  if (SpanArena::capacity(s.tail) > 8 * (needed + SpanArena::kGranule)) {
-    arena().shrink(s.tail, needed);
+      std::max({std::int64_t{rest}, std::int64_t{2} * unit, pending_cells(s, d.admitted)});
+  if (SpanArena::capacity(s.pending) > 8 * (needed + SpanArena::kGranule)) {
+    arena().shrink(s.pending, needed);
   }
 }
 
@@ -101,7 +101,7 @@ void KVCacheManager::Impl::stop_publishing(std::int32_t row) noexcept {
   drop_border(row);
   s.publishes = false;
   tree_->leave(s.place);
-  arena().release(s.tail);
+  arena().release(s.pending);
 }
 
 }  // namespace kvfolio

@@ -41,7 +41,7 @@ struct alignas(64) Sequence {
   std::int32_t exact_until;   // nothing that ends after it becomes findable
   std::int32_t unnamed_from;  // position of the first unnamed token
   Place place;
-  ArenaSpan tail;             // its tokens from place.position to tail_end()
+  ArenaSpan pending;          // if it publishes: its tokens from place.position to pending_end()
   std::uint64_t last_ticket;  // newest step it took part in
   std::uint64_t birth;        // no other sequence of this manager ever has the same
 
@@ -50,8 +50,9 @@ struct alignas(64) Sequence {
   [[nodiscard]] std::int32_t draft() const noexcept {
     return step_entry >= 0 ? 0 : length - accepted;
   }
-  // Tokens beyond exact_until are never published and need not be kept.
-  [[nodiscard]] std::int32_t tail_end() const noexcept {
+  // Its pending tokens are those that the tree does not keep yet, from place.position on. Tokens
+  // beyond exact_until are never published and need not be kept.
+  [[nodiscard]] std::int32_t pending_end() const noexcept {
     return length < exact_until ? length : exact_until;
   }
   // The newest committed step whose plan has its row, and the newest in which it wrote; 0 if there

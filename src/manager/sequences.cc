@@ -101,7 +101,7 @@ Status KVCacheManager::Impl::check_growth(const Sequence& s, std::string_view wh
 }
 
 std::int64_t KVCacheManager::Impl::cells_for(const Sequence& s, std::int32_t end) const noexcept {
-  std::int64_t cells = tail_cells(s, end);
+  std::int64_t cells = pending_cells(s, end);
   for (std::int32_t g = 0; g < num_groups(); ++g) cells += blocks_for(g, end);
   return cells;
 }
@@ -156,7 +156,7 @@ Status KVCacheManager::Impl::no_row(std::string_view what, std::string_view advi
 void KVCacheManager::Impl::give_row(std::int32_t row, bool aborted) noexcept {
   Sequence& s = rows_[row];
   SequenceDetails& d = details(row);
-  arena().release(s.tail);
+  arena().release(s.pending);
   arena().release(d.media);
   for (std::int32_t g = 0; g < num_groups(); ++g) table(row, g).release(arena());
   victims_.forget(row);
@@ -226,12 +226,12 @@ bool KVCacheManager::Impl::reserve_for_hit(std::int32_t row, const PrefixMatch& 
   Sequence& s = rows_[row];
   // Off the root there is room for a unit, which truncate() may bring back.
   const std::int64_t own = kept_tokens(match) > 0 ? tree_->unit() : match.tokens;
-  bool room = !s.publishes || arena().reserve(s.tail, own, 0);
+  bool room = !s.publishes || arena().reserve(s.pending, own, 0);
   for (std::int32_t g = 0; g < num_groups() && room; ++g) {
     room = table(row, g).reserve(arena(), blocks_for(g, match.held_tokens()));
   }
   if (room) return true;
-  arena().release(s.tail);
+  arena().release(s.pending);
   for (std::int32_t g = 0; g < num_groups(); ++g) table(row, g).release(arena());
   return false;
 }
@@ -291,7 +291,7 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
       }
     }
     if (publishes) {
-      std::copy(tokens.begin() + kept, tokens.begin() + match.tokens, arena().at(s.tail));
+      std::copy(tokens.begin() + kept, tokens.begin() + match.tokens, arena().at(s.pending));
     }
     s.length = s.accepted = d.settled = match.tokens;
     s.replay = match.whole;
@@ -355,7 +355,7 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
   if (row < 0) return no_row("fork", "");
   Sequence& parent = rows_[from];
   Sequence& child = rows_[row];
-  const std::int64_t tail_size = tail_cells(parent, parent.length);
+  const std::int64_t pending_size = pending_cells(parent, parent.length);
   const std::int64_t unit = parent.publishes && parent.place.position > 0 ? tree_->unit() : 0;
   const auto reserve_tables = [&] {
     bool room = true;
@@ -366,9 +366,10 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
   };
   bool room = keep_media(child, media_of(parent));
   bool publishes = parent.publishes;
-  if (room && !(arena().reserve(child.tail, std::max(tail_size, unit), 0) && reserve_tables())) {
+  if (room &&
+      !(arena().reserve(child.pending, std::max(pending_size, unit), 0) && reserve_tables())) {
     // Tokens are kept for the cache alone: without room for them the child does not publish.
-    arena().release(child.tail);
+    arena().release(child.pending);
     publishes = false;
     room = parent.publishes && reserve_tables();
   }
@@ -376,7 +377,7 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
     untake_row(row);
     return table_entries_full("fork", cells_for(parent, parent.length));
   }
-  const ArenaSpan tail = child.tail;
+  const ArenaSpan pending = child.pending;
   const ArenaSpan media = details(row).media;
   rows_.copy_sequence(from, row);
   SequenceDetails& child_details = details(row);
@@ -386,11 +387,11 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
   child_details.priority = options.priority;
   child.has_written = false;  // the parent's blocks tell whether a failed step concerns it
   child.has_planned = false;  // no plan had its row yet
-  child.tail = tail;
+  child.pending = pending;
   child.used = true;
   child.publishes = publishes;
   child.place = publishes ? tree_->copy(parent.place) : Place();
-  if (publishes) std::copy_n(arena().at(parent.tail), tail_size, arena().at(tail));
+  if (publishes) std::copy_n(arena().at(parent.pending), pending_size, arena().at(pending));
   counters_.publications_skipped += parent.publishes && !publishes ? 1 : 0;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     BlockTable& to = table(row, g);

@@ -422,9 +422,9 @@ Status KVCacheManager::Impl::set_tokens(SequenceId id, std::span<const std::int3
   }
   d.num_named += tokens.size();
   if (!s.publishes || tokens.empty()) return {};
-  std::int32_t* kept = arena().at(s.tail);
+  std::int32_t* kept = arena().at(s.pending);
   const std::int32_t first = s.place.position;
-  const std::int32_t end = s.tail_end();
+  const std::int32_t end = s.pending_end();
   // Tokens beyond exact_until are not kept; their names are of no use.
   std::int32_t at = s.unnamed_from;
   for (std::size_t i = 0; i < tokens.size() && at < end; ++at) {

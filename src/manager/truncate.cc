@@ -63,15 +63,15 @@ void KVCacheManager::Impl::truncate_blocks(std::int32_t row, std::int32_t n) noe
 
 // The tokens that the sequence itself keeps end with the sequence, or with what is exact of it;
 // those before are on the tree.
-void KVCacheManager::Impl::drop_tail_beyond(Sequence& s) noexcept {
-  const std::int32_t end = s.tail_end();
+void KVCacheManager::Impl::drop_pending_beyond(Sequence& s) noexcept {
+  const std::int32_t end = s.pending_end();
   if (!s.publishes || s.place.position <= end) return;
   const std::int32_t unit = tree_->unit();
   const std::int32_t position = end / unit * unit;
   const std::int32_t rest = end - position;
-  KVFOLIO_CHECK(rest <= SpanArena::capacity(s.tail));  // room for a unit is kept for this
+  KVFOLIO_CHECK(rest <= SpanArena::capacity(s.pending));  // room for a unit is kept for this
   drop_border(row_of(s));
-  tree_->copy_tokens(s.place, position, {arena().at(s.tail), static_cast<std::size_t>(rest)});
+  tree_->copy_tokens(s.place, position, {arena().at(s.pending), static_cast<std::size_t>(rest)});
   tree_->climb(s.place, position);
 }
 
@@ -115,7 +115,7 @@ void KVCacheManager::Impl::truncate_to(std::int32_t row, std::int32_t n) noexcep
     s.exact_until = kNever;  // what was not exact is gone
   }
   s.exact_until = std::min(s.exact_until, cut_span(s, n));  // what stays has read what goes
-  drop_tail_beyond(s);
+  drop_pending_beyond(s);
   if (has_windows_) move_border(row);
 }
 

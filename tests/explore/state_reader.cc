@@ -193,9 +193,9 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
       put(d.losses_seen != impl.losses_);
       put(s.place.valid() ? runs.of(s.place.run) : -1);
       put(s.place.position);
-      const std::int32_t* tail = impl.arena().at(s.tail);
-      const std::int32_t count = s.tail_end() - s.place.position;
-      for (std::int32_t i = 0; i < count; ++i) put(tail[i]);
+      const std::int32_t* pending = impl.arena().at(s.pending);
+      const std::int32_t count = s.pending_end() - s.place.position;
+      for (std::int32_t i = 0; i < count; ++i) put(pending[i]);
     }
     const auto table = impl.table(row, 0).blocks(impl.arena());
     put(table.size());
