@@ -151,17 +151,17 @@ void arrays(Session& session) {
   }
   const StepPlan& plan = *take(cache->plan(options), "plan");
   const GroupPlan& group = plan.groups[0];
-  const std::size_t cells = group.slot_mapping.size() + group.block_table.size() +
+  const std::size_t words = group.slot_mapping.size() + group.block_table.size() +
                             group.kv_indptr.size() + group.kv_indices.size() +
                             group.kv_last_page_len.size() + plan.query_start.size() +
                             plan.kv_lens.size() + 2 * plan.trim_sinks.size();
-  const Buffer from(static_cast<std::int64_t>(cells) * 4);
-  const Buffer to(static_cast<std::int64_t>(cells) * 4);
+  const Buffer from(static_cast<std::int64_t>(words) * 4);
+  const Buffer to(static_cast<std::int64_t>(words) * 4);
   std::memset(from.data(), 1, from.size());
   std::memset(to.data(), 1, to.size());
   const int repeats = session.quick() ? 1 : 50;
   const auto rate = [&](auto&& call) {
-    return static_cast<double>(cells) * 4 * repeats / nanoseconds_of([&] {
+    return static_cast<double>(words) * 4 * repeats / nanoseconds_of([&] {
              for (int i = 0; i < repeats; ++i) call();
            });
   };
@@ -169,7 +169,7 @@ void arrays(Session& session) {
       {.name = "step.arrays",
        .facts = {{"sequences", std::int64_t{count}},
                  {"tokens", std::int64_t{length}},
-                 {"bytes", static_cast<std::int64_t>(cells) * 4}},
+                 {"bytes", static_cast<std::int64_t>(words) * 4}},
        .unit = "GB/s",
        .lower_is_better = false,
        .promise = Promise{0.5, 0.8},

@@ -10,10 +10,10 @@ namespace {
 // Room for the tables and the unpublished tokens of all sequences at their longest. Four times
 // that, since a table that grows moves to a place of twice its size.
 std::int64_t table_entries(const CacheSpec& spec, const PagedOptions& options) {
-  constexpr std::int64_t kSmallest = 1024;  // cells of a sequence
-  std::int64_t cells = options.max_tokens;
-  for (const GroupSpec& group : spec.groups) cells += options.max_tokens / group.block_size + 1;
-  return options.max_sequences * (4 * cells + kSmallest);
+  constexpr std::int64_t kSmallest = 1024;  // words of a sequence
+  std::int64_t words = options.max_tokens;
+  for (const GroupSpec& group : spec.groups) words += options.max_tokens / group.block_size + 1;
+  return options.max_sequences * (4 * words + kSmallest);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ class BlockTable {
   static constexpr std::int32_t kDropped = -1;
 
   [[nodiscard]] std::int32_t size() const noexcept { return size_; }
-  // The cells of the arena that this table holds.
+  // The words of the arena that this table holds.
   [[nodiscard]] std::int64_t capacity() const noexcept { return SpanArena::capacity(span_); }
 
   // Valid until reserve(), grow() or release() of this table.
@@ -34,11 +34,11 @@ class BlockTable {
   }
   // Prefetches the first entries, and what release() reads.
   void prefetch(const SpanArena& arena) const noexcept { arena.prefetch(span_); }
-  // Returns true if any of these cells belongs to this table's span: to its entries or to its room
+  // Returns true if any of these words belongs to this table's span: to its entries or to its room
   // for more.
   [[nodiscard]] bool overlaps(const SpanArena& arena,
-                              std::span<const std::int32_t> cells) const noexcept {
-    return arena.overlaps(span_, cells);
+                              std::span<const std::int32_t> words) const noexcept {
+    return arena.overlaps(span_, words);
   }
   // Not valid() if the block was dropped. Requires (set() too): 0 <= logical < size().
   [[nodiscard]] BlockId at(const SpanArena& arena, std::int32_t logical) const noexcept {

@@ -87,10 +87,10 @@ struct ManagerOptions {
   std::int64_t max_root_key_bytes = std::int64_t{1} << 20;
   // Pieces of media spans in all runs together: 0 .. 2^28.
   std::int32_t max_media_extents = 4096;
-  // int32 cells for the block tables, unpublished tokens and media of all open sequences, and for
-  // pins. Up to 2^33; cells cost memory once they are used. 0: derived, enough for the tokens and
+  // int32 words for the block tables, unpublished tokens and media of all open sequences, and for
+  // pins. Up to 2^33; words cost memory once they are used. 0: derived, enough for the tokens and
   // tables of a full pool, and for max_sequences tables of max_sequence_tokens each (all may share
-  // one prompt), of which at most 2^26 cells count.
+  // one prompt), of which at most 2^26 words count.
   std::int64_t max_table_entries = 0;
   // Mixed into every hash of the prefix tree. A hash never makes unequal tokens equal. Among
   // neighbours that share equally much of a prompt, the seed may decide which one serves a hit

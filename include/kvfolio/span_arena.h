@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// SpanArena hands out spans of int32 cells from one piece of memory of fixed size, for block
+// SpanArena hands out spans of int32 words from one piece of memory of fixed size, for block
 // tables, token runs and unpublished tokens. It is a buddy allocator: sizes are powers of two,
 // growing doubles a span (so appending is O(1) amortised), shrinking is in place, freeing merges.
 // No heap after create().
@@ -9,7 +9,7 @@
 // Pieces are cut from the front, so memory behind the furthest span so far is never touched.
 //
 // A span is a value; its holder owns it and must give it back to the same arena. Spans never
-// overlap; cells of a new span hold anything. The arena knows neither owners nor contents. Thread
+// overlap; words of a new span hold anything. The arena knows neither owners nor contents. Thread
 // safety: none. A moved-from arena may only be assigned to or destroyed.
 
 #include <array>
@@ -23,7 +23,7 @@
 
 namespace kvfolio {
 
-// Cells [offset * kGranule, ...): 2^order granules. order < 0: no span, capacity 0.
+// Words [offset * kGranule, ...): 2^order granules. order < 0: no span, capacity 0.
 struct ArenaSpan {
   std::int32_t offset = 0;
   std::int32_t order = -1;
@@ -31,29 +31,29 @@ struct ArenaSpan {
 
 class KVFOLIO_API SpanArena {
  public:
-  static constexpr std::int32_t kGranule = 8;  // cells, 32 bytes
-  static constexpr std::int64_t kMaxCells = std::int64_t{1} << 33;
+  static constexpr std::int32_t kGranule = 8;  // words, 32 bytes
+  static constexpr std::int64_t kMaxWords = std::int64_t{1} << 33;
 
-  // At least `num_cells` cells. kInvalidArgument: negative or over kMaxCells; kOutOfMemory.
-  static Result<SpanArena> create(std::int64_t num_cells);
+  // At least `num_words` words. kInvalidArgument: negative or over kMaxWords; kOutOfMemory.
+  static Result<SpanArena> create(std::int64_t num_words);
 
   [[nodiscard]] std::int32_t* at(ArenaSpan span) noexcept {
-    return cells_.data() + std::int64_t{span.offset} * kGranule;
+    return words_.data() + std::int64_t{span.offset} * kGranule;
   }
   [[nodiscard]] const std::int32_t* at(ArenaSpan span) const noexcept {
-    return cells_.data() + std::int64_t{span.offset} * kGranule;
+    return words_.data() + std::int64_t{span.offset} * kGranule;
   }
   [[nodiscard]] static std::int64_t capacity(ArenaSpan span) noexcept {
     return span.order < 0 ? 0 : std::int64_t{kGranule} << span.order;
   }
 
-  // Makes room for `cells` and keeps the first `used` cells; may move the span. Returns false, and
+  // Makes room for `words` and keeps the first `used` words; may move the span. Returns false, and
   // changes nothing, if the arena has no such piece.
-  [[nodiscard]] bool reserve(ArenaSpan& span, std::int64_t cells, std::int64_t used) noexcept {
-    return cells <= capacity(span) || move_to_larger(span, cells, used);
+  [[nodiscard]] bool reserve(ArenaSpan& span, std::int64_t words, std::int64_t used) noexcept {
+    return words <= capacity(span) || move_to_larger(span, words, used);
   }
-  // Gives back the cells beyond `cells`; the span stays where it is. 0 gives back the whole span.
-  void shrink(ArenaSpan& span, std::int64_t cells) noexcept;
+  // Gives back the words beyond `words`; the span stays where it is. 0 gives back the whole span.
+  void shrink(ArenaSpan& span, std::int64_t words) noexcept;
   void release(ArenaSpan& span) noexcept { shrink(span, 0); }
 
   // Prefetches what release() reads first. Harmless without a span.
@@ -62,22 +62,22 @@ class KVFOLIO_API SpanArena {
     __builtin_prefetch(&free_order_[span.offset], 1);
   }
 
-  // Becomes an equal of `other`: a span of `other` names the same cells here. Reads and writes what
-  // is in use and a byte for each granule. Requires: created with as many cells.
+  // Becomes an equal of `other`: a span of `other` names the same words here. Reads and writes what
+  // is in use and a byte for each granule. Requires: created with as many words.
   void copy_from(const SpanArena& other) noexcept;
 
-  // Returns true if any of these cells belongs to the arena.
-  [[nodiscard]] bool overlaps(std::span<const std::int32_t> cells) const noexcept {
-    return overlap({cells_.data(), cells_.size()}, cells);
+  // Returns true if any of these words belongs to the arena.
+  [[nodiscard]] bool overlaps(std::span<const std::int32_t> words) const noexcept {
+    return overlap({words_.data(), words_.size()}, words);
   }
-  // Returns true if any of these cells belongs to this span.
-  [[nodiscard]] bool overlaps(ArenaSpan span, std::span<const std::int32_t> cells) const noexcept {
-    return overlap({at(span), static_cast<std::size_t>(capacity(span))}, cells);
+  // Returns true if any of these words belongs to this span.
+  [[nodiscard]] bool overlaps(ArenaSpan span, std::span<const std::int32_t> words) const noexcept {
+    return overlap({at(span), static_cast<std::size_t>(capacity(span))}, words);
   }
-  [[nodiscard]] std::int64_t num_cells() const noexcept {
+  [[nodiscard]] std::int64_t num_words() const noexcept {
     return std::int64_t{num_granules_} * kGranule;
   }
-  [[nodiscard]] std::int64_t free_cells() const noexcept { return free_granules_ * kGranule; }
+  [[nodiscard]] std::int64_t free_words() const noexcept { return free_granules_ * kGranule; }
 
  private:
   static constexpr int kMaxOrder = 30;
@@ -90,24 +90,24 @@ class KVFOLIO_API SpanArena {
     return !a.empty() && !b.empty() && before(a.data(), b.data() + b.size()) &&
            before(b.data(), a.data() + a.size());
   }
-  [[nodiscard]] bool move_to_larger(ArenaSpan& span, std::int64_t cells,
+  [[nodiscard]] bool move_to_larger(ArenaSpan& span, std::int64_t words,
                                     std::int64_t used) noexcept;
-  [[nodiscard]] static int order_for(std::int64_t cells) noexcept;
+  [[nodiscard]] static int order_for(std::int64_t words) noexcept;
   [[nodiscard]] std::int32_t take(int order) noexcept;  // granule index or kEnd
   void give(std::int32_t granule, int order) noexcept;
   void link(std::int32_t granule, int order) noexcept;
   void unlink(std::int32_t granule, int order) noexcept;
   [[nodiscard]] std::int32_t cut(int order) noexcept;  // granule index or kEnd
 
-  // A free piece keeps its neighbours on the free list in its own first two cells.
+  // A free piece keeps its neighbours on the free list in its own first two words.
   [[nodiscard]] std::int32_t& next(std::int32_t granule) noexcept {
-    return cells_[std::int64_t{granule} * kGranule];
+    return words_[std::int64_t{granule} * kGranule];
   }
   [[nodiscard]] std::int32_t& prev(std::int32_t granule) noexcept {
-    return cells_[std::int64_t{granule} * kGranule + 1];
+    return words_[std::int64_t{granule} * kGranule + 1];
   }
 
-  FixedArray<std::int32_t> cells_;
+  FixedArray<std::int32_t> words_;
   FixedArray<std::int8_t> free_order_;  // order + 1 where a free piece begins, else 0
   std::array<std::int32_t, kMaxOrder + 1> heads_{};
   std::uint32_t nonempty_ = 0;  // bit o: heads_[o] != kEnd

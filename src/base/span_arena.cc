@@ -18,32 +18,32 @@
 
 namespace kvfolio {
 
-Result<SpanArena> SpanArena::create(std::int64_t num_cells) {
-  if (num_cells < 0 || num_cells > kMaxCells) {
+Result<SpanArena> SpanArena::create(std::int64_t num_words) {
+  if (num_words < 0 || num_words > kMaxWords) {
     return Status(ErrorCode::kInvalidArgument,
-                  text::concat("an arena of ", num_cells, " cells, allowed: 0 to ", kMaxCells));
+                  text::concat("an arena of ", num_words, " words, allowed: 0 to ", kMaxWords));
   }
   SpanArena arena;
-  arena.num_granules_ = static_cast<std::int32_t>((num_cells + kGranule - 1) / kGranule);
-  if (!arena.cells_.allocate_zeroed(arena.num_cells()) ||
+  arena.num_granules_ = static_cast<std::int32_t>((num_words + kGranule - 1) / kGranule);
+  if (!arena.words_.allocate_zeroed(arena.num_words()) ||
       !arena.free_order_.allocate_zeroed(arena.num_granules_)) {
     return Status(ErrorCode::kOutOfMemory,
-                  text::concat("no memory for an arena of ", num_cells, " int32 cells"));
+                  text::concat("no memory for an arena of ", num_words, " int32 words"));
   }
   arena.heads_.fill(kEnd);
   arena.free_granules_ = arena.num_granules_;
   return arena;
 }
 
-int SpanArena::order_for(std::int64_t cells) noexcept {
-  // More cells than any arena has, and no sum that overflows.
-  const std::int64_t bounded = std::min(cells, std::int64_t{1} << 40);
+int SpanArena::order_for(std::int64_t words) noexcept {
+  // More words than any arena has, and no sum that overflows.
+  const std::int64_t bounded = std::min(words, std::int64_t{1} << 40);
   const auto granules = static_cast<std::uint64_t>((bounded + kGranule - 1) / kGranule);
   return granules <= 1 ? 0 : static_cast<int>(std::bit_width(granules - 1));
 }
 
-bool SpanArena::move_to_larger(ArenaSpan& span, std::int64_t cells, std::int64_t used) noexcept {
-  const int order = order_for(cells);
+bool SpanArena::move_to_larger(ArenaSpan& span, std::int64_t words, std::int64_t used) noexcept {
+  const int order = order_for(words);
   if (order > kMaxOrder) return false;
   const std::int32_t granule = take(order);
   if (granule == kEnd) return false;
@@ -54,14 +54,14 @@ bool SpanArena::move_to_larger(ArenaSpan& span, std::int64_t cells, std::int64_t
   return true;
 }
 
-void SpanArena::shrink(ArenaSpan& span, std::int64_t cells) noexcept {
+void SpanArena::shrink(ArenaSpan& span, std::int64_t words) noexcept {
   if (span.order < 0) return;
-  if (cells <= 0) {
+  if (words <= 0) {
     give(span.offset, span.order);
     span = {};
     return;
   }
-  const int order = order_for(cells);
+  const int order = order_for(words);
   while (span.order > order) {
     --span.order;
     give(span.offset + (std::int32_t{1} << span.order), span.order);
@@ -69,7 +69,7 @@ void SpanArena::shrink(ArenaSpan& span, std::int64_t cells) noexcept {
 }
 
 void SpanArena::copy_from(const SpanArena& other) noexcept {
-  const auto& [cells, free_order, heads, nonempty, num_granules, num_cut, free_granules] = other;
+  const auto& [words, free_order, heads, nonempty, num_granules, num_cut, free_granules] = other;
   KVFOLIO_CHECK(num_granules_ == num_granules);
   // Behind what was cut both are zero, or have been.
   std::memset(free_order_.data(), 0, static_cast<std::size_t>(num_cut_));
@@ -78,17 +78,17 @@ void SpanArena::copy_from(const SpanArena& other) noexcept {
   heads_ = heads;
   nonempty_ = nonempty;
   free_granules_ = free_granules;
-  // Of a free piece only the two links count, of a used one every cell.
+  // Of a free piece only the two links count, of a used one every word.
   for (std::int32_t at = 0; at < num_cut;) {
-    const std::int64_t cell = std::int64_t{at} * kGranule;
+    const std::int64_t word = std::int64_t{at} * kGranule;
     if (free_order[at] != 0) {
-      std::memcpy(&cells_[cell], &cells[cell], 2 * sizeof(std::int32_t));
+      std::memcpy(&words_[word], &words[word], 2 * sizeof(std::int32_t));
       at += std::int32_t{1} << (free_order[at] - 1);
       continue;
     }
     const std::int32_t from = at;
     while (at < num_cut && free_order[at] == 0) ++at;
-    std::memcpy(&cells_[cell], &cells[cell],
+    std::memcpy(&words_[word], &words[word],
                 static_cast<std::size_t>(at - from) * kGranule * sizeof(std::int32_t));
   }
 }

@@ -21,29 +21,29 @@ namespace {
 
 using ::testing::HasSubstr;
 
-SpanArena arena_of(std::int64_t cells) {
-  Result<SpanArena> arena = SpanArena::create(cells);
+SpanArena arena_of(std::int64_t words) {
+  Result<SpanArena> arena = SpanArena::create(words);
   EXPECT_TRUE(arena) << arena.error().message();
   return std::move(*arena);
 }
 
-TEST(SpanArena, HasAtLeastTheCellsAskedFor) {
-  for (const std::int64_t cells : {0, 1, 7, 8, 9, 1000, 4096, 100003}) {
-    const SpanArena arena = arena_of(cells);
-    EXPECT_GE(arena.num_cells(), cells);
-    EXPECT_LT(arena.num_cells(), cells + SpanArena::kGranule);
-    EXPECT_EQ(arena.free_cells(), arena.num_cells());
+TEST(SpanArena, HasAtLeastTheWordsAskedFor) {
+  for (const std::int64_t words : {0, 1, 7, 8, 9, 1000, 4096, 100003}) {
+    const SpanArena arena = arena_of(words);
+    EXPECT_GE(arena.num_words(), words);
+    EXPECT_LT(arena.num_words(), words + SpanArena::kGranule);
+    EXPECT_EQ(arena.free_words(), arena.num_words());
   }
 }
 
 TEST(SpanArena, SizesOutOfRangeAreRefusedWithTheNumber) {
-  for (const std::int64_t cells :
+  for (const std::int64_t words :
        {std::int64_t{-1}, (std::int64_t{1} << 33) + 1, std::numeric_limits<std::int64_t>::max(),
         std::numeric_limits<std::int64_t>::min()}) {
-    const Result<SpanArena> arena = SpanArena::create(cells);
+    const Result<SpanArena> arena = SpanArena::create(words);
     ASSERT_FALSE(arena);
     EXPECT_EQ(arena.error().code(), ErrorCode::kInvalidArgument);
-    EXPECT_THAT(arena.error().message(), HasSubstr(std::to_string(cells)));
+    EXPECT_THAT(arena.error().message(), HasSubstr(std::to_string(words)));
   }
 }
 
@@ -54,7 +54,7 @@ TEST(SpanArena, NoSpanHasNoCapacity) {
   EXPECT_TRUE(arena.reserve(span, 0, 0));
   EXPECT_EQ(SpanArena::capacity(span), 0);
   arena.release(span);
-  EXPECT_EQ(arena.free_cells(), 64);
+  EXPECT_EQ(arena.free_words(), 64);
 }
 
 TEST(SpanArena, AppendingMovesTheContentsOnlyWhenCapacityDoubles) {
@@ -75,19 +75,19 @@ TEST(SpanArena, ShrinkingLeavesTheSpanWhereItIsAndGivesTheRestBack) {
   SpanArena arena = arena_of(1024);
   ArenaSpan span;
   ASSERT_TRUE(arena.reserve(span, 1024, 0));
-  EXPECT_EQ(arena.free_cells(), 0);
+  EXPECT_EQ(arena.free_words(), 0);
   for (std::int32_t i = 0; i < 1024; ++i) arena.at(span)[i] = i;
   const std::int32_t* place = arena.at(span);
   arena.shrink(span, 100);
   EXPECT_EQ(arena.at(span), place);
   EXPECT_EQ(SpanArena::capacity(span), 128);
-  EXPECT_EQ(arena.free_cells(), 1024 - 128);
+  EXPECT_EQ(arena.free_words(), 1024 - 128);
   for (std::int32_t i = 0; i < 100; ++i) ASSERT_EQ(arena.at(span)[i], i);
   arena.shrink(span, 128);
   EXPECT_EQ(SpanArena::capacity(span), 128);
   arena.shrink(span, 0);
   EXPECT_EQ(SpanArena::capacity(span), 0);
-  EXPECT_EQ(arena.free_cells(), 1024);
+  EXPECT_EQ(arena.free_words(), 1024);
 }
 
 TEST(SpanArena, WhenThereIsNoSuchPieceNothingChanges) {
@@ -98,27 +98,27 @@ TEST(SpanArena, WhenThereIsNoSuchPieceNothingChanges) {
   ASSERT_TRUE(arena.reserve(b, 64, 0));
   arena.at(a)[0] = 11;
   arena.at(a)[127] = 12;
-  const std::int64_t free = arena.free_cells();
+  const std::int64_t free = arena.free_words();
   const ArenaSpan before = a;
-  for (const std::int64_t cells : {std::int64_t{129}, std::int64_t{1} << 33, std::int64_t{1} << 40,
+  for (const std::int64_t words : {std::int64_t{129}, std::int64_t{1} << 33, std::int64_t{1} << 40,
                                    std::numeric_limits<std::int64_t>::max() - 8}) {
-    EXPECT_FALSE(arena.reserve(a, cells, 128)) << cells;
+    EXPECT_FALSE(arena.reserve(a, words, 128)) << words;
     EXPECT_EQ(a.offset, before.offset);
     EXPECT_EQ(a.order, before.order);
-    EXPECT_EQ(arena.free_cells(), free);
+    EXPECT_EQ(arena.free_words(), free);
     EXPECT_EQ(arena.at(a)[0], 11);
     EXPECT_EQ(arena.at(a)[127], 12);
   }
   arena.release(a);
   arena.release(b);
-  EXPECT_EQ(arena.free_cells(), 256);
+  EXPECT_EQ(arena.free_words(), 256);
 }
 
 TEST(SpanArena, FreedPiecesMergeSoThatTheWholeCanBeTakenAgain) {
   SpanArena arena = arena_of(4096);
   std::vector<ArenaSpan> spans(4096 / SpanArena::kGranule);
   for (ArenaSpan& span : spans) ASSERT_TRUE(arena.reserve(span, 1, 0));
-  EXPECT_EQ(arena.free_cells(), 0);
+  EXPECT_EQ(arena.free_words(), 0);
   ArenaSpan none;
   EXPECT_FALSE(arena.reserve(none, 1, 0));
   std::shuffle(spans.begin(), spans.end(), std::mt19937(3));
@@ -128,10 +128,10 @@ TEST(SpanArena, FreedPiecesMergeSoThatTheWholeCanBeTakenAgain) {
   EXPECT_EQ(SpanArena::capacity(whole), 4096);
 }
 
-// Some aligned piece of that many cells, rounded up to a power of two, is nobody's.
-bool has_piece(const std::vector<bool>& taken, std::int64_t cells) {
+// Some aligned piece of that many words, rounded up to a power of two, is nobody's.
+bool has_piece(const std::vector<bool>& taken, std::int64_t words) {
   auto piece = static_cast<std::size_t>(SpanArena::kGranule);
-  while (static_cast<std::int64_t>(piece) < cells) piece *= 2;
+  while (static_cast<std::int64_t>(piece) < words) piece *= 2;
   for (std::size_t at = 0; at + piece <= taken.size(); at += piece) {
     const auto first = taken.begin() + static_cast<std::ptrdiff_t>(at);
     if (std::none_of(first, first + static_cast<std::ptrdiff_t>(piece), [](bool t) { return t; })) {
@@ -142,8 +142,8 @@ bool has_piece(const std::vector<bool>& taken, std::int64_t cells) {
 }
 
 TEST(SpanArena, MemoryBehindTheFurthestSpanIsNotTouched) {
-  constexpr std::int64_t kCells = std::int64_t{64} << 20;  // 256 MiB
-  SpanArena arena = arena_of(kCells);
+  constexpr std::int64_t kWords = std::int64_t{64} << 20;  // 256 MiB
+  SpanArena arena = arena_of(kWords);
   std::vector<ArenaSpan> spans(1000);
   for (int round = 0; round < 3; ++round) {
     for (ArenaSpan& span : spans) ASSERT_TRUE(arena.reserve(span, 100, 0));
@@ -154,7 +154,7 @@ TEST(SpanArena, MemoryBehindTheFurthestSpanIsNotTouched) {
   }
 }
 
-// Owners of random spans against a plain map from cell to owner.
+// Owners of random spans against a plain map from word to owner.
 TEST(SpanArena, RandomSpansNeverOverlapKeepTheirContentsAndAllReturn) {
   for (std::uint32_t seed = 1; seed <= 6; ++seed) {
     SCOPED_TRACE(seed);
@@ -165,36 +165,36 @@ TEST(SpanArena, RandomSpansNeverOverlapKeepTheirContentsAndAllReturn) {
     SpanArena arena = arena_of(pick(100, 3000));
     struct Owner {
       ArenaSpan span;
-      std::vector<std::int32_t> cells;
+      std::vector<std::int32_t> words;
     };
     std::vector<Owner> owners(20);
     std::int32_t stamp = 0;
     int refused = 0;
-    std::vector<bool> taken(static_cast<std::size_t>(arena.num_cells()));
+    std::vector<bool> taken(static_cast<std::size_t>(arena.num_words()));
     for (int i = 0; i < 1000; ++i) {
       Owner& owner = owners[static_cast<std::size_t>(pick(0, 19))];
-      const auto used = static_cast<std::int64_t>(owner.cells.size());
+      const auto used = static_cast<std::int64_t>(owner.words.size());
       if (pick(0, 2) != 0) {
         const std::int64_t wanted = used + pick(1, 1 << pick(0, 10));
         const ArenaSpan before = owner.span;
-        const std::int64_t free = arena.free_cells();
+        const std::int64_t free = arena.free_words();
         if (arena.reserve(owner.span, wanted, used)) {
           ASSERT_GE(SpanArena::capacity(owner.span), wanted);
-          while (static_cast<std::int64_t>(owner.cells.size()) < wanted) {
-            arena.at(owner.span)[owner.cells.size()] = ++stamp;
-            owner.cells.push_back(stamp);
+          while (static_cast<std::int64_t>(owner.words.size()) < wanted) {
+            arena.at(owner.span)[owner.words.size()] = ++stamp;
+            owner.words.push_back(stamp);
           }
         } else {
           ++refused;
           ASSERT_EQ(owner.span.offset, before.offset);
           ASSERT_EQ(owner.span.order, before.order);
-          ASSERT_EQ(arena.free_cells(), free);
-          ASSERT_FALSE(has_piece(taken, wanted)) << wanted << " cells would fit";
+          ASSERT_EQ(arena.free_words(), free);
+          ASSERT_FALSE(has_piece(taken, wanted)) << wanted << " words would fit";
         }
       } else {
         const std::int64_t kept = pick(0, 2) == 0 ? 0 : used * pick(0, 100) / 100;
         arena.shrink(owner.span, kept);
-        owner.cells.resize(static_cast<std::size_t>(kept));
+        owner.words.resize(static_cast<std::size_t>(kept));
       }
       taken.assign(taken.size(), false);
       std::int64_t capacity = 0;
@@ -202,39 +202,39 @@ TEST(SpanArena, RandomSpansNeverOverlapKeepTheirContentsAndAllReturn) {
         const std::int64_t own = SpanArena::capacity(o.span);
         capacity += own;
         for (std::int64_t c = 0; c < own; ++c) {
-          const std::int64_t cell = std::int64_t{o.span.offset} * SpanArena::kGranule + c;
-          ASSERT_LT(cell, arena.num_cells());
-          ASSERT_FALSE(taken[static_cast<std::size_t>(cell)]);
-          taken[static_cast<std::size_t>(cell)] = true;
+          const std::int64_t word = std::int64_t{o.span.offset} * SpanArena::kGranule + c;
+          ASSERT_LT(word, arena.num_words());
+          ASSERT_FALSE(taken[static_cast<std::size_t>(word)]);
+          taken[static_cast<std::size_t>(word)] = true;
         }
-        ASSERT_TRUE(std::equal(o.cells.begin(), o.cells.end(), arena.at(o.span)));
+        ASSERT_TRUE(std::equal(o.words.begin(), o.words.end(), arena.at(o.span)));
       }
-      ASSERT_EQ(arena.free_cells(), arena.num_cells() - capacity);
+      ASSERT_EQ(arena.free_words(), arena.num_words() - capacity);
     }
     EXPECT_GT(refused, 10);
     for (Owner& owner : owners) arena.release(owner.span);
-    EXPECT_EQ(arena.free_cells(), arena.num_cells());
+    EXPECT_EQ(arena.free_words(), arena.num_words());
     // Merged to the largest pieces that the size allows.
     std::vector<ArenaSpan> pieces;
-    for (std::int64_t left = arena.num_cells(); left > 0;) {
+    for (std::int64_t left = arena.num_words(); left > 0;) {
       std::int64_t piece = SpanArena::kGranule;
       while (piece * 2 <= left) piece *= 2;
       pieces.emplace_back();
       ASSERT_TRUE(arena.reserve(pieces.back(), piece, 0));
       left -= piece;
     }
-    EXPECT_EQ(arena.free_cells(), 0);
+    EXPECT_EQ(arena.free_words(), 0);
   }
 }
 
-TEST(SpanArena, ACopyHasTheSameCellsAndTheSameFutureAndNothingInCommon) {
+TEST(SpanArena, ACopyHasTheSameWordsAndTheSameFutureAndNothingInCommon) {
   std::mt19937 random(9);
   const auto pick = [&](int low, int high) {
     return low + static_cast<int>(random() % static_cast<unsigned>(high - low + 1));
   };
-  for (const std::int64_t cells : {8, 64, 1000, 4096}) {
-    SpanArena source = arena_of(cells);
-    SpanArena target = arena_of(cells);
+  for (const std::int64_t words : {8, 64, 1000, 4096}) {
+    SpanArena source = arena_of(words);
+    SpanArena target = arena_of(words);
     std::vector<ArenaSpan> spans(12);
     std::int32_t stamp = 0;
     const auto churn = [&](SpanArena& arena, std::vector<ArenaSpan>& owned, std::uint32_t seed) {
@@ -259,7 +259,7 @@ TEST(SpanArena, ACopyHasTheSameCellsAndTheSameFutureAndNothingInCommon) {
       // A copy overwrites whatever was there.
       churn(target, unused, static_cast<std::uint32_t>(random()));
       target.copy_from(source);
-      ASSERT_EQ(target.free_cells(), source.free_cells());
+      ASSERT_EQ(target.free_words(), source.free_words());
       const auto equal = [&] {
         return std::all_of(spans.begin(), spans.end(), [&](const ArenaSpan& span) {
           return std::equal(source.at(span), source.at(span) + SpanArena::capacity(span),

@@ -25,7 +25,7 @@ TEST(BlockTable, GrowsWithDroppedEntriesAndKeepsTheOthers) {
   EXPECT_EQ(table.blocks(arena).size(), 40u);
   table.release(arena);
   EXPECT_EQ(table.size(), 0);
-  EXPECT_EQ(arena.free_cells(), arena.num_cells());
+  EXPECT_EQ(arena.free_words(), arena.num_words());
 }
 
 TEST(BlockTable, ATruncatedTableForgetsEntriesAndKeepsItsMemory) {
@@ -34,12 +34,12 @@ TEST(BlockTable, ATruncatedTableForgetsEntriesAndKeepsItsMemory) {
   ASSERT_TRUE(table.reserve(arena, 16));
   table.grow(arena, 16);
   for (std::int32_t i = 0; i < 16; ++i) table.set(arena, i, BlockId(i));
-  const std::int64_t free = arena.free_cells();
+  const std::int64_t free = arena.free_words();
   table.truncate(20);
   EXPECT_EQ(table.size(), 16);
   table.truncate(5);
   EXPECT_EQ(table.size(), 5);
-  EXPECT_EQ(arena.free_cells(), free);
+  EXPECT_EQ(arena.free_words(), free);
   ASSERT_TRUE(table.reserve(arena, 16));
   table.grow(arena, 16);
   EXPECT_EQ(table.at(arena, 4), BlockId(4));

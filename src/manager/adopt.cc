@@ -63,7 +63,7 @@ Status KVCacheManager::Impl::adopt(SequenceId id,
   Status status;
   for (std::int32_t g = 0; g < num_groups() && status.ok(); ++g) {
     if (!target(g).reserve(arena(), blocks_for(g, std::max(num_tokens, d.admitted)))) {
-      status = table_entries_full("adopt", cells_for(s, num_tokens));
+      status = table_entries_full("adopt", words_for(s, num_tokens));
     }
   }
   for (std::int32_t g = 0; g < num_groups() && status.ok(); ++g) {

@@ -119,7 +119,7 @@ Status KVCacheManager::Impl::check_demands(std::span<const AppendDemand> demands
   return answer;
 }
 
-// Cells for the tables of a sequence of `end` tokens, and with `with_pending` for those of its
+// Words for the tables of a sequence of `end` tokens, and with `with_pending` for those of its
 // unpublished ones. New spans come first: when one of them is not to be had, nothing has moved.
 bool KVCacheManager::Impl::reserve_spans(std::int32_t row, std::int32_t end,
                                          bool with_pending) noexcept {
@@ -248,7 +248,7 @@ Status KVCacheManager::Impl::admit(std::span<const AppendDemand> demands) {
     // Tokens may find no room: then the append stops publishing.
     const std::int32_t end = admitted_end(kept);
     if (reserve_spans(row, end, true) || reserve_spans(row, end, false)) continue;
-    answer = table_entries_full("admit", cells_for(rows_[row], end));
+    answer = table_entries_full("admit", words_for(rows_[row], end));
     while (kept-- > 0) shrink_to_need(row_in(demands[kept].sequence.value()));
     break;
   }
@@ -400,7 +400,7 @@ Status KVCacheManager::Impl::append_to(std::int32_t row, std::string_view what,
     overwrites |= s.replay && write_begin == begin &&
                   (needed.reuse || writes_below_valid(row, g, write_begin, needed));
   }
-  if (!reserve_for(row, end)) return table_entries_full(what, cells_for(s, end));
+  if (!reserve_for(row, end)) return table_entries_full(what, words_for(s, end));
 
   // Nothing fails from here on.
   if (mutant(Mutant::kHitReferencedLate) && !s.used) {

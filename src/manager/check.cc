@@ -23,13 +23,13 @@ Status broken(const std::string& what) {
 Status KVCacheManager::Impl::check_ownership() const {
   KVFOLIO_RETURN_IF_ERROR(rows_.check());
   std::int32_t named = 0;
-  std::int64_t cells = arena().free_cells();
+  std::int64_t words = arena().free_words();
   for (std::int32_t row = 0; row < num_rows(); ++row) {
     const Sequence& s = rows_[row];
     const SequenceDetails& d = details(row);
-    for (std::int32_t g = 0; g < num_groups(); ++g) cells += table(row, g).capacity();
+    for (std::int32_t g = 0; g < num_groups(); ++g) words += table(row, g).capacity();
     if (s.life == Life::kUnused) continue;
-    cells += SpanArena::capacity(s.pending) + SpanArena::capacity(d.media);
+    words += SpanArena::capacity(s.pending) + SpanArena::capacity(d.media);
     if (s.publishes && s.pending_end() - s.place.position > SpanArena::capacity(s.pending)) {
       return broken(concat("sequence ", row, " has no room for its unpublished tokens"));
     }
@@ -72,10 +72,10 @@ Status KVCacheManager::Impl::check_ownership() const {
   }
   KVFOLIO_RETURN_IF_ERROR(pins_.check());
   pins_.for_each_open([&](std::int32_t pin) {
-    for (std::int32_t g = 0; g < num_groups(); ++g) cells += pins_.table(pin, g).capacity();
+    for (std::int32_t g = 0; g < num_groups(); ++g) words += pins_.table(pin, g).capacity();
   });
-  if (cells != arena().num_cells()) {
-    return broken(concat("the table arena has ", arena().num_cells(), " cells, counted ", cells));
+  if (words != arena().num_words()) {
+    return broken(concat("the table arena has ", arena().num_words(), " words, counted ", words));
   }
   std::size_t num_used = 0;  // rows without a sequence that a step uses
   for (std::int32_t row = 0; row < num_rows(); ++row) {

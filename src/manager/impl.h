@@ -286,7 +286,7 @@ class KVCacheManager::Impl {
   [[nodiscard]] bool keep_media(Sequence& s, std::span<const MediaSpan> media) noexcept;
   [[nodiscard]] Status table_entries_full(std::string_view what, std::int64_t wanted) const;
   // Of a sequence of `end` tokens: entries of its tables and tokens that it keeps itself.
-  [[nodiscard]] std::int64_t cells_for(const Sequence& s, std::int32_t end) const noexcept;
+  [[nodiscard]] std::int64_t words_for(const Sequence& s, std::int32_t end) const noexcept;
   void end_sequence(std::int32_t row) noexcept;
   void release_blocks(std::int32_t row) noexcept;
   void forget_sequence(std::int32_t row, bool aborted) noexcept;
@@ -343,7 +343,7 @@ class KVCacheManager::Impl {
                                  const std::int32_t* tokens, std::int64_t count,
                                  const AppendOptions& options);
   [[nodiscard]] Status check_ready(std::int32_t row, std::string_view what) const;
-  // Cells for tokens that the sequence keeps itself, when it is `end` tokens long.
+  // Words for tokens that the sequence keeps itself, when it is `end` tokens long.
   [[nodiscard]] std::int64_t pending_cells(const Sequence& s, std::int32_t end) const noexcept {
     return s.publishes ? std::max(0, std::min(end, s.exact_until) - s.place.position) : 0;
   }
@@ -435,7 +435,7 @@ class KVCacheManager::Impl {
   };
   [[nodiscard]] TableSizes table_sizes(const Step& step, std::int32_t g) const noexcept;
   [[nodiscard]] Status check_flashinfer(const Step& step) const;
-  [[nodiscard]] std::int64_t plan_cells(const Step& step,
+  [[nodiscard]] std::int64_t plan_words(const Step& step,
                                         const PlanOptions& options) const noexcept;
   [[nodiscard]] std::int64_t num_unplanned(const Step& step, std::int32_t g) const noexcept;
   [[nodiscard]] bool may_have_dropped(std::int32_t row, std::int32_t g) const noexcept;

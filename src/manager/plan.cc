@@ -65,23 +65,23 @@ std::int64_t KVCacheManager::Impl::num_unplanned(const Step& step, std::int32_t 
   return entries;
 }
 
-std::int64_t KVCacheManager::Impl::plan_cells(const Step& step,
+std::int64_t KVCacheManager::Impl::plan_words(const Step& step,
                                               const PlanOptions& options) const noexcept {
   const std::int64_t n = step.num_entries;
   std::int64_t tokens = 0;
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     tokens += step.entries[i].end - step.entries[i].begin;
   }
-  std::int64_t cells = 5 * n + 1;
+  std::int64_t words = 5 * n + 1;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    cells += tokens + 2 * num_copies(step, g);
-    if (options.changed_entries) cells += 3 * num_unplanned(step, g);
+    words += tokens + 2 * num_copies(step, g);
+    if (options.changed_entries) words += 3 * num_unplanned(step, g);
     if (!options.block_tables && !options.flashinfer) continue;
     const TableSizes sizes = table_sizes(step, g);
-    if (options.block_tables) cells += n * sizes.widest;
-    if (options.flashinfer) cells += 2 * n + 1 + sizes.all;
+    if (options.block_tables) words += n * sizes.widest;
+    if (options.flashinfer) words += 2 * n + 1 + sizes.all;
   }
-  return cells;
+  return words;
 }
 
 // Five writers fill the arrays of one group, each from `at` on, and return where they end.
@@ -265,13 +265,13 @@ void KVCacheManager::Impl::find_shared_prefixes(Step& step, std::int32_t g) noex
 
 // Makes the step's buffer large enough for its plan.
 Status KVCacheManager::Impl::reserve_plan(Step& step, const PlanOptions& options) const {
-  const std::int64_t cells = plan_cells(step, options);
-  if (cells <= static_cast<std::int64_t>(step.cells.size())) return {};
+  const std::int64_t words = plan_words(step, options);
+  if (words <= static_cast<std::int64_t>(step.words.size())) return {};
   FixedArray<std::int32_t> larger;
-  if (!larger.allocate_zeroed(cells + cells / 2)) {
-    return {ErrorCode::kOutOfMemory, concat("plan: no memory for ", cells, " int32 cells")};
+  if (!larger.allocate_zeroed(words + words / 2)) {
+    return {ErrorCode::kOutOfMemory, concat("plan: no memory for ", words, " int32 words")};
   }
-  step.cells = std::move(larger);
+  step.words = std::move(larger);
   return {};
 }
 
@@ -320,7 +320,7 @@ Result<const StepPlan*> KVCacheManager::Impl::plan(const PlanOptions& options) {
   close_ranks(step);
   if (options.flashinfer) KVFOLIO_RETURN_IF_ERROR(check_flashinfer(step));
   KVFOLIO_RETURN_IF_ERROR(reserve_plan(step, options));
-  std::int32_t* at = write_rows(step, step.cells.data());
+  std::int32_t* at = write_rows(step, step.words.data());
   step.num_shared = 0;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     at = write_group(step, g, options, at);

@@ -100,17 +100,17 @@ Status KVCacheManager::Impl::check_growth(const Sequence& s, std::string_view wh
   return {};
 }
 
-std::int64_t KVCacheManager::Impl::cells_for(const Sequence& s, std::int32_t end) const noexcept {
-  std::int64_t cells = pending_cells(s, end);
-  for (std::int32_t g = 0; g < num_groups(); ++g) cells += blocks_for(g, end);
-  return cells;
+std::int64_t KVCacheManager::Impl::words_for(const Sequence& s, std::int32_t end) const noexcept {
+  std::int64_t words = pending_cells(s, end);
+  for (std::int32_t g = 0; g < num_groups(); ++g) words += blocks_for(g, end);
+  return words;
 }
 
 Status KVCacheManager::Impl::table_entries_full(std::string_view what, std::int64_t wanted) const {
   return {ErrorCode::kResourceExhausted,
           concat(what, ": no room for ", wanted, " table entries and unpublished tokens: ",
-                 arena().free_cells(), " of ", arena().num_cells(),
-                 " cells are free, given out in powers of two; raise max_table_entries")};
+                 arena().free_words(), " of ", arena().num_words(),
+                 " words are free, given out in powers of two; raise max_table_entries")};
 }
 
 // ---- rows ----
@@ -375,7 +375,7 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
   }
   if (!room) {
     untake_row(row);
-    return table_entries_full("fork", cells_for(parent, parent.length));
+    return table_entries_full("fork", words_for(parent, parent.length));
   }
   const ArenaSpan pending = child.pending;
   const ArenaSpan media = details(row).media;

@@ -21,7 +21,7 @@ bool StepLog::allocate(std::int32_t most_in_flight, std::int32_t num_groups, std
     // Appends, and the forks of sequences whose tokens wait for names.
     const bool ok = step.entries.allocate_zeroed(2 * rows) &&
                     step.changes.allocate_zeroed(2 * rows * num_groups) &&
-                    step.entry_of.allocate_zeroed(rows) && step.cells.allocate_zeroed(words) &&
+                    step.entry_of.allocate_zeroed(rows) && step.words.allocate_zeroed(words) &&
                     step.sequences.allocate_zeroed(rows) &&
                     step.shared.allocate_zeroed(rows * num_groups);
     if (!ok) return false;
@@ -84,7 +84,7 @@ namespace {
 
 void copy_step(Step& step, const Step& other) noexcept {
   const auto& [ticket, num_groups, num_entries, num_removed, num_displaced, has_unnamed, copies_ran,
-               planned_changes, entries, changes, entry_of, cells, sequences, shared, num_shared,
+               planned_changes, entries, changes, entry_of, words, sequences, shared, num_shared,
                group_plans, plan] = other;
   step.ticket = ticket;
   step.num_entries = num_entries;
@@ -98,7 +98,7 @@ void copy_step(Step& step, const Step& other) noexcept {
     if (entries[i].row >= 0) step.entry_of[entries[i].row] = i;
   }
   step.changes.copy_from(changes, std::int64_t{num_entries} * num_groups);
-  // The plan's spans point into the other's cells.
+  // The plan's spans point into the other's words.
   step.num_shared = 0;
   step.plan = {};
 }

@@ -65,7 +65,7 @@ struct Step {
   // [sequence]: where its entry is, if it has one. Of a committed step with tokens without names.
   FixedArray<std::int32_t> entry_of;
   // The plan's arrays, of this step alone: an engine may still upload those of the last one.
-  FixedArray<std::int32_t> cells;
+  FixedArray<std::int32_t> words;
   FixedArray<SequenceId> sequences;
   FixedArray<SharedPrefix> shared;
   std::int32_t num_shared = 0;

@@ -36,8 +36,8 @@ Status RootKeys::allocate(std::int32_t max_keys, std::int64_t max_bytes) {
   max_keys_ = max_keys;
   max_bytes_ = max_bytes;
   // Spans are powers of two.
-  const std::int64_t cells = 2 * (max_bytes / 4) + std::int64_t{max_keys} * SpanArena::kGranule;
-  Result<SpanArena> made = SpanArena::create(std::min(cells, SpanArena::kMaxCells));
+  const std::int64_t words = 2 * (max_bytes / 4) + std::int64_t{max_keys} * SpanArena::kGranule;
+  Result<SpanArena> made = SpanArena::create(std::min(words, SpanArena::kMaxWords));
   if (!made) return std::move(made).error();
   arena_ = std::make_unique<SpanArena>(std::move(*made));
   return {};

@@ -29,8 +29,8 @@ Status RunStore::allocate(const PrefixTreeOptions& options) {
     return {ErrorCode::kOutOfMemory,
             concat("no memory for a prefix tree of max_runs ", max_runs_, "; lower it")};
   }
-  const auto make_arena = [](std::unique_ptr<SpanArena>& arena, std::int64_t cells) -> Status {
-    Result<SpanArena> made = SpanArena::create(std::min(cells, SpanArena::kMaxCells));
+  const auto make_arena = [](std::unique_ptr<SpanArena>& arena, std::int64_t words) -> Status {
+    Result<SpanArena> made = SpanArena::create(std::min(words, SpanArena::kMaxWords));
     if (!made) return std::move(made).error();
     arena = std::make_unique<SpanArena>(std::move(*made));
     return {};

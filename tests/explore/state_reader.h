@@ -4,7 +4,7 @@
 // What of a manager decides its future, in a form that equal futures share: physical blocks, runs
 // and slots are named by where they are met first, tickets by their order, and of ended steps by
 // nothing. Left out: generations, births, counters, ticks of uses (nothing here asks for a victim),
-// which runs and arena cells are free, and which table entries an engine was told of.
+// which runs and arena words are free, and which table entries an engine was told of.
 //
 // For one full group and one root key.
 

@@ -46,12 +46,12 @@ class PlanCopy {
     }
     std::size_t size = 0;
     for_each_array(plan_, groups_, [&](const char*, auto& array) { size += array.size(); });
-    cells_.clear();
-    cells_.reserve(size);
+    words_.clear();
+    words_.reserve(size);
     for_each_array(plan_, groups_, [&](const char*, std::span<const std::int32_t>& array) {
-      const std::size_t begin = cells_.size();
-      cells_.insert(cells_.end(), array.begin(), array.end());
-      array = {cells_.data() + begin, array.size()};
+      const std::size_t begin = words_.size();
+      words_.insert(words_.end(), array.begin(), array.end());
+      array = {words_.data() + begin, array.size()};
     });
   }
   [[nodiscard]] const StepPlan& plan() const { return plan_; }
@@ -85,7 +85,7 @@ class PlanCopy {
   std::vector<GroupPlan> groups_;
   std::vector<SequenceId> sequences_;
   std::vector<std::vector<SharedPrefix>> shared_;  // by group
-  std::vector<std::int32_t> cells_;
+  std::vector<std::int32_t> words_;
 };
 
 }  // namespace

@@ -108,7 +108,7 @@ TEST(Admit, RefusesWhatAppendRefuses) {
   EXPECT_THAT(stored.append(late, tokens(1, 1)).message(), HasSubstr("run_copies() of step 1"));
 }
 
-// A hit that ends where a unit does needs no cells for tokens; a truncate into it does.
+// A hit that ends where a unit does needs no words for tokens; a truncate into it does.
 TEST(Admit, ATruncateIntoAHitFindsRoomForTheTokensThatComeBack) {
   Engine e({full_group(16, 64)}, {.max_sequences = 8, .max_table_entries = 64});
   e.cache(tokens(1, 32));
@@ -131,7 +131,7 @@ TEST(Admit, ARefusalSaysHowMuchRoomIsWanted) {
   const Status refused = e.manager.admit(s, 1000);
   EXPECT_EQ(
       refused.message(),
-      "admit: no room for 1250 table entries and unpublished tokens: 64 of 64 cells are free, "
+      "admit: no room for 1250 table entries and unpublished tokens: 64 of 64 words are free, "
       "given out in powers of two; raise max_table_entries");
 }
 
