@@ -91,7 +91,8 @@ class Branches {
   void publish(Place& place, const std::vector<std::int32_t>& tokens) {
     std::array<std::vector<std::int32_t>, 2> tables;
     for (std::size_t g = 0; g < tables.size(); ++g) {
-      tables[g].resize((tokens.size() + kSizes[g] - 1) / kSizes[g]);
+      const auto size = static_cast<std::size_t>(kSizes[g]);
+      tables[g].resize((tokens.size() + size - 1) / size);
       for (std::int32_t& block : tables[g]) block = next_block_[g]++;
     }
     const std::array<std::span<const std::int32_t>, 2> spans = {tables[0], tables[1]};
@@ -115,6 +116,7 @@ TEST(PrefixTreeConst, SeveralThreadsMayAskAtTheSameTime) {
   ASSERT_EQ(expected.back(), 1);
   std::array<std::vector<std::int64_t>, 4> answers;
   std::vector<std::thread> threads;
+  threads.reserve(answers.size());
   for (std::vector<std::int64_t>& answer : answers) {
     threads.emplace_back([&] {
       for (int i = 0; i < 20; ++i) branches.ask(answer);

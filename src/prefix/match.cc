@@ -20,7 +20,6 @@
 // Nothing here writes to the tree, takes heap memory or needs much of the stack.
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
 #include "base/mutants.h"
@@ -456,10 +455,10 @@ void PrefixTree::Impl::fill_full(const Path& path, std::int32_t g, std::int32_t 
     const std::int32_t* entry = blocks(r, g);
     const std::int32_t n = std::min(of.count, count - of.first);
     const std::int32_t fresh = std::clamp(filled_from - of.first, 0, n);
-    std::memcpy(out.data() + of.first, entry, static_cast<std::size_t>(fresh) * 4);
+    std::int32_t* to = out.data() + of.first;
+    std::copy_n(entry, fresh, to);
     for (std::int32_t i = fresh; i < n; ++i) {
-      std::int32_t& to = out[static_cast<std::size_t>(of.first + i)];
-      if (to == kNone) to = entry[i];
+      if (to[i] == kNone) to[i] = entry[i];
     }
     filled_from = std::min(filled_from, of.first);
   }

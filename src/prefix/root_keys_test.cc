@@ -49,7 +49,7 @@ TEST(KeysOfRoots, LongKeysDifferWhereverOneByteDoes) {
   const std::int64_t bytes = keys.bytes_of(key);
   ArenaSpan span;
   ASSERT_TRUE(keys.keep(key, bytes, span));
-  for (const std::size_t at : {0, 1013, 1014, 1015, 2500, 4999}) {
+  for (const std::size_t at : {0u, 1013u, 1014u, 1015u, 2500u, 4999u}) {
     std::string changed = text;
     changed[at] = 'y';
     EXPECT_FALSE(keys.is(span, bytes, {.adapter = changed})) << at;

@@ -6,7 +6,6 @@
 // nothing does.
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/mutants.h"
 #include "prefix/tree.h"
