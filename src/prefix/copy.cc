@@ -15,7 +15,7 @@ void PrefixTree::Impl::copy_from(const Impl& other) noexcept {
   KVFOLIO_CHECK(unit_ == unit && num_groups_ == num_groups && hash_seed_ == hash_seed);
   static_cast<void>(units);  // follows from the unit
   for (std::size_t g = 0; g < groups.size(); ++g) {
-    const auto& [spec, size, where, num_idle] = groups[g];
+    const auto& [spec, rule, size, where, num_idle] = groups[g];
     groups_[g].where.copy_from(where);
     groups_[g].num_idle = num_idle;
   }

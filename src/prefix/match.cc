@@ -28,11 +28,6 @@
 namespace kvfolio {
 namespace {
 
-// Tokens of a window group that a hit needs, the next one included.
-std::int32_t reach_of(const TreeGroup& spec, std::int32_t length) noexcept {
-  return std::min(spec.window, length + 1);
-}
-
 // Position p lies inside a span that attends to itself, with tokens of it on both sides.
 bool cuts(const MediaSpan& span, std::int32_t p) noexcept {
   return span.attends_to_itself && span.begin < p && p < span.end;
@@ -126,7 +121,7 @@ class PrefixTree::Impl::Lookup {
   [[nodiscard]] std::int32_t sinks_end(std::int32_t g) const noexcept {
     const Group& group = tree_.group(g);
     constexpr std::int32_t kFarthest = std::numeric_limits<std::int32_t>::max() - kMaxBlockSize;
-    const std::int32_t sinks = std::min(group.spec.num_sinks, kFarthest);
+    const std::int32_t sinks = std::min(group.rule.num_sinks(), kFarthest);
     return group.size.begin_of(sinks + group.spec.block_size - 1);
   }
   [[nodiscard]] std::int32_t served_full(const Path& path, std::int32_t g, const Front& front,
@@ -134,7 +129,7 @@ class PrefixTree::Impl::Lookup {
   // `floor`, here and below: of positions up to it any will do as the answer. `from`: a run of the
   // path; those below it begin behind `limit` and the block there. Climbs with the limit.
   [[nodiscard]] std::int32_t served_window(const Path& path, std::int32_t g, std::int32_t limit,
-                                           std::int32_t window, std::int32_t floor,
+                                           std::int32_t extra_window, std::int32_t floor,
                                            std::int32_t& from) const noexcept;
   // What media and all window groups leave of position `at`.
   [[nodiscard]] std::int32_t served_by_windows(const Path& path, std::int32_t at,
@@ -275,16 +270,17 @@ std::int32_t PrefixTree::Impl::Lookup::served_full(const Path& path, std::int32_
 }
 
 std::int32_t PrefixTree::Impl::Lookup::served_window(const Path& path, std::int32_t g,
-                                                     std::int32_t limit, std::int32_t window,
+                                                     std::int32_t limit, std::int32_t extra_window,
                                                      std::int32_t floor,
                                                      std::int32_t& from) const noexcept {
+  const GroupRule& rule = tree_.group(g).rule;
   const std::int32_t size = tree_.block_size(g);
   std::int32_t at = std::min(limit, path.matched);
   const auto need = [&](std::int32_t logical, std::int32_t& cursor) {
     const std::int32_t reach = tree_.cover(path, g, logical, cursor).end;
     if (reach < std::min((logical + 1) * size, at)) at = reach;
   };
-  const std::int32_t sinks = std::min(tree_.group(g).spec.num_sinks, at);
+  const std::int32_t sinks = std::min(rule.num_sinks(), at);
   if (sinks > 0) {
     const bool short_path = tree_.run(path.last).start < sinks_end(g);
     std::int32_t cursor = short_path ? path.last : sinks_run_[static_cast<std::size_t>(g)];
@@ -294,7 +290,7 @@ std::int32_t PrefixTree::Impl::Lookup::served_window(const Path& path, std::int3
   std::int32_t logical = (at - 1) / size;
   while (tree_.run(from).start >= (logical + 1) * size) from = tree_.run(from).parent;
   for (std::int32_t cursor = from; at > floor && logical >= 0; --logical) {
-    if ((logical + 1) * size <= at - window + 1) break;
+    if ((logical + 1) * size <= rule.first_read(std::max(at - extra_window, 0))) break;
     need(logical, cursor);
   }
   return at;
@@ -313,8 +309,7 @@ std::int32_t PrefixTree::Impl::Lookup::served_by_windows(const Path& path, std::
     for (std::int32_t g = 0; g < tree_.num_groups_; ++g) {
       const Group& group = tree_.group(g);
       if (group.full()) continue;
-      const std::int32_t window = reach_of(group.spec, path.matched) + extra_window;
-      at = served_window(path, g, at, window, floor, from[static_cast<std::size_t>(g)]);
+      at = served_window(path, g, at, extra_window, floor, from[static_cast<std::size_t>(g)]);
     }
   }
   return at;
@@ -483,9 +478,9 @@ void PrefixTree::Impl::fill_table(const PrefixMatch& match, GroupId group_id,
     fill_full(path, g, held, out);
     return;
   }
-  const TreeGroup& spec = group(g).spec;
-  const std::int32_t back = reach_of(spec, held) - 1 + (match.whole || one_more ? 1 : 0);
-  const std::int32_t first = std::max(0, held - back) / size;
+  const GroupRule& rule = group(g).rule;
+  const std::int32_t end = held - (match.whole || one_more ? 1 : 0);
+  const std::int32_t first = group(g).size.block_of(rule.first_read(end));
   std::int32_t from = path.last;
   const auto take = [&](std::int32_t logical) {
     const Cover found = cover(path, g, logical, from);
@@ -493,7 +488,7 @@ void PrefixTree::Impl::fill_table(const PrefixMatch& match, GroupId group_id,
     out[static_cast<std::size_t>(logical)] = found.block;
   };
   for (std::int32_t logical = count - 1; logical >= first; --logical) take(logical);
-  const std::int32_t num_with_sinks = (std::min(spec.num_sinks, held) + size - 1) / size;
+  const std::int32_t num_with_sinks = (std::min(rule.num_sinks(), held) + size - 1) / size;
   for (std::int32_t logical = std::min(num_with_sinks, first) - 1; logical >= 0; --logical) {
     take(logical);
   }

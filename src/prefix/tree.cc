@@ -89,6 +89,7 @@ Status PrefixTree::Impl::allocate(const PrefixTreeOptions& options) {
   for (const TreeGroup& spec : options.groups) {
     Group group;
     group.spec = spec;
+    group.rule = GroupRule(spec.kind, spec.window, spec.num_sinks);
     group.size = BlockSize(spec.block_size);
     ok = ok && group.where.allocate_zeroed(spec.num_blocks);
     groups_.push_back(std::move(group));

@@ -27,6 +27,7 @@
 
 #include "base/block_size.h"
 #include "kvfolio/fixed_array.h"
+#include "kvfolio/group_rule.h"
 #include "kvfolio/prefix_tree.h"
 #include "prefix/children.h"
 #include "prefix/media_extents.h"
@@ -48,11 +49,12 @@ class PrefixTree::Impl {
 
   struct Group {
     TreeGroup spec;
+    GroupRule rule;
     BlockSize size;
     FixedArray<Where> where;    // by block
     std::int32_t num_idle = 0;  // entries
 
-    [[nodiscard]] bool full() const noexcept { return spec.kind == AttentionKind::kFull; }
+    [[nodiscard]] bool full() const noexcept { return rule.only_leaves_evictable(); }
   };
 
   static Result<std::unique_ptr<Impl>> create(const PrefixTreeOptions& options);
