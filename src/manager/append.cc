@@ -474,7 +474,7 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t row, std::int32
     displace(blocks.at(arena(), have));
     blocks.truncate(have);
   }
-  note_entries(row, g, have);
+  tables_.note_entries(row, g, have);
   if (end == write_begin) return;
   if (write_begin != have * size) {
     const std::int32_t logical = have - 1;
@@ -489,7 +489,7 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t row, std::int32
       block = acquire(g);
       tail.copy_to = block.value();
       blocks.set(arena(), logical, block);
-      note_entries(row, g, logical);
+      tables_.note_entries(row, g, logical);
     }
     pool.set_writer(block, row);
     pool.set_valid(block, std::min(size, end - logical * size));

@@ -28,7 +28,7 @@ void KVCacheManager::Impl::count_border(std::int32_t row, std::int32_t g, std::i
 }
 
 void KVCacheManager::Impl::set_border(std::int32_t row, std::int32_t g, Border wanted) noexcept {
-  Border& now = border(row, g);
+  Border& now = tables_.border(row, g);
   if (wanted.first == now.first && wanted.end == now.end) return;
   for (std::int32_t logical = now.first; logical < now.end; ++logical) {
     if (logical < wanted.first || logical >= wanted.end) count_border(row, g, logical, -1);
@@ -47,9 +47,9 @@ void KVCacheManager::Impl::move_border(std::int32_t row) noexcept {
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     if (!windowed(g)) continue;
     const GroupRule& rule = group(g).rule;
-    Border wanted{
-        std::max(block_of(g, rule.first_read(hit)), blocks_for(g, rule.num_sinks())),
-        std::min({window_begin(row, g), blocks_for(g, hit), block_of(g, s.place.position)})};
+    Border wanted{std::max(block_of(g, rule.first_read(hit)), blocks_for(g, rule.num_sinks())),
+                  std::min({tables_.window_begin(row, g), blocks_for(g, hit),
+                            block_of(g, s.place.position)})};
     if (wanted.first >= wanted.end) wanted = {0, 0};
     set_border(row, g, wanted);
   }
@@ -65,7 +65,7 @@ void KVCacheManager::Impl::take_border_back(std::int32_t row) noexcept {
   const Sequence& s = rows_[row];
   if (!s.publishes || !has_windows_) return;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    const Border passed = border(row, g);
+    const Border passed = tables_.border(row, g);
     set_border(row, g, {0, 0});
     for (std::int32_t logical = passed.first; logical < passed.end; ++logical) {
       if (table(row, g).at(arena(), logical).valid()) continue;

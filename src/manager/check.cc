@@ -27,7 +27,7 @@ Status KVCacheManager::Impl::check_ownership() const {
   for (std::int32_t row = 0; row < num_rows(); ++row) {
     const Sequence& s = rows_[row];
     const SequenceDetails& d = details(row);
-    for (std::int32_t g = 0; g < num_groups(); ++g) words += table(row, g).capacity();
+    words += tables_.words_of(row);
     if (s.life == Life::kUnused) continue;
     words += SpanArena::capacity(s.pending) + SpanArena::capacity(d.media);
     if (s.publishes && s.pending_end() - s.place.position > SpanArena::capacity(s.pending)) {
@@ -126,6 +126,7 @@ Status KVCacheManager::Impl::check_writers(std::int32_t g) const {
 Status KVCacheManager::Impl::check_invariants() const {
   KVFOLIO_RETURN_IF_ERROR(tree_->check_invariants());
   KVFOLIO_RETURN_IF_ERROR(steps_.check());
+  KVFOLIO_RETURN_IF_ERROR(tables_.check());
   KVFOLIO_RETURN_IF_ERROR(check_ownership());
   KVFOLIO_RETURN_IF_ERROR(victims_.check(rows_.open()));
 

@@ -130,8 +130,8 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
 
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   const auto& [spec, options, storage, counters, sequences, groups, has_windows, largest_block,
-               tree, arena, tables, window_begins, unplanned_from, borders, caller_ids, pins,
-               scratch, evicting, entry_changes, losses, victims, steps, offers] = other;
+               tree, tables, caller_ids, pins, scratch, evicting, entry_changes, losses, victims,
+               steps, offers] = other;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto& [group_spec, rule, pool, order, bytes_per_block, size, border_of] = groups[g];
     groups_[g].pool.copy_from(pool);
@@ -139,15 +139,10 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
     groups_[g].border_of.copy_from(border_of);
   }
   tree_->copy_from(*tree);
-  arena_->copy_from(*arena);
 
   counters_ = counters;
   rows_.copy_from(sequences);
   tables_.copy_from(tables);
-  window_begins_.copy_from(window_begins);
-  // Whoever keeps a table by what changes has seen no plan of this manager.
-  std::fill_n(unplanned_from_.data(), unplanned_from_.size(), 0);
-  borders_.copy_from(borders);
   caller_ids_.copy_from(caller_ids);
   pins_.copy_from(pins);
   entry_changes_ = entry_changes;

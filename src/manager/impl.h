@@ -49,6 +49,7 @@
 #include "manager/rows.h"
 #include "manager/sequence.h"
 #include "manager/step_log.h"
+#include "manager/tables.h"
 #include "manager/victims.h"
 
 namespace kvfolio {
@@ -178,11 +179,6 @@ class KVCacheManager::Impl {
     bool can_reuse;  // the block that the append leaves has no other holder: it could write there
     bool reuse;      // it does, and one block less is needed; what was findable there is not
   };
-  // Logical blocks [first, end) of a window group: a sequence's border (border.cc).
-  struct Border {
-    std::int32_t first;
-    std::int32_t end;
-  };
 
   Impl(CacheSpec spec, const ManagerOptions& options) : spec_(std::move(spec)), options_(options) {}
 
@@ -212,28 +208,9 @@ class KVCacheManager::Impl {
   [[nodiscard]] std::int32_t blocks_for(std::int32_t g, std::int32_t tokens) const noexcept {
     return block_of(g, tokens + block_size(g) - 1);
   }
-  BlockTable& table(std::int32_t row, std::int32_t g) noexcept {
-    return tables_[std::int64_t{row} * num_groups() + g];
-  }
+  BlockTable& table(std::int32_t row, std::int32_t g) noexcept { return tables_.of(row, g); }
   const BlockTable& table(std::int32_t row, std::int32_t g) const noexcept {
-    return tables_[std::int64_t{row} * num_groups() + g];
-  }
-  std::int32_t& window_begin(std::int32_t row, std::int32_t g) noexcept {
-    return window_begins_[std::int64_t{row} * num_groups() + g];
-  }
-  // The first logical block whose entry may be new to an engine that keeps a table itself.
-  std::int32_t& unplanned_from(std::int32_t row, std::int32_t g) noexcept {
-    return unplanned_from_[std::int64_t{row} * num_groups() + g];
-  }
-  [[nodiscard]] std::int32_t unplanned_from(std::int32_t row, std::int32_t g) const noexcept {
-    return unplanned_from_[std::int64_t{row} * num_groups() + g];
-  }
-  // The table entries from `logical` on change.
-  void note_entries(std::int32_t row, std::int32_t g, std::int32_t logical) noexcept {
-    unplanned_from(row, g) = std::min(unplanned_from(row, g), logical);
-  }
-  Border& border(std::int32_t row, std::int32_t g) noexcept {
-    return borders_[std::int64_t{row} * num_groups() + g];
+    return tables_.of(row, g);
   }
   [[nodiscard]] std::int32_t row_of(const Sequence& s) const noexcept { return rows_.row_of(s); }
   SequenceDetails& details(std::int32_t row) noexcept { return rows_.details(row); }
@@ -247,6 +224,10 @@ class KVCacheManager::Impl {
   }
 
   // manager.cc
+  // The parts of create(): pools and orders, the tree, and what there is for each sequence.
+  [[nodiscard]] Status make_groups();
+  [[nodiscard]] Status make_tree();
+  [[nodiscard]] Status make_rows();
   // The row of an open sequence, or -1; not_found() says why there is none.
   [[nodiscard]] std::int32_t lookup(SequenceId id) const noexcept { return rows_.find(id); }
   [[nodiscard]] Status find(SequenceId id, std::int32_t& row) const {
@@ -460,15 +441,11 @@ class KVCacheManager::Impl {
   [[nodiscard]] Status check_quiet(std::string_view whose) const;
   void copy_from(const Impl& other) noexcept;
 
-  SpanArena& arena() noexcept { return *arena_; }
-  const SpanArena& arena() const noexcept { return *arena_; }
+  SpanArena& arena() noexcept { return tables_.arena(); }
+  const SpanArena& arena() const noexcept { return tables_.arena(); }
 
-  std::unique_ptr<SpanArena> arena_;
-  FixedArray<BlockTable> tables_;            // [sequence][group]
-  FixedArray<std::int32_t> window_begins_;   // [sequence][group]: first block not dropped yet
-  FixedArray<std::int32_t> unplanned_from_;  // [sequence][group]
-  FixedArray<Border> borders_;               // [sequence][group]
-  CallerIds caller_ids_;                     // of open sequences
+  Tables tables_;
+  CallerIds caller_ids_;  // of open sequences
   PinSet pins_;
   // [2][sequence]. commit(): who publishes. admit(): tails that were claimed for a try; marks.
   mutable FixedArray<std::int32_t> scratch_;

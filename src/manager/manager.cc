@@ -2,7 +2,6 @@
 #include "kvfolio/manager.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "manager/impl.h"
 #include "manager/options.h"
@@ -11,79 +10,81 @@ namespace kvfolio {
 
 using text::concat;
 
+Status KVCacheManager::Impl::make_groups() {
+  const Result<std::vector<GroupLayout>> layouts = plan_layouts(spec_);
+  if (!layouts) return layouts.error();
+  for (std::size_t g = 0; g < spec_.groups.size(); ++g) {
+    // Before a pool of that size is written.
+    if (const std::int32_t blocks = spec_.groups[g].num_blocks; blocks > LruOrder::kMaxBlocks) {
+      return {ErrorCode::kInvalidArgument,
+              concat("group ", g, ": num_blocks is ", blocks, ", allowed with a manager: 1 to ",
+                     LruOrder::kMaxBlocks)};
+    }
+  }
+  for (const GroupSpec& spec : spec_.groups) {
+    Result<BlockPool> pool = BlockPool::create(spec.num_blocks);
+    if (!pool) return std::move(pool).error();
+    Result<LruOrder> order = LruOrder::create(spec.num_blocks);
+    if (!order) return std::move(order).error();
+    groups_.push_back({spec, GroupRule(spec), std::move(*pool), std::move(*order),
+                       (*layouts)[groups_.size()].bytes_per_block, BlockSize(spec.block_size),
+                       FixedArray<std::int32_t>()});
+    has_windows_ |= !GroupRule(spec).keeps_all();
+    largest_block_ = std::max(largest_block_, spec.block_size);
+  }
+  return {};
+}
+
+Status KVCacheManager::Impl::make_tree() {
+  PrefixTreeOptions options;
+  for (const GroupSpec& spec : spec_.groups) {
+    options.groups.push_back(
+        {spec.block_size, spec.kind, spec.window, spec.num_sinks, spec.num_blocks});
+  }
+  options.max_index_tokens = options_.max_index_tokens;
+  options.max_runs = options_.max_runs;
+  options.max_root_keys = options_.max_root_keys;
+  options.max_root_key_bytes = options_.max_root_key_bytes;
+  options.max_media_extents = options_.max_media_extents;
+  options.hash_seed = options_.hash_seed;
+  Result<PrefixTree> tree = PrefixTree::create(options);
+  if (!tree) return std::move(tree).error();
+  tree_.emplace(std::move(*tree));
+  return {};
+}
+
+Status KVCacheManager::Impl::make_rows() {
+  // kUnordered: closed sequences that wait for their step keep a row; as many again for these.
+  const bool unordered = options_.order == Order::kUnordered;
+  const std::int64_t rows = std::int64_t{options_.max_sequences} * (unordered ? 2 : 1);
+  KVFOLIO_RETURN_IF_ERROR(
+      tables_.allocate(rows, num_groups(), options_.max_table_entries, has_windows_));
+  bool ok =
+      rows_.allocate(static_cast<std::int32_t>(rows), options_.max_sequences, options_.id_tag) &&
+      caller_ids_.allocate(rows, options_.hash_seed) && victims_.allocate(rows) &&
+      scratch_.allocate_zeroed(2 * rows) &&
+      pins_.allocate(options_.max_pins, num_groups(), options_.id_tag) &&
+      steps_.allocate(options_.max_steps_in_flight, num_groups(), rows,
+                      options_.max_table_entries + 16 * rows);
+  std::int64_t blocks = 0;
+  for (Group& group : groups_) {
+    blocks += group.spec.num_blocks;
+    ok = ok && (group.rule.keeps_all() || group.border_of.allocate_zeroed(group.spec.num_blocks));
+  }
+  offers_.resize(groups_.size());
+  if (ok) return {};
+  return {ErrorCode::kOutOfMemory,
+          concat("no memory for a manager of ", rows, " sequences and ", blocks, " blocks")};
+}
+
 Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
     const CacheSpec& spec, const ManagerOptions& options) {
   const Result<ManagerOptions> derived = derive_options(spec, options);
   if (!derived) return derived.error();
-  const ManagerOptions& o = *derived;
-  std::unique_ptr<Impl> impl(new Impl(spec, o));
-  const auto num_groups = static_cast<std::int64_t>(spec.groups.size());
-  std::int64_t all_blocks = 0;
-  for (const GroupSpec& group : spec.groups) all_blocks += group.num_blocks;
-
-  PrefixTreeOptions tree;
-  const Result<std::vector<GroupLayout>> layouts = plan_layouts(spec);
-  if (!layouts) return layouts.error();
-  for (std::size_t g = 0; g < spec.groups.size(); ++g) {
-    // Before a pool of that size is written.
-    if (const std::int32_t blocks = spec.groups[g].num_blocks; blocks > LruOrder::kMaxBlocks) {
-      return Status(ErrorCode::kInvalidArgument,
-                    concat("group ", g, ": num_blocks is ", blocks,
-                           ", allowed with a manager: 1 to ", LruOrder::kMaxBlocks));
-    }
-  }
-  for (const GroupSpec& group : spec.groups) {
-    const std::int64_t block_bytes = (*layouts)[impl->groups_.size()].bytes_per_block;
-    tree.groups.push_back(
-        {group.block_size, group.kind, group.window, group.num_sinks, group.num_blocks});
-    Result<BlockPool> pool = BlockPool::create(group.num_blocks);
-    if (!pool) return std::move(pool).error();
-    Result<LruOrder> order = LruOrder::create(group.num_blocks);
-    if (!order) return std::move(order).error();
-    impl->groups_.push_back({group, GroupRule(group), std::move(*pool), std::move(*order),
-                             block_bytes, BlockSize(group.block_size), FixedArray<std::int32_t>()});
-    impl->has_windows_ |= !GroupRule(group).keeps_all();
-    impl->largest_block_ = std::max(impl->largest_block_, group.block_size);
-  }
-  tree.max_index_tokens = o.max_index_tokens;
-  tree.max_runs = o.max_runs;
-  tree.max_root_keys = o.max_root_keys;
-  tree.max_root_key_bytes = o.max_root_key_bytes;
-  tree.max_media_extents = o.max_media_extents;
-  tree.hash_seed = o.hash_seed;
-  Result<PrefixTree> made = PrefixTree::create(tree);
-  if (!made) return std::move(made).error();
-  impl->tree_.emplace(std::move(*made));
-
-  Result<SpanArena> arena = SpanArena::create(o.max_table_entries);
-  if (!arena) {
-    return Status(ErrorCode::kOutOfMemory,
-                  concat("no memory for max_table_entries ", o.max_table_entries, "; lower it"));
-  }
-  impl->arena_ = std::make_unique<SpanArena>(std::move(*arena));
-
-  // kUnordered: closed sequences that wait for their step keep a row; as many again for these.
-  const std::int64_t sequences =
-      std::int64_t{o.max_sequences} * (o.order == Order::kUnordered ? 2 : 1);
-  bool ok = impl->rows_.allocate(static_cast<std::int32_t>(sequences), o.max_sequences, o.id_tag) &&
-            impl->tables_.allocate_zeroed(sequences * num_groups) &&
-            impl->window_begins_.allocate_zeroed(sequences * num_groups) &&
-            impl->unplanned_from_.allocate_zeroed(sequences * num_groups) &&
-            impl->borders_.allocate_zeroed(impl->has_windows_ ? sequences * num_groups : 0) &&
-            impl->caller_ids_.allocate(sequences, o.hash_seed) &&
-            impl->victims_.allocate(sequences) && impl->scratch_.allocate_zeroed(2 * sequences) &&
-            impl->pins_.allocate(o.max_pins, impl->num_groups(), o.id_tag);
-  for (Group& group : impl->groups_) {
-    ok = ok && (group.rule.keeps_all() || group.border_of.allocate_zeroed(group.spec.num_blocks));
-  }
-  ok = ok && impl->steps_.allocate(o.max_steps_in_flight, impl->num_groups(), sequences,
-                                   o.max_table_entries + 16 * sequences);
-  if (!ok) {
-    return Status(ErrorCode::kOutOfMemory, concat("no memory for a manager of ", sequences,
-                                                  " sequences and ", all_blocks, " blocks"));
-  }
-  for (BlockTable& table : std::span(impl->tables_.data(), impl->tables_.size())) table = {};
-  impl->offers_.resize(static_cast<std::size_t>(num_groups));
+  std::unique_ptr<Impl> impl(new Impl(spec, *derived));
+  KVFOLIO_RETURN_IF_ERROR(impl->make_groups());
+  KVFOLIO_RETURN_IF_ERROR(impl->make_tree());
+  KVFOLIO_RETURN_IF_ERROR(impl->make_rows());
   return impl;
 }
 

@@ -60,7 +60,7 @@ std::int64_t KVCacheManager::Impl::num_unplanned(const Step& step, std::int32_t 
   std::int64_t entries = 0;
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const std::int32_t row = step.entries[i].row;
-    entries += table(row, g).size() - unplanned_from(row, g);
+    entries += table(row, g).size() - tables_.unplanned_from(row, g);
   }
   return entries;
 }
@@ -134,7 +134,8 @@ std::int32_t* KVCacheManager::Impl::write_changes(const Step& step, std::int32_t
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const std::int32_t row = step.entries[i].row;
     const auto entries = table(row, g).blocks(arena());
-    for (std::int32_t logical = unplanned_from(row, g); logical < table(row, g).size(); ++logical) {
+    for (std::int32_t logical = tables_.unplanned_from(row, g); logical < table(row, g).size();
+         ++logical) {
       const std::int32_t block = entries[static_cast<std::size_t>(logical)];
       if (block < 0) continue;
       rows[count] = row;

@@ -126,10 +126,7 @@ std::int32_t KVCacheManager::Impl::take_row() noexcept {
   d.losses_seen = losses_;
   s.step_entry = -1;
   victims_.begin(row);
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    window_begin(row, g) = 0;
-    unplanned_from(row, g) = 0;
-  }
+  tables_.begin(row);
   return row;
 }
 
@@ -158,7 +155,7 @@ void KVCacheManager::Impl::give_row(std::int32_t row, bool aborted) noexcept {
   SequenceDetails& d = details(row);
   arena().release(s.pending);
   arena().release(d.media);
-  for (std::int32_t g = 0; g < num_groups(); ++g) table(row, g).release(arena());
+  tables_.release(row);
   victims_.forget(row);
   rows_.end(row, aborted);
   if (row_is_used(row) && !mutant(Mutant::kRowGivenAwayInFlight)) {
@@ -232,7 +229,7 @@ bool KVCacheManager::Impl::reserve_for_hit(std::int32_t row, const PrefixMatch& 
   }
   if (room) return true;
   arena().release(s.pending);
-  for (std::int32_t g = 0; g < num_groups(); ++g) table(row, g).release(arena());
+  tables_.release(row);
   return false;
 }
 
@@ -397,7 +394,7 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
     BlockTable& to = table(row, g);
     to.assign(arena(), table(from, g).blocks(arena()));
     hold_table(g, to.blocks(arena()));
-    window_begin(row, g) = window_begin(from, g);
+    tables_.window_begin(row, g) = tables_.window_begin(from, g);
   }
   if (has_windows_) move_border(row);
   if (child_details.num_unnamed > child_details.num_named) share_unnamed(parent, child);

@@ -85,7 +85,7 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
       free_unwritten(g, BlockId(tail.copy_to));
       pool.take_from_step(source);
       blocks.set(arena(), have - 1, source);
-      note_entries(e.row, g, have - 1);
+      tables_.note_entries(e.row, g, have - 1);
     } else if (source.valid() && e.replay_before) {
       pool.take_from_step(source);
       blocks.grow(arena(), have + 1);
@@ -180,7 +180,7 @@ void KVCacheManager::Impl::move_windows(std::int32_t row) noexcept {
     if (options_.order == Order::kUnordered && s.publishes && !steps_.is_complete(s.last_ticket)) {
       keep_from = std::min(keep_from, s.place.position);
     }
-    std::int32_t& begin = window_begin(row, g);
+    std::int32_t& begin = tables_.window_begin(row, g);
     begin = std::max(begin, blocks_for(g, rule.num_sinks()));
     const std::int32_t first = begin;
     begin = std::max(begin, block_of(g, keep_from));
@@ -222,7 +222,7 @@ Status KVCacheManager::Impl::commit(Ticket ticket) {
       }
     }
     for (std::int32_t g = 0; g < num_groups() && step.planned_changes; ++g) {
-      unplanned_from(e.row, g) = table(e.row, g).size();
+      tables_.unplanned_from(e.row, g) = table(e.row, g).size();
     }
     if (step.has_unnamed) step.entry_of[e.row] = i;
     if (options_.order == Order::kUnordered) details(e.row).settled = e.begin;
@@ -266,7 +266,8 @@ void KVCacheManager::Impl::end_step(Step& step, bool failed) noexcept {
     Sequence& s = rows_[e.row];
     SequenceDetails& d = details(e.row);
     if (s.life == Life::kUnused || s.birth != e.birth) continue;
-    for (std::int32_t g = 0; g < num_groups() && says_again; ++g) unplanned_from(e.row, g) = 0;
+    for (std::int32_t g = 0; g < num_groups() && says_again; ++g)
+      tables_.unplanned_from(e.row, g) = 0;
     const std::uint64_t unnamed_end = e.unnamed_begin + static_cast<std::uint64_t>(e.unnamed);
     if (e.unnamed == 0 || d.num_named >= unnamed_end) continue;
     if (failed) {

@@ -56,8 +56,8 @@ void KVCacheManager::Impl::truncate_blocks(std::int32_t row, std::int32_t n) noe
     const std::int32_t keep = blocks_for(g, n);
     release_entries(row, g, keep, table(row, g).size());
     table(row, g).truncate(keep);
-    window_begin(row, g) = std::min(window_begin(row, g), keep);
-    note_entries(row, g, keep);
+    tables_.window_begin(row, g) = std::min(tables_.window_begin(row, g), keep);
+    tables_.note_entries(row, g, keep);
   }
 }
 

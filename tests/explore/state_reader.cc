@@ -200,7 +200,7 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
     const auto table = impl.table(row, 0).blocks(impl.arena());
     put(table.size());
     for (const std::int32_t block : table) put(blocks.of(block));
-    put(impl.window_begins_[row]);
+    put(impl.tables_.window_begin(row, 0));
   }
   // Rows without a sequence that a step uses: which of them matters to nobody.
   put(-13);
