@@ -388,10 +388,15 @@ class KVCacheManager::Impl {
   void keep_caller_id(std::int32_t row, const std::optional<std::uint64_t>& id) noexcept;
   void forget_caller_id(std::int32_t row) noexcept;
   // publish.cc
-  // The position up to which tokens may become findable.
-  [[nodiscard]] std::int32_t publishable(const Sequence& s) const noexcept {
+  // The position up to which tokens may become findable when the sequence's last step is complete;
+  // a span that attends to itself may end them earlier.
+  [[nodiscard]] std::int32_t publishable_when_complete(const Sequence& s) const noexcept {
     const std::int32_t done = mutant(Mutant::kFindableAtBegin) ? s.length : s.accepted;
-    std::int32_t limit = std::min({done, s.exact_until, s.unnamed_from});
+    return std::min({done, s.exact_until, s.unnamed_from});
+  }
+  // The same now.
+  [[nodiscard]] std::int32_t publishable(const Sequence& s) const noexcept {
+    std::int32_t limit = publishable_when_complete(s);
     if (options_.order == Order::kUnordered && !steps_.is_complete(s.last_ticket)) {
       limit = std::min(limit, details(s).settled);
     }

@@ -314,6 +314,40 @@ TEST(BlockLife, UnorderedClosedSequencesRetireAndAsManyMayWaitAsMayBeOpen) {
   must(e.manager.check_invariants());
 }
 
+TEST(BlockLife, UnorderedOnlyASequenceWithTokensOfItsStepWaitsForIt) {
+  Engine e({full_group(4, 16)},
+           {.max_sequences = 1, .max_steps_in_flight = 3, .order = Order::kUnordered});
+  const SequenceId a = e.open({}).sequence;
+  const Ticket first = e.launch(a, tokens(1, 7));
+  must(e.manager.truncate(a, 0));
+  must(e.manager.close(a));  // does not wait
+  const SequenceId b = e.open({}).sequence;
+  const Ticket second = e.launch(b, tokens(50, 7));
+  must(e.manager.close(b));  // so this one may
+  must(e.manager.complete(second));
+  EXPECT_EQ(e.probe(tokens(50, 8)), 7);
+  must(e.manager.complete(first));
+  EXPECT_EQ(e.usage().free, 14);
+  must(e.manager.check_invariants());
+}
+
+TEST(BlockLife, UnorderedATailOfCompleteStepsIsFindableAtClose) {
+  Engine e({full_group(4, 16)}, {.order = Order::kUnordered});
+  const SequenceId s = e.say(tokens(1, 7));
+  const Ticket flying = e.launch(s, tokens(90, 2));
+  must(e.manager.truncate(s, 7));
+  must(e.manager.close(s));
+  EXPECT_EQ(e.probe(tokens(1, 8)), 7);
+  // The step in flight may still write behind the tail: the next sequence does so in a copy.
+  const SequenceId next = e.open(tokens(1, 8)).sequence;
+  const Ticket step = must(e.manager.begin_step());
+  must(e.manager.append(next, Tokens{8}));
+  EXPECT_EQ(e.plan().copy_src.size(), 1u);
+  must(e.manager.finish(step));
+  must(e.manager.complete(flying));
+  must(e.manager.check_invariants());
+}
+
 TEST(BlockLife, UnorderedWindowsKeepTheirBlocksUntilTheyArePublished) {
   Engine e({full_group(4, 16), window_group(2, 16, 6)}, {.order = Order::kUnordered});
   const SequenceId s = e.open({}).sequence;

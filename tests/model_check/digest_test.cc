@@ -28,11 +28,11 @@ constexpr int kOperations = 50000;
 constexpr int kOpsPerRun = 600;
 
 constexpr std::array<std::uint64_t, 20> kDigests = {
-    0x9feef864e230ffafu, 0x422e7795f5017b65u, 0x5165785b5139402bu, 0xc3721d1e5319fe77u,
-    0xe9ded5d1835dee9du, 0xb48d738a854b0f98u, 0x8360afccbeb11ebcu, 0x988ca93c549b07aau,
-    0x9ed562865df805d6u, 0xe1ebb76d0c05f75eu, 0x9ff4faa4f99d13d9u, 0xdbda1dd355fbb3bfu,
-    0x58f2293b4235445cu, 0xcdc4b7b72a512b7cu, 0xc7a94efdbe9e461au, 0x7124941c00f901b7u,
-    0x5b521314e0cea515u, 0x7388bb7bec3d80bfu, 0x0557b96478eb9cd4u, 0x1d68209ca6483d51u,
+    0xdb912179f5f1983cu, 0xd37b2518e3c7adbeu, 0x563e768851865bcfu, 0xa86bf799aedfd0fau,
+    0x484f9f055b7be40fu, 0x2e7e77c79b4dc633u, 0x1b164a366e0c6d2au, 0x88b7678cd025ba16u,
+    0xb5f8a165097516c0u, 0x345f962cd5a9fdd0u, 0x774285edef9313eau, 0x20f25c1375e57a53u,
+    0xd117ef687995df71u, 0xb7ba72db58cbe542u, 0xa32a67b8aeab2b46u, 0xb6fa30b386e1ba92u,
+    0x74642accbc11f0bau, 0x02e71feff4b483b1u, 0x9c31a0a5bcea13bbu, 0x0a6c8dfaa3b0bc3bu,
 };
 
 class Digest : public testing::TestWithParam<int> {};
