@@ -119,10 +119,23 @@ void Harness::note_losses(const Snapshot& now) {
     }
     for (std::size_t b = 0; b < is.size(); ++b) {
       BlockOrder& lost = orders_[static_cast<std::size_t>(g)][b];
-      // It may have lost its entry and got one again, to make room in the tree.
-      if (is[b] != 0 && was[b] != 0 && made_room && has_changed(b)) {
-        lost.maybe_wanted |= lost.wanted;
-        lost.wanted = false;
+      // It may have lost its entry and got one again: to make room in the tree, or because the call
+      // published several sequences, and a block of another one with the same first tokens came
+      // first. That block then has the mark. Who came first cannot be seen.
+      if (is[b] != 0 && was[b] != 0 && has_changed(b)) {
+        bool maybe_lost = made_room;
+        for (std::size_t other = 0; other < is.size(); ++other) {
+          if (other == b || is[other] == 0 || !has_changed(other) ||
+              !begins_with(blocks_[static_cast<std::size_t>(g)][other].published, lost.published,
+                           std::max(1, lost.least))) {
+            continue;
+          }
+          maybe_lost = true;
+          orders_[static_cast<std::size_t>(g)][other].maybe_wanted |=
+              lost.wanted || lost.maybe_wanted;
+        }
+        lost.maybe_wanted |= maybe_lost && lost.wanted;
+        lost.wanted &= !maybe_lost;
       }
       if (was[b] == 0 || is[b] != 0) continue;
       std::vector<std::size_t> heirs;  // with a new entry, or else any
