@@ -292,14 +292,15 @@ void Harness::note_let_go(const Snapshot& now) {
         droppers.emplace(-2 - num_strangers_++, depth);
       const bool back = taken_back.contains({g, i});
       const bool maybe_back = !back && maybe_taken_back.contains({g, i});
+      // Another sequence may hold it as well, one that lets go of it unused.
+      at.maybe_touched |= maybe_back;
       if (is > 0) {
-        at.maybe_touched |= maybe_back;
         at.next.reset();
         at.waits_for = at.maybe_waits_for = 0;
         continue;
       }
       if (was > 0 || back) {
-        Rank rank{0, num_looks_, {}, 0, true};
+        Rank rank{0, num_looks_, {}, 0, !maybe_back};
         for (const auto& [who, logical] : droppers) {
           rank.who.push_back(who);
           rank.known &= rank.depth == logical || rank.who.size() == 1;
@@ -310,7 +311,6 @@ void Harness::note_let_go(const Snapshot& now) {
         at.maybe_waits_for = 0;
       } else if (maybe_back) {
         at.next = Rank{0, num_looks_, {}, 0, false};
-        at.maybe_touched = true;
         at.maybe_waits_for = last_committed_;
       }
       if (waits_for_step(at.waits_for)) continue;
