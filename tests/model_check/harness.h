@@ -329,6 +329,7 @@ class Harness {
   void note_order(const Snapshot& now);
   [[nodiscard]] bool is_hung(const Snapshot& now, int g, int b, int tokens) const;
   void note_losses(const Snapshot& now);
+  void doubt_twins(const Snapshot& now);
   void note_let_go(const Snapshot& now);
   void note_borders(const Snapshot& now);
   void want_last_blocks(const Seq& seq);

@@ -64,6 +64,7 @@ void Harness::note_order(const Snapshot& now) {
       if (certain != at.certain && is_hung(now, g, b, certain)) at.least = certain;
     }
   }
+  doubt_twins(now);
   note_borders(now);
   for (int g = 0; g < num_groups(); ++g) {
     const std::vector<int> by_steps = step_references(g);
@@ -163,6 +164,30 @@ void Harness::note_losses(const Snapshot& now) {
       }
       lost.rank.reset();
       lost.wanted = lost.maybe_wanted = lost.lost_count = false;
+    }
+  }
+}
+
+// Two full blocks with equal tokens are findable: one of them with its first tokens only. Without
+// order a closed sequence whose block gave way to the other one's may have published its tail in
+// the same call, and that hangs at any child that begins with its tokens. Which one it is cannot be
+// seen.
+void Harness::doubt_twins(const Snapshot& now) {
+  for (int g = 0; g < num_groups(); ++g) {
+    const std::vector<char>& findable = now.groups[static_cast<std::size_t>(g)].findable;
+    const auto is_whole = [&](int b) {
+      return findable[static_cast<std::size_t>(b)] != 0 && order(g, b).least == group(g).block_size;
+    };
+    for (int b = 0; b < group(g).num_blocks; ++b) {
+      for (int other = 0; other < b && is_whole(b); ++other) {
+        if (!is_whole(other) || block(g, b).published != block(g, other).published) continue;
+        BlockOrder& one = order(g, b);
+        BlockOrder& two = order(g, other);
+        one.least = two.least = 1;
+        one.maybe_wanted = two.maybe_wanted =
+            one.wanted || one.maybe_wanted || two.wanted || two.maybe_wanted;
+        one.wanted = two.wanted = false;
+      }
     }
   }
 }
