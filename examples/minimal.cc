@@ -61,7 +61,9 @@ int main() {
   const std::vector<std::int32_t> prompt = {11, 12, 13, 14, 21, 22, 23, 24, 31, 32};
   Opened first = check(manager.open(prompt));
   std::printf("first prompt: %d of %zu tokens cached\n", first.cached_tokens, prompt.size());
-  feed(manager, first.sequence, prompt);
+  // Only what is not cached: here all of it.
+  feed(manager, first.sequence,
+       std::span(prompt).subspan(static_cast<std::size_t>(first.cached_tokens)));
 
   // A second answer to the same prompt: every block is shared; the fork copies one block when it
   // writes, the parent none.

@@ -32,11 +32,12 @@
 // It does not know what a token means, what a model computes, who asks, or the time. It never reads
 // K or V, and writes them only when it copies whole blocks (run_copies, copy_to).
 //
-// Errors. Every call that takes an id returns kNotFound if the id is closed, belongs to another
-// manager or was never given out. It returns kAborted if fail() closed the sequence (each slot
-// remembers only the last one). kInvalidArgument names the argument, the value and what is allowed.
-// The calls below do not repeat these errors. Units: tokens, blocks and positions are counts; names
-// of byte counts say bytes.
+// Errors. Every call that takes an id returns kNotFound if the id is closed, was never given out or
+// belongs to another manager. The last one needs distinct ManagerOptions::id_tag: with equal tags,
+// the default, ids of two managers can be equal. It returns kAborted if fail() closed the sequence
+// (each slot remembers only the last one). kInvalidArgument names the argument, the value and what
+// is allowed. The calls below do not repeat these errors. Units: tokens, blocks and positions are
+// counts; names of byte counts say bytes.
 //
 // Thread safety: none; the owner serialises all calls, probe() included. No heap allocation after
 // create() except for error texts, describe(), check_invariants() and growing plan buffers; no
@@ -148,7 +149,7 @@ enum class VictimPolicy : std::int32_t {
 struct Opened {
   SequenceId sequence;
   // Tokens of the prompt that need not be computed: at most all but the last one, 0 if the prompt
-  // is empty. Append the others.
+  // is empty. Append the others and only these: append() cannot know that a token is a repeat.
   std::int32_t cached_tokens = 0;
 };
 
@@ -179,7 +180,7 @@ struct TrimOptions {
 struct SequenceInfo {
   std::int32_t length = 0;            // tokens, those of the open step included
   std::int32_t accepted_length = 0;   // without draft tokens
-  std::int32_t published_length = 0;  // tokens of its path on the prefix tree
+  std::int32_t published_length = 0;  // tokens of its path on the prefix tree; 0 if it has none
   // Positions [trim_sinks, trim_first_kept) were dropped by trims; 0 and 0: none.
   std::int32_t trim_sinks = 0;
   std::int32_t trim_first_kept = 0;
@@ -221,14 +222,15 @@ struct Counters {
   std::uint64_t sequences_preempted = 0;  // by preempt() and preempt_to()
   std::uint64_t sequences_aborted = 0;    // by fail()
   std::uint64_t forks = 0;
-  std::uint64_t tokens_looked_up = 0;  // of all open() calls
+  std::uint64_t tokens_looked_up = 0;  // of all open() calls, those that look nothing up included
   std::uint64_t tokens_reused = 0;     // cached_tokens of all open() calls
   std::uint64_t tokens_committed = 0;  // appended, by all commits
   std::uint64_t blocks_published = 0;  // became findable, or findable with more tokens
   // Sequences that publish nothing more, since there was no room for their root key, for their path
   // in the tree, or for the tokens that they keep to publish. Also publications that left out
   // blocks of a full group, since the block before them is not findable; the next publication
-  // offers these blocks again.
+  // offers these blocks again. Not counted: a sequence that is closed while as many as
+  // max_sequences wait for their steps (close()).
   std::uint64_t publications_skipped = 0;
   std::uint64_t blocks_used_peak = 0;  // held at once, all groups together
 };
@@ -251,7 +253,8 @@ class KVFOLIO_API KVCacheManager {
 
   // Opens a sequence and, in the same call, holds what the cache has of `tokens`, so nothing that
   // was found can be evicted before it is used. Its length is then Opened::cached_tokens. A hit
-  // becomes a miss if it lacks table entries.
+  // becomes a miss if it lacks table entries. Another sequence's full blocks are found once their
+  // step is committed (kUnordered: complete), its last, partial block once it is closed.
   // kInvalidArgument: token < 0, malformed media, a root key over 64 KiB, more tokens than
   // max_tokens, an unknown Publish, a caller_id that is open; kResourceExhausted: sequences, table
   // entries, rows (kUnordered: the row of a closed sequence is not free before its steps are

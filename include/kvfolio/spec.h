@@ -52,9 +52,12 @@ struct GroupSpec {
   DType dtype = DType::kF32;
   Format format = Format::kHnd;
   AttentionKind kind = AttentionKind::kFull;
-  std::int32_t window = 0;      // kSlidingWindow: tokens a query reads, itself included; >= 1
-  std::int32_t num_sinks = 0;   // kSlidingWindow: leading tokens that every query reads too
-  std::int32_t num_blocks = 0;  // >= 1; num_blocks * block_size slots fit int32
+  std::int32_t window = 0;     // kSlidingWindow: tokens a query reads, itself included; >= 1
+  std::int32_t num_sinks = 0;  // kSlidingWindow: leading tokens that every query reads too
+  // >= 1; num_blocks * block_size slots fit int32. A sequence of a window group that appends n
+  // tokens in a step holds up to (window - 1 + n) / block_size + 2 blocks, and those of its sinks:
+  // a long prompt in one append needs blocks for all of it.
+  std::int32_t num_blocks = 0;
 
   friend bool operator==(const GroupSpec&, const GroupSpec&) = default;
 };

@@ -85,8 +85,9 @@ Status KVCacheManager::Impl::check_ready(std::int32_t row, std::string_view what
             concat(what, ": the sequence has ", s.draft(), " draft tokens; accept() first")};
   }
   if (options_.order == Order::kUnordered && !steps_.is_complete(s.last_ticket)) {
-    return {ErrorCode::kFailedPrecondition, concat(what, ": the sequence's tokens are in step ",
-                                                   s.last_ticket, ", which is not complete")};
+    return {ErrorCode::kFailedPrecondition,
+            concat(what, ": the sequence's tokens are in step ", s.last_ticket,
+                   ", which is not complete; complete it first")};
   }
   if (steps_.is_open() && steps_.open().copies_ran) {
     return {ErrorCode::kFailedPrecondition,
@@ -110,7 +111,7 @@ Status KVCacheManager::Impl::check_demands(std::span<const AppendDemand> demands
     if (!answer.ok()) break;
     if (marks[row] != 0) {
       answer = {ErrorCode::kInvalidArgument,
-                concat("admit names a sequence twice, the second time at ", marked)};
+                concat("admit names a sequence twice, the second time as demand ", marked)};
       break;
     }
     marks[row] = 1;

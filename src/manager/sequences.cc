@@ -349,7 +349,7 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
         concat("fork: the sequence has ", rows_[from].draft(), " draft tokens; accept() first"));
   }
   const std::int32_t row = take_row();
-  if (row < 0) return no_row("fork", "");
+  if (row < 0) return no_row("fork", "; close one or raise max_sequences");
   Sequence& parent = rows_[from];
   Sequence& child = rows_[row];
   const std::int64_t pending_size = pending_cells(parent, parent.length);
