@@ -11,7 +11,7 @@
 
 namespace kvfolio {
 
-// Widens the range of own blocks to the first one that has no entry on the path any more.
+// Widens the range of own blocks to the first one that is not findable whole any more.
 void KVCacheManager::Impl::find_lost(std::int32_t row) noexcept {
   Sequence& s = rows_[row];
   SequenceDetails& d = details(row);
@@ -23,7 +23,9 @@ void KVCacheManager::Impl::find_lost(std::int32_t row) noexcept {
         std::min(block_of(g, s.place.position), static_cast<std::int32_t>(blocks.size()));
     for (std::int32_t logical = 0; logical < num_whole; ++logical) {
       const BlockId block(blocks[static_cast<std::size_t>(logical)]);
-      if (!block.valid() || tree_->is_findable(GroupId(g), block)) continue;
+      // Another sequence that holds it as well may have hung it again, with fewer tokens.
+      const std::int32_t end = (logical + 1) * block_size(g);
+      if (!block.valid() || tree_->findable_end(GroupId(g), block) >= end) continue;
       d.own_from = std::min(d.own_from, logical * block_size(g));
       d.own_to = s.place.position;
       break;

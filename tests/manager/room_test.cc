@@ -312,6 +312,23 @@ TEST(Room, ABlockWhoseEntryWasLostIsFoundAgainWhenItsSequencePublishes) {
   EXPECT_EQ(e.probe(tokens(0, 5)), 4);
 }
 
+TEST(Room, ALostEntryThatAForkHungInPartIsFoundWholeAgain) {
+  Engine e({full_group(4, 16)});
+  const SequenceId first = e.say(tokens(1, 4));
+  const SequenceId own = e.say(tokens(1, 8), {.look_up = false});
+  must(e.manager.close(first));
+  EXPECT_EQ(must(e.manager.evict(GroupId(0), 1)), 1);
+  EXPECT_EQ(e.counters().blocks_unhung, 1u);  // what `own` had hung behind the block of `first`
+  const SequenceId fork = must(e.manager.fork(own));
+  must(e.manager.truncate(fork, 6));
+  must(e.manager.close(fork));
+  EXPECT_EQ(e.probe(tokens(1, 9)), 6);
+  e.feed(own, tokens(9, 4));
+  EXPECT_EQ(e.probe(tokens(1, 13)), 12);
+  EXPECT_EQ(e.counters().publications_skipped, 0u);
+  must(e.manager.check_invariants());
+}
+
 TEST(Room, NothingHangsBehindAGap) {
   Engine e({full_group(1, 8)});
   const SequenceId s = e.say(tokens(0, 4));
