@@ -21,12 +21,16 @@ namespace kvfolio {
 }
 
 // A well-mixed function of one integer (the finaliser of splitmix64).
-[[nodiscard]] inline std::uint64_t mix_bits(std::uint64_t x) noexcept {
-  if (constant_hash()) return 0;
+[[nodiscard]] constexpr std::uint64_t spread_bits(std::uint64_t x) noexcept {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
   return x ^ (x >> 31);
+}
+
+// The same as a hash, which the tests of collisions make constant.
+[[nodiscard]] inline std::uint64_t mix_bits(std::uint64_t x) noexcept {
+  return constant_hash() ? 0 : spread_bits(x);
 }
 
 }  // namespace kvfolio

@@ -97,7 +97,7 @@ Status KVCacheManager::Impl::check_ready(std::int32_t row, std::string_view what
 }
 
 // Every named sequence may be appended to, and is named once.
-Status KVCacheManager::Impl::check_demands(std::span<const AppendDemand> demands) const {
+Status KVCacheManager::Impl::check_demands(std::span<const AppendDemand> demands) {
   Status answer;
   std::size_t marked = 0;
   std::int32_t* marks = scratch_.data() + rows_.size();

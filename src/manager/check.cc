@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // check_invariants: references, writers, memory and lists counted again from every table, pin and
-// step; states held against the tree and the order of eviction.
+// step; states held against the tree and the order of eviction. It writes nothing, and takes no
+// heap memory unless something is broken: so references are compared as sums (member_sum.h).
 
 #include <algorithm>
 
+#include "base/member_sum.h"
 #include "manager/impl.h"
 
 namespace kvfolio {
@@ -123,14 +125,8 @@ Status KVCacheManager::Impl::check_writers(std::int32_t g) const {
       concat("group ", g, ": ", writers, " blocks have a writer that does not hold them"));
 }
 
-Status KVCacheManager::Impl::check_invariants() const {
-  KVFOLIO_RETURN_IF_ERROR(tree_->check_invariants());
-  KVFOLIO_RETURN_IF_ERROR(steps_.check());
-  KVFOLIO_RETURN_IF_ERROR(tables_.check());
-  KVFOLIO_RETURN_IF_ERROR(check_ownership());
-  KVFOLIO_RETURN_IF_ERROR(victims_.check(rows_.open()));
-
-  std::int64_t not_free = 0;
+// The sequences count no more than they may, and their tables have the blocks for that.
+Status KVCacheManager::Impl::check_lengths() const {
   for (std::int32_t row = 0; row < num_rows(); ++row) {
     const Sequence& s = rows_[row];
     if (s.life == Life::kUnused) continue;
@@ -147,77 +143,117 @@ Status KVCacheManager::Impl::check_invariants() const {
       }
     }
   }
+  return {};
+}
+
+// Calls visit(block) for each reference to a block of the group.
+template <typename Visit>
+void KVCacheManager::Impl::for_each_reference(std::int32_t g, const Visit& visit) const {
+  const auto visit_table = [&](const BlockTable& table) {
+    for (const std::int32_t block : table.blocks(arena())) {
+      if (block >= 0) visit(block);
+    }
+  };
+  const auto visit_sources = [&](const Step& step) {
+    for (std::int32_t i = 0; i < step.num_entries; ++i) {
+      const std::int32_t source = step.change(i, g).source;
+      if (source >= 0) visit(source);
+    }
+  };
+  for (std::int32_t row = 0; row < num_rows(); ++row) {
+    if (rows_[row].life == Life::kOpen) visit_table(table(row, g));
+  }
+  pins_.for_each_open([&](std::int32_t pin) { visit_table(pins_.table(pin, g)); });
+  for (std::int32_t i = 0; i < steps_.num_in_flight(); ++i) visit_sources(steps_.in_flight(i));
+  if (steps_.is_open()) visit_sources(steps_.open());
+}
+
+// Each block has as many references as tables, pins and steps name it.
+Status KVCacheManager::Impl::check_references(std::int32_t g) const {
+  const BlockPool& pool = group(g).pool;
+  MemberSum kept;
+  MemberSum counted;
+  for (std::int32_t b = 0; b < pool.num_blocks(); ++b) kept.add(b, pool.refs(BlockId(b)));
+  for_each_reference(g, [&](std::int32_t block) { counted.add(block); });
+  if (kept == counted) return {};
+  // Something is broken. Which block it is costs a count of each one alone.
+  for (std::int32_t b = 0; b < pool.num_blocks(); ++b) {
+    std::int32_t references = 0;
+    for_each_reference(g, [&](std::int32_t block) { references += block == b ? 1 : 0; });
+    if (pool.refs(BlockId(b)) == references) continue;
+    return broken(concat("group ", g, " block ", b, " has ", pool.refs(BlockId(b)),
+                         " references, counted ", references));
+  }
+  return broken(concat("group ", g, " has references to blocks beyond ", pool.num_blocks()));
+}
+
+// The tree, the writers and the order of eviction agree with the state of each block.
+Status KVCacheManager::Impl::check_states(std::int32_t g) const {
+  const Group& at = group(g);
+  for (std::int32_t b = 0; b < at.pool.num_blocks(); ++b) {
+    const BlockId block(b);
+    const bool findable = tree_->is_findable(GroupId(g), block);
+    const BlockState state = at.pool.state(block);
+    if (state == BlockState::kCached && !findable) {
+      return broken(concat("group ", g, " block ", b, " is cached and not findable"));
+    }
+    if (state == BlockState::kFree && findable) {
+      return broken(concat("group ", g, " block ", b, " is free and findable"));
+    }
+    const std::int32_t first_position_behind =
+        tree_->findable_end(GroupId(g), block) % at.spec.block_size;
+    if (findable && at.pool.valid(block) < first_position_behind) {
+      return broken(concat("group ", g, " block ", b, " is findable beyond its valid tokens"));
+    }
+    const std::int32_t writer = at.pool.writer(block);
+    if (writer >= 0 && (state != BlockState::kHeld || rows_[writer].life == Life::kUnused)) {
+      return broken(concat("group ", g, " block ", b, " has the writer ", writer,
+                           ", which does not hold it"));
+    }
+    if (at.order.turn(block) != EvictionTurn::kNever && state != BlockState::kCached) {
+      return broken(concat("group ", g, " block ", b, " is a candidate and not cached"));
+    }
+  }
+  // Every cached block can be evicted, if not now then when what lies below it has been.
+  if (tree_->num_idle(GroupId(g)) != at.pool.num_cached() ||
+      at.order.victim().valid() != (at.pool.num_cached() > 0)) {
+    return broken(concat("group ", g, ": ", at.pool.num_cached(), " blocks are cached, ",
+                         tree_->num_idle(GroupId(g)), " entries idle, the victim is ",
+                         at.order.victim().value()));
+  }
+  return {};
+}
+
+// The counters agree with the pools.
+Status KVCacheManager::Impl::check_counters() const {
   const std::uint64_t held = num_held();
   if (held > counters_.blocks_used_peak) {
     return broken(concat(held, " blocks are held, the peak is ", counters_.blocks_used_peak));
   }
-
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    const Group& at = group(g);
-    KVFOLIO_RETURN_IF_ERROR(at.pool.check_invariants());
-    KVFOLIO_RETURN_IF_ERROR(at.order.check_invariants());
-    KVFOLIO_RETURN_IF_ERROR(check_writers(g));
-    not_free += at.pool.num_blocks() - at.pool.num_free();
-    std::vector<std::int32_t> refs(static_cast<std::size_t>(at.pool.num_blocks()));
-    const auto count = [&](std::span<const std::int32_t> blocks) {
-      for (const std::int32_t block : blocks) {
-        if (block >= 0) ++refs[static_cast<std::size_t>(block)];
-      }
-    };
-    for (std::int32_t row = 0; row < num_rows(); ++row) {
-      if (rows_[row].life != Life::kOpen) continue;
-      count(table(row, g).blocks(arena()));
-    }
-    pins_.for_each_open([&](std::int32_t pin) { count(pins_.table(pin, g).blocks(arena())); });
-    const auto count_sources = [&](const Step& step) {
-      for (std::int32_t i = 0; i < step.num_entries; ++i) count({&step.change(i, g).source, 1});
-    };
-    for (std::int32_t i = 0; i < steps_.num_in_flight(); ++i) count_sources(steps_.in_flight(i));
-    if (steps_.is_open()) count_sources(steps_.open());
-
-    for (std::int32_t b = 0; b < at.pool.num_blocks(); ++b) {
-      const BlockId block(b);
-      if (at.pool.refs(block) != refs[static_cast<std::size_t>(b)]) {
-        return broken(concat("group ", g, " block ", b, " has ", at.pool.refs(block),
-                             " references, counted ", refs[static_cast<std::size_t>(b)]));
-      }
-      const bool findable = tree_->is_findable(GroupId(g), block);
-      const BlockState state = at.pool.state(block);
-      if (state == BlockState::kCached && !findable) {
-        return broken(concat("group ", g, " block ", b, " is cached and not findable"));
-      }
-      if (state == BlockState::kFree && findable) {
-        return broken(concat("group ", g, " block ", b, " is free and findable"));
-      }
-      const std::int32_t first_position_behind =
-          tree_->findable_end(GroupId(g), block) % at.spec.block_size;
-      if (findable && at.pool.valid(block) < first_position_behind) {
-        return broken(concat("group ", g, " block ", b, " is findable beyond its valid tokens"));
-      }
-      const std::int32_t writer = at.pool.writer(block);
-      if (writer >= 0 && (state != BlockState::kHeld || rows_[writer].life == Life::kUnused)) {
-        return broken(concat("group ", g, " block ", b, " has the writer ", writer,
-                             ", which does not hold it"));
-      }
-      if (at.order.turn(block) != EvictionTurn::kNever && state != BlockState::kCached) {
-        return broken(concat("group ", g, " block ", b, " is a candidate and not cached"));
-      }
-    }
-    // Every cached block can be evicted, if not now then when what lies below it has been.
-    if (tree_->num_idle(GroupId(g)) != at.pool.num_cached() ||
-        at.order.victim().valid() != (at.pool.num_cached() > 0)) {
-      return broken(concat("group ", g, ": ", at.pool.num_cached(), " blocks are cached, ",
-                           tree_->num_idle(GroupId(g)), " entries idle, the victim is ",
-                           at.order.victim().value()));
-    }
-  }
+  std::int64_t not_free = 0;
+  for (const Group& g : groups_) not_free += g.pool.num_blocks() - g.pool.num_free();
   const auto balance =
       static_cast<std::int64_t>(counters_.blocks_allocated - counters_.blocks_freed);
-  if (balance != not_free) {
-    return broken(concat(counters_.blocks_allocated, " blocks allocated and ",
-                         counters_.blocks_freed, " freed, but ", not_free, " are not free"));
+  if (balance == not_free) return {};
+  return broken(concat(counters_.blocks_allocated, " blocks allocated and ", counters_.blocks_freed,
+                       " freed, but ", not_free, " are not free"));
+}
+
+Status KVCacheManager::Impl::check_invariants() const {
+  KVFOLIO_RETURN_IF_ERROR(tree_->check_invariants());
+  KVFOLIO_RETURN_IF_ERROR(steps_.check());
+  KVFOLIO_RETURN_IF_ERROR(tables_.check());
+  KVFOLIO_RETURN_IF_ERROR(check_ownership());
+  KVFOLIO_RETURN_IF_ERROR(victims_.check(rows_.open()));
+  KVFOLIO_RETURN_IF_ERROR(check_lengths());
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    KVFOLIO_RETURN_IF_ERROR(group(g).pool.check_invariants());
+    KVFOLIO_RETURN_IF_ERROR(group(g).order.check_invariants());
+    KVFOLIO_RETURN_IF_ERROR(check_writers(g));
+    KVFOLIO_RETURN_IF_ERROR(check_references(g));
+    KVFOLIO_RETURN_IF_ERROR(check_states(g));
   }
-  return {};
+  return check_counters();
 }
 
 }  // namespace kvfolio

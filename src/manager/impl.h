@@ -143,6 +143,12 @@ class KVCacheManager::Impl {
   Status check_invariants() const;
   [[nodiscard]] Status check_ownership() const;
   [[nodiscard]] Status check_writers(std::int32_t g) const;
+  [[nodiscard]] Status check_lengths() const;
+  template <typename Visit>
+  void for_each_reference(std::int32_t g, const Visit& visit) const;
+  [[nodiscard]] Status check_references(std::int32_t g) const;
+  [[nodiscard]] Status check_states(std::int32_t g) const;
+  [[nodiscard]] Status check_counters() const;
 
   CacheSpec spec_;
   ManagerOptions options_;
@@ -314,7 +320,7 @@ class KVCacheManager::Impl {
   }
   [[nodiscard]] bool writes_below_valid(std::int32_t row, std::int32_t g, std::int32_t write_begin,
                                         const Demand& needs) const noexcept;
-  [[nodiscard]] Status check_demands(std::span<const AppendDemand> demands) const;
+  [[nodiscard]] Status check_demands(std::span<const AppendDemand> demands);
   [[nodiscard]] std::int64_t total_demand(std::span<const AppendDemand> demands, std::int32_t g,
                                           std::int32_t* reused) noexcept;
   [[nodiscard]] Status check_append(std::int32_t row, std::string_view what,
@@ -453,7 +459,7 @@ class KVCacheManager::Impl {
   CallerIds caller_ids_;  // of open sequences
   PinSet pins_;
   // [2][sequence]. commit(): who publishes. admit(): tails that were claimed for a try; marks.
-  mutable FixedArray<std::int32_t> scratch_;
+  FixedArray<std::int32_t> scratch_;
   bool evicting_ = false;  // what loses its entry does so to make room
   // Blocks that lost their entry or their last holder: an equal one that is held may be hung now.
   std::uint64_t entry_changes_ = 0;

@@ -2,8 +2,9 @@
 #include "manager/rows.h"
 
 #include <algorithm>
-#include <vector>
+#include <string>
 
+#include "base/member_sum.h"
 #include "base/text.h"
 
 namespace kvfolio {
@@ -121,32 +122,42 @@ void Rows::copy_from(const Rows& other) noexcept {
   num_births_ = num_births;
 }
 
+template <typename Visit>
+void Rows::for_each_listed(const Visit& visit) const {
+  for (const std::int32_t row : open()) visit(row);
+  for (const std::int32_t row : closing()) visit(row);
+  for (const std::int32_t row : resting()) visit(row);
+  // A list that is a circle ends too.
+  std::int32_t row = first_free_;
+  for (std::int32_t i = 0; i <= size() && row != kNone; ++i, row = details_[row].list_link) {
+    visit(row);
+  }
+}
+
 Status Rows::check() const {
   const auto broken = [](const std::string& what) {
     return Status(ErrorCode::kFailedPrecondition, "rows: " + what);
   };
-  std::vector<std::uint8_t> seen(static_cast<std::size_t>(size()));
-  std::int32_t num_seen = 0;
-  const auto is_new = [&](std::int32_t row, Life life) {
-    if (seen[static_cast<std::size_t>(row)] != 0 || rows_[row].life != life) return false;
-    seen[static_cast<std::size_t>(row)] = 1;
-    ++num_seen;
-    return true;
-  };
+  const auto lives = [&](std::int32_t row, Life life) { return rows_[row].life == life; };
   for (std::int32_t i = 0; i < num_open_; ++i) {
-    if (is_new(open_[i], Life::kOpen) && details_[open_[i]].list_link == i) continue;
+    if (lives(open_[i], Life::kOpen) && details_[open_[i]].list_link == i) continue;
     return broken(concat("row ", open_[i], " stands at ", i, " of the open ones and should not"));
   }
   for (const std::int32_t row : closing()) {
-    if (!is_new(row, Life::kClosing)) return broken(concat("row ", row, " should not be closing"));
+    if (!lives(row, Life::kClosing)) return broken(concat("row ", row, " should not be closing"));
   }
   for (const std::int32_t row : resting()) {
-    if (!is_new(row, Life::kUnused)) return broken(concat("row ", row, " should not be resting"));
+    if (!lives(row, Life::kUnused)) return broken(concat("row ", row, " should not be resting"));
   }
-  for (std::int32_t row = first_free_; row != kNone; row = details_[row].list_link) {
-    if (!is_new(row, Life::kUnused)) return broken(concat("row ", row, " should not be free"));
+  MemberSum listed;
+  MemberSum all;
+  for_each_listed([&](std::int32_t row) { listed.add(row); });
+  for (std::int32_t row = 0; row < size(); ++row) all.add(row);
+  for (std::int32_t row = 0; row < size() && listed != all; ++row) {
+    std::int32_t times = 0;
+    for_each_listed([&](std::int32_t other) { times += other == row ? 1 : 0; });
+    if (times != 1) return broken(concat("row ", row, " is ", times, " times in the lists"));
   }
-  if (num_seen != size()) return broken(concat(size() - num_seen, " rows are in no list"));
   if (num_open_ <= max_open_) return {};
   return broken(concat(num_open_, " rows are open, allowed: ", max_open_));
 }

@@ -134,6 +134,10 @@ class Rows {
   [[nodiscard]] Status check() const;
 
  private:
+  // Calls visit(row) for each row of each list.
+  template <typename Visit>
+  void for_each_listed(const Visit& visit) const;
+
   FixedArray<Sequence> rows_;
   FixedArray<SequenceDetails> details_;
   FixedArray<std::int32_t> open_;     // [num_open_]

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "manager/victims.h"
 
-#include <vector>
+#include <string>
 
+#include "base/member_sum.h"
 #include "base/text.h"
 
 namespace kvfolio {
@@ -79,16 +80,23 @@ Status Victims::check(std::span<const std::int32_t> open_rows) const {
     return broken(concat(marked, " rows are marked as changed, ", num_changed_, " are listed"));
   }
   if (!policy_) return {};
-  std::vector<std::int32_t> snapshots(versions_.size());
-  for (std::int32_t i = 0; i < size_; ++i) {
-    if (counts(heap_[i])) ++snapshots[static_cast<std::size_t>(heap_[i].row)];
-  }
+  const auto for_each_snapshot = [&](const auto& visit) {
+    for (std::int32_t i = 0; i < size_; ++i) {
+      if (counts(heap_[i]) && is_changed_[heap_[i].row] == 0) visit(heap_[i].row);
+    }
+  };
+  MemberSum in_heap;
+  MemberSum unchanged;
+  for_each_snapshot([&](std::int32_t row) { in_heap.add(row); });
+  for (const std::int32_t row : open_rows) unchanged.add(row, is_changed_[row] != 0 ? 0 : 1);
+  if (in_heap == unchanged) return {};
   for (const std::int32_t row : open_rows) {
     if (is_changed_[row] != 0) continue;
-    const std::int32_t found = snapshots[static_cast<std::size_t>(row)];
+    std::int32_t found = 0;
+    for_each_snapshot([&](std::int32_t other) { found += other == row ? 1 : 0; });
     if (found != 1) return broken(concat("row ", row, " has ", found, " snapshots that count"));
   }
-  return {};
+  return broken("a row that is not open has a snapshot that counts");
 }
 
 }  // namespace kvfolio

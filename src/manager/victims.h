@@ -12,9 +12,9 @@
 // Victims knows rows and versions, and neither sequences nor blocks. What a search has to know of a
 // sequence it asks an object with the functions of VictimRows.
 //
-// Invariants, see check(): the snapshots form a heap; the list has each changed row once; an open
-// row that is not on the list has one snapshot that counts, unless no policy has a heap; between
-// searches nothing is passed over.
+// Invariants, see check(): the snapshots form a heap; the list has each changed row once; of the
+// rows that are not on the list, each open one has one snapshot that counts and the others have
+// none, unless no policy has a heap; between searches nothing is passed over.
 //
 // Thread safety: none. Nothing allocates after allocate().
 
