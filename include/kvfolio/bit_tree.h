@@ -6,7 +6,7 @@
 // level says that a word of the level below is not empty. It costs 1.02 bits for each integer that
 // may be a member.
 //
-// Thread safety: none. Nothing allocates after allocate().
+// Thread safety: none; const calls write nothing. Nothing allocates after allocate().
 
 #include <array>
 #include <bit>

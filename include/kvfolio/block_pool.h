@@ -18,7 +18,8 @@
 // Misuse (releasing a block without references) is a broken invariant and stops the program: the
 // callers are our own managers, and a block with two owners serves one user's tokens to another.
 // Ids are not checked for their range: check an id that comes from outside with contains(). Thread
-// safety: none. Nothing allocates after create(). A moved-from pool may only be assigned to or
+// safety: several threads may run const calls at the same time while no other call runs. Nothing
+// allocates after create() but the text of an error. A moved-from pool may only be assigned to or
 // destroyed.
 
 #include <cstdint>

@@ -6,7 +6,7 @@
 // It knows only ids. The entries live in a SpanArena that its owner passes to every call and shares
 // between many tables; a table is a small value and must be released to the same arena. It counts
 // no references: the code that writes an entry holds the block.
-// Thread safety: none.
+// Thread safety: none; const calls write nothing.
 
 #include <cstdint>
 #include <cstring>

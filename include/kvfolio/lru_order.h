@@ -14,8 +14,9 @@
 // together, in order, which costs O(1) per release on average.
 //
 // Ids are not checked for their range: BlockPool::contains() says which ids are of the group.
-// Thread safety: none. Nothing allocates after create(). A moved-from order may only be assigned to
-// or destroyed.
+// Thread safety: several threads may run const calls at the same time while no other call runs.
+// Nothing allocates after create() but the text of an error. A moved-from order may only be
+// assigned to or destroyed.
 
 #include <array>
 #include <cstdint>

@@ -39,8 +39,13 @@
 // is allowed. The calls below do not repeat these errors. Units: tokens, blocks and positions are
 // counts; names of byte counts say bytes.
 //
-// Thread safety: none; the owner serialises all calls, probe() included. No heap allocation after
-// create() except for error texts, describe(), check_invariants() and growing plan buffers; no
+// Thread safety: several threads may run const calls at the same time while no other call runs; the
+// owner serialises all other calls. A const call writes nothing, takes no heap memory and needs at
+// most 8 KiB of the stack. Two things take heap memory: the string that describe() returns, which
+// is the caller's, and the text of an error. copy_to() is a const call of its source only; it
+// changes its target.
+//
+// No heap allocation after create() except for error texts, describe() and growing plan buffers; no
 // threads, no clock, no globals. Spans and pointers that calls return belong to the manager. Copy
 // their contents before you pass them to a call that changes the manager, which refuses tokens that
 // lie in its own tables. Only adopt() takes tables as block_table() returns them. A moved-from
@@ -457,6 +462,7 @@ class KVFOLIO_API KVCacheManager {
   // sequences may wait for steps.
   [[nodiscard]] std::int32_t num_rows() const noexcept;
   // Text for people: policy, block size, blocks, bytes, sequences and counters, one fact per line.
+  // The string is the caller's, on the heap.
   [[nodiscard]] std::string describe() const;
   [[nodiscard]] const Counters& counters() const noexcept;
   [[nodiscard]] const CacheSpec& spec() const noexcept;
@@ -472,14 +478,16 @@ class KVFOLIO_API KVCacheManager {
   // ids, tables, prefix tree, eviction order, steps, tickets and counters. All that `target` held
   // is gone, its plans too; plan an open step again. The cost grows with what is in use, plus some
   // words for each block, run, sequence and pin that the options allow. Of storage, only blocks
-  // that are not free are copied. No heap.
+  // that are not free are copied. No heap. Several threads may copy from one manager at the same
+  // time, each to a target of its own, while no other call runs that changes it.
   // After an error nothing has changed. kInvalidArgument: spec or options differ, id_tag included
   // (names the first difference and both values), or only one has storage. With storage also
   // kFailedPrecondition: a step of either is not complete; kUnsupported: the CPU may not touch the
   // memory.
   Status copy_to(KVCacheManager& target) const;
 
-  // Recounts everything, in O(state). Returns ok, or says which rule is broken and where.
+  // Recounts everything, in O(state). Returns ok, or says which rule is broken and where. To find a
+  // block whose references are wrong costs O(blocks * references).
   Status check_invariants() const;
 
  private:

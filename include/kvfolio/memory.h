@@ -7,7 +7,9 @@
 //
 // Contents of fresh memory are unspecified: do not expect zeros.
 // Thread safety: HostMemory keeps no state, so calls from several threads are fine. A resource of
-// the host program is called from the thread that calls KVStorage, one call at a time.
+// the host program is called from the thread that calls KVStorage or its manager, one call at a
+// time. One exception: copy() runs in several threads at the same time if several threads copy
+// managers that share the resource (KVCacheManager::copy_to).
 
 #include <cstddef>
 #include <cstdint>

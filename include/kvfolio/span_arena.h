@@ -10,7 +10,7 @@
 //
 // A span is a value; its holder owns it and must give it back to the same arena. Spans never
 // overlap; words of a new span hold anything. The arena knows neither owners nor contents. Thread
-// safety: none. A moved-from arena may only be assigned to or destroyed.
+// safety: none; const calls write nothing. A moved-from arena may only be assigned to or destroyed.
 
 #include <array>
 #include <cstdint>

@@ -8,7 +8,7 @@
 // It keeps the ids itself and knows nothing of sequences. Invariants, see check(): from the home of
 // an id to its cell no cell is empty, and no id is in two cells.
 //
-// Thread safety: none. Nothing allocates after allocate().
+// Thread safety: none; const calls write nothing. Nothing allocates after allocate().
 
 #include <cstddef>
 #include <cstdint>

@@ -9,7 +9,7 @@
 // tables are empty; no pin from the `touched` mark on was ever taken, so that a walk over the open
 // ones ends there.
 //
-// Thread safety: none. Nothing allocates after allocate().
+// Thread safety: none; const calls write nothing. Nothing allocates after allocate().
 
 #include <algorithm>
 #include <cstdint>

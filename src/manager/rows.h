@@ -15,7 +15,7 @@
 // Invariants, see check(): each row is in exactly one of the four lists, and an id that was given
 // out names nothing else later, until the generations of its row have gone round.
 //
-// Thread safety: none. Nothing allocates after allocate().
+// Thread safety: none; const calls write nothing. Nothing allocates after allocate().
 
 #include <cstddef>
 #include <cstdint>

@@ -16,7 +16,7 @@
 // rows that are not on the list, each open one has one snapshot that counts and the others have
 // none, unless no policy has a heap; between searches nothing is passed over.
 //
-// Thread safety: none. Nothing allocates after allocate().
+// Thread safety: none; const calls write nothing. Nothing allocates after allocate().
 
 #include <algorithm>
 #include <array>

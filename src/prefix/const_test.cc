@@ -4,25 +4,18 @@
 // the stack. That they take no heap memory is in tests/manager/heap_test.cc.
 
 #include <gtest/gtest.h>
-#include <pthread.h>
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <functional>
-#include <memory>
 #include <numeric>
 #include <thread>
 #include <vector>
 
+#include "heap_calls/heap_calls.h"
+#include "heap_calls/stack_depth.h"
 #include "kvfolio/prefix_tree.h"
-
-// Sanitizers need a stack of their own kind.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define KVFOLIO_TEST_SANITIZED 1
-#endif
 
 namespace kvfolio {
 namespace {
@@ -127,38 +120,13 @@ TEST(PrefixTreeConst, SeveralThreadsMayAskAtTheSameTime) {
 }
 
 #if defined(NDEBUG) && !defined(KVFOLIO_TEST_SANITIZED)
-// How deep `work` reaches into the stack of a thread of its own.
-std::size_t stack_of(const std::function<void()>& work) {
-  constexpr std::size_t kBytes = std::size_t{256} << 10;
-  constexpr unsigned char kPaint = 0xa5;
-  const std::unique_ptr<void, decltype(&std::free)> stack(std::aligned_alloc(4096, kBytes),
-                                                          &std::free);
-  auto* bytes = static_cast<unsigned char*>(stack.get());
-  std::fill_n(bytes, kBytes, kPaint);
-  pthread_attr_t attributes;
-  EXPECT_EQ(pthread_attr_init(&attributes), 0);
-  EXPECT_EQ(pthread_attr_setstack(&attributes, bytes, kBytes), 0);
-  pthread_t thread;
-  const auto run = [](void* argument) -> void* {
-    (*static_cast<const std::function<void()>*>(argument))();
-    return nullptr;
-  };
-  EXPECT_EQ(pthread_create(&thread, &attributes, run, const_cast<std::function<void()>*>(&work)),
-            0);
-  EXPECT_EQ(pthread_join(thread, nullptr), 0);
-  EXPECT_EQ(pthread_attr_destroy(&attributes), 0);
-  const auto* used =
-      std::find_if(bytes, bytes + kBytes, [](unsigned char b) { return b != kPaint; });
-  return static_cast<std::size_t>(bytes + kBytes - used);
-}
-
 TEST(PrefixTreeConst, CallsNeedAtMost8KiBOfTheStack) {
   const Branches branches;
   std::vector<std::int64_t> out;
   branches.ask(out);                         // it has its memory now
   std::array<std::int64_t, kNumTokens> own;  // about what ask() itself has on the stack
-  const std::size_t nothing = stack_of([&] { own.fill(1); });
-  const std::size_t asked = stack_of([&] { branches.ask(out); });
+  const std::size_t nothing = testing_heap::stack_of([&] { own.fill(1); });
+  const std::size_t asked = testing_heap::stack_of([&] { branches.ask(out); });
   EXPECT_LE(asked - nothing, std::size_t{8} << 10);
   RecordProperty("bytes", static_cast<int>(asked - nothing));
 }

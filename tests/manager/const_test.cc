@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+// Const calls of the manager: several threads may make them at the same time, they take no heap
+// memory (but for the text of describe()), and they need little of the stack.
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "engine.h"
+#include "heap_calls/heap_calls.h"
+#include "heap_calls/stack_depth.h"
+
+namespace kvfolio::testing_engine {
+namespace {
+
+constexpr std::int32_t kNumGroups = 2;
+
+// What const calls answer, as numbers. It takes no memory when it is filled again.
+class Answers {
+ public:
+  Answers() { values_.reserve(std::size_t{1} << 14); }
+  void clear() { values_.clear(); }
+  template <typename... T>
+  void add(T... values) {
+    (values_.push_back(static_cast<std::int64_t>(values)), ...);
+  }
+  void add_all(std::span<const std::int32_t> values) {
+    for (const std::int32_t value : values) add(value);
+  }
+  bool operator==(const Answers&) const = default;
+
+ private:
+  std::vector<std::int64_t> values_;
+};
+
+// A manager in the middle of everything: prompts that are cached, a sequence that found one, one
+// with media, a fork, drafts, a trim, a pin, a heap of victims; without storage also a step in
+// flight and an open one.
+class Busy {
+ public:
+  explicit Busy(bool with_storage) : manager(make(with_storage)) {
+    cache(prompt);
+    const Opened found = must(manager.open(prompt, {.caller_id = kName}));
+    parent = found.sequence;
+    hit = found.cached_tokens;
+    feed(parent, tokens(prompt.back(), 1));
+    child = must(manager.fork(parent, {.caller_id = kName + 1}));
+    must(manager.pin(prompt));
+    picture = must(manager.open(other, media())).sequence;
+    feed(picture, other);
+    feed(child, tokens(300, 3), 2);  // it copies the last block
+    trimmed = must(manager.open(tokens(500, 1))).sequence;
+    feed(trimmed, tokens(500, 30));
+    must(manager.trim(trimmed, {.num_sinks = 3, .window = 5}));
+    // The first search looks at each sequence, the second makes a heap.
+    for (int i = 0; i < 2; ++i) EXPECT_TRUE(manager.select_victim(VictimPolicy::kLru).has_value());
+    if (with_storage) return;
+    must(manager.accept(child, 1));
+    Ticket ticket = must(manager.begin_step());
+    must(manager.append(parent, tokens(400, 2)));
+    must(manager.append_unnamed(trimmed, 3));
+    must(manager.commit(ticket));
+    ticket = must(manager.begin_step());
+    must(manager.append(must(manager.fork(child)), tokens(600, 9)));
+    must(manager.plan());
+  }
+
+  static KVCacheManager make(bool with_storage) {
+    const CacheSpec spec{{full_group(4, 64), window_group(2, 128, 6)}};
+    const ManagerOptions options{.max_sequences = 8, .max_pins = 4};
+    if (!with_storage) return must(KVCacheManager::create(spec, options));
+    return must(KVCacheManager::create(must(KVStorage::create(spec)), options));
+  }
+  [[nodiscard]] OpenOptions media() const { return {.root = {.model = "m"}, .media = spans}; }
+
+  static constexpr std::uint64_t kName = 7;
+  Tokens prompt = tokens(1, 38);
+  Tokens other = tokens(100, 20);
+  std::array<MediaSpan, 1> spans{MediaSpan{.begin = 3, .end = 11}};
+  KVCacheManager manager;
+  SequenceId parent;
+  SequenceId child;
+  SequenceId picture;
+  SequenceId trimmed;
+  std::int32_t hit = 0;
+
+ private:
+  void feed(SequenceId sequence, const Tokens& more, std::int32_t draft = 0) {
+    const Ticket ticket = must(manager.begin_step());
+    must(manager.append(sequence, more, {.draft = draft}));
+    must(manager.finish(ticket));
+  }
+  void cache(const Tokens& tokens) {
+    const SequenceId sequence = must(manager.open(tokens)).sequence;
+    feed(sequence, tokens);
+    must(manager.close(sequence));
+  }
+};
+
+// One const call, made for each thing that it can be asked about.
+struct Call {
+  std::string_view name;
+  void (*make)(const Busy& busy, KVCacheManager& target, Answers& out);
+};
+
+void probe(const Busy& busy, KVCacheManager&, Answers& out) {
+  for (std::size_t n = 1; n <= busy.prompt.size(); ++n) {
+    out.add(must(busy.manager.probe(std::span(busy.prompt).first(n))));
+  }
+  out.add(must(busy.manager.probe(busy.other)));
+  out.add(must(busy.manager.probe(busy.other, busy.media())));
+}
+
+void info(const Busy& busy, KVCacheManager&, Answers& out) {
+  for (const SequenceId id : {busy.parent, busy.child, busy.picture, busy.trimmed}) {
+    const SequenceInfo info = must(busy.manager.info(id));
+    out.add(info.length, info.accepted_length, info.published_length, info.trim_first_kept,
+            info.in_open_step, info.caller_id.value_or(0), info.last_use, info.use_count);
+  }
+}
+
+void block_table(const Busy& busy, KVCacheManager&, Answers& out) {
+  for (std::int32_t g = 0; g < kNumGroups; ++g) {
+    for (const SequenceId id : {busy.parent, busy.child, busy.picture, busy.trimmed}) {
+      out.add_all(must(busy.manager.block_table(id, GroupId(g))));
+    }
+  }
+}
+
+void slot_mapping(const Busy& busy, KVCacheManager&, Answers& out) {
+  std::array<std::int32_t, 15> slots;
+  for (std::int32_t g = 0; g < kNumGroups; ++g) {
+    must(busy.manager.slot_mapping(busy.parent, GroupId(g), 7, slots));
+    out.add_all(slots);
+    must(busy.manager.slot_mapping(busy.trimmed, GroupId(g), 1, slots));
+    out.add_all(slots);
+  }
+}
+
+void find(const Busy& busy, KVCacheManager&, Answers& out) {
+  out.add(must(busy.manager.find(Busy::kName)).value());
+  out.add(must(busy.manager.find(Busy::kName + 1)).value());
+}
+
+void sequences(const Busy& busy, KVCacheManager&, Answers& out) {
+  std::array<SequenceId, 8> ids;
+  const std::int32_t count = busy.manager.sequences(ids);
+  for (const SequenceId id : std::span(ids).first(static_cast<std::size_t>(count))) {
+    out.add(id.value());
+  }
+  out.add(count, busy.manager.num_sequences(), busy.manager.num_rows());
+}
+
+void usage(const Busy& busy, KVCacheManager&, Answers& out) {
+  for (std::int32_t g = 0; g < kNumGroups; ++g) {
+    const GroupUsage usage = must(busy.manager.usage(GroupId(g)));
+    out.add(usage.num_blocks, usage.free, usage.held, usage.cached, usage.retiring,
+            usage.evictable);
+  }
+  out.add(busy.manager.utilization() * 1000, busy.manager.needs_eviction(),
+          busy.manager.bytes_total(), busy.manager.bytes_used());
+}
+
+// Asks about each block.
+template <typename Ask>
+void each_block(const Busy& busy, const Ask& ask) {
+  for (std::int32_t g = 0; g < kNumGroups; ++g) {
+    const std::int32_t blocks = busy.manager.spec().groups[static_cast<std::size_t>(g)].num_blocks;
+    for (std::int32_t b = 0; b < blocks; ++b) ask(GroupId(g), BlockId(b));
+  }
+}
+
+void ref_count(const Busy& busy, KVCacheManager&, Answers& out) {
+  each_block(busy, [&](GroupId g, BlockId b) { out.add(must(busy.manager.ref_count(g, b))); });
+}
+
+void is_findable(const Busy& busy, KVCacheManager&, Answers& out) {
+  each_block(busy, [&](GroupId g, BlockId b) { out.add(must(busy.manager.is_findable(g, b))); });
+}
+
+void counters(const Busy& busy, KVCacheManager&, Answers& out) {
+  const Counters& counters = busy.manager.counters();
+  out.add(counters.blocks_allocated, counters.blocks_freed, counters.forks, counters.tokens_reused,
+          counters.block_copies, counters.blocks_used_peak, busy.manager.options().max_runs);
+}
+
+void check_invariants(const Busy& busy, KVCacheManager&, Answers& out) {
+  must(busy.manager.check_invariants());
+  out.add(1);
+}
+
+void copy_to(const Busy& busy, KVCacheManager& target, Answers& out) {
+  must(busy.manager.copy_to(target));
+  out.add(target.counters().blocks_allocated, target.num_sequences());
+  out.add_all(must(target.block_table(busy.child, GroupId(0))));
+}
+
+constexpr std::array kCalls = {
+    Call{"probe", probe},
+    Call{"info", info},
+    Call{"block_table", block_table},
+    Call{"slot_mapping", slot_mapping},
+    Call{"find", find},
+    Call{"sequences", sequences},
+    Call{"usage", usage},
+    Call{"ref_count", ref_count},
+    Call{"is_findable", is_findable},
+    Call{"counters", counters},
+    Call{"check_invariants", check_invariants},
+    Call{"copy_to", copy_to},
+};
+
+void make_all(const Busy& busy, KVCacheManager& target, Answers& out, std::string& text) {
+  out.clear();
+  for (const Call& call : kCalls) call.make(busy, target, out);
+  text = busy.manager.describe();
+}
+
+TEST(ManagerConst, TheManagerThatIsAskedIsInTheMiddleOfEverything) {
+  const Busy busy(false);
+  EXPECT_EQ(busy.hit, 37);
+  EXPECT_GT(busy.manager.counters().block_copies, 0u);
+  EXPECT_GT(must(busy.manager.usage(GroupId(0))).cached, 0);
+  EXPECT_GT(must(busy.manager.info(busy.trimmed)).trim_first_kept, 3);
+  EXPECT_EQ(must(busy.manager.probe(busy.prompt)), 37);
+  EXPECT_GT(must(busy.manager.probe(busy.other, busy.media())), 0);
+  EXPECT_EQ(must(busy.manager.probe(busy.other)), 0);
+}
+
+TEST(ManagerConst, SeveralThreadsMayAskAtTheSameTime) {
+  for (const bool with_storage : {false, true}) {
+    const Busy busy(with_storage);
+    Answers expected;
+    std::string text;
+    KVCacheManager first = Busy::make(with_storage);
+    make_all(busy, first, expected, text);
+    struct Asker {
+      KVCacheManager target;
+      Answers answers;
+      std::string text;
+    };
+    std::vector<Asker> askers;
+    for (int i = 0; i < 4; ++i) askers.push_back({Busy::make(with_storage), {}, {}});
+    std::vector<std::thread> threads;
+    threads.reserve(askers.size());
+    for (Asker& asker : askers) {
+      threads.emplace_back([&] {
+        for (int i = 0; i < 20; ++i) make_all(busy, asker.target, asker.answers, asker.text);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const Asker& asker : askers) {
+      EXPECT_EQ(asker.answers, expected);
+      EXPECT_EQ(asker.text, text);
+      EXPECT_TRUE(asker.target.check_invariants());
+    }
+  }
+}
+
+TEST(ManagerConst, NoCallTakesHeapMemory) {
+  for (const bool with_storage : {false, true}) {
+    const Busy busy(with_storage);
+    KVCacheManager target = Busy::make(with_storage);
+    Answers out;
+    for (const Call& call : kCalls) {
+      const std::uint64_t before = testing_heap::num_heap_calls();
+      call.make(busy, target, out);
+      EXPECT_EQ(testing_heap::num_heap_calls(), before) << call.name;
+    }
+  }
+}
+
+#if defined(NDEBUG) && !defined(KVFOLIO_TEST_SANITIZED)
+TEST(ManagerConst, EachCallNeedsAtMost8KiBOfTheStack) {
+  for (const bool with_storage : {false, true}) {
+    const Busy busy(with_storage);
+    KVCacheManager target = Busy::make(with_storage);
+    Answers out;
+    const std::size_t nothing = testing_heap::stack_of([&] { out.add(1); });
+    for (const Call& call : kCalls) {
+      const std::size_t asked = testing_heap::stack_of([&] { call.make(busy, target, out); });
+      EXPECT_LE(asked - nothing, std::size_t{8} << 10) << call.name;
+      RecordProperty(std::string(call.name), static_cast<int>(asked - nothing));
+    }
+    const std::size_t described =
+        testing_heap::stack_of([&] { out.add(busy.manager.describe().size()); });
+    EXPECT_LE(described - nothing, std::size_t{8} << 10) << "describe";
+  }
+}
+#endif
+
+}  // namespace
+}  // namespace kvfolio::testing_engine
