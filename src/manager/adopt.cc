@@ -34,72 +34,72 @@ Status check_distinct(BlockPool& pool, std::int32_t g, std::span<const std::int3
 
 }  // namespace
 
-Status KVCacheManager::Impl::adopt(SequenceId id,
-                                   std::span<const std::span<const std::int32_t>> tables,
-                                   std::int32_t num_tokens) {
+Status KVCacheManager::adopt(SequenceId id, std::span<const std::span<const std::int32_t>> tables,
+                             std::int32_t num_tokens) {
+  Impl& m = *impl_;
   std::int32_t row = 0;
-  KVFOLIO_RETURN_IF_ERROR(find_resting(id, "adopt", row));
-  Sequence& s = rows_[row];
-  SequenceDetails& d = details(row);
-  if (steps_.is_open()) {
+  KVFOLIO_RETURN_IF_ERROR(m.find_resting(id, "adopt", row));
+  Sequence& s = m.rows_[row];
+  SequenceDetails& d = m.details(row);
+  if (m.steps_.is_open()) {
     return {ErrorCode::kFailedPrecondition,
-            concat("adopt: step ", steps_.last_ticket(), " is open; commit or drop it first")};
+            concat("adopt: step ", m.steps_.last_ticket(), " is open; commit or drop it first")};
   }
   if (s.length > 0) {
     return {ErrorCode::kFailedPrecondition,
             concat("adopt: the sequence has ", s.length, " tokens; clear() it first")};
   }
-  KVFOLIO_RETURN_IF_ERROR(check_growth(s, "adopt", num_tokens));
-  if (tables.size() != groups_.size()) {
+  KVFOLIO_RETURN_IF_ERROR(m.check_growth(s, "adopt", num_tokens));
+  if (tables.size() != m.groups_.size()) {
     return {ErrorCode::kInvalidArgument,
-            concat("adopt: ", tables.size(), " tables for ", num_groups(), " groups")};
+            concat("adopt: ", tables.size(), " tables for ", m.num_groups(), " groups")};
   }
   // Where the entries go: into the table, or into a new one if it is too small or still counts.
   std::array<BlockTable, kMaxGroups> fresh;
   const auto target = [&](std::int32_t g) -> BlockTable& {
-    const bool fits = blocks_for(g, num_tokens) <= table(row, g).capacity();
-    return fits && !s.replay ? table(row, g) : fresh[static_cast<std::size_t>(g)];
+    const bool fits = m.blocks_for(g, num_tokens) <= m.table(row, g).capacity();
+    return fits && !s.replay ? m.table(row, g) : fresh[static_cast<std::size_t>(g)];
   };
   Status status;
-  for (std::int32_t g = 0; g < num_groups() && status.ok(); ++g) {
-    if (!target(g).reserve(arena(), blocks_for(g, std::max(num_tokens, d.admitted)))) {
-      status = table_entries_full("adopt", words_for(s, num_tokens));
+  for (std::int32_t g = 0; g < m.num_groups() && status.ok(); ++g) {
+    if (!target(g).reserve(m.arena(), m.blocks_for(g, std::max(num_tokens, d.admitted)))) {
+      status = m.table_entries_full("adopt", m.words_for(s, num_tokens));
     }
   }
-  for (std::int32_t g = 0; g < num_groups() && status.ok(); ++g) {
+  for (std::int32_t g = 0; g < m.num_groups() && status.ok(); ++g) {
     // The caller may give what block_table() showed. Then nothing is written where something else
     // will be read.
     const std::span<const std::int32_t> blocks = tables[static_cast<std::size_t>(g)];
-    for (std::int32_t other = 0; other < num_groups() && arena().overlaps(blocks); ++other) {
-      if (other == g || !target(other).overlaps(arena(), blocks)) continue;
+    for (std::int32_t other = 0; other < m.num_groups() && m.arena().overlaps(blocks); ++other) {
+      if (other == g || !target(other).overlaps(m.arena(), blocks)) continue;
       status = {ErrorCode::kInvalidArgument,
                 concat("adopt: the table for group ", g, " lies where that of group ", other,
                        " is written; copy it")};
     }
-    if (status.ok()) status = check_adopted(g, blocks, num_tokens);
-    if (status.ok()) status = check_distinct(group(g).pool, g, blocks);
+    if (status.ok()) status = m.check_adopted(g, blocks, num_tokens);
+    if (status.ok()) status = check_distinct(m.group(g).pool, g, blocks);
   }
   // Of no tokens: what follows may be findable as ever.
   if (!status.ok() || num_tokens == 0) {
-    for (BlockTable& blocks : fresh) blocks.release(arena());
+    for (BlockTable& blocks : fresh) blocks.release(m.arena());
     return status;
   }
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    target(g).assign(arena(), tables[static_cast<std::size_t>(g)]);
+  for (std::int32_t g = 0; g < m.num_groups(); ++g) {
+    target(g).assign(m.arena(), tables[static_cast<std::size_t>(g)]);
   }
   // Held first: the only reference to one of them may be this sequence's own, to the block beyond
   // its length that its prompt was found in.
-  for (std::int32_t g = 0; g < num_groups(); ++g) hold_table(g, target(g).blocks(arena()));
-  if (s.replay) truncate_to(row, 0);
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
+  for (std::int32_t g = 0; g < m.num_groups(); ++g) m.hold_table(g, target(g).blocks(m.arena()));
+  if (s.replay) m.truncate_to(row, 0);
+  for (std::int32_t g = 0; g < m.num_groups(); ++g) {
     if (fresh[static_cast<std::size_t>(g)].capacity() == 0) continue;
-    table(row, g).release(arena());
-    table(row, g) = fresh[static_cast<std::size_t>(g)];
+    m.table(row, g).release(m.arena());
+    m.table(row, g) = fresh[static_cast<std::size_t>(g)];
   }
   s.length = s.accepted = d.settled = num_tokens;
   s.exact_until = 0;  // nobody told us which tokens these are
   s.used = true;
-  victims_.note_change(row);
+  m.victims_.note_change(row);
   return {};
 }
 

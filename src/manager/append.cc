@@ -228,43 +228,46 @@ std::int64_t KVCacheManager::Impl::total_demand(std::span<const AppendDemand> de
   return needed;
 }
 
-Status KVCacheManager::Impl::admit(std::span<const AppendDemand> demands) {
-  KVFOLIO_RETURN_IF_ERROR(check_demands(demands));
+Status KVCacheManager::admit(std::span<const AppendDemand> demands) {
+  Impl& m = *impl_;
+  KVFOLIO_RETURN_IF_ERROR(m.check_demands(demands));
   const auto admitted_end = [&](std::size_t i) {
-    const Sequence& s = rows_[row_in(demands[i].sequence.value())];
+    const Sequence& s = m.rows_[m.row_in(demands[i].sequence.value())];
     return s.length + static_cast<std::int32_t>(demands[i].num_tokens);
   };
   Status answer;
-  std::int32_t* reused = scratch_.data() + rows_.size();  // by demand: groups, by bit
-  for (std::int32_t g = 0; g < num_groups() && answer.ok(); ++g) {
-    const std::int64_t needed = total_demand(demands, g, reused);
+  std::int32_t* reused = m.scratch_.data() + m.rows_.size();  // by demand: groups, by bit
+  for (std::int32_t g = 0; g < m.num_groups() && answer.ok(); ++g) {
+    const std::int64_t needed = m.total_demand(demands, g, reused);
     if (needed >
-        room(g) + (mutant(Mutant::kAdmissionIgnoresRetiring) ? group(g).pool.num_retiring() : 0)) {
-      answer = shortage(g, static_cast<std::int32_t>(std::min<std::int64_t>(needed, kNever)));
+        m.room(g) +
+            (mutant(Mutant::kAdmissionIgnoresRetiring) ? m.group(g).pool.num_retiring() : 0)) {
+      answer =
+          m.shortage(g, static_cast<std::int32_t>(std::min<std::int64_t>(needed, Impl::kNever)));
     }
   }
   std::size_t kept = 0;  // demands with room for their table entries
   for (; answer.ok() && kept < demands.size(); ++kept) {
-    const std::int32_t row = row_in(demands[kept].sequence.value());
+    const std::int32_t row = m.row_in(demands[kept].sequence.value());
     // Tokens may find no room: then the append stops publishing.
     const std::int32_t end = admitted_end(kept);
-    if (reserve_spans(row, end, true) || reserve_spans(row, end, false)) continue;
-    answer = table_entries_full("admit", words_for(rows_[row], end));
-    while (kept-- > 0) shrink_to_need(row_in(demands[kept].sequence.value()));
+    if (m.reserve_spans(row, end, true) || m.reserve_spans(row, end, false)) continue;
+    answer = m.table_entries_full("admit", m.words_for(m.rows_[row], end));
+    while (kept-- > 0) m.shrink_to_need(m.row_in(demands[kept].sequence.value()));
     break;
   }
   for (std::size_t i = 0; i < demands.size(); ++i) {
     if (answer.ok()) {
-      SequenceDetails& d = details(row_in(demands[i].sequence.value()));
-      if (d.reuse_step != next_appends_in()) d.reuse = 0;
+      SequenceDetails& d = m.details(m.row_in(demands[i].sequence.value()));
+      if (d.reuse_step != m.next_appends_in()) d.reuse = 0;
       d.reuse |= static_cast<std::uint16_t>(reused[i]);
-      d.reuse_step = next_appends_in();
+      d.reuse_step = m.next_appends_in();
     }
     reused[i] = 0;
   }
   KVFOLIO_RETURN_IF_ERROR(answer);
   for (std::size_t i = 0; i < demands.size(); ++i) {
-    std::int32_t& admitted = details(row_in(demands[i].sequence.value())).admitted;
+    std::int32_t& admitted = m.details(m.row_in(demands[i].sequence.value())).admitted;
     admitted = std::max(admitted, admitted_end(i));
   }
   return {};
@@ -423,21 +426,22 @@ Status KVCacheManager::Impl::append_to(std::int32_t row, std::string_view what,
   return {};
 }
 
-Result<SequenceId> KVCacheManager::Impl::open_unnamed(std::int64_t num_tokens,
-                                                      const OpenOptions& options) {
-  const Counters before = counters_;
-  const std::uint64_t uses_before = victims_.num_uses();
-  Result<Opened> opened = open({}, options, "open_unnamed");
+Result<SequenceId> KVCacheManager::open_unnamed(std::int64_t num_tokens,
+                                                const OpenOptions& options) {
+  Impl& m = *impl_;
+  const Counters before = m.counters_;
+  const std::uint64_t uses_before = m.victims_.num_uses();
+  Result<Opened> opened = m.open({}, options, "open_unnamed");
   if (!opened) return std::move(opened).error();
   Status status =
-      append_to(row_in(opened->sequence.value()), "open_unnamed", nullptr, num_tokens, {});
+      m.append_to(m.row_in(opened->sequence.value()), "open_unnamed", nullptr, num_tokens, {});
   if (status.ok()) return opened->sequence;
   // Nobody has seen the id: the next sequence gets it.
-  const std::int32_t row = row_in(opened->sequence.value());
-  end_sequence(row);
-  rows_.give_id_again(row);
-  counters_ = before;
-  victims_.take_back_uses(uses_before);
+  const std::int32_t row = m.row_in(opened->sequence.value());
+  m.end_sequence(row);
+  m.rows_.give_id_again(row);
+  m.counters_ = before;
+  m.victims_.take_back_uses(uses_before);
   if (status.shortage() == nullptr) return status;
   Shortage without_it = *status.shortage();
   --without_it.sequences;
@@ -506,6 +510,23 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t row, std::int32
     pool.set_valid(block, std::min(size, end - have * size));
     pool.set_written_in(block, step.ticket);
   }
+}
+
+Status KVCacheManager::append(SequenceId sequence, std::span<const std::int32_t> tokens,
+                              const AppendOptions& options) {
+  static constexpr std::int32_t kNothing = 0;
+  return impl_->append(sequence, tokens.empty() ? &kNothing : tokens.data(),
+                       static_cast<std::int64_t>(tokens.size()), options);
+}
+
+Status KVCacheManager::append_unnamed(SequenceId sequence, std::int64_t num_tokens,
+                                      const AppendOptions& options) {
+  return impl_->append(sequence, nullptr, num_tokens, options);
+}
+
+Status KVCacheManager::admit(SequenceId sequence, std::int64_t num_tokens) {
+  const AppendDemand demand{sequence, num_tokens};
+  return admit({&demand, 1});
 }
 
 }  // namespace kvfolio

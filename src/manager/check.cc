@@ -239,21 +239,22 @@ Status KVCacheManager::Impl::check_counters() const {
                        " freed, but ", not_free, " are not free"));
 }
 
-Status KVCacheManager::Impl::check_invariants() const {
-  KVFOLIO_RETURN_IF_ERROR(tree_->check_invariants());
-  KVFOLIO_RETURN_IF_ERROR(steps_.check());
-  KVFOLIO_RETURN_IF_ERROR(tables_.check());
-  KVFOLIO_RETURN_IF_ERROR(check_ownership());
-  KVFOLIO_RETURN_IF_ERROR(victims_.check(rows_.open()));
-  KVFOLIO_RETURN_IF_ERROR(check_lengths());
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    KVFOLIO_RETURN_IF_ERROR(group(g).pool.check_invariants());
-    KVFOLIO_RETURN_IF_ERROR(group(g).order.check_invariants());
-    KVFOLIO_RETURN_IF_ERROR(check_writers(g));
-    KVFOLIO_RETURN_IF_ERROR(check_references(g));
-    KVFOLIO_RETURN_IF_ERROR(check_states(g));
+Status KVCacheManager::check_invariants() const {
+  const Impl& m = *impl_;
+  KVFOLIO_RETURN_IF_ERROR(m.tree_->check_invariants());
+  KVFOLIO_RETURN_IF_ERROR(m.steps_.check());
+  KVFOLIO_RETURN_IF_ERROR(m.tables_.check());
+  KVFOLIO_RETURN_IF_ERROR(m.check_ownership());
+  KVFOLIO_RETURN_IF_ERROR(m.victims_.check(m.rows_.open()));
+  KVFOLIO_RETURN_IF_ERROR(m.check_lengths());
+  for (std::int32_t g = 0; g < m.num_groups(); ++g) {
+    KVFOLIO_RETURN_IF_ERROR(m.group(g).pool.check_invariants());
+    KVFOLIO_RETURN_IF_ERROR(m.group(g).order.check_invariants());
+    KVFOLIO_RETURN_IF_ERROR(m.check_writers(g));
+    KVFOLIO_RETURN_IF_ERROR(m.check_references(g));
+    KVFOLIO_RETURN_IF_ERROR(m.check_states(g));
   }
-  return check_counters();
+  return m.check_counters();
 }
 
 }  // namespace kvfolio

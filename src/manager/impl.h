@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The insides of KVCacheManager. One class, read top to bottom:
-//   manager.cc    creation and the public face
+// The insides of KVCacheManager: nouns with state of their own (the headers named in brackets), and
+// verbs over them. A public call is defined where its verb lives; what several verbs share is a
+// function of Impl.
+//   manager.cc    creation (options.h)
 //   sequences.cc  open, probe, fork, close, preempt (rows.h, sequence.h)
 //   adopt.cc      adopt
-//   truncate.cc   truncate, clear, trim
+//   truncate.cc   truncate, clear, trim (tables.h)
 //   pins.cc       pin, unpin (pin_set.h)
 //   questions.cc  info, block tables, slots, the list of sequences
-//   steps.cc      begin, undo, commit, complete, drop, fail, drafts
+//   steps.cc      begin, undo, commit, complete, drop, fail, drafts (step_log.h)
 //   append.cc     demand, copy-on-write, admission, append
 //   room.cc       eviction, and where a block goes when it is let go
 //   preempt.cc    which sequence makes room: priorities, preempt_to (victims.h)
@@ -76,71 +78,31 @@ class BlockBatch {
   std::size_t size_ = 0;
 };
 
-class KVCacheManager::Impl {
- public:
+struct KVCacheManager::Impl {
   static Result<std::unique_ptr<Impl>> create(const CacheSpec& spec, const ManagerOptions& options);
 
   // sequences.cc
   Result<Opened> open(std::span<const std::int32_t> tokens, const OpenOptions& options,
                       std::string_view what);
-  Result<std::int32_t> probe(std::span<const std::int32_t> tokens,
-                             const OpenOptions& options) const;
-  Result<SequenceId> fork(SequenceId parent, const ForkOptions& options);
-  Status close(SequenceId id);
-  Status preempt(SequenceId id);
-  // adopt.cc
-  Status adopt(SequenceId id, std::span<const std::span<const std::int32_t>> tables,
-               std::int32_t num_tokens);
   // truncate.cc
   Status truncate(SequenceId id, std::int32_t n, std::string_view what);
-  Result<std::int32_t> trim(SequenceId id, const TrimOptions& options);
-  // pins.cc
-  Result<Pinned> pin(std::span<const std::int32_t> tokens, const OpenOptions& options);
-  Status unpin(PinId id);
-  // questions.cc
-  Result<SequenceInfo> info(SequenceId id) const;
-  std::int32_t sequences(std::span<SequenceId> out) const noexcept;
-  Result<std::span<const std::int32_t>> block_table(SequenceId id, GroupId group) const;
-  Status slot_mapping(SequenceId id, GroupId group, std::int32_t begin,
-                      std::span<std::int32_t> out) const;
-  // steps.cc
-  Result<Ticket> begin_step(const StepOptions& options);
-  Status set_tokens(SequenceId id, std::span<const std::int32_t> tokens);
-  Status undo(SequenceId id);
-  Status commit(Ticket ticket);
-  Status complete(Ticket ticket);
-  Status drop(Ticket ticket);
-  Status fail(Ticket ticket);
-  Status accept(SequenceId id, std::int32_t num_accepted);
   // append.cc
-  Status admit(std::span<const AppendDemand> demands);
   Status append(SequenceId id, const std::int32_t* tokens, std::int64_t count,
                 const AppendOptions& options);
-  Result<SequenceId> open_unnamed(std::int64_t num_tokens, const OpenOptions& options);
   // room.cc
-  Result<std::int32_t> evict(GroupId group, std::int32_t num_blocks);
-  Result<GroupUsage> usage(GroupId group) const;
   Status check_group(std::string_view what, GroupId group) const;
   Status check_block(std::string_view what, GroupId group, BlockId block) const;
   std::int32_t num_rows() const noexcept { return rows_.size(); }
   // preempt.cc
-  Status set_priority(SequenceId id, std::int32_t priority);
   double utilization() const noexcept;
-  std::optional<SequenceId> select_victim(VictimPolicy policy);
-  Result<std::span<const SequenceId>> preempt_to(double target, VictimPolicy policy);
   // names.cc
   Result<SequenceId> find_caller_id(std::uint64_t caller_id) const;
   // describe.cc
   std::int64_t bytes_total() const noexcept;
   std::int64_t bytes_used() const noexcept;
-  std::string describe() const;
-  // plan.cc
-  Result<const StepPlan*> plan(const PlanOptions& options);
-  Status run_copies();
   // copy.cc
   Status copy_to(Impl& target) const;
   // check.cc
-  Status check_invariants() const;
   [[nodiscard]] Status check_ownership() const;
   [[nodiscard]] Status check_writers(std::int32_t g) const;
   [[nodiscard]] Status check_lengths() const;
@@ -171,8 +133,6 @@ class KVCacheManager::Impl {
   std::int32_t largest_block_ = 1;  // tokens
   std::optional<PrefixTree> tree_;
 
- private:
-  friend struct StateReader;
   static constexpr std::int32_t kNever = Sequence::kNever;
   static constexpr std::int32_t kUnnamed = -1;
 

@@ -38,4 +38,8 @@ void KVCacheManager::Impl::forget_caller_id(std::int32_t row) noexcept {
   caller_ids_.erase(d.caller_id);
 }
 
+Result<SequenceId> KVCacheManager::find(std::uint64_t caller_id) const {
+  return impl_->find_caller_id(caller_id);
+}
+
 }  // namespace kvfolio

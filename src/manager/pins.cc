@@ -8,47 +8,48 @@ namespace kvfolio {
 
 using text::concat;
 
-Result<Pinned> KVCacheManager::Impl::pin(std::span<const std::int32_t> tokens,
-                                         const OpenOptions& options) {
-  KVFOLIO_RETURN_IF_ERROR(check_open("pin", tokens, options));
-  const std::int32_t pin = pins_.next_free();
+Result<Pinned> KVCacheManager::pin(std::span<const std::int32_t> tokens,
+                                   const OpenOptions& options) {
+  Impl& m = *impl_;
+  KVFOLIO_RETURN_IF_ERROR(m.check_open("pin", tokens, options));
+  const std::int32_t pin = m.pins_.next_free();
   if (pin == PinSet::kNone) {
     return Status(
         ErrorCode::kResourceExhausted,
-        concat("pin: all ", options_.max_pins, " pins are taken; unpin one or raise max_pins"));
+        concat("pin: all ", m.options_.max_pins, " pins are taken; unpin one or raise max_pins"));
   }
   PrefixMatch match;
-  const bool wants = options_.prefix_cache && options.prefix_cache && options.look_up;
-  const std::int32_t root = wants ? tree_->find_root(options.root) : -1;
+  const bool wants = m.options_.prefix_cache && options.prefix_cache && options.look_up;
+  const std::int32_t root = wants ? m.tree_->find_root(options.root) : -1;
   if (root >= 0) {
-    match =
-        tree_->match(root, tokens, options.media, static_cast<std::int32_t>(tokens.size()), false);
+    match = m.tree_->match(root, tokens, options.media, static_cast<std::int32_t>(tokens.size()),
+                           false);
   }
   bool room = true;
-  for (std::int32_t g = 0; g < num_groups() && room; ++g) {
-    room = pins_.table(pin, g).reserve(arena(), blocks_for(g, match.tokens));
+  for (std::int32_t g = 0; g < m.num_groups() && room; ++g) {
+    room = m.pins_.table(pin, g).reserve(m.arena(), m.blocks_for(g, match.tokens));
   }
   if (!room) {
-    for (std::int32_t g = 0; g < num_groups(); ++g) pins_.table(pin, g).release(arena());
+    for (std::int32_t g = 0; g < m.num_groups(); ++g) m.pins_.table(pin, g).release(m.arena());
     std::int64_t wanted = 0;
-    for (std::int32_t g = 0; g < num_groups(); ++g) wanted += blocks_for(g, match.tokens);
-    return table_entries_full("pin", wanted);
+    for (std::int32_t g = 0; g < m.num_groups(); ++g) wanted += m.blocks_for(g, match.tokens);
+    return m.table_entries_full("pin", wanted);
   }
-  for (std::int32_t g = 0; g < num_groups() && match.tokens > 0; ++g) {
-    BlockTable& blocks = pins_.table(pin, g);
-    blocks.grow(arena(), blocks_for(g, match.tokens));
-    tree_->fill_table(match, GroupId(g), blocks.blocks(arena()), true);
+  for (std::int32_t g = 0; g < m.num_groups() && match.tokens > 0; ++g) {
+    BlockTable& blocks = m.pins_.table(pin, g);
+    blocks.grow(m.arena(), m.blocks_for(g, match.tokens));
+    m.tree_->fill_table(match, GroupId(g), blocks.blocks(m.arena()), true);
   }
-  const std::int32_t position = match.tokens / tree_->unit() * tree_->unit();
-  pins_.place(pin) = match.tokens > 0 ? tree_->enter(match.run, position) : Place();
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    const BlockTable& blocks = pins_.table(pin, g);
-    hold_table(g, blocks.blocks(std::as_const(arena())));
-    if (group(g).size.offset_of(match.tokens) == 0) continue;
-    group(g).pool.set_wanted(blocks.at(arena(), blocks.size() - 1), true);
+  const std::int32_t position = match.tokens / m.tree_->unit() * m.tree_->unit();
+  m.pins_.place(pin) = match.tokens > 0 ? m.tree_->enter(match.run, position) : Place();
+  for (std::int32_t g = 0; g < m.num_groups(); ++g) {
+    const BlockTable& blocks = m.pins_.table(pin, g);
+    m.hold_table(g, blocks.blocks(std::as_const(m.arena())));
+    if (m.group(g).size.offset_of(match.tokens) == 0) continue;
+    m.group(g).pool.set_wanted(blocks.at(m.arena(), blocks.size() - 1), true);
   }
-  const PinId id = pins_.take();
-  note_peak();
+  const PinId id = m.pins_.take();
+  m.note_peak();
   return Pinned{id, match.tokens};
 }
 
@@ -65,14 +66,15 @@ void KVCacheManager::Impl::release_pin(std::int32_t pin) noexcept {
   pins_.give_back(pin);
 }
 
-Status KVCacheManager::Impl::unpin(PinId id) {
-  const std::int32_t pin = pins_.find(id);
+Status KVCacheManager::unpin(PinId id) {
+  Impl& m = *impl_;
+  const std::int32_t pin = m.pins_.find(id);
   if (pin == PinSet::kNone) {
     return {
         ErrorCode::kNotFound,
         concat("pin id ", id.value(), " is unpinned, of another manager, or was never given out")};
   }
-  release_pin(pin);
+  m.release_pin(pin);
   return {};
 }
 

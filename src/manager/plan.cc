@@ -309,50 +309,52 @@ std::int32_t* KVCacheManager::Impl::write_rows(Step& step, std::int32_t* at) con
   return trim_first_kept + n;
 }
 
-Result<const StepPlan*> KVCacheManager::Impl::plan(const PlanOptions& options) {
-  if (!steps_.is_open()) {
+Result<const StepPlan*> KVCacheManager::plan(const PlanOptions& options) {
+  Impl& m = *impl_;
+  if (!m.steps_.is_open()) {
     return Status(ErrorCode::kFailedPrecondition, "plan: no step is open; begin_step() first");
   }
   if (options.pad != -1 && options.pad != 0) {
     return Status(ErrorCode::kInvalidArgument,
                   concat("plan: pad is ", options.pad, ", allowed: -1 and 0"));
   }
-  Step& step = steps_.open();
-  close_ranks(step);
-  if (options.flashinfer) KVFOLIO_RETURN_IF_ERROR(check_flashinfer(step));
-  KVFOLIO_RETURN_IF_ERROR(reserve_plan(step, options));
-  std::int32_t* at = write_rows(step, step.words.data());
+  Step& step = m.steps_.open();
+  m.close_ranks(step);
+  if (options.flashinfer) KVFOLIO_RETURN_IF_ERROR(m.check_flashinfer(step));
+  KVFOLIO_RETURN_IF_ERROR(m.reserve_plan(step, options));
+  std::int32_t* at = m.write_rows(step, step.words.data());
   step.num_shared = 0;
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    at = write_group(step, g, options, at);
-    if (options.shared_prefixes) find_shared_prefixes(step, g);
+  for (std::int32_t g = 0; g < m.num_groups(); ++g) {
+    at = m.write_group(step, g, options, at);
+    if (options.shared_prefixes) m.find_shared_prefixes(step, g);
   }
   step.planned_changes = options.changed_entries;  // it takes the place of the plan before
   return &step.plan;
 }
 
-Status KVCacheManager::Impl::run_copies() {
-  if (!storage_) {
+Status KVCacheManager::run_copies() {
+  Impl& m = *impl_;
+  if (!m.storage_) {
     return {ErrorCode::kUnsupported,
             "run_copies: the manager has no storage; run the plan's lists"};
   }
-  if (!steps_.is_open()) return {ErrorCode::kFailedPrecondition, "run_copies: no step is open"};
-  Step& step = steps_.open();
-  close_ranks(step);
+  if (!m.steps_.is_open()) return {ErrorCode::kFailedPrecondition, "run_copies: no step is open"};
+  Step& step = m.steps_.open();
+  m.close_ranks(step);
   if (step.copies_ran) {
     return {ErrorCode::kFailedPrecondition,
             concat("run_copies: those of step ", step.ticket, " have run already")};
   }
   // They run at once, and a step in flight may not have written yet what they read. Without order
   // nobody appends behind tokens of such a step.
-  for (std::int32_t g = 0; g < num_groups() && options_.order == Order::kInOrder; ++g) {
-    if (steps_.num_in_flight() == 0 || num_copies(step, g) == 0) continue;
+  for (std::int32_t g = 0; g < m.num_groups() && m.options_.order == Order::kInOrder; ++g) {
+    if (m.steps_.num_in_flight() == 0 || m.num_copies(step, g) == 0) continue;
     return {ErrorCode::kFailedPrecondition,
-            concat("run_copies: step ", steps_.oldest_incomplete(),
+            concat("run_copies: step ", m.steps_.oldest_incomplete(),
                    " is in flight and may be writing what is copied; complete it first")};
   }
   // With the mutant, commit() runs them.
-  if (!mutant(Mutant::kCopyAfterWrite)) KVFOLIO_RETURN_IF_ERROR(copy_tails(step));
+  if (!mutant(Mutant::kCopyAfterWrite)) KVFOLIO_RETURN_IF_ERROR(m.copy_tails(step));
   step.copies_ran = true;
   return {};
 }

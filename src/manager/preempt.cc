@@ -9,11 +9,12 @@ namespace kvfolio {
 
 using text::concat;
 
-Status KVCacheManager::Impl::set_priority(SequenceId id, std::int32_t priority) {
+Status KVCacheManager::set_priority(SequenceId id, std::int32_t priority) {
+  Impl& m = *impl_;
   std::int32_t row = 0;
-  KVFOLIO_RETURN_IF_ERROR(find(id, row));
-  details(row).priority = priority;
-  victims_.note_change(row);
+  KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
+  m.details(row).priority = priority;
+  m.victims_.note_change(row);
   return {};
 }
 
@@ -89,11 +90,12 @@ struct KVCacheManager::Impl::RankedRows {
 
 // ---- choosing and preempting ----
 
-std::optional<SequenceId> KVCacheManager::Impl::select_victim(VictimPolicy policy) {
+std::optional<SequenceId> KVCacheManager::select_victim(VictimPolicy policy) {
+  Impl& m = *impl_;
   if (!is_policy(policy)) return std::nullopt;
-  const std::int32_t row = victims_.select(policy, RankedRows{*this, policy});
+  const std::int32_t row = m.victims_.select(policy, Impl::RankedRows{m, policy});
   if (row == Victims::kNoRow) return std::nullopt;
-  return id_of(rows_[row]);
+  return m.id_of(m.rows_[row]);
 }
 
 double KVCacheManager::Impl::utilization() const noexcept {
@@ -124,8 +126,8 @@ void KVCacheManager::Impl::prefetch_victims(std::int32_t row) const noexcept {
   }
 }
 
-Result<std::span<const SequenceId>> KVCacheManager::Impl::preempt_to(double target,
-                                                                     VictimPolicy policy) {
+Result<std::span<const SequenceId>> KVCacheManager::preempt_to(double target, VictimPolicy policy) {
+  Impl& m = *impl_;
   if (!(target >= 0.0 && target <= 1.0)) {
     return Status(ErrorCode::kInvalidArgument,
                   concat("preempt_to ", std::to_string(target), ", allowed: 0 to 1"));
@@ -135,24 +137,24 @@ Result<std::span<const SequenceId>> KVCacheManager::Impl::preempt_to(double targ
         ErrorCode::kInvalidArgument,
         concat("preempt_to: policy ", static_cast<std::int32_t>(policy), ", allowed: 0 to 3"));
   }
-  const RankedRows rows{*this, policy};
-  victims_.clear_list();
-  while (utilization() > target) {
-    victims_.refresh(policy, rows);
-    const std::int32_t row = victims_.next(rows);
+  const Impl::RankedRows rows{m, policy};
+  m.victims_.clear_list();
+  while (m.utilization() > target) {
+    m.victims_.refresh(policy, rows);
+    const std::int32_t row = m.victims_.next(rows);
     if (row == Victims::kNoRow) break;
-    if (!victims_.list().empty()) prefetch_victims(row);  // one that goes alone has no next
+    if (!m.victims_.list().empty()) m.prefetch_victims(row);  // one that goes alone has no next
     // Blocks that it shares may be another's alone when it is gone: then the sequences that were
     // passed over are asked again.
-    const bool shared = shares_a_block(row);
-    const SequenceId id = id_of(rows_[row]);
-    victims_.add_to_list(id);
+    const bool shared = m.shares_a_block(row);
+    const SequenceId id = m.id_of(m.rows_[row]);
+    m.victims_.add_to_list(id);
     const Status gone = preempt(id);
     KVFOLIO_CHECK(gone.ok());  // it is open and rests
-    if (shared) victims_.restore_passed_over();
+    if (shared) m.victims_.restore_passed_over();
   }
-  victims_.restore_passed_over();
-  return victims_.list();
+  m.victims_.restore_passed_over();
+  return m.victims_.list();
 }
 
 }  // namespace kvfolio

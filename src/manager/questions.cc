@@ -10,11 +10,12 @@ namespace kvfolio {
 
 using text::concat;
 
-Result<SequenceInfo> KVCacheManager::Impl::info(SequenceId id) const {
+Result<SequenceInfo> KVCacheManager::info(SequenceId id) const {
+  const Impl& m = *impl_;
   std::int32_t row = 0;
-  KVFOLIO_RETURN_IF_ERROR(find(id, row));
-  const Sequence& s = rows_[row];
-  const SequenceDetails& d = details(row);
+  KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
+  const Sequence& s = m.rows_[row];
+  const SequenceDetails& d = m.details(row);
   SequenceInfo info;
   info.length = s.length;
   info.accepted_length = s.accepted;
@@ -25,44 +26,63 @@ Result<SequenceInfo> KVCacheManager::Impl::info(SequenceId id) const {
   if (s.has_caller_id) info.caller_id = d.caller_id;
   info.max_tokens = d.max_tokens;
   info.priority = d.priority;
-  info.last_use = victims_.last_use(row);
-  info.use_count = victims_.use_count(row);
+  info.last_use = m.victims_.last_use(row);
+  info.use_count = m.victims_.use_count(row);
   return info;
 }
 
-std::int32_t KVCacheManager::Impl::sequences(std::span<SequenceId> out) const noexcept {
-  const std::size_t count = std::min(out.size(), rows_.open().size());
-  for (std::size_t i = 0; i < count; ++i) out[i] = id_of(rows_[rows_.open()[i]]);
+std::int32_t KVCacheManager::sequences(std::span<SequenceId> out) const noexcept {
+  const Impl& m = *impl_;
+  const std::size_t count = std::min(out.size(), m.rows_.open().size());
+  for (std::size_t i = 0; i < count; ++i) out[i] = m.id_of(m.rows_[m.rows_.open()[i]]);
   return static_cast<std::int32_t>(count);
 }
 
-Result<std::span<const std::int32_t>> KVCacheManager::Impl::block_table(SequenceId id,
-                                                                        GroupId group_id) const {
+Result<std::span<const std::int32_t>> KVCacheManager::block_table(SequenceId id,
+                                                                  GroupId group_id) const {
+  const Impl& m = *impl_;
   std::int32_t row = 0;
-  KVFOLIO_RETURN_IF_ERROR(find(id, row));
-  KVFOLIO_RETURN_IF_ERROR(check_group("block_table", group_id));
-  return table(row, group_id.value()).blocks(arena());
+  KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
+  KVFOLIO_RETURN_IF_ERROR(m.check_group("block_table", group_id));
+  return m.table(row, group_id.value()).blocks(m.arena());
 }
 
-Status KVCacheManager::Impl::slot_mapping(SequenceId id, GroupId group_id, std::int32_t begin,
-                                          std::span<std::int32_t> out) const {
+Status KVCacheManager::slot_mapping(SequenceId id, GroupId group_id, std::int32_t begin,
+                                    std::span<std::int32_t> out) const {
+  const Impl& m = *impl_;
   std::int32_t row = 0;
-  KVFOLIO_RETURN_IF_ERROR(find(id, row));
-  KVFOLIO_RETURN_IF_ERROR(check_group("slot_mapping", group_id));
-  const std::int32_t length = rows_[row].length;
+  KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
+  KVFOLIO_RETURN_IF_ERROR(m.check_group("slot_mapping", group_id));
+  const std::int32_t length = m.rows_[row].length;
   if (begin < 0 || begin > length || out.size() > static_cast<std::size_t>(length - begin)) {
     return {ErrorCode::kInvalidArgument,
             concat("slot_mapping of ", out.size(), " tokens from position ", begin,
                    ", but the sequence has ", length)};
   }
   const std::int32_t g = group_id.value();
-  const std::int32_t size = block_size(g);
+  const std::int32_t size = m.block_size(g);
   for (std::size_t i = 0; i < out.size(); ++i) {
     const std::int32_t position = begin + static_cast<std::int32_t>(i);
-    const BlockId block = table(row, g).at(arena(), position / size);
+    const BlockId block = m.table(row, g).at(m.arena(), position / size);
     out[i] = block.valid() ? block.value() * size + position % size : -1;
   }
   return {};
+}
+
+std::int32_t KVCacheManager::num_sequences() const noexcept {
+  return static_cast<std::int32_t>(impl_->rows_.open().size());
+}
+
+std::int32_t KVCacheManager::num_rows() const noexcept { return impl_->num_rows(); }
+
+Result<std::int32_t> KVCacheManager::ref_count(GroupId group, BlockId block) const {
+  KVFOLIO_RETURN_IF_ERROR(impl_->check_block("ref_count", group, block));
+  return impl_->groups_[static_cast<std::size_t>(group.value())].pool.refs(block);
+}
+
+Result<bool> KVCacheManager::is_findable(GroupId group, BlockId block) const {
+  KVFOLIO_RETURN_IF_ERROR(impl_->check_block("is_findable", group, block));
+  return impl_->tree_->is_findable(group, block);
 }
 
 }  // namespace kvfolio

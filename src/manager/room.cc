@@ -310,15 +310,16 @@ bool KVCacheManager::Impl::evict_coldest() noexcept {
   return any;
 }
 
-Result<std::int32_t> KVCacheManager::Impl::evict(GroupId group_id, std::int32_t num_blocks) {
-  KVFOLIO_RETURN_IF_ERROR(check_group("evict", group_id));
+Result<std::int32_t> KVCacheManager::evict(GroupId group_id, std::int32_t num_blocks) {
+  Impl& m = *impl_;
+  KVFOLIO_RETURN_IF_ERROR(m.check_group("evict", group_id));
   if (num_blocks < 0) {
     return Status(ErrorCode::kInvalidArgument,
                   concat("evict of ", num_blocks, " blocks, allowed: 0 and above"));
   }
   std::int32_t done = 0;
-  while (done < num_blocks && group(group_id.value()).order.victim().valid()) {
-    evict_one(group_id.value());
+  while (done < num_blocks && m.group(group_id.value()).order.victim().valid()) {
+    m.evict_one(group_id.value());
     ++done;
   }
   return done;
@@ -342,11 +343,18 @@ Status KVCacheManager::Impl::check_block(std::string_view what, GroupId group_id
                  ", allowed: 0 to ", pool.num_blocks() - 1)};
 }
 
-Result<GroupUsage> KVCacheManager::Impl::usage(GroupId group_id) const {
-  KVFOLIO_RETURN_IF_ERROR(check_group("usage", group_id));
-  const BlockPool& pool = group(group_id.value()).pool;
+Result<GroupUsage> KVCacheManager::usage(GroupId group_id) const {
+  const Impl& m = *impl_;
+  KVFOLIO_RETURN_IF_ERROR(m.check_group("usage", group_id));
+  const BlockPool& pool = m.group(group_id.value()).pool;
   return GroupUsage{pool.num_blocks(), pool.num_free(),     pool.num_held(),
                     pool.num_cached(), pool.num_retiring(), pool.num_cached()};
+}
+
+double KVCacheManager::utilization() const noexcept { return impl_->utilization(); }
+
+bool KVCacheManager::needs_eviction() const noexcept {
+  return impl_->utilization() >= impl_->options_.high_watermark;
 }
 
 }  // namespace kvfolio

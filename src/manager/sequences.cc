@@ -200,16 +200,17 @@ bool KVCacheManager::Impl::keep_media(Sequence& s, std::span<const MediaSpan> me
 
 // ---- open ----
 
-Result<std::int32_t> KVCacheManager::Impl::probe(std::span<const std::int32_t> tokens,
-                                                 const OpenOptions& options) const {
-  KVFOLIO_RETURN_IF_ERROR(check_open("probe", tokens, options));
-  if (!options_.prefix_cache || !options.prefix_cache || !options.look_up || tokens.empty()) {
+Result<std::int32_t> KVCacheManager::probe(std::span<const std::int32_t> tokens,
+                                           const OpenOptions& options) const {
+  const Impl& m = *impl_;
+  KVFOLIO_RETURN_IF_ERROR(m.check_open("probe", tokens, options));
+  if (!m.options_.prefix_cache || !options.prefix_cache || !options.look_up || tokens.empty()) {
     return 0;
   }
-  const std::int32_t root = tree_->find_root(options.root);
+  const std::int32_t root = m.tree_->find_root(options.root);
   if (root < 0) return 0;
   const auto size = static_cast<std::int32_t>(tokens.size());
-  return tree_->match(root, tokens, options.media, size - 1, true).tokens;
+  return m.tree_->match(root, tokens, options.media, size - 1, true).tokens;
 }
 
 // The tokens of a hit that the tree keeps for the sequence; it keeps the others itself.
@@ -339,45 +340,46 @@ void KVCacheManager::Impl::share_unnamed(const Sequence& parent, Sequence& child
   }
 }
 
-Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOptions& options) {
+Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions& options) {
+  Impl& m = *impl_;
   std::int32_t from = 0;
-  KVFOLIO_RETURN_IF_ERROR(check_caller_id("fork", options.caller_id));
-  KVFOLIO_RETURN_IF_ERROR(find_resting(parent_id, "fork", from));
-  if (rows_[from].draft() > 0) {
+  KVFOLIO_RETURN_IF_ERROR(m.check_caller_id("fork", options.caller_id));
+  KVFOLIO_RETURN_IF_ERROR(m.find_resting(parent_id, "fork", from));
+  if (m.rows_[from].draft() > 0) {
     return Status(
         ErrorCode::kFailedPrecondition,
-        concat("fork: the sequence has ", rows_[from].draft(), " draft tokens; accept() first"));
+        concat("fork: the sequence has ", m.rows_[from].draft(), " draft tokens; accept() first"));
   }
-  const std::int32_t row = take_row();
-  if (row < 0) return no_row("fork", "; close one or raise max_sequences");
-  Sequence& parent = rows_[from];
-  Sequence& child = rows_[row];
-  const std::int64_t pending_size = pending_cells(parent, parent.length);
-  const std::int64_t unit = parent.publishes && parent.place.position > 0 ? tree_->unit() : 0;
+  const std::int32_t row = m.take_row();
+  if (row < 0) return m.no_row("fork", "; close one or raise max_sequences");
+  Sequence& parent = m.rows_[from];
+  Sequence& child = m.rows_[row];
+  const std::int64_t pending_size = m.pending_cells(parent, parent.length);
+  const std::int64_t unit = parent.publishes && parent.place.position > 0 ? m.tree_->unit() : 0;
   const auto reserve_tables = [&] {
     bool room = true;
-    for (std::int32_t g = 0; g < num_groups() && room; ++g) {
-      room = table(row, g).reserve(arena(), table(from, g).size());
+    for (std::int32_t g = 0; g < m.num_groups() && room; ++g) {
+      room = m.table(row, g).reserve(m.arena(), m.table(from, g).size());
     }
     return room;
   };
-  bool room = keep_media(child, media_of(parent));
+  bool room = m.keep_media(child, m.media_of(parent));
   bool publishes = parent.publishes;
   if (room &&
-      !(arena().reserve(child.pending, std::max(pending_size, unit), 0) && reserve_tables())) {
+      !(m.arena().reserve(child.pending, std::max(pending_size, unit), 0) && reserve_tables())) {
     // Tokens are kept for the cache alone: without room for them the child does not publish.
-    arena().release(child.pending);
+    m.arena().release(child.pending);
     publishes = false;
     room = parent.publishes && reserve_tables();
   }
   if (!room) {
-    untake_row(row);
-    return table_entries_full("fork", words_for(parent, parent.length));
+    m.untake_row(row);
+    return m.table_entries_full("fork", m.words_for(parent, parent.length));
   }
   const ArenaSpan pending = child.pending;
-  const ArenaSpan media = details(row).media;
-  rows_.copy_sequence(from, row);
-  SequenceDetails& child_details = details(row);
+  const ArenaSpan media = m.details(row).media;
+  m.rows_.copy_sequence(from, row);
+  SequenceDetails& child_details = m.details(row);
   child_details.admitted = 0;
   child_details.reuse_step = 0;
   child_details.media = media;
@@ -387,21 +389,21 @@ Result<SequenceId> KVCacheManager::Impl::fork(SequenceId parent_id, const ForkOp
   child.pending = pending;
   child.used = true;
   child.publishes = publishes;
-  child.place = publishes ? tree_->copy(parent.place) : Place();
-  if (publishes) std::copy_n(arena().at(parent.pending), pending_size, arena().at(pending));
-  counters_.publications_skipped += parent.publishes && !publishes ? 1 : 0;
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    BlockTable& to = table(row, g);
-    to.assign(arena(), table(from, g).blocks(arena()));
-    hold_table(g, to.blocks(arena()));
-    tables_.window_begin(row, g) = tables_.window_begin(from, g);
+  child.place = publishes ? m.tree_->copy(parent.place) : Place();
+  if (publishes) std::copy_n(m.arena().at(parent.pending), pending_size, m.arena().at(pending));
+  m.counters_.publications_skipped += parent.publishes && !publishes ? 1 : 0;
+  for (std::int32_t g = 0; g < m.num_groups(); ++g) {
+    BlockTable& to = m.table(row, g);
+    to.assign(m.arena(), m.table(from, g).blocks(m.arena()));
+    m.hold_table(g, to.blocks(m.arena()));
+    m.tables_.window_begin(row, g) = m.tables_.window_begin(from, g);
   }
-  if (has_windows_) move_border(row);
-  if (child_details.num_unnamed > child_details.num_named) share_unnamed(parent, child);
-  keep_caller_id(row, options.caller_id);
-  victims_.note_use(row);
-  ++counters_.forks;
-  return id_of(child);
+  if (m.has_windows_) m.move_border(row);
+  if (child_details.num_unnamed > child_details.num_named) m.share_unnamed(parent, child);
+  m.keep_caller_id(row, options.caller_id);
+  m.victims_.note_use(row);
+  ++m.counters_.forks;
+  return m.id_of(child);
 }
 
 // ---- close ----
@@ -440,21 +442,28 @@ void KVCacheManager::Impl::end_sequence(std::int32_t row) noexcept {
   forget_sequence(row, false);
 }
 
-Status KVCacheManager::Impl::close(SequenceId id) {
+Status KVCacheManager::close(SequenceId id) {
+  Impl& m = *impl_;
   std::int32_t row = 0;
-  KVFOLIO_RETURN_IF_ERROR(find_resting(id, "close", row));
-  end_sequence(row);
-  ++counters_.sequences_closed;
+  KVFOLIO_RETURN_IF_ERROR(m.find_resting(id, "close", row));
+  m.end_sequence(row);
+  ++m.counters_.sequences_closed;
   return {};
 }
 
-Status KVCacheManager::Impl::preempt(SequenceId id) {
+Status KVCacheManager::preempt(SequenceId id) {
+  Impl& m = *impl_;
   std::int32_t row = 0;
-  KVFOLIO_RETURN_IF_ERROR(find(id, row));
-  if (rows_[row].step_entry >= 0) KVFOLIO_RETURN_IF_ERROR(undo(id));
-  end_sequence(row);
-  ++counters_.sequences_preempted;
+  KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
+  if (m.rows_[row].step_entry >= 0) KVFOLIO_RETURN_IF_ERROR(undo(id));
+  m.end_sequence(row);
+  ++m.counters_.sequences_preempted;
   return {};
+}
+
+Result<Opened> KVCacheManager::open(std::span<const std::int32_t> tokens,
+                                    const OpenOptions& options) {
+  return impl_->open(tokens, options, "open");
 }
 
 }  // namespace kvfolio

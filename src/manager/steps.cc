@@ -30,26 +30,28 @@ Status KVCacheManager::Impl::check_ticket(Ticket ticket, std::string_view what) 
                            : concat(what, ": ticket ", ticket.value(), " is not open; no step is")};
 }
 
-Result<Ticket> KVCacheManager::Impl::begin_step(const StepOptions&) {
-  if (steps_.is_open()) {
-    return Status(ErrorCode::kFailedPrecondition, concat("begin_step: step ", steps_.last_ticket(),
-                                                         " is open; commit or drop it first"));
+Result<Ticket> KVCacheManager::begin_step(const StepOptions&) {
+  Impl& m = *impl_;
+  if (m.steps_.is_open()) {
+    return Status(
+        ErrorCode::kFailedPrecondition,
+        concat("begin_step: step ", m.steps_.last_ticket(), " is open; commit or drop it first"));
   }
-  if (steps_.num_in_flight() >= options_.max_steps_in_flight) {
+  if (m.steps_.num_in_flight() >= m.options_.max_steps_in_flight) {
     return Status(ErrorCode::kFailedPrecondition,
-                  concat("begin_step: ", steps_.num_in_flight(),
+                  concat("begin_step: ", m.steps_.num_in_flight(),
                          " steps are in flight, the most allowed; complete step ",
-                         steps_.oldest_incomplete(), " first"));
+                         m.steps_.oldest_incomplete(), " first"));
   }
-  if (steps_.num_in_flight() > 0 &&
-      steps_.last_ticket() + 1 - steps_.oldest_incomplete() >= kMostTicketsApart) {
+  if (m.steps_.num_in_flight() > 0 &&
+      m.steps_.last_ticket() + 1 - m.steps_.oldest_incomplete() >= kMostTicketsApart) {
     return Status(ErrorCode::kFailedPrecondition,
-                  concat("begin_step: step ", steps_.oldest_incomplete(), " is in flight and ",
+                  concat("begin_step: step ", m.steps_.oldest_incomplete(), " is in flight and ",
                          kMostTicketsApart - 1,
                          " steps were begun after it, the most allowed; "
                          "complete or fail it first"));
   }
-  return Ticket(steps_.begin().ticket);
+  return Ticket(m.steps_.begin().ticket);
 }
 
 // ---- undo ----
@@ -139,27 +141,29 @@ void KVCacheManager::Impl::close_ranks(Step& step) noexcept {
   step.num_removed = 0;
 }
 
-Status KVCacheManager::Impl::undo(SequenceId id) {
+Status KVCacheManager::undo(SequenceId id) {
+  Impl& m = *impl_;
   std::int32_t row = 0;
-  KVFOLIO_RETURN_IF_ERROR(find(id, row));
-  const std::int32_t entry = rows_[row].step_entry;
+  KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
+  const std::int32_t entry = m.rows_[row].step_entry;
   if (entry < 0) {
     return {ErrorCode::kFailedPrecondition, "undo: the sequence is not in an open step"};
   }
-  Step& step = steps_.open();
-  undo_entry(step, entry);
-  remove_entry(step, entry);
+  Step& step = m.steps_.open();
+  m.undo_entry(step, entry);
+  m.remove_entry(step, entry);
   return {};
 }
 
-Status KVCacheManager::Impl::drop(Ticket ticket) {
-  KVFOLIO_RETURN_IF_ERROR(check_ticket(ticket, "drop"));
-  Step& step = steps_.open();
+Status KVCacheManager::drop(Ticket ticket) {
+  Impl& m = *impl_;
+  KVFOLIO_RETURN_IF_ERROR(m.check_ticket(ticket, "drop"));
+  Step& step = m.steps_.open();
   while (step.num_entries > 0) {
     --step.num_entries;
-    if (step.entries[step.num_entries].row >= 0) undo_entry(step, step.num_entries);
+    if (step.entries[step.num_entries].row >= 0) m.undo_entry(step, step.num_entries);
   }
-  steps_.drop();
+  m.steps_.drop();
   return {};
 }
 
@@ -198,53 +202,54 @@ void KVCacheManager::Impl::move_windows(std::int32_t row) noexcept {
   if (has_windows_) move_border(row);
 }
 
-Status KVCacheManager::Impl::commit(Ticket ticket) {
-  KVFOLIO_RETURN_IF_ERROR(check_ticket(ticket, "commit"));
-  Step& step = steps_.open();
-  close_ranks(step);
+Status KVCacheManager::commit(Ticket ticket) {
+  Impl& m = *impl_;
+  KVFOLIO_RETURN_IF_ERROR(m.check_ticket(ticket, "commit"));
+  Step& step = m.steps_.open();
+  m.close_ranks(step);
   if (mutant(Mutant::kCopyAfterWrite) && step.copies_ran) {
-    KVFOLIO_RETURN_IF_ERROR(copy_tails(step));
+    KVFOLIO_RETURN_IF_ERROR(m.copy_tails(step));
   }
-  steps_.commit();
-  const std::int32_t unit = tree_->unit();
-  std::int32_t* publishing = scratch_.data();  // rows
+  m.steps_.commit();
+  const std::int32_t unit = m.tree_->unit();
+  std::int32_t* publishing = m.scratch_.data();  // rows
   std::int32_t num_publishing = 0;
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const StepEntry& e = step.entries[i];
-    Sequence& s = rows_[e.row];
-    for (std::int32_t g = 0; g < num_groups() && step.num_displaced > 0; ++g) {
-      BlockPool& pool = group(g).pool;
+    Sequence& s = m.rows_[e.row];
+    for (std::int32_t g = 0; g < m.num_groups() && step.num_displaced > 0; ++g) {
+      BlockPool& pool = m.group(g).pool;
       const TailChange& tail = step.change(i, g);
-      if (tail.copy_to >= 0) ++counters_.block_copies;
+      if (tail.copy_to >= 0) ++m.counters_.block_copies;
       // The right to write goes with the table entry.
       if (tail.source >= 0 && pool.writer(BlockId(tail.source)) == e.row) {
         pool.set_writer(BlockId(tail.source), BlockPool::kNobody);
       }
     }
-    for (std::int32_t g = 0; g < num_groups() && step.planned_changes; ++g) {
-      tables_.unplanned_from(e.row, g) = table(e.row, g).size();
+    for (std::int32_t g = 0; g < m.num_groups() && step.planned_changes; ++g) {
+      m.tables_.unplanned_from(e.row, g) = m.table(e.row, g).size();
     }
     if (step.has_unnamed) step.entry_of[e.row] = i;
-    if (options_.order == Order::kUnordered) details(e.row).settled = e.begin;
+    if (m.options_.order == Order::kUnordered) m.details(e.row).settled = e.begin;
     s.accepted = e.end - e.draft;
     s.last_ticket = step.ticket;
     s.has_planned = true;
-    s.exact_until = std::min(s.exact_until, cut_span(s, e.end));
+    s.exact_until = std::min(s.exact_until, m.cut_span(s, e.end));
     KVFOLIO_DCHECK(e.end > e.write_begin || !s.has_written);
     s.has_written = e.end > e.write_begin;
     s.step_entry = -1;
-    counters_.tokens_committed += static_cast<std::uint64_t>(e.end - e.begin);
-    if (s.publishes && publishable(s) >= s.place.position + unit) {
+    m.counters_.tokens_committed += static_cast<std::uint64_t>(e.end - e.begin);
+    if (s.publishes && m.publishable(s) >= s.place.position + unit) {
       publishing[num_publishing++] = e.row;
-      tree_->prefetch(s.place);
+      m.tree_->prefetch(s.place);
     }
   }
   for (std::int32_t i = 0; i < num_publishing; ++i) {
-    if (i + 2 < num_publishing) tree_->prefetch_ends(rows_[publishing[i + 2]].place);
-    publish(publishing[i], false);
+    if (i + 2 < num_publishing) m.tree_->prefetch_ends(m.rows_[publishing[i + 2]].place);
+    m.publish(publishing[i], false);
   }
-  for (std::int32_t i = 0; i < step.num_entries && has_windows_; ++i) {
-    move_windows(step.entries[i].row);
+  for (std::int32_t i = 0; i < step.num_entries && m.has_windows_; ++i) {
+    m.move_windows(step.entries[i].row);
   }
   return {};
 }
@@ -299,39 +304,40 @@ void KVCacheManager::Impl::free_rested_rows() noexcept {
   rows_.free_rested([&](std::int32_t row) { return row_is_used(row); });
 }
 
-Status KVCacheManager::Impl::complete(Ticket ticket) {
-  const std::int32_t at = steps_.find(ticket.value());
+Status KVCacheManager::complete(Ticket ticket) {
+  Impl& m = *impl_;
+  const std::int32_t at = m.steps_.find(ticket.value());
   if (at < 0) {
-    const bool is_open = steps_.is_open() && steps_.open().ticket == ticket.value();
+    const bool is_open = m.steps_.is_open() && m.steps_.open().ticket == ticket.value();
     return {ErrorCode::kFailedPrecondition,
             concat("complete: ticket ", ticket.value(),
                    is_open ? " is open; commit it first"
-                   : ticket.value() > steps_.last_ticket() || ticket.value() == 0
+                   : ticket.value() > m.steps_.last_ticket() || ticket.value() == 0
                        ? " was never given out"
                        : " is complete, dropped or failed already")};
   }
-  steps_.end(options_.order == Order::kInOrder ? 0 : at, at + 1);
-  for (std::int32_t i = 0; i < steps_.num_ended(); ++i) end_step(steps_.ended(i), false);
-  if (options_.order == Order::kUnordered) {
-    const Step& step = steps_.ended(0);
+  m.steps_.end(m.options_.order == Order::kInOrder ? 0 : at, at + 1);
+  for (std::int32_t i = 0; i < m.steps_.num_ended(); ++i) m.end_step(m.steps_.ended(i), false);
+  if (m.options_.order == Order::kUnordered) {
+    const Step& step = m.steps_.ended(0);
     for (std::int32_t i = 0; i < step.num_entries; ++i) {
       const StepEntry& e = step.entries[i];
-      const Sequence& s = rows_[e.row];
-      if (s.life != Life::kOpen || s.birth != e.birth) continue;
-      publish(e.row, false);
-      move_windows(e.row);
+      const Sequence& s = m.rows_[e.row];
+      if (s.life != Impl::Life::kOpen || s.birth != e.birth) continue;
+      m.publish(e.row, false);
+      m.move_windows(e.row);
     }
     // Forks of these, made in flight, waited for the same step.
-    for (const std::int32_t row : rows_.open()) {
-      const Sequence& s = rows_[row];
+    for (const std::int32_t row : m.rows_.open()) {
+      const Sequence& s = m.rows_[row];
       if (s.last_ticket != step.ticket || s.row_ticket() == step.ticket) continue;
-      publish(row, false);
-      move_windows(row);
+      m.publish(row, false);
+      m.move_windows(row);
     }
-    finish_closing();
-    free_rested_rows();
+    m.finish_closing();
+    m.free_rested_rows();
   }
-  drain_retiring();
+  m.drain_retiring();
   return {};
 }
 
@@ -392,30 +398,32 @@ void KVCacheManager::Impl::abort_writers() noexcept {
   });
 }
 
-Status KVCacheManager::Impl::fail(Ticket ticket) {
-  const std::int32_t at = steps_.find(ticket.value());
+Status KVCacheManager::fail(Ticket ticket) {
+  Impl& m = *impl_;
+  const std::int32_t at = m.steps_.find(ticket.value());
   if (at < 0) {
     return {ErrorCode::kFailedPrecondition,
             concat("fail: ticket ", ticket.value(), " is not in flight")};
   }
-  if (steps_.is_open()) KVFOLIO_RETURN_IF_ERROR(drop(Ticket(steps_.open().ticket)));
-  steps_.end(at, steps_.num_in_flight());
-  abort_writers();
-  for (std::int32_t i = 0; i < steps_.num_ended(); ++i) end_step(steps_.ended(i), true);
-  finish_closing();
-  free_rested_rows();
-  drain_retiring();
+  if (m.steps_.is_open()) KVFOLIO_RETURN_IF_ERROR(drop(Ticket(m.steps_.open().ticket)));
+  m.steps_.end(at, m.steps_.num_in_flight());
+  m.abort_writers();
+  for (std::int32_t i = 0; i < m.steps_.num_ended(); ++i) m.end_step(m.steps_.ended(i), true);
+  m.finish_closing();
+  m.free_rested_rows();
+  m.drain_retiring();
   return {};
 }
 
 // ---- names and drafts ----
 
-Status KVCacheManager::Impl::set_tokens(SequenceId id, std::span<const std::int32_t> tokens) {
+Status KVCacheManager::set_tokens(SequenceId id, std::span<const std::int32_t> tokens) {
+  Impl& m = *impl_;
   std::int32_t row = 0;
-  KVFOLIO_RETURN_IF_ERROR(find(id, row));
-  KVFOLIO_RETURN_IF_ERROR(check_tokens("set_tokens", tokens));
-  Sequence& s = rows_[row];
-  SequenceDetails& d = details(row);
+  KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
+  KVFOLIO_RETURN_IF_ERROR(m.check_tokens("set_tokens", tokens));
+  Sequence& s = m.rows_[row];
+  SequenceDetails& d = m.details(row);
   if (tokens.size() > d.num_unnamed - d.num_named) {
     return {ErrorCode::kInvalidArgument,
             concat("set_tokens names ", tokens.size(), " tokens, ", d.num_unnamed - d.num_named,
@@ -423,35 +431,41 @@ Status KVCacheManager::Impl::set_tokens(SequenceId id, std::span<const std::int3
   }
   d.num_named += tokens.size();
   if (!s.publishes || tokens.empty()) return {};
-  std::int32_t* kept = arena().at(s.pending);
+  std::int32_t* kept = m.arena().at(s.pending);
   const std::int32_t first = s.place.position;
   const std::int32_t end = s.pending_end();
   // Tokens beyond exact_until are not kept; their names are of no use.
   std::int32_t at = s.unnamed_from;
   for (std::size_t i = 0; i < tokens.size() && at < end; ++at) {
-    if (kept[at - first] == kUnnamed) kept[at - first] = tokens[i++];
+    if (kept[at - first] == Impl::kUnnamed) kept[at - first] = tokens[i++];
   }
-  while (at < end && kept[at - first] != kUnnamed) ++at;
-  s.unnamed_from = at < end ? at : kNever;
-  publish(row, false);
-  if (has_windows_) move_border(row);
+  while (at < end && kept[at - first] != Impl::kUnnamed) ++at;
+  s.unnamed_from = at < end ? at : Impl::kNever;
+  m.publish(row, false);
+  if (m.has_windows_) m.move_border(row);
   return {};
 }
 
-Status KVCacheManager::Impl::accept(SequenceId id, std::int32_t num_accepted) {
+Status KVCacheManager::accept(SequenceId id, std::int32_t num_accepted) {
+  Impl& m = *impl_;
   std::int32_t row = 0;
-  KVFOLIO_RETURN_IF_ERROR(find_resting(id, "accept", row));
-  Sequence& s = rows_[row];
+  KVFOLIO_RETURN_IF_ERROR(m.find_resting(id, "accept", row));
+  Sequence& s = m.rows_[row];
   if (num_accepted < 0 || num_accepted > s.draft()) {
     return {ErrorCode::kInvalidArgument,
             concat("accept of ", num_accepted, " draft tokens, allowed: 0 to ", s.draft())};
   }
   const std::int32_t length = s.accepted + num_accepted;
-  if (length < s.length) truncate_to(row, length);
+  if (length < s.length) m.truncate_to(row, length);
   s.accepted = length;
-  publish(row, false);
-  move_windows(row);
+  m.publish(row, false);
+  m.move_windows(row);
   return {};
+}
+
+Status KVCacheManager::finish(Ticket ticket) {
+  KVFOLIO_RETURN_IF_ERROR(commit(ticket));
+  return complete(ticket);
 }
 
 }  // namespace kvfolio

@@ -136,11 +136,12 @@ Status KVCacheManager::Impl::truncate(SequenceId id, std::int32_t n, std::string
 
 // ---- trim ----
 
-Result<std::int32_t> KVCacheManager::Impl::trim(SequenceId id, const TrimOptions& options) {
+Result<std::int32_t> KVCacheManager::trim(SequenceId id, const TrimOptions& options) {
+  Impl& m = *impl_;
   std::int32_t row = 0;
-  KVFOLIO_RETURN_IF_ERROR(find_resting(id, "trim", row));
-  Sequence& s = rows_[row];
-  SequenceDetails& d = details(row);
+  KVFOLIO_RETURN_IF_ERROR(m.find_resting(id, "trim", row));
+  Sequence& s = m.rows_[row];
+  SequenceDetails& d = m.details(row);
   if (options.num_sinks < 0 || options.window < 0) {
     return Status(ErrorCode::kInvalidArgument,
                   concat("trim keeps ", options.num_sinks, " sinks and a window of ",
@@ -165,16 +166,16 @@ Result<std::int32_t> KVCacheManager::Impl::trim(SequenceId id, const TrimOptions
   if (dropped == 0) return 0;
 
   // A replayed token's block is held beyond the length; it goes, the append will do without.
-  if (s.replay) truncate_to(row, s.length);
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    const std::int32_t size = block_size(g);
+  if (s.replay) m.truncate_to(row, s.length);
+  for (std::int32_t g = 0; g < m.num_groups(); ++g) {
+    const std::int32_t size = m.block_size(g);
     // From block `from` down, those that begin at `end` or behind it.
     const auto drop = [&](std::int32_t from, std::int32_t end) {
       const std::int32_t first = (end + size - 1) / size;
       if (first > from) return;
-      release_entries(row, g, first, from + 1);
+      m.release_entries(row, g, first, from + 1);
       for (std::int32_t logical = first; logical <= from; ++logical) {
-        table(row, g).set(arena(), logical, BlockId());
+        m.table(row, g).set(m.arena(), logical, BlockId());
       }
     };
     // What lies within the old gap is gone already and need not be looked at: a sequence that is
@@ -190,6 +191,12 @@ Result<std::int32_t> KVCacheManager::Impl::trim(SequenceId id, const TrimOptions
   if (mutant(Mutant::kTokensAfterTrimPublished)) return dropped;
   s.exact_until = std::min(s.exact_until, s.length);
   return dropped;
+}
+
+Status KVCacheManager::clear(SequenceId sequence) { return impl_->truncate(sequence, 0, "clear"); }
+
+Status KVCacheManager::truncate(SequenceId sequence, std::int32_t n) {
+  return impl_->truncate(sequence, n, "truncate");
 }
 
 }  // namespace kvfolio
