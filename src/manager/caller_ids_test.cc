@@ -41,8 +41,11 @@ TEST(CallerIds, AnErasedIdIsNotFoundAndMayComeBackWithAnotherRow) {
 TEST(CallerIds, AsManyIdsAsRowsFitWhateverTheSeed) {
   for (std::uint64_t seed = 0; seed < 50; ++seed) {
     CallerIds ids = ids_for(16, seed);
-    for (std::int32_t row = 0; row < 16; ++row) ids.insert(seed * 16 + row, row);
-    for (std::int32_t row = 0; row < 16; ++row) EXPECT_EQ(ids.find(seed * 16 + row), row);
+    const auto id_of = [&](std::int32_t row) {
+      return seed * 16 + static_cast<std::uint64_t>(row);
+    };
+    for (std::int32_t row = 0; row < 16; ++row) ids.insert(id_of(row), row);
+    for (std::int32_t row = 0; row < 16; ++row) EXPECT_EQ(ids.find(id_of(row)), row);
     EXPECT_TRUE(ids.check().ok()) << ids.check().message();
   }
 }

@@ -78,7 +78,8 @@ class BlockBatch {
   std::size_t size_ = 0;
 };
 
-struct KVCacheManager::Impl {
+class KVCacheManager::Impl {
+ public:
   static Result<std::unique_ptr<Impl>> create(const CacheSpec& spec, const ManagerOptions& options);
 
   // sequences.cc
