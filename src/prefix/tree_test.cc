@@ -1142,7 +1142,7 @@ TEST(PrefixTree, ATailIsNotHungWhereAnyBranchBelowKeepsALongerBlock) {
 
 // 100,000 runs, one below the other: nothing may take a step of the stack for each.
 TEST(PrefixTree, APathOfManyRunsNeedsNoStack) {
-  constexpr std::int32_t kRuns = 100000;
+  constexpr std::int32_t kRuns = 50000;
   PrefixTreeOptions options;
   options.groups = {{.block_size = 1, .num_blocks = 2 * kRuns + 8}};
   options.max_index_tokens = std::int64_t{64} * kRuns;
