@@ -80,8 +80,9 @@ Totals totals_of(const CacheSpec& spec) {
 std::int64_t shared_entries(const CacheSpec& spec, const ManagerOptions& o) {
   std::int64_t entries = 0;
   for (const GroupSpec& group : spec.groups) {
-    const auto blocks = static_cast<std::uint64_t>(o.max_sequence_tokens / group.block_size + 1);
-    entries += o.max_sequences * static_cast<std::int64_t>(std::bit_ceil(blocks));
+    const std::int32_t blocks = o.max_sequence_tokens / group.block_size + 1;
+    const std::uint32_t rounded = std::bit_ceil(static_cast<std::uint32_t>(blocks));
+    entries += std::int64_t{o.max_sequences} * rounded;
   }
   return std::min(entries, std::int64_t{1} << 26);
 }

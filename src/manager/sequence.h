@@ -61,7 +61,7 @@ struct alignas(64) Sequence {
   [[nodiscard]] std::uint64_t row_ticket() const noexcept { return has_planned ? last_ticket : 0; }
   [[nodiscard]] std::uint64_t wrote_last() const noexcept { return has_written ? last_ticket : 0; }
 };
-static_assert(sizeof(Sequence) == 64 && alignof(Sequence) == 64);
+static_assert(sizeof(Sequence) == 64);
 
 // Two lines; what plan() reads is in the first.
 struct alignas(64) SequenceDetails {

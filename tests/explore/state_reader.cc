@@ -107,6 +107,7 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
 
   // Tickets decide by which steps in flight, and which open one, they name or come after.
   std::vector<std::uint64_t> tickets;
+  tickets.reserve(static_cast<std::size_t>(impl.steps_.num_in_flight()) + 1);
   for (std::int32_t i = 0; i < impl.steps_.num_in_flight(); ++i) {
     tickets.push_back(impl.steps_.in_flight(i).ticket);
   }
@@ -226,6 +227,7 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
   // Steps, the oldest first.
   put(static_cast<std::size_t>(impl.steps_.num_in_flight()));
   std::vector<const Step*> steps;
+  steps.reserve(static_cast<std::size_t>(impl.steps_.num_in_flight()) + 1);
   for (std::int32_t i = 0; i < impl.steps_.num_in_flight(); ++i) {
     steps.push_back(&impl.steps_.in_flight(i));
   }

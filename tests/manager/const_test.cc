@@ -247,6 +247,7 @@ TEST(ManagerConst, SeveralThreadsMayAskAtTheSameTime) {
       std::string text;
     };
     std::vector<Asker> askers;
+    askers.reserve(4);
     for (int i = 0; i < 4; ++i) askers.push_back({Busy::make(with_storage), {}, {}});
     std::vector<std::thread> threads;
     threads.reserve(askers.size());
