@@ -125,7 +125,7 @@ Status KVCacheManager::Impl::check_demands(std::span<const AppendDemand> demands
 bool KVCacheManager::Impl::reserve_spans(std::int32_t row, std::int32_t end,
                                          bool with_pending) noexcept {
   Sequence& s = rows_[row];
-  const std::int64_t pending_needs = with_pending && end > s.length ? pending_cells(s, end) : 0;
+  const std::int64_t pending_needs = with_pending && end > s.length ? pending_words(s, end) : 0;
   bool room = pending_needs <= SpanArena::capacity(s.pending);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     room = room && blocks_for(g, end) <= table(row, g).capacity();
@@ -155,7 +155,7 @@ bool KVCacheManager::Impl::reserve_spans(std::int32_t row, std::int32_t end,
     table(row, g) = blocks;
   }
   if (SpanArena::capacity(pending) > 0) {
-    std::copy_n(arena().at(s.pending), pending_cells(s, s.length), arena().at(pending));
+    std::copy_n(arena().at(s.pending), pending_words(s, s.length), arena().at(pending));
     arena().release(s.pending);
     s.pending = pending;
   }
@@ -181,7 +181,7 @@ void KVCacheManager::Impl::shrink_to_need(std::int32_t row) noexcept {
     blocks.shrink(arena(), std::max(blocks.size(), blocks_for(g, d.admitted)));
   }
   if (!s.publishes) return;
-  arena().shrink(s.pending, std::max({pending_cells(s, s.length), pending_cells(s, d.admitted),
+  arena().shrink(s.pending, std::max({pending_words(s, s.length), pending_words(s, d.admitted),
                                       s.place.position > 0 ? tree_->unit() : std::int64_t{0}}));
 }
 

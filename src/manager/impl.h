@@ -292,7 +292,7 @@ class KVCacheManager::Impl {
                                  const AppendOptions& options);
   [[nodiscard]] Status check_ready(std::int32_t row, std::string_view what) const;
   // Words for tokens that the sequence keeps itself, when it is `end` tokens long.
-  [[nodiscard]] std::int64_t pending_cells(const Sequence& s, std::int32_t end) const noexcept {
+  [[nodiscard]] std::int64_t pending_words(const Sequence& s, std::int32_t end) const noexcept {
     return s.publishes ? std::max(0, std::min(end, s.exact_until) - s.place.position) : 0;
   }
   [[nodiscard]] bool reserve_spans(std::int32_t row, std::int32_t end, bool with_pending) noexcept;

@@ -92,7 +92,7 @@ void KVCacheManager::Impl::publish(std::int32_t row, bool tail) noexcept {
   // A long prompt needed room for all of it. A unit, which truncate() may bring back, stays, and
   // so does what admit() promised.
   const std::int64_t needed =
-      std::max({std::int64_t{rest}, std::int64_t{2} * unit, pending_cells(s, d.admitted)});
+      std::max({std::int64_t{rest}, std::int64_t{2} * unit, pending_words(s, d.admitted)});
   if (SpanArena::capacity(s.pending) > 8 * (needed + SpanArena::kGranule)) {
     arena().shrink(s.pending, needed);
   }

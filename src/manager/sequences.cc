@@ -101,7 +101,7 @@ Status KVCacheManager::Impl::check_growth(const Sequence& s, std::string_view wh
 }
 
 std::int64_t KVCacheManager::Impl::words_for(const Sequence& s, std::int32_t end) const noexcept {
-  std::int64_t words = pending_cells(s, end);
+  std::int64_t words = pending_words(s, end);
   for (std::int32_t g = 0; g < num_groups(); ++g) words += blocks_for(g, end);
   return words;
 }
@@ -354,7 +354,7 @@ Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions&
   if (row < 0) return m.no_row("fork", "; close one or raise max_sequences");
   Sequence& parent = m.rows_[from];
   Sequence& child = m.rows_[row];
-  const std::int64_t pending_size = m.pending_cells(parent, parent.length);
+  const std::int64_t pending_size = m.pending_words(parent, parent.length);
   const std::int64_t unit = parent.publishes && parent.place.position > 0 ? m.tree_->unit() : 0;
   const auto reserve_tables = [&] {
     bool room = true;
