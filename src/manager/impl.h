@@ -256,6 +256,7 @@ class KVCacheManager::Impl {
   [[nodiscard]] Status check_ticket(Ticket ticket, std::string_view what) const;
   void undo_entry(Step& step, std::int32_t entry) noexcept;
   void move_windows(std::int32_t row) noexcept;
+  [[nodiscard]] std::int32_t settled_by(const Step& step, std::int32_t entry) const noexcept;
   void end_step(Step& step, bool failed) noexcept;
   void remove_entry(Step& step, std::int32_t entry) noexcept;
   void close_ranks(Step& step) noexcept;

@@ -67,8 +67,8 @@ static_assert(sizeof(Sequence) == 64);
 struct alignas(64) SequenceDetails {
   std::int32_t trim_sinks;
   std::int32_t trim_first_kept;
-  std::int32_t settled;       // kUnordered: length before the last step it took part in
-  std::int32_t max_tokens;    // 0: no limit of its own
+  std::int32_t settled;     // kUnordered: its tokens before are there, whatever its last step does
+  std::int32_t max_tokens;  // 0: no limit of its own
   std::uint64_t num_unnamed;  // tokens appended without a name so far
   std::uint64_t num_named;    // of these, the oldest, that set_tokens() named or complete() lost
   std::int32_t admitted;      // admit() keeps room for table entries and tokens up to this length

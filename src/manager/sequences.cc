@@ -425,7 +425,8 @@ void KVCacheManager::Impl::end_sequence(std::int32_t row) noexcept {
   forget_caller_id(row);
   const bool unsettled = options_.order == Order::kUnordered && !steps_.is_complete(s.last_ticket);
   // A sequence that has nothing to publish of its last step does not wait for it.
-  if (unsettled && s.publishes && publishable_when_complete(s) > details(row).settled &&
+  const std::int32_t is_there = std::max(details(row).settled, s.place.position);
+  if (unsettled && s.publishes && publishable_when_complete(s) > is_there &&
       rows_.closing().size() < static_cast<std::size_t>(options_.max_sequences)) {
     // Its last tokens become findable when their step completes. Until then its blocks retire,
     // nobody writes below their valid tokens, and its table tells where they are. Beyond that many

@@ -202,6 +202,18 @@ void KVCacheManager::Impl::move_windows(std::int32_t row) noexcept {
   if (has_windows_) move_border(row);
 }
 
+// Up to where the sequence's tokens are there before the step is complete: those in front of the
+// step's own, but none in a block that the step copies first.
+std::int32_t KVCacheManager::Impl::settled_by(const Step& step, std::int32_t entry) const noexcept {
+  const StepEntry& e = step.entries[entry];
+  std::int32_t settled = e.begin;
+  for (std::int32_t g = 0; g < num_groups() && step.num_displaced > 0; ++g) {
+    if (step.change(entry, g).copy_to < 0) continue;
+    settled = std::min(settled, group(g).size.begin_of(e.write_begin));
+  }
+  return settled;
+}
+
 Status KVCacheManager::commit(Ticket ticket) {
   Impl& m = *impl_;
   KVFOLIO_RETURN_IF_ERROR(m.check_ticket(ticket, "commit"));
@@ -230,7 +242,7 @@ Status KVCacheManager::commit(Ticket ticket) {
       m.tables_.unplanned_from(e.row, g) = m.table(e.row, g).size();
     }
     if (step.has_unnamed) step.entry_of[e.row] = i;
-    if (m.options_.order == Order::kUnordered) m.details(e.row).settled = e.begin;
+    if (m.options_.order == Order::kUnordered) m.details(e.row).settled = m.settled_by(step, i);
     s.accepted = e.end - e.draft;
     s.last_ticket = step.ticket;
     s.has_planned = true;

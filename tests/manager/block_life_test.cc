@@ -348,6 +348,20 @@ TEST(BlockLife, UnorderedATailOfCompleteStepsIsFindableAtClose) {
   must(e.manager.check_invariants());
 }
 
+// Another step may run before the one that makes the copy.
+TEST(BlockLife, UnorderedACopyIsNotFindableBeforeItsStepIsComplete) {
+  Engine e({full_group(4, 16)}, {.max_steps_in_flight = 2, .order = Order::kUnordered});
+  const SequenceId s = e.say(tokens(1, 6));
+  const SequenceId child = must(e.manager.fork(s));
+  const Ticket flying = e.launch(child, tokens(90, 1));  // into a copy of the tail
+  must(e.manager.truncate(child, 6));
+  must(e.manager.close(child));
+  EXPECT_EQ(e.probe(tokens(1, 7)), 4);
+  must(e.manager.complete(flying));
+  EXPECT_EQ(e.probe(tokens(1, 7)), 6);
+  must(e.manager.check_invariants());
+}
+
 TEST(BlockLife, UnorderedWindowsKeepTheirBlocksUntilTheyArePublished) {
   Engine e({full_group(4, 16), window_group(2, 16, 6)}, {.order = Order::kUnordered});
   const SequenceId s = e.open({}).sequence;

@@ -419,6 +419,8 @@ class Harness {
   }
   [[nodiscard]] bool incomplete(std::uint64_t ticket) const;
   [[nodiscard]] std::uint64_t waits_for(const Seq& seq) const;
+  [[nodiscard]] std::uint64_t settles_with(const Seq& seq, int position) const;
+  [[nodiscard]] bool settles_later(const Seq& seq) const;
   [[nodiscard]] bool in_order() const { return config_.options.order == Order::kInOrder; }
   Cell& cell(std::vector<std::vector<Cell>>& memory, int g, int slot) {
     return memory[static_cast<std::size_t>(g)][static_cast<std::size_t>(slot)];

@@ -30,6 +30,29 @@ int Harness::common_multiple() const {
 
 // ---- publication ----
 
+// The step in flight that writes or copies this token of the sequence, or 0.
+std::uint64_t Harness::settles_with(const Seq& seq, int position) const {
+  const std::uint64_t ticket = seq.tickets[static_cast<std::size_t>(position)];
+  if (incomplete(ticket)) return ticket;
+  for (int g = 0; g < num_groups(); ++g) {
+    const int size = group(g).block_size;
+    const std::vector<std::int32_t>& table = seq.tables[static_cast<std::size_t>(g)];
+    if (position / size >= isize(table)) continue;
+    const std::int32_t b = table[static_cast<std::size_t>(position / size)];
+    if (b < 0) continue;
+    const Cell& held = cell(logical_, g, b * size + position % size);
+    if (incomplete(held.ticket)) return held.ticket;
+  }
+  return 0;
+}
+
+bool Harness::settles_later(const Seq& seq) const {
+  for (int n = 0; n < seq.length(); ++n) {
+    if (settles_with(seq, n) != 0) return true;
+  }
+  return false;
+}
+
 // Tokens of a sequence that may be findable now.
 int Harness::publishable(const Seq& seq) const {
   if (!config_.options.prefix_cache || !seq.prompt.publishes() || seq.adopted) return 0;
@@ -54,7 +77,11 @@ int Harness::published_before(const Seq& seq) const {
 
 // `tables` may be older than the sequence's own: windows drop blocks in the moment that publishes.
 void Harness::publish(const Seq& seq, const Tables& tables, bool tail, bool certain) {
-  const int n = publishable(seq);
+  int n = publishable(seq);
+  // What a step in flight copies first is not there yet, though its tokens may be found elsewhere.
+  for (int p = 0; p < n && !in_order(); ++p) {
+    if (settles_with(seq, p) != 0) n = p;
+  }
   // Offered are the blocks that end behind; who lets go of all of its blocks offers all of them.
   const int behind = tail ? seq.published_at_close : published_before(seq);
   for (int g = 0; g < num_groups(); ++g) {
@@ -102,7 +129,7 @@ void Harness::publish_whoever_waited() {
     publish(*seq, seq->tables, true, seq->publishes_late);
     publish(*seq, seq->taken_back, true, false);
   }
-  std::erase_if(waiting_, [&](const SeqPtr& seq) { return waits_for(*seq) == 0; });
+  std::erase_if(waiting_, [&](const SeqPtr& seq) { return !settles_later(*seq); });
 }
 
 // ---- steps ----
@@ -130,7 +157,8 @@ void Harness::apply_commit() {
           // all, a hit would find more than the model allows.
           std::vector<int>& published = block(g, slot / size).published;
           const auto offset = static_cast<std::size_t>(slot % size);
-          if (published.size() > offset && published[offset] != node) published.resize(offset);
+          const bool is_there = offset < published.size() && published[offset] == node;
+          if (offset < published.size() && (!is_there || !in_order())) published.resize(offset);
           continue;
         }
         const std::int32_t b =

@@ -378,6 +378,8 @@ void Harness::check_findable_content(const Snapshot& now) {
         KVFOLIO_REQUIRE(cell(logical_, g, slot).node == published[static_cast<std::size_t>(off)],
                         what(" changed"));
         KVFOLIO_REQUIRE(device_agrees(g, slot), what(" is not on the device"));
+        KVFOLIO_REQUIRE(in_order() || !incomplete(cell(logical_, g, slot).ticket),
+                        what(" is of a step that is not complete"));
       }
     }
   }

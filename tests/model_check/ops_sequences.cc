@@ -320,7 +320,7 @@ void Harness::end(const SeqPtr& seq, Rng& rng) {
   std::erase(seqs_, seq);
   publish(*seq, seq->tables, true);
   seq->published_at_close = published_before(*seq);
-  if (waits_for(*seq) != 0) {
+  if (settles_later(*seq)) {
     seq->publishes_late = isize(waiting_) < config_.options.max_sequences;
     seq->taken_back = take_border_back(seq);
     waiting_.push_back(seq);

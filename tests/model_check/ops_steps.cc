@@ -242,7 +242,7 @@ void Harness::fail(Rng& rng) {
     ++expected_.sequences_aborted;
     note(" aborts " + name_of(*seq));
   }
-  std::erase_if(waiting_, [&](const SeqPtr& seq) { return waits_for(*seq) == 0; });
+  std::erase_if(waiting_, [&](const SeqPtr& seq) { return !settles_later(*seq); });
   for (const StepWork& step : failed) {
     for (const SeqPtr& seq : seqs_) seq->lose_names(step.ticket);
   }
