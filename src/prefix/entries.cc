@@ -31,6 +31,22 @@ PrefixTree::Impl::NextOut PrefixTree::Impl::next_out(std::int32_t r,
   return {blocks(r, g)[of.last_idle], is_leaf ? Candidate::kLeaf : Candidate::kHead};
 }
 
+Candidate PrefixTree::Impl::candidate_of(std::int32_t g, std::int32_t block) const noexcept {
+  const Where& where = group(g).where[block];
+  if (where.run == 0 || where.idle == 0) return Candidate::kNone;
+  if (!group(g).full()) return Candidate::kLeaf;
+  const NextOut next = next_out(where.run - 1, g);
+  return next.block == block ? next.candidate : Candidate::kNone;
+}
+
+TreeChange PrefixTree::Impl::take_change() noexcept {
+  TreeChange change = log_.take();
+  if (change.kind == TreeChange::Kind::kCandidate) {
+    change.candidate = candidate_of(change.group.value(), change.block.value());
+  }
+  return change;
+}
+
 PrefixTree::Impl::Change PrefixTree::Impl::begin_change(std::int32_t r,
                                                         std::int32_t g) const noexcept {
   return {r, g, has_live(r, g), has_idle(r, g), next_out(r, g)};
@@ -42,10 +58,9 @@ void PrefixTree::Impl::end_change(Change change) noexcept {
   for (;;) {
     const NextOut now = next_out(change.run, g);
     const NextOut& before = change.next_out;
-    if (before.block != kNone && before.block != now.block)
-      log_.candidate(g, before.block, Candidate::kNone);
+    if (before.block != kNone && before.block != now.block) log_.candidate(g, before.block);
     if (now.block != kNone && (now.block != before.block || now.candidate != before.candidate)) {
-      log_.candidate(g, now.block, now.candidate);
+      log_.candidate(g, now.block);
     }
     const int live = int{has_live(change.run, g)} - int{change.live};
     const int idle = int{has_idle(change.run, g)} - int{change.idle};
@@ -123,7 +138,7 @@ void PrefixTree::Impl::take_entry(std::int32_t g, std::int32_t block) noexcept {
   const std::int32_t index = runs_.index_of(r, g, end);
   KVFOLIO_CHECK(entry[index] == block);
   const bool idle = where.idle != 0;
-  if (idle && !group(g).full()) log_.candidate(g, block, Candidate::kNone);
+  if (idle && !group(g).full()) log_.candidate(g, block);
   const Change change = begin_change(r, g);
   entry[index] = kNone;
   where = {};
@@ -156,8 +171,7 @@ void PrefixTree::Impl::mark(std::int32_t g, std::span<const std::int32_t> blocks
       at.idle = idle ? 1 : 0;
       ++changed;
       end = std::max<std::uint32_t>(end, at.end);
-      if (!group(g).full())
-        log_.candidate(g, blocks[i], idle ? Candidate::kLeaf : Candidate::kNone);
+      if (!group(g).full()) log_.candidate(g, blocks[i]);
     }
     if (changed == 0) continue;
     RunEntries& of = entries(r, g);
@@ -177,7 +191,7 @@ void PrefixTree::Impl::mark(std::int32_t g, std::span<const std::int32_t> blocks
 
 void PrefixTree::Impl::unhang_entry(std::int32_t g, std::int32_t block) noexcept {
   take_entry(g, block);
-  log_.unhung(g, block, kNone);
+  log_.unhung(g, block, block);
 }
 
 // Unhangs all blocks of a run that begin at `begin` or behind it, the last ones first, but for one

@@ -37,7 +37,9 @@ Status check_groups(std::span<const TreeGroup> groups, std::int32_t unit) {
     if (spec.block_size > kMaxBlockSize || spec.block_size % unit != 0) {
       return bad("block_size", spec.block_size, kAllowedSizes);
     }
-    if (spec.num_blocks < 1) return bad("num_blocks", spec.num_blocks, "at least 1");
+    if (spec.num_blocks < 1 || spec.num_blocks > (1 << 29)) {
+      return bad("num_blocks", spec.num_blocks, "1 to 2^29");
+    }
     if (spec.kind == AttentionKind::kSlidingWindow && spec.window < 1) {
       return bad("window", spec.window, "at least 1");
     }
@@ -176,7 +178,6 @@ void PrefixTree::Impl::prefetch_eviction(std::int32_t g, std::int32_t block,
   const Where& where = group(g).where[block];
   if (step == 0) {
     __builtin_prefetch(&where, 1);
-    log_.prefetch(g, block);
     return;
   }
   const std::int32_t r = where.run - 1;
@@ -254,8 +255,6 @@ void PrefixTree::prefetch(GroupId group, std::span<const std::int32_t> blocks) c
   for (const std::int32_t block : blocks) {
     if (block < 0) continue;
     __builtin_prefetch(&of.where[block], 1);
-    // In a full group one block of a run is a candidate, in a window group each may be.
-    if (!of.full()) impl_->log_.prefetch(group.value(), block);
   }
 }
 
@@ -302,7 +301,7 @@ std::int32_t PrefixTree::num_idle(GroupId group) const noexcept {
   return impl_->groups_[static_cast<std::size_t>(group.value())].num_idle;
 }
 bool PrefixTree::has_changes() const noexcept { return !impl_->log_.empty(); }
-TreeChange PrefixTree::take_change() noexcept { return impl_->log_.take(); }
+TreeChange PrefixTree::take_change() noexcept { return impl_->take_change(); }
 void PrefixTree::clear_changes() noexcept { impl_->log_.clear(); }
 void PrefixTree::copy_from(const PrefixTree& other) noexcept { impl_->copy_from(*other.impl_); }
 std::int32_t PrefixTree::unit() const noexcept { return impl_->unit_; }

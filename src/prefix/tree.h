@@ -82,6 +82,7 @@ class PrefixTree::Impl {
   // set_idle(), and set_busy() where not `idle`.
   void mark(std::int32_t g, std::span<const std::int32_t> blocks, bool idle) noexcept;
   void unhang(std::int32_t g, std::int32_t block) noexcept;
+  [[nodiscard]] TreeChange take_change() noexcept;
   // copy.cc
   void copy_from(const Impl& other) noexcept;
   // check.cc
@@ -217,6 +218,7 @@ class PrefixTree::Impl {
     NextOut next_out;
   };
   [[nodiscard]] NextOut next_out(std::int32_t r, std::int32_t g) const noexcept;
+  [[nodiscard]] Candidate candidate_of(std::int32_t g, std::int32_t block) const noexcept;
   [[nodiscard]] Change begin_change(std::int32_t r, std::int32_t g) const noexcept;
   void end_change(Change change) noexcept;
   [[nodiscard]] std::int32_t last_idle_at(std::int32_t r, std::int32_t g,

@@ -28,7 +28,7 @@ TEST(TreeLog, EntriesComeInOrder) {
   log.hung(1, 0);
   log.unhung(0, 2, 1);
   log.kept(0, 0, 2);
-  log.candidate(1, 1, Candidate::kHead);
+  log.candidate(1, 1);
   const TreeChange hung = log.take();
   EXPECT_EQ(hung.kind, Kind::kHung);
   EXPECT_EQ(hung.group, GroupId(1));
@@ -42,27 +42,35 @@ TEST(TreeLog, EntriesComeInOrder) {
   EXPECT_EQ(kept.successor, BlockId(2));
   const TreeChange candidate = log.take();
   EXPECT_EQ(candidate.kind, Kind::kCandidate);
-  EXPECT_EQ(candidate.candidate, Candidate::kHead);
+  EXPECT_EQ(candidate.group, GroupId(1));
+  EXPECT_EQ(candidate.block, BlockId(1));
+  EXPECT_FALSE(candidate.successor.valid());
   EXPECT_TRUE(log.empty());
 }
 
-TEST(TreeLog, OfACandidateOnlyTheLastWordWaits) {
+TEST(TreeLog, OneEntryOfACandidateWaits) {
   TreeLog log = make_log();
-  log.candidate(0, 1, Candidate::kLeaf);
-  log.candidate(1, 1, Candidate::kLeaf);
-  log.candidate(0, 1, Candidate::kHead);
+  log.candidate(0, 1);
+  log.candidate(1, 1);
+  log.candidate(0, 1);
   EXPECT_TRUE(log.check().ok());
-  EXPECT_EQ(log.take().candidate, Candidate::kHead);
-  // What was taken is not changed any more.
-  log.candidate(0, 1, Candidate::kNone);
+  EXPECT_EQ(log.take().group, GroupId(0));
+  log.candidate(0, 1);  // what was taken does not wait any more
   EXPECT_EQ(log.take().group, GroupId(1));
-  EXPECT_EQ(log.take().candidate, Candidate::kNone);
+  EXPECT_EQ(log.take().group, GroupId(0));
   EXPECT_TRUE(log.empty());
-  // Nor is an entry of another block that stands where that one stood.
-  log.hung(0, 0);
-  log.candidate(0, 1, Candidate::kLeaf);
-  EXPECT_EQ(log.take().kind, Kind::kHung);
-  EXPECT_EQ(log.take().candidate, Candidate::kLeaf);
+}
+
+TEST(TreeLog, HoldsTheLastBlockOfTheLargestGroup) {
+  TreeLog log = make_log();
+  constexpr std::int32_t kLast = (1 << 29) - 1;
+  log.unhung(15, kLast, kLast - 1);
+  log.kept(15, 0, kLast);
+  const TreeChange unhung = log.take();
+  EXPECT_EQ(unhung.group, GroupId(15));
+  EXPECT_EQ(unhung.block, BlockId(kLast));
+  EXPECT_EQ(unhung.successor, BlockId(kLast - 1));
+  EXPECT_EQ(log.take().successor, BlockId(kLast));
 }
 
 TEST(TreeLog, HasRoomForOneEntryOfEachBlockAndKind) {
@@ -71,10 +79,10 @@ TEST(TreeLog, HasRoomForOneEntryOfEachBlockAndKind) {
     for (std::int32_t g = 0; g < 2; ++g) {
       for (std::int32_t b = 0; b < kGroups[static_cast<std::size_t>(g)].num_blocks; ++b) {
         log.hung(g, b);
-        log.unhung(g, b, -1);
+        log.unhung(g, b, b);
         log.kept(g, b, 0);
-        log.candidate(g, b, Candidate::kLeaf);
-        log.candidate(g, b, Candidate::kNone);
+        log.candidate(g, b);
+        log.candidate(g, b);
       }
     }
     EXPECT_EQ(log.check().message(), "ok");
@@ -86,17 +94,17 @@ TEST(TreeLog, HasRoomForOneEntryOfEachBlockAndKind) {
 TEST(TreeLog, WhatIsClearedIsGone) {
   TreeLog log = make_log();
   log.hung(0, 0);
-  log.candidate(0, 1, Candidate::kLeaf);
+  log.candidate(0, 1);
   log.clear();
   EXPECT_TRUE(log.empty());
-  log.candidate(0, 1, Candidate::kHead);
-  EXPECT_EQ(log.take().candidate, Candidate::kHead);
+  log.candidate(0, 1);
+  EXPECT_EQ(log.take().block, BlockId(1));
 }
 
 TEST(TreeLog, CheckNamesWhatIsThereTwice) {
   TreeLog log = make_log();
   log.hung(0, 0);
-  log.unhung(0, 0, -1);
+  log.unhung(0, 0, 0);
   EXPECT_TRUE(log.check().ok());
   log.hung(0, 0);
   EXPECT_EQ(log.check().message(), "prefix tree, log: entry 2 is of a block and kind twice");
