@@ -23,15 +23,16 @@ namespace kvfolio {
 
 // ---- candidates ----
 
-PrefixTree::Impl::NextOut PrefixTree::Impl::next_out(std::int32_t r,
-                                                     std::int32_t g) const noexcept {
+// Inline, as begin_change(): each is called several times for each run that a call changes.
+inline PrefixTree::Impl::NextOut PrefixTree::Impl::next_out(std::int32_t r,
+                                                            std::int32_t g) const noexcept {
   const RunEntries& of = entries(r, g);
   if (!group(g).full() || of.last_idle == kNone || of.idle_kids > 0) return {};
   const bool is_leaf = of.last_idle == of.last_live && of.live_kids == 0;
   return {blocks(r, g)[of.last_idle], is_leaf ? Candidate::kLeaf : Candidate::kHead};
 }
 
-Candidate PrefixTree::Impl::candidate_of(std::int32_t g, std::int32_t block) const noexcept {
+inline Candidate PrefixTree::Impl::candidate_of(std::int32_t g, std::int32_t block) const noexcept {
   const Where& where = group(g).where[block];
   if (where.run == 0 || where.idle == 0) return Candidate::kNone;
   if (!group(g).full()) return Candidate::kLeaf;
@@ -47,8 +48,8 @@ TreeChange PrefixTree::Impl::take_change() noexcept {
   return change;
 }
 
-PrefixTree::Impl::Change PrefixTree::Impl::begin_change(std::int32_t r,
-                                                        std::int32_t g) const noexcept {
+inline PrefixTree::Impl::Change PrefixTree::Impl::begin_change(std::int32_t r,
+                                                               std::int32_t g) const noexcept {
   return {r, g, has_live(r, g), has_idle(r, g), next_out(r, g)};
 }
 
@@ -66,9 +67,10 @@ void PrefixTree::Impl::end_change(Change change) noexcept {
     const int idle = int{has_idle(change.run, g)} - int{change.idle};
     const std::int32_t parent = run(change.run).parent;
     if ((live == 0 && idle == 0) || parent == kNone) return;
-    change = begin_change(parent, g);
+    if (!runs_.is_root(parent)) change = begin_change(parent, g);
     entries(parent, g).live_kids += live;
     entries(parent, g).idle_kids += idle;
+    if (runs_.is_root(parent)) return;  // it has no entries
   }
 }
 

@@ -15,11 +15,16 @@
 namespace kvfolio {
 namespace {
 
+constexpr int kNumFields = 4;
+
+std::array<std::string_view, kNumFields> fields_of(const RootKey& key) noexcept {
+  return {key.model, key.adapter, key.adapter_version, key.tenant_salt};
+}
+
 template <typename Piece>
 void for_each_piece(const RootKey& key, const Piece& piece) {
-  const std::string_view fields[] = {key.model, key.adapter, key.adapter_version, key.tenant_salt};
   char tag = 1;
-  for (const std::string_view field : fields) {
+  for (const std::string_view field : fields_of(key)) {
     const auto size = static_cast<std::uint32_t>(field.size());
     piece(&tag, sizeof tag);
     piece(&size, sizeof size);
@@ -44,37 +49,24 @@ Status RootKeys::allocate(std::int32_t max_keys, std::int64_t max_bytes) {
 }
 
 std::int64_t RootKeys::bytes_of(const RootKey& key) const noexcept {
+  constexpr std::int64_t kFraming = kNumFields * (1 + 4) + 1 + 8;
   const auto most = static_cast<std::size_t>(std::min(kMaxFieldBytes, max_bytes_));
   std::size_t total = 0;
-  for (const std::string_view field :
-       {key.model, key.adapter, key.adapter_version, key.tenant_salt}) {
+  for (const std::string_view field : fields_of(key)) {
     if (field.size() > most || (total += field.size()) > most) return 0;
   }
-  std::int64_t bytes = 0;
-  for_each_piece(key, [&](const void*, std::size_t n) { bytes += static_cast<std::int64_t>(n); });
-  return bytes;
+  return static_cast<std::int64_t>(total) + kFraming;
 }
 
-// Of up to 1 KiB at a time: one hash of the whole string where that is no longer.
+// Most keys have few fields or none: an empty one costs nothing.
 std::uint32_t RootKeys::hash_of(const RootKey& key, std::uint64_t seed) noexcept {
-  std::array<char, 1024> part;
-  std::size_t used = 0;
-  std::uint64_t hash = seed;
-  for_each_piece(key, [&](const void* data, std::size_t size) {
-    const auto* from = static_cast<const char*>(data);
-    while (size > 0) {
-      if (used == part.size()) {
-        hash = hash_bytes(part.data(), used, hash);
-        used = 0;
-      }
-      const std::size_t n = std::min(size, part.size() - used);
-      std::memcpy(part.data() + used, from, n);
-      used += n;
-      from += n;
-      size -= n;
-    }
-  });
-  return static_cast<std::uint32_t>(hash_bytes(part.data(), used, hash));
+  std::uint64_t hash = seed ^ key.epoch;
+  std::uint64_t tag = 1;
+  for (const std::string_view field : fields_of(key)) {
+    if (!field.empty()) hash = hash_bytes(field.data(), field.size(), hash + tag);
+    ++tag;
+  }
+  return static_cast<std::uint32_t>(hash_bytes(&hash, sizeof hash, seed));
 }
 
 bool RootKeys::keep(const RootKey& key, std::int64_t bytes, ArenaSpan& span) noexcept {
@@ -97,8 +89,8 @@ void RootKeys::drop(ArenaSpan& span, std::int64_t bytes) noexcept {
   num_bytes_ -= bytes;
 }
 
-bool RootKeys::is(ArenaSpan span, std::int64_t bytes, const RootKey& key) const noexcept {
-  if (bytes != bytes_of(key)) return false;
+// No string of a key is the beginning of another, so this never reads beyond the kept one.
+bool RootKeys::is(ArenaSpan span, const RootKey& key) const noexcept {
   const auto* kept = reinterpret_cast<const char*>(arena_->at(span));
   bool same = true;
   for_each_piece(key, [&](const void* data, std::size_t size) {

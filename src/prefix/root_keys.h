@@ -39,7 +39,8 @@ class RootKeys {
   [[nodiscard]] bool keep(const RootKey& key, std::int64_t bytes, ArenaSpan& span) noexcept;
   // Requires: `span` and `bytes` are those of a key that is kept.
   void drop(ArenaSpan& span, std::int64_t bytes) noexcept;
-  [[nodiscard]] bool is(ArenaSpan span, std::int64_t bytes, const RootKey& key) const noexcept;
+  // Returns true if the span has this key.
+  [[nodiscard]] bool is(ArenaSpan span, const RootKey& key) const noexcept;
 
   [[nodiscard]] std::int32_t num_keys() const noexcept { return num_keys_; }
   [[nodiscard]] std::int64_t num_bytes() const noexcept { return num_bytes_; }

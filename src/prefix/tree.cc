@@ -111,7 +111,7 @@ std::int32_t PrefixTree::Impl::lookup_root(const RootKey& key, std::int64_t byte
                                            std::uint32_t hash) const noexcept {
   return children_.find_by_hash(hash, [&](std::int32_t r) {
     const Run& root = run(r);
-    return runs_.is_root(r) && root.key_bytes == bytes && keys_.is(root.tokens, bytes, key);
+    return runs_.is_root(r) && root.key_bytes == bytes && keys_.is(root.tokens, key);
   });
 }
 
