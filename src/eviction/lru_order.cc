@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The order of eviction, without touch() and forget(), which are inline. The one idea: a rank is a
-// place in a log of releases, so nothing is ever sorted. The candidates of a turn are a set of
-// places (BitTree), whose smallest member is the coldest. compact() moves the ranks to the front,
-// in order, when the log is full. lru_order.h says what that costs; bit_tree.h is the set.
+// place in a log of releases, so nothing is ever sorted. The candidates of a group and turn are a
+// set of places (BitTree), whose smallest member is the coldest. compact() moves the ranks to the
+// front, in order, when the log is full. lru_order.h says what that costs; bit_tree.h is the set.
 
 #include "kvfolio/lru_order.h"
+
+#include <string>
 
 #include "base/text.h"
 
@@ -13,51 +15,84 @@ namespace kvfolio {
 
 using text::concat;
 
-Result<LruOrder> LruOrder::create(std::int32_t num_blocks) {
-  if (num_blocks < 1 || num_blocks > kMaxBlocks) {
-    return Status(ErrorCode::kInvalidArgument,
-                  concat("num_blocks is ", num_blocks, ", allowed: 1 to ", kMaxBlocks));
+Result<LruOrder> LruOrder::create(std::span<const std::int32_t> num_blocks) {
+  if (num_blocks.empty() || num_blocks.size() > static_cast<std::size_t>(kMaxGroups)) {
+    return Status(ErrorCode::kInvalidArgument, concat("an eviction order of ", num_blocks.size(),
+                                                      " groups, allowed: 1 to ", kMaxGroups));
   }
   LruOrder order;
-  order.capacity_ = num_blocks + num_blocks / 2 + 1;
-  bool ok = order.log_.allocate_zeroed(order.capacity_) && order.place_.allocate_zeroed(num_blocks);
-  for (BitTree& turn : order.candidates_) ok = ok && turn.allocate(order.capacity_);
+  std::int32_t total = 0;
+  for (std::size_t g = 0; g < num_blocks.size(); ++g) {
+    if (num_blocks[g] < 1 || num_blocks[g] > kMaxBlocks - total) {
+      return Status(
+          ErrorCode::kInvalidArgument,
+          concat("group ", g, ": num_blocks is ", num_blocks[g], ", allowed with a manager: 1 to ",
+                 kMaxBlocks - total, total == 0 ? "" : ", since all groups together have at most ",
+                 total == 0 ? "" : std::to_string(kMaxBlocks)));
+    }
+    order.first_[g] = total;
+    total += num_blocks[g];
+  }
+  order.capacity_ = total + total / 2 + 1;
+  bool ok = order.log_.allocate_zeroed(order.capacity_) && order.place_.allocate_zeroed(total);
+  order.candidates_ = std::vector<Turns>(num_blocks.size());
+  for (Turns& turns : order.candidates_) {
+    for (BitTree& turn : turns) ok = ok && turn.allocate(order.capacity_);
+  }
   if (!ok) {
     return Status(ErrorCode::kOutOfMemory,
-                  concat("no memory for the eviction order of ", num_blocks, " blocks"));
+                  concat("no memory for the eviction order of ", total, " blocks"));
   }
   return order;
 }
 
-void LruOrder::set_turn(BlockId block, EvictionTurn turn) noexcept {
-  const std::int32_t place = place_[block.value()];
+void LruOrder::set_turn(GroupId group, BlockId block, EvictionTurn turn) noexcept {
+  const std::int32_t place = place_of(group, block);
   KVFOLIO_CHECK(place != 0);
   Entry& entry = log_[place - 1];
   const auto wanted = static_cast<std::uint32_t>(turn);
   if (entry.turn == wanted) return;
-  if (entry.turn < kTurns) candidates_[entry.turn].erase(place - 1);
-  if (wanted < kTurns) candidates_[wanted].insert(place - 1);
+  Turns& turns = candidates_[index(group)];
+  if (entry.turn < kTurns) turns[entry.turn].erase(place - 1);
+  if (wanted < kTurns) turns[wanted].insert(place - 1);
   entry.turn = wanted & 3u;
 }
 
-EvictionTurn LruOrder::turn(BlockId block) const noexcept {
-  const std::int32_t place = place_[block.value()];
+EvictionTurn LruOrder::turn(GroupId group, BlockId block) const noexcept {
+  const std::int32_t place = place_of(group, block);
   return place == 0 ? EvictionTurn::kNever : static_cast<EvictionTurn>(log_[place - 1].turn);
 }
 
-BlockId LruOrder::victim() const noexcept {
-  for (const BitTree& turn : candidates_) {
-    if (const std::int64_t at = turn.first(); at != BitTree::kNone) return block_at(at);
+BlockId LruOrder::victim(GroupId group) const noexcept {
+  for (const BitTree& turn : candidates_[index(group)]) {
+    const std::int64_t at = turn.first();
+    if (at != BitTree::kNone) return block_at(index(group), at);
   }
   return BlockId();
 }
 
-BlockId LruOrder::victim_after(BlockId block) const noexcept {
-  auto own = static_cast<std::size_t>(turn(block));
-  std::int64_t at =
-      own < kTurns ? candidates_[own].next(place_[block.value()] - 1) : BitTree::kNone;
-  while (at == BitTree::kNone && ++own < kTurns) at = candidates_[own].first();
-  return at == BitTree::kNone ? BlockId() : block_at(at);
+LruOrder::Member LruOrder::victim() const noexcept {
+  for (std::size_t turn = 0; turn < kTurns; ++turn) {
+    std::int64_t coldest = BitTree::kNone;
+    std::size_t of = 0;
+    for (std::size_t g = 0; g < candidates_.size(); ++g) {
+      const std::int64_t at = candidates_[g][turn].first();
+      if (at == BitTree::kNone || (coldest != BitTree::kNone && at > coldest)) continue;
+      coldest = at;
+      of = g;
+    }
+    if (coldest == BitTree::kNone) continue;
+    return {GroupId(static_cast<std::int32_t>(of)), block_at(of, coldest)};
+  }
+  return {};
+}
+
+BlockId LruOrder::victim_after(GroupId group, BlockId block) const noexcept {
+  const Turns& turns = candidates_[index(group)];
+  auto own = static_cast<std::size_t>(turn(group, block));
+  std::int64_t at = own < kTurns ? turns[own].next(place_of(group, block) - 1) : BitTree::kNone;
+  while (at == BitTree::kNone && ++own < kTurns) at = turns[own].first();
+  return at == BitTree::kNone ? BlockId() : block_at(index(group), at);
 }
 
 void LruOrder::compact() noexcept {
@@ -66,12 +101,14 @@ void LruOrder::compact() noexcept {
     const Entry entry = log_[from];
     if (entry.name == 0) continue;
     if (from != to) {
+      const std::int32_t number = static_cast<std::int32_t>(entry.name) - 1;
       log_[from] = {0, kTurns};
       log_[to] = entry;
-      place_[static_cast<std::int32_t>(entry.name) - 1] = to + 1;
+      place_[number] = to + 1;
       if (entry.turn < kTurns) {
-        candidates_[entry.turn].erase(from);
-        candidates_[entry.turn].insert(to);
+        BitTree& turn = candidates_[group_of(number)][entry.turn];
+        turn.erase(from);
+        turn.insert(to);
       }
     }
     ++to;
@@ -81,11 +118,15 @@ void LruOrder::compact() noexcept {
 
 // A member that is not named here does not compile.
 void LruOrder::copy_from(const LruOrder& other) noexcept {
-  const auto& [log, place, candidates, capacity, end] = other;
-  KVFOLIO_CHECK(capacity_ == capacity);
+  const auto& [log, place, candidates, first, capacity, end] = other;
+  KVFOLIO_CHECK(capacity_ == capacity && first_ == first);
   log_.copy_from(log);
   place_.copy_from(place);
-  for (std::size_t turn = 0; turn < kTurns; ++turn) candidates_[turn].copy_from(candidates[turn]);
+  for (std::size_t g = 0; g < candidates.size(); ++g) {
+    for (std::size_t turn = 0; turn < kTurns; ++turn) {
+      candidates_[g][turn].copy_from(candidates[g][turn]);
+    }
+  }
   end_ = end;
 }
 
@@ -94,27 +135,33 @@ Status LruOrder::check_invariants() const {
     return Status(ErrorCode::kFailedPrecondition, "LRU order: " + what);
   };
   for (std::int32_t i = 0; i < capacity_; ++i) {
-    const std::int32_t block = block_at(i).value();
-    if (block >= 0 && place_[block] != i + 1) {
-      return broken(concat("place ", i, " names block ", block, " which stands elsewhere"));
+    const std::int32_t number = static_cast<std::int32_t>(log_[i].name) - 1;
+    if (number >= 0 && place_[number] != i + 1) {
+      return broken(
+          concat("place ", i, " names block ", number, " of all, which stands elsewhere"));
     }
-    for (std::uint32_t turn = 0; turn < kTurns; ++turn) {
-      const bool listed = candidates_[turn].contains(i);
-      if (listed && (block < 0 || i >= end_)) {
-        return broken(concat("a candidate at empty place ", i));
-      }
-      if (listed != (block >= 0 && log_[i].turn == turn)) {
-        return broken(concat("place ", i, " is listed in turn ", turn, ", or is not"));
+    for (std::size_t g = 0; g < candidates_.size(); ++g) {
+      for (std::uint32_t turn = 0; turn < kTurns; ++turn) {
+        const bool listed = candidates_[g][turn].contains(i);
+        if (listed && (number < 0 || i >= end_)) {
+          return broken(concat("a candidate at empty place ", i));
+        }
+        if (listed != (number >= 0 && group_of(number) == g && log_[i].turn == turn)) {
+          return broken(
+              concat("place ", i, " is listed in turn ", turn, " of group ", g, ", or is not"));
+        }
       }
     }
   }
   for (std::size_t i = 0; i < place_.size(); ++i) {
-    if (place_[i] != 0 && block_at(place_[i] - 1).value() != static_cast<std::int32_t>(i)) {
-      return broken(concat("block ", i, " is not in its place"));
+    if (place_[i] != 0 && log_[place_[i] - 1].name != i + 1) {
+      return broken(concat("block ", i, " of all is not in its place"));
     }
   }
-  for (std::size_t turn = 0; turn < kTurns; ++turn) {
-    if (!candidates_[turn].is_consistent()) return broken(concat("turn ", turn, " is wrong"));
+  for (const Turns& turns : candidates_) {
+    for (std::size_t turn = 0; turn < kTurns; ++turn) {
+      if (!turns[turn].is_consistent()) return broken(concat("turn ", turn, " is wrong"));
+    }
   }
   return {};
 }

@@ -77,7 +77,7 @@ Status KVCacheManager::adopt(SequenceId id, std::span<const std::span<const std:
                        " is written; copy it")};
     }
     if (status.ok()) status = m.check_adopted(g, blocks, num_tokens);
-    if (status.ok()) status = check_distinct(m.group(g).pool, g, blocks);
+    if (status.ok()) status = check_distinct(m.pool(g), g, blocks);
   }
   // Of no tokens: what follows may be findable as ever.
   if (!status.ok() || num_tokens == 0) {
@@ -106,7 +106,7 @@ Status KVCacheManager::adopt(SequenceId id, std::span<const std::span<const std:
 Status KVCacheManager::Impl::check_adopted(std::int32_t g, std::span<const std::int32_t> blocks,
                                            std::int32_t num_tokens) const {
   const std::int32_t size = block_size(g);
-  const BlockPool& pool = group(g).pool;
+  const BlockPool& pool = room_.pool(g);
   if (blocks.size() != static_cast<std::size_t>(blocks_for(g, num_tokens))) {
     return {ErrorCode::kInvalidArgument,
             concat("adopt: group ", g, " gets ", blocks.size(), " blocks of ", size, " tokens for ",

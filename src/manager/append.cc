@@ -17,7 +17,7 @@ using text::concat;
 // The block has one reference, a table's, and no step in flight reads it: what others had of it
 // they let go before the steps that are complete, or, in order, before what is appended now.
 bool KVCacheManager::Impl::is_alone_with(std::int32_t g, BlockId block) const noexcept {
-  const BlockPool& pool = group(g).pool;
+  const BlockPool& pool = room_.pool(g);
   if (pool.refs(block) != 1) return false;
   if (options_.order == Order::kInOrder || steps_.num_in_flight() == 0) return true;
   // Both are 32 bits of tickets that lie near each other.
@@ -31,7 +31,7 @@ bool KVCacheManager::Impl::is_alone_with(std::int32_t g, BlockId block) const no
 //  - its only holder, below them, when nothing findable ends above.
 bool KVCacheManager::Impl::may_write_in_place(std::int32_t row, std::int32_t g, BlockId block,
                                               std::int32_t position) const noexcept {
-  const BlockPool& pool = group(g).pool;
+  const BlockPool& pool = room_.pool(g);
   const std::int32_t offset = position - block_of(g, position) * block_size(g);
   const std::int32_t writer = pool.writer(block);
   const bool partial = pool.valid(block) < block_size(g);
@@ -189,7 +189,7 @@ void KVCacheManager::Impl::shrink_to_need(std::int32_t row) noexcept {
 // last of those that need none does without; it is marked in `reused`.
 std::int64_t KVCacheManager::Impl::total_demand(std::span<const AppendDemand> demands,
                                                 std::int32_t g, std::int32_t* reused) noexcept {
-  BlockPool& pool = group(g).pool;
+  BlockPool& pool = room_.pool(g);
   const auto demand_of = [&](std::size_t i) {
     const std::int32_t row = row_in(demands[i].sequence.value());
     const Sequence& s = rows_[row];
@@ -219,7 +219,7 @@ std::int64_t KVCacheManager::Impl::total_demand(std::span<const AppendDemand> de
   for (std::size_t i = 0; i < demands.size(); ++i) {
     if (scratch_[i] >= 0) pool.set_writer(BlockId(scratch_[i]), BlockPool::kNobody);
   }
-  for (std::size_t i = demands.size(); i-- > 0 && needed > room(g);) {
+  for (std::size_t i = demands.size(); i-- > 0 && needed > room_.available(g);) {
     const Demand needs = demand_of(i);
     if (!needs.can_reuse || needs.reuse) continue;
     reused[i] |= std::int32_t{1} << g;
@@ -235,17 +235,15 @@ Status KVCacheManager::admit(std::span<const AppendDemand> demands) {
     const Sequence& s = m.rows_[m.row_in(demands[i].sequence.value())];
     return s.length + static_cast<std::int32_t>(demands[i].num_tokens);
   };
-  Status answer;
   std::int32_t* reused = m.scratch_.data() + m.rows_.size();  // by demand: groups, by bit
-  for (std::int32_t g = 0; g < m.num_groups() && answer.ok(); ++g) {
-    const std::int64_t needed = m.total_demand(demands, g, reused);
-    if (needed >
-        m.room(g) +
-            (mutant(Mutant::kAdmissionIgnoresRetiring) ? m.group(g).pool.num_retiring() : 0)) {
-      answer =
-          m.shortage(g, static_cast<std::int32_t>(std::min<std::int64_t>(needed, Impl::kNever)));
-    }
+  Room::Needs needs;
+  for (std::int32_t g = 0; g < m.num_groups(); ++g) {
+    std::int64_t& needed = needs.blocks[static_cast<std::size_t>(g)];
+    needed = m.total_demand(demands, g, reused);
+    if (mutant(Mutant::kAdmissionIgnoresRetiring)) needed -= m.pool(g).num_retiring();
   }
+  const Room::Plan plan = m.room_.plan(needs);
+  Status answer = plan.fits() ? Status() : m.shortage(plan);
   std::size_t kept = 0;  // demands with room for their table entries
   for (; answer.ok() && kept < demands.size(); ++kept) {
     const std::int32_t row = m.row_in(demands[kept].sequence.value());
@@ -355,17 +353,20 @@ bool KVCacheManager::Impl::append_inside(Step& step, std::int32_t row,
   const BlockTable* tables = &table(row, 0);
   TailChange* changes = &step.change(step.num_entries, 0);
   std::int32_t* tail = tails.data();
+  std::int32_t g = 0;
   for (const Group& group : groups_) {
     const std::int32_t logical = group.size.block_of(at);
     const std::int32_t offset = group.size.offset_of(at);
     if (offset == 0) return false;
     const BlockId block = tables++->at(arena(), logical);
-    if (group.pool.writer(block) != row || group.pool.valid(block) != offset) return false;
-    *changes++ = {-1, -1, offset, row, group.pool.written_in(block)};
+    const BlockPool& pool = room_.pool(g++);
+    if (pool.writer(block) != row || pool.valid(block) != offset) return false;
+    *changes++ = {-1, -1, offset, row, pool.written_in(block)};
     *tail++ = block.value();
   }
-  tail = tails.data();
-  for (Group& group : groups_) group.pool.append_one(BlockId(*tail++), step.ticket);
+  for (g = 0; g < num_groups(); ++g) {
+    room_.pool(g).append_one(BlockId(tails[static_cast<std::size_t>(g)]), step.ticket);
+  }
   join(step, row, token, 1, at, 0, false);
   return true;
 }
@@ -392,18 +393,22 @@ Status KVCacheManager::Impl::append_to(std::int32_t row, std::string_view what,
   const std::int32_t begin = s.length;
   const std::int32_t end = begin + static_cast<std::int32_t>(count);
   const std::int32_t write_begin = begin + (replays(s, tokens, count) ? 1 : 0);
-  std::array<Demand, kMaxGroups> needs;
-  std::int32_t num_new = 0;
+  std::array<Demand, kMaxGroups> demands;
+  Room::Needs needs;
+  std::int64_t num_new = 0;
   bool overwrites = false;  // what the prompt was found in
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    Demand& needed = needs[static_cast<std::size_t>(g)];
+    Demand& needed = demands[static_cast<std::size_t>(g)];
     needed = demand(row, g, write_begin, end);
-    if (needed.can_reuse && (promised_reuse(s, g) || needed.blocks > room(g))) reuse(needed);
+    const bool is_short = needed.blocks > room_.available(g);
+    if (needed.can_reuse && (promised_reuse(s, g) || is_short)) reuse(needed);
     num_new += needed.blocks;
-    if (needed.blocks > room(g)) return shortage(g, needed.blocks);
+    needs.blocks[static_cast<std::size_t>(g)] = needed.blocks;
     overwrites |= s.replay && write_begin == begin &&
                   (needed.reuse || writes_below_valid(row, g, write_begin, needed));
   }
+  const Room::Plan plan = room_.plan(needs);
+  if (!plan.fits()) return shortage(plan);
   if (!reserve_for(row, end)) return table_entries_full(what, words_for(s, end));
 
   // Nothing fails from here on.
@@ -411,15 +416,13 @@ Status KVCacheManager::Impl::append_to(std::int32_t row, std::string_view what,
     for (std::int32_t g = 0; g < num_groups(); ++g) hold_table(g, table(row, g).blocks(arena()));
   }
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    if (!needs[static_cast<std::size_t>(g)].reuse) continue;
+    if (!demands[static_cast<std::size_t>(g)].reuse) continue;
     const BlockId block = table(row, g).at(arena(), block_of(g, write_begin));
     if (tree_->is_findable(GroupId(g), block)) unhang(g, block);
   }
+  room_.take(plan, [this](std::int32_t g) { evict_one(g); });
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    while (group(g).pool.num_free() < needs[static_cast<std::size_t>(g)].blocks) evict_one(g);
-  }
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    apply_append(step, row, g, write_begin, end, needs[static_cast<std::size_t>(g)]);
+    apply_append(step, row, g, write_begin, end, demands[static_cast<std::size_t>(g)]);
   }
   join(step, row, tokens, end - begin, write_begin, options.draft, overwrites);
   if (num_new > 0) note_peak();
@@ -454,14 +457,14 @@ bool KVCacheManager::Impl::writes_below_valid(std::int32_t row, std::int32_t g,
                                               const Demand& needs) const noexcept {
   const std::int32_t offset = group(g).size.offset_of(write_begin);
   if (offset == 0 || needs.new_tail) return false;
-  return group(g).pool.valid(table(row, g).at(arena(), block_of(g, write_begin))) > offset;
+  return pool(g).valid(table(row, g).at(arena(), block_of(g, write_begin))) > offset;
 }
 
 // Gives the sequence the blocks for positions [write_begin, end) of one group.
 void KVCacheManager::Impl::apply_append(Step& step, std::int32_t row, std::int32_t g,
                                         std::int32_t write_begin, std::int32_t end,
                                         const Demand& needs) noexcept {
-  BlockPool& pool = group(g).pool;
+  BlockPool& pool = room_.pool(g);
   BlockTable& blocks = table(row, g);
   const std::int32_t size = block_size(g);
   TailChange& tail = step.change(step.num_entries, g);

@@ -20,11 +20,10 @@ void KVCacheManager::Impl::count_border(std::int32_t row, std::int32_t g, std::i
                                         int by) noexcept {
   const BlockId block = tree_->entry_at(rows_[row].place, GroupId(g), logical);
   if (!block.valid()) return;
-  Group& at = group(g);
-  std::int32_t& count = at.border_of[block.value()];
-  count = std::max(0, count + by);  // an entry that is new counts from 0 on
-  if (at.pool.state(block) == BlockState::kCached)
+  room_.count_border(g, block, by);
+  if (pool(g).state(block) == BlockState::kCached) {
     on_candidate(GroupId(g), block, Candidate::kLeaf);
+  }
 }
 
 void KVCacheManager::Impl::set_border(std::int32_t row, std::int32_t g, Border wanted) noexcept {

@@ -96,7 +96,7 @@ Status KVCacheManager::Impl::check_ownership() const {
 // The blocks of a group that may be appended to in place, by writers that hold them, are all that
 // have a writer; and every token that a sequence counts is valid.
 Status KVCacheManager::Impl::check_writers(std::int32_t g) const {
-  const BlockPool& pool = group(g).pool;
+  const BlockPool& pool = room_.pool(g);
   std::int32_t writers = 0;
   for (std::int32_t b = 0; b < pool.num_blocks(); ++b) {
     writers += pool.writer(BlockId(b)) != BlockPool::kNobody ? 1 : 0;
@@ -170,7 +170,7 @@ void KVCacheManager::Impl::for_each_reference(std::int32_t g, const Visit& visit
 
 // Each block has as many references as tables, pins and steps name it.
 Status KVCacheManager::Impl::check_references(std::int32_t g) const {
-  const BlockPool& pool = group(g).pool;
+  const BlockPool& pool = room_.pool(g);
   MemberSum kept;
   MemberSum counted;
   for (std::int32_t b = 0; b < pool.num_blocks(); ++b) kept.add(b, pool.refs(BlockId(b)));
@@ -187,13 +187,13 @@ Status KVCacheManager::Impl::check_references(std::int32_t g) const {
   return broken(concat("group ", g, " has references to blocks beyond ", pool.num_blocks()));
 }
 
-// The tree, the writers and the order of eviction agree with the state of each block.
+// The tree and the writers agree with the state of each block.
 Status KVCacheManager::Impl::check_states(std::int32_t g) const {
-  const Group& at = group(g);
-  for (std::int32_t b = 0; b < at.pool.num_blocks(); ++b) {
+  const BlockPool& pool = room_.pool(g);
+  for (std::int32_t b = 0; b < pool.num_blocks(); ++b) {
     const BlockId block(b);
     const bool findable = tree_->is_findable(GroupId(g), block);
-    const BlockState state = at.pool.state(block);
+    const BlockState state = pool.state(block);
     if (state == BlockState::kCached && !findable) {
       return broken(concat("group ", g, " block ", b, " is cached and not findable"));
     }
@@ -201,37 +201,33 @@ Status KVCacheManager::Impl::check_states(std::int32_t g) const {
       return broken(concat("group ", g, " block ", b, " is free and findable"));
     }
     const std::int32_t first_position_behind =
-        tree_->findable_end(GroupId(g), block) % at.spec.block_size;
-    if (findable && at.pool.valid(block) < first_position_behind) {
+        tree_->findable_end(GroupId(g), block) % block_size(g);
+    if (findable && pool.valid(block) < first_position_behind) {
       return broken(concat("group ", g, " block ", b, " is findable beyond its valid tokens"));
     }
-    const std::int32_t writer = at.pool.writer(block);
+    const std::int32_t writer = pool.writer(block);
     if (writer >= 0 && (state != BlockState::kHeld || rows_[writer].life == Life::kUnused)) {
       return broken(concat("group ", g, " block ", b, " has the writer ", writer,
                            ", which does not hold it"));
     }
-    if (at.order.turn(block) != EvictionTurn::kNever && state != BlockState::kCached) {
-      return broken(concat("group ", g, " block ", b, " is a candidate and not cached"));
-    }
   }
-  // Every cached block can be evicted, if not now then when what lies below it has been.
-  if (tree_->num_idle(GroupId(g)) != at.pool.num_cached() ||
-      at.order.victim().valid() != (at.pool.num_cached() > 0)) {
-    return broken(concat("group ", g, ": ", at.pool.num_cached(), " blocks are cached, ",
-                         tree_->num_idle(GroupId(g)), " entries idle, the victim is ",
-                         at.order.victim().value()));
+  if (tree_->num_idle(GroupId(g)) != pool.num_cached()) {
+    return broken(concat("group ", g, ": ", pool.num_cached(), " blocks are cached, ",
+                         tree_->num_idle(GroupId(g)), " entries idle"));
   }
   return {};
 }
 
 // The counters agree with the pools.
 Status KVCacheManager::Impl::check_counters() const {
-  const std::uint64_t held = num_held();
+  const std::uint64_t held = room_.num_held();
   if (held > counters_.blocks_used_peak) {
     return broken(concat(held, " blocks are held, the peak is ", counters_.blocks_used_peak));
   }
   std::int64_t not_free = 0;
-  for (const Group& g : groups_) not_free += g.pool.num_blocks() - g.pool.num_free();
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    not_free += pool(g).num_blocks() - pool(g).num_free();
+  }
   const auto balance =
       static_cast<std::int64_t>(counters_.blocks_allocated - counters_.blocks_freed);
   if (balance == not_free) return {};
@@ -242,14 +238,13 @@ Status KVCacheManager::Impl::check_counters() const {
 Status KVCacheManager::check_invariants() const {
   const Impl& m = *impl_;
   KVFOLIO_RETURN_IF_ERROR(m.tree_->check_invariants());
+  KVFOLIO_RETURN_IF_ERROR(m.room_.check());
   KVFOLIO_RETURN_IF_ERROR(m.steps_.check());
   KVFOLIO_RETURN_IF_ERROR(m.tables_.check());
   KVFOLIO_RETURN_IF_ERROR(m.check_ownership());
   KVFOLIO_RETURN_IF_ERROR(m.victims_.check(m.rows_.open()));
   KVFOLIO_RETURN_IF_ERROR(m.check_lengths());
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
-    KVFOLIO_RETURN_IF_ERROR(m.group(g).pool.check_invariants());
-    KVFOLIO_RETURN_IF_ERROR(m.group(g).order.check_invariants());
     KVFOLIO_RETURN_IF_ERROR(m.check_writers(g));
     KVFOLIO_RETURN_IF_ERROR(m.check_references(g));
     KVFOLIO_RETURN_IF_ERROR(m.check_states(g));

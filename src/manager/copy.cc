@@ -116,7 +116,7 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
     // Without blocks it only says whether it can.
     KVFOLIO_RETURN_IF_ERROR(target.storage_->copy_blocks_from(*storage_, GroupId(0), {}));
     for (std::int32_t g = 0; g < num_groups(); ++g) {
-      const BlockPool& pool = group(g).pool;
+      const BlockPool& pool = room_.pool(g);
       for (std::int32_t block = 0; block < pool.num_blocks(); ++block) {
         if (pool.state(BlockId(block)) == BlockState::kFree) continue;
         KVFOLIO_RETURN_IF_ERROR(
@@ -129,15 +129,10 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
 }
 
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
-  const auto& [spec, options, storage, counters, sequences, groups, has_windows, largest_block,
-               tree, tables, caller_ids, pins, scratch, evicting, entry_changes, losses, victims,
-               steps, offers] = other;
-  for (std::size_t g = 0; g < groups.size(); ++g) {
-    const auto& [group_spec, rule, pool, order, bytes_per_block, size, border_of] = groups[g];
-    groups_[g].pool.copy_from(pool);
-    groups_[g].order.copy_from(order);
-    groups_[g].border_of.copy_from(border_of);
-  }
+  const auto& [spec, options, storage, counters, sequences, groups, room, has_windows,
+               largest_block, tree, tables, caller_ids, pins, scratch, evicting, entry_changes,
+               losses, victims, steps, offers] = other;
+  room_.copy_from(room);
   tree_->copy_from(*tree);
 
   counters_ = counters;

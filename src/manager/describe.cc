@@ -10,13 +10,17 @@ using text::concat;
 
 std::int64_t KVCacheManager::Impl::bytes_total() const noexcept {
   std::int64_t bytes = 0;
-  for (const Group& g : groups_) bytes += g.bytes_per_block * g.pool.num_blocks();
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    bytes += group(g).bytes_per_block * pool(g).num_blocks();
+  }
   return bytes;
 }
 
 std::int64_t KVCacheManager::Impl::bytes_used() const noexcept {
   std::int64_t bytes = 0;
-  for (const Group& g : groups_) bytes += g.bytes_per_block * g.pool.num_held();
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    bytes += group(g).bytes_per_block * pool(g).num_held();
+  }
   return bytes;
 }
 
@@ -24,7 +28,7 @@ std::string KVCacheManager::describe() const {
   const Impl& m = *impl_;
   std::string text = "policy: lru\n";
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
-    const BlockPool& pool = m.group(g).pool;
+    const BlockPool& pool = m.pool(g);
     const std::string of = m.num_groups() == 1 ? "" : concat("group ", g, " ");
     const std::int64_t permille =
         (std::int64_t{pool.num_held()} * 1000 + pool.num_blocks() / 2) / pool.num_blocks();

@@ -12,7 +12,7 @@
 //   questions.cc  info, block tables, slots, the list of sequences
 //   steps.cc      begin, undo, commit, complete, drop, fail, drafts (step_log.h)
 //   append.cc     demand, copy-on-write, admission, append
-//   room.cc       eviction, and where a block goes when it is let go
+//   blocks.cc     eviction, and where a block goes when it is let go (room.h)
 //   preempt.cc    which sequence makes room: priorities, preempt_to (victims.h)
 //   names.cc      the callers' own ids (caller_ids.h)
 //   publish.cc    what becomes findable, and when
@@ -37,17 +37,16 @@
 #include "base/block_size.h"
 #include "base/mutants.h"
 #include "base/text.h"
-#include "kvfolio/block_pool.h"
 #include "kvfolio/block_table.h"
 #include "kvfolio/fixed_array.h"
 #include "kvfolio/group_rule.h"
-#include "kvfolio/lru_order.h"
 #include "kvfolio/manager.h"
 #include "kvfolio/prefix_tree.h"
 #include "kvfolio/span_arena.h"
 #include "manager/caller_ids.h"
 #include "manager/packed_id.h"
 #include "manager/pin_set.h"
+#include "manager/room.h"
 #include "manager/rows.h"
 #include "manager/sequence.h"
 #include "manager/step_log.h"
@@ -90,7 +89,7 @@ class KVCacheManager::Impl {
   // append.cc
   Status append(SequenceId id, const std::int32_t* tokens, std::int64_t count,
                 const AppendOptions& options);
-  // room.cc
+  // blocks.cc
   Status check_group(std::string_view what, GroupId group) const;
   Status check_block(std::string_view what, GroupId group, BlockId block) const;
   std::int32_t num_rows() const noexcept { return rows_.size(); }
@@ -122,14 +121,11 @@ class KVCacheManager::Impl {
   struct Group {
     GroupSpec spec;
     GroupRule rule;
-    BlockPool pool;
-    LruOrder order;
     std::int64_t bytes_per_block;
     BlockSize size;
-    // By block, of a window group: open sequences that count it into their border (border.cc).
-    FixedArray<std::int32_t> border_of;
   };
   std::vector<Group> groups_;
+  Room room_;
   bool has_windows_ = false;        // some group is a window group
   std::int32_t largest_block_ = 1;  // tokens
   std::optional<PrefixTree> tree_;
@@ -149,7 +145,7 @@ class KVCacheManager::Impl {
 
   Impl(CacheSpec spec, const ManagerOptions& options) : spec_(std::move(spec)), options_(options) {}
 
-  // The log of the tree (room.cc). Follows what a call on the tree has changed.
+  // The log of the tree (blocks.cc). Follows what a call on the tree has changed.
   void drain_tree() noexcept {
     if (tree_->has_changes()) follow_tree(nullptr);
   }
@@ -175,6 +171,8 @@ class KVCacheManager::Impl {
   [[nodiscard]] std::int32_t blocks_for(std::int32_t g, std::int32_t tokens) const noexcept {
     return block_of(g, tokens + block_size(g) - 1);
   }
+  BlockPool& pool(std::int32_t g) noexcept { return room_.pool(g); }
+  const BlockPool& pool(std::int32_t g) const noexcept { return room_.pool(g); }
   BlockTable& table(std::int32_t row, std::int32_t g) noexcept { return tables_.of(row, g); }
   const BlockTable& table(std::int32_t row, std::int32_t g) const noexcept {
     return tables_.of(row, g);
@@ -298,9 +296,6 @@ class KVCacheManager::Impl {
   }
   [[nodiscard]] bool reserve_spans(std::int32_t row, std::int32_t end, bool with_pending) noexcept;
   [[nodiscard]] bool reserve_for(std::int32_t row, std::int32_t end) noexcept;
-  [[nodiscard]] std::int64_t room(std::int32_t g) const noexcept {
-    return std::int64_t{group(g).pool.num_free()} + group(g).pool.num_cached();
-  }
   void shrink_to_need(std::int32_t row) noexcept;
   void join(Step& step, std::int32_t row, const std::int32_t* tokens, std::int32_t count,
             std::int32_t write_begin, std::int32_t draft, bool overwrites) noexcept;
@@ -312,11 +307,12 @@ class KVCacheManager::Impl {
                              std::int64_t count) const noexcept {
     return s.replay && count > 0 && tokens != nullptr && tokens[0] == details(s).replay_token;
   }
-  // room.cc
+  // blocks.cc
   [[nodiscard]] EvictionTurn turn_of(std::int32_t g, BlockId block,
                                      Candidate candidate) const noexcept;
   void unhang(std::int32_t g, BlockId block) noexcept;
-  [[nodiscard]] Shortage shortage(std::int32_t g, std::int32_t needed) const noexcept;
+  // Why there is no room for a plan.
+  [[nodiscard]] Shortage shortage(const Room::Plan& plan) const noexcept;
   void evict_one(std::int32_t g) noexcept;
   [[nodiscard]] BlockId acquire(std::int32_t g) noexcept;
   // What is known of these blocks, asked for ahead of time: a pool is larger than the caches.
@@ -341,7 +337,6 @@ class KVCacheManager::Impl {
   void park(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
   void drain_retiring() noexcept;
   void move_pins(std::int32_t g, BlockId from, BlockId to) noexcept;
-  [[nodiscard]] std::uint64_t num_held() const noexcept;  // blocks of all groups
   void note_peak() noexcept;
   // preempt.cc
   struct RankedRows;

@@ -13,22 +13,10 @@ using text::concat;
 Status KVCacheManager::Impl::make_groups() {
   const Result<std::vector<GroupLayout>> layouts = plan_layouts(spec_);
   if (!layouts) return layouts.error();
-  for (std::size_t g = 0; g < spec_.groups.size(); ++g) {
-    // Before a pool of that size is written.
-    if (const std::int32_t blocks = spec_.groups[g].num_blocks; blocks > LruOrder::kMaxBlocks) {
-      return {ErrorCode::kInvalidArgument,
-              concat("group ", g, ": num_blocks is ", blocks, ", allowed with a manager: 1 to ",
-                     LruOrder::kMaxBlocks)};
-    }
-  }
+  KVFOLIO_RETURN_IF_ERROR(room_.allocate(spec_.groups));
   for (const GroupSpec& spec : spec_.groups) {
-    Result<BlockPool> pool = BlockPool::create(spec.num_blocks);
-    if (!pool) return std::move(pool).error();
-    Result<LruOrder> order = LruOrder::create(spec.num_blocks);
-    if (!order) return std::move(order).error();
-    groups_.push_back({spec, GroupRule(spec), std::move(*pool), std::move(*order),
-                       (*layouts)[groups_.size()].bytes_per_block, BlockSize(spec.block_size),
-                       FixedArray<std::int32_t>()});
+    groups_.push_back({spec, GroupRule(spec), (*layouts)[groups_.size()].bytes_per_block,
+                       BlockSize(spec.block_size)});
     has_windows_ |= !GroupRule(spec).keeps_all();
     largest_block_ = std::max(largest_block_, spec.block_size);
   }
@@ -67,10 +55,7 @@ Status KVCacheManager::Impl::make_rows() {
       steps_.allocate(options_.max_steps_in_flight, num_groups(), rows,
                       options_.max_table_entries + 16 * rows);
   std::int64_t blocks = 0;
-  for (Group& group : groups_) {
-    blocks += group.spec.num_blocks;
-    ok = ok && (group.rule.keeps_all() || group.border_of.allocate_zeroed(group.spec.num_blocks));
-  }
+  for (const Group& group : groups_) blocks += group.spec.num_blocks;
   offers_.resize(groups_.size());
   if (ok) return {};
   return {ErrorCode::kOutOfMemory,

@@ -46,7 +46,7 @@ Result<Pinned> KVCacheManager::pin(std::span<const std::int32_t> tokens,
     const BlockTable& blocks = m.pins_.table(pin, g);
     m.hold_table(g, blocks.blocks(std::as_const(m.arena())));
     if (m.group(g).size.offset_of(match.tokens) == 0) continue;
-    m.group(g).pool.set_wanted(blocks.at(m.arena(), blocks.size() - 1), true);
+    m.pool(g).set_wanted(blocks.at(m.arena(), blocks.size() - 1), true);
   }
   const PinId id = m.pins_.take();
   m.note_peak();

@@ -48,7 +48,7 @@ bool KVCacheManager::Impl::frees_a_block(std::int32_t row) const noexcept {
     const auto blocks = table(row, g).blocks(arena());
     // From the end: what a sequence has alone is its newest.
     for (std::size_t i = blocks.size(); i-- > 0;) {
-      if (blocks[i] >= 0 && group(g).pool.refs(BlockId(blocks[i])) == 1) return true;
+      if (blocks[i] >= 0 && pool(g).refs(BlockId(blocks[i])) == 1) return true;
     }
   }
   return false;
@@ -57,7 +57,7 @@ bool KVCacheManager::Impl::frees_a_block(std::int32_t row) const noexcept {
 bool KVCacheManager::Impl::shares_a_block(std::int32_t row) const noexcept {
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     for (const std::int32_t block : table(row, g).blocks(arena())) {
-      if (block >= 0 && group(g).pool.refs(BlockId(block)) > 1) return true;
+      if (block >= 0 && pool(g).refs(BlockId(block)) > 1) return true;
     }
   }
   return false;
@@ -100,8 +100,8 @@ std::optional<SequenceId> KVCacheManager::select_victim(VictimPolicy policy) {
 
 double KVCacheManager::Impl::utilization() const noexcept {
   double most = 0.0;
-  for (const Group& g : groups_) {
-    most = std::max(most, static_cast<double>(g.pool.num_held()) / g.pool.num_blocks());
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    most = std::max(most, static_cast<double>(pool(g).num_held()) / pool(g).num_blocks());
   }
   return most;
 }

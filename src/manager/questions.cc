@@ -77,7 +77,7 @@ std::int32_t KVCacheManager::num_rows() const noexcept { return impl_->num_rows(
 
 Result<std::int32_t> KVCacheManager::ref_count(GroupId group, BlockId block) const {
   KVFOLIO_RETURN_IF_ERROR(impl_->check_block("ref_count", group, block));
-  return impl_->groups_[static_cast<std::size_t>(group.value())].pool.refs(block);
+  return impl_->pool(group.value()).refs(block);
 }
 
 Result<bool> KVCacheManager::is_findable(GroupId group, BlockId block) const {

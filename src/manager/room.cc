@@ -1,360 +1,110 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Room: what can be evicted, and where a block goes when the last holder lets go.
+// All blocks of all groups, but for what is called for each block of a step (room.h).
 
-#include <algorithm>
+#include "manager/room.h"
 
-#include "manager/impl.h"
+#include <utility>
+
+#include "base/text.h"
+#include "kvfolio/group_rule.h"
 
 namespace kvfolio {
 
-using text::concat;
-
-// ---- states of a block ----
-
-// What a change leads to may change the tree again: its entries follow.
-void KVCacheManager::Impl::follow_tree(Published* published) noexcept {
-  while (tree_->has_changes()) {
-    const TreeChange change = tree_->take_change();
-    switch (change.kind) {
-      case TreeChange::Kind::kHung:
-        break;
-      case TreeChange::Kind::kUnhung:
-        on_unhung(change.group, change.block, change.successor);
-        break;
-      case TreeChange::Kind::kKept:
-        KVFOLIO_CHECK(published != nullptr);  // only extend() leaves such entries
-        on_kept(change, *published);
-        break;
-      case TreeChange::Kind::kCandidate:
-        on_candidate(change.group, change.block, change.candidate);
-        break;
+Status Room::allocate(std::span<const GroupSpec> groups) {
+  std::vector<std::int32_t> num_blocks;
+  num_blocks.reserve(groups.size());
+  for (const GroupSpec& spec : groups) num_blocks.push_back(spec.num_blocks);
+  // First, since it checks the numbers: before a pool of that size is written.
+  Result<LruOrder> order = LruOrder::create(num_blocks);
+  if (!order) return std::move(order).error();
+  order_ = std::move(*order);
+  groups_.reserve(groups.size());
+  for (const GroupSpec& spec : groups) {
+    Result<BlockPool> pool = BlockPool::create(spec.num_blocks);
+    if (!pool) return std::move(pool).error();
+    groups_.push_back({std::move(*pool), {}});
+    const bool has_borders = !GroupRule(spec).keeps_all();
+    if (has_borders && !groups_.back().borders.allocate_zeroed(spec.num_blocks)) {
+      return {ErrorCode::kOutOfMemory,
+              text::concat("no memory for the borders of ", spec.num_blocks, " blocks")};
     }
   }
+  return {};
 }
 
-void KVCacheManager::Impl::on_unhung(GroupId group_id, BlockId block, BlockId successor) noexcept {
-  Group& g = group(group_id.value());
-  ++entry_changes_;
-  g.order.forget(block);
-  if (successor.valid()) {
-    // It holds the same tokens: what was wanted or pinned of the other is so of this one.
-    if (g.pool.wanted(block)) g.pool.set_wanted(successor, true);
-    if (!g.border_of.empty()) g.border_of[successor.value()] = g.border_of[block.value()];
-    move_pins(group_id.value(), block, successor);
-  }
-  g.pool.set_wanted(block, false);
-  if (!g.border_of.empty()) g.border_of[block.value()] = 0;
-  if (g.pool.state(block) != BlockState::kCached && !successor.valid()) {
-    ++losses_;  // a closed sequence that waits for its step may still offer a retiring one
-    if (evicting_ && is_held(group_id, block)) ++counters_.blocks_unhung;
-  }
-  if (g.pool.state(block) != BlockState::kCached) return;  // its holders, or the step, free it
-  g.pool.make_free(block);
-  ++counters_.blocks_freed;
-  if (evicting_) ++counters_.blocks_evicted;
-}
-
-// A pinned tail gave way to a longer block that begins with the same tokens: pins follow, so that
-// the pinned prefix stays findable when the longer one is no longer in use.
-void KVCacheManager::Impl::move_pins(std::int32_t g, BlockId from, BlockId to) noexcept {
-  if (group(g).pool.refs(from) == 0) return;
-  pins_.for_each_open([&](std::int32_t pin) {
-    BlockTable& blocks = pins_.table(pin, g);
-    if (blocks.size() == 0) return;
-    const std::int32_t last = blocks.size() - 1;  // only a last block is partial
-    if (blocks.at(arena(), last) != from) return;
-    blocks.set(arena(), last, to);
-    // The tree has it as busy: its publisher holds it, or has closed and waits for this step.
-    group(g).pool.hold(to);
-    let_go(g, from, true);
-  });
-}
-
-// Of two blocks with equal tokens a held one has the entry; one that is busy but not held, since
-// only steps use it, gives way.
-void KVCacheManager::Impl::on_kept(const TreeChange& change, Published& published) noexcept {
-  if (!is_held(change.group, change.block)) {
-    tree_->replace(change.group, change.block, change.successor);
-    ++published.num_hung;
-    return;
-  }
-  const std::int32_t end = tree_->findable_end(change.group, change.block);
-  const std::int32_t begin = group(change.group.value()).size.begin_of(end - 1);
-  published.missed_from = std::min(published.missed_from, begin);
-  published.missed_to = std::max(published.missed_to, end);
-}
-
-void KVCacheManager::Impl::on_candidate(GroupId group_id, BlockId block,
-                                        Candidate candidate) noexcept {
-  const std::int32_t g = group_id.value();
-  group(g).order.set_turn(block, turn_of(g, block, candidate));
-}
-
-bool KVCacheManager::Impl::is_held(GroupId group_id, BlockId block) const noexcept {
-  const BlockPool& pool = group(group_id.value()).pool;
-  return pool.state(block) == BlockState::kHeld && !pool.held_by_steps(block);
-}
-
-// A partial tail in which no prompt was found goes before all else: a stream of short requests must
-// not flush prefixes that others share. What takes entries of held blocks of its group along goes
-// last, and so does the border of a sequence (border.cc).
-EvictionTurn KVCacheManager::Impl::turn_of(std::int32_t g, BlockId block,
-                                           Candidate candidate) const noexcept {
-  if (candidate == Candidate::kNone) return EvictionTurn::kNever;
-  const Group& at = group(g);
-  if (candidate == Candidate::kHead) return EvictionTurn::kLast;
-  if (!at.border_of.empty() && at.border_of[block.value()] > 0) return EvictionTurn::kLast;
-  const bool is_partial = at.size.offset_of(tree_->findable_end(GroupId(g), block)) != 0;
-  if (mutant(Mutant::kTailsLikeFullBlocks)) return EvictionTurn::kNormal;
-  return is_partial && !at.pool.wanted(block) ? EvictionTurn::kFirst : EvictionTurn::kNormal;
-}
-
-BlockId KVCacheManager::Impl::acquire(std::int32_t g) noexcept {
-  const BlockId block = group(g).pool.acquire();
-  KVFOLIO_CHECK(block.valid());  // admission counted
-  ++counters_.blocks_allocated;
-  return block;
-}
-
-void KVCacheManager::Impl::prefetch(std::int32_t g,
-                                    std::span<const std::int32_t> blocks) const noexcept {
-  const BlockPool& pool = group(g).pool;
-  for (const std::int32_t block : blocks) {
-    if (block >= 0) pool.prefetch(BlockId(block));
-  }
-  tree_->prefetch(GroupId(g), blocks);
-}
-
-void KVCacheManager::Impl::prefetch_release(std::int32_t g,
-                                            std::span<const std::int32_t> blocks) const noexcept {
-  prefetch(g, blocks);
-  const LruOrder& order = group(g).order;
-  for (const std::int32_t block : blocks) {
-    if (block >= 0) order.prefetch(BlockId(block));
-  }
-}
-
-void KVCacheManager::Impl::hold_table(std::int32_t g,
-                                      std::span<const std::int32_t> blocks) noexcept {
-  BlockPool& pool = group(g).pool;
-  BlockBatch revived;
-  const auto first = [](std::span<const std::int32_t> all) {
-    return all.first(std::min<std::size_t>(all.size(), kBlocksAtOnce));
-  };
-  prefetch(g, first(blocks));
-  while (!blocks.empty()) {
-    const auto now = first(blocks);
-    blocks = blocks.subspan(now.size());
-    prefetch(g, first(blocks));
-    for (const std::int32_t block : now) {
-      if (block < 0) continue;
-      if (pool.state(BlockId(block)) == BlockState::kCached) revived.add(block);
-      pool.hold(BlockId(block));
-    }
-    tree_->set_busy(GroupId(g), revived.take());
-    drain_tree();
-  }
-}
-
-bool KVCacheManager::Impl::release(std::int32_t g, BlockId block, bool touched,
-                                   std::int32_t holder) noexcept {
-  BlockPool& pool = group(g).pool;
-  if (touched) pool.set_touched(block, true);
-  if (mutant(Mutant::kReleaseTwice) && pool.refs(block) > 1) static_cast<void>(pool.release(block));
-  const bool last = pool.release(block);
-  pool.set_released_in(block, steps_.last_committed());
-  entry_changes_ += last || pool.held_by_steps(block) ? 1 : 0;
-  if (last || pool.writer(block) == holder) pool.set_writer(block, BlockPool::kNobody);
-  if (!last) return false;
-  // Who closed and waits for a step may still publish it.
-  const bool idle = steps_.num_in_flight() == 0 || mutant(Mutant::kReuseBeforeComplete);
-  if (idle && rows_.closing().empty()) return true;
-  pool.make_retiring(block, steps_.last_committed());
-  return false;
-}
-
-void KVCacheManager::Impl::let_go(std::int32_t g, BlockId block, bool touched) noexcept {
-  if (!release(g, block, touched, BlockPool::kNobody)) return;
-  const std::int32_t alone[] = {block.value()};
-  park(g, alone);
-}
-
-void KVCacheManager::Impl::let_go_of_source(std::int32_t g, BlockId block) noexcept {
-  group(g).pool.take_from_step(block);
-  let_go(g, block, true);
-}
-
-// Nobody holds these blocks and no step can touch them.
-void KVCacheManager::Impl::park(std::int32_t g, std::span<const std::int32_t> blocks) noexcept {
-  Group& at = group(g);
-  std::array<std::int32_t, kBlocksAtOnce> ends;
-  tree_->findable_ends(GroupId(g), blocks, std::span(ends).first(blocks.size()));
-  BlockBatch cached;
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    const BlockId block(blocks[i]);
-    if (ends[i] == 0) {
-      at.order.forget(block);
-      at.pool.make_free(block);
-      ++counters_.blocks_freed;
-      continue;
-    }
-    // Held and not touched: it stands where it stood.
-    if (at.pool.touched(block) || !at.order.has_rank(block)) at.order.touch(block);
-    at.pool.set_touched(block, false);
-    at.pool.make_cached(block);
-    cached.add(block.value());
-  }
-  // While follow_tree() runs this is empty: a block that has just lost its entry has none again.
-  const std::span<const std::int32_t> idle = cached.take();
-  if (idle.empty()) return;
-  tree_->set_idle(GroupId(g), idle);
-  drain_tree();
-}
-
-void KVCacheManager::Impl::drain_retiring() noexcept {
-  const std::uint64_t bound = steps_.oldest_incomplete();
-  std::array<std::int32_t, kBlocksAtOnce> blocks;
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    while (const std::size_t n = group(g).pool.oldest_retiring(bound, blocks)) {
-      prefetch_release(g, std::span(blocks).first(n));
-      park(g, std::span(blocks).first(n));
-    }
-  }
-}
-
-void KVCacheManager::Impl::release_entries(std::int32_t row, std::int32_t g, std::int32_t first,
-                                           std::int32_t end) noexcept {
-  const Sequence& s = rows_[row];
-  if (mutant(Mutant::kHitReferencedLate) && !s.used) return;
-  const auto blocks = std::as_const(*this).table(row, g).blocks(std::as_const(*this).arena());
-  const auto some = [&](std::int32_t last) {  // that stand before it
-    const std::int32_t begin = std::max(first, last - kBlocksAtOnce);
-    return blocks.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(last - begin));
-  };
-  BlockBatch idle;
-  prefetch_release(g, some(end));
-  while (end > first) {
-    const auto now = some(end);
-    const std::int32_t begin = end - static_cast<std::int32_t>(now.size());
-    prefetch_release(g, some(begin));
-    for (std::size_t i = now.size(); i-- > 0; --end) {
-      const BlockId block(now[i]);
-      if (!block.valid()) continue;
-      if (release(g, block, s.used, row)) idle.add(block.value());
-    }
-    park(g, idle.take());
-  }
-}
-
-std::uint64_t KVCacheManager::Impl::num_held() const noexcept {
-  std::uint64_t held = 0;
-  for (const Group& g : groups_) held += static_cast<std::uint64_t>(g.pool.num_held());
-  return held;
-}
-
-void KVCacheManager::Impl::note_peak() noexcept {
-  counters_.blocks_used_peak = std::max(counters_.blocks_used_peak, num_held());
-}
-
-// ---- eviction ----
-
-Shortage KVCacheManager::Impl::shortage(std::int32_t g, std::int32_t needed) const noexcept {
-  const BlockPool& pool = group(g).pool;
+Shortage Room::shortage(std::int32_t g, std::int64_t needed) const noexcept {
+  const BlockPool& of = pool(g);
   Shortage s;
   s.group = g;
-  s.needed = needed;
-  s.free = pool.num_free();
-  s.evictable = pool.num_cached();
-  s.retiring = pool.num_retiring();
-  s.pinned = pool.num_blocks() - s.free - s.evictable - s.retiring;
-  s.sequences = static_cast<std::int32_t>(rows_.open().size());
-  s.pins = pins_.num_open();
+  s.needed = static_cast<std::int32_t>(std::min<std::int64_t>(needed, INT32_MAX));
+  s.free = of.num_free();
+  s.evictable = of.num_cached();
+  s.retiring = of.num_retiring();
+  s.pinned = of.num_blocks() - s.free - s.evictable - s.retiring;
   return s;
 }
 
-void KVCacheManager::Impl::evict_one(std::int32_t g) noexcept {
-  const BlockId victim = group(g).order.victim();
-  KVFOLIO_CHECK(victim.valid());  // every cached block can be evicted
-  // Blocks are evicted in the order of use, which has nothing to do with where they lie: what the
-  // next ones need is asked for now.
-  BlockId next = victim;
-  for (int step = PrefixTree::kEvictionSteps - 1; step >= 0; --step) {
-    next = group(g).order.victim_after(next);
-    if (!next.valid()) break;
-    tree_->prefetch_eviction(GroupId(g), next, step);
-    if (step == 0) {
-      group(g).order.prefetch(next);
-      group(g).pool.prefetch(next);
+std::uint64_t Room::num_held() const noexcept {
+  std::uint64_t held = 0;
+  for (const Group& group : groups_) held += static_cast<std::uint64_t>(group.pool.num_held());
+  return held;
+}
+
+void Room::forget(std::int32_t g, BlockId block, BlockId successor) noexcept {
+  Group& of = at(g);
+  order_.forget(GroupId(g), block);
+  if (successor.valid()) {
+    if (of.pool.wanted(block)) of.pool.set_wanted(successor, true);
+    if (!of.borders.empty()) of.borders[successor.value()] = of.borders[block.value()];
+  }
+  of.pool.set_wanted(block, false);
+  if (!of.borders.empty()) of.borders[block.value()] = 0;
+}
+
+// A member that is not named here does not compile.
+void Room::copy_from(const Room& other) noexcept {
+  const auto& [groups, order] = other;
+  KVFOLIO_CHECK(groups_.size() == groups.size());
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const auto& [pool, borders] = groups[g];
+    groups_[g].pool.copy_from(pool);
+    groups_[g].borders.copy_from(borders);
+  }
+  order_.copy_from(order);
+}
+
+Status Room::check() const {
+  const auto broken = [](std::int32_t g, std::int32_t b, const char* what) {
+    return Status(ErrorCode::kFailedPrecondition,
+                  text::concat("room: group ", g, " block ", b, " ", std::string_view(what)));
+  };
+  KVFOLIO_RETURN_IF_ERROR(order_.check_invariants());
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const BlockPool& of = pool(g);
+    KVFOLIO_RETURN_IF_ERROR(of.check_invariants());
+    for (std::int32_t b = 0; b < of.num_blocks(); ++b) {
+      const BlockId block(b);
+      const BlockState state = of.state(block);
+      const bool is_candidate = order_.turn(GroupId(g), block) != EvictionTurn::kNever;
+      if (is_candidate && state != BlockState::kCached) {
+        return broken(g, b, "is a candidate and not cached");
+      }
+      if (state == BlockState::kFree && order_.has_rank(GroupId(g), block)) {
+        return broken(g, b, "is free and has a rank");
+      }
+      if (state == BlockState::kCached && !order_.has_rank(GroupId(g), block)) {
+        return broken(g, b, "is cached and has no rank");
+      }
+    }
+    // Each cached block can be evicted, if not now then when what lies below it has been.
+    if (victim(g).valid() != (of.num_cached() > 0)) {
+      return Status(ErrorCode::kFailedPrecondition,
+                    text::concat("room: group ", g, ": ", of.num_cached(),
+                                 " blocks are cached, the victim is ", victim(g).value()));
     }
   }
-  unhang(g, victim);
-}
-
-// The block loses its entry to make room.
-void KVCacheManager::Impl::unhang(std::int32_t g, BlockId block) noexcept {
-  evicting_ = true;
-  tree_->unhang(GroupId(g), block);
-  drain_tree();
-  evicting_ = false;
-}
-
-bool KVCacheManager::Impl::evict_coldest() noexcept {
-  // Ranks of different groups cannot be compared: each gives one.
-  bool any = false;
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    if (!group(g).order.victim().valid()) continue;
-    evict_one(g);
-    any = true;
-  }
-  return any;
-}
-
-Result<std::int32_t> KVCacheManager::evict(GroupId group_id, std::int32_t num_blocks) {
-  Impl& m = *impl_;
-  KVFOLIO_RETURN_IF_ERROR(m.check_group("evict", group_id));
-  if (num_blocks < 0) {
-    return Status(ErrorCode::kInvalidArgument,
-                  concat("evict of ", num_blocks, " blocks, allowed: 0 and above"));
-  }
-  std::int32_t done = 0;
-  while (done < num_blocks && m.group(group_id.value()).order.victim().valid()) {
-    m.evict_one(group_id.value());
-    ++done;
-  }
-  return done;
-}
-
-// ---- questions ----
-
-Status KVCacheManager::Impl::check_group(std::string_view what, GroupId group_id) const {
-  if (group_id.value() >= 0 && group_id.value() < num_groups()) return {};
-  return {ErrorCode::kInvalidArgument,
-          concat(what, ": group ", group_id.value(), ", allowed: 0 to ", num_groups() - 1)};
-}
-
-Status KVCacheManager::Impl::check_block(std::string_view what, GroupId group_id,
-                                         BlockId block) const {
-  KVFOLIO_RETURN_IF_ERROR(check_group(what, group_id));
-  const BlockPool& pool = group(group_id.value()).pool;
-  if (pool.contains(block)) return {};
-  return {ErrorCode::kInvalidArgument,
-          concat(what, ": block ", block.value(), " of group ", group_id.value(),
-                 ", allowed: 0 to ", pool.num_blocks() - 1)};
-}
-
-Result<GroupUsage> KVCacheManager::usage(GroupId group_id) const {
-  const Impl& m = *impl_;
-  KVFOLIO_RETURN_IF_ERROR(m.check_group("usage", group_id));
-  const BlockPool& pool = m.group(group_id.value()).pool;
-  return GroupUsage{pool.num_blocks(), pool.num_free(),     pool.num_held(),
-                    pool.num_cached(), pool.num_retiring(), pool.num_cached()};
-}
-
-double KVCacheManager::utilization() const noexcept { return impl_->utilization(); }
-
-bool KVCacheManager::needs_eviction() const noexcept {
-  return impl_->utilization() >= impl_->options_.high_watermark;
+  return {};
 }
 
 }  // namespace kvfolio

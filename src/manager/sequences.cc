@@ -281,7 +281,7 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
       const std::int32_t offset = held % block_size(g);
       if (offset == 0) continue;
       const BlockId tail = table(row, g).at(arena(), held / block_size(g));
-      BlockPool& pool = group(g).pool;
+      BlockPool& pool = room_.pool(g);
       pool.set_wanted(tail, true);
       if (pool.refs(tail) == 1 && pool.writer(tail) == BlockPool::kNobody &&
           pool.valid(tail) == offset) {

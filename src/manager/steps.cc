@@ -57,9 +57,9 @@ Result<Ticket> KVCacheManager::begin_step(const StepOptions&) {
 // ---- undo ----
 
 void KVCacheManager::Impl::free_unwritten(std::int32_t g, BlockId block) noexcept {
-  const bool last = group(g).pool.release(block);
+  const bool last = pool(g).release(block);
   KVFOLIO_CHECK(last);
-  group(g).pool.make_free(block);
+  pool(g).make_free(block);
   ++counters_.blocks_freed;
 }
 
@@ -67,7 +67,7 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
   const StepEntry& e = step.entries[entry];
   Sequence& s = rows_[e.row];
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    BlockPool& pool = group(g).pool;
+    BlockPool& pool = room_.pool(g);
     BlockTable& blocks = table(e.row, g);
     const TailChange& tail = step.change(entry, g);
     const std::int32_t have = blocks_for(g, e.write_begin);
@@ -230,7 +230,7 @@ Status KVCacheManager::commit(Ticket ticket) {
     const StepEntry& e = step.entries[i];
     Sequence& s = m.rows_[e.row];
     for (std::int32_t g = 0; g < m.num_groups() && step.num_displaced > 0; ++g) {
-      BlockPool& pool = m.group(g).pool;
+      BlockPool& pool = m.pool(g);
       const TailChange& tail = step.change(i, g);
       if (tail.copy_to >= 0) ++m.counters_.block_copies;
       // The right to write goes with the table entry.
@@ -370,10 +370,10 @@ void KVCacheManager::Impl::abort_writers() noexcept {
     return i < steps_.num_ended();
   };
   const auto written = [&](std::int32_t g, std::int32_t block) {
-    return block >= 0 && is_failed(group(g).pool.written_in(BlockId(block)));
+    return block >= 0 && is_failed(pool(g).written_in(BlockId(block)));
   };
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    BlockPool& pool = group(g).pool;
+    BlockPool& pool = room_.pool(g);
     for (std::int32_t block = 0; block < pool.num_blocks(); ++block) {
       if (pool.state(BlockId(block)) == BlockState::kFree || !written(g, block)) continue;
       if (tree_->is_findable(GroupId(g), BlockId(block))) tree_->unhang(GroupId(g), BlockId(block));

@@ -55,7 +55,7 @@ std::vector<SequenceId> StateReader::open_order(const KVCacheManager& manager, b
 }
 
 BlockState StateReader::block_state(const KVCacheManager& manager, BlockId block) {
-  return manager.impl_->group(0).pool.state(block);
+  return manager.impl_->pool(0).state(block);
 }
 
 bool StateReader::replays(const KVCacheManager& manager, SequenceId sequence) {
@@ -97,8 +97,8 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
   using Impl = KVCacheManager::Impl;
   const Impl& impl = *manager.impl_;
   const PrefixTree::Impl& tree = *impl.tree_->impl_;
-  const BlockPool& pool = impl.group(0).pool;
-  const LruOrder& order = impl.group(0).order;
+  const BlockPool& pool = impl.pool(0);
+  const LruOrder& order = impl.room_.order_;
   Names blocks;
   Names runs;
   Names rows;
@@ -270,14 +270,15 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
   }
   std::vector<std::int32_t> ranked;
   for (std::int32_t b = 0; b < pool.num_blocks(); ++b) {
-    if (order.has_rank(BlockId(b))) ranked.push_back(b);
+    if (order.has_rank(GroupId(0), BlockId(b))) ranked.push_back(b);
   }
-  std::sort(ranked.begin(), ranked.end(),
-            [&](std::int32_t a, std::int32_t b) { return order.colder(BlockId(a), BlockId(b)); });
+  std::sort(ranked.begin(), ranked.end(), [&](std::int32_t a, std::int32_t b) {
+    return order.colder({GroupId(0), BlockId(a)}, {GroupId(0), BlockId(b)});
+  });
   put(-11);
   for (const std::int32_t b : ranked) {
     put(blocks.of(b));
-    put(static_cast<int>(order.turn(BlockId(b))));
+    put(static_cast<int>(order.turn(GroupId(0), BlockId(b))));
   }
   put(-12);
   // Free blocks are all alike: which is taken first is a matter of names.

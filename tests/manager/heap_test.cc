@@ -203,7 +203,8 @@ TEST(ManagerHeap, AdoptAndCopyToAllocateNothing) {
 
 TEST(PartsHeap, PoolOrderTreeAndArenaAllocateNothingAfterTheirCreation) {
   Result<BlockPool> pool = BlockPool::create(64);
-  Result<LruOrder> order = LruOrder::create(64);
+  const std::int32_t num_blocks = 64;
+  Result<LruOrder> order = LruOrder::create({&num_blocks, 1});
   Result<SpanArena> arena = SpanArena::create(4096);
   PrefixTreeOptions options;
   options.groups = {{.block_size = 4, .num_blocks = 64}};
@@ -224,10 +225,10 @@ TEST(PartsHeap, PoolOrderTreeAndArenaAllocateNothingAfterTheirCreation) {
               pool->make_retiring(block, 1);
               ok = pool->oldest_retiring(2) == block && ok;
               pool->make_cached(block);
-              order->touch(block);
-              order->set_turn(block, EvictionTurn::kNormal);
-              ok = order->victim() == block && ok;
-              order->forget(block);
+              order->touch(GroupId(0), block);
+              order->set_turn(GroupId(0), block, EvictionTurn::kNormal);
+              ok = order->victim(GroupId(0)) == block && ok;
+              order->forget(GroupId(0), block);
               pool->make_free(block);
 
               ArenaSpan span;
