@@ -270,14 +270,9 @@ void KVCacheManager::Impl::unhang(std::int32_t g, BlockId block) noexcept {
 }
 
 bool KVCacheManager::Impl::evict_coldest() noexcept {
-  // Ranks of different groups cannot be compared: each gives one.
-  bool any = false;
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    if (!room_.victim(g).valid()) continue;
-    evict_one(g);
-    any = true;
-  }
-  return any;
+  const LruOrder::Member victim = room_.victim();
+  if (victim.valid()) unhang(victim.group.value(), victim.block);
+  return victim.valid();
 }
 
 Result<std::int32_t> KVCacheManager::evict(GroupId group_id, std::int32_t num_blocks) {

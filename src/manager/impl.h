@@ -368,6 +368,7 @@ class KVCacheManager::Impl {
   void publish(std::int32_t row, bool tail) noexcept;
   void stop_publishing(std::int32_t row) noexcept;
   void find_lost(std::int32_t row) noexcept;
+  // The coldest block of all groups. False: there is none.
   [[nodiscard]] bool evict_coldest() noexcept;
   // border.cc
   void count_border(std::int32_t row, std::int32_t g, std::int32_t logical, int by) noexcept;

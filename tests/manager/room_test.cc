@@ -37,6 +37,19 @@ Status append_in_step(Engine& e, SequenceId sequence, const Tokens& more) {
   return status;
 }
 
+// Of all groups the coldest goes, not one of each.
+TEST(Room, AFullTreeGivesUpTheColdestOfAllGroups) {
+  Engine e({full_group(4, 16), window_group(4, 16, 8)}, {.max_runs = 3});  // a root and two prompts
+  must(e.manager.close(e.say(tokens(1, 8))));
+  ASSERT_EQ(must(e.manager.evict(GroupId(1), 2)), 2);
+  must(e.manager.close(e.say(tokens(50, 8))));  // the coldest window blocks are of this one now
+  must(e.manager.close(e.say(tokens(90, 8))));
+  EXPECT_EQ(e.probe(tokens(1, 9)), 0);
+  EXPECT_EQ(e.probe(tokens(50, 9)), 8);
+  EXPECT_EQ(e.probe(tokens(90, 9)), 8);
+  must(e.manager.check_invariants());
+}
+
 TEST(Room, APromptThatFitsColdFitsAfterAHitInsideABlock) {
   Engine e({full_group(16, 4)});
   e.cache(joined(tokens(0, 40), tokens(500, 24)));  // the pool is full of it

@@ -28,11 +28,11 @@ constexpr int kOperations = 50000;
 constexpr int kOpsPerRun = 600;
 
 constexpr std::array<std::uint64_t, 20> kDigests = {
-    0xfe9ffab83fef9980u, 0x9daddb51e394b4bfu, 0x563e768851865bcfu, 0xb97f108b779778a1u,
-    0xec310fb2df7608f8u, 0x73706a0a89fd172cu, 0xbf1fa6158223d17bu, 0x6bfac7678c3a3f3bu,
-    0x3efaee2f4bb06bf2u, 0x6aeb297c16db4340u, 0x862b579580900f2du, 0x22a1f5428057b406u,
-    0x8bbbc6e6b4f7ebf8u, 0xb7ba72db58cbe542u, 0xa98ac050680ccb06u, 0xb6fa30b386e1ba92u,
-    0x012e80fbf4d70c87u, 0x02e71feff4b483b1u, 0xf44f7f5ddd71a03eu, 0x0a6c8dfaa3b0bc3bu,
+    0x06f11fcbb52253f1u, 0x201eeca12c4da582u, 0xbda889eeea0c645cu, 0x201668d9f1bc0ec2u,
+    0xc19d7c25c5f83135u, 0x25b8e7191ad8791eu, 0x27f0db8c5c3a0ef1u, 0xed4c567ed60ec0eeu,
+    0x2185fcd8b5438190u, 0x1e70c6ed9cb536bau, 0xc168a1006813166au, 0x06f5069892e6bcd2u,
+    0xdba9a86492262820u, 0x2a4f8f2aa000172bu, 0x13f82461c5780e93u, 0x7cb2582f11f5f2c0u,
+    0x619690f59e4dd0ccu, 0x857618396dacf71au, 0x5c4c5c7b59d1074cu, 0x416fdc49dcd4dec8u,
 };
 
 class Digest : public testing::TestWithParam<int> {};
