@@ -1,35 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Memory: the bytes that the manager of ids keeps for each block of a full pool, tokens apart.
-// Tables that were never touched cost no page, so it is pages that are counted.
-
-#include <unistd.h>
-
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
+// Memory: the bytes that the manager of ids keeps for each block, tokens apart, as
+// KVCacheManager::metadata() counts them: the arrays with a place for each block whole, the stores
+// of the prefix tree by what is in them.
 
 #include <algorithm>
-#include <cstdio>
+#include <vector>
 
 #include "cache.h"
 #include "family.h"
 
 namespace kvfolio::bench {
 namespace {
-
-// Bytes of this process that lie in memory, or -1 where the system does not say.
-double resident_bytes() {
-  long pages = -1;
-#ifdef __linux__
-  if (std::FILE* file = std::fopen("/proc/self/statm", "r")) {
-    long all = 0;
-    if (std::fscanf(file, "%ld %ld", &all, &pages) != 2) pages = -1;
-    std::fclose(file);
-  }
-#endif
-  return pages < 0 ? -1 : static_cast<double>(pages) * static_cast<double>(::sysconf(_SC_PAGESIZE));
-}
 
 // Computes prompts [first, last), each by a sequence of its own, and leaves their blocks to one
 // more: its caller_id is `last`, which is returned.
@@ -63,18 +45,8 @@ void run(Session& session) {
   const std::int32_t prompts = num_blocks / kRunBlocks;
   const std::int32_t share = (prompts + kHolders - 1) / kHolders;
   std::vector<std::int32_t> tokens(std::size_t{kRunBlocks} * kBlockSize);
-#ifdef __GLIBC__
-  // What others freed goes back to the system, and each large table gets pages of its own.
-  ::mallopt(M_MMAP_THRESHOLD, 64 << 10);
-  ::malloc_trim(0);
-#endif
-  const double before = resident_bytes();
-  if (before < 0) {
-    session.leave_out("metadata.empty", "the system does not say");
-    return session.leave_out("metadata.block", "the system does not say");
-  }
   Cache cache(num_blocks, kHolders + share);
-  const double created = resident_bytes();
+  const MemoryUse created = cache->metadata();
   std::vector<SequenceId> holders;
   for (std::int32_t p = 0; p < prompts;) {
     p = hold_prompts(cache, p, std::min(prompts, p + share), tokens);
@@ -82,7 +54,7 @@ void run(Session& session) {
   }
   require(cache.usage().held == num_blocks, "every block is held");
   for (const SequenceId holder : holders) cache.close(holder);
-  const double full = resident_bytes();
+  const MemoryUse full = cache->metadata();
   require(cache.usage().cached == num_blocks && cache->counters().blocks_evicted == 0,
           "the pool is full of cached blocks");
   for (const std::int32_t p : {0, prompts / 2, prompts - 1}) {
@@ -91,28 +63,35 @@ void run(Session& session) {
             "every prompt is found");
   }
   cache.check();
-  const double per_block = (full - before) / num_blocks - kTokenBytes;
-  // Created and never used: what an empty pool costs.
+  const auto per_block = [&](std::int64_t bytes) {
+    return static_cast<double>(bytes) / num_blocks;
+  };
   session.report({.name = "metadata.empty",
                   .facts = {{"blocks", std::int64_t{num_blocks}}},
                   .unit = "B",
                   .earlier = Earlier{"cbtop", "per block, empty", 4, "B"},
-                  .note = "resident memory per block after create()"},
-                 {{(created - before) / num_blocks}, {}});
+                  .note = "in use per block after create()"},
+                 {{per_block(created.used)}, {}});
+  session.report({.name = "metadata.reserved",
+                  .facts = {{"blocks", std::int64_t{num_blocks}}},
+                  .unit = "B",
+                  .note = "reserved per block; pages that were never touched cost nothing"},
+                 {{per_block(created.reserved)}, {}});
   session.report(
       {.name = "metadata.block",
        .facts = {{"blocks", std::int64_t{num_blocks}}, {"run_blocks", std::int64_t{kRunBlocks}}},
        .unit = "B",
        .promise = Promise{80, 48},
        .earlier = Earlier{"cbtop", "per block, full, no prefix cache", 33, "B"},
-       .note = "resident memory per block of a pool full of cached blocks, less 64 B of "
-               "tokens: pool, tree, eviction order, and tables in which 256 open "
-               "sequences had every block"},
-      {{per_block}, {}});
+       .note = "in use per block of a pool full of cached blocks, less 64 B of tokens: "
+               "pool, tree and eviction order"},
+      {{per_block(full.used) - kTokenBytes}, {}});
 }
 
 }  // namespace
 
-Family metadata_family() { return {{"metadata.empty", "metadata.block"}, run}; }
+Family metadata_family() {
+  return {{"metadata.empty", "metadata.reserved", "metadata.block"}, run};
+}
 
 }  // namespace kvfolio::bench

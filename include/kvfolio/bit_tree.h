@@ -73,6 +73,12 @@ class BitTree {
     return word == 0 ? kNone : descend(num_levels_ - 1, std::countr_zero(word));
   }
 
+  [[nodiscard]] std::int64_t bytes() const noexcept {
+    std::int64_t bytes = 0;
+    for (const auto& level : levels_) bytes += level.bytes();
+    return bytes;
+  }
+
   // Becomes an equal of `other`. Requires: allocated for the same size.
   void copy_from(const BitTree& other) noexcept {
     KVFOLIO_CHECK(num_levels_ == other.num_levels_);

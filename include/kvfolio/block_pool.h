@@ -139,6 +139,9 @@ class KVFOLIO_API BlockPool {
   // Becomes an equal of `other`. Requires: created with as many blocks.
   void copy_from(const BlockPool& other) noexcept;
 
+  [[nodiscard]] MemoryUse memory() const noexcept {
+    return MemoryUse::whole(blocks_.bytes() + free_.bytes());
+  }
   // Returns ok, or says which rule is broken. A block that was released and sent nowhere breaks
   // one. O(num_blocks).
   Status check_invariants() const;

@@ -29,6 +29,21 @@ namespace kvfolio {
 // Asks the kernel for 2 MiB pages wherever they fit into the range; it may refuse.
 KVFOLIO_API void prefer_huge_pages(void* memory, std::size_t bytes) noexcept;
 
+// Bytes of memory: all that was reserved at creation, and what of it is in use. An array with a
+// place for each block or sequence is in use as a whole; of a store that fills up, the part that is
+// filled.
+struct MemoryUse {
+  std::int64_t reserved = 0;
+  std::int64_t used = 0;
+
+  [[nodiscard]] static MemoryUse whole(std::int64_t bytes) noexcept { return {bytes, bytes}; }
+  MemoryUse& operator+=(const MemoryUse& other) noexcept {
+    reserved += other.reserved;
+    used += other.used;
+    return *this;
+  }
+};
+
 template <typename T>
 class FixedArray {
   static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>);
@@ -73,6 +88,9 @@ class FixedArray {
   }
 
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
+  [[nodiscard]] std::int64_t bytes() const noexcept {
+    return static_cast<std::int64_t>(size_ * sizeof(T));
+  }
   [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
   [[nodiscard]] T* data() noexcept { return data_; }
   [[nodiscard]] const T* data() const noexcept { return data_; }

@@ -69,7 +69,7 @@ class KVFOLIO_API LruOrder {
   }
 
   // The block becomes a candidate of this turn; with kNever it stops being one. It keeps its rank.
-  // Requires: has_rank(group, block).
+  // Requires: has_rank(group, block), unless the turn is kNever.
   void set_turn(GroupId group, BlockId block, EvictionTurn turn) noexcept;
   // kNever if the block is no candidate.
   [[nodiscard]] EvictionTurn turn(GroupId group, BlockId block) const noexcept;
@@ -88,6 +88,8 @@ class KVFOLIO_API LruOrder {
 
   // Becomes an equal of `other`. Requires: created with as many blocks.
   void copy_from(const LruOrder& other) noexcept;
+
+  [[nodiscard]] MemoryUse memory() const noexcept;
 
   // Returns ok, or says which rule is broken. O(blocks).
   Status check_invariants() const;

@@ -58,6 +58,7 @@
 #include <string>
 
 #include "kvfolio/export.h"
+#include "kvfolio/fixed_array.h"
 #include "kvfolio/ids.h"
 #include "kvfolio/root_key.h"
 #include "kvfolio/spec.h"
@@ -457,6 +458,11 @@ class KVFOLIO_API KVCacheManager {
   // Bytes of all blocks, and of the held ones, as plan_layouts() counts them: padding included.
   [[nodiscard]] std::int64_t bytes_total() const noexcept;
   [[nodiscard]] std::int64_t bytes_used() const noexcept;
+  // Memory that the manager keeps beside the blocks: what it reserved at creation, and what of it
+  // is in use. Arrays with a place for each block or sequence count as a whole; the stores and
+  // queues of the prefix tree, block tables and the arrays of plans count by what is in them. Pages
+  // that were never touched cost nothing yet.
+  [[nodiscard]] MemoryUse metadata() const noexcept;
   // Every row in StepPlan::rows is below this number, so a block table on the device needs that
   // many rows. It is max_sequences, or under kUnordered twice that, since the rows of closed
   // sequences may wait for steps.

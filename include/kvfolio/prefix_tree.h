@@ -42,6 +42,7 @@
 #include <vector>
 
 #include "kvfolio/export.h"
+#include "kvfolio/fixed_array.h"
 #include "kvfolio/ids.h"
 #include "kvfolio/root_key.h"
 #include "kvfolio/spec.h"
@@ -81,11 +82,11 @@ enum class Candidate : std::uint8_t {
 };
 
 // A change that the user of the tree follows. A call that changes the tree appends to a log of
-// these, in order; take_change() hands them out.
+// these; take_change() hands them out: those of entries in order, then each kCandidate.
 struct TreeChange {
   enum class Kind : std::uint8_t {
     kHung,       // the block became findable, or findable with more tokens (findable_end())
-    kUnhung,     // the block lost its entry and is not findable any more
+    kUnhung,     // the block lost its entry: it is not findable and no candidate any more
     kKept,       // the busy block kept its entry although `successor` was offered for its place
     kCandidate,  // what eviction may do with the idle block now, maybe the same as before
   };
@@ -250,6 +251,7 @@ class KVFOLIO_API PrefixTree {
   [[nodiscard]] std::int32_t num_runs() const noexcept;
   [[nodiscard]] std::int64_t num_tokens() const noexcept;
 
+  [[nodiscard]] MemoryUse memory() const noexcept;
   // Returns ok, or says which rule is broken and where. O(size of the tree).
   Status check_invariants() const;
 

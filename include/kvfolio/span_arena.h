@@ -78,6 +78,10 @@ class KVFOLIO_API SpanArena {
     return std::int64_t{num_granules_} * kGranule;
   }
   [[nodiscard]] std::int64_t free_words() const noexcept { return free_granules_ * kGranule; }
+  [[nodiscard]] MemoryUse memory() const noexcept {
+    constexpr std::int64_t kBytes = 4 * kGranule + 1;  // of a granule
+    return {kBytes * num_granules_, kBytes * (num_granules_ - free_granules_)};
+  }
 
  private:
   static constexpr int kMaxOrder = 30;

@@ -48,6 +48,7 @@ Result<LruOrder> LruOrder::create(std::span<const std::int32_t> num_blocks) {
 
 void LruOrder::set_turn(GroupId group, BlockId block, EvictionTurn turn) noexcept {
   const std::int32_t place = place_of(group, block);
+  if (place == 0 && turn == EvictionTurn::kNever) return;
   KVFOLIO_CHECK(place != 0);
   Entry& entry = log_[place - 1];
   const auto wanted = static_cast<std::uint32_t>(turn);
@@ -128,6 +129,14 @@ void LruOrder::copy_from(const LruOrder& other) noexcept {
     }
   }
   end_ = end;
+}
+
+MemoryUse LruOrder::memory() const noexcept {
+  std::int64_t bytes = log_.bytes() + place_.bytes();
+  for (const Turns& turns : candidates_) {
+    for (const BitTree& turn : turns) bytes += turn.bytes();
+  }
+  return MemoryUse::whole(bytes);
 }
 
 Status LruOrder::check_invariants() const {

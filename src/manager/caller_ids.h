@@ -39,6 +39,7 @@ class CallerIds {
 
   // Becomes an equal of `other`. Requires: both have room for as many ids.
   void copy_from(const CallerIds& other) noexcept;
+  [[nodiscard]] MemoryUse memory() const noexcept { return MemoryUse::whole(cells_.bytes()); }
   [[nodiscard]] Status check() const;
 
  private:

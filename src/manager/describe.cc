@@ -24,6 +24,20 @@ std::int64_t KVCacheManager::Impl::bytes_used() const noexcept {
   return bytes;
 }
 
+MemoryUse KVCacheManager::metadata() const noexcept {
+  const Impl& m = *impl_;
+  MemoryUse sum = m.room_.memory();
+  sum += m.tree_->memory();
+  sum += m.rows_.memory();
+  sum += m.tables_.memory();
+  sum += m.steps_.memory();
+  sum += m.pins_.memory();
+  sum += m.caller_ids_.memory();
+  sum += m.victims_.memory();
+  sum += MemoryUse::whole(m.scratch_.bytes());
+  return sum;
+}
+
 std::string KVCacheManager::describe() const {
   const Impl& m = *impl_;
   std::string text = "policy: lru\n";

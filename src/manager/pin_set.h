@@ -62,6 +62,9 @@ class PinSet {
 
   // Becomes an equal of `other`. Requires: allocated with the same arguments.
   void copy_from(const PinSet& other) noexcept;
+  [[nodiscard]] MemoryUse memory() const noexcept {
+    return MemoryUse::whole(pins_.bytes() + tables_.bytes());
+  }
   [[nodiscard]] Status check() const;
 
  private:

@@ -328,6 +328,7 @@ Result<const StepPlan*> KVCacheManager::plan(const PlanOptions& options) {
     at = m.write_group(step, g, options, at);
     if (options.shared_prefixes) m.find_shared_prefixes(step, g);
   }
+  step.num_words = at - step.words.data();
   step.planned_changes = options.changed_entries;  // it takes the place of the plan before
   return &step.plan;
 }

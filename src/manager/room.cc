@@ -62,6 +62,15 @@ void Room::forget(std::int32_t g, BlockId block, BlockId successor) noexcept {
   if (!of.borders.empty()) of.borders[block.value()] = 0;
 }
 
+MemoryUse Room::memory() const noexcept {
+  MemoryUse sum = order_.memory();
+  for (const Group& group : groups_) {
+    sum += group.pool.memory();
+    sum += MemoryUse::whole(group.borders.bytes());
+  }
+  return sum;
+}
+
 // A member that is not named here does not compile.
 void Room::copy_from(const Room& other) noexcept {
   const auto& [groups, order] = other;

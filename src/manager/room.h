@@ -126,6 +126,7 @@ class Room {
 
   // Becomes an equal of `other`. Requires: allocated alike.
   void copy_from(const Room& other) noexcept;
+  [[nodiscard]] MemoryUse memory() const noexcept;
   // ok, or which rule is broken. O(blocks).
   [[nodiscard]] Status check() const;
 

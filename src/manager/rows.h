@@ -131,6 +131,10 @@ class Rows {
 
   // Becomes an equal of `other`. Requires: allocated with the same arguments.
   void copy_from(const Rows& other) noexcept;
+  [[nodiscard]] MemoryUse memory() const noexcept {
+    return MemoryUse::whole(rows_.bytes() + details_.bytes() + open_.bytes() + closing_.bytes() +
+                            resting_.bytes());
+  }
   [[nodiscard]] Status check() const;
 
  private:

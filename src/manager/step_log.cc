@@ -84,8 +84,8 @@ namespace {
 
 void copy_step(Step& step, const Step& other) noexcept {
   const auto& [ticket, num_groups, num_entries, num_removed, num_displaced, has_unnamed, copies_ran,
-               planned_changes, entries, changes, entry_of, words, sequences, shared, num_shared,
-               group_plans, plan] = other;
+               planned_changes, entries, changes, entry_of, words, num_words, sequences, shared,
+               num_shared, group_plans, plan] = other;
   step.ticket = ticket;
   step.num_entries = num_entries;
   step.num_removed = num_removed;
@@ -99,6 +99,7 @@ void copy_step(Step& step, const Step& other) noexcept {
   }
   step.changes.copy_from(changes, std::int64_t{num_entries} * num_groups);
   // The plan's spans point into the other's words.
+  step.num_words = 0;
   step.num_shared = 0;
   step.plan = {};
 }
@@ -114,6 +115,16 @@ void StepLog::copy_from(const StepLog& other) noexcept {
   open_ = open;
   last_ticket_ = last_ticket;
   last_committed_ = last_committed;
+}
+
+MemoryUse StepLog::memory() const noexcept {
+  MemoryUse sum;
+  for (const Step& step : steps_) {
+    sum += MemoryUse::whole(step.entries.bytes() + step.changes.bytes() + step.entry_of.bytes() +
+                            step.sequences.bytes() + step.shared.bytes());
+    sum += {step.words.bytes(), 4 * step.num_words};
+  }
+  return sum;
 }
 
 Status StepLog::check() const {

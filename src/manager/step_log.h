@@ -66,6 +66,7 @@ struct Step {
   FixedArray<std::int32_t> entry_of;
   // The plan's arrays, of this step alone: an engine may still upload those of the last one.
   FixedArray<std::int32_t> words;
+  std::int64_t num_words = 0;  // that the last plan took
   FixedArray<SequenceId> sequences;
   FixedArray<SharedPrefix> shared;
   std::int32_t num_shared = 0;
@@ -142,6 +143,7 @@ class StepLog {
   // Becomes an equal of `other` but for the arrays of plans: steps are planned anew. Requires:
   // allocated alike.
   void copy_from(const StepLog& other) noexcept;
+  [[nodiscard]] MemoryUse memory() const noexcept;
   [[nodiscard]] Status check() const;
 
  private:

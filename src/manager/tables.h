@@ -71,6 +71,12 @@ class Tables {
   void copy_from(const Tables& other) noexcept;
   // Words of the arena that the tables of this row hold.
   [[nodiscard]] std::int64_t words_of(std::int32_t row) const noexcept;
+  [[nodiscard]] MemoryUse memory() const noexcept {
+    MemoryUse sum = MemoryUse::whole(tables_.bytes() + window_begins_.bytes() +
+                                     unplanned_from_.bytes() + borders_.bytes());
+    sum += arena_->memory();
+    return sum;
+  }
   // Sizes, beginnings and borders are what they can be.
   [[nodiscard]] Status check() const;
 

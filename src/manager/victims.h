@@ -126,6 +126,11 @@ class Victims {
   // Becomes an equal of `other`, without a heap: that is made again in the next search. Requires:
   // allocated with as many rows.
   void copy_from(const Victims& other) noexcept;
+  [[nodiscard]] MemoryUse memory() const noexcept {
+    return MemoryUse::whole(heap_.bytes() + passed_over_.bytes() + changed_.bytes() +
+                            is_changed_.bytes() + versions_.bytes() + list_.bytes() +
+                            uses_.bytes());
+  }
   [[nodiscard]] Status check(std::span<const std::int32_t> open_rows) const;
 
  private:

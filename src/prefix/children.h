@@ -95,6 +95,8 @@ class Children {
   // ok, or which rule a run breaks as a child and as a parent.
   [[nodiscard]] Status check_run(std::int32_t r) const;
 
+  [[nodiscard]] MemoryUse memory() const noexcept { return table_.memory(); }
+
  private:
   struct Compared {
     std::int32_t common;  // positions on which both agree

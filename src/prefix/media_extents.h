@@ -72,6 +72,10 @@ class MediaExtents {
   // ok, or which rule is broken, when all lists have `used` extents together.
   [[nodiscard]] Status check(std::int64_t used) const;
 
+  [[nodiscard]] MemoryUse memory() const noexcept {
+    return {extents_.bytes(), std::int64_t{num_touched_} * std::int64_t{sizeof(Extent)}};
+  }
+
  private:
   // A stretch at absolute positions.
   struct Extent {

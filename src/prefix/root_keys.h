@@ -50,6 +50,8 @@ class RootKeys {
   // ok, or which rule is broken, when `keys` keys of `bytes` bytes together are in use.
   [[nodiscard]] Status check(std::int32_t keys, std::int64_t bytes) const;
 
+  [[nodiscard]] MemoryUse memory() const noexcept { return arena_->memory(); }
+
  private:
   std::unique_ptr<SpanArena> arena_;
   std::int32_t max_keys_ = 0;

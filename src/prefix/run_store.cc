@@ -198,6 +198,14 @@ void RunStore::prefetch_spans(std::int32_t r, std::int32_t g) const noexcept {
 
 // ---- copy and check ----
 
+MemoryUse RunStore::memory() const noexcept {
+  const std::int64_t run = sizeof(Run) + std::int64_t{num_groups_} * sizeof(RunEntries);
+  MemoryUse sum{run * max_runs_, run * num_runs_};
+  sum += tokens_->memory();
+  sum += blocks_->memory();
+  return sum;
+}
+
 // A member that is not named here does not compile.
 void RunStore::copy_from(const RunStore& other) noexcept {
   const auto& [runs, entries, tokens, blocks, sizes, num_groups, max_runs, num_touched, free,

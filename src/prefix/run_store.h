@@ -138,6 +138,7 @@ class RunStore {
   // Runs at or behind it were never used.
   [[nodiscard]] std::int32_t num_touched() const noexcept { return num_touched_; }
 
+  [[nodiscard]] MemoryUse memory() const noexcept;
   // Becomes an equal of `other`. Requires: allocated with equal options.
   void copy_from(const RunStore& other) noexcept;
   // ok, or which rule is broken. O(runs).

@@ -70,6 +70,7 @@ class RunTable {
     return true;
   }
 
+  [[nodiscard]] MemoryUse memory() const noexcept { return MemoryUse::whole(cells_.bytes()); }
   // Becomes an equal of `other`. Requires: allocated for as many runs.
   void copy_from(const RunTable& other) noexcept { cells_.copy_from(other.cells_); }
 

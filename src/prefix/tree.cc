@@ -302,6 +302,15 @@ std::int32_t PrefixTree::num_idle(GroupId group) const noexcept {
 }
 bool PrefixTree::has_changes() const noexcept { return !impl_->log_.empty(); }
 TreeChange PrefixTree::take_change() noexcept { return impl_->take_change(); }
+MemoryUse PrefixTree::memory() const noexcept {
+  MemoryUse sum = impl_->log_.memory();
+  for (const Impl::Group& group : impl_->groups_) sum += MemoryUse::whole(group.where.bytes());
+  sum += impl_->runs_.memory();
+  sum += impl_->children_.memory();
+  sum += impl_->media_.memory();
+  sum += impl_->keys_.memory();
+  return sum;
+}
 void PrefixTree::clear_changes() noexcept { impl_->log_.clear(); }
 void PrefixTree::copy_from(const PrefixTree& other) noexcept { impl_->copy_from(*other.impl_); }
 std::int32_t PrefixTree::unit() const noexcept { return impl_->unit_; }

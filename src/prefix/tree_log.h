@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// TreeLog keeps the changes of a tree, in order, until the user takes them. It knows groups, blocks
-// and kinds of changes; it knows neither runs nor tokens.
+// TreeLog keeps the changes of a tree until the user takes them: first those of entries, in order,
+// then the blocks of which the tree should be asked again what eviction may do (kCandidate). It
+// knows groups, blocks and kinds of changes; it knows neither runs nor tokens.
 //
-// Its bound: one entry for each block and kind. During one call of the tree a block is hung at most
-// once, is unhung at most once and keeps its entry at most once, since a call offers each block at
-// one place only. A kCandidate says only that the tree should be asked again, so a block for which
-// one waits needs no second one. The user takes all entries before the next call. So no entry is
-// ever dropped, and an array of that size never overflows; append() checks it.
+// Its bound: of each block one change of entries and one kCandidate. During one call of the tree a
+// block is offered at one place only. There it is hung, or another busy block keeps its entry; and
+// what is unhung had an entry before and was not offered. A kept entry names two blocks, and
+// replace() makes one unhung and one hung of it. For a kCandidate a bit per block says that one
+// waits. The user takes all of them before the next call. So no entry is ever dropped, and arrays
+// of one entry per block never overflow; push() checks it.
 //
 // Entries that are appended while the user takes others stand behind these.
 // Thread safety: none. Nothing allocates after allocate().
@@ -16,6 +18,7 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "base/text.h"
 #include "kvfolio/fixed_array.h"
@@ -26,71 +29,71 @@ namespace kvfolio {
 
 class TreeLog {
  public:
-  static constexpr std::int64_t kKinds = 4;
-
-  // False: no memory. Requires: at most kMaxGroups groups of at most 2^29 blocks.
+  // False: no memory. Requires: at most kMaxGroups groups of at most 2^29 blocks, and fewer than
+  // 2^32 blocks together.
   [[nodiscard]] bool allocate(std::span<const TreeGroup> groups) noexcept {
     KVFOLIO_CHECK(groups.size() <= first_.size());
     std::int64_t num_blocks = 0;
+    num_groups_ = groups.size();
     for (std::size_t g = 0; g < groups.size(); ++g) {
       first_[g] = num_blocks;
       num_blocks += groups[g].num_blocks;
     }
-    return changes_.allocate_zeroed(kKinds * num_blocks) &&
-           candidates_.allocate_zeroed(num_blocks / kWordBits + 1);
+    return changes_.allocate(num_blocks) && candidates_.allocate(num_blocks) &&
+           waits_.allocate_zeroed(num_blocks / kWordBits + 1);
   }
 
   void hung(std::int32_t g, std::int32_t block) noexcept {
-    append(TreeChange::Kind::kHung, g, block, block);
+    push(TreeChange::Kind::kHung, g, block, block);
   }
   void unhung(std::int32_t g, std::int32_t block, std::int32_t successor) noexcept {
-    append(TreeChange::Kind::kUnhung, g, block, successor);
+    push(TreeChange::Kind::kUnhung, g, block, successor);
   }
   void kept(std::int32_t g, std::int32_t block, std::int32_t offered) noexcept {
-    append(TreeChange::Kind::kKept, g, block, offered);
+    push(TreeChange::Kind::kKept, g, block, offered);
   }
   // What eviction may do with the block has changed.
   void candidate(std::int32_t g, std::int32_t block) noexcept {
-    std::uint64_t& word = candidates_[word_of(g, block)];
-    const std::uint64_t bit = bit_of(g, block);
+    const std::int64_t number = first_[static_cast<std::size_t>(g)] + block;
+    std::uint64_t& word = waits_[number / kWordBits];
+    const std::uint64_t bit = std::uint64_t{1} << (number % kWordBits);
     if ((word & bit) != 0) return;
     word |= bit;
-    append(TreeChange::Kind::kCandidate, g, block, block);
+    candidates_.push(static_cast<std::uint32_t>(number));
   }
 
-  [[nodiscard]] bool empty() const noexcept { return begin_ == end_; }
-  // The oldest entry, which leaves the log; of a kCandidate the user asks the tree. Requires: not
+  [[nodiscard]] bool empty() const noexcept { return changes_.empty() && candidates_.empty(); }
+  // The next entry, which leaves the log; of a kCandidate the user asks the tree. Requires: not
   // empty.
   [[nodiscard]] TreeChange take() noexcept {
-    KVFOLIO_CHECK(!empty());
-    const Entry entry = changes_[begin_++];
-    if (empty()) begin_ = end_ = 0;  // the next ones are written where memory is warm
-    const TreeChange change = read(entry);
-    if (change.kind == TreeChange::Kind::kCandidate) {
-      const std::int32_t g = change.group.value();
-      candidates_[word_of(g, change.block.value())] &= ~bit_of(g, change.block.value());
-    }
-    return change;
+    if (!changes_.empty()) return read(changes_.pop());
+    const std::uint32_t number = candidates_.pop();
+    waits_[number / kWordBits] &= ~(std::uint64_t{1} << (number % kWordBits));
+    return candidate_of(number);
   }
   void clear() noexcept {
     while (!empty()) static_cast<void>(take());
   }
 
+  [[nodiscard]] MemoryUse memory() const noexcept {
+    MemoryUse sum = MemoryUse::whole(waits_.bytes());
+    sum += changes_.memory();
+    sum += candidates_.memory();
+    return sum;
+  }
+
   // ok, or which rule is broken: no two entries are of the same block and kind. O(entries squared).
   [[nodiscard]] Status check() const {
-    const auto broken = [](std::int64_t i) {
-      return Status(ErrorCode::kFailedPrecondition,
-                    text::concat("prefix tree, log: entry ", i, " is of a block and kind twice"));
-    };
-    if (begin_ < 0 || begin_ > end_ || end_ > static_cast<std::int64_t>(changes_.size())) {
-      return {ErrorCode::kFailedPrecondition,
-              text::concat("prefix tree, log: holds ", begin_, " to ", end_)};
-    }
-    for (std::int64_t i = begin_; i < end_; ++i) {
-      for (std::int64_t j = begin_; j < i; ++j) {
-        const TreeChange a = read(changes_[i]);
-        const TreeChange b = read(changes_[j]);
-        if (a.kind == b.kind && a.group == b.group && a.block == b.block) return broken(i);
+    std::vector<TreeChange> all;
+    changes_.for_each([&](Entry entry) { all.push_back(read(entry)); });
+    candidates_.for_each([&](std::uint32_t number) { all.push_back(candidate_of(number)); });
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      for (std::size_t j = 0; j < i; ++j) {
+        const TreeChange& a = all[i];
+        const TreeChange& b = all[j];
+        if (a.kind != b.kind || a.group != b.group || a.block != b.block) continue;
+        return {ErrorCode::kFailedPrecondition,
+                text::concat("prefix tree, log: entry ", i, " is of a block and kind twice")};
       }
     }
     return {};
@@ -105,6 +108,41 @@ class TreeLog {
   static_assert(kMaxGroups <= 1 << (kKindAt - kGroupAt));
   static constexpr std::int64_t kWordBits = 64;
 
+  // A queue in an array of fixed size.
+  template <typename T>
+  class Ring {
+   public:
+    [[nodiscard]] bool allocate(std::int64_t size) noexcept { return items_.allocate_zeroed(size); }
+    [[nodiscard]] bool empty() const noexcept { return size_ == 0; }
+    void push(T item) noexcept {
+      const auto capacity = static_cast<std::int64_t>(items_.size());
+      KVFOLIO_CHECK(size_ < capacity);
+      const std::int64_t at = begin_ + size_++;
+      items_[at < capacity ? at : at - capacity] = item;
+    }
+    [[nodiscard]] T pop() noexcept {
+      KVFOLIO_CHECK(size_ > 0);
+      const T item = items_[begin_];
+      --size_;
+      // Empty, it begins again where memory is warm.
+      if (++begin_ == static_cast<std::int64_t>(items_.size()) || size_ == 0) begin_ = 0;
+      return item;
+    }
+    template <typename Visit>
+    void for_each(const Visit& visit) const {
+      const auto capacity = static_cast<std::int64_t>(items_.size());
+      for (std::int64_t i = 0; i < size_; ++i) visit(items_[(begin_ + i) % capacity]);
+    }
+    [[nodiscard]] MemoryUse memory() const noexcept {
+      return {items_.bytes(), size_ * std::int64_t{sizeof(T)}};
+    }
+
+   private:
+    FixedArray<T> items_;
+    std::int64_t begin_ = 0;
+    std::int64_t size_ = 0;
+  };
+
   [[nodiscard]] static TreeChange read(Entry entry) noexcept {
     const auto bits = [entry](int from, int to) {
       return static_cast<std::int32_t>(entry << (64 - to) >> (64 - to + from));
@@ -116,25 +154,25 @@ class TreeLog {
             .block = BlockId(block),
             .successor = successor != block ? BlockId(successor) : BlockId()};
   }
-  [[nodiscard]] std::int64_t word_of(std::int32_t g, std::int32_t block) const noexcept {
-    return (first_[static_cast<std::size_t>(g)] + block) / kWordBits;
-  }
-  [[nodiscard]] std::uint64_t bit_of(std::int32_t g, std::int32_t block) const noexcept {
-    return std::uint64_t{1} << ((first_[static_cast<std::size_t>(g)] + block) % kWordBits);
+  [[nodiscard]] TreeChange candidate_of(std::uint32_t number) const noexcept {
+    std::size_t g = num_groups_ - 1;
+    while (first_[g] > number) --g;
+    return {.kind = TreeChange::Kind::kCandidate,
+            .group = GroupId(static_cast<std::int32_t>(g)),
+            .block = BlockId(static_cast<std::int32_t>(number - first_[g]))};
   }
   // `successor`: the block itself if there is none.
-  void append(TreeChange::Kind kind, std::int32_t g, std::int32_t block,
-              std::int32_t successor) noexcept {
-    KVFOLIO_CHECK(end_ < static_cast<std::int64_t>(changes_.size()));
-    changes_[end_++] = static_cast<Entry>(block) | static_cast<Entry>(successor) << kIdBits |
-                       static_cast<Entry>(g) << kGroupAt | static_cast<Entry>(kind) << kKindAt;
+  void push(TreeChange::Kind kind, std::int32_t g, std::int32_t block,
+            std::int32_t successor) noexcept {
+    changes_.push(static_cast<Entry>(block) | static_cast<Entry>(successor) << kIdBits |
+                  static_cast<Entry>(g) << kGroupAt | static_cast<Entry>(kind) << kKindAt);
   }
 
-  FixedArray<Entry> changes_;                     // entries [begin_, end_) wait
-  FixedArray<std::uint64_t> candidates_;          // by block of all groups: a kCandidate waits
-  std::array<std::int64_t, kMaxGroups> first_{};  // by group: its first block in candidates_
-  std::int64_t begin_ = 0;
-  std::int64_t end_ = 0;
+  Ring<Entry> changes_;
+  Ring<std::uint32_t> candidates_;                // numbers of blocks among those of all groups
+  FixedArray<std::uint64_t> waits_;               // by number: a kCandidate waits
+  std::array<std::int64_t, kMaxGroups> first_{};  // by group: the number of its first block
+  std::size_t num_groups_ = 0;
 };
 
 }  // namespace kvfolio

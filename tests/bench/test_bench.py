@@ -74,6 +74,7 @@ storage.append_tiles      dtype=int8                            2  -    -     ra
 storage.gather_tiles      -                                     8  -    -     ratio  higher  ceiling  -
 storage.first_fill        -                                     2  0.8  0.95  ratio  higher  ceiling  24.8/27.1
 metadata.empty            -                                     1  -    -     value  lower   -        4
+metadata.reserved         -                                     1  -    -     value  lower   -        -
 metadata.block            -                                     1  80   48    value  lower   -        33
 growth.prompt_tokens      -                                     2  -    -     value  lower   ceiling  -
 growth.pool_blocks        -                                     2  -    -     value  lower   ceiling  -

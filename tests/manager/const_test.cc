@@ -165,7 +165,7 @@ void usage(const Busy& busy, KVCacheManager&, Answers& out) {
             usage.evictable);
   }
   out.add(busy.manager.utilization() * 1000, busy.manager.needs_eviction(),
-          busy.manager.bytes_total(), busy.manager.bytes_used());
+          busy.manager.bytes_total(), busy.manager.bytes_used(), busy.manager.metadata().used);
 }
 
 // Asks about each block.

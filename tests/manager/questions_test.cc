@@ -157,6 +157,22 @@ TEST(Questions, AnIdHasItsTagGenerationAndSlot) {
             std::uint64_t{0xbeef} << 48 | std::uint64_t{1} << 24 | 0u);
 }
 
+TEST(Questions, MetadataSaysWhatIsReservedAndWhatOfItIsInUse) {
+  Engine e({full_group(4, 64)}, {.max_sequences = 4});
+  const MemoryUse empty = e.manager.metadata();
+  EXPECT_LT(empty.used, empty.reserved);
+  const SequenceId s = e.say(tokens(1, 100));
+  const MemoryUse held = e.manager.metadata();
+  must(e.manager.close(s));
+  const MemoryUse cached = e.manager.metadata();
+  EXPECT_EQ(must(e.manager.evict(GroupId(0), 64)), 25);
+  const MemoryUse evicted = e.manager.metadata();
+  for (const MemoryUse& each : {held, cached, evicted}) EXPECT_EQ(each.reserved, empty.reserved);
+  EXPECT_GT(held.used, cached.used);               // the table went
+  EXPECT_GE(cached.used, empty.used + 100 * 4);    // the tokens are in the tree
+  EXPECT_LT(evicted.used, cached.used - 100 * 4);  // and leave with the last block
+}
+
 // Some seconds in a release build, a minute with checks or sanitizers.
 TEST(Questions, AnIdComesBackOnlyWhenItsSlotWasReusedTwoToThe24MinusOneTimes) {
 #ifndef NDEBUG
