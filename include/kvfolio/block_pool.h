@@ -62,6 +62,12 @@ class KVFOLIO_API BlockPool {
 
   // The oldest retiring block, if its stamp is below `bound`. The caller makes it free or cached.
   [[nodiscard]] BlockId oldest_retiring(std::uint64_t bound) const noexcept;
+  // Its stamp, or `bound`.
+  [[nodiscard]] std::uint64_t oldest_stamp(std::uint64_t bound) const noexcept {
+    if (retiring_head_ < 0) return bound;
+    const std::uint32_t ahead = static_cast<std::uint32_t>(bound) - blocks_[retiring_head_].stamp;
+    return static_cast<std::int32_t>(ahead) <= 0 ? bound : bound - ahead;
+  }
   // The same for as many blocks as fit, the oldest first; returns how many.
   std::size_t oldest_retiring(std::uint64_t bound, std::span<std::int32_t> out) const noexcept;
 
@@ -105,7 +111,7 @@ class KVFOLIO_API BlockPool {
     ++at(block).valid;
     set_written_in(block, ticket);
   }
-  // The sequence slot that may append in place, or kNobody. A retiring block has no writer.
+  // The row of the sequence that may append in place, or kNobody. A retiring block has no writer.
   [[nodiscard]] std::int32_t writer(BlockId block) const noexcept { return writer_of(at(block)); }
   // Requires: not retiring.
   void set_writer(BlockId block, std::int32_t sequence) noexcept {

@@ -32,8 +32,8 @@ class StrongId {
 using BlockId = StrongId<struct BlockIdTag, std::int32_t, -1>;
 // A group of layers with one kind of attention: its index in CacheSpec::groups.
 using GroupId = StrongId<struct GroupIdTag, std::int32_t, -1>;
-// An open sequence: tag (16 bits), generation (24), slot (24). The id of a closed sequence is not
-// reissued before its slot has been reused 2^24 - 1 times.
+// An open sequence: tag (16 bits), generation (24), row (24). The id of a closed sequence is not
+// reissued before its row has been reused 2^24 - 1 times.
 using SequenceId = StrongId<struct SequenceIdTag, std::uint64_t, 0>;
 // A pinned prefix; same shape as SequenceId.
 using PinId = StrongId<struct PinIdTag, std::uint64_t, 0>;

@@ -76,8 +76,8 @@ class KVFOLIO_API LruOrder {
 
   // The coldest candidate of the first turn in which the group has one; not valid if it has none.
   [[nodiscard]] BlockId victim(GroupId group) const noexcept;
-  // The same over all groups.
-  [[nodiscard]] Member victim() const noexcept;
+  // The same over all groups whose bit is set.
+  [[nodiscard]] Member victim(std::uint32_t groups = ~0u) const noexcept;
   // The candidate of the group that follows `block`, a candidate itself, in the order of eviction;
   // not valid if there is none.
   [[nodiscard]] BlockId victim_after(GroupId group, BlockId block) const noexcept;
@@ -100,7 +100,7 @@ class KVFOLIO_API LruOrder {
 
   void compact() noexcept;
 
-  // What is at a place in the log. An empty place has name 0 and turn kTurns.
+  // What is at a place in the log. An empty place has name 0, and then the turn says nothing.
   struct Entry {
     std::uint32_t name : 30;  // the block's number among those of all groups, + 1
     std::uint32_t turn : 2;   // an EvictionTurn
@@ -109,6 +109,8 @@ class KVFOLIO_API LruOrder {
     return static_cast<std::size_t>(group.value());
   }
   [[nodiscard]] std::int32_t number_of(GroupId group, BlockId block) const noexcept {
+    KVFOLIO_DCHECK(index(group) < candidates_.size() && block.value() >= 0 &&
+                   block.value() < first_[index(group) + 1] - first_[index(group)]);
     return first_[index(group)] + block.value();
   }
   [[nodiscard]] const std::int32_t& place_of(GroupId group, BlockId block) const noexcept {
@@ -126,9 +128,10 @@ class KVFOLIO_API LruOrder {
   }
 
   FixedArray<Entry> log_;
-  FixedArray<std::int32_t> place_;                // by number: index in log_ + 1, or 0
-  std::vector<Turns> candidates_;                 // by group and turn: places in the log
-  std::array<std::int32_t, kMaxGroups> first_{};  // by group: the number of its first block
+  FixedArray<std::int32_t> place_;  // by number: index in log_ + 1, or 0
+  std::vector<Turns> candidates_;   // by group and turn: places in the log
+  // By group: the number of its first block; and behind the last one the number of all blocks.
+  std::array<std::int32_t, kMaxGroups + 1> first_{};
   std::int32_t capacity_ = 0;
   std::int32_t end_ = 0;  // next place in the log
 };

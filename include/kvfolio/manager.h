@@ -35,7 +35,7 @@
 // Errors. Every call that takes an id returns kNotFound if the id is closed, was never given out or
 // belongs to another manager. The last one needs distinct ManagerOptions::id_tag: with equal tags,
 // the default, ids of two managers can be equal. It returns kAborted if fail() closed the sequence
-// (each slot remembers only the last one). kInvalidArgument names the argument, the value and what
+// (each row remembers only the last one). kInvalidArgument names the argument, the value and what
 // is allowed. The calls below do not repeat these errors. Units: tokens, blocks and positions are
 // counts; names of byte counts say bytes.
 //
@@ -244,8 +244,8 @@ struct Counters {
 class KVFOLIO_API KVCacheManager {
  public:
   // Ids only: the engine owns the bytes and runs the copies of each plan. Errors of both:
-  // kInvalidArgument: the spec or an option is out of range, or a group has more than 2^29 blocks;
-  // kOutOfMemory: the tables.
+  // kInvalidArgument: the spec or an option is out of range, or all groups together have more than
+  // 2^29 blocks; kOutOfMemory: the tables.
   static Result<KVCacheManager> create(const CacheSpec& spec, const ManagerOptions& options = {});
   // With storage, whose memory may be borrowed; the manager takes its spec(). If this fails, the
   // storage is destroyed.

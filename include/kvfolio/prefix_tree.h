@@ -76,7 +76,7 @@ struct PrefixTreeOptions {
 
 // What eviction may do with an idle entry.
 enum class Candidate : std::uint8_t {
-  kNone = 0,  // it may not go now: an idle entry of its group lies below
+  kNone = 0,  // it may not go now: it is in use, or an idle entry of its group lies below
   kLeaf = 1,  // it may go: no other entry of its group goes with it
   kHead = 2,  // it may go: busy entries of its group lie below and are unhung with it
 };
@@ -88,7 +88,7 @@ struct TreeChange {
     kHung,       // the block became findable, or findable with more tokens (findable_end())
     kUnhung,     // the block lost its entry: it is not findable and no candidate any more
     kKept,       // the busy block kept its entry although `successor` was offered for its place
-    kCandidate,  // what eviction may do with the idle block now, maybe the same as before
+    kCandidate,  // what eviction may do with the block now, maybe the same as before
   };
   Kind kind = Kind::kHung;
   Candidate candidate = Candidate::kNone;
@@ -238,7 +238,7 @@ class KVFOLIO_API PrefixTree {
 
   // extend(), set_idle(), set_busy(), replace() and unhang() leave entries here.
   [[nodiscard]] bool has_changes() const noexcept;
-  // The oldest entry, which leaves the log. Requires: has_changes().
+  // The next entry, which leaves the log. Requires: has_changes().
   [[nodiscard]] TreeChange take_change() noexcept;
   void clear_changes() noexcept;
 

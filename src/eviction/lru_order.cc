@@ -20,18 +20,25 @@ Result<LruOrder> LruOrder::create(std::span<const std::int32_t> num_blocks) {
     return Status(ErrorCode::kInvalidArgument, concat("an eviction order of ", num_blocks.size(),
                                                       " groups, allowed: 1 to ", kMaxGroups));
   }
+  std::int64_t all = 0;
+  for (std::size_t g = 0; g < num_blocks.size(); ++g) {
+    if (num_blocks[g] < 1) {
+      return Status(ErrorCode::kInvalidArgument, concat("group ", g, ": num_blocks is ",
+                                                        num_blocks[g], ", allowed: at least 1"));
+    }
+    all += num_blocks[g];
+    if (all > kMaxBlocks) {
+      return Status(ErrorCode::kInvalidArgument,
+                    concat("group ", g, ": num_blocks is ", num_blocks[g], ", which makes ", all,
+                           " together with the groups before, allowed: at most ", kMaxBlocks));
+    }
+  }
   LruOrder order;
   std::int32_t total = 0;
   for (std::size_t g = 0; g < num_blocks.size(); ++g) {
-    if (num_blocks[g] < 1 || num_blocks[g] > kMaxBlocks - total) {
-      return Status(
-          ErrorCode::kInvalidArgument,
-          concat("group ", g, ": num_blocks is ", num_blocks[g], ", allowed with a manager: 1 to ",
-                 kMaxBlocks - total, total == 0 ? "" : ", since all groups together have at most ",
-                 total == 0 ? "" : std::to_string(kMaxBlocks)));
-    }
     order.first_[g] = total;
     total += num_blocks[g];
+    order.first_[g + 1] = total;
   }
   order.capacity_ = total + total / 2 + 1;
   bool ok = order.log_.allocate_zeroed(order.capacity_) && order.place_.allocate_zeroed(total);
@@ -72,11 +79,12 @@ BlockId LruOrder::victim(GroupId group) const noexcept {
   return BlockId();
 }
 
-LruOrder::Member LruOrder::victim() const noexcept {
+LruOrder::Member LruOrder::victim(std::uint32_t groups) const noexcept {
   for (std::size_t turn = 0; turn < kTurns; ++turn) {
     std::int64_t coldest = BitTree::kNone;
     std::size_t of = 0;
     for (std::size_t g = 0; g < candidates_.size(); ++g) {
+      if ((groups >> g & 1) == 0) continue;
       const std::int64_t at = candidates_[g][turn].first();
       if (at == BitTree::kNone || (coldest != BitTree::kNone && at > coldest)) continue;
       coldest = at;
@@ -145,6 +153,7 @@ Status LruOrder::check_invariants() const {
   };
   for (std::int32_t i = 0; i < capacity_; ++i) {
     const std::int32_t number = static_cast<std::int32_t>(log_[i].name) - 1;
+    if (number >= 0 && i >= end_) return broken(concat("a rank at place ", i, " behind the end"));
     if (number >= 0 && place_[number] != i + 1) {
       return broken(
           concat("place ", i, " names block ", number, " of all, which stands elsewhere"));
@@ -163,7 +172,7 @@ Status LruOrder::check_invariants() const {
     }
   }
   for (std::size_t i = 0; i < place_.size(); ++i) {
-    if (place_[i] != 0 && log_[place_[i] - 1].name != i + 1) {
+    if (place_[i] != 0 && static_cast<std::size_t>(log_[place_[i] - 1].name) != i + 1) {
       return broken(concat("block ", i, " of all is not in its place"));
     }
   }

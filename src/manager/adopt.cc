@@ -97,7 +97,7 @@ Status KVCacheManager::adopt(SequenceId id, std::span<const std::span<const std:
     m.table(row, g) = fresh[static_cast<std::size_t>(g)];
   }
   s.length = s.accepted = d.settled = num_tokens;
-  s.exact_until = 0;  // nobody told us which tokens these are
+  s.exact_until = 0;  // it is not known which tokens these are
   s.used = true;
   m.victims_.note_change(row);
   return {};

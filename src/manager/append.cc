@@ -336,8 +336,8 @@ void KVCacheManager::Impl::join(Step& step, std::int32_t row, const std::int32_t
 }
 
 // What steady decode is made of: one token behind the last one, in blocks that the sequence already
-// writes to. False where that is not the whole story; append() then is, and nothing is done but
-// that the next entry's place in step.changes was written.
+// writes to. Returns false if the general path is needed; then only the next slot of step.changes
+// was written.
 bool KVCacheManager::Impl::append_inside(Step& step, std::int32_t row,
                                          const std::int32_t* token) noexcept {
   const Sequence& s = rows_[row];

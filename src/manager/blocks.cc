@@ -157,7 +157,7 @@ bool KVCacheManager::Impl::release(std::int32_t g, BlockId block, bool touched,
   entry_changes_ += last || pool.held_by_steps(block) ? 1 : 0;
   if (last || pool.writer(block) == holder) pool.set_writer(block, BlockPool::kNobody);
   if (!last) return false;
-  // Who closed and waits for a step may still publish it.
+  // A sequence that closed and waits for a step may still publish it.
   const bool idle = steps_.num_in_flight() == 0 || mutant(Mutant::kReuseBeforeComplete);
   if (idle && rows_.closing().empty()) return true;
   pool.make_retiring(block, steps_.last_committed());
@@ -197,13 +197,21 @@ void KVCacheManager::Impl::park(std::int32_t g, std::span<const std::int32_t> bl
   drain_tree();
 }
 
+// What was let go after an earlier commit is the colder one, of whatever group.
 void KVCacheManager::Impl::drain_retiring() noexcept {
   const std::uint64_t bound = steps_.oldest_incomplete();
   std::array<std::int32_t, kBlocksAtOnce> blocks;
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    while (const std::size_t n = pool(g).oldest_retiring(bound, blocks)) {
-      prefetch_release(g, std::span(blocks).first(n));
-      park(g, std::span(blocks).first(n));
+  for (;;) {
+    std::uint64_t oldest = bound;
+    for (std::int32_t g = 0; g < num_groups(); ++g) {
+      oldest = std::min(oldest, pool(g).oldest_stamp(bound));
+    }
+    if (oldest == bound) return;
+    for (std::int32_t g = 0; g < num_groups(); ++g) {
+      while (const std::size_t n = pool(g).oldest_retiring(oldest + 1, blocks)) {
+        prefetch_release(g, std::span(blocks).first(n));
+        park(g, std::span(blocks).first(n));
+      }
     }
   }
 }
@@ -269,8 +277,13 @@ void KVCacheManager::Impl::unhang(std::int32_t g, BlockId block) noexcept {
   evicting_ = false;
 }
 
-bool KVCacheManager::Impl::evict_coldest() noexcept {
-  const LruOrder::Member victim = room_.victim();
+// Without a block of a full group what lies below it is in the tree no more. A block of a window
+// group leaves the tree as long as it was while others of its run stay: such blocks go last.
+bool KVCacheManager::Impl::evict_to_shorten_tree() noexcept {
+  std::uint32_t full = 0;
+  for (std::int32_t g = 0; g < num_groups(); ++g) full |= windowed(g) ? 0u : 1u << g;
+  LruOrder::Member victim = room_.coldest(full);
+  if (!victim.valid()) victim = room_.coldest(~full);
   if (victim.valid()) unhang(victim.group.value(), victim.block);
   return victim.valid();
 }

@@ -219,8 +219,8 @@ class KVCacheManager::Impl {
   void give_row(std::int32_t row, bool aborted) noexcept;
   void untake_row(std::int32_t row) noexcept;
   [[nodiscard]] std::span<const MediaSpan> media_of(const Sequence& s) const noexcept;
-  // Where the span begins that attends to itself and that lies on both sides of position p; kNever:
-  // there is none. Of such a span a step computes what it does with as much of it as it has.
+  // Where the span begins that attends to itself and that lies on both sides of position p; kNever
+  // if there is none. A step that ends inside such a span attends only to the part it already has.
   [[nodiscard]] std::int32_t cut_span(const Sequence& s, std::int32_t p) const noexcept {
     return !s.has_media ? kNever : find_cut_span(s, p);
   }
@@ -315,14 +315,14 @@ class KVCacheManager::Impl {
   [[nodiscard]] Shortage shortage(const Room::Plan& plan) const noexcept;
   void evict_one(std::int32_t g) noexcept;
   [[nodiscard]] BlockId acquire(std::int32_t g) noexcept;
-  // What is known of these blocks, asked for ahead of time: a pool is larger than the caches.
+  // Prefetches the metadata of these blocks; a pool exceeds the CPU caches.
   void prefetch(std::int32_t g, std::span<const std::int32_t> blocks) const noexcept;
   void prefetch_release(std::int32_t g, std::span<const std::int32_t> blocks) const noexcept;
-  // One more reference to each entry of a table.
+  // Adds a reference to each entry of a table.
   void hold_table(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
-  // One reference less, which was the `holder`'s. True: nobody holds the block and no step can
-  // touch it, and the caller parks it. The last one of a block that a step can touch makes it
-  // retire.
+  // Removes a reference of the sequence `holder`. Returns true if the block has none left and no
+  // step can touch it; the caller then parks it. A block without references that a step can touch
+  // retires.
   [[nodiscard]] bool release(std::int32_t g, BlockId block, bool touched,
                              std::int32_t holder) noexcept;
   // The reference of a step: a source of its copies, or a block that it displaced.
@@ -368,8 +368,9 @@ class KVCacheManager::Impl {
   void publish(std::int32_t row, bool tail) noexcept;
   void stop_publishing(std::int32_t row) noexcept;
   void find_lost(std::int32_t row) noexcept;
-  // The coldest block of all groups. False: there is none.
-  [[nodiscard]] bool evict_coldest() noexcept;
+  // Evicts the block whose eviction shortens the tree, the coldest of all such. False: there is
+  // none.
+  [[nodiscard]] bool evict_to_shorten_tree() noexcept;
   // border.cc
   void count_border(std::int32_t row, std::int32_t g, std::int32_t logical, int by) noexcept;
   void set_border(std::int32_t row, std::int32_t g, Border wanted) noexcept;

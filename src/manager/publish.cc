@@ -57,8 +57,8 @@ void KVCacheManager::Impl::publish(std::int32_t row, bool tail) noexcept {
   }
   std::int32_t* kept = arena().at(s.pending);
   const std::span<const std::int32_t> tokens(kept, static_cast<std::size_t>(target - from));
-  // The tree is full: the coldest of all groups go, but not all of them for the sake of one.
-  const int most_evictions = 64 * num_groups();
+  // The tree is full: the coldest blocks go, but not all of them for the sake of one sequence.
+  constexpr int kMostEvictions = 64;
   const std::span<const MediaSpan> media = media_of(s);
   Published published;
   // Where another's block is held, ours need not be offered until something has changed.
@@ -69,7 +69,7 @@ void KVCacheManager::Impl::publish(std::int32_t row, bool tail) noexcept {
                       {offers_, looks_again() ? d.own_from : kNever, tail, d.own_to}, published);
        ++evictions) {
     const bool can_ever_fit = media.size() <= static_cast<std::size_t>(options_.max_media_extents);
-    if (!can_ever_fit || evictions == most_evictions || !evict_coldest()) {
+    if (!can_ever_fit || evictions == kMostEvictions || !evict_to_shorten_tree()) {
       ++counters_.publications_skipped;
       stop_publishing(row);
       return;

@@ -105,6 +105,9 @@ Status Room::check() const {
       if (state == BlockState::kCached && !order_.has_rank(GroupId(g), block)) {
         return broken(g, b, "is cached and has no rank");
       }
+      if (!at(g).borders.empty() && at(g).borders[b] < 0) {
+        return broken(g, b, "is the border of fewer than no sequences");
+      }
     }
     // Each cached block can be evicted, if not now then when what lies below it has been.
     if (victim(g).valid() != (of.num_cached() > 0)) {

@@ -103,8 +103,10 @@ class Room {
     order_.set_turn(GroupId(g), block, turn);
   }
   [[nodiscard]] BlockId victim(std::int32_t g) const noexcept { return order_.victim(GroupId(g)); }
-  // The coldest of all groups.
-  [[nodiscard]] LruOrder::Member victim() const noexcept { return order_.victim(); }
+  // The coldest of all groups whose bit is set.
+  [[nodiscard]] LruOrder::Member coldest(std::uint32_t groups = ~0u) const noexcept {
+    return order_.victim(groups);
+  }
   [[nodiscard]] BlockId victim_after(std::int32_t g, BlockId block) const noexcept {
     return order_.victim_after(GroupId(g), block);
   }
@@ -114,6 +116,7 @@ class Room {
   }
   // Requires: a window group.
   void count_border(std::int32_t g, BlockId block, int by) noexcept {
+    KVFOLIO_DCHECK(!at(g).borders.empty());
     std::int32_t& count = at(g).borders[block.value()];
     count = std::max(0, count + by);  // an entry that is new counts from 0 on
   }

@@ -61,22 +61,30 @@ TEST(RoomAlone, APlanNamesTheGroupThatIsShortAndChangesNothing) {
 
 TEST(RoomAlone, WhatWasPlannedIsTaken) {
   Room room = make_room();
-  const BlockId first = cache_one(room, 0);
-  std::vector<std::int32_t> taken;
-  std::vector<BlockId> held;
-  for (int i = 0; i < 2; ++i) held.push_back(room.acquire(0));  // one of them was cached
-  held.push_back(room.acquire(0));
-  const Room::Plan plan = room.plan({{1, 3}});
+  for (int i = 0; i < 4; ++i) static_cast<void>(room.acquire(0));
+  ASSERT_FALSE(room.plan({{1, 0}}).fits());
+  ASSERT_TRUE(room.pool(0).release(BlockId(2)));
+  room.pool(0).set_touched(BlockId(2), true);
+  room.make_cached(0, BlockId(2));
+  room.set_turn(0, BlockId(2), EvictionTurn::kNormal);
+  const BlockId window = cache_one(room, 1);
+  static_cast<void>(room.acquire(1));  // the one that was cached is free no more
+  const Room::Plan plan = room.plan({{1, 2}});
   ASSERT_TRUE(plan.fits());
+  std::vector<std::int32_t> evicted;
+  const auto leave = [&](std::int32_t g, BlockId block) {
+    evicted.push_back(block.value());
+    room.forget(g, block, BlockId());
+    room.make_free(g, block);
+  };
+  // What goes in the first group takes a block of the second along, as heads do.
   room.take(plan, [&](std::int32_t g) {
-    const BlockId victim = room.victim(g);
-    taken.push_back(victim.value());
-    room.forget(g, victim, BlockId());
-    room.make_free(g, victim);
+    leave(g, room.victim(g));
+    if (g == 0) leave(1, window);
   });
-  EXPECT_THAT(taken, ElementsAre(first.value()));
-  EXPECT_EQ(room.acquire(0), first);
-  EXPECT_EQ(room.num_held(), 4u);
+  EXPECT_THAT(evicted, ElementsAre(2, window.value()));
+  EXPECT_EQ(room.acquire(0), BlockId(2));
+  EXPECT_EQ(room.pool(1).num_free(), 2);
   EXPECT_TRUE(room.check().ok()) << room.check().message();
 }
 
@@ -99,9 +107,10 @@ TEST(RoomAlone, AgesOfAllGroupsAreOfOneClock) {
   Room room = make_room();
   const BlockId window = cache_one(room, 1);
   const BlockId full = cache_one(room, 0);
-  EXPECT_EQ(room.victim(), (LruOrder::Member{GroupId(1), window}));
+  EXPECT_EQ(room.coldest(), (LruOrder::Member{GroupId(1), window}));
+  EXPECT_EQ(room.coldest(1), (LruOrder::Member{GroupId(0), full}));
   room.set_turn(0, full, EvictionTurn::kFirst);
-  EXPECT_EQ(room.victim(), (LruOrder::Member{GroupId(0), full}));
+  EXPECT_EQ(room.coldest(), (LruOrder::Member{GroupId(0), full}));
 }
 
 TEST(RoomAlone, ASuccessorInheritsWhatWasWantedOfABlock) {

@@ -277,7 +277,7 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
     for (std::int32_t g = 0; g < num_groups(); ++g) {
       if (mutant(Mutant::kHitReferencedLate)) break;
       hold_table(g, table(row, g).blocks(arena()));
-      // Whoever revives a tail that nobody held becomes its writer.
+      // A sequence that revives a tail without a holder becomes its writer.
       const std::int32_t offset = held % block_size(g);
       if (offset == 0) continue;
       const BlockId tail = table(row, g).at(arena(), held / block_size(g));

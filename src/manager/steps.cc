@@ -229,7 +229,8 @@ Status KVCacheManager::commit(Ticket ticket) {
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const StepEntry& e = step.entries[i];
     Sequence& s = m.rows_[e.row];
-    for (std::int32_t g = 0; g < m.num_groups() && step.num_displaced > 0; ++g) {
+    for (std::int32_t g = 0; g < m.num_groups(); ++g) {
+      if (step.num_displaced == 0) break;
       BlockPool& pool = m.pool(g);
       const TailChange& tail = step.change(i, g);
       if (tail.copy_to >= 0) ++m.counters_.block_copies;
@@ -268,10 +269,11 @@ Status KVCacheManager::commit(Ticket ticket) {
 
 // ---- complete ----
 
-// The device is done with a step, or the step failed: sources of its copies go, and tokens that
-// nobody named by now never get a name.
+// The device is done with a step, or the step failed: the sources of its copies are let go, and
+// tokens without a name never get one.
 void KVCacheManager::Impl::end_step(Step& step, bool failed) noexcept {
-  // Who keeps tables on the device may never have got what this step's plan said of them.
+  // An engine that keeps tables on the device may never have got what this step's plan said of
+  // them.
   const bool says_again = failed && step.planned_changes;
   if (step.num_displaced == 0 && !step.has_unnamed && !says_again) return;
   for (std::int32_t i = 0; i < step.num_entries; ++i) {

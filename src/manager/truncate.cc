@@ -114,7 +114,8 @@ void KVCacheManager::Impl::truncate_to(std::int32_t row, std::int32_t n) noexcep
   } else if (s.exact_until >= n) {
     s.exact_until = kNever;  // what was not exact is gone
   }
-  s.exact_until = std::min(s.exact_until, cut_span(s, n));  // what stays has read what goes
+  s.exact_until =
+      std::min(s.exact_until, cut_span(s, n));  // the tokens that stay attended to removed ones
   drop_pending_beyond(s);
   if (has_windows_) move_border(row);
 }

@@ -66,11 +66,11 @@ void PrefixTree::Impl::end_change(Change change) noexcept {
     const int live = int{has_live(change.run, g)} - int{change.live};
     const int idle = int{has_idle(change.run, g)} - int{change.idle};
     const std::int32_t parent = run(change.run).parent;
-    if ((live == 0 && idle == 0) || parent == kNone) return;
-    if (!runs_.is_root(parent)) change = begin_change(parent, g);
+    // A root has no entries, and nobody asks what is below it.
+    if ((live == 0 && idle == 0) || parent == kNone || runs_.is_root(parent)) return;
+    change = begin_change(parent, g);
     entries(parent, g).live_kids += live;
     entries(parent, g).idle_kids += idle;
-    if (runs_.is_root(parent)) return;  // it has no entries
   }
 }
 

@@ -94,7 +94,8 @@ bool RootKeys::is(ArenaSpan span, const RootKey& key) const noexcept {
   const auto* kept = reinterpret_cast<const char*>(arena_->at(span));
   bool same = true;
   for_each_piece(key, [&](const void* data, std::size_t size) {
-    same = same && (size == 0 || std::memcmp(kept, data, size) == 0);
+    if (!same) return;
+    same = size == 0 || std::memcmp(kept, data, size) == 0;
     kept += size;
   });
   return same;

@@ -16,9 +16,9 @@
 // Thread safety: none. Nothing allocates after allocate().
 
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "base/text.h"
 #include "kvfolio/fixed_array.h"
@@ -84,19 +84,21 @@ class TreeLog {
 
   // ok, or which rule is broken: no two entries are of the same block and kind. O(entries squared).
   [[nodiscard]] Status check() const {
-    std::vector<TreeChange> all;
-    changes_.for_each([&](Entry entry) { all.push_back(read(entry)); });
-    candidates_.for_each([&](std::uint32_t number) { all.push_back(candidate_of(number)); });
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      for (std::size_t j = 0; j < i; ++j) {
-        const TreeChange& a = all[i];
-        const TreeChange& b = all[j];
+    for (std::int64_t i = 0; i < changes_.size(); ++i) {
+      const TreeChange a = read(changes_[i]);
+      for (std::int64_t j = 0; j < i; ++j) {
+        const TreeChange b = read(changes_[j]);
         if (a.kind != b.kind || a.group != b.group || a.block != b.block) continue;
         return {ErrorCode::kFailedPrecondition,
                 text::concat("prefix tree, log: entry ", i, " is of a block and kind twice")};
       }
     }
-    return {};
+    std::int64_t waiting = 0;  // each block once: as many bits as entries
+    for (std::size_t word = 0; word < waits_.size(); ++word) waiting += std::popcount(waits_[word]);
+    if (waiting == candidates_.size()) return {};
+    return {ErrorCode::kFailedPrecondition,
+            text::concat("prefix tree, log: ", waiting, " blocks wait as candidates, ",
+                         candidates_.size(), " are listed")};
   }
 
  private:
@@ -128,10 +130,10 @@ class TreeLog {
       if (++begin_ == static_cast<std::int64_t>(items_.size()) || size_ == 0) begin_ = 0;
       return item;
     }
-    template <typename Visit>
-    void for_each(const Visit& visit) const {
-      const auto capacity = static_cast<std::int64_t>(items_.size());
-      for (std::int64_t i = 0; i < size_; ++i) visit(items_[(begin_ + i) % capacity]);
+    [[nodiscard]] std::int64_t size() const noexcept { return size_; }
+    // The i-th oldest.
+    [[nodiscard]] T operator[](std::int64_t i) const noexcept {
+      return items_[(begin_ + i) % static_cast<std::int64_t>(items_.size())];
     }
     [[nodiscard]] MemoryUse memory() const noexcept {
       return {items_.bytes(), size_ * std::int64_t{sizeof(T)}};

@@ -48,7 +48,7 @@ TEST(BadInput, SpecsThatCannotBe) {
         g.block_size = 1;
         g.num_blocks = (1 << 29) + 1;
       },
-      "num_blocks is 536870913, allowed with a manager: 1 to 536870904");
+      "which makes 536870921 together with the groups before, allowed: at most 536870912");
   refused([](GroupSpec& g) { g.window = 7; }, "7");
   refused([](GroupSpec& g) { g.kind = AttentionKind::kSlidingWindow; }, "0");
   refused([](GroupSpec& g) { g.block_size = 6; }, "6");  // no multiple of 4

@@ -37,17 +37,50 @@ Status append_in_step(Engine& e, SequenceId sequence, const Tokens& more) {
   return status;
 }
 
-// Of all groups the coldest goes, not one of each.
-TEST(Room, AFullTreeGivesUpTheColdestOfAllGroups) {
-  Engine e({full_group(4, 16), window_group(4, 16, 8)}, {.max_runs = 3});  // a root and two prompts
-  must(e.manager.close(e.say(tokens(1, 8))));
-  ASSERT_EQ(must(e.manager.evict(GroupId(1), 2)), 2);
-  must(e.manager.close(e.say(tokens(50, 8))));  // the coldest window blocks are of this one now
-  must(e.manager.close(e.say(tokens(90, 8))));
-  EXPECT_EQ(e.probe(tokens(1, 9)), 0);
-  EXPECT_EQ(e.probe(tokens(50, 9)), 8);
-  EXPECT_EQ(e.probe(tokens(90, 9)), 8);
+// The window blocks of the first prompt are the coldest of all, but the tree is not shorter without
+// them.
+TEST(Room, AFullTreeMakesRoomThoughManyWindowBlocksAreColder) {
+  Engine e({window_group(4, 400, 1024), full_group(16, 100)}, {.max_runs = 3});
+  must(e.manager.close(e.say(tokens(1, 640))));
+  must(e.manager.close(e.say(tokens(5000, 32))));
+  must(e.manager.close(e.say(tokens(9000, 32))));
+  EXPECT_EQ(e.probe(tokens(9000, 33)), 32);
+  EXPECT_EQ(e.probe(tokens(5000, 33)), 32);
+  EXPECT_EQ(e.probe(tokens(1, 641)), 0);  // the oldest went
+  EXPECT_EQ(e.manager.counters().publications_skipped, 0u);
   must(e.manager.check_invariants());
+}
+
+TEST(Room, AFullTreeMakesRoomBesideAnOpenSequenceThatItsWindowHasPassed) {
+  Engine e({full_group(16, 100), window_group(4, 400, 16)}, {.max_runs = 4});
+  const SequenceId open = e.say(tokens(1, 640));  // its run stays as long as it is open
+  for (const std::int32_t first : {5000, 7000, 9000}) {
+    must(e.manager.close(e.say(tokens(first, 32))));
+  }
+  EXPECT_EQ(e.probe(tokens(9000, 33)), 32);
+  EXPECT_EQ(e.probe(tokens(7000, 33)), 32);
+  EXPECT_EQ(e.probe(tokens(5000, 33)), 0);
+  EXPECT_EQ(e.manager.counters().publications_skipped, 0u);
+  EXPECT_LE(e.manager.counters().blocks_evicted, 12u);
+  must(e.manager.close(open));
+  must(e.manager.check_invariants());
+}
+
+// The ages of two groups are compared: the prompt that was let go first goes, whichever of its
+// blocks are left.
+TEST(Room, AFullTreeGivesUpTheColdestOfAllFullGroups) {
+  for (const bool swapped : {false, true}) {
+    const GroupSpec small = full_group(4, 16);
+    const GroupSpec large = full_group(8, 16);
+    Engine e({swapped ? large : small, swapped ? small : large}, {.max_runs = 3});
+    must(e.manager.close(e.say(tokens(1, 4))));   // no block of the large group
+    must(e.manager.close(e.say(tokens(50, 8))));  // the coldest block of the large group
+    must(e.manager.close(e.say(tokens(90, 8))));
+    EXPECT_EQ(e.probe(tokens(1, 5)), 0) << swapped;
+    EXPECT_EQ(e.probe(tokens(50, 9)), 8) << swapped;
+    EXPECT_EQ(e.probe(tokens(90, 9)), 8) << swapped;
+    must(e.manager.check_invariants());
+  }
 }
 
 TEST(Room, APromptThatFitsColdFitsAfterAHitInsideABlock) {

@@ -28,11 +28,11 @@ constexpr int kOperations = 50000;
 constexpr int kOpsPerRun = 600;
 
 constexpr std::array<std::uint64_t, 20> kDigests = {
-    0x06f11fcbb52253f1u, 0x201eeca12c4da582u, 0xbda889eeea0c645cu, 0x201668d9f1bc0ec2u,
-    0xc19d7c25c5f83135u, 0x25b8e7191ad8791eu, 0x27f0db8c5c3a0ef1u, 0xed4c567ed60ec0eeu,
-    0x2185fcd8b5438190u, 0x1e70c6ed9cb536bau, 0xc168a1006813166au, 0x06f5069892e6bcd2u,
-    0xdba9a86492262820u, 0x2a4f8f2aa000172bu, 0x13f82461c5780e93u, 0x7cb2582f11f5f2c0u,
-    0x619690f59e4dd0ccu, 0x857618396dacf71au, 0x5c4c5c7b59d1074cu, 0x416fdc49dcd4dec8u,
+    0xaf719f355f92b71cu, 0xbf1076e169ad42edu, 0x5d5354c14fedab4eu, 0xa2a37126e44c7815u,
+    0x33d549ef5430eef2u, 0x8b1bb8e0f36c9f15u, 0x498b4b16dc21fe26u, 0x8d10de2746c169b0u,
+    0x4bdf502baeae2ac9u, 0x81d202a158c819d3u, 0xb48bf6146d9babebu, 0x27d5fbe23e08bf57u,
+    0xfe4b259ef15b46a9u, 0x4455eeb1ac2c7a90u, 0xf30dc5750115ebacu, 0x52f3f70e30ad1c61u,
+    0xab0358e74890d3cdu, 0x6a4ad438eeaddec8u, 0x8d69f201bf503c2du, 0x6ec2502d92e76ca5u,
 };
 
 class Digest : public testing::TestWithParam<int> {};
