@@ -308,7 +308,7 @@ void KVCacheManager::Impl::join(Step& step, std::int32_t row, const std::int32_t
       draft,
       unnamed,
       s.birth,
-      s.has_unnamed ? details(row).num_unnamed : 0,
+      s.has_unnamed ? unnamed_.num_appended(row) : 0,
       victims_.last_use(row),
       s.used,
       s.replay && (!overwrites || mutant(Mutant::kUndoBringsBackTheReplay))};
@@ -322,7 +322,7 @@ void KVCacheManager::Impl::join(Step& step, std::int32_t row, const std::int32_t
   }
   if (unnamed > 0) {
     s.has_unnamed = true;
-    details(row).num_unnamed += static_cast<std::uint64_t>(unnamed);
+    unnamed_.append(row, unnamed);
     s.unnamed_from = std::min(s.unnamed_from, begin);
     step.has_unnamed = true;
   }

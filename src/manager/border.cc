@@ -42,7 +42,9 @@ void KVCacheManager::Impl::set_border(std::int32_t row, std::int32_t g, Border w
 void KVCacheManager::Impl::move_border(std::int32_t row) noexcept {
   const Sequence& s = rows_[row];
   if (!s.publishes || s.life != Life::kOpen) return;
-  const std::int32_t hit = s.place.position / largest_block_ * largest_block_;
+  std::int32_t largest = 1;
+  for (const Group& group : groups_) largest = std::max(largest, group.spec.block_size);
+  const std::int32_t hit = s.place.position / largest * largest;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     if (!windowed(g)) continue;
     const GroupRule& rule = group(g).rule;

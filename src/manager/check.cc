@@ -50,17 +50,8 @@ Status KVCacheManager::Impl::check_ownership() const {
     if (s.step_entry >= 0 && !in_step) {
       return broken(concat("sequence ", row, " is not entry ", s.step_entry, " of the open step"));
     }
-    std::uint64_t waiting =
-        in_step ? static_cast<std::uint64_t>(steps_.open().entries[s.step_entry].unnamed) : 0;
-    for (std::int32_t i = 0; i < steps_.num_in_flight(); ++i) {
-      const Step& step = steps_.in_flight(i);
-      const std::int32_t at = unnamed_entry(step, s);
-      if (at >= 0) waiting += static_cast<std::uint64_t>(step.entries[at].unnamed);
-    }
-    if (d.num_named > d.num_unnamed || d.num_unnamed - d.num_named > waiting) {
-      return broken(concat("sequence ", row, ": ", d.num_named, " of ", d.num_unnamed,
-                           " unnamed tokens have names, and ", waiting, " are in flight"));
-    }
+    KVFOLIO_RETURN_IF_ERROR(unnamed_.check(
+        steps_, {row, s.birth}, in_step ? steps_.open().entries[s.step_entry].unnamed : 0));
     if (s.life != Life::kOpen || !s.has_caller_id) continue;
     ++named;
     const Result<SequenceId> found = find_caller_id(d.caller_id);

@@ -129,9 +129,9 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
 }
 
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
-  const auto& [spec, options, storage, counters, sequences, groups, room, has_windows,
-               largest_block, tree, tables, caller_ids, pins, scratch, evicting, entry_changes,
-               losses, victims, steps, offers] = other;
+  const auto& [spec, options, storage, counters, sequences, groups, room, has_windows, tree, tables,
+               caller_ids, pins, scratch, evicting, entry_changes, losses, victims, steps, unnamed,
+               offers] = other;
   room_.copy_from(room);
   tree_->copy_from(*tree);
 
@@ -145,6 +145,7 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   victims_.copy_from(victims);
 
   steps_.copy_from(steps);
+  unnamed_.copy_from(unnamed);
 }
 
 Status KVCacheManager::copy_to(KVCacheManager& target) const {

@@ -31,6 +31,7 @@ MemoryUse KVCacheManager::metadata() const noexcept {
   sum += m.rows_.memory();
   sum += m.tables_.memory();
   sum += m.steps_.memory();
+  sum += m.unnamed_.memory();
   sum += m.pins_.memory();
   sum += m.caller_ids_.memory();
   sum += m.victims_.memory();

@@ -10,7 +10,7 @@
 //   truncate.cc   truncate, clear, trim (tables.h)
 //   pins.cc       pin, unpin (pin_set.h)
 //   questions.cc  info, block tables, slots, the list of sequences
-//   steps.cc      begin, undo, commit, complete, drop, fail, drafts (step_log.h)
+//   steps.cc      begin, undo, commit, complete, drop, fail, drafts (step_log.h, unnamed_tokens.h)
 //   append.cc     demand, copy-on-write, admission, append
 //   blocks.cc     eviction, and where a block goes when it is let go (room.h)
 //   preempt.cc    which sequence makes room: priorities, preempt_to (victims.h)
@@ -51,6 +51,7 @@
 #include "manager/sequence.h"
 #include "manager/step_log.h"
 #include "manager/tables.h"
+#include "manager/unnamed_tokens.h"
 #include "manager/victims.h"
 
 namespace kvfolio {
@@ -126,8 +127,7 @@ class KVCacheManager::Impl {
   };
   std::vector<Group> groups_;
   Room room_;
-  bool has_windows_ = false;        // some group is a window group
-  std::int32_t largest_block_ = 1;  // tokens
+  bool has_windows_ = false;  // some group is a window group
   std::optional<PrefixTree> tree_;
 
   static constexpr std::int32_t kNever = Sequence::kNever;
@@ -236,9 +236,6 @@ class KVCacheManager::Impl {
   void end_sequence(std::int32_t row) noexcept;
   void release_blocks(std::int32_t row) noexcept;
   void forget_sequence(std::int32_t row, bool aborted) noexcept;
-  // In a committed step with unnamed tokens: the entry of this sequence, or -1.
-  [[nodiscard]] std::int32_t unnamed_entry(const Step& step, const Sequence& s) const noexcept;
-  void share_unnamed(const Sequence& parent, Sequence& child) noexcept;
   // adopt.cc
   [[nodiscard]] Status check_adopted(std::int32_t g, std::span<const std::int32_t> blocks,
                                      std::int32_t num_tokens) const;
@@ -246,7 +243,6 @@ class KVCacheManager::Impl {
   [[nodiscard]] Status check_truncate(std::int32_t row, std::int32_t n) const;
   void truncate_blocks(std::int32_t row, std::int32_t n) noexcept;
   void drop_pending_beyond(Sequence& s) noexcept;
-  void forget_unnamed(Sequence& s, std::int32_t n) noexcept;
   void truncate_to(std::int32_t row, std::int32_t n) noexcept;
   // pins.cc
   void release_pin(std::int32_t pin) noexcept;
@@ -427,6 +423,7 @@ class KVCacheManager::Impl {
   Victims victims_;
 
   StepLog steps_;
+  UnnamedTokens unnamed_;
   std::vector<std::span<const std::int32_t>> offers_;  // by group, scratch
 };
 

@@ -18,7 +18,6 @@ Status KVCacheManager::Impl::make_groups() {
     groups_.push_back({spec, GroupRule(spec), (*layouts)[groups_.size()].bytes_per_block,
                        BlockSize(spec.block_size)});
     has_windows_ |= !GroupRule(spec).keeps_all();
-    largest_block_ = std::max(largest_block_, spec.block_size);
   }
   return {};
 }
@@ -50,7 +49,7 @@ Status KVCacheManager::Impl::make_rows() {
   bool ok =
       rows_.allocate(static_cast<std::int32_t>(rows), options_.max_sequences, options_.id_tag) &&
       caller_ids_.allocate(rows, options_.hash_seed) && victims_.allocate(rows) &&
-      scratch_.allocate_zeroed(2 * rows) &&
+      scratch_.allocate_zeroed(2 * rows) && unnamed_.allocate(rows) &&
       pins_.allocate(options_.max_pins, num_groups(), options_.id_tag) &&
       steps_.allocate(options_.max_steps_in_flight, num_groups(), rows,
                       options_.max_table_entries + 16 * rows);

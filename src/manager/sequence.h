@@ -32,7 +32,7 @@ struct alignas(64) Sequence {
   bool has_caller_id : 1;
   bool has_limit : 1;       // details: max_tokens is not 0
   bool has_media : 1;       // details: num_media is not 0
-  bool has_unnamed : 1;     // details: num_unnamed may be other than 0
+  bool has_unnamed : 1;     // it has appended unnamed tokens (UnnamedTokens)
   bool has_planned : 1;     // row_ticket() is last_ticket, not 0
   bool has_written : 1;     // wrote_last() is last_ticket, not 0
   std::int32_t step_entry;  // in the open step, or -1
@@ -67,14 +67,12 @@ static_assert(sizeof(Sequence) == 64);
 struct alignas(64) SequenceDetails {
   std::int32_t trim_sinks;
   std::int32_t trim_first_kept;
-  std::int32_t settled;     // kUnordered: its tokens before are there, whatever its last step does
-  std::int32_t max_tokens;  // 0: no limit of its own
-  std::uint64_t num_unnamed;  // tokens appended without a name so far
-  std::uint64_t num_named;    // of these, the oldest, that set_tokens() named or complete() lost
-  std::int32_t admitted;      // admit() keeps room for table entries and tokens up to this length
-  std::uint16_t reuse;        // groups, by bit, in which admit() counted on reuse (Demand),
-  std::uint64_t reuse_step;   // and the step for which it did
-  std::int32_t own_from;      // its own blocks at positions [own_from, own_to) may lack an entry
+  std::int32_t settled;      // kUnordered: its tokens before are there, whatever its last step does
+  std::int32_t max_tokens;   // 0: no limit of its own
+  std::int32_t admitted;     // admit() keeps room for table entries and tokens up to this length
+  std::uint16_t reuse;       // groups, by bit, in which admit() counted on reuse (Demand),
+  std::uint64_t reuse_step;  // and the step for which it did
+  std::int32_t own_from;     // its own blocks at positions [own_from, own_to) may lack an entry
   std::int32_t own_to;
   std::uint64_t losses_seen;   // losses_ when it last looked for blocks without an entry
   std::uint64_t entries_seen;  // entry_changes_ when it last offered its own blocks

@@ -127,6 +127,7 @@ std::int32_t KVCacheManager::Impl::take_row() noexcept {
   s.step_entry = -1;
   victims_.begin(row);
   tables_.begin(row);
+  unnamed_.begin(row);
   return row;
 }
 
@@ -309,37 +310,6 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
 
 // ---- fork ----
 
-std::int32_t KVCacheManager::Impl::unnamed_entry(const Step& step,
-                                                 const Sequence& s) const noexcept {
-  const std::int32_t at = step.latest_entry(row_of(s));
-  return at >= 0 && step.entries[at].birth == s.birth ? at : -1;
-}
-
-// The child takes part in the parent's steps in flight as far as names go: its copies of the
-// unnamed tokens may be named until the same steps complete.
-void KVCacheManager::Impl::share_unnamed(const Sequence& parent, Sequence& child) noexcept {
-  for (std::int32_t i = 0; i < steps_.num_in_flight(); ++i) {
-    Step& step = steps_.in_flight(i);
-    const std::int32_t from = unnamed_entry(step, parent);
-    if (from < 0 || step.entries[from].unnamed == 0) continue;
-    // In place of an earlier sequence of this row, unless that holds sources of copies: so there
-    // is one for each append and one for each row at most.
-    const std::int32_t row = row_of(child);
-    std::int32_t at = step.latest_entry(row);
-    bool reused = at >= 0;
-    for (std::int32_t g = 0; g < num_groups() && reused; ++g) {
-      reused = step.change(at, g).source < 0;
-    }
-    if (!reused) at = step.num_entries++;
-    KVFOLIO_CHECK(static_cast<std::size_t>(at) < step.entries.size());
-    step.entries[at] = step.entries[from];
-    step.entries[at].row = row;
-    step.entries[at].birth = child.birth;
-    step.clear_changes(at);
-    step.entry_of[row] = at;
-  }
-}
-
 Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions& options) {
   Impl& m = *impl_;
   std::int32_t from = 0;
@@ -399,7 +369,13 @@ Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions&
     m.tables_.window_begin(row, g) = m.tables_.window_begin(from, g);
   }
   if (m.has_windows_) m.move_border(row);
-  if (child_details.num_unnamed > child_details.num_named) m.share_unnamed(parent, child);
+  if (parent.has_unnamed) {
+    // Its copies of the unnamed tokens may be named until the same steps complete.
+    m.unnamed_.become(row, from);
+    if (m.unnamed_.num_waiting(row) > 0) {
+      m.unnamed_.share(m.steps_, {from, parent.birth}, {row, child.birth});
+    }
+  }
   m.keep_caller_id(row, options.caller_id);
   m.victims_.note_use(row);
   ++m.counters_.forks;

@@ -107,11 +107,7 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
   s.used = e.used_before;
   s.replay = e.replay_before;
   s.step_entry = -1;
-  if (s.has_unnamed) {
-    SequenceDetails& d = details(e.row);
-    d.num_unnamed = e.unnamed_begin;
-    d.num_named = std::min(d.num_named, d.num_unnamed);
-  }
+  if (s.has_unnamed) unnamed_.undo(e);
   if (s.unnamed_from >= e.begin) s.unnamed_from = kNever;
 }
 
@@ -283,24 +279,14 @@ void KVCacheManager::Impl::end_step(Step& step, bool failed) noexcept {
       if (source >= 0) let_go_of_source(g, BlockId(source));
     }
     Sequence& s = rows_[e.row];
-    SequenceDetails& d = details(e.row);
     if (s.life == Life::kUnused || s.birth != e.birth) continue;
     for (std::int32_t g = 0; g < num_groups() && says_again; ++g)
       tables_.unplanned_from(e.row, g) = 0;
-    const std::uint64_t unnamed_end = e.unnamed_begin + static_cast<std::uint64_t>(e.unnamed);
-    if (e.unnamed == 0 || d.num_named >= unnamed_end) continue;
-    if (failed) {
-      // A fork that holds nothing of the step outlives it. Steps before this one are still in
-      // flight, and their tokens may get names.
-      s.exact_until = std::min(s.exact_until, std::max(s.unnamed_from, e.begin));
-      if (s.unnamed_from >= e.begin) s.unnamed_from = kNever;
-      d.num_unnamed = std::min(d.num_unnamed, e.unnamed_begin);
-      d.num_named = std::min(d.num_named, d.num_unnamed);
-      continue;
-    }
-    d.num_named = unnamed_end;
-    s.exact_until = std::min(s.exact_until, s.unnamed_from);
-    s.unnamed_from = kNever;
+    if (e.unnamed == 0 || !unnamed_.end(e, failed)) continue;
+    // A fork that holds nothing of a failed step outlives it.
+    const std::int32_t lost = failed ? std::max(s.unnamed_from, e.begin) : s.unnamed_from;
+    s.exact_until = std::min(s.exact_until, lost);
+    if (!failed || s.unnamed_from >= e.begin) s.unnamed_from = kNever;
   }
 }
 
@@ -437,13 +423,13 @@ Status KVCacheManager::set_tokens(SequenceId id, std::span<const std::int32_t> t
   KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
   KVFOLIO_RETURN_IF_ERROR(m.check_tokens("set_tokens", tokens));
   Sequence& s = m.rows_[row];
-  SequenceDetails& d = m.details(row);
-  if (tokens.size() > d.num_unnamed - d.num_named) {
+  const std::uint64_t waiting = m.unnamed_.num_waiting(row);
+  if (tokens.size() > waiting) {
     return {ErrorCode::kInvalidArgument,
-            concat("set_tokens names ", tokens.size(), " tokens, ", d.num_unnamed - d.num_named,
+            concat("set_tokens names ", tokens.size(), " tokens, ", waiting,
                    " are unnamed in steps that are not complete")};
   }
-  d.num_named += tokens.size();
+  m.unnamed_.name(row, tokens.size());
   if (!s.publishes || tokens.empty()) return {};
   std::int32_t* kept = m.arena().at(s.pending);
   const std::int32_t first = s.place.position;

@@ -75,27 +75,6 @@ void KVCacheManager::Impl::drop_pending_beyond(Sequence& s) noexcept {
   tree_->climb(s.place, position);
 }
 
-// Tokens of steps in flight that were cut off want no names any more, and have none: their entries
-// must not count what comes in their place.
-void KVCacheManager::Impl::forget_unnamed(Sequence& s, std::int32_t n) noexcept {
-  SequenceDetails& d = details(s);
-  if (d.num_unnamed == 0) return;
-  const auto for_each_entry = [&](const auto& visit) {
-    for (std::int32_t i = 0; i < steps_.num_in_flight(); ++i) {
-      Step& step = steps_.in_flight(i);
-      if (const std::int32_t at = unnamed_entry(step, s); at >= 0) visit(step.entries[at]);
-    }
-  };
-  for_each_entry([&](StepEntry& e) {
-    const std::int32_t kept = std::max(0, std::min(e.end, n) - e.begin);
-    const std::int32_t gone = std::max(0, e.unnamed - kept);
-    e.unnamed -= gone;
-    d.num_unnamed -= static_cast<std::uint64_t>(gone);
-  });
-  for_each_entry([&](StepEntry& e) { e.unnamed_begin = std::min(e.unnamed_begin, d.num_unnamed); });
-  d.num_named = std::min(d.num_named, d.num_unnamed);
-}
-
 void KVCacheManager::Impl::truncate_to(std::int32_t row, std::int32_t n) noexcept {
   Sequence& s = rows_[row];
   SequenceDetails& d = details(row);
@@ -107,7 +86,7 @@ void KVCacheManager::Impl::truncate_to(std::int32_t row, std::int32_t n) noexcep
   d.settled = std::min(d.settled, n);
   victims_.note_change(row);
   if (s.unnamed_from >= n) s.unnamed_from = kNever;
-  forget_unnamed(s, n);
+  if (s.has_unnamed) unnamed_.truncate(steps_, {row, s.birth}, n);
   if (n <= d.trim_sinks) d.trim_sinks = d.trim_first_kept = 0;
   if (d.trim_first_kept > d.trim_sinks) {
     s.exact_until = std::min(s.exact_until, n);  // what follows reads across the gap
