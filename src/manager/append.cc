@@ -361,7 +361,8 @@ bool KVCacheManager::Impl::append_inside(Step& step, std::int32_t row,
     const BlockId block = tables++->at(arena(), logical);
     const BlockPool& pool = room_.pool(g++);
     if (pool.writer(block) != row || pool.valid(block) != offset) return false;
-    *changes++ = {-1, -1, offset, row, pool.written_in(block)};
+    const std::int32_t slot = block.value() * group.spec.block_size + offset;
+    *changes++ = {-1, -1, offset, row, pool.written_in(block), slot};
     *tail++ = block.value();
   }
   for (g = 0; g < num_groups(); ++g) {
@@ -513,6 +514,8 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t row, std::int32
     pool.set_valid(block, std::min(size, end - have * size));
     pool.set_written_in(block, step.ticket);
   }
+  const BlockId first = blocks.at(arena(), block_of(g, write_begin));
+  tail.slot = first.value() * size + group(g).size.offset_of(write_begin);
 }
 
 Status KVCacheManager::append(SequenceId sequence, std::span<const std::int32_t> tokens,

@@ -91,8 +91,12 @@ std::int32_t* KVCacheManager::Impl::write_slots(const Step& step, std::int32_t g
   const std::int32_t size = block_size(g);
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const StepEntry& e = step.entries[i];
-    const auto blocks = table(e.row, g).blocks(arena());
     if (e.write_begin > e.begin) *at++ = -1;
+    if (e.end - e.write_begin == 1) {  // what steady decode is made of: no look at the table
+      *at++ = step.change(i, g).slot;
+      continue;
+    }
+    const auto blocks = table(e.row, g).blocks(arena());
     for (std::int32_t position = e.write_begin; position < e.end;) {
       const std::int32_t logical = block_of(g, position);
       const std::int32_t slot_of_0 = (blocks[static_cast<std::size_t>(logical)] - logical) * size;

@@ -33,7 +33,7 @@ struct StepEntry {
   bool replay_before;
 };
 
-// What a step did to the last block of an entry, per group. `source` is the block that was in its
+// What a step did to the last block of an entry, per group, and where it writes first. `source` is the block that was in its
 // place when the step wrote to a copy of it: its reference moved from the table to the step, until
 // complete.
 struct TailChange {
@@ -42,12 +42,13 @@ struct TailChange {
   std::int32_t valid_before;  // of the tail written in place, up to there; or:
   std::int32_t writer_before;
   std::uint32_t written_before;
+  std::int32_t slot;  // of position write_begin; -1 if nothing is written
 
   static constexpr std::int32_t kNoTail = -1;  // no block was written in place
   static constexpr std::int32_t kReused = -2;  // the block beyond the length was
 
   [[nodiscard]] static constexpr TailChange none() noexcept {
-    return {-1, -1, kNoTail, BlockPool::kNobody, 0};
+    return {-1, -1, kNoTail, BlockPool::kNobody, 0, -1};
   }
 };
 
