@@ -65,6 +65,7 @@ KVCacheManager::Impl::Demand KVCacheManager::Impl::demand(std::int32_t row, std:
     needs.can_reuse = is_alone_with(g, blocks.at(arena(), have));
   }
   if (mutant(Mutant::kHitTakesRoom)) needs.can_reuse = false;
+  if (needs.can_reuse && promised_reuse(rows_[row], g)) reuse(needs);
   return needs;
 }
 
@@ -194,9 +195,7 @@ std::int64_t KVCacheManager::Impl::total_demand(std::span<const AppendDemand> de
     const std::int32_t row = row_in(demands[i].sequence.value());
     const Sequence& s = rows_[row];
     const std::int32_t end = s.length + static_cast<std::int32_t>(demands[i].num_tokens);
-    Demand needs = demand(row, g, s.length + (s.replay && end > s.length ? 1 : 0), end);
-    if (needs.can_reuse && promised_reuse(s, g)) reuse(needs);
-    return needs;
+    return demand(row, g, s.length + (s.replay && end > s.length ? 1 : 0), end);
   };
   // Sequences that share a tail claim it one after the other: play that, and take it back.
   std::int64_t needed = 0;
@@ -402,7 +401,7 @@ Status KVCacheManager::Impl::append_to(std::int32_t row, std::string_view what,
     Demand& needed = demands[static_cast<std::size_t>(g)];
     needed = demand(row, g, write_begin, end);
     const bool is_short = needed.blocks > room_.available(g);
-    if (needed.can_reuse && (promised_reuse(s, g) || is_short)) reuse(needed);
+    if (needed.can_reuse && !needed.reuse && is_short) reuse(needed);
     num_new += needed.blocks;
     needs.blocks[static_cast<std::size_t>(g)] = needed.blocks;
     overwrites |= s.replay && write_begin == begin &&
