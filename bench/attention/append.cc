@@ -133,7 +133,7 @@ void decode_share(const Context& context) {
                   .facts = {{"dtype", to_string(shape.dtype)},
                             {"format", to_string(shape.format)},
                             {"threads", std::int64_t{1}},
-                            {"group", std::int64_t{8}},
+                            {"q_per_kv", std::int64_t{8}},
                             {"target", context.target_name()}},
                   .unit = "% of append and attention",
                   .note = "one token for each of 8 sequences of " + std::to_string(length) +

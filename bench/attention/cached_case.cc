@@ -355,9 +355,9 @@ const ReadProbe::Way& ReadProbe::best(const Panel& panel) const {
   });
 }
 
-AttentionCall::AttentionCall(const Context& context, const CachedCase& cache, std::int32_t group,
+AttentionCall::AttentionCall(const Context& context, const CachedCase& cache, std::int32_t q_per_kv,
                              std::int32_t queries)
-    : context_(context), cache_(cache), group_(group), query_start_{0} {
+    : context_(context), cache_(cache), q_per_kv_(q_per_kv), query_start_{0} {
   const CaseShape& shape = cache.shape();
   for (std::int32_t s = 0; s < cache.num_sequences(); ++s) {
     query_start_.push_back(query_start_.back() +
@@ -372,7 +372,7 @@ AttentionCall::AttentionCall(const Context& context, const CachedCase& cache, st
   for (std::int32_t row = 0; row < num_rows(); ++row) {
     for (std::int32_t head = 0; head < rows.num_heads; ++head) {
       const std::int64_t key =
-          (std::int64_t{row} * kKvHeads + head / group) * kMostGroup + head % group;
+          (std::int64_t{row} * kKvHeads + head / q_per_kv) * kMostQueriesPerKv + head % q_per_kv;
       fill_random(static_cast<std::uint64_t>(key) | std::uint64_t{1} << 60, values, kHeadDim);
       for (float& value : values) value *= 2.0F;  // scores of a deviation near 1
       RowsView from = rows_of(reinterpret_cast<std::byte*>(values), 1, 1, DType::kF32);
@@ -438,7 +438,7 @@ double AttentionCall::operations() const {
 
 Expected::Expected(const Context& context, const CachedCase& cache, std::int32_t queries,
                    std::int32_t most) {
-  AttentionCall call(context, cache, kMostGroup, queries);
+  AttentionCall call(context, cache, kMostQueriesPerKv, queries);
   const std::int32_t count = std::min(most, call.num_rows());
   for (std::int32_t i = 0; i < count; ++i) {
     Row row;
@@ -449,18 +449,18 @@ Expected::Expected(const Context& context, const CachedCase& cache, std::int32_t
     row.kv_head = i % kKvHeads;
     call.run_reference(row.row, row.kv_head);
     const float* out = call.row(row.row, row.kv_head, 0);
-    row.out.assign(out, out + kMostGroup * kHeadDim);
+    row.out.assign(out, out + kMostQueriesPerKv * kHeadDim);
     rows_.push_back(std::move(row));
   }
 }
 
 void Expected::check(AttentionCall& call, const Context& context, const CaseShape& shape) {
   const std::string what = context.target_name() + " over " + name_of(shape) + ", " +
-                           std::to_string(call.group()) + " query heads per KV head";
+                           std::to_string(call.q_per_kv()) + " query heads per KV head";
   for (const std::int32_t threads : context.thread_counts) {
     call.run(threads);
     for (const Row& expected : rows_) {
-      for (std::int32_t g = 0; g < call.group(); ++g) {
+      for (std::int32_t g = 0; g < call.q_per_kv(); ++g) {
         const float* got = call.row(expected.row, expected.kv_head, g);
         const float* wanted = expected.out.data() + g * kHeadDim;
         double error = 0;
@@ -481,10 +481,11 @@ void Expected::check(AttentionCall& call, const Context& context, const CaseShap
       }
     }
     const std::uint64_t hash = hash_of(call.out());
-    const auto known = std::find_if(hashes_.begin(), hashes_.end(),
-                                    [&](const auto& entry) { return entry.first == call.group(); });
+    const auto known = std::find_if(hashes_.begin(), hashes_.end(), [&](const auto& entry) {
+      return entry.first == call.q_per_kv();
+    });
     if (known == hashes_.end()) {
-      hashes_.emplace_back(call.group(), hash);
+      hashes_.emplace_back(call.q_per_kv(), hash);
     } else {
       require(known->second == hash, what + ", " + std::to_string(threads) +
                                          " threads: other bits than with one thread, or than "

@@ -24,7 +24,7 @@ struct CaseShape {
 
 inline constexpr std::int32_t kKvHeads = 4;
 inline constexpr std::int32_t kHeadDim = 128;
-inline constexpr std::int32_t kMostGroup = 16;
+inline constexpr std::int32_t kMostQueriesPerKv = 16;
 
 // Bytes of one row of K or V.
 [[nodiscard]] inline std::size_t row_bytes(DType dtype) {
@@ -115,11 +115,11 @@ class ReadProbe {
   std::vector<Way> ways_;
 };
 
-// attend() over a case: the last `queries` positions of each sequence, `group` query heads for each
-// KV head. Query head g of a KV head has the same numbers whatever the group is.
+// attend() over a case: the last `queries` positions of each sequence, `q_per_kv` query heads for
+// each KV head. Query head g of a KV head has the same numbers whatever the q_per_kv is.
 class AttentionCall {
  public:
-  AttentionCall(const Context& context, const CachedCase& cache, std::int32_t group,
+  AttentionCall(const Context& context, const CachedCase& cache, std::int32_t q_per_kv,
                 std::int32_t queries);
 
   // Of layer 0 on the calling thread, memory included.
@@ -131,11 +131,11 @@ class AttentionCall {
   // One output row, of the last layer.
   [[nodiscard]] const float* row(std::int32_t row, std::int32_t kv_head, std::int32_t g) const {
     return out_.data() + (static_cast<std::size_t>(row) * num_heads() +
-                          static_cast<std::size_t>(kv_head * group_ + g)) *
+                          static_cast<std::size_t>(kv_head * q_per_kv_ + g)) *
                              kHeadDim;
   }
   [[nodiscard]] std::int32_t num_rows() const { return query_start_.back(); }
-  [[nodiscard]] std::int32_t group() const { return group_; }
+  [[nodiscard]] std::int32_t q_per_kv() const { return q_per_kv_; }
   [[nodiscard]] const std::vector<float>& out() const { return out_; }
 
   // The reference over one row and one KV head of the last layer.
@@ -143,11 +143,11 @@ class AttentionCall {
 
  private:
   [[nodiscard]] std::size_t num_heads() const {
-    return std::size_t{kKvHeads} * static_cast<std::size_t>(group_);
+    return std::size_t{kKvHeads} * static_cast<std::size_t>(q_per_kv_);
   }
   const Context& context_;
   const CachedCase& cache_;
-  std::int32_t group_;
+  std::int32_t q_per_kv_;
   std::vector<std::int32_t> query_start_;
   std::vector<std::byte> q_;
   ConstRowsView q_rows_;
@@ -170,10 +170,10 @@ class Expected {
   struct Row {
     std::int32_t row = 0;
     std::int32_t kv_head = 0;
-    std::vector<float> out;  // [kMostGroup, head_dim]
+    std::vector<float> out;  // [kMostQueriesPerKv, head_dim]
   };
   std::vector<Row> rows_;
-  std::vector<std::pair<std::int32_t, std::uint64_t>> hashes_;  // of whole outputs, by group
+  std::vector<std::pair<std::int32_t, std::uint64_t>> hashes_;  // of whole outputs, by q_per_kv
 };
 
 }  // namespace kvfolio::bench

@@ -54,7 +54,7 @@ void run(const Context& context) {
                     .facts = {{"dtype", to_string(type.paged->shape().dtype)},
                               {"format", "granule"},
                               {"threads", std::int64_t{threads}},
-                              {"group", std::int64_t{8}},
+                              {"q_per_kv", std::int64_t{8}},
                               {"target", context.target_name()}},
                     .unit = "GB/s",
                     .lower_is_better = false,

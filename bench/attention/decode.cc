@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Decode, one query for each of eight long sequences: for each format one panel of rounds with the
-// two reads of each type's cache and attention for each type, group and number of threads.
+// two reads of each type's cache and attention for each type, q_per_kv and number of threads.
 
 #include <algorithm>
 #include <map>
@@ -13,7 +13,7 @@
 namespace kvfolio::bench {
 namespace {
 
-constexpr std::int32_t kGroups[] = {1, 4, 5, 7, 8, 12, 16};
+constexpr std::int32_t kEachQPerKv[] = {1, 4, 5, 7, 8, 12, 16};
 
 // Of G = 8, the case that is promised. See docs/measuring.md.
 std::optional<PromiseByClass> promised(const Context& context, const CaseShape& shape) {
@@ -37,9 +37,9 @@ std::optional<PromiseByClass> promised(const Context& context, const CaseShape& 
   }
 }
 
-std::optional<Promise> promised_of_group(std::int32_t group) {
-  if (group >= 5 && group <= 7) return Promise{0.85, 0.95};
-  if (group == 12) return Promise{0.60, 0.75};
+std::optional<Promise> promised_of(std::int32_t q_per_kv) {
+  if (q_per_kv >= 5 && q_per_kv <= 7) return Promise{0.85, 0.95};
+  if (q_per_kv == 12) return Promise{0.60, 0.75};
   return {};
 }
 
@@ -71,7 +71,7 @@ class DecodePanel {
       for (const Piece& piece : type.pieces) report_piece(type, piece);
     }
     for (const Type& type : types_) {
-      for (const Piece& piece : type.pieces) report_group(type, piece);
+      for (const Piece& piece : type.pieces) report_q_per_kv(type, piece);
     }
     report_int8();
   }
@@ -82,7 +82,7 @@ class DecodePanel {
     ReadProbe in_order;
   };
   struct Piece {
-    std::int32_t group = 0;
+    std::int32_t q_per_kv = 0;
     std::int32_t threads = 1;
     std::size_t piece = 0;
   };
@@ -106,13 +106,13 @@ class DecodePanel {
                          Read{.blocks = ReadProbe::of_blocks(panel_, context_, cache, threads),
                               .in_order = ReadProbe::of_memory(panel_, context_, cache, threads)});
     }
-    for (const std::int32_t group : kGroups) {
-      type.calls.push_back(std::make_unique<AttentionCall>(context_, cache, group, 1));
+    for (const std::int32_t q_per_kv : kEachQPerKv) {
+      type.calls.push_back(std::make_unique<AttentionCall>(context_, cache, q_per_kv, 1));
       AttentionCall& call = *type.calls.back();
       known->second.check(call, context_, shape);
       for (const std::int32_t threads : context_.thread_counts) {
         type.pieces.push_back(
-            {group, threads, panel_.add([&call, threads] { call.run(threads); })});
+            {q_per_kv, threads, panel_.add([&call, threads] { call.run(threads); })});
       }
     }
     types_.push_back(std::move(type));
@@ -170,7 +170,7 @@ class DecodePanel {
   void report_piece(const Type& type, const Piece& piece) const {
     const CaseShape& shape = type.cache->shape();
     auto names = facts(type, piece.threads);
-    names.emplace_back("group", std::int64_t{piece.group});
+    names.emplace_back("q_per_kv", std::int64_t{piece.q_per_kv});
     names.emplace_back("target", context_.target_name());
     const double bytes = type.cache->bytes();
     Figure figure{.name = "decode.bytes",
@@ -180,7 +180,7 @@ class DecodePanel {
                   .promise_is_ratio = true,
                   .note = work(type) + "; ceiling: reading the same blocks"};
     const std::optional<PromiseByClass> promise = promised(context_, shape);
-    if (promise && piece.group == 8) figure.promise = context_.promise(*promise);
+    if (promise && piece.q_per_kv == 8) figure.promise = context_.promise(*promise);
     Context::judge(figure, piece.threads, scaling(type, piece.threads));
     context_.session.report(
         figure, {panel_.giga_rate(piece.piece, bytes),
@@ -194,26 +194,26 @@ class DecodePanel {
                             {std::move(millions), {}});
   }
 
-  [[nodiscard]] const Piece& piece_of(const Type& type, std::int32_t group,
+  [[nodiscard]] const Piece& piece_of(const Type& type, std::int32_t q_per_kv,
                                       std::int32_t threads) const {
     return *std::find_if(type.pieces.begin(), type.pieces.end(), [&](const Piece& piece) {
-      return piece.group == group && piece.threads == threads;
+      return piece.q_per_kv == q_per_kv && piece.threads == threads;
     });
   }
 
-  void report_group(const Type& type, const Piece& piece) const {
-    if (piece.group == 8) return;
+  void report_q_per_kv(const Type& type, const Piece& piece) const {
+    if (piece.q_per_kv == 8) return;
     auto names = facts(type, piece.threads);
-    names.emplace_back("group", std::int64_t{piece.group});
+    names.emplace_back("q_per_kv", std::int64_t{piece.q_per_kv});
     names.emplace_back("target", context_.target_name());
-    Figure figure{.name = "decode.group",
+    Figure figure{.name = "decode.q_per_kv",
                   .facts = std::move(names),
                   .unit = "M token-heads/s",
                   .lower_is_better = false,
                   .promise_is_ratio = true,
                   .note = "ceiling: 8 query heads for each KV head"};
     if (type.cache->shape().format == Format::kGranule) {
-      figure.promise = promised_of_group(piece.group);
+      figure.promise = promised_of(piece.q_per_kv);
     }
     Context::judge(figure, piece.threads, scaling(type, piece.threads));
     const double work = type.cache->token_heads() * 1e3;
@@ -234,7 +234,7 @@ class DecodePanel {
       Figure figure{.name = "decode.int8_over_bf16",
                     .facts = {{"format", to_string(int8->cache->shape().format)},
                               {"threads", std::int64_t{threads}},
-                              {"group", std::int64_t{8}},
+                              {"q_per_kv", std::int64_t{8}},
                               {"target", context_.target_name()}},
                     .unit = "M token-heads/s",
                     .lower_is_better = false,
@@ -257,9 +257,9 @@ class DecodePanel {
 };
 
 const std::vector<std::string>& names() {
-  static const std::vector<std::string> all{"read.in_order", "read.blocks",
-                                            "decode.bytes",  "decode.token_heads",
-                                            "decode.group",  "decode.int8_over_bf16"};
+  static const std::vector<std::string> all{"read.in_order",   "read.blocks",
+                                            "decode.bytes",    "decode.token_heads",
+                                            "decode.q_per_kv", "decode.int8_over_bf16"};
   return all;
 }
 

@@ -16,12 +16,12 @@ constexpr std::int32_t kTileTokens = 64;
 
 std::optional<Instructions> count_of(const Context& context, DType dtype, std::int32_t tiles,
                                      std::int32_t rows) {
-  const std::int32_t group = std::min(rows, 8);
-  const std::int32_t queries = rows / group;
+  const std::int32_t q_per_kv = std::min(rows, 8);
+  const std::int32_t queries = rows / q_per_kv;
   // The queries stand behind what is counted, where every row sees all of it.
   const std::int32_t length = tiles * kTileTokens + queries;
   const CachedCase cache({.dtype = dtype, .lengths = {length}});
-  AttentionCall call(context, cache, group, queries);
+  AttentionCall call(context, cache, q_per_kv, queries);
   call.run(1);
   return instructions_of([&] { call.run(1); });
 }

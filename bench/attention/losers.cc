@@ -12,7 +12,7 @@
 namespace kvfolio::bench {
 namespace {
 
-constexpr std::int32_t kGroup = 8;
+constexpr std::int32_t kQueriesPerKv = 8;
 
 // Gathers each sequence into rows [tokens, heads, head_dim], as engines do that have kernels for
 // contiguous memory only, and attends over those.
@@ -88,11 +88,11 @@ void run_head_by_head(AttentionCall& call) {
   AttentionArgs args = call.args();
   const ConstRowsView q = args.q;
   const RowsView out = args.out;
-  for (std::int32_t g = 0; g < kGroup; ++g) {
+  for (std::int32_t g = 0; g < kQueriesPerKv; ++g) {
     args.q.data = q.at(0, g);
-    args.q.head_stride = kGroup * q.head_stride;
+    args.q.head_stride = kQueriesPerKv * q.head_stride;
     args.out.data = out.at(0, g);
-    args.out.head_stride = kGroup * out.head_stride;
+    args.out.head_stride = kQueriesPerKv * out.head_stride;
     args.q.num_heads = args.out.num_heads = kKvHeads;
     require(attend(args), "attend for one query head");
   }
@@ -118,7 +118,7 @@ void run(const Context& context) {
     shape.lengths.assign(session.quick() ? 2 : 8, session.quick() ? 320 : length);
     Type type;
     type.cache = std::make_unique<CachedCase>(shape);
-    type.call = std::make_unique<AttentionCall>(context, *type.cache, kGroup, 1);
+    type.call = std::make_unique<AttentionCall>(context, *type.cache, kQueriesPerKv, 1);
     AttentionCall& call = *type.call;
     Expected expected(context, *type.cache, 1, 4);
     expected.check(call, context, shape);
@@ -153,7 +153,7 @@ void run(const Context& context) {
                     .facts = {{"dtype", to_string(shape.dtype)},
                               {"format", "granule"},
                               {"threads", std::int64_t{1}},
-                              {"group", std::int64_t{kGroup}},
+                              {"q_per_kv", std::int64_t{kQueriesPerKv}},
                               {"target", context.target_name()}},
                     .unit = "GB/s of the cache",
                     .lower_is_better = false,

@@ -72,7 +72,7 @@ void run(const Context& context) {
         {"dtype", to_string(piece.cache->shape().dtype)},
         {"format", to_string(piece.cache->shape().format)},
         {"threads", std::int64_t{threads}},
-        {"group", std::int64_t{8}},
+        {"q_per_kv", std::int64_t{8}},
         {"target", context.target_name()}};
   };
   // How much faster several threads compute on registers than one does.

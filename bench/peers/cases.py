@@ -34,18 +34,18 @@ class Case:
     family: str  # decode or prefill
     dtype: str  # of the cache: one of DTYPES
     kv_heads: int
-    group: int  # query heads for each KV head
+    q_per_kv: int  # query heads for each KV head
     sequences: int
     kv_len: int  # tokens of each sequence, those of the step included
     queries: int  # of each sequence: a step appends its last so many tokens and attends them
 
     @property
     def name(self):
-        return f"{self.family}.{self.sequences}x{self.kv_len}.g{self.group}.{self.dtype}"
+        return f"{self.family}.{self.sequences}x{self.kv_len}.g{self.q_per_kv}.{self.dtype}"
 
     @property
     def q_heads(self):
-        return self.kv_heads * self.group
+        return self.kv_heads * self.q_per_kv
 
     @property
     def rows(self):
@@ -72,7 +72,7 @@ class Case:
     def tokens(self, sequence):
         """K and V of a sequence, each [kv_len, kv_heads, HEAD_DIM] of f32. What the type of the
         queries cannot hold is rounded before anybody sees it, so that all compute the same."""
-        random = np.random.Generator(np.random.Philox(key=[sequence, self.group]))
+        random = np.random.Generator(np.random.Philox(key=[sequence, self.q_per_kv]))
         shape = (2, self.kv_len, self.kv_heads, HEAD_DIM)
         k, v = random.random(shape, dtype=np.float32) * np.float32(2) - np.float32(1)
         return rounded(k, self.dtype), rounded(v, self.dtype)
@@ -85,7 +85,7 @@ class Case:
 
     def query_rows(self):
         """[rows, q_heads, HEAD_DIM] of f32; scores have a deviation near 1."""
-        random = np.random.Generator(np.random.Philox(key=[1 << 40, self.group]))
+        random = np.random.Generator(np.random.Philox(key=[1 << 40, self.q_per_kv]))
         q = random.random((self.rows, self.q_heads, HEAD_DIM), dtype=np.float32)
         return rounded(q * np.float32(4) - np.float32(2), self.dtype)
 
@@ -142,7 +142,7 @@ class Reference:
             last = case.past + self.rows[mine] % case.queries  # positions of the queries
             hidden = np.arange(case.kv_len)[None, :] > last[:, None]
             for head in range(case.kv_heads):
-                heads = slice(head * case.group, (head + 1) * case.group)
+                heads = slice(head * case.q_per_kv, (head + 1) * case.q_per_kv)
                 scores = q[self.rows[mine], heads] @ k[:, head].astype(np.float64).T
                 scores *= HEAD_DIM**-0.5
                 scores[np.broadcast_to(hidden[:, None, :], scores.shape)] = -np.inf
@@ -178,9 +178,9 @@ def grown(case, step):
 def all_cases(quick):
     for dtype in DTYPES:
         if quick:
-            yield Case("decode", dtype, kv_heads=2, group=8, sequences=2, kv_len=1000, queries=1)
-            yield Case("decode", dtype, kv_heads=8, group=1, sequences=2, kv_len=333, queries=1)
-            yield Case("prefill", dtype, kv_heads=2, group=8, sequences=1, kv_len=500, queries=40)
+            yield Case("decode", dtype, kv_heads=2, q_per_kv=8, sequences=2, kv_len=1000, queries=1)
+            yield Case("decode", dtype, kv_heads=8, q_per_kv=1, sequences=2, kv_len=333, queries=1)
+            yield Case("prefill", dtype, kv_heads=2, q_per_kv=8, sequences=1, kv_len=500, queries=40)
             continue
         # 32 query heads.
         yield grown(Case("decode", dtype, 4, 8, sequences=8, kv_len=16384, queries=1), 4096)

@@ -27,7 +27,7 @@ namespace kvfolio::bench {
 // As bench/peers/peer_kvfolio.py declares it.
 struct PeerShape {
   std::int32_t num_kv_heads;
-  std::int32_t group;  // query heads for each KV head
+  std::int32_t q_per_kv;  // query heads for each KV head
   std::int32_t head_dim;
   std::int32_t num_sequences;
   std::int32_t kv_len;   // tokens of each sequence after a step
@@ -102,7 +102,7 @@ class PeerCase {
   void step(std::int32_t threads, const void* q, std::int64_t q_bytes, const void* k, const void* v,
             std::int64_t kv_bytes, float* out, std::int64_t out_bytes) {
     const std::int32_t rows = query_start_.back();
-    const std::int32_t heads = shape_.num_kv_heads * shape_.group;
+    const std::int32_t heads = shape_.num_kv_heads * shape_.q_per_kv;
     const DType type = query_type();
     check_bytes("q", q != nullptr, q_bytes, std::int64_t{rows} * heads * row_bytes(type));
     check_bytes("k and v", k != nullptr && v != nullptr, kv_bytes,
@@ -178,7 +178,7 @@ class PeerCase {
 
   static const PeerShape& checked(const PeerShape& shape) {
     in_range("num_kv_heads", shape.num_kv_heads, 1, 1024);
-    in_range("group", shape.group, 1, 64);
+    in_range("q_per_kv", shape.q_per_kv, 1, 64);
     in_range("head_dim", shape.head_dim, 8, 256);
     in_range("num_sequences", shape.num_sequences, 1, 4096);
     in_range("kv_len", shape.kv_len, 1, 1 << 24);
@@ -246,7 +246,7 @@ class PeerCase {
     made.pool = take(ThreadPool::create(threads), "threads");
     made.executor = made.pool->executor();
     made.workspace.resize(static_cast<std::size_t>(
-        take(attention_workspace_bytes(view_, shape_.num_kv_heads * shape_.group, shape_.kv_len,
+        take(attention_workspace_bytes(view_, shape_.num_kv_heads * shape_.q_per_kv, shape_.kv_len,
                                        KernelTarget::kAuto, threads),
              "a workspace")));
     return threads_.emplace(threads, std::move(made)).first->second;
@@ -327,8 +327,8 @@ KVFOLIO_API std::int32_t kvfolio_peer_fill(std::int64_t number, std::int32_t seq
 }
 
 // Appends the last `queries` tokens of every sequence, k and v [num_sequences * queries,
-// num_kv_heads, head_dim], and attends their queries, q [.., num_kv_heads * group, head_dim], all
-// of the type that kvfolio_peer_query_dtype() says. out is f32, as q.
+// num_kv_heads, head_dim], and attends their queries, q [.., num_kv_heads * q_per_kv, head_dim],
+// all of the type that kvfolio_peer_query_dtype() says. out is f32, as q.
 KVFOLIO_API std::int32_t kvfolio_peer_step(std::int64_t number, std::int32_t threads, const void* q,
                                            std::int64_t q_bytes, const void* k, const void* v,
                                            std::int64_t kv_bytes, float* out,

@@ -18,7 +18,7 @@ NOTE = ("blocks of 16 tokens in random order, format granule; int8 has a scale f
 
 class Shape(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int32)
-                for name in ("num_kv_heads", "group", "head_dim", "num_sequences", "kv_len",
+                for name in ("num_kv_heads", "q_per_kv", "head_dim", "num_sequences", "kv_len",
                              "queries")]
 
 
@@ -64,7 +64,7 @@ class Cache:
     def __init__(self, library, case):
         self.library = library
         self.case = case
-        shape = Shape(case.kv_heads, case.group, cases.HEAD_DIM, case.sequences, case.kv_len,
+        shape = Shape(case.kv_heads, case.q_per_kv, cases.HEAD_DIM, case.sequences, case.kv_len,
                       case.queries)
         self.number = library.kvfolio_peer_create(ctypes.byref(shape), case.dtype.encode())
         if self.number == 0:

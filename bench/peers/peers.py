@@ -204,7 +204,7 @@ def spread_of(values):
 
 
 def row_of(case, threads, contender, by_name, read, read_bytes, options):
-    row = {"case": case.name, "family": case.family, "dtype": case.dtype, "group": case.group,
+    row = {"case": case.name, "family": case.family, "dtype": case.dtype, "q_per_kv": case.q_per_kv,
            "kv_heads": case.kv_heads, "sequences": case.sequences, "kv_len": case.kv_len,
            "queries": case.queries, "threads": threads, "peer": contender.name,
            "status": contender.status,

@@ -33,9 +33,9 @@ struct StepEntry {
   bool replay_before;
 };
 
-// What a step did to the last block of an entry, per group, and where it writes first. `source` is the block that was in its
-// place when the step wrote to a copy of it: its reference moved from the table to the step, until
-// complete.
+// What a step did to the last block of an entry, per group, and where it writes first. `source` is
+// the block that was in its place when the step wrote to a copy of it: its reference moved from the
+// table to the step, until complete.
 struct TailChange {
   std::int32_t source;        // -1: none
   std::int32_t copy_to;       // -1: displaced without a copy

@@ -85,12 +85,12 @@ growth.runs               -                                     2  -    -     va
 # Every promise of attention: the target that it is made for, floor and goal of the ratio (of append.decode_share,
 # of the value) on a core of the Zen 5 class and, where they are others, on one of the Zen 4 class.
 ATTENTION = """
-decode.bytes            dtype=f32|f16,format=granule,group=8       avx512       0.65/0.75  0.5/0.6
-decode.bytes            dtype=bf16,format=granule,group=8          avx512-bf16  0.7/0.85   0.6/0.75
-decode.bytes            dtype=int8,format=granule,group=8          avx512-bf16  0.8/0.92   0.72/0.85
-decode.bytes            dtype=f32|f16|bf16,format=hnd|nhd,group=8  avx512       0.45/0.6   0.38/0.5
-decode.group            format=granule,group=5|7                   any          0.85/0.95
-decode.group            format=granule,group=12                    any          0.6/0.75
+decode.bytes            dtype=f32|f16,format=granule,q_per_kv=8       avx512       0.65/0.75  0.5/0.6
+decode.bytes            dtype=bf16,format=granule,q_per_kv=8          avx512-bf16  0.7/0.85   0.6/0.75
+decode.bytes            dtype=int8,format=granule,q_per_kv=8          avx512-bf16  0.8/0.92   0.72/0.85
+decode.bytes            dtype=f32|f16|bf16,format=hnd|nhd,q_per_kv=8  avx512       0.45/0.6   0.38/0.5
+decode.q_per_kv         format=granule,q_per_kv=5|7                   any          0.85/0.95
+decode.q_per_kv         format=granule,q_per_kv=12                    any          0.6/0.75
 decode.int8_over_bf16   format=granule                             avx512-bf16  1.5/1.75
 decode.contiguous       -                                          any          0.9/0.95
 prefill.flops           dtype=f32,format=granule                   any          0.78/0.9
@@ -218,8 +218,8 @@ def test_attention_has_a_row_for_every_case(attention):
     every = [(d, f, g, t) for f in formats for d in dtypes for g in (1, 4, 5, 7, 8, 12, 16)
              for t in (1, 2)]
     for name in ("decode.bytes", "decode.token_heads"):
-        assert cases(attention, name, "dtype", "format", "group", "threads") == every
-    assert cases(attention, "decode.group", "dtype", "format", "group", "threads") == \
+        assert cases(attention, name, "dtype", "format", "q_per_kv", "threads") == every
+    assert cases(attention, "decode.q_per_kv", "dtype", "format", "q_per_kv", "threads") == \
         [case for case in every if case[2] != 8]
     stored = [(d, f, t) for d in dtypes for f in formats for t in (1, 2)]
     for name in ("read.in_order", "read.blocks", "prefill.flops"):
@@ -256,7 +256,7 @@ def test_attention_is_promised_what_its_table_says(attention):
 
 def test_attention_is_a_part_of_its_ceiling(attention):
     for row in attention:
-        of_a_ceiling = row["name"] in ("decode.bytes", "decode.group", "prefill.flops", "read.blocks")
+        of_a_ceiling = row["name"] in ("decode.bytes", "decode.q_per_kv", "prefill.flops", "read.blocks")
         assert not of_a_ceiling or row["ratio"] is not None
         # Several threads are judged only where the machine gave them their share.
         if row["case"].get("threads") == 2 and "not judged" in row["note"]:
@@ -267,7 +267,7 @@ def test_attention_is_a_part_of_its_ceiling(attention):
 def test_attention_measures_the_target_that_it_is_told(target):
     rows, _ = quick("attention", "--target", target, "--filter", "decode.", "--cache-dtype", "f16",
                    "--format", "hnd", "--threads", "1")
-    assert len(cases(rows, "decode.bytes", "group")) == 7
+    assert len(cases(rows, "decode.bytes", "q_per_kv")) == 7
     for row in rows:
         assert row["case"]["target"] == target and row["case"]["dtype"] == "f16"
         assert row["case"]["threads"] == 1

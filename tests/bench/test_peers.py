@@ -18,7 +18,7 @@ import peer_kvfolio  # noqa: E402
 import peers  # noqa: E402
 
 ALONE = ["--peers", "none", "--quick", "--rounds", "1", "--library", LIBRARY]
-SMALL = cases.Case("decode", "f32", kv_heads=2, group=3, sequences=2, kv_len=50, queries=1)
+SMALL = cases.Case("decode", "f32", kv_heads=2, q_per_kv=3, sequences=2, kv_len=50, queries=1)
 
 
 def run(capsys, *arguments):
@@ -104,7 +104,7 @@ def test_a_result_that_goes_wrong_while_it_is_timed_is_found(capsys, monkeypatch
 
 def test_the_reference_is_attention(monkeypatch):
     """Written down another way: one query at a time, by hand."""
-    case = cases.Case("prefill", "f16", kv_heads=2, group=2, sequences=2, kv_len=9, queries=4)
+    case = cases.Case("prefill", "f16", kv_heads=2, q_per_kv=2, sequences=2, kv_len=9, queries=4)
     reference = cases.Reference(case)
     assert list(reference.rows) == list(range(8))
     q = case.query_rows().astype(np.float64)
@@ -132,7 +132,7 @@ def library_fixture():
 
 @pytest.mark.parametrize("field, value, says", [
     ("num_kv_heads", 0, "num_kv_heads is 0; allowed: 1 .. 1024"),
-    ("group", 65, "group is 65"),
+    ("q_per_kv", 65, "q_per_kv is 65"),
     ("head_dim", -8, "head_dim is -8"),
     ("num_sequences", 2**31 - 1, "num_sequences is 2147483647"),
     ("kv_len", -1, "kv_len is -1"),
