@@ -4,6 +4,8 @@
 #include <cmath>
 #include <utility>
 
+#include "kvfolio/group_rule.h"
+
 namespace kvfolio::llama {
 namespace {
 
@@ -125,8 +127,7 @@ Status PagedBackend::layer(std::int32_t layer, const ConstRowsView& q, const Con
 }
 
 bool PagedBackend::is_window(std::int32_t group) const {
-  return manager_.spec().groups[static_cast<std::size_t>(group)].kind ==
-         AttentionKind::kSlidingWindow;
+  return !GroupRule(manager_.spec().groups[static_cast<std::size_t>(group)]).keeps_all();
 }
 
 Status PagedBackend::can_ever_hold(std::int32_t num_shared, std::int32_t num_tokens,

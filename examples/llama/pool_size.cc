@@ -38,7 +38,7 @@ std::int64_t blocks_needed(const GroupSpec& group, const Load& load) {
   const GroupRule rule(group);
   if (rule.keeps_all()) return all;
   // The tokens that a step reads and its own may begin and end inside a block.
-  const std::int64_t live = load.num_tokens - rule.first_read(load.num_tokens) + load.step_tokens;
+  const std::int64_t live = rule.most_read<std::int64_t>(load.num_tokens) + load.step_tokens;
   const std::int64_t window = (std::max<std::int64_t>(live, 2) - 2) / block + 2;
   const std::int64_t sinks = (group.num_sinks + block - 1) / block;
   return std::min(all, load.num_branches * std::min(of_one, window + sinks));

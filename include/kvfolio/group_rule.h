@@ -21,7 +21,8 @@ class GroupRule {
       : GroupRule(spec.kind, spec.window, spec.num_sinks) {}
 
   // The query at position p reads the positions below num_sinks() and those from first_read(p) to
-  // p. Requires: p >= 0. Nothing overflows. T: std::int32_t or std::int64_t.
+  // p. first_read() never falls while p grows, and is at most p. Requires: p >= 0. Nothing
+  // overflows. T: std::int32_t or std::int64_t.
   template <typename T>
   [[nodiscard]] constexpr T first_read(T p) const noexcept {
     switch (kind_) {
@@ -33,6 +34,12 @@ class GroupRule {
     return 0;
   }
   [[nodiscard]] constexpr std::int32_t num_sinks() const noexcept { return num_sinks_; }
+
+  // The most positions in front of its own that a query at any position up to p reads, sinks apart.
+  template <typename T>
+  [[nodiscard]] constexpr T most_read(T p) const noexcept {
+    return kind_ == AttentionKind::kFull || p < window_ ? p : T{window_ - 1};
+  }
 
   // The query at position p reads some position of [begin, end). Requires: begin <= p.
   template <typename T>

@@ -340,6 +340,15 @@ class KVFOLIO_API KVCacheManager {
   // names then.
   Status append_unnamed(SequenceId sequence, std::int64_t num_tokens,
                         const AppendOptions& options = {});
+  // A decode step in one call: appends tokens[i] to sequences[i], in order, as append() does, or
+  // one unnamed token to each. Ends at the first that fails and returns its error: the first
+  // *num_appended sequences are in the step then; that one and those behind it are not. So a
+  // scheduler that meets a Shortage can preempt a sequence and go on from there. A sequence that is
+  // named twice fails at the second place; the error gives both. `num_appended` may be null.
+  // kInvalidArgument: more or fewer tokens than sequences; then none is in the step.
+  Status append_each(std::span<const SequenceId> sequences, std::span<const std::int32_t> tokens,
+                     std::int32_t* num_appended);
+  Status append_unnamed_each(std::span<const SequenceId> sequences, std::int32_t* num_appended);
   // open() and append_unnamed() in one call: a sequence with num_tokens reserved slots. Does both
   // or neither, and returns the errors of both.
   Result<SequenceId> open_unnamed(std::int64_t num_tokens, const OpenOptions& options = {});
@@ -347,6 +356,10 @@ class KVFOLIO_API KVCacheManager {
   // step is completed never get one. kInvalidArgument: token < 0, more tokens than are unnamed in
   // the open step and in the steps in flight.
   Status set_tokens(SequenceId sequence, std::span<const std::int32_t> tokens);
+  // Names one token of each sequence, as set_tokens() does. Ends at the first that fails: the first
+  // *num_named have their names. A sequence may be named again: its next token gets that name.
+  Status set_tokens_each(std::span<const SequenceId> sequences,
+                         std::span<const std::int32_t> tokens, std::int32_t* num_named);
   // Takes a sequence out of the open step, as if it had not been appended to, with two exceptions.
   // Blocks evicted for it stay evicted. If it was to overwrite what was found, the engine may have
   // done so already: that block stays unfindable and is valid up to the sequence's length only (it

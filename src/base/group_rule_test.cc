@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 
 namespace kvfolio {
@@ -54,6 +55,10 @@ TEST(GroupRule, AgreesWithTheDefinitionPositionByPosition) {
         for (std::int32_t j = 0; j <= p; ++j) {
           EXPECT_EQ(rule.reads(p, j, j + 1), j > p - window || j < sinks);
         }
+        std::int32_t most = 0;
+        for (std::int32_t q = 0; q <= p; ++q) most = std::max(most, q - rule.first_read(q));
+        EXPECT_EQ(rule.most_read(p), most);
+        EXPECT_EQ(GroupRule().most_read(p), p);
       }
     }
   }

@@ -341,9 +341,10 @@ bool KVCacheManager::Impl::append_inside(Step& step, std::int32_t row,
                                          const std::int32_t* token) noexcept {
   const Sequence& s = rows_[row];
   const std::int32_t at = s.length;
-  if (s.step_entry >= 0 || s.draft() > 0 || s.replay || s.has_limit || at >= kMaxSequenceTokens ||
-      step.copies_ran || (token != nullptr && (*token < 0 || arena().overlaps({token, 1}))) ||
-      options_.order == Order::kUnordered ||
+  if (s.step_entry >= 0 || s.draft() > 0 || s.replay || at >= kMaxSequenceTokens ||
+      (s.has_limit && at >= details(row).max_tokens) || step.copies_ran ||
+      (token != nullptr && (*token < 0 || arena().overlaps({token, 1}))) ||
+      (options_.order == Order::kUnordered && !steps_.is_complete(s.last_ticket)) ||
       (s.publishes && at < s.exact_until &&
        at - s.place.position >= SpanArena::capacity(s.pending))) {
     return false;

@@ -12,6 +12,7 @@
 //   questions.cc  info, block tables, slots, the list of sequences
 //   steps.cc      begin, undo, commit, complete, drop, fail, drafts (step_log.h, unnamed_tokens.h)
 //   append.cc     demand, copy-on-write, admission, append
+//   each.cc       one token for each of many sequences
 //   blocks.cc     eviction, and where a block goes when it is let go (room.h)
 //   preempt.cc    which sequence makes room: priorities, preempt_to (victims.h)
 //   names.cc      the callers' own ids (caller_ids.h)
@@ -297,6 +298,15 @@ class KVCacheManager::Impl {
             std::int32_t write_begin, std::int32_t draft, bool overwrites) noexcept;
   [[nodiscard]] bool append_inside(Step& step, std::int32_t row,
                                    const std::int32_t* token) noexcept;
+  // each.cc
+  void prefetch_each(std::span<const SequenceId> ids, std::size_t at) const noexcept;
+  [[nodiscard]] Status each_failed(std::string_view what, std::span<const SequenceId> ids,
+                                   const std::int32_t* tokens, std::size_t at, Status status) const;
+  // Adds to `num_done` for each sequence that has joined the step. Unnamed without tokens.
+  [[nodiscard]] Status append_each(std::string_view what, std::span<const SequenceId> ids,
+                                   const std::int32_t* tokens, std::int32_t& num_done);
+  [[nodiscard]] static Status check_sizes(std::string_view what, std::size_t sequences,
+                                          std::size_t tokens);
   void apply_append(Step& step, std::int32_t row, std::int32_t g, std::int32_t write_begin,
                     std::int32_t end, const Demand& needs) noexcept;
   [[nodiscard]] bool replays(const Sequence& s, const std::int32_t* tokens,

@@ -69,6 +69,7 @@ class Victims {
     uses_[row] = {++num_uses_, uses_[row].count + 1};
     note_change(row);
   }
+  void prefetch(std::int32_t row) const noexcept { __builtin_prefetch(&uses_[row], 1); }
   // The last use of the row is undone; before it, the last one was `last_use`.
   void undo_use(std::int32_t row, std::uint64_t last_use) noexcept {
     uses_[row] = {last_use, uses_[row].count - 1};

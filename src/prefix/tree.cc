@@ -40,7 +40,8 @@ Status check_groups(std::span<const TreeGroup> groups, std::int32_t unit) {
     if (spec.num_blocks < 1 || spec.num_blocks > (1 << 29)) {
       return bad("num_blocks", spec.num_blocks, "1 to 2^29");
     }
-    if (spec.kind == AttentionKind::kSlidingWindow && spec.window < 1) {
+    const GroupRule rule(spec.kind, spec.window, spec.num_sinks);
+    if (!rule.keeps_all() && spec.window < 1) {
       return bad("window", spec.window, "at least 1");
     }
   }

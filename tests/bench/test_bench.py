@@ -33,7 +33,7 @@ open.two_blocks           runs=100                              1  1    0.3   va
 open.two_blocks           runs=10000                            1  1.5  0.7   value  lower   -        -
 publish.block             at=decode                             1  60   20    value  lower   -        -
 publish.block             at=prefill                            1  60   20    value  lower   -        -
-step.decode               -                                     1  40   15    value  lower   -        27
+step.decode               -                                     1  30   15    value  lower   -        27
 step.arrays               -                                     1  0.5  0.8   ratio  higher  ceiling  -
 evict.instructions        -                                     2  1.5  1.3   value  lower   -        -
 evict.time                -                                     2  400  200   value  lower   -        -

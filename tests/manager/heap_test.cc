@@ -125,6 +125,16 @@ int sequences_and_steps(KVCacheManager& m, Prepared& with) {
   MUST(m.commit(*t));
   MUST(m.fail(*t));
 
+  // A decode step in one call.
+  const std::array<SequenceId, 2> both = {a->sequence, *child};
+  std::int32_t done = 0;
+  t = m.begin_step();
+  MUST(m.append_unnamed_each(std::span(both).first(1), &done));
+  MUST(m.append_each(std::span(both).last(1), std::span(with.other).first(1), &done));
+  MUST(m.commit(*t));
+  MUST(m.set_tokens_each(std::span(both).first(1), std::span(with.other).first(1), &done));
+  MUST(m.complete(*t));
+
   // Questions, pins, room.
   MUST(m.probe(prompt));
   const Result<Pinned> pin = m.pin(prompt);
