@@ -199,7 +199,8 @@ void RunStore::prefetch_spans(std::int32_t r, std::int32_t g) const noexcept {
 // ---- copy and check ----
 
 MemoryUse RunStore::memory() const noexcept {
-  const std::int64_t run = sizeof(Run) + std::int64_t{num_groups_} * sizeof(RunEntries);
+  const std::int64_t run =
+      std::int64_t{sizeof(Run)} + num_groups_ * std::int64_t{sizeof(RunEntries)};
   MemoryUse sum{run * max_runs_, run * num_runs_};
   sum += tokens_->memory();
   sum += blocks_->memory();

@@ -93,7 +93,8 @@ void Harness::append_to(const SeqPtr& seq, int count, int draft, bool named, Rng
   if (errors.empty()) tolerated.insert(kNoBlocks);
 
   // One token may go in as a batch of one: that draws nothing, so that digests stay.
-  const bool in_batch = count == 1 && draft == 0 && (last_ticket_ + seq->number) % 2 == 0;
+  const bool in_batch =
+      count == 1 && draft == 0 && (last_ticket_ + static_cast<std::uint64_t>(seq->number)) % 2 == 0;
   std::int32_t joined = -1;
   Status status;
   if (in_batch) {
