@@ -100,6 +100,7 @@ void compare_with_naive(std::int32_t num_blocks, std::int32_t num_groups, int op
     return std::uniform_int_distribution<int>(low, high)(random);
   };
   std::vector<std::int32_t> sizes;
+  sizes.reserve(static_cast<std::size_t>(num_groups));
   for (std::int32_t g = 0; g < num_groups; ++g) {
     sizes.push_back((num_blocks - g + num_groups - 1) / num_groups);
   }
