@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// A hash table from the callers' ids to rows, open addressing (caller_ids.h). names.cc asks it.
+
 #include "manager/caller_ids.h"
 
 #include <algorithm>

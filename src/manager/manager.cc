@@ -1,4 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Creation: derive_options() says what the options are (options.cc), and the nouns get their
+// memory, all at once. Then what many calls ask first: which sequence an id names, or why it names
+// none. Read impl.h next; it says where each call is.
+
 #include "kvfolio/manager.h"
 
 #include <algorithm>

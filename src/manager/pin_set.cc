@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Pins: ids and tables of prefixes that stay (pin_set.h). pins.cc decides what a pin holds.
+
 #include "manager/pin_set.h"
 
 #include "base/text.h"

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The memory of all block tables: allocation, copies and the check (tables.h).
+
 #include "manager/tables.h"
 
 #include "base/text.h"

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// The parts of the search for a victim that ask nothing of the rows; victims.h has the others and
+// says how the heap of snapshots stays right though ranks change.
+
 #include "manager/victims.h"
 
 #include <string>
