@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The life of a row: taken, open, closing, resting, free (rows.h). The one idea: lists of rows are
-// plain arrays, and each row knows its place in them, so it leaves in O(1).
+// plain arrays, and each open row knows its place among the open ones, so it leaves in O(1).
 
 #include "manager/rows.h"
 
