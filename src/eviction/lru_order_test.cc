@@ -48,7 +48,7 @@ TEST(LruOrder, NobodyHasARankAtFirst) {
 TEST(LruOrder, TheVictimIsTheColdestCandidate) {
   LruOrder order = order_of(4);
   for (const std::int32_t b : {2, 0, 3, 1}) order.touch(kOnly, BlockId(b));
-  EXPECT_EQ(order.victim(kOnly), BlockId());  // nobody is a candidate
+  EXPECT_EQ(order.victim(kOnly), BlockId());  // no block is a candidate
   order.set_turn(kOnly, BlockId(3), EvictionTurn::kNormal);
   order.set_turn(kOnly, BlockId(1), EvictionTurn::kNormal);
   EXPECT_EQ(order.victim(kOnly), BlockId(3));

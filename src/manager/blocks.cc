@@ -66,8 +66,7 @@ void KVCacheManager::Impl::move_pins(std::int32_t g, BlockId from, BlockId to) n
   });
 }
 
-// Of two blocks with equal tokens a held one has the entry; one that is busy but not held, since
-// only steps use it, gives way.
+// If two blocks hold equal tokens, a held one has the entry. A block that only steps use gives way.
 void KVCacheManager::Impl::on_kept(const TreeChange& change, Published& published) noexcept {
   if (!is_held(change.group, change.block)) {
     tree_->replace(change.group, change.block, change.successor);
@@ -175,7 +174,7 @@ void KVCacheManager::Impl::let_go_of_source(std::int32_t g, BlockId block) noexc
   let_go(g, block, true);
 }
 
-// Nobody holds these blocks and no step can touch them.
+// Requires: the blocks have no references, and no step can touch them.
 void KVCacheManager::Impl::park(std::int32_t g, std::span<const std::int32_t> blocks) noexcept {
   std::array<std::int32_t, kBlocksAtOnce> ends;
   tree_->findable_ends(GroupId(g), blocks, std::span(ends).first(blocks.size()));

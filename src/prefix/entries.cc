@@ -66,7 +66,7 @@ void PrefixTree::Impl::end_change(Change change) noexcept {
     const int live = int{has_live(change.run, g)} - int{change.live};
     const int idle = int{has_idle(change.run, g)} - int{change.idle};
     const std::int32_t parent = run(change.run).parent;
-    // A root has no entries, and nobody asks what is below it.
+    // A root has no entries, and nothing reads its counts.
     if ((live == 0 && idle == 0) || parent == kNone || runs_.is_root(parent)) return;
     change = begin_change(parent, g);
     entries(parent, g).live_kids += live;

@@ -271,7 +271,7 @@ class Pair {
     compare(each, single);
   }
 
-  // Nobody can tell the two apart.
+  // Both managers look alike from outside.
   void agree() {
     for (const SequenceId id : open_) {
       const SequenceInfo one = each_.info(id);
