@@ -136,6 +136,9 @@ struct OpenOptions {
   // Appends beyond it are refused: "full: 4 of 4 tokens". 0: no limit of its own.
   std::int32_t max_tokens = 0;
   std::int32_t priority = 0;  // kLowestPriority preempts the smallest first
+  // true: set_tokens() may name a token as long as the sequence and its forks are open, also after
+  // the step of the token is complete.
+  bool late_names = false;
 };
 
 struct ForkOptions {
@@ -191,6 +194,7 @@ struct SequenceInfo {
   std::int32_t trim_sinks = 0;
   std::int32_t trim_first_kept = 0;
   bool in_open_step = false;
+  std::int32_t num_unnamed = 0;  // tokens that set_tokens() may name now
   std::optional<std::uint64_t> caller_id{};
   std::int32_t max_tokens = 0;  // 0: no limit of its own
   std::int32_t priority = 0;
@@ -336,8 +340,10 @@ class KVFOLIO_API KVCacheManager {
   Status append(SequenceId sequence, std::span<const std::int32_t> tokens,
                 const AppendOptions& options = {});
   // The same for tokens whose ids the host does not know yet: set_tokens() names them before
-  // complete(). Blocks that a window let go at commit are not findable, since their tokens had no
-  // names then.
+  // complete(), or with OpenOptions::late_names also later. Blocks that a window let go at commit
+  // are not findable, since their tokens had no names then. Nothing behind an unnamed token is
+  // findable. kResourceExhausted: with late names, if the unnamed tokens lie in more than
+  // max(8, max_steps_in_flight / 2 + 1) stretches with other tokens between them.
   Status append_unnamed(SequenceId sequence, std::int64_t num_tokens,
                         const AppendOptions& options = {});
   // A decode step in one call: appends tokens[i] to sequences[i], in order, as append() does, or
@@ -353,8 +359,9 @@ class KVFOLIO_API KVCacheManager {
   // or neither, and returns the errors of both.
   Result<SequenceId> open_unnamed(std::int64_t num_tokens, const OpenOptions& options = {});
   // Names the oldest unnamed tokens of a sequence, in order. Tokens that have no name when their
-  // step is completed never get one. kInvalidArgument: token < 0, more tokens than are unnamed in
-  // the open step and in the steps in flight.
+  // step is completed never get one, unless the sequence has late names. A fork has unnamed tokens
+  // of its own: name them for parent and child. fail() forgets those of the steps that it ends.
+  // kInvalidArgument: token < 0, more tokens than SequenceInfo::num_unnamed.
   Status set_tokens(SequenceId sequence, std::span<const std::int32_t> tokens);
   // Names one token of each sequence, as set_tokens() does. Ends at the first that fails: the first
   // *num_named have their names. A sequence may be named again: its next token gets that name.

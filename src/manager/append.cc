@@ -284,10 +284,11 @@ Status KVCacheManager::Impl::check_append(std::int32_t row, std::string_view wha
     return {ErrorCode::kInvalidArgument, concat(what, " of ", count, " tokens with a draft of ",
                                                 options.draft, ", allowed: 0 to ", count)};
   }
-  if (tokens != nullptr) {
-    KVFOLIO_RETURN_IF_ERROR(check_tokens(what, {tokens, static_cast<std::size_t>(count)}));
-  }
-  return {};
+  if (tokens != nullptr) return check_tokens(what, {tokens, static_cast<std::size_t>(count)});
+  if (unnamed_.has_room(row, rows_[row].length)) return {};
+  return {ErrorCode::kResourceExhausted,
+          concat(what, ": the tokens without names lie in ", unnamed_.most_stretches(),
+                 " stretches with other tokens between them, the most allowed; set_tokens() first")};
 }
 
 // Takes a sequence whose blocks are ready into the step. Unnamed where there are no tokens. With
@@ -307,7 +308,6 @@ void KVCacheManager::Impl::join(Step& step, std::int32_t row, const std::int32_t
       draft,
       unnamed,
       s.birth,
-      s.has_unnamed ? unnamed_.num_appended(row) : 0,
       victims_.last_use(row),
       s.used,
       s.replay && (!overwrites || mutant(Mutant::kUndoBringsBackTheReplay))};
@@ -321,7 +321,7 @@ void KVCacheManager::Impl::join(Step& step, std::int32_t row, const std::int32_t
   }
   if (unnamed > 0) {
     s.has_unnamed = true;
-    unnamed_.append(row, unnamed);
+    unnamed_.append(row, begin, unnamed);
     s.unnamed_from = std::min(s.unnamed_from, begin);
     step.has_unnamed = true;
   }
@@ -344,6 +344,7 @@ bool KVCacheManager::Impl::append_inside(Step& step, std::int32_t row,
   if (s.step_entry >= 0 || s.draft() > 0 || s.replay || at >= kMaxSequenceTokens ||
       (s.has_limit && at >= details(row).max_tokens) || step.copies_ran ||
       (token != nullptr && (*token < 0 || arena().overlaps({token, 1}))) ||
+      (token == nullptr && s.late_names && !unnamed_.has_room(row, at)) ||
       (options_.order == Order::kUnordered && !steps_.is_complete(s.last_ticket)) ||
       (s.publishes && at < s.exact_until &&
        at - s.place.position >= SpanArena::capacity(s.pending))) {

@@ -51,7 +51,12 @@ Status KVCacheManager::Impl::check_ownership() const {
       return broken(concat("sequence ", row, " is not entry ", s.step_entry, " of the open step"));
     }
     KVFOLIO_RETURN_IF_ERROR(unnamed_.check(
-        steps_, {row, s.birth}, in_step ? steps_.open().entries[s.step_entry].unnamed : 0));
+        steps_, {row, s.birth}, s.late_names,
+        in_step ? steps_.open().entries[s.step_entry].unnamed : 0));
+    if (s.unnamed_from != unnamed_.first(row)) {
+      return broken(concat("sequence ", row, ": its first unnamed token is at ",
+                           unnamed_.first(row), ", it has ", s.unnamed_from));
+    }
     if (s.life != Life::kOpen || !s.has_caller_id) continue;
     ++named;
     const Result<SequenceId> found = find_caller_id(d.caller_id);

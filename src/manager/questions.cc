@@ -23,6 +23,7 @@ Result<SequenceInfo> KVCacheManager::info(SequenceId id) const {
   info.trim_sinks = d.trim_sinks;
   info.trim_first_kept = d.trim_first_kept;
   info.in_open_step = s.step_entry >= 0;
+  info.num_unnamed = m.unnamed_.num_waiting(row);
   if (s.has_caller_id) info.caller_id = d.caller_id;
   info.max_tokens = d.max_tokens;
   info.priority = d.priority;

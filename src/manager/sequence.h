@@ -33,6 +33,7 @@ struct alignas(64) Sequence {
   bool has_limit : 1;       // details: max_tokens is not 0
   bool has_media : 1;       // details: num_media is not 0
   bool has_unnamed : 1;     // it has appended unnamed tokens (UnnamedTokens)
+  bool late_names : 1;      // these may get their names after their step is complete
   bool has_planned : 1;     // row_ticket() is last_ticket, not 0
   bool has_written : 1;     // wrote_last() is last_ticket, not 0
   std::int32_t step_entry;  // in the open step, or -1

@@ -299,6 +299,7 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
   }
   d.max_tokens = options.max_tokens;
   s.has_limit = options.max_tokens > 0;
+  s.late_names = options.late_names;
   d.priority = options.priority;
   keep_caller_id(row, options.caller_id);
   victims_.note_use(row);
@@ -370,10 +371,10 @@ Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions&
   }
   if (m.has_windows_) m.move_border(row);
   if (parent.has_unnamed) {
-    // Its copies of the unnamed tokens may be named until the same steps complete.
+    // Its copies of the unnamed tokens may be named as long as the parent's.
     m.unnamed_.become(row, from);
     if (m.unnamed_.num_waiting(row) > 0) {
-      m.unnamed_.share(m.steps_, {from, parent.birth}, {row, child.birth});
+      UnnamedTokens::share(m.steps_, {from, parent.birth}, {row, child.birth});
     }
   }
   m.keep_caller_id(row, options.caller_id);

@@ -25,9 +25,8 @@ struct StepEntry {
   std::int32_t end;          // length after
   std::int32_t write_begin;  // first position that is written: begin + 1 in a replay
   std::int32_t draft;
-  std::int32_t unnamed;         // tokens without a name
-  std::uint64_t birth;          // of the sequence: the row may have another by now
-  std::uint64_t unnamed_begin;  // of all the sequence's unnamed tokens, the first of these
+  std::int32_t unnamed;  // tokens that came without a name, from `begin` on
+  std::uint64_t birth;   // of the sequence: the row may have another by now
   std::uint64_t last_use_before;
   bool used_before;
   bool replay_before;

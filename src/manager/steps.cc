@@ -107,7 +107,7 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
   s.used = e.used_before;
   s.replay = e.replay_before;
   s.step_entry = -1;
-  if (s.has_unnamed) unnamed_.undo(e);
+  if (s.has_unnamed) unnamed_.cut(e.row, e.begin);
   if (s.unnamed_from >= e.begin) s.unnamed_from = kNever;
 }
 
@@ -266,7 +266,7 @@ Status KVCacheManager::commit(Ticket ticket) {
 // ---- complete ----
 
 // The device is done with a step, or the step failed: the sources of its copies are let go, and
-// tokens without a name never get one.
+// tokens without a name never get one, unless they may have late names.
 void KVCacheManager::Impl::end_step(Step& step, bool failed) noexcept {
   // An engine that keeps tables on the device may never have got what this step's plan said of
   // them.
@@ -282,11 +282,11 @@ void KVCacheManager::Impl::end_step(Step& step, bool failed) noexcept {
     if (s.life == Life::kUnused || s.birth != e.birth) continue;
     for (std::int32_t g = 0; g < num_groups() && says_again; ++g)
       tables_.unplanned_from(e.row, g) = 0;
-    if (e.unnamed == 0 || !unnamed_.end(e, failed)) continue;
+    if ((s.late_names && !failed) || !unnamed_.end(e, failed)) continue;
     // A fork that holds nothing of a failed step outlives it.
     const std::int32_t lost = failed ? std::max(s.unnamed_from, e.begin) : s.unnamed_from;
     s.exact_until = std::min(s.exact_until, lost);
-    if (!failed || s.unnamed_from >= e.begin) s.unnamed_from = kNever;
+    s.unnamed_from = unnamed_.first(e.row);
   }
 }
 
@@ -423,24 +423,24 @@ Status KVCacheManager::set_tokens(SequenceId id, std::span<const std::int32_t> t
   KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
   KVFOLIO_RETURN_IF_ERROR(m.check_tokens("set_tokens", tokens));
   Sequence& s = m.rows_[row];
-  const std::uint64_t waiting = m.unnamed_.num_waiting(row);
-  if (tokens.size() > waiting) {
+  const std::int32_t waiting = m.unnamed_.num_waiting(row);
+  if (tokens.size() > static_cast<std::size_t>(waiting)) {
     return {ErrorCode::kInvalidArgument,
-            concat("set_tokens names ", tokens.size(), " tokens, ", waiting,
-                   " are unnamed in steps that are not complete")};
+            concat("set_tokens names ", tokens.size(), " tokens, ", waiting, " are unnamed",
+                   s.late_names ? "" : " in steps that are not complete")};
   }
-  m.unnamed_.name(row, tokens.size());
+  const std::int32_t* name = tokens.data();
+  const auto keep = [&](std::int32_t begin, std::int32_t count) {
+    // Tokens beyond exact_until are not kept; their names are of no use.
+    const std::int32_t kept = std::min(count, s.pending_end() - begin);
+    if (s.publishes && kept > 0) {
+      std::copy_n(name, kept, m.arena().at(s.pending) + (begin - s.place.position));
+    }
+    name += count;
+  };
+  m.unnamed_.name(row, static_cast<std::int32_t>(tokens.size()), keep);
+  s.unnamed_from = m.unnamed_.first(row);
   if (!s.publishes || tokens.empty()) return {};
-  std::int32_t* kept = m.arena().at(s.pending);
-  const std::int32_t first = s.place.position;
-  const std::int32_t end = s.pending_end();
-  // Tokens beyond exact_until are not kept; their names are of no use.
-  std::int32_t at = s.unnamed_from;
-  for (std::size_t i = 0; i < tokens.size() && at < end; ++at) {
-    if (kept[at - first] == Impl::kUnnamed) kept[at - first] = tokens[i++];
-  }
-  while (at < end && kept[at - first] != Impl::kUnnamed) ++at;
-  s.unnamed_from = at < end ? at : Impl::kNever;
   m.publish(row, false);
   if (m.has_windows_) m.move_border(row);
   return {};

@@ -182,7 +182,12 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
     put(d.trim_sinks);
     put(d.trim_first_kept);
     put(s.step_entry);
-    put(impl.unnamed_.num_waiting(row));
+    put(s.late_names);
+    put(impl.unnamed_.counts_[row].stretches);
+    for (std::int32_t i = 0; i < impl.unnamed_.counts_[row].stretches; ++i) {
+      put(impl.unnamed_.of(row)[i].begin);
+      put(impl.unnamed_.of(row)[i].end);
+    }
     put(rank(s.last_ticket));
     put(rank(s.wrote_last()));
     put(impl.options_.order == Order::kUnordered ? rank(s.row_ticket()) : 0);
@@ -250,10 +255,6 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
       put(entry.write_begin);
       put(entry.draft);
       put(entry.unnamed);
-      put(same ? static_cast<std::int64_t>(entry.unnamed_begin -
-                                           impl.unnamed_.num_appended(entry.row) +
-                                           impl.unnamed_.num_waiting(entry.row))
-               : 0);
       put(entry.used_before);
       put(entry.replay_before);
       put(blocks.of(change.source));
