@@ -9,6 +9,8 @@
 // - Every argument is checked before the first byte is written, so a call that fails wrote nothing.
 //   Two things are not checked: the size of the memory behind a view (KVStorage checks it), and
 //   that arguments do not overlap.
+// - They run on the CPU, so a cache must lie in host memory. A KVView of other memory is
+//   kUnsupported. Rows carry no such mark: they must lie in host memory.
 // - Strides are in bytes; pointers and strides are multiples of the element size, or of 64 in
 //   format granule. Rows may have any strides, but rows that are written must not overlap each
 //   other or any other argument. Rows are f64, f32, f16 or bf16; only caches are int8.
@@ -135,7 +137,8 @@ KVFOLIO_API Result<KernelTarget> parse_kernel_target(std::string_view name);
 [[nodiscard]] KVFOLIO_API std::span<const KernelTarget> kernel_targets() noexcept;
 // The target that computes on this cache if a call asks for `wanted`: `wanted` itself, or the
 // choice of kAuto. kUnsupported: this machine does not run the target, or the target does not take
-// the element type or head dims. kInvalidArgument: KVFOLIO_KERNEL names no target.
+// the element type or head dims, or the cache is not in host memory. kInvalidArgument:
+// KVFOLIO_KERNEL names no target.
 KVFOLIO_API Result<KernelTarget> choose_kernel_target(const KVView& cache,
                                                       KernelTarget wanted = KernelTarget::kAuto);
 

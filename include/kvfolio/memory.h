@@ -15,16 +15,10 @@
 #include <cstdint>
 
 #include "kvfolio/export.h"
+#include "kvfolio/memory_kind.h"
 #include "kvfolio/status.h"
 
 namespace kvfolio {
-
-enum class MemoryKind : std::int32_t {
-  kHost = 0,    // the CPU may read and write it
-  kDevice = 1,  // only the resource itself may touch it
-};
-
-[[nodiscard]] KVFOLIO_API const char* to_string(MemoryKind kind) noexcept;
 
 // The least alignment that allocate() must give, in bytes.
 inline constexpr std::int64_t kMemoryAlignment = 64;

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "kvfolio/dtype.h"
+#include "kvfolio/memory_kind.h"
 #include "kvfolio/spec.h"
 
 namespace kvfolio {
@@ -42,6 +43,9 @@ struct KVView {
   // True: rows lie in tiles of 16 tokens, see Format::kGranule. False: elements of a row are
   // contiguous.
   bool granule = false;
+  // Where the bytes are. Kernels of the CPU refuse all but kHost (kUnsupported). KVStorage sets it;
+  // a view that is made by hand is of host memory unless it says otherwise.
+  MemoryKind memory_kind = MemoryKind::kHost;
   // int8 only, else null: f32 [num_layers, num_blocks, num_kv_heads, block_size], a scale for each
   // row, in every format; finite and >= 0, or NaN, as append() writes them. v_scale is null if
   // head_dim_v is 0, and equals k_scale if V is a prefix of K.
@@ -126,7 +130,7 @@ struct ConstRowsView {
 static_assert(std::is_trivially_copyable_v<KVView> && std::is_trivially_copyable_v<RowsView> &&
               std::is_trivially_copyable_v<ConstRowsView>);
 
-// The view of a whole group laid out by plan_layouts at `base`.
+// The view of a whole group laid out by plan_layouts at `base`, in host memory.
 [[nodiscard]] KVFOLIO_API KVView make_view(const GroupSpec& spec, const GroupLayout& layout,
                                            std::byte* base) noexcept;
 

@@ -144,7 +144,16 @@ Status check_granule(const KVView& cache) {
 
 }  // namespace
 
+Status check_memory(const KVView& cache) {
+  if (cache.memory_kind == MemoryKind::kHost) return {};
+  return {ErrorCode::kUnsupported,
+          concat("the cache is in ", std::string_view(to_string(cache.memory_kind)),
+                 " memory (cache.memory_kind is ", static_cast<std::int32_t>(cache.memory_kind),
+                 "), which kernels of the CPU do not touch; allowed: host (0)")};
+}
+
 Status check_view(const KVView& cache) {
+  KVFOLIO_RETURN_IF_ERROR(check_memory(cache));
   KVFOLIO_RETURN_IF_ERROR(check_size("num_layers", cache.num_layers, 1));
   KVFOLIO_RETURN_IF_ERROR(check_size("num_blocks", cache.num_blocks, 1));
   KVFOLIO_RETURN_IF_ERROR(check_size("block_size", cache.block_size, 1));

@@ -2,7 +2,7 @@
 #pragma once
 
 // Checks of arguments that several kernels share. Each answers kInvalidArgument with the name of
-// the argument, the value seen and what is allowed.
+// the argument, the value seen and what is allowed, except check_memory().
 
 #include <cstdint>
 #include <span>
@@ -13,8 +13,11 @@
 
 namespace kvfolio::kernels {
 
-// A view that kernels may follow: sizes >= 1, slots that fit int32, pointers and strides that are
-// there and aligned, extents that fit 63 bits; scales where the type has them; what granule wants.
+// Memory that the CPU may touch; kUnsupported for any other.
+Status check_memory(const KVView& cache);
+// A view that kernels may follow: host memory, sizes >= 1, slots that fit int32, pointers and
+// strides that are there and aligned, extents that fit 63 bits; scales where the type has them;
+// what granule wants.
 Status check_view(const KVView& cache);
 Status check_layer(const KVView& cache, std::int32_t layer);
 

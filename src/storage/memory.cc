@@ -46,16 +46,6 @@ std::int64_t machine_bytes() {
 
 }  // namespace
 
-const char* to_string(MemoryKind kind) noexcept {
-  switch (kind) {
-    case MemoryKind::kHost:
-      return "host";
-    case MemoryKind::kDevice:
-      return "device";
-  }
-  return "invalid";
-}
-
 MemoryKind HostMemory::kind() const noexcept { return MemoryKind::kHost; }
 
 Result<std::byte*> HostMemory::allocate(std::int64_t bytes) {

@@ -283,6 +283,7 @@ Result<KVStorage> KVStorage::create(const CacheSpec& spec, MemoryResource* resou
                                  kMemoryAlignment, " bytes"));
     }
     storage.views_.push_back(make_view(spec.groups[i], (*layouts)[i], *memory));
+    storage.views_.back().memory_kind = resource->kind();
   }
   return storage;
 }
@@ -312,6 +313,7 @@ Result<KVStorage> KVStorage::borrow(const CacheSpec& spec, std::span<const Borro
       }
     }
     others.insert(others.end(), rows.begin(), rows.end());
+    view->memory_kind = resource->kind();
     storage.views_.push_back(*view);
   }
   return storage;

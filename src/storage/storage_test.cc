@@ -403,6 +403,7 @@ TEST(KVStorage, DeviceMemoryIsCopiedByItsResourceAndNeverFilled) {
   Result<KVStorage> storage = KVStorage::create(two_groups(), &device);
   ASSERT_TRUE(storage);
   EXPECT_EQ(storage->memory_kind(), MemoryKind::kDevice);
+  EXPECT_EQ(storage->view(GroupId(1))->memory_kind, MemoryKind::kDevice);
   EXPECT_EQ(storage->fill(std::byte{0}).code(), ErrorCode::kUnsupported);
   const std::int32_t src[] = {0};
   const std::int32_t dst[] = {1};

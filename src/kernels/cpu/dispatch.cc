@@ -13,6 +13,7 @@
 #include <string>
 
 #include "base/text.h"
+#include "kernels/check.h"
 
 namespace kvfolio {
 namespace kernels {
@@ -163,6 +164,7 @@ std::span<const KernelTarget> kernel_targets() noexcept {
 }
 
 Result<KernelTarget> choose_kernel_target(const KVView& cache, KernelTarget wanted) {
+  KVFOLIO_RETURN_IF_ERROR(kernels::check_memory(cache));
   if (wanted != KernelTarget::kAuto) return kernels::allowed(cache, wanted);
   const std::string_view name = kernels::environment();
   if (!name.empty()) {
