@@ -7,7 +7,8 @@
 //
 //   Result<KVStorage> storage = KVStorage::create(spec);
 //   if (!storage) return storage.error();
-//   KVView view = *storage->view(GroupId(0));   // what the kernels take
+//   KVView view = *storage->view(GroupId(0));      // what the kernels take: all layers of a group,
+//   KVView layer = *storage->view(GroupId(0), 3);  // or one; its only layer is number 0
 //
 // Invariants: every byte that a view reaches lies in the memory of its group; no two rows overlap,
 // not even rows of two groups. A row is the head_dim elements of one token, head and layer; the
@@ -31,12 +32,24 @@
 
 namespace kvfolio {
 
+// Where the arrays of one layer begin; null as in BorrowedGroup.
+struct BorrowedLayer {
+  std::byte* k = nullptr;  // [num_blocks, num_kv_heads, block_size, head_dim_k]
+  std::byte* v = nullptr;
+  std::byte* k_scale = nullptr;
+  std::byte* v_scale = nullptr;
+};
+
 // Memory of an engine for one group. Strides are in bytes, not negative, and multiples of the
 // element; strides along an axis of one entry are not used. The axes may be in any order (K and V
 // apart, interleaved by block, by token, ...) if they nest: each stride steps over all that lies
 // within it.
 // If spec.format is granule, a tile of 16 tokens takes the place of a row: pointers and strides are
 // multiples of 64 bytes, and the scales of a block and head follow each other.
+//
+// An engine that holds a tensor for each layer gives the bases in `layers`. Then k, v, k_scale and
+// v_scale below are null, all layers have the same strides, and each byte count holds for each
+// base. The strides along the layers are not used.
 struct BorrowedGroup {
   std::byte* k = nullptr;    // [num_layers, num_blocks, num_kv_heads, block_size, head_dim_k]
   std::int64_t k_bytes = 0;  // bytes that may be touched from k on
@@ -51,6 +64,8 @@ struct BorrowedGroup {
   std::byte* v_scale = nullptr;  // null if the spec stores no V of its own
   std::int64_t v_scale_bytes = 0;
   KVStrides v_scale_strides = {};
+  // [num_layers], or empty if k, v and the scales are bases of all layers. Read by borrow() only.
+  std::span<const BorrowedLayer> layers = {};
 };
 
 class KVStorage {
@@ -64,9 +79,9 @@ class KVStorage {
   // Over memory that the caller owns and that outlives the storage, one entry for each group, in
   // order. `resource` says what kind of memory it is and copies within it; null: CPU memory.
   // spec.format matters only if it is granule; otherwise the strides describe the layout.
-  // kInvalidArgument, with the group, the field and the numbers: null or misaligned pointers,
-  // negative or misaligned strides, an extent that overflows or exceeds the given bytes, rows that
-  // overlap.
+  // kInvalidArgument, with the group, the layer if each has a base, the field and the numbers: null
+  // or misaligned pointers, negative or misaligned strides, an extent that overflows or exceeds the
+  // given bytes, another number of layers, rows that overlap.
   KVFOLIO_API static Result<KVStorage> borrow(const CacheSpec& spec,
                                               std::span<const BorrowedGroup> groups,
                                               MemoryResource* resource = nullptr);
@@ -79,10 +94,15 @@ class KVStorage {
 
   [[nodiscard]] const CacheSpec& spec() const noexcept { return spec_; }
   [[nodiscard]] std::int32_t num_groups() const noexcept {
-    return static_cast<std::int32_t>(views_.size());
+    return static_cast<std::int32_t>(groups_.size());
   }
-  // Valid until the storage is destroyed. kInvalidArgument: the spec has no such group.
+  // All layers of a group. Valid until the storage is destroyed. kInvalidArgument: the spec has no
+  // such group. kUnsupported: the engine lent its layers apart, and they do not lie at one stride;
+  // view(group, layer) works for every storage.
   [[nodiscard]] KVFOLIO_API Result<KVView> view(GroupId group) const;
+  // One layer of a group: num_layers is 1, so kernels take it as layer 0. Valid as long.
+  // kInvalidArgument: the spec has no such group or layer.
+  [[nodiscard]] KVFOLIO_API Result<KVView> view(GroupId group, std::int32_t layer) const;
   [[nodiscard]] KVFOLIO_API MemoryKind memory_kind() const noexcept;
   [[nodiscard]] bool owns_memory() const noexcept { return !owned_.empty(); }
   // Bytes taken from the resource for all groups, padding included; 0 when borrowed.
@@ -115,9 +135,15 @@ class KVStorage {
 
   KVStorage();
   void release() noexcept;
+  [[nodiscard]] Status check_group(GroupId group) const;
+  // Requires: check_group(group).ok().
+  [[nodiscard]] const std::vector<KVView>& views_of(GroupId group) const noexcept {
+    return groups_[static_cast<std::size_t>(group.value())];
+  }
 
   CacheSpec spec_;
-  std::vector<KVView> views_;  // by group
+  // By group: one view of all layers, or one for each layer if they do not lie at one stride.
+  std::vector<std::vector<KVView>> groups_;
   std::vector<Region> owned_;  // by group; empty when borrowed
   std::unique_ptr<HostMemory> own_resource_;
   MemoryResource* resource_ = nullptr;

@@ -72,6 +72,86 @@ TEST(Copies, RunBeforeTheTokensOfTheirStepAreWritten) {
   EXPECT_EQ(read(cache, written), 99.0F);
 }
 
+// An engine with one tensor of K and one of V for each layer, lent to the library.
+struct LayerTensors {
+  explicit LayerTensors(const GroupSpec& group) {
+    const std::int64_t bytes =
+        std::int64_t{group.num_blocks} * group.block_size * group.head_dim_k * 4;
+    // The last layer comes first in memory: no stride reaches all layers.
+    for (std::int32_t l = 0; l < 2 * group.num_layers; ++l) {
+      tensors.emplace_back(static_cast<std::size_t>(bytes / 4));
+    }
+    for (std::int32_t l = group.num_layers; l-- > 0;) {
+      const auto at = static_cast<std::size_t>(2 * l);
+      layers.push_back({.k = reinterpret_cast<std::byte*>(tensors[at].data()),
+                        .v = reinterpret_cast<std::byte*>(tensors[at + 1].data())});
+    }
+    lent.k_bytes = lent.v_bytes = bytes;
+    lent.k_strides.token = group.head_dim_k * 4;
+    lent.k_strides.block = group.block_size * lent.k_strides.token;
+    lent.v_strides = lent.k_strides;
+    lent.layers = layers;
+  }
+  std::vector<std::vector<float>> tensors;
+  std::vector<BorrowedLayer> layers;
+  BorrowedGroup lent;
+};
+
+TEST(Copies, ReachEachLayerOfMemoryThatIsLentLayerByLayer) {
+  GroupSpec group = full_group(4, 8);
+  group.num_layers = 3;
+  LayerTensors tensors(group);
+  LayerTensors others(group);
+  const auto managed = [&](LayerTensors& memory) {
+    return must(
+        KVCacheManager::create(must(KVStorage::borrow(CacheSpec{{group}}, {{memory.lent}}))));
+  };
+  KVCacheManager manager = managed(tensors);
+  const auto layer_view = [](KVCacheManager& of, std::int32_t layer) {
+    return must(of.storage()->view(GroupId(0), layer));
+  };
+
+  const SequenceId parent = must(manager.open(tokens(1, 6))).sequence;
+  const Ticket first = must(manager.begin_step());
+  must(manager.append(parent, tokens(1, 6)));
+  for (std::int32_t i = 0; const std::int32_t slot : must(manager.plan())->groups[0].slot_mapping) {
+    ++i;
+    for (std::int32_t l = 0; l < 3; ++l) {
+      write(layer_view(manager, l), slot, static_cast<float>(100 * l + i));
+    }
+  }
+  must(manager.finish(first));
+
+  // The fork writes to the shared tail: a copy in every layer.
+  const SequenceId child = must(manager.fork(parent));
+  const Ticket second = must(manager.begin_step());
+  must(manager.append(child, Tokens{99}));
+  ASSERT_EQ(must(manager.plan())->groups[0].copy_src.size(), 1U);
+  const std::int32_t written = must(manager.plan())->groups[0].slot_mapping[0];
+  must(manager.run_copies());
+  for (std::int32_t l = 0; l < 3; ++l) write(layer_view(manager, l), written, -1.0F);
+  must(manager.finish(second));
+
+  KVCacheManager copy = managed(others);
+  must(manager.copy_to(copy));
+  Tokens of_parent(6);
+  Tokens of_child(7);
+  for (KVCacheManager* each : {&manager, &copy}) {
+    must(each->slot_mapping(parent, GroupId(0), 0, of_parent));
+    must(each->slot_mapping(child, GroupId(0), 0, of_child));
+    EXPECT_NE(of_parent[5], of_child[5]);
+    for (std::int32_t l = 0; l < 3; ++l) {
+      const KVView view = layer_view(*each, l);
+      for (std::size_t i = 0; i < 6; ++i) {
+        const float want = static_cast<float>(100 * l + static_cast<std::int32_t>(i) + 1);
+        EXPECT_EQ(read(view, of_parent[i]), want);
+        EXPECT_EQ(read(view, of_child[i]), want);
+      }
+      EXPECT_EQ(read(view, of_child[6]), -1.0F);
+    }
+  }
+}
+
 TEST(Copies, RunOnceAndThenTheStepTakesNoMoreAppends) {
   KVCacheManager manager =
       must(KVCacheManager::create(must(KVStorage::create(CacheSpec{{full_group(4, 8)}}))));
