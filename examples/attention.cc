@@ -24,8 +24,7 @@ int main() {
   cache.num_kv_heads = kHeads;
   cache.head_dim_k = cache.head_dim_v = kDim;
   const auto rows = [](std::vector<float>& data, int tokens) {
-    auto* bytes = reinterpret_cast<std::byte*>(data.data());
-    return RowsView{bytes, kToken * 4, kDim * 4, tokens, kHeads, kDim, DType::kF32};
+    return contiguous_rows(data.data(), tokens, kHeads, kDim);
   };
 
   // Six tokens of the first sequence, in blocks 2 and 0; the values of token t are all t.

@@ -21,24 +21,8 @@ struct State {
   std::vector<float> out = std::vector<float>(kSequences * kToken);
   std::vector<double> lse = std::vector<double>(kSequences * kHeads);
 
-  RowsView out_rows() {
-    return {reinterpret_cast<std::byte*>(out.data()),
-            kToken * 4,
-            kDim * 4,
-            kSequences,
-            kHeads,
-            kDim,
-            DType::kF32};
-  }
-  RowsView lse_rows() {
-    return {reinterpret_cast<std::byte*>(lse.data()),
-            kHeads * 8,
-            8,
-            kSequences,
-            kHeads,
-            1,
-            DType::kF64};
-  }
+  RowsView out_rows() { return contiguous_rows(out.data(), kSequences, kHeads, kDim); }
+  RowsView lse_rows() { return contiguous_rows(lse.data(), kSequences, kHeads, 1); }
   AttentionState view() { return {out_rows(), lse_rows()}; }
 };
 
@@ -64,13 +48,7 @@ int main() {
   if (!bytes) return 1;
   std::vector<std::byte> workspace(static_cast<std::size_t>(*bytes));
   AttentionArgs args{.cache = cache, .params = {.scale = 0.35}, .workspace = workspace};
-  args.q = {reinterpret_cast<std::byte*>(queries.data()),
-            kToken * 4,
-            kDim * 4,
-            kSequences,
-            kHeads,
-            kDim,
-            DType::kF32};
+  args.q = contiguous_rows(queries.data(), kSequences, kHeads, kDim);
   const auto run = [&args](State& state) {
     args.out = state.out_rows();
     args.lse = state.lse_rows();

@@ -127,6 +127,62 @@ struct ConstRowsView {
   }
 };
 
+// Rows [num_tokens, num_heads, head_dim] that follow each other without a gap. The pointer says the
+// element type if it can: double is f64, float is f32. A 16-bit or untyped pointer needs a DType.
+// There is none for int8: rows have no scales, so no kernel takes rows of int8.
+//   attend({.q = contiguous_rows(q.data(), num_tokens, num_q_heads, head_dim), ...});
+[[nodiscard]] inline RowsView contiguous_rows(std::byte* data, std::int32_t num_tokens,
+                                              std::int32_t num_heads, std::int32_t head_dim,
+                                              DType dtype) noexcept {
+  const std::int64_t row = std::int64_t{head_dim} * dtype_bytes(dtype);
+  return {data, row * num_heads, row, num_tokens, num_heads, head_dim, dtype};
+}
+[[nodiscard]] inline ConstRowsView contiguous_rows(const std::byte* data, std::int32_t num_tokens,
+                                                   std::int32_t num_heads, std::int32_t head_dim,
+                                                   DType dtype) noexcept {
+  const std::int64_t row = std::int64_t{head_dim} * dtype_bytes(dtype);
+  return {data, row * num_heads, row, num_tokens, num_heads, head_dim, dtype};
+}
+// Bits of f16 or bf16. Requires: dtype is one of the two.
+[[nodiscard]] inline RowsView contiguous_rows(std::uint16_t* data, std::int32_t num_tokens,
+                                              std::int32_t num_heads, std::int32_t head_dim,
+                                              DType dtype) noexcept {
+  KVFOLIO_DCHECK(dtype_bytes(dtype) == 2);
+  return contiguous_rows(reinterpret_cast<std::byte*>(data), num_tokens, num_heads, head_dim,
+                         dtype);
+}
+[[nodiscard]] inline ConstRowsView contiguous_rows(const std::uint16_t* data,
+                                                   std::int32_t num_tokens, std::int32_t num_heads,
+                                                   std::int32_t head_dim, DType dtype) noexcept {
+  KVFOLIO_DCHECK(dtype_bytes(dtype) == 2);
+  return contiguous_rows(reinterpret_cast<const std::byte*>(data), num_tokens, num_heads, head_dim,
+                         dtype);
+}
+[[nodiscard]] inline RowsView contiguous_rows(double* data, std::int32_t num_tokens,
+                                              std::int32_t num_heads,
+                                              std::int32_t head_dim) noexcept {
+  return contiguous_rows(reinterpret_cast<std::byte*>(data), num_tokens, num_heads, head_dim,
+                         DType::kF64);
+}
+[[nodiscard]] inline ConstRowsView contiguous_rows(const double* data, std::int32_t num_tokens,
+                                                   std::int32_t num_heads,
+                                                   std::int32_t head_dim) noexcept {
+  return contiguous_rows(reinterpret_cast<const std::byte*>(data), num_tokens, num_heads, head_dim,
+                         DType::kF64);
+}
+[[nodiscard]] inline RowsView contiguous_rows(float* data, std::int32_t num_tokens,
+                                              std::int32_t num_heads,
+                                              std::int32_t head_dim) noexcept {
+  return contiguous_rows(reinterpret_cast<std::byte*>(data), num_tokens, num_heads, head_dim,
+                         DType::kF32);
+}
+[[nodiscard]] inline ConstRowsView contiguous_rows(const float* data, std::int32_t num_tokens,
+                                                   std::int32_t num_heads,
+                                                   std::int32_t head_dim) noexcept {
+  return contiguous_rows(reinterpret_cast<const std::byte*>(data), num_tokens, num_heads, head_dim,
+                         DType::kF32);
+}
+
 static_assert(std::is_trivially_copyable_v<KVView> && std::is_trivially_copyable_v<RowsView> &&
               std::is_trivially_copyable_v<ConstRowsView>);
 
