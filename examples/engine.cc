@@ -11,6 +11,7 @@
 
 #include "kvfolio/kernels.h"
 #include "kvfolio/manager.h"
+#include "kvfolio/plan_attention.h"
 
 using namespace kvfolio;
 
@@ -31,13 +32,7 @@ T check(Result<T> result) {
 }
 RowsView rows_of(std::vector<float>& data) {
   const auto tokens = static_cast<std::int32_t>(data.size() / kWidth);
-  return {reinterpret_cast<std::byte*>(data.data()),
-          kWidth * 4,
-          kDim * 4,
-          tokens,
-          kHeads,
-          kDim,
-          DType::kF32};
+  return contiguous_rows(data.data(), tokens, kHeads, kDim);
 }
 // The toy's projections: a row for each token, from the token and `what` (Q, K or V of a layer).
 std::vector<float> project(const std::vector<std::int32_t>& tokens, std::int32_t what) {
@@ -65,7 +60,6 @@ void step(KVCacheManager& cache, std::vector<Request*> requests) {
     tokens.insert(tokens.end(), r->input.begin(), r->input.end());
   }
   const StepPlan& plan = *check(cache.plan());
-  const GroupPlan& group = plan.groups[0];
   check(cache.run_copies());  // before anything of this step is written
 
   const KVView view = check(cache.storage()->view(GroupId(0)));
@@ -75,10 +69,10 @@ void step(KVCacheManager& cache, std::vector<Request*> requests) {
   for (std::int32_t layer = 0; layer < kLayers; ++layer) {
     std::vector<float> k = project(tokens, 3 * layer), v = project(tokens, 3 * layer + 1);
     std::vector<float> q = project(tokens, 3 * layer + 2);
-    check(append(view, layer, rows_of(k), rows_of(v), group.slot_mapping));
-    AttentionArgs args{.cache = view, .layer = layer, .params = {.scale = 1 / std::sqrt(kDim)}};
-    args.batch = {plan.query_start,         plan.kv_lens,    group.block_table,
-                  group.block_table_stride, plan.trim_sinks, plan.trim_first_kept};
+    check(append(view, layer, rows_of(k), rows_of(v), plan.groups[0].slot_mapping));
+    AttentionArgs args{.cache = view, .layer = layer};
+    args.batch = attention_batch(plan, GroupId(0));
+    args.params = attention_params(cache.spec().groups[0], 1 / std::sqrt(kDim));
     args.q = rows_of(q);
     args.out = rows_of(out);
     args.workspace = workspace;

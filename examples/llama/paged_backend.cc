@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kvfolio/group_rule.h"
+#include "kvfolio/plan_attention.h"
 
 namespace kvfolio::llama {
 namespace {
@@ -107,19 +108,13 @@ Status PagedBackend::layer(std::int32_t layer, const ConstRowsView& q, const Con
                            const ConstRowsView& v, const RowsView& out) {
   const Place place = places_[static_cast<std::size_t>(layer)];
   const KVView& cache = views_[place.group];
-  const GroupPlan& plan = plan_->groups[place.group];
-  const GroupSpec& spec = manager_.spec().groups[place.group];
-  KVFOLIO_RETURN_IF_ERROR(kvfolio::append(cache, place.layer, k, v, plan.slot_mapping));
+  KVFOLIO_RETURN_IF_ERROR(
+      kvfolio::append(cache, place.layer, k, v, plan_->groups[place.group].slot_mapping));
   AttentionArgs args;
   args.cache = cache;
   args.layer = place.layer;
-  args.batch = {.query_start = plan_->query_start,
-                .kv_lens = plan_->kv_lens,
-                .block_table = plan.block_table,
-                .block_table_stride = plan.block_table_stride,
-                .trim_sinks = plan_->trim_sinks,
-                .trim_first_kept = plan_->trim_first_kept};
-  args.params = {.scale = scale_, .window = spec.window, .num_sinks = spec.num_sinks};
+  args.batch = attention_batch(*plan_, GroupId(static_cast<std::int32_t>(place.group)));
+  args.params = attention_params(manager_.spec().groups[place.group], scale_);
   args.q = q;
   args.out = out;
   args.target = kernel_;

@@ -33,6 +33,7 @@
 
 #include "kvfolio/executor.h"
 #include "kvfolio/export.h"
+#include "kvfolio/spec.h"
 #include "kvfolio/status.h"
 #include "kvfolio/view.h"
 
@@ -143,7 +144,8 @@ KVFOLIO_API Result<KernelTarget> choose_kernel_target(const KVView& cache,
                                                       KernelTarget wanted = KernelTarget::kAuto);
 
 // A ragged batch of n sequences: decode (one query), chunked prefill (some) and whole prompts in
-// any mixture. The arrays are those of a StepPlan.
+// any mixture. The arrays are those of a StepPlan; attention_batch() in plan_attention.h takes them
+// from one.
 struct AttentionBatch {
   // [n + 1]: rows [query_start[i], query_start[i+1]) of q belong to sequence i. Starts at 0.
   std::span<const std::int32_t> query_start = {};
@@ -173,6 +175,18 @@ struct AttentionParams {
   // this has no effect.
   std::int32_t num_sinks = 0;
 };
+
+// The parameters of a causal group: scale, and the window and sinks of the group. Params that are
+// filled in by hand and lack the window read more tokens than the group keeps: wrong numbers, or an
+// error if a block was dropped and PlanOptions::pad is -1.
+[[nodiscard]] inline AttentionParams attention_params(const GroupSpec& group,
+                                                      double scale) noexcept {
+  const bool windowed = group.kind == AttentionKind::kSlidingWindow;
+  return {.scale = scale,
+          .causal = true,
+          .window = windowed ? group.window : 0,
+          .num_sinks = windowed ? group.num_sinks : 0};
+}
 
 // A share of the work, so that a caller's threads can split a call. No split changes a bit. Only
 // the rows and heads of the slice are written, and only the table entries that they read are

@@ -121,6 +121,16 @@ Status resolve(std::string_view axis, std::int32_t first, std::int32_t size, std
   return invalid(concat("slice of ", count, " ", axis, " from ", first, " on, there are ", size));
 }
 
+// What may have been forgotten if the block of a visible position was dropped.
+std::string_view dropped_hint(const AttentionArgs& args) {
+  if (args.params.window == 0) {
+    return args.batch.trim_sinks.empty()
+               ? "; a window or a trim dropped it: is params.window missing, or are the trims?"
+               : "; a window dropped it: is params.window missing?";
+  }
+  return "; is params.window larger, or params.num_sinks, than those of the group?";
+}
+
 // Every table entry that the slice will follow names a block.
 Status check_table(const AttentionArgs& args, const AttentionSlice& slice) {
   const KVView& cache = args.cache;
@@ -142,7 +152,7 @@ Status check_table(const AttentionArgs& args, const AttentionSlice& slice) {
         if (block < 0 || block >= cache.num_blocks) {
           return invalid(concat("block_table[", i, ", ", b, "] is ", block,
                                 " and holds visible positions, the cache has blocks 0 to ",
-                                cache.num_blocks - 1));
+                                cache.num_blocks - 1, block == -1 ? dropped_hint(args) : ""));
         }
       }
     }

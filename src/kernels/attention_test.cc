@@ -775,7 +775,17 @@ TEST(Attention, EachWrongArgumentIsRefusedAndNothingIsWritten) {
        with([](P& p) { p.args.batch.block_table = p.args.batch.block_table.first(7); })},
       {"block_table_stride -4", with([](P& p) { p.args.batch.block_table_stride = -4; })},
       {"block_table_stride 2147483647", with([](P& p) { p.args.batch.block_table_stride = kMax; })},
-      {"block_table[0, 1] is -1", with([](P& p) { p.table[1] = -1; })},
+      {"block_table[0, 1] is -1 and holds visible positions, the cache has blocks 0 to 6; a window "
+       "dropped it: is params.window missing?",
+       with([](P& p) { p.table[1] = -1; })},
+      {"or are the trims?", with([](P& p) {
+         p.table[1] = -1;
+         p.args.batch.trim_sinks = p.args.batch.trim_first_kept = {};
+       })},
+      {"is params.window larger", with([](P& p) {
+         p.table[1] = -1;
+         p.args.params.window = 100;
+       })},
       {"block_table[1, 0] is 7", with([](P& p) { p.table[4] = p.args.cache.num_blocks; })},
       {"block_table[1, 1] is 2147483647", with([](P& p) { p.table[5] = kMax; })},
       {"block_table[0, 2] is -2147483648", with([](P& p) { p.table[2] = kMin; })},
