@@ -54,9 +54,9 @@ struct GroupSpec {
   AttentionKind kind = AttentionKind::kFull;
   std::int32_t window = 0;     // kSlidingWindow: tokens a query reads, itself included; >= 1
   std::int32_t num_sinks = 0;  // kSlidingWindow: leading tokens that every query reads too
-  // >= 1; num_blocks * block_size slots fit int32. A sequence of a window group that appends n
-  // tokens in a step holds up to (window - 1 + n) / block_size + 2 blocks, and those of its sinks:
-  // a long prompt in one append needs blocks for all of it.
+  // >= 1; fit() fills it in. num_blocks * block_size slots fit int32. A sequence of a window group
+  // that appends n tokens in a step holds up to (window - 1 + n) / block_size + 2 blocks, and those
+  // of its sinks: a long prompt in one append needs blocks for all of it.
   std::int32_t num_blocks = 0;
 
   friend bool operator==(const GroupSpec&, const GroupSpec&) = default;
@@ -111,6 +111,19 @@ KVFOLIO_API Status validate(const CacheSpec& spec);
 KVFOLIO_API Result<std::vector<GroupLayout>> plan_layouts(const CacheSpec& spec);
 // The smallest block size. Requires: validate(spec).ok().
 [[nodiscard]] KVFOLIO_API std::int32_t unit_of(const CacheSpec& spec) noexcept;
+
+// The spec with num_blocks filled in, so that the groups together take at most `bytes` as
+// plan_layouts() counts them, and one more block of any group would exceed that (or the 2^31 - 1
+// slots of a group). Each group gets at least one block.
+// num_blocks of `spec` are weights: the groups get blocks in their ratio, rounded down, and what
+// is left over goes to the groups with the largest blocks first. Good weights are the blocks that
+// one sequence of the expected length needs: length / block_size in a full group; in a window group
+// (window - 1 + n) / block_size + 2 for appends of n tokens, and those of its sinks. If num_blocks
+// is 0 in every group, all groups get room for equally many tokens, which gives a window group far
+// more than it needs.
+// kInvalidArgument: another field, see validate(); a weight below 1 among others; `bytes` is less
+// than one block of each group takes (names both).
+KVFOLIO_API Result<CacheSpec> fit(const CacheSpec& spec, std::int64_t bytes);
 
 [[nodiscard]] KVFOLIO_API const char* to_string(AttentionKind kind) noexcept;
 [[nodiscard]] KVFOLIO_API const char* to_string(Format format) noexcept;
