@@ -44,6 +44,10 @@ class KVFOLIO_API BlockPool {
   // Takes a free block; it has one reference, no valid tokens and no writer. Returns an id that is
   // not valid() if no block is free: a full pool is a normal answer.
   [[nodiscard]] BlockId acquire() noexcept;
+  // Takes a block for each entry of `out`, the same ones in the same order as that many calls of
+  // acquire(). All or nothing: returns false if fewer are free, and then changes neither the pool
+  // nor `out`.
+  [[nodiscard]] bool acquire(std::span<BlockId> out) noexcept;
 
   // Adds a reference; a cached or retiring block becomes held again. Requires: not free.
   void hold(BlockId block) noexcept;
@@ -230,6 +234,12 @@ inline BlockId BlockPool::acquire() noexcept {
   b.wanted = 0;
   b.steps = 0;
   return block;
+}
+
+inline bool BlockPool::acquire(std::span<BlockId> out) noexcept {
+  if (out.size() > static_cast<std::size_t>(num_free_)) return false;
+  for (BlockId& block : out) block = acquire();
+  return true;
 }
 
 inline void BlockPool::hold(BlockId block) noexcept {

@@ -9,6 +9,7 @@
 #include <limits>
 #include <list>
 #include <random>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -59,6 +60,41 @@ TEST(BlockPool, AFullPoolIsANormalAnswer) {
   EXPECT_EQ(pool.acquire(), BlockId());
   EXPECT_EQ(pool.num_free(), 0);
   EXPECT_EQ(pool.num_held(), 3);
+}
+
+TEST(BlockPool, ManyBlocksAreTakenAsOneByOneOrNotAtAll) {
+  BlockPool many = pool_of(10);
+  BlockPool one_by_one = pool_of(10);
+  // A free list in an order of its own, and metadata of earlier holders.
+  for (BlockPool* pool : {&many, &one_by_one}) {
+    for (int i = 0; i < 7; ++i) {
+      const BlockId block = pool->acquire();
+      pool->set_valid(block, 5);
+      pool->set_writer(block, i);
+    }
+    for (const std::int32_t block : {4, 0, 6, 2}) {
+      ASSERT_TRUE(pool->release(BlockId(block)));
+      pool->make_free(BlockId(block));
+    }
+  }
+  std::vector<BlockId> taken(8, BlockId(77));
+  EXPECT_FALSE(many.acquire(taken));  // 7 are free
+  EXPECT_EQ(taken, std::vector<BlockId>(8, BlockId(77)));
+  EXPECT_EQ(many.num_free(), 7);
+  taken.resize(5);
+  EXPECT_TRUE(many.acquire(taken));
+  for (const BlockId block : taken) {
+    EXPECT_EQ(block, one_by_one.acquire());
+    EXPECT_EQ(many.refs(block), 1);
+    EXPECT_EQ(many.valid(block), 0);
+    EXPECT_EQ(many.writer(block), BlockPool::kNobody);
+  }
+  EXPECT_TRUE(many.acquire(std::span<BlockId>()));
+  EXPECT_EQ(many.num_free(), 2);
+  EXPECT_EQ(many.num_held(), 8);
+  EXPECT_TRUE(many.acquire(std::span(taken).first(2)));
+  EXPECT_FALSE(many.acquire(std::span(taken).first(1)));
+  EXPECT_TRUE(many.check_invariants().ok());
 }
 
 TEST(BlockPool, TheLastReleaseIsTold) {
