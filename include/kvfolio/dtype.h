@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <limits>
 
+#include "kvfolio/export.h"
+
 namespace kvfolio {
 
 enum class DType : std::int32_t {

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <functional>
 
+#include "kvfolio/export.h"
+
 namespace kvfolio {
 
 template <typename Tag, typename Rep, Rep kNone>

@@ -156,14 +156,14 @@ enum class VictimPolicy : std::int32_t {
 };
 
 struct Opened {
-  SequenceId sequence;
+  SequenceId sequence{};
   // Tokens of the prompt that need not be computed: at most all but the last one, 0 if the prompt
   // is empty. Append the others and only these: append() cannot know that a token is a repeat.
   std::int32_t cached_tokens = 0;
 };
 
 struct Pinned {
-  PinId pin;
+  PinId pin{};
   std::int32_t pinned_tokens = 0;  // tokens of the prefix that are held
 };
 
@@ -177,7 +177,7 @@ struct AppendOptions {
 };
 
 struct AppendDemand {
-  SequenceId sequence;
+  SequenceId sequence{};
   std::int64_t num_tokens = 0;
 };
 

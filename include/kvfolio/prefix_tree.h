@@ -60,7 +60,7 @@ struct TreeGroup {
 };
 
 struct PrefixTreeOptions {
-  std::vector<TreeGroup> groups;      // 1 .. kMaxGroups, by GroupId
+  std::vector<TreeGroup> groups{};    // 1 .. kMaxGroups, by GroupId
   std::int64_t max_index_tokens = 0;  // 1 .. 2^32, in all runs, rounded up to powers of two
   std::int32_t max_runs = 0;          // 2 .. 2^29, roots included
   std::int32_t max_root_keys = 1024;  // 1 .. max_runs - 1
@@ -120,7 +120,7 @@ struct PrefixMatch {
 // What a sequence offers when it publishes.
 struct PublishOffer {
   // Its block tables, by GroupId; -1 entries are skipped. The blocks are busy. None is there twice.
-  std::span<const std::span<const std::int32_t>> tables;
+  std::span<const std::span<const std::int32_t>> tables{};
   // Its blocks on the path so far that have positions in [from, to) are offered too. Such a block
   // is hung if the tree has no block in its place, or an idle one.
   std::int32_t from = std::numeric_limits<std::int32_t>::max();

@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "kvfolio/export.h"
+
 namespace kvfolio {
 
 // Fields are typed and length-framed: {.adapter = "ab"} never equals {.adapter = "a",

@@ -64,7 +64,7 @@ struct GroupSpec {
 
 struct CacheSpec {
   // 1 .. kMaxGroups groups. Every block size is a multiple of the smallest, the unit.
-  std::vector<GroupSpec> groups;
+  std::vector<GroupSpec> groups{};
 
   friend bool operator==(const CacheSpec&, const CacheSpec&) = default;
 };

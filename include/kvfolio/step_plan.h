@@ -34,47 +34,47 @@ struct SharedPrefix {
 
 struct GroupPlan {
   // [num_tokens]: block * block_size + offset, or -1 if the token's K and V are there already.
-  std::span<const std::int32_t> slot_mapping;
+  std::span<const std::int32_t> slot_mapping{};
   // [num_sequences, block_table_stride]: physical block of each logical block. PlanOptions::pad
   // stands behind the last one and in place of a block that a window or a trim dropped.
-  std::span<const std::int32_t> block_table;
+  std::span<const std::int32_t> block_table{};
   std::int32_t block_table_stride = 0;
   // FlashInfer: live blocks only, in order. [num_sequences + 1], [kv_indptr.back()],
   // [num_sequences] with values in 1 .. block_size. Empty unless asked for.
-  std::span<const std::int32_t> kv_indptr;
-  std::span<const std::int32_t> kv_indices;
-  std::span<const std::int32_t> kv_last_page_len;
+  std::span<const std::int32_t> kv_indptr{};
+  std::span<const std::int32_t> kv_indices{};
+  std::span<const std::int32_t> kv_last_page_len{};
   // Whole-block copies to run before this step writes: sources and destinations are disjoint.
-  std::span<const std::int32_t> copy_src;
-  std::span<const std::int32_t> copy_dst;
+  std::span<const std::int32_t> copy_src{};
+  std::span<const std::int32_t> copy_dst{};
   // Empty unless asked for.
-  std::span<const SharedPrefix> shared_prefixes;
+  std::span<const SharedPrefix> shared_prefixes{};
   // For an engine that keeps a block table [num_rows, widest] on its device: set
   // table[changed_rows[i]][changed_columns[i]] = changed_blocks[i], and the rows of the plan's
   // sequences equal those of block_table but for entries of dropped blocks, which are never read.
   // Holds the entries that changed since the last committed, non-failed step whose final plan set
   // changed_entries. Empty unless asked for.
-  std::span<const std::int32_t> changed_rows;
-  std::span<const std::int32_t> changed_columns;
-  std::span<const std::int32_t> changed_blocks;
+  std::span<const std::int32_t> changed_rows{};
+  std::span<const std::int32_t> changed_columns{};
+  std::span<const std::int32_t> changed_blocks{};
 };
 
 struct StepPlan {
-  Ticket ticket;
+  Ticket ticket{};
   std::int32_t num_tokens = 0;
-  std::span<const SequenceId> sequences;  // in append order
+  std::span<const SequenceId> sequences{};  // in append order
   // [num_sequences]: a number below KVCacheManager::num_rows() that a sequence keeps while it is
   // open. Another sequence may get it afterwards. Under kInOrder it may at once, since writes to a
   // table on the device follow in the stream. Under kUnordered it may when every step that was
   // committed with the closed sequence is complete.
-  std::span<const std::int32_t> rows;
-  std::span<const std::int32_t> query_start;  // [num_sequences + 1], tokens before each sequence
-  std::span<const std::int32_t> kv_lens;      // [num_sequences], length with this step's tokens
+  std::span<const std::int32_t> rows{};
+  std::span<const std::int32_t> query_start{};  // [num_sequences + 1], tokens before each sequence
+  std::span<const std::int32_t> kv_lens{};      // [num_sequences], length with this step's tokens
   // [num_sequences]: position p is visible iff p < trim_sinks[i] or p >= trim_first_kept[i].
   // 0 and 0 for a sequence that was never trimmed.
-  std::span<const std::int32_t> trim_sinks;
-  std::span<const std::int32_t> trim_first_kept;
-  std::span<const GroupPlan> groups;  // by GroupId
+  std::span<const std::int32_t> trim_sinks{};
+  std::span<const std::int32_t> trim_first_kept{};
+  std::span<const GroupPlan> groups{};  // by GroupId
 };
 
 struct PlanOptions {

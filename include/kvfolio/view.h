@@ -29,8 +29,8 @@ struct KVStrides {
 struct KVView {
   std::byte* k = nullptr;  // [num_layers, num_blocks, num_kv_heads, block_size, head_dim_k]
   std::byte* v = nullptr;  // the same with head_dim_v; null if head_dim_v is 0; may point into k
-  KVStrides k_strides;
-  KVStrides v_strides;
+  KVStrides k_strides = {};
+  KVStrides v_strides = {};
   std::int32_t num_layers = 0;
   std::int32_t num_blocks = 0;
   std::int32_t block_size = 0;

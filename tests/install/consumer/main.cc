@@ -8,9 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvfolio/manager.h"
-#include "kvfolio/memory.h"
-#include "kvfolio/storage.h"
+#include "kvfolio/kvfolio.hpp"
 
 namespace {
 
@@ -72,11 +70,27 @@ int run(kvfolio::MemoryResource& memory) {
   return cached;
 }
 
+// "1.2.3" as KVFOLIO_VERSION counts it.
+int number_of(const char* version) {
+  int number = 0;
+  int part = 0;
+  for (; *version != '\0'; ++version) {
+    if (*version == '.') {
+      number = (number + part) * 1000;
+      part = 0;
+    } else {
+      part = part * 10 + (*version - '0');
+    }
+  }
+  return number + part;
+}
+
 }  // namespace
 
 int main() {
   Counted memory;
   const int found = run(memory);
-  std::printf("%d of 40 tokens found\n", found);
-  return found == 39 && memory.lent == 0 ? 0 : 1;
+  std::printf("version %s: %d of 40 tokens found\n", kvfolio::version(), found);
+  return found == 39 && memory.lent == 0 && KVFOLIO_VERSION == number_of(kvfolio::version()) ? 0
+                                                                                             : 1;
 }

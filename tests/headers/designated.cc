@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// One designated field of each public struct: every other field has a default, so no compiler warns
+// of a missing initializer. The script check compiles this and looks that no struct is left out.
+
+#include "kvfolio/kvfolio.hpp"
+
+namespace kvfolio {
+
+template <typename... Values>
+void take(const Values&... /*values*/) {}
+
+void use_every_struct();
+
+void use_every_struct() {
+  take(Executor{.num_threads = 1}, MemoryUse{.used = 1}, Place{.run = 1});
+  take(GatherArgs{.length = 1}, TokenPlace{.slot = 1}, AttentionBatch{.block_table_stride = 1},
+       AttentionParams{.scale = 1.0}, AttentionSlice{.num_rows = 1}, AttentionArgs{.layer = 1},
+       AttentionState{.lse = {}});
+  take(ManagerOptions{.max_sequences = 1}, OpenOptions{.priority = 1}, ForkOptions{.priority = 1},
+       Opened{.cached_tokens = 1}, Pinned{.pinned_tokens = 1}, StepOptions{.now_us = 1},
+       AppendOptions{.draft = 1}, AppendDemand{.num_tokens = 1}, TrimOptions{.window = 1},
+       SequenceInfo{.length = 1}, GroupUsage{.held = 1}, Counters{.forks = 1});
+  take(TreeGroup{.num_blocks = 1}, PrefixTreeOptions{.max_runs = 2}, TreeChange{.block = {}},
+       PrefixMatch{.tokens = 1}, PublishOffer{.tail = true}, Published{.has_gap = true});
+  take(RootKey{.adapter = "a"}, MediaSpan{.end = 1}, ArenaSpan{.order = 1});
+  take(GroupSpec{.head_dim_k = 1}, CacheSpec{.groups = {}}, GroupLayout{.v_offset = 1},
+       Shortage{.needed = 1});
+  take(SharedPrefix{.num_blocks = 1}, GroupPlan{.block_table_stride = 1}, StepPlan{.num_tokens = 1},
+       PlanOptions{.pad = 0});
+  take(BorrowedLayer{.v = nullptr}, BorrowedGroup{.k_bytes = 1}, KVStrides{.block = 1},
+       KVView{.num_layers = 1}, RowsView{.head_dim = 1});
+}
+
+}  // namespace kvfolio
