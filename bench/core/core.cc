@@ -8,9 +8,9 @@ namespace kvfolio::bench {
 namespace {
 
 std::vector<Family> families() {
-  return {machine_family(),  pool_family(),  tree_family(),      open_family(),
-          step_family(),     room_family(),  lifecycle_family(), storage_family(),
-          metadata_family(), growth_family()};
+  return {machine_family(),     pool_family(),     tree_family(),      open_family(),
+          step_family(),        room_family(),     lifecycle_family(), storage_family(),
+          token_store_family(), metadata_family(), growth_family()};
 }
 
 }  // namespace

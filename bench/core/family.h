@@ -23,6 +23,7 @@ Family step_family();
 Family room_family();
 Family lifecycle_family();
 Family storage_family();
+Family token_store_family();
 Family metadata_family();
 Family growth_family();
 

@@ -73,6 +73,11 @@ storage.append_tiles      dtype=f32|f16|bf16                    6  0.5  0.7   ra
 storage.append_tiles      dtype=int8                            2  -    -     ratio  higher  ceiling  -
 storage.gather_tiles      -                                     8  -    -     ratio  higher  ceiling  -
 storage.first_fill        -                                     2  0.8  0.95  ratio  higher  ceiling  24.8/27.1
+token_store.append        dim=8                                 1  10   5     value  lower   ceiling  4
+token_store.append        dim=64                                1  15   8     value  lower   ceiling  7
+token_store.append        dim=1024                              1  100  85    value  lower   ceiling  84
+token_store.read          by=at                                 3  10   3     value  lower   ceiling  -
+token_store.read          by=copy                               3  -    -     value  lower   ceiling  -
 metadata.empty            -                                     1  -    -     value  lower   -        4
 metadata.reserved         -                                     1  -    -     value  lower   -        -
 metadata.block            -                                     1  80   48    value  lower   -        33
