@@ -3,11 +3,16 @@
 
 // Strong ids. A block cannot be passed for a sequence, nor a ticket for a position.
 // They are plain values of the size of their integer; a default-constructed id names nothing.
-// valid() says that an id names something, not that this still exists. Thread safety: values.
+// valid() says that an id names something, not that this still exists. Every id prints: to_string()
+// and operator<< give the same text. Thread safety: values.
 
 #include <compare>
 #include <cstdint>
 #include <functional>
+#include <iosfwd>
+#include <string>
+
+#include "kvfolio/export.h"
 
 #include "kvfolio/export.h"
 
@@ -41,6 +46,22 @@ using SequenceId = StrongId<struct SequenceIdTag, std::uint64_t, 0>;
 using PinId = StrongId<struct PinIdTag, std::uint64_t, 0>;
 // An engine step: 1, 2, 3, ... in the order of begin_step.
 using Ticket = StrongId<struct TicketTag, std::uint64_t, 0>;
+
+// "block 5", "group 0", "ticket 12".
+[[nodiscard]] KVFOLIO_API std::string to_string(BlockId block);
+[[nodiscard]] KVFOLIO_API std::string to_string(GroupId group);
+[[nodiscard]] KVFOLIO_API std::string to_string(Ticket ticket);
+// Row and generation: "sequence 7.3" is the third sequence in row 7. A tag that is not 0 follows:
+// "sequence 7.3 (tag 2)". Of all five kinds an id that is not valid() is "no block", "no sequence".
+[[nodiscard]] KVFOLIO_API std::string to_string(SequenceId sequence);
+[[nodiscard]] KVFOLIO_API std::string to_string(PinId pin);
+
+// A template, so that <iosfwd> is enough here. Its caller includes <ostream>.
+template <typename Traits, typename Tag, typename Rep, Rep kNone>
+std::basic_ostream<char, Traits>& operator<<(std::basic_ostream<char, Traits>& out,
+                                             StrongId<Tag, Rep, kNone> id) {
+  return out << to_string(id);
+}
 
 // Where a sequence stands on the prefix tree: position tokens from the root, at or above the end of
 // a run. When a run is split, its lower part keeps the name, so places stay valid. The tree counts

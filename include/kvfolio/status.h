@@ -14,6 +14,7 @@
 // not ok. Thread safety: values; distinct objects may be used from distinct threads.
 
 #include <cstdint>
+#include <iosfwd>
 #include <memory>
 #include <new>
 #include <string>
@@ -112,6 +113,27 @@ class [[nodiscard]] Status {
   Shortage shortage_{};
   std::unique_ptr<std::string> message_;
 };
+
+// "ok", or the code and the message: "not found: sequence 7.3 is closed or was never given out".
+[[nodiscard]] KVFOLIO_API std::string to_string(const Status& status);
+
+// What to_string() gives. Templates, so that <iosfwd> is enough here; their caller includes
+// <ostream>.
+template <typename Traits>
+std::basic_ostream<char, Traits>& operator<<(std::basic_ostream<char, Traits>& out,
+                                             ErrorCode code) {
+  return out << to_string(code);
+}
+template <typename Traits>
+std::basic_ostream<char, Traits>& operator<<(std::basic_ostream<char, Traits>& out,
+                                             const Shortage& shortage) {
+  return out << to_string(shortage);
+}
+template <typename Traits>
+std::basic_ostream<char, Traits>& operator<<(std::basic_ostream<char, Traits>& out,
+                                             const Status& status) {
+  return out << to_string(status);
+}
 
 namespace detail {
 // Stops the program with `error`, whose Result was asked for a value.

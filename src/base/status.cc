@@ -56,10 +56,14 @@ std::string Status::message() const {
   return message_ ? *message_ : std::string(to_string(code_));
 }
 
+std::string to_string(const Status& status) {
+  if (status.ok()) return to_string(status.code());
+  return concat(std::string_view(to_string(status.code())), ": ", status.message());
+}
+
 void detail::no_value(const Status& error) noexcept {
   const std::string report =
-      text::concat("the value was taken of a Result that is an error, ",
-                   std::string_view(to_string(error.code())), ": ", error.message());
+      concat("the value was taken of a Result that is an error, ", to_string(error));
   kvfolio_check_failed(nullptr, 0, report.c_str());
 }
 

@@ -59,8 +59,8 @@ Status KVCacheManager::Impl::each_failed(std::string_view what, std::span<const 
   if (status.code() == ErrorCode::kFailedPrecondition) {
     for (std::size_t before = 0; before < at; ++before) {
       if (ids[before] != ids[at]) continue;
-      return {status.code(), concat(what, " names sequence ", ids[at].value(), " twice, at ",
-                                    before, " and at ", at)};
+      return {status.code(),
+              concat(what, " names ", to_string(ids[at]), " twice, at ", before, " and at ", at)};
     }
   }
   const bool is_negative = tokens != nullptr && tokens[at] < 0;

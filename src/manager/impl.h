@@ -37,6 +37,7 @@
 
 #include "base/block_size.h"
 #include "base/mutants.h"
+#include "base/packed_id.h"
 #include "base/text.h"
 #include "kvfolio/block_table.h"
 #include "kvfolio/fixed_array.h"
@@ -45,7 +46,6 @@
 #include "kvfolio/prefix_tree.h"
 #include "kvfolio/span_arena.h"
 #include "manager/caller_ids.h"
-#include "manager/packed_id.h"
 #include "manager/pin_set.h"
 #include "manager/room.h"
 #include "manager/rows.h"

@@ -79,20 +79,19 @@ Result<std::unique_ptr<KVCacheManager::Impl>> KVCacheManager::Impl::create(
 
 // Requires: lookup(id) < 0.
 Status KVCacheManager::Impl::not_found(SequenceId id) const {
-  const std::uint64_t bits = id.value();
-  const auto [tag, generation, row] = PackedId::of(bits);
+  if (!id.valid()) return {ErrorCode::kNotFound, "the id names no sequence"};
+  const auto [tag, generation, row] = PackedId::of(id.value());
   if (tag != options_.id_tag) {
-    return {ErrorCode::kNotFound,
-            concat("sequence id ", bits, " is of another manager: its tag is ", tag, ", ours is ",
-                   options_.id_tag)};
+    return {ErrorCode::kNotFound, concat(to_string(id), " is of another manager: its tag is ", tag,
+                                         ", ours is ", options_.id_tag)};
   }
   if (generation == 0 || row >= num_rows()) {
-    return {ErrorCode::kNotFound, concat("sequence id ", bits, " was never given out")};
+    return {ErrorCode::kNotFound, concat(to_string(id), " was never given out")};
   }
   if (rows_.was_aborted(id)) {
-    return {ErrorCode::kAborted, concat("sequence id ", bits, " was closed by fail()")};
+    return {ErrorCode::kAborted, concat(to_string(id), " was closed by fail()")};
   }
-  return {ErrorCode::kNotFound, concat("sequence id ", bits, " is closed or was never given out")};
+  return {ErrorCode::kNotFound, concat(to_string(id), " is closed or was never given out")};
 }
 
 Status KVCacheManager::Impl::find_resting(SequenceId id, std::string_view what,

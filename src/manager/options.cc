@@ -9,10 +9,10 @@
 #include <bit>
 #include <limits>
 
+#include "base/packed_id.h"
 #include "base/text.h"
 #include "kvfolio/group_rule.h"
 #include "kvfolio/span_arena.h"
-#include "manager/packed_id.h"
 
 namespace kvfolio {
 namespace {

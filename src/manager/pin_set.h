@@ -14,13 +14,13 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/packed_id.h"
 #include "kvfolio/block_table.h"
 #include "kvfolio/fixed_array.h"
 #include "kvfolio/ids.h"
 #include "kvfolio/prefix_tree.h"
 #include "kvfolio/span_arena.h"
 #include "kvfolio/status.h"
-#include "manager/packed_id.h"
 
 namespace kvfolio {
 

@@ -70,9 +70,9 @@ Status KVCacheManager::unpin(PinId id) {
   Impl& m = *impl_;
   const std::int32_t pin = m.pins_.find(id);
   if (pin == PinSet::kNone) {
-    return {
-        ErrorCode::kNotFound,
-        concat("pin id ", id.value(), " is unpinned, of another manager, or was never given out")};
+    if (!id.valid()) return {ErrorCode::kNotFound, "the id names no pin"};
+    return {ErrorCode::kNotFound,
+            concat(to_string(id), " is unpinned, of another manager, or was never given out")};
   }
   m.release_pin(pin);
   return {};

@@ -41,7 +41,7 @@ Status KVCacheManager::Impl::check_flashinfer(const Step& step) const {
     for (std::int32_t g = 0; g < num_groups(); ++g) {
       if (d.trim_sinks % block_size(g) == 0 && d.trim_first_kept % block_size(g) == 0) continue;
       return {ErrorCode::kUnsupported,
-              concat("FlashInfer arrays for sequence ", id_of(s).value(), ": its trim dropped [",
+              concat("FlashInfer arrays for ", to_string(id_of(s)), ": its trim dropped [",
                      d.trim_sinks, ", ", d.trim_first_kept, "), which cuts through a block of ",
                      block_size(g), " tokens in group ", g)};
     }

@@ -22,10 +22,10 @@
 #include <span>
 #include <utility>
 
+#include "base/packed_id.h"
 #include "kvfolio/fixed_array.h"
 #include "kvfolio/ids.h"
 #include "kvfolio/status.h"
-#include "manager/packed_id.h"
 #include "manager/sequence.h"
 
 namespace kvfolio {
