@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench.h"
 
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
-#include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "bench_attention.h"
 #include "bench_core.h"
 #include "choice_option.h"
+#include "console.h"
+#include "kvfolio/view.h"
 #include "printable_text.h"
 
 namespace kvfolio::tools {
@@ -124,9 +123,20 @@ void check_filter(const BenchOptions& options) {
   if (!any) refuse("--filter", options.filter, "a part of one of " + joined(names));
 }
 
-void progress(const std::string& text) {
-  if (::isatty(STDERR_FILENO) == 0) return;
-  std::cerr << "\r\x1b[K" << text << std::flush;
+// "auto" becomes the name of what it chooses, as in the other verbs; attention_targets() without
+// the reference take every cache that is measured.
+void choose_kernel(BenchOptions& options) {
+  if (options.kernel == "auto") {
+    KVView shape;
+    shape.head_dim_k = shape.head_dim_v = 128;
+    const Result<KernelTarget> chosen = choose_kernel_target(shape);
+    if (!chosen) throw CLI::ValidationError("--kernel", chosen.error().message());
+    options.kernel = to_string(*chosen);
+  }
+  const std::vector<std::string> targets = bench::attention_targets();
+  if (!contains(targets, options.kernel)) {
+    refuse("--kernel", options.kernel, "auto, " + joined(targets));
+  }
 }
 
 }  // namespace
@@ -169,10 +179,10 @@ void add_bench_options(CLI::App& app, BenchOptions& options) {
       ->type_name("N");
   app.add_flag("--quick", options.quick, "One round of small cases: everything runs and is right");
   app.add_flag("--json", options.json, "A JSON object for each row");
-  CLI::Option* const target =
-      app.add_option("--target", options.target,
+  CLI::Option* const kernel =
+      app.add_option("--kernel,--target", options.kernel,
                      "attention: the kernels to measure, one that this CPU runs; reference takes "
-                     "hours [the fastest]")
+                     "hours [auto: the fastest, or what the variable KVFOLIO_KERNEL names]")
           ->type_name("NAME");
   CLI::Option* const threads = app.add_option("--threads", options.threads,
                                               "attention: rows for one thread and for so many [2]")
@@ -187,19 +197,16 @@ void add_bench_options(CLI::App& app, BenchOptions& options) {
       {{"granule", Format::kGranule}, {"hnd", Format::kHnd}, {"nhd", Format::kNhd}},
       "attention: only caches in this format");
   // What one option allows depends on the family, which may come after it.
-  app.final_callback([&options, target, threads, dtype, format] {
+  app.final_callback([&options, kernel, threads, dtype, format] {
     if (options.family == "core") {
-      for (const CLI::Option* option : {target, threads, dtype, format}) {
+      for (const CLI::Option* option : {kernel, threads, dtype, format}) {
         if (!option->empty()) {
           throw CLI::ValidationError(option->get_name(), "is of kvfolio bench attention, not core");
         }
       }
     }
     check_filter(options);
-    const std::vector<std::string> targets = bench::attention_targets();
-    if (options.target != "auto" && !contains(targets, options.target)) {
-      refuse("--target", options.target, "auto, " + joined(targets));
-    }
+    if (options.family == "attention") choose_kernel(options);
   });
 }
 
@@ -208,33 +215,28 @@ int bench(const BenchOptions& options) {
                             .quick = options.quick,
                             .filter = options.filter};
   const auto emit = [&](const bench::Row& row) {
-    progress("");
-    std::cout << (options.json ? row_json(row) + "\n" : row_text(row, !options.quick))
-              << std::flush;
-    progress("kvfolio bench: after " + row.name);
+    print(options.json ? row_json(row) + "\n" : row_text(row, !options.quick));
+    show_progress("kvfolio bench: after " + row.name);
   };
   const auto left_out = [](std::string_view name, std::string_view why) {
-    progress("");
-    std::cerr << "kvfolio bench: " << name << " is left out: " << why << "\n";
+    report("kvfolio bench: " + std::string(name) + " is left out: " + std::string(why));
   };
   try {
-    progress("kvfolio bench: measuring");
+    show_progress("kvfolio bench: measuring");
     if (options.family == "core") {
       bench::run_core(what, emit, left_out);
     } else {
       bench::run_attention({.common = what,
-                            .target = options.target,
+                            .target = options.kernel,
                             .threads = options.threads,
                             .dtype = options.dtype,
                             .format = options.format},
                            emit, left_out);
     }
-    progress("");
+    show_progress("");
     return 0;
   } catch (const bench::WrongResult& error) {
-    progress("");
-    std::cout.flush();
-    std::cerr << "kvfolio bench: wrong: " << printable_text(error.what()) << "\n";
+    report("kvfolio bench: wrong: " + printable_text(error.what()));
     return 1;
   }
 }

@@ -23,7 +23,7 @@ struct BenchOptions {
   bool quick = false;
   bool json = false;
   // Of attention.
-  std::string target = "auto";
+  std::string kernel = "auto";
   std::int32_t threads = 2;
   std::optional<DType> dtype;
   std::optional<Format> format;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exit_code.h"
 
-#include <iostream>
+#include <string>
 
+#include "console.h"
 #include "printable_text.h"
 
 namespace kvfolio::tools {
 
 int exit_code(std::string_view verb, const Result<int>& code) {
   if (code) return *code;
-  std::cout.flush();
-  std::cerr << "kvfolio " << verb << ": " << printable_text(code.error().message()) << "\n";
+  report("kvfolio " + std::string(verb) + ": " + printable_text(code.error().message()));
   return 2;
 }
 

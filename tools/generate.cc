@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "generate.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <iostream>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "console.h"
 #include "engine.h"
 #include "exit_code.h"
 #include "files.h"
@@ -41,7 +39,7 @@ class Generate {
         spec_(spec),
         pool_(pool),
         results_(requests),
-        text_(std::cout, requests, vocabulary_) {}
+        text_(requests, vocabulary_) {}
 
   Result<int> run() {
     std::optional<NpyWriter> npy;
@@ -68,9 +66,9 @@ class Generate {
     }
     if (options_.verify) {
       Results twin(requests_);
-      if (isatty(STDERR_FILENO) != 0) std::cerr << "running the contiguous twin ..." << std::flush;
+      show_progress("running the contiguous twin ...");
       const Result<llama::RunStats> other = run_engine(true, twin, false);
-      if (isatty(STDERR_FILENO) != 0) std::cerr << "\r\x1b[K";  // the line goes again
+      show_progress("");
       if (!other) return prefixed("the contiguous twin", other.error());
       summary.comparison = compare(results_, twin);
       summary.comparison->logit_rows += scored_rows.logit_rows;
@@ -78,19 +76,17 @@ class Generate {
       summary.twin_stats = *other;
     }
     const llama::BlockMap* const block_map = options_.report ? &block_map_ : nullptr;
-    if (options_.json) {
-      std::cout << summary_json(summary, block_map) << "\n";
-    } else {
-      std::cout << summary_text(summary, block_map);
-    }
-    std::cout.flush();
     const std::int64_t rejected = summary.stats.scheduler.rejected;
-    if (rejected > 0) {
-      std::cerr << "kvfolio generate: " << rejected << " of " << requests_.size()
-                << " requests did not fit; their errors are among the results\n";
-    }
     const bool failed =
         rejected > 0 || (summary.comparison && !summary.comparison->difference.empty());
+    if (failed) note_failure();
+    print(options_.json ? summary_json(summary, block_map) + "\n"
+                        : summary_text(summary, block_map));
+    if (rejected > 0) {
+      report("kvfolio generate: " + std::to_string(rejected) + " of " +
+             std::to_string(requests_.size()) +
+             " requests did not fit; their errors are among the results");
+    }
     return failed ? 1 : 0;
   }
 
@@ -126,28 +122,27 @@ class Generate {
             .block_map = options_.report ? &block_map_ : nullptr};
   }
 
-  Result<llama::RunStats> run_engine(bool contiguous, Results& results, bool print) {
+  Result<llama::RunStats> run_engine(bool contiguous, Results& results, bool shown) {
     Result<std::unique_ptr<llama::Engine>> engine =
         llama::Engine::create(model_, spec_, engine_options(contiguous, most_tokens()), pool_);
     if (!engine) return std::move(engine).error();
     llama::Listener listener;
-    if (print && !options_.json) {
+    if (shown && !options_.json) {
       listener.on_token = [this](const Request& request, std::int32_t sample, std::int32_t token) {
         text_.token(request, sample, token);
       };
     }
-    listener.on_finished = [this, &results, print](llama::FinishedSample&& finished) {
+    listener.on_finished = [this, &results, shown](llama::FinishedSample&& finished) {
       results.keep(finished);
-      if (print && options_.json) std::cout << sample_json(finished, vocabulary_) << std::endl;
-      if (print && !options_.json) text_.finished(finished);
+      if (shown && options_.json) print(sample_json(finished, vocabulary_) + "\n");
+      if (shown && !options_.json) text_.finished(finished);
     };
-    listener.on_rejected = [this, &results, print](const Request& request,
+    listener.on_rejected = [this, &results, shown](const Request& request,
                                                    const std::string& error) {
       results.reject(request, error);
-      if (print && options_.json) {
-        std::cout << rejected_json(request, error) << std::endl;
-      }
-      if (print && !options_.json) text_.rejected(request, error);
+      note_failure();
+      if (shown && options_.json) print(rejected_json(request, error) + "\n");
+      if (shown && !options_.json) text_.rejected(request, error);
     };
     return (*engine)->run(requests_, std::move(listener));
   }

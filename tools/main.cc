@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command kvfolio: one executable with verbs.
 #include <CLI/CLI.hpp>
-#include <csignal>
 #include <exception>
-#include <iostream>
 #include <new>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "bench.h"
+#include "console.h"
 #include "generate.h"
 #include "kvfolio/kernels.h"
 #include "kvfolio_build_info.h"
@@ -73,10 +73,15 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    std::cerr << "kvfolio: "
-              << kvfolio::tools::printable_text(what_is_wrong(app, error, argc, argv))
-              << "\nkvfolio --help and kvfolio VERB --help say what is allowed\n";
+    if (error.get_exit_code() == 0) {  // --help, --version
+      std::ostringstream text;
+      const int code = app.exit(error, text);
+      kvfolio::tools::print(text.str());
+      return code;
+    }
+    kvfolio::tools::report(
+        "kvfolio: " + kvfolio::tools::printable_text(what_is_wrong(app, error, argc, argv)) +
+        "\nkvfolio --help and kvfolio VERB --help say what is allowed");
     return 2;
   }
   if (prove->parsed()) return kvfolio::tools::prove(prove_options);
@@ -87,17 +92,13 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // A reader that goes away is an error of the write, not the end by a signal.
-  std::signal(SIGPIPE, SIG_IGN);
+  kvfolio::tools::handle_signals();
   try {
-    const int code = run(argc, argv);
-    if (std::cout.flush()) return code;
-    std::cerr << "kvfolio: standard output cannot be written\n";
-    return 2;
+    return run(argc, argv);
   } catch (const std::bad_alloc&) {
-    std::cerr << "kvfolio: out of memory\n";
+    kvfolio::tools::report("kvfolio: out of memory");
   } catch (const std::exception& error) {
-    std::cerr << "kvfolio: " << kvfolio::tools::printable_text(error.what()) << "\n";
+    kvfolio::tools::report("kvfolio: " + kvfolio::tools::printable_text(error.what()));
   }
   return 2;
 }

@@ -25,33 +25,27 @@ std::string header(std::int64_t rows, std::int32_t columns) {
 
 }  // namespace
 
-NpyWriter::NpyWriter(std::string path, std::int32_t num_columns)
-    : path_(std::move(path)),
-      file_(path_, std::ios::binary | std::ios::trunc),
-      num_columns_(num_columns) {
-  file_ << header(0, num_columns_);
+NpyWriter::NpyWriter(WholeFile file, std::int32_t num_columns)
+    : file_(std::move(file)), num_columns_(num_columns) {
+  file_.stream() << header(0, num_columns_);
 }
 
 Result<NpyWriter> NpyWriter::create(const std::string& path, std::int32_t num_columns) {
-  NpyWriter writer(path, num_columns);
-  if (!writer.file_) {
-    return Status(ErrorCode::kInvalidArgument, path + ": cannot be written");
-  }
-  return writer;
+  Result<WholeFile> file = WholeFile::create(path);
+  if (!file) return std::move(file).error();
+  return NpyWriter(*std::move(file), num_columns);
 }
 
 void NpyWriter::row(std::span<const float> values) {
-  file_.write(reinterpret_cast<const char*>(values.data()),
-              static_cast<std::streamsize>(values.size_bytes()));
+  file_.stream().write(reinterpret_cast<const char*>(values.data()),
+                       static_cast<std::streamsize>(values.size_bytes()));
   ++num_rows_;
 }
 
 Status NpyWriter::finish() {
-  file_.seekp(0);
-  file_ << header(num_rows_, num_columns_);
-  file_.close();
-  if (!file_) return Status(ErrorCode::kInvalidArgument, path_ + ": writing failed");
-  return {};
+  file_.stream().seekp(0);
+  file_.stream() << header(num_rows_, num_columns_);
+  return file_.finish();
 }
 
 }  // namespace kvfolio::tools

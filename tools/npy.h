@@ -2,14 +2,14 @@
 #pragma once
 
 // NpyWriter writes a float32 matrix of unknown height, row by row, in NumPy's format 1.0. The
-// header is written last, in room kept at the front.
+// header is written last, in room kept at the front. The file appears when it is finished.
 
 #include <cstdint>
-#include <fstream>
 #include <span>
 #include <string>
 
 #include "kvfolio/status.h"
+#include "whole_file.h"
 
 namespace kvfolio::tools {
 
@@ -22,10 +22,9 @@ class NpyWriter {
   Status finish();
 
  private:
-  NpyWriter(std::string path, std::int32_t num_columns);
+  NpyWriter(WholeFile file, std::int32_t num_columns);
 
-  std::string path_;
-  std::ofstream file_;
+  WholeFile file_;
   std::int32_t num_columns_;
   std::int64_t num_rows_ = 0;
 };

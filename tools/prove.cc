@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "prove.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
-#include <iostream>
 #include <map>
 #include <memory>
 #include <optional>
@@ -13,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "console.h"
 #include "engine.h"
 #include "exit_code.h"
 #include "generate_input.h"
@@ -79,21 +77,21 @@ class Prover {
     Proof proof{.options = &options_, .model = &model_};
     const std::vector<Condition> all = conditions();
     for (std::size_t i = 0; i < all.size(); ++i) {
-      progress(std::to_string(i + 1) + " of " + std::to_string(all.size()) + ": " + all[i].name());
+      show_progress(std::to_string(i + 1) + " of " + std::to_string(all.size()) + ": " +
+                    all[i].name());
       Result<ProvedRow> row = prove_row(all[i]);
-      if (!row) {
-        progress("");
-        return prefixed("the contiguous twin", row.error());
-      }
+      if (!row) return prefixed("the contiguous twin", row.error());
       proof.rows.push_back(*std::move(row));
+      if (!proof.good()) note_failure();
+      // JSON is one object, in one piece: half of it would be of no use to anybody.
+      if (!options_.json) print((i == 0 ? table_head() : "") + table_row(proof.rows.back()));
     }
-    progress("");
     for (const SampleResult& sample : std::span(twin_).first(kNumSamples)) {
       proof.logit_rows += static_cast<std::int64_t>(sample.logits.size());
     }
     proof.long_prompt = with_long_.longest();
     proof.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    std::cout << (options_.json ? proof_json(proof) + "\n" : proof_text(proof));
+    print(options_.json ? proof_json(proof) + "\n" : proof_text(proof));
     return proof.good() ? 0 : 1;
   }
 
@@ -357,11 +355,6 @@ class Prover {
       pool = *std::move(created);
     }
     return pool.get();
-  }
-
-  static void progress(const std::string& text) {
-    if (isatty(STDERR_FILENO) == 0) return;
-    std::cerr << "\r\x1b[K" << text << std::flush;
   }
 
   const ProveOptions& options_;

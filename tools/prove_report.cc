@@ -147,28 +147,31 @@ std::string proof_json(const Proof& proof) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+std::string table_head() {
+  return line({"row", "batch", "chunk", "blocks", "reused", "copies", "preempt", "sha256"});
+}
+
+std::string table_row(const ProvedRow& row) {
+  const llama::SchedulerStats& work = row.happened.stats.scheduler;
+  std::string note = row.sha256.empty() ? "did not end" : row.sha256.substr(0, kDigits);
+  if (!row.difference.empty()) note += " DIFFERENT";
+  if (!row.failure.empty()) note += " FAILED";
+  return line({row.condition.name(), std::to_string(work.step_sequences_peak),
+               std::to_string(row.happened.chunk_tokens),
+               std::to_string(row.happened.stats.blocks_peak), std::to_string(work.tokens_reused),
+               std::to_string(row.happened.block_copies), std::to_string(work.preemptions), note});
+}
+
 std::string proof_text(const Proof& proof) {
-  std::string out =
-      line({"row", "batch", "chunk", "blocks", "reused", "copies", "preempt", "sha256"});
-  for (const ProvedRow& row : proof.rows) {
-    const llama::SchedulerStats& work = row.happened.stats.scheduler;
-    std::string note = row.sha256.empty() ? "did not end" : row.sha256.substr(0, kDigits);
-    if (!row.difference.empty()) note += " DIFFERENT";
-    if (!row.failure.empty()) note += " FAILED";
-    out +=
-        line({row.condition.name(), std::to_string(work.step_sequences_peak),
-              std::to_string(row.happened.chunk_tokens),
-              std::to_string(row.happened.stats.blocks_peak), std::to_string(work.tokens_reused),
-              std::to_string(row.happened.block_copies), std::to_string(work.preemptions), note});
-  }
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%.1f", proof.seconds);
-  out += "\nSHA-256 of " + std::to_string(proof.logit_rows) + " rows of " +
-         std::to_string(proof.model->config().vocab) + " logits (cache " +
-         to_string(proof.options->dtype) + ", kernel " + to_string(proof.options->kernel) +
-         ", format auto, " + seconds + " s):\n" + hashes_text(proof, &ProvedRow::sha256) +
-         "and of the prompt of " + std::to_string(proof.long_prompt) +
-         " tokens, in the rows that have it:\n" + hashes_text(proof, &ProvedRow::long_sha256);
+  std::string out = "\nSHA-256 of " + std::to_string(proof.logit_rows) + " rows of " +
+                    std::to_string(proof.model->config().vocab) + " logits (cache " +
+                    to_string(proof.options->dtype) + ", kernel " +
+                    to_string(proof.options->kernel) + ", format auto, " + seconds + " s):\n" +
+                    hashes_text(proof, &ProvedRow::sha256) + "and of the prompt of " +
+                    std::to_string(proof.long_prompt) + " tokens, in the rows that have it:\n" +
+                    hashes_text(proof, &ProvedRow::long_sha256);
   std::size_t different = 0;
   for (const ProvedRow& row : proof.rows) different += row.difference.empty() ? 0 : 1;
   if (different > 0) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What `kvfolio prove` says: a table for people, one JSON object for programs.
+// What `kvfolio prove` says: a table for people, row by row, one JSON object for programs.
 
 #include <cstdint>
 #include <string>
@@ -36,6 +36,9 @@ struct Proof {
 };
 
 [[nodiscard]] std::string proof_json(const Proof& proof);
-[[nodiscard]] std::string proof_text(const Proof& proof);  // at most 100 columns, but for messages
+// For people, in this order: lines of at most 100 columns, but for messages.
+[[nodiscard]] std::string table_head();
+[[nodiscard]] std::string table_row(const ProvedRow& row);
+[[nodiscard]] std::string proof_text(const Proof& proof);  // what stands below the table
 
 }  // namespace kvfolio::tools

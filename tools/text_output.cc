@@ -2,7 +2,9 @@
 #include "text_output.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "console.h"
 #include "printable_text.h"
 
 namespace kvfolio::tools {
@@ -14,9 +16,8 @@ std::int32_t num_samples(const llama::Request& request) {
 
 }  // namespace
 
-TextOutput::TextOutput(std::ostream& out, std::span<const llama::Request> requests,
-                       llama::Vocabulary vocabulary)
-    : out_(out), requests_(requests), vocabulary_(vocabulary), first_piece_{0} {
+TextOutput::TextOutput(std::span<const llama::Request> requests, llama::Vocabulary vocabulary)
+    : requests_(requests), vocabulary_(vocabulary), first_piece_{0} {
   for (const llama::Request& request : requests) {
     first_piece_.push_back(first_piece_.back() + static_cast<std::size_t>(num_samples(request)));
   }
@@ -38,7 +39,7 @@ TextOutput::Piece& TextOutput::piece(const llama::Request& request, std::int32_t
 
 void TextOutput::token(const llama::Request& request, std::int32_t sample, std::int32_t token) {
   piece(request, sample).text += words({token});
-  print();
+  print_ready();
 }
 
 void TextOutput::finished(const llama::FinishedSample& finished) {
@@ -58,7 +59,7 @@ void TextOutput::finished(const llama::FinishedSample& finished) {
   }
   mine.text += "]\n";
   mine.done = true;
-  print();
+  print_ready();
 }
 
 void TextOutput::rejected(const llama::Request& request, const std::string& error) {
@@ -66,10 +67,11 @@ void TextOutput::rejected(const llama::Request& request, const std::string& erro
     piece(request, sample).done = true;
   }
   piece(request, 0).text = "error: " + error + "\n";
-  print();
+  print_ready();
 }
 
-void TextOutput::print() {
+void TextOutput::print_ready() {
+  std::string ready;
   for (; next_piece_ < pieces_.size(); ++next_piece_) {
     while (next_piece_ >= first_piece_[next_request_ + 1]) ++next_request_;
     Piece& mine = pieces_[next_piece_];
@@ -77,18 +79,17 @@ void TextOutput::print() {
     if (!mine.started && !mine.text.empty()) {
       const llama::Request& request = requests_[next_request_];
       const std::size_t sample = next_piece_ - first_piece_[next_request_];
-      out_ << "== " << printable_text(request.id);
+      ready += "== " + printable_text(request.id);
       if (num_samples(request) > 1) {
-        out_ << (request.beams > 1 ? " beam " : " sample ") << sample;
+        ready += (request.beams > 1 ? " beam " : " sample ") + std::to_string(sample);
       }
-      out_ << "\n";
+      ready += "\n";
       mine.started = true;
     }
-    out_ << mine.text;
-    mine.text.clear();
+    ready += std::exchange(mine.text, {});
     if (!mine.done) break;
   }
-  out_.flush();
+  print(ready);
 }
 
 }  // namespace kvfolio::tools

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// TextOutput prints samples for people, in the order of the requests: the text of the first sample
-// that is not finished streams as it comes, later ones wait their turn.
+// TextOutput prints samples for people to standard output, in the order of the requests: the text
+// of the first sample that is not finished streams as it comes, later ones wait their turn.
 
 #include <cstdint>
-#include <ostream>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,8 +16,7 @@ namespace kvfolio::tools {
 
 class TextOutput {
  public:
-  TextOutput(std::ostream& out, std::span<const llama::Request> requests,
-             llama::Vocabulary vocabulary);
+  TextOutput(std::span<const llama::Request> requests, llama::Vocabulary vocabulary);
 
   void token(const llama::Request& request, std::int32_t sample, std::int32_t token);
   void finished(const llama::FinishedSample& finished);
@@ -33,9 +31,8 @@ class TextOutput {
 
   std::string words(const std::vector<std::int32_t>& tokens) const;
   Piece& piece(const llama::Request& request, std::int32_t sample);
-  void print();
+  void print_ready();
 
-  std::ostream& out_;
   std::span<const llama::Request> requests_;
   llama::Vocabulary vocabulary_;
   std::vector<std::size_t> first_piece_;  // by request, and one more

@@ -3,9 +3,14 @@
 
 import json
 import os
+import pathlib
 import subprocess
+import sys
 
 import pytest
+
+sys.path.insert(0, str(pathlib.Path(os.environ["KVFOLIO_SOURCE_DIR"]) / "tests"))
+import signals  # noqa: E402
 
 COMMAND = os.environ["KVFOLIO"]
 KEYS = ["name", "case", "value", "unit", "ceiling", "ratio", "floor", "goal", "rounds", "spread"]
@@ -268,9 +273,11 @@ def test_attention_is_a_part_of_its_ceiling(attention):
             assert row["floor"] is None
 
 
-@pytest.mark.parametrize("target", ["reference", "portable"])
-def test_attention_measures_the_target_that_it_is_told(target):
-    rows, _ = quick("attention", "--target", target, "--filter", "decode.", "--cache-dtype", "f16",
+@pytest.mark.parametrize(("option", "target"), [
+    ("--kernel", "reference"), ("--kernel", "portable"), ("--target", "portable"),
+])
+def test_attention_measures_the_target_that_it_is_told(option, target):
+    rows, _ = quick("attention", option, target, "--filter", "decode.", "--cache-dtype", "f16",
                    "--format", "hnd", "--threads", "1")
     assert len(cases(rows, "decode.bytes", "q_per_kv")) == 7
     for row in rows:
@@ -278,13 +285,43 @@ def test_attention_measures_the_target_that_it_is_told(target):
         assert row["case"]["threads"] == 1
 
 
+def test_the_variable_names_a_kernel_and_a_wrong_one_is_refused():
+    only = ["attention", "--quick", "--filter", "decode.bytes", "--cache-dtype", "f16", "--format", "hnd",
+            "--threads", "1", "--json"]
+    for name, code in (("portable", 0), ("mmx", 2)):
+        done = subprocess.run([COMMAND, "bench", *only], capture_output=True, text=True, timeout=500, check=False,
+                              env={**os.environ, "KVFOLIO_KERNEL": name})
+        assert done.returncode == code, done.stderr
+        if code == 0:
+            assert {json.loads(row)["case"]["target"] for row in done.stdout.splitlines()} == {"portable"}
+        else:
+            assert "mmx" in done.stderr and "portable" in done.stderr and done.stdout == ""
+
+
+def start(*options):
+    return signals.Started([COMMAND, "bench", "core", "--quick", *options])
+
+
+def test_ctrl_c_leaves_whole_rows():
+    out, err, code = start("--json").signal()
+    assert code == 130 and err.endswith(b"kvfolio: interrupted\n") and out.endswith(b"\n")
+    for line in out.splitlines():
+        json.loads(line)
+
+
+def test_a_reader_that_goes_away_ends_it_without_a_word():
+    out, err, code = start("--filter", "life.").leave()
+    assert (code, err) == (0, b"") and out.startswith(b"life.")
+
+
 @pytest.mark.parametrize("arguments, says", [
     (("cores",), "allowed: core, attention"),
-    (("attention", "--target", "mmx"), "allowed: auto, reference, portable"),
+    (("attention", "--target", "mmx"), "--kernel: \"mmx\", allowed: auto, reference, portable"),
+    (("attention", "--kernel", "mmx"), "--kernel: \"mmx\", allowed: auto, reference, portable"),
     (("attention", "--threads", "0"), "--threads"),
     (("attention", "--cache-dtype", "f64"), "allowed: f32, f16, bf16, int8"),
     (("attention", "--filter", "tree."), "allowed: a part of one of machine.core"),
-    (("core", "--target", "avx2"), "--target: is of kvfolio bench attention"),
+    (("core", "--kernel", "avx2"), "--kernel: is of kvfolio bench attention"),
     (("core", "--filter", "nothing"), "allowed: a part of one of machine.memcpy"),
     (("core", "--rounds", "0"), "--rounds"),
 ])

@@ -6,12 +6,15 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import struct
 import subprocess
 
 import numpy as np
 import pytest
 from engine import ABSENT, COMMAND, KERNELS, checkpoint, generate, prompts, run
+
+import signals  # engine put its folder on the path
 
 SUMMARY_KEYS = """requests samples generated_tokens tokens_per_s kernel format blocks_total
     blocks_peak prompt_tokens prefill_tokens_computed tokens_reused tokens_recomputed block_copies
@@ -315,8 +318,65 @@ def test_a_word_that_is_not_known_is_named():
             assert word in done.stderr, done.stderr
 
 
-def test_a_closed_pipe_is_no_signal():
+def test_a_reader_that_goes_away_ends_it_without_a_word():
     command = f"'{COMMAND}' generate --model '{checkpoint('tied-f32')}' --prompt x --json"
-    script = f"set -o pipefail; {command} --samples 40 2>/dev/null | head -n 1 >/dev/null"
-    done = subprocess.run(["bash", "-c", script], check=False)
-    assert done.returncode in (0, 2)
+    script = f"set -o pipefail; {command} --samples 400 | head -n 1 >/dev/null"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def start(*options, requests=()):
+    text = "\n".join(map(json.dumps, requests)).encode()
+    return signals.Started([COMMAND, "generate", "--model", checkpoint("tied-f32", 1 << 16), *options], text)
+
+
+def test_a_reader_that_goes_away_hides_no_failure():
+    """The first request does not fit, and its line says so."""
+    requests = [{"id": "long", "prompt_ids": [1] * 100}] + [
+        {"id": str(i), "prompt_ids": [1], "max_new_tokens": 2} for i in range(1000)]
+    out, err, code = start("--json", "--num-blocks", 4, "--requests", "-", requests=requests).leave()
+    assert (code, err) == (1, b"") and b'"error"' in out
+
+
+LONG = ("--prompt", "x", "--max-new-tokens", 60000)  # they stream as text
+
+
+def test_ctrl_c_ends_a_line_that_was_begun():
+    out, err, code = start(*LONG).signal()
+    assert (code, err) == (130, b"kvfolio: interrupted\n")
+    assert out.startswith(b"== ") and out.endswith(b"\n")
+
+
+def test_ctrl_c_leaves_whole_json_lines():
+    requests = [{"id": str(i), "prompt_ids": [1], "max_new_tokens": 20} for i in range(2000)]
+    out, err, code = start("--json", "--requests", "-", requests=requests).signal()
+    assert (code, err) == (130, b"kvfolio: interrupted\n") and out.endswith(b"\n")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert lines and not any("summary" in line for line in lines)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_early_end_leaves_no_half_of_a_file_and_what_was_there(tmp_path, number):
+    path = tmp_path / "out.npy"
+    path.write_bytes(b"of an earlier run")
+    run = start(*LONG, "--logits", path)
+    assert len(list(tmp_path.iterdir())) == 2
+    assert run.signal(number)[2] == 128 + number
+    assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b"of an earlier run"
+
+
+def test_a_run_that_fails_leaves_no_file(tmp_path):
+    bad(run(checkpoint("tied-f32"), "--prompt", "x", "--logits", tmp_path / "out.npy",
+            "--perplexity", tmp_path / "none"), "--perplexity")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_logits_may_go_through_a_link_or_to_no_file(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link.npy").symlink_to(tmp_path / "folder" / "out.npy")
+    (tmp_path / "folder" / "out.npy").write_bytes(b"")
+    for path in (tmp_path / "link.npy", "/dev/null"):
+        done = run(checkpoint("tied-f32"), "--prompt", "x", "--max-new-tokens", 2, "--logits", path)
+        assert done.returncode == 0, done.stderr
+    assert np.load(tmp_path / "folder" / "out.npy").shape == (2, 256)
+    assert (tmp_path / "link.npy").is_symlink() and pathlib.Path("/dev/null").is_char_device()

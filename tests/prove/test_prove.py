@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 
@@ -20,6 +21,7 @@ sanitized = pytest.mark.skipif(bool(os.environ.get("KVFOLIO_SANITIZED")),
                                reason="slow under the sanitizers; fixture models run there")
 sys.path.insert(0, str(SOURCE / "tests"))
 import make_checkpoints  # noqa: E402
+import signals  # noqa: E402
 
 ROW_KEYS = """name sha256 long_sha256 equal difference failure contiguous block_size chunk threads
     threads_that_worked steps_overlapped prompt_tokens prefill_tokens_computed tokens_reused tokens_reused_expected tokens_recomputed
@@ -181,6 +183,56 @@ def test_the_table_fits_into_100_columns(checkpoint):
     assert max(map(len, done.stdout.splitlines())) <= 100
     assert re.search("^  [0-9a-f]{64}  (\\d+) of \\1 rows$", done.stdout, re.MULTILINE)
     assert done.stdout.endswith("all rows are equal, bit for bit\n")
+
+
+def start(model, *options):
+    return signals.Started([COMMAND, "prove", "--model", model, *options])
+
+
+def test_each_row_is_printed_as_soon_as_it_is_known(checkpoint):
+    process, terminal = signals.start_on_a_terminal([COMMAND, "prove", "--model", checkpoint("tied-f32")])
+    shown = signals.read_terminal(terminal).replace(b"\r\x1b[K", b"\n").replace(b"\r\n", b"\n").decode()
+    assert process.wait(timeout=300) == 0
+    rows = re.findall(r"^  (\S.*?)  +\d+ .* [0-9a-f]{12}$", shown, re.MULTILINE)
+    assert len(rows) >= 16
+    for number, name in enumerate(rows, 1):
+        at_work = shown.index(f"{number} of {len(rows)}: {name}")
+        known = shown.index(f"\n  {name}  ")
+        assert at_work < known
+        if number < len(rows):
+            assert known < shown.index(f"{number + 1} of {len(rows)}: ")
+
+
+def test_ctrl_c_leaves_whole_rows(checkpoint):
+    out, err, code = start(checkpoint("tied-f32")).signal()
+    assert (code, err) == (130, b"kvfolio: interrupted\n")
+    head, *rows = out.splitlines(keepends=True)
+    assert head.startswith(b"  row ") and rows
+    assert all(re.search(rb" [0-9a-f]{12}\n$", row) for row in rows)
+
+
+def test_ctrl_c_leaves_no_half_of_a_json_object_and_a_clean_line(checkpoint):
+    process, terminal = signals.start_on_a_terminal(
+        [COMMAND, "prove", "--json", "--kernel", "reference", "--model", checkpoint("tied-f32")])
+    shown = os.read(terminal, 1 << 16)  # the first condition is at work
+    process.send_signal(signal.SIGINT)
+    shown += signals.read_terminal(terminal)
+    assert process.wait(timeout=300) == 130
+    assert b"1 of " in shown and b"{" not in shown
+    assert shown.endswith(b"\r\x1b[Kkvfolio: interrupted\r\n")
+
+
+def test_a_reader_that_goes_away_ends_it_without_a_word(checkpoint):
+    out, err, code = start(checkpoint("tied-f32")).leave()
+    assert (code, err) == (0, b"") and out.startswith(b"  row ")
+
+
+def test_output_that_cannot_be_written_is_exit_2_and_one_line(checkpoint):
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([COMMAND, "prove", "--model", str(checkpoint("tied-f32"))], stdout=full,
+                              stderr=subprocess.PIPE, timeout=300, check=False)
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1
+    assert done.stderr.startswith(b"kvfolio: standard output cannot be written: No space")
 
 
 @sanitized

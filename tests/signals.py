@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ends the command before it is done. Its standard output is a pipe that holds 1,500 bytes and that nobody reads
+before the test does: the command waits at one of its first rows, so it cannot be done before its end comes."""
+
+import fcntl
+import mmap
+import os
+import pty
+import signal
+import struct
+import subprocess
+import termios
+import time
+
+ROOM = 1500
+FILLED = mmap.PAGESIZE - ROOM
+
+
+def heed_signals():
+    """A test may itself run with SIGINT ignored, which a child inherits."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+class Started:
+    """A command that has printed something."""
+
+    def __init__(self, command, text=b""):
+        """`text` is its standard input."""
+        self.reader, writer = os.pipe()
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, mmap.PAGESIZE)
+        os.write(writer, b"." * FILLED)
+        self.process = subprocess.Popen([str(part) for part in command], stdin=subprocess.PIPE, stdout=writer,
+                                        stderr=subprocess.PIPE, preexec_fn=heed_signals)
+        os.close(writer)
+        self.process.stdin.write(text)
+        self.process.stdin.close()
+        deadline = time.monotonic() + 300
+        while struct.unpack("i", fcntl.ioctl(self.reader, termios.FIONREAD, b"\0" * 4))[0] == FILLED:
+            assert self.process.poll() is None and time.monotonic() < deadline, "it printed nothing"
+            time.sleep(0.001)
+
+    def signal(self, number=signal.SIGINT):
+        """Output, messages and exit code of one that gets a signal."""
+        self.process.send_signal(number)
+        out = b""
+        while piece := os.read(self.reader, 1 << 16):
+            out += piece
+        os.close(self.reader)
+        return out[FILLED:], *self._ended()
+
+    def leave(self):
+        """Output up to here, messages and exit code of one whose reader goes away."""
+        out = os.read(self.reader, 1 << 16)
+        os.close(self.reader)
+        return out[FILLED:], *self._ended()
+
+    def _ended(self):
+        err = self.process.stderr.read()
+        self.process.stderr.close()
+        return err, self.process.wait(timeout=300)
+
+
+def start_on_a_terminal(command):
+    """Standard output and standard error are a terminal: the process, and the other end of it."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=theirs,
+                               stderr=theirs, preexec_fn=heed_signals)
+    os.close(theirs)
+    return process, ours
+
+
+def read_terminal(ours):
+    """All that comes until the process is gone."""
+    text = b""
+    try:
+        while piece := os.read(ours, 1 << 16):
+            text += piece
+    except OSError:  # how Linux says that nobody is left at the other end
+        pass
+    os.close(ours)
+    return text
