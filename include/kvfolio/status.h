@@ -66,7 +66,9 @@ struct Shortage {
   std::int32_t free = 0;
   std::int32_t evictable = 0;  // the cached blocks: every one of them can be evicted
   std::int32_t pinned = 0;     // held by sequences and pins
-  std::int32_t retiring = 0;   // only steps hold or touch them; come back when these are complete
+  // Only steps hold or touch them; come back when these are complete. If it is not 0, complete()
+  // the steps in flight and call again, before you preempt a sequence.
+  std::int32_t retiring = 0;
   std::int32_t sequences = 0;  // open sequences of the manager
   std::int32_t pins = 0;       // pins of the manager
 

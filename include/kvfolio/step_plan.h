@@ -4,7 +4,9 @@
 // StepPlan is what an engine needs to run one step on a device: plain int32 arrays in the forms
 // that paged attention kernels take. The arrays live in buffers of their step, so those of a
 // committed step may still be uploaded while the next step is planned. Another plan() of the same
-// step reuses them, and so does a later step once their step was completed, dropped or failed.
+// step reuses them, and so does a later step once their step was completed, dropped or failed. The
+// StepPlan that plan() returns lives as long: it is one object for each step, which another plan()
+// of that step rewrites in place. A copy of it has the same spans, so it is good no longer.
 //
 // It knows ids, counts and positions, in tokens and blocks; no bytes and no device. It owns
 // nothing: every span points into the manager and must not outlive it.
@@ -41,6 +43,14 @@ struct GroupPlan {
   std::int32_t block_table_stride = 0;
   // FlashInfer: live blocks only, in order. [num_sequences + 1], [kv_indptr.back()],
   // [num_sequences] with values in 1 .. block_size. Empty unless asked for.
+  // Where a window or a trim dropped blocks, page j of a sequence is not logical block j. The last
+  // page is always logical block (kv_lens[i] - 1) / block_size, and pages count back from it up to
+  // the gap; those of the sinks stand in front of it and count from block 0. Without sinks and
+  // trims there is no gap inside the list, so masks that count from the end (causal, window_left)
+  // are right as they are. What counts from the front (positions for RoPE or ALiBi in the kernel)
+  // lacks the tokens of the dropped blocks: take positions from kv_lens. Behind a gap a token of
+  // the sinks looks closer than it is, which a causal mask does not mind, but window_left needs a
+  // mask of your own.
   std::span<const std::int32_t> kv_indptr{};
   std::span<const std::int32_t> kv_indices{};
   std::span<const std::int32_t> kv_last_page_len{};
@@ -49,7 +59,9 @@ struct GroupPlan {
   std::span<const std::int32_t> copy_dst{};
   // Empty unless asked for.
   std::span<const SharedPrefix> shared_prefixes{};
-  // For an engine that keeps a block table [num_rows, widest] on its device: set
+  // For an engine that keeps a block table [num_rows, widest] on its device, where widest is the
+  // number of blocks of the longest sequence that it will open (KVCacheManager::widest()), in
+  // window groups too, since indices never shift. OpenOptions::max_tokens keeps that bound. Set
   // table[changed_rows[i]][changed_columns[i]] = changed_blocks[i], and the rows of the plan's
   // sequences equal those of block_table but for entries of dropped blocks, which are never read.
   // Holds the entries that changed since the last committed, non-failed step whose final plan set
@@ -69,7 +81,9 @@ struct StepPlan {
   // committed with the closed sequence is complete.
   std::span<const std::int32_t> rows{};
   std::span<const std::int32_t> query_start{};  // [num_sequences + 1], tokens before each sequence
-  std::span<const std::int32_t> kv_lens{};      // [num_sequences], length with this step's tokens
+  // [num_tokens]: the position of each token in its sequence. Empty unless asked for.
+  std::span<const std::int32_t> positions{};
+  std::span<const std::int32_t> kv_lens{};  // [num_sequences], length with this step's tokens
   // [num_sequences]: position p is visible iff p < trim_sinks[i] or p >= trim_first_kept[i].
   // 0 and 0 for a sequence that was never trimmed.
   std::span<const std::int32_t> trim_sinks{};
@@ -83,6 +97,7 @@ struct PlanOptions {
   bool changed_entries = false;
   bool flashinfer = false;
   bool shared_prefixes = false;
+  bool positions = false;
 };
 
 }  // namespace kvfolio
