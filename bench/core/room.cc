@@ -167,14 +167,14 @@ class Running {
     require(cache_.usage().held == count_ * kBlocks, "every block is held");
   }
   // The order of last use is that of the appends.
-  void check(std::span<const SequenceId> preempted) const {
+  void check(std::span<const EndedSequence> preempted) const {
     require(static_cast<std::int32_t>(preempted.size()) == count_ / 2, "half of them go");
     for (std::size_t i = 0; i < preempted.size(); ++i) {
-      require(preempted[i] == at(used_[i]), "the least recently used go first, in order");
+      require(preempted[i].sequence == at(used_[i]), "the least recently used go first, in order");
     }
   }
   // Those that were preempted are gone.
-  void forget(std::span<const SequenceId> preempted) {
+  void forget(std::span<const EndedSequence> preempted) {
     const auto gone = static_cast<std::ptrdiff_t>(preempted.size());
     std::vector<SequenceId> left;
     for (auto i = used_.begin() + gone; i != used_.end(); ++i) left.push_back(at(*i));
@@ -238,7 +238,7 @@ void preemption(Session& session) {
   Running running(session.size(10'000, 100));
   const auto round = [&] {
     running.open_all();
-    std::span<const SequenceId> preempted;
+    std::span<const EndedSequence> preempted;
     const double time =
         nanoseconds_of([&] { preempted = take(running.cache()->preempt_to(0.5), "preempt_to"); });
     running.check(preempted);

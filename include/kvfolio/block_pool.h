@@ -49,6 +49,10 @@ class KVFOLIO_API BlockPool {
   // nor `out`.
   [[nodiscard]] bool acquire(std::span<BlockId> out) noexcept;
 
+  // A held block becomes as acquire() gives it. Requires: it has one reference, which is not a
+  // step's.
+  void renew(BlockId block) noexcept;
+
   // Adds a reference; a cached or retiring block becomes held again. Requires: not free.
   void hold(BlockId block) noexcept;
   // Removes a reference and returns true if it was the last one. The caller then makes one of the
@@ -240,6 +244,15 @@ inline bool BlockPool::acquire(std::span<BlockId> out) noexcept {
   if (out.size() > static_cast<std::size_t>(num_free_)) return false;
   for (BlockId& block : out) block = acquire();
   return true;
+}
+
+inline void BlockPool::renew(BlockId block) noexcept {
+  Block& b = at(block);
+  KVFOLIO_CHECK(b.state == BlockState::kHeld && b.refs == 1 && b.steps == 0);
+  b.valid = 0;
+  b.writer = kNobody;
+  b.touched = 0;
+  b.wanted = 0;
 }
 
 inline void BlockPool::hold(BlockId block) noexcept {

@@ -57,9 +57,11 @@
 #include <span>
 #include <string>
 
+#include "kvfolio/block_pool.h"
 #include "kvfolio/export.h"
 #include "kvfolio/fixed_array.h"
 #include "kvfolio/ids.h"
+#include "kvfolio/manager_types.h"
 #include "kvfolio/root_key.h"
 #include "kvfolio/spec.h"
 #include "kvfolio/status.h"
@@ -67,183 +69,6 @@
 #include "kvfolio/storage.h"
 
 namespace kvfolio {
-
-enum class Order : std::int32_t {
-  kInOrder = 0,    // one stream: complete(t) completes all earlier steps
-  kUnordered = 1,  // steps may complete in any order
-};
-
-struct ManagerOptions {
-  std::int32_t max_sequences = 1024;     // open at once, 1 .. 2^23
-  std::int32_t max_pins = 256;           // 0 .. 2^24
-  std::int32_t max_steps_in_flight = 2;  // 1 .. 64
-  Order order = Order::kInOrder;
-  bool prefix_cache = true;  // false: nothing is ever findable
-  // The expected length of a sequence; not a limit. The default of max_table_entries depends on it
-  // and, if every group has a window, that of max_index_tokens too. 0: the tokens of the largest
-  // full group, or 32,768 if there is none.
-  std::int32_t max_sequence_tokens = 0;  // 0 .. 2^30
-  // Capacity of the prefix tree. 0: tokens and runs are derived, enough to make every block of the
-  // pool findable. When the tree is full, the next victims are evicted; if that is not enough,
-  // nothing is published (counted). Nothing is evicted for a root key: while there are too many, a
-  // sequence of a new key neither finds nor publishes.
-  std::int64_t max_index_tokens = 0;  // up to 2^32
-  std::int32_t max_runs = 0;          // 0, or 2 to 2^29
-  std::int32_t max_root_keys = 1024;  // in use at once, from 1; lowered to max_runs - 1
-  // Of all keys in use, with up to 29 bytes of framing for each: 0 .. 2^34.
-  std::int64_t max_root_key_bytes = std::int64_t{1} << 20;
-  // Pieces of media spans in all runs together: 0 .. 2^28.
-  std::int32_t max_media_extents = 4096;
-  // int32 words for the block tables, unpublished tokens and media of all open sequences, and for
-  // pins. Up to 2^33; words cost memory once they are used. 0: derived, enough for the tokens and
-  // tables of a full pool, and for max_sequences tables of max_sequence_tokens each (all may share
-  // one prompt), of which at most 2^26 words count.
-  std::int64_t max_table_entries = 0;
-  // Mixed into every hash of the prefix tree. A hash never makes unequal tokens equal. Among
-  // neighbours that share equally much of a prompt, the seed may decide which one serves a hit
-  // inside a block and, if blocks were evicted, how far the hit reaches. So managers that must give
-  // the same answers need the same seed. Prompts that are crafted to collide cost time; a server
-  // that fears them sets a random seed.
-  std::uint64_t hash_seed = 0;
-  // needs_eviction() returns true from this utilization on: 0 to 1.
-  double high_watermark = 0.90;
-  // Written into every id. If the managers of one process have distinct tags, each recognises the
-  // ids of the others as foreign. copy_to() needs two managers with the same tag, since the copies
-  // have the same ids.
-  std::uint16_t id_tag = 0;
-};
-
-// What other sequences may find of a sequence. A fork publishes as its parent does.
-enum class Publish : std::int32_t {
-  kAll = 0,         // full blocks when their step allows, the partial tail when it closes
-  kFullBlocks = 1,  // no partial tail, also not at preempt()
-  kNothing = 2,     // it keeps no tokens of its own and needs no table entries for them
-};
-
-struct OpenOptions {
-  RootKey root{};
-  // Ascending and disjoint; copied. Spans may lie beyond the tokens of the call, for tokens that
-  // are appended later.
-  std::span<const MediaSpan> media{};
-  // false: the sequence neither looks for a prefix nor publishes one, and the next two options do
-  // not count.
-  bool prefix_cache = true;
-  bool look_up = true;  // false: it finds nothing and computes everything, but still publishes
-  Publish publish = Publish::kAll;
-  // The caller's own name for the sequence, any 64 bits: find() returns its SequenceId. Two open
-  // sequences never have the same one.
-  std::optional<std::uint64_t> caller_id{};
-  // Appends beyond it are refused: "full: 4 of 4 tokens". 0: no limit of its own.
-  std::int32_t max_tokens = 0;
-  std::int32_t priority = 0;  // kLowestPriority preempts the smallest first
-  // true: set_tokens() may name a token as long as the sequence and its forks are open, also after
-  // the step of the token is complete.
-  bool late_names = false;
-};
-
-struct ForkOptions {
-  std::optional<std::uint64_t> caller_id{};  // of the child
-  std::int32_t priority = 0;                 // of the child; the parent's is not inherited
-};
-
-// Which sequence to preempt first. Ties go to the lower caller_id; sequences without one come
-// later, by SequenceId.
-enum class VictimPolicy : std::int32_t {
-  kLru = 0,             // the oldest last use
-  kLfu = 1,             // the fewest uses
-  kLongest = 2,         // the most tokens
-  kLowestPriority = 3,  // the smallest priority
-};
-
-struct Opened {
-  SequenceId sequence{};
-  // Tokens of the prompt that need not be computed: at most all but the last one, 0 if the prompt
-  // is empty. Append the others and only these: append() cannot know that a token is a repeat.
-  std::int32_t cached_tokens = 0;
-};
-
-struct Pinned {
-  PinId pin{};
-  std::int32_t pinned_tokens = 0;  // tokens of the prefix that are held
-};
-
-struct StepOptions {
-  std::uint64_t now_us = 0;  // the only clock of the manager; not read yet
-};
-
-struct AppendOptions {
-  // The last `draft` of the appended tokens are guesses: accept() decides.
-  std::int32_t draft = 0;
-};
-
-struct AppendDemand {
-  SequenceId sequence{};
-  std::int64_t num_tokens = 0;
-};
-
-struct TrimOptions {
-  std::int64_t num_sinks = 0;  // tokens kept at the front
-  std::int64_t window = 0;     // tokens kept at the end
-};
-
-struct SequenceInfo {
-  std::int32_t length = 0;            // tokens, those of the open step included
-  std::int32_t accepted_length = 0;   // without draft tokens
-  std::int32_t published_length = 0;  // tokens of its path on the prefix tree; 0 if it has none
-  // Positions [trim_sinks, trim_first_kept) were dropped by trims; 0 and 0: none.
-  std::int32_t trim_sinks = 0;
-  std::int32_t trim_first_kept = 0;
-  bool in_open_step = false;
-  std::int32_t num_unnamed = 0;  // tokens that set_tokens() may name now
-  std::optional<std::uint64_t> caller_id{};
-  std::int32_t max_tokens = 0;  // 0: no limit of its own
-  std::int32_t priority = 0;
-  // A use is an open, an append of at least one token, or the fork that made the sequence. Each use
-  // takes the next tick of a counter of the manager. Probes, plans and reads are not uses.
-  std::uint64_t last_use = 0;
-  std::uint64_t use_count = 0;
-};
-
-// Blocks of one group by state; free + held + cached + retiring = num_blocks. Used blocks or bytes
-// always means the held ones (utilization, bytes_used, describe, blocks_used_peak).
-struct GroupUsage {
-  std::int32_t num_blocks = 0;
-  std::int32_t free = 0;
-  std::int32_t held = 0;    // referenced by sequences or pins
-  std::int32_t cached = 0;  // findable, without references
-  // Without references, or referenced only by steps. They become free or cached when the steps are
-  // complete.
-  std::int32_t retiring = 0;
-  std::int32_t evictable = 0;  // equals cached: every cached block can be evicted
-};
-
-// Counts since creation. Each name says what is counted.
-struct Counters {
-  std::uint64_t blocks_allocated = 0;
-  std::uint64_t blocks_freed = 0;    // became free; allocated - freed blocks are not free now
-  std::uint64_t blocks_evicted = 0;  // cached blocks that were given up to make room
-  // Held blocks that stopped being findable to make room: a cached block before them was evicted,
-  // or their only holder overwrote what it had found. A block that becomes findable again counts in
-  // blocks_published again.
-  std::uint64_t blocks_unhung = 0;
-  std::uint64_t block_copies = 0;         // copy-on-write, planned and committed
-  std::uint64_t sequences_opened = 0;     // forks not included
-  std::uint64_t sequences_closed = 0;     // by close()
-  std::uint64_t sequences_preempted = 0;  // by preempt() and preempt_to()
-  std::uint64_t sequences_aborted = 0;    // by fail()
-  std::uint64_t forks = 0;
-  std::uint64_t tokens_looked_up = 0;  // of all open() calls, those that look nothing up included
-  std::uint64_t tokens_reused = 0;     // cached_tokens of all open() calls
-  std::uint64_t tokens_committed = 0;  // appended, by all commits
-  std::uint64_t blocks_published = 0;  // became findable, or findable with more tokens
-  // Sequences that publish nothing more, since there was no room for their root key, for their path
-  // in the tree, or for the tokens that they keep to publish. Also publications that left out
-  // blocks of a full group, since the block before them is not findable; the next publication
-  // offers these blocks again. Not counted: a sequence that is closed while as many as
-  // max_sequences wait for their steps (close()).
-  std::uint64_t publications_skipped = 0;
-  std::uint64_t blocks_used_peak = 0;  // held at once, all groups together
-};
 
 class KVFOLIO_API KVCacheManager {
  public:
@@ -397,8 +222,9 @@ class KVFOLIO_API KVCacheManager {
   Status drop(Ticket ticket);
   // Call this when the device has failed and is idle. Ends every step from `ticket` on, the open
   // one too, and forgets all that they wrote. Closes with kAborted each sequence that wrote in them
-  // or holds a block that they wrote, and ends the pins that hold such a block.
-  Status fail(Ticket ticket);
+  // or holds a block that they wrote, and ends the pins that hold such a block. Returns the closed
+  // sequences, by row; valid until the next fail() or preempt_to().
+  Result<std::span<const EndedSequence>> fail(Ticket ticket);
   // Ends a draft: keeps the first `num_accepted` draft tokens and truncates the others.
   // kFailedPrecondition: the sequence is in the open step. kInvalidArgument: more than it has.
   Status accept(SequenceId sequence, std::int32_t num_accepted);
@@ -418,13 +244,45 @@ class KVFOLIO_API KVCacheManager {
   // publishing (publications_skipped), even if the call is then refused.
   Status admit(std::span<const AppendDemand> demands);
   Status admit(SequenceId sequence, std::int64_t num_tokens);
+  // Would open(tokens, options) succeed now, and an append of the tokens that it does not find and
+  // of `num_more` tokens behind them, all in the open step or in one that began now? Returns what
+  // they would get, or the error of the first call that would fail. Nothing changes, is counted or
+  // is kept: a scheduler may ask each round for each waiting request.
+  // kInvalidArgument: also if num_more is negative.
+  [[nodiscard]] Result<Admission> admit(std::span<const std::int32_t> tokens,
+                                        const OpenOptions& options, std::int64_t num_more) const;
+  // Keeps blocks for the sequence: from now on appends of num_tokens tokens in all, of at most
+  // most_per_step in a step, are never short of blocks. In each group this takes what they need at
+  // the worst moment, a copy of the tail included: in a window group under kInOrder the window and
+  // one step, else blocks for all of the tokens. Evicts cached blocks if it must. These blocks
+  // count as held. Appends use them first; undo() and drop() give back what they used. Another call
+  // sets a new total. trim(), truncate() and accept() leave the tokens that are promised as they
+  // are. close(), preempt(), fail(), the last promised token and num_tokens of 0 end the promise.
+  // A fork has no promise of its own; fork() fails with a Shortage if the pool lacks the blocks
+  // that the parent then needs beside it. So do pin(), adopt() and a hit of open() (a miss then).
+  // Two things are not promised: table entries, and what a truncate() into blocks that others hold
+  // makes necessary, which is at most two blocks in each group; call reserve() again then.
+  // kFailedPrecondition: the sequence is in the open step. kInvalidArgument: num_tokens or
+  // most_per_step is out of range. Shortage: nothing changes, not even an earlier promise.
+  Status reserve(SequenceId sequence, std::int64_t num_tokens, const ReserveOptions& options = {});
   // Evicts up to `num_blocks` cached blocks of a group and returns how many: all of them if that
   // many are cached. Partial tails in which no prompt was found go first. Two kinds go last: blocks
   // before a held one, which is then no longer findable, and blocks that a hit at the last full
   // block of an open sequence reads. Otherwise the coldest goes first. When a block of a full group
   // goes, cached blocks of other groups at and below it become free; the number does not include
-  // them.
-  Result<std::int32_t> evict(GroupId group, std::int32_t num_blocks);
+  // them. `evicted`: gets the blocks in the order in which they went, as many as fit.
+  Result<std::int32_t> evict(GroupId group, std::int32_t num_blocks,
+                             std::span<std::int32_t> evicted = {});
+  // Makes everything unfindable that is there: after new weights, say. Open sequences go on, but
+  // nothing that they and their forks hold or append becomes findable any more, also not when they
+  // close or get names. All pins end. Blocks that steps in flight may touch retire as ever.
+  Forgotten reset();
+  // The same for one root key: what sequences of this key wrote, and their pins.
+  Forgotten forget(const RootKey& root);
+  // The same for all that begins with these tokens. Options as for probe(), of which only root and
+  // media count. An open sequence is concerned if it has all of these tokens; unnamed ones count as
+  // equal. Without tokens this is forget(options.root). Errors: as open().
+  Result<Forgotten> forget(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
   // Holds what a hit of `tokens` needs until unpin(); pinned_tokens may be less than asked. Whole
   // blocks of the prefix stay findable as long as the pin lasts. A rest inside a block is kept too,
   // but a neighbour that shares as much may serve a prompt instead. fail() ends the pins on what it
@@ -443,12 +301,14 @@ class KVFOLIO_API KVCacheManager {
   // that another call can see. The same policy as last time costs O(log n) for each sequence used
   // since, or O(n) if more than an eighth of all were used; another policy costs O(n). Each
   // sequence that is passed over also costs a look at its tables.
-  [[nodiscard]] std::optional<SequenceId> select_victim(VictimPolicy policy);
+  // Without a policy: ManagerOptions::victim_policy.
+  [[nodiscard]] std::optional<SequenceId> select_victim(
+      std::optional<VictimPolicy> policy = std::nullopt);
   // Preempts victims while utilization() > `target`, and stops when there is no victim left.
-  // Returns their ids in order, valid until the next call. kInvalidArgument: target is not within 0
-  // to 1, or the policy is unknown (select_victim() then returns nullopt).
-  Result<std::span<const SequenceId>> preempt_to(double target,
-                                                 VictimPolicy policy = VictimPolicy::kLru);
+  // Returns them in order, valid until the next preempt_to() or fail(). kInvalidArgument: target is
+  // not within 0 to 1, or the policy is unknown (select_victim() then returns nullopt).
+  Result<std::span<const EndedSequence>> preempt_to(
+      double target, std::optional<VictimPolicy> policy = std::nullopt);
 
   // ---- questions ----
 
@@ -475,6 +335,10 @@ class KVFOLIO_API KVCacheManager {
   [[nodiscard]] Result<std::int32_t> ref_count(GroupId group, BlockId block) const;
   // The prefix tree has an entry for the block.
   [[nodiscard]] Result<bool> is_findable(GroupId group, BlockId block) const;
+  // One past the last position whose token can be found in the block; 0 if none can.
+  [[nodiscard]] Result<std::int32_t> findable_end(GroupId group, BlockId block) const;
+  // A block that only steps refer to is kRetiring here, as usage() counts it.
+  [[nodiscard]] Result<BlockState> block_state(GroupId group, BlockId block) const;
   // Bytes of all blocks, and of the held ones, as plan_layouts() counts them: padding included.
   [[nodiscard]] std::int64_t bytes_total() const noexcept;
   [[nodiscard]] std::int64_t bytes_used() const noexcept;
@@ -487,8 +351,13 @@ class KVFOLIO_API KVCacheManager {
   // many rows. It is max_sequences, or under kUnordered twice that, since the rows of closed
   // sequences may wait for steps.
   [[nodiscard]] std::int32_t num_rows() const noexcept;
-  // Text for people: policy, block size, blocks, bytes, sequences and counters, one fact per line.
-  // The string is the caller's, on the heap.
+  // Entries of a table that a sequence of ManagerOptions::max_sequence_tokens tokens has: with
+  // num_rows(), the size of a block table that stays on the device. That option is not a limit; set
+  // OpenOptions::max_tokens so that no sequence grows beyond it.
+  [[nodiscard]] Result<std::int32_t> widest(GroupId group) const;
+  // Text for people: the victim policy, of each group its kind, block size and blocks by state,
+  // bytes, sequences, hits, copies and other counters, one fact per line. The string is the
+  // caller's, on the heap.
   [[nodiscard]] std::string describe() const;
   [[nodiscard]] const Counters& counters() const noexcept;
   [[nodiscard]] const CacheSpec& spec() const noexcept;

@@ -155,6 +155,8 @@ class KVFOLIO_API PrefixTree {
   // The same, but makes the root if it is missing; -1 if the tree has no room for it. A root stays
   // while a place is at it or something hangs below it.
   [[nodiscard]] std::int32_t make_root(const RootKey& key) noexcept;
+  // There is room for another root with this key.
+  [[nodiscard]] bool has_room_for_root(const RootKey& key) const noexcept;
 
   // The longest prefix of `tokens` that every group can serve, at most max_tokens; nothing if
   // `root` is -1. If the path of these tokens lacks a block, the neighbours at its branches are
@@ -165,11 +167,12 @@ class KVFOLIO_API PrefixTree {
   [[nodiscard]] PrefixMatch match(std::int32_t root, std::span<const std::int32_t> tokens,
                                   std::span<const MediaSpan> media, std::int32_t max_tokens,
                                   bool allow_whole) const noexcept;
-  // The blocks that serve `match`: out[i] is logical block i, or -1 if the group's window does not
-  // need it. Requires: out.size() = ceil(held_tokens / block_size). With one_more, windows reach
-  // one token further back if the tree has it, since a longer or equal prompt would need it.
+  // The blocks that serve `match`: out[i] is logical block first + i, or -1 if the group's window
+  // does not need it. Requires: first + out.size() <= ceil(held_tokens / block_size). With
+  // one_more, windows reach one token further back if the tree has it, since a longer or equal
+  // prompt would need it.
   void fill_table(const PrefixMatch& match, GroupId group, std::span<std::int32_t> out,
-                  bool one_more = false) const noexcept;
+                  bool one_more = false, std::int32_t first = 0) const noexcept;
 
   // ---- places: a run with a place keeps its tokens up to there ----
 
@@ -231,6 +234,20 @@ class KVFOLIO_API PrefixTree {
   // Takes the entry away, idle or busy. In a full group, all entries of all groups at and below the
   // block go with it, since no prompt could reach them any more. Requires: findable.
   void unhang(GroupId group, BlockId block) noexcept;
+  // Takes away, idle or busy, every entry that ends at or behind tokens.size() on a path that
+  // begins with `tokens`. The log tells which.
+  void forget(std::int32_t root, std::span<const std::int32_t> tokens,
+              std::span<const MediaSpan> media) noexcept;
+  // The path of a place, or of a findable block up to its findable_end(), begins with `tokens`.
+  // Requires of a place: tokens.size() <= place.position. False for a block that ends earlier.
+  [[nodiscard]] bool begins_with(const Place& place, std::int32_t root,
+                                 std::span<const std::int32_t> tokens,
+                                 std::span<const MediaSpan> media) const noexcept;
+  [[nodiscard]] bool begins_with(GroupId group, BlockId block, std::int32_t root,
+                                 std::span<const std::int32_t> tokens,
+                                 std::span<const MediaSpan> media) const noexcept;
+  // The first root whose number is larger than `after`, or -1.
+  [[nodiscard]] std::int32_t next_root(std::int32_t after) const noexcept;
   // Blocks of the group that are findable and idle.
   [[nodiscard]] std::int32_t num_idle(GroupId group) const noexcept;
 

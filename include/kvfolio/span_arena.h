@@ -29,6 +29,8 @@ struct ArenaSpan {
   std::int32_t order = -1;
 };
 
+class SpanTrial;
+
 class KVFOLIO_API SpanArena {
  public:
   static constexpr std::int32_t kGranule = 8;  // words, 32 bytes
@@ -84,6 +86,7 @@ class KVFOLIO_API SpanArena {
   }
 
  private:
+  friend class SpanTrial;
   static constexpr int kMaxOrder = 30;
   static constexpr std::int32_t kEnd = -1;
 
@@ -114,10 +117,28 @@ class KVFOLIO_API SpanArena {
   FixedArray<std::int32_t> words_;
   FixedArray<std::int8_t> free_order_;  // order + 1 where a free piece begins, else 0
   std::array<std::int32_t, kMaxOrder + 1> heads_{};
-  std::uint32_t nonempty_ = 0;  // bit o: heads_[o] != kEnd
+  std::array<std::int32_t, kMaxOrder + 1> num_free_{};  // pieces on each list
+  std::uint32_t nonempty_ = 0;                          // bit o: heads_[o] != kEnd
   std::int32_t num_granules_ = 0;
   std::int32_t num_cut_ = 0;  // granules from here on are free and on no list
   std::int64_t free_granules_ = 0;
+};
+
+// What an arena would answer to several reserve() one after the other, without taking anything.
+// Knows how many pieces of each size are free, so a trial of a few spans costs some hundred
+// nanoseconds. Valid until the arena changes. A value: copy it to try several ways.
+class KVFOLIO_API SpanTrial {
+ public:
+  explicit SpanTrial(const SpanArena& arena) noexcept
+      : num_free_(arena.num_free_), num_granules_(arena.num_granules_), num_cut_(arena.num_cut_) {}
+  // As SpanArena::reserve() of a span of this capacity. The old span stays taken, as it does until
+  // its words have moved.
+  [[nodiscard]] bool reserve(std::int64_t& capacity, std::int64_t words) noexcept;
+
+ private:
+  std::array<std::int32_t, SpanArena::kMaxOrder + 1> num_free_;
+  std::int32_t num_granules_;
+  std::int32_t num_cut_;
 };
 
 }  // namespace kvfolio

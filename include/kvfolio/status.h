@@ -56,6 +56,10 @@ enum class ErrorCode : std::int32_t {
   kAborted = 6,             // fail(t) closed this sequence
   kOutOfMemory = 7,         // the host or device refused memory at creation
   kUnsupported = 8,         // valid, but this build or this configuration cannot do it
+  // Not used yet: what tiers and files answer.
+  kUnavailable = 9,  // a file, device or server cannot be used now
+  kTimedOut = 10,    // the deadline passed first
+  kCorrupt = 11,     // the bytes are not what was written
 };
 
 // Why a group does not have the blocks that a call needs. Plain integers, in blocks.
@@ -71,12 +75,18 @@ struct Shortage {
   std::int32_t retiring = 0;
   std::int32_t sequences = 0;  // open sequences of the manager
   std::int32_t pins = 0;       // pins of the manager
+  std::int32_t reserved = 0;   // of the pinned ones: kept by reserve(), in no table yet
+  // Not used yet: open loads and holds of the manager, and free bytes of a budget that groups
+  // share.
+  std::int32_t loads = 0;
+  std::int32_t holds = 0;
+  std::int64_t budget_bytes = 0;
 
   friend bool operator==(const Shortage&, const Shortage&) = default;
 };
 
 // "group 0: need 37 blocks, 12 free, 0 evictable (25 pinned by 3 sequences, 0 retiring)". With
-// pins: "25 pinned by 3 sequences and 1 pin".
+// pins: "25 pinned by 3 sequences and 1 pin"; with reservations: ", 4 of them reserved" follows.
 [[nodiscard]] KVFOLIO_API std::string to_string(const Shortage& shortage);
 [[nodiscard]] KVFOLIO_API const char* to_string(ErrorCode code) noexcept;
 

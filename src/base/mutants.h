@@ -38,6 +38,9 @@ enum class Mutant : std::uint8_t {
   kCachedTwinKeepsEntry,
   kHungBehindAGap,
   kUndoBringsBackTheReplay,
+  kReservedIsRoom,
+  kCloseKeepsReservation,
+  kPublishesAfterForget,
 };
 
 #ifdef KVFOLIO_MUTANTS

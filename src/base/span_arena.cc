@@ -69,13 +69,15 @@ void SpanArena::shrink(ArenaSpan& span, std::int64_t words) noexcept {
 }
 
 void SpanArena::copy_from(const SpanArena& other) noexcept {
-  const auto& [words, free_order, heads, nonempty, num_granules, num_cut, free_granules] = other;
+  const auto& [words, free_order, heads, num_free, nonempty, num_granules, num_cut, free_granules] =
+      other;
   KVFOLIO_CHECK(num_granules_ == num_granules);
   // Behind what was cut both are zero, or have been.
   std::memset(free_order_.data(), 0, static_cast<std::size_t>(num_cut_));
   free_order_.copy_from(free_order, num_cut);
   num_cut_ = num_cut;
   heads_ = heads;
+  num_free_ = num_free;
   nonempty_ = nonempty;
   free_granules_ = free_granules;
   // Of a free piece only the two links count, of a used one every word.
@@ -157,6 +159,7 @@ void SpanArena::link(std::int32_t granule, int order) noexcept {
   if (head != kEnd) prev(head) = granule;
   head = granule;
   free_order_[granule] = static_cast<std::int8_t>(order + 1);
+  ++num_free_[static_cast<std::size_t>(order)];
   nonempty_ |= std::uint32_t{1} << order;
 }
 
@@ -171,6 +174,33 @@ void SpanArena::unlink(std::int32_t granule, int order) noexcept {
     if (after == kEnd) nonempty_ &= ~(std::uint32_t{1} << order);
   }
   free_order_[granule] = 0;
+  --num_free_[static_cast<std::size_t>(order)];
+}
+
+// take() and cut() in numbers of pieces.
+bool SpanTrial::reserve(std::int64_t& capacity, std::int64_t words) noexcept {
+  if (words <= capacity) return true;
+  const int order = SpanArena::order_for(words);
+  if (order > SpanArena::kMaxOrder) return false;
+  const auto at = [this](int o) -> std::int32_t& { return num_free_[static_cast<std::size_t>(o)]; };
+  int have = order;
+  while (have <= SpanArena::kMaxOrder && at(have) == 0) ++have;
+  if (have <= SpanArena::kMaxOrder) {
+    --at(have);
+    while (have > order) ++at(--have);
+  } else {
+    const std::int64_t size = std::int64_t{1} << order;
+    const std::int64_t granule = (num_cut_ + size - 1) / size * size;
+    if (granule + size > num_granules_) return false;
+    while (num_cut_ < granule) {
+      const int fits = std::countr_zero(static_cast<std::uint32_t>(num_cut_));
+      ++at(fits);
+      num_cut_ += std::int32_t{1} << fits;
+    }
+    num_cut_ = static_cast<std::int32_t>(granule + size);
+  }
+  capacity = std::int64_t{SpanArena::kGranule} << order;
+  return true;
 }
 
 }  // namespace kvfolio

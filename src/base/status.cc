@@ -17,14 +17,16 @@ namespace kvfolio {
 using text::concat;
 
 std::string to_string(const Shortage& shortage) {
-  return concat("group ", shortage.group, ": need ", shortage.needed, " blocks, ", shortage.free,
-                " free, ", shortage.evictable, " evictable (", shortage.pinned, " pinned by ",
-                shortage.sequences, shortage.sequences == 1 ? " sequence" : " sequences",
-                shortage.pins > 0 ? concat(" and ", shortage.pins) : std::string(),
-                shortage.pins == 0   ? ""
-                : shortage.pins == 1 ? " pin"
-                                     : " pins",
-                ", ", shortage.retiring, " retiring)");
+  return concat(
+      "group ", shortage.group, ": need ", shortage.needed, " blocks, ", shortage.free, " free, ",
+      shortage.evictable, " evictable (", shortage.pinned, " pinned by ", shortage.sequences,
+      shortage.sequences == 1 ? " sequence" : " sequences",
+      shortage.pins > 0 ? concat(" and ", shortage.pins) : std::string(),
+      shortage.pins == 0   ? ""
+      : shortage.pins == 1 ? " pin"
+                           : " pins",
+      shortage.reserved > 0 ? concat(", ", shortage.reserved, " of them reserved") : std::string(),
+      ", ", shortage.retiring, " retiring)");
 }
 
 const char* to_string(ErrorCode code) noexcept {
@@ -47,6 +49,12 @@ const char* to_string(ErrorCode code) noexcept {
       return "out of memory";
     case ErrorCode::kUnsupported:
       return "unsupported";
+    case ErrorCode::kUnavailable:
+      return "unavailable";
+    case ErrorCode::kTimedOut:
+      return "timed out";
+    case ErrorCode::kCorrupt:
+      return "corrupt";
   }
   return "unknown error";
 }

@@ -79,6 +79,7 @@ Status KVCacheManager::adopt(SequenceId id, std::span<const std::span<const std:
     if (status.ok()) status = m.check_adopted(g, blocks, num_tokens);
     if (status.ok()) status = check_distinct(m.pool(g), g, blocks);
   }
+  if (status.ok()) status = m.check_sharing(tables);
   // Of no tokens: what follows may be findable as ever.
   if (!status.ok() || num_tokens == 0) {
     for (BlockTable& blocks : fresh) blocks.release(m.arena());
@@ -89,7 +90,10 @@ Status KVCacheManager::adopt(SequenceId id, std::span<const std::span<const std:
   }
   // Held first: the only reference to one of them may be this sequence's own, to the block beyond
   // its length that its prompt was found in.
-  for (std::int32_t g = 0; g < m.num_groups(); ++g) m.hold_table(g, target(g).blocks(m.arena()));
+  for (std::int32_t g = 0; g < m.num_groups(); ++g) {
+    m.hold_table(g, target(g).blocks(m.arena()));
+    m.note_sharing(g, std::as_const(target(g)).blocks(std::as_const(m.arena())));
+  }
   if (s.replay) m.truncate_to(row, 0);
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
     if (fresh[static_cast<std::size_t>(g)].capacity() == 0) continue;

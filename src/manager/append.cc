@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Appending: what it needs, who may write where, and admission, which asks the same demand(). A
-// decode step comes here once for each sequence.
+// Appending: what it needs and who may write where. A decode step comes here once for each
+// sequence. Admission asks the same demand() (admit.cc).
 
 #include <algorithm>
 #include <array>
@@ -14,26 +14,28 @@ using text::concat;
 
 // ---- demand ----
 
-// The block has one reference, a table's, and no step in flight reads it: what others had of it
-// they let go before the steps that are complete, or, in order, before what is appended now.
-bool KVCacheManager::Impl::is_alone_with(std::int32_t g, BlockId block) const noexcept {
-  const BlockPool& pool = room_.pool(g);
-  if (pool.refs(block) != 1) return false;
+// No step in flight reads the block for a former holder: what others had of it they let go before
+// the steps that are complete, or, in order, before what is appended now.
+bool KVCacheManager::Impl::has_rested(std::int32_t g, BlockId block) const noexcept {
   if (options_.order == Order::kInOrder || steps_.num_in_flight() == 0) return true;
   // Both are 32 bits of tickets that lie near each other.
   const auto oldest = static_cast<std::uint32_t>(steps_.oldest_incomplete());
-  return static_cast<std::int32_t>(oldest - pool.released_in(block)) > 0;
+  return static_cast<std::int32_t>(oldest - pool(g).released_in(block)) > 0;
+}
+
+// The block has one reference, a table's, and no step in flight reads it.
+bool KVCacheManager::Impl::is_alone_with(std::int32_t g, BlockId block) const noexcept {
+  return pool(g).refs(block) == 1 && has_rested(g, block);
 }
 
 // Bytes of valid tokens never change while another may read them. So a block is written at
 // `position` in place by
 //  - the sequence with the right to it, or any when nobody has it, exactly behind the valid tokens;
 //  - its only holder, below them, when nothing findable ends above.
-bool KVCacheManager::Impl::may_write_in_place(std::int32_t row, std::int32_t g, BlockId block,
-                                              std::int32_t position) const noexcept {
+bool KVCacheManager::Impl::may_write_in_place(std::int32_t g, BlockId block, std::int32_t position,
+                                              bool is_writer, bool is_alone) const noexcept {
   const BlockPool& pool = room_.pool(g);
-  const std::int32_t offset = position - block_of(g, position) * block_size(g);
-  const std::int32_t writer = pool.writer(block);
+  const std::int32_t offset = group(g).size.offset_of(position);
   const bool partial = pool.valid(block) < block_size(g);
   // Its tokens may be findable at another position than it has here: adopt() puts it anywhere.
   const auto is_findable_beyond = [&] {
@@ -42,8 +44,8 @@ bool KVCacheManager::Impl::may_write_in_place(std::int32_t row, std::int32_t g, 
   };
   if (mutant(Mutant::kNoCopyOnSharedWrite)) return true;
   if (mutant(Mutant::kPartialTailSharedInPlace) && partial) return true;
-  if (pool.valid(block) == offset && (writer == row || writer == BlockPool::kNobody)) return true;
-  return is_alone_with(g, block) && pool.valid(block) >= offset &&
+  if (pool.valid(block) == offset && is_writer) return true;
+  return is_alone && pool.valid(block) >= offset &&
          (!is_findable_beyond() || mutant(Mutant::kAppendAfterTruncateOverwritesFindable));
 }
 
@@ -57,9 +59,12 @@ KVCacheManager::Impl::Demand KVCacheManager::Impl::demand(std::int32_t row, std:
   const BlockTable& blocks = table(row, g);
   if (group(g).size.offset_of(write_begin) != 0) {
     const BlockId tail = blocks.at(arena(), have - 1);
-    needs.new_tail = !may_write_in_place(row, g, tail, write_begin);
+    const std::int32_t writer = pool(g).writer(tail);
+    const bool is_writer = writer == row || writer == BlockPool::kNobody;
+    const bool is_alone = is_alone_with(g, tail);
+    needs.new_tail = !may_write_in_place(g, tail, write_begin, is_writer, is_alone);
     needs.blocks += needs.new_tail ? 1 : 0;
-    needs.can_reuse = needs.new_tail && is_alone_with(g, tail);
+    needs.can_reuse = needs.new_tail && is_alone;
   } else if (blocks.size() > have) {
     // The prompt was found whole, but another token comes in place of its last one.
     needs.can_reuse = is_alone_with(g, blocks.at(arena(), have));
@@ -90,35 +95,13 @@ Status KVCacheManager::Impl::check_ready(std::int32_t row, std::string_view what
             concat(what, ": the sequence's tokens are in step ", s.last_ticket,
                    ", which is not complete; complete it first")};
   }
-  if (steps_.is_open() && steps_.open().copies_ran) {
-    return {ErrorCode::kFailedPrecondition,
-            concat(what, ": run_copies() of step ", steps_.last_ticket(), " has run already")};
-  }
-  return {};
+  return check_step(what);
 }
 
-// Every named sequence may be appended to, and is named once.
-Status KVCacheManager::Impl::check_demands(std::span<const AppendDemand> demands) {
-  Status answer;
-  std::size_t marked = 0;
-  std::int32_t* marks = scratch_.data() + rows_.size();
-  for (; marked < demands.size() && answer.ok(); ++marked) {
-    const AppendDemand& demand = demands[marked];
-    std::int32_t row = 0;
-    answer = find(demand.sequence, row);
-    if (!answer.ok()) break;
-    answer = check_ready(row, "admit");
-    if (answer.ok()) answer = check_growth(rows_[row], "admit", demand.num_tokens);
-    if (!answer.ok()) break;
-    if (marks[row] != 0) {
-      answer = {ErrorCode::kInvalidArgument,
-                concat("admit names a sequence twice, the second time as demand ", marked)};
-      break;
-    }
-    marks[row] = 1;
-  }
-  for (std::size_t i = 0; i < marked; ++i) marks[row_in(demands[i].sequence.value())] = 0;
-  return answer;
+Status KVCacheManager::Impl::check_step(std::string_view what) const {
+  if (!steps_.is_open() || !steps_.open().copies_ran) return {};
+  return {ErrorCode::kFailedPrecondition,
+          concat(what, ": run_copies() of step ", steps_.last_ticket(), " has run already")};
 }
 
 // Words for the tables of a sequence of `end` tokens, and with `with_pending` for those of its
@@ -186,90 +169,6 @@ void KVCacheManager::Impl::shrink_to_need(std::int32_t row) noexcept {
                                       s.place.position > 0 ? tree_->unit() : std::int64_t{0}}));
 }
 
-// Blocks of one group that these demands need together. While there is no room for all copies, the
-// last of those that need none does without; it is marked in `reused`.
-std::int64_t KVCacheManager::Impl::total_demand(std::span<const AppendDemand> demands,
-                                                std::int32_t g, std::int32_t* reused) noexcept {
-  BlockPool& pool = room_.pool(g);
-  const auto demand_of = [&](std::size_t i) {
-    const std::int32_t row = row_in(demands[i].sequence.value());
-    const Sequence& s = rows_[row];
-    const std::int32_t end = s.length + static_cast<std::int32_t>(demands[i].num_tokens);
-    return demand(row, g, s.length + (s.replay && end > s.length ? 1 : 0), end);
-  };
-  // Sequences that share a tail claim it one after the other: play that, and take it back.
-  std::int64_t needed = 0;
-  for (std::size_t i = 0; i < demands.size(); ++i) {
-    const std::int32_t row = row_in(demands[i].sequence.value());
-    const Sequence& s = rows_[row];
-    const std::int64_t count = demands[i].num_tokens;
-    const std::int32_t begin = s.length + (s.replay && count > 0 ? 1 : 0);
-    const Demand needs = demand_of(i);
-    needed += needs.blocks;
-    scratch_[i] = BlockId().value();
-    if (s.length + count > begin && group(g).size.offset_of(begin) != 0 && !needs.new_tail) {
-      const BlockId tail = table(row, g).at(arena(), block_of(g, begin));
-      if (pool.writer(tail) == BlockPool::kNobody) {
-        pool.set_writer(tail, row);
-        scratch_[i] = tail.value();
-      }
-    }
-  }
-  for (std::size_t i = 0; i < demands.size(); ++i) {
-    if (scratch_[i] >= 0) pool.set_writer(BlockId(scratch_[i]), BlockPool::kNobody);
-  }
-  for (std::size_t i = demands.size(); i-- > 0 && needed > room_.available(g);) {
-    const Demand needs = demand_of(i);
-    if (!needs.can_reuse || needs.reuse) continue;
-    reused[i] |= std::int32_t{1} << g;
-    --needed;
-  }
-  return needed;
-}
-
-Status KVCacheManager::admit(std::span<const AppendDemand> demands) {
-  Impl& m = *impl_;
-  KVFOLIO_RETURN_IF_ERROR(m.check_demands(demands));
-  const auto admitted_end = [&](std::size_t i) {
-    const Sequence& s = m.rows_[m.row_in(demands[i].sequence.value())];
-    return s.length + static_cast<std::int32_t>(demands[i].num_tokens);
-  };
-  std::int32_t* reused = m.scratch_.data() + m.rows_.size();  // by demand: groups, by bit
-  Room::Needs needs;
-  for (std::int32_t g = 0; g < m.num_groups(); ++g) {
-    std::int64_t& needed = needs.blocks[static_cast<std::size_t>(g)];
-    needed = m.total_demand(demands, g, reused);
-    if (mutant(Mutant::kAdmissionIgnoresRetiring)) needed -= m.pool(g).num_retiring();
-  }
-  const Room::Plan plan = m.room_.plan(needs);
-  Status answer = plan.fits() ? Status() : m.shortage(plan);
-  std::size_t kept = 0;  // demands with room for their table entries
-  for (; answer.ok() && kept < demands.size(); ++kept) {
-    const std::int32_t row = m.row_in(demands[kept].sequence.value());
-    // Tokens may find no room: then the append stops publishing.
-    const std::int32_t end = admitted_end(kept);
-    if (m.reserve_spans(row, end, true) || m.reserve_spans(row, end, false)) continue;
-    answer = m.table_entries_full("admit", m.words_for(m.rows_[row], end));
-    while (kept-- > 0) m.shrink_to_need(m.row_in(demands[kept].sequence.value()));
-    break;
-  }
-  for (std::size_t i = 0; i < demands.size(); ++i) {
-    if (answer.ok()) {
-      SequenceDetails& d = m.details(m.row_in(demands[i].sequence.value()));
-      if (d.reuse_step != m.next_appends_in()) d.reuse = 0;
-      d.reuse |= static_cast<std::uint16_t>(reused[i]);
-      d.reuse_step = m.next_appends_in();
-    }
-    reused[i] = 0;
-  }
-  KVFOLIO_RETURN_IF_ERROR(answer);
-  for (std::size_t i = 0; i < demands.size(); ++i) {
-    std::int32_t& admitted = m.details(m.row_in(demands[i].sequence.value())).admitted;
-    admitted = std::max(admitted, admitted_end(i));
-  }
-  return {};
-}
-
 // ---- append ----
 
 Status KVCacheManager::Impl::check_append(std::int32_t row, std::string_view what,
@@ -286,9 +185,10 @@ Status KVCacheManager::Impl::check_append(std::int32_t row, std::string_view wha
   }
   if (tokens != nullptr) return check_tokens(what, {tokens, static_cast<std::size_t>(count)});
   if (unnamed_.has_room(row, rows_[row].length)) return {};
-  return {ErrorCode::kResourceExhausted,
-          concat(what, ": the tokens without names lie in ", unnamed_.most_stretches(),
-                 " stretches with other tokens between them, the most allowed; set_tokens() first")};
+  return {
+      ErrorCode::kResourceExhausted,
+      concat(what, ": the tokens without names lie in ", unnamed_.most_stretches(),
+             " stretches with other tokens between them, the most allowed; set_tokens() first")};
 }
 
 // Takes a sequence whose blocks are ready into the step. Unnamed where there are no tokens. With
@@ -301,16 +201,11 @@ void KVCacheManager::Impl::join(Step& step, std::int32_t row, const std::int32_t
   const std::int32_t end = begin + count;
   const std::int32_t unnamed = tokens == nullptr ? count : 0;
   step.entries[step.num_entries] = {
-      row,
-      begin,
-      end,
-      write_begin,
-      draft,
-      unnamed,
-      s.birth,
-      victims_.last_use(row),
-      s.used,
-      s.replay && (!overwrites || mutant(Mutant::kUndoBringsBackTheReplay))};
+      row,     begin,
+      end,     write_begin,
+      draft,   unnamed,
+      s.birth, victims_.last_use(row),
+      s.used,  s.replay && (!overwrites || mutant(Mutant::kUndoBringsBackTheReplay))};
   step.planned_changes = false;
   const std::int32_t kept_end = std::min(end, s.exact_until);
   if (s.publishes && kept_end > begin) {
@@ -325,6 +220,7 @@ void KVCacheManager::Impl::join(Step& step, std::int32_t row, const std::int32_t
     s.unnamed_from = std::min(s.unnamed_from, begin);
     step.has_unnamed = true;
   }
+  if (s.has_promise) reservations_.spend(row, count);
   s.length = end;
   s.used = true;
   s.replay = false;
@@ -402,13 +298,15 @@ Status KVCacheManager::Impl::append_to(std::int32_t row, std::string_view what,
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     Demand& needed = demands[static_cast<std::size_t>(g)];
     needed = demand(row, g, write_begin, end);
-    const bool is_short = needed.blocks > room_.available(g);
+    needed.ready = from_ready(row, g, needed);
+    const bool is_short = needed.blocks - needed.ready > room_.available(g);
     if (needed.can_reuse && !needed.reuse && is_short) reuse(needed);
     num_new += needed.blocks;
-    needs.blocks[static_cast<std::size_t>(g)] = needed.blocks;
+    needs.blocks[static_cast<std::size_t>(g)] = needed.blocks - needed.ready;
     overwrites |= s.replay && write_begin == begin &&
                   (needed.reuse || writes_below_valid(row, g, write_begin, needed));
   }
+  if (mutant(Mutant::kReservedIsRoom)) rob_reservations(needs);
   const Room::Plan plan = room_.plan(needs);
   if (!plan.fits()) return shortage(plan);
   if (!reserve_for(row, end)) return table_entries_full(what, words_for(s, end));
@@ -472,7 +370,9 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t row, std::int32
   TailChange& tail = step.change(step.num_entries, g);
   tail = TailChange::none();
 
+  std::int32_t ready = needs.ready;
   const auto displace = [&](BlockId block) {  // the reference moves from the table to the step
+    if (rows_[row].has_promise) reservations_.disown(g, block);
     tail.source = block.value();
     pool.give_to_step(block);
     ++entry_changes_;
@@ -496,7 +396,7 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t row, std::int32
       tail.written_before = pool.written_in(block);
     } else {
       displace(block);
-      block = acquire(g);
+      block = acquire_for(row, g, ready);
       tail.copy_to = block.value();
       blocks.set(arena(), logical, block);
       tables_.note_entries(row, g, logical);
@@ -509,7 +409,7 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t row, std::int32
   if (first_new > have) tail.valid_before = TailChange::kReused;
   blocks.grow(arena(), blocks_for(g, end));
   for (; have < blocks.size(); ++have) {
-    const BlockId block = have < first_new ? blocks.at(arena(), have) : acquire(g);
+    const BlockId block = have < first_new ? blocks.at(arena(), have) : acquire_for(row, g, ready);
     blocks.set(arena(), have, block);
     pool.set_writer(block, row);
     pool.set_valid(block, std::min(size, end - have * size));
@@ -529,11 +429,6 @@ Status KVCacheManager::append(SequenceId sequence, std::span<const std::int32_t>
 Status KVCacheManager::append_unnamed(SequenceId sequence, std::int64_t num_tokens,
                                       const AppendOptions& options) {
   return impl_->append(sequence, nullptr, num_tokens, options);
-}
-
-Status KVCacheManager::admit(SequenceId sequence, std::int64_t num_tokens) {
-  const AppendDemand demand{sequence, num_tokens};
-  return admit({&demand, 1});
 }
 
 }  // namespace kvfolio

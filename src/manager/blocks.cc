@@ -14,13 +14,15 @@ using text::concat;
 // ---- states of a block ----
 
 // What a change leads to may change the tree again: its entries follow.
-void KVCacheManager::Impl::follow_tree(Published* published) noexcept {
+std::int64_t KVCacheManager::Impl::follow_tree(Published* published) noexcept {
+  std::int64_t num_unhung = 0;
   while (tree_->has_changes()) {
     const TreeChange change = tree_->take_change();
     switch (change.kind) {
       case TreeChange::Kind::kHung:
         break;
       case TreeChange::Kind::kUnhung:
+        ++num_unhung;
         on_unhung(change.group, change.block, change.successor);
         break;
       case TreeChange::Kind::kKept:
@@ -32,6 +34,7 @@ void KVCacheManager::Impl::follow_tree(Published* published) noexcept {
         break;
     }
   }
+  return num_unhung;
 }
 
 void KVCacheManager::Impl::on_unhung(GroupId group_id, BlockId block, BlockId successor) noexcept {
@@ -59,9 +62,12 @@ void KVCacheManager::Impl::move_pins(std::int32_t g, BlockId from, BlockId to) n
     if (blocks.size() == 0) return;
     const std::int32_t last = blocks.size() - 1;  // only a last block is partial
     if (blocks.at(arena(), last) != from) return;
+    const std::int32_t next = to.value();
+    if (cost_of_sharing(g, to) > room_.available(g)) return;
     blocks.set(arena(), last, to);
     // The tree has it as busy: its publisher holds it, or has closed and waits for this step.
     pool(g).hold(to);
+    note_sharing(g, {&next, 1});
     let_go(g, from, true);
   });
 }
@@ -216,8 +222,12 @@ void KVCacheManager::Impl::drain_retiring() noexcept {
 }
 
 void KVCacheManager::Impl::release_entries(std::int32_t row, std::int32_t g, std::int32_t first,
-                                           std::int32_t end) noexcept {
+                                           std::int32_t end, std::int32_t length) noexcept {
   const Sequence& s = rows_[row];
+  if (s.has_promise) {
+    set_entries_aside(row, g, first, end, length);
+    return;
+  }
   if (mutant(Mutant::kHitReferencedLate) && !s.used) return;
   const auto blocks = std::as_const(*this).table(row, g).blocks(std::as_const(*this).arena());
   const auto some = [&](std::int32_t last) {  // that stand before it
@@ -250,6 +260,7 @@ Shortage KVCacheManager::Impl::shortage(const Room::Plan& plan) const noexcept {
   Shortage s = room_.shortage(g, plan.needs.blocks[static_cast<std::size_t>(g)]);
   s.sequences = static_cast<std::int32_t>(rows_.open().size());
   s.pins = pins_.num_open();
+  s.reserved = reservations_.total_ready(g);
   return s;
 }
 
@@ -287,7 +298,8 @@ bool KVCacheManager::Impl::evict_to_shorten_tree() noexcept {
   return victim.valid();
 }
 
-Result<std::int32_t> KVCacheManager::evict(GroupId group_id, std::int32_t num_blocks) {
+Result<std::int32_t> KVCacheManager::evict(GroupId group_id, std::int32_t num_blocks,
+                                           std::span<std::int32_t> evicted) {
   Impl& m = *impl_;
   KVFOLIO_RETURN_IF_ERROR(m.check_group("evict", group_id));
   if (num_blocks < 0) {
@@ -295,9 +307,13 @@ Result<std::int32_t> KVCacheManager::evict(GroupId group_id, std::int32_t num_bl
                   concat("evict of ", num_blocks, " blocks, allowed: 0 and above"));
   }
   std::int32_t done = 0;
-  while (done < num_blocks && m.room_.victim(group_id.value()).valid()) {
+  for (; done < num_blocks; ++done) {
+    const BlockId victim = m.room_.victim(group_id.value());
+    if (!victim.valid()) break;
+    if (static_cast<std::size_t>(done) < evicted.size()) {
+      evicted[static_cast<std::size_t>(done)] = victim.value();
+    }
     m.evict_one(group_id.value());
-    ++done;
   }
   return done;
 }
@@ -324,8 +340,13 @@ Result<GroupUsage> KVCacheManager::usage(GroupId group_id) const {
   const Impl& m = *impl_;
   KVFOLIO_RETURN_IF_ERROR(m.check_group("usage", group_id));
   const BlockPool& pool = m.pool(group_id.value());
-  return GroupUsage{pool.num_blocks(), pool.num_free(),     pool.num_held(),
-                    pool.num_cached(), pool.num_retiring(), pool.num_cached()};
+  return GroupUsage{.num_blocks = pool.num_blocks(),
+                    .free = pool.num_free(),
+                    .held = pool.num_held(),
+                    .cached = pool.num_cached(),
+                    .retiring = pool.num_retiring(),
+                    .evictable = pool.num_cached(),
+                    .reserved = m.reservations_.total_ready(group_id.value())};
 }
 
 double KVCacheManager::utilization() const noexcept { return impl_->utilization(); }

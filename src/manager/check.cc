@@ -50,9 +50,9 @@ Status KVCacheManager::Impl::check_ownership() const {
     if (s.step_entry >= 0 && !in_step) {
       return broken(concat("sequence ", row, " is not entry ", s.step_entry, " of the open step"));
     }
-    KVFOLIO_RETURN_IF_ERROR(unnamed_.check(
-        steps_, {row, s.birth}, s.late_names,
-        in_step ? steps_.open().entries[s.step_entry].unnamed : 0));
+    KVFOLIO_RETURN_IF_ERROR(
+        unnamed_.check(steps_, {row, s.birth}, s.late_names,
+                       in_step ? steps_.open().entries[s.step_entry].unnamed : 0));
     if (s.unnamed_from != unnamed_.first(row)) {
       return broken(concat("sequence ", row, ": its first unnamed token is at ",
                            unnamed_.first(row), ", it has ", s.unnamed_from));
@@ -158,6 +158,9 @@ void KVCacheManager::Impl::for_each_reference(std::int32_t g, const Visit& visit
   };
   for (std::int32_t row = 0; row < num_rows(); ++row) {
     if (rows_[row].life == Life::kOpen) visit_table(table(row, g));
+    if (rows_[row].has_promise) {
+      reservations_.for_each_ready(row, g, [&](BlockId block) { visit(block.value()); });
+    }
   }
   pins_.for_each_open([&](std::int32_t pin) { visit_table(pins_.table(pin, g)); });
   for (std::int32_t i = 0; i < steps_.num_in_flight(); ++i) visit_sources(steps_.in_flight(i));
@@ -181,6 +184,38 @@ Status KVCacheManager::Impl::check_references(std::int32_t g) const {
                          " references, counted ", references));
   }
   return broken(concat("group ", g, " has references to blocks beyond ", pool.num_blocks()));
+}
+
+// What lies ready has one holder and nothing in it; what a sequence owns is in its table alone.
+Status KVCacheManager::Impl::check_promises(std::int32_t g) const {
+  const BlockPool& pool = room_.pool(g);
+  Status answer;
+  for (std::int32_t row = 0; row < num_rows() && answer.ok(); ++row) {
+    if (!rows_[row].has_promise) continue;
+    reservations_.for_each_ready(row, g, [&](BlockId block) {
+      const bool is_bare = pool.refs(block) == 1 && pool.writer(block) == BlockPool::kNobody &&
+                           !tree_->is_findable(GroupId(g), block) &&
+                           reservations_.owner(g, block) == Reservations::kNobody;
+      if (!is_bare && answer.ok()) {
+        answer = broken(concat("group ", g, " block ", block.value(), " lies ready for sequence ",
+                               row, " and is in use"));
+      }
+    });
+    std::int32_t own = 0;
+    for (const std::int32_t b : table(row, g).blocks(arena())) {
+      if (b < 0 || reservations_.owner(g, BlockId(b)) != row) continue;
+      ++own;
+      if (pool.refs(BlockId(b)) != 1) {
+        answer = broken(concat("group ", g, " block ", b, " is sequence ", row, "'s own and has ",
+                               pool.refs(BlockId(b)), " references"));
+      }
+    }
+    if (own != reservations_.num_own(row, g)) {
+      answer = broken(concat("group ", g, ": sequence ", row, " owns ", own, " blocks, counted ",
+                             reservations_.num_own(row, g)));
+    }
+  }
+  return answer;
 }
 
 // The tree and the writers agree with the state of each block.
@@ -237,6 +272,7 @@ Status KVCacheManager::check_invariants() const {
   KVFOLIO_RETURN_IF_ERROR(m.room_.check());
   KVFOLIO_RETURN_IF_ERROR(m.steps_.check());
   KVFOLIO_RETURN_IF_ERROR(m.tables_.check());
+  KVFOLIO_RETURN_IF_ERROR(m.reservations_.check());
   KVFOLIO_RETURN_IF_ERROR(m.check_ownership());
   KVFOLIO_RETURN_IF_ERROR(m.victims_.check(m.rows_.open()));
   KVFOLIO_RETURN_IF_ERROR(m.check_lengths());
@@ -244,6 +280,7 @@ Status KVCacheManager::check_invariants() const {
     KVFOLIO_RETURN_IF_ERROR(m.check_writers(g));
     KVFOLIO_RETURN_IF_ERROR(m.check_references(g));
     KVFOLIO_RETURN_IF_ERROR(m.check_states(g));
+    KVFOLIO_RETURN_IF_ERROR(m.check_promises(g));
   }
   return m.check_counters();
 }

@@ -67,7 +67,8 @@ Status same_spec(const CacheSpec& here, const CacheSpec& there) {
 Status same_options(const ManagerOptions& here, const ManagerOptions& there) {
   const auto& [max_sequences, max_pins, max_steps_in_flight, order, prefix_cache,
                max_sequence_tokens, max_index_tokens, max_runs, max_root_keys, max_root_key_bytes,
-               max_media_extents, max_table_entries, hash_seed, high_watermark, id_tag] = here;
+               max_media_extents, max_table_entries, hash_seed, high_watermark, victim_policy,
+               id_tag] = here;
   KVFOLIO_RETURN_IF_ERROR(same("max_sequences", max_sequences, there.max_sequences));
   KVFOLIO_RETURN_IF_ERROR(same("max_pins", max_pins, there.max_pins));
   KVFOLIO_RETURN_IF_ERROR(
@@ -84,6 +85,7 @@ Status same_options(const ManagerOptions& here, const ManagerOptions& there) {
   KVFOLIO_RETURN_IF_ERROR(same("max_table_entries", max_table_entries, there.max_table_entries));
   KVFOLIO_RETURN_IF_ERROR(same("hash_seed", hash_seed, there.hash_seed));
   KVFOLIO_RETURN_IF_ERROR(same("high_watermark", high_watermark, there.high_watermark));
+  KVFOLIO_RETURN_IF_ERROR(same("victim_policy", victim_policy, there.victim_policy));
   return same("id_tag", id_tag, there.id_tag);
 }
 
@@ -130,8 +132,8 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
 
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   const auto& [spec, options, storage, counters, sequences, groups, room, has_windows, tree, tables,
-               caller_ids, pins, scratch, evicting, entry_changes, losses, victims, steps, unnamed,
-               offers] = other;
+               caller_ids, pins, scratch, evicting, entry_changes, losses, victims, ended, steps,
+               unnamed, reservations, offers] = other;
   room_.copy_from(room);
   tree_->copy_from(*tree);
 
@@ -146,6 +148,7 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
 
   steps_.copy_from(steps);
   unnamed_.copy_from(unnamed);
+  reservations_.copy_from(reservations);
 }
 
 Status KVCacheManager::copy_to(KVCacheManager& target) const {

@@ -32,32 +32,48 @@ MemoryUse KVCacheManager::metadata() const noexcept {
   sum += m.tables_.memory();
   sum += m.steps_.memory();
   sum += m.unnamed_.memory();
+  sum += m.reservations_.memory();
   sum += m.pins_.memory();
   sum += m.caller_ids_.memory();
   sum += m.victims_.memory();
+  sum += m.ended_.memory();
   sum += MemoryUse::whole(m.scratch_.bytes());
   return sum;
 }
 
 std::string KVCacheManager::describe() const {
   const Impl& m = *impl_;
-  std::string text = "policy: lru\n";
+  const auto share = [](std::uint64_t part, std::uint64_t whole) {
+    const std::uint64_t permille = whole == 0 ? 0 : (part * 1000 + whole / 2) / whole;
+    return concat("(", permille / 10, ".", permille % 10, " %)\n");
+  };
+  const Counters& counters = m.counters_;
+  std::string text =
+      concat("policy: ", std::string_view(to_string(m.options_.victim_policy)), "\n");
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
     const BlockPool& pool = m.pool(g);
+    const GroupSpec& spec = m.group(g).spec;
     const std::string of = m.num_groups() == 1 ? "" : concat("group ", g, " ");
-    const std::int64_t permille =
-        (std::int64_t{pool.num_held()} * 1000 + pool.num_blocks() / 2) / pool.num_blocks();
-    text += concat(of, "block size: ", m.block_size(g), " tokens\n");
-    text += concat(of, "blocks used: ", pool.num_held(), "/", pool.num_blocks(), " (",
-                   permille / 10, ".", permille % 10, " %)\n");
+    text += concat(of, "attention: ", std::string_view(to_string(spec.kind)));
+    if (m.windowed(g)) text += concat(", window ", spec.window, ", sinks ", spec.num_sinks);
+    text += concat("\n", of, "block size: ", m.block_size(g), " tokens\n");
+    text += concat(of, "blocks used: ", pool.num_held(), "/", pool.num_blocks(), " ",
+                   share(static_cast<std::uint64_t>(pool.num_held()),
+                         static_cast<std::uint64_t>(pool.num_blocks())));
+    text += concat(of, "blocks cached: ", pool.num_cached(), ", retiring: ", pool.num_retiring(),
+                   ", free: ", pool.num_free(), "\n");
   }
   text += concat("bytes used: ", m.bytes_used(), "/", m.bytes_total(), "\n");
   text += concat("sequences: ", m.rows_.open().size(), "\n");
-  text += concat("allocations: ", m.counters_.blocks_allocated, " blocks\n");
-  text += concat("frees: ", m.counters_.blocks_freed, " blocks\n");
-  text += concat("evictions: ", m.counters_.blocks_evicted, " blocks\n");
-  text += concat("preemptions: ", m.counters_.sequences_preempted, " sequences\n");
-  text += concat("forks: ", m.counters_.forks, "\n");
+  text += concat("pins: ", m.pins_.num_open(), "\n");
+  text += concat("tokens found: ", counters.tokens_reused, "/", counters.tokens_looked_up, " ",
+                 share(counters.tokens_reused, counters.tokens_looked_up));
+  text += concat("copies: ", counters.block_copies, " blocks\n");
+  text += concat("allocations: ", counters.blocks_allocated, " blocks\n");
+  text += concat("frees: ", counters.blocks_freed, " blocks\n");
+  text += concat("evictions: ", counters.blocks_evicted, " blocks\n");
+  text += concat("preemptions: ", counters.sequences_preempted, " sequences\n");
+  text += concat("forks: ", counters.forks, "\n");
   return text;
 }
 

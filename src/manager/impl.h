@@ -11,12 +11,15 @@
 //   pins.cc       pin, unpin (pin_set.h)
 //   questions.cc  info, block tables, slots, the list of sequences
 //   steps.cc      begin, undo, commit, complete, drop, fail, drafts (step_log.h, unnamed_tokens.h)
-//   append.cc     demand, copy-on-write, admission, append
+//   append.cc     demand, copy-on-write, append
+//   admit.cc      whether appends would succeed
+//   reserve.cc    appends that are never short of blocks (reservations.h)
 //   each.cc       one token for each of many sequences
 //   blocks.cc     eviction, and where a block goes when it is let go (room.h)
 //   preempt.cc    which sequence makes room: priorities, preempt_to (victims.h)
 //   names.cc      the callers' own ids (caller_ids.h)
 //   publish.cc    what becomes findable, and when
+//   forget.cc     reset, forget
 //   border.cc     what windows have passed and a hit at the last full block still reads
 //   plan.cc       the arrays of a step
 //   describe.cc   the printed form
@@ -46,7 +49,9 @@
 #include "kvfolio/prefix_tree.h"
 #include "kvfolio/span_arena.h"
 #include "manager/caller_ids.h"
+#include "manager/ended_list.h"
 #include "manager/pin_set.h"
+#include "manager/reservations.h"
 #include "manager/room.h"
 #include "manager/rows.h"
 #include "manager/sequence.h"
@@ -112,6 +117,7 @@ class KVCacheManager::Impl {
   void for_each_reference(std::int32_t g, const Visit& visit) const;
   [[nodiscard]] Status check_references(std::int32_t g) const;
   [[nodiscard]] Status check_states(std::int32_t g) const;
+  [[nodiscard]] Status check_promises(std::int32_t g) const;
   [[nodiscard]] Status check_counters() const;
 
   CacheSpec spec_;
@@ -142,6 +148,7 @@ class KVCacheManager::Impl {
     bool new_tail;   // others read the tail block, or may find it: write to a new one
     bool can_reuse;  // the block that the append leaves has no other holder: it could write there
     bool reuse;      // it does, and one block less is needed; what was findable there is not
+    std::int32_t ready = 0;  // of the blocks, those that lie ready (reserve.cc)
   };
 
   Impl(CacheSpec spec, const ManagerOptions& options) : spec_(std::move(spec)), options_(options) {}
@@ -150,8 +157,8 @@ class KVCacheManager::Impl {
   void drain_tree() noexcept {
     if (tree_->has_changes()) follow_tree(nullptr);
   }
-  // `published`: of the extend() that was before.
-  void follow_tree(Published* published) noexcept;
+  // `published`: of the extend() that was before. Returns how many blocks lost their entry.
+  std::int64_t follow_tree(Published* published) noexcept;
   void on_unhung(GroupId group, BlockId block, BlockId successor) noexcept;
   void on_kept(const TreeChange& change, Published& published) noexcept;
   void on_candidate(GroupId group, BlockId block, Candidate candidate) noexcept;
@@ -226,8 +233,12 @@ class KVCacheManager::Impl {
     return !s.has_media ? kNever : find_cut_span(s, p);
   }
   [[nodiscard]] std::int32_t find_cut_span(const Sequence& s, std::int32_t p) const noexcept;
+  [[nodiscard]] static Status check_growth(std::string_view what, std::int64_t count,
+                                           std::int32_t length, std::int32_t max_tokens);
   [[nodiscard]] Status check_growth(const Sequence& s, std::string_view what,
-                                    std::int64_t count) const;
+                                    std::int64_t count) const {
+    return check_growth(what, count, s.length, s.has_limit ? details(s).max_tokens : 0);
+  }
   [[nodiscard]] std::int32_t kept_tokens(const PrefixMatch& match) const noexcept;
   [[nodiscard]] bool reserve_for_hit(std::int32_t row, const PrefixMatch& match) noexcept;
   [[nodiscard]] bool keep_media(Sequence& s, std::span<const MediaSpan> media) noexcept;
@@ -259,12 +270,38 @@ class KVCacheManager::Impl {
   void abort_writers() noexcept;
   void finish_closing() noexcept;
   void free_rested_rows() noexcept;
+  // admit.cc
+  [[nodiscard]] Status check_demands(std::span<const AppendDemand> demands);
+  [[nodiscard]] std::int64_t total_demand(std::span<const AppendDemand> demands, std::int32_t g,
+                                          std::int32_t* reused) noexcept;
+  struct Prospect;
+  // Of a hit's blocks: those that count as room or as retiring now, what it costs that they are
+  // shared (reserve.cc), and the last one.
+  struct Revived {
+    std::int32_t cached = 0;
+    std::int32_t retiring = 0;
+    std::int32_t cost = 0;
+    BlockId last{};
+  };
+  [[nodiscard]] Status check_prospect(std::span<const std::int32_t> tokens,
+                                      const OpenOptions& options, std::int64_t num_more) const;
+  [[nodiscard]] Result<Prospect> prospect_of(std::span<const std::int32_t> tokens,
+                                             const OpenOptions& options) const;
+  [[nodiscard]] bool would_hold(Prospect& s) const noexcept;
+  [[nodiscard]] bool would_fit(const Prospect& s, std::int32_t end) const noexcept;
+  [[nodiscard]] Revived revived_by(const PrefixMatch& match, std::int32_t g) const noexcept;
+  // `tail`: the block that the append begins in, if it begins inside one.
+  [[nodiscard]] Demand demand(std::int32_t g, BlockId tail, std::int32_t write_begin,
+                              std::int32_t end) const noexcept;
   // append.cc
   [[nodiscard]] Demand demand(std::int32_t row, std::int32_t g, std::int32_t write_begin,
                               std::int32_t end) const noexcept;
+  [[nodiscard]] bool has_rested(std::int32_t g, BlockId block) const noexcept;
   [[nodiscard]] bool is_alone_with(std::int32_t g, BlockId block) const noexcept;
-  [[nodiscard]] bool may_write_in_place(std::int32_t row, std::int32_t g, BlockId block,
-                                        std::int32_t position) const noexcept;
+  // `is_writer`: the sequence has the right to append to the block, or nobody has. `is_alone`: only
+  // the sequence holds it, and nobody else reads it.
+  [[nodiscard]] bool may_write_in_place(std::int32_t g, BlockId block, std::int32_t position,
+                                        bool is_writer, bool is_alone) const noexcept;
   static void reuse(Demand& needs) noexcept;
   // The step that an append would join now.
   [[nodiscard]] std::uint64_t next_appends_in() const noexcept {
@@ -277,9 +314,6 @@ class KVCacheManager::Impl {
   }
   [[nodiscard]] bool writes_below_valid(std::int32_t row, std::int32_t g, std::int32_t write_begin,
                                         const Demand& needs) const noexcept;
-  [[nodiscard]] Status check_demands(std::span<const AppendDemand> demands);
-  [[nodiscard]] std::int64_t total_demand(std::span<const AppendDemand> demands, std::int32_t g,
-                                          std::int32_t* reused) noexcept;
   [[nodiscard]] Status check_append(std::int32_t row, std::string_view what,
                                     const std::int32_t* tokens, std::int64_t count,
                                     const AppendOptions& options) const;
@@ -287,6 +321,8 @@ class KVCacheManager::Impl {
                                  const std::int32_t* tokens, std::int64_t count,
                                  const AppendOptions& options);
   [[nodiscard]] Status check_ready(std::int32_t row, std::string_view what) const;
+  // The open step, if there is one, takes appends.
+  [[nodiscard]] Status check_step(std::string_view what) const;
   // Words for tokens that the sequence keeps itself, when it is `end` tokens long.
   [[nodiscard]] std::int64_t pending_words(const Sequence& s, std::int32_t end) const noexcept {
     return s.publishes ? std::max(0, std::min(end, s.exact_until) - s.place.position) : 0;
@@ -334,8 +370,9 @@ class KVCacheManager::Impl {
   // The reference of a step: a source of its copies, or a block that it displaced.
   void let_go_of_source(std::int32_t g, BlockId block) noexcept;
   // The references of table entries [first, end), the last one first; the table stays as it is.
-  void release_entries(std::int32_t row, std::int32_t g, std::int32_t first,
-                       std::int32_t end) noexcept;
+  // `length`: of the sequence without them.
+  void release_entries(std::int32_t row, std::int32_t g, std::int32_t first, std::int32_t end,
+                       std::int32_t length) noexcept;
   // One reference less; the last one sends the block to where it belongs.
   void let_go(std::int32_t g, BlockId block, bool touched) noexcept;
   // Blocks that release() gave up go to the free ones or to the cached ones. Requires: at most
@@ -344,6 +381,40 @@ class KVCacheManager::Impl {
   void drain_retiring() noexcept;
   void move_pins(std::int32_t g, BlockId from, BlockId to) noexcept;
   void note_peak() noexcept;
+  // reserve.cc
+  // What the need of a promise depends on: the length, the own blocks, and whether the tail is one.
+  struct PromiseState {
+    std::int32_t length;
+    std::int32_t own;
+    bool owns_tail;
+  };
+  [[nodiscard]] bool owns_tail(std::int32_t row, std::int32_t g,
+                               std::int32_t length) const noexcept;
+  // Blocks that have to lie ready for the tokens that are promised.
+  [[nodiscard]] std::int32_t ready_needed(std::int32_t row, std::int32_t g,
+                                          const PromiseState& at) const noexcept;
+  [[nodiscard]] std::int32_t ready_needed(std::int32_t row, std::int32_t g) const noexcept;
+  [[nodiscard]] std::int32_t from_ready(std::int32_t row, std::int32_t g,
+                                        const Demand& needs) const noexcept;
+  [[nodiscard]] BlockId acquire_for(std::int32_t row, std::int32_t g,
+                                    std::int32_t& from_ready) noexcept;
+  void give_back(std::int32_t row, std::int32_t g, BlockId block) noexcept;
+  void top_up(std::int32_t row, std::int32_t g, std::int32_t needed) noexcept;
+  void set_entries_aside(std::int32_t row, std::int32_t g, std::int32_t first, std::int32_t end,
+                         std::int32_t length) noexcept;
+  void end_promise(std::int32_t row) noexcept;
+  void undo_promise(std::int32_t row) noexcept;
+  void settle_promise(std::int32_t row) noexcept;
+  [[nodiscard]] std::int32_t cost_of_sharing(std::int32_t g, BlockId block) const noexcept;
+  void note_sharing(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
+  // Room for what it costs that the blocks of these tables, by group, get another holder.
+  [[nodiscard]] Status check_sharing(std::span<const std::span<const std::int32_t>> tables) const;
+  [[nodiscard]] Status check_sharing_table(std::int32_t row) const;
+  [[nodiscard]] bool fits_promises(const PrefixMatch& match, std::int32_t size) const noexcept;
+  void rob_reservations(const Room::Needs& needs) noexcept;
+  [[nodiscard]] Status promise(std::int32_t row, std::int64_t num_tokens,
+                               std::int64_t most_per_step);
+  void own_table(std::int32_t row) noexcept;
   // preempt.cc
   struct RankedRows;
   // The smallest goes first.
@@ -351,6 +422,7 @@ class KVCacheManager::Impl {
   [[nodiscard]] bool frees_a_block(std::int32_t row) const noexcept;
   [[nodiscard]] bool shares_a_block(std::int32_t row) const noexcept;
   void prefetch_victims(std::int32_t row) const noexcept;
+  void note_ended(std::int32_t row) noexcept;
   // names.cc
   [[nodiscard]] Status check_caller_id(std::string_view what,
                                        const std::optional<std::uint64_t>& id) const;
@@ -377,6 +449,16 @@ class KVCacheManager::Impl {
   // Evicts the block whose eviction shortens the tree, the coldest of all such. False: there is
   // none.
   [[nodiscard]] bool evict_to_shorten_tree() noexcept;
+  // forget.cc
+  // What begins with these tokens.
+  struct Path {
+    std::int32_t root;
+    std::span<const std::int32_t> tokens;
+    std::span<const MediaSpan> media;
+  };
+  [[nodiscard]] bool runs_on(std::int32_t row, const Path& path) const noexcept;
+  [[nodiscard]] bool pins_some_of(std::int32_t pin, const Path& path) const noexcept;
+  Forgotten forget(const Path& path) noexcept;
   // border.cc
   void count_border(std::int32_t row, std::int32_t g, std::int32_t logical, int by) noexcept;
   void set_border(std::int32_t row, std::int32_t g, Border wanted) noexcept;
@@ -398,6 +480,7 @@ class KVCacheManager::Impl {
   [[nodiscard]] bool may_have_dropped(std::int32_t row, std::int32_t g) const noexcept;
   // Each of these writes int32 words from `at` on and returns where they end.
   std::int32_t* write_rows(Step& step, std::int32_t* at) const noexcept;
+  std::int32_t* write_positions(Step& step, std::int32_t* at) const noexcept;
   std::int32_t* write_group(Step& step, std::int32_t g, const PlanOptions& options,
                             std::int32_t* at) const noexcept;
   std::int32_t* write_slots(const Step& step, std::int32_t g, std::int32_t* at) const noexcept;
@@ -431,9 +514,11 @@ class KVCacheManager::Impl {
   std::uint64_t losses_ = 0;  // blocks that lost their entry while they were not cached
 
   Victims victims_;
+  EndedList ended_;  // by the last fail() or preempt_to()
 
   StepLog steps_;
   UnnamedTokens unnamed_;
+  Reservations reservations_;
   std::vector<std::span<const std::int32_t>> offers_;  // by group, scratch
 };
 

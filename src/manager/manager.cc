@@ -54,7 +54,9 @@ Status KVCacheManager::Impl::make_rows() {
   bool ok =
       rows_.allocate(static_cast<std::int32_t>(rows), options_.max_sequences, options_.id_tag) &&
       caller_ids_.allocate(rows, options_.hash_seed) && victims_.allocate(rows) &&
-      scratch_.allocate_zeroed(2 * rows) && unnamed_.allocate(rows, options_.max_steps_in_flight) &&
+      ended_.allocate(rows) && scratch_.allocate_zeroed(2 * rows) &&
+      unnamed_.allocate(rows, options_.max_steps_in_flight) &&
+      reservations_.allocate(rows, spec_.groups) &&
       pins_.allocate(options_.max_pins, num_groups(), options_.id_tag) &&
       steps_.allocate(options_.max_steps_in_flight, num_groups(), rows,
                       options_.max_table_entries + 16 * rows);

@@ -54,7 +54,7 @@ Status check_options(const ManagerOptions& o) {
   if (o.order != Order::kInOrder && o.order != Order::kUnordered) {
     return check_option("order", static_cast<std::int64_t>(o.order), 0, 1);
   }
-  return {};
+  return check_option("victim_policy", static_cast<std::int64_t>(o.victim_policy), 0, 3);
 }
 
 // What the groups of a spec hold together.

@@ -4,7 +4,7 @@
 // The options of a manager with all that was derived in place of 0. A pure function: the same spec
 // and options give the same capacities on every machine.
 
-#include "kvfolio/manager.h"
+#include "kvfolio/manager_types.h"
 
 namespace kvfolio {
 

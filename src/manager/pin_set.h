@@ -59,6 +59,7 @@ class PinSet {
   }
   // Keeps the path alive where no block is held for it: in window groups with a window of 1.
   Place& place(std::int32_t pin) noexcept { return pins_[pin].place; }
+  [[nodiscard]] const Place& place(std::int32_t pin) const noexcept { return pins_[pin].place; }
 
   // Becomes an equal of `other`. Requires: allocated with the same arguments.
   void copy_from(const PinSet& other) noexcept;

@@ -40,11 +40,21 @@ Result<Pinned> KVCacheManager::pin(std::span<const std::int32_t> tokens,
     blocks.grow(m.arena(), m.blocks_for(g, match.tokens));
     m.tree_->fill_table(match, GroupId(g), blocks.blocks(m.arena()), true);
   }
+  std::array<std::span<const std::int32_t>, kMaxGroups> tables;
+  for (std::int32_t g = 0; g < m.num_groups(); ++g) {
+    tables[static_cast<std::size_t>(g)] =
+        std::as_const(m.pins_.table(pin, g)).blocks(std::as_const(m.arena()));
+  }
+  if (Status status = m.check_sharing(tables); !status.ok()) {
+    for (std::int32_t g = 0; g < m.num_groups(); ++g) m.pins_.table(pin, g).release(m.arena());
+    return status;
+  }
   const std::int32_t position = match.tokens / m.tree_->unit() * m.tree_->unit();
   m.pins_.place(pin) = match.tokens > 0 ? m.tree_->enter(match.run, position) : Place();
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
     const BlockTable& blocks = m.pins_.table(pin, g);
     m.hold_table(g, blocks.blocks(std::as_const(m.arena())));
+    m.note_sharing(g, blocks.blocks(std::as_const(m.arena())));
     if (m.group(g).size.offset_of(match.tokens) == 0) continue;
     m.pool(g).set_wanted(blocks.at(m.arena(), blocks.size() - 1), true);
   }

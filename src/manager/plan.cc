@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "manager/impl.h"
 
@@ -72,7 +73,7 @@ std::int64_t KVCacheManager::Impl::plan_words(const Step& step,
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     tokens += step.entries[i].end - step.entries[i].begin;
   }
-  std::int64_t words = 5 * n + 1;
+  std::int64_t words = 5 * n + 1 + (options.positions ? tokens : 0);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     words += tokens + 2 * num_copies(step, g);
     if (options.changed_entries) words += 3 * num_unplanned(step, g);
@@ -84,7 +85,19 @@ std::int64_t KVCacheManager::Impl::plan_words(const Step& step,
   return words;
 }
 
-// Five writers fill the arrays of one group, each from `at` on, and return where they end.
+// Writers: each fills arrays from `at` on, and returns where they end. This one is of all groups,
+// the next five of one.
+
+std::int32_t* KVCacheManager::Impl::write_positions(Step& step, std::int32_t* at) const noexcept {
+  std::int32_t* begin = at;
+  for (std::int32_t i = 0; i < step.num_entries; ++i) {
+    const StepEntry& e = step.entries[i];
+    std::iota(at, at + (e.end - e.begin), e.begin);
+    at += e.end - e.begin;
+  }
+  step.plan.positions = {begin, static_cast<std::size_t>(at - begin)};
+  return at;
+}
 
 std::int32_t* KVCacheManager::Impl::write_slots(const Step& step, std::int32_t g,
                                                 std::int32_t* at) const noexcept {
@@ -327,6 +340,8 @@ Result<const StepPlan*> KVCacheManager::plan(const PlanOptions& options) {
   if (options.flashinfer) KVFOLIO_RETURN_IF_ERROR(m.check_flashinfer(step));
   KVFOLIO_RETURN_IF_ERROR(m.reserve_plan(step, options));
   std::int32_t* at = m.write_rows(step, step.words.data());
+  step.plan.positions = {};
+  if (options.positions) at = m.write_positions(step, at);
   step.num_shared = 0;
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
     at = m.write_group(step, g, options, at);

@@ -28,6 +28,28 @@ bool is_policy(VictimPolicy policy) {
 
 }  // namespace
 
+const char* to_string(VictimPolicy policy) noexcept {
+  switch (policy) {
+    case VictimPolicy::kLru:
+      return "lru";
+    case VictimPolicy::kLfu:
+      return "lfu";
+    case VictimPolicy::kLongest:
+      return "longest";
+    case VictimPolicy::kLowestPriority:
+      return "lowest priority";
+  }
+  return "unknown";
+}
+
+// Requires: the sequence is open still.
+void KVCacheManager::Impl::note_ended(std::int32_t row) noexcept {
+  const Sequence& s = rows_[row];
+  EndedSequence ended{id_of(s)};
+  if (s.has_caller_id) ended.caller_id = details(row).caller_id;
+  ended_.add(ended);
+}
+
 std::uint64_t KVCacheManager::Impl::rank_of(std::int32_t row, VictimPolicy policy) const noexcept {
   switch (policy) {
     case VictimPolicy::kLru:
@@ -45,6 +67,7 @@ std::uint64_t KVCacheManager::Impl::rank_of(std::int32_t row, VictimPolicy polic
 
 bool KVCacheManager::Impl::frees_a_block(std::int32_t row) const noexcept {
   for (std::int32_t g = 0; g < num_groups(); ++g) {
+    if (rows_[row].has_promise && reservations_.num_ready(row, g) > 0) return true;
     const auto blocks = table(row, g).blocks(arena());
     // From the end: what a sequence has alone is its newest.
     for (std::size_t i = blocks.size(); i-- > 0;) {
@@ -90,8 +113,9 @@ struct KVCacheManager::Impl::RankedRows {
 
 // ---- choosing and preempting ----
 
-std::optional<SequenceId> KVCacheManager::select_victim(VictimPolicy policy) {
+std::optional<SequenceId> KVCacheManager::select_victim(std::optional<VictimPolicy> chosen) {
   Impl& m = *impl_;
+  const VictimPolicy policy = chosen.value_or(m.options_.victim_policy);
   if (!is_policy(policy)) return std::nullopt;
   const std::int32_t row = m.victims_.select(policy, Impl::RankedRows{m, policy});
   if (row == Victims::kNoRow) return std::nullopt;
@@ -126,8 +150,10 @@ void KVCacheManager::Impl::prefetch_victims(std::int32_t row) const noexcept {
   }
 }
 
-Result<std::span<const SequenceId>> KVCacheManager::preempt_to(double target, VictimPolicy policy) {
+Result<std::span<const EndedSequence>> KVCacheManager::preempt_to(
+    double target, std::optional<VictimPolicy> chosen) {
   Impl& m = *impl_;
+  const VictimPolicy policy = chosen.value_or(m.options_.victim_policy);
   if (!(target >= 0.0 && target <= 1.0)) {
     return Status(ErrorCode::kInvalidArgument,
                   concat("preempt_to ", std::to_string(target), ", allowed: 0 to 1"));
@@ -138,23 +164,23 @@ Result<std::span<const SequenceId>> KVCacheManager::preempt_to(double target, Vi
         concat("preempt_to: policy ", static_cast<std::int32_t>(policy), ", allowed: 0 to 3"));
   }
   const Impl::RankedRows rows{m, policy};
-  m.victims_.clear_list();
+  m.ended_.clear();
   while (m.utilization() > target) {
     m.victims_.refresh(policy, rows);
     const std::int32_t row = m.victims_.next(rows);
     if (row == Victims::kNoRow) break;
-    if (!m.victims_.list().empty()) m.prefetch_victims(row);  // one that goes alone has no next
+    if (!m.ended_.list().empty()) m.prefetch_victims(row);  // one that goes alone has no next
     // Blocks that it shares may be another's alone when it is gone: then the sequences that were
     // passed over are asked again.
     const bool shared = m.shares_a_block(row);
     const SequenceId id = m.id_of(m.rows_[row]);
-    m.victims_.add_to_list(id);
+    m.note_ended(row);
     const Status gone = preempt(id);
     KVFOLIO_CHECK(gone.ok());  // it is open and rests
     if (shared) m.victims_.restore_passed_over();
   }
   m.victims_.restore_passed_over();
-  return m.victims_.list();
+  return m.ended_.list();
 }
 
 }  // namespace kvfolio

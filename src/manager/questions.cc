@@ -24,6 +24,7 @@ Result<SequenceInfo> KVCacheManager::info(SequenceId id) const {
   info.trim_first_kept = d.trim_first_kept;
   info.in_open_step = s.step_entry >= 0;
   info.num_unnamed = m.unnamed_.num_waiting(row);
+  info.reserved_tokens = s.has_promise ? m.reservations_.tokens(row) : 0;
   if (s.has_caller_id) info.caller_id = d.caller_id;
   info.max_tokens = d.max_tokens;
   info.priority = d.priority;
@@ -84,6 +85,22 @@ Result<std::int32_t> KVCacheManager::ref_count(GroupId group, BlockId block) con
 Result<bool> KVCacheManager::is_findable(GroupId group, BlockId block) const {
   KVFOLIO_RETURN_IF_ERROR(impl_->check_block("is_findable", group, block));
   return impl_->tree_->is_findable(group, block);
+}
+
+Result<std::int32_t> KVCacheManager::findable_end(GroupId group, BlockId block) const {
+  KVFOLIO_RETURN_IF_ERROR(impl_->check_block("findable_end", group, block));
+  return impl_->tree_->findable_end(group, block);
+}
+
+Result<BlockState> KVCacheManager::block_state(GroupId group, BlockId block) const {
+  KVFOLIO_RETURN_IF_ERROR(impl_->check_block("block_state", group, block));
+  const BlockPool& pool = impl_->pool(group.value());
+  return pool.held_by_steps(block) ? BlockState::kRetiring : pool.state(block);
+}
+
+Result<std::int32_t> KVCacheManager::widest(GroupId group) const {
+  KVFOLIO_RETURN_IF_ERROR(impl_->check_group("widest", group));
+  return impl_->blocks_for(group.value(), impl_->options_.max_sequence_tokens);
 }
 
 }  // namespace kvfolio

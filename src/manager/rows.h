@@ -72,6 +72,10 @@ class Rows {
 
   // ---- the life of a row ----
 
+  // take() finds a row.
+  [[nodiscard]] bool has_room() const noexcept {
+    return num_open_ < max_open_ && first_free_ != kNone;
+  }
   // Opens a sequence, with a birth that no other one of this manager has. kNone: `max_open` are
   // open, or no row is free.
   [[nodiscard]] std::int32_t take() noexcept;

@@ -36,6 +36,7 @@ struct alignas(64) Sequence {
   bool late_names : 1;      // these may get their names after their step is complete
   bool has_planned : 1;     // row_ticket() is last_ticket, not 0
   bool has_written : 1;     // wrote_last() is last_ticket, not 0
+  bool has_promise : 1;     // reserve() keeps blocks for it (Reservations)
   std::int32_t step_entry;  // in the open step, or -1
   std::int32_t length;
   std::int32_t accepted;

@@ -84,20 +84,16 @@ Status KVCacheManager::Impl::check_publish(std::string_view what, Publish publis
                  ", allowed: 0 (kAll), 1 (kFullBlocks) and 2 (kNothing)")};
 }
 
-// May the sequence get `count` tokens longer?
-Status KVCacheManager::Impl::check_growth(const Sequence& s, std::string_view what,
-                                          std::int64_t count) const {
-  if (count < 0 || count > kMaxSequenceTokens - s.length) {
-    return {ErrorCode::kInvalidArgument, concat(what, " of ", count, " tokens behind ", s.length,
-                                                ", allowed: 0 to ", kMaxSequenceTokens - s.length)};
+// May a sequence of `length` tokens get `count` tokens longer? max_tokens 0: it has no own limit.
+Status KVCacheManager::Impl::check_growth(std::string_view what, std::int64_t count,
+                                          std::int32_t length, std::int32_t max_tokens) {
+  if (count < 0 || count > kMaxSequenceTokens - length) {
+    return {ErrorCode::kInvalidArgument, concat(what, " of ", count, " tokens behind ", length,
+                                                ", allowed: 0 to ", kMaxSequenceTokens - length)};
   }
-  if (!s.has_limit) return {};
-  const std::int32_t limit = details(s).max_tokens;
-  if (count > std::max(0, limit - s.length)) {
-    return {ErrorCode::kResourceExhausted,
-            concat(what, " of ", count, " tokens: full: ", s.length, " of ", limit, " tokens")};
-  }
-  return {};
+  if (max_tokens == 0 || count <= std::max(0, max_tokens - length)) return {};
+  return {ErrorCode::kResourceExhausted,
+          concat(what, " of ", count, " tokens: full: ", length, " of ", max_tokens, " tokens")};
 }
 
 std::int64_t KVCacheManager::Impl::words_for(const Sequence& s, std::int32_t end) const noexcept {
@@ -265,7 +261,7 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
                             ? tree_->match(root, tokens, options.media, size - 1, size > 0)
                             : PrefixMatch{.run = root};
     // Caching never takes room: without table entries for the hit it is a miss.
-    if (!reserve_for_hit(row, match)) match = {.run = root};
+    if (!fits_promises(match, size) || !reserve_for_hit(row, match)) match = {.run = root};
     const std::int32_t held = match.held_tokens();
     const std::int32_t kept = kept_tokens(match);
     for (std::int32_t g = 0; g < num_groups(); ++g) {
@@ -278,6 +274,7 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
     for (std::int32_t g = 0; g < num_groups(); ++g) {
       if (mutant(Mutant::kHitReferencedLate)) break;
       hold_table(g, table(row, g).blocks(arena()));
+      note_sharing(g, std::as_const(*this).table(row, g).blocks(std::as_const(*this).arena()));
       // A sequence that revives a tail without a holder becomes its writer.
       const std::int32_t offset = held % block_size(g);
       if (offset == 0) continue;
@@ -321,6 +318,7 @@ Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions&
         ErrorCode::kFailedPrecondition,
         concat("fork: the sequence has ", m.rows_[from].draft(), " draft tokens; accept() first"));
   }
+  KVFOLIO_RETURN_IF_ERROR(m.check_sharing_table(from));
   const std::int32_t row = m.take_row();
   if (row < 0) return m.no_row("fork", "; close one or raise max_sequences");
   Sequence& parent = m.rows_[from];
@@ -359,6 +357,7 @@ Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions&
   child.has_planned = false;  // no plan had its row yet
   child.pending = pending;
   child.used = true;
+  child.has_promise = false;
   child.publishes = publishes;
   child.place = publishes ? m.tree_->copy(parent.place) : Place();
   if (publishes) std::copy_n(m.arena().at(parent.pending), pending_size, m.arena().at(pending));
@@ -367,6 +366,7 @@ Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions&
     BlockTable& to = m.table(row, g);
     to.assign(m.arena(), m.table(from, g).blocks(m.arena()));
     m.hold_table(g, to.blocks(m.arena()));
+    m.note_sharing(g, std::as_const(to).blocks(std::as_const(m.arena())));
     m.tables_.window_begin(row, g) = m.tables_.window_begin(from, g);
   }
   if (m.has_windows_) m.move_border(row);
@@ -387,7 +387,7 @@ Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions&
 
 void KVCacheManager::Impl::release_blocks(std::int32_t row) noexcept {
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    release_entries(row, g, 0, table(row, g).size());
+    release_entries(row, g, 0, table(row, g).size(), 0);
   }
 }
 
@@ -398,6 +398,7 @@ void KVCacheManager::Impl::forget_sequence(std::int32_t row, bool aborted) noexc
 
 void KVCacheManager::Impl::end_sequence(std::int32_t row) noexcept {
   Sequence& s = rows_[row];
+  end_promise(row);
   rows_.leave_open(row);
   forget_caller_id(row);
   const bool unsettled = options_.order == Order::kUnordered && !steps_.is_complete(s.last_ticket);

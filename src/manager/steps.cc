@@ -75,16 +75,17 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
       const BlockId block = blocks.at(arena(), logical);
       const bool reused = logical == have && tail.valid_before == TailChange::kReused;
       if (reused && options_.order == Order::kInOrder) {
+        if (s.has_promise) reservations_.disown(g, block);
         let_go(g, block, true);  // steps in flight may read what it held
       } else {
-        free_unwritten(g, block);
+        give_back(e.row, g, block);
       }
     }
     blocks.truncate(have);
     step.num_displaced -= tail.source >= 0 ? 1 : 0;
     const BlockId source(tail.source);
     if (tail.copy_to >= 0) {
-      free_unwritten(g, BlockId(tail.copy_to));
+      give_back(e.row, g, BlockId(tail.copy_to));
       pool.take_from_step(source);
       blocks.set(arena(), have - 1, source);
       tables_.note_entries(e.row, g, have - 1);
@@ -102,6 +103,7 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
     }
   }
   step.planned_changes = false;
+  if (s.has_promise) undo_promise(e.row);
   victims_.undo_use(e.row, e.last_use_before);
   s.length = e.begin;
   s.used = e.used_before;
@@ -187,10 +189,10 @@ void KVCacheManager::Impl::move_windows(std::int32_t row) noexcept {
     if (first == begin) continue;  // sinks may reach beyond the table
     // Tails first, as everywhere: the head is what others share.
     for (std::int32_t head = first; mutant(Mutant::kHeadsBeforeTails) && head < begin; ++head) {
-      release_entries(row, g, head, head + 1);
+      release_entries(row, g, head, head + 1, s.length);
       table(row, g).set(arena(), head, BlockId());
     }
-    release_entries(row, g, first, begin);
+    release_entries(row, g, first, begin, s.length);
     for (std::int32_t logical = first; logical < begin; ++logical) {
       table(row, g).set(arena(), logical, BlockId());
     }
@@ -259,6 +261,10 @@ Status KVCacheManager::commit(Ticket ticket) {
   }
   for (std::int32_t i = 0; i < step.num_entries && m.has_windows_; ++i) {
     m.move_windows(step.entries[i].row);
+  }
+  for (std::int32_t i = 0; i < step.num_entries && m.reservations_.num_rows() > 0; ++i) {
+    const std::int32_t row = step.entries[i].row;
+    if (m.rows_[row].has_promise) m.settle_promise(row);
   }
   return {};
 }
@@ -382,9 +388,11 @@ void KVCacheManager::Impl::abort_writers() noexcept {
     if (s.publishes) stop_publishing(row);
     const bool was_open = s.life == Life::kOpen;  // else its owner has closed it
     if (was_open) {
+      note_ended(row);
       rows_.leave_open(row);
       forget_caller_id(row);
       ++counters_.sequences_aborted;
+      end_promise(row);
       release_blocks(row);
     } else {
       rows_.leave_closing(row);
@@ -398,21 +406,22 @@ void KVCacheManager::Impl::abort_writers() noexcept {
   });
 }
 
-Status KVCacheManager::fail(Ticket ticket) {
+Result<std::span<const EndedSequence>> KVCacheManager::fail(Ticket ticket) {
   Impl& m = *impl_;
   const std::int32_t at = m.steps_.find(ticket.value());
   if (at < 0) {
-    return {ErrorCode::kFailedPrecondition,
-            concat("fail: ticket ", ticket.value(), " is not in flight")};
+    return Status(ErrorCode::kFailedPrecondition,
+                  concat("fail: ticket ", ticket.value(), " is not in flight"));
   }
   if (m.steps_.is_open()) KVFOLIO_RETURN_IF_ERROR(drop(Ticket(m.steps_.open().ticket)));
   m.steps_.end(at, m.steps_.num_in_flight());
+  m.ended_.clear();
   m.abort_writers();
   for (std::int32_t i = 0; i < m.steps_.num_ended(); ++i) m.end_step(m.steps_.ended(i), true);
   m.finish_closing();
   m.free_rested_rows();
   m.drain_retiring();
-  return {};
+  return m.ended_.list();
 }
 
 // ---- names and drafts ----

@@ -114,8 +114,8 @@ Status UnnamedTokens::check(const StepLog& steps, Owner owner, bool has_late_nam
       continue;
     }
     return {ErrorCode::kFailedPrecondition,
-            text::concat("unnamed tokens: row ", owner.row, ": stretch ", i, " is [",
-                         stretch.begin, ", ", stretch.end, "), not in order")};
+            text::concat("unnamed tokens: row ", owner.row, ": stretch ", i, " is [", stretch.begin,
+                         ", ", stretch.end, "), not in order")};
   }
   if (tokens != count.tokens) {
     return {ErrorCode::kFailedPrecondition,

@@ -19,8 +19,7 @@ bool Victims::allocate(std::int64_t rows) noexcept {
   num_uses_ = 0;
   return heap_.allocate_zeroed(2 * rows) && passed_over_.allocate_zeroed(rows) &&
          changed_.allocate_zeroed(rows) && is_changed_.allocate_zeroed(rows) &&
-         versions_.allocate_zeroed(rows) && list_.allocate_zeroed(rows) &&
-         uses_.allocate_zeroed(rows);
+         versions_.allocate_zeroed(rows) && uses_.allocate_zeroed(rows);
 }
 
 void Victims::push(const Snapshot& snapshot) noexcept {
@@ -58,11 +57,10 @@ void Victims::drop_heap() noexcept {
 
 void Victims::copy_from(const Victims& other) noexcept {
   const auto& [heap, passed_over, changed, is_changed, versions, size, num_passed_over, num_changed,
-               policy, list, num_listed, uses, num_uses, scanned_policy, scanned_at] = other;
+               policy, uses, num_uses, scanned_policy, scanned_at] = other;
   KVFOLIO_CHECK(versions.size() == versions_.size());
   std::fill_n(is_changed_.data(), is_changed_.size(), std::uint8_t{0});
   drop_heap();
-  clear_list();
   uses_.copy_from(uses);
   num_uses_ = num_uses;
 }

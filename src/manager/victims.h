@@ -27,7 +27,7 @@
 
 #include "kvfolio/fixed_array.h"
 #include "kvfolio/ids.h"
-#include "kvfolio/manager.h"
+#include "kvfolio/manager_types.h"
 #include "kvfolio/status.h"
 
 namespace kvfolio {
@@ -95,8 +95,7 @@ class Victims {
 
   // ---- several victims ----
   //
-  // In a loop: refresh(), next(), and the end of that sequence. Then restore_passed_over(). What
-  // went is put on a list that the caller may read afterwards.
+  // In a loop: refresh(), next(), and the end of that sequence. Then restore_passed_over().
 
   // Brings the heap up to date.
   template <VictimRows Rows>
@@ -107,14 +106,6 @@ class Victims {
   [[nodiscard]] std::int32_t next(const Rows& rows) noexcept;
   // The rows that were passed over may be chosen again.
   void restore_passed_over() noexcept;
-
-  // The sequences that went, in order: of one call, until the next one clears the list.
-  void clear_list() noexcept { num_listed_ = 0; }
-  // Requires: at most as many as rows since clear_list().
-  void add_to_list(SequenceId id) noexcept { list_[num_listed_++] = id; }
-  [[nodiscard]] std::span<const SequenceId> list() const noexcept {
-    return {list_.data(), static_cast<std::size_t>(num_listed_)};
-  }
 
   // Rows that probably go soon, for a look at their memory ahead of time. Requires: next() came
   // last and returned a row.
@@ -129,8 +120,7 @@ class Victims {
   void copy_from(const Victims& other) noexcept;
   [[nodiscard]] MemoryUse memory() const noexcept {
     return MemoryUse::whole(heap_.bytes() + passed_over_.bytes() + changed_.bytes() +
-                            is_changed_.bytes() + versions_.bytes() + list_.bytes() +
-                            uses_.bytes());
+                            is_changed_.bytes() + versions_.bytes() + uses_.bytes());
   }
   [[nodiscard]] Status check(std::span<const std::int32_t> open_rows) const;
 
@@ -184,9 +174,7 @@ class Victims {
   std::int32_t num_passed_over_ = 0;
   std::int32_t num_changed_ = 0;
   std::optional<VictimPolicy> policy_;  // of the heap
-  FixedArray<SequenceId> list_;         // [num_listed_]
-  std::int32_t num_listed_ = 0;
-  FixedArray<Use> uses_;  // [row]
+  FixedArray<Use> uses_;                // [row]
   std::uint64_t num_uses_ = 0;
   std::optional<VictimPolicy> scanned_policy_;  // of the last scan(),
   std::uint64_t scanned_at_ = 0;                // and num_uses_ then

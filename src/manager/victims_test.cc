@@ -197,18 +197,6 @@ TEST(Victims, AUseThatIsUndoneLeavesTheRowAsItWas) {
   EXPECT_EQ(world.victims.use_count(0), 1u);
 }
 
-TEST(Victims, TheListHoldsWhatWentSinceItWasCleared) {
-  World world(2);
-  world.victims.add_to_list(SequenceId(5));
-  world.victims.clear_list();
-  EXPECT_TRUE(world.victims.list().empty());
-  world.victims.add_to_list(SequenceId(7));
-  world.victims.add_to_list(SequenceId(6));
-  ASSERT_EQ(world.victims.list().size(), 2u);
-  EXPECT_EQ(world.victims.list()[0], SequenceId(7));
-  EXPECT_EQ(world.victims.list()[1], SequenceId(6));
-}
-
 TEST(Victims, TheNextOneIsForeseenAndTheOneAfterItIsAmongThree) {
   World world(64);
   std::vector<std::uint64_t> ranks(64);

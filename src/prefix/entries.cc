@@ -221,17 +221,7 @@ void PrefixTree::Impl::unhang(std::int32_t g, std::int32_t block) noexcept {
     const std::int32_t begin = group(g).size.begin_of(static_cast<std::int32_t>(where.end) - 1);
     bool live_below = false;
     for (std::int32_t h = 0; h < num_groups_; ++h) live_below |= entries(r, h).live_kids > 0;
-    const auto deepest = [this](std::int32_t at) {
-      while (run(at).num_children > 0) at = children_.first(at);
-      return at;
-    };
-    for (std::int32_t at = live_below ? deepest(r) : r; at != r;) {
-      unhang_from(at, begin, g, block);
-      const std::int32_t sibling = children_.next(at);
-      const std::int32_t next = sibling != kNone ? deepest(sibling) : run(at).parent;
-      cut_one(at);
-      at = next;
-    }
+    if (live_below) forget_below(r, begin, g, block);
     unhang_from(r, begin, g, block);
   }
   unhang_entry(g, block);

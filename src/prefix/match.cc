@@ -441,41 +441,45 @@ PrefixMatch PrefixTree::Impl::match(std::int32_t root, std::span<const std::int3
 
 // Runs further down come first: where a block straddles the border of two, theirs is longer.
 void PrefixTree::Impl::fill_full(const Path& path, std::int32_t g, std::int32_t held,
-                                 std::span<std::int32_t> out) const noexcept {
-  const auto count = static_cast<std::int32_t>(out.size());
-  std::int32_t filled_from = count;
+                                 std::int32_t first, std::span<std::int32_t> out) const noexcept {
+  const std::int32_t end = first + static_cast<std::int32_t>(out.size());
+  std::int32_t filled_from = end;
   for (std::int32_t r = path.last; !runs_.is_root(r); r = run(r).parent) {
     const RunEntries& of = entries(r, g);
-    if (of.first >= count) continue;
-    const std::int32_t* entry = blocks(r, g);
-    const std::int32_t n = std::min(of.count, count - of.first);
-    const std::int32_t fresh = std::clamp(filled_from - of.first, 0, n);
-    std::int32_t* to = out.data() + of.first;
+    const std::int32_t begin = std::max(of.first, first);
+    const std::int32_t stop = std::min(of.first + of.count, end);
+    if (begin >= stop) continue;
+    const std::int32_t* entry = blocks(r, g) + (begin - of.first);
+    const std::int32_t n = stop - begin;
+    const std::int32_t fresh = std::clamp(filled_from - begin, 0, n);
+    std::int32_t* to = out.data() + (begin - first);
     std::copy_n(entry, fresh, to);
     for (std::int32_t i = fresh; i < n; ++i) {
       if (to[i] == kNone) to[i] = entry[i];
     }
-    filled_from = std::min(filled_from, of.first);
+    filled_from = std::min(filled_from, begin);
   }
+  if (end * block_size(g) < held) return;
   std::int32_t& last = out.back();
   if (last == kNone || static_cast<std::int32_t>(group(g).where[last].end) < held) {
     std::int32_t from = path.last;
-    last = cover(path, g, count - 1, from).block;
+    last = cover(path, g, end - 1, from).block;
   }
 }
 
 void PrefixTree::Impl::fill_table(const PrefixMatch& match, GroupId group_id,
-                                  std::span<std::int32_t> out, bool one_more) const noexcept {
+                                  std::span<std::int32_t> out, bool one_more,
+                                  std::int32_t begin) const noexcept {
   const std::int32_t g = group_id.value();
   const std::int32_t size = block_size(g);
   const std::int32_t held = match.held_tokens();
-  const auto count = static_cast<std::int32_t>(out.size());
-  KVFOLIO_DCHECK(count == (held + size - 1) / size);
+  const std::int32_t end_block = begin + static_cast<std::int32_t>(out.size());
+  KVFOLIO_DCHECK(begin >= 0 && end_block <= (held + size - 1) / size);
   std::fill(out.begin(), out.end(), kNone);
-  if (count == 0) return;
+  if (out.empty()) return;
   const Path path{match.last_run, match.matched};
   if (group(g).full()) {
-    fill_full(path, g, held, out);
+    fill_full(path, g, held, begin, out);
     return;
   }
   const GroupRule& rule = group(g).rule;
@@ -485,11 +489,14 @@ void PrefixTree::Impl::fill_table(const PrefixMatch& match, GroupId group_id,
   const auto take = [&](std::int32_t logical) {
     const Cover found = cover(path, g, logical, from);
     if (found.end < std::min((logical + 1) * size, held)) return;
-    out[static_cast<std::size_t>(logical)] = found.block;
+    out[static_cast<std::size_t>(logical - begin)] = found.block;
   };
-  for (std::int32_t logical = count - 1; logical >= first; --logical) take(logical);
+  for (std::int32_t logical = end_block - 1; logical >= std::max(first, begin); --logical) {
+    take(logical);
+  }
   const std::int32_t num_with_sinks = (std::min(rule.num_sinks(), held) + size - 1) / size;
-  for (std::int32_t logical = std::min(num_with_sinks, first) - 1; logical >= 0; --logical) {
+  for (std::int32_t logical = std::min({num_with_sinks, first, end_block}) - 1; logical >= begin;
+       --logical) {
     take(logical);
   }
 }

@@ -34,6 +34,11 @@ class RootKeys {
   [[nodiscard]] bool has_room(std::int64_t bytes) const noexcept {
     return num_keys_ < max_keys_ && num_bytes_ + bytes <= max_bytes_;
   }
+  // The same, and keep() finds a span.
+  [[nodiscard]] bool can_keep(std::int64_t bytes) const noexcept {
+    std::int64_t capacity = 0;
+    return has_room(bytes) && SpanTrial(*arena_).reserve(capacity, (bytes + 3) / 4);
+  }
   // Keeps a key in an empty span. False: there is no room, and nothing changed.
   // Requires: bytes == bytes_of(key).
   [[nodiscard]] bool keep(const RootKey& key, std::int64_t bytes, ArenaSpan& span) noexcept;

@@ -111,6 +111,10 @@ class RunStore {
   // Tokens [begin, begin + out.size()) of the path to r. Requires: it ends at or behind them.
   void copy_tokens(std::int32_t r, std::int32_t begin, std::span<std::int32_t> out) const noexcept;
 
+  // add() finds a run.
+  [[nodiscard]] bool has_room() const noexcept {
+    return free_ != kNone || num_touched_ < max_runs_;
+  }
   // A run without parent, tokens and entries; kNone: all are in use.
   [[nodiscard]] std::int32_t add() noexcept;
   // Requires: it has no children, its media are dropped, and so is the key of a root.

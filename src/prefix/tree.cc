@@ -141,6 +141,11 @@ std::int32_t PrefixTree::Impl::make_root(const RootKey& key) noexcept {
   return r;
 }
 
+bool PrefixTree::Impl::has_room_for_root(const RootKey& key) const noexcept {
+  const std::int64_t bytes = keys_.bytes_of(key);
+  return bytes != 0 && runs_.has_room() && keys_.can_keep(bytes);
+}
+
 // ---- places ----
 
 Place PrefixTree::Impl::enter(std::int32_t r, std::int32_t position) noexcept {
@@ -222,6 +227,9 @@ std::int32_t PrefixTree::find_root(const RootKey& key) const noexcept {
   return impl_->find_root(key);
 }
 std::int32_t PrefixTree::make_root(const RootKey& key) noexcept { return impl_->make_root(key); }
+bool PrefixTree::has_room_for_root(const RootKey& key) const noexcept {
+  return impl_->has_room_for_root(key);
+}
 
 PrefixMatch PrefixTree::match(std::int32_t root, std::span<const std::int32_t> tokens,
                               std::span<const MediaSpan> media, std::int32_t max_tokens,
@@ -230,8 +238,8 @@ PrefixMatch PrefixTree::match(std::int32_t root, std::span<const std::int32_t> t
   return impl_->match(root, tokens, media, max_tokens, allow_whole);
 }
 void PrefixTree::fill_table(const PrefixMatch& match, GroupId group, std::span<std::int32_t> out,
-                            bool one_more) const noexcept {
-  impl_->fill_table(match, group, out, one_more);
+                            bool one_more, std::int32_t first) const noexcept {
+  impl_->fill_table(match, group, out, one_more, first);
 }
 
 Place PrefixTree::enter(std::int32_t run, std::int32_t position) noexcept {
@@ -297,6 +305,26 @@ void PrefixTree::replace(GroupId group, BlockId block, BlockId by) noexcept {
 }
 void PrefixTree::unhang(GroupId group, BlockId block) noexcept {
   impl_->unhang(group.value(), block.value());
+}
+void PrefixTree::forget(std::int32_t root, std::span<const std::int32_t> tokens,
+                        std::span<const MediaSpan> media) noexcept {
+  impl_->forget(root, tokens, media);
+}
+bool PrefixTree::begins_with(const Place& place, std::int32_t root,
+                             std::span<const std::int32_t> tokens,
+                             std::span<const MediaSpan> media) const noexcept {
+  KVFOLIO_DCHECK(tokens.size() <= static_cast<std::size_t>(place.position));
+  return impl_->begins_with(place.run, root, tokens, media);
+}
+bool PrefixTree::begins_with(GroupId group, BlockId block, std::int32_t root,
+                             std::span<const std::int32_t> tokens,
+                             std::span<const MediaSpan> media) const noexcept {
+  const Impl::Where& where = impl_->where(group, block);
+  return tokens.size() <= where.end && where.run != 0 &&
+         impl_->begins_with(where.run - 1, root, tokens, media);
+}
+std::int32_t PrefixTree::next_root(std::int32_t after) const noexcept {
+  return impl_->next_root(after);
 }
 std::int32_t PrefixTree::num_idle(GroupId group) const noexcept {
   return impl_->groups_[static_cast<std::size_t>(group.value())].num_idle;

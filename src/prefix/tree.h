@@ -16,6 +16,7 @@
 //   match.cc     the longest prefix that every group can serve
 //   publish.cc   extending a path and hanging blocks
 //   entries.cc   entries, idle and busy, candidates, eviction
+//   forget.cc    all entries of a part of the tree go
 //   copy.cc      copy_from
 //   check.cc     check_invariants
 
@@ -62,6 +63,7 @@ class PrefixTree::Impl {
   // tree.cc
   std::int32_t find_root(const RootKey& key) const noexcept;
   std::int32_t make_root(const RootKey& key) noexcept;
+  [[nodiscard]] bool has_room_for_root(const RootKey& key) const noexcept;
   Place enter(std::int32_t run, std::int32_t position) noexcept;
   void leave(Place& place) noexcept;
   void settle(Place& place) noexcept;
@@ -72,7 +74,7 @@ class PrefixTree::Impl {
                     std::span<const MediaSpan> media, std::int32_t max_tokens,
                     bool allow_whole) const noexcept;
   void fill_table(const PrefixMatch& match, GroupId group, std::span<std::int32_t> out,
-                  bool one_more) const noexcept;
+                  bool one_more, std::int32_t first) const noexcept;
   // publish.cc
   bool extend(Place& place, std::span<const std::int32_t> tokens, std::span<const MediaSpan> media,
               const PublishOffer& offer, Published& published) noexcept;
@@ -83,6 +85,13 @@ class PrefixTree::Impl {
   void mark(std::int32_t g, std::span<const std::int32_t> blocks, bool idle) noexcept;
   void unhang(std::int32_t g, std::int32_t block) noexcept;
   [[nodiscard]] TreeChange take_change() noexcept;
+  // forget.cc
+  void forget(std::int32_t root, std::span<const std::int32_t> tokens,
+              std::span<const MediaSpan> media) noexcept;
+  [[nodiscard]] bool begins_with(std::int32_t r, std::int32_t root,
+                                 std::span<const std::int32_t> tokens,
+                                 std::span<const MediaSpan> media) const noexcept;
+  [[nodiscard]] std::int32_t next_root(std::int32_t after) const noexcept;
   // copy.cc
   void copy_from(const Impl& other) noexcept;
   // check.cc
@@ -178,7 +187,7 @@ class PrefixTree::Impl {
   // Requires: `from` is a run of the path; those below it begin at or behind the block's end.
   [[nodiscard]] Cover cover(const Path& path, std::int32_t g, std::int32_t logical,
                             std::int32_t& from) const noexcept;
-  void fill_full(const Path& path, std::int32_t g, std::int32_t held,
+  void fill_full(const Path& path, std::int32_t g, std::int32_t held, std::int32_t first,
                  std::span<std::int32_t> out) const noexcept;
 
   // publish.cc
@@ -238,6 +247,10 @@ class PrefixTree::Impl {
   [[nodiscard]] bool partial(std::int32_t g, std::int32_t end) const noexcept {
     return group(g).size.offset_of(end) != 0;
   }
+
+  // forget.cc
+  void forget_below(std::int32_t r, std::int32_t begin, std::int32_t g, std::int32_t but) noexcept;
+  void forget_run(std::int32_t r, std::int32_t end) noexcept;
 
   // check.cc
   struct Counts {

@@ -428,7 +428,7 @@ Outcome World::complete(std::int32_t which) {
 Outcome World::fail(std::int32_t which) {
   if (which >= shadow_.num_in_flight) return Outcome::kSkipped;
   const std::uint64_t failed = shadow_.in_flight[static_cast<std::size_t>(which)].ticket;
-  if (!manager_.fail(Ticket(failed)).ok()) return Outcome::kRefused;
+  if (!manager_.fail(Ticket(failed)).has_value()) return Outcome::kRefused;
   shadow_.num_in_flight = which;
   shadow_.open_ticket = 0;
   for (ShadowSequence& s : shadow_.sequences) {

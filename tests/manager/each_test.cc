@@ -197,8 +197,11 @@ class Pair {
       const Ticket ticket =
           flight_[static_cast<std::size_t>(pick(0, static_cast<int>(flight_.size()) - 1))];
       const bool fails = pick(0, 30) == 0;
-      static_cast<void>(
-          both([&](KVCacheManager& m) { return fails ? m.fail(ticket) : m.complete(ticket); }));
+      static_cast<void>(both([&](KVCacheManager& m) {
+        if (!fails) return m.complete(ticket);
+        const auto failed = m.fail(ticket);
+        return failed.has_value() ? Status() : failed.error();
+      }));
       const bool in_order = each_.manager.options().order == Order::kInOrder;
       std::erase_if(flight_, [&](Ticket each) {
         return each == ticket || (fails ? ticket < each : in_order && each < ticket);

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <numeric>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -53,6 +54,12 @@ template <typename T>
 T must(Result<T> result) {
   if (!result.has_value()) throw std::runtime_error(result.error().message());
   return std::move(*result);
+}
+
+inline std::vector<SequenceId> ids_of(std::span<const EndedSequence> ended) {
+  std::vector<SequenceId> ids;
+  for (const EndedSequence& each : ended) ids.push_back(each.sequence);
+  return ids;
 }
 
 // What a plan said of one group, kept after the plan is gone.

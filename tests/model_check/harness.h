@@ -9,6 +9,7 @@
 // Operation i of a run draws from its own generator, seeded by (seed, i): any subset of a run can
 // be replayed, so a failing run shrinks to the calls that matter.
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -274,6 +275,9 @@ class Harness {
   void bad_argument(Rng& rng);
 
   // Names, limits and priorities (ops_names.cc).
+  [[nodiscard]] int most_stretches() const {
+    return std::max(8, (config_.options.max_steps_in_flight + 2) / 2);
+  }
   [[nodiscard]] static OpenOptions open_options(const Prompt& prompt, Rng& rng);
   [[nodiscard]] bool is_taken(const std::optional<std::uint64_t>& caller_id) const;
   void check_refused_by_name(const Status& status, std::uint64_t caller_id);

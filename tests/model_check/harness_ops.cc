@@ -23,6 +23,7 @@ std::string text_of(const Prompt& prompt) {
   if (!prompt.look_up) text += " no-look-up";
   if (prompt.publish == Publish::kFullBlocks) text += " full-blocks";
   if (prompt.publish == Publish::kNothing) text += " publishes-nothing";
+  if (prompt.late_names) text += " late-names";
   return text + (prompt.prefix_cache ? "" : " no-cache");
 }
 
@@ -293,6 +294,7 @@ Prompt Harness::any_prompt(Rng& rng) {
   prompt.publish = rng.chance(88)   ? Publish::kAll
                    : rng.chance(60) ? Publish::kFullBlocks
                                     : Publish::kNothing;
+  prompt.late_names = config_.unnamed && rng.chance(40);
   return prompt;
 }
 

@@ -204,8 +204,8 @@ void Harness::apply_complete(std::uint64_t ticket) {
     flight_.erase(step);
   }
   for (const StepWork& step : done) {
-    for (const SeqPtr& seq : seqs_) seq->lose_names(step.ticket);
-    for (Member& member : members_) member.model_before.lose_names(step.ticket);
+    for (const SeqPtr& seq : seqs_) seq->lose_names(step.ticket, false);
+    for (Member& member : members_) member.model_before.lose_names(step.ticket, false);
   }
   if (!in_order()) {
     // Windows wait with what they have to publish.

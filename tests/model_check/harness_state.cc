@@ -129,6 +129,9 @@ void Harness::check_sequences(const Snapshot& now) {
                     name() + " has accepted length " + std::to_string(seq->accepted) +
                         ", info says " + std::to_string(info.accepted_length));
     KVFOLIO_REQUIRE(info.in_open_step == seq->in_step, name() + " is in the open step or is not");
+    KVFOLIO_REQUIRE(info.num_unnamed == seq->unnamed(),
+                    name() + " has " + std::to_string(seq->unnamed()) +
+                        " unnamed tokens, info says " + std::to_string(info.num_unnamed));
     KVFOLIO_REQUIRE(info.trim_sinks == seq->sinks && info.trim_first_kept == seq->first_kept,
                     name() + " has trims " + std::to_string(seq->sinks) + ", " +
                         std::to_string(seq->first_kept) + ", info says " +

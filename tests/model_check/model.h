@@ -125,6 +125,7 @@ struct Prompt {
   bool prefix_cache = true;
   bool look_up = true;
   Publish publish = Publish::kAll;
+  bool late_names = false;
   std::vector<std::int32_t> tokens;
 
   [[nodiscard]] OpenOptions options() const {
@@ -132,7 +133,8 @@ struct Prompt {
             .media = media,
             .prefix_cache = prefix_cache,
             .look_up = look_up,
-            .publish = publish};
+            .publish = publish,
+            .late_names = late_names};
   }
   [[nodiscard]] bool looks() const { return prefix_cache && look_up; }
   [[nodiscard]] bool publishes() const { return prefix_cache && publish != Publish::kNothing; }
@@ -227,13 +229,24 @@ struct Seq {
     for (const char is_named : named) count += is_named == 0 ? 1 : 0;
     return count;
   }
+  // Unnamed tokens lie in stretches. One more token without a name needs a new one, unless the last
+  // token waits too.
+  [[nodiscard]] bool has_room_for_unnamed(int most_stretches) const {
+    int stretches = 0;
+    for (int p = 0; p < length(); ++p) {
+      const auto at = static_cast<std::size_t>(p);
+      if (named[at] == 0 && (p == 0 || named[at - 1] != 0)) ++stretches;
+    }
+    return stretches < most_stretches || (!named.empty() && named.back() == 0);
+  }
   [[nodiscard]] int first_unnamed() const {
     int p = 0;
     while (p < length() && named[static_cast<std::size_t>(p)] != 0) ++p;
     return p;
   }
-  // Tokens of `ticket` that nobody named by now never get a name.
-  void lose_names(std::uint64_t ticket) {
+  // Tokens of `ticket`, which ended, that nobody named by now never get a name.
+  void lose_names(std::uint64_t ticket, bool failed) {
+    if (prompt.late_names && !failed) return;
     for (std::size_t p = 0; p < named.size(); ++p) {
       if (tickets[p] == ticket && named[p] == 0) named[p] = 2;
     }

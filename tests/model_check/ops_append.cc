@@ -65,6 +65,8 @@ void Harness::append_to(const SeqPtr& seq, int count, int draft, bool named, Rng
   if (!open_step_ || seq->in_step || seq->draft() > 0) errors.insert(kMoment);
   if (!in_order() && waits_for(*seq) != 0) errors.insert(kMoment);
   if (seq->is_full_for(count)) errors.insert(kExhausted);
+  const bool too_scattered = !named && count > 0 && !seq->has_room_for_unnamed(most_stretches());
+  if (too_scattered) errors.insert(kExhausted);
   if (config_.tight_tables) tolerated.insert(kExhausted);
   if (!in_order() && !errors.contains(kMoment)) {
     // It was cut back to before that step: waiting is allowed.
@@ -121,7 +123,7 @@ void Harness::append_to(const SeqPtr& seq, int count, int draft, bool named, Rng
     KVFOLIO_REQUIRE(shortage->sequences == isize(seqs_),
                     "the shortage's sequences are the open ones");
   }
-  if (status.code() == kExhausted && errors.contains(kExhausted)) {
+  if (status.code() == kExhausted && seq->is_full_for(count)) {
     ++coverage_.full_refused;
     const std::string full = "full: " + std::to_string(seq->length()) + " of " +
                              std::to_string(seq->max_tokens) + " tokens";
@@ -262,8 +264,9 @@ void Harness::set_tokens(Rng& rng) {
     while (seq->named[static_cast<std::size_t>(p)] != 0) ++p;
     seq->named[static_cast<std::size_t>(p)] = 1;
   }
-  if (in_order() && !seq->in_step) publish(*seq, seq->tables, false);
-  if (in_order() && seq->in_step) {
+  const bool publishes_now = in_order() || seq->prompt.late_names;
+  if (publishes_now && !seq->in_step) publish(*seq, seq->tables, false);
+  if (publishes_now && seq->in_step) {
     for (const Member& member : members_) {
       if (member.seq == seq) publish(*seq, member.state_before.tables, false);
     }

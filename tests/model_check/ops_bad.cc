@@ -141,7 +141,8 @@ void Harness::bad_ticket(Rng& rng) {
       if (!is_open) expect(manager_->drop(Ticket(ticket)), errors);
       break;
     case 3:
-      if (!is_open && !incomplete(ticket)) expect(manager_->fail(Ticket(ticket)), errors);
+      if (!is_open && !incomplete(ticket))
+        expect(status_of(manager_->fail(Ticket(ticket))), errors);
       break;
     default:
       if (!is_open && !incomplete(ticket)) expect(manager_->finish(Ticket(ticket)), errors);

@@ -203,7 +203,9 @@ void Harness::fail(Rng& rng) {
       if (pinned && wrote(g, b)) pins_hold_lost = true;
     }
   }
-  if (!expect(manager_->fail(Ticket(ticket)), {})) return;
+  const auto closed = manager_->fail(Ticket(ticket));
+  if (!expect(status_of(closed), {})) return;
+  std::size_t num_listed = 0;
   changed_ = finishes_ = true;
   failed_once_ = true;
   if (open_step_) {
@@ -236,6 +238,10 @@ void Harness::fail(Rng& rng) {
     }
     KVFOLIO_REQUIRE(info.error().code() == kAborted, "an aborted sequence answers kAborted");
     KVFOLIO_REQUIRE(verdict.second, "fail() leaves " + name_of(*seq) + " alone");
+    KVFOLIO_REQUIRE(std::find(closed->begin(), closed->end(),
+                              EndedSequence{seq->id, seq->caller_id}) != closed->end(),
+                    "fail() names " + name_of(*seq) + " with its caller's id");
+    ++num_listed;
     aborted_.push_back(seq->id);
     gone_.push_back(seq);
     std::erase(seqs_, seq);
@@ -243,8 +249,9 @@ void Harness::fail(Rng& rng) {
     note(" aborts " + name_of(*seq));
   }
   std::erase_if(waiting_, [&](const SeqPtr& seq) { return !settles_later(*seq); });
+  KVFOLIO_REQUIRE(num_listed == closed->size(), "fail() names those that it closed");
   for (const StepWork& step : failed) {
-    for (const SeqPtr& seq : seqs_) seq->lose_names(step.ticket);
+    for (const SeqPtr& seq : seqs_) seq->lose_names(step.ticket, true);
   }
   settle_pins(pins_hold_lost, rng);
 }

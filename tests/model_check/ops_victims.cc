@@ -129,7 +129,14 @@ void Harness::preempt_to(Rng& rng) {
 
   const auto preempted = manager_->preempt_to(target, policy);
   if (!expect(status_of(preempted), {})) return;
-  const std::vector<SequenceId> victims(preempted->begin(), preempted->end());
+  std::vector<SequenceId> victims;
+  for (const EndedSequence& ended : *preempted) {
+    victims.push_back(ended.sequence);
+    const auto seq = std::find_if(seqs_.begin(), seqs_.end(),
+                                  [&](const SeqPtr& s) { return s->id == ended.sequence; });
+    KVFOLIO_REQUIRE(seq != seqs_.end() && (*seq)->caller_id == ended.caller_id,
+                    "a victim comes with its caller's id");
+  }
   for (const SequenceId id : victims) note(" " + std::to_string(id.value()));
   // A pin that ends inside a block may move to the block that a victim leaves behind.
   const bool pins_move = std::any_of(pins_.begin(), pins_.end(), [&](const Pin& pin) {

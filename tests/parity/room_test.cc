@@ -119,15 +119,15 @@ TEST(ParityRoom, PreemptToStopsWhereItIsAsked) {
   for (int i = 0; i < 5; ++i) all.push_back(e.say_count(32));
   EXPECT_EQ(e.manager.utilization(), 1.0);
   // shown: preempt_to
-  std::span<const SequenceId> gone;  // good until the next call
-  if (e.manager.needs_eviction()) {  // from ManagerOptions::high_watermark on, 0.90
+  std::span<const EndedSequence> gone;  // good until the next such call
+  if (e.manager.needs_eviction()) {     // from ManagerOptions::high_watermark on, 0.90
     gone = must(e.manager.preempt_to(0.5, VictimPolicy::kLru));
   }
   // shown end
-  EXPECT_THAT(gone, ElementsAre(all[0], all[1], all[2]));
+  EXPECT_THAT(ids_of(gone), ElementsAre(all[0], all[1], all[2]));
   EXPECT_EQ(e.manager.utilization(), 0.4);
   EXPECT_EQ(e.counters().sequences_preempted, 3u);
-  EXPECT_THAT(must(e.manager.preempt_to(0.4)), IsEmpty());  // not above
+  EXPECT_THAT(ids_of(must(e.manager.preempt_to(0.4))), IsEmpty());  // not above
   must(e.manager.check_invariants());
 }
 
@@ -140,7 +140,7 @@ TEST(ParityRoom, WhoseReleaseFreesNothingIsPassedOver) {
   for (int i = 0; i < 8; ++i) forks.push_back(must(e.manager.fork(parent)));
   const SequenceId other = e.say_count(160);
   EXPECT_EQ(e.manager.select_victim(VictimPolicy::kLru), other);
-  EXPECT_THAT(must(e.manager.preempt_to(0.5)), ElementsAre(other));
+  EXPECT_THAT(ids_of(must(e.manager.preempt_to(0.5))), ElementsAre(other));
   EXPECT_EQ(e.manager.num_sequences(), 9);
   EXPECT_EQ(e.manager.select_victim(VictimPolicy::kLru), std::nullopt);
   // The last one that shares does free them.
@@ -154,7 +154,7 @@ TEST(ParityRoom, APassedOverForkGoesOnceItsPartnerIsGone) {
   const SequenceId child = must(e.manager.fork(parent));
   e.feed_count(child, 16);  // one block of its own
   // The parent is the older one, but frees nothing while the child is there.
-  EXPECT_THAT(must(e.manager.preempt_to(0.0)), ElementsAre(child, parent));
+  EXPECT_THAT(ids_of(must(e.manager.preempt_to(0.0))), ElementsAre(child, parent));
   EXPECT_EQ(e.usage().held, 0);
 }
 
@@ -166,9 +166,9 @@ TEST(ParityRoom, SequencesOfTheOpenStepAndPinsAreLeftAlone) {
   const Ticket step = must(e.manager.begin_step());
   must(e.manager.append_unnamed(a, 1));
   EXPECT_EQ(e.manager.select_victim(VictimPolicy::kLru), std::nullopt);
-  EXPECT_THAT(must(e.manager.preempt_to(0.0)), IsEmpty());
+  EXPECT_THAT(ids_of(must(e.manager.preempt_to(0.0))), IsEmpty());
   must(e.manager.finish(step));
-  EXPECT_THAT(must(e.manager.preempt_to(0.0)), ElementsAre(a));
+  EXPECT_THAT(ids_of(must(e.manager.preempt_to(0.0))), ElementsAre(a));
   EXPECT_EQ(e.usage().held, 2);  // the pin's
   must(e.manager.unpin(pin));
 }
@@ -182,7 +182,7 @@ TEST(ParityRoom, APreemptedSequenceInFlightCountsAtOnce) {
   must(e.manager.append_unnamed(a, 32));
   must(e.manager.append_unnamed(b, 32));
   must(e.manager.commit(step));
-  EXPECT_THAT(must(e.manager.preempt_to(0.5)), ElementsAre(a));
+  EXPECT_THAT(ids_of(must(e.manager.preempt_to(0.5))), ElementsAre(a));
   EXPECT_EQ(e.usage().retiring, 2);
   must(e.manager.complete(step));
 }

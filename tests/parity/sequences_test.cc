@@ -254,10 +254,15 @@ TEST(ParitySequences, PrintedFormIsAFactALine) {
   EXPECT_EQ(total, 10240);
   EXPECT_EQ(facts,
             "policy: lru\n"
+            "attention: full\n"
             "block size: 16 tokens\n"
             "blocks used: 3/10 (30.0 %)\n"
+            "blocks cached: 0, retiring: 0, free: 7\n"
             "bytes used: 3072/10240\n"
             "sequences: 2\n"
+            "pins: 0\n"
+            "tokens found: 0/0 (0.0 %)\n"
+            "copies: 0 blocks\n"
             "allocations: 3 blocks\n"
             "frees: 0 blocks\n"
             "evictions: 0 blocks\n"

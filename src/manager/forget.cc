@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Forgetting on purpose: reset and forget. Three things happen, in this order. Sequences that run
+// on a forgotten path stop publishing, so that nothing of them comes back. Pins on it end. Then
+// the entries go, and with them the cached blocks.
+
+#include <algorithm>
+
+#include "manager/impl.h"
+
+namespace kvfolio {
+
+namespace {
+
+// Both have the same media at positions [begin, end).
+bool same_media(std::span<const MediaSpan> a, std::span<const MediaSpan> b, std::int32_t begin,
+                std::int32_t end) {
+  const auto next = [&](std::span<const MediaSpan>& spans) -> const MediaSpan* {
+    while (!spans.empty() && spans.front().end <= begin) spans = spans.subspan(1);
+    if (spans.empty() || spans.front().begin >= end) return nullptr;
+    const MediaSpan* span = &spans.front();
+    spans = spans.subspan(1);
+    return span;
+  };
+  for (;;) {
+    const MediaSpan* of_a = next(a);
+    const MediaSpan* of_b = next(b);
+    if (of_a == nullptr || of_b == nullptr) return of_a == of_b;
+    if (of_a->begin != of_b->begin || of_a->end != of_b->end ||
+        of_a->content_id != of_b->content_id ||
+        of_a->attends_to_itself != of_b->attends_to_itself) {
+      return false;
+    }
+  }
+}
+
+}  // namespace
+
+// The sequence may publish and has all of these tokens, or may turn out to have them.
+bool KVCacheManager::Impl::runs_on(std::int32_t row, const Path& path) const noexcept {
+  const Sequence& s = rows_[row];
+  if (s.life == Life::kUnused || !s.publishes) return false;
+  const auto size = static_cast<std::int32_t>(path.tokens.size());
+  const std::int32_t on_tree = std::min(s.place.position, size);
+  if (!tree_->begins_with(s.place, path.root, path.tokens.first(static_cast<std::size_t>(on_tree)),
+                          path.media)) {
+    return false;
+  }
+  if (s.pending_end() < size) return false;
+  const std::int32_t* pending = arena().at(s.pending);
+  for (std::int32_t i = on_tree; i < size; ++i) {
+    const std::int32_t token = pending[i - on_tree];
+    if (token != kUnnamed && token != path.tokens[static_cast<std::size_t>(i)]) return false;
+  }
+  return same_media(media_of(s), path.media, on_tree, size);
+}
+
+// Some block of the pin is found at the end of these tokens or behind it.
+bool KVCacheManager::Impl::pins_some_of(std::int32_t pin, const Path& path) const noexcept {
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const auto blocks = pins_.table(pin, g).blocks(arena());
+    for (std::size_t i = blocks.size(); i-- > 0;) {
+      if (blocks[i] < 0 || !tree_->is_findable(GroupId(g), BlockId(blocks[i]))) continue;
+      if (tree_->begins_with(GroupId(g), BlockId(blocks[i]), path.root, path.tokens, path.media)) {
+        return true;
+      }
+      break;  // those before it end earlier, on the same path
+    }
+  }
+  const Place& place = pins_.place(pin);
+  return place.valid() && path.tokens.size() <= static_cast<std::size_t>(place.position) &&
+         tree_->begins_with(place, path.root, path.tokens, path.media);
+}
+
+Forgotten KVCacheManager::Impl::forget(const Path& path) noexcept {
+  Forgotten forgotten;
+  Place root = tree_->enter(path.root, 0);  // it would go with its last sequence
+  for (std::int32_t row = 0; row < num_rows(); ++row) {
+    if (mutant(Mutant::kPublishesAfterForget)) break;
+    if (runs_on(row, path)) stop_publishing(row);
+  }
+  pins_.for_each_open([&](std::int32_t pin) {
+    if (!pins_some_of(pin, path)) return;
+    release_pin(pin);
+    ++forgotten.pins;
+  });
+  tree_->forget(path.root, path.tokens, path.media);
+  forgotten.blocks = follow_tree(nullptr);
+  tree_->leave(root);
+  return forgotten;
+}
+
+Forgotten KVCacheManager::reset() {
+  Impl& m = *impl_;
+  Forgotten sum;
+  for (std::int32_t root = m.tree_->next_root(-1); root >= 0; root = m.tree_->next_root(root)) {
+    const Forgotten forgotten = m.forget({root, {}, {}});
+    sum.blocks += forgotten.blocks;
+    sum.pins += forgotten.pins;
+  }
+  // Those that hold nothing are left.
+  m.pins_.for_each_open([&](std::int32_t pin) {
+    m.release_pin(pin);
+    ++sum.pins;
+  });
+  return sum;
+}
+
+Result<Forgotten> KVCacheManager::forget(std::span<const std::int32_t> tokens,
+                                         const OpenOptions& options) {
+  Impl& m = *impl_;
+  KVFOLIO_RETURN_IF_ERROR(m.check_open("forget", tokens, options));
+  const std::int32_t root = m.tree_->find_root(options.root);
+  if (root < 0) return Forgotten{};
+  return m.forget({root, tokens, options.media});
+}
+
+Forgotten KVCacheManager::forget(const RootKey& key) {
+  Impl& m = *impl_;
+  const std::int32_t root = m.tree_->find_root(key);
+  return root < 0 ? Forgotten{} : m.forget({root, {}, {}});
+}
+
+}  // namespace kvfolio

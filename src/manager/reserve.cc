@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// reserve(): appends that are never short of blocks. reservations.h keeps the blocks; this file
+// says how many there have to be.
+//
+// Blocks that an append takes do not come back before the sequence lets go of them. So a promise of
+// n tokens needs the blocks that n more tokens fill (fills_in()). A window group needs less: once
+// the window and one step lie in own blocks, each block that it passes is used again, without
+// leaving the sequence. Under kUnordered a step in flight may still read such a block, so there is
+// no second bound. Besides, the tail may have to be copied, once, if others hold it: then its copy
+// is own.
+//
+// Each append uses as many blocks as both bounds fall by; so what lies ready stays enough. When
+// another sequence or a pin comes to hold an own block, that block will not come back: another one
+// takes its place at once, or the call that shares it fails, or is a miss.
+
+#include <algorithm>
+
+#include "manager/impl.h"
+
+namespace kvfolio {
+
+using text::concat;
+
+// ---- how many blocks ----
+
+bool KVCacheManager::Impl::owns_tail(std::int32_t row, std::int32_t g,
+                                     std::int32_t length) const noexcept {
+  if (group(g).size.offset_of(length) == 0) return true;  // there is none to copy
+  const BlockId tail = table(row, g).at(arena(), block_of(g, length));
+  return tail.valid() && reservations_.owner(g, tail) == row;
+}
+
+std::int32_t KVCacheManager::Impl::ready_needed(std::int32_t row, std::int32_t g,
+                                                const PromiseState& at) const noexcept {
+  const std::int64_t left = reservations_.tokens(row);
+  if (left == 0) return 0;
+  const auto end =
+      static_cast<std::int32_t>(std::min<std::int64_t>(at.length + left, kMaxSequenceTokens));
+  std::int32_t needed = blocks_for(g, end) - blocks_for(g, at.length);
+  const GroupRule& rule = group(g).rule;
+  if (windowed(g) && options_.order == Order::kInOrder) {
+    // The most blocks that a query's window, the rest of its step and the sinks lie in.
+    const std::int64_t span =
+        std::int64_t{group(g).spec.window} - 1 + reservations_.most_per_step(row);
+    const std::int64_t most =
+        (span + block_size(g) - 2) / block_size(g) + 1 + blocks_for(g, rule.num_sinks());
+    needed = static_cast<std::int32_t>(std::clamp<std::int64_t>(most - at.own, 0, needed));
+  }
+  return needed + (at.owns_tail ? 0 : 1);
+}
+
+std::int32_t KVCacheManager::Impl::ready_needed(std::int32_t row, std::int32_t g) const noexcept {
+  const std::int32_t length = rows_[row].length;
+  return ready_needed(row, g, {length, reservations_.num_own(row, g), owns_tail(row, g, length)});
+}
+
+// Blocks that an append takes from those that lie ready. A copy that it could do without comes from
+// the others.
+std::int32_t KVCacheManager::Impl::from_ready(std::int32_t row, std::int32_t g,
+                                              const Demand& needs) const noexcept {
+  if (!rows_[row].has_promise) return 0;
+  const std::int32_t required = needs.blocks - (needs.can_reuse && !needs.reuse ? 1 : 0);
+  return std::min(required, reservations_.num_ready(row, g));
+}
+
+// ---- blocks come and go ----
+
+// `from_ready`: how many of the next blocks lie ready.
+BlockId KVCacheManager::Impl::acquire_for(std::int32_t row, std::int32_t g,
+                                          std::int32_t& from_ready) noexcept {
+  if (!rows_[row].has_promise) return acquire(g);
+  BlockId block;
+  if (from_ready > 0) {
+    --from_ready;
+    block = reservations_.take_for_step(row, g);
+    pool(g).renew(block);
+  } else {
+    block = acquire(g);
+  }
+  reservations_.own(row, g, block);
+  return block;
+}
+
+// Of undo(): a block that the open step took and wrote nothing to.
+void KVCacheManager::Impl::give_back(std::int32_t row, std::int32_t g, BlockId block) noexcept {
+  if (rows_[row].has_promise) {
+    reservations_.disown(g, block);
+    if (reservations_.has_taken(row, g)) {
+      pool(g).set_writer(block, BlockPool::kNobody);
+      reservations_.untake(row, g, block);
+      return;
+    }
+  }
+  free_unwritten(g, block);
+}
+
+// Lets more blocks lie ready, as far as there is room.
+void KVCacheManager::Impl::top_up(std::int32_t row, std::int32_t g, std::int32_t needed) noexcept {
+  while (reservations_.num_ready(row, g) < needed && room_.available(g) > 0) {
+    if (pool(g).num_free() == 0) evict_one(g);
+    reservations_.put(row, g, acquire(g));
+  }
+  note_peak();
+}
+
+// release_entries() of a sequence with a promise, whose length is `length` then. Own blocks that
+// the promise needs stay with the sequence; those in which something can be found only if there is
+// no other room.
+void KVCacheManager::Impl::set_entries_aside(std::int32_t row, std::int32_t g, std::int32_t first,
+                                             std::int32_t end, std::int32_t length) noexcept {
+  const Sequence& s = rows_[row];
+  const auto block_at = [&](std::int32_t logical) { return table(row, g).at(arena(), logical); };
+  PromiseState after{length, reservations_.num_own(row, g), owns_tail(row, g, length)};
+  for (std::int32_t logical = first; logical < end; ++logical) {
+    const BlockId block = block_at(logical);
+    after.own -= block.valid() && reservations_.owner(g, block) == row ? 1 : 0;
+  }
+  const std::int32_t needed = ready_needed(row, g, after);
+  std::int32_t lack = needed - reservations_.num_ready(row, g);
+  for (std::int32_t logical = end - 1; logical >= first; --logical) {
+    const BlockId block = block_at(logical);
+    if (!block.valid()) continue;
+    const bool is_own = reservations_.owner(g, block) == row && has_rested(g, block);
+    reservations_.disown(g, block);
+    const bool findable = tree_->is_findable(GroupId(g), block);
+    if (lack > 0 && is_own && (!findable || room_.available(g) < lack)) {
+      if (findable) unhang(g, block);
+      pool(g).set_writer(block, BlockPool::kNobody);
+      reservations_.put(row, g, block);
+      --lack;
+    } else if (release(g, block, s.used, row)) {
+      const std::int32_t alone[] = {block.value()};
+      park(g, alone);
+    }
+  }
+  top_up(row, g, needed);
+}
+
+void KVCacheManager::Impl::end_promise(std::int32_t row) noexcept {
+  Sequence& s = rows_[row];
+  if (!s.has_promise) return;
+  s.has_promise = false;
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    for (const std::int32_t block : std::as_const(*this).table(row, g).blocks(arena())) {
+      if (block >= 0 && reservations_.owner(g, BlockId(block)) == row) {
+        reservations_.disown(g, BlockId(block));
+      }
+    }
+    if (mutant(Mutant::kCloseKeepsReservation)) continue;
+    while (reservations_.num_ready(row, g) > 0) let_go(g, reservations_.take(row, g), true);
+  }
+  reservations_.end(row);
+}
+
+// The append of a row in the open step was undone: its blocks are back already.
+void KVCacheManager::Impl::undo_promise(std::int32_t row) noexcept {
+  reservations_.undo(row);
+  own_table(row);  // a tail that had given way to a copy is there again
+}
+
+// The step of a row with a promise was committed.
+void KVCacheManager::Impl::settle_promise(std::int32_t row) noexcept {
+  reservations_.settle(row);
+  if (reservations_.tokens(row) == 0) end_promise(row);
+}
+
+// ---- sharing ----
+
+// Blocks that must come to lie ready for the owner if this one gets another holder: one in place of
+// an own block that its window would bring back, and one for a copy of its tail.
+std::int32_t KVCacheManager::Impl::cost_of_sharing(std::int32_t g, BlockId block) const noexcept {
+  const std::int32_t owner = block.valid() ? reservations_.owner(g, block) : Reservations::kNobody;
+  if (owner < 0) return 0;
+  const std::int32_t length = rows_[owner].length;
+  const bool is_tail = group(g).size.offset_of(length) != 0 &&
+                       table(owner, g).at(arena(), block_of(g, length)) == block;
+  return (windowed(g) ? 1 : 0) + (is_tail ? 1 : 0);
+}
+
+// They have another holder now. Requires: there was room for cost_of_sharing().
+void KVCacheManager::Impl::note_sharing(std::int32_t g,
+                                        std::span<const std::int32_t> blocks) noexcept {
+  if (reservations_.num_rows() == 0) return;
+  for (const std::int32_t b : blocks) {
+    const std::int32_t cost = cost_of_sharing(g, BlockId(b));
+    if (b < 0) continue;
+    const std::int32_t owner = reservations_.owner(g, BlockId(b));
+    reservations_.disown(g, BlockId(b));
+    if (cost > 0) top_up(owner, g, reservations_.num_ready(owner, g) + cost);
+  }
+}
+
+Status KVCacheManager::Impl::check_sharing(
+    std::span<const std::span<const std::int32_t>> tables) const {
+  Room::Needs needs;
+  for (std::int32_t g = 0; g < num_groups() && reservations_.num_rows() > 0; ++g) {
+    std::int32_t cost = 0;
+    std::int32_t cached = 0;
+    for (const std::int32_t b : tables[static_cast<std::size_t>(g)]) {
+      if (b < 0) continue;
+      cost += cost_of_sharing(g, BlockId(b));
+      cached += pool(g).state(BlockId(b)) == BlockState::kCached ? 1 : 0;
+    }
+    needs.blocks[static_cast<std::size_t>(g)] = cost > 0 ? cost + cached : 0;
+  }
+  const Room::Plan plan = room_.plan(needs);
+  return plan.fits() ? Status() : shortage(plan);
+}
+
+// The same of the table of one sequence, for a fork.
+Status KVCacheManager::Impl::check_sharing_table(std::int32_t row) const {
+  std::array<std::span<const std::int32_t>, kMaxGroups> tables;
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    tables[static_cast<std::size_t>(g)] = table(row, g).blocks(arena());
+  }
+  return check_sharing(tables);
+}
+
+// The hit of a prompt of `size` tokens leaves room for what it costs the owners of its blocks and
+// for the rest of the prompt. Caching never takes room: if not, it is a miss.
+bool KVCacheManager::Impl::fits_promises(const PrefixMatch& match,
+                                         std::int32_t size) const noexcept {
+  for (std::int32_t g = 0; g < num_groups() && reservations_.num_rows() > 0; ++g) {
+    const Revived held = revived_by(match, g);
+    if (held.cost == 0) continue;
+    const std::int32_t rest = blocks_for(g, size) - blocks_for(g, match.held_tokens()) + 1;
+    if (held.cost + held.cached + rest > room_.available(g)) return false;
+  }
+  return true;
+}
+
+// For a mutant: takes what lies ready for others.
+void KVCacheManager::Impl::rob_reservations(const Room::Needs& needs) noexcept {
+  for (std::int32_t row = 0; row < num_rows(); ++row) {
+    for (std::int32_t g = 0; g < num_groups() && rows_[row].has_promise; ++g) {
+      while (room_.available(g) < needs.blocks[static_cast<std::size_t>(g)] &&
+             reservations_.num_ready(row, g) > 0) {
+        let_go(g, reservations_.take(row, g), true);
+      }
+    }
+  }
+}
+
+// ---- the call ----
+
+Status KVCacheManager::reserve(SequenceId id, std::int64_t num_tokens,
+                               const ReserveOptions& options) {
+  Impl& m = *impl_;
+  std::int32_t row = 0;
+  KVFOLIO_RETURN_IF_ERROR(m.find_resting(id, "reserve", row));
+  Sequence& s = m.rows_[row];
+  KVFOLIO_RETURN_IF_ERROR(m.check_growth(s, "reserve", num_tokens));
+  if (options.most_per_step < 0 || options.most_per_step > num_tokens) {
+    return {ErrorCode::kInvalidArgument,
+            concat("reserve: most_per_step is ", options.most_per_step, ", allowed: 0 to ",
+                   num_tokens, ", the tokens that are reserved")};
+  }
+  if (num_tokens == 0) {
+    m.end_promise(row);
+    return {};
+  }
+  const std::int64_t most = options.most_per_step == 0 ? num_tokens : options.most_per_step;
+  return m.promise(row, num_tokens, most);
+}
+
+Status KVCacheManager::Impl::promise(std::int32_t row, std::int64_t num_tokens,
+                                     std::int64_t most_per_step) {
+  Sequence& s = rows_[row];
+  const std::int64_t tokens_before = reservations_.tokens(row);
+  const std::int64_t most_before = reservations_.most_per_step(row);
+  const bool had_promise = s.has_promise;
+  reservations_.promise(row, num_tokens, most_per_step);
+  s.has_promise = true;
+  if (!had_promise) own_table(row);
+  Room::Needs needs;
+  std::array<std::int32_t, kMaxGroups> needed;
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    needed[static_cast<std::size_t>(g)] = ready_needed(row, g);
+    needs.blocks[static_cast<std::size_t>(g)] =
+        std::max(0, needed[static_cast<std::size_t>(g)] - reservations_.num_ready(row, g));
+  }
+  const Room::Plan plan = room_.plan(needs);
+  if (!plan.fits()) {
+    const Shortage answer = shortage(plan);
+    if (had_promise) {
+      reservations_.promise(row, tokens_before, most_before);
+    } else {
+      end_promise(row);
+    }
+    return answer;
+  }
+  room_.take(plan, [this](std::int32_t g) { evict_one(g); });
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const std::int32_t wanted = needed[static_cast<std::size_t>(g)];
+    while (reservations_.num_ready(row, g) > wanted) {
+      let_go(g, reservations_.take(row, g), true);
+    }
+    top_up(row, g, wanted);
+  }
+  return {};
+}
+
+// What the sequence holds alone is its own from now on.
+void KVCacheManager::Impl::own_table(std::int32_t row) noexcept {
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    for (const std::int32_t block : std::as_const(*this).table(row, g).blocks(arena())) {
+      if (block >= 0 && is_alone_with(g, BlockId(block)) &&
+          reservations_.owner(g, BlockId(block)) < 0) {
+        reservations_.own(row, g, BlockId(block));
+      }
+    }
+  }
+}
+
+}  // namespace kvfolio
