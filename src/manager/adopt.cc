@@ -101,6 +101,9 @@ Status KVCacheManager::adopt(SequenceId id, std::span<const std::span<const std:
     m.table(row, g) = fresh[static_cast<std::size_t>(g)];
   }
   s.length = s.accepted = d.settled = num_tokens;
+  for (std::int32_t g = 0; g < m.num_groups() && s.has_promise; ++g) {
+    m.top_up(row, g, m.ready_needed(row, g));
+  }
   s.exact_until = 0;  // it is not known which tokens these are
   s.used = true;
   m.victims_.note_change(row);

@@ -55,21 +55,24 @@ bool KVCacheManager::Impl::runs_on(std::int32_t row, const Path& path) const noe
   return same_media(media_of(s), path.media, on_tree, size);
 }
 
-// Some block of the pin is found at the end of these tokens or behind it.
-bool KVCacheManager::Impl::pins_some_of(std::int32_t pin, const Path& path) const noexcept {
+// The pinned prefix begins with these tokens. Inside its last unit the tree knows that of the blocks
+// that can be found.
+bool KVCacheManager::Impl::is_pinned_on(std::int32_t pin, const Path& path) const noexcept {
+  const Place& place = pins_.place(pin);
+  const auto size = static_cast<std::int32_t>(path.tokens.size());
+  if (!place.valid() || pins_.tokens(pin) < size) return false;
+  if (size <= place.position) {
+    return tree_->begins_with(place, path.root, path.tokens, path.media);
+  }
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    const auto blocks = pins_.table(pin, g).blocks(arena());
-    for (std::size_t i = blocks.size(); i-- > 0;) {
-      if (blocks[i] < 0 || !tree_->is_findable(GroupId(g), BlockId(blocks[i]))) continue;
-      if (tree_->begins_with(GroupId(g), BlockId(blocks[i]), path.root, path.tokens, path.media)) {
-        return true;
-      }
-      break;  // those before it end earlier, on the same path
+    const BlockTable& blocks = pins_.table(pin, g);
+    const BlockId last = blocks.at(arena(), blocks.size() - 1);
+    if (last.valid() &&
+        tree_->begins_with(GroupId(g), last, path.root, path.tokens, path.media)) {
+      return true;
     }
   }
-  const Place& place = pins_.place(pin);
-  return place.valid() && path.tokens.size() <= static_cast<std::size_t>(place.position) &&
-         tree_->begins_with(place, path.root, path.tokens, path.media);
+  return false;
 }
 
 Forgotten KVCacheManager::Impl::forget(const Path& path) noexcept {
@@ -80,7 +83,7 @@ Forgotten KVCacheManager::Impl::forget(const Path& path) noexcept {
     if (runs_on(row, path)) stop_publishing(row);
   }
   pins_.for_each_open([&](std::int32_t pin) {
-    if (!pins_some_of(pin, path)) return;
+    if (!is_pinned_on(pin, path)) return;
     release_pin(pin);
     ++forgotten.pins;
   });

@@ -398,7 +398,7 @@ class KVCacheManager::Impl {
                                         const Demand& needs) const noexcept;
   [[nodiscard]] BlockId acquire_for(std::int32_t row, std::int32_t g,
                                     std::int32_t& from_ready) noexcept;
-  void give_back(std::int32_t row, std::int32_t g, BlockId block) noexcept;
+  void give_back(std::int32_t row, std::int32_t g, BlockId block, std::int32_t& from_pool) noexcept;
   void top_up(std::int32_t row, std::int32_t g, std::int32_t needed) noexcept;
   void set_entries_aside(std::int32_t row, std::int32_t g, std::int32_t first, std::int32_t end,
                          std::int32_t length) noexcept;
@@ -457,7 +457,7 @@ class KVCacheManager::Impl {
     std::span<const MediaSpan> media;
   };
   [[nodiscard]] bool runs_on(std::int32_t row, const Path& path) const noexcept;
-  [[nodiscard]] bool pins_some_of(std::int32_t pin, const Path& path) const noexcept;
+  [[nodiscard]] bool is_pinned_on(std::int32_t pin, const Path& path) const noexcept;
   Forgotten forget(const Path& path) noexcept;
   // border.cc
   void count_border(std::int32_t row, std::int32_t g, std::int32_t logical, int by) noexcept;

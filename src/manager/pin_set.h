@@ -60,6 +60,9 @@ class PinSet {
   // Keeps the path alive where no block is held for it: in window groups with a window of 1.
   Place& place(std::int32_t pin) noexcept { return pins_[pin].place; }
   [[nodiscard]] const Place& place(std::int32_t pin) const noexcept { return pins_[pin].place; }
+  // Of the prefix that it holds; the place is at or above its end.
+  std::int32_t& tokens(std::int32_t pin) noexcept { return pins_[pin].tokens; }
+  [[nodiscard]] std::int32_t tokens(std::int32_t pin) const noexcept { return pins_[pin].tokens; }
 
   // Becomes an equal of `other`. Requires: allocated with the same arguments.
   void copy_from(const PinSet& other) noexcept;
@@ -75,6 +78,7 @@ class PinSet {
     std::uint32_t generation;
     bool open;
     std::int32_t next_free;
+    std::int32_t tokens;
     Place place;
   };
 

@@ -50,6 +50,7 @@ Result<Pinned> KVCacheManager::pin(std::span<const std::int32_t> tokens,
     return status;
   }
   const std::int32_t position = match.tokens / m.tree_->unit() * m.tree_->unit();
+  m.pins_.tokens(pin) = match.tokens;
   m.pins_.place(pin) = match.tokens > 0 ? m.tree_->enter(match.run, position) : Place();
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
     const BlockTable& blocks = m.pins_.table(pin, g);

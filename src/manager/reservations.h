@@ -69,10 +69,10 @@ class Reservations {
     ++at(row, g).taken;
     return take(row, g);
   }
-  [[nodiscard]] bool has_taken(std::int32_t row, std::int32_t g) const noexcept {
-    return at(row, g).taken > 0;
+  [[nodiscard]] std::int32_t num_taken(std::int32_t row, std::int32_t g) const noexcept {
+    return at(row, g).taken;
   }
-  // Requires: has_taken().
+  // Requires: num_taken() > 0.
   void untake(std::int32_t row, std::int32_t g, BlockId block) noexcept {
     --at(row, g).taken;
     put(row, g, block);

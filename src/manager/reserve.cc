@@ -74,7 +74,6 @@ BlockId KVCacheManager::Impl::acquire_for(std::int32_t row, std::int32_t g,
   if (from_ready > 0) {
     --from_ready;
     block = reservations_.take_for_step(row, g);
-    pool(g).renew(block);
   } else {
     block = acquire(g);
   }
@@ -82,17 +81,22 @@ BlockId KVCacheManager::Impl::acquire_for(std::int32_t row, std::int32_t g,
   return block;
 }
 
-// Of undo(): a block that the open step took and wrote nothing to.
-void KVCacheManager::Impl::give_back(std::int32_t row, std::int32_t g, BlockId block) noexcept {
-  if (rows_[row].has_promise) {
-    reservations_.disown(g, block);
-    if (reservations_.has_taken(row, g)) {
-      pool(g).set_writer(block, BlockPool::kNobody);
-      reservations_.untake(row, g, block);
-      return;
-    }
+// Of undo(): a block that the open step took and wrote nothing to; those that it took last come
+// first. Blocks that lay ready must not become free: a step in flight may still know them.
+void KVCacheManager::Impl::give_back(std::int32_t row, std::int32_t g, BlockId block,
+                                     std::int32_t& from_pool) noexcept {
+  if (!rows_[row].has_promise) {
+    free_unwritten(g, block);
+    return;
   }
-  free_unwritten(g, block);
+  reservations_.disown(g, block);
+  if (from_pool > 0) {
+    --from_pool;
+    free_unwritten(g, block);
+  } else {
+    pool(g).renew(block);
+    reservations_.untake(row, g, block);
+  }
 }
 
 // Lets more blocks lie ready, as far as there is room.
@@ -126,7 +130,7 @@ void KVCacheManager::Impl::set_entries_aside(std::int32_t row, std::int32_t g, s
     const bool findable = tree_->is_findable(GroupId(g), block);
     if (lack > 0 && is_own && (!findable || room_.available(g) < lack)) {
       if (findable) unhang(g, block);
-      pool(g).set_writer(block, BlockPool::kNobody);
+      pool(g).renew(block);  // nothing in it counts any more
       reservations_.put(row, g, block);
       --lack;
     } else if (release(g, block, s.used, row)) {

@@ -207,7 +207,8 @@ Result<std::int32_t> KVCacheManager::probe(std::span<const std::int32_t> tokens,
   const std::int32_t root = m.tree_->find_root(options.root);
   if (root < 0) return 0;
   const auto size = static_cast<std::int32_t>(tokens.size());
-  return m.tree_->match(root, tokens, options.media, size - 1, true).tokens;
+  const PrefixMatch match = m.tree_->match(root, tokens, options.media, size - 1, true);
+  return m.fits_promises(match, size) ? match.tokens : 0;
 }
 
 // The tokens of a hit that the tree keeps for the sequence; it keeps the others itself.

@@ -71,6 +71,12 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
     BlockTable& blocks = table(e.row, g);
     const TailChange& tail = step.change(entry, g);
     const std::int32_t have = blocks_for(g, e.write_begin);
+    std::int32_t from_pool = 0;  // of the blocks that the append took
+    if (s.has_promise) {
+      from_pool = blocks.size() - have + (tail.copy_to >= 0 ? 1 : 0) -
+                  (tail.valid_before == TailChange::kReused ? 1 : 0) -
+                  reservations_.num_taken(e.row, g);
+    }
     for (std::int32_t logical = blocks.size() - 1; logical >= have; --logical) {
       const BlockId block = blocks.at(arena(), logical);
       const bool reused = logical == have && tail.valid_before == TailChange::kReused;
@@ -78,14 +84,14 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
         if (s.has_promise) reservations_.disown(g, block);
         let_go(g, block, true);  // steps in flight may read what it held
       } else {
-        give_back(e.row, g, block);
+        give_back(e.row, g, block, from_pool);
       }
     }
     blocks.truncate(have);
     step.num_displaced -= tail.source >= 0 ? 1 : 0;
     const BlockId source(tail.source);
     if (tail.copy_to >= 0) {
-      give_back(e.row, g, BlockId(tail.copy_to));
+      give_back(e.row, g, BlockId(tail.copy_to), from_pool);
       pool.take_from_step(source);
       blocks.set(arena(), have - 1, source);
       tables_.note_entries(e.row, g, have - 1);

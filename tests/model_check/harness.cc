@@ -193,6 +193,10 @@ void Coverage::add(const Coverage& other) {
   orders_checked += other.orders_checked;
   orders_chosen += other.orders_chosen;
   orders_skipped += other.orders_skipped;
+  forgotten += other.forgotten;
+  promises += other.promises;
+  promises_kept += other.promises_kept;
+  prompts_admitted += other.prompts_admitted;
 }
 
 std::string to_string(const Coverage& c) {
@@ -220,7 +224,10 @@ std::string to_string(const Coverage& c) {
          std::to_string(c.twins_that_reuse) + " reuse a block), " +
          std::to_string(c.orders_checked) + " orders of eviction checked (" +
          std::to_string(c.orders_chosen) + " with others to choose from), " +
-         std::to_string(c.orders_skipped) + " skipped";
+         std::to_string(c.orders_skipped) + " skipped, " + std::to_string(c.forgotten) +
+         " blocks forgotten, " + std::to_string(c.promises) + " promises (" +
+         std::to_string(c.promises_kept) + " appends within one), " +
+         std::to_string(c.prompts_admitted) + " prompts admitted";
 }
 
 // For a manager over the device's memory.

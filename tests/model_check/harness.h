@@ -110,6 +110,10 @@ struct Coverage {
   std::uint64_t twins_that_reuse = 0;    // of these, with it, in place of what was found
   std::uint64_t orders_checked = 0;      // evict() of something, and the model knew which blocks go
   std::uint64_t orders_chosen = 0;       // of these, those that left other cached blocks behind
+  std::uint64_t forgotten = 0;       // blocks, by reset() and forget()
+  std::uint64_t promises = 0;        // that reserve() made
+  std::uint64_t promises_kept = 0;   // appends within a promise
+  std::uint64_t prompts_admitted = 0;
   std::uint64_t orders_skipped = 0;      // the model knew several answers, or none
   void add(const Coverage& other);
 };
@@ -266,6 +270,17 @@ class Harness {
   void unpin(Rng& rng);
   void evict(Rng& rng);
   void admit_together(Rng& rng);
+  void reserve(Rng& rng);
+  [[nodiscard]] bool has_promises() const {
+    const auto has = [](const Seq& seq) { return seq.promised > 0; };
+    return std::any_of(seqs_.begin(), seqs_.end(), [&](const SeqPtr& s) { return has(*s); }) ||
+           std::any_of(members_.begin(), members_.end(),
+                       [&](const Member& m) { return has(m.model_before); });  // undo() restores it
+  }
+  void forget(Rng& rng);
+  [[nodiscard]] bool runs_on(const Seq& seq, const Prompt& path) const;
+  void forget_content(const Prompt& path);
+  int settle_forgotten_pins(const Prompt& path, bool resets);
   void set_priority(Rng& rng);
   void select_victim(Rng& rng);
   void preempt_to(Rng& rng);
@@ -480,6 +495,8 @@ class Harness {
   Counters expected_;  // those that the model knows
   std::uint64_t num_uses_ = 0;
   std::uint64_t reads_elsewhere_ = 0;  // by devices that are not device_
+
+  std::optional<Result<Admission>> prospect_;  // of the prompt that is opened
 
   std::uint64_t digest_ = 0xcbf29ce484222325u;
 

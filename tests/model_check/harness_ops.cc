@@ -63,6 +63,8 @@ enum Op {
   kSelectVictim,
   kPreemptTo,
   kCopy,
+  kReserve,
+  kForget,
   kBadId,
   kBadTicket,
   kBadArgument,
@@ -78,7 +80,7 @@ constexpr std::array<Weights, kNumOps> kWeights = {{
     {100, 80}, {40, 40}, {250, 5},  {10, 270}, {5, 50},  {40, 40}, {3, 25},  {3, 20},  {3, 110},
     {3, 25},   {3, 20},  {100, 50}, {50, 30},  {60, 25}, {40, 12}, {25, 10}, {15, 20}, {60, 25},
     {60, 30},  {15, 10}, {15, 10},  {60, 60},  {5, 30},  {3, 2},   {3, 30},  {40, 4},  {12, 6},
-    {12, 12},  {15, 15}, {8, 6},    {8, 8},    {15, 15}, {8, 8},   {20, 20},
+    {12, 12},  {15, 15}, {8, 6},    {8, 8},    {20, 10}, {3, 3},   {15, 15}, {8, 8},    {20, 20},
 }};
 
 }  // namespace
@@ -239,6 +241,12 @@ void Harness::run(std::uint64_t op_seed) {
       break;
     case kCopy:
       copy(rng);
+      break;
+    case kReserve:
+      reserve(rng);
+      break;
+    case kForget:
+      forget(rng);
       break;
     case kBadId:
       bad_sequence_id(rng);

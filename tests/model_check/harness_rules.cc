@@ -55,7 +55,9 @@ bool Harness::settles_later(const Seq& seq) const {
 
 // Tokens of a sequence that may be findable now.
 int Harness::publishable(const Seq& seq) const {
-  if (!config_.options.prefix_cache || !seq.prompt.publishes() || seq.adopted) return 0;
+  if (!config_.options.prefix_cache || !seq.prompt.publishes() || seq.adopted || seq.forgotten) {
+    return 0;
+  }
   int n = 0;
   while (n < seq.accepted && seq.named[static_cast<std::size_t>(n)] == 1 &&
          trie_.exact(seq.nodes[static_cast<std::size_t>(n)]) &&
@@ -227,6 +229,9 @@ void Harness::apply_complete(std::uint64_t ticket) {
 // The device may have written what the sequence appended: behind the first of these slots its block
 // holds nothing valid.
 void Harness::forget_overwritten(const SeqPtr& seq) {
+  const bool had_promise = std::any_of(members_.begin(), members_.end(), [&](const Member& m) {
+    return m.seq == seq && m.model_before.promised > 0;
+  });
   std::size_t token = 0;
   for (const StepWork::Row& row : open_step_->rows) {
     if (row.seq != seq) {
@@ -243,8 +248,9 @@ void Harness::forget_overwritten(const SeqPtr& seq) {
       const int offset = slots[at] % group(g).block_size;
       BlockModel& model = block(g, slots[at] / group(g).block_size);
       model.valid = std::min(model.valid, offset);
-      // Without order no step in flight reads what is written again: it is free at once.
-      if (offset == 0 && !in_order()) model.taken_at = open_step_->ticket;
+      // Without order no step in flight reads what is written again: it is free at once, unless it
+      // lay ready.
+      if (offset == 0 && !in_order() && !had_promise) model.taken_at = open_step_->ticket;
     }
     return;
   }
@@ -343,7 +349,8 @@ void Harness::check_hit(const Prompt& prompt, int hit) {
   if (hit < best) ++coverage_.hits_below_best;
   KVFOLIO_REQUIRE(hit <= best, "a hit of " + std::to_string(hit) +
                                    " reads what is findable: at most " + std::to_string(best));
-  if (manager_->counters().publications_skipped == 0) {
+  // A hit may cost blocks that lie ready for others, and is a miss then.
+  if (manager_->counters().publications_skipped == 0 && !(hit == 0 && has_promises())) {
     int least = must_hit(prompt, nodes);
     // Without order the model may take a block for whole that is hung in part: such a hit ends
     // inside the last one, and they are counted.

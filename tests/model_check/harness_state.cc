@@ -15,12 +15,14 @@ bool same(const SequenceInfo& a, const SequenceInfo& b) {
          a.published_length == b.published_length && a.trim_sinks == b.trim_sinks &&
          a.trim_first_kept == b.trim_first_kept && a.in_open_step == b.in_open_step &&
          a.caller_id == b.caller_id && a.max_tokens == b.max_tokens && a.priority == b.priority &&
-         a.last_use == b.last_use && a.use_count == b.use_count;
+         a.last_use == b.last_use && a.use_count == b.use_count &&
+         a.num_unnamed == b.num_unnamed && a.reserved_tokens == b.reserved_tokens;
 }
 
 bool same(const GroupUsage& a, const GroupUsage& b) {
   return a.num_blocks == b.num_blocks && a.free == b.free && a.held == b.held &&
-         a.cached == b.cached && a.retiring == b.retiring && a.evictable == b.evictable;
+         a.cached == b.cached && a.retiring == b.retiring && a.evictable == b.evictable &&
+         a.reserved == b.reserved;
 }
 
 }  // namespace
@@ -129,6 +131,9 @@ void Harness::check_sequences(const Snapshot& now) {
                     name() + " has accepted length " + std::to_string(seq->accepted) +
                         ", info says " + std::to_string(info.accepted_length));
     KVFOLIO_REQUIRE(info.in_open_step == seq->in_step, name() + " is in the open step or is not");
+    KVFOLIO_REQUIRE(info.reserved_tokens == seq->promised,
+                    name() + " has " + std::to_string(seq->promised) + " promised tokens, info says " +
+                        std::to_string(info.reserved_tokens));
     KVFOLIO_REQUIRE(info.num_unnamed == seq->unnamed(),
                     name() + " has " + std::to_string(seq->unnamed()) +
                         " unnamed tokens, info says " + std::to_string(info.num_unnamed));
@@ -232,13 +237,15 @@ void Harness::check_blocks(const Snapshot& now) {
     const std::vector<std::int32_t> expected = references(now, g);
     int pinned = 0;
     for (const Pin& pin : pins_) pinned += pin.blocks[static_cast<std::size_t>(g)];
+    pinned += is.usage.reserved;  // what lies ready is in no table
+    const bool more_lie_ready = is.usage.reserved > was.usage.reserved;
     for (int b = 0; b < group(g).num_blocks; ++b) {
       const auto at = static_cast<std::size_t>(b);
       const auto name = [&] {
         return "group " + std::to_string(g) + " block " + std::to_string(b);
       };
       BlockModel& model = block(g, b);
-      // What tables and copies do not explain is of pins.
+      // What tables and copies do not explain is of pins and promises.
       pinned -= is.refs[at] - expected[at];
       KVFOLIO_REQUIRE(is.refs[at] >= expected[at] && pinned >= 0,
                       name() + " has " + std::to_string(expected[at]) +
@@ -255,7 +262,8 @@ void Harness::check_blocks(const Snapshot& now) {
         model.maybe_released_at = last_committed_;
       }
       if (was.refs[at] == 0 && is.refs[at] > 0) {
-        if (allocates_) {
+        const bool lies_ready = more_lie_ready && is.findable[at] == 0;
+        if (allocates_ || lies_ready) {
           for (const StepWork& step : flight_) {
             KVFOLIO_REQUIRE(step.groups[static_cast<std::size_t>(g)].touched[at] == 0,
                             name() + " is handed out while step t" + std::to_string(step.ticket) +
@@ -264,7 +272,7 @@ void Harness::check_blocks(const Snapshot& now) {
           KVFOLIO_REQUIRE(is.findable[at] == 0, name() + " is handed out, yet findable");
           poison(g, b);
           model.poisoned = false;
-          model.taken_at = last_ticket_;
+          model.taken_at = lies_ready ? 0 : last_ticket_;
         } else {
           // A pin follows its tokens into the block that took the tail's place.
           KVFOLIO_REQUIRE(
@@ -390,7 +398,7 @@ void Harness::check_findable_content(const Snapshot& now) {
 
 void Harness::check_pins() {
   for (const Pin& pin : pins_) {
-    if (!pin.prompt.looks()) continue;
+    if (!pin.prompt.looks() || has_promises()) continue;  // which may make a hit a miss
     // A longer prompt finds it all. Where it ends inside a block, another sequence's tokens may
     // come between.
     Prompt longer = pin.prompt;

@@ -49,6 +49,20 @@ void Harness::ask_twins(const Prompt& prompt, const Seq& seq) {
   const Status admitted = hot_->admit({&demand, 1});
   const Status status = append_now(*hot_, seq.id, rest);
   ++coverage_.twins_asked;
+  if (prospect_ && status.code() != kMoment) {
+    const Status said = status_of(*prospect_);
+    KVFOLIO_REQUIRE(said.code() == status.code(),
+                    "admit() of a prompt said " + said.message() + ", append() answers " +
+                        status.message());
+    KVFOLIO_REQUIRE(!status.ok() || (*prospect_)->cached_tokens == seq.cached,
+                    "admit() of a prompt says what open() finds");
+    if (status.shortage() != nullptr) {
+      KVFOLIO_REQUIRE(*said.shortage() == *status.shortage(),
+                      "admit() of a prompt counts as append() does: " + said.message() + " / " +
+                          status.message());
+    }
+    ++coverage_.prompts_admitted;
+  }
   coverage_.twins_without_room += has_room ? 0 : 1;
   coverage_.twins_that_reuse += hot_->counters().blocks_unhung != unhung ? 1 : 0;
   KVFOLIO_REQUIRE(!has_room || status.code() != kNoBlocks,

@@ -199,6 +199,12 @@ struct Seq {
   bool used = false;            // what it lets go of becomes the warmest
   bool maybe_used = false;      // it was cut to its length, and may have given up its last token
   bool maybe_whole = false;     // its prompt may have been found whole, and no token came since
+  bool forgotten = false;       // it runs on a path that was forgotten: it publishes nothing more
+  // reserve(): tokens that are still promised, and at most in a step. Not certain after what may
+  // need blocks that the promise does not have.
+  int promised = 0;
+  int most_per_step = 0;
+  bool certain = false;
   bool adopted = false;         // its first tokens came as blocks: nothing of it is findable
   int cached = 0;               // cached_tokens of open()
   std::uint64_t last_step = 0;  // newest step that it, or what it was forked from, took part in

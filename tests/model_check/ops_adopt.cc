@@ -145,7 +145,9 @@ void Harness::adopt(Rng& rng) {
     }
     nodes = *found;
   }
-  const Codes tolerated = config_.tight_tables ? Codes{kExhausted} : Codes{};
+  Codes tolerated = config_.tight_tables ? Codes{kExhausted} : Codes{};
+  // What it costs others' promises, and blocks that lie ready: these hold no tokens any more.
+  if (has_promises()) tolerated.insert({kNoBlocks, kInvalid});
   if (!expect(manager_->adopt(seq->id, spans, count), errors, tolerated)) {
     ++coverage_.adoptions_refused;
     return;
@@ -155,6 +157,7 @@ void Harness::adopt(Rng& rng) {
   changed_ = true;
   seq->fresh = seq->maybe_whole = false;
   seq->adopted = seq->used = true;
+  seq->certain = false;
   for (int p = 0; p < count; ++p) {
     const auto at = static_cast<std::size_t>(p);
     seq->tokens.push_back(p < source->length() ? source->tokens[at] : 0);

@@ -40,8 +40,11 @@ void Harness::check_shortage(const Shortage& shortage, const Seq& seq, int count
                     isize(seq.tables[static_cast<std::size_t>(shortage.group)]);
   KVFOLIO_REQUIRE(shortage.needed > shortage.free + shortage.evictable,
                   "needed > free + evictable");
-  KVFOLIO_REQUIRE(shortage.needed == fresh || shortage.needed == fresh + 1,
-                  "needed is the new blocks and at most one copy, " + std::to_string(fresh));
+  const int ready = seq.promised > 0 ? usage.reserved : 0;  // not more lie ready for the sequence
+  KVFOLIO_REQUIRE(shortage.needed >= fresh - ready && shortage.needed <= fresh + 1,
+                  "needed is the new blocks and at most one copy, " + std::to_string(fresh) +
+                      ", but for those that lie ready");
+  KVFOLIO_REQUIRE(shortage.reserved == usage.reserved, "the shortage's reserved is usage()'s");
   KVFOLIO_REQUIRE(shortage.free == usage.free, "the shortage's free is usage()'s");
   KVFOLIO_REQUIRE(shortage.evictable == usage.evictable, "the shortage's evictable is usage()'s");
   KVFOLIO_REQUIRE(shortage.retiring == usage.retiring, "the shortage's retiring is usage()'s");
@@ -107,6 +110,13 @@ void Harness::append_to(const SeqPtr& seq, int count, int draft, bool named, Rng
     status = named ? manager_->append(seq->id, tokens, {.draft = draft})
                    : manager_->append_unnamed(seq->id, count, {.draft = draft});
   }
+  const bool is_promised =
+      seq->certain && count <= seq->promised && count <= seq->most_per_step && errors.empty();
+  if (is_promised) {
+    KVFOLIO_REQUIRE(status.code() != kNoBlocks,
+                    "within a promise no append is short: " + status.message());
+    ++coverage_.promises_kept;
+  }
   const bool ok = expect(status, errors, tolerated);
   if (predicted) {
     KVFOLIO_REQUIRE(predicted->code() == status.code(), "admit() predicts append(): it said " +
@@ -149,6 +159,9 @@ void Harness::join_step(const SeqPtr& seq, const SeqState& before,
   seq->cut_spans(trie_, begin);
   seq->in_step = seq->used = true;
   seq->maybe_whole = false;
+  const bool had_promise = seq->promised > 0;
+  if (isize(tokens) > seq->most_per_step) seq->certain = false;
+  seq->promised -= std::min(seq->promised, isize(tokens));
   use(*seq);
   const SeqState now = state_of(*seq);
   for (int g = 0; g < num_groups(); ++g) {
@@ -160,7 +173,11 @@ void Harness::join_step(const SeqPtr& seq, const SeqState& before,
       const std::int32_t b = new_table[static_cast<std::size_t>(j)];
       if (j < isize(old_table) && old_table[static_cast<std::size_t>(j)] == b) continue;
       KVFOLIO_REQUIRE(b >= 0 && b < group(g).num_blocks, "a fresh table entry is a block");
-      KVFOLIO_REQUIRE(refs[static_cast<std::size_t>(b)] == 0, "a fresh block had no references");
+      const bool lay_ready =
+          had_promise && before_.groups[static_cast<std::size_t>(g)].usage.reserved > 0;
+      KVFOLIO_REQUIRE(refs[static_cast<std::size_t>(b)] == 0 ||
+                          (lay_ready && refs[static_cast<std::size_t>(b)] == 1),
+                      "a fresh block had no references, or lay ready");
       if (j < isize(old_table)) {
         const std::int32_t old = old_table[static_cast<std::size_t>(j)];
         KVFOLIO_REQUIRE(j == seq->committed / size, "only the block of the next token is replaced");

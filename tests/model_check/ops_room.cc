@@ -15,6 +15,7 @@ void Harness::pin(Rng& rng) {
   if (isize(pins_) >= config_.options.max_pins) errors.insert(kExhausted);
   if (!config_.options.prefix_cache || !prompt.looks()) tolerated = {kUnsupported, kInvalid};
   if (config_.tight_tables) tolerated.insert(kExhausted);
+  if (has_promises()) tolerated.insert(kNoBlocks);
   Result<Pinned> pinned = manager_->pin(prompt.tokens, prompt.options());
   if (!expect(status_of(pinned), errors, tolerated)) return;
   changed_ = revives_ = true;
@@ -29,6 +30,9 @@ void Harness::pin(Rng& rng) {
     for (int b = 0; b < group(g).num_blocks; ++b) {
       const Result<std::int32_t> refs = manager_->ref_count(GroupId(g), BlockId(b));
       KVFOLIO_REQUIRE(refs.has_value(), "ref_count of a block");
+      const Result<bool> findable = manager_->is_findable(GroupId(g), BlockId(b));
+      KVFOLIO_REQUIRE(findable.has_value(), "is_findable of a block");
+      if (!*findable) continue;  // it may lie ready now in place of one that the pin shares
       const int more =
           *refs - before_.groups[static_cast<std::size_t>(g)].refs[static_cast<std::size_t>(b)];
       KVFOLIO_REQUIRE(more == 0 || more == 1, "a pin references a block once");
@@ -68,6 +72,31 @@ void Harness::evict(Rng& rng) {
   KVFOLIO_REQUIRE(now.has_value() && now->free == usage.free + *evicted,
                   "what was evicted is free");
   check_evictions(g, *evicted, expected);
+}
+
+void Harness::reserve(Rng& rng) {
+  const SeqPtr seq = any_seq(rng);
+  if (!seq) return;
+  const int tokens = rng.chance(15) ? 0 : rng.between(1, rng.chance(20) ? 40 : 12);
+  const int most = rng.chance(40) ? 0 : rng.between(0, std::min(tokens, 4));
+  note("reserve " + name_of(*seq) + " " + std::to_string(tokens) + " most " +
+       std::to_string(most));
+  Codes errors;
+  if (seq->in_step) errors.insert(kMoment);
+  if (seq->is_full_for(tokens)) errors.insert(kExhausted);
+  const Codes tolerated = errors.empty() && tokens > 0 ? Codes{kNoBlocks} : Codes{};
+  const Status status = manager_->reserve(seq->id, tokens, {.most_per_step = most});
+  if (!expect(status, errors, tolerated)) {
+    if (const Shortage* s = status.shortage(); s != nullptr) {
+      KVFOLIO_REQUIRE(s->needed > s->free + s->evictable, "needed > free + evictable");
+    }
+    return;
+  }
+  changed_ = true;
+  ++coverage_.promises;
+  seq->promised = tokens;
+  seq->most_per_step = most == 0 ? tokens : most;
+  seq->certain = true;
 }
 
 void Harness::admit_together(Rng& rng) {

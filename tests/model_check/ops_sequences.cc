@@ -25,6 +25,8 @@ void Harness::open(Rng& rng) {
   const bool too_long = options.max_tokens > 0 && isize(prompt.tokens) > options.max_tokens;
   if (too_long || is_taken(options.caller_id)) errors.insert(kInvalid);
   keep_cold_twin();
+  prospect_.reset();
+  if (!skip_questions_) prospect_.emplace(manager_->admit(prompt.tokens, options, 0));
   Result<Opened> opened = manager_->open(prompt.tokens, options);
   if (!expect(status_of(opened), errors, tolerated)) {
     if (!too_long && errors == Codes{kInvalid} && opened.error().code() == kInvalid) {
@@ -97,6 +99,7 @@ void Harness::fork(Rng& rng) {
   add_slot_errors(errors, tolerated);
   if (config_.tight_tables) tolerated.insert(kExhausted);
   if (is_taken(options.caller_id)) errors.insert(kInvalid);
+  if (has_promises()) tolerated.insert(kNoBlocks);
   Result<SequenceId> child_id = manager_->fork(parent->id, options);
   if (!expect(status_of(child_id), errors, tolerated)) return;
   changed_ = true;
@@ -106,6 +109,8 @@ void Harness::fork(Rng& rng) {
   child->caller_id = options.caller_id;
   child->priority = options.priority;
   child->use_count = 0;
+  child->promised = 0;
+  child->certain = false;
   child->row_ticket = 0;
   child->used = true;
   use(*child);
@@ -160,6 +165,7 @@ void Harness::cut(const SeqPtr& seq, int n, bool by_clear) {
     return;
   }
   changed_ = true;
+  seq->certain = false;  // others may hold what it is cut back into
   if (n < seq->length()) {
     seq->used = true;
     seq->maybe_whole = false;
@@ -253,7 +259,7 @@ void Harness::close(Rng& rng, bool preempt) {
   if (n > 0 && holds_all && has_path && seq->hole() == 0 && publishable(*seq) == n &&
       config_.options.prefix_cache && !failed_once_ && counters.blocks_evicted == 0 &&
       counters.publications_skipped == 0 && (in_order() || flight_.empty()) &&
-      !splits_self_attending_span(said.media, n - 1) && !skip_questions_) {
+      !splits_self_attending_span(said.media, n - 1) && !skip_questions_ && !has_promises()) {
     const Result<std::int32_t> again = manager_->probe(said.tokens, said.options());
     // A rest inside a block may be looked for in a neighbour that shares as much, and that not all
     // groups can serve.
