@@ -66,6 +66,16 @@ bool StateReader::publishes(const KVCacheManager& manager, SequenceId sequence) 
   return manager.impl_->rows_[PackedId::row_of(sequence.value())].publishes;
 }
 
+std::vector<std::int32_t> StateReader::ready(const KVCacheManager& manager, SequenceId sequence) {
+  std::vector<std::int32_t> blocks;
+  const std::int32_t row = PackedId::row_of(sequence.value());
+  if (manager.impl_->rows_[row].has_promise) {
+    manager.impl_->reservations_.for_each_ready(
+        row, 0, [&](BlockId block) { blocks.push_back(block.value()); });
+  }
+  return blocks;
+}
+
 bool StateReader::has_pin(const KVCacheManager& manager) {
   return manager.impl_->pins_.pins_[0].open;
 }
@@ -183,6 +193,14 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
     put(d.trim_first_kept);
     put(s.step_entry);
     put(s.late_names);
+    put(s.has_promise ? impl.reservations_.tokens(row) : -1);
+    if (s.has_promise) {
+      put(impl.reservations_.most_per_step(row));
+      put(impl.reservations_.rows_[row].spent);
+      put(impl.reservations_.num_taken(row, 0));
+      // Which of them is taken first is a matter of names.
+      put(impl.reservations_.num_ready(row, 0));
+    }
     put(impl.unnamed_.counts_[row].stretches);
     for (std::int32_t i = 0; i < impl.unnamed_.counts_[row].stretches; ++i) {
       put(impl.unnamed_.of(row)[i].begin);
@@ -285,7 +303,7 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
   }
   put(-12);
   // Free blocks are all alike: which is taken first is a matter of names.
-  std::vector<std::array<std::int32_t, 10>> rest;
+  std::vector<std::array<std::int32_t, 11>> rest;
   for (std::int32_t b = 0; b < pool.num_blocks(); ++b) {
     const auto& block = pool.at(BlockId(b));
     if (block.state == BlockState::kFree) continue;
@@ -294,7 +312,8 @@ void StateReader::write(const KVCacheManager& manager, bool swap, std::vector<st
                     row_name(pool.writer(BlockId(b))), rank(widen(block.written)), block.valid,
                     static_cast<std::int32_t>(block.touched),
                     static_cast<std::int32_t>(block.wanted), static_cast<std::int32_t>(block.steps),
-                    asks_release ? rank(widen(block.stamp)) : 0});
+                    asks_release ? rank(widen(block.stamp)) : 0,
+                    row_name(impl.reservations_.owner(0, BlockId(b)))});
   }
   std::sort(rest.begin(), rest.end());
   for (const auto& block : rest) out.insert(out.end(), block.begin(), block.end());

@@ -36,6 +36,8 @@ struct StateReader {
   // It stands on the tree: there was always room for it.
   static bool publishes(const KVCacheManager& manager, SequenceId sequence);
   static bool has_pin(const KVCacheManager& manager);
+  // Blocks that lie ready for the sequence's appends (reserve()).
+  static std::vector<std::int32_t> ready(const KVCacheManager& manager, SequenceId sequence);
 };
 
 }  // namespace kvfolio

@@ -87,6 +87,11 @@ const std::vector<Operation>& operations() {
     for (const std::int32_t prompt : {0b10, 0b100, 0b101, 0b1000, 0b1001, 0b10010}) {
       made.push_back({Kind::kOpen, 0, prompt, 0});
     }
+    made.push_back({Kind::kOpen, 0, 0b10, 1});
+    for (const std::int32_t path : {0b10, 0b100, 0b101}) {
+      made.push_back({Kind::kForget, 0, path, 0});
+    }
+    made.push_back({Kind::kReset, 0, 0, 0});
     for (std::int32_t who = 0; who < kSequences; ++who) {
       for (const std::int32_t more : {0b10, 0b11, 0b100, 0b1001}) {
         made.push_back({Kind::kAppend, who, more, 0});
@@ -112,6 +117,9 @@ const std::vector<Operation>& operations() {
       made.push_back({Kind::kPreempt, who, 0, 0});
       made.push_back({Kind::kClose, who, 0, 0});
       made.push_back({Kind::kUndo, who, 0, 0});
+      for (const std::int32_t tokens : {0, 1, 3}) {
+        made.push_back({Kind::kReserve, who, tokens, 0});
+      }
       made.push_back({Kind::kComplete, who, 0, 0});
       made.push_back({Kind::kFail, who, 0, 0});
     }
@@ -129,11 +137,12 @@ const std::vector<Operation>& operations() {
 }
 
 std::string_view name(Kind kind) {
-  static constexpr std::array<std::string_view, 24> kNames = {
+  static constexpr std::array<std::string_view, 27> kNames = {
       "open",     "append", "append_unnamed", "set_tokens", "fork",   "truncate",
       "clear",    "trim",   "preempt",        "close",      "begin",  "commit",
       "complete", "finish", "drop",           "undo",       "evict",  "pin",
-      "unpin",    "fail",   "accept",         "adopt",      "launch", "feed"};
+      "unpin",    "fail",   "accept",         "adopt",      "launch", "feed",
+      "reserve",  "forget", "reset"};
   return kNames.at(static_cast<std::size_t>(kind));
 }
 
@@ -142,7 +151,8 @@ std::string show(const Operation& op) {
   switch (op.kind) {
     case Kind::kOpen:
     case Kind::kPin:
-      return text + " " + show(static_cast<Prefix>(op.a));
+    case Kind::kForget:
+      return text + " " + show(static_cast<Prefix>(op.a)) + (op.b > 0 ? " late" : "");
     case Kind::kAppend:
     case Kind::kAppendUnnamed:
     case Kind::kLaunch:
@@ -150,6 +160,7 @@ std::string show(const Operation& op) {
       return text + " " + std::to_string(op.who) + " " + show(static_cast<Prefix>(op.a)) +
              (op.b > 0 ? " draft " + std::to_string(op.b) : "");
     case Kind::kAccept:
+    case Kind::kReserve:
       return text + " " + std::to_string(op.who) + " " + std::to_string(op.a);
     case Kind::kTruncate:
       return text + " " + std::to_string(op.who) + (op.a < 0 ? " by 1" : " to 1");
@@ -162,6 +173,7 @@ std::string show(const Operation& op) {
     case Kind::kDrop:
     case Kind::kUnpin:
     case Kind::kEvict:
+    case Kind::kReset:
       return text;
     default:
       return text + " " + std::to_string(op.who);
@@ -179,6 +191,7 @@ void World::copy_from(const World& other) {
 void World::cut(ShadowSequence& sequence, std::int32_t n) {
   sequence.tokens = first_of(sequence.tokens, n);
   sequence.accepted = std::min(sequence.accepted, n);
+  if (n == 0) sequence.adopted = false;
   for (std::int32_t i = n; i < kMaxTokens; ++i) sequence.unnamed[static_cast<std::size_t>(i)] = 0;
   // What follows is computed across the gap as long as there is one before it.
   const Result<SequenceInfo> info = manager_.info(sequence.id);
@@ -193,6 +206,7 @@ void World::cut(ShadowSequence& sequence, std::int32_t n) {
 void World::end_entry(ShadowSequence& sequence) {
   if (!sequence.in_step) return;
   sequence.tokens = sequence.before;
+  sequence.promised = sequence.promised_before;
   for (std::int32_t i = length_of(sequence.before); i < kMaxTokens; ++i) {
     sequence.unnamed[static_cast<std::size_t>(i)] = 0;
   }
@@ -246,7 +260,7 @@ Outcome World::open(const Operation& op, std::string& broken) {
   const auto prompt = static_cast<Prefix>(op.a);
   const GroupUsage usage = *manager_.usage(GroupId(0));
   const std::int32_t room = usage.free + usage.cached;
-  const Result<Opened> opened = manager_.open(tokens_of(prompt));
+  const Result<Opened> opened = manager_.open(tokens_of(prompt), {.late_names = op.b != 0});
   if (!opened) return Outcome::kRefused;
   // Caching never takes room: where the prompt fits without it, so does what is left of it.
   const std::int32_t rest = length_of(prompt) - opened->cached_tokens;
@@ -258,6 +272,7 @@ Outcome World::open(const Operation& op, std::string& broken) {
   at->id = opened->sequence;
   at->tokens = first_of(prompt, opened->cached_tokens);
   at->accepted = opened->cached_tokens;
+  at->late_names = op.b != 0;
   return Outcome::kDone;
 }
 
@@ -271,6 +286,8 @@ Outcome World::adopt(ShadowSequence& s, const ShadowSequence& other) {
   s.tokens = other.tokens;
   s.inexact_from = other.inexact_from;
   s.accepted = length;
+  s.certain = false;
+  s.adopted = true;
   return Outcome::kDone;
 }
 
@@ -294,6 +311,8 @@ Outcome World::append(const Operation& op, std::string& broken) {
     states[static_cast<std::size_t>(b)] = state;
     if (state == BlockState::kFree || state == BlockState::kCached) ++room;
   }
+  const std::vector<std::int32_t> ready = StateReader::ready(manager_, s.id);
+  room += static_cast<std::int32_t>(ready.size());
   // Asked on the same manager: a refusal below would show that admit() changed something.
   const bool replays = StateReader::replays(manager_, s.id);
   const bool admitted = manager_.admit(s.id, count).ok();
@@ -308,6 +327,9 @@ Outcome World::append(const Operation& op, std::string& broken) {
                             ? manager_.append(s.id, tokens_of(more), {.draft = op.b})
                             : manager_.append_unnamed(s.id, count);
   if (status.ok() && !admitted) add(broken, "append() does what admit() refused");
+  if (status.code() == ErrorCode::kNoBlocks && s.certain && count <= s.promised) {
+    add(broken, "within its promise a sequence is short of blocks: " + status.message());
+  }
   if (!status.ok()) {
     // admit() speaks of room only, and takes a token of a prompt found whole to be the prompt's.
     if (admitted && !replays && status.code() != ErrorCode::kFailedPrecondition)
@@ -317,6 +339,8 @@ Outcome World::append(const Operation& op, std::string& broken) {
   s.in_step = true;
   s.before = s.tokens;
   s.draft = op.b;
+  s.promised_before = s.promised;
+  s.promised -= std::min(s.promised, count);
   for (std::int32_t i = 0; i < count; ++i) {
     s.tokens = static_cast<Prefix>(s.tokens << 1 | token_of(more, i));
     if (op.kind == Kind::kAppendUnnamed) {
@@ -327,7 +351,8 @@ Outcome World::append(const Operation& op, std::string& broken) {
   for (const std::int32_t block : table_of()) {
     if (block < 0 || std::find(table.begin(), table.end(), block) != table.end()) continue;
     const BlockState before = states[static_cast<std::size_t>(block)];
-    if (before != BlockState::kFree && before != BlockState::kCached) {
+    const bool lay_ready = std::find(ready.begin(), ready.end(), block) != ready.end();
+    if (!lay_ready && before != BlockState::kFree && before != BlockState::kCached) {
       add(broken, "append took block " + std::to_string(block) + ", which was " +
                       (before == BlockState::kHeld ? "held" : "retiring"));
     }
@@ -414,6 +439,7 @@ Outcome World::complete(std::int32_t which) {
   const bool earlier = order_ == Order::kInOrder;
   for (ShadowSequence& s : shadow_.sequences) {
     for (std::uint64_t& unnamed : s.unnamed) {
+      if (s.late_names) break;
       if (unnamed == ticket || (earlier && unnamed <= ticket)) unnamed = 0;
     }
   }
@@ -459,6 +485,7 @@ Outcome World::apply(const Operation& op, std::string& broken) {
     case Kind::kAdopt:
     case Kind::kLaunch:
     case Kind::kFeed:
+    case Kind::kReserve:
       if (!s.id.valid()) return Outcome::kSkipped;
       break;
     default:
@@ -498,6 +525,8 @@ Outcome World::apply(const Operation& op, std::string& broken) {
       if (!child) return Outcome::kRefused;
       other = s;
       other.id = *child;
+      other.promised = 0;
+      other.certain = false;
       break;
     }
     case Kind::kTruncate: {
@@ -505,12 +534,14 @@ Outcome World::apply(const Operation& op, std::string& broken) {
       if (n < 0 || n >= length) return Outcome::kSkipped;
       done = outcome(manager_.truncate(s.id, n));
       if (done == Outcome::kDone) cut(s, n);
+      if (done == Outcome::kDone) s.certain = false;
       break;
     }
     case Kind::kClear:
       if (length == 0) return Outcome::kSkipped;
       done = outcome(manager_.clear(s.id));
       if (done == Outcome::kDone) cut(s, 0);
+      if (done == Outcome::kDone) s.certain = false;
       break;
     case Kind::kTrim: {
       const Result<std::int32_t> dropped = manager_.trim(s.id, {op.a, op.b});
@@ -590,14 +621,68 @@ Outcome World::apply(const Operation& op, std::string& broken) {
       break;
     case Kind::kFail:
       done = fail(op.who);
-      if (done == Outcome::kDone && !StateReader::has_pin(manager_)) {
-        shadow_.pin = {};
-        shadow_.pinned = kEmpty;
-      }
+      if (done == Outcome::kDone) settle_pin();
+      break;
+    case Kind::kReserve:
+      done = reserve(s, op.a);
+      break;
+    case Kind::kForget:
+    case Kind::kReset:
+      done = forget(op, broken);
       break;
   }
   if (done == Outcome::kDone) poison_free_blocks();
   return done;
+}
+
+void World::settle_pin() {
+  if (StateReader::has_pin(manager_)) return;
+  shadow_.pin = {};
+  shadow_.pinned = kEmpty;
+}
+
+bool World::has_promises() const {
+  return std::any_of(shadow_.sequences.begin(), shadow_.sequences.end(), [](const auto& s) {
+    return s.id.valid() && (s.promised > 0 || (s.in_step && s.promised_before > 0));
+  });
+}
+
+Outcome World::reserve(ShadowSequence& s, std::int32_t tokens) {
+  if (s.in_step || (tokens == 0 && s.promised == 0)) return Outcome::kSkipped;
+  if (!manager_.reserve(s.id, tokens).ok()) return Outcome::kRefused;
+  s.promised = tokens;
+  s.certain = true;
+  return Outcome::kDone;
+}
+
+Outcome World::forget(const Operation& op, std::string& broken) {
+  const bool resets = op.kind == Kind::kReset;
+  const auto path = resets ? kEmpty : static_cast<Prefix>(op.a);
+  const std::int32_t length = length_of(path);
+  if (resets) {
+    static_cast<void>(manager_.reset());
+  } else if (!manager_.forget(tokens_of(path))) {
+    return Outcome::kRefused;
+  }
+  for (ShadowSequence& s : shadow_.sequences) {
+    if (!s.id.valid() || std::min(length_of(s.tokens), s.inexact_from) < length) continue;
+    bool has_them = true;
+    for (std::int32_t i = 0; i < length; ++i) {
+      const bool is_named = s.unnamed[static_cast<std::size_t>(i)] == 0;
+      has_them = has_them && (!is_named || token_of(s.tokens, i) == token_of(path, i));
+    }
+    // A token that lost its chance of a name is not known to the manager: such a sequence may have
+    // published nothing behind it.
+    s.forgotten = s.forgotten || !StateReader::publishes(manager_, s.id);
+    if (has_them && !s.forgotten && !s.adopted) add(broken, "a sequence on a forgotten path publishes on");
+  }
+  for (const FindableBlock& found : StateReader::findable(manager_)) {
+    if (found.end >= length && first_of(prefix_of(found.tokens, found.end), length) == path) {
+      add(broken, "block " + std::to_string(found.block) + " is findable and was forgotten");
+    }
+  }
+  settle_pin();
+  return Outcome::kDone;
 }
 
 void World::poison_free_blocks() {
@@ -698,12 +783,15 @@ void World::check_findable(std::string& broken) const {
     std::array<std::int32_t, 4> tokens{};
     for (std::int32_t i = 0; i < 4; ++i) tokens[static_cast<std::size_t>(i)] = token_of(prompt, i);
     const Result<std::int32_t> probed = manager_.probe(tokens);
-    if (!probed || *probed != expected) {
+    // A hit that would cost a promise too much is a miss.
+    const bool may_miss = has_promises() && probed && *probed == 0;
+    if (!probed || (*probed != expected && !may_miss)) {
       add(broken, "probe of " + show(prompt) + " gives " + std::to_string(probed ? *probed : -1) +
                       " instead of " + std::to_string(expected));
     }
     const std::int32_t pinned = length_of(shadow_.pinned) / kBlockSize * kBlockSize;
-    if (common(shadow_.pinned, prompt) >= pinned && probed && *probed < std::min(pinned, 3)) {
+    if (common(shadow_.pinned, prompt) >= pinned && probed && *probed < std::min(pinned, 3) &&
+        !may_miss) {
       add(broken, "pinned " + show(shadow_.pinned) + " is not found any more");
     }
   }
@@ -716,7 +804,9 @@ void World::check(std::string& broken) const {
   for (const ShadowSequence& s : shadow_.sequences) {
     if (!s.id.valid()) continue;
     check_sequence(s, broken);
-    if (!StateReader::publishes(manager_, s.id)) add(broken, "a sequence publishes no more");
+    if (StateReader::publishes(manager_, s.id) == s.forgotten) {
+      add(broken, s.forgotten ? "a forgotten sequence publishes" : "a sequence publishes no more");
+    }
   }
   for (std::int32_t i = 0; i < shadow_.num_in_flight; ++i) {
     const ShadowStep& step = shadow_.in_flight[static_cast<std::size_t>(i)];
@@ -742,6 +832,7 @@ std::array<std::uint64_t, 2> World::hash() const {
         if (s.id != id) continue;
         words_.push_back(s.tokens);
         words_.push_back(s.inexact_from);
+        words_.push_back(s.certain ? 1 : 0);
       }
     }
     words_.push_back(shadow_.pinned);

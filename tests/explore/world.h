@@ -58,13 +58,16 @@ enum class Kind : std::uint8_t {
   // complete.
   kLaunch,
   kFeed,
+  kReserve,
+  kForget,
+  kReset,
 };
 
 struct Operation {
   Kind kind;
   std::int32_t who;  // sequence, or step in flight
   std::int32_t a;    // a Prefix, a length, sinks
-  std::int32_t b;    // a window, a draft
+  std::int32_t b;    // a window, a draft, late names
 };
 // Every operation that is tried in every state.
 const std::vector<Operation>& operations();
@@ -78,8 +81,15 @@ struct ShadowSequence {
   std::int32_t inexact_from = kNever;  // tokens from here on were computed after a trim
   std::array<std::uint64_t, kMaxTokens> unnamed{};  // per position the ticket, or 0
 
+  bool late_names = false;
+  bool adopted = false;       // nothing of it is findable
+  bool forgotten = false;     // its path was: it publishes no more
+  std::int32_t promised = 0;  // tokens of reserve()
+  bool certain = false;       // and nothing has happened that may need more blocks than that
+
   // In the open step.
   bool in_step = false;
+  std::int32_t promised_before = 0;
   Prefix before = kEmpty;
   std::int32_t draft = 0;
 };
@@ -126,6 +136,10 @@ class World {
   Outcome commit(std::string& broken);
   Outcome complete(std::int32_t which);
   Outcome fail(std::int32_t which);
+  Outcome reserve(ShadowSequence& sequence, std::int32_t tokens);
+  Outcome forget(const Operation& operation, std::string& broken);
+  void settle_pin();
+  [[nodiscard]] bool has_promises() const;
   void end_entry(ShadowSequence& sequence);
   void cut(ShadowSequence& sequence, std::int32_t n);
   void poison_free_blocks();
