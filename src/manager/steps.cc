@@ -255,6 +255,7 @@ Status KVCacheManager::commit(Ticket ticket) {
     KVFOLIO_DCHECK(e.end > e.write_begin || !s.has_written);
     s.has_written = e.end > e.write_begin;
     s.step_entry = -1;
+    if (s.has_promise) m.settle_promise(e.row);
     m.counters_.tokens_committed += static_cast<std::uint64_t>(e.end - e.begin);
     if (s.publishes && m.publishable(s) >= s.place.position + unit) {
       publishing[num_publishing++] = e.row;
@@ -267,10 +268,6 @@ Status KVCacheManager::commit(Ticket ticket) {
   }
   for (std::int32_t i = 0; i < step.num_entries && m.has_windows_; ++i) {
     m.move_windows(step.entries[i].row);
-  }
-  for (std::int32_t i = 0; i < step.num_entries && m.reservations_.num_rows() > 0; ++i) {
-    const std::int32_t row = step.entries[i].row;
-    if (m.rows_[row].has_promise) m.settle_promise(row);
   }
   return {};
 }

@@ -280,6 +280,7 @@ class Harness {
   void forget(Rng& rng);
   [[nodiscard]] bool runs_on(const Seq& seq, const Prompt& path) const;
   void forget_content(const Prompt& path);
+  [[nodiscard]] bool reads_back() const;  // some query reads an earlier token
   int settle_forgotten_pins(const Prompt& path, bool resets);
   void set_priority(Rng& rng);
   void select_victim(Rng& rng);

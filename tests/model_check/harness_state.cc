@@ -238,7 +238,6 @@ void Harness::check_blocks(const Snapshot& now) {
     int pinned = 0;
     for (const Pin& pin : pins_) pinned += pin.blocks[static_cast<std::size_t>(g)];
     pinned += is.usage.reserved;  // what lies ready is in no table
-    const bool more_lie_ready = is.usage.reserved > was.usage.reserved;
     for (int b = 0; b < group(g).num_blocks; ++b) {
       const auto at = static_cast<std::size_t>(b);
       const auto name = [&] {
@@ -262,7 +261,8 @@ void Harness::check_blocks(const Snapshot& now) {
         model.maybe_released_at = last_committed_;
       }
       if (was.refs[at] == 0 && is.refs[at] > 0) {
-        const bool lies_ready = more_lie_ready && is.findable[at] == 0;
+        const bool lies_ready =
+            is.usage.reserved > 0 && expected[at] == 0 && is.findable[at] == 0;
         if (allocates_ || lies_ready) {
           for (const StepWork& step : flight_) {
             KVFOLIO_REQUIRE(step.groups[static_cast<std::size_t>(g)].touched[at] == 0,
@@ -313,6 +313,7 @@ void Harness::check_usage(const Snapshot& now) {
     int maybe_retiring = 0;
     int cached = 0;
     int maybe_not_cached = 0;
+    std::string odd;  // blocks that retire in the model or in the manager alone
     const std::vector<std::int32_t> by_steps = step_references(g);
     for (int b = 0; b < group(g).num_blocks; ++b) {
       const auto at = static_cast<std::size_t>(b);
@@ -326,6 +327,11 @@ void Harness::check_usage(const Snapshot& now) {
                            [&](const StepWork& step) { return step.ticket <= released_at; });
       };
       const bool retiring = waits_for(model.released_at);
+      const Result<BlockState> is = manager_->block_state(GroupId(g), BlockId(b));
+      if ((is.has_value() && *is == BlockState::kRetiring) != retiring) {
+        odd += " " + std::to_string(b) + " (taken at " + std::to_string(model.taken_at) +
+               ", released at " + std::to_string(model.released_at) + ")";
+      }
       if (retiring) ++num_retiring;
       const bool may_retire = !retiring && waits_for(model.maybe_released_at);
       if (may_retire) ++maybe_retiring;
@@ -341,7 +347,7 @@ void Harness::check_usage(const Snapshot& now) {
     KVFOLIO_REQUIRE(
         usage.retiring >= num_retiring && usage.retiring <= num_retiring + maybe_retiring,
         name + " has " + std::to_string(num_retiring) + " blocks retiring, maybe " +
-            std::to_string(maybe_retiring) + " more, usage says " + std::to_string(usage.retiring));
+            std::to_string(maybe_retiring) + " more, usage says " + std::to_string(usage.retiring) + ";" + odd);
     KVFOLIO_REQUIRE(usage.cached <= cached && usage.cached >= cached - maybe_not_cached,
                     name + " has " + std::to_string(cached) + " blocks cached, usage says " +
                         std::to_string(usage.cached));

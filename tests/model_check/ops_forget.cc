@@ -38,6 +38,11 @@ void Harness::forget_content(const Prompt& path) {
   }
 }
 
+bool Harness::reads_back() const {
+  return std::any_of(config_.spec.groups.begin(), config_.spec.groups.end(),
+                     [](const GroupSpec& g) { return reads(g, 1, 0); });
+}
+
 void Harness::forget(Rng& rng) {
   const bool resets = rng.chance(10);
   const bool whole_root = !resets && rng.chance(15);
@@ -73,7 +78,8 @@ void Harness::forget(Rng& rng) {
     }
     for (Member& member : members_) member.model_before.forgotten = member.seq->forgotten;
     forget_content(path);
-    if (path.tokens.empty()) continue;
+    // Where no query reads an earlier token, a hit needs no block.
+    if (path.tokens.empty() || !reads_back()) continue;
     Prompt longer = path;
     longer.tokens.push_back(config_.alphabet);
     const Result<std::int32_t> found = manager_->probe(longer.tokens, longer.options());
