@@ -34,9 +34,12 @@ constexpr const char* kNames[] = {
     "cached-twin-keeps-entry",
     "hung-behind-a-gap",
     "undo-brings-back-the-replay",
+    "reserved-is-room",
+    "close-keeps-reservation",
+    "publishes-after-forget",
 };
 constexpr std::size_t kNumNames = sizeof kNames / sizeof kNames[0];
-static_assert(kNumNames == static_cast<std::size_t>(Mutant::kUndoBringsBackTheReplay) + 1);
+static_assert(kNumNames == static_cast<std::size_t>(Mutant::kPublishesAfterForget) + 1);
 
 void print_names(std::FILE* to) {
   for (std::size_t i = 1; i < kNumNames; ++i) std::fprintf(to, "%s\n", kNames[i]);

@@ -192,6 +192,7 @@ void World::cut(ShadowSequence& sequence, std::int32_t n) {
   sequence.tokens = first_of(sequence.tokens, n);
   sequence.accepted = std::min(sequence.accepted, n);
   if (n == 0) sequence.adopted = false;
+  if (sequence.lost_from >= n) sequence.lost_from = kNever;
   for (std::int32_t i = n; i < kMaxTokens; ++i) sequence.unnamed[static_cast<std::size_t>(i)] = 0;
   // What follows is computed across the gap as long as there is one before it.
   const Result<SequenceInfo> info = manager_.info(sequence.id);
@@ -438,9 +439,11 @@ Outcome World::complete(std::int32_t which) {
   if (!manager_.complete(Ticket(ticket)).ok()) return Outcome::kRefused;
   const bool earlier = order_ == Order::kInOrder;
   for (ShadowSequence& s : shadow_.sequences) {
-    for (std::uint64_t& unnamed : s.unnamed) {
-      if (s.late_names) break;
-      if (unnamed == ticket || (earlier && unnamed <= ticket)) unnamed = 0;
+    for (std::int32_t i = 0; i < kMaxTokens && !s.late_names; ++i) {
+      std::uint64_t& unnamed = s.unnamed[static_cast<std::size_t>(i)];
+      if (unnamed == 0 || (unnamed != ticket && !(earlier && unnamed <= ticket))) continue;
+      unnamed = 0;
+      s.lost_from = std::min(s.lost_from, i);
     }
   }
   auto* const end = shadow_.in_flight.begin() + shadow_.num_in_flight;
@@ -461,8 +464,11 @@ Outcome World::fail(std::int32_t which) {
     if (!s.id.valid()) continue;
     end_entry(s);
     if (!manager_.info(s.id)) s = {};
-    for (std::uint64_t& unnamed : s.unnamed) {
-      if (unnamed >= failed) unnamed = 0;
+    for (std::int32_t i = 0; i < kMaxTokens; ++i) {
+      std::uint64_t& unnamed = s.unnamed[static_cast<std::size_t>(i)];
+      if (unnamed < failed) continue;
+      unnamed = 0;
+      s.lost_from = std::min(s.lost_from, i);
     }
   }
   return Outcome::kDone;
@@ -665,14 +671,13 @@ Outcome World::forget(const Operation& op, std::string& broken) {
     return Outcome::kRefused;
   }
   for (ShadowSequence& s : shadow_.sequences) {
-    if (!s.id.valid() || std::min(length_of(s.tokens), s.inexact_from) < length) continue;
+    const std::int32_t known = std::min({length_of(s.tokens), s.inexact_from, s.lost_from});
+    if (!s.id.valid() || known < length) continue;
     bool has_them = true;
     for (std::int32_t i = 0; i < length; ++i) {
       const bool is_named = s.unnamed[static_cast<std::size_t>(i)] == 0;
       has_them = has_them && (!is_named || token_of(s.tokens, i) == token_of(path, i));
     }
-    // A token that lost its chance of a name is not known to the manager: such a sequence may have
-    // published nothing behind it.
     s.forgotten = s.forgotten || !StateReader::publishes(manager_, s.id);
     if (has_them && !s.forgotten && !s.adopted) add(broken, "a sequence on a forgotten path publishes on");
   }

@@ -81,6 +81,7 @@ struct ShadowSequence {
   std::int32_t inexact_from = kNever;  // tokens from here on were computed after a trim
   std::array<std::uint64_t, kMaxTokens> unnamed{};  // per position the ticket, or 0
 
+  std::int32_t lost_from = kNever;  // the first token that never gets a name
   bool late_names = false;
   bool adopted = false;       // nothing of it is findable
   bool forgotten = false;     // its path was: it publishes no more
