@@ -404,5 +404,44 @@ TEST(SpanArena, CountsThatNoArenaHasAreRefusedOrNothing) {
   EXPECT_EQ(SpanArena::capacity(span), 8);
 }
 
+// One after the other, until one of them fails: the spans are taken then, and given back.
+TEST(SpanTrial, SaysWhatTheArenaWouldSay) {
+  std::mt19937_64 random(7);
+  const auto pick = [&](std::int64_t most) {
+    return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(most + 1));
+  };
+  for (int round = 0; round < 2000; ++round) {
+    SpanArena arena = *SpanArena::create(8 * (1 + pick(200)));
+    std::vector<ArenaSpan> held(static_cast<std::size_t>(pick(12)));
+    for (ArenaSpan& span : held) static_cast<void>(arena.reserve(span, 1 + pick(300), 0));
+    for (ArenaSpan& span : held) {
+      if (pick(1) == 0) arena.shrink(span, pick(100));
+    }
+    SpanTrial trial(arena);
+    for (int i = 0; i < 8; ++i) {
+      ArenaSpan span;
+      std::int64_t capacity = 0;
+      if (!held.empty() && pick(2) == 0) {
+        capacity = SpanArena::capacity(
+            held[static_cast<std::size_t>(pick(static_cast<std::int64_t>(held.size()) - 1))]);
+      }
+      const std::int64_t words = pick(1) == 0 ? pick(60) : pick(2000);
+      const bool fits = words <= capacity;  // the old span of the trial is taken already
+      const bool taken = fits || arena.reserve(span, words, 0);
+      ASSERT_EQ(trial.reserve(capacity, words), taken) << "round " << round << " words " << words;
+      if (taken && !fits) {
+        ASSERT_EQ(capacity, SpanArena::capacity(span));
+      }
+    }
+  }
+}
+
+TEST(SpanTrial, OfMoreWordsThanAnyArenaHasFails) {
+  const SpanArena arena = *SpanArena::create(64);
+  std::int64_t capacity = 0;
+  EXPECT_FALSE(SpanTrial(arena).reserve(capacity, std::numeric_limits<std::int64_t>::max()));
+  EXPECT_EQ(capacity, 0);
+}
+
 }  // namespace
 }  // namespace kvfolio

@@ -55,8 +55,8 @@ bool KVCacheManager::Impl::runs_on(std::int32_t row, const Path& path) const noe
   return same_media(media_of(s), path.media, on_tree, size);
 }
 
-// The pinned prefix begins with these tokens. Inside its last unit the tree knows that of the blocks
-// that can be found.
+// The pinned prefix begins with these tokens. Inside its last unit the tree knows that of the
+// blocks that can be found.
 bool KVCacheManager::Impl::is_pinned_on(std::int32_t pin, const Path& path) const noexcept {
   const Place& place = pins_.place(pin);
   const auto size = static_cast<std::int32_t>(path.tokens.size());
@@ -67,8 +67,7 @@ bool KVCacheManager::Impl::is_pinned_on(std::int32_t pin, const Path& path) cons
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const BlockTable& blocks = pins_.table(pin, g);
     const BlockId last = blocks.at(arena(), blocks.size() - 1);
-    if (last.valid() &&
-        tree_->begins_with(GroupId(g), last, path.root, path.tokens, path.media)) {
+    if (last.valid() && tree_->begins_with(GroupId(g), last, path.root, path.tokens, path.media)) {
       return true;
     }
   }

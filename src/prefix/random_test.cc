@@ -122,8 +122,10 @@ class World {
       if (!sequences_.empty()) close(static_cast<std::size_t>(pick(0, num_open() - 1)));
     } else if (what < 98) {
       evict_any(static_cast<std::size_t>(pick(0, num_groups() - 1)));
-    } else {
+    } else if (pick(0, 3) != 0) {
       unhang_any(static_cast<std::size_t>(pick(0, num_groups() - 1)));
+    } else {
+      forget_any();
     }
     check();
     for (int i = 0; i < 2; ++i) ask(random_prompt());
@@ -683,6 +685,34 @@ class World {
     const auto& entries = model_.by_block[g];
     if (entries.empty()) return;
     unhang(g, std::next(entries.begin(), pick(0, static_cast<int>(entries.size()) - 1))->first);
+  }
+
+  // All that begins with a string, and nothing else.
+  void forget_any() {
+    Prompt prompt = random_prompt();
+    if (pick(0, 9) == 0) prompt.tokens.clear();
+    const std::int32_t root = tree_.find_root(key(prompt.root));
+    if (root < 0) return;
+    const Text text = text_of(prompt.tokens, prompt.media);
+    std::set<std::pair<std::size_t, std::int32_t>> must_go;
+    for (std::size_t g = 0; g < setup_.groups.size(); ++g) {
+      for (const auto& [b, e] : model_.by_block[g]) {
+        const bool goes = e.root == static_cast<std::int32_t>(prompt.root) &&
+                          naive::common(e.text, text) == naive::length(text);
+        EXPECT_EQ(tree_.begins_with(id(g), BlockId(b), root, prompt.tokens, media_[prompt.media]),
+                  goes);
+        if (goes) must_go.insert({g, b});
+      }
+    }
+    unhung_.clear();
+    Place kept = tree_.enter(root, 0);
+    tree_.forget(root, prompt.tokens, media_[prompt.media]);
+    drain();
+    tree_.leave(kept);
+    for (const Unhung& gone : unhung_) {
+      EXPECT_EQ(must_go.erase({gone.group, gone.block}), 1u) << "block " << gone.block;
+    }
+    EXPECT_TRUE(must_go.empty());
   }
 
   void unhang(std::size_t g, std::int32_t b) {

@@ -138,11 +138,10 @@ const std::vector<Operation>& operations() {
 
 std::string_view name(Kind kind) {
   static constexpr std::array<std::string_view, 27> kNames = {
-      "open",     "append", "append_unnamed", "set_tokens", "fork",   "truncate",
-      "clear",    "trim",   "preempt",        "close",      "begin",  "commit",
-      "complete", "finish", "drop",           "undo",       "evict",  "pin",
-      "unpin",    "fail",   "accept",         "adopt",      "launch", "feed",
-      "reserve",  "forget", "reset"};
+      "open",  "append",  "append_unnamed", "set_tokens", "fork",   "truncate", "clear",
+      "trim",  "preempt", "close",          "begin",      "commit", "complete", "finish",
+      "drop",  "undo",    "evict",          "pin",        "unpin",  "fail",     "accept",
+      "adopt", "launch",  "feed",           "reserve",    "forget", "reset"};
   return kNames.at(static_cast<std::size_t>(kind));
 }
 
@@ -679,7 +678,8 @@ Outcome World::forget(const Operation& op, std::string& broken) {
       has_them = has_them && (!is_named || token_of(s.tokens, i) == token_of(path, i));
     }
     s.forgotten = s.forgotten || !StateReader::publishes(manager_, s.id);
-    if (has_them && !s.forgotten && !s.adopted) add(broken, "a sequence on a forgotten path publishes on");
+    if (has_them && !s.forgotten && !s.adopted)
+      add(broken, "a sequence on a forgotten path publishes on");
   }
   for (const FindableBlock& found : StateReader::findable(manager_)) {
     if (found.end >= length && first_of(prefix_of(found.tokens, found.end), length) == path) {

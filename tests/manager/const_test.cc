@@ -149,6 +149,15 @@ void find(const Busy& busy, KVCacheManager&, Answers& out) {
   out.add(must(busy.manager.find(Busy::kName + 1)).value());
 }
 
+void admit(const Busy& busy, KVCacheManager&, Answers& out) {
+  for (const std::int64_t more : {0, 3, 100000}) {
+    const Result<Admission> answer = busy.manager.admit(busy.prompt, {}, more);
+    out.add(answer.has_value() ? answer->cached_tokens : -1);
+    if (answer.has_value()) out.add(answer->blocks[0], answer->blocks[1]);
+    if (!answer.has_value()) out.add(answer.error().shortage()->needed);
+  }
+}
+
 void sequences(const Busy& busy, KVCacheManager&, Answers& out) {
   std::array<SequenceId, 8> ids;
   const std::int32_t count = busy.manager.sequences(ids);
@@ -161,8 +170,8 @@ void sequences(const Busy& busy, KVCacheManager&, Answers& out) {
 void usage(const Busy& busy, KVCacheManager&, Answers& out) {
   for (std::int32_t g = 0; g < kNumGroups; ++g) {
     const GroupUsage usage = must(busy.manager.usage(GroupId(g)));
-    out.add(usage.num_blocks, usage.free, usage.held, usage.cached, usage.retiring,
-            usage.evictable);
+    out.add(usage.num_blocks, usage.free, usage.held, usage.cached, usage.retiring, usage.evictable,
+            usage.reserved, must(busy.manager.widest(GroupId(g))));
   }
   out.add(busy.manager.utilization() * 1000, busy.manager.needs_eviction(),
           busy.manager.bytes_total(), busy.manager.bytes_used(), busy.manager.metadata().used);
@@ -182,7 +191,10 @@ void ref_count(const Busy& busy, KVCacheManager&, Answers& out) {
 }
 
 void is_findable(const Busy& busy, KVCacheManager&, Answers& out) {
-  each_block(busy, [&](GroupId g, BlockId b) { out.add(must(busy.manager.is_findable(g, b))); });
+  each_block(busy, [&](GroupId g, BlockId b) {
+    out.add(must(busy.manager.is_findable(g, b)), must(busy.manager.findable_end(g, b)));
+    out.add(static_cast<int>(must(busy.manager.block_state(g, b))));
+  });
 }
 
 void counters(const Busy& busy, KVCacheManager&, Answers& out) {
@@ -204,6 +216,7 @@ void copy_to(const Busy& busy, KVCacheManager& target, Answers& out) {
 
 constexpr std::array kCalls = {
     Call{"probe", probe},
+    Call{"admit", admit},
     Call{"info", info},
     Call{"block_table", block_table},
     Call{"slot_mapping", slot_mapping},

@@ -135,6 +135,22 @@ int sequences_and_steps(KVCacheManager& m, Prepared& with) {
   MUST(m.set_tokens_each(std::span(both).first(1), std::span(with.other).first(1), &done));
   MUST(m.complete(*t));
 
+  // Room that is asked for and kept; names that come late.
+  MUST(m.admit(prompt, {}, 3));
+  MUST_BE(m.admit(prompt, {}, 5000).error().code() == ErrorCode::kNoBlocks);
+  const Result<Opened> late = m.open({}, {.caller_id = 9, .late_names = true});
+  MUST(late);
+  MUST(m.reserve(late->sequence, 9, {.most_per_step = 4}));
+  MUST_BE(m.reserve(late->sequence, 5000).code() == ErrorCode::kNoBlocks);
+  t = m.begin_step();
+  MUST(m.append_unnamed(late->sequence, 4));
+  MUST(m.undo(late->sequence));
+  MUST(m.append_unnamed(late->sequence, 3));
+  MUST(m.finish(*t));
+  MUST(m.set_tokens(late->sequence, prompt.first(3)));
+  MUST(m.truncate(late->sequence, 1));
+  MUST(m.close(late->sequence));
+
   // Questions, pins, room.
   MUST(m.probe(prompt));
   const Result<Pinned> pin = m.pin(prompt);
@@ -145,6 +161,9 @@ int sequences_and_steps(KVCacheManager& m, Prepared& with) {
   MUST(m.block_table(a->sequence, g));
   MUST(m.ref_count(g, BlockId(0)));
   MUST(m.is_findable(g, BlockId(0)));
+  MUST(m.findable_end(g, BlockId(0)));
+  MUST(m.block_state(g, BlockId(0)));
+  MUST(m.widest(g));
   MUST(m.slot_mapping(a->sequence, g, 1, with.slots));
   MUST_BE(m.sequences(with.list) == m.num_sequences());
   MUST_BE(m.bytes_used() <= m.bytes_total() && m.utilization() <= 1.0 && !m.needs_eviction());
@@ -164,7 +183,9 @@ int sequences_and_steps(KVCacheManager& m, Prepared& with) {
   const Result<Opened> last = m.open(prompt);
   MUST(last);
   MUST(m.preempt(last->sequence));
-  MUST(m.evict(GroupId(1), 3));
+  MUST(m.evict(GroupId(1), 3, with.slots));
+  MUST(m.forget(prompt));
+  MUST_BE(m.forget(RootKey{}).pins == 0 && m.reset().pins == 0);
   MUST_BE(m.num_sequences() == 0);
   return failed;
 }

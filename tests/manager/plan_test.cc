@@ -111,6 +111,24 @@ TEST(Plan, LastPageIsFullAtABlockBorder) {
               ElementsAre(4));
 }
 
+TEST(Plan, PositionsOfTokensStandThereIfAsked) {
+  Engine e({full_group(4, 16)});
+  const SequenceId a = e.say(tokens(1, 5));
+  const SequenceId b = e.open({}).sequence;
+  must(e.manager.begin_step());
+  must(e.manager.append(a, tokens(6, 2)));
+  must(e.manager.append(b, tokens(1, 3)));
+  EXPECT_THAT(must(e.manager.plan({.positions = true}))->positions, ElementsAre(5, 6, 0, 1, 2));
+  EXPECT_THAT(must(e.manager.plan())->positions, IsEmpty());
+}
+
+TEST(Plan, WidestIsTheTableOfTheLongestSequenceThatIsExpected) {
+  Engine e({full_group(4, 16), window_group(2, 16, 6)}, {.max_sequence_tokens = 21});
+  EXPECT_EQ(must(e.manager.widest(GroupId(0))), 6);
+  EXPECT_EQ(must(e.manager.widest(GroupId(1))), 11);
+  EXPECT_EQ(e.manager.widest(GroupId(2)).error().message(), "widest: group 2, allowed: 0 to 1");
+}
+
 TEST(Plan, EmptyStepHasAnEmptyPlan) {
   Engine e({full_group(4, 16)});
   const Ticket t = must(e.manager.begin_step());

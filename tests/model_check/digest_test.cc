@@ -28,11 +28,11 @@ constexpr int kOperations = 50000;
 constexpr int kOpsPerRun = 600;
 
 constexpr std::array<std::uint64_t, 20> kDigests = {
-    0xaf719f355f92b71cu, 0xbf1076e169ad42edu, 0x5d5354c14fedab4eu, 0xa2a37126e44c7815u,
-    0x33d549ef5430eef2u, 0x8b1bb8e0f36c9f15u, 0x498b4b16dc21fe26u, 0x8d10de2746c169b0u,
-    0x4bdf502baeae2ac9u, 0x81d202a158c819d3u, 0xb48bf6146d9babebu, 0x27d5fbe23e08bf57u,
-    0xfe4b259ef15b46a9u, 0x4455eeb1ac2c7a90u, 0xf30dc5750115ebacu, 0x52f3f70e30ad1c61u,
-    0xab0358e74890d3cdu, 0x6a4ad438eeaddec8u, 0x8d69f201bf503c2du, 0x6ec2502d92e76ca5u,
+    0xaea98bdde922be57u, 0x283b92ce576641d8u, 0x66c63ea8122aaa7cu, 0x61fd509fd27379dau,
+    0x5566454a83e41921u, 0xa5a9897f35749140u, 0x584c558c5d4443f8u, 0x32130fd6bb25d8d5u,
+    0x0c5c3864d01f7989u, 0xc7ca113235dc2962u, 0x868eba86d4cbfab9u, 0x386a2270dd791a68u,
+    0x572888fbd84f8293u, 0x75653f6fa0e1407fu, 0x51e6043c7729c4a3u, 0xb7222822ded52349u,
+    0x853bdfd623ab090au, 0x0cf5131d07bfdffcu, 0x38894109db0fbc2fu, 0x99b49cd7f969abcbu,
 };
 
 class Digest : public testing::TestWithParam<int> {};

@@ -110,11 +110,11 @@ struct Coverage {
   std::uint64_t twins_that_reuse = 0;    // of these, with it, in place of what was found
   std::uint64_t orders_checked = 0;      // evict() of something, and the model knew which blocks go
   std::uint64_t orders_chosen = 0;       // of these, those that left other cached blocks behind
-  std::uint64_t forgotten = 0;       // blocks, by reset() and forget()
-  std::uint64_t promises = 0;        // that reserve() made
-  std::uint64_t promises_kept = 0;   // appends within a promise
+  std::uint64_t forgotten = 0;           // blocks, by reset() and forget()
+  std::uint64_t promises = 0;            // that reserve() made
+  std::uint64_t promises_kept = 0;       // appends within a promise
   std::uint64_t prompts_admitted = 0;
-  std::uint64_t orders_skipped = 0;      // the model knew several answers, or none
+  std::uint64_t orders_skipped = 0;  // the model knew several answers, or none
   void add(const Coverage& other);
 };
 std::string to_string(const Coverage& coverage);

@@ -15,8 +15,8 @@ bool same(const SequenceInfo& a, const SequenceInfo& b) {
          a.published_length == b.published_length && a.trim_sinks == b.trim_sinks &&
          a.trim_first_kept == b.trim_first_kept && a.in_open_step == b.in_open_step &&
          a.caller_id == b.caller_id && a.max_tokens == b.max_tokens && a.priority == b.priority &&
-         a.last_use == b.last_use && a.use_count == b.use_count &&
-         a.num_unnamed == b.num_unnamed && a.reserved_tokens == b.reserved_tokens;
+         a.last_use == b.last_use && a.use_count == b.use_count && a.num_unnamed == b.num_unnamed &&
+         a.reserved_tokens == b.reserved_tokens;
 }
 
 bool same(const GroupUsage& a, const GroupUsage& b) {
@@ -132,8 +132,8 @@ void Harness::check_sequences(const Snapshot& now) {
                         ", info says " + std::to_string(info.accepted_length));
     KVFOLIO_REQUIRE(info.in_open_step == seq->in_step, name() + " is in the open step or is not");
     KVFOLIO_REQUIRE(info.reserved_tokens == seq->promised,
-                    name() + " has " + std::to_string(seq->promised) + " promised tokens, info says " +
-                        std::to_string(info.reserved_tokens));
+                    name() + " has " + std::to_string(seq->promised) +
+                        " promised tokens, info says " + std::to_string(info.reserved_tokens));
     KVFOLIO_REQUIRE(info.num_unnamed == seq->unnamed(),
                     name() + " has " + std::to_string(seq->unnamed()) +
                         " unnamed tokens, info says " + std::to_string(info.num_unnamed));
@@ -261,8 +261,7 @@ void Harness::check_blocks(const Snapshot& now) {
         model.maybe_released_at = last_committed_;
       }
       if (was.refs[at] == 0 && is.refs[at] > 0) {
-        const bool lies_ready =
-            is.usage.reserved > 0 && expected[at] == 0 && is.findable[at] == 0;
+        const bool lies_ready = is.usage.reserved > 0 && expected[at] == 0 && is.findable[at] == 0;
         if (allocates_ || lies_ready) {
           for (const StepWork& step : flight_) {
             KVFOLIO_REQUIRE(step.groups[static_cast<std::size_t>(g)].touched[at] == 0,
@@ -347,7 +346,8 @@ void Harness::check_usage(const Snapshot& now) {
     KVFOLIO_REQUIRE(
         usage.retiring >= num_retiring && usage.retiring <= num_retiring + maybe_retiring,
         name + " has " + std::to_string(num_retiring) + " blocks retiring, maybe " +
-            std::to_string(maybe_retiring) + " more, usage says " + std::to_string(usage.retiring) + ";" + odd);
+            std::to_string(maybe_retiring) + " more, usage says " + std::to_string(usage.retiring) +
+            ";" + odd);
     KVFOLIO_REQUIRE(usage.cached <= cached && usage.cached >= cached - maybe_not_cached,
                     name + " has " + std::to_string(cached) + " blocks cached, usage says " +
                         std::to_string(usage.cached));

@@ -51,9 +51,8 @@ void Harness::ask_twins(const Prompt& prompt, const Seq& seq) {
   ++coverage_.twins_asked;
   if (prospect_ && status.code() != kMoment) {
     const Status said = status_of(*prospect_);
-    KVFOLIO_REQUIRE(said.code() == status.code(),
-                    "admit() of a prompt said " + said.message() + ", append() answers " +
-                        status.message());
+    KVFOLIO_REQUIRE(said.code() == status.code(), "admit() of a prompt said " + said.message() +
+                                                      ", append() answers " + status.message());
     KVFOLIO_REQUIRE(!status.ok() || (*prospect_)->cached_tokens == seq.cached,
                     "admit() of a prompt says what open() finds");
     if (status.shortage() != nullptr) {

@@ -54,8 +54,8 @@ std::vector<std::uint64_t> Harness::facts_of(KVCacheManager& manager, const Fake
     const SequenceInfo info = *manager.info(id);
     put(id.value());
     put_all({{info.length, info.accepted_length, info.published_length, info.trim_sinks,
-              info.trim_first_kept, info.in_open_step ? 1 : 0, info.max_tokens, info.priority, info.num_unnamed,
-              static_cast<std::int32_t>(info.reserved_tokens)}});
+              info.trim_first_kept, info.in_open_step ? 1 : 0, info.max_tokens, info.priority,
+              info.num_unnamed, static_cast<std::int32_t>(info.reserved_tokens)}});
     put(info.caller_id.has_value());
     put(info.caller_id.value_or(0));
     put(info.last_use);

@@ -95,8 +95,8 @@ void Harness::forget(Rng& rng) {
       lost += before != 0 && !*findable ? 1 : 0;
     }
   }
-  KVFOLIO_REQUIRE(forgotten.blocks == lost, "forget() says how many blocks lost their entry: " +
-                                                std::to_string(lost));
+  KVFOLIO_REQUIRE(forgotten.blocks == lost,
+                  "forget() says how many blocks lost their entry: " + std::to_string(lost));
   coverage_.forgotten += static_cast<std::uint64_t>(lost);
   KVFOLIO_REQUIRE(settle_forgotten_pins(path, resets) == forgotten.pins,
                   "forget() says how many pins ended");

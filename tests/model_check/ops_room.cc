@@ -79,8 +79,7 @@ void Harness::reserve(Rng& rng) {
   if (!seq) return;
   const int tokens = rng.chance(15) ? 0 : rng.between(1, rng.chance(20) ? 40 : 12);
   const int most = rng.chance(40) ? 0 : rng.between(0, std::min(tokens, 4));
-  note("reserve " + name_of(*seq) + " " + std::to_string(tokens) + " most " +
-       std::to_string(most));
+  note("reserve " + name_of(*seq) + " " + std::to_string(tokens) + " most " + std::to_string(most));
   Codes errors;
   if (seq->in_step) errors.insert(kMoment);
   if (seq->is_full_for(tokens)) errors.insert(kExhausted);
