@@ -199,7 +199,7 @@ KVCacheManager::Impl::Revived KVCacheManager::Impl::revived_by(const PrefixMatch
 KVCacheManager::Impl::Demand KVCacheManager::Impl::demand(std::int32_t g, BlockId tail,
                                                           std::int32_t write_begin,
                                                           std::int32_t end) const noexcept {
-  Demand needs{0, false, false, false};
+  Demand needs{0, false, false, false, 0};
   if (end == write_begin) return needs;
   needs.blocks = blocks_for(g, end) - blocks_for(g, write_begin);
   if (group(g).size.offset_of(write_begin) == 0) return needs;

@@ -52,7 +52,7 @@ bool KVCacheManager::Impl::may_write_in_place(std::int32_t g, BlockId block, std
 KVCacheManager::Impl::Demand KVCacheManager::Impl::demand(std::int32_t row, std::int32_t g,
                                                           std::int32_t write_begin,
                                                           std::int32_t end) const noexcept {
-  Demand needs{0, false, false, false};
+  Demand needs{0, false, false, false, 0};
   if (end == write_begin) return needs;
   const std::int32_t have = blocks_for(g, write_begin);
   needs.blocks = blocks_for(g, end) - have;
@@ -298,7 +298,7 @@ Status KVCacheManager::Impl::append_to(std::int32_t row, std::string_view what,
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     Demand& needed = demands[static_cast<std::size_t>(g)];
     needed = demand(row, g, write_begin, end);
-    needed.ready = from_ready(row, g, needed);
+    if (s.has_promise) needed.ready = from_ready(row, g, needed);
     const bool is_short = needed.blocks - needed.ready > room_.available(g);
     if (needed.can_reuse && !needed.reuse && is_short) reuse(needed);
     num_new += needed.blocks;
@@ -370,9 +370,13 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t row, std::int32
   TailChange& tail = step.change(step.num_entries, g);
   tail = TailChange::none();
 
+  const bool has_promise = rows_[row].has_promise;
   std::int32_t ready = needs.ready;
+  const auto acquire_one = [&] {
+    return has_promise ? acquire_for(row, g, ready) : acquire(g);
+  };
   const auto displace = [&](BlockId block) {  // the reference moves from the table to the step
-    if (rows_[row].has_promise) reservations_.disown(g, block);
+    if (has_promise) reservations_.disown(g, block);
     tail.source = block.value();
     pool.give_to_step(block);
     ++entry_changes_;
@@ -396,7 +400,7 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t row, std::int32
       tail.written_before = pool.written_in(block);
     } else {
       displace(block);
-      block = acquire_for(row, g, ready);
+      block = acquire_one();
       tail.copy_to = block.value();
       blocks.set(arena(), logical, block);
       tables_.note_entries(row, g, logical);
@@ -409,7 +413,7 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t row, std::int32
   if (first_new > have) tail.valid_before = TailChange::kReused;
   blocks.grow(arena(), blocks_for(g, end));
   for (; have < blocks.size(); ++have) {
-    const BlockId block = have < first_new ? blocks.at(arena(), have) : acquire_for(row, g, ready);
+    const BlockId block = have < first_new ? blocks.at(arena(), have) : acquire_one();
     blocks.set(arena(), have, block);
     pool.set_writer(block, row);
     pool.set_valid(block, std::min(size, end - have * size));

@@ -148,7 +148,7 @@ class KVCacheManager::Impl {
     bool new_tail;   // others read the tail block, or may find it: write to a new one
     bool can_reuse;  // the block that the append leaves has no other holder: it could write there
     bool reuse;      // it does, and one block less is needed; what was findable there is not
-    std::int32_t ready = 0;  // of the blocks, those that lie ready (reserve.cc)
+    std::int32_t ready;  // of the blocks, those that lie ready (reserve.cc)
   };
 
   Impl(CacheSpec spec, const ManagerOptions& options) : spec_(std::move(spec)), options_(options) {}

@@ -66,10 +66,9 @@ std::int32_t KVCacheManager::Impl::from_ready(std::int32_t row, std::int32_t g,
 
 // ---- blocks come and go ----
 
-// `from_ready`: how many of the next blocks lie ready.
+// Of a row with a promise. `from_ready`: how many of the next blocks lie ready.
 BlockId KVCacheManager::Impl::acquire_for(std::int32_t row, std::int32_t g,
                                           std::int32_t& from_ready) noexcept {
-  if (!rows_[row].has_promise) return acquire(g);
   BlockId block;
   if (from_ready > 0) {
     --from_ready;
@@ -197,8 +196,9 @@ void KVCacheManager::Impl::note_sharing(std::int32_t g,
 
 Status KVCacheManager::Impl::check_sharing(
     std::span<const std::span<const std::int32_t>> tables) const {
+  if (reservations_.num_rows() == 0) return {};
   Room::Needs needs;
-  for (std::int32_t g = 0; g < num_groups() && reservations_.num_rows() > 0; ++g) {
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
     std::int32_t cost = 0;
     std::int32_t cached = 0;
     for (const std::int32_t b : tables[static_cast<std::size_t>(g)]) {
@@ -214,6 +214,7 @@ Status KVCacheManager::Impl::check_sharing(
 
 // The same of the table of one sequence, for a fork.
 Status KVCacheManager::Impl::check_sharing_table(std::int32_t row) const {
+  if (reservations_.num_rows() == 0) return {};
   std::array<std::span<const std::int32_t>, kMaxGroups> tables;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     tables[static_cast<std::size_t>(g)] = table(row, g).blocks(arena());
