@@ -4,7 +4,7 @@
 // says how many there have to be.
 //
 // Blocks that an append takes do not come back before the sequence lets go of them. So a promise of
-// n tokens needs the blocks that n more tokens fill (fills_in()). A window group needs less: once
+// n tokens needs the blocks that n more tokens fill. A window group needs less: once
 // the window and one step lie in own blocks, each block that it passes is used again, without
 // leaving the sequence. Under kUnordered a step in flight may still read such a block, so there is
 // no second bound. Besides, the tail may have to be copied, once, if others hold it: then its copy

@@ -166,11 +166,47 @@ void PrefixTree::Impl::hang_offered(std::int32_t r, std::int32_t at, std::int32_
   }
 }
 
+// What steady decode publishes: one unit behind the end of a run without children, whose blocks are
+// all there, in groups whose blocks are units. Returns false if the general way is needed; then
+// nothing has changed. It has the same result.
+bool PrefixTree::Impl::extend_by_unit(Place& place, std::span<const std::int32_t> tokens,
+                                      std::span<const MediaSpan> media, const PublishOffer& offer,
+                                      Published& published) noexcept {
+  const std::int32_t r = place.run;
+  const std::int32_t end = place.position + unit_;
+  const Run& at = run(r);
+  if (tokens.size() != static_cast<std::size_t>(unit_) || !media.empty() ||
+      offer.from < place.position || at.end() != place.position || at.num_children > 0 ||
+      runs_.is_root(r) || mutant(Mutant::kHungBehindAGap)) {
+    return false;
+  }
+  const std::int32_t logical = units_.block_of(place.position);
+  for (std::int32_t g = 0; g < num_groups_; ++g) {
+    const std::span<const std::int32_t> table = offer.tables[static_cast<std::size_t>(g)];
+    if (block_size(g) != unit_ || !entries(r, g).whole() ||
+        static_cast<std::size_t>(logical) >= table.size()) {
+      return false;
+    }
+    const std::int32_t block = table[static_cast<std::size_t>(logical)];
+    if (block == kNone || group(g).where[block].run != 0) return false;
+  }
+  if (!grow(r, tokens, media)) return false;
+  for (std::int32_t g = 0; g < num_groups_; ++g) {
+    const std::int32_t block =
+        offer.tables[static_cast<std::size_t>(g)][static_cast<std::size_t>(logical)];
+    put_entry(r, g, logical - entries(r, g).first, block, end);
+    ++published.num_hung;
+  }
+  place.position = end;
+  return true;
+}
+
 bool PrefixTree::Impl::extend(Place& place, std::span<const std::int32_t> tokens,
                               std::span<const MediaSpan> media, const PublishOffer& offer,
                               Published& published) noexcept {
   KVFOLIO_DCHECK(place.valid() && MediaExtents::in_order(media));
   KVFOLIO_DCHECK(offer.tables.size() == groups_.size());
+  if (extend_by_unit(place, tokens, media, offer, published)) return true;
   settle(place);
   std::int32_t r = place.run;
   std::int32_t at = place.position;

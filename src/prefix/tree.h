@@ -191,6 +191,9 @@ class PrefixTree::Impl {
                  std::span<std::int32_t> out) const noexcept;
 
   // publish.cc
+  [[nodiscard]] bool extend_by_unit(Place& place, std::span<const std::int32_t> tokens,
+                                    std::span<const MediaSpan> media, const PublishOffer& offer,
+                                    Published& published) noexcept;
   // False: a busy block with equal tokens keeps the entry, which the log says.
   bool hang_at(std::int32_t r, std::int32_t g, std::int32_t block, std::int32_t logical,
                std::int32_t end, Published& published) noexcept;
