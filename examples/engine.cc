@@ -85,7 +85,7 @@ void step(KVCacheManager& cache, std::vector<Request*> requests) {
     requests[i]->said.push_back(static_cast<std::int32_t>(std::fabs(sum) * 1e6F) % 97);
     requests[i]->input = {requests[i]->said.back()};
   }
-  check(cache.finish(ticket));  // commit and complete; the plan is gone then
+  check(cache.finish(ticket));  // commit and complete; a later step reuses the plan's arrays
 }
 
 }  // namespace

@@ -27,7 +27,9 @@
 //  - The same calls give the same ids and the same plans on every machine.
 //
 // A step: begin_step -> append* -> plan -> commit (work is enqueued) -> complete (device is done).
-// One step is open at a time. Steps that are committed but not complete are in flight.
+// One step is open at a time. Steps that are committed but not complete are in flight. While a step
+// is open, all calls about earlier steps and about sequences that are not in it are allowed:
+// complete, set_tokens, open, fork, close and preempt.
 //
 // It does not know what a token means, what a model computes, who asks, or the time. It never reads
 // K or V, and writes them only when it copies whole blocks (run_copies, copy_to).
@@ -47,9 +49,9 @@
 //
 // No heap allocation after create() except for error texts, describe() and growing plan buffers; no
 // threads, no clock, no globals. Spans and pointers that calls return belong to the manager. Copy
-// their contents before you pass them to a call that changes the manager, which refuses tokens that
-// lie in its own tables. Only adopt() takes tables as block_table() returns them. A moved-from
-// manager may only be assigned to or destroyed.
+// their contents before you pass them as arguments to a call that changes the manager, which
+// refuses tokens that lie in its own tables. Only adopt() takes tables as block_table() returns
+// them. A moved-from manager may only be assigned to or destroyed.
 
 #include <cstdint>
 #include <memory>
@@ -88,12 +90,12 @@ class KVFOLIO_API KVCacheManager {
 
   // Opens a sequence and, in the same call, holds what the cache has of `tokens`, so nothing that
   // was found can be evicted before it is used. Its length is then Opened::cached_tokens. A hit
-  // becomes a miss if it lacks table entries. Another sequence's full blocks are found once their
-  // step is committed (kUnordered: complete), its last, partial block once it is closed.
-  // kInvalidArgument: token < 0, malformed media, a root key over 64 KiB, more tokens than
-  // max_tokens, an unknown Publish, a caller_id that is open; kResourceExhausted: sequences, table
-  // entries, rows (kUnordered: the row of a closed sequence is not free before its steps are
-  // complete).
+  // becomes a miss if it lacks table entries, or room for what it costs a reserve(). Another
+  // sequence's full blocks are found once their step is committed (kUnordered: complete), its last,
+  // partial block once it is closed. kInvalidArgument: token < 0, malformed media, a root key over
+  // 64 KiB, more tokens than max_tokens, an unknown Publish, a caller_id that is open;
+  // kResourceExhausted: sequences, table entries, rows (kUnordered: the row of a closed sequence is
+  // not free before its steps are complete).
   Result<Opened> open(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
   // The number of tokens that open() would find. Only the options root, media, prefix_cache,
   // look_up and max_tokens count. Changes nothing, not even the order of eviction.
@@ -103,7 +105,8 @@ class KVFOLIO_API KVCacheManager {
   // write the last block; the child copies that block at its first append. When the parent has
   // closed, one of the sequences that share the block may write it.
   // kFailedPrecondition: the parent is in the open step or has draft tokens. kInvalidArgument: a
-  // caller_id that is open. kResourceExhausted: sequences, rows (as open), table entries.
+  // caller_id that is open. kResourceExhausted: sequences, rows (as open), table entries. Shortage:
+  // the parent's reserve() needs blocks that the pool lacks.
   Result<SequenceId> fork(SequenceId parent, const ForkOptions& options = {});
   // Gives an empty sequence blocks that are held already, by one table for each group in the order
   // of groups. Its length is then num_tokens. A table has as many entries as num_tokens needs, such
@@ -114,7 +117,7 @@ class KVFOLIO_API KVCacheManager {
   // names a block twice, or lies where this call writes the table of another group; a block has no
   // reference or fewer tokens than needed. kFailedPrecondition: the sequence has tokens, a step is
   // open, or (kUnordered) a step that wrote a block is not complete. kResourceExhausted:
-  // max_tokens, table entries.
+  // max_tokens, table entries. Shortage: as fork(), of whoever holds the blocks.
   Status adopt(SequenceId sequence, std::span<const std::span<const std::int32_t>> tables,
                std::int32_t num_tokens);
   // Forgets the tokens from position n on. Also forgets that a prompt was found whole: the block
@@ -140,7 +143,9 @@ class KVFOLIO_API KVCacheManager {
   // sequence in the plans goes to no other sequence before that step is complete. A second close is
   // kNotFound. kFailedPrecondition: the sequence is in the open step.
   Status close(SequenceId sequence);
-  // close() for a sequence that must make room. Takes it out of the open step first.
+  // close() for a sequence that must make room. Takes it out of the open step first. To resume it,
+  // open() its tokens again; so if the host learns sampled ids late, complete the steps that it is
+  // in and read the ids before. Blocks that a step in flight may touch retire until it is complete.
   Status preempt(SequenceId sequence);
   Status set_priority(SequenceId sequence, std::int32_t priority);
 
@@ -165,10 +170,10 @@ class KVFOLIO_API KVCacheManager {
   Status append(SequenceId sequence, std::span<const std::int32_t> tokens,
                 const AppendOptions& options = {});
   // The same for tokens whose ids the host does not know yet: set_tokens() names them before
-  // complete(), or with OpenOptions::late_names also later. Blocks that a window let go at commit
-  // are not findable, since their tokens had no names then. Nothing behind an unnamed token is
-  // findable. kResourceExhausted: with late names, if the unnamed tokens lie in more than
-  // max(8, max_steps_in_flight / 2 + 1) stretches with other tokens between them.
+  // complete(), or with OpenOptions::late_names also later. A block that a window lets go at a
+  // commit before its tokens have names does not become findable. Nothing behind an unnamed token
+  // is findable. kResourceExhausted: with late names, if the unnamed tokens lie in more than max(8,
+  // max_steps_in_flight / 2 + 1) stretches with other tokens between them.
   Status append_unnamed(SequenceId sequence, std::int64_t num_tokens,
                         const AppendOptions& options = {});
   // A decode step in one call: appends tokens[i] to sequences[i], in order, as append() does, or
@@ -205,9 +210,11 @@ class KVFOLIO_API KVCacheManager {
   // int32 cannot count the table entries. kOutOfMemory.
   Result<const StepPlan*> plan(const PlanOptions& options = {});
   // Runs the copies of the open step on the manager's own storage, once per step. The step then
-  // takes no more appends. Engines that run the copies themselves never call this. kUnsupported: no
-  // storage. kFailedPrecondition: no step is open, the copies have run, or (kInOrder) there are
-  // copies and an earlier step is in flight, which may still write what they read.
+  // takes no more appends. Engines that run the copies themselves never call this; with several
+  // steps in flight that means KVStorage::copy_blocks() on the plan's arrays, in stream order.
+  // kUnsupported: no storage. kFailedPrecondition: no step is open, the copies have run, or
+  // (kInOrder) there are copies and an earlier step is in flight, which may still write what they
+  // read.
   Status run_copies();
   // Call this when the work is enqueued: lengths advance, windows move, the next step may begin.
   // kFailedPrecondition (commit and drop): `ticket` is not the open step.
@@ -251,19 +258,21 @@ class KVFOLIO_API KVCacheManager {
   // kInvalidArgument: also if num_more is negative.
   [[nodiscard]] Result<Admission> admit(std::span<const std::int32_t> tokens,
                                         const OpenOptions& options, std::int64_t num_more) const;
-  // Keeps blocks for the sequence: from now on appends of num_tokens tokens in all, of at most
-  // most_per_step in a step, are never short of blocks. In each group this takes what they need at
-  // the worst moment, a copy of the tail included: in a window group under kInOrder the window and
-  // one step, else blocks for all of the tokens. Evicts cached blocks if it must. These blocks
-  // count as held. Appends use them first; undo() and drop() give back what they used. Another call
-  // sets a new total. trim(), truncate() and accept() leave the tokens that are promised as they
-  // are. close(), preempt(), fail(), the last promised token and num_tokens of 0 end the promise.
-  // A fork has no promise of its own; fork() fails with a Shortage if the pool lacks the blocks
-  // that the parent then needs beside it. So do pin(), adopt() and a hit of open() (a miss then).
-  // Two things are not promised: table entries, and what a truncate() into blocks that others hold
-  // makes necessary, which is at most two blocks in each group; call reserve() again then.
-  // kFailedPrecondition: the sequence is in the open step. kInvalidArgument: num_tokens or
-  // most_per_step is out of range. Shortage: nothing changes, not even an earlier promise.
+  // Keeps blocks for the sequence, best between open() and its first append: for the tokens that
+  // open() has not found and for those to come. From now on appends of num_tokens tokens in all, of
+  // at most most_per_step in a step, are never short of blocks. In each group this takes what they
+  // need at the worst moment, a copy of the tail included: in a window group under kInOrder the
+  // window and one step, else blocks for all of the tokens. Evicts cached blocks if it must. These
+  // blocks count as held. Appends use them first; undo() and drop() give back what they used.
+  // Another call sets a new total. trim(), truncate() and accept() leave the tokens that are
+  // promised as they are. close(), preempt(), fail(), the last promised token and num_tokens of 0
+  // end the promise. A fork has no promise of its own; fork() fails with a Shortage if the pool
+  // lacks the blocks that the parent then needs beside it. So do pin(), adopt() and a hit of open()
+  // (a miss then). Two things are not promised: table entries, and what a truncate() into blocks
+  // that others hold makes necessary, which is at most two blocks in each group; call reserve()
+  // again then. kFailedPrecondition: the sequence is in the open step. kInvalidArgument: num_tokens
+  // or most_per_step is out of range. Shortage: nothing changes, not even an earlier promise; its
+  // `needed` counts the blocks beside those that are kept already.
   Status reserve(SequenceId sequence, std::int64_t num_tokens, const ReserveOptions& options = {});
   // Evicts up to `num_blocks` cached blocks of a group and returns how many: all of them if that
   // many are cached. Partial tails in which no prompt was found go first. Two kinds go last: blocks
@@ -287,7 +296,7 @@ class KVFOLIO_API KVCacheManager {
   // blocks of the prefix stay findable as long as the pin lasts. A rest inside a block is kept too,
   // but a neighbour that shares as much may serve a prompt instead. fail() ends the pins on what it
   // forgets. The options of probe() count; the errors are those of open(). kResourceExhausted:
-  // pins, table entries.
+  // pins, table entries. Shortage: as fork(), of whoever holds the blocks.
   Result<Pinned> pin(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
   Status unpin(PinId pin);
   // Held blocks divided by all blocks, in the fullest group. Cached and retiring blocks do not
@@ -297,11 +306,12 @@ class KVFOLIO_API KVCacheManager {
   // sequences. Cached blocks need no such call, since append() evicts them.
   [[nodiscard]] bool needs_eviction() const noexcept;
   // The sequence that the policy would preempt now; nullopt when there is none. Sequences in the
-  // open step, and those whose preemption would free no block, are passed over. Changes nothing
-  // that another call can see. The same policy as last time costs O(log n) for each sequence used
-  // since, or O(n) if more than an eighth of all were used; another policy costs O(n). Each
-  // sequence that is passed over also costs a look at its tables.
-  // Without a policy: ManagerOptions::victim_policy.
+  // open step, and those whose preemption would free no block, are passed over; a sequence that is
+  // short itself is not. nullopt: complete a step, or let a sequence of the open step wait
+  // (undo()). Changes nothing that another call can see. The same policy as last time costs O(log
+  // n) for each sequence used since, or O(n) if more than an eighth of all were used; another
+  // policy costs O(n). Each sequence that is passed over also costs a look at its tables. Without a
+  // policy: ManagerOptions::victim_policy.
   [[nodiscard]] std::optional<SequenceId> select_victim(
       std::optional<VictimPolicy> policy = std::nullopt);
   // Preempts victims while utilization() > `target`, and stops when there is no victim left.

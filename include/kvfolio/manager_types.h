@@ -97,8 +97,8 @@ struct OpenOptions {
   // Appends beyond it are refused: "full: 4 of 4 tokens". 0: no limit of its own.
   std::int32_t max_tokens = 0;
   std::int32_t priority = 0;  // kLowestPriority preempts the smallest first
-  // true: set_tokens() may name a token as long as the sequence and its forks are open, also after
-  // the step of the token is complete.
+  // true: set_tokens() may name a token as long as the sequence is open, also after the step of the
+  // token is complete. Not needed if you name the tokens of a step before you complete it.
   bool late_names = false;
 };
 

@@ -113,9 +113,9 @@ class [[nodiscard]] Status {
   [[nodiscard]] bool ok() const noexcept { return code_ == ErrorCode::kOk; }
   explicit operator bool() const noexcept { return ok(); }
   [[nodiscard]] ErrorCode code() const noexcept { return code_; }
-  // The numbers of a kNoBlocks answer, else null. Valid as long as this object.
+  // The numbers of a kNoBlocks answer of the library, else null. Valid as long as this object.
   [[nodiscard]] const Shortage* shortage() const noexcept {
-    return code_ == ErrorCode::kNoBlocks ? &shortage_ : nullptr;
+    return code_ == ErrorCode::kNoBlocks && !message_ ? &shortage_ : nullptr;
   }
   // A sentence for people. "ok" when ok().
   [[nodiscard]] KVFOLIO_API std::string message() const;
@@ -150,6 +150,8 @@ std::basic_ostream<char, Traits>& operator<<(std::basic_ostream<char, Traits>& o
 namespace detail {
 // Stops the program with `error`, whose Result was asked for a value.
 [[noreturn]] KVFOLIO_API void no_value(const Status& error) noexcept;
+// The same for a Result that has a value and was asked for its error.
+[[noreturn]] KVFOLIO_API void no_error() noexcept;
 }  // namespace detail
 
 // A T, or the Status that says why there is none. The interface is a subset of std::expected.
@@ -199,11 +201,11 @@ class [[nodiscard]] Result {
   }
   // Requires: !has_value().
   const Status& error() const& noexcept {
-    KVFOLIO_CHECK(!has_);
+    if (has_) detail::no_error();
     return storage_.error;
   }
   Status&& error() && noexcept {
-    KVFOLIO_CHECK(!has_);
+    if (has_) detail::no_error();
     return std::move(storage_.error);
   }
 

@@ -60,13 +60,18 @@ const char* to_string(ErrorCode code) noexcept {
 }
 
 std::string Status::message() const {
+  if (message_) return *message_;
   if (code_ == ErrorCode::kNoBlocks) return to_string(shortage_);
-  return message_ ? *message_ : std::string(to_string(code_));
+  return std::string(to_string(code_));
 }
 
 std::string to_string(const Status& status) {
   if (status.ok()) return to_string(status.code());
   return concat(std::string_view(to_string(status.code())), ": ", status.message());
+}
+
+void detail::no_error() noexcept {
+  kvfolio_check_failed(nullptr, 0, "the error was taken of a Result that has a value");
 }
 
 void detail::no_value(const Status& error) noexcept {

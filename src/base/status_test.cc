@@ -211,5 +211,18 @@ TEST(Result, ItsValueOutlivesALoopOverIt) {
   static_assert(!std::is_reference_v<decltype(*three())>);
 }
 
+TEST(Status, ACallersOwnSentenceOfNoBlocksIsKept) {
+  const Status own(ErrorCode::kNoBlocks, "no request fits the pool");
+  EXPECT_EQ(own.message(), "no request fits the pool");
+  EXPECT_EQ(own.shortage(), nullptr);
+  EXPECT_EQ(Status(own).message(), own.message());
+}
+
+TEST(ResultDeathTest, TakingTheErrorOfAValueSaysSo) {
+  const Result<int> seven(7);
+  EXPECT_DEATH(static_cast<void>(seven.error()),
+               "the error was taken of a Result that has a value");
+}
+
 }  // namespace
 }  // namespace kvfolio

@@ -437,9 +437,10 @@ Status KVCacheManager::set_tokens(SequenceId id, std::span<const std::int32_t> t
   Sequence& s = m.rows_[row];
   const std::int32_t waiting = m.unnamed_.num_waiting(row);
   if (tokens.size() > static_cast<std::size_t>(waiting)) {
-    return {ErrorCode::kInvalidArgument,
-            concat("set_tokens names ", tokens.size(), " tokens, ", waiting, " are unnamed",
-                   s.late_names ? "" : " in steps that are not complete")};
+    return {
+        ErrorCode::kInvalidArgument,
+        concat("set_tokens names ", tokens.size(), " tokens, ", waiting, " are unnamed",
+               s.late_names ? "" : " in steps that are not complete; see OpenOptions::late_names")};
   }
   const std::int32_t* name = tokens.data();
   const auto keep = [&](std::int32_t begin, std::int32_t count) {
