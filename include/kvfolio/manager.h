@@ -22,6 +22,7 @@
 //  - Caching never takes room: every cached block can be evicted, and a copy that only a hit makes
 //    necessary is left out if it would leave a group short of blocks. So an append that has room
 //    after a miss also has room after a hit.
+//  - What a promise of reserve() needs may be evicted for in any call that lets go of blocks.
 //  - Every call either does all it says, or returns an error and changes nothing. One exception: a
 //    sequence that is short of table entries stops publishing, even if the call is then refused.
 //  - The same calls give the same ids and the same plans on every machine.
@@ -97,8 +98,9 @@ class KVFOLIO_API KVCacheManager {
   // kResourceExhausted: sequences, table entries, rows (kUnordered: the row of a closed sequence is
   // not free before its steps are complete).
   Result<Opened> open(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
-  // The number of tokens that open() would find. Only the options root, media, prefix_cache,
-  // look_up and max_tokens count. Changes nothing, not even the order of eviction.
+  // The number of tokens that open() would find, if it has the table entries. Only the options
+  // root, media, prefix_cache, look_up and max_tokens count. Changes nothing, not even the order of
+  // eviction.
   [[nodiscard]] Result<std::int32_t> probe(std::span<const std::int32_t> tokens,
                                            const OpenOptions& options = {}) const;
   // Opens a sequence that has the same tokens and shares every block. The parent keeps the right to
@@ -117,7 +119,8 @@ class KVFOLIO_API KVCacheManager {
   // names a block twice, or lies where this call writes the table of another group; a block has no
   // reference or fewer tokens than needed. kFailedPrecondition: the sequence has tokens, a step is
   // open, or (kUnordered) a step that wrote a block is not complete. kResourceExhausted:
-  // max_tokens, table entries. Shortage: as fork(), of whoever holds the blocks.
+  // max_tokens, table entries. Shortage: as fork(), of whoever holds the blocks. Tokens that are
+  // reserved for the sequence are a kFailedPrecondition, too.
   Status adopt(SequenceId sequence, std::span<const std::span<const std::int32_t>> tables,
                std::int32_t num_tokens);
   // Forgets the tokens from position n on. Also forgets that a prompt was found whole: the block
@@ -190,8 +193,9 @@ class KVFOLIO_API KVCacheManager {
   Result<SequenceId> open_unnamed(std::int64_t num_tokens, const OpenOptions& options = {});
   // Names the oldest unnamed tokens of a sequence, in order. Tokens that have no name when their
   // step is completed never get one, unless the sequence has late names. A fork has unnamed tokens
-  // of its own: name them for parent and child. fail() forgets those of the steps that it ends.
-  // kInvalidArgument: token < 0, more tokens than SequenceInfo::num_unnamed.
+  // of its own: name them for parent and child, and alike, since both share their blocks. fail()
+  // forgets those of the steps that it ends. kInvalidArgument: token < 0, more tokens than
+  // SequenceInfo::num_unnamed.
   Status set_tokens(SequenceId sequence, std::span<const std::int32_t> tokens);
   // Names one token of each sequence, as set_tokens() does. Ends at the first that fails: the first
   // *num_named have their names. A sequence may be named again: its next token gets that name.
@@ -271,8 +275,8 @@ class KVFOLIO_API KVCacheManager {
   // (a miss then). Two things are not promised: table entries, and what a truncate() into blocks
   // that others hold makes necessary, which is at most two blocks in each group; call reserve()
   // again then. kFailedPrecondition: the sequence is in the open step. kInvalidArgument: num_tokens
-  // or most_per_step is out of range. Shortage: nothing changes, not even an earlier promise; its
-  // `needed` counts the blocks beside those that are kept already.
+  // or most_per_step is out of range. kResourceExhausted: max_tokens. Shortage: nothing changes,
+  // not even an earlier promise; its `needed` counts the blocks beside those that are kept already.
   Status reserve(SequenceId sequence, std::int64_t num_tokens, const ReserveOptions& options = {});
   // Evicts up to `num_blocks` cached blocks of a group and returns how many: all of them if that
   // many are cached. Partial tails in which no prompt was found go first. Two kinds go last: blocks
@@ -290,7 +294,8 @@ class KVFOLIO_API KVCacheManager {
   Forgotten forget(const RootKey& root);
   // The same for all that begins with these tokens. Options as for probe(), of which only root and
   // media count. An open sequence is concerned if it has all of these tokens; unnamed ones count as
-  // equal. Without tokens this is forget(options.root). Errors: as open().
+  // equal. A block in which the tokens end goes as a whole. Without tokens this is
+  // forget(options.root). Errors: as open().
   Result<Forgotten> forget(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
   // Holds what a hit of `tokens` needs until unpin(); pinned_tokens may be less than asked. Whole
   // blocks of the prefix stay findable as long as the pin lasts. A rest inside a block is kept too,

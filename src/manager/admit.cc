@@ -217,9 +217,10 @@ Status KVCacheManager::Impl::check_prospect(std::span<const std::int32_t> tokens
   KVFOLIO_RETURN_IF_ERROR(check_open("admit", tokens, options));
   KVFOLIO_RETURN_IF_ERROR(check_publish("admit", options.publish));
   KVFOLIO_RETURN_IF_ERROR(check_caller_id("admit", options.caller_id));
-  if (num_more < 0) {
+  if (num_more < 0 || num_more > kMaxSequenceTokens) {
     return {ErrorCode::kInvalidArgument,
-            concat("admit of ", num_more, " tokens behind a prompt, allowed: 0 and above")};
+            concat("admit of ", num_more, " tokens behind a prompt, allowed: 0 to ",
+                   kMaxSequenceTokens)};
   }
   if (rows_.has_room()) return {};
   return no_row("admit", "; close one or raise max_sequences");

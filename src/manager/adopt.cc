@@ -49,6 +49,11 @@ Status KVCacheManager::adopt(SequenceId id, std::span<const std::span<const std:
     return {ErrorCode::kFailedPrecondition,
             concat("adopt: the sequence has ", s.length, " tokens; clear() it first")};
   }
+  if (s.has_promise) {
+    return {ErrorCode::kFailedPrecondition,
+            concat("adopt: ", m.reservations_.tokens(row),
+                   " tokens are reserved for the sequence; reserve() 0 first, or after adopt()")};
+  }
   KVFOLIO_RETURN_IF_ERROR(m.check_growth(s, "adopt", num_tokens));
   if (tables.size() != m.groups_.size()) {
     return {ErrorCode::kInvalidArgument,
@@ -101,9 +106,6 @@ Status KVCacheManager::adopt(SequenceId id, std::span<const std::span<const std:
     m.table(row, g) = fresh[static_cast<std::size_t>(g)];
   }
   s.length = s.accepted = d.settled = num_tokens;
-  for (std::int32_t g = 0; g < m.num_groups() && s.has_promise; ++g) {
-    m.top_up(row, g, m.ready_needed(row, g));
-  }
   s.exact_until = 0;  // it is not known which tokens these are
   s.used = true;
   m.victims_.note_change(row);

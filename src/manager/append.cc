@@ -374,7 +374,6 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t row, std::int32
   std::int32_t ready = needs.ready;
   const auto acquire_one = [&] { return has_promise ? acquire_for(row, g, ready) : acquire(g); };
   const auto displace = [&](BlockId block) {  // the reference moves from the table to the step
-    if (has_promise) reservations_.disown(g, block);
     tail.source = block.value();
     pool.give_to_step(block);
     ++entry_changes_;

@@ -63,7 +63,8 @@ void KVCacheManager::Impl::move_pins(std::int32_t g, BlockId from, BlockId to) n
     const std::int32_t last = blocks.size() - 1;  // only a last block is partial
     if (blocks.at(arena(), last) != from) return;
     const std::int32_t next = to.value();
-    if (cost_of_sharing(g, to) > room_.available(g)) return;
+    // Nothing is evicted while the log of the tree is followed.
+    if (cost_of_sharing(g, to) > pool(g).num_free()) return;
     blocks.set(arena(), last, to);
     // The tree has it as busy: its publisher holds it, or has closed and waits for this step.
     pool(g).hold(to);

@@ -210,6 +210,17 @@ Status KVCacheManager::Impl::check_promises(std::int32_t g) const {
                                pool.refs(BlockId(b)), " references"));
       }
     }
+    if (rows_[row].step_entry >= 0) {
+      const std::int32_t source = steps_.open().change(rows_[row].step_entry, g).source;
+      own += source >= 0 && reservations_.owner(g, BlockId(source)) == row ? 1 : 0;
+    } else if (!reservations_.lacks(row) &&
+               reservations_.num_ready(row, g) < ready_needed(row, g)) {
+      answer =
+          broken(concat("group ", g, ": ", reservations_.num_ready(row, g),
+                        " blocks lie ready for sequence ", row, ", its promise needs ",
+                        ready_needed(row, g), " for ", reservations_.tokens(row), " tokens behind ",
+                        rows_[row].length, ", ", reservations_.num_own(row, g), " blocks are own"));
+    }
     if (own != reservations_.num_own(row, g)) {
       answer = broken(concat("group ", g, ": sequence ", row, " owns ", own, " blocks, counted ",
                              reservations_.num_own(row, g)));

@@ -111,7 +111,8 @@ Forgotten KVCacheManager::reset() {
 Result<Forgotten> KVCacheManager::forget(std::span<const std::int32_t> tokens,
                                          const OpenOptions& options) {
   Impl& m = *impl_;
-  KVFOLIO_RETURN_IF_ERROR(m.check_open("forget", tokens, options));
+  KVFOLIO_RETURN_IF_ERROR(
+      m.check_open("forget", tokens, {.root = options.root, .media = options.media}));
   const std::int32_t root = m.tree_->find_root(options.root);
   if (root < 0) return Forgotten{};
   return m.forget({root, tokens, options.media});

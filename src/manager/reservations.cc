@@ -28,7 +28,7 @@ void Reservations::promise(std::int32_t row, std::int64_t num_tokens,
     ++num_rows_;
     for (std::int32_t g = 0; g < num_groups(); ++g) at(row, g) = {kNobody, 0, 0, 0};
   }
-  of = {num_tokens, most_per_step, 0};
+  of = {num_tokens, most_per_step, 0, false};
 }
 
 void Reservations::end(std::int32_t row) noexcept {
@@ -40,6 +40,7 @@ void Reservations::end(std::int32_t row) noexcept {
 void Reservations::spend(std::int32_t row, std::int64_t num_tokens) noexcept {
   Row& of = rows_[row];
   of.spent = std::min(of.tokens, num_tokens);
+  of.lacks |= num_tokens > of.most_per_step;
   of.tokens -= of.spent;
 }
 

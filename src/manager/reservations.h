@@ -44,6 +44,9 @@ class Reservations {
   }
   // A new promise, or a new total of one. Requires: num_tokens >= 1.
   void promise(std::int32_t row, std::int64_t num_tokens, std::int64_t most_per_step) noexcept;
+  // More was needed than there is, by what the promise does not cover: nothing is checked of it.
+  void note_lack(std::int32_t row) noexcept { rows_[row].lacks = true; }
+  [[nodiscard]] bool lacks(std::int32_t row) const noexcept { return rows_[row].lacks; }
   // Requires: the row has a promise; no block lies ready for it and none is its own.
   void end(std::int32_t row) noexcept;
 
@@ -108,6 +111,7 @@ class Reservations {
     std::int64_t tokens;
     std::int64_t most_per_step;
     std::int64_t spent;  // in the open step
+    bool lacks;
   };
   struct List {
     std::int32_t first;  // kNobody: none

@@ -7,8 +7,8 @@
 // n tokens needs the blocks that n more tokens fill. A window group needs less: once
 // the window and one step lie in own blocks, each block that it passes is used again, without
 // leaving the sequence. Under kUnordered a step in flight may still read such a block, so there is
-// no second bound. Besides, the tail may have to be copied, once, if others hold it: then its copy
-// is own.
+// no second bound. The tail may have to be copied, once, if others hold it: that counts among the
+// blocks to fill, and the copy is one of the window's.
 //
 // Each append uses as many blocks as both bounds fall by; so what lies ready stays enough. When
 // another sequence or a pin comes to hold an own block, that block will not come back: another one
@@ -37,7 +37,7 @@ std::int32_t KVCacheManager::Impl::ready_needed(std::int32_t row, std::int32_t g
   if (left == 0) return 0;
   const auto end =
       static_cast<std::int32_t>(std::min<std::int64_t>(at.length + left, kMaxSequenceTokens));
-  std::int32_t needed = blocks_for(g, end) - blocks_for(g, at.length);
+  std::int32_t needed = blocks_for(g, end) - blocks_for(g, at.length) + (at.owns_tail ? 0 : 1);
   const GroupRule& rule = group(g).rule;
   if (windowed(g) && options_.order == Order::kInOrder) {
     // The most blocks that a query's window, the rest of its step and the sinks lie in.
@@ -47,7 +47,7 @@ std::int32_t KVCacheManager::Impl::ready_needed(std::int32_t row, std::int32_t g
         (span + block_size(g) - 2) / block_size(g) + 1 + blocks_for(g, rule.num_sinks());
     needed = static_cast<std::int32_t>(std::clamp<std::int64_t>(most - at.own, 0, needed));
   }
-  return needed + (at.owns_tail ? 0 : 1);
+  return needed;
 }
 
 std::int32_t KVCacheManager::Impl::ready_needed(std::int32_t row, std::int32_t g) const noexcept {
@@ -138,6 +138,7 @@ void KVCacheManager::Impl::set_entries_aside(std::int32_t row, std::int32_t g, s
     }
   }
   top_up(row, g, needed);
+  if (reservations_.num_ready(row, g) < needed) reservations_.note_lack(row);
 }
 
 void KVCacheManager::Impl::end_promise(std::int32_t row) noexcept {
@@ -159,26 +160,46 @@ void KVCacheManager::Impl::end_promise(std::int32_t row) noexcept {
 // The append of a row in the open step was undone: its blocks are back already.
 void KVCacheManager::Impl::undo_promise(std::int32_t row) noexcept {
   reservations_.undo(row);
-  own_table(row);  // a tail that had given way to a copy is there again
+  note_peak();
 }
 
-// The step of a row with a promise was committed.
-void KVCacheManager::Impl::settle_promise(std::int32_t row) noexcept {
+// The step of an entry whose row has a promise was committed. A tail that gave way to a copy stays
+// own until then, since undo() brings it back.
+void KVCacheManager::Impl::settle_promise(const Step& step, std::int32_t entry) noexcept {
+  const std::int32_t row = step.entries[entry].row;
+  for (std::int32_t g = 0; g < num_groups() && step.num_displaced > 0; ++g) {
+    const std::int32_t source = step.change(entry, g).source;
+    if (source >= 0) reservations_.disown(g, BlockId(source));
+  }
   reservations_.settle(row);
   if (reservations_.tokens(row) == 0) end_promise(row);
 }
 
 // ---- sharing ----
 
-// Blocks that must come to lie ready for the owner if this one gets another holder: one in place of
-// an own block that its window would bring back, and one for a copy of its tail.
+// Blocks that must come to lie ready for the owner if this one gets another holder: one, in place
+// of an own block that its window would bring back, or for a copy of its tail.
 std::int32_t KVCacheManager::Impl::cost_of_sharing(std::int32_t g, BlockId block) const noexcept {
   const std::int32_t owner = block.valid() ? reservations_.owner(g, block) : Reservations::kNobody;
   if (owner < 0) return 0;
-  const std::int32_t length = rows_[owner].length;
-  const bool is_tail = group(g).size.offset_of(length) != 0 &&
-                       table(owner, g).at(arena(), block_of(g, length)) == block;
-  return (windowed(g) ? 1 : 0) + (is_tail ? 1 : 0);
+  const bool comes_back = windowed(g) && options_.order == Order::kInOrder;
+  return comes_back || is_tail_of(owner, g, block) ? 1 : 0;
+}
+
+// The row may have to append inside this block: at its length, where a draft is rejected, or where
+// the append of the open step is undone.
+bool KVCacheManager::Impl::is_tail_of(std::int32_t row, std::int32_t g,
+                                      BlockId block) const noexcept {
+  const Sequence& s = rows_[row];
+  const auto is_at = [&](std::int32_t position) {
+    return group(g).size.offset_of(position) != 0 &&
+           table(row, g).at(arena(), block_of(g, position)) == block;
+  };
+  if (is_at(s.length) || is_at(s.accepted)) return true;
+  if (s.step_entry < 0) return false;
+  const Step& step = steps_.open();
+  return is_at(step.entries[s.step_entry].begin) ||
+         step.change(s.step_entry, g).source == block.value();
 }
 
 // They have another holder now. Requires: there was room for cost_of_sharing().
@@ -190,7 +211,10 @@ void KVCacheManager::Impl::note_sharing(std::int32_t g,
     if (b < 0) continue;
     const std::int32_t owner = reservations_.owner(g, BlockId(b));
     reservations_.disown(g, BlockId(b));
-    if (cost > 0) top_up(owner, g, reservations_.num_ready(owner, g) + cost);
+    if (cost == 0) continue;
+    const std::int32_t needed = reservations_.num_ready(owner, g) + cost;
+    top_up(owner, g, needed);
+    KVFOLIO_DCHECK(reservations_.num_ready(owner, g) == needed);
   }
 }
 
@@ -277,7 +301,7 @@ Status KVCacheManager::Impl::promise(std::int32_t row, std::int64_t num_tokens,
   const bool had_promise = s.has_promise;
   reservations_.promise(row, num_tokens, most_per_step);
   s.has_promise = true;
-  if (!had_promise) own_table(row);
+  own_table(row);
   Room::Needs needs;
   std::array<std::int32_t, kMaxGroups> needed;
   for (std::int32_t g = 0; g < num_groups(); ++g) {

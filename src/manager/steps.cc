@@ -80,9 +80,11 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
     for (std::int32_t logical = blocks.size() - 1; logical >= have; --logical) {
       const BlockId block = blocks.at(arena(), logical);
       const bool reused = logical == have && tail.valid_before == TailChange::kReused;
+      if (reused && s.has_promise) reservations_.disown(g, block);
       if (reused && options_.order == Order::kInOrder) {
-        if (s.has_promise) reservations_.disown(g, block);
         let_go(g, block, true);  // steps in flight may read what it held
+      } else if (reused) {
+        free_unwritten(g, block);
       } else {
         give_back(e.row, g, block, from_pool);
       }
@@ -100,6 +102,7 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
       blocks.grow(arena(), have + 1);
       blocks.set(arena(), have, source);
     } else if (source.valid()) {
+      if (s.has_promise) reservations_.disown(g, source);
       let_go_of_source(g, source);
     } else if (tail.valid_before >= 0) {
       const BlockId block = blocks.at(arena(), have - 1);
@@ -255,7 +258,7 @@ Status KVCacheManager::commit(Ticket ticket) {
     KVFOLIO_DCHECK(e.end > e.write_begin || !s.has_written);
     s.has_written = e.end > e.write_begin;
     s.step_entry = -1;
-    if (s.has_promise) m.settle_promise(e.row);
+    if (s.has_promise) m.settle_promise(step, i);
     m.counters_.tokens_committed += static_cast<std::uint64_t>(e.end - e.begin);
     if (s.publishes && m.publishable(s) >= s.place.position + unit) {
       publishing[num_publishing++] = e.row;

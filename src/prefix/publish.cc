@@ -102,7 +102,9 @@ void PrefixTree::Impl::replace(std::int32_t g, std::int32_t block, std::int32_t 
   hang_over(where.run - 1, g, by, group(g).size.block_of(end - 1), end);
 }
 
-// The first of these logical blocks of a full group that would hang behind a gap, or `covered`.
+// The first of these logical blocks of a full group that would hang behind a gap, or `covered`. A
+// block that keeps its entry on another path leaves one: a fork's copies of unnamed tokens may get
+// other names.
 std::int32_t PrefixTree::Impl::first_gap(std::int32_t r, std::int32_t g,
                                          std::span<const std::int32_t> table, std::int32_t first,
                                          std::int32_t covered) const noexcept {
@@ -110,9 +112,10 @@ std::int32_t PrefixTree::Impl::first_gap(std::int32_t r, std::int32_t g,
   const auto missing = [&](std::int32_t end) { return whole_block_at(r, g, end) == kNone; };
   if (first > 0 && missing(first * size)) return first;
   for (std::int32_t logical = first; logical + 1 < covered; ++logical) {
-    if (table[static_cast<std::size_t>(logical)] == kNone && missing((logical + 1) * size)) {
-      return logical + 1;
-    }
+    const std::int32_t block = table[static_cast<std::size_t>(logical)];
+    const bool hangs_here = block != kNone && static_cast<std::int32_t>(group(g).where[block].end) <
+                                                  (logical + 1) * size;
+    if (!hangs_here && missing((logical + 1) * size)) return logical + 1;
   }
   return covered;
 }

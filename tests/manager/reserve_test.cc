@@ -514,7 +514,7 @@ TEST(Admission, OfAPromptCountsNothingAndKeepsNothing) {
   EXPECT_EQ(too_long.error().message(),
             "group 0: need 11 blocks, 6 free, 0 evictable (2 pinned by 1 sequence, 0 retiring)");
   EXPECT_EQ(e.manager.admit(tokens(1, 10), {}, -1).error().message(),
-            "admit of -1 tokens behind a prompt, allowed: 0 and above");
+            "admit of -1 tokens behind a prompt, allowed: 0 to 1073741824");
 }
 
 }  // namespace
