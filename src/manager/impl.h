@@ -382,17 +382,21 @@ class KVCacheManager::Impl {
   void move_pins(std::int32_t g, BlockId from, BlockId to) noexcept;
   void note_peak() noexcept;
   // reserve.cc
-  // What the need of a promise depends on: the length, the own blocks, and whether the tail is one.
+  // What the need of a promise depends on: the tokens that are promised, in all and at most in a
+  // step; the length, the own blocks, and whether the tail is one.
   struct PromiseState {
+    std::int64_t tokens;
+    std::int64_t most_per_step;
     std::int32_t length;
     std::int32_t own;
     bool owns_tail;
   };
   [[nodiscard]] bool owns_tail(std::int32_t row, std::int32_t g,
                                std::int32_t length) const noexcept;
+  [[nodiscard]] PromiseState promise_state(std::int32_t row, std::int32_t g,
+                                           std::int32_t length) const noexcept;
   // Blocks that have to lie ready for the tokens that are promised.
-  [[nodiscard]] std::int32_t ready_needed(std::int32_t row, std::int32_t g,
-                                          const PromiseState& at) const noexcept;
+  [[nodiscard]] std::int32_t ready_needed(std::int32_t g, const PromiseState& at) const noexcept;
   [[nodiscard]] std::int32_t ready_needed(std::int32_t row, std::int32_t g) const noexcept;
   [[nodiscard]] std::int32_t from_ready(std::int32_t row, std::int32_t g,
                                         const Demand& needs) const noexcept;
@@ -415,7 +419,14 @@ class KVCacheManager::Impl {
   void rob_reservations(const Room::Needs& needs) noexcept;
   [[nodiscard]] Status promise(std::int32_t row, std::int64_t num_tokens,
                                std::int64_t most_per_step);
-  void own_table(std::int32_t row) noexcept;
+  // Blocks that the sequence holds alone: its own from now on, if it gets a promise.
+  template <typename Visit>
+  void for_each_to_own(std::int32_t row, std::int32_t g, const Visit& visit) const {
+    for (const std::int32_t b : table(row, g).blocks(arena())) {
+      const BlockId block(b);
+      if (b >= 0 && is_alone_with(g, block) && reservations_.owner(g, block) < 0) visit(block);
+    }
+  }
   // preempt.cc
   struct RankedRows;
   // The smallest goes first.

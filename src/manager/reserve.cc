@@ -31,18 +31,16 @@ bool KVCacheManager::Impl::owns_tail(std::int32_t row, std::int32_t g,
   return tail.valid() && reservations_.owner(g, tail) == row;
 }
 
-std::int32_t KVCacheManager::Impl::ready_needed(std::int32_t row, std::int32_t g,
+std::int32_t KVCacheManager::Impl::ready_needed(std::int32_t g,
                                                 const PromiseState& at) const noexcept {
-  const std::int64_t left = reservations_.tokens(row);
-  if (left == 0) return 0;
+  if (at.tokens == 0) return 0;
   const auto end =
-      static_cast<std::int32_t>(std::min<std::int64_t>(at.length + left, kMaxSequenceTokens));
+      static_cast<std::int32_t>(std::min<std::int64_t>(at.length + at.tokens, kMaxSequenceTokens));
   std::int32_t needed = blocks_for(g, end) - blocks_for(g, at.length) + (at.owns_tail ? 0 : 1);
   const GroupRule& rule = group(g).rule;
   if (windowed(g) && options_.order == Order::kInOrder) {
     // The most blocks that a query's window, the rest of its step and the sinks lie in.
-    const std::int64_t span =
-        std::int64_t{group(g).spec.window} - 1 + reservations_.most_per_step(row);
+    const std::int64_t span = std::int64_t{group(g).spec.window} - 1 + at.most_per_step;
     const std::int64_t most =
         (span + block_size(g) - 2) / block_size(g) + 1 + blocks_for(g, rule.num_sinks());
     needed = static_cast<std::int32_t>(std::clamp<std::int64_t>(most - at.own, 0, needed));
@@ -51,8 +49,13 @@ std::int32_t KVCacheManager::Impl::ready_needed(std::int32_t row, std::int32_t g
 }
 
 std::int32_t KVCacheManager::Impl::ready_needed(std::int32_t row, std::int32_t g) const noexcept {
-  const std::int32_t length = rows_[row].length;
-  return ready_needed(row, g, {length, reservations_.num_own(row, g), owns_tail(row, g, length)});
+  return ready_needed(g, promise_state(row, g, rows_[row].length));
+}
+
+KVCacheManager::Impl::PromiseState KVCacheManager::Impl::promise_state(
+    std::int32_t row, std::int32_t g, std::int32_t length) const noexcept {
+  return {reservations_.tokens(row), reservations_.most_per_step(row), length,
+          reservations_.num_own(row, g), owns_tail(row, g, length)};
 }
 
 // Blocks that an append takes from those that lie ready. A copy that it could do without comes from
@@ -114,12 +117,12 @@ void KVCacheManager::Impl::set_entries_aside(std::int32_t row, std::int32_t g, s
                                              std::int32_t end, std::int32_t length) noexcept {
   const Sequence& s = rows_[row];
   const auto block_at = [&](std::int32_t logical) { return table(row, g).at(arena(), logical); };
-  PromiseState after{length, reservations_.num_own(row, g), owns_tail(row, g, length)};
+  PromiseState after = promise_state(row, g, length);
   for (std::int32_t logical = first; logical < end; ++logical) {
     const BlockId block = block_at(logical);
     after.own -= block.valid() && reservations_.owner(g, block) == row ? 1 : 0;
   }
-  const std::int32_t needed = ready_needed(row, g, after);
+  const std::int32_t needed = ready_needed(g, after);
   std::int32_t lack = needed - reservations_.num_ready(row, g);
   for (std::int32_t logical = end - 1; logical >= first; --logical) {
     const BlockId block = block_at(logical);
@@ -296,31 +299,30 @@ Status KVCacheManager::reserve(SequenceId id, std::int64_t num_tokens,
 Status KVCacheManager::Impl::promise(std::int32_t row, std::int64_t num_tokens,
                                      std::int64_t most_per_step) {
   Sequence& s = rows_[row];
-  const std::int64_t tokens_before = reservations_.tokens(row);
-  const std::int64_t most_before = reservations_.most_per_step(row);
-  const bool had_promise = s.has_promise;
-  reservations_.promise(row, num_tokens, most_per_step);
-  s.has_promise = true;
-  own_table(row);
   Room::Needs needs;
   std::array<std::int32_t, kMaxGroups> needed;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    needed[static_cast<std::size_t>(g)] = ready_needed(row, g);
+    PromiseState at{num_tokens, most_per_step, s.length, reservations_.num_own(row, g),
+                    owns_tail(row, g, s.length)};
+    const BlockId tail =
+        at.owns_tail ? BlockId() : table(row, g).at(arena(), block_of(g, s.length));
+    for_each_to_own(row, g, [&](BlockId block) {
+      ++at.own;
+      at.owns_tail |= block == tail;
+    });
+    needed[static_cast<std::size_t>(g)] = ready_needed(g, at);
     needs.blocks[static_cast<std::size_t>(g)] =
         std::max(0, needed[static_cast<std::size_t>(g)] - reservations_.num_ready(row, g));
   }
   const Room::Plan plan = room_.plan(needs);
-  if (!plan.fits()) {
-    const Shortage answer = shortage(plan);
-    if (had_promise) {
-      reservations_.promise(row, tokens_before, most_before);
-    } else {
-      end_promise(row);
-    }
-    return answer;
-  }
+  if (!plan.fits()) return shortage(plan);
+
+  // Nothing fails from here on.
+  reservations_.promise(row, num_tokens, most_per_step);
+  s.has_promise = true;
   room_.take(plan, [this](std::int32_t g) { evict_one(g); });
   for (std::int32_t g = 0; g < num_groups(); ++g) {
+    for_each_to_own(row, g, [&](BlockId block) { reservations_.own(row, g, block); });
     const std::int32_t wanted = needed[static_cast<std::size_t>(g)];
     while (reservations_.num_ready(row, g) > wanted) {
       let_go(g, reservations_.take(row, g), true);
@@ -328,18 +330,6 @@ Status KVCacheManager::Impl::promise(std::int32_t row, std::int64_t num_tokens,
     top_up(row, g, wanted);
   }
   return {};
-}
-
-// What the sequence holds alone is its own from now on.
-void KVCacheManager::Impl::own_table(std::int32_t row) noexcept {
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    for (const std::int32_t block : std::as_const(*this).table(row, g).blocks(arena())) {
-      if (block >= 0 && is_alone_with(g, BlockId(block)) &&
-          reservations_.owner(g, BlockId(block)) < 0) {
-        reservations_.own(row, g, BlockId(block));
-      }
-    }
-  }
 }
 
 }  // namespace kvfolio

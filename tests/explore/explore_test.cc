@@ -183,6 +183,23 @@ TEST_P(Explore, EveryRuleHoldsInEveryStateThatASmallPoolReaches) {
   }
 }
 
+// A path that only 10^5 states come to: it had changed which blocks were the sequence's own.
+TEST_P(Explore, ARefusedReserveChangesNothing) {
+  const auto with = [](Kind kind, std::int32_t who, std::int32_t a, std::int32_t b) {
+    return Operation{kind, who, a, b};
+  };
+  World world(GetParam());
+  std::string broken;
+  for (const Operation& operation : {with(Kind::kOpen, 0, 0b10, 0), with(Kind::kFeed, 0, 0b101, 0),
+                                     with(Kind::kOpen, 1, 0b10, 0), with(Kind::kReserve, 0, 1, 0),
+                                     with(Kind::kFeed, 1, 0b1001, 0)}) {
+    ASSERT_EQ(world.apply(operation, broken), Outcome::kDone) << show(operation) << broken;
+  }
+  const Hash before = world.hash();
+  EXPECT_EQ(world.apply({Kind::kReserve, 0, 3, 0}, broken), Outcome::kRefused) << broken;
+  EXPECT_EQ(world.hash(), before);
+}
+
 INSTANTIATE_TEST_SUITE_P(BothOrders, Explore, testing::Values(Order::kInOrder, Order::kUnordered),
                          [](const auto& order) {
                            return order.param == Order::kInOrder ? "InOrder" : "Unordered";
