@@ -26,6 +26,23 @@ GroupSpec window(int block_size, int num_blocks, int width, int sinks = 0) {
 // Windows of one token let even the last block go.
 int width(Rng& rng, int most) { return rng.chance(25) ? 1 : rng.between(1, most); }
 
+struct WindowBounds {
+  int fewest_blocks;
+  int widest;
+  int percent_with_sinks;
+  int fewest_sinks;
+  int most_sinks;
+};
+
+// One draw after the other: the arguments of a call are evaluated in any order.
+GroupSpec any_window(Rng& rng, int size, const WindowBounds& bounds) {
+  const bool has_sinks = bounds.percent_with_sinks == 100 || rng.chance(bounds.percent_with_sinks);
+  const int sinks = has_sinks ? rng.between(bounds.fewest_sinks, bounds.most_sinks) : 0;
+  const int tokens = width(rng, bounds.widest);
+  const int blocks = rng.between(bounds.fewest_blocks, 40);
+  return window(size, blocks, tokens, sinks);
+}
+
 constexpr std::uint16_t kTag = 7;
 
 }  // namespace
@@ -73,14 +90,12 @@ Config make_config(Family family, std::uint64_t seed) {
     case Family::kOneGroup: {
       const int size = rng.pick(std::vector<int>{1, 2, 4, 8});
       groups = {rng.chance(50) ? full(size, rng.between(8, 40))
-                               : window(size, rng.between(8, 40), width(rng, 9),
-                                        rng.chance(50) ? rng.between(0, 4) : 0)};
+                               : any_window(rng, size, {8, 9, 50, 0, 4})};
       break;
     }
     case Family::kEqualBlocks: {
       const int size = rng.pick(std::vector<int>{1, 2, 4});
-      groups = {full(size, rng.between(12, 40)),
-                window(size, rng.between(12, 40), width(rng, 9), rng.between(1, 6))};
+      groups = {full(size, rng.between(12, 40)), any_window(rng, size, {12, 9, 100, 1, 6})};
       break;
     }
     case Family::kTinyPools:
@@ -92,8 +107,7 @@ Config make_config(Family family, std::uint64_t seed) {
       for (int g = rng.between(1, 3); g > 0; --g) {
         const int size = unit * rng.pick(std::vector<int>{1, 2, 4, 3});
         groups.push_back(rng.chance(50) ? full(size, rng.between(4, 40))
-                                        : window(size, rng.between(4, 40), width(rng, 12),
-                                                 rng.chance(40) ? rng.between(0, 7) : 0));
+                                        : any_window(rng, size, {4, 12, 40, 0, 7}));
       }
       groups.back().block_size = unit;
       break;
