@@ -89,7 +89,7 @@ bool Harness::is_hung(const Snapshot& now, int g, int b, int tokens) const {
     for (int j = 0; j < isize(table); ++j) {
       if (table[static_cast<std::size_t>(j)] != b) continue;
       const int end = j * group(g).block_size + tokens;
-      if (after == now.seqs.end() ? state.info.published_length > 0
+      if (after == now.seqs.end() ? state.info.published_length > 0 && state.info.length >= end
                                   : after->second.info.published_length >= end) {
         return true;
       }
@@ -303,6 +303,7 @@ void Harness::note_let_go(const Snapshot& now) {
       if (by_steps[g][i] < at.by_steps && gained[g][i] == 0 && preempted) {
         // The step gave the block back before the sequence let go of it.
         at.touched |= preempted->used;
+        at.maybe_touched |= preempted->maybe_used;
         droppers.emplace(preempted->number, preempted->committed / group(group_id).block_size);
       } else if (by_steps[g][i] < at.by_steps && gained[g][i] == 0) {
         (by_fail ? at.maybe_touched : at.touched) = true;
