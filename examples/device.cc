@@ -81,7 +81,8 @@ class Device final : public MemoryResource {
   // Jobs run one after the other behind the caller's back. The future has the sampled tokens, or
   // nothing if the device has failed.
   std::future<std::optional<Tokens>> launch(Job job) {
-    std::packaged_task<std::optional<Tokens>()> task([this, job] { return run(job); });
+    std::packaged_task<std::optional<Tokens>()> task(
+        [this, job = std::move(job)] { return run(job); });
     std::future<std::optional<Tokens>> done = task.get_future();
     {
       const std::lock_guard lock(mutex_);

@@ -14,8 +14,6 @@
 
 #include "kvfolio/export.h"
 
-#include "kvfolio/export.h"
-
 namespace kvfolio {
 
 template <typename Tag, typename Rep, Rep kNone>

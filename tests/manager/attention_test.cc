@@ -31,7 +31,7 @@ class MeanEngine {
 
   // Appends n tokens to each sequence in one step and writes them; attend with `args_of`.
   template <typename ArgsOf>
-  Status step(std::vector<SequenceId> sequences, int n, const ArgsOf& args_of) {
+  Status step(const std::vector<SequenceId>& sequences, int n, const ArgsOf& args_of) {
     const Ticket ticket = must(manager->begin_step());
     for (const SequenceId sequence : sequences) must(manager->append(sequence, tokens(1, n)));
     const StepPlan& plan = *must(manager->plan());

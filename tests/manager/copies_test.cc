@@ -82,7 +82,7 @@ struct LayerTensors {
       tensors.emplace_back(static_cast<std::size_t>(bytes / 4));
     }
     for (std::int32_t l = group.num_layers; l-- > 0;) {
-      const auto at = static_cast<std::size_t>(2 * l);
+      const std::size_t at = 2 * static_cast<std::size_t>(l);
       layers.push_back({.k = reinterpret_cast<std::byte*>(tensors[at].data()),
                         .v = reinterpret_cast<std::byte*>(tensors[at + 1].data())});
     }

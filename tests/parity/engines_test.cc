@@ -86,8 +86,8 @@ TEST(ParityEngines, AFlashInferTensorIsBorrowedAsItIs) {
   };
   must(write_token(must(storage.view(GroupId(0))), {.head = 1, .slot = 3 * kPageSize + 4}, row(k),
                    row(v)));
-  const auto at = [](int half) {
-    return static_cast<std::size_t>((((3 * 2 + half) * kPageSize + 4) * kHeads + 1) * kHeadDim);
+  const auto at = [](std::size_t half) {
+    return (((3 * 2 + half) * kPageSize + 4) * kHeads + 1) * kHeadDim;
   };
   EXPECT_EQ(pages[at(0)], 1);
   EXPECT_EQ(pages[at(1)], 2);
@@ -118,8 +118,8 @@ TEST(ParityEngines, FlashInferArraysListLivePagesWhosePositionsCountFromTheEnd) 
     for (std::size_t i = 0; i < open.size(); ++i) {
       most_dropped = std::max(most_dropped, dropped(i));
       const auto page = [&](std::int32_t p) {
-        return of
-            .kv_indices[static_cast<std::size_t>(of.kv_indptr[i] + (p - dropped(i)) / block_size)];
+        const std::int32_t index = of.kv_indptr[i] + (p - dropped(i)) / block_size;
+        return of.kv_indices[static_cast<std::size_t>(index)];
       };
       const Tokens table = e.table(open[i], 1);
       for (std::int32_t p = dropped(i); p < plan.kv_lens[i]; ++p) {
