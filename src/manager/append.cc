@@ -192,10 +192,11 @@ Status KVCacheManager::Impl::check_append(std::int32_t row, std::string_view wha
 }
 
 // Takes a sequence whose blocks are ready into the step. Unnamed where there are no tokens. With
-// `overwrites`, what the prompt was found in is written over: undo() cannot bring it back.
-void KVCacheManager::Impl::join(Step& step, std::int32_t row, const std::int32_t* tokens,
-                                std::int32_t count, std::int32_t write_begin, std::int32_t draft,
-                                bool overwrites) noexcept {
+// `overwrites`, what the prompt was found in is written over: undo() cannot bring it back. Inlined:
+// for the one token of a decode step half of it falls away.
+[[gnu::always_inline]] inline void KVCacheManager::Impl::join(
+    Step& step, std::int32_t row, const std::int32_t* tokens, std::int32_t count,
+    std::int32_t write_begin, std::int32_t draft, bool overwrites) noexcept {
   Sequence& s = rows_[row];
   const std::int32_t begin = s.length;
   const std::int32_t end = begin + count;
@@ -230,16 +231,22 @@ void KVCacheManager::Impl::join(Step& step, std::int32_t row, const std::int32_t
   if (mutant(Mutant::kWindowReleasedBeforeCommit)) move_windows(row);
 }
 
+// Of the open step and of these tokens, if they have names.
+bool KVCacheManager::Impl::may_append_inside(const std::int32_t* tokens,
+                                             std::size_t count) const noexcept {
+  return steps_.is_open() && !steps_.open().copies_ran &&
+         (tokens == nullptr || !arena().overlaps({tokens, count}));
+}
+
 // What steady decode is made of: one token behind the last one, in blocks that the sequence already
 // writes to. Returns false if the general path is needed; then only the next slot of step.changes
-// was written.
+// was written. Requires: may_append_inside() of the step and the token.
 bool KVCacheManager::Impl::append_inside(Step& step, std::int32_t row,
                                          const std::int32_t* token) noexcept {
   const Sequence& s = rows_[row];
   const std::int32_t at = s.length;
-  if (s.step_entry >= 0 || s.draft() > 0 || s.replay || at >= kMaxSequenceTokens ||
-      (s.has_limit && at >= details(row).max_tokens) || step.copies_ran ||
-      (token != nullptr && (*token < 0 || arena().overlaps({token, 1}))) ||
+  if (s.step_entry >= 0 || at != s.accepted || s.replay || at >= kMaxSequenceTokens ||
+      (s.has_limit && at >= details(row).max_tokens) || (token != nullptr && *token < 0) ||
       (token == nullptr && s.late_names && !unnamed_.has_room(row, at)) ||
       (options_.order == Order::kUnordered && !steps_.is_complete(s.last_ticket)) ||
       (s.publishes && at < s.exact_until &&
@@ -273,7 +280,7 @@ Status KVCacheManager::Impl::append(SequenceId id, const std::int32_t* tokens, s
                                     const AppendOptions& options) {
   const std::int32_t row = lookup(id);
   if (row < 0) return not_found(id);
-  if (count == 1 && options.draft == 0 && steps_.is_open() &&
+  if (count == 1 && options.draft == 0 && may_append_inside(tokens, 1) &&
       append_inside(steps_.open(), row, tokens)) {
     return {};
   }

@@ -3,7 +3,11 @@
 // A decode step in one call: one token for each of many sequences. The body is that of append() and
 // set_tokens(); what the loop adds is to ask ahead. A step of many sequences reads a record, a
 // table cell and a block of each, at random places of a pool that exceeds the caches, each found
-// through the one before. So three rounds of prefetches run in front of the loop.
+// through the one before. So all records of some sequences are asked for, then all their cells,
+// then all their blocks, before the first token is appended.
+
+#include <algorithm>
+#include <array>
 
 #include "manager/impl.h"
 
@@ -13,41 +17,41 @@ using text::concat;
 
 namespace {
 
-// Sequences in front of the one that is appended to.
-constexpr std::size_t kRecordAhead = 12;
-constexpr std::size_t kCellAhead = 8;
-constexpr std::size_t kBlockAhead = 4;
+// Sequences that are asked for together: enough to wait once for all, few enough for the
+// first-level cache.
+constexpr std::size_t kTogether = 32;
 
 }  // namespace
 
-// Ids may be anything: rows are checked, and the record of a row that is not open is read as well.
+// Before the first of each few that are asked for together. Ids may be anything: rows are checked,
+// and the record of a row that is not open is read as well.
 void KVCacheManager::Impl::prefetch_each(std::span<const SequenceId> ids,
                                          std::size_t at) const noexcept {
-  const auto row_ahead = [&](std::size_t ahead) {
-    if (at + ahead >= ids.size()) return -1;
-    const std::int32_t row = row_in(ids[at + ahead].value());
-    return row < num_rows() ? row : -1;
-  };
-  if (const std::int32_t row = row_ahead(kRecordAhead); row >= 0) {
+  if (at % kTogether != 0) return;
+  std::array<std::int32_t, kTogether> rows;
+  std::size_t n = 0;
+  for (const SequenceId id : ids.subspan(at, std::min(kTogether, ids.size() - at))) {
+    const std::int32_t row = row_in(id.value());
+    if (row >= num_rows()) continue;
+    rows[n++] = row;
     __builtin_prefetch(&rows_[row], 1);
     __builtin_prefetch(&table(row, 0));
     victims_.prefetch(row);
   }
-  if (const std::int32_t row = row_ahead(kCellAhead); row >= 0) {
-    const Sequence& s = rows_[row];
+  for (std::size_t i = 0; i < n; ++i) {
+    const Sequence& s = rows_[rows[i]];
     for (std::int32_t g = 0; g < num_groups(); ++g) {
-      const auto blocks = table(row, g).blocks(arena());
-      __builtin_prefetch(blocks.data() + block_of(g, s.length));
+      __builtin_prefetch(table(rows[i], g).blocks(arena()).data() + block_of(g, s.length));
     }
     if (s.publishes) __builtin_prefetch(arena().at(s.pending) + (s.length - s.place.position), 1);
   }
-  if (const std::int32_t row = row_ahead(kBlockAhead); row >= 0) {
-    const std::int32_t length = rows_[row].length;
-    for (std::int32_t g = 0; g < num_groups(); ++g) {
-      const auto blocks = table(row, g).blocks(arena());
-      const auto logical = static_cast<std::size_t>(block_of(g, length));
-      if (logical < blocks.size() && blocks[logical] >= 0)
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    for (std::size_t i = 0; i < n; ++i) {
+      const auto blocks = table(rows[i], g).blocks(arena());
+      const auto logical = static_cast<std::size_t>(block_of(g, rows_[rows[i]].length));
+      if (logical < blocks.size() && blocks[logical] >= 0) {
         pool(g).prefetch(BlockId(blocks[logical]));
+      }
     }
   }
 }
@@ -73,12 +77,13 @@ Status KVCacheManager::Impl::each_failed(std::string_view what, std::span<const 
 
 Status KVCacheManager::Impl::append_each(std::string_view what, std::span<const SequenceId> ids,
                                          const std::int32_t* tokens, std::int32_t& num_done) {
+  const bool may_be_quick = may_append_inside(tokens, ids.size());
   for (std::size_t i = 0; i < ids.size(); ++i) {
     prefetch_each(ids, i);
     const std::int32_t* token = tokens != nullptr ? tokens + i : nullptr;
     const std::int32_t row = lookup(ids[i]);
     if (row < 0) return not_found(ids[i]);
-    if (!steps_.is_open() || !append_inside(steps_.open(), row, token)) {
+    if (!may_be_quick || !append_inside(steps_.open(), row, token)) {
       Status status = append_to(row, what, token, 1, {});
       if (!status.ok()) return each_failed(what, ids, tokens, i, std::move(status));
     }

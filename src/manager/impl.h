@@ -332,6 +332,8 @@ class KVCacheManager::Impl {
   void shrink_to_need(std::int32_t row) noexcept;
   void join(Step& step, std::int32_t row, const std::int32_t* tokens, std::int32_t count,
             std::int32_t write_begin, std::int32_t draft, bool overwrites) noexcept;
+  [[nodiscard]] bool may_append_inside(const std::int32_t* tokens,
+                                       std::size_t count) const noexcept;
   [[nodiscard]] bool append_inside(Step& step, std::int32_t row,
                                    const std::int32_t* token) noexcept;
   // each.cc

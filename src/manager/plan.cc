@@ -37,8 +37,8 @@ KVCacheManager::Impl::TableSizes KVCacheManager::Impl::table_sizes(const Step& s
 Status KVCacheManager::Impl::check_flashinfer(const Step& step) const {
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const Sequence& s = rows_[step.entries[i].row];
+    if (!s.has_trim) continue;
     const SequenceDetails& d = details(step.entries[i].row);
-    if (d.trim_first_kept <= d.trim_sinks) continue;
     for (std::int32_t g = 0; g < num_groups(); ++g) {
       if (d.trim_sinks % block_size(g) == 0 && d.trim_first_kept % block_size(g) == 0) continue;
       return {ErrorCode::kUnsupported,
@@ -122,8 +122,7 @@ std::int32_t* KVCacheManager::Impl::write_slots(const Step& step, std::int32_t g
 
 // A window or a trim left holes in the table.
 bool KVCacheManager::Impl::may_have_dropped(std::int32_t row, std::int32_t g) const noexcept {
-  const SequenceDetails& d = details(row);
-  return windowed(g) || d.trim_first_kept > d.trim_sinks;
+  return windowed(g) || rows_[row].has_trim;
 }
 
 std::int32_t* KVCacheManager::Impl::write_tables(const Step& step, std::int32_t g, std::int32_t pad,
@@ -235,10 +234,9 @@ void KVCacheManager::Impl::find_shared_prefixes(Step& step, std::int32_t g) noex
   const std::int32_t first_of_group = step.num_shared;
   const std::int32_t size = block_size(g);
   const auto shareable = [&](std::int32_t i) {
-    const SequenceDetails& d = details(step.entries[i].row);
-    const bool trimmed = d.trim_first_kept > d.trim_sinks;
+    const std::int32_t row = step.entries[i].row;
     const std::int32_t begin = step.entries[i].begin;
-    return (trimmed ? std::min(d.trim_sinks, begin) : begin) / size;
+    return (rows_[row].has_trim ? std::min(details(row).trim_sinks, begin) : begin) / size;
   };
   const auto flush = [&](SharedPrefix& run) {
     if (run.num_sequences > 1) step.shared[step.num_shared++] = run;
@@ -305,13 +303,12 @@ std::int32_t* KVCacheManager::Impl::write_rows(Step& step, std::int32_t* at) con
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const StepEntry& e = step.entries[i];
     const Sequence& s = rows_[e.row];
-    const SequenceDetails& d = details(e.row);
     step.sequences[i] = id_of(s);
     query_start[i + 1] = query_start[i] + (e.end - e.begin);
     rows[i] = e.row;
     kv_lens[i] = e.end;
-    trim_sinks[i] = d.trim_sinks;
-    trim_first_kept[i] = d.trim_first_kept;
+    trim_sinks[i] = s.has_trim ? details(e.row).trim_sinks : 0;
+    trim_first_kept[i] = s.has_trim ? details(e.row).trim_first_kept : 0;
   }
   StepPlan& plan = step.plan;
   plan.ticket = Ticket(step.ticket);

@@ -32,6 +32,7 @@ struct alignas(64) Sequence {
   bool has_caller_id : 1;
   bool has_limit : 1;       // details: max_tokens is not 0
   bool has_media : 1;       // details: num_media is not 0
+  bool has_trim : 1;        // details: it has a gap, [trim_sinks, trim_first_kept); else both are 0
   bool has_unnamed : 1;     // it has appended unnamed tokens (UnnamedTokens)
   bool late_names : 1;      // these may get their names after their step is complete
   bool has_planned : 1;     // row_ticket() is last_ticket, not 0
@@ -65,7 +66,7 @@ struct alignas(64) Sequence {
 };
 static_assert(sizeof(Sequence) == 64);
 
-// Two lines; what plan() reads is in the first.
+// Two lines, which a decode step does not touch.
 struct alignas(64) SequenceDetails {
   std::int32_t trim_sinks;
   std::int32_t trim_first_kept;

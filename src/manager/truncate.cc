@@ -15,7 +15,7 @@ using text::concat;
 
 Status KVCacheManager::Impl::check_truncate(std::int32_t row, std::int32_t n) const {
   const SequenceDetails& d = details(row);
-  const bool trimmed = d.trim_first_kept > d.trim_sinks;
+  const bool trimmed = rows_[row].has_trim;
   if (trimmed && n > d.trim_sinks && n < d.trim_first_kept) {
     return {ErrorCode::kFailedPrecondition,
             concat("truncate to ", n, ": every group dropped positions ", d.trim_sinks, " to ",
@@ -87,8 +87,11 @@ void KVCacheManager::Impl::truncate_to(std::int32_t row, std::int32_t n) noexcep
   victims_.note_change(row);
   if (s.unnamed_from >= n) s.unnamed_from = kNever;
   if (s.has_unnamed) unnamed_.truncate(steps_, {row, s.birth}, n);
-  if (n <= d.trim_sinks) d.trim_sinks = d.trim_first_kept = 0;
-  if (d.trim_first_kept > d.trim_sinks) {
+  if (n <= d.trim_sinks) {
+    d.trim_sinks = d.trim_first_kept = 0;
+    s.has_trim = false;
+  }
+  if (s.has_trim) {
     s.exact_until = std::min(s.exact_until, n);  // what follows reads across the gap
   } else if (s.exact_until >= n) {
     s.exact_until = kNever;  // what was not exact is gone
@@ -131,7 +134,7 @@ Result<std::int32_t> KVCacheManager::trim(SequenceId id, const TrimOptions& opti
     return Status(ErrorCode::kFailedPrecondition,
                   concat("trim: the sequence has ", s.draft(), " draft tokens; accept() first"));
   }
-  const bool trimmed = d.trim_first_kept > d.trim_sinks;
+  const bool trimmed = s.has_trim;
   // All of these are at most the length: no sum below can overflow.
   auto sinks = static_cast<std::int32_t>(std::min<std::int64_t>(options.num_sinks, s.length));
   const auto window = static_cast<std::int32_t>(std::min<std::int64_t>(options.window, s.length));
@@ -168,6 +171,7 @@ Result<std::int32_t> KVCacheManager::trim(SequenceId id, const TrimOptions& opti
   s.used = true;
   d.trim_sinks = sinks;
   d.trim_first_kept = first_kept;
+  s.has_trim = true;
   if (mutant(Mutant::kTokensAfterTrimPublished)) return dropped;
   s.exact_until = std::min(s.exact_until, s.length);
   return dropped;
