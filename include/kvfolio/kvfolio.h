@@ -1,0 +1,883 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The C interface of kvfolio, for C99 and C++, and for every language that calls C. It is the C++
+// interface in other words: each function names the call behind it, whose header says the rules in
+// full (include/kvfolio/*.h). Link libkvfolio; a C program needs no C++ compiler.
+//
+//   kvfolio_error error = KVFOLIO_ERROR_INIT;
+//   kvfolio_manager_options options = {.struct_size = sizeof options, .max_sequences = 256};
+//   kvfolio_manager* manager;
+//   if (kvfolio_manager_create(groups, 1, &options, &manager, &error)) puts(error.message);
+//
+// Codes. A function that can fail returns an int32_t: KVFOLIO_OK (0) or a KVFOLIO_ERR_*. A function
+// that fails changes nothing and writes nothing but *error, unless it says otherwise. `error` may
+// be null. There is no last error: nothing of kvfolio is global or of a thread.
+//
+// Structs. The first field of each struct is its size in the caller's program: sizeof the struct.
+// The library reads and writes no further, so programs and libraries of different versions work
+// together: a field that the caller does not have is taken to be 0, and a field that the library
+// does not have is not read, and is set to 0 in what it fills. In options 0 is the default of every
+// field, also of those to come. Pointers to options may be null: all defaults. A struct_size below
+// 4 or above 4096 is an error. Structs without a struct_size never change. Structs hold no pointers
+// but those to memory that C owns for longer than the call (borrowed K and V, functions and their
+// context). So a Go program may pass its own memory everywhere else.
+//
+// Handles (kvfolio_manager*, ...) are opaque. Their *_destroy() takes null, which is nothing. A
+// handle may move between threads. A handle that was destroyed must not be used: it is not checked.
+// Ids (kvfolio_sequence, ...) are checked: one that was closed, or belongs to another manager with
+// another id_tag, is KVFOLIO_ERR_NOT_FOUND.
+//
+// Arrays are a pointer and a count; the pointer may be null if the count is 0. A null pointer that
+// is needed, and a negative count, are KVFOLIO_ERR_INVALID_ARGUMENT. Pointers that calls return
+// belong to the library, and each call says how long they are valid.
+//
+// Thread safety. Functions that take a const handle may run at the same time while no other call on
+// that handle runs; the owner serialises all others. Two handles have nothing in common, except
+// where a call says so.
+
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define KVFOLIO_C_API __attribute__((visibility("default")))
+#else
+#define KVFOLIO_C_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---- version -----------------------------------------------------------------------------------
+
+// Functions and fields are only added as long as this number stays. It is that of the header; the
+// function gives that of the library.
+#define KVFOLIO_ABI_VERSION 1
+KVFOLIO_C_API uint32_t kvfolio_abi_version(void);
+// "0.1.0"; a constant.
+KVFOLIO_C_API const char* kvfolio_version(void);
+
+// ---- errors ------------------------------------------------------------------------------------
+
+enum {
+  KVFOLIO_OK = 0,
+  KVFOLIO_ERR_INVALID_ARGUMENT = 1,     // the argument is wrong in every state
+  KVFOLIO_ERR_NOT_FOUND = 2,            // the id is unknown, closed or of another manager
+  KVFOLIO_ERR_FAILED_PRECONDITION = 3,  // not allowed in this state
+  KVFOLIO_ERR_NO_BLOCKS = 4,            // a group lacks blocks: see kvfolio_error.shortage
+  KVFOLIO_ERR_RESOURCE_EXHAUSTED = 5,   // a fixed table is full
+  KVFOLIO_ERR_ABORTED = 6,              // kvfolio_fail() closed this sequence
+  KVFOLIO_ERR_OUT_OF_MEMORY = 7,
+  KVFOLIO_ERR_UNSUPPORTED = 8,  // valid, but this build or configuration cannot do it
+  KVFOLIO_ERR_UNAVAILABLE = 9,  // the next three are not used yet
+  KVFOLIO_ERR_TIMED_OUT = 10,
+  KVFOLIO_ERR_CORRUPT = 11
+};
+// "not found" and so on; "invalid" for a number that is no code. A constant.
+KVFOLIO_C_API const char* kvfolio_code_name(int32_t code);
+
+// Why a group lacks blocks: needed > free + evictable. In blocks, but for sequences and pins.
+typedef struct kvfolio_shortage {
+  uint32_t struct_size;
+  int32_t group;
+  int32_t needed;
+  int32_t free;
+  int32_t evictable;
+  int32_t pinned;     // held by sequences and pins
+  int32_t retiring;   // come back when the steps in flight are complete
+  int32_t sequences;  // open ones
+  int32_t pins;
+  int32_t reserved;  // of the pinned ones: kept by kvfolio_reserve()
+} kvfolio_shortage;
+
+// `message` is a sentence of at most 255 bytes and always ends with 0; a longer one ends with
+// "...". `shortage` is filled for KVFOLIO_ERR_NO_BLOCKS, else all its numbers are 0. After a call
+// that succeeded nothing has changed here.
+typedef struct kvfolio_error {
+  uint32_t struct_size;
+  int32_t code;
+  char message[256];
+  kvfolio_shortage shortage;
+} kvfolio_error;
+#define KVFOLIO_ERROR_INIT                                                                \
+  {                                                                                       \
+    sizeof(kvfolio_error), 0, "", { sizeof(kvfolio_shortage), 0, 0, 0, 0, 0, 0, 0, 0, 0 } \
+  }
+
+// ---- what a cache holds ------------------------------------------------------------------------
+
+// Element types. 0 is the default of a field: f32.
+enum {
+  KVFOLIO_DTYPE_DEFAULT = 0,
+  KVFOLIO_F64 = 1,
+  KVFOLIO_F32 = 2,
+  KVFOLIO_F16 = 3,
+  KVFOLIO_BF16 = 4,
+  KVFOLIO_INT8 = 5  // of caches only: with an f32 scale for each token and head
+};
+enum { KVFOLIO_HND = 0, KVFOLIO_NHD = 1, KVFOLIO_GRANULE = 2 };
+enum { KVFOLIO_FULL = 0, KVFOLIO_SLIDING_WINDOW = 1 };
+
+// GroupSpec in spec.h, which says the limits. No pointers.
+typedef struct kvfolio_group_spec {
+  uint32_t struct_size;
+  int32_t num_layers;    // 0: 1
+  int32_t num_kv_heads;  // 0: 1
+  int32_t head_dim_k;    // elements of a row of K
+  int32_t head_dim_v;    // 0: there is no V
+  int32_t v_is_prefix_of_k;
+  int32_t block_size;  // tokens; 0: 16
+  int32_t dtype;       // 0: f32
+  int32_t format;      // 0: HND
+  int32_t kind;        // 0: full
+  int32_t window;      // KVFOLIO_SLIDING_WINDOW: tokens that a query reads, itself included
+  int32_t num_sinks;
+  int32_t num_blocks;
+} kvfolio_group_spec;
+
+// plan_layouts(): where the bytes of a group lie, in bytes from its base.
+typedef struct kvfolio_group_layout {
+  uint32_t struct_size;
+  uint32_t reserved;  // 0
+  int64_t block_stride;
+  int64_t layer_stride;
+  int64_t k_head_stride;
+  int64_t k_token_stride;
+  int64_t v_offset;
+  int64_t v_head_stride;
+  int64_t v_token_stride;
+  int64_t k_scale_offset;
+  int64_t v_scale_offset;
+  int64_t scale_head_stride;
+  int64_t scale_token_stride;
+  int64_t payload_bytes_per_token;
+  int64_t bytes_per_block;
+  int64_t total_bytes;
+} kvfolio_group_layout;
+
+// Checks the groups and writes one layout for each; out[i].struct_size is set by the caller.
+// `groups` is an array of structs of one size, that of groups[0].struct_size; so is `out`.
+KVFOLIO_C_API int32_t kvfolio_plan_layouts(const kvfolio_group_spec* groups, int32_t num_groups,
+                                           kvfolio_group_layout* out, kvfolio_error* error);
+// fit(): fills in num_blocks of each group so that all take at most `bytes`. What is there before
+// are weights; 0 in all groups: room for equally many tokens.
+KVFOLIO_C_API int32_t kvfolio_fit(kvfolio_group_spec* groups, int32_t num_groups, int64_t bytes,
+                                  kvfolio_error* error);
+
+// ---- memory and storage ------------------------------------------------------------------------
+
+enum { KVFOLIO_HOST = 0, KVFOLIO_DEVICE = 1 };
+
+// Memory of the caller's own making (MemoryResource in memory.h). allocate() returns null if there
+// is none, else `bytes` bytes aligned to 64 or more. copy() is for ranges that do not overlap. All
+// three are needed. They must not call kvfolio.
+typedef struct kvfolio_memory_resource {
+  uint32_t struct_size;
+  int32_t kind;
+  void* context;
+  void* (*allocate)(void* context, int64_t bytes);
+  void (*deallocate)(void* context, void* memory, int64_t bytes);
+  void (*copy)(void* context, void* dst, const void* src, int64_t bytes);
+} kvfolio_memory_resource;
+
+// K and V of all groups. Destroyed by kvfolio_storage_destroy(), or by its manager.
+typedef struct kvfolio_storage kvfolio_storage;
+
+// `resource` may be null: memory of the process. It is copied; its functions and context are used
+// until the storage is destroyed.
+KVFOLIO_C_API int32_t kvfolio_storage_create(const kvfolio_group_spec* groups, int32_t num_groups,
+                                             const kvfolio_memory_resource* resource,
+                                             kvfolio_storage** out, kvfolio_error* error);
+
+// Bytes between neighbours along each axis.
+typedef struct kvfolio_strides {
+  int64_t layer;
+  int64_t block;
+  int64_t head;
+  int64_t token;
+} kvfolio_strides;
+
+// Where the arrays of one layer begin; null as in kvfolio_borrowed_group.
+typedef struct kvfolio_borrowed_layer {
+  void* k;
+  void* v;
+  void* k_scale;
+  void* v_scale;
+} kvfolio_borrowed_layer;
+
+// Memory of the caller for one group, which it owns until the storage is destroyed (BorrowedGroup
+// in storage.h). One base for all layers in k, v and the scales; or those null and num_layers bases
+// in `layers`, an array of C memory that is read by the call only.
+typedef struct kvfolio_borrowed_group {
+  uint32_t struct_size;
+  int32_t num_layers;  // of `layers`; 0: the pointers here are bases of all layers
+  void* k;             // [num_layers, num_blocks, num_kv_heads, block_size, head_dim_k]
+  int64_t k_bytes;     // bytes that may be touched from k on
+  kvfolio_strides k_strides;
+  void* v;  // the same with head_dim_v; null if there is no V of its own
+  int64_t v_bytes;
+  kvfolio_strides v_strides;
+  void* k_scale;  // int8 only: f32 [num_layers, num_blocks, num_kv_heads, block_size]
+  int64_t k_scale_bytes;
+  kvfolio_strides k_scale_strides;
+  void* v_scale;
+  int64_t v_scale_bytes;
+  kvfolio_strides v_scale_strides;
+  const kvfolio_borrowed_layer* layers;
+} kvfolio_borrowed_group;
+
+// `borrowed` has one struct for each group, all of the size of borrowed[0].struct_size.
+KVFOLIO_C_API int32_t kvfolio_storage_borrow(const kvfolio_group_spec* groups, int32_t num_groups,
+                                             const kvfolio_borrowed_group* borrowed,
+                                             const kvfolio_memory_resource* resource,
+                                             kvfolio_storage** out, kvfolio_error* error);
+// Does nothing to a storage that belongs to a manager.
+KVFOLIO_C_API void kvfolio_storage_destroy(kvfolio_storage* storage);
+KVFOLIO_C_API int32_t kvfolio_storage_num_groups(const kvfolio_storage* storage);
+KVFOLIO_C_API int32_t kvfolio_storage_memory_kind(const kvfolio_storage* storage);
+KVFOLIO_C_API int32_t kvfolio_storage_owns_memory(const kvfolio_storage* storage);
+// Bytes taken from the resource; 0 if borrowed.
+KVFOLIO_C_API int64_t kvfolio_storage_memory_bytes(const kvfolio_storage* storage);
+// Copies block src[i] to block dst[i], in the order of i, all layers.
+KVFOLIO_C_API int32_t kvfolio_storage_copy_blocks(kvfolio_storage* storage, int32_t group,
+                                                  const int32_t* src, const int32_t* dst,
+                                                  int64_t num_blocks, kvfolio_error* error);
+// The same ids of another storage of an equal spec.
+KVFOLIO_C_API int32_t kvfolio_storage_copy_blocks_from(kvfolio_storage* storage,
+                                                       const kvfolio_storage* source, int32_t group,
+                                                       const int32_t* blocks, int64_t num_blocks,
+                                                       kvfolio_error* error);
+// Sets every byte of every row and scale: 0xff poisons memory.
+KVFOLIO_C_API int32_t kvfolio_storage_fill(kvfolio_storage* storage, uint8_t value,
+                                           kvfolio_error* error);
+
+// What kernels take: all layers of a group, or one. Valid as long as its storage; destroy it when
+// it is used no more, before or after the storage.
+typedef struct kvfolio_view kvfolio_view;
+// layer -1: all layers; KVFOLIO_ERR_UNSUPPORTED if they were lent apart and do not lie at one
+// stride. One layer is layer 0 of its view.
+KVFOLIO_C_API int32_t kvfolio_view_create(const kvfolio_storage* storage, int32_t group,
+                                          int32_t layer, kvfolio_view** out, kvfolio_error* error);
+KVFOLIO_C_API void kvfolio_view_destroy(kvfolio_view* view);
+// The row of K or V of a token; in format granule the tile in which it lies. Null if the view has
+// no such row. For programs that write K and V by themselves.
+KVFOLIO_C_API void* kvfolio_view_k(const kvfolio_view* view, int32_t layer, int32_t block,
+                                   int32_t head, int32_t offset);
+KVFOLIO_C_API void* kvfolio_view_v(const kvfolio_view* view, int32_t layer, int32_t block,
+                                   int32_t head, int32_t offset);
+
+// ---- manager -----------------------------------------------------------------------------------
+
+typedef struct kvfolio_manager kvfolio_manager;
+typedef uint64_t kvfolio_sequence;  // 0: none
+typedef uint64_t kvfolio_pin_id;    // 0: none
+typedef uint64_t kvfolio_ticket;    // 1, 2, 3, ...
+
+enum { KVFOLIO_IN_ORDER = 0, KVFOLIO_UNORDERED = 1 };
+enum { KVFOLIO_LRU = 0, KVFOLIO_LFU = 1, KVFOLIO_LONGEST = 2, KVFOLIO_LOWEST_PRIORITY = 3 };
+// In place of a policy: that of the manager's options.
+#define KVFOLIO_POLICY_OF_OPTIONS (-1)
+
+// ManagerOptions in manager_types.h, which says the limits. Where 0 is a value of its own there, -1
+// stands for it here.
+typedef struct kvfolio_manager_options {
+  uint32_t struct_size;
+  int32_t max_sequences;        // 0: 1024
+  int32_t max_pins;             // 0: 256; -1: none
+  int32_t max_steps_in_flight;  // 0: 2
+  int32_t order;
+  int32_t no_prefix_cache;      // 1: nothing is ever findable
+  int32_t max_sequence_tokens;  // expected; 0: derived
+  int32_t max_runs;             // 0: derived
+  int64_t max_index_tokens;     // 0: derived
+  int64_t max_root_key_bytes;   // 0: 2^20; -1: none
+  int64_t max_table_entries;    // 0: derived
+  uint64_t hash_seed;
+  double high_watermark;      // 0: 0.90; -1: 0
+  int32_t max_root_keys;      // 0: 1024
+  int32_t max_media_extents;  // 0: 4096; -1: none
+  int32_t victim_policy;
+  int32_t id_tag;  // 0 to 65535
+} kvfolio_manager_options;
+
+// Ids only: the engine has the bytes and runs the copies of each plan.
+KVFOLIO_C_API int32_t kvfolio_manager_create(const kvfolio_group_spec* groups, int32_t num_groups,
+                                             const kvfolio_manager_options* options,
+                                             kvfolio_manager** out, kvfolio_error* error);
+// Takes the storage over, also when it fails: do not destroy it.
+KVFOLIO_C_API int32_t kvfolio_manager_create_with_storage(kvfolio_storage* storage,
+                                                          const kvfolio_manager_options* options,
+                                                          kvfolio_manager** out,
+                                                          kvfolio_error* error);
+KVFOLIO_C_API void kvfolio_manager_destroy(kvfolio_manager* manager);
+// The manager's storage, or null. It belongs to the manager and is valid as long.
+KVFOLIO_C_API kvfolio_storage* kvfolio_manager_storage(kvfolio_manager* manager);
+
+// What prefixes are found under (RootKey in root_key.h). Strings are bytes of any content; they are
+// copied.
+typedef struct kvfolio_root kvfolio_root;
+// Null stands for no bytes. A null kvfolio_root* in the calls below is a key without any.
+KVFOLIO_C_API int32_t kvfolio_root_create(const char* model, int64_t model_bytes,
+                                          const char* adapter, int64_t adapter_bytes,
+                                          const char* adapter_version,
+                                          int64_t adapter_version_bytes, const char* tenant_salt,
+                                          int64_t tenant_salt_bytes, uint64_t epoch,
+                                          kvfolio_root** out, kvfolio_error* error);
+KVFOLIO_C_API void kvfolio_root_destroy(kvfolio_root* root);
+
+// MediaSpan in root_key.h. In arrays all have the size of the first.
+typedef struct kvfolio_media_span {
+  uint32_t struct_size;
+  int32_t begin;
+  int32_t end;
+  int32_t attends_to_itself;
+  uint8_t content_id[32];
+} kvfolio_media_span;
+
+enum { KVFOLIO_PUBLISH_ALL = 0, KVFOLIO_PUBLISH_FULL_BLOCKS = 1, KVFOLIO_PUBLISH_NOTHING = 2 };
+
+typedef struct kvfolio_open_options {
+  uint32_t struct_size;
+  int32_t no_prefix_cache;  // 1: neither looks for a prefix nor publishes one
+  int32_t no_look_up;       // 1: finds nothing, but publishes
+  int32_t publish;
+  int32_t has_caller_id;
+  int32_t max_tokens;  // 0: no limit of its own
+  uint64_t caller_id;  // if has_caller_id
+  int32_t priority;
+  int32_t late_names;
+} kvfolio_open_options;
+
+// Opens a sequence and holds what the cache has of the prompt. Append the tokens from
+// *cached_tokens on, which may be null. `media`: ascending spans, copied.
+KVFOLIO_C_API int32_t kvfolio_open(kvfolio_manager* manager, const kvfolio_root* root,
+                                   const int32_t* tokens, int64_t num_tokens,
+                                   const kvfolio_media_span* media, int64_t num_media,
+                                   const kvfolio_open_options* options, kvfolio_sequence* out,
+                                   int32_t* cached_tokens, kvfolio_error* error);
+// The tokens that kvfolio_open() would find.
+KVFOLIO_C_API int32_t kvfolio_probe(const kvfolio_manager* manager, const kvfolio_root* root,
+                                    const int32_t* tokens, int64_t num_tokens,
+                                    const kvfolio_media_span* media, int64_t num_media,
+                                    const kvfolio_open_options* options, int32_t* cached_tokens,
+                                    kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_open_unnamed(kvfolio_manager* manager, const kvfolio_root* root,
+                                           int64_t num_tokens, const kvfolio_media_span* media,
+                                           int64_t num_media, const kvfolio_open_options* options,
+                                           kvfolio_sequence* out, kvfolio_error* error);
+
+typedef struct kvfolio_fork_options {
+  uint32_t struct_size;
+  int32_t has_caller_id;  // of the child, as the other fields
+  uint64_t caller_id;
+  int32_t priority;
+  int32_t reserved;  // 0
+} kvfolio_fork_options;
+KVFOLIO_C_API int32_t kvfolio_fork(kvfolio_manager* manager, kvfolio_sequence parent,
+                                   const kvfolio_fork_options* options, kvfolio_sequence* out,
+                                   kvfolio_error* error);
+// One table for each group, one behind the other in `tables`; table_sizes[num_groups] entries each.
+KVFOLIO_C_API int32_t kvfolio_adopt(kvfolio_manager* manager, kvfolio_sequence sequence,
+                                    const int32_t* tables, const int64_t* table_sizes,
+                                    int32_t num_tables, int32_t num_tokens, kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_truncate(kvfolio_manager* manager, kvfolio_sequence sequence,
+                                       int32_t num_tokens, kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_clear(kvfolio_manager* manager, kvfolio_sequence sequence,
+                                    kvfolio_error* error);
+// Keeps the first num_sinks and the last `window` tokens; *dropped, which may be null, gets how
+// many went.
+KVFOLIO_C_API int32_t kvfolio_trim(kvfolio_manager* manager, kvfolio_sequence sequence,
+                                   int64_t num_sinks, int64_t window, int32_t* dropped,
+                                   kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_close(kvfolio_manager* manager, kvfolio_sequence sequence,
+                                    kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_preempt(kvfolio_manager* manager, kvfolio_sequence sequence,
+                                      kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_set_priority(kvfolio_manager* manager, kvfolio_sequence sequence,
+                                           int32_t priority, kvfolio_error* error);
+
+// ---- steps -------------------------------------------------------------------------------------
+
+// now_us: the manager's only clock; not read yet.
+KVFOLIO_C_API int32_t kvfolio_begin_step(kvfolio_manager* manager, uint64_t now_us,
+                                         kvfolio_ticket* out, kvfolio_error* error);
+// The last `draft` tokens are guesses: kvfolio_accept() decides.
+KVFOLIO_C_API int32_t kvfolio_append(kvfolio_manager* manager, kvfolio_sequence sequence,
+                                     const int32_t* tokens, int64_t num_tokens, int32_t draft,
+                                     kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_append_unnamed(kvfolio_manager* manager, kvfolio_sequence sequence,
+                                             int64_t num_tokens, int32_t draft,
+                                             kvfolio_error* error);
+// A decode step in one call: tokens[i] to sequences[i]. Ends at the first that fails, with its
+// error: the first *num_appended, which may be null, are in the step then.
+KVFOLIO_C_API int32_t kvfolio_append_each(kvfolio_manager* manager,
+                                          const kvfolio_sequence* sequences, const int32_t* tokens,
+                                          int64_t num_sequences, int64_t* num_appended,
+                                          kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_append_unnamed_each(kvfolio_manager* manager,
+                                                  const kvfolio_sequence* sequences,
+                                                  int64_t num_sequences, int64_t* num_appended,
+                                                  kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_set_tokens(kvfolio_manager* manager, kvfolio_sequence sequence,
+                                         const int32_t* tokens, int64_t num_tokens,
+                                         kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_set_tokens_each(kvfolio_manager* manager,
+                                              const kvfolio_sequence* sequences,
+                                              const int32_t* tokens, int64_t num_sequences,
+                                              int64_t* num_named, kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_undo(kvfolio_manager* manager, kvfolio_sequence sequence,
+                                   kvfolio_error* error);
+
+typedef struct kvfolio_plan_options {
+  uint32_t struct_size;
+  int32_t pad_with_zero;  // 0: block tables are padded with -1
+  int32_t no_block_tables;
+  int32_t changed_entries;
+  int32_t flashinfer;
+  int32_t shared_prefixes;
+  int32_t positions;
+} kvfolio_plan_options;
+
+typedef struct kvfolio_i32s {
+  const int32_t* data;
+  int64_t size;
+} kvfolio_i32s;
+
+typedef struct kvfolio_shared_prefix {
+  int32_t first_sequence;
+  int32_t num_sequences;
+  int32_t num_blocks;
+} kvfolio_shared_prefix;
+
+// GroupPlan in step_plan.h, which says each array. What was not asked for is empty.
+typedef struct kvfolio_group_plan {
+  uint32_t struct_size;
+  int32_t block_table_stride;
+  kvfolio_i32s slot_mapping;  // [num_tokens], -1: K and V are there already
+  kvfolio_i32s block_table;   // [num_sequences, block_table_stride]
+  kvfolio_i32s kv_indptr;     // FlashInfer
+  kvfolio_i32s kv_indices;
+  kvfolio_i32s kv_last_page_len;
+  kvfolio_i32s copy_src;  // whole blocks to copy before the step writes
+  kvfolio_i32s copy_dst;
+  kvfolio_i32s changed_rows;
+  kvfolio_i32s changed_columns;
+  kvfolio_i32s changed_blocks;
+  const kvfolio_shared_prefix* shared_prefixes;
+  int64_t num_shared_prefixes;
+} kvfolio_group_plan;
+
+// StepPlan in step_plan.h.
+typedef struct kvfolio_step_plan {
+  uint32_t struct_size;
+  int32_t num_tokens;
+  kvfolio_ticket ticket;
+  const kvfolio_sequence* sequences;  // [num_sequences], in append order
+  int64_t num_sequences;
+  kvfolio_i32s rows;         // [num_sequences]
+  kvfolio_i32s query_start;  // [num_sequences + 1]
+  kvfolio_i32s kv_lens;      // [num_sequences]
+  kvfolio_i32s trim_sinks;
+  kvfolio_i32s trim_first_kept;
+  kvfolio_i32s positions;  // [num_tokens]
+} kvfolio_step_plan;
+
+// Writes *out and groups[num_groups], whose struct_size the caller has set (groups are all of the
+// size of groups[0]); `groups` may be null and num_groups 0. The structs are the caller's. What
+// their arrays point to is the manager's: it is valid until that step is completed, dropped or
+// failed, or planned again.
+KVFOLIO_C_API int32_t kvfolio_plan(kvfolio_manager* manager, const kvfolio_plan_options* options,
+                                   kvfolio_step_plan* out, kvfolio_group_plan* groups,
+                                   int32_t num_groups, kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_run_copies(kvfolio_manager* manager, kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_commit(kvfolio_manager* manager, kvfolio_ticket ticket,
+                                     kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_complete(kvfolio_manager* manager, kvfolio_ticket ticket,
+                                       kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_finish(kvfolio_manager* manager, kvfolio_ticket ticket,
+                                     kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_drop(kvfolio_manager* manager, kvfolio_ticket ticket,
+                                   kvfolio_error* error);
+
+// A sequence that a call ended, and the name that its caller gave it.
+typedef struct kvfolio_ended {
+  kvfolio_sequence sequence;
+  uint64_t caller_id;  // if has_caller_id, else 0
+  int32_t has_caller_id;
+  int32_t reserved;  // 0
+} kvfolio_ended;
+// *ended is the manager's; valid until the next kvfolio_fail() or kvfolio_preempt_to(). Both out
+// pointers may be null.
+KVFOLIO_C_API int32_t kvfolio_fail(kvfolio_manager* manager, kvfolio_ticket ticket,
+                                   const kvfolio_ended** ended, int64_t* num_ended,
+                                   kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_accept(kvfolio_manager* manager, kvfolio_sequence sequence,
+                                     int32_t num_accepted, kvfolio_error* error);
+
+// ---- room --------------------------------------------------------------------------------------
+
+// Would num_tokens[i] tokens fit each sequence, all in one step?
+KVFOLIO_C_API int32_t kvfolio_admit(kvfolio_manager* manager, const kvfolio_sequence* sequences,
+                                    const int64_t* num_tokens, int64_t num_sequences,
+                                    kvfolio_error* error);
+// Would the prompt, and num_more tokens behind it, fit in one step? blocks[num_groups]: what the
+// append would take; may be null and 0. *cached_tokens may be null.
+KVFOLIO_C_API int32_t kvfolio_admit_prompt(const kvfolio_manager* manager, const kvfolio_root* root,
+                                           const int32_t* tokens, int64_t num_tokens,
+                                           const kvfolio_media_span* media, int64_t num_media,
+                                           const kvfolio_open_options* options, int64_t num_more,
+                                           int32_t* cached_tokens, int32_t* blocks,
+                                           int32_t num_groups, kvfolio_error* error);
+// Keeps blocks for num_tokens more tokens, at most most_per_step in a step; 0: all in one step.
+KVFOLIO_C_API int32_t kvfolio_reserve(kvfolio_manager* manager, kvfolio_sequence sequence,
+                                      int64_t num_tokens, int64_t most_per_step,
+                                      kvfolio_error* error);
+// Evicts up to num_blocks cached blocks of a group. `evicted` gets the first `capacity` of them and
+// may be null; *num_evicted, which may be null, how many went.
+KVFOLIO_C_API int32_t kvfolio_evict(kvfolio_manager* manager, int32_t group, int32_t num_blocks,
+                                    int32_t* evicted, int64_t capacity, int32_t* num_evicted,
+                                    kvfolio_error* error);
+// Makes everything unfindable; or all of a root key; or all that begins with these tokens. Both out
+// pointers may be null.
+KVFOLIO_C_API int32_t kvfolio_reset(kvfolio_manager* manager, int64_t* blocks, int32_t* pins,
+                                    kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_forget_root(kvfolio_manager* manager, const kvfolio_root* root,
+                                          int64_t* blocks, int32_t* pins, kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_forget(kvfolio_manager* manager, const kvfolio_root* root,
+                                     const int32_t* tokens, int64_t num_tokens,
+                                     const kvfolio_media_span* media, int64_t num_media,
+                                     int64_t* blocks, int32_t* pins, kvfolio_error* error);
+// Holds what a hit of these tokens needs. *pinned_tokens may be null.
+KVFOLIO_C_API int32_t kvfolio_pin(kvfolio_manager* manager, const kvfolio_root* root,
+                                  const int32_t* tokens, int64_t num_tokens,
+                                  const kvfolio_media_span* media, int64_t num_media,
+                                  const kvfolio_open_options* options, kvfolio_pin_id* out,
+                                  int32_t* pinned_tokens, kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_unpin(kvfolio_manager* manager, kvfolio_pin_id pin,
+                                    kvfolio_error* error);
+KVFOLIO_C_API double kvfolio_utilization(const kvfolio_manager* manager);
+KVFOLIO_C_API int32_t kvfolio_needs_eviction(const kvfolio_manager* manager);
+// 0: there is none. policy: one of KVFOLIO_LRU ... or KVFOLIO_POLICY_OF_OPTIONS.
+KVFOLIO_C_API kvfolio_sequence kvfolio_select_victim(kvfolio_manager* manager, int32_t policy);
+// Preempts while kvfolio_utilization() > target. Out pointers as in kvfolio_fail().
+KVFOLIO_C_API int32_t kvfolio_preempt_to(kvfolio_manager* manager, double target, int32_t policy,
+                                         const kvfolio_ended** ended, int64_t* num_ended,
+                                         kvfolio_error* error);
+
+// ---- questions ---------------------------------------------------------------------------------
+
+typedef struct kvfolio_sequence_info {
+  uint32_t struct_size;
+  int32_t length;
+  int32_t accepted_length;
+  int32_t published_length;
+  int32_t trim_sinks;
+  int32_t trim_first_kept;
+  int32_t in_open_step;
+  int32_t num_unnamed;
+  int64_t reserved_tokens;
+  uint64_t caller_id;  // if has_caller_id, else 0
+  int32_t has_caller_id;
+  int32_t max_tokens;
+  uint64_t last_use;
+  uint64_t use_count;
+  int32_t priority;
+  int32_t reserved;  // 0
+} kvfolio_sequence_info;
+KVFOLIO_C_API int32_t kvfolio_info(const kvfolio_manager* manager, kvfolio_sequence sequence,
+                                   kvfolio_sequence_info* out, kvfolio_error* error);
+// out->data is the manager's; valid until the sequence changes or is admitted. -1: dropped.
+KVFOLIO_C_API int32_t kvfolio_block_table(const kvfolio_manager* manager, kvfolio_sequence sequence,
+                                          int32_t group, kvfolio_i32s* out, kvfolio_error* error);
+// The slots of positions [begin, begin + count); -1: the block was dropped.
+KVFOLIO_C_API int32_t kvfolio_slot_mapping(const kvfolio_manager* manager,
+                                           kvfolio_sequence sequence, int32_t group, int32_t begin,
+                                           int32_t* out, int64_t count, kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_find(const kvfolio_manager* manager, uint64_t caller_id,
+                                   kvfolio_sequence* out, kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_num_sequences(const kvfolio_manager* manager);
+// Writes at most `capacity` ids of open sequences and returns how many.
+KVFOLIO_C_API int32_t kvfolio_sequences(const kvfolio_manager* manager, kvfolio_sequence* out,
+                                        int64_t capacity);
+
+typedef struct kvfolio_group_usage {
+  uint32_t struct_size;
+  int32_t num_blocks;  // free + held + cached + retiring
+  int32_t free;
+  int32_t held;
+  int32_t cached;
+  int32_t retiring;
+  int32_t evictable;
+  int32_t reserved;  // of the held ones
+} kvfolio_group_usage;
+KVFOLIO_C_API int32_t kvfolio_usage(const kvfolio_manager* manager, int32_t group,
+                                    kvfolio_group_usage* out, kvfolio_error* error);
+
+enum {
+  KVFOLIO_BLOCK_FREE = 0,
+  KVFOLIO_BLOCK_HELD = 1,
+  KVFOLIO_BLOCK_CACHED = 2,
+  KVFOLIO_BLOCK_RETIRING = 3
+};
+KVFOLIO_C_API int32_t kvfolio_block_state(const kvfolio_manager* manager, int32_t group,
+                                          int32_t block, int32_t* out, kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_ref_count(const kvfolio_manager* manager, int32_t group,
+                                        int32_t block, int32_t* out, kvfolio_error* error);
+// 0 or 1.
+KVFOLIO_C_API int32_t kvfolio_is_findable(const kvfolio_manager* manager, int32_t group,
+                                          int32_t block, int32_t* out, kvfolio_error* error);
+// One past the last position whose token can be found in the block; 0: none.
+KVFOLIO_C_API int32_t kvfolio_findable_end(const kvfolio_manager* manager, int32_t group,
+                                           int32_t block, int32_t* out, kvfolio_error* error);
+KVFOLIO_C_API int64_t kvfolio_bytes_total(const kvfolio_manager* manager);
+KVFOLIO_C_API int64_t kvfolio_bytes_used(const kvfolio_manager* manager);
+// Bytes beside the blocks: reserved at creation, and in use. Both may be null.
+KVFOLIO_C_API void kvfolio_metadata(const kvfolio_manager* manager, int64_t* reserved,
+                                    int64_t* used);
+KVFOLIO_C_API int32_t kvfolio_num_rows(const kvfolio_manager* manager);
+KVFOLIO_C_API int32_t kvfolio_widest(const kvfolio_manager* manager, int32_t group, int32_t* out,
+                                     kvfolio_error* error);
+// Writes text for people, at most `capacity` bytes with the 0 at its end, and returns the bytes of
+// the whole text without it; so capacity 0 asks for the size.
+KVFOLIO_C_API int64_t kvfolio_describe(const kvfolio_manager* manager, char* out, int64_t capacity);
+
+// Counters in manager_types.h.
+typedef struct kvfolio_counters {
+  uint32_t struct_size;
+  uint32_t reserved;  // 0
+  uint64_t blocks_allocated;
+  uint64_t blocks_freed;
+  uint64_t blocks_evicted;
+  uint64_t blocks_unhung;
+  uint64_t block_copies;
+  uint64_t sequences_opened;
+  uint64_t sequences_closed;
+  uint64_t sequences_preempted;
+  uint64_t sequences_aborted;
+  uint64_t forks;
+  uint64_t tokens_looked_up;
+  uint64_t tokens_reused;
+  uint64_t tokens_committed;
+  uint64_t blocks_published;
+  uint64_t publications_skipped;
+  uint64_t blocks_used_peak;
+} kvfolio_counters;
+KVFOLIO_C_API int32_t kvfolio_get_counters(const kvfolio_manager* manager, kvfolio_counters* out,
+                                           kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_num_groups(const kvfolio_manager* manager);
+KVFOLIO_C_API int32_t kvfolio_get_group(const kvfolio_manager* manager, int32_t group,
+                                        kvfolio_group_spec* out, kvfolio_error* error);
+// The options with derived values in place of 0.
+KVFOLIO_C_API int32_t kvfolio_get_options(const kvfolio_manager* manager,
+                                          kvfolio_manager_options* out, kvfolio_error* error);
+// Makes `target` a deep equal of the manager. Reads `manager`, changes `target`.
+KVFOLIO_C_API int32_t kvfolio_copy_to(const kvfolio_manager* manager, kvfolio_manager* target,
+                                      kvfolio_error* error);
+// Recounts everything.
+KVFOLIO_C_API int32_t kvfolio_check_invariants(const kvfolio_manager* manager,
+                                               kvfolio_error* error);
+
+// ---- kernels -----------------------------------------------------------------------------------
+//
+// Functions over views: they need no manager. Rows are in the caller's memory and parameters of the
+// call; kvfolio_rows says how they lie. The rules are those of kernels.h.
+
+// [num_tokens, num_heads, head_dim], elements contiguous. Strides are in bytes; both 0: without
+// gaps.
+typedef struct kvfolio_rows {
+  uint32_t struct_size;
+  int32_t dtype;  // 0: f32
+  int32_t num_tokens;
+  int32_t num_heads;
+  int32_t head_dim;
+  int32_t reserved;  // 0
+  int64_t token_stride;
+  int64_t head_stride;
+} kvfolio_rows;
+
+// Writes token t of k and v to slots[t] of a layer; -1: it is skipped. v and v_rows are null if the
+// cache has no V of its own. num_slots is the num_tokens of k_rows.
+KVFOLIO_C_API int32_t kvfolio_append_rows(const kvfolio_view* cache, int32_t layer, const void* k,
+                                          const kvfolio_rows* k_rows, const void* v,
+                                          const kvfolio_rows* v_rows, const int32_t* slots,
+                                          int64_t num_slots, kvfolio_error* error);
+
+typedef struct kvfolio_gather_options {
+  uint32_t struct_size;
+  int32_t length;  // tokens of the sequence
+  int32_t first;   // positions [first, first + count)
+  int32_t count;
+  int32_t first_layer;
+  int32_t num_layers;  // 0: 1
+  int32_t first_head;
+  int32_t reserved;        // 0
+  int64_t k_layer_stride;  // bytes from one layer's rows to the next one's
+  int64_t v_layer_stride;
+} kvfolio_gather_options;
+// Copies positions of one sequence to rows; k or v may be null and is then not written.
+KVFOLIO_C_API int32_t kvfolio_gather(const kvfolio_view* cache, const int32_t* block_table,
+                                     int64_t num_entries, const kvfolio_gather_options* options,
+                                     void* k, const kvfolio_rows* k_rows, void* v,
+                                     const kvfolio_rows* v_rows, kvfolio_error* error);
+// One token, head and layer; k or v may be null. dtype: of both rows.
+KVFOLIO_C_API int32_t kvfolio_write_token(const kvfolio_view* cache, int32_t layer, int32_t head,
+                                          int32_t slot, int32_t dtype, const void* k, const void* v,
+                                          kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_read_token(const kvfolio_view* cache, int32_t layer, int32_t head,
+                                         int32_t slot, int32_t dtype, void* k, void* v,
+                                         kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_copy_blocks(const kvfolio_view* cache, const int32_t* src,
+                                          const int32_t* dst, int64_t num_blocks,
+                                          kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_convert_blocks(const kvfolio_view* from, const kvfolio_view* to,
+                                             const int32_t* src, const int32_t* dst,
+                                             int64_t num_blocks, kvfolio_error* error);
+// dst = src, element by element; equal shapes, any element types.
+KVFOLIO_C_API int32_t kvfolio_convert(const void* src, const kvfolio_rows* src_rows, void* dst,
+                                      const kvfolio_rows* dst_rows, kvfolio_error* error);
+
+// KernelTarget in kernels.h. 0: the one that KVFOLIO_KERNEL names, else the fastest.
+enum {
+  KVFOLIO_TARGET_AUTO = 0,
+  KVFOLIO_TARGET_REFERENCE = 1,
+  KVFOLIO_TARGET_PORTABLE = 2,
+  KVFOLIO_TARGET_AVX2 = 3,
+  KVFOLIO_TARGET_AVX512 = 4,
+  KVFOLIO_TARGET_AVX512_BF16 = 5,
+  KVFOLIO_TARGET_NEON = 6
+};
+// "avx2" and so on; "invalid" for a number that is no target. A constant.
+KVFOLIO_C_API const char* kvfolio_target_name(int32_t target);
+KVFOLIO_C_API int32_t kvfolio_parse_target(const char* name, int32_t* out, kvfolio_error* error);
+// Writes at most `capacity` targets that this CPU runs, slowest first, and returns how many it
+// runs.
+KVFOLIO_C_API int32_t kvfolio_targets(int32_t* out, int32_t capacity);
+KVFOLIO_C_API int32_t kvfolio_choose_target(const kvfolio_view* cache, int32_t wanted, int32_t* out,
+                                            kvfolio_error* error);
+
+// Threads that the caller lends (Executor in executor.h): parallel_for() calls task(arg, i) once
+// for each i in 0 .. n-1 and returns when all have returned. Read during a call only.
+typedef struct kvfolio_executor {
+  uint32_t struct_size;
+  int32_t num_threads;
+  void* context;
+  void (*parallel_for)(void* context, int32_t n, void (*task)(void* arg, int32_t index), void* arg);
+} kvfolio_executor;
+
+// For a program that has no threads to lend.
+typedef struct kvfolio_thread_pool kvfolio_thread_pool;
+// num_threads counts the caller: 1 starts none.
+KVFOLIO_C_API int32_t kvfolio_thread_pool_create(int32_t num_threads, kvfolio_thread_pool** out,
+                                                 kvfolio_error* error);
+KVFOLIO_C_API void kvfolio_thread_pool_destroy(kvfolio_thread_pool* pool);
+KVFOLIO_C_API int32_t kvfolio_thread_pool_num_threads(const kvfolio_thread_pool* pool);
+// Valid as long as the pool. Its parallel_for may be called by several threads at a time.
+KVFOLIO_C_API int32_t kvfolio_thread_pool_executor(kvfolio_thread_pool* pool, kvfolio_executor* out,
+                                                   kvfolio_error* error);
+
+// AttentionParams, AttentionSlice and the rest of AttentionArgs. All but scale, window and sinks
+// may stay 0.
+typedef struct kvfolio_attention_options {
+  uint32_t struct_size;
+  int32_t layer;
+  double scale;  // 0: 1 / sqrt(head_dim_k)
+  int32_t not_causal;
+  int32_t window;  // tokens that a query reads, itself included; 0: no window
+  int32_t num_sinks;
+  int32_t target;
+  int32_t first_row;
+  int32_t num_rows;  // 0: to the last row
+  int32_t first_kv_head;
+  int32_t num_kv_heads;  // 0: to the last head
+} kvfolio_attention_options;
+// The options of a causal group: its window and sinks, and defaults. `out` has its struct_size.
+KVFOLIO_C_API int32_t kvfolio_attention_options_of(const kvfolio_group_spec* group,
+                                                   kvfolio_attention_options* out,
+                                                   kvfolio_error* error);
+// Bytes of workspace for sequences of up to max_kv_len tokens on num_threads threads.
+KVFOLIO_C_API int32_t kvfolio_attention_workspace_bytes(const kvfolio_view* cache,
+                                                        int32_t num_q_heads, int32_t max_kv_len,
+                                                        int32_t target, int32_t num_threads,
+                                                        int64_t* out, kvfolio_error* error);
+// softmax(scale * q k^T + mask) v over a ragged batch. The arrays are those of a plan:
+//   query_start [num_sequences + 1], kv_lens [num_sequences],
+//   block_table [num_sequences, block_table_stride],
+//   trim_sinks and trim_first_kept [num_sequences], or both null
+//   q, out   rows [query_start[num_sequences], q_heads, head_dim_k or head_dim_v]
+//   lse      rows [.., q_heads, 1] of f32 or f64, or null with null lse_rows
+//   executor may be null: the calling thread works alone
+KVFOLIO_C_API int32_t kvfolio_attend(
+    const kvfolio_view* cache, const kvfolio_attention_options* options, int32_t num_sequences,
+    const int32_t* query_start, const int32_t* kv_lens, const int32_t* block_table,
+    int32_t block_table_stride, const int32_t* trim_sinks, const int32_t* trim_first_kept,
+    const void* q, const kvfolio_rows* q_rows, void* out, const kvfolio_rows* out_rows, void* lse,
+    const kvfolio_rows* lse_rows, void* workspace, int64_t workspace_bytes,
+    const kvfolio_executor* executor, kvfolio_error* error);
+// Merges what attend() wrote over two disjoint sets of tokens. All `out`s are of out_rows but for
+// their element types (out_rows, a_rows, b_rows); lse likewise. lse may be null.
+KVFOLIO_C_API int32_t kvfolio_merge_states(const void* a_out, const kvfolio_rows* a_rows,
+                                           const void* a_lse, const kvfolio_rows* a_lse_rows,
+                                           const void* b_out, const kvfolio_rows* b_rows,
+                                           const void* b_lse, const kvfolio_rows* b_lse_rows,
+                                           void* out, const kvfolio_rows* out_rows, void* lse,
+                                           const kvfolio_rows* lse_rows, kvfolio_error* error);
+
+// ---- one sequence without a manager ------------------------------------------------------------
+
+// TokenStore in token_store.h: a row of K, and of V if it has V, for each token.
+typedef struct kvfolio_token_store kvfolio_token_store;
+typedef struct kvfolio_token_store_options {
+  uint32_t struct_size;
+  int32_t head_dim_k;
+  int32_t head_dim_v;    // 0: there is no V
+  int32_t num_kv_heads;  // 0: 1
+  int32_t dtype;         // 0: f32
+  int32_t block_size;    // 0: 16
+  int32_t max_tokens;    // the exact cap
+} kvfolio_token_store_options;
+KVFOLIO_C_API int32_t kvfolio_token_store_create(const kvfolio_token_store_options* options,
+                                                 const kvfolio_memory_resource* resource,
+                                                 kvfolio_token_store** out, kvfolio_error* error);
+KVFOLIO_C_API void kvfolio_token_store_destroy(kvfolio_token_store* store);
+// A store of its own with the same options and tokens. If the store has a resource, destroy the
+// copy first.
+KVFOLIO_C_API int32_t kvfolio_token_store_copy(const kvfolio_token_store* store,
+                                               kvfolio_token_store** out, kvfolio_error* error);
+// Appends num_tokens rows of elements of `dtype` (0: the store's own, f32 for int8) that follow
+// each other. v is null if the store has no V.
+KVFOLIO_C_API int32_t kvfolio_token_store_append(kvfolio_token_store* store, const void* k,
+                                                 const void* v, int64_t num_tokens, int32_t dtype,
+                                                 kvfolio_error* error);
+// Copies tokens [begin, begin + num_tokens) to rows of elements of `dtype`; k or v may be null.
+KVFOLIO_C_API int32_t kvfolio_token_store_gather(const kvfolio_token_store* store, int64_t begin,
+                                                 int64_t num_tokens, int32_t dtype, void* k,
+                                                 void* v, kvfolio_error* error);
+// The row of token i where it lies, valid until the store is destroyed. KVFOLIO_ERR_UNSUPPORTED for
+// int8.
+KVFOLIO_C_API int32_t kvfolio_token_store_at(const kvfolio_token_store* store, int64_t i,
+                                             const void** out, kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_token_store_v_at(const kvfolio_token_store* store, int64_t i,
+                                               const void** out, kvfolio_error* error);
+KVFOLIO_C_API void kvfolio_token_store_clear(kvfolio_token_store* store);
+KVFOLIO_C_API int32_t kvfolio_token_store_size(const kvfolio_token_store* store);
+KVFOLIO_C_API int32_t kvfolio_token_store_max_tokens(const kvfolio_token_store* store);
+KVFOLIO_C_API int64_t kvfolio_token_store_memory_bytes(const kvfolio_token_store* store);
+KVFOLIO_C_API int64_t kvfolio_token_store_bytes_used(const kvfolio_token_store* store);
+// For the kernels; as kvfolio_view_create(). The block table of the sequence is 0, 1, 2, ...
+KVFOLIO_C_API int32_t kvfolio_token_store_view(const kvfolio_token_store* store, kvfolio_view** out,
+                                               kvfolio_error* error);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
+
+// Not in C, and why:
+//  - BlockPool, BlockTable, PrefixTree, LruOrder, SpanArena, BitTree, FixedArray, GroupRule: parts
+//    of the manager, for those who build another one, in C++.
+//  - Options for each of many appends in one call (AppendDemand has its two arrays).
+//  - at<T>() and read() of TokenStore: *_at() gives the row, *_gather() of one token reads it.
+//  - to_string() of ids and enums: they are numbers here.
+//  - OpenMP's executor: three lines in a program that uses OpenMP.
+//  - ThreadPool::num_threads_that_worked(), forget_work(): for tests.
+//  - KVStorage::spec(), TokenStore::options(): the caller has said them; kvfolio_get_group() of a
+//    manager says them again.

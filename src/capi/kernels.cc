@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Kernels over views and rows of the caller, and the threads that it lends.
+
+#include <cmath>
+
+#include "capi/capi.h"
+
+struct kvfolio_thread_pool {
+  std::unique_ptr<kvfolio::ThreadPool> pool;
+};
+
+namespace kvfolio::capi {
+namespace {
+
+template <typename View, typename Data>
+Status rows_of(std::string_view call, std::string_view name, Data* data, const kvfolio_rows* rows,
+               View& out) {
+  if (rows == nullptr) {
+    return data == nullptr ? Status()
+                           : Status(ErrorCode::kInvalidArgument,
+                                    concat(call, ": ", name, " is given without ", name, "_rows"));
+  }
+  kvfolio_rows ours;
+  KVFOLIO_RETURN_IF_ERROR(read_struct(call, name, rows, ours));
+  out.data = data;
+  out.num_tokens = ours.num_tokens;
+  out.num_heads = ours.num_heads;
+  out.head_dim = ours.head_dim;
+  KVFOLIO_RETURN_IF_ERROR(read_dtype(call, name, ours.dtype, DType::kF32, out.dtype));
+  const bool is_dense = ours.token_stride == 0 && ours.head_stride == 0;
+  const std::int64_t row = std::int64_t{ours.head_dim} * dtype_bytes(out.dtype);
+  out.head_stride = is_dense ? row : ours.head_stride;
+  // The product of three int32 fits unless a size is absurd, which the kernel refuses.
+  out.token_stride = ours.token_stride;
+  if (is_dense && __builtin_mul_overflow(row, std::int64_t{ours.num_heads}, &out.token_stride)) {
+    return {ErrorCode::kInvalidArgument,
+            concat(call, ": ", name, " has ", ours.num_heads, " heads of ", ours.head_dim,
+                   " elements, whose bytes overflow")};
+  }
+  return {};
+}
+
+}  // namespace
+
+Status read_rows(std::string_view call, std::string_view name, const void* data,
+                 const kvfolio_rows* rows, ConstRowsView& out) {
+  return rows_of(call, name, static_cast<const std::byte*>(data), rows, out);
+}
+
+Status read_rows(std::string_view call, std::string_view name, void* data, const kvfolio_rows* rows,
+                 RowsView& out) {
+  return rows_of(call, name, static_cast<std::byte*>(data), rows, out);
+}
+
+Status read_executor(std::string_view call, const kvfolio_executor* executor, Executor& out) {
+  kvfolio_executor ours;
+  KVFOLIO_RETURN_IF_ERROR(read_struct(call, "executor", executor, ours));
+  if (ours.parallel_for == nullptr) return null_argument(call, "executor->parallel_for");
+  out = {
+      .context = ours.context, .num_threads = ours.num_threads, .parallel_for = ours.parallel_for};
+  return {};
+}
+
+}  // namespace kvfolio::capi
+
+using namespace kvfolio;
+using namespace kvfolio::capi;
+
+extern "C" {
+
+int32_t kvfolio_append_rows(const kvfolio_view* cache, int32_t layer, const void* k,
+                            const kvfolio_rows* k_rows, const void* v, const kvfolio_rows* v_rows,
+                            const int32_t* slots, int64_t num_slots, kvfolio_error* error) {
+  KVFOLIO_C_NEEDS(cache);
+  KVFOLIO_C_RETURN_IF_ERROR(check_array(__func__, "slots", slots, num_slots));
+  ConstRowsView k_view;
+  ConstRowsView v_view;
+  KVFOLIO_C_RETURN_IF_ERROR(read_rows(__func__, "k", k, k_rows, k_view));
+  KVFOLIO_C_RETURN_IF_ERROR(read_rows(__func__, "v", v, v_rows, v_view));
+  return answer(error, append(cache->view, layer, k_view, v_view, span_of(slots, num_slots)));
+}
+
+int32_t kvfolio_gather(const kvfolio_view* cache, const int32_t* block_table, int64_t num_entries,
+                       const kvfolio_gather_options* options, void* k, const kvfolio_rows* k_rows,
+                       void* v, const kvfolio_rows* v_rows, kvfolio_error* error) {
+  KVFOLIO_C_NEEDS(cache);
+  KVFOLIO_C_RETURN_IF_ERROR(check_array(__func__, "block_table", block_table, num_entries));
+  kvfolio_gather_options ours;
+  KVFOLIO_C_RETURN_IF_ERROR(read_struct(__func__, "options", options, ours));
+  GatherArgs args{.cache = cache->view,
+                  .block_table = span_of(block_table, num_entries),
+                  .length = ours.length,
+                  .first = ours.first,
+                  .count = ours.count,
+                  .first_layer = ours.first_layer,
+                  .num_layers = ours.num_layers == 0 ? 1 : ours.num_layers,
+                  .first_head = ours.first_head};
+  KVFOLIO_C_RETURN_IF_ERROR(read_rows(__func__, "k", k, k_rows, args.k));
+  KVFOLIO_C_RETURN_IF_ERROR(read_rows(__func__, "v", v, v_rows, args.v));
+  args.k_layer_stride = ours.k_layer_stride;
+  args.v_layer_stride = ours.v_layer_stride;
+  return answer(error, gather(args));
+}
+
+int32_t kvfolio_write_token(const kvfolio_view* cache, int32_t layer, int32_t head, int32_t slot,
+                            int32_t dtype, const void* k, const void* v, kvfolio_error* error) {
+  KVFOLIO_C_NEEDS(cache);
+  DType type{};
+  KVFOLIO_C_RETURN_IF_ERROR(read_dtype(__func__, "dtype", dtype, DType::kF32, type));
+  const auto row = [&](const void* data, std::int32_t head_dim) {
+    return data == nullptr
+               ? ConstRowsView()
+               : contiguous_rows(static_cast<const std::byte*>(data), 1, 1, head_dim, type);
+  };
+  return answer(error, write_token(cache->view, {.layer = layer, .head = head, .slot = slot},
+                                   row(k, cache->view.head_dim_k), row(v, cache->view.head_dim_v)));
+}
+
+int32_t kvfolio_read_token(const kvfolio_view* cache, int32_t layer, int32_t head, int32_t slot,
+                           int32_t dtype, void* k, void* v, kvfolio_error* error) {
+  KVFOLIO_C_NEEDS(cache);
+  DType type{};
+  KVFOLIO_C_RETURN_IF_ERROR(read_dtype(__func__, "dtype", dtype, DType::kF32, type));
+  const auto row = [&](void* data, std::int32_t head_dim) {
+    return data == nullptr ? RowsView()
+                           : contiguous_rows(static_cast<std::byte*>(data), 1, 1, head_dim, type);
+  };
+  return answer(error, read_token(cache->view, {.layer = layer, .head = head, .slot = slot},
+                                  row(k, cache->view.head_dim_k), row(v, cache->view.head_dim_v)));
+}
+
+int32_t kvfolio_copy_blocks(const kvfolio_view* cache, const int32_t* src, const int32_t* dst,
+                            int64_t num_blocks, kvfolio_error* error) {
+  KVFOLIO_C_NEEDS(cache);
+  KVFOLIO_C_RETURN_IF_ERROR(check_array(__func__, "src", src, num_blocks));
+  KVFOLIO_C_RETURN_IF_ERROR(check_array(__func__, "dst", dst, num_blocks));
+  return answer(error,
+                copy_blocks(cache->view, span_of(src, num_blocks), span_of(dst, num_blocks)));
+}
+
+int32_t kvfolio_convert_blocks(const kvfolio_view* from, const kvfolio_view* to, const int32_t* src,
+                               const int32_t* dst, int64_t num_blocks, kvfolio_error* error) {
+  KVFOLIO_C_NEEDS(from);
+  KVFOLIO_C_NEEDS(to);
+  KVFOLIO_C_RETURN_IF_ERROR(check_array(__func__, "src", src, num_blocks));
+  KVFOLIO_C_RETURN_IF_ERROR(check_array(__func__, "dst", dst, num_blocks));
+  return answer(error, convert_blocks(from->view, to->view, span_of(src, num_blocks),
+                                      span_of(dst, num_blocks)));
+}
+
+int32_t kvfolio_convert(const void* src, const kvfolio_rows* src_rows, void* dst,
+                        const kvfolio_rows* dst_rows, kvfolio_error* error) {
+  ConstRowsView from;
+  RowsView to;
+  KVFOLIO_C_NEEDS(src);
+  KVFOLIO_C_NEEDS(dst);
+  KVFOLIO_C_RETURN_IF_ERROR(read_rows(__func__, "src", src, src_rows, from));
+  KVFOLIO_C_RETURN_IF_ERROR(read_rows(__func__, "dst", dst, dst_rows, to));
+  return answer(error, convert(from, to));
+}
+
+int32_t kvfolio_choose_target(const kvfolio_view* cache, int32_t wanted, int32_t* out,
+                              kvfolio_error* error) {
+  KVFOLIO_C_NEEDS(cache);
+  KVFOLIO_C_NEEDS(out);
+  KernelTarget target{};
+  KVFOLIO_C_RETURN_IF_ERROR(read_target(__func__, wanted, target));
+  const Result<KernelTarget> chosen = choose_kernel_target(cache->view, target);
+  if (!chosen) return answer(error, chosen.error());
+  *out = target_of(*chosen);
+  return KVFOLIO_OK;
+}
+
+int32_t kvfolio_thread_pool_create(int32_t num_threads, kvfolio_thread_pool** out,
+                                   kvfolio_error* error) {
+  KVFOLIO_C_NEEDS(out);
+  Result<std::unique_ptr<ThreadPool>> pool = ThreadPool::create(num_threads);
+  if (!pool) return answer(error, pool.error());
+  auto* const handle = new (std::nothrow) kvfolio_thread_pool{std::move(*pool)};
+  if (handle == nullptr) return answer(error, no_memory(__func__));
+  *out = handle;
+  return KVFOLIO_OK;
+}
+
+void kvfolio_thread_pool_destroy(kvfolio_thread_pool* pool) { delete pool; }
+
+int32_t kvfolio_thread_pool_num_threads(const kvfolio_thread_pool* pool) {
+  return pool == nullptr ? 0 : pool->pool->num_threads();
+}
+
+int32_t kvfolio_thread_pool_executor(kvfolio_thread_pool* pool, kvfolio_executor* out,
+                                     kvfolio_error* error) {
+  KVFOLIO_C_NEEDS(pool);
+  KVFOLIO_C_RETURN_IF_ERROR(check_out(__func__, "out", out));
+  const Executor executor = pool->pool->executor();
+  write_struct(out, {.struct_size = 0,
+                     .num_threads = executor.num_threads,
+                     .context = executor.context,
+                     .parallel_for = executor.parallel_for});
+  return KVFOLIO_OK;
+}
+
+int32_t kvfolio_attention_options_of(const kvfolio_group_spec* group,
+                                     kvfolio_attention_options* out, kvfolio_error* error) {
+  KVFOLIO_C_RETURN_IF_ERROR(check_out(__func__, "out", out));
+  CacheSpec spec;
+  KVFOLIO_C_RETURN_IF_ERROR(read_groups(__func__, group, 1, spec));
+  const AttentionParams params = attention_params(spec.groups[0], 0);
+  kvfolio_attention_options options{};
+  options.window = params.window;
+  options.num_sinks = params.num_sinks;
+  write_struct(out, options);
+  return KVFOLIO_OK;
+}
+
+int32_t kvfolio_attention_workspace_bytes(const kvfolio_view* cache, int32_t num_q_heads,
+                                          int32_t max_kv_len, int32_t target, int32_t num_threads,
+                                          int64_t* out, kvfolio_error* error) {
+  KVFOLIO_C_NEEDS(cache);
+  KVFOLIO_C_NEEDS(out);
+  KernelTarget wanted{};
+  KVFOLIO_C_RETURN_IF_ERROR(read_target(__func__, target, wanted));
+  const Result<std::int64_t> bytes =
+      attention_workspace_bytes(cache->view, num_q_heads, max_kv_len, wanted, num_threads);
+  if (!bytes) return answer(error, bytes.error());
+  *out = *bytes;
+  return KVFOLIO_OK;
+}
+
+int32_t kvfolio_attend(const kvfolio_view* cache, const kvfolio_attention_options* options,
+                       int32_t num_sequences, const int32_t* query_start, const int32_t* kv_lens,
+                       const int32_t* block_table, int32_t block_table_stride,
+                       const int32_t* trim_sinks, const int32_t* trim_first_kept, const void* q,
+                       const kvfolio_rows* q_rows, void* out, const kvfolio_rows* out_rows,
+                       void* lse, const kvfolio_rows* lse_rows, void* workspace,
+                       int64_t workspace_bytes, const kvfolio_executor* executor,
+                       kvfolio_error* error) {
+  KVFOLIO_C_NEEDS(cache);
+  KVFOLIO_C_NEEDS(query_start);
+  const std::int64_t n = num_sequences;
+  const std::int64_t entries = n * block_table_stride;
+  KVFOLIO_C_RETURN_IF_ERROR(check_array(__func__, "kv_lens", kv_lens, n));
+  if (block_table_stride < 0 || (block_table == nullptr && entries > 0)) {
+    return answer(error,
+                  {ErrorCode::kInvalidArgument,
+                   concat(__func__, ": block_table is ", block_table == nullptr ? "null" : "given",
+                          ", its stride ", block_table_stride, ", allowed: 0 and above")});
+  }
+  KVFOLIO_C_RETURN_IF_ERROR(
+      check_array(__func__, "workspace", workspace, workspace_bytes == 0 ? 0 : 1));
+  if (workspace_bytes < 0) {
+    return answer(error,
+                  {ErrorCode::kInvalidArgument, concat(__func__, ": workspace_bytes is ",
+                                                       workspace_bytes, ", allowed: 0 and above")});
+  }
+  kvfolio_attention_options ours;
+  KVFOLIO_C_RETURN_IF_ERROR(read_struct(__func__, "options", options, ours));
+  const auto optional_array = [n](const std::int32_t* data) {
+    return span_of(data, data == nullptr ? 0 : n);
+  };
+  AttentionArgs args;
+  args.cache = cache->view;
+  args.layer = ours.layer;
+  args.batch = {.query_start = span_of(query_start, n + 1),
+                .kv_lens = span_of(kv_lens, n),
+                .block_table = span_of(block_table, entries),
+                .block_table_stride = block_table_stride,
+                .trim_sinks = optional_array(trim_sinks),
+                .trim_first_kept = optional_array(trim_first_kept)};
+  args.params = {.scale = ours.scale != 0 ? ours.scale : 1.0 / std::sqrt(cache->view.head_dim_k),
+                 .causal = ours.not_causal == 0,
+                 .window = ours.window,
+                 .num_sinks = ours.num_sinks};
+  KVFOLIO_C_RETURN_IF_ERROR(read_rows(__func__, "q", q, q_rows, args.q));
+  KVFOLIO_C_RETURN_IF_ERROR(read_rows(__func__, "out", out, out_rows, args.out));
+  KVFOLIO_C_RETURN_IF_ERROR(read_rows(__func__, "lse", lse, lse_rows, args.lse));
+  args.workspace = span_of(static_cast<std::byte*>(workspace), workspace_bytes);
+  args.slice = {.first_row = ours.first_row,
+                .num_rows = ours.num_rows == 0 ? -1 : ours.num_rows,
+                .first_kv_head = ours.first_kv_head,
+                .num_kv_heads = ours.num_kv_heads == 0 ? -1 : ours.num_kv_heads};
+  KVFOLIO_C_RETURN_IF_ERROR(read_target(__func__, ours.target, args.target));
+  Executor lent;
+  if (executor != nullptr) {
+    KVFOLIO_C_RETURN_IF_ERROR(read_executor(__func__, executor, lent));
+    args.executor = &lent;
+  }
+  return answer(error, attend(args));
+}
+
+int32_t kvfolio_merge_states(const void* a_out, const kvfolio_rows* a_rows, const void* a_lse,
+                             const kvfolio_rows* a_lse_rows, const void* b_out,
+                             const kvfolio_rows* b_rows, const void* b_lse,
+                             const kvfolio_rows* b_lse_rows, void* out,
+                             const kvfolio_rows* out_rows, void* lse, const kvfolio_rows* lse_rows,
+                             kvfolio_error* error) {
+  AttentionState a;
+  AttentionState b;
+  RowsView to;
+  RowsView to_lse;
+  KVFOLIO_C_RETURN_IF_ERROR(read_rows(__func__, "a", a_out, a_rows, a.out));
+  KVFOLIO_C_RETURN_IF_ERROR(read_rows(__func__, "a_lse", a_lse, a_lse_rows, a.lse));
+  KVFOLIO_C_RETURN_IF_ERROR(read_rows(__func__, "b", b_out, b_rows, b.out));
+  KVFOLIO_C_RETURN_IF_ERROR(read_rows(__func__, "b_lse", b_lse, b_lse_rows, b.lse));
+  KVFOLIO_C_RETURN_IF_ERROR(read_rows(__func__, "out", out, out_rows, to));
+  KVFOLIO_C_RETURN_IF_ERROR(read_rows(__func__, "lse", lse, lse_rows, to_lse));
+  return answer(error, merge_states(a, b, to, to_lse));
+}
+
+}  // extern "C"

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Groups, their layouts, element types and targets.
+
+#include "capi/capi.h"
+
+namespace kvfolio::capi {
+
+Status read_dtype(std::string_view call, std::string_view name, std::int32_t value,
+                  DType default_type, DType& out) {
+  if (value < KVFOLIO_DTYPE_DEFAULT || value > KVFOLIO_INT8) {
+    return {ErrorCode::kInvalidArgument, concat(call, ": ", name, " is ", value, ", allowed: 0 to ",
+                                                static_cast<int>(KVFOLIO_INT8))};
+  }
+  out = value == KVFOLIO_DTYPE_DEFAULT ? default_type : static_cast<DType>(value - 1);
+  return {};
+}
+
+Status read_target(std::string_view call, std::int32_t value, KernelTarget& out) {
+  if (value < KVFOLIO_TARGET_AUTO || value > KVFOLIO_TARGET_NEON) {
+    return {ErrorCode::kInvalidArgument, concat(call, ": target is ", value, ", allowed: 0 to ",
+                                                static_cast<int>(KVFOLIO_TARGET_NEON))};
+  }
+  out = static_cast<KernelTarget>(value - 1);
+  return {};
+}
+
+namespace {
+
+Status read_group(std::string_view call, const kvfolio_group_spec* theirs, GroupSpec& out) {
+  kvfolio_group_spec group;
+  KVFOLIO_RETURN_IF_ERROR(read_struct(call, "groups", theirs, group));
+  const GroupSpec defaults;
+  out.num_layers = group.num_layers == 0 ? defaults.num_layers : group.num_layers;
+  out.num_kv_heads = group.num_kv_heads == 0 ? defaults.num_kv_heads : group.num_kv_heads;
+  out.head_dim_k = group.head_dim_k;
+  out.head_dim_v = group.head_dim_v;
+  out.v_is_prefix_of_k = group.v_is_prefix_of_k != 0;
+  out.block_size = group.block_size == 0 ? defaults.block_size : group.block_size;
+  KVFOLIO_RETURN_IF_ERROR(read_dtype(call, "dtype", group.dtype, defaults.dtype, out.dtype));
+  KVFOLIO_RETURN_IF_ERROR(read_enum(call, "format", group.format, KVFOLIO_GRANULE, out.format));
+  KVFOLIO_RETURN_IF_ERROR(read_enum(call, "kind", group.kind, KVFOLIO_SLIDING_WINDOW, out.kind));
+  out.window = group.window;
+  out.num_sinks = group.num_sinks;
+  out.num_blocks = group.num_blocks;
+  return {};
+}
+
+kvfolio_group_layout layout_of(const GroupLayout& layout) noexcept {
+  return {.struct_size = 0,
+          .reserved = 0,
+          .block_stride = layout.block_stride,
+          .layer_stride = layout.layer_stride,
+          .k_head_stride = layout.k_head_stride,
+          .k_token_stride = layout.k_token_stride,
+          .v_offset = layout.v_offset,
+          .v_head_stride = layout.v_head_stride,
+          .v_token_stride = layout.v_token_stride,
+          .k_scale_offset = layout.k_scale_offset,
+          .v_scale_offset = layout.v_scale_offset,
+          .scale_head_stride = layout.scale_head_stride,
+          .scale_token_stride = layout.scale_token_stride,
+          .payload_bytes_per_token = layout.payload_bytes_per_token,
+          .bytes_per_block = layout.bytes_per_block,
+          .total_bytes = layout.total_bytes};
+}
+
+}  // namespace
+
+Status read_groups(std::string_view call, const kvfolio_group_spec* groups, std::int32_t num_groups,
+                   CacheSpec& out) {
+  if (num_groups < 1 || num_groups > kMaxGroups) {
+    return {ErrorCode::kInvalidArgument,
+            concat(call, ": ", num_groups, " groups, allowed: 1 to ", kMaxGroups)};
+  }
+  KVFOLIO_RETURN_IF_ERROR(check_elements(call, "groups", groups, num_groups));
+  for (std::int32_t g = 0; g < num_groups; ++g) {
+    KVFOLIO_RETURN_IF_ERROR(read_group(call, element(groups, g), out.groups.emplace_back()));
+  }
+  return {};
+}
+
+kvfolio_group_spec group_of(const GroupSpec& group) noexcept {
+  return {.struct_size = 0,
+          .num_layers = group.num_layers,
+          .num_kv_heads = group.num_kv_heads,
+          .head_dim_k = group.head_dim_k,
+          .head_dim_v = group.head_dim_v,
+          .v_is_prefix_of_k = group.v_is_prefix_of_k ? 1 : 0,
+          .block_size = group.block_size,
+          .dtype = dtype_of(group.dtype),
+          .format = static_cast<std::int32_t>(group.format),
+          .kind = static_cast<std::int32_t>(group.kind),
+          .window = group.window,
+          .num_sinks = group.num_sinks,
+          .num_blocks = group.num_blocks};
+}
+
+}  // namespace kvfolio::capi
+
+using namespace kvfolio;
+using namespace kvfolio::capi;
+
+extern "C" {
+
+int32_t kvfolio_plan_layouts(const kvfolio_group_spec* groups, int32_t num_groups,
+                             kvfolio_group_layout* out, kvfolio_error* error) {
+  CacheSpec spec;
+  KVFOLIO_C_RETURN_IF_ERROR(read_groups(__func__, groups, num_groups, spec));
+  KVFOLIO_C_RETURN_IF_ERROR(check_elements(__func__, "out", out, num_groups));
+  const Result<std::vector<GroupLayout>> layouts = plan_layouts(spec);
+  if (!layouts) return answer(error, layouts.error());
+  for (std::size_t g = 0; g < layouts->size(); ++g) {
+    write_struct(element(out, static_cast<std::int64_t>(g)), layout_of((*layouts)[g]));
+  }
+  return KVFOLIO_OK;
+}
+
+int32_t kvfolio_fit(kvfolio_group_spec* groups, int32_t num_groups, int64_t bytes,
+                    kvfolio_error* error) {
+  CacheSpec spec;
+  KVFOLIO_C_RETURN_IF_ERROR(read_groups(__func__, groups, num_groups, spec));
+  const Result<CacheSpec> fitted = fit(spec, bytes);
+  if (!fitted) return answer(error, fitted.error());
+  for (std::int32_t g = 0; g < num_groups; ++g) {
+    kvfolio_group_spec* const at = element(groups, g);
+    if (at->struct_size < sizeof(kvfolio_group_spec)) {
+      return answer(error, {ErrorCode::kInvalidArgument,
+                            concat(__func__, ": the groups have no field num_blocks")});
+    }
+  }
+  for (std::int32_t g = 0; g < num_groups; ++g) {
+    element(groups, g)->num_blocks = fitted->groups[static_cast<std::size_t>(g)].num_blocks;
+  }
+  return KVFOLIO_OK;
+}
+
+const char* kvfolio_target_name(int32_t target) {
+  if (target < KVFOLIO_TARGET_AUTO || target > KVFOLIO_TARGET_NEON) return "invalid";
+  return to_string(static_cast<KernelTarget>(target - 1));
+}
+
+int32_t kvfolio_parse_target(const char* name, int32_t* out, kvfolio_error* error) {
+  KVFOLIO_C_NEEDS(name);
+  KVFOLIO_C_NEEDS(out);
+  const Result<KernelTarget> target = parse_kernel_target(name);
+  if (!target) return answer(error, target.error());
+  *out = target_of(*target);
+  return KVFOLIO_OK;
+}
+
+int32_t kvfolio_targets(int32_t* out, int32_t capacity) {
+  const std::span<const KernelTarget> targets = kernel_targets();
+  for (std::size_t i = 0; i < targets.size() && out != nullptr; ++i) {
+    if (static_cast<std::int32_t>(i) < capacity) out[i] = target_of(targets[i]);
+  }
+  return static_cast<std::int32_t>(targets.size());
+}
+
+}  // extern "C"
