@@ -25,8 +25,17 @@
 #include "fake_device/fake_device.h"
 #include "kvfolio/manager.h"
 #include "model_check/model.h"
+#ifdef KVFOLIO_MODEL_CHECK_C
+#include "model_check/c_manager.h"
+#endif
 
 namespace kvfolio::model_check {
+
+#ifdef KVFOLIO_MODEL_CHECK_C
+using Manager = CManager;
+#else
+using Manager = KVCacheManager;
+#endif
 
 enum class Family {
   kFullAndWindow,  // full with block 4 and window 6 with block 2, in order
@@ -173,7 +182,7 @@ class Harness {
   };
   // The other side of the last copy_to(): nothing touches it, so nothing of it changes.
   struct Aside {
-    KVCacheManager manager;
+    Manager manager;
     std::unique_ptr<fake_device::FakeDevice> device;  // of its storage, if it has one
     bool quiet;                                       // no step is open or in flight
     std::vector<Prompt> prompts;                      // that facts_of() asked for
@@ -324,7 +333,7 @@ class Harness {
   [[nodiscard]] Aside make_target();
   void settle_pins(bool may_end, Rng& rng);
   void use_target(Rng& rng, Aside& target);
-  [[nodiscard]] std::vector<std::uint64_t> facts_of(KVCacheManager& manager,
+  [[nodiscard]] std::vector<std::uint64_t> facts_of(Manager& manager,
                                                     const fake_device::FakeDevice* device,
                                                     const std::vector<Prompt>& prompts) const;
   void check_aside();
@@ -457,10 +466,10 @@ class Harness {
   }
 
   Config config_;
-  std::optional<KVCacheManager> manager_;
-  std::optional<KVCacheManager> foreign_;  // another manager, another tag
-  std::optional<KVCacheManager> cold_;     // copies of the manager, from before an open()
-  std::optional<KVCacheManager> hot_;      // and from behind it
+  std::optional<Manager> manager_;
+  std::optional<Manager> foreign_;  // another manager, another tag
+  std::optional<Manager> cold_;     // copies of the manager, from before an open()
+  std::optional<Manager> hot_;      // and from behind it
   SequenceId foreign_sequence_;
   PinId foreign_pin_;
   Trie trie_;
