@@ -20,6 +20,7 @@ Family pool_family();
 Family tree_family();
 Family open_family();
 Family step_family();
+void measure_step_through_c(Session& session);  // of the same family
 Family room_family();
 Family lifecycle_family();
 Family storage_family();

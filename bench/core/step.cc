@@ -189,11 +189,12 @@ void arrays(Session& session) {
 
 void run(Session& session) {
   steady_decode(session);
+  measure_step_through_c(session);
   arrays(session);
 }
 
 }  // namespace
 
-Family step_family() { return {{"step.decode", "step.arrays"}, run}; }
+Family step_family() { return {{"step.decode", "step.decode.c", "step.arrays"}, run}; }
 
 }  // namespace kvfolio::bench
