@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Install rules: find_package(kvfolio CONFIG) gives kvfolio::kvfolio, pkg-config gives kvfolio.
+# `cpack -G DEB` makes three packages of them: the shared library, what a build needs, the command.
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/kvfolio)
 
+set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME dev)
 install(TARGETS kvfolio kvfolio_shared EXPORT kvfolio
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
-  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime NAMELINK_COMPONENT dev)
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/kvfolio
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
 # Not CMAKE_INSTALL_DOCDIR: it names the project that included GNUInstallDirs first.
@@ -16,7 +18,7 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs DESTINATION ${doc_dir}
   FILES_MATCHING PATTERN "*.md")
 install(EXPORT kvfolio NAMESPACE kvfolio:: FILE kvfolioTargets.cmake DESTINATION ${package_dir})
 if(TARGET kvfolio_cli)
-  install(TARGETS kvfolio_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(TARGETS kvfolio_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT tools)
 endif()
 
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/kvfolioConfig.cmake.in
@@ -32,3 +34,26 @@ file(RELATIVE_PATH pc_to_prefix /prefix/${pc_dir} /prefix)
 string(REGEX REPLACE "/$" "" pc_to_prefix "${pc_to_prefix}")
 configure_file(${PROJECT_SOURCE_DIR}/cmake/kvfolio.pc.in ${PROJECT_BINARY_DIR}/kvfolio.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/kvfolio.pc DESTINATION ${pc_dir})
+
+# ---- packages ----
+
+if(PROJECT_IS_TOP_LEVEL)
+  set(CPACK_GENERATOR DEB)
+  set(CPACK_PACKAGE_CONTACT "kvfolio maintainers <maintainers@kvfolio.invalid>")
+  set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
+  set(CPACK_STRIP_FILES ON)
+  set(CPACK_COMPONENTS_ALL runtime dev tools)
+  set(CPACK_DEB_COMPONENT_INSTALL ON)
+  set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+  set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+  set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME libkvfolio0)
+  set(CPACK_DEBIAN_RUNTIME_PACKAGE_SECTION libs)
+  set(CPACK_DEBIAN_DEV_PACKAGE_NAME libkvfolio-dev)
+  set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
+  set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libkvfolio0 (= ${PROJECT_VERSION})")
+  set(CPACK_DEBIAN_TOOLS_PACKAGE_NAME kvfolio-tools)
+  set(CPACK_COMPONENT_RUNTIME_DESCRIPTION "${PROJECT_DESCRIPTION}: the shared library")
+  set(CPACK_COMPONENT_DEV_DESCRIPTION "${PROJECT_DESCRIPTION}: headers, static library, documents")
+  set(CPACK_COMPONENT_TOOLS_DESCRIPTION "${PROJECT_DESCRIPTION}: the command kvfolio")
+  include(CPack)
+endif()
