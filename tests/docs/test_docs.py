@@ -138,6 +138,13 @@ def test_every_mark_of_the_parity_tests_is_shown():
     assert sorted(shown) == sorted(marks)
 
 
+def test_every_mark_of_the_c_examples_is_shown():
+    marks = {f"{path.relative_to(ROOT)}#{mark}" for path in (ROOT / "examples" / "c").glob("*.c")
+             for mark in re.findall(r"// shown: (.*)$", path.read_text(), re.M)}
+    shown = re.findall(r"<!-- shown: (\S+) -->", (ROOT / "README.md").read_text())
+    assert sorted(shown) == sorted(marks)
+
+
 def test_every_decision_is_listed():
     folder = ROOT / "docs" / "decisions"
     index = (folder / "README.md").read_text()

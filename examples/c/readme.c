@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The lines of "In C" of the README, in a program that runs as a test.
+
+#include <stdio.h>
+
+#include "kvfolio/kvfolio.h"
+
+static kvfolio_error error = KVFOLIO_ERROR_INIT;
+
+static int32_t prefill(kvfolio_manager* cache, const int32_t* prompt, int64_t n) {
+  // shown: c
+  kvfolio_sequence sequence;
+  int32_t cached;
+  kvfolio_ticket step;
+  int32_t code = kvfolio_open(cache, NULL, prompt, n, NULL, 0, NULL, &sequence, &cached, &error);
+  if (code == 0) code = kvfolio_begin_step(cache, 0, &step, &error);
+  if (code == 0) code = kvfolio_append(cache, sequence, prompt + cached, n - cached, 0, &error);
+  kvfolio_step_plan plan = {.struct_size = sizeof plan};
+  kvfolio_group_plan group = {.struct_size = sizeof group};
+  if (code == 0) code = kvfolio_plan(cache, NULL, &plan, &group, 1, &error);
+  // Yours: run the copies, write K and V to group.slot_mapping, attend over group.block_table.
+  if (code == 0) code = kvfolio_finish(cache, step, &error);
+  if (code != 0) fprintf(stderr, "%s\n", error.message);
+  // shown end
+  if (code == 0) printf("%d of %d tokens found\n", (int)cached, (int)n);
+  return code;
+}
+
+int main(void) {
+  const kvfolio_group_spec layers = {.struct_size = sizeof layers,
+                                     .num_layers = 32,
+                                     .num_kv_heads = 8,
+                                     .head_dim_k = 128,
+                                     .head_dim_v = 128,
+                                     .num_blocks = 1024};
+  kvfolio_manager* cache = NULL;
+  if (kvfolio_manager_create(&layers, 1, NULL, &cache, &error)) return 1;
+  int32_t prompt[528];
+  for (int32_t i = 0; i < 528; ++i) prompt[i] = i < 500 ? 7 : 100 + i;
+  if (prefill(cache, prompt, 528)) return 1;
+  for (int32_t i = 500; i < 528; ++i) prompt[i] += 1000;
+  if (prefill(cache, prompt, 528)) return 1;
+  kvfolio_manager_destroy(cache);
+  return 0;
+}
