@@ -127,6 +127,7 @@ class InC {
     unseen.no_prefix_cache = 1;
     const std::int32_t at_once = std::min(shape.sequences, 1024);
     std::vector<kvfolio_sequence> sequences;
+    sequences.reserve(static_cast<std::size_t>(at_once));
     for (std::int32_t i = 0; i < at_once; ++i) sequences.push_back(open(&unseen));
     for (std::int32_t i = 0; i < shape.num_blocks() / at_once; ++i) {
       const kvfolio_ticket ticket = begin();

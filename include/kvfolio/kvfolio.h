@@ -36,7 +36,7 @@
 // that handle runs; the owner serialises all others. Two handles have nothing in common, except
 // where a call says so.
 
-#include <stdint.h>
+#include <stdint.h>  // NOLINT(modernize-deprecated-headers): this is C
 
 #if defined(__GNUC__)
 #define KVFOLIO_C_API __attribute__((visibility("default")))
