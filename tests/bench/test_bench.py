@@ -39,6 +39,7 @@ open.two_blocks           runs=10000                            1  1.5  0.7   va
 publish.block             at=decode                             1  60   20    value  lower   -        -
 publish.block             at=prefill                            1  60   20    value  lower   -        -
 step.decode               -                                     1  30   15    value  lower   -        27
+step.decode.c             -                                     1  0.95  1     ratio  lower   ceiling  -
 step.arrays               -                                     1  0.5  0.8   ratio  higher  ceiling  -
 evict.instructions        -                                     2  1.5  1.3   value  lower   -        -
 evict.time                -                                     2  400  200   value  lower   -        -
