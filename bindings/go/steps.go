@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kvfolio
+
+// #include <kvfolio/kvfolio.h>
+import "C"
+
+import "unsafe"
+
+// ids returns where an array of ids begins, and null for an empty one.
+func ids(s []Sequence) *C.kvfolio_sequence {
+	if len(s) == 0 {
+		return nil
+	}
+	return (*C.kvfolio_sequence)(unsafe.Pointer(&s[0]))
+}
+
+// BeginStep opens a step. nowUS is not read yet.
+func (c *Cache) BeginStep(nowUS uint64) (Ticket, error) {
+	s := take()
+	code := C.kvfolio_begin_step(c.c, C.uint64_t(nowUS), &s.id, &s.err)
+	out := Ticket(s.id)
+	return out, c.done(s, code)
+}
+
+// Append reserves slots for tokens whose K and V this step writes. The last `draft` of them are
+// guesses: Accept decides.
+func (c *Cache) Append(sequence Sequence, tokens []int32, draft int) error {
+	s := take()
+	return c.done(s, C.kvfolio_append(c.c, C.kvfolio_sequence(sequence), first(tokens),
+		C.int64_t(len(tokens)), i32(draft), &s.err))
+}
+
+// AppendUnnamed appends tokens whose ids are not known yet: SetTokens names them.
+func (c *Cache) AppendUnnamed(sequence Sequence, numTokens, draft int) error {
+	s := take()
+	return c.done(s, C.kvfolio_append_unnamed(c.c, C.kvfolio_sequence(sequence),
+		C.int64_t(numTokens), i32(draft), &s.err))
+}
+
+// AppendEach appends tokens[i] to sequences[i]: a decode step in one call. It ends at the first
+// that fails, with its error: the first n are in the step then.
+func (c *Cache) AppendEach(sequences []Sequence, tokens []int32) (n int, err error) {
+	if len(sequences) != len(tokens) {
+		return 0, failf(ErrInvalidArgument, "AppendEach: %d tokens for %d sequences", len(tokens),
+			len(sequences))
+	}
+	s := take()
+	code := C.kvfolio_append_each(c.c, ids(sequences), first(tokens), C.int64_t(len(sequences)),
+		&s.i64[0], &s.err)
+	n = int(s.i64[0])
+	return n, c.done(s, code)
+}
+
+// AppendUnnamedEach appends one unnamed token to each sequence, as AppendEach does.
+func (c *Cache) AppendUnnamedEach(sequences []Sequence) (n int, err error) {
+	s := take()
+	code := C.kvfolio_append_unnamed_each(c.c, ids(sequences), C.int64_t(len(sequences)), &s.i64[0],
+		&s.err)
+	n = int(s.i64[0])
+	return n, c.done(s, code)
+}
+
+// SetTokens names the oldest unnamed tokens of a sequence, in order.
+func (c *Cache) SetTokens(sequence Sequence, tokens []int32) error {
+	s := take()
+	return c.done(s, C.kvfolio_set_tokens(c.c, C.kvfolio_sequence(sequence), first(tokens),
+		C.int64_t(len(tokens)), &s.err))
+}
+
+// SetTokensEach names one token of each sequence. It ends at the first that fails: the first n have
+// their names then.
+func (c *Cache) SetTokensEach(sequences []Sequence, tokens []int32) (n int, err error) {
+	if len(sequences) != len(tokens) {
+		return 0, failf(ErrInvalidArgument, "SetTokensEach: %d tokens for %d sequences", len(tokens),
+			len(sequences))
+	}
+	s := take()
+	code := C.kvfolio_set_tokens_each(c.c, ids(sequences), first(tokens), C.int64_t(len(sequences)),
+		&s.i64[0], &s.err)
+	n = int(s.i64[0])
+	return n, c.done(s, code)
+}
+
+// Undo takes a sequence out of the open step.
+func (c *Cache) Undo(sequence Sequence) error {
+	s := take()
+	return c.done(s, C.kvfolio_undo(c.c, C.kvfolio_sequence(sequence), &s.err))
+}
+
+// PlanOptions says which arrays a plan has.
+type PlanOptions struct {
+	PadWithZero    bool // false: block tables are padded with -1
+	NoBlockTables  bool
+	ChangedEntries bool
+	FlashInfer     bool
+	SharedPrefixes bool
+	Positions      bool
+}
+
+// SharedPrefix: sequences [FirstSequence, FirstSequence+NumSequences) of the plan begin with the
+// same NumBlocks blocks.
+type SharedPrefix struct {
+	FirstSequence int32
+	NumSequences  int32
+	NumBlocks     int32
+}
+
+// GroupPlan is the arrays of one group (GroupPlan in step_plan.h). What was not asked for is empty.
+type GroupPlan struct {
+	SlotMapping      []int32 // [tokens], -1: K and V are there already
+	BlockTable       []int32 // [sequences, BlockTableStride]
+	BlockTableStride int
+	KVIndptr         []int32 // FlashInfer
+	KVIndices        []int32
+	KVLastPageLen    []int32
+	CopySrc          []int32 // whole blocks to copy before the step writes
+	CopyDst          []int32
+	SharedPrefixes   []SharedPrefix
+	ChangedRows      []int32
+	ChangedColumns   []int32
+	ChangedBlocks    []int32
+}
+
+// Plan is what an engine needs to run a step (StepPlan in step_plan.h).
+//
+// Its slices are the library's memory: they are valid until Complete, Finish, Drop or Fail of that
+// Ticket, the next Plan of it, or Close. Reading them later reads arrays of another step, or memory
+// that was freed; nothing checks it. Clone returns a plan that stays.
+type Plan struct {
+	Ticket        Ticket
+	NumTokens     int
+	Sequences     []Sequence // in append order
+	Rows          []int32    // [sequences]: a number below NumRows that a sequence keeps
+	QueryStart    []int32    // [sequences + 1], tokens before each sequence
+	KVLens        []int32    // [sequences], length with this step's tokens
+	TrimSinks     []int32    // [sequences]: position p is visible iff p < TrimSinks[i] or
+	TrimFirstKept []int32    // p >= TrimFirstKept[i]
+	Positions     []int32    // [tokens]; empty unless asked for
+	Groups        []GroupPlan
+}
+
+func sliceOf(a *C.kvfolio_i32s) []int32 {
+	if a.size == 0 {
+		return nil
+	}
+	return unsafe.Slice((*int32)(a.data), int(a.size))
+}
+
+// Plan returns the arrays of the open step; the type says how long they live. Another Plan of the
+// step overwrites them.
+func (c *Cache) Plan(options *PlanOptions) (*Plan, error) {
+	if c.c == nil {
+		return nil, failf(ErrFailedPrecondition, "the Cache is closed")
+	}
+	var o *C.kvfolio_plan_options
+	if options != nil {
+		o = &C.kvfolio_plan_options{
+			struct_size:     C.sizeof_kvfolio_plan_options,
+			pad_with_zero:   b32(options.PadWithZero),
+			no_block_tables: b32(options.NoBlockTables),
+			changed_entries: b32(options.ChangedEntries),
+			flashinfer:      b32(options.FlashInfer),
+			shared_prefixes: b32(options.SharedPrefixes),
+			positions:       b32(options.Positions),
+		}
+	}
+	s := take()
+	code := C.kvfolio_plan(c.c, o, c.plan, c.groups, C.int32_t(c.numGroups), &s.err)
+	if err := c.done(s, code); err != nil {
+		return nil, err
+	}
+	from := c.plan
+	plan := &Plan{
+		Ticket:        Ticket(from.ticket),
+		NumTokens:     int(from.num_tokens),
+		Rows:          sliceOf(&from.rows),
+		QueryStart:    sliceOf(&from.query_start),
+		KVLens:        sliceOf(&from.kv_lens),
+		TrimSinks:     sliceOf(&from.trim_sinks),
+		TrimFirstKept: sliceOf(&from.trim_first_kept),
+		Positions:     sliceOf(&from.positions),
+		Groups:        make([]GroupPlan, c.numGroups),
+	}
+	if from.num_sequences > 0 {
+		plan.Sequences = unsafe.Slice((*Sequence)(unsafe.Pointer(from.sequences)),
+			int(from.num_sequences))
+	}
+	groups := unsafe.Slice(c.groups, c.numGroups)
+	for i := range groups {
+		g := &groups[i]
+		plan.Groups[i] = GroupPlan{
+			SlotMapping:      sliceOf(&g.slot_mapping),
+			BlockTable:       sliceOf(&g.block_table),
+			BlockTableStride: int(g.block_table_stride),
+			KVIndptr:         sliceOf(&g.kv_indptr),
+			KVIndices:        sliceOf(&g.kv_indices),
+			KVLastPageLen:    sliceOf(&g.kv_last_page_len),
+			CopySrc:          sliceOf(&g.copy_src),
+			CopyDst:          sliceOf(&g.copy_dst),
+			ChangedRows:      sliceOf(&g.changed_rows),
+			ChangedColumns:   sliceOf(&g.changed_columns),
+			ChangedBlocks:    sliceOf(&g.changed_blocks),
+		}
+		if g.num_shared_prefixes > 0 {
+			plan.Groups[i].SharedPrefixes = unsafe.Slice(
+				(*SharedPrefix)(unsafe.Pointer(g.shared_prefixes)), int(g.num_shared_prefixes))
+		}
+	}
+	return plan, nil
+}
+
+func clone(s []int32) []int32 { return append([]int32(nil), s...) }
+
+// Clone returns a copy in Go memory that stays valid.
+func (p *Plan) Clone() *Plan {
+	out := &Plan{
+		Ticket:        p.Ticket,
+		NumTokens:     p.NumTokens,
+		Sequences:     append([]Sequence(nil), p.Sequences...),
+		Rows:          clone(p.Rows),
+		QueryStart:    clone(p.QueryStart),
+		KVLens:        clone(p.KVLens),
+		TrimSinks:     clone(p.TrimSinks),
+		TrimFirstKept: clone(p.TrimFirstKept),
+		Positions:     clone(p.Positions),
+		Groups:        make([]GroupPlan, len(p.Groups)),
+	}
+	for i := range p.Groups {
+		g := &p.Groups[i]
+		out.Groups[i] = GroupPlan{
+			SlotMapping:      clone(g.SlotMapping),
+			BlockTable:       clone(g.BlockTable),
+			BlockTableStride: g.BlockTableStride,
+			KVIndptr:         clone(g.KVIndptr),
+			KVIndices:        clone(g.KVIndices),
+			KVLastPageLen:    clone(g.KVLastPageLen),
+			CopySrc:          clone(g.CopySrc),
+			CopyDst:          clone(g.CopyDst),
+			SharedPrefixes:   append([]SharedPrefix(nil), g.SharedPrefixes...),
+			ChangedRows:      clone(g.ChangedRows),
+			ChangedColumns:   clone(g.ChangedColumns),
+			ChangedBlocks:    clone(g.ChangedBlocks),
+		}
+	}
+	return out
+}
+
+// RunCopies runs the copies of the open step on the cache's own storage, once per step. The step
+// then takes no more appends.
+func (c *Cache) RunCopies() error {
+	s := take()
+	return c.done(s, C.kvfolio_run_copies(c.c, &s.err))
+}
+
+// Commit says that the work is enqueued: lengths advance, the next step may begin.
+func (c *Cache) Commit(ticket Ticket) error {
+	s := take()
+	return c.done(s, C.kvfolio_commit(c.c, C.kvfolio_ticket(ticket), &s.err))
+}
+
+// Complete says that the device has finished the step, and under InOrder all earlier ones.
+func (c *Cache) Complete(ticket Ticket) error {
+	s := take()
+	return c.done(s, C.kvfolio_complete(c.c, C.kvfolio_ticket(ticket), &s.err))
+}
+
+// Finish is Commit and Complete, for engines that have computed already.
+func (c *Cache) Finish(ticket Ticket) error {
+	s := take()
+	return c.done(s, C.kvfolio_finish(c.c, C.kvfolio_ticket(ticket), &s.err))
+}
+
+// Drop ends the open step and undoes all of its appends.
+func (c *Cache) Drop(ticket Ticket) error {
+	s := take()
+	return c.done(s, C.kvfolio_drop(c.c, C.kvfolio_ticket(ticket), &s.err))
+}
+
+// Ended is a sequence that a call ended, and the name that its caller gave it.
+type Ended struct {
+	Sequence    Sequence
+	HasCallerID bool
+	CallerID    uint64
+}
+
+func endedOf(from *C.kvfolio_ended, n C.int64_t) []Ended {
+	if n == 0 {
+		return nil
+	}
+	out := make([]Ended, int(n))
+	for i, e := range unsafe.Slice(from, int(n)) {
+		out[i] = Ended{Sequence(e.sequence), e.has_caller_id != 0, uint64(e.caller_id)}
+	}
+	return out
+}
+
+// Fail says that the device has failed and is idle. It ends every step from ticket on and closes
+// each sequence that they wrote to, or that holds a block of theirs. Returns a copy of these.
+func (c *Cache) Fail(ticket Ticket) ([]Ended, error) {
+	s := take()
+	var ended *C.kvfolio_ended
+	code := C.kvfolio_fail(c.c, C.kvfolio_ticket(ticket), &ended, &s.i64[0], &s.err)
+	out := endedOf(ended, s.i64[0])
+	return out, c.done(s, code)
+}
+
+// Accept ends a draft: keeps the first numAccepted draft tokens.
+func (c *Cache) Accept(sequence Sequence, numAccepted int) error {
+	s := take()
+	return c.done(s, C.kvfolio_accept(c.c, C.kvfolio_sequence(sequence), i32(numAccepted), &s.err))
+}
