@@ -85,6 +85,7 @@ type scratch struct {
 	i32       [2]C.int32_t
 	rows      [6]C.kvfolio_rows
 	attention C.kvfolio_attention_options
+	plan      C.kvfolio_plan_options
 }
 
 var scratches = sync.Pool{New: func() interface{} {

@@ -6,14 +6,15 @@ package kvfolio
 // #include <kvfolio/kvfolio.h>
 //
 // // Rows are void* in C. cgo looks for pointers in the whole object behind an unsafe.Pointer, and
-// // would refuse rows that lie in a struct beside a Go pointer. These take bytes, of which it knows
-// // that they hold none.
+// // would refuse rows that lie in a struct beside a Go pointer. These take bytes, of which it
+// // knows that they hold none. For handles as numbers see steps.go.
 // typedef uint8_t u8;
 // static int32_t kvfolio_go_append_rows(
-//     const kvfolio_view* cache, int32_t layer, const u8* k, const kvfolio_rows* k_rows,
+//     uintptr_t cache, int32_t layer, const u8* k, const kvfolio_rows* k_rows,
 //     const u8* v, const kvfolio_rows* v_rows, const int32_t* slots, int64_t num_slots,
 //     kvfolio_error* error) {
-//   return kvfolio_append_rows(cache, layer, k, k_rows, v, v_rows, slots, num_slots, error);
+//   return kvfolio_append_rows((const kvfolio_view*)cache, layer, k, k_rows, v, v_rows, slots,
+//                              num_slots, error);
 // }
 // static int32_t kvfolio_go_gather(
 //     const kvfolio_view* cache, const int32_t* block_table, int64_t num_entries,
@@ -36,15 +37,16 @@ package kvfolio
 //   return kvfolio_convert(src, src_rows, dst, dst_rows, error);
 // }
 // static int32_t kvfolio_go_attend(
-//     const kvfolio_view* cache, const kvfolio_attention_options* options, int32_t num_sequences,
+//     uintptr_t cache, const kvfolio_attention_options* options, int32_t num_sequences,
 //     const int32_t* query_start, const int32_t* kv_lens, const int32_t* block_table,
 //     int32_t block_table_stride, const int32_t* trim_sinks, const int32_t* trim_first_kept,
 //     const u8* q, const kvfolio_rows* q_rows, u8* out, const kvfolio_rows* out_rows, u8* lse,
 //     const kvfolio_rows* lse_rows, u8* workspace, int64_t workspace_bytes,
-//     const kvfolio_executor* executor, kvfolio_error* error) {
-//   return kvfolio_attend(cache, options, num_sequences, query_start, kv_lens, block_table,
-//                         block_table_stride, trim_sinks, trim_first_kept, q, q_rows, out, out_rows,
-//                         lse, lse_rows, workspace, workspace_bytes, executor, error);
+//     uintptr_t executor, kvfolio_error* error) {
+//   return kvfolio_attend((const kvfolio_view*)cache, options, num_sequences, query_start, kv_lens,
+//                         block_table, block_table_stride, trim_sinks, trim_first_kept, q, q_rows,
+//                         out, out_rows, lse, lse_rows, workspace, workspace_bytes,
+//                         (const kvfolio_executor*)executor, error);
 // }
 // static int32_t kvfolio_go_merge_states(
 //     const u8* a_out, const kvfolio_rows* a_rows, const u8* a_lse, const kvfolio_rows* a_lse_rows,
@@ -114,7 +116,7 @@ func RowsU16(dtype DType, data []uint16, numTokens, numHeads, headDim int) Rows 
 // isNone: these rows are not given.
 func (r *Rows) isNone() bool { return *r == Rows{} }
 
-// elements is the product of the shape, or -1 if it is negative.
+// isDense: without gaps.
 func (r *Rows) isDense() bool { return r.TokenStride == 0 && r.HeadStride == 0 }
 
 // check says whether numLayers of these rows, layerStride bytes apart, lie within the slice. The
@@ -158,8 +160,8 @@ func (r *Rows) toC(out *C.kvfolio_rows) *C.kvfolio_rows {
 	return out
 }
 
-// AppendRows writes token t of k and v to slots[t] of a layer; -1: it is skipped. v is Rows{} if the
-// cache has no V of its own.
+// AppendRows writes token t of k and v to slots[t] of a layer; -1: it is skipped. v is Rows{} if
+// the cache has no V of its own.
 func AppendRows(cache *View, layer int, k, v Rows, slots []int32) error {
 	if err := k.check("AppendRows", "k", 1, 0); err != nil {
 		return err
@@ -168,7 +170,7 @@ func AppendRows(cache *View, layer int, k, v Rows, slots []int32) error {
 		return err
 	}
 	s := take()
-	err := cache.done(s, C.kvfolio_go_append_rows(cache.p(), i32(layer), k.data, k.toC(&s.rows[0]),
+	err := cache.done(s, C.kvfolio_go_append_rows(cache.h(), i32(layer), k.data, k.toC(&s.rows[0]),
 		v.data, v.toC(&s.rows[1]), first(slots), C.int64_t(len(slots)), &s.err))
 	runtime.KeepAlive(cache)
 	return err
@@ -486,8 +488,8 @@ func Attend(a *Attention) error {
 	b := &a.Batch
 	n := len(b.KVLens)
 	if len(b.QueryStart) != n+1 {
-		return failf(ErrInvalidArgument, "Attend: QueryStart has %d entries, KVLens %d, allowed: one more",
-			len(b.QueryStart), n)
+		return failf(ErrInvalidArgument, "Attend: QueryStart has %d entries, allowed: %d",
+			len(b.QueryStart), n+1)
 	}
 	if b.BlockTableStride < 0 ||
 		float64(n)*float64(b.BlockTableStride) > float64(len(b.BlockTable)) {
@@ -534,10 +536,11 @@ func Attend(a *Attention) error {
 		first_kv_head: i32(o.FirstKVHead),
 		num_kv_heads:  i32(o.NumKVHeads),
 	}
-	code := C.kvfolio_go_attend(a.Cache.p(), &s.attention, i32(n), first(b.QueryStart),
+	code := C.kvfolio_go_attend(a.Cache.h(), &s.attention, i32(n), first(b.QueryStart),
 		first(b.KVLens), first(b.BlockTable), i32(b.BlockTableStride), first(b.TrimSinks),
 		first(b.TrimFirstKept), a.Q.data, a.Q.toC(&s.rows[0]), a.Out.data, a.Out.toC(&s.rows[1]),
-		a.LSE.data, a.LSE.toC(&s.rows[2]), workspace, C.int64_t(len(a.Workspace)), executor, &s.err)
+		a.LSE.data, a.LSE.toC(&s.rows[2]), workspace, C.int64_t(len(a.Workspace)),
+		C.uintptr_t(uintptr(unsafe.Pointer(executor))), &s.err)
 	runtime.KeepAlive(a.Pool)
 	return a.Cache.done(s, code)
 }

@@ -2,8 +2,8 @@
 
 // Package kvfolio keeps the KV cache of many sequences in blocks: it decides which block holds
 // which tokens, shares blocks between sequences, finds prompts that it has seen, evicts, and hands
-// an engine the arrays of each step. It binds the C interface of kvfolio, include/kvfolio/kvfolio.h,
-// with the same verbs; the headers beside it say the rules in full.
+// an engine the arrays of each step. It binds the C interface, include/kvfolio/kvfolio.h, with the
+// same verbs; the headers beside it say the rules in full.
 //
 //	cache, err := kvfolio.NewCache(groups, &kvfolio.Options{MaxSequences: 256})
 //	opened, err := cache.Open(prompt, nil)             // finds and holds in one call
@@ -21,14 +21,14 @@
 // # Errors
 //
 // Errors are of type *Error: errors.Is(err, kvfolio.ErrNoBlocks) asks for a code, and errors.As
-// gives the fields of a Shortage. A call that fails changes nothing unless it says otherwise. Counts
-// that do not fit an int32 are refused like the largest one that does.
+// gives the fields of a Shortage. A call that fails changes nothing unless it says otherwise.
+// Counts that do not fit an int32 are refused like the largest one that does.
 //
 // # Closing
 //
 // What has a Close method holds memory that the garbage collector does not see. A finalizer writes
-// one line to standard error for each value that was never closed, with the place where it was made.
-// It frees nothing: slices of a Plan and pointers into K and V may outlive the value that they came
+// one line to standard error for each value that was never closed, with the place where it was
+// made. It frees nothing: slices of a Plan and pointers into K and V may outlive the value that they came
 // from, and a leak is better than memory that goes while it is read. Close may be called twice. All
 // other calls on a closed value return ErrFailedPrecondition, or zero.
 //

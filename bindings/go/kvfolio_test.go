@@ -601,7 +601,7 @@ func TestManySmallCalls(t *testing.T) {
 	c := newTestCache(t, small(64), nil)
 	a := prefill(t, c, tokensFrom(0, 5), nil).Sequence
 	sequences, tokens := []Sequence{a}, []int32{1}
-	calls := func() {
+	for i := 0; i < 5000; i++ {
 		ticket, err := c.BeginStep(0)
 		must(t, err)
 		_, err = c.AppendEach(sequences, tokens)
@@ -609,11 +609,17 @@ func TestManySmallCalls(t *testing.T) {
 		must(t, c.Finish(ticket))
 		must(t, c.Truncate(a, 5))
 	}
-	for i := 0; i < 5000; i++ {
-		calls()
-	}
-	if n := testing.AllocsPerRun(200, calls); n > 0 {
-		t.Fatalf("a step without a plan takes %v objects of the heap", n)
+	options := &PlanOptions{Positions: true}
+	if n := testing.AllocsPerRun(200, func() {
+		ticket, err := c.BeginStep(0)
+		must(t, err)
+		_, err = c.AppendEach(sequences, tokens)
+		must(t, err)
+		_, err = c.Plan(options)
+		must(t, err)
+		must(t, c.Drop(ticket))
+	}); n > 2 {
+		t.Fatalf("a step takes %v objects of the heap, want the plan and its groups", n)
 	}
 	must(t, c.CheckInvariants())
 }

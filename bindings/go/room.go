@@ -49,7 +49,8 @@ func (c *Cache) AdmitPrompt(tokens []int32, options *OpenOptions, numMore int) (
 	return Admission{cached, blocks}, nil
 }
 
-// Reserve keeps blocks for numTokens more tokens, at most mostPerStep in a step; 0: all in one step.
+// Reserve keeps blocks for numTokens more tokens, at most mostPerStep in a step; 0: all in one
+// step.
 func (c *Cache) Reserve(sequence Sequence, numTokens, mostPerStep int) error {
 	s := take()
 	return c.done(s, C.kvfolio_reserve(c.c, C.kvfolio_sequence(sequence), C.int64_t(numTokens),

@@ -3,6 +3,63 @@
 package kvfolio
 
 // #include <kvfolio/kvfolio.h>
+//
+// // What a step calls. To check a pointer to an opaque struct cgo puts it in an interface, which
+// // takes heap memory each time; it does not look at a number. C memory does not move, so its
+// // address may be one.
+// static int32_t go_begin_step(uintptr_t m, uint64_t now_us, kvfolio_ticket* out,
+//                              kvfolio_error* error) {
+//   return kvfolio_begin_step((kvfolio_manager*)m, now_us, out, error);
+// }
+// static int32_t go_append(uintptr_t m, kvfolio_sequence sequence, const int32_t* tokens,
+//                          int64_t n, int32_t draft, kvfolio_error* error) {
+//   return kvfolio_append((kvfolio_manager*)m, sequence, tokens, n, draft, error);
+// }
+// static int32_t go_append_unnamed(uintptr_t m, kvfolio_sequence sequence, int64_t n,
+//                                  int32_t draft, kvfolio_error* error) {
+//   return kvfolio_append_unnamed((kvfolio_manager*)m, sequence, n, draft, error);
+// }
+// static int32_t go_append_each(uintptr_t m, const kvfolio_sequence* sequences,
+//                               const int32_t* tokens, int64_t n, int64_t* done,
+//                               kvfolio_error* error) {
+//   return kvfolio_append_each((kvfolio_manager*)m, sequences, tokens, n, done, error);
+// }
+// static int32_t go_append_unnamed_each(uintptr_t m, const kvfolio_sequence* sequences, int64_t n,
+//                                       int64_t* done, kvfolio_error* error) {
+//   return kvfolio_append_unnamed_each((kvfolio_manager*)m, sequences, n, done, error);
+// }
+// static int32_t go_set_tokens(uintptr_t m, kvfolio_sequence sequence, const int32_t* tokens,
+//                              int64_t n, kvfolio_error* error) {
+//   return kvfolio_set_tokens((kvfolio_manager*)m, sequence, tokens, n, error);
+// }
+// static int32_t go_set_tokens_each(uintptr_t m, const kvfolio_sequence* sequences,
+//                                   const int32_t* tokens, int64_t n, int64_t* done,
+//                                   kvfolio_error* error) {
+//   return kvfolio_set_tokens_each((kvfolio_manager*)m, sequences, tokens, n, done, error);
+// }
+// static int32_t go_plan(uintptr_t m, const kvfolio_plan_options* options, uintptr_t plan,
+//                        uintptr_t groups, int32_t n, kvfolio_error* error) {
+//   return kvfolio_plan((kvfolio_manager*)m, options, (void*)plan, (void*)groups, n, error);
+// }
+// static int32_t go_commit(uintptr_t m, kvfolio_ticket ticket, kvfolio_error* error) {
+//   return kvfolio_commit((kvfolio_manager*)m, ticket, error);
+// }
+// static int32_t go_complete(uintptr_t m, kvfolio_ticket ticket, kvfolio_error* error) {
+//   return kvfolio_complete((kvfolio_manager*)m, ticket, error);
+// }
+// static int32_t go_finish(uintptr_t m, kvfolio_ticket ticket, kvfolio_error* error) {
+//   return kvfolio_finish((kvfolio_manager*)m, ticket, error);
+// }
+// static int32_t go_drop(uintptr_t m, kvfolio_ticket ticket, kvfolio_error* error) {
+//   return kvfolio_drop((kvfolio_manager*)m, ticket, error);
+// }
+// static int32_t go_accept(uintptr_t m, kvfolio_sequence sequence, int32_t n,
+//                          kvfolio_error* error) {
+//   return kvfolio_accept((kvfolio_manager*)m, sequence, n, error);
+// }
+// static int32_t go_run_copies(uintptr_t m, kvfolio_error* error) {
+//   return kvfolio_run_copies((kvfolio_manager*)m, error);
+// }
 import "C"
 
 import "unsafe"
@@ -15,10 +72,13 @@ func ids(s []Sequence) *C.kvfolio_sequence {
 	return (*C.kvfolio_sequence)(unsafe.Pointer(&s[0]))
 }
 
+// h is the handle as a number. The caller keeps the cache alive: done() does.
+func (c *Cache) h() C.uintptr_t { return C.uintptr_t(uintptr(unsafe.Pointer(c.c))) }
+
 // BeginStep opens a step. nowUS is not read yet.
 func (c *Cache) BeginStep(nowUS uint64) (Ticket, error) {
 	s := take()
-	code := C.kvfolio_begin_step(c.c, C.uint64_t(nowUS), &s.id, &s.err)
+	code := C.go_begin_step(c.h(), C.uint64_t(nowUS), &s.id, &s.err)
 	out := Ticket(s.id)
 	return out, c.done(s, code)
 }
@@ -27,14 +87,14 @@ func (c *Cache) BeginStep(nowUS uint64) (Ticket, error) {
 // guesses: Accept decides.
 func (c *Cache) Append(sequence Sequence, tokens []int32, draft int) error {
 	s := take()
-	return c.done(s, C.kvfolio_append(c.c, C.kvfolio_sequence(sequence), first(tokens),
+	return c.done(s, C.go_append(c.h(), C.kvfolio_sequence(sequence), first(tokens),
 		C.int64_t(len(tokens)), i32(draft), &s.err))
 }
 
 // AppendUnnamed appends tokens whose ids are not known yet: SetTokens names them.
 func (c *Cache) AppendUnnamed(sequence Sequence, numTokens, draft int) error {
 	s := take()
-	return c.done(s, C.kvfolio_append_unnamed(c.c, C.kvfolio_sequence(sequence),
+	return c.done(s, C.go_append_unnamed(c.h(), C.kvfolio_sequence(sequence),
 		C.int64_t(numTokens), i32(draft), &s.err))
 }
 
@@ -46,7 +106,7 @@ func (c *Cache) AppendEach(sequences []Sequence, tokens []int32) (n int, err err
 			len(sequences))
 	}
 	s := take()
-	code := C.kvfolio_append_each(c.c, ids(sequences), first(tokens), C.int64_t(len(sequences)),
+	code := C.go_append_each(c.h(), ids(sequences), first(tokens), C.int64_t(len(sequences)),
 		&s.i64[0], &s.err)
 	n = int(s.i64[0])
 	return n, c.done(s, code)
@@ -55,7 +115,7 @@ func (c *Cache) AppendEach(sequences []Sequence, tokens []int32) (n int, err err
 // AppendUnnamedEach appends one unnamed token to each sequence, as AppendEach does.
 func (c *Cache) AppendUnnamedEach(sequences []Sequence) (n int, err error) {
 	s := take()
-	code := C.kvfolio_append_unnamed_each(c.c, ids(sequences), C.int64_t(len(sequences)), &s.i64[0],
+	code := C.go_append_unnamed_each(c.h(), ids(sequences), C.int64_t(len(sequences)), &s.i64[0],
 		&s.err)
 	n = int(s.i64[0])
 	return n, c.done(s, code)
@@ -64,7 +124,7 @@ func (c *Cache) AppendUnnamedEach(sequences []Sequence) (n int, err error) {
 // SetTokens names the oldest unnamed tokens of a sequence, in order.
 func (c *Cache) SetTokens(sequence Sequence, tokens []int32) error {
 	s := take()
-	return c.done(s, C.kvfolio_set_tokens(c.c, C.kvfolio_sequence(sequence), first(tokens),
+	return c.done(s, C.go_set_tokens(c.h(), C.kvfolio_sequence(sequence), first(tokens),
 		C.int64_t(len(tokens)), &s.err))
 }
 
@@ -76,7 +136,7 @@ func (c *Cache) SetTokensEach(sequences []Sequence, tokens []int32) (n int, err 
 			len(sequences))
 	}
 	s := take()
-	code := C.kvfolio_set_tokens_each(c.c, ids(sequences), first(tokens), C.int64_t(len(sequences)),
+	code := C.go_set_tokens_each(c.h(), ids(sequences), first(tokens), C.int64_t(len(sequences)),
 		&s.i64[0], &s.err)
 	n = int(s.i64[0])
 	return n, c.done(s, code)
@@ -153,9 +213,11 @@ func (c *Cache) Plan(options *PlanOptions) (*Plan, error) {
 	if c.c == nil {
 		return nil, failf(ErrFailedPrecondition, "the Cache is closed")
 	}
+	s := take()
 	var o *C.kvfolio_plan_options
 	if options != nil {
-		o = &C.kvfolio_plan_options{
+		o = &s.plan
+		*o = C.kvfolio_plan_options{
 			struct_size:     C.sizeof_kvfolio_plan_options,
 			pad_with_zero:   b32(options.PadWithZero),
 			no_block_tables: b32(options.NoBlockTables),
@@ -165,8 +227,8 @@ func (c *Cache) Plan(options *PlanOptions) (*Plan, error) {
 			positions:       b32(options.Positions),
 		}
 	}
-	s := take()
-	code := C.kvfolio_plan(c.c, o, c.plan, c.groups, C.int32_t(c.numGroups), &s.err)
+	code := C.go_plan(c.h(), o, C.uintptr_t(uintptr(unsafe.Pointer(c.plan))),
+		C.uintptr_t(uintptr(unsafe.Pointer(c.groups))), C.int32_t(c.numGroups), &s.err)
 	if err := c.done(s, code); err != nil {
 		return nil, err
 	}
@@ -250,31 +312,31 @@ func (p *Plan) Clone() *Plan {
 // then takes no more appends.
 func (c *Cache) RunCopies() error {
 	s := take()
-	return c.done(s, C.kvfolio_run_copies(c.c, &s.err))
+	return c.done(s, C.go_run_copies(c.h(), &s.err))
 }
 
 // Commit says that the work is enqueued: lengths advance, the next step may begin.
 func (c *Cache) Commit(ticket Ticket) error {
 	s := take()
-	return c.done(s, C.kvfolio_commit(c.c, C.kvfolio_ticket(ticket), &s.err))
+	return c.done(s, C.go_commit(c.h(), C.kvfolio_ticket(ticket), &s.err))
 }
 
 // Complete says that the device has finished the step, and under InOrder all earlier ones.
 func (c *Cache) Complete(ticket Ticket) error {
 	s := take()
-	return c.done(s, C.kvfolio_complete(c.c, C.kvfolio_ticket(ticket), &s.err))
+	return c.done(s, C.go_complete(c.h(), C.kvfolio_ticket(ticket), &s.err))
 }
 
 // Finish is Commit and Complete, for engines that have computed already.
 func (c *Cache) Finish(ticket Ticket) error {
 	s := take()
-	return c.done(s, C.kvfolio_finish(c.c, C.kvfolio_ticket(ticket), &s.err))
+	return c.done(s, C.go_finish(c.h(), C.kvfolio_ticket(ticket), &s.err))
 }
 
 // Drop ends the open step and undoes all of its appends.
 func (c *Cache) Drop(ticket Ticket) error {
 	s := take()
-	return c.done(s, C.kvfolio_drop(c.c, C.kvfolio_ticket(ticket), &s.err))
+	return c.done(s, C.go_drop(c.h(), C.kvfolio_ticket(ticket), &s.err))
 }
 
 // Ended is a sequence that a call ended, and the name that its caller gave it.
@@ -308,5 +370,5 @@ func (c *Cache) Fail(ticket Ticket) ([]Ended, error) {
 // Accept ends a draft: keeps the first numAccepted draft tokens.
 func (c *Cache) Accept(sequence Sequence, numAccepted int) error {
 	s := take()
-	return c.done(s, C.kvfolio_accept(c.c, C.kvfolio_sequence(sequence), i32(numAccepted), &s.err))
+	return c.done(s, C.go_accept(c.h(), C.kvfolio_sequence(sequence), i32(numAccepted), &s.err))
 }

@@ -275,6 +275,9 @@ func (v *View) p() *C.kvfolio_view {
 	return v.c
 }
 
+// h is p as a number, see steps.go.
+func (v *View) h() C.uintptr_t { return C.uintptr_t(uintptr(unsafe.Pointer(v.p()))) }
+
 func (v *View) done(s *scratch, code C.int32_t) error {
 	return s.give(code, v.p() == nil, "View, or what it shows,")
 }

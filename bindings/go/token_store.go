@@ -149,8 +149,8 @@ func (t *TokenStore) Gather(begin int, k, v Rows) error {
 		C.int32_t(dtype), k.data, v.data, &s.err))
 }
 
-// At returns the bytes of the row of K of token i where it lies, all heads; ErrUnsupported for Int8.
-// The slice is the store's: valid until Close.
+// At returns the bytes of the row of K of token i where it lies, all heads; ErrUnsupported for
+// Int8. The slice is the store's: valid until Close.
 func (t *TokenStore) At(i int) ([]byte, error) {
 	s := take()
 	var out unsafe.Pointer
