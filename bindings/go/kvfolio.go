@@ -28,9 +28,9 @@
 //
 // What has a Close method holds memory that the garbage collector does not see. A finalizer writes
 // one line to standard error for each value that was never closed, with the place where it was
-// made. It frees nothing: slices of a Plan and pointers into K and V may outlive the value that they came
-// from, and a leak is better than memory that goes while it is read. Close may be called twice. All
-// other calls on a closed value return ErrFailedPrecondition, or zero.
+// made. It frees nothing: slices of a Plan and pointers into K and V may outlive the value that
+// they came from, and a leak is better than memory that goes while it is read. Close may be called
+// twice. All other calls on a closed value return ErrFailedPrecondition, or zero.
 //
 // # Goroutines
 //
