@@ -94,6 +94,7 @@ type Cache struct {
 	numGroups int
 	plan      *C.kvfolio_step_plan  // C memory that Plan writes to, since it holds C pointers
 	groups    *C.kvfolio_group_plan // [numGroups], the same
+	life      *life
 	birth
 }
 
@@ -105,11 +106,12 @@ func newCache(c *C.kvfolio_manager, storage *Storage, born birth) (*Cache, error
 		c: c, storage: storage, numGroups: n,
 		plan:   (*C.kvfolio_step_plan)(C.calloc(1, C.sizeof_kvfolio_step_plan)),
 		groups: (*C.kvfolio_group_plan)(C.calloc(C.size_t(n), C.sizeof_kvfolio_group_plan)),
+		life:   &life{},
 		birth:  born,
 	}
 	if storage != nil {
 		storage.c = C.kvfolio_manager_storage(c)
-		storage.cache = cache
+		storage.owner = cache.life
 	}
 	runtime.SetFinalizer(cache, func(c *Cache) { c.leaked("Cache") })
 	if cache.plan == nil || cache.groups == nil {
@@ -140,7 +142,7 @@ func NewCache(groups []GroupSpec, options *Options) (*Cache, error) {
 
 // NewCacheWithStorage takes the storage over, also when it fails: the storage is closed then.
 func NewCacheWithStorage(storage *Storage, options *Options) (*Cache, error) {
-	if storage.p() == nil || storage.cache != nil {
+	if storage.p() == nil || storage.owner != nil {
 		return nil, failf(ErrFailedPrecondition, "the Storage is closed or belongs to a Cache")
 	}
 	s := take()
@@ -164,6 +166,7 @@ func (c *Cache) Close() {
 	C.free(unsafe.Pointer(c.plan))
 	C.free(unsafe.Pointer(c.groups))
 	c.c, c.plan, c.groups = nil, nil, nil
+	c.life.closed = true
 }
 
 // Storage returns that of the cache, or nil. It belongs to the cache.

@@ -34,9 +34,10 @@
 //
 // # Goroutines
 //
-// A value may be used by several goroutines in turn, on any thread. The methods under "questions"
-// of Cache, and Probe, AdmitPrompt and CopyTo of their source, may run at the same time as each
-// other, while no other method of that value runs; the owner serialises all others.
+// A value may be used by several goroutines in turn, on any thread. Methods of Cache that only ask
+// (Info to CheckInvariants in the C header, Probe, AdmitPrompt, Utilization, NeedsEviction, and
+// CopyTo for the cache that it reads) may run at the same time as each other, while no other method
+// of that value runs; the owner serialises all others.
 //
 // # Memory
 //

@@ -73,18 +73,22 @@ func (m *MemoryResource) toC() *C.kvfolio_memory_resource {
 	}
 }
 
+// life is what a storage knows of its cache. Not the cache itself: the collector does not run the
+// finalizers of a circle.
+type life struct{ closed bool }
+
 // Storage is K and V of all groups. Close it, or hand it to NewCacheWithStorage, whose cache then
 // owns it: the storage may be used until that cache is closed.
 type Storage struct {
 	c      *C.kvfolio_storage
-	cache  *Cache // its owner, or nil
+	owner  *life // that of its cache, or nil
 	groups []GroupSpec
 	birth
 }
 
 // p is null once the storage, or the cache that owns it, is closed.
 func (s *Storage) p() *C.kvfolio_storage {
-	if s == nil || s.cache != nil && s.cache.c == nil {
+	if s == nil || s.owner != nil && s.owner.closed {
 		return nil
 	}
 	return s.c
@@ -209,7 +213,7 @@ func BorrowStorage(groups []GroupSpec, borrowed []BorrowedGroup,
 
 // Close frees the storage. Does nothing to one that belongs to a cache.
 func (s *Storage) Close() {
-	if s.cache != nil || s.c == nil {
+	if s.owner != nil || s.c == nil {
 		return
 	}
 	runtime.SetFinalizer(s, nil)
