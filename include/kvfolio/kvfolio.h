@@ -25,6 +25,7 @@
 //
 // Handles (kvfolio_manager*, ...) are opaque. Their *_destroy() takes null, which is nothing. A
 // handle may move between threads. A handle that was destroyed must not be used: it is not checked.
+// A function that returns a value and no code gives 0 or null for a null handle.
 // Ids (kvfolio_sequence, ...) are checked: one that was closed, or belongs to another manager with
 // another id_tag, is KVFOLIO_ERR_NOT_FOUND.
 //
@@ -304,7 +305,8 @@ typedef struct kvfolio_manager_options {
 KVFOLIO_C_API int32_t kvfolio_manager_create(const kvfolio_group_spec* groups, int32_t num_groups,
                                              const kvfolio_manager_options* options,
                                              kvfolio_manager** out, kvfolio_error* error);
-// Takes the storage over, also when it fails: do not destroy it.
+// Takes the storage over, also when it fails: its pointer must not be used any more. Views of it
+// stay valid as long as the manager.
 KVFOLIO_C_API int32_t kvfolio_manager_create_with_storage(kvfolio_storage* storage,
                                                           const kvfolio_manager_options* options,
                                                           kvfolio_manager** out,
@@ -316,7 +318,8 @@ KVFOLIO_C_API kvfolio_storage* kvfolio_manager_storage(kvfolio_manager* manager)
 // What prefixes are found under (RootKey in root_key.h). Strings are bytes of any content; they are
 // copied.
 typedef struct kvfolio_root kvfolio_root;
-// Null stands for no bytes. A null kvfolio_root* in the calls below is a key without any.
+// Null stands for no bytes. A null kvfolio_root* in the calls below is the key without any, which all
+// who pass null share: a binding must not pass null for a root that was destroyed.
 KVFOLIO_C_API int32_t kvfolio_root_create(const char* model, int64_t model_bytes,
                                           const char* adapter, int64_t adapter_bytes,
                                           const char* adapter_version,
