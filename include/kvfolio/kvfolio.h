@@ -318,8 +318,8 @@ KVFOLIO_C_API kvfolio_storage* kvfolio_manager_storage(kvfolio_manager* manager)
 // What prefixes are found under (RootKey in root_key.h). Strings are bytes of any content; they are
 // copied.
 typedef struct kvfolio_root kvfolio_root;
-// Null stands for no bytes. A null kvfolio_root* in the calls below is the key without any, which all
-// who pass null share: a binding must not pass null for a root that was destroyed.
+// Null stands for no bytes. A null kvfolio_root* in the calls below is the key without any, which
+// all who pass null share: a binding must not pass null for a root that was destroyed.
 KVFOLIO_C_API int32_t kvfolio_root_create(const char* model, int64_t model_bytes,
                                           const char* adapter, int64_t adapter_bytes,
                                           const char* adapter_version,
