@@ -328,22 +328,26 @@ void KVCacheManager::Impl::leave_load(std::int32_t row) noexcept {
 }
 
 Result<std::int32_t> KVCacheManager::blocks_to_load(LoadId id, GroupId group_id,
-                                                    std::span<LoadBlock> out) const {
+                                                    std::span<LoadBlock> out,
+                                                    std::int32_t first) const {
   const Impl& m = *impl_;
   std::int32_t load = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find_load(id, load));
   KVFOLIO_RETURN_IF_ERROR(m.check_group("blocks_to_load", group_id));
+  if (first < 0) {
+    return Status(ErrorCode::kInvalidArgument,
+                  concat("blocks_to_load from number ", first, ", allowed: 0 and above"));
+  }
   const std::int32_t g = group_id.value();
-  const std::int32_t first = m.block_of(g, m.transfers_.load(load).begin);
+  const std::int32_t begin = m.block_of(g, m.transfers_.load(load).begin);
   const BlockTable& blocks = m.transfers_.table(load, g);
   std::int32_t count = 0;
   for (std::int32_t i = 0; i < blocks.size(); ++i) {
     const BlockId block = blocks.at(m.arena(), i);
     if (!block.valid() || m.pool(g).valid(block) != 0) continue;
-    if (static_cast<std::size_t>(count) < out.size()) {
-      out[static_cast<std::size_t>(count)] = {first + i, block};
-    }
-    ++count;
+    const std::int32_t at = count++ - first;
+    if (at < 0 || static_cast<std::size_t>(at) >= out.size()) continue;
+    out[static_cast<std::size_t>(at)] = {begin + i, block};
   }
   return count;
 }
