@@ -42,6 +42,9 @@ using GroupId = StrongId<struct GroupIdTag, std::int32_t, -1>;
 using SequenceId = StrongId<struct SequenceIdTag, std::uint64_t, 0>;
 // A pinned prefix; same shape as SequenceId.
 using PinId = StrongId<struct PinIdTag, std::uint64_t, 0>;
+// A load or a hold that is open; same shape as SequenceId.
+using LoadId = StrongId<struct LoadIdTag, std::uint64_t, 0>;
+using HoldId = StrongId<struct HoldIdTag, std::uint64_t, 0>;
 // An engine step: 1, 2, 3, ... in the order of begin_step.
 using Ticket = StrongId<struct TicketTag, std::uint64_t, 0>;
 
@@ -50,9 +53,11 @@ using Ticket = StrongId<struct TicketTag, std::uint64_t, 0>;
 [[nodiscard]] KVFOLIO_API std::string to_string(GroupId group);
 [[nodiscard]] KVFOLIO_API std::string to_string(Ticket ticket);
 // Row and generation: "sequence 7.3" is the third sequence in row 7. A tag that is not 0 follows:
-// "sequence 7.3 (tag 2)". Of all five kinds an id that is not valid() is "no block", "no sequence".
+// "sequence 7.3 (tag 2)". Of all kinds an id that is not valid() is "no block", "no sequence".
 [[nodiscard]] KVFOLIO_API std::string to_string(SequenceId sequence);
 [[nodiscard]] KVFOLIO_API std::string to_string(PinId pin);
+[[nodiscard]] KVFOLIO_API std::string to_string(LoadId load);
+[[nodiscard]] KVFOLIO_API std::string to_string(HoldId hold);
 
 // A template, so that <iosfwd> is enough here. Its caller includes <ostream>.
 template <typename Traits, typename Tag, typename Rep, Rep kNone>

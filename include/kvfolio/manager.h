@@ -325,6 +325,92 @@ class KVFOLIO_API KVCacheManager {
   Result<std::span<const EndedSequence>> preempt_to(
       double target, std::optional<VictimPolicy> policy = std::nullopt);
 
+  // ---- transfers: blocks whose bytes others copy ----
+  //
+  // A load is an append whose bytes come from elsewhere: from host memory, a file, another machine.
+  // Begin it when the bytes are at hand and verified, so that a slow medium never holds blocks;
+  // write the blocks; finish it. Meanwhile it holds its blocks by itself. Nothing in them is
+  // findable, and no other call gives one of them away, whatever becomes of the sequence:
+  //
+  //   Load load = *manager.begin_load(sequence, prompt, end);
+  //   for each group: manager.blocks_to_load(load.id, group, blocks), and write these
+  //   manager.finish_load(load.id, load.end - load.begin);
+  //
+  // A hold keeps blocks as they are while somebody copies from them.
+
+  // Lets the sequence grow to `end` tokens, the first ones of `prompt`, without computing them.
+  // First the sequence gets what the cache has of them by now, as in open(); Load::begin is its
+  // length then. For the rest the load takes blocks as an append does (it evicts if it must, and in
+  // a window group takes only the blocks that position `end` reads), but for blocks that the cache
+  // has: those it holds, too. A block that Load::begin lies inside is taken anew and replaces the
+  // sequence's at the end. Until finish_load() the sequence keeps its length. Nobody may append to
+  // it, trim it, reserve for it or begin another load: kFailedPrecondition, naming the load. It may
+  // be forked. The load goes on without the sequence, and its tokens come to nothing, if that is
+  // closed, preempted, aborted by fail() or truncated below Load::begin.
+  // kFailedPrecondition: the sequence is in the open step, has draft tokens, unnamed tokens, tokens
+  // that can never be findable (after a trim, say) or a promise of reserve(); or (kUnordered) its
+  // last step is not complete. kInvalidArgument: `end` is not within 0 .. prompt.size() or lies
+  // inside a media span that attends to itself; the prompt differs from what the sequence has, as
+  // far as that is known. kResourceExhausted: max_tokens, max_transfers, table entries. Shortage:
+  // nothing changed, not even what the cache has by now was taken.
+  Result<Load> begin_load(SequenceId sequence, std::span<const std::int32_t> prompt,
+                          std::int32_t end);
+  // Fills `out` with the blocks of a group that the load waits for, by logical block, from number
+  // `first` of them on and as far as they fit; returns how many there are in all. All of them are
+  // to be written. They stay the same until finish_load().
+  [[nodiscard]] Result<std::int32_t> blocks_to_load(LoadId load, GroupId group,
+                                                    std::span<LoadBlock> out,
+                                                    std::int32_t first = 0) const;
+  // Ends a load. Call this when nothing writes to its blocks any more, also if it failed: then
+  // num_tokens says how far the blocks are good, counted from Load::begin. These tokens stand: the
+  // sequence has them now, and they become findable as if it had computed them. The other blocks
+  // are free again. Returns how many tokens stand: num_tokens, or fewer if a window group lacks
+  // what the position behind them reads, or 0 if the sequence is gone or shorter. reset() and
+  // forget() since the begin of the load keep what it would make findable from being found.
+  // kInvalidArgument: num_tokens is not within 0 .. end - begin; or begin + num_tokens is neither
+  // `end` nor a multiple of the unit, the smallest block size.
+  Result<std::int32_t> finish_load(LoadId load, std::int32_t num_tokens);
+  // How far a load could reach, if a tier has the blocks with a nonzero byte in `has`: by group,
+  // has[g][i] stands for logical block i of the prompt; a span may be shorter than the prompt. The
+  // blocks of the sequence and those that the cache has count too, and full and window groups have
+  // to agree, as in a hit. On return the bytes of the blocks that begin_load(sequence, prompt, end)
+  // would wait for are 1, and all others 0. `limit`: the largest end to look at; at most
+  // prompt.size(). Errors: those of begin_load() that say what is wrong with the sequence, the
+  // prompt or `limit`, and kInvalidArgument for another number of groups.
+  [[nodiscard]] Result<Loadable> loadable(SequenceId sequence, std::span<const std::int32_t> prompt,
+                                          std::int32_t limit,
+                                          std::span<const std::span<std::uint8_t>> has) const;
+  // Holds these blocks until release_hold(): none is given to another sequence, and a block that
+  // loses its last other holder, or its place in the cache, stays as it is. Nothing changes in the
+  // order of eviction. What a hold reads is only there once the step that wrote it is complete.
+  // kInvalidArgument: a block out of range, or free. kResourceExhausted: max_transfers, table
+  // entries. Shortage: as fork(), of whoever holds the blocks.
+  Result<HoldId> hold_blocks(GroupId group, std::span<const std::int32_t> blocks);
+  Status release_hold(HoldId hold);
+
+  // Fills `out` with blocks that became findable, those that waited longest first, and forgets
+  // that; returns how many. A block is handed out once each time that it becomes findable, or
+  // findable with more tokens; not while a step that wrote it is not complete, and not when it is
+  // no longer findable. So the bytes of all that this returns may be read. Loaded blocks come as
+  // others do. None without ManagerOptions::list_findable. The list has a place for each block: it
+  // never drops one.
+  std::int32_t take_findable(std::span<FindableBlock> out) noexcept;
+  // Without list_findable, and for a block that is not findable: 0. Else a number that changes when
+  // the block gets another entry: as long as it stays, so do the tokens that the block is found by.
+  [[nodiscard]] Result<std::uint64_t> entry_serial(GroupId group, BlockId block) const;
+  // The path that a findable block ends. Fills `tokens` with those at [begin, begin +
+  // tokens.size()), and `media` with the path's first spans, as far as they fit.
+  // kNotFound: the block is not findable. kInvalidArgument: the positions do not lie in the path.
+  [[nodiscard]] Result<BlockPrefix> prefix_of(GroupId group, BlockId block, std::int32_t begin,
+                                              std::span<std::int32_t> tokens,
+                                              std::span<MediaSpan> media = {}) const;
+  // The block of group `of` that holds whole what ends at position `end` on the path of a findable
+  // block; not valid() if the cache keeps none. So who remembers a number for each block and
+  // entry_serial() finds the one that a new block goes on from. kNotFound as above.
+  // kInvalidArgument: `end` is not a multiple of of's block size within 1 .. findable_end().
+  [[nodiscard]] Result<BlockId> block_at(GroupId group, BlockId block, GroupId of,
+                                         std::int32_t end) const;
+
   // ---- questions ----
 
   [[nodiscard]] Result<SequenceInfo> info(SequenceId sequence) const;
@@ -345,8 +431,9 @@ class KVFOLIO_API KVCacheManager {
   // many.
   std::int32_t sequences(std::span<SequenceId> out) const noexcept;
   [[nodiscard]] Result<GroupUsage> usage(GroupId group) const;
-  // References to a block: table entries, pins, and steps (open or in flight) that copy from it or
-  // put another block in its place. A block that only steps refer to counts as retiring in usage().
+  // References to a block: table entries, pins, loads, holds, and steps (open or in flight) that
+  // copy from it or put another block in its place. A block that only steps refer to counts as
+  // retiring in usage().
   [[nodiscard]] Result<std::int32_t> ref_count(GroupId group, BlockId block) const;
   // The prefix tree has an entry for the block.
   [[nodiscard]] Result<bool> is_findable(GroupId group, BlockId block) const;
@@ -391,9 +478,9 @@ class KVFOLIO_API KVCacheManager {
   // that are not free are copied. No heap. Several threads may copy from one manager at the same
   // time, each to a target of its own, while no other call runs that changes it.
   // After an error nothing has changed. kInvalidArgument: spec or options differ, id_tag included
-  // (names the first difference and both values), or only one has storage. With storage also
-  // kFailedPrecondition: a step of either is not complete; kUnsupported: the CPU may not touch the
-  // memory.
+  // (names the first difference and both values), or only one has storage. kFailedPrecondition: a
+  // load or a hold of either is open (names how many); with storage also if a step of either is not
+  // complete. kUnsupported: the CPU may not touch the memory.
   Status copy_to(KVCacheManager& target) const;
 
   // Recounts everything, in O(state). Returns ok, or says which rule is broken and where. To find a

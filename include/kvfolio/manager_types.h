@@ -35,6 +35,7 @@ enum class VictimPolicy : std::int32_t {
 struct ManagerOptions {
   std::int32_t max_sequences = 1024;     // open at once, 1 .. 2^23
   std::int32_t max_pins = 256;           // 0 .. 2^24
+  std::int32_t max_transfers = 256;      // loads and holds that are open at once: 0 .. 2^24 of each
   std::int32_t max_steps_in_flight = 2;  // 1 .. 64
   Order order = Order::kInOrder;
   bool prefix_cache = true;  // false: nothing is ever findable
@@ -68,6 +69,9 @@ struct ManagerOptions {
   double high_watermark = 0.90;
   // Whom select_victim() and preempt_to() choose if the call does not say.
   VictimPolicy victim_policy = VictimPolicy::kLru;
+  // Keep a list of the blocks that become findable, for take_findable(). Costs 16 bytes for each
+  // block, and nothing if false.
+  bool list_findable = false;
   // Written into every id. If the managers of one process have distinct tags, each recognises the
   // ids of the others as foreign. copy_to() needs two managers with the same tag, since the copies
   // have the same ids.
@@ -117,6 +121,43 @@ struct Opened {
 struct Pinned {
   PinId pin{};
   std::int32_t pinned_tokens = 0;  // tokens of the prefix that are held
+};
+
+// What begin_load() began. Blocks of positions [begin, end) are to be written.
+struct Load {
+  LoadId id{};             // not valid(): the cache has it all by now; there is nothing to finish
+  std::int32_t begin = 0;  // the length of the sequence
+  std::int32_t end = 0;
+};
+
+// A block that a load waits for: all of its tokens up to the end of the load, also those in front
+// of Load::begin.
+struct LoadBlock {
+  std::int32_t logical = 0;
+  BlockId block{};
+};
+
+// How far a sequence would come with blocks that a tier has, see loadable().
+struct Loadable {
+  std::int32_t begin = 0;   // tokens that are there without the tier
+  std::int32_t end = 0;     // tokens that are there with it; begin: loading gains nothing
+  std::int64_t blocks = 0;  // that begin_load(.., end) would wait for, of all groups
+};
+
+// A block that became findable.
+struct FindableBlock {
+  GroupId group{};
+  BlockId block{};
+  std::int32_t end = 0;      // one past the last position whose token can be found in it
+  std::uint64_t serial = 0;  // entry_serial() now
+};
+
+// What stands before the end of a findable block.
+struct BlockPrefix {
+  std::int32_t num_tokens = 0;  // from the root to findable_end() of the block
+  std::int32_t num_media = 0;   // spans that begin in front of that
+  // Its strings lie in the manager, and are valid until the next call that is not const.
+  RootKey root{};
 };
 
 struct StepOptions {
@@ -181,6 +222,7 @@ struct SequenceInfo {
   // takes the next tick of a counter of the manager. Probes, plans and reads are not uses.
   std::uint64_t last_use = 0;
   std::uint64_t use_count = 0;
+  LoadId load{};  // that is open for it; not valid(): none
 };
 
 // Blocks of one group by state; free + held + cached + retiring = num_blocks. Used blocks or bytes
@@ -188,7 +230,7 @@ struct SequenceInfo {
 struct GroupUsage {
   std::int32_t num_blocks = 0;
   std::int32_t free = 0;
-  std::int32_t held = 0;    // referenced by sequences or pins
+  std::int32_t held = 0;    // referenced by sequences, pins, loads or holds
   std::int32_t cached = 0;  // findable, without references
   // Without references, or referenced only by steps. They become free or cached when the steps are
   // complete.
@@ -196,10 +238,10 @@ struct GroupUsage {
   std::int32_t evictable = 0;  // equals cached: every cached block can be evicted
   // Of the held ones: those that reserve() keeps for sequences, and that no table has yet.
   std::int32_t reserved = 0;
-  // Not used yet: held blocks of loads and holds, and bytes of a budget that groups share.
-  std::int32_t loading = 0;
+  std::int32_t loading = 0;  // of the held ones: blocks that open loads wait for
+  // References of open holds; a block in two holds counts twice.
   std::int32_t on_hold = 0;
-  std::int64_t budget_bytes = 0;
+  std::int64_t budget_bytes = 0;  // not used yet: of a budget that groups share
 };
 
 // Counts since creation. Each name says what is counted.
@@ -217,6 +259,7 @@ struct Counters {
   std::uint64_t sequences_preempted = 0;  // by preempt() and preempt_to()
   std::uint64_t sequences_aborted = 0;    // by fail()
   std::uint64_t forks = 0;
+  std::uint64_t tokens_loaded = 0;     // that stood when their load was finished
   std::uint64_t tokens_looked_up = 0;  // of all open() calls, those that look nothing up included
   std::uint64_t tokens_reused = 0;     // cached_tokens of all open() calls
   std::uint64_t tokens_committed = 0;  // appended, by all commits

@@ -8,11 +8,13 @@
 // Contents of fresh memory are unspecified: do not expect zeros.
 // Thread safety: HostMemory keeps no state, so calls from several threads are fine. A resource of
 // the host program is called from the thread that calls KVStorage or its manager, one call at a
-// time. One exception: copy() runs in several threads at the same time if several threads copy
-// managers that share the resource (KVCacheManager::copy_to).
+// time. Two exceptions: copy() runs in several threads at the same time if several threads copy
+// managers that share the resource (KVCacheManager::copy_to), and copy_out() if several threads
+// read blocks of one storage.
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "kvfolio/export.h"
 #include "kvfolio/memory_kind.h"
@@ -23,8 +25,15 @@ namespace kvfolio {
 // The least alignment that allocate() must give, in bytes.
 inline constexpr std::int64_t kMemoryAlignment = 64;
 
-// Every member is pure except the destructor, which is inline. So a derived class can be compiled
-// with or without RTTI. The type information of HostMemory is in the library.
+// One piece of a batch of copies: `bytes` bytes from src to dst, which do not overlap.
+struct CopyRun {
+  std::byte* dst = nullptr;
+  const std::byte* src = nullptr;
+  std::int64_t bytes = 0;
+};
+
+// Every member is pure or inline. So a derived class can be compiled with or without RTTI. The type
+// information of HostMemory is in the library.
 class MemoryResource {
  public:
   virtual ~MemoryResource() = default;
@@ -37,6 +46,26 @@ class MemoryResource {
   // Copies within memory of this resource. The ranges do not overlap. Returns when the copy is
   // done, or when the resource's own stream orders every later use behind it.
   virtual void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept = 0;
+
+  // Many copies in one call; a device would launch one kernel for all of them. No piece reads what
+  // another one writes.
+  virtual void copy_batch(std::span<const CopyRun> runs) noexcept {
+    for (const CopyRun& run : runs) copy(run.dst, run.src, run.bytes);
+  }
+  // The same from any memory of the CPU into memory of this resource, and back. The caller may
+  // reuse its memory, or read it, when the call returns. Return false if the resource cannot; then
+  // nothing was copied. A resource of host memory copies as it does within its own; one of a device
+  // overrides both.
+  [[nodiscard]] virtual bool copy_in(std::span<const CopyRun> runs) noexcept {
+    if (kind() != MemoryKind::kHost) return false;
+    copy_batch(runs);
+    return true;
+  }
+  [[nodiscard]] virtual bool copy_out(std::span<const CopyRun> runs) noexcept {
+    if (kind() != MemoryKind::kHost) return false;
+    copy_batch(runs);
+    return true;
+  }
 };
 
 // Anonymous memory of the process. An allocation of 2 MiB or more is aligned to 2 MiB, rounded up

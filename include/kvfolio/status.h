@@ -69,24 +69,23 @@ struct Shortage {
   std::int32_t needed = 0;
   std::int32_t free = 0;
   std::int32_t evictable = 0;  // the cached blocks: every one of them can be evicted
-  std::int32_t pinned = 0;     // held by sequences and pins
+  std::int32_t pinned = 0;     // held by sequences, pins, loads and holds
   // Only steps hold or touch them; come back when these are complete. If it is not 0, complete()
   // the steps in flight and call again, before you preempt a sequence.
   std::int32_t retiring = 0;
-  std::int32_t sequences = 0;  // open sequences of the manager
-  std::int32_t pins = 0;       // pins of the manager
-  std::int32_t reserved = 0;   // of the pinned ones: kept by reserve(), in no table yet
-  // Not used yet: open loads and holds of the manager, and free bytes of a budget that groups
-  // share.
-  std::int32_t loads = 0;
-  std::int32_t holds = 0;
-  std::int64_t budget_bytes = 0;
+  std::int32_t sequences = 0;     // open sequences of the manager
+  std::int32_t pins = 0;          // pins of the manager
+  std::int32_t reserved = 0;      // of the pinned ones: kept by reserve(), in no table yet
+  std::int32_t loads = 0;         // open loads of the manager, and
+  std::int32_t holds = 0;         // open holds
+  std::int64_t budget_bytes = 0;  // not used yet: free bytes of a budget that groups share
 
   friend bool operator==(const Shortage&, const Shortage&) = default;
 };
 
 // "group 0: need 37 blocks, 12 free, 0 evictable (25 pinned by 3 sequences, 0 retiring)". With
-// pins: "25 pinned by 3 sequences and 1 pin"; with reservations: ", 4 of them reserved" follows.
+// pins, loads and holds: "25 pinned by 3 sequences, 1 pin, 1 load and 2 holds"; those of which
+// there are none are left out. With reservations: ", 4 of them reserved" follows.
 [[nodiscard]] KVFOLIO_API std::string to_string(const Shortage& shortage);
 [[nodiscard]] KVFOLIO_API const char* to_string(ErrorCode code) noexcept;
 

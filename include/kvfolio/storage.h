@@ -14,13 +14,14 @@
 // not even rows of two groups. A row is the head_dim elements of one token, head and layer; the
 // scale of an int8 row counts as a row of its own.
 // The contents of fresh memory are unspecified: a slot holds a token only after an append.
-// Thread safety: none for copy_blocks, copy_blocks_from and fill against any other use of the same
-// blocks; the const members may be called from several threads.
+// Thread safety: none for copy_blocks, copy_blocks_from, write_blocks and fill against any other
+// use of the same blocks; the const members may be called from several threads.
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "kvfolio/export.h"
@@ -122,6 +123,40 @@ class KVStorage {
   KVFOLIO_API Status copy_blocks_from(const KVStorage& source, GroupId group,
                                       std::span<const std::int32_t> blocks);
 
+  // ---- images of blocks: what leaves a cache, and comes back ----
+  //
+  // The image of a block is all of its bytes in one piece of memory, without padding. It depends on
+  // the group's spec, never on strides: own and borrowed memory, in any order of axes, give the
+  // same image of the same tokens, and either takes it. Layer by layer, in the order of the format:
+  // in HND and granule for each KV head the rows of K, of V if it is stored, and for int8 the f32
+  // scales of K, then of V. In NHD first K, then V, then the scales of K and of V, each token by
+  // token and within a token head by head. A row is the head_dim elements of a token, in granule a
+  // tile of 16 tokens. Numbers lie as in memory, in the byte order of the machine.
+
+  // Bytes of the image of a block; 0: the spec has no such group.
+  [[nodiscard]] KVFOLIO_API std::int64_t block_image_bytes(GroupId group) const noexcept;
+  // Copies the named blocks to `images`, one behind the other. kInvalidArgument: a group or a block
+  // out of range, or images.size() is not the number of blocks times block_image_bytes().
+  // kUnsupported: the memory is a device's, and its resource does not copy to the CPU. Nothing is
+  // copied then.
+  KVFOLIO_API Status read_blocks(GroupId group, std::span<const std::int32_t> blocks,
+                                 std::span<std::byte> images) const;
+  // Copies images to the named blocks; a block is named once. Errors as above.
+  KVFOLIO_API Status write_blocks(GroupId group, std::span<const std::int32_t> blocks,
+                                  std::span<const std::byte> images);
+  // Where the pieces of an image lie in the block: `memory` has the bytes [offset, offset + bytes)
+  // of the image. For who copies and checks in one pass over memory that the CPU may touch.
+  struct ImageRun {
+    std::int64_t offset = 0;
+    std::byte* memory = nullptr;
+    std::int64_t bytes = 0;
+  };
+  // Fills `out` with the pieces from number `first` on, in the order of the image, as far as they
+  // fit; returns how many there are in all. Errors as read_blocks().
+  [[nodiscard]] KVFOLIO_API Result<std::int64_t> image_runs(GroupId group, std::int32_t block,
+                                                            std::int64_t first,
+                                                            std::span<ImageRun> out) const;
+
   // Sets every byte of every row and scale, for tests and to poison memory: 0xff makes every
   // element a NaN, and for int8 every scale.
   // kUnsupported on memory that the CPU may not touch.
@@ -136,6 +171,10 @@ class KVStorage {
   KVStorage();
   void release() noexcept;
   [[nodiscard]] Status check_group(GroupId group) const;
+  [[nodiscard]] Status check_images(std::string_view what, GroupId group,
+                                    std::span<const std::int32_t> blocks,
+                                    std::size_t image_bytes) const;
+  [[nodiscard]] Status no_host_copies(std::string_view what) const;
   // Requires: check_group(group).ok().
   [[nodiscard]] const std::vector<KVView>& views_of(GroupId group) const noexcept {
     return groups_[static_cast<std::size_t>(group.value())];

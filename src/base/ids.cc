@@ -33,5 +33,7 @@ std::string to_string(GroupId group) { return numbered("group", group); }
 std::string to_string(Ticket ticket) { return numbered("ticket", ticket); }
 std::string to_string(SequenceId sequence) { return packed("sequence", sequence); }
 std::string to_string(PinId pin) { return packed("pin", pin); }
+std::string to_string(LoadId load) { return packed("load", load); }
+std::string to_string(HoldId hold) { return packed("hold", hold); }
 
 }  // namespace kvfolio

@@ -16,15 +16,33 @@ namespace kvfolio {
 
 using text::concat;
 
+namespace {
+
+// Who pins blocks beside the sequences: ", 1 pin, 1 load and 2 holds".
+std::string others(const Shortage& shortage) {
+  struct Holder {
+    std::int32_t count;
+    const char* name;
+  };
+  const Holder holders[] = {
+      {shortage.pins, " pin"}, {shortage.loads, " load"}, {shortage.holds, " hold"}};
+  std::string text;
+  std::string last;
+  for (const auto& [count, name] : holders) {
+    if (count == 0) continue;
+    if (!last.empty()) text += concat(", ", last);
+    last = concat(count, name, count == 1 ? "" : "s");
+  }
+  return last.empty() ? text : concat(text, " and ", last);
+}
+
+}  // namespace
+
 std::string to_string(const Shortage& shortage) {
   return concat(
       "group ", shortage.group, ": need ", shortage.needed, " blocks, ", shortage.free, " free, ",
       shortage.evictable, " evictable (", shortage.pinned, " pinned by ", shortage.sequences,
-      shortage.sequences == 1 ? " sequence" : " sequences",
-      shortage.pins > 0 ? concat(" and ", shortage.pins) : std::string(),
-      shortage.pins == 0   ? ""
-      : shortage.pins == 1 ? " pin"
-                           : " pins",
+      shortage.sequences == 1 ? " sequence" : " sequences", others(shortage),
       shortage.reserved > 0 ? concat(", ", shortage.reserved, " of them reserved") : std::string(),
       ", ", shortage.retiring, " retiring)");
 }
