@@ -140,19 +140,21 @@ func NewCache(groups []GroupSpec, options *Options) (*Cache, error) {
 	return newCache(out, nil, bornOf())
 }
 
-// NewCacheWithStorage takes the storage over, also when it fails: the storage is closed then.
+// NewCacheWithStorage takes the storage over; if it fails, the storage stays the caller's.
 func NewCacheWithStorage(storage *Storage, options *Options) (*Cache, error) {
 	if storage.p() == nil || storage.owner != nil {
 		return nil, failf(ErrFailedPrecondition, "the Storage is closed or belongs to a Cache")
 	}
 	s := take()
 	var out *C.kvfolio_manager
-	code := C.kvfolio_manager_create_with_storage(storage.c, options.toC(), &out, &s.err)
-	storage.c = nil
-	runtime.SetFinalizer(storage, nil)
+	// A variable of its own: C writes to it, and the storage is one of Go.
+	taken := storage.c
+	code := C.kvfolio_manager_create_with_storage(&taken, options.toC(), &out, &s.err)
 	if err := s.give(code, false, ""); err != nil {
 		return nil, err
 	}
+	storage.c = nil
+	runtime.SetFinalizer(storage, nil)
 	return newCache(out, storage, bornOf())
 }
 

@@ -13,7 +13,7 @@ package kvfolio
 //     uintptr_t cache, int32_t layer, const u8* k, const kvfolio_rows* k_rows,
 //     const u8* v, const kvfolio_rows* v_rows, const int32_t* slots, int64_t num_slots,
 //     kvfolio_error* error) {
-//   return kvfolio_append_rows((const kvfolio_view*)cache, layer, k, k_rows, v, v_rows, slots,
+//   return kvfolio_append_rows((kvfolio_view*)cache, layer, k, k_rows, v, v_rows, slots,
 //                              num_slots, error);
 // }
 // static int32_t kvfolio_go_gather(
@@ -22,7 +22,7 @@ package kvfolio
 //     const kvfolio_rows* v_rows, kvfolio_error* error) {
 //   return kvfolio_gather(cache, block_table, num_entries, options, k, k_rows, v, v_rows, error);
 // }
-// static int32_t kvfolio_go_write_token(const kvfolio_view* cache, int32_t layer, int32_t head,
+// static int32_t kvfolio_go_write_token(kvfolio_view* cache, int32_t layer, int32_t head,
 //                                       int32_t slot, int32_t dtype, const u8* k, const u8* v,
 //                                       kvfolio_error* error) {
 //   return kvfolio_write_token(cache, layer, head, slot, dtype, k, v, error);
@@ -401,16 +401,19 @@ func (p *ThreadPool) NumThreads() int { return int(C.kvfolio_thread_pool_num_thr
 
 // AttentionOptions of Attend (AttentionParams and AttentionSlice in kernels.h).
 type AttentionOptions struct {
-	Layer       int
-	Scale       float64 // 0: 1 / sqrt(head dim of K)
-	NotCausal   bool
-	Window      int // tokens that a query reads, itself included; 0: no window
-	NumSinks    int
-	Target      Target
+	Layer     int
+	Scale     float64 // 0: 1 / sqrt(head dim of K)
+	NotCausal bool
+	Window    int // tokens that a query reads, itself included; 0: no window
+	NumSinks  int
+	Target    Target
+	// Slice limits the call to NumRows rows from FirstRow on and NumKVHeads heads from FirstKVHead
+	// on; 0 of them are none. Without Slice the four stay 0.
+	Slice       bool
 	FirstRow    int
-	NumRows     int // 0: to the last row
+	NumRows     int
 	FirstKVHead int
-	NumKVHeads  int // 0: to the last head
+	NumKVHeads  int
 }
 
 // AttentionOptionsOf returns the options of a causal group: its window and sinks, and defaults.
@@ -426,6 +429,7 @@ func AttentionOptionsOf(group GroupSpec) (AttentionOptions, error) {
 		Window:      int(s.attention.window),
 		NumSinks:    int(s.attention.num_sinks),
 		Target:      Target(s.attention.target),
+		Slice:       s.attention.slice != 0,
 		FirstRow:    int(s.attention.first_row),
 		NumRows:     int(s.attention.num_rows),
 		FirstKVHead: int(s.attention.first_kv_head),
@@ -531,6 +535,7 @@ func Attend(a *Attention) error {
 		window:        i32(o.Window),
 		num_sinks:     i32(o.NumSinks),
 		target:        C.int32_t(o.Target),
+		slice:         b32(o.Slice),
 		first_row:     i32(o.FirstRow),
 		num_rows:      i32(o.NumRows),
 		first_kv_head: i32(o.FirstKVHead),

@@ -175,7 +175,7 @@ func TestRowsStayInTheirSlices(t *testing.T) {
 			a.Batch.TrimSinks, a.Batch.TrimFirstKept = []int32{0, 0}, []int32{0, 0}
 		},
 		"no workspace":  func(a *Attention) { a.Workspace = nil },
-		"negative rows": func(a *Attention) { a.Options.NumRows = -2 },
+		"negative rows": func(a *Attention) { a.Options.Slice, a.Options.NumRows = true, -2 },
 		"NaN scale":     func(a *Attention) { a.Options.Scale = math.NaN() },
 		"layer":         func(a *Attention) { a.Options.Layer = 1 },
 	} {

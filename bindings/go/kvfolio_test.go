@@ -497,6 +497,8 @@ func TestClosedValuesSaySo(t *testing.T) {
 	must(t, err)
 	_, err = NewCacheWithStorage(storage, &Options{MaxSequences: -1})
 	wants(t, err, ErrInvalidArgument)
+	must(t, storage.Fill(0)) // it is the caller's still
+	storage.Close()
 	wants(t, storage.Fill(0), ErrFailedPrecondition)
 }
 

@@ -52,7 +52,7 @@ static Engine make_engine(int32_t num_blocks, int32_t no_prefix_cache) {
   Engine e = {0};
   kvfolio_storage* storage = NULL;
   must(kvfolio_storage_create(&group, 1, NULL, &storage, &error));
-  must(kvfolio_manager_create_with_storage(storage, &options, &e.manager, &error));
+  must(kvfolio_manager_create_with_storage(&storage, &options, &e.manager, &error));
   must(kvfolio_view_create(kvfolio_manager_storage(e.manager), 0, -1, &e.view, &error));
   must(kvfolio_attention_workspace_bytes(e.view, 1, kTokens, KVFOLIO_TARGET_AUTO, 1,
                                          &e.workspace_bytes, &error));
@@ -152,9 +152,9 @@ static void step(Engine* e, Request* requests) {
   for (int64_t s = 0; s < plan.num_sequences; ++s) {
     Request* r = find(requests, plan.sequences[s]);
     const float* last = out + (plan.query_start.data[s + 1] - 1) * kHeadDim;
-    int32_t next = 0;
-    for (int32_t i = 0; i < kHeadDim; ++i) next = next * 3 + (int32_t)(last[i] * 4096);
-    r->tokens[r->size++] = (next % 1000 + 1000) % 1000;
+    uint32_t next = 0;
+    for (int32_t i = 0; i < kHeadDim; ++i) next = next * 3 + (uint32_t)(int32_t)(last[i] * 4096);
+    r->tokens[r->size++] = (int32_t)(next % 1000);
     if (r->size < kTokens) continue;
     must(kvfolio_close(e->manager, r->sequence, &error));
     r->sequence = 0;

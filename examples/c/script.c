@@ -71,7 +71,7 @@ static Engine make_engine(float* memory[kGroups][2]) {
   kvfolio_storage* storage = NULL;
   must(kvfolio_storage_borrow(e.groups, kGroups, lent, NULL, &storage, &error));
   kvfolio_manager_options options = {.struct_size = sizeof options, .max_sequences = 8};
-  must(kvfolio_manager_create_with_storage(storage, &options, &e.manager, &error));
+  must(kvfolio_manager_create_with_storage(&storage, &options, &e.manager, &error));
   for (int g = 0; g < kGroups; ++g) {
     must(kvfolio_view_create(kvfolio_manager_storage(e.manager), g, -1, &e.views[g], &error));
   }

@@ -96,7 +96,9 @@ typedef struct kvfolio_shortage {
 
 // `message` is a sentence of at most 255 bytes and always ends with 0; a longer one ends with
 // "...". `shortage` is filled for KVFOLIO_ERR_NO_BLOCKS, else all its numbers are 0. After a call
-// that succeeded nothing has changed here.
+// that succeeded nothing has changed here. Start with KVFOLIO_ERROR_INIT: a struct whose
+// struct_size is 0 (or above 4096) receives nothing, not even the code, so test what the call
+// returns.
 typedef struct kvfolio_error {
   uint32_t struct_size;
   int32_t code;
@@ -289,11 +291,17 @@ KVFOLIO_C_API int32_t kvfolio_view_create(const kvfolio_storage* storage, int32_
                                           int32_t layer, kvfolio_view** out, kvfolio_error* error);
 KVFOLIO_C_API void kvfolio_view_destroy(kvfolio_view* view);
 // The row of K or V of a token; in format granule the tile in which it lies. Null if the view has
-// no such row. For programs that write K and V by themselves.
+// no such row. For programs that write K and V by themselves: row (0, 0, 0, 0) is the base that
+// the strides of kvfolio_plan_layouts() count from.
 KVFOLIO_C_API void* kvfolio_view_k(const kvfolio_view* view, int32_t layer, int32_t block,
                                    int32_t head, int32_t offset);
 KVFOLIO_C_API void* kvfolio_view_v(const kvfolio_view* view, int32_t layer, int32_t block,
                                    int32_t head, int32_t offset);
+// The f32 scale of that row; int8 only, else null.
+KVFOLIO_C_API void* kvfolio_view_k_scale(const kvfolio_view* view, int32_t layer, int32_t block,
+                                         int32_t head, int32_t offset);
+KVFOLIO_C_API void* kvfolio_view_v_scale(const kvfolio_view* view, int32_t layer, int32_t block,
+                                         int32_t head, int32_t offset);
 
 // ---- manager -----------------------------------------------------------------------------------
 
@@ -337,9 +345,9 @@ typedef struct kvfolio_manager_options {
 KVFOLIO_C_API int32_t kvfolio_manager_create(const kvfolio_group_spec* groups, int32_t num_groups,
                                              const kvfolio_manager_options* options,
                                              kvfolio_manager** out, kvfolio_error* error);
-// Takes the storage over, also when it fails: its pointer must not be used any more. Views of it
-// stay valid as long as the manager.
-KVFOLIO_C_API int32_t kvfolio_manager_create_with_storage(kvfolio_storage* storage,
+// Takes the storage over and sets *storage to null; if it fails, the storage stays the caller's.
+// Views of it stay valid as long as the manager.
+KVFOLIO_C_API int32_t kvfolio_manager_create_with_storage(kvfolio_storage** storage,
                                                           const kvfolio_manager_options* options,
                                                           kvfolio_manager** out,
                                                           kvfolio_error* error);
@@ -592,7 +600,8 @@ KVFOLIO_C_API int32_t kvfolio_unpin(kvfolio_manager* manager, kvfolio_pin_id pin
                                     kvfolio_error* error);
 KVFOLIO_C_API double kvfolio_utilization(const kvfolio_manager* manager);
 KVFOLIO_C_API int32_t kvfolio_needs_eviction(const kvfolio_manager* manager);
-// 0: there is none. policy: one of KVFOLIO_LRU ... or KVFOLIO_POLICY_OF_OPTIONS.
+// 0: there is none. policy: one of KVFOLIO_LRU (0) ... or KVFOLIO_POLICY_OF_OPTIONS (-1), that of
+// kvfolio_manager_options.victim_policy.
 KVFOLIO_C_API kvfolio_sequence kvfolio_select_victim(kvfolio_manager* manager, int32_t policy);
 // Preempts while kvfolio_utilization() > target. Out pointers as in kvfolio_fail().
 KVFOLIO_C_API int32_t kvfolio_preempt_to(kvfolio_manager* manager, double target, int32_t policy,
@@ -777,7 +786,8 @@ KVFOLIO_C_API int32_t kvfolio_get_group(const kvfolio_manager* manager, int32_t 
 // The options with derived values in place of 0.
 KVFOLIO_C_API int32_t kvfolio_get_options(const kvfolio_manager* manager,
                                           kvfolio_manager_options* out, kvfolio_error* error);
-// Makes `target` a deep equal of the manager. Reads `manager`, changes `target`.
+// Makes `target` a deep equal of the manager. Reads `manager`, changes `target`, whose plans,
+// tables and tickets of before are gone.
 KVFOLIO_C_API int32_t kvfolio_copy_to(const kvfolio_manager* manager, kvfolio_manager* target,
                                       kvfolio_error* error);
 // Recounts everything.
@@ -803,8 +813,9 @@ typedef struct kvfolio_rows {
 } kvfolio_rows;
 
 // Writes token t of k and v to slots[t] of a layer; -1: it is skipped. v and v_rows are null if the
-// cache has no V of its own. num_slots is the num_tokens of k_rows.
-KVFOLIO_C_API int32_t kvfolio_append_rows(const kvfolio_view* cache, int32_t layer, const void* k,
+// cache has no V of its own. num_slots is the num_tokens of k_rows. Several threads may write to
+// different slots of one view at the same time; that holds for all calls that write to a view.
+KVFOLIO_C_API int32_t kvfolio_append_rows(kvfolio_view* cache, int32_t layer, const void* k,
                                           const kvfolio_rows* k_rows, const void* v,
                                           const kvfolio_rows* v_rows, const int32_t* slots,
                                           int64_t num_slots, kvfolio_error* error);
@@ -827,16 +838,16 @@ KVFOLIO_C_API int32_t kvfolio_gather(const kvfolio_view* cache, const int32_t* b
                                      void* k, const kvfolio_rows* k_rows, void* v,
                                      const kvfolio_rows* v_rows, kvfolio_error* error);
 // One token, head and layer; k or v may be null. dtype: of both rows.
-KVFOLIO_C_API int32_t kvfolio_write_token(const kvfolio_view* cache, int32_t layer, int32_t head,
+KVFOLIO_C_API int32_t kvfolio_write_token(kvfolio_view* cache, int32_t layer, int32_t head,
                                           int32_t slot, int32_t dtype, const void* k, const void* v,
                                           kvfolio_error* error);
 KVFOLIO_C_API int32_t kvfolio_read_token(const kvfolio_view* cache, int32_t layer, int32_t head,
                                          int32_t slot, int32_t dtype, void* k, void* v,
                                          kvfolio_error* error);
-KVFOLIO_C_API int32_t kvfolio_copy_blocks(const kvfolio_view* cache, const int32_t* src,
+KVFOLIO_C_API int32_t kvfolio_copy_blocks(kvfolio_view* cache, const int32_t* src,
                                           const int32_t* dst, int64_t num_blocks,
                                           kvfolio_error* error);
-KVFOLIO_C_API int32_t kvfolio_convert_blocks(const kvfolio_view* from, const kvfolio_view* to,
+KVFOLIO_C_API int32_t kvfolio_convert_blocks(const kvfolio_view* from, kvfolio_view* to,
                                              const int32_t* src, const int32_t* dst,
                                              int64_t num_blocks, kvfolio_error* error);
 // dst = src, element by element; equal shapes, any element types.
@@ -882,8 +893,9 @@ KVFOLIO_C_API int32_t kvfolio_thread_pool_num_threads(const kvfolio_thread_pool*
 KVFOLIO_C_API int32_t kvfolio_thread_pool_executor(kvfolio_thread_pool* pool, kvfolio_executor* out,
                                                    kvfolio_error* error);
 
-// AttentionParams, AttentionSlice and the rest of AttentionArgs. All but scale, window and sinks
-// may stay 0.
+// AttentionParams, AttentionSlice and the rest of AttentionArgs. A group with a window needs its
+// window and sinks here: kvfolio_attention_options_of() fills them in. Without them attend() reads
+// what the window has passed, as long as it is there, and gives wrong numbers.
 typedef struct kvfolio_attention_options {
   uint32_t struct_size;
   int32_t layer;
@@ -892,10 +904,13 @@ typedef struct kvfolio_attention_options {
   int32_t window;  // tokens that a query reads, itself included; 0: no window
   int32_t num_sinks;
   int32_t target;
+  // 1: only rows [first_row, first_row + num_rows) and KV heads [first_kv_head, first_kv_head +
+  // num_kv_heads); a share without rows or heads writes nothing. 0: all, and the four are 0.
+  int32_t slice;
   int32_t first_row;
-  int32_t num_rows;  // 0: to the last row
+  int32_t num_rows;
   int32_t first_kv_head;
-  int32_t num_kv_heads;  // 0: to the last head
+  int32_t num_kv_heads;
 } kvfolio_attention_options;
 // The options of a causal group: its window and sinks, and defaults. `out` has its struct_size.
 KVFOLIO_C_API int32_t kvfolio_attention_options_of(const kvfolio_group_spec* group,
@@ -906,7 +921,8 @@ KVFOLIO_C_API int32_t kvfolio_attention_workspace_bytes(const kvfolio_view* cach
                                                         int32_t num_q_heads, int32_t max_kv_len,
                                                         int32_t target, int32_t num_threads,
                                                         int64_t* out, kvfolio_error* error);
-// softmax(scale * q k^T + mask) v over a ragged batch. The arrays are those of a plan:
+// softmax(scale * q k^T + mask) v over a ragged batch. Null options are those of a full group; one
+// with a window needs kvfolio_attention_options_of(). The arrays are those of a plan:
 //   query_start [num_sequences + 1], kv_lens [num_sequences],
 //   block_table [num_sequences, block_table_stride],
 //   trim_sinks and trim_first_kept [num_sequences], or both null
@@ -946,8 +962,8 @@ KVFOLIO_C_API int32_t kvfolio_token_store_create(const kvfolio_token_store_optio
                                                  const kvfolio_memory_resource* resource,
                                                  kvfolio_token_store** out, kvfolio_error* error);
 KVFOLIO_C_API void kvfolio_token_store_destroy(kvfolio_token_store* store);
-// A store of its own with the same options and tokens. If the store has a resource, destroy the
-// copy first.
+// A store of its own with the same options and tokens. It takes memory from the same resource,
+// which both stores, in any order of their ends, call.
 KVFOLIO_C_API int32_t kvfolio_token_store_copy(const kvfolio_token_store* store,
                                                kvfolio_token_store** out, kvfolio_error* error);
 // Appends num_tokens rows of elements of `dtype` (0: the store's own, f32 for int8) that follow

@@ -80,8 +80,8 @@ class KVFOLIO_API KVCacheManager {
   // 2^29 blocks; kOutOfMemory: the tables.
   static Result<KVCacheManager> create(const CacheSpec& spec, const ManagerOptions& options = {});
   // With storage, whose memory may be borrowed; the manager takes its spec(). If this fails, the
-  // storage is destroyed.
-  static Result<KVCacheManager> create(KVStorage storage, const ManagerOptions& options = {});
+  // storage stays as it was.
+  static Result<KVCacheManager> create(KVStorage&& storage, const ManagerOptions& options = {});
 
   KVCacheManager(KVCacheManager&&) noexcept;
   KVCacheManager& operator=(KVCacheManager&&) noexcept;
@@ -293,9 +293,9 @@ class KVFOLIO_API KVCacheManager {
   // The same for one root key: what sequences of this key wrote, and their pins.
   Forgotten forget(const RootKey& root);
   // The same for all that begins with these tokens. Options as for probe(), of which only root and
-  // media count. An open sequence is concerned if it has all of these tokens; unnamed ones count as
-  // equal. A block in which the tokens end goes as a whole. Without tokens this is
-  // forget(options.root). Errors: as open().
+  // media count. An open sequence is concerned if it has all of these tokens; unnamed ones that may
+  // still get their names count as equal. A block in which the tokens end goes as a whole. Without
+  // tokens this is forget(options.root). Errors: as open().
   Result<Forgotten> forget(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
   // Holds what a hit of `tokens` needs until unpin(); pinned_tokens may be less than asked. Whole
   // blocks of the prefix stay findable as long as the pin lasts. A rest inside a block is kept too,

@@ -73,8 +73,7 @@ struct kvfolio_root {
 };
 
 struct kvfolio_token_store {
-  std::unique_ptr<kvfolio::capi::CallerMemory> own_resource;
-  kvfolio::capi::CallerMemory* resource = nullptr;  // of a copy: that of the first store
+  std::shared_ptr<kvfolio::capi::CallerMemory> resource;  // its copies share it
   kvfolio::TokenStore store;
 };
 

@@ -42,13 +42,15 @@ kvfolio_shortage shortage_of(const Status& status) noexcept {
 
 }  // namespace
 
-// The shortage is the last field, so that it can grow; a caller that left its size at 0 has that of
-// the whole struct.
+// The shortage is the last field, so that it can grow; a caller that left its size at 0 has what
+// the struct has room for, but no more than the library knows.
 std::int32_t answer(kvfolio_error* error, const Status& status) {
   const auto code = static_cast<std::int32_t>(status.code());
   if (status.ok() || error == nullptr) return code;
   constexpr std::size_t kShortageAt = offsetof(kvfolio_error, shortage);
-  const std::uint32_t size = std::min(error->struct_size, kMostStructBytes);
+  const std::uint32_t size = error->struct_size;
+  // Of a struct that was not initialised nothing is known: it receives nothing.
+  if (size > kMostStructBytes) return code;
   if (size >= offsetof(kvfolio_error, message)) error->code = code;
   if (size < kShortageAt) return code;
   const std::string message = status.message();
@@ -61,7 +63,9 @@ std::int32_t answer(kvfolio_error* error, const Status& status) {
   const std::size_t room = size - kShortageAt;
   if (room < sizeof(std::uint32_t)) return code;
   std::uint32_t said = error->shortage.struct_size;
-  if (said < sizeof(said) || said > room) said = static_cast<std::uint32_t>(room);
+  if (said < sizeof(said) || said > room) {
+    said = static_cast<std::uint32_t>(std::min(room, sizeof(kvfolio_shortage)));
+  }
   error->shortage.struct_size = said;
   write_struct(&error->shortage, shortage_of(status));
   return code;

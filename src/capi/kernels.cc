@@ -53,6 +53,32 @@ Status read_rows(std::string_view call, std::string_view name, void* data, const
   return rows_of(call, name, static_cast<std::byte*>(data), rows, out);
 }
 
+Status read_slice(std::string_view call, const kvfolio_attention_options& options,
+                  AttentionSlice& out) {
+  const auto is_zero = [&] {
+    return options.first_row == 0 && options.num_rows == 0 && options.first_kv_head == 0 &&
+           options.num_kv_heads == 0;
+  };
+  if (options.slice == 0) {
+    if (is_zero()) return {};
+    return {ErrorCode::kInvalidArgument,
+            concat(call,
+                   ": options->first_row, num_rows, first_kv_head or num_kv_heads is not 0, "
+                   "and options->slice is; set it to 1")};
+  }
+  // In C++ a negative number is "to the last one"; here a share says how many it has.
+  if (options.num_rows < 0 || options.num_kv_heads < 0) {
+    return {ErrorCode::kInvalidArgument,
+            concat(call, ": options->num_rows is ", options.num_rows, " and num_kv_heads ",
+                   options.num_kv_heads, ", allowed: 0 and above")};
+  }
+  out = {.first_row = options.first_row,
+         .num_rows = options.num_rows,
+         .first_kv_head = options.first_kv_head,
+         .num_kv_heads = options.num_kv_heads};
+  return {};
+}
+
 Status read_executor(std::string_view call, const kvfolio_executor* executor, Executor& out) {
   kvfolio_executor ours;
   KVFOLIO_RETURN_IF_ERROR(read_struct(call, "executor", executor, ours));
@@ -69,7 +95,7 @@ using namespace kvfolio::capi;
 
 extern "C" {
 
-int32_t kvfolio_append_rows(const kvfolio_view* cache, int32_t layer, const void* k,
+int32_t kvfolio_append_rows(kvfolio_view* cache, int32_t layer, const void* k,
                             const kvfolio_rows* k_rows, const void* v, const kvfolio_rows* v_rows,
                             const int32_t* slots, int64_t num_slots, kvfolio_error* error) {
   KVFOLIO_C_NEEDS(cache);
@@ -103,7 +129,7 @@ int32_t kvfolio_gather(const kvfolio_view* cache, const int32_t* block_table, in
   return answer(error, gather(args));
 }
 
-int32_t kvfolio_write_token(const kvfolio_view* cache, int32_t layer, int32_t head, int32_t slot,
+int32_t kvfolio_write_token(kvfolio_view* cache, int32_t layer, int32_t head, int32_t slot,
                             int32_t dtype, const void* k, const void* v, kvfolio_error* error) {
   KVFOLIO_C_NEEDS(cache);
   DType type{};
@@ -130,7 +156,7 @@ int32_t kvfolio_read_token(const kvfolio_view* cache, int32_t layer, int32_t hea
                                   row(k, cache->view.head_dim_k), row(v, cache->view.head_dim_v)));
 }
 
-int32_t kvfolio_copy_blocks(const kvfolio_view* cache, const int32_t* src, const int32_t* dst,
+int32_t kvfolio_copy_blocks(kvfolio_view* cache, const int32_t* src, const int32_t* dst,
                             int64_t num_blocks, kvfolio_error* error) {
   KVFOLIO_C_NEEDS(cache);
   KVFOLIO_C_RETURN_IF_ERROR(check_array(__func__, "src", src, num_blocks));
@@ -139,7 +165,7 @@ int32_t kvfolio_copy_blocks(const kvfolio_view* cache, const int32_t* src, const
                 copy_blocks(cache->view, span_of(src, num_blocks), span_of(dst, num_blocks)));
 }
 
-int32_t kvfolio_convert_blocks(const kvfolio_view* from, const kvfolio_view* to, const int32_t* src,
+int32_t kvfolio_convert_blocks(const kvfolio_view* from, kvfolio_view* to, const int32_t* src,
                                const int32_t* dst, int64_t num_blocks, kvfolio_error* error) {
   KVFOLIO_C_NEEDS(from);
   KVFOLIO_C_NEEDS(to);
@@ -276,10 +302,7 @@ int32_t kvfolio_attend(const kvfolio_view* cache, const kvfolio_attention_option
   KVFOLIO_C_RETURN_IF_ERROR(read_rows(__func__, "out", out, out_rows, args.out));
   KVFOLIO_C_RETURN_IF_ERROR(read_rows(__func__, "lse", lse, lse_rows, args.lse));
   args.workspace = span_of(static_cast<std::byte*>(workspace), workspace_bytes);
-  args.slice = {.first_row = ours.first_row,
-                .num_rows = ours.num_rows == 0 ? -1 : ours.num_rows,
-                .first_kv_head = ours.first_kv_head,
-                .num_kv_heads = ours.num_kv_heads == 0 ? -1 : ours.num_kv_heads};
+  KVFOLIO_C_RETURN_IF_ERROR(read_slice(__func__, ours, args.slice));
   KVFOLIO_C_RETURN_IF_ERROR(read_target(__func__, ours.target, args.target));
   Executor lent;
   if (executor != nullptr) {

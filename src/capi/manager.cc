@@ -68,21 +68,21 @@ kvfolio_manager_options options_of(const ManagerOptions& options) noexcept {
   return out;
 }
 
-// The resource outlives the manager also if there is no memory for the handle: it stays the
-// caller's until then.
-Status give_manager(std::string_view call, Result<KVCacheManager> manager,
+// Fails without a change: the manager is the caller's still, and so is the resource.
+Status give_manager(std::string_view call, KVCacheManager& manager,
                     std::unique_ptr<CallerMemory>& resource, kvfolio_manager** out) {
-  if (!manager) return std::move(manager).error();
-  std::unique_ptr<kvfolio_manager> handle(new (std::nothrow) kvfolio_manager{
-      .resource = {}, .manager = std::move(*manager), .storage = {}, .ended = {}, .demands = {}});
-  if (!handle) return no_memory(call);
-  handle->resource = std::move(resource);
-  const std::int32_t rows = handle->manager.num_rows();
-  if (!handle->ended.allocate_zeroed(rows) || !handle->demands.allocate_zeroed(rows)) {
-    return no_memory(call);
-  }
+  FixedArray<kvfolio_ended> ended;
+  FixedArray<AppendDemand> demands;
+  const std::int32_t rows = manager.num_rows();
+  if (!ended.allocate_zeroed(rows) || !demands.allocate_zeroed(rows)) return no_memory(call);
+  auto* const handle = new (std::nothrow) kvfolio_manager{.resource = std::move(resource),
+                                                          .manager = std::move(manager),
+                                                          .storage = {},
+                                                          .ended = std::move(ended),
+                                                          .demands = std::move(demands)};
+  if (handle == nullptr) return no_memory(call);
   handle->storage.storage = handle->manager.storage();
-  *out = handle.release();
+  *out = handle;
   return {};
 }
 
@@ -140,26 +140,34 @@ int32_t kvfolio_manager_create(const kvfolio_group_spec* groups, int32_t num_gro
   KVFOLIO_C_RETURN_IF_ERROR(read_groups(__func__, groups, num_groups, spec));
   ManagerOptions ours;
   KVFOLIO_C_RETURN_IF_ERROR(read_options(__func__, options, ours));
+  Result<KVCacheManager> manager = KVCacheManager::create(spec, ours);
+  if (!manager) return answer(error, manager.error());
   std::unique_ptr<CallerMemory> none;
-  return answer(error, give_manager(__func__, KVCacheManager::create(spec, ours), none, out));
+  return answer(error, give_manager(__func__, *manager, none, out));
 }
 
-int32_t kvfolio_manager_create_with_storage(kvfolio_storage* storage,
+int32_t kvfolio_manager_create_with_storage(kvfolio_storage** storage,
                                             const kvfolio_manager_options* options,
                                             kvfolio_manager** out, kvfolio_error* error) {
   KVFOLIO_C_NEEDS(storage);
-  if (!storage->own) {
+  KVFOLIO_C_NEEDS(out);
+  kvfolio_storage* const handle = *storage;
+  if (handle == nullptr) return answer(error, null_argument(__func__, "*storage"));
+  if (!handle->own) {
     return answer(error, {ErrorCode::kInvalidArgument,
                           concat(__func__, ": the storage belongs to a manager already")});
   }
-  const std::unique_ptr<kvfolio_storage, void (*)(kvfolio_storage*)> taken(storage,
-                                                                           kvfolio_storage_destroy);
-  KVFOLIO_C_NEEDS(out);
   ManagerOptions ours;
   KVFOLIO_C_RETURN_IF_ERROR(read_options(__func__, options, ours));
-  return answer(error,
-                give_manager(__func__, KVCacheManager::create(std::move(*storage->own), ours),
-                             storage->resource, out));
+  Result<KVCacheManager> manager = KVCacheManager::create(std::move(*handle->own), ours);
+  if (!manager) return answer(error, manager.error());
+  if (const Status given = give_manager(__func__, *manager, handle->resource, out); !given.ok()) {
+    *handle->own = std::move(*manager->storage());
+    return answer(error, given);
+  }
+  kvfolio_storage_destroy(handle);
+  *storage = nullptr;
+  return KVFOLIO_OK;
 }
 
 void kvfolio_manager_destroy(kvfolio_manager* manager) { delete manager; }

@@ -120,17 +120,25 @@ int32_t kvfolio_fit(kvfolio_group_spec* groups, int32_t num_groups, int64_t byte
                     kvfolio_error* error) {
   CacheSpec spec;
   KVFOLIO_C_RETURN_IF_ERROR(read_groups(__func__, groups, num_groups, spec));
+  constexpr std::size_t kNumBlocksEnd =
+      offsetof(kvfolio_group_spec, num_blocks) + sizeof(kvfolio_group_spec::num_blocks);
   const Result<CacheSpec> fitted = fit(spec, bytes);
   if (!fitted) return answer(error, fitted.error());
   for (std::int32_t g = 0; g < num_groups; ++g) {
-    kvfolio_group_spec* const at = element(groups, g);
-    if (at->struct_size < sizeof(kvfolio_group_spec)) {
+    // read_groups() checked the size, which is that of the first group; a caller's field may lie
+    // anywhere, also unaligned.
+    std::uint32_t size = 0;
+    std::memcpy(&size, element(groups, g), sizeof(size));
+    if (size < kNumBlocksEnd) {
       return answer(error, {ErrorCode::kInvalidArgument,
                             concat(__func__, ": the groups have no field num_blocks")});
     }
   }
   for (std::int32_t g = 0; g < num_groups; ++g) {
-    element(groups, g)->num_blocks = fitted->groups[static_cast<std::size_t>(g)].num_blocks;
+    const std::int32_t num_blocks = fitted->groups[static_cast<std::size_t>(g)].num_blocks;
+    std::memcpy(
+        reinterpret_cast<std::byte*>(element(groups, g)) + offsetof(kvfolio_group_spec, num_blocks),
+        &num_blocks, sizeof(num_blocks));
   }
   return KVFOLIO_OK;
 }

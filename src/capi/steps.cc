@@ -104,6 +104,7 @@ int32_t kvfolio_append_unnamed(kvfolio_manager* manager, kvfolio_sequence sequen
 int32_t kvfolio_append_each(kvfolio_manager* manager, const kvfolio_sequence* sequences,
                             const int32_t* tokens, int64_t num_sequences, int64_t* num_appended,
                             kvfolio_error* error) {
+  give_count(num_appended, 0);
   KVFOLIO_C_NEEDS(manager);
   KVFOLIO_C_RETURN_IF_ERROR(check_each(__func__, sequences, tokens, true, num_sequences));
   std::int32_t done = 0;
@@ -116,6 +117,7 @@ int32_t kvfolio_append_each(kvfolio_manager* manager, const kvfolio_sequence* se
 int32_t kvfolio_append_unnamed_each(kvfolio_manager* manager, const kvfolio_sequence* sequences,
                                     int64_t num_sequences, int64_t* num_appended,
                                     kvfolio_error* error) {
+  give_count(num_appended, 0);
   KVFOLIO_C_NEEDS(manager);
   KVFOLIO_C_RETURN_IF_ERROR(check_each(__func__, sequences, nullptr, false, num_sequences));
   std::int32_t done = 0;
@@ -136,6 +138,7 @@ int32_t kvfolio_set_tokens(kvfolio_manager* manager, kvfolio_sequence sequence,
 int32_t kvfolio_set_tokens_each(kvfolio_manager* manager, const kvfolio_sequence* sequences,
                                 const int32_t* tokens, int64_t num_sequences, int64_t* num_named,
                                 kvfolio_error* error) {
+  give_count(num_named, 0);
   KVFOLIO_C_NEEDS(manager);
   KVFOLIO_C_RETURN_IF_ERROR(check_each(__func__, sequences, tokens, true, num_sequences));
   std::int32_t done = 0;

@@ -105,6 +105,10 @@ Status read_borrowed(std::string_view call, const kvfolio_borrowed_group* theirs
                                                 ", allowed: 0 to ", kMostLayers)};
   }
   KVFOLIO_RETURN_IF_ERROR(check_array(call, "borrowed->layers", lent.layers, lent.num_layers));
+  if (lent.layers != nullptr && lent.num_layers == 0) {
+    return {ErrorCode::kInvalidArgument,
+            concat(call, ": borrowed->layers is given, and borrowed->num_layers is 0")};
+  }
   for (std::int32_t l = 0; l < lent.num_layers; ++l) {
     const kvfolio_borrowed_layer& layer = lent.layers[l];
     layers.push_back({static_cast<std::byte*>(layer.k), static_cast<std::byte*>(layer.v),
@@ -274,6 +278,20 @@ void* kvfolio_view_v(const kvfolio_view* view, int32_t layer, int32_t block, int
                      int32_t offset) {
   if (view == nullptr || !has_row(view->view, layer, block, head, offset)) return nullptr;
   return view->view.v == nullptr ? nullptr : view->view.v_at(layer, block, head, offset);
+}
+
+void* kvfolio_view_k_scale(const kvfolio_view* view, int32_t layer, int32_t block, int32_t head,
+                           int32_t offset) {
+  if (view == nullptr || !has_row(view->view, layer, block, head, offset)) return nullptr;
+  return view->view.k_scale == nullptr ? nullptr
+                                       : view->view.k_scale_at(layer, block, head, offset);
+}
+
+void* kvfolio_view_v_scale(const kvfolio_view* view, int32_t layer, int32_t block, int32_t head,
+                           int32_t offset) {
+  if (view == nullptr || !has_row(view->view, layer, block, head, offset)) return nullptr;
+  return view->view.v_scale == nullptr ? nullptr
+                                       : view->view.v_scale_at(layer, block, head, offset);
 }
 
 int32_t kvfolio_token_store_view(const kvfolio_token_store* store, kvfolio_view** out,

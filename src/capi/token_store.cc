@@ -8,13 +8,12 @@ namespace kvfolio::capi {
 namespace {
 
 // The resource outlives the store also if there is no memory for the handle.
-Status give_store(std::string_view call, Result<TokenStore> store, CallerMemory* resource,
-                  std::unique_ptr<CallerMemory>& own_resource, kvfolio_token_store** out) {
+Status give_store(std::string_view call, Result<TokenStore> store,
+                  const std::shared_ptr<CallerMemory>& resource, kvfolio_token_store** out) {
   if (!store) return std::move(store).error();
-  auto* const handle = new (std::nothrow)
-      kvfolio_token_store{.own_resource = {}, .resource = resource, .store = std::move(*store)};
+  auto* const handle =
+      new (std::nothrow) kvfolio_token_store{.resource = resource, .store = std::move(*store)};
   if (handle == nullptr) return no_memory(call);
-  handle->own_resource = std::move(own_resource);
   *out = handle;
   return {};
 }
@@ -72,8 +71,8 @@ int32_t kvfolio_token_store_create(const kvfolio_token_store_options* options,
   ours.max_tokens = theirs.max_tokens;
   std::unique_ptr<CallerMemory> memory;
   KVFOLIO_C_RETURN_IF_ERROR(read_resource(__func__, resource, memory));
-  return answer(error, give_store(__func__, TokenStore::create(ours, memory.get()), memory.get(),
-                                  memory, out));
+  const std::shared_ptr<CallerMemory> shared = std::move(memory);
+  return answer(error, give_store(__func__, TokenStore::create(ours, shared.get()), shared, out));
 }
 
 void kvfolio_token_store_destroy(kvfolio_token_store* store) { delete store; }
@@ -82,8 +81,7 @@ int32_t kvfolio_token_store_copy(const kvfolio_token_store* store, kvfolio_token
                                  kvfolio_error* error) {
   KVFOLIO_C_NEEDS(store);
   KVFOLIO_C_NEEDS(out);
-  std::unique_ptr<CallerMemory> none;
-  return answer(error, give_store(__func__, store->store.copy(), store->resource, none, out));
+  return answer(error, give_store(__func__, store->store.copy(), store->resource, out));
 }
 
 int32_t kvfolio_token_store_append(kvfolio_token_store* store, const void* k, const void* v,

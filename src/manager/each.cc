@@ -127,7 +127,12 @@ Status KVCacheManager::set_tokens_each(std::span<const SequenceId> sequences,
   for (std::size_t i = 0; i < sequences.size() && status.ok(); ++i) {
     impl_->prefetch_each(sequences, i);
     status = set_tokens(sequences[i], tokens.subspan(i, 1));
-    if (status.ok()) ++done;
+    if (!status.ok()) {
+      status =
+          impl_->each_failed("set_tokens_each", sequences, tokens.data(), i, std::move(status));
+      break;
+    }
+    ++done;
   }
   if (num_named != nullptr) *num_named = done;
   return status;

@@ -125,7 +125,7 @@ Result<KVCacheManager> KVCacheManager::create(const CacheSpec& spec,
   return KVCacheManager(std::move(*impl));
 }
 
-Result<KVCacheManager> KVCacheManager::create(KVStorage storage, const ManagerOptions& options) {
+Result<KVCacheManager> KVCacheManager::create(KVStorage&& storage, const ManagerOptions& options) {
   Result<std::unique_ptr<Impl>> impl = Impl::create(storage.spec(), options);
   if (!impl) return std::move(impl).error();
   (*impl)->storage_.emplace(std::move(storage));

@@ -147,13 +147,14 @@ Result<CManager> CManager::create(const CacheSpec& spec, const ManagerOptions& o
 
 Result<CManager> CManager::create(KVStorage storage, const ManagerOptions& options) {
   Answer answer;
-  auto* const handle = new kvfolio_storage;
+  auto* handle = new kvfolio_storage;
   handle->own.emplace(std::move(storage));
   handle->storage = &*handle->own;
   const kvfolio_manager_options ours = options_of(options);
   kvfolio_manager* manager = nullptr;
   const Status status =
-      answer.status(kvfolio_manager_create_with_storage(handle, &ours, &manager, answer.error()));
+      answer.status(kvfolio_manager_create_with_storage(&handle, &ours, &manager, answer.error()));
+  kvfolio_storage_destroy(handle);  // null, unless that failed
   if (!status.ok()) return status;
   return CManager(manager);
 }
