@@ -383,8 +383,10 @@ class KVFOLIO_API KVCacheManager {
   // Holds these blocks until release_hold(): none is given to another sequence, and a block that
   // loses its last other holder, or its place in the cache, stays as it is. Nothing changes in the
   // order of eviction. What a hold reads is only there once the step that wrote it is complete.
-  // kInvalidArgument: a block out of range, or free. kResourceExhausted: max_transfers, table
-  // entries. Shortage: as fork(), of whoever holds the blocks.
+  // kInvalidArgument: a block out of range, free, or without a token (a load's, or one that lies
+  // ready for an append). kFailedPrecondition: the open step writes a block. kResourceExhausted:
+  // max_transfers, table entries. Shortage: as fork(), of
+  // whoever holds the blocks.
   Result<HoldId> hold_blocks(GroupId group, std::span<const std::int32_t> blocks);
   Status release_hold(HoldId hold);
 

@@ -16,9 +16,21 @@ Status KVCacheManager::Impl::check_hold(GroupId group, std::span<const std::int3
   }
   for (const std::int32_t block : blocks) {
     KVFOLIO_RETURN_IF_ERROR(check_block("hold_blocks", group, BlockId(block)));
-    if (pool(group.value()).state(BlockId(block)) != BlockState::kFree) continue;
-    return {ErrorCode::kInvalidArgument,
-            concat("hold_blocks: block ", block, " of group ", group.value(), " is free")};
+    const BlockPool& of = pool(group.value());
+    const bool is_free = of.state(BlockId(block)) == BlockState::kFree;
+    if (is_free || of.valid(BlockId(block)) == 0) {
+      return {ErrorCode::kInvalidArgument,
+              concat("hold_blocks: block ", block, " of group ", group.value(),
+                     is_free ? " is free" : " has no token yet")};
+    }
+    // undo() would take the block away, or what is valid in it.
+    if (!steps_.is_open() ||
+        of.written_in(BlockId(block)) != static_cast<std::uint32_t>(steps_.open().ticket)) {
+      continue;
+    }
+    return {ErrorCode::kFailedPrecondition,
+            concat("hold_blocks: block ", block, " of group ", group.value(),
+                   " is written by step ", steps_.last_ticket(), ", which is open")};
   }
   return {};
 }

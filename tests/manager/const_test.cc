@@ -83,6 +83,7 @@ class Busy {
   static constexpr std::uint64_t kName = 7;
   Tokens prompt = tokens(1, 38);
   Tokens other = tokens(100, 20);
+  Tokens picture_and_more = tokens(100, 28);
   std::array<MediaSpan, 1> spans{MediaSpan{.begin = 3, .end = 11}};
   KVCacheManager manager;
   SequenceId parent;
@@ -197,6 +198,29 @@ void is_findable(const Busy& busy, KVCacheManager&, Answers& out) {
   });
 }
 
+void prefix_of(const Busy& busy, KVCacheManager&, Answers& out) {
+  std::array<std::int32_t, 64> path;
+  std::array<MediaSpan, 2> media;
+  each_block(busy, [&](GroupId g, BlockId b) {
+    if (!must(busy.manager.is_findable(g, b))) return;
+    const auto end = static_cast<std::size_t>(must(busy.manager.findable_end(g, b)));
+    const auto tokens = std::span(path).first(std::min(end, path.size()));
+    const BlockPrefix prefix = must(busy.manager.prefix_of(g, b, 0, tokens, media));
+    out.add_all(tokens);
+    out.add(prefix.num_media, prefix.root.model.size(), must(busy.manager.entry_serial(g, b)));
+    if (end >= 4) out.add(must(busy.manager.block_at(g, b, GroupId(0), 4)).value());
+  });
+}
+
+void loadable(const Busy& busy, KVCacheManager&, Answers& out) {
+  std::array<std::uint8_t, 7> full{0, 0, 0, 0, 0, 1, 1};
+  std::array<std::uint8_t, 14> window{};
+  window[12] = window[13] = 1;
+  const std::array<std::span<std::uint8_t>, 2> has = {full, window};
+  const Loadable answer = must(busy.manager.loadable(busy.picture, busy.picture_and_more, 28, has));
+  out.add(answer.begin, answer.end, answer.blocks);
+}
+
 void counters(const Busy& busy, KVCacheManager&, Answers& out) {
   const Counters& counters = busy.manager.counters();
   out.add(counters.blocks_allocated, counters.blocks_freed, counters.forks, counters.tokens_reused,
@@ -225,6 +249,8 @@ constexpr std::array kCalls = {
     Call{"usage", usage},
     Call{"ref_count", ref_count},
     Call{"is_findable", is_findable},
+    Call{"prefix_of", prefix_of},
+    Call{"loadable", loadable},
     Call{"counters", counters},
     Call{"check_invariants", check_invariants},
     Call{"copy_to", copy_to},

@@ -47,7 +47,8 @@ KVCacheManager make(Order order) {
   Result<KVStorage> storage = KVStorage::create(two_groups());
   if (!storage) std::abort();
   Result<KVCacheManager> made = KVCacheManager::create(
-      std::move(*storage), {.max_sequences = 8, .max_steps_in_flight = 2, .order = order});
+      std::move(*storage),
+      {.max_sequences = 8, .max_steps_in_flight = 2, .order = order, .list_findable = true});
   if (!made) std::abort();
   return std::move(*made);
 }
@@ -201,6 +202,50 @@ TEST(ManagerHeap, NoCallThatSucceedsAllocatesNorDoesAShortage) {
         0);
     EXPECT_EQ(failed, 0) << "the line of the first call that failed";
     EXPECT_TRUE(manager.check_invariants());
+  }
+}
+
+// Loads of a prompt that was evicted, in part and in vain, and a hold of what they leave.
+int transfers(KVCacheManager& m, Prepared& with) {
+  int failed = 0;
+  const std::span<const std::int32_t> prompt(with.prompt);
+  MUST(m.evict(GroupId(0), 32));
+  const Result<Opened> a = m.open(prompt);
+  MUST(a);
+  std::array<LoadBlock, 32> blocks;
+  std::array<std::uint8_t, 6> full{1, 1, 1, 1, 1, 1};
+  std::array<std::uint8_t, 12> window{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+  const std::array<std::span<std::uint8_t>, 2> has = {full, window};
+  MUST(m.loadable(a->sequence, prompt, kTokens, has));
+  const Result<Load> first = m.begin_load(a->sequence, prompt, 12);
+  MUST(first);
+  MUST(m.blocks_to_load(first->id, GroupId(0), blocks));
+  MUST(m.finish_load(first->id, 12));
+  const Result<Load> second = m.begin_load(a->sequence, prompt, kTokens);
+  MUST(second);
+  MUST(m.finish_load(second->id, 0));
+  const std::int32_t block = (*m.block_table(a->sequence, GroupId(0)))[0];
+  const Result<HoldId> hold = m.hold_blocks(GroupId(0), {&block, 1});
+  MUST(hold);
+  std::array<FindableBlock, 16> findable;
+  MUST_BE(m.take_findable(findable) > 0);
+  std::array<std::int32_t, 4> tokens;
+  std::array<MediaSpan, 1> media;
+  MUST(m.prefix_of(GroupId(0), BlockId(block), 0, tokens, media));
+  MUST(m.entry_serial(GroupId(0), BlockId(block)));
+  MUST(m.block_at(GroupId(0), BlockId(block), GroupId(0), 4));
+  MUST(m.close(a->sequence));
+  MUST(m.release_hold(*hold));
+  return failed;
+}
+
+TEST(ManagerHeap, LoadsAndHoldsAllocateNothing) {
+  for (const Order order : {Order::kInOrder, Order::kUnordered}) {
+    KVCacheManager manager = make(order);
+    Prepared with;
+    int failed = 0;
+    EXPECT_EQ(heap_calls_of([&] { failed = failed != 0 ? failed : transfers(manager, with); }), 0u);
+    EXPECT_EQ(failed, 0) << "the call in this line failed";
   }
 }
 

@@ -92,6 +92,35 @@ TEST(Hold, RefusesFreeBlocksAndThoseThatDoNotExist) {
   must(e.manager.check_invariants());
 }
 
+TEST(Hold, RefusesWhatNobodyHasWrittenYet) {
+  Engine e({full_group(4, 8)});
+  const SequenceId s = e.open(tokens(1, 5)).sequence;
+  const Load load = must(e.manager.begin_load(s, tokens(1, 5), 4));
+  std::vector<LoadBlock> blocks(1);
+  ASSERT_EQ(must(e.manager.blocks_to_load(load.id, GroupId(0), blocks)), 1);
+  const std::int32_t block = blocks[0].block.value();
+  EXPECT_THAT(e.manager.hold_blocks(GroupId(0), {&block, 1}).error().message(),
+              HasSubstr("has no token yet"));
+  must(e.manager.finish_load(load.id, 4));
+  EXPECT_TRUE(e.manager.hold_blocks(GroupId(0), {&block, 1}).has_value());
+}
+
+TEST(Hold, RefusesWhatTheOpenStepWrites) {
+  Engine e({full_group(4, 8)});
+  const SequenceId s = e.open({}).sequence;
+  const Ticket t = must(e.manager.begin_step());
+  must(e.manager.append(s, tokens(1, 3)));
+  const std::int32_t block = e.table(s)[0];
+  EXPECT_THAT(e.manager.hold_blocks(GroupId(0), {&block, 1}).error().message(),
+              HasSubstr("is written by step 1, which is open"));
+  must(e.manager.commit(t));
+  const HoldId hold = must(e.manager.hold_blocks(GroupId(0), {&block, 1}));
+  must(e.manager.complete(t));
+  must(e.manager.close(s));
+  must(e.manager.release_hold(hold));
+  must(e.manager.check_invariants());
+}
+
 TEST(Hold, TheSameBlockMayBeInSeveral) {
   Engine e({full_group(4, 8)});
   e.cache(tokens(1, 4));

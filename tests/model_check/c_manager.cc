@@ -26,7 +26,9 @@ class Answer {
                     .retiring = s.retiring,
                     .sequences = s.sequences,
                     .pins = s.pins,
-                    .reserved = s.reserved};
+                    .reserved = s.reserved,
+                    .loads = s.loads,
+                    .holds = s.holds};
   }
 
  private:
@@ -103,6 +105,8 @@ kvfolio_manager_options options_of(const ManagerOptions& options) {
   out.max_media_extents = zero_is(options.max_media_extents);
   out.victim_policy = static_cast<std::int32_t>(options.victim_policy);
   out.id_tag = options.id_tag;
+  out.max_transfers = zero_is(options.max_transfers);
+  out.list_findable = options.list_findable ? 1 : 0;
   return out;
 }
 
@@ -505,6 +509,58 @@ Status CManager::unpin(PinId pin) {
   return answer.status(kvfolio_unpin(get(), pin.value(), answer.error()));
 }
 
+// ---- transfers ----
+
+Result<Load> CManager::begin_load(SequenceId sequence, std::span<const std::int32_t> prompt,
+                                  std::int32_t end) {
+  Answer answer;
+  kvfolio_load load{};
+  load.struct_size = sizeof(load);
+  const Status status = answer.status(kvfolio_begin_load(
+      get(), sequence.value(), prompt.data(), size_of(prompt), end, &load, answer.error()));
+  if (!status.ok()) return status;
+  return Load{LoadId(load.id), load.begin, load.end};
+}
+
+Result<std::int32_t> CManager::blocks_to_load(LoadId load, GroupId group,
+                                              std::span<LoadBlock> out) const {
+  Answer answer;
+  std::vector<std::int32_t> logical(out.size());
+  std::vector<std::int32_t> blocks(out.size());
+  std::int32_t count = 0;
+  const Status status =
+      answer.status(kvfolio_blocks_to_load(get(), load.value(), group.value(), logical.data(),
+                                           blocks.data(), size_of(blocks), &count, answer.error()));
+  if (!status.ok()) return status;
+  for (std::size_t i = 0; i < std::min(out.size(), static_cast<std::size_t>(count)); ++i) {
+    out[i] = {logical[i], BlockId(blocks[i])};
+  }
+  return count;
+}
+
+Result<std::int32_t> CManager::finish_load(LoadId load, std::int32_t num_tokens) {
+  Answer answer;
+  std::int32_t stand = 0;
+  const Status status =
+      answer.status(kvfolio_finish_load(get(), load.value(), num_tokens, &stand, answer.error()));
+  if (!status.ok()) return status;
+  return stand;
+}
+
+Result<HoldId> CManager::hold_blocks(GroupId group, std::span<const std::int32_t> blocks) {
+  Answer answer;
+  kvfolio_hold_id hold = 0;
+  const Status status = answer.status(kvfolio_hold_blocks(get(), group.value(), blocks.data(),
+                                                          size_of(blocks), &hold, answer.error()));
+  if (!status.ok()) return status;
+  return HoldId(hold);
+}
+
+Status CManager::release_hold(HoldId hold) {
+  Answer answer;
+  return answer.status(kvfolio_release_hold(get(), hold.value(), answer.error()));
+}
+
 double CManager::utilization() const { return kvfolio_utilization(get()); }
 bool CManager::needs_eviction() const { return kvfolio_needs_eviction(get()) != 0; }
 
@@ -543,7 +599,8 @@ Result<SequenceInfo> CManager::info(SequenceId sequence) const {
                    .max_tokens = info.max_tokens,
                    .priority = info.priority,
                    .last_use = info.last_use,
-                   .use_count = info.use_count};
+                   .use_count = info.use_count,
+                   .load = LoadId(info.load)};
   if (info.has_caller_id != 0) out.caller_id = info.caller_id;
   return out;
 }
@@ -592,7 +649,9 @@ Result<GroupUsage> CManager::usage(GroupId group) const {
                     .cached = usage.cached,
                     .retiring = usage.retiring,
                     .evictable = usage.evictable,
-                    .reserved = usage.reserved};
+                    .reserved = usage.reserved,
+                    .loading = usage.loading,
+                    .on_hold = usage.on_hold};
 }
 
 Result<std::int32_t> CManager::ref_count(GroupId group, BlockId block) const {
@@ -643,6 +702,7 @@ const Counters& CManager::counters() const {
                .sequences_preempted = c.sequences_preempted,
                .sequences_aborted = c.sequences_aborted,
                .forks = c.forks,
+               .tokens_loaded = c.tokens_loaded,
                .tokens_looked_up = c.tokens_looked_up,
                .tokens_reused = c.tokens_reused,
                .tokens_committed = c.tokens_committed,

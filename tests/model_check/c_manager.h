@@ -68,6 +68,13 @@ class CManager {
   Result<Forgotten> forget(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
   Result<Pinned> pin(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
   Status unpin(PinId pin);
+  Result<Load> begin_load(SequenceId sequence, std::span<const std::int32_t> prompt,
+                          std::int32_t end);
+  [[nodiscard]] Result<std::int32_t> blocks_to_load(LoadId load, GroupId group,
+                                                    std::span<LoadBlock> out) const;
+  Result<std::int32_t> finish_load(LoadId load, std::int32_t num_tokens);
+  Result<HoldId> hold_blocks(GroupId group, std::span<const std::int32_t> blocks);
+  Status release_hold(HoldId hold);
   [[nodiscard]] double utilization() const;
   [[nodiscard]] bool needs_eviction() const;
   [[nodiscard]] std::optional<SequenceId> select_victim(

@@ -65,6 +65,8 @@ const char* to_string(Family family) {
       return "no-cache";
     case Family::kAnything:
       return "anything";
+    case Family::kTransfers:
+      return "transfers";
   }
   return "invalid";
 }
@@ -102,6 +104,9 @@ Config make_config(Family family, std::uint64_t seed) {
       groups = {full(4, rng.between(4, 8)), window(2, rng.between(5, 10), 6)};
       config.max_length = 20;
       break;
+    case Family::kTransfers:
+      config.transfers = true;
+      [[fallthrough]];
     case Family::kAnything: {
       const int unit = rng.between(1, 3);
       for (int g = rng.between(1, 3); g > 0; --g) {
@@ -114,7 +119,7 @@ Config make_config(Family family, std::uint64_t seed) {
     }
   }
   if (family == Family::kAnything || family == Family::kTinyPools || family == Family::kOneGroup ||
-      family == Family::kEqualBlocks) {
+      family == Family::kEqualBlocks || family == Family::kTransfers) {
     config.options.order = rng.chance(40) ? Order::kUnordered : Order::kInOrder;
   }
   if (family == Family::kTinyIndex) {
@@ -146,6 +151,10 @@ Config make_config(Family family, std::uint64_t seed) {
     config.options.max_sequences = rng.between(1, 2);
   }
   config.evicts = rng.chance(60);
+  if (config.transfers) {
+    config.copies = false;  // refused most of the time
+    config.host_copies = true;
+  }
   return config;
 }
 
@@ -211,6 +220,9 @@ void Coverage::add(const Coverage& other) {
   promises += other.promises;
   promises_kept += other.promises_kept;
   prompts_admitted += other.prompts_admitted;
+  loads += other.loads;
+  loads_that_stand += other.loads_that_stand;
+  holds += other.holds;
 }
 
 std::string to_string(const Coverage& c) {
@@ -241,7 +253,9 @@ std::string to_string(const Coverage& c) {
          std::to_string(c.orders_skipped) + " skipped, " + std::to_string(c.forgotten) +
          " blocks forgotten, " + std::to_string(c.promises) + " promises (" +
          std::to_string(c.promises_kept) + " appends within one), " +
-         std::to_string(c.prompts_admitted) + " prompts admitted";
+         std::to_string(c.prompts_admitted) + " prompts admitted, " + std::to_string(c.loads) +
+         " loads (" + std::to_string(c.loads_that_stand) + " stand), " + std::to_string(c.holds) +
+         " holds";
 }
 
 // For a manager over the device's memory.
@@ -309,8 +323,21 @@ void Harness::drain() {
     moved_.clear();
     trimmed_.reset();
     wanted_.clear();
+    fresh_.clear();
+    held_again_.clear();
   };
   check_aside();
+  Rng ends(1);
+  while (!loads_.empty()) {
+    reset();
+    end_load(loads_.size() - 1, 0, ends);
+    verify();
+  }
+  while (!holds_.empty()) {
+    reset();
+    release(ends);
+    verify();
+  }
   if (open_step_) {
     reset();
     step("drain: drop", manager_->drop(Ticket(last_ticket_)));

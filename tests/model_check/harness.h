@@ -46,8 +46,9 @@ enum class Family {
   kTinyIndex,  // also few root keys, media extents, table entries
   kNoCache,
   kAnything,
+  kTransfers,  // loads and holds, in small pools
 };
-inline constexpr int kNumFamilies = 8;
+inline constexpr int kNumFamilies = 9;
 const char* to_string(Family family);
 
 struct Config {
@@ -70,6 +71,7 @@ struct Config {
   bool host_copies = false;
   bool tight_tables = false;  // kResourceExhausted may come from anything that grows
   bool evicts = false;        // evict() is called often
+  bool transfers = false;     // loads and holds; without the checks of the order of eviction
 };
 Config make_config(Family family, std::uint64_t seed);
 std::string to_string(const Config& config);
@@ -123,6 +125,9 @@ struct Coverage {
   std::uint64_t promises = 0;            // that reserve() made
   std::uint64_t promises_kept = 0;       // appends within a promise
   std::uint64_t prompts_admitted = 0;
+  std::uint64_t loads = 0;
+  std::uint64_t loads_that_stand = 0;  // some tokens of them
+  std::uint64_t holds = 0;
   std::uint64_t orders_skipped = 0;  // the model knew several answers, or none
   void add(const Coverage& other);
 };
@@ -188,6 +193,22 @@ class Harness {
     std::vector<Prompt> prompts;                      // that facts_of() asked for
     std::vector<std::uint64_t> facts;
     std::vector<Ticket> plans;  // of steps in flight: the device may still read their arrays
+  };
+  struct OpenLoad {
+    LoadId id;
+    SeqPtr seq;  // null: it is gone, or shorter
+    int begin = 0;
+    int end = 0;
+    Seq content;                                 // what the sequence would be
+    std::vector<std::vector<LoadBlock>> blocks;  // [group] to write
+    std::vector<int> found;                      // [group] references to what the cache had
+    bool forgotten = false;
+  };
+  struct OpenHold {
+    HoldId id;
+    int group = 0;
+    std::vector<std::int32_t> blocks;
+    std::vector<std::vector<int>> nodes;  // [block] of the leading offsets, as it was held
   };
   struct BlockModel {
     std::vector<int> published;  // nodes of the leading offsets that may be findable
@@ -291,6 +312,21 @@ class Harness {
   void forget_content(const Prompt& path);
   [[nodiscard]] bool reads_back() const;  // some query reads an earlier token
   int settle_forgotten_pins(const Prompt& path, bool resets);
+  void begin_load(Rng& rng);
+  void arrive(Rng& rng);
+  void finish_load(Rng& rng);
+  void end_load(std::size_t i, int n, Rng& rng);
+  void hold(Rng& rng);
+  void release(Rng& rng);
+  [[nodiscard]] Codes load_errors(const Seq& seq, int end, int prompt_size, Codes& tolerated) const;
+  void note_load_references();
+  void grow_by(const SeqPtr& seq, const Seq& whole, int end, const Tables& tables);
+  void write_load(const OpenLoad& load, bool good, Rng& rng);
+  void break_load(const OpenLoad& load, int good_end);
+  void leave_load(const Seq& seq);
+  [[nodiscard]] bool waits_for_load(const Seq& seq) const;
+  void check_transfers(const Snapshot& now) const;
+  void check_held(const OpenHold& hold, std::size_t i) const;
   void set_priority(Rng& rng);
   void select_victim(Rng& rng);
   void preempt_to(Rng& rng);
@@ -481,6 +517,8 @@ class Harness {
   std::vector<SequenceId> aborted_;
   std::vector<PinId> stale_pins_;
   std::vector<Pin> pins_;
+  std::vector<OpenLoad> loads_;
+  std::vector<OpenHold> holds_;
   std::vector<Prompt> said_;  // what prompts are made of
 
   std::uint64_t last_ticket_ = 0;
@@ -518,9 +556,11 @@ class Harness {
   bool revives_ = false;    // cached blocks may be held again
   bool finishes_ = false;   // sequences that closed before may be published
   Rng device_rng_{0};
-  std::vector<SeqPtr> moved_;                // whose windows have been moved
-  SeqPtr trimmed_;                           // was not used before it let go of blocks
-  std::vector<std::pair<int, int>> wanted_;  // (group, block) in which a prompt's hit ended
+  std::set<std::pair<int, int>> fresh_;       // (group, block) that a load took
+  std::set<std::pair<int, int>> held_again_;  // that a hold took
+  std::vector<SeqPtr> moved_;                 // whose windows have been moved
+  SeqPtr trimmed_;                            // was not used before it let go of blocks
+  std::vector<std::pair<int, int>> wanted_;   // (group, block) in which a prompt's hit ended
   bool skip_questions_ = false;
   bool failed_once_ = false;  // fail() has been called: certain hits are not certain any more
   int next_number_ = 0;

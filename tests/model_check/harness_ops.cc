@@ -68,6 +68,11 @@ enum Op {
   kBadId,
   kBadTicket,
   kBadArgument,
+  kBeginLoad,  // from here on: only with Config::transfers
+  kArrive,
+  kFinishLoad,
+  kHold,
+  kRelease,
   kNumOps
 };
 
@@ -81,6 +86,7 @@ constexpr std::array<Weights, kNumOps> kWeights = {{
     {3, 25},   {3, 20},  {100, 50}, {50, 30},  {60, 25}, {40, 12}, {25, 10}, {15, 20}, {60, 25},
     {60, 30},  {15, 10}, {15, 10},  {60, 60},  {5, 30},  {3, 2},   {3, 30},  {40, 4},  {12, 6},
     {12, 12},  {15, 15}, {8, 6},    {8, 8},    {20, 10}, {3, 3},   {15, 15}, {8, 8},   {20, 20},
+    {90, 60},  {40, 40}, {60, 50},  {40, 40},  {35, 35},
 }};
 
 }  // namespace
@@ -120,14 +126,18 @@ void Harness::run(std::uint64_t op_seed) {
   moved_.clear();
   trimmed_.reset();
   wanted_.clear();
+  fresh_.clear();
+  held_again_.clear();
   ++coverage_.operations;
   // The device goes on while the caller makes its next call. Its own generator: what the device
   // does decides about no operation.
   device_rng_ = Rng(op_seed ^ 0xd3b1ce5eedull);
   if (device_rng_.chance(30)) let_device_run();
 
+  const auto weights =
+      std::span(kWeights).first(static_cast<std::size_t>(config_.transfers ? kNumOps : kBeginLoad));
   int total = 0;
-  for (const Weights& w : kWeights) total += open_step_ ? w.in_step : w.between_steps;
+  for (const Weights& w : weights) total += open_step_ ? w.in_step : w.between_steps;
   int roll = rng.below(total);
   int op = 0;
   for (;; ++op) {
@@ -253,6 +263,22 @@ void Harness::run(std::uint64_t op_seed) {
       break;
     case kBadTicket:
       bad_ticket(rng);
+      break;
+    case kBeginLoad:
+      begin_load(rng);
+      break;
+    case kArrive:
+      read_only_ = true;
+      arrive(rng);
+      break;
+    case kFinishLoad:
+      finish_load(rng);
+      break;
+    case kHold:
+      hold(rng);
+      break;
+    case kRelease:
+      release(rng);
       break;
     default:
       bad_argument(rng);

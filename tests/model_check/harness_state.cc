@@ -16,13 +16,13 @@ bool same(const SequenceInfo& a, const SequenceInfo& b) {
          a.trim_first_kept == b.trim_first_kept && a.in_open_step == b.in_open_step &&
          a.caller_id == b.caller_id && a.max_tokens == b.max_tokens && a.priority == b.priority &&
          a.last_use == b.last_use && a.use_count == b.use_count && a.num_unnamed == b.num_unnamed &&
-         a.reserved_tokens == b.reserved_tokens;
+         a.reserved_tokens == b.reserved_tokens && a.load == b.load;
 }
 
 bool same(const GroupUsage& a, const GroupUsage& b) {
   return a.num_blocks == b.num_blocks && a.free == b.free && a.held == b.held &&
          a.cached == b.cached && a.retiring == b.retiring && a.evictable == b.evictable &&
-         a.reserved == b.reserved;
+         a.reserved == b.reserved && a.loading == b.loading && a.on_hold == b.on_hold;
 }
 
 }  // namespace
@@ -76,6 +76,7 @@ void Harness::verify() {
   meet_device();
   check_content(now);
   check_findable_content(now);
+  check_transfers(now);
   check_counters(now);
   digest_counters(now.counters);
   before_ = std::move(now);
@@ -228,6 +229,14 @@ std::vector<std::int32_t> Harness::references(const Snapshot& at, int g) const {
       if (b >= 0) ++refs[static_cast<std::size_t>(b)];
     }
   }
+  for (const OpenLoad& load : loads_) {
+    for (const LoadBlock& each : load.blocks[static_cast<std::size_t>(g)]) {
+      ++refs[static_cast<std::size_t>(each.block.value())];
+    }
+  }
+  for (const OpenHold& hold : holds_) {
+    for (const std::int32_t b : hold.blocks) refs[static_cast<std::size_t>(b)] += hold.group == g;
+  }
   return refs;
 }
 
@@ -239,6 +248,7 @@ void Harness::check_blocks(const Snapshot& now) {
     int pinned = 0;
     for (const Pin& pin : pins_) pinned += pin.blocks[static_cast<std::size_t>(g)];
     pinned += is.usage.reserved;  // what lies ready is in no table
+    for (const OpenLoad& load : loads_) pinned += load.found[static_cast<std::size_t>(g)];
     for (int b = 0; b < group(g).num_blocks; ++b) {
       const auto at = static_cast<std::size_t>(b);
       const auto name = [&] {
@@ -261,9 +271,11 @@ void Harness::check_blocks(const Snapshot& now) {
                  !pins_.empty() && finishes_ && !in_order()) {
         model.maybe_released_at = last_committed_;
       }
-      if (was.refs[at] == 0 && is.refs[at] > 0) {
+      // The windows of a sequence may let a block go in the call in which its load takes it.
+      const bool is_loaded = fresh_.contains({g, b});
+      if ((was.refs[at] == 0 || is_loaded) && is.refs[at] > 0) {
         const bool lies_ready = is.usage.reserved > 0 && expected[at] == 0 && is.findable[at] == 0;
-        if (allocates_ || lies_ready) {
+        if (allocates_ || lies_ready || is_loaded) {
           for (const StepWork& step : flight_) {
             KVFOLIO_REQUIRE(step.groups[static_cast<std::size_t>(g)].touched[at] == 0,
                             name() + " is handed out while step t" + std::to_string(step.ticket) +
@@ -272,12 +284,14 @@ void Harness::check_blocks(const Snapshot& now) {
           KVFOLIO_REQUIRE(is.findable[at] == 0, name() + " is handed out, yet findable");
           poison(g, b);
           model.poisoned = false;
-          model.taken_at = lies_ready ? 0 : last_ticket_;
+          // A load's blocks that are given back are free at once.
+          model.taken_at = is_loaded ? ~std::uint64_t{0} : lies_ready ? 0 : last_ticket_;
         } else {
           // A pin follows its tokens into the block that took the tail's place.
-          KVFOLIO_REQUIRE(
-              (revives_ && was.findable[at] != 0) || (!pins_.empty() && is.findable[at] != 0),
-              name() + " is held again out of nowhere");
+          KVFOLIO_REQUIRE((revives_ && was.findable[at] != 0) ||
+                              (!pins_.empty() && is.findable[at] != 0) ||
+                              held_again_.contains({g, b}),
+                          name() + " is held again out of nowhere");
           model.taken_at = 0;
         }
       }
@@ -439,6 +453,7 @@ void Harness::check_counters(const Snapshot& now) const {
   same_count("tokens_reused", c.tokens_reused, expected_.tokens_reused);
   same_count("tokens_committed", c.tokens_committed, expected_.tokens_committed);
   same_count("block_copies", c.block_copies, expected_.block_copies);
+  same_count("tokens_loaded", c.tokens_loaded, expected_.tokens_loaded);
   std::uint64_t taken = 0;
   for (const GroupState& state : now.groups) {
     taken += static_cast<std::uint64_t>(state.usage.num_blocks - state.usage.free);

@@ -56,7 +56,9 @@ Tables Harness::tables_to_adopt(const Seq& source, int num_tokens, Rng& rng) con
 
 Harness::Codes Harness::adopt_errors(const Seq& seq, const Tables& tables, int num_tokens) const {
   Codes errors;
-  if (open_step_ || seq.length() > 0 || seq.promised > 0) errors.insert(kMoment);
+  if (open_step_ || seq.length() > 0 || seq.promised > 0 || waits_for_load(seq)) {
+    errors.insert(kMoment);
+  }
   if (seq.is_full_for(num_tokens)) errors.insert(kExhausted);
   if (num_tokens < 0 || isize(tables) != num_groups()) {
     errors.insert(kInvalid);

@@ -65,7 +65,9 @@ void Harness::append_to(const SeqPtr& seq, int count, int draft, bool named, Rng
 
   Codes errors;
   Codes tolerated;
-  if (!open_step_ || seq->in_step || seq->draft() > 0) errors.insert(kMoment);
+  if (!open_step_ || seq->in_step || seq->draft() > 0 || waits_for_load(*seq)) {
+    errors.insert(kMoment);
+  }
   if (!in_order() && waits_for(*seq) != 0) errors.insert(kMoment);
   if (seq->is_full_for(count)) errors.insert(kExhausted);
   const bool too_scattered = !named && count > 0 && !seq->has_room_for_unnamed(most_stretches());

@@ -163,7 +163,8 @@ void Harness::bad_argument(Rng& rng) {
   const SequenceId id = seq ? seq->id : SequenceId();
   // Calls whose moment may be wrong as well.
   Codes errors = {kInvalid};
-  if (!open_step_ || (seq && (seq->in_step || seq->draft() > 0 || waits_for(*seq) != 0))) {
+  if (!open_step_ ||
+      (seq && (seq->in_step || seq->draft() > 0 || waits_for(*seq) != 0 || waits_for_load(*seq)))) {
     errors.insert(kMoment);
   }
   if (!in_order()) errors.insert(kMoment);

@@ -76,6 +76,9 @@ void Harness::forget(Rng& rng) {
     for (const std::vector<SeqPtr>* list : {&seqs_, &waiting_}) {
       for (const SeqPtr& seq : *list) seq->forgotten = seq->forgotten || runs_on(*seq, path);
     }
+    for (OpenLoad& load : loads_) {
+      load.forgotten = load.forgotten || (load.seq && runs_on(load.content, path));
+    }
     for (Member& member : members_) member.model_before.forgotten = member.seq->forgotten;
     forget_content(path);
     // Where no query reads an earlier token, a hit needs no block.

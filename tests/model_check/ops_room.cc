@@ -62,7 +62,7 @@ void Harness::evict(Rng& rng) {
   const int count = rng.chance(75) ? rng.between(1, 3) : rng.below(8);
   note("evict group " + std::to_string(g) + " blocks " + std::to_string(count));
   const GroupUsage& usage = before_.groups[static_cast<std::size_t>(g)].usage;
-  const Forecast expected = forecast_evictions(g, count);
+  const Forecast expected = config_.transfers ? Forecast{} : forecast_evictions(g, count);
   const Result<std::int32_t> evicted = manager_->evict(GroupId(g), count);
   if (!expect(status_of(evicted), {})) return;
   changed_ = count > 0;
@@ -81,7 +81,7 @@ void Harness::reserve(Rng& rng) {
   const int most = rng.chance(40) ? 0 : rng.between(0, std::min(tokens, 4));
   note("reserve " + name_of(*seq) + " " + std::to_string(tokens) + " most " + std::to_string(most));
   Codes errors;
-  if (seq->in_step) errors.insert(kMoment);
+  if (seq->in_step || waits_for_load(*seq)) errors.insert(kMoment);
   if (seq->is_full_for(tokens)) errors.insert(kExhausted);
   const Codes tolerated = errors.empty() && tokens > 0 ? Codes{kNoBlocks} : Codes{};
   const Status status = manager_->reserve(seq->id, tokens, {.most_per_step = most});
@@ -103,7 +103,7 @@ void Harness::admit_together(Rng& rng) {
   std::vector<SeqPtr> able;
   for (const SeqPtr& seq : seqs_) {
     if (!seq->in_step && seq->draft() == 0 && waits_for(*seq) == 0 && !waits_for_last_token(*seq) &&
-        seq->length() < config_.max_length) {
+        !waits_for_load(*seq) && seq->length() < config_.max_length) {
       able.push_back(seq);
     }
   }

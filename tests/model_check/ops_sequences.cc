@@ -167,6 +167,7 @@ void Harness::cut(const SeqPtr& seq, int n, bool by_clear) {
   changed_ = true;
   seq->certain = false;  // others may hold what it is cut back into
   if (n < seq->length()) {
+    leave_load(*seq);
     seq->used = true;
     seq->maybe_whole = false;
   } else {
@@ -189,7 +190,7 @@ void Harness::trim(Rng& rng) {
        std::to_string(window));
   Codes errors;
   Codes tolerated;
-  if (seq->in_step) errors.insert(kMoment);
+  if (seq->in_step || waits_for_load(*seq)) errors.insert(kMoment);
   if (seq->draft() > 0) tolerated.insert(kMoment);
   const Result<std::int32_t> dropped =
       manager_->trim(seq->id, {.num_sinks = sinks, .window = window});
@@ -320,6 +321,7 @@ Tables Harness::take_border_back(const SeqPtr& seq) const {
 
 // What the sequence had becomes findable, and prompts are made of what it said.
 void Harness::end(const SeqPtr& seq, Rng& rng) {
+  leave_load(*seq);
   retire_passed(*seq);
   stale_.push_back(seq->id);
   gone_.push_back(seq);

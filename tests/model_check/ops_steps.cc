@@ -242,6 +242,7 @@ void Harness::fail(Rng& rng) {
                               EndedSequence{seq->id, seq->caller_id}) != closed->end(),
                     "fail() names " + name_of(*seq) + " with its caller's id");
     ++num_listed;
+    leave_load(*seq);
     aborted_.push_back(seq->id);
     gone_.push_back(seq);
     std::erase(seqs_, seq);
