@@ -120,7 +120,8 @@ impl Engine {
             }
         }
 
-        let mut plan = step.plan(&kvfolio::PlanOptions { positions: true, ..Default::default() })?;
+        let mut plan =
+            step.plan(&kvfolio::PlanOptions { positions: true, ..Default::default() })?;
         plan.run_copies()?;
         let n = inputs.len();
         let q = project(&inputs, plan.positions(), Q_HEADS, 0);

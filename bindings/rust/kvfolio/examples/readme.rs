@@ -9,13 +9,13 @@ fn prefill(cache: &mut Cache, prompt: &[i32]) -> Result<i32> {
     let opened = cache.open(prompt, &Default::default())?; // finds and holds
     let mut step = cache.begin_step()?; // borrows the cache; dropped, it rolls back
     step.append(opened.sequence, &prompt[opened.cached_tokens as usize..])?; // or NoBlocks
-    let plan = step.plan(&Default::default())?; // borrows the step
+    let plan = step.plan(&Default::default())?; // borrows the step: gone when it ends
     let group = plan.group(0);
     println!("{} of {} tokens found", opened.cached_tokens, prompt.len());
     // Yours: copy group.copy_src() to group.copy_dst(), write K and V to group.slot_mapping(),
     // attend over group.block_table().
     assert_eq!(group.slot_mapping().len(), plan.num_tokens());
-    step.finish()?; // the plan is gone: rustc refuses to read it here
+    step.finish()?;
     // shown end
     Ok(opened.cached_tokens)
 }
