@@ -24,7 +24,7 @@ FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
 MARKED = re.compile(r"<!-- (output|source|shown|lines of): (\S+) -->\s*\n```\w*\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"(?<!!)\[[^\]\[]*\]\(([^)\s]+)\)")
 # `src/prefix/match.cc`, `scripts/demo`: a path of this repository, in backticks.
-PATH = re.compile(r"`((?:src|include|docs|scripts|examples|tools|tests|bench|cmake|models|\.ci)/"
+PATH = re.compile(r"`((?:src|include|docs|scripts|examples|bindings|tools|tests|bench|cmake|models|\.ci)/"
                   r"[\w./-]+)`")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 
@@ -131,8 +131,9 @@ def test_options_of_the_command_exist():
 
 
 def test_every_mark_of_the_parity_tests_is_shown():
-    marks = {f"tests/parity/{path.name}#{mark.replace(' ', '-')}"
-             for path in (ROOT / "tests" / "parity").iterdir()
+    sources = [*(ROOT / "tests" / "parity").iterdir(),
+               ROOT / "bindings" / "rust" / "kvfolio" / "tests" / "coming_from.rs"]
+    marks = {f"{path.relative_to(ROOT)}#{mark.replace(' ', '-')}" for path in sources
              for mark in re.findall(r"// shown: (.*)$", path.read_text(), re.M)}
     shown = re.findall(r"<!-- shown: (\S+) -->", (ROOT / "docs" / "coming-from.md").read_text())
     assert sorted(shown) == sorted(marks)

@@ -25,6 +25,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 ///     }
 ///     other => panic!("{other:?}"),
 /// }
+/// let error = step.append(sequence, &[-1]).unwrap_err(); // a token below 0
+/// assert_eq!(error.code(), kvfolio::sys::KVFOLIO_ERR_INVALID_ARGUMENT);
+/// assert!(error.to_string().starts_with("invalid argument: "));
 /// # Ok::<(), Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -254,6 +254,7 @@ fn check_abi() -> Result<()> {
 /// cache.close(b)?; // what it published stays findable
 /// cache.preempt(a)?; // a close() that makes room
 /// assert_eq!(cache.num_sequences(), 0);
+/// assert!(cache.storage().is_none() && cache.storage_mut().is_none()); // ids only
 /// # Ok::<(), kvfolio::Error>(())
 /// ```
 impl Manager {

@@ -25,7 +25,8 @@ pub enum MemoryKind {
 /// initialised, with any content. `kind` is always the same. No method calls this crate.
 ///
 /// ```
-/// use kvfolio::{GroupSpec, MemoryKind, MemoryResource, Storage};
+/// use kvfolio::{Bases, Borrowed, BorrowedGroup, GroupSpec, MemoryKind, MemoryResource, Storage,
+///               Strides};
 /// use std::alloc::{alloc_zeroed, dealloc, Layout};
 ///
 /// struct Heap;
@@ -41,6 +42,18 @@ pub enum MemoryKind {
 /// let groups = [GroupSpec { head_dim_k: 8, num_blocks: 4, ..GroupSpec::default() }];
 /// let storage = Storage::with_resource(&groups, std::sync::Arc::new(Heap))?;
 /// assert_eq!(storage.memory_bytes(), 4 * 16 * 8 * 4);
+///
+/// // Memory that is lent, and a resource that copies within it.
+/// let mut tensor = vec![0f32; 4 * 16 * 8];
+/// let bases = vec![Bases { k: tensor.as_mut_ptr().cast(), ..Bases::default() }];
+/// let strides = Strides { block: 16 * 32, head: 16 * 32, token: 32, layer: 0 };
+/// let lent = BorrowedGroup { bases, k: Borrowed { bytes: 4 * 16 * 32, strides },
+///                            ..BorrowedGroup::default() };
+/// // SAFETY: `tensor` outlives the storage, and nothing else touches it.
+/// let storage = unsafe { Storage::borrow_with_resource(&groups, &[lent], std::sync::Arc::new(Heap))? };
+/// assert!(!storage.owns_memory());
+/// drop(storage);
+/// drop(tensor);
 /// # Ok::<(), kvfolio::Error>(())
 /// ```
 pub unsafe trait MemoryResource: Send + Sync {

@@ -60,11 +60,11 @@ pub(crate) struct PlanSlots {
 }
 
 impl PlanSlots {
-    pub fn none() -> PlanSlots {
+    pub(crate) fn none() -> PlanSlots {
         PlanSlots { slots: Vec::new(), is_in_order: true, open: 0 }
     }
 
-    pub fn new(max_steps_in_flight: i32, num_groups: i32, is_in_order: bool) -> PlanSlots {
+    pub(crate) fn new(max_steps_in_flight: i32, num_groups: i32, is_in_order: bool) -> PlanSlots {
         let slot = |_| Slot {
             ticket: 0,
             step: empty_step(),
@@ -73,20 +73,20 @@ impl PlanSlots {
         PlanSlots { slots: (0..=max_steps_in_flight).map(slot).collect(), is_in_order, open: 0 }
     }
 
-    pub fn begun(&mut self, ticket: u64) {
+    pub(crate) fn begun(&mut self, ticket: u64) {
         self.open = ticket;
     }
 
-    pub fn open(&self) -> Option<u64> {
+    pub(crate) fn open(&self) -> Option<u64> {
         Some(self.open).filter(|&ticket| ticket != 0)
     }
 
-    pub fn committed(&mut self) {
+    pub(crate) fn committed(&mut self) {
         self.open = 0;
     }
 
     /// The open step has changed: its plan is stale.
-    pub fn changed(&mut self) {
+    pub(crate) fn changed(&mut self) {
         if self.open != 0 {
             let open = self.open;
             self.forget(|ticket| ticket == open);
@@ -94,7 +94,7 @@ impl PlanSlots {
     }
 
     /// A place for the plan of the open step. It counts once [`Slot::is_of`] says so.
-    pub fn slot(&mut self) -> &mut Slot {
+    pub(crate) fn slot(&mut self) -> &mut Slot {
         self.changed();
         let free = self.slots.iter().position(|slot| slot.ticket == 0);
         let at = free.unwrap_or_else(|| {
@@ -112,19 +112,19 @@ impl PlanSlots {
     }
 
     /// The open step was dropped or finished.
-    pub fn ended(&mut self, ticket: u64) {
+    pub(crate) fn ended(&mut self, ticket: u64) {
         if self.open == ticket {
             self.open = 0;
         }
         self.forget(|t| t == ticket);
     }
 
-    pub fn completed(&mut self, ticket: u64) {
+    pub(crate) fn completed(&mut self, ticket: u64) {
         let is_in_order = self.is_in_order;
         self.forget(|t| t == ticket || (is_in_order && t < ticket));
     }
 
-    pub fn failed(&mut self, ticket: u64) {
+    pub(crate) fn failed(&mut self, ticket: u64) {
         if self.open >= ticket {
             self.open = 0;
         }
@@ -132,24 +132,24 @@ impl PlanSlots {
     }
 
     /// The manager became a copy of another one.
-    pub fn copied_from(&mut self, other: &PlanSlots) {
+    pub(crate) fn copied_from(&mut self, other: &PlanSlots) {
         self.forget(|_| true);
         self.open = other.open;
     }
 
-    pub fn find(&self, ticket: Ticket) -> Option<PlanArrays<'_>> {
+    pub(crate) fn find(&self, ticket: Ticket) -> Option<PlanArrays<'_>> {
         let slot = self.slots.iter().find(|slot| slot.ticket == ticket.0 && ticket.0 != 0)?;
         Some(slot.arrays())
     }
 }
 
 impl Slot {
-    pub fn is_of(&mut self, ticket: u64) {
+    pub(crate) fn is_of(&mut self, ticket: u64) {
         self.ticket = ticket;
     }
 
     /// Requires: the arrays live for 'a.
-    pub fn arrays<'a>(&self) -> PlanArrays<'a> {
+    pub(crate) fn arrays<'a>(&self) -> PlanArrays<'a> {
         PlanArrays {
             step: &self.step,
             groups: self.groups.as_ptr(),

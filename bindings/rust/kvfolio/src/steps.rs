@@ -35,6 +35,7 @@ use std::ops::{Deref, DerefMut};
 /// step.append_draft(a, &[1, 2, 3], 2)?; // the last two are guesses
 /// let ticket = step.ticket();
 /// assert_eq!(step.finish()?, ticket);
+/// assert_eq!(kvfolio::Ticket::from_raw(ticket.get()), ticket); // a number, for a log
 /// cache.accept(a, 1)?; // one of them was right
 /// assert_eq!(cache.info(a)?.length, 2);
 /// cache.begin_step()?.roll_back();

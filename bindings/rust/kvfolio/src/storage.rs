@@ -330,8 +330,8 @@ impl<'a> StorageMut<'a> {
         self.storage.layer_view(group, layer).map(ViewMut::of)
     }
 
-    /// The same for a view that lives as long as this.
-    pub fn into_view(self, group: i32) -> Result<ViewMut<'a>> {
+    /// The same for a view that lives as long as the borrow.
+    pub(crate) fn into_view(self, group: i32) -> Result<ViewMut<'a>> {
         let storage: &'a Storage = self.storage;
         storage.view(group).map(ViewMut::of)
     }
