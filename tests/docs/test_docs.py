@@ -24,7 +24,7 @@ FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
 MARKED = re.compile(r"<!-- (output|source|shown|lines of): (\S+) -->\s*\n```\w*\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"(?<!!)\[[^\]\[]*\]\(([^)\s]+)\)")
 # `src/prefix/match.cc`, `scripts/demo`: a path of this repository, in backticks.
-PATH = re.compile(r"`((?:src|include|docs|scripts|examples|tools|tests|bench|cmake|models|\.ci)/"
+PATH = re.compile(r"`((?:src|include|docs|scripts|examples|bindings|tools|tests|bench|cmake|models|\.ci)/"
                   r"[\w./-]+)`")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 
@@ -69,7 +69,7 @@ def expected(kind, name):
         text = (ROOT / name).read_text()
         begin = text.index("\n", text.index(f"// shown: {part.replace('-', ' ')}\n")) + 1
         end = text.rindex("\n", 0, text.index("// shown end", begin)) + 1
-        return textwrap.dedent(text[begin:end])
+        return textwrap.dedent(text[begin:end]).expandtabs(4)  # Go's tabs
     text = (ROOT / name).read_text()
     begin = text.index("\n", text.index("readme: begin")) + 1
     end = text.rindex("\n", 0, text.index("readme: end")) + 1
@@ -131,15 +131,18 @@ def test_options_of_the_command_exist():
 
 
 def test_every_mark_of_the_parity_tests_is_shown():
-    marks = {f"tests/parity/{path.name}#{mark.replace(' ', '-')}"
-             for path in (ROOT / "tests" / "parity").iterdir()
+    sources = [*(ROOT / "tests" / "parity").iterdir(),
+               ROOT / "bindings" / "rust" / "kvfolio" / "tests" / "coming_from.rs"]
+    marks = {f"{path.relative_to(ROOT)}#{mark.replace(' ', '-')}" for path in sources
              for mark in re.findall(r"// shown: (.*)$", path.read_text(), re.M)}
     shown = re.findall(r"<!-- shown: (\S+) -->", (ROOT / "docs" / "coming-from.md").read_text())
     assert sorted(shown) == sorted(marks)
 
 
-def test_every_mark_of_the_c_examples_is_shown():
-    marks = {f"{path.relative_to(ROOT)}#{mark}" for path in (ROOT / "examples" / "c").glob("*.c")
+def test_every_mark_of_the_examples_is_shown():
+    sources = [*(ROOT / "examples" / "c").glob("*.c"), *(ROOT / "bindings" / "go").glob("*.go"),
+               *(ROOT / "bindings" / "rust" / "kvfolio" / "examples").glob("*.rs")]
+    marks = {f"{path.relative_to(ROOT)}#{mark}" for path in sources
              for mark in re.findall(r"// shown: (.*)$", path.read_text(), re.M)}
     shown = re.findall(r"<!-- shown: (\S+) -->", (ROOT / "README.md").read_text())
     assert sorted(shown) == sorted(marks)

@@ -130,6 +130,43 @@ GroupPlan group_plan_of(const kvfolio_group_plan& plan) {
           .changed_blocks = span_of(plan.changed_blocks)};
 }
 
+// All arrays of a plan.
+Numbers numbers_of(const kvfolio_step_plan& step, const std::vector<kvfolio_group_plan>& groups) {
+  Numbers all(step.ticket, step.num_tokens,
+              std::span<const SequenceId>(capi::ids_of(step.sequences, step.num_sequences)));
+  for (const kvfolio_i32s& array : {step.rows, step.query_start, step.kv_lens, step.trim_sinks,
+                                    step.trim_first_kept, step.positions}) {
+    all = Numbers(all, span_of(array));
+  }
+  for (const kvfolio_group_plan& g : groups) {
+    all = Numbers(all, g.block_table_stride);
+    for (const kvfolio_i32s& array :
+         {g.slot_mapping, g.block_table, g.kv_indptr, g.kv_indices, g.kv_last_page_len, g.copy_src,
+          g.copy_dst, g.changed_rows, g.changed_columns, g.changed_blocks}) {
+      all = Numbers(all, span_of(array));
+    }
+    for (std::int64_t i = 0; i < g.num_shared_prefixes; ++i) {
+      const kvfolio_shared_prefix& prefix = g.shared_prefixes[i];
+      all = Numbers(all, prefix.first_sequence, prefix.num_sequences, prefix.num_blocks);
+    }
+  }
+  return all;
+}
+
+// What create() was given, as C has it.
+Numbers numbers_of(const std::vector<kvfolio_group_spec>& groups,
+                   const kvfolio_manager_options& o) {
+  Numbers all(groups.size());
+  for (const kvfolio_group_spec& g : groups) {
+    all = Numbers(all, g.num_layers, g.num_kv_heads, g.head_dim_k, g.head_dim_v, g.v_is_prefix_of_k,
+                  g.block_size, g.dtype, g.format, g.kind, g.window, g.num_sinks, g.num_blocks);
+  }
+  return Numbers(all, o.max_sequences, o.max_pins, o.max_steps_in_flight, o.order,
+                 o.no_prefix_cache, o.max_sequence_tokens, o.max_runs, o.max_index_tokens,
+                 o.max_root_key_bytes, o.max_table_entries, o.hash_seed, o.high_watermark,
+                 o.max_root_keys, o.max_media_extents, o.victim_policy, o.id_tag);
+}
+
 std::int32_t policy_of(std::optional<VictimPolicy> policy) {
   return policy ? static_cast<std::int32_t>(*policy) : KVFOLIO_POLICY_OF_OPTIONS;
 }
@@ -146,7 +183,9 @@ Result<CManager> CManager::create(const CacheSpec& spec, const ManagerOptions& o
   const Status status = answer.status(kvfolio_manager_create(
       groups.data(), static_cast<std::int32_t>(groups.size()), &ours, &manager, answer.error()));
   if (!status.ok()) return status;
-  return CManager(manager);
+  CManager made(manager, std::exchange(next_record, nullptr));
+  made.record_("create", status, numbers_of(groups, ours));
+  return made;
 }
 
 Result<CManager> CManager::create(KVStorage storage, const ManagerOptions& options) {
@@ -172,6 +211,8 @@ Result<Opened> CManager::open(std::span<const std::int32_t> tokens, const OpenOp
   const Status status = answer.status(kvfolio_open(
       get(), prompt.root, tokens.data(), size_of(tokens), prompt.media.data(), prompt.num_media(),
       &prompt.open, &sequence, &opened.cached_tokens, answer.error()));
+  if (record_.is_on())
+    record_("open", status, Numbers(tokens, options), Numbers(sequence, opened.cached_tokens));
   if (!status.ok()) return status;
   opened.sequence = SequenceId(sequence);
   return opened;
@@ -183,9 +224,10 @@ Result<std::int32_t> CManager::probe(std::span<const std::int32_t> tokens,
   const CPrompt prompt(options);
   if (!prompt.status.ok()) return prompt.status;
   std::int32_t cached = 0;
-  const Status status = answer.status(
-      kvfolio_probe(get(), prompt.root, tokens.data(), size_of(tokens), prompt.media.data(),
-                    prompt.num_media(), &prompt.open, &cached, answer.error()));
+  Status status = answer.status(kvfolio_probe(get(), prompt.root, tokens.data(), size_of(tokens),
+                                              prompt.media.data(), prompt.num_media(), &prompt.open,
+                                              &cached, answer.error()));
+  if (record_.is_on()) record_("probe", status, Numbers(tokens, options), Numbers(cached));
   if (!status.ok()) return status;
   return cached;
 }
@@ -197,6 +239,8 @@ Result<SequenceId> CManager::fork(SequenceId parent, const ForkOptions& options)
   kvfolio_sequence child = 0;
   const Status status =
       answer.status(kvfolio_fork(get(), parent.value(), &ours, &child, answer.error()));
+  if (record_.is_on())
+    record_("fork", status, Numbers(parent, options.caller_id, options.priority), Numbers(child));
   if (!status.ok()) return status;
   return SequenceId(child);
 }
@@ -210,43 +254,61 @@ Status CManager::adopt(SequenceId sequence, std::span<const std::span<const std:
     all.insert(all.end(), table.begin(), table.end());
     sizes.push_back(size_of(table));
   }
-  return answer.status(kvfolio_adopt(get(), sequence.value(), all.data(), sizes.data(),
-                                     static_cast<std::int32_t>(sizes.size()), num_tokens,
-                                     answer.error()));
+  Status status = answer.status(kvfolio_adopt(get(), sequence.value(), all.data(), sizes.data(),
+                                              static_cast<std::int32_t>(sizes.size()), num_tokens,
+                                              answer.error()));
+  if (record_.is_on())
+    record_("adopt", status,
+            Numbers(sequence, std::span<const std::int32_t>(all),
+                    std::span<const std::int64_t>(sizes), num_tokens));
+  return status;
 }
 
 Status CManager::truncate(SequenceId sequence, std::int32_t n) {
   Answer answer;
-  return answer.status(kvfolio_truncate(get(), sequence.value(), n, answer.error()));
+  Status status = answer.status(kvfolio_truncate(get(), sequence.value(), n, answer.error()));
+  if (record_.is_on()) record_("truncate", status, Numbers(sequence, n));
+  return status;
 }
 
 Status CManager::clear(SequenceId sequence) {
   Answer answer;
-  return answer.status(kvfolio_clear(get(), sequence.value(), answer.error()));
+  Status status = answer.status(kvfolio_clear(get(), sequence.value(), answer.error()));
+  if (record_.is_on()) record_("clear", status, Numbers(sequence));
+  return status;
 }
 
 Result<std::int32_t> CManager::trim(SequenceId sequence, const TrimOptions& options) {
   Answer answer;
   std::int32_t dropped = 0;
-  const Status status = answer.status(kvfolio_trim(get(), sequence.value(), options.num_sinks,
-                                                   options.window, &dropped, answer.error()));
+  Status status = answer.status(kvfolio_trim(get(), sequence.value(), options.num_sinks,
+                                             options.window, &dropped, answer.error()));
+  if (record_.is_on())
+    record_("trim", status, Numbers(sequence, options.num_sinks, options.window), Numbers(dropped));
   if (!status.ok()) return status;
   return dropped;
 }
 
 Status CManager::close(SequenceId sequence) {
   Answer answer;
-  return answer.status(kvfolio_close(get(), sequence.value(), answer.error()));
+  Status status = answer.status(kvfolio_close(get(), sequence.value(), answer.error()));
+  if (record_.is_on()) record_("close", status, Numbers(sequence));
+  return status;
 }
 
 Status CManager::preempt(SequenceId sequence) {
   Answer answer;
-  return answer.status(kvfolio_preempt(get(), sequence.value(), answer.error()));
+  Status status = answer.status(kvfolio_preempt(get(), sequence.value(), answer.error()));
+  if (record_.is_on()) record_("preempt", status, Numbers(sequence));
+  return status;
 }
 
 Status CManager::set_priority(SequenceId sequence, std::int32_t priority) {
   Answer answer;
-  return answer.status(kvfolio_set_priority(get(), sequence.value(), priority, answer.error()));
+  const Status status =
+      answer.status(kvfolio_set_priority(get(), sequence.value(), priority, answer.error()));
+  if (record_.is_on()) record_("set_priority", status, Numbers(sequence, priority));
+  return status;
 }
 
 // ---- steps ----
@@ -256,6 +318,7 @@ Result<Ticket> CManager::begin_step(const StepOptions& options) {
   kvfolio_ticket ticket = 0;
   const Status status =
       answer.status(kvfolio_begin_step(get(), options.now_us, &ticket, answer.error()));
+  if (record_.is_on()) record_("begin_step", status, Numbers(options.now_us), Numbers(ticket));
   if (!status.ok()) return status;
   return Ticket(ticket);
 }
@@ -263,15 +326,20 @@ Result<Ticket> CManager::begin_step(const StepOptions& options) {
 Status CManager::append(SequenceId sequence, std::span<const std::int32_t> tokens,
                         const AppendOptions& options) {
   Answer answer;
-  return answer.status(kvfolio_append(get(), sequence.value(), tokens.data(), size_of(tokens),
-                                      options.draft, answer.error()));
+  Status status = answer.status(kvfolio_append(get(), sequence.value(), tokens.data(),
+                                               size_of(tokens), options.draft, answer.error()));
+  if (record_.is_on()) record_("append", status, Numbers(sequence, tokens, options.draft));
+  return status;
 }
 
 Status CManager::append_unnamed(SequenceId sequence, std::int64_t num_tokens,
                                 const AppendOptions& options) {
   Answer answer;
-  return answer.status(
+  Status status = answer.status(
       kvfolio_append_unnamed(get(), sequence.value(), num_tokens, options.draft, answer.error()));
+  if (record_.is_on())
+    record_("append_unnamed", status, Numbers(sequence, num_tokens, options.draft));
+  return status;
 }
 
 Status CManager::append_each(std::span<const SequenceId> sequences,
@@ -286,6 +354,7 @@ Status CManager::append_each(std::span<const SequenceId> sequences,
       kvfolio_append_each(get(), reinterpret_cast<const kvfolio_sequence*>(sequences.data()),
                           tokens.data(), size_of(tokens), &done, answer.error()));
   if (num_appended != nullptr) *num_appended = static_cast<std::int32_t>(done);
+  if (record_.is_on()) record_("append_each", status, Numbers(sequences, tokens));
   return status;
 }
 
@@ -297,6 +366,7 @@ Status CManager::append_unnamed_each(std::span<const SequenceId> sequences,
       get(), reinterpret_cast<const kvfolio_sequence*>(sequences.data()),
       static_cast<std::int64_t>(sequences.size()), &done, answer.error()));
   if (num_appended != nullptr) *num_appended = static_cast<std::int32_t>(done);
+  if (record_.is_on()) record_("append_unnamed_each", status, Numbers(sequences));
   return status;
 }
 
@@ -305,22 +375,28 @@ Result<SequenceId> CManager::open_unnamed(std::int64_t num_tokens, const OpenOpt
   const CPrompt prompt(options);
   if (!prompt.status.ok()) return prompt.status;
   kvfolio_sequence sequence = 0;
-  const Status status = answer.status(
-      kvfolio_open_unnamed(get(), prompt.root, num_tokens, prompt.media.data(), prompt.num_media(),
-                           &prompt.open, &sequence, answer.error()));
+  Status status = answer.status(kvfolio_open_unnamed(get(), prompt.root, num_tokens,
+                                                     prompt.media.data(), prompt.num_media(),
+                                                     &prompt.open, &sequence, answer.error()));
+  if (record_.is_on())
+    record_("open_unnamed", status, Numbers(num_tokens, options), Numbers(sequence));
   if (!status.ok()) return status;
   return SequenceId(sequence);
 }
 
 Status CManager::set_tokens(SequenceId sequence, std::span<const std::int32_t> tokens) {
   Answer answer;
-  return answer.status(
+  Status status = answer.status(
       kvfolio_set_tokens(get(), sequence.value(), tokens.data(), size_of(tokens), answer.error()));
+  if (record_.is_on()) record_("set_tokens", status, Numbers(sequence, tokens));
+  return status;
 }
 
 Status CManager::undo(SequenceId sequence) {
   Answer answer;
-  return answer.status(kvfolio_undo(get(), sequence.value(), answer.error()));
+  Status status = answer.status(kvfolio_undo(get(), sequence.value(), answer.error()));
+  if (record_.is_on()) record_("undo", status, Numbers(sequence));
+  return status;
 }
 
 Result<const StepPlan*> CManager::plan(const PlanOptions& options) {
@@ -341,6 +417,12 @@ Result<const StepPlan*> CManager::plan(const PlanOptions& options) {
   const Status status =
       answer.status(kvfolio_plan(get(), &ours, &step, groups.data(),
                                  static_cast<std::int32_t>(groups.size()), answer.error()));
+  if (record_.is_on()) {
+    record_("plan", status,
+            Numbers(ours.pad_with_zero, ours.no_block_tables, ours.changed_entries, ours.flashinfer,
+                    ours.shared_prefixes, ours.positions),
+            status.ok() ? numbers_of(step, groups) : Numbers());
+  }
   if (!status.ok()) return status;
   if (plans_.empty() || plans_.back().ticket != step.ticket) plans_.emplace_back();
   if (plans_.size() > 80) plans_.pop_front();  // more than are ever in flight
@@ -363,27 +445,37 @@ Result<const StepPlan*> CManager::plan(const PlanOptions& options) {
 
 Status CManager::run_copies() {
   Answer answer;
-  return answer.status(kvfolio_run_copies(get(), answer.error()));
+  Status status = answer.status(kvfolio_run_copies(get(), answer.error()));
+  if (record_.is_on()) record_("run_copies", status, Numbers());
+  return status;
 }
 
 Status CManager::commit(Ticket ticket) {
   Answer answer;
-  return answer.status(kvfolio_commit(get(), ticket.value(), answer.error()));
+  Status status = answer.status(kvfolio_commit(get(), ticket.value(), answer.error()));
+  if (record_.is_on()) record_("commit", status, Numbers(ticket));
+  return status;
 }
 
 Status CManager::complete(Ticket ticket) {
   Answer answer;
-  return answer.status(kvfolio_complete(get(), ticket.value(), answer.error()));
+  Status status = answer.status(kvfolio_complete(get(), ticket.value(), answer.error()));
+  if (record_.is_on()) record_("complete", status, Numbers(ticket));
+  return status;
 }
 
 Status CManager::finish(Ticket ticket) {
   Answer answer;
-  return answer.status(kvfolio_finish(get(), ticket.value(), answer.error()));
+  Status status = answer.status(kvfolio_finish(get(), ticket.value(), answer.error()));
+  if (record_.is_on()) record_("finish", status, Numbers(ticket));
+  return status;
 }
 
 Status CManager::drop(Ticket ticket) {
   Answer answer;
-  return answer.status(kvfolio_drop(get(), ticket.value(), answer.error()));
+  Status status = answer.status(kvfolio_drop(get(), ticket.value(), answer.error()));
+  if (record_.is_on()) record_("drop", status, Numbers(ticket));
+  return status;
 }
 
 std::span<const EndedSequence> CManager::ended(const kvfolio_ended* list, std::int64_t size) {
@@ -401,13 +493,19 @@ Result<std::span<const EndedSequence>> CManager::fail(Ticket ticket) {
   std::int64_t size = 0;
   const Status status =
       answer.status(kvfolio_fail(get(), ticket.value(), &list, &size, answer.error()));
+  if (record_.is_on())
+    record_("fail", status, Numbers(ticket),
+            Numbers(std::span<const EndedSequence>(ended(list, size))));
   if (!status.ok()) return status;
   return ended(list, size);
 }
 
 Status CManager::accept(SequenceId sequence, std::int32_t num_accepted) {
   Answer answer;
-  return answer.status(kvfolio_accept(get(), sequence.value(), num_accepted, answer.error()));
+  const Status status =
+      answer.status(kvfolio_accept(get(), sequence.value(), num_accepted, answer.error()));
+  if (record_.is_on()) record_("accept", status, Numbers(sequence, num_accepted));
+  return status;
 }
 
 // ---- room ----
@@ -420,8 +518,14 @@ Status CManager::admit(std::span<const AppendDemand> demands) {
     sequences.push_back(demand.sequence.value());
     num_tokens.push_back(demand.num_tokens);
   }
-  return answer.status(kvfolio_admit(get(), sequences.data(), num_tokens.data(),
-                                     static_cast<std::int64_t>(sequences.size()), answer.error()));
+  const Status status =
+      answer.status(kvfolio_admit(get(), sequences.data(), num_tokens.data(),
+                                  static_cast<std::int64_t>(sequences.size()), answer.error()));
+  if (record_.is_on())
+    record_("admit", status,
+            Numbers(std::span<const kvfolio_sequence>(sequences),
+                    std::span<const std::int64_t>(num_tokens)));
+  return status;
 }
 
 Status CManager::admit(SequenceId sequence, std::int64_t num_tokens) {
@@ -439,6 +543,11 @@ Result<Admission> CManager::admit(std::span<const std::int32_t> tokens, const Op
       kvfolio_admit_prompt(get(), prompt.root, tokens.data(), size_of(tokens), prompt.media.data(),
                            prompt.num_media(), &prompt.open, num_more, &admission.cached_tokens,
                            admission.blocks.data(), kvfolio_num_groups(get()), answer.error()));
+  if (record_.is_on())
+    record_("admit_prompt", status, Numbers(tokens, options, num_more),
+            Numbers(admission.cached_tokens,
+                    std::span<const std::int32_t>(admission.blocks)
+                        .first(static_cast<std::size_t>(kvfolio_num_groups(get())))));
   if (!status.ok()) return status;
   return admission;
 }
@@ -446,8 +555,11 @@ Result<Admission> CManager::admit(std::span<const std::int32_t> tokens, const Op
 Status CManager::reserve(SequenceId sequence, std::int64_t num_tokens,
                          const ReserveOptions& options) {
   Answer answer;
-  return answer.status(
+  Status status = answer.status(
       kvfolio_reserve(get(), sequence.value(), num_tokens, options.most_per_step, answer.error()));
+  if (record_.is_on())
+    record_("reserve", status, Numbers(sequence, num_tokens, options.most_per_step));
+  return status;
 }
 
 Result<std::int32_t> CManager::evict(GroupId group, std::int32_t num_blocks,
@@ -456,6 +568,10 @@ Result<std::int32_t> CManager::evict(GroupId group, std::int32_t num_blocks,
   std::int32_t count = 0;
   const Status status = answer.status(kvfolio_evict(
       get(), group.value(), num_blocks, evicted.data(), size_of(evicted), &count, answer.error()));
+  if (record_.is_on())
+    record_("evict", status, Numbers(group, num_blocks, evicted.size()),
+            Numbers(count, std::span<const std::int32_t>(evicted).first(
+                               std::min(evicted.size(), static_cast<std::size_t>(count)))));
   if (!status.ok()) return status;
   return count;
 }
@@ -465,6 +581,7 @@ Forgotten CManager::reset() {
   Forgotten forgotten;
   KVFOLIO_CHECK(kvfolio_reset(get(), &forgotten.blocks, &forgotten.pins, answer.error()) ==
                 KVFOLIO_OK);
+  if (record_.is_on()) record_("reset", {}, Numbers(), Numbers(forgotten.blocks, forgotten.pins));
   return forgotten;
 }
 
@@ -474,6 +591,9 @@ Forgotten CManager::forget(const RootKey& root) {
   Forgotten forgotten;
   KVFOLIO_CHECK(kvfolio_forget_root(get(), prompt.root, &forgotten.blocks, &forgotten.pins,
                                     answer.error()) == KVFOLIO_OK);
+  if (record_.is_on())
+    record_("forget_root", {}, Numbers(OpenOptions{.root = root}),
+            Numbers(forgotten.blocks, forgotten.pins));
   return forgotten;
 }
 
@@ -486,6 +606,8 @@ Result<Forgotten> CManager::forget(std::span<const std::int32_t> tokens,
   const Status status = answer.status(
       kvfolio_forget(get(), prompt.root, tokens.data(), size_of(tokens), prompt.media.data(),
                      prompt.num_media(), &forgotten.blocks, &forgotten.pins, answer.error()));
+  if (record_.is_on())
+    record_("forget", status, Numbers(tokens, options), Numbers(forgotten.blocks, forgotten.pins));
   if (!status.ok()) return status;
   return forgotten;
 }
@@ -499,6 +621,8 @@ Result<Pinned> CManager::pin(std::span<const std::int32_t> tokens, const OpenOpt
   const Status status = answer.status(
       kvfolio_pin(get(), prompt.root, tokens.data(), size_of(tokens), prompt.media.data(),
                   prompt.num_media(), &prompt.open, &pin, &pinned.pinned_tokens, answer.error()));
+  if (record_.is_on())
+    record_("pin", status, Numbers(tokens, options), Numbers(pin, pinned.pinned_tokens));
   if (!status.ok()) return status;
   pinned.pin = PinId(pin);
   return pinned;
@@ -506,7 +630,9 @@ Result<Pinned> CManager::pin(std::span<const std::int32_t> tokens, const OpenOpt
 
 Status CManager::unpin(PinId pin) {
   Answer answer;
-  return answer.status(kvfolio_unpin(get(), pin.value(), answer.error()));
+  Status status = answer.status(kvfolio_unpin(get(), pin.value(), answer.error()));
+  if (record_.is_on()) record_("unpin", status, Numbers(pin));
+  return status;
 }
 
 // ---- transfers ----
@@ -566,6 +692,7 @@ bool CManager::needs_eviction() const { return kvfolio_needs_eviction(get()) != 
 
 std::optional<SequenceId> CManager::select_victim(std::optional<VictimPolicy> policy) {
   const kvfolio_sequence victim = kvfolio_select_victim(get(), policy_of(policy));
+  if (record_.is_on()) record_("select_victim", {}, Numbers(policy_of(policy)), Numbers(victim));
   return victim == 0 ? std::nullopt : std::optional(SequenceId(victim));
 }
 
@@ -576,6 +703,9 @@ Result<std::span<const EndedSequence>> CManager::preempt_to(double target,
   std::int64_t size = 0;
   const Status status = answer.status(
       kvfolio_preempt_to(get(), target, policy_of(policy), &list, &size, answer.error()));
+  if (record_.is_on())
+    record_("preempt_to", status, Numbers(target, policy_of(policy)),
+            Numbers(std::span<const EndedSequence>(ended(list, size))));
   if (!status.ok()) return status;
   return ended(list, size);
 }
@@ -587,6 +717,12 @@ Result<SequenceInfo> CManager::info(SequenceId sequence) const {
   kvfolio_sequence_info info{};
   info.struct_size = sizeof(info);
   const Status status = answer.status(kvfolio_info(get(), sequence.value(), &info, answer.error()));
+  if (record_.takes_question())
+    record_("info", status, Numbers(sequence),
+            Numbers(info.length, info.accepted_length, info.published_length, info.trim_sinks,
+                    info.trim_first_kept, info.in_open_step, info.num_unnamed, info.reserved_tokens,
+                    info.has_caller_id, info.caller_id, info.max_tokens, info.last_use,
+                    info.use_count, info.priority));
   if (!status.ok()) return status;
   SequenceInfo out{.length = info.length,
                    .accepted_length = info.accepted_length,
@@ -611,6 +747,8 @@ Result<std::span<const std::int32_t>> CManager::block_table(SequenceId sequence,
   kvfolio_i32s table{};
   const Status status = answer.status(
       kvfolio_block_table(get(), sequence.value(), group.value(), &table, answer.error()));
+  if (record_.takes_question())
+    record_("block_table", status, Numbers(sequence, group), Numbers(span_of(table)));
   if (!status.ok()) return status;
   return span_of(table);
 }
@@ -626,6 +764,7 @@ Result<SequenceId> CManager::find(std::uint64_t caller_id) const {
   Answer answer;
   kvfolio_sequence found = 0;
   const Status status = answer.status(kvfolio_find(get(), caller_id, &found, answer.error()));
+  if (record_.takes_question()) record_("find", status, Numbers(caller_id), Numbers(found));
   if (!status.ok()) return status;
   return SequenceId(found);
 }
@@ -642,6 +781,10 @@ Result<GroupUsage> CManager::usage(GroupId group) const {
   kvfolio_group_usage usage{};
   usage.struct_size = sizeof(usage);
   const Status status = answer.status(kvfolio_usage(get(), group.value(), &usage, answer.error()));
+  if (record_.takes_question())
+    record_("usage", status, Numbers(group),
+            Numbers(usage.num_blocks, usage.free, usage.held, usage.cached, usage.retiring,
+                    usage.evictable, usage.reserved));
   if (!status.ok()) return status;
   return GroupUsage{.num_blocks = usage.num_blocks,
                     .free = usage.free,
@@ -659,6 +802,7 @@ Result<std::int32_t> CManager::ref_count(GroupId group, BlockId block) const {
   std::int32_t count = 0;
   const Status status =
       answer.status(kvfolio_ref_count(get(), group.value(), block.value(), &count, answer.error()));
+  if (record_.takes_question()) record_("ref_count", status, Numbers(group, block), Numbers(count));
   if (!status.ok()) return status;
   return count;
 }
@@ -669,6 +813,8 @@ Result<bool> CManager::is_findable(GroupId group, BlockId block) const {
   std::int32_t end = 0;
   const Status status = answer.status(
       kvfolio_is_findable(get(), group.value(), block.value(), &findable, answer.error()));
+  if (record_.takes_question())
+    record_("is_findable", status, Numbers(group, block), Numbers(findable));
   if (!status.ok()) return status;
   KVFOLIO_CHECK(kvfolio_findable_end(get(), group.value(), block.value(), &end, answer.error()) ==
                     KVFOLIO_OK &&
@@ -681,6 +827,8 @@ Result<BlockState> CManager::block_state(GroupId group, BlockId block) const {
   std::int32_t state = 0;
   const Status status = answer.status(
       kvfolio_block_state(get(), group.value(), block.value(), &state, answer.error()));
+  if (record_.takes_question())
+    record_("block_state", status, Numbers(group, block), Numbers(state));
   if (!status.ok()) return status;
   return static_cast<BlockState>(state);
 }

@@ -15,11 +15,15 @@
 
 #include "capi/capi.h"
 #include "kvfolio/manager.h"
+#include "model_check/record.h"
 
 namespace kvfolio::model_check {
 
 class CManager {
  public:
+  // The next manager that is created without storage writes its calls there.
+  static void record_next(std::string* calls) { next_record = calls; }
+
   static Result<CManager> create(const CacheSpec& spec, const ManagerOptions& options = {});
   static Result<CManager> create(KVStorage storage, const ManagerOptions& options = {});
 
@@ -111,7 +115,8 @@ class CManager {
     StepPlan plan;
   };
 
-  explicit CManager(kvfolio_manager* manager) : manager_(manager) {}
+  explicit CManager(kvfolio_manager* manager, std::string* calls = nullptr)
+      : manager_(manager), record_(calls) {}
   [[nodiscard]] kvfolio_manager* get() const { return manager_.get(); }
   [[nodiscard]] std::span<const EndedSequence> ended(const kvfolio_ended* list, std::int64_t size);
 
@@ -119,6 +124,8 @@ class CManager {
   std::deque<Plan> plans_;  // the newest last
   std::vector<EndedSequence> ended_;
   mutable Counters counters_;
+  mutable Record record_;
+  static inline std::string* next_record = nullptr;
 };
 
 }  // namespace kvfolio::model_check

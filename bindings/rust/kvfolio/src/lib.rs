@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! A paged KV cache for people who write inference engines. A cache hit never changes a bit.
+//!
+//! Start at [`Cache`]. A step is begun on it, takes tokens, is planned, computed and finished:
+//!
+//! ```
+//! use kvfolio::{Cache, GroupSpec, Options, Rows, Storage};
+//!
+//! let group = GroupSpec { head_dim_k: 4, head_dim_v: 4, num_blocks: 64, ..GroupSpec::default() };
+//! let mut cache = Cache::with_storage(Storage::new(&[group])?, &Options::default())?;
+//! let prompt = [1, 2, 3];
+//! let opened = cache.open(&prompt, &Default::default())?; // finds and holds
+//! let rest = &prompt[opened.cached_tokens as usize..];
+//! let mut step = cache.begin_step()?; // borrows the cache; dropped, it rolls back
+//! step.append(opened.sequence, rest)?;
+//! let mut plan = step.plan(&Default::default())?; // borrows the step
+//! plan.run_copies()?;
+//! let k = vec![0.5f32; rest.len() * 4]; // what your model computes
+//! let rows = Rows::f32(&k, [rest.len(), 1, 4]);
+//! let slots = plan.group(0).slot_mapping();
+//! plan.view_mut(0)?.append_rows(0, rows, Some(rows), slots)?; // then View::attend()
+//! step.finish()?;
+//! # Ok::<(), kvfolio::Error>(())
+//! ```
+//!
+//! # Who borrows what
+//!
+//! - Calls on a [`Cache`] take `&self` if they are const calls of C++, `&mut self` if not. So several
+//!   threads may ask, and one changes.
+//! - A [`Step`] borrows the cache mutably: there is one open step. Dropped, it rolls back.
+//! - A [`Plan`] borrows its step: it is gone before the step changes or ends. `commit()` gives a
+//!   [`Ticket`], a number, so steps in flight borrow nothing; [`Manager::plan_of`] gives the arrays of
+//!   a step in flight as a borrow of the cache, until the step is complete. A device that reads them
+//!   without a borrow may: they stay where they are until then.
+//! - A [`View`] reads K and V, a [`ViewMut`] writes them, under the rules of `&` and `&mut`.
+//! - Memory that is lent ([`Storage::borrow`]), or comes from elsewhere ([`MemoryResource`]), and
+//!   threads that are lent ([`Executor`]) are `unsafe` to give: C relies on what they promise.
+//!
+//! Counts and ids are those of `kvfolio.h`, of the same types; its C++ header `manager.h` is the
+//! reference of every call.
+
+mod error;
+mod kernels;
+mod manager;
+mod memory;
+mod options;
+mod plan;
+mod prompt;
+mod questions;
+mod room;
+mod rows;
+mod spec;
+mod steps;
+mod storage;
+mod threads;
+mod token_store;
+mod view;
+
+pub use error::{Error, Result, Shortage, Stopped};
+pub use kernels::{
+    convert, merge_states, Attention, AttentionOptions, Batch, GatherOptions, State, Target,
+};
+pub use kvfolio_sys as sys;
+pub use manager::{Cache, ForkOptions, Manager, Opened, Pin, Sequence, Ticket};
+pub use memory::{MemoryKind, MemoryResource};
+pub use options::{Options, Order, Policy};
+pub use plan::{GroupPlan, PlanArrays, SharedPrefix};
+pub use prompt::{MediaSpan, OpenOptions, Publish, Root, RootKey};
+pub use questions::{BlockState, Counters, GroupUsage, MemoryUse, SequenceInfo};
+pub use room::{Admission, Forgotten, Pinned};
+pub use rows::{Element, Rows, RowsMut};
+pub use spec::{fit, plan_layouts, DType, Format, GroupLayout, GroupSpec, Kind};
+pub use steps::{Ended, Plan, PlanOptions, Step};
+pub use storage::{Bases, Borrowed, BorrowedGroup, Storage, StorageMut, Strides};
+pub use threads::{Executor, ThreadPool};
+pub use token_store::{TokenStore, TokenStoreOptions};
+pub use view::{View, ViewMut};
+
+/// The version of the library, such as "0.1.0".
+///
+/// ```
+/// assert_eq!(kvfolio::version(), env!("CARGO_PKG_VERSION"));
+/// assert_eq!(kvfolio::abi_version(), kvfolio::sys::KVFOLIO_ABI_VERSION);
+/// ```
+pub fn version() -> &'static str {
+    // SAFETY: a constant.
+    unsafe { error::constant(sys::kvfolio_version()) }
+}
+
+/// Functions and fields of the C interface are only added as long as this stays.
+pub fn abi_version() -> u32 {
+    // SAFETY: takes nothing.
+    unsafe { sys::kvfolio_abi_version() }
+}

@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where the plans of steps are, until their steps have ended.
+
+use crate::manager::{Sequence, Ticket};
+use crate::{sys, Batch};
+use std::marker::PhantomData;
+use std::mem::size_of;
+use std::ptr::null;
+
+const NO_ARRAY: sys::kvfolio_i32s = sys::kvfolio_i32s { data: null(), size: 0 };
+
+fn empty_step() -> sys::kvfolio_step_plan {
+    sys::kvfolio_step_plan {
+        struct_size: size_of::<sys::kvfolio_step_plan>() as u32,
+        num_tokens: 0,
+        ticket: 0,
+        sequences: null(),
+        num_sequences: 0,
+        rows: NO_ARRAY,
+        query_start: NO_ARRAY,
+        kv_lens: NO_ARRAY,
+        trim_sinks: NO_ARRAY,
+        trim_first_kept: NO_ARRAY,
+        positions: NO_ARRAY,
+    }
+}
+
+fn empty_group() -> sys::kvfolio_group_plan {
+    sys::kvfolio_group_plan {
+        struct_size: size_of::<sys::kvfolio_group_plan>() as u32,
+        block_table_stride: 0,
+        slot_mapping: NO_ARRAY,
+        block_table: NO_ARRAY,
+        kv_indptr: NO_ARRAY,
+        kv_indices: NO_ARRAY,
+        kv_last_page_len: NO_ARRAY,
+        copy_src: NO_ARRAY,
+        copy_dst: NO_ARRAY,
+        changed_rows: NO_ARRAY,
+        changed_columns: NO_ARRAY,
+        changed_blocks: NO_ARRAY,
+        shared_prefixes: null(),
+        num_shared_prefixes: 0,
+    }
+}
+
+pub(crate) struct Slot {
+    ticket: u64, // 0: no plan
+    pub step: sys::kvfolio_step_plan,
+    pub groups: Vec<sys::kvfolio_group_plan>,
+}
+
+/// A plan for the open step and for each step in flight. What is here is valid: whatever ends a
+/// step, or makes C write its arrays anew, takes its plan away first.
+pub(crate) struct PlanSlots {
+    slots: Vec<Slot>,
+    is_in_order: bool,
+    open: u64, // the open step, 0: none
+}
+
+impl PlanSlots {
+    pub(crate) fn none() -> PlanSlots {
+        PlanSlots { slots: Vec::new(), is_in_order: true, open: 0 }
+    }
+
+    pub(crate) fn new(max_steps_in_flight: i32, num_groups: i32, is_in_order: bool) -> PlanSlots {
+        let slot = |_| Slot {
+            ticket: 0,
+            step: empty_step(),
+            groups: vec![empty_group(); num_groups as usize],
+        };
+        PlanSlots { slots: (0..=max_steps_in_flight).map(slot).collect(), is_in_order, open: 0 }
+    }
+
+    pub(crate) fn begun(&mut self, ticket: u64) {
+        self.open = ticket;
+    }
+
+    pub(crate) fn open(&self) -> Option<u64> {
+        Some(self.open).filter(|&ticket| ticket != 0)
+    }
+
+    pub(crate) fn committed(&mut self) {
+        self.open = 0;
+    }
+
+    /// The open step has changed: its plan is stale.
+    pub(crate) fn changed(&mut self) {
+        if self.open != 0 {
+            let open = self.open;
+            self.forget(|ticket| ticket == open);
+        }
+    }
+
+    /// A place for the plan of the open step. It counts once [`Slot::is_of`] says so.
+    pub(crate) fn slot(&mut self) -> &mut Slot {
+        self.changed();
+        let free = self.slots.iter().position(|slot| slot.ticket == 0);
+        let at = free.unwrap_or_else(|| {
+            let groups = self.slots[0].groups.clone();
+            self.slots.push(Slot { ticket: 0, step: empty_step(), groups });
+            self.slots.len() - 1
+        });
+        &mut self.slots[at]
+    }
+
+    fn forget(&mut self, is_gone: impl Fn(u64) -> bool) {
+        for slot in self.slots.iter_mut().filter(|slot| is_gone(slot.ticket)) {
+            slot.ticket = 0;
+        }
+    }
+
+    /// The open step was dropped or finished.
+    pub(crate) fn ended(&mut self, ticket: u64) {
+        if self.open == ticket {
+            self.open = 0;
+        }
+        self.forget(|t| t == ticket);
+    }
+
+    pub(crate) fn completed(&mut self, ticket: u64) {
+        let is_in_order = self.is_in_order;
+        self.forget(|t| t == ticket || (is_in_order && t < ticket));
+    }
+
+    pub(crate) fn failed(&mut self, ticket: u64) {
+        if self.open >= ticket {
+            self.open = 0;
+        }
+        self.forget(|t| t >= ticket);
+    }
+
+    /// The manager became a copy of another one.
+    pub(crate) fn copied_from(&mut self, other: &PlanSlots) {
+        self.forget(|_| true);
+        self.open = other.open;
+    }
+
+    pub(crate) fn find(&self, ticket: Ticket) -> Option<PlanArrays<'_>> {
+        let slot = self.slots.iter().find(|slot| slot.ticket == ticket.0 && ticket.0 != 0)?;
+        Some(slot.arrays())
+    }
+}
+
+impl Slot {
+    pub(crate) fn is_of(&mut self, ticket: u64) {
+        self.ticket = ticket;
+    }
+
+    /// Requires: the arrays live for 'a.
+    pub(crate) fn arrays<'a>(&self) -> PlanArrays<'a> {
+        PlanArrays {
+            step: &self.step,
+            groups: self.groups.as_ptr(),
+            n: self.groups.len(),
+            life: PhantomData,
+        }
+    }
+}
+
+/// The arrays of a step, `StepPlan` in `step_plan.h`. What was not asked for is empty.
+///
+/// ```
+/// use kvfolio::{Cache, GroupSpec, Options, PlanOptions};
+///
+/// let groups = [GroupSpec { head_dim_k: 8, num_blocks: 64, ..GroupSpec::default() }];
+/// let mut cache = Cache::new(&groups, &Options::default())?;
+/// let a = cache.open(&[], &Default::default())?.sequence;
+/// let b = cache.open(&[], &Default::default())?.sequence;
+/// let mut step = cache.begin_step()?;
+/// step.append(a, &[1, 2, 3])?;
+/// step.append(b, &[4; 17])?;
+/// let options = PlanOptions { flashinfer: true, positions: true, changed_entries: true,
+///                             shared_prefixes: true, ..PlanOptions::default() };
+/// let plan = step.plan(&options)?;
+/// assert_eq!((plan.num_tokens(), plan.sequences()), (20, &[a, b][..]));
+/// assert_eq!((plan.query_start(), plan.kv_lens()), (&[0, 3, 20][..], &[3, 17][..]));
+/// assert_eq!((&plan.positions()[..5], plan.rows()), (&[0, 1, 2, 0, 1][..], &[0, 1][..]));
+/// assert_eq!((plan.trim_sinks(), plan.trim_first_kept()), (&[0, 0][..], &[0, 0][..]));
+/// assert_eq!(plan.groups().len(), 1);
+///
+/// let group = plan.group(0);
+/// assert_eq!((group.slot_mapping()[3], group.block_table_stride()), (16, 2));
+/// assert_eq!(group.block_table(), [0, -1, 1, 2]); // [sequences, stride]
+/// assert_eq!((group.kv_indptr(), group.kv_indices()), (&[0, 1, 3][..], &[0, 1, 2][..]));
+/// assert_eq!(group.kv_last_page_len(), [3, 1]);
+/// assert!(group.copy_src().is_empty() && group.copy_dst().is_empty());
+/// assert_eq!((group.changed_rows(), group.changed_columns()), (&[0, 1, 1][..], &[0, 0, 1][..]));
+/// assert_eq!(group.changed_blocks(), [0, 1, 2]);
+/// assert!(group.shared_prefixes().is_empty());
+/// # Ok::<(), kvfolio::Error>(())
+/// ```
+#[derive(Clone, Copy)]
+pub struct PlanArrays<'a> {
+    step: *const sys::kvfolio_step_plan,
+    groups: *const sys::kvfolio_group_plan,
+    n: usize,
+    life: PhantomData<&'a [i32]>,
+}
+
+// SAFETY: arrays that nobody writes as long as this lives.
+unsafe impl Send for PlanArrays<'_> {}
+unsafe impl Sync for PlanArrays<'_> {}
+
+/// Requires: C has set `array`, which lives for 'a.
+fn slice<'a>(array: sys::kvfolio_i32s) -> &'a [i32] {
+    if array.size == 0 {
+        return &[];
+    }
+    // SAFETY: as required.
+    unsafe { std::slice::from_raw_parts(array.data, array.size as usize) }
+}
+
+impl<'a> PlanArrays<'a> {
+    fn step(&self) -> &'a sys::kvfolio_step_plan {
+        // SAFETY: the slot lives as long as the manager, which is borrowed for 'a.
+        unsafe { &*self.step }
+    }
+
+    /// The number of the step.
+    pub fn ticket(&self) -> Ticket {
+        Ticket(self.step().ticket)
+    }
+    /// Tokens of all sequences.
+    pub fn num_tokens(&self) -> usize {
+        self.step().num_tokens as usize
+    }
+    /// In append order.
+    pub fn sequences(&self) -> &'a [Sequence] {
+        let step = self.step();
+        if step.num_sequences == 0 {
+            return &[];
+        }
+        // SAFETY: as slice(); a Sequence is its number.
+        unsafe { std::slice::from_raw_parts(step.sequences.cast(), step.num_sequences as usize) }
+    }
+    /// `[sequences]`: a number below [`num_rows`](crate::Manager::num_rows) that a sequence keeps.
+    pub fn rows(&self) -> &'a [i32] {
+        slice(self.step().rows)
+    }
+    /// `[sequences + 1]`: tokens before each sequence.
+    pub fn query_start(&self) -> &'a [i32] {
+        slice(self.step().query_start)
+    }
+    /// `[sequences]`: length with the tokens of this step.
+    pub fn kv_lens(&self) -> &'a [i32] {
+        slice(self.step().kv_lens)
+    }
+    /// `[sequences]`: position p is visible iff `p < trim_sinks[i] || p >= trim_first_kept[i]`.
+    pub fn trim_sinks(&self) -> &'a [i32] {
+        slice(self.step().trim_sinks)
+    }
+    /// `[sequences]`; see `trim_sinks`.
+    pub fn trim_first_kept(&self) -> &'a [i32] {
+        slice(self.step().trim_first_kept)
+    }
+    /// `[tokens]`.
+    pub fn positions(&self) -> &'a [i32] {
+        slice(self.step().positions)
+    }
+    /// The arrays of each group.
+    pub fn groups(&self) -> &'a [GroupPlan] {
+        // SAFETY: as step(); GroupPlan is repr(transparent).
+        unsafe { std::slice::from_raw_parts(self.groups.cast(), self.n) }
+    }
+    /// The arrays of one group. Panics if there is no such group.
+    pub fn group(&self, group: usize) -> &'a GroupPlan {
+        &self.groups()[group]
+    }
+    /// What [`attend`](crate::View::attend) takes. Panics if there is no such group.
+    pub fn batch(&self, group: usize) -> Batch<'a> {
+        Batch {
+            query_start: self.query_start(),
+            kv_lens: self.kv_lens(),
+            block_table: self.group(group).block_table(),
+            block_table_stride: self.group(group).block_table_stride(),
+            trim_sinks: self.trim_sinks(),
+            trim_first_kept: self.trim_first_kept(),
+        }
+    }
+}
+
+/// Sequences `[first_sequence, first_sequence + num_sequences)` of a plan begin with the same
+/// `num_blocks` blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct SharedPrefix {
+    pub first_sequence: i32,
+    pub num_sequences: i32,
+    pub num_blocks: i32,
+}
+
+/// The arrays of one group, `GroupPlan` in `step_plan.h`. [`PlanArrays`] shows them.
+#[repr(transparent)]
+pub struct GroupPlan(sys::kvfolio_group_plan);
+
+// SAFETY: as PlanArrays.
+unsafe impl Send for GroupPlan {}
+unsafe impl Sync for GroupPlan {}
+
+impl GroupPlan {
+    /// `[tokens]`: where K and V of each token go; -1: they are there already.
+    pub fn slot_mapping(&self) -> &[i32] {
+        slice(self.0.slot_mapping)
+    }
+    /// `[sequences, block_table_stride]`.
+    pub fn block_table(&self) -> &[i32] {
+        slice(self.0.block_table)
+    }
+    pub fn block_table_stride(&self) -> i32 {
+        self.0.block_table_stride
+    }
+    /// FlashInfer.
+    pub fn kv_indptr(&self) -> &[i32] {
+        slice(self.0.kv_indptr)
+    }
+    pub fn kv_indices(&self) -> &[i32] {
+        slice(self.0.kv_indices)
+    }
+    pub fn kv_last_page_len(&self) -> &[i32] {
+        slice(self.0.kv_last_page_len)
+    }
+    /// Whole blocks to copy before the step writes.
+    pub fn copy_src(&self) -> &[i32] {
+        slice(self.0.copy_src)
+    }
+    pub fn copy_dst(&self) -> &[i32] {
+        slice(self.0.copy_dst)
+    }
+    /// Entries of a block table on the device to change.
+    pub fn changed_rows(&self) -> &[i32] {
+        slice(self.0.changed_rows)
+    }
+    pub fn changed_columns(&self) -> &[i32] {
+        slice(self.0.changed_columns)
+    }
+    pub fn changed_blocks(&self) -> &[i32] {
+        slice(self.0.changed_blocks)
+    }
+    /// Runs of sequences with the same leading blocks.
+    pub fn shared_prefixes(&self) -> &[SharedPrefix] {
+        if self.0.num_shared_prefixes == 0 {
+            return &[];
+        }
+        // SAFETY: as slice(); SharedPrefix is three i32.
+        unsafe {
+            let n = self.0.num_shared_prefixes as usize;
+            std::slice::from_raw_parts(self.0.shared_prefixes.cast(), n)
+        }
+    }
+}

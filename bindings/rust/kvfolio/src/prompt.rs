@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use crate::error::call;
+use crate::{sys, Result};
+use std::mem::size_of;
+use std::os::raw::c_char;
+use std::ptr::{null, null_mut, NonNull};
+
+/// The parts of a [`Root`]: bytes of any content, empty by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RootKey<'a> {
+    pub model: &'a [u8],
+    pub adapter: &'a [u8],
+    pub adapter_version: &'a [u8],
+    pub tenant_salt: &'a [u8],
+    pub epoch: u64,
+}
+
+/// What prefixes are found under: sequences of two keys share nothing. Make it once for each tenant
+/// and adapter.
+///
+/// ```
+/// use kvfolio::{Cache, GroupSpec, OpenOptions, Options, Root, RootKey};
+///
+/// let groups = [GroupSpec { head_dim_k: 8, num_blocks: 64, ..GroupSpec::default() }];
+/// let mut cache = Cache::new(&groups, &Options::default())?;
+/// let alice = Root::new(&RootKey { tenant_salt: b"alice", ..RootKey::default() })?;
+/// let of_alice = OpenOptions { root: Some(&alice), ..OpenOptions::default() };
+/// let mut step = cache.begin_step()?;
+/// let opened = step.open(&[7; 40], &of_alice)?;
+/// step.append(opened.sequence, &[7; 40])?;
+/// step.finish()?;
+/// cache.close(opened.sequence)?;
+/// assert_eq!(cache.probe(&[7; 40], &of_alice)?, 39); // all but the last: its logits are missing
+/// assert_eq!(cache.probe(&[7; 40], &OpenOptions::default())?, 0); // another key
+/// # Ok::<(), kvfolio::Error>(())
+/// ```
+pub struct Root(NonNull<sys::kvfolio_root>);
+
+// SAFETY: nothing changes a root.
+unsafe impl Send for Root {}
+unsafe impl Sync for Root {}
+
+impl Root {
+    /// The bytes are copied. Keys over 64 KiB are refused where they are used.
+    pub fn new(key: &RootKey) -> Result<Root> {
+        fn bytes(part: &[u8]) -> (*const c_char, i64) {
+            (part.as_ptr().cast(), part.len() as i64)
+        }
+        let (model, adapter) = (bytes(key.model), bytes(key.adapter));
+        let (version, salt) = (bytes(key.adapter_version), bytes(key.tenant_salt));
+        let mut out = null_mut();
+        // SAFETY: each pair is a slice.
+        call(|error| unsafe {
+            sys::kvfolio_root_create(
+                model.0, model.1, adapter.0, adapter.1, version.0, version.1, salt.0, salt.1,
+                key.epoch, &mut out, error,
+            )
+        })?;
+        Ok(Root(NonNull::new(out).expect("C gave a root")))
+    }
+
+    pub(crate) fn raw_or_null(root: Option<&Root>) -> *const sys::kvfolio_root {
+        root.map_or(null(), |root| root.0.as_ptr() as *const _)
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        // SAFETY: it was created here and goes once.
+        unsafe { sys::kvfolio_root_destroy(self.0.as_ptr()) }
+    }
+}
+
+/// A part of a prompt that stands for other content, such as an image: `MediaSpan` in `root_key.h`.
+///
+/// ```
+/// use kvfolio::{Cache, GroupSpec, MediaSpan, OpenOptions, Options};
+///
+/// let groups = [GroupSpec { head_dim_k: 8, num_blocks: 64, ..GroupSpec::default() }];
+/// let mut cache = Cache::new(&groups, &Options::default())?;
+/// let prompt = [0; 48]; // placeholders in 16..32
+/// let open = |cache: &mut Cache, image: [u8; 32]| -> Result<i32, kvfolio::Error> {
+///     let media = [MediaSpan::new(16, 32, image).attends_to_itself(true)];
+///     let options = OpenOptions { media: &media, ..OpenOptions::default() };
+///     let mut step = cache.begin_step()?;
+///     let opened = step.open(&prompt, &options)?;
+///     step.append(opened.sequence, &prompt[opened.cached_tokens as usize..])?;
+///     step.finish()?;
+///     Ok(opened.cached_tokens)
+/// };
+/// open(&mut cache, [1; 32])?;
+/// assert_eq!(open(&mut cache, [1; 32])?, 47); // the same image
+/// assert_eq!(open(&mut cache, [2; 32])?, 16); // another one
+/// # Ok::<(), kvfolio::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub struct MediaSpan(sys::kvfolio_media_span);
+
+impl MediaSpan {
+    /// Tokens `[begin, end)` stand for what has this hash.
+    pub fn new(begin: i32, end: i32, content_id: [u8; 32]) -> MediaSpan {
+        MediaSpan(sys::kvfolio_media_span {
+            struct_size: size_of::<sys::kvfolio_media_span>() as u32,
+            begin,
+            end,
+            attends_to_itself: 0,
+            content_id,
+        })
+    }
+
+    /// Its tokens also read those behind them, up to `end`.
+    pub fn attends_to_itself(mut self, yes: bool) -> MediaSpan {
+        self.0.attends_to_itself = yes as i32;
+        self
+    }
+}
+
+/// What of a sequence stays findable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Publish {
+    All = sys::KVFOLIO_PUBLISH_ALL,
+    FullBlocks = sys::KVFOLIO_PUBLISH_FULL_BLOCKS,
+    Nothing = sys::KVFOLIO_PUBLISH_NOTHING,
+}
+
+impl Default for Publish {
+    fn default() -> Publish {
+        Publish::All
+    }
+}
+
+/// Options of the calls about a prompt; `OpenOptions` in `manager_types.h`. All default to no.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenOptions<'a> {
+    /// None: the key without any bytes, which all share who give none.
+    pub root: Option<&'a Root>,
+    /// Ascending.
+    pub media: &'a [MediaSpan],
+    /// Neither looks for a prefix nor publishes one.
+    pub no_prefix_cache: bool,
+    /// Finds nothing, but publishes.
+    pub no_look_up: bool,
+    pub publish: Publish,
+    pub caller_id: Option<u64>,
+    /// 0: no limit of its own.
+    pub max_tokens: i32,
+    pub priority: i32,
+    /// Tokens may get their names after their step, until the sequence is closed.
+    pub late_names: bool,
+}
+
+impl std::fmt::Debug for Root {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Root")
+    }
+}
+
+/// A prompt and its options as C takes them.
+pub(crate) struct CPrompt {
+    pub root: *const sys::kvfolio_root,
+    pub tokens: *const i32,
+    pub num_tokens: i64,
+    pub media: *const sys::kvfolio_media_span,
+    pub num_media: i64,
+    pub options: sys::kvfolio_open_options,
+}
+
+impl CPrompt {
+    /// Valid as long as the arguments.
+    pub(crate) fn new(tokens: &[i32], options: &OpenOptions) -> CPrompt {
+        CPrompt {
+            root: Root::raw_or_null(options.root),
+            tokens: tokens.as_ptr(),
+            num_tokens: tokens.len() as i64,
+            media: options.media.as_ptr().cast(), // repr(transparent)
+            num_media: options.media.len() as i64,
+            options: sys::kvfolio_open_options {
+                struct_size: size_of::<sys::kvfolio_open_options>() as u32,
+                no_prefix_cache: options.no_prefix_cache as i32,
+                no_look_up: options.no_look_up as i32,
+                publish: options.publish as i32,
+                has_caller_id: options.caller_id.is_some() as i32,
+                max_tokens: options.max_tokens,
+                caller_id: options.caller_id.unwrap_or(0),
+                priority: options.priority,
+                late_names: options.late_names as i32,
+            },
+        }
+    }
+}

@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Calls that change nothing. For SAFETY see manager.rs; structs to fill have their size.
+
+use crate::error::call;
+use crate::manager::Sequence;
+use crate::prompt::CPrompt;
+use crate::{sys, GroupSpec, Manager, OpenOptions, Options, Result};
+use std::mem::{size_of, MaybeUninit};
+use std::ptr::null_mut;
+
+/// A struct for C to fill: its size, and 0 behind it.
+fn sized<T>() -> T {
+    let mut out = MaybeUninit::<T>::zeroed();
+    // SAFETY: used with the structs of kvfolio_sys that begin with their size and are integers and
+    // null pointers.
+    unsafe {
+        out.as_mut_ptr().cast::<u32>().write(size_of::<T>() as u32);
+        out.assume_init()
+    }
+}
+
+/// What is known of a sequence; `SequenceInfo` in `manager_types.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SequenceInfo {
+    pub length: i32,
+    /// Without the tokens of a draft.
+    pub accepted_length: i32,
+    pub published_length: i32,
+    pub trim_sinks: i32,
+    pub trim_first_kept: i32,
+    pub in_open_step: bool,
+    pub num_unnamed: i32,
+    pub reserved_tokens: i64,
+    pub caller_id: Option<u64>,
+    pub max_tokens: i32,
+    pub last_use: u64,
+    pub use_count: u64,
+    pub priority: i32,
+}
+
+/// Blocks of a group by state: `free + held + cached + retiring == num_blocks`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupUsage {
+    pub num_blocks: i32,
+    pub free: i32,
+    pub held: i32,
+    pub cached: i32,
+    pub retiring: i32,
+    pub evictable: i32,
+    /// Of the held ones.
+    pub reserved: i32,
+}
+
+/// Who has a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BlockState {
+    Free,
+    Held,
+    Cached,
+    Retiring,
+}
+
+/// Counts since creation; `Counters` in `manager_types.h`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    pub blocks_allocated: u64,
+    pub blocks_freed: u64,
+    pub blocks_evicted: u64,
+    pub blocks_unhung: u64,
+    pub block_copies: u64,
+    pub sequences_opened: u64,
+    pub sequences_closed: u64,
+    pub sequences_preempted: u64,
+    pub sequences_aborted: u64,
+    pub forks: u64,
+    pub tokens_looked_up: u64,
+    pub tokens_reused: u64,
+    pub tokens_committed: u64,
+    pub blocks_published: u64,
+    pub publications_skipped: u64,
+    pub blocks_used_peak: u64,
+}
+
+/// Bytes beside the blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// At creation.
+    pub reserved: i64,
+    pub used: i64,
+}
+
+/// # Questions
+///
+/// Several threads may ask at the same time.
+///
+/// ```
+/// use kvfolio::{BlockState, Cache, GroupSpec, OpenOptions, Options};
+///
+/// let groups = [GroupSpec { head_dim_k: 8, num_blocks: 64, ..GroupSpec::default() }];
+/// let mut cache = Cache::new(&groups, &Options { max_sequences: 4, ..Options::default() })?;
+/// let named = OpenOptions { caller_id: Some(7), ..OpenOptions::default() };
+/// let a = cache.open(&[], &named)?.sequence;
+/// let mut step = cache.begin_step()?;
+/// step.append(a, &[1; 20])?;
+/// step.finish()?;
+///
+/// let cache = &cache;
+/// assert_eq!((cache.info(a)?.length, cache.find(7)?, cache.sequences()), (20, a, vec![a]));
+/// let table: &[i32] = cache.block_table(a, 0)?;
+/// let mut slots = [0; 3];
+/// cache.slot_mapping(a, 0, 15, &mut slots)?;
+/// assert_eq!(slots, [15, table[1] * 16, table[1] * 16 + 1]);
+/// assert_eq!(cache.probe(&[1; 20], &OpenOptions::default())?, 16);
+/// assert_eq!((cache.usage(0)?.held, cache.num_sequences()), (2, 1));
+/// assert_eq!((cache.block_state(0, table[0])?, cache.ref_count(0, table[0])?), (BlockState::Held, 1));
+/// assert!(cache.is_findable(0, table[0])? && cache.findable_end(0, table[0])? == 16);
+/// assert_eq!((cache.bytes_used(), cache.bytes_total()), (2 * 16 * 8 * 4, 64 * 16 * 8 * 4));
+/// assert_eq!((cache.num_rows(), cache.counters().tokens_committed), (4, 20));
+/// assert!(cache.widest(0)? > 0 && cache.metadata().used <= cache.metadata().reserved);
+/// assert_eq!((cache.num_groups(), cache.group(0)?.block_size), (1, 16));
+/// assert_eq!(cache.options().max_sequences, 4); // with derived values in place of 0
+/// assert!(cache.describe().contains("policy: lru"));
+/// cache.check_invariants()?; // recounts everything
+/// # Ok::<(), kvfolio::Error>(())
+/// ```
+impl Manager {
+    /// The tokens that [`Manager::open`] would find.
+    pub fn probe(&self, tokens: &[i32], options: &OpenOptions) -> Result<i32> {
+        let p = CPrompt::new(tokens, options);
+        let mut cached = 0;
+        call(|error| unsafe {
+            sys::kvfolio_probe(
+                self.raw.as_ptr(),
+                p.root,
+                p.tokens,
+                p.num_tokens,
+                p.media,
+                p.num_media,
+                &p.options,
+                &mut cached,
+                error,
+            )
+        })?;
+        Ok(cached)
+    }
+
+    pub fn info(&self, sequence: Sequence) -> Result<SequenceInfo> {
+        let mut c: sys::kvfolio_sequence_info = sized();
+        call(|error| unsafe { sys::kvfolio_info(self.raw.as_ptr(), sequence.0, &mut c, error) })?;
+        Ok(SequenceInfo {
+            length: c.length,
+            accepted_length: c.accepted_length,
+            published_length: c.published_length,
+            trim_sinks: c.trim_sinks,
+            trim_first_kept: c.trim_first_kept,
+            in_open_step: c.in_open_step != 0,
+            num_unnamed: c.num_unnamed,
+            reserved_tokens: c.reserved_tokens,
+            caller_id: Some(c.caller_id).filter(|_| c.has_caller_id != 0),
+            max_tokens: c.max_tokens,
+            last_use: c.last_use,
+            use_count: c.use_count,
+            priority: c.priority,
+        })
+    }
+
+    /// The physical block of each logical block, -1 if it was dropped.
+    pub fn block_table(&self, sequence: Sequence, group: i32) -> Result<&[i32]> {
+        let mut c = sys::kvfolio_i32s { data: std::ptr::null(), size: 0 };
+        call(|error| unsafe {
+            sys::kvfolio_block_table(self.raw.as_ptr(), sequence.0, group, &mut c, error)
+        })?;
+        if c.size == 0 {
+            return Ok(&[]);
+        }
+        // The table is valid until the sequence changes, which needs &mut self.
+        Ok(unsafe { std::slice::from_raw_parts(c.data, c.size as usize) })
+    }
+
+    /// Writes the slots of positions `[begin, begin + out.len())`; -1: the block was dropped.
+    pub fn slot_mapping(
+        &self,
+        sequence: Sequence,
+        group: i32,
+        begin: i32,
+        out: &mut [i32],
+    ) -> Result<()> {
+        let (this, n) = (self.raw.as_ptr(), out.len() as i64);
+        call(|error| unsafe {
+            sys::kvfolio_slot_mapping(this, sequence.0, group, begin, out.as_mut_ptr(), n, error)
+        })
+    }
+
+    /// The open sequence with this caller id.
+    pub fn find(&self, caller_id: u64) -> Result<Sequence> {
+        let mut out = 0;
+        call(|error| unsafe { sys::kvfolio_find(self.raw.as_ptr(), caller_id, &mut out, error) })?;
+        Ok(Sequence(out))
+    }
+
+    pub fn num_sequences(&self) -> i32 {
+        unsafe { sys::kvfolio_num_sequences(self.raw.as_ptr()) }
+    }
+
+    /// The open sequences, in no promised order.
+    pub fn sequences(&self) -> Vec<Sequence> {
+        let mut out = vec![Sequence(0); self.num_sequences() as usize];
+        let (ids, capacity) = (out.as_mut_ptr().cast(), out.len() as i64);
+        let n = unsafe { sys::kvfolio_sequences(self.raw.as_ptr(), ids, capacity) };
+        out.truncate(n as usize);
+        out
+    }
+
+    pub fn usage(&self, group: i32) -> Result<GroupUsage> {
+        let mut c: sys::kvfolio_group_usage = sized();
+        call(|error| unsafe { sys::kvfolio_usage(self.raw.as_ptr(), group, &mut c, error) })?;
+        Ok(GroupUsage {
+            num_blocks: c.num_blocks,
+            free: c.free,
+            held: c.held,
+            cached: c.cached,
+            retiring: c.retiring,
+            evictable: c.evictable,
+            reserved: c.reserved,
+        })
+    }
+
+    pub fn block_state(&self, group: i32, block: i32) -> Result<BlockState> {
+        let mut out = 0;
+        call(|error| unsafe {
+            sys::kvfolio_block_state(self.raw.as_ptr(), group, block, &mut out, error)
+        })?;
+        Ok(match out {
+            sys::KVFOLIO_BLOCK_FREE => BlockState::Free,
+            sys::KVFOLIO_BLOCK_HELD => BlockState::Held,
+            sys::KVFOLIO_BLOCK_CACHED => BlockState::Cached,
+            _ => BlockState::Retiring,
+        })
+    }
+
+    /// References to a block: table entries, pins and steps.
+    pub fn ref_count(&self, group: i32, block: i32) -> Result<i32> {
+        let mut out = 0;
+        call(|error| unsafe {
+            sys::kvfolio_ref_count(self.raw.as_ptr(), group, block, &mut out, error)
+        })?;
+        Ok(out)
+    }
+
+    pub fn is_findable(&self, group: i32, block: i32) -> Result<bool> {
+        let mut out = 0;
+        call(|error| unsafe {
+            sys::kvfolio_is_findable(self.raw.as_ptr(), group, block, &mut out, error)
+        })?;
+        Ok(out != 0)
+    }
+
+    /// One past the last position whose token can be found in the block; 0: none.
+    pub fn findable_end(&self, group: i32, block: i32) -> Result<i32> {
+        let mut out = 0;
+        call(|error| unsafe {
+            sys::kvfolio_findable_end(self.raw.as_ptr(), group, block, &mut out, error)
+        })?;
+        Ok(out)
+    }
+
+    /// Of all blocks.
+    pub fn bytes_total(&self) -> i64 {
+        unsafe { sys::kvfolio_bytes_total(self.raw.as_ptr()) }
+    }
+
+    /// Of the held blocks.
+    pub fn bytes_used(&self) -> i64 {
+        unsafe { sys::kvfolio_bytes_used(self.raw.as_ptr()) }
+    }
+
+    pub fn metadata(&self) -> MemoryUse {
+        let mut out = MemoryUse { reserved: 0, used: 0 };
+        unsafe { sys::kvfolio_metadata(self.raw.as_ptr(), &mut out.reserved, &mut out.used) };
+        out
+    }
+
+    /// Every row of a plan is below this: a block table on the device needs that many rows.
+    pub fn num_rows(&self) -> i32 {
+        unsafe { sys::kvfolio_num_rows(self.raw.as_ptr()) }
+    }
+
+    /// Entries of the table of a sequence of `Options::max_sequence_tokens` tokens.
+    pub fn widest(&self, group: i32) -> Result<i32> {
+        let mut out = 0;
+        call(|error| unsafe { sys::kvfolio_widest(self.raw.as_ptr(), group, &mut out, error) })?;
+        Ok(out)
+    }
+
+    /// Text for people, a fact a line.
+    pub fn describe(&self) -> String {
+        let this = self.raw.as_ptr();
+        let length = unsafe { sys::kvfolio_describe(this, null_mut(), 0) } as usize;
+        let mut text = vec![0u8; length + 1];
+        let capacity = text.len() as i64;
+        unsafe { sys::kvfolio_describe(this, text.as_mut_ptr().cast(), capacity) };
+        text.truncate(length);
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
+    pub fn counters(&self) -> Counters {
+        let mut c: sys::kvfolio_counters = sized();
+        let filled =
+            call(|error| unsafe { sys::kvfolio_get_counters(self.raw.as_ptr(), &mut c, error) });
+        filled.expect("a manager has counters");
+        Counters {
+            blocks_allocated: c.blocks_allocated,
+            blocks_freed: c.blocks_freed,
+            blocks_evicted: c.blocks_evicted,
+            blocks_unhung: c.blocks_unhung,
+            block_copies: c.block_copies,
+            sequences_opened: c.sequences_opened,
+            sequences_closed: c.sequences_closed,
+            sequences_preempted: c.sequences_preempted,
+            sequences_aborted: c.sequences_aborted,
+            forks: c.forks,
+            tokens_looked_up: c.tokens_looked_up,
+            tokens_reused: c.tokens_reused,
+            tokens_committed: c.tokens_committed,
+            blocks_published: c.blocks_published,
+            publications_skipped: c.publications_skipped,
+            blocks_used_peak: c.blocks_used_peak,
+        }
+    }
+
+    pub fn num_groups(&self) -> i32 {
+        self.num_groups
+    }
+
+    pub fn group(&self, group: i32) -> Result<GroupSpec> {
+        let mut c: sys::kvfolio_group_spec = sized();
+        call(|error| unsafe { sys::kvfolio_get_group(self.raw.as_ptr(), group, &mut c, error) })?;
+        Ok(GroupSpec::from_c(&c))
+    }
+
+    /// The options with derived values in place of 0.
+    pub fn options(&self) -> Options {
+        let mut c: sys::kvfolio_manager_options = sized();
+        let filled =
+            call(|error| unsafe { sys::kvfolio_get_options(self.raw.as_ptr(), &mut c, error) });
+        filled.expect("a manager has options");
+        Options::from_c(&c)
+    }
+
+    /// Recounts everything: says which rule is broken and where, if one is.
+    pub fn check_invariants(&self) -> Result<()> {
+        call(|error| unsafe { sys::kvfolio_check_invariants(self.raw.as_ptr(), error) })
+    }
+}

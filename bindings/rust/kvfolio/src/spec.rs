@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use crate::error::call;
+use crate::{sys, Result};
+use std::mem::size_of;
+
+/// An element type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum DType {
+    F64 = sys::KVFOLIO_F64,
+    F32 = sys::KVFOLIO_F32,
+    /// In Rust the bits, in a `u16`.
+    F16 = sys::KVFOLIO_F16,
+    /// In Rust the bits, in a `u16`.
+    Bf16 = sys::KVFOLIO_BF16,
+    /// Of caches only: with an f32 scale for each token and head.
+    Int8 = sys::KVFOLIO_INT8,
+}
+
+impl DType {
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            DType::F64 => 8,
+            DType::F32 => 4,
+            DType::F16 | DType::Bf16 => 2,
+            DType::Int8 => 1,
+        }
+    }
+}
+
+/// How the tokens of a block lie in memory; `spec.h` draws them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum Format {
+    Hnd = sys::KVFOLIO_HND,
+    Nhd = sys::KVFOLIO_NHD,
+    /// Tiles of 16 tokens for instructions that compute dot products.
+    Granule = sys::KVFOLIO_GRANULE,
+}
+
+/// What a query reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Every earlier token.
+    Full,
+    /// Itself, the `window - 1` tokens before it, and the first `num_sinks` tokens.
+    SlidingWindow { window: i32, num_sinks: i32 },
+}
+
+/// A group of layers with the same shape. `spec.h` says the limits.
+///
+/// ```
+/// use kvfolio::{fit, plan_layouts, DType, GroupSpec, Kind};
+///
+/// let full = GroupSpec { num_layers: 8, num_kv_heads: 4, head_dim_k: 64, head_dim_v: 64,
+///                        dtype: DType::Bf16, ..GroupSpec::default() };
+/// let window = GroupSpec { kind: Kind::SlidingWindow { window: 512, num_sinks: 4 }, ..full };
+/// let mut groups = [full, window];
+/// fit(&mut groups, 64 << 20)?; // 64 MiB, room for equally many tokens in both
+/// let layouts = plan_layouts(&groups)?;
+/// assert_eq!(layouts[0].payload_bytes_per_token, 8 * 4 * (64 + 64) * DType::Bf16.bytes() as i64);
+/// assert!(layouts.iter().map(|layout| layout.total_bytes).sum::<i64>() <= 64 << 20);
+/// # Ok::<(), kvfolio::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupSpec {
+    pub num_layers: i32,
+    pub num_kv_heads: i32,
+    /// Elements of a row of K.
+    pub head_dim_k: i32,
+    /// 0: there is no V.
+    pub head_dim_v: i32,
+    pub v_is_prefix_of_k: bool,
+    /// Tokens.
+    pub block_size: i32,
+    pub dtype: DType,
+    pub format: Format,
+    pub kind: Kind,
+    pub num_blocks: i32,
+}
+
+impl Default for GroupSpec {
+    /// One layer, one head, blocks of 16 tokens of f32; no dims and no blocks yet.
+    fn default() -> GroupSpec {
+        GroupSpec {
+            num_layers: 1,
+            num_kv_heads: 1,
+            head_dim_k: 0,
+            head_dim_v: 0,
+            v_is_prefix_of_k: false,
+            block_size: 16,
+            dtype: DType::F32,
+            format: Format::Hnd,
+            kind: Kind::Full,
+            num_blocks: 0,
+        }
+    }
+}
+
+impl GroupSpec {
+    pub(crate) fn to_c(self) -> sys::kvfolio_group_spec {
+        let (kind, window, num_sinks) = match self.kind {
+            Kind::Full => (sys::KVFOLIO_FULL, 0, 0),
+            Kind::SlidingWindow { window, num_sinks } => {
+                (sys::KVFOLIO_SLIDING_WINDOW, window, num_sinks)
+            }
+        };
+        // In C 0 is the default. Here it is a mistake, which -1 is in C.
+        let not_default = |n: i32| if n == 0 { -1 } else { n };
+        sys::kvfolio_group_spec {
+            struct_size: size_of::<sys::kvfolio_group_spec>() as u32,
+            num_layers: not_default(self.num_layers),
+            num_kv_heads: not_default(self.num_kv_heads),
+            head_dim_k: self.head_dim_k,
+            head_dim_v: self.head_dim_v,
+            v_is_prefix_of_k: self.v_is_prefix_of_k as i32,
+            block_size: not_default(self.block_size),
+            dtype: self.dtype as i32,
+            format: self.format as i32,
+            kind,
+            window,
+            num_sinks,
+            num_blocks: self.num_blocks,
+        }
+    }
+
+    pub(crate) fn from_c(c: &sys::kvfolio_group_spec) -> GroupSpec {
+        let kind = if c.kind == sys::KVFOLIO_SLIDING_WINDOW {
+            Kind::SlidingWindow { window: c.window, num_sinks: c.num_sinks }
+        } else {
+            Kind::Full
+        };
+        GroupSpec {
+            num_layers: c.num_layers,
+            num_kv_heads: c.num_kv_heads,
+            head_dim_k: c.head_dim_k,
+            head_dim_v: c.head_dim_v,
+            v_is_prefix_of_k: c.v_is_prefix_of_k != 0,
+            block_size: c.block_size,
+            dtype: match c.dtype {
+                sys::KVFOLIO_F64 => DType::F64,
+                sys::KVFOLIO_F16 => DType::F16,
+                sys::KVFOLIO_BF16 => DType::Bf16,
+                sys::KVFOLIO_INT8 => DType::Int8,
+                _ => DType::F32,
+            },
+            format: match c.format {
+                sys::KVFOLIO_NHD => Format::Nhd,
+                sys::KVFOLIO_GRANULE => Format::Granule,
+                _ => Format::Hnd,
+            },
+            kind,
+            num_blocks: c.num_blocks,
+        }
+    }
+}
+
+pub(crate) fn groups_to_c(groups: &[GroupSpec]) -> Vec<sys::kvfolio_group_spec> {
+    groups.iter().map(|group| group.to_c()).collect()
+}
+
+/// Where the bytes of a group lie, in bytes from its base.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GroupLayout {
+    pub block_stride: i64,
+    pub layer_stride: i64,
+    pub k_head_stride: i64,
+    pub k_token_stride: i64,
+    pub v_offset: i64,
+    pub v_head_stride: i64,
+    pub v_token_stride: i64,
+    pub k_scale_offset: i64,
+    pub v_scale_offset: i64,
+    pub scale_head_stride: i64,
+    pub scale_token_stride: i64,
+    pub payload_bytes_per_token: i64,
+    pub bytes_per_block: i64,
+    pub total_bytes: i64,
+}
+
+/// Checks the groups and says where the bytes of each will lie. [`GroupSpec`] shows it.
+pub fn plan_layouts(groups: &[GroupSpec]) -> Result<Vec<GroupLayout>> {
+    let specs = groups_to_c(groups);
+    let empty = sys::kvfolio_group_layout {
+        struct_size: size_of::<sys::kvfolio_group_layout>() as u32,
+        reserved: 0,
+        block_stride: 0,
+        layer_stride: 0,
+        k_head_stride: 0,
+        k_token_stride: 0,
+        v_offset: 0,
+        v_head_stride: 0,
+        v_token_stride: 0,
+        k_scale_offset: 0,
+        v_scale_offset: 0,
+        scale_head_stride: 0,
+        scale_token_stride: 0,
+        payload_bytes_per_token: 0,
+        bytes_per_block: 0,
+        total_bytes: 0,
+    };
+    let mut out = vec![empty; groups.len()];
+    // SAFETY: both arrays have as many structs as is said.
+    call(|error| unsafe {
+        sys::kvfolio_plan_layouts(specs.as_ptr(), count(specs.len()), out.as_mut_ptr(), error)
+    })?;
+    let layout_of = |c: &sys::kvfolio_group_layout| GroupLayout {
+        block_stride: c.block_stride,
+        layer_stride: c.layer_stride,
+        k_head_stride: c.k_head_stride,
+        k_token_stride: c.k_token_stride,
+        v_offset: c.v_offset,
+        v_head_stride: c.v_head_stride,
+        v_token_stride: c.v_token_stride,
+        k_scale_offset: c.k_scale_offset,
+        v_scale_offset: c.v_scale_offset,
+        scale_head_stride: c.scale_head_stride,
+        scale_token_stride: c.scale_token_stride,
+        payload_bytes_per_token: c.payload_bytes_per_token,
+        bytes_per_block: c.bytes_per_block,
+        total_bytes: c.total_bytes,
+    };
+    Ok(out.iter().map(layout_of).collect())
+}
+
+/// Fills in `num_blocks` of each group so that all take at most `bytes`. What is there before are
+/// weights; 0 in all groups: room for equally many tokens. [`GroupSpec`] shows it.
+pub fn fit(groups: &mut [GroupSpec], bytes: i64) -> Result<()> {
+    let mut specs = groups_to_c(groups);
+    // SAFETY: the array has as many structs as is said.
+    call(|error| unsafe {
+        sys::kvfolio_fit(specs.as_mut_ptr(), count(specs.len()), bytes, error)
+    })?;
+    for (group, spec) in groups.iter_mut().zip(&specs) {
+        group.num_blocks = spec.num_blocks;
+    }
+    Ok(())
+}
+
+/// A length as C counts; one that does not fit is refused there.
+pub(crate) fn count(length: usize) -> i32 {
+    i32::try_from(length).unwrap_or(-1)
+}

@@ -1,0 +1,458 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Steps. For SAFETY see manager.rs.
+
+use crate::error::call;
+use crate::manager::{check_pair, Sequence, Ticket};
+use crate::plan::PlanArrays;
+use crate::prompt::CPrompt;
+use crate::{sys, Manager, OpenOptions, Result, Stopped, View, ViewMut};
+use std::mem::size_of;
+use std::ops::{Deref, DerefMut};
+
+/// The open step. It borrows the cache, so there is one at a time; dropped, it rolls back: all its
+/// appends are undone.
+///
+/// It dereferences to [`Manager`]: what may be called while a step is open may be called on it.
+///
+/// ```
+/// use kvfolio::{Cache, GroupSpec, Options};
+///
+/// let groups = [GroupSpec { head_dim_k: 8, num_blocks: 64, ..GroupSpec::default() }];
+/// let mut cache = Cache::new(&groups, &Options::default())?;
+/// let a = cache.open(&[], &Default::default())?.sequence;
+/// let b = cache.open(&[], &Default::default())?.sequence;
+///
+/// let mut step = cache.begin_step()?;
+/// step.append(a, &[1, 2, 3])?;
+/// step.append_each(&[b], &[4])?; // a decode step in one call
+/// step.undo(b)?;
+/// assert!(step.info(a)?.in_open_step && !step.info(b)?.in_open_step);
+/// drop(step); // or step.roll_back()
+/// assert_eq!(cache.info(a)?.length, 0);
+///
+/// let mut step = cache.begin_step()?;
+/// step.append_draft(a, &[1, 2, 3], 2)?; // the last two are guesses
+/// let ticket = step.ticket();
+/// assert_eq!(step.finish()?, ticket);
+/// assert_eq!(kvfolio::Ticket::from_raw(ticket.get()), ticket); // a number, for a log
+/// cache.accept(a, 1)?; // one of them was right
+/// assert_eq!(cache.info(a)?.length, 2);
+/// cache.begin_step()?.roll_back();
+/// # Ok::<(), kvfolio::Error>(())
+/// ```
+///
+/// Tokens that the host does not know yet get their names later:
+///
+/// ```
+/// use kvfolio::{Cache, GroupSpec, OpenOptions, Options};
+///
+/// let groups = [GroupSpec { head_dim_k: 8, num_blocks: 64, ..GroupSpec::default() }];
+/// let mut cache = Cache::new(&groups, &Options::default())?;
+/// let mut step = cache.begin_step()?;
+/// let late = OpenOptions { late_names: true, ..OpenOptions::default() };
+/// let a = step.open_unnamed(40, &late)?; // open() and append_unnamed() in one call
+/// let b = step.open(&[], &late)?.sequence;
+/// let c = step.open(&[], &late)?.sequence;
+/// step.append_unnamed(b, 2)?;
+/// step.append_unnamed_each(&[c])?;
+/// step.finish()?;
+/// cache.set_tokens(a, &[1; 40])?;
+/// cache.set_tokens_each(&[b, c], &[8, 9])?;
+/// assert_eq!((cache.info(b)?.num_unnamed, cache.info(c)?.num_unnamed), (1, 0));
+/// let mut step = cache.begin_step()?;
+/// step.append_unnamed_draft(a, 3, 3)?;
+/// # Ok::<(), kvfolio::Error>(())
+/// ```
+#[must_use = "a step that is dropped rolls back"]
+pub struct Step<'c> {
+    manager: &'c mut Manager,
+    ticket: u64,
+}
+
+impl<'c> Step<'c> {
+    pub(crate) fn new(manager: &'c mut Manager, ticket: u64) -> Step<'c> {
+        manager.plans.begun(ticket);
+        Step { manager, ticket }
+    }
+
+    /// The handle for a call that changes the step.
+    fn change(&mut self) -> *mut sys::kvfolio_manager {
+        self.manager.plans.changed();
+        self.manager.raw.as_ptr()
+    }
+
+    /// The number of the step.
+    pub fn ticket(&self) -> Ticket {
+        Ticket(self.ticket)
+    }
+
+    /// Reserves slots for tokens whose K and V this step writes: the model's inputs.
+    pub fn append(&mut self, sequence: Sequence, tokens: &[i32]) -> Result<()> {
+        self.append_draft(sequence, tokens, 0)
+    }
+
+    /// The same; the last `draft` tokens are guesses: [`Manager::accept`] decides.
+    pub fn append_draft(&mut self, sequence: Sequence, tokens: &[i32], draft: i32) -> Result<()> {
+        let (this, n) = (self.change(), tokens.len() as i64);
+        call(|error| unsafe {
+            sys::kvfolio_append(this, sequence.0, tokens.as_ptr(), n, draft, error)
+        })
+    }
+
+    /// Appends tokens whose ids the host does not know yet: [`Manager::set_tokens`] names them.
+    pub fn append_unnamed(&mut self, sequence: Sequence, num_tokens: i64) -> Result<()> {
+        self.append_unnamed_draft(sequence, num_tokens, 0)
+    }
+
+    /// The same; the last `draft` tokens are guesses.
+    pub fn append_unnamed_draft(
+        &mut self,
+        sequence: Sequence,
+        num_tokens: i64,
+        draft: i32,
+    ) -> Result<()> {
+        let this = self.change();
+        call(|error| unsafe {
+            sys::kvfolio_append_unnamed(this, sequence.0, num_tokens, draft, error)
+        })
+    }
+
+    /// Appends `tokens[i]` to `sequences[i]`: a decode step in one call. Ends at the first that
+    /// fails; those before it are in the step then.
+    pub fn append_each(
+        &mut self,
+        sequences: &[Sequence],
+        tokens: &[i32],
+    ) -> std::result::Result<(), Stopped> {
+        each(check_pair("tokens", tokens.len(), sequences.len()), |done, error| unsafe {
+            let (ids, n) = (sequences.as_ptr().cast(), sequences.len() as i64);
+            sys::kvfolio_append_each(self.change(), ids, tokens.as_ptr(), n, done, error)
+        })
+    }
+
+    /// One unnamed token to each sequence, as [`Step::append_each`].
+    pub fn append_unnamed_each(
+        &mut self,
+        sequences: &[Sequence],
+    ) -> std::result::Result<(), Stopped> {
+        each(Ok(()), |done, error| unsafe {
+            let (ids, n) = (sequences.as_ptr().cast(), sequences.len() as i64);
+            sys::kvfolio_append_unnamed_each(self.change(), ids, n, done, error)
+        })
+    }
+
+    /// [`Manager::open`] and [`Step::append_unnamed`] in one call, both or neither.
+    pub fn open_unnamed(&mut self, num_tokens: i64, options: &OpenOptions) -> Result<Sequence> {
+        let p = CPrompt::new(&[], options);
+        let mut out = 0;
+        let this = self.change();
+        call(|error| unsafe {
+            sys::kvfolio_open_unnamed(
+                this,
+                p.root,
+                num_tokens,
+                p.media,
+                p.num_media,
+                &p.options,
+                &mut out,
+                error,
+            )
+        })?;
+        Ok(Sequence(out))
+    }
+
+    /// Takes a sequence out of the step.
+    pub fn undo(&mut self, sequence: Sequence) -> Result<()> {
+        let this = self.change();
+        call(|error| unsafe { sys::kvfolio_undo(this, sequence.0, error) })
+    }
+
+    /// The arrays of the step. The plan borrows the step: what changes the step comes after it.
+    pub fn plan(&mut self, options: &PlanOptions) -> Result<Plan<'_>> {
+        let (options, ticket) = (options.to_c(), self.ticket);
+        let this = self.manager.raw.as_ptr();
+        let slot = self.manager.plans.slot();
+        call(|error| unsafe {
+            let n = slot.groups.len() as i32;
+            sys::kvfolio_plan(this, &options, &mut slot.step, slot.groups.as_mut_ptr(), n, error)
+        })?;
+        slot.is_of(ticket);
+        // They live until the step ends or is planned again. Both need `self`, which is borrowed.
+        let arrays = slot.arrays();
+        Ok(Plan { arrays, manager: self.manager })
+    }
+
+    /// Runs the copies of the step on the cache's own storage, once per step. The step then takes
+    /// no more appends. [`Plan::run_copies`] is the same.
+    pub fn run_copies(&mut self) -> Result<()> {
+        run_copies(self.manager)
+    }
+
+    /// The work is enqueued: lengths advance, the next step may begin. The plan cannot be read any
+    /// more through the step; [`Manager::plan_of`] gives it until the step is complete.
+    pub fn commit(self) -> Result<Ticket> {
+        call(|error| unsafe {
+            sys::kvfolio_commit(self.manager.raw.as_ptr(), self.ticket, error)
+        })?;
+        self.manager.plans.committed();
+        Ok(self.ended())
+    }
+
+    /// `commit()` and `complete()`, for engines that have computed already.
+    pub fn finish(self) -> Result<Ticket> {
+        call(|error| unsafe {
+            sys::kvfolio_finish(self.manager.raw.as_ptr(), self.ticket, error)
+        })?;
+        self.manager.plans.ended(self.ticket);
+        self.manager.plans.completed(self.ticket);
+        Ok(self.ended())
+    }
+
+    /// Undoes all appends. Sequences that were opened during the step stay open.
+    pub fn roll_back(self) {}
+
+    fn ended(self) -> Ticket {
+        let ticket = self.ticket();
+        std::mem::forget(self); // it holds nothing but the borrow
+        ticket
+    }
+}
+
+impl Drop for Step<'_> {
+    fn drop(&mut self) {
+        self.manager.roll_back(self.ticket);
+    }
+}
+
+impl Deref for Step<'_> {
+    type Target = Manager;
+    fn deref(&self) -> &Manager {
+        self.manager
+    }
+}
+
+impl DerefMut for Step<'_> {
+    fn deref_mut(&mut self) -> &mut Manager {
+        self.manager
+    }
+}
+
+/// Calls what ends at the first sequence that fails.
+fn each(
+    checked: Result<()>,
+    f: impl FnOnce(*mut i64, *mut sys::kvfolio_error) -> i32,
+) -> std::result::Result<(), Stopped> {
+    let mut done = 0;
+    checked
+        .and_then(|()| call(|error| f(&mut done, error)))
+        .map_err(|error| Stopped { done: done as usize, error })
+}
+
+fn run_copies(manager: &mut Manager) -> Result<()> {
+    call(|error| unsafe { sys::kvfolio_run_copies(manager.raw.as_ptr(), error) })
+}
+
+/// Which arrays a plan has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PlanOptions {
+    /// False: block tables are padded with -1.
+    pub pad_with_zero: bool,
+    pub no_block_tables: bool,
+    pub changed_entries: bool,
+    pub flashinfer: bool,
+    pub shared_prefixes: bool,
+    pub positions: bool,
+}
+
+impl PlanOptions {
+    fn to_c(self) -> sys::kvfolio_plan_options {
+        sys::kvfolio_plan_options {
+            struct_size: size_of::<sys::kvfolio_plan_options>() as u32,
+            pad_with_zero: self.pad_with_zero as i32,
+            no_block_tables: self.no_block_tables as i32,
+            changed_entries: self.changed_entries as i32,
+            flashinfer: self.flashinfer as i32,
+            shared_prefixes: self.shared_prefixes as i32,
+            positions: self.positions as i32,
+        }
+    }
+}
+
+/// The arrays of the open step, and the way to the memory that they speak of. It borrows the step,
+/// and dereferences to [`PlanArrays`].
+///
+/// ```
+/// use kvfolio::{Cache, GroupSpec, Options, PlanOptions, Rows, Storage};
+///
+/// let group = GroupSpec { head_dim_k: 2, head_dim_v: 2, num_blocks: 8, ..GroupSpec::default() };
+/// let mut cache = Cache::with_storage(Storage::new(&[group])?, &Options::default())?;
+/// let sequence = cache.open(&[], &Default::default())?.sequence;
+/// let mut step = cache.begin_step()?;
+/// step.append(sequence, &[7, 8])?;
+///
+/// let mut plan = step.plan(&PlanOptions::default())?;
+/// plan.run_copies()?; // copy-on-write, if another sequence shares a block (or step.run_copies())
+/// let slots = plan.group(0).slot_mapping();
+/// let rows = |data| Rows::f32(data, [2, 1, 2]);
+/// let (k, v) = ([1.0, 2.0, 3.0, 4.0], [5.0; 4]);
+/// plan.view_mut(0)?.append_rows(0, rows(&k), Some(rows(&v)), slots)?;
+/// assert_eq!(plan.view(0)?.k::<f32>(0, 0, 0, 1), Some(&[3.0, 4.0][..]));
+/// step.finish()?;
+/// # Ok::<(), kvfolio::Error>(())
+/// ```
+pub struct Plan<'s> {
+    arrays: PlanArrays<'s>,
+    manager: &'s mut Manager,
+}
+
+impl<'s> Plan<'s> {
+    /// The arrays as a value that lives beside views to write.
+    pub fn arrays(&self) -> PlanArrays<'s> {
+        self.arrays
+    }
+
+    /// Runs the copies of the step on the cache's own storage, once per step. The step then takes
+    /// no more appends.
+    pub fn run_copies(&mut self) -> Result<()> {
+        run_copies(self.manager)
+    }
+
+    /// All layers of a group, to read.
+    pub fn view(&self, group: i32) -> Result<View<'_>> {
+        self.manager.view(group)
+    }
+
+    /// All layers of a group, to write.
+    pub fn view_mut(&mut self, group: i32) -> Result<ViewMut<'_>> {
+        self.manager.view_mut(group)
+    }
+
+    /// K and V to write to: for layers that were lent apart, and for copies.
+    pub fn storage_mut(&mut self) -> Option<crate::StorageMut<'_>> {
+        self.manager.storage_mut()
+    }
+}
+
+impl<'s> Deref for Plan<'s> {
+    type Target = PlanArrays<'s>;
+    fn deref(&self) -> &PlanArrays<'s> {
+        &self.arrays
+    }
+}
+
+/// A sequence that a call ended.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Ended(sys::kvfolio_ended);
+
+impl Ended {
+    /// Its id, which is gone.
+    pub fn sequence(&self) -> Sequence {
+        Sequence(self.0.sequence)
+    }
+    /// The name that its caller gave it.
+    pub fn caller_id(&self) -> Option<u64> {
+        Some(self.0.caller_id).filter(|_| self.0.has_caller_id != 0)
+    }
+}
+
+impl std::fmt::Debug for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Ended({}, caller {:?})", self.0.sequence, self.caller_id())
+    }
+}
+
+/// Calls what gives a list of ended sequences.
+pub(crate) fn ended<'a>(
+    f: impl FnOnce(*mut *const sys::kvfolio_ended, *mut i64, *mut sys::kvfolio_error) -> i32,
+) -> Result<&'a [Ended]> {
+    let (mut list, mut n) = (std::ptr::null(), 0);
+    call(|error| f(&mut list, &mut n, error))?;
+    if n == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: C gives an array of the manager, which callers borrow for 'a.
+    Ok(unsafe { std::slice::from_raw_parts(list.cast(), n as usize) })
+}
+
+/// # Steps in flight
+///
+/// A committed step is a [`Ticket`]: a number that C checks, so steps may be kept in any container
+/// and completed in any order that [`Order`](crate::Order) allows.
+///
+/// ```
+/// use kvfolio::{Cache, GroupSpec, OpenOptions, Options};
+///
+/// let groups = [GroupSpec { head_dim_k: 8, num_blocks: 64, ..GroupSpec::default() }];
+/// let mut cache = Cache::new(&groups, &Options::default())?; // two steps in flight
+/// let named = OpenOptions { caller_id: Some(7), ..OpenOptions::default() };
+/// let a = cache.open(&[], &named)?.sequence;
+/// let mut tickets = Vec::new();
+/// for token in [1, 2] {
+///     let mut step = cache.begin_step()?;
+///     step.append(a, &[token])?;
+///     step.plan(&Default::default())?; // upload the arrays, enqueue the work
+///     tickets.push(step.commit()?);
+/// }
+/// assert!(cache.begin_step().is_err()); // both are in flight
+/// let first = cache.plan_of(tickets[0]).unwrap(); // there until complete
+/// assert_eq!(first.group(0).slot_mapping(), [0]);
+/// cache.complete(tickets[0])?;
+/// assert!(cache.plan_of(tickets[0]).is_none());
+/// let ended = cache.fail(tickets[1])?; // the device failed: who wrote in that step is closed
+/// assert_eq!((ended.len(), ended[0].sequence(), ended[0].caller_id()), (1, a, Some(7)));
+/// # Ok::<(), kvfolio::Error>(())
+/// ```
+impl Manager {
+    /// The plan of a step that is committed and not complete, or of the open one if it is current.
+    /// `None` if the step was not planned since it last changed.
+    pub fn plan_of(&self, ticket: Ticket) -> Option<PlanArrays<'_>> {
+        self.plans.find(ticket)
+    }
+
+    /// The device has finished the step, and in order all earlier ones.
+    pub fn complete(&mut self, ticket: Ticket) -> Result<()> {
+        call(|error| unsafe { sys::kvfolio_complete(self.raw.as_ptr(), ticket.0, error) })?;
+        self.plans.completed(ticket.0);
+        Ok(())
+    }
+
+    /// The device has failed and is idle. Ends every step from `ticket` on and closes each sequence
+    /// that they wrote to, or that holds a block of theirs.
+    pub fn fail(&mut self, ticket: Ticket) -> Result<&[Ended]> {
+        let this = self.raw.as_ptr();
+        let list =
+            ended(|list, n, error| unsafe { sys::kvfolio_fail(this, ticket.0, list, n, error) })?;
+        self.plans.failed(ticket.0);
+        Ok(list)
+    }
+
+    /// Ends a draft: keeps the first `num_accepted` draft tokens.
+    pub fn accept(&mut self, sequence: Sequence, num_accepted: i32) -> Result<()> {
+        call(|error| unsafe {
+            sys::kvfolio_accept(self.raw.as_ptr(), sequence.0, num_accepted, error)
+        })
+    }
+
+    /// Names the oldest unnamed tokens of a sequence, in order.
+    pub fn set_tokens(&mut self, sequence: Sequence, tokens: &[i32]) -> Result<()> {
+        let (this, n) = (self.raw.as_ptr(), tokens.len() as i64);
+        call(|error| unsafe {
+            sys::kvfolio_set_tokens(this, sequence.0, tokens.as_ptr(), n, error)
+        })
+    }
+
+    /// Names one token of each sequence. Ends at the first that fails; those before it have their
+    /// names then.
+    pub fn set_tokens_each(
+        &mut self,
+        sequences: &[Sequence],
+        tokens: &[i32],
+    ) -> std::result::Result<(), Stopped> {
+        each(check_pair("tokens", tokens.len(), sequences.len()), |done, error| unsafe {
+            let (ids, n) = (sequences.as_ptr().cast(), sequences.len() as i64);
+            sys::kvfolio_set_tokens_each(self.raw.as_ptr(), ids, tokens.as_ptr(), n, done, error)
+        })
+    }
+}
