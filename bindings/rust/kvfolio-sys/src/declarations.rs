@@ -54,6 +54,8 @@ pub const KVFOLIO_TARGET_NEON: i32 = 6;
 
 pub type kvfolio_sequence = u64;
 pub type kvfolio_pin_id = u64;
+pub type kvfolio_load_id = u64;
+pub type kvfolio_hold_id = u64;
 pub type kvfolio_ticket = u64;
 
 /// A handle: only pointers to it exist.
@@ -111,6 +113,8 @@ pub struct kvfolio_shortage {
     pub sequences: i32,
     pub pins: i32,
     pub reserved: i32,
+    pub loads: i32,
+    pub holds: i32,
 }
 
 #[repr(C)]
@@ -163,6 +167,14 @@ pub struct kvfolio_group_layout {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
+pub struct kvfolio_copy_run {
+    pub dst: *mut c_void,
+    pub src: *const c_void,
+    pub bytes: i64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
 pub struct kvfolio_memory_resource {
     pub struct_size: u32,
     pub kind: i32,
@@ -170,6 +182,9 @@ pub struct kvfolio_memory_resource {
     pub allocate: Option<unsafe extern "C" fn(context: *mut c_void, bytes: i64) -> *mut c_void>,
     pub deallocate: Option<unsafe extern "C" fn(context: *mut c_void, memory: *mut c_void, bytes: i64)>,
     pub copy: Option<unsafe extern "C" fn(context: *mut c_void, dst: *mut c_void, src: *const c_void, bytes: i64)>,
+    pub copy_batch: Option<unsafe extern "C" fn(context: *mut c_void, runs: *const kvfolio_copy_run, num_runs: i64)>,
+    pub copy_in: Option<unsafe extern "C" fn(context: *mut c_void, runs: *const kvfolio_copy_run, num_runs: i64) -> i32>,
+    pub copy_out: Option<unsafe extern "C" fn(context: *mut c_void, runs: *const kvfolio_copy_run, num_runs: i64) -> i32>,
 }
 
 #[repr(C)]
@@ -230,6 +245,8 @@ pub struct kvfolio_manager_options {
     pub max_media_extents: i32,
     pub victim_policy: i32,
     pub id_tag: i32,
+    pub max_transfers: i32,
+    pub list_findable: i32,
 }
 
 #[repr(C)]
@@ -339,6 +356,26 @@ pub struct kvfolio_ended {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
+pub struct kvfolio_load {
+    pub struct_size: u32,
+    pub reserved: i32,
+    pub id: kvfolio_load_id,
+    pub begin: i32,
+    pub end: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvfolio_findable_block {
+    pub group: i32,
+    pub block: i32,
+    pub end: i32,
+    pub reserved: i32,
+    pub serial: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
 pub struct kvfolio_sequence_info {
     pub struct_size: u32,
     pub length: i32,
@@ -356,6 +393,7 @@ pub struct kvfolio_sequence_info {
     pub use_count: u64,
     pub priority: i32,
     pub reserved: i32,
+    pub load: kvfolio_load_id,
 }
 
 #[repr(C)]
@@ -369,6 +407,8 @@ pub struct kvfolio_group_usage {
     pub retiring: i32,
     pub evictable: i32,
     pub reserved: i32,
+    pub loading: i32,
+    pub on_hold: i32,
 }
 
 #[repr(C)]
@@ -392,6 +432,7 @@ pub struct kvfolio_counters {
     pub blocks_published: u64,
     pub publications_skipped: u64,
     pub blocks_used_peak: u64,
+    pub tokens_loaded: u64,
 }
 
 #[repr(C)]
@@ -441,6 +482,7 @@ pub struct kvfolio_attention_options {
     pub window: i32,
     pub num_sinks: i32,
     pub target: i32,
+    pub slice: i32,
     pub first_row: i32,
     pub num_rows: i32,
     pub first_kv_head: i32,
@@ -474,13 +516,18 @@ extern "C" {
     pub fn kvfolio_storage_memory_bytes(storage: *const kvfolio_storage) -> i64;
     pub fn kvfolio_storage_copy_blocks(storage: *mut kvfolio_storage, group: i32, src: *const i32, dst: *const i32, num_blocks: i64, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_storage_copy_blocks_from(storage: *mut kvfolio_storage, source: *const kvfolio_storage, group: i32, blocks: *const i32, num_blocks: i64, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_storage_block_image_bytes(storage: *const kvfolio_storage, group: i32) -> i64;
+    pub fn kvfolio_storage_read_blocks(storage: *const kvfolio_storage, group: i32, blocks: *const i32, num_blocks: i64, images: *mut c_void, image_bytes: i64, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_storage_write_blocks(storage: *mut kvfolio_storage, group: i32, blocks: *const i32, num_blocks: i64, images: *const c_void, image_bytes: i64, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_storage_fill(storage: *mut kvfolio_storage, value: u8, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_view_create(storage: *const kvfolio_storage, group: i32, layer: i32, out: *mut *mut kvfolio_view, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_view_destroy(view: *mut kvfolio_view);
     pub fn kvfolio_view_k(view: *const kvfolio_view, layer: i32, block: i32, head: i32, offset: i32) -> *mut c_void;
     pub fn kvfolio_view_v(view: *const kvfolio_view, layer: i32, block: i32, head: i32, offset: i32) -> *mut c_void;
+    pub fn kvfolio_view_k_scale(view: *const kvfolio_view, layer: i32, block: i32, head: i32, offset: i32) -> *mut c_void;
+    pub fn kvfolio_view_v_scale(view: *const kvfolio_view, layer: i32, block: i32, head: i32, offset: i32) -> *mut c_void;
     pub fn kvfolio_manager_create(groups: *const kvfolio_group_spec, num_groups: i32, options: *const kvfolio_manager_options, out: *mut *mut kvfolio_manager, error: *mut kvfolio_error) -> i32;
-    pub fn kvfolio_manager_create_with_storage(storage: *mut kvfolio_storage, options: *const kvfolio_manager_options, out: *mut *mut kvfolio_manager, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_manager_create_with_storage(storage: *mut *mut kvfolio_storage, options: *const kvfolio_manager_options, out: *mut *mut kvfolio_manager, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_manager_destroy(manager: *mut kvfolio_manager);
     pub fn kvfolio_manager_storage(manager: *mut kvfolio_manager) -> *mut kvfolio_storage;
     pub fn kvfolio_root_create(model: *const c_char, model_bytes: i64, adapter: *const c_char, adapter_bytes: i64, adapter_version: *const c_char, adapter_version_bytes: i64, tenant_salt: *const c_char, tenant_salt_bytes: i64, epoch: u64, out: *mut *mut kvfolio_root, error: *mut kvfolio_error) -> i32;
@@ -525,6 +572,16 @@ extern "C" {
     pub fn kvfolio_needs_eviction(manager: *const kvfolio_manager) -> i32;
     pub fn kvfolio_select_victim(manager: *mut kvfolio_manager, policy: i32) -> kvfolio_sequence;
     pub fn kvfolio_preempt_to(manager: *mut kvfolio_manager, target: f64, policy: i32, ended: *mut *const kvfolio_ended, num_ended: *mut i64, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_begin_load(manager: *mut kvfolio_manager, sequence: kvfolio_sequence, prompt: *const i32, num_tokens: i64, end: i32, out: *mut kvfolio_load, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_blocks_to_load(manager: *const kvfolio_manager, load: kvfolio_load_id, group: i32, logical: *mut i32, blocks: *mut i32, capacity: i64, count: *mut i32, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_finish_load(manager: *mut kvfolio_manager, load: kvfolio_load_id, num_tokens: i32, stand: *mut i32, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_loadable(manager: *const kvfolio_manager, sequence: kvfolio_sequence, prompt: *const i32, num_tokens: i64, limit: i32, has: *mut u8, sizes: *const i64, num_groups: i32, begin: *mut i32, end: *mut i32, blocks: *mut i64, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_hold_blocks(manager: *mut kvfolio_manager, group: i32, blocks: *const i32, num_blocks: i64, out: *mut kvfolio_hold_id, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_release_hold(manager: *mut kvfolio_manager, hold: kvfolio_hold_id, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_take_findable(manager: *mut kvfolio_manager, out: *mut kvfolio_findable_block, capacity: i64) -> i32;
+    pub fn kvfolio_entry_serial(manager: *const kvfolio_manager, group: i32, block: i32, out: *mut u64, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_prefix_of(manager: *const kvfolio_manager, group: i32, block: i32, begin: i32, tokens: *mut i32, num_tokens: i64, media: *mut kvfolio_media_span, num_media: i64, path_tokens: *mut i32, path_media: *mut i32, root: *mut *mut kvfolio_root, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_block_at(manager: *const kvfolio_manager, group: i32, block: i32, of: i32, end: i32, out: *mut i32, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_info(manager: *const kvfolio_manager, sequence: kvfolio_sequence, out: *mut kvfolio_sequence_info, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_block_table(manager: *const kvfolio_manager, sequence: kvfolio_sequence, group: i32, out: *mut kvfolio_i32s, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_slot_mapping(manager: *const kvfolio_manager, sequence: kvfolio_sequence, group: i32, begin: i32, out: *mut i32, count: i64, error: *mut kvfolio_error) -> i32;
@@ -548,12 +605,12 @@ extern "C" {
     pub fn kvfolio_get_options(manager: *const kvfolio_manager, out: *mut kvfolio_manager_options, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_copy_to(manager: *const kvfolio_manager, target: *mut kvfolio_manager, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_check_invariants(manager: *const kvfolio_manager, error: *mut kvfolio_error) -> i32;
-    pub fn kvfolio_append_rows(cache: *const kvfolio_view, layer: i32, k: *const c_void, k_rows: *const kvfolio_rows, v: *const c_void, v_rows: *const kvfolio_rows, slots: *const i32, num_slots: i64, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_append_rows(cache: *mut kvfolio_view, layer: i32, k: *const c_void, k_rows: *const kvfolio_rows, v: *const c_void, v_rows: *const kvfolio_rows, slots: *const i32, num_slots: i64, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_gather(cache: *const kvfolio_view, block_table: *const i32, num_entries: i64, options: *const kvfolio_gather_options, k: *mut c_void, k_rows: *const kvfolio_rows, v: *mut c_void, v_rows: *const kvfolio_rows, error: *mut kvfolio_error) -> i32;
-    pub fn kvfolio_write_token(cache: *const kvfolio_view, layer: i32, head: i32, slot: i32, dtype: i32, k: *const c_void, v: *const c_void, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_write_token(cache: *mut kvfolio_view, layer: i32, head: i32, slot: i32, dtype: i32, k: *const c_void, v: *const c_void, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_read_token(cache: *const kvfolio_view, layer: i32, head: i32, slot: i32, dtype: i32, k: *mut c_void, v: *mut c_void, error: *mut kvfolio_error) -> i32;
-    pub fn kvfolio_copy_blocks(cache: *const kvfolio_view, src: *const i32, dst: *const i32, num_blocks: i64, error: *mut kvfolio_error) -> i32;
-    pub fn kvfolio_convert_blocks(from: *const kvfolio_view, to: *const kvfolio_view, src: *const i32, dst: *const i32, num_blocks: i64, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_copy_blocks(cache: *mut kvfolio_view, src: *const i32, dst: *const i32, num_blocks: i64, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_convert_blocks(from: *const kvfolio_view, to: *mut kvfolio_view, src: *const i32, dst: *const i32, num_blocks: i64, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_convert(src: *const c_void, src_rows: *const kvfolio_rows, dst: *mut c_void, dst_rows: *const kvfolio_rows, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_target_name(target: i32) -> *const c_char;
     pub fn kvfolio_parse_target(name: *const c_char, out: *mut i32, error: *mut kvfolio_error) -> i32;

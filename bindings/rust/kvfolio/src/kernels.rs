@@ -162,11 +162,12 @@ pub struct AttentionOptions {
     pub window: i32,
     pub num_sinks: i32,
     pub target: Target,
+    /// Only `num_rows` rows from `first_row` on and `num_kv_heads` heads from `first_kv_head` on; a
+    /// share without rows or heads writes nothing. False: all, and the four are 0.
+    pub slice: bool,
     pub first_row: i32,
-    /// 0: to the last row.
     pub num_rows: i32,
     pub first_kv_head: i32,
-    /// 0: to the last head.
     pub num_kv_heads: i32,
 }
 
@@ -189,6 +190,7 @@ impl AttentionOptions {
             window: self.window,
             num_sinks: self.num_sinks,
             target: self.target as i32,
+            slice: self.slice as i32,
             first_row: self.first_row,
             num_rows: self.num_rows,
             first_kv_head: self.first_kv_head,

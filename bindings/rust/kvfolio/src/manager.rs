@@ -126,14 +126,15 @@ impl Cache {
         Cache::from_raw(out, None)
     }
 
-    /// Takes the storage over; it is gone also if this fails.
+    /// Takes the storage over, which is dropped if this fails.
     pub fn with_storage(mut storage: Storage, options: &Options) -> Result<Cache> {
         check_abi()?;
-        let (handle, options) = (storage.give_away(), options.to_c());
+        let (mut handle, options) = (storage.handle(), options.to_c());
         let mut out = null_mut();
         call(|error| unsafe {
-            sys::kvfolio_manager_create_with_storage(handle, &options, &mut out, error)
+            sys::kvfolio_manager_create_with_storage(&mut handle, &options, &mut out, error)
         })?;
+        storage.give_away();
         Cache::from_raw(out, Some(storage))
     }
 

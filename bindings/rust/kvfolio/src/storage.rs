@@ -228,10 +228,13 @@ impl Storage {
         Ok(storage)
     }
 
-    /// Hands the handle to C, which destroys it also if the call fails.
-    pub(crate) fn give_away(&mut self) -> *mut sys::kvfolio_storage {
-        self.is_own = false;
+    pub(crate) fn handle(&self) -> *mut sys::kvfolio_storage {
         self.raw.as_ptr()
+    }
+
+    /// A manager has it now, and C has freed the handle: [`Storage::belongs_to`] comes next.
+    pub(crate) fn give_away(&mut self) {
+        self.is_own = false;
     }
 
     /// The handle that stands for it once a manager has it.
