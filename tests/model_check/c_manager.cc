@@ -219,9 +219,9 @@ Result<std::int32_t> CManager::probe(std::span<const std::int32_t> tokens,
   const CPrompt prompt(options);
   if (!prompt.status.ok()) return prompt.status;
   std::int32_t cached = 0;
-  const Status status = answer.status(
-      kvfolio_probe(get(), prompt.root, tokens.data(), size_of(tokens), prompt.media.data(),
-                    prompt.num_media(), &prompt.open, &cached, answer.error()));
+  Status status = answer.status(kvfolio_probe(get(), prompt.root, tokens.data(), size_of(tokens),
+                                              prompt.media.data(), prompt.num_media(), &prompt.open,
+                                              &cached, answer.error()));
   if (record_.is_on()) record_("probe", status, Numbers(tokens, options), Numbers(cached));
   if (!status.ok()) return status;
   return cached;
@@ -249,9 +249,9 @@ Status CManager::adopt(SequenceId sequence, std::span<const std::span<const std:
     all.insert(all.end(), table.begin(), table.end());
     sizes.push_back(size_of(table));
   }
-  const Status status = answer.status(
-      kvfolio_adopt(get(), sequence.value(), all.data(), sizes.data(),
-                    static_cast<std::int32_t>(sizes.size()), num_tokens, answer.error()));
+  Status status = answer.status(kvfolio_adopt(get(), sequence.value(), all.data(), sizes.data(),
+                                              static_cast<std::int32_t>(sizes.size()), num_tokens,
+                                              answer.error()));
   if (record_.is_on())
     record_("adopt", status,
             Numbers(sequence, std::span<const std::int32_t>(all),
@@ -261,14 +261,14 @@ Status CManager::adopt(SequenceId sequence, std::span<const std::span<const std:
 
 Status CManager::truncate(SequenceId sequence, std::int32_t n) {
   Answer answer;
-  const Status status = answer.status(kvfolio_truncate(get(), sequence.value(), n, answer.error()));
+  Status status = answer.status(kvfolio_truncate(get(), sequence.value(), n, answer.error()));
   if (record_.is_on()) record_("truncate", status, Numbers(sequence, n));
   return status;
 }
 
 Status CManager::clear(SequenceId sequence) {
   Answer answer;
-  const Status status = answer.status(kvfolio_clear(get(), sequence.value(), answer.error()));
+  Status status = answer.status(kvfolio_clear(get(), sequence.value(), answer.error()));
   if (record_.is_on()) record_("clear", status, Numbers(sequence));
   return status;
 }
@@ -276,8 +276,8 @@ Status CManager::clear(SequenceId sequence) {
 Result<std::int32_t> CManager::trim(SequenceId sequence, const TrimOptions& options) {
   Answer answer;
   std::int32_t dropped = 0;
-  const Status status = answer.status(kvfolio_trim(get(), sequence.value(), options.num_sinks,
-                                                   options.window, &dropped, answer.error()));
+  Status status = answer.status(kvfolio_trim(get(), sequence.value(), options.num_sinks,
+                                             options.window, &dropped, answer.error()));
   if (record_.is_on())
     record_("trim", status, Numbers(sequence, options.num_sinks, options.window), Numbers(dropped));
   if (!status.ok()) return status;
@@ -286,21 +286,21 @@ Result<std::int32_t> CManager::trim(SequenceId sequence, const TrimOptions& opti
 
 Status CManager::close(SequenceId sequence) {
   Answer answer;
-  const Status status = answer.status(kvfolio_close(get(), sequence.value(), answer.error()));
+  Status status = answer.status(kvfolio_close(get(), sequence.value(), answer.error()));
   if (record_.is_on()) record_("close", status, Numbers(sequence));
   return status;
 }
 
 Status CManager::preempt(SequenceId sequence) {
   Answer answer;
-  const Status status = answer.status(kvfolio_preempt(get(), sequence.value(), answer.error()));
+  Status status = answer.status(kvfolio_preempt(get(), sequence.value(), answer.error()));
   if (record_.is_on()) record_("preempt", status, Numbers(sequence));
   return status;
 }
 
 Status CManager::set_priority(SequenceId sequence, std::int32_t priority) {
   Answer answer;
-  const Status status =
+  Status status =
       answer.status(kvfolio_set_priority(get(), sequence.value(), priority, answer.error()));
   if (record_.is_on()) record_("set_priority", status, Numbers(sequence, priority));
   return status;
@@ -321,8 +321,8 @@ Result<Ticket> CManager::begin_step(const StepOptions& options) {
 Status CManager::append(SequenceId sequence, std::span<const std::int32_t> tokens,
                         const AppendOptions& options) {
   Answer answer;
-  const Status status = answer.status(kvfolio_append(
-      get(), sequence.value(), tokens.data(), size_of(tokens), options.draft, answer.error()));
+  Status status = answer.status(kvfolio_append(get(), sequence.value(), tokens.data(),
+                                               size_of(tokens), options.draft, answer.error()));
   if (record_.is_on()) record_("append", status, Numbers(sequence, tokens, options.draft));
   return status;
 }
@@ -330,7 +330,7 @@ Status CManager::append(SequenceId sequence, std::span<const std::int32_t> token
 Status CManager::append_unnamed(SequenceId sequence, std::int64_t num_tokens,
                                 const AppendOptions& options) {
   Answer answer;
-  const Status status = answer.status(
+  Status status = answer.status(
       kvfolio_append_unnamed(get(), sequence.value(), num_tokens, options.draft, answer.error()));
   if (record_.is_on())
     record_("append_unnamed", status, Numbers(sequence, num_tokens, options.draft));
@@ -370,9 +370,9 @@ Result<SequenceId> CManager::open_unnamed(std::int64_t num_tokens, const OpenOpt
   const CPrompt prompt(options);
   if (!prompt.status.ok()) return prompt.status;
   kvfolio_sequence sequence = 0;
-  const Status status = answer.status(
-      kvfolio_open_unnamed(get(), prompt.root, num_tokens, prompt.media.data(), prompt.num_media(),
-                           &prompt.open, &sequence, answer.error()));
+  Status status = answer.status(kvfolio_open_unnamed(get(), prompt.root, num_tokens,
+                                                     prompt.media.data(), prompt.num_media(),
+                                                     &prompt.open, &sequence, answer.error()));
   if (record_.is_on())
     record_("open_unnamed", status, Numbers(num_tokens, options), Numbers(sequence));
   if (!status.ok()) return status;
@@ -381,7 +381,7 @@ Result<SequenceId> CManager::open_unnamed(std::int64_t num_tokens, const OpenOpt
 
 Status CManager::set_tokens(SequenceId sequence, std::span<const std::int32_t> tokens) {
   Answer answer;
-  const Status status = answer.status(
+  Status status = answer.status(
       kvfolio_set_tokens(get(), sequence.value(), tokens.data(), size_of(tokens), answer.error()));
   if (record_.is_on()) record_("set_tokens", status, Numbers(sequence, tokens));
   return status;
@@ -389,7 +389,7 @@ Status CManager::set_tokens(SequenceId sequence, std::span<const std::int32_t> t
 
 Status CManager::undo(SequenceId sequence) {
   Answer answer;
-  const Status status = answer.status(kvfolio_undo(get(), sequence.value(), answer.error()));
+  Status status = answer.status(kvfolio_undo(get(), sequence.value(), answer.error()));
   if (record_.is_on()) record_("undo", status, Numbers(sequence));
   return status;
 }
@@ -440,35 +440,35 @@ Result<const StepPlan*> CManager::plan(const PlanOptions& options) {
 
 Status CManager::run_copies() {
   Answer answer;
-  const Status status = answer.status(kvfolio_run_copies(get(), answer.error()));
+  Status status = answer.status(kvfolio_run_copies(get(), answer.error()));
   if (record_.is_on()) record_("run_copies", status, Numbers());
   return status;
 }
 
 Status CManager::commit(Ticket ticket) {
   Answer answer;
-  const Status status = answer.status(kvfolio_commit(get(), ticket.value(), answer.error()));
+  Status status = answer.status(kvfolio_commit(get(), ticket.value(), answer.error()));
   if (record_.is_on()) record_("commit", status, Numbers(ticket));
   return status;
 }
 
 Status CManager::complete(Ticket ticket) {
   Answer answer;
-  const Status status = answer.status(kvfolio_complete(get(), ticket.value(), answer.error()));
+  Status status = answer.status(kvfolio_complete(get(), ticket.value(), answer.error()));
   if (record_.is_on()) record_("complete", status, Numbers(ticket));
   return status;
 }
 
 Status CManager::finish(Ticket ticket) {
   Answer answer;
-  const Status status = answer.status(kvfolio_finish(get(), ticket.value(), answer.error()));
+  Status status = answer.status(kvfolio_finish(get(), ticket.value(), answer.error()));
   if (record_.is_on()) record_("finish", status, Numbers(ticket));
   return status;
 }
 
 Status CManager::drop(Ticket ticket) {
   Answer answer;
-  const Status status = answer.status(kvfolio_drop(get(), ticket.value(), answer.error()));
+  Status status = answer.status(kvfolio_drop(get(), ticket.value(), answer.error()));
   if (record_.is_on()) record_("drop", status, Numbers(ticket));
   return status;
 }
@@ -497,7 +497,7 @@ Result<std::span<const EndedSequence>> CManager::fail(Ticket ticket) {
 
 Status CManager::accept(SequenceId sequence, std::int32_t num_accepted) {
   Answer answer;
-  const Status status =
+  Status status =
       answer.status(kvfolio_accept(get(), sequence.value(), num_accepted, answer.error()));
   if (record_.is_on()) record_("accept", status, Numbers(sequence, num_accepted));
   return status;
@@ -513,7 +513,7 @@ Status CManager::admit(std::span<const AppendDemand> demands) {
     sequences.push_back(demand.sequence.value());
     num_tokens.push_back(demand.num_tokens);
   }
-  const Status status =
+  Status status =
       answer.status(kvfolio_admit(get(), sequences.data(), num_tokens.data(),
                                   static_cast<std::int64_t>(sequences.size()), answer.error()));
   if (record_.is_on())
@@ -550,7 +550,7 @@ Result<Admission> CManager::admit(std::span<const std::int32_t> tokens, const Op
 Status CManager::reserve(SequenceId sequence, std::int64_t num_tokens,
                          const ReserveOptions& options) {
   Answer answer;
-  const Status status = answer.status(
+  Status status = answer.status(
       kvfolio_reserve(get(), sequence.value(), num_tokens, options.most_per_step, answer.error()));
   if (record_.is_on())
     record_("reserve", status, Numbers(sequence, num_tokens, options.most_per_step));
@@ -625,7 +625,7 @@ Result<Pinned> CManager::pin(std::span<const std::int32_t> tokens, const OpenOpt
 
 Status CManager::unpin(PinId pin) {
   Answer answer;
-  const Status status = answer.status(kvfolio_unpin(get(), pin.value(), answer.error()));
+  Status status = answer.status(kvfolio_unpin(get(), pin.value(), answer.error()));
   if (record_.is_on()) record_("unpin", status, Numbers(pin));
   return status;
 }

@@ -16,14 +16,15 @@ int main(int argc, char** argv) {
   constexpr int kOpsPerRun = 500;
   const int operations = argc > 1 ? std::atoi(argv[1]) : 10000;
   for (int run = 0; run * kOpsPerRun < operations; ++run) {
-    Config config = make_config(static_cast<Family>(run % kNumFamilies), 7000 + run);
+    const auto seed = static_cast<std::uint64_t>(run);
+    Config config = make_config(static_cast<Family>(run % kNumFamilies), 7000 + seed);
     config.copies = false;       // the first manager stays the one that is called
     config.host_copies = false;  // ids only
     std::string calls;
     CManager::record_next(&calls);
     Harness harness(config);
     for (int op = 0; op < std::min(kOpsPerRun, operations - run * kOpsPerRun); ++op) {
-      harness.run((static_cast<std::uint64_t>(run) << 32) + static_cast<std::uint64_t>(op));
+      harness.run((seed << 32) + static_cast<std::uint64_t>(op));
     }
     std::fputs(calls.c_str(), stdout);
   }
