@@ -305,7 +305,7 @@ Status CManager::preempt(SequenceId sequence) {
 
 Status CManager::set_priority(SequenceId sequence, std::int32_t priority) {
   Answer answer;
-  const Status status =
+  Status status =
       answer.status(kvfolio_set_priority(get(), sequence.value(), priority, answer.error()));
   if (record_.is_on()) record_("set_priority", status, Numbers(sequence, priority));
   return status;
@@ -502,7 +502,7 @@ Result<std::span<const EndedSequence>> CManager::fail(Ticket ticket) {
 
 Status CManager::accept(SequenceId sequence, std::int32_t num_accepted) {
   Answer answer;
-  const Status status =
+  Status status =
       answer.status(kvfolio_accept(get(), sequence.value(), num_accepted, answer.error()));
   if (record_.is_on()) record_("accept", status, Numbers(sequence, num_accepted));
   return status;
@@ -518,7 +518,7 @@ Status CManager::admit(std::span<const AppendDemand> demands) {
     sequences.push_back(demand.sequence.value());
     num_tokens.push_back(demand.num_tokens);
   }
-  const Status status =
+  Status status =
       answer.status(kvfolio_admit(get(), sequences.data(), num_tokens.data(),
                                   static_cast<std::int64_t>(sequences.size()), answer.error()));
   if (record_.is_on())
