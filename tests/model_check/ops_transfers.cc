@@ -229,6 +229,8 @@ void Harness::end_load(std::size_t i, int n, Rng& rng) {
   for (int g = 0; g < num_groups(); ++g) {
     const int size = group(g).block_size;
     std::vector<std::int32_t>& table = tables[static_cast<std::size_t>(g)];
+    // The block that the load begins inside gives way, if only to none.
+    table.resize(static_cast<std::size_t>(load.begin / size), -1);
     table.resize(static_cast<std::size_t>((end + size - 1) / size), -1);
     for (const auto& [logical, block_id] : load.blocks[static_cast<std::size_t>(g)]) {
       if (logical * size >= end) continue;
