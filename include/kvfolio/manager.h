@@ -365,10 +365,11 @@ class KVFOLIO_API KVCacheManager {
   // num_tokens says how far the blocks are good, counted from Load::begin. These tokens stand: the
   // sequence has them now, and they become findable as if it had computed them. The other blocks
   // are free again. Returns how many tokens stand: num_tokens, or fewer if a window group lacks
-  // what the position behind them reads, or 0 if the sequence is gone or shorter. reset() and
-  // forget() since the begin of the load keep what it would make findable from being found.
-  // kInvalidArgument: num_tokens is not within 0 .. end - begin; or begin + num_tokens is neither
-  // `end` nor a multiple of the unit, the smallest block size.
+  // what the position behind them reads, or if fail() lost what the cache had of them, or 0 if the
+  // sequence is gone or shorter. reset() and forget() since the begin of the load keep what it
+  // would make findable from being found. kInvalidArgument: num_tokens is not within 0 .. end -
+  // begin; or begin + num_tokens is neither `end` nor a multiple of the unit, the smallest block
+  // size.
   Result<std::int32_t> finish_load(LoadId load, std::int32_t num_tokens);
   // How far a load could reach, if a tier has the blocks with a nonzero byte in `has`: by group,
   // has[g][i] stands for logical block i of the prompt; a span may be shorter than the prompt. The

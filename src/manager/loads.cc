@@ -289,7 +289,7 @@ Result<Load> KVCacheManager::Impl::begin_load(std::int32_t row,
   Transfers::Load& load = transfers_.load(plan.load);
   load.row = row;
   load.begin = plan.begin;
-  load.end = plan.end;
+  load.end = load.sound_end = plan.end;
   if (SpanArena::capacity(load.tokens) > 0) {
     std::copy(prompt.begin() + plan.begin, prompt.end(), arena().at(load.tokens));
   }
@@ -434,7 +434,8 @@ Result<std::int32_t> KVCacheManager::finish_load(LoadId id, std::int32_t num_tok
   }
   std::int32_t stands = 0;
   if (load.row != Transfers::kNone) {
-    const std::int32_t end = m.stands_to(load, number, load.begin + num_tokens);
+    const std::int32_t good_end = std::min(load.begin + num_tokens, load.sound_end);
+    const std::int32_t end = m.stands_to(load, number, good_end);
     stands = end - load.begin;
     m.rows_[load.row].has_load = false;
     if (stands > 0) m.hand_over(number, end);

@@ -406,6 +406,18 @@ void KVCacheManager::Impl::abort_writers() noexcept {
     }
     forget_sequence(row, was_open);
   }
+  // A load goes on. Nothing of it stands behind what it had found of them.
+  transfers_.for_each_load([&](std::int32_t number) {
+    for (std::int32_t g = 0; g < num_groups(); ++g) {
+      const auto ids = std::as_const(transfers_).table(number, g).blocks(arena());
+      const auto lost =
+          std::find_if(ids.begin(), ids.end(), [&](std::int32_t b) { return written(g, b); });
+      if (lost == ids.end()) continue;
+      Transfers::Load& load = transfers_.load(number);
+      const auto at = block_of(g, load.begin) + static_cast<std::int32_t>(lost - ids.begin());
+      load.sound_end = std::clamp(at * block_size(g), load.begin, load.sound_end);
+    }
+  });
   pins_.for_each_open([&](std::int32_t pin) {
     bool hit = false;
     for (std::int32_t g = 0; g < num_groups() && !hit; ++g) hit = holds(pins_.table(pin, g), g);

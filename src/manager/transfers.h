@@ -36,8 +36,9 @@ class Transfers {
     std::int32_t row = kNone;  // kNone: its sequence is gone, or was cut below `begin`
     std::int32_t begin = 0;    // the length of the sequence
     std::int32_t end = 0;
-    bool unfindable = false;  // what it brings was forgotten since it began
-    ArenaSpan tokens{};       // those at [begin, end), if the sequence publishes
+    std::int32_t sound_end = 0;  // behind it a step that failed wrote a block that it had found
+    bool unfindable = false;     // what it brings was forgotten since it began
+    ArenaSpan tokens{};          // those at [begin, end), if the sequence publishes
   };
 
   // Room for `most` loads and as many holds, whose ids get this tag. False: no memory.

@@ -330,6 +330,38 @@ TEST(Load, FailOfAStepThatTheSequenceIsNotInLeavesItAlone) {
   must(e.manager.check_invariants());
 }
 
+TEST(Load, NothingStandsBehindWhatAFailedStepHadPutIntoTheCache) {
+  for (const bool fails : {false, true}) {
+    Engine e({full_group(4, 16), full_group(2, 16)});
+    const SequenceId s = e.open(tokens(1, 13)).sequence;
+    const SequenceId other = e.open(tokens(1, 6)).sequence;
+    const Ticket t = e.launch(other, tokens(1, 6));
+    const Load load = must(e.manager.begin_load(s, tokens(1, 13), 12));
+    ASSERT_EQ(load.begin, 4);                                     // as far as both groups go
+    ASSERT_THAT(waits_for(e, load.id, 1), ElementsAre(3, 4, 5));  // block 2 is in the cache
+    if (fails) {  // the sequence held a block of the step, too; the load goes on without it
+      EXPECT_THAT(ids_of(must(e.manager.fail(t))), ::testing::Contains(s));
+    } else {
+      must(e.manager.complete(t));
+    }
+    EXPECT_EQ(must(e.manager.finish_load(load.id, 8)), fails ? 0 : 8);
+    EXPECT_EQ(e.probe(tokens(1, 13)), fails ? 0 : 12);
+    must(e.manager.check_invariants());
+  }
+  // Nothing of the sequence is lost, but of what the load had found.
+  Engine e({full_group(4, 16), full_group(2, 16)});
+  const SequenceId s = e.open(tokens(1, 13)).sequence;
+  const SequenceId other = e.open(tokens(1, 3)).sequence;
+  const Ticket t = e.launch(other, tokens(1, 3));
+  const Load load = must(e.manager.begin_load(s, tokens(1, 13), 12));
+  ASSERT_EQ(load.begin, 0);
+  ASSERT_THAT(waits_for(e, load.id, 1), ElementsAre(1, 2, 3, 4, 5));
+  EXPECT_THAT(ids_of(must(e.manager.fail(t))), ElementsAre(other));
+  EXPECT_EQ(must(e.manager.finish_load(load.id, 12)), 0);
+  EXPECT_EQ(e.probe(tokens(1, 13)), 0);
+  must(e.manager.check_invariants());
+}
+
 TEST(Load, ABlockThatAFailedStepWroteBeforeIsNotTheLoads) {
   Engine e({full_group(4, 2)});
   must(e.manager.close(e.say(tokens(1, 8), {.publish = Publish::kNothing})));  // step 1 wrote both

@@ -310,7 +310,7 @@ class Harness {
   void forget(Rng& rng);
   [[nodiscard]] bool runs_on(const Seq& seq, const Prompt& path) const;
   void forget_content(const Prompt& path);
-  [[nodiscard]] bool reads_back() const;  // some query reads an earlier token
+  [[nodiscard]] bool reads_back(int size) const;
   int settle_forgotten_pins(const Prompt& path, bool resets);
   void begin_load(Rng& rng);
   void arrive(Rng& rng);

@@ -38,9 +38,10 @@ void Harness::forget_content(const Prompt& path) {
   }
 }
 
-bool Harness::reads_back() const {
+// A query behind `size` tokens reads the last of them.
+bool Harness::reads_back(int size) const {
   return std::any_of(config_.spec.groups.begin(), config_.spec.groups.end(),
-                     [](const GroupSpec& g) { return reads(g, 1, 0); });
+                     [&](const GroupSpec& g) { return reads(g, size, size - 1); });
 }
 
 void Harness::forget(Rng& rng) {
@@ -81,8 +82,8 @@ void Harness::forget(Rng& rng) {
     }
     for (Member& member : members_) member.model_before.forgotten = member.seq->forgotten;
     forget_content(path);
-    // Where no query reads an earlier token, a hit needs no block.
-    if (path.tokens.empty() || !reads_back()) continue;
+    // Where no query reads the last of the tokens, a hit behind it needs no block of it.
+    if (path.tokens.empty() || !reads_back(isize(path.tokens))) continue;
     Prompt longer = path;
     longer.tokens.push_back(config_.alphabet);
     const Result<std::int32_t> found = manager_->probe(longer.tokens, longer.options());
