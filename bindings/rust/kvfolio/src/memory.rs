@@ -92,6 +92,10 @@ impl Resource {
             allocate: Some(allocate),
             deallocate: Some(deallocate),
             copy: Some(copy),
+            // Null: one copy() after the other.
+            copy_batch: None,
+            copy_in: None,
+            copy_out: None,
         }
     }
 }

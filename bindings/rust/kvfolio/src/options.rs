@@ -94,6 +94,9 @@ impl Options {
             max_media_extents: self.max_media_extents,
             victim_policy: self.victim_policy as i32,
             id_tag: i32::from(self.id_tag),
+            // Of loads and holds, which this crate does not have yet.
+            max_transfers: 0,
+            list_findable: 0,
         }
     }
 

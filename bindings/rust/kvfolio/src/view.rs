@@ -77,7 +77,8 @@ impl<'a> View<'a> {
         View { raw: handle.0, spec, kind, _memory: PhantomData }
     }
 
-    pub(crate) fn raw(&self) -> *const sys::kvfolio_view {
+    // Only ViewMut passes it to calls that write.
+    pub(crate) fn raw(&self) -> *mut sys::kvfolio_view {
         self.raw.as_ptr()
     }
 
