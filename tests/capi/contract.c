@@ -148,7 +148,7 @@ static void counts_are_zero_when_an_argument_is_wrong(void) {
         KVFOLIO_ERR_INVALID_ARGUMENT);
   CHECK(count == 0 && strstr(g_error.message, "set_tokens_each: token 0 is -9") != NULL);
   CHECK(kvfolio_set_tokens_each(m, second, tokens, 2, &count, &g_error) != 0);
-  CHECK(count == 1 && strlen(g_error.message) > 20);
+  CHECK(count == 1 && strstr(g_error.message, "set_tokens_each: at 1, ") != NULL);
   MUST(kvfolio_complete(m, step, &g_error));
   kvfolio_manager_destroy(m);
 }

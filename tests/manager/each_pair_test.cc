@@ -216,7 +216,11 @@ class Pair {
       return name + "_each: token " + std::to_string(at) + " is " + std::to_string(tokens[at]) +
              ", allowed: 0 and above";
     }
-    // Others begin with the name of the call; set_tokens() has one name for both.
+    const std::string names = "set_tokens names ";
+    if (code == ErrorCode::kInvalidArgument && single.rfind(names, 0) == 0) {
+      return name + "_each: at " + std::to_string(at) + ", " + to_string(batch[at]) +
+             ", it names " + single.substr(names.size());
+    }
     if (single.rfind("append:", 0) != 0 && single.rfind("append ", 0) != 0) return single;
     return name + "_each" + single.substr(std::string("append").size());
   }
