@@ -98,7 +98,15 @@ type Cache struct {
 	birth
 }
 
-func (c *Cache) done(s *scratch, code C.int32_t) error { return s.give(code, c.c == nil, "Cache") }
+// p returns the handle, and nil of a Cache that is nil or closed: the library refuses that.
+func (c *Cache) p() *C.kvfolio_manager {
+	if c == nil {
+		return nil
+	}
+	return c.c
+}
+
+func (c *Cache) done(s *scratch, code C.int32_t) error { return s.give(code, c.p() == nil, "Cache") }
 
 func newCache(c *C.kvfolio_manager, storage *Storage, born birth) (*Cache, error) {
 	n := int(C.kvfolio_num_groups(c))
@@ -160,7 +168,7 @@ func NewCacheWithStorage(storage *Storage, options *Options) (*Cache, error) {
 
 // Close frees the cache and its storage. Slices of plans and tables are not to be read after it.
 func (c *Cache) Close() {
-	if c.c == nil {
+	if c.p() == nil {
 		return
 	}
 	runtime.SetFinalizer(c, nil)
@@ -172,10 +180,18 @@ func (c *Cache) Close() {
 }
 
 // Storage returns that of the cache, or nil. It belongs to the cache.
-func (c *Cache) Storage() *Storage { return c.storage }
+func (c *Cache) Storage() *Storage {
+	if c == nil {
+		return nil
+	}
+	return c.storage
+}
 
 // View makes a view of a group of the cache's storage, as Storage.View does.
 func (c *Cache) View(group, layer int) (*View, error) {
+	if c.p() == nil {
+		return nil, failf(ErrFailedPrecondition, "the Cache is closed")
+	}
 	if c.storage == nil {
 		return nil, failf(ErrUnsupported, "View: the Cache has no Storage")
 	}
@@ -225,7 +241,7 @@ func NewRoot(key RootKey) (*Root, error) {
 
 // Close frees the key. Sequences that were opened under it are as they were.
 func (r *Root) Close() {
-	if r.c == nil {
+	if r == nil || r.c == nil {
 		return
 	}
 	runtime.SetFinalizer(r, nil)
@@ -277,6 +293,9 @@ func (o *OpenOptions) toC() (prompt, error) {
 	if o == nil {
 		return prompt{}, nil
 	}
+	if err := checkPriority(o.Priority); err != nil {
+		return prompt{}, err
+	}
 	p := prompt{options: &C.kvfolio_open_options{
 		struct_size:     C.sizeof_kvfolio_open_options,
 		no_prefix_cache: b32(o.NoPrefixCache),
@@ -323,7 +342,7 @@ func (c *Cache) Open(tokens []int32, options *OpenOptions) (Opened, error) {
 		return Opened{}, err
 	}
 	s := take()
-	code := C.kvfolio_open(c.c, p.root, first(tokens), C.int64_t(len(tokens)), p.media, p.n,
+	code := C.kvfolio_open(c.p(), p.root, first(tokens), C.int64_t(len(tokens)), p.media, p.n,
 		p.options, &s.id, &s.i32[0], &s.err)
 	out := Opened{Sequence(s.id), int(s.i32[0])}
 	runtime.KeepAlive(options)
@@ -337,7 +356,7 @@ func (c *Cache) OpenUnnamed(numTokens int, options *OpenOptions) (Sequence, erro
 		return 0, err
 	}
 	s := take()
-	code := C.kvfolio_open_unnamed(c.c, p.root, C.int64_t(numTokens), p.media, p.n, p.options, &s.id,
+	code := C.kvfolio_open_unnamed(c.p(), p.root, C.int64_t(numTokens), p.media, p.n, p.options, &s.id,
 		&s.err)
 	out := Sequence(s.id)
 	runtime.KeepAlive(options)
@@ -351,7 +370,7 @@ func (c *Cache) Probe(tokens []int32, options *OpenOptions) (int, error) {
 		return 0, err
 	}
 	s := take()
-	code := C.kvfolio_probe(c.c, p.root, first(tokens), C.int64_t(len(tokens)), p.media, p.n,
+	code := C.kvfolio_probe(c.p(), p.root, first(tokens), C.int64_t(len(tokens)), p.media, p.n,
 		p.options, &s.i32[0], &s.err)
 	out := int(s.i32[0])
 	runtime.KeepAlive(options)
@@ -369,6 +388,9 @@ type ForkOptions struct {
 func (c *Cache) Fork(parent Sequence, options *ForkOptions) (Sequence, error) {
 	var o *C.kvfolio_fork_options
 	if options != nil {
+		if err := checkPriority(options.Priority); err != nil {
+			return 0, err
+		}
 		o = &C.kvfolio_fork_options{
 			struct_size:   C.sizeof_kvfolio_fork_options,
 			has_caller_id: b32(options.HasCallerID),
@@ -377,7 +399,7 @@ func (c *Cache) Fork(parent Sequence, options *ForkOptions) (Sequence, error) {
 		}
 	}
 	s := take()
-	code := C.kvfolio_fork(c.c, C.kvfolio_sequence(parent), o, &s.id, &s.err)
+	code := C.kvfolio_fork(c.p(), C.kvfolio_sequence(parent), o, &s.id, &s.err)
 	out := Sequence(s.id)
 	return out, c.done(s, code)
 }
@@ -391,26 +413,26 @@ func (c *Cache) Adopt(sequence Sequence, tables [][]int32, numTokens int) error 
 		sizes[i] = C.int64_t(len(table))
 	}
 	s := take()
-	return c.done(s, C.kvfolio_adopt(c.c, C.kvfolio_sequence(sequence), first(all), &sizes[0],
+	return c.done(s, C.kvfolio_adopt(c.p(), C.kvfolio_sequence(sequence), first(all), &sizes[0],
 		i32(len(tables)), i32(numTokens), &s.err))
 }
 
 // Truncate forgets the tokens from position numTokens on.
 func (c *Cache) Truncate(sequence Sequence, numTokens int) error {
 	s := take()
-	return c.done(s, C.kvfolio_truncate(c.c, C.kvfolio_sequence(sequence), i32(numTokens), &s.err))
+	return c.done(s, C.kvfolio_truncate(c.p(), C.kvfolio_sequence(sequence), i32(numTokens), &s.err))
 }
 
 // Clear truncates to 0. The sequence stays open, and its trim is forgotten.
 func (c *Cache) Clear(sequence Sequence) error {
 	s := take()
-	return c.done(s, C.kvfolio_clear(c.c, C.kvfolio_sequence(sequence), &s.err))
+	return c.done(s, C.kvfolio_clear(c.p(), C.kvfolio_sequence(sequence), &s.err))
 }
 
 // Trim keeps the first numSinks and the last window tokens, and returns how many went.
 func (c *Cache) Trim(sequence Sequence, numSinks, window int) (int, error) {
 	s := take()
-	code := C.kvfolio_trim(c.c, C.kvfolio_sequence(sequence), C.int64_t(numSinks), C.int64_t(window),
+	code := C.kvfolio_trim(c.p(), C.kvfolio_sequence(sequence), C.int64_t(numSinks), C.int64_t(window),
 		&s.i32[0], &s.err)
 	out := int(s.i32[0])
 	return out, c.done(s, code)
@@ -419,30 +441,33 @@ func (c *Cache) Trim(sequence Sequence, numSinks, window int) (int, error) {
 // CloseSequence ends a sequence. What it published stays findable.
 func (c *Cache) CloseSequence(sequence Sequence) error {
 	s := take()
-	return c.done(s, C.kvfolio_close(c.c, C.kvfolio_sequence(sequence), &s.err))
+	return c.done(s, C.kvfolio_close(c.p(), C.kvfolio_sequence(sequence), &s.err))
 }
 
 // Preempt is CloseSequence for a sequence that must make room; takes it out of the open step first.
 func (c *Cache) Preempt(sequence Sequence) error {
 	s := take()
-	return c.done(s, C.kvfolio_preempt(c.c, C.kvfolio_sequence(sequence), &s.err))
+	return c.done(s, C.kvfolio_preempt(c.p(), C.kvfolio_sequence(sequence), &s.err))
 }
 
 // SetPriority is for LowestPriority.
 func (c *Cache) SetPriority(sequence Sequence, priority int) error {
+	if err := checkPriority(priority); err != nil {
+		return err
+	}
 	s := take()
-	return c.done(s, C.kvfolio_set_priority(c.c, C.kvfolio_sequence(sequence), i32(priority),
+	return c.done(s, C.kvfolio_set_priority(c.p(), C.kvfolio_sequence(sequence), i32(priority),
 		&s.err))
 }
 
 // CopyTo makes target a deep equal of the cache. Slices of plans of target are not to be read after
 // it.
 func (c *Cache) CopyTo(target *Cache) error {
-	if target == nil || target.c == nil {
+	if target.p() == nil {
 		return failf(ErrFailedPrecondition, "the target of CopyTo is nil or closed")
 	}
 	s := take()
-	err := c.done(s, C.kvfolio_copy_to(c.c, target.c, &s.err))
+	err := c.done(s, C.kvfolio_copy_to(c.p(), target.c, &s.err))
 	runtime.KeepAlive(target)
 	return err
 }

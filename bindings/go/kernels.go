@@ -387,7 +387,7 @@ func NewThreadPool(numThreads int) (*ThreadPool, error) {
 
 // Close ends the threads. No call may use them.
 func (p *ThreadPool) Close() {
-	if p.c == nil {
+	if p == nil || p.c == nil {
 		return
 	}
 	runtime.SetFinalizer(p, nil)
@@ -397,7 +397,12 @@ func (p *ThreadPool) Close() {
 }
 
 // NumThreads counts the caller.
-func (p *ThreadPool) NumThreads() int { return int(C.kvfolio_thread_pool_num_threads(p.c)) }
+func (p *ThreadPool) NumThreads() int {
+	if p == nil {
+		return 0
+	}
+	return int(C.kvfolio_thread_pool_num_threads(p.c))
+}
 
 // AttentionOptions of Attend (AttentionParams and AttentionSlice in kernels.h).
 type AttentionOptions struct {
@@ -489,6 +494,9 @@ type Attention struct {
 
 // Attend computes softmax(scale * q k^T + mask) v over a ragged batch.
 func Attend(a *Attention) error {
+	if a == nil {
+		return failf(ErrInvalidArgument, "Attend: the Attention is nil")
+	}
 	b := &a.Batch
 	n := len(b.KVLens)
 	if len(b.QueryStart) != n+1 {

@@ -22,7 +22,7 @@
 //
 // Errors are of type *Error: errors.Is(err, kvfolio.ErrNoBlocks) asks for a code, and errors.As
 // gives the fields of a Shortage. A call that fails changes nothing unless it says otherwise.
-// Counts that do not fit an int32 are refused like the largest one that does.
+// Counts and priorities that do not fit an int32 are refused.
 //
 // # Closing
 //
@@ -30,7 +30,8 @@
 // one line to standard error for each value that was never closed, with the place where it was
 // made. It frees nothing: slices of a Plan and pointers into K and V may outlive the value that
 // they came from, and a leak is better than memory that goes while it is read. Close may be called
-// twice. All other calls on a closed value return ErrFailedPrecondition, or zero.
+// twice, and on nil. All other calls on a closed value, or on nil, return ErrFailedPrecondition, or
+// zero.
 //
 // # Goroutines
 //
@@ -98,6 +99,15 @@ func i32(n int) C.int32_t {
 		return math.MinInt32
 	}
 	return C.int32_t(n)
+}
+
+// checkPriority refuses a priority that does not fit: every int32 is one, so the library would not.
+func checkPriority(n int) error {
+	if n < math.MinInt32 || n > math.MaxInt32 {
+		return failf(ErrInvalidArgument, "the priority is %d, allowed: %d to %d", n, math.MinInt32,
+			math.MaxInt32)
+	}
+	return nil
 }
 
 func b32(b bool) C.int32_t {

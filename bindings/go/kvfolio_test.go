@@ -537,8 +537,9 @@ func TestGoroutinesTakeTurns(t *testing.T) {
 						if err != nil {
 							return err
 						}
-						if n, err := c.AppendEach([]Sequence{sequence}, []int32{round}); n != 1 {
-							return err
+						n, err := c.AppendEach([]Sequence{sequence}, []int32{round})
+						if err != nil || n != 1 {
+							return fmt.Errorf("appended %d of 1: %w", n, err)
 						}
 						plan, err := c.Plan(nil)
 						if err != nil {

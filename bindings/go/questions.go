@@ -31,7 +31,7 @@ type SequenceInfo struct {
 func (c *Cache) Info(sequence Sequence) (SequenceInfo, error) {
 	out := C.kvfolio_sequence_info{struct_size: C.sizeof_kvfolio_sequence_info}
 	s := take()
-	code := C.kvfolio_info(c.c, C.kvfolio_sequence(sequence), &out, &s.err)
+	code := C.kvfolio_info(c.p(), C.kvfolio_sequence(sequence), &out, &s.err)
 	return SequenceInfo{
 		Length:          int(out.length),
 		AcceptedLength:  int(out.accepted_length),
@@ -55,7 +55,7 @@ func (c *Cache) Info(sequence Sequence) (SequenceInfo, error) {
 func (c *Cache) BlockTable(sequence Sequence, group int) ([]int32, error) {
 	var out C.kvfolio_i32s
 	s := take()
-	code := C.kvfolio_block_table(c.c, C.kvfolio_sequence(sequence), i32(group), &out, &s.err)
+	code := C.kvfolio_block_table(c.p(), C.kvfolio_sequence(sequence), i32(group), &out, &s.err)
 	if err := c.done(s, code); err != nil {
 		return nil, err
 	}
@@ -65,25 +65,25 @@ func (c *Cache) BlockTable(sequence Sequence, group int) ([]int32, error) {
 // SlotMapping writes the slots of positions [begin, begin+len(out)); -1: the block was dropped.
 func (c *Cache) SlotMapping(sequence Sequence, group, begin int, out []int32) error {
 	s := take()
-	return c.done(s, C.kvfolio_slot_mapping(c.c, C.kvfolio_sequence(sequence), i32(group),
+	return c.done(s, C.kvfolio_slot_mapping(c.p(), C.kvfolio_sequence(sequence), i32(group),
 		i32(begin), first(out), C.int64_t(len(out)), &s.err))
 }
 
 // Find returns the open sequence with this caller id.
 func (c *Cache) Find(callerID uint64) (Sequence, error) {
 	s := take()
-	code := C.kvfolio_find(c.c, C.uint64_t(callerID), &s.id, &s.err)
+	code := C.kvfolio_find(c.p(), C.uint64_t(callerID), &s.id, &s.err)
 	out := Sequence(s.id)
 	return out, c.done(s, code)
 }
 
 // NumSequences returns how many sequences are open.
-func (c *Cache) NumSequences() int { return int(C.kvfolio_num_sequences(c.c)) }
+func (c *Cache) NumSequences() int { return int(C.kvfolio_num_sequences(c.p())) }
 
 // Sequences returns the open sequences, in no promised order.
 func (c *Cache) Sequences() []Sequence {
 	out := make([]Sequence, c.NumSequences())
-	return out[:C.kvfolio_sequences(c.c, ids(out), C.int64_t(len(out)))]
+	return out[:C.kvfolio_sequences(c.p(), ids(out), C.int64_t(len(out)))]
 }
 
 // GroupUsage is the blocks of one group by state: Free + Held + Cached + Retiring = NumBlocks.
@@ -101,7 +101,7 @@ type GroupUsage struct {
 func (c *Cache) Usage(group int) (GroupUsage, error) {
 	out := C.kvfolio_group_usage{struct_size: C.sizeof_kvfolio_group_usage}
 	s := take()
-	code := C.kvfolio_usage(c.c, i32(group), &out, &s.err)
+	code := C.kvfolio_usage(c.p(), i32(group), &out, &s.err)
 	return GroupUsage{
 		NumBlocks: int(out.num_blocks),
 		Free:      int(out.free),
@@ -127,7 +127,7 @@ const (
 // BlockState returns the state of a block.
 func (c *Cache) BlockState(group, block int) (BlockState, error) {
 	s := take()
-	code := C.kvfolio_block_state(c.c, i32(group), i32(block), &s.i32[0], &s.err)
+	code := C.kvfolio_block_state(c.p(), i32(group), i32(block), &s.i32[0], &s.err)
 	out := BlockState(s.i32[0])
 	return out, c.done(s, code)
 }
@@ -135,7 +135,7 @@ func (c *Cache) BlockState(group, block int) (BlockState, error) {
 // RefCount returns the references to a block.
 func (c *Cache) RefCount(group, block int) (int, error) {
 	s := take()
-	code := C.kvfolio_ref_count(c.c, i32(group), i32(block), &s.i32[0], &s.err)
+	code := C.kvfolio_ref_count(c.p(), i32(group), i32(block), &s.i32[0], &s.err)
 	out := int(s.i32[0])
 	return out, c.done(s, code)
 }
@@ -143,7 +143,7 @@ func (c *Cache) RefCount(group, block int) (int, error) {
 // IsFindable reports whether the prefix tree has an entry for the block.
 func (c *Cache) IsFindable(group, block int) (bool, error) {
 	s := take()
-	code := C.kvfolio_is_findable(c.c, i32(group), i32(block), &s.i32[0], &s.err)
+	code := C.kvfolio_is_findable(c.p(), i32(group), i32(block), &s.i32[0], &s.err)
 	out := s.i32[0] != 0
 	return out, c.done(s, code)
 }
@@ -151,42 +151,42 @@ func (c *Cache) IsFindable(group, block int) (bool, error) {
 // FindableEnd returns one past the last position whose token can be found in the block; 0: none.
 func (c *Cache) FindableEnd(group, block int) (int, error) {
 	s := take()
-	code := C.kvfolio_findable_end(c.c, i32(group), i32(block), &s.i32[0], &s.err)
+	code := C.kvfolio_findable_end(c.p(), i32(group), i32(block), &s.i32[0], &s.err)
 	out := int(s.i32[0])
 	return out, c.done(s, code)
 }
 
 // BytesTotal returns the bytes of all blocks.
-func (c *Cache) BytesTotal() int64 { return int64(C.kvfolio_bytes_total(c.c)) }
+func (c *Cache) BytesTotal() int64 { return int64(C.kvfolio_bytes_total(c.p())) }
 
 // BytesUsed returns the bytes of the held blocks.
-func (c *Cache) BytesUsed() int64 { return int64(C.kvfolio_bytes_used(c.c)) }
+func (c *Cache) BytesUsed() int64 { return int64(C.kvfolio_bytes_used(c.p())) }
 
 // Metadata returns the bytes beside the blocks: reserved at creation, and in use.
 func (c *Cache) Metadata() (reserved, used int64) {
 	s := take()
-	C.kvfolio_metadata(c.c, &s.i64[0], &s.i64[1])
+	C.kvfolio_metadata(c.p(), &s.i64[0], &s.i64[1])
 	reserved, used = int64(s.i64[0]), int64(s.i64[1])
 	scratches.Put(s)
 	return reserved, used
 }
 
 // NumRows returns a bound of Plan.Rows: a block table on the device needs that many rows.
-func (c *Cache) NumRows() int { return int(C.kvfolio_num_rows(c.c)) }
+func (c *Cache) NumRows() int { return int(C.kvfolio_num_rows(c.p())) }
 
 // Widest returns the entries of a table of a sequence of Options.MaxSequenceTokens tokens.
 func (c *Cache) Widest(group int) (int, error) {
 	s := take()
-	code := C.kvfolio_widest(c.c, i32(group), &s.i32[0], &s.err)
+	code := C.kvfolio_widest(c.p(), i32(group), &s.i32[0], &s.err)
 	out := int(s.i32[0])
 	return out, c.done(s, code)
 }
 
 // Describe returns text for people, one fact per line.
 func (c *Cache) Describe() string {
-	n := C.kvfolio_describe(c.c, nil, 0)
+	n := C.kvfolio_describe(c.p(), nil, 0)
 	text := make([]byte, int(n)+1)
-	C.kvfolio_describe(c.c, (*C.char)(unsafe.Pointer(&text[0])), C.int64_t(len(text)))
+	C.kvfolio_describe(c.p(), (*C.char)(unsafe.Pointer(&text[0])), C.int64_t(len(text)))
 	return string(text[:n])
 }
 
@@ -213,7 +213,7 @@ type Counters struct {
 // Counters returns counts since creation; zero for a closed cache.
 func (c *Cache) Counters() Counters {
 	out := C.kvfolio_counters{struct_size: C.sizeof_kvfolio_counters}
-	C.kvfolio_get_counters(c.c, &out, nil)
+	C.kvfolio_get_counters(c.p(), &out, nil)
 	return Counters{
 		BlocksAllocated:     uint64(out.blocks_allocated),
 		BlocksFreed:         uint64(out.blocks_freed),
@@ -236,13 +236,13 @@ func (c *Cache) Counters() Counters {
 
 // Groups returns the groups of the cache; nil if it is closed.
 func (c *Cache) Groups() []GroupSpec {
-	if c.c == nil {
+	if c.p() == nil {
 		return nil
 	}
 	out := make([]GroupSpec, c.numGroups)
 	for i := range out {
 		group := C.kvfolio_group_spec{struct_size: C.sizeof_kvfolio_group_spec}
-		C.kvfolio_get_group(c.c, C.int32_t(i), &group, nil)
+		C.kvfolio_get_group(c.p(), C.int32_t(i), &group, nil)
 		out[i] = groupOf(&group)
 	}
 	return out
@@ -251,7 +251,7 @@ func (c *Cache) Groups() []GroupSpec {
 // Options returns those of the cache, with derived values in place of 0; zero for a closed cache.
 func (c *Cache) Options() Options {
 	out := C.kvfolio_manager_options{struct_size: C.sizeof_kvfolio_manager_options}
-	C.kvfolio_get_options(c.c, &out, nil)
+	C.kvfolio_get_options(c.p(), &out, nil)
 	return Options{
 		MaxSequences:      int(out.max_sequences),
 		MaxPins:           int(out.max_pins),
@@ -275,5 +275,5 @@ func (c *Cache) Options() Options {
 // CheckInvariants recounts everything, in O(state).
 func (c *Cache) CheckInvariants() error {
 	s := take()
-	return c.done(s, C.kvfolio_check_invariants(c.c, &s.err))
+	return c.done(s, C.kvfolio_check_invariants(c.p(), &s.err))
 }

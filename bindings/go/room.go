@@ -21,7 +21,7 @@ func (c *Cache) Admit(sequences []Sequence, numTokens []int64) error {
 		counts = (*C.int64_t)(unsafe.Pointer(&numTokens[0]))
 	}
 	s := take()
-	return c.done(s, C.kvfolio_admit(c.c, ids(sequences), counts, C.int64_t(len(sequences)), &s.err))
+	return c.done(s, C.kvfolio_admit(c.p(), ids(sequences), counts, C.int64_t(len(sequences)), &s.err))
 }
 
 // Admission is what a prompt would get.
@@ -33,13 +33,16 @@ type Admission struct {
 // AdmitPrompt asks whether the prompt, and numMore tokens behind it, would fit in one step. It
 // changes nothing.
 func (c *Cache) AdmitPrompt(tokens []int32, options *OpenOptions, numMore int) (Admission, error) {
+	if c.p() == nil {
+		return Admission{}, failf(ErrFailedPrecondition, "the Cache is closed")
+	}
 	p, err := options.toC()
 	if err != nil {
 		return Admission{}, err
 	}
 	blocks := make([]int32, c.numGroups)
 	s := take()
-	code := C.kvfolio_admit_prompt(c.c, p.root, first(tokens), C.int64_t(len(tokens)), p.media, p.n,
+	code := C.kvfolio_admit_prompt(c.p(), p.root, first(tokens), C.int64_t(len(tokens)), p.media, p.n,
 		p.options, C.int64_t(numMore), &s.i32[0], first(blocks), i32(len(blocks)), &s.err)
 	cached := int(s.i32[0])
 	runtime.KeepAlive(options)
@@ -53,7 +56,7 @@ func (c *Cache) AdmitPrompt(tokens []int32, options *OpenOptions, numMore int) (
 // step.
 func (c *Cache) Reserve(sequence Sequence, numTokens, mostPerStep int) error {
 	s := take()
-	return c.done(s, C.kvfolio_reserve(c.c, C.kvfolio_sequence(sequence), C.int64_t(numTokens),
+	return c.done(s, C.kvfolio_reserve(c.p(), C.kvfolio_sequence(sequence), C.int64_t(numTokens),
 		C.int64_t(mostPerStep), &s.err))
 }
 
@@ -61,7 +64,7 @@ func (c *Cache) Reserve(sequence Sequence, numTokens, mostPerStep int) error {
 // be nil, gets as many of their ids as fit.
 func (c *Cache) Evict(group, numBlocks int, evicted []int32) (int, error) {
 	s := take()
-	code := C.kvfolio_evict(c.c, i32(group), i32(numBlocks), first(evicted),
+	code := C.kvfolio_evict(c.p(), i32(group), i32(numBlocks), first(evicted),
 		C.int64_t(len(evicted)), &s.i32[0], &s.err)
 	out := int(s.i32[0])
 	return out, c.done(s, code)
@@ -76,7 +79,7 @@ type Forgotten struct {
 // Reset makes everything unfindable: after new weights, say.
 func (c *Cache) Reset() (Forgotten, error) {
 	s := take()
-	code := C.kvfolio_reset(c.c, &s.i64[0], &s.i32[0], &s.err)
+	code := C.kvfolio_reset(c.p(), &s.i64[0], &s.i32[0], &s.err)
 	out := Forgotten{int64(s.i64[0]), int(s.i32[0])}
 	return out, c.done(s, code)
 }
@@ -88,7 +91,7 @@ func (c *Cache) ForgetRoot(root *Root) (Forgotten, error) {
 		return Forgotten{}, err
 	}
 	s := take()
-	code := C.kvfolio_forget_root(c.c, p.root, &s.i64[0], &s.i32[0], &s.err)
+	code := C.kvfolio_forget_root(c.p(), p.root, &s.i64[0], &s.i32[0], &s.err)
 	out := Forgotten{int64(s.i64[0]), int(s.i32[0])}
 	runtime.KeepAlive(root)
 	return out, c.done(s, code)
@@ -101,7 +104,7 @@ func (c *Cache) Forget(tokens []int32, options *OpenOptions) (Forgotten, error) 
 		return Forgotten{}, err
 	}
 	s := take()
-	code := C.kvfolio_forget(c.c, p.root, first(tokens), C.int64_t(len(tokens)), p.media, p.n,
+	code := C.kvfolio_forget(c.p(), p.root, first(tokens), C.int64_t(len(tokens)), p.media, p.n,
 		&s.i64[0], &s.i32[0], &s.err)
 	out := Forgotten{int64(s.i64[0]), int(s.i32[0])}
 	runtime.KeepAlive(options)
@@ -121,7 +124,7 @@ func (c *Cache) Pin(tokens []int32, options *OpenOptions) (Pinned, error) {
 		return Pinned{}, err
 	}
 	s := take()
-	code := C.kvfolio_pin(c.c, p.root, first(tokens), C.int64_t(len(tokens)), p.media, p.n,
+	code := C.kvfolio_pin(c.p(), p.root, first(tokens), C.int64_t(len(tokens)), p.media, p.n,
 		p.options, &s.id, &s.i32[0], &s.err)
 	out := Pinned{PinID(s.id), int(s.i32[0])}
 	runtime.KeepAlive(options)
@@ -131,18 +134,18 @@ func (c *Cache) Pin(tokens []int32, options *OpenOptions) (Pinned, error) {
 // Unpin ends a pin.
 func (c *Cache) Unpin(pin PinID) error {
 	s := take()
-	return c.done(s, C.kvfolio_unpin(c.c, C.kvfolio_pin_id(pin), &s.err))
+	return c.done(s, C.kvfolio_unpin(c.p(), C.kvfolio_pin_id(pin), &s.err))
 }
 
 // Utilization returns held blocks divided by all blocks, in the fullest group.
-func (c *Cache) Utilization() float64 { return float64(C.kvfolio_utilization(c.c)) }
+func (c *Cache) Utilization() float64 { return float64(C.kvfolio_utilization(c.p())) }
 
 // NeedsEviction reports whether Utilization reached the high watermark: it is time for PreemptTo.
-func (c *Cache) NeedsEviction() bool { return C.kvfolio_needs_eviction(c.c) != 0 }
+func (c *Cache) NeedsEviction() bool { return C.kvfolio_needs_eviction(c.p()) != 0 }
 
 // SelectVictim returns the sequence that the policy would preempt now; false: there is none.
 func (c *Cache) SelectVictim(policy Policy) (Sequence, bool) {
-	victim := Sequence(C.kvfolio_select_victim(c.c, C.int32_t(policy)))
+	victim := Sequence(C.kvfolio_select_victim(c.p(), C.int32_t(policy)))
 	return victim, victim != 0
 }
 
@@ -150,7 +153,7 @@ func (c *Cache) SelectVictim(policy Policy) (Sequence, bool) {
 func (c *Cache) PreemptTo(target float64, policy Policy) ([]Ended, error) {
 	s := take()
 	var ended *C.kvfolio_ended
-	code := C.kvfolio_preempt_to(c.c, C.double(target), C.int32_t(policy), &ended, &s.i64[0], &s.err)
+	code := C.kvfolio_preempt_to(c.p(), C.double(target), C.int32_t(policy), &ended, &s.i64[0], &s.err)
 	out := endedOf(ended, s.i64[0])
 	return out, c.done(s, code)
 }

@@ -73,7 +73,7 @@ func ids(s []Sequence) *C.kvfolio_sequence {
 }
 
 // h is the handle as a number. The caller keeps the cache alive: done() does.
-func (c *Cache) h() C.uintptr_t { return C.uintptr_t(uintptr(unsafe.Pointer(c.c))) }
+func (c *Cache) h() C.uintptr_t { return C.uintptr_t(uintptr(unsafe.Pointer(c.p()))) }
 
 // BeginStep opens a step. nowUS is not read yet.
 func (c *Cache) BeginStep(nowUS uint64) (Ticket, error) {
@@ -145,7 +145,7 @@ func (c *Cache) SetTokensEach(sequences []Sequence, tokens []int32) (n int, err 
 // Undo takes a sequence out of the open step.
 func (c *Cache) Undo(sequence Sequence) error {
 	s := take()
-	return c.done(s, C.kvfolio_undo(c.c, C.kvfolio_sequence(sequence), &s.err))
+	return c.done(s, C.kvfolio_undo(c.p(), C.kvfolio_sequence(sequence), &s.err))
 }
 
 // PlanOptions says which arrays a plan has.
@@ -210,7 +210,10 @@ func sliceOf(a *C.kvfolio_i32s) []int32 {
 // Plan returns the arrays of the open step; the type says how long they live. Another Plan of the
 // step overwrites them.
 func (c *Cache) Plan(options *PlanOptions) (*Plan, error) {
-	if c.c == nil {
+	if c.p() == nil {
+		return nil, failf(ErrFailedPrecondition, "the Cache is closed")
+	}
+	if c.p() == nil {
 		return nil, failf(ErrFailedPrecondition, "the Cache is closed")
 	}
 	s := take()
@@ -362,7 +365,7 @@ func endedOf(from *C.kvfolio_ended, n C.int64_t) []Ended {
 func (c *Cache) Fail(ticket Ticket) ([]Ended, error) {
 	s := take()
 	var ended *C.kvfolio_ended
-	code := C.kvfolio_fail(c.c, C.kvfolio_ticket(ticket), &ended, &s.i64[0], &s.err)
+	code := C.kvfolio_fail(c.p(), C.kvfolio_ticket(ticket), &ended, &s.i64[0], &s.err)
 	out := endedOf(ended, s.i64[0])
 	return out, c.done(s, code)
 }

@@ -213,7 +213,7 @@ func BorrowStorage(groups []GroupSpec, borrowed []BorrowedGroup,
 
 // Close frees the storage. Does nothing to one that belongs to a cache.
 func (s *Storage) Close() {
-	if s.owner != nil || s.c == nil {
+	if s == nil || s.owner != nil || s.c == nil {
 		return
 	}
 	runtime.SetFinalizer(s, nil)
@@ -273,7 +273,7 @@ type View struct {
 
 // p is null once the view or its memory is closed.
 func (v *View) p() *C.kvfolio_view {
-	if v == nil || v.storage != nil && v.storage.p() == nil || v.store != nil && v.store.c == nil {
+	if v == nil || v.storage != nil && v.storage.p() == nil || v.store != nil && v.store.p() == nil {
 		return nil
 	}
 	return v.c
@@ -309,7 +309,7 @@ func (s *Storage) view(group, layer int, born birth) (*View, error) {
 
 // Close frees the view.
 func (v *View) Close() {
-	if v.c == nil {
+	if v == nil || v.c == nil {
 		return
 	}
 	runtime.SetFinalizer(v, nil)

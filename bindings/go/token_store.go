@@ -40,8 +40,15 @@ type TokenStore struct {
 	birth
 }
 
+func (t *TokenStore) p() *C.kvfolio_token_store {
+	if t == nil {
+		return nil
+	}
+	return t.c
+}
+
 func (t *TokenStore) done(s *scratch, code C.int32_t) error {
-	return s.give(code, t.c == nil, "TokenStore")
+	return s.give(code, t.p() == nil, "TokenStore")
 }
 
 func newTokenStore(c *C.kvfolio_token_store, group GroupSpec, born birth) *TokenStore {
@@ -80,20 +87,20 @@ func NewTokenStore(options TokenStoreOptions, resource *MemoryResource) (*TokenS
 
 // Close frees the store.
 func (t *TokenStore) Close() {
-	if t.c == nil {
+	if t.p() == nil {
 		return
 	}
 	runtime.SetFinalizer(t, nil)
-	C.kvfolio_token_store_destroy(t.c)
+	C.kvfolio_token_store_destroy(t.p())
 	t.c = nil
 }
 
-// Copy returns a store of its own with the same options and tokens. If the store has a resource,
-// close the copy first.
+// Copy returns a store of its own with the same options and tokens. It takes memory from the same
+// resource.
 func (t *TokenStore) Copy() (*TokenStore, error) {
 	s := take()
 	var out *C.kvfolio_token_store
-	code := C.kvfolio_token_store_copy(t.c, &out, &s.err)
+	code := C.kvfolio_token_store_copy(t.p(), &out, &s.err)
 	if err := t.done(s, code); err != nil {
 		return nil, err
 	}
@@ -134,7 +141,7 @@ func (t *TokenStore) Append(k, v Rows) error {
 		return err
 	}
 	s := take()
-	return t.done(s, C.kvfolio_go_store_append(t.c, k.data, v.data, C.int64_t(n), C.int32_t(dtype),
+	return t.done(s, C.kvfolio_go_store_append(t.p(), k.data, v.data, C.int64_t(n), C.int32_t(dtype),
 		&s.err))
 }
 
@@ -145,7 +152,7 @@ func (t *TokenStore) Gather(begin int, k, v Rows) error {
 		return err
 	}
 	s := take()
-	return t.done(s, C.kvfolio_go_store_gather(t.c, C.int64_t(begin), C.int64_t(n),
+	return t.done(s, C.kvfolio_go_store_gather(t.p(), C.int64_t(begin), C.int64_t(n),
 		C.int32_t(dtype), k.data, v.data, &s.err))
 }
 
@@ -154,7 +161,7 @@ func (t *TokenStore) Gather(begin int, k, v Rows) error {
 func (t *TokenStore) At(i int) ([]byte, error) {
 	s := take()
 	var out unsafe.Pointer
-	code := C.kvfolio_token_store_at(t.c, C.int64_t(i), &out, &s.err)
+	code := C.kvfolio_token_store_at(t.p(), C.int64_t(i), &out, &s.err)
 	if err := t.done(s, code); err != nil {
 		return nil, err
 	}
@@ -166,7 +173,7 @@ func (t *TokenStore) At(i int) ([]byte, error) {
 func (t *TokenStore) VAt(i int) ([]byte, error) {
 	s := take()
 	var out unsafe.Pointer
-	code := C.kvfolio_token_store_v_at(t.c, C.int64_t(i), &out, &s.err)
+	code := C.kvfolio_token_store_v_at(t.p(), C.int64_t(i), &out, &s.err)
 	if err := t.done(s, code); err != nil {
 		return nil, err
 	}
@@ -175,25 +182,25 @@ func (t *TokenStore) VAt(i int) ([]byte, error) {
 }
 
 // Clear forgets all tokens.
-func (t *TokenStore) Clear() { C.kvfolio_token_store_clear(t.c) }
+func (t *TokenStore) Clear() { C.kvfolio_token_store_clear(t.p()) }
 
 // Size returns the tokens in the store.
-func (t *TokenStore) Size() int { return int(C.kvfolio_token_store_size(t.c)) }
+func (t *TokenStore) Size() int { return int(C.kvfolio_token_store_size(t.p())) }
 
 // MaxTokens returns the cap.
-func (t *TokenStore) MaxTokens() int { return int(C.kvfolio_token_store_max_tokens(t.c)) }
+func (t *TokenStore) MaxTokens() int { return int(C.kvfolio_token_store_max_tokens(t.p())) }
 
 // MemoryBytes returns the bytes taken from the resource.
-func (t *TokenStore) MemoryBytes() int64 { return int64(C.kvfolio_token_store_memory_bytes(t.c)) }
+func (t *TokenStore) MemoryBytes() int64 { return int64(C.kvfolio_token_store_memory_bytes(t.p())) }
 
 // BytesUsed returns the bytes of the blocks in use.
-func (t *TokenStore) BytesUsed() int64 { return int64(C.kvfolio_token_store_bytes_used(t.c)) }
+func (t *TokenStore) BytesUsed() int64 { return int64(C.kvfolio_token_store_bytes_used(t.p())) }
 
 // View makes a view for the kernels. The block table of the sequence is 0, 1, 2, ...
 func (t *TokenStore) View() (*View, error) {
 	s := take()
 	var out *C.kvfolio_view
-	code := C.kvfolio_token_store_view(t.c, &out, &s.err)
+	code := C.kvfolio_token_store_view(t.p(), &out, &s.err)
 	if err := t.done(s, code); err != nil {
 		return nil, err
 	}

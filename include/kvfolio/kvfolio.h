@@ -998,9 +998,31 @@ KVFOLIO_C_API int32_t kvfolio_token_store_view(const kvfolio_token_store* store,
 //  - BlockPool, BlockTable, PrefixTree, LruOrder, SpanArena, BitTree, FixedArray, GroupRule: parts
 //    of the manager, for those who build another one, in C++.
 //  - Options for each of many appends in one call (AppendDemand has its two arrays).
-//  - at<T>() and read() of TokenStore: *_at() gives the row, *_gather() of one token reads it.
-//  - to_string() of ids and enums: they are numbers here.
-//  - OpenMP's executor: three lines in a program that uses OpenMP.
+//  - at<T>(), read() and the *_elements() behind them (append_elements(), gather_elements(),
+//    read_elements()) of TokenStore: *_at() gives the row, *_append() and *_gather() take a dtype.
+//  - TokenStore::num_blocks(), num_blocks_used(), empty(): size, max_tokens and the block size of
+//    the options say them.
+//  - to_string() of ids, enums, Status and TokenStore: numbers, and *error, here. ids.h: ids are
+//    64-bit numbers. status.h: a Status is a code and *error; a Result writes to an `out`.
+//  - kvfolio_check_failed() of status.h is in the library, but is not to be called: a host that
+//    wants to hear of a broken invariant before the program ends defines it, in C or C++, as
+//    void kvfolio_check_failed(const char* file, int line, const char* expression).
+//  - make_view(), in_block() and the fields of KVView and RowsView (contiguous_rows(), data(),
+//    dtype(), num_tokens(), num_heads(), head_dim(), token_stride(), head_stride()): a program with
+//    memory of its own borrows a storage; kvfolio_plan_layouts() has the strides, kvfolio_view_k()
+//    and its kin the bases, kvfolio_rows is RowsView.
+//  - KVStorage::image_runs(): for who copies and checks in one pass; *_read_blocks() and
+//    *_write_blocks() copy what it lists.
+//  - validate(): kvfolio_plan_layouts() refuses what it refuses.
+//  - unit_of(): the smallest block_size.
+//  - attention_batch(): kvfolio_attend() takes the arrays of a plan themselves.
+//  - dtype.h (f16_from_f32(), f32_from_f16(), bf16_from_f32(), f32_from_bf16(), quantize(),
+//    quantize_scale(), quantize_inverse(), dequantize(), dtype_bytes()): kvfolio_convert() converts
+//    rows, and kvfolio_append_rows() and kvfolio_gather() do it on the way.
+//  - KVFOLIO_VERSION and the other macros of version.h: #if asks KVFOLIO_ABI_VERSION, a program
+//    kvfolio_version().
+//  - openmp.h: its executor is three lines in a program that uses OpenMP.
 //  - ThreadPool::num_threads_that_worked(), forget_work(): for tests.
 //  - KVStorage::spec(), TokenStore::options(): the caller has said them; kvfolio_get_group() of a
 //    manager says them again.
+//  - export.h and memory_kind.h: macros, and KVFOLIO_HOST.

@@ -72,6 +72,13 @@ Status KVCacheManager::Impl::each_failed(std::string_view what, std::span<const 
     return {ErrorCode::kInvalidArgument,
             concat(what, ": token ", at, " is ", tokens[at], ", allowed: 0 and above")};
   }
+  // "set_tokens names 1 tokens, 0 are unnamed": of the many, which.
+  constexpr std::string_view kSetTokens = "set_tokens names ";
+  const std::string message = status.message();
+  if (status.code() == ErrorCode::kInvalidArgument && message.starts_with(kSetTokens)) {
+    return {status.code(), concat(what, ": at ", at, ", ", to_string(ids[at]), ", it names ",
+                                  std::string_view(message).substr(kSetTokens.size()))};
+  }
   return status;
 }
 

@@ -11,7 +11,7 @@ namespace kvfolio {
 
 namespace {
 
-constexpr std::int32_t kMost = 64;  // blocks, runs and rows of the managers that are read
+constexpr std::int32_t kMost = 256;  // blocks, runs and rows of the managers that are read
 
 class Names {
  public:

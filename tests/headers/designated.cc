@@ -32,6 +32,8 @@ void use_every_struct() {
        PlanOptions{.pad = 0});
   take(BorrowedLayer{.v = nullptr}, BorrowedGroup{.k_bytes = 1}, KVStrides{.block = 1},
        KVView{.num_layers = 1}, RowsView{.head_dim = 1});
+  take(Load{.end = 1}, LoadBlock{.logical = 1}, Loadable{.end = 1}, FindableBlock{.end = 1},
+       BlockPrefix{.num_tokens = 1}, CopyRun{.bytes = 1});
 }
 
 }  // namespace kvfolio

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sentences of the header that are about C alone: sizes that differ between the structs of an
+// array, who owns what after a call that failed, counts after a call that failed, layers lent
+// apart.
+
+#include <string.h>
+
+#include "capi_test.h"
+
+enum { kDim = 8, kPad = 64 };
+
+// Groups of a caller whose struct is longer, or has no field behind num_blocks, or not even that.
+static void fit_takes_groups_of_any_size(void) {
+  const kvfolio_group_spec whole = small_group();
+  const size_t with_num_blocks = offsetof(kvfolio_group_spec, num_blocks) + 4;
+  const size_t sizes[] = {with_num_blocks, sizeof whole, sizeof whole + kPad, 77};
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; ++i) {
+    const size_t size = sizes[i];
+    const size_t known = size < sizeof whole ? size : sizeof whole;
+    unsigned char* const groups = need(malloc(2 * size + kPad));
+    memset(groups, 0xff, 2 * size + kPad);
+    for (int g = 0; g < 2; ++g) {
+      kvfolio_group_spec group = whole;
+      group.struct_size = (uint32_t)size;
+      group.num_blocks = 0;
+      memcpy(groups + (size_t)g * size, &group, known);
+    }
+    MUST(kvfolio_fit((kvfolio_group_spec*)(void*)groups, 2, 1 << 20, &g_error));
+    for (int g = 0; g < 2; ++g) {
+      int32_t num_blocks = -1;
+      memcpy(&num_blocks, groups + (size_t)g * size + offsetof(kvfolio_group_spec, num_blocks), 4);
+      CHECK(num_blocks == (1 << 20) / 2 / (4 * 2 * kDim * 4));
+      if (size > known) CHECK(groups[(size_t)g * size + known] == 0xff);
+    }
+    CHECK(groups[2 * size] == 0xff);
+    free(groups);
+  }
+  kvfolio_group_spec short_one = whole;
+  short_one.struct_size = (uint32_t)offsetof(kvfolio_group_spec, num_blocks);
+  CHECK(kvfolio_fit(&short_one, 1, 1 << 20, &g_error) == KVFOLIO_ERR_INVALID_ARGUMENT);
+  CHECK(strstr(g_error.message, "num_blocks") != NULL && short_one.num_blocks == 16);
+}
+
+// The usual clean-up in C: destroy all that was made, whatever failed.
+static void storage_stays_the_callers_when_no_manager_is_made(void) {
+  TestMemory memory = {0, 0};
+  const kvfolio_group_spec group = small_group();
+  const kvfolio_memory_resource resource = test_resource(&memory);
+  kvfolio_storage* storage = NULL;
+  kvfolio_manager* manager = NULL;
+  MUST(kvfolio_storage_create(&group, 1, &resource, &storage, &g_error));
+  const kvfolio_storage* const before = storage;
+  const kvfolio_manager_options bad = {.struct_size = sizeof bad, .max_sequences = -1};
+  CHECK(kvfolio_manager_create_with_storage(&storage, &bad, &manager, &g_error) ==
+        KVFOLIO_ERR_INVALID_ARGUMENT);
+  CHECK(storage == before && manager == NULL && memory.bytes_out > 0);
+  CHECK(kvfolio_manager_create_with_storage(&storage, NULL, NULL, &g_error) ==
+        KVFOLIO_ERR_INVALID_ARGUMENT);
+  MUST(kvfolio_storage_fill(storage, 3, &g_error));
+  kvfolio_manager_destroy(manager);
+  kvfolio_storage_destroy(storage);
+  CHECK(memory.bytes_out == 0);
+}
+
+static void storage_of_a_manager_outlives_a_destroy(void) {
+  TestMemory memory = {0, 0};
+  const kvfolio_group_spec group = small_group();
+  const kvfolio_memory_resource resource = test_resource(&memory);
+  kvfolio_storage* storage = NULL;
+  kvfolio_manager* manager = NULL;
+  MUST(kvfolio_storage_create(&group, 1, &resource, &storage, &g_error));
+  MUST(kvfolio_manager_create_with_storage(&storage, NULL, &manager, &g_error));
+  CHECK(storage == NULL);
+  kvfolio_storage_destroy(storage);
+  kvfolio_storage* of_manager = kvfolio_manager_storage(manager);
+  kvfolio_storage_destroy(of_manager);
+  MUST(kvfolio_storage_fill(of_manager, 3, &g_error));
+  kvfolio_manager* second = NULL;
+  CHECK(kvfolio_manager_create_with_storage(&of_manager, NULL, &second, &g_error) ==
+        KVFOLIO_ERR_INVALID_ARGUMENT);
+  CHECK(second == NULL && memory.bytes_out > 0);
+  kvfolio_manager_destroy(manager);
+  CHECK(memory.bytes_out == 0);
+}
+
+static void a_copied_token_store_survives_the_first(void) {
+  TestMemory memory = {0, 0};
+  const kvfolio_memory_resource resource = test_resource(&memory);
+  const kvfolio_token_store_options options = {
+      .struct_size = sizeof options, .head_dim_k = 4, .max_tokens = 4};
+  const float row[4] = {1, 2, 3, 4};
+  float got[4] = {0};
+  for (int copy_goes_first = 0; copy_goes_first < 2; ++copy_goes_first) {
+    kvfolio_token_store* first = NULL;
+    kvfolio_token_store* copy = NULL;
+    MUST(kvfolio_token_store_create(&options, &resource, &first, &g_error));
+    MUST(kvfolio_token_store_append(first, row, NULL, 1, 0, &g_error));
+    MUST(kvfolio_token_store_copy(first, &copy, &g_error));
+    kvfolio_token_store_destroy(copy_goes_first ? copy : first);
+    kvfolio_token_store* const left = copy_goes_first ? first : copy;
+    MUST(kvfolio_token_store_append(left, row, NULL, 1, 0, &g_error));
+    MUST(kvfolio_token_store_gather(left, 1, 1, 0, got, NULL, &g_error));
+    CHECK(memcmp(got, row, sizeof row) == 0 && memory.bytes_out > 0);
+    kvfolio_token_store_destroy(left);
+    CHECK(memory.bytes_out == 0);
+  }
+}
+
+static void check_counts(kvfolio_manager* m, const kvfolio_sequence* both, int64_t n) {
+  const int32_t tokens[2] = {1, 2};
+  int64_t count = -7;
+  CHECK(kvfolio_append_each(m, both, tokens, n, &count, &g_error) != 0 && count == 0);
+  count = -7;
+  CHECK(kvfolio_append_unnamed_each(m, both, n, &count, &g_error) != 0 && count == 0);
+  count = -7;
+  CHECK(kvfolio_set_tokens_each(m, both, tokens, n, &count, &g_error) != 0 && count == 0);
+}
+
+static void counts_are_zero_when_an_argument_is_wrong(void) {
+  const kvfolio_group_spec group = small_group();
+  kvfolio_manager* m = NULL;
+  kvfolio_ticket step = 0;
+  kvfolio_sequence both[2] = {0, 0};
+  MUST(kvfolio_manager_create(&group, 1, NULL, &m, &g_error));
+  for (int i = 0; i < 2; ++i) {
+    MUST(kvfolio_open(m, NULL, NULL, 0, NULL, 0, NULL, &both[i], NULL, &g_error));
+  }
+  MUST(kvfolio_begin_step(m, 0, &step, &g_error));
+  check_counts(NULL, both, 2);
+  check_counts(m, NULL, 2);
+  check_counts(m, both, -1);
+  check_counts(m, both, INT64_MAX);
+
+  // And otherwise the calls name themselves and the place.
+  const kvfolio_sequence with_stranger[2] = {both[0], 12345};
+  const int32_t tokens[2] = {1, 2};
+  int64_t count = -7;
+  MUST(kvfolio_append_unnamed_each(m, both, 2, &count, &g_error));
+  CHECK(count == 2);
+  MUST(kvfolio_commit(m, step, &g_error));
+  CHECK(kvfolio_set_tokens_each(m, with_stranger, tokens, 2, &count, &g_error) ==
+        KVFOLIO_ERR_NOT_FOUND);
+  CHECK(count == 1 && strstr(g_error.message, "12345") != NULL);
+  const int32_t bad[2] = {1, -9};
+  const kvfolio_sequence second[2] = {both[1], both[1]};
+  CHECK(kvfolio_set_tokens_each(m, second, bad + 1, 1, &count, &g_error) ==
+        KVFOLIO_ERR_INVALID_ARGUMENT);
+  CHECK(count == 0 && strstr(g_error.message, "set_tokens_each: token 0 is -9") != NULL);
+  CHECK(kvfolio_set_tokens_each(m, second, tokens, 2, &count, &g_error) != 0);
+  CHECK(count == 1 && strstr(g_error.message, "set_tokens_each: at 1, ") != NULL);
+  MUST(kvfolio_complete(m, step, &g_error));
+  kvfolio_manager_destroy(m);
+}
+
+// ---- layers lent apart ----
+
+enum { kLayers = 3, kHeads = 2, kBlocks = 4, kTokens = 4 };
+
+static kvfolio_storage* lend_layers(const kvfolio_group_spec* group, char* memory) {
+  const kvfolio_strides strides = {.block = 32, .head = 16, .token = 4};
+  kvfolio_borrowed_layer layers[kLayers];
+  const int order[kLayers] = {2, 0, 1};
+  for (int i = 0; i < kLayers; ++i) {
+    char* const at = memory + order[i] * 1024;
+    layers[i] = (kvfolio_borrowed_layer){at, at + 128, at + 256, at + 512};
+  }
+  const kvfolio_borrowed_group lent = {.struct_size = sizeof lent,
+                                       .num_layers = kLayers,
+                                       .k_bytes = 128,
+                                       .k_strides = strides,
+                                       .v_bytes = 128,
+                                       .v_strides = strides,
+                                       .k_scale_bytes = 128,
+                                       .k_scale_strides = strides,
+                                       .v_scale_bytes = 128,
+                                       .v_scale_strides = strides,
+                                       .layers = layers};
+  kvfolio_storage* storage = NULL;
+  MUST(kvfolio_storage_borrow(group, 1, &lent, NULL, &storage, &g_error));
+  return storage;
+}
+
+static void layers_lent_apart_hold_what_own_memory_holds(void) {
+  kvfolio_group_spec group = small_group();
+  group.num_layers = kLayers;
+  group.num_kv_heads = kHeads;
+  group.head_dim_k = group.head_dim_v = 4;
+  group.num_blocks = kBlocks;
+  group.dtype = KVFOLIO_INT8;
+  char* const memory = need(calloc(kLayers, 1024));
+  kvfolio_storage* own = NULL;
+  MUST(kvfolio_storage_create(&group, 1, NULL, &own, &g_error));
+  kvfolio_storage* const lent = lend_layers(&group, memory);
+  kvfolio_view* view = NULL;
+  CHECK(kvfolio_view_create(lent, 0, -1, &view, &g_error) == KVFOLIO_ERR_UNSUPPORTED);
+  MUST(kvfolio_view_create(own, 0, -1, &view, &g_error));
+  float k[4];
+  float v[4];
+  for (int32_t l = 0; l < kLayers; ++l) {
+    for (int32_t slot = 0; slot < kHeads * kBlocks * kTokens; ++slot) {
+      for (int i = 0; i < 4; ++i) v[i] = -(k[i] = (float)(l * 100 + slot + i));
+      MUST(kvfolio_write_token(view, l, slot % kHeads, slot / kHeads, 0, k, v, &g_error));
+    }
+  }
+  const int32_t all[kBlocks] = {0, 1, 2, 3};
+  MUST(kvfolio_storage_copy_blocks_from(lent, own, 0, all, kBlocks, &g_error));
+  const int32_t src[2] = {0, 3};
+  const int32_t dst[2] = {3, 1};  // in order: block 1 gets what block 0 was
+  MUST(kvfolio_storage_copy_blocks(lent, 0, src, dst, 2, &g_error));
+  MUST(kvfolio_storage_copy_blocks(own, 0, src, dst, 2, &g_error));
+  float lent_k[4];
+  float lent_v[4];
+  for (int32_t l = 0; l < kLayers; ++l) {
+    kvfolio_view* one = NULL;
+    MUST(kvfolio_view_create(lent, 0, l, &one, &g_error));
+    CHECK(kvfolio_view_k_scale(one, 0, 0, 0, 0) != NULL);
+    for (int32_t slot = 0; slot < kHeads * kBlocks * kTokens; ++slot) {
+      MUST(kvfolio_read_token(view, l, slot % kHeads, slot / kHeads, 0, k, v, &g_error));
+      MUST(kvfolio_read_token(one, 0, slot % kHeads, slot / kHeads, 0, lent_k, lent_v, &g_error));
+      CHECK(memcmp(k, lent_k, sizeof k) == 0 && memcmp(v, lent_v, sizeof v) == 0);
+    }
+    kvfolio_view_destroy(one);
+  }
+  kvfolio_view_destroy(view);
+  kvfolio_storage_destroy(lent);
+  kvfolio_storage_destroy(own);
+  free(memory);
+}
+
+int main(void) {
+  fit_takes_groups_of_any_size();
+  storage_stays_the_callers_when_no_manager_is_made();
+  storage_of_a_manager_outlives_a_destroy();
+  a_copied_token_store_survives_the_first();
+  counts_are_zero_when_an_argument_is_wrong();
+  layers_lent_apart_hold_what_own_memory_holds();
+  return 0;
+}

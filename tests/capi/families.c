@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Each function of the families around a manager, with what it must answer.
+
+#include <string.h>
+
+#include "calls.h"
+#include "capi_test.h"
+#include "every_function.h"
+
+static const int32_t kTokens[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+
+static kvfolio_manager* make_manager(void) {
+  const kvfolio_group_spec group = small_group();
+  const kvfolio_manager_options options = {.struct_size = sizeof options,
+                                           .max_sequences = 8,
+                                           .max_sequence_tokens = 32,
+                                           .list_findable = 1};
+  kvfolio_manager* manager = NULL;
+  MUST(kvfolio_manager_create(&group, 1, &options, &manager, &g_error));
+  return manager;
+}
+
+// A sequence of 8 tokens, complete and findable.
+static kvfolio_sequence say(kvfolio_manager* manager) {
+  kvfolio_sequence sequence = 0;
+  kvfolio_ticket step = 0;
+  int32_t cached = 0;
+  MUST(kvfolio_open(manager, NULL, kTokens, 8, NULL, 0, NULL, &sequence, &cached, &g_error));
+  MUST(kvfolio_begin_step(manager, 0, &step, &g_error));
+  MUST(kvfolio_append(manager, sequence, kTokens + cached, 8 - cached, 0, &g_error));
+  MUST(kvfolio_finish(manager, step, &g_error));
+  return sequence;
+}
+
+static int32_t length_of(const kvfolio_manager* manager, kvfolio_sequence sequence) {
+  kvfolio_sequence_info info = {.struct_size = sizeof info};
+  MUST(kvfolio_info(manager, sequence, &info, &g_error));
+  return info.length;
+}
+
+void call_versions(void) {
+  CHECK(kvfolio_abi_version() == KVFOLIO_ABI_VERSION);
+  CHECK(strchr(kvfolio_version(), '.') != NULL);
+  CHECK(strcmp(kvfolio_code_name(KVFOLIO_ERR_NOT_FOUND), "not found") == 0);
+  CHECK(strcmp(kvfolio_code_name(-1), "invalid") == 0);
+}
+
+void call_sequences(void) {
+  kvfolio_manager* const m = make_manager();
+  kvfolio_root* root = NULL;
+  MUST(kvfolio_root_create("m", 1, NULL, 0, NULL, 0, "salt", 4, 7, &root, &g_error));
+  const kvfolio_sequence a = say(m);
+  int32_t n = -1;
+  MUST(kvfolio_probe(m, NULL, kTokens, 8, NULL, 0, NULL, &n, &g_error));
+  CHECK(n == 7);  // the last token is computed
+  MUST(kvfolio_probe(m, root, kTokens, 8, NULL, 0, NULL, &n, &g_error));
+  CHECK(n == 0);
+  kvfolio_root_destroy(root);
+
+  kvfolio_sequence b = 0;
+  kvfolio_i32s table = {NULL, 0};
+  MUST(kvfolio_open(m, NULL, NULL, 0, NULL, 0, NULL, &b, NULL, &g_error));
+  MUST(kvfolio_block_table(m, a, 0, &table, &g_error));
+  const int32_t blocks[2] = {table.data[0], table.data[1]};
+  const int64_t size = 2;
+  MUST(kvfolio_adopt(m, b, blocks, &size, 1, 8, &g_error));
+  CHECK(length_of(m, b) == 8);
+  MUST(kvfolio_truncate(m, b, 5, &g_error));
+  CHECK(length_of(m, b) == 5);
+  MUST(kvfolio_clear(m, b, &g_error));
+  CHECK(length_of(m, b) == 0);
+  MUST(kvfolio_set_priority(m, b, -3, &g_error));
+
+  kvfolio_sequence c = 0;
+  MUST(kvfolio_fork(m, a, NULL, &c, &g_error));
+  MUST(kvfolio_trim(m, c, 1, 3, &n, &g_error));
+  CHECK(n == 4);
+  MUST(kvfolio_close(m, c, &g_error));
+  MUST(kvfolio_preempt(m, b, &g_error));
+  CHECK(kvfolio_num_sequences(m) == 1);
+  MUST(kvfolio_check_invariants(m, &g_error));
+  kvfolio_manager_destroy(m);
+}
+
+void call_steps(void) {
+  kvfolio_manager* const m = make_manager();
+  const kvfolio_sequence both[2] = {say(m), say(m)};
+  const int32_t next[2] = {20, 21};
+  kvfolio_ticket step = 0;
+  int64_t n = -1;
+  MUST(kvfolio_begin_step(m, 0, &step, &g_error));
+  MUST(kvfolio_append_each(m, both, next, 2, &n, &g_error));
+  CHECK(n == 2);
+  MUST(kvfolio_undo(m, both[1], &g_error));
+  CHECK(length_of(m, both[1]) == 8);
+  kvfolio_step_plan plan = {.struct_size = sizeof plan};
+  MUST(kvfolio_plan(m, NULL, &plan, NULL, 0, &g_error));
+  CHECK(plan.num_tokens == 1);
+  MUST(kvfolio_commit(m, step, &g_error));
+  MUST(kvfolio_complete(m, step, &g_error));
+
+  kvfolio_sequence unnamed = 0;
+  MUST(kvfolio_begin_step(m, 0, &step, &g_error));
+  MUST(kvfolio_append_unnamed_each(m, both, 2, &n, &g_error));
+  MUST(kvfolio_open_unnamed(m, NULL, 3, NULL, 0, NULL, &unnamed, &g_error));
+  MUST(kvfolio_commit(m, step, &g_error));
+  MUST(kvfolio_set_tokens_each(m, both, next, 2, &n, &g_error));
+  CHECK(n == 2);
+  MUST(kvfolio_set_tokens(m, unnamed, kTokens, 3, &g_error));
+  MUST(kvfolio_complete(m, step, &g_error));
+
+  MUST(kvfolio_begin_step(m, 0, &step, &g_error));
+  MUST(kvfolio_append_unnamed(m, unnamed, 2, 2, &g_error));
+  MUST(kvfolio_commit(m, step, &g_error));
+  MUST(kvfolio_complete(m, step, &g_error));
+  MUST(kvfolio_accept(m, unnamed, 1, &g_error));
+  CHECK(length_of(m, unnamed) == 4);
+  MUST(kvfolio_begin_step(m, 0, &step, &g_error));
+  MUST(kvfolio_drop(m, step, &g_error));
+
+  const kvfolio_ended* ended = NULL;
+  MUST(kvfolio_begin_step(m, 0, &step, &g_error));
+  MUST(kvfolio_append_each(m, both, next, 2, NULL, &g_error));
+  MUST(kvfolio_commit(m, step, &g_error));
+  MUST(kvfolio_fail(m, step, &ended, &n, &g_error));
+  CHECK(n == 2 && ended[0].sequence == both[0] && ended[1].sequence == both[1]);
+  MUST(kvfolio_check_invariants(m, &g_error));
+  kvfolio_manager_destroy(m);
+}
+
+void call_room(void) {
+  kvfolio_manager* const m = make_manager();
+  const kvfolio_sequence a = say(m);
+  int64_t wanted = 4;
+  MUST(kvfolio_admit(m, &a, &wanted, 1, &g_error));
+  wanted = 100;
+  CHECK(kvfolio_admit(m, &a, &wanted, 1, &g_error) == KVFOLIO_ERR_NO_BLOCKS);
+  CHECK(g_error.shortage.needed > g_error.shortage.free + g_error.shortage.evictable);
+  int32_t cached = -1;
+  int32_t blocks = -1;
+  MUST(kvfolio_admit_prompt(m, NULL, kTokens, 8, NULL, 0, NULL, 4, &cached, &blocks, 1, &g_error));
+  CHECK(cached == 7 && blocks >= 1);
+  MUST(kvfolio_reserve(m, a, 4, 1, &g_error));
+  MUST(kvfolio_reserve(m, a, 0, 0, &g_error));
+
+  kvfolio_pin_id pin = 0;
+  int32_t pinned = -1;
+  MUST(kvfolio_pin(m, NULL, kTokens, 8, NULL, 0, NULL, &pin, &pinned, &g_error));
+  CHECK(pinned == 8);
+  MUST(kvfolio_unpin(m, pin, &g_error));
+  CHECK(kvfolio_utilization(m) > 0 && kvfolio_needs_eviction(m) == 0);
+  CHECK(kvfolio_select_victim(m, KVFOLIO_POLICY_OF_OPTIONS) == a);
+  const kvfolio_ended* ended = NULL;
+  int64_t n = -1;
+  MUST(kvfolio_preempt_to(m, 0, KVFOLIO_LONGEST, &ended, &n, &g_error));
+  CHECK(n == 1 && ended[0].sequence == a);
+
+  int32_t evicted[16];
+  int32_t num_evicted = -1;
+  MUST(kvfolio_evict(m, 0, 1, evicted, 16, &num_evicted, &g_error));
+  CHECK(num_evicted == 1);
+  int32_t pins = -1;
+  MUST(kvfolio_forget(m, NULL, kTokens, 4, NULL, 0, &n, &pins, &g_error));
+  CHECK(n == 1 && pins == 0);
+  MUST(kvfolio_forget_root(m, NULL, &n, NULL, &g_error));
+  MUST(kvfolio_reset(m, &n, &pins, &g_error));
+  CHECK(n == 0 && pins == 0);
+  MUST(kvfolio_check_invariants(m, &g_error));
+  kvfolio_manager_destroy(m);
+}
+
+void call_transfers(void) {
+  kvfolio_manager* const m = make_manager();
+  kvfolio_sequence a = 0;
+  MUST(kvfolio_open(m, NULL, kTokens, 8, NULL, 0, NULL, &a, NULL, &g_error));
+  uint8_t has[2] = {1, 1};
+  const int64_t size = 2;
+  int32_t begin = -1;
+  int32_t end = -1;
+  int64_t to_load = -1;
+  MUST(kvfolio_loadable(m, a, kTokens, 8, 8, has, &size, 1, &begin, &end, &to_load, &g_error));
+  CHECK(begin == 0 && end == 8 && to_load == 2);
+  kvfolio_load load = {.struct_size = sizeof load};
+  MUST(kvfolio_begin_load(m, a, kTokens, 8, 8, &load, &g_error));
+  CHECK(load.id != 0 && load.begin == 0 && load.end == 8);
+  int32_t logical[2] = {-1, -1};
+  int32_t blocks[2] = {-1, -1};
+  int32_t count = -1;
+  MUST(kvfolio_blocks_to_load(m, load.id, 0, logical, blocks, 2, &count, &g_error));
+  CHECK(count == 2 && logical[1] == 1 && blocks[0] != blocks[1]);
+  int32_t stand = -1;
+  MUST(kvfolio_finish_load(m, load.id, 8, &stand, &g_error));
+  CHECK(stand == 8 && length_of(m, a) == 8);
+
+  kvfolio_hold_id hold = 0;
+  MUST(kvfolio_hold_blocks(m, 0, blocks, 2, &hold, &g_error));
+  MUST(kvfolio_release_hold(m, hold, &g_error));
+  kvfolio_findable_block found[4];
+  CHECK(kvfolio_take_findable(m, found, 4) == 2);
+  uint64_t serial = 0;
+  MUST(kvfolio_entry_serial(m, 0, blocks[1], &serial, &g_error));
+  CHECK(serial != 0);
+  int32_t path[8] = {0};
+  int32_t path_tokens = -1;
+  kvfolio_root* root = NULL;
+  MUST(
+      kvfolio_prefix_of(m, 0, blocks[1], 0, path, 8, NULL, 0, &path_tokens, NULL, &root, &g_error));
+  CHECK(path_tokens == 8 && memcmp(path, kTokens, sizeof path) == 0);
+  kvfolio_root_destroy(root);
+  int32_t at = -1;
+  MUST(kvfolio_block_at(m, 0, blocks[1], 0, 4, &at, &g_error));
+  CHECK(at == blocks[0]);
+  MUST(kvfolio_check_invariants(m, &g_error));
+  kvfolio_manager_destroy(m);
+}
+
+static void ask_of_a_block(const kvfolio_manager* m, int32_t block) {
+  int32_t answer = -1;
+  MUST(kvfolio_block_state(m, 0, block, &answer, &g_error));
+  CHECK(answer == KVFOLIO_BLOCK_HELD);
+  MUST(kvfolio_ref_count(m, 0, block, &answer, &g_error));
+  CHECK(answer == 1);
+  MUST(kvfolio_is_findable(m, 0, block, &answer, &g_error));
+  CHECK(answer == 1);
+  MUST(kvfolio_findable_end(m, 0, block, &answer, &g_error));
+  CHECK(answer == 4);
+}
+
+static void ask_of_the_manager(const kvfolio_manager* m) {
+  kvfolio_group_usage usage = {.struct_size = sizeof usage};
+  MUST(kvfolio_usage(m, 0, &usage, &g_error));
+  CHECK(usage.num_blocks == 16 && usage.held == 2 && usage.free == 14);
+  CHECK(kvfolio_bytes_total(m) == 16 * 4 * (8 + 8) * 4);
+  CHECK(kvfolio_bytes_used(m) == kvfolio_bytes_total(m) / 8);
+  int64_t reserved = 0;
+  int64_t used = 0;
+  kvfolio_metadata(m, &reserved, &used);
+  CHECK(reserved >= used && used > 0);
+  CHECK(kvfolio_num_rows(m) > 0 && kvfolio_num_groups(m) == 1);
+  int32_t widest = -1;
+  MUST(kvfolio_widest(m, 0, &widest, &g_error));
+  CHECK(widest == 8);
+  char text[4096];
+  const int64_t bytes = kvfolio_describe(m, text, sizeof text);
+  CHECK(bytes == (int64_t)strlen(text) && bytes > 0);
+  kvfolio_counters counters = {.struct_size = sizeof counters};
+  MUST(kvfolio_get_counters(m, &counters, &g_error));
+  CHECK(counters.tokens_committed == 8);
+  kvfolio_group_spec group = {.struct_size = sizeof group};
+  MUST(kvfolio_get_group(m, 0, &group, &g_error));
+  CHECK(group.block_size == 4 && group.num_kv_heads == 1 && group.dtype == KVFOLIO_F32);
+  kvfolio_manager_options options = {.struct_size = sizeof options};
+  MUST(kvfolio_get_options(m, &options, &g_error));
+  CHECK(options.max_sequences == 8 && options.list_findable == 1);
+}
+
+void call_questions(void) {
+  kvfolio_manager* const m = make_manager();
+  const kvfolio_sequence a = say(m);
+  kvfolio_i32s table = {NULL, 0};
+  MUST(kvfolio_block_table(m, a, 0, &table, &g_error));
+  CHECK(table.size == 2);
+  int32_t slots[8];
+  MUST(kvfolio_slot_mapping(m, a, 0, 0, slots, 8, &g_error));
+  CHECK(slots[7] == 4 * table.data[1] + 3);
+  kvfolio_sequence found = 0;
+  CHECK(kvfolio_find(m, 99, &found, &g_error) == KVFOLIO_ERR_NOT_FOUND);
+  CHECK(kvfolio_num_sequences(m) == 1);
+  CHECK(kvfolio_sequences(m, &found, 1) == 1 && found == a);
+  ask_of_a_block(m, table.data[0]);
+  ask_of_the_manager(m);
+  kvfolio_manager* const target = make_manager();
+  MUST(kvfolio_copy_to(m, target, &g_error));
+  CHECK(length_of(target, a) == 8);
+  MUST(kvfolio_check_invariants(target, &g_error));
+  kvfolio_manager_destroy(target);
+  kvfolio_manager_destroy(m);
+}

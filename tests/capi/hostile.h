@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Calls that nobody should make. Each one must give a code and a sentence, and leave everything as
+// it was: the manager, the bytes of the storage, and all that the call might write to.
+
+#include <float.h>
+#include <limits.h>
+#include <math.h>
+#include <string.h>
+
+#include "capi_test.h"
+
+enum { kDim = 8, kFloats = 1024 };
+
+// What the calls get, and what they would write to.
+typedef struct {
+  kvfolio_group_spec groups[2];  // full, window
+  kvfolio_manager* manager;
+  kvfolio_storage* storage;       // of the manager
+  kvfolio_storage* no_v_storage;  // K only
+  kvfolio_view* view;
+  kvfolio_view* no_v_view;
+  kvfolio_token_store* store;  // f16, K only, 6 tokens at most, 2 there
+  kvfolio_sequence open;       // 20 tokens, in the open step
+  kvfolio_sequence idle;       // a fork of it
+  kvfolio_sequence closed;
+  kvfolio_sequence foreign;  // of a manager with another id_tag
+  kvfolio_ticket step;       // open
+  kvfolio_ticket old_step;
+  int32_t tokens[64];
+  float k[kFloats];
+
+  // Where results would go.
+  struct {
+    kvfolio_manager* manager;
+    kvfolio_storage* storage;
+    kvfolio_view* view;
+    kvfolio_root* root;
+    kvfolio_token_store* store;
+    kvfolio_thread_pool* pool;
+    const kvfolio_ended* ended;
+    const void* row;
+    kvfolio_i32s array;
+    kvfolio_step_plan plan;
+    kvfolio_group_plan group_plans[2];
+    kvfolio_load load;
+    kvfolio_sequence_info info;
+    kvfolio_group_usage usage;
+    kvfolio_counters counters;
+    kvfolio_group_spec group;
+    kvfolio_group_layout layout;
+    uint64_t id;
+    int64_t i64;
+    int32_t i32;
+    int32_t i32s[64];
+    float floats[kFloats];
+  } out;
+} World;
+
+extern World w;
+extern int num_hostile;
+// Of w and the library's own state.
+uint64_t state_of_the_world(void);
+void must_be_refused(int32_t code, const char* call, const char* file, int line);
+
+// A call that is refused and changes nothing.
+#define BAD(call)                                       \
+  do {                                                  \
+    memset(w_error()->message, 0, 256);                 \
+    must_be_refused((call), #call, __FILE__, __LINE__); \
+  } while (0)
+kvfolio_error* w_error(void);
+#define E w_error()
+
+void hostile_creation(void);
+void hostile_sequences(void);
+void hostile_steps(void);
+void hostile_room(void);
+void hostile_questions(void);
+void hostile_storage(void);
+void hostile_kernels(void);
+void hostile_attention(void);
+void hostile_token_store(void);

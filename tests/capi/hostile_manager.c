@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Hostile calls around a manager.
+
+#include "hostile.h"
+
+#define M w.manager
+#define OUT_MANAGER &w.out.manager, E
+
+static void bad_groups(void) {
+  const kvfolio_manager_options* const no_options = NULL;
+  BAD(kvfolio_manager_create(NULL, 1, no_options, OUT_MANAGER));
+  BAD(kvfolio_manager_create(w.groups, 0, no_options, OUT_MANAGER));
+  BAD(kvfolio_manager_create(w.groups, INT_MAX, no_options, OUT_MANAGER));
+  BAD(kvfolio_manager_create(w.groups, INT_MIN, no_options, OUT_MANAGER));
+  BAD(kvfolio_manager_create(w.groups, 2, no_options, NULL, E));
+  kvfolio_group_spec g[2] = {w.groups[0], w.groups[1]};
+  g[1].struct_size = 48;
+  BAD(kvfolio_manager_create(g, 2, no_options, OUT_MANAGER));
+  g[0].struct_size = 3;
+  BAD(kvfolio_manager_create(g, 1, no_options, OUT_MANAGER));
+  g[0].struct_size = 4097;
+  BAD(kvfolio_manager_create(g, 1, no_options, OUT_MANAGER));
+#define BAD_FIELD(field, value)                                 \
+  do {                                                          \
+    g[0] = w.groups[0];                                         \
+    g[0].field = value;                                         \
+    BAD(kvfolio_manager_create(g, 1, no_options, OUT_MANAGER)); \
+    BAD(kvfolio_plan_layouts(g, 1, &w.out.layout, E));          \
+  } while (0)
+  BAD_FIELD(head_dim_k, 0);
+  BAD_FIELD(head_dim_k, INT_MAX);
+  BAD_FIELD(head_dim_v, -1);
+  BAD_FIELD(num_layers, -1);
+  BAD_FIELD(num_kv_heads, INT_MIN);
+  BAD_FIELD(block_size, INT_MAX);
+  BAD_FIELD(dtype, 6);
+  BAD_FIELD(dtype, -1);
+  BAD_FIELD(format, 3);
+  BAD_FIELD(kind, 2);
+  BAD_FIELD(window, -1);
+  BAD_FIELD(num_blocks, -1);
+#undef BAD_FIELD
+}
+
+static void bad_options(void) {
+  kvfolio_manager_options o;
+#define BAD_FIELD(field, value)                                \
+  do {                                                         \
+    memset(&o, 0, sizeof o);                                   \
+    o.struct_size = sizeof o;                                  \
+    o.field = value;                                           \
+    BAD(kvfolio_manager_create(w.groups, 2, &o, OUT_MANAGER)); \
+  } while (0)
+  BAD_FIELD(struct_size, 0);
+  BAD_FIELD(struct_size, 5000);
+  BAD_FIELD(max_sequences, -1);
+  BAD_FIELD(max_pins, -2);
+  BAD_FIELD(max_steps_in_flight, 65);
+  BAD_FIELD(order, 2);
+  BAD_FIELD(max_runs, 1);
+  BAD_FIELD(max_index_tokens, INT64_MIN);
+  BAD_FIELD(max_root_key_bytes, -2);
+  BAD_FIELD(max_table_entries, INT64_MAX);
+  BAD_FIELD(high_watermark, NAN);
+  BAD_FIELD(high_watermark, -0.5);
+  BAD_FIELD(high_watermark, INFINITY);
+  BAD_FIELD(victim_policy, 4);
+  BAD_FIELD(victim_policy, -1);
+  BAD_FIELD(id_tag, 65536);
+  BAD_FIELD(max_transfers, INT_MIN);
+#undef BAD_FIELD
+}
+
+void hostile_creation(void) {
+  bad_groups();
+  bad_options();
+  kvfolio_storage* none = NULL;
+  BAD(kvfolio_manager_create_with_storage(NULL, NULL, OUT_MANAGER));
+  BAD(kvfolio_manager_create_with_storage(&none, NULL, OUT_MANAGER));
+  BAD(kvfolio_manager_create_with_storage(&w.storage, NULL, OUT_MANAGER));  // has a manager
+  kvfolio_group_spec g = w.groups[0];
+  BAD(kvfolio_fit(NULL, 1, 1 << 20, E));
+  BAD(kvfolio_fit(&g, 1, INT64_MIN, E));
+  BAD(kvfolio_fit(&g, 1, 0, E));
+  g.struct_size = sizeof g - 4;
+  BAD(kvfolio_fit(&g, 1, 1 << 20, E));
+  BAD(kvfolio_plan_layouts(w.groups, 2, NULL, E));
+  BAD(kvfolio_plan_layouts(NULL, 2, &w.out.layout, E));
+
+  kvfolio_root** const root = &w.out.root;
+  BAD(kvfolio_root_create(NULL, 5, NULL, 0, NULL, 0, NULL, 0, 0, root, E));
+  BAD(kvfolio_root_create("x", -1, NULL, 0, NULL, 0, NULL, 0, 0, root, E));
+  BAD(kvfolio_root_create("x", INT64_MAX, NULL, 0, NULL, 0, NULL, 0, 0, root, E));
+  BAD(kvfolio_root_create("x", 1, NULL, 0, NULL, 0, NULL, 7, 0, root, E));
+  BAD(kvfolio_root_create("x", 1, NULL, 0, NULL, 0, NULL, 0, 0, NULL, E));
+  static char many[65537];
+  BAD(kvfolio_root_create(many, sizeof many, NULL, 0, NULL, 0, NULL, 0, 0, root, E));
+  BAD(kvfolio_root_create("x", 1, NULL, 1, NULL, 0, NULL, 0, 0, root, E));
+}
+
+static void bad_prompts(void) {
+  kvfolio_sequence* const out = &w.out.id;
+  int32_t* const cached = &w.out.i32;
+  BAD(kvfolio_open(NULL, NULL, w.tokens, 5, NULL, 0, NULL, out, cached, E));
+  BAD(kvfolio_open(M, NULL, w.tokens, -1, NULL, 0, NULL, out, cached, E));
+  BAD(kvfolio_open(M, NULL, w.tokens, INT64_MAX, NULL, 0, NULL, out, cached, E));
+  BAD(kvfolio_open(M, NULL, NULL, 5, NULL, 0, NULL, out, cached, E));
+  BAD(kvfolio_open(M, NULL, w.tokens, 5, NULL, 0, NULL, NULL, cached, E));
+  BAD(kvfolio_open(M, NULL, w.tokens, 5, NULL, 1, NULL, out, cached, E));
+  BAD(kvfolio_open(M, NULL, w.tokens, 5, NULL, INT64_MIN, NULL, out, cached, E));
+  kvfolio_open_options o = {.struct_size = sizeof o, .publish = 3};
+  BAD(kvfolio_open(M, NULL, w.tokens, 5, NULL, 0, &o, out, cached, E));
+  o.publish = 0;
+  o.max_tokens = -1;
+  BAD(kvfolio_open(M, NULL, w.tokens, 5, NULL, 0, &o, out, cached, E));
+  o.max_tokens = 4;
+  BAD(kvfolio_open(M, NULL, w.tokens, 5, NULL, 0, &o, out, cached, E));
+  o.struct_size = 2;
+  BAD(kvfolio_probe(M, NULL, w.tokens, 5, NULL, 0, &o, cached, E));
+  kvfolio_media_span media[2] = {{.struct_size = sizeof media[0], .begin = -1, .end = INT_MAX},
+                                 {.struct_size = sizeof media[0], .begin = 3, .end = 2}};
+  BAD(kvfolio_open(M, NULL, w.tokens, 5, media, 1, NULL, out, cached, E));
+  BAD(kvfolio_open(M, NULL, w.tokens, 5, media + 1, 1, NULL, out, cached, E));
+  media[0].struct_size = 0;
+  BAD(kvfolio_open(M, NULL, w.tokens, 5, media, 2, NULL, out, cached, E));
+  BAD(kvfolio_probe(NULL, NULL, w.tokens, 5, NULL, 0, NULL, cached, E));
+  BAD(kvfolio_probe(M, NULL, w.tokens, 5, NULL, 0, NULL, NULL, E));
+  BAD(kvfolio_probe(M, NULL, w.tokens, -5, NULL, 0, NULL, cached, E));
+  BAD(kvfolio_open_unnamed(M, NULL, -1, NULL, 0, NULL, out, E));
+  BAD(kvfolio_open_unnamed(M, NULL, INT64_MAX, NULL, 0, NULL, out, E));
+  BAD(kvfolio_pin(M, NULL, w.tokens, INT64_MIN, NULL, 0, NULL, &w.out.id, cached, E));
+  BAD(kvfolio_pin(M, NULL, w.tokens, 5, NULL, 0, NULL, NULL, cached, E));
+  BAD(kvfolio_unpin(M, 0, E));
+  BAD(kvfolio_unpin(M, UINT64_MAX, E));
+  BAD(kvfolio_forget(M, NULL, NULL, 5, NULL, 0, &w.out.i64, &w.out.i32, E));
+  BAD(kvfolio_forget(NULL, NULL, w.tokens, 5, NULL, 0, &w.out.i64, &w.out.i32, E));
+}
+
+// Each call about a sequence, with an id that is none.
+static void bad_ids(void) {
+  const kvfolio_sequence ids[] = {0, UINT64_MAX, w.closed, w.foreign, w.idle ^ (1u << 30)};
+  for (size_t i = 0; i < sizeof ids / sizeof ids[0]; ++i) {
+    const kvfolio_sequence id = ids[i];
+    const int64_t one = 1;
+    BAD(kvfolio_append(M, id, w.tokens, 1, 0, E));
+    BAD(kvfolio_append_unnamed(M, id, 1, 0, E));
+    BAD(kvfolio_fork(M, id, NULL, &w.out.id, E));
+    BAD(kvfolio_truncate(M, id, 0, E));
+    BAD(kvfolio_clear(M, id, E));
+    BAD(kvfolio_trim(M, id, 0, 1, &w.out.i32, E));
+    BAD(kvfolio_close(M, id, E));
+    BAD(kvfolio_preempt(M, id, E));
+    BAD(kvfolio_set_priority(M, id, 1, E));
+    BAD(kvfolio_set_tokens(M, id, w.tokens, 1, E));
+    BAD(kvfolio_undo(M, id, E));
+    BAD(kvfolio_accept(M, id, 0, E));
+    BAD(kvfolio_reserve(M, id, 1, 0, E));
+    BAD(kvfolio_admit(M, &id, &one, 1, E));
+    BAD(kvfolio_info(M, id, &w.out.info, E));
+    BAD(kvfolio_block_table(M, id, 0, &w.out.array, E));
+    BAD(kvfolio_slot_mapping(M, id, 0, 0, w.out.i32s, 1, E));
+    BAD(kvfolio_begin_load(M, id, w.tokens, 20, 20, &w.out.load, E));
+  }
+}
+
+void hostile_sequences(void) {
+  bad_prompts();
+  bad_ids();
+  BAD(kvfolio_truncate(M, w.idle, 21, E));
+  BAD(kvfolio_truncate(M, w.idle, INT_MIN, E));
+  BAD(kvfolio_trim(M, w.idle, INT64_MIN, 0, &w.out.i32, E));
+  BAD(kvfolio_trim(M, w.idle, 0, INT64_MIN, &w.out.i32, E));
+  BAD(kvfolio_fork(M, w.idle, NULL, NULL, E));
+  BAD(kvfolio_fork(NULL, w.idle, NULL, &w.out.id, E));
+  kvfolio_fork_options o = {.struct_size = UINT32_MAX};
+  BAD(kvfolio_fork(M, w.idle, &o, &w.out.id, E));
+  const int64_t sizes[2] = {2, 2};
+  const int32_t tables[4] = {0, 1, 0, 1};
+  BAD(kvfolio_adopt(M, w.idle, tables, sizes, 2, 8, E));  // it has tokens
+  BAD(kvfolio_adopt(M, w.idle, NULL, sizes, 2, 8, E));
+  BAD(kvfolio_adopt(M, w.idle, tables, NULL, 2, 8, E));
+  BAD(kvfolio_adopt(M, w.idle, tables, sizes, -1, 8, E));
+  BAD(kvfolio_adopt(M, w.idle, tables, sizes, INT_MAX, 8, E));
+  const int64_t negative[2] = {-1, INT64_MAX};
+  BAD(kvfolio_adopt(M, w.idle, tables, negative, 2, 8, E));
+}
+
+void hostile_steps(void) {
+  BAD(kvfolio_begin_step(NULL, 0, &w.out.id, E));
+  BAD(kvfolio_begin_step(M, 0, NULL, E));
+  BAD(kvfolio_begin_step(M, 0, &w.out.id, E));  // one is open
+  BAD(kvfolio_append(M, w.idle, w.tokens, 20, 21, E));
+  BAD(kvfolio_append(M, w.idle, w.tokens, 20, -1, E));
+  BAD(kvfolio_append(M, w.idle, w.tokens, -20, 0, E));
+  BAD(kvfolio_append(M, w.idle, NULL, 1, 0, E));
+  BAD(kvfolio_append(M, w.open, w.tokens, 1, 0, E));  // is in the step already
+  BAD(kvfolio_append_unnamed(M, w.idle, INT64_MIN, 0, E));
+  BAD(kvfolio_append_unnamed(M, w.idle, INT64_MAX, 0, E));
+  BAD(kvfolio_append_unnamed(M, w.idle, 1 << 20, 0, E));
+  BAD(kvfolio_append_each(M, NULL, NULL, 3, NULL, E));
+  BAD(kvfolio_append_each(M, &w.idle, w.tokens, -1, NULL, E));
+  BAD(kvfolio_append_each(M, &w.idle, w.tokens, INT64_MAX, NULL, E));
+  BAD(kvfolio_append_unnamed_each(M, NULL, 1, NULL, E));
+  BAD(kvfolio_set_tokens(M, w.idle, w.tokens, 1, E));  // none is unnamed
+  BAD(kvfolio_set_tokens(M, w.idle, NULL, 1, E));
+  BAD(kvfolio_set_tokens_each(M, &w.idle, w.tokens, INT64_MIN, NULL, E));
+  BAD(kvfolio_plan(M, NULL, &w.out.plan, w.out.group_plans, 3, E));
+  BAD(kvfolio_plan(M, NULL, &w.out.plan, w.out.group_plans, -1, E));
+  BAD(kvfolio_plan(M, NULL, &w.out.plan, NULL, 2, E));
+  BAD(kvfolio_plan(M, NULL, NULL, w.out.group_plans, 2, E));
+  kvfolio_group_plan uneven[2] = {{.struct_size = sizeof uneven[0]}, {.struct_size = 4}};
+  BAD(kvfolio_plan(M, NULL, &w.out.plan, uneven, 2, E));
+  const uint64_t tickets[] = {0, UINT64_MAX, w.old_step};
+  for (size_t i = 0; i < sizeof tickets / sizeof tickets[0]; ++i) {
+    BAD(kvfolio_commit(M, tickets[i], E));
+    BAD(kvfolio_complete(M, tickets[i], E));
+    BAD(kvfolio_finish(M, tickets[i], E));
+    BAD(kvfolio_drop(M, tickets[i], E));
+    BAD(kvfolio_fail(M, tickets[i], &w.out.ended, &w.out.i64, E));
+  }
+  BAD(kvfolio_complete(M, w.step, E));  // is open
+  BAD(kvfolio_accept(M, w.idle, 1, E));
+  BAD(kvfolio_accept(M, w.idle, -1, E));
+  BAD(kvfolio_accept(M, w.idle, INT_MIN, E));
+  BAD(kvfolio_undo(M, w.idle, E));
+}
+
+void hostile_room(void) {
+  const int64_t much = INT64_MAX;
+  const int64_t negative = INT64_MIN;
+  const kvfolio_sequence twice[2] = {w.idle, w.idle};
+  const int64_t ones[2] = {1, 1};
+  BAD(kvfolio_admit(M, &w.idle, &much, 1, E));
+  BAD(kvfolio_admit(M, &w.idle, &negative, 1, E));
+  BAD(kvfolio_admit(M, &w.idle, ones, 99999, E));
+  BAD(kvfolio_admit(M, twice, ones, 2, E));
+  BAD(kvfolio_admit(M, NULL, ones, 2, E));
+  BAD(kvfolio_admit_prompt(M, NULL, w.tokens, 20, NULL, 0, NULL, much, &w.out.i32, NULL, 0, E));
+  BAD(kvfolio_admit_prompt(M, NULL, w.tokens, 20, NULL, 0, NULL, -1, &w.out.i32, NULL, 0, E));
+  BAD(kvfolio_admit_prompt(M, NULL, w.tokens, 20, NULL, 0, NULL, 1, NULL, w.out.i32s, 3, E));
+  BAD(kvfolio_admit_prompt(M, NULL, w.tokens, 20, NULL, 0, NULL, 1, NULL, w.out.i32s, -1, E));
+  BAD(kvfolio_reserve(M, w.idle, -1, 0, E));
+  BAD(kvfolio_reserve(M, w.idle, INT64_MAX, 0, E));
+  BAD(kvfolio_reserve(M, w.idle, 8, -1, E));
+  BAD(kvfolio_reserve(M, w.idle, 1000, 1, E));
+  BAD(kvfolio_evict(M, 0, -1, NULL, 0, &w.out.i32, E));
+  BAD(kvfolio_evict(M, 5, 1, NULL, 0, &w.out.i32, E));
+  BAD(kvfolio_evict(M, 0, 1, NULL, 4, &w.out.i32, E));
+  BAD(kvfolio_evict(M, 0, 1, w.out.i32s, -4, &w.out.i32, E));
+  BAD(kvfolio_preempt_to(M, NAN, -1, &w.out.ended, &w.out.i64, E));
+  BAD(kvfolio_preempt_to(M, 0.5, -2, &w.out.ended, &w.out.i64, E));
+  BAD(kvfolio_preempt_to(M, 0.5, 4, &w.out.ended, &w.out.i64, E));
+  BAD(kvfolio_reset(NULL, &w.out.i64, &w.out.i32, E));
+  BAD(kvfolio_forget_root(NULL, NULL, &w.out.i64, &w.out.i32, E));
+
+  uint8_t has[10] = {0};
+  const int64_t sizes[2] = {5, 5};
+  const int64_t bad_sizes[2] = {-1, INT64_MAX};
+  BAD(kvfolio_begin_load(M, w.idle, w.tokens, 20, 21, &w.out.load, E));
+  BAD(kvfolio_begin_load(M, w.idle, NULL, 20, 20, &w.out.load, E));
+  BAD(kvfolio_begin_load(M, w.idle, w.tokens, 20, 20, NULL, E));
+  BAD(kvfolio_blocks_to_load(M, 0, 0, NULL, NULL, 0, &w.out.i32, E));
+  BAD(kvfolio_blocks_to_load(M, UINT64_MAX, 0, NULL, NULL, 0, &w.out.i32, E));
+  BAD(kvfolio_finish_load(M, 0, 0, &w.out.i32, E));
+  BAD(kvfolio_finish_load(M, UINT64_MAX, 0, &w.out.i32, E));
+  BAD(kvfolio_loadable(M, w.idle, w.tokens, 20, 20, has, sizes, 1, &w.out.i32, NULL, NULL, E));
+  BAD(kvfolio_loadable(M, w.idle, w.tokens, 20, 20, has, bad_sizes, 2, NULL, NULL, NULL, E));
+  BAD(kvfolio_loadable(M, w.idle, w.tokens, 20, 21, has, sizes, 2, NULL, NULL, NULL, E));
+  BAD(kvfolio_hold_blocks(M, 0, w.tokens, -1, &w.out.id, E));
+  BAD(kvfolio_hold_blocks(M, 9, w.tokens, 1, &w.out.id, E));
+  BAD(kvfolio_hold_blocks(M, 0, w.tokens + 60, 1, &w.out.id, E));
+  BAD(kvfolio_hold_blocks(M, 0, w.tokens, 1, NULL, E));
+  BAD(kvfolio_release_hold(M, 0, E));
+  BAD(kvfolio_release_hold(M, UINT64_MAX, E));
+  CHECK(kvfolio_select_victim(M, 42) == 0 && kvfolio_select_victim(NULL, 0) == 0);
+}
+
+void hostile_questions(void) {
+  const int32_t places[][2] = {{0, -1}, {0, 16}, {9, 0}, {-1, 0}, {INT_MIN, INT_MAX}};
+  for (size_t i = 0; i < sizeof places / sizeof places[0]; ++i) {
+    const int32_t group = places[i][0];
+    const int32_t block = places[i][1];
+    BAD(kvfolio_block_state(M, group, block, &w.out.i32, E));
+    BAD(kvfolio_ref_count(M, group, block, &w.out.i32, E));
+    BAD(kvfolio_is_findable(M, group, block, &w.out.i32, E));
+    BAD(kvfolio_findable_end(M, group, block, &w.out.i32, E));
+    BAD(kvfolio_entry_serial(M, group, block, &w.out.id, E));
+    BAD(kvfolio_prefix_of(M, group, block, 0, w.out.i32s, 4, NULL, 0, NULL, NULL, NULL, E));
+    BAD(kvfolio_block_at(M, group, block, 0, 4, &w.out.i32, E));
+  }
+  BAD(kvfolio_block_state(M, 0, 0, NULL, E));
+  BAD(kvfolio_usage(M, 2, &w.out.usage, E));
+  BAD(kvfolio_usage(M, INT_MIN, &w.out.usage, E));
+  BAD(kvfolio_usage(M, 0, NULL, E));
+  BAD(kvfolio_widest(M, -1, &w.out.i32, E));
+  BAD(kvfolio_get_group(M, 2, &w.out.group, E));
+  BAD(kvfolio_get_counters(NULL, &w.out.counters, E));
+  BAD(kvfolio_info(M, w.idle, NULL, E));
+  BAD(kvfolio_find(M, 1, &w.out.id, E));
+  BAD(kvfolio_slot_mapping(M, w.idle, 0, -1, w.out.i32s, 1, E));
+  BAD(kvfolio_slot_mapping(M, w.idle, 0, INT_MAX, w.out.i32s, 1, E));
+  BAD(kvfolio_slot_mapping(M, w.idle, 0, 19, w.out.i32s, 2, E));
+  BAD(kvfolio_slot_mapping(M, w.idle, 0, 0, NULL, 2, E));
+  BAD(kvfolio_block_table(M, w.idle, 2, &w.out.array, E));
+  BAD(kvfolio_copy_to(M, NULL, E));
+  BAD(kvfolio_copy_to(NULL, M, E));
+  BAD(kvfolio_check_invariants(NULL, E));
+  char text[4] = "abc";
+  CHECK(kvfolio_describe(M, text, 4) > 4 && text[3] == 0);
+  CHECK(kvfolio_describe(M, NULL, 100) > 4 && kvfolio_describe(M, text, -1) > 4);
+  CHECK(kvfolio_describe(NULL, text, 4) == 0);
+  CHECK(kvfolio_sequences(M, NULL, 5) == 0 && kvfolio_sequences(M, &w.out.id, -5) == 0);
+  CHECK(kvfolio_take_findable(M, NULL, INT64_MAX) == 0);
+}

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// One case for each struct that carries its size and each call that takes or fills it.
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { kTextBytes = 2048 };
+
+typedef enum {
+  kInput,          // numbers only
+  kPointersInput,  // cut between fields only: half a pointer leads anywhere
+  kOutput
+} CaseKind;
+
+// run() calls the library with `given`, a struct whose first field is its size, and writes to
+// `text` all that can be seen of the answer: the code, the message, and what the call did. Undoes
+// what it did. For outputs: what the call filled is in `given`.
+typedef struct {
+  const char* name;  // of the struct
+  const char* call;
+  const void* full;  // a struct with a value in every field that may have one
+  size_t size;
+  CaseKind kind;
+  void (*run)(void* given, char* text);
+} StructCase;
+
+extern const StructCase kStructCases[];
+extern const int kNumStructCases;
+
+void make_subjects(void);
+void destroy_subjects(void);
