@@ -106,10 +106,10 @@ class KernelStore(Store):
             format="granule" if granule else "hnd",
         )
         self.storage = kvfolio.Storage([spec])
-        self.view = self.storage.view(0)
+        self.view = self.storage.view(0, 0)
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, slots: Slots) -> None:
-        kvfolio.append(self.view, 0, _rows(keys), _rows(values), slots.reshape(-1))
+        kvfolio.append(self.view, _rows(keys), _rows(values), slots.reshape(-1))
 
     def copy_blocks(self, src: Slots, dst: Slots) -> None:
         kvfolio.copy_blocks(self.view, src, dst)
@@ -117,7 +117,6 @@ class KernelStore(Store):
     def _read(self, span: Span, keys: torch.Tensor, values: torch.Tensor) -> None:
         kvfolio.gather(
             self.view,
-            0,
             span.table,
             span.end,
             first=span.first,
