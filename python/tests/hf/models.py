@@ -46,6 +46,12 @@ def _gemma3() -> transformers.PretrainedConfig:
     )
 
 
+def gemma2() -> transformers.PretrainedConfig:
+    """With a soft cap, which the kernels do not have."""
+    return transformers.Gemma2Config(**_COMMON, sliding_window=WINDOW, query_pre_attn_scalar=16,
+                                     attn_logit_softcapping=20.0)
+
+
 def _gpt_oss() -> transformers.PretrainedConfig:
     kinds = ["sliding_attention", "full_attention"] * 2
     rope = dict(rope_type="default", rope_theta=10000.0)
@@ -93,8 +99,10 @@ _CONFIGS = {
 FAMILIES = tuple(_CONFIGS)
 
 
-def make(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, attention: str | None = None):
-    """A new model; equal arguments give equal weights."""
+def make(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, attention: str | None = None,
+         width: float = 2.0):
+    """A new model; equal arguments give equal weights. With a width of 1 queries and keys are about
+    normally distributed."""
     config = _CONFIGS[family]()
     config._attn_implementation = attention or ("eager" if family == "gpt_oss" else "sdpa")
     torch.manual_seed(seed)
@@ -106,7 +114,7 @@ def make(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, attenti
                 noise = torch.randn(parameter.shape, generator=generator) * 0.1
                 parameter.add_(noise)
             else:
-                scale = 2.0 / parameter.shape[-1] ** 0.5
+                scale = width / parameter.shape[-1] ** 0.5
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
     model = model.to(dtype).eval()
     model.generation_config.pad_token_id = 0
@@ -114,9 +122,10 @@ def make(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, attenti
 
 
 @functools.lru_cache(maxsize=None)
-def shared(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, attention: str | None = None):
+def shared(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, attention: str | None = None,
+           width: float = 2.0):
     """The same, made once: for tests that leave the weights as they are."""
-    return make(family, dtype, seed, attention)
+    return make(family, dtype, seed, attention, width)
 
 
 def prompt(length: int, seed: int = 0, batch: int = 1) -> torch.Tensor:
