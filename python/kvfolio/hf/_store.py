@@ -98,7 +98,7 @@ class KernelStore(Store):
         spec = kvfolio.GroupSpec(
             num_layers=1,
             num_kv_heads=shape.num_heads,
-            head_dim_k=shape.dim_k,
+            head_dim=shape.dim_k,
             head_dim_v=shape.dim_v,
             block_size=shape.block_size,
             num_blocks=shape.num_blocks,
