@@ -235,8 +235,7 @@ class PagedCache(cache_utils.Cache):
             for index, kind in enumerate(core.kinds)
         ]
         super().__init__(layers=layers)
-        pool = core.pool
-        self._finalizer = weakref.finalize(self, lambda: pool.leave(core.close))
+        self._finalizer = weakref.finalize(self, lambda: core.pool.leave(core.leavings()))
         self._finalizer.atexit = False
 
     @property
@@ -258,6 +257,7 @@ class PagedCache(cache_utils.Cache):
     def close(self) -> None:
         """Gives the rows back to the pool. What is findable stays until the room is needed."""
         self._core.close()
+        self._finalizer.detach()
 
     def __enter__(self) -> PagedCache:
         return self

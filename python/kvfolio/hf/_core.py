@@ -17,7 +17,7 @@ import torch
 
 from ._ids import SeenIds
 from ._layers import LayerKind
-from ._pool import Pool
+from ._pool import Leavings, Pool
 from ._round import GroupRound, Round, spans_of
 from ._rows import Row, Rows
 from ._witness import Feed
@@ -532,6 +532,11 @@ class Core:
             self.rows.settle()
             self.rows.close()
         self.closed = True
+
+    def leavings(self) -> Leavings:
+        """What a cache that is dropped leaves to its pool."""
+        ticket = None if self.round is None else self.round.ticket
+        return Leavings(ticket, [row.sequence for row in self.rows.items])
 
     def _check_open(self) -> None:
         if self.closed:

@@ -13,8 +13,9 @@ lock is held for calls to the manager, not for a forward.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import threading
-from typing import Any, Callable
+from typing import Any
 
 import torch
 
@@ -24,6 +25,20 @@ from ._layers import LayerKind, layer_kinds
 from ._store import DTYPES, KernelStore, Shape, Store, TorchStore
 
 _STEPS_IN_FLIGHT = 64  # caches that may be inside a forward at once
+
+
+@dataclasses.dataclass
+class Leavings:
+    """Of a cache that was dropped without close(): ids only, since a pool keeps them."""
+
+    ticket: int | None  # of a forward that stopped midway
+    sequences: list[int]
+
+    def clear(self, manager: kvfolio.Manager) -> None:
+        if self.ticket is not None:
+            manager.complete(self.ticket)
+        for sequence in self.sequences:
+            manager.close(sequence)
 
 
 class Pool:
@@ -61,7 +76,7 @@ class Pool:
         self._dtype = dtype
         self._force_torch = data_plane == "torch"
         self._stores: dict[int, Store] = {}
-        self._left: collections.deque[Callable[[], None]] = collections.deque()
+        self._left: collections.deque[Leavings] = collections.deque()
         self._group_of = {group.window: index for index, group in enumerate(plan.groups)}
         self.manager = kvfolio.Manager(
             list(plan.groups),
@@ -116,14 +131,14 @@ class Pool:
     def locked(self) -> threading.RLock:
         """The lock, for ``with``. What dropped caches left behind is given back first."""
         while self._left:
-            leave = self._left.popleft()
+            leavings = self._left.popleft()
             with self.lock:
-                leave()
+                leavings.clear(self.manager)
         return self.lock
 
-    def leave(self, action: Callable[[], None]) -> None:
-        """For finalizers, which may run in the middle of any call: the action runs later."""
-        self._left.append(action)
+    def leave(self, leavings: Leavings) -> None:
+        """For finalizers, which may run in the middle of any call: the blocks come back at the next."""
+        self._left.append(leavings)
 
     def group_of_layer(self, window: int) -> int:
         return self._group_of[window]

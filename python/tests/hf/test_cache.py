@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import weakref
 
 import flows
 import models
@@ -537,3 +538,21 @@ def test_a_namespace_separates_tenants():
     assert hits(model, pool, ids, namespace="a") == 29
     pool.clear_prefixes()
     assert hits(model, pool, ids, namespace="a") == 0
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_pool_is_gone_with_its_last_reference(closed):
+    model = models.shared("llama")
+    pool = pool_for(model)
+    cache = hf.PagedCache(model, pool, prompt_ids=models.prompt(30))
+    generate(model, models.prompt(30), cache)
+    if closed:
+        cache.close()
+    alive = weakref.ref(pool)
+    gc.collect()
+    gc.disable()  # gigabytes must not wait for a collector that sees a few objects
+    try:
+        del cache, pool
+        assert alive() is None
+    finally:
+        gc.enable()
