@@ -509,7 +509,7 @@ class Core:
     def dense(self, index: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The keys and values of a layer as the stock cache holds them; pads are zeros."""
         kind = self.kinds[index]
-        store = self.pool._stores.get(index)
+        store = self.pool.store_of(index)
         if kind is None or store is None or self.length == 0:
             return None
         group = self.pool.group_of_layer(kind.window)

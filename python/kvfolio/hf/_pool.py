@@ -21,7 +21,8 @@ import torch
 
 import kvfolio
 
-from ._layers import LayerKind, layer_kinds
+from ._layers import LayerKind
+from ._plan import groups_for, layer_bytes
 from ._store import DTYPES, KernelStore, Shape, Store, TorchStore
 
 _STEPS_IN_FLIGHT = 64  # caches that may be inside a forward at once
@@ -44,8 +45,9 @@ class Leavings:
 class Pool:
     """Blocks for the caches of a model.
 
-    ``plan`` is what ``kvfolio.plan()`` returned, or a model or a configuration, for which
-    ``memory`` ("2GiB") or ``blocks`` says how much.
+    ``model``: the model or its configuration, for which ``memory`` ("2GiB", of all layers) or
+    ``blocks`` (of each group of layers with one window) says how much; or what ``kvfolio.plan()``
+    returned.
 
     ``dtype`` is the type of the cache: "f32", "bf16", "f16", "int8", or None for the model's own.
     ``data_plane``: "auto" takes the library's kernels on a CPU and PyTorch's indexing elsewhere;
@@ -54,7 +56,7 @@ class Pool:
 
     def __init__(
         self,
-        plan: Any,
+        model: Any,
         *,
         memory: int | str | None = None,
         blocks: int | None = None,
@@ -67,19 +69,25 @@ class Pool:
             raise ValueError(f'data_plane is {data_plane!r}; "auto" and "torch" are known')
         if dtype is not None and dtype not in DTYPES.values():
             raise ValueError(f"dtype is {dtype!r}; one of {', '.join(DTYPES.values())} is allowed")
-        if not hasattr(plan, "groups"):
-            plan = _plan_of(plan, memory, blocks, block_size, dtype)
-        elif memory is not None or blocks is not None:
+        planned = hasattr(model, "groups")
+        if planned and (memory is not None or blocks is not None):
             raise ValueError("memory= and blocks= are those of the plan")
-        self.plan = plan
+        if planned:
+            self.groups = list(model.groups)
+        else:
+            config = getattr(model, "config", model)
+            own = None if config is model else DTYPES.get(model.dtype)
+            self.groups = groups_for(config, memory, blocks, block_size, dtype or own)
+        #: With a budget of bytes a layer may not take more than was counted.
+        self._counted = planned or memory is not None
         self.lock = threading.RLock()
         self._dtype = dtype
         self._force_torch = data_plane == "torch"
-        self._stores: dict[int, Store] = {}
+        self._stores: dict[int, tuple[int, Store]] = {}  # by layer: its group, and where it lies
         self._left: collections.deque[Leavings] = collections.deque()
-        self._group_of = {group.window: index for index, group in enumerate(plan.groups)}
+        self._group_of = {group.window: index for index, group in enumerate(self.groups)}
         self.manager = kvfolio.Manager(
-            list(plan.groups),
+            self.groups,
             order="unordered",
             max_steps_in_flight=_STEPS_IN_FLIGHT,
             max_sequences=max_sequences,
@@ -90,7 +98,7 @@ class Pool:
     @property
     def num_blocks(self) -> int:
         """Of all groups of layers together."""
-        return sum(group.num_blocks for group in self.plan.groups)
+        return sum(group.num_blocks for group in self.groups)
 
     @property
     def num_free(self) -> int:
@@ -100,17 +108,14 @@ class Pool:
     @property
     def num_held(self) -> int:
         with self.locked():
-            return sum(self.manager.usage(g).held for g in range(len(self.plan.groups)))
+            return sum(self.manager.usage(g).held for g in range(len(self.groups)))
 
     @property
     def bytes_held(self) -> int:
         """Bytes of keys and values in blocks that caches hold."""
         with self.locked():
-            held = [self.manager.usage(g).held for g in range(len(self.plan.groups))]
-            return sum(
-                held[self.group_of_layer(store_window)] * store.shape.bytes_per_block
-                for store_window, store in self._windowed_stores()
-            )
+            held = [self.manager.usage(g).held for g in range(len(self.groups))]
+            return sum(held[group] * store.shape.bytes_per_block for group, store in self._grouped())
 
     def clear_prefixes(self) -> None:
         """Makes every prompt unfindable; caches that are open go on."""
@@ -155,14 +160,11 @@ class Pool:
     def store(self, layer: int, kind: LayerKind, keys: torch.Tensor, values: torch.Tensor,
               paged: bool) -> Store:
         """The store of a layer, made at its first use."""
-        store = self._stores.get(layer)
-        if store is None:
-            with self.locked():
-                store = self._stores.get(layer)
-                if store is None:
-                    store = self._make_store(kind, keys, values, paged)
-                    store.window = kind.window
-                    self._stores[layer] = store
+        with self.locked():
+            if layer not in self._stores:
+                made = self._make_store(kind, keys, values, paged)
+                self._stores[layer] = (self.group_of_layer(kind.window), made)
+            store = self._stores[layer][1]
         shape = store.shape
         if (keys.shape[1], keys.shape[3], values.shape[3]) != (shape.num_heads, shape.dim_k, shape.dim_v):
             raise ValueError(
@@ -174,40 +176,37 @@ class Pool:
             raise ValueError(f"layer {layer} is on {keys.device}, its blocks are on {store.device}")
         return store
 
+    def store_of(self, layer: int) -> Store | None:
+        found = self._stores.get(layer)
+        return None if found is None else found[1]
+
     def stores_of(self, group: int) -> list[Store]:
-        return [store for window, store in self._windowed_stores() if self._group_of[window] == group]
+        return [store for own, store in self._grouped() if own == group]
 
     # ---- inside ----
 
-    def _windowed_stores(self) -> list[tuple[int, Store]]:
-        return [(store.window, store) for store in list(self._stores.values())]
+    def _grouped(self) -> list[tuple[int, Store]]:
+        return list(self._stores.values())
 
     def _make_store(self, kind: LayerKind, keys: torch.Tensor, values: torch.Tensor,
                     paged: bool) -> Store:
         if keys.shape[1] != values.shape[1]:
             raise ValueError(f"{keys.shape[1]} heads of keys and {values.shape[1]} of values")
-        group = self.plan.groups[self.group_of_layer(kind.window)]
+        group = self.groups[self.group_of_layer(kind.window)]
         dtype = keys.dtype if self._dtype is None else _torch_dtype(self._dtype)
         if dtype not in DTYPES:
             raise ValueError(f"keys of {dtype}; a cache is one of {', '.join(DTYPES.values())}")
         shape = Shape(group.num_blocks, group.block_size, keys.shape[1], keys.shape[3],
                       values.shape[3], dtype)
+        if self._counted and shape.bytes_per_block > layer_bytes(group):
+            raise ValueError(
+                f"a layer hands over {shape.num_heads} heads of {shape.dim_k} and {shape.dim_v} elements "
+                f"of {dtype}, {shape.bytes_per_block} bytes a block, where {layer_bytes(group)} were "
+                "counted: say dtype= as the model's, or blocks= instead of memory="
+            )
         if keys.device.type != "cpu" or self._force_torch:
             return TorchStore(shape, keys.device)
         return KernelStore(shape, granule=paged and _fits_granule(shape))
-
-
-def _plan_of(model: Any, memory: int | str | None, blocks: int | None, block_size: int,
-             dtype: str | None) -> Any:
-    config = getattr(model, "config", model)
-    layer_kinds(config)  # refuses by the layer's name
-    if (memory is None) == (blocks is None):
-        raise ValueError('a pool needs memory="2GiB" or blocks=512')
-    if dtype is None and config is not model:
-        dtype = DTYPES.get(model.dtype)
-    if blocks is not None:
-        return kvfolio.plan(config, blocks=blocks, block_size=block_size, dtype=dtype)
-    return kvfolio.plan(config, memory=memory, block_size=block_size, dtype=dtype)
 
 
 def _torch_dtype(name: str) -> torch.dtype:

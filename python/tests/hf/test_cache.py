@@ -556,3 +556,39 @@ def test_a_pool_is_gone_with_its_last_reference(closed):
         assert alive() is None
     finally:
         gc.enable()
+
+
+# ---- pools ----
+
+
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_a_budget_of_bytes_holds_for_what_the_model_hands_over(family):
+    model = models.shared(family)
+    pool = hf.Pool(model, memory="1MiB")
+    with hf.PagedCache(model, pool) as cache:
+        generate(model, models.prompt(20), cache)
+        total = sum(group.num_blocks * store.shape.bytes_per_block
+                    for own, group in enumerate(pool.groups) for store in pool.stores_of(own))
+        assert (1 << 20) * 0.9 < total <= 1 << 20
+        assert 0 < pool.bytes_held < total
+
+
+def test_a_plan_of_a_narrower_type_than_the_models_is_refused():
+    model = models.shared("llama")
+    plan = kvfolio.plan(model.config, "1MiB", dtype="bf16")
+    with pytest.raises(ValueError, match="4096 bytes a block, where 2048 were counted"):
+        generate(model, models.prompt(9), hf.PagedCache(model, hf.Pool(plan)))
+    with hf.PagedCache(model, hf.Pool(plan, dtype="bf16")) as cache:
+        generate(model, models.prompt(9), cache)
+
+
+def test_pools_refuse_unknown_arguments():
+    model = models.shared("llama")
+    for arguments, message in (
+        (dict(), "memory="),
+        (dict(memory="1MiB", blocks=4), "memory="),
+        (dict(blocks=4, dtype="fp8"), "'fp8'"),
+        (dict(blocks=4, data_plane="cuda"), "'cuda'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            hf.Pool(model, **arguments)
