@@ -252,7 +252,7 @@ class Core:
         if self.paged:
             from ._attention import Place
 
-            now.unattended = index
+            now.unattended = index if now.watched else None
             place = Place(now, store, group, kind.window, keys.dtype)
             tagged = keys.view_as(keys)
             tagged._kvfolio = place  # type: ignore[attr-defined]
@@ -296,6 +296,7 @@ class Core:
         ids = None if feed is None else feed.ids
         with self.pool.locked():
             self.round = self._open_round(keys.shape[0], keys.shape[2], ids)
+        self.round.watched = feed is not None
         if self.prompt is not None:
             self.prompt.unused = False
         self._fed_ids = ids

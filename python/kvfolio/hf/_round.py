@@ -31,6 +31,8 @@ class Round:
     owner: np.ndarray  # int64 [rows]: the row of the cache that each row of the forward belongs to
     groups: list[GroupRound]
     written: set[int] = dataclasses.field(default_factory=set)
+    #: A model's forward, and no update() by hand.
+    watched: bool = False
     #: The layer whose new keys went to our attention and were not attended to yet.
     unattended: int | None = None
 
