@@ -16,6 +16,8 @@ Opened(sequence=33554432, cached_tokens=4)
 
 from __future__ import annotations
 
+from ._block_map import block_map
+from ._capacity import PoolPlan, plan
 from ._core import (
     Batch,
     Counters,
@@ -30,7 +32,6 @@ from ._core import (
     ThreadPool,
     TokenStore,
     View,
-    __version__,
     append,
     attend,
     bytes_per_block,
@@ -43,6 +44,7 @@ from ._core import (
     kernel_targets,
     merge_states,
     validate,
+    version,
 )
 from ._types import (
     Admission,
@@ -69,6 +71,8 @@ from .errors import (
     Unsupported,
 )
 
+__version__ = version()
+
 __all__ = [
     "Aborted",
     "Admission",
@@ -92,6 +96,7 @@ __all__ = [
     "Pinned",
     "Plan",
     "PlanArray",
+    "PoolPlan",
     "ResourceExhausted",
     "RootKey",
     "SequenceInfo",
@@ -106,6 +111,7 @@ __all__ = [
     "__version__",
     "append",
     "attend",
+    "block_map",
     "bytes_per_block",
     "choose_kernel_target",
     "convert",
@@ -115,5 +121,7 @@ __all__ = [
     "gather",
     "kernel_targets",
     "merge_states",
+    "plan",
     "validate",
+    "version",
 ]

@@ -54,8 +54,7 @@ void check_device(const nb::ndarray<nb::ro>& array, const char* name) {
 }
 
 bool is_numbers(nb::handle object) {
-  return PyList_Check(object.ptr()) || PyTuple_Check(object.ptr()) ||
-         PyRange_Check(object.ptr());
+  return PyList_Check(object.ptr()) || PyTuple_Check(object.ptr()) || PyRange_Check(object.ptr());
 }
 
 template <typename T>
@@ -70,7 +69,8 @@ std::int32_t element(nb::handle item, const char* name, std::size_t index, std::
   if (!caster.from_python(item, 0, nullptr)) {
     raise_type(std::string(name) + "[" + std::to_string(index) + "] is no int");
   }
-  return i32(caster.operator Int&(), (std::string(name) + "[" + std::to_string(index) + "]").c_str());
+  return i32(caster.operator Int&(),
+             (std::string(name) + "[" + std::to_string(index) + "]").c_str());
 }
 std::uint64_t element(nb::handle item, const char* name, std::size_t index, std::uint64_t) {
   nb::detail::make_caster<Id> caster;
@@ -115,8 +115,8 @@ Input<T>::Input(nb::handle object, const char* name) {
   }
   const std::size_t count = array_.shape(0);
   if (count > 1 && array_.stride(0) != 1) {
-    raise_invalid(std::string(name) + ": an array with stride " +
-                  std::to_string(array_.stride(0)) + ", wanted: a contiguous one");
+    raise_invalid(std::string(name) + ": an array with stride " + std::to_string(array_.stride(0)) +
+                  ", wanted: a contiguous one");
   }
   const auto* data = static_cast<const T*>(static_cast<const void*>(
       static_cast<const std::byte*>(array_.data_handle()) + array_.byte_offset()));
@@ -152,11 +152,12 @@ Array array_of(nb::handle object, const char* name, Access access) {
   if (!result.array.is_valid()) raise_no_array(object, name, "anything with __dlpack__");
   check_device(result.array, name);
   if (result.array.dtype().lanes != 1 || result.array.dtype().bits % 8 != 0) {
-    raise_type(std::string(name) + ": " + text_of(result.array) + " has no elements of whole bytes");
+    raise_type(std::string(name) + ": " + text_of(result.array) +
+               " has no elements of whole bytes");
   }
   // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): writable if access says so
-  result.data = static_cast<std::byte*>(const_cast<void*>(
-                    static_cast<const void*>(result.array.data_handle()))) +
+  result.data = static_cast<std::byte*>(
+                    const_cast<void*>(static_cast<const void*>(result.array.data_handle()))) +
                 result.array.byte_offset();
   return result;
 }

@@ -132,8 +132,7 @@ void set_number(nb::handle object, const char* name, std::int32_t& number) {
 
 nb::object attend_rows(nb::handle q, const View& cache, nb::handle batch, nb::object out,
                        nb::handle lse, nb::handle scale, bool causal, nb::handle window,
-                       nb::handle num_sinks,
-                       Int layer, const char* target, nb::handle pool) {
+                       nb::handle num_sinks, Int layer, const char* target, nb::handle pool) {
   const Rows q_rows = rows_of(q, "q", Access::kRead);
   if (!q_rows.array) raise_type("q is None");
   if (out.is_none()) out = new_rows(q_rows.view, cache.view.head_dim_v);
@@ -165,8 +164,9 @@ nb::object attend_rows(nb::handle q, const View& cache, nb::handle batch, nb::ob
 
 void merge(nb::handle a_out, nb::handle a_lse, nb::handle b_out, nb::handle b_lse, nb::handle out,
            nb::handle lse) {
-  const Rows rows[] = {rows_of(a_out, "a_out", Access::kRead), lse_of(a_lse, "a_lse", Access::kRead),
-                       rows_of(b_out, "b_out", Access::kRead), lse_of(b_lse, "b_lse", Access::kRead)};
+  const Rows rows[] = {
+      rows_of(a_out, "a_out", Access::kRead), lse_of(a_lse, "a_lse", Access::kRead),
+      rows_of(b_out, "b_out", Access::kRead), lse_of(b_lse, "b_lse", Access::kRead)};
   const Rows to = rows_of(out, "out", Access::kWrite);
   const Rows to_lse = lse_of(lse, "lse", Access::kWrite);
   Status status;
@@ -237,23 +237,24 @@ void add_attention(nb::module_& m) {
                   "kvfolio._types.Int32Input | None = None, trim_first_kept: "
                   "kvfolio._types.Int32Input | None = None) -> None"),
           "query_start [n + 1], kv_lens [n], block_table [n, widest] contiguous, trims [n].");
-  m.def("attend", &attend_rows, "q"_a, "cache"_a, "batch"_a, nb::kw_only(), "out"_a = nb::none(),
-        "lse"_a = nb::none(), "scale"_a = nb::none(), "causal"_a = true, "window"_a = nb::none(),
-        "num_sinks"_a = nb::none(), "layer"_a = Int{0}, "target"_a = "auto", "pool"_a = nb::none(),
-        nb::sig("def attend(q: kvfolio._types.Array, cache: View, batch: GroupPlan | Batch, *, "
-                "out: typing.Any = None, lse: kvfolio._types.Array | None = None, "
-                "scale: float | None = None, causal: bool = True, window: int | None = None, "
-                "num_sinks: int | None = None, layer: int = 0, "
-                "target: kvfolio._types.KernelTarget = 'auto', pool: ThreadPool | None = None) "
-                "-> typing.Any"),
-        "softmax(scale * q k^T + mask) v over the blocks, for each row of q, [tokens, q_heads, "
-        "head_dim]. Returns out, [tokens, q_heads, head_dim_v]; None: a new NumPy array, float64 "
-        "for q of float64, else float32. lse [tokens, q_heads] gets the natural logarithm of the "
-        "sum of exp(score). scale None: 1 / sqrt(head_dim). window and num_sinks None: those of the "
-        "plan's group, none for a Batch. A row that reads no token is 0, its "
-        "lse -inf. Runs without the GIL, on the threads of `pool`, else on the caller's.");
-  m.def("merge_states", &merge, "a_out"_a, "a_lse"_a, "b_out"_a, "b_lse"_a, nb::kw_only(),
-        "out"_a, "lse"_a = nb::none(),
+  m.def(
+      "attend", &attend_rows, "q"_a, "cache"_a, "batch"_a, nb::kw_only(), "out"_a = nb::none(),
+      "lse"_a = nb::none(), "scale"_a = nb::none(), "causal"_a = true, "window"_a = nb::none(),
+      "num_sinks"_a = nb::none(), "layer"_a = Int{0}, "target"_a = "auto", "pool"_a = nb::none(),
+      nb::sig("def attend(q: kvfolio._types.Array, cache: View, batch: GroupPlan | Batch, *, "
+              "out: typing.Any = None, lse: kvfolio._types.Array | None = None, "
+              "scale: float | None = None, causal: bool = True, window: int | None = None, "
+              "num_sinks: int | None = None, layer: int = 0, "
+              "target: kvfolio._types.KernelTarget = 'auto', pool: ThreadPool | None = None) "
+              "-> typing.Any"),
+      "softmax(scale * q k^T + mask) v over the blocks, for each row of q, [tokens, q_heads, "
+      "head_dim]. Returns out, [tokens, q_heads, head_dim_v]; None: a new NumPy array, float64 "
+      "for q of float64, else float32. lse [tokens, q_heads] gets the natural logarithm of the "
+      "sum of exp(score). scale None: 1 / sqrt(head_dim). window and num_sinks None: those of the "
+      "plan's group, none for a Batch. A row that reads no token is 0, its "
+      "lse -inf. Runs without the GIL, on the threads of `pool`, else on the caller's.");
+  m.def("merge_states", &merge, "a_out"_a, "a_lse"_a, "b_out"_a, "b_lse"_a, nb::kw_only(), "out"_a,
+        "lse"_a = nb::none(),
         nb::sig("def merge_states(a_out: kvfolio._types.Array, a_lse: kvfolio._types.Array, "
                 "b_out: kvfolio._types.Array, b_lse: kvfolio._types.Array, *, "
                 "out: kvfolio._types.Array, lse: kvfolio._types.Array | None = None) -> None"),

@@ -141,12 +141,13 @@ struct ManagerState {
     return f(manager);
   }
 
-  // For plans of the steps first .. last, inside of call(). kFailedPrecondition: a kernel reads one.
+  // For plans of the steps first .. last, inside of call(). kFailedPrecondition: a kernel reads
+  // one.
   [[nodiscard]] Status refuse_if_read(Ticket first, Ticket last) const;
   void end_plans(Ticket first, Ticket last);
 
   KVCacheManager manager;
-  Ticket open{};                 // the open step; changes inside of call() only
+  Ticket open{};                          // the open step; changes inside of call() only
   std::vector<nb::ndarray<nb::ro>> lent;  // arrays that the storage lies in
   std::vector<std::pair<Ticket, std::shared_ptr<Lease>>> leases;
 

@@ -52,8 +52,7 @@ std::int32_t i32(Int number, const char* name) {
   return static_cast<std::int32_t>(within(number, name, INT32_MIN, INT32_MAX));
 }
 
-void raise_unknown_word(const char* name, const char* word,
-                        const std::vector<const char*>& known) {
+void raise_unknown_word(const char* name, const char* word, const std::vector<const char*>& known) {
   std::string message = std::string(name) + " is '" + word + "', allowed: ";
   for (const char* each : known) {
     message += each == known.front() ? "'" : ", '";

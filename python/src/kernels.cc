@@ -38,8 +38,8 @@ LayerRows layer_rows(nb::handle object, const char* name, std::int32_t num_layer
   const Array array = array_of(object, name, Access::kWrite);
   if (array.array.ndim() != 4) return {rows_of(object, name, Access::kWrite), 0};
   if (array.size(0) != num_layers) {
-    raise_invalid(std::string(name) + ": " + describe(array.array) + ", wanted: " +
-                  std::to_string(num_layers) + " layers along axis 0");
+    raise_invalid(std::string(name) + ": " + describe(array.array) +
+                  ", wanted: " + std::to_string(num_layers) + " layers along axis 0");
   }
   const nb::object first = nb::borrow(object)[nb::int_(0)];
   return {rows_of(first, name, Access::kWrite), array.stride(0)};

@@ -8,8 +8,7 @@
 namespace kvfolio::python {
 namespace {
 
-constexpr Word<Order> kOrders[] = {{"in_order", Order::kInOrder},
-                                   {"unordered", Order::kUnordered}};
+constexpr Word<Order> kOrders[] = {{"in_order", Order::kInOrder}, {"unordered", Order::kUnordered}};
 
 // What `Manager(...)` takes, as numbers of Python.
 struct Given {
@@ -58,12 +57,14 @@ void add_options(nb::class_<Manager>& c) {
          Int max_runs, Int max_root_keys, Int max_root_key_bytes, Int max_media_extents,
          Int max_table_entries, Id hash_seed, double high_watermark, nb::handle victim_policy,
          Int id_tag) {
-        const Given given{max_sequences,      max_pins,          max_steps_in_flight,
-                          order,              prefix_cache,      max_sequence_tokens,
-                          max_index_tokens,   max_runs,          max_root_keys,
-                          max_root_key_bytes, max_media_extents, max_table_entries,
-                          hash_seed,          high_watermark,    victim_policy,
-                          id_tag};
+        const Given given{max_sequences,       max_pins,
+                          max_steps_in_flight, order,
+                          prefix_cache,        max_sequence_tokens,
+                          max_index_tokens,    max_runs,
+                          max_root_keys,       max_root_key_bytes,
+                          max_media_extents,   max_table_entries,
+                          hash_seed,           high_watermark,
+                          victim_policy,       id_tag};
         new (self) Manager(create(spec, options_of(given)));
       },
       "spec"_a, nb::kw_only(), "max_sequences"_a = Int{1024}, "max_pins"_a = Int{256},

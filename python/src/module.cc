@@ -8,7 +8,7 @@ NB_MODULE(_core, m) {
   // Objects that a program still holds when it ends are no fault of it.
   nb::set_leak_warnings(false);
   m.doc() = "The compiled part of kvfolio.";
-  m.attr("__version__") = kvfolio::version();
+  m.def("version", &kvfolio::version, "Of the library in this extension.");
   python::add_spec(m);
   python::add_records(m);
   python::add_storage(m);

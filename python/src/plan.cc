@@ -75,10 +75,9 @@ nb::object PlanData::make(std::span<const std::int32_t> numbers, std::vector<std
   if (lease_ != nullptr) {
     return nb::cast(PlanArray(state_, lease_, numbers.data(), std::move(shape)));
   }
-  return nb::cast(
-      nb::ndarray<nb::numpy, std::int32_t>(const_cast<std::int32_t*>(numbers.data()), shape.size(),
-                                           shape.data(), memory_),
-      nb::rv_policy::reference);
+  return nb::cast(nb::ndarray<nb::numpy, std::int32_t>(const_cast<std::int32_t*>(numbers.data()),
+                                                       shape.size(), shape.data(), memory_),
+                  nb::rv_policy::reference);
 }
 
 nb::object PlanData::array(StepField field) {
@@ -91,9 +90,13 @@ nb::object PlanData::array(StepField field) {
                              : numpy_array(ids, {plan_.sequences.size()}, memory_);
     return made;
   }
-  const std::span<const std::int32_t> arrays[] = {
-      {},          plan_.rows,    plan_.query_start, plan_.positions,
-      plan_.kv_lens, plan_.trim_sinks, plan_.trim_first_kept};
+  const std::span<const std::int32_t> arrays[] = {{},
+                                                  plan_.rows,
+                                                  plan_.query_start,
+                                                  plan_.positions,
+                                                  plan_.kv_lens,
+                                                  plan_.trim_sinks,
+                                                  plan_.trim_first_kept};
   made = make(arrays[field], {arrays[field].size()});
   return made;
 }
@@ -115,13 +118,12 @@ nb::object PlanData::array(std::size_t index, GroupField field) {
     made = make({numbers, 3 * count}, {count, 3});
     return made;
   }
-  const std::span<const std::int32_t> arrays[] = {
-      group.slot_mapping,     {},
-      group.kv_indptr,        group.kv_indices,
-      group.kv_last_page_len, group.copy_src,
-      group.copy_dst,         {},
-      group.changed_rows,     group.changed_columns,
-      group.changed_blocks};
+  const std::span<const std::int32_t> arrays[] = {group.slot_mapping,     {},
+                                                  group.kv_indptr,        group.kv_indices,
+                                                  group.kv_last_page_len, group.copy_src,
+                                                  group.copy_dst,         {},
+                                                  group.changed_rows,     group.changed_columns,
+                                                  group.changed_blocks};
   made = make(arrays[field], {arrays[field].size()});
   return made;
 }
@@ -146,8 +148,7 @@ void add_array(nb::class_<Plan>& c, const char* name, const char* signature, con
       name, [](const Plan& plan) { return plan.data->array(kField); }, nb::sig(signature), doc);
 }
 template <GroupField kField>
-void add_array(nb::class_<PlanGroup>& c, const char* name, const char* signature,
-               const char* doc) {
+void add_array(nb::class_<PlanGroup>& c, const char* name, const char* signature, const char* doc) {
   c.def_prop_ro(
       name, [](const PlanGroup& plan) { return plan.data->array(plan.group, kField); },
       nb::sig(signature), doc);
@@ -192,15 +193,15 @@ void add_plan(nb::module_& m) {
                      "in the buffers of the step and are PlanArrays.");
   c.def_prop_ro("ticket", [](const Plan& plan) { return plan.data->plan().ticket.value(); });
   c.def_prop_ro("num_tokens", [](const Plan& plan) { return plan.data->plan().num_tokens; });
-  add_array<kSequences>(
-      c, "sequences", "def sequences(self) -> numpy.typing.NDArray[numpy.uint64]",
-      "[num_sequences] ids in the order of their appends; always a copy.");
+  add_array<kSequences>(c, "sequences", "def sequences(self) -> numpy.typing.NDArray[numpy.uint64]",
+                        "[num_sequences] ids in the order of their appends; always a copy.");
   KVFOLIO_ARRAY(c, kRows, "rows", "[num_sequences] below Manager.num_rows.");
   KVFOLIO_ARRAY(c, kQueryStart, "query_start", "[num_sequences + 1] tokens before each sequence.");
   KVFOLIO_ARRAY(c, kPositions, "positions", "[num_tokens] if asked for, else empty.");
   KVFOLIO_ARRAY(c, kKvLens, "kv_lens", "[num_sequences] length with this step's tokens.");
-  KVFOLIO_ARRAY(c, kTrimSinks, "trim_sinks",
-                "[num_sequences] position p is visible iff p < trim_sinks or p >= trim_first_kept.");
+  KVFOLIO_ARRAY(
+      c, kTrimSinks, "trim_sinks",
+      "[num_sequences] position p is visible iff p < trim_sinks or p >= trim_first_kept.");
   KVFOLIO_ARRAY(c, kTrimFirstKept, "trim_first_kept", "See trim_sinks.");
   c.def_prop_ro(
       "groups",

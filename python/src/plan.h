@@ -46,8 +46,7 @@ enum GroupField : std::size_t {
 class PlanData {
  public:
   // lease null: copies the arrays.
-  PlanData(std::shared_ptr<ManagerState> state, const StepPlan& plan,
-           std::shared_ptr<Lease> lease);
+  PlanData(std::shared_ptr<ManagerState> state, const StepPlan& plan, std::shared_ptr<Lease> lease);
   PlanData(const PlanData&) = delete;  // spans point into it
   PlanData& operator=(const PlanData&) = delete;
 

@@ -11,12 +11,11 @@ template <typename Framework>
 nb::object array_of_copy(const std::int32_t* data, std::size_t size,
                          const std::vector<std::size_t>& shape) {
   auto* copy = new std::vector<std::int32_t>(data, data + size);
-  const nb::capsule owner(copy, [](void* p) noexcept {
-    delete static_cast<std::vector<std::int32_t>*>(p);
-  });
-  return nb::cast(nb::ndarray<Framework, std::int32_t>(copy->data(), shape.size(), shape.data(),
-                                                       owner),
-                  nb::rv_policy::reference);
+  const nb::capsule owner(
+      copy, [](void* p) noexcept { delete static_cast<std::vector<std::int32_t>*>(p); });
+  return nb::cast(
+      nb::ndarray<Framework, std::int32_t>(copy->data(), shape.size(), shape.data(), owner),
+      nb::rv_policy::reference);
 }
 
 }  // namespace
@@ -56,12 +55,11 @@ nb::object PlanArray::dlpack(nb::kwargs options) const {
   nb::object array;
   if (options.contains("copy") && nb::object(options["copy"]).is(nb::handle(Py_False))) {
     auto* keeper = new std::shared_ptr<ManagerState>(keeper_);
-    const nb::capsule owner(keeper, [](void* p) noexcept {
-      delete static_cast<std::shared_ptr<ManagerState>*>(p);
-    });
-    array = nb::cast(nb::ndarray<nb::array_api, const std::int32_t>(data_, shape_.size(),
-                                                                    shape_.data(), owner),
-                     nb::rv_policy::reference);
+    const nb::capsule owner(
+        keeper, [](void* p) noexcept { delete static_cast<std::shared_ptr<ManagerState>*>(p); });
+    array = nb::cast(
+        nb::ndarray<nb::array_api, const std::int32_t>(data_, shape_.size(), shape_.data(), owner),
+        nb::rv_policy::reference);
   } else {
     array = array_of_copy<nb::array_api>(data_, size(), shape_);
     if (options.contains("copy")) nb::del(options["copy"]);
@@ -85,10 +83,11 @@ void add_plan_array(nb::module_& m) {
           nb::sig("def shape(self) -> tuple[int, ...]"))
       .def("__len__", [](const PlanArray& array) { return array.shape()[0]; })
       .def(
-          "__getitem__",
-          [](const PlanArray& array, nb::object key) { return array.copy()[key]; },
-          nb::sig("def __getitem__(self, key: typing.Any) -> typing.Any"),
-          "The same of a copy.")
+          "__getitem__", [](const PlanArray& array, nb::object key) {
+            const nb::object copy = array.copy();
+            return nb::object(copy[key]);
+          },
+          nb::sig("def __getitem__(self, key: typing.Any) -> typing.Any"), "The same of a copy.")
       .def(
           "__array__",
           [](const PlanArray& array, nb::handle dtype, nb::handle copy) -> nb::object {

@@ -35,9 +35,9 @@ nb::object slot_mapping(const Manager& manager, Id sequence, Int begin, Int end,
     if (!info) return info.error();
     if (std::int64_t{first} + count > info->length) {
       return Status(ErrorCode::kInvalidArgument,
-                    "positions " + std::to_string(first) + " to " +
-                        std::to_string(first + count) + " are not within " + to_string(SequenceId(sequence)) +
-                        " of " + std::to_string(info->length) + " tokens");
+                    "positions " + std::to_string(first) + " to " + std::to_string(first + count) +
+                        " are not within " + to_string(SequenceId(sequence)) + " of " +
+                        std::to_string(info->length) + " tokens");
     }
     slots.resize(static_cast<std::size_t>(count));
     return m.slot_mapping(sequence, id, first, slots);
@@ -96,18 +96,22 @@ void number(nb::class_<Manager>& c, const char* name, Field field, const char* d
 }
 
 void add_numbers(nb::class_<Manager>& c) {
-  number(c, "num_sequences", [](KVCacheManager& m) { return m.num_sequences(); },
-         "Open sequences.");
-  number(c, "num_rows", [](KVCacheManager& m) { return m.num_rows(); },
-         "Every row of a plan is below it: rows of a block table on a device.");
-  number(c, "bytes_total", [](KVCacheManager& m) { return m.bytes_total(); },
-         "Of all blocks, padding included.");
-  number(c, "bytes_used", [](KVCacheManager& m) { return m.bytes_used(); },
-         "Of the held blocks.");
-  number(c, "utilization", [](KVCacheManager& m) { return m.utilization(); },
-         "Held blocks divided by all blocks, in the fullest group.");
-  number(c, "needs_eviction", [](KVCacheManager& m) { return m.needs_eviction(); },
-         "utilization >= high_watermark: time for preempt_to().");
+  number(
+      c, "num_sequences", [](KVCacheManager& m) { return m.num_sequences(); }, "Open sequences.");
+  number(
+      c, "num_rows", [](KVCacheManager& m) { return m.num_rows(); },
+      "Every row of a plan is below it: rows of a block table on a device.");
+  number(
+      c, "bytes_total", [](KVCacheManager& m) { return m.bytes_total(); },
+      "Of all blocks, padding included.");
+  number(
+      c, "bytes_used", [](KVCacheManager& m) { return m.bytes_used(); }, "Of the held blocks.");
+  number(
+      c, "utilization", [](KVCacheManager& m) { return m.utilization(); },
+      "Held blocks divided by all blocks, in the fullest group.");
+  number(
+      c, "needs_eviction", [](KVCacheManager& m) { return m.needs_eviction(); },
+      "utilization >= high_watermark: time for preempt_to().");
   c.def_prop_ro(
        "counters", [](const Manager& manager) { return manager.state()->manager.counters(); },
        "Counts since the creation; a copy.")
@@ -149,8 +153,7 @@ void add_questions(nb::class_<Manager>& c) {
       .def(
           "find",
           [](const Manager& manager, Id caller_id) {
-            return take(manager.call(
-                            [&](KVCacheManager& m) { return m.find(caller_id.value); }))
+            return take(manager.call([&](KVCacheManager& m) { return m.find(caller_id.value); }))
                 .value();
           },
           "caller_id"_a, nb::sig("def find(self, caller_id: int) -> int"),

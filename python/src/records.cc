@@ -35,13 +35,16 @@ class Record {
                }
                return text + ")";
              })
-        .def("to_dict", [](nb::handle self) {
-          nb::dict all;
-          for (const nb::handle each : nb::borrow<nb::object>(self.type().attr("_fields"))) {
-            all[each] = nb::getattr(self, each);
-          }
-          return all;
-        }, nb::sig("def to_dict(self) -> dict[str, typing.Any]"));
+        .def(
+            "to_dict",
+            [](nb::handle self) {
+              nb::dict all;
+              for (const nb::handle each : nb::borrow<nb::object>(self.type().attr("_fields"))) {
+                all[each] = nb::getattr(self, each);
+              }
+              return all;
+            },
+            nb::sig("def to_dict(self) -> dict[str, typing.Any]"));
   }
 
  private:
@@ -71,8 +74,7 @@ void add_info(nb::module_& m) {
 
 void add_usage(nb::module_& m) {
   Record<GroupUsage> usage(
-      m, "GroupUsage",
-      "Blocks of a group by state; free + held + cached + retiring = num_blocks.");
+      m, "GroupUsage", "Blocks of a group by state; free + held + cached + retiring = num_blocks.");
   usage.field("num_blocks", &GroupUsage::num_blocks)
       .field("free", &GroupUsage::free)
       .field("held", &GroupUsage::held, "Referenced by sequences or pins.")

@@ -8,12 +8,14 @@
 namespace kvfolio::python {
 namespace {
 
-#define KVFOLIO_LOOKUP_ARGUMENTS                                                             \
-  nb::kw_only(), "root"_a = nb::none(), "media"_a = nb::make_tuple(),                        \
-      "prefix_cache"_a = true, "look_up"_a = true, "max_tokens"_a = Int{0}
-#define KVFOLIO_LOOKUP_SIGNATURE                                                             \
-  "*, root: kvfolio._types.RootKey | None = None, "                                          \
-  "media: collections.abc.Sequence[kvfolio._types.MediaSpan] = (), "                         \
+#define KVFOLIO_LOOKUP_ARGUMENTS                                                               \
+  nb::kw_only(), "root"_a = nb::none(), "media"_a = nb::make_tuple(), "prefix_cache"_a = true, \
+                 "look_up"_a = true, "max_tokens"_a = Int {                                    \
+    0                                                                                          \
+  }
+#define KVFOLIO_LOOKUP_SIGNATURE                                     \
+  "*, root: kvfolio._types.RootKey | None = None, "                  \
+  "media: collections.abc.Sequence[kvfolio._types.MediaSpan] = (), " \
   "prefix_cache: bool = True, look_up: bool = True, max_tokens: int = 0"
 
 std::int32_t probe(const Manager& manager, nb::handle tokens, nb::handle root, nb::handle media,
@@ -28,8 +30,8 @@ nb::object pin(const Manager& manager, nb::handle tokens, nb::handle root, nb::h
                bool prefix_cache, bool look_up, Int max_tokens) {
   const Input<std::int32_t> numbers(tokens, "tokens");
   const HeldOptions held(root, media, prefix_cache, look_up, max_tokens);
-  const Pinned pinned = take(
-      manager.call([&](KVCacheManager& m) { return m.pin(numbers.span(), held.options); }));
+  const Pinned pinned =
+      take(manager.call([&](KVCacheManager& m) { return m.pin(numbers.span(), held.options); }));
   return make_record("Pinned", nb::make_tuple(pinned.pin.value(), pinned.pinned_tokens));
 }
 
@@ -37,9 +39,8 @@ nb::object admit_prompt(const Manager& manager, nb::handle tokens, Int num_more,
                         nb::handle media, bool prefix_cache, bool look_up, Int max_tokens) {
   const Input<std::int32_t> numbers(tokens, "tokens");
   const HeldOptions held(root, media, prefix_cache, look_up, max_tokens);
-  const Admission admission = take(manager.call([&](KVCacheManager& m) {
-    return m.admit(numbers.span(), held.options, num_more.value);
-  }));
+  const Admission admission = take(manager.call(
+      [&](KVCacheManager& m) { return m.admit(numbers.span(), held.options, num_more.value); }));
   nb::list blocks;
   for (std::size_t i = 0; i < manager.state()->manager.spec().groups.size(); ++i) {
     blocks.append(admission.blocks[i]);
@@ -68,8 +69,7 @@ nb::object forgotten(const Forgotten& record) {
 nb::object forget(const Manager& manager, nb::handle tokens, nb::handle root, nb::handle media) {
   const HeldOptions held(root, media, true, true, Int{0});
   if (tokens.is_none()) {
-    return forgotten(
-        manager.call([&](KVCacheManager& m) { return m.forget(held.options.root); }));
+    return forgotten(manager.call([&](KVCacheManager& m) { return m.forget(held.options.root); }));
   }
   const Input<std::int32_t> numbers(tokens, "tokens");
   return forgotten(take(
@@ -93,9 +93,10 @@ nb::object evict(const Manager& manager, Int group, Int num_blocks) {
   const std::int32_t most = i32(num_blocks, "num_blocks");
   const auto& groups = manager.state()->manager.spec().groups;
   const bool known = id.value() >= 0 && static_cast<std::size_t>(id.value()) < groups.size();
-  std::vector<std::int32_t> blocks(known ? static_cast<std::size_t>(std::clamp(
-                                               most, 0, groups[static_cast<std::size_t>(id.value())].num_blocks))
-                                         : 0);
+  std::vector<std::int32_t> blocks(
+      known ? static_cast<std::size_t>(
+                  std::clamp(most, 0, groups[static_cast<std::size_t>(id.value())].num_blocks))
+            : 0);
   const std::int32_t count =
       take(manager.call([&](KVCacheManager& m) { return m.evict(id, most, blocks); }));
   return numpy_copy(std::span<const std::int32_t>(blocks).first(static_cast<std::size_t>(count)));
@@ -105,8 +106,8 @@ void add_admission(nb::class_<Manager>& c) {
   c.def(
        "admit",
        [](const Manager& manager, Id sequence, Int num_tokens) {
-         check(manager.call(
-             [&](KVCacheManager& m) { return m.admit(sequence, num_tokens.value); }));
+         check(
+             manager.call([&](KVCacheManager& m) { return m.admit(sequence, num_tokens.value); }));
        },
        "sequence"_a, "num_tokens"_a,
        nb::sig("def admit(self, sequence: int, num_tokens: int) -> None"),
@@ -117,17 +118,16 @@ void add_admission(nb::class_<Manager>& c) {
            "The same for appends that are to succeed together in one step.")
       .def("admit_prompt", &admit_prompt, "tokens"_a, "num_more"_a = Int{0},
            KVFOLIO_LOOKUP_ARGUMENTS,
-           nb::sig("def admit_prompt(self, tokens: kvfolio._types.Int32Input, num_more: int = 0, "
-                   KVFOLIO_LOOKUP_SIGNATURE ") -> kvfolio._types.Admission"),
+           nb::sig("def admit_prompt(self, tokens: kvfolio._types.Int32Input, num_more: int = "
+                   "0, " KVFOLIO_LOOKUP_SIGNATURE ") -> kvfolio._types.Admission"),
            "Would open() and an append of what it does not find and of num_more tokens succeed "
            "now? Changes nothing.")
       .def(
           "reserve",
           [](const Manager& manager, Id sequence, Int num_tokens, Int most_per_step) {
             const ReserveOptions options{.most_per_step = most_per_step.value};
-            check(manager.call([&](KVCacheManager& m) {
-              return m.reserve(sequence, num_tokens.value, options);
-            }));
+            check(manager.call(
+                [&](KVCacheManager& m) { return m.reserve(sequence, num_tokens.value, options); }));
           },
           "sequence"_a, "num_tokens"_a, nb::kw_only(), "most_per_step"_a = Int{0},
           nb::sig("def reserve(self, sequence: int, num_tokens: int, *, most_per_step: int = 0) "

@@ -8,9 +8,8 @@
 namespace kvfolio::python {
 namespace {
 
-constexpr Word<Publish> kPublish[] = {{"all", Publish::kAll},
-                                      {"full_blocks", Publish::kFullBlocks},
-                                      {"nothing", Publish::kNothing}};
+constexpr Word<Publish> kPublish[] = {
+    {"all", Publish::kAll}, {"full_blocks", Publish::kFullBlocks}, {"nothing", Publish::kNothing}};
 
 std::optional<std::uint64_t> caller_id_of(nb::handle object) {
   if (object.is_none()) return std::nullopt;
@@ -49,10 +48,9 @@ nb::object open(const Manager& manager, nb::handle tokens, nb::handle root, nb::
   const Input<std::int32_t> numbers(tokens, "tokens");
   HeldOptions held(root, media, prefix_cache, look_up, max_tokens);
   held.set_sequence(publish, caller_id, priority, late_names);
-  const Opened opened = take(
-      manager.call([&](KVCacheManager& m) { return m.open(numbers.span(), held.options); }));
-  return make_record("Opened",
-                     nb::make_tuple(opened.sequence.value(), opened.cached_tokens));
+  const Opened opened =
+      take(manager.call([&](KVCacheManager& m) { return m.open(numbers.span(), held.options); }));
+  return make_record("Opened", nb::make_tuple(opened.sequence.value(), opened.cached_tokens));
 }
 
 std::uint64_t open_unnamed(const Manager& manager, Int num_tokens, nb::handle root,
@@ -77,16 +75,15 @@ void adopt(const Manager& manager, Id sequence, nb::handle tables, Int num_token
   check(manager.call([&](KVCacheManager& m) { return m.adopt(sequence, spans, tokens); }));
 }
 
-#define KVFOLIO_OPEN_ARGUMENTS                                                          \
-  nb::kw_only(), "root"_a = nb::none(), "media"_a = nb::make_tuple(),                   \
-      "prefix_cache"_a = true, "look_up"_a = true, "publish"_a = "all",                 \
-      "caller_id"_a = nb::none(), "max_tokens"_a = Int{0}, "priority"_a = Int{0},       \
-      "late_names"_a = false
-#define KVFOLIO_OPEN_SIGNATURE                                                          \
-  "*, root: kvfolio._types.RootKey | None = None, "                                     \
-  "media: collections.abc.Sequence[kvfolio._types.MediaSpan] = (), "                    \
-  "prefix_cache: bool = True, look_up: bool = True, "                                   \
-  "publish: kvfolio._types.Publish = 'all', caller_id: int | None = None, "             \
+#define KVFOLIO_OPEN_ARGUMENTS                                                                 \
+  nb::kw_only(), "root"_a = nb::none(), "media"_a = nb::make_tuple(), "prefix_cache"_a = true, \
+                 "look_up"_a = true, "publish"_a = "all", "caller_id"_a = nb::none(),          \
+                 "max_tokens"_a = Int{0}, "priority"_a = Int{0}, "late_names"_a = false
+#define KVFOLIO_OPEN_SIGNATURE                                              \
+  "*, root: kvfolio._types.RootKey | None = None, "                         \
+  "media: collections.abc.Sequence[kvfolio._types.MediaSpan] = (), "        \
+  "prefix_cache: bool = True, look_up: bool = True, "                       \
+  "publish: kvfolio._types.Publish = 'all', caller_id: int | None = None, " \
   "max_tokens: int = 0, priority: int = 0, late_names: bool = False"
 
 void add_births(nb::class_<Manager>& c) {
@@ -104,8 +101,7 @@ void add_births(nb::class_<Manager>& c) {
           [](const Manager& manager, Id parent, nb::handle caller_id, Int priority) {
             const ForkOptions options{.caller_id = caller_id_of(caller_id),
                                       .priority = i32(priority, "priority")};
-            return take(manager.call(
-                            [&](KVCacheManager& m) { return m.fork(parent, options); }))
+            return take(manager.call([&](KVCacheManager& m) { return m.fork(parent, options); }))
                 .value();
           },
           "parent"_a, nb::kw_only(), "caller_id"_a = nb::none(), "priority"_a = Int{0},
@@ -140,8 +136,7 @@ void add_cuts(nb::class_<Manager>& c) {
           "trim",
           [](const Manager& manager, Id sequence, Int num_sinks, Int window) {
             const TrimOptions options{.num_sinks = num_sinks.value, .window = window.value};
-            return take(
-                manager.call([&](KVCacheManager& m) { return m.trim(sequence, options); }));
+            return take(manager.call([&](KVCacheManager& m) { return m.trim(sequence, options); }));
           },
           "sequence"_a, nb::kw_only(), "num_sinks"_a, "window"_a,
           nb::sig("def trim(self, sequence: int, *, num_sinks: int, window: int) -> int"),

@@ -163,9 +163,8 @@ void set_tokens_each(const Manager& manager, nb::handle sequences, nb::handle to
   const Input<std::uint64_t> ids(sequences, "sequences");
   const Input<std::int32_t> numbers(tokens, "tokens");
   std::int32_t done = 0;
-  const Status status = manager.call([&](KVCacheManager& m) {
-    return m.set_tokens_each(ids_of(ids), numbers.span(), &done);
-  });
+  const Status status = manager.call(
+      [&](KVCacheManager& m) { return m.set_tokens_each(ids_of(ids), numbers.span(), &done); });
   if (!status) raise(status, done);
 }
 
@@ -260,8 +259,9 @@ void add_step(nb::module_& m) {
   nb::class_<Step> c(m, "Step",
                      "One step of an engine: append, plan, commit, complete. As a context manager "
                      "it finishes at the end, or is dropped after an exception.");
-  c.def_prop_ro("ticket", [](const Step& step) { return step.ticket().value(); })
-      .def_prop_ro("is_open", &Step::is_open);
+  c.def_prop_ro("ticket", [](const Step& step) {
+     return step.ticket().value();
+   }).def_prop_ro("is_open", &Step::is_open);
   add_appends(c);
   c.def("plan", &plan, nb::kw_only(), "pad"_a = Int{-1}, "block_tables"_a = true,
         "changed_entries"_a = false, "flashinfer"_a = false, "shared_prefixes"_a = false,
@@ -285,8 +285,8 @@ void add_steps_of_manager(nb::class_<Manager>& c) {
   c.def(
        "step",
        [](const Manager& manager, Int now_us) {
-         const StepOptions options{.now_us = static_cast<std::uint64_t>(
-                                       within(now_us, "now_us", 0, INT64_MAX))};
+         const StepOptions options{
+             .now_us = static_cast<std::uint64_t>(within(now_us, "now_us", 0, INT64_MAX))};
          ManagerState& state = *manager.state();
          const Ticket ticket = take(state.call([&](KVCacheManager& m) {
            Result<Ticket> begun = m.begin_step(options);
@@ -295,25 +295,21 @@ void add_steps_of_manager(nb::class_<Manager>& c) {
          }));
          return Step(manager.state(), ticket);
        },
-       nb::kw_only(), "now_us"_a = Int{0},
-       nb::sig("def step(self, *, now_us: int = 0) -> Step"),
+       nb::kw_only(), "now_us"_a = Int{0}, nb::sig("def step(self, *, now_us: int = 0) -> Step"),
        "Begins a step. One is open at a time.")
       .def(
-          "complete",
-          [](const Manager& manager, Id ticket) { complete(*manager.state(), ticket); },
+          "complete", [](const Manager& manager, Id ticket) { complete(*manager.state(), ticket); },
           "ticket"_a, nb::sig("def complete(self, ticket: int) -> None"), "Step.complete()")
       .def(
           "fail", [](const Manager& manager, Id ticket) { return fail(*manager.state(), ticket); },
-          "ticket"_a,
-          nb::sig("def fail(self, ticket: int) -> list[kvfolio._types.EndedSequence]"),
+          "ticket"_a, nb::sig("def fail(self, ticket: int) -> list[kvfolio._types.EndedSequence]"),
           "Step.fail()")
       .def(
           "set_tokens",
           [](const Manager& manager, Id sequence, nb::handle tokens) {
             const Input<std::int32_t> numbers(tokens, "tokens");
-            check(manager.call([&](KVCacheManager& m) {
-              return m.set_tokens(sequence, numbers.span());
-            }));
+            check(manager.call(
+                [&](KVCacheManager& m) { return m.set_tokens(sequence, numbers.span()); }));
           },
           "sequence"_a, "tokens"_a,
           nb::sig("def set_tokens(self, sequence: int, tokens: kvfolio._types.Int32Input) -> None"),

@@ -118,13 +118,11 @@ void check_axes(const Array& array, const char* name, bool layers, const GroupSp
                 std::int32_t head_dim, std::size_t inner) {
   const bool granule = group.format == Format::kGranule && inner == 2;
   const std::size_t first = layers ? 1 : 0;
-  const std::int64_t wanted[] = {
-      group.num_blocks, group.num_kv_heads,
-      granule ? group.block_size / kGranuleTokens : group.block_size,
-      granule ? std::int64_t{kGranuleTokens} * head_dim : head_dim};
+  const std::int64_t wanted[] = {group.num_blocks, group.num_kv_heads,
+                                 granule ? group.block_size / kGranuleTokens : group.block_size,
+                                 granule ? std::int64_t{kGranuleTokens} * head_dim : head_dim};
   const std::size_t axes = 2 + inner;
-  bool same = array.array.ndim() == first + axes &&
-              (!layers || array.size(0) == group.num_layers);
+  bool same = array.array.ndim() == first + axes && (!layers || array.size(0) == group.num_layers);
   for (std::size_t axis = 0; same && axis < axes; ++axis) {
     same = array.size(first + axis) == wanted[axis];
   }
@@ -143,8 +141,8 @@ void check_arrays(const Lent& lent, bool layers, const GroupSpec& group) {
     if (!rows) return;
     check_axes(*rows, name, layers, group, head_dim, 2);
     if (dtype_of(*rows, name, true) == group.dtype) return;
-    raise_type(std::string(name) + ": " + describe(rows->array) +
-               ", wanted: elements of " + to_string(group.dtype));
+    raise_type(std::string(name) + ": " + describe(rows->array) + ", wanted: elements of " +
+               to_string(group.dtype));
   };
   const auto check_scale = [&](const std::optional<Array>& scale, const char* name) {
     if (!scale) return;
@@ -275,8 +273,8 @@ View borrow_view(nb::handle k, nb::handle v, nb::handle k_scale, nb::handle v_sc
   if (lent.v && (v_is_prefix_of_k || head_dim_v.value != 0)) {
     raise_invalid("head_dim_v and v_is_prefix_of_k are for a cache without an array of V");
   }
-  const GroupSpec group = spec_of_arrays(lent, parse_format(format), v_is_prefix_of_k,
-                                         i32(head_dim_v, "head_dim_v"));
+  const GroupSpec group =
+      spec_of_arrays(lent, parse_format(format), v_is_prefix_of_k, i32(head_dim_v, "head_dim_v"));
   const CacheSpec spec{{group}};
   check(validate(spec));
   const bool layers = lent.k->array.ndim() == 5;
@@ -314,11 +312,10 @@ nb::object array_at(const View& self, std::byte* data, const KVStrides& strides,
   const KVView& view = self.view;
   const std::int64_t item = dtype_bytes(dtype);
   const std::int32_t tile = view.granule && inner == 2 ? kGranuleTokens : 1;
-  const std::size_t shape[] = {static_cast<std::size_t>(view.num_layers),
-                               static_cast<std::size_t>(view.num_blocks),
-                               static_cast<std::size_t>(view.num_kv_heads),
-                               static_cast<std::size_t>(view.block_size / tile),
-                               static_cast<std::size_t>(head_dim) * static_cast<std::size_t>(tile)};
+  const std::size_t shape[] = {
+      static_cast<std::size_t>(view.num_layers), static_cast<std::size_t>(view.num_blocks),
+      static_cast<std::size_t>(view.num_kv_heads), static_cast<std::size_t>(view.block_size / tile),
+      static_cast<std::size_t>(head_dim) * static_cast<std::size_t>(tile)};
   const std::int64_t steps[] = {strides.layer / item, strides.block / item, strides.head / item,
                                 strides.token / item, 1};
   return nb::cast(nb::ndarray<nb::numpy>(data, 3 + inner, shape, self.keeper, steps,
@@ -436,11 +433,9 @@ void add_storage(nb::module_& m) {
             const Input<std::int32_t> to(dst, "dst");
             const GroupId id = group_id(group);
             const auto copy = [&] { return storage.get().copy_blocks(id, from.span(), to.span()); };
-            check(storage.manager() == nullptr
-                      ? copy()
-                      : storage.manager()->call_without_gil([&](KVCacheManager&) {
-                          return copy();
-                        }));
+            check(storage.manager() == nullptr ? copy()
+                                               : storage.manager()->call_without_gil(
+                                                     [&](KVCacheManager&) { return copy(); }));
           },
           "group"_a, "src"_a, "dst"_a,
           nb::sig("def copy_blocks(self, group: int, src: kvfolio._types.Int32Input, "
