@@ -9,9 +9,7 @@ from typing import Any, Sequence
 import torch
 from transformers import cache_utils
 
-import kvfolio
-
-from ._core import Core, Namespace
+from ._core import Core
 from ._layers import (
     SINCE_5,
     LayerKind,
@@ -20,8 +18,8 @@ from ._layers import (
     layer_kinds,
     rope_depends_on_length,
 )
-from ._namespace import config_fingerprint, fingerprint
 from ._pool import Pool
+from ._prompt import matrix, namespace_of, prompt_of
 from ._witness import watch
 
 
@@ -214,7 +212,7 @@ class PagedCache(cache_utils.Cache):
         decoder = config.get_text_config(decoder=True)
         # Latents are expanded behind the cache, so attention cannot read them from blocks.
         paged = config._attn_implementation == "kvfolio" and not getattr(decoder, "kv_lora_rank", None)
-        core = Core(pool, kinds, _namespace(model, is_model, namespace), paged)
+        core = Core(pool, kinds, namespace_of(model, is_model, namespace), paged)
         if prompt_ids is not None:
             rope = rope_depends_on_length(config)
             if rope is not None:
@@ -222,7 +220,7 @@ class PagedCache(cache_utils.Cache):
                     f"rope_type {rope!r} turns a key by the length of its prompt, so a key of one "
                     "prompt is wrong in another: make the cache without prompt_ids"
                 )
-            ids, pads = _prompt(prompt_ids, attention_mask)
+            ids, pads = prompt_of(prompt_ids, attention_mask)
             core.offer(ids, pads, look_up)
         elif attention_mask is not None:
             raise ValueError("attention_mask belongs to prompt_ids, and there are none")
@@ -252,7 +250,7 @@ class PagedCache(cache_utils.Cache):
         tokens are findable now (with the tail of the last block from close() on). The last token of
         a generation was never fed, so it is not among them.
         """
-        return self._core.publish(_matrix(ids))
+        return self._core.publish(matrix(ids))
 
     def close(self) -> None:
         """Gives the rows back to the pool. What is findable stays until the room is needed."""
@@ -280,47 +278,3 @@ class PagedCache(cache_utils.Cache):
     def __repr__(self) -> str:
         state = "closed" if self._core.closed else f"{len(self._core.rows)} rows of {self._core.length}"
         return f"PagedCache({state})"
-
-
-def _namespace(model: Any, is_model: bool, extra: str | bytes | None) -> Namespace:
-    if is_model:
-        reference = weakref.ref(model)
-
-        def current() -> bytes:
-            alive = reference()
-            if alive is None:
-                raise RuntimeError("the model of this cache is gone")
-            return fingerprint(alive)
-
-        made_of = current()
-    else:
-        current, made_of = None, config_fingerprint(model)
-    salt = extra.encode() if isinstance(extra, str) else extra or b""
-    return Namespace(kvfolio.RootKey(model=made_of, tenant_salt=salt), current, made_of)
-
-
-def _matrix(ids: Any) -> torch.Tensor:
-    tensor = torch.as_tensor(ids).detach().to("cpu", torch.long)
-    if tensor.ndim == 1:
-        tensor = tensor[None]
-    if tensor.ndim != 2 or 0 in tensor.shape:
-        raise ValueError(f"ids of shape {tuple(tensor.shape)}; [rows, tokens] with tokens is needed")
-    return tensor
-
-
-def _prompt(prompt_ids: Any, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, list[int]]:
-    ids = _matrix(prompt_ids)
-    if attention_mask is None:
-        return ids, [0] * len(ids)
-    mask = torch.as_tensor(attention_mask).to("cpu").bool()
-    if mask.ndim == 1:
-        mask = mask[None]
-    if mask.shape != ids.shape:
-        raise ValueError(f"attention_mask of {tuple(mask.shape)} for prompt_ids of {tuple(ids.shape)}")
-    pads = [int((~row).sum()) for row in mask]
-    for number, (row, pad) in enumerate(zip(mask, pads)):
-        if pad == len(row):
-            raise ValueError(f"row {number} of attention_mask is all padding")
-        if bool((~row[pad:]).any()):
-            raise ValueError(f"row {number} is not padded on the left alone: its prompt cannot be offered")
-    return ids, pads

@@ -15,41 +15,15 @@ from typing import Any, Callable, Sequence
 import numpy as np
 import torch
 
+from ._calls import LayerCalls
+from ._checks import check_feed
 from ._ids import SeenIds
 from ._layers import LayerKind
 from ._pool import Leavings, Pool
+from ._prompt import Namespace, Prompt
 from ._round import GroupRound, Round, spans_of
 from ._rows import Row, Rows
 from ._witness import Feed
-
-
-@dataclasses.dataclass
-class Prompt:
-    """What was offered at creation: its tokens are compared with what the model is fed."""
-
-    ids: torch.Tensor  # [rows, width], on the CPU
-    hit: int  # dense positions that were found
-    unused: bool = True
-
-    @property
-    def width(self) -> int:
-        return self.ids.shape[1]
-
-
-@dataclasses.dataclass(frozen=True)
-class Namespace:
-    root: Any  # kvfolio.RootKey
-    #: The model's fingerprint now, or None for a bare configuration.
-    current: Callable[[], bytes] | None
-    made_of: bytes
-
-    def check(self) -> None:
-        if self.current is not None and self.current() != self.made_of:
-            raise RuntimeError(
-                "the model changed since this cache was made (weights, adapters, attention "
-                "implementation, dtype or training mode): its prompts are other prompts now. "
-                "Make a new cache"
-            )
 
 
 class Core:
@@ -71,8 +45,7 @@ class Core:
         #: Why publish() must refuse: a forward whose keys belong to no plain prompt.
         self._unpublishable: str | None = None
         self._storing = [index for index, kind in enumerate(kinds) if kind is not None]
-        self._calls: list[tuple[str, Any]] = []
-        self._calls_of = dict.fromkeys(self._storing, 0)
+        self._calls = LayerCalls(self._storing)
 
     # ---- prompts ----
 
@@ -114,32 +87,26 @@ class Core:
         self.length = 0
         self.seen.crop(0)
 
-    def _naming(self) -> bool:
+    def naming(self) -> bool:
         """The next forward computes tokens of the offered prompt."""
         return self.prompt is not None and self.length < self.prompt.width
 
-    # ---- before a forward ----
-
     def before_forward(self, feed: Feed) -> None:
+        """The model is about to run; see _checks.py for what is refused."""
         self._check_open()
         if self.round is not None:
             self._roll_back()
-        self._check_calls()
+        self._calls.check()
         self._feed = feed
-        if feed.ids is None:
-            if self._naming():
-                raise ValueError(
-                    "prompt_ids were offered, but the decoder is fed embeddings, which cannot be "
-                    "compared with them: make the cache without prompt_ids"
-                )
-            return
-        factor = self._factor(feed.ids.shape[0])
-        pads = np.repeat(self.rows.pads, factor) if len(self.rows) else np.zeros(feed.ids.shape[0], int)
-        self._check_positions(feed, torch.from_numpy(pads))
-        self._check_prompt(feed.ids, factor)
-        self._check_mask(feed, pads)
+        check_feed(self, feed)
 
-    def _factor(self, rows: int) -> int:
+    def leave_plain(self, reason: str) -> None:
+        """The next forward's keys are not those of its tokens alone."""
+        if self.naming():
+            raise ValueError(f"prompt_ids were offered, but the decoder is fed {reason}")
+        self._unpublishable = reason
+
+    def rows_for(self, rows: int) -> int:
         """How many rows of a forward belong to each row of the cache."""
         have = len(self.rows)
         if have == 0:
@@ -147,71 +114,6 @@ class Core:
         if rows % have or rows < have:
             raise ValueError(f"a forward of {rows} rows on a cache of {have}")
         return rows // have
-
-    def _check_positions(self, feed: Feed, pads: torch.Tensor) -> None:
-        count = feed.ids.shape[1]
-        if feed.positions is None:
-            first = self.length if feed.first_position is None else feed.first_position
-            actual = first + torch.arange(count)[None]
-        elif feed.positions.ndim == 2:
-            actual = feed.positions.to("cpu")
-        else:
-            self._leave_plain(f"positions of {feed.positions.ndim} dimensions")
-            return
-        relative = torch.arange(count)[None] - pads[:, None]
-        if _equal_where_real(actual, relative + self.length):
-            return
-        if self.length and _equal_where_real(actual, relative) and self._seen_before(feed.ids):
-            self.restart()  # the whole text is fed again; so it is computed again
-            return
-        self._leave_plain(
-            f"positions from {actual[0, 0].item()} on, where the cache holds {self.length} tokens"
-        )
-
-    def _seen_before(self, ids: torch.Tensor) -> bool:
-        overlap = min(ids.shape[1], self.length)
-        seen = self.seen.ids[:, :overlap].repeat_interleave(self._factor(ids.shape[0]), dim=0)
-        return torch.equal(seen, ids[:, :overlap].to("cpu"))
-
-    def _check_prompt(self, ids: torch.Tensor, factor: int) -> None:
-        if not self._naming():
-            return
-        assert self.prompt is not None
-        stop = min(self.prompt.width, self.length + ids.shape[1])
-        offered = self.prompt.ids[self.prompt_rows, self.length : stop].repeat_interleave(factor, dim=0)
-        fed = ids[:, : stop - self.length].to("cpu")
-        pads = np.repeat(self.rows.pads, factor)[:, None]
-        real = torch.from_numpy(np.arange(self.length, stop)[None] >= pads)
-        wrong = ((offered != fed) & real).nonzero()
-        if len(wrong):
-            row, column = wrong[0].tolist()
-            raise ValueError(
-                f"row {row} is fed token {fed[row, column]} at position {self.length + column}, where "
-                f"prompt_ids has {offered[row, column]}: offer the tokens that generate() gets"
-            )
-
-    def _check_mask(self, feed: Feed, pads: np.ndarray) -> None:
-        mask = feed.mask
-        if mask is None:
-            if pads.any():
-                raise ValueError("the cache was made with an attention_mask, and this forward has none")
-            return
-        if not isinstance(mask, torch.Tensor) or mask.ndim != 2:
-            self._leave_plain("a mask that is not [rows, tokens]")
-            return
-        # What the forward reads; a mask that is shorter holds its last positions.
-        real = mask[:, : self.length + feed.ids.shape[1]].bool().to("cpu").numpy()
-        behind_pads = np.arange(real.shape[1])[None] >= pads[:, None]
-        if (real != behind_pads).any():
-            if pads.any():
-                raise ValueError("this forward's attention_mask is not the one that the cache got")
-            self._leave_plain("padding that was not offered with attention_mask=")
-
-    def _leave_plain(self, reason: str) -> None:
-        """The next forward's keys are not those of its tokens alone."""
-        if self._naming():
-            raise ValueError(f"prompt_ids were offered, but the decoder is fed {reason}")
-        self._unpublishable = reason
 
     # ---- a forward ----
 
@@ -271,10 +173,10 @@ class Core:
             )
 
     def _begin(self, keys: torch.Tensor, first_position: int | None) -> None:
-        self._check_calls()
+        self._calls.check()
         self._check_attended(self._last)
         feed, self._feed = self._feed, None
-        if self._naming():
+        if self.naming():
             if self.namespace.current is not None and feed is None:
                 raise RuntimeError(
                     "prompt_ids were offered for another model than the one that runs, or its decoder "
@@ -307,7 +209,7 @@ class Core:
         if not before:
             for _ in range(fed):
                 self.rows.items.append(Row(self._open(np.empty(0, np.int32), True)[0]))
-        factor = self._factor(fed)
+        factor = self.rows_for(fed)
         shared = factor > 1 and ids is not None and _repeats(ids, factor)
         try:
             if factor > 1 and not shared:
@@ -397,34 +299,24 @@ class Core:
             self.rows.crop(now.start, now.end)
             self.pool.manager.complete(now.ticket)
 
-    # ---- calls that every layer brings ----
+    # ---- between forwards ----
 
     def call(self, index: int, name: str, argument: Any, act: Callable[[], None]) -> None:
-        """Acts when the first layer brings the call; the others must bring the same one."""
+        """A call that a layer brings; acts when it is the first one to bring it."""
         self._check_open()
-        done = self._calls_of[index]
-        if done == len(self._calls):
+        if self._calls.is_new(index, name, argument):
             if self.round is not None:
+                self._calls.forget()
                 self._roll_back()
                 raise RuntimeError(
                     f"{name} after a forward that stopped midway; the forward was rolled back"
                 )
-            act()
-            self._calls.append((name, argument))
-        elif self._calls[done][0] != name or not _same(self._calls[done][1], argument):
-            raise RuntimeError(
-                f"layer {index} is asked for {name}({argument}) where another was asked for "
-                f"{self._calls[done][0]}({self._calls[done][1]}): layers of one cache change together"
-            )
-        self._calls_of[index] += 1
-        if all(count == len(self._calls) for count in self._calls_of.values()):
-            self._calls.clear()
-            self._calls_of = dict.fromkeys(self._storing, 0)
-
-    def _check_calls(self) -> None:
-        if self._calls:
-            behind = sum(count < len(self._calls) for count in self._calls_of.values())
-            raise RuntimeError(f"{self._calls[-1][0]} was called on some layers and not on {behind} others")
+            try:
+                act()
+            except Exception:
+                self._calls.forget()
+                raise
+        self._calls.done(index)
 
     def crop(self, keep: int) -> None:
         if keep >= self.length:
@@ -557,16 +449,6 @@ def _arrays(part: Any, query_start: np.ndarray, num_new: np.ndarray, count: int)
     return GroupRound(table, slots)
 
 
-def _equal_where_real(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    return bool(((actual == expected) | (expected < 0)).all())
-
-
 def _repeats(ids: torch.Tensor, factor: int) -> bool:
     groups = ids.view(-1, factor, ids.shape[1])
     return bool((groups == groups[:, :1]).all())
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one is other or torch.equal(one, other)
-    return bool(one == other)

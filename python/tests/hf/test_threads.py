@@ -11,7 +11,9 @@ import pytest
 import torch
 from fed import before
 
+import kvfolio
 from kvfolio import hf
+from kvfolio.hf import _core
 
 ROUNDS = int(os.environ.get("KVFOLIO_HF_ROUNDS", "200"))
 
@@ -53,21 +55,42 @@ def test_two_threads_with_a_shared_prompt_generate_as_if_alone(attention):
     pool.manager.check_invariants()
 
 
-def test_a_prompt_is_not_found_before_its_last_layer_is_written():
-    """One thread stops in the middle of a forward; what it has written so far is nobody's."""
-    model = models.shared("gemma3")
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_prompt_is_not_found_before_its_last_layer_is_written(family):
+    assert _found_in_the_middle(models.shared(family)) == 0
+
+
+def test_names_in_stream_order_would_be_found_too_early(monkeypatch):
+    """The mutant of the test above: it sees what it is there for."""
+    make, take = kvfolio.Manager, _core.Core._take_step
+
+    def take_and_name(core, owner, count):
+        now = take(core, owner, count)
+        core._name_prompt(now.end)
+        return now
+
+    monkeypatch.setattr(kvfolio, "Manager", lambda groups, **options: make(groups, **(options | IN_ORDER)))
+    monkeypatch.setattr(_core.Core, "_take_step", take_and_name)
+    assert _found_in_the_middle(models.shared("llama")) > 0
+
+
+IN_ORDER = dict(order="in_order")
+
+
+def _found_in_the_middle(model) -> int:
+    """Tokens that another cache finds while a forward stands in front of its last layer."""
     pool = hf.Pool(model, blocks=64)
     ids = models.prompt(40)
-    seen = []
+    found = []
 
     def look(*_) -> None:
-        if not seen:
-            seen.append(None)
+        if not found:
+            found.append(-1)
             with hf.PagedCache(model, pool, prompt_ids=ids) as other:
-                seen.append(other.cached_tokens)
+                found.append(other.cached_tokens)
 
     with before(model.get_decoder().layers[3], look), hf.PagedCache(model, pool, prompt_ids=ids) as cache:
         model.generate(ids, max_new_tokens=1, do_sample=False, past_key_values=cache)
-    assert seen == [None, 0]
     with hf.PagedCache(model, pool, prompt_ids=ids) as later:
         assert later.cached_tokens == 39
+    return found[1]
