@@ -5,7 +5,7 @@
 #   need_venv              makes build/venv with scripts/requirements.txt
 #   build_packages         what a build with all tests needs
 
-build_packages=(g++ cmake ninja-build git binutils pkg-config python3 python3-venv libgtest-dev
+build_packages=(g++ cmake ninja-build git binutils pkg-config python3 python3-dev python3-venv libgtest-dev
   libgmock-dev libbenchmark-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libssl-dev)
 
 # Jobs of a build: all cores, but a compiler may take 1.5 GB.

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exceptions of kvfolio, one class for each kind of error.
+
+Every call either does all it says, or raises and changes nothing. Where a call says otherwise
+(Step.append_each and its like), the exception has num_done. An argument of a wrong type is a
+TypeError of Python.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class Error(Exception):
+    """What the library answers instead of a result. str() is a sentence with the numbers."""
+
+    code: ClassVar[str] = "error"
+    #: Of calls that do one thing for each of many sequences: how many were done. Else None.
+    num_done: int | None = None
+
+
+class InvalidArgument(Error, ValueError):
+    """The argument is wrong in every state."""
+
+    code = "invalid argument"
+
+
+class NotFound(Error, LookupError):
+    """The id is unknown, closed, or of another manager."""
+
+    code = "not found"
+
+
+class FailedPrecondition(Error, RuntimeError):
+    """The call is not allowed in this state."""
+
+    code = "failed precondition"
+
+
+class OutOfBlocks(Error):
+    """A group lacks blocks: needed > free + evictable. All numbers but the last two are blocks."""
+
+    code = "no blocks"
+    group: int
+    needed: int
+    free: int
+    evictable: int
+    pinned: int  # held by sequences and pins
+    retiring: int  # come back when the steps in flight are complete
+    reserved: int  # of the pinned ones: kept by reserve()
+    sequences: int
+    pins: int
+
+
+class ResourceExhausted(Error, RuntimeError):
+    """A fixed table is full: sequences, pins, table entries, or the tokens of a sequence."""
+
+    code = "resource exhausted"
+
+
+class Aborted(Error, RuntimeError):
+    """fail() closed this sequence."""
+
+    code = "aborted"
+
+
+class OutOfMemory(Error, MemoryError):
+    """The system refused memory."""
+
+    code = "out of memory"
+
+
+class Unsupported(Error, RuntimeError):
+    """Valid, but this build or this configuration cannot do it."""
+
+    code = "unsupported"
+
+
+class Unavailable(Error, RuntimeError):
+    """A file, device or server cannot be used now."""
+
+    code = "unavailable"
+
+
+class TimedOut(Error, TimeoutError):
+    """The deadline passed first."""
+
+    code = "timed out"
+
+
+class Corrupt(Error, RuntimeError):
+    """The bytes are not what was written."""
+
+    code = "corrupt"
+
+
+# By ErrorCode of the library.
+_CLASSES: dict[int, type[Error]] = {
+    1: InvalidArgument,
+    2: NotFound,
+    3: FailedPrecondition,
+    4: OutOfBlocks,
+    5: ResourceExhausted,
+    6: Aborted,
+    7: OutOfMemory,
+    8: Unsupported,
+    9: Unavailable,
+    10: TimedOut,
+    11: Corrupt,
+}
+
+
+def _make(code: int, message: str, num_done: int | None,
+          shortage: dict[str, int] | None) -> Error:
+    """For the extension."""
+    error = _CLASSES.get(code, Error)(message)
+    if num_done is not None:
+        error.num_done = num_done
+    for name, value in (shortage or {}).items():
+        setattr(error, name, value)
+    return error

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""attn_implementation="kvfolio": attention over blocks where they lie.
+
+An attention function of transformers gets keys and not the cache. In paged mode a layer's update
+returns the new keys with a Place as an attribute; the function reads it and attends over the blocks.
+Keys without a Place are all keys (gathered ones, another cache's, or none at all): they go to the
+library's own SDPA, as does what the kernels do not do: soft caps, masks of one's own, other devices.
+
+The mask function returns [rows, tokens] instead of [rows, 1, queries, keys]: causality and windows are
+the kernels' own. The full mask is made when somebody needs it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from typing import Any, Callable
+
+import numpy as np
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+
+import kvfolio
+
+from ._round import Round
+from ._store import KernelStore, Store
+
+NAME = "kvfolio"
+_threads = threading.local()
+
+
+def register() -> None:
+    """Makes "kvfolio" an attn_implementation of transformers; may be called again."""
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, mask)
+
+
+@dataclasses.dataclass
+class Mask:
+    """What the mask function was asked for."""
+
+    padding: torch.Tensor | None  # bool [rows, tokens]
+    plain: bool  # causal, with the layer's window, and nothing else
+    full: Callable[[], torch.Tensor]  # bool [rows, 1, queries, keys]
+
+    @functools.cached_property
+    def dense(self) -> torch.Tensor:
+        return self.full()
+
+    def pads(self, end: int) -> np.ndarray | None:
+        """Leading pads of each row; None if tokens behind them are masked too."""
+        assert self.padding is not None
+        real = self.padding[:, :end].to("cpu").numpy()
+        leading = (np.cumsum(real, axis=1) == 0).sum(axis=1)
+        return leading if (real.sum(axis=1) + leading == end).all() else None
+
+
+def mask(batch_size: int, *args: Any, attention_mask: torch.Tensor | None = None,
+         **kwargs: Any) -> torch.Tensor:
+    """The mask function: what it returns means something to attention() alone."""
+    arguments = {**kwargs, "allow_is_causal_skip": False, "attention_mask": attention_mask}
+    facts = Mask(
+        padding=attention_mask,
+        plain=bool(kwargs.get("allow_is_causal_skip", True)),
+        full=lambda: masking_utils.sdpa_mask(batch_size, *args, **arguments),
+    )
+    if attention_mask is None:
+        result = torch.ones(batch_size, 1, dtype=torch.bool, device=kwargs.get("device", "cpu"))
+    else:
+        result = attention_mask.view_as(attention_mask)
+    result._kvfolio = facts  # type: ignore[attr-defined]
+    return result
+
+
+@dataclasses.dataclass
+class Place:
+    """Where the keys of one layer lie in one forward."""
+
+    now: Round
+    store: Store
+    group: int
+    window: int
+    dtype: torch.dtype
+
+    def gather(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.store.gather(self.now.spans(self.group, self.window), self.dtype)
+
+    def attend(self, query: torch.Tensor, scale: float, sinks: torch.Tensor | None,
+               pads: np.ndarray | None) -> torch.Tensor:
+        """[rows, queries, heads, dim_v]; queries at pads get zeros."""
+        assert isinstance(self.store, KernelStore)
+        rows, heads, count, _ = query.shape
+        num_new = self.now.num_new
+        q = query.detach().transpose(1, 2).flatten(0, 1)
+        out = torch.zeros(rows * count, heads, self.store.shape.dim_v, dtype=query.dtype)
+        real = None
+        if (num_new != count).any():
+            real = torch.from_numpy(np.arange(count)[None] >= (count - num_new)[:, None]).flatten()
+            q = q[real]
+        target = out if real is None else torch.empty(len(q), *out.shape[1:], dtype=out.dtype)
+        lse = None if sinks is None else torch.empty(len(q), heads, dtype=torch.float32)
+        kvfolio.attend(q, self.store.view, self._batch(num_new, pads), out=target, lse=lse, scale=scale,
+                       window=self.window, pool=_thread_pool())
+        if sinks is not None:
+            # A sink is one more key with a score of its own and no value: the sum grows by it.
+            assert lse is not None
+            share = torch.sigmoid(lse - sinks.detach().float()[None])
+            target.mul_(share[..., None].to(target.dtype))
+        if real is not None:
+            out[real] = target
+        return out.view(rows, count, heads, -1)
+
+    def _batch(self, num_new: np.ndarray, pads: np.ndarray | None) -> Any:
+        lengths = self.now.lengths
+        start = np.zeros(len(num_new) + 1, np.int32)
+        np.cumsum(num_new, out=start[1:])
+        hidden = None
+        if pads is not None:
+            # Pads that the cache was not told of are tokens of its sequences, and are not read.
+            hidden = np.maximum(pads - self.now.pads, 0).astype(np.int32)
+            hidden = np.minimum(hidden, lengths) if hidden.any() else None
+        trims = {} if hidden is None else dict(trim_sinks=np.zeros_like(hidden), trim_first_kept=hidden)
+        return kvfolio.Batch(start, lengths, self.now.groups[self.group].table, **trims)
+
+
+def _thread_pool() -> Any:
+    """One for each thread that runs models; as many workers as PyTorch takes."""
+    count = torch.get_num_threads()
+    if count == 1:
+        return None
+    if getattr(_threads, "count", 0) != count:
+        _threads.pool, _threads.count = kvfolio.ThreadPool(count), count
+    return _threads.pool
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    s_aux: torch.Tensor | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What transformers calls for each layer."""
+    if dropout:
+        raise ValueError(f"dropout {dropout}: kvfolio attends for inference only")
+    if kwargs.get("position_bias") is not None or kwargs.get("alibi") is not None:
+        raise ValueError("kvfolio's attention takes no position bias and no ALiBi")
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    place: Place | None = getattr(key, "_kvfolio", None)
+    facts: Mask | None = getattr(attention_mask, "_kvfolio", None)
+    if place is None:
+        return _dense(module, query, key, value, attention_mask, facts, scale, s_aux, softcap)
+    place.now.unattended = None
+    if sliding_window is not None and place.window and sliding_window != place.window:
+        raise ValueError(f"a window of {sliding_window} over a layer that keeps {place.window} tokens")
+    pads, plain = _plain(facts, attention_mask, place.now)
+    if not plain or softcap is not None or not isinstance(place.store, KernelStore):
+        key, value = place.gather()
+        return _dense(module, query, key, value, attention_mask, facts, scale, s_aux, softcap)
+    return place.attend(query, scale, s_aux, pads), None
+
+
+def _plain(facts: Mask | None, given: torch.Tensor | None, now: Round) -> tuple[np.ndarray | None, bool]:
+    """The pads of each row, and whether the kernels' own masks say it all."""
+    if facts is None:
+        return None, given is None
+    if not facts.plain:
+        return None, False
+    if facts.padding is None:
+        return None, True
+    pads = facts.pads(now.end)
+    return pads, pads is not None
+
+
+def _dense(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    given: torch.Tensor | None,
+    facts: Mask | None,
+    scale: float,
+    sinks: torch.Tensor | None,
+    softcap: float | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attention over all keys in PyTorch, with the full mask."""
+    full = given if facts is None else facts.dense
+    if full is not None:
+        if full.ndim != 4:
+            raise ValueError(f"a mask of {full.ndim} dimensions that kvfolio did not make")
+        if full.shape[-1] < key.shape[-2]:
+            raise ValueError(
+                f"{key.shape[-2]} keys and a mask for {full.shape[-1]}: this model changes its keys "
+                'behind the cache; choose attn_implementation="sdpa" or "eager"'
+            )
+        full = full[..., full.shape[-1] - key.shape[-2] :]
+    if sinks is None and softcap is None:
+        return sdpa_attention_forward(module, query, key, value, full, scaling=scale)
+    return _plain_attention(query, key, value, full, scale, sinks, softcap), None
+
+
+def _plain_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                     full: torch.Tensor | None, scale: float, sinks: torch.Tensor | None,
+                     softcap: float | None) -> torch.Tensor:
+    per_head = query.shape[1] // key.shape[1]
+    scores = torch.matmul(query, repeat_kv(key, per_head).transpose(2, 3)) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if full is not None:
+        scores = scores.masked_fill(~full, float("-inf")) if full.dtype == torch.bool else scores + full
+    scores = scores.float()
+    if sinks is not None:
+        columns = sinks.float().reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, columns], dim=-1)
+    # A query that may read nothing (a pad) gets zeros.
+    weights = torch.softmax(scores, dim=-1).nan_to_num(0.0)[..., : key.shape[2]].to(value.dtype)
+    return torch.matmul(weights, repeat_kv(value, per_head)).transpose(1, 2).contiguous()

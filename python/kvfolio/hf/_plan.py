@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The groups of a pool for a model: layers with one window form a group.
+
+kvfolio.plan() counts what a sequence of the expected length needs, so it gives a window few blocks.
+Here every group gets room for equally many tokens: generate() computes a prompt in one step, which
+then needs blocks for all of it in every group, and what a window has passed stays for later hits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import kvfolio
+
+from ._layers import SINCE_5, layer_kinds
+
+
+def groups_for(config: Any, memory: int | str | None, blocks: int | None, block_size: int,
+               dtype: str | None) -> list[kvfolio.GroupSpec]:
+    """`blocks` of each group, or as many as fit `memory`; dtype None: the configuration's."""
+    if (memory is None) == (blocks is None):
+        raise ValueError('a pool needs memory="2GiB" or blocks=512')
+    kinds = [kind for kind in layer_kinds(config) if kind is not None]
+    windows = list(dict.fromkeys(kind.window for kind in kinds))
+    heads, dim_k, dim_v = _shape(config.get_text_config(decoder=True))
+    groups = [
+        kvfolio.GroupSpec(
+            num_layers=sum(kind.window == window for kind in kinds),
+            num_kv_heads=heads,
+            head_dim=dim_k,
+            head_dim_v=dim_v,
+            block_size=block_size,
+            dtype=dtype or _dtype(config),
+            window=window,
+            num_blocks=blocks or 0,
+        )
+        for window in windows
+    ]
+    if memory is not None:
+        from kvfolio._capacity import parse_bytes
+
+        groups = list(kvfolio.fit(groups, parse_bytes(memory)))
+    kvfolio.validate(groups)
+    return groups
+
+
+def layer_bytes(group: kvfolio.GroupSpec) -> int:
+    """Bytes that a block takes in one layer of the group."""
+    one = dataclasses.replace(group, num_layers=1, num_blocks=1)
+    return int(kvfolio.bytes_per_block([one])[0])
+
+
+def _shape(decoder: Any) -> tuple[int, int, int]:
+    """What a layer hands to its cache: heads, elements of a key, elements of a value."""
+    heads = decoder.num_attention_heads
+    rank = getattr(decoder, "kv_lora_rank", None)
+    if rank:
+        if SINCE_5:  # the latent, and the part that turns
+            return 1, rank, decoder.qk_rope_head_dim
+        return heads, decoder.qk_nope_head_dim + decoder.qk_rope_head_dim, decoder.v_head_dim
+    dim = getattr(decoder, "head_dim", None) or decoder.hidden_size // heads
+    return getattr(decoder, "num_key_value_heads", None) or heads, dim, dim
+
+
+def _dtype(config: Any) -> str:
+    names = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+    given = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
+    return names.get(str(given).removeprefix("torch."), "f32")

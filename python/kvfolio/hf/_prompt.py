@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a cache is made with: the prompts that are offered, and the namespace in which they are found."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import Any, Callable
+
+import torch
+
+import kvfolio
+
+from ._namespace import config_fingerprint, fingerprint
+
+
+@dataclasses.dataclass
+class Prompt:
+    """What was offered at creation: its tokens are compared with what the model is fed."""
+
+    ids: torch.Tensor  # [rows, width], on the CPU
+    hit: int  # dense positions that were found
+    unused: bool = True
+
+    @property
+    def width(self) -> int:
+        return self.ids.shape[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Namespace:
+    root: Any  # kvfolio.RootKey
+    #: The model's fingerprint now, or None for a bare configuration.
+    current: Callable[[], bytes] | None
+    made_of: bytes
+
+    def check(self) -> None:
+        if self.current is not None and self.current() != self.made_of:
+            raise RuntimeError(
+                "the model changed since this cache was made (weights, adapters, attention "
+                "implementation, dtype or training mode): its prompts are other prompts now. "
+                "Make a new cache"
+            )
+
+
+def namespace_of(model: Any, is_model: bool, extra: str | bytes | None) -> Namespace:
+    if is_model:
+        reference = weakref.ref(model)
+
+        def current() -> bytes:
+            alive = reference()
+            if alive is None:
+                raise RuntimeError("the model of this cache is gone")
+            return fingerprint(alive)
+
+        made_of = current()
+    else:
+        current, made_of = None, config_fingerprint(model)
+    salt = extra.encode() if isinstance(extra, str) else extra or b""
+    return Namespace(kvfolio.RootKey(model=made_of, tenant_salt=salt), current, made_of)
+
+
+def matrix(ids: Any) -> torch.Tensor:
+    tensor = torch.as_tensor(ids).detach().to("cpu", torch.long)
+    if tensor.ndim == 1:
+        tensor = tensor[None]
+    if tensor.ndim != 2 or 0 in tensor.shape:
+        raise ValueError(f"ids of shape {tuple(tensor.shape)}; [rows, tokens] with tokens is needed")
+    return tensor
+
+
+def prompt_of(prompt_ids: Any, attention_mask: torch.Tensor | None) -> tuple[torch.Tensor, list[int]]:
+    ids = matrix(prompt_ids)
+    if attention_mask is None:
+        return ids, [0] * len(ids)
+    mask = torch.as_tensor(attention_mask).to("cpu").bool()
+    if mask.ndim == 1:
+        mask = mask[None]
+    if mask.shape != ids.shape:
+        raise ValueError(f"attention_mask of {tuple(mask.shape)} for prompt_ids of {tuple(ids.shape)}")
+    pads = [int((~row).sum()) for row in mask]
+    for number, (row, pad) in enumerate(zip(mask, pads)):
+        if pad == len(row):
+            raise ValueError(f"row {number} of attention_mask is all padding")
+        if bool((~row[pad:]).any()):
+            raise ValueError(f"row {number} is not padded on the left alone: its prompt cannot be offered")
+    return ids, pads

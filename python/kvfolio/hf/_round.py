@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One forward of a model through a cache: a step of the pool, and the arrays of its plan.
+
+The first layer's update opens the round, the last one's completes it. In between the step is in
+flight, so other caches of the pool may take steps of their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from ._store import Span
+
+
+@dataclasses.dataclass
+class GroupRound:
+    """Of one group of layers; row r of the forward uses table[r] and writes to slots[r]."""
+
+    table: np.ndarray  # int32 [rows, columns]
+    slots: np.ndarray  # int32 [rows, tokens]; -1: a pad, or a row that another one writes
+
+
+@dataclasses.dataclass
+class Round:
+    ticket: int
+    start: int  # dense length before
+    count: int  # tokens of a row, pads included
+    pads: np.ndarray  # int64 [rows]
+    owner: np.ndarray  # int64 [rows]: the row of the cache that each row of the forward belongs to
+    groups: list[GroupRound]
+    written: set[int] = dataclasses.field(default_factory=set)
+    #: A model's forward, and no update() by hand.
+    watched: bool = False
+    #: The layer whose new keys went to our attention and were not attended to yet.
+    unattended: int | None = None
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int32 [rows]: tokens of each row's sequence, those of this forward included."""
+        return np.maximum(self.end - self.pads, 0).astype(np.int32)
+
+    @property
+    def num_new(self) -> np.ndarray:
+        """int64 [rows]: those that this forward computes, pads apart."""
+        return np.maximum(self.end - self.pads, 0) - np.maximum(self.start - self.pads, 0)
+
+    def first_kept(self, window: int) -> int:
+        """The dense position from which a layer hands keys to attention: what the first new token
+        reads."""
+        return max(0, self.start - window + 1) if window else 0
+
+    def spans(self, group: int, window: int) -> list[Span]:
+        first = self.first_kept(window)
+        return spans_of(self.groups[group].table, self.pads, first, self.end)
+
+
+def spans_of(table: np.ndarray, pads: np.ndarray, first: int, end: int) -> list[Span]:
+    result = []
+    for row, pad in enumerate(pads.tolist()):
+        begin, stop = max(0, first - pad), max(0, end - pad)
+        result.append(Span(table[row], begin, stop, pads=end - first - (stop - begin)))
+    return result

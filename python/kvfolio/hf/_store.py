@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the keys and values of one layer lie.
+
+A store holds blocks of one layer and knows slots and tables, no sequences. There are two: KernelStore
+uses the library's kernels over memory that the library lays out, on a CPU; TorchStore indexes two
+tensors, on any device. Tensors come and go as attention hands them over, [batch, heads, tokens, dim].
+
+A slot is block * block_size + offset; -1 is a token that is not stored. A span names what to read of
+one row: dense positions [first, end) of which the first `pads` do not exist.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Sequence
+
+import numpy as np
+import torch
+
+import kvfolio
+
+Slots = np.ndarray  # int32
+_INT8_LEAST = 1e-30
+
+DTYPES = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int8: "int8",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """One layer of a cache: ``dtype`` is that of the cache, int8 too."""
+
+    num_blocks: int
+    block_size: int
+    num_heads: int
+    dim_k: int
+    dim_v: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_block(self) -> int:
+        row = (self.dim_k + self.dim_v) * self.dtype.itemsize + (8 if self.dtype == torch.int8 else 0)
+        return self.block_size * self.num_heads * row
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """Tokens [first, end) of a sequence, and how many zero rows stand before them."""
+
+    table: np.ndarray  # int32, the block of each block_size tokens
+    first: int
+    end: int
+    pads: int
+
+
+class Store(abc.ABC):
+    def __init__(self, shape: Shape, device: torch.device) -> None:
+        self.shape = shape
+        self.device = device
+
+    @abc.abstractmethod
+    def write(self, keys: torch.Tensor, values: torch.Tensor, slots: Slots) -> None:
+        """Writes token t of row b to slots[b, t]."""
+
+    @abc.abstractmethod
+    def copy_blocks(self, src: Slots, dst: Slots) -> None: ...
+
+    @abc.abstractmethod
+    def _read(self, span: Span, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Fills keys [heads, tokens, dim_k] and values behind the pads."""
+
+    def gather(self, spans: Sequence[Span], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """[rows, heads, tokens, dim] of all rows; every span is equally long, pads included."""
+        length = spans[0].pads + spans[0].end - spans[0].first if spans else 0
+        size = (len(spans), self.shape.num_heads, length)
+        keys = torch.empty(*size, self.shape.dim_k, dtype=dtype, device=self.device)
+        values = torch.empty(*size, self.shape.dim_v, dtype=dtype, device=self.device)
+        for row, span in enumerate(spans):
+            if span.pads:
+                keys[row, :, : span.pads] = 0
+                values[row, :, : span.pads] = 0
+            if span.end > span.first:
+                self._read(span, keys[row, :, span.pads :], values[row, :, span.pads :])
+        return keys, values
+
+
+class KernelStore(Store):
+    """Blocks in the library's own layout, moved by its kernels."""
+
+    def __init__(self, shape: Shape, granule: bool) -> None:
+        super().__init__(shape, torch.device("cpu"))
+        spec = kvfolio.GroupSpec(
+            num_layers=1,
+            num_kv_heads=shape.num_heads,
+            head_dim=shape.dim_k,
+            head_dim_v=shape.dim_v,
+            block_size=shape.block_size,
+            num_blocks=shape.num_blocks,
+            dtype=DTYPES[shape.dtype],
+            format="granule" if granule else "hnd",
+        )
+        self.storage = kvfolio.Storage([spec])
+        self.view = self.storage.view(0, 0)
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor, slots: Slots) -> None:
+        kvfolio.append(self.view, _rows(keys), _rows(values), slots.reshape(-1))
+
+    def copy_blocks(self, src: Slots, dst: Slots) -> None:
+        kvfolio.copy_blocks(self.view, src, dst)
+
+    def _read(self, span: Span, keys: torch.Tensor, values: torch.Tensor) -> None:
+        kvfolio.gather(
+            self.view,
+            span.table,
+            span.end,
+            first=span.first,
+            count=span.end - span.first,
+            k=keys.transpose(0, 1),
+            v=values.transpose(0, 1),
+        )
+
+
+class TorchStore(Store):
+    """Two tensors [slots, heads, dim] on any device; int8 with a scale for each token and head."""
+
+    def __init__(self, shape: Shape, device: torch.device) -> None:
+        super().__init__(shape, device)
+        slots = shape.num_blocks * shape.block_size
+        size = (slots, shape.num_heads)
+        self._parts = [
+            torch.zeros(*size, dim, dtype=shape.dtype, device=device) for dim in (shape.dim_k, shape.dim_v)
+        ]
+        self._scales = (
+            [torch.zeros(*size, dtype=torch.float32, device=device) for _ in range(2)]
+            if shape.dtype == torch.int8
+            else []
+        )
+
+    def write(self, keys: torch.Tensor, values: torch.Tensor, slots: Slots) -> None:
+        flat = torch.from_numpy(slots.reshape(-1).astype(np.int64)).to(self.device)
+        stored = flat >= 0
+        rows = [_rows(keys), _rows(values)]
+        if not bool((slots >= 0).all()):
+            flat, rows = flat[stored], [part[stored] for part in rows]
+        for index, part in enumerate(rows):
+            if self._scales:
+                part, scale = _quantize(part)
+                self._scales[index].index_copy_(0, flat, scale)
+            self._parts[index].index_copy_(0, flat, part.to(self.shape.dtype))
+
+    def copy_blocks(self, src: Slots, dst: Slots) -> None:
+        if len(src) == 0:
+            return
+        sources, targets = (torch.from_numpy(ids.astype(np.int64)).to(self.device) for ids in (src, dst))
+        for part in (*self._parts, *self._scales):
+            blocks = part.view(self.shape.num_blocks, self.shape.block_size, *part.shape[1:])
+            blocks.index_copy_(0, targets, blocks.index_select(0, sources))
+
+    def _read(self, span: Span, keys: torch.Tensor, values: torch.Tensor) -> None:
+        size = self.shape.block_size
+        positions = np.arange(span.first, span.end)
+        slots = span.table[positions // size].astype(np.int64) * size + positions % size
+        flat = torch.from_numpy(slots).to(self.device)
+        for index, target in enumerate((keys, values)):
+            part = self._parts[index].index_select(0, flat)
+            if self._scales:
+                part = part.float() * self._scales[index].index_select(0, flat)[..., None]
+            target.copy_(part.transpose(0, 1))
+
+
+def _rows(states: torch.Tensor) -> torch.Tensor:
+    """[batch, heads, tokens, dim] as rows [batch * tokens, heads, dim]; a view where strides allow."""
+    return states.detach().transpose(1, 2).flatten(0, 1)
+
+
+def _quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As dtype.h defines it: one scale for each row of a head."""
+    rows = rows.float()
+    largest = rows.abs().amax(dim=-1)
+    finite = torch.isfinite(largest)
+    used = finite & (largest >= _INT8_LEAST)
+    scale = torch.where(finite, torch.where(used, largest / 127.0, 0.0), float("nan"))
+    inverse = torch.where(used, 127.0 / largest, 0.0)
+    elements = (rows * inverse[..., None]).nan_to_num(0.0).round().clamp(-127, 127)
+    return elements.to(torch.int8), scale

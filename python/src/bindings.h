@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What the files of the Python extension share. Each file binds one family: add_spec(), ... below.
+// The extension stands on the public headers only.
+//
+// Numbers of Python have no limit, so every integer argument is an Int, which saturates, and i32()
+// refuses what does not fit, with the number. Errors of the library become the exceptions of
+// kvfolio/errors.py.
+//
+// Thread safety: the GIL serialises the calls of one manager. Calls that take long give up the GIL
+// and keep the manager's mutex; every other call of that manager waits for it (ManagerState::call).
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvfolio/ids.h"
+#include "kvfolio/manager.h"
+#include "kvfolio/spec.h"
+#include "kvfolio/status.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvfolio::python {
+
+// ---- errors ----
+
+// Raises the exception of an error. num_done: what append_each() and the like have done, or -1.
+[[noreturn]] void raise(const Status& status, std::int32_t num_done = -1);
+[[noreturn]] void raise_invalid(const std::string& message);
+[[noreturn]] void raise_type(const std::string& message);
+
+inline void check(const Status& status) {
+  if (!status) raise(status);
+}
+template <typename T>
+T take(Result<T> result) {
+  if (!result) raise(result.error());
+  return *std::move(result);
+}
+
+// ---- numbers ----
+
+// An integer of Python: any object with __index__. One beyond 64 bits is the nearest end.
+struct Int {
+  std::int64_t value = 0;
+};
+// An id: one that no 64 bits hold names nothing.
+struct Id {
+  std::uint64_t value = 0;
+
+  operator SequenceId() const { return SequenceId(value); }
+  operator PinId() const { return PinId(value); }
+  operator Ticket() const { return Ticket(value); }
+};
+
+// InvalidArgument if the number is not within least .. most.
+std::int64_t within(Int number, const char* name, std::int64_t least, std::int64_t most);
+std::int32_t i32(Int number, const char* name);
+inline GroupId group_id(Int group) { return GroupId(i32(group, "group")); }
+
+// ---- words ----
+
+// An enum is a word in Python. Raises InvalidArgument with all words for another one.
+template <typename Enum>
+struct Word {
+  const char* text;
+  Enum value;
+};
+[[noreturn]] void raise_unknown_word(const char* name, const char* word,
+                                     const std::vector<const char*>& known);
+template <typename Enum, std::size_t N>
+Enum parse_word(const char* name, const char* word, const Word<Enum> (&words)[N]) {
+  std::vector<const char*> known;
+  for (const Word<Enum>& each : words) {
+    if (std::string_view(each.text) == word) return each.value;
+    known.push_back(each.text);
+  }
+  raise_unknown_word(name, word, known);
+}
+DType parse_dtype(const char* name, const char* word);
+Format parse_format(const char* word);
+std::optional<VictimPolicy> parse_policy(nb::handle word);  // None: none
+
+// The attribute of a dataclass.
+std::int32_t int_field(nb::handle object, const char* name);
+std::string text_field(nb::handle object, const char* name);
+
+// ---- spec ----
+
+// Of a sequence of kvfolio.GroupSpec.
+CacheSpec spec_of(nb::handle groups);
+// As a list of kvfolio.GroupSpec.
+nb::list groups_of(const CacheSpec& spec);
+
+// Root key and media of Python, with the memory that the views of OpenOptions point into.
+struct HeldRoot {
+  std::string model, adapter, adapter_version, tenant_salt;
+  RootKey key{};
+
+  explicit HeldRoot(nb::handle root);  // a kvfolio.RootKey or None
+  HeldRoot(const HeldRoot&) = delete;
+  HeldRoot& operator=(const HeldRoot&) = delete;
+};
+std::vector<MediaSpan> media_of(nb::handle media);  // of a sequence of kvfolio.MediaSpan
+
+// ---- manager ----
+
+// A plan whose arrays lie in the manager. It is dead when its step has ended or was planned again.
+struct Lease {
+  bool live = true;
+  std::int32_t num_readers = 0;  // kernels that read it without the GIL
+};
+
+// What Manager, Step and Plan share.
+struct ManagerState {
+  explicit ManagerState(KVCacheManager manager_in) : manager(std::move(manager_in)) {}
+
+  // Runs f(manager) while no other call of this manager runs. Requires: f calls no Python.
+  template <typename F>
+  auto call(F&& f) {
+    const Turn turn(mutex);
+    return f(manager);
+  }
+  // The same without the GIL, for what takes long.
+  template <typename F>
+  auto call_without_gil(F&& f) {
+    const Turn turn(mutex);
+    const nb::gil_scoped_release release;
+    return f(manager);
+  }
+
+  // For plans of the steps first .. last, inside of call(). kFailedPrecondition: a kernel reads
+  // one.
+  [[nodiscard]] Status refuse_if_read(Ticket first, Ticket last) const;
+  void end_plans(Ticket first, Ticket last);
+
+  KVCacheManager manager;
+  Ticket open{};                          // the open step; changes inside of call() only
+  std::vector<nb::ndarray<nb::ro>> lent;  // arrays that the storage lies in
+  std::vector<std::pair<Ticket, std::shared_ptr<Lease>>> leases;
+
+ private:
+  // Holds the mutex. Waits without the GIL, since its owner may need that to end.
+  class Turn {
+   public:
+    explicit Turn(std::mutex& mutex) : mutex_(mutex) {
+      if (mutex_.try_lock()) return;
+      const nb::gil_scoped_release release;
+      mutex_.lock();
+    }
+    ~Turn() { mutex_.unlock(); }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    std::mutex& mutex_;
+  };
+
+  std::mutex mutex;
+};
+
+class Manager {
+ public:
+  explicit Manager(std::shared_ptr<ManagerState> state) : state_(std::move(state)) {}
+
+  [[nodiscard]] const std::shared_ptr<ManagerState>& state() const { return state_; }
+  template <typename F>
+  auto call(F&& f) const {
+    return state_->call(std::forward<F>(f));
+  }
+
+ private:
+  std::shared_ptr<ManagerState> state_;
+};
+
+// The classes of _types.py that are made here.
+nb::object make_record(const char* name, nb::tuple fields);
+nb::list ended_list(const std::vector<EndedSequence>& ended);
+
+// ---- families ----
+
+void add_spec(nb::module_& m);
+void add_storage(nb::module_& m);
+void add_kernels(nb::module_& m);
+void add_attention(nb::module_& m);
+void add_token_store(nb::module_& m);
+void add_records(nb::module_& m);
+void add_manager(nb::module_& m);
+void add_sequences(nb::class_<Manager>& c);
+void add_room(nb::class_<Manager>& c);
+void add_questions(nb::class_<Manager>& c);
+void add_step(nb::module_& m);
+void add_steps_of_manager(nb::class_<Manager>& c);
+void add_plan(nb::module_& m);
+
+}  // namespace kvfolio::python
+
+namespace nanobind::detail {
+
+template <>
+struct type_caster<kvfolio::python::Int> {
+  NB_TYPE_CASTER(kvfolio::python::Int, const_name("int"))
+
+  bool from_python(handle src, std::uint32_t flags, cleanup_list* cleanup) noexcept;
+  static handle from_cpp(kvfolio::python::Int number, rv_policy, cleanup_list*) noexcept {
+    return PyLong_FromLongLong(number.value);
+  }
+};
+
+template <>
+struct type_caster<kvfolio::python::Id> {
+  NB_TYPE_CASTER(kvfolio::python::Id, const_name("int"))
+
+  bool from_python(handle src, std::uint32_t flags, cleanup_list* cleanup) noexcept;
+  static handle from_cpp(kvfolio::python::Id id, rv_policy, cleanup_list*) noexcept {
+    return PyLong_FromUnsignedLongLong(id.value);
+  }
+};
+
+}  // namespace nanobind::detail

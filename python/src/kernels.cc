@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Append, gather and copies. Every kernel reads its arguments under the GIL and runs without it.
+
+#include "kvfolio/kernels.h"
+
+#include "arrays.h"
+#include "storage.h"
+
+namespace kvfolio::python {
+namespace {
+
+template <typename F>
+void run(F&& kernel) {
+  Status status;
+  {
+    const nb::gil_scoped_release release;
+    status = kernel();
+  }
+  check(status);
+}
+
+void append_rows(const View& cache, nb::handle k, nb::handle v, nb::handle slots, Int layer) {
+  const Rows k_rows = rows_of(k, "k", Access::kRead);
+  const Rows v_rows = rows_of(v, "v", Access::kRead);
+  const Input<std::int32_t> numbers(slots, "slots");
+  const std::int32_t number = i32(layer, "layer");
+  run([&] { return append(cache.view, number, k_rows.view, v_rows.view, numbers.span()); });
+}
+
+// Rows [layers, tokens, heads, head_dim] of several layers, as rows of the first.
+struct LayerRows {
+  Rows rows;
+  std::int64_t layer_stride = 0;
+};
+LayerRows layer_rows(nb::handle object, const char* name, std::int32_t num_layers) {
+  if (object.is_none()) return {};
+  const Array array = array_of(object, name, Access::kWrite);
+  if (array.array.ndim() != 4) return {rows_of(object, name, Access::kWrite), 0};
+  if (array.size(0) != num_layers) {
+    raise_invalid(std::string(name) + ": " + describe(array.array) +
+                  ", wanted: " + std::to_string(num_layers) + " layers along axis 0");
+  }
+  const nb::object first = nb::borrow(object)[nb::int_(0)];
+  return {rows_of(first, name, Access::kWrite), array.stride(0)};
+}
+
+void gather_rows(const View& cache, nb::handle block_table, Int length, nb::handle k, nb::handle v,
+                 Int first, nb::handle count, Int layer, Int num_layers, Int first_head) {
+  const Input<std::int32_t> table(block_table, "block_table");
+  GatherArgs args;
+  args.cache = cache.view;
+  args.block_table = table.span();
+  args.length = i32(length, "length");
+  args.first = i32(first, "first");
+  if (count.is_none()) {
+    args.count = args.length >= args.first && args.first >= 0 ? args.length - args.first : 0;
+  } else {
+    Int number;
+    if (!nb::try_cast(count, number)) raise_type("count is no int");
+    args.count = i32(number, "count");
+  }
+  args.first_layer = i32(layer, "layer");
+  args.num_layers = i32(num_layers, "num_layers");
+  args.first_head = i32(first_head, "first_head");
+  const LayerRows k_rows = layer_rows(k, "k", args.num_layers);
+  const LayerRows v_rows = layer_rows(v, "v", args.num_layers);
+  if (args.num_layers > 1 && ((k_rows.rows.array && k_rows.layer_stride == 0) ||
+                              (v_rows.rows.array && v_rows.layer_stride == 0))) {
+    raise_invalid("rows of " + std::to_string(args.num_layers) +
+                  " layers need four axes: [num_layers, count, heads, head_dim]");
+  }
+  args.k = k_rows.rows.view;
+  args.v = v_rows.rows.view;
+  args.k_layer_stride = k_rows.layer_stride;
+  args.v_layer_stride = v_rows.layer_stride;
+  run([&] { return gather(args); });
+}
+
+void copy_blocks_of_view(const View& cache, nb::handle src, nb::handle dst) {
+  const Input<std::int32_t> from(src, "src");
+  const Input<std::int32_t> to(dst, "dst");
+  run([&] { return copy_blocks(cache.view, from.span(), to.span()); });
+}
+
+void convert_blocks_of_views(const View& source, const View& target, nb::handle src,
+                             nb::handle dst) {
+  const Input<std::int32_t> from(src, "src");
+  const Input<std::int32_t> to(dst, "dst");
+  run([&] { return convert_blocks(source.view, target.view, from.span(), to.span()); });
+}
+
+void convert_rows(nb::handle src, nb::handle dst) {
+  const Rows from = rows_of(src, "src", Access::kRead);
+  const Rows to = rows_of(dst, "dst", Access::kWrite);
+  run([&] { return convert(from.view, to.view); });
+}
+
+}  // namespace
+
+void add_kernels(nb::module_& m) {
+  m.def("append", &append_rows, "cache"_a, "k"_a, "v"_a.none(), "slots"_a, "layer"_a = Int{0},
+        nb::sig("def append(cache: View, k: kvfolio._types.Array, "
+                "v: kvfolio._types.Array | None, slots: kvfolio._types.Int32Input, "
+                "layer: int = 0) -> None"),
+        "Writes row t of k and v, [tokens, num_kv_heads, head_dim] each, to slots[t] of a layer; "
+        "-1: the row is skipped. Of equal slots the last one wins. v is None if the cache stores "
+        "no V of its own. Rows have any strides and any element type but int8.");
+  m.def("gather", &gather_rows, "cache"_a, "block_table"_a, "length"_a, nb::kw_only(),
+        "k"_a = nb::none(), "v"_a = nb::none(), "first"_a = Int{0}, "count"_a = nb::none(),
+        "layer"_a = Int{0}, "num_layers"_a = Int{1}, "first_head"_a = Int{0},
+        nb::sig("def gather(cache: View, block_table: kvfolio._types.Int32Input, length: int, *, "
+                "k: kvfolio._types.Array | None = None, v: kvfolio._types.Array | None = None, "
+                "first: int = 0, count: int | None = None, layer: int = 0, num_layers: int = 1, "
+                "first_head: int = 0) -> None"),
+        "Copies positions [first, first + count) of one sequence of `length` tokens to k and v: "
+        "[count, heads, head_dim], or [num_layers, count, heads, head_dim] for several layers. "
+        "They get as many heads as they have, from first_head on. count None: to the end.");
+  m.def("copy_blocks", &copy_blocks_of_view, "cache"_a, "src"_a, "dst"_a,
+        nb::sig("def copy_blocks(cache: View, src: kvfolio._types.Int32Input, "
+                "dst: kvfolio._types.Int32Input) -> None"),
+        "Copies block src[i] to block dst[i], all layers of the view, in order. All pairs are "
+        "checked before the first byte moves.");
+  m.def("convert_blocks", &convert_blocks_of_views, "source"_a, "target"_a, "src"_a, "dst"_a,
+        nb::sig("def convert_blocks(source: View, target: View, src: kvfolio._types.Int32Input, "
+                "dst: kvfolio._types.Int32Input) -> None"),
+        "Copies block src[i] of one view to block dst[i] of another, converted to its format and "
+        "element type.");
+  m.def("convert", &convert_rows, "src"_a, "dst"_a,
+        nb::sig("def convert(src: kvfolio._types.Array, dst: kvfolio._types.Array) -> None"),
+        "dst[...] = src with the library's rounding; [tokens, heads, head_dim] each.");
+}
+
+}  // namespace kvfolio::python

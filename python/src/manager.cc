@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Manager: how it is made, and what it is.
+
+#include "arrays.h"
+#include "storage.h"
+
+namespace kvfolio::python {
+namespace {
+
+constexpr Word<Order> kOrders[] = {{"in_order", Order::kInOrder}, {"unordered", Order::kUnordered}};
+
+// What `Manager(...)` takes, as numbers of Python.
+struct Given {
+  Int max_sequences, max_pins, max_steps_in_flight;
+  const char* order;
+  bool prefix_cache;
+  Int max_sequence_tokens, max_index_tokens, max_runs, max_root_keys, max_root_key_bytes,
+      max_media_extents, max_table_entries;
+  Id hash_seed;
+  double high_watermark;
+  nb::handle victim_policy;
+  Int id_tag;
+};
+
+ManagerOptions options_of(const Given& given) {
+  ManagerOptions options;
+  options.max_sequences = i32(given.max_sequences, "max_sequences");
+  options.max_pins = i32(given.max_pins, "max_pins");
+  options.max_steps_in_flight = i32(given.max_steps_in_flight, "max_steps_in_flight");
+  options.order = parse_word("order", given.order, kOrders);
+  options.prefix_cache = given.prefix_cache;
+  options.max_sequence_tokens = i32(given.max_sequence_tokens, "max_sequence_tokens");
+  options.max_index_tokens = given.max_index_tokens.value;
+  options.max_runs = i32(given.max_runs, "max_runs");
+  options.max_root_keys = i32(given.max_root_keys, "max_root_keys");
+  options.max_root_key_bytes = given.max_root_key_bytes.value;
+  options.max_media_extents = i32(given.max_media_extents, "max_media_extents");
+  options.max_table_entries = given.max_table_entries.value;
+  options.hash_seed = given.hash_seed.value;
+  options.high_watermark = given.high_watermark;
+  options.victim_policy = parse_policy(given.victim_policy).value_or(VictimPolicy::kLru);
+  options.id_tag = static_cast<std::uint16_t>(within(given.id_tag, "id_tag", 0, UINT16_MAX));
+  return options;
+}
+
+std::shared_ptr<ManagerState> create(nb::handle spec, const ManagerOptions& options) {
+  if (nb::isinstance<Storage>(spec)) return nb::cast<Storage&>(spec).give(options);
+  return std::make_shared<ManagerState>(take(KVCacheManager::create(spec_of(spec), options)));
+}
+
+void add_options(nb::class_<Manager>& c) {
+  c.def(
+      "__init__",
+      [](Manager* self, nb::handle spec, Int max_sequences, Int max_pins, Int max_steps_in_flight,
+         const char* order, bool prefix_cache, Int max_sequence_tokens, Int max_index_tokens,
+         Int max_runs, Int max_root_keys, Int max_root_key_bytes, Int max_media_extents,
+         Int max_table_entries, Id hash_seed, double high_watermark, nb::handle victim_policy,
+         Int id_tag) {
+        const Given given{max_sequences,       max_pins,
+                          max_steps_in_flight, order,
+                          prefix_cache,        max_sequence_tokens,
+                          max_index_tokens,    max_runs,
+                          max_root_keys,       max_root_key_bytes,
+                          max_media_extents,   max_table_entries,
+                          hash_seed,           high_watermark,
+                          victim_policy,       id_tag};
+        new (self) Manager(create(spec, options_of(given)));
+      },
+      "spec"_a, nb::kw_only(), "max_sequences"_a = Int{1024}, "max_pins"_a = Int{256},
+      "max_steps_in_flight"_a = Int{2}, "order"_a = "in_order", "prefix_cache"_a = true,
+      "max_sequence_tokens"_a = Int{0}, "max_index_tokens"_a = Int{0}, "max_runs"_a = Int{0},
+      "max_root_keys"_a = Int{1024}, "max_root_key_bytes"_a = Int{1 << 20},
+      "max_media_extents"_a = Int{4096}, "max_table_entries"_a = Int{0}, "hash_seed"_a = Id{0},
+      "high_watermark"_a = 0.90, "victim_policy"_a = "lru", "id_tag"_a = Int{0},
+      nb::sig("def __init__(self, spec: collections.abc.Sequence[kvfolio._types.GroupSpec] | "
+              "Storage, *, max_sequences: int = 1024, max_pins: int = 256, "
+              "max_steps_in_flight: int = 2, order: kvfolio._types.Order = 'in_order', "
+              "prefix_cache: bool = True, max_sequence_tokens: int = 0, "
+              "max_index_tokens: int = 0, max_runs: int = 0, max_root_keys: int = 1024, "
+              "max_root_key_bytes: int = 1048576, max_media_extents: int = 4096, "
+              "max_table_entries: int = 0, hash_seed: int = 0, high_watermark: float = 0.9, "
+              "victim_policy: kvfolio._types.VictimPolicy = 'lru', id_tag: int = 0) -> None"),
+      "A list of GroupSpec: ids only, the engine owns the bytes and runs the copies of each plan. "
+      "A Storage: the manager takes it. Options of 0 are derived; see manager_types.h.");
+}
+
+}  // namespace
+
+void add_manager(nb::module_& m) {
+  nb::class_<Manager> c(
+      m, "Manager",
+      "Keeps the KV cache of many sequences: which block holds which tokens, what is shared, what "
+      "is found again. One call of a manager runs at a time: the GIL or, while run_copies() and "
+      "check_invariants() run without it, a mutex sees to that. But a step is several calls, so "
+      "threads that share a manager agree among themselves whose step is open.");
+  add_options(c);
+  add_sequences(c);
+  add_steps_of_manager(c);
+  add_room(c);
+  add_questions(c);
+}
+
+}  // namespace kvfolio::python

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// OpenOptions with the memory that they point into.
+
+#include <vector>
+
+#include "bindings.h"
+
+namespace kvfolio::python {
+
+class HeldOptions {
+ public:
+  // What every lookup takes.
+  HeldOptions(nb::handle root, nb::handle media, bool prefix_cache, bool look_up, Int max_tokens);
+  HeldOptions(const HeldOptions&) = delete;
+  HeldOptions& operator=(const HeldOptions&) = delete;
+
+  // What a new sequence takes beside them.
+  void set_sequence(const char* publish, nb::handle caller_id, Int priority, bool late_names);
+
+  OpenOptions options;
+
+ private:
+  HeldRoot root_;
+  std::vector<MediaSpan> media_;
+};
+
+}  // namespace kvfolio::python

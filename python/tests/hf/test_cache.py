@@ -1,0 +1,594 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a cache shares, forks, refuses and gives back."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+
+import flows
+import models
+import pytest
+import torch
+import transformers
+from fed import Fed, before
+
+import kvfolio
+from kvfolio import hf
+
+SINCE_5 = not transformers.__version__.startswith("4.")
+NEW = 8
+
+
+def pool_for(model, **arguments) -> hf.Pool:
+    return hf.Pool(model, **(dict(blocks=256, block_size=16) | arguments))
+
+
+def generate(model, ids, cache, **arguments):
+    return model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache,
+                          **(dict(max_new_tokens=NEW, do_sample=False) | arguments))
+
+
+def warm(model, pool, ids) -> None:
+    with hf.PagedCache(model, pool, prompt_ids=ids) as cache:
+        generate(model, ids, cache, max_new_tokens=1)
+
+
+# ---- hits ----
+
+
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_a_hit_is_not_computed_again_and_is_exact_to_the_token(family):
+    model = models.shared(family)
+    pool = pool_for(model)
+    shared, tail = models.prompt(45), models.prompt(7, seed=2)
+    warm(model, pool, shared)
+    ids = torch.cat([shared[:, :39], tail], dim=1)
+    with hf.PagedCache(model, pool, prompt_ids=ids) as cache, Fed(model) as fed:
+        out = generate(model, ids, cache)
+    assert torch.equal(out, generate(model, ids, None))
+    if family in ("llama", "deepseek_v3"):
+        assert cache.cached_tokens == 39
+    else:  # a window may have let go of the block that this token reads
+        assert cache.cached_tokens >= 32
+    assert fed.tokens == ids.shape[1] - cache.cached_tokens + NEW - 1
+
+
+def test_a_prompt_found_whole_computes_its_last_token_alone():
+    model = models.shared("llama")
+    pool = pool_for(model)
+    ids = models.prompt(33)
+    warm(model, pool, ids)
+    with hf.PagedCache(model, pool, prompt_ids=ids) as cache, Fed(model) as fed:
+        out = generate(model, ids, cache)
+    assert (cache.cached_tokens, fed.tokens) == (32, NEW)
+    assert torch.equal(out, generate(model, ids, None))
+
+
+def test_a_batch_uses_the_shortest_hit_of_its_rows():
+    model = models.shared("llama")
+    pool = pool_for(model)
+    ids, mask = models.padded([20, 31])
+    warm(model, pool, ids[:1, 11:27])  # 16 of the first row's 20 tokens; it has 11 pads
+    warm(model, pool, ids[1:, :19])
+    with hf.PagedCache(model, pool, prompt_ids=ids, attention_mask=mask) as cache, Fed(model) as fed:
+        out = model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=NEW,
+                             do_sample=False)
+    assert cache.cached_tokens == min(11 + 16, 19)
+    assert fed.tokens == 2 * (31 - 19) + 2 * (NEW - 1)
+    expected = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)
+    assert torch.equal(out, expected)
+
+
+def test_generated_text_is_found_after_publish_and_not_before():
+    model = models.shared("llama")
+    pool = pool_for(model)
+    ids = models.prompt(21)
+    cache = hf.PagedCache(model, pool, prompt_ids=ids)
+    out = generate(model, ids, cache)
+    follow = torch.cat([out, models.prompt(3, seed=8)], dim=1)
+    with hf.PagedCache(model, pool, prompt_ids=follow) as early:
+        assert early.cached_tokens <= 21
+    assert cache.publish(out) == [21 + NEW - 1]  # the last token was never fed
+    cache.close()
+    with hf.PagedCache(model, pool, prompt_ids=follow) as late:
+        assert late.cached_tokens == 21 + NEW - 1
+        assert torch.equal(generate(model, follow, late), generate(model, follow, None))
+
+
+def test_publish_finds_the_row_of_each_beam():
+    model = models.shared("llama")
+    pool = pool_for(model)
+    ids = models.prompt(21)
+    with hf.PagedCache(model, pool, prompt_ids=ids) as cache:
+        out = generate(model, ids, cache, num_beams=4, num_return_sequences=4)
+        lengths = cache.publish(out)
+    assert all(length > 21 for length in lengths)
+    for row, length in zip(out, lengths):
+        with hf.PagedCache(model, pool, prompt_ids=row) as again:
+            assert again.cached_tokens >= length
+
+
+def test_publish_refuses_what_the_model_was_not_fed():
+    model = models.shared("llama")
+    ids = models.prompt(21)
+    with hf.PagedCache(model, pool_for(model), prompt_ids=ids) as cache:
+        out = generate(model, ids, cache)
+        assert cache.publish(torch.cat([out[:, :23], models.prompt(9, seed=4)], dim=1))[0] < 26
+        with pytest.raises(ValueError, match="begins like no row"):
+            cache.publish(models.prompt(30, seed=9))
+
+
+def test_a_second_turn_computes_only_what_is_new():
+    model = models.shared("gemma3")
+    cache = hf.PagedCache(model, pool_for(model))
+    ids = models.prompt(21)
+    first = generate(model, ids, cache)
+    ids = torch.cat([first, models.prompt(6, seed=3)], dim=1)
+    with Fed(model) as fed:
+        second = generate(model, ids, cache)
+    assert fed.tokens == 1 + 6 + NEW - 1
+    assert torch.equal(second, generate(model, ids, None))
+
+
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_a_second_turn_with_prompt_lookup_is_right(family):
+    """The library feeds the whole text onto the filled cache here."""
+    model = models.shared(family)
+    ids = torch.cat([models.prompt(9)] * 3, dim=1)
+    cache = hf.PagedCache(model, pool_for(model), prompt_ids=ids)
+    first = generate(model, ids, cache)
+    ids = torch.cat([first, models.prompt(9)], dim=1)
+    out = generate(model, ids, cache, prompt_lookup_num_tokens=3, eos_token_id=models.EOS)
+    assert torch.equal(out, generate(model, ids, None))
+
+
+def test_a_deepcopy_is_a_fork():
+    model = models.shared("mistral")
+    pool = pool_for(model)
+    ids = models.prompt(30)
+    cache = hf.PagedCache(model, pool)
+    generate(model, ids, cache, max_new_tokens=1)
+    held, copied = pool.num_held, pool.manager.counters.block_copies
+    twin = copy.deepcopy(cache)
+    assert pool.num_held <= held and pool.manager.counters.block_copies == copied
+    longer = [torch.cat([ids, models.prompt(5, seed=s)], dim=1) for s in (1, 2)]
+    for each, text in zip((cache, twin), longer):
+        assert torch.equal(generate(model, text, each), generate(model, text, None))
+    cache.close()
+    twin.close()
+    assert pool.num_held == 0
+
+
+def test_beams_copy_no_more_than_their_tail_blocks():
+    model = models.shared("llama")
+    pool = pool_for(model)
+    ids = models.prompt(200)
+    new = 64
+    with hf.PagedCache(model, pool, prompt_ids=ids) as cache:
+        out = generate(model, ids, cache, num_beams=4, max_new_tokens=new)
+        assert pool.manager.counters.block_copies <= 4 * new
+        held = pool.num_held
+    assert torch.equal(out, generate(model, ids, None, num_beams=4, max_new_tokens=new))
+    alone = -(-(200 + new) // 16)
+    assert held <= 200 // 16 + 4 * (alone - 200 // 16) < 4 * alone
+
+
+def test_samples_of_one_prompt_hold_it_once():
+    model = models.shared("llama")
+    pool = pool_for(model)
+    ids = models.prompt(200)
+    with hf.PagedCache(model, pool, prompt_ids=ids) as cache:
+        generate(model, ids, cache, do_sample=True, num_return_sequences=8)
+        assert pool.num_held <= 200 // 16 + 8
+
+
+def test_layers_show_their_keys_as_the_stock_cache_does():
+    model = models.shared("gemma3")
+    ids = models.prompt(21)
+    mine, stock = hf.PagedCache(model, pool_for(model)), transformers.DynamicCache(config=model.config)
+    for cache in (mine, stock):
+        model(ids, past_key_values=cache)
+        model(models.prompt(1, seed=3), past_key_values=cache)
+    for own, other in zip(mine.layers, stock.layers):
+        assert torch.equal(own.keys[:, :, -7:], other.keys[:, :, -7:])
+        assert torch.equal(own.values[:, :, -7:], other.values[:, :, -7:])
+        assert own.get_mask_sizes(3 if SINCE_5 else torch.arange(3)) == other.get_mask_sizes(
+            3 if SINCE_5 else torch.arange(3)
+        )
+        assert own.get_seq_length() == other.get_seq_length() == 22
+
+
+# ---- what is refused ----
+
+
+def test_a_bare_configuration_needs_a_namespace():
+    model = models.shared("llama")
+    pool = pool_for(model)
+    with pytest.raises(ValueError, match="says nothing of weights"):
+        hf.PagedCache(model.config, pool, prompt_ids=models.prompt(9))
+    ids = models.prompt(21)
+    for hits in (0, 20):
+        with hf.PagedCache(model.config, pool, prompt_ids=ids, namespace="weights of May") as cache:
+            assert cache.cached_tokens == hits
+            assert torch.equal(generate(model, ids, cache), generate(model, ids, None))
+    with hf.PagedCache(model.config, pool, prompt_ids=ids, namespace="weights of June") as cache:
+        assert cache.cached_tokens == 0
+
+
+def test_a_prompt_that_is_not_the_one_fed_is_refused():
+    model = models.shared("llama")
+    pool = pool_for(model)
+    ids, other = models.prompt(21), models.prompt(21)
+    other[0, 17] = 1 + other[0, 17] % 90
+    cache = hf.PagedCache(model, pool, prompt_ids=ids)
+    with pytest.raises(ValueError, match="at position 17, where prompt_ids has"):
+        generate(model, other, cache)
+    cache.close()
+    with hf.PagedCache(model, pool, prompt_ids=other) as again:
+        assert again.cached_tokens == 0
+    assert pool.num_held == 0
+
+
+def test_embeddings_cannot_be_offered_as_a_prompt():
+    model = models.shared("llama")
+    ids = models.prompt(21)
+    with hf.PagedCache(model, pool_for(model), prompt_ids=ids) as cache:
+        with pytest.raises(ValueError, match="embeddings"):
+            model(inputs_embeds=model.get_input_embeddings()(ids), past_key_values=cache)
+
+
+def test_another_model_than_the_caches_own_is_refused():
+    model, other = models.shared("llama"), models.shared("llama", seed=5)
+    ids = models.prompt(21)
+    with hf.PagedCache(model, pool_for(model), prompt_ids=ids) as cache:
+        with pytest.raises((RuntimeError, ValueError), match="another model"):
+            generate(other, ids, cache)
+
+
+def test_padding_that_was_not_offered_is_right_and_never_findable():
+    model = models.shared("llama")
+    pool = pool_for(model)
+    ids, mask = models.padded([9, 21])
+    cache = hf.PagedCache(model, pool)
+    out = model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=NEW, do_sample=False)
+    expected = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)
+    assert torch.equal(out, expected)
+    with pytest.raises(RuntimeError, match="padding that was not offered"):
+        cache.publish(out)
+
+
+def test_another_mask_than_the_offered_one_is_refused():
+    model = models.shared("llama")
+    ids, mask = models.padded([9, 21])
+    cache = hf.PagedCache(model, pool_for(model), prompt_ids=ids, attention_mask=mask)
+    with pytest.raises(ValueError, match="attention_mask|positions"):
+        model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, max_new_tokens=2)
+    with pytest.raises(ValueError, match="not padded on the left alone"):
+        hf.PagedCache(model, pool_for(model), prompt_ids=ids, attention_mask=mask.flip(1))
+
+
+def test_recurrent_and_chunked_layers_are_refused_by_name():
+    tiny = dict(vocab_size=97, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+                num_attention_heads=2, num_key_value_heads=1)
+    lfm = transformers.Lfm2Config(**tiny, layer_types=["conv", "full_attention"])
+    with pytest.raises(hf.UnsupportedModel, match="layer 0 of lfm2 is 'conv'"):
+        hf.Pool(lfm, blocks=8)
+    qwen = transformers.Qwen3NextConfig(**tiny, layer_types=["linear_attention", "full_attention"])
+    with pytest.raises(hf.UnsupportedModel, match="layer 0 of qwen3_next is 'linear_attention'"):
+        hf.Pool(qwen, blocks=8)
+    llama4 = transformers.Llama4TextConfig(**tiny, layer_types=["chunked_attention", "full_attention"])
+    with pytest.raises(hf.UnsupportedModel, match="'chunked_attention'"):
+        hf.Pool(llama4, blocks=8)
+    model = models.shared("llama")
+    mamba = transformers.MambaForCausalLM(transformers.MambaConfig(vocab_size=97, hidden_size=32,
+                                                                   num_hidden_layers=2))
+    with pytest.raises(hf.UnsupportedModel):
+        hf.PagedCache(mamba, pool_for(model))
+    with pytest.raises(hf.UnsupportedModel, match="encoder"):
+        hf.Pool(transformers.T5Config(vocab_size=97), blocks=8)
+
+
+def test_rope_that_depends_on_the_length_shares_no_prompt():
+    config = copy.deepcopy(models.shared("llama").config)
+    rope = dict(rope_type="dynamic", factor=2.0, rope_theta=10000.0)
+    if SINCE_5:
+        config.rope_parameters = rope
+    else:
+        config.rope_scaling = rope
+    model = transformers.LlamaForCausalLM(config).eval()
+    with pytest.raises(hf.UnsupportedModel, match="'dynamic'"):
+        hf.PagedCache(model, pool_for(model), prompt_ids=models.prompt(9))
+    with hf.PagedCache(model, pool_for(model)) as cache:
+        generate(model, models.prompt(9), cache)
+
+
+def test_shapes_of_another_model_are_refused_with_numbers():
+    model = models.shared("llama")
+    pool = pool_for(model)
+    warm(model, pool, models.prompt(9))
+    config = copy.deepcopy(model.config)
+    config.head_dim, config.num_key_value_heads = 8, 4
+    other = transformers.LlamaForCausalLM(config).eval()
+    with pytest.raises(ValueError, match="4 heads of 8 and 8 elements; the pool has 2 heads of 16"):
+        generate(other, models.prompt(9), hf.PagedCache(other, pool))
+    gc.collect()
+    assert pool.num_held == 0
+    with pytest.raises(ValueError, match="window of 8"):
+        hf.PagedCache(models.shared("mistral"), pool)
+
+
+def test_rows_that_do_not_fit_are_refused():
+    model = models.shared("llama")
+    cache = hf.PagedCache(model, pool_for(model))
+    model(models.prompt(9, batch=2), past_key_values=cache)
+    for batch in (1, 3):
+        with pytest.raises(ValueError, match=f"{batch} rows on a cache of 2"):
+            model(models.prompt(1, batch=batch), past_key_values=cache)
+    model(models.prompt(1, batch=4), past_key_values=cache)  # each row goes on twice
+    assert cache.layers[0].batch_size == 4
+
+
+def test_a_closed_cache_and_a_copied_layer_are_refused():
+    model = models.shared("llama")
+    cache = hf.PagedCache(model, pool_for(model))
+    with pytest.raises(TypeError, match="not a layer"):
+        copy.deepcopy(cache.layers[0])
+    with pytest.raises(TypeError, match="pickled"):
+        cache.__reduce__()
+    cache.close()
+    cache.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        model(models.prompt(9), past_key_values=cache)
+
+
+def test_layers_change_together():
+    model = models.shared("llama")
+    cache = hf.PagedCache(model, pool_for(model))
+    model(models.prompt(9), past_key_values=cache)
+    cache.layers[0].crop(-2 if SINCE_5 else 7)
+    with pytest.raises(RuntimeError, match="layers of one cache change together"):
+        cache.layers[1].crop(-3 if SINCE_5 else 6)
+    with pytest.raises(RuntimeError, match="crop was called on some layers and not on 3 others"):
+        model(models.prompt(1), past_key_values=cache)
+
+
+def test_crop_is_that_of_the_release():
+    model = models.shared("llama")
+    cache = hf.PagedCache(model, pool_for(model))
+    model(models.prompt(9), past_key_values=cache)
+    cache.crop(-2)
+    assert cache.get_seq_length() == 7
+    if SINCE_5:
+        with pytest.raises(ValueError, match="negative"):
+            cache.crop(3)
+        cache.reset()
+    cache2 = hf.PagedCache(model, pool_for(model))
+    model(models.prompt(9), past_key_values=cache2)
+    cache2.crop(0)
+    assert cache2.get_seq_length() == (9 if SINCE_5 else 0)
+    if not SINCE_5:
+        model(models.prompt(9), past_key_values=cache2)
+        cache2.crop(5)
+        assert cache2.get_seq_length() == 5
+
+
+# ---- failures leave the pool whole ----
+
+
+def test_a_pool_too_small_says_how_many_blocks_it_lacks():
+    model = models.shared("llama")
+    pool = pool_for(model, blocks=4)
+    cache = hf.PagedCache(model, pool)
+    ids = models.prompt(50)
+    with pytest.raises(kvfolio.OutOfBlocks) as caught:
+        generate(model, ids, cache, max_new_tokens=40)
+    assert (caught.value.needed, caught.value.free) == (1, 0)
+    assert cache.get_seq_length() == 64
+    pool.manager.check_invariants()
+    cache.close()
+    assert pool.num_free == 4
+    assert torch.equal(generate(model, ids, hf.PagedCache(model, pool)), generate(model, ids, None))
+
+
+def test_a_pool_too_small_for_a_fork_gives_all_of_it_back():
+    model = models.shared("llama")
+    pool = pool_for(model, blocks=6)
+    ids = models.prompt(60)
+    cache = hf.PagedCache(model, pool, prompt_ids=ids)
+    with pytest.raises(kvfolio.OutOfBlocks):
+        generate(model, ids, cache, do_sample=True, num_return_sequences=4)
+    pool.manager.check_invariants()
+    cache.close()
+    assert pool.num_free == 6
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_forward_that_died_midway_is_rolled_back_and_never_found(family):
+    model = models.make(family)
+    pool = pool_for(model)
+    ids = models.prompt(40)
+    cache = hf.PagedCache(model, pool, prompt_ids=ids)
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with before(model.get_decoder().layers[2], die), pytest.raises(KeyboardInterrupt):
+        generate(model, ids, cache)
+    with pytest.raises(RuntimeError, match="crop after a forward that stopped midway"):
+        cache.crop(-1)
+    cache.close()
+    assert pool.num_held == 0
+    pool.manager.check_invariants()
+    with hf.PagedCache(model, pool, prompt_ids=ids) as again:
+        assert again.cached_tokens == 0
+        assert torch.equal(generate(model, ids, again), generate(model, ids, None))
+
+
+def test_a_cache_goes_on_after_a_forward_that_died():
+    model = models.make("gemma3")
+    pool = pool_for(model)
+    ids = models.prompt(40)
+    cache = hf.PagedCache(model, pool)
+    first = generate(model, ids, cache)
+    more = torch.cat([first, models.prompt(9, seed=4)], dim=1)
+    with before(model.get_decoder().layers[2], lambda *_: 1 / 0), pytest.raises(ZeroDivisionError):
+        generate(model, more, cache)
+    assert torch.equal(generate(model, more, cache), generate(model, more, None))
+
+
+def test_a_cache_that_is_dropped_gives_its_blocks_back():
+    model = models.shared("llama")
+    pool = pool_for(model)
+    cache = hf.PagedCache(model, pool)
+    generate(model, models.prompt(40), cache)
+    assert pool.num_held > 0
+    del cache
+    gc.collect()
+    assert pool.num_held == 0
+    assert pool.manager.num_sequences == 0
+
+
+# ---- namespaces ----
+
+
+def hits(model, pool, ids, **arguments) -> int:
+    with hf.PagedCache(model, pool, prompt_ids=ids, **arguments) as cache:
+        generate(model, ids, cache, max_new_tokens=1)
+        return cache.cached_tokens
+
+
+def test_models_with_other_weights_share_nothing():
+    pool = None
+    ids = models.prompt(30)
+    for seed in (0, 1):
+        model = models.make("llama", seed=seed)
+        pool = pool or pool_for(model)
+        assert hits(model, pool, ids) == 0
+        assert hits(model, pool, ids) == 29
+    assert hits(models.make("llama"), pool, ids) == 0  # equal weights, another object
+
+
+@pytest.mark.parametrize("change", ["in place", "through .data", "replaced", "dtype and back", "attention",
+                                    "training", "hook", "rope"])
+def test_a_changed_model_finds_nothing(change):
+    model = models.make("llama")
+    pool = pool_for(model)
+    ids = models.prompt(30)
+    assert hits(model, pool, ids) == 0
+    assert hits(model, pool, ids) == 29
+    weight = model.get_decoder().layers[1].mlp.up_proj.weight
+    if change == "in place":
+        weight[3, 5] += 1.0
+    elif change == "through .data":
+        weight.data *= 1.5
+    elif change == "replaced":
+        model.get_decoder().layers[1].mlp.up_proj.weight = torch.nn.Parameter(weight.clone())
+    elif change == "dtype and back":
+        model.to(torch.bfloat16).to(torch.float32)
+    elif change == "attention":
+        model.set_attn_implementation("eager")
+    elif change == "training":
+        model.train()
+    elif change == "hook":
+        model.get_decoder().layers[1].mlp.register_forward_hook(lambda m, a, out: out * 1.1)
+    elif change == "rope":
+        model.get_decoder().rotary_emb.inv_freq.mul_(0.5)
+    assert hits(model, pool, ids) == 0
+    assert hits(model, pool, ids) == 29
+    if change == "attention":
+        model.set_attn_implementation("sdpa")
+        assert hits(model, pool, ids) == 29  # what it was
+
+
+def test_an_adapter_that_is_switched_finds_only_its_own():
+    peft = pytest.importorskip("peft")
+    base = models.make("llama")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(base, config).eval()
+    pool = pool_for(base)
+    ids = models.prompt(30)
+    assert hits(model, pool, ids) == 0
+    assert hits(model, pool, ids) == 29
+    with model.disable_adapter():
+        assert hits(model, pool, ids) == 0
+        assert hits(model, pool, ids) == 29
+    assert hits(model, pool, ids) == 29
+    model.merge_adapter()
+    assert hits(model, pool, ids) == 0
+
+
+def test_weights_that_change_between_cache_and_forward_are_refused():
+    model = models.make("llama")
+    ids = models.prompt(30)
+    cache = hf.PagedCache(model, pool_for(model), prompt_ids=ids)
+    model.get_decoder().layers[0].mlp.up_proj.weight.mul_(1.1)
+    with pytest.raises(RuntimeError, match="the model changed"):
+        generate(model, ids, cache)
+
+
+def test_a_namespace_separates_tenants():
+    model = models.shared("llama")
+    pool = pool_for(model)
+    ids = models.prompt(30)
+    assert hits(model, pool, ids, namespace="a") == 0
+    assert hits(model, pool, ids, namespace="b") == 0
+    assert hits(model, pool, ids) == 0
+    assert hits(model, pool, ids, namespace="a") == 29
+    pool.clear_prefixes()
+    assert hits(model, pool, ids, namespace="a") == 0
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_pool_is_gone_with_its_last_reference(closed):
+    model = models.shared("llama")
+    pool = pool_for(model)
+    cache = hf.PagedCache(model, pool, prompt_ids=models.prompt(30))
+    generate(model, models.prompt(30), cache)
+    if closed:
+        cache.close()
+    alive = weakref.ref(pool)
+    gc.collect()
+    gc.disable()  # gigabytes must not wait for a collector that sees a few objects
+    try:
+        del cache, pool
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+# ---- pools ----
+
+
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_a_budget_of_bytes_holds_for_what_the_model_hands_over(family):
+    model = models.shared(family)
+    pool = hf.Pool(model, memory="1MiB")
+    with hf.PagedCache(model, pool) as cache:
+        generate(model, models.prompt(20), cache)
+        total = sum(group.num_blocks * store.shape.bytes_per_block
+                    for own, group in enumerate(pool.groups) for store in pool.stores_of(own))
+        assert (1 << 20) * 0.9 < total <= 1 << 20
+        assert 0 < pool.bytes_held < total
+
+
+def test_a_plan_of_a_narrower_type_than_the_models_is_refused():
+    model = models.shared("llama")
+    plan = kvfolio.plan(model.config, "1MiB", dtype="bf16")
+    with pytest.raises(ValueError, match="4096 bytes a block, where 2048 were counted"):
+        generate(model, models.prompt(9), hf.PagedCache(model, hf.Pool(plan)))
+    with hf.PagedCache(model, hf.Pool(plan, dtype="bf16")) as cache:
+        generate(model, models.prompt(9), cache)
+
+
+def test_pools_refuse_unknown_arguments():
+    model = models.shared("llama")
+    for arguments, message in (
+        (dict(), "memory="),
+        (dict(memory="1MiB", blocks=4), "memory="),
+        (dict(blocks=4, dtype="fp8"), "'fp8'"),
+        (dict(blocks=4, data_plane="cuda"), "'cuda'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            hf.Pool(model, **arguments)

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The README's lines and the examples run, and say what they are meant to."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+def run(script: str) -> str:
+    ran = subprocess.run([sys.executable, "-W", "ignore", str(ROOT / "examples/python" / script)],
+                         capture_output=True, text=True, timeout=300,
+                         env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_the_readmes_lines_find_the_system_prompt():
+    assert run("readme_hf.py").splitlines() == [
+        "0 of 107 prompt tokens were found",
+        "100 of 107 prompt tokens were found",
+    ]
+
+
+@pytest.mark.parametrize("name", ["MistralForCausalLM", "Gemma3ForCausalLM"])
+def test_the_example_finds_its_prompts(name, example):
+    lines = [line for line in example.splitlines() if line.startswith(name)]
+    assert len(lines) == 8
+    assert sum("300 of 312 prompt tokens found" in line for line in lines) == 4
+
+
+@pytest.fixture(scope="module")
+def example() -> str:
+    return run("huggingface.py")

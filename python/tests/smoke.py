@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forty lines over an installed wheel, with nothing but NumPy: scripts/wheel runs it."""
+
+import sys
+
+import numpy as np
+
+import kvfolio as kv
+
+spec = kv.GroupSpec(num_layers=2, num_kv_heads=2, head_dim=64, num_blocks=32, block_size=4)
+m = kv.Manager(kv.Storage([spec]))
+view = m.storage.view()
+prompt = np.arange(30, dtype=np.int32)
+results = []
+for _ in range(2):
+    sequence, cached = m.open(prompt)
+    with m.step() as step:
+        step.append(sequence, prompt[cached:])
+        plan = step.plan(copy=False)
+        step.run_copies()
+        group = plan.groups[0]
+        rows = np.broadcast_to(prompt[cached:, None, None] / 30, (plan.num_tokens, 2, 64))
+        rows = rows.astype(np.float32)
+        kv.append(view, rows, rows, group.slot_mapping)
+        results.append(kv.attend(rows[-1:], view, kv.Batch([0, 1], [30],
+                                                           np.asarray(group.block_table))))
+    m.close(sequence)
+assert cached == 29 and (results[0] == results[1]).all(), "a hit changed a bit"
+try:
+    np.asarray(group.slot_mapping)
+    raise SystemExit("a view outlived its step")
+except kv.FailedPrecondition:
+    pass
+try:
+    m.open(np.arange(3))
+    raise SystemExit("int64 tokens were taken")
+except TypeError:
+    pass
+try:
+    with m.step() as step:
+        step.append(m.open([])[0], range(200))
+except kv.OutOfBlocks as error:
+    assert error.needed == 50 and error.free + error.evictable == 32
+m.check_invariants()
+print(f"kvfolio {kv.__version__} on Python {sys.version.split()[0]}, NumPy {np.__version__}: fine")

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The package: names, stubs, examples, plans of capacity, block maps."""
+
+import doctest
+import importlib
+import pathlib
+import subprocess
+import sys
+import types
+
+import pytest
+
+import kvfolio as kv
+
+PACKAGE = pathlib.Path(kv.__file__).parent
+MODULES = ["kvfolio", "kvfolio._types", "kvfolio._capacity", "kvfolio._block_map"]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_run(name):
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.attempted > 0 and result.failed == 0
+
+
+def test_every_name_is_there_and_said():
+    for name in kv.__all__:
+        assert getattr(kv, name) is not None
+        if isinstance(getattr(kv, name), (type, types.FunctionType)):
+            assert getattr(kv, name).__doc__, name
+    version = [line.split()[-1] for line in
+               (pathlib.Path(__file__).parents[2] / "include/kvfolio/version.h").read_text()
+               .splitlines() if line.startswith("#define KVFOLIO_VERSION_")]
+    assert kv.__version__ == ".".join(version[:3])
+
+
+def test_every_public_call_has_a_stub():
+    stub = (PACKAGE / "_core.pyi").read_text()
+    core = importlib.import_module("kvfolio._core")
+    for name, value in vars(core).items():
+        if name.startswith("_"):
+            continue
+        assert f"class {name}" in stub or f"def {name}(" in stub, name
+        for member in vars(value) if isinstance(value, type) else ():
+            if not member.startswith("_"):
+                assert f"def {member}(" in stub, f"{name}.{member}"
+
+
+def test_mypy_strict_passes(tmp_path):
+    pytest.importorskip("mypy")
+    use = tmp_path / "use.py"
+    use.write_text('''
+import numpy as np
+import kvfolio as kv
+
+m = kv.Manager([kv.GroupSpec(head_dim=8, num_blocks=4)], order="unordered")
+sequence, cached = m.open(np.zeros(3, np.int32), root=kv.RootKey(tenant_salt=b"a"))
+total: int = sequence + cached + m.info(sequence).length + m.counters.forks
+with m.step() as step:
+    step.append(sequence, [1, 2, 3])
+    shape: tuple[int, ...] = step.plan().groups[0].slot_mapping.shape
+try:
+    m.admit(sequence, 10**6)
+except kv.OutOfBlocks as error:
+    print(error.needed + 1)
+''')
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text('''
+import kvfolio as kv
+m = kv.Manager([], order="sideways")
+m.open("prompt")
+m.close(None)
+''')
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-incremental",
+               f"--cache-dir={tmp_path}"]
+    env = {"MYPYPATH": str(PACKAGE.parent)}
+    public = [str(path) for path in PACKAGE.glob("*.py*") if path.suffix in (".py", ".pyi")]
+    ran = subprocess.run([*command, str(use), str(PACKAGE / "_core.pyi"),
+                          *[p for p in public if not p.endswith("_core.pyi")]],
+                         capture_output=True, text=True, env=env, timeout=300)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    ran = subprocess.run([*command, str(wrong)], capture_output=True, text=True, env=env,
+                         timeout=300)
+    assert ran.stdout.count("error:") == 3, ran.stdout + ran.stderr
+
+
+LLAMA = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2,
+         "hidden_size": 512}
+
+
+def test_a_plan_fits_memory_and_makes_a_pool():
+    plan = kv.plan(LLAMA, "8MiB", dtype="f16")
+    (group,) = plan.groups
+    assert (group.num_kv_heads, group.head_dim, group.dtype) == (2, 64, "f16")
+    assert plan.bytes_per_token == 2 * 4 * 2 * 64 * 2
+    assert plan.total_bytes == 8 << 20 and plan.num_tokens == (8 << 20) // 2048
+    assert kv.Manager(plan.groups).bytes_total == plan.total_bytes
+    assert kv.plan(LLAMA, blocks=7).groups[0].num_blocks == 7
+    assert kv.plan(LLAMA, 2**23, dtype="float16") == plan
+
+
+def test_a_plan_reads_windows_and_text_configs():
+    config = types.SimpleNamespace(text_config=types.SimpleNamespace(
+        num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=1, head_dim=256,
+        hidden_size=640, sliding_window=512, dtype="torch.bfloat16",
+        layer_types=["sliding_attention"] * 5 + ["full_attention"]))
+    plan = kv.plan(config, "64MB")
+    full, window = plan.groups
+    assert (full.num_layers, window.num_layers) == (1, 5)
+    assert window.window == 512 and full.window == 0 and full.dtype == "bf16"
+    assert plan.total_bytes <= 64 * 10**6 and window.num_blocks < full.num_blocks
+    assert "window 512" in str(plan)
+    mistral = {**LLAMA, "sliding_window": 8}
+    assert kv.plan(mistral, "1MiB").groups[0].window == 8
+    assert kv.plan({**mistral, "use_sliding_window": False}, "1MiB").groups[0].window == 0
+
+
+@pytest.mark.parametrize(("error", "text", "call"), [
+    (kv.InvalidArgument, "either memory or blocks", lambda: kv.plan(LLAMA)),
+    (kv.InvalidArgument, "'2 parsecs'", lambda: kv.plan(LLAMA, "2 parsecs")),
+    (kv.InvalidArgument, "bytes", lambda: kv.plan(LLAMA, 10)),
+    (kv.InvalidArgument, "num_hidden_layers is None", lambda: kv.plan({}, "1GiB")),
+    (kv.InvalidArgument, "num_key_value_heads is -1",
+     lambda: kv.plan({**LLAMA, "num_key_value_heads": -1}, "1GiB")),
+    (kv.InvalidArgument, "dtype is 'f8'", lambda: kv.plan(LLAMA, "1GiB", dtype="f8")),
+    (kv.InvalidArgument, "no sliding_window",
+     lambda: kv.plan({**LLAMA, "layer_types": ["sliding_attention"] * 4}, "1GiB")),
+    (kv.InvalidArgument, "3 layer_types for 4",
+     lambda: kv.plan({**LLAMA, "layer_types": ["full_attention"] * 3}, "1GiB")),
+    (kv.Unsupported, "layer 1 is of type 'linear_attention'",
+     lambda: kv.plan({**LLAMA, "layer_types": ["full_attention", "linear_attention"] * 2}, "1GiB")),
+    (kv.Unsupported, "kv_lora_rank", lambda: kv.plan({**LLAMA, "kv_lora_rank": 512}, "1GiB")),
+    (kv.InvalidArgument, "blocks", lambda: kv.plan(LLAMA, blocks=2**40)),
+])
+def test_a_config_that_does_not_fit_is_refused(error, text, call):
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_a_block_map_names_every_state(manager, tmp_path):
+    a, _ = manager.open([])
+    b, _ = manager.open([])
+    with manager.step() as step:
+        step.append(a, range(5))
+        step.append(b, range(20, 28))
+    c = manager.fork(a)
+    manager.close(b)
+    text = kv.block_map(manager, width=8)
+    assert text.splitlines()[:2] == ["##--....", "........"]
+    assert "2 held, 2 cached, 0 retiring, 12 free" in text
+    with manager.step() as step:
+        step.append(c, [9])
+    assert kv.block_map(manager, width=16).splitlines()[0] == "#a--b..........."
+    with pytest.raises(kv.InvalidArgument):
+        kv.block_map(manager, 1)
+    with pytest.raises(kv.InvalidArgument):
+        kv.block_map(manager, width=0)
+    picture = tmp_path / "map.png"
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        with pytest.raises(ImportError):
+            kv.block_map(manager, path=picture)
+        return
+    kv.block_map(manager, path=picture)
+    assert picture.read_bytes()[:4] == b"\x89PNG"
