@@ -4,6 +4,7 @@
 // of a missing initializer. The script check compiles this and looks that no struct is left out.
 
 #include "kvfolio/kvfolio.hpp"
+#include "kvfolio/tiers.hpp"
 
 namespace kvfolio {
 
@@ -32,6 +33,10 @@ void use_every_struct() {
        PlanOptions{.pad = 0});
   take(BorrowedLayer{.v = nullptr}, BorrowedGroup{.k_bytes = 1}, KVStrides{.block = 1},
        KVView{.num_layers = 1}, RowsView{.head_dim = 1});
+  take(TierKey{.bytes = {}}, TierItem{.bytes = 1}, TierDone{.tag = 1}, Deadline{.at_us = 1},
+       TierHealth{.failures = 1}, TierLimits{.data_alignment = 1}, HostArenaOptions{.bytes = 1},
+       ArenaSlot{.index = 1}, ArenaStats{.pins = 1});
+  take(ModelIdentity{.model = "a"}, IdentityField{.value = "a"}, RecordInfo{.end = 1});
 }
 
 }  // namespace kvfolio
