@@ -77,18 +77,21 @@ enum {
 // "not found" and so on; "invalid" for a number that is no code. A constant.
 KVFOLIO_C_API const char* kvfolio_code_name(int32_t code);
 
-// Why a group lacks blocks: needed > free + evictable. In blocks, but for sequences and pins.
+// Why a group lacks blocks: needed > free + evictable. In blocks, but for sequences, pins,
+// loads and holds.
 typedef struct kvfolio_shortage {
   uint32_t struct_size;
   int32_t group;
   int32_t needed;
   int32_t free;
   int32_t evictable;
-  int32_t pinned;     // held by sequences and pins
+  int32_t pinned;     // held by sequences, pins, loads and holds
   int32_t retiring;   // come back when the steps in flight are complete
   int32_t sequences;  // open ones
   int32_t pins;
   int32_t reserved;  // of the pinned ones: kept by kvfolio_reserve()
+  int32_t loads;     // open ones, as holds
+  int32_t holds;
 } kvfolio_shortage;
 
 // `message` is a sentence of at most 255 bytes and always ends with 0; a longer one ends with
@@ -100,9 +103,9 @@ typedef struct kvfolio_error {
   char message[256];
   kvfolio_shortage shortage;
 } kvfolio_error;
-#define KVFOLIO_ERROR_INIT                                                                \
-  {                                                                                       \
-    sizeof(kvfolio_error), 0, "", { sizeof(kvfolio_shortage), 0, 0, 0, 0, 0, 0, 0, 0, 0 } \
+#define KVFOLIO_ERROR_INIT                                                                      \
+  {                                                                                             \
+    sizeof(kvfolio_error), 0, "", { sizeof(kvfolio_shortage), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 } \
   }
 
 // ---- what a cache holds ------------------------------------------------------------------------
@@ -169,9 +172,18 @@ KVFOLIO_C_API int32_t kvfolio_fit(kvfolio_group_spec* groups, int32_t num_groups
 
 enum { KVFOLIO_HOST = 0, KVFOLIO_DEVICE = 1 };
 
+// `bytes` bytes from src to dst.
+typedef struct kvfolio_copy_run {
+  void* dst;
+  const void* src;
+  int64_t bytes;
+} kvfolio_copy_run;
+
 // Memory of the caller's own making (MemoryResource in memory.h). allocate() returns null if there
-// is none, else `bytes` bytes aligned to 64 or more. copy() is for ranges that do not overlap. All
-// three are needed. They must not call kvfolio.
+// is none, else `bytes` bytes aligned to 64 or more. copy() is for ranges that do not overlap. The
+// first three are needed. copy_batch() does many copies; null: one after the other. copy_in()
+// copies from memory of the CPU, copy_out() to it, and return 0, or anything else if they cannot;
+// null: as copy_batch() if the memory is the host's, else they cannot. They must not call kvfolio.
 typedef struct kvfolio_memory_resource {
   uint32_t struct_size;
   int32_t kind;
@@ -179,6 +191,9 @@ typedef struct kvfolio_memory_resource {
   void* (*allocate)(void* context, int64_t bytes);
   void (*deallocate)(void* context, void* memory, int64_t bytes);
   void (*copy)(void* context, void* dst, const void* src, int64_t bytes);
+  void (*copy_batch)(void* context, const kvfolio_copy_run* runs, int64_t num_runs);
+  int32_t (*copy_in)(void* context, const kvfolio_copy_run* runs, int64_t num_runs);
+  int32_t (*copy_out)(void* context, const kvfolio_copy_run* runs, int64_t num_runs);
 } kvfolio_memory_resource;
 
 // K and V of all groups. Destroyed by kvfolio_storage_destroy(), or by its manager.
@@ -248,6 +263,19 @@ KVFOLIO_C_API int32_t kvfolio_storage_copy_blocks_from(kvfolio_storage* storage,
                                                        const kvfolio_storage* source, int32_t group,
                                                        const int32_t* blocks, int64_t num_blocks,
                                                        kvfolio_error* error);
+// The image of a block: all of its bytes in one piece, in an order that storage.h says.
+// 0: no such group.
+KVFOLIO_C_API int64_t kvfolio_storage_block_image_bytes(const kvfolio_storage* storage,
+                                                        int32_t group);
+// Copies blocks to images, and back, one behind the other; image_bytes is that of all.
+KVFOLIO_C_API int32_t kvfolio_storage_read_blocks(const kvfolio_storage* storage, int32_t group,
+                                                  const int32_t* blocks, int64_t num_blocks,
+                                                  void* images, int64_t image_bytes,
+                                                  kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_storage_write_blocks(kvfolio_storage* storage, int32_t group,
+                                                   const int32_t* blocks, int64_t num_blocks,
+                                                   const void* images, int64_t image_bytes,
+                                                   kvfolio_error* error);
 // Sets every byte of every row and scale: 0xff poisons memory.
 KVFOLIO_C_API int32_t kvfolio_storage_fill(kvfolio_storage* storage, uint8_t value,
                                            kvfolio_error* error);
@@ -272,6 +300,8 @@ KVFOLIO_C_API void* kvfolio_view_v(const kvfolio_view* view, int32_t layer, int3
 typedef struct kvfolio_manager kvfolio_manager;
 typedef uint64_t kvfolio_sequence;  // 0: none
 typedef uint64_t kvfolio_pin_id;    // 0: none
+typedef uint64_t kvfolio_load_id;   // 0: none
+typedef uint64_t kvfolio_hold_id;   // 0: none
 typedef uint64_t kvfolio_ticket;    // 1, 2, 3, ...
 
 enum { KVFOLIO_IN_ORDER = 0, KVFOLIO_UNORDERED = 1 };
@@ -298,7 +328,9 @@ typedef struct kvfolio_manager_options {
   int32_t max_root_keys;      // 0: 1024
   int32_t max_media_extents;  // 0: 4096; -1: none
   int32_t victim_policy;
-  int32_t id_tag;  // 0 to 65535
+  int32_t id_tag;         // 0 to 65535
+  int32_t max_transfers;  // 0: 256; -1: none
+  int32_t list_findable;  // 1: for kvfolio_take_findable()
 } kvfolio_manager_options;
 
 // Ids only: the engine has the bytes and runs the copies of each plan.
@@ -567,6 +599,74 @@ KVFOLIO_C_API int32_t kvfolio_preempt_to(kvfolio_manager* manager, double target
                                          const kvfolio_ended** ended, int64_t* num_ended,
                                          kvfolio_error* error);
 
+// ---- transfers: blocks whose bytes others copy -------------------------------------------------
+
+typedef struct kvfolio_load {
+  uint32_t struct_size;
+  int32_t reserved;    // 0
+  kvfolio_load_id id;  // 0: the cache has it all; there is nothing to finish
+  int32_t begin;       // the length of the sequence
+  int32_t end;
+} kvfolio_load;
+// Lets the sequence grow to `end` tokens of the prompt, whose K and V the caller has: it writes the
+// blocks of kvfolio_blocks_to_load() and calls kvfolio_finish_load(). Nobody appends meanwhile.
+KVFOLIO_C_API int32_t kvfolio_begin_load(kvfolio_manager* manager, kvfolio_sequence sequence,
+                                         const int32_t* prompt, int64_t num_tokens, int32_t end,
+                                         kvfolio_load* out, kvfolio_error* error);
+// The blocks of a group to write: logical[i] is blocks[i]. Writes at most `capacity` of them, and
+// to *count, which may be null, how many there are. All tokens of a block are to be written, also
+// those in front of `begin`.
+KVFOLIO_C_API int32_t kvfolio_blocks_to_load(const kvfolio_manager* manager, kvfolio_load_id load,
+                                             int32_t group, int32_t* logical, int32_t* blocks,
+                                             int64_t capacity, int32_t* count,
+                                             kvfolio_error* error);
+// Nothing writes to the blocks any more, and the first num_tokens tokens of the load are good.
+// *stand, which may be null, gets how many of them the sequence has now.
+KVFOLIO_C_API int32_t kvfolio_finish_load(kvfolio_manager* manager, kvfolio_load_id load,
+                                          int32_t num_tokens, int32_t* stand, kvfolio_error* error);
+// How far a load could reach with blocks that a tier has: a byte that is not 0 for each logical
+// block of `limit` tokens, the groups one behind the other, sizes[i] bytes for group i. On return 1
+// for those that a load to *end would wait for, else 0. The three results may be null: tokens that
+// are there without the tier, tokens with it, and blocks to load.
+KVFOLIO_C_API int32_t kvfolio_loadable(const kvfolio_manager* manager, kvfolio_sequence sequence,
+                                       const int32_t* prompt, int64_t num_tokens, int32_t limit,
+                                       uint8_t* has, const int64_t* sizes, int32_t num_groups,
+                                       int32_t* begin, int32_t* end, int64_t* blocks,
+                                       kvfolio_error* error);
+// Keeps the blocks as they are while somebody copies from them.
+KVFOLIO_C_API int32_t kvfolio_hold_blocks(kvfolio_manager* manager, int32_t group,
+                                          const int32_t* blocks, int64_t num_blocks,
+                                          kvfolio_hold_id* out, kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_release_hold(kvfolio_manager* manager, kvfolio_hold_id hold,
+                                           kvfolio_error* error);
+
+typedef struct kvfolio_findable_block {
+  int32_t group;
+  int32_t block;
+  int32_t end;       // one past the last position whose token can be found in it
+  int32_t reserved;  // 0
+  uint64_t serial;   // kvfolio_entry_serial() now
+} kvfolio_findable_block;
+// Writes at most `capacity` blocks that became findable and may be read, and returns how many.
+// 0 without the option list_findable.
+KVFOLIO_C_API int32_t kvfolio_take_findable(kvfolio_manager* manager, kvfolio_findable_block* out,
+                                            int64_t capacity);
+// Stays as long as the block is found by the same tokens. 0: it is not, or without list_findable.
+KVFOLIO_C_API int32_t kvfolio_entry_serial(const kvfolio_manager* manager, int32_t group,
+                                           int32_t block, uint64_t* out, kvfolio_error* error);
+// The path that a findable block ends: tokens [begin, begin + num_tokens), at most num_media of its
+// first media spans, the number of all tokens and of all spans, and the root, which the caller
+// destroys. The last three may be null.
+KVFOLIO_C_API int32_t kvfolio_prefix_of(const kvfolio_manager* manager, int32_t group,
+                                        int32_t block, int32_t begin, int32_t* tokens,
+                                        int64_t num_tokens, kvfolio_media_span* media,
+                                        int64_t num_media, int32_t* path_tokens,
+                                        int32_t* path_media, kvfolio_root** root,
+                                        kvfolio_error* error);
+// The block of group `of` that holds whole what ends at `end` on that path; -1: there is none.
+KVFOLIO_C_API int32_t kvfolio_block_at(const kvfolio_manager* manager, int32_t group, int32_t block,
+                                       int32_t of, int32_t end, int32_t* out, kvfolio_error* error);
+
 // ---- questions ---------------------------------------------------------------------------------
 
 typedef struct kvfolio_sequence_info {
@@ -585,7 +685,8 @@ typedef struct kvfolio_sequence_info {
   uint64_t last_use;
   uint64_t use_count;
   int32_t priority;
-  int32_t reserved;  // 0
+  int32_t reserved;      // 0
+  kvfolio_load_id load;  // that is open for it; 0: none
 } kvfolio_sequence_info;
 KVFOLIO_C_API int32_t kvfolio_info(const kvfolio_manager* manager, kvfolio_sequence sequence,
                                    kvfolio_sequence_info* out, kvfolio_error* error);
@@ -612,6 +713,8 @@ typedef struct kvfolio_group_usage {
   int32_t retiring;
   int32_t evictable;
   int32_t reserved;  // of the held ones
+  int32_t loading;   // of the held ones
+  int32_t on_hold;   // references of holds
 } kvfolio_group_usage;
 KVFOLIO_C_API int32_t kvfolio_usage(const kvfolio_manager* manager, int32_t group,
                                     kvfolio_group_usage* out, kvfolio_error* error);
@@ -664,6 +767,7 @@ typedef struct kvfolio_counters {
   uint64_t blocks_published;
   uint64_t publications_skipped;
   uint64_t blocks_used_peak;
+  uint64_t tokens_loaded;
 } kvfolio_counters;
 KVFOLIO_C_API int32_t kvfolio_get_counters(const kvfolio_manager* manager, kvfolio_counters* out,
                                            kvfolio_error* error);

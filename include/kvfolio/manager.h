@@ -355,11 +355,12 @@ class KVFOLIO_API KVCacheManager {
   // nothing changed, not even what the cache has by now was taken.
   Result<Load> begin_load(SequenceId sequence, std::span<const std::int32_t> prompt,
                           std::int32_t end);
-  // Fills `out` with the blocks of a group that the load waits for, by logical block, as far as
-  // they fit; returns how many there are. All of them are to be written. They stay the same until
-  // finish_load().
+  // Fills `out` with the blocks of a group that the load waits for, by logical block, from number
+  // `first` of them on and as far as they fit; returns how many there are in all. All of them are
+  // to be written. They stay the same until finish_load().
   [[nodiscard]] Result<std::int32_t> blocks_to_load(LoadId load, GroupId group,
-                                                    std::span<LoadBlock> out) const;
+                                                    std::span<LoadBlock> out,
+                                                    std::int32_t first = 0) const;
   // Ends a load. Call this when nothing writes to its blocks any more, also if it failed: then
   // num_tokens says how far the blocks are good, counted from Load::begin. These tokens stand: the
   // sequence has them now, and they become findable as if it had computed them. The other blocks

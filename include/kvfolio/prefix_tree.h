@@ -174,6 +174,13 @@ class KVFOLIO_API PrefixTree {
   void fill_table(const PrefixMatch& match, GroupId group, std::span<std::int32_t> out,
                   bool one_more = false, std::int32_t first = 0) const noexcept;
 
+  // The blocks that the tree keeps whole on the path of these tokens: out[i] is logical block first
+  // + i of the group, or -1. Unlike a match it asks nothing of other blocks or groups. Requires: a
+  // root.
+  void whole_blocks(std::int32_t root, std::span<const std::int32_t> tokens,
+                    std::span<const MediaSpan> media, GroupId group, std::int32_t first,
+                    std::span<std::int32_t> out) const noexcept;
+
   // ---- places: a run with a place keeps its tokens up to there ----
 
   // Requires: position lies on the run's path, at its end or before. Give the place back by
@@ -186,6 +193,9 @@ class KVFOLIO_API PrefixTree {
   // Copies tokens [begin, begin + out.size()) of the path that ends at or after them.
   void copy_tokens(const Place& place, std::int32_t begin,
                    std::span<std::int32_t> out) const noexcept;
+
+  // The root that the path of a place begins at.
+  [[nodiscard]] std::int32_t root_of(const Place& place) const noexcept;
 
   // ---- memory, ahead of time: these change nothing ----
 
@@ -246,6 +256,19 @@ class KVFOLIO_API PrefixTree {
   [[nodiscard]] bool begins_with(GroupId group, BlockId block, std::int32_t root,
                                  std::span<const std::int32_t> tokens,
                                  std::span<const MediaSpan> media) const noexcept;
+  // The path of a findable block, which ends at findable_end(). Requires (all four): findable.
+  // Copies tokens [begin, begin + out.size()). Requires: the path ends at or behind them.
+  void copy_tokens(GroupId group, BlockId block, std::int32_t begin,
+                   std::span<std::int32_t> out) const noexcept;
+  // Fills `out` with the first media spans that begin on the path, as far as they fit; returns how
+  // many there are.
+  std::int32_t copy_media(GroupId group, BlockId block, std::span<MediaSpan> out) const noexcept;
+  // The key of the path's root. Its strings are valid as long as the root.
+  [[nodiscard]] RootKey key_of(GroupId group, BlockId block) const noexcept;
+  // The block of group `of` that holds whole what ends at `end`, or not valid(). Requires: a
+  // multiple of the block size of `of`, at least 1 and at most findable_end().
+  [[nodiscard]] BlockId block_at(GroupId group, BlockId block, GroupId of,
+                                 std::int32_t end) const noexcept;
   // The first root whose number is larger than `after`, or -1.
   [[nodiscard]] std::int32_t next_root(std::int32_t after) const noexcept;
   // Blocks of the group that are findable and idle.

@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "kvfolio/export.h"
@@ -126,11 +127,11 @@ class KVStorage {
   //
   // The image of a block is all of its bytes in one piece of memory, without padding. It depends on
   // the group's spec, never on strides: own and borrowed memory, in any order of axes, give the
-  // same image of the same tokens, and either takes it. Layer by layer, for each layer K, then V if
-  // it is stored, and for int8 the scales of K, then those of V (f32). In HND and granule a part is
-  // [kv_head][row], where a row is the head_dim elements of a token, in granule a tile of 16
-  // tokens; in NHD it is [token][kv_head]. Of scales a row is one f32 of a token. Numbers lie as in
-  // memory, in the byte order of the machine.
+  // same image of the same tokens, and either takes it. Layer by layer, in the order of the format:
+  // in HND and granule for each KV head the rows of K, of V if it is stored, and for int8 the f32
+  // scales of K, then of V. In NHD first K, then V, then the scales of K and of V, each token by
+  // token and within a token head by head. A row is the head_dim elements of a token, in granule a
+  // tile of 16 tokens. Numbers lie as in memory, in the byte order of the machine.
 
   // Bytes of the image of a block; 0: the spec has no such group.
   [[nodiscard]] KVFOLIO_API std::int64_t block_image_bytes(GroupId group) const noexcept;
@@ -170,6 +171,10 @@ class KVStorage {
   KVStorage();
   void release() noexcept;
   [[nodiscard]] Status check_group(GroupId group) const;
+  [[nodiscard]] Status check_images(std::string_view what, GroupId group,
+                                    std::span<const std::int32_t> blocks,
+                                    std::size_t image_bytes) const;
+  [[nodiscard]] Status no_host_copies(std::string_view what) const;
   // Requires: check_group(group).ok().
   [[nodiscard]] const std::vector<KVView>& views_of(GroupId group) const noexcept {
     return groups_[static_cast<std::size_t>(group.value())];

@@ -37,9 +37,13 @@ constexpr const char* kNames[] = {
     "reserved-is-room",
     "close-keeps-reservation",
     "publishes-after-forget",
+    "load-findable-at-begin",
+    "close-drops-load",
+    "hold-does-not-keep",
+    "loads-windows-short",
 };
 constexpr std::size_t kNumNames = sizeof kNames / sizeof kNames[0];
-static_assert(kNumNames == static_cast<std::size_t>(Mutant::kPublishesAfterForget) + 1);
+static_assert(kNumNames == static_cast<std::size_t>(Mutant::kLoadsWindowsShort) + 1);
 
 void print_names(std::FILE* to) {
   for (std::size_t i = 1; i < kNumNames; ++i) std::fprintf(to, "%s\n", kNames[i]);

@@ -41,6 +41,10 @@ enum class Mutant : std::uint8_t {
   kReservedIsRoom,
   kCloseKeepsReservation,
   kPublishesAfterForget,
+  kLoadFindableAtBegin,
+  kCloseDropsLoad,
+  kHoldDoesNotKeep,
+  kLoadsWindowsShort,
 };
 
 #ifdef KVFOLIO_MUTANTS

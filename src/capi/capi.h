@@ -36,6 +36,9 @@ class CallerMemory final : public MemoryResource {
   Result<std::byte*> allocate(std::int64_t bytes) override;
   void deallocate(std::byte* memory, std::int64_t bytes) noexcept override;
   void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override;
+  void copy_batch(std::span<const CopyRun> runs) noexcept override;
+  [[nodiscard]] bool copy_in(std::span<const CopyRun> runs) noexcept override;
+  [[nodiscard]] bool copy_out(std::span<const CopyRun> runs) noexcept override;
 
  private:
   kvfolio_memory_resource resource_;

@@ -35,6 +35,8 @@ kvfolio_shortage shortage_of(const Status& status) noexcept {
   out.sequences = s->sequences;
   out.pins = s->pins;
   out.reserved = s->reserved;
+  out.loads = s->loads;
+  out.holds = s->holds;
   return out;
 }
 

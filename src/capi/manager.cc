@@ -38,6 +38,8 @@ Status read_options(std::string_view call, const kvfolio_manager_options* theirs
             concat(call, ": id_tag is ", options.id_tag, ", allowed: 0 to ", UINT16_MAX)};
   }
   out.id_tag = static_cast<std::uint16_t>(options.id_tag);
+  out.max_transfers = or_default(options.max_transfers, defaults.max_transfers);
+  out.list_findable = options.list_findable != 0;
   return {};
 }
 
@@ -61,6 +63,8 @@ kvfolio_manager_options options_of(const ManagerOptions& options) noexcept {
   out.max_media_extents = zero_is(options.max_media_extents);
   out.victim_policy = static_cast<std::int32_t>(options.victim_policy);
   out.id_tag = options.id_tag;
+  out.max_transfers = zero_is(options.max_transfers);
+  out.list_findable = options.list_findable ? 1 : 0;
   return out;
 }
 

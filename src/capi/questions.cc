@@ -49,7 +49,8 @@ int32_t kvfolio_info(const kvfolio_manager* manager, kvfolio_sequence sequence,
                      .last_use = info->last_use,
                      .use_count = info->use_count,
                      .priority = info->priority,
-                     .reserved = 0});
+                     .reserved = 0,
+                     .load = info->load.value()});
   return KVFOLIO_OK;
 }
 
@@ -106,7 +107,9 @@ int32_t kvfolio_usage(const kvfolio_manager* manager, int32_t group, kvfolio_gro
                      .cached = usage->cached,
                      .retiring = usage->retiring,
                      .evictable = usage->evictable,
-                     .reserved = usage->reserved});
+                     .reserved = usage->reserved,
+                     .loading = usage->loading,
+                     .on_hold = usage->on_hold});
   return KVFOLIO_OK;
 }
 
@@ -196,7 +199,8 @@ int32_t kvfolio_get_counters(const kvfolio_manager* manager, kvfolio_counters* o
                      .tokens_committed = counters.tokens_committed,
                      .blocks_published = counters.blocks_published,
                      .publications_skipped = counters.publications_skipped,
-                     .blocks_used_peak = counters.blocks_used_peak});
+                     .blocks_used_peak = counters.blocks_used_peak,
+                     .tokens_loaded = counters.tokens_loaded});
   return KVFOLIO_OK;
 }
 

@@ -25,6 +25,35 @@ void CallerMemory::copy(std::byte* dst, const std::byte* src, std::int64_t bytes
   resource_.copy(resource_.context, dst, src, bytes);
 }
 
+static_assert(sizeof(CopyRun) == sizeof(kvfolio_copy_run) &&
+              offsetof(CopyRun, src) == offsetof(kvfolio_copy_run, src) &&
+              offsetof(CopyRun, bytes) == offsetof(kvfolio_copy_run, bytes));
+
+namespace {
+
+const kvfolio_copy_run* runs_of(std::span<const CopyRun> runs) noexcept {
+  return reinterpret_cast<const kvfolio_copy_run*>(runs.data());
+}
+
+}  // namespace
+
+void CallerMemory::copy_batch(std::span<const CopyRun> runs) noexcept {
+  if (resource_.copy_batch == nullptr) return MemoryResource::copy_batch(runs);
+  resource_.copy_batch(resource_.context, runs_of(runs), static_cast<std::int64_t>(runs.size()));
+}
+
+bool CallerMemory::copy_in(std::span<const CopyRun> runs) noexcept {
+  if (resource_.copy_in == nullptr) return MemoryResource::copy_in(runs);
+  const auto count = static_cast<std::int64_t>(runs.size());
+  return resource_.copy_in(resource_.context, runs_of(runs), count) == 0;
+}
+
+bool CallerMemory::copy_out(std::span<const CopyRun> runs) noexcept {
+  if (resource_.copy_out == nullptr) return MemoryResource::copy_out(runs);
+  const auto count = static_cast<std::int64_t>(runs.size());
+  return resource_.copy_out(resource_.context, runs_of(runs), count) == 0;
+}
+
 // Null stays null.
 Status read_resource(std::string_view call, const kvfolio_memory_resource* resource,
                      std::unique_ptr<CallerMemory>& out) {
@@ -41,6 +70,13 @@ Status read_resource(std::string_view call, const kvfolio_memory_resource* resou
 }
 
 namespace {
+
+Status check_bytes(std::string_view call, const void* images, std::int64_t bytes) {
+  if (bytes < 0) {
+    return {ErrorCode::kInvalidArgument, concat(call, ": image_bytes is ", bytes)};
+  }
+  return images == nullptr && bytes > 0 ? null_argument(call, "images") : Status();
+}
 
 KVStrides strides_of(const kvfolio_strides& strides) noexcept {
   return {strides.layer, strides.block, strides.head, strides.token};
@@ -184,6 +220,32 @@ int32_t kvfolio_storage_copy_blocks_from(kvfolio_storage* storage, const kvfolio
   KVFOLIO_C_RETURN_IF_ERROR(check_array(__func__, "blocks", blocks, num_blocks));
   return answer(error, storage->storage->copy_blocks_from(*source->storage, GroupId(group),
                                                           span_of(blocks, num_blocks)));
+}
+
+int64_t kvfolio_storage_block_image_bytes(const kvfolio_storage* storage, int32_t group) {
+  return storage == nullptr ? 0 : storage->storage->block_image_bytes(GroupId(group));
+}
+
+int32_t kvfolio_storage_read_blocks(const kvfolio_storage* storage, int32_t group,
+                                    const int32_t* blocks, int64_t num_blocks, void* images,
+                                    int64_t image_bytes, kvfolio_error* error) {
+  KVFOLIO_C_NEEDS(storage);
+  KVFOLIO_C_RETURN_IF_ERROR(check_array(__func__, "blocks", blocks, num_blocks));
+  KVFOLIO_C_RETURN_IF_ERROR(check_bytes(__func__, images, image_bytes));
+  return answer(
+      error, storage->storage->read_blocks(GroupId(group), span_of(blocks, num_blocks),
+                                           span_of(static_cast<std::byte*>(images), image_bytes)));
+}
+
+int32_t kvfolio_storage_write_blocks(kvfolio_storage* storage, int32_t group, const int32_t* blocks,
+                                     int64_t num_blocks, const void* images, int64_t image_bytes,
+                                     kvfolio_error* error) {
+  KVFOLIO_C_NEEDS(storage);
+  KVFOLIO_C_RETURN_IF_ERROR(check_array(__func__, "blocks", blocks, num_blocks));
+  KVFOLIO_C_RETURN_IF_ERROR(check_bytes(__func__, images, image_bytes));
+  return answer(error, storage->storage->write_blocks(
+                           GroupId(group), span_of(blocks, num_blocks),
+                           span_of(static_cast<const std::byte*>(images), image_bytes)));
 }
 
 int32_t kvfolio_storage_fill(kvfolio_storage* storage, uint8_t value, kvfolio_error* error) {

@@ -175,7 +175,6 @@ KVCacheManager::Impl::Revived KVCacheManager::Impl::revived_by(const PrefixMatch
                                                                std::int32_t g) const noexcept {
   constexpr std::int32_t kPiece = 256;
   std::array<std::int32_t, kPiece> blocks;
-  const BlockPool& pool = room_.pool(g);
   Revived revived;
   const std::int32_t count = blocks_for(g, match.held_tokens());
   for (std::int32_t first = 0; first < count; first += kPiece) {
@@ -183,16 +182,33 @@ KVCacheManager::Impl::Revived KVCacheManager::Impl::revived_by(const PrefixMatch
         std::span(blocks).first(static_cast<std::size_t>(std::min(kPiece, count - first)));
     tree_->fill_table(match, GroupId(g), piece, false, first);
     for (const std::int32_t b : piece) {
-      if (b < 0) continue;
-      const BlockId block(b);
-      const BlockState state = pool.state(block);
-      revived.cached += state == BlockState::kCached ? 1 : 0;
-      revived.retiring += state == BlockState::kRetiring || pool.held_by_steps(block) ? 1 : 0;
-      revived.cost += cost_of_sharing(g, block);
-      revived.last = block;
+      if (b >= 0) count_revived(g, BlockId(b), revived);
     }
   }
   return revived;
+}
+
+void KVCacheManager::Impl::count_revived(std::int32_t g, BlockId block,
+                                         Revived& revived) const noexcept {
+  const BlockPool& pool = room_.pool(g);
+  const BlockState state = pool.state(block);
+  revived.cached += state == BlockState::kCached ? 1 : 0;
+  revived.retiring += state == BlockState::kRetiring || pool.held_by_steps(block) ? 1 : 0;
+  revived.cost += cost_of_sharing(g, block);
+  revived.last = block;
+}
+
+Shortage KVCacheManager::Impl::shortage_behind(const Room::Plan& plan,
+                                               const Revived& held) const noexcept {
+  Shortage s = shortage(plan);
+  const std::int32_t from_free = std::min(s.free, held.cost);
+  s.needed -= held.cached + held.cost;
+  s.free -= from_free;
+  s.evictable -= held.cached + held.cost - from_free;
+  s.retiring -= held.retiring;
+  s.pinned += held.cached + held.retiring + held.cost;
+  s.reserved += held.cost;
+  return s;
 }
 
 // As demand() of the sequence that open() makes.
@@ -273,15 +289,7 @@ Result<Admission> KVCacheManager::admit(std::span<const std::int32_t> tokens,
   }
   const Room::Plan plan = m.room_.plan(needs);
   if (!plan.fits()) {
-    const Impl::Revived& held = revived[static_cast<std::size_t>(plan.short_of)];
-    Shortage s = m.shortage(plan);
-    const std::int32_t from_free = std::min(s.free, held.cost);
-    s.needed -= held.cached + held.cost;
-    s.free -= from_free;
-    s.evictable -= held.cached + held.cost - from_free;
-    s.retiring -= held.retiring;
-    s.pinned += held.cached + held.retiring + held.cost;
-    s.reserved += held.cost;
+    Shortage s = m.shortage_behind(plan, revived[static_cast<std::size_t>(plan.short_of)]);
     ++s.sequences;
     return s;
   }

@@ -39,6 +39,7 @@ Status KVCacheManager::adopt(SequenceId id, std::span<const std::span<const std:
   Impl& m = *impl_;
   std::int32_t row = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find_resting(id, "adopt", row));
+  KVFOLIO_RETURN_IF_ERROR(m.check_no_load(row, "adopt"));
   Sequence& s = m.rows_[row];
   SequenceDetails& d = m.details(row);
   if (m.steps_.is_open()) {

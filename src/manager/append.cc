@@ -82,9 +82,9 @@ void KVCacheManager::Impl::reuse(Demand& needs) noexcept {
   needs.reuse = true;
 }
 
-// May the sequence enter a step, the open one if there is one?
-Status KVCacheManager::Impl::check_ready(std::int32_t row, std::string_view what) const {
+Status KVCacheManager::Impl::check_growing(std::int32_t row, std::string_view what) const {
   KVFOLIO_RETURN_IF_ERROR(check_resting(row, what));
+  KVFOLIO_RETURN_IF_ERROR(check_no_load(row, what));
   const Sequence& s = rows_[row];
   if (s.draft() > 0) {
     return {ErrorCode::kFailedPrecondition,
@@ -95,6 +95,12 @@ Status KVCacheManager::Impl::check_ready(std::int32_t row, std::string_view what
             concat(what, ": the sequence's tokens are in step ", s.last_ticket,
                    ", which is not complete; complete it first")};
   }
+  return {};
+}
+
+// May the sequence enter a step, the open one if there is one?
+Status KVCacheManager::Impl::check_ready(std::int32_t row, std::string_view what) const {
+  KVFOLIO_RETURN_IF_ERROR(check_growing(row, what));
   return check_step(what);
 }
 
@@ -245,7 +251,7 @@ bool KVCacheManager::Impl::append_inside(Step& step, std::int32_t row,
                                          const std::int32_t* token) noexcept {
   const Sequence& s = rows_[row];
   const std::int32_t at = s.length;
-  if (s.step_entry >= 0 || at != s.accepted || s.replay || at >= kMaxSequenceTokens ||
+  if (s.step_entry >= 0 || at != s.accepted || s.replay || s.has_load || at >= kMaxSequenceTokens ||
       (s.has_limit && at >= details(row).max_tokens) || (token != nullptr && *token < 0) ||
       (token == nullptr && s.late_names && !unnamed_.has_room(row, at)) ||
       (options_.order == Order::kUnordered && !steps_.is_complete(s.last_ticket)) ||

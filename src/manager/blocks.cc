@@ -20,9 +20,11 @@ std::int64_t KVCacheManager::Impl::follow_tree(Published* published) noexcept {
     const TreeChange change = tree_->take_change();
     switch (change.kind) {
       case TreeChange::Kind::kHung:
+        if (findable_.is_on()) findable_.add(change.group.value(), change.block.value());
         break;
       case TreeChange::Kind::kUnhung:
         ++num_unhung;
+        if (findable_.is_on()) findable_.drop(change.group.value(), change.block.value());
         on_unhung(change.group, change.block, change.successor);
         break;
       case TreeChange::Kind::kKept:
@@ -261,6 +263,8 @@ Shortage KVCacheManager::Impl::shortage(const Room::Plan& plan) const noexcept {
   Shortage s = room_.shortage(g, plan.needs.blocks[static_cast<std::size_t>(g)]);
   s.sequences = static_cast<std::int32_t>(rows_.open().size());
   s.pins = pins_.num_open();
+  s.loads = transfers_.num_loads();
+  s.holds = transfers_.num_holds();
   s.reserved = reservations_.total_ready(g);
   return s;
 }
@@ -347,7 +351,9 @@ Result<GroupUsage> KVCacheManager::usage(GroupId group_id) const {
                     .cached = pool.num_cached(),
                     .retiring = pool.num_retiring(),
                     .evictable = pool.num_cached(),
-                    .reserved = m.reservations_.total_ready(group_id.value())};
+                    .reserved = m.reservations_.total_ready(group_id.value()),
+                    .loading = m.transfers_.num_waiting(group_id.value()),
+                    .on_hold = m.transfers_.num_held(group_id.value())};
 }
 
 double KVCacheManager::utilization() const noexcept { return impl_->utilization(); }

@@ -72,6 +72,7 @@ Status KVCacheManager::Impl::check_ownership() const {
   pins_.for_each_open([&](std::int32_t pin) {
     for (std::int32_t g = 0; g < num_groups(); ++g) words += pins_.table(pin, g).capacity();
   });
+  words += transfers_.words();
   if (words != arena().num_words()) {
     return broken(concat("the table arena has ", arena().num_words(), " words, counted ", words));
   }
@@ -163,11 +164,15 @@ void KVCacheManager::Impl::for_each_reference(std::int32_t g, const Visit& visit
     }
   }
   pins_.for_each_open([&](std::int32_t pin) { visit_table(pins_.table(pin, g)); });
+  transfers_.for_each_load([&](std::int32_t load) { visit_table(transfers_.table(load, g)); });
+  transfers_.for_each_hold([&](std::int32_t hold) {
+    if (transfers_.group_of(hold) == g) visit_table(transfers_.held(hold));
+  });
   for (std::int32_t i = 0; i < steps_.num_in_flight(); ++i) visit_sources(steps_.in_flight(i));
   if (steps_.is_open()) visit_sources(steps_.open());
 }
 
-// Each block has as many references as tables, pins and steps name it.
+// Each block has as many references as tables, pins, transfers and steps name it.
 Status KVCacheManager::Impl::check_references(std::int32_t g) const {
   const BlockPool& pool = room_.pool(g);
   MemberSum kept;
@@ -229,6 +234,60 @@ Status KVCacheManager::Impl::check_promises(std::int32_t g) const {
   return answer;
 }
 
+// A load and the sequence that waits for it name each other; the blocks that it waits for are its
+// alone and empty.
+Status KVCacheManager::Impl::check_loads(std::int32_t g) const {
+  Status answer;
+  std::int32_t attached = 0;
+  transfers_.for_each_load([&](std::int32_t number) {
+    const Transfers::Load& load = transfers_.load(number);
+    const BlockTable& blocks = transfers_.table(number, g);
+    const auto complain = [&](const std::string& what) {
+      if (answer.ok()) answer = broken(concat("load ", number, ", group ", g, ": ", what));
+    };
+    if (load.row != Transfers::kNone) {
+      ++attached;
+      const Sequence& s = rows_[load.row];
+      if (s.life != Life::kOpen || !s.has_load || details(load.row).load != number ||
+          s.length != load.begin || s.has_promise || s.step_entry >= 0) {
+        complain(concat("sequence ", load.row, " does not wait for it"));
+      }
+    }
+    if (blocks.size() != blocks_for(g, load.end) - block_of(g, load.begin)) {
+      complain(
+          concat("it has ", blocks.size(), " blocks for positions ", load.begin, " to ", load.end));
+    }
+    std::int32_t waiting = 0;
+    for (const std::int32_t b : blocks.blocks(arena())) {
+      const BlockId block(b);
+      if (b < 0 || pool(g).valid(block) != 0) continue;
+      ++waiting;
+      if (pool(g).refs(block) != 1 || pool(g).writer(block) != BlockPool::kNobody ||
+          tree_->is_findable(GroupId(g), block)) {
+        complain(concat("block ", b, " is in use"));
+      }
+    }
+    if (waiting != transfers_.num_waiting(number, g)) {
+      complain(
+          concat("it waits for ", waiting, " blocks, counted ", transfers_.num_waiting(number, g)));
+    }
+  });
+  for (const std::int32_t row : rows_.open()) attached -= rows_[row].has_load ? 1 : 0;
+  if (answer.ok() && attached != 0) answer = broken("a sequence waits for a load that is not open");
+  return answer;
+}
+
+// The list of what became findable has a serial for each entry of the tree.
+Status KVCacheManager::Impl::check_serials(std::int32_t g) const {
+  for (std::int32_t b = 0; findable_.is_on() && b < pool(g).num_blocks(); ++b) {
+    const bool has_serial = findable_.serial(g, b) != 0;
+    if (has_serial == tree_->is_findable(GroupId(g), BlockId(b))) continue;
+    return broken(concat("group ", g, " block ", b, has_serial ? " has" : " lacks",
+                         " a serial of its entry"));
+  }
+  return {};
+}
+
 // The tree and the writers agree with the state of each block.
 Status KVCacheManager::Impl::check_states(std::int32_t g) const {
   const BlockPool& pool = room_.pool(g);
@@ -284,6 +343,8 @@ Status KVCacheManager::check_invariants() const {
   KVFOLIO_RETURN_IF_ERROR(m.steps_.check());
   KVFOLIO_RETURN_IF_ERROR(m.tables_.check());
   KVFOLIO_RETURN_IF_ERROR(m.reservations_.check());
+  KVFOLIO_RETURN_IF_ERROR(m.transfers_.check());
+  KVFOLIO_RETURN_IF_ERROR(m.findable_.check());
   KVFOLIO_RETURN_IF_ERROR(m.check_ownership());
   KVFOLIO_RETURN_IF_ERROR(m.victims_.check(m.rows_.open()));
   KVFOLIO_RETURN_IF_ERROR(m.check_lengths());
@@ -292,6 +353,8 @@ Status KVCacheManager::check_invariants() const {
     KVFOLIO_RETURN_IF_ERROR(m.check_references(g));
     KVFOLIO_RETURN_IF_ERROR(m.check_states(g));
     KVFOLIO_RETURN_IF_ERROR(m.check_promises(g));
+    KVFOLIO_RETURN_IF_ERROR(m.check_loads(g));
+    KVFOLIO_RETURN_IF_ERROR(m.check_serials(g));
   }
   return m.check_counters();
 }

@@ -65,12 +65,13 @@ Status same_spec(const CacheSpec& here, const CacheSpec& there) {
 }
 
 Status same_options(const ManagerOptions& here, const ManagerOptions& there) {
-  const auto& [max_sequences, max_pins, max_steps_in_flight, order, prefix_cache,
+  const auto& [max_sequences, max_pins, max_transfers, max_steps_in_flight, order, prefix_cache,
                max_sequence_tokens, max_index_tokens, max_runs, max_root_keys, max_root_key_bytes,
                max_media_extents, max_table_entries, hash_seed, high_watermark, victim_policy,
-               id_tag] = here;
+               list_findable, id_tag] = here;
   KVFOLIO_RETURN_IF_ERROR(same("max_sequences", max_sequences, there.max_sequences));
   KVFOLIO_RETURN_IF_ERROR(same("max_pins", max_pins, there.max_pins));
+  KVFOLIO_RETURN_IF_ERROR(same("max_transfers", max_transfers, there.max_transfers));
   KVFOLIO_RETURN_IF_ERROR(
       same("max_steps_in_flight", max_steps_in_flight, there.max_steps_in_flight));
   KVFOLIO_RETURN_IF_ERROR(same("order", order, there.order));
@@ -86,10 +87,22 @@ Status same_options(const ManagerOptions& here, const ManagerOptions& there) {
   KVFOLIO_RETURN_IF_ERROR(same("hash_seed", hash_seed, there.hash_seed));
   KVFOLIO_RETURN_IF_ERROR(same("high_watermark", high_watermark, there.high_watermark));
   KVFOLIO_RETURN_IF_ERROR(same("victim_policy", victim_policy, there.victim_policy));
+  KVFOLIO_RETURN_IF_ERROR(same("list_findable", list_findable, there.list_findable));
   return same("id_tag", id_tag, there.id_tag);
 }
 
 }  // namespace
+
+// A load is somebody who writes to blocks, and a hold somebody who reads them, by their ids here.
+Status KVCacheManager::Impl::check_no_transfers(std::string_view whose) const {
+  if (transfers_.none_open()) return {};
+  const std::int32_t loads = transfers_.num_loads();
+  const std::int32_t holds = transfers_.num_holds();
+  return {
+      ErrorCode::kFailedPrecondition,
+      concat("copy_to: ", loads, loads == 1 ? " load and " : " loads and ", holds,
+             holds == 1 ? " hold of " : " holds of ", whose, " are open; finish and release them")};
+}
 
 // A device may still write to the blocks of a step that is not complete.
 Status KVCacheManager::Impl::check_quiet(std::string_view whose) const {
@@ -112,6 +125,8 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
             concat("copy_to: ", storage_ ? "the target has no storage and this manager has"
                                          : "this manager has no storage and the target has")};
   }
+  KVFOLIO_RETURN_IF_ERROR(check_no_transfers("this manager"));
+  KVFOLIO_RETURN_IF_ERROR(target.check_no_transfers("the target"));
   if (storage_) {
     KVFOLIO_RETURN_IF_ERROR(check_quiet("this manager"));
     KVFOLIO_RETURN_IF_ERROR(target.check_quiet("the target"));
@@ -132,8 +147,8 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
 
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   const auto& [spec, options, storage, counters, sequences, groups, room, has_windows, tree, tables,
-               caller_ids, pins, scratch, evicting, entry_changes, losses, victims, ended, steps,
-               unnamed, reservations, offers] = other;
+               caller_ids, pins, transfers, scratch, evicting, entry_changes, losses, victims,
+               ended, steps, unnamed, reservations, findable, offers] = other;
   room_.copy_from(room);
   tree_->copy_from(*tree);
 
@@ -142,6 +157,7 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   tables_.copy_from(tables);
   caller_ids_.copy_from(caller_ids);
   pins_.copy_from(pins);
+  transfers_.copy_from(transfers);
   entry_changes_ = entry_changes;
   losses_ = losses;
   victims_.copy_from(victims);
@@ -149,6 +165,7 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   steps_.copy_from(steps);
   unnamed_.copy_from(unnamed);
   reservations_.copy_from(reservations);
+  findable_.copy_from(findable);
 }
 
 Status KVCacheManager::copy_to(KVCacheManager& target) const {

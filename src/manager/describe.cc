@@ -34,6 +34,8 @@ MemoryUse KVCacheManager::metadata() const noexcept {
   sum += m.unnamed_.memory();
   sum += m.reservations_.memory();
   sum += m.pins_.memory();
+  sum += m.transfers_.memory();
+  sum += m.findable_.memory();
   sum += m.caller_ids_.memory();
   sum += m.victims_.memory();
   sum += m.ended_.memory();
@@ -66,6 +68,7 @@ std::string KVCacheManager::describe() const {
   text += concat("bytes used: ", m.bytes_used(), "/", m.bytes_total(), "\n");
   text += concat("sequences: ", m.rows_.open().size(), "\n");
   text += concat("pins: ", m.pins_.num_open(), "\n");
+  text += concat("loads: ", m.transfers_.num_loads(), ", holds: ", m.transfers_.num_holds(), "\n");
   text += concat("tokens found: ", counters.tokens_reused, "/", counters.tokens_looked_up, " ",
                  share(counters.tokens_reused, counters.tokens_looked_up));
   text += concat("copies: ", counters.block_copies, " blocks\n");

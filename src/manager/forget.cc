@@ -37,7 +37,8 @@ bool same_media(std::span<const MediaSpan> a, std::span<const MediaSpan> b, std:
 }  // namespace
 
 // The sequence may publish and has all of these tokens, or may turn out to have them.
-bool KVCacheManager::Impl::runs_on(std::int32_t row, const Path& path) const noexcept {
+bool KVCacheManager::Impl::runs_on(std::int32_t row, const Path& path,
+                                   std::span<const std::int32_t> more) const noexcept {
   const Sequence& s = rows_[row];
   if (s.life == Life::kUnused || !s.publishes) return false;
   const auto size = static_cast<std::int32_t>(path.tokens.size());
@@ -46,13 +47,24 @@ bool KVCacheManager::Impl::runs_on(std::int32_t row, const Path& path) const noe
                           path.media)) {
     return false;
   }
-  if (s.pending_end() < size) return false;
+  const std::int32_t end = s.pending_end();
+  if (end + static_cast<std::int64_t>(more.size()) < size) return false;
   const std::int32_t* pending = arena().at(s.pending);
   for (std::int32_t i = on_tree; i < size; ++i) {
-    const std::int32_t token = pending[i - on_tree];
+    const std::int32_t token =
+        i < end ? pending[i - on_tree] : more[static_cast<std::size_t>(i - end)];
     if (token != kUnnamed && token != path.tokens[static_cast<std::size_t>(i)]) return false;
   }
   return same_media(media_of(s), path.media, on_tree, size);
+}
+
+// The same of the sequence and the load that it waits for.
+bool KVCacheManager::Impl::loads_on(std::int32_t row, const Path& path) const noexcept {
+  if (!rows_[row].has_load) return false;
+  const Transfers::Load& load = transfers_.load(details(row).load);
+  const auto count = static_cast<std::size_t>(load.end - load.begin);
+  return SpanArena::capacity(load.tokens) > 0 &&
+         runs_on(row, path, {arena().at(load.tokens), count});
 }
 
 // The pinned prefix begins with these tokens. Inside its last unit the tree knows that of the
@@ -79,7 +91,11 @@ Forgotten KVCacheManager::Impl::forget(const Path& path) noexcept {
   Place root = tree_->enter(path.root, 0);  // it would go with its last sequence
   for (std::int32_t row = 0; row < num_rows(); ++row) {
     if (mutant(Mutant::kPublishesAfterForget)) break;
-    if (runs_on(row, path)) stop_publishing(row);
+    if (runs_on(row, path)) {
+      stop_publishing(row);
+    } else if (loads_on(row, path)) {
+      transfers_.load(details(row).load).unfindable = true;
+    }
   }
   pins_.for_each_open([&](std::int32_t pin) {
     if (!is_pinned_on(pin, path)) return;

@@ -15,6 +15,9 @@
 //   admit.cc      whether appends would succeed
 //   reserve.cc    appends that are never short of blocks (reservations.h)
 //   each.cc       one token for each of many sequences
+//   loads.cc      loads: appends whose bytes come from elsewhere (transfers.h)
+//   holds.cc      blocks that somebody copies from
+//   findable.cc   what became findable, and what stands in front of it (findable_list.h)
 //   blocks.cc     eviction, and where a block goes when it is let go (room.h)
 //   preempt.cc    which sequence makes room: priorities, preempt_to (victims.h)
 //   names.cc      the callers' own ids (caller_ids.h)
@@ -50,6 +53,7 @@
 #include "kvfolio/span_arena.h"
 #include "manager/caller_ids.h"
 #include "manager/ended_list.h"
+#include "manager/findable_list.h"
 #include "manager/pin_set.h"
 #include "manager/reservations.h"
 #include "manager/room.h"
@@ -57,6 +61,7 @@
 #include "manager/sequence.h"
 #include "manager/step_log.h"
 #include "manager/tables.h"
+#include "manager/transfers.h"
 #include "manager/unnamed_tokens.h"
 #include "manager/victims.h"
 
@@ -118,6 +123,8 @@ class KVCacheManager::Impl {
   [[nodiscard]] Status check_references(std::int32_t g) const;
   [[nodiscard]] Status check_states(std::int32_t g) const;
   [[nodiscard]] Status check_promises(std::int32_t g) const;
+  [[nodiscard]] Status check_loads(std::int32_t g) const;
+  [[nodiscard]] Status check_serials(std::int32_t g) const;
   [[nodiscard]] Status check_counters() const;
 
   CacheSpec spec_;
@@ -245,6 +252,8 @@ class KVCacheManager::Impl {
   [[nodiscard]] Status table_entries_full(std::string_view what, std::int64_t wanted) const;
   // Of a sequence of `end` tokens: entries of its tables and tokens that it keeps itself.
   [[nodiscard]] std::int64_t words_for(const Sequence& s, std::int32_t end) const noexcept;
+  // What a hit of `held` tokens leaves behind in its last blocks, which may end inside.
+  void note_tail_of_hit(std::int32_t row, std::int32_t held) noexcept;
   void end_sequence(std::int32_t row) noexcept;
   void release_blocks(std::int32_t row) noexcept;
   void forget_sequence(std::int32_t row, bool aborted) noexcept;
@@ -290,6 +299,10 @@ class KVCacheManager::Impl {
   [[nodiscard]] bool would_hold(Prospect& s) const noexcept;
   [[nodiscard]] bool would_fit(const Prospect& s, std::int32_t end) const noexcept;
   [[nodiscard]] Revived revived_by(const PrefixMatch& match, std::int32_t g) const noexcept;
+  void count_revived(std::int32_t g, BlockId block, Revived& revived) const noexcept;
+  // Why there is no room for a plan once these blocks are held.
+  [[nodiscard]] Shortage shortage_behind(const Room::Plan& plan,
+                                         const Revived& held) const noexcept;
   // `tail`: the block that the append begins in, if it begins inside one.
   [[nodiscard]] Demand demand(std::int32_t g, BlockId tail, std::int32_t write_begin,
                               std::int32_t end) const noexcept;
@@ -320,6 +333,8 @@ class KVCacheManager::Impl {
   [[nodiscard]] Status append_to(std::int32_t row, std::string_view what,
                                  const std::int32_t* tokens, std::int64_t count,
                                  const AppendOptions& options);
+  // It may grow: it is in no step, and no load or draft is open.
+  [[nodiscard]] Status check_growing(std::int32_t row, std::string_view what) const;
   [[nodiscard]] Status check_ready(std::int32_t row, std::string_view what) const;
   // The open step, if there is one, takes appends.
   [[nodiscard]] Status check_step(std::string_view what) const;
@@ -336,6 +351,46 @@ class KVCacheManager::Impl {
                                        std::size_t count) const noexcept;
   [[nodiscard]] bool append_inside(Step& step, std::int32_t row,
                                    const std::int32_t* token) noexcept;
+  // loads.cc
+  struct LoadPlan;
+  [[nodiscard]] Status check_load(std::int32_t row, std::string_view what,
+                                  std::span<const std::int32_t> prompt, std::int64_t end) const;
+  [[nodiscard]] bool runs_with(std::int32_t row,
+                               std::span<const std::int32_t> prompt) const noexcept;
+  [[nodiscard]] PrefixMatch hit_behind(std::int32_t row,
+                                       std::span<const std::int32_t> prompt) const noexcept;
+  [[nodiscard]] bool is_read_at(std::int32_t end, std::int32_t g,
+                                std::int32_t logical) const noexcept;
+  [[nodiscard]] bool lay_out(std::int32_t row, std::span<const std::int32_t> prompt,
+                             LoadPlan& plan) noexcept;
+  [[nodiscard]] Revived revived_by(const LoadPlan& plan, std::int32_t g) const noexcept;
+  [[nodiscard]] Status check_room(const LoadPlan& plan) const;
+  void drop_plan(std::int32_t row, LoadPlan& plan) noexcept;
+  void replace_entries(std::int32_t row, std::int32_t g, std::int32_t first,
+                       std::span<const std::int32_t> entries) noexcept;
+  void grow_without_step(std::int32_t row, std::int32_t end, const std::int32_t* tokens) noexcept;
+  void take_hit(std::int32_t row, std::span<const std::int32_t> prompt, LoadPlan& plan) noexcept;
+  void take_blocks(const LoadPlan& plan) noexcept;
+  [[nodiscard]] Result<Load> begin_load(std::int32_t row, std::span<const std::int32_t> prompt);
+  [[nodiscard]] Status find_load(LoadId id, std::int32_t& load) const;
+  [[nodiscard]] Status check_no_load(std::int32_t row, std::string_view what) const;
+  void leave_load(std::int32_t row) noexcept;
+  [[nodiscard]] std::int32_t stands_to(const Transfers::Load& load, std::int32_t number,
+                                       std::int32_t end) const noexcept;
+  void hand_over(std::int32_t number, std::int32_t end) noexcept;
+  void drop_blocks(std::int32_t number) noexcept;
+  // Bits in the bytes of loadable().
+  static constexpr std::uint8_t kInTier = 1;
+  static constexpr std::uint8_t kPresent = 2;
+  void mark_present(std::int32_t row, std::span<const std::int32_t> prompt, std::int32_t begin,
+                    std::int32_t g, std::span<std::uint8_t> has) const noexcept;
+  [[nodiscard]] Status check_has(std::int32_t limit,
+                                 std::span<const std::span<std::uint8_t>> has) const;
+  // holds.cc
+  [[nodiscard]] Status check_hold(GroupId group, std::span<const std::int32_t> blocks) const;
+  // findable.cc
+  [[nodiscard]] bool is_being_written(std::int32_t g, BlockId block) const noexcept;
+  [[nodiscard]] Status check_findable(std::string_view what, GroupId group, BlockId block) const;
   // each.cc
   void prefetch_each(std::span<const SequenceId> ids, std::size_t at) const noexcept;
   [[nodiscard]] Status each_failed(std::string_view what, std::span<const SequenceId> ids,
@@ -470,7 +525,10 @@ class KVCacheManager::Impl {
     std::span<const std::int32_t> tokens;
     std::span<const MediaSpan> media;
   };
-  [[nodiscard]] bool runs_on(std::int32_t row, const Path& path) const noexcept;
+  // `more`: tokens that stand behind those of the sequence.
+  [[nodiscard]] bool runs_on(std::int32_t row, const Path& path,
+                             std::span<const std::int32_t> more = {}) const noexcept;
+  [[nodiscard]] bool loads_on(std::int32_t row, const Path& path) const noexcept;
   [[nodiscard]] bool is_pinned_on(std::int32_t pin, const Path& path) const noexcept;
   Forgotten forget(const Path& path) noexcept;
   // border.cc
@@ -511,6 +569,7 @@ class KVCacheManager::Impl {
   [[nodiscard]] std::int32_t num_copies(const Step& step, std::int32_t g) const noexcept;
 
   // copy.cc
+  [[nodiscard]] Status check_no_transfers(std::string_view whose) const;
   [[nodiscard]] Status check_quiet(std::string_view whose) const;
   void copy_from(const Impl& other) noexcept;
 
@@ -520,6 +579,7 @@ class KVCacheManager::Impl {
   Tables tables_;
   CallerIds caller_ids_;  // of open sequences
   PinSet pins_;
+  Transfers transfers_;
   // [2][sequence]. commit(): who publishes. admit(): tails that were claimed for a try; marks.
   FixedArray<std::int32_t> scratch_;
   bool evicting_ = false;  // what loses its entry does so to make room
@@ -533,6 +593,7 @@ class KVCacheManager::Impl {
   StepLog steps_;
   UnnamedTokens unnamed_;
   Reservations reservations_;
+  FindableList findable_;                              // on if the options say so
   std::vector<std::span<const std::int32_t>> offers_;  // by group, scratch
 };
 

@@ -58,6 +58,8 @@ Status KVCacheManager::Impl::make_rows() {
       unnamed_.allocate(rows, options_.max_steps_in_flight) &&
       reservations_.allocate(rows, spec_.groups) &&
       pins_.allocate(options_.max_pins, num_groups(), options_.id_tag) &&
+      transfers_.allocate(options_.max_transfers, num_groups(), options_.id_tag) &&
+      (!options_.list_findable || findable_.allocate(spec_.groups)) &&
       steps_.allocate(options_.max_steps_in_flight, num_groups(), rows,
                       options_.max_table_entries + 16 * rows);
   std::int64_t blocks = 0;

@@ -30,6 +30,7 @@ Status check_options(const ManagerOptions& o) {
   KVFOLIO_RETURN_IF_ERROR(
       check_option("max_sequences", o.max_sequences, 1, PackedId::kMaxRows / 2));
   KVFOLIO_RETURN_IF_ERROR(check_option("max_pins", o.max_pins, 0, PackedId::kMaxRows));
+  KVFOLIO_RETURN_IF_ERROR(check_option("max_transfers", o.max_transfers, 0, PackedId::kMaxRows));
   KVFOLIO_RETURN_IF_ERROR(check_option("max_steps_in_flight", o.max_steps_in_flight, 1, 64));
   KVFOLIO_RETURN_IF_ERROR(
       check_option("max_sequence_tokens", o.max_sequence_tokens, 0, kMaxSequenceTokens));

@@ -30,6 +30,7 @@ Result<SequenceInfo> KVCacheManager::info(SequenceId id) const {
   info.priority = d.priority;
   info.last_use = m.victims_.last_use(row);
   info.use_count = m.victims_.use_count(row);
+  if (s.has_load) info.load = m.transfers_.load_id(d.load);
   return info;
 }
 

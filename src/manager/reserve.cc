@@ -281,6 +281,7 @@ Status KVCacheManager::reserve(SequenceId id, std::int64_t num_tokens,
   Impl& m = *impl_;
   std::int32_t row = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find_resting(id, "reserve", row));
+  KVFOLIO_RETURN_IF_ERROR(m.check_no_load(row, "reserve"));
   Sequence& s = m.rows_[row];
   KVFOLIO_RETURN_IF_ERROR(m.check_growth(s, "reserve", num_tokens));
   if (options.most_per_step < 0 || options.most_per_step > num_tokens) {

@@ -38,6 +38,7 @@ struct alignas(64) Sequence {
   bool has_planned : 1;     // row_ticket() is last_ticket, not 0
   bool has_written : 1;     // wrote_last() is last_ticket, not 0
   bool has_promise : 1;     // reserve() keeps blocks for it (Reservations)
+  bool has_load : 1;        // details: load. Nobody appends to it
   std::int32_t step_entry;  // in the open step, or -1
   std::int32_t length;
   std::int32_t accepted;
@@ -83,6 +84,7 @@ struct alignas(64) SequenceDetails {
   std::int32_t priority;
   std::int32_t replay_token;
   std::int32_t num_media;
+  std::int32_t load;  // that it waits for, if has_load (Transfers)
   ArenaSpan media;
 
   // Of Rows.

@@ -232,6 +232,22 @@ bool KVCacheManager::Impl::reserve_for_hit(std::int32_t row, const PrefixMatch& 
   return false;
 }
 
+// A sequence that revives a tail without a holder becomes its writer.
+void KVCacheManager::Impl::note_tail_of_hit(std::int32_t row, std::int32_t held) noexcept {
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    if (mutant(Mutant::kHitReferencedLate)) break;
+    const std::int32_t offset = group(g).size.offset_of(held);
+    if (offset == 0) continue;
+    const BlockId tail = table(row, g).at(arena(), block_of(g, held));
+    BlockPool& pool = room_.pool(g);
+    pool.set_wanted(tail, true);
+    if (pool.refs(tail) == 1 && pool.writer(tail) == BlockPool::kNobody &&
+        pool.valid(tail) == offset) {
+      pool.set_writer(tail, row);
+    }
+  }
+}
+
 Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
                                           const OpenOptions& options, std::string_view what) {
   KVFOLIO_RETURN_IF_ERROR(check_open(what, tokens, options));
@@ -276,17 +292,8 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
       if (mutant(Mutant::kHitReferencedLate)) break;
       hold_table(g, table(row, g).blocks(arena()));
       note_sharing(g, std::as_const(*this).table(row, g).blocks(std::as_const(*this).arena()));
-      // A sequence that revives a tail without a holder becomes its writer.
-      const std::int32_t offset = held % block_size(g);
-      if (offset == 0) continue;
-      const BlockId tail = table(row, g).at(arena(), held / block_size(g));
-      BlockPool& pool = room_.pool(g);
-      pool.set_wanted(tail, true);
-      if (pool.refs(tail) == 1 && pool.writer(tail) == BlockPool::kNobody &&
-          pool.valid(tail) == offset) {
-        pool.set_writer(tail, row);
-      }
     }
+    note_tail_of_hit(row, held);
     if (publishes) {
       std::copy(tokens.begin() + kept, tokens.begin() + match.tokens, arena().at(s.pending));
     }
@@ -359,6 +366,7 @@ Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions&
   child.pending = pending;
   child.used = true;
   child.has_promise = false;
+  child.has_load = false;
   child.publishes = publishes;
   child.place = publishes ? m.tree_->copy(parent.place) : Place();
   if (publishes) std::copy_n(m.arena().at(parent.pending), pending_size, m.arena().at(pending));
@@ -400,6 +408,7 @@ void KVCacheManager::Impl::forget_sequence(std::int32_t row, bool aborted) noexc
 void KVCacheManager::Impl::end_sequence(std::int32_t row) noexcept {
   Sequence& s = rows_[row];
   end_promise(row);
+  leave_load(row);
   rows_.leave_open(row);
   forget_caller_id(row);
   const bool unsettled = options_.order == Order::kUnordered && !steps_.is_complete(s.last_ticket);

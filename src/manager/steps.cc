@@ -399,6 +399,7 @@ void KVCacheManager::Impl::abort_writers() noexcept {
       forget_caller_id(row);
       ++counters_.sequences_aborted;
       end_promise(row);
+      leave_load(row);
       release_blocks(row);
     } else {
       rows_.leave_closing(row);

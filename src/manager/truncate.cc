@@ -78,6 +78,7 @@ void KVCacheManager::Impl::drop_pending_beyond(Sequence& s) noexcept {
 void KVCacheManager::Impl::truncate_to(std::int32_t row, std::int32_t n) noexcept {
   Sequence& s = rows_[row];
   SequenceDetails& d = details(row);
+  if (n < s.length) leave_load(row);
   s.replay = false;
   s.used = true;
   truncate_blocks(row, n);
@@ -123,6 +124,7 @@ Result<std::int32_t> KVCacheManager::trim(SequenceId id, const TrimOptions& opti
   Impl& m = *impl_;
   std::int32_t row = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find_resting(id, "trim", row));
+  KVFOLIO_RETURN_IF_ERROR(m.check_no_load(row, "trim"));
   Sequence& s = m.rows_[row];
   SequenceDetails& d = m.details(row);
   if (options.num_sinks < 0 || options.window < 0) {

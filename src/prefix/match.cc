@@ -22,18 +22,11 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/joint_hit.h"
 #include "base/mutants.h"
 #include "prefix/tree.h"
 
 namespace kvfolio {
-namespace {
-
-// Position p lies inside a span that attends to itself, with tokens of it on both sides.
-bool cuts(const MediaSpan& span, std::int32_t p) noexcept {
-  return span.attends_to_itself && span.begin < p && p < span.end;
-}
-
-}  // namespace
 
 // Where prompts branch after every unit, each run costs several misses of memory, one after the
 // other. So this goes ahead by hashes alone, as if every run were a unit long: first all cells of
@@ -273,27 +266,21 @@ std::int32_t PrefixTree::Impl::Lookup::served_window(const Path& path, std::int3
                                                      std::int32_t limit, std::int32_t extra_window,
                                                      std::int32_t floor,
                                                      std::int32_t& from) const noexcept {
-  const GroupRule& rule = tree_.group(g).rule;
-  const std::int32_t size = tree_.block_size(g);
-  std::int32_t at = std::min(limit, path.matched);
-  const auto need = [&](std::int32_t logical, std::int32_t& cursor) {
-    const std::int32_t reach = tree_.cover(path, g, logical, cursor).end;
-    if (reach < std::min((logical + 1) * size, at)) at = reach;
+  const bool short_path = tree_.run(path.last).start < sinks_end(g);
+  std::int32_t at_sinks = short_path ? path.last : sinks_run_[static_cast<std::size_t>(g)];
+  const auto sinks = [&](std::int32_t logical) {
+    return tree_.cover(path, g, logical, at_sinks).end;
   };
-  const std::int32_t sinks = std::min(rule.num_sinks(), at);
-  if (sinks > 0) {
-    const bool short_path = tree_.run(path.last).start < sinks_end(g);
-    std::int32_t cursor = short_path ? path.last : sinks_run_[static_cast<std::size_t>(g)];
-    for (std::int32_t logical = (sinks - 1) / size; logical >= 0; --logical) need(logical, cursor);
-  }
-  if (at <= floor) return at;
-  std::int32_t logical = (at - 1) / size;
-  while (tree_.run(from).start >= (logical + 1) * size) from = tree_.run(from).parent;
-  for (std::int32_t cursor = from; at > floor && logical >= 0; --logical) {
-    if ((logical + 1) * size <= rule.first_read(std::max(at - extra_window, 0))) break;
-    need(logical, cursor);
-  }
-  return at;
+  // The first block that is asked about is where the next search may begin.
+  std::int32_t cursor = kNone;
+  const auto reach = [&](std::int32_t logical) {
+    if (cursor != kNone) return tree_.cover(path, g, logical, cursor).end;
+    const std::int32_t end = tree_.cover(path, g, logical, from).end;
+    cursor = from;
+    return end;
+  };
+  return served_by_window(tree_.group(g).rule, tree_.block_size(g), std::min(limit, path.matched),
+                          extra_window, floor, sinks, reach);
 }
 
 std::int32_t PrefixTree::Impl::Lookup::served_by_windows(const Path& path, std::int32_t at,
@@ -301,18 +288,10 @@ std::int32_t PrefixTree::Impl::Lookup::served_by_windows(const Path& path, std::
                                                          std::int32_t floor) const noexcept {
   std::array<std::int32_t, kMaxGroups> from;
   from.fill(path.last);
-  for (std::int32_t before = -1; before != at && at > floor;) {
-    before = at;
-    for (const MediaSpan& span : media_) {
-      if (cuts(span, at)) at = span.begin;
-    }
-    for (std::int32_t g = 0; g < tree_.num_groups_; ++g) {
-      const Group& group = tree_.group(g);
-      if (group.full()) continue;
-      at = served_window(path, g, at, extra_window, floor, from[static_cast<std::size_t>(g)]);
-    }
-  }
-  return at;
+  return agreed(at, floor, media_, tree_.num_groups_, [&](std::int32_t g, std::int32_t p) {
+    if (tree_.group(g).full()) return p;
+    return served_window(path, g, p, extra_window, floor, from[static_cast<std::size_t>(g)]);
+  });
 }
 
 std::int32_t PrefixTree::Impl::Lookup::served(std::int32_t limit,
@@ -464,6 +443,23 @@ void PrefixTree::Impl::fill_full(const Path& path, std::int32_t g, std::int32_t 
   if (last == kNone || static_cast<std::int32_t>(group(g).where[last].end) < held) {
     std::int32_t from = path.last;
     last = cover(path, g, end - 1, from).block;
+  }
+}
+
+void PrefixTree::Impl::whole_blocks(std::int32_t root, std::span<const std::int32_t> tokens,
+                                    std::span<const MediaSpan> media, std::int32_t g,
+                                    std::int32_t first,
+                                    std::span<std::int32_t> out) const noexcept {
+  KVFOLIO_DCHECK(runs_.is_root(root) && run(root).alive && MediaExtents::in_order(media));
+  const Path path = Lookup(*this, root, tokens, media).path();
+  const std::int32_t size = block_size(g);
+  std::fill(out.begin(), out.end(), kNone);
+  std::int32_t from = path.last;
+  for (auto i = static_cast<std::int32_t>(out.size()) - 1; i >= 0; --i) {
+    const std::int32_t end = (first + i + 1) * size;
+    if (end > path.matched) continue;
+    const Cover found = cover(path, g, first + i, from);
+    if (found.end == end) out[static_cast<std::size_t>(i)] = found.block;
   }
 }
 

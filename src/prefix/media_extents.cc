@@ -195,6 +195,21 @@ std::uint64_t MediaExtents::mix(std::uint64_t hash, std::span<const MediaSpan> m
 
 // ---- copy and check ----
 
+std::int32_t MediaExtents::copy_begins(std::int32_t head, std::int32_t end,
+                                       std::span<MediaSpan> out) const noexcept {
+  std::int32_t count = 0;
+  for (std::int32_t e = head; e != kNone && extents_[e].begin < end; e = extents_[e].next) {
+    const Extent& at = extents_[e];
+    if (at.offset != 0) continue;  // the rest of a span that begins in another list
+    if (static_cast<std::size_t>(count) < out.size()) {
+      out[static_cast<std::size_t>(count)] = {at.begin, at.begin + at.span_length, at.content_id,
+                                              at.attends_to_itself};
+    }
+    ++count;
+  }
+  return count;
+}
+
 // A member that is not named here does not compile.
 void MediaExtents::copy_from(const MediaExtents& other) noexcept {
   const auto& [extents, num_touched, free] = other;

@@ -64,6 +64,11 @@ class MediaExtents {
   [[nodiscard]] static std::uint64_t mix(std::uint64_t hash, std::span<const MediaSpan> media,
                                          std::int32_t at, std::int32_t n) noexcept;
 
+  // The spans that begin in this list, in front of `end`: fills `out` as far as they fit, and
+  // returns how many there are.
+  std::int32_t copy_begins(std::int32_t head, std::int32_t end,
+                           std::span<MediaSpan> out) const noexcept;
+
   // Becomes an equal of `other`. Requires: allocated for as many.
   void copy_from(const MediaExtents& other) noexcept;
   // How many extents a list has, or -1 where it breaks a rule or leaves [begin, end).

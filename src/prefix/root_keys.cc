@@ -89,6 +89,22 @@ void RootKeys::drop(ArenaSpan& span, std::int64_t bytes) noexcept {
   num_bytes_ -= bytes;
 }
 
+// The way back from for_each_piece().
+RootKey RootKeys::key_of(ArenaSpan span) const noexcept {
+  const auto* kept = reinterpret_cast<const char*>(arena_->at(span));
+  RootKey key;
+  for (std::string_view* field :
+       {&key.model, &key.adapter, &key.adapter_version, &key.tenant_salt}) {
+    std::uint32_t size = 0;
+    std::memcpy(&size, kept + 1, sizeof size);
+    kept += 1 + sizeof size;
+    *field = {kept, size};
+    kept += size;
+  }
+  std::memcpy(&key.epoch, kept + 1, sizeof key.epoch);
+  return key;
+}
+
 // No string of a key is the beginning of another, so this never reads beyond the kept one.
 bool RootKeys::is(ArenaSpan span, const RootKey& key) const noexcept {
   const auto* kept = reinterpret_cast<const char*>(arena_->at(span));

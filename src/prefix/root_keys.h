@@ -44,6 +44,8 @@ class RootKeys {
   [[nodiscard]] bool keep(const RootKey& key, std::int64_t bytes, ArenaSpan& span) noexcept;
   // Requires: `span` and `bytes` are those of a key that is kept.
   void drop(ArenaSpan& span, std::int64_t bytes) noexcept;
+  // The key that a span has. Its strings are valid until it is dropped.
+  [[nodiscard]] RootKey key_of(ArenaSpan span) const noexcept;
   // Returns true if the span has this key.
   [[nodiscard]] bool is(ArenaSpan span, const RootKey& key) const noexcept;
 

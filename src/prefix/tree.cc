@@ -241,6 +241,11 @@ void PrefixTree::fill_table(const PrefixMatch& match, GroupId group, std::span<s
                             bool one_more, std::int32_t first) const noexcept {
   impl_->fill_table(match, group, out, one_more, first);
 }
+void PrefixTree::whole_blocks(std::int32_t root, std::span<const std::int32_t> tokens,
+                              std::span<const MediaSpan> media, GroupId group, std::int32_t first,
+                              std::span<std::int32_t> out) const noexcept {
+  impl_->whole_blocks(root, tokens, media, group.value(), first, out);
+}
 
 Place PrefixTree::enter(std::int32_t run, std::int32_t position) noexcept {
   return impl_->enter(run, position);

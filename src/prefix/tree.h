@@ -17,6 +17,7 @@
 //   publish.cc   extending a path and hanging blocks
 //   entries.cc   entries, idle and busy, candidates, eviction
 //   forget.cc    all entries of a part of the tree go
+//   paths.cc     the tokens, media and key in front of a block
 //   copy.cc      copy_from
 //   check.cc     check_invariants
 
@@ -75,6 +76,15 @@ class PrefixTree::Impl {
                     bool allow_whole) const noexcept;
   void fill_table(const PrefixMatch& match, GroupId group, std::span<std::int32_t> out,
                   bool one_more, std::int32_t first) const noexcept;
+  void whole_blocks(std::int32_t root, std::span<const std::int32_t> tokens,
+                    std::span<const MediaSpan> media, std::int32_t g, std::int32_t first,
+                    std::span<std::int32_t> out) const noexcept;
+  // paths.cc
+  [[nodiscard]] std::int32_t root_of(std::int32_t r) const noexcept;
+  [[nodiscard]] std::int32_t block_at(const Where& where, std::int32_t of,
+                                      std::int32_t end) const noexcept;
+  std::int32_t copy_media(const Where& where, std::span<MediaSpan> out) const noexcept;
+  [[nodiscard]] RootKey key_of(const Where& where) const noexcept;
   // publish.cc
   bool extend(Place& place, std::span<const std::int32_t> tokens, std::span<const MediaSpan> media,
               const PublishOffer& offer, Published& published) noexcept;

@@ -80,13 +80,13 @@ bool StateReader::has_pin(const KVCacheManager& manager) {
   return manager.impl_->pins_.pins_[0].open;
 }
 
-std::vector<FindableBlock> StateReader::findable(const KVCacheManager& manager) {
+std::vector<FoundBlock> StateReader::findable(const KVCacheManager& manager) {
   const PrefixTree::Impl& tree = *manager.impl_->tree_->impl_;
-  std::vector<FindableBlock> found;
+  std::vector<FoundBlock> found;
   const auto& where = tree.groups_[0].where;
   for (std::size_t block = 0; block < where.size(); ++block) {
     if (where[block].run == 0) continue;
-    FindableBlock entry{
+    FoundBlock entry{
         static_cast<std::int32_t>(block), static_cast<std::int32_t>(where[block].end), {}};
     std::vector<std::int32_t> path;
     for (std::int32_t r = where[block].run - 1; r >= 0 && tree.run(r).parent >= 0;

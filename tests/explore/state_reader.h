@@ -17,7 +17,7 @@
 namespace kvfolio {
 
 // An entry of the prefix tree: the block holds the last tokens of a path.
-struct FindableBlock {
+struct FoundBlock {
   std::int32_t block;
   std::int32_t end;                  // tokens on the path
   std::vector<std::int32_t> tokens;  // of the path, `end` or more
@@ -29,7 +29,7 @@ struct StateReader {
   static void write(const KVCacheManager& manager, bool swap, std::vector<std::int32_t>& out);
   // Open sequences in the order in which write() names them.
   static std::vector<SequenceId> open_order(const KVCacheManager& manager, bool swap);
-  static std::vector<FindableBlock> findable(const KVCacheManager& manager);
+  static std::vector<FoundBlock> findable(const KVCacheManager& manager);
   static BlockState block_state(const KVCacheManager& manager, BlockId block);
   // Its prompt was found whole, and its last token waits to be appended.
   static bool replays(const KVCacheManager& manager, SequenceId sequence);

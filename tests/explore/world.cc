@@ -681,7 +681,7 @@ Outcome World::forget(const Operation& op, std::string& broken) {
     if (has_them && !s.forgotten && !s.adopted)
       add(broken, "a sequence on a forgotten path publishes on");
   }
-  for (const FindableBlock& found : StateReader::findable(manager_)) {
+  for (const FoundBlock& found : StateReader::findable(manager_)) {
     if (found.end >= length && first_of(prefix_of(found.tokens, found.end), length) == path) {
       add(broken, "block " + std::to_string(found.block) + " is findable and was forgotten");
     }
@@ -742,7 +742,7 @@ void World::check_findable(std::string& broken) const {
   for (std::int32_t i = 0; i < shadow_.num_in_flight; ++i) {
     in_flight |= shadow_.in_flight[static_cast<std::size_t>(i)].written;
   }
-  for (const FindableBlock& found : StateReader::findable(manager_)) {
+  for (const FoundBlock& found : StateReader::findable(manager_)) {
     const std::int32_t begin = (found.end - 1) / kBlockSize * kBlockSize;
     const auto block = static_cast<std::size_t>(found.block);
     for (std::int32_t i = begin; i < found.end; ++i) {

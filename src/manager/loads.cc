@@ -1,0 +1,530 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Loads: appends whose bytes come from elsewhere. The sequence keeps its length and its tables
+// until the load is finished, so close, preempt, fail and truncate need not know what a load holds:
+// they let go of it (leave_load()), and its blocks stay with the load (transfers.h).
+//
+// A load takes whole blocks. A block that the sequence's last token lies in is taken anew, since
+// the owner of the load copies all of its tokens, and replaces the sequence's block at the end.
+// What the cache has is held and not loaded: as much of it as all groups serve becomes the
+// sequence's at once, like a hit; a block behind that joins the load's table. The blocks that the
+// load waits for are those in its table without a valid token.
+
+#include <algorithm>
+#include <array>
+
+#include "base/joint_hit.h"
+#include "manager/impl.h"
+
+namespace kvfolio {
+
+using text::concat;
+
+// ---- what a load needs ----
+
+// What the cache has for a load, and the blocks that it adds to those of the sequence.
+struct KVCacheManager::Impl::LoadPlan {
+  std::int32_t load = Transfers::kNone;
+  std::int32_t end = 0;
+  PrefixMatch hit;                            // behind the sequence's length, or nothing
+  std::int32_t begin = 0;                     // the sequence's length with it
+  std::array<BlockTable, kMaxGroups> hits{};  // of the hit, from the block of the length on
+  Room::Needs fresh;                          // blocks to write
+};
+
+// The sequence may get tokens that no step computes. `end`: of them.
+Status KVCacheManager::Impl::check_load(std::int32_t row, std::string_view what,
+                                        std::span<const std::int32_t> prompt,
+                                        std::int64_t end) const {
+  KVFOLIO_RETURN_IF_ERROR(check_growing(row, what));
+  const Sequence& s = rows_[row];
+  if (s.has_promise) {
+    return {ErrorCode::kFailedPrecondition,
+            concat(what, ": ", reservations_.tokens(row),
+                   " tokens are reserved for the sequence; reserve() 0 first, or after the load")};
+  }
+  if (s.unnamed_from != kNever) {
+    return {ErrorCode::kFailedPrecondition, concat(what, ": the sequence's token ", s.unnamed_from,
+                                                   " has no name; set_tokens() first")};
+  }
+  if (s.exact_until != kNever) {
+    return {ErrorCode::kFailedPrecondition,
+            concat(what, ": the sequence's tokens from ", s.exact_until,
+                   " on are not those that a prompt would have (trim, adopt, a cut media span)")};
+  }
+  KVFOLIO_RETURN_IF_ERROR(check_tokens(what, prompt));
+  if (end < s.length || end > static_cast<std::int64_t>(prompt.size())) {
+    return {ErrorCode::kInvalidArgument,
+            concat(what, " up to ", end, ", allowed: the length, ", s.length, ", to the prompt's ",
+                   prompt.size(), " tokens")};
+  }
+  if (runs_with(row, prompt)) return {};
+  return {ErrorCode::kInvalidArgument,
+          concat(what, ": the prompt's first ", s.length, " tokens are not the sequence's")};
+}
+
+// The sequence's tokens, as far as it keeps them, begin this prompt.
+bool KVCacheManager::Impl::runs_with(std::int32_t row,
+                                     std::span<const std::int32_t> prompt) const noexcept {
+  const Sequence& s = rows_[row];
+  if (!s.publishes) return true;
+  const auto on_tree = static_cast<std::size_t>(s.place.position);
+  const auto kept = static_cast<std::size_t>(s.length - s.place.position);
+  return tree_->begins_with(s.place, tree_->root_of(s.place), prompt.first(on_tree), media_of(s)) &&
+         std::equal(prompt.begin() + s.place.position, prompt.begin() + s.length,
+                    arena().at(s.pending), arena().at(s.pending) + kept);
+}
+
+// What the cache has of the prompt behind the sequence's length, for all groups together.
+PrefixMatch KVCacheManager::Impl::hit_behind(std::int32_t row,
+                                             std::span<const std::int32_t> prompt) const noexcept {
+  const Sequence& s = rows_[row];
+  if (!s.publishes) return {};  // it has left its root
+  const auto size = static_cast<std::int32_t>(prompt.size());
+  const PrefixMatch hit = tree_->match(tree_->root_of(s.place), prompt, media_of(s), size, false);
+  return hit.tokens > s.length && fits_promises(hit, size) ? hit : PrefixMatch{};
+}
+
+// Position `end` reads something of this logical block.
+bool KVCacheManager::Impl::is_read_at(std::int32_t end, std::int32_t g,
+                                      std::int32_t logical) const noexcept {
+  const std::int32_t size = block_size(g);
+  if (mutant(Mutant::kLoadsWindowsShort)) end += size;
+  return group(g).rule.reads(end, logical * size, (logical + 1) * size);
+}
+
+// Makes the spans of a load and fills its table with the blocks that the cache has; counts the
+// others. False: no room for the spans, of which some may be there.
+bool KVCacheManager::Impl::lay_out(std::int32_t row, std::span<const std::int32_t> prompt,
+                                   LoadPlan& plan) noexcept {
+  Sequence& s = rows_[row];
+  ArenaSpan& tokens = transfers_.load(plan.load).tokens;
+  if (!reserve_spans(row, plan.end, true)) return false;
+  if (s.publishes && !arena().reserve(tokens, plan.end - plan.begin, 0)) return false;
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    BlockTable& hits = plan.hits[static_cast<std::size_t>(g)];
+    const std::int32_t first_hit = block_of(g, s.length);
+    const std::int32_t num_hits = plan.begin > s.length ? blocks_for(g, plan.begin) - first_hit : 0;
+    if (!hits.reserve(arena(), num_hits)) return false;
+    hits.grow(arena(), num_hits);
+    if (num_hits > 0) {
+      tree_->fill_table(plan.hit, GroupId(g), hits.blocks(arena()), false, first_hit);
+    }
+
+    BlockTable& blocks = transfers_.table(plan.load, g);
+    const std::int32_t first = block_of(g, plan.begin);
+    const std::int32_t count = plan.end > plan.begin ? blocks_for(g, plan.end) - first : 0;
+    if (!blocks.reserve(arena(), count)) return false;
+    blocks.grow(arena(), count);
+    if (s.publishes && count > 0) {
+      tree_->whole_blocks(tree_->root_of(s.place), prompt, media_of(s), GroupId(g), first,
+                          blocks.blocks(arena()));
+    }
+    for (std::int32_t i = 0; i < count; ++i) {
+      if (!is_read_at(plan.end, g, first + i)) {
+        blocks.set(arena(), i, BlockId());
+      } else if (!blocks.at(arena(), i).valid()) {
+        ++plan.fresh.blocks[static_cast<std::size_t>(g)];
+      }
+    }
+  }
+  return true;
+}
+
+// The blocks of the cache that a load would hold, hits and others.
+KVCacheManager::Impl::Revived KVCacheManager::Impl::revived_by(const LoadPlan& plan,
+                                                               std::int32_t g) const noexcept {
+  Revived revived;
+  const BlockTable& hits = plan.hits[static_cast<std::size_t>(g)];
+  const auto add = [&](std::int32_t b) {
+    if (b >= 0) count_revived(g, BlockId(b), revived);
+  };
+  for (const std::int32_t b : hits.blocks(arena())) add(b);
+  for (const std::int32_t b : transfers_.table(plan.load, g).blocks(arena())) {
+    // The hit may end inside the first block.
+    if (b >= 0 && (hits.size() == 0 || hits.at(arena(), hits.size() - 1).value() != b)) add(b);
+  }
+  return revived;
+}
+
+// Why the blocks cannot be had; ok if they can.
+Status KVCacheManager::Impl::check_room(const LoadPlan& plan) const {
+  Room::Needs needs = plan.fresh;
+  std::array<Revived, kMaxGroups> revived;
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    Revived& held = revived[static_cast<std::size_t>(g)];
+    held = revived_by(plan, g);
+    needs.blocks[static_cast<std::size_t>(g)] += held.cached + held.cost;
+  }
+  const Room::Plan room = room_.plan(needs);
+  if (room.fits()) return {};
+  return shortage_behind(room, revived[static_cast<std::size_t>(room.short_of)]);
+}
+
+void KVCacheManager::Impl::drop_plan(std::int32_t row, LoadPlan& plan) noexcept {
+  for (BlockTable& hits : plan.hits) hits.release(arena());
+  transfers_.release_spans(plan.load, arena());
+  shrink_to_need(row);
+}
+
+// ---- blocks change hands ----
+
+// The table's entries from logical block `first` on are these: their references are the table's
+// now. What stood there is let go.
+void KVCacheManager::Impl::replace_entries(std::int32_t row, std::int32_t g, std::int32_t first,
+                                           std::span<const std::int32_t> entries) noexcept {
+  BlockTable& blocks = table(row, g);
+  release_entries(row, g, first, blocks.size(), rows_[row].length);
+  blocks.truncate(first);
+  blocks.grow(arena(), first + static_cast<std::int32_t>(entries.size()));
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    blocks.set(arena(), first + static_cast<std::int32_t>(i), BlockId(entries[i]));
+  }
+  tables_.note_entries(row, g, first);
+}
+
+// The sequence has the tokens up to `end`, whose blocks are in its tables. Requires: `tokens` are
+// those behind its length, and there is room for them.
+void KVCacheManager::Impl::grow_without_step(std::int32_t row, std::int32_t end,
+                                             const std::int32_t* tokens) noexcept {
+  Sequence& s = rows_[row];
+  if (s.publishes) {
+    std::copy_n(tokens, end - s.length, arena().at(s.pending) + (s.length - s.place.position));
+  }
+  s.length = s.accepted = details(row).settled = end;
+  s.replay = false;
+  s.used = true;
+  victims_.note_change(row);
+  publish(row, false);
+  move_windows(row);
+}
+
+// The sequence gets what the cache has.
+void KVCacheManager::Impl::take_hit(std::int32_t row, std::span<const std::int32_t> prompt,
+                                    LoadPlan& plan) noexcept {
+  const std::int32_t length = rows_[row].length;
+  if (plan.begin == length) return;
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const auto hits =
+        std::as_const(plan.hits[static_cast<std::size_t>(g)]).blocks(std::as_const(*this).arena());
+    hold_table(g, hits);
+    note_sharing(g, hits);
+    replace_entries(row, g, block_of(g, length), hits);
+  }
+  note_tail_of_hit(row, plan.begin);
+  grow_without_step(row, plan.begin, prompt.data() + length);
+}
+
+void KVCacheManager::Impl::take_blocks(const LoadPlan& plan) noexcept {
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const BlockTable& blocks = transfers_.table(plan.load, g);
+    hold_table(g, blocks.blocks(std::as_const(*this).arena()));
+    note_sharing(g, blocks.blocks(std::as_const(*this).arena()));
+  }
+  room_.take(room_.plan(plan.fresh), [this](std::int32_t g) { evict_one(g); });
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    BlockTable& blocks = transfers_.table(plan.load, g);
+    const std::int32_t first = block_of(g, plan.begin);
+    for (std::int32_t i = 0; i < blocks.size(); ++i) {
+      if (blocks.at(arena(), i).valid() || !is_read_at(plan.end, g, first + i)) continue;
+      const BlockId block = acquire(g);
+      pool(g).set_written_in(block, 0);  // by no step
+      blocks.set(arena(), i, block);
+    }
+    transfers_.set_waiting(
+        plan.load, g, static_cast<std::int32_t>(plan.fresh.blocks[static_cast<std::size_t>(g)]));
+  }
+}
+
+// ---- begin ----
+
+Result<Load> KVCacheManager::begin_load(SequenceId id, std::span<const std::int32_t> prompt,
+                                        std::int32_t end) {
+  Impl& m = *impl_;
+  std::int32_t row = 0;
+  KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
+  KVFOLIO_RETURN_IF_ERROR(m.check_load(row, "begin_load", prompt, end));
+  const Sequence& s = m.rows_[row];
+  KVFOLIO_RETURN_IF_ERROR(m.check_growth(s, "begin_load", end - s.length));
+  if (m.cut_span(s, end) != Impl::kNever) {
+    return Status(
+        ErrorCode::kInvalidArgument,
+        concat("begin_load up to ", end, ": a media span that attends to itself begins at ",
+               m.cut_span(s, end), " and ends behind it"));
+  }
+  if (end == s.length) return Load{{}, end, end};
+  return m.begin_load(row, prompt.first(static_cast<std::size_t>(end)));
+}
+
+Result<Load> KVCacheManager::Impl::begin_load(std::int32_t row,
+                                              std::span<const std::int32_t> prompt) {
+  LoadPlan plan;
+  plan.load = transfers_.next_load();
+  if (plan.load == Transfers::kNone) {
+    return Status(ErrorCode::kResourceExhausted,
+                  concat("begin_load: all ", options_.max_transfers,
+                         " loads are open; finish one or raise max_transfers"));
+  }
+  plan.end = static_cast<std::int32_t>(prompt.size());
+  plan.hit = hit_behind(row, prompt);
+  plan.begin = std::max(rows_[row].length, plan.hit.tokens);
+  Status status = lay_out(row, prompt, plan)
+                      ? check_room(plan)
+                      : table_entries_full("begin_load", 2 * words_for(rows_[row], plan.end));
+  if (!status.ok()) {
+    drop_plan(row, plan);
+    return status;
+  }
+  // Nothing fails from here on.
+  SequenceDetails& d = details(row);
+  d.admitted = std::max(d.admitted, plan.end);  // the room stays
+  take_hit(row, prompt, plan);
+  take_blocks(plan);
+  for (BlockTable& hits : plan.hits) hits.release(arena());
+  note_peak();
+  if (plan.begin == plan.end) {
+    transfers_.release_spans(plan.load, arena());
+    return Load{{}, plan.end, plan.end};
+  }
+  Transfers::Load& load = transfers_.load(plan.load);
+  load.row = row;
+  load.begin = plan.begin;
+  load.end = plan.end;
+  if (SpanArena::capacity(load.tokens) > 0) {
+    std::copy(prompt.begin() + plan.begin, prompt.end(), arena().at(load.tokens));
+  }
+  rows_[row].has_load = true;
+  d.load = plan.load;
+  const LoadId id = transfers_.take_load();
+  if (mutant(Mutant::kLoadFindableAtBegin)) hand_over(plan.load, plan.end);
+  return Load{id, plan.begin, plan.end};
+}
+
+// ---- while it is open ----
+
+Status KVCacheManager::Impl::find_load(LoadId id, std::int32_t& load) const {
+  load = transfers_.find(id);
+  if (load != Transfers::kNone) return {};
+  if (!id.valid()) return {ErrorCode::kNotFound, "the id names no load"};
+  return {ErrorCode::kNotFound,
+          concat(to_string(id), " is finished, of another manager, or was never given out")};
+}
+
+Status KVCacheManager::Impl::check_no_load(std::int32_t row, std::string_view what) const {
+  if (!rows_[row].has_load) return {};
+  return {ErrorCode::kFailedPrecondition,
+          concat(what, ": ", to_string(transfers_.load_id(details(row).load)),
+                 " of the sequence is open; finish_load() first")};
+}
+
+// The sequence is about to end, or to lose tokens that stand in front of the load's.
+void KVCacheManager::Impl::leave_load(std::int32_t row) noexcept {
+  Sequence& s = rows_[row];
+  if (!s.has_load) return;
+  const std::int32_t number = details(row).load;
+  transfers_.load(number).row = Transfers::kNone;
+  s.has_load = false;
+  if (mutant(Mutant::kCloseDropsLoad)) drop_blocks(number);
+}
+
+Result<std::int32_t> KVCacheManager::blocks_to_load(LoadId id, GroupId group_id,
+                                                    std::span<LoadBlock> out,
+                                                    std::int32_t first) const {
+  const Impl& m = *impl_;
+  std::int32_t load = 0;
+  KVFOLIO_RETURN_IF_ERROR(m.find_load(id, load));
+  KVFOLIO_RETURN_IF_ERROR(m.check_group("blocks_to_load", group_id));
+  if (first < 0) {
+    return Status(ErrorCode::kInvalidArgument,
+                  concat("blocks_to_load from number ", first, ", allowed: 0 and above"));
+  }
+  const std::int32_t g = group_id.value();
+  const std::int32_t begin = m.block_of(g, m.transfers_.load(load).begin);
+  const BlockTable& blocks = m.transfers_.table(load, g);
+  std::int32_t count = 0;
+  for (std::int32_t i = 0; i < blocks.size(); ++i) {
+    const BlockId block = blocks.at(m.arena(), i);
+    if (!block.valid() || m.pool(g).valid(block) != 0) continue;
+    const std::int32_t at = count++ - first;
+    if (at < 0 || static_cast<std::size_t>(at) >= out.size()) continue;
+    out[static_cast<std::size_t>(at)] = {begin + i, block};
+  }
+  return count;
+}
+
+// ---- finish ----
+
+// Up to where all groups have what they need, if the load's tokens in front of `end` are good.
+std::int32_t KVCacheManager::Impl::stands_to(const Transfers::Load& load, std::int32_t number,
+                                             std::int32_t end) const noexcept {
+  const auto reach = [&](std::int32_t g, std::int32_t logical) {
+    const std::int32_t size = block_size(g);
+    const std::int32_t first = block_of(g, load.begin);
+    const BlockId block = logical < first
+                              ? table(load.row, g).at(arena(), logical)
+                              : transfers_.table(number, g).at(arena(), logical - first);
+    return block.valid() ? std::min((logical + 1) * size, end) : logical * size;
+  };
+  const std::int32_t stands = joint_hit(
+      end, load.begin, media_of(rows_[load.row]), num_groups(),
+      [&](std::int32_t g) -> const GroupRule& { return group(g).rule; },
+      [&](std::int32_t g) { return block_size(g); }, reach);
+  return std::max(stands, load.begin);
+}
+
+// The load's blocks up to `end` are the sequence's.
+void KVCacheManager::Impl::hand_over(std::int32_t number, std::int32_t end) noexcept {
+  Transfers::Load& load = transfers_.load(number);
+  const std::int32_t row = load.row;
+  if (load.unfindable && rows_[row].publishes) stop_publishing(row);
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const std::int32_t size = block_size(g);
+    const std::int32_t first = block_of(g, load.begin);
+    BlockTable& blocks = transfers_.table(number, g);
+    const auto stand = static_cast<std::size_t>(blocks_for(g, end) - first);
+    const auto entries = blocks.blocks(arena()).first(stand);
+    std::int32_t arrived = 0;
+    for (std::size_t i = 0; i < stand; ++i) {
+      const BlockId block(entries[i]);
+      if (!block.valid() || pool(g).valid(block) != 0) continue;
+      const std::int32_t tokens = end - (first + static_cast<std::int32_t>(i)) * size;
+      pool(g).set_valid(block, std::min(size, tokens));
+      if (tokens < size) pool(g).set_writer(block, row);
+      ++arrived;
+    }
+    transfers_.set_waiting(number, g, transfers_.num_waiting(number, g) - arrived);
+    replace_entries(row, g, first, entries);
+    std::fill(entries.begin(), entries.end(), BlockTable::kDropped);
+  }
+  counters_.tokens_loaded += static_cast<std::uint64_t>(end - load.begin);
+  grow_without_step(row, end, arena().at(load.tokens));
+}
+
+// What did not arrive is free; what the cache had goes back there.
+void KVCacheManager::Impl::drop_blocks(std::int32_t number) noexcept {
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    BlockTable& blocks = transfers_.table(number, g);
+    for (std::int32_t i = blocks.size() - 1; i >= 0; --i) {
+      const BlockId block = blocks.at(arena(), i);
+      if (!block.valid()) continue;
+      if (pool(g).valid(block) == 0) {
+        free_unwritten(g, block);  // no step has seen it
+      } else {
+        let_go(g, block, false);
+      }
+      blocks.set(arena(), i, BlockId());
+    }
+    transfers_.set_waiting(number, g, 0);
+  }
+}
+
+Result<std::int32_t> KVCacheManager::finish_load(LoadId id, std::int32_t num_tokens) {
+  Impl& m = *impl_;
+  std::int32_t number = 0;
+  KVFOLIO_RETURN_IF_ERROR(m.find_load(id, number));
+  const Transfers::Load& load = m.transfers_.load(number);
+  const std::int32_t unit = m.tree_->unit();
+  const std::int32_t most = load.end - load.begin;
+  if (num_tokens < 0 || num_tokens > most ||
+      (num_tokens != 0 && num_tokens != most && (load.begin + num_tokens) % unit != 0)) {
+    return Status(
+        ErrorCode::kInvalidArgument,
+        concat("finish_load of ", num_tokens, " tokens behind ", load.begin, ", allowed: 0, ", most,
+               ", and what ends at a multiple of ", unit, " between"));
+  }
+  std::int32_t stands = 0;
+  if (load.row != Transfers::kNone) {
+    const std::int32_t end = m.stands_to(load, number, load.begin + num_tokens);
+    stands = end - load.begin;
+    m.rows_[load.row].has_load = false;
+    if (stands > 0) m.hand_over(number, end);
+  }
+  m.drop_blocks(number);
+  m.transfers_.release_spans(number, m.arena());
+  m.transfers_.give_back_load(number);
+  return stands;
+}
+
+// ---- how far a load would come ----
+
+// Marks in `has` what is there without a tier: of the sequence, of the hit, and whole blocks of the
+// cache.
+void KVCacheManager::Impl::mark_present(std::int32_t row, std::span<const std::int32_t> prompt,
+                                        std::int32_t begin, std::int32_t g,
+                                        std::span<std::uint8_t> has) const noexcept {
+  constexpr std::size_t kPiece = 256;
+  std::array<std::int32_t, kPiece> blocks;
+  const Sequence& s = rows_[row];
+  const std::int32_t first = block_of(g, begin);
+  for (std::size_t i = 0; i < has.size(); ++i) {
+    const auto logical = static_cast<std::int32_t>(i);
+    const bool is_own = logical < first && logical < table(row, g).size() &&
+                        table(row, g).at(arena(), logical).valid();
+    has[i] = static_cast<std::uint8_t>((has[i] != 0 ? kInTier : 0) | (is_own ? kPresent : 0));
+  }
+  for (std::size_t at = 0; at < has.size() && s.publishes; at += kPiece) {
+    const auto piece = std::span(blocks).first(std::min(kPiece, has.size() - at));
+    tree_->whole_blocks(tree_->root_of(s.place), prompt, media_of(s), GroupId(g),
+                        static_cast<std::int32_t>(at), piece);
+    for (std::size_t i = 0; i < piece.size(); ++i) {
+      if (piece[i] >= 0) has[at + i] |= kPresent;
+    }
+  }
+}
+
+Status KVCacheManager::Impl::check_has(std::int32_t limit,
+                                       std::span<const std::span<std::uint8_t>> has) const {
+  if (has.size() != groups_.size()) {
+    return {ErrorCode::kInvalidArgument,
+            concat("loadable: ", has.size(), " spans for ", num_groups(), " groups")};
+  }
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const std::size_t size = has[static_cast<std::size_t>(g)].size();
+    if (size == static_cast<std::size_t>(blocks_for(g, limit))) continue;
+    return {ErrorCode::kInvalidArgument,
+            concat("loadable: ", size, " entries for group ", g, ", needed: one for each of the ",
+                   blocks_for(g, limit), " blocks of ", limit, " tokens")};
+  }
+  return {};
+}
+
+Result<Loadable> KVCacheManager::loadable(SequenceId id, std::span<const std::int32_t> prompt,
+                                          std::int32_t limit,
+                                          std::span<const std::span<std::uint8_t>> has) const {
+  const Impl& m = *impl_;
+  std::int32_t row = 0;
+  KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
+  KVFOLIO_RETURN_IF_ERROR(m.check_load(row, "loadable", prompt, limit));
+  KVFOLIO_RETURN_IF_ERROR(m.check_has(limit, has));
+  const Sequence& s = m.rows_[row];
+  prompt = prompt.first(static_cast<std::size_t>(limit));
+  Loadable answer;
+  answer.begin = std::max(s.length, m.hit_behind(row, prompt).tokens);
+  for (std::int32_t g = 0; g < m.num_groups(); ++g) {
+    m.mark_present(row, prompt, answer.begin, g, has[static_cast<std::size_t>(g)]);
+  }
+  const auto reach = [&](std::int32_t g, std::int32_t logical) {
+    const std::int32_t size = m.block_size(g);
+    const auto bits = has[static_cast<std::size_t>(g)][static_cast<std::size_t>(logical)];
+    return bits != 0 ? std::min((logical + 1) * size, limit) : logical * size;
+  };
+  answer.end = std::max(answer.begin,
+                        joint_hit(
+                            limit, answer.begin, m.media_of(s), m.num_groups(),
+                            [&](std::int32_t g) -> const GroupRule& { return m.group(g).rule; },
+                            [&](std::int32_t g) { return m.block_size(g); }, reach));
+  for (std::int32_t g = 0; g < m.num_groups(); ++g) {
+    const std::span<std::uint8_t> of = has[static_cast<std::size_t>(g)];
+    for (std::size_t i = 0; i < of.size(); ++i) {
+      const auto logical = static_cast<std::int32_t>(i);
+      const bool waits = answer.end > answer.begin && logical >= m.block_of(g, answer.begin) &&
+                         logical < m.blocks_for(g, answer.end) && (of[i] & Impl::kPresent) == 0 &&
+                         m.is_read_at(answer.end, g, logical);
+      of[i] = waits ? 1 : 0;
+      answer.blocks += waits ? 1 : 0;
+    }
+  }
+  return answer;
+}
+
+}  // namespace kvfolio
