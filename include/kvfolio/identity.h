@@ -77,6 +77,10 @@ class Identity {
   KVFOLIO_API Identity& operator=(Identity&&) noexcept;
   KVFOLIO_API ~Identity();
 
+  // kInvalidArgument, naming the first group and field that differ, if the names are of another
+  // spec. The number of blocks may differ.
+  KVFOLIO_API Status check_spec(const CacheSpec& spec) const;
+
   [[nodiscard]] std::int32_t unit() const noexcept { return unit_; }
   [[nodiscard]] std::int32_t num_groups() const noexcept {
     return static_cast<std::int32_t>(layouts_.size());
@@ -108,6 +112,7 @@ class Identity {
   std::uint16_t shard_ = 0, num_shards_ = 1;
   Digest model_{};
   std::vector<Digest> layouts_;
+  std::vector<GroupSpec> groups_;
   std::vector<IdentityField> fields_;
 };
 

@@ -243,6 +243,7 @@ Result<Identity> Identity::create(const ModelIdentity& model, const CacheSpec& s
   for (std::size_t g = 0; g < spec.groups.size(); ++g) {
     const Fields layout =
         layout_fields(model, spec.groups[g], static_cast<std::int32_t>(g), spec.groups.size());
+    identity.groups_.push_back(spec.groups[g]);
     identity.layouts_.push_back(
         hash.begin().add(kLayout).add(identity.model_).add(layout.bytes()).end());
     for (const IdentityField& field : layout.list()) {
@@ -250,6 +251,26 @@ Result<Identity> Identity::create(const ModelIdentity& model, const CacheSpec& s
     }
   }
   return identity;
+}
+
+Status Identity::check_spec(const CacheSpec& spec) const {
+  if (spec.groups.size() != groups_.size()) {
+    return invalid(concat("identity: made for ", groups_.size(), " groups, the cache has ",
+                          spec.groups.size()));
+  }
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    // The fields that the namespace has of a group, made anew; those of the model do not matter.
+    const auto index = static_cast<std::int32_t>(g);
+    const Fields here = layout_fields({}, spec.groups[g], index, groups_.size());
+    const Fields made = layout_fields({}, groups_[g], index, groups_.size());
+    for (std::size_t i = 0; i < here.list().size(); ++i) {
+      if (here.list()[i] == made.list()[i]) continue;
+      return invalid(concat("identity: group ", g, " ", made.list()[i].name, " is \"",
+                            made.list()[i].value, "\", that of the cache \"", here.list()[i].value,
+                            "\""));
+    }
+  }
+  return {};
 }
 
 Digest Identity::root(const RootKey& root, std::uint64_t epoch) const noexcept {

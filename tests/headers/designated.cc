@@ -36,7 +36,9 @@ void use_every_struct() {
   take(TierKey{.bytes = {}}, TierItem{.bytes = 1}, TierDone{.tag = 1}, Deadline{.at_us = 1},
        TierHealth{.failures = 1}, TierLimits{.data_alignment = 1}, HostArenaOptions{.bytes = 1},
        ArenaSlot{.index = 1}, ArenaStats{.pins = 1});
-  take(ModelIdentity{.model = "a"}, IdentityField{.value = "a"}, RecordInfo{.end = 1});
+  take(ModelIdentity{.model = "a"}, IdentityField{.value = "a"}, RecordInfo{.end = 1},
+       SnapshotSequence{.tokens = {}}, SaveOptions{.prefix_cache = false}, SaveStats{.bytes = 1},
+       RestoredSequence{.length = 1}, RestoreStats{.paths = 1});
 }
 
 }  // namespace kvfolio
