@@ -29,6 +29,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -79,7 +80,8 @@ class HostArena {
 
   KVFOLIO_API HostArena(HostArena&&) noexcept;
   KVFOLIO_API HostArena& operator=(HostArena&&) noexcept;
-  // Requires: no pin is open, nothing is quarantined.
+  // Requires: no pin is open. If something is quarantined, the memory is not given back: a medium
+  // may still write to it.
   KVFOLIO_API ~HostArena();
 
   // Takes a slot for a record of `bytes`, a size of the options, and evicts if it must. nullopt: no
@@ -88,6 +90,8 @@ class HostArena {
   KVFOLIO_API std::optional<ArenaSlot> reserve(const TierKey& key, std::int64_t bytes) noexcept;
   // The memory of a reserved slot, which is filling from now on.
   KVFOLIO_API std::span<std::byte> fill(ArenaSlot slot) noexcept;
+  // The same memory again, of a slot that is filling.
+  [[nodiscard]] KVFOLIO_API std::span<const std::byte> filling(ArenaSlot slot) const noexcept;
   // The record is complete and right: filling -> sealed.
   KVFOLIO_API void seal(ArenaSlot slot) noexcept;
   // sealed -> published. False, and the slot is free, if the key has a record already.
@@ -100,12 +104,16 @@ class HostArena {
 
   // Pins the record of the key and marks it as used now; a pin of nothing if there is none.
   [[nodiscard]] KVFOLIO_API ArenaPin find(const TierKey& key) noexcept;
+  // The same without a use.
+  [[nodiscard]] KVFOLIO_API ArenaPin hold(const TierKey& key) noexcept;
   [[nodiscard]] KVFOLIO_API bool contains(const TierKey& key) const noexcept;
   // Marks the record as used now, if there is one; returns whether.
   KVFOLIO_API bool touch(const TierKey& key) noexcept;
   // Takes the record out; a pinned one stays in memory until its last unpin. Returns whether there
   // was one.
   KVFOLIO_API bool erase(const TierKey& key) noexcept;
+  // Takes out the records for which `gone` returns true; returns how many.
+  KVFOLIO_API std::int64_t erase_if(const std::function<bool(std::span<const std::byte>)>& gone);
   // Takes out every record.
   KVFOLIO_API void clear() noexcept;
 
@@ -143,6 +151,8 @@ class ArenaPin {
   explicit operator bool() const noexcept { return arena_ != nullptr; }
   // Requires: it pins something.
   [[nodiscard]] KVFOLIO_API std::span<const std::byte> record() const noexcept;
+  // How often find() and touch() met the record since it was published.
+  [[nodiscard]] KVFOLIO_API std::uint32_t uses() const noexcept;
   KVFOLIO_API void release() noexcept;
 
  private:

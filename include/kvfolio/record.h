@@ -14,7 +14,8 @@
 //   136  who wrote it (8)
 //   144  compression, 0: none (4); zero (4)
 //   152  checksum of the payload: XXH3-64, whose seed is the XXH3-64 of the key (8)
-//   160  zero (28)
+//   160  whose it is: the first 8 bytes of the hash of the root (8)
+//   168  zero (20)
 //   188  CRC-32C of the 188 bytes before (4)
 //
 // Whatever does not verify is a miss. The checksum shows damage and mix-ups; it is no signature.
@@ -41,6 +42,7 @@ struct RecordInfo {
   std::uint64_t epoch = 0;
   std::uint64_t writer = 0;
   std::uint64_t checksum = 0;  // of the payload
+  std::uint64_t owner = 0;     // root_owner() of the root; 0: not said
 
   friend bool operator==(const RecordInfo&, const RecordInfo&) = default;
 };
@@ -61,6 +63,8 @@ enum class RecordFault : std::int32_t {
 inline constexpr int kNumRecordFaults = 10;
 [[nodiscard]] KVFOLIO_API const char* to_string(RecordFault fault) noexcept;
 
+// What a record says of its root: enough to find the records of a tenant, not to name them.
+[[nodiscard]] KVFOLIO_API std::uint64_t root_owner(const Digest& root) noexcept;
 // The seed of the checksum of a payload.
 [[nodiscard]] KVFOLIO_API std::uint64_t payload_seed(const TierKey& key) noexcept;
 // Writes the header; info.checksum is taken as it is.
@@ -72,8 +76,8 @@ KVFOLIO_API void seal_record(const RecordInfo& info, std::span<std::byte> record
 // Reads a header, of which nothing is expected. kNone, or kSize, kMagic, kVersion, kHeader.
 [[nodiscard]] KVFOLIO_API RecordFault read_record_header(std::span<const std::byte> record,
                                                          RecordInfo& out) noexcept;
-// Everything but the payload's checksum: the record is what `expected` says, whose checksum and
-// writer are not looked at.
+// Everything but the payload's checksum: the record is what `expected` says, whose checksum, writer
+// and owner are not looked at.
 [[nodiscard]] KVFOLIO_API RecordFault check_record_header(std::span<const std::byte> record,
                                                           const RecordInfo& expected) noexcept;
 // Everything.

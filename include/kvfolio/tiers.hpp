@@ -8,6 +8,7 @@
 #include "kvfolio/checked_copy.h"
 #include "kvfolio/host_arena.h"
 #include "kvfolio/identity.h"
+#include "kvfolio/offload.h"
 #include "kvfolio/record.h"
 #include "kvfolio/snapshot.h"
 #include "kvfolio/tier.h"

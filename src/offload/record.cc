@@ -25,6 +25,10 @@ const char* to_string(RecordFault fault) noexcept {
   return index < std::size(kNames) ? kNames[index] : "invalid";
 }
 
+std::uint64_t root_owner(const Digest& root) noexcept {
+  return LittleEndianReader(root).get<std::uint64_t>();
+}
+
 std::uint64_t payload_seed(const TierKey& key) noexcept { return checksum(key.bytes, 0); }
 
 void write_record_header(const RecordInfo& info,
@@ -43,6 +47,7 @@ void write_record_header(const RecordInfo& info,
   to.put(info.writer);
   to.put(std::uint64_t{0});
   to.put(info.checksum);
+  to.put(info.owner);
   LittleEndianWriter(out.subspan(kCrcAt)).put(crc32c(out.first(kCrcAt)));
 }
 
@@ -70,6 +75,7 @@ RecordFault read_record_header(std::span<const std::byte> record, RecordInfo& ou
   out.writer = from.get<std::uint64_t>();
   const auto compression = from.get<std::uint64_t>();
   out.checksum = from.get<std::uint64_t>();
+  out.owner = from.get<std::uint64_t>();
   if (compression != 0 || payload_bytes > std::uint64_t{1} << 40) return RecordFault::kHeader;
   out.payload_bytes = static_cast<std::int64_t>(payload_bytes);
   return RecordFault::kNone;

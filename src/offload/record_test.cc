@@ -13,7 +13,8 @@ namespace kvfolio {
 namespace {
 
 RecordInfo info_of(std::int64_t payload_bytes) {
-  RecordInfo info{.payload_bytes = payload_bytes, .begin = 32, .end = 48, .epoch = 5, .writer = 6};
+  RecordInfo info{
+      .payload_bytes = payload_bytes, .begin = 32, .end = 48, .epoch = 5, .writer = 6, .owner = 7};
   for (std::size_t i = 0; i < info.key.bytes.size(); ++i) info.key.bytes[i] = std::byte(i * 3);
   for (std::size_t i = 0; i < info.layout.size(); ++i) info.layout[i] = std::byte(i * 5);
   return info;
@@ -48,6 +49,7 @@ TEST(Record, TheHeaderIsThatOfTheFirstVersion) {
   EXPECT_EQ(std::memcmp(record.data() + 120, "\x20\0\0\0\x30\0\0\0", 8), 0);
   EXPECT_EQ(record[128], std::byte{5});
   EXPECT_EQ(record[136], std::byte{6});
+  EXPECT_EQ(record[160], std::byte{7});
   const std::uint32_t crc = crc32c(std::span(record).first(188));
   EXPECT_EQ(std::memcmp(record.data() + 188, &crc, 4), 0);  // on a little-endian machine
 }
@@ -97,6 +99,7 @@ TEST(Record, ARecordOfAnotherBlockIsFoundWhateverDiffers) {
   EXPECT_EQ(check_record(record, other), RecordFault::kSize);
   other = info;
   other.writer = 9;  // anybody may have written it
+  other.owner = 9;   // the key says whose it is
   EXPECT_EQ(check_record(record, other), RecordFault::kNone);
 }
 

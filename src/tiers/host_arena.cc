@@ -15,8 +15,8 @@ namespace kvfolio {
 
 HostArena::Impl::~Impl() {
   if (memory_ == nullptr) return;
-  KVFOLIO_CHECK(stats_.pins == 0 && stats_.quarantined == 0);
-  resource_->deallocate(memory_, memory_bytes_);
+  KVFOLIO_CHECK(stats_.pins == 0);
+  if (stats_.quarantined == 0) resource_->deallocate(memory_, memory_bytes_);
 }
 
 // ---- writing ----
@@ -53,6 +53,11 @@ std::span<std::byte> HostArena::Impl::fill(ArenaSlot slot) noexcept {
   return record(slot.index);
 }
 
+std::span<const std::byte> HostArena::Impl::filling(ArenaSlot slot) noexcept {
+  static_cast<void>(checked(slot, State::kFilling));
+  return record(slot.index);
+}
+
 void HostArena::Impl::seal(ArenaSlot slot) noexcept {
   checked(slot, State::kFilling).state = State::kSealed;
 }
@@ -64,6 +69,7 @@ bool HostArena::Impl::publish(ArenaSlot slot) noexcept {
     return false;
   }
   kept.state = State::kPublished;
+  kept.uses = 0;
   --stats_.writing;
   ++stats_.records;
   stats_.bytes_published += kept.bytes;
@@ -97,7 +103,7 @@ void HostArena::Impl::quiesced(ArenaSlot slot) noexcept {
 
 // ---- reading ----
 
-std::int32_t HostArena::Impl::pin(const TierKey& key) noexcept {
+std::int32_t HostArena::Impl::pin(const TierKey& key, bool is_use) noexcept {
   const std::int32_t index = lookup(key);
   if (index == kNone) return kNone;
   Slot& slot = at(index);
@@ -106,6 +112,7 @@ std::int32_t HostArena::Impl::pin(const TierKey& key) noexcept {
     ++slab_of(index).busy;
   }
   ++slot.pins;
+  slot.uses += is_use ? 1 : 0;
   ++stats_.pins;
   return index;
 }
@@ -131,6 +138,7 @@ std::span<std::byte> HostArena::Impl::record(std::int32_t index) noexcept {
 }
 
 void HostArena::Impl::use_now(std::int32_t index) noexcept {
+  ++at(index).uses;
   if (at(index).pins > 0) return;  // it is listed as the hottest at its last unpin
   unlist(index);
   list(index);
@@ -141,6 +149,17 @@ bool HostArena::Impl::erase(const TierKey& key) noexcept {
   if (index == kNone) return false;
   evict(index);
   return true;
+}
+
+std::int64_t HostArena::Impl::erase_if(
+    const std::function<bool(std::span<const std::byte>)>& gone) {
+  std::int64_t erased = 0;
+  for (std::int32_t slot = 0; static_cast<std::size_t>(slot) < slots_.size(); ++slot) {
+    if (at(slot).state != State::kPublished || !gone(record(slot))) continue;
+    evict(slot);
+    ++erased;
+  }
+  return erased;
 }
 
 void HostArena::Impl::clear() noexcept {
@@ -219,6 +238,9 @@ std::optional<ArenaSlot> HostArena::reserve(const TierKey& key, std::int64_t byt
   return impl_->reserve(key, bytes);
 }
 std::span<std::byte> HostArena::fill(ArenaSlot slot) noexcept { return impl_->fill(slot); }
+std::span<const std::byte> HostArena::filling(ArenaSlot slot) const noexcept {
+  return impl_->filling(slot);
+}
 void HostArena::seal(ArenaSlot slot) noexcept { impl_->seal(slot); }
 bool HostArena::publish(ArenaSlot slot) noexcept { return impl_->publish(slot); }
 void HostArena::abandon(ArenaSlot slot) noexcept { impl_->abandon(slot); }
@@ -226,7 +248,11 @@ void HostArena::quarantine(ArenaSlot slot) noexcept { impl_->quarantine(slot); }
 void HostArena::quiesced(ArenaSlot slot) noexcept { impl_->quiesced(slot); }
 
 ArenaPin HostArena::find(const TierKey& key) noexcept {
-  const std::int32_t slot = impl_->pin(key);
+  const std::int32_t slot = impl_->pin(key, true);
+  return slot == Impl::kNone ? ArenaPin() : ArenaPin(impl_.get(), slot);
+}
+ArenaPin HostArena::hold(const TierKey& key) noexcept {
+  const std::int32_t slot = impl_->pin(key, false);
   return slot == Impl::kNone ? ArenaPin() : ArenaPin(impl_.get(), slot);
 }
 bool HostArena::contains(const TierKey& key) const noexcept {
@@ -239,6 +265,9 @@ bool HostArena::touch(const TierKey& key) noexcept {
   return true;
 }
 bool HostArena::erase(const TierKey& key) noexcept { return impl_->erase(key); }
+std::int64_t HostArena::erase_if(const std::function<bool(std::span<const std::byte>)>& gone) {
+  return impl_->erase_if(gone);
+}
 void HostArena::clear() noexcept { impl_->clear(); }
 ArenaStats HostArena::stats() const noexcept { return impl_->stats(); }
 std::int64_t HostArena::table_bytes() const noexcept { return impl_->table_bytes(); }
@@ -247,6 +276,10 @@ Status HostArena::check_invariants() const { return impl_->check_invariants(); }
 std::span<const std::byte> ArenaPin::record() const noexcept {
   KVFOLIO_CHECK(arena_ != nullptr);
   return arena_->record(slot_);
+}
+std::uint32_t ArenaPin::uses() const noexcept {
+  KVFOLIO_CHECK(arena_ != nullptr);
+  return arena_->uses(slot_);
 }
 void ArenaPin::release() noexcept {
   if (arena_ == nullptr) return;

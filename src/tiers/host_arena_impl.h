@@ -27,17 +27,20 @@ class HostArena::Impl {
 
   std::optional<ArenaSlot> reserve(const TierKey& key, std::int64_t bytes) noexcept;
   std::span<std::byte> fill(ArenaSlot slot) noexcept;
+  [[nodiscard]] std::span<const std::byte> filling(ArenaSlot slot) noexcept;
   void seal(ArenaSlot slot) noexcept;
   bool publish(ArenaSlot slot) noexcept;
   void abandon(ArenaSlot slot) noexcept;
   void quarantine(ArenaSlot slot) noexcept;
   void quiesced(ArenaSlot slot) noexcept;
-  std::int32_t pin(const TierKey& key) noexcept;  // a slot, or kNone
+  std::int32_t pin(const TierKey& key, bool is_use) noexcept;  // a slot, or kNone
   void unpin(std::int32_t slot) noexcept;
   [[nodiscard]] std::span<std::byte> record(std::int32_t slot) noexcept;
   [[nodiscard]] std::int32_t lookup(const TierKey& key) const noexcept;
   void use_now(std::int32_t slot) noexcept;
   bool erase(const TierKey& key) noexcept;
+  std::int64_t erase_if(const std::function<bool(std::span<const std::byte>)>& gone);
+  [[nodiscard]] std::uint32_t uses(std::int32_t slot) const noexcept { return slots_[slot].uses; }
   void clear() noexcept;
   [[nodiscard]] const ArenaStats& stats() const noexcept { return stats_; }
   [[nodiscard]] std::int64_t table_bytes() const noexcept;
@@ -60,6 +63,7 @@ class HostArena::Impl {
     std::int64_t bytes;
     std::uint32_t generation;
     std::int32_t pins;
+    std::uint32_t uses;
     std::int32_t colder, hotter;  // in the order of use: published and not pinned. Free: next free.
     State state;
   };
