@@ -124,7 +124,7 @@ Result<OffloadOpened> Offload::Impl::open(std::span<const std::int32_t> tokens,
   const std::int32_t unit = identity_.unit();
   const auto length = static_cast<std::int32_t>(tokens.size());
   const bool looks = options.prefix_cache && options.look_up;
-  if (!looks || length < unit || opened->cached_tokens >= length - 1) return result;
+  if (!looks || length < std::max(unit, 2) || opened->cached_tokens >= length - 1) return result;
   Request request{.sequence = opened->sequence, .tokens = {tokens.begin(), tokens.end()}};
   request.length = opened->cached_tokens;
   hash_prompt(request, options, opened->cached_tokens);

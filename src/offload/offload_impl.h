@@ -113,6 +113,8 @@ class Offload::Impl {
   void write(std::uint64_t id);
   void end_writing(std::uint64_t id);
   bool write_block(const Piece& piece, BlockId block, const ArenaPin& pin);
+  [[nodiscard]] bool has_hash(const Request& request, GroupId group, std::int32_t logical) const;
+  // Requires: has_hash().
   [[nodiscard]] Piece piece_of(const Request& request, GroupId group, std::int32_t logical) const;
   [[nodiscard]] bool worth_loading(std::int64_t bytes, std::int32_t tokens) const;
 

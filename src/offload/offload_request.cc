@@ -17,21 +17,30 @@ Offload::Impl::Piece Offload::Impl::piece_of(const Request& request, GroupId gro
   return {group, logical, identity_.key(group, request.hashes[unit])};
 }
 
-// Blocks that end within what the cache had at open() have no hash here, and need none.
+// One place for each block up to the last token but one, which has to be computed. Blocks that end
+// within what the cache had at open() have no hash here, and need none; nor has a last block that
+// the prompt does not fill.
 void Offload::Impl::fill_has(const Request& request, bool with_tiers) {
   has_views_.clear();
   for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
     const GroupId group(g);
     std::vector<std::uint8_t>& has = has_[static_cast<std::size_t>(g)];
-    has.assign(request.tokens.size() / static_cast<std::size_t>(block_size(group)), 0);
+    const auto size = static_cast<std::size_t>(block_size(group));
+    has.assign((request.tokens.size() - 2) / size + 1, 0);
     for (std::int32_t i = 0; static_cast<std::size_t>(i) < has.size(); ++i) {
-      if ((i + 1) * block_size(group) <= request.first_hash * identity_.unit()) continue;
+      if (!has_hash(request, group, i)) continue;
       const TierKey key = piece_of(request, group, i).key;
       const bool at_hand = arena_->contains(key) || (with_tiers && request.where.count(key) > 0);
       has[static_cast<std::size_t>(i)] = at_hand ? 1 : 0;
     }
     has_views_.emplace_back(has);
   }
+}
+
+bool Offload::Impl::has_hash(const Request& request, GroupId group, std::int32_t logical) const {
+  const std::int64_t end = std::int64_t{logical + 1} * block_size(group);
+  return end > std::int64_t{request.first_hash} * identity_.unit() &&
+         end <= static_cast<std::int64_t>(request.tokens.size());
 }
 
 Result<Loadable> Offload::Impl::reach(const Request& request, bool with_tiers) {
@@ -107,9 +116,7 @@ void Offload::Impl::ask(std::uint64_t id) {
   for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
     const std::vector<std::uint8_t>& has = has_[static_cast<std::size_t>(g)];
     for (std::int32_t i = 0; static_cast<std::size_t>(i) < has.size(); ++i) {
-      const bool is_cached =
-          (i + 1) * block_size(GroupId(g)) <= request.first_hash * identity_.unit();
-      if (is_cached || has[static_cast<std::size_t>(i)] != 0) continue;
+      if (!has_hash(request, GroupId(g), i) || has[static_cast<std::size_t>(i)] != 0) continue;
       const Piece piece = piece_of(request, GroupId(g), i);
       if (arriving_.count(piece.key) > 0 && !arriving_.at(piece.key).abandoned) {
         request.where[piece.key] = arriving_.at(piece.key).tier;
@@ -131,7 +138,7 @@ void Offload::Impl::ask(std::uint64_t id) {
 void Offload::Impl::choose(std::uint64_t id) {
   Request& request = requests_.at(id);
   const auto can = reach(request, true);
-  if (!can) return drop_request(id);
+  if (!can) return finish(id, request.length, LoadEnd::kNothing);
   std::vector<Piece> missing;
   std::int64_t bytes = 0;
   for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
@@ -170,7 +177,7 @@ void Offload::Impl::choose(std::uint64_t id) {
 void Offload::Impl::begin_writing(std::uint64_t id) {
   Request& request = requests_.at(id);
   const auto can = reach(request, false);
-  if (!can) return drop_request(id);
+  if (!can) return finish(id, request.length, LoadEnd::kNothing);
   const LoadEnd otherwise = request.why != LoadEnd::kNothing ? request.why
                             : request.failed                 ? LoadEnd::kPart
                                                              : LoadEnd::kNothing;
@@ -181,7 +188,7 @@ void Offload::Impl::begin_writing(std::uint64_t id) {
     if (code == ErrorCode::kNoBlocks || code == ErrorCode::kResourceExhausted) {
       return finish(id, request.length, LoadEnd::kNoBlocks);
     }
-    return drop_request(id);
+    return finish(id, request.length, LoadEnd::kNothing);
   }
   if (!load->id.valid()) return finish(id, load->end, LoadEnd::kLoaded);
   request.load = *load;
@@ -194,7 +201,7 @@ void Offload::Impl::begin_writing(std::uint64_t id) {
     KVFOLIO_CHECK(count.has_value());
     for (std::int32_t i = 0; i < *count; ++i) {
       const auto& [logical, block] = blocks_[static_cast<std::size_t>(i)];
-      const bool is_known = static_cast<std::size_t>(logical) < has_[std::size_t(g)].size();
+      const bool is_known = has_hash(request, GroupId(g), logical);
       Piece piece{GroupId(g), logical, {}};
       ArenaPin pin;
       if (is_known) {

@@ -93,6 +93,22 @@ TEST(Offload, APromptOfWholeUnitsComputesOneToken) {
   EXPECT_EQ(opened(*offload, cache, prompt_of(1, 32)).cached_tokens, 31);
 }
 
+TEST(Offload, EveryLengthComesBackAsFarAsItsUnitsGo) {
+  for (const CacheSpec& spec : {test::full(40), test::window(40), test::mixed(40, 40)}) {
+    const std::int32_t size = spec.groups[0].block_size;
+    for (std::int32_t length = 1; length < 70; ++length) {
+      Cache cache(spec);
+      const auto offload = offload_of(cache);
+      cache.compute(prompt_of(1, length));
+      run_to_the_end(*offload);
+      evict_all(cache);
+      const SequenceReady ready = opened(*offload, cache, prompt_of(1, length));
+      EXPECT_EQ(ready.cached_tokens, std::min(length / size * size, length - 1)) << length;
+      EXPECT_TRUE(cache.manager.close(ready.sequence).ok());
+    }
+  }
+}
+
 TEST(Offload, OnlyWhatIsMissingIsLoaded) {
   Cache cache(test::full(40));
   const auto offload = offload_of(cache);
