@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Install rules: find_package(kvfolio CONFIG) gives kvfolio::kvfolio, pkg-config gives kvfolio.
-# `cpack -G DEB` makes three packages of them: the shared library, what a build needs, the command.
+# `cpack -G DEB` makes four packages of them: each shared library, what a build needs, the command.
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/kvfolio)
 
@@ -8,6 +8,12 @@ set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME dev)
 install(TARGETS kvfolio kvfolio_shared EXPORT kvfolio
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime NAMELINK_COMPONENT dev)
+if(KVFOLIO_BUILD_TIERS)
+  # A package of its own: it needs libcrypto, and the library does not.
+  install(TARGETS kvfolio_tiers kvfolio_tiers_shared EXPORT kvfolio
+    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT tiers NAMELINK_COMPONENT dev)
+endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/kvfolio
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
 # Not CMAKE_INSTALL_DOCDIR: it names the project that included GNUInstallDirs first.
@@ -32,8 +38,14 @@ install(FILES ${PROJECT_BINARY_DIR}/kvfolioConfig.cmake
 set(pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 file(RELATIVE_PATH pc_to_prefix /prefix/${pc_dir} /prefix)
 string(REGEX REPLACE "/$" "" pc_to_prefix "${pc_to_prefix}")
-configure_file(${PROJECT_SOURCE_DIR}/cmake/kvfolio.pc.in ${PROJECT_BINARY_DIR}/kvfolio.pc @ONLY)
-install(FILES ${PROJECT_BINARY_DIR}/kvfolio.pc DESTINATION ${pc_dir})
+set(pc_names kvfolio)
+if(KVFOLIO_BUILD_TIERS)
+  list(APPEND pc_names kvfolio_tiers)
+endif()
+foreach(name IN LISTS pc_names)
+  configure_file(${PROJECT_SOURCE_DIR}/cmake/${name}.pc.in ${PROJECT_BINARY_DIR}/${name}.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/${name}.pc DESTINATION ${pc_dir})
+endforeach()
 
 # ---- packages ----
 
@@ -42,7 +54,7 @@ if(PROJECT_IS_TOP_LEVEL)
   set(CPACK_PACKAGE_CONTACT "kvfolio maintainers <maintainers@kvfolio.invalid>")
   set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
   set(CPACK_STRIP_FILES ON)
-  set(CPACK_COMPONENTS_ALL runtime dev tools)
+  set(CPACK_COMPONENTS_ALL runtime tiers dev tools)
   set(CPACK_DEB_COMPONENT_INSTALL ON)
   set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
   set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
@@ -50,9 +62,17 @@ if(PROJECT_IS_TOP_LEVEL)
   set(CPACK_DEBIAN_RUNTIME_PACKAGE_SECTION libs)
   set(CPACK_DEBIAN_DEV_PACKAGE_NAME libkvfolio-dev)
   set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
-  set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libkvfolio0 (= ${PROJECT_VERSION})")
+  set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS
+    "libkvfolio0 (= ${PROJECT_VERSION}), libkvfolio-tiers0 (= ${PROJECT_VERSION})")
+  set(CPACK_DEBIAN_TIERS_PACKAGE_NAME libkvfolio-tiers0)
+  set(CPACK_DEBIAN_TIERS_PACKAGE_SECTION libs)
+  set(CPACK_DEBIAN_TIERS_PACKAGE_DEPENDS "libkvfolio0 (= ${PROJECT_VERSION})")
+  # Where dpkg-shlibdeps finds libkvfolio.so, which no installed package has.
+  set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR})
   set(CPACK_DEBIAN_TOOLS_PACKAGE_NAME kvfolio-tools)
   set(CPACK_COMPONENT_RUNTIME_DESCRIPTION "${PROJECT_DESCRIPTION}: the shared library")
+  set(CPACK_COMPONENT_TIERS_DESCRIPTION
+    "${PROJECT_DESCRIPTION}: keys, host memory, save and restore")
   set(CPACK_COMPONENT_DEV_DESCRIPTION "${PROJECT_DESCRIPTION}: headers, static library, documents")
   set(CPACK_COMPONENT_TOOLS_DESCRIPTION "${PROJECT_DESCRIPTION}: the command kvfolio")
   include(CPack)

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 include_guard(GLOBAL)
-#   kvfolio_add_layer(<name> SOURCES a.cc b.cc ... [DEPENDS base ...])
+#   kvfolio_add_layer(<name> SOURCES a.cc b.cc ... [DEPENDS base ...] [LIBRARY kvfolio] [LIBS ...])
 #
 # Adds the object library kvfolio_<name>. DEPENDS names layers that it may call; a test of this layer
 # (kvfolio_add_test in the same directory) links this layer and those, and nothing else, so that a
 # call in a wrong direction does not link. A layer without sources yet is an interface library.
+# LIBRARY is the library that its objects go into (kvfolio_add_library), LIBS what else they need.
 function(kvfolio_add_layer name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;DEPENDS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LIBRARY" "SOURCES;DEPENDS;LIBS")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "kvfolio_add_layer(${name}): what is ${arg_UNPARSED_ARGUMENTS}?")
+  endif()
+  if(NOT arg_LIBRARY)
+    set(arg_LIBRARY kvfolio)
   endif()
   set(target kvfolio_${name})
   if(arg_SOURCES)
@@ -19,8 +23,8 @@ function(kvfolio_add_layer name)
       VISIBILITY_INLINES_HIDDEN ON)
     # No contraction to fused multiply-add: a sum has the same bits whoever computes it.
     target_compile_options(${target} PRIVATE -fno-exceptions -fno-rtti -ffp-contract=off)
-    target_link_libraries(${target} PRIVATE kvfolio_options kvfolio_internal)
-    set_property(GLOBAL APPEND PROPERTY KVFOLIO_OBJECT_LAYERS ${target})
+    target_link_libraries(${target} PRIVATE kvfolio_options kvfolio_internal PUBLIC ${arg_LIBS})
+    set_property(GLOBAL APPEND PROPERTY KVFOLIO_LAYERS_OF_${arg_LIBRARY} ${target})
   else()
     add_library(${target} INTERFACE)
   endif()

@@ -13,6 +13,8 @@
 #include "files.h"
 #include "generate_input.h"
 #include "kernel_choice.h"
+#include "kvfolio/byte_stream.h"
+#include "model_identity.h"
 #include "npy.h"
 #include "report.h"
 #include "results.h"
@@ -31,12 +33,14 @@ constexpr std::int64_t kMaxScoredBytes = std::int64_t{64} << 20;
 class Generate {
  public:
   Generate(const GenerateOptions& options, const llama::Model& model,
-           std::span<const Request> requests, const CacheSpec& spec, ThreadPool& pool)
+           std::span<const Request> requests, const CacheSpec& spec, CheckpointIdentity identity,
+           ThreadPool& pool)
       : options_(options),
         model_(model),
         vocabulary_{model.config().vocab},
         requests_(requests),
         spec_(spec),
+        identity_(std::move(identity)),
         pool_(pool),
         results_(requests),
         text_(requests, vocabulary_) {}
@@ -61,6 +65,8 @@ class Generate {
     Result<llama::RunStats> stats = run_engine(options_.contiguous, results_, true);
     if (!stats) return std::move(stats).error();
     summary.stats = *std::move(stats);
+    summary.saved = saved_;
+    summary.restored = restored_;
     if (npy) {
       if (Status status = results_.write_logits(*npy); !status.ok()) return status;
     }
@@ -119,6 +125,8 @@ class Generate {
             .contiguous = contiguous,
             .kernel = options_.kernel,
             .keep_logits = logits_to_keep(),
+            .identity = identity_.fields(),
+            .host_tier_bytes = contiguous ? 0 : options_.host_tier_bytes,
             .block_map = options_.report ? &block_map_ : nullptr};
   }
 
@@ -144,7 +152,45 @@ class Generate {
       if (shown && options_.json) print(rejected_json(request, error) + "\n");
       if (shown && !options_.json) text_.rejected(request, error);
     };
-    return (*engine)->run(requests_, std::move(listener));
+    if (contiguous || !shown) return (*engine)->run(requests_, std::move(listener));
+    if (Status status = load(**engine); !status.ok()) return status;
+    // Before the work: a place that cannot be written to is known now.
+    std::optional<FileSink> sink;
+    if (options_.save_path) {
+      Result<FileSink> created = FileSink::create(*options_.save_path);
+      if (!created) return prefixed("--save", created.error());
+      sink.emplace(*std::move(created));
+    }
+    Result<llama::RunStats> stats = (*engine)->run(requests_, std::move(listener));
+    if (!stats || !sink) return stats;
+    if (Status status = save(**engine, *sink); !status.ok()) return status;
+    return stats;
+  }
+
+  Status load(llama::Engine& engine) {
+    if (!options_.load_path) return {};
+    Result<FileSource> source = FileSource::open(*options_.load_path);
+    if (!source) return prefixed("--load", source.error());
+    const Result<RestoreStats> loaded = engine.restore(*source);
+    if (!loaded) return prefixed("--load " + *options_.load_path, loaded.error());
+    restored_ = *loaded;
+    if (loaded->sections_damaged > 0 || loaded->records_refused > 0) {
+      report("kvfolio generate: --load " + *options_.load_path + ": " +
+             std::to_string(loaded->sections_damaged) + " sections and " +
+             std::to_string(loaded->records_refused) +
+             " records are damaged; their prompts are computed again");
+    }
+    return {};
+  }
+
+  Status save(llama::Engine& engine, FileSink& sink) {
+    show_progress("saving the prefix cache ...");
+    const Result<SaveStats> saved = engine.save(sink);
+    show_progress("");
+    if (!saved) return prefixed("--save", saved.error());
+    if (Status status = sink.commit(); !status.ok()) return prefixed("--save", status);
+    saved_ = *saved;
+    return {};
   }
 
   // With --verify the twin takes the same steps; what was compared goes to `compared`.
@@ -195,7 +241,10 @@ class Generate {
   const Vocabulary vocabulary_;
   const std::span<const Request> requests_;
   const CacheSpec& spec_;
+  const CheckpointIdentity identity_;
   ThreadPool& pool_;
+  std::optional<SaveStats> saved_;
+  std::optional<RestoreStats> restored_;
   llama::BlockMap block_map_;
   Results results_;
   TextOutput text_;
@@ -222,7 +271,14 @@ Result<int> generate_or_error(GenerateOptions options) {
   if (!spec) return spec.error();
   const Result<std::unique_ptr<ThreadPool>> pool = ThreadPool::create(options.num_threads);
   if (!pool) return prefixed("--threads", pool.error());
-  return Generate(options, *model, *requests, *spec, **pool).run();
+  CheckpointIdentity identity;
+  if (options.host_tier_bytes > 0 || options.save_path || options.load_path) {
+    Result<CheckpointIdentity> named =
+        checkpoint_identity(options.model, *kernel, to_string(model->target()));
+    if (!named) return prefixed("--model " + options.model, named.error());
+    identity = *std::move(named);
+  }
+  return Generate(options, *model, *requests, *spec, std::move(identity), **pool).run();
 }
 
 }  // namespace

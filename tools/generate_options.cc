@@ -140,6 +140,34 @@ void add_cache_options(CLI::App& app, GenerateOptions& options) {
       "Requests share nothing; the samples of one still share its prompt");
 }
 
+// host:SIZE is the only tier that there is yet.
+void add_tier_options(CLI::App& app, GenerateOptions& options) {
+  app.add_option_function<std::string>(
+         "--tier",
+         [&options](const std::string& text) {
+           constexpr std::string_view kHost = "host:";
+           if (text.compare(0, kHost.size(), kHost) != 0) {
+             refuse("--tier", text, "host:SIZE, such as host:1GiB");
+           }
+           options.host_tier_bytes = parse_size("--tier host:", text.substr(kHost.size()));
+         },
+         "Keep cold blocks in host memory of this size, and bring them back: host:SIZE")
+      ->type_name("host:SIZE");
+  app.add_option("--save", options.save_path,
+                 "Write the prefix cache to a file at the end. It holds the text of the prompts")
+      ->type_name("FILE");
+  app.add_option(
+         "--load", options.load_path,
+         "Read a prefix cache that --save wrote before the first request; the pool may have "
+         "another size")
+      ->type_name("FILE");
+  for (const char* name : {"--tier", "--save", "--load"}) {
+    for (const char* other : {"--contiguous", "--no-prefix-cache"}) {
+      app.get_option(name)->excludes(app.get_option(other));
+    }
+  }
+}
+
 void add_run_options(CLI::App& app, GenerateOptions& options) {
   add_integer(app, "--max-batch-tokens", options.max_batch_tokens, 1, 1 << 20,
               "Tokens that one step computes; longer prompts come in chunks");
@@ -189,6 +217,7 @@ void add_generate_options(CLI::App& app, GenerateOptions& options) {
   add_request_options(app, options);
   add_cache_options(app, options);
   add_run_options(app, options);
+  add_tier_options(app, options);
 }
 
 }  // namespace kvfolio::tools

@@ -34,6 +34,9 @@ struct GenerateOptions {
   KernelTarget kernel = KernelTarget::kAuto;
   bool prefix_cache = true;
   bool contiguous = false;
+  std::int64_t host_tier_bytes = 0;  // 0: no --tier
+  std::optional<std::string> save_path;
+  std::optional<std::string> load_path;
 
   std::int32_t max_batch_tokens = 512;
   std::int32_t max_seqs = 16;

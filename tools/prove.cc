@@ -64,6 +64,36 @@ std::string hash(std::span<const SampleResult> samples) {
   return sha.hex();
 }
 
+// A file in memory.
+class MemoryFile final : public ByteSink, public ByteSource {
+ public:
+  Status write(std::span<const std::byte> more) override {
+    bytes_.insert(bytes_.end(), more.begin(), more.end());
+    return {};
+  }
+  [[nodiscard]] std::int64_t size() const override {
+    return static_cast<std::int64_t>(bytes_.size());
+  }
+  Status read_at(std::int64_t offset, std::span<std::byte> out) override {
+    std::copy_n(bytes_.begin() + offset, out.size(), out.begin());
+    return {};
+  }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+// Of the host tier: what all rows need together is far less.
+constexpr std::int64_t kHostTierBytes = std::int64_t{256} << 20;
+
+// No file of this run is read by another.
+constexpr ModelIdentity kIdentity = {.model = "the model of this run",
+                                     .weights = "its weights",
+                                     .tokenizer = "ids",
+                                     .model_dtype = "f32",
+                                     .positions = "its positions",
+                                     .engine = "this process"};
+
 // One call of the verb.
 class Prover {
  public:
@@ -162,28 +192,57 @@ class Prover {
     }
   }
 
-  Result<Outcome> run_engine(const Condition& condition, std::int64_t num_blocks) {
+  Result<std::unique_ptr<llama::Engine>> make_engine(const Condition& condition,
+                                                     std::int64_t num_blocks, ThreadPool& pool) {
     CacheSpec spec = llama::cache_spec(model_.config(), shape(condition));
     for (GroupSpec& group : spec.groups) group.num_blocks = static_cast<std::int32_t>(num_blocks);
+    const bool from_memory = condition.restored == Restored::kFromMemory;
+    return llama::Engine::create(
+        model_, spec,
+        {.max_batch_tokens = kStepTokens,
+         .max_chunk_tokens = condition.chunk_or_all(),
+         .max_seqs = condition.sequences(),
+         .max_tokens = set(condition).longest() + kNewTokens,
+         .admission_margin = condition.preempting ? 0 : -1,
+         .stop_at_eos = false,
+         .prefix_cache = condition.prefix_or_cold() != Prefix::kCold,
+         .contiguous = condition.contiguous,
+         .order = condition.unordered ? Order::kUnordered : Order::kInOrder,
+         .steps_in_flight = condition.overlapping ? 2 : 1,
+         .kernel = options_.kernel,
+         .keep_logits = llama::LogitRows::kChosen,
+         .identity = kIdentity,
+         .host_tier_bytes = from_memory ? kHostTierBytes : 0},
+        pool);
+  }
+
+  // The engine that answers after `warmed` has computed what it is to find.
+  Result<std::unique_ptr<llama::Engine>> restore(const Condition& condition,
+                                                 std::int64_t num_blocks, ThreadPool& pool,
+                                                 std::unique_ptr<llama::Engine> warmed,
+                                                 std::int64_t& loads) {
+    if (!condition.restored) return warmed;
+    if (condition.restored == Restored::kFromMemory) {
+      if (Status status = warmed->evict_cached(); !status.ok()) return status;
+      return warmed;
+    }
+    MemoryFile file;
+    const Result<SaveStats> saved = warmed->save(file);
+    if (!saved) return saved.error();
+    Result<std::unique_ptr<llama::Engine>> other = make_engine(condition, 2 * num_blocks + 3, pool);
+    if (!other) return other;
+    const Result<RestoreStats> restored = (*other)->restore(file);
+    if (!restored) return restored.error();
+    loads = restored->records_loaded;
+    return other;
+  }
+
+  Result<Outcome> run_engine(const Condition& condition, std::int64_t num_blocks) {
     const Result<ThreadPool*> threads = pool_of(condition);
     if (!threads) return threads.error();
     ThreadPool& pool = **threads;
     pool.forget_work();
-    Result<std::unique_ptr<llama::Engine>> engine =
-        llama::Engine::create(model_, spec,
-                              {.max_batch_tokens = kStepTokens,
-                               .max_chunk_tokens = condition.chunk_or_all(),
-                               .max_seqs = condition.sequences(),
-                               .max_tokens = set(condition).longest() + kNewTokens,
-                               .admission_margin = condition.preempting ? 0 : -1,
-                               .stop_at_eos = false,
-                               .prefix_cache = condition.prefix_or_cold() != Prefix::kCold,
-                               .contiguous = condition.contiguous,
-                               .order = condition.unordered ? Order::kUnordered : Order::kInOrder,
-                               .steps_in_flight = condition.overlapping ? 2 : 1,
-                               .kernel = options_.kernel,
-                               .keep_logits = llama::LogitRows::kChosen},
-                              pool);
+    Result<std::unique_ptr<llama::Engine>> engine = make_engine(condition, num_blocks, pool);
     if (!engine) return std::move(engine).error();
 
     Outcome outcome;
@@ -197,6 +256,9 @@ class Prover {
       before = warmed->cache;
       happened.chunk_tokens = warmed->scheduler.chunk_tokens_peak;
     }
+    engine = restore(condition, num_blocks, pool, *std::move(engine), happened.loads);
+    if (!engine) return std::move(engine).error();
+    if (condition.restored == Restored::kFromAFile) before = {};
     const std::vector<Request> requests = scored_requests(set(condition), condition.forked);
     outcome.samples.resize(static_cast<std::size_t>(condition.num_samples()));
     Result<llama::RunStats> stats = run_requests(**engine, requests, &outcome.samples);
@@ -210,6 +272,7 @@ class Prover {
     }
     if (!condition.contiguous) outcome.difference = first_difference(outcome.samples);
     happened.stats = *std::move(stats);
+    happened.loads += static_cast<std::int64_t>(happened.stats.tiers.loads);
     happened.threads = pool.num_threads();
     happened.threads_that_worked = pool.num_threads_that_worked();
     happened.chunk_tokens =
@@ -250,7 +313,7 @@ class Prover {
   // What can be said beforehand. Nothing where blocks come and go.
   void expect_counts(const Condition& condition, std::span<const Request> requests,
                      std::span<const Request> warming, Happened& happened) const {
-    if (condition.preempting || condition.contiguous) return;
+    if (condition.preempting || condition.contiguous || condition.restored) return;
     const Prefix prefix = condition.prefix_or_cold();
     if (prefix == Prefix::kCold) {
       happened.tokens_reused_expected = 0;

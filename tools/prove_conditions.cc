@@ -38,6 +38,11 @@ std::string missing_reuse(const Condition& condition, const Happened& happened) 
   return expect("tokens reused", reused, happened.tokens_reused_expected);
 }
 
+std::string missing_loads(const Condition& condition, const Happened& happened) {
+  if (condition.restored.has_value() == (happened.loads > 0)) return {};
+  return "blocks loaded: " + number(happened.loads);
+}
+
 std::string missing_forks(const Condition& condition, const Happened& happened) {
   if (!condition.forked) return {};
   if (happened.forks == 0) return "nothing forked";
@@ -93,6 +98,8 @@ std::string Condition::name() const {
   std::vector<std::string> parts;
   if (contiguous) parts.emplace_back("contiguous twin");
   if (prefix) parts.emplace_back(prefix_name(*prefix));
+  if (restored == Restored::kFromMemory) parts.emplace_back("restored from memory");
+  if (restored == Restored::kFromAFile) parts.emplace_back("saved and loaded");
   if (forked) parts.emplace_back("forked");
   if (at_once) {
     parts.push_back(*at_once == 1 ? "alone" : "among " + number(*at_once - 1) + " others");
@@ -129,6 +136,10 @@ std::vector<Condition> conditions() {
       {.preempting = true},
       {.forked = true, .chunk = 64, .overlapping = true},
       {.prefix = Prefix::kHit, .forked = true, .unordered = true},
+      {.prefix = Prefix::kHit, .restored = Restored::kFromMemory},
+      {.prefix = Prefix::kInside, .restored = Restored::kFromMemory, .block_size = 32},
+      {.prefix = Prefix::kHit, .restored = Restored::kFromAFile, .forked = true},
+      {.prefix = Prefix::kHit, .restored = Restored::kFromMemory, .preempting = true},
       // Together.
       {.prefix = Prefix::kEachOthers, .at_once = 4},
       {.prefix = Prefix::kHit, .block_size = 1, .chunk = 64, .threads = 3},
@@ -152,8 +163,9 @@ std::string what_is_missing(const Condition& condition, const Happened& happened
   if (!condition.preempting && work.preemptions != 0) {
     return expect("preemptions", work.preemptions, 0);
   }
-  for (const auto& check : {missing_reuse, missing_forks, missing_batch, missing_order,
-                            missing_blocks, missing_chunks, missing_threads, missing_overlap}) {
+  for (const auto& check :
+       {missing_reuse, missing_loads, missing_forks, missing_batch, missing_order, missing_blocks,
+        missing_chunks, missing_threads, missing_overlap}) {
     std::string missing = check(condition, happened);
     if (!missing.empty()) return missing;
   }

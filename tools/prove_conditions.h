@@ -24,11 +24,18 @@ enum class Prefix {
   kEachOthers,  // the cache was empty; prompts find what those before them left
 };
 
+// Where what the prefix says comes from, instead of the pool that computed it.
+enum class Restored {
+  kFromMemory,  // evicted, and brought back from host memory
+  kFromAFile,   // saved, and loaded into a pool of another size, whose blocks have other numbers
+};
+
 // What is not said has a default and is not in the name. A row is named by what it says, so the
 // name cannot promise another condition than the one that runs.
 struct Condition {
   bool contiguous = false;
   std::optional<Prefix> prefix = {};            // kCold
+  std::optional<Restored> restored = {};        // not at all
   bool forked = false;                          // the samples of a prompt fork
   std::optional<std::int32_t> at_once = {};     // sequences; all of them
   std::optional<std::int32_t> block_size = {};  // 16
@@ -57,6 +64,7 @@ struct Happened {
   std::int32_t threads = 0;       // of the pool that computed
   std::int32_t threads_that_worked = 0;
   std::int64_t blocks_final = -1;  // expected at the peak; -1: not known
+  std::int64_t loads = 0;          // blocks that came from host memory or a file
   std::int64_t block_copies = 0;
   std::int64_t forks = 0;
   std::int64_t tokens_reused_expected = -1;  // -1: any number above 0

@@ -47,6 +47,7 @@ Json row_json(const ProvedRow& row, const ProvedRow& twin) {
       {"tokens_reused", work.tokens_reused},
       {"tokens_reused_expected", or_null(happened.tokens_reused_expected)},
       {"tokens_recomputed", work.tokens_recomputed},
+      {"loads", happened.loads},
       {"forks", happened.forks},
       {"block_copies", happened.block_copies},
       {"block_copies_expected", or_null(happened.block_copies_expected)},

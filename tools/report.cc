@@ -58,6 +58,20 @@ std::string plural(std::int64_t count, const std::string& noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
 }
 
+void add_tier(Json& json, const OffloadCounters& tiers) {
+  Json misses = Json::object();
+  for (int i = 0; i < kNumTierResults; ++i) {
+    const std::uint64_t count = tiers.tier_misses[static_cast<std::size_t>(i)];
+    if (count > 0) misses[to_string(static_cast<TierResult>(i))] = count;
+  }
+  json["tier_hits_tokens"] = tiers.tokens_loaded;
+  json["tier_stores"] = tiers.stores;
+  json["tier_stores_dropped"] = tiers.stores_dropped;
+  json["tier_loads"] = tiers.loads;
+  json["tier_misses"] = std::move(misses);
+  json["tier_corrupt"] = tiers.tier_corrupt + tiers.arena_corrupt;
+}
+
 std::string cache_report(const Summary& summary) {
   const llama::RunStats& stats = summary.stats;
   const llama::SchedulerStats& work = stats.scheduler;
@@ -133,6 +147,20 @@ std::string summary_json(const Summary& summary, const llama::BlockMap* block_ma
       {"contiguous_bytes", work.contiguous_bytes_peak},
       {"paged_bytes_peak", summary.options->contiguous ? 0 : stats.bytes_peak},
   };
+  if (summary.options->host_tier_bytes > 0) add_tier(json, stats.tiers);
+  if (summary.restored) {
+    json["restored"] = {{"records", summary.restored->records},
+                        {"records_loaded", summary.restored->records_loaded},
+                        {"records_refused", summary.restored->records_refused},
+                        {"sections_damaged", summary.restored->sections_damaged},
+                        {"paths_no_room", summary.restored->paths_no_room},
+                        {"tokens", summary.restored->tokens}};
+  }
+  if (summary.saved) {
+    json["saved"] = {{"records", summary.saved->records},
+                     {"tokens", summary.saved->tokens},
+                     {"bytes", summary.saved->bytes}};
+  }
   if (summary.perplexity) {
     json["scored_tokens"] = summary.perplexity->scored_tokens;
     json["bits_per_token"] = summary.perplexity->bits_per_token;

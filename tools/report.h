@@ -25,6 +25,8 @@ struct Summary {
   std::optional<llama::Perplexity> perplexity;
   std::optional<Comparison> comparison;  // --verify
   llama::RunStats twin_stats;            // likewise
+  std::optional<SaveStats> saved;        // --save
+  std::optional<RestoreStats> restored;  // --load
 };
 
 // A finished sample. "text" is null when the tokens are not bytes.

@@ -31,7 +31,9 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const CacheSp
                             .prefix_cache = options.prefix_cache,
                             .kernel = options.kernel,
                             .order = options.order,
-                            .steps_in_flight = options.steps_in_flight},
+                            .steps_in_flight = options.steps_in_flight,
+                            .identity = options.identity,
+                            .host_tier_bytes = options.host_tier_bytes},
                            pool);
   if (!paged) return std::move(paged).error();
   engine->paged_ = paged->get();
@@ -73,9 +75,26 @@ Result<RunStats> Engine::run(std::span<const Request> requests, Listener listene
     stats.steps_overlapped = paged_->steps_overlapped();
     stats.block_size = paged_->manager().spec().groups[0].block_size;
     stats.order = paged_->manager().options().order;
+    if (paged_->offload() != nullptr) stats.tiers = paged_->offload()->counters();
   }
   return stats;
 }
+
+namespace {
+Status no_blocks() { return {ErrorCode::kUnsupported, "contiguous caches keep no blocks"}; }
+}  // namespace
+
+Result<SaveStats> Engine::save(ByteSink& sink) {
+  if (paged_ == nullptr) return no_blocks();
+  return paged_->save(sink);
+}
+
+Result<RestoreStats> Engine::restore(ByteSource& source) {
+  if (paged_ == nullptr) return no_blocks();
+  return paged_->restore(source);
+}
+
+Status Engine::evict_cached() { return paged_ == nullptr ? no_blocks() : paged_->evict_cached(); }
 
 Status Engine::step(Scheduler& scheduler, StepBatch& batch, RunStats& stats) {
   KVFOLIO_RETURN_IF_ERROR(scheduler.schedule(batch));

@@ -36,6 +36,9 @@ struct EngineOptions {
   std::int32_t steps_in_flight = 1;  // 2 with kInOrder only: PagedOptions
   KernelTarget kernel = KernelTarget::kAuto;
   LogitRows keep_logits = LogitRows::kNone;
+  // As PagedOptions; the views of the identity outlive the engine.
+  ModelIdentity identity = {};
+  std::int64_t host_tier_bytes = 0;
   BlockMap* block_map = nullptr;  // looks at every step when there is one; not of the twin
 };
 
@@ -48,6 +51,7 @@ struct RunStats {
   std::int64_t blocks_total = 0;
   std::int64_t blocks_peak = 0;       // held by sequences, all groups together
   std::int64_t bytes_peak = 0;        // of those blocks; of the twin: of its arrays
+  OffloadCounters tiers;              // of the host tier; likewise since it was made
   std::int64_t steps_overlapped = 0;  // with the one before, likewise since the cache was made
   double seconds = 0.0;
 };
@@ -71,6 +75,12 @@ class Engine {
 
   // May be called again: the cache still holds what earlier runs and perplexity() left findable.
   Result<RunStats> run(std::span<const Request> requests, Listener listener);
+
+  // The prefix cache to a file and back, between runs. kUnsupported: the twin has none.
+  Result<SaveStats> save(ByteSink& sink);
+  Result<RestoreStats> restore(ByteSource& source);
+  // Evicts what the cache holds, once the host tier has it.
+  Status evict_cached();
 
   // Of `tokens` in consecutive windows of max_positions, the first token of each unscored.
   Result<Perplexity> perplexity(std::span<const std::int32_t> tokens);

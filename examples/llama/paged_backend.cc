@@ -34,13 +34,20 @@ Result<std::unique_ptr<PagedBackend>> PagedBackend::create(const ModelConfig& co
                             .max_steps_in_flight = options.steps_in_flight,
                             .order = options.order,
                             .prefix_cache = options.prefix_cache,
-                            .max_table_entries = table_entries(spec, options)});
+                            .max_table_entries = table_entries(spec, options),
+                            .list_findable = options.host_tier_bytes > 0});
   if (!manager) return std::move(manager).error();
-  std::unique_ptr<PagedBackend> backend(
-      new PagedBackend(*std::move(manager), config, options, pool));
+  std::unique_ptr<PagedBackend> backend(new PagedBackend(
+      std::make_unique<KVCacheManager>(*std::move(manager)), config, options, pool));
+  if (options.host_tier_bytes > 0) {
+    Result<std::unique_ptr<Offload>> offload = Offload::create(
+        *backend->manager_, {.model = options.identity, .arena_bytes = options.host_tier_bytes});
+    if (!offload) return std::move(offload).error();
+    backend->offload_ = *std::move(offload);
+  }
   for (std::size_t group = 0; group < spec.groups.size(); ++group) {
     const GroupId id(static_cast<std::int32_t>(group));
-    const Result<KVView> view = backend->manager_.storage()->view(id);
+    const Result<KVView> view = backend->manager_->storage()->view(id);
     if (!view) return view.error();
     backend->views_.push_back(*view);
     backend->block_bytes_.push_back((*layouts)[group].bytes_per_block);
@@ -51,9 +58,10 @@ Result<std::unique_ptr<PagedBackend>> PagedBackend::create(const ModelConfig& co
   return backend;
 }
 
-PagedBackend::PagedBackend(KVCacheManager manager, const ModelConfig& config,
+PagedBackend::PagedBackend(std::unique_ptr<KVCacheManager> manager, const ModelConfig& config,
                            const PagedOptions& options, ThreadPool& pool)
     : manager_(std::move(manager)),
+      identity_(options.identity),
       steps_in_flight_(options.steps_in_flight),
       kernel_(options.kernel),
       scale_(1.0 / std::sqrt(static_cast<double>(config.head_dim))),
@@ -62,38 +70,86 @@ PagedBackend::PagedBackend(KVCacheManager manager, const ModelConfig& config,
 Result<Opened> PagedBackend::open(std::span<const std::int32_t> tokens, const OpenLimits& limits) {
   OpenOptions options;
   options.prefix_cache = limits.prefix_cache;
-  return manager_.open(tokens, options);
+  if (offload_ == nullptr) return manager_->open(tokens, options);
+  // What host memory has comes in a few polls, so this waits for it. An engine with slower tiers
+  // keeps the request aside while others run, and asks poll() once for each step.
+  const Result<OffloadOpened> opened = offload_->open(tokens, options);
+  if (!opened) return opened.error();
+  Opened result{.sequence = opened->sequence, .cached_tokens = opened->cached_tokens};
+  for (bool pending = opened->pending; pending;) {
+    for (const SequenceReady& ready : offload_->poll(++polls_)) {
+      result.cached_tokens = ready.cached_tokens;
+      pending = false;
+    }
+  }
+  return result;
+}
+
+Result<Identity> PagedBackend::identity() const {
+  return Identity::create(identity_, manager_->spec());
+}
+
+Result<SaveStats> PagedBackend::save(ByteSink& sink) {
+  KVFOLIO_RETURN_IF_ERROR(complete_in_flight());
+  const Result<Identity> names = identity();
+  if (!names) return names.error();
+  return kvfolio::save(*manager_, *names, sink);
+}
+
+Result<RestoreStats> PagedBackend::restore(ByteSource& source) {
+  const Result<Identity> names = identity();
+  if (!names) return names.error();
+  return kvfolio::restore(*manager_, *names, source);
+}
+
+Status PagedBackend::evict_cached() {
+  KVFOLIO_RETURN_IF_ERROR(complete_in_flight());
+  if (offload_ != nullptr) {
+    do {
+      offload_->poll(++polls_);
+    } while (!offload_->idle());
+  }
+  for (std::size_t group = 0; group < views_.size(); ++group) {
+    const GroupId id(static_cast<std::int32_t>(group));
+    const Result<std::int32_t> evicted = manager_->evict(id, views_[group].num_blocks);
+    if (!evicted) return evicted.error();
+  }
+  return {};
 }
 
 Status PagedBackend::begin_step() {
-  const Result<Ticket> ticket = manager_.begin_step();
+  const Result<Ticket> ticket = manager_->begin_step();
   if (!ticket) return ticket.error();
   ticket_ = *ticket;
   return {};
 }
 
 Status PagedBackend::prepare() {
-  const Result<const StepPlan*> plan = manager_.plan();
+  const Result<const StepPlan*> plan = manager_->plan();
   if (!plan) return plan.error();
   plan_ = *plan;
   for (const GroupPlan& group : plan_->groups) {
     // The host runs the copies: what they read has to be there.
     if (!group.copy_src.empty()) KVFOLIO_RETURN_IF_ERROR(complete_in_flight());
   }
-  return manager_.run_copies();
+  return manager_->run_copies();
 }
 
 Status PagedBackend::finish_step() {
-  if (steps_in_flight_ == 1) return manager_.finish(ticket_);
+  if (steps_in_flight_ == 1) {
+    KVFOLIO_RETURN_IF_ERROR(manager_->finish(ticket_));
+    if (offload_ != nullptr) offload_->poll(++polls_);
+    return {};
+  }
   steps_overlapped_ += in_flight_ ? 1 : 0;
-  KVFOLIO_RETURN_IF_ERROR(manager_.commit(ticket_));
+  KVFOLIO_RETURN_IF_ERROR(manager_->commit(ticket_));
   KVFOLIO_RETURN_IF_ERROR(complete_in_flight());
   in_flight_ = ticket_;
   return {};
 }
 
 Status PagedBackend::drop_step() {
-  KVFOLIO_RETURN_IF_ERROR(manager_.drop(ticket_));
+  KVFOLIO_RETURN_IF_ERROR(manager_->drop(ticket_));
   return complete_in_flight();  // what it waits for may be what nobody found room for
 }
 
@@ -101,7 +157,9 @@ Status PagedBackend::complete_in_flight() {
   if (!in_flight_) return {};
   const Ticket ticket = *in_flight_;
   in_flight_.reset();
-  return manager_.complete(ticket);
+  KVFOLIO_RETURN_IF_ERROR(manager_->complete(ticket));
+  if (offload_ != nullptr) offload_->poll(++polls_);
+  return {};
 }
 
 Status PagedBackend::layer(std::int32_t layer, const ConstRowsView& q, const ConstRowsView& k,
@@ -114,7 +172,7 @@ Status PagedBackend::layer(std::int32_t layer, const ConstRowsView& q, const Con
   args.cache = cache;
   args.layer = place.layer;
   args.batch = attention_batch(*plan_, GroupId(static_cast<std::int32_t>(place.group)));
-  args.params = attention_params(manager_.spec().groups[place.group], scale_);
+  args.params = attention_params(manager_->spec().groups[place.group], scale_);
   args.q = q;
   args.out = out;
   args.target = kernel_;
@@ -122,12 +180,12 @@ Status PagedBackend::layer(std::int32_t layer, const ConstRowsView& q, const Con
 }
 
 bool PagedBackend::is_window(std::int32_t group) const {
-  return !GroupRule(manager_.spec().groups[static_cast<std::size_t>(group)]).keeps_all();
+  return !GroupRule(manager_->spec().groups[static_cast<std::size_t>(group)]).keeps_all();
 }
 
 Status PagedBackend::can_ever_hold(std::int32_t num_shared, std::int32_t num_tokens,
                                    std::int32_t num_branches) const {
-  for (const GroupSpec& group : manager_.spec().groups) {
+  for (const GroupSpec& group : manager_->spec().groups) {
     const std::int64_t needed = blocks_needed(
         group, {.num_shared = num_shared, .num_tokens = num_tokens, .num_branches = num_branches});
     if (needed > group.num_blocks) {
@@ -143,7 +201,7 @@ Status PagedBackend::can_ever_hold(std::int32_t num_shared, std::int32_t num_tok
 CacheUsage PagedBackend::usage() const {
   CacheUsage all;
   for (std::size_t group = 0; group < block_bytes_.size(); ++group) {
-    const Result<GroupUsage> usage = manager_.usage(GroupId(static_cast<std::int32_t>(group)));
+    const Result<GroupUsage> usage = manager_->usage(GroupId(static_cast<std::int32_t>(group)));
     if (!usage) continue;
     const std::int64_t blocks = std::int64_t{usage->held} + usage->retiring;
     all.blocks += blocks;

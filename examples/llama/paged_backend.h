@@ -12,6 +12,8 @@
 
 #include "backend.h"
 #include "kvfolio/kernels.h"
+#include "kvfolio/offload.h"
+#include "kvfolio/snapshot.h"
 #include "parallel_attend.h"
 #include "pool_size.h"
 
@@ -26,6 +28,10 @@ struct PagedOptions {
   // 2: a step is complete for the manager only when the next one is committed, as with a device
   // that is one step behind. Of kInOrder only, where a sequence may be in both.
   std::int32_t steps_in_flight = 1;
+  // What names the blocks of this model wherever they lie; read by create() only. Its scales, ranks
+  // and layers are as this engine has them.
+  ModelIdentity identity = {};
+  std::int64_t host_tier_bytes = 0;  // > 0: cold blocks are kept in that much host memory
 };
 
 class PagedBackend final : public Backend {
@@ -37,20 +43,20 @@ class PagedBackend final : public Backend {
                                                       ThreadPool& pool);
 
   Result<Opened> open(std::span<const std::int32_t> tokens, const OpenLimits& limits) override;
-  Result<SequenceId> fork(SequenceId parent) override { return manager_.fork(parent); }
-  Status close(SequenceId sequence) override { return manager_.close(sequence); }
-  Status preempt(SequenceId sequence) override { return manager_.preempt(sequence); }
+  Result<SequenceId> fork(SequenceId parent) override { return manager_->fork(parent); }
+  Status close(SequenceId sequence) override { return manager_->close(sequence); }
+  Status preempt(SequenceId sequence) override { return manager_->preempt(sequence); }
 
   Status begin_step() override;
   Status append(SequenceId sequence, std::span<const std::int32_t> tokens) override {
-    return manager_.append(sequence, tokens);
+    return manager_->append(sequence, tokens);
   }
   Status prepare() override;
   Status finish_step() override;
   Status drop_step() override;
 
   Status admit(SequenceId sequence, std::int64_t num_tokens) override {
-    return manager_.admit(sequence, num_tokens);
+    return manager_->admit(sequence, num_tokens);
   }
   [[nodiscard]] bool is_window(std::int32_t group) const override;
   Status can_ever_hold(std::int32_t num_shared, std::int32_t num_tokens,
@@ -60,8 +66,15 @@ class PagedBackend final : public Backend {
                const ConstRowsView& v, const RowsView& out) override;
 
   [[nodiscard]] CacheUsage usage() const override;
-  [[nodiscard]] const Counters& counters() const override { return manager_.counters(); }
-  [[nodiscard]] const KVCacheManager& manager() const { return manager_; }
+  [[nodiscard]] const Counters& counters() const override { return manager_->counters(); }
+  [[nodiscard]] const KVCacheManager& manager() const { return *manager_; }
+  // Null without a host tier.
+  [[nodiscard]] const Offload* offload() const { return offload_.get(); }
+  // The prefix cache to a file, and back. Not during a step.
+  Result<SaveStats> save(ByteSink& sink);
+  Result<RestoreStats> restore(ByteSource& source);
+  // Evicts what no sequence holds, once the host tier has it.
+  Status evict_cached();
   // Steps that were committed while the one before was not complete, since the start.
   [[nodiscard]] std::int64_t steps_overlapped() const { return steps_overlapped_; }
 
@@ -72,11 +85,15 @@ class PagedBackend final : public Backend {
     std::int32_t layer = 0;  // within the group
   };
 
-  PagedBackend(KVCacheManager manager, const ModelConfig& config, const PagedOptions& options,
-               ThreadPool& pool);
+  PagedBackend(std::unique_ptr<KVCacheManager> manager, const ModelConfig& config,
+               const PagedOptions& options, ThreadPool& pool);
   Status complete_in_flight();
+  [[nodiscard]] Result<Identity> identity() const;
 
-  KVCacheManager manager_;
+  std::unique_ptr<KVCacheManager> manager_;  // does not move: the offload knows it
+  ModelIdentity identity_;
+  std::unique_ptr<Offload> offload_;
+  std::uint64_t polls_ = 0;  // the clock of the offload: the same run polls at the same times
   std::int32_t steps_in_flight_;
   std::int64_t steps_overlapped_ = 0;
   std::optional<Ticket> in_flight_;  // committed, not complete

@@ -430,6 +430,8 @@ class KVFOLIO_API KVCacheManager {
   // The open sequence with this caller_id; kNotFound when there is none.
   [[nodiscard]] Result<SequenceId> find(std::uint64_t caller_id) const;
   [[nodiscard]] std::int32_t num_sequences() const noexcept;
+  // Steps that are not complete: the open one, and those in flight.
+  [[nodiscard]] std::int32_t num_steps() const noexcept;
   // Fills `out` with the ids of open sequences, in no promised order, until it is full; returns how
   // many.
   std::int32_t sequences(std::span<SequenceId> out) const noexcept;

@@ -72,6 +72,9 @@ Status KVCacheManager::slot_mapping(SequenceId id, GroupId group_id, std::int32_
   return {};
 }
 
+std::int32_t KVCacheManager::num_steps() const noexcept {
+  return impl_->steps_.num_in_flight() + (impl_->steps_.is_open() ? 1 : 0);
+}
 std::int32_t KVCacheManager::num_sequences() const noexcept {
   return static_cast<std::int32_t>(impl_->rows_.open().size());
 }

@@ -4,6 +4,7 @@
 // of a missing initializer. The script check compiles this and looks that no struct is left out.
 
 #include "kvfolio/kvfolio.hpp"
+#include "kvfolio/tiers.hpp"
 
 namespace kvfolio {
 
@@ -34,6 +35,15 @@ void use_every_struct() {
        KVView{.num_layers = 1}, RowsView{.head_dim = 1});
   take(Load{.end = 1}, LoadBlock{.logical = 1}, Loadable{.end = 1}, FindableBlock{.end = 1},
        BlockPrefix{.num_tokens = 1}, CopyRun{.bytes = 1});
+  take(TierKey{.bytes = {}}, TierItem{.bytes = 1}, TierDone{.tag = 1}, Deadline{.at_us = 1},
+       TierHealth{.failures = 1}, TierLimits{.data_alignment = 1}, HostArenaOptions{.bytes = 1},
+       ArenaSlot{.index = 1}, ArenaStats{.pins = 1});
+  take(ModelIdentity{.model = "a"}, IdentityField{.value = "a"}, RecordInfo{.end = 1},
+       SnapshotSequence{.tokens = {}}, SaveOptions{.prefix_cache = false}, SaveStats{.bytes = 1},
+       RestoredSequence{.length = 1}, RestoreStats{.paths = 1});
+  take(OffloadTier{.tier = nullptr}, OffloadOptions{.arena_bytes = 1},
+       OffloadOpened{.pending = true}, SequenceReady{.cached_tokens = 1},
+       OffloadCounters{.loads = 1});
 }
 
 }  // namespace kvfolio

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Offload keeps blocks that became findable in host memory and, below that, in tiers; and brings
+// them back when a prompt asks for them. It stands above a manager and uses its public calls; it
+// has no threads: everything moves in poll().
+//
+//   auto offload = Offload::create(*manager, {.model = identity, .arena_bytes = 1 << 30});
+//   auto opened  = offload->open(prompt);           // what the cache has, at once
+//   while (opened->pending) for (ready : offload->poll(now_us)) ...   // or do something else
+//   manager->append(opened->sequence, rest_of(prompt, ready.cached_tokens));
+//
+//  - Stores. A whole block that became findable is copied to the arena when its step is complete,
+//    and goes on to the tiers as their policies say. A store that finds no room or no budget is
+//    dropped and counted; it never delays a step and never takes a block.
+//  - Loads. open() holds what the cache has; poll() looks for the rest in the arena, asks the tiers
+//    for what that lacks, and loads as much of the prompt as can be had in one piece. It ends with
+//    one SequenceReady. Requests that miss the same record wait for one load of it.
+//  - Trust. What comes back is checked against its key, namespace and checksum before or while it
+//    is copied, and nothing is findable before. Whatever fails is a miss; a damaged record is
+//    erased where it lay. A request asks again once after a failure.
+//  - Time. A request that waits longer than its deadline is ready with what there is. Memory that a
+//    tier may still touch is not used again before the tier says so.
+//  - Who does not want to wait calls cancel(), closes the sequence, or, as long as its load has not
+//    begun to write, just appends.
+//  - Forgetting. forget() and reset() also change the names of what is forgotten, so that no tier
+//    answers with it, and erase it in the arena. Tiers that outlive the process keep the bytes
+//    under names that nobody asks for, as long as `epoch` never goes back: a host that uses such
+//    tiers keeps epoch() and gives it to the next create().
+//
+// Needs ManagerOptions::list_findable and max_transfers >= 1, and storage. Thread safety: as the
+// manager.
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kvfolio/export.h"
+#include "kvfolio/host_arena.h"
+#include "kvfolio/identity.h"
+#include "kvfolio/ids.h"
+#include "kvfolio/manager.h"
+#include "kvfolio/status.h"
+#include "kvfolio/tier.h"
+
+namespace kvfolio {
+
+enum class WritePolicy : std::int32_t {
+  kOff = 0,           // the tier is read only
+  kWriteThrough = 1,  // every record that enters the arena by a store
+  kSecondUse = 2,     // a record when it is used for the second time
+};
+
+struct OffloadTier {
+  Tier* tier = nullptr;  // outlives the Offload
+  WritePolicy policy = WritePolicy::kWriteThrough;
+  std::int64_t store_bytes_max = std::int64_t{64} << 20;  // in flight; more is dropped
+  std::int64_t load_bytes_max = std::int64_t{256} << 20;  // likewise
+};
+
+struct OffloadOptions {
+  ModelIdentity model{};
+  std::int64_t arena_bytes = 0;
+  std::span<const OffloadTier> tiers{};  // cheapest first, at most 8
+  std::int64_t bytes_per_poll = std::int64_t{16} << 20;
+  std::uint64_t timeout_us = 50'000;  // of a request, beside the time that its bytes take
+  // Load or compute again: a prompt is loaded from tiers only if bytes / load_bytes_per_s is less
+  // than tokens / prefill_tokens_per_s. What the arena has is always loaded. 0: always load.
+  double load_bytes_per_s = 0.0;
+  double prefill_tokens_per_s = 0.0;
+  std::uint64_t epoch = 0;
+  MemoryResource* resource = nullptr;  // of the arena; null: HostMemory
+};
+
+struct OffloadOpened {
+  SequenceId sequence{};
+  std::int32_t cached_tokens = 0;  // as Opened
+  bool pending = false;            // poll() will say how it ends
+};
+
+enum class LoadEnd : std::int32_t {
+  kLoaded = 0,     // all that the tiers said they have
+  kPart = 1,       // less: records were gone, damaged, or there was no room for them
+  kNothing = 2,    // no tier has more
+  kRecompute = 3,  // computing is faster
+  kTimeout = 4,    // cached_tokens may be more than at open() still
+  kNoBlocks = 5,   // the pool has no room for it
+  kForgotten = 6,  // forget() or reset()
+};
+[[nodiscard]] KVFOLIO_API const char* to_string(LoadEnd end) noexcept;
+
+struct SequenceReady {
+  SequenceId sequence{};
+  std::int32_t cached_tokens = 0;  // the sequence's length: append the tokens behind it
+  LoadEnd why = LoadEnd::kNothing;
+};
+
+struct OffloadCounters {
+  std::uint64_t stores = 0;          // records that entered the arena from the cache
+  std::uint64_t stores_dropped = 0;  // no room in the arena
+  std::uint64_t loads = 0;           // blocks that were written to the cache
+  std::uint64_t tokens_loaded = 0;
+  std::uint64_t arena_corrupt = 0;        // records of the arena that did not verify
+  std::uint64_t tier_stores = 0;          // that tiers said are done
+  std::uint64_t tier_stores_dropped = 0;  // over budget, busy, or failed
+  std::uint64_t tier_loads = 0;           // records that came from tiers and verified
+  std::array<std::uint64_t, kNumTierResults> tier_misses{};  // loads that failed, by TierResult
+  std::uint64_t tier_corrupt = 0;                            // loads that came and did not verify
+  std::uint64_t requests = 0;                                // that were pending
+  std::uint64_t requests_canceled = 0;
+  std::uint64_t requests_timed_out = 0;
+  std::uint64_t unknown_completions = 0;  // TierDone of nothing that is in flight: a faulty tier
+};
+
+class Offload {
+ public:
+  // kInvalidArgument: a budget that holds no record of each group, an identity (by the name of the
+  // field), a null tier or more than 8, numbers out of range. kFailedPrecondition: the manager has
+  // no storage, does not list what becomes findable, or allows no transfers. kOutOfMemory.
+  // `manager` outlives the Offload and is not moved.
+  KVFOLIO_API static Result<std::unique_ptr<Offload>> create(KVCacheManager& manager,
+                                                             const OffloadOptions& options);
+  // Closes no sequence. Memory that a tier may still touch is never given back.
+  KVFOLIO_API ~Offload();
+  Offload(const Offload&) = delete;
+  Offload& operator=(const Offload&) = delete;
+
+  // KVCacheManager::open(), its errors, and a request for what it did not find.
+  KVFOLIO_API Result<OffloadOpened> open(std::span<const std::int32_t> tokens,
+                                         const OpenOptions& options = {});
+  // Moves what is to be moved: loads first, then stores, at most bytes_per_poll, but one block at
+  // least. Returns who is ready, each pending sequence once; valid until the next call.
+  KVFOLIO_API std::span<const SequenceReady> poll(std::uint64_t now_us);
+  // The sequence goes on now: ends its request. Returns its length, which may have grown.
+  // kNotFound: as the manager's calls.
+  KVFOLIO_API Result<std::int32_t> cancel(SequenceId sequence);
+  // Nothing is pending, nothing waits to be stored, and no tier works for us.
+  [[nodiscard]] KVFOLIO_API bool idle() const noexcept;
+
+  // As the manager's, and see above. Requests that are concerned are ready at the next poll().
+  KVFOLIO_API Forgotten forget(const RootKey& root);
+  KVFOLIO_API Forgotten reset();
+  // Above every epoch that names were made with.
+  [[nodiscard]] KVFOLIO_API std::uint64_t epoch() const noexcept;
+
+  [[nodiscard]] KVFOLIO_API const OffloadCounters& counters() const noexcept;
+  [[nodiscard]] KVFOLIO_API ArenaStats arena() const noexcept;
+  [[nodiscard]] KVFOLIO_API const Identity& identity() const noexcept;
+  KVFOLIO_API Status check_invariants() const;
+
+ private:
+  class Impl;
+  explicit Offload(std::unique_ptr<Impl> impl) noexcept;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvfolio

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Every public header of libkvfolio_tiers, which stands on libkvfolio: link kvfolio::kvfolio_tiers.
+// No state beyond what they declare; each says its own thread safety.
+
+#include "kvfolio/byte_stream.h"
+#include "kvfolio/checked_copy.h"
+#include "kvfolio/host_arena.h"
+#include "kvfolio/identity.h"
+#include "kvfolio/offload.h"
+#include "kvfolio/record.h"
+#include "kvfolio/snapshot.h"
+#include "kvfolio/tier.h"

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Restoring: each path is opened and loaded as far as the file has its records and the pool has
+// free blocks.
+
+#include <algorithm>
+
+#include "base/text.h"
+#include "kvfolio/group_rule.h"
+#include "kvfolio/snapshot.h"
+#include "offload/snapshot_reader.h"
+
+namespace kvfolio {
+namespace {
+
+using text::concat;
+
+class Restorer {
+ public:
+  Restorer(KVCacheManager& manager, const Identity& identity, SnapshotReader& reader)
+      : manager_(manager),
+        storage_(*manager.storage()),
+        identity_(identity),
+        reader_(reader),
+        has_(static_cast<std::size_t>(identity.num_groups())) {}
+
+  Result<RestoreStats> run();
+
+ private:
+  using Path = SnapshotReader::Path;
+
+  Status restore_sequence(const SnapshotReader::Sequence& saved);
+  Status restore_path(std::uint32_t leaf);
+  // Loads what it can; returns the length of the sequence then.
+  Result<std::int32_t> load(SequenceId sequence, std::int32_t cached, const Path& path);
+  [[nodiscard]] std::int32_t room_until(std::int32_t cached, std::int32_t end) const;
+  Result<std::int32_t> write(const Load& load, GroupId group, const Path& path);
+  [[nodiscard]] std::int32_t block_size(GroupId group) const {
+    return manager_.spec().groups[static_cast<std::size_t>(group.value())].block_size;
+  }
+  [[nodiscard]] RecordInfo record_of(GroupId group, std::int32_t logical, const Path& path) const;
+
+  KVCacheManager& manager_;
+  KVStorage& storage_;
+  const Identity& identity_;
+  SnapshotReader& reader_;
+  RestoreStats stats_;
+  std::vector<std::vector<std::uint8_t>> has_;
+  std::vector<LoadBlock> blocks_;
+  std::vector<std::byte> record_;
+};
+
+RecordInfo Restorer::record_of(GroupId group, std::int32_t logical, const Path& path) const {
+  const std::int32_t size = block_size(group);
+  const auto length = static_cast<std::int32_t>(path.tokens.size());
+  const auto end =
+      static_cast<std::int32_t>(std::min(std::int64_t{logical + 1} * size, std::int64_t{length}));
+  const Digest& hash = path.hashes[static_cast<std::size_t>((end - 1) / identity_.unit())];
+  return {.key = identity_.key(group, hash),
+          .layout = identity_.layout_namespace(group),
+          .payload_bytes = storage_.block_image_bytes(group),
+          .begin = logical * size,
+          .end = end};
+}
+
+// How far a load may go without evicting. A window group needs its window, whatever the end is.
+std::int32_t Restorer::room_until(std::int32_t cached, std::int32_t end) const {
+  std::int64_t limit = end;
+  for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
+    const GroupSpec& group = manager_.spec().groups[static_cast<std::size_t>(g)];
+    const auto usage = manager_.usage(GroupId(g));
+    const std::int64_t free = usage ? usage->free : 0;
+    const std::int64_t reach = (cached / group.block_size + free) * group.block_size;
+    if (reach >= limit) continue;
+    const std::int64_t window = GroupRule(group).most_read(end) + GroupRule(group).num_sinks();
+    if (GroupRule(group).keeps_all() || free < window / group.block_size + 3) limit = reach;
+  }
+  // A load may end inside a unit only where the path does.
+  return static_cast<std::int32_t>(limit >= end ? end
+                                                : limit / identity_.unit() * identity_.unit());
+}
+
+Result<std::int32_t> Restorer::load(SequenceId sequence, std::int32_t cached, const Path& path) {
+  const auto length = static_cast<std::int32_t>(path.tokens.size());
+  const std::int32_t limit = room_until(cached, length);
+  if (limit < length) ++stats_.paths_no_room;
+  if (limit <= cached) return cached;
+  std::vector<std::span<std::uint8_t>> has;
+  for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
+    std::vector<std::uint8_t>& of_group = has_[static_cast<std::size_t>(g)];
+    of_group.assign(static_cast<std::size_t>((limit - 1) / block_size(GroupId(g)) + 1), 0);
+    for (std::size_t i = 0; i < of_group.size(); ++i) {
+      const RecordInfo record = record_of(GroupId(g), static_cast<std::int32_t>(i), path);
+      of_group[i] = reader_.has(record.key) ? 1 : 0;
+    }
+    has.emplace_back(of_group);
+  }
+  const auto reach = manager_.loadable(sequence, path.tokens, limit, has);
+  if (!reach) return reach.error();
+  if (reach->end <= reach->begin) return std::max(cached, reach->begin);
+  const auto load = manager_.begin_load(sequence, path.tokens, reach->end);
+  if (!load) return load.error().code() == ErrorCode::kNoBlocks ? Result(cached) : load.error();
+  if (!load->id.valid()) return load->end;
+  std::int32_t good = load->end;
+  for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
+    const auto end = write(*load, GroupId(g), path);
+    if (!end) {
+      static_cast<void>(manager_.finish_load(load->id, 0));
+      return end.error();
+    }
+    good = std::min(good, *end);
+  }
+  if (good < load->end) good = good / identity_.unit() * identity_.unit();
+  const auto stood = manager_.finish_load(load->id, std::max(good - load->begin, 0));
+  if (!stood) return stood.error();
+  stats_.tokens += *stood;
+  return load->begin + *stood;
+}
+
+// Fills the blocks of a group; returns how far they are good.
+Result<std::int32_t> Restorer::write(const Load& load, GroupId group, const Path& path) {
+  blocks_.resize(path.tokens.size() / static_cast<std::size_t>(block_size(group)) + 2);
+  const auto count = manager_.blocks_to_load(load.id, group, blocks_);
+  if (!count) return count.error();
+  for (std::int32_t i = 0; i < *count; ++i) {
+    const auto& [logical, block] = blocks_[static_cast<std::size_t>(i)];
+    const RecordInfo expected = record_of(group, logical, path);
+    if (!reader_.load(expected.key, expected, record_)) {
+      ++stats_.records_refused;
+      return expected.begin;
+    }
+    const std::int32_t number = block.value();
+    KVFOLIO_RETURN_IF_ERROR(storage_.write_blocks(
+        group, std::span(&number, 1),
+        std::span(record_).subspan(static_cast<std::size_t>(kRecordHeaderBytes))));
+    ++stats_.records_loaded;
+  }
+  return load.end;
+}
+
+Status Restorer::restore_sequence(const SnapshotReader::Sequence& saved) {
+  const Path path = reader_.path_to(saved.node);
+  OpenOptions options{
+      .caller_id = saved.caller_id, .max_tokens = saved.max_tokens, .priority = saved.priority};
+  if (path.root != nullptr) options.root = path.root->key();
+  options.media = path.media;
+  const auto opened = manager_.open(path.tokens, options);
+  if (!opened) return opened.error();
+  RestoredSequence restored{.sequence = opened->sequence,
+                            .caller_id = saved.caller_id,
+                            .tokens = path.tokens,
+                            .length = opened->cached_tokens};
+  if (!path.tokens.empty()) {
+    const auto length = load(opened->sequence, opened->cached_tokens, path);
+    if (!length) return length.error();
+    restored.length = *length;
+  }
+  stats_.sequences.push_back(std::move(restored));
+  return {};
+}
+
+Status Restorer::restore_path(std::uint32_t leaf) {
+  const Path path = reader_.path_to(leaf);
+  const auto opened = manager_.open(path.tokens, {.root = path.root->key(), .media = path.media});
+  if (!opened) return opened.error();
+  const auto length = load(opened->sequence, opened->cached_tokens, path);
+  KVFOLIO_RETURN_IF_ERROR(manager_.close(opened->sequence));
+  return length ? Status() : length.error();
+}
+
+Result<RestoreStats> Restorer::run() {
+  for (const SnapshotReader::Sequence& saved : reader_.sequences()) {
+    if (!saved.caller_id || !manager_.find(*saved.caller_id)) continue;
+    return Status(ErrorCode::kInvalidArgument,
+                  concat("restore: a sequence with caller id ", *saved.caller_id, " is open"));
+  }
+  stats_.records = reader_.num_records();
+  stats_.sections_damaged = reader_.num_damaged();
+  for (const SnapshotReader::Sequence& saved : reader_.sequences()) {
+    KVFOLIO_RETURN_IF_ERROR(restore_sequence(saved));
+  }
+  for (const std::uint32_t leaf : reader_.leaves()) {
+    ++stats_.paths;
+    // A path that cannot be opened (too many root keys, say) takes nothing else with it.
+    if (!restore_path(leaf).ok()) ++stats_.paths_no_room;
+  }
+  return std::move(stats_);
+}
+
+}  // namespace
+
+Result<RestoreStats> restore(KVCacheManager& manager, const Identity& identity,
+                             ByteSource& source) {
+  if (manager.storage() == nullptr) {
+    return Status(ErrorCode::kUnsupported, "restore: the manager has no storage");
+  }
+  KVFOLIO_RETURN_IF_ERROR(identity.check_spec(manager.spec()));
+  SnapshotReader reader(identity, source);
+  KVFOLIO_RETURN_IF_ERROR(reader.read());
+  return Restorer(manager, identity, reader).run();
+}
+
+}  // namespace kvfolio

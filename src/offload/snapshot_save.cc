@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Saving: first the nodes of all paths, each once, then the records of the blocks that end at them.
+// Blocks of the prefix cache are met by number; BlockNames leads from each to the nodes that are
+// known already.
+
+#include <cstring>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "base/text.h"
+#include "kvfolio/record.h"
+#include "kvfolio/snapshot.h"
+#include "offload/block_names.h"
+#include "offload/snapshot_format.h"
+#include "offload/tier_key_hash.h"
+
+namespace kvfolio {
+namespace {
+
+using snapshot::kHeaderBytes;
+using snapshot::kNoNode;
+using snapshot::SectionHeader;
+using snapshot::Type;
+using text::concat;
+
+// The body of a section, of any length.
+class Body {
+ public:
+  template <typename Integer>
+  Body& put(Integer value) {
+    const std::size_t at = bytes_.size();
+    bytes_.resize(at + sizeof value);
+    LittleEndianWriter(std::span(bytes_).subspan(at)).put(value);
+    return *this;
+  }
+  Body& put(std::span<const std::byte> bytes) {
+    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+    return *this;
+  }
+  Body& text(std::string_view text) {
+    put(static_cast<std::uint32_t>(text.size()));
+    return put(std::as_bytes(std::span(text)));
+  }
+  [[nodiscard]] std::span<const std::byte> bytes() const { return bytes_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+class Saver {
+ public:
+  Saver(KVCacheManager& manager, const Identity& identity, ByteSink& sink)
+      : manager_(manager),
+        storage_(*manager.storage()),
+        identity_(identity),
+        sink_(sink),
+        names_(manager, identity, [](const RootKey&) { return std::uint64_t{0}; }) {}
+
+  Result<SaveStats> run(const SaveOptions& options);
+
+ private:
+  // A block to write: its last token is the last of a node.
+  struct Item {
+    GroupId group;
+    BlockId block;
+    std::uint32_t node;
+    Digest tokens;
+    std::int32_t end;
+  };
+  // Nodes that follow each other, not written yet.
+  struct Run {
+    std::uint32_t root = 0, first = 0, before = kNoNode;
+    std::int32_t begin = 0;
+    std::uint32_t nodes = 0;
+    Digest last{};
+    std::vector<std::int32_t> tokens;
+    std::vector<MediaSpan> media;
+  };
+
+  Status write_identity();
+  Status find_cached();
+  Status find_sequence(const SnapshotSequence& saved);
+  Status check_sequence(const SnapshotSequence& saved, const SequenceInfo& info) const;
+  void add_node(const BlockNames::Step& step);
+  void add_item(GroupId group, BlockId block, const Digest& tokens, std::int32_t end);
+  std::uint32_t root_number(const RootKey& root);
+  void flush_run();
+  Status write_record(const Item& item);
+  Status write_section(Type type, std::uint32_t a, std::uint32_t b,
+                       std::span<const std::byte> body);
+  void note(Status status) {
+    if (status_.ok()) status_ = std::move(status);
+  }
+
+  KVCacheManager& manager_;
+  KVStorage& storage_;
+  const Identity& identity_;
+  ByteSink& sink_;
+  BlockNames names_;
+  std::unordered_map<Digest, std::uint32_t, DigestHash> nodes_;
+  std::unordered_map<Digest, std::uint32_t, DigestHash> roots_;
+  std::unordered_set<TierKey, TierKeyHash> keys_;
+  std::vector<Item> items_;
+  Run run_;
+  std::vector<std::byte> section_;  // of a record: header, record and padding
+  std::uint64_t num_sections_ = 0;
+  SaveStats stats_;
+  Status status_;  // the first error of a visit
+};
+
+Status Saver::write_section(Type type, std::uint32_t a, std::uint32_t b,
+                            std::span<const std::byte> body) {
+  std::vector<std::byte> section(static_cast<std::size_t>(
+      snapshot::aligned(static_cast<std::int64_t>(kHeaderBytes + body.size()))));
+  const SectionHeader header{.type = type,
+                             .place = stats_.bytes,
+                             .body_bytes = static_cast<std::int64_t>(body.size()),
+                             .checksum = checksum(body, static_cast<std::uint64_t>(stats_.bytes)),
+                             .a = a,
+                             .b = b};
+  snapshot::write_header(header, std::span(section).first<kHeaderBytes>());
+  if (!body.empty()) std::memcpy(section.data() + kHeaderBytes, body.data(), body.size());
+  ++num_sections_;
+  stats_.bytes += static_cast<std::int64_t>(section.size());
+  return sink_.write(section);
+}
+
+Status Saver::write_identity() {
+  Body body;
+  for (const IdentityField& field : identity_.fields()) body.text(field.name).text(field.value);
+  return write_section(Type::kIdentity, static_cast<std::uint32_t>(identity_.num_groups()),
+                       static_cast<std::uint32_t>(identity_.unit()), body.bytes());
+}
+
+std::uint32_t Saver::root_number(const RootKey& root) {
+  const auto number = static_cast<std::uint32_t>(roots_.size());
+  const auto [place, is_new] = roots_.try_emplace(identity_.root(root, 0), number);
+  if (!is_new) return place->second;
+  flush_run();
+  Body body;
+  body.text(root.model).text(root.adapter).text(root.adapter_version).text(root.tenant_salt);
+  body.put(root.epoch);
+  note(write_section(Type::kRoot, number, 0, body.bytes()));
+  return number;
+}
+
+// ---- nodes ----
+
+void Saver::add_node(const BlockNames::Step& step) {
+  const auto number = static_cast<std::uint32_t>(nodes_.size());
+  if (!nodes_.try_emplace(step.after, number).second) return;
+  const bool goes_on =
+      run_.nodes > 0 && run_.nodes < snapshot::kNodesMax && run_.last == step.before;
+  if (!goes_on) {
+    flush_run();
+    run_.root = root_number(step.root);
+    run_.first = number;
+    const auto before = nodes_.find(step.before);
+    run_.before = before == nodes_.end() ? kNoNode : before->second;
+    run_.begin = step.begin;
+  }
+  ++run_.nodes;
+  run_.last = step.after;
+  run_.tokens.insert(run_.tokens.end(), step.tokens.begin(), step.tokens.end());
+  const std::int32_t end = step.begin + static_cast<std::int32_t>(step.tokens.size());
+  for (const MediaSpan& span : step.media) {
+    if (span.begin >= end || span.end <= step.begin) continue;
+    if (!run_.media.empty() && run_.media.back().begin >= span.begin) continue;
+    run_.media.push_back(span);
+  }
+  stats_.tokens += static_cast<std::int64_t>(step.tokens.size());
+}
+
+void Saver::flush_run() {
+  if (run_.nodes == 0) return;
+  Body body;
+  body.put(run_.root).put(run_.begin);
+  body.put(static_cast<std::uint32_t>(run_.tokens.size()));
+  body.put(static_cast<std::uint32_t>(run_.media.size()));
+  for (const std::int32_t token : run_.tokens) body.put(token);
+  for (const MediaSpan& span : run_.media) {
+    body.put(span.begin).put(span.end).put(std::span<const std::byte>(span.content_id));
+    body.put(static_cast<std::uint8_t>(span.attends_to_itself ? 1 : 0));
+  }
+  note(write_section(Type::kTokens, run_.first, run_.before, body.bytes()));
+  run_ = {};
+}
+
+void Saver::add_item(GroupId group, BlockId block, const Digest& tokens, std::int32_t end) {
+  if (!keys_.insert(identity_.key(group, tokens)).second) return;
+  items_.push_back({group, block, nodes_.at(tokens), tokens, end});
+}
+
+Status Saver::find_cached() {
+  for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
+    const GroupId group(g);
+    const std::int32_t num_blocks = manager_.spec().groups[static_cast<std::size_t>(g)].num_blocks;
+    for (std::int32_t b = 0; b < num_blocks; ++b) {
+      const auto findable = manager_.is_findable(group, BlockId(b));
+      if (!findable || !*findable) continue;
+      const auto name =
+          names_.name(group, BlockId(b), [this](const BlockNames::Step& step) { add_node(step); });
+      if (!name) return name.error();
+      add_item(group, BlockId(b), name->tokens, name->end);
+      KVFOLIO_RETURN_IF_ERROR(status_);
+    }
+  }
+  return {};
+}
+
+// ---- sequences ----
+
+Status Saver::check_sequence(const SnapshotSequence& saved, const SequenceInfo& info) const {
+  const char* what = nullptr;
+  if (info.accepted_length != info.length) what = "has draft tokens";
+  if (info.num_unnamed > 0) what = "has unnamed tokens";
+  if (info.trim_first_kept > 0) what = "has a trim";
+  if (info.load.valid()) what = "has an open load";
+  if (what != nullptr) {
+    return {ErrorCode::kFailedPrecondition, concat("save: ", to_string(saved.sequence), " ", what)};
+  }
+  if (saved.tokens.size() == static_cast<std::size_t>(info.length)) return {};
+  return {ErrorCode::kFailedPrecondition,
+          concat("save: ", to_string(saved.sequence), " has ", info.length,
+                 " tokens, given: ", saved.tokens.size())};
+}
+
+Status Saver::find_sequence(const SnapshotSequence& saved) {
+  const auto info = manager_.info(saved.sequence);
+  if (!info) return info.error();
+  KVFOLIO_RETURN_IF_ERROR(check_sequence(saved, *info));
+  const std::int32_t unit = identity_.unit();
+  std::vector<Digest> hashes;  // at the end of each unit, and of the tokens
+  Digest before = identity_.root(saved.root, 0);
+  for (std::int32_t begin = 0; begin < info->length; begin += unit) {
+    const std::int32_t size = std::min(unit, info->length - begin);
+    const auto tokens =
+        saved.tokens.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(size));
+    hashes.push_back(identity_.next(before, begin, tokens, saved.media));
+    add_node({before, hashes.back(), saved.root, begin, tokens, saved.media});
+    before = hashes.back();
+  }
+  flush_run();
+  for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
+    const auto table = manager_.block_table(saved.sequence, GroupId(g));
+    if (!table) return table.error();
+    const std::int32_t block_size = manager_.spec().groups[static_cast<std::size_t>(g)].block_size;
+    for (std::int32_t i = 0; i * std::int64_t{block_size} < info->length; ++i) {
+      const std::int32_t block = (*table)[static_cast<std::size_t>(i)];
+      const auto end = static_cast<std::int32_t>(
+          std::min(std::int64_t{i + 1} * block_size, std::int64_t{info->length}));
+      if (block < 0) continue;
+      add_item(GroupId(g), BlockId(block), hashes[static_cast<std::size_t>((end - 1) / unit)], end);
+    }
+  }
+  Body body;
+  body.put(static_cast<std::uint32_t>(info->caller_id ? 1 : 0)).put(info->max_tokens);
+  body.put(info->caller_id.value_or(0));
+  ++stats_.sequences;
+  return write_section(Type::kSequence, info->length > 0 ? nodes_.at(hashes.back()) : kNoNode,
+                       static_cast<std::uint32_t>(info->priority), body.bytes());
+}
+
+// ---- records ----
+
+Status Saver::write_record(const Item& item) {
+  const std::int64_t image = storage_.block_image_bytes(item.group);
+  const std::int64_t body = kRecordHeaderBytes + image;
+  section_.resize(
+      static_cast<std::size_t>(snapshot::aligned(static_cast<std::int64_t>(kHeaderBytes) + body)));
+  const std::span<std::byte> all(section_);
+  const auto record = all.subspan(kHeaderBytes, static_cast<std::size_t>(body));
+  const std::int32_t block = item.block.value();
+  KVFOLIO_RETURN_IF_ERROR(
+      storage_.read_blocks(item.group, std::span(&block, 1), record.subspan(kRecordHeaderBytes)));
+  const std::int32_t block_size =
+      manager_.spec().groups[static_cast<std::size_t>(item.group.value())].block_size;
+  seal_record({.key = identity_.key(item.group, item.tokens),
+               .layout = identity_.layout_namespace(item.group),
+               .payload_bytes = image,
+               .begin = (item.end - 1) / block_size * block_size,
+               .end = item.end},
+              record);
+  snapshot::write_header({.type = Type::kRecord,
+                          .place = stats_.bytes,
+                          .body_bytes = body,
+                          .a = item.node,
+                          .b = static_cast<std::uint32_t>(item.group.value())},
+                         all.first<kHeaderBytes>());
+  std::memset(all.data() + kHeaderBytes + body, 0,
+              all.size() - kHeaderBytes - static_cast<std::size_t>(body));
+  ++num_sections_;
+  ++stats_.records;
+  stats_.bytes += static_cast<std::int64_t>(all.size());
+  return sink_.write(all);
+}
+
+Result<SaveStats> Saver::run(const SaveOptions& options) {
+  KVFOLIO_RETURN_IF_ERROR(write_identity());
+  for (const SnapshotSequence& sequence : options.sequences) {
+    KVFOLIO_RETURN_IF_ERROR(find_sequence(sequence));
+    KVFOLIO_RETURN_IF_ERROR(status_);
+  }
+  if (options.prefix_cache) KVFOLIO_RETURN_IF_ERROR(find_cached());
+  flush_run();
+  KVFOLIO_RETURN_IF_ERROR(status_);
+  for (const Item& item : items_) KVFOLIO_RETURN_IF_ERROR(write_record(item));
+  Body body;
+  body.put(num_sections_);
+  KVFOLIO_RETURN_IF_ERROR(write_section(Type::kEnd, 0, 0, body.bytes()));
+  return stats_;
+}
+
+}  // namespace
+
+Result<SaveStats> save(KVCacheManager& manager, const Identity& identity, ByteSink& sink,
+                       const SaveOptions& options) {
+  if (manager.storage() == nullptr) {
+    return Status(ErrorCode::kUnsupported, "save: the manager has no storage");
+  }
+  if (manager.num_steps() > 0) {
+    return Status(
+        ErrorCode::kFailedPrecondition,
+        concat("save: ", manager.num_steps(), " steps are open or in flight; finish them first"));
+  }
+  KVFOLIO_RETURN_IF_ERROR(identity.check_spec(manager.spec()));
+  return Saver(manager, identity, sink).run(options);
+}
+
+}  // namespace kvfolio

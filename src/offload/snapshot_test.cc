@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kvfolio/snapshot.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <random>
+
+#include "offload/test_cache.h"
+
+namespace kvfolio {
+namespace {
+
+using test::Cache;
+using test::MemoryFile;
+using test::prompt_of;
+using ::testing::HasSubstr;
+
+Identity identity_of(const Cache& cache, const ModelIdentity& model = test::kToy) {
+  auto identity = Identity::create(model, cache.manager.spec());
+  EXPECT_TRUE(identity) << identity.error();
+  return *std::move(identity);
+}
+
+MemoryFile saved(Cache& cache, const SaveOptions& options = {}) {
+  MemoryFile file;
+  const auto stats = save(cache.manager, identity_of(cache), file, options);
+  EXPECT_TRUE(stats) << stats.error();
+  EXPECT_EQ(stats->bytes, file.size());
+  return file;
+}
+
+RestoreStats restored(Cache& cache, MemoryFile& file) {
+  auto stats = restore(cache.manager, identity_of(cache), file);
+  EXPECT_TRUE(stats) << stats.error();
+  EXPECT_TRUE(cache.manager.check_invariants().ok());
+  return stats ? *std::move(stats) : RestoreStats{};
+}
+
+TEST(Snapshot, APromptIsFoundInAnotherPoolAsFarAsItsUnitsGo) {
+  for (const CacheSpec& spec : {test::full(40), test::window(40), test::mixed(40, 40)}) {
+    Cache before(spec);
+    for (const int prompt : {1, 2, 3}) before.compute(prompt_of(prompt, 37));
+    MemoryFile file = saved(before);
+    for (const std::int32_t blocks : {40, 57}) {
+      CacheSpec other = spec;
+      for (GroupSpec& group : other.groups) group.num_blocks = blocks;
+      Cache after(other);
+      const RestoreStats stats = restored(after, file);
+      EXPECT_EQ(stats.sections_damaged, 0);
+      EXPECT_EQ(stats.records_refused, 0);
+      EXPECT_GT(stats.records_loaded, 0);
+      for (const int prompt : {1, 2, 3}) EXPECT_EQ(after.check_hit(prompt_of(prompt, 37)), 36);
+      EXPECT_EQ(after.check_hit(prompt_of(4, 37)), 0);
+    }
+  }
+}
+
+TEST(Snapshot, PathsThatShareTokensAreSavedOnce) {
+  Cache before(test::full(40));
+  std::vector<std::int32_t> a = prompt_of(1, 64);
+  std::vector<std::int32_t> b = a;
+  for (std::size_t i = 40; i < b.size(); ++i) b[i] += 1;
+  before.compute(a);
+  before.compute(b);
+  MemoryFile file;
+  const auto stats = save(before.manager, identity_of(before), file);
+  ASSERT_TRUE(stats);
+  EXPECT_EQ(stats->records, 8 + 3);
+  EXPECT_EQ(stats->tokens, 64 + 24);
+  Cache after(test::full(40));
+  restored(after, file);
+  EXPECT_EQ(after.check_hit(a), 63);
+  EXPECT_EQ(after.check_hit(b), 63);
+}
+
+TEST(Snapshot, TenantsAndAdaptersStayApart) {
+  Cache before(test::full(40));
+  before.compute(prompt_of(1, 32), {.root = {.adapter = "a", .tenant_salt = "x"}});
+  before.compute(prompt_of(1, 32), {.root = {.tenant_salt = "y"}});
+  MemoryFile file = saved(before);
+  Cache after(test::full(40));
+  restored(after, file);
+  EXPECT_EQ(after.hit(prompt_of(1, 32), {.root = {.adapter = "a", .tenant_salt = "x"}}), 31);
+  EXPECT_EQ(after.hit(prompt_of(1, 32), {.root = {.tenant_salt = "y"}}), 31);
+  EXPECT_EQ(after.hit(prompt_of(1, 32), {.root = {.tenant_salt = "x"}}), 0);
+  EXPECT_EQ(after.hit(prompt_of(1, 32)), 0);
+}
+
+TEST(Snapshot, MediaComeBackWithTheirTokens) {
+  const MediaSpan cat{.begin = 4, .end = 12, .content_id = {std::byte{1}}};
+  const MediaSpan dog{.begin = 4, .end = 12, .content_id = {std::byte{2}}};
+  Cache before(test::full(40));
+  before.compute(prompt_of(1, 32), {.media = std::span(&cat, 1)});
+  MemoryFile file = saved(before);
+  Cache after(test::full(40));
+  restored(after, file);
+  EXPECT_EQ(after.hit(prompt_of(1, 32), {.media = std::span(&cat, 1)}), 31);
+  EXPECT_EQ(after.hit(prompt_of(1, 32), {.media = std::span(&dog, 1)}), 4);
+  EXPECT_EQ(after.hit(prompt_of(1, 32)), 4);
+}
+
+TEST(Snapshot, SequencesComeBackUnderTheirCallerIds) {
+  for (const CacheSpec& spec : {test::full(40), test::window(40), test::mixed(40, 40)}) {
+    Cache before(spec);
+    std::vector<std::vector<std::int32_t>> prompts;
+    std::vector<SnapshotSequence> sequences;
+    for (const int length : {5, 16, 37}) {
+      prompts.push_back(prompt_of(length, length));
+      const SequenceId id = before.start(
+          prompts.back(),
+          {.caller_id = 100u + unsigned(length), .max_tokens = 50, .priority = length});
+      sequences.push_back({.sequence = id, .tokens = prompts.back()});
+    }
+    MemoryFile file = saved(before, {.prefix_cache = false, .sequences = sequences});
+    Cache after(spec);
+    const RestoreStats stats = restored(after, file);
+    ASSERT_EQ(stats.sequences.size(), 3u);
+    for (std::size_t i = 0; i < 3; ++i) {
+      const RestoredSequence& one = stats.sequences[i];
+      EXPECT_EQ(one.tokens, prompts[i]);
+      EXPECT_EQ(one.length, static_cast<std::int32_t>(prompts[i].size()));
+      EXPECT_EQ(*after.manager.find(100u + prompts[i].size()), one.sequence);
+      const auto info = after.manager.info(one.sequence);
+      EXPECT_EQ(info->length, one.length);
+      EXPECT_EQ(info->max_tokens, 50);
+      EXPECT_EQ(info->priority, static_cast<std::int32_t>(prompts[i].size()));
+      after.check_sequence(one.sequence, one.tokens);
+    }
+    EXPECT_FALSE(restore(after.manager, identity_of(after), file)) << "the caller ids are open";
+  }
+}
+
+TEST(Snapshot, WhatIsNotQuietOrNotKnownIsNotSaved) {
+  Cache cache(test::full(40));
+  const std::vector<std::int32_t> prompt = prompt_of(1, 20);
+  const SequenceId id = cache.start(prompt);
+  MemoryFile file;
+  const auto refusal = [&](const SaveOptions& options) {
+    return to_string(save(cache.manager, identity_of(cache), file, options).error());
+  };
+  const SnapshotSequence shorter{.sequence = id, .tokens = std::span(prompt).first(19)};
+  EXPECT_THAT(refusal({.sequences = std::span(&shorter, 1)}),
+              HasSubstr("has 20 tokens, given: 19"));
+  const SnapshotSequence unknown{.tokens = prompt};
+  EXPECT_THAT(refusal({.sequences = std::span(&unknown, 1)}), HasSubstr("not found"));
+  const Ticket ticket = *cache.manager.begin_step();
+  EXPECT_THAT(refusal({}), HasSubstr("1 steps are open or in flight"));
+  EXPECT_TRUE(cache.manager.drop(ticket).ok());
+}
+
+TEST(Snapshot, ASmallPoolTakesWhatFits) {
+  Cache before(test::full(40));
+  for (int prompt = 0; prompt < 8; ++prompt) before.compute(prompt_of(prompt, 32));
+  MemoryFile file = saved(before);
+  Cache after(test::full(10));
+  const RestoreStats stats = restored(after, file);
+  EXPECT_EQ(stats.records, 32);
+  EXPECT_GE(stats.records_loaded, 8);
+  EXPECT_LE(stats.records_loaded, 10);
+  EXPECT_GT(stats.paths_no_room, 0);
+  int found = 0;
+  for (int prompt = 0; prompt < 8; ++prompt) found += after.check_hit(prompt_of(prompt, 32));
+  EXPECT_GE(found, 2 * 31);
+}
+
+// Every field of the identity alone, and what the spec says: refused by its name.
+TEST(Snapshot, AnotherIdentityIsRefusedByTheNameOfTheField) {
+  Cache before(test::full(8));
+  before.compute(prompt_of(1, 32));
+  MemoryFile file = saved(before);
+  const auto refusal = [&](const ModelIdentity& model, const CacheSpec& spec) {
+    Cache after(spec);
+    const auto stats = restore(after.manager, identity_of(after, model), file);
+    EXPECT_FALSE(stats);
+    if (stats) return std::string();
+    EXPECT_EQ(stats.error().code(), ErrorCode::kInvalidArgument);
+    EXPECT_EQ(after.hit(prompt_of(1, 32)), 0);
+    return stats.error().message();
+  };
+  const std::pair<std::string_view ModelIdentity::*, const char*> texts[] = {
+      {&ModelIdentity::model, "snapshot: model is \"toy\" in the file and \"other\" here"},
+      {&ModelIdentity::weights, "weights is"},
+      {&ModelIdentity::tokenizer, "tokenizer is"},
+      {&ModelIdentity::model_dtype, "model_dtype is"},
+      {&ModelIdentity::positions, "positions is"},
+      {&ModelIdentity::engine, "group 0 engine is"},
+      {&ModelIdentity::layers, "group 0 layers is"},
+      {&ModelIdentity::scales, "group 0 scales is"}};
+  for (const auto& [field, message] : texts) {
+    ModelIdentity model = test::kToy;
+    model.*field = "other";
+    EXPECT_THAT(refusal(model, test::full(8)), HasSubstr(message));
+  }
+  const auto with = [](auto change) {
+    CacheSpec spec = test::full(8);
+    change(spec.groups[0]);
+    return spec;
+  };
+  EXPECT_THAT(refusal(test::kToy, with([](auto& g) { g.dtype = DType::kBF16; })),
+              HasSubstr("group 0 dtype is \"f32\" in the file and \"bf16\" here"));
+  EXPECT_THAT(refusal(test::kToy, with([](auto& g) { g.num_layers = 3; })),
+              HasSubstr("num_layers"));
+  EXPECT_THAT(refusal(test::kToy, with([](auto& g) { g.format = Format::kNhd; })),
+              HasSubstr("format"));
+  EXPECT_THAT(refusal(test::kToy, with([](auto& g) { g.block_size = 16; })), HasSubstr("unit"));
+}
+
+TEST(Snapshot, WhatIsNoSnapshotIsRefused) {
+  Cache cache(test::full(8));
+  const Identity identity = identity_of(cache);
+  MemoryFile empty;
+  EXPECT_EQ(restore(cache.manager, identity, empty).error().code(), ErrorCode::kCorrupt);
+  MemoryFile noise;
+  noise.bytes.resize(5000, std::byte{0x5a});
+  EXPECT_EQ(restore(cache.manager, identity, noise).error().code(), ErrorCode::kCorrupt);
+  EXPECT_EQ(FileSource::open("/dev/zero").error().code(), ErrorCode::kUnavailable);
+  EXPECT_EQ(FileSource::open("/").error().code(), ErrorCode::kUnavailable);
+  EXPECT_EQ(FileSource::open("/no/such/file").error().code(), ErrorCode::kUnavailable);
+  EXPECT_EQ(FileSink::create("/").error().code(), ErrorCode::kUnavailable);
+  EXPECT_EQ(FileSink::create("/no/such/folder/file").error().code(), ErrorCode::kUnavailable);
+}
+
+// What a damaged file may do: lose prompts. Never other bytes under a prompt's tokens (check_hit
+// compares each byte), never a broken manager.
+void restore_damaged(MemoryFile& file, const CacheSpec& spec) {
+  Cache after(spec);
+  const auto stats = restore(after.manager, identity_of(after), file);
+  ASSERT_TRUE(after.manager.check_invariants().ok());
+  if (!stats) return;
+  for (const RestoredSequence& one : stats->sequences) {
+    after.check_sequence(one.sequence, std::span(one.tokens).first(std::size_t(one.length)));
+  }
+  for (const int prompt : {1, 2, 3}) after.check_hit(prompt_of(prompt, 64));
+}
+
+MemoryFile small_file(const CacheSpec& spec) {
+  Cache before(spec);
+  std::vector<std::vector<std::int32_t>> prompts;
+  std::vector<SnapshotSequence> sequences;
+  for (const int number : {1, 2, 3}) {
+    before.compute(prompt_of(number, 64));
+    prompts.push_back(prompt_of(number, 50 + number));
+  }
+  for (const auto& prompt : prompts) {
+    sequences.push_back({.sequence = before.start(prompt), .tokens = prompt});
+  }
+  return saved(before, {.sequences = sequences});
+}
+
+TEST(Snapshot, FiveHundredFlippedBitsNeverGiveOtherBytes) {
+  const CacheSpec spec = test::mixed(40, 40);
+  const MemoryFile good = small_file(spec);
+  ASSERT_LE(good.size(), 64 << 10);
+  constexpr std::uint32_t kSeed = 11;
+  std::mt19937 random(kSeed);
+  for (int i = 0; i < 500; ++i) {
+    MemoryFile file = good;
+    const std::size_t at = random() % file.bytes.size();
+    file.bytes[at] ^= std::byte(1u << random() % 8);
+    SCOPED_TRACE(testing::Message() << "seed " << kSeed << ", flip " << i << " at " << at);
+    restore_damaged(file, spec);
+    if (HasFatalFailure() || HasNonfatalFailure()) return;
+  }
+}
+
+TEST(Snapshot, ACutAtAnyPlaceNeverGivesOtherBytes) {
+  const CacheSpec spec = test::mixed(40, 40);
+  const MemoryFile good = small_file(spec);
+  for (std::size_t size = 0; size < good.bytes.size(); size += 97) {
+    MemoryFile file = good;
+    file.bytes.resize(size);
+    SCOPED_TRACE(testing::Message() << "cut at " << size);
+    restore_damaged(file, spec);
+    if (HasFatalFailure() || HasNonfatalFailure()) return;
+  }
+}
+
+TEST(Snapshot, ADamagedRecordEndsItsPathAndNothingElse) {
+  Cache before(test::full(40));
+  for (const int prompt : {1, 2, 3}) before.compute(prompt_of(prompt, 64));
+  MemoryFile file = saved(before);
+  // The payload of one record, found by its bytes: block 3 of prompt 2.
+  const std::vector<std::byte> image = before.image(prompt_of(2, 64), 24, 32);
+  const auto at = std::search(file.bytes.begin(), file.bytes.end(), image.begin(), image.end());
+  ASSERT_NE(at, file.bytes.end());
+  *at ^= std::byte{1};
+  Cache after(test::full(40));
+  const RestoreStats stats = restored(after, file);
+  EXPECT_EQ(stats.records_refused, 1);
+  EXPECT_EQ(after.check_hit(prompt_of(1, 64)), 63);
+  EXPECT_EQ(after.check_hit(prompt_of(2, 64)), 24);
+  EXPECT_EQ(after.check_hit(prompt_of(3, 64)), 63);
+}
+
+TEST(Snapshot, AFileAppearsWholeWithMode0600OrNotAtAll) {
+  const std::string folder = testing::TempDir() + "/snapshot_test." + std::to_string(::getpid());
+  ASSERT_EQ(::mkdir(folder.c_str(), 0700), 0);
+  const std::string path = folder + "/cache.kv";
+  Cache before(test::full(40));
+  before.compute(prompt_of(1, 64));
+  {
+    auto sink = FileSink::create(path);
+    ASSERT_TRUE(sink);
+    ASSERT_TRUE(save(before.manager, identity_of(before), *sink));
+    struct stat there {};
+    EXPECT_NE(::stat(path.c_str(), &there), 0);
+    ASSERT_TRUE(sink->commit().ok());
+    ASSERT_EQ(::stat(path.c_str(), &there), 0);
+    EXPECT_EQ(there.st_mode & 0777, 0600u);
+  }
+  Cache after(test::full(40));
+  auto source = FileSource::open(path);
+  ASSERT_TRUE(source);
+  ASSERT_TRUE(restore(after.manager, identity_of(after), *source));
+  EXPECT_EQ(after.check_hit(prompt_of(1, 64)), 63);
+  { auto given_up = FileSink::create(path + "2"); }
+  EXPECT_EQ(std::system(("test $(ls " + folder + " | wc -l) = 1 && rm -r " + folder).c_str()), 0);
+}
+
+}  // namespace
+}  // namespace kvfolio

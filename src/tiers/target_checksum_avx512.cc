@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: Apache-2.0
+#define KVFOLIO_CHECKSUM_TARGET avx512
+#include "tiers/checksum_impl.h"

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`generate --save`, `--load` and `--tier`: what came back has not changed a token."""
+
+import random
+
+import pytest
+from engine import SANITIZED, checkpoint, generate, run
+
+MODEL = "tied-f32"
+PROMPTS = [list(range(1, 50)), list(range(1, 33)) + [7] * 17, [9, 8, 7, 6, 5] * 13, [3] * 33]
+REQUESTS = [{"id": f"r{i}", "prompt_ids": prompt, "max_new_tokens": 6}
+            for i, prompt in enumerate(PROMPTS)]
+# Whole runs of the command: fewer where each takes a second.
+DAMAGES = 3 if SANITIZED else 20
+
+
+def tokens(result):
+    return {sample["id"]: sample["token_ids"] for sample in result.samples}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "cache.kv"
+    result = generate(checkpoint(MODEL), REQUESTS, "--save", path)
+    assert result.summary["saved"]["bytes"] == path.stat().st_size
+    assert path.stat().st_mode & 0o777 == 0o600
+    return path, tokens(result)
+
+
+@pytest.mark.parametrize("options", [["--num-blocks", 333], ["--num-blocks", 64, "--max-seqs", 1],
+                                     ["--threads", 1, "--max-batch-tokens", 5]])
+def test_another_process_with_another_pool_computes_one_token_of_each_prompt(saved, options):
+    path, expected = saved
+    result = generate(checkpoint(MODEL), REQUESTS, "--load", path, *options)
+    assert tokens(result) == expected
+    assert result.summary["prefill_tokens_computed"] == len(REQUESTS)
+    assert result.summary["restored"]["records_refused"] == 0
+    assert result.summary["restored"]["sections_damaged"] == 0
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut"])
+def test_a_damaged_file_costs_time_and_no_token(saved, tmp_path, damage):
+    path, expected = saved
+    good = path.read_bytes()
+    draw = random.Random(5)
+    for i in range(DAMAGES):
+        data = bytearray(good)
+        at = draw.randrange(len(data))
+        if damage == "flip":
+            data[at] ^= 1 << draw.randrange(8)
+        else:
+            del data[at:]
+        bad = tmp_path / f"{i}.kv"
+        bad.write_bytes(data)
+        done = run(checkpoint(MODEL), "--json", "--load", bad, requests=REQUESTS,
+                   memory_bytes=600 << 20)
+        assert done.returncode in (0, 2), (at, done.returncode, done.stderr)
+        if done.returncode == 2:  # the first section, which says whose file it is
+            assert b"kvfolio generate: --load" in done.stderr and at < 4096
+            continue
+        assert tokens(generate(checkpoint(MODEL), REQUESTS, "--load", bad)) == expected, at
+
+
+@pytest.mark.parametrize(("options", "field"), [
+    (["--cache-dtype", "bf16"], "group 0 dtype"), (["--block-size", 8], "unit"),
+    (["--format", "nhd"], "group 0 format"), (["--kernel", "reference", "--format", "granule"],
+                                              "group 0 engine")])
+def test_another_type_layout_or_block_size_is_refused_by_the_name_of_the_field(
+        saved, options, field):
+    done = run(checkpoint(MODEL), "--load", saved[0], *options, requests=REQUESTS)
+    assert done.returncode == 2
+    assert f"snapshot: {field} is".encode() in done.stderr, done.stderr
+
+
+def test_another_model_is_refused(saved):
+    done = run(checkpoint(MODEL, max_positions=256), "--load", saved[0], requests=REQUESTS)
+    assert done.returncode == 2
+    assert b"snapshot: weights is" in done.stderr
+
+
+def test_files_that_are_none_are_said_to_be(tmp_path):
+    noise = tmp_path / "noise"
+    noise.write_bytes(b"\x00" * 5000)
+    for path, said in ((tmp_path, "not a regular file"), ("/dev/zero", "not a regular file"),
+                       (tmp_path / "none", "cannot open"), (noise, "no snapshot")):
+        done = run(checkpoint(MODEL), "--load", path, requests=REQUESTS)
+        assert done.returncode == 2 and said.encode() in done.stderr, done.stderr
+    for path in (tmp_path, tmp_path / "none" / "file"):
+        done = run(checkpoint(MODEL), "--save", path, requests=REQUESTS)
+        assert done.returncode == 2 and done.stdout == b"", done.stderr
+
+
+def test_a_cold_prompt_comes_back_from_host_memory():
+    twice = REQUESTS + [request | {"id": request["id"] + "again"} for request in REQUESTS]
+    options = ["--num-blocks", 7, "--max-seqs", 1]
+    without = generate(checkpoint(MODEL), twice, *options)
+    with_tier = generate(checkpoint(MODEL), twice, *options, "--tier", "host:4MiB")
+    assert tokens(with_tier) == tokens(without)
+    summary = with_tier.summary
+    assert summary["tier_loads"] > 0 and summary["tier_stores"] > 0
+    assert summary["tier_corrupt"] == 0 and summary["tier_misses"] == {}
+    assert summary["tier_hits_tokens"] > 0
+    assert summary["prefill_tokens_computed"] < without.summary["prefill_tokens_computed"]
+
+
+@pytest.mark.parametrize(("tier", "said"), [("host:64", "a budget of 64 bytes"),
+                                            ("disk:/tmp", "allowed: host:SIZE"),
+                                            ("host:", "allowed: a size")])
+def test_a_tier_that_cannot_be_is_refused(tier, said):
+    done = run(checkpoint(MODEL), "--tier", tier, requests=REQUESTS)
+    assert done.returncode == 2 and said.encode() in done.stderr, done.stderr
