@@ -55,6 +55,8 @@ type Shortage struct {
 	Sequences int // open ones
 	Pins      int
 	Reserved  int // of the pinned ones: kept by Reserve
+	Loads     int // open ones, as Holds; this package cannot make them yet
+	Holds     int
 }
 
 // Error is what calls of this package return.
@@ -128,6 +130,8 @@ func (s *scratch) give(code C.int32_t, closed bool, name string) error {
 			Sequences: int(from.sequences),
 			Pins:      int(from.pins),
 			Reserved:  int(from.reserved),
+			Loads:     int(from.loads),
+			Holds:     int(from.holds),
 		}
 	}
 	scratches.Put(s)

@@ -911,6 +911,7 @@ typedef struct kvfolio_attention_options {
   int32_t num_rows;
   int32_t first_kv_head;
   int32_t num_kv_heads;
+  int32_t reserved;  // 0
 } kvfolio_attention_options;
 // The options of a causal group: its window and sinks, and defaults. `out` has its struct_size.
 KVFOLIO_C_API int32_t kvfolio_attention_options_of(const kvfolio_group_spec* group,

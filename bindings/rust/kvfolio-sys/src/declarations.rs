@@ -487,6 +487,7 @@ pub struct kvfolio_attention_options {
     pub num_rows: i32,
     pub first_kv_head: i32,
     pub num_kv_heads: i32,
+    pub reserved: i32,
 }
 
 #[repr(C)]

@@ -116,6 +116,9 @@ pub struct Shortage {
     pub pins: i32,
     /// Of the pinned ones: kept by [`reserve`](crate::Manager::reserve).
     pub reserved: i32,
+    /// Open loads and holds, which this crate cannot make yet.
+    pub loads: i32,
+    pub holds: i32,
 }
 
 /// Where a call over many sequences ended. It becomes its error with `?`.
@@ -192,6 +195,8 @@ pub(crate) fn call(f: impl FnOnce(*mut sys::kvfolio_error) -> i32) -> Result<()>
             sequences: 0,
             pins: 0,
             reserved: 0,
+            loads: 0,
+            holds: 0,
         });
     }
     let code = f(out);
@@ -222,6 +227,8 @@ unsafe fn error_of(code: i32, from: *const sys::kvfolio_error) -> Error {
                 sequences: s.sequences,
                 pins: s.pins,
                 reserved: s.reserved,
+                loads: s.loads,
+                holds: s.holds,
             };
             Error::NoBlocks { shortage, message }
         }

@@ -195,6 +195,7 @@ impl AttentionOptions {
             num_rows: self.num_rows,
             first_kv_head: self.first_kv_head,
             num_kv_heads: self.num_kv_heads,
+            reserved: 0,
         }
     }
 }
