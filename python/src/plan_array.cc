@@ -83,7 +83,8 @@ void add_plan_array(nb::module_& m) {
           nb::sig("def shape(self) -> tuple[int, ...]"))
       .def("__len__", [](const PlanArray& array) { return array.shape()[0]; })
       .def(
-          "__getitem__", [](const PlanArray& array, nb::object key) {
+          "__getitem__",
+          [](const PlanArray& array, nb::object key) {
             const nb::object copy = array.copy();
             return nb::object(copy[key]);
           },

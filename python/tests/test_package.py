@@ -3,6 +3,7 @@
 
 import doctest
 import importlib
+import os
 import pathlib
 import subprocess
 import sys
@@ -81,6 +82,27 @@ m.close(None)
     ran = subprocess.run([*command, str(wrong)], capture_output=True, text=True, env=env,
                          timeout=300)
     assert ran.stdout.count("error:") == 3, ran.stdout + ran.stderr
+
+
+def test_the_lines_of_the_readme_print_what_it_says():
+    root = pathlib.Path(__file__).parents[2]
+    example = root / "examples/python/readme.py"
+    ran = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    mark = "<!-- output of examples/python/readme.py -->\n```text\n"
+    readme = (root / "README.md").read_text()
+    begin = readme.index(mark) + len(mark)
+    assert ran.stdout == readme[begin:readme.index("```", begin)]
+
+
+def test_the_benchmark_of_a_step_runs():
+    command = os.environ.get("KVFOLIO", "")
+    if not pathlib.Path(command).is_file():
+        pytest.skip("the command was not built")
+    bench = pathlib.Path(__file__).parents[2] / "bench/python/step.py"
+    ran = subprocess.run([sys.executable, str(bench), "--quick", "--kvfolio", command],
+                         capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0 and "step.decode.python" in ran.stdout, ran.stdout + ran.stderr
 
 
 LLAMA = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2,
