@@ -113,6 +113,9 @@ class Place:
         return out.view(rows, count, heads, -1)
 
     def _batch(self, num_new: np.ndarray, pads: np.ndarray | None) -> Any:
+        known = self.now.batches.get(self.group) if pads is None else None
+        if known is not None:
+            return known
         lengths = self.now.lengths
         start = np.zeros(len(num_new) + 1, np.int32)
         np.cumsum(num_new, out=start[1:])
@@ -122,7 +125,10 @@ class Place:
             hidden = np.maximum(pads - self.now.pads, 0).astype(np.int32)
             hidden = np.minimum(hidden, lengths) if hidden.any() else None
         trims = {} if hidden is None else dict(trim_sinks=np.zeros_like(hidden), trim_first_kept=hidden)
-        return kvfolio.Batch(start, lengths, self.now.groups[self.group].table, **trims)
+        batch = kvfolio.Batch(start, lengths, self.now.groups[self.group].table, **trims)
+        if pads is None:
+            self.now.batches[self.group] = batch
+        return batch
 
 
 def _thread_pool() -> Any:

@@ -252,7 +252,7 @@ class Core:
             for row, new in zip(self.rows.items, num_new.tolist()):
                 row.num_drafts = new
         if len(owner) != len(pads):  # equal rows: one of them writes for all
-            now.owner, now.pads = owner, pads[owner]
+            now = dataclasses.replace(now, owner=owner, pads=pads[owner])
             for part in now.groups:
                 first = np.concatenate(([True], owner[1:] != owner[:-1]))
                 part.slots = np.where(first[:, None], part.slots[owner], np.int32(-1))

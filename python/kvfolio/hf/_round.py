@@ -8,6 +8,8 @@ flight, so other caches of the pool may take steps of their own.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from typing import Any
 
 import numpy as np
 
@@ -35,17 +37,19 @@ class Round:
     watched: bool = False
     #: The layer whose new keys went to our attention and were not attended to yet.
     unattended: int | None = None
+    #: By group: what the kernels take for rows without hidden pads, made by the first layer.
+    batches: dict[int, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def end(self) -> int:
         return self.start + self.count
 
-    @property
+    @functools.cached_property
     def lengths(self) -> np.ndarray:
         """int32 [rows]: tokens of each row's sequence, those of this forward included."""
         return np.maximum(self.end - self.pads, 0).astype(np.int32)
 
-    @property
+    @functools.cached_property
     def num_new(self) -> np.ndarray:
         """int64 [rows]: those that this forward computes, pads apart."""
         return np.maximum(self.end - self.pads, 0) - np.maximum(self.start - self.pads, 0)
