@@ -261,6 +261,7 @@ TEST(ParitySequences, PrintedFormIsAFactALine) {
             "bytes used: 3072/10240\n"
             "sequences: 2\n"
             "pins: 0\n"
+            "loads: 0, holds: 0\n"
             "tokens found: 0/0 (0.0 %)\n"
             "copies: 0 blocks\n"
             "allocations: 3 blocks\n"
