@@ -10,6 +10,7 @@
 
 #include "bench_attention.h"
 #include "bench_core.h"
+#include "bench_tiers.h"
 #include "choice_option.h"
 #include "console.h"
 #include "kvfolio/view.h"
@@ -115,8 +116,9 @@ std::string joined(const std::vector<std::string>& names) {
 }
 
 void check_filter(const BenchOptions& options) {
-  const std::vector<std::string> names =
-      options.family == "core" ? bench::core_row_names() : bench::attention_row_names();
+  const std::vector<std::string> names = options.family == "core"    ? bench::core_row_names()
+                                         : options.family == "tiers" ? bench::tiers_row_names()
+                                                                     : bench::attention_row_names();
   const bool any = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
     return name.find(options.filter) != std::string::npos;
   });
@@ -150,6 +152,8 @@ void add_bench_options(CLI::App& app, BenchOptions& options) {
       "core: the manager, the prefix tree, the block pool and storage, one thread, no model.\n"
       "attention: append, gather and attention over the blocks, as parts of what this machine\n"
       "reads and computes, with one thread and with several.\n"
+      "tiers: hits in host memory, names of blocks, save and restore; it writes files of 256 MiB\n"
+      "to $TMPDIR or /tmp.\n"
       "Each result is checked before it is timed. docs/measuring.md says how it measures and how\n"
       "to read a row. Each takes some minutes and 4 GiB; --quick takes seconds, and its numbers\n"
       "mean nothing.\n"
@@ -157,10 +161,12 @@ void add_bench_options(CLI::App& app, BenchOptions& options) {
   app.add_option_function<std::string>(
          "family",
          [&options](const std::string& text) {
-           if (text != "core" && text != "attention") refuse("family", text, "core, attention");
+           if (text != "core" && text != "attention" && text != "tiers") {
+             refuse("family", text, "core, attention, tiers");
+           }
            options.family = text;
          },
-         "What to measure: core, attention [core]")
+         "What to measure: core, attention, tiers [core]")
       ->type_name("NAME");
   app.add_option("--filter", options.filter, "Only rows whose name contains this")
       ->type_name("NAME");
@@ -198,10 +204,11 @@ void add_bench_options(CLI::App& app, BenchOptions& options) {
       "attention: only caches in this format");
   // What one option allows depends on the family, which may come after it.
   app.final_callback([&options, kernel, threads, dtype, format] {
-    if (options.family == "core") {
+    if (options.family != "attention") {
       for (const CLI::Option* option : {kernel, threads, dtype, format}) {
         if (!option->empty()) {
-          throw CLI::ValidationError(option->get_name(), "is of kvfolio bench attention, not core");
+          throw CLI::ValidationError(option->get_name(),
+                                     "is of kvfolio bench attention, not " + options.family);
         }
       }
     }
@@ -225,6 +232,8 @@ int bench(const BenchOptions& options) {
     show_progress("kvfolio bench: measuring");
     if (options.family == "core") {
       bench::run_core(what, emit, left_out);
+    } else if (options.family == "tiers") {
+      bench::run_tiers(what, emit, left_out);
     } else {
       bench::run_attention({.common = what,
                             .target = options.kernel,

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The files of `kvfolio bench tiers`.
+
+#include "harness.h"
+
+namespace kvfolio::bench {
+
+void measure_arena(Session& session);     // tiers.hit.*, tiers.lookup, tiers.hash
+void measure_snapshot(Session& session);  // tiers.save, tiers.restore
+
+}  // namespace kvfolio::bench
