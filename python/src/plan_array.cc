@@ -50,7 +50,7 @@ nb::object PlanArray::copy() const {
 
 // The standard lets a producer copy unless copy=False is asked for. Only then the consumer gets the
 // buffers themselves, whose contents change after the step.
-nb::object PlanArray::dlpack(nb::kwargs options) const {
+nb::object PlanArray::dlpack(const nb::kwargs& options) const {
   check_live("plan array");
   nb::object array;
   if (options.contains("copy") && nb::object(options["copy"]).is(nb::handle(Py_False))) {
@@ -84,7 +84,7 @@ void add_plan_array(nb::module_& m) {
       .def("__len__", [](const PlanArray& array) { return array.shape()[0]; })
       .def(
           "__getitem__",
-          [](const PlanArray& array, nb::object key) {
+          [](const PlanArray& array, nb::handle key) {
             const nb::object copy = array.copy();
             return nb::object(copy[key]);
           },

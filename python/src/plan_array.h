@@ -51,8 +51,8 @@ class PlanArray {
   [[nodiscard]] const std::vector<std::size_t>& shape() const { return shape_; }
   [[nodiscard]] std::size_t size() const;
 
-  [[nodiscard]] nb::object copy() const;                      // a NumPy array
-  [[nodiscard]] nb::object dlpack(nb::kwargs options) const;  // a capsule
+  [[nodiscard]] nb::object copy() const;                             // a NumPy array
+  [[nodiscard]] nb::object dlpack(const nb::kwargs& options) const;  // a capsule
 
  private:
   std::shared_ptr<ManagerState> keeper_;

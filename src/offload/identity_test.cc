@@ -229,6 +229,7 @@ TEST(Identity, LongUnitsAndManySpansCountToo) {
   const Identity identity = made(kToy, spec);
   std::vector<std::int32_t> tokens = count_up(1024);
   std::vector<MediaSpan> media;
+  media.reserve(100);
   for (std::int32_t i = 0; i < 100; ++i) media.push_back({.begin = 10 * i, .end = 10 * i + 7});
   std::set<Digest> seen = {identity.next(Digest{}, 0, tokens, media)};
   for (std::size_t i = 0; i < tokens.size(); i += 97) {

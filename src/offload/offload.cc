@@ -244,6 +244,7 @@ Result<std::unique_ptr<Offload>> Offload::create(KVCacheManager& manager,
   auto identity = Identity::create(options.model, manager.spec());
   if (!identity) return std::move(identity).error();
   std::vector<std::int64_t> sizes;
+  sizes.reserve(static_cast<std::size_t>(identity->num_groups()));
   for (std::int32_t g = 0; g < identity->num_groups(); ++g) {
     sizes.push_back(kRecordHeaderBytes + manager.storage()->block_image_bytes(GroupId(g)));
   }

@@ -88,7 +88,8 @@ Result<std::int32_t> Restorer::load(SequenceId sequence, std::int32_t cached, co
   std::vector<std::span<std::uint8_t>> has;
   for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
     std::vector<std::uint8_t>& of_group = has_[static_cast<std::size_t>(g)];
-    of_group.assign(static_cast<std::size_t>((limit - 1) / block_size(GroupId(g)) + 1), 0);
+    const std::int32_t blocks = (limit - 1) / block_size(GroupId(g)) + 1;
+    of_group.assign(static_cast<std::size_t>(blocks), 0);
     for (std::size_t i = 0; i < of_group.size(); ++i) {
       const RecordInfo record = record_of(GroupId(g), static_cast<std::int32_t>(i), path);
       of_group[i] = reader_.has(record.key) ? 1 : 0;

@@ -247,6 +247,7 @@ MemoryFile small_file(const CacheSpec& spec) {
     before.compute(prompt_of(number, 64));
     prompts.push_back(prompt_of(number, 50 + number));
   }
+  sequences.reserve(prompts.size());
   for (const auto& prompt : prompts) {
     sequences.push_back({.sequence = before.start(prompt), .tokens = prompt});
   }
