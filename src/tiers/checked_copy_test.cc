@@ -32,7 +32,8 @@ std::vector<checksum_targets::Functions> targets() {
 
 TEST(CheckedCopy, EveryTargetCopiesAndGivesTheSameChecksum) {
   std::mt19937 random(1);
-  for (std::size_t size : {0, 1, 63, 64, 240, 241, 1024, 4095, 4096, 4097, 8192, 70'001}) {
+  constexpr std::size_t kSizes[] = {0, 1, 63, 64, 240, 241, 1024, 4095, 4096, 4097, 8192, 70'001};
+  for (const std::size_t size : kSizes) {
     const std::vector<std::byte> from = noise(size, static_cast<std::uint32_t>(size) + 7);
     const std::uint64_t expected = hash_bytes(from.data(), size, 42);
     EXPECT_EQ(checksum(from, 42), expected) << size;

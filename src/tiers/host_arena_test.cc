@@ -121,7 +121,7 @@ TEST(HostArena, AnErasedRecordStaysInMemoryWhileItIsPinned) {
   EXPECT_FALSE(arena.reserve(key_of(8), 256));
   EXPECT_EQ(pin.record()[255], std::byte{7});
   const ArenaPin moved = std::move(pin);
-  EXPECT_FALSE(pin);
+  EXPECT_FALSE(pin);  // NOLINT(bugprone-use-after-move): that it is empty then is the claim
   EXPECT_EQ(moved.record()[0], std::byte{7});
   EXPECT_TRUE(arena.check_invariants().ok());
 }
