@@ -235,7 +235,8 @@ std::vector<std::int32_t> Harness::references(const Snapshot& at, int g) const {
     }
   }
   for (const OpenHold& hold : holds_) {
-    for (const std::int32_t b : hold.blocks) refs[static_cast<std::size_t>(b)] += hold.group == g;
+    if (hold.group != g) continue;  // its ids may exceed this group's
+    for (const std::int32_t b : hold.blocks) ++refs[static_cast<std::size_t>(b)];
   }
   return refs;
 }
