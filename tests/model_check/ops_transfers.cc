@@ -144,7 +144,8 @@ void Harness::write_load(const OpenLoad& load, bool good, Rng& rng) {
       if (!good && rng.chance(50)) continue;
       for (int off = 0; off < size; ++off) {
         const int p = logical * size + off;
-        const auto slot = static_cast<std::size_t>(block_id.value() * size + off);
+        const std::int32_t at = block_id.value() * size + off;
+        const auto slot = static_cast<std::size_t>(at);
         device_->memory(g)[slot] =
             good && p < load.end ? trie_.digest_of(load.content.nodes[static_cast<std::size_t>(p)])
                                  : kRubbish;
@@ -161,7 +162,8 @@ void Harness::break_load(const OpenLoad& load, int good_end) {
     for (const auto& [logical, block_id] : load.blocks[static_cast<std::size_t>(g)]) {
       for (int off = 0; off < size; ++off) {
         if (logical * size + off < good_end) continue;
-        device_->memory(g)[static_cast<std::size_t>(block_id.value() * size + off)] = kRubbish;
+        const std::int32_t at = block_id.value() * size + off;
+        device_->memory(g)[static_cast<std::size_t>(at)] = kRubbish;
       }
     }
   }
@@ -238,8 +240,9 @@ void Harness::end_load(std::size_t i, int n, Rng& rng) {
       model.taken_at = 0;
       model.valid = std::min(size, end - logical * size);
       for (int off = 0; off < model.valid; ++off) {
+        const std::int32_t p = logical * size + off;
         cell(logical_, g, block_id.value() * size + off) = {
-            load.content.nodes[static_cast<std::size_t>(logical * size + off)], 0};
+            load.content.nodes[static_cast<std::size_t>(p)], 0};
       }
       table[static_cast<std::size_t>(logical)] = block_id.value();
     }
