@@ -260,7 +260,8 @@ fn check_abi() -> Result<()> {
 /// ```
 impl Manager {
     /// Opens a sequence and holds what the cache has of the prompt. Append the tokens from
-    /// `cached_tokens` on.
+    /// `cached_tokens` on. A sequence that was preempted comes back the same way: open its prompt and
+    /// what it generated, and append the rest. Allowed while a step is open.
     pub fn open(&mut self, tokens: &[i32], options: &OpenOptions) -> Result<Opened> {
         let p = CPrompt::new(tokens, options);
         let (mut sequence, mut cached_tokens) = (0, 0);
@@ -281,7 +282,9 @@ impl Manager {
         Ok(Opened { sequence: Sequence(sequence), cached_tokens })
     }
 
-    /// Opens a sequence that has the same tokens and shares every block.
+    /// Opens a sequence that has the same tokens and shares every block: after the prompt's step is
+    /// finished, say, so that both sample from the same logits. `FailedPrecondition`: the parent is
+    /// in the open step.
     pub fn fork(&mut self, parent: Sequence, options: &ForkOptions) -> Result<Sequence> {
         let options = sys::kvfolio_fork_options {
             struct_size: size_of::<sys::kvfolio_fork_options>() as u32,
@@ -341,7 +344,8 @@ impl Manager {
         call(|error| unsafe { sys::kvfolio_close(self.raw.as_ptr(), sequence.0, error) })
     }
 
-    /// Ends a sequence that must make room; takes it out of the open step first.
+    /// Ends a sequence that must make room; takes it out of the open step first. So an append that is
+    /// short may end any other one, or its own, and be called again.
     pub fn preempt(&mut self, sequence: Sequence) -> Result<()> {
         self.plans.changed();
         call(|error| unsafe { sys::kvfolio_preempt(self.raw.as_ptr(), sequence.0, error) })

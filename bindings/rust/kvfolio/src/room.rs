@@ -232,7 +232,10 @@ impl Manager {
         unsafe { sys::kvfolio_needs_eviction(self.raw.as_ptr()) != 0 }
     }
 
-    /// The sequence that the policy would preempt now. None: the policy of the options.
+    /// The sequence that the policy would preempt now; `policy` None is that of the options. Returns
+    /// None if no sequence qualifies: those in the open step do not, nor those whose end would free
+    /// no block. Then preempt one by your own choice, also one that is in the step; go on until the
+    /// append succeeds, since the end of one sequence may free nothing.
     pub fn select_victim(&mut self, policy: Option<Policy>) -> Option<Sequence> {
         let id = unsafe { sys::kvfolio_select_victim(self.raw.as_ptr(), policy_of(policy)) };
         Some(Sequence(id)).filter(|_| id != 0)
