@@ -15,6 +15,7 @@ from typing import Any, Callable, Sequence
 import numpy as np
 import torch
 
+from ..errors import FailedPrecondition
 from ._calls import LayerCalls
 from ._checks import check_feed
 from ._ids import SeenIds
@@ -50,7 +51,7 @@ class Core:
     # ---- prompts ----
 
     def offer(self, ids: torch.Tensor, pads: Sequence[int], look_up: bool) -> None:
-        """Opens a row for each prompt; all of them stand at the shortest hit then."""
+        """Opens a row for each prompt; all of them stand at the shortest hit then, or at nothing."""
         tokens = [ids[row, pad:].numpy().astype(np.int32) for row, pad in enumerate(pads)]
         hits = []
         with self.pool.locked():
@@ -62,10 +63,7 @@ class Core:
                 hit = min(hits)
                 if hit <= min(pads, default=0):
                     hit = 0  # pads alone are nothing found
-                for row, found in zip(self.rows.items, hits):
-                    row.num_named = row.tokens_at(hit)
-                    if found != hit:
-                        self.pool.manager.truncate(row.sequence, row.num_named)
+                hit = self._stand_at(hit, hits)
             except Exception:
                 self.rows.close()
                 raise
@@ -73,6 +71,18 @@ class Core:
         self.prompt_rows = list(range(len(tokens)))
         self.length = hit
         self.seen.append(ids[:, :hit], len(tokens), hit)
+
+    def _stand_at(self, hit: int, hits: Sequence[int]) -> int:
+        """Takes all rows back to the hit; to nothing if a window holds no more what it reads there."""
+        try:
+            for row, found in zip(self.rows.items, hits):
+                row.num_named = row.tokens_at(hit)
+                if found != hit:
+                    self.pool.manager.truncate(row.sequence, row.num_named)
+            return hit
+        except FailedPrecondition:
+            self.rows.restart()
+            return 0
 
     def _open(self, tokens: np.ndarray, look_up: bool) -> tuple[int, int]:
         opened = self.pool.manager.open(

@@ -61,7 +61,12 @@ def namespace_of(model: Any, is_model: bool, extra: str | bytes | None) -> Names
 
 
 def matrix(ids: Any) -> torch.Tensor:
-    tensor = torch.as_tensor(ids).detach().to("cpu", torch.long)
+    tensor = torch.as_tensor(ids).detach()
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
+        raise TypeError(f"ids are {tensor.dtype}; integers are needed")
+    tensor = tensor.to("cpu", torch.long)
+    if tensor.numel() > 0 and not 0 <= int(tensor.min()) <= int(tensor.max()) < 2**31:
+        raise ValueError(f"ids lie in {int(tensor.min())} .. {int(tensor.max())}, allowed: 0 to 2147483647")
     if tensor.ndim == 1:
         tensor = tensor[None]
     if tensor.ndim != 2 or 0 in tensor.shape:

@@ -81,6 +81,31 @@ def test_a_batch_uses_the_shortest_hit_of_its_rows():
     assert torch.equal(out, expected)
 
 
+@pytest.mark.parametrize("family", ["mistral", "gemma3"])
+@pytest.mark.parametrize("shared", [4, 11, 20])
+def test_a_batch_whose_windows_have_moved_on_starts_anew_or_shorter(family, shared):
+    model = models.shared(family)
+    pool = pool_for(model)
+    ids = models.prompt(33, seed=3, batch=2)
+    ids[1, :shared] = ids[0, :shared]
+    warm(model, pool, ids[:1])
+    with hf.PagedCache(model, pool, prompt_ids=ids) as cache:
+        out = generate(model, ids, cache)
+    assert cache.cached_tokens <= shared
+    assert torch.equal(out, generate(model, ids, None))
+    assert pool.num_held == 0
+
+
+@pytest.mark.parametrize("wrong", [lambda ids: ids.float(), lambda ids: ids + 2**40, lambda ids: -ids,
+                                   lambda ids: ids > 3])
+def test_offered_ids_are_never_converted(wrong):
+    model = models.shared("llama")
+    pool = pool_for(model)
+    with pytest.raises((TypeError, ValueError), match="ids"):
+        hf.PagedCache(model, pool, prompt_ids=wrong(models.prompt(9) + 1))
+    assert pool.num_held == 0
+
+
 def test_generated_text_is_found_after_publish_and_not_before():
     model = models.shared("llama")
     pool = pool_for(model)
