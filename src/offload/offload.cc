@@ -203,10 +203,12 @@ void Offload::Impl::forget_in_flight(const Digest* root) {
   }
   for (const std::uint64_t id : ids) {
     const Request& request = requests_.at(id);
+    std::int32_t length = request.length;
     if (request.state == Request::State::kWriting) {
+      length = request.load.begin;  // begin_load() may have found more
       static_cast<void>(manager_.finish_load(request.load.id, 0));
     }
-    finish(id, request.length, LoadEnd::kForgotten);
+    finish(id, length, LoadEnd::kForgotten);
   }
   for (auto& [key, arriving] : arriving_) {
     if (arriving.abandoned) continue;

@@ -120,7 +120,7 @@ class Offload::Impl {
 
   // ---- offload_tiers.cc ----
   void collect();
-  void on_done(const TierDone& done);
+  void on_done(std::int32_t tier_index, const TierDone& done);
   void on_exists(const Op& op, TierResult result);
   void on_loaded(const Op& op, TierResult result);
   bool start_load(std::uint64_t request, const Piece& piece, std::int32_t tier);

@@ -17,10 +17,13 @@ constexpr std::uint64_t kStoreTimeoutUs = 5'000'000;
 
 void Offload::Impl::collect() {
   std::array<TierDone, 64> done;
-  for (TierState& tier : tiers_) {
-    for (;;) {
-      const std::size_t n = tier.options.tier->poll(now_us_, done);
-      for (std::size_t i = 0; i < std::min(n, done.size()); ++i) on_done(done[i]);
+  for (std::size_t t = 0; t < tiers_.size(); ++t) {
+    // A tier that says more than was asked does not keep us here.
+    for (std::size_t rounds = ops_.size() / done.size() + 2; rounds > 0; --rounds) {
+      const std::size_t n = tiers_[t].options.tier->poll(now_us_, done);
+      for (std::size_t i = 0; i < std::min(n, done.size()); ++i) {
+        on_done(static_cast<std::int32_t>(t), done[i]);
+      }
       if (n < done.size()) break;
     }
   }
@@ -36,9 +39,10 @@ bool Offload::Impl::submit(Op op, std::byte* data, std::uint64_t deadline_us) {
   return false;
 }
 
-void Offload::Impl::on_done(const TierDone& done) {
+void Offload::Impl::on_done(std::int32_t tier_index, const TierDone& done) {
   const auto found = ops_.find(done.tag);
-  if (found == ops_.end()) {
+  // Of another tier's work only that tier speaks: its memory may still be in use.
+  if (found == ops_.end() || found->second.tier != tier_index) {
     ++counters_.unknown_completions;
     return;
   }

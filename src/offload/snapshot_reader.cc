@@ -194,7 +194,10 @@ bool SnapshotReader::add_nodes(const SectionHeader& header, std::uint32_t root, 
   const std::size_t num_nodes = (tokens.size() + unit - 1) / unit;
   const bool is_first = header.b == kNoNode;
   const auto before_it = [&] { return nodes_[header.b]; };
-  if (header.a < nodes_.size() || header.a - nodes_.size() > std::size_t{1} << 24) return false;
+  // A node took at least so many bytes of the file before this section: no number makes memory.
+  const std::int64_t least =
+      std::min<std::int64_t>(snapshot::kHeaderBytes, std::int64_t{4} * identity_.unit());
+  if (header.a < nodes_.size() || std::int64_t{header.a} > header.place / least) return false;
   if (begin < 0 || begin % identity_.unit() != 0 || begin > kMaxSequenceTokens) return false;
   if (tokens.size() > static_cast<std::size_t>(kMaxSequenceTokens - begin)) return false;
   if (std::any_of(tokens.begin(), tokens.end(), [](std::int32_t token) { return token < 0; })) {

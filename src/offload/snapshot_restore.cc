@@ -153,7 +153,10 @@ Status Restorer::restore_sequence(const SnapshotReader::Sequence& saved) {
                             .length = opened->cached_tokens};
   if (!path.tokens.empty()) {
     const auto length = load(opened->sequence, opened->cached_tokens, path);
-    if (!length) return length.error();
+    if (!length) {
+      static_cast<void>(manager_.close(opened->sequence));
+      return length.error();
+    }
     restored.length = *length;
   }
   stats_.sequences.push_back(std::move(restored));
@@ -178,7 +181,12 @@ Result<RestoreStats> Restorer::run() {
   stats_.records = reader_.num_records();
   stats_.sections_damaged = reader_.num_damaged();
   for (const SnapshotReader::Sequence& saved : reader_.sequences()) {
-    KVFOLIO_RETURN_IF_ERROR(restore_sequence(saved));
+    Status status = restore_sequence(saved);
+    if (status.ok()) continue;
+    for (const RestoredSequence& restored : stats_.sequences) {
+      static_cast<void>(manager_.close(restored.sequence));
+    }
+    return status;
   }
   for (const std::uint32_t leaf : reader_.leaves()) {
     ++stats_.paths;

@@ -83,6 +83,7 @@ class Saver {
   Status find_cached();
   Status find_sequence(const SnapshotSequence& saved);
   Status check_sequence(const SnapshotSequence& saved, const SequenceInfo& info) const;
+  Status check_tokens(const SnapshotSequence& saved, std::int32_t length) const;
   void add_node(const BlockNames::Step& step);
   void add_item(GroupId group, BlockId block, const Digest& tokens, std::int32_t end);
   std::uint32_t root_number(const RootKey& root);
@@ -221,10 +222,33 @@ Status Saver::check_sequence(const SnapshotSequence& saved, const SequenceInfo& 
   if (what != nullptr) {
     return {ErrorCode::kFailedPrecondition, concat("save: ", to_string(saved.sequence), " ", what)};
   }
-  if (saved.tokens.size() == static_cast<std::size_t>(info.length)) return {};
+  if (saved.tokens.size() != static_cast<std::size_t>(info.length)) {
+    return {ErrorCode::kFailedPrecondition,
+            concat("save: ", to_string(saved.sequence), " has ", info.length,
+                   " tokens, given: ", saved.tokens.size())};
+  }
+  return info.length == 0 ? Status() : check_tokens(saved, info.length);
+}
+
+// That the sequence has these tokens, as far as the manager knows them, and has them exactly; and
+// that what a restore makes findable can be found today: not the text of a private or forgotten
+// one.
+Status Saver::check_tokens(const SnapshotSequence& saved, std::int32_t length) const {
+  std::vector<std::vector<std::uint8_t>> has;
+  for (const GroupSpec& group : manager_.spec().groups) {
+    has.emplace_back(static_cast<std::size_t>((length - 1) / group.block_size) + 1);
+  }
+  std::vector<std::span<std::uint8_t>> views(has.begin(), has.end());
+  const auto same = manager_.loadable(saved.sequence, saved.tokens, length, views);
+  if (!same) return same.error();
+  OpenOptions options{.root = saved.root, .media = saved.media};
+  const auto found = manager_.probe(saved.tokens, options);
+  if (!found) return found.error();
+  const std::int32_t whole = (length - 1) / identity_.unit() * identity_.unit();
+  if (*found >= whole) return {};
   return {ErrorCode::kFailedPrecondition,
-          concat("save: ", to_string(saved.sequence), " has ", info.length,
-                 " tokens, given: ", saved.tokens.size())};
+          concat("save: of ", to_string(saved.sequence), " only ", *found, " of ", length,
+                 " tokens can be found by others: it is private, forgotten or evicted in part")};
 }
 
 Status Saver::find_sequence(const SnapshotSequence& saved) {
@@ -324,6 +348,19 @@ Result<SaveStats> save(KVCacheManager& manager, const Identity& identity, ByteSi
     return Status(
         ErrorCode::kFailedPrecondition,
         concat("save: ", manager.num_steps(), " steps are open or in flight; finish them first"));
+  }
+  std::int64_t loading = 0;
+  std::int64_t on_hold = 0;
+  for (std::size_t g = 0; g < manager.spec().groups.size(); ++g) {
+    const auto usage = manager.usage(GroupId(static_cast<std::int32_t>(g)));
+    if (!usage) return usage.error();
+    loading += usage->loading;
+    on_hold += usage->on_hold;
+  }
+  if (loading + on_hold > 0) {
+    return Status(ErrorCode::kFailedPrecondition,
+                  concat("save: open loads wait for ", loading, " blocks, and holds keep ", on_hold,
+                         "; finish and release them first"));
   }
   KVFOLIO_RETURN_IF_ERROR(identity.check_spec(manager.spec()));
   return Saver(manager, identity, sink).run(options);

@@ -154,6 +154,25 @@ TEST(Snapshot, WhatIsNotQuietOrNotKnownIsNotSaved) {
   EXPECT_TRUE(cache.manager.drop(ticket).ok());
 }
 
+// A wrong text would be served with another one's K and V, and a private one would become findable.
+TEST(Snapshot, AnotherTextAndAPrivateSequenceAreNotSaved) {
+  Cache cache(test::full(40));
+  const std::vector<std::int32_t> prompt = prompt_of(1, 40);
+  const std::vector<std::int32_t> other = prompt_of(2, 40);
+  const SequenceId open = cache.start(prompt);
+  const SequenceId hidden = cache.start(other, {.publish = Publish::kNothing});
+  MemoryFile file;
+  const auto refusal = [&](SequenceId id, const std::vector<std::int32_t>& tokens) {
+    const SnapshotSequence sequence{.sequence = id, .tokens = tokens};
+    const auto saved_now =
+        save(cache.manager, identity_of(cache), file, {.sequences = std::span(&sequence, 1)});
+    return saved_now ? std::string("saved") : to_string(saved_now.error());
+  };
+  EXPECT_THAT(refusal(open, other), HasSubstr("are not the sequence's"));
+  EXPECT_THAT(refusal(hidden, other), HasSubstr("can be found by others: it is private"));
+  EXPECT_EQ(refusal(open, prompt), "saved");
+}
+
 TEST(Snapshot, ASmallPoolTakesWhatFits) {
   Cache before(test::full(40));
   for (int prompt = 0; prompt < 8; ++prompt) before.compute(prompt_of(prompt, 32));
