@@ -186,7 +186,7 @@ class Manager {
 };
 
 // The classes of _types.py that are made here.
-nb::object make_record(const char* name, nb::tuple fields);
+nb::object make_record(const char* name, const nb::tuple& fields);
 nb::list ended_list(const std::vector<EndedSequence>& ended);
 
 // ---- families ----

@@ -108,7 +108,7 @@ void add_counters(nb::module_& m) {
 
 }  // namespace
 
-nb::object make_record(const char* name, nb::tuple fields) {
+nb::object make_record(const char* name, const nb::tuple& fields) {
   return nb::module_::import_("kvfolio._types").attr(name)(*fields);
 }
 
