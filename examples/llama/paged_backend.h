@@ -42,9 +42,11 @@ class PagedBackend final : public Backend {
                                                       const PagedOptions& options,
                                                       ThreadPool& pool);
 
-  Result<Opened> open(std::span<const std::int32_t> tokens, const OpenLimits& limits) override;
+  Result<OffloadOpened> open(std::span<const std::int32_t> tokens,
+                             const OpenLimits& limits) override;
+  std::span<const SequenceReady> poll() override;
   Result<SequenceId> fork(SequenceId parent) override { return manager_->fork(parent); }
-  Status close(SequenceId sequence) override { return manager_->close(sequence); }
+  Status close(SequenceId sequence) override;
   Status preempt(SequenceId sequence) override { return manager_->preempt(sequence); }
 
   Status begin_step() override;
@@ -93,7 +95,7 @@ class PagedBackend final : public Backend {
   std::unique_ptr<KVCacheManager> manager_;  // does not move: the offload knows it
   ModelIdentity identity_;
   std::unique_ptr<Offload> offload_;
-  std::uint64_t polls_ = 0;  // the clock of the offload: the same run polls at the same times
+  std::uint64_t polls_ = 0;  // the clock of the offload, a tick for each step: runs are alike
   std::int32_t steps_in_flight_;
   std::int64_t steps_overlapped_ = 0;
   std::optional<Ticket> in_flight_;  // committed, not complete
