@@ -48,6 +48,7 @@ double RawFile::by_threads(bool writes, std::byte* memory, std::int64_t piece,
   };
   const auto start = Clock::now();
   std::vector<std::thread> threads;
+  threads.reserve(kRawThreads);
   for (int i = 0; i < kRawThreads; ++i) threads.emplace_back(work);
   for (std::thread& thread : threads) thread.join();
   const double ns = since(start);

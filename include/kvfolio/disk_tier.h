@@ -90,29 +90,29 @@ struct DiskTierStats {
   std::uint64_t scrubbed_bytes = 0;
 };
 
-class DiskTier final : public Tier {
+class KVFOLIO_API DiskTier final : public Tier {
  public:
   // kInvalidArgument: an option out of range, with its name. kFailedPrecondition: another process
   // writes here (its number is said), or the directory is of a newer version. kUnavailable: the
   // system refuses something, with the path. kUnsupported: DiskEngine::kIoUring, and there is none.
-  KVFOLIO_API static Result<std::unique_ptr<DiskTier>> open(const DiskTierOptions& options);
+  static Result<std::unique_ptr<DiskTier>> open(const DiskTierOptions& options);
   // Waits for what is in flight and seals what was stored.
-  KVFOLIO_API ~DiskTier() override;
+  ~DiskTier() override;
 
   // "disk /var/cache/kvfolio: 64 GiB in segments of 256 MiB, io_uring, O_DIRECT, 1234 records"
-  [[nodiscard]] KVFOLIO_API std::string describe() const;
-  [[nodiscard]] KVFOLIO_API DiskTierStats stats() const noexcept;
+  [[nodiscard]] std::string describe() const;
+  [[nodiscard]] DiskTierStats stats() const noexcept;
   // Nothing that was accepted is still to be answered, and nothing is in flight.
-  [[nodiscard]] KVFOLIO_API bool idle() const noexcept;
+  [[nodiscard]] bool idle() const noexcept;
 
-  [[nodiscard]] KVFOLIO_API std::string_view name() const noexcept override;
-  [[nodiscard]] KVFOLIO_API TierLimits limits() const noexcept override;
-  KVFOLIO_API std::size_t submit(TierOp op, std::span<const TierItem> items,
-                                 Deadline deadline) noexcept override;
-  KVFOLIO_API std::size_t poll(std::uint64_t now_us, std::span<TierDone> done) noexcept override;
-  [[nodiscard]] KVFOLIO_API int event_fd() const noexcept override;
-  [[nodiscard]] KVFOLIO_API TierHealth health() const noexcept override;
-  KVFOLIO_API Status close(Deadline deadline) noexcept override;
+  [[nodiscard]] std::string_view name() const noexcept override;
+  [[nodiscard]] TierLimits limits() const noexcept override;
+  std::size_t submit(TierOp op, std::span<const TierItem> items,
+                     Deadline deadline) noexcept override;
+  std::size_t poll(std::uint64_t now_us, std::span<TierDone> done) noexcept override;
+  [[nodiscard]] int event_fd() const noexcept override;
+  [[nodiscard]] TierHealth health() const noexcept override;
+  Status close(Deadline deadline) noexcept override;
 
  private:
   class Impl;

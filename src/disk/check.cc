@@ -12,8 +12,6 @@
 namespace kvfolio {
 namespace {
 
-using disk::kPiece;
-
 constexpr std::size_t kFaultsMax = 100;
 
 class Checker {

@@ -189,7 +189,7 @@ void SegmentStore::refuse_all(std::deque<Waiting>& queue, TierOp op, TierResult 
 // As many as keep the engine busy until the next poll: the others wait here, where loads pass
 // stores.
 bool SegmentStore::has_room_for_job() const noexcept {
-  return ops_.size() < static_cast<std::size_t>(2 * engine_->depth());
+  return ops_.size() < 2 * static_cast<std::size_t>(engine_->depth());
 }
 
 void SegmentStore::begin_waiting() {

@@ -141,7 +141,7 @@ class SegmentStore {
   [[nodiscard]] TierResult in_time(const Op& op, TierResult result) const noexcept;
 
   // ---- store_segments.cc ----
-  Status adopt(std::vector<FoundSegment> found);
+  Status adopt(const std::vector<FoundSegment>& found);
   Segment& adopt_segment(const FoundSegment& found);
   Status seal_found(Segment& segment);
   void keep_going();

@@ -35,14 +35,14 @@ Result<std::unique_ptr<SegmentStore>> SegmentStore::open(DiskCalls& calls,
       new SegmentStore(calls, options, std::move(directory), std::move(engine), event_fd));
   calls.unlink(store->directory_.path_of("probe"));
   calls.unlink(store->directory_.path_of("manifest.new"));
-  Result<std::vector<FoundSegment>> found =
+  const Result<std::vector<FoundSegment>> found =
       find_segments(calls, store->directory_, options.direct, true);
-  if (!found) return std::move(found).error();
-  KVFOLIO_RETURN_IF_ERROR(store->adopt(*std::move(found)));
+  if (!found) return found.error();
+  KVFOLIO_RETURN_IF_ERROR(store->adopt(*found));
   return store;
 }
 
-Status SegmentStore::adopt(std::vector<FoundSegment> found) {
+Status SegmentStore::adopt(const std::vector<FoundSegment>& found) {
   for (const FoundSegment& one : found) {
     Segment& segment = adopt_segment(one);
     stats_.recovered += segment.records.size();

@@ -44,6 +44,8 @@ void use_every_struct() {
   take(OffloadTier{.tier = nullptr}, OffloadOptions{.arena_bytes = 1},
        OffloadOpened{.pending = true}, SequenceReady{.cached_tokens = 1},
        OffloadCounters{.loads = 1});
+  take(DiskTierOptions{.bytes = 1}, DiskTierStats{.records = 1}, DiskFault{.offset = 1},
+       DiskCheck{.damaged = 1}, DiskCheckOptions{.erase = true});
 }
 
 }  // namespace kvfolio
