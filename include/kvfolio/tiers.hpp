@@ -10,5 +10,6 @@
 #include "kvfolio/identity.h"
 #include "kvfolio/offload.h"
 #include "kvfolio/record.h"
+#include "kvfolio/redis_tier.h"
 #include "kvfolio/snapshot.h"
 #include "kvfolio/tier.h"
