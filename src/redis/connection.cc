@@ -121,7 +121,7 @@ ReplyReader::Next Connection::next(Question& question, const Reply*& reply) {
   const ReplyReader::Next what = reader_.next(first.target, reply);
   if (what == ReplyReader::Next::kMore) {
     const std::size_t most = static_cast<std::size_t>(first.budget) + kReplyBytesMax;
-    return reader_.waiting() > most ? ReplyReader::Next::kBroken : what;
+    return reader_.waiting() > most ? ReplyReader::Next::kTooLong : what;
   }
   if (what == ReplyReader::Next::kBroken) return what;
   question = first;

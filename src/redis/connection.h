@@ -61,7 +61,8 @@ class Connection {
   // There is more to receive than move() took; the descriptor may not say so.
   [[nodiscard]] bool has_more() const noexcept { return has_more_; }
   // The next whole reply, whose question is removed. The reply is valid until the next call.
-  // kBroken: what came is no reply, or too long; the question stays the first.
+  // kBroken: what came is no reply. kTooLong: it goes on beyond what was asked for, and the rest of
+  // it was not taken in. The question stays the first.
   ReplyReader::Next next(Question& question, const Reply*& reply);
   // It waits too long: to be greeted, for any byte to move, or for the reply to its first question.
   // Called once in a poll: an owner who polls seldom must not see what he did not look at as late.

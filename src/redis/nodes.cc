@@ -63,20 +63,37 @@ void RedisTier::Impl::visit(Lane& lane) {
       return;
     }
     if (was_connecting && connection.state() == Connection::State::kGreeting) greet(lane);
-    for (;;) {
-      Question question;
-      const redis::Reply* reply = nullptr;
-      const ReplyReader::Next next = connection.next(question, reply);
-      if (next == ReplyReader::Next::kMore) break;
-      if (next == ReplyReader::Next::kBroken || !on_reply(lane, question, *reply)) {
-        if (connection.state() == Connection::State::kClosed) return;  // it was lost meanwhile
-        ++counters_.replies_refused;
-        lose(lane, "a reply that does not fit the question");
-        return;
-      }
-      if (connection.state() == Connection::State::kClosed) return;
-    }
+    if (!take_replies(lane)) return;
   } while (connection.has_more() && budget_.bytes > 0);
+}
+
+// False: the connection is closed now.
+bool RedisTier::Impl::take_replies(Lane& lane) {
+  for (;;) {
+    Question question;
+    const redis::Reply* reply = nullptr;
+    const ReplyReader::Next next = lane.connection.next(question, reply);
+    if (next == ReplyReader::Next::kMore) return true;
+    if (next == ReplyReader::Next::kTooLong) {
+      refuse_long_value(lane);
+      return false;
+    }
+    const bool fits = next == ReplyReader::Next::kReply && on_reply(lane, question, *reply);
+    if (lane.connection.state() == Connection::State::kClosed) return false;
+    if (fits) continue;
+    ++counters_.replies_refused;
+    lose(lane, "a reply that does not fit the question");
+    return false;
+  }
+}
+
+// It is longer than any record that was asked for: not what we stored. What follows cannot be found
+// without reading it all.
+void RedisTier::Impl::refuse_long_value(Lane& lane) {
+  ++counters_.replies_refused;
+  const Id id = lane.connection.questions().front().item;
+  if (id != 0) finish(id, TierResult::kCorrupt);
+  drop(lane, "a value that is too long");
 }
 
 void RedisTier::Impl::connect(Lane& lane) {
@@ -107,24 +124,28 @@ void RedisTier::Impl::greet(Lane& lane) {
   lane.connection.ask({.kind = Question::Kind::kPing}, redis::Command(ping), now_us_);
 }
 
-// Closes the connection, asks again for what was in flight, and counts a failure of the node.
+// Counts a failure of the node, and drops the connection.
 void RedisTier::Impl::lose(Lane& lane, const std::string& why) {
   Node& node = *lane.node;
   const bool was_ready = lane.connection.state() == Connection::State::kReady;
   // A server may close what is not used.
-  const bool was_idle = was_ready && lane.connection.questions().empty();
-  counters_.connections_lost += was_ready ? 1 : 0;
+  if (!was_ready || !lane.connection.questions().empty()) ++node.failures;
+  want_map_ = true;
+  node.retry_us = now_us_ + kRetryUs;
+  if (node.is_open()) open_breaker(node);
+  drop(lane, why);
+}
+
+// Closes the connection and asks again for what was in flight.
+void RedisTier::Impl::drop(Lane& lane, const std::string& why) {
+  if (lane.connection.state() == Connection::State::kReady) ++counters_.connections_lost;
   std::vector<Id> in_flight;
   for (const Question& question : lane.connection.questions()) {
     if (question.item != 0) in_flight.push_back(question.item);
   }
   lane.connection.close(why);
   lane.interest = 0;
-  node.trouble = why;
-  want_map_ = true;
-  node.failures += was_idle ? 0 : 1;
-  node.retry_us = now_us_ + kRetryUs;
-  if (node.is_open()) open_breaker(node);
+  lane.node->trouble = why;
   for (const Id id : in_flight) {
     items_.at(id).lane = nullptr;
     retry(id);

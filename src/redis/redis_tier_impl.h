@@ -116,6 +116,9 @@ class RedisTier::Impl {
   void connect(Lane& lane);
   void greet(Lane& lane);
   void lose(Lane& lane, const std::string& why);
+  bool take_replies(Lane& lane);
+  void refuse_long_value(Lane& lane);
+  void drop(Lane& lane, const std::string& why);
   void open_breaker(Node& node);
   void note_success(Node& node);
   void send_queue(Lane& lane);

@@ -33,7 +33,7 @@ struct Reply {
 
 class ReplyReader {
  public:
-  enum class Next : std::uint8_t { kReply, kMore, kBroken };
+  enum class Next : std::uint8_t { kReply, kMore, kTooLong, kBroken };
 
   ReplyReader();
   ~ReplyReader();
