@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench_tiers.h"
 
+#include <algorithm>
+
 #include "families.h"
 
 namespace kvfolio::bench {
 
 std::vector<std::string> tiers_row_names() {
-  return {"tiers.hit.checked", "tiers.hit.entry", "tiers.lookup",
-          "tiers.hash",        "tiers.save",      "tiers.restore"};
+  return {
+    "tiers.hit.checked", "tiers.hit.entry", "tiers.lookup", "tiers.hash", "tiers.save",
+        "tiers.restore",
+#if KVFOLIO_WITH_REDIS
+        "tiers.redis.set.256k", "tiers.redis.get.256k", "tiers.redis.set.1m", "tiers.redis.get.1m",
+        "tiers.redis.call", "tiers.redis.recovery",
+#endif
+  };
 }
 
 void run_tiers(const Options& options, const std::function<void(const Row&)>& emit,
@@ -18,6 +26,14 @@ void run_tiers(const Options& options, const std::function<void(const Row&)>& em
     measure_arena(session);
   }
   if (session.wants("tiers.save") || session.wants("tiers.restore")) measure_snapshot(session);
+#if KVFOLIO_WITH_REDIS
+  const std::vector<std::string> names = tiers_row_names();
+  if (std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+        return name.starts_with("tiers.redis") && session.wants(name);
+      })) {
+    measure_redis(session);
+  }
+#endif
 }
 
 }  // namespace kvfolio::bench
