@@ -421,6 +421,15 @@ TEST_F(Redis, AnOwnerWhoPollsSeldomIsGreetedAllTheSame) {
   EXPECT_EQ(done[0].result, TierResult::kOk);
 }
 
+TEST_F(Redis, TwoProcessesShareAPrefix) {
+  Server server(test::free_port());
+  const auto run = [&](const char* what) {
+    return test::run({KVFOLIO_EXAMPLES "/example_shared_prefix", server.address(), what});
+  };
+  EXPECT_THAT(run("fill"), ::testing::HasSubstr("0 of 1025 tokens came from Redis, 1025 were"));
+  EXPECT_THAT(run("hit"), ::testing::HasSubstr("1024 of 1025 tokens came from Redis, 1 were"));
+}
+
 // Only misses, and each item ends once (User sees to both); afterwards all is well again.
 class RedisBehindProxy : public Redis, public ::testing::WithParamInterface<int> {};
 
