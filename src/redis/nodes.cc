@@ -120,6 +120,10 @@ void RedisTier::Impl::greet(Lane& lane) {
     words.push_back(settings_.password);
     lane.connection.ask({.kind = Question::Kind::kAuth}, redis::Command(words), now_us_);
   }
+  ask_ping(lane);
+}
+
+void RedisTier::Impl::ask_ping(Lane& lane) {
   const std::array<std::string_view, 1> ping{"PING"};
   lane.connection.ask({.kind = Question::Kind::kPing}, redis::Command(ping), now_us_);
 }
@@ -202,7 +206,14 @@ void RedisTier::Impl::tend(Node& node) {
     if (wanted && connection.state() == Connection::State::kClosed && now_us_ >= node.retry_us) {
       connect(lane);
     }
-    if (connection.state() == Connection::State::kReady) send_queue(lane);
+    if (connection.state() == Connection::State::kReady) {
+      // The other connection opened the breaker; this one asks whether all is well again.
+      if (is_loads && node.is_open() && now_us_ >= node.retry_us) {
+        ask_ping(lane);
+        node.retry_us = now_us_ + node.pause_us;
+      }
+      send_queue(lane);
+    }
     set_interest(lane);
   }
 }

@@ -115,6 +115,7 @@ class RedisTier::Impl {
   void tend(Node& node);
   void connect(Lane& lane);
   void greet(Lane& lane);
+  void ask_ping(Lane& lane);
   void lose(Lane& lane, const std::string& why);
   bool take_replies(Lane& lane);
   void refuse_long_value(Lane& lane);

@@ -45,8 +45,8 @@ bool RedisTier::Impl::on_reply(Lane& lane, const Question& question, const Reply
 bool RedisTier::Impl::on_ping(Lane& lane, const Reply& reply) {
   Node& node = *lane.node;
   if (reply.kind == Reply::Kind::kStatus && reply.text == "PONG") {
+    counters_.connections += lane.connection.state() == Connection::State::kReady ? 0 : 1;
     lane.connection.set_ready();
-    ++counters_.connections;
     // Greeted, and not proved yet: the next failure opens the breaker again.
     if (node.is_open()) node.failures = 2;
     if (!map_known_) want_map_ = true;

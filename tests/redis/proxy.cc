@@ -125,6 +125,11 @@ class Worker {
     }
     if (n < 0) return false;
     way.held.assign(piece.data(), static_cast<std::size_t>(n));
+    const bool stores = way.held.find("$3\r\nSET\r\n") != std::string::npos;
+    if (fault == ProxyFault::kNoStores && stores) {
+      end(pair, false);
+      return false;
+    }
     if (fault == ProxyFault::kDelay) way.due = Clock::now() + std::chrono::milliseconds(20);
     if (fault == ProxyFault::kGarbage && from_server && random_() % 4 == 0) {
       for (int i = 0; i < 3; ++i) {

@@ -21,8 +21,9 @@ enum class ProxyFault : std::uint8_t {
   kGarbage,    // a few bytes from the server are others
   kDrip,       // a kilobyte every 10 ms
   kRefuse,     // closes at once
+  kNoStores,   // closes a connection that says SET
 };
-inline constexpr int kNumProxyFaults = 9;
+inline constexpr int kNumProxyFaults = 10;
 
 class Proxy {
  public:

@@ -454,10 +454,29 @@ TEST_P(RedisBehindProxy, AFaultyNetworkCostsMissesOnly) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   while (user.store(1) != TierResult::kOk && std::chrono::steady_clock::now() < end) {
   }
-  EXPECT_EQ(user.load(1), TierResult::kOk);
-  EXPECT_GT(storm.run(user, milliseconds(200)), 0);
+  EXPECT_EQ(user.load(1), TierResult::kOk) << tier->describe();
+  EXPECT_GT(storm.run(user, milliseconds(200)), 0) << tier->describe();
 }
 INSTANTIATE_TEST_SUITE_P(Faults, RedisBehindProxy, ::testing::Range(0, test::kNumProxyFaults));
+
+// The breaker opened because of the connection for stores, and the other one, which was well, was
+// never greeted again.
+TEST_F(Redis, StoresThatFailDoNotKeepAServerOutForEver) {
+  Server server(test::free_port());
+  test::Proxy proxy(server.port());
+  auto tier = connect("127.0.0.1:" + std::to_string(proxy.port()),
+                      {.breaker_us_min = 50'000, .breaker_us_max = 50'000});
+  User user(*tier);
+  ASSERT_EQ(user.store(1), TierResult::kOk);
+  proxy.set(test::ProxyFault::kNoStores);
+  for (int i = 0; i < 20 && tier->health().usable; ++i) EXPECT_NE(user.store(2), TierResult::kOk);
+  EXPECT_FALSE(tier->health().usable);
+  proxy.set(test::ProxyFault::kNone);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  while (user.store(3) != TierResult::kOk && std::chrono::steady_clock::now() < end) {
+  }
+  EXPECT_EQ(user.store(4), TierResult::kOk) << tier->describe();
+}
 
 TEST(RedisOptions, WhatIsWrongIsSaid) {
   const auto message = [](RedisOptions options) {
