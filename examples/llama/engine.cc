@@ -33,7 +33,8 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const CacheSp
                             .order = options.order,
                             .steps_in_flight = options.steps_in_flight,
                             .identity = options.identity,
-                            .host_tier_bytes = options.host_tier_bytes},
+                            .host_tier_bytes = options.host_tier_bytes,
+                            .tiers = options.tiers},
                            pool);
   if (!paged) return std::move(paged).error();
   engine->paged_ = paged->get();
@@ -68,6 +69,10 @@ Result<RunStats> Engine::run(std::span<const Request> requests, Listener listene
     if (idle_steps > 1) return Status(ErrorCode::kFailedPrecondition, "no request can go on");
   }
   stats.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  // Not part of what a run takes: an engine that goes on does not wait for this.
+  if (paged_ != nullptr && !options_.tiers.empty()) {
+    KVFOLIO_RETURN_IF_ERROR(paged_->finish_stores());
+  }
   stats.scheduler = scheduler.stats();
   stats.cache = backend_->counters();
   if (paged_ != nullptr) {

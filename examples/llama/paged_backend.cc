@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "paged_backend.h"
 
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
 #include <cmath>
 #include <utility>
 
@@ -40,10 +45,17 @@ Result<std::unique_ptr<PagedBackend>> PagedBackend::create(const ModelConfig& co
   std::unique_ptr<PagedBackend> backend(new PagedBackend(
       std::make_unique<KVCacheManager>(*std::move(manager)), config, options, pool));
   if (options.host_tier_bytes > 0) {
-    Result<std::unique_ptr<Offload>> offload = Offload::create(
-        *backend->manager_, {.model = options.identity, .arena_bytes = options.host_tier_bytes});
+    Result<std::unique_ptr<Offload>> offload =
+        Offload::create(*backend->manager_, {.model = options.identity,
+                                             .arena_bytes = options.host_tier_bytes,
+                                             .tiers = options.tiers,
+                                             .timeout_us = options.load_timeout_us});
     if (!offload) return std::move(offload).error();
     backend->offload_ = *std::move(offload);
+    backend->has_tiers_ = !options.tiers.empty();
+    for (const OffloadTier& tier : options.tiers) {
+      if (tier.tier->event_fd() >= 0) backend->tier_events_.push_back(tier.tier->event_fd());
+    }
   }
   for (std::size_t group = 0; group < spec.groups.size(); ++group) {
     const GroupId id(static_cast<std::int32_t>(group));
@@ -77,12 +89,38 @@ Result<Opened> PagedBackend::open(std::span<const std::int32_t> tokens, const Op
   if (!opened) return opened.error();
   Opened result{.sequence = opened->sequence, .cached_tokens = opened->cached_tokens};
   for (bool pending = opened->pending; pending;) {
-    for (const SequenceReady& ready : offload_->poll(++polls_)) {
+    for (const SequenceReady& ready : offload_->poll(tick())) {
       result.cached_tokens = ready.cached_tokens;
       pending = false;
     }
+    if (pending) wait_for_tiers();
   }
   return result;
+}
+
+std::uint64_t PagedBackend::tick() {
+  if (!has_tiers_) return ++polls_;
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(now).count());
+}
+
+void PagedBackend::wait_for_tiers() const {
+  if (!has_tiers_) return;
+  std::array<pollfd, 8> events{};
+  const std::size_t n = std::min(events.size(), tier_events_.size());
+  for (std::size_t i = 0; i < n; ++i) events[i] = {tier_events_[i], POLLIN, 0};
+  ::poll(events.data(), n, 1);
+}
+
+Status PagedBackend::finish_stores() {
+  KVFOLIO_RETURN_IF_ERROR(complete_in_flight());
+  if (offload_ == nullptr) return {};
+  for (;;) {
+    offload_->poll(tick());
+    if (offload_->idle()) return {};
+    wait_for_tiers();
+  }
 }
 
 Result<Identity> PagedBackend::identity() const {
@@ -103,12 +141,7 @@ Result<RestoreStats> PagedBackend::restore(ByteSource& source) {
 }
 
 Status PagedBackend::evict_cached() {
-  KVFOLIO_RETURN_IF_ERROR(complete_in_flight());
-  if (offload_ != nullptr) {
-    do {
-      offload_->poll(++polls_);
-    } while (!offload_->idle());
-  }
+  KVFOLIO_RETURN_IF_ERROR(finish_stores());
   for (std::size_t group = 0; group < views_.size(); ++group) {
     const GroupId id(static_cast<std::int32_t>(group));
     const Result<std::int32_t> evicted = manager_->evict(id, views_[group].num_blocks);
@@ -138,7 +171,7 @@ Status PagedBackend::prepare() {
 Status PagedBackend::finish_step() {
   if (steps_in_flight_ == 1) {
     KVFOLIO_RETURN_IF_ERROR(manager_->finish(ticket_));
-    if (offload_ != nullptr) offload_->poll(++polls_);
+    if (offload_ != nullptr) offload_->poll(tick());
     return {};
   }
   steps_overlapped_ += in_flight_ ? 1 : 0;
@@ -158,7 +191,7 @@ Status PagedBackend::complete_in_flight() {
   const Ticket ticket = *in_flight_;
   in_flight_.reset();
   KVFOLIO_RETURN_IF_ERROR(manager_->complete(ticket));
-  if (offload_ != nullptr) offload_->poll(++polls_);
+  if (offload_ != nullptr) offload_->poll(tick());
   return {};
 }
 
