@@ -28,8 +28,6 @@ using llama::Vocabulary;
 
 // Of a file to score: 64 MiB of text are hours of work.
 constexpr std::int64_t kMaxScoredBytes = std::int64_t{64} << 20;
-// To and from a tier. The command waits for it at the end, so nothing has to be dropped.
-constexpr std::int64_t kTierBytesInFlight = std::int64_t{4} << 30;
 
 // One call of the verb.
 class Generate {
@@ -54,12 +52,10 @@ class Generate {
       if (!created) return prefixed("--logits", created.error());
       npy = *std::move(created);
     }
-    if (options_.tiers.disk) {
-      Result<std::unique_ptr<DiskTier>> disk = open_disk(*options_.tiers.disk);
-      if (!disk) return prefixed("--tier", disk.error());
-      disk_ = *std::move(disk);
-      report("kvfolio generate: " + disk_->describe());
-    }
+    Result<OpenTiers> tiers = open_tiers(options_.tiers);
+    if (!tiers) return prefixed("--tier", tiers.error());
+    tiers_ = *std::move(tiers);
+    for (const std::string& line : tiers_.describe()) report("kvfolio generate: " + line);
     Summary summary;
     summary.model = &model_;
     summary.spec = &spec_;
@@ -76,6 +72,7 @@ class Generate {
     summary.saved = saved_;
     summary.restored = restored_;
     summary.disk = disk_seen_;
+    summary.redis = redis_seen_;
     if (npy) {
       if (Status status = results_.write_logits(*npy); !status.ok()) return status;
     }
@@ -142,11 +139,9 @@ class Generate {
   Result<llama::RunStats> run_engine(bool contiguous, Results& results, bool shown) {
     llama::EngineOptions engine_choice = engine_options(contiguous, most_tokens());
     // Written to by this run alone; outlives its engine.
-    const std::unique_ptr<DiskTier> disk = contiguous ? nullptr : std::move(disk_);
-    const OffloadTier below{.tier = disk.get(),
-                            .store_bytes_max = kTierBytesInFlight,
-                            .load_bytes_max = kTierBytesInFlight};
-    if (disk != nullptr) engine_choice.tiers = std::span(&below, 1);
+    const OpenTiers tiers = contiguous ? OpenTiers{} : std::exchange(tiers_, {});
+    const std::vector<OffloadTier> below = tiers.below();
+    engine_choice.tiers = below;
     Result<std::unique_ptr<llama::Engine>> engine =
         llama::Engine::create(model_, spec_, engine_choice, pool_);
     if (!engine) return std::move(engine).error();
@@ -169,9 +164,10 @@ class Generate {
       if (shown && !options_.json) text_.rejected(request, error);
     };
     if (contiguous || !shown) return (*engine)->run(requests_, std::move(listener));
-    // After the run the disk has what it is to have.
-    const auto note_disk = [&](const Result<llama::RunStats>& stats) {
-      if (stats && disk != nullptr) disk_seen_ = {disk->describe(), disk->stats()};
+    // After the run the tiers have what they are to have.
+    const auto note_tiers = [&](const Result<llama::RunStats>& stats) {
+      if (stats && tiers.disk) disk_seen_ = {tiers.disk->describe(), tiers.disk->stats()};
+      if (stats && tiers.redis) redis_seen_ = tiers.redis->counters();
     };
     if (Status status = load(**engine); !status.ok()) return status;
     // Before the work: a place that cannot be written to is known now.
@@ -182,7 +178,7 @@ class Generate {
       sink.emplace(*std::move(created));
     }
     Result<llama::RunStats> stats = (*engine)->run(requests_, std::move(listener));
-    note_disk(stats);
+    note_tiers(stats);
     if (!stats || !sink) return stats;
     if (Status status = save(**engine, *sink); !status.ok()) return status;
     return stats;
@@ -264,8 +260,9 @@ class Generate {
   const CacheSpec& spec_;
   const CheckpointIdentity identity_;
   ThreadPool& pool_;
-  std::unique_ptr<DiskTier> disk_;  // until the run that uses it
+  OpenTiers tiers_;  // until the run that uses them
   std::optional<DiskSummary> disk_seen_;
+  std::optional<RedisCounters> redis_seen_;
   std::optional<SaveStats> saved_;
   std::optional<RestoreStats> restored_;
   llama::BlockMap block_map_;

@@ -125,7 +125,8 @@ void add_cache_options(CLI::App& app, GenerateOptions& options) {
 void add_tier_options(CLI::App& app, GenerateOptions& options) {
   add_tier_option(app, options.tiers,
                   "Keep blocks beside the cache too and bring them back, also in another process; "
-                  "several, cheapest first: host:SIZE, disk:DIR,SIZE. A disk holds the prompts");
+                  "several, cheapest first: host:SIZE, disk:DIR,SIZE, redis:HOST:PORT[,HOST:PORT]. "
+                  "A disk and Redis hold the prompts");
   app.add_option("--save", options.save_path,
                  "Write the prefix cache to a file at the end. It holds the text of the prompts")
       ->type_name("FILE");
