@@ -18,6 +18,7 @@
 #include <memory>
 #include <thread>
 
+#include "bench_tiers.h"
 #include "families.h"
 #include "kvfolio/redis_tier.h"
 
@@ -256,6 +257,11 @@ void measure_recovery(Session& session, Server& server, Records& records) {
 }  // namespace
 
 void measure_redis(Session& session) {
+  const std::vector<std::string> names = tiers_row_names();
+  const bool wanted = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+    return name.starts_with("tiers.redis") && session.wants(name);
+  });
+  if (!wanted) return;
   const std::string program = find_program();
   if (program.empty()) {
     session.leave_out("tiers.redis", "no redis-server here; scripts/redis-here unpacks one");

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench_tiers.h"
 
-#include <algorithm>
-
 #include "families.h"
 
 namespace kvfolio::bench {
@@ -10,7 +8,8 @@ namespace kvfolio::bench {
 std::vector<std::string> tiers_row_names() {
   return {
     "tiers.hit.checked", "tiers.hit.entry", "tiers.lookup", "tiers.hash", "tiers.save",
-        "tiers.restore",
+        "tiers.restore", "tiers.disk.store.threads", "tiers.disk.load.threads",
+        "tiers.disk.store.ring", "tiers.disk.load.ring",
 #if KVFOLIO_WITH_REDIS
         "tiers.redis.set.256k", "tiers.redis.get.256k", "tiers.redis.set.1m", "tiers.redis.get.1m",
         "tiers.redis.call", "tiers.redis.recovery",
@@ -26,13 +25,9 @@ void run_tiers(const Options& options, const std::function<void(const Row&)>& em
     measure_arena(session);
   }
   if (session.wants("tiers.save") || session.wants("tiers.restore")) measure_snapshot(session);
+  measure_disk(session);
 #if KVFOLIO_WITH_REDIS
-  const std::vector<std::string> names = tiers_row_names();
-  if (std::any_of(names.begin(), names.end(), [&](const std::string& name) {
-        return name.starts_with("tiers.redis") && session.wants(name);
-      })) {
-    measure_redis(session);
-  }
+  measure_redis(session);
 #endif
 }
 

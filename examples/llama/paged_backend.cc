@@ -79,23 +79,25 @@ PagedBackend::PagedBackend(std::unique_ptr<KVCacheManager> manager, const ModelC
       scale_(1.0 / std::sqrt(static_cast<double>(config.head_dim))),
       attend_(pool) {}
 
-Result<Opened> PagedBackend::open(std::span<const std::int32_t> tokens, const OpenLimits& limits) {
+Result<OffloadOpened> PagedBackend::open(std::span<const std::int32_t> tokens,
+                                         const OpenLimits& limits) {
   OpenOptions options;
   options.prefix_cache = limits.prefix_cache;
-  if (offload_ == nullptr) return manager_->open(tokens, options);
-  // What host memory has comes in a few polls, so this waits for it. An engine with slower tiers
-  // keeps the request aside while others run, and asks poll() once for each step.
-  const Result<OffloadOpened> opened = offload_->open(tokens, options);
+  if (offload_ != nullptr) return offload_->open(tokens, options);
+  const Result<Opened> opened = manager_->open(tokens, options);
   if (!opened) return opened.error();
-  Opened result{.sequence = opened->sequence, .cached_tokens = opened->cached_tokens};
-  for (bool pending = opened->pending; pending;) {
-    for (const SequenceReady& ready : offload_->poll(tick())) {
-      result.cached_tokens = ready.cached_tokens;
-      pending = false;
-    }
-    if (pending) wait_for_tiers();
-  }
-  return result;
+  return OffloadOpened{.sequence = opened->sequence, .cached_tokens = opened->cached_tokens};
+}
+
+std::span<const SequenceReady> PagedBackend::poll() {
+  if (offload_ == nullptr) return {};
+  return offload_->poll(tick());
+}
+
+// Whoever is closed while his load is written gives its blocks back now, and not at the next poll.
+Status PagedBackend::close(SequenceId sequence) {
+  if (offload_ != nullptr) static_cast<void>(offload_->cancel(sequence));
+  return manager_->close(sequence);
 }
 
 std::uint64_t PagedBackend::tick() {
@@ -116,11 +118,8 @@ void PagedBackend::wait_for_tiers() const {
 Status PagedBackend::finish_stores() {
   KVFOLIO_RETURN_IF_ERROR(complete_in_flight());
   if (offload_ == nullptr) return {};
-  for (;;) {
-    offload_->poll(tick());
-    if (offload_->idle()) return {};
-    wait_for_tiers();
-  }
+  while (offload_->drain(tick()).any()) wait_for_tiers();
+  return {};
 }
 
 Result<Identity> PagedBackend::identity() const {
@@ -169,11 +168,7 @@ Status PagedBackend::prepare() {
 }
 
 Status PagedBackend::finish_step() {
-  if (steps_in_flight_ == 1) {
-    KVFOLIO_RETURN_IF_ERROR(manager_->finish(ticket_));
-    if (offload_ != nullptr) offload_->poll(tick());
-    return {};
-  }
+  if (steps_in_flight_ == 1) return manager_->finish(ticket_);
   steps_overlapped_ += in_flight_ ? 1 : 0;
   KVFOLIO_RETURN_IF_ERROR(manager_->commit(ticket_));
   KVFOLIO_RETURN_IF_ERROR(complete_in_flight());
@@ -190,9 +185,7 @@ Status PagedBackend::complete_in_flight() {
   if (!in_flight_) return {};
   const Ticket ticket = *in_flight_;
   in_flight_.reset();
-  KVFOLIO_RETURN_IF_ERROR(manager_->complete(ticket));
-  if (offload_ != nullptr) offload_->poll(tick());
-  return {};
+  return manager_->complete(ticket);
 }
 
 Status PagedBackend::layer(std::int32_t layer, const ConstRowsView& q, const ConstRowsView& k,
