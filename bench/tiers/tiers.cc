@@ -6,8 +6,8 @@
 namespace kvfolio::bench {
 
 std::vector<std::string> tiers_row_names() {
-  return {"tiers.hit.checked", "tiers.hit.entry", "tiers.lookup",
-          "tiers.hash",        "tiers.save",      "tiers.restore"};
+  return {"tiers.hit.checked",          "tiers.hit.entry", "tiers.lookup", "tiers.hash",
+          "tiers.decode_beside_stores", "tiers.save",      "tiers.restore"};
 }
 
 void run_tiers(const Options& options, const std::function<void(const Row&)>& emit,
@@ -17,6 +17,7 @@ void run_tiers(const Options& options, const std::function<void(const Row&)>& em
       session.wants("tiers.lookup") || session.wants("tiers.hash")) {
     measure_arena(session);
   }
+  if (session.wants("tiers.decode_beside_stores")) measure_beside(session);
   if (session.wants("tiers.save") || session.wants("tiers.restore")) measure_snapshot(session);
 }
 
