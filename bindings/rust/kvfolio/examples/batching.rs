@@ -105,7 +105,7 @@ impl Engine {
                     inputs.extend_from_slice(rest);
                     i += 1;
                 }
-                // Whoever was not used for longest makes room. The step is never the victim.
+                // The sequence that was not used for longest makes room. A sequence of the step is never selected.
                 Err(Error::NoBlocks { .. }) => match step.select_victim(None) {
                     Some(victim) => {
                         step.preempt(victim)?;
@@ -141,7 +141,7 @@ impl Engine {
             q: Rows::f32(&q, [n, Q_HEADS, HEAD_DIM]),
             out: RowsMut::f32(&mut out, [n, Q_HEADS, HEAD_DIM]),
             lse: None,
-            workspace: &mut vec![0; bytes as usize],
+            workspace: &mut vec![0; bytes],
             executor: Some(&self.pool),
         })?;
         let ends: Vec<usize> = plan.query_start()[1..].iter().map(|&end| end as usize).collect();

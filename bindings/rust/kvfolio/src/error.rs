@@ -54,6 +54,12 @@ pub enum Error {
     OutOfMemory(String),
     /// Valid, but this build or configuration cannot do it.
     Unsupported(String),
+    /// A medium does not answer. No call of this crate gives this or the next two yet.
+    Unavailable(String),
+    /// Not done before its deadline.
+    TimedOut(String),
+    /// What came back is not what was stored.
+    Corrupt(String),
     /// A code that this version of the crate does not know.
     Other(i32, String),
 }
@@ -70,6 +76,9 @@ impl Error {
             | Error::Aborted(message)
             | Error::OutOfMemory(message)
             | Error::Unsupported(message)
+            | Error::Unavailable(message)
+            | Error::TimedOut(message)
+            | Error::Corrupt(message)
             | Error::Other(_, message) => message,
         }
     }
@@ -85,6 +94,9 @@ impl Error {
             Error::Aborted(_) => sys::KVFOLIO_ERR_ABORTED,
             Error::OutOfMemory(_) => sys::KVFOLIO_ERR_OUT_OF_MEMORY,
             Error::Unsupported(_) => sys::KVFOLIO_ERR_UNSUPPORTED,
+            Error::Unavailable(_) => sys::KVFOLIO_ERR_UNAVAILABLE,
+            Error::TimedOut(_) => sys::KVFOLIO_ERR_TIMED_OUT,
+            Error::Corrupt(_) => sys::KVFOLIO_ERR_CORRUPT,
             Error::Other(code, _) => *code,
         }
     }
@@ -143,6 +155,7 @@ mirror! {
 /// let stopped = step.append_each(&[a, b], &[1, 2]).unwrap_err();
 /// assert_eq!(stopped.done, 1); // `a` is in the step, `b` is not
 /// assert!(matches!(stopped.error, Error::NoBlocks { .. }));
+/// assert!(stopped.to_string().ends_with("(the 1 sequences before it are done)"));
 /// # Ok::<(), Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -155,15 +168,12 @@ pub struct Stopped {
 
 impl fmt::Display for Stopped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (after {} sequences)", self.error, self.done)
+        write!(f, "{} (the {} sequences before it are done)", self.error, self.done)
     }
 }
 
-impl std::error::Error for Stopped {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.error)
-    }
-}
+// Without a source: the text has that of the error already.
+impl std::error::Error for Stopped {}
 
 impl From<Stopped> for Error {
     fn from(stopped: Stopped) -> Error {
@@ -174,7 +184,8 @@ impl From<Stopped> for Error {
 /// # Safety
 /// `text` is a C string that is never freed.
 pub(crate) unsafe fn constant(text: *const c_char) -> &'static str {
-    CStr::from_ptr(text).to_str().unwrap_or("?")
+    // SAFETY: as required.
+    unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("?")
 }
 
 pub(crate) fn invalid<T>(message: String) -> Result<T> {
@@ -203,22 +214,30 @@ pub(crate) fn call(f: impl FnOnce(*mut sys::kvfolio_error) -> i32) -> Result<()>
     Err(unsafe { error_of(code, out) })
 }
 
+/// # Safety
+/// The message ends with a 0, and the shortage is initialised.
 #[cold]
 unsafe fn error_of(code: i32, from: *const sys::kvfolio_error) -> Error {
-    let text = CStr::from_ptr(std::ptr::addr_of!((*from).message).cast());
+    // SAFETY: as required.
+    let text = unsafe { CStr::from_ptr(std::ptr::addr_of!((*from).message).cast()) };
     let message = text.to_string_lossy().into_owned();
     match code {
         sys::KVFOLIO_ERR_INVALID_ARGUMENT => Error::InvalidArgument(message),
         sys::KVFOLIO_ERR_NOT_FOUND => Error::NotFound(message),
         sys::KVFOLIO_ERR_FAILED_PRECONDITION => Error::FailedPrecondition(message),
         sys::KVFOLIO_ERR_NO_BLOCKS => {
-            let shortage = Shortage::from_c(&std::ptr::addr_of!((*from).shortage).read());
+            // SAFETY: as required.
+            let shortage = unsafe { std::ptr::addr_of!((*from).shortage).read() };
+            let shortage = Shortage::from_c(&shortage);
             Error::NoBlocks { shortage, message }
         }
         sys::KVFOLIO_ERR_RESOURCE_EXHAUSTED => Error::ResourceExhausted(message),
         sys::KVFOLIO_ERR_ABORTED => Error::Aborted(message),
         sys::KVFOLIO_ERR_OUT_OF_MEMORY => Error::OutOfMemory(message),
         sys::KVFOLIO_ERR_UNSUPPORTED => Error::Unsupported(message),
+        sys::KVFOLIO_ERR_UNAVAILABLE => Error::Unavailable(message),
+        sys::KVFOLIO_ERR_TIMED_OUT => Error::TimedOut(message),
+        sys::KVFOLIO_ERR_CORRUPT => Error::Corrupt(message),
         other => Error::Other(other, message),
     }
 }

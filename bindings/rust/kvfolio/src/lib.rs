@@ -40,6 +40,8 @@
 //! Counts and ids are those of `kvfolio.h`, of the same types; its C++ header `manager.h` is the
 //! reference of every call.
 
+#![deny(missing_docs, missing_debug_implementations, unsafe_op_in_unsafe_fn)]
+
 #[macro_use]
 mod mirror;
 
@@ -67,7 +69,7 @@ pub use kernels::{
 };
 pub use kvfolio_sys as sys;
 pub use manager::{Cache, ForkOptions, Hold, Load, Manager, Opened, Pin, Sequence, Ticket};
-pub use memory::{MemoryKind, MemoryResource};
+pub use memory::{CopyRun, MemoryKind, MemoryResource};
 pub use options::{Options, Order, Policy};
 pub use plan::{GroupPlan, PlanArrays, SharedPrefix};
 pub use prompt::{MediaSpan, OpenOptions, Publish, Root, RootKey};

@@ -31,6 +31,12 @@ macro_rules! id {
                 $name(number)
             }
         }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                self.0.fmt(f)
+            }
+        }
     };
 }
 id! {
@@ -60,6 +66,7 @@ id! {
 /// What [`Manager::open`] gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opened {
+    /// The new sequence.
     pub sequence: Sequence,
     /// Append the tokens from here on.
     pub cached_tokens: i32,
@@ -68,7 +75,9 @@ pub struct Opened {
 /// Options of the child; `ForkOptions` in `manager_types.h`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ForkOptions {
+    /// A name for [`Manager::find`].
     pub caller_id: Option<u64>,
+    /// For [`Policy::LowestPriority`](crate::Policy).
     pub priority: i32,
 }
 

@@ -49,6 +49,7 @@ pub struct Options {
     pub max_pins: i32,
     /// 0: 2.
     pub max_steps_in_flight: i32,
+    /// In which order steps complete.
     pub order: Order,
     /// Nothing is ever findable.
     pub no_prefix_cache: bool,
@@ -62,6 +63,7 @@ pub struct Options {
     pub max_root_key_bytes: i64,
     /// 0: derived.
     pub max_table_entries: i64,
+    /// Mixed into every hash: a server that fears crafted prompts sets a random one.
     pub hash_seed: u64,
     /// 0: 0.90; -1: 0.
     pub high_watermark: f64,
@@ -69,6 +71,7 @@ pub struct Options {
     pub max_root_keys: i32,
     /// 0: 4096; -1: none.
     pub max_media_extents: i32,
+    /// Of calls that name no policy.
     pub victim_policy: Policy,
     /// Caches with different tags refuse each other's ids.
     pub id_tag: u16,

@@ -54,7 +54,7 @@ impl PlanSlots {
         }
     }
 
-    /// A place for the plan of the open step. It counts once [`Slot::is_of`] says so.
+    /// A place for the plan of the open step. It counts once [`Slot::is_planned`] was called.
     pub(crate) fn slot(&mut self) -> &mut Slot {
         self.changed();
         let free = self.slots.iter().position(|slot| slot.ticket == 0);
@@ -105,8 +105,9 @@ impl PlanSlots {
 }
 
 impl Slot {
-    pub(crate) fn is_of(&mut self, ticket: u64) {
-        self.ticket = ticket;
+    /// C has written a plan, which says whose it is.
+    pub(crate) fn is_planned(&mut self) {
+        self.ticket = self.step.ticket;
     }
 
     /// Requires: the arrays live for 'a.
@@ -160,7 +161,7 @@ pub struct PlanArrays<'a> {
     life: PhantomData<&'a [i32]>,
 }
 
-// SAFETY: arrays that nobody writes as long as this lives.
+// SAFETY: arrays that nothing writes as long as this lives.
 unsafe impl Send for PlanArrays<'_> {}
 unsafe impl Sync for PlanArrays<'_> {}
 
@@ -171,6 +172,18 @@ fn slice<'a>(array: sys::kvfolio_i32s) -> &'a [i32] {
     }
     // SAFETY: as required.
     unsafe { std::slice::from_raw_parts(array.data, array.size as usize) }
+}
+
+impl std::fmt::Debug for PlanArrays<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PlanArrays")
+            .field("ticket", &self.ticket())
+            .field("sequences", &self.sequences())
+            .field("query_start", &self.query_start())
+            .field("kv_lens", &self.kv_lens())
+            .field("groups", &self.groups())
+            .finish_non_exhaustive()
+    }
 }
 
 impl<'a> PlanArrays<'a> {
@@ -225,12 +238,23 @@ impl<'a> PlanArrays<'a> {
         // SAFETY: as step(); GroupPlan is repr(transparent).
         unsafe { std::slice::from_raw_parts(self.groups.cast(), self.n) }
     }
-    /// The arrays of one group. Panics if there is no such group.
-    pub fn group(&self, group: usize) -> &'a GroupPlan {
-        &self.groups()[group]
+    /// The arrays of one group.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such group.
+    pub fn group(&self, group: i32) -> &'a GroupPlan {
+        usize::try_from(group)
+            .ok()
+            .and_then(|at| self.groups().get(at))
+            .unwrap_or_else(|| panic!("there is no group {group} of {}", self.n))
     }
-    /// What [`attend`](crate::View::attend) takes. Panics if there is no such group.
-    pub fn batch(&self, group: usize) -> Batch<'a> {
+    /// What [`attend`](crate::View::attend) takes.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such group.
+    pub fn batch(&self, group: i32) -> Batch<'a> {
         Batch {
             query_start: self.query_start(),
             kv_lens: self.kv_lens(),
@@ -247,8 +271,11 @@ impl<'a> PlanArrays<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct SharedPrefix {
+    /// Its place in the plan.
     pub first_sequence: i32,
+    /// Two or more.
     pub num_sequences: i32,
+    /// That they share.
     pub num_blocks: i32,
 }
 
@@ -260,6 +287,16 @@ pub struct GroupPlan(sys::kvfolio_group_plan);
 unsafe impl Send for GroupPlan {}
 unsafe impl Sync for GroupPlan {}
 
+impl std::fmt::Debug for GroupPlan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GroupPlan")
+            .field("slot_mapping", &self.slot_mapping())
+            .field("block_table", &self.block_table())
+            .field("block_table_stride", &self.block_table_stride())
+            .finish_non_exhaustive()
+    }
+}
+
 impl GroupPlan {
     /// `[tokens]`: where K and V of each token go; -1: they are there already.
     pub fn slot_mapping(&self) -> &[i32] {
@@ -269,33 +306,39 @@ impl GroupPlan {
     pub fn block_table(&self) -> &[i32] {
         slice(self.0.block_table)
     }
+    /// Entries of the table of each sequence.
     pub fn block_table_stride(&self) -> i32 {
         self.0.block_table_stride
     }
-    /// FlashInfer.
+    /// FlashInfer: entries of `kv_indices()` before each sequence.
     pub fn kv_indptr(&self) -> &[i32] {
         slice(self.0.kv_indptr)
     }
+    /// FlashInfer: the blocks of all sequences, one behind the other.
     pub fn kv_indices(&self) -> &[i32] {
         slice(self.0.kv_indices)
     }
+    /// FlashInfer: tokens in the last block of each sequence.
     pub fn kv_last_page_len(&self) -> &[i32] {
         slice(self.0.kv_last_page_len)
     }
-    /// Whole blocks to copy before the step writes.
+    /// Whole blocks to copy before the step writes, in this order.
     pub fn copy_src(&self) -> &[i32] {
         slice(self.0.copy_src)
     }
+    /// Where block `copy_src()[i]` is copied to.
     pub fn copy_dst(&self) -> &[i32] {
         slice(self.0.copy_dst)
     }
-    /// Entries of a block table on the device to change.
+    /// Entries of a block table on the device to change: the row.
     pub fn changed_rows(&self) -> &[i32] {
         slice(self.0.changed_rows)
     }
+    /// See `changed_rows()`: the logical block.
     pub fn changed_columns(&self) -> &[i32] {
         slice(self.0.changed_columns)
     }
+    /// See `changed_rows()`: the physical block.
     pub fn changed_blocks(&self) -> &[i32] {
         slice(self.0.changed_blocks)
     }

@@ -8,7 +8,9 @@ use std::mem::size_of;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum DType {
+    /// 64 bits.
     F64 = sys::KVFOLIO_F64,
+    /// 32 bits.
     F32 = sys::KVFOLIO_F32,
     /// In Rust the bits, in a `u16`.
     F16 = sys::KVFOLIO_F16,
@@ -34,7 +36,9 @@ impl DType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum Format {
+    /// Head by head, and within a head token by token.
     Hnd = sys::KVFOLIO_HND,
+    /// Token by token, and within a token head by head.
     Nhd = sys::KVFOLIO_NHD,
     /// Tiles of 16 tokens for instructions that compute dot products.
     Granule = sys::KVFOLIO_GRANULE,
@@ -46,7 +50,12 @@ pub enum Kind {
     /// Every earlier token.
     Full,
     /// Itself, the `window - 1` tokens before it, and the first `num_sinks` tokens.
-    SlidingWindow { window: i32, num_sinks: i32 },
+    SlidingWindow {
+        /// Tokens that a query reads, itself included.
+        window: i32,
+        /// The first tokens, which every query reads.
+        num_sinks: i32,
+    },
 }
 
 /// A group of layers with the same shape. `spec.h` says the limits.
@@ -66,18 +75,25 @@ pub enum Kind {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupSpec {
+    /// Layers that share the blocks of the group.
     pub num_layers: i32,
+    /// Heads of K and V.
     pub num_kv_heads: i32,
     /// Elements of a row of K.
     pub head_dim_k: i32,
     /// 0: there is no V.
     pub head_dim_v: i32,
+    /// V is the first `head_dim_v` elements of K, and takes no memory (MLA).
     pub v_is_prefix_of_k: bool,
     /// Tokens.
     pub block_size: i32,
+    /// Element type of K and V.
     pub dtype: DType,
+    /// How the tokens of a block lie.
     pub format: Format,
+    /// What a query reads.
     pub kind: Kind,
+    /// Blocks of the pool; [`fit`] fills it in.
     pub num_blocks: i32,
 }
 

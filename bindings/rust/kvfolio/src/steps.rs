@@ -170,14 +170,15 @@ impl<'c> Step<'c> {
 
     /// The arrays of the step. The plan borrows the step: what changes the step comes after it.
     pub fn plan(&mut self, options: &PlanOptions) -> Result<Plan<'_>> {
-        let (options, ticket) = (options.to_c(), self.ticket);
+        let options = options.to_c();
         let this = self.manager.raw.as_ptr();
         let slot = self.manager.plans.slot();
         call(|error| unsafe {
             let n = slot.groups.len() as i32;
             sys::kvfolio_plan(this, &options, &mut slot.step, slot.groups.as_mut_ptr(), n, error)
         })?;
-        slot.is_of(ticket);
+        // C planned the step that is open: not this one, if the managers of two steps were exchanged.
+        slot.is_planned();
         // They live until the step ends or is planned again. Both need `self`, which is borrowed.
         let arrays = slot.arrays();
         Ok(Plan { arrays, manager: self.manager })
@@ -216,6 +217,12 @@ impl<'c> Step<'c> {
         let ticket = self.ticket();
         std::mem::forget(self); // it holds nothing but the borrow
         ticket
+    }
+}
+
+impl std::fmt::Debug for Step<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Step({})", self.ticket)
     }
 }
 
@@ -258,10 +265,15 @@ fn run_copies(manager: &mut Manager) -> Result<()> {
 pub struct PlanOptions {
     /// False: block tables are padded with -1.
     pub pad_with_zero: bool,
+    /// For engines that keep block tables of their own.
     pub no_block_tables: bool,
+    /// The entries of block tables that changed since the last plan that had them.
     pub changed_entries: bool,
+    /// `kv_indptr`, `kv_indices` and `kv_last_page_len`.
     pub flashinfer: bool,
+    /// Runs of sequences with the same leading blocks.
     pub shared_prefixes: bool,
+    /// The position of each token.
     pub positions: bool,
 }
 
@@ -334,6 +346,12 @@ impl<'s> Plan<'s> {
     }
 }
 
+impl std::fmt::Debug for Plan<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.arrays.fmt(f)
+    }
+}
+
 impl<'s> Deref for Plan<'s> {
     type Target = PlanArrays<'s>;
     fn deref(&self) -> &PlanArrays<'s> {
@@ -400,7 +418,7 @@ pub(crate) fn ended<'a>(
 /// assert_eq!(first.group(0).slot_mapping(), [0]);
 /// cache.complete(tickets[0])?;
 /// assert!(cache.plan_of(tickets[0]).is_none());
-/// let ended = cache.fail(tickets[1])?; // the device failed: who wrote in that step is closed
+/// let ended = cache.fail(tickets[1])?; // the device failed: each sequence of that step is closed
 /// assert_eq!((ended.len(), ended[0].sequence(), ended[0].caller_id()), (1, a, Some(7)));
 /// # Ok::<(), kvfolio::Error>(())
 /// ```

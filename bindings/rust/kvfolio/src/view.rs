@@ -86,9 +86,15 @@ pub struct View<'a> {
     _memory: PhantomData<&'a [u8]>,
 }
 
-// SAFETY: a view is a pointer to memory that nobody writes as long as the view lives.
+// SAFETY: a view is a pointer to memory that nothing writes as long as the view lives.
 unsafe impl Send for View<'_> {}
 unsafe impl Sync for View<'_> {}
+
+impl std::fmt::Debug for View<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "View({:?} memory of {:?})", self.kind, self.spec)
+    }
+}
 
 impl<'a> View<'a> {
     pub(crate) fn new(handle: &'a ViewHandle, spec: &'a GroupSpec, kind: MemoryKind) -> View<'a> {
@@ -162,12 +168,13 @@ impl<'a> View<'a> {
             return None;
         }
         // SAFETY: C checked that the row is there; it is contiguous, initialised and of this type,
-        // and as long as the view lives nobody writes it.
+        // and nothing writes it as long as the view lives.
         Some(unsafe { std::slice::from_raw_parts(at.cast(), elements as usize) })
     }
 }
 
 /// A view to write: the only one of its storage as long as it lives. [`View`] shows it.
+#[derive(Debug)]
 pub struct ViewMut<'a>(View<'a>);
 
 impl<'a> ViewMut<'a> {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What safe programs do that nobody would write: nothing of it may reach memory that is gone. Run it
+// Safe programs that no engine would write: none of them may reach memory that is gone. Run them
 // under valgrind to see more than the asserts do.
 
 use kvfolio::*;
@@ -264,7 +264,7 @@ fn threads_ask_and_attend_at_the_same_time() -> Result<()> {
                 q: rows,
                 out: RowsMut::f32(&mut out, [100, 1, 4]),
                 lse: None,
-                workspace: &mut vec![0; bytes as usize],
+                workspace: &mut vec![0; bytes],
                 executor: Some(&pool),
             };
             view.attend(attention).unwrap();
@@ -467,4 +467,144 @@ fn transfers_of_bad_input_are_refused_and_change_nothing() -> Result<()> {
     cache.storage_mut().unwrap().write_blocks(0, &[], &[])?;
     assert_eq!(cache.describe(), before);
     cache.check_invariants()
+}
+
+#[test]
+fn plans_of_exchanged_steps_end_with_the_step_that_was_planned() -> Result<()> {
+    let (mut one, mut other) = (cache(), cache());
+    other.begin_step()?.finish()?; // so that the tickets of the two open steps differ
+    let a = one.open(&[], &Default::default())?.sequence;
+    let b = other.open(&[], &Default::default())?.sequence;
+    let (mut first, mut second) = (one.begin_step()?, other.begin_step()?);
+    let (of_one, of_other) = (first.ticket(), second.ticket());
+    assert_ne!(of_one, of_other);
+    first.append(a, &[1])?;
+    second.append(b, &[2, 3])?;
+    std::mem::swap(&mut *first, &mut *second);
+    let plan = first.plan(&Default::default())?; // of the step that the manager has open
+    assert_eq!((plan.ticket(), plan.num_tokens()), (of_other, 2));
+    assert!(first.plan_of(of_one).is_none() && first.plan_of(of_other).is_some());
+    first.undo(b)?; // changes it: neither number names arrays that C writes again
+    assert!(first.plan_of(of_one).is_none() && first.plan_of(of_other).is_none());
+    assert!(first.commit().is_err());
+    assert!(second.commit().is_err());
+    one.drop_forgotten_step();
+    other.drop_forgotten_step();
+    one.check_invariants()?;
+    other.check_invariants()
+}
+
+#[test]
+fn memory_that_is_not_aligned_is_refused_or_taken_as_it_is() -> Result<()> {
+    let mut storage = Storage::new(&[group()])?;
+    let data = [1f32; 16];
+    let rows = |token, head| Rows::f32(&data, [2, 1, 4]).strides(token, head);
+    let mut views = storage.as_mut();
+    let mut view = views.view(0)?;
+    for (token, head) in [(18, 16), (17, 17), (1, 1)] {
+        let odd = rows(token, head);
+        assert!(view.append_rows(0, odd, Some(odd), &[0, 1]).is_err(), "{token} {head}");
+    }
+    view.append_rows(0, rows(32, 16), Some(rows(32, 16)), &[0, 1])?;
+    let view = storage.view(0)?;
+    let bytes = view.attention_workspace_bytes(1, 2, Target::Auto, 1)?;
+    let mut memory = vec![0u8; bytes + 64];
+    for at in [0, 1, 3, 8, 63] {
+        let mut out = [0f32; 4];
+        let answer = view.attend(Attention {
+            batch: Batch {
+                query_start: &[0, 1],
+                kv_lens: &[2],
+                block_table: &[0],
+                block_table_stride: 1,
+                ..Batch::default()
+            },
+            options: AttentionOptions::default(),
+            q: Rows::f32(&[0.0; 4], [1, 1, 4]),
+            out: RowsMut::f32(&mut out, [1, 1, 4]),
+            lse: None,
+            workspace: &mut memory[at..at + bytes],
+            executor: None,
+        });
+        assert!(answer.is_ok() == (out == [1.0; 4]), "{at}: {answer:?} {out:?}");
+    }
+    Ok(())
+}
+
+/// Memory of a device, as far as C can tell, with its own copies.
+struct FakeDevice(Counting, Arc<AtomicI64>);
+unsafe impl MemoryResource for FakeDevice {
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Device
+    }
+    fn allocate(&self, bytes: usize) -> *mut u8 {
+        self.0.allocate(bytes)
+    }
+    unsafe fn deallocate(&self, memory: *mut u8, bytes: usize) {
+        self.0.deallocate(memory, bytes)
+    }
+    unsafe fn copy(&self, dst: *mut u8, src: *const u8, bytes: usize) {
+        self.0.copy(dst, src, bytes)
+    }
+    unsafe fn copy_in(&self, runs: &[CopyRun]) -> bool {
+        self.1.fetch_add(runs.len() as i64, Ordering::Relaxed);
+        self.copy_batch(runs);
+        true
+    }
+    unsafe fn copy_out(&self, runs: &[CopyRun]) -> bool {
+        self.1.load(Ordering::Relaxed) > 0 && {
+            self.copy_batch(runs);
+            true
+        }
+    }
+}
+
+#[test]
+fn images_of_a_device_go_through_its_resource() -> Result<()> {
+    let (bytes, runs) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicI64::new(0)));
+    let device = Arc::new(FakeDevice(Counting(bytes.clone()), runs.clone()));
+    let mut storage = Storage::with_resource(&[group()], device)?;
+    assert_eq!(storage.memory_kind(), MemoryKind::Device);
+    let size = storage.block_image_bytes(0)?;
+    let mut image = vec![0u8; size];
+    let refused = storage.read_blocks(0, &[3], &mut image); // copy_out() said false
+    assert!(matches!(refused, Err(Error::Unsupported(_))), "{refused:?}");
+    let written: Vec<u8> = (0..size).map(|i| i as u8).collect();
+    storage.as_mut().write_blocks(0, &[3], &written)?;
+    assert!(runs.load(Ordering::Relaxed) > 0);
+    storage.read_blocks(0, &[3], &mut image)?;
+    assert_eq!(image, written);
+    assert!(storage.view(0)?.k::<f32>(0, 3, 0, 0).is_none()); // not a slice of the CPU
+    assert!(storage.view(0)?.k_scale(0, 3, 0, 0).is_none());
+    drop(storage);
+    assert_eq!(bytes.load(Ordering::Relaxed), 0);
+    Ok(())
+}
+
+#[test]
+fn every_value_can_be_shown_and_errors_say_themselves_once() -> Result<()> {
+    let mut cache = cache();
+    let a = cache.open(&[1, 2], &Default::default())?.sequence;
+    let shown = [
+        format!("{:?}", cache.storage().unwrap()),
+        format!("{:?}", cache.view(0)?),
+        format!("{:?}", cache.view_mut(0)?),
+        format!("{:?}", Rows::f32(&[0.0; 4], [1, 1, 4])),
+        format!("{:?}", ThreadPool::new(1)?),
+        format!("{:?}", Root::new(&RootKey::default())?),
+    ];
+    assert!(shown.iter().all(|text| !text.is_empty()), "{shown:?}");
+    let mut step = cache.begin_step()?;
+    step.append(a, &[1, 2])?;
+    assert_eq!(format!("{step:?}"), format!("Step({})", step.ticket()));
+    let stopped = step.append_each(&[Sequence::from_raw(5)], &[1]).unwrap_err();
+    let source = std::error::Error::source(&stopped);
+    assert!(source.is_none() && stopped.to_string().contains("append_each: at 0: "), "{stopped}");
+    let plan = step.plan(&Default::default())?;
+    assert!(format!("{plan:?}").contains("kv_lens: [2]"), "{plan:?}");
+    for group in [1, -1] {
+        let asked = std::panic::AssertUnwindSafe(|| plan.group(group).block_table_stride());
+        assert!(std::panic::catch_unwind(asked).is_err());
+    }
+    Ok(())
 }
