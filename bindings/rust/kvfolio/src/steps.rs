@@ -64,6 +64,47 @@ use std::ops::{Deref, DerefMut};
 /// step.append_unnamed_draft(a, 3, 3)?;
 /// # Ok::<(), kvfolio::Error>(())
 /// ```
+///
+/// An append that is short of blocks preempts another sequence, inside the step, and is made again.
+/// Then new requests join the step as long as they fit into what it leaves:
+///
+/// ```
+/// use kvfolio::{Cache, Error, GroupSpec, Options};
+///
+/// let group = GroupSpec { head_dim_k: 8, block_size: 4, num_blocks: 6, ..GroupSpec::default() };
+/// let mut cache = Cache::new(&[group], &Options::default())?;
+/// let idle = cache.open(&[1; 12], &Default::default())?.sequence;
+/// let mut step = cache.begin_step()?;
+/// step.append(idle, &[1; 12])?;
+/// step.finish()?; // 3 of 6 blocks
+///
+/// let long = cache.open(&[2; 17], &Default::default())?.sequence;
+/// let mut step = cache.begin_step()?;
+/// let mut preempted = Vec::new();
+/// loop {
+///     match step.append(long, &[2; 17]) {
+///         Err(Error::NoBlocks { .. }) => match step.select_victim(None) {
+///             Some(victim) => {
+///                 step.preempt(victim)?; // its blocks are free now, or cached
+///                 preempted.push(victim); // resume it later: open what it had, append the rest
+///             }
+///             None => break, // no other sequence can make room: this one waits for a later step
+///         },
+///         answer => break answer?,
+///     }
+/// }
+/// assert_eq!(preempted, [idle]);
+///
+/// // One block is left. admit_prompt() counts with what the open step has taken already.
+/// let new = [3; 4];
+/// assert!(matches!(step.admit_prompt(&new, &Default::default(), 1), Err(Error::NoBlocks { .. })));
+/// let admission = step.admit_prompt(&new, &Default::default(), 0)?; // without room to generate
+/// assert_eq!(admission.blocks(), [1]);
+/// let opened = step.open(&new, &Default::default())?; // holds what it finds
+/// step.append(opened.sequence, &new[opened.cached_tokens as usize..])?; // as was said
+/// step.finish()?;
+/// # Ok::<(), kvfolio::Error>(())
+/// ```
 #[must_use = "a step that is dropped rolls back"]
 pub struct Step<'c> {
     manager: &'c mut Manager,

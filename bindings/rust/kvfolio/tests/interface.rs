@@ -164,3 +164,40 @@ fn every_function_of_c_is_called() {
         declared.map(|line| words(line).next().unwrap()).filter(|n| !used.contains(*n)).collect();
     assert_eq!(missing, BTreeSet::new());
 }
+
+/// The fields of each struct of C that carries its size: the name of the struct, and the fields.
+fn structs_of_c(declarations: &str) -> Vec<(&str, Vec<&str>)> {
+    let mut out = Vec::new();
+    for part in declarations.split("\npub struct ").skip(1) {
+        let body = part.split("\n}").next().unwrap();
+        let fields = body.lines().filter_map(|line| line.trim().strip_prefix("pub "));
+        let fields: Vec<&str> = fields.map(|field| words(field).next().unwrap()).collect();
+        if fields.first() == Some(&"struct_size") {
+            out.push((words(part).next().unwrap(), fields));
+        }
+    }
+    out
+}
+
+#[test]
+fn every_field_of_c_is_in_the_crate() {
+    let header = concat!(env!("CARGO_MANIFEST_DIR"), "/../kvfolio-sys/src/declarations.rs");
+    let header = std::fs::read_to_string(header).unwrap();
+    let structs = structs_of_c(&header);
+    assert!(structs.len() >= 20, "{structs:?}");
+    // Those files that name the struct must name its fields, outside comments.
+    for (name, fields) in structs {
+        let mut used = BTreeSet::new();
+        for (_, source) in sources() {
+            let code: Vec<&str> =
+                source.lines().filter(|line| !line.trim().starts_with("//")).collect();
+            if code.iter().any(|line| words(line).any(|word| word == name)) {
+                used.extend(code.iter().flat_map(|line| words(line)).map(str::to_string));
+            }
+        }
+        for field in fields {
+            let is_known = ["struct_size", "reserved"].contains(&field) || used.contains(field);
+            assert!(is_known, "{name}.{field} is not in the crate");
+        }
+    }
+}

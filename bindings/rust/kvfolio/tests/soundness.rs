@@ -608,3 +608,50 @@ fn every_value_can_be_shown_and_errors_say_themselves_once() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn open_step_allows_what_the_documentation_says() -> Result<()> {
+    let mut cache = cache();
+    let a = cache.open(&[1, 2, 3, 4], &Default::default())?.sequence;
+    let b = cache.open(&[5, 6], &Default::default())?.sequence;
+    let mut step = cache.begin_step()?;
+    step.append(a, &[1, 2, 3, 4])?;
+    step.append(b, &[5, 6])?;
+    step.finish()?;
+    let mut step = cache.begin_step()?;
+    step.append(a, &[7])?;
+    let refused = [
+        step.append(a, &[8]),
+        step.truncate(a, 2),
+        step.clear(a),
+        step.trim(a, 1, 1).map(drop),
+        step.close(a),
+        step.accept(a, 0),
+        step.reserve(a, 8, 1),
+        step.fork(a, &Default::default()).map(drop),
+        step.begin_load(a, &[1, 2, 3, 4, 7, 8], 6).map(drop),
+    ];
+    for answer in refused {
+        assert!(matches!(answer, Err(Error::FailedPrecondition(_))), "{answer:?}");
+    }
+    let blocks = step.block_table(a, 0)?.to_vec();
+    assert!(step.hold_blocks(0, &blocks).is_err()); // the step writes to it
+    step.set_priority(a, 3)?;
+    step.undo(a)?;
+    step.append(a, &[8])?;
+    // Those that are not in the step: everything.
+    let c = step.fork(b, &Default::default())?;
+    step.truncate(c, 1)?;
+    step.close(c)?;
+    let pin = step.pin(&[5, 6], &Default::default())?.pin;
+    step.unpin(pin)?;
+    step.reserve(b, 8, 1)?;
+    let d = step.open(&[9; 32], &Default::default())?.sequence;
+    let load = step.begin_load(d, &[9; 32], 32)?.load.unwrap();
+    assert_eq!(step.finish_load(load, 32)?, 32);
+    step.reset()?;
+    step.preempt(a)?; // out of the step first
+    assert!(step.plan(&Default::default())?.sequences().is_empty());
+    step.finish()?;
+    cache.check_invariants()
+}
