@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/text.h"
+#include "capi/shared_resource.h"
 #include "kvfolio/kernels.h"
 #include "kvfolio/kvfolio.h"
 #include "kvfolio/manager.h"
@@ -73,7 +74,7 @@ struct kvfolio_root {
 };
 
 struct kvfolio_token_store {
-  std::shared_ptr<kvfolio::capi::CallerMemory> resource;  // its copies share it
+  kvfolio::capi::SharedResource resource;  // its copies share it
   kvfolio::TokenStore store;
 };
 

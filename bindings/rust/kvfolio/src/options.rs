@@ -49,6 +49,7 @@ pub struct Options {
     pub max_pins: i32,
     /// 0: 2.
     pub max_steps_in_flight: i32,
+    /// In which order steps complete.
     pub order: Order,
     /// Nothing is ever findable.
     pub no_prefix_cache: bool,
@@ -62,6 +63,7 @@ pub struct Options {
     pub max_root_key_bytes: i64,
     /// 0: derived.
     pub max_table_entries: i64,
+    /// Mixed into every hash: a server that fears crafted prompts sets a random one.
     pub hash_seed: u64,
     /// 0: 0.90; -1: 0.
     pub high_watermark: f64,
@@ -69,9 +71,14 @@ pub struct Options {
     pub max_root_keys: i32,
     /// 0: 4096; -1: none.
     pub max_media_extents: i32,
+    /// Of calls that name no policy.
     pub victim_policy: Policy,
     /// Caches with different tags refuse each other's ids.
     pub id_tag: u16,
+    /// Loads, and holds, that are open at once. 0: 256; -1: none.
+    pub max_transfers: i32,
+    /// Keep a list for [`take_findable`](crate::Manager::take_findable).
+    pub list_findable: bool,
 }
 
 impl Options {
@@ -94,9 +101,8 @@ impl Options {
             max_media_extents: self.max_media_extents,
             victim_policy: self.victim_policy as i32,
             id_tag: i32::from(self.id_tag),
-            // Of loads and holds, which this crate does not have yet.
-            max_transfers: 0,
-            list_findable: 0,
+            max_transfers: self.max_transfers,
+            list_findable: self.list_findable as i32,
         }
     }
 
@@ -126,6 +132,8 @@ impl Options {
                 _ => Policy::Lru,
             },
             id_tag: c.id_tag as u16,
+            max_transfers: c.max_transfers,
+            list_findable: c.list_findable != 0,
         }
     }
 }
