@@ -15,6 +15,7 @@ from ._layers import (
     LayerKind,
     UnsupportedModel,
     check_model,
+    check_repeatable,
     layer_kinds,
     rope_depends_on_length,
 )
@@ -220,6 +221,8 @@ class PagedCache(cache_utils.Cache):
                     f"rope_type {rope!r} turns a key by the length of its prompt, so a key of one "
                     "prompt is wrong in another: make the cache without prompt_ids"
                 )
+            if is_model:
+                check_repeatable(model)
             ids, pads = prompt_of(prompt_ids, attention_mask)
             core.offer(ids, pads, look_up)
         elif attention_mask is not None:

@@ -109,6 +109,9 @@ class Core:
         self._calls.check()
         self._feed = feed
         check_feed(self, feed)
+        if not (self._unpublishable or self.naming() or self.namespace.seems_unchanged()):
+            reason = self.namespace.changed()  # also if it is undone before publish()
+            self._unpublishable = reason and f"to a model that had changed ({reason})"
 
     def leave_plain(self, reason: str) -> None:
         """The next forward's keys are not those of its tokens alone."""
