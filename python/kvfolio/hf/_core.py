@@ -266,10 +266,10 @@ class Core:
                 row.num_drafts = new
         if len(owner) != len(pads):  # equal rows: one of them writes for all
             now = dataclasses.replace(now, owner=owner, pads=pads[owner])
-            for part in now.groups:
+            for mine in now.groups:
                 first = np.concatenate(([True], owner[1:] != owner[:-1]))
-                part.slots = np.where(first[:, None], part.slots[owner], np.int32(-1))
-                part.table = part.table[owner]
+                mine.slots = np.where(first[:, None], mine.slots[owner], np.int32(-1))
+                mine.table = mine.table[owner]
         else:
             now.owner = owner
         return now

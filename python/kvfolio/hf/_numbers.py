@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import MutableMapping
 from typing import Any
 
 from torch.utils.weak import WeakIdKeyDictionary
 
-_numbers: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_numbers: MutableMapping[Any, int] = WeakIdKeyDictionary()
 _next_number = itertools.count(1)
 
 
@@ -19,4 +20,4 @@ def number_of(thing: Any) -> int:
         number = next(_next_number)
         # Of two threads that ask at once both get the number that stays.
         number = _numbers.setdefault(thing, number)
-    return int(number)
+    return number

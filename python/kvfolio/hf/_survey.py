@@ -80,8 +80,8 @@ class Survey:
         elif isinstance(thing, enum.Enum):
             self._say(place, number_of(kind), thing.name)
         elif isinstance(thing, (int, float, complex, str, bytes)):
-            value = next(base for base in _PLAIN if isinstance(thing, base))
-            self._say(place, number_of(kind), value.__repr__(thing))
+            base: Any = next(base for base in _PLAIN if isinstance(thing, base))
+            self._say(place, number_of(kind), base.__repr__(thing))
         elif isinstance(thing, type):
             self._say(place, "class", number_of(thing))
         elif isinstance(thing, (tuple, frozenset)):
@@ -163,7 +163,7 @@ class Survey:
             self._visit_entries(place, entries)
         slots = [name for base in type(thing).__mro__ for name in _slots(base) if hasattr(thing, name)]
         for name in slots:
-            self.trace.note_values(lambda thing=thing, name=name: (getattr(thing, name, None),))
+            self.trace.note_values(functools.partial(_value_of, thing, name))
             self._visit(f"{place}.{name}", getattr(thing, name))
         if entries is None and not slots and type(thing) is not object:
             self._visit_state(place, thing)
@@ -287,6 +287,10 @@ def _number_or_kind(thing: Any) -> Any:
         return number_of(thing)
     except TypeError:  # it has no weak references; its contents or its kind must do
         return type(thing).__qualname__
+
+
+def _value_of(thing: Any, name: str) -> tuple[Any]:
+    return (getattr(thing, name, None),)
 
 
 def _slots(base: type) -> tuple[str, ...]:
