@@ -43,11 +43,13 @@ class Mask:
 
     padding: torch.Tensor | None  # bool [rows, tokens]
     plain: bool  # causal, with the layer's window, and nothing else
-    full: Callable[[], torch.Tensor]  # bool [rows, 1, queries, keys]
+    full: Callable[[], torch.Tensor | None]  # bool [rows, 1, queries, keys]
 
     @functools.cached_property
     def dense(self) -> torch.Tensor:
-        return self.full()
+        made = self.full()
+        assert made is not None  # since allow_is_causal_skip is False
+        return made
 
     def pads(self, end: int) -> np.ndarray | None:
         """Leading pads of each row; None if tokens behind them are masked too."""
@@ -209,7 +211,8 @@ def _dense(
             )
         full = full[..., full.shape[-1] - key.shape[-2] :]
     if sinks is None and softcap is None:
-        return sdpa_attention_forward(module, query, key, value, full, scaling=scale)
+        out: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, full, scaling=scale)
+        return out
     return _plain_attention(query, key, value, full, scale, sinks, softcap), None
 
 

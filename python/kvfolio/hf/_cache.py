@@ -15,6 +15,7 @@ from ._layers import (
     LayerKind,
     UnsupportedModel,
     check_model,
+    check_repeatable,
     layer_kinds,
     rope_depends_on_length,
 )
@@ -146,8 +147,8 @@ class _EmptyLayer(PagedLayer):
     def __init__(self) -> None:
         self.is_sliding = False
 
-    is_initialized = True  # type: ignore[assignment]
-    keys = values = None  # type: ignore[assignment]
+    is_initialized = True
+    keys = values = None
 
     def __repr__(self) -> str:
         return "EmptyLayer()"
@@ -157,8 +158,8 @@ class _EmptyLayer(PagedLayer):
 
     def _nothing(self, *args: Any) -> None: ...
 
-    crop = reorder_cache = batch_select_indices = batch_repeat_interleave = _nothing  # type: ignore
-    reset = activate_past_recording = offload = prefetch = _nothing  # type: ignore
+    crop = reorder_cache = batch_select_indices = batch_repeat_interleave = _nothing  # type: ignore[assignment]
+    reset = activate_past_recording = offload = prefetch = _nothing
 
     def get_max_length(self) -> int:
         return -1
@@ -220,6 +221,8 @@ class PagedCache(cache_utils.Cache):
                     f"rope_type {rope!r} turns a key by the length of its prompt, so a key of one "
                     "prompt is wrong in another: make the cache without prompt_ids"
                 )
+            if is_model:
+                check_repeatable(model)
             ids, pads = prompt_of(prompt_ids, attention_mask)
             core.offer(ids, pads, look_up)
         elif attention_mask is not None:
@@ -234,7 +237,7 @@ class PagedCache(cache_utils.Cache):
         ]
         super().__init__(layers=layers)
         self._finalizer = weakref.finalize(self, lambda: core.pool.leave(core.leavings()))
-        self._finalizer.atexit = False
+        self._finalizer.atexit = False  # type: ignore[misc]
 
     @property
     def cached_tokens(self) -> int:

@@ -109,6 +109,9 @@ class Core:
         self._calls.check()
         self._feed = feed
         check_feed(self, feed)
+        if not (self._unpublishable or self.naming() or self.namespace.seems_unchanged()):
+            reason = self.namespace.changed()  # also if it is undone before publish()
+            self._unpublishable = reason and f"to a model that had changed ({reason})"
 
     def leave_plain(self, reason: str) -> None:
         """The next forward's keys are not those of its tokens alone."""
@@ -263,10 +266,10 @@ class Core:
                 row.num_drafts = new
         if len(owner) != len(pads):  # equal rows: one of them writes for all
             now = dataclasses.replace(now, owner=owner, pads=pads[owner])
-            for part in now.groups:
+            for mine in now.groups:
                 first = np.concatenate(([True], owner[1:] != owner[:-1]))
-                part.slots = np.where(first[:, None], part.slots[owner], np.int32(-1))
-                part.table = part.table[owner]
+                mine.slots = np.where(first[:, None], mine.slots[owner], np.int32(-1))
+                mine.table = mine.table[owner]
         else:
             now.owner = owner
         return now

@@ -19,11 +19,12 @@ import numpy as np
 import torch
 
 import kvfolio
+from kvfolio._types import DType
 
 Slots = np.ndarray  # int32
 _INT8_LEAST = 1e-30
 
-DTYPES = {
+DTYPES: dict[torch.dtype, DType] = {
     torch.float64: "f64",
     torch.float32: "f32",
     torch.float16: "f16",
