@@ -371,7 +371,7 @@ class KVCacheManager::Impl {
   void grow_without_step(std::int32_t row, std::int32_t end, const std::int32_t* tokens) noexcept;
   void take_hit(std::int32_t row, std::span<const std::int32_t> prompt, LoadPlan& plan) noexcept;
   void take_blocks(const LoadPlan& plan) noexcept;
-  [[nodiscard]] Result<Load> begin_load(std::int32_t row, std::span<const std::int32_t> prompt);
+  Result<Load> begin_load(std::int32_t row, std::span<const std::int32_t> whole, std::int32_t end);
   [[nodiscard]] Status find_load(LoadId id, std::int32_t& load) const;
   [[nodiscard]] Status check_no_load(std::int32_t row, std::string_view what) const;
   void leave_load(std::int32_t row) noexcept;

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstring>
 
+#include "base/mutants.h"
 #include "offload/offload_impl.h"
 
 namespace kvfolio {
@@ -206,6 +207,7 @@ void Offload::Impl::on_loaded(std::uint64_t tag, const Op& op, TierResult result
     --request.waiting;
     if (right) continue;
     Verdict& verdict = request.where[op.key];
+    if (mutant(Mutant::kVerdictKept)) result = TierResult::kBusy;
     // A busy tier may bring it the next time.
     if (result != TierResult::kBusy) verdict.failed |= static_cast<std::uint8_t>(1u << op.tier);
     request.failed = true;

@@ -373,6 +373,18 @@ Status CManager::append_unnamed_each(std::span<const SequenceId> sequences,
   return status;
 }
 
+// Not recorded: what is recorded draws no batches.
+Status CManager::set_tokens_each(std::span<const SequenceId> sequences,
+                                 std::span<const std::int32_t> tokens, std::int32_t* num_named) {
+  Answer answer;
+  std::int64_t done = 0;
+  Status status = answer.status(
+      kvfolio_set_tokens_each(get(), reinterpret_cast<const kvfolio_sequence*>(sequences.data()),
+                              tokens.data(), size_of(tokens), &done, answer.error()));
+  if (num_named != nullptr) *num_named = static_cast<std::int32_t>(done);
+  return status;
+}
+
 Result<SequenceId> CManager::open_unnamed(std::int64_t num_tokens, const OpenOptions& options) {
   Answer answer;
   const CPrompt prompt(options);

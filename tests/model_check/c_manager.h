@@ -48,6 +48,8 @@ class CManager {
   Status append_each(std::span<const SequenceId> sequences, std::span<const std::int32_t> tokens,
                      std::int32_t* num_appended);
   Status append_unnamed_each(std::span<const SequenceId> sequences, std::int32_t* num_appended);
+  Status set_tokens_each(std::span<const SequenceId> sequences,
+                         std::span<const std::int32_t> tokens, std::int32_t* num_named);
   Result<SequenceId> open_unnamed(std::int64_t num_tokens, const OpenOptions& options = {});
   Status set_tokens(SequenceId sequence, std::span<const std::int32_t> tokens);
   Status undo(SequenceId sequence);

@@ -78,7 +78,9 @@ void Harness::forget(Rng& rng) {
       for (const SeqPtr& seq : *list) seq->forgotten = seq->forgotten || runs_on(*seq, path);
     }
     for (OpenLoad& load : loads_) {
-      load.forgotten = load.forgotten || (load.seq && runs_on(load.content, path));
+      const bool is_now = load.seq && !load.forgotten && runs_on(load.content, path);
+      if (is_now) ++coverage_.loads_forgotten;
+      load.forgotten = load.forgotten || is_now;
     }
     for (Member& member : members_) member.model_before.forgotten = member.seq->forgotten;
     forget_content(path);
