@@ -6,8 +6,10 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "kvfolio/checked_copy.h"
 #include "kvfolio/group_rule.h"
 #include "kvfolio/snapshot.h"
+#include "offload/block_image.h"
 #include "offload/snapshot_reader.h"
 
 namespace kvfolio {
@@ -15,13 +17,19 @@ namespace {
 
 using text::concat;
 
+// Tokens of all paths together: no file keeps us longer. A pool that is full ends it much earlier.
+constexpr std::int64_t kTokensMost = std::int64_t{1} << 32;
+
 class Restorer {
  public:
-  Restorer(KVCacheManager& manager, const Identity& identity, SnapshotReader& reader)
+  Restorer(KVCacheManager& manager, const Identity& identity, SnapshotReader& reader,
+           ByteSource& source)
       : manager_(manager),
         storage_(*manager.storage()),
         identity_(identity),
         reader_(reader),
+        source_(source),
+        images_(storage_),
         has_(static_cast<std::size_t>(identity.num_groups())) {}
 
   Result<RestoreStats> run();
@@ -30,7 +38,9 @@ class Restorer {
   using Path = SnapshotReader::Path;
 
   Status restore_sequence(const SnapshotReader::Sequence& saved);
-  Status restore_path(std::uint32_t leaf);
+  void restore_paths();
+  Status restore_path(const Path& path);
+  [[nodiscard]] bool is_full() const;
   // Loads what it can; returns the length of the sequence then.
   Result<std::int32_t> load(SequenceId sequence, std::int32_t cached, const Path& path);
   [[nodiscard]] std::int32_t room_until(std::int32_t cached, std::int32_t end) const;
@@ -38,29 +48,27 @@ class Restorer {
   [[nodiscard]] std::int32_t block_size(GroupId group) const {
     return manager_.spec().groups[static_cast<std::size_t>(group.value())].block_size;
   }
-  [[nodiscard]] RecordInfo record_of(GroupId group, std::int32_t logical, const Path& path) const;
+  [[nodiscard]] TierKey key_of(GroupId group, std::int32_t logical, const Path& path) const;
+  bool write_block(const TierKey& key, GroupId group, BlockId block);
+  bool read_into(const SnapshotReader::Payload& payload, GroupId group, BlockId block,
+                 std::uint64_t seed);
 
   KVCacheManager& manager_;
   KVStorage& storage_;
   const Identity& identity_;
   SnapshotReader& reader_;
+  ByteSource& source_;
+  BlockImages images_;
   RestoreStats stats_;
   std::vector<std::vector<std::uint8_t>> has_;
   std::vector<LoadBlock> blocks_;
-  std::vector<std::byte> record_;
+  std::vector<std::byte> image_;
 };
 
-RecordInfo Restorer::record_of(GroupId group, std::int32_t logical, const Path& path) const {
-  const std::int32_t size = block_size(group);
-  const auto length = static_cast<std::int32_t>(path.tokens.size());
-  const auto end =
-      static_cast<std::int32_t>(std::min(std::int64_t{logical + 1} * size, std::int64_t{length}));
-  const Digest& hash = path.hashes[static_cast<std::size_t>((end - 1) / identity_.unit())];
-  return {.key = identity_.key(group, hash),
-          .layout = identity_.layout_namespace(group),
-          .payload_bytes = storage_.block_image_bytes(group),
-          .begin = logical * size,
-          .end = end};
+TierKey Restorer::key_of(GroupId group, std::int32_t logical, const Path& path) const {
+  const auto length = static_cast<std::int64_t>(path.tokens.size());
+  const std::int64_t end = std::min((logical + std::int64_t{1}) * block_size(group), length);
+  return identity_.key(group, path.hashes[static_cast<std::size_t>((end - 1) / identity_.unit())]);
 }
 
 // How far a load may go without evicting. A window group needs its window, whatever the end is.
@@ -91,8 +99,8 @@ Result<std::int32_t> Restorer::load(SequenceId sequence, std::int32_t cached, co
     const std::int32_t blocks = (limit - 1) / block_size(GroupId(g)) + 1;
     of_group.assign(static_cast<std::size_t>(blocks), 0);
     for (std::size_t i = 0; i < of_group.size(); ++i) {
-      const RecordInfo record = record_of(GroupId(g), static_cast<std::int32_t>(i), path);
-      of_group[i] = reader_.has(record.key) ? 1 : 0;
+      const TierKey key = key_of(GroupId(g), static_cast<std::int32_t>(i), path);
+      of_group[i] = reader_.find(key) != nullptr ? 1 : 0;
     }
     has.emplace_back(of_group);
   }
@@ -125,18 +133,37 @@ Result<std::int32_t> Restorer::write(const Load& load, GroupId group, const Path
   if (!count) return count.error();
   for (std::int32_t i = 0; i < *count; ++i) {
     const auto& [logical, block] = blocks_[static_cast<std::size_t>(i)];
-    const RecordInfo expected = record_of(group, logical, path);
-    if (!reader_.load(expected.key, expected, record_)) {
+    const TierKey key = key_of(group, logical, path);
+    if (!write_block(key, group, block)) {
+      reader_.forget(key);
       ++stats_.records_refused;
-      return expected.begin;
+      return logical * block_size(group);
     }
-    const std::int32_t number = block.value();
-    KVFOLIO_RETURN_IF_ERROR(storage_.write_blocks(
-        group, std::span(&number, 1),
-        std::span(record_).subspan(static_cast<std::size_t>(kRecordHeaderBytes))));
     ++stats_.records_loaded;
   }
   return load.end;
+}
+
+bool Restorer::write_block(const TierKey& key, GroupId group, BlockId block) {
+  const SnapshotReader::Payload* const payload = reader_.find(key);
+  return payload != nullptr && read_into(*payload, group, block, payload_seed(key)) &&
+         reader_.ends_well(*payload, storage_.block_image_bytes(group));
+}
+
+// Straight into the block where it has long pieces: nothing reads it before the load is finished,
+// and what does not verify is not part of that.
+bool Restorer::read_into(const SnapshotReader::Payload& payload, GroupId group, BlockId block,
+                         std::uint64_t seed) {
+  const auto pieces = images_.pieces(group, block);
+  if (pieces.empty()) {
+    image_.resize(static_cast<std::size_t>(storage_.block_image_bytes(group)));
+    const std::int32_t number = block.value();
+    return source_.read_at(payload.place, image_).ok() &&
+           checksum(image_, seed) == payload.checksum &&
+           storage_.write_blocks(group, std::span(&number, 1), image_).ok();
+  }
+  return source_.read_pieces_at(payload.place, pieces).ok() &&
+         images_.checksum_of_pieces(seed) == payload.checksum;
 }
 
 Status Restorer::restore_sequence(const SnapshotReader::Sequence& saved) {
@@ -163,13 +190,36 @@ Status Restorer::restore_sequence(const SnapshotReader::Sequence& saved) {
   return {};
 }
 
-Status Restorer::restore_path(std::uint32_t leaf) {
-  const Path path = reader_.path_to(leaf);
+Status Restorer::restore_path(const Path& path) {
   const auto opened = manager_.open(path.tokens, {.root = path.root->key(), .media = path.media});
   if (!opened) return opened.error();
   const auto length = load(opened->sequence, opened->cached_tokens, path);
   KVFOLIO_RETURN_IF_ERROR(manager_.close(opened->sequence));
   return length ? Status() : length.error();
+}
+
+bool Restorer::is_full() const {
+  for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
+    const auto usage = manager_.usage(GroupId(g));
+    if (usage && usage->free > 0) return false;
+  }
+  return true;
+}
+
+// A path that cannot be opened (too many root keys, say) takes nothing else with it.
+void Restorer::restore_paths() {
+  const std::vector<std::uint32_t> leaves = reader_.leaves();
+  stats_.paths = static_cast<std::int64_t>(leaves.size());
+  std::int64_t tokens = 0;
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    if (tokens > kTokensMost || is_full()) {
+      stats_.paths_no_room += static_cast<std::int64_t>(leaves.size() - i);
+      return;
+    }
+    const Path path = reader_.path_to(leaves[i]);
+    tokens += static_cast<std::int64_t>(path.tokens.size());
+    if (!restore_path(path).ok()) ++stats_.paths_no_room;
+  }
 }
 
 Result<RestoreStats> Restorer::run() {
@@ -188,11 +238,7 @@ Result<RestoreStats> Restorer::run() {
     }
     return status;
   }
-  for (const std::uint32_t leaf : reader_.leaves()) {
-    ++stats_.paths;
-    // A path that cannot be opened (too many root keys, say) takes nothing else with it.
-    if (!restore_path(leaf).ok()) ++stats_.paths_no_room;
-  }
+  restore_paths();
   return std::move(stats_);
 }
 
@@ -204,9 +250,9 @@ Result<RestoreStats> restore(KVCacheManager& manager, const Identity& identity,
     return Status(ErrorCode::kUnsupported, "restore: the manager has no storage");
   }
   KVFOLIO_RETURN_IF_ERROR(identity.check_spec(manager.spec()));
-  SnapshotReader reader(identity, source);
+  SnapshotReader reader(identity, *manager.storage(), source);
   KVFOLIO_RETURN_IF_ERROR(reader.read());
-  return Restorer(manager, identity, reader).run();
+  return Restorer(manager, identity, reader, source).run();
 }
 
 }  // namespace kvfolio

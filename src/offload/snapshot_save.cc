@@ -4,6 +4,7 @@
 // Blocks of the prefix cache are met by number; BlockNames leads from each to the nodes that are
 // known already.
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <unordered_map>
@@ -12,8 +13,10 @@
 #include "base/text.h"
 #include "kvfolio/record.h"
 #include "kvfolio/snapshot.h"
+#include "offload/block_image.h"
 #include "offload/block_names.h"
 #include "offload/snapshot_format.h"
+#include "offload/snapshot_output.h"
 #include "offload/tier_key_hash.h"
 
 namespace kvfolio {
@@ -24,6 +27,13 @@ using snapshot::kNoNode;
 using snapshot::SectionHeader;
 using snapshot::Type;
 using text::concat;
+
+constexpr std::size_t kRecordAt = kHeaderBytes + kRecordHeaderBytes;  // the payload, in its section
+
+std::size_t padding_of(const RecordInfo& info) {
+  const auto bytes = static_cast<std::int64_t>(kRecordAt) + info.payload_bytes;
+  return static_cast<std::size_t>(snapshot::aligned(bytes) - bytes);
+}
 
 // The body of a section, of any length.
 class Body {
@@ -55,7 +65,8 @@ class Saver {
       : manager_(manager),
         storage_(*manager.storage()),
         identity_(identity),
-        sink_(sink),
+        images_(storage_),
+        output_(sink),
         names_(manager, identity, [](const RootKey&) { return std::uint64_t{0}; }) {}
 
   Result<SaveStats> run(const SaveOptions& options);
@@ -88,7 +99,16 @@ class Saver {
   void add_item(GroupId group, BlockId block, const Digest& tokens, std::int32_t end);
   std::uint32_t root_number(const RootKey& root);
   void flush_run();
+  [[nodiscard]] const GroupSpec& group_of(const Item& item) const {
+    return manager_.spec().groups[static_cast<std::size_t>(item.group.value())];
+  }
+  [[nodiscard]] RecordInfo info_of(const Item& item) const;
   Status write_record(const Item& item);
+  Status write_copy(const Item& item, RecordInfo info);
+  Status write_pieces(const Item& item, RecordInfo info,
+                      std::span<const BlockImages::Piece> pieces);
+  static void write_headers(const Item& item, const RecordInfo& info, std::int64_t place,
+                            std::span<std::byte, kRecordAt> out);
   Status write_section(Type type, std::uint32_t a, std::uint32_t b,
                        std::span<const std::byte> body);
   void note(Status status) {
@@ -98,14 +118,14 @@ class Saver {
   KVCacheManager& manager_;
   KVStorage& storage_;
   const Identity& identity_;
-  ByteSink& sink_;
+  BlockImages images_;
+  SnapshotOutput output_;
   BlockNames names_;
   std::unordered_map<Digest, std::uint32_t, DigestHash> nodes_;
   std::unordered_map<Digest, std::uint32_t, DigestHash> roots_;
   std::unordered_set<TierKey, TierKeyHash> keys_;
   std::vector<Item> items_;
   Run run_;
-  std::vector<std::byte> section_;  // of a record: header, record and padding
   std::uint64_t num_sections_ = 0;
   SaveStats stats_;
   Status status_;  // the first error of a visit
@@ -113,19 +133,22 @@ class Saver {
 
 Status Saver::write_section(Type type, std::uint32_t a, std::uint32_t b,
                             std::span<const std::byte> body) {
-  std::vector<std::byte> section(static_cast<std::size_t>(
+  const std::int64_t place = output_.place();
+  const auto section = output_.next(static_cast<std::size_t>(
       snapshot::aligned(static_cast<std::int64_t>(kHeaderBytes + body.size()))));
-  const SectionHeader header{.type = type,
-                             .place = stats_.bytes,
-                             .body_bytes = static_cast<std::int64_t>(body.size()),
-                             .checksum = checksum(body, static_cast<std::uint64_t>(stats_.bytes)),
-                             .a = a,
-                             .b = b};
-  snapshot::write_header(header, std::span(section).first<kHeaderBytes>());
-  if (!body.empty()) std::memcpy(section.data() + kHeaderBytes, body.data(), body.size());
+  if (!section) return section.error();
+  snapshot::write_header({.type = type,
+                          .place = place,
+                          .body_bytes = static_cast<std::int64_t>(body.size()),
+                          .checksum = checksum(body, static_cast<std::uint64_t>(place)),
+                          .a = a,
+                          .b = b},
+                         section->first<kHeaderBytes>());
+  const std::span<std::byte> rest = section->subspan(kHeaderBytes);
+  if (!body.empty()) std::memcpy(rest.data(), body.data(), body.size());
+  std::fill(rest.begin() + static_cast<std::ptrdiff_t>(body.size()), rest.end(), std::byte{0});
   ++num_sections_;
-  stats_.bytes += static_cast<std::int64_t>(section.size());
-  return sink_.write(section);
+  return {};
 }
 
 Status Saver::write_identity() {
@@ -152,8 +175,9 @@ std::uint32_t Saver::root_number(const RootKey& root) {
 void Saver::add_node(const BlockNames::Step& step) {
   const auto number = static_cast<std::uint32_t>(nodes_.size());
   if (!nodes_.try_emplace(step.after, number).second) return;
-  const bool goes_on =
-      run_.nodes > 0 && run_.nodes < snapshot::kNodesMax && run_.last == step.before;
+  const bool goes_on = run_.nodes > 0 && run_.last == step.before &&
+                       run_.nodes < snapshot::kNodesMax &&
+                       run_.tokens.size() < snapshot::kTokensMax;
   if (!goes_on) {
     flush_run();
     run_.root = root_number(step.root);
@@ -282,6 +306,7 @@ Status Saver::find_sequence(const SnapshotSequence& saved) {
   Body body;
   body.put(static_cast<std::uint32_t>(info->caller_id ? 1 : 0)).put(info->max_tokens);
   body.put(info->caller_id.value_or(0));
+  body.put(std::span<const std::byte>(hashes.empty() ? Digest{} : hashes.back()));
   ++stats_.sequences;
   return write_section(Type::kSequence, info->length > 0 ? nodes_.at(hashes.back()) : kNoNode,
                        static_cast<std::uint32_t>(info->priority), body.bytes());
@@ -289,36 +314,68 @@ Status Saver::find_sequence(const SnapshotSequence& saved) {
 
 // ---- records ----
 
+RecordInfo Saver::info_of(const Item& item) const {
+  const std::int32_t block_size = group_of(item).block_size;
+  return {.key = identity_.key(item.group, item.tokens),
+          .layout = identity_.layout_namespace(item.group),
+          .payload_bytes = storage_.block_image_bytes(item.group),
+          .begin = (item.end - 1) / block_size * block_size,
+          .end = item.end};
+}
+
+// The pieces of a full block go to the sink from where they lie. Of another one a copy is written,
+// without what lies behind its tokens.
 Status Saver::write_record(const Item& item) {
-  const std::int64_t image = storage_.block_image_bytes(item.group);
-  const std::int64_t body = kRecordHeaderBytes + image;
-  section_.resize(
-      static_cast<std::size_t>(snapshot::aligned(static_cast<std::int64_t>(kHeaderBytes) + body)));
-  const std::span<std::byte> all(section_);
-  const auto record = all.subspan(kHeaderBytes, static_cast<std::size_t>(body));
-  const std::int32_t block = item.block.value();
-  KVFOLIO_RETURN_IF_ERROR(
-      storage_.read_blocks(item.group, std::span(&block, 1), record.subspan(kRecordHeaderBytes)));
-  const std::int32_t block_size =
-      manager_.spec().groups[static_cast<std::size_t>(item.group.value())].block_size;
-  seal_record({.key = identity_.key(item.group, item.tokens),
-               .layout = identity_.layout_namespace(item.group),
-               .payload_bytes = image,
-               .begin = (item.end - 1) / block_size * block_size,
-               .end = item.end},
-              record);
-  snapshot::write_header({.type = Type::kRecord,
-                          .place = stats_.bytes,
-                          .body_bytes = body,
-                          .a = item.node,
-                          .b = static_cast<std::uint32_t>(item.group.value())},
-                         all.first<kHeaderBytes>());
-  std::memset(all.data() + kHeaderBytes + body, 0,
-              all.size() - kHeaderBytes - static_cast<std::size_t>(body));
   ++num_sections_;
   ++stats_.records;
-  stats_.bytes += static_cast<std::int64_t>(all.size());
-  return sink_.write(all);
+  const RecordInfo info = info_of(item);
+  if (info.end - info.begin == group_of(item).block_size) {
+    const auto pieces = images_.pieces(item.group, item.block);
+    if (!pieces.empty()) return write_pieces(item, info, pieces);
+  }
+  return write_copy(item, info);
+}
+
+Status Saver::write_copy(const Item& item, RecordInfo info) {
+  const std::int64_t place = output_.place();
+  const auto image = static_cast<std::size_t>(info.payload_bytes);
+  const auto section = output_.next(kRecordAt + image + padding_of(info));
+  if (!section) return section.error();
+  const auto copy = section->subspan(kRecordAt, image);
+  const std::int32_t block = item.block.value();
+  KVFOLIO_RETURN_IF_ERROR(storage_.read_blocks(item.group, std::span(&block, 1), copy));
+  const std::int32_t tokens = info.end - info.begin;
+  if (tokens < group_of(item).block_size) zero_behind(group_of(item), tokens, copy);
+  const auto padding = section->subspan(kRecordAt + image);
+  std::fill(padding.begin(), padding.end(), std::byte{0});
+  info.checksum = checksum(copy, payload_seed(info.key));
+  write_headers(item, info, place, section->first<kRecordAt>());
+  return {};
+}
+
+Status Saver::write_pieces(const Item& item, RecordInfo info,
+                           std::span<const BlockImages::Piece> pieces) {
+  const std::int64_t place = output_.place();
+  const auto headers = output_.next(kRecordAt);
+  if (!headers) return headers.error();
+  info.checksum = images_.checksum_of_pieces(payload_seed(info.key));
+  write_headers(item, info, place, headers->first<kRecordAt>());
+  for (const BlockImages::Piece piece : pieces) output_.add(piece);
+  const auto padding = output_.next(padding_of(info));
+  if (!padding) return padding.error();
+  std::fill(padding->begin(), padding->end(), std::byte{0});
+  return {};
+}
+
+void Saver::write_headers(const Item& item, const RecordInfo& info, std::int64_t place,
+                          std::span<std::byte, kRecordAt> out) {
+  snapshot::write_header({.type = Type::kRecord,
+                          .place = place,
+                          .body_bytes = kRecordHeaderBytes + info.payload_bytes,
+                          .a = item.node,
+                          .b = static_cast<std::uint32_t>(item.group.value())},
+                         out.first<kHeaderBytes>());
+  write_record_header(info, out.subspan<kHeaderBytes>());
 }
 
 Result<SaveStats> Saver::run(const SaveOptions& options) {
@@ -334,6 +391,8 @@ Result<SaveStats> Saver::run(const SaveOptions& options) {
   Body body;
   body.put(num_sections_);
   KVFOLIO_RETURN_IF_ERROR(write_section(Type::kEnd, 0, 0, body.bytes()));
+  KVFOLIO_RETURN_IF_ERROR(output_.flush());
+  stats_.bytes = output_.place();
   return stats_;
 }
 
