@@ -38,8 +38,7 @@ class ByteSource {
   // Fills all of `out` from this place, or returns an error. Requires: it lies within size().
   virtual Status read_at(std::int64_t offset, std::span<std::byte> out) = 0;
   // The same for several pieces, which follow each other in the file.
-  virtual Status read_pieces_at(std::int64_t offset,
-                                std::span<const std::span<std::byte>> pieces) {
+  virtual Status read_pieces_at(std::int64_t offset, std::span<const std::span<std::byte>> pieces) {
     for (const std::span<std::byte> piece : pieces) {
       if (Status status = read_at(offset, piece); !status.ok()) return status;
       offset += static_cast<std::int64_t>(piece.size());
@@ -83,8 +82,8 @@ class FileSink final : public ByteSink {
 
 class FileSource final : public ByteSource {
  public:
-  // kUnavailable: it cannot be opened, or is no regular file. A symbolic link is followed; pipes and
-  // devices are not opened.
+  // kUnavailable: it cannot be opened, or is no regular file. A symbolic link is followed; pipes
+  // and devices are not opened.
   KVFOLIO_API static Result<FileSource> open(const std::string& path);
   KVFOLIO_API FileSource(FileSource&& other) noexcept;
   FileSource& operator=(FileSource&&) = delete;

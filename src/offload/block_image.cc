@@ -100,8 +100,7 @@ std::span<const BlockImages::Piece> BlockImages::pieces(GroupId group, BlockId b
   pieces_.clear();
   reads_.clear();
   if (!count || storage_.block_image_bytes(group) / *count < kShortPiece) return {};
-  for (const KVStorage::ImageRun& run :
-       std::span(runs_).first(static_cast<std::size_t>(*count))) {
+  for (const KVStorage::ImageRun& run : std::span(runs_).first(static_cast<std::size_t>(*count))) {
     pieces_.emplace_back(run.memory, static_cast<std::size_t>(run.bytes));
     reads_.push_back({nullptr, run.memory, run.bytes});
   }

@@ -66,11 +66,8 @@ TEST(ZeroBehind, NothingOfAnEarlierOwnerIsLeftInAnyTypeAndFormat) {
 }
 
 TEST(BlockImages, PiecesAreTheImageInItsOrderWhereTheyAreLong) {
-  GroupSpec group{.num_layers = 2,
-                  .num_kv_heads = 2,
-                  .head_dim_k = 64,
-                  .head_dim_v = 64,
-                  .num_blocks = 4};
+  GroupSpec group{
+      .num_layers = 2, .num_kv_heads = 2, .head_dim_k = 64, .head_dim_v = 64, .num_blocks = 4};
   KVStorage storage = *KVStorage::create({.groups = {group}});
   std::vector<std::uint32_t> seeds(16);
   std::iota(seeds.begin(), seeds.end(), 9u);

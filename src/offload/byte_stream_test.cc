@@ -125,10 +125,11 @@ TEST_F(FileTest, ThingsThatAreNoFilesAreRefusedByWhatTheyAreAndNotWaitedFor) {
   path("socket").copy(address.sun_path, sizeof address.sun_path - 1);
   ASSERT_EQ(::bind(socket, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
   ::close(socket);
-  for (const auto& [name, what] :
-       {std::pair{path("pipe"), "a pipe"}, {path("folder"), "a directory"},
-        {path("socket"), "a socket"}, {std::string("/dev/full"), "a device"},
-        {std::string("/dev/zero"), "a device"}}) {
+  for (const auto& [name, what] : {std::pair{path("pipe"), "a pipe"},
+                                   {path("folder"), "a directory"},
+                                   {path("socket"), "a socket"},
+                                   {std::string("/dev/full"), "a device"},
+                                   {std::string("/dev/zero"), "a device"}}) {
     EXPECT_THAT(refusal(name), HasSubstr(std::string("not a regular file, but ") + what));
     EXPECT_THAT(refusal_to_open(name), HasSubstr(std::string("not a regular file, but ") + what));
   }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kvfolio/kernels.h"
+#include "kvfolio/manager_types.h"
 #include "kvfolio/root_key.h"
 #include "kvfolio/storage.h"
 
@@ -22,6 +23,7 @@ struct Text {
   std::string salt, adapter;
   std::vector<std::int32_t> tokens{};
   std::vector<MediaSpan> media{};
+  Publish publish = Publish::kAll;
 
   [[nodiscard]] RootKey root() const { return {.adapter = adapter, .tenant_salt = salt}; }
   // A seed for each token.

@@ -17,8 +17,9 @@
 //   tokens     first node  before   root (4), begin (4), tokens (4), spans (4), the tokens, the
 //                                   spans: begin (4), end (4), content (32), attends (1)
 //   record     node        group    a record (record.h)
-//   sequence   node        priority flags (4: 1 has a caller id), max_tokens (4), caller id (8),
-//                                   the hash of its tokens (32)
+//   sequence   node        priority flags (4: 1 has a caller id, 2 publishes full blocks only),
+//                                   max_tokens (4), caller id (8), tokens that others could find
+//                                   (4), the hash of its tokens (32)
 //   end        -           -        number of sections before it (8)
 //
 // The bytes between a body and the next multiple of 64 are zero. A node is a unit of tokens, or the
@@ -52,8 +53,10 @@ static_assert(kBodyMax > 16 + (kTokensMax + kMaxBlockSize) * (4 + kSpanBytes));
 // What a reader takes in memory for all that leads to records, and how many bytes it reads in vain,
 // looking for the next header or over bodies that are damaged: whatever a file says, and however
 // long it is.
-inline constexpr std::int64_t kMemoryMax = 512 << 20;
-inline constexpr std::int64_t kReadInVainMax = 1 << 30;
+struct Limits {
+  std::int64_t memory_bytes = 512 << 20;
+  std::int64_t bytes_in_vain = 1 << 30;
+};
 
 enum class Type : std::uint16_t {
   kIdentity = 1,

@@ -26,16 +26,17 @@ std::int64_t section_bytes(const SectionHeader& header) {
 }
 
 bool all_zero(std::span<const std::byte> bytes) {
-  return std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{}; });
+  return std::all_of(bytes.begin(), bytes.end(),
+                     [](std::byte byte) { return byte == std::byte{}; });
 }
 
 // Those of sorted spans that have one of the tokens [begin, end).
 std::span<const MediaSpan> spans_within(std::span<const MediaSpan> spans, std::int32_t begin,
                                         std::int32_t end) {
-  const auto first = std::partition_point(
-      spans.begin(), spans.end(), [&](const MediaSpan& span) { return span.end <= begin; });
-  const auto last = std::partition_point(
-      first, spans.end(), [&](const MediaSpan& span) { return span.begin < end; });
+  const auto first = std::partition_point(spans.begin(), spans.end(),
+                                          [&](const MediaSpan& span) { return span.end <= begin; });
+  const auto last = std::partition_point(first, spans.end(),
+                                         [&](const MediaSpan& span) { return span.begin < end; });
   return {first, last};
 }
 
@@ -76,8 +77,8 @@ std::optional<std::span<const std::byte>> SnapshotReader::body_of(const SectionH
   body_.resize(static_cast<std::size_t>(section_bytes(header)) - kHeaderBytes);
   const auto place = header.place + static_cast<std::int64_t>(kHeaderBytes);
   if (!source_.read_at(place, body_).ok()) return std::nullopt;
-  const auto body = std::span<const std::byte>(body_).first(
-      static_cast<std::size_t>(header.body_bytes));
+  const auto body =
+      std::span<const std::byte>(body_).first(static_cast<std::size_t>(header.body_bytes));
   const bool whole = checksum(body, static_cast<std::uint64_t>(header.place)) == header.checksum &&
                      all_zero(std::span(body_).subspan(body.size()));
   if (!whole) return std::nullopt;
@@ -85,7 +86,7 @@ std::optional<std::span<const std::byte>> SnapshotReader::body_of(const SectionH
 }
 
 bool SnapshotReader::take_memory(std::size_t bytes) {
-  if (static_cast<std::int64_t>(bytes) > snapshot::kMemoryMax - memory_) return false;
+  if (static_cast<std::int64_t>(bytes) > limits_.memory_bytes - memory_) return false;
   memory_ += static_cast<std::int64_t>(bytes);
   return true;
 }
@@ -162,7 +163,7 @@ void SnapshotReader::read_sections() {
       ++num_sections_;
       place += section_bytes(header);
     }
-    if (in_vain_ > snapshot::kReadInVainMax) break;
+    if (in_vain_ > limits_.bytes_in_vain) break;
   }
   damaged_ += lost_sections_ < 0 ? gaps + 1 : std::max(gaps, lost_sections_);
 }
@@ -337,15 +338,25 @@ bool SnapshotReader::take_sequence(const SectionHeader& header, LittleEndianRead
                     .max_tokens = body.get<std::int32_t>()};
   const auto caller_id = body.get<std::uint64_t>();
   if ((flags & 1) != 0) sequence.caller_id = caller_id;
+  sequence.full_blocks_only = (flags & 2) != 0;
+  const auto findable = body.get<std::int32_t>();
   Digest tokens{};
   body.get(std::span(tokens));
-  if (!body.ok() || body.left() > 0 || flags > 1 || sequence.max_tokens < 0) return false;
+  if (!body.ok() || body.left() > 0 || flags > 3 || sequence.max_tokens < 0) return false;
   const bool is_empty = header.a == kNoNode;
   if (!is_empty && (header.a >= nodes_.size() || !nodes_[header.a].known)) return false;
   if (tokens != (is_empty ? Digest{} : nodes_[header.a].hash)) return false;
   if (sequence.caller_id && !caller_ids_.insert(caller_id).second) return false;
   sequences_.push_back(sequence);
+  hide_tail(sequence.node, findable);
   return true;
+}
+
+void SnapshotReader::hide_tail(std::uint32_t node, std::int32_t findable) {
+  for (; node != kNoNode && !nodes_[node].hidden; node = nodes_[node].before) {
+    if (nodes_[node].begin + nodes_[node].count <= findable) return;
+    nodes_[node].hidden = true;
+  }
 }
 
 // ---- what was read ----
@@ -355,7 +366,7 @@ std::vector<std::uint32_t> SnapshotReader::leaves() const {
   std::vector<bool> leads_on(nodes_.size());
   std::vector<std::uint32_t> leaves;
   for (auto node = static_cast<std::uint32_t>(nodes_.size()); node-- > 0;) {
-    if (!leads_on[node] && !nodes_[node].has_record) continue;
+    if (!leads_on[node] && (!nodes_[node].has_record || nodes_[node].hidden)) continue;
     if (!leads_on[node]) leaves.push_back(node);
     if (nodes_[node].before != kNoNode) leads_on[nodes_[node].before] = true;
   }

@@ -36,6 +36,7 @@ class SnapshotReader {
     std::int32_t priority = 0;
     std::int32_t max_tokens = 0;
     std::optional<std::uint64_t> caller_id{};
+    bool full_blocks_only = false;
   };
   // All that stands before the end of a node.
   struct Path {
@@ -51,12 +52,14 @@ class SnapshotReader {
     std::uint64_t checksum = 0;
   };
 
-  SnapshotReader(const Identity& identity, const KVStorage& storage, ByteSource& source)
-      : identity_(identity), storage_(storage), source_(source) {}
+  SnapshotReader(const Identity& identity, const KVStorage& storage, ByteSource& source,
+                 snapshot::Limits limits = {})
+      : identity_(identity), storage_(storage), source_(source), limits_(limits) {}
 
   // kCorrupt, kUnsupported or kInvalidArgument: as restore().
   Status read();
-  // The last nodes of paths that have a record. No path goes on from them to another record.
+  // The last nodes of paths that have a record and could be found. No path goes on from them to
+  // another such node.
   [[nodiscard]] std::vector<std::uint32_t> leaves() const;
   [[nodiscard]] Path path_to(std::uint32_t node) const;
   [[nodiscard]] const std::vector<Sequence>& sequences() const { return sequences_; }
@@ -80,7 +83,8 @@ class SnapshotReader {
     std::int32_t count = 0;       // tokens
     std::size_t first_token = 0;  // in tokens_
     bool has_record = false;
-    bool known = false;  // false: its section was damaged
+    bool hidden = false;  // the tail of a sequence, which nobody could find
+    bool known = false;   // false: its section was damaged
   };
   struct Run {
     std::uint32_t root = 0;
@@ -105,6 +109,7 @@ class SnapshotReader {
   bool add_nodes(const snapshot::SectionHeader& header, std::uint32_t root, std::int32_t begin,
                  std::span<const std::int32_t> tokens);
   bool take_sequence(const snapshot::SectionHeader& header, LittleEndianReader body);
+  void hide_tail(std::uint32_t node, std::int32_t findable);
   bool take_end(LittleEndianReader body);
   // The body with its padding, if it is what was written.
   std::optional<std::span<const std::byte>> body_of(const snapshot::SectionHeader& header);
@@ -114,6 +119,7 @@ class SnapshotReader {
   const Identity& identity_;
   const KVStorage& storage_;
   ByteSource& source_;
+  const snapshot::Limits limits_;
   std::unordered_map<std::uint32_t, Root> roots_;
   std::vector<Node> nodes_;
   std::vector<Run> runs_;
@@ -122,8 +128,8 @@ class SnapshotReader {
   std::unordered_set<std::uint64_t> caller_ids_;  // of sequences_
   std::unordered_map<TierKey, Payload, TierKeyHash> records_;
   std::int64_t damaged_ = 0;
-  std::int64_t num_sections_ = 0;       // whose headers were found
-  std::int64_t lost_sections_ = -1;     // what the last section says of the others; -1: nothing
+  std::int64_t num_sections_ = 0;          // whose headers were found
+  std::int64_t lost_sections_ = -1;        // what the last section says of the others; -1: nothing
   std::int64_t memory_ = 0, in_vain_ = 0;  // bytes
   std::vector<std::byte> window_, body_;
   std::int64_t window_place_ = 0;

@@ -93,8 +93,10 @@ class Saver {
   Status write_identity();
   Status find_cached();
   Status find_sequence(const SnapshotSequence& saved);
-  Status check_sequence(const SnapshotSequence& saved, const SequenceInfo& info) const;
-  Status check_tokens(const SnapshotSequence& saved, std::int32_t length) const;
+  Result<std::int32_t> check_sequence(const SnapshotSequence& saved,
+                                      const SequenceInfo& info) const;
+  // How many of the tokens others can find.
+  Result<std::int32_t> check_tokens(const SnapshotSequence& saved, std::int32_t length) const;
   void add_node(const BlockNames::Step& step);
   void add_item(GroupId group, BlockId block, const Digest& tokens, std::int32_t end);
   std::uint32_t root_number(const RootKey& root);
@@ -237,27 +239,30 @@ Status Saver::find_cached() {
 
 // ---- sequences ----
 
-Status Saver::check_sequence(const SnapshotSequence& saved, const SequenceInfo& info) const {
+Result<std::int32_t> Saver::check_sequence(const SnapshotSequence& saved,
+                                           const SequenceInfo& info) const {
   const char* what = nullptr;
   if (info.accepted_length != info.length) what = "has draft tokens";
   if (info.num_unnamed > 0) what = "has unnamed tokens";
   if (info.trim_first_kept > 0) what = "has a trim";
   if (info.load.valid()) what = "has an open load";
+  if (saved.publish == Publish::kNothing) what = "is private: it publishes nothing";
   if (what != nullptr) {
-    return {ErrorCode::kFailedPrecondition, concat("save: ", to_string(saved.sequence), " ", what)};
+    return Status(ErrorCode::kFailedPrecondition,
+                  concat("save: ", to_string(saved.sequence), " ", what));
   }
   if (saved.tokens.size() != static_cast<std::size_t>(info.length)) {
-    return {ErrorCode::kFailedPrecondition,
-            concat("save: ", to_string(saved.sequence), " has ", info.length,
-                   " tokens, given: ", saved.tokens.size())};
+    return Status(ErrorCode::kFailedPrecondition,
+                  concat("save: ", to_string(saved.sequence), " has ", info.length,
+                         " tokens, given: ", saved.tokens.size()));
   }
-  return info.length == 0 ? Status() : check_tokens(saved, info.length);
+  return info.length == 0 ? Result(0) : check_tokens(saved, info.length);
 }
 
 // That the sequence has these tokens, as far as the manager knows them, and has them exactly; and
 // that what a restore makes findable can be found today: not the text of a private or forgotten
 // one.
-Status Saver::check_tokens(const SnapshotSequence& saved, std::int32_t length) const {
+Result<std::int32_t> Saver::check_tokens(const SnapshotSequence& saved, std::int32_t length) const {
   std::vector<std::vector<std::uint8_t>> has;
   for (const GroupSpec& group : manager_.spec().groups) {
     has.emplace_back(static_cast<std::size_t>((length - 1) / group.block_size) + 1);
@@ -265,20 +270,33 @@ Status Saver::check_tokens(const SnapshotSequence& saved, std::int32_t length) c
   std::vector<std::span<std::uint8_t>> views(has.begin(), has.end());
   const auto same = manager_.loadable(saved.sequence, saved.tokens, length, views);
   if (!same) return same.error();
+  // The manager refuses other tokens, unless it keeps none: then what it has is findable for
+  // nobody.
+  std::vector<std::int32_t> prompt(saved.tokens.begin(), saved.tokens.end());
+  prompt.back() = prompt.back() == 0 ? 1 : prompt.back() - 1;
+  if (manager_.loadable(saved.sequence, prompt, length, views)) {
+    return Status(ErrorCode::kFailedPrecondition,
+                  concat("save: ", to_string(saved.sequence),
+                         " publishes nothing: it is private, forgotten or trimmed"));
+  }
+  prompt.back() = saved.tokens.back();
   OpenOptions options{.root = saved.root, .media = saved.media};
-  const auto found = manager_.probe(saved.tokens, options);
+  // A hit never has the last token of a prompt, so one more asks for all of these.
+  if (length < kMaxSequenceTokens) prompt.push_back(0);
+  const auto found = manager_.probe(prompt, options);
   if (!found) return found.error();
   const std::int32_t whole = (length - 1) / identity_.unit() * identity_.unit();
-  if (*found >= whole) return {};
-  return {ErrorCode::kFailedPrecondition,
-          concat("save: of ", to_string(saved.sequence), " only ", *found, " of ", length,
-                 " tokens can be found by others: it is private, forgotten or evicted in part")};
+  if (*found >= whole) return *found;
+  return Status(ErrorCode::kFailedPrecondition,
+                concat("save: of ", to_string(saved.sequence), " only ", *found, " of ", length,
+                       " tokens can be found by others: a part was forgotten or evicted"));
 }
 
 Status Saver::find_sequence(const SnapshotSequence& saved) {
   const auto info = manager_.info(saved.sequence);
   if (!info) return info.error();
-  KVFOLIO_RETURN_IF_ERROR(check_sequence(saved, *info));
+  const auto findable = check_sequence(saved, *info);
+  if (!findable) return findable.error();
   const std::int32_t unit = identity_.unit();
   std::vector<Digest> hashes;  // at the end of each unit, and of the tokens
   Digest before = identity_.root(saved.root, 0);
@@ -304,8 +322,9 @@ Status Saver::find_sequence(const SnapshotSequence& saved) {
     }
   }
   Body body;
-  body.put(static_cast<std::uint32_t>(info->caller_id ? 1 : 0)).put(info->max_tokens);
-  body.put(info->caller_id.value_or(0));
+  const bool full_blocks_only = saved.publish == Publish::kFullBlocks;
+  body.put(static_cast<std::uint32_t>((info->caller_id ? 1 : 0) + (full_blocks_only ? 2 : 0)));
+  body.put(info->max_tokens).put(info->caller_id.value_or(0)).put(*findable);
   body.put(std::span<const std::byte>(hashes.empty() ? Digest{} : hashes.back()));
   ++stats_.sequences;
   return write_section(Type::kSequence, info->length > 0 ? nodes_.at(hashes.back()) : kNoNode,
