@@ -67,7 +67,8 @@ class Saver {
         identity_(identity),
         images_(storage_),
         output_(sink),
-        names_(manager, identity, [](const RootKey&) { return std::uint64_t{0}; }) {}
+        names_(manager, identity, [](const RootKey&) { return std::uint64_t{0}; }),
+        checked_names_(manager, identity, [](const RootKey&) { return std::uint64_t{0}; }) {}
 
   Result<SaveStats> run(const SaveOptions& options);
 
@@ -97,6 +98,8 @@ class Saver {
                                       const SequenceInfo& info) const;
   // How many of the tokens others can find.
   Result<std::int32_t> check_tokens(const SnapshotSequence& saved, std::int32_t length) const;
+  Status check_name(const SnapshotSequence& saved, GroupId group, BlockId block,
+                    std::span<const Digest> hashes);
   void add_node(const BlockNames::Step& step);
   void add_item(GroupId group, BlockId block, const Digest& tokens, std::int32_t end);
   std::uint32_t root_number(const RootKey& root);
@@ -123,6 +126,7 @@ class Saver {
   BlockImages images_;
   SnapshotOutput output_;
   BlockNames names_;
+  BlockNames checked_names_;  // apart: what it has seen leads to no nodes
   std::unordered_map<Digest, std::uint32_t, DigestHash> nodes_;
   std::unordered_map<Digest, std::uint32_t, DigestHash> roots_;
   std::unordered_set<TierKey, TierKeyHash> keys_;
@@ -283,13 +287,22 @@ Result<std::int32_t> Saver::check_tokens(const SnapshotSequence& saved, std::int
   OpenOptions options{.root = saved.root, .media = saved.media};
   // A hit never has the last token of a prompt, so one more asks for all of these.
   if (length < kMaxSequenceTokens) prompt.push_back(0);
-  const auto found = manager_.probe(prompt, options);
-  if (!found) return found.error();
-  const std::int32_t whole = (length - 1) / identity_.unit() * identity_.unit();
-  if (*found >= whole) return *found;
-  return Status(ErrorCode::kFailedPrecondition,
-                concat("save: of ", to_string(saved.sequence), " only ", *found, " of ", length,
-                       " tokens can be found by others: a part was forgotten or evicted"));
+  return manager_.probe(prompt, options);
+}
+
+// The manager knows the root and the media of what others can find.
+Status Saver::check_name(const SnapshotSequence& saved, GroupId group, BlockId block,
+                         std::span<const Digest> hashes) {
+  const auto findable = manager_.is_findable(group, block);
+  if (!findable || !*findable) return {};
+  const auto name = checked_names_.name(group, block);
+  if (!name) return name.error();
+  const auto units = static_cast<std::size_t>(name->end / identity_.unit());
+  const bool is_known = name->end % identity_.unit() == 0 &&
+                        static_cast<std::size_t>(name->end) <= saved.tokens.size();
+  if (!is_known || name->tokens == hashes[units - 1]) return {};
+  return {ErrorCode::kFailedPrecondition, concat("save: ", to_string(saved.sequence),
+                                                 " has another root or other media than given")};
 }
 
 Status Saver::find_sequence(const SnapshotSequence& saved) {
@@ -318,6 +331,7 @@ Status Saver::find_sequence(const SnapshotSequence& saved) {
       const auto end = static_cast<std::int32_t>(
           std::min(std::int64_t{i + 1} * block_size, std::int64_t{info->length}));
       if (block < 0) continue;
+      KVFOLIO_RETURN_IF_ERROR(check_name(saved, GroupId(g), BlockId(block), hashes));
       add_item(GroupId(g), BlockId(block), hashes[static_cast<std::size_t>((end - 1) / unit)], end);
     }
   }

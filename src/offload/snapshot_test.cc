@@ -242,6 +242,14 @@ TEST(Snapshot, AnotherTextAndAPrivateSequenceAreNotSaved) {
   EXPECT_THAT(refusal(open, other), HasSubstr("are not the sequence's"));
   EXPECT_THAT(refusal(hidden, other), HasSubstr("publishes nothing: it is private"));
   EXPECT_EQ(refusal(open, prompt), "saved");
+  const MediaSpan cat{.begin = 4, .end = 12, .content_id = {std::byte{1}}};
+  for (const SnapshotSequence& wrong :
+       {SnapshotSequence{.sequence = open, .tokens = prompt, .root = {.tenant_salt = "b"}},
+        SnapshotSequence{.sequence = open, .tokens = prompt, .media = std::span(&cat, 1)}}) {
+    const auto now = save(cache.manager, identity_of(cache), file, {.sequences = {&wrong, 1}});
+    ASSERT_FALSE(now);
+    EXPECT_THAT(now.error().message(), HasSubstr("another root or other media than given"));
+  }
 }
 
 TEST(Snapshot, ASmallPoolTakesWhatFits) {
