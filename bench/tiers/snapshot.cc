@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <numeric>
 #include <optional>
 
@@ -138,11 +139,15 @@ void measure_snapshot(Session& session) {
     return stats.bytes;
   };
   const std::int64_t bytes = save_all();
-  const Buffer piece(1 << 20);
+  // From and into memory of that size, as the other side: one buffer would stay in the caches.
+  const Buffer memory(bytes + (1 << 20));
+  std::memset(memory.data(), 1, memory.size());
   const auto gigabytes = [&](double ns) { return static_cast<double>(bytes) / ns; };
   const auto write_plain = [&] {
     plain.rewind();
-    for (std::int64_t at = 0; at < bytes; at += 1 << 20) plain.write({piece.data(), piece.size()});
+    for (std::int64_t at = 0; at < bytes; at += 1 << 20) {
+      plain.write({memory.data() + at, std::size_t{1} << 20});
+    }
   };
   write_plain();
   if (session.wants("tiers.save")) {
@@ -153,8 +158,6 @@ void measure_snapshot(Session& session) {
   }
   if (!session.wants("tiers.restore")) return;
   KVCacheManager other = make_manager(num_blocks);
-  // Into blocks, as the other side does: reads that overwrite one buffer stay in the caches.
-  const Buffer into(bytes + (1 << 20));
   const auto restore_all = [&] {
     other.reset();
     return wall_ns([&] {
@@ -165,9 +168,9 @@ void measure_snapshot(Session& session) {
   const auto read_plain = [&] {
     return wall_ns([&] {
       for (std::int64_t at = 0; at + (1 << 20) <= bytes; at += 1 << 20) {
-        plain.read_at(at, {into.data() + at, std::size_t{1} << 20});
+        plain.read_at(at, {memory.data() + at, std::size_t{1} << 20});
       }
-      keep(into.data());
+      keep(memory.data());
     });
   };
   restore_all();
