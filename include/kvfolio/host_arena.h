@@ -44,10 +44,11 @@ namespace kvfolio {
 struct HostArenaOptions {
   std::int64_t bytes = 0;  // the budget of all records together
   // The sizes that records have: 1 to 16 of them, each at least 64 and at most 2^31 bytes. A record
-  // takes its size rounded up to 64.
+  // takes its size rounded up to `alignment`.
   std::span<const std::int64_t> record_bytes{};
   // Must outlive the arena, and be memory that the CPU may touch. Null: HostMemory, huge pages.
   MemoryResource* resource = nullptr;
+  std::int64_t alignment = 64;  // of each record: a power of two, 64 to 4096
 };
 
 // Names a slot until that is free again.
@@ -75,7 +76,7 @@ class ArenaPin;
 class HostArena {
  public:
   // kInvalidArgument: a size out of range; a budget that does not hold a record of each size (names
-  // both numbers); memory that the CPU may not touch. kOutOfMemory.
+  // both numbers); an alignment; memory that the CPU may not touch. kOutOfMemory.
   KVFOLIO_API static Result<HostArena> create(const HostArenaOptions& options);
 
   KVFOLIO_API HostArena(HostArena&&) noexcept;

@@ -1026,6 +1026,7 @@ KVFOLIO_C_API int32_t kvfolio_token_store_view(const kvfolio_token_store* store,
 //  - ThreadPool::num_threads_that_worked(), forget_work(): for tests.
 //  - KVStorage::spec(), TokenStore::options(): the caller has said them; kvfolio_get_group() of a
 //    manager says them again.
+//  - forget_count(): for libkvfolio_tiers, which keeps copies of blocks.
 //  - num_steps(): the tickets that the caller has not completed yet.
 //  - c_handles.h: from these handles to C++.
 //  - The calls of libkvfolio_tiers: kvfolio_tiers.h has them.

@@ -297,6 +297,10 @@ class KVFOLIO_API KVCacheManager {
   // still get their names count as equal. A block in which the tokens end goes as a whole. Without
   // tokens this is forget(options.root). Errors: as open().
   Result<Forgotten> forget(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
+  // How often reset() and forget() were called, also in vain; a copy_to() counts in its target. Who
+  // keeps copies of blocks elsewhere compares it before he answers with one: if it has changed, a
+  // copy may be of what was forgotten.
+  [[nodiscard]] std::uint64_t forget_count() const noexcept;
   // Holds what a hit of `tokens` needs until unpin(); pinned_tokens may be less than asked. Whole
   // blocks of the prefix stay findable as long as the pin lasts. A rest inside a block is kept too,
   // but a neighbour that shares as much may serve a prompt instead. fail() ends the pins on what it

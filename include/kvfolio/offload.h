@@ -12,21 +12,29 @@
 //
 //  - Stores. A whole block that became findable is copied to the arena when its step is complete,
 //    and goes on to the tiers as their policies say. A store that finds no room or no budget is
-//    dropped and counted; it never delays a step and never takes a block.
+//    dropped and counted; it never delays a step and never takes a block. What a tier has no room
+//    for now waits in the arena, as long as that keeps it.
 //  - Loads. open() holds what the cache has; poll() looks for the rest in the arena, asks the tiers
 //    for what that lacks, and loads as much of the prompt as can be had in one piece. It ends with
-//    one SequenceReady. Requests that miss the same record wait for one load of it.
+//    one SequenceReady. Requests that miss the same record wait for one load of it. One load at a
+//    time writes to the cache and holds blocks there; the others wait their turn.
 //  - Trust. What comes back is checked against its key, namespace and checksum before or while it
 //    is copied, and nothing is findable before. Whatever fails is a miss; a damaged record is
-//    erased where it lay. A request asks again once after a failure.
+//    erased where it lay. A request asks each tier once what it has. If a tier fails to bring a
+//    record, the request does not ask it for that one again, but the next tier that has it.
 //  - Time. A request that waits longer than its deadline is ready with what there is. Memory that a
 //    tier may still touch is not used again before the tier says so.
+//  - Tiers. A tier is not offered a record that is larger than its limit, and is passed over as
+//  long
+//    as it is not usable. The Offload closes no tier: its owner does.
 //  - Who does not want to wait calls cancel(), closes the sequence, or, as long as its load has not
 //    begun to write, just appends.
 //  - Forgetting. forget() and reset() also change the names of what is forgotten, so that no tier
-//    answers with it, and erase it in the arena. Tiers that outlive the process keep the bytes
-//    under names that nobody asks for, as long as `epoch` never goes back: a host that uses such
-//    tiers keeps epoch() and gives it to the next create().
+//    answers with it, and erase it in the arena. Names hold no tokens: below the cache, forget() of
+//    a prefix takes all that has its root key. If the manager itself is told to forget, the next
+//    call here sees that it was, but not what: below the cache everything goes. Tiers that outlive
+//    the process keep the bytes under names that nobody asks for, as long as `epoch` never goes
+//    back: a host that uses such tiers keeps epoch() and gives it to the next create().
 //
 // Needs ManagerOptions::list_findable and max_transfers >= 1, and storage. Thread safety: as the
 // manager.
@@ -56,7 +64,7 @@ enum class WritePolicy : std::int32_t {
 struct OffloadTier {
   Tier* tier = nullptr;  // outlives the Offload
   WritePolicy policy = WritePolicy::kWriteThrough;
-  std::int64_t store_bytes_max = std::int64_t{64} << 20;  // in flight; more is dropped
+  std::int64_t store_bytes_max = std::int64_t{64} << 20;  // in flight; more waits its turn
   std::int64_t load_bytes_max = std::int64_t{256} << 20;  // likewise
 };
 
@@ -65,7 +73,9 @@ struct OffloadOptions {
   std::int64_t arena_bytes = 0;
   std::span<const OffloadTier> tiers{};  // cheapest first, at most 8
   std::int64_t bytes_per_poll = std::int64_t{16} << 20;
-  std::uint64_t timeout_us = 50'000;  // of a request, beside the time that its bytes take
+  std::uint64_t timeout_us = 50'000;  // of the tiers' answers, beside the time that bytes take
+  // Of the copy to the cache once all is at hand; its turn may come late. What is copied stands.
+  std::uint64_t copy_timeout_us = 2'000'000;
   // Load or compute again: a prompt is loaded from tiers only if bytes / load_bytes_per_s is less
   // than tokens / prefill_tokens_per_s. What the arena has is always loaded. 0: always load.
   double load_bytes_per_s = 0.0;
@@ -104,7 +114,7 @@ struct OffloadCounters {
   std::uint64_t tokens_loaded = 0;
   std::uint64_t arena_corrupt = 0;        // records of the arena that did not verify
   std::uint64_t tier_stores = 0;          // that tiers said are done
-  std::uint64_t tier_stores_dropped = 0;  // over budget, busy, or failed
+  std::uint64_t tier_stores_dropped = 0;  // failed, or waited until the arena had lost them
   std::uint64_t tier_loads = 0;           // records that came from tiers and verified
   std::array<std::uint64_t, kNumTierResults> tier_misses{};  // loads that failed, by TierResult
   std::uint64_t tier_corrupt = 0;                            // loads that came and did not verify
@@ -112,17 +122,32 @@ struct OffloadCounters {
   std::uint64_t requests_canceled = 0;
   std::uint64_t requests_timed_out = 0;
   std::uint64_t unknown_completions = 0;  // TierDone of nothing that is in flight: a faulty tier
+  std::uint64_t manager_forgets = 0;  // the manager was told to forget, and everything went here
+};
+
+// What has not ended, see drain().
+struct OffloadLeft {
+  // Some that became findable are not in the arena yet, or a step is not complete that may write
+  // some.
+  bool blocks = false;
+  std::int64_t stores = 0;     // that tiers have not ended, or wait to be given
+  std::int64_t loads = 0;      // that tiers have not ended
+  std::int64_t questions = 0;  // likewise: exists and erase
+  [[nodiscard]] bool any() const noexcept { return blocks || stores + loads + questions > 0; }
 };
 
 class Offload {
  public:
   // kInvalidArgument: a budget that holds no record of each group, an identity (by the name of the
-  // field), a null tier or more than 8, numbers out of range. kFailedPrecondition: the manager has
+  // field), a null tier or more than 8, a tier's alignment, numbers out of range. Records lie in
+  // the arena as the most demanding tier asks for. kFailedPrecondition: the manager has
   // no storage, does not list what becomes findable, or allows no transfers. kOutOfMemory.
   // `manager` outlives the Offload and is not moved.
   KVFOLIO_API static Result<std::unique_ptr<Offload>> create(KVCacheManager& manager,
                                                              const OffloadOptions& options);
-  // Closes no sequence. Memory that a tier may still touch is never given back.
+  // Closes no sequence and no tier. If a tier has not ended a load or a store by now and does not
+  // in a few polls, the arena is never given back: so drain() first, or close the tiers. A tier
+  // that still owes answers is not given to another Offload.
   KVFOLIO_API ~Offload();
   Offload(const Offload&) = delete;
   Offload& operator=(const Offload&) = delete;
@@ -136,11 +161,20 @@ class Offload {
   // The sequence goes on now: ends its request. Returns its length, which may have grown.
   // kNotFound: as the manager's calls.
   KVFOLIO_API Result<std::int32_t> cancel(SequenceId sequence);
-  // Nothing is pending, nothing waits to be stored, and no tier works for us.
+  // Nothing is pending, nothing waits to be stored, no step that may bring something is in flight,
+  // and no tier works for us.
   [[nodiscard]] KVFOLIO_API bool idle() const noexcept;
+  // Before shutdown: a poll() that cancels every request, offers each block to the tiers that want
+  // it, and drops none because a tier is behind. Says what is left. It does not wait, since it has
+  // no clock: whoever shuts down completes his steps, decides how long, and sleeps in between.
+  //
+  //   while (offload->drain(now_us()).any() && now_us() < deadline_us) sleep_for(1ms);
+  KVFOLIO_API OffloadLeft drain(std::uint64_t now_us);
 
   // As the manager's, and see above. Requests that are concerned are ready at the next poll().
   KVFOLIO_API Forgotten forget(const RootKey& root);
+  KVFOLIO_API Result<Forgotten> forget(std::span<const std::int32_t> tokens,
+                                       const OpenOptions& options = {});
   KVFOLIO_API Forgotten reset();
   // Above every epoch that names were made with.
   [[nodiscard]] KVFOLIO_API std::uint64_t epoch() const noexcept;

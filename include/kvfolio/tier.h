@@ -81,15 +81,17 @@ struct Deadline {
 };
 
 struct TierHealth {
-  bool usable = true;  // false: submit() accepts nothing now
+  bool usable = true;  // false: submit() accepts nothing now, so nobody should wait for it
   std::uint64_t stores_ok = 0;
   std::uint64_t loads_ok = 0;
   std::uint64_t failures = 0;  // results other than kOk and kMiss
 };
 
+// They do not change. Whoever submits keeps to them: he offers no larger record, asks for none, and
+// gives no memory that is aligned to less.
 struct TierLimits {
-  std::int64_t record_bytes_max = 0;  // larger records are not stored
-  std::int64_t data_alignment = 64;   // of TierItem::data, at most 4096
+  std::int64_t record_bytes_max = 0;  // of TierItem::bytes; 0: no limit of its own
+  std::int64_t data_alignment = 64;   // of TierItem::data: a power of two up to 4096
 };
 
 // Every member is pure except the destructor, which is inline. So a derived class can be compiled

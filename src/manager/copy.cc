@@ -148,7 +148,7 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   const auto& [spec, options, storage, counters, sequences, groups, room, has_windows, tree, tables,
                caller_ids, pins, transfers, scratch, evicting, entry_changes, losses, victims,
-               ended, steps, unnamed, reservations, findable, offers] = other;
+               ended, steps, unnamed, reservations, findable, forgets, offers] = other;
   room_.copy_from(room);
   tree_->copy_from(*tree);
 
@@ -166,6 +166,7 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   unnamed_.copy_from(unnamed);
   reservations_.copy_from(reservations);
   findable_.copy_from(findable);
+  forget_count_ = std::max(forget_count_, forgets) + 1;  // whatever was forgotten there is here
 }
 
 Status KVCacheManager::copy_to(KVCacheManager& target) const {

@@ -121,6 +121,7 @@ Forgotten KVCacheManager::reset() {
     m.release_pin(pin);
     ++sum.pins;
   });
+  ++m.forget_count_;
   return sum;
 }
 
@@ -129,6 +130,7 @@ Result<Forgotten> KVCacheManager::forget(std::span<const std::int32_t> tokens,
   Impl& m = *impl_;
   KVFOLIO_RETURN_IF_ERROR(
       m.check_open("forget", tokens, {.root = options.root, .media = options.media}));
+  ++m.forget_count_;
   const std::int32_t root = m.tree_->find_root(options.root);
   if (root < 0) return Forgotten{};
   return m.forget({root, tokens, options.media});
@@ -136,8 +138,11 @@ Result<Forgotten> KVCacheManager::forget(std::span<const std::int32_t> tokens,
 
 Forgotten KVCacheManager::forget(const RootKey& key) {
   Impl& m = *impl_;
+  ++m.forget_count_;
   const std::int32_t root = m.tree_->find_root(key);
   return root < 0 ? Forgotten{} : m.forget({root, {}, {}});
 }
+
+std::uint64_t KVCacheManager::forget_count() const noexcept { return impl_->forget_count_; }
 
 }  // namespace kvfolio

@@ -589,11 +589,11 @@ class KVCacheManager::Impl {
 
   Victims victims_;
   EndedList ended_;  // by the last fail() or preempt_to()
-
   StepLog steps_;
   UnnamedTokens unnamed_;
   Reservations reservations_;
-  FindableList findable_;                              // on if the options say so
+  FindableList findable_;  // on if the options say so
+  std::uint64_t forget_count_ = 0;
   std::vector<std::span<const std::int32_t>> offers_;  // by group, scratch
 };
 

@@ -13,9 +13,24 @@ namespace {
 
 using text::concat;
 
-constexpr std::size_t kTiersMax = 8;
-
 Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
+
+Status check_tiers(std::span<const OffloadTier> tiers) {
+  if (tiers.size() > 8) return invalid(concat("offload: ", tiers.size(), " tiers, allowed: 8"));
+  for (const OffloadTier& tier : tiers) {
+    if (tier.tier == nullptr) return invalid("offload: a tier is null");
+    const TierLimits limits = tier.tier->limits();
+    const std::int64_t alignment = limits.data_alignment;
+    if (alignment < 1 || alignment > 4096 || (alignment & (alignment - 1)) != 0) {
+      return invalid(concat("offload: tier ", tier.tier->name(), " wants data aligned to ",
+                            alignment, " bytes, allowed: powers of two from 1 to 4096"));
+    }
+    if (limits.record_bytes_max < 0 || tier.store_bytes_max < 0 || tier.load_bytes_max < 0) {
+      return invalid(concat("offload: tier ", tier.tier->name(), " has a limit below 0"));
+    }
+  }
+  return {};
+}
 
 Status check(KVCacheManager& manager, const OffloadOptions& options) {
   const auto missing = [](const char* what) {
@@ -35,13 +50,7 @@ Status check(KVCacheManager& manager, const OffloadOptions& options) {
   if (!(options.load_bytes_per_s >= 0.0) || !(options.prefill_tokens_per_s >= 0.0)) {
     return invalid("offload: load_bytes_per_s and prefill_tokens_per_s, allowed: 0 or more");
   }
-  if (options.tiers.size() > kTiersMax) {
-    return invalid(concat("offload: ", options.tiers.size(), " tiers, allowed: ", kTiersMax));
-  }
-  for (const OffloadTier& tier : options.tiers) {
-    if (tier.tier == nullptr) return invalid("offload: a tier is null");
-  }
-  return {};
+  return check_tiers(options.tiers);
 }
 
 }  // namespace
@@ -63,31 +72,31 @@ Offload::Impl::Impl(KVCacheManager& manager, const OffloadOptions& options, Iden
       epoch_(options.epoch),
       base_epoch_(options.epoch),
       has_(static_cast<std::size_t>(identity_.num_groups())) {
-  for (const OffloadTier& tier : options.tiers) tiers_.push_back({.options = tier});
+  for (const OffloadTier& tier : options.tiers) {
+    tiers_.push_back({.options = tier, .record_bytes_max = tier.tier->limits().record_bytes_max});
+  }
+  for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
+    largest_record_ = std::max(largest_record_, record_bytes(GroupId(g)));
+  }
+  forgets_seen_ = manager_.forget_count();
 }
 
-// A tier that is closed finishes what it has begun, so a few polls are enough. One that does not
-// keeps the arena: its memory may still be read or written.
+// Answers to questions touch no memory, so nobody waits for them.
 Offload::Impl::~Impl() {
-  for (auto& [id, request] : requests_) {
-    if (request.state == Request::State::kWriting) {
-      static_cast<void>(manager_.finish_load(request.load.id, 0));
-    }
+  if (writer_ != 0) {
+    static_cast<void>(manager_.finish_load(requests_.at(writer_).load.id, 0));
   }
   requests_.clear();
-  for (TierState& tier : tiers_) static_cast<void>(tier.options.tier->close({now_us_}));
+  const auto touches_memory = [this] { return in_flight_.loads + in_flight_.stores > 0; };
   constexpr int kPolls = 100;
-  for (int i = 0; i < kPolls && !ops_.empty(); ++i) collect();
-  if (!ops_.empty()) static_cast<void>(arena_.release());
+  for (int i = 0; i < kPolls && touches_memory(); ++i) {
+    budget_ = options_.bytes_per_poll;
+    collect();
+  }
+  if (touches_memory()) static_cast<void>(arena_.release());
 }
 
 // ---- opening ----
-
-std::uint64_t Offload::Impl::epoch_of(const RootKey& root) const {
-  if (epochs_.empty()) return base_epoch_;
-  const auto found = epochs_.find(identity_.root(root, 0));
-  return found == epochs_.end() ? base_epoch_ : found->second;
-}
 
 void Offload::Impl::hash_prompt(Request& request, const OpenOptions& options, std::int32_t cached) {
   const std::int32_t unit = identity_.unit();
@@ -118,6 +127,7 @@ void Offload::Impl::hash_prompt(Request& request, const OpenOptions& options, st
 
 Result<OffloadOpened> Offload::Impl::open(std::span<const std::int32_t> tokens,
                                           const OpenOptions& options) {
+  notice_forgetting();
   const auto opened = manager_.open(tokens, options);
   if (!opened) return opened.error();
   OffloadOpened result{.sequence = opened->sequence, .cached_tokens = opened->cached_tokens};
@@ -141,7 +151,8 @@ Result<OffloadOpened> Offload::Impl::open(std::span<const std::int32_t> tokens,
 // ---- ends ----
 
 void Offload::Impl::drop_request(std::uint64_t id) {
-  for (auto& [key, arriving] : arriving_) give_up(arriving, id);
+  stop_waiting(id, requests_.at(id));
+  if (writer_ == id) writer_ = 0;
   requests_.erase(id);
 }
 
@@ -152,12 +163,13 @@ void Offload::Impl::finish(std::uint64_t id, std::int32_t cached_tokens, LoadEnd
 }
 
 Result<std::int32_t> Offload::Impl::cancel(SequenceId sequence) {
+  notice_forgetting();
   const auto wanted = [&](const auto& one) { return one.second.sequence == sequence; };
   const auto found = std::find_if(requests_.begin(), requests_.end(), wanted);
   if (found != requests_.end()) {
     const std::uint64_t id = found->first;
     ++counters_.requests_canceled;
-    if (found->second.state == Request::State::kWriting) {
+    if (writer_ == id) {
       end_writing(id);
     } else {
       drop_request(id);
@@ -169,19 +181,25 @@ Result<std::int32_t> Offload::Impl::cancel(SequenceId sequence) {
   return info->length;
 }
 
-bool Offload::Impl::idle() const noexcept {
-  return requests_.empty() && ops_.empty() && !more_findable_ && ready_next_.empty();
-}
+// ---- turns ----
 
-std::span<const SequenceReady> Offload::Impl::poll(std::uint64_t now_us) {
+void Offload::Impl::take_turn(std::uint64_t now_us, bool draining) {
   now_us_ = std::max(now_us_, now_us);
   budget_ = options_.bytes_per_poll;
+  notice_forgetting();
+  look_at_tiers();
   collect();
   std::vector<std::uint64_t> ids;
   ids.reserve(requests_.size());
   for (const auto& [id, request] : requests_) ids.push_back(id);
   for (const std::uint64_t id : ids) go_on(id);
-  store_findable();
+  store_backlog();
+  store_findable(draining);
+  published_seen_ = manager_.counters().blocks_published;
+}
+
+std::span<const SequenceReady> Offload::Impl::poll(std::uint64_t now_us) {
+  take_turn(now_us, false);
   ready_.clear();
   std::swap(ready_, ready_next_);
   // Those that forget() ended may have gone on since.
@@ -192,50 +210,49 @@ std::span<const SequenceReady> Offload::Impl::poll(std::uint64_t now_us) {
   return ready_;
 }
 
-// ---- forgetting ----
+OffloadLeft Offload::Impl::drain(std::uint64_t now_us) {
+  while (!requests_.empty()) static_cast<void>(cancel(requests_.begin()->second.sequence));
+  ready_next_.clear();
+  take_turn(now_us, true);
+  return left();
+}
 
-// `root`: whose; null: all. Their names change, so what arrives has to be dropped.
-void Offload::Impl::forget_in_flight(const Digest* root) {
-  names_.clear();
-  std::vector<std::uint64_t> ids;
+OffloadLeft Offload::Impl::left() const noexcept {
+  OffloadLeft left = in_flight_;
+  left.blocks = more_findable_ || manager_.num_steps() > 0 ||
+                manager_.counters().blocks_published != published_seen_;
+  for (const TierState& tier : tiers_) left.stores += std::ssize(tier.backlog);
+  return left;
+}
+
+Status Offload::Impl::check_invariants() const {
+  OffloadLeft seen;
+  std::array<std::int64_t, kTiersMax> bytes{};
+  std::int64_t loads_wanted = 0;
+  for (const auto& [tag, op] : ops_) {
+    ++(op.kind == TierOp::kLoad    ? seen.loads
+       : op.kind == TierOp::kStore ? seen.stores
+                                   : seen.questions);
+    bytes[static_cast<std::size_t>(op.tier)] += op.bytes;
+    if (op.kind != TierOp::kLoad || op.given_up) continue;
+    ++loads_wanted;
+    const auto arriving = arriving_.find(op.key);
+    if (arriving != arriving_.end() && arriving->second.tag == tag) continue;
+    return {ErrorCode::kAborted, concat("offload: load ", tag, " arrives nowhere")};
+  }
+  bool right = seen.loads == in_flight_.loads && seen.stores == in_flight_.stores &&
+               seen.questions == in_flight_.questions && loads_wanted == std::ssize(arriving_);
+  for (std::size_t t = 0; t < tiers_.size(); ++t) {
+    right = right && bytes[t] == tiers_[t].load_bytes + tiers_[t].store_bytes;
+  }
   for (const auto& [id, request] : requests_) {
-    if (root == nullptr || request.root == *root) ids.push_back(id);
+    right = right && (request.state == Request::State::kWriting) == (writer_ == id);
   }
-  for (const std::uint64_t id : ids) {
-    const Request& request = requests_.at(id);
-    std::int32_t length = request.length;
-    if (request.state == Request::State::kWriting) {
-      length = request.load.begin;  // begin_load() may have found more
-      static_cast<void>(manager_.finish_load(request.load.id, 0));
-    }
-    finish(id, length, LoadEnd::kForgotten);
-  }
-  for (auto& [key, arriving] : arriving_) {
-    if (arriving.abandoned) continue;
-    if (root != nullptr && arriving.expected.owner != root_owner(*root)) continue;
-    arriving.abandoned = true;
-    arena_->quarantine(arriving.slot);
-  }
-}
-
-Forgotten Offload::Impl::forget(const RootKey& root) {
-  const Digest before = identity_.root(root, epoch_of(root));
-  epochs_[identity_.root(root, 0)] = ++epoch_;
-  forget_in_flight(&before);
-  arena_->erase_if([&](std::span<const std::byte> record) {
-    RecordInfo info;
-    return read_record_header(record, info) != RecordFault::kNone ||
-           info.owner == root_owner(before);
-  });
-  return manager_.forget(root);
-}
-
-Forgotten Offload::Impl::reset() {
-  base_epoch_ = ++epoch_;
-  epochs_.clear();
-  forget_in_flight(nullptr);
-  arena_->clear();
-  return manager_.reset();
+  if (right) return arena_->check_invariants();
+  return {ErrorCode::kAborted,
+          concat("offload: ", seen.loads, " loads, ", seen.stores, " stores and ", seen.questions,
+                 " questions, counted ", in_flight_.loads, ", ", in_flight_.stores, " and ",
+                 in_flight_.questions)};
 }
 
 // ---- the public face ----
@@ -250,8 +267,14 @@ Result<std::unique_ptr<Offload>> Offload::create(KVCacheManager& manager,
   for (std::int32_t g = 0; g < identity->num_groups(); ++g) {
     sizes.push_back(kRecordHeaderBytes + manager.storage()->block_image_bytes(GroupId(g)));
   }
-  auto arena = HostArena::create(
-      {.bytes = options.arena_bytes, .record_bytes = sizes, .resource = options.resource});
+  std::int64_t alignment = 64;
+  for (const OffloadTier& tier : options.tiers) {
+    alignment = std::max(alignment, tier.tier->limits().data_alignment);
+  }
+  auto arena = HostArena::create({.bytes = options.arena_bytes,
+                                  .record_bytes = sizes,
+                                  .resource = options.resource,
+                                  .alignment = alignment});
   if (!arena) return std::move(arena).error();
   auto impl = std::make_unique<Impl>(manager, options, *std::move(identity), *std::move(arena));
   return std::unique_ptr<Offload>(new Offload(std::move(impl)));
@@ -267,12 +290,17 @@ Result<OffloadOpened> Offload::open(std::span<const std::int32_t> tokens,
 std::span<const SequenceReady> Offload::poll(std::uint64_t now_us) { return impl_->poll(now_us); }
 Result<std::int32_t> Offload::cancel(SequenceId sequence) { return impl_->cancel(sequence); }
 bool Offload::idle() const noexcept { return impl_->idle(); }
+OffloadLeft Offload::drain(std::uint64_t now_us) { return impl_->drain(now_us); }
 Forgotten Offload::forget(const RootKey& root) { return impl_->forget(root); }
+Result<Forgotten> Offload::forget(std::span<const std::int32_t> tokens,
+                                  const OpenOptions& options) {
+  return impl_->forget(tokens, options);
+}
 Forgotten Offload::reset() { return impl_->reset(); }
 std::uint64_t Offload::epoch() const noexcept { return impl_->epoch(); }
 const OffloadCounters& Offload::counters() const noexcept { return impl_->counters(); }
 ArenaStats Offload::arena() const noexcept { return impl_->arena().stats(); }
 const Identity& Offload::identity() const noexcept { return impl_->identity(); }
-Status Offload::check_invariants() const { return impl_->arena().check_invariants(); }
+Status Offload::check_invariants() const { return impl_->check_invariants(); }
 
 }  // namespace kvfolio

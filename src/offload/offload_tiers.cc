@@ -15,28 +15,65 @@ namespace {
 constexpr std::uint64_t kStoreTimeoutUs = 5'000'000;
 }  // namespace
 
+std::uint64_t Offload::Impl::store_deadline() const noexcept {
+  return later(now_us_, kStoreTimeoutUs);
+}
+
+// Once for each poll. Another tier is first each time, so that none waits behind the others' bytes.
+void Offload::Impl::look_at_tiers() {
+  for (TierState& tier : tiers_) tier.usable = tier.options.tier->health().usable;
+  if (!tiers_.empty()) first_tier_ = (first_tier_ + 1) % tiers_.size();
+}
+
+// Records that arrive are read once to check them, which counts: at most half of a poll's bytes. A
+// tier that says more than it was asked does not keep us here.
 void Offload::Impl::collect() {
+  const std::int64_t kept = budget_ / 2;
   std::array<TierDone, 64> done;
-  for (std::size_t t = 0; t < tiers_.size(); ++t) {
-    // A tier that says more than was asked does not keep us here.
-    for (std::size_t rounds = ops_.size() / done.size() + 2; rounds > 0; --rounds) {
-      const std::size_t n = tiers_[t].options.tier->poll(now_us_, done);
-      for (std::size_t i = 0; i < std::min(n, done.size()); ++i) {
-        on_done(static_cast<std::int32_t>(t), done[i]);
+  for (std::size_t i = 0; i < tiers_.size(); ++i) {
+    const std::size_t t = (first_tier_ + i) % tiers_.size();
+    for (std::int64_t answers = std::ssize(ops_) + 64; answers > 0 && budget_ > kept;) {
+      std::size_t most = done.size();
+      if (tiers_[t].load_bytes > 0) {
+        const std::int64_t fit = (budget_ - kept) / largest_record_;
+        most = static_cast<std::size_t>(std::clamp<std::int64_t>(fit, 2, 64));
       }
-      if (n < done.size()) break;
+      const std::size_t said = tiers_[t].options.tier->poll(now_us_, std::span(done).first(most));
+      const std::size_t n = std::min(said, most);
+      for (std::size_t k = 0; k < n; ++k) on_done(static_cast<std::int32_t>(t), done[k]);
+      answers -= static_cast<std::int64_t>(n);
+      if (n < most) break;
     }
   }
 }
 
-bool Offload::Impl::submit(Op op, std::byte* data, std::uint64_t deadline_us) {
-  TierState& tier = tiers_[static_cast<std::size_t>(op.tier)];
-  const TierItem item{.key = op.key, .data = data, .bytes = op.bytes, .tag = ++last_tag_};
-  const TierOp kind = op.kind;
-  const auto place = ops_.emplace(item.tag, std::move(op)).first;
-  if (tier.options.tier->submit(kind, std::span(&item, 1), {deadline_us}) == 1) return true;
-  ops_.erase(place);
-  return false;
+// ---- asking ----
+
+void Offload::Impl::add_item(Op op, std::byte* data) {
+  items_.push_back({.key = op.key, .data = data, .bytes = op.bytes, .tag = ++last_tag_});
+  ops_.emplace(last_tag_, std::move(op));
+}
+
+// Hands items_ over. Returns how many were accepted: the first ones. The others are forgotten.
+std::size_t Offload::Impl::submit(std::int32_t index, TierOp kind, std::uint64_t deadline_us) {
+  TierState& tier = tier_at(index);
+  const std::size_t accepted =
+      std::min(tier.options.tier->submit(kind, items_, {deadline_us}), items_.size());
+  for (std::size_t i = accepted; i < items_.size(); ++i) ops_.erase(items_[i].tag);
+  for (const TierItem& item : std::span(items_).first(accepted)) {
+    ++tier.num_in_flight;
+    if (kind == TierOp::kLoad) {
+      ++in_flight_.loads;
+      tier.load_bytes += item.bytes;
+    } else if (kind == TierOp::kStore) {
+      ++in_flight_.stores;
+      tier.store_bytes += item.bytes;
+    } else {
+      ++in_flight_.questions;
+    }
+  }
+  items_.clear();
+  return accepted;
 }
 
 void Offload::Impl::on_done(std::int32_t tier_index, const TierDone& done) {
@@ -46,22 +83,27 @@ void Offload::Impl::on_done(std::int32_t tier_index, const TierDone& done) {
     ++counters_.unknown_completions;
     return;
   }
-  Op op = std::move(found->second);
+  const Op op = std::move(found->second);
   ops_.erase(found);
-  TierState& tier = tiers_[static_cast<std::size_t>(op.tier)];
+  TierState& tier = tier_at(op.tier);
+  --tier.num_in_flight;
   switch (op.kind) {
     case TierOp::kExists:
+      --in_flight_.questions;
       on_exists(op, done.result);
       break;
     case TierOp::kLoad:
+      --in_flight_.loads;
       tier.load_bytes -= op.bytes;
-      on_loaded(op, done.result);
+      on_loaded(done.tag, op, done.result);
       break;
     case TierOp::kStore:
+      --in_flight_.stores;
       tier.store_bytes -= op.bytes;
       ++(done.result == TierResult::kOk ? counters_.tier_stores : counters_.tier_stores_dropped);
       break;
     case TierOp::kErase:
+      --in_flight_.questions;
       break;
   }
 }
@@ -73,119 +115,101 @@ void Offload::Impl::on_exists(const Op& op, TierResult result) {
   if (request.state != Request::State::kAsking) return;  // an answer behind its deadline
   --request.waiting;
   if (result != TierResult::kOk) return;
-  const auto [verdict, is_new] = request.where.try_emplace(op.key, op.tier);
-  if (!is_new) verdict->second = std::min(verdict->second, op.tier);  // the cheapest
+  request.where[op.key].has |= static_cast<std::uint8_t>(1u << op.tier);
 }
 
 // ---- loads ----
 
-// True: the request waits for the record now, which may have been on its way already.
-bool Offload::Impl::start_load(std::uint64_t request, const Piece& piece, std::int32_t tier) {
+// kYes: the request waits for the record now, which may have been on its way already.
+Offload::Impl::Begun Offload::Impl::start_load(std::uint64_t id, Request& request,
+                                               const Piece& piece, std::int32_t index) {
   const auto there = arriving_.find(piece.key);
   if (there != arriving_.end()) {
-    if (there->second.abandoned) return false;
-    there->second.waiters.push_back(request);
-    return true;
+    there->second.waiters.push_back(id);
+    ++request.waiting;
+    return Begun::kYes;
   }
-  TierState& state = tiers_[static_cast<std::size_t>(tier)];
+  TierState& tier = tier_at(index);
   const std::int64_t bytes = record_bytes(piece.group);
-  if (state.load_bytes + bytes > state.options.load_bytes_max) return false;
+  if (!takes(tier, bytes)) return Begun::kNo;
+  if (tier.load_bytes + bytes > tier.options.load_bytes_max) {
+    return tier.load_bytes > 0 ? Begun::kLater : Begun::kNo;
+  }
   const auto slot = arena_->reserve(piece.key, bytes);
-  if (!slot) return false;
+  if (!slot) return in_flight_.loads + in_flight_.stores > 0 ? Begun::kLater : Begun::kNo;
   const std::span<std::byte> memory = arena_->fill(*slot);
   // What lay here before cannot pose as what the tier did not bring.
   std::memset(memory.data(), 0, static_cast<std::size_t>(kRecordHeaderBytes));
-  RecordInfo expected =
-      record_of(piece.group, (piece.logical + 1) * block_size(piece.group), piece.key);
-  expected.owner = root_owner(requests_.at(request).root);
-  const bool accepted =
-      submit({.kind = TierOp::kLoad, .tier = tier, .key = piece.key, .bytes = bytes}, memory.data(),
-             requests_.at(request).deadline_us);
-  if (!accepted) {
+  Arriving arriving{
+      .expected = record_of(piece.group, (piece.logical + 1) * block_size(piece.group), piece.key)};
+  arriving.expected.owner = root_owner(request.root);
+  const bool works = tier.num_in_flight > 0;
+  add_item({.kind = TierOp::kLoad, .tier = index, .key = piece.key, .bytes = bytes, .slot = *slot},
+           memory.data());
+  arriving.tag = last_tag_;
+  if (submit(index, TierOp::kLoad, request.deadline_us) != 1) {
     arena_->abandon(*slot);
-    return false;
+    return works ? Begun::kLater : Begun::kNo;
   }
-  state.load_bytes += bytes;
-  arriving_.emplace(
-      piece.key, Arriving{.slot = *slot, .expected = expected, .tier = tier, .waiters = {request}});
-  return true;
+  arriving.waiters.push_back(id);
+  ++request.waiting;
+  arriving_.emplace(piece.key, std::move(arriving));
+  return Begun::kYes;
 }
 
-// The request does not wait for it any more. Without others the slot is given up; it is used again
-// when the tier has said that it does not touch it.
-void Offload::Impl::give_up(Arriving& arriving, std::uint64_t request) {
-  const auto place = std::find(arriving.waiters.begin(), arriving.waiters.end(), request);
-  if (place == arriving.waiters.end()) return;
-  arriving.waiters.erase(place);
-  if (!arriving.waiters.empty() || arriving.abandoned) return;
-  arriving.abandoned = true;
-  arena_->quarantine(arriving.slot);
+// The request does not wait for it any more.
+void Offload::Impl::give_up(const TierKey& key, std::uint64_t request) {
+  const auto place = arriving_.find(key);
+  if (place == arriving_.end()) return;
+  std::erase(place->second.waiters, request);
+  if (place->second.waiters.empty()) give_up(place);
 }
 
-void Offload::Impl::on_loaded(const Op& op, TierResult result) {
+// The slot is used again when the tier has said that it does not touch it. Another load of the same
+// record may begin before.
+void Offload::Impl::give_up(std::unordered_map<TierKey, Arriving, TierKeyHash>::iterator place) {
+  Op& op = ops_.at(place->second.tag);
+  op.given_up = true;
+  arena_->quarantine(op.slot);
+  arriving_.erase(place);
+}
+
+void Offload::Impl::on_loaded(std::uint64_t tag, const Op& op, TierResult result) {
+  if (op.given_up) return arena_->quiesced(op.slot);
   const auto found = arriving_.find(op.key);
-  KVFOLIO_CHECK(found != arriving_.end());
+  KVFOLIO_CHECK(found != arriving_.end() && found->second.tag == tag);
   const Arriving arriving = std::move(found->second);
   arriving_.erase(found);
-  if (arriving.abandoned) {
-    arena_->quiesced(arriving.slot);
-    return;
-  }
   bool right = false;
   if (result == TierResult::kOk) {
-    const auto record = arena_->filling(arriving.slot);
-    right = check_record(record, arriving.expected) == RecordFault::kNone;
+    budget_ -= op.bytes;
+    right = check_record(arena_->filling(op.slot), arriving.expected) == RecordFault::kNone;
     if (!right) ++counters_.tier_corrupt;
   } else {
     ++counters_.tier_misses[static_cast<std::size_t>(result) % kNumTierResults];
   }
   if (right) {
     ++counters_.tier_loads;
-    arena_->seal(arriving.slot);
-    arena_->publish(arriving.slot);
+    arena_->seal(op.slot);
+    arena_->publish(op.slot);
   } else {
-    arena_->abandon(arriving.slot);
+    arena_->abandon(op.slot);
     if (result == TierResult::kOk || result == TierResult::kCorrupt) {
-      submit({.kind = TierOp::kErase, .tier = op.tier, .key = op.key}, nullptr,
-             now_us_ + kStoreTimeoutUs);
+      add_item({.kind = TierOp::kErase, .tier = op.tier, .key = op.key}, nullptr);
+      submit(op.tier, TierOp::kErase, store_deadline());
     }
   }
   for (const std::uint64_t id : arriving.waiters) {
-    const auto request = requests_.find(id);
-    if (request == requests_.end()) continue;
-    --request->second.waiting;
-    request->second.failed |= !right;
-  }
-}
-
-// ---- stores ----
-
-void Offload::Impl::store_to_tiers(const TierKey& key, bool second_use) {
-  for (std::size_t t = 0; t < tiers_.size(); ++t) {
-    TierState& tier = tiers_[t];
-    const WritePolicy wanted = second_use ? WritePolicy::kSecondUse : WritePolicy::kWriteThrough;
-    if (tier.options.policy != wanted) continue;
-    ArenaPin pin = arena_->hold(key);
-    if (!pin) return;
-    const std::span<const std::byte> record = pin.record();
-    const auto bytes = static_cast<std::int64_t>(record.size());
-    if (tier.store_bytes + bytes > tier.options.store_bytes_max) {
-      ++counters_.tier_stores_dropped;
-      continue;
-    }
-    // A tier reads what it stores; one type of item serves both ways.
-    auto* data = const_cast<std::byte*>(record.data());
-    const bool accepted = submit({.kind = TierOp::kStore,
-                                  .tier = static_cast<std::int32_t>(t),
-                                  .key = key,
-                                  .pin = std::move(pin),
-                                  .bytes = bytes},
-                                 data, now_us_ + kStoreTimeoutUs);
-    if (accepted) {
-      tier.store_bytes += bytes;
-    } else {
-      ++counters_.tier_stores_dropped;
-    }
+    const auto place = requests_.find(id);
+    if (place == requests_.end()) continue;
+    Request& request = place->second;
+    --request.waiting;
+    if (right) continue;
+    Verdict& verdict = request.where[op.key];
+    // A busy tier may bring it the next time.
+    if (result != TierResult::kBusy) verdict.failed |= static_cast<std::uint8_t>(1u << op.tier);
+    request.failed = true;
+    request.retry |= verdict.good() != 0;
   }
 }
 

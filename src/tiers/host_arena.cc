@@ -14,9 +14,9 @@
 namespace kvfolio {
 
 HostArena::Impl::~Impl() {
-  if (memory_ == nullptr) return;
+  if (allocated_ == nullptr) return;
   KVFOLIO_CHECK(stats_.pins == 0);
-  if (stats_.quarantined == 0) resource_->deallocate(memory_, memory_bytes_);
+  if (stats_.quarantined == 0) resource_->deallocate(allocated_, allocated_bytes_);
 }
 
 // ---- writing ----
@@ -29,9 +29,8 @@ HostArena::Impl::Slot& HostArena::Impl::checked(ArenaSlot slot, State state) noe
 }
 
 std::optional<ArenaSlot> HostArena::Impl::reserve(const TierKey& key, std::int64_t bytes) noexcept {
-  const auto rounded = (bytes + 63) / 64 * 64;
   const auto size = std::find_if(sizes_.begin(), sizes_.end(),
-                                 [&](const Size& one) { return one.bytes == rounded; });
+                                 [&](const Size& one) { return one.bytes == rounded(bytes); });
   KVFOLIO_CHECK(bytes > 0 && size != sizes_.end());
   const auto which = static_cast<std::int32_t>(size - sizes_.begin());
   if (!make_room(which)) {

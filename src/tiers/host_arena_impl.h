@@ -69,7 +69,7 @@ class HostArena::Impl {
   };
   // Records of one size.
   struct Size {
-    std::int64_t bytes = 0;  // rounded up to 64
+    std::int64_t bytes = 0;  // rounded()
     std::int32_t per_slab = 0;
     std::int32_t coldest = kNone, hottest = kNone;
     std::int32_t first_slab = kNone;  // of those with a free slot
@@ -85,6 +85,9 @@ class HostArena::Impl {
     std::uint64_t last_use;
   };
 
+  [[nodiscard]] std::int64_t rounded(std::int64_t bytes) const noexcept {
+    return (bytes + alignment_ - 1) / alignment_ * alignment_;
+  }
   [[nodiscard]] Slot& at(std::int32_t slot) noexcept { return slots_[slot]; }
   [[nodiscard]] Slot& checked(ArenaSlot slot, State state) noexcept;
   [[nodiscard]] Slab& slab_of(std::int32_t slot) noexcept { return slabs_[slot / slots_per_slab_]; }
@@ -113,7 +116,10 @@ class HostArena::Impl {
 
   HostMemory own_memory_;
   MemoryResource* resource_ = nullptr;
-  std::byte* memory_ = nullptr;
+  std::int64_t alignment_ = 64;  // of each record
+  std::byte* allocated_ = nullptr;
+  std::int64_t allocated_bytes_ = 0;
+  std::byte* memory_ = nullptr;  // where the first slab begins
   std::int64_t memory_bytes_ = 0;
   std::int64_t slab_bytes_ = 0;
   std::int32_t slots_per_slab_ = 0;  // of the smallest size

@@ -28,12 +28,17 @@ Status HostArena::Impl::create(const HostArenaOptions& options) {
     return invalid(
         concat("host arena: ", options.record_bytes.size(), " sizes of records, allowed: 1 to 16"));
   }
+  alignment_ = options.alignment;
+  if (alignment_ < 64 || alignment_ > 4096 || (alignment_ & (alignment_ - 1)) != 0) {
+    return invalid(concat("host arena: an alignment of ", alignment_,
+                          ", allowed: powers of two from 64 to 4096"));
+  }
   for (const std::int64_t bytes : options.record_bytes) {
     if (bytes < 64 || bytes > std::int64_t{1} << 31) {
       return invalid(
           concat("host arena: a record of ", bytes, " bytes, allowed: 64 to 2147483648"));
     }
-    const Size size{.bytes = (bytes + 63) / 64 * 64};
+    const Size size{.bytes = rounded(bytes)};
     const auto same = [&](const Size& other) { return other.bytes == size.bytes; };
     if (std::none_of(sizes_.begin(), sizes_.end(), same)) sizes_.push_back(size);
   }
@@ -42,12 +47,17 @@ Status HostArena::Impl::create(const HostArenaOptions& options) {
   if (resource_->kind() != MemoryKind::kHost) {
     return invalid("host arena: the CPU may not touch the memory of the resource");
   }
-  auto memory = resource_->allocate(memory_bytes_);
+  // A resource aligns to 64 or more: the first record may begin later.
+  allocated_bytes_ = memory_bytes_ + alignment_ - kMemoryAlignment;
+  auto memory = resource_->allocate(allocated_bytes_);
   if (!memory) {
     return {memory.error().code(),
-            concat("host arena: ", memory_bytes_, " bytes: ", memory.error().message())};
+            concat("host arena: ", allocated_bytes_, " bytes: ", memory.error().message())};
   }
-  memory_ = *memory;
+  allocated_ = *memory;
+  const auto at = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(allocated_) %
+                                            static_cast<std::uintptr_t>(alignment_));
+  memory_ = allocated_ + (at == 0 ? 0 : alignment_ - at);
   stats_.bytes = options.bytes;
   return {};
 }
@@ -64,11 +74,11 @@ Status HostArena::Impl::choose_slabs(const HostArenaOptions& options) {
     return invalid(concat("host arena: a budget of ", options.bytes, " bytes, needed: at least ",
                           largest * num_sizes, ", for ", num_sizes, " of the largest record"));
   }
-  slab_bytes_ = options.bytes / 64 * 64;
+  slab_bytes_ = options.bytes / alignment_ * alignment_;
   if (num_sizes > 1) {
     const std::int64_t wanted = std::max(options.bytes / kSlabs, 8 * largest);
     const std::int64_t most = options.bytes / (2 * num_sizes);
-    slab_bytes_ = std::max((std::min(wanted, most) + 63) / 64 * 64, largest);
+    slab_bytes_ = std::max(rounded(std::min(wanted, most)), largest);
   }
   const std::int64_t num_slabs = options.bytes / slab_bytes_;
   memory_bytes_ = num_slabs * slab_bytes_;

@@ -53,6 +53,25 @@ TEST(Forget, ASequenceGoesOnAndNothingOfItComesBack) {
   }
 }
 
+TEST(Forget, EachForgettingIsCountedAlsoInVainAndAlsoOfACopy) {
+  Engine e({full_group(4, 12)});
+  std::uint64_t count = e.manager.forget_count();
+  e.manager.reset();
+  EXPECT_GT(e.manager.forget_count(), count);
+  count = e.manager.forget_count();
+  e.manager.forget({.tenant_salt = "nobody"});
+  EXPECT_GT(e.manager.forget_count(), count);
+  count = e.manager.forget_count();
+  must(e.manager.forget(tokens(1, 4), {.root = {.tenant_salt = "nobody"}}));
+  EXPECT_GT(e.manager.forget_count(), count);
+  count = e.manager.forget_count();
+  EXPECT_FALSE(e.manager.forget(std::vector<std::int32_t>{-1}));
+  EXPECT_EQ(e.manager.forget_count(), count);
+  Engine other({full_group(4, 12)});
+  must(other.manager.copy_to(e.manager));
+  EXPECT_GT(e.manager.forget_count(), count);
+}
+
 TEST(Forget, NamesThatComeLaterBringNothingBack) {
   Engine e({full_group(4, 16)});
   const SequenceId s = e.open({}, {.late_names = true}).sequence;

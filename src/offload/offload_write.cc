@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From the arena to the blocks of the cache, one request at a time: so the loads of all requests
+// together never hold more blocks than the largest one needs, and each is over as soon as it can
+// be. A poll writes a bounded number of bytes.
+
+#include <algorithm>
+
+#include "kvfolio/checked_copy.h"
+#include "offload/offload_impl.h"
+
+namespace kvfolio {
+
+// May end the request.
+void Offload::Impl::write_in_turn(std::uint64_t id, Request& request) {
+  const bool late = now_us_ >= request.deadline_us;
+  if (request.state == Request::State::kReady) {
+    if (writer_ == 0 && budget_ > 0) return begin_writing(id);
+    if (late) finish(id, request.length, LoadEnd::kTimeout);
+    return;
+  }
+  write(request);
+  const bool all = request.done == request.todo.size();
+  if (!all && late) request.why = LoadEnd::kTimeout;
+  if (all || late) end_writing(id);
+}
+
+void Offload::Impl::begin_writing(std::uint64_t id) {
+  Request& request = requests_.at(id);
+  const auto can = reach(request, false);
+  if (!can) return finish(id, request.length, LoadEnd::kNothing);
+  const LoadEnd otherwise = request.why != LoadEnd::kNothing ? request.why
+                            : request.failed                 ? LoadEnd::kPart
+                                                             : LoadEnd::kNothing;
+  if (can->end <= request.length) return finish(id, request.length, otherwise);
+  const auto load = manager_.begin_load(request.sequence, request.tokens, can->end);
+  if (!load) {
+    const ErrorCode code = load.error().code();
+    if (code == ErrorCode::kNoBlocks || code == ErrorCode::kResourceExhausted) {
+      return finish(id, request.length, LoadEnd::kNoBlocks);
+    }
+    return finish(id, request.length, LoadEnd::kNothing);
+  }
+  if (!load->id.valid()) return finish(id, load->end, LoadEnd::kLoaded);
+  request.load = *load;
+  request.good = load->end;
+  request.state = Request::State::kWriting;
+  writer_ = id;
+  list_blocks(request);
+  write(request);
+  if (request.done == request.todo.size()) end_writing(id);
+}
+
+// The blocks that the load waits for, and the records that go there, which stay where they are.
+void Offload::Impl::list_blocks(Request& request) {
+  for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
+    const GroupId group(g);
+    blocks_.resize(request.tokens.size() / static_cast<std::size_t>(block_size(group)) + 2);
+    const auto count = manager_.blocks_to_load(request.load.id, group, blocks_);
+    KVFOLIO_CHECK(count.has_value());
+    for (std::int32_t i = 0; i < *count; ++i) {
+      const auto& [logical, block] = blocks_[static_cast<std::size_t>(i)];
+      Piece piece{group, logical, {}};
+      ArenaPin pin;
+      if (has_hash(request, group, logical)) {
+        piece = piece_of(request, group, logical);
+        pin = arena_->find(piece.key);
+        if (pin && pin.uses() == 1) store_to_tiers(piece.key, true);
+      }
+      request.todo.emplace_back(piece, block);
+      request.pins.push_back(std::move(pin));
+    }
+  }
+}
+
+// As much as the poll has bytes left for. A block behind one that failed is not written.
+void Offload::Impl::write(Request& request) {
+  while (request.done < request.todo.size() && budget_ > 0) {
+    const auto& [piece, block] = request.todo[request.done];
+    const ArenaPin pin = std::move(request.pins[request.done]);
+    ++request.done;
+    const std::int32_t begin = piece.logical * block_size(piece.group);
+    if (begin >= request.good) continue;
+    budget_ -= record_bytes(piece.group);
+    if (pin && write_block(piece, block, pin)) {
+      ++counters_.loads;
+      continue;
+    }
+    request.good = begin;
+    if (!pin) continue;
+    ++counters_.arena_corrupt;
+    arena_->erase(piece.key);
+  }
+}
+
+bool Offload::Impl::write_block(const Piece& piece, BlockId block, const ArenaPin& pin) {
+  const std::span<const std::byte> record = pin.record();
+  const RecordInfo expected =
+      record_of(piece.group, (piece.logical + 1) * block_size(piece.group), piece.key);
+  RecordInfo seen;
+  if (check_record_header(record, expected) != RecordFault::kNone ||
+      read_record_header(record, seen) != RecordFault::kNone) {
+    return false;
+  }
+  const auto payload = record.subspan(static_cast<std::size_t>(kRecordHeaderBytes));
+  KVStorage& storage = *manager_.storage();
+  if (storage.memory_kind() != MemoryKind::kHost) {
+    const std::int32_t number = block.value();
+    return checksum(payload, payload_seed(piece.key)) == seen.checksum &&
+           storage.write_blocks(piece.group, std::span(&number, 1), payload).ok();
+  }
+  // In one pass: nothing reads the block before the load is finished.
+  auto count = storage.image_runs(piece.group, block.value(), 0, runs_);
+  if (count && static_cast<std::size_t>(*count) > runs_.size()) {
+    runs_.resize(static_cast<std::size_t>(*count));
+    count = storage.image_runs(piece.group, block.value(), 0, runs_);
+  }
+  if (!count) return false;
+  copies_.clear();
+  for (const KVStorage::ImageRun& run : std::span(runs_).first(static_cast<std::size_t>(*count))) {
+    copies_.push_back({run.memory, payload.data() + run.offset, run.bytes});
+  }
+  return copy_with_checksum(copies_, payload_seed(piece.key)) == seen.checksum;
+}
+
+// What was not written is not good either: a cancel() may come in the middle.
+void Offload::Impl::end_writing(std::uint64_t id) {
+  Request& request = requests_.at(id);
+  for (std::size_t i = request.done; i < request.todo.size(); ++i) {
+    const Piece& piece = request.todo[i].first;
+    request.good = std::min(request.good, piece.logical * block_size(piece.group));
+  }
+  const bool whole = request.good == request.load.end;
+  const std::int32_t unit = identity_.unit();
+  const std::int32_t good = whole ? request.good : request.good / unit * unit;
+  const auto stood = manager_.finish_load(request.load.id, std::max(good - request.load.begin, 0));
+  KVFOLIO_CHECK(stood.has_value());
+  counters_.tokens_loaded += static_cast<std::uint64_t>(*stood);
+  LoadEnd why = request.why;
+  if (why == LoadEnd::kNothing) {
+    why = whole && !request.failed ? LoadEnd::kLoaded : LoadEnd::kPart;
+  }
+  finish(id, request.load.begin + *stood, why);
+}
+
+}  // namespace kvfolio
