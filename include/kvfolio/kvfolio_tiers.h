@@ -160,7 +160,7 @@ typedef struct kvfolio_tier_health {
 typedef struct kvfolio_tier_functions {
   uint32_t struct_size;
   int32_t data_alignment;    // of the items' data: a power of two, at most 4096; 0: 64
-  int64_t record_bytes_max;  // larger records are not stored; 0: 2^31
+  int64_t record_bytes_max;  // larger records are not offered; 0: no limit of its own
   const char* name;          // for people; copied; null: "caller"
   void* context;
   // Returns how many of the items it accepted: the first ones. `items` is read during the call.
@@ -191,15 +191,15 @@ KVFOLIO_C_API int32_t kvfolio_tier_create_memory(kvfolio_manager* manager, int64
 // of another kind.
 KVFOLIO_C_API int32_t kvfolio_tier_share(const kvfolio_tier* memory, kvfolio_tier** out,
                                          kvfolio_error* error);
-// Destroy first the Offload that uses it: a tier is of one Offload, which closes it at its end.
+// Destroy first the Offload that uses it; a tier is of one Offload at a time.
 KVFOLIO_C_API void kvfolio_tier_destroy(kvfolio_tier* tier);
 
 // The calls of a tier, for those who use or test one without an Offload. A constant of the tier:
 KVFOLIO_C_API const char* kvfolio_tier_name(const kvfolio_tier* tier);
-// Both out pointers may be null.
+// Of a record, 0: no limit; and of its data. Both out pointers may be null.
 KVFOLIO_C_API int32_t kvfolio_tier_limits(const kvfolio_tier* tier, int64_t* record_bytes_max,
                                           int64_t* data_alignment, kvfolio_error* error);
-// *accepted: how many of the items, the first ones.
+// *accepted: how many of the items, the first ones. The items keep to kvfolio_tier_limits().
 KVFOLIO_C_API int32_t kvfolio_tier_submit(kvfolio_tier* tier, int32_t op,
                                           const kvfolio_tier_item* items, int64_t num_items,
                                           uint64_t deadline_us, int64_t* accepted,
@@ -226,7 +226,7 @@ typedef struct kvfolio_offload_tier {
   uint32_t struct_size;
   int32_t policy;
   kvfolio_tier* tier;       // destroyed after the Offload
-  int64_t store_bytes_max;  // in flight; more is dropped; 0: 64 MiB
+  int64_t store_bytes_max;  // in flight; more waits its turn; 0: 64 MiB
   int64_t load_bytes_max;   // likewise; 0: 256 MiB
 } kvfolio_offload_tier;
 
@@ -235,9 +235,10 @@ typedef struct kvfolio_offload_options {
   uint32_t struct_size;
   int32_t reserved;  // 0
   int64_t arena_bytes;
-  int64_t bytes_per_poll;   // 0: 16 MiB
-  uint64_t timeout_us;      // of a request, beside the time that its bytes take; 0: 50,000
-  double load_bytes_per_s;  // load from tiers only what is slower to compute; 0: always
+  int64_t bytes_per_poll;    // 0: 16 MiB
+  uint64_t timeout_us;       // of the tiers' answers, beside the time that bytes take; 0: 50,000
+  uint64_t copy_timeout_us;  // of the copy to the cache once all is at hand; 0: 2,000,000
+  double load_bytes_per_s;   // load from tiers only what is slower to compute; 0: always
   double prefill_tokens_per_s;
   uint64_t epoch;  // of a host with tiers that outlive it: the last kvfolio_offload_epoch()
 } kvfolio_offload_options;
@@ -254,7 +255,8 @@ KVFOLIO_C_API int32_t kvfolio_offload_create(kvfolio_manager* manager,
                                              const kvfolio_offload_tier* tiers, int32_t num_tiers,
                                              const kvfolio_memory_resource* resource,
                                              kvfolio_offload** out, kvfolio_error* error);
-// Closes its tiers, and no sequence.
+// Closes no sequence and no tier. If a tier has not ended a load or a store by now and does not in
+// a few polls, the arena is never given back: so kvfolio_offload_drain() first, or close the tiers.
 KVFOLIO_C_API void kvfolio_offload_destroy(kvfolio_offload* offload);
 // 1 if this is the manager that it was created with, and that is there still.
 KVFOLIO_C_API int32_t kvfolio_offload_is_of(const kvfolio_offload* offload,
@@ -293,14 +295,34 @@ KVFOLIO_C_API int64_t kvfolio_offload_poll(kvfolio_offload* offload, uint64_t no
 // The sequence goes on now: ends its request. *length, which may be null: its length.
 KVFOLIO_C_API int32_t kvfolio_offload_cancel(kvfolio_offload* offload, kvfolio_sequence sequence,
                                              int32_t* length, kvfolio_error* error);
-// 1: nothing is pending or ready, nothing waits to be stored, and no tier works for it.
+// 1: nothing is pending or ready, nothing waits to be stored, no step that may bring something is
+// in flight, and no tier works for it.
 KVFOLIO_C_API int32_t kvfolio_offload_idle(const kvfolio_offload* offload);
 
-// kvfolio_forget_root() and kvfolio_reset(), also of what the arena and the tiers have: no tier
-// answers with it again. Both out pointers may be null.
+// OffloadLeft in offload.h.
+typedef struct kvfolio_offload_left {
+  uint32_t struct_size;
+  int32_t blocks;     // 1: some that became findable, or may become so, are not in the arena yet
+  int64_t stores;     // that tiers have not ended, or wait to be given
+  int64_t loads;      // that tiers have not ended
+  int64_t questions;  // likewise
+} kvfolio_offload_left;
+// Before shutdown: a poll that cancels every request, offers each block to the tiers that want it,
+// and drops none because a tier is behind. It does not wait: call it until all of *out is 0, or for
+// as long as you like. Nobody is ready after it.
+KVFOLIO_C_API int32_t kvfolio_offload_drain(kvfolio_offload* offload, uint64_t now_us,
+                                            kvfolio_offload_left* out, kvfolio_error* error);
+
+// kvfolio_forget_root(), kvfolio_forget() and kvfolio_reset(), also of what the arena and the tiers
+// have: no tier answers with it again. Below the cache, tokens take all that has their root. Both
+// out pointers may be null.
 KVFOLIO_C_API int32_t kvfolio_offload_forget_root(kvfolio_offload* offload,
                                                   const kvfolio_root* root, int64_t* blocks,
                                                   int32_t* pins, kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_offload_forget(kvfolio_offload* offload, const kvfolio_root* root,
+                                             const int32_t* tokens, int64_t num_tokens,
+                                             const kvfolio_media_span* media, int64_t num_media,
+                                             int64_t* blocks, int32_t* pins, kvfolio_error* error);
 KVFOLIO_C_API int32_t kvfolio_offload_reset(kvfolio_offload* offload, int64_t* blocks,
                                             int32_t* pins, kvfolio_error* error);
 // Above every epoch that names were made with: for the options of the next one.
@@ -316,7 +338,7 @@ typedef struct kvfolio_offload_counters {
   uint64_t tokens_loaded;
   uint64_t arena_corrupt;        // records of the arena that did not verify
   uint64_t tier_stores;          // that tiers said are done
-  uint64_t tier_stores_dropped;  // over budget, busy, or failed
+  uint64_t tier_stores_dropped;  // failed, or waited until the arena had lost them
   uint64_t tier_loads;           // records that came from tiers and verified
   uint64_t tier_misses[8];       // loads that failed, by KVFOLIO_TIER_OK ...
   uint64_t tier_corrupt;         // loads that came and did not verify
@@ -324,6 +346,7 @@ typedef struct kvfolio_offload_counters {
   uint64_t requests_canceled;
   uint64_t requests_timed_out;
   uint64_t unknown_completions;  // a faulty tier: it says that something is done that was not asked
+  uint64_t manager_forgets;      // the manager was told to forget, and everything went here
 } kvfolio_offload_counters;
 KVFOLIO_C_API int32_t kvfolio_offload_get_counters(const kvfolio_offload* offload,
                                                    kvfolio_offload_counters* out,
@@ -458,4 +481,5 @@ KVFOLIO_C_API int32_t kvfolio_restored_get(const kvfolio_restored* restored, int
 //  - byte_stream.h: kvfolio_save_file() and kvfolio_restore_file() have its FileSink and
 //  FileSource;
 //    other sinks and sources are functions of the caller.
+//  - OffloadLeft::any(): the four numbers of kvfolio_offload_left say it.
 //  - tiers.hpp: it includes all headers of C++.

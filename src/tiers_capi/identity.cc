@@ -137,6 +137,7 @@ int32_t kvfolio_identity_num_groups(const kvfolio_identity* identity) {
 
 int32_t kvfolio_identity_namespace(const kvfolio_identity* identity, int32_t group,
                                    kvfolio_digest* out, kvfolio_error* error) {
+  const NothingThrown nothing;
   KVFOLIO_C_NEEDS(identity);
   KVFOLIO_C_NEEDS(out);
   const Identity& names = *identity->identity;
@@ -151,6 +152,7 @@ int32_t kvfolio_identity_num_fields(const kvfolio_identity* identity) {
 
 int32_t kvfolio_identity_field(const kvfolio_identity* identity, int32_t index, kvfolio_text* name,
                                kvfolio_text* value, kvfolio_error* error) {
+  const NothingThrown nothing;
   KVFOLIO_C_NEEDS(identity);
   const std::span<const IdentityField> fields = identity->identity->fields();
   if (index < 0 || static_cast<std::size_t>(index) >= fields.size()) {
@@ -166,6 +168,7 @@ int32_t kvfolio_identity_field(const kvfolio_identity* identity, int32_t index, 
 
 int32_t kvfolio_identity_root(kvfolio_identity* identity, const kvfolio_root* root, uint64_t epoch,
                               kvfolio_digest* out, kvfolio_error* error) {
+  const NothingThrown nothing;
   KVFOLIO_C_NEEDS(identity);
   KVFOLIO_C_NEEDS(out);
   give_digest(identity->identity->root(key_of(root), epoch), out);
@@ -192,6 +195,7 @@ int32_t kvfolio_identity_next(kvfolio_identity* identity, const kvfolio_digest* 
 int32_t kvfolio_identity_key(kvfolio_identity* identity, int32_t group,
                              const kvfolio_digest* tokens, kvfolio_tier_key* out,
                              kvfolio_error* error) {
+  const NothingThrown nothing;
   KVFOLIO_C_NEEDS(identity);
   KVFOLIO_C_NEEDS(tokens);
   KVFOLIO_C_NEEDS(out);

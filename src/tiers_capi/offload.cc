@@ -67,6 +67,7 @@ Status read_options(std::string_view call, const kvfolio_offload_options* theirs
   out.arena_bytes = options.arena_bytes;
   if (options.bytes_per_poll != 0) out.bytes_per_poll = options.bytes_per_poll;
   if (options.timeout_us != 0) out.timeout_us = options.timeout_us;
+  if (options.copy_timeout_us != 0) out.copy_timeout_us = options.copy_timeout_us;
   out.load_bytes_per_s = options.load_bytes_per_s;
   out.prefill_tokens_per_s = options.prefill_tokens_per_s;
   out.epoch = options.epoch;
@@ -204,11 +205,41 @@ int32_t kvfolio_offload_idle(const kvfolio_offload* offload) {
   return offload->offload->idle() && offload->ready.empty() ? 1 : 0;
 }
 
+int32_t kvfolio_offload_drain(kvfolio_offload* offload, uint64_t now_us, kvfolio_offload_left* out,
+                              kvfolio_error* error) {
+  const NothingThrown nothing;
+  KVFOLIO_C_NEEDS_OFFLOAD(offload);
+  KVFOLIO_C_RETURN_IF_ERROR(check_out(__func__, "out", out));
+  const OffloadLeft left = offload->offload->drain(now_us);
+  offload->ready.clear();
+  write_struct(out, {.struct_size = 0,
+                     .blocks = left.blocks ? 1 : 0,
+                     .stores = left.stores,
+                     .loads = left.loads,
+                     .questions = left.questions});
+  return KVFOLIO_OK;
+}
+
 int32_t kvfolio_offload_forget_root(kvfolio_offload* offload, const kvfolio_root* root,
                                     int64_t* blocks, int32_t* pins, kvfolio_error* error) {
   const NothingThrown nothing;
   KVFOLIO_C_NEEDS_OFFLOAD(offload);
   give_forgotten(offload->offload->forget(key_of(root)), blocks, pins);
+  return KVFOLIO_OK;
+}
+
+int32_t kvfolio_offload_forget(kvfolio_offload* offload, const kvfolio_root* root,
+                               const int32_t* tokens, int64_t num_tokens,
+                               const kvfolio_media_span* media, int64_t num_media, int64_t* blocks,
+                               int32_t* pins, kvfolio_error* error) {
+  const NothingThrown nothing;
+  KVFOLIO_C_NEEDS_OFFLOAD(offload);
+  Prompt prompt;
+  KVFOLIO_C_RETURN_IF_ERROR(
+      read_prompt(__func__, root, tokens, num_tokens, media, num_media, nullptr, prompt));
+  const Result<Forgotten> forgotten = offload->offload->forget(prompt.tokens, prompt.options);
+  if (!forgotten) return answer(error, forgotten.error());
+  give_forgotten(*forgotten, blocks, pins);
   return KVFOLIO_OK;
 }
 
@@ -226,6 +257,7 @@ uint64_t kvfolio_offload_epoch(const kvfolio_offload* offload) {
 
 int32_t kvfolio_offload_get_counters(const kvfolio_offload* offload, kvfolio_offload_counters* out,
                                      kvfolio_error* error) {
+  const NothingThrown nothing;
   KVFOLIO_C_NEEDS(offload);
   KVFOLIO_C_RETURN_IF_ERROR(check_out(__func__, "out", out));
   const OffloadCounters& from = offload->offload->counters();
@@ -245,12 +277,14 @@ int32_t kvfolio_offload_get_counters(const kvfolio_offload* offload, kvfolio_off
   to.requests_canceled = from.requests_canceled;
   to.requests_timed_out = from.requests_timed_out;
   to.unknown_completions = from.unknown_completions;
+  to.manager_forgets = from.manager_forgets;
   write_struct(out, to);
   return KVFOLIO_OK;
 }
 
 int32_t kvfolio_offload_arena(const kvfolio_offload* offload, kvfolio_arena_stats* out,
                               kvfolio_error* error) {
+  const NothingThrown nothing;
   KVFOLIO_C_NEEDS(offload);
   KVFOLIO_C_RETURN_IF_ERROR(check_out(__func__, "out", out));
   const ArenaStats stats = offload->offload->arena();

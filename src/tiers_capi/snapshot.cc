@@ -88,6 +88,7 @@ using namespace kvfolio::capi;
 extern "C" {
 
 int32_t kvfolio_save_list_create(kvfolio_save_list** out, kvfolio_error* error) {
+  const NothingThrown nothing;
   KVFOLIO_C_NEEDS(out);
   auto* const list = new (std::nothrow) kvfolio_save_list;
   if (list == nullptr) return answer(error, no_memory(__func__));
@@ -195,6 +196,7 @@ void kvfolio_restored_destroy(kvfolio_restored* restored) { delete restored; }
 
 int32_t kvfolio_restored_stats(const kvfolio_restored* restored, kvfolio_restore_stats* out,
                                kvfolio_error* error) {
+  const NothingThrown nothing;
   KVFOLIO_C_NEEDS(restored);
   KVFOLIO_C_RETURN_IF_ERROR(check_out(__func__, "out", out));
   const RestoreStats& stats = restored->stats;
@@ -216,6 +218,7 @@ int32_t kvfolio_restored_num_sequences(const kvfolio_restored* restored) {
 
 int32_t kvfolio_restored_get(const kvfolio_restored* restored, int32_t index,
                              kvfolio_restored_sequence* out, kvfolio_error* error) {
+  const NothingThrown nothing;
   KVFOLIO_C_NEEDS(restored);
   KVFOLIO_C_RETURN_IF_ERROR(check_out(__func__, "out", out));
   const std::vector<RestoredSequence>& all = restored->stats.sequences;

@@ -21,7 +21,6 @@ static_assert(static_cast<int>(TierResult::kClosed) == KVFOLIO_TIER_CLOSED &&
 
 namespace {
 
-constexpr std::int64_t kRecordBytesMax = std::int64_t{1} << 31;
 constexpr std::int32_t kAlignmentMax = 4096;
 
 TierResult result_of(std::int32_t result) noexcept {
@@ -105,11 +104,34 @@ Status read_functions(std::string_view call, const kvfolio_tier_functions* their
             concat(call, ": functions->data_alignment is ", out.data_alignment,
                    ", allowed: powers of two to ", kAlignmentMax)};
   }
-  if (out.record_bytes_max == 0) out.record_bytes_max = kRecordBytesMax;
-  if (out.record_bytes_max < 0 || out.record_bytes_max > kRecordBytesMax) {
-    return {ErrorCode::kInvalidArgument,
-            concat(call, ": functions->record_bytes_max is ", out.record_bytes_max,
-                   ", allowed: 0 to ", kRecordBytesMax)};
+  if (out.record_bytes_max < 0) {
+    return {ErrorCode::kInvalidArgument, concat(call, ": functions->record_bytes_max is ",
+                                                out.record_bytes_max, ", allowed: 0 or more")};
+  }
+  return {};
+}
+
+// Whoever submits keeps to the limits of the tier.
+Status check_items(std::string_view call, const Tier& tier, TierOp op,
+                   std::span<const TierItem> items) {
+  if (op != TierOp::kLoad && op != TierOp::kStore) return {};
+  const TierLimits limits = tier.limits();
+  const std::int64_t most = limits.record_bytes_max == 0 ? std::numeric_limits<std::int64_t>::max()
+                                                         : limits.record_bytes_max;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const std::int64_t bytes = items[i].bytes;
+    if (bytes < 0 || bytes > most) {
+      return {ErrorCode::kInvalidArgument,
+              concat(call, ": items[", i, "].bytes is ", bytes, ", allowed: 0 to ", most)};
+    }
+    if (items[i].data == nullptr && bytes > 0) {
+      return null_argument(call, concat("items[", i, "].data"));
+    }
+    const auto at = reinterpret_cast<std::uintptr_t>(items[i].data);
+    if (at % static_cast<std::uintptr_t>(limits.data_alignment) != 0) {
+      return {ErrorCode::kInvalidArgument, concat(call, ": items[", i, "].data is not aligned to ",
+                                                  limits.data_alignment, " bytes")};
+    }
   }
   return {};
 }
@@ -199,6 +221,7 @@ const char* kvfolio_tier_name(const kvfolio_tier* tier) {
 
 int32_t kvfolio_tier_limits(const kvfolio_tier* tier, int64_t* record_bytes_max,
                             int64_t* data_alignment, kvfolio_error* error) {
+  const NothingThrown nothing;
   KVFOLIO_C_NEEDS(tier);
   const TierLimits limits = tier->tier->limits();
   if (record_bytes_max != nullptr) *record_bytes_max = limits.record_bytes_max;
@@ -215,15 +238,8 @@ int32_t kvfolio_tier_submit(kvfolio_tier* tier, int32_t op, const kvfolio_tier_i
   TierOp ours{};
   KVFOLIO_C_RETURN_IF_ERROR(read_enum(__func__, "op", op, KVFOLIO_TIER_ERASE, ours));
   KVFOLIO_C_RETURN_IF_ERROR(check_array(__func__, "items", items, num_items));
-  const bool moves = ours == TierOp::kLoad || ours == TierOp::kStore;
-  for (std::int64_t i = 0; i < num_items; ++i) {
-    if (items[i].bytes >= 0 && (items[i].data != nullptr || !moves || items[i].bytes == 0))
-      continue;
-    return answer(error, {ErrorCode::kInvalidArgument,
-                          concat(__func__, ": items[", i, "] has ", items[i].bytes, " bytes",
-                                 items[i].data == nullptr ? " and no data" : "")});
-  }
   const auto* const first = reinterpret_cast<const TierItem*>(items);
+  KVFOLIO_C_RETURN_IF_ERROR(check_items(__func__, *tier->tier, ours, span_of(first, num_items)));
   *accepted = static_cast<std::int64_t>(
       tier->tier->submit(ours, span_of(first, num_items), {.at_us = deadline_us}));
   return KVFOLIO_OK;
@@ -254,6 +270,7 @@ int32_t kvfolio_tier_event_fd(const kvfolio_tier* tier) {
 
 int32_t kvfolio_tier_get_health(const kvfolio_tier* tier, kvfolio_tier_health* out,
                                 kvfolio_error* error) {
+  const NothingThrown nothing;
   KVFOLIO_C_NEEDS(tier);
   KVFOLIO_C_RETURN_IF_ERROR(check_out(__func__, "out", out));
   const TierHealth health = tier->tier->health();

@@ -65,8 +65,8 @@ struct kvfolio_restored {
 
 namespace kvfolio::capi {
 
-// Stands at the head of each function of C that may take heap memory: an exception (there is no
-// memory) ends the program here and does not go on into C.
+// Stands at the head of each function of C that may take heap memory, if only for the sentence of
+// an error: an exception (there is no memory) ends the program here and does not go on into C.
 class NothingThrown {
  public:
   NothingThrown() noexcept : before_(std::uncaught_exceptions()) {}

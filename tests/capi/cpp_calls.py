@@ -45,7 +45,6 @@ OTHER_NAMES = {
     ("arena_tier.h", "create"): "tier_create_memory",
     ("arena_tier.h", "another"): "tier_share",
     ("arena_tier.h", "health"): "tier_get_health",
-    ("offload.h", "forget"): "offload_forget_root",
     ("offload.h", "counters"): "offload_get_counters",
     ("offload.h", "to_string"): "load_end_name",
     ("view.h", "k_at"): "view_k",

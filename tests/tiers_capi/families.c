@@ -76,7 +76,8 @@ static kvfolio_tier_done one_item(kvfolio_tier* tier, int32_t op, kvfolio_tier_k
 }
 
 static void use_tier(kvfolio_tier* tier, int64_t bytes) {
-  char* const data = need(malloc((size_t)bytes));
+  char* const memory = need(malloc((size_t)bytes + 64));
+  char* const data = memory + 64 - (uintptr_t)memory % 64;
   memset(data, 42, (size_t)bytes);
   kvfolio_tier_key key;
   memset(&key, 7, sizeof key);
@@ -88,7 +89,7 @@ static void use_tier(kvfolio_tier* tier, int64_t bytes) {
   kvfolio_tier_health health = {.struct_size = sizeof health};
   MUST(kvfolio_tier_get_health(tier, &health, &g_error));
   CHECK(health.unusable == 0 && health.stores_ok == 1);
-  free(data);
+  free(memory);
 }
 
 void call_tiers(void) {
@@ -159,8 +160,14 @@ void call_offload(void) {
   MUST(kvfolio_close(manager, sequence, &g_error));
   int64_t blocks = -1;
   int32_t pins = -1;
+  toy_say(manager, kTokens, 8);
+  kvfolio_offload_left left = {.struct_size = sizeof left};
+  MUST(kvfolio_offload_drain(offload, 50000, &left, &g_error));
+  CHECK(left.blocks == 0 && left.stores == 0 && left.loads == 0 && left.questions == 0);
+  MUST(kvfolio_offload_forget(offload, NULL, kTokens, 4, NULL, 0, &blocks, &pins, &g_error));
+  CHECK(blocks == 2 && pins == 0 && kvfolio_offload_epoch(offload) == 1);
   MUST(kvfolio_offload_reset(offload, &blocks, &pins, &g_error));
-  CHECK(blocks == 0 && pins == 0 && kvfolio_offload_epoch(offload) == 1);
+  CHECK(blocks == 0 && pins == 0 && kvfolio_offload_epoch(offload) == 2);
   MUST(kvfolio_offload_arena(offload, &stats, &g_error));
   CHECK(stats.records == 0);
   kvfolio_offload_destroy(offload);

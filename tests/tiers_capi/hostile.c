@@ -191,7 +191,7 @@ static void bad_functions(void) {
   BAD_FIELD(data_alignment, 8192);
   BAD_FIELD(data_alignment, INT_MIN);
   BAD_FIELD(record_bytes_max, -1);
-  BAD_FIELD(record_bytes_max, INT64_MAX);
+  BAD_FIELD(record_bytes_max, INT64_MIN);
 #undef BAD_FIELD
   f = toy_functions(&toy);
   BAD(kvfolio_tier_create(NULL, &w.out.tier, E));
@@ -232,6 +232,11 @@ static void hostile_tiers(void) {
   item.bytes = 8;
   item.data = NULL;
   BAD(kvfolio_tier_submit(w.tier, KVFOLIO_TIER_LOAD, &item, 1, 1, accepted, E));
+  item.data = (char*)&w + 1;  // aligned to less than it says
+  BAD(kvfolio_tier_submit(w.tier, KVFOLIO_TIER_LOAD, &item, 1, 1, accepted, E));
+  item.data = NULL;
+  item.bytes = (1 << 20) + 1;  // larger than its limit
+  BAD(kvfolio_tier_submit(w.tier, KVFOLIO_TIER_STORE, &item, 1, 1, accepted, E));
   BAD(kvfolio_tier_get_health(NULL, &w.out.health, E));
   BAD(kvfolio_tier_get_health(w.tier, NULL, E));
   BAD(kvfolio_tier_close(NULL, 0, E));
@@ -323,6 +328,12 @@ static void hostile_offload(void) {
   BAD(kvfolio_offload_cancel(w.offload, UINT64_MAX, &w.out.i32, E));
   BAD(kvfolio_offload_forget_root(NULL, NULL, NULL, NULL, E));
   BAD(kvfolio_offload_reset(NULL, NULL, NULL, E));
+  BAD(kvfolio_offload_forget(NULL, NULL, kTokens, 4, NULL, 0, NULL, NULL, E));
+  BAD(kvfolio_offload_forget(w.offload, NULL, NULL, 4, NULL, 0, NULL, NULL, E));
+  BAD(kvfolio_offload_forget(w.offload, NULL, kTokens, INT64_MIN, NULL, 0, NULL, NULL, E));
+  BAD(kvfolio_offload_forget(w.offload, NULL, negative, 2, NULL, 0, &w.out.i64, NULL, E));
+  BAD(kvfolio_offload_drain(NULL, 1, NULL, E));
+  BAD(kvfolio_offload_drain(w.offload, 1, NULL, E));
   BAD(kvfolio_offload_get_counters(NULL, &w.out.counters, E));
   BAD(kvfolio_offload_get_counters(w.offload, NULL, E));
   BAD(kvfolio_offload_arena(NULL, &w.out.arena, E));

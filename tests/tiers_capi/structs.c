@@ -149,6 +149,7 @@ static const kvfolio_offload_options kOffload = {.struct_size = sizeof kOffload,
                                                  .arena_bytes = 1 << 15,
                                                  .bytes_per_poll = 600,
                                                  .timeout_us = 5,
+                                                 .copy_timeout_us = 6,
                                                  .load_bytes_per_s = 1,
                                                  .prefill_tokens_per_s = 1,
                                                  .epoch = 12};
@@ -206,6 +207,9 @@ static void run_save(void* given, char* text) {
 static void run_health(void* given, char* text) {
   say(text, kvfolio_tier_get_health(tier, given, &g_error), "");
 }
+static void run_left(void* given, char* text) {
+  say(text, kvfolio_offload_drain(offload, 1, given, &g_error), "");
+}
 static void run_counters(void* given, char* text) {
   say(text, kvfolio_offload_get_counters(offload, given, &g_error), "");
 }
@@ -224,6 +228,7 @@ static void run_restored_sequence(void* given, char* text) {
 }
 
 static const kvfolio_tier_health kHealth = {.struct_size = sizeof kHealth};
+static const kvfolio_offload_left kLeft = {.struct_size = sizeof kLeft};
 static const kvfolio_offload_counters kCounters = {.struct_size = sizeof kCounters};
 static const kvfolio_arena_stats kArena = {.struct_size = sizeof kArena};
 static const kvfolio_save_stats kSaveStats = {.struct_size = sizeof kSaveStats};
@@ -241,6 +246,7 @@ const StructCase kStructCases[] = {
     {"kvfolio_byte_source", "restore", &one_source, sizeof one_source, kPointersInput, run_source},
     {"kvfolio_save_options", "save", &kSave, sizeof kSave, kInput, run_save},
     {"kvfolio_tier_health", "health", &kHealth, sizeof kHealth, kOutput, run_health},
+    {"kvfolio_offload_left", "drain", &kLeft, sizeof kLeft, kOutput, run_left},
     {"kvfolio_offload_counters", "counters", &kCounters, sizeof kCounters, kOutput, run_counters},
     {"kvfolio_arena_stats", "arena", &kArena, sizeof kArena, kOutput, run_arena},
     {"kvfolio_save_stats", "save", &kSaveStats, sizeof kSaveStats, kOutput, run_save_stats},
