@@ -213,9 +213,6 @@ func (c *Cache) Plan(options *PlanOptions) (*Plan, error) {
 	if c.p() == nil {
 		return nil, failf(ErrFailedPrecondition, "the Cache is closed")
 	}
-	if c.p() == nil {
-		return nil, failf(ErrFailedPrecondition, "the Cache is closed")
-	}
 	s := take()
 	var o *C.kvfolio_plan_options
 	if options != nil {

@@ -19,6 +19,7 @@
 #include "capi/c_structs.h"
 #include "capi/caller_memory.h"
 #include "capi/read_prompt.h"
+#include "capi/shared_resource.h"
 #include "kvfolio/kernels.h"
 #include "kvfolio/manager.h"
 #include "kvfolio/storage.h"
@@ -52,7 +53,7 @@ struct kvfolio_root {
 };
 
 struct kvfolio_token_store {
-  std::shared_ptr<kvfolio::capi::CallerMemory> resource;  // its copies share it
+  kvfolio::capi::SharedResource resource;  // its copies share it
   kvfolio::TokenStore store;
 };
 

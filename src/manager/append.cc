@@ -290,7 +290,7 @@ Status KVCacheManager::Impl::append(SequenceId id, const std::int32_t* tokens, s
       append_inside(steps_.open(), row, tokens)) {
     return {};
   }
-  return append_to(row, "append", tokens, count, options);
+  return append_to(row, tokens != nullptr ? "append" : "append_unnamed", tokens, count, options);
 }
 
 Status KVCacheManager::Impl::append_to(std::int32_t row, std::string_view what,

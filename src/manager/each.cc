@@ -67,6 +67,9 @@ Status KVCacheManager::Impl::each_failed(std::string_view what, std::span<const 
               concat(what, " names ", to_string(ids[at]), " twice, at ", before, " and at ", at)};
     }
   }
+  if (status.code() == ErrorCode::kNotFound || status.code() == ErrorCode::kAborted) {
+    return {status.code(), concat(what, ": at ", at, ": ", status.message())};
+  }
   const bool is_negative = tokens != nullptr && tokens[at] < 0;
   if (status.code() == ErrorCode::kInvalidArgument && is_negative) {
     return {ErrorCode::kInvalidArgument,
@@ -89,7 +92,7 @@ Status KVCacheManager::Impl::append_each(std::string_view what, std::span<const 
     prefetch_each(ids, i);
     const std::int32_t* token = tokens != nullptr ? tokens + i : nullptr;
     const std::int32_t row = lookup(ids[i]);
-    if (row < 0) return not_found(ids[i]);
+    if (row < 0) return each_failed(what, ids, tokens, i, not_found(ids[i]));
     if (!may_be_quick || !append_inside(steps_.open(), row, token)) {
       Status status = append_to(row, what, token, 1, {});
       if (!status.ok()) return each_failed(what, ids, tokens, i, std::move(status));

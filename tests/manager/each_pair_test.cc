@@ -216,13 +216,16 @@ class Pair {
       return name + "_each: token " + std::to_string(at) + " is " + std::to_string(tokens[at]) +
              ", allowed: 0 and above";
     }
+    if (code == ErrorCode::kNotFound || code == ErrorCode::kAborted) {
+      return name + "_each: at " + std::to_string(at) + ": " + single;
+    }
     const std::string names = "set_tokens names ";
     if (code == ErrorCode::kInvalidArgument && single.rfind(names, 0) == 0) {
       return name + "_each: at " + std::to_string(at) + ", " + to_string(batch[at]) +
              ", it names " + single.substr(names.size());
     }
-    if (single.rfind("append:", 0) != 0 && single.rfind("append ", 0) != 0) return single;
-    return name + "_each" + single.substr(std::string("append").size());
+    if (single.rfind(name + ":", 0) != 0 && single.rfind(name + " ", 0) != 0) return single;
+    return name + "_each" + single.substr(name.size());
   }
   static void compare_each(const std::string& name, const Status& each, const Status& single,
                            const std::vector<SequenceId>& batch, const Tokens& tokens,

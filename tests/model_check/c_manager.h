@@ -21,7 +21,7 @@ namespace kvfolio::model_check {
 
 class CManager {
  public:
-  // The next manager that is created without storage writes its calls there.
+  // The next manager that is created writes its calls there.
   static void record_next(std::string* calls) { next_record = calls; }
 
   static Result<CManager> create(const CacheSpec& spec, const ManagerOptions& options = {});

@@ -100,25 +100,34 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Why a group lacks blocks: `needed > free + evictable`. In blocks, but for `sequences` and `pins`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Shortage {
-    pub group: i32,
-    pub needed: i32,
-    pub free: i32,
-    pub evictable: i32,
-    /// Held by sequences and pins.
-    pub pinned: i32,
-    /// Come back when the steps in flight are complete.
-    pub retiring: i32,
-    /// Open ones.
-    pub sequences: i32,
-    pub pins: i32,
-    /// Of the pinned ones: kept by [`reserve`](crate::Manager::reserve).
-    pub reserved: i32,
-    /// Open loads and holds, which this crate cannot make yet.
-    pub loads: i32,
-    pub holds: i32,
+mirror! {
+    /// Why a group lacks blocks: `needed > free + evictable`. In blocks, but for `sequences`, `pins`,
+    /// `loads` and `holds`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct Shortage = kvfolio_shortage {
+        /// The group that lacks blocks.
+        pub group: i32,
+        /// What the call takes.
+        pub needed: i32,
+        /// Held by no one, with nothing to find in them.
+        pub free: i32,
+        /// Cached blocks, which the call may take.
+        pub evictable: i32,
+        /// Held by sequences, pins, loads and holds.
+        pub pinned: i32,
+        /// Come back when the steps in flight are complete.
+        pub retiring: i32,
+        /// Open ones.
+        pub sequences: i32,
+        /// Open ones.
+        pub pins: i32,
+        /// Of the pinned ones: kept by [`reserve`](crate::Manager::reserve).
+        pub reserved: i32,
+        /// Open ones; see [`begin_load`](crate::Manager::begin_load).
+        pub loads: i32,
+        /// Open ones; see [`hold_blocks`](crate::Manager::hold_blocks).
+        pub holds: i32,
+    }
 }
 
 /// Where a call over many sequences ended. It becomes its error with `?`.
@@ -184,20 +193,7 @@ pub(crate) fn call(f: impl FnOnce(*mut sys::kvfolio_error) -> i32) -> Result<()>
         std::ptr::addr_of_mut!((*out).struct_size).write(size);
         std::ptr::addr_of_mut!((*out).code).write(0);
         std::ptr::addr_of_mut!((*out).message).cast::<u8>().write(0);
-        std::ptr::addr_of_mut!((*out).shortage).write(sys::kvfolio_shortage {
-            struct_size: std::mem::size_of::<sys::kvfolio_shortage>() as u32,
-            group: 0,
-            needed: 0,
-            free: 0,
-            evictable: 0,
-            pinned: 0,
-            retiring: 0,
-            sequences: 0,
-            pins: 0,
-            reserved: 0,
-            loads: 0,
-            holds: 0,
-        });
+        std::ptr::addr_of_mut!((*out).shortage).write(sys::kvfolio_shortage::new());
     }
     let code = f(out);
     if code == sys::KVFOLIO_OK {
@@ -216,20 +212,7 @@ unsafe fn error_of(code: i32, from: *const sys::kvfolio_error) -> Error {
         sys::KVFOLIO_ERR_NOT_FOUND => Error::NotFound(message),
         sys::KVFOLIO_ERR_FAILED_PRECONDITION => Error::FailedPrecondition(message),
         sys::KVFOLIO_ERR_NO_BLOCKS => {
-            let s = std::ptr::addr_of!((*from).shortage).read();
-            let shortage = Shortage {
-                group: s.group,
-                needed: s.needed,
-                free: s.free,
-                evictable: s.evictable,
-                pinned: s.pinned,
-                retiring: s.retiring,
-                sequences: s.sequences,
-                pins: s.pins,
-                reserved: s.reserved,
-                loads: s.loads,
-                holds: s.holds,
-            };
+            let shortage = Shortage::from_c(&std::ptr::addr_of!((*from).shortage).read());
             Error::NoBlocks { shortage, message }
         }
         sys::KVFOLIO_ERR_RESOURCE_EXHAUSTED => Error::ResourceExhausted(message),

@@ -40,6 +40,9 @@
 //! Counts and ids are those of `kvfolio.h`, of the same types; its C++ header `manager.h` is the
 //! reference of every call.
 
+#[macro_use]
+mod mirror;
+
 mod error;
 mod kernels;
 mod manager;
@@ -55,6 +58,7 @@ mod steps;
 mod storage;
 mod threads;
 mod token_store;
+mod transfers;
 mod view;
 
 pub use error::{Error, Result, Shortage, Stopped};
@@ -62,7 +66,7 @@ pub use kernels::{
     convert, merge_states, Attention, AttentionOptions, Batch, GatherOptions, State, Target,
 };
 pub use kvfolio_sys as sys;
-pub use manager::{Cache, ForkOptions, Manager, Opened, Pin, Sequence, Ticket};
+pub use manager::{Cache, ForkOptions, Hold, Load, Manager, Opened, Pin, Sequence, Ticket};
 pub use memory::{MemoryKind, MemoryResource};
 pub use options::{Options, Order, Policy};
 pub use plan::{GroupPlan, PlanArrays, SharedPrefix};
@@ -75,6 +79,7 @@ pub use steps::{Ended, Plan, PlanOptions, Step};
 pub use storage::{Bases, Borrowed, BorrowedGroup, Storage, StorageMut, Strides};
 pub use threads::{Executor, ThreadPool};
 pub use token_store::{TokenStore, TokenStoreOptions};
+pub use transfers::{Begun, Findable, LoadBlocks, Loadable, Prefix};
 pub use view::{View, ViewMut};
 
 /// The version of the library, such as "0.1.0".

@@ -42,6 +42,17 @@ id! {
     Pin
 }
 id! {
+    /// The id of a load: blocks whose bytes come from elsewhere. [`Manager::begin_load`] gives it,
+    /// [`Manager::finish_load`] takes it. One that is forgotten keeps its blocks:
+    /// [`SequenceInfo::load`](crate::SequenceInfo) names it.
+    Load
+}
+id! {
+    /// The id of a hold: blocks that something copies from. [`Manager::hold_blocks`] gives it,
+    /// [`Manager::release_hold`] takes it. One that is forgotten keeps its blocks.
+    Hold
+}
+id! {
     /// The number of a step: 1, 2, 3, ... [`Step::commit`] gives it, [`Manager::complete`] takes it.
     Ticket
 }

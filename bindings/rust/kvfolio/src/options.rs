@@ -72,6 +72,10 @@ pub struct Options {
     pub victim_policy: Policy,
     /// Caches with different tags refuse each other's ids.
     pub id_tag: u16,
+    /// Loads, and holds, that are open at once. 0: 256; -1: none.
+    pub max_transfers: i32,
+    /// Keep a list for [`take_findable`](crate::Manager::take_findable).
+    pub list_findable: bool,
 }
 
 impl Options {
@@ -94,9 +98,8 @@ impl Options {
             max_media_extents: self.max_media_extents,
             victim_policy: self.victim_policy as i32,
             id_tag: i32::from(self.id_tag),
-            // Of loads and holds, which this crate does not have yet.
-            max_transfers: 0,
-            list_findable: 0,
+            max_transfers: self.max_transfers,
+            list_findable: self.list_findable as i32,
         }
     }
 
@@ -126,6 +129,8 @@ impl Options {
                 _ => Policy::Lru,
             },
             id_tag: c.id_tag as u16,
+            max_transfers: c.max_transfers,
+            list_findable: c.list_findable != 0,
         }
     }
 }

@@ -5,45 +5,6 @@
 use crate::manager::{Sequence, Ticket};
 use crate::{sys, Batch};
 use std::marker::PhantomData;
-use std::mem::size_of;
-use std::ptr::null;
-
-const NO_ARRAY: sys::kvfolio_i32s = sys::kvfolio_i32s { data: null(), size: 0 };
-
-fn empty_step() -> sys::kvfolio_step_plan {
-    sys::kvfolio_step_plan {
-        struct_size: size_of::<sys::kvfolio_step_plan>() as u32,
-        num_tokens: 0,
-        ticket: 0,
-        sequences: null(),
-        num_sequences: 0,
-        rows: NO_ARRAY,
-        query_start: NO_ARRAY,
-        kv_lens: NO_ARRAY,
-        trim_sinks: NO_ARRAY,
-        trim_first_kept: NO_ARRAY,
-        positions: NO_ARRAY,
-    }
-}
-
-fn empty_group() -> sys::kvfolio_group_plan {
-    sys::kvfolio_group_plan {
-        struct_size: size_of::<sys::kvfolio_group_plan>() as u32,
-        block_table_stride: 0,
-        slot_mapping: NO_ARRAY,
-        block_table: NO_ARRAY,
-        kv_indptr: NO_ARRAY,
-        kv_indices: NO_ARRAY,
-        kv_last_page_len: NO_ARRAY,
-        copy_src: NO_ARRAY,
-        copy_dst: NO_ARRAY,
-        changed_rows: NO_ARRAY,
-        changed_columns: NO_ARRAY,
-        changed_blocks: NO_ARRAY,
-        shared_prefixes: null(),
-        num_shared_prefixes: 0,
-    }
-}
 
 pub(crate) struct Slot {
     ticket: u64, // 0: no plan
@@ -67,8 +28,8 @@ impl PlanSlots {
     pub(crate) fn new(max_steps_in_flight: i32, num_groups: i32, is_in_order: bool) -> PlanSlots {
         let slot = |_| Slot {
             ticket: 0,
-            step: empty_step(),
-            groups: vec![empty_group(); num_groups as usize],
+            step: sys::kvfolio_step_plan::new(),
+            groups: vec![sys::kvfolio_group_plan::new(); num_groups as usize],
         };
         PlanSlots { slots: (0..=max_steps_in_flight).map(slot).collect(), is_in_order, open: 0 }
     }
@@ -99,7 +60,7 @@ impl PlanSlots {
         let free = self.slots.iter().position(|slot| slot.ticket == 0);
         let at = free.unwrap_or_else(|| {
             let groups = self.slots[0].groups.clone();
-            self.slots.push(Slot { ticket: 0, step: empty_step(), groups });
+            self.slots.push(Slot { ticket: 0, step: sys::kvfolio_step_plan::new(), groups });
             self.slots.len() - 1
         });
         &mut self.slots[at]

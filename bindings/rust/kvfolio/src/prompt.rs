@@ -60,6 +60,11 @@ impl Root {
         Ok(Root(NonNull::new(out).expect("C gave a root")))
     }
 
+    /// Requires: C gave it, and nothing else destroys it.
+    pub(crate) fn from_raw(raw: NonNull<sys::kvfolio_root>) -> Root {
+        Root(raw)
+    }
+
     pub(crate) fn raw_or_null(root: Option<&Root>) -> *const sys::kvfolio_root {
         root.map_or(null(), |root| root.0.as_ptr() as *const _)
     }
@@ -82,6 +87,7 @@ impl Drop for Root {
 /// let prompt = [0; 48]; // placeholders in 16..32
 /// let open = |cache: &mut Cache, image: [u8; 32]| -> Result<i32, kvfolio::Error> {
 ///     let media = [MediaSpan::new(16, 32, image).attends_to_itself(true)];
+///     assert_eq!((media[0].begin(), media[0].end(), media[0].content_id()), (16, 32, image));
 ///     let options = OpenOptions { media: &media, ..OpenOptions::default() };
 ///     let mut step = cache.begin_step()?;
 ///     let opened = step.open(&prompt, &options)?;
@@ -110,7 +116,23 @@ impl MediaSpan {
         })
     }
 
+    /// The first token that stands for it.
+    pub fn begin(&self) -> i32 {
+        self.0.begin
+    }
+
+    /// One past the last token that stands for it.
+    pub fn end(&self) -> i32 {
+        self.0.end
+    }
+
+    /// The hash of what it stands for.
+    pub fn content_id(&self) -> [u8; 32] {
+        self.0.content_id
+    }
+
     /// Its tokens also read those behind them, up to `end`.
+    #[must_use]
     pub fn attends_to_itself(mut self, yes: bool) -> MediaSpan {
         self.0.attends_to_itself = yes as i32;
         self

@@ -161,68 +161,50 @@ pub(crate) fn groups_to_c(groups: &[GroupSpec]) -> Vec<sys::kvfolio_group_spec> 
     groups.iter().map(|group| group.to_c()).collect()
 }
 
-/// Where the bytes of a group lie, in bytes from its base.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct GroupLayout {
-    pub block_stride: i64,
-    pub layer_stride: i64,
-    pub k_head_stride: i64,
-    pub k_token_stride: i64,
-    pub v_offset: i64,
-    pub v_head_stride: i64,
-    pub v_token_stride: i64,
-    pub k_scale_offset: i64,
-    pub v_scale_offset: i64,
-    pub scale_head_stride: i64,
-    pub scale_token_stride: i64,
-    pub payload_bytes_per_token: i64,
-    pub bytes_per_block: i64,
-    pub total_bytes: i64,
+mirror! {
+    /// Where the bytes of a group lie, in bytes from its base.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct GroupLayout = kvfolio_group_layout {
+        /// From one block to the next one.
+        pub block_stride: i64,
+        /// From one layer of a block to the next one.
+        pub layer_stride: i64,
+        /// From K of one head to K of the next one.
+        pub k_head_stride: i64,
+        /// From K of one token to K of the next one.
+        pub k_token_stride: i64,
+        /// From K to V of a block and layer.
+        pub v_offset: i64,
+        /// As `k_head_stride`.
+        pub v_head_stride: i64,
+        /// As `k_token_stride`.
+        pub v_token_stride: i64,
+        /// From K to its scales.
+        pub k_scale_offset: i64,
+        /// From K to the scales of V.
+        pub v_scale_offset: i64,
+        /// From the scales of one head to those of the next one.
+        pub scale_head_stride: i64,
+        /// From one scale to that of the next token.
+        pub scale_token_stride: i64,
+        /// K, V and scales of a token, all layers, without padding.
+        pub payload_bytes_per_token: i64,
+        /// Of a block, all layers.
+        pub bytes_per_block: i64,
+        /// Of the group.
+        pub total_bytes: i64,
+    }
 }
 
 /// Checks the groups and says where the bytes of each will lie. [`GroupSpec`] shows it.
 pub fn plan_layouts(groups: &[GroupSpec]) -> Result<Vec<GroupLayout>> {
     let specs = groups_to_c(groups);
-    let empty = sys::kvfolio_group_layout {
-        struct_size: size_of::<sys::kvfolio_group_layout>() as u32,
-        reserved: 0,
-        block_stride: 0,
-        layer_stride: 0,
-        k_head_stride: 0,
-        k_token_stride: 0,
-        v_offset: 0,
-        v_head_stride: 0,
-        v_token_stride: 0,
-        k_scale_offset: 0,
-        v_scale_offset: 0,
-        scale_head_stride: 0,
-        scale_token_stride: 0,
-        payload_bytes_per_token: 0,
-        bytes_per_block: 0,
-        total_bytes: 0,
-    };
-    let mut out = vec![empty; groups.len()];
+    let mut out = vec![sys::kvfolio_group_layout::new(); groups.len()];
     // SAFETY: both arrays have as many structs as is said.
     call(|error| unsafe {
         sys::kvfolio_plan_layouts(specs.as_ptr(), count(specs.len()), out.as_mut_ptr(), error)
     })?;
-    let layout_of = |c: &sys::kvfolio_group_layout| GroupLayout {
-        block_stride: c.block_stride,
-        layer_stride: c.layer_stride,
-        k_head_stride: c.k_head_stride,
-        k_token_stride: c.k_token_stride,
-        v_offset: c.v_offset,
-        v_head_stride: c.v_head_stride,
-        v_token_stride: c.v_token_stride,
-        k_scale_offset: c.k_scale_offset,
-        v_scale_offset: c.v_scale_offset,
-        scale_head_stride: c.scale_head_stride,
-        scale_token_stride: c.scale_token_stride,
-        payload_bytes_per_token: c.payload_bytes_per_token,
-        bytes_per_block: c.bytes_per_block,
-        total_bytes: c.total_bytes,
-    };
-    Ok(out.iter().map(layout_of).collect())
+    Ok(out.iter().map(GroupLayout::from_c).collect())
 }
 
 /// Fills in `num_blocks` of each group so that all take at most `bytes`. What is there before are

@@ -295,6 +295,25 @@ impl Storage {
         }
     }
 
+    /// Bytes of the image of a block: all of its layers, K, V and scales in one piece, in an order
+    /// that depends on the group alone, never on strides. `storage.h` says it.
+    pub fn block_image_bytes(&self, group: i32) -> Result<usize> {
+        self.views_of(group)?;
+        let bytes = unsafe { sys::kvfolio_storage_block_image_bytes(self.raw.as_ptr(), group) };
+        Ok(bytes as usize)
+    }
+
+    /// Copies blocks to images, one behind the other: `blocks.len() * block_image_bytes(group)` bytes.
+    /// [`Manager`](crate::Manager) shows it.
+    pub fn read_blocks(&self, group: i32, blocks: &[i32], images: &mut [u8]) -> Result<()> {
+        let (this, n, bytes) = (self.raw.as_ptr(), blocks.len() as i64, images.len() as i64);
+        // SAFETY: both slices are as long as is said; a const call.
+        call(|error| unsafe {
+            let images = images.as_mut_ptr().cast();
+            sys::kvfolio_storage_read_blocks(this, group, blocks.as_ptr(), n, images, bytes, error)
+        })
+    }
+
     /// What may write.
     pub fn as_mut(&mut self) -> StorageMut<'_> {
         StorageMut { storage: self }
@@ -356,6 +375,17 @@ impl<'a> StorageMut<'a> {
         // SAFETY: as copy_blocks(); `source` is another storage since self is borrowed mutably.
         call(|error| unsafe {
             sys::kvfolio_storage_copy_blocks_from(to, from, group, blocks.as_ptr(), n, error)
+        })
+    }
+
+    /// Copies images, which [`Storage::read_blocks`] gave, to blocks; each block is named once.
+    pub fn write_blocks(&mut self, group: i32, blocks: &[i32], images: &[u8]) -> Result<()> {
+        let storage = self.storage.raw.as_ptr();
+        let (n, bytes) = (blocks.len() as i64, images.len() as i64);
+        // SAFETY: as copy_blocks(); `images` lies elsewhere, since self is borrowed mutably.
+        call(|error| unsafe {
+            let (blocks, images) = (blocks.as_ptr(), images.as_ptr().cast());
+            sys::kvfolio_storage_write_blocks(storage, group, blocks, n, images, bytes, error)
         })
     }
 

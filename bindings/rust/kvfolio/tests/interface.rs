@@ -71,14 +71,20 @@ fn every_type_and_every_call_is_in_an_example() {
     // What calls return: examples have it without naming its type.
     let hidden = [
         "Admission",
+        "Begun",
         "BlockState",
         "Counters",
         "Element",
         "Ended",
+        "Findable",
         "Forgotten",
         "GroupLayout",
         "GroupPlan",
         "GroupUsage",
+        "Hold",
+        "Load",
+        "LoadBlocks",
+        "Loadable",
         "MemoryUse",
         "Opened",
         "Order",
@@ -86,6 +92,7 @@ fn every_type_and_every_call_is_in_an_example() {
         "Pinned",
         "Plan",
         "PlanArrays",
+        "Prefix",
         "Publish",
         "SequenceInfo",
         "SharedPrefix",
@@ -127,7 +134,7 @@ fn shared_calls_are_the_const_calls_of_c() {
     };
     let mut seen = 0;
     for (name, source) in sources() {
-        if !["manager", "steps", "room", "questions"].contains(&name.as_str()) {
+        if !["manager", "steps", "room", "questions", "transfers"].contains(&name.as_str()) {
             continue;
         }
         for function in functions(&source) {
@@ -141,7 +148,7 @@ fn shared_calls_are_the_const_calls_of_c() {
             }
         }
     }
-    assert!(seen >= 55, "{seen}");
+    assert!(seen >= 65, "{seen}");
 }
 
 #[test]
@@ -155,23 +162,5 @@ fn every_function_of_c_is_called() {
     let declared = header.lines().filter_map(|line| line.trim().strip_prefix("pub fn "));
     let missing: BTreeSet<&str> =
         declared.map(|line| words(line).next().unwrap()).filter(|n| !used.contains(*n)).collect();
-    // Loads, holds and images of blocks, and the scales of a view: not in the safe crate yet.
-    let not_yet = [
-        "kvfolio_begin_load",
-        "kvfolio_block_at",
-        "kvfolio_blocks_to_load",
-        "kvfolio_entry_serial",
-        "kvfolio_finish_load",
-        "kvfolio_hold_blocks",
-        "kvfolio_loadable",
-        "kvfolio_prefix_of",
-        "kvfolio_release_hold",
-        "kvfolio_storage_block_image_bytes",
-        "kvfolio_storage_read_blocks",
-        "kvfolio_storage_write_blocks",
-        "kvfolio_take_findable",
-        "kvfolio_view_k_scale",
-        "kvfolio_view_v_scale",
-    ];
-    assert_eq!(missing, BTreeSet::from(not_yet));
+    assert_eq!(missing, BTreeSet::new());
 }

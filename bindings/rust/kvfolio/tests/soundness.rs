@@ -315,3 +315,156 @@ fn panic_in_a_callback_ends_the_program() {
     assert!(!output.status.success() && output.status.code().is_none(), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("no memory here"));
 }
+
+fn with_images() -> Cache {
+    let options = Options { list_findable: true, max_transfers: 2, ..Options::default() };
+    Cache::with_storage(Storage::new(&[group()]).unwrap(), &options).unwrap()
+}
+
+/// A cache that holds this prompt, and its sequence.
+fn prefilled(prompt: &[i32]) -> Result<(Cache, Sequence)> {
+    let mut cache = with_images();
+    let sequence = cache.open(prompt, &Default::default())?.sequence;
+    let mut step = cache.begin_step()?;
+    step.append(sequence, prompt)?;
+    let slots = step.plan(&Default::default())?.group(0).slot_mapping().to_vec();
+    step.finish()?;
+    let data: Vec<f32> = prompt.iter().flat_map(|&token| [token as f32; 4]).collect();
+    let rows = Rows::f32(&data, [prompt.len(), 1, 4]);
+    cache.view_mut(0)?.append_rows(0, rows, Some(rows), &slots)?;
+    Ok((cache, sequence))
+}
+
+#[test]
+fn loaded_blocks_have_the_bytes_of_their_images() -> Result<()> {
+    let prompt: Vec<i32> = (0..48).collect();
+    let (warm, a) = prefilled(&prompt)?;
+    let storage = warm.storage().unwrap();
+    let mut images = vec![0; 3 * storage.block_image_bytes(0)?];
+    storage.read_blocks(0, warm.block_table(a, 0)?, &mut images)?;
+
+    let mut cold = with_images();
+    let b = cold.open(&prompt, &Default::default())?.sequence;
+    let begun = cold.begin_load(b, &prompt, 48)?;
+    let load = begun.load.unwrap();
+    assert_eq!((begun.begin, begun.end, cold.info(b)?.load), (0, 48, Some(load)));
+    assert_eq!((cold.usage(0)?.loading, cold.usage(0)?.held), (3, 3));
+    let to = cold.blocks_to_load(load, 0)?.blocks;
+    cold.storage_mut().unwrap().write_blocks(0, &to, &images)?;
+    assert_eq!(cold.probe(&prompt, &Default::default())?, 0); // not findable before it is finished
+    assert_eq!(cold.finish_load(load, 48)?, 48);
+    assert_eq!((cold.info(b)?.length, cold.info(b)?.load), (48, None));
+    assert_eq!(
+        (cold.counters().tokens_loaded, cold.probe(&prompt, &Default::default())?),
+        (48, 47)
+    );
+    let (from, view) = (warm.view(0)?, cold.view(0)?);
+    for (i, (&there, &here)) in warm.block_table(a, 0)?.iter().zip(&to).enumerate() {
+        for offset in 0..16 {
+            let row = view.k::<f32>(0, here, 0, offset);
+            assert_eq!(row, Some(&[(16 * i as i32 + offset) as f32; 4][..]));
+            assert_eq!(row, from.k::<f32>(0, there, 0, offset));
+        }
+    }
+    assert!(cold.begin_load(b, &prompt, 48)?.load.is_none()); // the cache has it all
+    cold.check_invariants()
+}
+
+#[test]
+fn forgotten_load_outlives_its_sequence_and_can_be_finished() -> Result<()> {
+    let prompt: Vec<i32> = (0..32).collect();
+    let mut cache = with_images();
+    let a = cache.open(&prompt, &Default::default())?.sequence;
+    cache.begin_load(a, &prompt, 32)?; // its answer is thrown away
+    let mut step = cache.begin_step()?;
+    assert!(matches!(step.append(a, &[1]), Err(Error::FailedPrecondition(_))));
+    step.roll_back();
+    let load = cache.info(a)?.load.expect("it is open");
+    cache.close(a)?;
+    assert_eq!(cache.usage(0)?.loading, 2); // something may still write them
+    assert_eq!(cache.finish_load(load, 32)?, 0); // the sequence is gone
+    assert_eq!(cache.usage(0)?.free, 32);
+    assert!(matches!(cache.finish_load(load, 0), Err(Error::NotFound(_))));
+    cache.check_invariants()
+}
+
+#[test]
+fn held_blocks_keep_their_bytes_until_the_hold_ends() -> Result<()> {
+    let prompt: Vec<i32> = (0..32).collect();
+    let (mut cache, a) = prefilled(&prompt)?;
+    let blocks = cache.block_table(a, 0)?.to_vec();
+    let hold = cache.hold_blocks(0, &blocks)?;
+    cache.close(a)?;
+    cache.reset()?;
+    assert_eq!((cache.usage(0)?.on_hold, cache.usage(0)?.held), (2, 2));
+    let others = cache.open(&[], &Default::default())?.sequence;
+    let mut step = cache.begin_step()?;
+    let short = step.append(others, &[9; 31 * 16]).unwrap_err();
+    assert!(matches!(short, Error::NoBlocks { shortage, .. } if shortage.holds == 1));
+    step.append(others, &[9; 30 * 16])?;
+    step.finish()?;
+    assert_eq!(cache.view(0)?.k::<f32>(0, blocks[1], 0, 15), Some(&[31.0; 4][..]));
+    let mut copy = with_images();
+    assert!(matches!(cache.copy_to(&mut copy), Err(Error::FailedPrecondition(_))));
+    cache.release_hold(hold)?;
+    assert!(matches!(cache.release_hold(hold), Err(Error::NotFound(_))));
+    cache.check_invariants()
+}
+
+#[test]
+fn transfers_of_bad_input_are_refused_and_change_nothing() -> Result<()> {
+    let prompt: Vec<i32> = (0..32).collect();
+    let (mut cache, a) = prefilled(&prompt)?;
+    let before = cache.describe();
+    for end in [-1, 33, i32::MAX] {
+        assert!(cache.begin_load(a, &prompt, end).is_err());
+        assert!(cache.loadable(a, &prompt, end, &mut [&mut [true]]).is_err());
+    }
+    assert!(cache.begin_load(a, &[99; 40], 40).is_err()); // not its tokens
+    assert!(cache.begin_load(Sequence::from_raw(77), &prompt, 32).is_err());
+    assert!(cache.loadable(a, &prompt, 32, &mut []).is_err()); // there is one group
+    assert!(cache.loadable(a, &prompt, 32, &mut [&mut [], &mut []]).is_err());
+    assert!(cache.loadable(a, &prompt, 32, &mut [&mut [true]]).is_err()); // 32 tokens are two blocks
+    assert_eq!(cache.loadable(a, &prompt, 32, &mut [&mut [false; 2]])?.end, 32);
+    for load in [0, 1, u64::MAX].map(Load::from_raw) {
+        assert!(cache.blocks_to_load(load, 0).is_err());
+        assert!(cache.finish_load(load, 0).is_err());
+    }
+    for (group, blocks) in
+        [(1, vec![0]), (-1, vec![0]), (0, vec![31]), (0, vec![32]), (0, vec![-1])]
+    {
+        assert!(cache.hold_blocks(group, &blocks).is_err(), "{group} {blocks:?}");
+    }
+    assert!(cache.release_hold(Hold::from_raw(u64::MAX)).is_err());
+    let found = cache.take_findable(usize::MAX);
+    assert_eq!((found.len(), cache.take_findable(usize::MAX).len()), (2, 0));
+    assert!(cache.take_findable(0).is_empty());
+    let block = found[0].block;
+    for (group, block) in [(1, block), (-1, block), (0, 32), (0, -1), (0, 31)] {
+        assert!(cache.prefix_of(group, block, 0, &mut []).is_err());
+        assert!(cache.block_at(group, block, 0, 16).is_err());
+    }
+    for (begin, n) in [(-1, 1), (0, found[0].end as usize + 1), (i32::MAX, 1), (33, 0)] {
+        assert!(cache.prefix_of(0, block, begin, &mut vec![0; n]).is_err(), "{begin} {n}");
+    }
+    for (of, end) in [(1, 16), (-1, 16), (0, 0), (0, 15), (0, -16), (0, 48)] {
+        assert!(cache.block_at(0, block, of, end).is_err(), "{of} {end}");
+    }
+    assert!(cache.entry_serial(0, 32).is_err() && cache.entry_serial(1, 0).is_err());
+    assert_eq!(cache.entry_serial(0, 31)?, None);
+
+    let bytes = cache.storage().unwrap().block_image_bytes(0)?;
+    assert_eq!(bytes, 2 * 16 * 4 * 4);
+    assert!(cache.storage().unwrap().block_image_bytes(1).is_err());
+    let wrong: [(&[i32], usize); 5] =
+        [(&[0], bytes - 1), (&[0], 0), (&[32], bytes), (&[-1], bytes), (&[], 1)];
+    for (blocks, n) in wrong {
+        let read = cache.storage().unwrap().read_blocks(0, blocks, &mut vec![0; n]);
+        assert!(read.is_err(), "{blocks:?} {n}");
+        let written = cache.storage_mut().unwrap().write_blocks(0, blocks, &vec![0; n]);
+        assert!(written.is_err(), "{blocks:?} {n}");
+    }
+    cache.storage_mut().unwrap().write_blocks(0, &[], &[])?;
+    assert_eq!(cache.describe(), before);
+    cache.check_invariants()
+}
