@@ -10,13 +10,16 @@
 //   ArenaTier second = first.another();  // over the same records
 //
 // Records are evicted as in the arena, the coldest first. It answers everything in the next poll(),
-// where it also copies. Thread safety: none, also of two over one arena: one owner of all.
+// where it also copies. Thread safety: each has one owner, as every Tier; those of several over one
+// arena may be different threads.
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kvfolio/export.h"
@@ -60,6 +63,9 @@ class ArenaTier final : public Tier {
     std::uint64_t deadline_us = 0;
   };
   struct Shared {
+    Shared(HostArena of, std::span<const std::int64_t> record_bytes)
+        : arena(std::move(of)), sizes(record_bytes.begin(), record_bytes.end()) {}
+    std::mutex mutex{};  // of the arena
     HostArena arena;
     std::vector<std::int64_t> sizes;  // of records
   };

@@ -15,8 +15,8 @@
 // Functions that the caller gives (a tier, a sink, a source, memory) must not throw, jump out or
 // call the handle that calls them; a C++ exception that leaves one ends the program.
 //
-// Thread safety: none of a kvfolio_offload and its manager, which have one owner; none of a
-// kvfolio_identity or a kvfolio_tier. Others as in kvfolio.h.
+// Thread safety: as in kvfolio.h; an Offload and its manager count as one handle there. A tier has
+// one owner, also where several are over the same records (kvfolio_tier_share).
 
 #include "kvfolio/kvfolio.h"
 

@@ -11,9 +11,7 @@ namespace kvfolio {
 Result<ArenaTier> ArenaTier::create(const HostArenaOptions& options) {
   Result<HostArena> arena = HostArena::create(options);
   if (!arena) return std::move(arena).error();
-  return ArenaTier(std::make_shared<Shared>(
-      Shared{.arena = *std::move(arena),
-             .sizes = {options.record_bytes.begin(), options.record_bytes.end()}}));
+  return ArenaTier(std::make_shared<Shared>(*std::move(arena), options.record_bytes));
 }
 
 ArenaTier::ArenaTier(std::shared_ptr<Shared> shared)
@@ -66,6 +64,7 @@ void ArenaTier::count(TierOp op, TierResult result) noexcept {
 }
 
 TierResult ArenaTier::perform(const Waiting& one) noexcept {
+  const std::lock_guard lock(shared_->mutex);
   switch (one.op) {
     case TierOp::kExists:
       return shared_->arena.contains(one.item.key) ? TierResult::kOk : TierResult::kMiss;
@@ -111,6 +110,9 @@ Status ArenaTier::close(Deadline /*deadline*/) noexcept {
   return {};
 }
 
-ArenaStats ArenaTier::stats() const noexcept { return shared_->arena.stats(); }
+ArenaStats ArenaTier::stats() const noexcept {
+  const std::lock_guard lock(shared_->mutex);
+  return shared_->arena.stats();
+}
 
 }  // namespace kvfolio

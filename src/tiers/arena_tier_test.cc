@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <thread>
 #include <vector>
 
 namespace kvfolio {
@@ -136,6 +138,26 @@ TEST(ArenaTier, TwoOverOneArenaShareRecordsAndNothingElse) {
   }
   EXPECT_EQ(ask(first, TierOp::kLoad, 1, got), TierResult::kOk);
   EXPECT_EQ(got, record);
+}
+
+TEST(ArenaTier, SeveralOverOneArenaWorkInSeveralThreads) {
+  ArenaTier first = tier_of(1 << 14);
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong = 0;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&first, &wrong, t, mine = first.another()]() mutable {
+      Record record(128, static_cast<std::byte>(t)), got(128);
+      for (int i = 0; i < 300; ++i) {
+        const int number = t * 1000 + i % 40;
+        record[0] = static_cast<std::byte>(number & 0xff);
+        ask(mine, TierOp::kStore, number, record);
+        if (ask(mine, TierOp::kLoad, number, got) == TierResult::kOk && got != record) ++wrong;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(first.stats().pins, 0);
 }
 
 TEST(ArenaTier, RefusesABudgetBelowOneRecord) {

@@ -54,6 +54,10 @@ pub enum Error {
     OutOfMemory(String),
     /// Valid, but this build or configuration cannot do it.
     Unsupported(String),
+    /// A file or a medium cannot be reached, or fails.
+    Unavailable(String),
+    /// Bytes are not what they should be.
+    Corrupt(String),
     /// A code that this version of the crate does not know.
     Other(i32, String),
 }
@@ -70,6 +74,8 @@ impl Error {
             | Error::Aborted(message)
             | Error::OutOfMemory(message)
             | Error::Unsupported(message)
+            | Error::Unavailable(message)
+            | Error::Corrupt(message)
             | Error::Other(_, message) => message,
         }
     }
@@ -85,6 +91,8 @@ impl Error {
             Error::Aborted(_) => sys::KVFOLIO_ERR_ABORTED,
             Error::OutOfMemory(_) => sys::KVFOLIO_ERR_OUT_OF_MEMORY,
             Error::Unsupported(_) => sys::KVFOLIO_ERR_UNSUPPORTED,
+            Error::Unavailable(_) => sys::KVFOLIO_ERR_UNAVAILABLE,
+            Error::Corrupt(_) => sys::KVFOLIO_ERR_CORRUPT,
             Error::Other(code, _) => *code,
         }
     }
@@ -219,6 +227,8 @@ unsafe fn error_of(code: i32, from: *const sys::kvfolio_error) -> Error {
         sys::KVFOLIO_ERR_ABORTED => Error::Aborted(message),
         sys::KVFOLIO_ERR_OUT_OF_MEMORY => Error::OutOfMemory(message),
         sys::KVFOLIO_ERR_UNSUPPORTED => Error::Unsupported(message),
+        sys::KVFOLIO_ERR_UNAVAILABLE => Error::Unavailable(message),
+        sys::KVFOLIO_ERR_CORRUPT => Error::Corrupt(message),
         other => Error::Other(other, message),
     }
 }
