@@ -2,6 +2,9 @@
 //
 // Offload.
 
+#include <algorithm>
+#include <iterator>
+
 #include "tiers_capi/tiers_capi.h"
 
 namespace kvfolio::capi {

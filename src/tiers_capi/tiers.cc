@@ -2,6 +2,8 @@
 //
 // Tiers: those of the caller, and the one in memory.
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <limits>
 
