@@ -1028,6 +1028,6 @@ KVFOLIO_C_API int32_t kvfolio_token_store_view(const kvfolio_token_store* store,
 //    manager says them again.
 //  - forget_count(): for libkvfolio_tiers, which keeps copies of blocks.
 //  - num_steps(): the tickets that the caller has not completed yet.
-//  - byte_stream.h, checked_copy.h, host_arena.h, identity.h, offload.h, record.h, snapshot.h,
-//    tier.h and tiers.hpp: libkvfolio_tiers, a library of its own, which has no C interface yet.
+//  - c_handles.h: from these handles to C++.
+//  - The calls of libkvfolio_tiers: kvfolio_tiers.h has them.
 //  - export.h and memory_kind.h: macros, and KVFOLIO_HOST.

@@ -4,6 +4,7 @@
 // Every public header of libkvfolio_tiers, which stands on libkvfolio: link kvfolio::kvfolio_tiers.
 // No state beyond what they declare; each says its own thread safety.
 
+#include "kvfolio/arena_tier.h"
 #include "kvfolio/byte_stream.h"
 #include "kvfolio/checked_copy.h"
 #include "kvfolio/disk_tier.h"

@@ -43,7 +43,7 @@ void use_every_struct() {
        RestoredSequence{.length = 1}, RestoreStats{.paths = 1});
   take(OffloadTier{.tier = nullptr}, OffloadOptions{.arena_bytes = 1},
        OffloadOpened{.pending = true}, SequenceReady{.cached_tokens = 1},
-       OffloadCounters{.loads = 1});
+       OffloadCounters{.loads = 1}, OffloadLeft{.loads = 1});
 }
 
 }  // namespace kvfolio

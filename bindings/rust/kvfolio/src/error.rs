@@ -54,11 +54,11 @@ pub enum Error {
     OutOfMemory(String),
     /// Valid, but this build or configuration cannot do it.
     Unsupported(String),
-    /// A medium does not answer. No call of this crate gives this or the next two yet.
+    /// A file or a medium cannot be reached, or fails.
     Unavailable(String),
     /// Not done before its deadline.
     TimedOut(String),
-    /// What came back is not what was stored.
+    /// Bytes are not what they should be.
     Corrupt(String),
     /// A code that this version of the crate does not know.
     Other(i32, String),

@@ -36,6 +36,8 @@
 //! - A [`View`] reads K and V, a [`ViewMut`] writes them, under the rules of `&` and `&mut`.
 //! - Memory that is lent ([`Storage::borrow`]), or comes from elsewhere ([`MemoryResource`]), and
 //!   threads that are lent ([`Executor`]) are `unsafe` to give: C relies on what they promise.
+//! - Host memory and other tiers below the cache, save and restore are the module `tiers`, behind the
+//!   feature of that name, which links a second library.
 //!
 //! - Ids ([`Sequence`], [`Pin`], [`Load`], [`Hold`], [`Ticket`]) borrow nothing. Each call checks them.
 //!
@@ -80,6 +82,8 @@ mod spec;
 mod steps;
 mod storage;
 mod threads;
+#[cfg(feature = "tiers")]
+pub mod tiers;
 mod token_store;
 mod transfers;
 mod view;
