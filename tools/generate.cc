@@ -19,6 +19,7 @@
 #include "report.h"
 #include "results.h"
 #include "text_output.h"
+#include "whole_file.h"
 
 namespace kvfolio::tools {
 namespace {
@@ -177,8 +178,19 @@ class Generate {
       if (!created) return prefixed("--save", created.error());
       sink.emplace(*std::move(created));
     }
+    std::optional<WholeFile> metrics;
+    if (options_.metrics_path) {
+      Result<WholeFile> created = WholeFile::create(*options_.metrics_path);
+      if (!created) return prefixed("--metrics", created.error());
+      metrics.emplace(*std::move(created));
+    }
     Result<llama::RunStats> stats = (*engine)->run(requests_, std::move(listener));
     note_tiers(stats);
+    if (stats && metrics) {
+      const MetricLabel label{.name = "model_name", .value = options_.model};
+      metrics->stream() << (*engine)->metrics({&label, 1});
+      if (Status status = metrics->finish(); !status.ok()) return prefixed("--metrics", status);
+    }
     if (!stats || !sink) return stats;
     if (Status status = save(**engine, *sink); !status.ok()) return status;
     return stats;

@@ -127,6 +127,9 @@ void add_tier_options(CLI::App& app, GenerateOptions& options) {
                   "Keep blocks beside the cache too and bring them back, also in another process; "
                   "several, cheapest first: host:SIZE, disk:DIR,SIZE, redis:HOST:PORT[,HOST:PORT]. "
                   "A disk and Redis hold the prompts");
+  app.add_option("--metrics", options.metrics_path,
+                 "Write what Prometheus would read at the end, in its text format")
+      ->type_name("FILE");
   app.add_option("--save", options.save_path,
                  "Write the prefix cache to a file at the end. It holds the text of the prompts")
       ->type_name("FILE");
@@ -135,7 +138,7 @@ void add_tier_options(CLI::App& app, GenerateOptions& options) {
          "Read a prefix cache that --save wrote before the first request; the pool may have "
          "another size")
       ->type_name("FILE");
-  for (const char* name : {"--tier", "--save", "--load"}) {
+  for (const char* name : {"--tier", "--save", "--load", "--metrics"}) {
     for (const char* other : {"--contiguous", "--no-prefix-cache"}) {
       app.get_option(name)->excludes(app.get_option(other));
     }

@@ -102,6 +102,10 @@ Result<RestoreStats> Engine::restore(ByteSource& source) {
   return paged_->restore(source);
 }
 
+std::string Engine::metrics(MetricLabels labels) const {
+  return paged_ == nullptr ? "" : paged_->metrics(labels);
+}
+
 Status Engine::evict_cached() { return paged_ == nullptr ? no_blocks() : paged_->evict_cached(); }
 
 Status Engine::step(Scheduler& scheduler, StepBatch& batch, RunStats& stats) {

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "backend.h"
@@ -81,6 +82,8 @@ class Engine {
   // The prefix cache to a file and back, between runs. kUnsupported: the twin has none.
   Result<SaveStats> save(ByteSink& sink);
   Result<RestoreStats> restore(ByteSource& source);
+  // What /metrics of a server would say. Empty: the twin.
+  [[nodiscard]] std::string metrics(MetricLabels labels) const;
   // Evicts what the cache holds, once the host tier has it.
   Status evict_cached();
 

@@ -126,6 +126,13 @@ Result<Identity> PagedBackend::identity() const {
   return Identity::create(identity_, manager_->spec());
 }
 
+std::string PagedBackend::metrics(MetricLabels labels) const {
+  Metrics metrics;
+  metrics.add(*manager_, labels, MetricNames::kAll);
+  if (offload_ != nullptr) add_metrics(metrics, *offload_, labels);
+  return metrics.text();
+}
+
 Result<SaveStats> PagedBackend::save(ByteSink& sink) {
   KVFOLIO_RETURN_IF_ERROR(complete_in_flight());
   const Result<Identity> names = identity();

@@ -8,12 +8,14 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "backend.h"
 #include "kvfolio/kernels.h"
 #include "kvfolio/offload.h"
 #include "kvfolio/snapshot.h"
+#include "kvfolio/tier_metrics.h"
 #include "parallel_attend.h"
 #include "pool_size.h"
 
@@ -81,6 +83,8 @@ class PagedBackend final : public Backend {
   Result<RestoreStats> restore(ByteSource& source);
   // Sleeps until a tier has something to say, at most a millisecond.
   void wait_for_tiers() const;
+  // Of the cache and its tiers, in the text format of Prometheus.
+  [[nodiscard]] std::string metrics(MetricLabels labels) const;
   // Waits until the tiers have what they are to keep.
   Status finish_stores();
   // Evicts what no sequence holds, once the tiers have it.

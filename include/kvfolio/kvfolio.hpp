@@ -20,6 +20,7 @@
 #include "kvfolio/manager_types.h"
 #include "kvfolio/memory.h"
 #include "kvfolio/memory_kind.h"
+#include "kvfolio/metrics.h"
 #include "kvfolio/plan_attention.h"
 #include "kvfolio/prefix_tree.h"
 #include "kvfolio/root_key.h"

@@ -15,3 +15,4 @@
 #include "kvfolio/redis_tier.h"
 #include "kvfolio/snapshot.h"
 #include "kvfolio/tier.h"
+#include "kvfolio/tier_metrics.h"

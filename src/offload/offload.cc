@@ -299,6 +299,11 @@ Result<Forgotten> Offload::forget(std::span<const std::int32_t> tokens,
 Forgotten Offload::reset() { return impl_->reset(); }
 std::uint64_t Offload::epoch() const noexcept { return impl_->epoch(); }
 const OffloadCounters& Offload::counters() const noexcept { return impl_->counters(); }
+std::size_t Offload::num_tiers() const noexcept { return impl_->num_tiers(); }
+const OffloadTierCounters& Offload::tier_counters(std::size_t tier) const noexcept {
+  return impl_->tier_counters(tier);
+}
+const Tier& Offload::tier(std::size_t tier) const noexcept { return impl_->tier(tier); }
 ArenaStats Offload::arena() const noexcept { return impl_->arena().stats(); }
 const Identity& Offload::identity() const noexcept { return impl_->identity(); }
 Status Offload::check_invariants() const { return impl_->check_invariants(); }
