@@ -8,6 +8,7 @@ import "C"
 
 import (
 	"runtime"
+	"time"
 	"unsafe"
 )
 
@@ -99,6 +100,7 @@ type Cache struct {
 	plan      *C.kvfolio_step_plan  // C memory that Plan writes to, since it holds C pointers
 	groups    *C.kvfolio_group_plan // [numGroups], the same
 	life      *life
+	yielded   time.Duration // when BeginStep last gave the processor away
 	birth
 }
 

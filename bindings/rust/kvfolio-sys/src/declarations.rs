@@ -137,6 +137,12 @@ impl kvfolio_shortage {
     }
 }
 
+impl Default for kvfolio_shortage {
+    fn default() -> kvfolio_shortage {
+        kvfolio_shortage::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_error {
@@ -155,6 +161,12 @@ impl kvfolio_error {
             message: [0; 256],
             shortage: kvfolio_shortage::new(),
         }
+    }
+}
+
+impl Default for kvfolio_error {
+    fn default() -> kvfolio_error {
+        kvfolio_error::new()
     }
 }
 
@@ -194,6 +206,12 @@ impl kvfolio_group_spec {
             num_sinks: 0,
             num_blocks: 0,
         }
+    }
+}
+
+impl Default for kvfolio_group_spec {
+    fn default() -> kvfolio_group_spec {
+        kvfolio_group_spec::new()
     }
 }
 
@@ -242,6 +260,12 @@ impl kvfolio_group_layout {
     }
 }
 
+impl Default for kvfolio_group_layout {
+    fn default() -> kvfolio_group_layout {
+        kvfolio_group_layout::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_copy_run {
@@ -258,6 +282,12 @@ impl kvfolio_copy_run {
             src: std::ptr::null(),
             bytes: 0,
         }
+    }
+}
+
+impl Default for kvfolio_copy_run {
+    fn default() -> kvfolio_copy_run {
+        kvfolio_copy_run::new()
     }
 }
 
@@ -292,6 +322,12 @@ impl kvfolio_memory_resource {
     }
 }
 
+impl Default for kvfolio_memory_resource {
+    fn default() -> kvfolio_memory_resource {
+        kvfolio_memory_resource::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_strides {
@@ -313,6 +349,12 @@ impl kvfolio_strides {
     }
 }
 
+impl Default for kvfolio_strides {
+    fn default() -> kvfolio_strides {
+        kvfolio_strides::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_borrowed_layer {
@@ -331,6 +373,12 @@ impl kvfolio_borrowed_layer {
             k_scale: std::ptr::null_mut(),
             v_scale: std::ptr::null_mut(),
         }
+    }
+}
+
+impl Default for kvfolio_borrowed_layer {
+    fn default() -> kvfolio_borrowed_layer {
+        kvfolio_borrowed_layer::new()
     }
 }
 
@@ -374,6 +422,12 @@ impl kvfolio_borrowed_group {
             v_scale_strides: kvfolio_strides::new(),
             layers: std::ptr::null(),
         }
+    }
+}
+
+impl Default for kvfolio_borrowed_group {
+    fn default() -> kvfolio_borrowed_group {
+        kvfolio_borrowed_group::new()
     }
 }
 
@@ -428,6 +482,12 @@ impl kvfolio_manager_options {
     }
 }
 
+impl Default for kvfolio_manager_options {
+    fn default() -> kvfolio_manager_options {
+        kvfolio_manager_options::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_media_span {
@@ -448,6 +508,12 @@ impl kvfolio_media_span {
             attends_to_itself: 0,
             content_id: [0; 32],
         }
+    }
+}
+
+impl Default for kvfolio_media_span {
+    fn default() -> kvfolio_media_span {
+        kvfolio_media_span::new()
     }
 }
 
@@ -482,6 +548,12 @@ impl kvfolio_open_options {
     }
 }
 
+impl Default for kvfolio_open_options {
+    fn default() -> kvfolio_open_options {
+        kvfolio_open_options::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_fork_options {
@@ -502,6 +574,12 @@ impl kvfolio_fork_options {
             priority: 0,
             reserved: 0,
         }
+    }
+}
+
+impl Default for kvfolio_fork_options {
+    fn default() -> kvfolio_fork_options {
+        kvfolio_fork_options::new()
     }
 }
 
@@ -532,6 +610,12 @@ impl kvfolio_plan_options {
     }
 }
 
+impl Default for kvfolio_plan_options {
+    fn default() -> kvfolio_plan_options {
+        kvfolio_plan_options::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_i32s {
@@ -546,6 +630,12 @@ impl kvfolio_i32s {
             data: std::ptr::null(),
             size: 0,
         }
+    }
+}
+
+impl Default for kvfolio_i32s {
+    fn default() -> kvfolio_i32s {
+        kvfolio_i32s::new()
     }
 }
 
@@ -565,6 +655,12 @@ impl kvfolio_shared_prefix {
             num_sequences: 0,
             num_blocks: 0,
         }
+    }
+}
+
+impl Default for kvfolio_shared_prefix {
+    fn default() -> kvfolio_shared_prefix {
+        kvfolio_shared_prefix::new()
     }
 }
 
@@ -609,6 +705,12 @@ impl kvfolio_group_plan {
     }
 }
 
+impl Default for kvfolio_group_plan {
+    fn default() -> kvfolio_group_plan {
+        kvfolio_group_plan::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_step_plan {
@@ -644,6 +746,12 @@ impl kvfolio_step_plan {
     }
 }
 
+impl Default for kvfolio_step_plan {
+    fn default() -> kvfolio_step_plan {
+        kvfolio_step_plan::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_ended {
@@ -662,6 +770,12 @@ impl kvfolio_ended {
             has_caller_id: 0,
             reserved: 0,
         }
+    }
+}
+
+impl Default for kvfolio_ended {
+    fn default() -> kvfolio_ended {
+        kvfolio_ended::new()
     }
 }
 
@@ -688,6 +802,12 @@ impl kvfolio_load {
     }
 }
 
+impl Default for kvfolio_load {
+    fn default() -> kvfolio_load {
+        kvfolio_load::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_findable_block {
@@ -708,6 +828,12 @@ impl kvfolio_findable_block {
             reserved: 0,
             serial: 0,
         }
+    }
+}
+
+impl Default for kvfolio_findable_block {
+    fn default() -> kvfolio_findable_block {
+        kvfolio_findable_block::new()
     }
 }
 
@@ -758,6 +884,12 @@ impl kvfolio_sequence_info {
     }
 }
 
+impl Default for kvfolio_sequence_info {
+    fn default() -> kvfolio_sequence_info {
+        kvfolio_sequence_info::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_group_usage {
@@ -788,6 +920,12 @@ impl kvfolio_group_usage {
             loading: 0,
             on_hold: 0,
         }
+    }
+}
+
+impl Default for kvfolio_group_usage {
+    fn default() -> kvfolio_group_usage {
+        kvfolio_group_usage::new()
     }
 }
 
@@ -842,6 +980,12 @@ impl kvfolio_counters {
     }
 }
 
+impl Default for kvfolio_counters {
+    fn default() -> kvfolio_counters {
+        kvfolio_counters::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_rows {
@@ -868,6 +1012,12 @@ impl kvfolio_rows {
             token_stride: 0,
             head_stride: 0,
         }
+    }
+}
+
+impl Default for kvfolio_rows {
+    fn default() -> kvfolio_rows {
+        kvfolio_rows::new()
     }
 }
 
@@ -904,6 +1054,12 @@ impl kvfolio_gather_options {
     }
 }
 
+impl Default for kvfolio_gather_options {
+    fn default() -> kvfolio_gather_options {
+        kvfolio_gather_options::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_executor {
@@ -922,6 +1078,12 @@ impl kvfolio_executor {
             context: std::ptr::null_mut(),
             parallel_for: None,
         }
+    }
+}
+
+impl Default for kvfolio_executor {
+    fn default() -> kvfolio_executor {
+        kvfolio_executor::new()
     }
 }
 
@@ -964,6 +1126,12 @@ impl kvfolio_attention_options {
     }
 }
 
+impl Default for kvfolio_attention_options {
+    fn default() -> kvfolio_attention_options {
+        kvfolio_attention_options::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_token_store_options {
@@ -988,6 +1156,12 @@ impl kvfolio_token_store_options {
             block_size: 0,
             max_tokens: 0,
         }
+    }
+}
+
+impl Default for kvfolio_token_store_options {
+    fn default() -> kvfolio_token_store_options {
+        kvfolio_token_store_options::new()
     }
 }
 

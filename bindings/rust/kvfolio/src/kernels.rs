@@ -87,11 +87,12 @@ impl Batch<'_> {
 }
 
 /// Which implementation computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Default, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(i32)]
 pub enum Target {
     /// The one that `KVFOLIO_KERNEL` names, else the fastest.
+    #[default]
     Auto = sys::KVFOLIO_TARGET_AUTO,
     /// Plain loops: what the others are compared with.
     Reference = sys::KVFOLIO_TARGET_REFERENCE,
@@ -105,12 +106,6 @@ pub enum Target {
     Avx512Bf16 = sys::KVFOLIO_TARGET_AVX512_BF16,
     /// AArch64.
     Neon = sys::KVFOLIO_TARGET_NEON,
-}
-
-impl Default for Target {
-    fn default() -> Target {
-        Target::Auto
-    }
 }
 
 impl Target {

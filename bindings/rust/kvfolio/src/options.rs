@@ -4,26 +4,22 @@ use crate::sys;
 use std::mem::size_of;
 
 /// In which order steps complete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Default, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum Order {
     /// One stream: `complete(t)` completes all earlier steps, too.
+    #[default]
     InOrder = sys::KVFOLIO_IN_ORDER,
     /// Steps complete in any order.
     Unordered = sys::KVFOLIO_UNORDERED,
 }
 
-impl Default for Order {
-    fn default() -> Order {
-        Order::InOrder
-    }
-}
-
 /// Which sequence is preempted first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Default, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum Policy {
     /// The oldest last use.
+    #[default]
     Lru = sys::KVFOLIO_LRU,
     /// The fewest uses.
     Lfu = sys::KVFOLIO_LFU,
@@ -31,12 +27,6 @@ pub enum Policy {
     Longest = sys::KVFOLIO_LONGEST,
     /// The smallest priority.
     LowestPriority = sys::KVFOLIO_LOWEST_PRIORITY,
-}
-
-impl Default for Policy {
-    fn default() -> Policy {
-        Policy::Lru
-    }
 }
 
 /// Options of a cache; `ManagerOptions` in `manager_types.h` says the limits. 0 is the default of

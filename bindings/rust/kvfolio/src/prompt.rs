@@ -145,21 +145,16 @@ impl MediaSpan {
 }
 
 /// What of a sequence stays findable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Default, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum Publish {
     /// Every token.
+    #[default]
     All = sys::KVFOLIO_PUBLISH_ALL,
     /// Only blocks that are full.
     FullBlocks = sys::KVFOLIO_PUBLISH_FULL_BLOCKS,
     /// No token.
     Nothing = sys::KVFOLIO_PUBLISH_NOTHING,
-}
-
-impl Default for Publish {
-    fn default() -> Publish {
-        Publish::All
-    }
 }
 
 /// Options of the calls about a prompt; `OpenOptions` in `manager_types.h`. By default none is set.

@@ -109,9 +109,8 @@ impl Model {
         let mut x: Vec<Vec<f32>> = (0..).zip(tokens).map(embed).collect();
         for layer in 0..LAYERS {
             let rows = self.project(layer, &x);
-            for t in 0..x.len() {
-                let attended = plain_attention(&rows, t);
-                self.finish_layer(layer, &mut x[t], &attended);
+            for (t, x) in x.iter_mut().enumerate() {
+                self.finish_layer(layer, x, &plain_attention(&rows, t));
             }
         }
         x.iter().map(|x| self.logits(x)).collect()
