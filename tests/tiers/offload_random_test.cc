@@ -403,9 +403,10 @@ class Storm {
       const std::span<const std::int32_t> path(&first, 1);
       EXPECT_TRUE(at_manager ? manager_.forget(path, options) : offload_->forget(path, options));
       ++versions_below_[{root, first}];
-      // Who has no token yet does not begin so, and publishes what it computes from now on.
+      // Who has no token yet, not even one that its prompt was found with, does not begin so, and
+      // publishes what it computes from now on.
       for (Open& one : open_) {
-        const bool has_none = manager_.info(one.id)->length == 0;
+        const bool has_none = manager_.block_table(one.id, GroupId(0))->empty();
         if (has_none) one.version = version_of(one.root, one.tokens[0]);
       }
       return;
