@@ -16,6 +16,7 @@
 #include "kvfolio/byte_stream.h"
 #include "model_identity.h"
 #include "npy.h"
+#include "progress_sink.h"
 #include "report.h"
 #include "results.h"
 #include "text_output.h"
@@ -213,9 +214,8 @@ class Generate {
   }
 
   Status save(llama::Engine& engine, FileSink& sink) {
-    show_progress("saving the prefix cache ...");
-    const Result<SaveStats> saved = engine.save(sink);
-    show_progress("");
+    ProgressSink shown(sink, "saving the prefix cache");
+    const Result<SaveStats> saved = engine.save(shown);
     if (!saved) return prefixed("--save", saved.error());
     if (Status status = sink.commit(); !status.ok()) return prefixed("--save", status);
     saved_ = *saved;

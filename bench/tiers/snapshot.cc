@@ -5,6 +5,7 @@
 // the medium on either side.
 
 #include <fcntl.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -12,6 +13,7 @@
 #include <cstring>
 #include <numeric>
 #include <optional>
+#include <vector>
 
 #include "families.h"
 #include "kvfolio/manager.h"
@@ -51,9 +53,33 @@ class Scratch {
     const ssize_t n = ::pread(file_, out.data(), out.size(), offset);
     require(n == static_cast<ssize_t>(out.size()), "a read");
   }
+  // In one call each, as FileSink and FileSource do.
+  void write_pieces(std::span<const std::span<const std::byte>> pieces) {
+    const std::int64_t bytes = take(pieces);
+    require(::pwritev(file_, vector_.data(), static_cast<int>(vector_.size()), at_) == bytes,
+            "a write of pieces");
+    at_ += bytes;
+  }
+  void read_pieces_at(std::int64_t offset, std::span<const std::span<std::byte>> pieces) {
+    const std::int64_t bytes = take(pieces);
+    require(::preadv(file_, vector_.data(), static_cast<int>(vector_.size()), offset) == bytes,
+            "a read of pieces");
+  }
   [[nodiscard]] std::int64_t size() const { return at_; }
 
  private:
+  template <typename Pieces>
+  std::int64_t take(const Pieces& pieces) {
+    std::int64_t bytes = 0;
+    vector_.clear();
+    for (const auto piece : pieces) {
+      vector_.push_back({const_cast<std::byte*>(piece.data()), piece.size()});
+      bytes += static_cast<std::int64_t>(piece.size());
+    }
+    return bytes;
+  }
+
+  std::vector<iovec> vector_;
   int file_ = -1;
   std::int64_t at_ = 0;
 };
@@ -65,9 +91,18 @@ class Stream final : public ByteSink, public ByteSource {
     file_.write(bytes);
     return {};
   }
+  Status write_pieces(std::span<const std::span<const std::byte>> pieces) override {
+    file_.write_pieces(pieces);
+    return {};
+  }
   [[nodiscard]] std::int64_t size() const override { return file_.size(); }
   Status read_at(std::int64_t offset, std::span<std::byte> out) override {
     file_.read_at(offset, out);
+    return {};
+  }
+  Status read_pieces_at(std::int64_t offset,
+                        std::span<const std::span<std::byte>> pieces) override {
+    file_.read_pieces_at(offset, pieces);
     return {};
   }
 

@@ -203,7 +203,8 @@ TEST(SnapshotDamage, TheEndSaysHowManySectionsWereLost) {
   EXPECT_EQ(damaged(good), 0);
   // Three headers in a row: one gap.
   MemoryFile file = good;
-  for (const std::size_t i : {9, 10, 11}) file.bytes[sections[i].place] ^= std::byte{1};
+  for (const std::size_t i : {std::size_t{9}, std::size_t{10}, std::size_t{11}})
+    file.bytes[sections[i].place] ^= std::byte{1};
   EXPECT_EQ(damaged(file), 3);
   // Another count, under a right checksum.
   file = good;

@@ -97,8 +97,8 @@ Text World::new_text() {
     span.content_id[0] = std::byte(draw(3));
     text.media.push_back(span);
   }
-  const std::size_t more = std::size_t(1 + draw(70));
-  for (std::size_t i = 0; i < more; ++i) text.tokens.push_back(draw(3));
+  const int more = 1 + draw(70);
+  for (int i = 0; i < more; ++i) text.tokens.push_back(draw(3));
   return text;
 }
 
@@ -187,9 +187,9 @@ void World::step() {
     case 6:
       return end(id);
     default:
-      const std::size_t more = std::size_t(1 + draw(20));
-      for (std::size_t i = 0; i < more; ++i) text.tokens.push_back(draw(3));
-      go_on(id, text, more);
+      const int more = 1 + draw(20);
+      for (int i = 0; i < more; ++i) text.tokens.push_back(draw(3));
+      go_on(id, text, std::size_t(more));
       seen_.push_back(text);
   }
 }

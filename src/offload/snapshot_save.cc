@@ -24,7 +24,6 @@ namespace {
 
 using snapshot::kHeaderBytes;
 using snapshot::kNoNode;
-using snapshot::SectionHeader;
 using snapshot::Type;
 using text::concat;
 

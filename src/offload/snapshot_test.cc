@@ -92,6 +92,28 @@ TEST(Snapshot, TenantsAndAdaptersStayApart) {
   EXPECT_EQ(after.hit(prompt_of(1, 32)), 0);
 }
 
+// Every field of a root alone, in pairs: what one computed, the other one does not find.
+TEST(Snapshot, OfTwoRootsEachFindsItsOwn) {
+  const RootKey roots[] = {{},
+                           {.model = "x"},
+                           {.adapter = "x"},
+                           {.adapter = "x", .adapter_version = "1"},
+                           {.adapter_version = "x"},
+                           {.tenant_salt = "x"},
+                           {.tenant_salt = "y"},
+                           {.epoch = 1}};
+  for (const RootKey& saver : roots) {
+    Cache before(test::full(40));
+    before.compute(prompt_of(1, 32), {.root = saver});
+    MemoryFile file = saved(before);
+    Cache after(test::full(40));
+    restored(after, file);
+    for (const RootKey& asker : roots) {
+      EXPECT_EQ(after.hit(prompt_of(1, 32), {.root = asker}), &saver == &asker ? 31 : 0);
+    }
+  }
+}
+
 TEST(Snapshot, MediaComeBackWithTheirTokens) {
   const MediaSpan cat{.begin = 4, .end = 12, .content_id = {std::byte{1}}};
   const MediaSpan dog{.begin = 4, .end = 12, .content_id = {std::byte{2}}};
