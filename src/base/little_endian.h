@@ -27,6 +27,7 @@ class LittleEndianWriter {
   }
   void put(std::span<const std::byte> bytes) noexcept {
     KVFOLIO_CHECK(bytes.size() <= to_.size() - at_);
+    if (bytes.empty()) return;  // memcpy takes no null
     std::memcpy(to_.data() + at_, bytes.data(), bytes.size());
     at_ += bytes.size();
   }
