@@ -71,8 +71,8 @@ struct OffloadTier {
 struct OffloadOptions {
   ModelIdentity model{};
   std::int64_t arena_bytes = 0;
-  std::span<const OffloadTier> tiers{};  // cheapest first, at most 8
-  std::int64_t bytes_per_poll = std::int64_t{16} << 20;
+  std::span<const OffloadTier> tiers{};                  // cheapest first, at most 8
+  std::int64_t bytes_per_poll = std::int64_t{16} << 20;  // stores: half of it
   std::uint64_t timeout_us = 50'000;  // of the tiers' answers, beside the time that bytes take
   // Of the copy to the cache once all is at hand; its turn may come late. What is copied stands.
   std::uint64_t copy_timeout_us = 2'000'000;
@@ -177,7 +177,8 @@ class Offload {
   KVFOLIO_API Result<OffloadOpened> open(std::span<const std::int32_t> tokens,
                                          const OpenOptions& options = {});
   // Moves what is to be moved: loads first, then stores, at most bytes_per_poll, but one block at
-  // least. Returns who is ready, each pending sequence once; valid until the next call.
+  // least. Stores, for which nobody waits, take at most half of it. Returns who is ready, each
+  // pending sequence once; valid until the next call.
   KVFOLIO_API std::span<const SequenceReady> poll(std::uint64_t now_us);
   // The sequence goes on now: ends its request. Returns its length, which may have grown.
   // kNotFound: as the manager's calls.

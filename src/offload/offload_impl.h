@@ -142,6 +142,7 @@ class Offload::Impl {
   void store_findable(bool draining);
   [[nodiscard]] bool has_room_to_drain() const;
   bool store_block(const FindableBlock& block);
+  bool read_block(const FindableBlock& block, RecordInfo info, std::span<std::byte> record);
   void arrived_otherwise(const TierKey& key);
   void store_to_tiers(const TierKey& key, std::int64_t bytes, bool second_use);
   void store_backlog();
@@ -179,6 +180,7 @@ class Offload::Impl {
   void list_blocks(Request& request);
   void write(Request& request);
   void end_writing(std::uint64_t id);
+  Result<std::span<const KVStorage::ImageRun>> runs_of(GroupId group, BlockId block);
   bool write_block(const Piece& piece, BlockId block, const ArenaPin& pin);
 
   // ---- offload_tiers.cc ----
