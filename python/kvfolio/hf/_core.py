@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ..errors import FailedPrecondition
+from ._attention import Place
 from ._calls import LayerCalls
 from ._checks import check_feed
 from ._ids import SeenIds
@@ -165,8 +166,6 @@ class Core:
         if len(now.written) == len(self._storing):
             self._finish()
         if self.paged:
-            from ._attention import Place
-
             now.unattended = index if now.watched else None
             place = Place(now, store, group, kind.window, keys.dtype)
             tagged = keys.view_as(keys)
