@@ -25,7 +25,7 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 import kvfolio
 
 from ._round import Round
-from ._store import KernelStore, Store
+from ._store import KernelStore, Store, lend
 
 NAME = "kvfolio"
 _threads = threading.local()
@@ -96,15 +96,17 @@ class Place:
         rows, heads, count, _ = query.shape
         num_new = self.now.num_new
         q = query.detach().transpose(1, 2).flatten(0, 1)
-        out = torch.zeros(rows * count, heads, self.store.shape.dim_v, dtype=query.dtype)
+        padded = bool((num_new != count).any())
+        make = torch.zeros if padded else torch.empty
+        out = make(rows * count, heads, self.store.shape.dim_v, dtype=query.dtype)
         real = None
-        if (num_new != count).any():
+        if padded:
             real = torch.from_numpy(np.arange(count)[None] >= (count - num_new)[:, None]).flatten()
             q = q[real]
         target = out if real is None else torch.empty(len(q), *out.shape[1:], dtype=out.dtype)
         lse = None if sinks is None else torch.empty(len(q), heads, dtype=torch.float32)
-        kvfolio.attend(q, self.store.view, self._batch(num_new, pads), out=target, lse=lse, scale=scale,
-                       window=self.window, pool=_thread_pool())
+        kvfolio.attend(lend(q), self.store.view, self._batch(num_new, pads), out=lend(target), lse=lse,
+                       scale=scale, window=self.window, pool=_thread_pool())
         if sinks is not None:
             # A sink is one more key with a score of its own and no value: the sum grows by it.
             assert lse is not None

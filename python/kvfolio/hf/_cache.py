@@ -59,11 +59,12 @@ class PagedLayer(cache_utils.CacheLayerMixin):
 
     def get_mask_sizes(self, query_length: int | torch.Tensor) -> tuple[int, int]:
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
-        length = self._core.length
+        length = self.get_seq_length()
         offset = max(0, length - self._window + 1) if self._window else 0
         return length + count - offset, offset
 
     def get_seq_length(self, *_: Any) -> int:
+        self._core.check_open()  # 4.57 would cut the prompt by the length and fail on an empty one
         return self._core.length
 
     def get_max_length(self) -> int:
@@ -245,6 +246,13 @@ class PagedCache(cache_utils.Cache):
         pads of the row that has the fewest."""
         prompt = self._core.prompt
         return 0 if prompt is None else prompt.hit
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """The tokens that it holds, [rows, tokens], pads included; -1 where embeddings were fed. After a
+        forward that failed: what was computed until then."""
+        self._core.check_open()
+        return self._core.seen.ids.clone()
 
     def publish(self, ids: torch.Tensor | Sequence[Sequence[int]]) -> list[int]:
         """Makes text findable that generate() returned, prompt included: ``ids`` [rows, tokens].

@@ -92,7 +92,13 @@ def _check_mask(core: Core, mask: Any, count: int, pads: np.ndarray) -> None:
     behind_pads = np.arange(real.shape[1])[None] >= pads[:, None]
     if (real != behind_pads).any():
         if pads.any():
-            raise ValueError("this forward's attention_mask is not the one that the cache got")
+            row, column = np.argwhere(real != behind_pads)[0].tolist()
+            said = "masks" if behind_pads[row, column] else "does not mask"
+            raise ValueError(
+                f"this forward's attention_mask {said} position {column} of row {row}, where the cache got "
+                f"{pads[row]} pads on the left and text behind them: what fills a row up behind its end "
+                "cannot be masked later. Go on with that row alone, from where its text ends"
+            )
         core.leave_plain("padding that was not offered with attention_mask=")
 
 

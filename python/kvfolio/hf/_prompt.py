@@ -98,5 +98,9 @@ def prompt_of(prompt_ids: Any, attention_mask: torch.Tensor | None) -> tuple[tor
         if pad == len(row):
             raise ValueError(f"row {number} of attention_mask is all padding")
         if bool((~row[pad:]).any()):
-            raise ValueError(f"row {number} is not padded on the left alone: its prompt cannot be offered")
+            column = int((~row & (row.long().cumsum(0) > 0)).nonzero()[0])
+            raise ValueError(
+                f"row {number} is not padded on the left alone: attention_mask is 0 at position {column}. "
+                "Take away what fills the row up behind the end of its text, and put pads in front"
+            )
     return ids, pads

@@ -276,8 +276,33 @@ def test_another_mask_than_the_offered_one_is_refused():
     cache = hf.PagedCache(model, pool_for(model), prompt_ids=ids, attention_mask=mask)
     with pytest.raises(ValueError, match="attention_mask|positions"):
         model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, max_new_tokens=2)
-    with pytest.raises(ValueError, match="not padded on the left alone"):
+    with pytest.raises(ValueError, match="row 0 is not padded on the left alone: .* 0 at position 9"):
         hf.PagedCache(model, pool_for(model), prompt_ids=ids, attention_mask=mask.flip(1))
+
+
+def test_a_row_that_ended_early_is_published_as_it_was_fed_and_its_pads_cannot_be_masked_later():
+    model = models.shared("llama")
+    pool = pool_for(model)
+    ids, mask = models.padded([9, 12])
+    probe = model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False)
+    cache = hf.PagedCache(model, pool, prompt_ids=ids, attention_mask=mask)
+    out = model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=6,
+                         do_sample=False, eos_token_id=int(probe[0, 13]))
+    assert out[0, 14:].tolist() == [0] * 4
+    assert torch.equal(cache.token_ids, out[:, :-1])
+    assert cache.publish(out) == [17, 17]
+    longer = torch.cat([out, models.prompt(3, seed=7, batch=2)], dim=1)
+    real = torch.cat([mask, torch.ones(2, 9, dtype=torch.long)], dim=1)
+    real[0, 14:18] = 0
+    with pytest.raises(ValueError, match="masks position 14 of row 0, where the cache got 3 pads on the left"):
+        model.generate(longer, attention_mask=real, past_key_values=cache, max_new_tokens=2)
+    with pytest.raises(ValueError, match="row 0 is not padded .* 0 at position 14. Take away"):
+        hf.PagedCache(model, pool, prompt_ids=longer, attention_mask=real)
+    cache.close()
+    row = longer[:1, 3:14]  # alone, from where its text ends
+    with hf.PagedCache(model, pool, prompt_ids=row) as alone:
+        assert alone.cached_tokens == 10
+        assert torch.equal(generate(model, row, alone), generate(model, row, None))
 
 
 def test_recurrent_and_chunked_layers_are_refused_by_name():
@@ -350,8 +375,19 @@ def test_a_closed_cache_and_a_copied_layer_are_refused():
         cache.__reduce__()
     cache.close()
     cache.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        model(models.prompt(9), past_key_values=cache)
+    generated = hf.PagedCache(model, pool_for(model))
+    generate(model, models.prompt(9), generated)
+    generated.close()
+    for closed in (cache, generated):
+        for call in (
+            lambda: model(models.prompt(9), past_key_values=closed),
+            lambda: generate(model, models.prompt(9), closed),
+            lambda: closed.layers[0].keys,
+            lambda: closed.token_ids,
+            closed.get_seq_length,
+        ):
+            with pytest.raises(RuntimeError, match="this cache is closed: make a new PagedCache"):
+                call()
 
 
 def test_layers_change_together():
