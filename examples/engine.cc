@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // A whole engine in little: the manager, memory for the bytes, and each step's arrays through
-// append and attend, prefill and decode in one batch. The model is a toy; what surrounds it is not.
+// append and attend, prefill and decode in one batch; and host memory below the cache, which brings
+// a prompt back while others are computed. The model is a toy; what surrounds it is not.
 
 #include <cmath>
 #include <cstdio>
@@ -11,6 +12,7 @@
 
 #include "kvfolio/kernels.h"
 #include "kvfolio/manager.h"
+#include "kvfolio/offload.h"
 #include "kvfolio/plan_attention.h"
 
 using namespace kvfolio;
@@ -47,12 +49,42 @@ std::vector<float> project(const std::vector<std::int32_t>& tokens, std::int32_t
 
 struct Request {
   SequenceId sequence;
-  std::vector<std::int32_t> input;  // of the next step: the rest of the prompt, then one token
+  std::vector<std::int32_t> prompt;
+  bool pending = false;                  // more of its prompt is on its way from host memory
+  std::vector<std::int32_t> input = {};  // of the next step: the rest of the prompt, then one token
   std::vector<std::int32_t> said = {};
+
+  void found(std::int32_t tokens) {
+    pending = false;
+    input.assign(prompt.begin() + tokens, prompt.end());
+  }
 };
 
-// One step for all requests: each computes its input and says a token.
+Request open(Offload& offload, const std::vector<std::int32_t>& prompt) {
+  const OffloadOpened opened = check(offload.open(prompt));
+  Request request{opened.sequence, prompt};
+  request.found(opened.cached_tokens);
+  request.pending = opened.pending;
+  std::printf("%d of %zu tokens found%s\n", opened.cached_tokens, prompt.size(),
+              opened.pending ? ", host memory has more" : "");
+  return request;
+}
+
+// Once for each step: whose load has ended, and how far it came. It moves a bounded number of
+// bytes, so a step beside it is not much longer.
+void poll(Offload& offload, const std::vector<Request*>& requests) {
+  static std::uint64_t now_us = 0;  // an engine asks its clock
+  for (const SequenceReady& ready : offload.poll(now_us += 1000)) {
+    for (Request* r : requests) {
+      if (r->sequence == ready.sequence) r->found(ready.cached_tokens);
+    }
+  }
+}
+
+// One step for all requests that wait for nothing: each computes its input and says a token.
 void step(KVCacheManager& cache, std::vector<Request*> requests) {
+  std::erase_if(requests, [](const Request* r) { return r->pending; });
+  if (requests.empty()) return;
   const Ticket ticket = check(cache.begin_step());
   std::vector<std::int32_t> tokens;
   for (const Request* r : requests) {
@@ -95,23 +127,39 @@ int main() {
   layers.head_dim_k = layers.head_dim_v = kDim;
   layers.block_size = 4;
   layers.num_blocks = 64;
-  KVCacheManager cache =
-      check(KVCacheManager::create(check(KVStorage::create(CacheSpec{{layers}}))));
-  const auto open = [&](const std::vector<std::int32_t>& prompt) {
-    const Opened opened = check(cache.open(prompt));
-    std::printf("%d of %zu tokens found\n", opened.cached_tokens, prompt.size());
-    return Request{opened.sequence, {prompt.begin() + opened.cached_tokens, prompt.end()}};
-  };
+  KVCacheManager cache = check(KVCacheManager::create(check(KVStorage::create(CacheSpec{{layers}})),
+                                                      {.list_findable = true}));
+  OffloadOptions options{.arena_bytes = 1 << 20, .bytes_per_poll = 1};  // a block in each poll
+  options.model = {"toy", "1", "ids", "f32", "none", "example"};        // what decides the bytes
+  const auto offload = check(Offload::create(cache, options));
 
   const std::vector<std::int32_t> prompt = {5, 8, 13, 21, 34, 55, 2, 3, 7};
-  Request first = open(prompt);
+  Request first = open(*offload, prompt);
   step(cache, {&first});  // prefill
-  Request other = open({5, 8, 13, 21, 34, 1, 1});
-  for (int i = 0; i < 7; ++i) step(cache, {&first, &other});  // decode, beside a prefill
+  Request other = open(*offload, {5, 8, 13, 21, 34, 1, 1});
+  for (int i = 0; i < 7; ++i) {
+    poll(*offload, {&first, &other});
+    step(cache, {&first, &other});  // decode, beside a prefill
+  }
   check(cache.close(first.sequence));
 
-  Request again = open(prompt);  // found whole: only the logits of its last token are computed
+  Request again = open(*offload, prompt);  // found whole: only its last token's logits are computed
   for (int i = 0; i < 8; ++i) step(cache, {&again});
-  std::printf("the same tokens: %s\n", first.said == again.said ? "yes" : "no");
-  return first.said == again.said ? 0 : 1;
+  check(cache.close(again.sequence));
+  check(cache.close(other.sequence));
+
+  while (!offload->idle()) poll(*offload, {});  // host memory has what the cache has
+  check(cache.evict(GroupId(0), layers.num_blocks));
+  Request cold = open(*offload, prompt);  // its blocks come back, two polls long
+  Request fresh = open(*offload, {40, 41, 42});
+  for (int turn = 0; cold.said.size() < 8; ++turn) {
+    poll(*offload, {&cold, &fresh});
+    step(cache, {&cold, &fresh});  // whoever does not wait goes on
+  }
+  std::printf("the fresh prompt was %zu tokens ahead\n", fresh.said.size() - cold.said.size());
+
+  const bool same = first.said == again.said && first.said == cold.said;
+  std::printf("the same tokens: %s\n", same ? "yes" : "no");
+  const bool waited = fresh.said.size() > cold.said.size() && offload->counters().loads > 0;
+  return same && waited ? 0 : 1;
 }

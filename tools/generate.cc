@@ -28,6 +28,8 @@ using llama::Vocabulary;
 
 // Of a file to score: 64 MiB of text are hours of work.
 constexpr std::int64_t kMaxScoredBytes = std::int64_t{64} << 20;
+// To and from a tier. The command waits for it at the end, so nothing has to be dropped.
+constexpr std::int64_t kTierBytesInFlight = std::int64_t{4} << 30;
 
 // One call of the verb.
 class Generate {
@@ -52,6 +54,12 @@ class Generate {
       if (!created) return prefixed("--logits", created.error());
       npy = *std::move(created);
     }
+    if (options_.tiers.disk) {
+      Result<std::unique_ptr<DiskTier>> disk = open_disk(*options_.tiers.disk);
+      if (!disk) return prefixed("--tier", disk.error());
+      disk_ = *std::move(disk);
+      report("kvfolio generate: " + disk_->describe());
+    }
     Summary summary;
     summary.model = &model_;
     summary.spec = &spec_;
@@ -67,6 +75,7 @@ class Generate {
     summary.stats = *std::move(stats);
     summary.saved = saved_;
     summary.restored = restored_;
+    summary.disk = disk_seen_;
     if (npy) {
       if (Status status = results_.write_logits(*npy); !status.ok()) return status;
     }
@@ -126,13 +135,20 @@ class Generate {
             .kernel = options_.kernel,
             .keep_logits = logits_to_keep(),
             .identity = identity_.fields(),
-            .host_tier_bytes = contiguous ? 0 : options_.host_tier_bytes,
+            .host_tier_bytes = contiguous ? 0 : options_.tiers.arena_bytes(),
             .block_map = options_.report ? &block_map_ : nullptr};
   }
 
   Result<llama::RunStats> run_engine(bool contiguous, Results& results, bool shown) {
+    llama::EngineOptions engine_choice = engine_options(contiguous, most_tokens());
+    // Written to by this run alone; outlives its engine.
+    const std::unique_ptr<DiskTier> disk = contiguous ? nullptr : std::move(disk_);
+    const OffloadTier below{.tier = disk.get(),
+                            .store_bytes_max = kTierBytesInFlight,
+                            .load_bytes_max = kTierBytesInFlight};
+    if (disk != nullptr) engine_choice.tiers = std::span(&below, 1);
     Result<std::unique_ptr<llama::Engine>> engine =
-        llama::Engine::create(model_, spec_, engine_options(contiguous, most_tokens()), pool_);
+        llama::Engine::create(model_, spec_, engine_choice, pool_);
     if (!engine) return std::move(engine).error();
     llama::Listener listener;
     if (shown && !options_.json) {
@@ -153,6 +169,10 @@ class Generate {
       if (shown && !options_.json) text_.rejected(request, error);
     };
     if (contiguous || !shown) return (*engine)->run(requests_, std::move(listener));
+    // After the run the disk has what it is to have.
+    const auto note_disk = [&](const Result<llama::RunStats>& stats) {
+      if (stats && disk != nullptr) disk_seen_ = {disk->describe(), disk->stats()};
+    };
     if (Status status = load(**engine); !status.ok()) return status;
     // Before the work: a place that cannot be written to is known now.
     std::optional<FileSink> sink;
@@ -162,6 +182,7 @@ class Generate {
       sink.emplace(*std::move(created));
     }
     Result<llama::RunStats> stats = (*engine)->run(requests_, std::move(listener));
+    note_disk(stats);
     if (!stats || !sink) return stats;
     if (Status status = save(**engine, *sink); !status.ok()) return status;
     return stats;
@@ -243,6 +264,8 @@ class Generate {
   const CacheSpec& spec_;
   const CheckpointIdentity identity_;
   ThreadPool& pool_;
+  std::unique_ptr<DiskTier> disk_;  // until the run that uses it
+  std::optional<DiskSummary> disk_seen_;
   std::optional<SaveStats> saved_;
   std::optional<RestoreStats> restored_;
   llama::BlockMap block_map_;
@@ -272,7 +295,7 @@ Result<int> generate_or_error(GenerateOptions options) {
   const Result<std::unique_ptr<ThreadPool>> pool = ThreadPool::create(options.num_threads);
   if (!pool) return prefixed("--threads", pool.error());
   CheckpointIdentity identity;
-  if (options.host_tier_bytes > 0 || options.save_path || options.load_path) {
+  if (options.tiers.any() || options.save_path || options.load_path) {
     Result<CheckpointIdentity> named =
         checkpoint_identity(options.model, *kernel, to_string(model->target()));
     if (!named) return prefixed("--model " + options.model, named.error());

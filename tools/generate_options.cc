@@ -55,24 +55,6 @@ void add_number(CLI::App& app, const std::string& name, double& target, double a
       ->type_name("X");
 }
 
-// "24GiB", "512MiB", "4096".
-std::int64_t parse_size(const std::string& option, const std::string& text) {
-  static const std::vector<std::pair<std::string, int>> kUnits = {
-      {"", 0}, {"B", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
-  const char* const allowed = "a size such as 24GiB, 512MiB, 64KiB or 4096, below 8192PiB";
-  std::int64_t number = 0;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, number);
-  if (error != std::errc() || number <= 0) refuse(option, text, allowed);
-  const std::string unit(stop, end);
-  for (const auto& [name, shift] : kUnits) {
-    if (name != unit) continue;
-    if (number > (std::numeric_limits<std::int64_t>::max() >> shift)) break;
-    return number << shift;
-  }
-  refuse(option, text, allowed);
-}
-
 void add_request_options(CLI::App& app, GenerateOptions& options) {
   add_model_option(app, options.model);
   CLI::Option* requests =
@@ -140,19 +122,10 @@ void add_cache_options(CLI::App& app, GenerateOptions& options) {
       "Requests share nothing; the samples of one still share its prompt");
 }
 
-// host:SIZE is the only tier that there is yet.
 void add_tier_options(CLI::App& app, GenerateOptions& options) {
-  app.add_option_function<std::string>(
-         "--tier",
-         [&options](const std::string& text) {
-           constexpr std::string_view kHost = "host:";
-           if (text.compare(0, kHost.size(), kHost) != 0) {
-             refuse("--tier", text, "host:SIZE, such as host:1GiB");
-           }
-           options.host_tier_bytes = parse_size("--tier host:", text.substr(kHost.size()));
-         },
-         "Keep cold blocks in host memory of this size, and bring them back: host:SIZE")
-      ->type_name("host:SIZE");
+  add_tier_option(app, options.tiers,
+                  "Keep blocks beside the cache too and bring them back, also in another process; "
+                  "several, cheapest first: host:SIZE, disk:DIR,SIZE. A disk holds the prompts");
   app.add_option("--save", options.save_path,
                  "Write the prefix cache to a file at the end. It holds the text of the prompts")
       ->type_name("FILE");

@@ -11,6 +11,7 @@
 #include "kvfolio/kernels.h"
 #include "kvfolio/spec.h"
 #include "request.h"
+#include "tier_option.h"
 
 namespace CLI {
 class App;
@@ -34,7 +35,7 @@ struct GenerateOptions {
   KernelTarget kernel = KernelTarget::kAuto;
   bool prefix_cache = true;
   bool contiguous = false;
-  std::int64_t host_tier_bytes = 0;  // 0: no --tier
+  TierChoice tiers;
   std::optional<std::string> save_path;
   std::optional<std::string> load_path;
 

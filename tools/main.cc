@@ -14,6 +14,7 @@
 #include "kvfolio_build_info.h"
 #include "printable_text.h"
 #include "prove.h"
+#include "tier.h"
 
 namespace {
 
@@ -70,6 +71,9 @@ int run(int argc, char** argv) {
   kvfolio::tools::BenchOptions bench_options;
   CLI::App* bench = app.add_subcommand("bench", "Measure the library against this machine");
   kvfolio::tools::add_bench_options(*bench, bench_options);
+  kvfolio::tools::TierOptions tier_options;
+  CLI::App* tier = app.add_subcommand("tier", "Look after what is kept beside the cache");
+  kvfolio::tools::add_tier_verb(*tier, tier_options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -86,6 +90,7 @@ int run(int argc, char** argv) {
   }
   if (prove->parsed()) return kvfolio::tools::prove(prove_options);
   if (bench->parsed()) return kvfolio::tools::bench(bench_options);
+  if (tier->parsed()) return kvfolio::tools::tier(tier_options);
   return kvfolio::tools::generate(options);
 }
 

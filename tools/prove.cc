@@ -6,6 +6,8 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <random>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -86,6 +88,9 @@ class MemoryFile final : public ByteSink, public ByteSource {
 // Of the host tier: what all rows need together is far less.
 constexpr std::int64_t kHostTierBytes = std::int64_t{256} << 20;
 
+// To and from a disk. The command waits for it, so nothing has to be dropped.
+constexpr std::int64_t kTierBytesInFlight = std::int64_t{4} << 30;
+
 // No file of this run is read by another.
 constexpr ModelIdentity kIdentity = {.model = "the model of this run",
                                      .weights = "its weights",
@@ -105,7 +110,11 @@ class Prover {
   Result<int> run() {
     const auto start = std::chrono::steady_clock::now();
     Proof proof{.options = &options_, .model = &model_};
-    const std::vector<Condition> all = conditions();
+    if (options_.tiers.disk) {
+      if (Status status = reopen_disk(); !status.ok()) return prefixed("--tier", status);
+      report("kvfolio prove: " + disk_->describe());
+    }
+    const std::vector<Condition> all = conditions(disk_ != nullptr);
     for (std::size_t i = 0; i < all.size(); ++i) {
       show_progress(std::to_string(i + 1) + " of " + std::to_string(all.size()) + ": " +
                     all[i].name());
@@ -192,11 +201,25 @@ class Prover {
     }
   }
 
+  // As another process would find it. An engine closes its tiers when it ends.
+  Status reopen_disk() {
+    below_.tier = nullptr;
+    disk_.reset();
+    Result<std::unique_ptr<DiskTier>> disk = open_disk(*options_.tiers.disk);
+    if (!disk) return std::move(disk).error();
+    disk_ = *std::move(disk);
+    below_.tier = disk_.get();
+    return {};
+  }
+
   Result<std::unique_ptr<llama::Engine>> make_engine(const Condition& condition,
                                                      std::int64_t num_blocks, ThreadPool& pool) {
     CacheSpec spec = llama::cache_spec(model_.config(), shape(condition));
     for (GroupSpec& group : spec.groups) group.num_blocks = static_cast<std::int32_t>(num_blocks);
-    const bool from_memory = condition.restored == Restored::kFromMemory;
+    const bool from_disk = condition.restored == Restored::kFromDisk;
+    const bool from_memory = condition.restored == Restored::kFromMemory || from_disk;
+    ModelIdentity identity = kIdentity;
+    identity.weights = weights_;
     return llama::Engine::create(
         model_, spec,
         {.max_batch_tokens = kStepTokens,
@@ -211,8 +234,9 @@ class Prover {
          .steps_in_flight = condition.overlapping ? 2 : 1,
          .kernel = options_.kernel,
          .keep_logits = llama::LogitRows::kChosen,
-         .identity = kIdentity,
-         .host_tier_bytes = from_memory ? kHostTierBytes : 0},
+         .identity = identity,
+         .host_tier_bytes = from_memory ? kHostTierBytes : 0,
+         .tiers = std::span(&below_, from_disk ? 1 : 0)},
         pool);
   }
 
@@ -225,6 +249,12 @@ class Prover {
     if (condition.restored == Restored::kFromMemory) {
       if (Status status = warmed->evict_cached(); !status.ok()) return status;
       return warmed;
+    }
+    if (condition.restored == Restored::kFromDisk) {
+      if (Status status = warmed->evict_cached(); !status.ok()) return status;
+      warmed.reset();
+      if (Status status = reopen_disk(); !status.ok()) return status;
+      return make_engine(condition, num_blocks, pool);
     }
     MemoryFile file;
     const Result<SaveStats> saved = warmed->save(file);
@@ -242,6 +272,11 @@ class Prover {
     if (!threads) return threads.error();
     ThreadPool& pool = **threads;
     pool.forget_work();
+    // A run finds on the disk what it stored itself, and nothing of another run.
+    if (condition.restored == Restored::kFromDisk) {
+      weights_ = "its weights, run " + std::to_string(++disk_runs_) + " of " + run_name_;
+      if (Status status = reopen_disk(); !status.ok()) return status;
+    }
     Result<std::unique_ptr<llama::Engine>> engine = make_engine(condition, num_blocks, pool);
     if (!engine) return std::move(engine).error();
 
@@ -258,7 +293,7 @@ class Prover {
     }
     engine = restore(condition, num_blocks, pool, *std::move(engine), happened.loads);
     if (!engine) return std::move(engine).error();
-    if (condition.restored == Restored::kFromAFile) before = {};
+    if (condition.restored && condition.restored != Restored::kFromMemory) before = {};
     const std::vector<Request> requests = scored_requests(set(condition), condition.forked);
     outcome.samples.resize(static_cast<std::size_t>(condition.num_samples()));
     Result<llama::RunStats> stats = run_requests(**engine, requests, &outcome.samples);
@@ -272,7 +307,9 @@ class Prover {
     }
     if (!condition.contiguous) outcome.difference = first_difference(outcome.samples);
     happened.stats = *std::move(stats);
-    happened.loads += static_cast<std::int64_t>(happened.stats.tiers.loads);
+    const OffloadCounters& tiers = happened.stats.tiers;
+    happened.loads += static_cast<std::int64_t>(
+        condition.restored == Restored::kFromDisk ? tiers.tier_loads : tiers.loads);
     happened.threads = pool.num_threads();
     happened.threads_that_worked = pool.num_threads_that_worked();
     happened.chunk_tokens =
@@ -420,6 +457,11 @@ class Prover {
     return pool.get();
   }
 
+  std::unique_ptr<DiskTier> disk_;  // outlives the engines
+  OffloadTier below_{.store_bytes_max = kTierBytesInFlight, .load_bytes_max = kTierBytesInFlight};
+  std::string weights_ = "its weights";
+  const std::string run_name_ = std::to_string(std::random_device()());
+  int disk_runs_ = 0;
   const ProveOptions& options_;
   const llama::Model& model_;
   PromptSet with_long_;

@@ -100,6 +100,7 @@ std::string Condition::name() const {
   if (prefix) parts.emplace_back(prefix_name(*prefix));
   if (restored == Restored::kFromMemory) parts.emplace_back("restored from memory");
   if (restored == Restored::kFromAFile) parts.emplace_back("saved and loaded");
+  if (restored == Restored::kFromDisk) parts.emplace_back("restored from disk");
   if (forked) parts.emplace_back("forked");
   if (at_once) {
     parts.push_back(*at_once == 1 ? "alone" : "among " + number(*at_once - 1) + " others");
@@ -116,8 +117,8 @@ std::string Condition::name() const {
   return name;
 }
 
-std::vector<Condition> conditions() {
-  return {
+std::vector<Condition> conditions(bool with_disk) {
+  std::vector<Condition> all = {
       {.contiguous = true, .with_long = true},
       {.prefix = Prefix::kCold, .block_size = 16, .chunk = 0, .with_long = true},
       {.prefix = Prefix::kHit},
@@ -151,6 +152,11 @@ std::vector<Condition> conditions() {
       {.forked = true, .block_size = 8, .preempting = true, .threads = 2},
       {.prefix = Prefix::kEachOthers, .block_size = 1, .preempting = true},
   };
+  if (!with_disk) return all;
+  all.push_back({.prefix = Prefix::kHit, .restored = Restored::kFromDisk});
+  all.push_back({.prefix = Prefix::kInside, .restored = Restored::kFromDisk, .block_size = 32});
+  all.push_back({.prefix = Prefix::kHit, .restored = Restored::kFromDisk, .preempting = true});
+  return all;
 }
 
 std::string what_is_missing(const Condition& condition, const Happened& happened) {

@@ -28,6 +28,7 @@ enum class Prefix {
 enum class Restored {
   kFromMemory,  // evicted, and brought back from host memory
   kFromAFile,   // saved, and loaded into a pool of another size, whose blocks have other numbers
+  kFromDisk,    // another engine, with nothing of its own, finds it in the disk tier
 };
 
 // What is not said has a default and is not in the name. A row is named by what it says, so the
@@ -54,8 +55,8 @@ struct Condition {
   [[nodiscard]] std::int32_t chunk_or_all() const { return chunk.value_or(0); }
 };
 
-// The first is the contiguous twin, the reference.
-[[nodiscard]] std::vector<Condition> conditions();
+// The first is the contiguous twin, the reference. With a disk there are rows from it.
+[[nodiscard]] std::vector<Condition> conditions(bool with_disk);
 
 // What a row says of itself, and what it should be.
 struct Happened {

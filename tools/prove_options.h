@@ -7,6 +7,7 @@
 
 #include "kvfolio/dtype.h"
 #include "kvfolio/kernels.h"
+#include "tier_option.h"
 
 namespace CLI {
 class App;
@@ -18,6 +19,7 @@ struct ProveOptions {
   std::string model;
   DType dtype = DType::kF32;
   KernelTarget kernel = KernelTarget::kAuto;
+  TierChoice tiers;  // with a disk there are rows from it
   bool json = false;
 };
 

@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "printable_text.h"
+
 namespace kvfolio::tools {
 namespace {
 
@@ -70,6 +72,18 @@ void add_tier(Json& json, const OffloadCounters& tiers) {
   json["tier_loads"] = tiers.loads;
   json["tier_misses"] = std::move(misses);
   json["tier_corrupt"] = tiers.tier_corrupt + tiers.arena_corrupt;
+}
+
+Json disk_json(const DiskSummary& disk, const OffloadCounters& tiers) {
+  return {{"is", printable_text(disk.description)},
+          {"bytes", disk.stats.bytes},
+          {"records", disk.stats.records},
+          {"stores", tiers.tier_stores},
+          {"stores_dropped", tiers.tier_stores_dropped},
+          {"loads", tiers.tier_loads},
+          {"evicted", disk.stats.evicted},
+          {"corrupt", disk.stats.corrupt},
+          {"io_errors", disk.stats.io_errors}};
 }
 
 std::string cache_report(const Summary& summary) {
@@ -147,7 +161,8 @@ std::string summary_json(const Summary& summary, const llama::BlockMap* block_ma
       {"contiguous_bytes", work.contiguous_bytes_peak},
       {"paged_bytes_peak", summary.options->contiguous ? 0 : stats.bytes_peak},
   };
-  if (summary.options->host_tier_bytes > 0) add_tier(json, stats.tiers);
+  if (summary.options->tiers.any()) add_tier(json, stats.tiers);
+  if (summary.disk) json["disk"] = disk_json(*summary.disk, stats.tiers);
   if (summary.restored) {
     json["restored"] = {{"records", summary.restored->records},
                         {"records_loaded", summary.restored->records_loaded},

@@ -10,12 +10,19 @@
 #include "block_map.h"
 #include "engine.h"
 #include "generate_options.h"
+#include "kvfolio/disk_tier.h"
 #include "model.h"
 #include "request.h"
 #include "results.h"
 #include "scheduler.h"
 
 namespace kvfolio::tools {
+
+// What a disk tier was, and did.
+struct DiskSummary {
+  std::string description;
+  DiskTierStats stats;
+};
 
 struct Summary {
   const llama::Model* model = nullptr;
@@ -27,6 +34,7 @@ struct Summary {
   llama::RunStats twin_stats;            // likewise
   std::optional<SaveStats> saved;        // --save
   std::optional<RestoreStats> restored;  // --load
+  std::optional<DiskSummary> disk;       // --tier disk:
 };
 
 // A finished sample. "text" is null when the tokens are not bytes.

@@ -9,5 +9,6 @@ namespace kvfolio::bench {
 
 void measure_arena(Session& session);     // tiers.hit.*, tiers.lookup, tiers.hash
 void measure_snapshot(Session& session);  // tiers.save, tiers.restore
+void measure_disk(Session& session);      // tiers.disk.*
 
 }  // namespace kvfolio::bench

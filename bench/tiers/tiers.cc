@@ -6,8 +6,16 @@
 namespace kvfolio::bench {
 
 std::vector<std::string> tiers_row_names() {
-  return {"tiers.hit.checked", "tiers.hit.entry", "tiers.lookup",
-          "tiers.hash",        "tiers.save",      "tiers.restore"};
+  return {"tiers.hit.checked",
+          "tiers.hit.entry",
+          "tiers.lookup",
+          "tiers.hash",
+          "tiers.save",
+          "tiers.restore",
+          "tiers.disk.store.threads",
+          "tiers.disk.load.threads",
+          "tiers.disk.store.ring",
+          "tiers.disk.load.ring"};
 }
 
 void run_tiers(const Options& options, const std::function<void(const Row&)>& emit,
@@ -18,6 +26,7 @@ void run_tiers(const Options& options, const std::function<void(const Row&)>& em
     measure_arena(session);
   }
   if (session.wants("tiers.save") || session.wants("tiers.restore")) measure_snapshot(session);
+  measure_disk(session);
 }
 
 }  // namespace kvfolio::bench

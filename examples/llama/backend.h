@@ -14,6 +14,7 @@
 #include <string>
 
 #include "kvfolio/manager.h"
+#include "kvfolio/offload.h"
 #include "model.h"
 
 namespace kvfolio::llama {
@@ -31,7 +32,12 @@ struct OpenLimits {
 
 class Backend : public Attention {
  public:
-  virtual Result<Opened> open(std::span<const std::int32_t> tokens, const OpenLimits& limits) = 0;
+  // pending: more of its tokens is on its way, and poll() says when that is over. Until then,
+  // others go on.
+  virtual Result<OffloadOpened> open(std::span<const std::int32_t> tokens,
+                                     const OpenLimits& limits) = 0;
+  // Once for each step, before it: the sequences that were pending and are ready now.
+  virtual std::span<const SequenceReady> poll() = 0;
   virtual Result<SequenceId> fork(SequenceId parent) = 0;
   virtual Status close(SequenceId sequence) = 0;
   virtual Status preempt(SequenceId sequence) = 0;

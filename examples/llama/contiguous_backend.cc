@@ -33,8 +33,8 @@ Result<ContiguousBackend::Arrays*> ContiguousBackend::find(SequenceId sequence) 
   return found->second.get();
 }
 
-Result<Opened> ContiguousBackend::open(std::span<const std::int32_t> /*tokens*/,
-                                       const OpenLimits& limits) {
+Result<OffloadOpened> ContiguousBackend::open(std::span<const std::int32_t> /*tokens*/,
+                                              const OpenLimits& limits) {
   auto arrays = std::make_unique<Arrays>();
   arrays->capacity = (limits.max_tokens + kRowBlock - 1) / kRowBlock * kRowBlock;
   const std::size_t rows = static_cast<std::size_t>(config_.num_layers) *
@@ -51,7 +51,7 @@ Result<Opened> ContiguousBackend::open(std::span<const std::int32_t> /*tokens*/,
   bytes_ += arrays->bytes();
   const SequenceId id(next_id_++);
   sequences_.emplace(id, std::move(arrays));
-  return Opened{.sequence = id, .cached_tokens = 0};
+  return OffloadOpened{.sequence = id, .cached_tokens = 0};
 }
 
 Result<SequenceId> ContiguousBackend::fork(SequenceId parent) {

@@ -25,7 +25,9 @@ class ContiguousBackend final : public Backend {
   // `pool` outlives the backend.
   ContiguousBackend(const ModelConfig& config, DType dtype, KernelTarget kernel, ThreadPool& pool);
 
-  Result<Opened> open(std::span<const std::int32_t> tokens, const OpenLimits& limits) override;
+  Result<OffloadOpened> open(std::span<const std::int32_t> tokens,
+                             const OpenLimits& limits) override;
+  std::span<const SequenceReady> poll() override { return {}; }
   Result<SequenceId> fork(SequenceId parent) override;
   Status close(SequenceId sequence) override;
   Status preempt(SequenceId sequence) override { return close(sequence); }

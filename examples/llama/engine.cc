@@ -33,7 +33,8 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const CacheSp
                             .order = options.order,
                             .steps_in_flight = options.steps_in_flight,
                             .identity = options.identity,
-                            .host_tier_bytes = options.host_tier_bytes},
+                            .host_tier_bytes = options.host_tier_bytes,
+                            .tiers = options.tiers},
                            pool);
   if (!paged) return std::move(paged).error();
   engine->paged_ = paged->get();
@@ -65,9 +66,16 @@ Result<RunStats> Engine::run(std::span<const Request> requests, Listener listene
     KVFOLIO_RETURN_IF_ERROR(step(scheduler, batch, stats));
     // One step may find nothing to do: its only job gave its blocks up. It comes back in the next.
     idle_steps = batch.tokens.empty() ? idle_steps + 1 : 0;
-    if (idle_steps > 1) return Status(ErrorCode::kFailedPrecondition, "no request can go on");
+    if (idle_steps > 1 && !scheduler.is_loading()) {
+      return Status(ErrorCode::kFailedPrecondition, "no request can go on");
+    }
+    if (batch.tokens.empty() && paged_ != nullptr) paged_->wait_for_tiers();
   }
   stats.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  // Not part of what a run takes: an engine that goes on does not wait for this.
+  if (paged_ != nullptr && !options_.tiers.empty()) {
+    KVFOLIO_RETURN_IF_ERROR(paged_->finish_stores());
+  }
   stats.scheduler = scheduler.stats();
   stats.cache = backend_->counters();
   if (paged_ != nullptr) {
@@ -170,7 +178,7 @@ Result<Perplexity> Engine::score(std::span<const std::int32_t> tokens, Engine* t
 }
 
 Result<SequenceId> Engine::open_window(std::span<const std::int32_t> inputs) {
-  const Result<Opened> opened = backend_->open(
+  const Result<OffloadOpened> opened = backend_->open(
       inputs, {.max_tokens = static_cast<std::int32_t>(inputs.size()), .prefix_cache = false});
   if (!opened) return opened.error();
   return opened->sequence;

@@ -39,6 +39,7 @@ struct EngineOptions {
   // As PagedOptions; the views of the identity outlive the engine.
   ModelIdentity identity = {};
   std::int64_t host_tier_bytes = 0;
+  std::span<const OffloadTier> tiers = {};
   BlockMap* block_map = nullptr;  // looks at every step when there is one; not of the twin
 };
 
@@ -74,6 +75,7 @@ class Engine {
                                                 const EngineOptions& options, ThreadPool& pool);
 
   // May be called again: the cache still holds what earlier runs and perplexity() left findable.
+  // When it returns, the tiers have what they are to keep.
   Result<RunStats> run(std::span<const Request> requests, Listener listener);
 
   // The prefix cache to a file and back, between runs. kUnsupported: the twin has none.

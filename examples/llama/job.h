@@ -57,6 +57,7 @@ struct Job {
   std::int32_t order = 0;   // of arrival, among all jobs
   std::int32_t sample = 0;  // of the request
   bool running = false;
+  bool loading = false;  // it waits, and so does its sequence: for what tiers have of its tokens
   std::int32_t preemptions = 0;
   std::vector<Stream> streams;  // empty before the first admission; more than one for beams only
   // A beam search that comes back: streams[0] computes the tokens that all have in common, this
@@ -67,6 +68,10 @@ struct Job {
   [[nodiscard]] const Request& request() const { return *progress->request; }
   [[nodiscard]] std::int32_t prompt_length() const {
     return static_cast<std::int32_t>(request().prompt.size());
+  }
+  // It has not entered, but its sequence is open: its load goes on, or has just ended.
+  [[nodiscard]] bool waits_with_sequence() const {
+    return !running && !streams.empty() && streams[0].id.valid();
   }
   // Sequences that it may come to hold.
   [[nodiscard]] std::int32_t width() const { return request().beams; }

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "paged_backend.h"
 
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
 #include <cmath>
 #include <utility>
 
@@ -40,10 +45,17 @@ Result<std::unique_ptr<PagedBackend>> PagedBackend::create(const ModelConfig& co
   std::unique_ptr<PagedBackend> backend(new PagedBackend(
       std::make_unique<KVCacheManager>(*std::move(manager)), config, options, pool));
   if (options.host_tier_bytes > 0) {
-    Result<std::unique_ptr<Offload>> offload = Offload::create(
-        *backend->manager_, {.model = options.identity, .arena_bytes = options.host_tier_bytes});
+    Result<std::unique_ptr<Offload>> offload =
+        Offload::create(*backend->manager_, {.model = options.identity,
+                                             .arena_bytes = options.host_tier_bytes,
+                                             .tiers = options.tiers,
+                                             .timeout_us = options.load_timeout_us});
     if (!offload) return std::move(offload).error();
     backend->offload_ = *std::move(offload);
+    backend->has_tiers_ = !options.tiers.empty();
+    for (const OffloadTier& tier : options.tiers) {
+      if (tier.tier->event_fd() >= 0) backend->tier_events_.push_back(tier.tier->event_fd());
+    }
   }
   for (std::size_t group = 0; group < spec.groups.size(); ++group) {
     const GroupId id(static_cast<std::int32_t>(group));
@@ -67,22 +79,47 @@ PagedBackend::PagedBackend(std::unique_ptr<KVCacheManager> manager, const ModelC
       scale_(1.0 / std::sqrt(static_cast<double>(config.head_dim))),
       attend_(pool) {}
 
-Result<Opened> PagedBackend::open(std::span<const std::int32_t> tokens, const OpenLimits& limits) {
+Result<OffloadOpened> PagedBackend::open(std::span<const std::int32_t> tokens,
+                                         const OpenLimits& limits) {
   OpenOptions options;
   options.prefix_cache = limits.prefix_cache;
-  if (offload_ == nullptr) return manager_->open(tokens, options);
-  // What host memory has comes in a few polls, so this waits for it. An engine with slower tiers
-  // keeps the request aside while others run, and asks poll() once for each step.
-  const Result<OffloadOpened> opened = offload_->open(tokens, options);
+  if (offload_ != nullptr) return offload_->open(tokens, options);
+  const Result<Opened> opened = manager_->open(tokens, options);
   if (!opened) return opened.error();
-  Opened result{.sequence = opened->sequence, .cached_tokens = opened->cached_tokens};
-  for (bool pending = opened->pending; pending;) {
-    for (const SequenceReady& ready : offload_->poll(++polls_)) {
-      result.cached_tokens = ready.cached_tokens;
-      pending = false;
-    }
-  }
-  return result;
+  return OffloadOpened{.sequence = opened->sequence, .cached_tokens = opened->cached_tokens};
+}
+
+std::span<const SequenceReady> PagedBackend::poll() {
+  if (offload_ == nullptr) return {};
+  return offload_->poll(tick());
+}
+
+// Whoever is closed while his load is written gives its blocks back now, and not at the next poll.
+Status PagedBackend::close(SequenceId sequence) {
+  if (offload_ != nullptr) static_cast<void>(offload_->cancel(sequence));
+  return manager_->close(sequence);
+}
+
+std::uint64_t PagedBackend::tick() {
+  if (!has_tiers_) return ++polls_;
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(now).count());
+}
+
+void PagedBackend::wait_for_tiers() const {
+  if (!has_tiers_) return;
+  std::array<pollfd, 8> events{};
+  const std::size_t n = std::min(events.size(), tier_events_.size());
+  for (std::size_t i = 0; i < n; ++i) events[i] = {tier_events_[i], POLLIN, 0};
+  ::poll(events.data(), n, 1);
+}
+
+Status PagedBackend::finish_stores() {
+  KVFOLIO_RETURN_IF_ERROR(complete_in_flight());
+  if (offload_ == nullptr) return {};
+  while (offload_->drain(tick()).any()) wait_for_tiers();
+  return {};
 }
 
 Result<Identity> PagedBackend::identity() const {
@@ -103,12 +140,7 @@ Result<RestoreStats> PagedBackend::restore(ByteSource& source) {
 }
 
 Status PagedBackend::evict_cached() {
-  KVFOLIO_RETURN_IF_ERROR(complete_in_flight());
-  if (offload_ != nullptr) {
-    do {
-      offload_->poll(++polls_);
-    } while (!offload_->idle());
-  }
+  KVFOLIO_RETURN_IF_ERROR(finish_stores());
   for (std::size_t group = 0; group < views_.size(); ++group) {
     const GroupId id(static_cast<std::int32_t>(group));
     const Result<std::int32_t> evicted = manager_->evict(id, views_[group].num_blocks);
@@ -136,11 +168,7 @@ Status PagedBackend::prepare() {
 }
 
 Status PagedBackend::finish_step() {
-  if (steps_in_flight_ == 1) {
-    KVFOLIO_RETURN_IF_ERROR(manager_->finish(ticket_));
-    if (offload_ != nullptr) offload_->poll(++polls_);
-    return {};
-  }
+  if (steps_in_flight_ == 1) return manager_->finish(ticket_);
   steps_overlapped_ += in_flight_ ? 1 : 0;
   KVFOLIO_RETURN_IF_ERROR(manager_->commit(ticket_));
   KVFOLIO_RETURN_IF_ERROR(complete_in_flight());
@@ -157,9 +185,7 @@ Status PagedBackend::complete_in_flight() {
   if (!in_flight_) return {};
   const Ticket ticket = *in_flight_;
   in_flight_.reset();
-  KVFOLIO_RETURN_IF_ERROR(manager_->complete(ticket));
-  if (offload_ != nullptr) offload_->poll(++polls_);
-  return {};
+  return manager_->complete(ticket);
 }
 
 Status PagedBackend::layer(std::int32_t layer, const ConstRowsView& q, const ConstRowsView& k,

@@ -32,6 +32,10 @@ struct PagedOptions {
   // and layers are as this engine has them.
   ModelIdentity identity = {};
   std::int64_t host_tier_bytes = 0;  // > 0: cold blocks are kept in that much host memory
+  // Below it, cheapest first; they outlive the backend. Needs host memory. They are given the real
+  // time: a request waits for them as long as load_timeout_us, while others run.
+  std::span<const OffloadTier> tiers = {};
+  std::uint64_t load_timeout_us = 2'000'000;
 };
 
 class PagedBackend final : public Backend {
@@ -42,9 +46,11 @@ class PagedBackend final : public Backend {
                                                       const PagedOptions& options,
                                                       ThreadPool& pool);
 
-  Result<Opened> open(std::span<const std::int32_t> tokens, const OpenLimits& limits) override;
+  Result<OffloadOpened> open(std::span<const std::int32_t> tokens,
+                             const OpenLimits& limits) override;
+  std::span<const SequenceReady> poll() override;
   Result<SequenceId> fork(SequenceId parent) override { return manager_->fork(parent); }
-  Status close(SequenceId sequence) override { return manager_->close(sequence); }
+  Status close(SequenceId sequence) override;
   Status preempt(SequenceId sequence) override { return manager_->preempt(sequence); }
 
   Status begin_step() override;
@@ -73,7 +79,11 @@ class PagedBackend final : public Backend {
   // The prefix cache to a file, and back. Not during a step.
   Result<SaveStats> save(ByteSink& sink);
   Result<RestoreStats> restore(ByteSource& source);
-  // Evicts what no sequence holds, once the host tier has it.
+  // Sleeps until a tier has something to say, at most a millisecond.
+  void wait_for_tiers() const;
+  // Waits until the tiers have what they are to keep.
+  Status finish_stores();
+  // Evicts what no sequence holds, once the tiers have it.
   Status evict_cached();
   // Steps that were committed while the one before was not complete, since the start.
   [[nodiscard]] std::int64_t steps_overlapped() const { return steps_overlapped_; }
@@ -89,11 +99,16 @@ class PagedBackend final : public Backend {
                const PagedOptions& options, ThreadPool& pool);
   Status complete_in_flight();
   [[nodiscard]] Result<Identity> identity() const;
+  // The clock of the offload. Without tiers that take time of their own it counts polls, so the
+  // same run polls at the same times.
+  std::uint64_t tick();
 
   std::unique_ptr<KVCacheManager> manager_;  // does not move: the offload knows it
   ModelIdentity identity_;
   std::unique_ptr<Offload> offload_;
-  std::uint64_t polls_ = 0;  // the clock of the offload: the same run polls at the same times
+  std::vector<int> tier_events_;  // descriptors to wait for
+  bool has_tiers_ = false;
+  std::uint64_t polls_ = 0;  // a tick for each: runs are alike
   std::int32_t steps_in_flight_;
   std::int64_t steps_overlapped_ = 0;
   std::optional<Ticket> in_flight_;  // committed, not complete

@@ -65,6 +65,7 @@ void Scheduler::add(const Request& request) {
 }
 
 Status Scheduler::schedule(StepBatch& batch) {
+  take_ready();
   KVFOLIO_RETURN_IF_ERROR(backend_.begin_step());
   entries_.clear();
   budget_ = limits_.max_batch_tokens;
@@ -80,6 +81,22 @@ Status Scheduler::schedule(StepBatch& batch) {
   return {};
 }
 
+// Loads that ended since the last step: those jobs may enter now.
+void Scheduler::take_ready() {
+  for (const SequenceReady& ready : backend_.poll()) {
+    const auto job = std::find_if(waiting_.begin(), waiting_.end(), [&](const Job* one) {
+      return one->loading && one->streams[0].id == ready.sequence;
+    });
+    if (job == waiting_.end()) continue;
+    (*job)->loading = false;
+    (*job)->streams[0].computed = ready.cached_tokens;
+  }
+}
+
+bool Scheduler::is_loading() const {
+  return std::any_of(waiting_.begin(), waiting_.end(), [](const Job* job) { return job->loading; });
+}
+
 Status Scheduler::continue_job(Job& job) {
   for (std::size_t i = 0; i < job.streams.size() && job.running; ++i) {
     Stream& stream = job.streams[i];
@@ -91,7 +108,8 @@ Status Scheduler::continue_job(Job& job) {
 }
 
 // Appends up to num_tokens of the stream's next tokens. When blocks are short, a window gives some
-// back after a smaller step; else the youngest job goes. The youngest itself takes what there is,
+// back after a smaller step; else the youngest job goes, first one that waits for a load. The
+// youngest itself takes what there is,
 // and waits when there is nothing: older jobs will end.
 Status Scheduler::append_or_make_room(Job& job, Stream& stream, std::int32_t num_tokens) {
   for (;;) {
@@ -111,6 +129,8 @@ Status Scheduler::append_or_make_room(Job& job, Stream& stream, std::int32_t num
     if (shortage == nullptr) return appended;
     if (num_tokens > 1 && backend_.is_window(shortage->group)) {
       num_tokens /= 2;
+    } else if (Job* waiting = youngest_waiting(&job)) {
+      KVFOLIO_RETURN_IF_ERROR(give_up(*waiting));
     } else if (running_.back() != &job) {
       KVFOLIO_RETURN_IF_ERROR(preempt(*running_.back()));
     } else if (num_tokens > 1) {
@@ -130,57 +150,98 @@ Status Scheduler::admit_waiting() {
       ++i;
       continue;
     }
-    bool admitted = false;
-    if (running_sequences() + job.width() <= limits_.max_seqs) {
-      KVFOLIO_RETURN_IF_ERROR(try_admit(job, admitted));
-    }
-    if (!admitted) break;
+    KVFOLIO_RETURN_IF_ERROR(make_place(job));
+    if (!job.waits_with_sequence() && open_sequences() + job.width() > limits_.max_seqs) break;
+    const Result<Entered> entered = try_admit(job);
+    if (!entered) return entered.error();
+    if (*entered == Entered::kNo) break;
+    if (*entered == Entered::kLoading) ++i;  // others need not wait for its load
   }
   return {};
 }
 
-// Opens a sequence with what the job has, and keeps it when the rest fits.
-Status Scheduler::try_admit(Job& job, bool& admitted) {
+// Younger jobs that wait for their loads hold no place that an older one lacks.
+Status Scheduler::make_place(const Job& job) {
+  while (!job.waits_with_sequence() && open_sequences() + job.width() > limits_.max_seqs) {
+    Job* waiting = youngest_waiting(&job);
+    if (waiting == nullptr || waiting->order < job.order) break;
+    KVFOLIO_RETURN_IF_ERROR(give_up(*waiting));
+  }
+  return {};
+}
+
+// Opens a sequence with what the job has, waits for its load, and keeps it when the rest fits.
+Result<Scheduler::Entered> Scheduler::try_admit(Job& job) {
+  if (job.loading) return Entered::kLoading;
   if (job.streams.empty()) job.streams.emplace_back().tokens = job.request().prompt;
   job.trunk = job.streams.size() > 1 ? common_prefix(job.streams) : 0;
   Stream& stream = job.streams[0];
   const std::int32_t target = job.target(stream);
-  const Result<Opened> opened =
-      backend_.open(std::span(stream.tokens).first(static_cast<std::size_t>(target)),
-                    {.max_tokens = job.prompt_length() + job.request().max_new_tokens});
-  if (!opened) return opened.error();
-  const Result<std::int32_t> fits = admissible(opened->sequence, target - opened->cached_tokens);
+  if (!stream.id.valid()) {
+    const Result<OffloadOpened> opened =
+        backend_.open(std::span(stream.tokens).first(static_cast<std::size_t>(target)),
+                      {.max_tokens = job.prompt_length() + job.request().max_new_tokens});
+    if (!opened) return opened.error();
+    stream.id = opened->sequence;
+    stream.computed = opened->cached_tokens;
+    job.loading = opened->pending;
+    if (job.loading) return Entered::kLoading;
+  }
+  const Result<std::int32_t> fits = admissible(job, target - stream.computed);
   if (!fits) return fits.error();
-  if (*fits == 0) return backend_.close(opened->sequence);  // what it held stands as before
-  stream.id = opened->sequence;
-  stream.computed = opened->cached_tokens;
-  if (job.progress->cached_tokens < 0) job.progress->cached_tokens = opened->cached_tokens;
-  count_found(*job.progress, opened->cached_tokens);
+  if (*fits == 0) {  // what it held stands as before
+    KVFOLIO_RETURN_IF_ERROR(give_up(job));
+    return Entered::kNo;
+  }
+  if (job.progress->cached_tokens < 0) job.progress->cached_tokens = stream.computed;
+  count_found(*job.progress, stream.computed);
   move_job(job, waiting_, running_);
-  admitted = true;
-  return append_or_make_room(job, stream, std::min(*fits, step_room()));
+  KVFOLIO_RETURN_IF_ERROR(append_or_make_room(job, stream, std::min(*fits, step_room())));
+  return Entered::kYes;
+}
+
+// Closes the sequence of a job that waits. What is loaded of it stays in the cache for now.
+Status Scheduler::give_up(Job& job) {
+  Stream& stream = job.streams[0];
+  KVFOLIO_RETURN_IF_ERROR(backend_.close(stream.id));
+  stream.id = SequenceId();
+  stream.computed = 0;
+  job.loading = false;
+  return {};
+}
+
+// The youngest of the other jobs that hold a sequence and wait.
+Job* Scheduler::youngest_waiting(const Job* but) {
+  const auto holds = [but](const Job* job) { return job != but && job->waits_with_sequence(); };
+  const auto found = std::find_if(waiting_.rbegin(), waiting_.rend(), holds);
+  return found == waiting_.rend() ? nullptr : *found;
 }
 
 // How many of `wanted` tokens the sequence may append now; 0: none, it has to wait. All must fit,
 // since half a prompt is of no use, and beside others some more: whoever enters a pool that is full
 // to the brim is thrown out a step later.
-Result<std::int32_t> Scheduler::admissible(SequenceId sequence, std::int32_t wanted) {
+Result<std::int32_t> Scheduler::admissible(const Job& job, std::int32_t wanted) {
   const bool alone = running_.empty();
   std::int64_t tokens = wanted;
-  for (const Job* job : running_) {
-    const std::int32_t end = job->prompt_length() + job->request().max_new_tokens - 1;
-    for (const Stream& stream : job->streams) {
+  for (const Job* other : running_) {
+    const std::int32_t end = other->prompt_length() + other->request().max_new_tokens - 1;
+    for (const Stream& stream : other->streams) {
       tokens += std::min(limits_.admission_margin, end - stream.computed);
     }
   }
   for (;;) {
-    const Status status = backend_.admit(sequence, tokens);
+    const Status status = backend_.admit(job.streams[0].id, tokens);
     if (status.ok()) return static_cast<std::int32_t>(std::min<std::int64_t>(tokens, wanted));
     const Shortage* shortage = status.shortage();
     if (shortage == nullptr) {
       // No room for table entries, which those that run give back when they end.
       if (!alone && status.code() == ErrorCode::kResourceExhausted) return 0;
       return status;
+    }
+    Job* waiting = alone && tokens == 1 ? youngest_waiting(&job) : nullptr;
+    if (waiting != nullptr) {
+      KVFOLIO_RETURN_IF_ERROR(give_up(*waiting));
+      continue;
     }
     // Alone it fits, as add() has checked, once the steps in flight have given back what they hold.
     if (tokens == 1 && alone && shortage->retiring == 0) return status;
@@ -258,14 +319,20 @@ void Scheduler::note_peaks() {
 
 // The first sample computes the prompt for all: the others fork from it then.
 bool Scheduler::waits_for_sibling(const Job& job) const {
-  return std::any_of(running_.begin(), running_.end(), [&](const Job* other) {
+  const auto computes = [&](const Job* other) {
     return other->progress == job.progress && other->streams[0].length() == job.prompt_length();
-  });
+  };
+  const auto loads = [&](const Job* other) {
+    return other != &job && other->loading && computes(other);
+  };
+  return std::any_of(running_.begin(), running_.end(), computes) ||
+         std::any_of(waiting_.begin(), waiting_.end(), loads);
 }
 
-std::int32_t Scheduler::running_sequences() const {
+std::int32_t Scheduler::open_sequences() const {
   std::int32_t sequences = 0;
   for (const Job* job : running_) sequences += job->width();
+  for (const Job* job : waiting_) sequences += job->waits_with_sequence() ? job->width() : 0;
   return sequences;
 }
 

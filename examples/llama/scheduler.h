@@ -12,6 +12,10 @@
 // blocks up when one lacks some, waiting jobs enter oldest first and none overtakes one that does
 // not fit. So the oldest job always goes on, and every job ends.
 //
+// A job whose tokens lie in a tier below the cache opens its sequence and waits until they are
+// loaded, for some steps: meanwhile others run, and younger ones may enter. If blocks are short,
+// the youngest such job gives up what it holds before a running one does, and asks again later.
+//
 // The samples of one request share the computation of the prompt: while the first computes it the
 // others wait, then they fork from it. A preempted job keeps its tokens only; it comes back by
 // opening a sequence with them, which costs nothing for what is still in the prefix cache.
@@ -107,15 +111,22 @@ class Scheduler {
   Status advance(std::span<const float> logits, std::size_t vocab);
 
   [[nodiscard]] const SchedulerStats& stats() const { return stats_; }
+  // Some job waits for a load, so a step without tokens is not the end.
+  [[nodiscard]] bool is_loading() const;
   // Requests with a running sequence, and its id; for pictures.
   void for_each_sequence(const std::function<void(const Request&, SequenceId)>& visit) const;
 
  private:
+  enum class Entered : std::uint8_t { kYes, kLoading, kNo };
+  void take_ready();
   Status continue_job(Job& job);
   Status append_or_make_room(Job& job, Stream& stream, std::int32_t num_tokens);
   Status admit_waiting();
-  Status try_admit(Job& job, bool& admitted);
-  Result<std::int32_t> admissible(SequenceId sequence, std::int32_t wanted);
+  Result<Entered> try_admit(Job& job);
+  Result<std::int32_t> admissible(const Job& job, std::int32_t wanted);
+  Status make_place(const Job& job);
+  Status give_up(Job& job);
+  [[nodiscard]] Job* youngest_waiting(const Job* but);
   Status preempt(Job& job);
   void build(StepBatch& batch);
   void note_peaks();
@@ -133,7 +144,7 @@ class Scheduler {
 
   [[nodiscard]] bool is_stop(const Request& request, std::int32_t token) const;
   [[nodiscard]] bool waits_for_sibling(const Job& job) const;
-  [[nodiscard]] std::int32_t running_sequences() const;
+  [[nodiscard]] std::int32_t open_sequences() const;
   // What the open step still takes of one sequence.
   [[nodiscard]] std::int32_t step_room() const;
   void move_job(Job& job, std::deque<Job*>& from, std::deque<Job*>& to);

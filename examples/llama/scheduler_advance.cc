@@ -113,9 +113,10 @@ Status Scheduler::fork_siblings(Job& job, std::vector<Job*>& forked) {
     siblings.push_back(*at);
   }
   for (Job* other : siblings) {
-    if (running_sequences() >= limits_.max_seqs) break;
+    if (open_sequences() >= limits_.max_seqs) break;
     // One that has tokens of its own comes back by itself.
     if (!other->streams.empty() && other->streams[0].length() > job.prompt_length()) continue;
+    if (other->waits_with_sequence()) KVFOLIO_RETURN_IF_ERROR(give_up(*other));
     const Result<SequenceId> fork = backend_.fork(source.id);
     if (!fork) return fork.error();
     other->streams.assign(1, source);

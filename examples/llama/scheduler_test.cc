@@ -21,11 +21,31 @@ class CountingBackend final : public Backend {
  public:
   explicit CountingBackend(std::int32_t num_blocks) : num_blocks_(num_blocks) {}
 
-  Result<Opened> open(std::span<const std::int32_t>, const OpenLimits&) override {
-    return Opened{.sequence = start(0)};
+  // A prompt that begins with token 9 is in a tier: it comes after `load_polls` steps, all of it
+  // but the last token.
+  int load_polls = 0;
+
+  Result<OffloadOpened> open(std::span<const std::int32_t> tokens, const OpenLimits&) override {
+    const SequenceId id = start(0);
+    const bool pending = load_polls > 0 && tokens[0] == 9;
+    if (pending) loading_.push_back({id, static_cast<std::int32_t>(tokens.size()) - 1, load_polls});
+    return OffloadOpened{.sequence = id, .pending = pending};
+  }
+  std::span<const SequenceReady> poll() override {
+    ready_.clear();
+    std::erase_if(loading_, [this](Loading& one) {
+      if (--one.polls > 0) return false;
+      const std::int64_t free = num_blocks_ - used();
+      const std::int32_t tokens = blocks(one.tokens) <= free ? one.tokens : 0;
+      lengths_.at(one.id) = tokens;
+      ready_.push_back({one.id, tokens, LoadEnd::kLoaded});
+      return true;
+    });
+    return ready_;
   }
   Result<SequenceId> fork(SequenceId parent) override { return start(lengths_.at(parent)); }
   Status close(SequenceId sequence) override {
+    std::erase_if(loading_, [&](const Loading& one) { return one.id == sequence; });
     EXPECT_EQ(lengths_.erase(sequence), 1u);
     return {};
   }
@@ -83,7 +103,14 @@ class CountingBackend final : public Backend {
     return id;
   }
 
+  struct Loading {
+    SequenceId id;
+    std::int32_t tokens;
+    int polls;
+  };
   std::int32_t num_blocks_;
+  std::vector<Loading> loading_;
+  std::vector<SequenceReady> ready_;
   std::uint64_t next_id_ = 1;
   std::map<SequenceId, std::int32_t> lengths_;
   std::set<SequenceId> step_;
@@ -108,12 +135,15 @@ struct Outcome {
   std::vector<std::string> order;  // of completion
   SchedulerStats stats;
   std::int32_t sequences_peak = 0;
+  int steps_while_loading = 0;  // that computed nothing
 };
 
-Outcome run(const std::vector<Request>& requests, std::int32_t num_blocks, SchedulerLimits limits) {
+Outcome run(const std::vector<Request>& requests, std::int32_t num_blocks, SchedulerLimits limits,
+            int load_polls = 0) {
   limits.max_positions = 200;
   limits.admission_margin = kBlockSize;
   CountingBackend backend(num_blocks);
+  backend.load_polls = load_polls;
   Outcome result;
   Listener listener;
   listener.on_finished = [&](FinishedSample&& finished) {
@@ -137,7 +167,10 @@ Outcome run(const std::vector<Request>& requests, std::int32_t num_blocks, Sched
     EXPECT_LE(static_cast<std::int32_t>(batch.tokens.size()), limits.max_batch_tokens);
     result.sequences_peak =
         std::max(result.sequences_peak, static_cast<std::int32_t>(backend.num_sequences()));
-    if (batch.tokens.empty()) continue;
+    if (batch.tokens.empty()) {
+      result.steps_while_loading += scheduler.is_loading() ? 1 : 0;
+      continue;
+    }
     std::vector<float> logits;
     for (const std::int32_t row : batch.logit_rows) {
       const auto r = static_cast<std::size_t>(row);
@@ -269,6 +302,43 @@ TEST(Scheduler, OlderRequestsFinishFirstWhenAllAreEqual) {
   for (int i = 0; i < 5; ++i) requests.push_back(make_request("r" + std::to_string(i), 10, 10));
   const Outcome actual = run(requests, 11, {.max_batch_tokens = 8, .max_seqs = 4});
   EXPECT_TRUE(std::is_sorted(actual.order.begin(), actual.order.end()));
+}
+
+// Requests whose prompt begins with token 9 are in a tier.
+std::vector<Request> in_a_tier(std::vector<Request> requests, bool all) {
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    if (all || i % 2 == 0) requests[i].prompt[0] = 9;
+    if (requests[i].beams > 1) requests[i].samples = 1;  // a rank would be named like a sample
+  }
+  return requests;
+}
+
+TEST(Scheduler, ARequestThatWaitsForItsLoadDoesNotStopTheOthers) {
+  const std::vector<Request> requests =
+      in_a_tier({make_request("slow", 40, 3), make_request("quick", 10, 5)}, false);
+  const Outcome actual = run(requests, 100, {.max_batch_tokens = 64, .max_seqs = 4}, 20);
+  EXPECT_EQ(actual.order, (std::vector<std::string>{"quick/0", "slow/0"}));
+  EXPECT_EQ(actual.stats.prefill_tokens_computed, 10 + 1);
+  EXPECT_EQ(actual.stats.tokens_reused, 39);
+  EXPECT_EQ(actual.steps_while_loading, 20 - 5);  // the others had ended by then
+}
+
+TEST(Scheduler, LoadsDecideNoResultAndEndWhateverTheLimits) {
+  for (const bool all : {false, true}) {
+    const std::vector<Request> requests = in_a_tier(mixed_load(), all);
+    const Outcome expected = run(requests, 10'000, {.max_batch_tokens = 10'000, .max_seqs = 100});
+    for (const std::int32_t blocks : {40, 45, 100}) {
+      for (const std::int32_t seqs : {3, 4, 16}) {
+        for (const int polls : {1, 2, 7}) {
+          const Outcome actual =
+              run(requests, blocks, {.max_batch_tokens = 16, .max_seqs = seqs}, polls);
+          EXPECT_EQ(actual.tokens, expected.tokens) << blocks << " " << seqs << " " << polls;
+          EXPECT_LE(actual.sequences_peak, seqs);
+          EXPECT_LT(actual.stats.prefill_tokens_computed, actual.stats.prompt_tokens);
+        }
+      }
+    }
+  }
 }
 
 TEST(Scheduler, AStopIdEndsASampleAndIsItsLastToken) {

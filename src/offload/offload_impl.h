@@ -132,7 +132,7 @@ class Offload::Impl {
   [[nodiscard]] bool has_room_to_drain() const;
   bool store_block(const FindableBlock& block);
   void arrived_otherwise(const TierKey& key);
-  void store_to_tiers(const TierKey& key, bool second_use);
+  void store_to_tiers(const TierKey& key, std::int64_t bytes, bool second_use);
   void store_backlog();
   Begun store_to(std::int32_t tier, const TierKey& key);
   [[nodiscard]] RecordInfo record_of(GroupId group, std::int32_t end, const TierKey& key) const;
@@ -141,11 +141,15 @@ class Offload::Impl {
   void go_on(std::uint64_t id);
   void set_deadline(Request& request) const;
   [[nodiscard]] bool has_gone_on(const Request& request) const;
+  // Has to be computed, so nothing is loaded beyond it.
+  [[nodiscard]] static std::int32_t last_token(const Request& request) noexcept {
+    return static_cast<std::int32_t>(request.tokens.size()) - 1;
+  }
   // By group, whether each block of the prompt is at hand: in the arena, or in a tier that said so.
-  void fill_has(const Request& request, bool with_tiers);
+  void fill_has(const Request& request, bool with_tiers, std::int32_t limit);
   Result<Loadable> reach(const Request& request, bool with_tiers, std::int32_t limit);
   Result<Loadable> reach(const Request& request, bool with_tiers) {
-    return reach(request, with_tiers, static_cast<std::int32_t>(request.tokens.size()) - 1);
+    return reach(request, with_tiers, last_token(request));
   }
   void list_questions(Request& request);
   bool ask(std::uint64_t id, Request& request);
@@ -183,7 +187,10 @@ class Offload::Impl {
   void give_up(const TierKey& key, std::uint64_t request);
   void give_up(std::unordered_map<TierKey, Arriving, TierKeyHash>::iterator place);
   [[nodiscard]] bool takes(const TierState& tier, std::int64_t bytes) const {
-    return tier.usable && (tier.record_bytes_max == 0 || bytes <= tier.record_bytes_max);
+    return tier.usable && !exceeds_limit(tier, bytes);
+  }
+  [[nodiscard]] static bool exceeds_limit(const TierState& tier, std::int64_t bytes) noexcept {
+    return tier.record_bytes_max > 0 && bytes > tier.record_bytes_max;
   }
 
   [[nodiscard]] TierState& tier_at(std::int32_t tier) {

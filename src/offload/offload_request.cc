@@ -25,10 +25,9 @@ bool Offload::Impl::has_hash(const Request& request, GroupId group, std::int32_t
          end <= static_cast<std::int64_t>(request.tokens.size());
 }
 
-// One place for each block up to the last token but one, which has to be computed. Blocks that end
-// within what the cache had at open() have no hash here, and need none; nor has a last block that
-// the prompt does not fill.
-void Offload::Impl::fill_has(const Request& request, bool with_tiers) {
+// One place for each block of the first `limit` tokens. Blocks that end within what the cache had
+// at open() have no hash here, and need none; nor has a last block that the prompt does not fill.
+void Offload::Impl::fill_has(const Request& request, bool with_tiers, std::int32_t limit) {
   has_views_.clear();
   const auto in_a_tier = [&](const TierKey& key) {
     const auto verdict = request.where.find(key);
@@ -37,8 +36,7 @@ void Offload::Impl::fill_has(const Request& request, bool with_tiers) {
   for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
     const GroupId group(g);
     std::vector<std::uint8_t>& has = has_[static_cast<std::size_t>(g)];
-    const auto size = static_cast<std::size_t>(block_size(group));
-    has.assign((request.tokens.size() - 2) / size + 1, 0);
+    has.assign(static_cast<std::size_t>((limit - 1) / block_size(group)) + 1, 0);
     for (std::int32_t i = 0; static_cast<std::size_t>(i) < has.size(); ++i) {
       if (!has_hash(request, group, i)) continue;
       const TierKey key = piece_of(request, group, i).key;
@@ -50,7 +48,7 @@ void Offload::Impl::fill_has(const Request& request, bool with_tiers) {
 }
 
 Result<Loadable> Offload::Impl::reach(const Request& request, bool with_tiers, std::int32_t limit) {
-  fill_has(request, with_tiers);
+  fill_has(request, with_tiers, limit);
   return manager_.loadable(request.sequence, request.tokens, limit, has_views_);
 }
 
@@ -129,7 +127,7 @@ void Offload::Impl::stop_waiting(std::uint64_t id, Request& request) {
 void Offload::Impl::list_questions(Request& request) {
   request.state = Request::State::kAsking;
   if (tiers_.empty()) return;
-  fill_has(request, false);
+  fill_has(request, false, last_token(request));
   for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
     const std::vector<std::uint8_t>& has = has_[static_cast<std::size_t>(g)];
     for (std::int32_t i = 0; static_cast<std::size_t>(i) < has.size(); ++i) {
@@ -204,7 +202,7 @@ void Offload::Impl::choose(Request& request, bool late) {
   request.pieces.clear();
   if (late) return;
   ++request.rounds;
-  auto limit = static_cast<std::int32_t>(request.tokens.size()) - 1;
+  std::int32_t limit = last_token(request);
   for (;;) {
     const auto can = reach(request, true, limit);
     if (!can) return request.pieces.clear();
@@ -215,6 +213,7 @@ void Offload::Impl::choose(Request& request, bool late) {
       return request.pieces.clear();
     }
     if (bytes <= options_.arena_bytes || can->end <= can->begin) return;
+    request.failed = true;  // there is more than the arena holds
     limit = can->begin + (can->end - can->begin) / 2;
   }
 }

@@ -43,7 +43,8 @@ void Offload::Impl::store_findable(bool draining) {
       budget_ -= is_whole && store_block(block) ? record_bytes(block.group) : kLookBytes;
     }
     if (static_cast<std::size_t>(taken) < wanted) {
-      more_findable_ = false;
+      // Steps in flight keep theirs in the list.
+      more_findable_ = manager_.num_steps() > 0;
       return;
     }
   }
@@ -70,7 +71,7 @@ bool Offload::Impl::store_block(const FindableBlock& block) {
   if (!name) return false;
   const TierKey key = identity_.key(block.group, name->tokens);
   if (const ArenaPin there = arena_->find(key)) {
-    if (there.uses() == 1) store_to_tiers(key, true);
+    if (there.uses() == 1) store_to_tiers(key, record_bytes(block.group), true);
     return false;
   }
   const std::int64_t bytes = record_bytes(block.group);
@@ -95,7 +96,7 @@ bool Offload::Impl::store_block(const FindableBlock& block) {
   arena_->seal(*slot);
   if (arena_->publish(*slot)) ++counters_.stores;
   arrived_otherwise(key);
-  store_to_tiers(key, false);
+  store_to_tiers(key, bytes, false);
   return true;
 }
 
@@ -113,11 +114,11 @@ void Offload::Impl::arrived_otherwise(const TierKey& key) {
 
 // ---- to the tiers ----
 
-void Offload::Impl::store_to_tiers(const TierKey& key, bool second_use) {
+void Offload::Impl::store_to_tiers(const TierKey& key, std::int64_t bytes, bool second_use) {
   const WritePolicy wanted = second_use ? WritePolicy::kSecondUse : WritePolicy::kWriteThrough;
   for (std::size_t t = 0; t < tiers_.size(); ++t) {
     TierState& tier = tiers_[t];
-    if (tier.options.policy != wanted) continue;
+    if (tier.options.policy != wanted || exceeds_limit(tier, bytes)) continue;
     const Begun begun = tier.backlog.empty() ? store_to(static_cast<std::int32_t>(t), key)
                                              : Begun::kLater;  // behind those that wait
     if (begun == Begun::kLater && tier.backlog.size() < kBacklogMax) {

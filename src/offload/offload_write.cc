@@ -65,7 +65,7 @@ void Offload::Impl::list_blocks(Request& request) {
       if (has_hash(request, group, logical)) {
         piece = piece_of(request, group, logical);
         pin = arena_->find(piece.key);
-        if (pin && pin.uses() == 1) store_to_tiers(piece.key, true);
+        if (pin && pin.uses() == 1) store_to_tiers(piece.key, record_bytes(group), true);
       }
       request.todo.emplace_back(piece, block);
       request.pins.push_back(std::move(pin));

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/little_endian.h"
 #include "kvfolio/checked_copy.h"
-#include "offload/little_endian.h"
 
 namespace kvfolio {
 namespace {

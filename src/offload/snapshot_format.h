@@ -27,8 +27,8 @@
 #include <cstdint>
 #include <span>
 
+#include "base/little_endian.h"
 #include "kvfolio/checked_copy.h"
-#include "offload/little_endian.h"
 
 namespace kvfolio::snapshot {
 

@@ -145,7 +145,7 @@ TEST(ArenaTier, SeveralOverOneArenaWorkInSeveralThreads) {
   std::vector<std::thread> threads;
   std::atomic<int> wrong = 0;
   for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([&first, &wrong, t, mine = first.another()]() mutable {
+    threads.emplace_back([&wrong, t, mine = first.another()]() mutable {
       Record record(128, static_cast<std::byte>(t)), got(128);
       for (int i = 0; i < 300; ++i) {
         const int number = t * 1000 + i % 40;

@@ -229,5 +229,29 @@ TEST(HostArena, RandomCallsAgreeWithAMap) {
   }
 }
 
+TEST(HostArena, EachRecordLiesAsItsAlignmentSays) {
+  for (const std::int64_t alignment : {64, 512, 4096}) {
+    const std::vector<std::int64_t> sizes = {200, 5000};
+    auto arena =
+        HostArena::create({.bytes = 300'000, .record_bytes = sizes, .alignment = alignment});
+    ASSERT_TRUE(arena) << arena.error();
+    for (std::uint64_t i = 0; i < 200; ++i) {
+      EXPECT_TRUE(put(*arena, i, sizes[i % 2]));
+      const ArenaPin pin = arena->hold(key_of(i));
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(pin.record().data()) % std::uintptr_t(alignment),
+                0u);
+      EXPECT_EQ(pin.record().size(), std::size_t(sizes[i % 2]));
+    }
+    EXPECT_TRUE(arena->check_invariants().ok());
+  }
+  const std::vector<std::int64_t> sizes = {200};
+  for (const std::int64_t bad : {0, 32, 96, 8192}) {
+    EXPECT_THAT(
+        to_string(
+            HostArena::create({.bytes = 300'000, .record_bytes = sizes, .alignment = bad}).error()),
+        HasSubstr("powers of two from 64 to 4096"));
+  }
+}
+
 }  // namespace
 }  // namespace kvfolio

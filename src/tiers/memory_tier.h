@@ -7,6 +7,8 @@
 // can: just before it answers. So who uses the memory of an item too early is seen. Thread safety:
 // none.
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <map>
 #include <random>
@@ -26,8 +28,9 @@ struct MemoryTierFaults {
   unsigned miss = 0;   // of a record that is there
   unsigned io_error = 0;
   unsigned twice = 0;
-  unsigned silent = 0;  // answers at close() only
-  unsigned busy = 0;    // submit() accepts nothing
+  unsigned silent = 0;      // answers at close() only
+  unsigned busy = 0;        // submit() accepts nothing
+  unsigned busy_loads = 0;  // kBusy for a load
 };
 
 class MemoryTier final : public Tier {
@@ -35,20 +38,32 @@ class MemoryTier final : public Tier {
   explicit MemoryTier(std::uint32_t seed = 1, const MemoryTierFaults& faults = {})
       : random_(seed), faults_(faults) {}
 
-  std::map<std::vector<std::byte>, std::vector<std::byte>> records;  // by the bytes of the key
-  std::uint64_t exists_asked = 0, loads_asked = 0;
+  using Records = std::map<std::vector<std::byte>, std::vector<std::byte>>;
+  Records records;  // by the bytes of the key
+  std::uint64_t exists_asked = 0, loads_asked = 0, stores_asked = 0;
+  // What the tier says of itself. What breaks its limits is counted, and so is what it is asked
+  // while it is not usable.
+  TierLimits says{1 << 30, 64};
+  bool usable = true;
+  std::size_t queue_max = ~std::size_t{0};  // items that it has at once
+  std::uint64_t broken_limits = 0;
+  bool closed = false;
 
   void set_faults(const MemoryTierFaults& faults) { faults_ = faults; }
   [[nodiscard]] std::size_t in_flight() const { return waiting_.size(); }
 
   [[nodiscard]] std::string_view name() const noexcept override { return "memory"; }
-  [[nodiscard]] TierLimits limits() const noexcept override { return {1 << 30, 64}; }
+  [[nodiscard]] TierLimits limits() const noexcept override { return says; }
   std::size_t submit(TierOp op, std::span<const TierItem> items,
                      Deadline deadline) noexcept override {
-    if (closed_ || draws(faults_.busy)) return 0;
+    broken_limits += usable ? 0 : 1;
+    if (closed || !usable || draws(faults_.busy)) return 0;
+    items = items.first(std::min(items.size(), queue_max - std::min(queue_max, waiting_.size())));
     for (const TierItem& item : items) {
       exists_asked += op == TierOp::kExists ? 1 : 0;
       loads_asked += op == TierOp::kLoad ? 1 : 0;
+      stores_asked += op == TierOp::kStore ? 1 : 0;
+      broken_limits += breaks(item) ? 1 : 0;
       unsigned wait = draws(faults_.late) ? 1 + static_cast<unsigned>(random_() % 20) : 0;
       if (draws(faults_.silent)) wait = ~0u;
       waiting_.push_back({op, item, wait, deadline.at_us});
@@ -58,24 +73,23 @@ class MemoryTier final : public Tier {
   std::size_t poll(std::uint64_t /*now_us*/, std::span<TierDone> done) noexcept override {
     std::size_t n = 0;
     for (std::size_t i = 0; i < waiting_.size() && n + 1 < done.size();) {
-      if (waiting_[i].wait > 0) {
-        waiting_[i].wait -= waiting_[i].wait != ~0u || closed_ ? 1 : 0;
-        if (closed_) waiting_[i].wait = 0;
+      if (waiting_[i].wait > 0 && !closed) {
+        waiting_[i].wait -= waiting_[i].wait != ~0u ? 1 : 0;
         ++i;
         continue;
       }
       const Waiting one = waiting_[i];
       waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
-      const TierResult result = closed_ ? TierResult::kClosed : perform(one);
+      const TierResult result = closed ? TierResult::kClosed : perform(one);
       done[n++] = {one.item.tag, result};
       if (draws(faults_.twice)) done[n++] = {one.item.tag, result};
     }
     return n;
   }
   [[nodiscard]] int event_fd() const noexcept override { return -1; }
-  [[nodiscard]] TierHealth health() const noexcept override { return {}; }
+  [[nodiscard]] TierHealth health() const noexcept override { return {.usable = usable}; }
   Status close(Deadline /*deadline*/) noexcept override {
-    closed_ = true;
+    closed = true;
     return {};
   }
 
@@ -86,6 +100,11 @@ class MemoryTier final : public Tier {
     unsigned wait;
     std::uint64_t deadline_us;
   };
+  [[nodiscard]] bool breaks(const TierItem& item) const {
+    const auto at = reinterpret_cast<std::uintptr_t>(item.data);
+    return (says.record_bytes_max > 0 && item.bytes > says.record_bytes_max) ||
+           at % static_cast<std::uintptr_t>(says.data_alignment) != 0;
+  }
   bool draws(unsigned chance) { return chance > 0 && random_() % 1000 < chance; }
 
   TierResult perform(const Waiting& one) {
@@ -106,6 +125,7 @@ class MemoryTier final : public Tier {
       case TierOp::kLoad:
         break;
     }
+    if (draws(faults_.busy_loads)) return TierResult::kBusy;
     if (draws(faults_.lie)) return TierResult::kOk;
     if (draws(faults_.io_error)) return TierResult::kIoError;
     if (found == records.end() || draws(faults_.miss)) return TierResult::kMiss;
@@ -128,7 +148,6 @@ class MemoryTier final : public Tier {
   std::mt19937 random_;
   MemoryTierFaults faults_;
   std::vector<Waiting> waiting_;
-  bool closed_ = false;
 };
 
 }  // namespace kvfolio::test

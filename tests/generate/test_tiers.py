@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`generate --save`, `--load` and `--tier`: what came back has not changed a token."""
 
+import fcntl
+import json
+import os
 import random
+import subprocess
 
 import pytest
-from engine import SANITIZED, checkpoint, generate, run
+from engine import COMMAND, SANITIZED, checkpoint, generate, run
 
 MODEL = "tied-f32"
 PROMPTS = [list(range(1, 50)), list(range(1, 33)) + [7] * 17, [9, 8, 7, 6, 5] * 13, [3] * 33]
@@ -104,8 +108,99 @@ def test_a_cold_prompt_comes_back_from_host_memory():
 
 
 @pytest.mark.parametrize(("tier", "said"), [("host:64", "a budget of 64 bytes"),
-                                            ("disk:/tmp", "allowed: host:SIZE"),
+                                            ("disk:/tmp", "allowed: disk:DIR,SIZE"),
+                                            ("disk:/proc/no/tier,1GiB", "/proc/no/tier"),
+                                            ("disk:tier,1KiB", "bytes is 1024"),
+                                            ("tape:x", "allowed: host:SIZE, disk:DIR,SIZE"),
                                             ("host:", "allowed: a size")])
 def test_a_tier_that_cannot_be_is_refused(tier, said):
     done = run(checkpoint(MODEL), "--tier", tier, requests=REQUESTS)
     assert done.returncode == 2 and said.encode() in done.stderr, done.stderr
+
+
+# ---- the disk ----
+
+def check(directory, *options):
+    return subprocess.run([COMMAND, "tier", "check", f"disk:{directory}", *options],
+                          capture_output=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory):
+    """A directory that one process filled, and what it answered."""
+    path = tmp_path_factory.mktemp("disk") / "tier"
+    first = generate(checkpoint(MODEL), REQUESTS, "--tier", f"disk:{path},64MiB")
+    assert first.summary["disk"]["stores"] > 0 and first.summary["disk"]["stores_dropped"] == 0
+    return path, tokens(first)
+
+
+@pytest.mark.parametrize("options", [[], ["--num-blocks", 333, "--threads", 1],
+                                     ["--tier", "host:1MiB"]])
+def test_another_process_reads_from_the_disk_and_computes_one_token_of_each_prompt(disk, options):
+    path, expected = disk
+    again = generate(checkpoint(MODEL), REQUESTS, *options, "--tier", f"disk:{path},64MiB")
+    assert tokens(again) == expected
+    assert again.summary["prefill_tokens_computed"] == len(REQUESTS)
+    assert again.summary["disk"]["loads"] > 0 and again.summary["tier_corrupt"] == 0
+
+
+@pytest.mark.parametrize(("model", "options"), [("tied-f32", ["--cache-dtype", "f16"]),
+                                                ("tied-f32", ["--block-size", 8]),
+                                                ("untied-bf16", [])])
+def test_another_model_or_type_finds_nothing_on_the_disk(disk, model, options):
+    path, _ = disk
+    cold = generate(checkpoint(model), REQUESTS, *options)
+    other = generate(checkpoint(model), REQUESTS, *options, "--tier", f"disk:{path},64MiB")
+    assert tokens(other) == tokens(cold)
+    assert other.summary["disk"]["loads"] == 0
+    assert other.summary["prefill_tokens_computed"] == cold.summary["prefill_tokens_computed"]
+
+
+def test_a_flipped_byte_on_the_disk_is_found_and_costs_no_token(tmp_path):
+    path = tmp_path / "tier"
+    tier = f"disk:{path},64MiB"
+    expected = tokens(generate(checkpoint(MODEL), REQUESTS, "--tier", tier))
+    done = check(path)
+    assert done.returncode == 0 and b", 0 damaged" in done.stdout, done
+    segment = sorted(path.glob("segment-*"))[0]
+    data = bytearray(segment.read_bytes())
+    data[4096 + 200] ^= 8  # in the first record
+    segment.write_bytes(data)
+    done = check(path, "--json")
+    seen = json.loads(done.stdout)
+    assert done.returncode == 1 and seen["damaged"] == 1, done
+    assert seen["faults"] == [{"file": segment.name, "offset": 4096,
+                               "what": "its header or its checksum is wrong"}]
+    again = generate(checkpoint(MODEL), REQUESTS, "--tier", tier)
+    assert tokens(again) == expected
+    assert again.summary["tier_misses"] == {"corrupt": 1}
+    assert check(path, "--erase").returncode == 1
+    assert check(path).returncode == 0
+
+
+def test_a_directory_in_use_is_refused_by_name(disk):
+    path, _ = disk
+    with open(path / "lock", "r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        tier = f"disk:{path},64MiB"
+        for done in (run(checkpoint(MODEL), "--tier", tier, requests=REQUESTS), check(path)):
+            assert done.returncode == 2 and done.stdout == b"", done
+            assert f"{path} is in use by process {os.getpid()}".encode() in done.stderr, done.stderr
+
+
+def test_a_directory_of_a_newer_version_is_refused(disk, tmp_path):
+    path = tmp_path / "tier"
+    path.mkdir()
+    (path / "lock").touch()
+    (path / "manifest").write_text("kvfolio disk tier\nversion 9\n")
+    for done in (run(checkpoint(MODEL), "--tier", f"disk:{path},64MiB", requests=REQUESTS),
+                 check(path)):
+        assert done.returncode == 2 and b"is of version 9" in done.stderr, done.stderr
+
+
+def test_there_is_nothing_to_check_where_there_is_no_tier(tmp_path):
+    done = check(tmp_path)
+    assert done.returncode == 2 and b"there is none in" in done.stderr, done.stderr

@@ -124,6 +124,15 @@ def test_no_two_rows_are_the_same_run_under_two_names(checkpoint):
     assert len({condition(name) for name in names}) == len(names)
 
 
+def test_with_a_disk_there_are_rows_whose_prompts_come_from_it(checkpoint, tmp_path):
+    done = run(checkpoint("tied-f32"), "--json", "--tier", f"disk:{tmp_path / 'tier'},64MiB")
+    assert done.returncode == 0 and " O_DIRECT" in done.stderr or " page cache" in done.stderr
+    rows = check(json.loads(done.stdout))
+    from_disk = [row for name, row in rows.items() if "restored from disk" in name]
+    assert len(from_disk) == 3 and all(row["loads"] > 0 for row in from_disk)
+    assert any("preempting" in row["name"] for row in from_disk)
+
+
 @sanitized
 def test_a_prompt_of_the_shipped_model_is_longer_than_a_split_of_attention():
     rows = [row for row in proof(SHIPPED)["rows"] if row["long_sha256"]]

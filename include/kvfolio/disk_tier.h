@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// DiskTier keeps records in a directory of the local disk, up to a budget of bytes. It is a log of
+// segments, files that are written once from the beginning to the end and removed whole:
+//
+//   DiskTierOptions options{.directory = "/var/cache/kvfolio", .bytes = 64ll << 30};
+//   std::unique_ptr<DiskTier> disk = *DiskTier::open(options);
+//   Offload::create(manager, {..., .tiers = {{.tier = disk.get()}}});
+//
+//  - One writer for each directory, which holds a lock on it. Ranks and processes have a directory
+//    each. The directory has mode 0700 and its files 0600.
+//  - Reads and writes bypass the page cache (O_DIRECT) where the file system allows it, which
+//  open()
+//    finds out by a write and a read. They go through io_uring, or through threads where that is
+//    blocked, as it is in most containers.
+//  - A store is kOk when the system has the bytes: they outlive the process, and a failure of power
+//    only once their segment is sealed, that is full, or the tier was closed.
+//  - A load checks the header and the checksum of what it reads. What is damaged is kCorrupt, and
+//  is
+//    not found again.
+//  - When the budget is full the oldest segment goes. Records of it that were loaded since they
+//  were
+//    written are written again, up to half of a segment.
+//  - ENOSPC: the oldest segment goes, or else the store is dropped (kBusy). A segment with an error
+//    is not written any more, and goes after three; after eight errors without a success between
+//    them the tier is not usable.
+//  - kErase takes the record out of the index, and out of the footer of its segment if that is
+//    written later. A record that was erased in an older segment is found again by the next open();
+//    whoever must forget renames what it asks for, as Offload::forget() does.
+//
+// After a crash open() finds every record of a sealed segment, and of the others all up to the
+// first that is not whole. Memory: about 130 bytes for each record, and in flight 8 KiB for each
+// operation (the size of the record, too, if the caller's memory is not aligned to 4 KiB).
+//
+// No call waits for the disk except open(), the destructor and check_disk_directory(). Thread
+// safety: as Tier.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvfolio/export.h"
+#include "kvfolio/status.h"
+#include "kvfolio/tier.h"
+
+namespace kvfolio {
+
+enum class DiskEngine : std::int32_t {
+  kAuto = 0,     // io_uring, or threads where that does not work
+  kIoUring = 1,  // or open() fails
+  kThreads = 2,
+};
+
+struct DiskTierOptions {
+  std::string_view directory{};  // made if it is not there; its parent must be
+  // What all files together may take. The smallest budget is one segment and 16 KiB.
+  std::int64_t bytes = 0;
+  // 0: an eighth of the budget, at most 256 MiB; more where that would be more than 256 segments,
+  // since each is an open file. Else 64 KiB to 64 GiB, a multiple of 4096.
+  std::int64_t segment_bytes = 0;
+  DiskEngine engine = DiskEngine::kAuto;
+  std::int32_t num_threads = 4;   // of kThreads, 1 to 64
+  std::int32_t queue_depth = 32;  // of kIoUring, transfers in flight, 1 to 1024
+  bool direct = true;             // try O_DIRECT
+  // What submit() accepts before it is done. More is not accepted: the caller drops it.
+  std::int64_t queued_bytes_max = std::int64_t{512} << 20;
+  // Reads records of sealed segments again when there is nothing else to do. 0: not.
+  std::int64_t scrub_bytes_per_s = 0;
+};
+
+struct DiskTierStats {
+  std::int64_t bytes = 0;  // that the files take, at most the budget
+  std::int64_t records = 0;
+  std::int64_t segments = 0;
+  std::uint64_t recovered = 0;            // records that open() found
+  std::uint64_t recovered_by_footer = 0;  // of these, without a look at their headers
+  std::uint64_t stored = 0, stored_bytes = 0;
+  std::uint64_t loaded = 0, loaded_bytes = 0;
+  std::uint64_t corrupt = 0;  // records that were not what was stored
+  std::uint64_t io_errors = 0;
+  std::uint64_t no_space = 0;    // ENOSPC
+  std::uint64_t dropped = 0;     // stores that were accepted and found no room
+  std::uint64_t evicted = 0;     // records that went with their segment
+  std::uint64_t reinserted = 0;  // records that were written again instead
+  std::uint64_t scrubbed_bytes = 0;
+};
+
+class DiskTier final : public Tier {
+ public:
+  // kInvalidArgument: an option out of range, with its name. kFailedPrecondition: another process
+  // writes here (its number is said), or the directory is of a newer version. kUnavailable: the
+  // system refuses something, with the path. kUnsupported: DiskEngine::kIoUring, and there is none.
+  KVFOLIO_API static Result<std::unique_ptr<DiskTier>> open(const DiskTierOptions& options);
+  // Waits for what is in flight and seals what was stored.
+  KVFOLIO_API ~DiskTier() override;
+
+  // "disk /var/cache/kvfolio: 64 GiB in segments of 256 MiB, io_uring, O_DIRECT, 1234 records"
+  [[nodiscard]] KVFOLIO_API std::string describe() const;
+  [[nodiscard]] KVFOLIO_API DiskTierStats stats() const noexcept;
+  // Nothing that was accepted is still to be answered, and nothing is in flight.
+  [[nodiscard]] KVFOLIO_API bool idle() const noexcept;
+
+  [[nodiscard]] KVFOLIO_API std::string_view name() const noexcept override;
+  [[nodiscard]] KVFOLIO_API TierLimits limits() const noexcept override;
+  KVFOLIO_API std::size_t submit(TierOp op, std::span<const TierItem> items,
+                                 Deadline deadline) noexcept override;
+  KVFOLIO_API std::size_t poll(std::uint64_t now_us, std::span<TierDone> done) noexcept override;
+  [[nodiscard]] KVFOLIO_API int event_fd() const noexcept override;
+  [[nodiscard]] KVFOLIO_API TierHealth health() const noexcept override;
+  KVFOLIO_API Status close(Deadline deadline) noexcept override;
+
+ private:
+  class Impl;
+  explicit DiskTier(std::unique_ptr<Impl> impl) noexcept;
+  std::unique_ptr<Impl> impl_;
+};
+
+// ---- the check of a directory ----
+
+struct DiskFault {
+  std::string file{};  // within the directory
+  std::int64_t offset = 0;
+  std::string what{};
+};
+
+struct DiskCheck {
+  std::int64_t segments = 0;
+  std::int64_t unsealed = 0;  // segments without a footer: of a writer that was killed
+  std::int64_t records = 0;   // that are right
+  std::int64_t record_bytes = 0;
+  std::int64_t damaged = 0;
+  std::int64_t erased = 0;          // of the damaged ones
+  std::vector<DiskFault> faults{};  // the first 100
+};
+
+struct DiskCheckOptions {
+  std::string_view directory{};
+  bool erase = false;  // what is damaged is not found any more: new footers leave it out
+  // Called now and then with what was read and what there is; false ends the check.
+  std::function<bool(std::int64_t bytes_read, std::int64_t bytes)> progress{};
+};
+
+// Reads every record and compares it with its checksum. Errors as DiskTier::open(); kAborted:
+// progress() said so. kNotFound: there is no disk tier in the directory.
+KVFOLIO_API Result<DiskCheck> check_disk_directory(const DiskCheckOptions& options);
+
+}  // namespace kvfolio

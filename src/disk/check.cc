@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The check of a directory that nobody uses: every record is read, and compared with its header.
+
+#include <algorithm>
+
+#include "base/text.h"
+#include "disk/jobs.h"
+#include "disk/recover.h"
+#include "kvfolio/disk_tier.h"
+
+namespace kvfolio {
+namespace {
+
+using disk::kPiece;
+
+constexpr std::size_t kFaultsMax = 100;
+
+class Checker {
+ public:
+  Checker(disk::DiskCalls& calls, const disk::Directory& directory, const DiskCheckOptions& options)
+      : calls_(calls), directory_(directory), options_(options) {}
+
+  Status check_all(const std::vector<disk::FoundSegment>& segments) {
+    for (const disk::FoundSegment& segment : segments) bytes_ += segment.used;
+    for (const disk::FoundSegment& segment : segments) {
+      KVFOLIO_RETURN_IF_ERROR(check_segment(segment));
+    }
+    return {};
+  }
+  DiskCheck take() { return std::move(seen_); }
+
+ private:
+  Status check_segment(const disk::FoundSegment& segment) {
+    ++seen_.segments;
+    seen_.unsealed += segment.sealed ? 0 : 1;
+    std::vector<disk::FooterEntry> right;
+    for (const disk::FooterEntry& entry : segment.entries) {
+      const std::string what = check_record(segment, entry);
+      if (what.empty()) {
+        ++seen_.records;
+        seen_.record_bytes += entry.data_bytes;
+        right.push_back(entry);
+      } else {
+        ++seen_.damaged;
+        if (seen_.faults.size() < kFaultsMax) {
+          seen_.faults.push_back({disk::segment_name(segment.number), entry.offset, what});
+        }
+      }
+      bytes_read_ += disk::record_bytes(entry.data_bytes);
+      if (options_.progress && !options_.progress(bytes_read_, bytes_)) {
+        return Status(ErrorCode::kAborted, "disk tier: the check was stopped");
+      }
+    }
+    if (!options_.erase || right.size() == segment.entries.size()) return {};
+    return write_footer(segment, std::move(right), segment.entries.size());
+  }
+
+  std::string check_record(const disk::FoundSegment& segment, const disk::FooterEntry& entry) {
+    const disk::AlignedBuffer memory(
+        std::max(disk::round_up_to_piece(entry.data_bytes), disk::kPiece));
+    if (memory.data() == nullptr) return "no memory to read it";
+    disk::LoadJob job;
+    job.place = {segment.file, entry.offset, segment.direct};
+    job.expected = {.epoch = segment.epoch,
+                    .sequence = entry.sequence,
+                    .key = entry.key,
+                    .data_bytes = entry.data_bytes};
+    job.data = memory.data();
+    job.drop_cached = !segment.direct;
+    disk::run_job(job, calls_);
+    if (job.result == TierResult::kOk) return {};
+    if (job.result == TierResult::kIoError) return disk::error_text(job.error);
+    return "its header or its checksum is wrong";
+  }
+
+  // Behind what the file has: the old footer is not written over. The next open() reads the last
+  // one.
+  Status write_footer(const disk::FoundSegment& segment, std::vector<disk::FooterEntry> right,
+                      std::size_t num_before) {
+    disk::SealJob job;
+    job.place = {segment.file, disk::round_up_to_piece(segment.bytes), segment.direct};
+    job.directory = &directory_.path();
+    job.epoch = segment.epoch;
+    job.entries = std::move(right);
+    const std::size_t num_right = job.entries.size();
+    disk::run_job(job, calls_);
+    if (job.result < 0) {
+      return Status(ErrorCode::kUnavailable,
+                    text::concat("disk tier: cannot write a footer to ",
+                                 directory_.path_of(disk::segment_name(segment.number)), ": ",
+                                 disk::error_text(job.result)));
+    }
+    seen_.erased += static_cast<std::int64_t>(num_before - num_right);
+    return {};
+  }
+
+  disk::DiskCalls& calls_;
+  const disk::Directory& directory_;
+  const DiskCheckOptions& options_;
+  DiskCheck seen_;
+  std::int64_t bytes_ = 0, bytes_read_ = 0;
+};
+
+}  // namespace
+
+Result<DiskCheck> check_disk_directory(const DiskCheckOptions& options) {
+  disk::DiskCalls& calls = disk::system_calls();
+  const Result<disk::Directory> directory =
+      disk::Directory::open(calls, std::string(options.directory), false);
+  if (!directory) return directory.error();
+  const Result<std::vector<disk::FoundSegment>> found =
+      disk::find_segments(calls, *directory, true, false);
+  if (!found) return found.error();
+  Checker checker(calls, *directory, options);
+  const Status status = checker.check_all(*found);
+  for (const disk::FoundSegment& segment : *found) calls.close(segment.file);
+  if (!status.ok()) return status;
+  return checker.take();
+}
+
+}  // namespace kvfolio

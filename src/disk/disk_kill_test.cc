@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A process that stores and loads is killed at any moment, again and again on the same directory.
+// After each death another one finds no wrong byte, and every record of every sealed segment.
+// KVFOLIO_KILLS: how often, both engines together (default 20). KVFOLIO_SEED.
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+
+#include "disk/test_store.h"
+
+namespace kvfolio::disk {
+namespace {
+
+constexpr std::uint64_t kNumbersMax = 1 << 20;
+
+// What the victim says before it dies, in memory that it shares with us.
+struct Said {
+  std::atomic<std::uint64_t> stored;  // numbers below this one were begun
+  std::atomic<bool> wrong;
+  std::atomic<std::uint8_t> kept[kNumbersMax];  // the tier said that it has this record
+};
+
+std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+class Victim {
+ public:
+  Victim(SegmentStore& store, Said& said, std::uint64_t seed)
+      : store_(store), said_(said), random_(seed) {
+    for (int i = 0; i < 12; ++i) memory_.emplace_back(5 * kPiece + 192, true);
+    busy_.resize(memory_.size());
+  }
+  [[noreturn]] void live() {
+    std::vector<TierDone> done(16);
+    for (;;) {
+      for (std::size_t slot = 0; slot < memory_.size(); ++slot) {
+        if (!busy_[slot].begun) begin(slot);
+      }
+      done.resize(16);
+      done.resize(store_.poll(++now_us_, done));
+      for (const TierDone& one : done) end(one);
+      if (done.empty()) ::usleep(20);
+    }
+  }
+
+ private:
+  struct Busy {
+    bool begun = false, loads = false;
+    std::uint64_t number = 0;
+  };
+
+  void begin(std::size_t slot) {
+    Busy& busy = busy_[slot];
+    const std::uint64_t next = said_.stored;
+    busy.loads = next > 0 && random_() % 4 == 0;
+    busy.number = busy.loads ? random_() % next : next;
+    if (busy.number >= kNumbersMax) busy.loads = true, busy.number = 0;
+    if (!busy.loads) {
+      const std::vector<std::byte> bytes = bytes_of(busy.number);
+      std::copy(bytes.begin(), bytes.end(), memory_[slot].data());
+      said_.stored = next + 1;
+    }
+    const TierItem item{key_of(busy.number), memory_[slot].data(), size_of(busy.number), slot};
+    const TierOp op = busy.loads ? TierOp::kLoad : TierOp::kStore;
+    busy.begun = store_.submit(op, std::span(&item, 1), {kLater}) == 1;
+  }
+  void end(const TierDone& done) {
+    Busy& busy = busy_[done.tag];
+    busy.begun = false;
+    if (done.result != TierResult::kOk) return;
+    if (!busy.loads) {
+      said_.kept[busy.number] = 1;
+      return;
+    }
+    const std::vector<std::byte> bytes = bytes_of(busy.number);
+    if (!std::equal(bytes.begin(), bytes.end(), memory_[done.tag].data())) said_.wrong = true;
+  }
+
+  SegmentStore& store_;
+  Said& said_;
+  std::mt19937_64 random_;
+  std::vector<ItemMemory> memory_;
+  std::vector<Busy> busy_;
+  std::uint64_t now_us_ = 0;
+};
+
+// The records of the sealed segments, before anybody opens the directory.
+std::set<std::uint64_t> sealed_records(const std::string& path, std::uint64_t numbers) {
+  std::map<std::vector<std::byte>, std::uint64_t> names;
+  for (std::uint64_t i = 0; i < numbers; ++i) {
+    const TierKey key = key_of(i);
+    names[{key.bytes.begin(), key.bytes.end()}] = i;
+  }
+  const Result<Directory> directory = Directory::open(system_calls(), path, false);
+  if (!directory) return {};  // killed before it was made
+  const auto found = find_segments(system_calls(), *directory, true, false);
+  EXPECT_TRUE(found) << found.error();
+  std::set<std::uint64_t> sealed;
+  for (const FoundSegment& segment : *found) {
+    for (const FooterEntry& entry : segment.entries) {
+      const auto name = names.find({entry.key.bytes.begin(), entry.key.bytes.end()});
+      EXPECT_NE(name, names.end()) << "a record that nobody stored";
+      if (segment.sealed && name != names.end()) sealed.insert(name->second);
+    }
+    system_calls().close(segment.file);
+  }
+  return sealed;
+}
+
+struct Kills {
+  DiskTierOptions options{};
+  bool evicts = false;  // the budget is small
+  Said* said = nullptr;
+  std::uint64_t found = 0, corrupt = 0;
+
+  Status kill_one(std::mt19937_64& random) {
+    const auto seed = random();
+    const auto wait_us = static_cast<unsigned>(1000 + random() % 25'000);
+    const ::pid_t child = ::fork();
+    if (child == 0) {
+      auto store = open_store(system_calls(), options);
+      if (!store) ::_exit(1);
+      Victim(**store, *said, seed).live();
+    }
+    ::usleep(wait_us);
+    ::kill(child, SIGKILL);
+    int result = 0;
+    ::waitpid(child, &result, 0);
+    if (!WIFSIGNALED(result)) return Status(ErrorCode::kAborted, "the victim could not open it");
+    return {};
+  }
+
+  void verify() {
+    EXPECT_FALSE(said->wrong) << "the victim loaded wrong bytes";
+    const std::uint64_t numbers = said->stored;
+    const std::set<std::uint64_t> sealed = sealed_records(std::string(options.directory), numbers);
+    auto store = open_store(system_calls(), options);
+    ASSERT_TRUE(store) << store.error();
+    Waiter<SegmentStore> asks(**store);
+    for (std::uint64_t i = 0; i < numbers; ++i) {
+      const auto result = asks.load(i);  // checks the bytes
+      found += result == TierResult::kOk ? 1 : 0;
+      corrupt += result == TierResult::kCorrupt ? 1 : 0;
+      if (sealed.count(i) == 1) {
+        EXPECT_EQ(result, TierResult::kOk) << "sealed record " << i;
+      }
+      // Segments are filled one behind the other: what was kept before a sealed one ends is there.
+      const bool must = !evicts && !sealed.empty() && i <= *sealed.rbegin() && said->kept[i] != 0;
+      if (must) {
+        EXPECT_EQ(result, TierResult::kOk) << "kept record " << i;
+      }
+    }
+    const Status status = (*store)->check_invariants();
+    EXPECT_TRUE(status.ok()) << status;
+  }
+};
+
+class DiskKill : public ::testing::TestWithParam<DiskEngine> {};
+
+TEST_P(DiskKill, LeavesNoWrongByteAndEverySealedRecord) {
+  const std::uint64_t kills = from_environment("KVFOLIO_KILLS", 20) / 2;
+  const std::uint64_t seed = from_environment("KVFOLIO_SEED", 1);
+  std::mt19937_64 random(seed);
+  void* shared =
+      ::mmap(nullptr, sizeof(Said), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(shared, MAP_FAILED);
+  Kills all{.said = static_cast<Said*>(shared)};
+  for (std::uint64_t done = 0; done < kills && !::testing::Test::HasFailure();) {
+    std::string pattern = ::testing::TempDir() + "kvfolio-kill-XXXXXX";
+    const std::string parent = ::mkdtemp(pattern.data());
+    const std::string path = parent + "/tier";
+    std::memset(shared, 0, sizeof(Said));
+    all.evicts = random() % 2 == 0;
+    all.options = {.directory = path,
+                   .bytes = all.evicts ? 1 << 20 : 1 << 28,
+                   .segment_bytes = 128 << 10,
+                   .engine = GetParam()};
+    if (auto first = open_store(system_calls(), all.options); !first) {
+      std::filesystem::remove_all(parent);
+      ASSERT_EQ(first.error().code(), ErrorCode::kUnsupported) << first.error();
+      GTEST_SKIP() << first.error();
+    }
+    for (int i = 0; i < 5 && done < kills; ++i, ++done) {
+      SCOPED_TRACE("KVFOLIO_SEED=" + std::to_string(seed) + ", kill " + std::to_string(done));
+      const Status status = all.kill_one(random);
+      ASSERT_TRUE(status.ok()) << status;
+      all.verify();
+    }
+    std::filesystem::remove_all(parent);
+  }
+  std::printf("[kill] seed %llu, %llu kills, %llu records found, %llu cut off\n",
+              static_cast<unsigned long long>(seed), static_cast<unsigned long long>(kills),
+              static_cast<unsigned long long>(all.found),
+              static_cast<unsigned long long>(all.corrupt));
+  EXPECT_GT(all.found, 0u);
+  ::munmap(shared, sizeof(Said));
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, DiskKill,
+                         ::testing::Values(DiskEngine::kThreads, DiskEngine::kIoUring),
+                         [](const auto& info) {
+                           return info.param == DiskEngine::kThreads ? "Threads" : "IoUring";
+                         });
+
+}  // namespace
+}  // namespace kvfolio::disk

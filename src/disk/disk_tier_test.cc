@@ -1,0 +1,411 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The disk tier on a real file system, with each of its engines.
+
+#include "kvfolio/disk_tier.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <ucontext.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstddef>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "disk/test_store.h"
+
+namespace kvfolio {
+namespace {
+
+using disk::bytes_of;
+using disk::ItemMemory;
+using disk::key_of;
+using disk::kLater;
+using disk::size_of;
+using ::testing::HasSubstr;
+
+class TestDirectory {
+ public:
+  TestDirectory() {
+    std::string pattern = ::testing::TempDir() + "kvfolio-disk-XXXXXX";
+    path_ = std::string(::mkdtemp(pattern.data())) + "/tier";
+  }
+  ~TestDirectory() {
+    std::error_code error;
+    std::filesystem::remove_all(std::filesystem::path(path_).parent_path(), error);
+  }
+  [[nodiscard]] const std::string& path() const { return path_; }
+  [[nodiscard]] std::vector<std::filesystem::path> segments() const {
+    std::vector<std::filesystem::path> found;
+    for (const auto& entry : std::filesystem::directory_iterator(path_)) {
+      if (entry.path().filename().string().starts_with("segment-")) found.push_back(entry.path());
+    }
+    std::sort(found.begin(), found.end());
+    return found;
+  }
+  [[nodiscard]] std::int64_t bytes() const {
+    std::int64_t sum = 0;
+    std::error_code error;  // a file may go while we look
+    for (const auto& entry : std::filesystem::directory_iterator(path_)) {
+      const auto size = entry.file_size(error);
+      if (!error) sum += std::int64_t(size);
+    }
+    return sum;
+  }
+
+ private:
+  std::string path_;
+};
+
+void flip_byte(const std::filesystem::path& path, std::int64_t at) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(at);
+  const int byte = file.get();
+  file.seekp(at);
+  file.put(char(byte ^ 1));
+}
+
+class DiskTierEngine : public ::testing::TestWithParam<DiskEngine> {
+ protected:
+  void SetUp() override {
+    options.directory = directory.path();
+    options.engine = GetParam();
+    open();
+    if (tier == nullptr) GTEST_SKIP() << status;
+  }
+  void open() {
+    waiter.reset();
+    tier.reset();
+    Result<std::unique_ptr<DiskTier>> opened = DiskTier::open(options);
+    status = opened ? Status() : opened.error();
+    // Where a system has no io_uring for us there is nothing to test. Anything else is a failure.
+    if (!opened) {
+      ASSERT_EQ(status.code(), ErrorCode::kUnsupported) << status;
+      return;
+    }
+    tier = *std::move(opened);
+    waiter.emplace(*tier);
+  }
+
+  TestDirectory directory;
+  DiskTierOptions options{.bytes = 8 << 20, .segment_bytes = 1 << 20};
+  std::unique_ptr<DiskTier> tier;
+  std::optional<disk::Waiter<DiskTier>> waiter;
+  Status status;
+};
+
+TEST_P(DiskTierEngine, GivesBackWhatItWasGivenAlsoLater) {
+  const char* name = GetParam() == DiskEngine::kThreads ? "threads" : "io_uring";
+  EXPECT_THAT(tier->describe(), HasSubstr(name));
+  for (std::uint64_t i = 0; i < 200; ++i) {
+    EXPECT_EQ(waiter->store(i, i % 2 == 0), TierResult::kOk);
+  }
+  for (int life = 0; life < 2; ++life) {
+    for (std::uint64_t i = 0; i < 200; ++i) {
+      EXPECT_EQ(waiter->load(i, i % 3 == 0), TierResult::kOk) << i;
+    }
+    EXPECT_EQ(waiter->load(1000), TierResult::kMiss);
+    open();
+    EXPECT_EQ(tier->stats().recovered_by_footer, 200u);
+  }
+}
+
+TEST_P(DiskTierEngine, ManyAtATimeAreEachAnsweredOnce) {
+  constexpr std::uint64_t kCount = 400;
+  std::vector<ItemMemory> memory;
+  std::vector<TierItem> items;
+  for (std::uint64_t i = 0; i < kCount; ++i) {
+    memory.emplace_back(size_of(i), true);
+    const auto bytes = bytes_of(i);
+    std::copy(bytes.begin(), bytes.end(), memory.back().data());
+    items.push_back({key_of(i), memory.back().data(), size_of(i), i});
+  }
+  for (const TierOp op : {TierOp::kStore, TierOp::kLoad}) {
+    ASSERT_EQ(tier->submit(op, items, {kLater}), kCount);
+    std::set<std::uint64_t> answered;
+    while (!tier->idle()) {
+      for (const TierDone& done : waiter->poll()) {
+        EXPECT_TRUE(answered.insert(done.tag).second);
+        EXPECT_EQ(done.result, TierResult::kOk);
+      }
+    }
+    EXPECT_EQ(answered.size(), kCount);
+    for (std::uint64_t i = 0; i < kCount; ++i) {
+      const auto bytes = bytes_of(i);
+      EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), memory[i].data())) << i;
+      std::memset(memory[i].data(), 0, memory[i].span().size());
+    }
+  }
+  EXPECT_EQ(tier->health().stores_ok, kCount);
+  EXPECT_EQ(tier->health().loads_ok, kCount);
+}
+
+TEST_P(DiskTierEngine, KeepsItsBudgetAndWhatIsUsed) {
+  for (std::uint64_t i = 0; i < 2000; ++i) {
+    EXPECT_EQ(waiter->store(i), TierResult::kOk);
+    if (i % 20 == 0) {
+      EXPECT_EQ(waiter->load(0), TierResult::kOk);
+      EXPECT_LE(directory.bytes(), options.bytes);
+    }
+  }
+  EXPECT_GT(tier->stats().evicted, 500u);
+  EXPECT_GT(tier->stats().reinserted, 0u);
+  EXPECT_LE(tier->stats().bytes, options.bytes);
+}
+
+TEST_P(DiskTierEngine, OnlyTheUserMayRead) {
+  ASSERT_EQ(waiter->store(1), TierResult::kOk);
+  struct stat about {};
+  ASSERT_EQ(::stat(directory.path().c_str(), &about), 0);
+  EXPECT_EQ(about.st_mode & 0777u, 0700u);
+  for (const auto& entry : std::filesystem::directory_iterator(directory.path())) {
+    ASSERT_EQ(::stat(entry.path().c_str(), &about), 0);
+    EXPECT_EQ(about.st_mode & 0777u, 0600u) << entry.path();
+  }
+}
+
+TEST_P(DiskTierEngine, AnotherProcessIsRefusedByName) {
+  const auto owner = std::to_string(::getpid());
+  const ::pid_t child = ::fork();
+  if (child == 0) {
+    const Result<std::unique_ptr<DiskTier>> second = DiskTier::open(options);
+    const bool refused = !second && second.error().code() == ErrorCode::kFailedPrecondition &&
+                         second.error().message().find("process " + owner) != std::string::npos &&
+                         second.error().message().find(directory.path()) != std::string::npos;
+    ::_exit(refused ? 0 : 1);
+  }
+  int result = 0;
+  ASSERT_EQ(::waitpid(child, &result, 0), child);
+  EXPECT_EQ(result, 0);
+  const Result<DiskCheck> check = check_disk_directory({.directory = directory.path()});
+  ASSERT_FALSE(check);
+  EXPECT_EQ(check.error().code(), ErrorCode::kFailedPrecondition);
+}
+
+TEST_P(DiskTierEngine, ADirectoryThatIsDeletedGivesMissesAndErrors) {
+  for (std::uint64_t i = 0; i < 50; ++i) EXPECT_EQ(waiter->store(i), TierResult::kOk);
+  std::filesystem::remove_all(directory.path());
+  for (std::uint64_t i = 0; i < 50; ++i) waiter->load(i);
+  for (std::uint64_t i = 50; i < 1000 && tier->health().usable; ++i) waiter->store(i);
+  open();
+  EXPECT_EQ(waiter->load(1), TierResult::kMiss);
+  EXPECT_EQ(waiter->store(1), TierResult::kOk);
+}
+
+TEST_P(DiskTierEngine, TheCheckFindsAFlippedByteAndErasesItsRecord) {
+  for (std::uint64_t i = 0; i < 30; ++i) EXPECT_EQ(waiter->store(i), TierResult::kOk);
+  tier.reset();
+  const std::int64_t at = 2 * disk::kPiece + 50;  // in the body of the first record
+  flip_byte(directory.segments()[0], at);
+  std::int64_t told = 0;
+  const auto progress = [&](std::int64_t read, std::int64_t all) {
+    EXPECT_LE(read, all);
+    ++told;
+    return true;
+  };
+  for (int round = 0; round < 3; ++round) {
+    const bool erase = round == 1, gone = round == 2;
+    const Result<DiskCheck> check =
+        check_disk_directory({.directory = directory.path(), .erase = erase, .progress = progress});
+    ASSERT_TRUE(check) << check.error();
+    EXPECT_EQ(check->damaged, gone ? 0 : 1);
+    EXPECT_EQ(check->records, 29);
+    EXPECT_EQ(check->erased, erase ? 1 : 0);
+    if (!gone) {
+      EXPECT_EQ(check->faults.at(0).offset, disk::kPiece);
+    }
+  }
+  EXPECT_EQ(told, 30 + 30 + 29);
+  open();
+  EXPECT_EQ(waiter->load(0), TierResult::kMiss);
+  for (std::uint64_t i = 1; i < 30; ++i) EXPECT_EQ(waiter->load(i), TierResult::kOk);
+}
+
+TEST_P(DiskTierEngine, AFlippedByteIsCorruptAndForgotten) {
+  for (std::uint64_t i = 0; i < 30; ++i) EXPECT_EQ(waiter->store(i), TierResult::kOk);
+  open();
+  flip_byte(directory.segments()[0], 2 * disk::kPiece + 50);
+  EXPECT_EQ(waiter->load(0), TierResult::kCorrupt);
+  EXPECT_EQ(waiter->load(0), TierResult::kMiss);
+  EXPECT_EQ(waiter->store(0), TierResult::kOk);
+  EXPECT_EQ(waiter->load(0), TierResult::kOk);
+}
+
+// ---- no call of the owner waits ----
+
+std::atomic<int> first_forbidden{-1};
+
+void on_forbidden(int /*signal*/, siginfo_t* info, void* /*context*/) {
+  int expected = -1;
+  first_forbidden.compare_exchange_strong(expected, info->si_syscall);
+}
+
+// From now on this thread may make only calls of the system that cannot wait for a disk. The others
+// are not made and are noted. False: this system has no seccomp for us.
+bool forbid_waiting(int event_fd) {
+#define KVFOLIO_ALLOW(number) \
+  BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
+  sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      // memory, time, chance, locks that are held for a few instructions
+      KVFOLIO_ALLOW(SYS_futex), KVFOLIO_ALLOW(SYS_mmap), KVFOLIO_ALLOW(SYS_munmap),
+      KVFOLIO_ALLOW(SYS_mremap), KVFOLIO_ALLOW(SYS_mprotect), KVFOLIO_ALLOW(SYS_madvise),
+      KVFOLIO_ALLOW(SYS_brk), KVFOLIO_ALLOW(SYS_clock_gettime), KVFOLIO_ALLOW(SYS_getrandom),
+      KVFOLIO_ALLOW(SYS_sched_yield), KVFOLIO_ALLOW(SYS_exit), KVFOLIO_ALLOW(SYS_rt_sigreturn),
+      KVFOLIO_ALLOW(SYS_rt_sigprocmask), KVFOLIO_ALLOW(SYS_sigaltstack), KVFOLIO_ALLOW(SYS_gettid),
+      KVFOLIO_ALLOW(SYS_getpid),
+      // 8 bytes to an eventfd, and from the one that does not block
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_write, 0, 4),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[2])),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 8, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_read, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[0])),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(event_fd), 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP)};
+#undef KVFOLIO_ALLOW
+  const sock_fprog program{static_cast<unsigned short>(std::size(filter)), filter};
+  return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+// The life of an owner: stores, loads, eviction, close. Polls without a wait.
+void live(DiskTier& tier, const std::vector<TierItem>& items, std::uint64_t* answered) {
+  std::array<TierDone, 32> done;
+  std::uint64_t now_us = 1;
+  for (std::size_t at = 0; at < items.size();) {
+    const auto some = std::span(items).subspan(at, std::min<std::size_t>(16, items.size() - at));
+    *answered -= some.size();
+    at += tier.submit(at % 32 == 0 ? TierOp::kStore : TierOp::kLoad, some, {kLater});
+    while (!tier.idle()) {
+      *answered += tier.poll(++now_us, done);
+      ::sched_yield();
+    }
+  }
+  static_cast<void>(tier.close({kLater}));
+  while (!tier.idle()) {
+    *answered += tier.poll(++now_us, done);
+    ::sched_yield();
+  }
+}
+
+TEST_P(DiskTierEngine, NoCallOfTheOwnerMayWait) {
+  std::vector<ItemMemory> memory;
+  std::vector<TierItem> items;
+  for (std::uint64_t i = 0; i < 2000; ++i) {
+    const std::uint64_t number = i % 32 < 16 ? i : i - 16;  // stored, and then loaded
+    memory.emplace_back(size_of(number), i % 3 != 0);
+    items.push_back({key_of(number), memory.back().data(), size_of(number), i});
+  }
+  struct sigaction action {};
+  struct sigaction before {};
+  action.sa_sigaction = on_forbidden;
+  action.sa_flags = SA_SIGINFO;
+  ASSERT_EQ(::sigaction(SIGSYS, &action, &before), 0);
+  first_forbidden = -1;
+  std::uint64_t answered = 0;
+  bool filtered = false;
+  std::thread owner([&] {
+    filtered = forbid_waiting(tier->event_fd());
+    if (!filtered) return;
+    live(*tier, items, &answered);
+    // The filter works: a call that may wait is noted.
+    if (first_forbidden == -1) {
+      ::fsync(tier->event_fd());
+      if (first_forbidden == SYS_fsync) first_forbidden = -2;
+    }
+  });
+  owner.join();
+  ASSERT_EQ(::sigaction(SIGSYS, &before, nullptr), 0);
+  if (!filtered) GTEST_SKIP() << "no seccomp here";
+  EXPECT_EQ(first_forbidden, -2) << "the number of a call of the system";
+  EXPECT_EQ(answered, 0u);  // as many as were accepted
+  EXPECT_GT(tier->stats().evicted, 0u);
+  EXPECT_GT(tier->stats().loaded, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, DiskTierEngine,
+                         ::testing::Values(DiskEngine::kThreads, DiskEngine::kIoUring),
+                         [](const auto& info) {
+                           return info.param == DiskEngine::kThreads ? "Threads" : "IoUring";
+                         });
+
+TEST(DiskTier, ChoosesAnEngineThatWorks) {
+  const TestDirectory directory;
+  const DiskTierOptions options{.directory = directory.path(), .bytes = 8 << 20};
+  const auto tier = DiskTier::open(options);
+  ASSERT_TRUE(tier) << tier.error();
+  EXPECT_THAT((*tier)->describe(), ::testing::ContainsRegex("io_uring|threads"));
+  EXPECT_EQ((*tier)->limits().data_alignment, 4096);
+}
+
+TEST(DiskTier, ADirectoryThatCannotBeMadeIsRefused) {
+  const auto tier = DiskTier::open({.directory = "/proc/kvfolio/tier", .bytes = 8 << 20});
+  ASSERT_FALSE(tier);
+  EXPECT_EQ(tier.error().code(), ErrorCode::kUnavailable);
+  EXPECT_THAT(tier.error().message(), HasSubstr("/proc/kvfolio/tier"));
+}
+
+TEST(DiskTier, TheCheckSaysThatThereIsNoTier) {
+  const TestDirectory directory;
+  const Result<DiskCheck> check = check_disk_directory({.directory = directory.path()});
+  ASSERT_FALSE(check);
+  EXPECT_EQ(check.error().code(), ErrorCode::kNotFound);
+}
+
+// ---- a ring whose answers are not what was asked ----
+
+class DrawnFaults final : public disk::RingFaults {
+ public:
+  std::int64_t bytes_asked(const disk::IoStep& /*step*/, std::int64_t bytes) noexcept override {
+    if (bytes <= disk::kPiece || random_() % 3 != 0) return bytes;
+    return disk::kPiece * std::int64_t(1 + random_() % unsigned(bytes / disk::kPiece));
+  }
+  std::int64_t answer(const disk::IoStep& step, std::int64_t answer) noexcept override {
+    if (error != 0 && step.is_transfer()) return error;
+    if (random_() % 5 == 0) return random_() % 2 == 0 ? -EINTR : -EAGAIN;
+    return answer;
+  }
+  std::atomic<std::int64_t> error{0};
+
+ private:
+  std::mt19937 random_{11};
+};
+
+TEST(DiskRing, GoesOnFromShortAnswersAndInterruptions) {
+  const TestDirectory directory;
+  DrawnFaults faults;
+  auto store = disk::open_store(disk::system_calls(),
+                                {.directory = directory.path(),
+                                 .bytes = 8 << 20,
+                                 .segment_bytes = 1 << 20,
+                                 .engine = DiskEngine::kIoUring},
+                                &faults);
+  if (!store && store.error().code() == ErrorCode::kUnsupported) GTEST_SKIP() << store.error();
+  ASSERT_TRUE(store) << store.error();
+  disk::Waiter<disk::SegmentStore> asks(**store);
+  for (std::uint64_t i = 0; i < 100; ++i) EXPECT_EQ(asks.store(i), TierResult::kOk);
+  for (std::uint64_t i = 0; i < 100; ++i) EXPECT_EQ(asks.load(i), TierResult::kOk);
+  faults.error = -EIO;
+  EXPECT_EQ(asks.load(3), TierResult::kIoError);
+  EXPECT_EQ(asks.store(500), TierResult::kIoError);
+  faults.error = 0;
+  EXPECT_EQ(asks.load(3), TierResult::kMiss);
+  EXPECT_EQ(asks.load(4), TierResult::kOk);
+  EXPECT_EQ(asks.store(500), TierResult::kOk);
+}
+
+}  // namespace
+}  // namespace kvfolio

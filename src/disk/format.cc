@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "disk/format.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "base/little_endian.h"
+#include "kvfolio/checked_copy.h"
+
+namespace kvfolio::disk {
+namespace {
+
+constexpr std::uint32_t kSegmentMagic = 0x5346564b;  // "KVFS"
+constexpr std::uint32_t kRecordMagic = 0x4446564b;   // "KVFD"
+constexpr std::uint32_t kTrailerMagic = 0x4646564b;  // "KVFF"
+// A segment holds fewer: a record takes a piece at least.
+constexpr std::uint64_t kRecordsMax = kSegmentBytesMax / kPiece;
+
+// Of each of the three headers: magic, version and size before the fields, a checksum behind them.
+constexpr std::size_t kFields = kRecordFieldsBytes;
+constexpr std::size_t kCrcAt = kFields - 4;
+
+LittleEndianWriter begin(std::span<std::byte, kPiece> out, std::uint32_t magic) noexcept {
+  std::fill(out.begin(), out.end(), std::byte{0});
+  LittleEndianWriter to(out);
+  to.put(magic);
+  to.put(kFormatVersion);
+  to.put(static_cast<std::uint16_t>(kFields));
+  return to;
+}
+
+void end(std::span<std::byte, kPiece> out) noexcept {
+  LittleEndianWriter(out.subspan(kCrcAt)).put(crc32c(out.first(kCrcAt)));
+}
+
+// The checksum comes first: a damaged version is damage, not another version. But the place of the
+// checksum is only known for versions that have it there, so newer versions keep it there.
+FormatFault check(std::span<const std::byte> piece, std::uint32_t magic) noexcept {
+  if (piece.size() < kFields) return FormatFault::kMagic;
+  LittleEndianReader from(piece);
+  if (from.get<std::uint32_t>() != magic) return FormatFault::kMagic;
+  LittleEndianReader crc(piece.subspan(kCrcAt));
+  if (crc.get<std::uint32_t>() != crc32c(piece.first(kCrcAt))) return FormatFault::kChecksum;
+  if (from.get<std::uint16_t>() > kFormatVersion) return FormatFault::kVersion;
+  return from.get<std::uint16_t>() == kFields ? FormatFault::kNone : FormatFault::kFields;
+}
+
+LittleEndianReader fields(std::span<const std::byte> piece) noexcept {
+  return LittleEndianReader(piece.subspan(8, kCrcAt - 8));
+}
+
+// Requires: what check() has seen. False for a number that no writer writes.
+bool get_data_bytes(LittleEndianReader& from, std::int64_t& out) noexcept {
+  const auto bytes = from.get<std::uint64_t>();
+  out = static_cast<std::int64_t>(std::min<std::uint64_t>(bytes, kDataBytesMax));
+  return bytes <= static_cast<std::uint64_t>(kDataBytesMax);
+}
+
+}  // namespace
+
+std::uint64_t data_checksum(const TierKey& key, std::span<const std::byte> data) noexcept {
+  return checksum(data, checksum(key.bytes, 0));
+}
+
+void encode(const SegmentHeader& header, std::span<std::byte, kPiece> out) noexcept {
+  LittleEndianWriter to = begin(out, kSegmentMagic);
+  to.put(header.number);
+  to.put(header.epoch);
+  end(out);
+}
+
+void encode(const RecordHeader& header, std::span<const std::byte> tail,
+            std::span<std::byte, kPiece> out) noexcept {
+  LittleEndianWriter to = begin(out, kRecordMagic);
+  to.put(header.epoch);
+  to.put(header.sequence);
+  to.put(std::span<const std::byte>(header.key.bytes));
+  to.put(static_cast<std::uint64_t>(header.data_bytes));
+  to.put(header.checksum);
+  end(out);
+  LittleEndianWriter(out.subspan(kFields)).put(tail);
+}
+
+void encode_footer(std::uint64_t epoch, std::span<const FooterEntry> entries,
+                   std::span<std::byte> out) noexcept {
+  KVFOLIO_CHECK(out.size() ==
+                static_cast<std::size_t>(footer_bytes(static_cast<std::int64_t>(entries.size()))));
+  const std::span<std::byte> body = out.first(out.size() - kPiece);
+  std::fill(body.begin(), body.end(), std::byte{0});
+  LittleEndianWriter to(body);
+  for (const FooterEntry& entry : entries) {
+    to.put(std::span<const std::byte>(entry.key.bytes));
+    to.put(entry.sequence);
+    to.put(static_cast<std::uint64_t>(entry.offset));
+    to.put(static_cast<std::uint64_t>(entry.data_bytes));
+  }
+  const auto piece = out.last<kPiece>();
+  LittleEndianWriter trailer = begin(piece, kTrailerMagic);
+  trailer.put(epoch);
+  trailer.put(static_cast<std::uint64_t>(entries.size()));
+  trailer.put(checksum(body, epoch));
+  end(piece);
+}
+
+FormatFault decode(std::span<const std::byte> piece, SegmentHeader& out) noexcept {
+  const FormatFault fault = check(piece, kSegmentMagic);
+  if (fault != FormatFault::kNone) return fault;
+  LittleEndianReader from = fields(piece);
+  out.number = from.get<std::uint64_t>();
+  out.epoch = from.get<std::uint64_t>();
+  return FormatFault::kNone;
+}
+
+FormatFault decode(std::span<const std::byte> piece, RecordHeader& out) noexcept {
+  const FormatFault fault = check(piece, kRecordMagic);
+  if (fault != FormatFault::kNone) return fault;
+  LittleEndianReader from = fields(piece);
+  out.epoch = from.get<std::uint64_t>();
+  out.sequence = from.get<std::uint64_t>();
+  from.get(std::span(out.key.bytes));
+  const bool sane = get_data_bytes(from, out.data_bytes);
+  out.checksum = from.get<std::uint64_t>();
+  return sane ? FormatFault::kNone : FormatFault::kFields;
+}
+
+FormatFault decode(std::span<const std::byte> piece, Trailer& out) noexcept {
+  const FormatFault fault = check(piece, kTrailerMagic);
+  if (fault != FormatFault::kNone) return fault;
+  LittleEndianReader from = fields(piece);
+  out.epoch = from.get<std::uint64_t>();
+  const auto num_records = from.get<std::uint64_t>();
+  out.checksum = from.get<std::uint64_t>();
+  if (num_records > kRecordsMax) return FormatFault::kFields;
+  out.num_records = static_cast<std::int64_t>(num_records);
+  return FormatFault::kNone;
+}
+
+FormatFault decode_entries(const Trailer& trailer, std::span<const std::byte> entries,
+                           std::int64_t footer_at, std::vector<FooterEntry>& out) {
+  const auto expected = static_cast<std::size_t>(footer_bytes(trailer.num_records) - kPiece);
+  if (entries.size() != expected) return FormatFault::kFields;
+  if (checksum(entries, trailer.epoch) != trailer.checksum) return FormatFault::kChecksum;
+  LittleEndianReader from(entries);
+  std::int64_t least = kPiece;  // records lie behind each other
+  for (std::int64_t i = 0; i < trailer.num_records; ++i) {
+    FooterEntry entry;
+    from.get(std::span(entry.key.bytes));
+    entry.sequence = from.get<std::uint64_t>();
+    const auto offset = from.get<std::uint64_t>();
+    if (!get_data_bytes(from, entry.data_bytes)) return FormatFault::kFields;
+    const std::int64_t size = record_bytes(entry.data_bytes);
+    if (offset % kPiece != 0 || offset < static_cast<std::uint64_t>(least) ||
+        offset > static_cast<std::uint64_t>(footer_at) ||
+        size > footer_at - static_cast<std::int64_t>(offset)) {
+      return FormatFault::kFields;
+    }
+    entry.offset = static_cast<std::int64_t>(offset);
+    least = entry.offset + size;
+    out.push_back(entry);
+  }
+  return FormatFault::kNone;
+}
+
+}  // namespace kvfolio::disk

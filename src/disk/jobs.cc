@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "disk/jobs.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace kvfolio::disk {
+namespace {
+
+using Kind = IoStep::Kind;
+
+bool is_aligned(const std::byte* memory) noexcept {
+  return reinterpret_cast<std::uintptr_t>(memory) % kPiece == 0;
+}
+
+IoStep file_step(Kind kind, int file, std::int64_t bytes = 0) noexcept {
+  IoStep step;
+  step.kind = kind;
+  step.file = file;
+  step.bytes = bytes;
+  return step;
+}
+
+IoStep path_step(Kind kind, const std::string& path, int flags = 0) noexcept {
+  IoStep step;
+  step.kind = kind;
+  step.path = &path;
+  step.flags = flags;
+  return step;
+}
+
+IoStep transfer_step(Kind kind, const Extent& place) noexcept {
+  IoStep step;
+  step.kind = kind;
+  step.file = place.file;
+  step.offset = place.offset;
+  return step;
+}
+
+}  // namespace
+
+// ---- memory ----
+
+bool RecordMemory::prepare(std::byte* data, std::int64_t bytes) noexcept {
+  data_ = data;
+  bytes_ = bytes;
+  const std::int64_t body = body_bytes(bytes);
+  in_place_ = is_aligned(data) ? std::min(body, bytes / kPiece * kPiece) : 0;
+  edge_ = AlignedBuffer(2 * kPiece);
+  if (edge_.data() == nullptr) return false;
+  if (body - in_place_ <= kPiece) return true;
+  bounce_ = AlignedBuffer(body);
+  return bounce_.data() != nullptr;
+}
+
+void RecordMemory::add_parts(IoStep& step) noexcept {
+  const std::int64_t body = body_bytes(bytes_);
+  step.add_part(edge_.data(), kPiece);
+  step.add_part(data_, in_place_);
+  step.add_part(bounce_.data() != nullptr ? bounce_.data() : edge_.data() + kPiece,
+                body - in_place_);
+}
+
+void RecordMemory::fill_own() noexcept {
+  const std::int64_t body = body_bytes(bytes_);
+  if (body == in_place_) return;
+  std::byte* own = bounce_.data() != nullptr ? bounce_.data() : edge_.data() + kPiece;
+  const auto copied = static_cast<std::size_t>(std::min(body, bytes_) - in_place_);
+  std::memcpy(own, data_ + in_place_, copied);
+  // Memory of other things must not reach the disk.
+  std::memset(own + copied, 0, static_cast<std::size_t>(body - in_place_) - copied);
+}
+
+void RecordMemory::take_own() noexcept {
+  const std::int64_t body = body_bytes(bytes_);
+  const std::byte* own = bounce_.data() != nullptr ? bounce_.data() : edge_.data() + kPiece;
+  if (body > in_place_) {
+    std::memcpy(data_ + in_place_, own,
+                static_cast<std::size_t>(std::min(body, bytes_) - in_place_));
+  }
+  if (!tail().empty()) {
+    std::memcpy(tail().data(), edge_.data() + kRecordFieldsBytes, tail().size());
+  }
+}
+
+// ---- records ----
+
+IoStep StoreJob::next(std::int64_t last) noexcept {
+  if (step_++ > 0) {
+    result = std::min<std::int64_t>(last, 0);
+    return {};
+  }
+  if (!memory_.prepare(data, header.data_bytes)) {
+    result = -ENOMEM;
+    return {};
+  }
+  header.checksum = data_checksum(header.key, memory_.data());
+  encode(header, memory_.tail(), memory_.header());
+  memory_.fill_own();
+  IoStep step = transfer_step(Kind::kWrite, place);
+  memory_.add_parts(step);
+  return step;
+}
+
+IoStep LoadJob::next(std::int64_t last) noexcept {
+  switch (step_++) {
+    case 0: {
+      if (!memory_.prepare(data, expected.data_bytes)) {
+        result = TierResult::kBusy;
+        return {};
+      }
+      IoStep step = transfer_step(Kind::kRead, place);
+      memory_.add_parts(step);
+      return step;
+    }
+    case 1: {
+      if (last < 0) {
+        result = TierResult::kIoError;
+        error = last;
+      } else {
+        memory_.take_own();
+        if (!is_right()) result = TierResult::kCorrupt;
+      }
+      if (!drop_cached) return {};
+      IoStep step = file_step(Kind::kDropCached, place.file, record_bytes(expected.data_bytes));
+      step.offset = place.offset;
+      return step;
+    }
+    default:
+      return {};
+  }
+}
+
+bool LoadJob::is_right() noexcept {
+  RecordHeader seen;
+  if (decode(memory_.header(), seen) != FormatFault::kNone) return false;
+  const std::uint64_t checksum = seen.checksum;
+  seen.checksum = expected.checksum;
+  return seen == expected && data_checksum(seen.key, memory_.data()) == checksum;
+}
+
+// ---- segments ----
+
+IoStep CreateJob::next(std::int64_t last) noexcept {
+  switch (step_++) {
+    case 0:
+      return path_step(Kind::kOpen, path, O_RDWR | O_CREAT | O_EXCL | (direct ? O_DIRECT : 0));
+    case 1:
+      if (last < 0) {
+        result = last;
+        return {};
+      }
+      file = static_cast<int>(last);
+      return file_step(Kind::kAllocate, file, bytes);
+    case 2: {
+      // Some file systems cannot take room ahead of time. Then ENOSPC may come with a record.
+      const bool cannot = last == -EOPNOTSUPP || last == -ENOSYS;
+      if (last < 0 && !cannot) return give_up(last);
+      return file_step(Kind::kTruncate, file, bytes);
+    }
+    case 3: {
+      if (last < 0) return give_up(last);
+      piece_ = AlignedBuffer(kPiece);
+      if (piece_.data() == nullptr) return give_up(-ENOMEM);
+      encode(header, std::span<std::byte, kPiece>(piece_.data(), kPiece));
+      IoStep step = transfer_step(Kind::kWrite, {.file = file, .offset = 0});
+      step.add_part(piece_.data(), kPiece);
+      return step;
+    }
+    case 4:
+      return last < 0 ? give_up(last) : IoStep{};
+    case 5:  // from give_up()
+      file = -1;
+      return path_step(Kind::kUnlink, path);
+    default:
+      return {};
+  }
+}
+
+IoStep CreateJob::give_up(std::int64_t error) noexcept {
+  result = error;
+  step_ = 5;
+  return file_step(Kind::kClose, file);
+}
+
+IoStep SealJob::next(std::int64_t last) noexcept {
+  // What the page cache keeps is no matter of durability.
+  if (last < 0 && step_ < 6) result = last;
+  if (result < 0) return {};
+  switch (step_++) {
+    case 0:
+      return file_step(Kind::kSync, place.file);
+    case 1: {
+      const std::int64_t bytes = footer_bytes(static_cast<std::int64_t>(entries.size()));
+      footer_ = AlignedBuffer(bytes);
+      if (footer_.data() == nullptr) {
+        result = -ENOMEM;
+        return {};
+      }
+      encode_footer(epoch, entries, {footer_.data(), static_cast<std::size_t>(bytes)});
+      IoStep step = transfer_step(Kind::kWrite, place);
+      step.add_part(footer_.data(), bytes);
+      return step;
+    }
+    case 2:
+      return file_step(Kind::kTruncate, place.file, end());
+    case 3:
+      return file_step(Kind::kSync, place.file);
+    case 4:
+      return path_step(Kind::kSyncDirectory, *directory);
+    case 5:
+      if (place.direct) return {};
+      return file_step(Kind::kDropCached, place.file, end());
+    default:
+      return {};
+  }
+}
+
+IoStep RemoveJob::next(std::int64_t last) noexcept {
+  switch (step_++) {
+    case 0:
+      return path_step(Kind::kUnlink, path);
+    case 1:
+      result = last == -ENOENT ? 0 : last;
+      return file_step(Kind::kClose, file);
+    default:
+      return {};
+  }
+}
+
+// ---- others ----
+
+TransferJob::TransferJob(IoStep::Kind kind, const Extent& place, std::byte* memory,
+                         std::int64_t bytes) noexcept
+    : step_(transfer_step(kind, place)) {
+  step_.add_part(memory, bytes);
+}
+
+IoStep TransferJob::next(std::int64_t last) noexcept {
+  result = std::min<std::int64_t>(last, 0);
+  const IoStep step = step_;
+  step_ = {};
+  return step;
+}
+
+IoStep ProbeJob::next(std::int64_t last) noexcept {
+  if (last < 0 && result == 0) result = last;
+  switch (step_++) {
+    case 0:
+      pieces_ = AlignedBuffer(2 * kPiece);
+      if (pieces_.data() == nullptr) {
+        result = -ENOMEM;
+        return {};
+      }
+      std::memset(pieces_.data(), 0x5a, kPiece);
+      std::memset(pieces_.data() + kPiece, 0, kPiece);
+      return path_step(Kind::kOpen, path, O_RDWR | O_CREAT | O_TRUNC | (direct ? O_DIRECT : 0));
+    case 1: {
+      if (last == -EINVAL && direct) {
+        direct = false;
+        result = 0;
+        step_ = 1;
+        return path_step(Kind::kOpen, path, O_RDWR | O_CREAT | O_TRUNC);
+      }
+      if (last < 0) return {};
+      file_ = static_cast<int>(last);
+      IoStep step = transfer_step(Kind::kWrite, {.file = file_});
+      step.add_part(pieces_.data(), kPiece);
+      return step;
+    }
+    case 2: {
+      IoStep step = transfer_step(Kind::kRead, {.file = file_});
+      step.add_part(pieces_.data() + kPiece, kPiece);
+      return step;
+    }
+    case 3:
+      if (result == 0 && std::memcmp(pieces_.data(), pieces_.data() + kPiece, kPiece) != 0) {
+        result = -EILSEQ;
+      }
+      direct = direct && !fell_back;
+      return file_step(Kind::kClose, file_);
+    case 4:
+      return path_step(Kind::kUnlink, path);
+    default:
+      return {};
+  }
+}
+
+}  // namespace kvfolio::disk

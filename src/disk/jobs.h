@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The jobs of the disk tier. Each is filled by the owner, given to an engine, and read by the owner
+// when it is done. Checksums are computed by the engine's thread, not by the owner's.
+//
+// Thread safety: as IoJob.
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "disk/format.h"
+#include "disk/step.h"
+#include "kvfolio/tier.h"
+
+namespace kvfolio::disk {
+
+// Memory that O_DIRECT takes.
+class AlignedBuffer {
+ public:
+  AlignedBuffer() noexcept = default;
+  // Empty if there is no memory. Requires: bytes is a multiple of kPiece.
+  explicit AlignedBuffer(std::int64_t bytes) noexcept
+      : memory_(static_cast<std::byte*>(
+            std::aligned_alloc(std::size_t{kPiece}, static_cast<std::size_t>(bytes)))) {}
+  [[nodiscard]] std::byte* data() const noexcept { return memory_.get(); }
+
+ private:
+  struct Free {
+    void operator()(std::byte* memory) const noexcept { std::free(memory); }
+  };
+  std::unique_ptr<std::byte, Free> memory_;
+};
+
+// A file of the directory, and where in it something lies.
+struct Extent {
+  int file = -1;
+  std::int64_t offset = 0;
+  bool direct = false;  // the file was opened with O_DIRECT
+};
+
+// The memory of a record's data, and how it meets the pieces of the disk. The header, with the tail
+// of data in it, and a body that ends within a piece go through memory of this object; so does all
+// of data that is not aligned. The rest is read and written where it lies.
+class RecordMemory {
+ public:
+  // False: no memory.
+  [[nodiscard]] bool prepare(std::byte* data, std::int64_t bytes) noexcept;
+  void add_parts(IoStep& step) noexcept;
+  [[nodiscard]] std::span<std::byte, kPiece> header() noexcept {
+    return std::span<std::byte, kPiece>(edge_.data(), kPiece);
+  }
+  [[nodiscard]] std::span<std::byte> data() const noexcept {
+    return {data_, static_cast<std::size_t>(bytes_)};
+  }
+  [[nodiscard]] std::span<std::byte> tail() const noexcept {
+    return data().last(static_cast<std::size_t>(tail_bytes(bytes_)));
+  }
+  // Copies what goes through memory of this object: before a write, and after a read.
+  void fill_own() noexcept;
+  void take_own() noexcept;
+
+ private:
+  std::byte* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+  std::int64_t in_place_ = 0;  // bytes of the body that lie in data
+  AlignedBuffer edge_;         // the header, and the last piece of the body if it is not whole
+  AlignedBuffer bounce_;       // the body, if data is not aligned
+};
+
+// Seals a record and writes it.
+class StoreJob final : public IoJob {
+ public:
+  Extent place;
+  RecordHeader header;  // all but the checksum
+  std::byte* data = nullptr;
+  std::int64_t result = 0;  // when done: 0 or -errno
+
+  IoStep next(std::int64_t last) noexcept override;
+
+ private:
+  RecordMemory memory_;
+  int step_ = 0;
+};
+
+// Reads a record and compares it with what the index says.
+class LoadJob final : public IoJob {
+ public:
+  Extent place;
+  RecordHeader expected;  // all but the checksum
+  std::byte* data = nullptr;
+  bool drop_cached = false;             // the file goes through the page cache
+  TierResult result = TierResult::kOk;  // when done: kOk, kCorrupt, kIoError, or kBusy: no memory
+  std::int64_t error = 0;               // of kIoError: -errno
+
+  IoStep next(std::int64_t last) noexcept override;
+
+ private:
+  [[nodiscard]] bool is_right() noexcept;
+
+  RecordMemory memory_;
+  int step_ = 0;
+};
+
+// Makes a segment file: all of its room is taken at once, so that ENOSPC comes here and not later.
+class CreateJob final : public IoJob {
+ public:
+  std::string path;
+  SegmentHeader header;
+  std::int64_t bytes = 0;
+  bool direct = true;
+  int file = -1;            // when done without an error
+  std::int64_t result = 0;  // 0 or -errno: then there is no file
+
+  IoStep next(std::int64_t last) noexcept override;
+
+ private:
+  IoStep give_up(std::int64_t error) noexcept;
+
+  AlignedBuffer piece_;
+  int step_ = 0;
+};
+
+// Ends a segment: what it has is made durable, then its footer, and the room behind is given back.
+class SealJob final : public IoJob {
+ public:
+  Extent place;  // of the footer
+  const std::string* directory = nullptr;
+  std::uint64_t epoch = 0;
+  std::vector<FooterEntry> entries;
+  std::int64_t result = 0;  // 0 or -errno: the segment is readable, but has no footer
+
+  IoStep next(std::int64_t last) noexcept override;
+  [[nodiscard]] std::int64_t end() const noexcept {
+    return place.offset + footer_bytes(static_cast<std::int64_t>(entries.size()));
+  }
+
+ private:
+  AlignedBuffer footer_;
+  int step_ = 0;
+};
+
+// Removes a file. Requires: nobody reads it.
+class RemoveJob final : public IoJob {
+ public:
+  std::string path;
+  int file = -1;
+  std::int64_t result = 0;  // of unlink; a file that is gone already is fine
+
+  IoStep next(std::int64_t last) noexcept override;
+
+ private:
+  int step_ = 0;
+};
+
+// Reads or writes one stretch of a file. Requires: place and size are multiples of kPiece, and the
+// memory is aligned.
+class TransferJob final : public IoJob {
+ public:
+  TransferJob(IoStep::Kind kind, const Extent& place, std::byte* memory,
+              std::int64_t bytes) noexcept;
+  std::int64_t result = 0;  // 0 or -errno
+
+  IoStep next(std::int64_t last) noexcept override;
+
+ private:
+  IoStep step_;
+};
+
+// Finds out what the directory and the engine can do: writes a file, and reads it.
+class ProbeJob final : public IoJob {
+ public:
+  std::string path;
+  bool direct = true;       // when done: whether O_DIRECT works
+  std::int64_t result = 0;  // 0 or -errno; -EILSEQ: other bytes came back
+
+  IoStep next(std::int64_t last) noexcept override;
+
+ private:
+  AlignedBuffer pieces_;
+  int file_ = -1;
+  int step_ = 0;
+};
+
+}  // namespace kvfolio::disk

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What a directory has, found out before anything is served from it. A sealed segment says it in
+// its footer; of any other the headers are read one behind the other, up to the first that is not
+// the next of this segment. Thread safety: none. Waits for the disk.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "disk/directory.h"
+#include "disk/format.h"
+
+namespace kvfolio::disk {
+
+struct FoundSegment {
+  std::uint64_t number = 0;
+  std::uint64_t epoch = 0;
+  int file = -1;
+  bool direct = false;
+  bool sealed = false;     // it has a footer, which is right
+  std::int64_t bytes = 0;  // of the file
+  std::int64_t used = 0;   // behind the last record
+  std::vector<FooterEntry> entries{};
+};
+
+// The segments, oldest first; whoever takes them closes their files. A file without a header of
+// ours never held a record and is removed if `remove_empty`. kFailedPrecondition: one is of a newer
+// version. kUnavailable: one cannot be opened.
+Result<std::vector<FoundSegment>> find_segments(DiskCalls& calls, const Directory& directory,
+                                                bool direct, bool remove_empty);
+
+}  // namespace kvfolio::disk

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "disk/step.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "disk/index.h"
+#include "disk/sim_disk.h"
+#include "disk/test_store.h"
+
+namespace kvfolio::disk {
+namespace {
+
+IoStep read_of(int file, std::byte* memory, std::int64_t first, std::int64_t second) {
+  IoStep step;
+  step.kind = IoStep::Kind::kRead;
+  step.file = file;
+  step.add_part(memory, first);
+  step.add_part(memory + first, second);
+  return step;
+}
+
+TEST(StepRun, AsksForTheRestFromAWholePiece) {
+  SimDisk disk;
+  std::byte* memory = nullptr;
+  StepRun run(read_of(1, memory, 2 * kPiece, kPiece));
+  EXPECT_FALSE(run.take(kPiece + 100, disk));  // a piece counts, what is behind it does not
+  EXPECT_EQ(run.rest().offset, kPiece);
+  EXPECT_EQ(run.rest().num_parts, 2);
+  EXPECT_EQ(run.rest().parts[0].iov_len, std::size_t{kPiece});
+  EXPECT_FALSE(run.take(kPiece, disk));
+  EXPECT_EQ(run.rest().num_parts, 1);
+  EXPECT_TRUE(run.take(kPiece, disk));
+  EXPECT_EQ(run.result(), 3 * kPiece);
+}
+
+TEST(StepRun, NothingAtAllIsAnError) {
+  SimDisk disk;
+  StepRun run(read_of(1, nullptr, kPiece, 0));
+  EXPECT_TRUE(run.take(0, disk));
+  EXPECT_EQ(run.result(), -EIO);
+}
+
+TEST(StepRun, InterruptionsAreBounded) {
+  SimDisk disk;
+  for (const std::int64_t answer : {std::int64_t{-EINTR}, std::int64_t{-EAGAIN}, std::int64_t{7}}) {
+    StepRun run(read_of(1, nullptr, kPiece, 0));
+    int times = 1;
+    while (!run.take(answer, disk)) ++times;
+    EXPECT_GT(times, 10);
+    EXPECT_LT(times, 1000);
+    EXPECT_LT(run.result(), 0);
+  }
+}
+
+TEST(StepRun, GivesUpDirectIoOnce) {
+  SimDisk disk;
+  const int file = disk.open("/f", O_RDWR | O_CREAT | O_DIRECT);
+  StepRun run(read_of(file, nullptr, kPiece, 0));
+  EXPECT_FALSE(run.take(-EINVAL, disk));
+  EXPECT_TRUE(run.fell_back());
+  EXPECT_TRUE(run.take(-EINVAL, disk));
+  EXPECT_EQ(run.result(), -EINVAL);
+}
+
+// Against a map, with keys that come and go.
+TEST(RecordIndex, FindsWhatAMapFinds) {
+  RecordIndex index;
+  std::map<std::uint64_t, std::uint32_t> model;
+  std::vector<std::uint32_t> gone;
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 30'000; ++round) {
+    const std::uint64_t number = random() % 500;
+    const auto known = model.find(number);
+    if (random() % 3 != 0) {
+      const std::uint32_t id = index.add({.key = key_of(number), .sequence = std::uint64_t(round)});
+      index.publish(id);
+      if (known != model.end()) gone.push_back(known->second);
+      model[number] = id;
+    } else if (known != model.end()) {
+      index.erase(known->second);
+      gone.push_back(known->second);
+      model.erase(known);
+    }
+    if (gone.size() > 100) {
+      for (const std::uint32_t id : gone) index.release(id);
+      gone.clear();
+    }
+    const auto asked = random() % 500;
+    const auto expected = model.find(asked);
+    EXPECT_EQ(index.find(key_of(asked)),
+              expected == model.end() ? RecordIndex::kNone : expected->second);
+  }
+  EXPECT_TRUE(index.check());
+  EXPECT_EQ(index.size(), std::int64_t(model.size()));
+}
+
+}  // namespace
+}  // namespace kvfolio::disk

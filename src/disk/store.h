@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// SegmentStore is the disk tier without its options: the owner's side of it, a state machine that
+// never touches the disk itself. It gives jobs to an engine, and learns in poll() how they ended.
+// store.cc takes items and answers them; store_segments.cc lets segments live and go.
+//
+// The life of a segment:
+//   creating -> ready -> active -> full -> sealing -> sealed -> evicting -> draining -> removing
+//  - ready: empty, and the next to become active. There is one at most.
+//  - active: takes records. full: takes no more (no room, an error, or the end), and waits for the
+//    writes that are under way.
+//  - sealed: durable, read only. Without a footer if sealing failed.
+//  - evicting: what was used is written again to the active segment; the rest is not found any
+//  more.
+//  - draining: no record of it is found any more; reads are still under way. Then its file goes.
+//
+// Invariants: the files together take at most the budget, and a new one is only begun when the old
+// one is gone. A record is found only after its write has ended well. What is in a segment that is
+// not draining yet is never moved or written over.
+//
+// Thread safety: one owner, as Tier.
+
+#include <array>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "disk/directory.h"
+#include "disk/engine.h"
+#include "disk/index.h"
+#include "disk/jobs.h"
+#include "disk/recover.h"
+#include "kvfolio/disk_tier.h"
+
+namespace kvfolio::disk {
+
+struct Segment {
+  enum class State : std::uint8_t {
+    kCreating,
+    kReady,
+    kActive,
+    kFull,
+    kSealing,
+    kSealed,
+    kEvicting,
+    kDraining,
+    kRemoving,
+  };
+  State state = State::kCreating;
+  std::uint64_t number = 0;
+  std::uint64_t epoch = 0;
+  int file = -1;
+  bool direct = false;
+  std::int64_t bytes = 0;     // of the file, in the budget
+  std::int64_t used = 0;      // where the next record goes
+  int reads = 0, writes = 0;  // under way
+  int errors = 0;
+  std::vector<std::uint32_t> records{};  // ids, in the order of the file
+};
+
+struct StoreOptions {
+  std::string path;
+  std::int64_t bytes = 0;
+  std::int64_t segment_bytes = 0;
+  std::int64_t queued_bytes_max = 0;
+  std::int64_t scrub_bytes_per_s = 0;
+  bool direct = true;
+};
+
+class SegmentStore {
+ public:
+  // Takes the lock and what the directory has. `event_fd` is closed with the store.
+  static Result<std::unique_ptr<SegmentStore>> open(DiskCalls& calls, const StoreOptions& options,
+                                                    Directory directory,
+                                                    std::unique_ptr<IoEngine> engine, int event_fd);
+  // Waits for what is in flight.
+  ~SegmentStore();
+  SegmentStore(const SegmentStore&) = delete;
+  SegmentStore& operator=(const SegmentStore&) = delete;
+
+  std::size_t submit(TierOp op, std::span<const TierItem> items, Deadline deadline);
+  std::size_t poll(std::uint64_t now_us, std::span<TierDone> done);
+  void close(Deadline deadline);
+  [[nodiscard]] bool idle() const noexcept;
+  [[nodiscard]] int event_fd() const noexcept { return event_fd_; }
+  [[nodiscard]] TierHealth health() const noexcept;
+  [[nodiscard]] DiskTierStats stats() const noexcept;
+  [[nodiscard]] std::int64_t data_bytes_max() const noexcept;
+  [[nodiscard]] std::string describe() const;
+  // The first rule of this class that is broken, or ok. O(records).
+  [[nodiscard]] Status check_invariants() const;
+
+ private:
+  using State = Segment::State;
+  // Why a job runs, and what its end means.
+  struct Op {
+    enum class Kind : std::uint8_t { kStore, kLoad, kMoveRead, kMoveWrite, kScrub, kFile };
+    Kind kind = Kind::kFile;
+    std::unique_ptr<IoJob> job{};
+    Segment* segment = nullptr;
+    std::uint32_t record = RecordIndex::kNone;
+    TierItem item{};                              // of kStore, kLoad
+    Deadline deadline{};                          // likewise
+    AlignedBuffer memory{};                       // of the kinds that have no item
+    std::uint32_t replaces = RecordIndex::kNone;  // of kMoveWrite
+  };
+  struct Waiting {
+    TierItem item;
+    Deadline deadline;
+  };
+
+  SegmentStore(DiskCalls& calls, const StoreOptions& options, Directory directory,
+               std::unique_ptr<IoEngine> engine, int event_fd);
+
+  // ---- store.cc: items ----
+  bool take(TierOp op, const TierItem& item, Deadline deadline);
+  void answer(std::uint64_t tag, TierOp op, TierResult result);
+  void expire(std::deque<Waiting>& queue, TierOp op);
+  void refuse_all(std::deque<Waiting>& queue, TierOp op, TierResult result);
+  void begin_waiting();
+  bool begin_load(const Waiting& waiting);
+  bool begin_store(const Waiting& waiting);
+  void begin_scrub();
+  void submit_load(Op op, std::byte* data);
+  void submit_store(Op op, std::byte* data);
+  void start(Op op);
+  void collect();
+  void on_done(Op& op);
+  void on_stored(Op& op);
+  void on_loaded(Op& op);
+  TierResult on_read(Op& op);  // whatever the read was for
+  TierResult on_written(Op& op);
+  void on_error(Segment& segment);
+  void count_error();
+  void notify();
+  [[nodiscard]] bool has_room_for_job() const noexcept;
+  [[nodiscard]] TierResult in_time(const Op& op, TierResult result) const noexcept;
+
+  // ---- store_segments.cc ----
+  Status adopt(std::vector<FoundSegment> found);
+  Segment& adopt_segment(const FoundSegment& found);
+  Status seal_found(Segment& segment);
+  void keep_going();
+  void choose_active();
+  void prepare_next();
+  void begin_seal(Segment& segment);
+  void begin_evict(Segment& segment);
+  void go_on_evicting(Segment& segment);
+  bool move_one(Segment& segment, std::uint32_t id);
+  void on_moved_read(Op& op);
+  void on_moved(Op& op);
+  void drain(Segment& segment);
+  void begin_remove(Segment& segment);
+  void on_file_done(Op& op);
+  void on_created(Segment& segment, const CreateJob& job);
+  void on_no_segment(std::int64_t error);
+  bool make_room();
+  void forget_segment(Segment& segment);
+  void stop_writing(Segment& segment);
+  // The place of a new record in the active segment; kNone: it does not fit.
+  std::uint32_t place(const TierKey& key, std::int64_t data_bytes);
+  [[nodiscard]] bool fits(const Segment& segment, std::int64_t data_bytes) const noexcept;
+  [[nodiscard]] std::vector<FooterEntry> entries_of(const Segment& segment) const;
+  [[nodiscard]] Segment* oldest_sealed() noexcept;
+  [[nodiscard]] std::int64_t bytes_used() const noexcept;
+
+  DiskCalls& calls_;
+  const StoreOptions options_;
+  Directory directory_;
+  const int event_fd_;
+  std::unique_ptr<IoEngine> engine_;
+  RecordIndex index_;
+  std::map<std::uint64_t, Segment> segments_;  // by number, so oldest first; they do not move
+  Segment* active_ = nullptr;
+  Segment* next_ = nullptr;             // creating or ready
+  Segment* evicting_ = nullptr;         // makes room: one at a time, until its file is gone
+  std::vector<std::uint32_t> to_move_;  // of evicting_
+  std::int64_t moves_ = 0;              // under way
+  std::uint64_t last_number_ = 0, last_sequence_ = 0;
+
+  std::unordered_map<IoJob*, Op> ops_;
+  std::deque<Waiting> loads_, stores_;  // accepted, not begun
+  std::int64_t queued_bytes_ = 0;       // of these and of what is in flight
+  std::deque<TierDone> ready_;
+  bool notified_ = false;  // event_fd is readable
+
+  std::uint64_t now_us_ = 0;
+  Deadline close_by_{};
+  bool closing_ = false, off_ = false;
+  bool went_buffered_ = false;
+  int errors_in_row_ = 0;
+  std::uint64_t retry_create_us_ = 0;  // no segment is made before that
+  std::int64_t scrub_credit_ = 0;
+  std::uint64_t scrub_segment_ = 0;
+  std::size_t scrub_record_ = 0;
+  DiskTierStats stats_;
+  TierHealth health_;
+};
+
+}  // namespace kvfolio::disk

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What was forgotten does not come back.
+
+#include "kvfolio/offload.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "offload/test_offload.h"
+
+namespace kvfolio {
+namespace {
+
+using test::Cache;
+using test::evict_all;
+using test::kFullRecord;
+using test::left_by_a_first_process;
+using test::MemoryTier;
+using test::offload_of;
+using test::opened;
+using test::prompt_of;
+using test::run_to_the_end;
+
+TEST(Offload, ForgettingChangesTheNamesAndErasesTheArena) {
+  MemoryTier tier;
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  Cache cache(test::full(40));
+  const auto offload = offload_of(cache, tiers);
+  const OpenOptions mine{.root = {.tenant_salt = "a"}};
+  const OpenOptions other{.root = {.tenant_salt = "b"}};
+  cache.compute(prompt_of(1, 64), mine);
+  cache.compute(prompt_of(1, 64), other);
+  run_to_the_end(*offload);
+  EXPECT_EQ(offload->arena().records, 16);
+  EXPECT_GT(offload->forget(mine.root).blocks, 0);
+  EXPECT_EQ(offload->arena().records, 8);
+  evict_all(cache);
+  EXPECT_EQ(opened(*offload, cache, prompt_of(1, 64), mine).cached_tokens, 0);
+  EXPECT_EQ(opened(*offload, cache, prompt_of(1, 64), other).cached_tokens, 63);
+  // What is computed after that is kept under the new names.
+  cache.compute(prompt_of(1, 64), mine);
+  run_to_the_end(*offload, 600'000'000);
+  offload->reset();
+  EXPECT_EQ(offload->arena().records, 0);
+  EXPECT_EQ(offload->epoch(), 2u);
+  EXPECT_EQ(opened(*offload, cache, prompt_of(1, 64), mine, 700'000'000).cached_tokens, 0);
+  EXPECT_EQ(opened(*offload, cache, prompt_of(1, 64), other, 700'000'000).cached_tokens, 0);
+}
+
+// The ways in which a host may have the manager forget, beside the Offload.
+using Forgetting = void (*)(KVCacheManager& manager, const OpenOptions& mine);
+constexpr Forgetting kDirect[] = {
+    [](KVCacheManager& manager, const OpenOptions& mine) { manager.forget(mine.root); },
+    [](KVCacheManager& manager, const OpenOptions& mine) {
+      EXPECT_TRUE(manager.forget(prompt_of(1, 20), mine));
+    },
+    [](KVCacheManager& manager, const OpenOptions&) { manager.reset(); }};
+
+const OpenOptions kMine{.root = {.tenant_salt = "a"}};
+const OpenOptions kOther{.root = {.tenant_salt = "b"}};
+
+TEST(Offload, WhatTheManagerItselfForgotDoesNotComeBackFromAnyTier) {
+  for (const Forgetting forget : kDirect) {
+    for (const bool evicted : {false, true}) {  // then the cache does not know the root any more
+      MemoryTier tier;
+      const OffloadTier tiers[] = {{.tier = &tier}};
+      Cache cache(test::full(40));
+      const auto offload = offload_of(cache, tiers);
+      cache.compute(prompt_of(1, 64), kMine);
+      run_to_the_end(*offload);
+      ASSERT_EQ(tier.records.size(), 8u);
+      if (evicted) evict_all(cache);
+      forget(cache.manager, kMine);
+      evict_all(cache);
+      EXPECT_EQ(opened(*offload, cache, prompt_of(1, 64), kMine, 600'000'000).cached_tokens, 0);
+      EXPECT_EQ(offload->arena().records, 0);
+      EXPECT_EQ(offload->counters().manager_forgets, 1u);
+      // What is computed after that comes back.
+      cache.compute(prompt_of(1, 64), kMine);
+      run_to_the_end(*offload, 700'000'000);
+      evict_all(cache);
+      EXPECT_EQ(opened(*offload, cache, prompt_of(1, 64), kMine, 800'000'000).cached_tokens, 63);
+    }
+  }
+}
+
+TEST(Offload, TheEpochCountsWhatTheManagerForgotSinceTheLastCall) {
+  Cache cache(test::full(40));
+  const auto offload = offload_of(cache);
+  cache.manager.reset();
+  EXPECT_EQ(offload->epoch(), 1u);
+  cache.manager.reset();
+  offload->poll(1);
+  EXPECT_EQ(offload->epoch(), 1u);
+  offload->reset();
+  EXPECT_EQ(offload->epoch(), 2u);
+  EXPECT_EQ(offload->counters().manager_forgets, 1u);
+}
+
+TEST(Offload, ForgettingAPrefixTakesItsRootKeyBelowTheCacheAndNoOther) {
+  MemoryTier tier;
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  Cache cache(test::full(80));
+  const auto offload = offload_of(cache, tiers);
+  for (const OpenOptions* each : {&kMine, &kOther}) {
+    cache.compute(prompt_of(1, 64), *each);
+    cache.compute(prompt_of(2, 64), *each);
+  }
+  run_to_the_end(*offload);
+  EXPECT_FALSE(offload->forget(std::vector<std::int32_t>{-1}, kMine));
+  EXPECT_EQ(offload->epoch(), 0u);
+  const auto gone = offload->forget(prompt_of(1, 32), kMine);
+  ASSERT_TRUE(gone);
+  EXPECT_EQ(gone->blocks, 5);  // the fourth and what is behind
+  EXPECT_EQ(cache.hit(prompt_of(2, 64), kMine), 63) << "the cache forgets the prefix only";
+  EXPECT_EQ(offload->arena().records, 16);
+  evict_all(cache);
+  EXPECT_EQ(opened(*offload, cache, prompt_of(1, 64), kMine).cached_tokens, 0);
+  EXPECT_EQ(opened(*offload, cache, prompt_of(2, 64), kMine).cached_tokens, 0);
+  EXPECT_EQ(opened(*offload, cache, prompt_of(1, 64), kOther).cached_tokens, 63);
+  EXPECT_EQ(offload->counters().manager_forgets, 0u);
+}
+
+TEST(Offload, ForgettingEndsALoadThatIsBeingWritten) {
+  for (int way = 0; way < 6; ++way) {
+    Cache cache(test::full(40));
+    const auto offload = offload_of(cache, {}, 1 << 20, {.bytes_per_poll = 2 * kFullRecord});
+    cache.compute(prompt_of(1, 64), kMine);
+    run_to_the_end(*offload);
+    evict_all(cache);
+    const auto open = offload->open(prompt_of(1, 64), kMine);
+    EXPECT_TRUE(offload->poll(1'000'000).empty());
+    ASSERT_EQ(cache.manager.usage(GroupId(0))->loading, 8);
+    if (way < 3) kDirect[way](cache.manager, kMine);
+    if (way == 3) offload->forget(kMine.root);
+    if (way == 4) {
+      EXPECT_TRUE(offload->forget(prompt_of(1, 9), kMine));
+    }
+    if (way == 5) offload->reset();
+    const auto ready = offload->poll(1'000'001);
+    ASSERT_EQ(ready.size(), 1u) << way;
+    EXPECT_EQ(ready[0].sequence, open->sequence);
+    EXPECT_EQ(ready[0].why, LoadEnd::kForgotten);
+    EXPECT_EQ(ready[0].cached_tokens, 0);
+    EXPECT_EQ(cache.manager.usage(GroupId(0))->loading, 0);
+    EXPECT_EQ(offload->arena().pins, 0);
+    cache.go_on(open->sequence, prompt_of(1, 64), 0);
+    EXPECT_TRUE(cache.manager.close(open->sequence).ok());
+    EXPECT_TRUE(offload->check_invariants().ok());
+  }
+}
+
+TEST(Offload, WhatArrivesAfterItWasForgottenIsDropped) {
+  for (const Forgetting forget : kDirect) {
+    MemoryTier tier;
+    tier.records = left_by_a_first_process(prompt_of(1, 64), kMine);
+    const OffloadTier tiers[] = {{.tier = &tier}};
+    Cache cache(test::full(40));
+    const auto offload = offload_of(cache, tiers);
+    ASSERT_TRUE(offload->open(prompt_of(1, 64), kMine)->pending);
+    offload->poll(1);
+    offload->poll(2);
+    ASSERT_EQ(tier.loads_asked, 8u);
+    forget(cache.manager, kMine);
+    const auto ready = offload->poll(3);
+    ASSERT_EQ(ready.size(), 1u);
+    EXPECT_EQ(ready[0].why, LoadEnd::kForgotten);
+    run_to_the_end(*offload);
+    EXPECT_EQ(tier.in_flight(), 0u);
+    EXPECT_EQ(offload->arena().records, 0);
+    EXPECT_EQ(offload->arena().quarantined, 0);
+    EXPECT_EQ(offload->counters().tier_loads, 0u);
+  }
+}
+
+}  // namespace
+}  // namespace kvfolio

@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tiers below host memory: what they are given, and asked for.
+
+#include "kvfolio/offload.h"
+
+#include <gtest/gtest.h>
+
+#include "offload/test_offload.h"
+
+namespace kvfolio {
+namespace {
+
+using test::Cache;
+using test::evict_all;
+using test::kFullRecord;
+using test::left_by_a_first_process;
+using test::MemoryTier;
+using test::offload_of;
+using test::opened;
+using test::prompt_of;
+using test::run_to_the_end;
+
+TEST(Offload, AnotherProcessFindsItInTheTier) {
+  const auto records = left_by_a_first_process(prompt_of(1, 64));
+  MemoryTier reopened;
+  reopened.records = records;
+  const OffloadTier tiers_after[] = {{.tier = &reopened}};
+  Cache after(test::full(19));
+  const auto offload = offload_of(after, tiers_after);
+  const SequenceReady ready = opened(*offload, after, prompt_of(1, 64));
+  EXPECT_EQ(ready.cached_tokens, 63);
+  EXPECT_EQ(ready.why, LoadEnd::kLoaded);
+  EXPECT_EQ(opened(*offload, after, prompt_of(2, 64)).why, LoadEnd::kNothing);
+}
+
+// The same tokens under each other identity, salt or adapter: no hit.
+TEST(Offload, ATierAnswersForItsOwnIdentityAndRootOnly) {
+  const auto records = left_by_a_first_process(prompt_of(1, 64), {.root = {.tenant_salt = "a"}});
+  const auto found = [&](const OffloadOptions& options, const CacheSpec& spec,
+                         const RootKey& root) {
+    MemoryTier reopened;
+    reopened.records = records;
+    const OffloadTier again[] = {{.tier = &reopened}};
+    Cache after(spec);
+    OffloadOptions all = options;
+    all.arena_bytes = 1 << 20;
+    all.tiers = again;
+    const auto offload = *Offload::create(after.manager, all);
+    return opened(*offload, after, prompt_of(1, 64), {.root = root}).cached_tokens;
+  };
+  const OffloadOptions toy{.model = test::kToy};
+  EXPECT_EQ(found(toy, test::full(40), {.tenant_salt = "a"}), 63);
+  EXPECT_EQ(found(toy, test::full(40), {.tenant_salt = "b"}), 0);
+  EXPECT_EQ(found(toy, test::full(40), {.adapter = "a"}), 0);
+  EXPECT_EQ(found(toy, test::full(40), {.tenant_salt = "a", .epoch = 1}), 0);
+  OffloadOptions later = toy;
+  later.epoch = 1;
+  EXPECT_EQ(found(later, test::full(40), {.tenant_salt = "a"}), 0);
+  for (auto field : {&ModelIdentity::model, &ModelIdentity::weights, &ModelIdentity::tokenizer,
+                     &ModelIdentity::model_dtype, &ModelIdentity::positions, &ModelIdentity::engine,
+                     &ModelIdentity::layers, &ModelIdentity::scales}) {
+    OffloadOptions other = toy;
+    other.model.*field = "other";
+    EXPECT_EQ(found(other, test::full(40), {.tenant_salt = "a"}), 0);
+  }
+  CacheSpec bf16 = test::full(40);
+  bf16.groups[0].dtype = DType::kBF16;
+  EXPECT_EQ(found(toy, bf16, {.tenant_salt = "a"}), 0);
+}
+
+TEST(Offload, RequestsForTheSameRecordsShareOneLoad) {
+  const auto records = left_by_a_first_process(prompt_of(1, 64));
+  MemoryTier reopened;
+  reopened.records = records;
+  const OffloadTier again[] = {{.tier = &reopened}};
+  Cache after(test::full(40));
+  const auto offload = offload_of(after, again);
+  const auto a = offload->open(prompt_of(1, 64));
+  const auto b = offload->open(prompt_of(1, 64));
+  std::size_t ready = 0;
+  for (int i = 0; i < 100; ++i) ready += offload->poll(1000 + std::uint64_t(i)).size();
+  EXPECT_EQ(ready, 2u);
+  EXPECT_EQ(reopened.loads_asked, 8u);
+  const std::vector<std::int32_t> found = prompt_of(1, 63);
+  for (const auto& one : {a->sequence, b->sequence}) {
+    EXPECT_EQ(after.manager.info(one)->length, 63);
+    after.check_sequence(one, found);
+  }
+}
+
+TEST(Offload, TheSecondUseGoesToATierThatAsksForThat) {
+  MemoryTier tier;
+  const OffloadTier tiers[] = {{.tier = &tier, .policy = WritePolicy::kSecondUse}};
+  Cache cache(test::full(40));
+  const auto offload = offload_of(cache, tiers);
+  cache.compute(prompt_of(1, 64));
+  cache.compute(prompt_of(2, 64));
+  run_to_the_end(*offload);
+  EXPECT_EQ(tier.records.size(), 0u);
+  evict_all(cache);
+  opened(*offload, cache, prompt_of(1, 64));
+  run_to_the_end(*offload);
+  EXPECT_EQ(tier.records.size(), 8u);
+}
+
+TEST(Offload, ComputesWhatWouldTakeLongerToLoad) {
+  const auto records = left_by_a_first_process(prompt_of(1, 64));
+  for (const bool fast : {false, true}) {
+    MemoryTier reopened;
+    reopened.records = records;
+    const OffloadTier again[] = {{.tier = &reopened}};
+    Cache after(test::full(40));
+    const auto offload = offload_of(
+        after, again, 1 << 20, {.load_bytes_per_s = fast ? 1e9 : 1e3, .prefill_tokens_per_s = 100});
+    const SequenceReady ready = opened(*offload, after, prompt_of(1, 64));
+    EXPECT_EQ(ready.why, fast ? LoadEnd::kLoaded : LoadEnd::kRecompute);
+    EXPECT_EQ(reopened.loads_asked, fast ? 8u : 0u);
+  }
+}
+
+TEST(Offload, TheNextTierIsAskedForWhatAnotherFailedToBring) {
+  const auto records = left_by_a_first_process(prompt_of(1, 64));
+  for (const bool damaged : {false, true}) {
+    MemoryTier bad(1, {.io_error = damaged ? 0u : 1000u});
+    MemoryTier good;
+    bad.records = good.records = records;
+    if (damaged) {
+      for (auto& [key, record] : bad.records) record[500] ^= std::byte{1};
+    }
+    const OffloadTier tiers[] = {{.tier = &bad}, {.tier = &good}};
+    Cache cache(test::full(40));
+    const auto offload = offload_of(cache, tiers);
+    const SequenceReady ready = opened(*offload, cache, prompt_of(1, 64));
+    EXPECT_EQ(ready.cached_tokens, 63);
+    EXPECT_EQ(ready.why, LoadEnd::kLoaded);
+    EXPECT_EQ(bad.loads_asked, 8u);
+    EXPECT_EQ(good.loads_asked, 8u);
+    EXPECT_EQ(bad.exists_asked, 8u);
+  }
+}
+
+TEST(Offload, ATierThatWasBusyIsAskedOnceMore) {
+  MemoryTier tier(1, {.busy_loads = 1000});
+  tier.records = left_by_a_first_process(prompt_of(1, 64));
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  Cache cache(test::full(40));
+  const auto offload = offload_of(cache, tiers);
+  const auto open = offload->open(prompt_of(1, 64));
+  for (std::uint64_t i = 1; tier.loads_asked < 8; ++i) ASSERT_TRUE(offload->poll(i).empty());
+  EXPECT_TRUE(offload->poll(100).empty());  // all were busy
+  tier.set_faults({});
+  std::size_t ready = 0;
+  for (std::uint64_t i = 101; i < 110; ++i) ready += offload->poll(i).size();
+  EXPECT_EQ(ready, 1u);
+  EXPECT_EQ(cache.manager.info(open->sequence)->length, 63);
+}
+
+TEST(Offload, ATierIsNotOfferedMoreThanItsLimit) {
+  MemoryTier small;
+  MemoryTier large;
+  small.says = {kFullRecord, 64};  // of the window group's records; the others are larger
+  const OffloadTier tiers[] = {{.tier = &small}, {.tier = &large}};
+  Cache cache(test::mixed(40, 40));
+  const auto offload = offload_of(cache, tiers);
+  cache.compute(prompt_of(1, 64));
+  run_to_the_end(*offload);
+  EXPECT_EQ(small.stores_asked, 8u);
+  EXPECT_EQ(large.stores_asked, 8u + 4u);
+  EXPECT_EQ(offload->counters().tier_stores_dropped, 0u);
+  evict_all(cache);
+  opened(*offload, cache, prompt_of(2, 64));
+  EXPECT_EQ(small.exists_asked, 8u);
+  EXPECT_EQ(large.exists_asked, 8u + 4u);
+  EXPECT_EQ(small.broken_limits, 0u);
+}
+
+TEST(Offload, ATierThatIsNotUsableIsPassedOver) {
+  MemoryTier tier;
+  tier.usable = false;
+  tier.records = left_by_a_first_process(prompt_of(1, 64));
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  Cache cache(test::full(40));
+  const auto offload = offload_of(cache, tiers);
+  const SequenceReady ready = opened(*offload, cache, prompt_of(1, 64));
+  EXPECT_EQ(ready.why, LoadEnd::kNothing) << "nobody waits for it";
+  EXPECT_TRUE(cache.manager.close(ready.sequence).ok());
+  cache.compute(prompt_of(2, 64));
+  run_to_the_end(*offload);
+  EXPECT_EQ(offload->counters().tier_stores_dropped, 8u);
+  EXPECT_EQ(tier.broken_limits, 0u) << "it was asked";
+  tier.usable = true;
+  EXPECT_EQ(opened(*offload, cache, prompt_of(1, 64), {}, 600'000'000).why, LoadEnd::kLoaded);
+}
+
+// Memory that is aligned to 64 and to no more.
+class OddMemory final : public MemoryResource {
+ public:
+  std::int64_t held = 0;
+  [[nodiscard]] MemoryKind kind() const noexcept override { return MemoryKind::kHost; }
+  Result<std::byte*> allocate(std::int64_t bytes) override {
+    auto memory = inner_.allocate(bytes + 4096);
+    if (!memory) return memory.error();
+    held += bytes;
+    return *memory + 64;
+  }
+  void deallocate(std::byte* memory, std::int64_t bytes) noexcept override {
+    held -= bytes;
+    inner_.deallocate(memory - 64, bytes + 4096);
+  }
+  void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
+    inner_.copy(dst, src, bytes);
+  }
+
+ private:
+  HostMemory inner_;
+};
+
+TEST(Offload, RecordsLieAsTheMostDemandingTierAsks) {
+  OddMemory memory;
+  for (const std::int64_t alignment : {1, 512, 4096}) {
+    MemoryTier plain;
+    MemoryTier demanding;
+    demanding.says = {0, alignment};
+    const OffloadTier tiers[] = {{.tier = &plain}, {.tier = &demanding}};
+    const auto prompt = prompt_of(1, 64);
+    for (const CacheSpec& spec : {test::full(40), test::mixed(40, 40)}) {
+      Cache cache(spec);
+      const auto offload = offload_of(cache, tiers, 1 << 20, {.resource = &memory});
+      cache.compute(prompt);
+      run_to_the_end(*offload);
+    }
+    plain.records.clear();
+    Cache cache(test::full(40));
+    const auto offload = offload_of(cache, tiers, 1 << 20, {.resource = &memory});
+    EXPECT_EQ(opened(*offload, cache, prompt).cached_tokens, 63);
+    EXPECT_GE(demanding.stores_asked, 16u);
+    EXPECT_GE(demanding.loads_asked, 8u);
+    EXPECT_EQ(demanding.broken_limits, 0u) << alignment;
+  }
+  EXPECT_EQ(memory.held, 0);
+}
+
+TEST(Offload, WhatATierHasNoRoomForWaitsItsTurn) {
+  for (const bool by_bytes : {true, false}) {
+    MemoryTier tier;
+    if (!by_bytes) tier.queue_max = 3;
+    const OffloadTier tiers[] = {
+        {.tier = &tier, .store_bytes_max = by_bytes ? 2 * kFullRecord : 1 << 20}};
+    Cache cache(test::full(40));
+    const auto offload = offload_of(cache, tiers);
+    cache.compute(prompt_of(1, 64));
+    offload->poll(1);
+    EXPECT_EQ(tier.stores_asked, by_bytes ? 2u : 3u);
+    EXPECT_FALSE(offload->idle());
+    run_to_the_end(*offload);
+    EXPECT_TRUE(offload->idle());
+    EXPECT_EQ(tier.records.size(), 8u);
+    EXPECT_EQ(offload->counters().tier_stores_dropped, 0u);
+  }
+}
+
+TEST(Offload, WhatTheArenaLosesBeforeItsTurnIsCounted) {
+  MemoryTier tier(1, {.silent = 1000});
+  const OffloadTier tiers[] = {{.tier = &tier, .store_bytes_max = kFullRecord}};
+  Cache cache(test::full(40));
+  const auto offload = offload_of(cache, tiers, 4 * kFullRecord);
+  cache.compute(prompt_of(1, 64));
+  offload->poll(1);
+  EXPECT_TRUE(tier.close({}).ok());  // ends the store that is in flight
+  run_to_the_end(*offload);
+  EXPECT_EQ(offload->counters().tier_stores_dropped, 8u);
+  EXPECT_TRUE(offload->idle());
+}
+
+TEST(Offload, ALoadBeyondATiersRoomComesPieceByPiece) {
+  for (const bool by_bytes : {true, false}) {
+    MemoryTier tier;
+    tier.records = left_by_a_first_process(prompt_of(1, 64));
+    if (!by_bytes) tier.queue_max = 3;
+    const OffloadTier tiers[] = {
+        {.tier = &tier, .load_bytes_max = by_bytes ? 2 * kFullRecord : 1 << 20}};
+    Cache cache(test::full(40));
+    const auto offload = offload_of(cache, tiers);
+    const SequenceReady ready = opened(*offload, cache, prompt_of(1, 64));
+    EXPECT_EQ(ready.cached_tokens, 63);
+    EXPECT_EQ(ready.why, LoadEnd::kLoaded);
+    EXPECT_EQ(tier.loads_asked, 8u);
+  }
+}
+
+TEST(Offload, APromptLargerThanTheArenaComesAsFarAsThatHolds) {
+  MemoryTier tier;
+  tier.records = left_by_a_first_process(prompt_of(1, 64));
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  Cache cache(test::full(40));
+  const auto offload = offload_of(cache, tiers, 5 * kFullRecord);
+  const SequenceReady ready = opened(*offload, cache, prompt_of(1, 64));
+  EXPECT_EQ(ready.why, LoadEnd::kPart);
+  EXPECT_GE(ready.cached_tokens, 24) << tier.loads_asked;
+}
+
+TEST(Offload, RecordsThatArriveCountAgainstTheBytesOfAPoll) {
+  MemoryTier tier;
+  tier.records = left_by_a_first_process(prompt_of(1, 64));
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  Cache cache(test::full(40));
+  const auto offload = offload_of(cache, tiers, 1 << 20, {.bytes_per_poll = 4 * kFullRecord});
+  ASSERT_TRUE(offload->open(prompt_of(1, 64))->pending);
+  std::uint64_t before = 0;
+  for (std::uint64_t i = 1; i < 20; ++i) {
+    offload->poll(i);
+    EXPECT_LE(offload->counters().tier_loads - before, 2u);
+    before = offload->counters().tier_loads;
+  }
+  EXPECT_EQ(before, 8u);
+}
+
+TEST(Offload, ABlockIsStoredWhileATierIsAskedForItsRecord) {
+  MemoryTier tier;
+  tier.records = left_by_a_first_process(prompt_of(1, 64));
+  const OffloadTier tiers[] = {{.tier = &tier, .policy = WritePolicy::kOff}};
+  Cache cache(test::full(40));
+  const auto offload = offload_of(cache, tiers);
+  const auto open = offload->open(prompt_of(1, 64));
+  offload->poll(1);
+  tier.set_faults({.silent = 1000});
+  offload->poll(2);
+  ASSERT_EQ(tier.loads_asked, 8u);
+  cache.compute(prompt_of(1, 64));
+  offload->poll(3);
+  EXPECT_EQ(offload->counters().stores, 8u);
+  EXPECT_TRUE(offload->check_invariants().ok());
+  const auto ready = offload->poll(4);  // and whoever waited for the tier has it
+  ASSERT_EQ(ready.size(), 1u);
+  EXPECT_EQ(ready[0].cached_tokens, 63);
+  cache.check_sequence(open->sequence, prompt_of(1, 63));
+  EXPECT_TRUE(tier.close({}).ok());
+  run_to_the_end(*offload);
+  EXPECT_EQ(offload->arena().quarantined, 0);
+  EXPECT_EQ(offload->arena().records, 8);
+}
+
+TEST(Offload, WhatOneRequestGaveUpIsLoadedAgainForTheNext) {
+  MemoryTier tier;
+  tier.records = left_by_a_first_process(prompt_of(1, 64));
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  Cache cache(test::full(40));
+  const auto offload = offload_of(cache, tiers, 1 << 20, {.timeout_us = 500});
+  ASSERT_TRUE(offload->open(prompt_of(1, 64))->pending);
+  offload->poll(1);
+  tier.set_faults({.silent = 1000});
+  offload->poll(2);
+  ASSERT_EQ(offload->poll(1000).size(), 1u);
+  EXPECT_EQ(offload->arena().quarantined, 8);
+  tier.set_faults({});
+  EXPECT_EQ(opened(*offload, cache, prompt_of(1, 64), {}, 2000).cached_tokens, 63);
+  EXPECT_EQ(tier.loads_asked, 16u);
+  EXPECT_TRUE(tier.close({}).ok());
+  run_to_the_end(*offload);
+}
+
+}  // namespace
+}  // namespace kvfolio

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The option --tier of several verbs: where blocks are kept beside the cache, cheapest first.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "kvfolio/disk_tier.h"
+
+namespace CLI {
+class App;
+}
+
+namespace kvfolio::tools {
+
+struct DiskChoice {
+  std::string directory;
+  std::int64_t bytes = 0;  // 0: not said
+};
+
+struct TierChoice {
+  std::int64_t host_bytes = 0;  // 0: not said
+  std::optional<DiskChoice> disk;
+
+  [[nodiscard]] bool any() const { return host_bytes > 0 || disk.has_value(); }
+  // Of the arena, through which all tiers go: also where only a disk was asked for.
+  [[nodiscard]] std::int64_t arena_bytes() const;
+};
+
+// "24GiB", "512MiB", "4096"; anything else is refused by the name of the option.
+[[nodiscard]] std::int64_t parse_size(const std::string& option, const std::string& text);
+// "disk:DIR,SIZE", or "disk:DIR" where no size is needed.
+[[nodiscard]] DiskChoice parse_disk(const std::string& option, const std::string& text,
+                                    bool with_size);
+// Parsing fills `choice`, which outlives `app`.
+void add_tier_option(CLI::App& app, TierChoice& choice, const std::string& help);
+
+[[nodiscard]] Result<std::unique_ptr<DiskTier>> open_disk(const DiskChoice& choice);
+
+}  // namespace kvfolio::tools
