@@ -143,6 +143,7 @@ TEST(ArenaTier, TwoOverOneArenaShareRecordsAndNothingElse) {
 TEST(ArenaTier, SeveralOverOneArenaWorkInSeveralThreads) {
   ArenaTier first = tier_of(1 << 14);
   std::vector<std::thread> threads;
+  threads.reserve(4);
   std::atomic<int> wrong = 0;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&wrong, t, mine = first.another()]() mutable {

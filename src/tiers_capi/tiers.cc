@@ -233,6 +233,7 @@ int32_t kvfolio_tier_create_memory(kvfolio_manager* manager, int64_t bytes,
   std::unique_ptr<CallerMemory> memory;
   KVFOLIO_C_RETURN_IF_ERROR(read_resource(__func__, resource, memory));
   std::vector<std::int64_t> sizes;
+  sizes.reserve(static_cast<std::size_t>(storage->num_groups()));
   for (std::int32_t g = 0; g < storage->num_groups(); ++g) {
     sizes.push_back(kRecordHeaderBytes + storage->block_image_bytes(GroupId(g)));
   }
