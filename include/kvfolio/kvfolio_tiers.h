@@ -186,6 +186,52 @@ KVFOLIO_C_API int32_t kvfolio_tier_create(const kvfolio_tier_functions* function
 KVFOLIO_C_API int32_t kvfolio_tier_create_memory(kvfolio_manager* manager, int64_t bytes,
                                                  const kvfolio_memory_resource* resource,
                                                  kvfolio_tier** out, kvfolio_error* error);
+
+enum { KVFOLIO_DISK_AUTO = 0, KVFOLIO_DISK_IO_URING = 1, KVFOLIO_DISK_THREADS = 2 };
+// DiskTierOptions in disk_tier.h, which says the limits.
+typedef struct kvfolio_disk_options {
+  uint32_t struct_size;
+  int32_t engine;             // 0: io_uring, or threads where that does not work
+  int64_t bytes;              // that all files together may take
+  int64_t segment_bytes;      // 0: derived
+  int32_t num_threads;        // 0: 4
+  int32_t queue_depth;        // 0: 32
+  int32_t no_direct;          // 1: through the page cache
+  int32_t reserved;           // 0
+  int64_t queued_bytes_max;   // 0: 512 MiB
+  int64_t scrub_bytes_per_s;  // 0: records are not read again
+} kvfolio_disk_options;
+// DiskTier in disk_tier.h, which says the errors: a tier in a directory of the local disk, which is
+// made if it is not there, and of which it is the only writer. kvfolio_tier_destroy() waits for
+// what is in flight and seals what was stored.
+KVFOLIO_C_API int32_t kvfolio_tier_open_disk(const char* directory,
+                                             const kvfolio_disk_options* options,
+                                             kvfolio_tier** out, kvfolio_error* error);
+// DiskTierStats in disk_tier.h.
+typedef struct kvfolio_disk_stats {
+  uint32_t struct_size;
+  uint32_t reserved;  // 0
+  int64_t bytes;      // that the files take, at most the budget
+  int64_t records;
+  int64_t segments;
+  uint64_t recovered;            // records that were there when it was opened
+  uint64_t recovered_by_footer;  // of these, without a look at their headers
+  uint64_t stored;
+  uint64_t stored_bytes;
+  uint64_t loaded;
+  uint64_t loaded_bytes;
+  uint64_t corrupt;  // records that were not what was stored
+  uint64_t io_errors;
+  uint64_t no_space;
+  uint64_t dropped;     // stores that were accepted and found no room
+  uint64_t evicted;     // records that went with their segment
+  uint64_t reinserted;  // records that were written again instead
+  uint64_t scrubbed_bytes;
+} kvfolio_disk_stats;
+// KVFOLIO_ERR_UNSUPPORTED: a tier of another kind.
+KVFOLIO_C_API int32_t kvfolio_tier_disk_stats(const kvfolio_tier* tier, kvfolio_disk_stats* out,
+                                              kvfolio_error* error);
+
 // A tier of its own over the records of one in memory, for another manager: each finds what the
 // others computed. The records last as long as one of these tiers. KVFOLIO_ERR_UNSUPPORTED: a tier
 // of another kind.
@@ -481,5 +527,8 @@ KVFOLIO_C_API int32_t kvfolio_restored_get(const kvfolio_restored* restored, int
 //  - byte_stream.h: kvfolio_save_file() and kvfolio_restore_file() have its FileSink and
 //  FileSource;
 //    other sinks and sources are functions of the caller.
+//  - DiskTier::describe(), idle(): for people, and kvfolio_offload_drain(); check_disk_directory():
+//  the
+//    command `kvfolio tier check` is this.
 //  - OffloadLeft::any(): the four numbers of kvfolio_offload_left say it.
 //  - tiers.hpp: it includes all headers of C++.

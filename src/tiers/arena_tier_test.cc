@@ -143,9 +143,10 @@ TEST(ArenaTier, TwoOverOneArenaShareRecordsAndNothingElse) {
 TEST(ArenaTier, SeveralOverOneArenaWorkInSeveralThreads) {
   ArenaTier first = tier_of(1 << 14);
   std::vector<std::thread> threads;
+  threads.reserve(4);
   std::atomic<int> wrong = 0;
   for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([&first, &wrong, t, mine = first.another()]() mutable {
+    threads.emplace_back([&wrong, t, mine = first.another()]() mutable {
       Record record(128, static_cast<std::byte>(t)), got(128);
       for (int i = 0; i < 300; ++i) {
         const int number = t * 1000 + i % 40;

@@ -138,6 +138,45 @@ Status check_items(std::string_view call, const Tier& tier, TierOp op,
   return {};
 }
 
+static_assert(static_cast<int>(DiskEngine::kThreads) == KVFOLIO_DISK_THREADS);
+
+Status read_disk_options(std::string_view call, const kvfolio_disk_options* theirs,
+                         DiskTierOptions& out) {
+  kvfolio_disk_options options;
+  KVFOLIO_RETURN_IF_ERROR(read_struct(call, "options", theirs, options));
+  KVFOLIO_RETURN_IF_ERROR(
+      read_enum(call, "engine", options.engine, KVFOLIO_DISK_THREADS, out.engine));
+  out.bytes = options.bytes;
+  out.segment_bytes = options.segment_bytes;
+  if (options.num_threads != 0) out.num_threads = options.num_threads;
+  if (options.queue_depth != 0) out.queue_depth = options.queue_depth;
+  out.direct = options.no_direct == 0;
+  if (options.queued_bytes_max != 0) out.queued_bytes_max = options.queued_bytes_max;
+  out.scrub_bytes_per_s = options.scrub_bytes_per_s;
+  return {};
+}
+
+kvfolio_disk_stats disk_stats_of(const DiskTierStats& stats) noexcept {
+  return {.struct_size = 0,
+          .reserved = 0,
+          .bytes = stats.bytes,
+          .records = stats.records,
+          .segments = stats.segments,
+          .recovered = stats.recovered,
+          .recovered_by_footer = stats.recovered_by_footer,
+          .stored = stats.stored,
+          .stored_bytes = stats.stored_bytes,
+          .loaded = stats.loaded,
+          .loaded_bytes = stats.loaded_bytes,
+          .corrupt = stats.corrupt,
+          .io_errors = stats.io_errors,
+          .no_space = stats.no_space,
+          .dropped = stats.dropped,
+          .evicted = stats.evicted,
+          .reinserted = stats.reinserted,
+          .scrubbed_bytes = stats.scrubbed_bytes};
+}
+
 Status give_memory_tier(std::string_view call, ArenaTier tier,
                         std::shared_ptr<CallerMemory> resource, kvfolio_tier** out) {
   std::unique_ptr<kvfolio_tier> handle(new (std::nothrow) kvfolio_tier);
@@ -194,6 +233,7 @@ int32_t kvfolio_tier_create_memory(kvfolio_manager* manager, int64_t bytes,
   std::unique_ptr<CallerMemory> memory;
   KVFOLIO_C_RETURN_IF_ERROR(read_resource(__func__, resource, memory));
   std::vector<std::int64_t> sizes;
+  sizes.reserve(static_cast<std::size_t>(storage->num_groups()));
   for (std::int32_t g = 0; g < storage->num_groups(); ++g) {
     sizes.push_back(kRecordHeaderBytes + storage->block_image_bytes(GroupId(g)));
   }
@@ -201,6 +241,38 @@ int32_t kvfolio_tier_create_memory(kvfolio_manager* manager, int64_t bytes,
       ArenaTier::create({.bytes = bytes, .record_bytes = sizes, .resource = memory.get()});
   if (!tier) return answer(error, tier.error());
   return answer(error, give_memory_tier(__func__, *std::move(tier), std::move(memory), out));
+}
+
+int32_t kvfolio_tier_open_disk(const char* directory, const kvfolio_disk_options* options,
+                               kvfolio_tier** out, kvfolio_error* error) {
+  const NothingThrown nothing;
+  KVFOLIO_C_NEEDS(directory);
+  KVFOLIO_C_NEEDS(out);
+  DiskTierOptions ours;
+  KVFOLIO_C_RETURN_IF_ERROR(read_disk_options(__func__, options, ours));
+  ours.directory = directory;
+  std::unique_ptr<kvfolio_tier> handle(new (std::nothrow) kvfolio_tier);
+  if (!handle) return answer(error, no_memory(__func__));
+  Result<std::unique_ptr<DiskTier>> disk = DiskTier::open(ours);
+  if (!disk) return answer(error, disk.error());
+  handle->disk = disk->get();
+  handle->tier = *std::move(disk);
+  handle->name = handle->tier->name();
+  *out = handle.release();
+  return KVFOLIO_OK;
+}
+
+int32_t kvfolio_tier_disk_stats(const kvfolio_tier* tier, kvfolio_disk_stats* out,
+                                kvfolio_error* error) {
+  const NothingThrown nothing;
+  KVFOLIO_C_NEEDS(tier);
+  KVFOLIO_C_RETURN_IF_ERROR(check_out(__func__, "out", out));
+  if (tier->disk == nullptr) {
+    return answer(error, {ErrorCode::kUnsupported,
+                          concat(__func__, ": the tier ", tier->name, " is not on a disk")});
+  }
+  write_struct(out, disk_stats_of(tier->disk->stats()));
+  return KVFOLIO_OK;
 }
 
 int32_t kvfolio_tier_share(const kvfolio_tier* memory, kvfolio_tier** out, kvfolio_error* error) {

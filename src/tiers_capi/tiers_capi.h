@@ -20,6 +20,7 @@
 #include "capi/read_prompt.h"
 #include "kvfolio/arena_tier.h"
 #include "kvfolio/c_handles.h"
+#include "kvfolio/disk_tier.h"
 #include "kvfolio/identity.h"
 #include "kvfolio/kvfolio_tiers.h"
 #include "kvfolio/offload.h"
@@ -36,6 +37,7 @@ struct kvfolio_tier {
   std::shared_ptr<kvfolio::capi::CallerMemory> resource;  // of the arena, which tiers share
   std::unique_ptr<kvfolio::Tier> tier;
   kvfolio::ArenaTier* memory = nullptr;  // the tier, if it is one in memory
+  kvfolio::DiskTier* disk = nullptr;     // likewise
   std::string name;
 };
 

@@ -20,7 +20,7 @@ HEADERS = {"manager.h": "", "storage.h": "storage_", "kernels.h": "", "token_sto
            "version.h": "", "dtype.h": "", "plan_attention.h": "",
            "manager_types.h": "", "step_plan.h": "", "root_key.h": ""}
 # The same of kvfolio_tiers.h.
-TIERS_HEADERS = {"identity.h": "identity_", "tier.h": "tier_", "arena_tier.h": "tier_",
+TIERS_HEADERS = {"identity.h": "identity_", "tier.h": "tier_", "arena_tier.h": "tier_", "disk_tier.h": "tier_",
                  "offload.h": "offload_", "snapshot.h": ""}
 # (header, C++ name): the C function of another name.
 OTHER_NAMES = {
@@ -42,6 +42,9 @@ OTHER_NAMES = {
     ("identity.h", "fields"): "identity_field",
     ("tier.h", "health"): "tier_get_health",
     ("tier.h", "to_string"): "tier_result_name",
+    ("disk_tier.h", "open"): "tier_open_disk",
+    ("disk_tier.h", "stats"): "tier_disk_stats",
+    ("disk_tier.h", "health"): "tier_get_health",
     ("arena_tier.h", "create"): "tier_create_memory",
     ("arena_tier.h", "another"): "tier_share",
     ("arena_tier.h", "health"): "tier_get_health",

@@ -92,6 +92,49 @@ static void use_tier(kvfolio_tier* tier, int64_t bytes) {
   free(memory);
 }
 
+// As toy_open(), by a clock that waits for a real disk.
+static kvfolio_sequence_ready open_from_disk(kvfolio_offload* offload) {
+  kvfolio_sequence_ready ready = {0, 0, -1};
+  int32_t pending = 0;
+  MUST(kvfolio_offload_open(offload, NULL, kTokens, 8, NULL, 0, NULL, &ready.sequence,
+                            &ready.cached_tokens, &pending, &g_error));
+  while (pending) {
+    if (kvfolio_offload_poll(offload, 100000, &ready, 1) == 1) pending = 0;
+  }
+  return ready;
+}
+
+// The records of a disk outlive their tier.
+static void use_disk(void) {
+  CHECK(system("rm -rf kvfolio_tiers_capi_disk") == 0);
+  const char* const directory = "kvfolio_tiers_capi_disk";
+  const kvfolio_disk_options options = {.struct_size = sizeof options,
+                                        .engine = KVFOLIO_DISK_THREADS,
+                                        .bytes = 1 << 20,
+                                        .segment_bytes = 1 << 16};
+  for (int run = 0; run < 2; ++run) {
+    kvfolio_tier* tier = NULL;
+    MUST(kvfolio_tier_open_disk(directory, &options, &tier, &g_error));
+    kvfolio_manager* const manager = toy_manager(16);
+    kvfolio_offload* const offload = toy_offload(manager, tier);
+    const kvfolio_sequence_ready ready = open_from_disk(offload);
+    CHECK(run == 0 || ready.cached_tokens == 7);
+    toy_compute(manager, ready.sequence, kTokens, ready.cached_tokens, 8);
+    kvfolio_offload_left left = {.struct_size = sizeof left, .stores = 1};
+    while (left.blocks || left.stores || left.loads || left.questions) {
+      MUST(kvfolio_offload_drain(offload, 100000, &left, &g_error));
+    }
+    kvfolio_disk_stats stats = {.struct_size = sizeof stats};
+    MUST(kvfolio_tier_disk_stats(tier, &stats, &g_error));
+    CHECK(stats.records == 2 && stats.stored == (run == 0 ? 2u : 0u));
+    CHECK(stats.recovered == (run == 0 ? 0u : 2u));
+    kvfolio_offload_destroy(offload);
+    kvfolio_manager_destroy(manager);
+    kvfolio_tier_destroy(tier);
+  }
+  CHECK(system("rm -rf kvfolio_tiers_capi_disk") == 0);
+}
+
 void call_tiers(void) {
   CHECK(strcmp(kvfolio_tier_result_name(KVFOLIO_TIER_MISS), "miss") == 0);
   CHECK(strcmp(kvfolio_tier_result_name(8), "invalid") == 0);
@@ -125,6 +168,7 @@ void call_tiers(void) {
   memset(&key, 7, sizeof key);
   CHECK(one_item(other, KVFOLIO_TIER_EXISTS, key, NULL, 0).result == KVFOLIO_TIER_OK);
   kvfolio_tier_destroy(other);
+  use_disk();
 }
 
 void call_offload(void) {

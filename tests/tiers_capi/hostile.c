@@ -36,6 +36,7 @@ static struct {
     kvfolio_tier_key key;
     kvfolio_text text;
     kvfolio_tier_health health;
+    kvfolio_disk_stats disk;
     kvfolio_offload_counters counters;
     kvfolio_arena_stats arena;
     kvfolio_save_stats saved;
@@ -198,6 +199,39 @@ static void bad_functions(void) {
   BAD(kvfolio_tier_create(&f, NULL, E));
 }
 
+static void bad_disks(void) {
+  kvfolio_disk_options o;
+#define BAD_FIELD(field, value)                                                \
+  do {                                                                         \
+    o = (kvfolio_disk_options){.struct_size = sizeof o, .bytes = 1 << 20};     \
+    o.field = value;                                                           \
+    BAD(kvfolio_tier_open_disk("kvfolio_tiers_capi_bad", &o, &w.out.tier, E)); \
+  } while (0)
+  BAD_FIELD(struct_size, 3);
+  BAD_FIELD(engine, 3);
+  BAD_FIELD(engine, -1);
+  BAD_FIELD(bytes, 0);
+  BAD_FIELD(bytes, INT64_MIN);
+  BAD_FIELD(segment_bytes, -4096);
+  BAD_FIELD(segment_bytes, 4097);
+  BAD_FIELD(num_threads, -1);
+  BAD_FIELD(num_threads, INT_MAX);
+  BAD_FIELD(queue_depth, INT_MIN);
+  BAD_FIELD(queued_bytes_max, -1);
+  BAD_FIELD(scrub_bytes_per_s, INT64_MIN);
+#undef BAD_FIELD
+  o = (kvfolio_disk_options){.struct_size = sizeof o, .bytes = 1 << 20};
+  BAD(kvfolio_tier_open_disk(NULL, &o, &w.out.tier, E));
+  BAD(kvfolio_tier_open_disk("", &o, &w.out.tier, E));
+  BAD(kvfolio_tier_open_disk("/no/such/folder/d", &o, &w.out.tier, E));
+  BAD(kvfolio_tier_open_disk("/dev/null", &o, &w.out.tier, E));
+  BAD(kvfolio_tier_open_disk("kvfolio_tiers_capi_bad", NULL, &w.out.tier, E));
+  BAD(kvfolio_tier_open_disk("kvfolio_tiers_capi_bad", &o, NULL, E));
+  BAD(kvfolio_tier_disk_stats(NULL, NULL, E));
+  BAD(kvfolio_tier_disk_stats(w.tier, NULL, E));
+  BAD(kvfolio_tier_disk_stats(w.tier, &w.out.disk, E));  // of another kind
+}
+
 static void hostile_tiers(void) {
   bad_functions();
   BAD(kvfolio_tier_create_memory(NULL, 1 << 16, NULL, &w.out.tier, E));
@@ -214,6 +248,7 @@ static void hostile_tiers(void) {
   resource.allocate = NULL;
   BAD(kvfolio_tier_create_memory(w.manager, 1 << 16, &resource, &w.out.tier, E));
   CHECK(memory.bytes_out == 0);
+  bad_disks();
   BAD(kvfolio_tier_share(NULL, &w.out.tier, E));
   BAD(kvfolio_tier_share(w.tier, &w.out.tier, E));
   BAD(kvfolio_tier_share(w.tier, NULL, E));
@@ -466,6 +501,7 @@ static kvfolio_manager* manager_of(kvfolio_manager_options options, int with_sto
 static void make_world(ToyFile* file) {
   memset(&w, 0, sizeof w);
   w.file = file;
+  w.out.disk.struct_size = sizeof w.out.disk;
   w.group = small_group();
   kvfolio_manager_options options = {.list_findable = 1};
   w.without_storage = manager_of(options, 0);

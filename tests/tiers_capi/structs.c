@@ -35,6 +35,7 @@ static void say(char* text, int32_t code, const char* format, ...) {
 }
 
 void make_subjects(void) {
+  CHECK(system("rm -rf kvfolio_tiers_capi_structs") == 0);
   group = small_group();
   manager = toy_manager(16);
   offload = toy_offload(manager, NULL);
@@ -76,6 +77,7 @@ void destroy_subjects(void) {
   kvfolio_manager_destroy(manager);
   toy_free_records(&toy);
   free(file.bytes);
+  CHECK(system("rm -rf kvfolio_tiers_capi_structs") == 0);
 }
 
 // ---- inputs ----
@@ -195,6 +197,22 @@ static void run_source(void* given, char* text) {
   kvfolio_manager_destroy(target);
 }
 
+static const kvfolio_disk_options kDisk = {.struct_size = sizeof kDisk,
+                                           .engine = KVFOLIO_DISK_THREADS,
+                                           .bytes = 1 << 22,
+                                           .segment_bytes = 1 << 18,
+                                           .num_threads = 1,
+                                           .queue_depth = 4,
+                                           .no_direct = 1,
+                                           .queued_bytes_max = 1 << 20,
+                                           .scrub_bytes_per_s = 1};
+static void run_disk(void* given, char* text) {
+  kvfolio_tier* made = NULL;
+  const int32_t code = kvfolio_tier_open_disk("kvfolio_tiers_capi_structs", given, &made, &g_error);
+  say(text, code, "%s", kvfolio_tier_name(made) ? kvfolio_tier_name(made) : "");
+  kvfolio_tier_destroy(made);
+}
+
 static const kvfolio_save_options kSave = {.struct_size = sizeof kSave, .no_prefix_cache = 1};
 static void run_save(void* given, char* text) {
   kvfolio_save_stats stats = {.struct_size = sizeof stats};
@@ -206,6 +224,12 @@ static void run_save(void* given, char* text) {
 
 static void run_health(void* given, char* text) {
   say(text, kvfolio_tier_get_health(tier, given, &g_error), "");
+}
+static void run_disk_stats(void* given, char* text) {
+  kvfolio_tier* made = NULL;
+  MUST(kvfolio_tier_open_disk("kvfolio_tiers_capi_structs", &kDisk, &made, &g_error));
+  say(text, kvfolio_tier_disk_stats(made, given, &g_error), "");
+  kvfolio_tier_destroy(made);
 }
 static void run_left(void* given, char* text) {
   say(text, kvfolio_offload_drain(offload, 1, given, &g_error), "");
@@ -228,6 +252,7 @@ static void run_restored_sequence(void* given, char* text) {
 }
 
 static const kvfolio_tier_health kHealth = {.struct_size = sizeof kHealth};
+static const kvfolio_disk_stats kDiskStats = {.struct_size = sizeof kDiskStats};
 static const kvfolio_offload_left kLeft = {.struct_size = sizeof kLeft};
 static const kvfolio_offload_counters kCounters = {.struct_size = sizeof kCounters};
 static const kvfolio_arena_stats kArena = {.struct_size = sizeof kArena};
@@ -246,6 +271,8 @@ const StructCase kStructCases[] = {
     {"kvfolio_byte_source", "restore", &one_source, sizeof one_source, kPointersInput, run_source},
     {"kvfolio_save_options", "save", &kSave, sizeof kSave, kInput, run_save},
     {"kvfolio_tier_health", "health", &kHealth, sizeof kHealth, kOutput, run_health},
+    {"kvfolio_disk_options", "open_disk", &kDisk, sizeof kDisk, kInput, run_disk},
+    {"kvfolio_disk_stats", "disk_stats", &kDiskStats, sizeof kDiskStats, kOutput, run_disk_stats},
     {"kvfolio_offload_left", "drain", &kLeft, sizeof kLeft, kOutput, run_left},
     {"kvfolio_offload_counters", "counters", &kCounters, sizeof kCounters, kOutput, run_counters},
     {"kvfolio_arena_stats", "arena", &kArena, sizeof kArena, kOutput, run_arena},

@@ -19,6 +19,9 @@ pub const KVFOLIO_TIER_IO_ERROR: i32 = 5;
 pub const KVFOLIO_TIER_UNAVAILABLE: i32 = 6;
 pub const KVFOLIO_TIER_CLOSED: i32 = 7;
 pub const KVFOLIO_NUM_TIER_RESULTS: i32 = 8;
+pub const KVFOLIO_DISK_AUTO: i32 = 0;
+pub const KVFOLIO_DISK_IO_URING: i32 = 1;
+pub const KVFOLIO_DISK_THREADS: i32 = 2;
 pub const KVFOLIO_WRITE_THROUGH: i32 = 0;
 pub const KVFOLIO_WRITE_SECOND_USE: i32 = 1;
 pub const KVFOLIO_WRITE_OFF: i32 = 2;
@@ -252,6 +255,88 @@ impl kvfolio_tier_functions {
             health: None,
             close: None,
             destroy: None,
+        }
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvfolio_disk_options {
+    pub struct_size: u32,
+    pub engine: i32,
+    pub bytes: i64,
+    pub segment_bytes: i64,
+    pub num_threads: i32,
+    pub queue_depth: i32,
+    pub no_direct: i32,
+    pub reserved: i32,
+    pub queued_bytes_max: i64,
+    pub scrub_bytes_per_s: i64,
+}
+
+impl kvfolio_disk_options {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_disk_options {
+        kvfolio_disk_options {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            engine: 0,
+            bytes: 0,
+            segment_bytes: 0,
+            num_threads: 0,
+            queue_depth: 0,
+            no_direct: 0,
+            reserved: 0,
+            queued_bytes_max: 0,
+            scrub_bytes_per_s: 0,
+        }
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvfolio_disk_stats {
+    pub struct_size: u32,
+    pub reserved: u32,
+    pub bytes: i64,
+    pub records: i64,
+    pub segments: i64,
+    pub recovered: u64,
+    pub recovered_by_footer: u64,
+    pub stored: u64,
+    pub stored_bytes: u64,
+    pub loaded: u64,
+    pub loaded_bytes: u64,
+    pub corrupt: u64,
+    pub io_errors: u64,
+    pub no_space: u64,
+    pub dropped: u64,
+    pub evicted: u64,
+    pub reinserted: u64,
+    pub scrubbed_bytes: u64,
+}
+
+impl kvfolio_disk_stats {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_disk_stats {
+        kvfolio_disk_stats {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            reserved: 0,
+            bytes: 0,
+            records: 0,
+            segments: 0,
+            recovered: 0,
+            recovered_by_footer: 0,
+            stored: 0,
+            stored_bytes: 0,
+            loaded: 0,
+            loaded_bytes: 0,
+            corrupt: 0,
+            io_errors: 0,
+            no_space: 0,
+            dropped: 0,
+            evicted: 0,
+            reinserted: 0,
+            scrubbed_bytes: 0,
         }
     }
 }
@@ -592,6 +677,8 @@ extern "C" {
     pub fn kvfolio_tier_result_name(result: i32) -> *const c_char;
     pub fn kvfolio_tier_create(functions: *const kvfolio_tier_functions, out: *mut *mut kvfolio_tier, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_tier_create_memory(manager: *mut kvfolio_manager, bytes: i64, resource: *const kvfolio_memory_resource, out: *mut *mut kvfolio_tier, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_tier_open_disk(directory: *const c_char, options: *const kvfolio_disk_options, out: *mut *mut kvfolio_tier, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_tier_disk_stats(tier: *const kvfolio_tier, out: *mut kvfolio_disk_stats, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_tier_share(memory: *const kvfolio_tier, out: *mut *mut kvfolio_tier, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_tier_destroy(tier: *mut kvfolio_tier);
     pub fn kvfolio_tier_name(tier: *const kvfolio_tier) -> *const c_char;

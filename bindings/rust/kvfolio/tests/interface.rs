@@ -81,6 +81,7 @@ fn every_type_and_every_call_is_in_an_example() {
         "Begun",
         "BlockState",
         "Counters",
+        "DiskStats",
         "Element",
         "Ended",
         "Findable",

@@ -378,6 +378,28 @@ fn caches_in_threads_share_a_tier_in_memory() {
     assert_eq!(serve(&mut last, &prompt(0), &mut 0), (8, Some(LoadEnd::Loaded)));
 }
 
+#[test]
+fn records_on_a_disk_outlive_their_tier() {
+    let directory = std::env::temp_dir().join(format!("kvfolio-test-disk-{}", std::process::id()));
+    let options = DiskOptions { bytes: 1 << 20, ..DiskOptions::default() };
+    let mut now_us = 0;
+    for run in 0..2 {
+        let tier = TierHandle::disk(&directory, &options).unwrap();
+        assert_eq!(tier.disk_stats().unwrap().recovered, 2 * run);
+        let options = OffloadOptions {
+            arena_bytes: 1 << 16,
+            timeout_us: u64::MAX / 4, // the test's clock runs faster than a disk
+            ..OffloadOptions::default()
+        };
+        let mut one = Offload::new(cache(), &MODEL, &options, vec![tier.into()]).unwrap();
+        assert_eq!(serve(&mut one, &prompt(1), &mut now_us).0, 8 * run as i32);
+        while one.drain(now_us).unwrap().any() {
+            std::thread::yield_now();
+        }
+    }
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
 struct Full;
 impl std::io::Write for Full {
     fn write(&mut self, _bytes: &[u8]) -> std::io::Result<usize> {

@@ -13,6 +13,8 @@ layouts! {
     kvfolio_tier_done: tag result reserved;
     kvfolio_tier_health: struct_size unusable stores_ok loads_ok failures;
     kvfolio_tier_functions: struct_size data_alignment record_bytes_max name context submit poll event_fd health close destroy;
+    kvfolio_disk_options: struct_size engine bytes segment_bytes num_threads queue_depth no_direct reserved queued_bytes_max scrub_bytes_per_s;
+    kvfolio_disk_stats: struct_size reserved bytes records segments recovered recovered_by_footer stored stored_bytes loaded loaded_bytes corrupt io_errors no_space dropped evicted reinserted scrubbed_bytes;
     kvfolio_offload_tier: struct_size policy tier store_bytes_max load_bytes_max;
     kvfolio_offload_options: struct_size reserved arena_bytes bytes_per_poll timeout_us copy_timeout_us load_bytes_per_s prefill_tokens_per_s epoch;
     kvfolio_sequence_ready: sequence cached_tokens why;
@@ -43,6 +45,9 @@ constants! {
     KVFOLIO_TIER_UNAVAILABLE;
     KVFOLIO_TIER_CLOSED;
     KVFOLIO_NUM_TIER_RESULTS;
+    KVFOLIO_DISK_AUTO;
+    KVFOLIO_DISK_IO_URING;
+    KVFOLIO_DISK_THREADS;
     KVFOLIO_WRITE_THROUGH;
     KVFOLIO_WRITE_SECOND_USE;
     KVFOLIO_WRITE_OFF;

@@ -44,7 +44,7 @@
 //! # Ok::<(), kvfolio::Error>(())
 //! ```
 //!
-//! - [`Tier`] is a medium of your own, in safe Rust; [`TierHandle::memory`] is one that is there.
+//! - [`Tier`] is a medium of your own, in safe Rust; [`TierHandle::memory`] and [`TierHandle::disk`] are there.
 //! - [`save`] and [`restore`] write a cache to a file, and read it into a cache of any size.
 //! - [`Identity`] makes the names of blocks, for those who keep records by themselves.
 
@@ -67,11 +67,13 @@ macro_rules! of_c {
     };
 }
 
+mod disk;
 mod identity;
 mod offload;
 mod snapshot;
 mod tier;
 
+pub use disk::{DiskEngine, DiskOptions, DiskStats};
 pub use identity::{Digest, Identity, ModelIdentity};
 pub use kvfolio_tiers_sys as sys;
 pub use offload::{

@@ -325,7 +325,7 @@ impl TierHandle {
             drop(unsafe { Box::from_raw(context) });
             return Err(error);
         }
-        Ok(TierHandle(NonNull::new(out).expect("C gave a tier")))
+        Ok(TierHandle::from_raw(out))
     }
 
     /// A tier in host memory of at most `bytes`, for records of this cache, which has storage. What is
@@ -337,7 +337,7 @@ impl TierHandle {
             let manager = cache.raw.as_ptr();
             sys::kvfolio_tier_create_memory(manager, bytes, null(), &mut out, error)
         })?;
-        Ok(TierHandle(NonNull::new(out).expect("C gave a tier")))
+        Ok(TierHandle::from_raw(out))
     }
 
     /// Another tier over the records of one in memory, for another cache, also in another thread: each
@@ -346,7 +346,7 @@ impl TierHandle {
         let mut out = null_mut();
         // SAFETY: the handle lives as long as self.
         call(|error| unsafe { sys::kvfolio_tier_share(self.0.as_ptr(), &mut out, error) })?;
-        Ok(TierHandle(NonNull::new(out).expect("C gave a tier")))
+        Ok(TierHandle::from_raw(out))
     }
 
     pub fn name(&self) -> &str {
@@ -358,6 +358,10 @@ impl TierHandle {
     pub fn event_fd(&self) -> Option<i32> {
         // SAFETY: the handle lives as long as self.
         Some(unsafe { sys::kvfolio_tier_event_fd(self.0.as_ptr()) }).filter(|fd| *fd >= 0)
+    }
+
+    pub(super) fn from_raw(raw: *mut sys::kvfolio_tier) -> TierHandle {
+        TierHandle(NonNull::new(raw).expect("C gave a tier"))
     }
 
     pub(super) fn raw(&self) -> *mut sys::kvfolio_tier {
