@@ -790,6 +790,9 @@ KVFOLIO_C_API int32_t kvfolio_get_options(const kvfolio_manager* manager,
 // tables and tickets of before are gone.
 KVFOLIO_C_API int32_t kvfolio_copy_to(const kvfolio_manager* manager, kvfolio_manager* target,
                                       kvfolio_error* error);
+// A hash of all that later answers depend on, but for names: state_hash() in manager.h.
+KVFOLIO_C_API int32_t kvfolio_state_hash(const kvfolio_manager* manager, uint64_t* out,
+                                         kvfolio_error* error);
 // Recounts everything.
 KVFOLIO_C_API int32_t kvfolio_check_invariants(const kvfolio_manager* manager,
                                                kvfolio_error* error);

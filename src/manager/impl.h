@@ -27,6 +27,7 @@
 //   plan.cc       the arrays of a step
 //   describe.cc   the printed form
 //   copy.cc       copy_to
+//   state.cc      state_hash (state.h)
 //   check.cc      check_invariants
 
 #include <algorithm>
@@ -51,6 +52,7 @@
 #include "kvfolio/manager.h"
 #include "kvfolio/prefix_tree.h"
 #include "kvfolio/span_arena.h"
+#include "manager/block_batch.h"
 #include "manager/caller_ids.h"
 #include "manager/ended_list.h"
 #include "manager/findable_list.h"
@@ -66,28 +68,6 @@
 #include "manager/victims.h"
 
 namespace kvfolio {
-
-// Blocks of a group that change their state together: what the tree keeps of a run is then read and
-// written once for all that lie on it.
-#ifdef KVFOLIO_MUTANTS
-inline constexpr std::int32_t kBlocksAtOnce = 3;  // the short tables of tests take several turns
-#else
-inline constexpr std::int32_t kBlocksAtOnce = 32;
-#endif
-
-class BlockBatch {
- public:
-  // Requires: fewer than kBlocksAtOnce are in it.
-  void add(std::int32_t block) noexcept { blocks_[size_++] = block; }
-  // Those that were added. The batch is empty; they are there until the next add().
-  [[nodiscard]] std::span<const std::int32_t> take() noexcept {
-    return {blocks_.data(), std::exchange(size_, 0)};
-  }
-
- private:
-  std::array<std::int32_t, kBlocksAtOnce> blocks_;
-  std::size_t size_ = 0;
-};
 
 class KVCacheManager::Impl {
  public:
@@ -569,7 +549,7 @@ class KVCacheManager::Impl {
   [[nodiscard]] std::int32_t num_copies(const Step& step, std::int32_t g) const noexcept;
 
   // copy.cc
-  [[nodiscard]] Status check_no_transfers(std::string_view whose) const;
+  [[nodiscard]] Status check_no_transfers(std::string_view what, std::string_view whose) const;
   [[nodiscard]] Status check_quiet(std::string_view whose) const;
   void copy_from(const Impl& other) noexcept;
 

@@ -272,6 +272,10 @@ void call_questions(void) {
   ask_of_the_manager(m);
   kvfolio_manager* const target = make_manager();
   MUST(kvfolio_copy_to(m, target, &g_error));
+  uint64_t hashes[2] = {0, 1};
+  MUST(kvfolio_state_hash(m, &hashes[0], &g_error));
+  MUST(kvfolio_state_hash(target, &hashes[1], &g_error));
+  CHECK(hashes[0] == hashes[1]);
   CHECK(length_of(target, a) == 8);
   MUST(kvfolio_check_invariants(target, &g_error));
   kvfolio_manager_destroy(target);

@@ -306,6 +306,9 @@ void hostile_questions(void) {
   BAD(kvfolio_copy_to(M, NULL, E));
   BAD(kvfolio_copy_to(NULL, M, E));
   BAD(kvfolio_check_invariants(NULL, E));
+  uint64_t hash = 0;
+  BAD(kvfolio_state_hash(NULL, &hash, E));
+  BAD(kvfolio_state_hash(M, NULL, E));
   char text[4] = "abc";
   CHECK(kvfolio_describe(M, text, 4) > 4 && text[3] == 0);
   CHECK(kvfolio_describe(M, NULL, 100) > 4 && kvfolio_describe(M, text, -1) > 4);

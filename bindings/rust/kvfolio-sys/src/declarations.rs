@@ -605,6 +605,7 @@ extern "C" {
     pub fn kvfolio_get_group(manager: *const kvfolio_manager, group: i32, out: *mut kvfolio_group_spec, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_get_options(manager: *const kvfolio_manager, out: *mut kvfolio_manager_options, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_copy_to(manager: *const kvfolio_manager, target: *mut kvfolio_manager, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_state_hash(manager: *const kvfolio_manager, out: *mut u64, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_check_invariants(manager: *const kvfolio_manager, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_append_rows(cache: *mut kvfolio_view, layer: i32, k: *const c_void, k_rows: *const kvfolio_rows, v: *const c_void, v_rows: *const kvfolio_rows, slots: *const i32, num_slots: i64, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_gather(cache: *const kvfolio_view, block_table: *const i32, num_entries: i64, options: *const kvfolio_gather_options, k: *mut c_void, k_rows: *const kvfolio_rows, v: *mut c_void, v_rows: *const kvfolio_rows, error: *mut kvfolio_error) -> i32;
