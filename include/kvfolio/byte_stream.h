@@ -1,36 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Where a snapshot is written to and read from: a file, or what the host program makes of it. No
-// format is known here. Thread safety: none.
+// Files that a snapshot is written to and read from (byte_sink.h). No format is known here. Thread
+// safety: none.
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
 
+#include "kvfolio/byte_sink.h"
 #include "kvfolio/export.h"
 #include "kvfolio/status.h"
 
 namespace kvfolio {
-
-// Every member of these two is pure except the destructors, which are inline, so a derived class
-// can be compiled with or without RTTI.
-class ByteSink {
- public:
-  virtual ~ByteSink() = default;
-  // Takes all of the bytes, behind those of earlier calls, or returns an error.
-  virtual Status write(std::span<const std::byte> bytes) = 0;
-};
-
-class ByteSource {
- public:
-  virtual ~ByteSource() = default;
-  [[nodiscard]] virtual std::int64_t size() const = 0;
-  // Fills all of `out` from this place, or returns an error. Requires: it lies within size().
-  virtual Status read_at(std::int64_t offset, std::span<std::byte> out) = 0;
-};
 
 // A file that appears whole or not at all: it is written beside its place, under a name of its own
 // and with mode 0600, and moved there by commit().

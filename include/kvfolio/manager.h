@@ -73,6 +73,8 @@
 
 namespace kvfolio {
 
+class OpLog;
+
 class KVFOLIO_API KVCacheManager {
  public:
   // Ids only: the engine owns the bytes and runs the copies of each plan. Errors of both:
@@ -474,6 +476,15 @@ class KVFOLIO_API KVCacheManager {
   // Null without storage.
   [[nodiscard]] KVStorage* storage() noexcept;
 
+  // ---- the operation log ----
+
+  // From now on each call that is not const is written down in `log`, with its answer (op_log.h);
+  // null: no more, and the log notes the number of calls and state_hash(), unless a load or a hold
+  // is open. Only a manager whose calls were all recorded can be replayed: one that had been used
+  // before ends the log with an error, which OpLog::status() has. So does copy_to() into this
+  // manager. Off, this costs one branch a call.
+  void record(OpLog* log) noexcept;
+
   // ---- copies ----
 
   // Makes `target` a deep and independent equal of this manager: the same sequences under the same
@@ -503,6 +514,7 @@ class KVFOLIO_API KVCacheManager {
 
  private:
   friend struct StateReader;  // state_hash()
+  friend struct LogReplay;    // replay_log()
   class Impl;
   explicit KVCacheManager(std::unique_ptr<Impl> impl) noexcept;
   std::unique_ptr<Impl> impl_;

@@ -23,6 +23,7 @@
 #include "kvfolio/kernels.h"
 #include "kvfolio/kvfolio.h"
 #include "kvfolio/manager.h"
+#include "kvfolio/op_log.h"
 #include "kvfolio/storage.h"
 #include "kvfolio/token_store.h"
 
@@ -44,6 +45,14 @@ class CallerMemory final : public MemoryResource {
   kvfolio_memory_resource resource_;
 };
 
+// An OpLog and what it writes to.
+struct RecordedCalls {
+  RecordedCalls(std::unique_ptr<ByteSink> to, const OpLogOptions& options)
+      : sink(std::move(to)), log(*sink, options) {}
+  std::unique_ptr<ByteSink> sink;
+  OpLog log;
+};
+
 }  // namespace kvfolio::capi
 
 // ---- handles -----------------------------------------------------------------------------------
@@ -59,12 +68,17 @@ struct kvfolio_view {
 };
 
 struct kvfolio_manager {
+  std::shared_ptr<kvfolio::capi::RecordedCalls> log;      // null: none; outlives the manager
   std::unique_ptr<kvfolio::capi::CallerMemory> resource;  // of the storage
   kvfolio::KVCacheManager manager;
   kvfolio_storage storage;
   // So that no call takes heap memory.
   kvfolio::FixedArray<kvfolio_ended> ended;
   kvfolio::FixedArray<kvfolio::AppendDemand> demands;
+};
+
+struct kvfolio_op_log {
+  std::shared_ptr<kvfolio::capi::RecordedCalls> calls;
 };
 
 struct kvfolio_root {

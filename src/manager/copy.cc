@@ -143,13 +143,15 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
     }
   }
   target.copy_from(*this);
+  target.stop_log("copy_to gave the manager another state; a log begins with a new manager");
   return {};
 }
 
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
-  const auto& [spec, options, storage, counters, sequences, groups, room, has_windows, tree, tables,
-               caller_ids, pins, transfers, scratch, evicting, entry_changes, losses, victims,
-               ended, steps, unnamed, reservations, findable, offers] = other;
+  const auto& [spec, options, storage, imagines_storage, counters, log, sequences, groups, room,
+               has_windows, tree, tables, caller_ids, pins, transfers, scratch, evicting,
+               entry_changes, losses, victims, ended, steps, unnamed, reservations, findable,
+               offers] = other;
   room_.copy_from(room);
   tree_->copy_from(*tree);
 

@@ -28,6 +28,7 @@
 //   describe.cc   the printed form
 //   copy.cc       copy_to
 //   state.cc      state_hash (state.h)
+//   op_*          the operation log: record, OpLogReader, replay_log
 //   check.cc      check_invariants
 
 #include <algorithm>
@@ -56,6 +57,7 @@
 #include "manager/caller_ids.h"
 #include "manager/ended_list.h"
 #include "manager/findable_list.h"
+#include "manager/op_codes.h"
 #include "manager/pin_set.h"
 #include "manager/reservations.h"
 #include "manager/room.h"
@@ -68,6 +70,8 @@
 #include "manager/victims.h"
 
 namespace kvfolio {
+
+class OpLog;
 
 class KVCacheManager::Impl {
  public:
@@ -94,6 +98,12 @@ class KVCacheManager::Impl {
   std::int64_t bytes_used() const noexcept;
   // copy.cc
   Status copy_to(Impl& target) const;
+  // op_writer.h
+  template <typename Call, typename... Arguments>
+  auto recorded(Op op, Call call, Arguments... arguments);
+  // op_log.cc
+  [[nodiscard]] bool was_used() const noexcept;
+  void stop_log(std::string_view why) noexcept;
   // check.cc
   [[nodiscard]] Status check_ownership() const;
   [[nodiscard]] Status check_writers(std::int32_t g) const;
@@ -110,7 +120,10 @@ class KVCacheManager::Impl {
   CacheSpec spec_;
   ManagerOptions options_;
   std::optional<KVStorage> storage_;
+  // run_copies() answers as if there were storage: in a replay.
+  bool imagines_storage_ = false;
   Counters counters_;
+  OpLog* log_ = nullptr;  // where calls are recorded
   Rows rows_;
 
   struct Group {

@@ -306,6 +306,18 @@ void hostile_questions(void) {
   BAD(kvfolio_copy_to(M, NULL, E));
   BAD(kvfolio_copy_to(NULL, M, E));
   BAD(kvfolio_check_invariants(NULL, E));
+  kvfolio_op_log* log = NULL;
+  BAD(kvfolio_op_log_create(NULL, 0, &log, E));
+  const kvfolio_byte_sink no_sink = {NULL, NULL};
+  BAD(kvfolio_op_log_create(&no_sink, 0, &log, E));
+  BAD(kvfolio_op_log_create_file(NULL, 0, &log, E));
+  BAD(kvfolio_op_log_create_file("/dev/full", 0, &log, E));
+  BAD(kvfolio_op_log_create_file("/", 0, NULL, E));
+  BAD(kvfolio_record(NULL, NULL, E));
+  BAD(kvfolio_op_log_flush(NULL, E));
+  BAD(kvfolio_op_log_status(NULL, E));
+  CHECK(kvfolio_op_log_num_calls(NULL) == 0 && log == NULL);
+  kvfolio_op_log_destroy(NULL);
   uint64_t hash = 0;
   BAD(kvfolio_state_hash(NULL, &hash, E));
   BAD(kvfolio_state_hash(M, NULL, E));

@@ -155,7 +155,8 @@ fn every_function_of_c_is_called() {
     let declared = header.lines().filter_map(|line| line.trim().strip_prefix("pub fn "));
     let missing: BTreeSet<&str> =
         declared.map(|line| words(line).next().unwrap()).filter(|n| !used.contains(*n)).collect();
-    // Loads, holds and images of blocks, and the scales of a view: not in the safe crate yet.
+    // Loads, holds and images of blocks, the scales of a view and the operation log: not in the safe
+    // crate yet.
     let not_yet = [
         "kvfolio_begin_load",
         "kvfolio_block_at",
@@ -164,7 +165,14 @@ fn every_function_of_c_is_called() {
         "kvfolio_finish_load",
         "kvfolio_hold_blocks",
         "kvfolio_loadable",
+        "kvfolio_op_log_create",
+        "kvfolio_op_log_create_file",
+        "kvfolio_op_log_destroy",
+        "kvfolio_op_log_flush",
+        "kvfolio_op_log_num_calls",
+        "kvfolio_op_log_status",
         "kvfolio_prefix_of",
+        "kvfolio_record",
         "kvfolio_release_hold",
         "kvfolio_storage_block_image_bytes",
         "kvfolio_storage_read_blocks",
