@@ -14,6 +14,7 @@
 #include "generate_input.h"
 #include "kernel_choice.h"
 #include "kvfolio/byte_stream.h"
+#include "kvfolio/op_log.h"
 #include "model_identity.h"
 #include "npy.h"
 #include "report.h"
@@ -131,8 +132,25 @@ class Generate {
   }
 
   Result<llama::RunStats> run_engine(bool contiguous, Results& results, bool shown) {
+    llama::EngineOptions options = engine_options(contiguous, most_tokens());
+    std::optional<FileLog> log_file;  // these two outlive the engine
+    std::optional<OpLog> log;
+    if (options_.oplog_path && !contiguous && shown) {
+      Result<FileLog> created = FileLog::create(*options_.oplog_path);
+      if (!created) return prefixed("--oplog", created.error());
+      log_file.emplace(*std::move(created));
+      options.log = &log.emplace(*log_file);
+    }
+    Result<llama::RunStats> stats = run_with(options, results, shown);
+    if (log && stats && !log->status().ok()) return prefixed("--oplog", log->status());
+    return stats;
+  }
+
+  Result<llama::RunStats> run_with(const llama::EngineOptions& options, Results& results,
+                                   bool shown) {
+    const bool contiguous = options.contiguous;
     Result<std::unique_ptr<llama::Engine>> engine =
-        llama::Engine::create(model_, spec_, engine_options(contiguous, most_tokens()), pool_);
+        llama::Engine::create(model_, spec_, options, pool_);
     if (!engine) return std::move(engine).error();
     llama::Listener listener;
     if (shown && !options_.json) {
@@ -162,8 +180,10 @@ class Generate {
       sink.emplace(*std::move(created));
     }
     Result<llama::RunStats> stats = (*engine)->run(requests_, std::move(listener));
-    if (!stats || !sink) return stats;
-    if (Status status = save(**engine, *sink); !status.ok()) return status;
+    if (stats && sink) {
+      if (Status status = save(**engine, *sink); !status.ok()) return status;
+    }
+    (*engine)->end_log();
     return stats;
   }
 

@@ -37,6 +37,7 @@ struct GenerateOptions {
   std::int64_t host_tier_bytes = 0;  // 0: no --tier
   std::optional<std::string> save_path;
   std::optional<std::string> load_path;
+  std::optional<std::string> oplog_path;
 
   std::int32_t max_batch_tokens = 512;
   std::int32_t max_seqs = 16;

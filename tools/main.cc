@@ -10,6 +10,7 @@
 #include "bench.h"
 #include "console.h"
 #include "generate.h"
+#include "inspect.h"
 #include "kvfolio/kernels.h"
 #include "kvfolio_build_info.h"
 #include "printable_text.h"
@@ -70,6 +71,11 @@ int run(int argc, char** argv) {
   kvfolio::tools::BenchOptions bench_options;
   CLI::App* bench = app.add_subcommand("bench", "Measure the library against this machine");
   kvfolio::tools::add_bench_options(*bench, bench_options);
+  kvfolio::tools::InspectOptions inspect_options;
+  CLI::App* inspect = app.add_subcommand(
+      "inspect",
+      "Show what a snapshot or an operation log holds, and make the calls of a log again");
+  kvfolio::tools::add_inspect_options(*inspect, inspect_options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -85,6 +91,7 @@ int run(int argc, char** argv) {
     return 2;
   }
   if (prove->parsed()) return kvfolio::tools::prove(prove_options);
+  if (inspect->parsed()) return kvfolio::tools::inspect(inspect_options);
   if (bench->parsed()) return kvfolio::tools::bench(bench_options);
   return kvfolio::tools::generate(options);
 }

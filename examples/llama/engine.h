@@ -39,6 +39,7 @@ struct EngineOptions {
   // As PagedOptions; the views of the identity outlive the engine.
   ModelIdentity identity = {};
   std::int64_t host_tier_bytes = 0;
+  OpLog* log = nullptr;           // where the calls of the cache are recorded; outlives the engine
   BlockMap* block_map = nullptr;  // looks at every step when there is one; not of the twin
 };
 
@@ -79,6 +80,8 @@ class Engine {
   // The prefix cache to a file and back, between runs. kUnsupported: the twin has none.
   Result<SaveStats> save(ByteSink& sink);
   Result<RestoreStats> restore(ByteSource& source);
+  // Ends the log: what comes later is not in it.
+  void end_log();
   // Evicts what the cache holds, once the host tier has it.
   Status evict_cached();
 

@@ -32,6 +32,7 @@ struct PagedOptions {
   // and layers are as this engine has them.
   ModelIdentity identity = {};
   std::int64_t host_tier_bytes = 0;  // > 0: cold blocks are kept in that much host memory
+  OpLog* log = nullptr;              // outlives the backend
 };
 
 class PagedBackend final : public Backend {
@@ -67,6 +68,7 @@ class PagedBackend final : public Backend {
 
   [[nodiscard]] CacheUsage usage() const override;
   [[nodiscard]] const Counters& counters() const override { return manager_->counters(); }
+  void end_log() { manager_->record(nullptr); }
   [[nodiscard]] const KVCacheManager& manager() const { return *manager_; }
   // Null without a host tier.
   [[nodiscard]] const Offload* offload() const { return offload_.get(); }

@@ -1064,5 +1064,6 @@ KVFOLIO_C_API int32_t kvfolio_token_store_view(const kvfolio_token_store* store,
 //  - byte_sink.h: a kvfolio_byte_sink.
 //  - OpLogReader, replay_log() of op_log.h: kvfolio inspect reads what a program recorded.
 //  - byte_stream.h, checked_copy.h, host_arena.h, identity.h, offload.h, record.h, snapshot.h,
-//    tier.h and tiers.hpp: libkvfolio_tiers, a library of its own, which has no C interface yet.
+//    snapshot_list.h, tier.h and tiers.hpp: libkvfolio_tiers, a library of its own, which has no C
+//    interface yet.
 //  - export.h and memory_kind.h: macros, and KVFOLIO_HOST.

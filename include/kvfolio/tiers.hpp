@@ -11,4 +11,5 @@
 #include "kvfolio/offload.h"
 #include "kvfolio/record.h"
 #include "kvfolio/snapshot.h"
+#include "kvfolio/snapshot_list.h"
 #include "kvfolio/tier.h"
