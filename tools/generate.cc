@@ -14,6 +14,7 @@
 #include "generate_input.h"
 #include "kernel_choice.h"
 #include "kvfolio/byte_stream.h"
+#include "kvfolio/op_log.h"
 #include "model_identity.h"
 #include "npy.h"
 #include "progress_sink.h"
@@ -139,13 +140,29 @@ class Generate {
   }
 
   Result<llama::RunStats> run_engine(bool contiguous, Results& results, bool shown) {
-    llama::EngineOptions engine_choice = engine_options(contiguous, most_tokens());
-    // Written to by this run alone; outlives its engine.
+    llama::EngineOptions options = engine_options(contiguous, most_tokens());
+    // These outlive the engine. The tiers are written to by this run alone.
     const OpenTiers tiers = contiguous ? OpenTiers{} : std::exchange(tiers_, {});
     const std::vector<OffloadTier> below = tiers.below();
-    engine_choice.tiers = below;
+    options.tiers = below;
+    std::optional<FileLog> log_file;
+    std::optional<OpLog> log;
+    if (options_.oplog_path && !contiguous && shown) {
+      Result<FileLog> created = FileLog::create(*options_.oplog_path);
+      if (!created) return prefixed("--oplog", created.error());
+      log_file.emplace(*std::move(created));
+      options.log = &log.emplace(*log_file);
+    }
+    Result<llama::RunStats> stats = run_with(options, tiers, results, shown);
+    if (log && stats && !log->status().ok()) return prefixed("--oplog", log->status());
+    return stats;
+  }
+
+  Result<llama::RunStats> run_with(const llama::EngineOptions& options, const OpenTiers& tiers,
+                                   Results& results, bool shown) {
+    const bool contiguous = options.contiguous;
     Result<std::unique_ptr<llama::Engine>> engine =
-        llama::Engine::create(model_, spec_, engine_choice, pool_);
+        llama::Engine::create(model_, spec_, options, pool_);
     if (!engine) return std::move(engine).error();
     llama::Listener listener;
     if (shown && !options_.json) {
@@ -192,8 +209,10 @@ class Generate {
       metrics->stream() << (*engine)->metrics({&label, 1});
       if (Status status = metrics->finish(); !status.ok()) return prefixed("--metrics", status);
     }
-    if (!stats || !sink) return stats;
-    if (Status status = save(**engine, *sink); !status.ok()) return status;
+    if (stats && sink) {
+      if (Status status = save(**engine, *sink); !status.ok()) return status;
+    }
+    (*engine)->end_log();
     return stats;
   }
 

@@ -138,6 +138,11 @@ void add_tier_options(CLI::App& app, GenerateOptions& options) {
          "Read a prefix cache that --save wrote before the first request; the pool may have "
          "another size")
       ->type_name("FILE");
+  app.add_option("--oplog", options.oplog_path,
+                 "Write down every call of the cache and its answer, for kvfolio inspect. It holds "
+                 "the text of the prompts")
+      ->type_name("FILE");
+  app.get_option("--oplog")->excludes(app.get_option("--contiguous"));
   for (const char* name : {"--tier", "--save", "--load", "--metrics"}) {
     for (const char* other : {"--contiguous", "--no-prefix-cache"}) {
       app.get_option(name)->excludes(app.get_option(other));

@@ -282,6 +282,15 @@ func (c *Cache) Options() Options {
 	}
 }
 
+// StateHash is a hash of all that later answers depend on, but for names: numbers of blocks and ids.
+// An error while a load or a hold is open.
+func (c *Cache) StateHash() (uint64, error) {
+	s := take()
+	var hash C.uint64_t
+	err := c.done(s, C.kvfolio_state_hash(c.p(), &hash, &s.err))
+	return uint64(hash), err
+}
+
 // CheckInvariants recounts everything, in O(state).
 func (c *Cache) CheckInvariants() error {
 	s := take()

@@ -41,6 +41,7 @@ struct EngineOptions {
   ModelIdentity identity = {};
   std::int64_t host_tier_bytes = 0;
   std::span<const OffloadTier> tiers = {};
+  OpLog* log = nullptr;           // where the calls of the cache are recorded; outlives the engine
   BlockMap* block_map = nullptr;  // looks at every step when there is one; not of the twin
 };
 
@@ -84,6 +85,8 @@ class Engine {
   Result<RestoreStats> restore(ByteSource& source);
   // What /metrics of a server would say. Empty: the twin.
   [[nodiscard]] std::string metrics(MetricLabels labels) const;
+  // Ends the log: what comes later is not in it.
+  void end_log();
   // Evicts what the cache holds, once the host tier has it.
   Status evict_cached();
 

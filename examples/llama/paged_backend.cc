@@ -44,6 +44,7 @@ Result<std::unique_ptr<PagedBackend>> PagedBackend::create(const ModelConfig& co
   if (!manager) return std::move(manager).error();
   std::unique_ptr<PagedBackend> backend(new PagedBackend(
       std::make_unique<KVCacheManager>(*std::move(manager)), config, options, pool));
+  backend->manager_->record(options.log);
   if (options.host_tier_bytes > 0) {
     Result<std::unique_ptr<Offload>> offload =
         Offload::create(*backend->manager_, {.model = options.identity,

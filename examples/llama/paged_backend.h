@@ -38,6 +38,7 @@ struct PagedOptions {
   // time: a request waits for them as long as load_timeout_us, while others run.
   std::span<const OffloadTier> tiers = {};
   std::uint64_t load_timeout_us = 2'000'000;
+  OpLog* log = nullptr;  // outlives the backend
 };
 
 class PagedBackend final : public Backend {
@@ -75,6 +76,7 @@ class PagedBackend final : public Backend {
 
   [[nodiscard]] CacheUsage usage() const override;
   [[nodiscard]] const Counters& counters() const override { return manager_->counters(); }
+  void end_log() { manager_->record(nullptr); }
   [[nodiscard]] const KVCacheManager& manager() const { return *manager_; }
   // Null without a host tier.
   [[nodiscard]] const Offload* offload() const { return offload_.get(); }

@@ -14,5 +14,6 @@
 #include "kvfolio/record.h"
 #include "kvfolio/redis_tier.h"
 #include "kvfolio/snapshot.h"
+#include "kvfolio/snapshot_list.h"
 #include "kvfolio/tier.h"
 #include "kvfolio/tier_metrics.h"

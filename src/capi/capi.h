@@ -22,8 +22,21 @@
 #include "capi/shared_resource.h"
 #include "kvfolio/kernels.h"
 #include "kvfolio/manager.h"
+#include "kvfolio/op_log.h"
 #include "kvfolio/storage.h"
 #include "kvfolio/token_store.h"
+
+namespace kvfolio::capi {
+
+// An OpLog and what it writes to.
+struct RecordedCalls {
+  RecordedCalls(std::unique_ptr<ByteSink> to, const OpLogOptions& options)
+      : sink(std::move(to)), log(*sink, options) {}
+  std::unique_ptr<ByteSink> sink;
+  OpLog log;
+};
+
+}  // namespace kvfolio::capi
 
 // ---- handles -----------------------------------------------------------------------------------
 
@@ -38,6 +51,7 @@ struct kvfolio_view {
 };
 
 struct kvfolio_manager {
+  std::shared_ptr<kvfolio::capi::RecordedCalls> log;      // null: none; outlives the manager
   std::unique_ptr<kvfolio::capi::CallerMemory> resource;  // of the storage
   kvfolio::KVCacheManager manager;
   kvfolio_storage storage;
@@ -45,6 +59,10 @@ struct kvfolio_manager {
   kvfolio::FixedArray<kvfolio_ended> ended;
   kvfolio::FixedArray<kvfolio::AppendDemand> demands;
   std::shared_ptr<const void> lifetime;  // of whoever asks lifetime_of()
+};
+
+struct kvfolio_op_log {
+  std::shared_ptr<kvfolio::capi::RecordedCalls> calls;
 };
 
 struct kvfolio_root {

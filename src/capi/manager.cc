@@ -75,7 +75,8 @@ Status give_manager(std::string_view call, KVCacheManager& manager,
   FixedArray<AppendDemand> demands;
   const std::int32_t rows = manager.num_rows();
   if (!ended.allocate_zeroed(rows) || !demands.allocate_zeroed(rows)) return no_memory(call);
-  auto* const handle = new (std::nothrow) kvfolio_manager{.resource = std::move(resource),
+  auto* const handle = new (std::nothrow) kvfolio_manager{.log = nullptr,
+                                                          .resource = std::move(resource),
                                                           .manager = std::move(manager),
                                                           .storage = {},
                                                           .ended = std::move(ended),

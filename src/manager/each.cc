@@ -10,6 +10,7 @@
 #include <array>
 
 #include "manager/impl.h"
+#include "manager/op_writer.h"
 
 namespace kvfolio {
 
@@ -112,6 +113,8 @@ Status KVCacheManager::Impl::check_sizes(std::string_view what, std::size_t sequ
 Status KVCacheManager::append_each(std::span<const SequenceId> sequences,
                                    std::span<const std::int32_t> tokens,
                                    std::int32_t* num_appended) {
+  KVFOLIO_RECORDED(kAppendEach, append_each(sequences, tokens, num_appended), sequences, tokens,
+                   OutCount{num_appended});
   std::int32_t done = 0;
   Status status = Impl::check_sizes("append_each", sequences.size(), tokens.size());
   if (status.ok() && !sequences.empty()) {
@@ -123,6 +126,8 @@ Status KVCacheManager::append_each(std::span<const SequenceId> sequences,
 
 Status KVCacheManager::append_unnamed_each(std::span<const SequenceId> sequences,
                                            std::int32_t* num_appended) {
+  KVFOLIO_RECORDED(kAppendUnnamedEach, append_unnamed_each(sequences, num_appended), sequences,
+                   OutCount{num_appended});
   std::int32_t done = 0;
   Status status = impl_->append_each("append_unnamed_each", sequences, nullptr, done);
   if (num_appended != nullptr) *num_appended = done;
@@ -132,6 +137,8 @@ Status KVCacheManager::append_unnamed_each(std::span<const SequenceId> sequences
 Status KVCacheManager::set_tokens_each(std::span<const SequenceId> sequences,
                                        std::span<const std::int32_t> tokens,
                                        std::int32_t* num_named) {
+  KVFOLIO_RECORDED(kSetTokensEach, set_tokens_each(sequences, tokens, num_named), sequences, tokens,
+                   OutCount{num_named});
   std::int32_t done = 0;
   Status status = Impl::check_sizes("set_tokens_each", sequences.size(), tokens.size());
   for (std::size_t i = 0; i < sequences.size() && status.ok(); ++i) {

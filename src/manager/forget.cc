@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "manager/impl.h"
+#include "manager/op_writer.h"
 
 namespace kvfolio {
 
@@ -112,6 +113,7 @@ Forgotten KVCacheManager::Impl::forget(const Path& path) noexcept {
 }
 
 Forgotten KVCacheManager::reset() {
+  KVFOLIO_RECORDED(kReset, reset());
   Impl& m = *impl_;
   Forgotten sum;
   for (std::int32_t root = m.tree_->next_root(-1); root >= 0; root = m.tree_->next_root(root)) {
@@ -130,6 +132,7 @@ Forgotten KVCacheManager::reset() {
 
 Result<Forgotten> KVCacheManager::forget(std::span<const std::int32_t> tokens,
                                          const OpenOptions& options) {
+  KVFOLIO_RECORDED(kForget, forget(tokens, options), tokens, options);
   Impl& m = *impl_;
   KVFOLIO_RETURN_IF_ERROR(
       m.check_open("forget", tokens, {.root = options.root, .media = options.media}));
@@ -140,6 +143,7 @@ Result<Forgotten> KVCacheManager::forget(std::span<const std::int32_t> tokens,
 }
 
 Forgotten KVCacheManager::forget(const RootKey& key) {
+  KVFOLIO_RECORDED(kForgetRoot, forget(key), key);
   Impl& m = *impl_;
   ++m.forget_count_;
   const std::int32_t root = m.tree_->find_root(key);

@@ -15,6 +15,7 @@
 
 #include "base/joint_hit.h"
 #include "manager/impl.h"
+#include "manager/op_writer.h"
 
 namespace kvfolio {
 
@@ -241,6 +242,7 @@ void KVCacheManager::Impl::take_blocks(const LoadPlan& plan) noexcept {
 
 Result<Load> KVCacheManager::begin_load(SequenceId id, std::span<const std::int32_t> prompt,
                                         std::int32_t end) {
+  KVFOLIO_RECORDED(kBeginLoad, begin_load(id, prompt, end), id, prompt, end);
   Impl& m = *impl_;
   std::int32_t row = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
@@ -421,6 +423,7 @@ void KVCacheManager::Impl::drop_blocks(std::int32_t number) noexcept {
 }
 
 Result<std::int32_t> KVCacheManager::finish_load(LoadId id, std::int32_t num_tokens) {
+  KVFOLIO_RECORDED(kFinishLoad, finish_load(id, num_tokens), id, num_tokens);
   Impl& m = *impl_;
   std::int32_t number = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find_load(id, number));

@@ -28,6 +28,7 @@
 
 #include "fake_device/fake_device.h"
 #include "kvfolio/manager.h"
+#include "kvfolio/op_log.h"
 #include "model_check/model.h"
 #ifdef KVFOLIO_MODEL_CHECK_C
 #include "model_check/c_manager.h"
@@ -164,6 +165,11 @@ class Harness {
   void run(std::uint64_t op_seed);
   // Closes everything and looks for what leaked.
   void drain();
+#ifndef KVFOLIO_MODEL_CHECK_C
+  // Of the first manager, before the first operation (op_log.h); null: no more.
+  void record(OpLog* log) { manager_->record(log); }
+  [[nodiscard]] Result<std::uint64_t> state_hash() const { return manager_->state_hash(); }
+#endif
 
   // The last call and its answer, with ids, plan arrays and tables: equal for equal calls.
   [[nodiscard]] const std::string& log() const { return log_; }

@@ -88,6 +88,13 @@ pub struct kvfolio_root {
 
 /// A handle: only pointers to it exist.
 #[repr(C)]
+pub struct kvfolio_op_log {
+    _private: [u8; 0],
+    _neither_send_nor_sync: std::marker::PhantomData<*mut u8>,
+}
+
+/// A handle: only pointers to it exist.
+#[repr(C)]
 pub struct kvfolio_thread_pool {
     _private: [u8; 0],
     _neither_send_nor_sync: std::marker::PhantomData<*mut u8>,
@@ -988,6 +995,13 @@ impl Default for kvfolio_counters {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
+pub struct kvfolio_byte_sink {
+    pub context: *mut c_void,
+    pub write: Option<unsafe extern "C" fn(context: *mut c_void, bytes: *const c_void, num_bytes: i64) -> i32>,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
 pub struct kvfolio_rows {
     pub struct_size: u32,
     pub dtype: i32,
@@ -1268,7 +1282,15 @@ extern "C" {
     pub fn kvfolio_get_group(manager: *const kvfolio_manager, group: i32, out: *mut kvfolio_group_spec, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_get_options(manager: *const kvfolio_manager, out: *mut kvfolio_manager_options, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_copy_to(manager: *const kvfolio_manager, target: *mut kvfolio_manager, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_state_hash(manager: *const kvfolio_manager, out: *mut u64, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_check_invariants(manager: *const kvfolio_manager, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_op_log_create_file(path: *const c_char, flush_each_call: i32, out: *mut *mut kvfolio_op_log, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_op_log_create(sink: *const kvfolio_byte_sink, flush_each_call: i32, out: *mut *mut kvfolio_op_log, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_record(manager: *mut kvfolio_manager, log: *mut kvfolio_op_log, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_op_log_flush(log: *mut kvfolio_op_log, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_op_log_status(log: *const kvfolio_op_log, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_op_log_num_calls(log: *const kvfolio_op_log) -> i64;
+    pub fn kvfolio_op_log_destroy(log: *mut kvfolio_op_log);
     pub fn kvfolio_append_rows(cache: *mut kvfolio_view, layer: i32, k: *const c_void, k_rows: *const kvfolio_rows, v: *const c_void, v_rows: *const kvfolio_rows, slots: *const i32, num_slots: i64, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_gather(cache: *const kvfolio_view, block_table: *const i32, num_entries: i64, options: *const kvfolio_gather_options, k: *mut c_void, k_rows: *const kvfolio_rows, v: *mut c_void, v_rows: *const kvfolio_rows, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_write_token(cache: *mut kvfolio_view, layer: i32, head: i32, slot: i32, dtype: i32, k: *const c_void, v: *const c_void, error: *mut kvfolio_error) -> i32;

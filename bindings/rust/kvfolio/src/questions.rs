@@ -162,6 +162,7 @@ pub struct MemoryUse {
 /// assert_eq!(cache.options().max_sequences, 4); // with derived values in place of 0
 /// assert!(cache.describe().contains("policy: lru"));
 /// cache.check_invariants()?; // recounts everything
+/// assert_eq!(cache.state_hash()?, cache.state_hash()?);
 /// # Ok::<(), kvfolio::Error>(())
 /// ```
 impl Manager {
@@ -371,6 +372,14 @@ impl Manager {
             call(|error| unsafe { sys::kvfolio_get_options(self.raw.as_ptr(), &mut c, error) });
         filled.expect("a manager has options");
         Options::from_c(&c)
+    }
+
+    /// A hash of all that later answers depend on, but for names: numbers of blocks and ids. An
+    /// error while a load or a hold is open.
+    pub fn state_hash(&self) -> Result<u64> {
+        let mut hash = 0;
+        call(|error| unsafe { sys::kvfolio_state_hash(self.raw.as_ptr(), &mut hash, error) })?;
+        Ok(hash)
     }
 
     /// Recounts everything: says which rule is broken and where, if one is.
