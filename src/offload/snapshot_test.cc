@@ -127,6 +127,25 @@ TEST(Snapshot, MediaComeBackWithTheirTokens) {
   EXPECT_EQ(after.hit(prompt_of(1, 32)), 4);
 }
 
+// Sections of tokens hold what a reader takes, however large a unit is and however many spans.
+TEST(Snapshot, ALongPromptOfLargeBlocksWithASpanForEachTokenComesBack) {
+  CacheSpec spec = test::full(100);
+  spec.groups[0].block_size = 1024;
+  const std::vector<std::int32_t> prompt = prompt_of(1, 80'000);
+  std::vector<MediaSpan> media(prompt.size());
+  for (std::size_t i = 0; i < media.size(); ++i) {
+    media[i] = {.begin = static_cast<std::int32_t>(i), .end = static_cast<std::int32_t>(i) + 1};
+  }
+  const ManagerOptions options{
+      .max_sequences = 16, .max_media_extents = 1 << 18, .max_table_entries = 1 << 22};
+  Cache before(spec, options);
+  before.compute(prompt, {.media = media});
+  MemoryFile file = saved(before);
+  Cache after(spec, options);
+  EXPECT_EQ(restored(after, file).sections_damaged, 0);
+  EXPECT_EQ(after.hit(prompt, {.media = media}), 79'999);
+}
+
 TEST(Snapshot, SequencesComeBackUnderTheirCallerIds) {
   for (const CacheSpec& spec : {test::full(40), test::window(40), test::mixed(40, 40)}) {
     Cache before(spec);
