@@ -75,7 +75,8 @@ std::string OpPrinter::print(Op op, const Answer& answer, bool with_hash) {
         break;
     }
   }
-  return with_hash ? text + concat(" (all of it has hash ", answer.hash, ")") : text;
+  if (!with_hash) return text;
+  return text + concat(" (first number ", answer.first, ", hash of all ", answer.hash, ")");
 }
 
 // ---- bytes ----
