@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <numeric>
+#include <string>
 
 #include "families.h"
 #include "kvfolio/kernels.h"
@@ -104,7 +105,7 @@ class Engine {
     return opened.sequence;
   }
 
-  std::int32_t length_, num_stored_, next_prompt_ = 0;
+  std::int32_t length_, num_stored_, next_prompt_ = 10'000'000;
   KVCacheManager manager_;
   KVView view_;
   std::vector<SequenceId> sequences_;
@@ -136,7 +137,8 @@ void measure_beside(Session& session) {
     });
     const auto bytes = static_cast<std::int64_t>(offload->counters().stores - before) * kRecord;
     require(!stores || session.quick() || bytes >= steps * (defaults.bytes_per_poll / 2),
-            "every step has a full poll beside it");
+            "every step has a full poll beside it, but " + std::to_string(bytes) +
+                " bytes were stored");
     while (!offload->idle()) offload->poll(++now_us);
     return ns / steps / 1e6;
   };

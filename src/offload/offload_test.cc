@@ -264,6 +264,20 @@ class CountedMemory final : public MemoryResource {
   HostMemory inner_;
 };
 
+TEST(Offload, KeepsItsMemoryWhileATierMayReadAStore) {
+  CountedMemory memory;
+  MemoryTier tier(1, {.silent = 1000});
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  Cache cache(test::full(40));
+  auto offload = offload_of(cache, tiers, 8 * kFullRecord, {.resource = &memory});
+  cache.compute(prompt_of(1, 64));
+  offload->poll(1);
+  ASSERT_EQ(offload->arena().pins, 8);
+  offload.reset();
+  EXPECT_FALSE(tier.closed);
+  EXPECT_GT(memory.held, 0);
+}
+
 TEST(Offload, GivesItsMemoryBackUnlessATierMayTouchItAndClosesNoTier) {
   for (const bool loads : {false, true}) {
     CountedMemory memory;
