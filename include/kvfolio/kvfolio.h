@@ -807,9 +807,11 @@ typedef struct kvfolio_op_log kvfolio_op_log;
 // and replaces what was there.
 KVFOLIO_C_API int32_t kvfolio_op_log_create_file(const char* path, int32_t flush_each_call,
                                                  kvfolio_op_log** out, kvfolio_error* error);
-// `write` takes all of the bytes and returns 0, or says that it cannot: the log ends then. It calls
-// nothing of the manager.
+// Takes bytes in order. write() takes all of them and returns 0, or the KVFOLIO_ERR_* that says why
+// it cannot (another number: KVFOLIO_ERR_UNAVAILABLE). It calls nothing of the manager.
 typedef struct kvfolio_byte_sink {
+  uint32_t struct_size;
+  int32_t reserved;  // 0
   void* context;
   int32_t (*write)(void* context, const void* bytes, int64_t num_bytes);
 } kvfolio_byte_sink;

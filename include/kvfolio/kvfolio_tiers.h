@@ -421,17 +421,9 @@ KVFOLIO_C_API int32_t kvfolio_offload_check_invariants(const kvfolio_offload* of
 
 // ---- save and restore --------------------------------------------------------------------------
 
-// Takes the bytes of a snapshot in order. write() returns 0, or the KVFOLIO_ERR_* that the call is
-// to return (another number: KVFOLIO_ERR_UNAVAILABLE).
-typedef struct kvfolio_byte_sink {
-  uint32_t struct_size;
-  int32_t reserved;  // 0
-  void* context;
-  int32_t (*write)(void* context, const void* bytes, int64_t num_bytes);
-} kvfolio_byte_sink;
-
-// Has `size` bytes. read_at() fills all of `out` from this place, within the size, and returns as
-// write().
+// A snapshot is written to a kvfolio_byte_sink, whose error is that of the call, and read from
+// this. It has `size` bytes. read_at() fills all of `out` from this place, within the size, and
+// returns as write() of a sink.
 typedef struct kvfolio_byte_source {
   uint32_t struct_size;
   int32_t reserved;  // 0

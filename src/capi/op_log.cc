@@ -52,9 +52,11 @@ int32_t kvfolio_op_log_create_file(const char* path, int32_t flush_each_call, kv
 int32_t kvfolio_op_log_create(const kvfolio_byte_sink* sink, int32_t flush_each_call,
                               kvfolio_op_log** out, kvfolio_error* error) {
   KVFOLIO_C_NEEDS(sink);
-  KVFOLIO_C_NEEDS(sink->write);
   KVFOLIO_C_NEEDS(out);
-  return give(__func__, std::make_unique<CallerSink>(*sink), flush_each_call, out, error);
+  kvfolio_byte_sink ours;
+  KVFOLIO_C_RETURN_IF_ERROR(read_struct(__func__, "sink", sink, ours));
+  if (ours.write == nullptr) return answer(error, null_argument(__func__, "sink->write"));
+  return give(__func__, std::make_unique<CallerSink>(ours), flush_each_call, out, error);
 }
 
 int32_t kvfolio_record(kvfolio_manager* manager, kvfolio_op_log* log, kvfolio_error* error) {

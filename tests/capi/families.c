@@ -53,7 +53,7 @@ void call_op_log(void) {
   int64_t totals[2] = {0, 0};
   for (int i = 0; i < 2; ++i) {
     kvfolio_manager* const m = make_manager();
-    const kvfolio_byte_sink sink = {&totals[i], keep_bytes};
+    const kvfolio_byte_sink sink = {sizeof sink, 0, &totals[i], keep_bytes};
     kvfolio_op_log* log = NULL;
     MUST(kvfolio_op_log_create(&sink, i, &log, &g_error));
     MUST(kvfolio_record(m, log, &g_error));
@@ -72,7 +72,7 @@ void call_op_log(void) {
 
   kvfolio_manager* const m = make_manager();
   int64_t none = -1;
-  const kvfolio_byte_sink sink = {&none, keep_bytes};
+  const kvfolio_byte_sink sink = {sizeof sink, 0, &none, keep_bytes};
   kvfolio_op_log* log = NULL;
   MUST(kvfolio_op_log_create(&sink, 1, &log, &g_error));
   MUST(kvfolio_record(m, log, &g_error));

@@ -60,9 +60,11 @@ def test_calls_and_sections_are_listed(recorded):
     dump = inspect(recorded / "log", "--dump").splitlines()
     calls = [line for line in dump if line[0].isdigit() and "(" in line]
     assert any(" open([" in line and line.endswith("= ok, sequence 0.1") for line in calls)
-    counts = dict(line.rsplit(" ", 1) for line in inspect(recorded / "log", "--index").splitlines()[2:-1])
+    index = inspect(recorded / "log", "--index").splitlines()[2:-1]
+    counts = dict(line.rsplit(" ", 1) for line in index)
     assert sum(map(int, counts.values())) == len(calls)
-    keys = [line for line in inspect(recorded / "saved", "--index").splitlines() if " record " in line]
+    listed = inspect(recorded / "saved", "--index").splitlines()
+    keys = [line for line in listed if line[0].isdigit() and " record " in line]
     assert keys and all(", key " in line and "damaged" not in line for line in keys)
     assert "identity" in inspect(recorded / "saved", "--dump").splitlines()[0]
 

@@ -996,8 +996,28 @@ impl Default for kvfolio_counters {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_byte_sink {
+    pub struct_size: u32,
+    pub reserved: i32,
     pub context: *mut c_void,
     pub write: Option<unsafe extern "C" fn(context: *mut c_void, bytes: *const c_void, num_bytes: i64) -> i32>,
+}
+
+impl kvfolio_byte_sink {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_byte_sink {
+        kvfolio_byte_sink {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            reserved: 0,
+            context: std::ptr::null_mut(),
+            write: None,
+        }
+    }
+}
+
+impl Default for kvfolio_byte_sink {
+    fn default() -> kvfolio_byte_sink {
+        kvfolio_byte_sink::new()
+    }
 }
 
 #[repr(C)]

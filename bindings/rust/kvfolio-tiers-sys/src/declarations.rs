@@ -86,6 +86,12 @@ impl kvfolio_text {
     }
 }
 
+impl Default for kvfolio_text {
+    fn default() -> kvfolio_text {
+        kvfolio_text::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_model_identity {
@@ -131,6 +137,12 @@ impl kvfolio_model_identity {
     }
 }
 
+impl Default for kvfolio_model_identity {
+    fn default() -> kvfolio_model_identity {
+        kvfolio_model_identity::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_digest {
@@ -146,6 +158,12 @@ impl kvfolio_digest {
     }
 }
 
+impl Default for kvfolio_digest {
+    fn default() -> kvfolio_digest {
+        kvfolio_digest::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_tier_key {
@@ -158,6 +176,12 @@ impl kvfolio_tier_key {
         kvfolio_tier_key {
             bytes: [0; 72],
         }
+    }
+}
+
+impl Default for kvfolio_tier_key {
+    fn default() -> kvfolio_tier_key {
+        kvfolio_tier_key::new()
     }
 }
 
@@ -182,6 +206,12 @@ impl kvfolio_tier_item {
     }
 }
 
+impl Default for kvfolio_tier_item {
+    fn default() -> kvfolio_tier_item {
+        kvfolio_tier_item::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_tier_done {
@@ -198,6 +228,12 @@ impl kvfolio_tier_done {
             result: 0,
             reserved: 0,
         }
+    }
+}
+
+impl Default for kvfolio_tier_done {
+    fn default() -> kvfolio_tier_done {
+        kvfolio_tier_done::new()
     }
 }
 
@@ -221,6 +257,12 @@ impl kvfolio_tier_health {
             loads_ok: 0,
             failures: 0,
         }
+    }
+}
+
+impl Default for kvfolio_tier_health {
+    fn default() -> kvfolio_tier_health {
+        kvfolio_tier_health::new()
     }
 }
 
@@ -259,6 +301,12 @@ impl kvfolio_tier_functions {
     }
 }
 
+impl Default for kvfolio_tier_functions {
+    fn default() -> kvfolio_tier_functions {
+        kvfolio_tier_functions::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_disk_options {
@@ -289,6 +337,12 @@ impl kvfolio_disk_options {
             queued_bytes_max: 0,
             scrub_bytes_per_s: 0,
         }
+    }
+}
+
+impl Default for kvfolio_disk_options {
+    fn default() -> kvfolio_disk_options {
+        kvfolio_disk_options::new()
     }
 }
 
@@ -341,6 +395,12 @@ impl kvfolio_disk_stats {
     }
 }
 
+impl Default for kvfolio_disk_stats {
+    fn default() -> kvfolio_disk_stats {
+        kvfolio_disk_stats::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_offload_tier {
@@ -361,6 +421,12 @@ impl kvfolio_offload_tier {
             store_bytes_max: 0,
             load_bytes_max: 0,
         }
+    }
+}
+
+impl Default for kvfolio_offload_tier {
+    fn default() -> kvfolio_offload_tier {
+        kvfolio_offload_tier::new()
     }
 }
 
@@ -395,6 +461,12 @@ impl kvfolio_offload_options {
     }
 }
 
+impl Default for kvfolio_offload_options {
+    fn default() -> kvfolio_offload_options {
+        kvfolio_offload_options::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_sequence_ready {
@@ -411,6 +483,12 @@ impl kvfolio_sequence_ready {
             cached_tokens: 0,
             why: 0,
         }
+    }
+}
+
+impl Default for kvfolio_sequence_ready {
+    fn default() -> kvfolio_sequence_ready {
+        kvfolio_sequence_ready::new()
     }
 }
 
@@ -434,6 +512,12 @@ impl kvfolio_offload_left {
             loads: 0,
             questions: 0,
         }
+    }
+}
+
+impl Default for kvfolio_offload_left {
+    fn default() -> kvfolio_offload_left {
+        kvfolio_offload_left::new()
     }
 }
 
@@ -484,6 +568,12 @@ impl kvfolio_offload_counters {
     }
 }
 
+impl Default for kvfolio_offload_counters {
+    fn default() -> kvfolio_offload_counters {
+        kvfolio_offload_counters::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_arena_stats {
@@ -517,24 +607,9 @@ impl kvfolio_arena_stats {
     }
 }
 
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct kvfolio_byte_sink {
-    pub struct_size: u32,
-    pub reserved: i32,
-    pub context: *mut c_void,
-    pub write: Option<unsafe extern "C" fn(context: *mut c_void, bytes: *const c_void, num_bytes: i64) -> i32>,
-}
-
-impl kvfolio_byte_sink {
-    /// All 0, but for a `struct_size`.
-    pub const fn new() -> kvfolio_byte_sink {
-        kvfolio_byte_sink {
-            struct_size: std::mem::size_of::<Self>() as u32,
-            reserved: 0,
-            context: std::ptr::null_mut(),
-            write: None,
-        }
+impl Default for kvfolio_arena_stats {
+    fn default() -> kvfolio_arena_stats {
+        kvfolio_arena_stats::new()
     }
 }
 
@@ -561,6 +636,12 @@ impl kvfolio_byte_source {
     }
 }
 
+impl Default for kvfolio_byte_source {
+    fn default() -> kvfolio_byte_source {
+        kvfolio_byte_source::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_save_options {
@@ -575,6 +656,12 @@ impl kvfolio_save_options {
             struct_size: std::mem::size_of::<Self>() as u32,
             no_prefix_cache: 0,
         }
+    }
+}
+
+impl Default for kvfolio_save_options {
+    fn default() -> kvfolio_save_options {
+        kvfolio_save_options::new()
     }
 }
 
@@ -600,6 +687,12 @@ impl kvfolio_save_stats {
             sequences: 0,
             bytes: 0,
         }
+    }
+}
+
+impl Default for kvfolio_save_stats {
+    fn default() -> kvfolio_save_stats {
+        kvfolio_save_stats::new()
     }
 }
 
@@ -634,6 +727,12 @@ impl kvfolio_restore_stats {
     }
 }
 
+impl Default for kvfolio_restore_stats {
+    fn default() -> kvfolio_restore_stats {
+        kvfolio_restore_stats::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_restored_sequence {
@@ -658,6 +757,12 @@ impl kvfolio_restored_sequence {
             reserved: 0,
             tokens: kvfolio_i32s::new(),
         }
+    }
+}
+
+impl Default for kvfolio_restored_sequence {
+    fn default() -> kvfolio_restored_sequence {
+        kvfolio_restored_sequence::new()
     }
 }
 

@@ -21,7 +21,6 @@ layouts! {
     kvfolio_offload_left: struct_size blocks stores loads questions;
     kvfolio_offload_counters: struct_size reserved stores stores_dropped loads tokens_loaded arena_corrupt tier_stores tier_stores_dropped tier_loads tier_misses tier_corrupt requests requests_canceled requests_timed_out unknown_completions manager_forgets;
     kvfolio_arena_stats: struct_size reserved bytes bytes_published records pins writing quarantined evictions refusals;
-    kvfolio_byte_sink: struct_size reserved context write;
     kvfolio_byte_source: struct_size reserved context size read_at;
     kvfolio_save_options: struct_size no_prefix_cache;
     kvfolio_save_stats: struct_size reserved records tokens sequences bytes;

@@ -277,7 +277,7 @@ pub(super) fn save_to<W: Write>(
     let list = List::new(options.sequences)?;
     let options = options_to_c(options);
     let mut stream = Stream { of: to, error: None };
-    let mut sink = sys::kvfolio_byte_sink::new();
+    let mut sink = kvfolio_sys::kvfolio_byte_sink::new();
     sink.context = (&mut stream as *mut Stream<W>).cast();
     sink.write = Some(write::<W>);
     let mut stats = sys::kvfolio_save_stats::new();
