@@ -7,7 +7,7 @@
 
 build_packages=(g++ cmake ninja-build git binutils pkg-config python3 python3-dev python3-venv libgtest-dev
   libgmock-dev libbenchmark-dev libcli11-dev nlohmann-json3-dev libxxhash-dev libssl-dev
-  liburing-dev)
+  libhiredis-dev liburing-dev openssl)
 
 # Jobs of a build: all cores, but a compiler may take 1.5 GB.
 jobs=$(awk -v cores="$(nproc)" '/MemAvailable/ { n = int($2 / 1500000); if (n < 1) n = 1

@@ -14,11 +14,14 @@
 #include "generate_input.h"
 #include "kernel_choice.h"
 #include "kvfolio/byte_stream.h"
+#include "kvfolio/op_log.h"
 #include "model_identity.h"
 #include "npy.h"
+#include "progress_sink.h"
 #include "report.h"
 #include "results.h"
 #include "text_output.h"
+#include "whole_file.h"
 
 namespace kvfolio::tools {
 namespace {
@@ -28,8 +31,6 @@ using llama::Vocabulary;
 
 // Of a file to score: 64 MiB of text are hours of work.
 constexpr std::int64_t kMaxScoredBytes = std::int64_t{64} << 20;
-// To and from a tier. The command waits for it at the end, so nothing has to be dropped.
-constexpr std::int64_t kTierBytesInFlight = std::int64_t{4} << 30;
 
 // One call of the verb.
 class Generate {
@@ -54,12 +55,10 @@ class Generate {
       if (!created) return prefixed("--logits", created.error());
       npy = *std::move(created);
     }
-    if (options_.tiers.disk) {
-      Result<std::unique_ptr<DiskTier>> disk = open_disk(*options_.tiers.disk);
-      if (!disk) return prefixed("--tier", disk.error());
-      disk_ = *std::move(disk);
-      report("kvfolio generate: " + disk_->describe());
-    }
+    Result<OpenTiers> tiers = open_tiers(options_.tiers);
+    if (!tiers) return prefixed("--tier", tiers.error());
+    tiers_ = *std::move(tiers);
+    for (const std::string& line : tiers_.describe()) report("kvfolio generate: " + line);
     Summary summary;
     summary.model = &model_;
     summary.spec = &spec_;
@@ -76,6 +75,7 @@ class Generate {
     summary.saved = saved_;
     summary.restored = restored_;
     summary.disk = disk_seen_;
+    summary.redis = redis_seen_;
     if (npy) {
       if (Status status = results_.write_logits(*npy); !status.ok()) return status;
     }
@@ -140,15 +140,29 @@ class Generate {
   }
 
   Result<llama::RunStats> run_engine(bool contiguous, Results& results, bool shown) {
-    llama::EngineOptions engine_choice = engine_options(contiguous, most_tokens());
-    // Written to by this run alone; outlives its engine.
-    const std::unique_ptr<DiskTier> disk = contiguous ? nullptr : std::move(disk_);
-    const OffloadTier below{.tier = disk.get(),
-                            .store_bytes_max = kTierBytesInFlight,
-                            .load_bytes_max = kTierBytesInFlight};
-    if (disk != nullptr) engine_choice.tiers = std::span(&below, 1);
+    llama::EngineOptions options = engine_options(contiguous, most_tokens());
+    // These outlive the engine. The tiers are written to by this run alone.
+    const OpenTiers tiers = contiguous ? OpenTiers{} : std::exchange(tiers_, {});
+    const std::vector<OffloadTier> below = tiers.below();
+    options.tiers = below;
+    std::optional<FileLog> log_file;
+    std::optional<OpLog> log;
+    if (options_.oplog_path && !contiguous && shown) {
+      Result<FileLog> created = FileLog::create(*options_.oplog_path);
+      if (!created) return prefixed("--oplog", created.error());
+      log_file.emplace(*std::move(created));
+      options.log = &log.emplace(*log_file);
+    }
+    Result<llama::RunStats> stats = run_with(options, tiers, results, shown);
+    if (log && stats && !log->status().ok()) return prefixed("--oplog", log->status());
+    return stats;
+  }
+
+  Result<llama::RunStats> run_with(const llama::EngineOptions& options, const OpenTiers& tiers,
+                                   Results& results, bool shown) {
+    const bool contiguous = options.contiguous;
     Result<std::unique_ptr<llama::Engine>> engine =
-        llama::Engine::create(model_, spec_, engine_choice, pool_);
+        llama::Engine::create(model_, spec_, options, pool_);
     if (!engine) return std::move(engine).error();
     llama::Listener listener;
     if (shown && !options_.json) {
@@ -169,9 +183,10 @@ class Generate {
       if (shown && !options_.json) text_.rejected(request, error);
     };
     if (contiguous || !shown) return (*engine)->run(requests_, std::move(listener));
-    // After the run the disk has what it is to have.
-    const auto note_disk = [&](const Result<llama::RunStats>& stats) {
-      if (stats && disk != nullptr) disk_seen_ = {disk->describe(), disk->stats()};
+    // After the run the tiers have what they are to have.
+    const auto note_tiers = [&](const Result<llama::RunStats>& stats) {
+      if (stats && tiers.disk) disk_seen_ = {tiers.disk->describe(), tiers.disk->stats()};
+      if (stats && tiers.redis) redis_seen_ = tiers.redis->counters();
     };
     if (Status status = load(**engine); !status.ok()) return status;
     // Before the work: a place that cannot be written to is known now.
@@ -181,10 +196,23 @@ class Generate {
       if (!created) return prefixed("--save", created.error());
       sink.emplace(*std::move(created));
     }
+    std::optional<WholeFile> metrics;
+    if (options_.metrics_path) {
+      Result<WholeFile> created = WholeFile::create(*options_.metrics_path);
+      if (!created) return prefixed("--metrics", created.error());
+      metrics.emplace(*std::move(created));
+    }
     Result<llama::RunStats> stats = (*engine)->run(requests_, std::move(listener));
-    note_disk(stats);
-    if (!stats || !sink) return stats;
-    if (Status status = save(**engine, *sink); !status.ok()) return status;
+    note_tiers(stats);
+    if (stats && metrics) {
+      const MetricLabel label{.name = "model_name", .value = options_.model};
+      metrics->stream() << (*engine)->metrics({&label, 1});
+      if (Status status = metrics->finish(); !status.ok()) return prefixed("--metrics", status);
+    }
+    if (stats && sink) {
+      if (Status status = save(**engine, *sink); !status.ok()) return status;
+    }
+    (*engine)->end_log();
     return stats;
   }
 
@@ -205,9 +233,8 @@ class Generate {
   }
 
   Status save(llama::Engine& engine, FileSink& sink) {
-    show_progress("saving the prefix cache ...");
-    const Result<SaveStats> saved = engine.save(sink);
-    show_progress("");
+    ProgressSink shown(sink, "saving the prefix cache");
+    const Result<SaveStats> saved = engine.save(shown);
     if (!saved) return prefixed("--save", saved.error());
     if (Status status = sink.commit(); !status.ok()) return prefixed("--save", status);
     saved_ = *saved;
@@ -264,8 +291,9 @@ class Generate {
   const CacheSpec& spec_;
   const CheckpointIdentity identity_;
   ThreadPool& pool_;
-  std::unique_ptr<DiskTier> disk_;  // until the run that uses it
+  OpenTiers tiers_;  // until the run that uses them
   std::optional<DiskSummary> disk_seen_;
+  std::optional<RedisCounters> redis_seen_;
   std::optional<SaveStats> saved_;
   std::optional<RestoreStats> restored_;
   llama::BlockMap block_map_;

@@ -125,7 +125,11 @@ void add_cache_options(CLI::App& app, GenerateOptions& options) {
 void add_tier_options(CLI::App& app, GenerateOptions& options) {
   add_tier_option(app, options.tiers,
                   "Keep blocks beside the cache too and bring them back, also in another process; "
-                  "several, cheapest first: host:SIZE, disk:DIR,SIZE. A disk holds the prompts");
+                  "several, cheapest first: host:SIZE, disk:DIR,SIZE, redis:HOST:PORT[,HOST:PORT]. "
+                  "A disk and Redis hold the prompts");
+  app.add_option("--metrics", options.metrics_path,
+                 "Write what Prometheus would read at the end, in its text format")
+      ->type_name("FILE");
   app.add_option("--save", options.save_path,
                  "Write the prefix cache to a file at the end. It holds the text of the prompts")
       ->type_name("FILE");
@@ -134,7 +138,12 @@ void add_tier_options(CLI::App& app, GenerateOptions& options) {
          "Read a prefix cache that --save wrote before the first request; the pool may have "
          "another size")
       ->type_name("FILE");
-  for (const char* name : {"--tier", "--save", "--load"}) {
+  app.add_option("--oplog", options.oplog_path,
+                 "Write down every call of the cache and its answer, for kvfolio inspect. It holds "
+                 "the text of the prompts")
+      ->type_name("FILE");
+  app.get_option("--oplog")->excludes(app.get_option("--contiguous"));
+  for (const char* name : {"--tier", "--save", "--load", "--metrics"}) {
     for (const char* other : {"--contiguous", "--no-prefix-cache"}) {
       app.get_option(name)->excludes(app.get_option(other));
     }

@@ -37,7 +37,9 @@ struct GenerateOptions {
   bool contiguous = false;
   TierChoice tiers;
   std::optional<std::string> save_path;
+  std::optional<std::string> metrics_path;
   std::optional<std::string> load_path;
+  std::optional<std::string> oplog_path;
 
   std::int32_t max_batch_tokens = 512;
   std::int32_t max_seqs = 16;

@@ -10,6 +10,7 @@
 #include "bench.h"
 #include "console.h"
 #include "generate.h"
+#include "inspect.h"
 #include "kvfolio/kernels.h"
 #include "kvfolio_build_info.h"
 #include "printable_text.h"
@@ -74,6 +75,11 @@ int run(int argc, char** argv) {
   kvfolio::tools::TierOptions tier_options;
   CLI::App* tier = app.add_subcommand("tier", "Look after what is kept beside the cache");
   kvfolio::tools::add_tier_verb(*tier, tier_options);
+  kvfolio::tools::InspectOptions inspect_options;
+  CLI::App* inspect = app.add_subcommand(
+      "inspect",
+      "Show what a snapshot or an operation log holds, and make the calls of a log again");
+  kvfolio::tools::add_inspect_options(*inspect, inspect_options);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -89,6 +95,7 @@ int run(int argc, char** argv) {
     return 2;
   }
   if (prove->parsed()) return kvfolio::tools::prove(prove_options);
+  if (inspect->parsed()) return kvfolio::tools::inspect(inspect_options);
   if (bench->parsed()) return kvfolio::tools::bench(bench_options);
   if (tier->parsed()) return kvfolio::tools::tier(tier_options);
   return kvfolio::tools::generate(options);

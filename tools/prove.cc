@@ -88,9 +88,6 @@ class MemoryFile final : public ByteSink, public ByteSource {
 // Of the host tier: what all rows need together is far less.
 constexpr std::int64_t kHostTierBytes = std::int64_t{256} << 20;
 
-// To and from a disk. The command waits for it, so nothing has to be dropped.
-constexpr std::int64_t kTierBytesInFlight = std::int64_t{4} << 30;
-
 // No file of this run is read by another.
 constexpr ModelIdentity kIdentity = {.model = "the model of this run",
                                      .weights = "its weights",
@@ -110,11 +107,11 @@ class Prover {
   Result<int> run() {
     const auto start = std::chrono::steady_clock::now();
     Proof proof{.options = &options_, .model = &model_};
-    if (options_.tiers.disk) {
-      if (Status status = reopen_disk(); !status.ok()) return prefixed("--tier", status);
-      report("kvfolio prove: " + disk_->describe());
-    }
-    const std::vector<Condition> all = conditions(disk_ != nullptr);
+    Result<OpenTiers> tiers = open_tiers(options_.tiers);
+    if (!tiers) return prefixed("--tier", tiers.error());
+    for (const std::string& line : tiers->describe()) report("kvfolio prove: " + line);
+    const std::vector<Condition> all = conditions(tiers->disk != nullptr, tiers->redis != nullptr);
+    *tiers = {};  // each row opens the one that it needs
     for (std::size_t i = 0; i < all.size(); ++i) {
       show_progress(std::to_string(i + 1) + " of " + std::to_string(all.size()) + ": " +
                     all[i].name());
@@ -201,14 +198,17 @@ class Prover {
     }
   }
 
-  // As another process would find it. An engine closes its tiers when it ends.
-  Status reopen_disk() {
-    below_.tier = nullptr;
-    disk_.reset();
-    Result<std::unique_ptr<DiskTier>> disk = open_disk(*options_.tiers.disk);
-    if (!disk) return std::move(disk).error();
-    disk_ = *std::move(disk);
-    below_.tier = disk_.get();
+  // As another process would find it.
+  Status reopen_tier(Restored from) {
+    below_.clear();
+    tier_ = {};
+    TierChoice choice;
+    if (from == Restored::kFromDisk) choice.disk = options_.tiers.disk;
+    if (from == Restored::kFromRedis) choice.redis = options_.tiers.redis;
+    Result<OpenTiers> tier = open_tiers(choice);
+    if (!tier) return std::move(tier).error();
+    tier_ = *std::move(tier);
+    below_ = tier_.below();
     return {};
   }
 
@@ -216,8 +216,8 @@ class Prover {
                                                      std::int64_t num_blocks, ThreadPool& pool) {
     CacheSpec spec = llama::cache_spec(model_.config(), shape(condition));
     for (GroupSpec& group : spec.groups) group.num_blocks = static_cast<std::int32_t>(num_blocks);
-    const bool from_disk = condition.restored == Restored::kFromDisk;
-    const bool from_memory = condition.restored == Restored::kFromMemory || from_disk;
+    const bool from_tier = is_from_a_tier(condition);
+    const bool from_memory = condition.restored == Restored::kFromMemory || from_tier;
     ModelIdentity identity = kIdentity;
     identity.weights = weights_;
     return llama::Engine::create(
@@ -236,7 +236,8 @@ class Prover {
          .keep_logits = llama::LogitRows::kChosen,
          .identity = identity,
          .host_tier_bytes = from_memory ? kHostTierBytes : 0,
-         .tiers = std::span(&below_, from_disk ? 1 : 0)},
+         .tiers =
+             from_tier ? std::span<const OffloadTier>(below_) : std::span<const OffloadTier>()},
         pool);
   }
 
@@ -250,10 +251,10 @@ class Prover {
       if (Status status = warmed->evict_cached(); !status.ok()) return status;
       return warmed;
     }
-    if (condition.restored == Restored::kFromDisk) {
+    if (is_from_a_tier(condition)) {
       if (Status status = warmed->evict_cached(); !status.ok()) return status;
       warmed.reset();
-      if (Status status = reopen_disk(); !status.ok()) return status;
+      if (Status status = reopen_tier(*condition.restored); !status.ok()) return status;
       return make_engine(condition, num_blocks, pool);
     }
     MemoryFile file;
@@ -272,10 +273,10 @@ class Prover {
     if (!threads) return threads.error();
     ThreadPool& pool = **threads;
     pool.forget_work();
-    // A run finds on the disk what it stored itself, and nothing of another run.
-    if (condition.restored == Restored::kFromDisk) {
-      weights_ = "its weights, run " + std::to_string(++disk_runs_) + " of " + run_name_;
-      if (Status status = reopen_disk(); !status.ok()) return status;
+    // A run finds in the tier what it stored itself, and nothing of another run.
+    if (is_from_a_tier(condition)) {
+      weights_ = "its weights, run " + std::to_string(++tier_runs_) + " of " + run_name_;
+      if (Status status = reopen_tier(*condition.restored); !status.ok()) return status;
     }
     Result<std::unique_ptr<llama::Engine>> engine = make_engine(condition, num_blocks, pool);
     if (!engine) return std::move(engine).error();
@@ -308,8 +309,8 @@ class Prover {
     if (!condition.contiguous) outcome.difference = first_difference(outcome.samples);
     happened.stats = *std::move(stats);
     const OffloadCounters& tiers = happened.stats.tiers;
-    happened.loads += static_cast<std::int64_t>(
-        condition.restored == Restored::kFromDisk ? tiers.tier_loads : tiers.loads);
+    happened.loads +=
+        static_cast<std::int64_t>(is_from_a_tier(condition) ? tiers.tier_loads : tiers.loads);
     happened.threads = pool.num_threads();
     happened.threads_that_worked = pool.num_threads_that_worked();
     happened.chunk_tokens =
@@ -457,11 +458,11 @@ class Prover {
     return pool.get();
   }
 
-  std::unique_ptr<DiskTier> disk_;  // outlives the engines
-  OffloadTier below_{.store_bytes_max = kTierBytesInFlight, .load_bytes_max = kTierBytesInFlight};
+  OpenTiers tier_;  // of the row; outlives the engines
+  std::vector<OffloadTier> below_;
   std::string weights_ = "its weights";
   const std::string run_name_ = std::to_string(std::random_device()());
-  int disk_runs_ = 0;
+  int tier_runs_ = 0;
   const ProveOptions& options_;
   const llama::Model& model_;
   PromptSet with_long_;

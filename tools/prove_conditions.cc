@@ -101,6 +101,7 @@ std::string Condition::name() const {
   if (restored == Restored::kFromMemory) parts.emplace_back("restored from memory");
   if (restored == Restored::kFromAFile) parts.emplace_back("saved and loaded");
   if (restored == Restored::kFromDisk) parts.emplace_back("restored from disk");
+  if (restored == Restored::kFromRedis) parts.emplace_back("restored from Redis");
   if (forked) parts.emplace_back("forked");
   if (at_once) {
     parts.push_back(*at_once == 1 ? "alone" : "among " + number(*at_once - 1) + " others");
@@ -117,7 +118,7 @@ std::string Condition::name() const {
   return name;
 }
 
-std::vector<Condition> conditions(bool with_disk) {
+std::vector<Condition> conditions(bool with_disk, bool with_redis) {
   std::vector<Condition> all = {
       {.contiguous = true, .with_long = true},
       {.prefix = Prefix::kCold, .block_size = 16, .chunk = 0, .with_long = true},
@@ -152,10 +153,12 @@ std::vector<Condition> conditions(bool with_disk) {
       {.forked = true, .block_size = 8, .preempting = true, .threads = 2},
       {.prefix = Prefix::kEachOthers, .block_size = 1, .preempting = true},
   };
-  if (!with_disk) return all;
-  all.push_back({.prefix = Prefix::kHit, .restored = Restored::kFromDisk});
-  all.push_back({.prefix = Prefix::kInside, .restored = Restored::kFromDisk, .block_size = 32});
-  all.push_back({.prefix = Prefix::kHit, .restored = Restored::kFromDisk, .preempting = true});
+  for (const Restored from : {Restored::kFromDisk, Restored::kFromRedis}) {
+    if (from == Restored::kFromDisk ? !with_disk : !with_redis) continue;
+    all.push_back({.prefix = Prefix::kHit, .restored = from});
+    all.push_back({.prefix = Prefix::kInside, .restored = from, .block_size = 32});
+    all.push_back({.prefix = Prefix::kHit, .restored = from, .preempting = true});
+  }
   return all;
 }
 

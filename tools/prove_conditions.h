@@ -29,6 +29,7 @@ enum class Restored {
   kFromMemory,  // evicted, and brought back from host memory
   kFromAFile,   // saved, and loaded into a pool of another size, whose blocks have other numbers
   kFromDisk,    // another engine, with nothing of its own, finds it in the disk tier
+  kFromRedis,   // likewise, in Redis
 };
 
 // What is not said has a default and is not in the name. A row is named by what it says, so the
@@ -55,8 +56,13 @@ struct Condition {
   [[nodiscard]] std::int32_t chunk_or_all() const { return chunk.value_or(0); }
 };
 
-// The first is the contiguous twin, the reference. With a disk there are rows from it.
-[[nodiscard]] std::vector<Condition> conditions(bool with_disk);
+[[nodiscard]] inline bool is_from_a_tier(const Condition& condition) {
+  return condition.restored == Restored::kFromDisk || condition.restored == Restored::kFromRedis;
+}
+
+// The first is the contiguous twin, the reference. With a disk there are rows from it, and with
+// Redis likewise.
+[[nodiscard]] std::vector<Condition> conditions(bool with_disk, bool with_redis);
 
 // What a row says of itself, and what it should be.
 struct Happened {

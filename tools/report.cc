@@ -86,6 +86,18 @@ Json disk_json(const DiskSummary& disk, const OffloadCounters& tiers) {
           {"io_errors", disk.stats.io_errors}};
 }
 
+Json redis_json(const RedisCounters& redis, const OffloadCounters& tiers) {
+  return {{"stores", tiers.tier_stores},
+          {"stores_refused", redis.stores_refused},
+          {"loads", tiers.tier_loads},
+          {"connections", redis.connections},
+          {"connections_lost", redis.connections_lost},
+          {"redirects", redis.redirects},
+          {"retries", redis.retries},
+          {"bytes_sent", redis.bytes_sent},
+          {"bytes_received", redis.bytes_received}};
+}
+
 std::string cache_report(const Summary& summary) {
   const llama::RunStats& stats = summary.stats;
   const llama::SchedulerStats& work = stats.scheduler;
@@ -163,6 +175,7 @@ std::string summary_json(const Summary& summary, const llama::BlockMap* block_ma
   };
   if (summary.options->tiers.any()) add_tier(json, stats.tiers);
   if (summary.disk) json["disk"] = disk_json(*summary.disk, stats.tiers);
+  if (summary.redis) json["redis"] = redis_json(*summary.redis, stats.tiers);
   if (summary.restored) {
     json["restored"] = {{"records", summary.restored->records},
                         {"records_loaded", summary.restored->records_loaded},

@@ -11,6 +11,7 @@
 #include "engine.h"
 #include "generate_options.h"
 #include "kvfolio/disk_tier.h"
+#include "kvfolio/redis_tier.h"
 #include "model.h"
 #include "request.h"
 #include "results.h"
@@ -35,6 +36,7 @@ struct Summary {
   std::optional<SaveStats> saved;        // --save
   std::optional<RestoreStats> restored;  // --load
   std::optional<DiskSummary> disk;       // --tier disk:
+  std::optional<RedisCounters> redis;    // --tier redis:
 };
 
 // A finished sample. "text" is null when the tokens are not bytes.

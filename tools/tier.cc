@@ -5,9 +5,13 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "choice_option.h"
 #include "console.h"
 #include "exit_code.h"
 #include "printable_text.h"
+#if KVFOLIO_WITH_REDIS
+#include "tier_redis.h"
+#endif
 
 namespace kvfolio::tools {
 namespace {
@@ -72,6 +76,64 @@ Result<int> check_or_error(const TierOptions& options) {
   return check->damaged > 0 ? 1 : 0;
 }
 
+#if KVFOLIO_WITH_REDIS
+std::string as_json(const TierOptions& options, const RedisCheck& check) {
+  Json faults = Json::array();
+  for (const RedisFault& fault : check.faults) {
+    faults.push_back({{"key", printable_text(fault.key)}, {"what", fault.what}});
+  }
+  const Json json = {{"redis", printable_text(options.redis)},
+                     {"nodes", check.nodes},
+                     {"records", check.records},
+                     {"record_bytes", check.bytes},
+                     {"damaged", check.damaged},
+                     {"erased", check.erased},
+                     {"faults", std::move(faults)}};
+  return json.dump() + "\n";
+}
+
+std::string as_text(const TierOptions& options, const RedisCheck& check) {
+  std::string text = printable_text(options.redis) + ": " + plural(check.nodes, "node") + ", " +
+                     plural(check.records, "record") + " of " + std::to_string(check.bytes) +
+                     " bytes right, " + std::to_string(check.damaged) + " damaged\n";
+  for (const RedisFault& fault : check.faults) {
+    text += "  " + printable_text(fault.key) + ": " + fault.what + "\n";
+  }
+  if (check.damaged > static_cast<std::int64_t>(check.faults.size())) text += "  ...\n";
+  if (check.erased > 0) {
+    text += "  " + plural(check.erased, "record") + " removed\n";
+  } else if (check.damaged > 0) {
+    text += "  a load of them is a miss and removes them; so does --erase\n";
+  }
+  return text;
+}
+
+Result<int> check_redis_or_error(const TierOptions& options) {
+  const Result<RedisCheck> check = check_redis(
+      options.redis, options.erase,
+      [](std::int64_t records) { show_progress("reading: " + plural(records, "record")); });
+  show_progress("");
+  if (!check) return check.error();
+  if (check->damaged > 0) note_failure();
+  print(options.json ? as_json(options, *check) : as_text(options, *check));
+  return check->damaged > 0 ? 1 : 0;
+}
+#else
+Result<int> check_redis_or_error(const TierOptions& /*options*/) {
+  return Status(ErrorCode::kUnsupported, "this kvfolio was built without hiredis");
+}
+#endif
+
+void take(const std::string& text, TierOptions& options) {
+  if (text.starts_with("redis:") && text.size() > 6) {
+    options.redis = text.substr(6);
+  } else if (text.starts_with("disk:")) {
+    options.disk = parse_disk("tier", text, false);
+  } else {
+    refuse("tier", text, "disk:DIR, redis:HOST:PORT");
+  }
+}
+
 }  // namespace
 
 void add_tier_verb(CLI::App& app, TierOptions& options) {
@@ -79,9 +141,9 @@ void add_tier_verb(CLI::App& app, TierOptions& options) {
   app.footer(
       "Examples:\n"
       "  kvfolio tier check disk:cache\n"
-      "  kvfolio tier check disk:cache --erase --json\n\n"
+      "  kvfolio tier check redis:127.0.0.1:7400 --erase --json\n\n"
       "Exit codes: 0 every record is right; 1 one is damaged; 2 bad usage, another process uses\n"
-      "the directory, or it is of a newer version.");
+      "the directory, it is of a newer version, or a server does not answer.");
   CLI::App* check =
       app.add_subcommand("check", "Read every record and compare it with its checksum");
   check->footer(
@@ -90,15 +152,17 @@ void add_tier_verb(CLI::App& app, TierOptions& options) {
       "  kvfolio tier check disk:cache --erase --json");
   check
       ->add_option_function<std::string>(
-          "tier",
-          [&options](const std::string& text) { options.disk = parse_disk("tier", text, false); },
-          "Which: disk:DIR")
+          "tier", [&options](const std::string& text) { take(text, options); },
+          "Which: disk:DIR, or redis:HOST:PORT, a node of a cluster or one server")
       ->required()
-      ->type_name("disk:DIR");
+      ->type_name("TIER");
   check->add_flag("--erase", options.erase, "Damaged records are not found any more");
   check->add_flag("--json", options.json, "One JSON object");
 }
 
-int tier(const TierOptions& options) { return exit_code("tier check", check_or_error(options)); }
+int tier(const TierOptions& options) {
+  return exit_code("tier check",
+                   options.redis.empty() ? check_or_error(options) : check_redis_or_error(options));
+}
 
 }  // namespace kvfolio::tools

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The verb `kvfolio tier`: `kvfolio tier check disk:DIR [--erase]`.
+// The verb `kvfolio tier`: `kvfolio tier check disk:DIR | redis:HOST:PORT [--erase]`.
 
 #include "tier_option.h"
 
@@ -9,6 +9,7 @@ namespace kvfolio::tools {
 
 struct TierOptions {
   DiskChoice disk;
+  std::string redis;  // HOST:PORT; empty: the disk
   bool erase = false;
   bool json = false;
 };

@@ -2,7 +2,10 @@
 #include "tier_option.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
+#include <chrono>
+#include <cstdlib>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -12,17 +15,31 @@
 namespace kvfolio::tools {
 namespace {
 
-constexpr const char* kAllowed = "host:SIZE, disk:DIR,SIZE, such as host:1GiB, disk:cache,4GiB";
+constexpr const char* kAllowed =
+    "host:SIZE, disk:DIR,SIZE, redis:HOST:PORT[,HOST:PORT], such as host:1GiB, disk:cache,4GiB";
 constexpr std::int64_t kArenaBytes = std::int64_t{256} << 20;
+constexpr std::int64_t kBytesInFlight = std::int64_t{4} << 30;
+
+std::string environment(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
 
 void take(const std::string& text, TierChoice& choice) {
   if (text.starts_with("host:")) {
     if (choice.host_bytes > 0) refuse("--tier", text, "one host:SIZE");
-    if (choice.disk) refuse("--tier", text, "host:SIZE before disk:DIR,SIZE: the cheapest first");
+    if (choice.disk || !choice.redis.empty()) {
+      refuse("--tier", text, "host:SIZE before the others: the cheapest first");
+    }
     choice.host_bytes = parse_size("--tier host:", text.substr(5));
   } else if (text.starts_with("disk:")) {
     if (choice.disk) refuse("--tier", text, "one disk:DIR,SIZE");
+    if (!choice.redis.empty()) refuse("--tier", text, "disk:DIR,SIZE before redis:HOST:PORT");
     choice.disk = parse_disk("--tier", text, true);
+  } else if (text.starts_with("redis:")) {
+    if (!choice.redis.empty()) refuse("--tier", text, "one redis:HOST:PORT[,HOST:PORT]");
+    choice.redis = text.substr(6);
+    if (choice.redis.empty()) refuse("--tier", text, "redis:HOST:PORT[,HOST:PORT]");
   } else {
     refuse("--tier", text, kAllowed);
   }
@@ -31,7 +48,7 @@ void take(const std::string& text, TierChoice& choice) {
 }  // namespace
 
 std::int64_t TierChoice::arena_bytes() const {
-  return host_bytes > 0 ? host_bytes : (disk ? kArenaBytes : 0);
+  return host_bytes > 0 ? host_bytes : (any() ? kArenaBytes : 0);
 }
 
 std::int64_t parse_size(const std::string& option, const std::string& text) {
@@ -82,6 +99,62 @@ void add_tier_option(CLI::App& app, TierChoice& choice, const std::string& help)
 Result<std::unique_ptr<DiskTier>> open_disk(const DiskChoice& choice) {
   return DiskTier::open(
       {.directory = choice.directory, .bytes = choice.bytes, .queued_bytes_max = 4ll << 30});
+}
+
+Result<std::unique_ptr<RedisTier>> open_redis(const std::string& servers) {
+  const std::string user = environment("KVFOLIO_REDIS_USER");
+  const std::string password = environment("KVFOLIO_REDIS_PASSWORD");
+  const std::string ca = environment("KVFOLIO_REDIS_CA");
+  Result<std::unique_ptr<RedisTier>> redis =
+      RedisTier::create({.servers = servers,
+                         .user = user,
+                         .password = password,
+                         .tls = {.enabled = !ca.empty(), .ca_file = ca},
+                         .items_max = 1 << 20});
+  if (!redis) return redis;
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  const auto now_us = std::chrono::duration_cast<std::chrono::microseconds>(now).count();
+  if (Status status = (*redis)->wait_until_ready(static_cast<std::uint64_t>(now_us), 2'000'000);
+      !status.ok()) {
+    return status;
+  }
+  return redis;
+}
+
+std::vector<OffloadTier> OpenTiers::below() const {
+  std::vector<OffloadTier> tiers;
+  for (Tier* tier : {static_cast<Tier*>(disk.get()), static_cast<Tier*>(redis.get())}) {
+    if (tier == nullptr) continue;
+    tiers.push_back(
+        {.tier = tier, .store_bytes_max = kBytesInFlight, .load_bytes_max = kBytesInFlight});
+  }
+  return tiers;
+}
+
+std::vector<std::string> OpenTiers::describe() const {
+  std::vector<std::string> lines;
+  if (disk != nullptr) lines.push_back(disk->describe());
+  if (redis != nullptr) {
+    const std::string nodes = redis->describe();
+    const auto count = std::count(nodes.begin(), nodes.end(), '\n');
+    lines.push_back("redis: ready, " + std::to_string(count) + (count == 1 ? " node" : " nodes"));
+  }
+  return lines;
+}
+
+Result<OpenTiers> open_tiers(const TierChoice& choice) {
+  OpenTiers tiers;
+  if (choice.disk) {
+    Result<std::unique_ptr<DiskTier>> disk = open_disk(*choice.disk);
+    if (!disk) return std::move(disk).error();
+    tiers.disk = *std::move(disk);
+  }
+  if (!choice.redis.empty()) {
+    Result<std::unique_ptr<RedisTier>> redis = open_redis(choice.redis);
+    if (!redis) return std::move(redis).error();
+    tiers.redis = *std::move(redis);
+  }
+  return tiers;
 }
 
 }  // namespace kvfolio::tools

@@ -7,8 +7,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "kvfolio/disk_tier.h"
+#include "kvfolio/offload.h"
+#include "kvfolio/redis_tier.h"
 
 namespace CLI {
 class App;
@@ -24,9 +27,10 @@ struct DiskChoice {
 struct TierChoice {
   std::int64_t host_bytes = 0;  // 0: not said
   std::optional<DiskChoice> disk;
+  std::string redis;  // "HOST:PORT,HOST:PORT"; empty: not said
 
-  [[nodiscard]] bool any() const { return host_bytes > 0 || disk.has_value(); }
-  // Of the arena, through which all tiers go: also where only a disk was asked for.
+  [[nodiscard]] bool any() const { return host_bytes > 0 || disk.has_value() || !redis.empty(); }
+  // Of the arena, through which all tiers go: also where only another one was asked for.
   [[nodiscard]] std::int64_t arena_bytes() const;
 };
 
@@ -39,5 +43,20 @@ struct TierChoice {
 void add_tier_option(CLI::App& app, TierChoice& choice, const std::string& help);
 
 [[nodiscard]] Result<std::unique_ptr<DiskTier>> open_disk(const DiskChoice& choice);
+// Waits two seconds at most until a server answers. Passwords do not stand in a command line:
+// KVFOLIO_REDIS_USER, KVFOLIO_REDIS_PASSWORD and, for TLS, KVFOLIO_REDIS_CA, a file.
+[[nodiscard]] Result<std::unique_ptr<RedisTier>> open_redis(const std::string& servers);
+
+// What was chosen below the host's memory, open.
+struct OpenTiers {
+  std::unique_ptr<DiskTier> disk;
+  std::unique_ptr<RedisTier> redis;
+
+  // Cheapest first. A command waits for its tiers, so what may be in flight drops nothing.
+  [[nodiscard]] std::vector<OffloadTier> below() const;
+  // A line for each.
+  [[nodiscard]] std::vector<std::string> describe() const;
+};
+[[nodiscard]] Result<OpenTiers> open_tiers(const TierChoice& choice);
 
 }  // namespace kvfolio::tools

@@ -6,16 +6,23 @@
 namespace kvfolio::bench {
 
 std::vector<std::string> tiers_row_names() {
-  return {"tiers.hit.checked",
-          "tiers.hit.entry",
-          "tiers.lookup",
-          "tiers.hash",
-          "tiers.save",
-          "tiers.restore",
-          "tiers.disk.store.threads",
-          "tiers.disk.load.threads",
-          "tiers.disk.store.ring",
-          "tiers.disk.load.ring"};
+  std::vector<std::string> names = {"tiers.hit.checked",
+                                    "tiers.hit.entry",
+                                    "tiers.lookup",
+                                    "tiers.hash",
+                                    "tiers.decode_beside_stores",
+                                    "tiers.save",
+                                    "tiers.restore",
+                                    "tiers.disk.store.threads",
+                                    "tiers.disk.load.threads",
+                                    "tiers.disk.store.ring",
+                                    "tiers.disk.load.ring"};
+#if KVFOLIO_WITH_REDIS
+  for (const char* name : {"set.256k", "get.256k", "set.1m", "get.1m", "call", "recovery"}) {
+    names.push_back(std::string("tiers.redis.") + name);
+  }
+#endif
+  return names;
 }
 
 void run_tiers(const Options& options, const std::function<void(const Row&)>& emit,
@@ -25,8 +32,12 @@ void run_tiers(const Options& options, const std::function<void(const Row&)>& em
       session.wants("tiers.lookup") || session.wants("tiers.hash")) {
     measure_arena(session);
   }
+  if (session.wants("tiers.decode_beside_stores")) measure_beside(session);
   if (session.wants("tiers.save") || session.wants("tiers.restore")) measure_snapshot(session);
   measure_disk(session);
+#if KVFOLIO_WITH_REDIS
+  measure_redis(session);
+#endif
 }
 
 }  // namespace kvfolio::bench

@@ -8,6 +8,7 @@ import "C"
 
 import (
 	"runtime"
+	"time"
 	"unsafe"
 )
 
@@ -58,7 +59,9 @@ type Options struct {
 	MaxRootKeys       int     // 0: 1024
 	MaxMediaExtents   int     // 0: 4096; -1: none
 	VictimPolicy      Policy
-	IDTag             int // 0 to 65535
+	IDTag             int  // 0 to 65535
+	MaxTransfers      int  // loads, and holds, that are open at once. 0: 256; -1: none
+	ListFindable      bool // keep a list for TakeFindable
 }
 
 func (o *Options) toC() *C.kvfolio_manager_options {
@@ -83,6 +86,8 @@ func (o *Options) toC() *C.kvfolio_manager_options {
 		max_media_extents:   i32(o.MaxMediaExtents),
 		victim_policy:       C.int32_t(o.VictimPolicy),
 		id_tag:              i32(o.IDTag),
+		max_transfers:       i32(o.MaxTransfers),
+		list_findable:       b32(o.ListFindable),
 	}
 }
 
@@ -95,6 +100,7 @@ type Cache struct {
 	plan      *C.kvfolio_step_plan  // C memory that Plan writes to, since it holds C pointers
 	groups    *C.kvfolio_group_plan // [numGroups], the same
 	life      *life
+	yielded   time.Duration // when BeginStep last gave the processor away
 	birth
 }
 
@@ -234,9 +240,13 @@ func NewRoot(key RootKey) (*Root, error) {
 	if err := s.give(code, false, ""); err != nil {
 		return nil, err
 	}
-	r := &Root{c: out, birth: bornOf()}
+	return newRoot(out, bornOf()), nil
+}
+
+func newRoot(c *C.kvfolio_root, born birth) *Root {
+	r := &Root{c: c, birth: born}
 	runtime.SetFinalizer(r, func(r *Root) { r.leaked("Root") })
-	return r, nil
+	return r
 }
 
 // Close frees the key. Sequences that were opened under it are as they were.
@@ -308,7 +318,7 @@ func (o *OpenOptions) toC() (prompt, error) {
 		late_names:      b32(o.LateNames),
 	}}
 	if o.Root != nil {
-		// A null root would be another key: the one of everybody.
+		// A null root would be another key: the one without any bytes.
 		if p.root = o.Root.c; p.root == nil {
 			return p, failf(ErrFailedPrecondition, "the Root is closed")
 		}

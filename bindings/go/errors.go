@@ -43,20 +43,20 @@ const (
 // Error returns the name of the code, such as "not found".
 func (c Code) Error() string { return C.GoString(C.kvfolio_code_name(C.int32_t(c))) }
 
-// Shortage says why a group lacks blocks: Needed > Free + Evictable. In blocks, but for Sequences
-// and Pins.
+// Shortage says why a group lacks blocks: Needed > Free + Evictable. In blocks, but for Sequences,
+// Pins, Loads and Holds.
 type Shortage struct {
 	Group     int
 	Needed    int
 	Free      int
 	Evictable int
-	Pinned    int // held by sequences and pins
+	Pinned    int // held by sequences, pins, loads and holds
 	Retiring  int // come back when the steps in flight are complete
 	Sequences int // open ones
 	Pins      int
 	Reserved  int // of the pinned ones: kept by Reserve
-	Loads     int // open ones, as Holds; this package cannot make them yet
-	Holds     int
+	Loads     int // open ones: BeginLoad
+	Holds     int // open ones: HoldBlocks
 }
 
 // Error is what calls of this package return.

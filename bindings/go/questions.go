@@ -25,6 +25,7 @@ type SequenceInfo struct {
 	LastUse         uint64
 	UseCount        uint64
 	Priority        int
+	Load            LoadID // that is open for it; 0: none
 }
 
 // Info returns what is known of a sequence.
@@ -47,6 +48,7 @@ func (c *Cache) Info(sequence Sequence) (SequenceInfo, error) {
 		LastUse:         uint64(out.last_use),
 		UseCount:        uint64(out.use_count),
 		Priority:        int(out.priority),
+		Load:            LoadID(out.load),
 	}, c.done(s, code)
 }
 
@@ -95,6 +97,8 @@ type GroupUsage struct {
 	Retiring  int
 	Evictable int
 	Reserved  int // of the held ones
+	Loading   int // of the held ones: those that open loads wait for
+	OnHold    int // references of open holds
 }
 
 // Usage returns the blocks of a group by state.
@@ -110,10 +114,12 @@ func (c *Cache) Usage(group int) (GroupUsage, error) {
 		Retiring:  int(out.retiring),
 		Evictable: int(out.evictable),
 		Reserved:  int(out.reserved),
+		Loading:   int(out.loading),
+		OnHold:    int(out.on_hold),
 	}, c.done(s, code)
 }
 
-// BlockState says who has a block.
+// BlockState says what a block is at the moment.
 type BlockState int32
 
 // States of a block.
@@ -208,6 +214,7 @@ type Counters struct {
 	BlocksPublished     uint64
 	PublicationsSkipped uint64
 	BlocksUsedPeak      uint64
+	TokensLoaded        uint64
 }
 
 // Counters returns counts since creation; zero for a closed cache.
@@ -231,6 +238,7 @@ func (c *Cache) Counters() Counters {
 		BlocksPublished:     uint64(out.blocks_published),
 		PublicationsSkipped: uint64(out.publications_skipped),
 		BlocksUsedPeak:      uint64(out.blocks_used_peak),
+		TokensLoaded:        uint64(out.tokens_loaded),
 	}
 }
 
@@ -269,7 +277,18 @@ func (c *Cache) Options() Options {
 		MaxMediaExtents:   int(out.max_media_extents),
 		VictimPolicy:      Policy(out.victim_policy),
 		IDTag:             int(out.id_tag),
+		MaxTransfers:      int(out.max_transfers),
+		ListFindable:      out.list_findable != 0,
 	}
+}
+
+// StateHash is a hash of all that later answers depend on, but for names: numbers of blocks and ids.
+// An error while a load or a hold is open.
+func (c *Cache) StateHash() (uint64, error) {
+	s := take()
+	var hash C.uint64_t
+	err := c.done(s, C.kvfolio_state_hash(c.p(), &hash, &s.err))
+	return uint64(hash), err
 }
 
 // CheckInvariants recounts everything, in O(state).

@@ -29,7 +29,7 @@ func serve(prompt []int32) error {
 	}
 	err = cache.Append(opened.Sequence, prompt[opened.CachedTokens:], 0)
 	if err != nil {
-		return err // ErrNoBlocks: preempt somebody
+		return err // ErrNoBlocks: Preempt another sequence, and append again
 	}
 	plan, err := cache.Plan(nil) // slots, tables, copies
 	if err != nil {

@@ -62,7 +62,11 @@ package kvfolio
 // }
 import "C"
 
-import "unsafe"
+import (
+	"runtime"
+	"time"
+	"unsafe"
+)
 
 // ids returns where an array of ids begins, and null for an empty one.
 func ids(s []Sequence) *C.kvfolio_sequence {
@@ -75,8 +79,27 @@ func ids(s []Sequence) *C.kvfolio_sequence {
 // h is the handle as a number. The caller keeps the cache alive: done() does.
 func (c *Cache) h() C.uintptr_t { return C.uintptr_t(uintptr(unsafe.Pointer(c.p()))) }
 
+// What Go's scheduler calls a long time is 10 ms.
+const yieldAfter = 4 * time.Millisecond
+
+var processStart = time.Now()
+
+// yield lets other goroutines run, at most every few milliseconds. A goroutine that is nearly always
+// in C is never seen between two calls: after 10 ms without a turn the monitor of the runtime takes
+// the processor away from each of its calls, every 20 microseconds, which cost a fifth of a decode
+// step. A turn of its own ends that.
+func (c *Cache) yield() {
+	if now := time.Since(processStart); now-c.yielded > yieldAfter {
+		c.yielded = now
+		runtime.Gosched()
+	}
+}
+
 // BeginStep opens a step. nowUS is not read yet.
 func (c *Cache) BeginStep(nowUS uint64) (Ticket, error) {
+	if c.p() != nil {
+		c.yield()
+	}
 	s := take()
 	code := C.go_begin_step(c.h(), C.uint64_t(nowUS), &s.id, &s.err)
 	out := Ticket(s.id)
@@ -210,9 +233,6 @@ func sliceOf(a *C.kvfolio_i32s) []int32 {
 // Plan returns the arrays of the open step; the type says how long they live. Another Plan of the
 // step overwrites them.
 func (c *Cache) Plan(options *PlanOptions) (*Plan, error) {
-	if c.p() == nil {
-		return nil, failf(ErrFailedPrecondition, "the Cache is closed")
-	}
 	if c.p() == nil {
 		return nil, failf(ErrFailedPrecondition, "the Cache is closed")
 	}

@@ -57,6 +57,12 @@ type MemoryResource struct {
 	Allocate   unsafe.Pointer // void* (*)(void* context, int64_t bytes)
 	Deallocate unsafe.Pointer // void (*)(void* context, void* memory, int64_t bytes)
 	Copy       unsafe.Pointer // void (*)(void* context, void* dst, const void* src, int64_t bytes)
+	// These may be nil. CopyBatch does many copies, CopyIn copies from memory of the CPU, CopyOut to
+	// it; those two return 0 if they could. Without them copies are made by Copy, one after the
+	// other, and the CPU cannot reach memory of a device (ReadBlocks, WriteBlocks).
+	CopyBatch unsafe.Pointer // void (*)(void* context, const kvfolio_copy_run* runs, int64_t n)
+	CopyIn    unsafe.Pointer // int32_t (*)(void* context, const kvfolio_copy_run* runs, int64_t n)
+	CopyOut   unsafe.Pointer
 }
 
 func (m *MemoryResource) toC() *C.kvfolio_memory_resource {
@@ -70,6 +76,9 @@ func (m *MemoryResource) toC() *C.kvfolio_memory_resource {
 		allocate:    (*[0]byte)(m.Allocate),
 		deallocate:  (*[0]byte)(m.Deallocate),
 		copy:        (*[0]byte)(m.Copy),
+		copy_batch:  (*[0]byte)(m.CopyBatch),
+		copy_in:     (*[0]byte)(m.CopyIn),
+		copy_out:    (*[0]byte)(m.CopyOut),
 	}
 }
 
@@ -326,4 +335,14 @@ func (v *View) K(layer, block, head, offset int) unsafe.Pointer {
 // V returns where the row of V of a token lies, as K does.
 func (v *View) V(layer, block, head, offset int) unsafe.Pointer {
 	return C.kvfolio_view_v(v.p(), i32(layer), i32(block), i32(head), i32(offset))
+}
+
+// KScale returns where the f32 scale of a row of K lies; nil if there is none: in caches of Int8 only.
+func (v *View) KScale(layer, block, head, offset int) unsafe.Pointer {
+	return C.kvfolio_view_k_scale(v.p(), i32(layer), i32(block), i32(head), i32(offset))
+}
+
+// VScale returns where the f32 scale of a row of V lies, as KScale does.
+func (v *View) VScale(layer, block, head, offset int) unsafe.Pointer {
+	return C.kvfolio_view_v_scale(v.p(), i32(layer), i32(block), i32(head), i32(offset))
 }

@@ -34,12 +34,17 @@ Result<std::unique_ptr<Engine>> Engine::create(const Model& model, const CacheSp
                             .steps_in_flight = options.steps_in_flight,
                             .identity = options.identity,
                             .host_tier_bytes = options.host_tier_bytes,
-                            .tiers = options.tiers},
+                            .tiers = options.tiers,
+                            .log = options.log},
                            pool);
   if (!paged) return std::move(paged).error();
   engine->paged_ = paged->get();
   engine->backend_ = *std::move(paged);
   return engine;
+}
+
+void Engine::end_log() {
+  if (paged_ != nullptr) paged_->end_log();
 }
 
 Engine::Engine(const Model& model, const CacheSpec& spec, const EngineOptions& options,
@@ -100,6 +105,10 @@ Result<SaveStats> Engine::save(ByteSink& sink) {
 Result<RestoreStats> Engine::restore(ByteSource& source) {
   if (paged_ == nullptr) return no_blocks();
   return paged_->restore(source);
+}
+
+std::string Engine::metrics(MetricLabels labels) const {
+  return paged_ == nullptr ? "" : paged_->metrics(labels);
 }
 
 Status Engine::evict_cached() { return paged_ == nullptr ? no_blocks() : paged_->evict_cached(); }

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "backend.h"
@@ -40,6 +41,7 @@ struct EngineOptions {
   ModelIdentity identity = {};
   std::int64_t host_tier_bytes = 0;
   std::span<const OffloadTier> tiers = {};
+  OpLog* log = nullptr;           // where the calls of the cache are recorded; outlives the engine
   BlockMap* block_map = nullptr;  // looks at every step when there is one; not of the twin
 };
 
@@ -81,6 +83,10 @@ class Engine {
   // The prefix cache to a file and back, between runs. kUnsupported: the twin has none.
   Result<SaveStats> save(ByteSink& sink);
   Result<RestoreStats> restore(ByteSource& source);
+  // What /metrics of a server would say. Empty: the twin.
+  [[nodiscard]] std::string metrics(MetricLabels labels) const;
+  // Ends the log: what comes later is not in it.
+  void end_log();
   // Evicts what the cache holds, once the host tier has it.
   Status evict_cached();
 

@@ -44,6 +44,7 @@ Result<std::unique_ptr<PagedBackend>> PagedBackend::create(const ModelConfig& co
   if (!manager) return std::move(manager).error();
   std::unique_ptr<PagedBackend> backend(new PagedBackend(
       std::make_unique<KVCacheManager>(*std::move(manager)), config, options, pool));
+  backend->manager_->record(options.log);
   if (options.host_tier_bytes > 0) {
     Result<std::unique_ptr<Offload>> offload =
         Offload::create(*backend->manager_, {.model = options.identity,
@@ -124,6 +125,13 @@ Status PagedBackend::finish_stores() {
 
 Result<Identity> PagedBackend::identity() const {
   return Identity::create(identity_, manager_->spec());
+}
+
+std::string PagedBackend::metrics(MetricLabels labels) const {
+  Metrics metrics;
+  metrics.add(*manager_, labels, MetricNames::kAll);
+  if (offload_ != nullptr) add_metrics(metrics, *offload_, labels);
+  return metrics.text();
 }
 
 Result<SaveStats> PagedBackend::save(ByteSink& sink) {

@@ -8,12 +8,14 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "backend.h"
 #include "kvfolio/kernels.h"
 #include "kvfolio/offload.h"
 #include "kvfolio/snapshot.h"
+#include "kvfolio/tier_metrics.h"
 #include "parallel_attend.h"
 #include "pool_size.h"
 
@@ -36,6 +38,7 @@ struct PagedOptions {
   // time: a request waits for them as long as load_timeout_us, while others run.
   std::span<const OffloadTier> tiers = {};
   std::uint64_t load_timeout_us = 2'000'000;
+  OpLog* log = nullptr;  // outlives the backend
 };
 
 class PagedBackend final : public Backend {
@@ -73,6 +76,7 @@ class PagedBackend final : public Backend {
 
   [[nodiscard]] CacheUsage usage() const override;
   [[nodiscard]] const Counters& counters() const override { return manager_->counters(); }
+  void end_log() { manager_->record(nullptr); }
   [[nodiscard]] const KVCacheManager& manager() const { return *manager_; }
   // Null without a host tier.
   [[nodiscard]] const Offload* offload() const { return offload_.get(); }
@@ -81,6 +85,8 @@ class PagedBackend final : public Backend {
   Result<RestoreStats> restore(ByteSource& source);
   // Sleeps until a tier has something to say, at most a millisecond.
   void wait_for_tiers() const;
+  // Of the cache and its tiers, in the text format of Prometheus.
+  [[nodiscard]] std::string metrics(MetricLabels labels) const;
   // Waits until the tiers have what they are to keep.
   Status finish_stores();
   // Evicts what no sequence holds, once the tiers have it.

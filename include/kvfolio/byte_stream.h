@@ -1,62 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Where a snapshot is written to and read from: a file, or what the host program makes of it. No
-// format is known here. Thread safety: none.
+// Files that a snapshot is written to and read from (byte_sink.h). No format is known here. Thread
+// safety: none.
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
 
+#include "kvfolio/byte_sink.h"
 #include "kvfolio/export.h"
 #include "kvfolio/status.h"
 
 namespace kvfolio {
 
-// Every member of these two is pure except the destructors, which are inline, so a derived class
-// can be compiled with or without RTTI.
-class ByteSink {
- public:
-  virtual ~ByteSink() = default;
-  // Takes all of the bytes, behind those of earlier calls, or returns an error.
-  virtual Status write(std::span<const std::byte> bytes) = 0;
-};
-
-class ByteSource {
- public:
-  virtual ~ByteSource() = default;
-  [[nodiscard]] virtual std::int64_t size() const = 0;
-  // Fills all of `out` from this place, or returns an error. Requires: it lies within size().
-  virtual Status read_at(std::int64_t offset, std::span<std::byte> out) = 0;
-};
-
-// A file that appears whole or not at all: it is written beside its place, under a name of its own
-// and with mode 0600, and moved there by commit().
+// A file that appears whole or not at all. It is written without a name (or, where the file system
+// cannot do that, under a hidden name in the same folder), with mode 0600 from its first byte on,
+// and takes its place in commit(). A program that is killed before leaves what was there.
 class FileSink final : public ByteSink {
  public:
-  // kUnavailable, with the path and what the system says: no such folder, read-only, a directory.
+  // kUnavailable, with the path and what the system says: no such folder, a folder that is
+  // read-only, or a path at which something lies that is not a regular file. A symbolic link is
+  // refused, too: the file that it names would keep its old content.
   KVFOLIO_API static Result<FileSink> create(const std::string& path);
   KVFOLIO_API FileSink(FileSink&& other) noexcept;
   FileSink& operator=(FileSink&&) = delete;
   // Without commit() nothing is left.
   KVFOLIO_API ~FileSink() override;
 
-  // kUnavailable: such as no space left.
+  // kUnavailable: such as no space left. Then commit() is refused.
   KVFOLIO_API Status write(std::span<const std::byte> bytes) override;
-  // Everything is on the medium, under its name, replacing what was there.
+  KVFOLIO_API Status write_pieces(std::span<const std::span<const std::byte>> pieces) override;
+  // The file and its name are on the medium, in the place of what was there. kUnavailable: what was
+  // there is still there, unless the message says that the new file is in place.
+  // kFailedPrecondition: a write failed, or it was committed before.
   KVFOLIO_API Status commit();
 
  private:
-  FileSink(int file, std::string path, std::string temporary) noexcept;
+  FileSink(int folder, std::string path) noexcept;
+  Status take_name();
+
+  int folder_ = -1;  // stays the same if the process changes its working directory
   int file_ = -1;
-  std::string path_, temporary_;
+  std::string path_;
+  std::string hidden_;  // the name in the folder that the file has; empty: it has none
+  bool failed_ = false;
 };
 
 class FileSource final : public ByteSource {
  public:
-  // kUnavailable: it cannot be opened, or is no regular file.
+  // kUnavailable: it cannot be opened, or is no regular file. A symbolic link is followed; pipes
+  // and devices are not opened.
   KVFOLIO_API static Result<FileSource> open(const std::string& path);
   KVFOLIO_API FileSource(FileSource&& other) noexcept;
   FileSource& operator=(FileSource&&) = delete;
@@ -65,6 +60,8 @@ class FileSource final : public ByteSource {
   [[nodiscard]] KVFOLIO_API std::int64_t size() const override;
   // kUnavailable: also if the file has become shorter.
   KVFOLIO_API Status read_at(std::int64_t offset, std::span<std::byte> out) override;
+  KVFOLIO_API Status read_pieces_at(std::int64_t offset,
+                                    std::span<const std::span<std::byte>> pieces) override;
 
  private:
   FileSource(int file, std::int64_t size, std::string path) noexcept;

@@ -22,7 +22,7 @@ namespace kvfolio {
 [[nodiscard]] KVFOLIO_API std::uint64_t checksum(std::span<const std::byte> bytes,
                                                  std::uint64_t seed) noexcept;
 // Copies all runs in order, and returns the checksum of the bytes that were read, one run behind
-// the other. Runs do not overlap.
+// the other. Runs do not overlap. A run whose dst is null is read, and not copied.
 [[nodiscard]] KVFOLIO_API std::uint64_t copy_with_checksum(std::span<const CopyRun> runs,
                                                            std::uint64_t seed) noexcept;
 

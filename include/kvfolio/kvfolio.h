@@ -790,9 +790,45 @@ KVFOLIO_C_API int32_t kvfolio_get_options(const kvfolio_manager* manager,
 // tables and tickets of before are gone.
 KVFOLIO_C_API int32_t kvfolio_copy_to(const kvfolio_manager* manager, kvfolio_manager* target,
                                       kvfolio_error* error);
+// A hash of all that later answers depend on, but for names: state_hash() in manager.h.
+KVFOLIO_C_API int32_t kvfolio_state_hash(const kvfolio_manager* manager, uint64_t* out,
+                                         kvfolio_error* error);
 // Recounts everything.
 KVFOLIO_C_API int32_t kvfolio_check_invariants(const kvfolio_manager* manager,
                                                kvfolio_error* error);
+
+// ---- operation log -----------------------------------------------------------------------------
+
+// Where the calls of a manager are written down, for `kvfolio inspect --replay` (op_log.h). It
+// holds the tokens of prompts.
+typedef struct kvfolio_op_log kvfolio_op_log;
+
+// flush_each_call: the arguments of a call are out before the call is made. The file gets mode 0600
+// and replaces what was there.
+KVFOLIO_C_API int32_t kvfolio_op_log_create_file(const char* path, int32_t flush_each_call,
+                                                 kvfolio_op_log** out, kvfolio_error* error);
+// Takes bytes in order. write() takes all of them and returns 0, or the KVFOLIO_ERR_* that says why
+// it cannot (another number: KVFOLIO_ERR_UNAVAILABLE). It calls nothing of the manager.
+typedef struct kvfolio_byte_sink {
+  uint32_t struct_size;
+  int32_t reserved;  // 0
+  void* context;
+  int32_t (*write)(void* context, const void* bytes, int64_t num_bytes);
+} kvfolio_byte_sink;
+// The sink is copied; its function and context are used until the log is destroyed.
+KVFOLIO_C_API int32_t kvfolio_op_log_create(const kvfolio_byte_sink* sink, int32_t flush_each_call,
+                                            kvfolio_op_log** out, kvfolio_error* error);
+// From now on each call that changes the manager is written down; call it before the first of them.
+// A null log: no more, and the log is whole. An error of the log never changes what a call of the
+// manager returns: kvfolio_op_log_status() says it.
+KVFOLIO_C_API int32_t kvfolio_record(kvfolio_manager* manager, kvfolio_op_log* log,
+                                     kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_op_log_flush(kvfolio_op_log* log, kvfolio_error* error);
+// KVFOLIO_OK, or why the log ended before the calls did.
+KVFOLIO_C_API int32_t kvfolio_op_log_status(const kvfolio_op_log* log, kvfolio_error* error);
+KVFOLIO_C_API int64_t kvfolio_op_log_num_calls(const kvfolio_op_log* log);
+// While a manager records into it, the memory lives on until that ends.
+KVFOLIO_C_API void kvfolio_op_log_destroy(kvfolio_op_log* log);
 
 // ---- kernels -----------------------------------------------------------------------------------
 //
@@ -1028,7 +1064,8 @@ KVFOLIO_C_API int32_t kvfolio_token_store_view(const kvfolio_token_store* store,
 //    manager says them again.
 //  - forget_count(): for libkvfolio_tiers, which keeps copies of blocks.
 //  - num_steps(): the tickets that the caller has not completed yet.
-//  - byte_stream.h, checked_copy.h, disk_tier.h, host_arena.h, identity.h, offload.h, record.h,
-//    snapshot.h, tier.h and tiers.hpp: libkvfolio_tiers, a library of its own, which has no C
-//    interface yet.
+//  - byte_sink.h: a kvfolio_byte_sink.
+//  - OpLogReader, replay_log() of op_log.h: kvfolio inspect reads what a program recorded.
+//  - c_handles.h: from these handles to C++.
+//  - The calls of libkvfolio_tiers: kvfolio_tiers.h has them.
 //  - export.h and memory_kind.h: macros, and KVFOLIO_HOST.

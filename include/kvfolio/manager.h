@@ -44,9 +44,9 @@
 //
 // Thread safety: several threads may run const calls at the same time while no other call runs; the
 // owner serialises all other calls. A const call writes nothing, takes no heap memory and needs at
-// most 8 KiB of the stack. Two things take heap memory: the string that describe() returns, which
-// is the caller's, and the text of an error. copy_to() is a const call of its source only; it
-// changes its target.
+// most 8 KiB of the stack. Three take heap memory: the string that describe() returns, which is the
+// caller's, the text of an error, and state_hash() while it runs. copy_to() is a const call of its
+// source only; it changes its target.
 //
 // No heap allocation after create() except for error texts, describe() and growing plan buffers; no
 // threads, no clock, no globals. Spans and pointers that calls return belong to the manager. Copy
@@ -72,6 +72,8 @@
 #include "kvfolio/storage.h"
 
 namespace kvfolio {
+
+class OpLog;
 
 class KVFOLIO_API KVCacheManager {
  public:
@@ -478,6 +480,15 @@ class KVFOLIO_API KVCacheManager {
   // Null without storage.
   [[nodiscard]] KVStorage* storage() noexcept;
 
+  // ---- the operation log ----
+
+  // From now on each call that is not const is written down in `log`, with its answer (op_log.h);
+  // null: no more, and the log notes the number of calls and state_hash(), unless a load or a hold
+  // is open. Only a manager whose calls were all recorded can be replayed: one that had been used
+  // before ends the log with an error, which OpLog::status() has. So does copy_to() into this
+  // manager. Off, this costs one branch a call.
+  void record(OpLog* log) noexcept;
+
   // ---- copies ----
 
   // Makes `target` a deep and independent equal of this manager: the same sequences under the same
@@ -492,12 +503,22 @@ class KVFOLIO_API KVCacheManager {
   // complete. kUnsupported: the CPU may not touch the memory.
   Status copy_to(KVCacheManager& target) const;
 
+  // A hash of all that later answers depend on: sequences, tables, the prefix tree, orders of use
+  // and of eviction, pins, steps, spec and options. Two managers with equal hashes answer the same
+  // calls alike, but for names: numbers of blocks and rows, ids and tickets do not count. Neither
+  // does history: counters, serials, the errors that ids of closed sequences give, and which table
+  // entries a plan has told of. It does not read K or V. The number is of this version of the
+  // library: store it for comparison, not for ever. O(state), with heap memory for it, in some
+  // words for each block, run and sequence. kFailedPrecondition: a load or a hold is open (says how
+  // many); kOutOfMemory.
+  [[nodiscard]] Result<std::uint64_t> state_hash() const;
   // Recounts everything, in O(state). Returns ok, or says which rule is broken and where. To find a
   // block whose references are wrong costs O(blocks * references).
   Status check_invariants() const;
 
  private:
-  friend struct StateReader;  // tests compare and hash states with it
+  friend struct StateReader;  // state_hash()
+  friend struct LogReplay;    // replay_log()
   class Impl;
   explicit KVCacheManager(std::unique_ptr<Impl> impl) noexcept;
   std::unique_ptr<Impl> impl_;

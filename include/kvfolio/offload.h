@@ -71,8 +71,8 @@ struct OffloadTier {
 struct OffloadOptions {
   ModelIdentity model{};
   std::int64_t arena_bytes = 0;
-  std::span<const OffloadTier> tiers{};  // cheapest first, at most 8
-  std::int64_t bytes_per_poll = std::int64_t{16} << 20;
+  std::span<const OffloadTier> tiers{};                  // cheapest first, at most 8
+  std::int64_t bytes_per_poll = std::int64_t{16} << 20;  // stores: half of it
   std::uint64_t timeout_us = 50'000;  // of the tiers' answers, beside the time that bytes take
   // Of the copy to the cache once all is at hand; its turn may come late. What is copied stands.
   std::uint64_t copy_timeout_us = 2'000'000;
@@ -125,6 +125,27 @@ struct OffloadCounters {
   std::uint64_t manager_forgets = 0;  // the manager was told to forget, and everything went here
 };
 
+// Of one tier, since create().
+struct OffloadTierCounters {
+  // Upper ends of the intervals that latencies are counted in, in microseconds; the last interval
+  // has none. From submit() to the poll() that said how it ended.
+  static constexpr std::array<std::uint64_t, 9> kLatencyUs = {
+      100, 300, 1'000, 3'000, 10'000, 30'000, 100'000, 300'000, 1'000'000};
+  using Latencies = std::array<std::uint64_t, kLatencyUs.size() + 1>;
+
+  std::uint64_t stores = 0;                                   // that the tier said are done
+  std::uint64_t stores_failed = 0;                            // that it said are not
+  std::uint64_t loads = 0;                                    // that came and verified
+  std::uint64_t loads_corrupt = 0;                            // that came and did not
+  std::array<std::uint64_t, kNumTierResults> loads_failed{};  // that did not come, by TierResult
+  std::uint64_t bytes_stored = 0;
+  std::uint64_t bytes_loaded = 0;  // of loads
+  Latencies store_latency{}, load_latency{};
+  std::uint64_t store_us = 0, load_us = 0;  // of all together
+  // A tier may be silent about its trouble: who watches health looks at this number.
+  std::uint64_t stores_failed_in_a_row = 0;
+};
+
 // What has not ended, see drain().
 struct OffloadLeft {
   // Some that became findable are not in the arena yet, or a step is not complete that may write
@@ -156,7 +177,8 @@ class Offload {
   KVFOLIO_API Result<OffloadOpened> open(std::span<const std::int32_t> tokens,
                                          const OpenOptions& options = {});
   // Moves what is to be moved: loads first, then stores, at most bytes_per_poll, but one block at
-  // least. Returns who is ready, each pending sequence once; valid until the next call.
+  // least. Stores, for which nobody waits, take at most half of it. Returns who is ready, each
+  // pending sequence once; valid until the next call.
   KVFOLIO_API std::span<const SequenceReady> poll(std::uint64_t now_us);
   // The sequence goes on now: ends its request. Returns its length, which may have grown.
   // kNotFound: as the manager's calls.
@@ -180,6 +202,11 @@ class Offload {
   [[nodiscard]] KVFOLIO_API std::uint64_t epoch() const noexcept;
 
   [[nodiscard]] KVFOLIO_API const OffloadCounters& counters() const noexcept;
+  [[nodiscard]] KVFOLIO_API std::size_t num_tiers() const noexcept;
+  // Requires: tier < num_tiers(); the order is that of OffloadOptions::tiers.
+  [[nodiscard]] KVFOLIO_API const OffloadTierCounters& tier_counters(
+      std::size_t tier) const noexcept;
+  [[nodiscard]] KVFOLIO_API const Tier& tier(std::size_t tier) const noexcept;
   [[nodiscard]] KVFOLIO_API ArenaStats arena() const noexcept;
   [[nodiscard]] KVFOLIO_API const Identity& identity() const noexcept;
   KVFOLIO_API Status check_invariants() const;

@@ -18,8 +18,8 @@
 // record that is damaged ends its path there, and takes nothing else with it.
 //
 // Another model, type, layout or block size is refused by the name of the field. A snapshot holds
-// the text of all tenants whose blocks it has: keep it as you keep their prompts. Bytes of a block
-// behind its last token are whatever lay there before.
+// the text of all tenants whose blocks it has: keep it as you keep their prompts. It has bytes of
+// tokens and nothing else: what lies in a block behind its last token is saved as zeros.
 //
 // Thread safety: none.
 
@@ -44,6 +44,7 @@ struct SnapshotSequence {
   std::span<const std::int32_t> tokens{};  // exactly its length
   RootKey root{};
   std::span<const MediaSpan> media{};
+  Publish publish = Publish::kAll;  // as it was opened; kNothing is refused
 };
 
 struct SaveOptions {
@@ -79,16 +80,21 @@ struct RestoreStats {
 // Writes what the manager's own storage has. kFailedPrecondition: a step is open or in flight; a
 // sequence has draft or unnamed tokens, a trim, or another number of tokens than given (names it).
 // kUnsupported: no storage, or memory that cannot be copied to the CPU. kNotFound: a sequence.
-// kInvalidArgument: `identity` is of another spec. Errors of the sink are returned as they are.
+// kInvalidArgument: `identity` is of another spec. Errors of the sink are returned as they are; it
+// has a part of a snapshot then, which a FileSink does not commit. The same cache and sequences
+// give the same bytes.
 KVFOLIO_API Result<SaveStats> save(KVCacheManager& manager, const Identity& identity,
                                    ByteSink& sink, const SaveOptions& options = {});
 
 // Opens and fills sequences first, under their caller ids, then what the prefix cache had, as long
-// as there are free blocks: nothing is evicted. The new sequences stay open.
+// as there are free blocks: nothing is evicted. The new sequences stay open. What nobody could find
+// when it was saved (the tail of an open sequence) is not findable now.
 // kUnsupported: no storage; another version of the format. kCorrupt: not a snapshot, or its first
 // section is damaged. kInvalidArgument: another identity, by the name of the field; `identity` is
 // of another spec; a caller id of the snapshot that is open. Then nothing has changed. Damage
-// behind the first section is no error: see the stats.
+// behind the first section is no error: see the stats. Any file takes bounded memory (512 MiB for
+// tokens, and half the bytes of the headers of its records) and time: behind 1 GiB of damage it is
+// not read further.
 KVFOLIO_API Result<RestoreStats> restore(KVCacheManager& manager, const Identity& identity,
                                          ByteSource& source);
 

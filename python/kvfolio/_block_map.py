@@ -72,9 +72,11 @@ def block_map(manager: Manager, group: int = 0, *, width: int = 72,
 
 
 def _draw(cells: str, width: int, caption: str, path: str | os.PathLike[str]) -> None:
-    # Imported here: the package does not need matplotlib.
-    to_rgb = importlib.import_module("matplotlib.colors").to_rgb
-    make_figure = importlib.import_module("matplotlib.figure").Figure
+    try:  # here, since the package does not need matplotlib
+        to_rgb = importlib.import_module("matplotlib.colors").to_rgb
+        make_figure = importlib.import_module("matplotlib.figure").Figure
+    except ImportError as error:
+        raise ImportError(f"a picture needs matplotlib ({error}): pip install matplotlib") from error
 
     colors = {".": "#f2f2f2", "-": "#b8c4ce", "~": "#e6c48a", "#": "#1f3a5f"}
     of_one = ["#4c9f70", "#d1495b", "#8e6bbf", "#e08e45", "#3d8fb5", "#a0a83b", "#c76b9b", "#6f7d8c"]

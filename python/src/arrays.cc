@@ -97,7 +97,7 @@ Input<T>::Input(nb::handle object, const char* name) {
   }
   if constexpr (std::is_same_v<T, std::int32_t>) {
     if (nb::isinstance<PlanArray>(object)) {
-      const auto& array = nb::cast<const PlanArray&>(object);
+      const auto& array = object_of<PlanArray>(object, name, wanted_text<T>());
       span_ = array.numbers(name, 1);
       reading_ = array.reading();
       return;

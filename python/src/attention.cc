@@ -33,7 +33,7 @@ std::unique_ptr<Input<std::int32_t>> optional_input(nb::handle object, const cha
 
 void set_table(Batch& batch, nb::handle table) {
   if (nb::isinstance<PlanArray>(table)) {
-    const auto& array = nb::cast<const PlanArray&>(table);
+    const auto& array = object_of<PlanArray>(table, "block_table", "a 2-D int32 array");
     batch.arrays.block_table = array.numbers("block_table", 2);
     batch.arrays.block_table_stride = static_cast<std::int32_t>(array.shape()[1]);
     batch.reading = array.reading();
@@ -72,18 +72,18 @@ Batch* make_batch(Batch* batch, nb::handle query_start, nb::handle kv_lens, nb::
   return batch;
 }
 
+constexpr const char* kBatchWanted = "a GroupPlan (plan.groups[i]) or a Batch";
+
 // The arrays of a GroupPlan or of a Batch, and the window of the plan's group.
 AttentionBatch batch_of(nb::handle object, Reading& reading, AttentionParams& params) {
   if (nb::isinstance<PlanGroup>(object)) {
-    const auto& plan = nb::cast<const PlanGroup&>(object);
+    const auto& plan = object_of<PlanGroup>(object, "batch", kBatchWanted);
     plan.data->check_live("batch");
     reading = plan.data->reading();
     params = plan.data->params(plan.group);
     return plan.batch();
   }
-  if (nb::isinstance<Batch>(object)) return nb::cast<const Batch&>(object).arrays;
-  raise_type("batch is a GroupPlan (plan.groups[i]) or a Batch, not " +
-             std::string(nb::inst_name(object).c_str()));
+  return object_of<Batch>(object, "batch", kBatchWanted).arrays;
 }
 
 // Memory of attend(), one for each thread that calls it; it grows to what the thread needed.
@@ -126,7 +126,7 @@ Status attend_with_workspace(AttentionArgs& args) {
 void set_number(nb::handle object, const char* name, std::int32_t& number) {
   if (object.is_none()) return;
   Int given;
-  if (!nb::try_cast(object, given)) raise_type(std::string(name) + " is no int");
+  if (!nb::try_cast(object, given)) raise_wanted(object, name, "an int or None");
   number = i32(given, name);
 }
 
@@ -143,8 +143,10 @@ nb::object attend_rows(nb::handle q, const View& cache, nb::handle batch, nb::ob
   args.cache = cache.view;
   args.layer = i32(layer, "layer");
   args.batch = batch_of(batch, reading, args.params);
-  args.params.scale = scale.is_none() ? 1.0 / std::sqrt(std::max(cache.view.head_dim_k, 1))
-                                      : nb::cast<double>(scale);
+  args.params.scale = 1.0 / std::sqrt(std::max(cache.view.head_dim_k, 1));
+  if (!scale.is_none() && !nb::try_cast(scale, args.params.scale)) {
+    raise_wanted(scale, "scale", "a float or None");
+  }
   args.params.causal = causal;
   set_number(window, "window", args.params.window);
   set_number(num_sinks, "num_sinks", args.params.num_sinks);
@@ -152,7 +154,9 @@ nb::object attend_rows(nb::handle q, const View& cache, nb::handle batch, nb::ob
   args.out = out_rows.view;
   args.lse = lse_rows.view;
   args.target = take(parse_kernel_target(target));
-  if (!pool.is_none()) args.executor = &nb::cast<const Threads&>(pool).executor;
+  if (!pool.is_none()) {
+    args.executor = &object_of<Threads>(pool, "pool", "a ThreadPool or None").executor;
+  }
   Status status;
   {
     const nb::gil_scoped_release release;

@@ -40,6 +40,9 @@ namespace kvfolio::python {
 [[noreturn]] void raise(const Status& status, std::int32_t num_done = -1);
 [[noreturn]] void raise_invalid(const std::string& message);
 [[noreturn]] void raise_type(const std::string& message);
+// TypeError: "NAME: CLASS object, wanted: WANTED".
+[[noreturn]] void raise_wanted(nb::handle object, const std::string& name,
+                               const std::string& wanted);
 
 inline void check(const Status& status) {
   if (!status) raise(status);
@@ -70,6 +73,17 @@ std::int64_t within(Int number, const char* name, std::int64_t least, std::int64
 std::int32_t i32(Int number, const char* name);
 inline GroupId group_id(Int group) { return GroupId(i32(group, "group")); }
 
+// ---- objects ----
+
+// The T that an argument is. TypeError for another object, and for one without __init__.
+template <typename T>
+T& object_of(nb::handle object, const char* name, const char* wanted) {
+  if (!nb::isinstance<T>(object) || !nb::inst_ready(object)) raise_wanted(object, name, wanted);
+  return nb::cast<T&>(object);
+}
+// The items of a list or of another thing with items, but no text.
+std::vector<nb::object> items_of(nb::handle object, const char* name, const char* wanted);
+
 // ---- words ----
 
 // An enum is a word in Python. Raises InvalidArgument with all words for another one.
@@ -91,16 +105,12 @@ Enum parse_word(const char* name, const char* word, const Word<Enum> (&words)[N]
 }
 DType parse_dtype(const char* name, const char* word);
 Format parse_format(const char* word);
-std::optional<VictimPolicy> parse_policy(nb::handle word);  // None: none
-
-// The attribute of a dataclass.
-std::int32_t int_field(nb::handle object, const char* name);
-std::string text_field(nb::handle object, const char* name);
+std::optional<VictimPolicy> parse_policy(const char* name, nb::handle word);  // None: none
 
 // ---- spec ----
 
-// Of a sequence of kvfolio.GroupSpec.
-CacheSpec spec_of(nb::handle groups);
+// Of a sequence of kvfolio.GroupSpec, which is the argument `name`.
+CacheSpec spec_of(nb::handle groups, const char* name = "groups");
 // As a list of kvfolio.GroupSpec.
 nb::list groups_of(const CacheSpec& spec);
 

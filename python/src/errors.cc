@@ -40,6 +40,27 @@ void raise_invalid(const std::string& message) {
 
 void raise_type(const std::string& message) { throw nb::type_error(message.c_str()); }
 
+void raise_wanted(nb::handle object, const std::string& name, const std::string& wanted) {
+  const bool raw = nb::type_check(object.type()) && !nb::inst_ready(object);
+  raise_type(name + ": " + nb::inst_name(object).c_str() + " object" +
+             (raw ? " without __init__" : "") + ", wanted: " + wanted);
+}
+
+std::vector<nb::object> items_of(nb::handle object, const char* name, const char* wanted) {
+  const bool is_text = PyUnicode_Check(object.ptr()) || PyBytes_Check(object.ptr());
+  const bool is_other = is_text || PyDict_Check(object.ptr()) || nb::type_check(object.type());
+  PyObject* iterator = is_other ? nullptr : PyObject_GetIter(object.ptr());
+  if (iterator == nullptr) {
+    PyErr_Clear();
+    raise_wanted(object, name, wanted);
+  }
+  std::vector<nb::object> items;
+  const nb::object owner = nb::steal(iterator);
+  while (PyObject* item = PyIter_Next(iterator)) items.push_back(nb::steal(item));
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  return items;
+}
+
 std::int64_t within(Int number, const char* name, std::int64_t least, std::int64_t most) {
   if (number.value >= least && number.value <= most) return number.value;
   const bool end = number.value == INT64_MAX || number.value == INT64_MIN;

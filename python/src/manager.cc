@@ -39,14 +39,18 @@ ManagerOptions options_of(const Given& given) {
   options.max_table_entries = given.max_table_entries.value;
   options.hash_seed = given.hash_seed.value;
   options.high_watermark = given.high_watermark;
-  options.victim_policy = parse_policy(given.victim_policy).value_or(VictimPolicy::kLru);
+  options.victim_policy =
+      parse_policy("victim_policy", given.victim_policy).value_or(VictimPolicy::kLru);
   options.id_tag = static_cast<std::uint16_t>(within(given.id_tag, "id_tag", 0, UINT16_MAX));
   return options;
 }
 
 std::shared_ptr<ManagerState> create(nb::handle spec, const ManagerOptions& options) {
-  if (nb::isinstance<Storage>(spec)) return nb::cast<Storage&>(spec).give(options);
-  return std::make_shared<ManagerState>(take(KVCacheManager::create(spec_of(spec), options)));
+  if (nb::isinstance<Storage>(spec)) {
+    return object_of<Storage>(spec, "spec", "a Storage").give(options);
+  }
+  return std::make_shared<ManagerState>(
+      take(KVCacheManager::create(spec_of(spec, "spec"), options)));
 }
 
 void add_options(nb::class_<Manager>& c) {

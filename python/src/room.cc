@@ -77,7 +77,7 @@ nb::object forget(const Manager& manager, nb::handle tokens, nb::handle root, nb
 }
 
 nb::list preempt_to(const Manager& manager, double target, nb::handle policy) {
-  const std::optional<VictimPolicy> chosen = parse_policy(policy);
+  const std::optional<VictimPolicy> chosen = parse_policy("policy", policy);
   std::vector<EndedSequence> ended;
   check(manager.call([&](KVCacheManager& m) -> Status {
     const auto result = m.preempt_to(target, chosen);
@@ -143,7 +143,7 @@ void add_eviction(nb::class_<Manager>& c) {
       .def(
           "select_victim",
           [](const Manager& manager, nb::handle policy) -> nb::object {
-            const std::optional<VictimPolicy> chosen = parse_policy(policy);
+            const std::optional<VictimPolicy> chosen = parse_policy("policy", policy);
             const auto victim =
                 manager.call([&](KVCacheManager& m) { return m.select_victim(chosen); });
             return victim ? nb::cast(victim->value()) : nb::none();

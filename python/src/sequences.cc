@@ -67,7 +67,8 @@ std::uint64_t open_unnamed(const Manager& manager, Int num_tokens, nb::handle ro
 void adopt(const Manager& manager, Id sequence, nb::handle tables, Int num_tokens) {
   std::vector<std::unique_ptr<Input<std::int32_t>>> inputs;
   std::vector<std::span<const std::int32_t>> spans;
-  for (const nb::handle table : nb::borrow<nb::object>(tables)) {
+  for (const nb::handle table :
+       items_of(tables, "tables", "a list of int32 arrays, one for each group")) {
     inputs.push_back(std::make_unique<Input<std::int32_t>>(table, "tables"));
     spans.push_back(inputs.back()->span());
   }

@@ -21,49 +21,74 @@ constexpr Word<VictimPolicy> kPolicies[] = {{"lru", VictimPolicy::kLru},
                                             {"longest", VictimPolicy::kLongest},
                                             {"lowest_priority", VictimPolicy::kLowestPriority}};
 
-nb::object field(nb::handle object, const char* name) {
-  if (!nb::hasattr(object, name)) {
-    raise_type(std::string(nb::inst_name(object).c_str()) + " has no attribute " + name);
-  }
-  return nb::getattr(object, name);
-}
+// The attributes of a dataclass of Python: of argument NAME, which is to be a WANTED.
+class Fields {
+ public:
+  Fields(nb::handle object, std::string name, const char* wanted)
+      : object_(object), name_(std::move(name)), wanted_(wanted) {}
 
-std::int64_t int64_field(nb::handle object, const char* name) {
-  Int number;
-  if (!nb::try_cast(field(object, name), number)) raise_type(std::string(name) + " is no int");
-  return number.value;
-}
-
-// str as UTF-8, or bytes.
-std::string bytes_field(nb::handle object, const char* name) {
-  const nb::object value = field(object, name);
-  if (PyBytes_Check(value.ptr())) {
-    const auto& bytes = nb::borrow<nb::bytes>(value);
-    return {static_cast<const char*>(bytes.data()), bytes.size()};
+  [[nodiscard]] nb::object get(const char* field) const {
+    if (!nb::hasattr(object_, field)) raise_wanted(object_, name_, wanted_);
+    return nb::getattr(object_, field);
   }
-  if (PyUnicode_Check(value.ptr())) {
+  [[nodiscard]] std::int32_t number(const char* field) const {
+    Int value;
+    if (!nb::try_cast(get(field), value)) refuse(field, "an int");
+    return i32(value, (name_ + "." + field).c_str());
+  }
+  [[nodiscard]] bool flag(const char* field) const {
+    bool value = false;
+    if (!nb::try_cast(get(field), value)) refuse(field, "a bool");
+    return value;
+  }
+  [[nodiscard]] std::string text(const char* field) const {
+    const nb::object value = get(field);
+    if (!PyUnicode_Check(value.ptr())) refuse(field, "a str");
+    return utf8(value);
+  }
+  // str as UTF-8, or bytes.
+  [[nodiscard]] std::string bytes(const char* field) const {
+    const nb::object value = get(field);
+    if (PyUnicode_Check(value.ptr())) return utf8(value);
+    if (!PyBytes_Check(value.ptr())) refuse(field, "bytes or str");
+    const auto& content = nb::borrow<nb::bytes>(value);
+    return {static_cast<const char*>(content.data()), content.size()};
+  }
+
+ private:
+  [[noreturn]] void refuse(const char* field, const char* wanted) const {
+    raise_wanted(get(field), name_ + "." + field, wanted);
+  }
+  static std::string utf8(nb::handle text) {
     Py_ssize_t size = 0;
-    const char* text = PyUnicode_AsUTF8AndSize(value.ptr(), &size);
-    if (text == nullptr) throw nb::python_error();
-    return {text, static_cast<std::size_t>(size)};
+    const char* data = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
+    if (data == nullptr) throw nb::python_error();
+    return {data, static_cast<std::size_t>(size)};
   }
-  raise_type(std::string(name) + " is neither bytes nor str");
+
+  nb::handle object_;
+  std::string name_;
+  const char* wanted_;
+};
+
+std::string item_name(const char* name, std::size_t index) {
+  return std::string(name) + "[" + std::to_string(index) + "]";
 }
 
-GroupSpec group_of(nb::handle object) {
+GroupSpec group_of(const Fields& fields) {
   GroupSpec group;
-  group.num_layers = int_field(object, "num_layers");
-  group.num_kv_heads = int_field(object, "num_kv_heads");
-  group.head_dim_k = int_field(object, "head_dim");
-  group.head_dim_v = int_field(object, "head_dim_v");
-  group.v_is_prefix_of_k = nb::cast<bool>(field(object, "v_is_prefix_of_k"));
-  group.block_size = int_field(object, "block_size");
-  group.dtype = parse_dtype("dtype", text_field(object, "dtype").c_str());
-  group.format = parse_format(text_field(object, "format").c_str());
-  group.window = int_field(object, "window");
-  group.num_sinks = int_field(object, "num_sinks");
+  group.num_layers = fields.number("num_layers");
+  group.num_kv_heads = fields.number("num_kv_heads");
+  group.head_dim_k = fields.number("head_dim");
+  group.head_dim_v = fields.number("head_dim_v");
+  group.v_is_prefix_of_k = fields.flag("v_is_prefix_of_k");
+  group.block_size = fields.number("block_size");
+  group.dtype = parse_dtype("dtype", fields.text("dtype").c_str());
+  group.format = parse_format(fields.text("format").c_str());
+  group.window = fields.number("window");
+  group.num_sinks = fields.number("num_sinks");
   group.kind = group.window == 0 ? AttentionKind::kFull : AttentionKind::kSlidingWindow;
-  group.num_blocks = int_field(object, "num_blocks");
+  group.num_blocks = fields.number("num_blocks");
   return group;
 }
 
@@ -71,30 +96,20 @@ GroupSpec group_of(nb::handle object) {
 
 DType parse_dtype(const char* name, const char* word) { return parse_word(name, word, kDTypes); }
 Format parse_format(const char* word) { return parse_word("format", word, kFormats); }
-std::optional<VictimPolicy> parse_policy(nb::handle word) {
+std::optional<VictimPolicy> parse_policy(const char* name, nb::handle word) {
   if (word.is_none()) return std::nullopt;
-  if (!PyUnicode_Check(word.ptr())) raise_type("the policy is no str");
-  return parse_word("policy", nb::borrow<nb::str>(word).c_str(), kPolicies);
+  if (!PyUnicode_Check(word.ptr())) raise_wanted(word, name, "a str or None");
+  return parse_word(name, nb::borrow<nb::str>(word).c_str(), kPolicies);
 }
 
-std::int32_t int_field(nb::handle object, const char* name) {
-  return i32(Int{int64_field(object, name)}, name);
-}
-
-std::string text_field(nb::handle object, const char* name) {
-  const nb::object value = field(object, name);
-  if (!PyUnicode_Check(value.ptr())) raise_type(std::string(name) + " is no str");
-  return nb::borrow<nb::str>(value).c_str();
-}
-
-CacheSpec spec_of(nb::handle groups) {
+CacheSpec spec_of(nb::handle groups, const char* name) {
   if (!PyList_Check(groups.ptr()) && !PyTuple_Check(groups.ptr())) {
-    raise_type("the spec is a list of GroupSpec, not " +
-               std::string(nb::inst_name(groups).c_str()));
+    raise_wanted(groups, name, "a list of GroupSpec");
   }
   CacheSpec spec;
   for (const nb::handle group : nb::borrow<nb::object>(groups)) {
-    spec.groups.push_back(group_of(group));
+    spec.groups.push_back(
+        group_of(Fields(group, item_name(name, spec.groups.size()), "a GroupSpec")));
   }
   return spec;
 }
@@ -124,12 +139,13 @@ nb::list groups_of(const CacheSpec& spec) {
 
 HeldRoot::HeldRoot(nb::handle root) {
   if (root.is_none()) return;
-  model = bytes_field(root, "model");
-  adapter = bytes_field(root, "adapter");
-  adapter_version = bytes_field(root, "adapter_version");
-  tenant_salt = bytes_field(root, "tenant_salt");
+  const Fields fields(root, "root", "a RootKey or None");
+  model = fields.bytes("model");
+  adapter = fields.bytes("adapter");
+  adapter_version = fields.bytes("adapter_version");
+  tenant_salt = fields.bytes("tenant_salt");
   Id epoch;
-  const nb::object number = field(root, "epoch");
+  const nb::object number = fields.get("epoch");
   if (!nb::try_cast(number, epoch) || !nb::cast(epoch).equal(number)) {
     raise_invalid("epoch is not within 0 to 2^64 - 1");
   }
@@ -142,16 +158,17 @@ HeldRoot::HeldRoot(nb::handle root) {
 
 std::vector<MediaSpan> media_of(nb::handle media) {
   std::vector<MediaSpan> spans;
-  for (const nb::handle item : nb::borrow<nb::object>(media)) {
+  for (const nb::handle item : items_of(media, "media", "a list of MediaSpan")) {
+    const Fields fields(item, item_name("media", spans.size()), "a MediaSpan");
     MediaSpan span;
-    span.begin = int_field(item, "begin");
-    span.end = int_field(item, "end");
-    const std::string content = bytes_field(item, "content_id");
+    span.begin = fields.number("begin");
+    span.end = fields.number("end");
+    const std::string content = fields.bytes("content_id");
     if (content.size() != span.content_id.size()) {
       raise_invalid("content_id has " + std::to_string(content.size()) + " bytes, wanted: 32");
     }
     std::memcpy(span.content_id.data(), content.data(), content.size());
-    span.attends_to_itself = nb::cast<bool>(field(item, "attends_to_itself"));
+    span.attends_to_itself = fields.flag("attends_to_itself");
     spans.push_back(span);
   }
   return spans;

@@ -159,9 +159,10 @@ void check_arrays(const Lent& lent, bool layers, const GroupSpec& group) {
 
 Lent lent_of(nb::handle arrays) {
   if (!PyTuple_Check(arrays.ptr()) && !PyList_Check(arrays.ptr())) {
-    raise_type("the arrays of a layer are a tuple (k, v) or (k, v, k_scale, v_scale)");
+    raise_type("arrays: those of a layer are a tuple (k, v) or (k, v, k_scale, v_scale)");
   }
-  const auto count = nb::len(arrays);
+  const auto items = items_of(arrays, "arrays", "a list with a tuple of arrays for each group");
+  const auto count = items.size();
   if (count != 1 && count != 2 && count != 4) {
     raise_invalid("the arrays of a layer are (k,), (k, v) or (k, v, k_scale, v_scale), not " +
                   std::to_string(count));
@@ -215,7 +216,8 @@ BorrowedGroup borrow_layers(nb::handle layers, const GroupSpec& group,
 Storage borrow(nb::handle groups, nb::handle arrays) {
   const CacheSpec spec = spec_of(groups);
   check(validate(spec));
-  const auto count = nb::len(arrays);
+  const auto items = items_of(arrays, "arrays", "a list with a tuple of arrays for each group");
+  const auto count = items.size();
   if (count != spec.groups.size()) {
     raise_invalid("arrays of " + std::to_string(count) + " groups are lent, the spec has " +
                   std::to_string(spec.groups.size()));
@@ -224,7 +226,7 @@ Storage borrow(nb::handle groups, nb::handle arrays) {
   std::vector<std::vector<BorrowedLayer>> bases(count);
   Keeper keeper;
   for (std::size_t i = 0; i < count; ++i) {
-    const nb::object group_arrays(arrays[i]);
+    const nb::object& group_arrays = items[i];
     const GroupSpec& group = spec.groups[i];
     if (PyList_Check(group_arrays.ptr())) {
       lent_groups.push_back(borrow_layers(group_arrays, group, bases[i], keeper));
@@ -413,12 +415,12 @@ void add_storage(nb::module_& m) {
       .def(
           "view",
           [](nb::handle_t<Storage> self, Int group, nb::handle layer) {
-            auto& storage = nb::cast<Storage&>(self);
+            auto& storage = object_of<Storage>(self, "self", "a Storage");
             if (layer.is_none()) {
               return View{take(storage.get().view(group_id(group))), nb::borrow(self)};
             }
             Int number;
-            if (!nb::try_cast(layer, number)) raise_type("layer is no int");
+            if (!nb::try_cast(layer, number)) raise_wanted(layer, "layer", "an int or None");
             return View{take(storage.get().view(group_id(group), i32(number, "layer"))),
                         nb::borrow(self)};
           },

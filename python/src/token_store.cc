@@ -92,7 +92,8 @@ void add_token_store(nb::module_& m) {
       .def(
           "view",
           [](nb::handle_t<TokenStore> self) {
-            return View{nb::cast<const TokenStore&>(self).view(), nb::borrow(self)};
+            return View{object_of<TokenStore>(self, "self", "a TokenStore").view(),
+                        nb::borrow(self)};
           },
           nb::sig("def view(self) -> View"),
           "For the kernels: one layer, and the block table of the sequence is 0, 1, 2, ...");

@@ -176,12 +176,36 @@ def test_a_block_map_names_every_state(manager, tmp_path):
         kv.block_map(manager, 1)
     with pytest.raises(kv.InvalidArgument):
         kv.block_map(manager, width=0)
+
+
+def test_the_picture_of_a_block_map_has_an_equal_square_for_each_block(manager, tmp_path):
+    image = pytest.importorskip("matplotlib.image", reason="the picture was not drawn: no matplotlib")
+    a, _ = manager.open([])
+    b, _ = manager.open([])
+    with manager.step() as step:
+        step.append(a, range(5))
+        step.append(b, range(20, 28))
+    manager.fork(a)
+    manager.close(b)
     picture = tmp_path / "map.png"
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        with pytest.raises(ImportError):
-            kv.block_map(manager, path=picture)
-        return
-    kv.block_map(manager, path=picture)
-    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert kv.block_map(manager, width=8, path=picture).splitlines()[:2] == ["##--....", "........"]
+    pixels = (image.imread(picture)[..., :3] * 255).round().astype(int)
+    counts = {"dark": (31, 58, 95), "grey": (184, 196, 206), "light": (242, 242, 242)}
+    counts = {name: int((pixels == color).all(axis=2).sum()) for name, color in counts.items()}
+    # The edges of squares and the letters of the title are blended.
+    assert counts["dark"] > 1000
+    assert abs(counts["grey"] / counts["dark"] - 1) < 0.1
+    assert abs(counts["light"] / counts["dark"] - 6) < 0.3
+    rows, columns = (pixels == (31, 58, 95)).all(axis=2).nonzero()
+    grey_columns = (pixels == (184, 196, 206)).all(axis=2).nonzero()[1]
+    assert columns.max() < grey_columns.min()  # in the order of the text
+    kv.block_map(manager, path=tmp_path / "map.svg")
+    assert "<svg" in (tmp_path / "map.svg").read_text()
+
+
+def test_a_picture_without_matplotlib_says_what_to_install(manager, tmp_path, monkeypatch):
+    for name in ("matplotlib", "matplotlib.colors", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match="a picture needs matplotlib .*pip install matplotlib"):
+        kv.block_map(manager, path=tmp_path / "map.png")
+    assert "held" in kv.block_map(manager)

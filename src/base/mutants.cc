@@ -41,9 +41,16 @@ constexpr const char* kNames[] = {
     "close-drops-load",
     "hold-does-not-keep",
     "loads-windows-short",
+    "key-without-dtype",
+    "key-without-adapter",
+    "key-without-epoch",
+    "checksum-unread",
+    "verdict-kept",
+    "arena-slot-reused-before-done",
+    "stored-after-forget",
 };
 constexpr std::size_t kNumNames = sizeof kNames / sizeof kNames[0];
-static_assert(kNumNames == static_cast<std::size_t>(Mutant::kLoadsWindowsShort) + 1);
+static_assert(kNumNames == static_cast<std::size_t>(Mutant::kStoredAfterForget) + 1);
 
 void print_names(std::FILE* to) {
   for (std::size_t i = 1; i < kNumNames; ++i) std::fprintf(to, "%s\n", kNames[i]);

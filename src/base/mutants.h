@@ -45,6 +45,14 @@ enum class Mutant : std::uint8_t {
   kCloseDropsLoad,
   kHoldDoesNotKeep,
   kLoadsWindowsShort,
+  // of libkvfolio_tiers
+  kKeyWithoutDtype,
+  kKeyWithoutAdapter,
+  kKeyWithoutEpoch,
+  kChecksumUnread,
+  kVerdictKept,
+  kArenaSlotReusedBeforeDone,
+  kStoredAfterForget,
 };
 
 #ifdef KVFOLIO_MUTANTS

@@ -75,60 +75,31 @@ Status give_manager(std::string_view call, KVCacheManager& manager,
   FixedArray<AppendDemand> demands;
   const std::int32_t rows = manager.num_rows();
   if (!ended.allocate_zeroed(rows) || !demands.allocate_zeroed(rows)) return no_memory(call);
-  auto* const handle = new (std::nothrow) kvfolio_manager{.resource = std::move(resource),
+  auto* const handle = new (std::nothrow) kvfolio_manager{.log = nullptr,
+                                                          .resource = std::move(resource),
                                                           .manager = std::move(manager),
                                                           .storage = {},
                                                           .ended = std::move(ended),
-                                                          .demands = std::move(demands)};
+                                                          .demands = std::move(demands),
+                                                          .lifetime = std::make_shared<char>()};
   if (handle == nullptr) return no_memory(call);
   handle->storage.storage = handle->manager.storage();
   *out = handle;
   return {};
 }
 
-Status read_media(std::string_view call, const kvfolio_media_span* media, std::int64_t num_media,
-                  std::vector<MediaSpan>& out) {
-  KVFOLIO_RETURN_IF_ERROR(check_elements(call, "media", media, num_media));
-  for (std::int64_t i = 0; i < num_media; ++i) {
-    kvfolio_media_span span;
-    KVFOLIO_RETURN_IF_ERROR(read_struct(call, "media", element(media, i), span));
-    MediaSpan& to = out.emplace_back();
-    to.begin = span.begin;
-    to.end = span.end;
-    to.attends_to_itself = span.attends_to_itself != 0;
-    std::memcpy(to.content_id.data(), span.content_id, sizeof(span.content_id));
-  }
-  return {};
-}
-
 }  // namespace
-
-Status read_prompt(std::string_view call, const kvfolio_root* root, const std::int32_t* tokens,
-                   std::int64_t num_tokens, const kvfolio_media_span* media, std::int64_t num_media,
-                   const kvfolio_open_options* options, Prompt& out) {
-  KVFOLIO_RETURN_IF_ERROR(check_array(call, "tokens", tokens, num_tokens));
-  out.tokens = span_of(tokens, num_tokens);
-  kvfolio_open_options ours;
-  KVFOLIO_RETURN_IF_ERROR(read_struct(call, "options", options, ours));
-  KVFOLIO_RETURN_IF_ERROR(read_media(call, media, num_media, out.media));
-  OpenOptions& to = out.options;
-  if (root != nullptr) to.root = root->key;
-  to.media = out.media;
-  to.prefix_cache = ours.no_prefix_cache == 0;
-  to.look_up = ours.no_look_up == 0;
-  KVFOLIO_RETURN_IF_ERROR(
-      read_enum(call, "publish", ours.publish, KVFOLIO_PUBLISH_NOTHING, to.publish));
-  if (ours.has_caller_id != 0) to.caller_id = ours.caller_id;
-  to.max_tokens = ours.max_tokens;
-  to.priority = ours.priority;
-  to.late_names = ours.late_names != 0;
-  return {};
-}
 
 }  // namespace kvfolio::capi
 
 using namespace kvfolio;
 using namespace kvfolio::capi;
+
+KVCacheManager& kvfolio::manager_of(kvfolio_manager& handle) noexcept { return handle.manager; }
+std::weak_ptr<const void> kvfolio::lifetime_of(const kvfolio_manager& handle) {
+  return handle.lifetime;
+}
+const RootKey& kvfolio::root_key_of(const kvfolio_root& handle) noexcept { return handle.key; }
 
 extern "C" {
 

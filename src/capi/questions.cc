@@ -221,6 +221,15 @@ int32_t kvfolio_get_group(const kvfolio_manager* manager, int32_t group, kvfolio
   return KVFOLIO_OK;
 }
 
+int32_t kvfolio_state_hash(const kvfolio_manager* manager, uint64_t* out, kvfolio_error* error) {
+  KVFOLIO_C_NEEDS(manager);
+  KVFOLIO_C_NEEDS(out);
+  const Result<std::uint64_t> hash = manager->manager.state_hash();
+  if (!hash) return answer(error, hash.error());
+  *out = *hash;
+  return KVFOLIO_OK;
+}
+
 int32_t kvfolio_check_invariants(const kvfolio_manager* manager, kvfolio_error* error) {
   KVFOLIO_C_NEEDS(manager);
   return answer(error, manager->manager.check_invariants());

@@ -6,16 +6,6 @@
 
 namespace kvfolio::capi {
 
-Status read_dtype(std::string_view call, std::string_view name, std::int32_t value,
-                  DType default_type, DType& out) {
-  if (value < KVFOLIO_DTYPE_DEFAULT || value > KVFOLIO_INT8) {
-    return {ErrorCode::kInvalidArgument, concat(call, ": ", name, " is ", value, ", allowed: 0 to ",
-                                                static_cast<int>(KVFOLIO_INT8))};
-  }
-  out = value == KVFOLIO_DTYPE_DEFAULT ? default_type : static_cast<DType>(value - 1);
-  return {};
-}
-
 Status read_target(std::string_view call, std::int32_t value, KernelTarget& out) {
   if (value < KVFOLIO_TARGET_AUTO || value > KVFOLIO_TARGET_NEON) {
     return {ErrorCode::kInvalidArgument, concat(call, ": target is ", value, ", allowed: 0 to ",
@@ -26,25 +16,6 @@ Status read_target(std::string_view call, std::int32_t value, KernelTarget& out)
 }
 
 namespace {
-
-Status read_group(std::string_view call, const kvfolio_group_spec* theirs, GroupSpec& out) {
-  kvfolio_group_spec group;
-  KVFOLIO_RETURN_IF_ERROR(read_struct(call, "groups", theirs, group));
-  const GroupSpec defaults;
-  out.num_layers = group.num_layers == 0 ? defaults.num_layers : group.num_layers;
-  out.num_kv_heads = group.num_kv_heads == 0 ? defaults.num_kv_heads : group.num_kv_heads;
-  out.head_dim_k = group.head_dim_k;
-  out.head_dim_v = group.head_dim_v;
-  out.v_is_prefix_of_k = group.v_is_prefix_of_k != 0;
-  out.block_size = group.block_size == 0 ? defaults.block_size : group.block_size;
-  KVFOLIO_RETURN_IF_ERROR(read_dtype(call, "dtype", group.dtype, defaults.dtype, out.dtype));
-  KVFOLIO_RETURN_IF_ERROR(read_enum(call, "format", group.format, KVFOLIO_GRANULE, out.format));
-  KVFOLIO_RETURN_IF_ERROR(read_enum(call, "kind", group.kind, KVFOLIO_SLIDING_WINDOW, out.kind));
-  out.window = group.window;
-  out.num_sinks = group.num_sinks;
-  out.num_blocks = group.num_blocks;
-  return {};
-}
 
 kvfolio_group_layout layout_of(const GroupLayout& layout) noexcept {
   return {.struct_size = 0,
@@ -66,19 +37,6 @@ kvfolio_group_layout layout_of(const GroupLayout& layout) noexcept {
 }
 
 }  // namespace
-
-Status read_groups(std::string_view call, const kvfolio_group_spec* groups, std::int32_t num_groups,
-                   CacheSpec& out) {
-  if (num_groups < 1 || num_groups > kMaxGroups) {
-    return {ErrorCode::kInvalidArgument,
-            concat(call, ": ", num_groups, " groups, allowed: 1 to ", kMaxGroups)};
-  }
-  KVFOLIO_RETURN_IF_ERROR(check_elements(call, "groups", groups, num_groups));
-  for (std::int32_t g = 0; g < num_groups; ++g) {
-    KVFOLIO_RETURN_IF_ERROR(read_group(call, element(groups, g), out.groups.emplace_back()));
-  }
-  return {};
-}
 
 kvfolio_group_spec group_of(const GroupSpec& group) noexcept {
   return {.struct_size = 0,

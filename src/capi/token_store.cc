@@ -2,14 +2,44 @@
 //
 // One sequence without a manager.
 
+#include <atomic>
+
 #include "capi/capi.h"
 
 namespace kvfolio::capi {
+
+struct SharedResource::Counted {
+  std::unique_ptr<CallerMemory> memory;
+  std::atomic<std::int64_t> users{1};
+};
+
+SharedResource::SharedResource(const SharedResource& other) noexcept : counted_(other.counted_) {
+  if (counted_ != nullptr) counted_->users.fetch_add(1, std::memory_order_relaxed);
+}
+
+// The last one sees what the others did with the resource.
+SharedResource::~SharedResource() {
+  if (counted_ == nullptr) return;
+  if (counted_->users.fetch_sub(1, std::memory_order_acq_rel) == 1) delete counted_;
+}
+
+Status SharedResource::take(std::string_view call, std::unique_ptr<CallerMemory>& memory) {
+  if (!memory) return {};
+  counted_ = new (std::nothrow) Counted;
+  if (counted_ == nullptr) return no_memory(call);
+  counted_->memory = std::move(memory);
+  return {};
+}
+
+CallerMemory* SharedResource::get() const noexcept {
+  return counted_ == nullptr ? nullptr : counted_->memory.get();
+}
+
 namespace {
 
 // The resource outlives the store also if there is no memory for the handle.
-Status give_store(std::string_view call, Result<TokenStore> store,
-                  const std::shared_ptr<CallerMemory>& resource, kvfolio_token_store** out) {
+Status give_store(std::string_view call, Result<TokenStore> store, const SharedResource& resource,
+                  kvfolio_token_store** out) {
   if (!store) return std::move(store).error();
   auto* const handle =
       new (std::nothrow) kvfolio_token_store{.resource = resource, .store = std::move(*store)};
@@ -71,7 +101,8 @@ int32_t kvfolio_token_store_create(const kvfolio_token_store_options* options,
   ours.max_tokens = theirs.max_tokens;
   std::unique_ptr<CallerMemory> memory;
   KVFOLIO_C_RETURN_IF_ERROR(read_resource(__func__, resource, memory));
-  const std::shared_ptr<CallerMemory> shared = std::move(memory);
+  SharedResource shared;
+  KVFOLIO_C_RETURN_IF_ERROR(shared.take(__func__, memory));
   return answer(error, give_store(__func__, TokenStore::create(ours, shared.get()), shared, out));
 }
 

@@ -8,6 +8,7 @@
 #include <array>
 
 #include "manager/impl.h"
+#include "manager/op_writer.h"
 
 namespace kvfolio {
 
@@ -81,6 +82,7 @@ std::int64_t KVCacheManager::Impl::total_demand(std::span<const AppendDemand> de
 }
 
 Status KVCacheManager::admit(std::span<const AppendDemand> demands) {
+  KVFOLIO_RECORDED(kAdmit, admit(demands), demands);
   Impl& m = *impl_;
   KVFOLIO_RETURN_IF_ERROR(m.check_demands(demands));
   const auto admitted_end = [&](std::size_t i) {
@@ -124,6 +126,7 @@ Status KVCacheManager::admit(std::span<const AppendDemand> demands) {
 }
 
 Status KVCacheManager::admit(SequenceId sequence, std::int64_t num_tokens) {
+  KVFOLIO_RECORDED(kAdmitOne, admit(sequence, num_tokens), sequence, num_tokens);
   const AppendDemand demand{sequence, num_tokens};
   return admit({&demand, 1});
 }

@@ -6,6 +6,7 @@
 #include <array>
 
 #include "manager/impl.h"
+#include "manager/op_writer.h"
 
 namespace kvfolio {
 
@@ -36,6 +37,7 @@ Status check_distinct(BlockPool& pool, std::int32_t g, std::span<const std::int3
 
 Status KVCacheManager::adopt(SequenceId id, std::span<const std::span<const std::int32_t>> tables,
                              std::int32_t num_tokens) {
+  KVFOLIO_RECORDED(kAdopt, adopt(id, tables, num_tokens), id, tables, num_tokens);
   Impl& m = *impl_;
   std::int32_t row = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find_resting(id, "adopt", row));

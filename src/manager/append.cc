@@ -7,6 +7,7 @@
 #include <array>
 
 #include "manager/impl.h"
+#include "manager/op_writer.h"
 
 namespace kvfolio {
 
@@ -290,7 +291,7 @@ Status KVCacheManager::Impl::append(SequenceId id, const std::int32_t* tokens, s
       append_inside(steps_.open(), row, tokens)) {
     return {};
   }
-  return append_to(row, "append", tokens, count, options);
+  return append_to(row, tokens != nullptr ? "append" : "append_unnamed", tokens, count, options);
 }
 
 Status KVCacheManager::Impl::append_to(std::int32_t row, std::string_view what,
@@ -344,6 +345,7 @@ Status KVCacheManager::Impl::append_to(std::int32_t row, std::string_view what,
 
 Result<SequenceId> KVCacheManager::open_unnamed(std::int64_t num_tokens,
                                                 const OpenOptions& options) {
+  KVFOLIO_RECORDED(kOpenUnnamed, open_unnamed(num_tokens, options), num_tokens, options);
   Impl& m = *impl_;
   const Counters before = m.counters_;
   const std::uint64_t uses_before = m.victims_.num_uses();
@@ -435,6 +437,7 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t row, std::int32
 
 Status KVCacheManager::append(SequenceId sequence, std::span<const std::int32_t> tokens,
                               const AppendOptions& options) {
+  KVFOLIO_RECORDED(kAppend, append(sequence, tokens, options), sequence, tokens, options);
   static constexpr std::int32_t kNothing = 0;
   return impl_->append(sequence, tokens.empty() ? &kNothing : tokens.data(),
                        static_cast<std::int64_t>(tokens.size()), options);
@@ -442,6 +445,8 @@ Status KVCacheManager::append(SequenceId sequence, std::span<const std::int32_t>
 
 Status KVCacheManager::append_unnamed(SequenceId sequence, std::int64_t num_tokens,
                                       const AppendOptions& options) {
+  KVFOLIO_RECORDED(kAppendUnnamed, append_unnamed(sequence, num_tokens, options), sequence,
+                   num_tokens, options);
   return impl_->append(sequence, nullptr, num_tokens, options);
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "manager/impl.h"
+#include "manager/op_writer.h"
 
 namespace kvfolio {
 
@@ -305,6 +306,8 @@ bool KVCacheManager::Impl::evict_to_shorten_tree() noexcept {
 
 Result<std::int32_t> KVCacheManager::evict(GroupId group_id, std::int32_t num_blocks,
                                            std::span<std::int32_t> evicted) {
+  KVFOLIO_RECORDED(kEvict, evict(group_id, num_blocks, evicted), group_id, num_blocks,
+                   OutBlocks{evicted});
   Impl& m = *impl_;
   KVFOLIO_RETURN_IF_ERROR(m.check_group("evict", group_id));
   if (num_blocks < 0) {

@@ -94,13 +94,14 @@ Status same_options(const ManagerOptions& here, const ManagerOptions& there) {
 }  // namespace
 
 // A load is somebody who writes to blocks, and a hold somebody who reads them, by their ids here.
-Status KVCacheManager::Impl::check_no_transfers(std::string_view whose) const {
+Status KVCacheManager::Impl::check_no_transfers(std::string_view what,
+                                                std::string_view whose) const {
   if (transfers_.none_open()) return {};
   const std::int32_t loads = transfers_.num_loads();
   const std::int32_t holds = transfers_.num_holds();
   return {
       ErrorCode::kFailedPrecondition,
-      concat("copy_to: ", loads, loads == 1 ? " load and " : " loads and ", holds,
+      concat(what, ": ", loads, loads == 1 ? " load and " : " loads and ", holds,
              holds == 1 ? " hold of " : " holds of ", whose, " are open; finish and release them")};
 }
 
@@ -125,8 +126,8 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
             concat("copy_to: ", storage_ ? "the target has no storage and this manager has"
                                          : "this manager has no storage and the target has")};
   }
-  KVFOLIO_RETURN_IF_ERROR(check_no_transfers("this manager"));
-  KVFOLIO_RETURN_IF_ERROR(target.check_no_transfers("the target"));
+  KVFOLIO_RETURN_IF_ERROR(check_no_transfers("copy_to", "this manager"));
+  KVFOLIO_RETURN_IF_ERROR(target.check_no_transfers("copy_to", "the target"));
   if (storage_) {
     KVFOLIO_RETURN_IF_ERROR(check_quiet("this manager"));
     KVFOLIO_RETURN_IF_ERROR(target.check_quiet("the target"));
@@ -142,13 +143,15 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
     }
   }
   target.copy_from(*this);
+  target.stop_log("copy_to gave the manager another state; a log begins with a new manager");
   return {};
 }
 
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
-  const auto& [spec, options, storage, counters, sequences, groups, room, has_windows, tree, tables,
-               caller_ids, pins, transfers, scratch, evicting, entry_changes, losses, victims,
-               ended, steps, unnamed, reservations, findable, forgets, offers] = other;
+  const auto& [spec, options, storage, imagines_storage, counters, log, sequences, groups, room,
+               has_windows, tree, tables, caller_ids, pins, transfers, scratch, evicting,
+               entry_changes, losses, victims, ended, steps, unnamed, reservations, findable,
+               forgets, offers] = other;
   room_.copy_from(room);
   tree_->copy_from(*tree);
 

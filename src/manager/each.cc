@@ -10,6 +10,7 @@
 #include <array>
 
 #include "manager/impl.h"
+#include "manager/op_writer.h"
 
 namespace kvfolio {
 
@@ -67,6 +68,9 @@ Status KVCacheManager::Impl::each_failed(std::string_view what, std::span<const 
               concat(what, " names ", to_string(ids[at]), " twice, at ", before, " and at ", at)};
     }
   }
+  if (status.code() == ErrorCode::kNotFound || status.code() == ErrorCode::kAborted) {
+    return {status.code(), concat(what, ": at ", at, ": ", status.message())};
+  }
   const bool is_negative = tokens != nullptr && tokens[at] < 0;
   if (status.code() == ErrorCode::kInvalidArgument && is_negative) {
     return {ErrorCode::kInvalidArgument,
@@ -89,7 +93,7 @@ Status KVCacheManager::Impl::append_each(std::string_view what, std::span<const 
     prefetch_each(ids, i);
     const std::int32_t* token = tokens != nullptr ? tokens + i : nullptr;
     const std::int32_t row = lookup(ids[i]);
-    if (row < 0) return not_found(ids[i]);
+    if (row < 0) return each_failed(what, ids, tokens, i, not_found(ids[i]));
     if (!may_be_quick || !append_inside(steps_.open(), row, token)) {
       Status status = append_to(row, what, token, 1, {});
       if (!status.ok()) return each_failed(what, ids, tokens, i, std::move(status));
@@ -109,6 +113,8 @@ Status KVCacheManager::Impl::check_sizes(std::string_view what, std::size_t sequ
 Status KVCacheManager::append_each(std::span<const SequenceId> sequences,
                                    std::span<const std::int32_t> tokens,
                                    std::int32_t* num_appended) {
+  KVFOLIO_RECORDED(kAppendEach, append_each(sequences, tokens, num_appended), sequences, tokens,
+                   OutCount{num_appended});
   std::int32_t done = 0;
   Status status = Impl::check_sizes("append_each", sequences.size(), tokens.size());
   if (status.ok() && !sequences.empty()) {
@@ -120,6 +126,8 @@ Status KVCacheManager::append_each(std::span<const SequenceId> sequences,
 
 Status KVCacheManager::append_unnamed_each(std::span<const SequenceId> sequences,
                                            std::int32_t* num_appended) {
+  KVFOLIO_RECORDED(kAppendUnnamedEach, append_unnamed_each(sequences, num_appended), sequences,
+                   OutCount{num_appended});
   std::int32_t done = 0;
   Status status = impl_->append_each("append_unnamed_each", sequences, nullptr, done);
   if (num_appended != nullptr) *num_appended = done;
@@ -129,6 +137,8 @@ Status KVCacheManager::append_unnamed_each(std::span<const SequenceId> sequences
 Status KVCacheManager::set_tokens_each(std::span<const SequenceId> sequences,
                                        std::span<const std::int32_t> tokens,
                                        std::int32_t* num_named) {
+  KVFOLIO_RECORDED(kSetTokensEach, set_tokens_each(sequences, tokens, num_named), sequences, tokens,
+                   OutCount{num_named});
   std::int32_t done = 0;
   Status status = Impl::check_sizes("set_tokens_each", sequences.size(), tokens.size());
   for (std::size_t i = 0; i < sequences.size() && status.ok(); ++i) {

@@ -4,6 +4,7 @@
 // a findable block.
 
 #include "manager/impl.h"
+#include "manager/op_writer.h"
 
 namespace kvfolio {
 
@@ -19,6 +20,7 @@ bool KVCacheManager::Impl::is_being_written(std::int32_t g, BlockId block) const
 }
 
 std::int32_t KVCacheManager::take_findable(std::span<FindableBlock> out) noexcept {
+  KVFOLIO_RECORDED(kTakeFindable, take_findable(out), OutFindable{out});
   Impl& m = *impl_;
   std::int32_t taken = 0;
   for (std::int32_t left = m.findable_.size(); left > 0; --left) {

@@ -39,6 +39,10 @@ FindableList::Member FindableList::take() noexcept {
   --size_;
   if (++begin_ == static_cast<std::int32_t>(queue_.size()) || size_ == 0) begin_ = 0;
   waits_[number] = 0;
+  return member_of(number);
+}
+
+FindableList::Member FindableList::member_of(std::int64_t number) const noexcept {
   std::int32_t g = num_groups_ - 1;
   while (first_[static_cast<std::size_t>(g)] > number) --g;
   return {g, static_cast<std::int32_t>(number - first_[static_cast<std::size_t>(g)])};

@@ -47,6 +47,15 @@ class FindableList {
   // The one that waited longest leaves the list; or it goes to the end. Requires: size() > 0.
   Member take() noexcept;
   void put_back(Member member) noexcept;
+  // Calls visit(group, block) for each member, the one that waited longest first.
+  template <typename Visit>
+  void for_each_waiting(const Visit& visit) const {
+    const auto capacity = static_cast<std::int64_t>(queue_.size());
+    for (std::int64_t i = 0; i < size_; ++i) {
+      const Member member = member_of(queue_[(begin_ + i) % capacity]);
+      visit(member.group, member.block);
+    }
+  }
 
   // Becomes an equal of `other`. Requires: both are off, or allocated alike.
   void copy_from(const FindableList& other) noexcept;
@@ -60,6 +69,7 @@ class FindableList {
   [[nodiscard]] std::int64_t number_of(std::int32_t g, std::int32_t block) const noexcept {
     return first_[static_cast<std::size_t>(g)] + block;
   }
+  [[nodiscard]] Member member_of(std::int64_t number) const noexcept;
   void push(std::int64_t number) noexcept;
 
   FixedArray<std::uint64_t> serials_;             // by number: a block among those of all groups

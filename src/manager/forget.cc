@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "manager/impl.h"
+#include "manager/op_writer.h"
 
 namespace kvfolio {
 
@@ -91,7 +92,10 @@ Forgotten KVCacheManager::Impl::forget(const Path& path) noexcept {
   Place root = tree_->enter(path.root, 0);  // it would go with its last sequence
   for (std::int32_t row = 0; row < num_rows(); ++row) {
     if (mutant(Mutant::kPublishesAfterForget)) break;
-    if (runs_on(row, path)) {
+    // Whose prompt was found whole holds its last token already.
+    const std::span<const std::int32_t> found(&details(row).replay_token,
+                                              rows_[row].replay ? 1 : 0);
+    if (runs_on(row, path, found)) {
       stop_publishing(row);
     } else if (loads_on(row, path)) {
       transfers_.load(details(row).load).unfindable = true;
@@ -109,6 +113,7 @@ Forgotten KVCacheManager::Impl::forget(const Path& path) noexcept {
 }
 
 Forgotten KVCacheManager::reset() {
+  KVFOLIO_RECORDED(kReset, reset());
   Impl& m = *impl_;
   Forgotten sum;
   for (std::int32_t root = m.tree_->next_root(-1); root >= 0; root = m.tree_->next_root(root)) {
@@ -127,6 +132,7 @@ Forgotten KVCacheManager::reset() {
 
 Result<Forgotten> KVCacheManager::forget(std::span<const std::int32_t> tokens,
                                          const OpenOptions& options) {
+  KVFOLIO_RECORDED(kForget, forget(tokens, options), tokens, options);
   Impl& m = *impl_;
   KVFOLIO_RETURN_IF_ERROR(
       m.check_open("forget", tokens, {.root = options.root, .media = options.media}));
@@ -137,6 +143,7 @@ Result<Forgotten> KVCacheManager::forget(std::span<const std::int32_t> tokens,
 }
 
 Forgotten KVCacheManager::forget(const RootKey& key) {
+  KVFOLIO_RECORDED(kForgetRoot, forget(key), key);
   Impl& m = *impl_;
   ++m.forget_count_;
   const std::int32_t root = m.tree_->find_root(key);

@@ -3,6 +3,7 @@
 // Holds: references to blocks from which somebody copies (transfers.h).
 
 #include "manager/impl.h"
+#include "manager/op_writer.h"
 
 namespace kvfolio {
 
@@ -36,6 +37,7 @@ Status KVCacheManager::Impl::check_hold(GroupId group, std::span<const std::int3
 }
 
 Result<HoldId> KVCacheManager::hold_blocks(GroupId group, std::span<const std::int32_t> blocks) {
+  KVFOLIO_RECORDED(kHoldBlocks, hold_blocks(group, blocks), group, blocks);
   Impl& m = *impl_;
   KVFOLIO_RETURN_IF_ERROR(m.check_hold(group, blocks));
   const std::int32_t hold = m.transfers_.next_hold();
@@ -65,6 +67,7 @@ Result<HoldId> KVCacheManager::hold_blocks(GroupId group, std::span<const std::i
 // The last block first, as tables let go: where blocks follow each other on a path, tails leave
 // before their heads. A copy is no use of a block: each keeps its rank.
 Status KVCacheManager::release_hold(HoldId id) {
+  KVFOLIO_RECORDED(kReleaseHold, release_hold(id), id);
   Impl& m = *impl_;
   const std::int32_t hold = m.transfers_.find(id);
   if (hold == Transfers::kNone) {

@@ -27,6 +27,8 @@
 //   plan.cc       the arrays of a step
 //   describe.cc   the printed form
 //   copy.cc       copy_to
+//   state.cc      state_hash (state.h)
+//   op_*          the operation log: record, OpLogReader, replay_log
 //   check.cc      check_invariants
 
 #include <algorithm>
@@ -51,9 +53,11 @@
 #include "kvfolio/manager.h"
 #include "kvfolio/prefix_tree.h"
 #include "kvfolio/span_arena.h"
+#include "manager/block_batch.h"
 #include "manager/caller_ids.h"
 #include "manager/ended_list.h"
 #include "manager/findable_list.h"
+#include "manager/op_codes.h"
 #include "manager/pin_set.h"
 #include "manager/reservations.h"
 #include "manager/room.h"
@@ -67,27 +71,7 @@
 
 namespace kvfolio {
 
-// Blocks of a group that change their state together: what the tree keeps of a run is then read and
-// written once for all that lie on it.
-#ifdef KVFOLIO_MUTANTS
-inline constexpr std::int32_t kBlocksAtOnce = 3;  // the short tables of tests take several turns
-#else
-inline constexpr std::int32_t kBlocksAtOnce = 32;
-#endif
-
-class BlockBatch {
- public:
-  // Requires: fewer than kBlocksAtOnce are in it.
-  void add(std::int32_t block) noexcept { blocks_[size_++] = block; }
-  // Those that were added. The batch is empty; they are there until the next add().
-  [[nodiscard]] std::span<const std::int32_t> take() noexcept {
-    return {blocks_.data(), std::exchange(size_, 0)};
-  }
-
- private:
-  std::array<std::int32_t, kBlocksAtOnce> blocks_;
-  std::size_t size_ = 0;
-};
+class OpLog;
 
 class KVCacheManager::Impl {
  public:
@@ -114,6 +98,12 @@ class KVCacheManager::Impl {
   std::int64_t bytes_used() const noexcept;
   // copy.cc
   Status copy_to(Impl& target) const;
+  // op_writer.h
+  template <typename Call, typename... Arguments>
+  auto recorded(Op op, Call call, Arguments... arguments);
+  // op_log.cc
+  [[nodiscard]] bool was_used() const noexcept;
+  void stop_log(std::string_view why) noexcept;
   // check.cc
   [[nodiscard]] Status check_ownership() const;
   [[nodiscard]] Status check_writers(std::int32_t g) const;
@@ -130,7 +120,10 @@ class KVCacheManager::Impl {
   CacheSpec spec_;
   ManagerOptions options_;
   std::optional<KVStorage> storage_;
+  // run_copies() answers as if there were storage: in a replay.
+  bool imagines_storage_ = false;
   Counters counters_;
+  OpLog* log_ = nullptr;  // where calls are recorded
   Rows rows_;
 
   struct Group {
@@ -371,7 +364,7 @@ class KVCacheManager::Impl {
   void grow_without_step(std::int32_t row, std::int32_t end, const std::int32_t* tokens) noexcept;
   void take_hit(std::int32_t row, std::span<const std::int32_t> prompt, LoadPlan& plan) noexcept;
   void take_blocks(const LoadPlan& plan) noexcept;
-  [[nodiscard]] Result<Load> begin_load(std::int32_t row, std::span<const std::int32_t> prompt);
+  Result<Load> begin_load(std::int32_t row, std::span<const std::int32_t> whole, std::int32_t end);
   [[nodiscard]] Status find_load(LoadId id, std::int32_t& load) const;
   [[nodiscard]] Status check_no_load(std::int32_t row, std::string_view what) const;
   void leave_load(std::int32_t row) noexcept;
@@ -569,7 +562,7 @@ class KVCacheManager::Impl {
   [[nodiscard]] std::int32_t num_copies(const Step& step, std::int32_t g) const noexcept;
 
   // copy.cc
-  [[nodiscard]] Status check_no_transfers(std::string_view whose) const;
+  [[nodiscard]] Status check_no_transfers(std::string_view what, std::string_view whose) const;
   [[nodiscard]] Status check_quiet(std::string_view whose) const;
   void copy_from(const Impl& other) noexcept;
 

@@ -15,6 +15,7 @@
 
 #include "base/joint_hit.h"
 #include "manager/impl.h"
+#include "manager/op_writer.h"
 
 namespace kvfolio {
 
@@ -94,7 +95,8 @@ bool KVCacheManager::Impl::is_read_at(std::int32_t end, std::int32_t g,
 }
 
 // Makes the spans of a load and fills its table with the blocks that the cache has; counts the
-// others. False: no room for the spans, of which some may be there.
+// others. The last block may reach behind the load's end, so the whole prompt is looked for. False:
+// no room for the spans, of which some may be there.
 bool KVCacheManager::Impl::lay_out(std::int32_t row, std::span<const std::int32_t> prompt,
                                    LoadPlan& plan) noexcept {
   Sequence& s = rows_[row];
@@ -240,6 +242,7 @@ void KVCacheManager::Impl::take_blocks(const LoadPlan& plan) noexcept {
 
 Result<Load> KVCacheManager::begin_load(SequenceId id, std::span<const std::int32_t> prompt,
                                         std::int32_t end) {
+  KVFOLIO_RECORDED(kBeginLoad, begin_load(id, prompt, end), id, prompt, end);
   Impl& m = *impl_;
   std::int32_t row = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
@@ -253,11 +256,12 @@ Result<Load> KVCacheManager::begin_load(SequenceId id, std::span<const std::int3
                m.cut_span(s, end), " and ends behind it"));
   }
   if (end == s.length) return Load{{}, end, end};
-  return m.begin_load(row, prompt.first(static_cast<std::size_t>(end)));
+  return m.begin_load(row, prompt, end);
 }
 
-Result<Load> KVCacheManager::Impl::begin_load(std::int32_t row,
-                                              std::span<const std::int32_t> prompt) {
+Result<Load> KVCacheManager::Impl::begin_load(std::int32_t row, std::span<const std::int32_t> whole,
+                                              std::int32_t end) {
+  const auto prompt = whole.first(static_cast<std::size_t>(end));
   LoadPlan plan;
   plan.load = transfers_.next_load();
   if (plan.load == Transfers::kNone) {
@@ -265,10 +269,10 @@ Result<Load> KVCacheManager::Impl::begin_load(std::int32_t row,
                   concat("begin_load: all ", options_.max_transfers,
                          " loads are open; finish one or raise max_transfers"));
   }
-  plan.end = static_cast<std::int32_t>(prompt.size());
+  plan.end = end;
   plan.hit = hit_behind(row, prompt);
   plan.begin = std::max(rows_[row].length, plan.hit.tokens);
-  Status status = lay_out(row, prompt, plan)
+  Status status = lay_out(row, whole, plan)
                       ? check_room(plan)
                       : table_entries_full("begin_load", 2 * words_for(rows_[row], plan.end));
   if (!status.ok()) {
@@ -419,6 +423,7 @@ void KVCacheManager::Impl::drop_blocks(std::int32_t number) noexcept {
 }
 
 Result<std::int32_t> KVCacheManager::finish_load(LoadId id, std::int32_t num_tokens) {
+  KVFOLIO_RECORDED(kFinishLoad, finish_load(id, num_tokens), id, num_tokens);
   Impl& m = *impl_;
   std::int32_t number = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find_load(id, number));
@@ -498,9 +503,9 @@ Result<Loadable> KVCacheManager::loadable(SequenceId id, std::span<const std::in
   KVFOLIO_RETURN_IF_ERROR(m.check_load(row, "loadable", prompt, limit));
   KVFOLIO_RETURN_IF_ERROR(m.check_has(limit, has));
   const Sequence& s = m.rows_[row];
-  prompt = prompt.first(static_cast<std::size_t>(limit));
+  const auto limited = prompt.first(static_cast<std::size_t>(limit));
   Loadable answer;
-  answer.begin = std::max(s.length, m.hit_behind(row, prompt).tokens);
+  answer.begin = std::max(s.length, m.hit_behind(row, limited).tokens);
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
     m.mark_present(row, prompt, answer.begin, g, has[static_cast<std::size_t>(g)]);
   }

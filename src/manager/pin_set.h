@@ -33,6 +33,8 @@ class PinSet {
                               std::uint16_t tag) noexcept;
 
   [[nodiscard]] std::int32_t num_open() const noexcept { return num_open_; }
+  // take() was never called.
+  [[nodiscard]] bool is_new() const noexcept { return touched_ == 0; }
 
   // The pin that take() takes, or kNone when all are open. Its tables may be filled before.
   [[nodiscard]] std::int32_t next_free() const noexcept { return first_free_; }

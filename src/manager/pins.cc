@@ -3,6 +3,7 @@
 // Pins: prefixes that are held without a sequence.
 
 #include "manager/impl.h"
+#include "manager/op_writer.h"
 
 namespace kvfolio {
 
@@ -10,6 +11,7 @@ using text::concat;
 
 Result<Pinned> KVCacheManager::pin(std::span<const std::int32_t> tokens,
                                    const OpenOptions& options) {
+  KVFOLIO_RECORDED(kPin, pin(tokens, options), tokens, options);
   Impl& m = *impl_;
   KVFOLIO_RETURN_IF_ERROR(m.check_open("pin", tokens, options));
   const std::int32_t pin = m.pins_.next_free();
@@ -78,6 +80,7 @@ void KVCacheManager::Impl::release_pin(std::int32_t pin) noexcept {
 }
 
 Status KVCacheManager::unpin(PinId id) {
+  KVFOLIO_RECORDED(kUnpin, unpin(id), id);
   Impl& m = *impl_;
   const std::int32_t pin = m.pins_.find(id);
   if (pin == PinSet::kNone) {

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "manager/impl.h"
+#include "manager/op_writer.h"
 
 namespace kvfolio {
 
@@ -324,6 +325,7 @@ std::int32_t* KVCacheManager::Impl::write_rows(Step& step, std::int32_t* at) con
 }
 
 Result<const StepPlan*> KVCacheManager::plan(const PlanOptions& options) {
+  KVFOLIO_RECORDED(kPlan, plan(options), options);
   Impl& m = *impl_;
   if (!m.steps_.is_open()) {
     return Status(ErrorCode::kFailedPrecondition, "plan: no step is open; begin_step() first");
@@ -350,8 +352,9 @@ Result<const StepPlan*> KVCacheManager::plan(const PlanOptions& options) {
 }
 
 Status KVCacheManager::run_copies() {
+  KVFOLIO_RECORDED(kRunCopies, run_copies());
   Impl& m = *impl_;
-  if (!m.storage_) {
+  if (!m.storage_ && !m.imagines_storage_) {
     return {ErrorCode::kUnsupported,
             "run_copies: the manager has no storage; run the plan's lists"};
   }
@@ -377,6 +380,7 @@ Status KVCacheManager::run_copies() {
 }
 
 Status KVCacheManager::Impl::copy_tails(const Step& step) {
+  if (!storage_) return {};
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     for (std::int32_t i = 0; i < step.num_entries; ++i) {
       const TailChange& tail = step.change(i, g);

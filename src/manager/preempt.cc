@@ -4,12 +4,14 @@
 // file says how the policies rank sequences, and whose end frees a block.
 
 #include "manager/impl.h"
+#include "manager/op_writer.h"
 
 namespace kvfolio {
 
 using text::concat;
 
 Status KVCacheManager::set_priority(SequenceId id, std::int32_t priority) {
+  KVFOLIO_RECORDED(kSetPriority, set_priority(id, priority), id, priority);
   Impl& m = *impl_;
   std::int32_t row = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
@@ -114,6 +116,7 @@ struct KVCacheManager::Impl::RankedRows {
 // ---- choosing and preempting ----
 
 std::optional<SequenceId> KVCacheManager::select_victim(std::optional<VictimPolicy> chosen) {
+  KVFOLIO_RECORDED(kSelectVictim, select_victim(chosen), chosen);
   Impl& m = *impl_;
   const VictimPolicy policy = chosen.value_or(m.options_.victim_policy);
   if (!is_policy(policy)) return std::nullopt;
@@ -152,6 +155,7 @@ void KVCacheManager::Impl::prefetch_victims(std::int32_t row) const noexcept {
 
 Result<std::span<const EndedSequence>> KVCacheManager::preempt_to(
     double target, std::optional<VictimPolicy> chosen) {
+  KVFOLIO_RECORDED(kPreemptTo, preempt_to(target, chosen), target, chosen);
   Impl& m = *impl_;
   const VictimPolicy policy = chosen.value_or(m.options_.victim_policy);
   if (!(target >= 0.0 && target <= 1.0)) {

@@ -17,6 +17,7 @@
 #include <algorithm>
 
 #include "manager/impl.h"
+#include "manager/op_writer.h"
 
 namespace kvfolio {
 
@@ -278,6 +279,7 @@ void KVCacheManager::Impl::rob_reservations(const Room::Needs& needs) noexcept {
 
 Status KVCacheManager::reserve(SequenceId id, std::int64_t num_tokens,
                                const ReserveOptions& options) {
+  KVFOLIO_RECORDED(kReserve, reserve(id, num_tokens, options), id, num_tokens, options);
   Impl& m = *impl_;
   std::int32_t row = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find_resting(id, "reserve", row));

@@ -94,6 +94,9 @@ class Rows {
   // Requires: the row is free.
   void give_id_again(std::int32_t row) noexcept;
 
+  // take() was never called.
+  [[nodiscard]] bool is_new() const noexcept { return num_births_ == 0; }
+
   // ---- lists ----
 
   // In no order that means anything.

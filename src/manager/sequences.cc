@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "manager/impl.h"
+#include "manager/op_writer.h"
 
 namespace kvfolio {
 
@@ -317,6 +318,7 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
 // ---- fork ----
 
 Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions& options) {
+  KVFOLIO_RECORDED(kFork, fork(parent_id, options), parent_id, options);
   Impl& m = *impl_;
   std::int32_t from = 0;
   KVFOLIO_RETURN_IF_ERROR(m.check_caller_id("fork", options.caller_id));
@@ -432,6 +434,7 @@ void KVCacheManager::Impl::end_sequence(std::int32_t row) noexcept {
 }
 
 Status KVCacheManager::close(SequenceId id) {
+  KVFOLIO_RECORDED(kClose, close(id), id);
   Impl& m = *impl_;
   std::int32_t row = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find_resting(id, "close", row));
@@ -441,6 +444,7 @@ Status KVCacheManager::close(SequenceId id) {
 }
 
 Status KVCacheManager::preempt(SequenceId id) {
+  KVFOLIO_RECORDED(kPreempt, preempt(id), id);
   Impl& m = *impl_;
   std::int32_t row = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
@@ -452,6 +456,7 @@ Status KVCacheManager::preempt(SequenceId id) {
 
 Result<Opened> KVCacheManager::open(std::span<const std::int32_t> tokens,
                                     const OpenOptions& options) {
+  KVFOLIO_RECORDED(kOpen, open(tokens, options), tokens, options);
   return impl_->open(tokens, options, "open");
 }
 

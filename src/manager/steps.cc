@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "manager/impl.h"
+#include "manager/op_writer.h"
 
 namespace kvfolio {
 
@@ -30,7 +31,8 @@ Status KVCacheManager::Impl::check_ticket(Ticket ticket, std::string_view what) 
                            : concat(what, ": ticket ", ticket.value(), " is not open; no step is")};
 }
 
-Result<Ticket> KVCacheManager::begin_step(const StepOptions&) {
+Result<Ticket> KVCacheManager::begin_step(const StepOptions& options) {
+  KVFOLIO_RECORDED(kBeginStep, begin_step(options), options);
   Impl& m = *impl_;
   if (m.steps_.is_open()) {
     return Status(
@@ -149,6 +151,7 @@ void KVCacheManager::Impl::close_ranks(Step& step) noexcept {
 }
 
 Status KVCacheManager::undo(SequenceId id) {
+  KVFOLIO_RECORDED(kUndo, undo(id), id);
   Impl& m = *impl_;
   std::int32_t row = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
@@ -163,6 +166,7 @@ Status KVCacheManager::undo(SequenceId id) {
 }
 
 Status KVCacheManager::drop(Ticket ticket) {
+  KVFOLIO_RECORDED(kDrop, drop(ticket), ticket);
   Impl& m = *impl_;
   KVFOLIO_RETURN_IF_ERROR(m.check_ticket(ticket, "drop"));
   Step& step = m.steps_.open();
@@ -222,6 +226,7 @@ std::int32_t KVCacheManager::Impl::settled_by(const Step& step, std::int32_t ent
 }
 
 Status KVCacheManager::commit(Ticket ticket) {
+  KVFOLIO_RECORDED(kCommit, commit(ticket), ticket);
   Impl& m = *impl_;
   KVFOLIO_RETURN_IF_ERROR(m.check_ticket(ticket, "commit"));
   Step& step = m.steps_.open();
@@ -317,6 +322,7 @@ void KVCacheManager::Impl::free_rested_rows() noexcept {
 }
 
 Status KVCacheManager::complete(Ticket ticket) {
+  KVFOLIO_RECORDED(kComplete, complete(ticket), ticket);
   Impl& m = *impl_;
   const std::int32_t at = m.steps_.find(ticket.value());
   if (at < 0) {
@@ -426,6 +432,7 @@ void KVCacheManager::Impl::abort_writers() noexcept {
 }
 
 Result<std::span<const EndedSequence>> KVCacheManager::fail(Ticket ticket) {
+  KVFOLIO_RECORDED(kFail, fail(ticket), ticket);
   Impl& m = *impl_;
   const std::int32_t at = m.steps_.find(ticket.value());
   if (at < 0) {
@@ -446,6 +453,7 @@ Result<std::span<const EndedSequence>> KVCacheManager::fail(Ticket ticket) {
 // ---- names and drafts ----
 
 Status KVCacheManager::set_tokens(SequenceId id, std::span<const std::int32_t> tokens) {
+  KVFOLIO_RECORDED(kSetTokens, set_tokens(id, tokens), id, tokens);
   Impl& m = *impl_;
   std::int32_t row = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
@@ -476,6 +484,7 @@ Status KVCacheManager::set_tokens(SequenceId id, std::span<const std::int32_t> t
 }
 
 Status KVCacheManager::accept(SequenceId id, std::int32_t num_accepted) {
+  KVFOLIO_RECORDED(kAccept, accept(id, num_accepted), id, num_accepted);
   Impl& m = *impl_;
   std::int32_t row = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find_resting(id, "accept", row));
@@ -493,6 +502,7 @@ Status KVCacheManager::accept(SequenceId id, std::int32_t num_accepted) {
 }
 
 Status KVCacheManager::finish(Ticket ticket) {
+  KVFOLIO_RECORDED(kFinish, finish(ticket), ticket);
   KVFOLIO_RETURN_IF_ERROR(commit(ticket));
   return complete(ticket);
 }

@@ -60,6 +60,9 @@ class Tables {
   [[nodiscard]] Border& border(std::int32_t row, std::int32_t g) noexcept {
     return borders_[at(row, g)];
   }
+  [[nodiscard]] const Border& border(std::int32_t row, std::int32_t g) const noexcept {
+    return borders_[at(row, g)];
+  }
 
   // A row gets another sequence; its tables are empty.
   void begin(std::int32_t row) noexcept;

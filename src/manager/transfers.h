@@ -114,6 +114,8 @@ class Transfers {
     holds_.for_each_open(visit);
   }
 
+  // None was ever taken.
+  [[nodiscard]] bool is_new() const noexcept { return loads_.is_new() && holds_.is_new(); }
   [[nodiscard]] bool none_open() const noexcept { return num_loads() + num_holds() == 0; }
   // Becomes an equal of `other`. Requires: allocated with the same arguments; none is open in
   // either.
@@ -144,6 +146,7 @@ class Transfers {
       return static_cast<std::int32_t>(slots_.size());
     }
     [[nodiscard]] std::int32_t num_open() const noexcept { return num_open_; }
+    [[nodiscard]] bool is_new() const noexcept { return touched_ == 0; }
     [[nodiscard]] std::int32_t next_free() const noexcept { return first_free_; }
     [[nodiscard]] bool is_open(std::int32_t i) const noexcept { return slots_[i].open; }
     std::uint64_t take(std::uint16_t tag) noexcept;

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "manager/impl.h"
+#include "manager/op_writer.h"
 
 namespace kvfolio {
 
@@ -121,6 +122,7 @@ Status KVCacheManager::Impl::truncate(SequenceId id, std::int32_t n, std::string
 // ---- trim ----
 
 Result<std::int32_t> KVCacheManager::trim(SequenceId id, const TrimOptions& options) {
+  KVFOLIO_RECORDED(kTrim, trim(id, options), id, options);
   Impl& m = *impl_;
   std::int32_t row = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find_resting(id, "trim", row));
@@ -179,9 +181,13 @@ Result<std::int32_t> KVCacheManager::trim(SequenceId id, const TrimOptions& opti
   return dropped;
 }
 
-Status KVCacheManager::clear(SequenceId sequence) { return impl_->truncate(sequence, 0, "clear"); }
+Status KVCacheManager::clear(SequenceId sequence) {
+  KVFOLIO_RECORDED(kClear, clear(sequence), sequence);
+  return impl_->truncate(sequence, 0, "clear");
+}
 
 Status KVCacheManager::truncate(SequenceId sequence, std::int32_t n) {
+  KVFOLIO_RECORDED(kTruncate, truncate(sequence, n), sequence, n);
   return impl_->truncate(sequence, n, "truncate");
 }
 

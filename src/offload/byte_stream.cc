@@ -4,8 +4,11 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -26,49 +29,160 @@ Status failed(const std::string& path, const char* what) {
   return {ErrorCode::kUnavailable, concat(path, ": ", what, ": ", said)};
 }
 
+Status not_regular(const std::string& path, mode_t mode) {
+  const char* what = "a device";
+  if (S_ISLNK(mode)) what = "a symbolic link; give the path of the file itself";
+  if (S_ISDIR(mode)) what = "a directory";
+  if (S_ISFIFO(mode)) what = "a pipe";
+  if (S_ISSOCK(mode)) what = "a socket";
+  return {ErrorCode::kUnavailable, concat(path, ": not a regular file, but ", what)};
+}
+
+std::string name_in_folder(const std::string& path) {
+  return path.substr(path.find_last_of('/') + 1);  // npos + 1 is 0
+}
+
+// Of another file at each call; if the system has no random bytes, a name that may be taken.
+std::string hidden_name() {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  unsigned char random[16] = {};
+  static_cast<void>(::getentropy(random, sizeof random));
+  std::string name = ".kvfolio.";
+  for (const unsigned char byte : random) name += kDigits[byte % 16];
+  return name;
+}
+
+// A file without a name can be given one only through /proc.
+std::string link_of(int file) { return concat("/proc/self/fd/", file); }
+
+int open_without_name(int folder) {
+#ifdef O_TMPFILE
+  const int file = ::openat(folder, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+  if (file < 0) return -1;
+  struct stat there {};
+  if (::stat(link_of(file).c_str(), &there) == 0) return file;
+  ::close(file);
+#endif
+  return -1;
+}
+
+// As many pieces as the system takes in one call, without those that are done. Moves pieces to and
+// from a file: move(vector, count, bytes done before) is readv or writev.
+template <typename Piece, typename Move>
+bool move_pieces(std::span<const Piece> pieces, Move&& move) {
+  constexpr std::size_t kAtOnce = 64;
+  std::array<iovec, kAtOnce> vector;
+  std::size_t first = 0;   // piece
+  std::size_t inside = 0;  // bytes of it that are done
+  std::int64_t done = 0;
+  while (first < pieces.size()) {
+    const std::size_t count = std::min(kAtOnce, pieces.size() - first);
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto rest = pieces[first + i].subspan(i == 0 ? inside : 0);
+      vector[i] = {const_cast<std::byte*>(rest.data()), rest.size()};
+    }
+    const ssize_t n = move(vector.data(), static_cast<int>(count), done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      if (n == 0) errno = 0;
+      return false;
+    }
+    done += n;
+    inside += static_cast<std::size_t>(n);
+    while (first < pieces.size() && inside >= pieces[first].size()) {
+      inside -= pieces[first++].size();
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
-FileSink::FileSink(int file, std::string path, std::string temporary) noexcept
-    : file_(file), path_(std::move(path)), temporary_(std::move(temporary)) {}
+// ---- FileSink ----
+
+FileSink::FileSink(int folder, std::string path) noexcept
+    : folder_(folder), path_(std::move(path)) {}
 
 FileSink::FileSink(FileSink&& other) noexcept
-    : file_(std::exchange(other.file_, -1)),
+    : folder_(std::exchange(other.folder_, -1)),
+      file_(std::exchange(other.file_, -1)),
       path_(std::move(other.path_)),
-      temporary_(std::move(other.temporary_)) {}
+      hidden_(std::exchange(other.hidden_, {})),
+      failed_(other.failed_) {}
 
 FileSink::~FileSink() {
-  if (file_ < 0) return;
-  ::close(file_);
-  ::unlink(temporary_.c_str());
+  if (file_ >= 0) ::close(file_);
+  if (!hidden_.empty()) ::unlinkat(folder_, hidden_.c_str(), 0);
+  if (folder_ >= 0) ::close(folder_);
 }
 
 Result<FileSink> FileSink::create(const std::string& path) {
+  const std::string name = name_in_folder(path);
+  const std::string folder = path.substr(0, path.size() - name.size());
+  const int opened =
+      ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (opened < 0) return failed(path, "cannot open its folder");
+  FileSink sink(opened, path);
+  if (name.empty()) return not_regular(path, S_IFDIR);
   struct stat there {};
-  if (::stat(path.c_str(), &there) == 0 && !S_ISREG(there.st_mode)) {
-    return Status(ErrorCode::kUnavailable, concat(path, ": not a regular file"));
+  if (::fstatat(opened, name.c_str(), &there, AT_SYMLINK_NOFOLLOW) == 0) {
+    if (!S_ISREG(there.st_mode)) return not_regular(path, there.st_mode);
+  } else if (errno != ENOENT) {
+    return failed(path, "cannot be looked at");
   }
-  std::string temporary = path + ".XXXXXX";
-  const int file = ::mkostemp(temporary.data(), O_CLOEXEC);  // mode 0600
-  if (file < 0) return failed(path, "cannot create a file beside it");
-  return FileSink(file, path, std::move(temporary));
+  sink.file_ = open_without_name(opened);
+  if (sink.file_ >= 0) return sink;
+  std::string hidden = hidden_name();
+  sink.file_ =
+      ::openat(opened, hidden.c_str(), O_CREAT | O_EXCL | O_NOFOLLOW | O_WRONLY | O_CLOEXEC, 0600);
+  if (sink.file_ < 0) return failed(path, "cannot create a file in its folder");
+  sink.hidden_ = std::move(hidden);
+  return sink;
 }
 
-Status FileSink::write(std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(file_, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return failed(path_, "cannot write");
-    bytes = bytes.subspan(static_cast<std::size_t>(n));
+Status FileSink::write(std::span<const std::byte> bytes) { return write_pieces({&bytes, 1}); }
+
+Status FileSink::write_pieces(std::span<const std::span<const std::byte>> pieces) {
+  const bool written = move_pieces(pieces, [this](const iovec* vector, int count, std::int64_t) {
+    return ::writev(file_, vector, count);
+  });
+  if (written) return {};
+  failed_ = true;
+  return failed(path_, "cannot write");
+}
+
+Status FileSink::take_name() {
+  if (!hidden_.empty()) return {};
+  std::string hidden = hidden_name();
+  if (::linkat(AT_FDCWD, link_of(file_).c_str(), folder_, hidden.c_str(), AT_SYMLINK_FOLLOW) != 0) {
+    return failed(path_, "cannot give the file a name in its folder");
   }
+  hidden_ = std::move(hidden);
   return {};
 }
 
 Status FileSink::commit() {
-  if (::fsync(file_) != 0) return failed(path_, "cannot write");
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) return failed(path_, "cannot rename to");
+  if (file_ < 0 || failed_) {
+    return {ErrorCode::kFailedPrecondition,
+            concat(path_, failed_ ? ": a write failed, so there is no whole file to commit"
+                                  : ": it was committed already")};
+  }
+  if (::fsync(file_) != 0) {
+    failed_ = true;  // the system says it once
+    return failed(path_, "cannot write");
+  }
+  KVFOLIO_RETURN_IF_ERROR(take_name());
+  if (::renameat(folder_, hidden_.c_str(), folder_, name_in_folder(path_).c_str()) != 0) {
+    return failed(path_, "cannot rename to");
+  }
+  hidden_.clear();
   ::close(std::exchange(file_, -1));
-  return {};
+  // Not every file system has a folder that can be written out on its own.
+  if (::fsync(folder_) == 0 || errno == EINVAL || errno == ENOTSUP) return {};
+  return failed(path_, "it is in place, but its folder cannot be written out");
 }
+
+// ---- FileSource ----
 
 FileSource::FileSource(int file, std::int64_t size, std::string path) noexcept
     : file_(file), size_(size), path_(std::move(path)) {}
@@ -81,13 +195,15 @@ FileSource::~FileSource() {
 }
 
 Result<FileSource> FileSource::open(const std::string& path) {
-  // A pipe without a writer does not keep us waiting.
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (file < 0) return failed(path, "cannot open");
   struct stat there {};
+  // Opening a device may do something. If it takes the place of a file now, it is not waited for.
+  if (::stat(path.c_str(), &there) != 0) return failed(path, "cannot open");
+  if (!S_ISREG(there.st_mode)) return not_regular(path, there.st_mode);
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  if (file < 0) return failed(path, "cannot open");
   if (::fstat(file, &there) != 0 || !S_ISREG(there.st_mode)) {
     ::close(file);
-    return Status(ErrorCode::kUnavailable, concat(path, ": not a regular file"));
+    return not_regular(path, there.st_mode);
   }
   return FileSource(file, there.st_size, path);
 }
@@ -95,15 +211,17 @@ Result<FileSource> FileSource::open(const std::string& path) {
 std::int64_t FileSource::size() const { return size_; }
 
 Status FileSource::read_at(std::int64_t offset, std::span<std::byte> out) {
-  while (!out.empty()) {
-    const ssize_t n = ::pread(file_, out.data(), out.size(), offset);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return failed(path_, "cannot read");
-    if (n == 0) return {ErrorCode::kUnavailable, concat(path_, ": it became shorter")};
-    out = out.subspan(static_cast<std::size_t>(n));
-    offset += n;
-  }
-  return {};
+  return read_pieces_at(offset, {&out, 1});
+}
+
+Status FileSource::read_pieces_at(std::int64_t offset,
+                                  std::span<const std::span<std::byte>> pieces) {
+  const auto read = [&](const iovec* vector, int count, std::int64_t done) {
+    return ::preadv(file_, vector, count, offset + done);
+  };
+  if (move_pieces(pieces, read)) return {};
+  if (errno == 0) return {ErrorCode::kUnavailable, concat(path_, ": it became shorter")};
+  return failed(path_, "cannot read");
 }
 
 }  // namespace kvfolio

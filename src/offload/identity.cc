@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/mutants.h"
 #include "base/text.h"
 
 namespace kvfolio {
@@ -118,7 +119,7 @@ Fields layout_fields(const ModelIdentity& model, const GroupSpec& group, std::in
   fields.number("head_dim_v", group.head_dim_v);
   fields.number("v_is_prefix_of_k", group.v_is_prefix_of_k ? 1 : 0);
   fields.number("block_size", group.block_size);
-  fields.text("dtype", to_string(group.dtype));
+  fields.text("dtype", mutant(Mutant::kKeyWithoutDtype) ? "" : to_string(group.dtype));
   fields.text("quantization",
               group.dtype == DType::kInt8 ? "f32 scale per token and head" : "none");
   fields.text("scales", model.scales);
@@ -282,6 +283,7 @@ Digest Identity::root(const RootKey& root, std::uint64_t epoch) const noexcept {
   const Field fields[] = {
       {'n', root.model}, {'a', root.adapter}, {'v', root.adapter_version}, {'t', root.tenant_salt}};
   for (const auto& [type, value] : fields) {
+    if (type == 'a' && mutant(Mutant::kKeyWithoutAdapter)) continue;
     Bytes frame;
     frame.add(static_cast<std::uint8_t>(type));
     frame.add(static_cast<std::uint32_t>(value.size()));
@@ -291,7 +293,7 @@ Digest Identity::root(const RootKey& root, std::uint64_t epoch) const noexcept {
   epochs.add(std::uint8_t{'e'});
   epochs.add(root.epoch);
   epochs.add(std::uint8_t{'f'});
-  epochs.add(epoch);
+  epochs.add(mutant(Mutant::kKeyWithoutEpoch) ? std::uint64_t{0} : epoch);
   return hash_->add(epochs.data(), epochs.size()).end();
 }
 

@@ -3,6 +3,7 @@
 #include "kvfolio/offload.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "base/text.h"
@@ -93,7 +94,19 @@ Offload::Impl::~Impl() {
     budget_ = options_.bytes_per_poll;
     collect();
   }
-  if (touches_memory()) static_cast<void>(arena_.release());
+  // An arena with a slot that is quarantined keeps its memory, also when it ends. A store that goes
+  // on needs that too: one of those slots stands for all of them.
+  while (!arriving_.empty()) give_up(arriving_.begin());
+  std::optional<std::pair<TierKey, std::int64_t>> stored;
+  for (auto& [tag, op] : ops_) {
+    if (op.kind == TierOp::kStore) stored = {op.key, op.bytes};
+    op.pin.release();
+  }
+  if (!stored) return;
+  const auto slot = arena_->reserve(stored->first, stored->second);
+  KVFOLIO_CHECK(slot.has_value());  // nothing is pinned any more
+  static_cast<void>(arena_->fill(*slot));
+  arena_->quarantine(*slot);
 }
 
 // ---- opening ----
@@ -299,6 +312,11 @@ Result<Forgotten> Offload::forget(std::span<const std::int32_t> tokens,
 Forgotten Offload::reset() { return impl_->reset(); }
 std::uint64_t Offload::epoch() const noexcept { return impl_->epoch(); }
 const OffloadCounters& Offload::counters() const noexcept { return impl_->counters(); }
+std::size_t Offload::num_tiers() const noexcept { return impl_->num_tiers(); }
+const OffloadTierCounters& Offload::tier_counters(std::size_t tier) const noexcept {
+  return impl_->tier_counters(tier);
+}
+const Tier& Offload::tier(std::size_t tier) const noexcept { return impl_->tier(tier); }
 ArenaStats Offload::arena() const noexcept { return impl_->arena().stats(); }
 const Identity& Offload::identity() const noexcept { return impl_->identity(); }
 Status Offload::check_invariants() const { return impl_->check_invariants(); }

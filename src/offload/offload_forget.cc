@@ -3,6 +3,7 @@
 // Forgetting: what is forgotten gets other names from now on, so no tier answers with it whatever
 // it keeps. What is on its way under the old names is given up.
 
+#include "base/mutants.h"
 #include "offload/offload_impl.h"
 
 namespace kvfolio {
@@ -45,6 +46,7 @@ void Offload::Impl::forget_names(const RootKey& root) {
   const Digest before = identity_.root(root, epoch_of(root));
   epochs_[identity_.root(root, 0)] = ++epoch_;
   forget_in_flight(&before);
+  if (mutant(Mutant::kStoredAfterForget)) return;
   arena_->erase_if([&](std::span<const std::byte> record) {
     RecordInfo info;
     return read_record_header(record, info) != RecordFault::kNone ||

@@ -40,6 +40,15 @@ class Offload::Impl {
   Forgotten reset();
   [[nodiscard]] std::uint64_t epoch() const noexcept;
   [[nodiscard]] const OffloadCounters& counters() const noexcept { return counters_; }
+  [[nodiscard]] std::size_t num_tiers() const noexcept { return tiers_.size(); }
+  [[nodiscard]] const OffloadTierCounters& tier_counters(std::size_t tier) const noexcept {
+    KVFOLIO_CHECK(tier < tiers_.size());
+    return tiers_[tier].counters;
+  }
+  [[nodiscard]] const Tier& tier(std::size_t tier) const noexcept {
+    KVFOLIO_CHECK(tier < tiers_.size());
+    return *tiers_[tier].options.tier;
+  }
   [[nodiscard]] const HostArena& arena() const noexcept { return *arena_; }
   [[nodiscard]] const Identity& identity() const noexcept { return identity_; }
   [[nodiscard]] Status check_invariants() const;
@@ -102,7 +111,8 @@ class Offload::Impl {
     std::int64_t bytes = 0;     // kLoad, kStore
     ArenaSlot slot{};           // kLoad
     bool given_up = false;      // kLoad
-    ArenaPin pin{};             // kStore
+    std::uint64_t since_us = 0;
+    ArenaPin pin{};  // kStore
   };
   struct TierState {
     OffloadTier options;
@@ -111,6 +121,7 @@ class Offload::Impl {
     std::int64_t store_bytes = 0, load_bytes = 0;  // in flight
     std::int64_t num_in_flight = 0;                // of any kind
     std::deque<TierKey> backlog{};                 // to store when there is room
+    OffloadTierCounters counters{};
   };
   enum class Begun : std::uint8_t { kYes, kLater, kNo };
 
@@ -131,6 +142,7 @@ class Offload::Impl {
   void store_findable(bool draining);
   [[nodiscard]] bool has_room_to_drain() const;
   bool store_block(const FindableBlock& block);
+  bool read_block(const FindableBlock& block, RecordInfo info, std::span<std::byte> record);
   void arrived_otherwise(const TierKey& key);
   void store_to_tiers(const TierKey& key, std::int64_t bytes, bool second_use);
   void store_backlog();
@@ -168,6 +180,7 @@ class Offload::Impl {
   void list_blocks(Request& request);
   void write(Request& request);
   void end_writing(std::uint64_t id);
+  Result<std::span<const KVStorage::ImageRun>> runs_of(GroupId group, BlockId block);
   bool write_block(const Piece& piece, BlockId block, const ArenaPin& pin);
 
   // ---- offload_tiers.cc ----

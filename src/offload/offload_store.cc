@@ -31,6 +31,7 @@ RecordInfo Offload::Impl::record_of(GroupId group, std::int32_t end, const TierK
 void Offload::Impl::store_findable(bool draining) {
   std::array<FindableBlock, 64> blocks;
   more_findable_ = true;
+  if (!draining) budget_ = std::min(budget_, (options_.bytes_per_poll + 1) / 2);
   while (budget_ > 0) {
     if (draining && !has_room_to_drain()) return;
     const std::int64_t fit = draining ? 1 : budget_ / largest_record_;
@@ -80,23 +81,39 @@ bool Offload::Impl::store_block(const FindableBlock& block) {
     ++counters_.stores_dropped;
     return false;
   }
-  const std::span<std::byte> record = arena_->fill(*slot);
-  const std::int32_t number = block.block.value();
-  const Status read =
-      manager_.storage()->read_blocks(block.group, std::span(&number, 1),
-                                      record.subspan(static_cast<std::size_t>(kRecordHeaderBytes)));
-  if (!read.ok()) {
+  RecordInfo info = record_of(block.group, name->end, key);
+  info.owner = root_owner(name->root);
+  if (!read_block(block, info, arena_->fill(*slot))) {
     ++counters_.stores_dropped;
     arena_->abandon(*slot);
     return false;
   }
-  RecordInfo info = record_of(block.group, name->end, key);
-  info.owner = root_owner(name->root);
-  seal_record(info, record);
   arena_->seal(*slot);
   if (arena_->publish(*slot)) ++counters_.stores;
   arrived_otherwise(key);
   store_to_tiers(key, bytes, false);
+  return true;
+}
+
+// Makes the record of a block: from memory of the host in one pass.
+bool Offload::Impl::read_block(const FindableBlock& block, RecordInfo info,
+                               std::span<std::byte> record) {
+  const auto payload = record.subspan(static_cast<std::size_t>(kRecordHeaderBytes));
+  KVStorage& storage = *manager_.storage();
+  if (storage.memory_kind() != MemoryKind::kHost) {
+    const std::int32_t number = block.block.value();
+    if (!storage.read_blocks(block.group, std::span(&number, 1), payload).ok()) return false;
+    seal_record(info, record);
+    return true;
+  }
+  const auto runs = runs_of(block.group, block.block);
+  if (!runs) return false;
+  copies_.clear();
+  for (const KVStorage::ImageRun& run : *runs) {
+    copies_.push_back({payload.data() + run.offset, run.memory, run.bytes});
+  }
+  info.checksum = copy_with_checksum(copies_, payload_seed(info.key));
+  write_record_header(info, record.first<kRecordHeaderBytes>());
   return true;
 }
 

@@ -17,7 +17,6 @@ namespace {
 using test::Cache;
 using test::MemoryTier;
 using test::offload_of;
-using test::opened;
 using test::prompt_of;
 using test::run_to_the_end;
 

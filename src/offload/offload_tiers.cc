@@ -7,12 +7,46 @@
 #include <array>
 #include <cstring>
 
+#include "base/mutants.h"
 #include "offload/offload_impl.h"
 
 namespace kvfolio {
 
 namespace {
 constexpr std::uint64_t kStoreTimeoutUs = 5'000'000;
+
+void count_latency(OffloadTierCounters::Latencies& counts, std::uint64_t us) {
+  const auto& ends = OffloadTierCounters::kLatencyUs;
+  ++counts[static_cast<std::size_t>(std::lower_bound(ends.begin(), ends.end(), us) - ends.begin())];
+}
+
+void count_store(OffloadTierCounters& counters, TierResult result, std::int64_t bytes,
+                 std::uint64_t us) {
+  count_latency(counters.store_latency, us);
+  counters.store_us += us;
+  if (result != TierResult::kOk) {
+    ++counters.stores_failed;
+    ++counters.stores_failed_in_a_row;
+    return;
+  }
+  ++counters.stores;
+  counters.stores_failed_in_a_row = 0;
+  counters.bytes_stored += static_cast<std::uint64_t>(bytes);
+}
+
+// `right`: the record verified, if it came in time.
+void count_load(OffloadTierCounters& counters, TierResult result, bool right, std::int64_t bytes,
+                std::uint64_t us) {
+  count_latency(counters.load_latency, us);
+  counters.load_us += us;
+  if (result != TierResult::kOk) {
+    ++counters.loads_failed[static_cast<std::size_t>(result) % kNumTierResults];
+    return;
+  }
+  ++(right ? counters.loads : counters.loads_corrupt);
+  if (right) counters.bytes_loaded += static_cast<std::uint64_t>(bytes);
+}
+
 }  // namespace
 
 std::uint64_t Offload::Impl::store_deadline() const noexcept {
@@ -50,6 +84,7 @@ void Offload::Impl::collect() {
 // ---- asking ----
 
 void Offload::Impl::add_item(Op op, std::byte* data) {
+  op.since_us = now_us_;
   items_.push_back({.key = op.key, .data = data, .bytes = op.bytes, .tag = ++last_tag_});
   ops_.emplace(last_tag_, std::move(op));
 }
@@ -87,6 +122,7 @@ void Offload::Impl::on_done(std::int32_t tier_index, const TierDone& done) {
   ops_.erase(found);
   TierState& tier = tier_at(op.tier);
   --tier.num_in_flight;
+  const std::uint64_t us = now_us_ - op.since_us;
   switch (op.kind) {
     case TierOp::kExists:
       --in_flight_.questions;
@@ -95,12 +131,19 @@ void Offload::Impl::on_done(std::int32_t tier_index, const TierDone& done) {
     case TierOp::kLoad:
       --in_flight_.loads;
       tier.load_bytes -= op.bytes;
-      on_loaded(done.tag, op, done.result);
+      {
+        const std::uint64_t right_before = counters_.tier_loads;
+        on_loaded(done.tag, op, done.result);
+        const bool late = op.given_up && done.result == TierResult::kOk;
+        count_load(tier.counters, late ? TierResult::kTimeout : done.result,
+                   counters_.tier_loads > right_before, op.bytes, us);
+      }
       break;
     case TierOp::kStore:
       --in_flight_.stores;
       tier.store_bytes -= op.bytes;
       ++(done.result == TierResult::kOk ? counters_.tier_stores : counters_.tier_stores_dropped);
+      count_store(tier.counters, done.result, op.bytes, us);
       break;
     case TierOp::kErase:
       --in_flight_.questions;
@@ -206,6 +249,7 @@ void Offload::Impl::on_loaded(std::uint64_t tag, const Op& op, TierResult result
     --request.waiting;
     if (right) continue;
     Verdict& verdict = request.where[op.key];
+    if (mutant(Mutant::kVerdictKept)) result = TierResult::kBusy;
     // A busy tier may bring it the next time.
     if (result != TierResult::kBusy) verdict.failed |= static_cast<std::uint8_t>(1u << op.tier);
     request.failed = true;

@@ -15,13 +15,16 @@
 //   identity   groups      unit     fields: name and value, each a length (4) and its bytes
 //   root       its number  -        four texts as above (model, adapter, version, salt), epoch (8)
 //   tokens     first node  before   root (4), begin (4), tokens (4), spans (4), the tokens, the
-//   spans record     node        group    a record (record.h) sequence   node        priority flags
-//   (4: 1 has a caller id), max_tokens (4), caller id (8) end        -           -        number of
-//   sections before it (8)
+//                                   spans: begin (4), end (4), content (32), attends (1)
+//   record     node        group    a record (record.h)
+//   sequence   node        priority flags (4: 1 has a caller id, 2 publishes full blocks only),
+//                                   max_tokens (4), caller id (8), tokens that others could find
+//                                   (4), the hash of its tokens (32)
+//   end        -           -        number of sections before it (8)
 //
-// A node is a unit of tokens, or the part of a unit that ends a path. Nodes are numbered in the
-// order of the file, and what stands before a node comes before it (kNoNode: nothing does). Thread
-// safety: values.
+// The bytes between a body and the next multiple of 64 are zero. A node is a unit of tokens, or the
+// part of a unit that ends a path. Nodes are numbered in the order of the file, and what stands
+// before a node comes before it (kNoNode: nothing does). Thread safety: values.
 
 #include <cstddef>
 #include <cstdint>
@@ -29,6 +32,7 @@
 
 #include "base/little_endian.h"
 #include "kvfolio/checked_copy.h"
+#include "kvfolio/spec.h"
 
 namespace kvfolio::snapshot {
 
@@ -38,9 +42,21 @@ inline constexpr std::size_t kHeaderBytes = 64;
 inline constexpr std::int64_t kAlignment = 64;
 inline constexpr std::uint32_t kNoNode = 0xffffffff;
 inline constexpr std::size_t kSpanBytes = 4 + 4 + 32 + 1;
-// Of a section that is not a record: what a reader takes into memory for one header.
-inline constexpr std::int64_t kBodyMax = 16 << 20;
-inline constexpr std::size_t kNodesMax = 4096;  // of a section
+
+// Of a section of tokens, in a file that is written: the last node may pass the second one.
+inline constexpr std::uint32_t kNodesMax = 4096;
+inline constexpr std::size_t kTokensMax = 65536;
+// Bytes of a body that is no record, in a file that is read. Tokens take the most: each may have a
+// span of its own.
+inline constexpr std::int64_t kBodyMax = 4 << 20;
+static_assert(kBodyMax > 16 + (kTokensMax + kMaxBlockSize) * (4 + kSpanBytes));
+// What a reader takes in memory for all that leads to records, and how many bytes it reads in vain,
+// looking for the next header or over bodies that are damaged: whatever a file says, and however
+// long it is.
+struct Limits {
+  std::int64_t memory_bytes = 512 << 20;
+  std::int64_t bytes_in_vain = 1 << 30;
+};
 
 enum class Type : std::uint16_t {
   kIdentity = 1,

@@ -16,9 +16,29 @@ using snapshot::SectionHeader;
 using snapshot::Type;
 using text::concat;
 
-constexpr std::size_t kWindow = 4096;
+constexpr std::size_t kWindow = 4096;       // where a header is expected
+constexpr std::size_t kSearched = 1 << 16;  // where one is looked for
 
 Status corrupt(std::string message) { return {ErrorCode::kCorrupt, std::move(message)}; }
+
+std::int64_t section_bytes(const SectionHeader& header) {
+  return snapshot::aligned(static_cast<std::int64_t>(kHeaderBytes) + header.body_bytes);
+}
+
+bool all_zero(std::span<const std::byte> bytes) {
+  return std::all_of(bytes.begin(), bytes.end(),
+                     [](std::byte byte) { return byte == std::byte{}; });
+}
+
+// Those of sorted spans that have one of the tokens [begin, end).
+std::span<const MediaSpan> spans_within(std::span<const MediaSpan> spans, std::int32_t begin,
+                                        std::int32_t end) {
+  const auto first = std::partition_point(spans.begin(), spans.end(),
+                                          [&](const MediaSpan& span) { return span.end <= begin; });
+  const auto last = std::partition_point(first, spans.end(),
+                                         [&](const MediaSpan& span) { return span.begin < end; });
+  return {first, last};
+}
 
 std::string take_text(LittleEndianReader& from) {
   const auto bytes = from.take(from.get<std::uint32_t>());
@@ -31,8 +51,9 @@ std::span<const std::byte> SnapshotReader::peek(std::int64_t place, std::size_t 
   const std::int64_t end = std::min(place + static_cast<std::int64_t>(size), source_.size());
   const auto window_end = window_place_ + static_cast<std::int64_t>(window_.size());
   if (place < window_place_ || end > window_end) {
+    const std::size_t ahead = place == window_end && place > 0 ? kSearched : kWindow;
     window_.resize(static_cast<std::size_t>(
-        std::min(std::int64_t{kWindow}, std::max<std::int64_t>(source_.size() - place, 0))));
+        std::clamp<std::int64_t>(source_.size() - place, 0, static_cast<std::int64_t>(ahead))));
     window_place_ = place;
     if (!source_.read_at(place, window_).ok()) window_.clear();
   }
@@ -41,15 +62,33 @@ std::span<const std::byte> SnapshotReader::peek(std::int64_t place, std::size_t 
   return std::span(window_).subspan(first, std::min(size, window_.size() - first));
 }
 
+bool SnapshotReader::header_at(std::int64_t place, SectionHeader& header) {
+  const auto bytes = peek(place, kHeaderBytes);
+  if (bytes.size() < kHeaderBytes ||
+      !snapshot::read_header(bytes.first<kHeaderBytes>(), place, header)) {
+    return false;
+  }
+  const std::int64_t behind = source_.size() - place - static_cast<std::int64_t>(kHeaderBytes);
+  return header.body_bytes <= behind && section_bytes(header) <= source_.size() - place;
+}
+
 std::optional<std::span<const std::byte>> SnapshotReader::body_of(const SectionHeader& header) {
   if (header.body_bytes > snapshot::kBodyMax) return std::nullopt;
-  body_.resize(static_cast<std::size_t>(header.body_bytes));
+  body_.resize(static_cast<std::size_t>(section_bytes(header)) - kHeaderBytes);
   const auto place = header.place + static_cast<std::int64_t>(kHeaderBytes);
   if (!source_.read_at(place, body_).ok()) return std::nullopt;
-  if (checksum(body_, static_cast<std::uint64_t>(header.place)) != header.checksum) {
-    return std::nullopt;
-  }
-  return body_;
+  const auto body =
+      std::span<const std::byte>(body_).first(static_cast<std::size_t>(header.body_bytes));
+  const bool whole = checksum(body, static_cast<std::uint64_t>(header.place)) == header.checksum &&
+                     all_zero(std::span(body_).subspan(body.size()));
+  if (!whole) return std::nullopt;
+  return body;
+}
+
+bool SnapshotReader::take_memory(std::size_t bytes) {
+  if (static_cast<std::int64_t>(bytes) > limits_.memory_bytes - memory_) return false;
+  memory_ += static_cast<std::int64_t>(bytes);
+  return true;
 }
 
 // ---- identity ----
@@ -66,7 +105,7 @@ Status SnapshotReader::read_identity() {
     return {ErrorCode::kUnsupported, concat("snapshot: version is ", header.version,
                                             ", this library reads ", snapshot::kVersion)};
   }
-  if (header.body_bytes > source_.size() - static_cast<std::int64_t>(kHeaderBytes)) {
+  if (header.body_bytes > source_.size() || section_bytes(header) > source_.size()) {
     return corrupt("snapshot: the file is cut off in its first section");
   }
   const auto body = body_of(header);
@@ -99,27 +138,34 @@ Status SnapshotReader::compare_identity(std::span<const std::byte> body) const {
 
 Status SnapshotReader::read() {
   KVFOLIO_RETURN_IF_ERROR(read_identity());
-  bool whole = false;
-  bool lost = false;  // looking for the next header
+  read_sections();
+  return {};
+}
+
+// A section whose header is damaged is lost, with those that cannot be told from it. The last
+// section says how many there were.
+void SnapshotReader::read_sections() {
+  std::int64_t gaps = 0;
+  bool lost = false;
   for (std::int64_t place = 0; place + static_cast<std::int64_t>(kHeaderBytes) <= source_.size();) {
     SectionHeader header;
-    const auto bytes = peek(place, kHeaderBytes);
-    const bool found =
-        bytes.size() == kHeaderBytes &&
-        snapshot::read_header(bytes.first<kHeaderBytes>(), place, header) &&
-        header.body_bytes <= source_.size() - place - static_cast<std::int64_t>(kHeaderBytes);
-    if (!found) {
-      if (!std::exchange(lost, true)) ++damaged_;
+    if (!header_at(place, header)) {
+      if (!std::exchange(lost, true)) ++gaps;
       place += snapshot::kAlignment;
-      continue;
+      in_vain_ += snapshot::kAlignment;
+    } else {
+      lost = false;
+      lost_sections_ = -1;  // the end is the last one
+      if (!take_section(header)) {
+        ++damaged_;
+        if (header.type != Type::kRecord) in_vain_ += header.body_bytes;
+      }
+      ++num_sections_;
+      place += section_bytes(header);
     }
-    lost = false;
-    whole = header.type == Type::kEnd;
-    if (!take_section(header)) ++damaged_;
-    place += snapshot::aligned(static_cast<std::int64_t>(kHeaderBytes) + header.body_bytes);
+    if (in_vain_ > limits_.bytes_in_vain) break;
   }
-  if (!whole) ++damaged_;
-  return {};
+  damaged_ += lost_sections_ < 0 ? gaps + 1 : std::max(gaps, lost_sections_);
 }
 
 bool SnapshotReader::take_section(const SectionHeader& header) {
@@ -128,35 +174,70 @@ bool SnapshotReader::take_section(const SectionHeader& header) {
   const auto body = body_of(header);
   if (!body) return false;
   switch (header.type) {
+    case Type::kIdentity:
+      return header.place == 0;  // read before
     case Type::kRoot:
       return take_root(header, LittleEndianReader(*body));
     case Type::kTokens:
       return take_tokens(header, LittleEndianReader(*body));
     case Type::kSequence:
       return take_sequence(header, LittleEndianReader(*body));
+    case Type::kEnd:
+      return take_end(LittleEndianReader(*body));
     default:
-      return true;
+      return false;
   }
 }
 
-// Only its header is read now; load() checks it as a whole.
+bool SnapshotReader::take_end(LittleEndianReader body) {
+  const auto count = body.get<std::uint64_t>();
+  if (!body.ok() || body.left() > 0 || count < static_cast<std::uint64_t>(num_sections_)) {
+    return false;
+  }
+  lost_sections_ = static_cast<std::int64_t>(
+      std::min(count - static_cast<std::uint64_t>(num_sections_), std::uint64_t{1} << 62));
+  return true;
+}
+
+// Only its header is read now. A record of a node that was lost leads nowhere, and is no damage of
+// its own.
 bool SnapshotReader::take_record(const SectionHeader& header) {
   const auto place = header.place + static_cast<std::int64_t>(kHeaderBytes);
   const auto bytes = peek(place, static_cast<std::size_t>(kRecordHeaderBytes));
   RecordInfo info;
   if (read_record_header(bytes, info) != RecordFault::kNone) return false;
-  if (info.payload_bytes + kRecordHeaderBytes != header.body_bytes) return false;
-  records_[info.key] = place;
+  if (header.b >= static_cast<std::uint32_t>(identity_.num_groups())) return false;
+  const GroupId group(static_cast<std::int32_t>(header.b));
+  const std::int64_t image = storage_.block_image_bytes(group);
+  if (info.payload_bytes != image || header.body_bytes != kRecordHeaderBytes + image) return false;
+  if (header.a >= nodes_.size() || !nodes_[header.a].known) return true;
+  Node& node = nodes_[header.a];
+  const std::int32_t end = node.begin + node.count;
+  const std::int32_t block_size =
+      storage_.spec().groups[static_cast<std::size_t>(group.value())].block_size;
+  const RecordInfo expected{.key = identity_.key(group, node.hash),
+                            .layout = identity_.layout_namespace(group),
+                            .payload_bytes = image,
+                            .begin = (end - 1) / block_size * block_size,
+                            .end = end,
+                            .writer = info.writer,
+                            .checksum = info.checksum,
+                            .owner = info.owner};
+  if (info != expected) return false;
+  node.has_record = true;
+  records_.try_emplace(info.key, Payload{place + kRecordHeaderBytes, info.checksum});
   return true;
 }
 
 bool SnapshotReader::take_root(const SectionHeader& header, LittleEndianReader body) {
+  constexpr std::size_t kMost = 64 << 10;  // of the four texts together (RootKey)
+  if (body.left() > kMost + 4 * 4 + 8 || !take_memory(sizeof(Root) + body.left())) return false;
   Root root{.model = take_text(body),
             .adapter = take_text(body),
             .adapter_version = take_text(body),
             .salt = take_text(body)};
   root.epoch = body.get<std::uint64_t>();
-  if (!body.ok()) return false;
+  if (!body.ok() || body.left() > 0) return false;
   root.hash = identity_.root(root.key(), 0);
   return roots_.try_emplace(header.a, std::move(root)).second;
 }
@@ -166,70 +247,90 @@ bool SnapshotReader::take_tokens(const SectionHeader& header, LittleEndianReader
   const auto begin = body.get<std::int32_t>();
   const auto num_tokens = body.get<std::uint32_t>();
   const auto num_spans = body.get<std::uint32_t>();
-  if (!body.ok() || num_tokens > body.left() / 4 ||
-      num_spans > body.left() / snapshot::kSpanBytes) {
+  if (!body.ok() || body.left() != std::uint64_t{num_tokens} * 4 +
+                                       std::uint64_t{num_spans} * snapshot::kSpanBytes) {
+    return false;
+  }
+  if (!take_memory(body.left() + sizeof(Run) +
+                   (num_tokens / static_cast<std::size_t>(identity_.unit()) + 1) * sizeof(Node))) {
     return false;
   }
   std::vector<std::int32_t> tokens(num_tokens);
   for (std::int32_t& token : tokens) token = body.get<std::int32_t>();
+  if (!may_add_nodes(header, root, begin, tokens)) return false;
   Run run{.root = root};
-  std::int32_t before = 0;
-  for (std::uint32_t i = 0; i < num_spans; ++i) {
-    MediaSpan span{.begin = body.get<std::int32_t>(), .end = body.get<std::int32_t>()};
-    body.get(std::span(span.content_id));
-    span.attends_to_itself = body.get<std::uint8_t>() != 0;
-    if (span.begin < before || span.end <= span.begin) return false;
-    before = span.end;
-    run.media.push_back(span);
+  if (!take_spans(body, num_spans, begin, std::int64_t{begin} + num_tokens, run.media)) {
+    return false;
   }
-  if (!body.ok() || roots_.count(root) == 0 || tokens.empty()) return false;
   runs_.push_back(std::move(run));
   return add_nodes(header, root, begin, tokens);
 }
 
+// Spans that have one of the tokens [begin, end), in order.
+bool SnapshotReader::take_spans(LittleEndianReader& body, std::uint32_t count, std::int32_t begin,
+                                std::int64_t end, std::vector<MediaSpan>& spans) {
+  std::int32_t before = 0;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    MediaSpan span{.begin = body.get<std::int32_t>(), .end = body.get<std::int32_t>()};
+    body.get(std::span(span.content_id));
+    span.attends_to_itself = body.get<std::uint8_t>() != 0;
+    if (span.begin < before || span.end <= span.begin || span.end <= begin || span.begin >= end) {
+      return false;
+    }
+    before = span.end;
+    spans.push_back(span);
+  }
+  return body.ok();
+}
+
 // A node that stands behind a damaged one is not known either.
-bool SnapshotReader::add_nodes(const SectionHeader& header, std::uint32_t root, std::int32_t begin,
-                               std::span<const std::int32_t> tokens) {
-  const auto unit = static_cast<std::size_t>(identity_.unit());
-  const std::size_t num_nodes = (tokens.size() + unit - 1) / unit;
-  const bool is_first = header.b == kNoNode;
-  const auto before_it = [&] { return nodes_[header.b]; };
+bool SnapshotReader::may_add_nodes(const SectionHeader& header, std::uint32_t root,
+                                   std::int32_t begin, std::span<const std::int32_t> tokens) const {
   // A node took at least so many bytes of the file before this section: no number makes memory.
   const std::int64_t least =
       std::min<std::int64_t>(snapshot::kHeaderBytes, std::int64_t{4} * identity_.unit());
+  if (roots_.count(root) == 0 || tokens.empty()) return false;
   if (header.a < nodes_.size() || std::int64_t{header.a} > header.place / least) return false;
   if (begin < 0 || begin % identity_.unit() != 0 || begin > kMaxSequenceTokens) return false;
   if (tokens.size() > static_cast<std::size_t>(kMaxSequenceTokens - begin)) return false;
   if (std::any_of(tokens.begin(), tokens.end(), [](std::int32_t token) { return token < 0; })) {
     return false;
   }
-  if (is_first ? begin != 0
-               : header.b >= nodes_.size() || !before_it().known ||
-                     before_it().begin + before_it().count != begin ||
-                     runs_[before_it().run].root != root) {
+  if (header.b == kNoNode) return begin == 0;
+  if (header.b >= nodes_.size()) return false;
+  const Node& before = nodes_[header.b];
+  return before.known && before.begin + before.count == begin && runs_[before.run].root == root;
+}
+
+bool SnapshotReader::add_nodes(const SectionHeader& header, std::uint32_t root, std::int32_t begin,
+                               std::span<const std::int32_t> tokens) {
+  const auto unit = static_cast<std::size_t>(identity_.unit());
+  if (header.a - nodes_.size() > 0 && !take_memory((header.a - nodes_.size()) * sizeof(Node))) {
     return false;
   }
   nodes_.resize(header.a);  // of sections that were lost
-  Digest hash = is_first ? roots_.at(root).hash : nodes_[header.b].hash;
+  const std::vector<MediaSpan>& media = runs_.back().media;
+  Digest hash = header.b == kNoNode ? roots_.at(root).hash : nodes_[header.b].hash;
   std::uint32_t before = header.b;
-  for (std::size_t i = 0; i < num_nodes; ++i) {
-    const auto part = tokens.subspan(i * unit, std::min(unit, tokens.size() - i * unit));
-    const auto at = begin + static_cast<std::int32_t>(i * unit);
-    hash = identity_.next(hash, at, part, runs_.back().media);
-    if (before != kNoNode) nodes_[before].has_next = true;
-    before = static_cast<std::uint32_t>(nodes_.size());
+  for (std::size_t at = 0; at < tokens.size(); at += unit) {
+    const auto part = tokens.subspan(at, std::min(unit, tokens.size() - at));
+    const auto first = begin + static_cast<std::int32_t>(at);
+    const auto end = first + static_cast<std::int32_t>(part.size());
+    hash = identity_.next(hash, first, part, spans_within(media, first, end));
     nodes_.push_back({.hash = hash,
-                      .before = i == 0 ? header.b : before - 1,
+                      .before = before,
                       .run = static_cast<std::uint32_t>(runs_.size() - 1),
-                      .begin = at,
-                      .count = static_cast<std::int32_t>(part.size()),
+                      .begin = first,
+                      .count = end - first,
                       .first_token = tokens_.size(),
                       .known = true});
+    before = static_cast<std::uint32_t>(nodes_.size() - 1);
     tokens_.insert(tokens_.end(), part.begin(), part.end());
   }
   return true;
 }
 
+// The hash shows a node of other tokens, as in a file that was put together from two.
 bool SnapshotReader::take_sequence(const SectionHeader& header, LittleEndianReader body) {
   const auto flags = body.get<std::uint32_t>();
   Sequence sequence{.node = header.a,
@@ -237,19 +338,39 @@ bool SnapshotReader::take_sequence(const SectionHeader& header, LittleEndianRead
                     .max_tokens = body.get<std::int32_t>()};
   const auto caller_id = body.get<std::uint64_t>();
   if ((flags & 1) != 0) sequence.caller_id = caller_id;
-  const bool known = header.a == kNoNode || (header.a < nodes_.size() && nodes_[header.a].known);
-  if (!body.ok() || !known || sequence.max_tokens < 0) return false;
+  sequence.full_blocks_only = (flags & 2) != 0;
+  const auto findable = body.get<std::int32_t>();
+  Digest tokens{};
+  body.get(std::span(tokens));
+  if (!body.ok() || body.left() > 0 || flags > 3 || sequence.max_tokens < 0) return false;
+  const bool is_empty = header.a == kNoNode;
+  if (!is_empty && (header.a >= nodes_.size() || !nodes_[header.a].known)) return false;
+  if (tokens != (is_empty ? Digest{} : nodes_[header.a].hash)) return false;
+  if (sequence.caller_id && !caller_ids_.insert(caller_id).second) return false;
   sequences_.push_back(sequence);
+  hide_tail(sequence.node, findable);
   return true;
+}
+
+void SnapshotReader::hide_tail(std::uint32_t node, std::int32_t findable) {
+  for (; node != kNoNode && !nodes_[node].hidden; node = nodes_[node].before) {
+    if (nodes_[node].begin + nodes_[node].count <= findable) return;
+    nodes_[node].hidden = true;
+  }
 }
 
 // ---- what was read ----
 
+// A node comes before those that go on from it.
 std::vector<std::uint32_t> SnapshotReader::leaves() const {
+  std::vector<bool> leads_on(nodes_.size());
   std::vector<std::uint32_t> leaves;
-  for (std::uint32_t node = 0; node < nodes_.size(); ++node) {
-    if (nodes_[node].known && !nodes_[node].has_next) leaves.push_back(node);
+  for (auto node = static_cast<std::uint32_t>(nodes_.size()); node-- > 0;) {
+    if (!leads_on[node] && (!nodes_[node].has_record || nodes_[node].hidden)) continue;
+    if (!leads_on[node]) leaves.push_back(node);
+    if (nodes_[node].before != kNoNode) leads_on[nodes_[node].before] = true;
   }
+  std::reverse(leaves.begin(), leaves.end());
   return leaves;
 }
 
@@ -265,26 +386,25 @@ SnapshotReader::Path SnapshotReader::path_to(std::uint32_t node) const {
     path.hashes.push_back(part.hash);
     const auto first = tokens_.begin() + static_cast<std::ptrdiff_t>(part.first_token);
     path.tokens.insert(path.tokens.end(), first, first + part.count);
-    for (const MediaSpan& span : run.media) {
-      if (span.begin >= part.begin + part.count || span.end <= part.begin) continue;
+    for (const MediaSpan& span : spans_within(run.media, part.begin, part.begin + part.count)) {
       if (path.media.empty() || path.media.back().end <= span.begin) path.media.push_back(span);
     }
   }
   return path;
 }
 
-bool SnapshotReader::load(const TierKey& key, const RecordInfo& expected,
-                          std::vector<std::byte>& record) {
+const SnapshotReader::Payload* SnapshotReader::find(const TierKey& key) const {
   const auto found = records_.find(key);
-  if (found == records_.end()) return false;
-  record.resize(static_cast<std::size_t>(kRecordHeaderBytes + expected.payload_bytes));
-  const bool fits = static_cast<std::int64_t>(record.size()) <= source_.size() - found->second;
-  if (fits && source_.read_at(found->second, record).ok() &&
-      check_record(record, expected) == RecordFault::kNone) {
-    return true;
-  }
-  records_.erase(found);
-  return false;
+  return found == records_.end() ? nullptr : &found->second;
+}
+
+bool SnapshotReader::ends_well(const Payload& payload, std::int64_t bytes) {
+  const std::int64_t begin = payload.place - kRecordHeaderBytes;
+  const std::int64_t end = payload.place + bytes;
+  const std::int64_t padding = snapshot::aligned(end - begin) - (end - begin);
+  if (padding == 0) return true;
+  body_.resize(static_cast<std::size_t>(padding));
+  return source_.read_at(end, body_).ok() && all_zero(body_);
 }
 
 }  // namespace kvfolio

@@ -6,8 +6,10 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "kvfolio/checked_copy.h"
 #include "kvfolio/group_rule.h"
 #include "kvfolio/snapshot.h"
+#include "offload/block_image.h"
 #include "offload/snapshot_reader.h"
 
 namespace kvfolio {
@@ -15,13 +17,19 @@ namespace {
 
 using text::concat;
 
+// Tokens of all paths together: no file keeps us longer. A pool that is full ends it much earlier.
+constexpr std::int64_t kTokensMost = std::int64_t{1} << 32;
+
 class Restorer {
  public:
-  Restorer(KVCacheManager& manager, const Identity& identity, SnapshotReader& reader)
+  Restorer(KVCacheManager& manager, const Identity& identity, SnapshotReader& reader,
+           ByteSource& source)
       : manager_(manager),
         storage_(*manager.storage()),
         identity_(identity),
         reader_(reader),
+        source_(source),
+        images_(storage_),
         has_(static_cast<std::size_t>(identity.num_groups())) {}
 
   Result<RestoreStats> run();
@@ -29,38 +37,61 @@ class Restorer {
  private:
   using Path = SnapshotReader::Path;
 
+  [[nodiscard]] const RestoredSequence* twin_of(const SnapshotReader::Sequence& saved) const;
+  Status restore_fork(const SnapshotReader::Sequence& saved, const RestoredSequence& parent);
   Status restore_sequence(const SnapshotReader::Sequence& saved);
-  Status restore_path(std::uint32_t leaf);
-  // Loads what it can; returns the length of the sequence then.
-  Result<std::int32_t> load(SequenceId sequence, std::int32_t cached, const Path& path);
+  void restore_paths();
+  // The first `length` tokens of a path, as a prompt that nobody keeps.
+  Status restore_prefix(const Path& path, std::int32_t length);
+  [[nodiscard]] std::vector<std::int32_t> inner_ends(const Path& path) const;
+  [[nodiscard]] bool has_windows() const {
+    const std::vector<GroupSpec>& groups = manager_.spec().groups;
+    return std::any_of(groups.begin(), groups.end(),
+                       [](const GroupSpec& group) { return !GroupRule(group).keeps_all(); });
+  }
+  [[nodiscard]] bool may_go_on() const;
+  // Loads what it can of the first `length` tokens; returns the length of the sequence then.
+  Result<std::int32_t> load(SequenceId sequence, std::int32_t cached, const Path& path,
+                            std::int32_t length);
   [[nodiscard]] std::int32_t room_until(std::int32_t cached, std::int32_t end) const;
-  Result<std::int32_t> write(const Load& load, GroupId group, const Path& path);
+  Result<std::int32_t> write(const Load& load, GroupId group, const Path& path,
+                             std::int32_t length);
   [[nodiscard]] std::int32_t block_size(GroupId group) const {
     return manager_.spec().groups[static_cast<std::size_t>(group.value())].block_size;
   }
-  [[nodiscard]] RecordInfo record_of(GroupId group, std::int32_t logical, const Path& path) const;
+  [[nodiscard]] TierKey key_of(GroupId group, std::int32_t logical, const Path& path,
+                               std::int32_t length) const;
+  bool write_block(const TierKey& key, GroupId group, BlockId block);
+  bool read_into(const SnapshotReader::Payload& payload, GroupId group, BlockId block,
+                 std::uint64_t seed);
 
   KVCacheManager& manager_;
   KVStorage& storage_;
   const Identity& identity_;
   SnapshotReader& reader_;
+  ByteSource& source_;
+  BlockImages images_;
   RestoreStats stats_;
+  std::int64_t tokens_ = 0;  // of all prompts that were opened
   std::vector<std::vector<std::uint8_t>> has_;
   std::vector<LoadBlock> blocks_;
-  std::vector<std::byte> record_;
+  std::vector<std::byte> image_;
 };
 
-RecordInfo Restorer::record_of(GroupId group, std::int32_t logical, const Path& path) const {
-  const std::int32_t size = block_size(group);
-  const auto length = static_cast<std::int32_t>(path.tokens.size());
-  const auto end =
-      static_cast<std::int32_t>(std::min(std::int64_t{logical + 1} * size, std::int64_t{length}));
-  const Digest& hash = path.hashes[static_cast<std::size_t>((end - 1) / identity_.unit())];
-  return {.key = identity_.key(group, hash),
-          .layout = identity_.layout_namespace(group),
-          .payload_bytes = storage_.block_image_bytes(group),
-          .begin = logical * size,
-          .end = end};
+// The record that ends where the block does, or the tokens. If there is none, one that goes on from
+// there has the same first tokens. If there is none either, a key that nothing has.
+TierKey Restorer::key_of(GroupId group, std::int32_t logical, const Path& path,
+                         std::int32_t length) const {
+  const std::int32_t unit = identity_.unit();
+  const std::int64_t block_end = (logical + std::int64_t{1}) * block_size(group);
+  const std::int64_t last = std::min(block_end, static_cast<std::int64_t>(path.tokens.size()));
+  TierKey key{};
+  for (std::int64_t end = std::min(block_end, std::int64_t{length}); end <= last;) {
+    key = identity_.key(group, path.hashes[static_cast<std::size_t>((end - 1) / unit)]);
+    if (reader_.find(key) != nullptr || end == last) return key;
+    end = std::min((end / unit + 1) * unit, last);
+  }
+  return key;
 }
 
 // How far a load may go without evicting. A window group needs its window, whatever the end is.
@@ -80,8 +111,8 @@ std::int32_t Restorer::room_until(std::int32_t cached, std::int32_t end) const {
                                                 : limit / identity_.unit() * identity_.unit());
 }
 
-Result<std::int32_t> Restorer::load(SequenceId sequence, std::int32_t cached, const Path& path) {
-  const auto length = static_cast<std::int32_t>(path.tokens.size());
+Result<std::int32_t> Restorer::load(SequenceId sequence, std::int32_t cached, const Path& path,
+                                    std::int32_t length) {
   const std::int32_t limit = room_until(cached, length);
   if (limit < length) ++stats_.paths_no_room;
   if (limit <= cached) return cached;
@@ -91,20 +122,21 @@ Result<std::int32_t> Restorer::load(SequenceId sequence, std::int32_t cached, co
     const std::int32_t blocks = (limit - 1) / block_size(GroupId(g)) + 1;
     of_group.assign(static_cast<std::size_t>(blocks), 0);
     for (std::size_t i = 0; i < of_group.size(); ++i) {
-      const RecordInfo record = record_of(GroupId(g), static_cast<std::int32_t>(i), path);
-      of_group[i] = reader_.has(record.key) ? 1 : 0;
+      const TierKey key = key_of(GroupId(g), static_cast<std::int32_t>(i), path, length);
+      of_group[i] = reader_.find(key) != nullptr ? 1 : 0;
     }
     has.emplace_back(of_group);
   }
-  const auto reach = manager_.loadable(sequence, path.tokens, limit, has);
+  const auto tokens = std::span(path.tokens).first(static_cast<std::size_t>(length));
+  const auto reach = manager_.loadable(sequence, tokens, limit, has);
   if (!reach) return reach.error();
   if (reach->end <= reach->begin) return std::max(cached, reach->begin);
-  const auto load = manager_.begin_load(sequence, path.tokens, reach->end);
+  const auto load = manager_.begin_load(sequence, tokens, reach->end);
   if (!load) return load.error().code() == ErrorCode::kNoBlocks ? Result(cached) : load.error();
   if (!load->id.valid()) return load->end;
   std::int32_t good = load->end;
   for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
-    const auto end = write(*load, GroupId(g), path);
+    const auto end = write(*load, GroupId(g), path, length);
     if (!end) {
       static_cast<void>(manager_.finish_load(load->id, 0));
       return end.error();
@@ -119,30 +151,78 @@ Result<std::int32_t> Restorer::load(SequenceId sequence, std::int32_t cached, co
 }
 
 // Fills the blocks of a group; returns how far they are good.
-Result<std::int32_t> Restorer::write(const Load& load, GroupId group, const Path& path) {
-  blocks_.resize(path.tokens.size() / static_cast<std::size_t>(block_size(group)) + 2);
+Result<std::int32_t> Restorer::write(const Load& load, GroupId group, const Path& path,
+                                     std::int32_t length) {
+  blocks_.resize(static_cast<std::size_t>(length) / static_cast<std::size_t>(block_size(group)) +
+                 2);
   const auto count = manager_.blocks_to_load(load.id, group, blocks_);
   if (!count) return count.error();
   for (std::int32_t i = 0; i < *count; ++i) {
     const auto& [logical, block] = blocks_[static_cast<std::size_t>(i)];
-    const RecordInfo expected = record_of(group, logical, path);
-    if (!reader_.load(expected.key, expected, record_)) {
+    const TierKey key = key_of(group, logical, path, length);
+    if (!write_block(key, group, block)) {
+      reader_.forget(key);
       ++stats_.records_refused;
-      return expected.begin;
+      return logical * block_size(group);
     }
-    const std::int32_t number = block.value();
-    KVFOLIO_RETURN_IF_ERROR(storage_.write_blocks(
-        group, std::span(&number, 1),
-        std::span(record_).subspan(static_cast<std::size_t>(kRecordHeaderBytes))));
     ++stats_.records_loaded;
   }
   return load.end;
 }
 
+bool Restorer::write_block(const TierKey& key, GroupId group, BlockId block) {
+  const SnapshotReader::Payload* const payload = reader_.find(key);
+  return payload != nullptr && read_into(*payload, group, block, payload_seed(key)) &&
+         reader_.ends_well(*payload, storage_.block_image_bytes(group));
+}
+
+// Straight into the block where it has long pieces: nothing reads it before the load is finished,
+// and what does not verify is not part of that.
+bool Restorer::read_into(const SnapshotReader::Payload& payload, GroupId group, BlockId block,
+                         std::uint64_t seed) {
+  const auto pieces = images_.pieces(group, block);
+  if (pieces.empty()) {
+    image_.resize(static_cast<std::size_t>(storage_.block_image_bytes(group)));
+    const std::int32_t number = block.value();
+    return source_.read_at(payload.place, image_).ok() &&
+           checksum(image_, seed) == payload.checksum &&
+           storage_.write_blocks(group, std::span(&number, 1), image_).ok();
+  }
+  return source_.read_pieces_at(payload.place, pieces).ok() &&
+         images_.checksum_of_pieces(seed) == payload.checksum;
+}
+
+// A fork that has computed nothing of its own is one again, so that both have the same blocks.
+const RestoredSequence* Restorer::twin_of(const SnapshotReader::Sequence& saved) const {
+  for (std::size_t i = 0; i < stats_.sequences.size(); ++i) {
+    const SnapshotReader::Sequence& other = reader_.sequences()[i];
+    const bool same = saved.node != snapshot::kNoNode && saved.node == other.node &&
+                      saved.max_tokens == other.max_tokens &&
+                      saved.full_blocks_only == other.full_blocks_only;
+    if (same) return &stats_.sequences[i];
+  }
+  return nullptr;
+}
+
+Status Restorer::restore_fork(const SnapshotReader::Sequence& saved,
+                              const RestoredSequence& parent) {
+  const auto child =
+      manager_.fork(parent.sequence, {.caller_id = saved.caller_id, .priority = saved.priority});
+  if (!child) return child.error();
+  RestoredSequence restored = parent;
+  restored.sequence = *child;
+  restored.caller_id = saved.caller_id;
+  stats_.sequences.push_back(std::move(restored));
+  return {};
+}
+
 Status Restorer::restore_sequence(const SnapshotReader::Sequence& saved) {
+  if (const RestoredSequence* twin = twin_of(saved)) return restore_fork(saved, *twin);
   const Path path = reader_.path_to(saved.node);
-  OpenOptions options{
-      .caller_id = saved.caller_id, .max_tokens = saved.max_tokens, .priority = saved.priority};
+  OpenOptions options{.publish = saved.full_blocks_only ? Publish::kFullBlocks : Publish::kAll,
+                      .caller_id = saved.caller_id,
+                      .max_tokens = saved.max_tokens,
+                      .priority = saved.priority};
   if (path.root != nullptr) options.root = path.root->key();
   options.media = path.media;
   const auto opened = manager_.open(path.tokens, options);
@@ -152,7 +232,8 @@ Status Restorer::restore_sequence(const SnapshotReader::Sequence& saved) {
                             .tokens = path.tokens,
                             .length = opened->cached_tokens};
   if (!path.tokens.empty()) {
-    const auto length = load(opened->sequence, opened->cached_tokens, path);
+    const auto length = load(opened->sequence, opened->cached_tokens, path,
+                             static_cast<std::int32_t>(path.tokens.size()));
     if (!length) {
       static_cast<void>(manager_.close(opened->sequence));
       return length.error();
@@ -163,13 +244,76 @@ Status Restorer::restore_sequence(const SnapshotReader::Sequence& saved) {
   return {};
 }
 
-Status Restorer::restore_path(std::uint32_t leaf) {
-  const Path path = reader_.path_to(leaf);
-  const auto opened = manager_.open(path.tokens, {.root = path.root->key(), .media = path.media});
+Status Restorer::restore_prefix(const Path& path, std::int32_t length) {
+  tokens_ += length;
+  const auto tokens = std::span(path.tokens).first(static_cast<std::size_t>(length));
+  const auto opened = manager_.open(tokens, {.root = path.root->key(), .media = path.media});
   if (!opened) return opened.error();
-  const auto length = load(opened->sequence, opened->cached_tokens, path);
+  const auto reached = load(opened->sequence, opened->cached_tokens, path, length);
   KVFOLIO_RETURN_IF_ERROR(manager_.close(opened->sequence));
-  return length ? Status() : length.error();
+  return reached ? Status() : reached.error();
+}
+
+// A load brings the blocks that the position behind it reads. Those before them, in window groups,
+// are for prompts that part earlier. Of each run of blocks that the file has, these ends bring all:
+// they lie a window apart, and the first is the smallest whose window is within the run.
+std::vector<std::int32_t> Restorer::inner_ends(const Path& path) const {
+  const auto length = static_cast<std::int32_t>(path.tokens.size());
+  const std::int64_t unit = identity_.unit();
+  std::vector<std::int32_t> ends;
+  for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
+    const GroupSpec& group = manager_.spec().groups[static_cast<std::size_t>(g)];
+    if (GroupRule(group).keeps_all()) continue;
+    const std::int64_t step = std::max((group.window - 1) / unit * unit, unit);
+    const std::int32_t num_blocks = (length - 1) / group.block_size + 1;
+    const auto has = [&](std::int32_t i) {
+      return reader_.find(key_of(GroupId(g), i, path, length)) != nullptr;
+    };
+    for (std::int32_t first = 0, last = 0; last < num_blocks; first = ++last) {
+      while (last < num_blocks && has(last)) ++last;
+      const std::int64_t within = std::int64_t{first} * group.block_size + group.window - 1;
+      const std::int64_t least = first == 0 ? unit : (within + unit - 1) / unit * unit;
+      std::int64_t end = std::min(std::int64_t{last} * group.block_size, length / unit * unit);
+      if (first == last || end < least) continue;
+      for (; end > least; end -= step) ends.push_back(static_cast<std::int32_t>(end));
+      ends.push_back(static_cast<std::int32_t>(least));
+    }
+  }
+  std::sort(ends.begin(), ends.end());
+  ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
+  return ends;
+}
+
+bool Restorer::may_go_on() const {
+  if (tokens_ > kTokensMost) return false;
+  for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
+    const auto usage = manager_.usage(GroupId(g));
+    if (usage && usage->free > 0) return true;
+  }
+  return false;
+}
+
+// A path that cannot be opened (too many root keys, say) takes nothing else with it.
+void Restorer::restore_paths() {
+  const std::vector<std::uint32_t> leaves = reader_.leaves();
+  stats_.paths = static_cast<std::int64_t>(leaves.size());
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    if (!may_go_on()) {
+      stats_.paths_no_room += static_cast<std::int64_t>(leaves.size() - i);
+      return;
+    }
+    const Path path = reader_.path_to(leaves[i]);
+    const Status status = restore_prefix(path, static_cast<std::int32_t>(path.tokens.size()));
+    if (!status.ok()) ++stats_.paths_no_room;
+  }
+  if (!has_windows()) return;
+  for (const std::uint32_t leaf : leaves) {
+    const Path path = reader_.path_to(leaf);
+    for (const std::int32_t end : inner_ends(path)) {
+      if (!may_go_on()) return;
+      static_cast<void>(restore_prefix(path, end));
+    }
+  }
 }
 
 Result<RestoreStats> Restorer::run() {
@@ -188,11 +332,7 @@ Result<RestoreStats> Restorer::run() {
     }
     return status;
   }
-  for (const std::uint32_t leaf : reader_.leaves()) {
-    ++stats_.paths;
-    // A path that cannot be opened (too many root keys, say) takes nothing else with it.
-    if (!restore_path(leaf).ok()) ++stats_.paths_no_room;
-  }
+  restore_paths();
   return std::move(stats_);
 }
 
@@ -204,9 +344,9 @@ Result<RestoreStats> restore(KVCacheManager& manager, const Identity& identity,
     return Status(ErrorCode::kUnsupported, "restore: the manager has no storage");
   }
   KVFOLIO_RETURN_IF_ERROR(identity.check_spec(manager.spec()));
-  SnapshotReader reader(identity, source);
+  SnapshotReader reader(identity, *manager.storage(), source);
   KVFOLIO_RETURN_IF_ERROR(reader.read());
-  return Restorer(manager, identity, reader).run();
+  return Restorer(manager, identity, reader, source).run();
 }
 
 }  // namespace kvfolio

@@ -4,6 +4,7 @@
 // Blocks of the prefix cache are met by number; BlockNames leads from each to the nodes that are
 // known already.
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <unordered_map>
@@ -12,8 +13,10 @@
 #include "base/text.h"
 #include "kvfolio/record.h"
 #include "kvfolio/snapshot.h"
+#include "offload/block_image.h"
 #include "offload/block_names.h"
 #include "offload/snapshot_format.h"
+#include "offload/snapshot_output.h"
 #include "offload/tier_key_hash.h"
 
 namespace kvfolio {
@@ -21,9 +24,15 @@ namespace {
 
 using snapshot::kHeaderBytes;
 using snapshot::kNoNode;
-using snapshot::SectionHeader;
 using snapshot::Type;
 using text::concat;
+
+constexpr std::size_t kRecordAt = kHeaderBytes + kRecordHeaderBytes;  // the payload, in its section
+
+std::size_t padding_of(const RecordInfo& info) {
+  const auto bytes = static_cast<std::int64_t>(kRecordAt) + info.payload_bytes;
+  return static_cast<std::size_t>(snapshot::aligned(bytes) - bytes);
+}
 
 // The body of a section, of any length.
 class Body {
@@ -55,8 +64,10 @@ class Saver {
       : manager_(manager),
         storage_(*manager.storage()),
         identity_(identity),
-        sink_(sink),
-        names_(manager, identity, [](const RootKey&) { return std::uint64_t{0}; }) {}
+        images_(storage_),
+        output_(sink),
+        names_(manager, identity, [](const RootKey&) { return std::uint64_t{0}; }),
+        checked_names_(manager, identity, [](const RootKey&) { return std::uint64_t{0}; }) {}
 
   Result<SaveStats> run(const SaveOptions& options);
 
@@ -82,13 +93,26 @@ class Saver {
   Status write_identity();
   Status find_cached();
   Status find_sequence(const SnapshotSequence& saved);
-  Status check_sequence(const SnapshotSequence& saved, const SequenceInfo& info) const;
-  Status check_tokens(const SnapshotSequence& saved, std::int32_t length) const;
+  Result<std::int32_t> check_sequence(const SnapshotSequence& saved,
+                                      const SequenceInfo& info) const;
+  // How many of the tokens others can find.
+  Result<std::int32_t> check_tokens(const SnapshotSequence& saved, std::int32_t length) const;
+  Status check_name(const SnapshotSequence& saved, GroupId group, BlockId block,
+                    std::span<const Digest> hashes);
   void add_node(const BlockNames::Step& step);
   void add_item(GroupId group, BlockId block, const Digest& tokens, std::int32_t end);
   std::uint32_t root_number(const RootKey& root);
   void flush_run();
+  [[nodiscard]] const GroupSpec& group_of(const Item& item) const {
+    return manager_.spec().groups[static_cast<std::size_t>(item.group.value())];
+  }
+  [[nodiscard]] RecordInfo info_of(const Item& item) const;
   Status write_record(const Item& item);
+  Status write_copy(const Item& item, RecordInfo info);
+  Status write_pieces(const Item& item, RecordInfo info,
+                      std::span<const BlockImages::Piece> pieces);
+  static void write_headers(const Item& item, const RecordInfo& info, std::int64_t place,
+                            std::span<std::byte, kRecordAt> out);
   Status write_section(Type type, std::uint32_t a, std::uint32_t b,
                        std::span<const std::byte> body);
   void note(Status status) {
@@ -98,14 +122,15 @@ class Saver {
   KVCacheManager& manager_;
   KVStorage& storage_;
   const Identity& identity_;
-  ByteSink& sink_;
+  BlockImages images_;
+  SnapshotOutput output_;
   BlockNames names_;
+  BlockNames checked_names_;  // apart: what it has seen leads to no nodes
   std::unordered_map<Digest, std::uint32_t, DigestHash> nodes_;
   std::unordered_map<Digest, std::uint32_t, DigestHash> roots_;
   std::unordered_set<TierKey, TierKeyHash> keys_;
   std::vector<Item> items_;
   Run run_;
-  std::vector<std::byte> section_;  // of a record: header, record and padding
   std::uint64_t num_sections_ = 0;
   SaveStats stats_;
   Status status_;  // the first error of a visit
@@ -113,19 +138,22 @@ class Saver {
 
 Status Saver::write_section(Type type, std::uint32_t a, std::uint32_t b,
                             std::span<const std::byte> body) {
-  std::vector<std::byte> section(static_cast<std::size_t>(
+  const std::int64_t place = output_.place();
+  const auto section = output_.next(static_cast<std::size_t>(
       snapshot::aligned(static_cast<std::int64_t>(kHeaderBytes + body.size()))));
-  const SectionHeader header{.type = type,
-                             .place = stats_.bytes,
-                             .body_bytes = static_cast<std::int64_t>(body.size()),
-                             .checksum = checksum(body, static_cast<std::uint64_t>(stats_.bytes)),
-                             .a = a,
-                             .b = b};
-  snapshot::write_header(header, std::span(section).first<kHeaderBytes>());
-  if (!body.empty()) std::memcpy(section.data() + kHeaderBytes, body.data(), body.size());
+  if (!section) return section.error();
+  snapshot::write_header({.type = type,
+                          .place = place,
+                          .body_bytes = static_cast<std::int64_t>(body.size()),
+                          .checksum = checksum(body, static_cast<std::uint64_t>(place)),
+                          .a = a,
+                          .b = b},
+                         section->first<kHeaderBytes>());
+  const std::span<std::byte> rest = section->subspan(kHeaderBytes);
+  if (!body.empty()) std::memcpy(rest.data(), body.data(), body.size());
+  std::fill(rest.begin() + static_cast<std::ptrdiff_t>(body.size()), rest.end(), std::byte{0});
   ++num_sections_;
-  stats_.bytes += static_cast<std::int64_t>(section.size());
-  return sink_.write(section);
+  return {};
 }
 
 Status Saver::write_identity() {
@@ -152,8 +180,9 @@ std::uint32_t Saver::root_number(const RootKey& root) {
 void Saver::add_node(const BlockNames::Step& step) {
   const auto number = static_cast<std::uint32_t>(nodes_.size());
   if (!nodes_.try_emplace(step.after, number).second) return;
-  const bool goes_on =
-      run_.nodes > 0 && run_.nodes < snapshot::kNodesMax && run_.last == step.before;
+  const bool goes_on = run_.nodes > 0 && run_.last == step.before &&
+                       run_.nodes < snapshot::kNodesMax &&
+                       run_.tokens.size() < snapshot::kTokensMax;
   if (!goes_on) {
     flush_run();
     run_.root = root_number(step.root);
@@ -213,27 +242,30 @@ Status Saver::find_cached() {
 
 // ---- sequences ----
 
-Status Saver::check_sequence(const SnapshotSequence& saved, const SequenceInfo& info) const {
+Result<std::int32_t> Saver::check_sequence(const SnapshotSequence& saved,
+                                           const SequenceInfo& info) const {
   const char* what = nullptr;
   if (info.accepted_length != info.length) what = "has draft tokens";
   if (info.num_unnamed > 0) what = "has unnamed tokens";
   if (info.trim_first_kept > 0) what = "has a trim";
   if (info.load.valid()) what = "has an open load";
+  if (saved.publish == Publish::kNothing) what = "is private: it publishes nothing";
   if (what != nullptr) {
-    return {ErrorCode::kFailedPrecondition, concat("save: ", to_string(saved.sequence), " ", what)};
+    return Status(ErrorCode::kFailedPrecondition,
+                  concat("save: ", to_string(saved.sequence), " ", what));
   }
   if (saved.tokens.size() != static_cast<std::size_t>(info.length)) {
-    return {ErrorCode::kFailedPrecondition,
-            concat("save: ", to_string(saved.sequence), " has ", info.length,
-                   " tokens, given: ", saved.tokens.size())};
+    return Status(ErrorCode::kFailedPrecondition,
+                  concat("save: ", to_string(saved.sequence), " has ", info.length,
+                         " tokens, given: ", saved.tokens.size()));
   }
-  return info.length == 0 ? Status() : check_tokens(saved, info.length);
+  return info.length == 0 ? Result(0) : check_tokens(saved, info.length);
 }
 
 // That the sequence has these tokens, as far as the manager knows them, and has them exactly; and
 // that what a restore makes findable can be found today: not the text of a private or forgotten
 // one.
-Status Saver::check_tokens(const SnapshotSequence& saved, std::int32_t length) const {
+Result<std::int32_t> Saver::check_tokens(const SnapshotSequence& saved, std::int32_t length) const {
   std::vector<std::vector<std::uint8_t>> has;
   for (const GroupSpec& group : manager_.spec().groups) {
     has.emplace_back(static_cast<std::size_t>((length - 1) / group.block_size) + 1);
@@ -241,20 +273,42 @@ Status Saver::check_tokens(const SnapshotSequence& saved, std::int32_t length) c
   std::vector<std::span<std::uint8_t>> views(has.begin(), has.end());
   const auto same = manager_.loadable(saved.sequence, saved.tokens, length, views);
   if (!same) return same.error();
+  // The manager refuses other tokens, unless it keeps none: then what it has is findable for
+  // nobody.
+  std::vector<std::int32_t> prompt(saved.tokens.begin(), saved.tokens.end());
+  prompt.back() = prompt.back() == 0 ? 1 : prompt.back() - 1;
+  if (manager_.loadable(saved.sequence, prompt, length, views)) {
+    return Status(ErrorCode::kFailedPrecondition,
+                  concat("save: ", to_string(saved.sequence),
+                         " publishes nothing: it is private, forgotten or trimmed"));
+  }
+  prompt.back() = saved.tokens.back();
   OpenOptions options{.root = saved.root, .media = saved.media};
-  const auto found = manager_.probe(saved.tokens, options);
-  if (!found) return found.error();
-  const std::int32_t whole = (length - 1) / identity_.unit() * identity_.unit();
-  if (*found >= whole) return {};
-  return {ErrorCode::kFailedPrecondition,
-          concat("save: of ", to_string(saved.sequence), " only ", *found, " of ", length,
-                 " tokens can be found by others: it is private, forgotten or evicted in part")};
+  // A hit never has the last token of a prompt, so one more asks for all of these.
+  if (length < kMaxSequenceTokens) prompt.push_back(0);
+  return manager_.probe(prompt, options);
+}
+
+// The manager knows the root and the media of what others can find.
+Status Saver::check_name(const SnapshotSequence& saved, GroupId group, BlockId block,
+                         std::span<const Digest> hashes) {
+  const auto findable = manager_.is_findable(group, block);
+  if (!findable || !*findable) return {};
+  const auto name = checked_names_.name(group, block);
+  if (!name) return name.error();
+  const auto units = static_cast<std::size_t>(name->end / identity_.unit());
+  const bool is_known = name->end % identity_.unit() == 0 &&
+                        static_cast<std::size_t>(name->end) <= saved.tokens.size();
+  if (!is_known || name->tokens == hashes[units - 1]) return {};
+  return {ErrorCode::kFailedPrecondition, concat("save: ", to_string(saved.sequence),
+                                                 " has another root or other media than given")};
 }
 
 Status Saver::find_sequence(const SnapshotSequence& saved) {
   const auto info = manager_.info(saved.sequence);
   if (!info) return info.error();
-  KVFOLIO_RETURN_IF_ERROR(check_sequence(saved, *info));
+  const auto findable = check_sequence(saved, *info);
+  if (!findable) return findable.error();
   const std::int32_t unit = identity_.unit();
   std::vector<Digest> hashes;  // at the end of each unit, and of the tokens
   Digest before = identity_.root(saved.root, 0);
@@ -276,12 +330,15 @@ Status Saver::find_sequence(const SnapshotSequence& saved) {
       const auto end = static_cast<std::int32_t>(
           std::min(std::int64_t{i + 1} * block_size, std::int64_t{info->length}));
       if (block < 0) continue;
+      KVFOLIO_RETURN_IF_ERROR(check_name(saved, GroupId(g), BlockId(block), hashes));
       add_item(GroupId(g), BlockId(block), hashes[static_cast<std::size_t>((end - 1) / unit)], end);
     }
   }
   Body body;
-  body.put(static_cast<std::uint32_t>(info->caller_id ? 1 : 0)).put(info->max_tokens);
-  body.put(info->caller_id.value_or(0));
+  const bool full_blocks_only = saved.publish == Publish::kFullBlocks;
+  body.put(static_cast<std::uint32_t>((info->caller_id ? 1 : 0) + (full_blocks_only ? 2 : 0)));
+  body.put(info->max_tokens).put(info->caller_id.value_or(0)).put(*findable);
+  body.put(std::span<const std::byte>(hashes.empty() ? Digest{} : hashes.back()));
   ++stats_.sequences;
   return write_section(Type::kSequence, info->length > 0 ? nodes_.at(hashes.back()) : kNoNode,
                        static_cast<std::uint32_t>(info->priority), body.bytes());
@@ -289,36 +346,68 @@ Status Saver::find_sequence(const SnapshotSequence& saved) {
 
 // ---- records ----
 
+RecordInfo Saver::info_of(const Item& item) const {
+  const std::int32_t block_size = group_of(item).block_size;
+  return {.key = identity_.key(item.group, item.tokens),
+          .layout = identity_.layout_namespace(item.group),
+          .payload_bytes = storage_.block_image_bytes(item.group),
+          .begin = (item.end - 1) / block_size * block_size,
+          .end = item.end};
+}
+
+// The pieces of a full block go to the sink from where they lie. Of another one a copy is written,
+// without what lies behind its tokens.
 Status Saver::write_record(const Item& item) {
-  const std::int64_t image = storage_.block_image_bytes(item.group);
-  const std::int64_t body = kRecordHeaderBytes + image;
-  section_.resize(
-      static_cast<std::size_t>(snapshot::aligned(static_cast<std::int64_t>(kHeaderBytes) + body)));
-  const std::span<std::byte> all(section_);
-  const auto record = all.subspan(kHeaderBytes, static_cast<std::size_t>(body));
-  const std::int32_t block = item.block.value();
-  KVFOLIO_RETURN_IF_ERROR(
-      storage_.read_blocks(item.group, std::span(&block, 1), record.subspan(kRecordHeaderBytes)));
-  const std::int32_t block_size =
-      manager_.spec().groups[static_cast<std::size_t>(item.group.value())].block_size;
-  seal_record({.key = identity_.key(item.group, item.tokens),
-               .layout = identity_.layout_namespace(item.group),
-               .payload_bytes = image,
-               .begin = (item.end - 1) / block_size * block_size,
-               .end = item.end},
-              record);
-  snapshot::write_header({.type = Type::kRecord,
-                          .place = stats_.bytes,
-                          .body_bytes = body,
-                          .a = item.node,
-                          .b = static_cast<std::uint32_t>(item.group.value())},
-                         all.first<kHeaderBytes>());
-  std::memset(all.data() + kHeaderBytes + body, 0,
-              all.size() - kHeaderBytes - static_cast<std::size_t>(body));
   ++num_sections_;
   ++stats_.records;
-  stats_.bytes += static_cast<std::int64_t>(all.size());
-  return sink_.write(all);
+  const RecordInfo info = info_of(item);
+  if (info.end - info.begin == group_of(item).block_size) {
+    const auto pieces = images_.pieces(item.group, item.block);
+    if (!pieces.empty()) return write_pieces(item, info, pieces);
+  }
+  return write_copy(item, info);
+}
+
+Status Saver::write_copy(const Item& item, RecordInfo info) {
+  const std::int64_t place = output_.place();
+  const auto image = static_cast<std::size_t>(info.payload_bytes);
+  const auto section = output_.next(kRecordAt + image + padding_of(info));
+  if (!section) return section.error();
+  const auto copy = section->subspan(kRecordAt, image);
+  const std::int32_t block = item.block.value();
+  KVFOLIO_RETURN_IF_ERROR(storage_.read_blocks(item.group, std::span(&block, 1), copy));
+  const std::int32_t tokens = info.end - info.begin;
+  if (tokens < group_of(item).block_size) zero_behind(group_of(item), tokens, copy);
+  const auto padding = section->subspan(kRecordAt + image);
+  std::fill(padding.begin(), padding.end(), std::byte{0});
+  info.checksum = checksum(copy, payload_seed(info.key));
+  write_headers(item, info, place, section->first<kRecordAt>());
+  return {};
+}
+
+Status Saver::write_pieces(const Item& item, RecordInfo info,
+                           std::span<const BlockImages::Piece> pieces) {
+  const std::int64_t place = output_.place();
+  const auto headers = output_.next(kRecordAt);
+  if (!headers) return headers.error();
+  info.checksum = images_.checksum_of_pieces(payload_seed(info.key));
+  write_headers(item, info, place, headers->first<kRecordAt>());
+  for (const BlockImages::Piece piece : pieces) output_.add(piece);
+  const auto padding = output_.next(padding_of(info));
+  if (!padding) return padding.error();
+  std::fill(padding->begin(), padding->end(), std::byte{0});
+  return {};
+}
+
+void Saver::write_headers(const Item& item, const RecordInfo& info, std::int64_t place,
+                          std::span<std::byte, kRecordAt> out) {
+  snapshot::write_header({.type = Type::kRecord,
+                          .place = place,
+                          .body_bytes = kRecordHeaderBytes + info.payload_bytes,
+                          .a = item.node,
+                          .b = static_cast<std::uint32_t>(item.group.value())},
+                         out.first<kHeaderBytes>());
+  write_record_header(info, out.subspan<kHeaderBytes>());
 }
 
 Result<SaveStats> Saver::run(const SaveOptions& options) {
@@ -334,6 +423,8 @@ Result<SaveStats> Saver::run(const SaveOptions& options) {
   Body body;
   body.put(num_sections_);
   KVFOLIO_RETURN_IF_ERROR(write_section(Type::kEnd, 0, 0, body.bytes()));
+  KVFOLIO_RETURN_IF_ERROR(output_.flush());
+  stats_.bytes = output_.place();
   return stats_;
 }
 

@@ -92,6 +92,28 @@ TEST(Snapshot, TenantsAndAdaptersStayApart) {
   EXPECT_EQ(after.hit(prompt_of(1, 32)), 0);
 }
 
+// Every field of a root alone, in pairs: what one computed, the other one does not find.
+TEST(Snapshot, OfTwoRootsEachFindsItsOwn) {
+  const RootKey roots[] = {{},
+                           {.model = "x"},
+                           {.adapter = "x"},
+                           {.adapter = "x", .adapter_version = "1"},
+                           {.adapter_version = "x"},
+                           {.tenant_salt = "x"},
+                           {.tenant_salt = "y"},
+                           {.epoch = 1}};
+  for (const RootKey& saver : roots) {
+    Cache before(test::full(40));
+    before.compute(prompt_of(1, 32), {.root = saver});
+    MemoryFile file = saved(before);
+    Cache after(test::full(40));
+    restored(after, file);
+    for (const RootKey& asker : roots) {
+      EXPECT_EQ(after.hit(prompt_of(1, 32), {.root = asker}), &saver == &asker ? 31 : 0);
+    }
+  }
+}
+
 TEST(Snapshot, MediaComeBackWithTheirTokens) {
   const MediaSpan cat{.begin = 4, .end = 12, .content_id = {std::byte{1}}};
   const MediaSpan dog{.begin = 4, .end = 12, .content_id = {std::byte{2}}};
@@ -103,6 +125,25 @@ TEST(Snapshot, MediaComeBackWithTheirTokens) {
   EXPECT_EQ(after.hit(prompt_of(1, 32), {.media = std::span(&cat, 1)}), 31);
   EXPECT_EQ(after.hit(prompt_of(1, 32), {.media = std::span(&dog, 1)}), 4);
   EXPECT_EQ(after.hit(prompt_of(1, 32)), 4);
+}
+
+// Sections of tokens hold what a reader takes, however large a unit is and however many spans.
+TEST(Snapshot, ALongPromptOfLargeBlocksWithASpanForEachTokenComesBack) {
+  CacheSpec spec = test::full(100);
+  spec.groups[0].block_size = 1024;
+  const std::vector<std::int32_t> prompt = prompt_of(1, 80'000);
+  std::vector<MediaSpan> media(prompt.size());
+  for (std::size_t i = 0; i < media.size(); ++i) {
+    media[i] = {.begin = static_cast<std::int32_t>(i), .end = static_cast<std::int32_t>(i) + 1};
+  }
+  const ManagerOptions options{
+      .max_sequences = 16, .max_media_extents = 1 << 18, .max_table_entries = 1 << 22};
+  Cache before(spec, options);
+  before.compute(prompt, {.media = media});
+  MemoryFile file = saved(before);
+  Cache after(spec, options);
+  EXPECT_EQ(restored(after, file).sections_damaged, 0);
+  EXPECT_EQ(after.hit(prompt, {.media = media}), 79'999);
 }
 
 TEST(Snapshot, SequencesComeBackUnderTheirCallerIds) {
@@ -133,6 +174,77 @@ TEST(Snapshot, SequencesComeBackUnderTheirCallerIds) {
       after.check_sequence(one.sequence, one.tokens);
     }
     EXPECT_FALSE(restore(after.manager, identity_of(after), file)) << "the caller ids are open";
+  }
+}
+
+TEST(Snapshot, ForksShareTheirBlocksAgain) {
+  Cache before(test::full(40));
+  const std::vector<std::int32_t> prompt = prompt_of(1, 44);
+  const SequenceId parent = before.start(prompt, {.caller_id = 1});
+  const SequenceId same = *before.manager.fork(parent, {.caller_id = 2, .priority = 5});
+  const SequenceId other = *before.manager.fork(parent, {.caller_id = 3});
+  std::vector<std::int32_t> longer = prompt;
+  longer.push_back(7);
+  before.go_on(other, longer, 44);
+  const SnapshotSequence sequences[] = {{.sequence = parent, .tokens = prompt},
+                                        {.sequence = same, .tokens = prompt},
+                                        {.sequence = other, .tokens = longer}};
+  MemoryFile file = saved(before, {.sequences = sequences});
+  Cache after(test::full(50));
+  const RestoreStats stats = restored(after, file);
+  ASSERT_EQ(stats.sequences.size(), 3u);
+  EXPECT_EQ(stats.records_loaded, 5 + 1 + 1);
+  EXPECT_EQ(after.manager.usage(GroupId(0))->held, before.manager.usage(GroupId(0))->held);
+  EXPECT_EQ(after.manager.info(stats.sequences[1].sequence)->priority, 5);
+  after.check_sequence(stats.sequences[1].sequence, prompt);
+  after.check_sequence(stats.sequences[2].sequence, longer);
+  // A step of one of them leaves the other one's tail alone.
+  after.go_on(stats.sequences[0].sequence, longer, 44);
+  after.check_sequence(stats.sequences[1].sequence, prompt);
+}
+
+// Neither the text nor the tail of a sequence becomes findable because it was saved.
+TEST(Snapshot, WhatNobodyCouldFindIsNotFoundAfterwards) {
+  for (const std::int32_t length : {5, 8, 44}) {
+    Cache before(test::full(40));
+    const std::vector<std::int32_t> prompt = prompt_of(1, length);
+    std::vector<std::int32_t> asked = prompt;
+    asked.push_back(7);
+    const SequenceId id = before.start(prompt, {.publish = Publish::kFullBlocks});
+    const SnapshotSequence sequence{
+        .sequence = id, .tokens = prompt, .publish = Publish::kFullBlocks};
+    MemoryFile file = saved(before, {.sequences = std::span(&sequence, 1)});
+    Cache after(test::full(40));
+    const RestoreStats stats = restored(after, file);
+    EXPECT_EQ(after.hit(asked), length / 8 * 8);
+    ASSERT_TRUE(after.manager.close(stats.sequences.at(0).sequence).ok());
+    EXPECT_EQ(after.hit(asked), length / 8 * 8) << "its tail is never published";
+    // Of one that is forgotten nothing can be found, and nothing is saved.
+    static_cast<void>(before.manager.forget(RootKey{}));
+    MemoryFile none;
+    const auto refused =
+        save(before.manager, identity_of(before), none, {.sequences = std::span(&sequence, 1)});
+    ASSERT_FALSE(refused);
+    EXPECT_THAT(refused.error().message(), HasSubstr("publishes nothing"));
+  }
+}
+
+// In a window group the blocks before the last window are for prompts that part earlier.
+TEST(Snapshot, APromptThatPartsEarlierIsFoundInWindowsToo) {
+  for (const CacheSpec& spec : {test::window(40), test::mixed(40, 40)}) {
+    Cache before(spec);
+    before.compute(prompt_of(1, 112));
+    MemoryFile file = saved(before);
+    CacheSpec other = spec;
+    for (GroupSpec& group : other.groups) group.num_blocks += 7;
+    Cache after(other);
+    restored(after, file);
+    for (std::int32_t end = 16; end < 112; end += 16) {
+      std::vector<std::int32_t> prompt = prompt_of(1, end);
+      prompt.push_back(7);
+      EXPECT_EQ(before.check_hit(prompt), end);
+      EXPECT_EQ(after.check_hit(prompt), end);
+    }
   }
 }
 
@@ -169,8 +281,16 @@ TEST(Snapshot, AnotherTextAndAPrivateSequenceAreNotSaved) {
     return saved_now ? std::string("saved") : to_string(saved_now.error());
   };
   EXPECT_THAT(refusal(open, other), HasSubstr("are not the sequence's"));
-  EXPECT_THAT(refusal(hidden, other), HasSubstr("can be found by others: it is private"));
+  EXPECT_THAT(refusal(hidden, other), HasSubstr("publishes nothing: it is private"));
   EXPECT_EQ(refusal(open, prompt), "saved");
+  const MediaSpan cat{.begin = 4, .end = 12, .content_id = {std::byte{1}}};
+  for (const SnapshotSequence& wrong :
+       {SnapshotSequence{.sequence = open, .tokens = prompt, .root = {.tenant_salt = "b"}},
+        SnapshotSequence{.sequence = open, .tokens = prompt, .media = std::span(&cat, 1)}}) {
+    const auto now = save(cache.manager, identity_of(cache), file, {.sequences = {&wrong, 1}});
+    ASSERT_FALSE(now);
+    EXPECT_THAT(now.error().message(), HasSubstr("another root or other media than given"));
+  }
 }
 
 TEST(Snapshot, ASmallPoolTakesWhatFits) {
@@ -243,79 +363,6 @@ TEST(Snapshot, WhatIsNoSnapshotIsRefused) {
   EXPECT_EQ(FileSource::open("/no/such/file").error().code(), ErrorCode::kUnavailable);
   EXPECT_EQ(FileSink::create("/").error().code(), ErrorCode::kUnavailable);
   EXPECT_EQ(FileSink::create("/no/such/folder/file").error().code(), ErrorCode::kUnavailable);
-}
-
-// What a damaged file may do: lose prompts. Never other bytes under a prompt's tokens (check_hit
-// compares each byte), never a broken manager.
-void restore_damaged(MemoryFile& file, const CacheSpec& spec) {
-  Cache after(spec);
-  const auto stats = restore(after.manager, identity_of(after), file);
-  ASSERT_TRUE(after.manager.check_invariants().ok());
-  if (!stats) return;
-  for (const RestoredSequence& one : stats->sequences) {
-    after.check_sequence(one.sequence, std::span(one.tokens).first(std::size_t(one.length)));
-  }
-  for (const int prompt : {1, 2, 3}) after.check_hit(prompt_of(prompt, 64));
-}
-
-MemoryFile small_file(const CacheSpec& spec) {
-  Cache before(spec);
-  std::vector<std::vector<std::int32_t>> prompts;
-  std::vector<SnapshotSequence> sequences;
-  for (const int number : {1, 2, 3}) {
-    before.compute(prompt_of(number, 64));
-    prompts.push_back(prompt_of(number, 50 + number));
-  }
-  sequences.reserve(prompts.size());
-  for (const auto& prompt : prompts) {
-    sequences.push_back({.sequence = before.start(prompt), .tokens = prompt});
-  }
-  return saved(before, {.sequences = sequences});
-}
-
-TEST(Snapshot, FiveHundredFlippedBitsNeverGiveOtherBytes) {
-  const CacheSpec spec = test::mixed(40, 40);
-  const MemoryFile good = small_file(spec);
-  ASSERT_LE(good.size(), 64 << 10);
-  constexpr std::uint32_t kSeed = 11;
-  std::mt19937 random(kSeed);
-  for (int i = 0; i < 500; ++i) {
-    MemoryFile file = good;
-    const std::size_t at = random() % file.bytes.size();
-    file.bytes[at] ^= std::byte(1u << random() % 8);
-    SCOPED_TRACE(testing::Message() << "seed " << kSeed << ", flip " << i << " at " << at);
-    restore_damaged(file, spec);
-    if (HasFatalFailure() || HasNonfatalFailure()) return;
-  }
-}
-
-TEST(Snapshot, ACutAtAnyPlaceNeverGivesOtherBytes) {
-  const CacheSpec spec = test::mixed(40, 40);
-  const MemoryFile good = small_file(spec);
-  for (std::size_t size = 0; size < good.bytes.size(); size += 97) {
-    MemoryFile file = good;
-    file.bytes.resize(size);
-    SCOPED_TRACE(testing::Message() << "cut at " << size);
-    restore_damaged(file, spec);
-    if (HasFatalFailure() || HasNonfatalFailure()) return;
-  }
-}
-
-TEST(Snapshot, ADamagedRecordEndsItsPathAndNothingElse) {
-  Cache before(test::full(40));
-  for (const int prompt : {1, 2, 3}) before.compute(prompt_of(prompt, 64));
-  MemoryFile file = saved(before);
-  // The payload of one record, found by its bytes: block 3 of prompt 2.
-  const std::vector<std::byte> image = before.image(prompt_of(2, 64), 24, 32);
-  const auto at = std::search(file.bytes.begin(), file.bytes.end(), image.begin(), image.end());
-  ASSERT_NE(at, file.bytes.end());
-  *at ^= std::byte{1};
-  Cache after(test::full(40));
-  const RestoreStats stats = restored(after, file);
-  EXPECT_EQ(stats.records_refused, 1);
-  EXPECT_EQ(after.check_hit(prompt_of(1, 64)), 63);
-  EXPECT_EQ(after.check_hit(prompt_of(2, 64)), 24);
-  EXPECT_EQ(after.check_hit(prompt_of(3, 64)), 63);
 }
 
 TEST(Snapshot, AFileAppearsWholeWithMode0600OrNotAtAll) {

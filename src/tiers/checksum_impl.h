@@ -29,9 +29,11 @@ std::uint64_t copy(const CopyRun* runs, std::size_t count, std::uint64_t seed) n
     for (auto left = static_cast<std::size_t>(runs[i].bytes); left > 0;) {
       const std::size_t piece = left < kPiece ? left : kPiece;
       XXH3_64bits_update(&state, from, piece);
-      std::memcpy(to, from, piece);
+      if (to != nullptr) {
+        std::memcpy(to, from, piece);
+        to += piece;
+      }
       from += piece;
-      to += piece;
       left -= piece;
     }
   }

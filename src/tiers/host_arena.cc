@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/mutants.h"
 #include "base/text.h"
 #include "tiers/host_arena_impl.h"
 
@@ -88,12 +89,14 @@ void HostArena::Impl::abandon(ArenaSlot slot) noexcept {
 }
 
 void HostArena::Impl::quarantine(ArenaSlot slot) noexcept {
+  if (mutant(Mutant::kArenaSlotReusedBeforeDone)) return abandon(slot);
   checked(slot, State::kFilling).state = State::kQuarantined;
   --stats_.writing;
   ++stats_.quarantined;
 }
 
 void HostArena::Impl::quiesced(ArenaSlot slot) noexcept {
+  if (mutant(Mutant::kArenaSlotReusedBeforeDone)) return;
   static_cast<void>(checked(slot, State::kQuarantined));
   --stats_.quarantined;
   --slab_of(slot.index).busy;

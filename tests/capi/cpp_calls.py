@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """cpp_calls.py INCLUDE_DIR: each public C++ call has a C function, or the header's foot names it.
 
-A call of KVCacheManager is kvfolio_NAME() in C; one of KVStorage, TokenStore and ThreadPool has the
-name of its class before it; kernels and free functions are kvfolio_NAME(). OTHER_NAMES lists the
-rest. Headers that the foot names as a whole are not read. --list prints all.
+A call of KVCacheManager is kvfolio_NAME() in C; one of KVStorage, TokenStore, ThreadPool, Identity,
+Tier and Offload has the name of its class before it; kernels and free functions are kvfolio_NAME().
+OTHER_NAMES lists the rest. Headers that a foot names as a whole are not read. --list prints all.
+kvfolio.h has the calls of libkvfolio, kvfolio_tiers.h those of libkvfolio_tiers.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ HEADERS = {"manager.h": "", "storage.h": "storage_", "kernels.h": "", "token_sto
            "executor.h": "thread_pool_", "spec.h": "", "memory.h": "", "view.h": "view_",
            "version.h": "", "dtype.h": "", "plan_attention.h": "",
            "manager_types.h": "", "step_plan.h": "", "root_key.h": ""}
+# The same of kvfolio_tiers.h.
+TIERS_HEADERS = {"identity.h": "identity_", "tier.h": "tier_", "arena_tier.h": "tier_", "disk_tier.h": "tier_",
+                 "offload.h": "offload_", "snapshot.h": ""}
 # (header, C++ name): the C function of another name.
 OTHER_NAMES = {
     ("manager.h", "create"): "manager_create",
@@ -32,6 +36,20 @@ OTHER_NAMES = {
     ("kernels.h", "choose_kernel_target"): "choose_target",
     ("kernels.h", "kernel_targets"): "targets",
     ("kernels.h", "parse_kernel_target"): "parse_target",
+    ("identity.h", "check_spec"): "identity_check_groups",
+    ("identity.h", "model_namespace"): "identity_namespace",
+    ("identity.h", "layout_namespace"): "identity_namespace",
+    ("identity.h", "fields"): "identity_field",
+    ("tier.h", "health"): "tier_get_health",
+    ("tier.h", "to_string"): "tier_result_name",
+    ("disk_tier.h", "open"): "tier_open_disk",
+    ("disk_tier.h", "stats"): "tier_disk_stats",
+    ("disk_tier.h", "health"): "tier_get_health",
+    ("arena_tier.h", "create"): "tier_create_memory",
+    ("arena_tier.h", "another"): "tier_share",
+    ("arena_tier.h", "health"): "tier_get_health",
+    ("offload.h", "counters"): "offload_get_counters",
+    ("offload.h", "to_string"): "load_end_name",
     ("view.h", "k_at"): "view_k",
     ("view.h", "v_at"): "view_v",
     ("view.h", "k_scale_at"): "view_k_scale",
@@ -58,15 +76,15 @@ def public_calls(text: str) -> set[str]:
             and name[0].islower()}
 
 
-def main() -> None:
-    include = pathlib.Path(sys.argv[1])
-    header = (include / "kvfolio" / "kvfolio.h").read_text()
-    code, foot = header.split("// Not in C, and why:")
+def check(include: pathlib.Path, c_header: str, headers: dict[str, str],
+          missing: list[str]) -> tuple[int, set[str], str]:
+    """Adds to `missing`; returns the number of calls, the C functions and the foot."""
+    text = (include / "kvfolio" / c_header).read_text()
+    code, foot = text.split("// Not in C, and why:")
     in_c = set(re.findall(r"\bkvfolio_(\w+)\(", re.sub(r"//[^\n]*", "", code)))
     explained = set(re.findall(r"\w+", foot))
-    missing: list[str] = []
     count = 0
-    for name, prefix in HEADERS.items():
+    for name, prefix in headers.items():
         for call in sorted(public_calls((include / "kvfolio" / name).read_text())):
             count += 1
             other = OTHER_NAMES.get((name, call))
@@ -75,19 +93,28 @@ def main() -> None:
                 print(name, call)
             if in_struct or (other or prefix + call) in in_c or call in explained:
                 continue
-            missing.append(f"{name}: {call}()")
+            missing.append(f"{name}: {call}(), which the foot of {c_header} does not name either")
+    return count, in_c, foot
+
+
+def main() -> None:
+    include = pathlib.Path(sys.argv[1])
+    missing: list[str] = []
+    count, in_c, foot = check(include, "kvfolio.h", HEADERS, missing)
+    tiers_count, in_tiers, tiers_foot = check(include, "kvfolio_tiers.h", TIERS_HEADERS, missing)
     for (name, call), other in OTHER_NAMES.items():
-        if other not in in_c:
+        if other not in (in_tiers if name in TIERS_HEADERS else in_c):
             missing.append(f"kvfolio_{other}(), which this script takes for {name}: {call}()")
-    unread = {path.name for path in include.glob("kvfolio/*.h")} - set(HEADERS) - {"kvfolio.h"}
-    for name in sorted(unread):
+    unread = {path.name for path in include.glob("kvfolio/*.h")} - set(HEADERS) - set(TIERS_HEADERS)
+    feet = foot + tiers_foot
+    explained = set(re.findall(r"\w+", feet))
+    for name in sorted(unread - {"kvfolio.h", "kvfolio_tiers.h"}):
         part = "".join(word.capitalize() for word in name.removesuffix(".h").split("_"))
-        if part not in explained and name not in foot:
-            missing.append(f"{name}: neither read by this script nor named at the header's foot")
+        if part not in explained and name not in feet:
+            missing.append(f"{name}: neither read by this script nor named at a header's foot")
     if missing:
-        sys.exit("no C function, and the foot of kvfolio.h does not say why:\n  " +
-                 "\n  ".join(missing))
-    print(f"{count} public C++ calls")
+        sys.exit("no C function:\n  " + "\n  ".join(missing))
+    print(f"{count} public C++ calls of libkvfolio, {tiers_count} of libkvfolio_tiers")
 
 
 if __name__ == "__main__":

@@ -44,9 +44,9 @@ def later_header(text: str) -> str:
     return text
 
 
-def calls_header(names: list[str]) -> str:
+def calls_header(names: list[str], header: str) -> str:
     """A macro of each function's name does not expand again within itself."""
-    lines = ["// Written by tests/capi/derive.py.", "#pragma once", '#include "kvfolio/kvfolio.h"',
+    lines = ["// Written by tests/capi/derive.py.", "#pragma once", f'#include "kvfolio/{header}"',
              f"enum {{ kNumFunctions = {len(names)} }};",
              "extern int g_called[kNumFunctions];",
              "extern const char* const kFunctions[kNumFunctions];"]
@@ -74,10 +74,10 @@ def main() -> None:
     header, out = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
     text = header.read_text()
     (out / "later" / "kvfolio").mkdir(parents=True, exist_ok=True)
-    (out / "calls.h").write_text(calls_header(functions(text)))
+    (out / "calls.h").write_text(calls_header(functions(text), header.name))
     (out / "calls.c").write_text(calls_source(functions(text)))
     (out / "structs.h").write_text(structs_header(sized_structs(text)))
-    (out / "later" / "kvfolio" / "kvfolio.h").write_text(later_header(text))
+    (out / "later" / "kvfolio" / header.name).write_text(later_header(text))
 
 
 if __name__ == "__main__":

@@ -98,6 +98,7 @@ int main(void) {
   call_room();
   call_transfers();
   call_questions();
+  call_op_log();
   call_kernels();
   call_attention();
   call_token_store();

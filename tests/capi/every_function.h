@@ -10,6 +10,7 @@ void call_steps(void);
 void call_room(void);
 void call_transfers(void);
 void call_questions(void);
+void call_op_log(void);
 void call_kernels(void);
 void call_attention(void);
 void call_token_store(void);

@@ -39,6 +39,55 @@ static int32_t length_of(const kvfolio_manager* manager, kvfolio_sequence sequen
   return info.length;
 }
 
+static int32_t keep_bytes(void* context, const void* bytes, int64_t num_bytes) {
+  (void)bytes;
+  int64_t* const total = context;
+  if (*total < 0) return 7;
+  *total += num_bytes;
+  return 0;
+}
+
+// Two managers with the same calls write as many bytes; a sink that fails ends the log and nothing
+// else; a log may be destroyed first.
+void call_op_log(void) {
+  int64_t totals[2] = {0, 0};
+  for (int i = 0; i < 2; ++i) {
+    kvfolio_manager* const m = make_manager();
+    const kvfolio_byte_sink sink = {sizeof sink, 0, &totals[i], keep_bytes};
+    kvfolio_op_log* log = NULL;
+    MUST(kvfolio_op_log_create(&sink, i, &log, &g_error));
+    MUST(kvfolio_record(m, log, &g_error));
+    say(m);
+    CHECK(kvfolio_op_log_num_calls(log) == 4);
+    MUST(kvfolio_record(m, NULL, &g_error));
+    MUST(kvfolio_op_log_status(log, &g_error));
+    CHECK(totals[i] > 100);
+    MUST(kvfolio_record(m, log, &g_error));  // it had calls: not from the first on
+    CHECK(kvfolio_op_log_status(log, &g_error) == KVFOLIO_ERR_FAILED_PRECONDITION);
+    CHECK(kvfolio_op_log_flush(log, &g_error) == KVFOLIO_ERR_FAILED_PRECONDITION);
+    kvfolio_op_log_destroy(log);
+    kvfolio_manager_destroy(m);
+  }
+  CHECK(totals[0] == totals[1]);
+
+  kvfolio_manager* const m = make_manager();
+  int64_t none = -1;
+  const kvfolio_byte_sink sink = {sizeof sink, 0, &none, keep_bytes};
+  kvfolio_op_log* log = NULL;
+  MUST(kvfolio_op_log_create(&sink, 1, &log, &g_error));
+  MUST(kvfolio_record(m, log, &g_error));
+  say(m);
+  CHECK(kvfolio_op_log_status(log, &g_error) == KVFOLIO_ERR_UNAVAILABLE);
+  CHECK(strstr(g_error.message, "returned 7") != NULL);
+  kvfolio_op_log_destroy(log);
+  say(m);  // the manager keeps it
+  kvfolio_manager_destroy(m);
+
+  CHECK(kvfolio_op_log_create_file("/nowhere/at/all", 0, &log, &g_error) ==
+        KVFOLIO_ERR_UNAVAILABLE);
+  CHECK(strstr(g_error.message, "/nowhere/at/all") != NULL);
+}
+
 void call_versions(void) {
   CHECK(kvfolio_abi_version() == KVFOLIO_ABI_VERSION);
   CHECK(strchr(kvfolio_version(), '.') != NULL);
@@ -272,6 +321,10 @@ void call_questions(void) {
   ask_of_the_manager(m);
   kvfolio_manager* const target = make_manager();
   MUST(kvfolio_copy_to(m, target, &g_error));
+  uint64_t hashes[2] = {0, 1};
+  MUST(kvfolio_state_hash(m, &hashes[0], &g_error));
+  MUST(kvfolio_state_hash(target, &hashes[1], &g_error));
+  CHECK(hashes[0] == hashes[1]);
   CHECK(length_of(target, a) == 8);
   MUST(kvfolio_check_invariants(target, &g_error));
   kvfolio_manager_destroy(target);

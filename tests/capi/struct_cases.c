@@ -159,6 +159,29 @@ static void run_resource(void* given, char* text) {
   kvfolio_storage_destroy(made);
 }
 
+static int32_t count_bytes(void* context, const void* bytes, int64_t num_bytes) {
+  (void)bytes;
+  *(int64_t*)context += num_bytes;
+  return 0;
+}
+static int64_t bytes_of_log;
+static const kvfolio_byte_sink kSink = {
+    .struct_size = sizeof kSink, .context = &bytes_of_log, .write = count_bytes};
+static void run_sink(void* given, char* text) {
+  bytes_of_log = 0;
+  kvfolio_op_log* log = NULL;
+  kvfolio_manager* m = NULL;
+  const int32_t code = kvfolio_op_log_create(given, 0, &log, &g_error);
+  MUST(kvfolio_manager_create(&group, 1, NULL, &m, &g_error));
+  if (code == 0) {
+    MUST(kvfolio_record(m, log, &g_error));
+    MUST(kvfolio_record(m, NULL, &g_error));
+  }
+  say(text, code, "%d", (int)bytes_of_log);
+  kvfolio_op_log_destroy(log);
+  kvfolio_manager_destroy(m);
+}
+
 static float lent_k[16 * 4 * kDim];
 static float lent_v[16 * 4 * kDim];
 static const kvfolio_borrowed_group kLent = {
@@ -387,6 +410,7 @@ const StructCase kStructCases[] = {
     CASE(kvfolio_group_spec, kvfolio_plan_layouts, &kGroup, kInput, run_layouts),
     CASE(kvfolio_manager_options, kvfolio_manager_create, &kOptions, kInput, run_options),
     CASE(kvfolio_memory_resource, kvfolio_storage_create, &kResource, kPointersInput, run_resource),
+    CASE(kvfolio_byte_sink, kvfolio_op_log_create, &kSink, kPointersInput, run_sink),
     CASE(kvfolio_borrowed_group, kvfolio_storage_borrow, &kLent, kPointersInput, run_borrowed),
     CASE(kvfolio_media_span, kvfolio_probe, &kMedia, kInput, run_media),
     CASE(kvfolio_open_options, kvfolio_open, &kOpen, kInput, run_open),

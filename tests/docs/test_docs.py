@@ -144,7 +144,9 @@ def test_every_mark_of_the_examples_is_shown():
                *(ROOT / "bindings" / "rust" / "kvfolio" / "examples").glob("*.rs")]
     marks = {f"{path.relative_to(ROOT)}#{mark}" for path in sources
              for mark in re.findall(r"// shown: (.*)$", path.read_text(), re.M)}
-    shown = re.findall(r"<!-- shown: (\S+) -->", (ROOT / "README.md").read_text())
+    pages = [ROOT / "README.md", ROOT / "docs" / "tiers.md"]
+    shown = [name for page in pages
+             for name in re.findall(r"<!-- shown: (\S+) -->", page.read_text())]
     assert sorted(shown) == sorted(marks)
 
 

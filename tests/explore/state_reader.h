@@ -1,29 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What of a manager decides its future, in a form that equal futures share: physical blocks, runs
-// and slots are named by where they are met first, tickets by their order, and of ended steps by
-// nothing. Left out: generations, births, counters, ticks of uses (nothing here asks for a victim),
-// which runs and arena words are free, and which table entries an engine was told of.
-//
-// For one full group and one root key.
+// What the exploration reads of a manager beside its answers. What decides its future is the
+// library's (manager/state.h): here without the order of uses, since nothing here asks for a
+// victim. For one full group and one root key.
 
 #include <cstdint>
 #include <vector>
 
 #include "kvfolio/block_pool.h"
 #include "kvfolio/manager.h"
+#include "manager/state.h"
 
-namespace kvfolio {
+namespace kvfolio::explore {
 
 // An entry of the prefix tree: the block holds the last tokens of a path.
 struct FoundBlock {
   std::int32_t block;
   std::int32_t end;                  // tokens on the path
-  std::vector<std::int32_t> tokens;  // of the path, `end` or more
+  std::vector<std::int32_t> tokens;  // of the path, `end` of them
 };
 
-struct StateReader {
+struct StateReader : kvfolio::StateReader {
   // Open sequences are named by slot, upwards or (swap) downwards: which it is makes no difference
   // to the future. `out` is cleared. Costs a walk over everything.
   static void write(const KVCacheManager& manager, bool swap, std::vector<std::int32_t>& out);
@@ -40,4 +38,4 @@ struct StateReader {
   static std::vector<std::int32_t> ready(const KVCacheManager& manager, SequenceId sequence);
 };
 
-}  // namespace kvfolio
+}  // namespace kvfolio::explore

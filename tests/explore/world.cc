@@ -671,6 +671,10 @@ Outcome World::forget(const Operation& op, std::string& broken) {
   }
   for (ShadowSequence& s : shadow_.sequences) {
     const std::int32_t known = std::min({length_of(s.tokens), s.inexact_from, s.lost_from});
+    if (s.id.valid() && StateReader::replays(manager_, s.id) && known + 1 == length) {
+      // It holds one more token, which is the path's last one if the manager says so.
+      s.forgotten = s.forgotten || !StateReader::publishes(manager_, s.id);
+    }
     if (!s.id.valid() || known < length) continue;
     bool has_them = true;
     for (std::int32_t i = 0; i < length; ++i) {

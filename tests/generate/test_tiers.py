@@ -10,6 +10,8 @@ import subprocess
 import pytest
 from engine import COMMAND, SANITIZED, checkpoint, generate, run
 
+import signals  # engine put its folder on the path
+
 MODEL = "tied-f32"
 PROMPTS = [list(range(1, 50)), list(range(1, 33)) + [7] * 17, [9, 8, 7, 6, 5] * 13, [3] * 33]
 REQUESTS = [{"id": f"r{i}", "prompt_ids": prompt, "max_new_tokens": 6}
@@ -92,6 +94,58 @@ def test_files_that_are_none_are_said_to_be(tmp_path):
     for path in (tmp_path, tmp_path / "none" / "file"):
         done = run(checkpoint(MODEL), "--save", path, requests=REQUESTS)
         assert done.returncode == 2 and done.stdout == b"", done.stderr
+
+
+def test_a_save_replaces_a_file_as_a_whole_and_nobody_else_may_read_it(saved, tmp_path):
+    path = tmp_path / "cache.kv"
+    path.write_bytes(b"old")
+    path.chmod(0o666)
+    with path.open("rb") as before:
+        generate(checkpoint(MODEL), REQUESTS, "--save", path)
+        assert before.read() == b"old"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.read_bytes() == saved[0].read_bytes(), "the same requests give the same file"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["cache.kv"]
+
+
+def test_what_is_in_the_way_of_a_save_is_named_before_the_work(saved, tmp_path):
+    (tmp_path / "link").symlink_to(saved[0])
+    os.mkfifo(tmp_path / "pipe")
+    before = saved[0].read_bytes()
+    for path, said in ((tmp_path / "link", "a symbolic link"), (tmp_path / "pipe", "a pipe"),
+                       ("/dev/full", "a device"), (tmp_path, "a directory"),
+                       (tmp_path / "none" / "f", "No such file"), ("/proc/f", "/proc/f: cannot")):
+        done = run(checkpoint(MODEL), "--save", path, requests=REQUESTS, timeout=60)
+        assert done.returncode == 2 and done.stdout == b"", done.stderr
+        assert said.encode() in done.stderr, done.stderr
+    done = run(checkpoint(MODEL), "--load", tmp_path / "pipe", requests=REQUESTS, timeout=60)
+    assert done.returncode == 2 and b"a pipe" in done.stderr, done.stderr
+    assert tokens(generate(checkpoint(MODEL), REQUESTS, "--load", tmp_path / "link")) == saved[1]
+    assert saved[0].read_bytes() == before
+
+
+def test_a_medium_without_space_is_said_and_keeps_the_old_file(tmp_path):
+    path = tmp_path / "cache.kv"
+    path.write_bytes(b"old")
+    command = [COMMAND, "generate", "--model", str(checkpoint(MODEL)), "--save", str(path),
+               "--requests", "-"]
+    # A file of at most 4 KiB; without the signal, the write fails as on a full disk.
+    limited = ["sh", "-c", "trap '' XFSZ; ulimit -f 8; exec \"$@\"", "sh", *command]
+    done = subprocess.run(limited, input="\n".join(map(json.dumps, REQUESTS)).encode(),
+                          capture_output=True, timeout=300, check=False)
+    assert done.returncode == 2, done
+    assert b"cannot write: File too large" in done.stderr, done.stderr
+    assert path.read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_terminal_sees_how_much_is_saved(tmp_path):
+    process, ours = signals.start_on_a_terminal(
+        [COMMAND, "generate", "--model", checkpoint(MODEL), "--prompt-ids", "1,2,3",
+         "--save", tmp_path / "cache.kv"])
+    text = signals.read_terminal(ours)
+    assert process.wait(timeout=300) == 0, text
+    assert b"saving the prefix cache: 0 MiB" in text
+    assert (tmp_path / "cache.kv").stat().st_size > 0
 
 
 def test_a_cold_prompt_comes_back_from_host_memory():

@@ -43,9 +43,11 @@ void use_every_struct() {
        RestoredSequence{.length = 1}, RestoreStats{.paths = 1});
   take(OffloadTier{.tier = nullptr}, OffloadOptions{.arena_bytes = 1},
        OffloadOpened{.pending = true}, SequenceReady{.cached_tokens = 1},
-       OffloadCounters{.loads = 1});
+       OffloadCounters{.loads = 1}, OffloadLeft{.loads = 1}, OffloadTierCounters{.loads = 1});
   take(DiskTierOptions{.bytes = 1}, DiskTierStats{.records = 1}, DiskFault{.offset = 1},
        DiskCheck{.damaged = 1}, DiskCheckOptions{.erase = true});
+  take(RedisTls{.enabled = true}, RedisOptions{.ttl_ms = 1}, RedisCounters{.retries = 1});
+  take(MetricLabel{.name = "a"});
 }
 
 }  // namespace kvfolio

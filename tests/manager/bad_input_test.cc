@@ -171,6 +171,7 @@ TEST(BadInput, CountsThatCannotBe) {
   Engine e({full_group(4, 8)});
   const SequenceId s = e.say(tokens(1, 6));
   must(e.manager.begin_step());
+  EXPECT_THAT(e.manager.append_unnamed(s, -1).message(), HasSubstr("append_unnamed"));
   EXPECT_EQ(e.manager.append_unnamed(s, -1).code(), kInvalid);
   EXPECT_EQ(e.manager.admit(s, -1).code(), kInvalid);
   EXPECT_EQ(e.manager.append(s, Tokens{1}, {.draft = 2}).code(), kInvalid);

@@ -13,6 +13,7 @@ namespace kvfolio::testing_engine {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 TEST(Each, AppendsOneTokenToEachSequence) {
   Engine e({full_group(4, 16)});
@@ -81,7 +82,17 @@ TEST(Each, BadInputSaysWhereItIs) {
             "append_each: token 1 is -7, allowed: 0 and above");
   EXPECT_EQ(done, 1);
   all = {b, SequenceId(12345678901234u)};
-  EXPECT_EQ(e.manager.append_each(all, Tokens{1, 2}, nullptr).code(), ErrorCode::kNotFound);
+  const Status unknown = e.manager.append_each(all, Tokens{1, 2}, nullptr);
+  EXPECT_EQ(unknown.code(), ErrorCode::kNotFound);
+  EXPECT_THAT(unknown.message(), StartsWith("append_each: at 1: "));
+  EXPECT_THAT(
+      e.manager.append_unnamed_each(std::vector<SequenceId>{SequenceId(0)}, nullptr).message(),
+      StartsWith("append_unnamed_each: at 0: "));
+  EXPECT_THAT(e.manager.set_tokens_each(all, Tokens{1, 2}, &done).message(),
+              StartsWith("set_tokens_each: at 0, "));
+  EXPECT_THAT(
+      e.manager.set_tokens_each(std::vector<SequenceId>{all[1]}, Tokens{1}, &done).message(),
+      StartsWith("set_tokens_each: at 0: "));
   EXPECT_EQ(e.info(b).length, 4);
   must(e.manager.append_each({}, {}, &done));
   EXPECT_EQ(done, 0);

@@ -53,6 +53,18 @@ TEST(Forget, ASequenceGoesOnAndNothingOfItComesBack) {
   }
 }
 
+// Its last token is not computed again: it stands in a block that was found, and is forgotten.
+TEST(Forget, TheTokenThatAPromptWasFoundWithDoesNotComeBack) {
+  Engine e({full_group(4, 8)});
+  e.cache(tokens(1, 8));
+  const SequenceId s = e.open(tokens(1, 8)).sequence;
+  ASSERT_EQ(e.info(s).length, 7);
+  must(e.manager.forget(tokens(1, 8)));
+  EXPECT_THAT(e.feed(s, {8}).slots, ::testing::ElementsAre(-1));
+  must(e.manager.close(s));
+  EXPECT_EQ(e.probe(tokens(1, 9)), 4);
+}
+
 TEST(Forget, EachForgettingIsCountedAlsoInVainAndAlsoOfACopy) {
   Engine e({full_group(4, 12)});
   std::uint64_t count = e.manager.forget_count();

@@ -172,6 +172,35 @@ TEST(Load, HoldsWhatOnlySomeGroupsHave) {
   must(e.manager.check_invariants());
 }
 
+// The tier has the window's first block alone, so the load ends inside a block of the full group.
+TEST(Load, HoldsACachedBlockThatItEndsInside) {
+  Engine e({full_group(4, 8), window_group(2, 8, 4)});
+  const Tokens prompt = tokens(1, 9);
+  e.cache(tokens(1, 8));
+  e.evict(8, 1);  // of the window group
+  const SequenceId s = e.open(prompt).sequence;
+  ASSERT_EQ(e.info(s).length, 0);
+  std::vector<std::uint8_t> has[] = {{0, 0}, {1, 0, 0, 0}};
+  const std::vector<std::span<std::uint8_t>> spans = {has[0], has[1]};
+  const Loadable can = must(e.manager.loadable(s, prompt, 8, spans));
+  EXPECT_EQ(can.end, 2);
+  EXPECT_EQ(can.blocks, 1);
+  has[1] = {1, 1, 0};
+  const std::vector<std::span<std::uint8_t>> shorter = {std::span(has[0]).first(2), has[1]};
+  EXPECT_EQ(must(e.manager.loadable(s, prompt, 6, shorter)).end, 4);
+  EXPECT_THAT(has[0], ElementsAre(0, 0));  // likewise where `limit` cuts it
+  const Load load = must(e.manager.begin_load(s, prompt, can.end));
+  EXPECT_THAT(waits_for(e, load.id, 0), IsEmpty());
+  EXPECT_THAT(waits_for(e, load.id, 1), ElementsAre(0));
+  EXPECT_EQ(must(e.manager.finish_load(load.id, 2)), 2);
+  must(e.manager.check_invariants());
+  const std::int32_t cached = e.table(s)[0];
+  e.feed(s, {77, 78});  // other tokens than those behind: into a copy
+  EXPECT_NE(e.table(s)[0], cached);
+  EXPECT_TRUE(e.findable(cached, 0));
+  must(e.manager.check_invariants());
+}
+
 TEST(Load, ReplacesTheBlockThatItBeginsInside) {
   Engine e({full_group(4, 8)});
   e.cache(tokens(1, 8));

@@ -164,7 +164,7 @@ Numbers numbers_of(const std::vector<kvfolio_group_spec>& groups,
   return Numbers(all, o.max_sequences, o.max_pins, o.max_steps_in_flight, o.order,
                  o.no_prefix_cache, o.max_sequence_tokens, o.max_runs, o.max_index_tokens,
                  o.max_root_key_bytes, o.max_table_entries, o.hash_seed, o.high_watermark,
-                 o.max_root_keys, o.max_media_extents, o.victim_policy, o.id_tag);
+                 o.max_root_keys, o.max_media_extents, o.victim_policy, o.id_tag, o.max_transfers);
 }
 
 std::int32_t policy_of(std::optional<VictimPolicy> policy) {
@@ -191,6 +191,7 @@ Result<CManager> CManager::create(const CacheSpec& spec, const ManagerOptions& o
 Result<CManager> CManager::create(KVStorage storage, const ManagerOptions& options) {
   Answer answer;
   auto* handle = new kvfolio_storage;
+  const std::vector<kvfolio_group_spec> groups = groups_of(storage.spec());
   handle->own.emplace(std::move(storage));
   handle->storage = &*handle->own;
   const kvfolio_manager_options ours = options_of(options);
@@ -199,7 +200,9 @@ Result<CManager> CManager::create(KVStorage storage, const ManagerOptions& optio
       answer.status(kvfolio_manager_create_with_storage(&handle, &ours, &manager, answer.error()));
   kvfolio_storage_destroy(handle);  // null, unless that failed
   if (!status.ok()) return status;
-  return CManager(manager);
+  CManager made(manager, std::exchange(next_record, nullptr));
+  made.record_("create_with_storage", status, numbers_of(groups, ours));
+  return made;
 }
 
 Result<Opened> CManager::open(std::span<const std::int32_t> tokens, const OpenOptions& options) {
@@ -367,6 +370,18 @@ Status CManager::append_unnamed_each(std::span<const SequenceId> sequences,
       static_cast<std::int64_t>(sequences.size()), &done, answer.error()));
   if (num_appended != nullptr) *num_appended = static_cast<std::int32_t>(done);
   if (record_.is_on()) record_("append_unnamed_each", status, Numbers(sequences));
+  return status;
+}
+
+// Not recorded: what is recorded draws no batches.
+Status CManager::set_tokens_each(std::span<const SequenceId> sequences,
+                                 std::span<const std::int32_t> tokens, std::int32_t* num_named) {
+  Answer answer;
+  std::int64_t done = 0;
+  Status status = answer.status(
+      kvfolio_set_tokens_each(get(), reinterpret_cast<const kvfolio_sequence*>(sequences.data()),
+                              tokens.data(), size_of(tokens), &done, answer.error()));
+  if (num_named != nullptr) *num_named = static_cast<std::int32_t>(done);
   return status;
 }
 
@@ -644,6 +659,9 @@ Result<Load> CManager::begin_load(SequenceId sequence, std::span<const std::int3
   load.struct_size = sizeof(load);
   const Status status = answer.status(kvfolio_begin_load(
       get(), sequence.value(), prompt.data(), size_of(prompt), end, &load, answer.error()));
+  if (record_.is_on())
+    record_("begin_load", status, Numbers(sequence, prompt, end),
+            Numbers(load.id, load.begin, load.end));
   if (!status.ok()) return status;
   return Load{LoadId(load.id), load.begin, load.end};
 }
@@ -657,6 +675,7 @@ Result<std::int32_t> CManager::blocks_to_load(LoadId load, GroupId group,
   const Status status =
       answer.status(kvfolio_blocks_to_load(get(), load.value(), group.value(), logical.data(),
                                            blocks.data(), size_of(blocks), &count, answer.error()));
+  if (record_.is_on()) record_("blocks_to_load", status, Numbers(load, group), Numbers(count));
   if (!status.ok()) return status;
   for (std::size_t i = 0; i < std::min(out.size(), static_cast<std::size_t>(count)); ++i) {
     out[i] = {logical[i], BlockId(blocks[i])};
@@ -669,6 +688,7 @@ Result<std::int32_t> CManager::finish_load(LoadId load, std::int32_t num_tokens)
   std::int32_t stand = 0;
   const Status status =
       answer.status(kvfolio_finish_load(get(), load.value(), num_tokens, &stand, answer.error()));
+  if (record_.is_on()) record_("finish_load", status, Numbers(load, num_tokens), Numbers(stand));
   if (!status.ok()) return status;
   return stand;
 }
@@ -678,13 +698,16 @@ Result<HoldId> CManager::hold_blocks(GroupId group, std::span<const std::int32_t
   kvfolio_hold_id hold = 0;
   const Status status = answer.status(kvfolio_hold_blocks(get(), group.value(), blocks.data(),
                                                           size_of(blocks), &hold, answer.error()));
+  if (record_.is_on()) record_("hold_blocks", status, Numbers(group, blocks), Numbers(hold));
   if (!status.ok()) return status;
   return HoldId(hold);
 }
 
 Status CManager::release_hold(HoldId hold) {
   Answer answer;
-  return answer.status(kvfolio_release_hold(get(), hold.value(), answer.error()));
+  Status status = answer.status(kvfolio_release_hold(get(), hold.value(), answer.error()));
+  if (record_.is_on()) record_("release_hold", status, Numbers(hold));
+  return status;
 }
 
 double CManager::utilization() const { return kvfolio_utilization(get()); }

@@ -21,7 +21,7 @@ namespace kvfolio::model_check {
 
 class CManager {
  public:
-  // The next manager that is created without storage writes its calls there.
+  // The next manager that is created writes its calls there.
   static void record_next(std::string* calls) { next_record = calls; }
 
   static Result<CManager> create(const CacheSpec& spec, const ManagerOptions& options = {});
@@ -48,6 +48,8 @@ class CManager {
   Status append_each(std::span<const SequenceId> sequences, std::span<const std::int32_t> tokens,
                      std::int32_t* num_appended);
   Status append_unnamed_each(std::span<const SequenceId> sequences, std::int32_t* num_appended);
+  Status set_tokens_each(std::span<const SequenceId> sequences,
+                         std::span<const std::int32_t> tokens, std::int32_t* num_named);
   Result<SequenceId> open_unnamed(std::int64_t num_tokens, const OpenOptions& options = {});
   Status set_tokens(SequenceId sequence, std::span<const std::int32_t> tokens);
   Status undo(SequenceId sequence);

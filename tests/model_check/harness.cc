@@ -158,6 +158,17 @@ Config make_config(Family family, std::uint64_t seed) {
   return config;
 }
 
+void draw_more(Config& config, std::uint64_t seed) {
+  Rng rng(seed ^ 0x7e1e25ull);
+  config.batches = true;
+  if (seed % 2 != 0 && !config.transfers) return;
+  config.transfers = config.tier = true;
+  config.copies = false;
+  config.host_copies = true;
+  config.options.list_findable = true;
+  if (rng.chance(30)) config.options.max_transfers = rng.between(1, 3);
+}
+
 std::string to_string(const Config& config) {
   std::string text = std::to_string(config.spec.groups.size()) + " groups:";
   for (const GroupSpec& group : config.spec.groups) {
@@ -172,6 +183,7 @@ std::string to_string(const Config& config) {
   text += ", " + std::to_string(o.max_steps_in_flight) + " in flight, " +
           std::to_string(o.max_sequences) + " sequences, " + std::to_string(o.max_pins) + " pins";
   if (!o.prefix_cache) text += ", no prefix cache";
+  if (config.tier) text += ", a tier, " + std::to_string(o.max_transfers) + " transfers";
   if (config.tight_tables) {
     text += ", index of " + std::to_string(o.max_index_tokens) + " tokens, " +
             std::to_string(o.max_runs) + " runs, " + std::to_string(o.max_root_keys) +
@@ -223,6 +235,17 @@ void Coverage::add(const Coverage& other) {
   loads += other.loads;
   loads_that_stand += other.loads_that_stand;
   holds += other.holds;
+  stores += other.stores;
+  stores_alone += other.stores_alone;
+  tier_loads += other.tier_loads;
+  for (std::size_t i = 0; i < 3; ++i) bad_blocks[i] += other.bad_blocks[i];
+  arrivals_orphaned += other.arrivals_orphaned;
+  arrivals_after_fail += other.arrivals_after_fail;
+  arrivals_twice += other.arrivals_twice;
+  blocks_silent += other.blocks_silent;
+  loads_forgotten += other.loads_forgotten;
+  batches += other.batches;
+  batches_cut += other.batches_cut;
 }
 
 std::string to_string(const Coverage& c) {
@@ -254,8 +277,17 @@ std::string to_string(const Coverage& c) {
          " blocks forgotten, " + std::to_string(c.promises) + " promises (" +
          std::to_string(c.promises_kept) + " appends within one), " +
          std::to_string(c.prompts_admitted) + " prompts admitted, " + std::to_string(c.loads) +
-         " loads (" + std::to_string(c.loads_that_stand) + " stand), " + std::to_string(c.holds) +
-         " holds";
+         " loads (" + std::to_string(c.loads_that_stand) + " stand, " +
+         std::to_string(c.loads_forgotten) + " forgotten), " + std::to_string(c.holds) +
+         " holds, " + std::to_string(c.stores) + " stores (" + std::to_string(c.stores_alone) +
+         " of what nobody else had), " + std::to_string(c.tier_loads) + " loads of a tier (" +
+         std::to_string(c.bad_blocks[0]) + ", " + std::to_string(c.bad_blocks[1]) + ", " +
+         std::to_string(c.bad_blocks[2]) + " bad at the first, a middle, the last block, " +
+         std::to_string(c.blocks_silent) + " blocks silent, " +
+         std::to_string(c.arrivals_orphaned) + " came behind the end of their sequence, " +
+         std::to_string(c.arrivals_after_fail) + " behind a fail(), " +
+         std::to_string(c.arrivals_twice) + " twice), " + std::to_string(c.batches) + " batches (" +
+         std::to_string(c.batches_cut) + " cut short)";
 }
 
 // For a manager over the device's memory.

@@ -6,6 +6,10 @@
 // thread, late, phase by phase, at times and in an order drawn from the seed within what the
 // tickets allow, and looks at everything that attention would read (fake_device/fake_device.h).
 //
+// Below the manager stands a tier (ops_tier.cc): what becomes findable is held, copied out of the
+// device's memory, and loaded again by a tier that is late, partial, wrong, silent, or says it
+// twice.
+//
 // Operation i of a run draws from its own generator, seeded by (seed, i): any subset of a run can
 // be replayed, so a failing run shrinks to the calls that matter.
 
@@ -24,6 +28,7 @@
 
 #include "fake_device/fake_device.h"
 #include "kvfolio/manager.h"
+#include "kvfolio/op_log.h"
 #include "model_check/model.h"
 #ifdef KVFOLIO_MODEL_CHECK_C
 #include "model_check/c_manager.h"
@@ -72,8 +77,13 @@ struct Config {
   bool tight_tables = false;  // kResourceExhausted may come from anything that grows
   bool evicts = false;        // evict() is called often
   bool transfers = false;     // loads and holds; without the checks of the order of eviction
+  bool tier = false;          // with transfers: what is stored is kept, and may be loaded
+  bool batches = false;       // the calls that name many sequences
 };
 Config make_config(Family family, std::uint64_t seed);
+// Beyond what make_config() draws, whose digests stay: batches, and with every second seed loads,
+// stores and a tier between them.
+void draw_more(Config& config, std::uint64_t seed);
 std::string to_string(const Config& config);
 
 class CheckFailed : public std::runtime_error {
@@ -128,7 +138,18 @@ struct Coverage {
   std::uint64_t loads = 0;
   std::uint64_t loads_that_stand = 0;  // some tokens of them
   std::uint64_t holds = 0;
-  std::uint64_t orders_skipped = 0;  // the model knew several answers, or none
+  std::uint64_t stores = 0;             // of whole blocks, to the tier
+  std::uint64_t stores_alone = 0;       // of these, ended when nobody else had the block any more
+  std::uint64_t tier_loads = 0;         // loads from the tier
+  std::uint64_t bad_blocks[3] = {};     // of these: the first, some middle, the last one is bad
+  std::uint64_t arrivals_orphaned = 0;  // whose sequence was gone, or shorter
+  std::uint64_t arrivals_after_fail = 0;
+  std::uint64_t arrivals_twice = 0;
+  std::uint64_t blocks_silent = 0;    // that never came
+  std::uint64_t loads_forgotten = 0;  // by forget(), while they were open
+  std::uint64_t batches = 0;          // of two and more
+  std::uint64_t batches_cut = 0;      // that failed behind the first
+  std::uint64_t orders_skipped = 0;   // the model knew several answers, or none
   void add(const Coverage& other);
 };
 std::string to_string(const Coverage& coverage);
@@ -144,6 +165,11 @@ class Harness {
   void run(std::uint64_t op_seed);
   // Closes everything and looks for what leaked.
   void drain();
+#ifndef KVFOLIO_MODEL_CHECK_C
+  // Of the first manager, before the first operation (op_log.h); null: no more.
+  void record(OpLog* log) { manager_->record(log); }
+  [[nodiscard]] Result<std::uint64_t> state_hash() const { return manager_->state_hash(); }
+#endif
 
   // The last call and its answer, with ids, plan arrays and tables: equal for equal calls.
   [[nodiscard]] const std::string& log() const { return log_; }
@@ -194,6 +220,13 @@ class Harness {
     std::vector<std::uint64_t> facts;
     std::vector<Ticket> plans;  // of steps in flight: the device may still read their arrays
   };
+  // What the tier brings of a block, and how.
+  enum class Luck { kGood, kMiss, kRubbish, kOther, kHalf, kSilent };
+  struct Arrival {
+    Luck luck = Luck::kGood;
+    bool has_come = false;
+    bool good = false;  // every byte of it that counts is its token's
+  };
   struct OpenLoad {
     LoadId id;
     SeqPtr seq;  // null: it is gone, or shorter
@@ -203,12 +236,18 @@ class Harness {
     std::vector<std::vector<LoadBlock>> blocks;  // [group] to write
     std::vector<int> found;                      // [group] references to what the cache had
     bool forgotten = false;
+    bool failed = false;      // a step has failed since it began
+    bool from_tier = false;   // then:
+    std::vector<int> prompt;  // nodes of the whole prompt, which goes on behind `end`
+    std::vector<std::vector<Arrival>> arrivals{};  // [group], for each of `blocks`
   };
   struct OpenHold {
     HoldId id;
     int group = 0;
     std::vector<std::int32_t> blocks;
     std::vector<std::vector<int>> nodes;  // [block] of the leading offsets, as it was held
+    int stored = kPoison;                 // a store of one whole block, whose last node this is
+    Prompt path;                          // then: the tokens up to that
   };
   struct BlockModel {
     std::vector<int> published;  // nodes of the leading offsets that may be findable
@@ -269,14 +308,34 @@ class Harness {
 
   // Operations (ops_*.cc).
   void open(Rng& rng);
+  void open_prompt(const Prompt& prompt, Rng& rng);
   void open_unnamed(Rng& rng);
   void probe(Rng& rng);
   void begin(Rng& rng);
   void append(Rng& rng, bool named);
   void append_to(const SeqPtr& seq, int count, int draft, bool named, Rng& rng);
-  void check_shortage(const Shortage& shortage, const Seq& seq, int count) const;
+  [[nodiscard]] Codes append_errors(const Seq& seq, int count, bool named, Codes& tolerated) const;
+  // `usage`: of the shortage's group, when the call was made.
+  void check_shortage(const Shortage& shortage, const Seq& seq, int count,
+                      const GroupUsage& usage) const;
+  [[nodiscard]] const GroupUsage& usage_before(const Shortage& shortage) const;
+  void check_full(const Status& status, const Seq& seq);
+  // The plan is to be captured afterwards.
   void join_step(const SeqPtr& seq, const SeqState& before, const std::vector<std::int32_t>& tokens,
                  bool named);
+  void give_names(const SeqPtr& seq, int count);
+  // Of a call that names many sequences (ops_each.cc).
+  struct OneOf {
+    SeqPtr seq;  // null: the id names nothing
+    SequenceId id;
+    Codes id_errors;
+    std::int32_t token = 0;
+  };
+  [[nodiscard]] OneOf nobody(Rng& rng) const;
+  [[nodiscard]] std::vector<OneOf> any_batch(Rng& rng, bool repeats);
+  void append_each(Rng& rng, bool named);
+  void check_batch_end(const Status& status, const std::vector<OneOf>& batch, std::size_t at);
+  void set_tokens_each(Rng& rng);
   void set_tokens(Rng& rng);
   void undo(Rng& rng);
   void plan(Rng& rng);
@@ -313,11 +372,27 @@ class Harness {
   [[nodiscard]] bool reads_back(int size) const;
   int settle_forgotten_pins(const Prompt& path, bool resets);
   void begin_load(Rng& rng);
+  // The load, or null. `prompt` goes on from the sequence's tokens, or nearly.
+  OpenLoad* start_load(const SeqPtr& seq, const std::vector<std::int32_t>& prompt, int end);
   void arrive(Rng& rng);
   void finish_load(Rng& rng);
   void end_load(std::size_t i, int n, Rng& rng);
   void hold(Rng& rng);
+  OpenHold& keep_hold(HoldId id, int g, const std::vector<std::int32_t>& blocks);
   void release(Rng& rng);
+  // The tier (ops_tier.cc).
+  void store(Rng& rng);
+  void begin_store(const FindableBlock& found);
+  void end_store(const OpenHold& hold, Rng& rng);
+  void evict_all();
+  void open_from_tier(Rng& rng);
+  void load_from_tier(Rng& rng);
+  void draw_luck(OpenLoad& load, Rng& rng);
+  void bring(OpenLoad& load, int g, std::size_t i, Rng& rng);
+  void arrive_from_tier(OpenLoad& load, Rng& rng);
+  [[nodiscard]] int good_tokens(const OpenLoad& load) const;
+  [[nodiscard]] const std::vector<fake_device::Digest>* record_of(const OpenLoad& load, int g,
+                                                                  int logical) const;
   [[nodiscard]] Codes load_errors(const Seq& seq, int end, int prompt_size, Codes& tolerated) const;
   void note_load_references();
   void grow_by(const SeqPtr& seq, const Seq& whole, int end, const Tables& tables);
@@ -519,7 +594,13 @@ class Harness {
   std::vector<Pin> pins_;
   std::vector<OpenLoad> loads_;
   std::vector<OpenHold> holds_;
-  std::vector<Prompt> said_;  // what prompts are made of
+  SeqPtr asks_tier_;  // opened for what the tier has
+  struct Record {
+    Prompt path;  // that the block ends
+    std::vector<fake_device::Digest> bytes;
+  };
+  std::map<std::pair<int, int>, Record> tier_;  // by group and the node of a block's last token
+  std::vector<Prompt> said_;                    // what prompts are made of
 
   std::uint64_t last_ticket_ = 0;
   std::uint64_t last_committed_ = 0;

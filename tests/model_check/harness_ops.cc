@@ -73,7 +73,12 @@ enum Op {
   kFinishLoad,
   kHold,
   kRelease,
-  kNumOps
+  kStore,  // from here on: only with Config::tier
+  kLoadFromTier,
+  kNumWeighted,
+  kAppendEach,  // in place of others, with Config::batches
+  kAppendUnnamedEach,
+  kSetTokensEach,
 };
 
 // Out of 1000, roughly.
@@ -81,12 +86,12 @@ struct Weights {
   int between_steps;
   int in_step;
 };
-constexpr std::array<Weights, kNumOps> kWeights = {{
-    {100, 80}, {40, 40}, {250, 5},  {10, 270}, {5, 50},  {40, 40}, {3, 25},  {3, 20},  {3, 110},
-    {3, 25},   {3, 20},  {100, 50}, {50, 30},  {60, 25}, {40, 12}, {25, 10}, {15, 20}, {60, 25},
-    {60, 30},  {15, 10}, {15, 10},  {60, 60},  {5, 30},  {3, 2},   {3, 30},  {40, 4},  {12, 6},
-    {12, 12},  {15, 15}, {8, 6},    {8, 8},    {20, 10}, {3, 3},   {15, 15}, {8, 8},   {20, 20},
-    {90, 60},  {40, 40}, {60, 50},  {40, 40},  {35, 35},
+constexpr std::array<Weights, kNumWeighted> kWeights = {{
+    {100, 80}, {40, 40}, {250, 5},  {10, 270}, {5, 50},  {40, 40}, {3, 25},   {3, 20},  {3, 110},
+    {3, 25},   {3, 20},  {100, 50}, {50, 30},  {60, 25}, {40, 12}, {25, 10},  {15, 20}, {60, 25},
+    {60, 30},  {15, 10}, {15, 10},  {60, 60},  {5, 30},  {3, 2},   {3, 30},   {40, 4},  {12, 6},
+    {12, 12},  {15, 15}, {8, 6},    {8, 8},    {20, 10}, {3, 3},   {15, 15},  {8, 8},   {20, 20},
+    {90, 60},  {40, 40}, {60, 50},  {40, 40},  {35, 35}, {60, 40}, {160, 90},
 }};
 
 }  // namespace
@@ -134,8 +139,8 @@ void Harness::run(std::uint64_t op_seed) {
   device_rng_ = Rng(op_seed ^ 0xd3b1ce5eedull);
   if (device_rng_.chance(30)) let_device_run();
 
-  const auto weights =
-      std::span(kWeights).first(static_cast<std::size_t>(config_.transfers ? kNumOps : kBeginLoad));
+  const int drawn = config_.tier ? kNumWeighted : config_.transfers ? kStore : kBeginLoad;
+  const auto weights = std::span(kWeights).first(static_cast<std::size_t>(drawn));
   int total = 0;
   for (const Weights& w : weights) total += open_step_ ? w.in_step : w.between_steps;
   int roll = rng.below(total);
@@ -157,6 +162,13 @@ void Harness::run(std::uint64_t op_seed) {
   }
   if (op == kComplete && config_.fails && rng.chance(config_.failures)) op = kFail;
   if (op == kComplete && flight_.empty() && rng.chance(90)) op = open_step_ ? kCommit : kBegin;
+  if (config_.batches && rng.chance(30)) {
+    if (op == kAppend) op = kAppendEach;
+    if (op == kAppendUnnamed && config_.unnamed) op = kAppendUnnamedEach;
+    if (op == kSetTokens) op = kSetTokensEach;
+  }
+  if (config_.tier && !loads_.empty() && rng.chance(2)) op = kForget;
+  if (config_.tier && op == kHold && rng.chance(60)) op = kRelease;
   switch (op) {
     case kOpen:
       open(rng);
@@ -279,6 +291,21 @@ void Harness::run(std::uint64_t op_seed) {
       break;
     case kRelease:
       release(rng);
+      break;
+    case kStore:
+      store(rng);
+      break;
+    case kLoadFromTier:
+      load_from_tier(rng);
+      break;
+    case kAppendEach:
+      append_each(rng, true);
+      break;
+    case kAppendUnnamedEach:
+      append_each(rng, false);
+      break;
+    case kSetTokensEach:
+      set_tokens_each(rng);
       break;
     default:
       bad_argument(rng);

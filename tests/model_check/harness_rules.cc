@@ -100,7 +100,7 @@ void Harness::publish(const Seq& seq, const Tables& tables, bool tail, bool cert
         published.resize(static_cast<std::size_t>(p % size));
       }
       if (isize(published) == p % size) published.push_back(node);
-      if (certain && (p / size + 1) * size > behind)
+      if (certain && !seq.maybe_forgotten && (p / size + 1) * size > behind)
         block(g, b).offered = std::max(block(g, b).offered, p % size + 1);
     }
   }

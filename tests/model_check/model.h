@@ -194,12 +194,13 @@ struct Seq {
   int accepted = 0;  // committed - accepted = draft tokens that wait for accept()
   int open_draft = 0;
   bool in_step = false;
-  bool fresh = true;           // opened, not appended to
-  bool windows_moved = false;  // committed or accepted once
-  bool used = false;           // what it lets go of becomes the warmest
-  bool maybe_used = false;     // it was cut to its length, and may have given up its last token
-  bool maybe_whole = false;    // its prompt may have been found whole, and no token came since
-  bool forgotten = false;      // it runs on a path that was forgotten: it publishes nothing more
+  bool fresh = true;             // opened, not appended to
+  bool windows_moved = false;    // committed or accepted once
+  bool used = false;             // what it lets go of becomes the warmest
+  bool maybe_used = false;       // it was cut to its length, and may have given up its last token
+  bool maybe_whole = false;      // its prompt may have been found whole, and no token came since
+  bool forgotten = false;        // it runs on a path that was forgotten: it publishes nothing more
+  bool maybe_forgotten = false;  // likewise, if its prompt was found whole
   // reserve(): tokens that are still promised, and at most in a step. Not certain after what may
   // need blocks that the promise does not have.
   int promised = 0;

@@ -70,7 +70,8 @@ bool run(Family family, std::uint64_t seed, const std::vector<char>& keep, bool 
   now = Now{};
   now.family = family;
   now.seed = seed;
-  const Config config = make_config(family, seed);
+  Config config = make_config(family, seed);
+  draw_more(config, seed);
   if (print) std::printf("%s\n", to_string(config).c_str());
   std::optional<Harness> made;
   try {
@@ -136,6 +137,13 @@ TEST_P(ModelCheck, ManagerAnswersAsTheNaiveModel) {
   std::printf("[model] family %s seeds %llu to %llu: %s\n", to_string(family),
               static_cast<unsigned long long>(first), static_cast<unsigned long long>(seed - 1),
               to_string(coverage).c_str());
+  // Every second run has loads and stores, and all of them batches.
+  if (coverage.operations >= 50000 && family != Family::kNoCache) {
+    EXPECT_GT(coverage.tier_loads, 0u);
+    EXPECT_GT(coverage.arrivals_orphaned, 0u);
+    EXPECT_GT(coverage.stores_alone, 0u);
+    EXPECT_GT(coverage.batches_cut, 0u);
+  }
   EXPECT_LE(coverage.tails_lost, 2 + coverage.tails_found / 100) << "hits are lost";
   EXPECT_LE(coverage.orders_skipped, 20 + coverage.orders_checked / 2)
       << "the model knows too few orders of eviction";

@@ -31,10 +31,14 @@ std::uint64_t Harness::waits_for(const Seq& seq) const {
   return 0;
 }
 
-void Harness::check_shortage(const Shortage& shortage, const Seq& seq, int count) const {
+const GroupUsage& Harness::usage_before(const Shortage& shortage) const {
   KVFOLIO_REQUIRE(shortage.group >= 0 && shortage.group < num_groups(),
                   "the shortage names a group");
-  const GroupUsage& usage = before_.groups[static_cast<std::size_t>(shortage.group)].usage;
+  return before_.groups[static_cast<std::size_t>(shortage.group)].usage;
+}
+
+void Harness::check_shortage(const Shortage& shortage, const Seq& seq, int count,
+                             const GroupUsage& usage) const {
   const int size = group(shortage.group).block_size;
   const int fresh = (seq.length() + count + size - 1) / size -
                     isize(seq.tables[static_cast<std::size_t>(shortage.group)]);
@@ -52,35 +56,33 @@ void Harness::check_shortage(const Shortage& shortage, const Seq& seq, int count
                   "pinned = held + cached above held");
 }
 
-void Harness::append_to(const SeqPtr& seq, int count, int draft, bool named, Rng& rng) {
-  std::vector<std::int32_t> tokens;
-  for (int i = 0; i < count; ++i) {
-    const int p = seq->length() + i;
-    tokens.push_back(p < isize(seq->prompt.tokens) && !rng.chance(3)
-                         ? seq->prompt.tokens[static_cast<std::size_t>(p)]
-                         : rng.below(config_.alphabet));
-  }
-  note((named ? "append " : "append_unnamed ") + name_of(*seq) + " " + text_of(tokens) +
-       (draft > 0 ? " draft " + std::to_string(draft) : ""));
+void Harness::check_full(const Status& status, const Seq& seq) {
+  ++coverage_.full_refused;
+  const std::string full =
+      "full: " + std::to_string(seq.length()) + " of " + std::to_string(seq.max_tokens) + " tokens";
+  KVFOLIO_REQUIRE(status.message().find(full) != std::string::npos, "the error says " + full);
+}
 
+// What an append of `count` tokens deserves now, but for a shortage.
+Harness::Codes Harness::append_errors(const Seq& seq, int count, bool named,
+                                      Codes& tolerated) const {
   Codes errors;
-  Codes tolerated;
-  if (!open_step_ || seq->in_step || seq->draft() > 0 || waits_for_load(*seq)) {
+  if (!open_step_ || seq.in_step || seq.draft() > 0 || waits_for_load(seq)) {
     errors.insert(kMoment);
   }
-  if (!in_order() && waits_for(*seq) != 0) errors.insert(kMoment);
-  if (seq->is_full_for(count)) errors.insert(kExhausted);
-  const bool too_scattered = !named && count > 0 && !seq->has_room_for_unnamed(most_stretches());
+  if (!in_order() && waits_for(seq) != 0) errors.insert(kMoment);
+  if (seq.is_full_for(count)) errors.insert(kExhausted);
+  const bool too_scattered = !named && count > 0 && !seq.has_room_for_unnamed(most_stretches());
   if (too_scattered) errors.insert(kExhausted);
   if (config_.tight_tables) tolerated.insert(kExhausted);
   if (!in_order() && !errors.contains(kMoment)) {
     // It was cut back to before that step: waiting is allowed.
-    if (incomplete(seq->last_step)) tolerated.insert(kMoment);
+    if (incomplete(seq.last_step)) tolerated.insert(kMoment);
     // Its blocks are being written though all of its own tokens are there: waiting is allowed.
     for (const StepWork& step : flight_) {
       for (int g = 0; g < num_groups(); ++g) {
         const StepWork::Group& work = step.groups[static_cast<std::size_t>(g)];
-        for (const std::int32_t b : seq->tables[static_cast<std::size_t>(g)]) {
+        for (const std::int32_t b : seq.tables[static_cast<std::size_t>(g)]) {
           if (b < 0) continue;
           for (const std::int32_t slot : work.slots) {
             if (slot / group(g).block_size == b && slot >= 0) tolerated.insert(kMoment);
@@ -92,6 +94,22 @@ void Harness::append_to(const SeqPtr& seq, int count, int draft, bool named, Rng
       }
     }
   }
+  return errors;
+}
+
+void Harness::append_to(const SeqPtr& seq, int count, int draft, bool named, Rng& rng) {
+  std::vector<std::int32_t> tokens;
+  for (int i = 0; i < count; ++i) {
+    const int p = seq->length() + i;
+    tokens.push_back(p < isize(seq->prompt.tokens) && !rng.chance(3)
+                         ? seq->prompt.tokens[static_cast<std::size_t>(p)]
+                         : rng.below(config_.alphabet));
+  }
+  note((named ? "append " : "append_unnamed ") + name_of(*seq) + " " + text_of(tokens) +
+       (draft > 0 ? " draft " + std::to_string(draft) : ""));
+
+  Codes tolerated;
+  const Codes errors = append_errors(*seq, count, named, tolerated);
   // After a full hit admit() expects the prompt's last token, which needs no room.
   const bool as_prompted =
       !waits_for_last_token(*seq) || (named && tokens.front() == seq->prompt.tokens.back());
@@ -131,22 +149,18 @@ void Harness::append_to(const SeqPtr& seq, int count, int draft, bool named, Rng
   }
   if (const Shortage* shortage = status.shortage(); shortage != nullptr) {
     ++coverage_.shortages;
-    check_shortage(*shortage, *seq, count);
+    check_shortage(*shortage, *seq, count, usage_before(*shortage));
     KVFOLIO_REQUIRE(shortage->sequences == isize(seqs_),
                     "the shortage's sequences are the open ones");
   }
-  if (status.code() == kExhausted && seq->is_full_for(count)) {
-    ++coverage_.full_refused;
-    const std::string full = "full: " + std::to_string(seq->length()) + " of " +
-                             std::to_string(seq->max_tokens) + " tokens";
-    KVFOLIO_REQUIRE(status.message().find(full) != std::string::npos, "the error says " + full);
-  }
+  if (status.code() == kExhausted && seq->is_full_for(count)) check_full(status, *seq);
   if (!ok) return;
 
   const auto saved = std::find_if(before_.seqs.begin(), before_.seqs.end(),
                                   [&](const auto& entry) { return entry.first == seq; });
   KVFOLIO_REQUIRE(saved != before_.seqs.end(), "harness: the sequence was known");
   join_step(seq, saved->second, tokens, named);
+  capture({});
   seq->open_draft = draft;
 }
 
@@ -196,7 +210,6 @@ void Harness::join_step(const SeqPtr& seq, const SeqState& before,
       }
     }
   }
-  capture({});
 }
 
 // open and append_unnamed in one: both or neither.
@@ -230,7 +243,7 @@ void Harness::open_unnamed(Rng& rng) {
   const bool ok = expect(status, errors, tolerated);
   if (status.shortage() != nullptr) {
     ++coverage_.shortages;
-    check_shortage(*status.shortage(), *seq, count);
+    check_shortage(*status.shortage(), *seq, count, usage_before(*status.shortage()));
   }
   if (errors == Codes{kInvalid}) check_refused_by_name(status, *options.caller_id);
   if (!ok) return;
@@ -251,6 +264,7 @@ void Harness::open_unnamed(Rng& rng) {
   SeqState empty;
   empty.tables.resize(static_cast<std::size_t>(num_groups()));
   join_step(seq, empty, tokens, false);
+  capture({});
 }
 
 void Harness::set_tokens(Rng& rng) {
@@ -277,11 +291,14 @@ void Harness::set_tokens(Rng& rng) {
   if (count == 0) tolerated = {kInvalid, kMoment};
   const Status status = manager_->set_tokens(seq->id, tokens);
   if (!expect(status, errors, tolerated)) return;
+  give_names(seq, count);
+}
+
+// The oldest unnamed tokens have names now.
+void Harness::give_names(const SeqPtr& seq, int count) {
   changed_ = true;
-  p = first;
   for (int i = 0; i < count; ++i) {
-    while (seq->named[static_cast<std::size_t>(p)] != 0) ++p;
-    seq->named[static_cast<std::size_t>(p)] = 1;
+    seq->named[static_cast<std::size_t>(seq->first_unnamed())] = 1;
   }
   const bool publishes_now = in_order() || seq->prompt.late_names;
   if (publishes_now && !seq->in_step) publish(*seq, seq->tables, false);

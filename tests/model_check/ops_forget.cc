@@ -75,12 +75,25 @@ void Harness::forget(Rng& rng) {
   for (const int root : roots) {
     path.root = root;
     for (const std::vector<SeqPtr>* list : {&seqs_, &waiting_}) {
-      for (const SeqPtr& seq : *list) seq->forgotten = seq->forgotten || runs_on(*seq, path);
+      for (const SeqPtr& seq : *list) {
+        seq->forgotten = seq->forgotten || runs_on(*seq, path);
+        if (!seq->maybe_whole) continue;
+        Seq whole = *seq;
+        whole.say(trie_, seq->prompt.tokens.back(), true, 0);
+        seq->maybe_forgotten = seq->maybe_forgotten || runs_on(whole, path);
+      }
     }
     for (OpenLoad& load : loads_) {
-      load.forgotten = load.forgotten || (load.seq && runs_on(load.content, path));
+      const bool is_now = load.seq && !load.forgotten && runs_on(load.content, path);
+      if (is_now) ++coverage_.loads_forgotten;
+      load.forgotten = load.forgotten || is_now;
     }
-    for (Member& member : members_) member.model_before.forgotten = member.seq->forgotten;
+    for (Member& member : members_) {
+      member.model_before.forgotten = member.seq->forgotten;
+      if (!member.model_before.maybe_whole) continue;
+      member.model_before.maybe_forgotten = true;
+      member.seq->maybe_forgotten = true;
+    }
     forget_content(path);
     // Where no query reads the last of the tokens, a hit behind it needs no block of it.
     if (path.tokens.empty() || !reads_back(isize(path.tokens))) continue;

@@ -8,8 +8,9 @@
 
 namespace kvfolio::model_check {
 
-void Harness::open(Rng& rng) {
-  const Prompt prompt = any_prompt(rng);
+void Harness::open(Rng& rng) { open_prompt(any_prompt(rng), rng); }
+
+void Harness::open_prompt(const Prompt& prompt, Rng& rng) {
   const OpenOptions options = open_options(prompt, rng);
   note("open " + text_of(prompt) + text_of(options));
   int probed = -1;

@@ -208,6 +208,7 @@ void Harness::fail(Rng& rng) {
   std::size_t num_listed = 0;
   changed_ = finishes_ = true;
   failed_once_ = true;
+  for (OpenLoad& load : loads_) load.failed = true;
   if (open_step_) {
     while (!members_.empty()) forget_member(members_.size() - 1, true);
     open_step_.reset();

@@ -50,6 +50,11 @@ void Harness::begin_load(Rng& rng) {
   }
   int end = isize(prompt) - (rng.chance(30) ? rng.below(3) : 0);
   if (rng.chance(3)) end = rng.chance(50) ? isize(prompt) + 1 : seq->length() - 1;
+  start_load(seq, prompt, end);
+}
+
+Harness::OpenLoad* Harness::start_load(const SeqPtr& seq, const std::vector<std::int32_t>& prompt,
+                                       int end) {
   note("begin_load " + name_of(*seq) + " " + text_of(prompt) + " to " + std::to_string(end));
   Codes tolerated;
   const Codes errors = load_errors(*seq, end, isize(prompt), tolerated);
@@ -62,7 +67,7 @@ void Harness::begin_load(Rng& rng) {
       KVFOLIO_REQUIRE(s->loads == isize(loads_) && s->holds == isize(holds_),
                       "a shortage counts loads and holds");
     }
-    return;
+    return nullptr;
   }
   changed_ = revives_ = true;
   note(" at " + std::to_string(begun->begin));
@@ -74,7 +79,7 @@ void Harness::begin_load(Rng& rng) {
     whole.say(trie_, prompt[static_cast<std::size_t>(p)], true, 0);
   }
   grow_by(seq, whole, begun->begin, state_of(*seq).tables);
-  if (!begun->id.valid()) return;
+  if (!begun->id.valid()) return nullptr;
   OpenLoad load;
   load.id = begun->id;
   load.seq = seq;
@@ -95,6 +100,7 @@ void Harness::begin_load(Rng& rng) {
   ++coverage_.loads;
   loads_.push_back(std::move(load));
   note_load_references();
+  return &loads_.back();
 }
 
 // A load's references, but for those to the blocks that it waits for, are known by their number.
@@ -171,8 +177,9 @@ void Harness::break_load(const OpenLoad& load, int good_end) {
 
 void Harness::arrive(Rng& rng) {
   if (loads_.empty()) return;
-  const OpenLoad& load = loads_[rng.next() % loads_.size()];
+  OpenLoad& load = loads_[rng.next() % loads_.size()];
   note("part of a load of " + name_of(load.content) + " arrives");
+  if (load.from_tier) return arrive_from_tier(load, rng);
   write_load(load, rng.chance(60), rng);
 }
 
@@ -195,12 +202,17 @@ void Harness::finish_load(Rng& rng) {
     expect(status_of(manager_->finish_load(loads_[i].id, wrong)), {kInvalid});
     return;
   }
+  if (loads_[i].from_tier) {
+    // Mostly when all is there that comes; else the rest is given up.
+    for (int more = rng.chance(70) ? 20 : 0; more > 0; --more) arrive_from_tier(loads_[i], rng);
+    n = good_tokens(loads_[i]);
+  }
   end_load(i, n, rng);
 }
 
 void Harness::end_load(std::size_t i, int n, Rng& rng) {
   const OpenLoad load = loads_[i];
-  if (n > 0) write_load(load, true, rng);
+  if (n > 0 && !load.from_tier) write_load(load, true, rng);
   break_load(load, load.begin + n);
   note("finish_load of " + name_of(load.content) + " " + std::to_string(load.begin) + " + " +
        std::to_string(n) + " of " + std::to_string(load.end - load.begin));
@@ -288,16 +300,22 @@ void Harness::hold(Rng& rng) {
   }
   note("hold_blocks group " + std::to_string(g) + " " + text_of(blocks));
   Codes tolerated;
-  const Codes errors = is_free ? Codes{kInvalid} : Codes{};
+  Codes errors = is_free ? Codes{kInvalid} : Codes{};
+  const bool all_open = isize(holds_) == config_.options.max_transfers;
+  if (all_open) (is_free || is_empty || is_written ? tolerated : errors).insert(kExhausted);
   if (config_.tight_tables) tolerated.insert(kExhausted);
   if (has_promises()) tolerated.insert(kNoBlocks);
   if (is_empty || has_promises()) tolerated.insert(kInvalid);  // it may lie ready
   if (is_written) tolerated.insert(kMoment);
   const Result<HoldId> begun = manager_->hold_blocks(GroupId(g), blocks);
   if (!expect(status_of(begun), errors, tolerated)) return;
+  keep_hold(*begun, g, blocks);
+}
+
+Harness::OpenHold& Harness::keep_hold(HoldId id, int g, const std::vector<std::int32_t>& blocks) {
   changed_ = revives_ = true;
   ++coverage_.holds;
-  OpenHold hold{*begun, g, blocks, {}};
+  OpenHold hold{id, g, blocks, {}, kPoison, {}};
   for (const std::int32_t b : blocks) {
     held_again_.emplace(g, b);
     std::vector<int>& nodes = hold.nodes.emplace_back();
@@ -312,12 +330,14 @@ void Harness::hold(Rng& rng) {
     }
   }
   holds_.push_back(std::move(hold));
+  return holds_.back();
 }
 
 void Harness::release(Rng& rng) {
   if (holds_.empty()) return;
   const std::size_t i = rng.next() % holds_.size();
   note("release_hold #" + std::to_string(i));
+  if (holds_[i].stored != kPoison) end_store(holds_[i], rng);
   if (!expect(manager_->release_hold(holds_[i].id), {})) return;
   changed_ = true;
   holds_.erase(holds_.begin() + static_cast<std::ptrdiff_t>(i));

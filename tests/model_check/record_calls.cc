@@ -2,7 +2,7 @@
 //
 // record_calls OPERATIONS: makes that many random operations of the model check through C and
 // prints each call and its answer (record.h). bindings/rust repeats them through the crate. Runs
-// begin with the line of create().
+// begin with the line of create() or create_with_storage().
 
 #include <algorithm>
 #include <cstdio>
@@ -14,13 +14,12 @@
 int main(int argc, char** argv) {
   using namespace kvfolio::model_check;
   constexpr int kOpsPerRun = 500;
-  constexpr int kFamilies = static_cast<int>(Family::kTransfers);  // the crate has no loads
   const int operations = argc > 1 ? std::atoi(argv[1]) : 10000;
   for (int run = 0; run * kOpsPerRun < operations; ++run) {
     const auto seed = static_cast<std::uint64_t>(run);
-    Config config = make_config(static_cast<Family>(run % kFamilies), 7000 + seed);
-    config.copies = false;       // the first manager stays the one that is called
-    config.host_copies = false;  // ids only
+    Config config = make_config(static_cast<Family>(run % kNumFamilies), 7000 + seed);
+    config.copies = false;                  // the first manager stays the one that is called
+    config.host_copies = config.transfers;  // else ids only
     std::string calls;
     CManager::record_next(&calls);
     Harness harness(config);

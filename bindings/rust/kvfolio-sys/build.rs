@@ -6,18 +6,20 @@ use std::env;
 use std::path::Path;
 use std::process::Command;
 
-/// The directory that KVFOLIO_LIB_DIR names, if it has the library.
-fn from_environment() -> Result<String, String> {
+/// The directory that KVFOLIO_LIB_DIR names, and what it has: a shared library, or only a static one.
+fn from_environment() -> Result<(String, &'static str), String> {
     let directory = env::var("KVFOLIO_LIB_DIR").map_err(|_| "is not set".to_string())?;
     let has = |name| Path::new(&directory).join(name).exists();
-    if has("libkvfolio.so") || has("libkvfolio.a") {
-        Ok(directory)
+    if has("libkvfolio.so") {
+        Ok((directory, "dylib"))
+    } else if has("libkvfolio.a") {
+        Ok((directory, "static"))
     } else {
         Err(format!("is {directory}, which has no libkvfolio.so"))
     }
 }
 
-fn from_pkg_config() -> Result<String, String> {
+fn from_pkg_config() -> Result<(String, &'static str), String> {
     let program = env::var("PKG_CONFIG").unwrap_or_else(|_| "pkg-config".to_string());
     let output = Command::new(&program)
         .args(["--variable=libdir", "kvfolio"])
@@ -25,7 +27,7 @@ fn from_pkg_config() -> Result<String, String> {
         .map_err(|error| format!("{program}: {error}"))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_string();
     if output.status.success() && !output.stdout.is_empty() {
-        Ok(text(&output.stdout))
+        Ok((text(&output.stdout), "dylib"))
     } else {
         Err(text(&output.stderr))
     }
@@ -33,6 +35,7 @@ fn from_pkg_config() -> Result<String, String> {
 
 fn main() {
     println!("cargo:rerun-if-env-changed=KVFOLIO_LIB_DIR");
+    println!("cargo:rerun-if-env-changed=PKG_CONFIG");
     println!("cargo:rerun-if-env-changed=PKG_CONFIG_PATH");
     let directory = from_environment().or_else(|variable| {
         from_pkg_config().map_err(|pkg_config| {
@@ -44,9 +47,12 @@ fn main() {
         })
     });
     match directory {
-        Ok(directory) => {
+        Ok((directory, kind)) => {
             println!("cargo:rustc-link-search=native={directory}");
-            println!("cargo:rustc-link-lib=dylib=kvfolio");
+            println!("cargo:rustc-link-lib={kind}=kvfolio");
+            if kind == "static" {
+                println!("cargo:rustc-link-lib=stdc++"); // as kvfolio.pc says
+            }
             println!("cargo:libdir={directory}");
         }
         Err(text) => {

@@ -25,7 +25,7 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 import kvfolio
 
 from ._round import Round
-from ._store import KernelStore, Store
+from ._store import KernelStore, Store, lend
 
 NAME = "kvfolio"
 _threads = threading.local()
@@ -43,11 +43,13 @@ class Mask:
 
     padding: torch.Tensor | None  # bool [rows, tokens]
     plain: bool  # causal, with the layer's window, and nothing else
-    full: Callable[[], torch.Tensor]  # bool [rows, 1, queries, keys]
+    full: Callable[[], torch.Tensor | None]  # bool [rows, 1, queries, keys]
 
     @functools.cached_property
     def dense(self) -> torch.Tensor:
-        return self.full()
+        made = self.full()
+        assert made is not None  # since allow_is_causal_skip is False
+        return made
 
     def pads(self, end: int) -> np.ndarray | None:
         """Leading pads of each row; None if tokens behind them are masked too."""
@@ -94,15 +96,17 @@ class Place:
         rows, heads, count, _ = query.shape
         num_new = self.now.num_new
         q = query.detach().transpose(1, 2).flatten(0, 1)
-        out = torch.zeros(rows * count, heads, self.store.shape.dim_v, dtype=query.dtype)
+        padded = bool((num_new != count).any())
+        make = torch.zeros if padded else torch.empty
+        out = make(rows * count, heads, self.store.shape.dim_v, dtype=query.dtype)
         real = None
-        if (num_new != count).any():
+        if padded:
             real = torch.from_numpy(np.arange(count)[None] >= (count - num_new)[:, None]).flatten()
             q = q[real]
         target = out if real is None else torch.empty(len(q), *out.shape[1:], dtype=out.dtype)
         lse = None if sinks is None else torch.empty(len(q), heads, dtype=torch.float32)
-        kvfolio.attend(q, self.store.view, self._batch(num_new, pads), out=target, lse=lse, scale=scale,
-                       window=self.window, pool=_thread_pool())
+        kvfolio.attend(lend(q), self.store.view, self._batch(num_new, pads), out=lend(target), lse=lse,
+                       scale=scale, window=self.window, pool=_thread_pool())
         if sinks is not None:
             # A sink is one more key with a score of its own and no value: the sum grows by it.
             assert lse is not None
@@ -209,7 +213,8 @@ def _dense(
             )
         full = full[..., full.shape[-1] - key.shape[-2] :]
     if sinks is None and softcap is None:
-        return sdpa_attention_forward(module, query, key, value, full, scaling=scale)
+        out: tuple[torch.Tensor, None] = sdpa_attention_forward(module, query, key, value, full, scaling=scale)
+        return out
     return _plain_attention(query, key, value, full, scale, sinks, softcap), None
 
 

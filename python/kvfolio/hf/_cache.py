@@ -15,6 +15,7 @@ from ._layers import (
     LayerKind,
     UnsupportedModel,
     check_model,
+    check_repeatable,
     layer_kinds,
     rope_depends_on_length,
 )
@@ -58,11 +59,12 @@ class PagedLayer(cache_utils.CacheLayerMixin):
 
     def get_mask_sizes(self, query_length: int | torch.Tensor) -> tuple[int, int]:
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
-        length = self._core.length
+        length = self.get_seq_length()
         offset = max(0, length - self._window + 1) if self._window else 0
         return length + count - offset, offset
 
     def get_seq_length(self, *_: Any) -> int:
+        self._core.check_open()  # 4.57 would cut the prompt by the length and fail on an empty one
         return self._core.length
 
     def get_max_length(self) -> int:
@@ -146,8 +148,8 @@ class _EmptyLayer(PagedLayer):
     def __init__(self) -> None:
         self.is_sliding = False
 
-    is_initialized = True  # type: ignore[assignment]
-    keys = values = None  # type: ignore[assignment]
+    is_initialized = True
+    keys = values = None
 
     def __repr__(self) -> str:
         return "EmptyLayer()"
@@ -157,8 +159,8 @@ class _EmptyLayer(PagedLayer):
 
     def _nothing(self, *args: Any) -> None: ...
 
-    crop = reorder_cache = batch_select_indices = batch_repeat_interleave = _nothing  # type: ignore
-    reset = activate_past_recording = offload = prefetch = _nothing  # type: ignore
+    crop = reorder_cache = batch_select_indices = batch_repeat_interleave = _nothing  # type: ignore[assignment]
+    reset = activate_past_recording = offload = prefetch = _nothing
 
     def get_max_length(self) -> int:
         return -1
@@ -220,6 +222,8 @@ class PagedCache(cache_utils.Cache):
                     f"rope_type {rope!r} turns a key by the length of its prompt, so a key of one "
                     "prompt is wrong in another: make the cache without prompt_ids"
                 )
+            if is_model:
+                check_repeatable(model)
             ids, pads = prompt_of(prompt_ids, attention_mask)
             core.offer(ids, pads, look_up)
         elif attention_mask is not None:
@@ -234,7 +238,7 @@ class PagedCache(cache_utils.Cache):
         ]
         super().__init__(layers=layers)
         self._finalizer = weakref.finalize(self, lambda: core.pool.leave(core.leavings()))
-        self._finalizer.atexit = False
+        self._finalizer.atexit = False  # type: ignore[misc]
 
     @property
     def cached_tokens(self) -> int:
@@ -242,6 +246,13 @@ class PagedCache(cache_utils.Cache):
         pads of the row that has the fewest."""
         prompt = self._core.prompt
         return 0 if prompt is None else prompt.hit
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """The tokens that it holds, [rows, tokens], pads included; -1 where embeddings were fed. After a
+        forward that failed: what was computed until then."""
+        self._core.check_open()
+        return self._core.seen.ids.clone()
 
     def publish(self, ids: torch.Tensor | Sequence[Sequence[int]]) -> list[int]:
         """Makes text findable that generate() returned, prompt included: ``ids`` [rows, tokens].

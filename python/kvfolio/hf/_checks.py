@@ -8,7 +8,7 @@ is never findable.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,13 +29,13 @@ def check_feed(core: Core, feed: Feed) -> None:
         return
     factor = core.rows_for(feed.ids.shape[0])
     pads = np.repeat(core.rows.pads, factor) if len(core.rows) else np.zeros(feed.ids.shape[0], int)
-    _check_positions(core, feed, torch.from_numpy(pads))
+    _check_positions(core, feed, feed.ids, torch.from_numpy(pads))
     _check_prompt(core, feed.ids, factor)
-    _check_mask(core, feed, pads)
+    _check_mask(core, feed.mask, feed.ids.shape[1], pads)
 
 
-def _check_positions(core: Core, feed: Feed, pads: torch.Tensor) -> None:
-    count = feed.ids.shape[1]
+def _check_positions(core: Core, feed: Feed, ids: torch.Tensor, pads: torch.Tensor) -> None:
+    count = ids.shape[1]
     if feed.positions is None:
         first = core.length if feed.first_position is None else feed.first_position
         actual = first + torch.arange(count)[None]
@@ -47,7 +47,7 @@ def _check_positions(core: Core, feed: Feed, pads: torch.Tensor) -> None:
     relative = torch.arange(count)[None] - pads[:, None]
     if _equal_where_real(actual, relative + core.length):
         return
-    if core.length and _equal_where_real(actual, relative) and _seen_before(core, feed.ids):
+    if core.length and _equal_where_real(actual, relative) and _seen_before(core, ids):
         core.restart()  # the whole text is fed again; so it is computed again
         return
     core.leave_plain(
@@ -79,8 +79,7 @@ def _check_prompt(core: Core, ids: torch.Tensor, factor: int) -> None:
         )
 
 
-def _check_mask(core: Core, feed: Feed, pads: np.ndarray) -> None:
-    mask = feed.mask
+def _check_mask(core: Core, mask: Any, count: int, pads: np.ndarray) -> None:
     if mask is None:
         if pads.any():
             raise ValueError("the cache was made with an attention_mask, and this forward has none")
@@ -89,11 +88,17 @@ def _check_mask(core: Core, feed: Feed, pads: np.ndarray) -> None:
         core.leave_plain("a mask that is not [rows, tokens]")
         return
     # What the forward reads; a mask that is shorter holds its last positions.
-    real = mask[:, : core.length + feed.ids.shape[1]].bool().to("cpu").numpy()
+    real = mask[:, : core.length + count].bool().to("cpu").numpy()
     behind_pads = np.arange(real.shape[1])[None] >= pads[:, None]
     if (real != behind_pads).any():
         if pads.any():
-            raise ValueError("this forward's attention_mask is not the one that the cache got")
+            row, column = np.argwhere(real != behind_pads)[0].tolist()
+            said = "masks" if behind_pads[row, column] else "does not mask"
+            raise ValueError(
+                f"this forward's attention_mask {said} position {column} of row {row}, where the cache got "
+                f"{pads[row]} pads on the left and text behind them: what fills a row up behind its end "
+                "cannot be masked later. Go on with that row alone, from where its text ends"
+            )
         core.leave_plain("padding that was not offered with attention_mask=")
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ..errors import FailedPrecondition
+from ._attention import Place
 from ._calls import LayerCalls
 from ._checks import check_feed
 from ._ids import SeenIds
@@ -103,12 +104,15 @@ class Core:
 
     def before_forward(self, feed: Feed) -> None:
         """The model is about to run; see _checks.py for what is refused."""
-        self._check_open()
+        self.check_open()
         if self.round is not None:
             self._roll_back()
         self._calls.check()
         self._feed = feed
         check_feed(self, feed)
+        if not (self._unpublishable or self.naming() or self.namespace.seems_unchanged()):
+            reason = self.namespace.changed()  # also if it is undone before publish()
+            self._unpublishable = reason and f"to a model that had changed ({reason})"
 
     def leave_plain(self, reason: str) -> None:
         """The next forward's keys are not those of its tokens alone."""
@@ -129,7 +133,7 @@ class Core:
 
     def update(self, index: int, keys: torch.Tensor, values: torch.Tensor,
                first_position: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-        self._check_open()
+        self.check_open()
         if self.round is None:
             self._begin(keys, first_position)
         elif index in self.round.written:
@@ -162,8 +166,6 @@ class Core:
         if len(now.written) == len(self._storing):
             self._finish()
         if self.paged:
-            from ._attention import Place
-
             now.unattended = index if now.watched else None
             place = Place(now, store, group, kind.window, keys.dtype)
             tagged = keys.view_as(keys)
@@ -263,10 +265,10 @@ class Core:
                 row.num_drafts = new
         if len(owner) != len(pads):  # equal rows: one of them writes for all
             now = dataclasses.replace(now, owner=owner, pads=pads[owner])
-            for part in now.groups:
+            for mine in now.groups:
                 first = np.concatenate(([True], owner[1:] != owner[:-1]))
-                part.slots = np.where(first[:, None], part.slots[owner], np.int32(-1))
-                part.table = part.table[owner]
+                mine.slots = np.where(first[:, None], mine.slots[owner], np.int32(-1))
+                mine.table = mine.table[owner]
         else:
             now.owner = owner
         return now
@@ -313,7 +315,7 @@ class Core:
 
     def call(self, index: int, name: str, argument: Any, act: Callable[[], None]) -> None:
         """A call that a layer brings; acts when it is the first one to bring it."""
-        self._check_open()
+        self.check_open()
         if self._calls.is_new(index, name, argument):
             if self.round is not None:
                 self._calls.forget()
@@ -361,7 +363,7 @@ class Core:
 
     def fork(self) -> Core:
         """A cache of its own with the same tokens; no key is copied."""
-        self._check_open()
+        self.check_open()
         if self.round is not None:
             self._roll_back()
         twin = Core(self.pool, self.kinds, self.namespace, self.paged)
@@ -380,7 +382,7 @@ class Core:
 
     def publish(self, ids: torch.Tensor) -> list[int]:
         """See PagedCache.publish()."""
-        self._check_open()
+        self.check_open()
         if self.round is not None:
             self._roll_back()
         if self._unpublishable:
@@ -411,6 +413,7 @@ class Core:
 
     def dense(self, index: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The keys and values of a layer as the stock cache holds them; pads are zeros."""
+        self.check_open()
         kind = self.kinds[index]
         store = self.pool.store_of(index)
         if kind is None or store is None or self.length == 0:
@@ -441,9 +444,11 @@ class Core:
         ticket = None if self.round is None else self.round.ticket
         return Leavings(ticket, [row.sequence for row in self.rows.items])
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         if self.closed:
-            raise RuntimeError("this cache is closed")
+            raise RuntimeError(
+                "this cache is closed: make a new PagedCache, which finds what this one published"
+            )
 
 
 def _arrays(part: Any, query_start: np.ndarray, num_new: np.ndarray, count: int) -> GroupRound:

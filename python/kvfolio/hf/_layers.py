@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import torch
 from transformers import cache_utils
 
 #: transformers 5 asks layers by query length and crops by what to drop; 4.57 by positions and by
@@ -70,6 +71,21 @@ def check_model(model: Any) -> None:
             raise UnsupportedModel(
                 f"{type(part).__name__} keeps a recurrent state, which no prefix of blocks holds"
             )
+
+
+def check_repeatable(model: Any) -> None:
+    """Refuses a model whose dropout is at work: it never computes the same keys twice."""
+    for name, part in model.named_modules():
+        if not part.training:
+            continue
+        is_dropout = isinstance(part, torch.nn.modules.dropout._DropoutNd)
+        for attribute, value in vars(part).items():
+            if (attribute == "p" and is_dropout) or "dropout" in attribute:
+                if isinstance(value, (int, float)) and value > 0:
+                    raise UnsupportedModel(
+                        f"{name or 'the model'} is in training mode with {attribute} = {value}, so its keys "
+                        "are others each time and no prompt can be shared: call model.eval()"
+                    )
 
 
 def _layer_types(decoder: Any) -> list[tuple[str, Any]]:

@@ -9,9 +9,10 @@ then needs blocks for all of it in every group, and what a window has passed sta
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import kvfolio
+from kvfolio._types import DType
 
 from ._layers import SINCE_5, layer_kinds
 
@@ -31,7 +32,7 @@ def groups_for(config: Any, memory: int | str | None, blocks: int | None, block_
             head_dim=dim_k,
             head_dim_v=dim_v,
             block_size=block_size,
-            dtype=dtype or _dtype(config),
+            dtype=cast(DType, dtype or _dtype(config)),
             window=window,
             num_blocks=blocks or 0,
         )

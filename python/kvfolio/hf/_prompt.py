@@ -11,7 +11,7 @@ import torch
 
 import kvfolio
 
-from ._namespace import config_fingerprint, fingerprint
+from ._namespace import Fingerprint, config_fingerprint, fingerprint
 
 
 @dataclasses.dataclass
@@ -31,33 +31,43 @@ class Prompt:
 class Namespace:
     root: Any  # kvfolio.RootKey
     #: The model's fingerprint now, or None for a bare configuration.
-    current: Callable[[], bytes] | None
-    made_of: bytes
+    current: Callable[[], Fingerprint] | None
+    made_of: Fingerprint | None
+
+    def changed(self) -> str | None:
+        """What of the model is not what it was, or None."""
+        if self.current is None or self.made_of is None:
+            return None
+        now = self.current()
+        return None if now.digest == self.made_of.digest else self.made_of.difference(now)
 
     def check(self) -> None:
-        if self.current is not None and self.current() != self.made_of:
+        reason = self.changed()
+        if reason is not None:
             raise RuntimeError(
-                "the model changed since this cache was made (weights, adapters, attention "
-                "implementation, dtype or training mode): its prompts are other prompts now. "
-                "Make a new cache"
+                f"the model changed since this cache was made ({reason}): its prompts are other prompts "
+                "now. Make a new cache"
             )
+
+    def seems_unchanged(self) -> bool:
+        """Without a look at elements of tensors: for each forward, where that would take too long."""
+        return self.made_of is None or self.made_of.seems_to_hold()
 
 
 def namespace_of(model: Any, is_model: bool, extra: str | bytes | None) -> Namespace:
-    if is_model:
-        reference = weakref.ref(model)
-
-        def current() -> bytes:
-            alive = reference()
-            if alive is None:
-                raise RuntimeError("the model of this cache is gone")
-            return fingerprint(alive)
-
-        made_of = current()
-    else:
-        current, made_of = None, config_fingerprint(model)
     salt = extra.encode() if isinstance(extra, str) else extra or b""
-    return Namespace(kvfolio.RootKey(model=made_of, tenant_salt=salt), current, made_of)
+    if not is_model:
+        return Namespace(kvfolio.RootKey(model=config_fingerprint(model), tenant_salt=salt), None, None)
+    reference = weakref.ref(model)
+
+    def current() -> Fingerprint:
+        alive = reference()
+        if alive is None:
+            raise RuntimeError("the model of this cache is gone")
+        return fingerprint(alive)
+
+    made_of = current()
+    return Namespace(kvfolio.RootKey(model=made_of.digest, tenant_salt=salt), current, made_of)
 
 
 def matrix(ids: Any) -> torch.Tensor:
@@ -88,5 +98,9 @@ def prompt_of(prompt_ids: Any, attention_mask: torch.Tensor | None) -> tuple[tor
         if pad == len(row):
             raise ValueError(f"row {number} of attention_mask is all padding")
         if bool((~row[pad:]).any()):
-            raise ValueError(f"row {number} is not padded on the left alone: its prompt cannot be offered")
+            column = int((~row & (row.long().cumsum(0) > 0)).nonzero()[0])
+            raise ValueError(
+                f"row {number} is not padded on the left alone: attention_mask is 0 at position {column}. "
+                "Take away what fills the row up behind the end of its text, and put pads in front"
+            )
     return ids, pads

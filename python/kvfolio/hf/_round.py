@@ -47,12 +47,14 @@ class Round:
     @functools.cached_property
     def lengths(self) -> np.ndarray:
         """int32 [rows]: tokens of each row's sequence, those of this forward included."""
-        return np.maximum(self.end - self.pads, 0).astype(np.int32)
+        result: np.ndarray = np.maximum(self.end - self.pads, 0).astype(np.int32)
+        return result
 
     @functools.cached_property
     def num_new(self) -> np.ndarray:
         """int64 [rows]: those that this forward computes, pads apart."""
-        return np.maximum(self.end - self.pads, 0) - np.maximum(self.start - self.pads, 0)
+        result: np.ndarray = np.maximum(self.end - self.pads, 0) - np.maximum(self.start - self.pads, 0)
+        return result
 
     def first_kept(self, window: int) -> int:
         """The dense position from which a layer hands keys to attention: what the first new token

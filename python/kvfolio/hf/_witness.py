@@ -38,10 +38,11 @@ def _decoder_of(model: Any) -> torch.nn.Module:
     decoder = base.get_decoder() if hasattr(base, "get_decoder") else None
     if decoder is None or decoder is base:
         decoder = getattr(base, base.base_model_prefix, base)
+    assert isinstance(decoder, torch.nn.Module)
     return decoder
 
 
-def _before_forward(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+def _before_forward(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     core = getattr(kwargs.get("past_key_values"), "_core", None)
     if core is None:
         return

@@ -12,27 +12,13 @@ import models
 import pytest
 import torch
 import transformers
+from caches import NEW, generate, pool_for, warm
 from fed import Fed, before
 
 import kvfolio
 from kvfolio import hf
 
 SINCE_5 = not transformers.__version__.startswith("4.")
-NEW = 8
-
-
-def pool_for(model, **arguments) -> hf.Pool:
-    return hf.Pool(model, **(dict(blocks=256, block_size=16) | arguments))
-
-
-def generate(model, ids, cache, **arguments):
-    return model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache,
-                          **(dict(max_new_tokens=NEW, do_sample=False) | arguments))
-
-
-def warm(model, pool, ids) -> None:
-    with hf.PagedCache(model, pool, prompt_ids=ids) as cache:
-        generate(model, ids, cache, max_new_tokens=1)
 
 
 # ---- hits ----
@@ -290,8 +276,33 @@ def test_another_mask_than_the_offered_one_is_refused():
     cache = hf.PagedCache(model, pool_for(model), prompt_ids=ids, attention_mask=mask)
     with pytest.raises(ValueError, match="attention_mask|positions"):
         model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, max_new_tokens=2)
-    with pytest.raises(ValueError, match="not padded on the left alone"):
+    with pytest.raises(ValueError, match="row 0 is not padded on the left alone: .* 0 at position 9"):
         hf.PagedCache(model, pool_for(model), prompt_ids=ids, attention_mask=mask.flip(1))
+
+
+def test_a_row_that_ended_early_is_published_as_it_was_fed_and_its_pads_cannot_be_masked_later():
+    model = models.shared("llama")
+    pool = pool_for(model)
+    ids, mask = models.padded([9, 12])
+    probe = model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False)
+    cache = hf.PagedCache(model, pool, prompt_ids=ids, attention_mask=mask)
+    out = model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=6,
+                         do_sample=False, eos_token_id=int(probe[0, 13]))
+    assert out[0, 14:].tolist() == [0] * 4
+    assert torch.equal(cache.token_ids, out[:, :-1])
+    assert cache.publish(out) == [17, 17]
+    longer = torch.cat([out, models.prompt(3, seed=7, batch=2)], dim=1)
+    real = torch.cat([mask, torch.ones(2, 9, dtype=torch.long)], dim=1)
+    real[0, 14:18] = 0
+    with pytest.raises(ValueError, match="masks position 14 of row 0, where the cache got 3 pads on the left"):
+        model.generate(longer, attention_mask=real, past_key_values=cache, max_new_tokens=2)
+    with pytest.raises(ValueError, match="row 0 is not padded .* 0 at position 14. Take away"):
+        hf.PagedCache(model, pool, prompt_ids=longer, attention_mask=real)
+    cache.close()
+    row = longer[:1, 3:14]  # alone, from where its text ends
+    with hf.PagedCache(model, pool, prompt_ids=row) as alone:
+        assert alone.cached_tokens == 10
+        assert torch.equal(generate(model, row, alone), generate(model, row, None))
 
 
 def test_recurrent_and_chunked_layers_are_refused_by_name():
@@ -364,8 +375,19 @@ def test_a_closed_cache_and_a_copied_layer_are_refused():
         cache.__reduce__()
     cache.close()
     cache.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        model(models.prompt(9), past_key_values=cache)
+    generated = hf.PagedCache(model, pool_for(model))
+    generate(model, models.prompt(9), generated)
+    generated.close()
+    for closed in (cache, generated):
+        for call in (
+            lambda: model(models.prompt(9), past_key_values=closed),
+            lambda: generate(model, models.prompt(9), closed),
+            lambda: closed.layers[0].keys,
+            lambda: closed.token_ids,
+            closed.get_seq_length,
+        ):
+            with pytest.raises(RuntimeError, match="this cache is closed: make a new PagedCache"):
+                call()
 
 
 def test_layers_change_together():
@@ -475,94 +497,7 @@ def test_a_cache_that_is_dropped_gives_its_blocks_back():
     assert pool.manager.num_sequences == 0
 
 
-# ---- namespaces ----
-
-
-def hits(model, pool, ids, **arguments) -> int:
-    with hf.PagedCache(model, pool, prompt_ids=ids, **arguments) as cache:
-        generate(model, ids, cache, max_new_tokens=1)
-        return cache.cached_tokens
-
-
-def test_models_with_other_weights_share_nothing():
-    pool = None
-    ids = models.prompt(30)
-    for seed in (0, 1):
-        model = models.make("llama", seed=seed)
-        pool = pool or pool_for(model)
-        assert hits(model, pool, ids) == 0
-        assert hits(model, pool, ids) == 29
-    assert hits(models.make("llama"), pool, ids) == 0  # equal weights, another object
-
-
-@pytest.mark.parametrize("change", ["in place", "through .data", "replaced", "dtype and back", "attention",
-                                    "training", "hook", "rope"])
-def test_a_changed_model_finds_nothing(change):
-    model = models.make("llama")
-    pool = pool_for(model)
-    ids = models.prompt(30)
-    assert hits(model, pool, ids) == 0
-    assert hits(model, pool, ids) == 29
-    weight = model.get_decoder().layers[1].mlp.up_proj.weight
-    if change == "in place":
-        weight[3, 5] += 1.0
-    elif change == "through .data":
-        weight.data *= 1.5
-    elif change == "replaced":
-        model.get_decoder().layers[1].mlp.up_proj.weight = torch.nn.Parameter(weight.clone())
-    elif change == "dtype and back":
-        model.to(torch.bfloat16).to(torch.float32)
-    elif change == "attention":
-        model.set_attn_implementation("eager")
-    elif change == "training":
-        model.train()
-    elif change == "hook":
-        model.get_decoder().layers[1].mlp.register_forward_hook(lambda m, a, out: out * 1.1)
-    elif change == "rope":
-        model.get_decoder().rotary_emb.inv_freq.mul_(0.5)
-    assert hits(model, pool, ids) == 0
-    assert hits(model, pool, ids) == 29
-    if change == "attention":
-        model.set_attn_implementation("sdpa")
-        assert hits(model, pool, ids) == 29  # what it was
-
-
-def test_an_adapter_that_is_switched_finds_only_its_own():
-    peft = pytest.importorskip("peft")
-    base = models.make("llama")
-    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    model = peft.get_peft_model(base, config).eval()
-    pool = pool_for(base)
-    ids = models.prompt(30)
-    assert hits(model, pool, ids) == 0
-    assert hits(model, pool, ids) == 29
-    with model.disable_adapter():
-        assert hits(model, pool, ids) == 0
-        assert hits(model, pool, ids) == 29
-    assert hits(model, pool, ids) == 29
-    model.merge_adapter()
-    assert hits(model, pool, ids) == 0
-
-
-def test_weights_that_change_between_cache_and_forward_are_refused():
-    model = models.make("llama")
-    ids = models.prompt(30)
-    cache = hf.PagedCache(model, pool_for(model), prompt_ids=ids)
-    model.get_decoder().layers[0].mlp.up_proj.weight.mul_(1.1)
-    with pytest.raises(RuntimeError, match="the model changed"):
-        generate(model, ids, cache)
-
-
-def test_a_namespace_separates_tenants():
-    model = models.shared("llama")
-    pool = pool_for(model)
-    ids = models.prompt(30)
-    assert hits(model, pool, ids, namespace="a") == 0
-    assert hits(model, pool, ids, namespace="b") == 0
-    assert hits(model, pool, ids) == 0
-    assert hits(model, pool, ids, namespace="a") == 29
-    pool.clear_prefixes()
-    assert hits(model, pool, ids, namespace="a") == 0
+# ---- pools ----
 
 
 @pytest.mark.parametrize("closed", [True, False])
@@ -581,9 +516,6 @@ def test_a_pool_is_gone_with_its_last_reference(closed):
         assert alive() is None
     finally:
         gc.enable()
-
-
-# ---- pools ----
 
 
 @pytest.mark.parametrize("family", models.FAMILIES)

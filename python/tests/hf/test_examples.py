@@ -28,6 +28,14 @@ def test_the_readmes_lines_find_the_system_prompt():
     ]
 
 
+def test_after_a_shortage_the_text_goes_on_as_if_there_was_none():
+    assert run("shortage_hf.py").splitlines() == [
+        "1 block more was needed, 0 were free",
+        "63 of 64 tokens were found",
+        "equal",
+    ]
+
+
 @pytest.mark.parametrize("name", ["MistralForCausalLM", "Gemma3ForCausalLM"])
 def test_the_example_finds_its_prompts(name, example):
     lines = [line for line in example.splitlines() if line.startswith(name)]

@@ -62,9 +62,10 @@ func main() {
 	defer cache.Close()
 	sequences := make([]kvfolio.Sequence, n)
 	tokens := make([]int32, n)
+	prompt := make([]int32, length) // one for all, as in C: no garbage
 	for i := range sequences {
 		// Lengths differ so that a sixteenth of the sequences fills a block in each step.
-		prompt := make([]int32, length-i%blockSize)
+		prompt := prompt[:length-i%blockSize]
 		for at := range prompt {
 			prompt[at] = int32((i*31 + at) % 50000)
 		}

@@ -88,6 +88,13 @@ pub struct kvfolio_root {
 
 /// A handle: only pointers to it exist.
 #[repr(C)]
+pub struct kvfolio_op_log {
+    _private: [u8; 0],
+    _neither_send_nor_sync: std::marker::PhantomData<*mut u8>,
+}
+
+/// A handle: only pointers to it exist.
+#[repr(C)]
 pub struct kvfolio_thread_pool {
     _private: [u8; 0],
     _neither_send_nor_sync: std::marker::PhantomData<*mut u8>,
@@ -117,6 +124,32 @@ pub struct kvfolio_shortage {
     pub holds: i32,
 }
 
+impl kvfolio_shortage {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_shortage {
+        kvfolio_shortage {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            group: 0,
+            needed: 0,
+            free: 0,
+            evictable: 0,
+            pinned: 0,
+            retiring: 0,
+            sequences: 0,
+            pins: 0,
+            reserved: 0,
+            loads: 0,
+            holds: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_shortage {
+    fn default() -> kvfolio_shortage {
+        kvfolio_shortage::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_error {
@@ -124,6 +157,24 @@ pub struct kvfolio_error {
     pub code: i32,
     pub message: [c_char; 256],
     pub shortage: kvfolio_shortage,
+}
+
+impl kvfolio_error {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_error {
+        kvfolio_error {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            code: 0,
+            message: [0; 256],
+            shortage: kvfolio_shortage::new(),
+        }
+    }
+}
+
+impl Default for kvfolio_error {
+    fn default() -> kvfolio_error {
+        kvfolio_error::new()
+    }
 }
 
 #[repr(C)]
@@ -142,6 +193,33 @@ pub struct kvfolio_group_spec {
     pub window: i32,
     pub num_sinks: i32,
     pub num_blocks: i32,
+}
+
+impl kvfolio_group_spec {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_group_spec {
+        kvfolio_group_spec {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            num_layers: 0,
+            num_kv_heads: 0,
+            head_dim_k: 0,
+            head_dim_v: 0,
+            v_is_prefix_of_k: 0,
+            block_size: 0,
+            dtype: 0,
+            format: 0,
+            kind: 0,
+            window: 0,
+            num_sinks: 0,
+            num_blocks: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_group_spec {
+    fn default() -> kvfolio_group_spec {
+        kvfolio_group_spec::new()
+    }
 }
 
 #[repr(C)]
@@ -165,12 +243,59 @@ pub struct kvfolio_group_layout {
     pub total_bytes: i64,
 }
 
+impl kvfolio_group_layout {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_group_layout {
+        kvfolio_group_layout {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            reserved: 0,
+            block_stride: 0,
+            layer_stride: 0,
+            k_head_stride: 0,
+            k_token_stride: 0,
+            v_offset: 0,
+            v_head_stride: 0,
+            v_token_stride: 0,
+            k_scale_offset: 0,
+            v_scale_offset: 0,
+            scale_head_stride: 0,
+            scale_token_stride: 0,
+            payload_bytes_per_token: 0,
+            bytes_per_block: 0,
+            total_bytes: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_group_layout {
+    fn default() -> kvfolio_group_layout {
+        kvfolio_group_layout::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_copy_run {
     pub dst: *mut c_void,
     pub src: *const c_void,
     pub bytes: i64,
+}
+
+impl kvfolio_copy_run {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_copy_run {
+        kvfolio_copy_run {
+            dst: std::ptr::null_mut(),
+            src: std::ptr::null(),
+            bytes: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_copy_run {
+    fn default() -> kvfolio_copy_run {
+        kvfolio_copy_run::new()
+    }
 }
 
 #[repr(C)]
@@ -187,6 +312,29 @@ pub struct kvfolio_memory_resource {
     pub copy_out: Option<unsafe extern "C" fn(context: *mut c_void, runs: *const kvfolio_copy_run, num_runs: i64) -> i32>,
 }
 
+impl kvfolio_memory_resource {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_memory_resource {
+        kvfolio_memory_resource {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            kind: 0,
+            context: std::ptr::null_mut(),
+            allocate: None,
+            deallocate: None,
+            copy: None,
+            copy_batch: None,
+            copy_in: None,
+            copy_out: None,
+        }
+    }
+}
+
+impl Default for kvfolio_memory_resource {
+    fn default() -> kvfolio_memory_resource {
+        kvfolio_memory_resource::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_strides {
@@ -196,6 +344,24 @@ pub struct kvfolio_strides {
     pub token: i64,
 }
 
+impl kvfolio_strides {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_strides {
+        kvfolio_strides {
+            layer: 0,
+            block: 0,
+            head: 0,
+            token: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_strides {
+    fn default() -> kvfolio_strides {
+        kvfolio_strides::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_borrowed_layer {
@@ -203,6 +369,24 @@ pub struct kvfolio_borrowed_layer {
     pub v: *mut c_void,
     pub k_scale: *mut c_void,
     pub v_scale: *mut c_void,
+}
+
+impl kvfolio_borrowed_layer {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_borrowed_layer {
+        kvfolio_borrowed_layer {
+            k: std::ptr::null_mut(),
+            v: std::ptr::null_mut(),
+            k_scale: std::ptr::null_mut(),
+            v_scale: std::ptr::null_mut(),
+        }
+    }
+}
+
+impl Default for kvfolio_borrowed_layer {
+    fn default() -> kvfolio_borrowed_layer {
+        kvfolio_borrowed_layer::new()
+    }
 }
 
 #[repr(C)]
@@ -223,6 +407,35 @@ pub struct kvfolio_borrowed_group {
     pub v_scale_bytes: i64,
     pub v_scale_strides: kvfolio_strides,
     pub layers: *const kvfolio_borrowed_layer,
+}
+
+impl kvfolio_borrowed_group {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_borrowed_group {
+        kvfolio_borrowed_group {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            num_layers: 0,
+            k: std::ptr::null_mut(),
+            k_bytes: 0,
+            k_strides: kvfolio_strides::new(),
+            v: std::ptr::null_mut(),
+            v_bytes: 0,
+            v_strides: kvfolio_strides::new(),
+            k_scale: std::ptr::null_mut(),
+            k_scale_bytes: 0,
+            k_scale_strides: kvfolio_strides::new(),
+            v_scale: std::ptr::null_mut(),
+            v_scale_bytes: 0,
+            v_scale_strides: kvfolio_strides::new(),
+            layers: std::ptr::null(),
+        }
+    }
+}
+
+impl Default for kvfolio_borrowed_group {
+    fn default() -> kvfolio_borrowed_group {
+        kvfolio_borrowed_group::new()
+    }
 }
 
 #[repr(C)]
@@ -249,6 +462,39 @@ pub struct kvfolio_manager_options {
     pub list_findable: i32,
 }
 
+impl kvfolio_manager_options {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_manager_options {
+        kvfolio_manager_options {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            max_sequences: 0,
+            max_pins: 0,
+            max_steps_in_flight: 0,
+            order: 0,
+            no_prefix_cache: 0,
+            max_sequence_tokens: 0,
+            max_runs: 0,
+            max_index_tokens: 0,
+            max_root_key_bytes: 0,
+            max_table_entries: 0,
+            hash_seed: 0,
+            high_watermark: 0.0,
+            max_root_keys: 0,
+            max_media_extents: 0,
+            victim_policy: 0,
+            id_tag: 0,
+            max_transfers: 0,
+            list_findable: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_manager_options {
+    fn default() -> kvfolio_manager_options {
+        kvfolio_manager_options::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_media_span {
@@ -257,6 +503,25 @@ pub struct kvfolio_media_span {
     pub end: i32,
     pub attends_to_itself: i32,
     pub content_id: [u8; 32],
+}
+
+impl kvfolio_media_span {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_media_span {
+        kvfolio_media_span {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            begin: 0,
+            end: 0,
+            attends_to_itself: 0,
+            content_id: [0; 32],
+        }
+    }
+}
+
+impl Default for kvfolio_media_span {
+    fn default() -> kvfolio_media_span {
+        kvfolio_media_span::new()
+    }
 }
 
 #[repr(C)]
@@ -273,6 +538,29 @@ pub struct kvfolio_open_options {
     pub late_names: i32,
 }
 
+impl kvfolio_open_options {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_open_options {
+        kvfolio_open_options {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            no_prefix_cache: 0,
+            no_look_up: 0,
+            publish: 0,
+            has_caller_id: 0,
+            max_tokens: 0,
+            caller_id: 0,
+            priority: 0,
+            late_names: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_open_options {
+    fn default() -> kvfolio_open_options {
+        kvfolio_open_options::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_fork_options {
@@ -281,6 +569,25 @@ pub struct kvfolio_fork_options {
     pub caller_id: u64,
     pub priority: i32,
     pub reserved: i32,
+}
+
+impl kvfolio_fork_options {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_fork_options {
+        kvfolio_fork_options {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            has_caller_id: 0,
+            caller_id: 0,
+            priority: 0,
+            reserved: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_fork_options {
+    fn default() -> kvfolio_fork_options {
+        kvfolio_fork_options::new()
+    }
 }
 
 #[repr(C)]
@@ -295,11 +602,48 @@ pub struct kvfolio_plan_options {
     pub positions: i32,
 }
 
+impl kvfolio_plan_options {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_plan_options {
+        kvfolio_plan_options {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            pad_with_zero: 0,
+            no_block_tables: 0,
+            changed_entries: 0,
+            flashinfer: 0,
+            shared_prefixes: 0,
+            positions: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_plan_options {
+    fn default() -> kvfolio_plan_options {
+        kvfolio_plan_options::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_i32s {
     pub data: *const i32,
     pub size: i64,
+}
+
+impl kvfolio_i32s {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_i32s {
+        kvfolio_i32s {
+            data: std::ptr::null(),
+            size: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_i32s {
+    fn default() -> kvfolio_i32s {
+        kvfolio_i32s::new()
+    }
 }
 
 #[repr(C)]
@@ -308,6 +652,23 @@ pub struct kvfolio_shared_prefix {
     pub first_sequence: i32,
     pub num_sequences: i32,
     pub num_blocks: i32,
+}
+
+impl kvfolio_shared_prefix {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_shared_prefix {
+        kvfolio_shared_prefix {
+            first_sequence: 0,
+            num_sequences: 0,
+            num_blocks: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_shared_prefix {
+    fn default() -> kvfolio_shared_prefix {
+        kvfolio_shared_prefix::new()
+    }
 }
 
 #[repr(C)]
@@ -329,6 +690,34 @@ pub struct kvfolio_group_plan {
     pub num_shared_prefixes: i64,
 }
 
+impl kvfolio_group_plan {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_group_plan {
+        kvfolio_group_plan {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            block_table_stride: 0,
+            slot_mapping: kvfolio_i32s::new(),
+            block_table: kvfolio_i32s::new(),
+            kv_indptr: kvfolio_i32s::new(),
+            kv_indices: kvfolio_i32s::new(),
+            kv_last_page_len: kvfolio_i32s::new(),
+            copy_src: kvfolio_i32s::new(),
+            copy_dst: kvfolio_i32s::new(),
+            changed_rows: kvfolio_i32s::new(),
+            changed_columns: kvfolio_i32s::new(),
+            changed_blocks: kvfolio_i32s::new(),
+            shared_prefixes: std::ptr::null(),
+            num_shared_prefixes: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_group_plan {
+    fn default() -> kvfolio_group_plan {
+        kvfolio_group_plan::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_step_plan {
@@ -345,6 +734,31 @@ pub struct kvfolio_step_plan {
     pub positions: kvfolio_i32s,
 }
 
+impl kvfolio_step_plan {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_step_plan {
+        kvfolio_step_plan {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            num_tokens: 0,
+            ticket: 0,
+            sequences: std::ptr::null(),
+            num_sequences: 0,
+            rows: kvfolio_i32s::new(),
+            query_start: kvfolio_i32s::new(),
+            kv_lens: kvfolio_i32s::new(),
+            trim_sinks: kvfolio_i32s::new(),
+            trim_first_kept: kvfolio_i32s::new(),
+            positions: kvfolio_i32s::new(),
+        }
+    }
+}
+
+impl Default for kvfolio_step_plan {
+    fn default() -> kvfolio_step_plan {
+        kvfolio_step_plan::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_ended {
@@ -352,6 +766,24 @@ pub struct kvfolio_ended {
     pub caller_id: u64,
     pub has_caller_id: i32,
     pub reserved: i32,
+}
+
+impl kvfolio_ended {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_ended {
+        kvfolio_ended {
+            sequence: 0,
+            caller_id: 0,
+            has_caller_id: 0,
+            reserved: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_ended {
+    fn default() -> kvfolio_ended {
+        kvfolio_ended::new()
+    }
 }
 
 #[repr(C)]
@@ -364,6 +796,25 @@ pub struct kvfolio_load {
     pub end: i32,
 }
 
+impl kvfolio_load {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_load {
+        kvfolio_load {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            reserved: 0,
+            id: 0,
+            begin: 0,
+            end: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_load {
+    fn default() -> kvfolio_load {
+        kvfolio_load::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_findable_block {
@@ -372,6 +823,25 @@ pub struct kvfolio_findable_block {
     pub end: i32,
     pub reserved: i32,
     pub serial: u64,
+}
+
+impl kvfolio_findable_block {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_findable_block {
+        kvfolio_findable_block {
+            group: 0,
+            block: 0,
+            end: 0,
+            reserved: 0,
+            serial: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_findable_block {
+    fn default() -> kvfolio_findable_block {
+        kvfolio_findable_block::new()
+    }
 }
 
 #[repr(C)]
@@ -396,6 +866,37 @@ pub struct kvfolio_sequence_info {
     pub load: kvfolio_load_id,
 }
 
+impl kvfolio_sequence_info {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_sequence_info {
+        kvfolio_sequence_info {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            length: 0,
+            accepted_length: 0,
+            published_length: 0,
+            trim_sinks: 0,
+            trim_first_kept: 0,
+            in_open_step: 0,
+            num_unnamed: 0,
+            reserved_tokens: 0,
+            caller_id: 0,
+            has_caller_id: 0,
+            max_tokens: 0,
+            last_use: 0,
+            use_count: 0,
+            priority: 0,
+            reserved: 0,
+            load: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_sequence_info {
+    fn default() -> kvfolio_sequence_info {
+        kvfolio_sequence_info::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_group_usage {
@@ -409,6 +910,30 @@ pub struct kvfolio_group_usage {
     pub reserved: i32,
     pub loading: i32,
     pub on_hold: i32,
+}
+
+impl kvfolio_group_usage {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_group_usage {
+        kvfolio_group_usage {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            num_blocks: 0,
+            free: 0,
+            held: 0,
+            cached: 0,
+            retiring: 0,
+            evictable: 0,
+            reserved: 0,
+            loading: 0,
+            on_hold: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_group_usage {
+    fn default() -> kvfolio_group_usage {
+        kvfolio_group_usage::new()
+    }
 }
 
 #[repr(C)]
@@ -435,6 +960,66 @@ pub struct kvfolio_counters {
     pub tokens_loaded: u64,
 }
 
+impl kvfolio_counters {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_counters {
+        kvfolio_counters {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            reserved: 0,
+            blocks_allocated: 0,
+            blocks_freed: 0,
+            blocks_evicted: 0,
+            blocks_unhung: 0,
+            block_copies: 0,
+            sequences_opened: 0,
+            sequences_closed: 0,
+            sequences_preempted: 0,
+            sequences_aborted: 0,
+            forks: 0,
+            tokens_looked_up: 0,
+            tokens_reused: 0,
+            tokens_committed: 0,
+            blocks_published: 0,
+            publications_skipped: 0,
+            blocks_used_peak: 0,
+            tokens_loaded: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_counters {
+    fn default() -> kvfolio_counters {
+        kvfolio_counters::new()
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvfolio_byte_sink {
+    pub struct_size: u32,
+    pub reserved: i32,
+    pub context: *mut c_void,
+    pub write: Option<unsafe extern "C" fn(context: *mut c_void, bytes: *const c_void, num_bytes: i64) -> i32>,
+}
+
+impl kvfolio_byte_sink {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_byte_sink {
+        kvfolio_byte_sink {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            reserved: 0,
+            context: std::ptr::null_mut(),
+            write: None,
+        }
+    }
+}
+
+impl Default for kvfolio_byte_sink {
+    fn default() -> kvfolio_byte_sink {
+        kvfolio_byte_sink::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_rows {
@@ -446,6 +1031,28 @@ pub struct kvfolio_rows {
     pub reserved: i32,
     pub token_stride: i64,
     pub head_stride: i64,
+}
+
+impl kvfolio_rows {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_rows {
+        kvfolio_rows {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            dtype: 0,
+            num_tokens: 0,
+            num_heads: 0,
+            head_dim: 0,
+            reserved: 0,
+            token_stride: 0,
+            head_stride: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_rows {
+    fn default() -> kvfolio_rows {
+        kvfolio_rows::new()
+    }
 }
 
 #[repr(C)]
@@ -463,6 +1070,30 @@ pub struct kvfolio_gather_options {
     pub v_layer_stride: i64,
 }
 
+impl kvfolio_gather_options {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_gather_options {
+        kvfolio_gather_options {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            length: 0,
+            first: 0,
+            count: 0,
+            first_layer: 0,
+            num_layers: 0,
+            first_head: 0,
+            reserved: 0,
+            k_layer_stride: 0,
+            v_layer_stride: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_gather_options {
+    fn default() -> kvfolio_gather_options {
+        kvfolio_gather_options::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_executor {
@@ -470,6 +1101,24 @@ pub struct kvfolio_executor {
     pub num_threads: i32,
     pub context: *mut c_void,
     pub parallel_for: Option<unsafe extern "C" fn(context: *mut c_void, n: i32, task: Option<unsafe extern "C" fn(arg: *mut c_void, index: i32)>, arg: *mut c_void)>,
+}
+
+impl kvfolio_executor {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_executor {
+        kvfolio_executor {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            num_threads: 0,
+            context: std::ptr::null_mut(),
+            parallel_for: None,
+        }
+    }
+}
+
+impl Default for kvfolio_executor {
+    fn default() -> kvfolio_executor {
+        kvfolio_executor::new()
+    }
 }
 
 #[repr(C)]
@@ -490,6 +1139,33 @@ pub struct kvfolio_attention_options {
     pub reserved: i32,
 }
 
+impl kvfolio_attention_options {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_attention_options {
+        kvfolio_attention_options {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            layer: 0,
+            scale: 0.0,
+            not_causal: 0,
+            window: 0,
+            num_sinks: 0,
+            target: 0,
+            slice: 0,
+            first_row: 0,
+            num_rows: 0,
+            first_kv_head: 0,
+            num_kv_heads: 0,
+            reserved: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_attention_options {
+    fn default() -> kvfolio_attention_options {
+        kvfolio_attention_options::new()
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvfolio_token_store_options {
@@ -500,6 +1176,27 @@ pub struct kvfolio_token_store_options {
     pub dtype: i32,
     pub block_size: i32,
     pub max_tokens: i32,
+}
+
+impl kvfolio_token_store_options {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_token_store_options {
+        kvfolio_token_store_options {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            head_dim_k: 0,
+            head_dim_v: 0,
+            num_kv_heads: 0,
+            dtype: 0,
+            block_size: 0,
+            max_tokens: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_token_store_options {
+    fn default() -> kvfolio_token_store_options {
+        kvfolio_token_store_options::new()
+    }
 }
 
 extern "C" {
@@ -605,7 +1302,15 @@ extern "C" {
     pub fn kvfolio_get_group(manager: *const kvfolio_manager, group: i32, out: *mut kvfolio_group_spec, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_get_options(manager: *const kvfolio_manager, out: *mut kvfolio_manager_options, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_copy_to(manager: *const kvfolio_manager, target: *mut kvfolio_manager, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_state_hash(manager: *const kvfolio_manager, out: *mut u64, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_check_invariants(manager: *const kvfolio_manager, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_op_log_create_file(path: *const c_char, flush_each_call: i32, out: *mut *mut kvfolio_op_log, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_op_log_create(sink: *const kvfolio_byte_sink, flush_each_call: i32, out: *mut *mut kvfolio_op_log, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_record(manager: *mut kvfolio_manager, log: *mut kvfolio_op_log, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_op_log_flush(log: *mut kvfolio_op_log, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_op_log_status(log: *const kvfolio_op_log, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_op_log_num_calls(log: *const kvfolio_op_log) -> i64;
+    pub fn kvfolio_op_log_destroy(log: *mut kvfolio_op_log);
     pub fn kvfolio_append_rows(cache: *mut kvfolio_view, layer: i32, k: *const c_void, k_rows: *const kvfolio_rows, v: *const c_void, v_rows: *const kvfolio_rows, slots: *const i32, num_slots: i64, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_gather(cache: *const kvfolio_view, block_table: *const i32, num_entries: i64, options: *const kvfolio_gather_options, k: *mut c_void, k_rows: *const kvfolio_rows, v: *mut c_void, v_rows: *const kvfolio_rows, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_write_token(cache: *mut kvfolio_view, layer: i32, head: i32, slot: i32, dtype: i32, k: *const c_void, v: *const c_void, error: *mut kvfolio_error) -> i32;

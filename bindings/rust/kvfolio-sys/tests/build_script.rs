@@ -17,7 +17,9 @@ fn run(variables: &[(&str, &str)]) -> Output {
     assert!(compiled.success());
     let nowhere = ["KVFOLIO_LIB_DIR", "PKG_CONFIG_PATH", "PKG_CONFIG"];
     let mut command = Command::new(program);
-    nowhere.iter().for_each(|name| drop(command.env_remove(name)));
+    for name in nowhere {
+        command.env_remove(name);
+    }
     command.env("PKG_CONFIG_LIBDIR", &folder).envs(variables.iter().copied()).output().unwrap()
 }
 

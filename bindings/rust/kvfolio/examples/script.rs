@@ -71,7 +71,7 @@ fn run(mut step: Step, tokens: &[i32]) -> Result<()> {
     plan.run_copies()?;
     let (k, v, q) = (fill(tokens, 0), fill(tokens, 1), fill(tokens, 2));
     let shape = [tokens.len(), HEADS, HEAD_DIM];
-    for (number, spec) in groups().iter().enumerate() {
+    for (number, spec) in (0..).zip(&groups()) {
         let group = plan.group(number);
         println!("  group {number}");
         print_array("slots", group.slot_mapping());
@@ -81,9 +81,9 @@ fn run(mut step: Step, tokens: &[i32]) -> Result<()> {
             print_array("copy to", group.copy_dst());
         }
         let (k, v) = (Rows::f32(&k, shape), Rows::f32(&v, shape));
-        plan.view_mut(number as i32)?.append_rows(0, k, Some(v), group.slot_mapping())?;
+        plan.view_mut(number)?.append_rows(0, k, Some(v), group.slot_mapping())?;
 
-        let view = plan.view(number as i32)?;
+        let view = plan.view(number)?;
         let target = Target::Reference; // the same bits on every machine
         let bytes = view.attention_workspace_bytes(HEADS as i32, MOST_TOKENS, target, 1)?;
         let mut out = vec![0f32; q.len()];
@@ -93,7 +93,7 @@ fn run(mut step: Step, tokens: &[i32]) -> Result<()> {
             q: Rows::f32(&q, shape),
             out: RowsMut::f32(&mut out, shape),
             lse: None,
-            workspace: &mut vec![0; bytes as usize],
+            workspace: &mut vec![0; bytes],
             executor: None,
         })?;
         for &end in &plan.query_start()[1..] {

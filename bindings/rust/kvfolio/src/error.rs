@@ -54,6 +54,12 @@ pub enum Error {
     OutOfMemory(String),
     /// Valid, but this build or configuration cannot do it.
     Unsupported(String),
+    /// A file or a medium cannot be reached, or fails.
+    Unavailable(String),
+    /// Not done before its deadline.
+    TimedOut(String),
+    /// Bytes are not what they should be.
+    Corrupt(String),
     /// A code that this version of the crate does not know.
     Other(i32, String),
 }
@@ -70,6 +76,9 @@ impl Error {
             | Error::Aborted(message)
             | Error::OutOfMemory(message)
             | Error::Unsupported(message)
+            | Error::Unavailable(message)
+            | Error::TimedOut(message)
+            | Error::Corrupt(message)
             | Error::Other(_, message) => message,
         }
     }
@@ -85,6 +94,9 @@ impl Error {
             Error::Aborted(_) => sys::KVFOLIO_ERR_ABORTED,
             Error::OutOfMemory(_) => sys::KVFOLIO_ERR_OUT_OF_MEMORY,
             Error::Unsupported(_) => sys::KVFOLIO_ERR_UNSUPPORTED,
+            Error::Unavailable(_) => sys::KVFOLIO_ERR_UNAVAILABLE,
+            Error::TimedOut(_) => sys::KVFOLIO_ERR_TIMED_OUT,
+            Error::Corrupt(_) => sys::KVFOLIO_ERR_CORRUPT,
             Error::Other(code, _) => *code,
         }
     }
@@ -100,25 +112,34 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Why a group lacks blocks: `needed > free + evictable`. In blocks, but for `sequences` and `pins`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Shortage {
-    pub group: i32,
-    pub needed: i32,
-    pub free: i32,
-    pub evictable: i32,
-    /// Held by sequences and pins.
-    pub pinned: i32,
-    /// Come back when the steps in flight are complete.
-    pub retiring: i32,
-    /// Open ones.
-    pub sequences: i32,
-    pub pins: i32,
-    /// Of the pinned ones: kept by [`reserve`](crate::Manager::reserve).
-    pub reserved: i32,
-    /// Open loads and holds, which this crate cannot make yet.
-    pub loads: i32,
-    pub holds: i32,
+mirror! {
+    /// Why a group lacks blocks: `needed > free + evictable`. In blocks, but for `sequences`, `pins`,
+    /// `loads` and `holds`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct Shortage = kvfolio_shortage {
+        /// The group that lacks blocks.
+        pub group: i32,
+        /// What the call takes.
+        pub needed: i32,
+        /// Held by no one, with nothing to find in them.
+        pub free: i32,
+        /// Cached blocks, which the call may take.
+        pub evictable: i32,
+        /// Held by sequences, pins, loads and holds.
+        pub pinned: i32,
+        /// Come back when the steps in flight are complete.
+        pub retiring: i32,
+        /// Open ones.
+        pub sequences: i32,
+        /// Open ones.
+        pub pins: i32,
+        /// Of the pinned ones: kept by [`reserve`](crate::Manager::reserve).
+        pub reserved: i32,
+        /// Open ones; see [`begin_load`](crate::Manager::begin_load).
+        pub loads: i32,
+        /// Open ones; see [`hold_blocks`](crate::Manager::hold_blocks).
+        pub holds: i32,
+    }
 }
 
 /// Where a call over many sequences ended. It becomes its error with `?`.
@@ -134,6 +155,7 @@ pub struct Shortage {
 /// let stopped = step.append_each(&[a, b], &[1, 2]).unwrap_err();
 /// assert_eq!(stopped.done, 1); // `a` is in the step, `b` is not
 /// assert!(matches!(stopped.error, Error::NoBlocks { .. }));
+/// assert!(stopped.to_string().ends_with("(the 1 sequences before it are done)"));
 /// # Ok::<(), Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,15 +168,12 @@ pub struct Stopped {
 
 impl fmt::Display for Stopped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (after {} sequences)", self.error, self.done)
+        write!(f, "{} (the {} sequences before it are done)", self.error, self.done)
     }
 }
 
-impl std::error::Error for Stopped {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.error)
-    }
-}
+// Without a source: the text has that of the error already.
+impl std::error::Error for Stopped {}
 
 impl From<Stopped> for Error {
     fn from(stopped: Stopped) -> Error {
@@ -165,7 +184,8 @@ impl From<Stopped> for Error {
 /// # Safety
 /// `text` is a C string that is never freed.
 pub(crate) unsafe fn constant(text: *const c_char) -> &'static str {
-    CStr::from_ptr(text).to_str().unwrap_or("?")
+    // SAFETY: as required.
+    unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("?")
 }
 
 pub(crate) fn invalid<T>(message: String) -> Result<T> {
@@ -184,20 +204,7 @@ pub(crate) fn call(f: impl FnOnce(*mut sys::kvfolio_error) -> i32) -> Result<()>
         std::ptr::addr_of_mut!((*out).struct_size).write(size);
         std::ptr::addr_of_mut!((*out).code).write(0);
         std::ptr::addr_of_mut!((*out).message).cast::<u8>().write(0);
-        std::ptr::addr_of_mut!((*out).shortage).write(sys::kvfolio_shortage {
-            struct_size: std::mem::size_of::<sys::kvfolio_shortage>() as u32,
-            group: 0,
-            needed: 0,
-            free: 0,
-            evictable: 0,
-            pinned: 0,
-            retiring: 0,
-            sequences: 0,
-            pins: 0,
-            reserved: 0,
-            loads: 0,
-            holds: 0,
-        });
+        std::ptr::addr_of_mut!((*out).shortage).write(sys::kvfolio_shortage::new());
     }
     let code = f(out);
     if code == sys::KVFOLIO_OK {
@@ -207,35 +214,30 @@ pub(crate) fn call(f: impl FnOnce(*mut sys::kvfolio_error) -> i32) -> Result<()>
     Err(unsafe { error_of(code, out) })
 }
 
+/// # Safety
+/// The message ends with a 0, and the shortage is initialised.
 #[cold]
 unsafe fn error_of(code: i32, from: *const sys::kvfolio_error) -> Error {
-    let text = CStr::from_ptr(std::ptr::addr_of!((*from).message).cast());
+    // SAFETY: as required.
+    let text = unsafe { CStr::from_ptr(std::ptr::addr_of!((*from).message).cast()) };
     let message = text.to_string_lossy().into_owned();
     match code {
         sys::KVFOLIO_ERR_INVALID_ARGUMENT => Error::InvalidArgument(message),
         sys::KVFOLIO_ERR_NOT_FOUND => Error::NotFound(message),
         sys::KVFOLIO_ERR_FAILED_PRECONDITION => Error::FailedPrecondition(message),
         sys::KVFOLIO_ERR_NO_BLOCKS => {
-            let s = std::ptr::addr_of!((*from).shortage).read();
-            let shortage = Shortage {
-                group: s.group,
-                needed: s.needed,
-                free: s.free,
-                evictable: s.evictable,
-                pinned: s.pinned,
-                retiring: s.retiring,
-                sequences: s.sequences,
-                pins: s.pins,
-                reserved: s.reserved,
-                loads: s.loads,
-                holds: s.holds,
-            };
+            // SAFETY: as required.
+            let shortage = unsafe { std::ptr::addr_of!((*from).shortage).read() };
+            let shortage = Shortage::from_c(&shortage);
             Error::NoBlocks { shortage, message }
         }
         sys::KVFOLIO_ERR_RESOURCE_EXHAUSTED => Error::ResourceExhausted(message),
         sys::KVFOLIO_ERR_ABORTED => Error::Aborted(message),
         sys::KVFOLIO_ERR_OUT_OF_MEMORY => Error::OutOfMemory(message),
         sys::KVFOLIO_ERR_UNSUPPORTED => Error::Unsupported(message),
+        sys::KVFOLIO_ERR_UNAVAILABLE => Error::Unavailable(message),
+        sys::KVFOLIO_ERR_TIMED_OUT => Error::TimedOut(message),
+        sys::KVFOLIO_ERR_CORRUPT => Error::Corrupt(message),
         other => Error::Other(other, message),
     }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Functions over views. SAFETY of every call here: a view is as good as its lifetime; rows lie
-// within their slices, as their check() says; arrays are passed with their lengths. Who writes
-// has a `&mut` slice or a ViewMut, so nothing else touches that memory.
+// within their slices, as their check() says; arrays are passed with their lengths. A call that
+// writes takes a `&mut` slice or a ViewMut, so nothing else touches that memory.
 
 use crate::error::{call, constant, invalid};
 use crate::rows::{as_pointer, or_null, or_null_mut, Rows, RowsMut};
@@ -30,13 +30,17 @@ pub struct GatherOptions {
     pub length: i32,
     /// Positions `[first, first + count)`.
     pub first: i32,
+    /// See `first`.
     pub count: i32,
+    /// Layers `[first_layer, first_layer + num_layers)`.
     pub first_layer: i32,
     /// 0: 1.
     pub num_layers: i32,
+    /// The heads of the rows are those from here on.
     pub first_head: i32,
     /// Bytes from the rows of one layer to those of the next one.
     pub k_layer_stride: usize,
+    /// As `k_layer_stride`.
     pub v_layer_stride: usize,
 }
 
@@ -50,9 +54,11 @@ pub struct Batch<'a> {
     pub kv_lens: &'a [i32],
     /// `[n, block_table_stride]`.
     pub block_table: &'a [i32],
+    /// Entries of the table of each sequence.
     pub block_table_stride: i32,
     /// `[n]`, or both empty.
     pub trim_sinks: &'a [i32],
+    /// See `trim_sinks`.
     pub trim_first_kept: &'a [i32],
 }
 
@@ -81,40 +87,47 @@ impl Batch<'_> {
 }
 
 /// Which implementation computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Default, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(i32)]
 pub enum Target {
     /// The one that `KVFOLIO_KERNEL` names, else the fastest.
+    #[default]
     Auto = sys::KVFOLIO_TARGET_AUTO,
+    /// Plain loops: what the others are compared with.
     Reference = sys::KVFOLIO_TARGET_REFERENCE,
+    /// For any CPU.
     Portable = sys::KVFOLIO_TARGET_PORTABLE,
+    /// x86-64 with AVX2 and FMA.
     Avx2 = sys::KVFOLIO_TARGET_AVX2,
+    /// x86-64 with AVX-512.
     Avx512 = sys::KVFOLIO_TARGET_AVX512,
+    /// x86-64 with AVX-512 and its instructions for bf16.
     Avx512Bf16 = sys::KVFOLIO_TARGET_AVX512_BF16,
+    /// AArch64.
     Neon = sys::KVFOLIO_TARGET_NEON,
 }
 
-impl Default for Target {
-    fn default() -> Target {
-        Target::Auto
-    }
-}
-
 impl Target {
-    fn from_c(number: i32) -> Target {
-        match number {
+    fn from_c(number: i32) -> Option<Target> {
+        Some(match number {
+            sys::KVFOLIO_TARGET_AUTO => Target::Auto,
             sys::KVFOLIO_TARGET_REFERENCE => Target::Reference,
             sys::KVFOLIO_TARGET_PORTABLE => Target::Portable,
             sys::KVFOLIO_TARGET_AVX2 => Target::Avx2,
             sys::KVFOLIO_TARGET_AVX512 => Target::Avx512,
             sys::KVFOLIO_TARGET_AVX512_BF16 => Target::Avx512Bf16,
             sys::KVFOLIO_TARGET_NEON => Target::Neon,
-            _ => Target::Auto,
-        }
+            _ => return None,
+        })
     }
 
-    /// Those that this CPU runs, slowest first.
+    fn known(number: i32) -> Result<Target> {
+        let unknown = || Error::Unsupported(format!("target {number} is newer than this crate"));
+        Target::from_c(number).ok_or_else(unknown)
+    }
+
+    /// Those that this CPU runs and this crate knows, slowest first.
     ///
     /// ```
     /// use kvfolio::Target;
@@ -127,7 +140,7 @@ impl Target {
     pub fn all() -> Vec<Target> {
         let mut out = [0; 64];
         let n = unsafe { sys::kvfolio_targets(out.as_mut_ptr(), count(out.len())) };
-        out.iter().take(n as usize).map(|&number| Target::from_c(number)).collect()
+        out.iter().take(n as usize).filter_map(|&number| Target::from_c(number)).collect()
     }
 }
 
@@ -146,7 +159,7 @@ impl std::str::FromStr for Target {
         };
         let mut out = 0;
         call(|error| unsafe { sys::kvfolio_parse_target(name.as_ptr(), &mut out, error) })?;
-        Ok(Target::from_c(out))
+        Target::known(out)
     }
 }
 
@@ -154,20 +167,28 @@ impl std::str::FromStr for Target {
 /// window and sinks of a group may stay 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AttentionOptions {
+    /// Of the view.
     pub layer: i32,
     /// 0: `1 / sqrt(head_dim_k)`.
     pub scale: f64,
+    /// Each query also reads the tokens behind it.
     pub not_causal: bool,
     /// Tokens that a query reads, itself included; 0: no window.
     pub window: i32,
+    /// With a window: the first tokens of the sequence, which stay visible.
     pub num_sinks: i32,
+    /// Which implementation computes.
     pub target: Target,
     /// Only `num_rows` rows from `first_row` on and `num_kv_heads` heads from `first_kv_head` on; a
     /// share without rows or heads writes nothing. False: all, and the four are 0.
     pub slice: bool,
+    /// See `slice`.
     pub first_row: i32,
+    /// See `slice`.
     pub num_rows: i32,
+    /// See `slice`.
     pub first_kv_head: i32,
+    /// See `slice`.
     pub num_kv_heads: i32,
 }
 
@@ -202,7 +223,9 @@ impl AttentionOptions {
 
 /// The arguments of [`View::attend`].
 pub struct Attention<'a> {
+    /// The sequences and their blocks.
     pub batch: Batch<'a>,
+    /// Layer, scale, window and so on.
     pub options: AttentionOptions,
     /// `[query_start[n], q heads, head_dim_k]`.
     pub q: Rows<'a>,
@@ -214,6 +237,20 @@ pub struct Attention<'a> {
     pub workspace: &'a mut [u8],
     /// None: the calling thread works alone.
     pub executor: Option<&'a dyn Executor>,
+}
+
+impl std::fmt::Debug for Attention<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Attention")
+            .field("batch", &self.batch)
+            .field("options", &self.options)
+            .field("q", &self.q)
+            .field("out", &self.out)
+            .field("lse", &self.lse)
+            .field("workspace", &self.workspace.len())
+            .field("num_threads", &self.executor.map_or(1, |executor| executor.num_threads()))
+            .finish()
+    }
 }
 
 /// # Kernels that read
@@ -238,7 +275,7 @@ pub struct Attention<'a> {
 /// let pool = ThreadPool::new(2)?;
 /// let target = view.choose_target(Target::Reference)?;
 /// let bytes = view.attention_workspace_bytes(1, 2, target, 2)?;
-/// let (mut workspace, mut out, mut lse) = (vec![0; bytes as usize], [0.0f32; 2], [0.0f32; 1]);
+/// let (mut workspace, mut out, mut lse) = (vec![0; bytes], [0.0f32; 2], [0.0f32; 1]);
 /// view.attend(Attention {
 ///     batch: Batch { query_start: &[0, 1], kv_lens: &[2], block_table: &[3],
 ///                    block_table_stride: 1, ..Batch::default() },
@@ -326,7 +363,7 @@ impl View<'_> {
         call(|error| unsafe {
             sys::kvfolio_choose_target(self.raw(), wanted as i32, &mut out, error)
         })?;
-        Ok(Target::from_c(out))
+        Target::known(out)
     }
 
     /// Bytes of workspace for sequences of up to `max_kv_len` tokens on `num_threads` threads.
@@ -335,8 +372,8 @@ impl View<'_> {
         num_q_heads: i32,
         max_kv_len: i32,
         target: Target,
-        num_threads: i32,
-    ) -> Result<i64> {
+        num_threads: usize,
+    ) -> Result<usize> {
         let (this, target) = (self.raw(), target as i32);
         let mut out = 0;
         call(|error| unsafe {
@@ -345,12 +382,12 @@ impl View<'_> {
                 num_q_heads,
                 max_kv_len,
                 target,
-                num_threads,
+                count(num_threads),
                 &mut out,
                 error,
             )
         })?;
-        Ok(out)
+        Ok(out as usize)
     }
 
     /// `softmax(scale * q k^T + mask) v` over a ragged batch.
@@ -499,9 +536,11 @@ pub fn convert(src: Rows, dst: RowsMut) -> Result<()> {
 }
 
 /// What [`View::attend`] wrote when it read a part of the tokens.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct State<'a> {
+    /// As [`Attention::out`].
     pub out: Rows<'a>,
+    /// As [`Attention::lse`].
     pub lse: Rows<'a>,
 }
 

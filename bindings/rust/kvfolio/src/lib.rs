@@ -36,9 +36,37 @@
 //! - A [`View`] reads K and V, a [`ViewMut`] writes them, under the rules of `&` and `&mut`.
 //! - Memory that is lent ([`Storage::borrow`]), or comes from elsewhere ([`MemoryResource`]), and
 //!   threads that are lent ([`Executor`]) are `unsafe` to give: C relies on what they promise.
+//! - Host memory and other tiers below the cache, save and restore are the module `tiers`, behind the
+//!   feature of that name, which links a second library.
 //!
-//! Counts and ids are those of `kvfolio.h`, of the same types; its C++ header `manager.h` is the
-//! reference of every call.
+//! - Ids ([`Sequence`], [`Pin`], [`Load`], [`Hold`], [`Ticket`]) borrow nothing. Each call checks them.
+//!
+//! # While a step is open
+//!
+//! [`Step`] dereferences to [`Manager`], so these calls are there. What they allow:
+//!
+//! - Every question, and everything about sequences that are not in the step: open, fork, truncate,
+//!   trim, close, pin, evict, forget, reserve, begin or finish a load, hold blocks, and so on.
+//! - About a sequence that is in the step: [`Step::undo`], [`Manager::preempt`] (which takes it out of
+//!   the step first), [`Manager::set_priority`] and questions. Other calls that change it are
+//!   [`Error::FailedPrecondition`] until the step has ended. It is in the step once; append all of
+//!   its tokens in one call.
+//! - About earlier steps: [`Manager::complete`], [`Manager::fail`] and [`Manager::set_tokens`].
+//! - [`Manager::admit`] and [`Manager::admit_prompt`] answer for the open step: they count with what
+//!   its appends have taken.
+//! - No second step: [`Cache::begin_step`] is not a method of [`Manager`].
+//! - After [`Step::run_copies`] the step takes no more appends.
+//!
+//! # Numbers
+//!
+//! Tokens, positions, blocks, groups and counts of the cache are `i32`, as in `kvfolio.h`: the arrays
+//! of a plan hold them. Sizes of Rust memory are `usize`: bytes of a buffer, shapes of [`Rows`],
+//! threads, tokens of a [`TokenStore`]. The C++ header `manager.h` is the reference of every call.
+
+#![deny(missing_docs, missing_debug_implementations, unsafe_op_in_unsafe_fn)]
+
+#[macro_use]
+mod mirror;
 
 mod error;
 mod kernels;
@@ -54,7 +82,10 @@ mod spec;
 mod steps;
 mod storage;
 mod threads;
+#[cfg(feature = "tiers")]
+pub mod tiers;
 mod token_store;
+mod transfers;
 mod view;
 
 pub use error::{Error, Result, Shortage, Stopped};
@@ -62,8 +93,8 @@ pub use kernels::{
     convert, merge_states, Attention, AttentionOptions, Batch, GatherOptions, State, Target,
 };
 pub use kvfolio_sys as sys;
-pub use manager::{Cache, ForkOptions, Manager, Opened, Pin, Sequence, Ticket};
-pub use memory::{MemoryKind, MemoryResource};
+pub use manager::{Cache, ForkOptions, Hold, Load, Manager, Opened, Pin, Sequence, Ticket};
+pub use memory::{CopyRun, MemoryKind, MemoryResource};
 pub use options::{Options, Order, Policy};
 pub use plan::{GroupPlan, PlanArrays, SharedPrefix};
 pub use prompt::{MediaSpan, OpenOptions, Publish, Root, RootKey};
@@ -75,6 +106,7 @@ pub use steps::{Ended, Plan, PlanOptions, Step};
 pub use storage::{Bases, Borrowed, BorrowedGroup, Storage, StorageMut, Strides};
 pub use threads::{Executor, ThreadPool};
 pub use token_store::{TokenStore, TokenStoreOptions};
+pub use transfers::{Begun, Findable, LoadBlocks, Loadable, Prefix};
 pub use view::{View, ViewMut};
 
 /// The version of the library, such as "0.1.0".

@@ -31,6 +31,12 @@ macro_rules! id {
                 $name(number)
             }
         }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                self.0.fmt(f)
+            }
+        }
     };
 }
 id! {
@@ -42,6 +48,17 @@ id! {
     Pin
 }
 id! {
+    /// The id of a load: blocks whose bytes come from elsewhere. [`Manager::begin_load`] gives it,
+    /// [`Manager::finish_load`] takes it. One that is forgotten keeps its blocks:
+    /// [`SequenceInfo::load`](crate::SequenceInfo) names it.
+    Load
+}
+id! {
+    /// The id of a hold: blocks that something copies from. [`Manager::hold_blocks`] gives it,
+    /// [`Manager::release_hold`] takes it. One that is forgotten keeps its blocks.
+    Hold
+}
+id! {
     /// The number of a step: 1, 2, 3, ... [`Step::commit`] gives it, [`Manager::complete`] takes it.
     Ticket
 }
@@ -49,6 +66,7 @@ id! {
 /// What [`Manager::open`] gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opened {
+    /// The new sequence.
     pub sequence: Sequence,
     /// Append the tokens from here on.
     pub cached_tokens: i32,
@@ -57,7 +75,9 @@ pub struct Opened {
 /// Options of the child; `ForkOptions` in `manager_types.h`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ForkOptions {
+    /// A name for [`Manager::find`].
     pub caller_id: Option<u64>,
+    /// For [`Policy::LowestPriority`](crate::Policy).
     pub priority: i32,
 }
 

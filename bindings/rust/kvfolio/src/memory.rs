@@ -5,11 +5,13 @@ use std::os::raw::c_void;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 
-/// Who may touch memory.
+/// Which processor may touch memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum MemoryKind {
+    /// The CPU.
     Host = sys::KVFOLIO_HOST,
+    /// A device, through its resource.
     Device = sys::KVFOLIO_DEVICE,
 }
 
@@ -25,8 +27,8 @@ pub enum MemoryKind {
 /// initialised, with any content. `kind` is always the same. No method calls this crate.
 ///
 /// ```
-/// use kvfolio::{Bases, Borrowed, BorrowedGroup, GroupSpec, MemoryKind, MemoryResource, Storage,
-///               Strides};
+/// use kvfolio::{Bases, Borrowed, BorrowedGroup, CopyRun, GroupSpec, MemoryKind, MemoryResource,
+///               Storage, Strides};
 /// use std::alloc::{alloc_zeroed, dealloc, Layout};
 ///
 /// struct Heap;
@@ -38,6 +40,12 @@ pub enum MemoryKind {
 ///     unsafe fn copy(&self, dst: *mut u8, src: *const u8, bytes: usize) {
 ///         std::ptr::copy_nonoverlapping(src, dst, bytes)
 ///     }
+///     // copy_batch, copy_in and copy_out have defaults. A device has its own:
+///     unsafe fn copy_in(&self, runs: &[CopyRun]) -> bool {
+///         for run in runs { std::ptr::copy_nonoverlapping(run.src(), run.dst(), run.bytes()) }
+///         true
+///     }
+///     unsafe fn copy_out(&self, runs: &[CopyRun]) -> bool { self.copy_batch(runs); true }
 /// }
 /// let groups = [GroupSpec { head_dim_k: 8, num_blocks: 4, ..GroupSpec::default() }];
 /// let storage = Storage::with_resource(&groups, std::sync::Arc::new(Heap))?;
@@ -57,7 +65,7 @@ pub enum MemoryKind {
 /// # Ok::<(), kvfolio::Error>(())
 /// ```
 pub unsafe trait MemoryResource: Send + Sync {
-    /// Who may touch the memory.
+    /// Which processor may touch the memory.
     fn kind(&self) -> MemoryKind;
     /// `bytes` (1 or more) bytes, or null.
     fn allocate(&self, bytes: usize) -> *mut u8;
@@ -70,32 +78,88 @@ pub unsafe trait MemoryResource: Send + Sync {
     /// copy is done, or when the resource's own stream orders every later use behind it.
     ///
     /// # Safety
-    /// Both ranges lie in memory that `allocate` gave or that was lent beside this resource.
+    /// Both ranges lie in memory that `allocate` gave or that was lent beside this resource; for
+    /// [`MemoryKind::Host`] one of them may be any memory of the CPU.
     unsafe fn copy(&self, dst: *mut u8, src: *const u8, bytes: usize);
+    /// Many copies, as `copy`. By default one after the other.
+    ///
+    /// # Safety
+    /// As `copy`, for each run.
+    unsafe fn copy_batch(&self, runs: &[CopyRun]) {
+        // SAFETY: as required.
+        runs.iter().for_each(|run| unsafe { self.copy(run.dst(), run.src(), run.bytes()) });
+    }
+    /// Copies from memory of the CPU to memory of this resource, for
+    /// [`StorageMut::write_blocks`](crate::StorageMut::write_blocks). Returns when the bytes were
+    /// read; false if it cannot. By default memory of the CPU can, by `copy_batch`, and no other.
+    ///
+    /// # Safety
+    /// As `copy`, but that the sources lie in memory of the CPU.
+    unsafe fn copy_in(&self, runs: &[CopyRun]) -> bool {
+        let can = self.kind() == MemoryKind::Host;
+        if can {
+            // SAFETY: as required.
+            unsafe { self.copy_batch(runs) };
+        }
+        can
+    }
+    /// Copies from memory of this resource to memory of the CPU, for
+    /// [`Storage::read_blocks`](crate::Storage::read_blocks). Returns when the bytes are there.
+    /// Otherwise as `copy_in`.
+    ///
+    /// # Safety
+    /// As `copy`, but that the destinations lie in memory of the CPU.
+    unsafe fn copy_out(&self, runs: &[CopyRun]) -> bool {
+        let can = self.kind() == MemoryKind::Host;
+        if can {
+            // SAFETY: as required.
+            unsafe { self.copy_batch(runs) };
+        }
+        can
+    }
 }
 
-/// Keeps a resource where C finds it.
-pub(crate) struct Resource(Box<Arc<dyn MemoryResource>>);
+/// One copy of a [`MemoryResource`]: `bytes()` bytes from `src()` to `dst()`.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub struct CopyRun(sys::kvfolio_copy_run);
+
+impl CopyRun {
+    /// Where the bytes go.
+    pub fn dst(&self) -> *mut u8 {
+        self.0.dst.cast()
+    }
+    /// Where they lie.
+    pub fn src(&self) -> *const u8 {
+        self.0.src.cast()
+    }
+    /// How many they are.
+    pub fn bytes(&self) -> usize {
+        self.0.bytes as usize
+    }
+}
+
+/// Keeps a resource where C finds it. Not a Box: to move a Box says that nothing else points into
+/// it, and C does.
+pub(crate) struct Resource(Arc<Arc<dyn MemoryResource>>);
 
 impl Resource {
     pub(crate) fn new(resource: Arc<dyn MemoryResource>) -> Resource {
-        Resource(Box::new(resource))
+        Resource(Arc::new(resource))
     }
 
     /// The table of functions; valid as long as `self`, wherever it moves.
     pub(crate) fn to_c(&self) -> sys::kvfolio_memory_resource {
-        let at: *const Arc<dyn MemoryResource> = &*self.0;
         sys::kvfolio_memory_resource {
-            struct_size: std::mem::size_of::<sys::kvfolio_memory_resource>() as u32,
             kind: self.0.kind() as i32,
-            context: at as *mut c_void,
+            context: Arc::as_ptr(&self.0) as *mut c_void,
             allocate: Some(allocate),
             deallocate: Some(deallocate),
             copy: Some(copy),
-            // Null: one copy() after the other.
-            copy_batch: None,
-            copy_in: None,
-            copy_out: None,
+            copy_batch: Some(copy_batch),
+            copy_in: Some(copy_in),
+            copy_out: Some(copy_out),
+            ..sys::kvfolio_memory_resource::new()
         }
     }
 }
@@ -106,16 +170,40 @@ pub(crate) fn no_unwind<T>(f: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|_| std::process::abort())
 }
 
-// SAFETY of the three: the context is that of Resource::to_c(), which outlives the storage.
+// SAFETY of these: the context is that of Resource::to_c(), which outlives the storage; C keeps what
+// the trait promises of the arguments.
 unsafe fn resource<'a>(context: *mut c_void) -> &'a dyn MemoryResource {
-    &**(context as *const Arc<dyn MemoryResource>)
+    unsafe { &**(context as *const Arc<dyn MemoryResource>) }
+}
+unsafe fn runs<'a>(runs: *const sys::kvfolio_copy_run, n: i64) -> &'a [CopyRun] {
+    if n == 0 {
+        return &[];
+    }
+    unsafe { std::slice::from_raw_parts(runs.cast(), n as usize) } // repr(transparent)
 }
 unsafe extern "C" fn allocate(context: *mut c_void, bytes: i64) -> *mut c_void {
-    no_unwind(|| resource(context).allocate(bytes as usize)).cast()
+    no_unwind(|| unsafe { resource(context) }.allocate(bytes as usize)).cast()
 }
 unsafe extern "C" fn deallocate(context: *mut c_void, memory: *mut c_void, bytes: i64) {
-    no_unwind(|| resource(context).deallocate(memory.cast(), bytes as usize));
+    no_unwind(|| unsafe { resource(context).deallocate(memory.cast(), bytes as usize) });
 }
 unsafe extern "C" fn copy(context: *mut c_void, dst: *mut c_void, src: *const c_void, bytes: i64) {
-    no_unwind(|| resource(context).copy(dst.cast(), src.cast(), bytes as usize));
+    no_unwind(|| unsafe { resource(context).copy(dst.cast(), src.cast(), bytes as usize) });
+}
+unsafe extern "C" fn copy_batch(context: *mut c_void, list: *const sys::kvfolio_copy_run, n: i64) {
+    no_unwind(|| unsafe { resource(context).copy_batch(runs(list, n)) });
+}
+unsafe extern "C" fn copy_in(
+    context: *mut c_void,
+    list: *const sys::kvfolio_copy_run,
+    n: i64,
+) -> i32 {
+    no_unwind(|| unsafe { !resource(context).copy_in(runs(list, n)) } as i32)
+}
+unsafe extern "C" fn copy_out(
+    context: *mut c_void,
+    list: *const sys::kvfolio_copy_run,
+    n: i64,
+) -> i32 {
+    no_unwind(|| unsafe { !resource(context).copy_out(runs(list, n)) } as i32)
 }

@@ -4,26 +4,22 @@ use crate::sys;
 use std::mem::size_of;
 
 /// In which order steps complete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Default, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum Order {
     /// One stream: `complete(t)` completes all earlier steps, too.
+    #[default]
     InOrder = sys::KVFOLIO_IN_ORDER,
     /// Steps complete in any order.
     Unordered = sys::KVFOLIO_UNORDERED,
 }
 
-impl Default for Order {
-    fn default() -> Order {
-        Order::InOrder
-    }
-}
-
 /// Which sequence is preempted first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Default, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum Policy {
     /// The oldest last use.
+    #[default]
     Lru = sys::KVFOLIO_LRU,
     /// The fewest uses.
     Lfu = sys::KVFOLIO_LFU,
@@ -31,12 +27,6 @@ pub enum Policy {
     Longest = sys::KVFOLIO_LONGEST,
     /// The smallest priority.
     LowestPriority = sys::KVFOLIO_LOWEST_PRIORITY,
-}
-
-impl Default for Policy {
-    fn default() -> Policy {
-        Policy::Lru
-    }
 }
 
 /// Options of a cache; `ManagerOptions` in `manager_types.h` says the limits. 0 is the default of
@@ -49,6 +39,7 @@ pub struct Options {
     pub max_pins: i32,
     /// 0: 2.
     pub max_steps_in_flight: i32,
+    /// In which order steps complete.
     pub order: Order,
     /// Nothing is ever findable.
     pub no_prefix_cache: bool,
@@ -62,6 +53,7 @@ pub struct Options {
     pub max_root_key_bytes: i64,
     /// 0: derived.
     pub max_table_entries: i64,
+    /// Mixed into every hash: a server that fears crafted prompts sets a random one.
     pub hash_seed: u64,
     /// 0: 0.90; -1: 0.
     pub high_watermark: f64,
@@ -69,9 +61,14 @@ pub struct Options {
     pub max_root_keys: i32,
     /// 0: 4096; -1: none.
     pub max_media_extents: i32,
+    /// Of calls that name no policy.
     pub victim_policy: Policy,
     /// Caches with different tags refuse each other's ids.
     pub id_tag: u16,
+    /// Loads, and holds, that are open at once. 0: 256; -1: none.
+    pub max_transfers: i32,
+    /// Keep a list for [`take_findable`](crate::Manager::take_findable).
+    pub list_findable: bool,
 }
 
 impl Options {
@@ -94,9 +91,8 @@ impl Options {
             max_media_extents: self.max_media_extents,
             victim_policy: self.victim_policy as i32,
             id_tag: i32::from(self.id_tag),
-            // Of loads and holds, which this crate does not have yet.
-            max_transfers: 0,
-            list_findable: 0,
+            max_transfers: self.max_transfers,
+            list_findable: self.list_findable as i32,
         }
     }
 
@@ -126,6 +122,8 @@ impl Options {
                 _ => Policy::Lru,
             },
             id_tag: c.id_tag as u16,
+            max_transfers: c.max_transfers,
+            list_findable: c.list_findable != 0,
         }
     }
 }

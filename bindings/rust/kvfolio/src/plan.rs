@@ -5,45 +5,6 @@
 use crate::manager::{Sequence, Ticket};
 use crate::{sys, Batch};
 use std::marker::PhantomData;
-use std::mem::size_of;
-use std::ptr::null;
-
-const NO_ARRAY: sys::kvfolio_i32s = sys::kvfolio_i32s { data: null(), size: 0 };
-
-fn empty_step() -> sys::kvfolio_step_plan {
-    sys::kvfolio_step_plan {
-        struct_size: size_of::<sys::kvfolio_step_plan>() as u32,
-        num_tokens: 0,
-        ticket: 0,
-        sequences: null(),
-        num_sequences: 0,
-        rows: NO_ARRAY,
-        query_start: NO_ARRAY,
-        kv_lens: NO_ARRAY,
-        trim_sinks: NO_ARRAY,
-        trim_first_kept: NO_ARRAY,
-        positions: NO_ARRAY,
-    }
-}
-
-fn empty_group() -> sys::kvfolio_group_plan {
-    sys::kvfolio_group_plan {
-        struct_size: size_of::<sys::kvfolio_group_plan>() as u32,
-        block_table_stride: 0,
-        slot_mapping: NO_ARRAY,
-        block_table: NO_ARRAY,
-        kv_indptr: NO_ARRAY,
-        kv_indices: NO_ARRAY,
-        kv_last_page_len: NO_ARRAY,
-        copy_src: NO_ARRAY,
-        copy_dst: NO_ARRAY,
-        changed_rows: NO_ARRAY,
-        changed_columns: NO_ARRAY,
-        changed_blocks: NO_ARRAY,
-        shared_prefixes: null(),
-        num_shared_prefixes: 0,
-    }
-}
 
 pub(crate) struct Slot {
     ticket: u64, // 0: no plan
@@ -67,8 +28,8 @@ impl PlanSlots {
     pub(crate) fn new(max_steps_in_flight: i32, num_groups: i32, is_in_order: bool) -> PlanSlots {
         let slot = |_| Slot {
             ticket: 0,
-            step: empty_step(),
-            groups: vec![empty_group(); num_groups as usize],
+            step: sys::kvfolio_step_plan::new(),
+            groups: vec![sys::kvfolio_group_plan::new(); num_groups as usize],
         };
         PlanSlots { slots: (0..=max_steps_in_flight).map(slot).collect(), is_in_order, open: 0 }
     }
@@ -93,13 +54,13 @@ impl PlanSlots {
         }
     }
 
-    /// A place for the plan of the open step. It counts once [`Slot::is_of`] says so.
+    /// A place for the plan of the open step. It counts once [`Slot::is_planned`] was called.
     pub(crate) fn slot(&mut self) -> &mut Slot {
         self.changed();
         let free = self.slots.iter().position(|slot| slot.ticket == 0);
         let at = free.unwrap_or_else(|| {
             let groups = self.slots[0].groups.clone();
-            self.slots.push(Slot { ticket: 0, step: empty_step(), groups });
+            self.slots.push(Slot { ticket: 0, step: sys::kvfolio_step_plan::new(), groups });
             self.slots.len() - 1
         });
         &mut self.slots[at]
@@ -144,8 +105,9 @@ impl PlanSlots {
 }
 
 impl Slot {
-    pub(crate) fn is_of(&mut self, ticket: u64) {
-        self.ticket = ticket;
+    /// C has written a plan, which says whose it is.
+    pub(crate) fn is_planned(&mut self) {
+        self.ticket = self.step.ticket;
     }
 
     /// Requires: the arrays live for 'a.
@@ -199,7 +161,7 @@ pub struct PlanArrays<'a> {
     life: PhantomData<&'a [i32]>,
 }
 
-// SAFETY: arrays that nobody writes as long as this lives.
+// SAFETY: arrays that nothing writes as long as this lives.
 unsafe impl Send for PlanArrays<'_> {}
 unsafe impl Sync for PlanArrays<'_> {}
 
@@ -210,6 +172,18 @@ fn slice<'a>(array: sys::kvfolio_i32s) -> &'a [i32] {
     }
     // SAFETY: as required.
     unsafe { std::slice::from_raw_parts(array.data, array.size as usize) }
+}
+
+impl std::fmt::Debug for PlanArrays<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PlanArrays")
+            .field("ticket", &self.ticket())
+            .field("sequences", &self.sequences())
+            .field("query_start", &self.query_start())
+            .field("kv_lens", &self.kv_lens())
+            .field("groups", &self.groups())
+            .finish_non_exhaustive()
+    }
 }
 
 impl<'a> PlanArrays<'a> {
@@ -264,12 +238,23 @@ impl<'a> PlanArrays<'a> {
         // SAFETY: as step(); GroupPlan is repr(transparent).
         unsafe { std::slice::from_raw_parts(self.groups.cast(), self.n) }
     }
-    /// The arrays of one group. Panics if there is no such group.
-    pub fn group(&self, group: usize) -> &'a GroupPlan {
-        &self.groups()[group]
+    /// The arrays of one group.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such group.
+    pub fn group(&self, group: i32) -> &'a GroupPlan {
+        usize::try_from(group)
+            .ok()
+            .and_then(|at| self.groups().get(at))
+            .unwrap_or_else(|| panic!("there is no group {group} of {}", self.n))
     }
-    /// What [`attend`](crate::View::attend) takes. Panics if there is no such group.
-    pub fn batch(&self, group: usize) -> Batch<'a> {
+    /// What [`attend`](crate::View::attend) takes.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such group.
+    pub fn batch(&self, group: i32) -> Batch<'a> {
         Batch {
             query_start: self.query_start(),
             kv_lens: self.kv_lens(),
@@ -286,8 +271,11 @@ impl<'a> PlanArrays<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct SharedPrefix {
+    /// Its place in the plan.
     pub first_sequence: i32,
+    /// Two or more.
     pub num_sequences: i32,
+    /// That they share.
     pub num_blocks: i32,
 }
 
@@ -299,6 +287,16 @@ pub struct GroupPlan(sys::kvfolio_group_plan);
 unsafe impl Send for GroupPlan {}
 unsafe impl Sync for GroupPlan {}
 
+impl std::fmt::Debug for GroupPlan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GroupPlan")
+            .field("slot_mapping", &self.slot_mapping())
+            .field("block_table", &self.block_table())
+            .field("block_table_stride", &self.block_table_stride())
+            .finish_non_exhaustive()
+    }
+}
+
 impl GroupPlan {
     /// `[tokens]`: where K and V of each token go; -1: they are there already.
     pub fn slot_mapping(&self) -> &[i32] {
@@ -308,33 +306,39 @@ impl GroupPlan {
     pub fn block_table(&self) -> &[i32] {
         slice(self.0.block_table)
     }
+    /// Entries of the table of each sequence.
     pub fn block_table_stride(&self) -> i32 {
         self.0.block_table_stride
     }
-    /// FlashInfer.
+    /// FlashInfer: entries of `kv_indices()` before each sequence.
     pub fn kv_indptr(&self) -> &[i32] {
         slice(self.0.kv_indptr)
     }
+    /// FlashInfer: the blocks of all sequences, one behind the other.
     pub fn kv_indices(&self) -> &[i32] {
         slice(self.0.kv_indices)
     }
+    /// FlashInfer: tokens in the last block of each sequence.
     pub fn kv_last_page_len(&self) -> &[i32] {
         slice(self.0.kv_last_page_len)
     }
-    /// Whole blocks to copy before the step writes.
+    /// Whole blocks to copy before the step writes, in this order.
     pub fn copy_src(&self) -> &[i32] {
         slice(self.0.copy_src)
     }
+    /// Where block `copy_src()[i]` is copied to.
     pub fn copy_dst(&self) -> &[i32] {
         slice(self.0.copy_dst)
     }
-    /// Entries of a block table on the device to change.
+    /// Entries of a block table on the device to change: the row.
     pub fn changed_rows(&self) -> &[i32] {
         slice(self.0.changed_rows)
     }
+    /// See `changed_rows()`: the logical block.
     pub fn changed_columns(&self) -> &[i32] {
         slice(self.0.changed_columns)
     }
+    /// See `changed_rows()`: the physical block.
     pub fn changed_blocks(&self) -> &[i32] {
         slice(self.0.changed_blocks)
     }

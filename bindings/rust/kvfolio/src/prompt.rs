@@ -9,10 +9,15 @@ use std::ptr::{null, null_mut, NonNull};
 /// The parts of a [`Root`]: bytes of any content, empty by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RootKey<'a> {
+    /// Name and version of the model.
     pub model: &'a [u8],
+    /// Name of an adapter.
     pub adapter: &'a [u8],
+    /// Version of the adapter.
     pub adapter_version: &'a [u8],
+    /// A secret of the tenant: no other tenant finds its prompts.
     pub tenant_salt: &'a [u8],
+    /// Another number for new weights under the same name.
     pub epoch: u64,
 }
 
@@ -60,6 +65,11 @@ impl Root {
         Ok(Root(NonNull::new(out).expect("C gave a root")))
     }
 
+    /// Requires: C gave it, and nothing else destroys it.
+    pub(crate) fn from_raw(raw: NonNull<sys::kvfolio_root>) -> Root {
+        Root(raw)
+    }
+
     pub(crate) fn raw_or_null(root: Option<&Root>) -> *const sys::kvfolio_root {
         root.map_or(null(), |root| root.0.as_ptr() as *const _)
     }
@@ -82,6 +92,7 @@ impl Drop for Root {
 /// let prompt = [0; 48]; // placeholders in 16..32
 /// let open = |cache: &mut Cache, image: [u8; 32]| -> Result<i32, kvfolio::Error> {
 ///     let media = [MediaSpan::new(16, 32, image).attends_to_itself(true)];
+///     assert_eq!((media[0].begin(), media[0].end(), media[0].content_id()), (16, 32, image));
 ///     let options = OpenOptions { media: &media, ..OpenOptions::default() };
 ///     let mut step = cache.begin_step()?;
 ///     let opened = step.open(&prompt, &options)?;
@@ -110,7 +121,23 @@ impl MediaSpan {
         })
     }
 
+    /// The first token that stands for it.
+    pub fn begin(&self) -> i32 {
+        self.0.begin
+    }
+
+    /// One past the last token that stands for it.
+    pub fn end(&self) -> i32 {
+        self.0.end
+    }
+
+    /// The hash of what it stands for.
+    pub fn content_id(&self) -> [u8; 32] {
+        self.0.content_id
+    }
+
     /// Its tokens also read those behind them, up to `end`.
+    #[must_use]
     pub fn attends_to_itself(mut self, yes: bool) -> MediaSpan {
         self.0.attends_to_itself = yes as i32;
         self
@@ -118,35 +145,36 @@ impl MediaSpan {
 }
 
 /// What of a sequence stays findable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Default, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum Publish {
+    /// Every token.
+    #[default]
     All = sys::KVFOLIO_PUBLISH_ALL,
+    /// Only blocks that are full.
     FullBlocks = sys::KVFOLIO_PUBLISH_FULL_BLOCKS,
+    /// No token.
     Nothing = sys::KVFOLIO_PUBLISH_NOTHING,
 }
 
-impl Default for Publish {
-    fn default() -> Publish {
-        Publish::All
-    }
-}
-
-/// Options of the calls about a prompt; `OpenOptions` in `manager_types.h`. All default to no.
+/// Options of the calls about a prompt; `OpenOptions` in `manager_types.h`. By default none is set.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OpenOptions<'a> {
-    /// None: the key without any bytes, which all share who give none.
+    /// None: the key without any bytes. All sequences that are opened without a root share it.
     pub root: Option<&'a Root>,
     /// Ascending.
     pub media: &'a [MediaSpan],
-    /// Neither looks for a prefix nor publishes one.
+    /// The sequence does not look for a prefix, and does not publish its tokens.
     pub no_prefix_cache: bool,
-    /// Finds nothing, but publishes.
+    /// The sequence does not look for a prefix, but publishes its tokens.
     pub no_look_up: bool,
+    /// What of the sequence stays findable.
     pub publish: Publish,
+    /// A name for [`Manager::find`](crate::Manager::find).
     pub caller_id: Option<u64>,
     /// 0: no limit of its own.
     pub max_tokens: i32,
+    /// For [`Policy::LowestPriority`](crate::Policy).
     pub priority: i32,
     /// Tokens may get their names after their step, until the sequence is closed.
     pub late_names: bool,

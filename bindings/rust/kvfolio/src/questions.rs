@@ -3,83 +3,122 @@
 // Calls that change nothing. For SAFETY see manager.rs; structs to fill have their size.
 
 use crate::error::call;
-use crate::manager::Sequence;
+use crate::manager::{Load, Sequence};
 use crate::prompt::CPrompt;
 use crate::{sys, GroupSpec, Manager, OpenOptions, Options, Result};
-use std::mem::{size_of, MaybeUninit};
 use std::ptr::null_mut;
-
-/// A struct for C to fill: its size, and 0 behind it.
-fn sized<T>() -> T {
-    let mut out = MaybeUninit::<T>::zeroed();
-    // SAFETY: used with the structs of kvfolio_sys that begin with their size and are integers and
-    // null pointers.
-    unsafe {
-        out.as_mut_ptr().cast::<u32>().write(size_of::<T>() as u32);
-        out.assume_init()
-    }
-}
 
 /// What is known of a sequence; `SequenceInfo` in `manager_types.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SequenceInfo {
+    /// Tokens, those of the open step included.
     pub length: i32,
     /// Without the tokens of a draft.
     pub accepted_length: i32,
+    /// Tokens that others can find now; 0: none.
     pub published_length: i32,
+    /// Positions `[trim_sinks, trim_first_kept)` were dropped by trims; 0 and 0: none.
     pub trim_sinks: i32,
+    /// See `trim_sinks`.
     pub trim_first_kept: i32,
+    /// Whether the open step appends to it.
     pub in_open_step: bool,
+    /// Tokens that [`Manager::set_tokens`] may name now.
     pub num_unnamed: i32,
+    /// Tokens that [`Manager::reserve`] still promises.
     pub reserved_tokens: i64,
+    /// The name that its caller gave it.
     pub caller_id: Option<u64>,
+    /// 0: no limit of its own.
     pub max_tokens: i32,
+    /// When it was last used, in uses of all sequences. An open, an append and a fork are uses.
     pub last_use: u64,
+    /// How often it was used.
     pub use_count: u64,
+    /// For [`Policy::LowestPriority`](crate::Policy).
     pub priority: i32,
+    /// The load that is open for it.
+    pub load: Option<Load>,
 }
 
-/// Blocks of a group by state: `free + held + cached + retiring == num_blocks`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GroupUsage {
-    pub num_blocks: i32,
-    pub free: i32,
-    pub held: i32,
-    pub cached: i32,
-    pub retiring: i32,
-    pub evictable: i32,
-    /// Of the held ones.
-    pub reserved: i32,
+mirror! {
+    /// Blocks of a group by state: `free + held + cached + retiring == num_blocks`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct GroupUsage = kvfolio_group_usage {
+        /// All of them.
+        pub num_blocks: i32,
+        /// Held by no one, with nothing to find in them.
+        pub free: i32,
+        /// Referenced by sequences, pins, loads or holds.
+        pub held: i32,
+        /// Findable, without references.
+        pub cached: i32,
+        /// Referenced only by steps: they become free or cached when these are complete.
+        pub retiring: i32,
+        /// Equals `cached`: every cached block can be evicted.
+        pub evictable: i32,
+        /// Of the held ones: kept by [`Manager::reserve`], and in no table yet.
+        pub reserved: i32,
+        /// Of the held ones: those that open loads wait for.
+        pub loading: i32,
+        /// References of open holds; a block in two holds counts twice.
+        pub on_hold: i32,
+    }
 }
 
-/// Who has a block.
+/// What a block is at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlockState {
+    /// Without references, and nothing can be found in it.
     Free,
+    /// Referenced by a sequence, a pin, a load or a hold.
     Held,
+    /// Findable, without references.
     Cached,
+    /// Referenced only by steps that are not complete.
     Retiring,
 }
 
-/// Counts since creation; `Counters` in `manager_types.h`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    pub blocks_allocated: u64,
-    pub blocks_freed: u64,
-    pub blocks_evicted: u64,
-    pub blocks_unhung: u64,
-    pub block_copies: u64,
-    pub sequences_opened: u64,
-    pub sequences_closed: u64,
-    pub sequences_preempted: u64,
-    pub sequences_aborted: u64,
-    pub forks: u64,
-    pub tokens_looked_up: u64,
-    pub tokens_reused: u64,
-    pub tokens_committed: u64,
-    pub blocks_published: u64,
-    pub publications_skipped: u64,
-    pub blocks_used_peak: u64,
+mirror! {
+    /// Counts since creation; `Counters` in `manager_types.h`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct Counters = kvfolio_counters {
+        /// Blocks that were taken.
+        pub blocks_allocated: u64,
+        /// Blocks that became free.
+        pub blocks_freed: u64,
+        /// Cached blocks that were given up to make room.
+        pub blocks_evicted: u64,
+        /// Held blocks that stopped being findable to make room.
+        pub blocks_unhung: u64,
+        /// Copy-on-write, planned and committed.
+        pub block_copies: u64,
+        /// Without forks.
+        pub sequences_opened: u64,
+        /// By [`Manager::close`].
+        pub sequences_closed: u64,
+        /// By [`Manager::preempt`] and [`Manager::preempt_to`].
+        pub sequences_preempted: u64,
+        /// By [`Manager::fail`].
+        pub sequences_aborted: u64,
+        /// By [`Manager::fork`].
+        pub forks: u64,
+        /// Prompt tokens of all opens.
+        pub tokens_looked_up: u64,
+        /// [`Opened::cached_tokens`](crate::Opened) of all opens.
+        pub tokens_reused: u64,
+        /// Appended, by all commits.
+        pub tokens_committed: u64,
+        /// Blocks that became findable, or findable with more tokens.
+        pub blocks_published: u64,
+        /// Publications that had no room.
+        pub publications_skipped: u64,
+        /// The most blocks that were held at once, all groups together.
+        pub blocks_used_peak: u64,
+        /// Tokens that stood when their load was finished.
+        pub tokens_loaded: u64,
+    }
 }
 
 /// Bytes beside the blocks.
@@ -87,6 +126,7 @@ pub struct Counters {
 pub struct MemoryUse {
     /// At creation.
     pub reserved: i64,
+    /// Of these, in use.
     pub used: i64,
 }
 
@@ -122,6 +162,7 @@ pub struct MemoryUse {
 /// assert_eq!(cache.options().max_sequences, 4); // with derived values in place of 0
 /// assert!(cache.describe().contains("policy: lru"));
 /// cache.check_invariants()?; // recounts everything
+/// assert_eq!(cache.state_hash()?, cache.state_hash()?);
 /// # Ok::<(), kvfolio::Error>(())
 /// ```
 impl Manager {
@@ -145,8 +186,9 @@ impl Manager {
         Ok(cached)
     }
 
+    /// What is known of a sequence.
     pub fn info(&self, sequence: Sequence) -> Result<SequenceInfo> {
-        let mut c: sys::kvfolio_sequence_info = sized();
+        let mut c = sys::kvfolio_sequence_info::new();
         call(|error| unsafe { sys::kvfolio_info(self.raw.as_ptr(), sequence.0, &mut c, error) })?;
         Ok(SequenceInfo {
             length: c.length,
@@ -162,12 +204,13 @@ impl Manager {
             last_use: c.last_use,
             use_count: c.use_count,
             priority: c.priority,
+            load: Some(Load(c.load)).filter(|_| c.load != 0),
         })
     }
 
     /// The physical block of each logical block, -1 if it was dropped.
     pub fn block_table(&self, sequence: Sequence, group: i32) -> Result<&[i32]> {
-        let mut c = sys::kvfolio_i32s { data: std::ptr::null(), size: 0 };
+        let mut c = sys::kvfolio_i32s::new();
         call(|error| unsafe {
             sys::kvfolio_block_table(self.raw.as_ptr(), sequence.0, group, &mut c, error)
         })?;
@@ -199,6 +242,7 @@ impl Manager {
         Ok(Sequence(out))
     }
 
+    /// How many sequences are open.
     pub fn num_sequences(&self) -> i32 {
         unsafe { sys::kvfolio_num_sequences(self.raw.as_ptr()) }
     }
@@ -212,20 +256,14 @@ impl Manager {
         out
     }
 
+    /// The blocks of a group by state.
     pub fn usage(&self, group: i32) -> Result<GroupUsage> {
-        let mut c: sys::kvfolio_group_usage = sized();
+        let mut c = sys::kvfolio_group_usage::new();
         call(|error| unsafe { sys::kvfolio_usage(self.raw.as_ptr(), group, &mut c, error) })?;
-        Ok(GroupUsage {
-            num_blocks: c.num_blocks,
-            free: c.free,
-            held: c.held,
-            cached: c.cached,
-            retiring: c.retiring,
-            evictable: c.evictable,
-            reserved: c.reserved,
-        })
+        Ok(GroupUsage::from_c(&c))
     }
 
+    /// What a block is at the moment.
     pub fn block_state(&self, group: i32, block: i32) -> Result<BlockState> {
         let mut out = 0;
         call(|error| unsafe {
@@ -239,7 +277,7 @@ impl Manager {
         })
     }
 
-    /// References to a block: table entries, pins and steps.
+    /// References to a block: table entries, pins, loads, holds and steps.
     pub fn ref_count(&self, group: i32, block: i32) -> Result<i32> {
         let mut out = 0;
         call(|error| unsafe {
@@ -248,6 +286,7 @@ impl Manager {
         Ok(out)
     }
 
+    /// Whether an open could find tokens in the block.
     pub fn is_findable(&self, group: i32, block: i32) -> Result<bool> {
         let mut out = 0;
         call(|error| unsafe {
@@ -275,6 +314,7 @@ impl Manager {
         unsafe { sys::kvfolio_bytes_used(self.raw.as_ptr()) }
     }
 
+    /// Bytes beside the blocks.
     pub fn metadata(&self) -> MemoryUse {
         let mut out = MemoryUse { reserved: 0, used: 0 };
         unsafe { sys::kvfolio_metadata(self.raw.as_ptr(), &mut out.reserved, &mut out.used) };
@@ -304,48 +344,42 @@ impl Manager {
         String::from_utf8_lossy(&text).into_owned()
     }
 
+    /// Counts since creation.
     pub fn counters(&self) -> Counters {
-        let mut c: sys::kvfolio_counters = sized();
+        let mut c = sys::kvfolio_counters::new();
         let filled =
             call(|error| unsafe { sys::kvfolio_get_counters(self.raw.as_ptr(), &mut c, error) });
         filled.expect("a manager has counters");
-        Counters {
-            blocks_allocated: c.blocks_allocated,
-            blocks_freed: c.blocks_freed,
-            blocks_evicted: c.blocks_evicted,
-            blocks_unhung: c.blocks_unhung,
-            block_copies: c.block_copies,
-            sequences_opened: c.sequences_opened,
-            sequences_closed: c.sequences_closed,
-            sequences_preempted: c.sequences_preempted,
-            sequences_aborted: c.sequences_aborted,
-            forks: c.forks,
-            tokens_looked_up: c.tokens_looked_up,
-            tokens_reused: c.tokens_reused,
-            tokens_committed: c.tokens_committed,
-            blocks_published: c.blocks_published,
-            publications_skipped: c.publications_skipped,
-            blocks_used_peak: c.blocks_used_peak,
-        }
+        Counters::from_c(&c)
     }
 
+    /// How many groups there are.
     pub fn num_groups(&self) -> i32 {
         self.num_groups
     }
 
+    /// The group as it was given, with derived values in place of defaults.
     pub fn group(&self, group: i32) -> Result<GroupSpec> {
-        let mut c: sys::kvfolio_group_spec = sized();
+        let mut c = sys::kvfolio_group_spec::new();
         call(|error| unsafe { sys::kvfolio_get_group(self.raw.as_ptr(), group, &mut c, error) })?;
         Ok(GroupSpec::from_c(&c))
     }
 
     /// The options with derived values in place of 0.
     pub fn options(&self) -> Options {
-        let mut c: sys::kvfolio_manager_options = sized();
+        let mut c = sys::kvfolio_manager_options::new();
         let filled =
             call(|error| unsafe { sys::kvfolio_get_options(self.raw.as_ptr(), &mut c, error) });
         filled.expect("a manager has options");
         Options::from_c(&c)
+    }
+
+    /// A hash of all that later answers depend on, but for names: numbers of blocks and ids. An
+    /// error while a load or a hold is open.
+    pub fn state_hash(&self) -> Result<u64> {
+        let mut hash = 0;
+        call(|error| unsafe { sys::kvfolio_state_hash(self.raw.as_ptr(), &mut hash, error) })?;
+        Ok(hash)
     }
 
     /// Recounts everything: says which rule is broken and where, if one is.

@@ -11,6 +11,7 @@ use crate::{sys, Ended, Manager, OpenOptions, Policy, Result};
 /// What [`Manager::admit_prompt`] says that a prompt would get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Admission {
+    /// Tokens that the open would find.
     pub cached_tokens: i32,
     blocks: [i32; 16],
     num_groups: usize,
@@ -26,14 +27,18 @@ impl Admission {
 /// What became unfindable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Forgotten {
+    /// Blocks that are not findable any more.
     pub blocks: i64,
+    /// Pins that ended.
     pub pins: i32,
 }
 
 /// What [`Manager::pin`] gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pinned {
+    /// For [`Manager::unpin`].
     pub pin: Pin,
+    /// Tokens that it holds.
     pub pinned_tokens: i32,
 }
 

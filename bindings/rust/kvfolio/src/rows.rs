@@ -42,7 +42,7 @@ impl Element for u16 {}
 impl Element for i8 {}
 
 /// What rows of both kinds have.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Shape {
     dtype: DType,
     bytes: usize,
@@ -101,6 +101,12 @@ impl Shape {
 
 macro_rules! rows {
     ($name:ident, $pointer:ident, $as_pointer:ident $(, $mut:ident)?) => {
+        impl std::fmt::Debug for $name<'_> {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, "{} of {:?} {:?}", stringify!($name), self.shape.dtype, self.shape())
+            }
+        }
+
         impl<'a> $name<'a> {
             fn new<T>(dtype: DType, data: &'a $($mut)? [T], shape: [usize; 3]) -> Self {
                 let shape = Shape::new(dtype, size_of_val(data), shape);
@@ -124,6 +130,7 @@ macro_rules! rows {
             }
             /// Rows with gaps: bytes from one token, and from one head, to the next one. Both 0:
             /// without gaps, as in C.
+            #[must_use]
             pub fn strides(mut self, token: usize, head: usize) -> Self {
                 if (token, head) != (0, 0) {
                     self.shape.token_stride = token;

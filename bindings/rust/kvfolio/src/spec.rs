@@ -8,7 +8,9 @@ use std::mem::size_of;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum DType {
+    /// 64 bits.
     F64 = sys::KVFOLIO_F64,
+    /// 32 bits.
     F32 = sys::KVFOLIO_F32,
     /// In Rust the bits, in a `u16`.
     F16 = sys::KVFOLIO_F16,
@@ -34,7 +36,9 @@ impl DType {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum Format {
+    /// Head by head, and within a head token by token.
     Hnd = sys::KVFOLIO_HND,
+    /// Token by token, and within a token head by head.
     Nhd = sys::KVFOLIO_NHD,
     /// Tiles of 16 tokens for instructions that compute dot products.
     Granule = sys::KVFOLIO_GRANULE,
@@ -46,7 +50,12 @@ pub enum Kind {
     /// Every earlier token.
     Full,
     /// Itself, the `window - 1` tokens before it, and the first `num_sinks` tokens.
-    SlidingWindow { window: i32, num_sinks: i32 },
+    SlidingWindow {
+        /// Tokens that a query reads, itself included.
+        window: i32,
+        /// The first tokens, which every query reads.
+        num_sinks: i32,
+    },
 }
 
 /// A group of layers with the same shape. `spec.h` says the limits.
@@ -66,18 +75,25 @@ pub enum Kind {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupSpec {
+    /// Layers that share the blocks of the group.
     pub num_layers: i32,
+    /// Heads of K and V.
     pub num_kv_heads: i32,
     /// Elements of a row of K.
     pub head_dim_k: i32,
     /// 0: there is no V.
     pub head_dim_v: i32,
+    /// V is the first `head_dim_v` elements of K, and takes no memory (MLA).
     pub v_is_prefix_of_k: bool,
     /// Tokens.
     pub block_size: i32,
+    /// Element type of K and V.
     pub dtype: DType,
+    /// How the tokens of a block lie.
     pub format: Format,
+    /// What a query reads.
     pub kind: Kind,
+    /// Blocks of the pool; [`fit`] fills it in.
     pub num_blocks: i32,
 }
 
@@ -161,68 +177,50 @@ pub(crate) fn groups_to_c(groups: &[GroupSpec]) -> Vec<sys::kvfolio_group_spec> 
     groups.iter().map(|group| group.to_c()).collect()
 }
 
-/// Where the bytes of a group lie, in bytes from its base.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct GroupLayout {
-    pub block_stride: i64,
-    pub layer_stride: i64,
-    pub k_head_stride: i64,
-    pub k_token_stride: i64,
-    pub v_offset: i64,
-    pub v_head_stride: i64,
-    pub v_token_stride: i64,
-    pub k_scale_offset: i64,
-    pub v_scale_offset: i64,
-    pub scale_head_stride: i64,
-    pub scale_token_stride: i64,
-    pub payload_bytes_per_token: i64,
-    pub bytes_per_block: i64,
-    pub total_bytes: i64,
+mirror! {
+    /// Where the bytes of a group lie, in bytes from its base.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct GroupLayout = kvfolio_group_layout {
+        /// From one block to the next one.
+        pub block_stride: i64,
+        /// From one layer of a block to the next one.
+        pub layer_stride: i64,
+        /// From K of one head to K of the next one.
+        pub k_head_stride: i64,
+        /// From K of one token to K of the next one.
+        pub k_token_stride: i64,
+        /// From K to V of a block and layer.
+        pub v_offset: i64,
+        /// As `k_head_stride`.
+        pub v_head_stride: i64,
+        /// As `k_token_stride`.
+        pub v_token_stride: i64,
+        /// From K to its scales.
+        pub k_scale_offset: i64,
+        /// From K to the scales of V.
+        pub v_scale_offset: i64,
+        /// From the scales of one head to those of the next one.
+        pub scale_head_stride: i64,
+        /// From one scale to that of the next token.
+        pub scale_token_stride: i64,
+        /// K, V and scales of a token, all layers, without padding.
+        pub payload_bytes_per_token: i64,
+        /// Of a block, all layers.
+        pub bytes_per_block: i64,
+        /// Of the group.
+        pub total_bytes: i64,
+    }
 }
 
 /// Checks the groups and says where the bytes of each will lie. [`GroupSpec`] shows it.
 pub fn plan_layouts(groups: &[GroupSpec]) -> Result<Vec<GroupLayout>> {
     let specs = groups_to_c(groups);
-    let empty = sys::kvfolio_group_layout {
-        struct_size: size_of::<sys::kvfolio_group_layout>() as u32,
-        reserved: 0,
-        block_stride: 0,
-        layer_stride: 0,
-        k_head_stride: 0,
-        k_token_stride: 0,
-        v_offset: 0,
-        v_head_stride: 0,
-        v_token_stride: 0,
-        k_scale_offset: 0,
-        v_scale_offset: 0,
-        scale_head_stride: 0,
-        scale_token_stride: 0,
-        payload_bytes_per_token: 0,
-        bytes_per_block: 0,
-        total_bytes: 0,
-    };
-    let mut out = vec![empty; groups.len()];
+    let mut out = vec![sys::kvfolio_group_layout::new(); groups.len()];
     // SAFETY: both arrays have as many structs as is said.
     call(|error| unsafe {
         sys::kvfolio_plan_layouts(specs.as_ptr(), count(specs.len()), out.as_mut_ptr(), error)
     })?;
-    let layout_of = |c: &sys::kvfolio_group_layout| GroupLayout {
-        block_stride: c.block_stride,
-        layer_stride: c.layer_stride,
-        k_head_stride: c.k_head_stride,
-        k_token_stride: c.k_token_stride,
-        v_offset: c.v_offset,
-        v_head_stride: c.v_head_stride,
-        v_token_stride: c.v_token_stride,
-        k_scale_offset: c.k_scale_offset,
-        v_scale_offset: c.v_scale_offset,
-        scale_head_stride: c.scale_head_stride,
-        scale_token_stride: c.scale_token_stride,
-        payload_bytes_per_token: c.payload_bytes_per_token,
-        bytes_per_block: c.bytes_per_block,
-        total_bytes: c.total_bytes,
-    };
-    Ok(out.iter().map(layout_of).collect())
+    Ok(out.iter().map(GroupLayout::from_c).collect())
 }
 
 /// Fills in `num_blocks` of each group so that all take at most `bytes`. What is there before are

@@ -64,6 +64,47 @@ use std::ops::{Deref, DerefMut};
 /// step.append_unnamed_draft(a, 3, 3)?;
 /// # Ok::<(), kvfolio::Error>(())
 /// ```
+///
+/// An append that is short of blocks preempts another sequence, inside the step, and is made again.
+/// Then new requests join the step as long as they fit into what it leaves:
+///
+/// ```
+/// use kvfolio::{Cache, Error, GroupSpec, Options};
+///
+/// let group = GroupSpec { head_dim_k: 8, block_size: 4, num_blocks: 6, ..GroupSpec::default() };
+/// let mut cache = Cache::new(&[group], &Options::default())?;
+/// let idle = cache.open(&[1; 12], &Default::default())?.sequence;
+/// let mut step = cache.begin_step()?;
+/// step.append(idle, &[1; 12])?;
+/// step.finish()?; // 3 of 6 blocks
+///
+/// let long = cache.open(&[2; 17], &Default::default())?.sequence;
+/// let mut step = cache.begin_step()?;
+/// let mut preempted = Vec::new();
+/// loop {
+///     match step.append(long, &[2; 17]) {
+///         Err(Error::NoBlocks { .. }) => match step.select_victim(None) {
+///             Some(victim) => {
+///                 step.preempt(victim)?; // its blocks are free now, or cached
+///                 preempted.push(victim); // resume it later: open what it had, append the rest
+///             }
+///             None => break, // no other sequence can make room: this one waits for a later step
+///         },
+///         answer => break answer?,
+///     }
+/// }
+/// assert_eq!(preempted, [idle]);
+///
+/// // One block is left. admit_prompt() counts with what the open step has taken already.
+/// let new = [3; 4];
+/// assert!(matches!(step.admit_prompt(&new, &Default::default(), 1), Err(Error::NoBlocks { .. })));
+/// let admission = step.admit_prompt(&new, &Default::default(), 0)?; // without room to generate
+/// assert_eq!(admission.blocks(), [1]);
+/// let opened = step.open(&new, &Default::default())?; // holds what it finds
+/// step.append(opened.sequence, &new[opened.cached_tokens as usize..])?; // as was said
+/// step.finish()?;
+/// # Ok::<(), kvfolio::Error>(())
+/// ```
 #[must_use = "a step that is dropped rolls back"]
 pub struct Step<'c> {
     manager: &'c mut Manager,
@@ -170,14 +211,15 @@ impl<'c> Step<'c> {
 
     /// The arrays of the step. The plan borrows the step: what changes the step comes after it.
     pub fn plan(&mut self, options: &PlanOptions) -> Result<Plan<'_>> {
-        let (options, ticket) = (options.to_c(), self.ticket);
+        let options = options.to_c();
         let this = self.manager.raw.as_ptr();
         let slot = self.manager.plans.slot();
         call(|error| unsafe {
             let n = slot.groups.len() as i32;
             sys::kvfolio_plan(this, &options, &mut slot.step, slot.groups.as_mut_ptr(), n, error)
         })?;
-        slot.is_of(ticket);
+        // C planned the step that is open: not this one, if the managers of two steps were exchanged.
+        slot.is_planned();
         // They live until the step ends or is planned again. Both need `self`, which is borrowed.
         let arrays = slot.arrays();
         Ok(Plan { arrays, manager: self.manager })
@@ -216,6 +258,12 @@ impl<'c> Step<'c> {
         let ticket = self.ticket();
         std::mem::forget(self); // it holds nothing but the borrow
         ticket
+    }
+}
+
+impl std::fmt::Debug for Step<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Step({})", self.ticket)
     }
 }
 
@@ -258,10 +306,15 @@ fn run_copies(manager: &mut Manager) -> Result<()> {
 pub struct PlanOptions {
     /// False: block tables are padded with -1.
     pub pad_with_zero: bool,
+    /// For engines that keep block tables of their own.
     pub no_block_tables: bool,
+    /// The entries of block tables that changed since the last plan that had them.
     pub changed_entries: bool,
+    /// `kv_indptr`, `kv_indices` and `kv_last_page_len`.
     pub flashinfer: bool,
+    /// Runs of sequences with the same leading blocks.
     pub shared_prefixes: bool,
+    /// The position of each token.
     pub positions: bool,
 }
 
@@ -334,6 +387,12 @@ impl<'s> Plan<'s> {
     }
 }
 
+impl std::fmt::Debug for Plan<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.arrays.fmt(f)
+    }
+}
+
 impl<'s> Deref for Plan<'s> {
     type Target = PlanArrays<'s>;
     fn deref(&self) -> &PlanArrays<'s> {
@@ -400,7 +459,7 @@ pub(crate) fn ended<'a>(
 /// assert_eq!(first.group(0).slot_mapping(), [0]);
 /// cache.complete(tickets[0])?;
 /// assert!(cache.plan_of(tickets[0]).is_none());
-/// let ended = cache.fail(tickets[1])?; // the device failed: who wrote in that step is closed
+/// let ended = cache.fail(tickets[1])?; // the device failed: each sequence of that step is closed
 /// assert_eq!((ended.len(), ended[0].sequence(), ended[0].caller_id()), (1, a, Some(7)));
 /// # Ok::<(), kvfolio::Error>(())
 /// ```

@@ -12,9 +12,13 @@ use std::sync::Arc;
 /// Bytes between neighbours along each axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Strides {
+    /// From one layer to the next one.
     pub layer: i64,
+    /// From one block to the next one.
     pub block: i64,
+    /// From one head to the next one.
     pub head: i64,
+    /// From one token to the next one.
     pub token: i64,
 }
 
@@ -32,16 +36,22 @@ impl Strides {
 /// One array of the caller: `bytes` may be touched from the base, or from each base, on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Borrowed {
+    /// That may be touched.
     pub bytes: i64,
+    /// How the axes lie.
     pub strides: Strides,
 }
 
 /// Where arrays begin; null if the group has no such array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bases {
+    /// K.
     pub k: *mut u8,
+    /// V.
     pub v: *mut u8,
+    /// Scales of K.
     pub k_scale: *mut u8,
+    /// Scales of V.
     pub v_scale: *mut u8,
 }
 
@@ -58,9 +68,11 @@ pub struct BorrowedGroup {
     pub bases: Vec<Bases>,
     /// `[num_layers, num_blocks, num_kv_heads, block_size, head_dim_k]`, axes in any order.
     pub k: Borrowed,
+    /// The same with `head_dim_v`.
     pub v: Borrowed,
     /// int8 only: f32 `[num_layers, num_blocks, num_kv_heads, block_size]`.
     pub k_scale: Borrowed,
+    /// The same for V.
     pub v_scale: Borrowed,
 }
 
@@ -121,7 +133,7 @@ pub struct Storage {
 }
 
 // SAFETY: a handle may move between threads; &self calls are const calls, which may run at the same
-// time; whoever writes has &mut self. Resources are Send and Sync.
+// time; a call that writes takes &mut self. Resources are Send and Sync.
 unsafe impl Send for Storage {}
 unsafe impl Sync for Storage {}
 
@@ -159,7 +171,8 @@ impl Storage {
     /// its byte count describe stays where it is, is initialised, and is touched by nothing else
     /// while a method of this crate runs or while a view or a slice of it lives. It is not lent twice.
     pub unsafe fn borrow(groups: &[GroupSpec], borrowed: &[BorrowedGroup]) -> Result<Storage> {
-        Storage::borrow_beside(groups, borrowed, None)
+        // SAFETY: as required.
+        unsafe { Storage::borrow_beside(groups, borrowed, None) }
     }
 
     /// The same with a resource, which says what kind of memory it is and copies blocks.
@@ -172,7 +185,8 @@ impl Storage {
         borrowed: &[BorrowedGroup],
         resource: Arc<dyn MemoryResource>,
     ) -> Result<Storage> {
-        Storage::borrow_beside(groups, borrowed, Some(Resource::new(resource)))
+        // SAFETY: as required.
+        unsafe { Storage::borrow_beside(groups, borrowed, Some(Resource::new(resource))) }
     }
 
     unsafe fn borrow_beside(
@@ -193,7 +207,8 @@ impl Storage {
         let table = resource.as_ref().map(Resource::to_c);
         let table = table.as_ref().map_or(null(), |table| table as *const _);
         let mut out = null_mut();
-        call(|error| {
+        // SAFETY: the arrays are as long as is said; the memory is as required.
+        call(|error| unsafe {
             sys::kvfolio_storage_borrow(
                 specs.as_ptr(),
                 count(specs.len()),
@@ -242,11 +257,13 @@ impl Storage {
         self.raw = raw;
     }
 
+    /// How many groups there are.
     pub fn num_groups(&self) -> i32 {
         // SAFETY: the handle lives as long as self. So below.
         unsafe { sys::kvfolio_storage_num_groups(self.raw.as_ptr()) }
     }
 
+    /// Which processor may touch the memory.
     pub fn memory_kind(&self) -> MemoryKind {
         match unsafe { sys::kvfolio_storage_memory_kind(self.raw.as_ptr()) } {
             sys::KVFOLIO_HOST => MemoryKind::Host,
@@ -295,9 +312,38 @@ impl Storage {
         }
     }
 
+    /// Bytes of the image of a block: all of its layers, K, V and scales in one piece, in an order
+    /// that depends on the group alone, never on strides. `storage.h` says it.
+    pub fn block_image_bytes(&self, group: i32) -> Result<usize> {
+        self.views_of(group)?;
+        let bytes = unsafe { sys::kvfolio_storage_block_image_bytes(self.raw.as_ptr(), group) };
+        Ok(bytes as usize)
+    }
+
+    /// Copies blocks to images, one behind the other: `blocks.len() * block_image_bytes(group)` bytes.
+    /// [`Manager`](crate::Manager) shows it.
+    pub fn read_blocks(&self, group: i32, blocks: &[i32], images: &mut [u8]) -> Result<()> {
+        let (this, n, bytes) = (self.raw.as_ptr(), blocks.len() as i64, images.len() as i64);
+        // SAFETY: both slices are as long as is said; a const call.
+        call(|error| unsafe {
+            let images = images.as_mut_ptr().cast();
+            sys::kvfolio_storage_read_blocks(this, group, blocks.as_ptr(), n, images, bytes, error)
+        })
+    }
+
     /// What may write.
     pub fn as_mut(&mut self) -> StorageMut<'_> {
         StorageMut { storage: self }
+    }
+}
+
+impl std::fmt::Debug for Storage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Storage")
+            .field("memory_kind", &self.memory_kind())
+            .field("memory_bytes", &self.memory_bytes())
+            .field("groups", &self.views.iter().map(|views| views.spec).collect::<Vec<_>>())
+            .finish()
     }
 }
 
@@ -314,6 +360,7 @@ impl Drop for Storage {
 ///
 /// It is a type of its own because `&mut Storage` could be exchanged for another storage, which a
 /// cache does not survive.
+#[derive(Debug)]
 pub struct StorageMut<'a> {
     storage: &'a mut Storage,
 }
@@ -356,6 +403,17 @@ impl<'a> StorageMut<'a> {
         // SAFETY: as copy_blocks(); `source` is another storage since self is borrowed mutably.
         call(|error| unsafe {
             sys::kvfolio_storage_copy_blocks_from(to, from, group, blocks.as_ptr(), n, error)
+        })
+    }
+
+    /// Copies images, which [`Storage::read_blocks`] gave, to blocks; each block is named once.
+    pub fn write_blocks(&mut self, group: i32, blocks: &[i32], images: &[u8]) -> Result<()> {
+        let storage = self.storage.raw.as_ptr();
+        let (n, bytes) = (blocks.len() as i64, images.len() as i64);
+        // SAFETY: as copy_blocks(); `images` lies elsewhere, since self is borrowed mutably.
+        call(|error| unsafe {
+            let (blocks, images) = (blocks.as_ptr(), images.as_ptr().cast());
+            sys::kvfolio_storage_write_blocks(storage, group, blocks, n, images, bytes, error)
         })
     }
 

@@ -36,7 +36,8 @@ use std::ptr::{null_mut, NonNull};
 pub unsafe trait Executor {
     /// How many threads work, the caller included.
     fn num_threads(&self) -> usize;
-    /// See above.
+    /// Calls `task(i)` once for each `i` in `0..n`, as the trait demands. That of a [`ThreadPool`]
+    /// panics if n is above 2^31 - 1.
     fn parallel_for(&self, n: usize, task: &(dyn Fn(usize) + Sync));
 }
 
@@ -62,7 +63,8 @@ unsafe impl Sync for ThreadPool {}
 
 impl ThreadPool {
     /// Starts threads. `num_threads` counts the caller: 1 starts none.
-    pub fn new(num_threads: i32) -> Result<ThreadPool> {
+    pub fn new(num_threads: usize) -> Result<ThreadPool> {
+        let num_threads = i32::try_from(num_threads).unwrap_or(i32::MAX);
         let mut out = null_mut();
         // SAFETY: C checks the number.
         call(|error| unsafe { sys::kvfolio_thread_pool_create(num_threads, &mut out, error) })?;
@@ -80,9 +82,15 @@ impl ThreadPool {
     }
 }
 
+impl std::fmt::Debug for ThreadPool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ThreadPool({} threads)", self.num_threads())
+    }
+}
+
 impl Drop for ThreadPool {
     fn drop(&mut self) {
-        // SAFETY: it was created here and goes once; nobody uses it, since it is borrowed for a call.
+        // SAFETY: it was created here and goes once; each call that uses it borrows it.
         unsafe { sys::kvfolio_thread_pool_destroy(self.raw.as_ptr()) }
     }
 }
@@ -96,7 +104,8 @@ unsafe impl Executor for ThreadPool {
 
     fn parallel_for(&self, n: usize, task: &(dyn Fn(usize) + Sync)) {
         unsafe extern "C" fn run(arg: *mut c_void, index: i32) {
-            let task = &**(arg as *const &(dyn Fn(usize) + Sync));
+            // SAFETY: `arg` is that of the call below, which waits for this one.
+            let task = unsafe { *(arg as *const &(dyn Fn(usize) + Sync)) };
             no_unwind(|| task(index as usize));
         }
         let n = i32::try_from(n).expect("at most 2^31 - 1 tasks");
@@ -129,7 +138,8 @@ unsafe extern "C" fn lend(
     task: Option<unsafe extern "C" fn(*mut c_void, i32)>,
     arg: *mut c_void,
 ) {
-    let executor = *(context as *const &dyn Executor);
+    // SAFETY: that of to_c(), which the caller of C keeps until C returns.
+    let executor = unsafe { *(context as *const &dyn Executor) };
     let (n, function) = match (usize::try_from(n), task) {
         (Ok(n), Some(function)) => (n, function),
         _ => return,

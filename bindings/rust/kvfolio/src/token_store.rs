@@ -12,11 +12,15 @@ use std::sync::Arc;
 /// Options of a [`TokenStore`]; `token_store.h` says the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenStoreOptions {
+    /// Elements of a row of K.
     pub head_dim_k: i32,
     /// 0: there is no V.
     pub head_dim_v: i32,
+    /// Rows of each token.
     pub num_kv_heads: i32,
+    /// Element type of the rows.
     pub dtype: DType,
+    /// Tokens of a block.
     pub block_size: i32,
     /// The exact cap.
     pub max_tokens: i32,
@@ -77,17 +81,28 @@ struct Handle {
 }
 
 // SAFETY: a handle may move between threads; &self calls are const calls, which may run at the same
-// time; who writes has the only &mut TokenStore. Through the Arc only `drop` is called.
+// time; a call that writes has the only &mut TokenStore. Through the Arc only `drop` is called.
 unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 unsafe impl Send for TokenStore {}
 unsafe impl Sync for TokenStore {}
+
+impl std::fmt::Debug for TokenStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "TokenStore({} of {} tokens)", self.len(), self.max_tokens())
+    }
+}
 
 impl Drop for Handle {
     fn drop(&mut self) {
         // SAFETY: it was created here and goes once, before the origin and the resource.
         unsafe { sys::kvfolio_token_store_destroy(self.raw.as_ptr()) }
     }
+}
+
+/// A position as C counts; one that does not fit is refused there.
+fn position(i: usize) -> i64 {
+    i64::try_from(i).unwrap_or(i64::MAX)
 }
 
 impl TokenStore {
@@ -230,7 +245,7 @@ impl TokenStore {
 
     /// Copies tokens `begin, begin + 1, ...` to as many rows as the slices hold. An empty one is not
     /// written; otherwise both hold equally many rows.
-    pub fn gather<T: Element>(&self, begin: i64, k: &mut [T], v: &mut [T]) -> Result<()> {
+    pub fn gather<T: Element>(&self, begin: usize, k: &mut [T], v: &mut [T]) -> Result<()> {
         let dtype = self.dtype_of::<T>()?;
         let n_k = self.count_rows("k", k.len(), self.spec.head_dim_k)?;
         let n_v = self.count_rows("v", v.len(), self.spec.head_dim_v)?;
@@ -245,6 +260,7 @@ impl TokenStore {
             }
         };
         let (k, v, n) = (pointer(k), pointer(v), n_k.max(n_v));
+        let begin = position(begin);
         // SAFETY: each is null or has n rows, as was checked.
         call(|error| unsafe {
             sys::kvfolio_token_store_gather(self.raw(), begin, n, dtype, k.cast(), v.cast(), error)
@@ -252,18 +268,18 @@ impl TokenStore {
     }
 
     /// The row of K of token i where it lies; `T` is the store's type. `Unsupported` for int8.
-    pub fn at<T: Element>(&self, i: i64) -> Result<&[T]> {
+    pub fn at<T: Element>(&self, i: usize) -> Result<&[T]> {
         self.row(i, self.spec.head_dim_k, sys::kvfolio_token_store_at)
     }
 
     /// The row of V.
-    pub fn v_at<T: Element>(&self, i: i64) -> Result<&[T]> {
+    pub fn v_at<T: Element>(&self, i: usize) -> Result<&[T]> {
         self.row(i, self.spec.head_dim_v, sys::kvfolio_token_store_v_at)
     }
 
     fn row<T: Element>(
         &self,
-        i: i64,
+        i: usize,
         head_dim: i32,
         f: unsafe extern "C" fn(
             *const sys::kvfolio_token_store,
@@ -277,7 +293,7 @@ impl TokenStore {
         }
         let mut out = null();
         // SAFETY: a const call.
-        call(|error| unsafe { f(self.raw(), i, &mut out, error) })?;
+        call(|error| unsafe { f(self.raw(), position(i), &mut out, error) })?;
         let elements = self.spec.num_kv_heads as usize * head_dim as usize;
         // SAFETY: a row of this type, which does not move and changes only under &mut self.
         Ok(unsafe { std::slice::from_raw_parts(out.cast(), elements) })
@@ -289,16 +305,19 @@ impl TokenStore {
         unsafe { sys::kvfolio_token_store_clear(self.raw()) }
     }
 
-    pub fn len(&self) -> i32 {
-        unsafe { sys::kvfolio_token_store_size(self.raw()) }
+    /// Tokens in the store.
+    pub fn len(&self) -> usize {
+        unsafe { sys::kvfolio_token_store_size(self.raw()) as usize }
     }
 
+    /// Whether it has no token.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    pub fn max_tokens(&self) -> i32 {
-        unsafe { sys::kvfolio_token_store_max_tokens(self.raw()) }
+    /// The exact cap.
+    pub fn max_tokens(&self) -> usize {
+        unsafe { sys::kvfolio_token_store_max_tokens(self.raw()) as usize }
     }
 
     /// What was taken from the resource.

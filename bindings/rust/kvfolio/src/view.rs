@@ -60,6 +60,24 @@ impl Drop for ViewHandle {
 /// assert_eq!(copy, [1.0, 2.0]);
 /// # Ok::<(), kvfolio::Error>(())
 /// ```
+///
+/// In a cache of int8 each row has a scale:
+///
+/// ```
+/// use kvfolio::{DType, GroupSpec, Rows, Storage};
+///
+/// let group = GroupSpec { head_dim_k: 2, head_dim_v: 2, num_blocks: 4, dtype: DType::Int8,
+///                         ..GroupSpec::default() };
+/// let mut storage = Storage::new(&[group])?;
+/// let row = |data| Some(Rows::f32(data, [1, 1, 2]));
+/// storage.as_mut().view(0)?.write_token(0, 0, 5, row(&[127.0, -127.0]), row(&[0.0, 254.0]))?;
+/// let view = storage.view(0)?;
+/// assert_eq!(view.k::<i8>(0, 0, 0, 5), Some(&[127, -127][..]));
+/// assert_eq!((view.k_scale(0, 0, 0, 5), view.v_scale(0, 0, 0, 5)), (Some(1.0), Some(2.0)));
+/// assert!(view.k_scale(0, 4, 0, 5).is_none()); // there are 4 blocks
+/// assert!(!view.k_scale_pointer(0, 0, 0, 5).is_null() && !view.v_scale_pointer(0, 0, 0, 5).is_null());
+/// # Ok::<(), kvfolio::Error>(())
+/// ```
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     raw: NonNull<sys::kvfolio_view>,
@@ -68,9 +86,15 @@ pub struct View<'a> {
     _memory: PhantomData<&'a [u8]>,
 }
 
-// SAFETY: a view is a pointer to memory that nobody writes as long as the view lives.
+// SAFETY: a view is a pointer to memory that nothing writes as long as the view lives.
 unsafe impl Send for View<'_> {}
 unsafe impl Sync for View<'_> {}
+
+impl std::fmt::Debug for View<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "View({:?} memory of {:?})", self.kind, self.spec)
+    }
+}
 
 impl<'a> View<'a> {
     pub(crate) fn new(handle: &'a ViewHandle, spec: &'a GroupSpec, kind: MemoryKind) -> View<'a> {
@@ -104,6 +128,37 @@ impl<'a> View<'a> {
         self.row(self.v_pointer(layer, block, head, offset), self.spec.head_dim_v)
     }
 
+    /// Where the f32 scale of a row of K lies; null if there is none: in caches of int8 only.
+    pub fn k_scale_pointer(&self, layer: i32, block: i32, head: i32, offset: i32) -> *const u8 {
+        // SAFETY: C checks the numbers. So below.
+        unsafe { sys::kvfolio_view_k_scale(self.raw(), layer, block, head, offset).cast() }
+    }
+
+    /// Where the f32 scale of a row of V lies.
+    pub fn v_scale_pointer(&self, layer: i32, block: i32, head: i32, offset: i32) -> *const u8 {
+        unsafe { sys::kvfolio_view_v_scale(self.raw(), layer, block, head, offset).cast() }
+    }
+
+    /// The scale of a row of K: its elements are `int8 * scale`. `None` if the cache is not int8, if
+    /// there is no such row, and in memory of a device.
+    pub fn k_scale(&self, layer: i32, block: i32, head: i32, offset: i32) -> Option<f32> {
+        self.scale(self.k_scale_pointer(layer, block, head, offset))
+    }
+
+    /// The scale of a row of V.
+    pub fn v_scale(&self, layer: i32, block: i32, head: i32, offset: i32) -> Option<f32> {
+        self.scale(self.v_scale_pointer(layer, block, head, offset))
+    }
+
+    fn scale(&self, at: *const u8) -> Option<f32> {
+        if at.is_null() || self.kind != MemoryKind::Host {
+            return None;
+        }
+        // SAFETY: C checked that it is there: an initialised f32, which nothing writes as long as
+        // the view lives.
+        Some(unsafe { at.cast::<f32>().read_unaligned() })
+    }
+
     fn row<T: Element>(&self, at: *const u8, elements: i32) -> Option<&'a [T]> {
         let fits = T::keeps(self.spec.dtype)
             && self.spec.format != Format::Granule
@@ -113,12 +168,13 @@ impl<'a> View<'a> {
             return None;
         }
         // SAFETY: C checked that the row is there; it is contiguous, initialised and of this type,
-        // and as long as the view lives nobody writes it.
+        // and nothing writes it as long as the view lives.
         Some(unsafe { std::slice::from_raw_parts(at.cast(), elements as usize) })
     }
 }
 
 /// A view to write: the only one of its storage as long as it lives. [`View`] shows it.
+#[derive(Debug)]
 pub struct ViewMut<'a>(View<'a>);
 
 impl<'a> ViewMut<'a> {
@@ -140,5 +196,15 @@ impl<'a> ViewMut<'a> {
     /// The row of V.
     pub fn v_pointer(&self, layer: i32, block: i32, head: i32, offset: i32) -> *mut u8 {
         self.0.v_pointer(layer, block, head, offset) as *mut u8
+    }
+
+    /// Where the f32 scale of a row of K lies; null if there is none.
+    pub fn k_scale_pointer(&self, layer: i32, block: i32, head: i32, offset: i32) -> *mut u8 {
+        self.0.k_scale_pointer(layer, block, head, offset) as *mut u8
+    }
+
+    /// Where the f32 scale of a row of V lies.
+    pub fn v_scale_pointer(&self, layer: i32, block: i32, head: i32, offset: i32) -> *mut u8 {
+        self.0.v_scale_pointer(layer, block, head, offset) as *mut u8
     }
 }

@@ -27,7 +27,7 @@ fn one_vector_per_token_lies_where_it_was_appended() -> Result<()> {
     store.append(&[3.0, 4.0, 5.0, 6.0], &[])?; // append_tensor: all rows or none
     let token: &[f64] = store.at(1)?; // get_token, without a copy
     assert_eq!(token, [3.0, 4.0]);
-    let mut all = vec![0f64; store.len() as usize * 2]; // as_tensor, or any range
+    let mut all = vec![0f64; store.len() * 2]; // as_tensor, or any range
     store.gather(0, &mut all, &mut [])?;
     let copy = store.copy()?; // Clone: the blocks in use
     store.clear();

@@ -29,6 +29,7 @@ layouts! {
     kvfolio_sequence_info: struct_size length accepted_length published_length trim_sinks trim_first_kept in_open_step num_unnamed reserved_tokens caller_id has_caller_id max_tokens last_use use_count priority reserved load;
     kvfolio_group_usage: struct_size num_blocks free held cached retiring evictable reserved loading on_hold;
     kvfolio_counters: struct_size reserved blocks_allocated blocks_freed blocks_evicted blocks_unhung block_copies sequences_opened sequences_closed sequences_preempted sequences_aborted forks tokens_looked_up tokens_reused tokens_committed blocks_published publications_skipped blocks_used_peak tokens_loaded;
+    kvfolio_byte_sink: struct_size reserved context write;
     kvfolio_rows: struct_size dtype num_tokens num_heads head_dim reserved token_stride head_stride;
     kvfolio_gather_options: struct_size length first count first_layer num_layers first_head reserved k_layer_stride v_layer_stride;
     kvfolio_executor: struct_size num_threads context parallel_for;

@@ -1,63 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the borrow checker refuses. Each case is a program of tests/compile_fail/cases that compiles,
-// and that rustc refuses with the error that its first line names when `--cfg wrong` adds one line.
+// The cases of the crate without its features; harness.rs says how.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
-/// The crate as Cargo built it for this test, which lies beside it: the newest of its builds.
-fn library() -> PathBuf {
-    let deps = std::env::current_exe().unwrap().parent().unwrap().to_path_buf();
-    let is_library = |path: &PathBuf| {
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        name.starts_with("libkvfolio-") && name.ends_with(".rlib")
-    };
-    let files = std::fs::read_dir(deps).unwrap().map(|entry| entry.unwrap().path());
-    files
-        .filter(is_library)
-        .max_by_key(|path| path.metadata().unwrap().modified().unwrap())
-        .unwrap()
-}
-
-/// Compiles a case and returns the codes of its errors.
-fn errors(case: &Path, arguments: &[&str]) -> Vec<String> {
-    let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".into());
-    let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("case.rmeta");
-    let output = Command::new(rustc)
-        .args(["--edition=2021", "--crate-type=bin", "--emit=metadata", "--color=never"])
-        .arg(case)
-        .arg("-o")
-        .arg(out)
-        .arg("--extern")
-        .arg(format!("kvfolio={}", library().display()))
-        .arg("-L")
-        .arg(format!("dependency={}", library().parent().unwrap().display()))
-        .args(arguments)
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    let codes = text.split("error[").skip(1).map(|rest| rest[..5].to_string()).collect::<Vec<_>>();
-    assert_eq!(output.status.success(), codes.is_empty(), "{}: {text}", case.display());
-    codes
-}
+mod harness;
 
 #[test]
 fn programs_that_break_a_rule_do_not_compile() {
-    let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compile_fail/cases");
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(cases).unwrap() {
-        let path = entry.unwrap().path();
-        let text = std::fs::read_to_string(&path).unwrap();
-        let expected = text.split("refuses with ").nth(1).expect("a case names its error");
-        assert_eq!(errors(&path, &[]), Vec::<String>::new(), "{}", path.display());
-        assert_eq!(errors(&path, &["--cfg", "wrong"]), [&expected[..5]], "{}", path.display());
-        names.push(path.file_stem().unwrap().to_string_lossy().into_owned());
-    }
-    names.sort();
-    assert_eq!(
-        names,
-        [
+    harness::check(
+        "cases",
+        &[
             "append_through_shared_cache",
             "change_while_plan_lives",
             "ended_step_is_used",
@@ -69,6 +20,6 @@ fn programs_that_break_a_rule_do_not_compile() {
             "two_steps",
             "two_views_that_write",
             "view_outlives_cache",
-        ]
+        ],
     );
 }

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kvfolio
+
+import (
+	"runtime"
+	"sync/atomic"
+	"testing"
+)
+
+// A goroutine that makes step after step is nearly always in C.
+func TestStepsLetOtherGoroutinesHaveATurn(t *testing.T) {
+	c := newTestCache(t, small(4), nil)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	c.yielded = -2 * yieldAfter // the last turn was long ago
+	var ran int32
+	go atomic.StoreInt32(&ran, 1)
+	ticket, err := c.BeginStep(0)
+	must(t, err)
+	equal(t, "the other one ran", atomic.LoadInt32(&ran), int32(1))
+	must(t, c.Drop(ticket))
+	if c.yielded < 0 {
+		t.Fatal("the turn is not noted")
+	}
+}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Finds libkvfolio_tiers as kvfolio-sys finds libkvfolio: KVFOLIO_LIB_DIR, else pkg-config.
+
+use std::env;
+use std::path::Path;
+use std::process::Command;
+
+/// The directory that KVFOLIO_LIB_DIR names, if it has the library.
+fn from_environment() -> Result<String, String> {
+    let directory = env::var("KVFOLIO_LIB_DIR").map_err(|_| "is not set".to_string())?;
+    let has = |name| Path::new(&directory).join(name).exists();
+    if has("libkvfolio_tiers.so") || has("libkvfolio_tiers.a") {
+        Ok(directory)
+    } else {
+        Err(format!("is {directory}, which has no libkvfolio_tiers.so"))
+    }
+}
+
+fn from_pkg_config() -> Result<String, String> {
+    let program = env::var("PKG_CONFIG").unwrap_or_else(|_| "pkg-config".to_string());
+    let output = Command::new(&program)
+        .args(["--variable=libdir", "kvfolio_tiers"])
+        .output()
+        .map_err(|error| format!("{program}: {error}"))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_string();
+    if output.status.success() && !output.stdout.is_empty() {
+        Ok(text(&output.stdout))
+    } else {
+        Err(text(&output.stderr))
+    }
+}
+
+fn main() {
+    println!("cargo:rerun-if-env-changed=KVFOLIO_LIB_DIR");
+    println!("cargo:rerun-if-env-changed=PKG_CONFIG_PATH");
+    let directory = from_environment().or_else(|variable| {
+        from_pkg_config().map_err(|pkg_config| {
+            format!(
+                "libkvfolio_tiers was not found in two ways.\n  \
+                 KVFOLIO_LIB_DIR (the directory of libkvfolio_tiers.so) {variable}.\n  \
+                 pkg-config (PKG_CONFIG_PATH names the directory of kvfolio_tiers.pc) said: {pkg_config}"
+            )
+        })
+    });
+    match directory {
+        Ok(directory) => {
+            println!("cargo:rustc-link-search=native={directory}");
+            println!("cargo:rustc-link-lib=dylib=kvfolio_tiers");
+            println!("cargo:libdir={directory}");
+        }
+        Err(text) => {
+            eprintln!("{text}");
+            std::process::exit(1);
+        }
+    }
+}

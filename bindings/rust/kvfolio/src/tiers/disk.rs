@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The tier on a local disk. SAFETY of every call here: handles live as long as the call.
+
+use super::{sys, TierHandle};
+use crate::error::call;
+use crate::{Error, Result};
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr::null_mut;
+
+/// How a disk is spoken to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum DiskEngine {
+    /// io_uring, or threads where that does not work.
+    Auto = sys::KVFOLIO_DISK_AUTO,
+    IoUring = sys::KVFOLIO_DISK_IO_URING,
+    Threads = sys::KVFOLIO_DISK_THREADS,
+}
+
+impl Default for DiskEngine {
+    fn default() -> DiskEngine {
+        DiskEngine::Auto
+    }
+}
+
+/// `DiskTierOptions` in `disk_tier.h`, which says the limits. 0 is the default of all but `bytes`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskOptions {
+    /// That all files together may take.
+    pub bytes: i64,
+    /// 0: derived.
+    pub segment_bytes: i64,
+    pub engine: DiskEngine,
+    /// 0: 4.
+    pub num_threads: i32,
+    /// 0: 32.
+    pub queue_depth: i32,
+    /// Through the page cache.
+    pub no_direct: bool,
+    /// 0: 512 MiB.
+    pub queued_bytes_max: i64,
+    /// 0: records are not read again.
+    pub scrub_bytes_per_s: i64,
+}
+
+of_c! {
+    /// `DiskTierStats` in `disk_tier.h`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct DiskStats = kvfolio_disk_stats {
+        /// That the files take, at most the budget.
+        pub bytes: i64,
+        pub records: i64,
+        pub segments: i64,
+        /// Records that were there when it was opened.
+        pub recovered: u64,
+        /// Of these, without a look at their headers.
+        pub recovered_by_footer: u64,
+        pub stored: u64,
+        pub stored_bytes: u64,
+        pub loaded: u64,
+        pub loaded_bytes: u64,
+        /// Records that were not what was stored.
+        pub corrupt: u64,
+        pub io_errors: u64,
+        pub no_space: u64,
+        /// Stores that were accepted and found no room.
+        pub dropped: u64,
+        /// Records that went with their segment.
+        pub evicted: u64,
+        /// Records that were written again instead.
+        pub reinserted: u64,
+        pub scrubbed_bytes: u64,
+    }
+}
+
+impl TierHandle {
+    /// A tier in a directory of the local disk, which is made if it is not there, and of which it is
+    /// the only writer. `FailedPrecondition`: another process writes there. Its end waits for what is
+    /// in flight.
+    ///
+    /// ```
+    /// use kvfolio::tiers::{DiskEngine, DiskOptions, TierHandle};
+    ///
+    /// let directory = std::env::temp_dir().join(format!("kvfolio-doc-disk-{}", std::process::id()));
+    /// let options = DiskOptions { bytes: 1 << 20, engine: DiskEngine::Auto,
+    ///                             ..DiskOptions::default() };
+    /// let tier = TierHandle::disk(&directory, &options)?; // for Offload::new()
+    /// assert_eq!(tier.disk_stats()?.records, 0);
+    /// assert!(TierHandle::disk(&directory, &options).is_err()); // one writer
+    /// # drop(tier);
+    /// # std::fs::remove_dir_all(&directory).unwrap();
+    /// # Ok::<(), kvfolio::Error>(())
+    /// ```
+    pub fn disk<P: AsRef<Path>>(directory: P, options: &DiskOptions) -> Result<TierHandle> {
+        let directory = directory.as_ref();
+        let path = CString::new(directory.as_os_str().as_bytes())
+            .map_err(|_| Error::InvalidArgument(format!("{directory:?} has a 0 in it")))?;
+        let options = sys::kvfolio_disk_options {
+            engine: options.engine as i32,
+            bytes: options.bytes,
+            segment_bytes: options.segment_bytes,
+            num_threads: options.num_threads,
+            queue_depth: options.queue_depth,
+            no_direct: options.no_direct as i32,
+            queued_bytes_max: options.queued_bytes_max,
+            scrub_bytes_per_s: options.scrub_bytes_per_s,
+            ..sys::kvfolio_disk_options::new()
+        };
+        let mut out = null_mut();
+        call(|error| unsafe {
+            sys::kvfolio_tier_open_disk(path.as_ptr(), &options, &mut out, error)
+        })?;
+        Ok(TierHandle::from_raw(out))
+    }
+
+    /// `Unsupported`: a tier of another kind.
+    pub fn disk_stats(&self) -> Result<DiskStats> {
+        let mut out = sys::kvfolio_disk_stats::new();
+        call(|error| unsafe { sys::kvfolio_tier_disk_stats(self.raw(), &mut out, error) })?;
+        Ok(DiskStats::from_c(&out))
+    }
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//! What leaves the cache comes back: host memory and other tiers below it, save and restore. Of the
+//! feature `tiers`, which links libkvfolio_tiers.
+//!
+//! Start at [`Offload`]. It owns its cache and dereferences to it, so all goes on as before; only
+//! [`Offload::open`] also asks host memory and the tiers for what the cache does not have:
+//!
+//! ```
+//! use kvfolio::tiers::{ModelIdentity, Offload, OffloadOptions};
+//! use kvfolio::{Cache, GroupSpec, Options, Storage};
+//!
+//! let group = GroupSpec { head_dim_k: 4, head_dim_v: 4, num_blocks: 64, ..GroupSpec::default() };
+//! let options = Options { list_findable: true, ..Options::default() };
+//! let cache = Cache::with_storage(Storage::new(&[group])?, &options)?;
+//! let model = ModelIdentity { model: "llama-3-8b", weights: "rev 7", tokenizer: "rev 1",
+//!                             model_dtype: "bf16", positions: "rope 500000",
+//!                             engine: "mine 1.0", ..ModelIdentity::default() };
+//! let options = OffloadOptions { arena_bytes: 1 << 20, ..OffloadOptions::default() };
+//! let mut cache = Offload::new(cache, &model, &options, Vec::new())?;
+//!
+//! let prompt: Vec<i32> = (0..40).collect();
+//! let mut now_us = 0; // of your clock
+//! for found in [0, 32] {
+//!     let opened = cache.open(&prompt, &Default::default())?;
+//!     let mut cached_tokens = opened.cached_tokens;
+//!     while opened.pending && cached_tokens == opened.cached_tokens {
+//!         now_us += 100; // or do something else meanwhile
+//!         for ready in cache.poll(now_us) {
+//!             cached_tokens = ready.cached_tokens;
+//!         }
+//!     }
+//!     assert_eq!(cached_tokens, found);
+//!     let mut step = cache.begin_step()?;
+//!     step.append(opened.sequence, &prompt[cached_tokens as usize..])?;
+//!     step.finish()?; // and what you compute
+//!     cache.close(opened.sequence)?;
+//!     while !cache.idle() {
+//!         now_us += 100;
+//!         cache.poll(now_us); // stores what became findable
+//!     }
+//!     cache.evict(0, 64, &mut [])?; // the cache has lost it; host memory has it
+//! }
+//! # Ok::<(), kvfolio::Error>(())
+//! ```
+//!
+//! - [`Tier`] is a medium of your own, in safe Rust; [`TierHandle::memory`] and [`TierHandle::disk`] are there.
+//! - [`save`] and [`restore`] write a cache to a file, and read it into a cache of any size.
+//! - [`Identity`] makes the names of blocks, for those who keep records by themselves.
+
+/// A struct of fields that the C struct has too, under the same names and of the same types.
+macro_rules! of_c {
+    ($(#[$meta:meta])* pub struct $name:ident = $c:ident {
+        $($(#[$doc:meta])* pub $field:ident: $kind:ty,)*
+    }) => {
+        $(#[$meta])*
+        #[non_exhaustive]
+        pub struct $name {
+            $($(#[$doc])* pub $field: $kind,)*
+        }
+
+        impl $name {
+            pub(super) fn from_c(c: &crate::tiers::sys::$c) -> $name {
+                $name { $($field: c.$field,)* }
+            }
+        }
+    };
+}
+
+mod disk;
+mod identity;
+mod offload;
+mod snapshot;
+mod tier;
+
+pub use disk::{DiskEngine, DiskOptions, DiskStats};
+pub use identity::{Digest, Identity, ModelIdentity};
+pub use kvfolio_tiers_sys as sys;
+pub use offload::{
+    ArenaStats, Left, LoadEnd, Offload, OffloadCounters, OffloadOpened, OffloadOptions,
+    OffloadTier, Ready, Refused, WritePolicy,
+};
+pub use snapshot::{
+    restore, restore_file, save, save_file, RestoreStats, Restored, RestoredSequence, SaveOptions,
+    SaveSequence, SaveStats,
+};
+pub use tier::{
+    Completions, Item, Items, Key, Tier, TierHandle, TierHealth, TierLimits, TierOp, TierResult,
+};

@@ -1,0 +1,668 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Offload. SAFETY of every call here: the handle lives as long as self; whoever may call it has
+// asked check(), so the manager that C keeps a pointer to is that of self.cache, which we have.
+
+use super::{snapshot, sys, ModelIdentity, Restored, SaveOptions, SaveStats, TierHandle};
+use crate::error::{call, constant};
+use crate::memory::Resource;
+use crate::prompt::{CPrompt, Root};
+use crate::{Cache, Error, Forgotten, MemoryResource, OpenOptions, Result, Sequence};
+use std::io::{Read, Seek, Write};
+use std::mem::{size_of, ManuallyDrop};
+use std::ops::{Deref, DerefMut};
+use std::path::Path;
+use std::ptr::{null, null_mut, NonNull};
+use std::sync::Arc;
+
+/// Which records go to a tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum WritePolicy {
+    /// Every record that enters host memory by a store.
+    Through = sys::KVFOLIO_WRITE_THROUGH,
+    /// A record when it is used for the second time.
+    SecondUse = sys::KVFOLIO_WRITE_SECOND_USE,
+    /// None: the tier is read only.
+    Off = sys::KVFOLIO_WRITE_OFF,
+}
+
+/// A tier and how it is used. `tier.into()` is one with the defaults.
+#[derive(Debug)]
+pub struct OffloadTier {
+    pub tier: TierHandle,
+    pub policy: WritePolicy,
+    /// In flight; more waits its turn. 0: 64 MiB.
+    pub store_bytes_max: i64,
+    /// Likewise. 0: 256 MiB.
+    pub load_bytes_max: i64,
+}
+
+impl From<TierHandle> for OffloadTier {
+    fn from(tier: TierHandle) -> OffloadTier {
+        OffloadTier { tier, policy: WritePolicy::Through, store_bytes_max: 0, load_bytes_max: 0 }
+    }
+}
+
+/// `OffloadOptions` in `offload.h`. 0 is the default of all but `arena_bytes`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct OffloadOptions {
+    /// Of host memory for records.
+    pub arena_bytes: i64,
+    /// 0: 16 MiB.
+    pub bytes_per_poll: i64,
+    /// Of the tiers' answers, beside the time that bytes take. 0: 50,000.
+    pub timeout_us: u64,
+    /// Of the copy to the cache once all is at hand. 0: 2,000,000.
+    pub copy_timeout_us: u64,
+    /// With `prefill_tokens_per_s`: load from tiers only what is slower to compute. 0: always.
+    pub load_bytes_per_s: f64,
+    pub prefill_tokens_per_s: f64,
+    /// Of a host with tiers that outlive it: the last [`Offload::epoch`].
+    pub epoch: u64,
+}
+
+/// What [`Offload::open`] gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OffloadOpened {
+    pub sequence: Sequence,
+    /// What the cache has, at once.
+    pub cached_tokens: i32,
+    /// [`Offload::poll`] will say how it ends.
+    pub pending: bool,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LoadEnd {
+    /// All that the tiers said they have.
+    Loaded,
+    /// Less: records were gone, damaged, or there was no room for them.
+    Part,
+    /// No tier has more.
+    Nothing,
+    /// Computing is faster.
+    Recompute,
+    /// `cached_tokens` may be more than at `open` still.
+    Timeout,
+    /// The pool has no room for it.
+    NoBlocks,
+    /// What it asked for was forgotten.
+    Forgotten,
+    /// A number that this version of the crate does not know.
+    Other(i32),
+}
+
+impl LoadEnd {
+    fn from_c(why: i32) -> LoadEnd {
+        match why {
+            sys::KVFOLIO_LOADED => LoadEnd::Loaded,
+            sys::KVFOLIO_LOAD_PART => LoadEnd::Part,
+            sys::KVFOLIO_LOAD_NOTHING => LoadEnd::Nothing,
+            sys::KVFOLIO_LOAD_RECOMPUTE => LoadEnd::Recompute,
+            sys::KVFOLIO_LOAD_TIMEOUT => LoadEnd::Timeout,
+            sys::KVFOLIO_LOAD_NO_BLOCKS => LoadEnd::NoBlocks,
+            sys::KVFOLIO_LOAD_FORGOTTEN => LoadEnd::Forgotten,
+            other => LoadEnd::Other(other),
+        }
+    }
+
+    fn number(self) -> i32 {
+        match self {
+            LoadEnd::Loaded => sys::KVFOLIO_LOADED,
+            LoadEnd::Part => sys::KVFOLIO_LOAD_PART,
+            LoadEnd::Nothing => sys::KVFOLIO_LOAD_NOTHING,
+            LoadEnd::Recompute => sys::KVFOLIO_LOAD_RECOMPUTE,
+            LoadEnd::Timeout => sys::KVFOLIO_LOAD_TIMEOUT,
+            LoadEnd::NoBlocks => sys::KVFOLIO_LOAD_NO_BLOCKS,
+            LoadEnd::Forgotten => sys::KVFOLIO_LOAD_FORGOTTEN,
+            LoadEnd::Other(number) => number,
+        }
+    }
+}
+
+impl std::fmt::Display for LoadEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // SAFETY: takes any number and returns a constant.
+        f.write_str(unsafe { constant(sys::kvfolio_load_end_name(self.number())) })
+    }
+}
+
+/// A sequence whose request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ready {
+    pub sequence: Sequence,
+    /// The sequence's length: append the tokens behind it.
+    pub cached_tokens: i32,
+    pub why: LoadEnd,
+}
+
+/// What has not ended yet: see [`Offload::drain`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    /// Some blocks that became findable, or may become so, are not in host memory yet.
+    pub blocks: bool,
+    /// Stores that tiers have not ended, or that wait to be given to them.
+    pub stores: i64,
+    /// Loads that tiers have not ended.
+    pub loads: i64,
+    /// Likewise.
+    pub questions: i64,
+}
+
+impl Left {
+    pub fn any(&self) -> bool {
+        *self != Left::default()
+    }
+}
+
+of_c! {
+    /// `OffloadCounters` in `offload.h`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct OffloadCounters = kvfolio_offload_counters {
+        /// Records that entered host memory from the cache.
+        pub stores: u64,
+        /// There was no room in host memory.
+        pub stores_dropped: u64,
+        /// Blocks that were written to the cache.
+        pub loads: u64,
+        pub tokens_loaded: u64,
+        /// Records of host memory that did not verify.
+        pub arena_corrupt: u64,
+        /// That tiers said are done.
+        pub tier_stores: u64,
+        /// Failed, or waited until host memory had lost them.
+        pub tier_stores_dropped: u64,
+        /// Records that came from tiers and verified.
+        pub tier_loads: u64,
+        /// Loads that failed, by [`TierResult`](super::TierResult).
+        pub tier_misses: [u64; 8],
+        /// Loads that came and did not verify.
+        pub tier_corrupt: u64,
+        /// That were pending.
+        pub requests: u64,
+        pub requests_canceled: u64,
+        pub requests_timed_out: u64,
+        /// A faulty tier: it says that something is done that was not asked.
+        pub unknown_completions: u64,
+        /// The cache was told to forget, and everything went here.
+        pub manager_forgets: u64,
+    }
+}
+
+of_c! {
+    /// `ArenaStats` in `host_arena.h`: the records in host memory.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct ArenaStats = kvfolio_arena_stats {
+        /// The budget.
+        pub bytes: i64,
+        /// Of the records that are there.
+        pub bytes_published: i64,
+        pub records: i64,
+        /// Records that are read now.
+        pub pins: i64,
+        /// Records that are written now.
+        pub writing: i64,
+        pub quarantined: i64,
+        pub evictions: u64,
+        /// No room: all is read or written.
+        pub refusals: u64,
+    }
+}
+
+/// Why [`Offload::new`] made none, and the cache that it was given. It becomes its error with `?`.
+#[derive(Debug)]
+pub struct Refused {
+    pub error: Error,
+    pub cache: Box<Cache>,
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for Refused {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+impl From<Refused> for Error {
+    fn from(refused: Refused) -> Error {
+        refused.error
+    }
+}
+
+/// Keeps blocks that became findable in host memory and, below that, in tiers; and brings them back
+/// when a prompt asks for them. It has no threads: everything moves in [`Offload::poll`].
+/// [The module](super) shows it.
+///
+/// It owns its cache and dereferences to it. The calls that it has too (`open`, `forget`,
+/// `forget_root`, `reset`, `check_invariants`) stand before those of the cache and do what these do.
+/// While a step is open it is borrowed, so `poll` runs between steps.
+///
+/// A cache that is exchanged for another one (`std::mem::swap` with `&mut *offload`) is not its own:
+/// calls of the Offload are `FailedPrecondition` until its own is back; if it ends before that, its
+/// memory is never given back.
+///
+/// ```
+/// # use kvfolio::tiers::{ModelIdentity, Offload, OffloadOptions, OffloadTier, TierHandle, WritePolicy};
+/// # use kvfolio::{Cache, GroupSpec, Options, Storage};
+/// # fn cache() -> Result<Cache, kvfolio::Error> {
+/// #     let group = GroupSpec { head_dim_k: 4, num_blocks: 8, ..GroupSpec::default() };
+/// #     let options = Options { list_findable: true, ..Options::default() };
+/// #     Cache::with_storage(Storage::new(&[group])?, &options)
+/// # }
+/// # let model = ModelIdentity { model: "m", weights: "w", tokenizer: "t", model_dtype: "d",
+/// #                             positions: "p", engine: "e", ..ModelIdentity::default() };
+/// # let options = OffloadOptions { arena_bytes: 1 << 20, ..OffloadOptions::default() };
+/// // Two caches, such as two replicas, over one tier in memory: each finds what the other computed.
+/// let (mut one, two) = (cache()?, cache()?);
+/// let tier = TierHandle::memory(&mut one, 1 << 20)?;
+/// let shared = tier.share()?;
+/// let mut one = Offload::new(one, &model, &options, vec![tier.into()])?;
+/// let of_two = OffloadTier { policy: WritePolicy::Off, ..shared.into() }; // it only reads
+/// let mut two = Offload::new(two, &model, &options, vec![of_two])?;
+///
+/// let prompt = [7; 33];
+/// let opened = one.open(&prompt, &Default::default())?;
+/// let mut step = one.begin_step()?; // a call of the cache
+/// step.append(opened.sequence, &prompt)?;
+/// step.finish()?;
+/// let mut now_us = 0;
+/// while one.drain(now_us)?.any() {
+///     now_us += 100; // before shutdown: until all is where it should be
+/// }
+/// assert_eq!(one.offload_counters().tier_stores, 2);
+///
+/// let opened = two.open(&prompt, &Default::default())?;
+/// assert!(opened.pending && opened.cached_tokens == 0);
+/// let ready = loop {
+///     now_us += 100;
+///     if let Some(ready) = two.poll(now_us).first() {
+///         break *ready;
+///     }
+/// };
+/// assert_eq!((ready.sequence, ready.cached_tokens), (opened.sequence, 32));
+/// assert_eq!(ready.why.to_string(), "loaded");
+/// assert_eq!(two.cancel(opened.sequence)?, 32); // there is nothing to cancel: its length
+/// two.forget(&prompt[..16], &Default::default())?;
+/// two.forget_root(None)?;
+/// two.reset()?;
+/// assert_eq!((two.arena().records, two.epoch()), (0, 3));
+/// two.check_invariants()?;
+/// let cache = two.into_cache(); // as it is
+/// assert_eq!(cache.num_sequences(), 1);
+/// # Ok::<(), kvfolio::Error>(())
+/// ```
+pub struct Offload {
+    raw: NonNull<sys::kvfolio_offload>,
+    ready: Vec<Ready>,
+    // In the order of their ends, behind drop().
+    cache: Cache,
+    tiers: Vec<TierHandle>,
+    resource: Option<Arc<dyn MemoryResource>>,
+    table: Option<Resource>, // what C calls the resource by
+}
+
+// SAFETY: a handle may move between threads, as the cache and the tiers may. Calls that take &self are
+// const calls of C, which touch no tier.
+unsafe impl Send for Offload {}
+unsafe impl Sync for Offload {}
+
+impl Offload {
+    /// The cache has storage, [`list_findable`](crate::Options::list_findable) and transfers. `tiers`:
+    /// cheapest first, at most 8. `InvalidArgument` names a field of the model that says too little, or
+    /// a budget that holds no record.
+    pub fn new(
+        cache: Cache,
+        model: &ModelIdentity,
+        options: &OffloadOptions,
+        tiers: Vec<OffloadTier>,
+    ) -> std::result::Result<Offload, Refused> {
+        Offload::create(cache, model, options, tiers, None)
+    }
+
+    /// Host memory comes from a resource, such as pinned pages; of [`MemoryKind::Host`].
+    ///
+    /// [`MemoryKind::Host`]: crate::MemoryKind::Host
+    pub fn with_resource(
+        cache: Cache,
+        model: &ModelIdentity,
+        options: &OffloadOptions,
+        tiers: Vec<OffloadTier>,
+        resource: Arc<dyn MemoryResource>,
+    ) -> std::result::Result<Offload, Refused> {
+        Offload::create(cache, model, options, tiers, Some(resource))
+    }
+
+    fn create(
+        cache: Cache,
+        model: &ModelIdentity,
+        options: &OffloadOptions,
+        tiers: Vec<OffloadTier>,
+        resource: Option<Arc<dyn MemoryResource>>,
+    ) -> std::result::Result<Offload, Refused> {
+        let table = resource.clone().map(Resource::new);
+        let functions = table.as_ref().map(Resource::to_c);
+        let functions = functions.as_ref().map_or(null(), |table| table as *const _);
+        let model = model.to_c();
+        let options = options.to_c();
+        let list: Vec<_> = tiers.iter().map(OffloadTier::to_c).collect();
+        let n = i32::try_from(list.len()).unwrap_or(-1);
+        let mut out = null_mut();
+        let made = call(|error| unsafe {
+            let manager = cache.raw.as_ptr();
+            let tiers = list.as_ptr();
+            sys::kvfolio_offload_create(
+                manager, &model, &options, tiers, n, functions, &mut out, error,
+            )
+        });
+        if let Err(error) = made {
+            return Err(Refused { error, cache: Box::new(cache) });
+        }
+        Ok(Offload {
+            raw: NonNull::new(out).expect("C gave an Offload"),
+            ready: Vec::new(),
+            cache,
+            tiers: tiers.into_iter().map(|tier| tier.tier).collect(),
+            resource,
+            table,
+        })
+    }
+
+    fn is_whole(&self) -> bool {
+        // SAFETY: compares what both handles have; neither is followed to the other.
+        unsafe { sys::kvfolio_offload_is_of(self.raw.as_ptr(), self.cache.raw.as_ptr()) != 0 }
+    }
+
+    /// C speaks to the manager that it knows: only if that is ours, and there.
+    fn check(&self) -> Result<()> {
+        if self.is_whole() {
+            return Ok(());
+        }
+        Err(Error::FailedPrecondition("the cache of this Offload was exchanged for another".into()))
+    }
+
+    /// Ends the Offload and gives its cache back, with all sequences that are open.
+    pub fn into_cache(self) -> Cache {
+        let mut this = ManuallyDrop::new(self);
+        this.end();
+        // SAFETY: `this` is not dropped: each field is dropped, or moved out, once.
+        unsafe {
+            let cache = std::ptr::read(&this.cache);
+            std::ptr::drop_in_place(&mut this.ready);
+            std::ptr::drop_in_place(&mut this.tiers);
+            std::ptr::drop_in_place(&mut this.resource);
+            std::ptr::drop_in_place(&mut this.table);
+            cache
+        }
+    }
+
+    fn end(&mut self) {
+        let whole = self.is_whole();
+        let arena = self.arena();
+        // Somebody may still have an item of it: then the memory stays, and so does its resource.
+        if !whole || arena.pins + arena.writing + arena.quarantined > 0 {
+            std::mem::forget(self.resource.clone());
+            std::mem::forget(self.table.take());
+        }
+        // SAFETY: it goes once. Of one whose manager is gone C frees nothing; if the manager lives
+        // elsewhere, it must not be spoken to from here.
+        if whole {
+            unsafe { sys::kvfolio_offload_destroy(self.raw.as_ptr()) }
+        }
+    }
+
+    /// Opens a sequence as [`Manager::open`](crate::Manager::open), and asks for what the cache does
+    /// not have. Who does not want to wait calls [`cancel`](Offload::cancel), or closes the sequence.
+    pub fn open(&mut self, tokens: &[i32], options: &OpenOptions) -> Result<OffloadOpened> {
+        self.check()?;
+        let p = CPrompt::new(tokens, options);
+        let (mut sequence, mut cached_tokens, mut pending) = (0, 0, 0);
+        call(|error| unsafe {
+            sys::kvfolio_offload_open(
+                self.raw.as_ptr(),
+                p.root,
+                p.tokens,
+                p.num_tokens,
+                p.media,
+                p.num_media,
+                &p.options,
+                &mut sequence,
+                &mut cached_tokens,
+                &mut pending,
+                error,
+            )
+        })?;
+        let sequence = Sequence::from_raw(sequence);
+        Ok(OffloadOpened { sequence, cached_tokens, pending: pending != 0 })
+    }
+
+    /// Moves what is to be moved, at most `bytes_per_poll`: loads first, then stores. Returns who is
+    /// ready, each pending sequence once. Nobody while the cache is exchanged.
+    pub fn poll(&mut self, now_us: u64) -> &[Ready] {
+        self.ready.clear();
+        if !self.is_whole() {
+            return &[];
+        }
+        let mut some = [sys::kvfolio_sequence_ready::new(); 64];
+        loop {
+            let n = unsafe {
+                let capacity = some.len() as i64;
+                sys::kvfolio_offload_poll(self.raw.as_ptr(), now_us, some.as_mut_ptr(), capacity)
+            } as usize;
+            self.ready.extend(some[..n].iter().map(|one| Ready {
+                sequence: Sequence::from_raw(one.sequence),
+                cached_tokens: one.cached_tokens,
+                why: LoadEnd::from_c(one.why),
+            }));
+            if n < some.len() {
+                return &self.ready;
+            }
+        }
+    }
+
+    /// The sequence goes on now: ends its request. Returns its length, which may have grown.
+    pub fn cancel(&mut self, sequence: Sequence) -> Result<i32> {
+        self.check()?;
+        let mut length = 0;
+        call(|error| unsafe {
+            sys::kvfolio_offload_cancel(self.raw.as_ptr(), sequence.get(), &mut length, error)
+        })?;
+        Ok(length)
+    }
+
+    /// Nothing is pending or ready, nothing waits to be stored, no step that may bring something is in
+    /// flight, and no tier works for it.
+    pub fn idle(&self) -> bool {
+        self.is_whole() && unsafe { sys::kvfolio_offload_idle(self.raw.as_ptr()) != 0 }
+    }
+
+    /// Before shutdown: a poll that cancels every request, offers each block to the tiers that want it,
+    /// and drops none because a tier is behind. It does not wait: call it again while
+    /// [`Left::any`], or for as long as you like.
+    pub fn drain(&mut self, now_us: u64) -> Result<Left> {
+        self.check()?;
+        let mut left = sys::kvfolio_offload_left::new();
+        call(|error| unsafe {
+            sys::kvfolio_offload_drain(self.raw.as_ptr(), now_us, &mut left, error)
+        })?;
+        Ok(Left {
+            blocks: left.blocks != 0,
+            stores: left.stores,
+            loads: left.loads,
+            questions: left.questions,
+        })
+    }
+
+    fn forgotten(
+        &mut self,
+        forget: impl FnOnce(
+            *mut sys::kvfolio_offload,
+            &mut Forgotten,
+            *mut crate::sys::kvfolio_error,
+        ) -> i32,
+    ) -> Result<Forgotten> {
+        self.check()?;
+        let mut out = Forgotten::default();
+        call(|error| forget(self.raw.as_ptr(), &mut out, error))?;
+        Ok(out)
+    }
+
+    /// Makes all of a root key unfindable, here and below: no tier answers with it again.
+    pub fn forget_root(&mut self, root: Option<&Root>) -> Result<Forgotten> {
+        let root = Root::raw_or_null(root);
+        self.forgotten(|this, out, error| unsafe {
+            sys::kvfolio_offload_forget_root(this, root, &mut out.blocks, &mut out.pins, error)
+        })
+    }
+
+    /// Makes all unfindable that begins with these tokens; below the cache all of their root.
+    pub fn forget(&mut self, tokens: &[i32], options: &OpenOptions) -> Result<Forgotten> {
+        let p = CPrompt::new(tokens, options);
+        self.forgotten(|this, out, error| unsafe {
+            sys::kvfolio_offload_forget(
+                this,
+                p.root,
+                p.tokens,
+                p.num_tokens,
+                p.media,
+                p.num_media,
+                &mut out.blocks,
+                &mut out.pins,
+                error,
+            )
+        })
+    }
+
+    /// Makes everything unfindable, here and below.
+    pub fn reset(&mut self) -> Result<Forgotten> {
+        self.forgotten(|this, out, error| unsafe {
+            sys::kvfolio_offload_reset(this, &mut out.blocks, &mut out.pins, error)
+        })
+    }
+
+    /// Above every epoch that names were made with: for [`OffloadOptions::epoch`] of the next one.
+    pub fn epoch(&self) -> u64 {
+        unsafe { sys::kvfolio_offload_epoch(self.raw.as_ptr()) }
+    }
+
+    /// Of the Offload; [`Manager::counters`](crate::Manager::counters) has those of the cache.
+    pub fn offload_counters(&self) -> OffloadCounters {
+        let mut out = sys::kvfolio_offload_counters::new();
+        call(|error| unsafe {
+            sys::kvfolio_offload_get_counters(self.raw.as_ptr(), &mut out, error)
+        })
+        .expect("a struct of the right size");
+        OffloadCounters::from_c(&out)
+    }
+
+    /// The records in host memory.
+    pub fn arena(&self) -> ArenaStats {
+        let mut out = sys::kvfolio_arena_stats::new();
+        call(|error| unsafe { sys::kvfolio_offload_arena(self.raw.as_ptr(), &mut out, error) })
+            .expect("a struct of the right size");
+        ArenaStats::from_c(&out)
+    }
+
+    /// Recounts everything, also of the cache.
+    pub fn check_invariants(&self) -> Result<()> {
+        self.check()?;
+        call(|error| unsafe { sys::kvfolio_offload_check_invariants(self.raw.as_ptr(), error) })?;
+        self.cache.check_invariants()
+    }
+
+    /// [`save`](super::save) under the names of this Offload.
+    pub fn save<W: Write>(&mut self, to: &mut W, options: &SaveOptions) -> Result<SaveStats> {
+        let names = self.names();
+        snapshot::save_to(&mut self.cache, names, to, options)
+    }
+
+    /// [`save_file`](super::save_file) under the names of this Offload.
+    pub fn save_file<P: AsRef<Path>>(
+        &mut self,
+        path: P,
+        options: &SaveOptions,
+    ) -> Result<SaveStats> {
+        let names = self.names();
+        snapshot::save_to_file(&mut self.cache, names, path.as_ref(), options)
+    }
+
+    /// [`restore`](super::restore) under the names of this Offload.
+    pub fn restore<R: Read + Seek>(&mut self, from: &mut R) -> Result<Restored> {
+        let names = self.names();
+        snapshot::restore_from(&mut self.cache, names, from)
+    }
+
+    /// [`restore_file`](super::restore_file) under the names of this Offload.
+    pub fn restore_file<P: AsRef<Path>>(&mut self, path: P) -> Result<Restored> {
+        let names = self.names();
+        snapshot::restore_from_file(&mut self.cache, names, path.as_ref())
+    }
+
+    /// Valid as long as self; not of the manager.
+    fn names(&mut self) -> *mut sys::kvfolio_identity {
+        unsafe { sys::kvfolio_offload_identity(self.raw.as_ptr()) }
+    }
+}
+
+impl OffloadTier {
+    fn to_c(&self) -> sys::kvfolio_offload_tier {
+        sys::kvfolio_offload_tier {
+            struct_size: size_of::<sys::kvfolio_offload_tier>() as u32,
+            policy: self.policy as i32,
+            tier: self.tier.raw(),
+            store_bytes_max: self.store_bytes_max,
+            load_bytes_max: self.load_bytes_max,
+        }
+    }
+}
+
+impl OffloadOptions {
+    fn to_c(self) -> sys::kvfolio_offload_options {
+        sys::kvfolio_offload_options {
+            struct_size: size_of::<sys::kvfolio_offload_options>() as u32,
+            reserved: 0,
+            arena_bytes: self.arena_bytes,
+            bytes_per_poll: self.bytes_per_poll,
+            timeout_us: self.timeout_us,
+            copy_timeout_us: self.copy_timeout_us,
+            load_bytes_per_s: self.load_bytes_per_s,
+            prefill_tokens_per_s: self.prefill_tokens_per_s,
+            epoch: self.epoch,
+        }
+    }
+}
+
+impl Deref for Offload {
+    type Target = Cache;
+    fn deref(&self) -> &Cache {
+        &self.cache
+    }
+}
+
+impl DerefMut for Offload {
+    fn deref_mut(&mut self) -> &mut Cache {
+        &mut self.cache
+    }
+}
+
+impl Drop for Offload {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl std::fmt::Debug for Offload {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Offload")
+            .field("arena", &self.arena())
+            .field("counters", &self.offload_counters())
+            .field("tiers", &self.tiers)
+            .finish_non_exhaustive()
+    }
+}

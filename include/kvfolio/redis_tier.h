@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// RedisTier keeps records in a Redis Cluster, or in a single server. Engines that share a cluster
+// share their prefixes; what a record may be trusted for is decided above (record.h).
+//
+//   auto redis = RedisTier::create({.servers = "10.0.0.1:7001,10.0.0.2:7001"});
+//   (*redis)->wait_until_ready(now_us, 1'000'000);   // at start only; the one call that waits
+//   OffloadTier{.tier = redis->get(), .policy = WritePolicy::kSecondUse}
+//
+//  - A record is one value: SET prefix+hex(key) record NX PX ttl, GET, EXISTS, UNLINK. So a value
+//    never changes, and a stale copy of one is a miss or right.
+//  - Sockets never block, and there are no threads: all happens in poll(), which moves at most
+//    bytes_per_poll. Two connections for each node, one for loads and one for stores.
+//  - A node that is gone, frozen, full, loading or moving costs misses and dropped stores, never a
+//    wait: every item ends by its deadline. After three failures in a row a node is left alone for
+//    breaker_us_min, then asked by one connection; the pause doubles up to breaker_us_max. The map
+//    of slots is asked for again after MOVED, after lost connections and when nodes do not answer.
+//  - What servers say is not believed: replies are bounded by what was asked for, other lengths are
+//    kCorrupt, and a reply that does not fit the question ends the connection.
+//
+// Names are resolved in create() only. Nodes that the cluster announces under names, not addresses,
+// must be among `servers`. Thread safety: as Tier. Needs libhiredis when the library is built.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "kvfolio/export.h"
+#include "kvfolio/status.h"
+#include "kvfolio/tier.h"
+
+namespace kvfolio {
+
+struct RedisTls {
+  bool enabled = false;
+  std::string_view ca_file{};      // PEM; empty: the system's
+  std::string_view cert_file{};    // PEM, of this client; empty: none
+  std::string_view key_file{};     // likewise
+  std::string_view server_name{};  // that every certificate must have; empty: the host of the node
+};
+
+// Everything is copied by create().
+struct RedisOptions {
+  std::string_view servers{};  // "HOST:PORT,HOST:PORT": nodes of one cluster, or one server
+  std::string_view user{};     // of an ACL; empty: the default user
+  std::string_view password{};
+  RedisTls tls{};
+  std::string_view key_prefix = "kvfolio:";  // at most 64 characters, without braces
+  std::uint64_t ttl_ms = 0;                  // of a record; 0: the server's policy decides
+  std::int64_t record_bytes_max = std::int64_t{4} << 20;
+  std::int32_t items_max = 4096;  // accepted and not done
+  // On a connection, beyond which items wait here. One item is always sent.
+  std::int64_t bytes_in_flight_max = std::int64_t{8} << 20;
+  std::int64_t bytes_per_poll = std::int64_t{1} << 20;
+  std::uint64_t connect_timeout_us = 200'000;  // until a connection is greeted
+  std::uint64_t stall_timeout_us = 500'000;    // without a byte, while a reply is due
+  std::uint64_t breaker_us_min = 500'000;
+  std::uint64_t breaker_us_max = 5'000'000;
+};
+
+struct RedisCounters {
+  std::uint64_t stores_refused = 0;  // by the server: full, read only, or not allowed
+  std::uint64_t redirects = 0;       // MOVED and ASK
+  std::uint64_t retries = 0;         // items that were sent again
+  std::uint64_t connections = 0;     // that were greeted
+  std::uint64_t connections_lost = 0;
+  std::uint64_t replies_refused = 0;  // that did not fit the question
+  std::uint64_t bytes_sent = 0;
+  std::uint64_t bytes_received = 0;
+};
+
+class RedisTier final : public Tier {
+ public:
+  // Resolves the names, which may wait for a name server; connects later. kInvalidArgument: no
+  // server, one that is no HOST:PORT or has no address (names it), a prefix, numbers out of range,
+  // certificates that cannot be read. kUnsupported: the library was built without hiredis.
+  KVFOLIO_API static Result<std::unique_ptr<RedisTier>> create(const RedisOptions& options);
+  // Ends all connections. Nothing touches the memory of any item afterwards.
+  KVFOLIO_API ~RedisTier() override;
+  RedisTier(const RedisTier&) = delete;
+  RedisTier& operator=(const RedisTier&) = delete;
+
+  // Waits until the slots are known and a node has answered. kTimedOut says what each server said
+  // or did not say. The tier goes on trying either way.
+  KVFOLIO_API Status wait_until_ready(std::uint64_t now_us, std::uint64_t timeout_us);
+
+  KVFOLIO_API std::string_view name() const noexcept override;
+  KVFOLIO_API TierLimits limits() const noexcept override;
+  KVFOLIO_API std::size_t submit(TierOp op, std::span<const TierItem> items,
+                                 Deadline deadline) noexcept override;
+  KVFOLIO_API std::size_t poll(std::uint64_t now_us, std::span<TierDone> done) noexcept override;
+  // Also readable while connections have something to do.
+  KVFOLIO_API int event_fd() const noexcept override;
+  KVFOLIO_API TierHealth health() const noexcept override;
+  KVFOLIO_API Status close(Deadline deadline) noexcept override;
+
+  [[nodiscard]] KVFOLIO_API const RedisCounters& counters() const noexcept;
+  // One line for each node: its address, its share of the slots, its state, its last error.
+  [[nodiscard]] KVFOLIO_API std::string describe() const;
+
+ private:
+  class Impl;
+  explicit RedisTier(std::unique_ptr<Impl> impl) noexcept;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvfolio

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What is in a snapshot, section by section, without a manager or an identity: for people who look
+// at a file. restore() reads it for a manager. Thread safety: none.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "kvfolio/byte_sink.h"
+#include "kvfolio/export.h"
+#include "kvfolio/identity.h"
+#include "kvfolio/status.h"
+
+namespace kvfolio {
+
+struct SnapshotSection {
+  std::int64_t place = 0;  // in the file
+  std::int64_t bytes = 0;  // of its body
+  std::string type{};      // identity, root, tokens, record, sequence, end
+  bool damaged = false;    // its checksum is not that of its bytes
+  // Of a record: its block, as far as its header is sound.
+  TierKey key{};
+  std::int32_t group = 0;
+  std::int32_t begin = 0;  // of the block's tokens
+  std::int32_t end = 0;
+};
+
+struct SnapshotList {
+  std::int64_t sections = 0;
+  std::int64_t damaged = 0;  // sections, and gaps between them
+  bool whole = false;        // it ends as it should
+};
+
+// Calls visit(section) for each, in order. kCorrupt: not a snapshot.
+KVFOLIO_API Result<SnapshotList> list_snapshot(
+    ByteSource& source, const std::function<void(const SnapshotSection&)>& visit);
+
+}  // namespace kvfolio

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What an Offload and its tiers have for /metrics: see metrics.h, whose text they join.
+//
+// Each tier has the label `tier`, its name, and a number behind it if two have one name.
+// kvfolio_tier_up is 1 if the tier says that it is usable and its last stores succeeded: a tier
+// that is silently unable to store shows there, whatever it says of itself. Thread safety: none.
+
+#include <string>
+
+#include "kvfolio/export.h"
+#include "kvfolio/metrics.h"
+#include "kvfolio/offload.h"
+
+namespace kvfolio {
+
+// So many stores that failed in a row make a tier unhealthy.
+inline constexpr std::uint64_t kUnhealthyStores = 8;
+
+KVFOLIO_API void add_metrics(Metrics& metrics, const Offload& offload, MetricLabels labels = {});
+// A whole text of one Offload, without its manager.
+KVFOLIO_API void write_metrics(std::string& out, const Offload& offload, MetricLabels labels = {});
+
+}  // namespace kvfolio

@@ -1,0 +1,448 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In what a prompt is found: the model as it is now, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import gc
+import io
+import sys
+import types
+import weakref
+from typing import Any, Callable, Iterator
+
+import models
+import numpy as np
+import pytest
+import torch
+import transformers
+from caches import generate, hits, pool_for
+
+from kvfolio import hf
+from kvfolio.hf import _namespace
+
+FACTOR = 1.0
+ALL = 29  # tokens of a prompt of 30 that can be found
+
+
+# ---- weights, adapters and settings ----
+
+
+def test_models_with_other_weights_share_nothing():
+    pool = None
+    ids = models.prompt(30)
+    for seed in (0, 1):
+        model = models.make("llama", seed=seed)
+        pool = pool or pool_for(model)
+        assert hits(model, pool, ids) == 0
+        assert hits(model, pool, ids) == 29
+    assert hits(models.make("llama"), pool, ids) == 0  # equal weights, another object
+
+
+@pytest.mark.parametrize("change", ["in place", "through .data", "replaced", "dtype and back", "attention",
+                                    "training", "hook", "rope"])
+def test_a_changed_model_finds_nothing(change):
+    model = models.make("llama")
+    pool = pool_for(model)
+    ids = models.prompt(30)
+    assert hits(model, pool, ids) == 0
+    assert hits(model, pool, ids) == 29
+    weight = model.get_decoder().layers[1].mlp.up_proj.weight
+    if change == "in place":
+        weight[3, 5] += 1.0
+    elif change == "through .data":
+        weight.data *= 1.5
+    elif change == "replaced":
+        model.get_decoder().layers[1].mlp.up_proj.weight = torch.nn.Parameter(weight.clone())
+    elif change == "dtype and back":
+        model.to(torch.bfloat16).to(torch.float32)
+    elif change == "attention":
+        model.set_attn_implementation("eager")
+    elif change == "training":
+        model.train()
+    elif change == "hook":
+        model.get_decoder().layers[1].mlp.register_forward_hook(lambda m, a, out: out * 1.1)
+    elif change == "rope":
+        model.get_decoder().rotary_emb.inv_freq.mul_(0.5)
+    assert hits(model, pool, ids) == 0
+    assert hits(model, pool, ids) == 29
+    if change == "attention":
+        model.set_attn_implementation("sdpa")
+        assert hits(model, pool, ids) == 29  # what it was
+
+
+def test_an_adapter_that_is_switched_finds_only_its_own():
+    peft = pytest.importorskip("peft")
+    base = models.make("llama")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(base, config).eval()
+    pool = pool_for(base)
+    ids = models.prompt(30)
+    assert hits(model, pool, ids) == 0
+    assert hits(model, pool, ids) == 29
+    with model.disable_adapter():
+        assert hits(model, pool, ids) == 0
+        assert hits(model, pool, ids) == 29
+    assert hits(model, pool, ids) == 29
+    model.merge_adapter()
+    assert hits(model, pool, ids) == 0
+
+
+def test_weights_that_change_between_cache_and_forward_are_refused():
+    model = models.make("llama")
+    ids = models.prompt(30)
+    cache = hf.PagedCache(model, pool_for(model), prompt_ids=ids)
+    model.get_decoder().layers[0].mlp.up_proj.weight.mul_(1.1)
+    with pytest.raises(RuntimeError, match="the model changed"):
+        generate(model, ids, cache)
+
+
+def test_a_namespace_separates_tenants():
+    model = models.shared("llama")
+    pool = pool_for(model)
+    ids = models.prompt(30)
+    assert hits(model, pool, ids, namespace="a") == 0
+    assert hits(model, pool, ids, namespace="b") == 0
+    assert hits(model, pool, ids) == 0
+    assert hits(model, pool, ids, namespace="a") == 29
+    pool.clear_prefixes()
+    assert hits(model, pool, ids, namespace="a") == 0
+
+
+# ---- changes that touch no parameter and no buffer ----
+#
+# Each is a context: the model is another one inside, and the same as before behind it.
+
+
+def layer_of(model: Any) -> Any:
+    return model.get_decoder().layers[1]
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    known = name in vars(owner) or name == "__class__"
+    before = getattr(owner, name, None)
+    setattr(owner, name, value)
+    yield
+    if known or isinstance(before, torch.nn.Module):
+        setattr(owner, name, before)
+    else:
+        delattr(owner, name)
+
+
+@contextlib.contextmanager
+def registered(register: Callable[..., Any], *arguments: Any, **options: Any) -> Iterator[None]:
+    handle = register(*arguments, **options)
+    yield
+    handle.remove()
+
+
+@contextlib.contextmanager
+def entry(table: Any, key: Any, value: Any) -> Iterator[None]:
+    before = table.get(key)
+    table[key] = value
+    yield
+    if before is None:
+        del table[key]
+    else:
+        table[key] = before
+
+
+@contextlib.contextmanager
+def swapped(first: Any, second: Any) -> Iterator[None]:
+    layers = [first[0], first[second]]
+    first[0], first[second] = reversed(layers)
+    yield
+    first[0], first[second] = layers
+
+
+@contextlib.contextmanager
+def training(part: Any) -> Iterator[None]:
+    part.train()
+    yield
+    part.eval()
+
+
+@contextlib.contextmanager
+def default_dtype() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+class OtherNorm(torch.nn.Module):
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden * self.weight
+
+
+def doubled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *arguments, **options: 2 * function(*arguments, **options)
+
+
+def halved_rotation(model: Any) -> Any:
+    """Of the function in the model's own file, as kernels of others replace it."""
+    own = sys.modules[type(model).__module__]
+    rotate = own.apply_rotary_pos_emb
+    return replaced(own, "apply_rotary_pos_emb", lambda q, k, *rest, **more: rotate(0.5 * q, k, *rest, **more))
+
+
+def other_attention(model: Any) -> Any:
+    known = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
+    sdpa = known["sdpa"]
+    return entry(known._global_mapping, "sdpa",
+                 lambda *arguments, scaling=None, **options: sdpa(*arguments, scaling=0.1, **options))
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "a norm's epsilon": lambda m: replaced(layer_of(m).input_layernorm, "variance_epsilon", 0.5),
+    "an activation": lambda m: replaced(layer_of(m).mlp, "act_fn", torch.nn.ReLU()),
+    "an attribute in front of a submodule": lambda m: entry(vars(layer_of(m).mlp), "act_fn", torch.relu),
+    "a forward of an instance": lambda m: replaced(
+        layer_of(m).mlp, "forward", doubled(layer_of(m).mlp.forward)),
+    "a method that is bound again": lambda m: replaced(
+        layer_of(m).input_layernorm, "forward",
+        types.MethodType(OtherNorm.forward, layer_of(m).input_layernorm)),
+    "a forward of a class": lambda m: replaced(
+        type(layer_of(m).mlp), "forward", doubled(type(layer_of(m).mlp).forward)),
+    "a forward of torch": lambda m: replaced(torch.nn.Linear, "forward", doubled(torch.nn.Linear.forward)),
+    "a forward hook": lambda m: registered(
+        layer_of(m).mlp.register_forward_hook, lambda part, given, out: out * 1.1),
+    "a hook with keywords": lambda m: registered(
+        layer_of(m).register_forward_pre_hook, lambda part, given, named: ((given[0] * 1.1,), named),
+        with_kwargs=True),
+    "a hook of all modules": lambda m: registered(
+        torch.nn.modules.module.register_module_forward_hook,
+        lambda part, given, out: out * 1.1 if isinstance(part, torch.nn.Linear) else None),
+    "a factor of the rotary embedding": lambda m: replaced(
+        m.get_decoder().rotary_emb, "attention_scaling", 1.5),
+    "a scale of attention": lambda m: replaced(layer_of(m).self_attn, "scaling", 0.1),
+    "a value of the configuration": lambda m: replaced(m.config, "rms_norm_eps", 0.5),
+    "a submodule": lambda m: replaced(layer_of(m), "mlp", torch.nn.Identity()),
+    "the order of layers": lambda m: swapped(m.get_decoder().layers, 2),
+    "a class of a module": lambda m: replaced(layer_of(m).input_layernorm, "__class__", OtherNorm),
+    "training of one part": lambda m: training(layer_of(m).mlp),
+    "a function of the model's file": halved_rotation,
+    "a registered attention": other_attention,
+    "a default type": lambda m: default_dtype(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_that_touches_no_weight_finds_nothing(change):
+    model = models.make("llama")
+    pool = pool_for(model)
+    ids = models.prompt(30)
+    assert (hits(model, pool, ids), hits(model, pool, ids)) == (0, ALL)
+    with CHANGES[change](model):
+        assert (hits(model, pool, ids), hits(model, pool, ids)) == (0, ALL)
+    assert hits(model, pool, ids) == ALL  # it is what it was
+
+
+def scaled_by_a_closure(model: Any) -> Callable[[float], None]:
+    factor = 1.0
+
+    def write(value: float) -> None:
+        nonlocal factor
+        factor = value
+
+    mlp = layer_of(model).mlp
+    inner = mlp.forward
+    mlp.forward = lambda hidden: inner(hidden) * factor
+    return write
+
+
+def scaled_by_a_default(model: Any) -> Callable[[float], None]:
+    mlp = layer_of(model).mlp
+    inner = mlp.forward
+
+    def forward(hidden: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        return inner(hidden) * factor
+
+    mlp.forward = forward
+    return lambda value: setattr(forward, "__defaults__", (value,))
+
+
+def scaled_by_a_global(model: Any) -> Callable[[float], None]:
+    layer_of(model).mlp.register_forward_hook(lambda part, given, out: out * FACTOR)
+    return lambda value: globals().update(FACTOR=value)
+
+
+def scaled_by_an_argument(model: Any) -> Callable[[float], None]:
+    options = dict(factor=1.0)
+    hook = functools.partial(lambda part, given, out, factor: out * factor["factor"], factor=options)
+    layer_of(model).mlp.register_forward_hook(hook)
+    return lambda value: options.update(factor=value)
+
+
+def scaled_by_what_it_holds(holder: Any, read: Callable[[Any], Any], write: Callable[[Any, float], None]):
+    def scaled(model: Any) -> Callable[[float], None]:
+        model.scale = copy.deepcopy(holder)
+        layer_of(model).mlp.register_forward_hook(lambda part, given, out: out * float(read(model.scale)))
+        return lambda value: write(model.scale, value)
+
+    return scaled
+
+
+class Slotted:
+    __slots__ = ("factor",)
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+
+class Cell:
+    """Its own object refers to it, as objects do."""
+
+    def __init__(self) -> None:
+        self.me = self
+        self.factor = 1.0
+
+
+SCALED: dict[str, Callable[[Any], Callable[[float], None]]] = {
+    "a closure": scaled_by_a_closure,
+    "a default": scaled_by_a_default,
+    "a global": scaled_by_a_global,
+    "a partial's argument": scaled_by_an_argument,
+    "an object": scaled_by_what_it_holds(
+        Cell(), lambda held: held.factor, lambda held, value: setattr(held, "factor", value)),
+    "slots": scaled_by_what_it_holds(
+        Slotted(), lambda held: held.factor, lambda held, value: setattr(held, "factor", value)),
+    "a list": scaled_by_what_it_holds(
+        [1.0], lambda held: held[0], lambda held, value: held.__setitem__(0, value)),
+    "a dictionary in it": scaled_by_what_it_holds(
+        [dict(a=1.0)], lambda held: held[0]["a"], lambda held, value: held[0].update(a=value)),
+    "an array": scaled_by_what_it_holds(
+        np.ones(1), lambda held: held[0], lambda held, value: held.fill(value)),
+    "bytes": scaled_by_what_it_holds(
+        bytearray(b"1"), lambda held: held[0] - 48, lambda held, value: held.__setitem__(0, 48 + int(value))),
+}
+
+
+@pytest.mark.parametrize("holder", SCALED)
+def test_what_a_function_reads_is_part_of_the_model(holder):
+    model = models.make("llama")
+    write = SCALED[holder](model)
+    pool = pool_for(model)
+    ids = models.prompt(30)
+    assert (hits(model, pool, ids), hits(model, pool, ids)) == (0, ALL)
+    write(3.0)
+    assert (hits(model, pool, ids), hits(model, pool, ids)) == (0, ALL)
+    write(1.0)
+    assert hits(model, pool, ids) == ALL
+
+
+def test_a_tensor_that_is_no_buffer_is_part_of_the_model():
+    model = models.make("llama")
+    model.scale = torch.ones(1)
+    layer_of(model).mlp.register_forward_hook(lambda part, given, out: out * model.scale)
+    pool = pool_for(model)
+    ids = models.prompt(30)
+    assert (hits(model, pool, ids), hits(model, pool, ids)) == (0, ALL)
+    model.scale += 1
+    assert (hits(model, pool, ids), hits(model, pool, ids)) == (0, ALL)
+
+
+def test_what_nobody_can_see_is_refused_by_its_name():
+    model = models.make("llama")
+    layer_of(model).noise = (number for number in range(9))
+    with pytest.raises(hf.UnsupportedModel, match="layers.1.noise is a builtins.generator, and nobody can see"):
+        hf.PagedCache(model, pool_for(model))
+
+
+def test_dropout_at_work_is_refused():
+    model = models.make("llama")
+    layer_of(model).self_attn.attention_dropout = 0.1
+    pool = pool_for(model)
+    ids = models.prompt(30)
+    assert (hits(model, pool, ids), hits(model, pool, ids)) == (0, ALL)
+    model.train()
+    with pytest.raises(hf.UnsupportedModel, match="layers.1.self_attn is in training mode .* = 0.1"):
+        hf.PagedCache(model, pool, prompt_ids=ids)
+    layer_of(model).self_attn.attention_dropout = 0.0
+    layer_of(model).drop = torch.nn.Dropout(0.25)
+    with pytest.raises(hf.UnsupportedModel, match="layers.1.drop is in training mode with p = 0.25"):
+        hf.PagedCache(model, pool, prompt_ids=ids)
+
+
+def test_a_change_that_was_undone_before_publish_is_remembered():
+    model = models.make("llama")
+    pool = pool_for(model)
+    ids = models.prompt(30)
+    with hf.PagedCache(model, pool, prompt_ids=ids) as cache:
+        first = generate(model, ids, cache, max_new_tokens=2)
+        with CHANGES["a norm's epsilon"](model):
+            out = generate(model, first, cache)
+        with pytest.raises(RuntimeError, match="fed to a model that had changed .*variance_epsilon"):
+            cache.publish(out)
+    with hf.PagedCache(model, pool, prompt_ids=out) as later:
+        assert later.cached_tokens <= ids.shape[1]
+
+
+def test_the_exception_names_what_changed():
+    model = models.make("llama")
+    ids = models.prompt(30)
+    with hf.PagedCache(model, pool_for(model), prompt_ids=ids) as cache:
+        layer_of(model).mlp.act_fn = torch.nn.ReLU()
+        with pytest.raises(RuntimeError, match=r"the model changed .*model.layers.1.mlp.act_fn"):
+            generate(model, ids, cache)
+
+
+# ---- what a model carries ----
+
+
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_a_model_that_stays_is_surveyed_once(family, monkeypatch):
+    model = models.make(family)
+    surveys = []
+
+    class Counted(_namespace.Survey):
+        def __init__(self, model: Any) -> None:
+            surveys.append(model)
+            super().__init__(model)
+
+    monkeypatch.setattr(_namespace, "Survey", Counted)
+    pool = pool_for(model)
+    for length in (30, 20, 30):
+        hits(model, pool, models.prompt(length))
+    # A first forward may set what a library's class notes of itself.
+    assert len(surveys) <= 2
+    hits(model, pool, models.prompt(30))
+    assert len(surveys) <= 2
+
+
+def test_a_copy_of_a_model_is_another_model_and_can_be_stored():
+    model = models.make("llama")
+    pool = pool_for(model)
+    ids = models.prompt(30)
+    assert hits(model, pool, ids) == 0
+    twin = copy.deepcopy(model)
+    assert hits(twin, pool, ids) == 0
+    assert hits(model, pool, ids) == ALL
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    assert hits(torch.load(file, weights_only=False), pool, ids) == 0
+
+
+@pytest.mark.parametrize("patched", [False, True])
+def test_a_model_is_gone_with_its_last_reference(patched):
+    model = models.make("llama")
+    if patched:
+        model.forward = types.MethodType(type(model).forward, model)
+    hits(model, pool_for(model), models.prompt(30))
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
+
+
+def test_what_a_model_has_dropped_is_not_held():
+    model = models.make("llama")
+    hits(model, pool_for(model), models.prompt(30))
+    weight, part = (weakref.ref(model.get_decoder().layers[2].mlp.up_proj.weight),
+                    weakref.ref(model.get_decoder().layers[2].mlp))
+    model.get_decoder().layers[2].mlp = torch.nn.Identity()
+    gc.collect()
+    assert weight() is None and part() is None

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The calls of a manager as logs name them. A number means the same call in every version.
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+namespace kvfolio {
+
+enum class Op : std::uint8_t {
+  kEnd = 0,
+  kOpen = 1,
+  kFork = 2,
+  kAdopt = 3,
+  kTruncate = 4,
+  kClear = 5,
+  kTrim = 6,
+  kClose = 7,
+  kPreempt = 8,
+  kSetPriority = 9,
+  kBeginStep = 10,
+  kAppend = 11,
+  kAppendUnnamed = 12,
+  kAppendEach = 13,
+  kAppendUnnamedEach = 14,
+  kOpenUnnamed = 15,
+  kSetTokens = 16,
+  kSetTokensEach = 17,
+  kUndo = 18,
+  kPlan = 19,
+  kRunCopies = 20,
+  kCommit = 21,
+  kComplete = 22,
+  kFinish = 23,
+  kDrop = 24,
+  kFail = 25,
+  kAccept = 26,
+  kAdmit = 27,
+  kAdmitOne = 28,
+  kReserve = 29,
+  kEvict = 30,
+  kReset = 31,
+  kForgetRoot = 32,
+  kForget = 33,
+  kPin = 34,
+  kUnpin = 35,
+  kSelectVictim = 36,
+  kPreemptTo = 37,
+  kBeginLoad = 38,
+  kFinishLoad = 39,
+  kHoldBlocks = 40,
+  kReleaseHold = 41,
+  kTakeFindable = 42,
+};
+inline constexpr std::size_t kNumOps = 43;
+
+// What the first number of an answer is.
+enum class First : std::uint8_t { kNothing, kCount, kSequence, kTicket, kPin, kLoad, kHold };
+
+struct OpName {
+  std::string_view name;
+  First first = First::kNothing;
+};
+inline constexpr std::array<OpName, kNumOps> kOps = {{
+    {"end"},
+    {"open", First::kSequence},
+    {"fork", First::kSequence},
+    {"adopt"},
+    {"truncate"},
+    {"clear"},
+    {"trim", First::kCount},
+    {"close"},
+    {"preempt"},
+    {"set_priority"},
+    {"begin_step", First::kTicket},
+    {"append"},
+    {"append_unnamed"},
+    {"append_each", First::kCount},
+    {"append_unnamed_each", First::kCount},
+    {"open_unnamed", First::kSequence},
+    {"set_tokens"},
+    {"set_tokens_each", First::kCount},
+    {"undo"},
+    {"plan", First::kCount},
+    {"run_copies"},
+    {"commit"},
+    {"complete"},
+    {"finish"},
+    {"drop"},
+    {"fail", First::kCount},
+    {"accept"},
+    {"admit"},
+    {"admit"},
+    {"reserve"},
+    {"evict", First::kCount},
+    {"reset", First::kCount},
+    {"forget", First::kCount},
+    {"forget", First::kCount},
+    {"pin", First::kPin},
+    {"unpin"},
+    {"select_victim", First::kSequence},
+    {"preempt_to", First::kCount},
+    {"begin_load", First::kLoad},
+    {"finish_load", First::kCount},
+    {"hold_blocks", First::kHold},
+    {"release_hold"},
+    {"take_findable", First::kCount},
+}};
+[[nodiscard]] constexpr const OpName& name_of(Op op) noexcept {
+  return kOps[static_cast<std::size_t>(op)];
+}
+
+// The format. Behind the magic: format and bytes of the body as 32 bits, the body, and 32 bits of
+// its hash.
+inline constexpr std::string_view kOpLogMagic = "KVFOPLOG";
+inline constexpr std::uint32_t kOpLogFormat = 1;
+inline constexpr std::uint32_t kMostHeaderBytes = 8192;
+
+}  // namespace kvfolio

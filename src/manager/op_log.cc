@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Recording: the buffer, the file, and what a log says before the first call and behind the last.
+
+#include "kvfolio/op_log.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "kvfolio/version.h"
+#include "manager/impl.h"
+#include "manager/op_writer.h"
+
+namespace kvfolio {
+
+using text::concat;
+
+// ---- the file ----
+
+namespace {
+
+Status failed(const std::string& path, const char* what) {
+  const int error = errno;
+  char text[128] = "";
+  // The form of glibc, which may return a text of its own.
+  const char* const said = strerror_r(error, text, sizeof text);
+  return {ErrorCode::kUnavailable, concat(path, ": ", what, ": ", said)};
+}
+
+}  // namespace
+
+FileLog::FileLog(int file, std::string path) noexcept : file_(file), path_(std::move(path)) {}
+
+FileLog::FileLog(FileLog&& other) noexcept
+    : file_(std::exchange(other.file_, -1)), path_(std::move(other.path_)) {}
+
+FileLog::~FileLog() {
+  if (file_ >= 0) ::close(file_);
+}
+
+Result<FileLog> FileLog::create(const std::string& path) {
+  // A pipe without a reader does not keep us waiting.
+  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600);
+  if (file < 0) return failed(path, "cannot create");
+  FileLog log(file, path);
+  struct stat there {};
+  if (::fstat(file, &there) != 0) return failed(path, "cannot create");
+  if (!S_ISREG(there.st_mode)) {
+    return Status(ErrorCode::kUnavailable, concat(path, ": not a regular file"));
+  }
+  if (::ftruncate(file, 0) != 0 || ::fchmod(file, 0600) != 0) return failed(path, "cannot replace");
+  return log;
+}
+
+Status FileLog::write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(file_, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return failed(path_, "cannot write");
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
+  }
+  return {};
+}
+
+// ---- the log ----
+
+OpLog::~OpLog() { static_cast<void>(flush()); }
+
+Status OpLog::flush() noexcept {
+  if (status_.ok() && size_ > 0) status_ = sink_.write({buffer_.data(), size_});
+  size_ = 0;
+  return status_;
+}
+
+void OpLog::write(const std::byte* bytes, std::size_t size) noexcept {
+  while (size > 0 && status_.ok()) {
+    const std::size_t part = std::min(size, buffer_.size() - size_);
+    std::memcpy(buffer_.data() + size_, bytes, part);
+    size_ += part;
+    bytes += part;
+    size -= part;
+    if (size_ == buffer_.size()) static_cast<void>(flush());
+  }
+}
+
+// What came before is whole calls, which a reader may have.
+void OpLog::stop(Status why) noexcept {
+  if (!status_.ok()) return;
+  static_cast<void>(flush());
+  if (status_.ok()) status_ = std::move(why);
+}
+
+void OpWriter::begin(const CacheSpec& spec, const ManagerOptions& options,
+                     bool has_storage) noexcept {
+  log_.begun_ = true;
+  log_.write(reinterpret_cast<const std::byte*>(kOpLogMagic.data()), kOpLogMagic.size());
+  word(kOpLogFormat, 4);
+  const std::size_t size_at = log_.size_;  // the buffer was empty and has room for a header
+  word(0, 4);
+  const std::size_t begin = log_.size_;
+  bytes({}, version());
+  put(has_storage);
+  number(spec.groups.size());
+  for (const GroupSpec& group : spec.groups) put(group);
+  put(options);
+  const std::size_t size = log_.size_ - begin;
+  KVFOLIO_CHECK(size <= kMostHeaderBytes);
+  log_.size_ = size_at;
+  word(size, 4);
+  log_.size_ = begin + size;
+  word(XXH3_64bits(log_.buffer_.data() + begin, size) & 0xffffffff, 4);
+  if (log_.options_.flush_each_call) static_cast<void>(log_.flush());
+}
+
+void OpWriter::end(std::optional<std::uint64_t> state_hash) noexcept {
+  byte(static_cast<std::uint8_t>(Op::kEnd));
+  number(log_.num_calls_);
+  byte(state_hash ? 1 : 0);
+  word(state_hash.value_or(0), 8);
+  static_cast<void>(log_.flush());
+}
+
+// ---- the manager ----
+
+// What it was asked until now can be seen later: it is not as it was made.
+bool KVCacheManager::Impl::was_used() const noexcept {
+  return !rows_.is_new() || !pins_.is_new() || !transfers_.is_new() || steps_.last_ticket() != 0;
+}
+
+void KVCacheManager::Impl::stop_log(std::string_view why) noexcept {
+  if (log_ == nullptr) return;
+  OpWriter(*std::exchange(log_, nullptr))
+      .stop({ErrorCode::kFailedPrecondition, concat("record: ", why)});
+}
+
+void KVCacheManager::record(OpLog* log) noexcept {
+  Impl& m = *impl_;
+  if (m.log_ != nullptr) {
+    const Result<std::uint64_t> hash = state_hash();
+    OpWriter(*std::exchange(m.log_, nullptr))
+        .end(hash ? std::optional<std::uint64_t>(*hash) : std::nullopt);
+  }
+  if (log == nullptr) return;
+  m.log_ = log;
+  OpWriter writer(*log);
+  if (!writer.is_new()) {
+    m.stop_log("the log has the calls of another manager, or those before a pause");
+  } else if (m.was_used()) {
+    m.stop_log("the manager was used before; a log begins with a new manager");
+  } else {
+    writer.begin(m.spec_, m.options_, m.storage_.has_value());
+  }
+}
+
+}  // namespace kvfolio

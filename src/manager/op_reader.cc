@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Reading a log, and its calls in words.
+
+#include "manager/op_reader.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace kvfolio {
+
+using text::concat;
+
+// ---- printing ----
+
+void OpPrinter::item(std::string_view name, const std::string& value) {
+  if (!bare_) text_ += ", ";
+  bare_ = false;
+  if (!name.empty()) text_ += concat(name, " ");
+  text_ += value;
+}
+
+// Without a name it says whether there is a value, which is printed then.
+void OpPrinter::flag(std::string_view name, bool value) {
+  if (!name.empty()) item(name, value ? "yes" : "no");
+}
+
+void OpPrinter::bytes(std::string_view name, std::string_view value) {
+  if (value.empty()) return;
+  constexpr std::size_t kMost = 48;
+  std::string shown = "\"";
+  for (const char c : value.substr(0, kMost)) {
+    const bool plain = c >= ' ' && c <= '~' && c != '"' && c != '\\';
+    shown +=
+        plain ? std::string(1, c) : concat("\\", static_cast<int>(static_cast<unsigned char>(c)));
+  }
+  item(name, shown + (value.size() > kMost ? "...\"" : "\""));
+}
+
+void OpPrinter::content(std::string_view name, const std::array<std::byte, 32>& value) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string shown;
+  for (const std::byte each : std::span(value).first<8>()) {
+    shown += kDigits[std::to_integer<std::size_t>(each >> 4)];
+    shown += kDigits[std::to_integer<std::size_t>(each & std::byte{15})];
+  }
+  item(name, shown + "...");
+}
+
+std::string OpPrinter::print(Op op, const Answer& answer, bool with_hash) {
+  const auto code = static_cast<ErrorCode>(answer.code);
+  std::string text = to_string(code);
+  if (code == ErrorCode::kNoBlocks) text += concat(", needs ", answer.first);
+  if (code == ErrorCode::kOk) {
+    switch (name_of(op).first) {
+      case First::kNothing:
+        break;
+      case First::kCount:
+        text += concat(", ", static_cast<std::int64_t>(answer.first));
+        break;
+      case First::kSequence:
+        text += ", " + to_string(SequenceId(answer.first));
+        break;
+      case First::kTicket:
+        text += ", " + to_string(Ticket(answer.first));
+        break;
+      case First::kPin:
+        text += ", " + to_string(PinId(answer.first));
+        break;
+      case First::kLoad:
+        text += ", " + to_string(LoadId(answer.first));
+        break;
+      case First::kHold:
+        text += ", " + to_string(HoldId(answer.first));
+        break;
+    }
+  }
+  if (!with_hash) return text;
+  return text + concat(" (first number ", answer.first, ", hash of all ", answer.hash, ")");
+}
+
+// ---- bytes ----
+
+bool OpDecoder::fill() {
+  if (stopped()) return false;
+  if (position_ == size_) {
+    cut_ = true;
+    return false;
+  }
+  constexpr std::int64_t kMost = 65536;
+  filled_ = static_cast<std::size_t>(std::min(size_ - position_, kMost));
+  at_ = 0;
+  buffer_.resize(filled_);
+  status_ = source_.read_at(position_, buffer_);
+  position_ += static_cast<std::int64_t>(filled_);
+  if (status_.ok()) return true;
+  at_ = filled_ = 0;
+  return false;
+}
+
+std::uint64_t OpDecoder::word(std::size_t size) {
+  std::uint64_t value = 0;
+  for (std::size_t i = 0; i < size; ++i) value |= std::uint64_t{byte()} << (8 * i);
+  return value;
+}
+
+std::uint64_t OpDecoder::number() {
+  std::uint64_t value = 0;
+  for (int shift = 0; shift < 64; shift += 7) {
+    const std::uint64_t seven = byte();
+    if (shift == 63 && seven > 1) break;
+    value |= (seven & 0x7f) << shift;
+    if (seven < 0x80) return value;
+  }
+  corrupt("a number has more than 64 bits");
+  return 0;
+}
+
+std::size_t OpDecoder::count() {
+  const std::uint64_t size = number();
+  if (size <= static_cast<std::uint64_t>(left())) return static_cast<std::size_t>(size);
+  // A log that was cut inside a long list looks alike: the call is not there.
+  cut_ = true;
+  return 0;
+}
+
+void OpDecoder::corrupt(std::string_view what) {
+  if (stopped()) return;
+  status_ = {ErrorCode::kCorrupt, concat("operation log, behind call ", end_.num_calls,
+                                         ", at byte ", size_ - left(), ": ", what)};
+}
+
+void OpDecoder::bytes(std::string_view, std::string_view& value) {
+  const std::size_t size = count();
+  std::string& text = texts_.emplace_back();
+  for (std::size_t i = 0; i < size && !stopped(); ++i) text += static_cast<char>(byte());
+  value = text;
+}
+
+void OpDecoder::list(std::string_view, std::span<const std::span<const std::int32_t>>& values) {
+  const std::size_t size = count();
+  if (size > kMostTables) corrupt("a call has more tables than any manager has groups");
+  tables_.clear();
+  table_spans_.clear();
+  for (std::size_t i = 0; i < size && !stopped(); ++i) {
+    std::span<const std::int32_t> table;
+    read_list(tables_.emplace_back(), table);
+    table_spans_.push_back(table);  // moving a vector leaves its elements where they are
+  }
+  values = table_spans_;
+}
+
+// ---- the header ----
+
+Status OpDecoder::read_header(OpLogHeader& header) {
+  std::string magic;
+  for (std::size_t i = 0; i < kOpLogMagic.size(); ++i) magic += static_cast<char>(byte());
+  if (magic != kOpLogMagic) {
+    return status_.ok() ? Status(ErrorCode::kCorrupt, "not an operation log") : status_;
+  }
+  header.format = static_cast<std::uint32_t>(word(4));
+  if (header.format != kOpLogFormat) {
+    return {ErrorCode::kUnsupported, concat("operation log of format ", header.format,
+                                            ", this library reads format ", kOpLogFormat)};
+  }
+  const auto size = static_cast<std::int64_t>(word(4));
+  const Status damaged(ErrorCode::kCorrupt, "operation log: its header is damaged");
+  if (size > kMostHeaderBytes || size + 4 > left()) return damaged;
+  // The whole header is in the first buffer.
+  const std::uint64_t hash = XXH3_64bits(buffer_.data() + at_, static_cast<std::size_t>(size));
+  const std::int64_t behind = left() - size;
+  std::string_view library;
+  bytes({}, library);
+  header.library = library;
+  visit({}, header.has_storage);
+  const std::size_t num_groups = count();
+  header.spec.groups.clear();
+  for (std::size_t g = 0; g < num_groups && !stopped(); ++g) {
+    visit({}, header.spec.groups.emplace_back());
+  }
+  visit({}, header.options);
+  if (left() != behind || word(4) != (hash & 0xffffffff) || stopped()) return damaged;
+  texts_.clear();
+  return {};
+}
+
+// ---- calls ----
+
+bool OpDecoder::begin_call(Op& op) {
+  if (end_.ended || stopped()) return false;
+  texts_.clear();
+  count_ = 0;
+  const std::uint8_t code = byte();
+  if (stopped()) return false;  // between two calls: the program went on, or died
+  op = static_cast<Op>(code);
+  if (op == Op::kEnd) {
+    read_end();
+    return false;
+  }
+  if (code >= kNumOps) {
+    corrupt(concat("there is no operation ", int{code}));
+    return false;
+  }
+  const auto low = byte();
+  const std::uint64_t number = end_.num_calls + 1;
+  const auto missing = static_cast<std::uint8_t>(low - number);
+  if (missing == 0 || stopped()) return !stopped();
+  if (missing == 1) {
+    corrupt(concat("call ", number, " is missing: call ", number + 1, ", ", name_of(op).name,
+                   ", stands in its place"));
+  } else {
+    corrupt(concat("calls ", number, " to ", number + missing - 1u,
+                   " are missing, or the number of ", name_of(op).name, " is wrong"));
+  }
+  return false;
+}
+
+void OpDecoder::read_end() {
+  const std::uint64_t calls = number();
+  const bool has_hash = byte() != 0;
+  const std::uint64_t hash = word(8);
+  if (stopped()) return;
+  if (calls != end_.num_calls) {
+    corrupt(concat("it ends after ", end_.num_calls, " calls and says ", calls));
+    return;
+  }
+  if (left() != 0) {
+    corrupt(concat(left(), " bytes stand behind its end"));
+    return;
+  }
+  end_.ended = true;
+  if (has_hash) end_.state_hash = hash;
+}
+
+// ---- OpLogReader ----
+
+class OpLogReader::Impl {
+ public:
+  explicit Impl(ByteSource& source) : decoder(source) {}
+  OpLogHeader header;
+  OpDecoder decoder;
+};
+
+OpLogReader::OpLogReader(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
+OpLogReader::OpLogReader(OpLogReader&&) noexcept = default;
+OpLogReader::~OpLogReader() = default;
+
+Result<OpLogReader> OpLogReader::open(ByteSource& source) {
+  auto impl = std::make_unique<Impl>(source);
+  KVFOLIO_RETURN_IF_ERROR(impl->decoder.read_header(impl->header));
+  return OpLogReader(std::move(impl));
+}
+
+const OpLogHeader& OpLogReader::header() const noexcept { return impl_->header; }
+const OpLogEnd& OpLogReader::end() const noexcept { return impl_->decoder.end(); }
+
+Result<std::optional<LoggedCall>> OpLogReader::next() {
+  OpDecoder& decoder = impl_->decoder;
+  LoggedCall call;
+  const bool is_there =
+      decoder.next([&](Op op, const auto&, const auto& arguments, const Answer* answer) {
+        call.number = decoder.end().num_calls + (answer == nullptr ? 1 : 0);
+        call.name = name_of(op).name;
+        call.arguments = OpPrinter::print(arguments);
+        if (answer != nullptr) call.answer = OpPrinter::print(op, *answer, false);
+      });
+  if (is_there) return std::optional<LoggedCall>(std::move(call));
+  KVFOLIO_RETURN_IF_ERROR(decoder.status());
+  return std::optional<LoggedCall>();
+}
+
+}  // namespace kvfolio

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The calls of a log again, on a manager made as its header says.
+
+#include <algorithm>
+
+#include "manager/impl.h"
+#include "manager/op_reader.h"
+#include "manager/options.h"
+
+namespace kvfolio {
+
+using text::concat;
+
+struct LogReplay {
+  static void imagine_storage(KVCacheManager& manager) noexcept {
+    manager.impl_->imagines_storage_ = true;
+  }
+};
+
+namespace {
+
+// What a manager with these options can come to take, about: all that it reserves, as if it were
+// used. As a double, since hostile numbers overflow.
+double most_memory(const CacheSpec& spec, const ManagerOptions& o) {
+  double blocks = 0;
+  for (const GroupSpec& group : spec.groups) blocks += group.num_blocks;
+  const auto groups = static_cast<double>(spec.groups.size());
+  const double rows = o.max_sequences * (o.order == Order::kUnordered ? 2.0 : 1.0);
+  const double steps = o.max_steps_in_flight + 1.0;
+  return blocks * 128 + rows * (1024 + 96 * groups + steps * (96 + 24 * groups)) +
+         o.max_pins * (40 + 16 * groups) + 2.0 * o.max_transfers * (80 + 20 * groups) +
+         o.max_runs * (96 + 48 * groups) +
+         4.0 * (1 + groups) * static_cast<double>(o.max_index_tokens) +
+         static_cast<double>(o.max_root_key_bytes) + 64.0 * o.max_media_extents +
+         4.0 * (1 + steps) * static_cast<double>(o.max_table_entries);
+}
+
+// Of the arrays of the next plan: tables of all sequences, as wide as that of the longest.
+double plan_memory(const KVCacheManager& manager) {
+  std::vector<SequenceId> ids(static_cast<std::size_t>(manager.num_sequences()));
+  manager.sequences(ids);
+  double in_step = 0;
+  double longest = 0;
+  for (const SequenceId id : ids) {
+    const Result<SequenceInfo> info = manager.info(id);
+    if (!info || !info->in_open_step) continue;
+    in_step += 1;
+    longest = std::max(longest, static_cast<double>(info->length));
+  }
+  double words = 0;
+  for (const GroupSpec& group : manager.spec().groups) {
+    words += 3 * in_step * (longest / group.block_size + 2);
+  }
+  return 4 * words;
+}
+
+Status refused(double bytes, const ReplayOptions& options) {
+  return {ErrorCode::kResourceExhausted,
+          concat("operation log: a replay may need ", static_cast<std::int64_t>(bytes / 1048576.0),
+                 " MiB, allowed: max_memory_bytes, ", options.max_memory_bytes / 1048576, " MiB")};
+}
+
+class Replayer {
+ public:
+  Replayer(OpDecoder& decoder, const OpLogHeader& header, const ReplayOptions& options,
+           Replay& replay)
+      : decoder_(decoder), header_(header), options_(options), replay_(replay) {}
+
+  void run() {
+    while (!stop_ &&
+           decoder_.next([this](Op op, auto function, auto& arguments, const Answer* recorded) {
+             make(op, function, arguments, recorded);
+           })) {
+    }
+    replay_.log = decoder_.end();
+    if (replay_.broken.ok()) replay_.broken = decoder_.status();
+  }
+
+ private:
+  template <typename Function, typename... Arguments>
+  void make(Op op, Function function, std::tuple<Arguments...>& arguments, const Answer* recorded) {
+    if (op == Op::kPlan && stops_plan()) return;
+    // What the storage could not do then is not asked of one that is imagined.
+    const auto unsupported = static_cast<std::uint32_t>(ErrorCode::kUnsupported);
+    if (op == Op::kRunCopies && header_.has_storage && recorded != nullptr &&
+        recorded->code == unsupported) {
+      return;
+    }
+    AnswerNote note;
+    note.note(
+        std::apply([&](auto&... each) { return function(replay_.manager, each...); }, arguments));
+    std::apply([&](const auto&... each) { (note.out(each), ...); }, arguments);
+    const Answer answer = note.answer();
+    const std::string name(name_of(op).name);
+    if (recorded == nullptr) {
+      replay_.unanswered =
+          LoggedCall{decoder_.end().num_calls + 1, name, OpPrinter::print(arguments),
+                     OpPrinter::print(op, answer, false)};
+      return;
+    }
+    if (answer == *recorded) return;
+    stop_ = true;
+    // What looks alike in words differs in the rest.
+    const bool alike =
+        OpPrinter::print(op, answer, false) == OpPrinter::print(op, *recorded, false);
+    replay_.difference = ReplayDifference{
+        decoder_.end().num_calls, name, OpPrinter::print(arguments),
+        OpPrinter::print(op, *recorded, alike), OpPrinter::print(op, answer, alike)};
+  }
+  bool stops_plan() {
+    const double bytes = plan_memory(replay_.manager);
+    if (bytes <= static_cast<double>(options_.max_memory_bytes)) return false;
+    replay_.broken = refused(bytes, options_);
+    return stop_ = true;
+  }
+
+  OpDecoder& decoder_;
+  const OpLogHeader& header_;
+  const ReplayOptions& options_;
+  Replay& replay_;
+  bool stop_ = false;
+};
+
+}  // namespace
+
+Result<Replay> replay_log(ByteSource& source, const ReplayOptions& options) {
+  OpDecoder decoder(source);
+  OpLogHeader header;
+  KVFOLIO_RETURN_IF_ERROR(decoder.read_header(header));
+  const Result<ManagerOptions> derived = derive_options(header.spec, header.options);
+  if (!derived) return derived.error();
+  const double bytes = most_memory(header.spec, *derived);
+  if (bytes > static_cast<double>(options.max_memory_bytes)) return refused(bytes, options);
+  Result<KVCacheManager> manager = KVCacheManager::create(header.spec, header.options);
+  if (!manager) return std::move(manager).error();
+  if (header.has_storage) LogReplay::imagine_storage(*manager);
+  std::int64_t num_blocks = 0;
+  for (const GroupSpec& group : header.spec.groups) num_blocks += group.num_blocks;
+  decoder.set_most_blocks(num_blocks);
+  Replay replay{.manager = std::move(*manager)};
+  Replayer(decoder, header, options, replay).run();
+  return replay;
+}
+
+}  // namespace kvfolio

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a manager has to say, and the names that users of vLLM and SGLang chart already. A total and
+// the state of each group are all in blocks; hits are in tokens, as theirs are.
+
+#include <array>
+
+#include "kvfolio/metrics.h"
+
+namespace kvfolio {
+
+namespace {
+
+struct CounterRow {
+  const char* name;
+  const char* help;
+  std::uint64_t Counters::*value;
+};
+constexpr std::array kCounters = {
+    CounterRow{"kvfolio_allocated_blocks_total", "Blocks that left the free list.",
+               &Counters::blocks_allocated},
+    CounterRow{"kvfolio_freed_blocks_total", "Blocks that became free.", &Counters::blocks_freed},
+    CounterRow{"kvfolio_evicted_blocks_total", "Cached blocks that were given up to make room.",
+               &Counters::blocks_evicted},
+    CounterRow{"kvfolio_unhung_blocks_total",
+               "Held blocks that stopped being findable to make room.", &Counters::blocks_unhung},
+    CounterRow{"kvfolio_copied_blocks_total", "Blocks that were copied on write.",
+               &Counters::block_copies},
+    CounterRow{"kvfolio_published_blocks_total", "Blocks that became findable.",
+               &Counters::blocks_published},
+    CounterRow{"kvfolio_publications_skipped_total",
+               "Times that a sequence could not publish for lack of room.",
+               &Counters::publications_skipped},
+    CounterRow{"kvfolio_sequences_opened_total", "Sequences that were opened, without forks.",
+               &Counters::sequences_opened},
+    CounterRow{"kvfolio_sequences_closed_total", "Sequences that ended by close().",
+               &Counters::sequences_closed},
+    CounterRow{"kvfolio_sequences_preempted_total", "Sequences that were preempted.",
+               &Counters::sequences_preempted},
+    CounterRow{"kvfolio_sequences_aborted_total", "Sequences that a failed step ended.",
+               &Counters::sequences_aborted},
+    CounterRow{"kvfolio_forks_total", "Sequences that were forked.", &Counters::forks},
+    CounterRow{"kvfolio_prefix_looked_up_tokens_total", "Tokens of all prompts that were opened.",
+               &Counters::tokens_looked_up},
+    CounterRow{"kvfolio_prefix_hit_tokens_total", "Of these, tokens that were found.",
+               &Counters::tokens_reused},
+    CounterRow{"kvfolio_loaded_tokens_total", "Tokens that came back from a tier.",
+               &Counters::tokens_loaded},
+    CounterRow{"kvfolio_committed_tokens_total", "Tokens that steps appended.",
+               &Counters::tokens_committed},
+};
+
+struct StateRow {
+  const char* state;
+  std::int32_t GroupUsage::*value;
+};
+constexpr std::array kStates = {
+    StateRow{"free", &GroupUsage::free},
+    StateRow{"held", &GroupUsage::held},
+    StateRow{"cached", &GroupUsage::cached},
+    StateRow{"retiring", &GroupUsage::retiring},
+};
+
+bool has(MetricNames names, MetricNames one) {
+  return (static_cast<std::int32_t>(names) & static_cast<std::int32_t>(one)) != 0;
+}
+
+std::vector<MetricLabel> with(MetricLabels labels, std::initializer_list<MetricLabel> more) {
+  std::vector<MetricLabel> all(labels.begin(), labels.end());
+  all.insert(all.end(), more);
+  return all;
+}
+
+struct Blocks {
+  double total = 0, held = 0, free = 0, evictable = 0;
+  double tokens_held = 0, tokens_free = 0, tokens_evictable = 0;
+};
+
+void add_group(Metrics& metrics, const GroupUsage& usage, std::string_view group,
+               MetricLabels labels) {
+  for (const StateRow& row : kStates) {
+    metrics.gauge("kvfolio_blocks", "Blocks of a group, by state.",
+                  with(labels, {{"group", group}, {"state", row.state}}), usage.*row.value);
+  }
+  const auto own = with(labels, {{"group", group}});
+  metrics.gauge("kvfolio_capacity_blocks", "Blocks that a group has.", own, usage.num_blocks);
+  metrics.gauge("kvfolio_reserved_blocks", "Held blocks that no sequence uses yet.", own,
+                usage.reserved);
+  metrics.gauge("kvfolio_loading_blocks", "Held blocks that wait for a load.", own, usage.loading);
+  metrics.gauge("kvfolio_on_hold_references", "References of open holds.", own, usage.on_hold);
+}
+
+void add_vllm(Metrics& metrics, const Blocks& blocks, const Counters& counters,
+              MetricLabels labels) {
+  metrics.gauge("vllm:kv_cache_usage_perc", "Share of the blocks that are in use, 0 to 1.", labels,
+                blocks.total > 0 ? blocks.held / blocks.total : 0);
+  metrics.counter("vllm:prefix_cache_queries_total", "Tokens that were looked up.", labels,
+                  counters.tokens_looked_up);
+  metrics.counter("vllm:prefix_cache_hits_total", "Tokens that were found.", labels,
+                  counters.tokens_reused);
+  metrics.counter("vllm:external_prefix_cache_hits_total", "Tokens that came back from a tier.",
+                  labels, counters.tokens_loaded);
+  metrics.counter("vllm:num_preemptions_total", "Sequences that were preempted.", labels,
+                  counters.sequences_preempted);
+}
+
+void add_sglang(Metrics& metrics, const Blocks& blocks, const Counters& counters,
+                MetricLabels labels) {
+  const double all = blocks.total > 0 ? blocks.held / blocks.total : 0;
+  metrics.gauge("sglang:token_usage", "Share of the tokens that are in use, 0 to 1.", labels, all);
+  metrics.gauge("sglang:num_used_tokens", "Tokens that are in use.", labels, blocks.tokens_held);
+  metrics.gauge("sglang:kv_available_tokens", "Tokens that are free.", labels, blocks.tokens_free);
+  metrics.gauge("sglang:kv_evictable_tokens", "Tokens that can be evicted.", labels,
+                blocks.tokens_evictable);
+  const double looked_up = static_cast<double>(counters.tokens_looked_up);
+  metrics.gauge("sglang:cache_hit_rate", "Share of the tokens that were found.", labels,
+                looked_up > 0 ? static_cast<double>(counters.tokens_reused) / looked_up : 0);
+  metrics.counter("sglang:load_back_tokens_total", "Tokens that came back from a tier.", labels,
+                  counters.tokens_loaded);
+}
+
+}  // namespace
+
+void Metrics::add(const KVCacheManager& manager, MetricLabels labels, MetricNames names) {
+  const Counters& counters = manager.counters();
+  for (const CounterRow& row : kCounters) {
+    counter(row.name, row.help, labels, counters.*row.value);
+  }
+  gauge("kvfolio_held_blocks_peak", "Most blocks that were held at once, of all groups.", labels,
+        static_cast<double>(counters.blocks_used_peak));
+  gauge("kvfolio_sequences", "Open sequences.", labels, manager.num_sequences());
+  gauge("kvfolio_steps_in_flight", "Steps that are not complete.", labels, manager.num_steps());
+  Blocks blocks;
+  const std::vector<GroupSpec>& groups = manager.spec().groups;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const Result<GroupUsage> usage = manager.usage(GroupId(static_cast<std::int32_t>(g)));
+    if (!usage) continue;
+    add_group(*this, *usage, std::to_string(g), labels);
+    const double size = groups[g].block_size;
+    blocks.total += usage->num_blocks;
+    blocks.held += usage->held;
+    blocks.tokens_held += usage->held * size;
+    blocks.tokens_free += usage->free * size;
+    blocks.tokens_evictable += usage->evictable * size;
+  }
+  if (has(names, MetricNames::kVllm)) add_vllm(*this, blocks, counters, labels);
+  if (has(names, MetricNames::kSglang)) add_sglang(*this, blocks, counters, labels);
+}
+
+}  // namespace kvfolio

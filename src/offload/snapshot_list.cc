@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A walk over the sections of a snapshot.
+
+#include "kvfolio/snapshot_list.h"
+
+#include <array>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "kvfolio/checked_copy.h"
+#include "kvfolio/record.h"
+#include "offload/snapshot_format.h"
+
+namespace kvfolio {
+namespace {
+
+using snapshot::kHeaderBytes;
+using snapshot::SectionHeader;
+using snapshot::Type;
+
+// No section that a library writes is larger: a block has at most some MiB.
+constexpr std::int64_t kMostBody = std::int64_t{256} << 20;
+
+const char* name_of(Type type) {
+  switch (type) {
+    case Type::kIdentity:
+      return "identity";
+    case Type::kRoot:
+      return "root";
+    case Type::kTokens:
+      return "tokens";
+    case Type::kRecord:
+      return "record";
+    case Type::kSequence:
+      return "sequence";
+    case Type::kEnd:
+      return "end";
+  }
+  return "unknown";
+}
+
+SnapshotSection section_of(const SectionHeader& header, std::span<const std::byte> body) {
+  SnapshotSection section{
+      .place = header.place, .bytes = header.body_bytes, .type = name_of(header.type)};
+  if (header.type != Type::kRecord) {
+    section.damaged = checksum(body, static_cast<std::uint64_t>(header.place)) != header.checksum;
+    return section;
+  }
+  RecordInfo info;
+  section.group = static_cast<std::int32_t>(header.b);
+  section.damaged = read_record_header(body, info) != RecordFault::kNone ||
+                    check_record(body, info) != RecordFault::kNone;
+  section.key = info.key;
+  section.begin = info.begin;
+  section.end = info.end;
+  return section;
+}
+
+}  // namespace
+
+Result<SnapshotList> list_snapshot(ByteSource& source,
+                                   const std::function<void(const SnapshotSection&)>& visit) {
+  SnapshotList list;
+  std::vector<std::byte> body;
+  bool lost = false;  // looking for the next header
+  const auto header_bytes = static_cast<std::int64_t>(kHeaderBytes);
+  for (std::int64_t place = 0; place + header_bytes <= source.size();) {
+    std::array<std::byte, kHeaderBytes> bytes{};
+    KVFOLIO_RETURN_IF_ERROR(source.read_at(place, bytes));
+    SectionHeader header;
+    const bool found = snapshot::read_header(bytes, place, header) &&
+                       header.body_bytes <= source.size() - place - header_bytes &&
+                       header.body_bytes <= kMostBody;
+    if (place == 0 && (!found || header.type != Type::kIdentity)) {
+      return Status(ErrorCode::kCorrupt, "not a snapshot, or its first section is damaged");
+    }
+    if (!found) {
+      if (!std::exchange(lost, true)) ++list.damaged;
+      place += snapshot::kAlignment;
+      continue;
+    }
+    lost = false;
+    body.resize(static_cast<std::size_t>(header.body_bytes));
+    KVFOLIO_RETURN_IF_ERROR(source.read_at(place + header_bytes, body));
+    const SnapshotSection section = section_of(header, body);
+    ++list.sections;
+    if (section.damaged) ++list.damaged;
+    list.whole = header.type == Type::kEnd && !section.damaged;
+    visit(section);
+    place += snapshot::aligned(header_bytes + header.body_bytes);
+  }
+  if (list.sections == 0) return Status(ErrorCode::kCorrupt, "not a snapshot: it is too short");
+  return list;
+}
+
+}  // namespace kvfolio

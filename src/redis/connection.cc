@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "redis/connection.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvfolio::redis {
+
+namespace {
+// What is read at once. Small, since hiredis moves what lies behind a reply.
+constexpr std::size_t kReadBytes = std::size_t{128} << 10;
+// What a reply may have beside the value that was asked for.
+constexpr std::size_t kReplyBytesMax = std::size_t{1} << 20;
+}  // namespace
+
+bool Connection::open(const Address& address, const TlsContext* tls, const std::string& host,
+                      std::uint64_t stall_us, std::uint64_t now_us) {
+  reader_.reset();
+  buffer_.resize(kReadBytes);
+  error_.clear();
+  opened_us_ = now_us;
+  note_progress(now_us);
+  if (!socket_.open(address, tls, host, stall_us)) {
+    close(socket_.error());
+    return false;
+  }
+  state_ = State::kConnecting;
+  return true;
+}
+
+void Connection::close(std::string why) {
+  socket_.close();
+  reader_.reset();
+  state_ = State::kClosed;
+  first_number_ += questions_.size();
+  questions_.clear();
+  out_.clear();
+  sent_ = 0;
+  has_more_ = false;
+  bytes_in_flight_ = 0;
+  error_ = std::move(why);
+}
+
+std::uint64_t Connection::ask(const Question& question, Command command, std::uint64_t now_us) {
+  if (questions_.empty()) note_progress(now_us);
+  questions_.push_back(question);
+  bytes_in_flight_ += question.budget;
+  out_.push_back(std::move(command));
+  return first_number_ + questions_.size() - 1;
+}
+
+void Connection::abandon(std::uint64_t number) {
+  if (number < first_number_ || number - first_number_ >= questions_.size()) return;
+  Question& question = questions_[number - first_number_];
+  question.item = 0;
+  question.target = {};
+}
+
+void Connection::note_progress(std::uint64_t now_us) noexcept {
+  moved_us_ = now_us;
+  quiet_polls_ = 0;
+}
+
+bool Connection::fail(std::string why) {
+  error_ = std::move(why);
+  return false;
+}
+
+bool Connection::move(Budget& budget, std::uint64_t now_us) {
+  if (state_ == State::kConnecting) {
+    const Socket::Io io = socket_.go_on();
+    if (io == Socket::Io::kFailed) return fail(socket_.error());
+    if (io == Socket::Io::kAgain) return true;
+    state_ = State::kGreeting;
+    note_progress(now_us);
+  }
+  return send(budget, now_us) && receive(budget, now_us);
+}
+
+bool Connection::send(Budget& budget, std::uint64_t now_us) {
+  while (!out_.empty() && budget.bytes > 0) {
+    const auto rest = out_.front().bytes().subspan(sent_);
+    const auto part = rest.first(std::min(rest.size(), static_cast<std::size_t>(budget.bytes)));
+    std::size_t n = 0;
+    const Socket::Io io = socket_.write(part, n);
+    if (io == Socket::Io::kFailed) return fail(socket_.error());
+    if (io == Socket::Io::kAgain) return true;
+    budget.bytes -= static_cast<std::int64_t>(n);
+    budget.sent += n;
+    note_progress(now_us);
+    sent_ += n;
+    if (sent_ < out_.front().bytes().size()) continue;
+    out_.pop_front();
+    sent_ = 0;
+  }
+  return true;
+}
+
+bool Connection::receive(Budget& budget, std::uint64_t now_us) {
+  if (budget.bytes <= 0) {
+    has_more_ = true;
+    return true;
+  }
+  std::size_t n = 0;
+  const Socket::Io io = socket_.read(buffer_, n);
+  has_more_ = io == Socket::Io::kDone;
+  if (io == Socket::Io::kFailed) return fail(socket_.error());
+  if (io == Socket::Io::kAgain) return true;
+  budget.bytes -= static_cast<std::int64_t>(n);
+  budget.received += n;
+  note_progress(now_us);
+  if (questions_.empty()) return fail("the server said something that was not asked for");
+  return reader_.feed(std::span(buffer_).first(n)) || fail("no memory for a reply");
+}
+
+ReplyReader::Next Connection::next(Question& question, const Reply*& reply) {
+  if (questions_.empty()) {
+    return reader_.waiting() == 0 ? ReplyReader::Next::kMore : ReplyReader::Next::kBroken;
+  }
+  const Question& first = questions_.front();
+  const ReplyReader::Next what = reader_.next(first.target, reply);
+  if (what == ReplyReader::Next::kMore) {
+    const std::size_t most = static_cast<std::size_t>(first.budget) + kReplyBytesMax;
+    return reader_.waiting() > most ? ReplyReader::Next::kTooLong : what;
+  }
+  if (what == ReplyReader::Next::kBroken) return what;
+  question = first;
+  questions_.pop_front();
+  ++first_number_;
+  bytes_in_flight_ -= question.budget;
+  return what;
+}
+
+bool Connection::is_late(std::uint64_t now_us, std::uint64_t connect_us,
+                         std::uint64_t stall_us) noexcept {
+  constexpr int kQuietPolls = 3;
+  if (state_ == State::kClosed || has_more_ || ++quiet_polls_ < kQuietPolls) return false;
+  if (state_ != State::kReady) return now_us - opened_us_ > connect_us;
+  if (questions_.empty()) return false;
+  const std::uint64_t due = questions_.front().deadline_us;
+  return now_us > moved_us_ + stall_us || (due != 0 && now_us > due && now_us - due > stall_us);
+}
+
+}  // namespace kvfolio::redis

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kvfolio/redis_tier.h"
+
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/text.h"
+#include "redis/redis_tier_impl.h"
+
+namespace kvfolio {
+
+namespace {
+
+constexpr std::size_t kSeedsMax = 64;
+
+Status bad(std::string sentence) { return {ErrorCode::kInvalidArgument, std::move(sentence)}; }
+
+Status check_numbers(const RedisOptions& options) {
+  constexpr std::int64_t kMost = std::int64_t{512} << 20;  // of a value of Redis
+  if (options.record_bytes_max < 1 || options.record_bytes_max > kMost) {
+    return bad(
+        text::concat("record_bytes_max: ", options.record_bytes_max, " is not in 1 to ", kMost));
+  }
+  if (options.items_max < 1 || options.items_max > 1 << 20) {
+    return bad(text::concat("items_max: ", options.items_max, " is not in 1 to 1048576"));
+  }
+  if (options.bytes_in_flight_max < 1 || options.bytes_per_poll < 1) {
+    return bad(text::concat("bytes_in_flight_max: ", options.bytes_in_flight_max,
+                            ", bytes_per_poll: ", options.bytes_per_poll, "; both are above 0"));
+  }
+  if (options.connect_timeout_us == 0 || options.stall_timeout_us == 0 ||
+      options.breaker_us_min == 0 || options.breaker_us_max < options.breaker_us_min) {
+    return bad("timeouts are above 0, and breaker_us_max is not below breaker_us_min");
+  }
+  return {};
+}
+
+Status check_texts(const RedisOptions& options) {
+  if (options.key_prefix.size() > 64 ||
+      options.key_prefix.find_first_of("{}") != std::string_view::npos) {
+    return bad(text::concat("key_prefix: '", options.key_prefix,
+                            "' is longer than 64 characters or has a brace, which would put all "
+                            "records on one node"));
+  }
+  if (!options.user.empty() && options.password.empty()) {
+    return bad(text::concat("user: ", options.user, " without a password"));
+  }
+  return {};
+}
+
+Result<std::vector<redis::Seed>> find_seeds(std::string_view servers) {
+  std::vector<redis::Seed> seeds;
+  while (!servers.empty()) {
+    const std::string_view one = servers.substr(0, servers.find(','));
+    servers.remove_prefix(std::min(one.size() + 1, servers.size()));
+    redis::Seed seed;
+    if (!redis::split_address(one, seed.host, seed.port) || seed.host.empty()) {
+      return bad(text::concat("servers: '", one, "' is not HOST:PORT"));
+    }
+    seed.addresses = redis::resolve(seed.host, seed.port, false);
+    if (seed.addresses.empty()) {
+      return bad(text::concat("servers: '", one, "' has no address"));
+    }
+    seeds.push_back(std::move(seed));
+    if (seeds.size() > kSeedsMax) return bad("servers: more than 64");
+  }
+  if (seeds.empty()) return bad("servers: none; give HOST:PORT, or several with commas");
+  return seeds;
+}
+
+std::uint64_t steady_us() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(now).count());
+}
+
+}  // namespace
+
+// ---- the public calls ----
+
+Result<std::unique_ptr<RedisTier>> RedisTier::create(const RedisOptions& options) {
+  if (Status status = check_numbers(options); !status.ok()) return status;
+  if (Status status = check_texts(options); !status.ok()) return status;
+  Result<std::vector<redis::Seed>> seeds = find_seeds(options.servers);
+  if (!seeds) return seeds.error();
+  Impl::Settings settings{.options = options,
+                          .user = std::string(options.user),
+                          .password = std::string(options.password),
+                          .key_prefix = std::string(options.key_prefix),
+                          .tls = nullptr};
+  if (options.tls.enabled) {
+    Result<std::unique_ptr<redis::TlsContext>> tls = redis::TlsContext::create(options.tls);
+    if (!tls) return tls.error();
+    settings.tls = std::move(*tls);
+  }
+  const int epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+  const int wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  epoll_event event{.events = EPOLLIN, .data = {.ptr = nullptr}};
+  if (epoll_fd < 0 || wake_fd < 0 || epoll_ctl(epoll_fd, EPOLL_CTL_ADD, wake_fd, &event) != 0) {
+    if (epoll_fd >= 0) ::close(epoll_fd);
+    if (wake_fd >= 0) ::close(wake_fd);
+    return Status(ErrorCode::kOutOfMemory, "no more descriptors: epoll and eventfd need two");
+  }
+  return std::unique_ptr<RedisTier>(
+      new RedisTier(std::make_unique<Impl>(std::move(settings), *seeds, epoll_fd, wake_fd)));
+}
+
+RedisTier::RedisTier(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
+RedisTier::~RedisTier() = default;
+
+Status RedisTier::wait_until_ready(std::uint64_t now_us, std::uint64_t timeout_us) {
+  const std::uint64_t start = steady_us();
+  for (;;) {
+    const std::uint64_t waited = steady_us() - start;
+    impl_->poll(now_us + waited, {});
+    if (impl_->ready()) return {};
+    if (waited >= timeout_us) {
+      return {ErrorCode::kTimedOut, text::concat("Redis did not answer within ", timeout_us / 1000,
+                                                 " ms:\n", impl_->describe())};
+    }
+    epoll_event event{};
+    // A deadline of a connection may pass without an event.
+    static_cast<void>(epoll_wait(impl_->epoll_fd(), &event, 1, 5));
+  }
+}
+
+std::string_view RedisTier::name() const noexcept { return "redis"; }
+TierLimits RedisTier::limits() const noexcept {
+  return {.record_bytes_max = impl_->options().record_bytes_max, .data_alignment = 1};
+}
+std::size_t RedisTier::submit(TierOp op, std::span<const TierItem> items,
+                              Deadline deadline) noexcept {
+  return impl_->submit(op, items, deadline.at_us);
+}
+std::size_t RedisTier::poll(std::uint64_t now_us, std::span<TierDone> done) noexcept {
+  return impl_->poll(now_us, done);
+}
+int RedisTier::event_fd() const noexcept { return impl_->epoll_fd(); }
+TierHealth RedisTier::health() const noexcept { return impl_->health(); }
+Status RedisTier::close(Deadline deadline) noexcept {
+  impl_->close(deadline.at_us);
+  return {};
+}
+const RedisCounters& RedisTier::counters() const noexcept { return impl_->counters(); }
+std::string RedisTier::describe() const { return impl_->describe(); }
+
+// ---- items ----
+
+RedisTier::Impl::Impl(Settings settings, const std::vector<redis::Seed>& seeds, int epoll_fd,
+                      int wake_fd)
+    : settings_(std::move(settings)),
+      epoll_fd_(epoll_fd),
+      wake_fd_(wake_fd),
+      owners_(redis::kNumSlots, nullptr) {
+  for (const redis::Seed& seed : seeds) {
+    Node* node = find_or_add(seed.host, seed.port);
+    node->addresses = seed.addresses;
+    node->is_seed = true;
+  }
+}
+
+RedisTier::Impl::~Impl() {
+  nodes_.clear();
+  ::close(wake_fd_);
+  ::close(epoll_fd_);
+}
+
+std::size_t RedisTier::Impl::submit(TierOp op, std::span<const TierItem> items,
+                                    std::uint64_t deadline_us) {
+  if (closing_) return 0;
+  const std::size_t most = static_cast<std::size_t>(settings_.options.items_max);
+  std::size_t n = 0;
+  // What is done counts until it is handed over, so a caller that does not poll ends this.
+  for (; n < items.size() && items_.size() + done_.size() < most; ++n) {
+    const TierItem& item = items[n];
+    const Id id = ++last_id_;
+    items_.emplace(id, Item{.op = op,
+                            .item = item,
+                            .slot = redis::slot_of(key_of(item.key)),
+                            .deadline_us = deadline_us});
+    deadlines_.emplace(deadline_us, id);
+    const bool has_data = op == TierOp::kLoad || op == TierOp::kStore;
+    if (has_data && (item.bytes < 1 || item.bytes > settings_.options.record_bytes_max)) {
+      finish(id, op == TierOp::kLoad ? TierResult::kMiss : TierResult::kIoError);
+    } else {
+      route(id);
+    }
+  }
+  return n;
+}
+
+std::size_t RedisTier::Impl::poll(std::uint64_t now_us, std::span<TierDone> done) {
+  now_us_ = std::max(now_us_, now_us);
+  if (closed_) return hand_over(done);
+  budget_ = {.bytes = settings_.options.bytes_per_poll};
+  listen();
+  expire();
+  tend();
+  counters_.bytes_sent += budget_.sent;
+  counters_.bytes_received += budget_.received;
+  if (closing_ && (items_.empty() || now_us_ >= close_us_)) {
+    end_all(TierResult::kClosed);
+    nodes_.clear();
+    closed_ = true;
+  }
+  return hand_over(done);
+}
+
+void RedisTier::Impl::close(std::uint64_t deadline_us) {
+  closing_ = true;
+  close_us_ = deadline_us;
+}
+
+void RedisTier::Impl::finish(Id id, TierResult result) {
+  const auto found = items_.find(id);
+  const Item& item = found->second;
+  // Its memory is not ours any more, so a reply on its way goes nowhere.
+  if (item.lane != nullptr) item.lane->connection.abandon(item.question);
+  if (result == TierResult::kOk && item.op == TierOp::kStore) ++health_.stores_ok;
+  if (result == TierResult::kOk && item.op == TierOp::kLoad) ++health_.loads_ok;
+  if (result != TierResult::kOk && result != TierResult::kMiss) ++health_.failures;
+  done_.push_back({item.item.tag, result});
+  deadlines_.erase({item.deadline_us, id});
+  items_.erase(found);
+}
+
+void RedisTier::Impl::expire() {
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now_us_) {
+    finish(deadlines_.begin()->second, TierResult::kTimeout);
+  }
+}
+
+void RedisTier::Impl::end_all(TierResult result) {
+  while (!items_.empty()) finish(items_.begin()->first, result);
+}
+
+// Requires: the item is not in flight.
+void RedisTier::Impl::route(Id id) {
+  Item& item = items_.at(id);
+  Node* node = item.ask != nullptr ? item.ask : owners_[static_cast<std::size_t>(item.slot)];
+  if (node == nullptr && !map_known_) {
+    unrouted_.push_back(id);
+    return;
+  }
+  if (node == nullptr || node->is_open()) {
+    want_map_ = true;
+    finish(id, TierResult::kUnavailable);
+    return;
+  }
+  node->lanes[item.op == TierOp::kStore ? kStores : kLoads].queue.push_back(id);
+}
+
+void RedisTier::Impl::retry(Id id) {
+  if (items_.at(id).sends >= kSendsMax) {
+    finish(id, TierResult::kUnavailable);
+    return;
+  }
+  ++counters_.retries;
+  route(id);
+}
+
+void RedisTier::Impl::retry_later(Id id, std::uint64_t delay_us) {
+  later_.emplace(now_us_ + delay_us, id);
+}
+
+std::size_t RedisTier::Impl::hand_over(std::span<TierDone> done) {
+  const std::size_t n = std::min(done.size(), done_.size());
+  std::copy_n(done_.begin(), n, done.begin());
+  done_.erase(done_.begin(), done_.begin() + static_cast<std::ptrdiff_t>(n));
+  wake();
+  return n;
+}
+
+// Tells who waits for event_fd() whether to call again at once.
+void RedisTier::Impl::wake() {
+  const bool wanted = !done_.empty() || std::any_of(nodes_.begin(), nodes_.end(), [](auto& node) {
+    return node->lanes[0].connection.has_more() || node->lanes[1].connection.has_more();
+  });
+  if (wanted == awake_) return;
+  std::uint64_t count = 1;
+  const ssize_t n =
+      wanted ? write(wake_fd_, &count, sizeof count) : read(wake_fd_, &count, sizeof count);
+  if (n == static_cast<ssize_t>(sizeof count)) awake_ = wanted;
+}
+
+bool RedisTier::Impl::ready() const noexcept {
+  return map_known_ && std::any_of(nodes_.begin(), nodes_.end(), [](auto& node) {
+           return node->lanes[kLoads].connection.state() == redis::Connection::State::kReady;
+         });
+}
+
+TierHealth RedisTier::Impl::health() const noexcept {
+  TierHealth health = health_;
+  health.usable = !closing_ && std::any_of(nodes_.begin(), nodes_.end(),
+                                           [](auto& node) { return !node->is_open(); });
+  return health;
+}
+
+std::string RedisTier::Impl::key_of(const TierKey& key) const {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string text = settings_.key_prefix;
+  for (const std::byte byte : key.bytes) {
+    text += kDigits[std::to_integer<std::size_t>(byte >> 4)];
+    text += kDigits[std::to_integer<std::size_t>(byte & std::byte{15})];
+  }
+  return text;
+}
+
+std::string RedisTier::Impl::describe() const {
+  std::string lines;
+  for (const auto& node : nodes_) {
+    const auto slots = std::count(owners_.begin(), owners_.end(), node.get());
+    const bool is_ready =
+        node->lanes[kLoads].connection.state() == redis::Connection::State::kReady;
+    lines += text::concat(node->host, ":", node->port, ": ", slots, " slots, ",
+                          node->is_open() ? "left alone for now"
+                          : is_ready      ? "connected"
+                                          : "not connected");
+    if (!node->trouble.empty()) lines += text::concat("; last error: ", node->trouble);
+    lines += '\n';
+  }
+  return lines;
+}
+
+}  // namespace kvfolio

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The inside of RedisTier. redis_tier.cc takes items in and hands results out; nodes.cc keeps
+// connections and the map of slots; replies.cc says what a reply means for an item.
+//
+// The life of an item: it waits for the map, or in the queue of its node; it is in flight on a
+// connection; a redirection or a lost connection brings it back to a queue, kSendsMax times at
+// most. It ends from any of these by its deadline. Its memory is touched by our own calls only,
+// inside poll(), so an item that has ended is not touched any more. Thread safety: as RedisTier.
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "kvfolio/redis_tier.h"
+#include "redis/connection.h"
+#include "redis/slot_map.h"
+
+namespace kvfolio {
+
+namespace redis {
+struct Seed {
+  std::string host;
+  std::uint16_t port = 0;
+  std::vector<Address> addresses;
+};
+}  // namespace redis
+
+class RedisTier::Impl {
+ public:
+  // The texts of RedisOptions, kept.
+  struct Settings {
+    RedisOptions options;  // its views are not used
+    std::string user, password, key_prefix;
+    std::unique_ptr<redis::TlsContext> tls;
+  };
+
+  // Descriptors of epoll and eventfd become the Impl's.
+  Impl(Settings settings, const std::vector<redis::Seed>& seeds, int epoll_fd, int wake_fd);
+  ~Impl();
+
+  std::size_t submit(TierOp op, std::span<const TierItem> items, std::uint64_t deadline_us);
+  std::size_t poll(std::uint64_t now_us, std::span<TierDone> done);
+  [[nodiscard]] bool ready() const noexcept;
+  void close(std::uint64_t deadline_us);
+  [[nodiscard]] int epoll_fd() const noexcept { return epoll_fd_; }
+  [[nodiscard]] TierHealth health() const noexcept;
+  [[nodiscard]] const RedisCounters& counters() const noexcept { return counters_; }
+  [[nodiscard]] const RedisOptions& options() const noexcept { return settings_.options; }
+  [[nodiscard]] std::string describe() const;
+
+ private:
+  using Id = std::uint64_t;
+  static constexpr int kSendsMax = 5;
+
+  struct Node;
+  // One of the two connections of a node.
+  struct Lane {
+    Node* node = nullptr;
+    redis::Connection connection;
+    std::deque<Id> queue;        // ids that have ended are skipped
+    std::uint32_t interest = 0;  // as epoll knows it; 0: it does not know the descriptor
+  };
+  enum LaneName : std::uint8_t { kLoads = 0, kStores = 1 };
+  struct Node {
+    std::string host;
+    std::uint16_t port = 0;
+    std::vector<redis::Address> addresses;
+    std::size_t next_address = 0;
+    bool is_seed = false;
+    bool in_map = false;
+    std::array<Lane, 2> lanes;
+    // The breaker: after kFailuresMax it is open, until a connection is greeted.
+    int failures = 0;
+    std::uint64_t pause_us = 0;
+    std::uint64_t retry_us = 0;  // no connection is begun before
+    std::string trouble;         // of the last failure
+
+    [[nodiscard]] bool is_open() const noexcept;
+  };
+  struct Item {
+    TierOp op = TierOp::kExists;
+    TierItem item;
+    int slot = 0;
+    std::uint64_t deadline_us = 0;
+    int sends = 0;
+    Node* ask = nullptr;   // the next time it goes there, with ASKING
+    Lane* lane = nullptr;  // in flight, as this question
+    std::uint64_t question = 0;
+  };
+
+  // ---- redis_tier.cc ----
+  void finish(Id id, TierResult result);
+  void expire();
+  void route(Id id);
+  void retry(Id id);
+  void retry_later(Id id, std::uint64_t delay_us);
+  void end_all(TierResult result);
+  std::size_t hand_over(std::span<TierDone> done);
+  void wake();
+  [[nodiscard]] std::string key_of(const TierKey& key) const;
+
+  // ---- nodes.cc ----
+  void listen();
+  void visit(Lane& lane);
+  void tend();
+  void tend(Node& node);
+  void connect(Lane& lane);
+  void greet(Lane& lane);
+  void ask_ping(Lane& lane);
+  void lose(Lane& lane, const std::string& why);
+  bool take_replies(Lane& lane);
+  void refuse_long_value(Lane& lane);
+  void drop(Lane& lane, const std::string& why);
+  void open_breaker(Node& node);
+  void note_success(Node& node);
+  void send_queue(Lane& lane);
+  void send_item(Lane& lane, Id id, Item& item);
+  [[nodiscard]] redis::Command command_of(const Item& item) const;
+  void set_interest(Lane& lane);
+  void ask_for_map();
+  void on_map(Node& asked, const redis::Reply& reply);
+  void take_map(Node& asked, const std::vector<redis::SlotRange>& ranges);
+  void route_again();
+  void drop_strangers();
+  Node* find_or_add(const std::string& host, std::uint16_t port);
+
+  // ---- replies.cc ----
+  // False: the reply does not fit the question.
+  bool on_reply(Lane& lane, const redis::Question& question, const redis::Reply& reply);
+  bool on_ping(Lane& lane, const redis::Reply& reply);
+  bool on_item(Lane& lane, Id id, const redis::Reply& reply);
+  bool on_error(Lane& lane, Id id, std::string_view text);
+  bool on_redirect(Lane& lane, Id id, std::string_view text);
+
+  Settings settings_;
+  int epoll_fd_ = -1, wake_fd_ = -1;
+  bool awake_ = false;  // wake_fd_ is readable
+  std::vector<std::unique_ptr<Node>> nodes_;
+  std::vector<Node*> owners_;  // by slot; null: nobody has it
+  bool map_known_ = false;
+  bool is_cluster_ = true;
+  bool want_map_ = true;
+  std::uint64_t map_us_ = 0;  // when it came
+  std::uint64_t map_asked_us_ = 0;
+  std::size_t next_map_node_ = 0;
+  std::size_t last_tended_ = 0;
+
+  std::unordered_map<Id, Item> items_;
+  Id last_id_ = 0;
+  std::set<std::pair<std::uint64_t, Id>> deadlines_;
+  std::vector<Id> unrouted_;  // they wait for the first map
+  std::multimap<std::uint64_t, Id> later_;
+  std::deque<TierDone> done_;
+
+  std::uint64_t now_us_ = 0;
+  redis::Budget budget_;
+  bool closing_ = false, closed_ = false;
+  std::uint64_t close_us_ = 0;
+  TierHealth health_;
+  RedisCounters counters_;
+};
+
+}  // namespace kvfolio

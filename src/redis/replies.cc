@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a reply means for the item that asked. https://redis.io/docs/reference/cluster-spec has the
+// errors of a cluster.
+
+#include <charconv>
+
+#include "redis/redis_tier_impl.h"
+
+namespace kvfolio {
+
+using redis::Connection;
+using redis::Question;
+using redis::Reply;
+
+namespace {
+constexpr std::uint64_t kTryAgainUs = 5'000;   // a slot is being moved, key by key
+constexpr std::uint64_t kReadOnlyUs = 50'000;  // a primary has become a replica
+
+std::string_view first_word(std::string_view text) { return text.substr(0, text.find(' ')); }
+}  // namespace
+
+bool RedisTier::Impl::on_reply(Lane& lane, const Question& question, const Reply& reply) {
+  switch (question.kind) {
+    case Question::Kind::kAuth:
+      // A wrong password stays wrong for a while; the reply to PING says NOAUTH, too.
+      if (reply.kind == Reply::Kind::kError) lane.node->trouble = reply.text;
+      return true;
+    case Question::Kind::kPing:
+      return on_ping(lane, reply);
+    case Question::Kind::kSlots:
+      on_map(*lane.node, reply);
+      return true;
+    case Question::Kind::kAsking:
+      return true;
+    case Question::Kind::kItem:
+      break;
+  }
+  if (question.item == 0) return true;
+  items_.at(question.item).lane = nullptr;
+  note_success(*lane.node);
+  return on_item(lane, question.item, reply);
+}
+
+bool RedisTier::Impl::on_ping(Lane& lane, const Reply& reply) {
+  Node& node = *lane.node;
+  if (reply.kind == Reply::Kind::kStatus && reply.text == "PONG") {
+    counters_.connections += lane.connection.state() == Connection::State::kReady ? 0 : 1;
+    lane.connection.set_ready();
+    // Greeted, and not proved yet: the next failure opens the breaker again.
+    if (node.is_open()) node.failures = 2;
+    if (!map_known_) want_map_ = true;
+    return true;
+  }
+  if (reply.kind != Reply::Kind::kError) return false;
+  const std::string why = node.trouble.starts_with("WRONGPASS") ? node.trouble : reply.text;
+  lose(lane, why);
+  // It answers, and says no: asking again at once does not help.
+  if (!why.starts_with("LOADING")) open_breaker(node);
+  return true;
+}
+
+bool RedisTier::Impl::on_item(Lane& lane, Id id, const Reply& reply) {
+  if (reply.kind == Reply::Kind::kError) return on_error(lane, id, reply.text);
+  const Item& item = items_.at(id);
+  switch (item.op) {
+    case TierOp::kExists:
+    case TierOp::kErase:
+      if (reply.kind != Reply::Kind::kInteger) break;
+      finish(id,
+             reply.integer > 0 || item.op == TierOp::kErase ? TierResult::kOk : TierResult::kMiss);
+      return true;
+    case TierOp::kLoad:
+      if (reply.kind == Reply::Kind::kNil) {
+        finish(id, TierResult::kMiss);
+        return true;
+      }
+      if (reply.kind != Reply::Kind::kString) break;
+      finish(id, reply.delivered ? TierResult::kOk : TierResult::kCorrupt);
+      return true;
+    case TierOp::kStore:
+      // nil: the key is there already.
+      if (reply.kind != Reply::Kind::kNil && reply.kind != Reply::Kind::kStatus) break;
+      finish(id, TierResult::kOk);
+      return true;
+  }
+  finish(id, TierResult::kIoError);
+  return false;
+}
+
+bool RedisTier::Impl::on_error(Lane& lane, Id id, std::string_view text) {
+  const std::string_view word = first_word(text);
+  const bool is_store = items_.at(id).op == TierOp::kStore;
+  if (word == "MOVED" || word == "ASK") return on_redirect(lane, id, text);
+  if (word == "TRYAGAIN") {
+    retry_later(id, kTryAgainUs);
+    return true;
+  }
+  lane.node->trouble = text;
+  if (word == "READONLY") {
+    want_map_ = true;
+    retry_later(id, kReadOnlyUs);
+  } else if (word == "CLUSTERDOWN" || word == "MASTERDOWN" || word == "LOADING") {
+    want_map_ = true;
+    finish(id, TierResult::kUnavailable);
+  } else if (word == "WRONGTYPE") {
+    finish(id, TierResult::kCorrupt);  // something else lies under the key
+  } else if (word == "OOM") {
+    counters_.stores_refused += is_store ? 1 : 0;
+    finish(id, TierResult::kBusy);
+  } else {
+    // NOPERM, MISCONF, NOREPLICAS and whatever else a server may say.
+    counters_.stores_refused += is_store ? 1 : 0;
+    finish(id, word == "ERR" ? TierResult::kIoError : TierResult::kUnavailable);
+  }
+  return true;
+}
+
+// "MOVED 3999 127.0.0.1:6381", "ASK 3999 127.0.0.1:6381". Without a host: the node that says it.
+bool RedisTier::Impl::on_redirect(Lane& lane, Id id, std::string_view text) {
+  ++counters_.redirects;
+  const bool is_ask = text.front() == 'A';
+  std::string host;
+  std::uint16_t port = 0;
+  const std::size_t space = text.rfind(' ');
+  Node* node = nullptr;
+  if (space != std::string_view::npos && redis::split_address(text.substr(space + 1), host, port)) {
+    node = find_or_add(host.empty() ? lane.node->host : host, port);
+  }
+  if (node == nullptr) {
+    finish(id, TierResult::kUnavailable);
+    return false;
+  }
+  Item& item = items_.at(id);
+  if (is_ask) {
+    item.ask = node;
+  } else {
+    owners_[static_cast<std::size_t>(item.slot)] = node;
+    want_map_ = true;
+  }
+  retry(id);
+  return true;
+}
+
+}  // namespace kvfolio

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The words of Redis's protocol, made and read by hiredis. A value that was asked for goes straight
+// from the reader's buffer to where it belongs; all other replies become a small tree. A server
+// that says too much is cut off: the reader never holds more than it was told to expect.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+struct redisReader;
+
+namespace kvfolio::redis {
+
+struct Reply {
+  enum class Kind : std::uint8_t { kStatus, kError, kString, kInteger, kNil, kArray };
+  Kind kind = Kind::kNil;
+  std::int64_t integer = 0;
+  std::string text{};      // of kStatus, kError and kString: its first kTextMax bytes
+  std::size_t bytes = 0;   // of kString: all of them
+  bool delivered = false;  // kString: it had the size of the target and lies there
+  std::vector<Reply> elements{};
+
+  static constexpr std::size_t kTextMax = 256;
+  // Of a whole reply. CLUSTER SLOTS of a thousand nodes has about a tenth of it.
+  static constexpr std::size_t kNodesMax = std::size_t{1} << 17;
+};
+
+class ReplyReader {
+ public:
+  enum class Next : std::uint8_t { kReply, kMore, kTooLong, kBroken };
+
+  ReplyReader();
+  ~ReplyReader();
+  ReplyReader(const ReplyReader&) = delete;
+  ReplyReader& operator=(const ReplyReader&) = delete;
+
+  // Forgets everything: for a new connection.
+  void reset();
+  // False: no memory, or the stream was broken before.
+  bool feed(std::span<const char> bytes);
+  // Bytes that wait here for the rest of their reply.
+  [[nodiscard]] std::size_t waiting() const noexcept;
+  // Looks for a whole reply. A string of exactly target.size() bytes that is the reply itself is
+  // copied to `target`. The reply is valid until the next call.
+  Next next(std::span<std::byte> target, const Reply*& reply);
+
+  // For the functions that hiredis calls. Null: the reply has too many parts.
+  Reply* make(Reply* parent);
+  [[nodiscard]] std::span<std::byte> target() const noexcept { return target_; }
+
+ private:
+  struct Deleter {
+    void operator()(redisReader* reader) const noexcept;
+  };
+  std::unique_ptr<redisReader, Deleter> reader_;
+  Reply root_;
+  std::size_t num_nodes_ = 0;  // of root_
+  std::span<std::byte> target_;
+};
+
+// A command in its wire form.
+class Command {
+ public:
+  Command() = default;
+  explicit Command(std::span<const std::string_view> words);
+  ~Command();
+  Command(Command&& other) noexcept;
+  Command& operator=(Command&& other) noexcept;
+  // Empty: no memory.
+  [[nodiscard]] std::span<const char> bytes() const noexcept { return {text_, size_}; }
+
+ private:
+  char* text_ = nullptr;  // a string of hiredis
+  std::size_t size_ = 0;
+};
+
+}  // namespace kvfolio::redis

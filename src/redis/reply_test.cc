@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "redis/reply.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <string>
+
+#include "redis/slot_map.h"
+
+namespace kvfolio::redis {
+namespace {
+
+using Next = ReplyReader::Next;
+
+std::span<const char> text(std::string_view words) { return {words.data(), words.size()}; }
+
+TEST(RedisReply, AValueOfTheSizeAskedForGoesStraightToItsTarget) {
+  ReplyReader reader;
+  std::array<std::byte, 5> target{};
+  const Reply* reply = nullptr;
+  ASSERT_TRUE(reader.feed(text("$5\r\nhel")));
+  EXPECT_EQ(reader.next(target, reply), Next::kMore);
+  EXPECT_EQ(target[0], std::byte{0}) << "nothing is written before all of it is there";
+  ASSERT_TRUE(reader.feed(text("lo\r\n$4\r\nhell\r\n$6\r\nhello!\r\n$-1\r\n")));
+  ASSERT_EQ(reader.next(target, reply), Next::kReply);
+  EXPECT_TRUE(reply->delivered);
+  EXPECT_EQ(target[4], std::byte{'o'});
+  target.fill(std::byte{1});
+  for (int other = 0; other < 2; ++other) {
+    ASSERT_EQ(reader.next(target, reply), Next::kReply);
+    EXPECT_FALSE(reply->delivered);
+    EXPECT_EQ(target[0], std::byte{1});
+  }
+  ASSERT_EQ(reader.next(target, reply), Next::kReply);
+  EXPECT_EQ(reply->kind, Reply::Kind::kNil);
+}
+
+TEST(RedisReply, WhatIsNoReplyBreaksTheStream) {
+  for (const char* garbage : {"HTTP/1.1 200 OK\r\n", "$abc\r\n", "*1\r\n$-7\r\n", ":12x\r\n",
+                              "*99999999999999999999\r\n"}) {
+    ReplyReader reader;
+    const Reply* reply = nullptr;
+    static_cast<void>(reader.feed(text(garbage)));
+    EXPECT_EQ(reader.next({}, reply), Next::kBroken) << garbage;
+  }
+}
+
+TEST(RedisReply, AnEndlessListIsCutOff) {
+  ReplyReader reader;
+  const Reply* reply = nullptr;
+  ASSERT_TRUE(reader.feed(text("*1000000000\r\n")));
+  std::string numbers;
+  for (int i = 0; i < 1000; ++i) numbers += ":1\r\n";
+  Next next = Next::kMore;
+  for (int i = 0; i < 1000 && next == Next::kMore; ++i) {
+    if (!reader.feed(text(numbers))) break;
+    next = reader.next({}, reply);
+  }
+  EXPECT_EQ(next, Next::kBroken);
+}
+
+TEST(RedisReply, TextsAreKeptInPart) {
+  ReplyReader reader;
+  const Reply* reply = nullptr;
+  ASSERT_TRUE(reader.feed(text("-ERR " + std::string(10'000, 'x') + "\r\n")));
+  ASSERT_EQ(reader.next({}, reply), Next::kReply);
+  EXPECT_EQ(reply->kind, Reply::Kind::kError);
+  EXPECT_EQ(reply->text.size(), Reply::kTextMax);
+}
+
+TEST(RedisSlots, KeysHashAsTheClusterSpecificationSays) {
+  EXPECT_EQ(crc16("123456789"), 0x31C3);
+  EXPECT_EQ(slot_of("123456789"), 0x31C3 % kNumSlots);
+}
+
+TEST(RedisSlots, AddressesAreRead) {
+  std::string host;
+  std::uint16_t port = 0;
+  ASSERT_TRUE(split_address("10.0.0.1:7001", host, port));
+  EXPECT_EQ(host, "10.0.0.1");
+  EXPECT_EQ(port, 7001);
+  ASSERT_TRUE(split_address("[::1]:7001", host, port));
+  EXPECT_EQ(host, "::1");
+  ASSERT_TRUE(split_address("fe80::1:7001", host, port)) << "as CLUSTER SLOTS writes it";
+  EXPECT_EQ(host, "fe80::1");
+  ASSERT_TRUE(split_address(":7001", host, port));
+  EXPECT_EQ(host, "");
+  for (const char* wrong :
+       {"", "host", "host:", "host:0", "host:65536", "host:-1", "host:70x", "[::1:7001"}) {
+    EXPECT_FALSE(split_address(wrong, host, port)) << wrong;
+  }
+}
+
+std::vector<SlotRange> slots_of(std::string_view wire) {
+  ReplyReader reader;
+  const Reply* reply = nullptr;
+  if (!reader.feed(text(wire)) || reader.next({}, reply) != Next::kReply) return {};
+  return read_slots(*reply);
+}
+
+TEST(RedisSlots, RangesAreRead) {
+  const auto ranges = slots_of(
+      "*2\r\n*3\r\n:0\r\n:99\r\n*4\r\n$9\r\n127.0.0.1\r\n:7001\r\n$1\r\nx\r\n*0\r\n"
+      "*4\r\n:100\r\n:16383\r\n*2\r\n$0\r\n\r\n:7002\r\n*2\r\n$1\r\nr\r\n:7003\r\n");
+  ASSERT_EQ(ranges.size(), 2u);
+  EXPECT_EQ(ranges[0].last, 99);
+  EXPECT_EQ(ranges[0].host, "127.0.0.1");
+  EXPECT_EQ(ranges[1].first, 100);
+  EXPECT_EQ(ranges[1].host, "") << "of the node that was asked";
+  EXPECT_EQ(ranges[1].port, 7002);
+}
+
+TEST(RedisSlots, RangesThatMakeNoSenseAreLeftOut) {
+  const auto one = [](const std::string& first, const std::string& last, const std::string& node) {
+    return slots_of("*1\r\n*3\r\n" + first + last + node).size();
+  };
+  const std::string node = "*2\r\n$1\r\nh\r\n:1\r\n";
+  EXPECT_EQ(one(":0\r\n", ":1\r\n", node), 1u);
+  EXPECT_EQ(one(":0\r\n", ":16384\r\n", node), 0u);
+  EXPECT_EQ(one(":-1\r\n", ":5\r\n", node), 0u);
+  EXPECT_EQ(one(":6\r\n", ":5\r\n", node), 0u);
+  EXPECT_EQ(one("$1\r\n0\r\n", ":5\r\n", node), 0u);
+  EXPECT_EQ(one(":0\r\n", ":1\r\n", ":7\r\n"), 0u);
+  EXPECT_EQ(one(":0\r\n", ":1\r\n", "*2\r\n$1\r\n?\r\n:1\r\n"), 0u);
+  EXPECT_EQ(one(":0\r\n", ":1\r\n", "*2\r\n$1\r\nh\r\n:70000\r\n"), 0u);
+  EXPECT_EQ(slots_of(":7\r\n").size(), 0u);
+}
+
+}  // namespace
+}  // namespace kvfolio::redis

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What the families of the C interface of libkvfolio_tiers share: the handles, and how arguments
+// are read. Translation only. A handle owns the C++ object behind it. Thread safety: that of the
+// object.
+
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "capi/c_structs.h"
+#include "capi/caller_memory.h"
+#include "capi/read_prompt.h"
+#include "kvfolio/arena_tier.h"
+#include "kvfolio/c_handles.h"
+#include "kvfolio/disk_tier.h"
+#include "kvfolio/identity.h"
+#include "kvfolio/kvfolio_tiers.h"
+#include "kvfolio/offload.h"
+#include "kvfolio/snapshot.h"
+
+// ---- handles -----------------------------------------------------------------------------------
+
+struct kvfolio_identity {
+  std::optional<kvfolio::Identity> own;  // none: it belongs to an Offload
+  const kvfolio::Identity* identity = nullptr;
+};
+
+struct kvfolio_tier {
+  std::shared_ptr<kvfolio::capi::CallerMemory> resource;  // of the arena, which tiers share
+  std::unique_ptr<kvfolio::Tier> tier;
+  kvfolio::ArenaTier* memory = nullptr;  // the tier, if it is one in memory
+  kvfolio::DiskTier* disk = nullptr;     // likewise
+  std::string name;
+};
+
+struct kvfolio_offload {
+  std::unique_ptr<kvfolio::capi::CallerMemory> resource;  // of the arena
+  std::unique_ptr<kvfolio::Offload> offload;
+  kvfolio::KVCacheManager* manager = nullptr;
+  std::weak_ptr<const void> lifetime;  // of the manager's handle
+  kvfolio_identity identity;
+  std::vector<kvfolio::SequenceReady> ready;  // that the caller had no room for
+};
+
+struct kvfolio_save_list {
+  struct Item {
+    kvfolio::SequenceId sequence;
+    std::vector<std::int32_t> tokens;
+    std::string root[4];
+    std::uint64_t epoch = 0;
+    std::vector<kvfolio::MediaSpan> media;
+  };
+  std::vector<std::unique_ptr<Item>> items;
+};
+
+struct kvfolio_restored {
+  kvfolio::RestoreStats stats;
+};
+
+namespace kvfolio::capi {
+
+// Stands at the head of each function of C that may take heap memory, if only for the sentence of
+// an error: an exception (there is no memory) ends the program here and does not go on into C.
+class NothingThrown {
+ public:
+  NothingThrown() noexcept : before_(std::uncaught_exceptions()) {}
+  NothingThrown(const NothingThrown&) = delete;
+  NothingThrown& operator=(const NothingThrown&) = delete;
+  ~NothingThrown() {
+    if (std::uncaught_exceptions() > before_) std::terminate();
+  }
+
+ private:
+  int before_;
+};
+
+// The views last as long as the caller's bytes.
+Status read_model(std::string_view call, const kvfolio_model_identity* theirs, ModelIdentity& out);
+
+inline Digest digest_of(const kvfolio_digest& digest) noexcept {
+  Digest out;
+  std::memcpy(out.data(), digest.bytes, sizeof digest.bytes);
+  return out;
+}
+inline void give_digest(const Digest& digest, kvfolio_digest* out) noexcept {
+  std::memcpy(out->bytes, digest.data(), sizeof out->bytes);
+}
+
+inline RootKey key_of(const kvfolio_root* root) noexcept {
+  return root == nullptr ? RootKey() : root_key_of(*root);
+}
+
+// What functions of the caller return: 0, or a code.
+inline Status status_of(std::int32_t code, std::string_view what) {
+  if (code == KVFOLIO_OK) return {};
+  const bool known = code > 0 && code <= KVFOLIO_ERR_CORRUPT && code != KVFOLIO_ERR_NO_BLOCKS;
+  return {known ? static_cast<ErrorCode>(code) : ErrorCode::kUnavailable,
+          concat("the caller's ", what, " returned ", code)};
+}
+
+}  // namespace kvfolio::capi

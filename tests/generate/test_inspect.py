@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`generate --oplog` and `inspect`."""
+
+import subprocess
+
+import pytest
+from engine import COMMAND, checkpoint, generate
+
+MODEL = "tied-f32"
+REQUESTS = [{"id": "a", "prompt_ids": list(range(1, 50)), "max_new_tokens": 6, "samples": 2},
+            {"id": "b", "prompt_ids": list(range(1, 33)) + [7] * 17, "max_new_tokens": 6}]
+
+
+def inspect(*arguments, code=0):
+    done = subprocess.run([COMMAND, "inspect", *map(str, arguments)],
+                          capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    return done.stdout if code != 2 else done.stderr
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recorded")
+    for name in ("log", "twice"):
+        generate(checkpoint(MODEL), REQUESTS, "--oplog", folder / name, "--save", folder / "saved")
+    return folder
+
+
+def test_two_runs_write_equal_logs(recorded):
+    log = (recorded / "log").read_bytes()
+    assert log == (recorded / "twice").read_bytes()
+    assert (recorded / "log").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("options", [[], ["--tier", "host:1MiB"], ["--no-prefix-cache"],
+                                     ["--num-blocks", 12]])
+def test_a_replay_answers_alike_and_ends_in_the_recorded_state(tmp_path, options):
+    generate(checkpoint(MODEL), REQUESTS, "--oplog", tmp_path / "log", *options)
+    said = inspect(tmp_path / "log", "--replay")
+    assert said.startswith("replayed: all answers alike, ")
+    assert inspect(tmp_path / "log", "--state-hash").strip() == said.split()[-1]
+
+
+def test_a_log_that_was_changed_names_a_call(recorded, tmp_path):
+    log = (recorded / "log").read_bytes()
+    named = 0
+    for at in range(200, len(log) - 20, 97):
+        bad = tmp_path / "bad"
+        bad.write_bytes(log[:at] + bytes([log[at] ^ 2]) + log[at + 1:])
+        done = subprocess.run([COMMAND, "inspect", bad, "--replay"], timeout=60,
+                              capture_output=True, text=True, check=False)
+        assert done.returncode in (0, 1), (at, done.stderr)
+        named += done.returncode == 1 and "call " in done.stdout + done.stderr
+    assert named >= 5
+    (tmp_path / "cut").write_bytes(log[:len(log) // 2])
+    assert "the log was not ended" in inspect(tmp_path / "cut", "--replay")
+
+
+def test_calls_and_sections_are_listed(recorded):
+    dump = inspect(recorded / "log", "--dump").splitlines()
+    calls = [line for line in dump if line[0].isdigit() and "(" in line]
+    assert any(" open([" in line and line.endswith("= ok, sequence 0.1") for line in calls)
+    index = inspect(recorded / "log", "--index").splitlines()[2:-1]
+    counts = dict(line.rsplit(" ", 1) for line in index)
+    assert sum(map(int, counts.values())) == len(calls)
+    listed = inspect(recorded / "saved", "--index").splitlines()
+    keys = [line for line in listed if line[0].isdigit() and " record " in line]
+    assert keys and all(", key " in line and "damaged" not in line for line in keys)
+    assert "identity" in inspect(recorded / "saved", "--dump").splitlines()[0]
+
+
+def test_a_damaged_snapshot_is_seen(recorded, tmp_path):
+    data = bytearray((recorded / "saved").read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "bad").write_bytes(data)
+    assert "damaged 1" in inspect(tmp_path / "bad", "--index", code=1)
+
+
+@pytest.mark.parametrize("content", [b"", b"KVFO", b"KVFOPLOG", b"KVFOPLOG\x02\0\0\0" + bytes(40),
+                                     b"KVFOPLOG\x01\0\0\0\xff\xff\xff\xff", bytes(500)])
+def test_what_is_none_of_ours_is_bad_input(tmp_path, content):
+    (tmp_path / "file").write_bytes(content)
+    for options in ([], ["--replay"], ["--dump"]):
+        assert "kvfolio inspect: " in inspect(tmp_path / "file", *options, code=2)
+    assert "not a regular file" in inspect(tmp_path, code=2)
+    assert "cannot open" in inspect(tmp_path / "nothing", code=2)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--tier redis:`: what another process stored comes back, and no server changes a token.
+
+Needs redis-server, from the path or from scripts/redis-here; without it these tests are skipped.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import time
+
+import pytest
+from engine import COMMAND, SOURCE, checkpoint, generate, run
+
+MODEL = "tied-f32"
+PROMPTS = [list(range(1, 50)), list(range(1, 33)) + [7] * 17, [9, 8, 7, 6, 5] * 13, [3] * 33]
+REQUESTS = [{"id": f"r{i}", "prompt_ids": prompt, "max_new_tokens": 6}
+            for i, prompt in enumerate(PROMPTS)]
+PATH = os.environ.get("PATH", "") + os.pathsep + str(SOURCE / "build" / "redis" / "bin")
+SERVER = shutil.which("redis-server", path=PATH)
+CLI = shutil.which("redis-cli", path=PATH)
+
+pytestmark = pytest.mark.skipif(not SERVER or not CLI, reason="no redis-server: scripts/redis-here")
+
+
+class Server:
+    def __init__(self, folder, *options):
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            self.port = one.getsockname()[1]
+        self.process = subprocess.Popen(
+            [SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir",
+             str(folder), "--logfile", "log", *options], stdin=subprocess.DEVNULL)
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return
+            except OSError:
+                time.sleep(0.02)
+        raise RuntimeError("redis-server does not answer")
+
+    @property
+    def tier(self):
+        return f"redis:127.0.0.1:{self.port}"
+
+    def ask(self, *words, data=None):
+        done = subprocess.run([CLI, "-p", str(self.port), *words], input=data, capture_output=True,
+                              timeout=60, check=True)
+        return done.stdout.decode().split()
+
+    def end(self):
+        self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def server(tmp_path):
+    made = Server(tmp_path)
+    yield made
+    made.end()
+
+
+def tokens(result):
+    return {sample["id"]: sample["token_ids"] for sample in result.samples}
+
+
+def tier_check(server, *options):
+    return subprocess.run([COMMAND, "tier", "check", server.tier, *options], capture_output=True,
+                          text=True, timeout=60, check=False)
+
+
+def test_a_second_process_computes_one_token_of_each_prompt_and_other_models_all(server):
+    alone = generate(checkpoint(MODEL), REQUESTS)
+    first = generate(checkpoint(MODEL), REQUESTS, "--tier", server.tier)
+    assert first.summary["redis"]["stores"] > 0 and first.summary["redis"]["stores_refused"] == 0
+    second = generate(checkpoint(MODEL), REQUESTS, "--tier", server.tier, "--num-blocks", 99)
+    assert tokens(alone) == tokens(first) == tokens(second)
+    assert second.summary["prefill_tokens_computed"] == len(REQUESTS)
+    assert second.summary["redis"]["loads"] > 0 and second.summary["tier_corrupt"] == 0
+    for model, options in ((checkpoint(MODEL), ["--cache-dtype", "bf16"]),
+                           (checkpoint(MODEL, max_positions=256), [])):
+        other = generate(model, REQUESTS, "--tier", server.tier, *options)
+        assert other.summary["redis"]["loads"] == 0, options
+    checked = tier_check(server)
+    assert checked.returncode == 0 and " 0 damaged" in checked.stdout, checked.stdout
+
+
+def test_damaged_values_are_found_and_cost_no_token(server):
+    expected = tokens(generate(checkpoint(MODEL), REQUESTS, "--tier", server.tier))
+    keys = sorted(server.ask("keys", "kvfolio:*"))
+    assert len(keys) >= 6
+    server.ask("setrange", keys[0], "300", "flipped")
+    server.ask("setrange", keys[1], "9000000", "longer")
+    server.ask("set", keys[2], "cut")
+    server.ask("eval", "redis.call('set', KEYS[1], redis.call('get', KEYS[2]))", "2", keys[3],
+               keys[4])
+    checked = tier_check(server, "--json")
+    assert checked.returncode == 1
+    found = json.loads(checked.stdout)
+    assert found["damaged"] == 4 and found["records"] == len(keys) - 4 and found["erased"] == 0
+    assert sorted(fault["key"] for fault in found["faults"]) == keys[:4]
+    again = generate(checkpoint(MODEL), REQUESTS, "--tier", server.tier)
+    assert tokens(again) == expected
+    # What was asked for is removed and stored again; --erase removes the others.
+    erased = json.loads(tier_check(server, "--json", "--erase").stdout)
+    assert erased["erased"] == erased["damaged"] < 4
+    assert tier_check(server).returncode == 0
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_server_that_goes_in_between_costs_no_token(server, how):
+    prompts = [{"id": f"p{i}", "prompt_ids": [i % 50 + 1] * 40 + list(range(1, 9)),
+                "max_new_tokens": 4} for i in range(40)]
+    expected = tokens(generate(checkpoint(MODEL), prompts))
+    command = [COMMAND, "generate", "--model", str(checkpoint(MODEL)), "--json", "--requests", "-",
+               "--max-seqs", "1", "--tier", server.tier]
+    text = "\n".join(json.dumps(prompt) for prompt in prompts).encode()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE) as process:
+        process.stdin.write(text)
+        process.stdin.close()
+        lines = [process.stdout.readline() for _ in range(5)]  # it is at work
+        os.kill(server.process.pid, how)
+        lines += process.stdout.read().splitlines()
+        assert process.wait(timeout=120) == 0, process.stderr.read()
+    samples = [json.loads(line) for line in lines]
+    assert {s["id"]: s["token_ids"] for s in samples if "summary" not in s} == expected
+
+
+def test_what_is_wrong_with_a_server_is_said(tmp_path):
+    locked = Server(tmp_path, "--requirepass", "sesame")
+    try:
+        done = run(checkpoint(MODEL), "--tier", locked.tier, requests=REQUESTS)
+        assert done.returncode == 2 and b"NOAUTH" in done.stderr, done.stderr
+        assert tier_check(locked).returncode == 2
+        os.environ["KVFOLIO_REDIS_PASSWORD"] = "open"
+        done = run(checkpoint(MODEL), "--tier", locked.tier, requests=REQUESTS)
+        assert done.returncode == 2 and b"WRONGPASS" in done.stderr, done.stderr
+        os.environ["KVFOLIO_REDIS_PASSWORD"] = "sesame"
+        generate(checkpoint(MODEL), REQUESTS, "--tier", locked.tier)
+    finally:
+        os.environ.pop("KVFOLIO_REDIS_PASSWORD", None)
+        locked.end()
+    done = run(checkpoint(MODEL), "--tier", locked.tier, requests=REQUESTS)
+    assert done.returncode == 2 and b"Connection refused" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(("tiers", "said"), [
+    (["redis:"], "allowed: redis:HOST:PORT"), (["redis:nowhere"], "'nowhere' is not HOST:PORT"),
+    (["redis:a:1", "disk:x,1GiB"], "disk:DIR,SIZE before redis:HOST:PORT"),
+    (["redis:a:1", "redis:b:1"], "one redis:HOST:PORT")])
+def test_bad_servers_are_refused(tiers, said):
+    options = [word for tier in tiers for word in ("--tier", tier)]
+    done = run(checkpoint(MODEL), *options, requests=REQUESTS)
+    assert done.returncode == 2 and said.encode() in done.stderr, done.stderr
+
+
+def test_rows_of_prove_come_from_redis(server):
+    done = subprocess.run([COMMAND, "prove", "--model", str(checkpoint(MODEL)), "--json", "--tier",
+                           server.tier], capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [row for row in json.loads(done.stdout)["rows"] if "restored from Redis" in row["name"]]
+    assert len(rows) == 3 and all(row["loads"] > 0 for row in rows)
+    assert any("preempting" in row["name"] for row in rows)
+
+
+def test_the_password_stands_in_no_command_line():
+    """It would be seen by every user of the machine."""
+    text = subprocess.run([COMMAND, "generate", "--help"], capture_output=True, text=True,
+                          timeout=60, check=True).stdout
+    assert "password" not in text.lower()
+    assert "KVFOLIO_REDIS_PASSWORD" in (pathlib.Path(SOURCE) / "docs" / "tiers.md").read_text()

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+// OpLog and replay_log: what goes wrong with sinks, managers and files. tests/model_check records
+// and replays random calls of every kind.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstring>
+#include <random>
+
+#include "engine.h"
+#include "kvfolio/op_log.h"
+
+namespace kvfolio::testing_engine {
+namespace {
+
+using testing::HasSubstr;
+
+class Memory final : public ByteSink, public ByteSource {
+ public:
+  Status write(std::span<const std::byte> more) override {
+    if (bytes.size() + more.size() > room) return {ErrorCode::kUnavailable, "the sink is full"};
+    bytes.insert(bytes.end(), more.begin(), more.end());
+    return {};
+  }
+  [[nodiscard]] std::int64_t size() const override {
+    return static_cast<std::int64_t>(bytes.size());
+  }
+  Status read_at(std::int64_t offset, std::span<std::byte> out) override {
+    std::memcpy(out.data(), bytes.data() + offset, out.size());
+    return {};
+  }
+  std::vector<std::byte> bytes;
+  std::size_t room = 1 << 26;
+};
+
+const std::vector<GroupSpec>& groups() {
+  static const std::vector<GroupSpec> kGroups = {full_group(4, 24), window_group(2, 30, 6)};
+  return kGroups;
+}
+
+// A little of everything.
+void live(Engine& engine) {
+  engine.cache(tokens(50, 9), {.root = {.tenant_salt = "salt"}});
+  const SequenceId parent = engine.say(tokens(1, 6), {.caller_id = 5});
+  const SequenceId child = must(engine.manager.fork(parent));
+  must(engine.manager.pin(tokens(1, 6)));
+  EXPECT_FALSE(engine.manager.append(child, tokens(1, 1)).ok());
+  std::array<std::int32_t, 8> evicted{};
+  must(engine.manager.evict(GroupId(0), 2, evicted));
+  engine.feed(child, tokens(9, 2));
+  EXPECT_TRUE(engine.manager.select_victim().has_value());
+  must(engine.manager.preempt_to(0.0));
+}
+
+Memory log_of_a_life() {
+  Memory bytes;
+  Engine engine(groups());
+  OpLog log(bytes);
+  engine.manager.record(&log);
+  live(engine);
+  engine.manager.record(nullptr);
+  must(log.status());
+  return bytes;
+}
+
+TEST(OpLog, AReplayEndsInTheSameState) {
+  Memory bytes;
+  Engine engine(groups());
+  OpLog log(bytes);
+  engine.manager.record(&log);
+  live(engine);
+  engine.manager.record(nullptr);
+  const Replay replay = must(replay_log(bytes));
+  must(replay.broken);
+  EXPECT_FALSE(replay.difference);
+  EXPECT_EQ(replay.log.num_calls, log.num_calls());
+  EXPECT_EQ(replay.log.state_hash, must(engine.manager.state_hash()));
+  EXPECT_EQ(must(replay.manager.state_hash()), must(engine.manager.state_hash()));
+  live(engine);  // not recorded any more
+  EXPECT_EQ(replay.log.num_calls, log.num_calls());
+}
+
+TEST(OpLog, TheSameCallsWriteTheSameBytes) {
+  EXPECT_EQ(log_of_a_life().bytes, log_of_a_life().bytes);
+}
+
+TEST(OpLog, ALogDoesNotChangeAnAnswer) {
+  Memory bytes;
+  Engine with(groups());
+  Engine without(groups());
+  OpLog log(bytes, {.flush_each_call = true});
+  with.manager.record(&log);
+  live(with);
+  live(without);
+  EXPECT_EQ(must(with.manager.state_hash()), must(without.manager.state_hash()));
+  EXPECT_EQ(with.counters().blocks_allocated, without.counters().blocks_allocated);
+}
+
+TEST(OpLog, AFullSinkEndsTheLogAndNothingElse) {
+  for (std::size_t room = 0; room < 300; room += 20) {
+    Memory bytes;
+    bytes.room = room;
+    Engine engine(groups());
+    OpLog log(bytes, {.flush_each_call = true});
+    engine.manager.record(&log);
+    live(engine);
+    EXPECT_THAT(log.status().message(), HasSubstr("the sink is full"));
+    engine.manager.record(nullptr);
+    EXPECT_LE(bytes.bytes.size(), room);
+  }
+}
+
+TEST(OpLog, OnlyAManagerThatIsNewAndALogThatIsNewAreTaken) {
+  Memory bytes;
+  Engine engine(groups());
+  engine.cache(tokens(1, 5));
+  OpLog late(bytes);
+  engine.manager.record(&late);
+  EXPECT_EQ(late.status().code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(late.status().message(), HasSubstr("used before"));
+  engine.cache(tokens(1, 5));
+  EXPECT_TRUE(bytes.bytes.empty());
+
+  Engine one(groups());
+  Engine other(groups());
+  OpLog log(bytes);
+  one.manager.record(&log);
+  live(one);
+  one.manager.record(nullptr);
+  other.manager.record(&log);
+  EXPECT_THAT(log.status().message(), HasSubstr("another manager"));
+}
+
+TEST(OpLog, CopyToEndsTheLogOfTheTarget) {
+  Memory bytes;
+  Engine engine(groups());
+  Engine target(groups());
+  OpLog log(bytes);
+  target.manager.record(&log);
+  live(engine);
+  must(engine.manager.copy_to(target.manager));
+  EXPECT_THAT(log.status().message(), HasSubstr("copy_to"));
+  target.manager.record(nullptr);
+}
+
+TEST(OpLog, ALongPromptGoesThroughTheBufferInPieces) {
+  Memory bytes;
+  Engine engine({full_group(16, 8192)});
+  OpLog log(bytes);
+  engine.manager.record(&log);
+  engine.cache(tokens(1'000'000, 100'000));
+  engine.manager.record(nullptr);
+  EXPECT_GT(bytes.bytes.size(), 200'000U);
+  const Replay replay = must(replay_log(bytes));
+  must(replay.broken);
+  EXPECT_EQ(replay.log.state_hash, must(engine.manager.state_hash()));
+}
+
+// The call in which a program died is there, and is made again.
+TEST(OpLog, WithAFlushBeforeEachCallTheLastOneNeedsNoAnswer) {
+  Memory bytes;
+  Engine engine(groups());
+  OpLog log(bytes, {.flush_each_call = true});
+  engine.manager.record(&log);
+  const SequenceId sequence = engine.say(tokens(1, 6));
+  const std::size_t before = bytes.bytes.size();
+  must(engine.manager.close(sequence));
+  Memory cut;
+  cut.bytes.assign(bytes.bytes.begin(),
+                   bytes.bytes.begin() + static_cast<std::ptrdiff_t>(before) + 4);
+  for (bool found = false; !found && cut.bytes.size() < bytes.bytes.size();) {
+    const Replay replay = must(replay_log(cut));
+    must(replay.broken);
+    EXPECT_FALSE(replay.log.ended);
+    found = replay.unanswered.has_value();
+    if (found) {
+      EXPECT_EQ(replay.unanswered->name, "close");
+      EXPECT_EQ(replay.unanswered->arguments, "sequence 0.1");
+      EXPECT_EQ(replay.unanswered->answer, "ok");
+      EXPECT_EQ(replay.manager.num_sequences(), 0);
+      return;
+    }
+    cut.bytes.push_back(bytes.bytes[cut.bytes.size()]);
+  }
+  ADD_FAILURE() << "no cut leaves the call without its answer";
+}
+
+TEST(OpLog, TheFirstCallThatAnswersOtherwiseIsNamedWithBothAnswers) {
+  Memory bytes = log_of_a_life();
+  std::vector<std::string> named;
+  for (std::size_t i = 0; i < bytes.bytes.size(); ++i) {
+    Memory bad = bytes;
+    bad.bytes[i] ^= std::byte{2};
+    const Result<Replay> replay = replay_log(bad);
+    if (!replay || !replay->difference) continue;
+    EXPECT_FALSE(replay->difference->recorded.empty());
+    EXPECT_NE(replay->difference->recorded, replay->difference->replayed);
+    named.push_back(replay->difference->name);
+  }
+  EXPECT_GT(named.size(), 50U);
+  EXPECT_THAT(named, testing::Contains("evict"));
+  EXPECT_THAT(named, testing::Contains("open"));
+}
+
+TEST(OpLog, CallsCanBeListed) {
+  Memory bytes = log_of_a_life();
+  OpLogReader reader = must(OpLogReader::open(bytes));
+  EXPECT_EQ(reader.header().spec, CacheSpec{groups()});
+  EXPECT_FALSE(reader.header().has_storage);
+  const LoggedCall first = *must(reader.next());
+  EXPECT_EQ(first.number, 1U);
+  EXPECT_EQ(first.name, "open");
+  EXPECT_THAT(first.arguments,
+              HasSubstr("[50, 51, 52, 53, 54, 55, 56, 57, 58], tenant_salt \"salt\""));
+  EXPECT_EQ(first.answer, "ok, sequence 0.1");
+  std::uint64_t count = 1;
+  while (must(reader.next()).has_value()) ++count;
+  EXPECT_TRUE(reader.end().ended);
+  EXPECT_EQ(reader.end().num_calls, count);
+}
+
+TEST(OpLog, HostileBytesEndAReplayAndNeverTheProgram) {
+  const Memory good = log_of_a_life();
+  std::mt19937 random(7);
+  const ReplayOptions small{.max_memory_bytes = 64 << 20};
+  for (std::size_t size = 0; size < good.bytes.size(); size += 3) {
+    Memory cut;
+    cut.bytes.assign(good.bytes.begin(), good.bytes.begin() + static_cast<std::ptrdiff_t>(size));
+    static_cast<void>(replay_log(cut, small));
+  }
+  for (int i = 0; i < 1000; ++i) {
+    Memory bad = good;
+    for (int edit = random() % 4; edit >= 0; --edit) {
+      bad.bytes[random() % bad.bytes.size()] = static_cast<std::byte>(random());
+    }
+    const Result<Replay> replay = replay_log(bad, small);
+    if (replay) {
+      EXPECT_TRUE(replay->manager.check_invariants().ok()) << i;
+    }
+  }
+}
+
+TEST(OpLog, AHeaderThatAsksForTooMuchMemoryIsRefused) {
+  Memory bytes;
+  Engine engine({full_group(16, 1 << 20)});
+  OpLog log(bytes);
+  engine.manager.record(&log);
+  engine.manager.record(nullptr);
+  const Result<Replay> refused = replay_log(bytes, {.max_memory_bytes = 64 << 20});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::kResourceExhausted);
+  EXPECT_THAT(refused.error().message(), HasSubstr("MiB, allowed: max_memory_bytes, 64 MiB"));
+}
+
+TEST(OpLog, AFileHasMode0600AndSaysWhatIsWrongWithItsPlace) {
+  const std::string path = testing::TempDir() + "kvfolio_op_log_test";
+  {
+    FileLog file = must(FileLog::create(path));
+    Engine engine(groups());
+    OpLog log(file);
+    engine.manager.record(&log);
+    live(engine);
+    engine.manager.record(nullptr);
+    must(log.status());
+  }
+  struct stat there {};
+  ASSERT_EQ(::stat(path.c_str(), &there), 0);
+  EXPECT_EQ(there.st_mode & 0777, 0600U);
+  EXPECT_EQ(static_cast<std::size_t>(there.st_size), log_of_a_life().bytes.size());
+  std::remove(path.c_str());
+  EXPECT_THAT(FileLog::create("/nowhere/log").error().message(), HasSubstr("/nowhere/log"));
+  EXPECT_THAT(FileLog::create("/dev/null").error().message(), HasSubstr("not a regular file"));
+  EXPECT_FALSE(FileLog::create(testing::TempDir()));
+}
+
+}  // namespace
+}  // namespace kvfolio::testing_engine

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Each function, with what it must answer.
+
+#include "families.h"
+
+#include "calls.h"
+
+static const int32_t kTokens[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+
+static int same_digest(kvfolio_digest a, kvfolio_digest b) { return memcmp(&a, &b, sizeof a) == 0; }
+
+static void name_blocks(kvfolio_identity* names) {
+  kvfolio_root* salted = NULL;
+  MUST(kvfolio_root_create(NULL, 0, NULL, 0, NULL, 0, "salt", 4, 0, &salted, &g_error));
+  kvfolio_digest root, other, hash, with_media;
+  MUST(kvfolio_identity_root(names, NULL, 0, &root, &g_error));
+  MUST(kvfolio_identity_root(names, salted, 0, &other, &g_error));
+  CHECK(!same_digest(root, other));
+  MUST(kvfolio_identity_root(names, NULL, 1, &other, &g_error));
+  CHECK(!same_digest(root, other));
+  kvfolio_root_destroy(salted);
+
+  const kvfolio_media_span image = {.struct_size = sizeof image, .begin = 1, .end = 3};
+  MUST(kvfolio_identity_next(names, &root, 0, kTokens, 4, NULL, 0, &hash, &g_error));
+  MUST(kvfolio_identity_next(names, &root, 0, kTokens, 4, &image, 1, &with_media, &g_error));
+  CHECK(!same_digest(hash, with_media));
+  kvfolio_tier_key key, again;
+  MUST(kvfolio_identity_key(names, 0, &hash, &key, &g_error));
+  MUST(kvfolio_identity_key(names, 0, &with_media, &again, &g_error));
+  CHECK(memcmp(key.bytes, again.bytes, 24) == 0 && memcmp(&key, &again, sizeof key) != 0);
+  CHECK(memcmp(key.bytes + 24, hash.bytes, 32) == 0);  // as tier.h says
+}
+
+void call_identity(void) {
+  CHECK(kvfolio_tiers_abi_version() == KVFOLIO_TIERS_ABI_VERSION);
+  kvfolio_group_spec group = small_group();
+  kvfolio_identity* names = NULL;
+  MUST(kvfolio_identity_create(&kToy, &group, 1, &names, &g_error));
+  CHECK(kvfolio_identity_unit(names) == 4 && kvfolio_identity_num_groups(names) == 1);
+  kvfolio_digest model, layout;
+  MUST(kvfolio_identity_namespace(names, -1, &model, &g_error));
+  MUST(kvfolio_identity_namespace(names, 0, &layout, &g_error));
+  CHECK(!same_digest(model, layout));
+  kvfolio_text name, value;
+  MUST(kvfolio_identity_field(names, 1, &name, &value, &g_error));
+  CHECK(name.size == 5 && memcmp(name.data, "model", 5) == 0);
+  CHECK(value.size == 3 && memcmp(value.data, "toy", 3) == 0);
+  CHECK(kvfolio_identity_num_fields(names) > 20);
+  group.num_blocks = 999;
+  MUST(kvfolio_identity_check_groups(names, &group, 1, &g_error));
+  group.dtype = KVFOLIO_BF16;
+  CHECK(kvfolio_identity_check_groups(names, &group, 1, &g_error) == KVFOLIO_ERR_INVALID_ARGUMENT);
+  CHECK(strstr(g_error.message, "dtype") != NULL);
+  name_blocks(names);
+  kvfolio_identity_destroy(names);
+
+  // A required field that is empty, by its name; with a size instead of a 0 at its end.
+  kvfolio_model_identity poor = kToy;
+  poor.tokenizer.size = 0;
+  CHECK(kvfolio_identity_create(&poor, &group, 1, &names, &g_error) ==
+        KVFOLIO_ERR_INVALID_ARGUMENT);
+  CHECK(strstr(g_error.message, "tokenizer is empty") != NULL);
+}
+
+static kvfolio_tier_done one_item(kvfolio_tier* tier, int32_t op, kvfolio_tier_key key, void* data,
+                                  int64_t bytes) {
+  const kvfolio_tier_item item = {key, data, bytes, 99};
+  int64_t accepted = -1;
+  kvfolio_tier_done done = {0, -1, -1};
+  MUST(kvfolio_tier_submit(tier, op, &item, 1, 1000, &accepted, &g_error));
+  CHECK(accepted == 1);
+  CHECK(kvfolio_tier_poll(tier, 1, &done, 1) == 1);
+  CHECK(done.tag == 99);
+  return done;
+}
+
+static void use_tier(kvfolio_tier* tier, int64_t bytes) {
+  char* const memory = need(malloc((size_t)bytes + 64));
+  char* const data = memory + 64 - (uintptr_t)memory % 64;
+  memset(data, 42, (size_t)bytes);
+  kvfolio_tier_key key;
+  memset(&key, 7, sizeof key);
+  CHECK(one_item(tier, KVFOLIO_TIER_EXISTS, key, NULL, 0).result == KVFOLIO_TIER_MISS);
+  CHECK(one_item(tier, KVFOLIO_TIER_STORE, key, data, bytes).result == KVFOLIO_TIER_OK);
+  memset(data, 0, (size_t)bytes);
+  CHECK(one_item(tier, KVFOLIO_TIER_LOAD, key, data, bytes).result == KVFOLIO_TIER_OK);
+  CHECK(data[0] == 42 && data[bytes - 1] == 42);
+  kvfolio_tier_health health = {.struct_size = sizeof health};
+  MUST(kvfolio_tier_get_health(tier, &health, &g_error));
+  CHECK(health.unusable == 0 && health.stores_ok == 1);
+  free(memory);
+}
+
+// As toy_open(), by a clock that waits for a real disk.
+static kvfolio_sequence_ready open_from_disk(kvfolio_offload* offload) {
+  kvfolio_sequence_ready ready = {0, 0, -1};
+  int32_t pending = 0;
+  MUST(kvfolio_offload_open(offload, NULL, kTokens, 8, NULL, 0, NULL, &ready.sequence,
+                            &ready.cached_tokens, &pending, &g_error));
+  while (pending) {
+    if (kvfolio_offload_poll(offload, 100000, &ready, 1) == 1) pending = 0;
+  }
+  return ready;
+}
+
+// The records of a disk outlive their tier.
+static void use_disk(void) {
+  CHECK(system("rm -rf kvfolio_tiers_capi_disk") == 0);
+  const char* const directory = "kvfolio_tiers_capi_disk";
+  const kvfolio_disk_options options = {.struct_size = sizeof options,
+                                        .engine = KVFOLIO_DISK_THREADS,
+                                        .bytes = 1 << 20,
+                                        .segment_bytes = 1 << 16};
+  for (int run = 0; run < 2; ++run) {
+    kvfolio_tier* tier = NULL;
+    MUST(kvfolio_tier_open_disk(directory, &options, &tier, &g_error));
+    kvfolio_manager* const manager = toy_manager(16);
+    kvfolio_offload* const offload = toy_offload(manager, tier);
+    const kvfolio_sequence_ready ready = open_from_disk(offload);
+    CHECK(run == 0 || ready.cached_tokens == 7);
+    toy_compute(manager, ready.sequence, kTokens, ready.cached_tokens, 8);
+    kvfolio_offload_left left = {.struct_size = sizeof left, .stores = 1};
+    while (left.blocks || left.stores || left.loads || left.questions) {
+      MUST(kvfolio_offload_drain(offload, 100000, &left, &g_error));
+    }
+    kvfolio_disk_stats stats = {.struct_size = sizeof stats};
+    MUST(kvfolio_tier_disk_stats(tier, &stats, &g_error));
+    CHECK(stats.records == 2 && stats.stored == (run == 0 ? 2u : 0u));
+    CHECK(stats.recovered == (run == 0 ? 0u : 2u));
+    kvfolio_offload_destroy(offload);
+    kvfolio_manager_destroy(manager);
+    kvfolio_tier_destroy(tier);
+  }
+  CHECK(system("rm -rf kvfolio_tiers_capi_disk") == 0);
+}
+
+void call_tiers(void) {
+  CHECK(strcmp(kvfolio_tier_result_name(KVFOLIO_TIER_MISS), "miss") == 0);
+  CHECK(strcmp(kvfolio_tier_result_name(8), "invalid") == 0);
+  static ToyTier toy;
+  const kvfolio_tier_functions functions = toy_functions(&toy);
+  kvfolio_tier* tier = NULL;
+  MUST(kvfolio_tier_create(&functions, &tier, &g_error));
+  CHECK(strcmp(kvfolio_tier_name(tier), "toy") == 0 && kvfolio_tier_event_fd(tier) == 77);
+  int64_t most = 0;
+  int64_t alignment = 0;
+  MUST(kvfolio_tier_limits(tier, &most, &alignment, &g_error));
+  CHECK(most == 1 << 20 && alignment == 64);
+  use_tier(tier, 100);
+  MUST(kvfolio_tier_close(tier, 0, &g_error));
+  kvfolio_tier* other = NULL;
+  CHECK(kvfolio_tier_share(tier, &other, &g_error) == KVFOLIO_ERR_UNSUPPORTED);
+  kvfolio_tier_destroy(tier);
+  CHECK(toy.destroyed == 1);
+  toy_free_records(&toy);
+
+  // In memory: two tiers over the same records.
+  kvfolio_manager* manager = toy_manager(16);
+  MUST(kvfolio_tier_create_memory(manager, 1 << 16, NULL, &tier, &g_error));
+  kvfolio_manager_destroy(manager);
+  CHECK(strcmp(kvfolio_tier_name(tier), "memory") == 0 && kvfolio_tier_event_fd(tier) == -1);
+  MUST(kvfolio_tier_limits(tier, &most, NULL, &g_error));
+  use_tier(tier, most);
+  MUST(kvfolio_tier_share(tier, &other, &g_error));
+  kvfolio_tier_destroy(tier);
+  kvfolio_tier_key key;
+  memset(&key, 7, sizeof key);
+  CHECK(one_item(other, KVFOLIO_TIER_EXISTS, key, NULL, 0).result == KVFOLIO_TIER_OK);
+  kvfolio_tier_destroy(other);
+  use_disk();
+}
+
+void call_offload(void) {
+  kvfolio_manager* const manager = toy_manager(16);
+  const kvfolio_offload_options options = {.struct_size = sizeof options, .arena_bytes = 1 << 16};
+  kvfolio_offload* offload = NULL;
+  MUST(kvfolio_offload_create(manager, &kToy, &options, NULL, 0, NULL, &offload, &g_error));
+  toy_say(manager, kTokens, 8);
+  CHECK(kvfolio_offload_idle(offload) == 0);
+  CHECK(kvfolio_offload_poll(offload, 1, NULL, 0) == 0);
+  toy_settle(offload);
+  MUST(kvfolio_evict(manager, 0, 100, NULL, 0, NULL, &g_error));
+  CHECK(kvfolio_offload_is_of(offload, manager) == 1);
+  kvfolio_manager* const other = toy_manager(16);
+  CHECK(kvfolio_offload_is_of(offload, other) == 0);
+  kvfolio_manager_destroy(other);
+  kvfolio_arena_stats stats = {.struct_size = sizeof stats};
+  MUST(kvfolio_offload_arena(offload, &stats, &g_error));
+  CHECK(stats.bytes == 1 << 16 && stats.records == 2 && stats.pins == 0);
+  int32_t unit = kvfolio_identity_unit(kvfolio_offload_identity(offload));
+  CHECK(unit == 4);
+  kvfolio_identity_destroy(kvfolio_offload_identity(offload));  // does nothing
+  CHECK(kvfolio_identity_unit(kvfolio_offload_identity(offload)) == unit);
+
+  kvfolio_sequence sequence = 0;
+  int32_t pending = 0;
+  int32_t length = -1;
+  MUST(kvfolio_offload_open(offload, NULL, kTokens, 8, NULL, 0, NULL, &sequence, NULL, &pending,
+                            &g_error));
+  CHECK(pending == 1);
+  MUST(kvfolio_offload_cancel(offload, sequence, &length, &g_error));
+  CHECK(length == 0);
+  MUST(kvfolio_close(manager, sequence, &g_error));
+  int64_t blocks = -1;
+  int32_t pins = -1;
+  toy_say(manager, kTokens, 8);
+  kvfolio_offload_left left = {.struct_size = sizeof left};
+  MUST(kvfolio_offload_drain(offload, 50000, &left, &g_error));
+  CHECK(left.blocks == 0 && left.stores == 0 && left.loads == 0 && left.questions == 0);
+  MUST(kvfolio_offload_forget(offload, NULL, kTokens, 4, NULL, 0, &blocks, &pins, &g_error));
+  CHECK(blocks == 2 && pins == 0 && kvfolio_offload_epoch(offload) == 1);
+  MUST(kvfolio_offload_reset(offload, &blocks, &pins, &g_error));
+  CHECK(blocks == 0 && pins == 0 && kvfolio_offload_epoch(offload) == 2);
+  MUST(kvfolio_offload_arena(offload, &stats, &g_error));
+  CHECK(stats.records == 0);
+  kvfolio_offload_destroy(offload);
+  kvfolio_manager_destroy(manager);
+}
+
+void call_files(void) {
+  const char* const path = "kvfolio_tiers_capi_test.kv";
+  kvfolio_manager* manager = toy_manager(16);
+  kvfolio_offload* const offload = toy_offload(manager, NULL);
+  kvfolio_identity* const names = kvfolio_offload_identity(offload);
+  toy_say(manager, kTokens, 8);
+  kvfolio_save_stats saved = {.struct_size = sizeof saved};
+  MUST(kvfolio_save_file(manager, names, path, NULL, NULL, &saved, &g_error));
+  CHECK(saved.records == 2 && saved.sequences == 0);
+  kvfolio_manager* const target = toy_manager(16);
+  kvfolio_restored* restored = NULL;
+  MUST(kvfolio_restore_file(target, names, path, &restored, &g_error));
+  CHECK(remove(path) == 0);
+  CHECK(kvfolio_restored_num_sequences(restored) == 0);
+  kvfolio_restored_destroy(restored);
+  int32_t found = 0;
+  MUST(kvfolio_probe(target, NULL, kTokens, 8, NULL, 0, NULL, &found, &g_error));
+  CHECK(found == 7);
+  kvfolio_manager_destroy(target);
+  kvfolio_offload_destroy(offload);
+  kvfolio_manager_destroy(manager);
+}

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Each family of the header: a part that calls its functions. What parts call is noted (calls.h).
+
+#include "toy.h"
+
+void call_identity(void);
+void call_tiers(void);
+void call_offload(void);
+void call_files(void);
