@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Two engines on two machines share what they have computed, through a Redis Cluster:
+// Two engines on two machines share what they have computed:
 //
-//   example_shared_prefix HOST:PORT[,HOST:PORT] fill    computes a long prompt; its blocks go to
-//   Redis example_shared_prefix HOST:PORT[,HOST:PORT] hit     finds it there and computes one token
+//   example_shared_prefix HOST:PORT[,...] fill   computes a long prompt, whose blocks go to Redis
+//   example_shared_prefix HOST:PORT[,...] hit    finds it there and computes one token
 //
-// An engine does the same, with its step beside poll(): see engine.cc. KVFOLIO_PASSWORD is the
-// password of the servers, if they have one.
+// An engine does the same, with its step beside poll(): see engine.cc. KVFOLIO_REDIS_PASSWORD is
+// the password of the servers, if they have one.
 
 #include <chrono>
 #include <cmath>
@@ -85,7 +85,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: %s HOST:PORT[,HOST:PORT] fill|hit\n", argv[0]);
     return 2;
   }
-  const char* password = std::getenv("KVFOLIO_PASSWORD");
+  const char* password = std::getenv("KVFOLIO_REDIS_PASSWORD");
   auto redis = check(
       RedisTier::create({.servers = argv[1], .password = password == nullptr ? "" : password}));
   check(redis->wait_until_ready(now_us(), 2'000'000));

@@ -87,6 +87,7 @@ std::string as_json(const TierOptions& options, const RedisCheck& check) {
                      {"records", check.records},
                      {"record_bytes", check.bytes},
                      {"damaged", check.damaged},
+                     {"others", check.others},
                      {"erased", check.erased},
                      {"faults", std::move(faults)}};
   return json.dump() + "\n";
@@ -96,6 +97,9 @@ std::string as_text(const TierOptions& options, const RedisCheck& check) {
   std::string text = printable_text(options.redis) + ": " + plural(check.nodes, "node") + ", " +
                      plural(check.records, "record") + " of " + std::to_string(check.bytes) +
                      " bytes right, " + std::to_string(check.damaged) + " damaged\n";
+  if (check.others > 0) {
+    text += "  " + plural(check.others, "key") + " of another form: left alone\n";
+  }
   for (const RedisFault& fault : check.faults) {
     text += "  " + printable_text(fault.key) + ": " + fault.what + "\n";
   }

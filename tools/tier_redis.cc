@@ -27,6 +27,13 @@ std::string environment(const char* name) {
 
 Status unavailable(std::string sentence) { return {ErrorCode::kUnavailable, std::move(sentence)}; }
 
+// "[::1]:7001" has the host "::1".
+std::string host_of(const std::string& address) {
+  const std::string host = address.substr(0, address.rfind(':'));
+  const bool has_brackets = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  return has_brackets ? host.substr(1, host.size() - 2) : host;
+}
+
 class Server {
  public:
   static Result<Server> connect(const std::string& address) {
@@ -40,7 +47,7 @@ class Server {
     }
     Server server;
     server.address_ = address;
-    server.context_.reset(redisConnectWithTimeout(address.substr(0, colon).c_str(), port, {2, 0}));
+    server.context_.reset(redisConnectWithTimeout(host_of(address).c_str(), port, {2, 0}));
     if (server.context_ == nullptr || server.context_->err != 0) {
       return unavailable(address + ": " +
                          (server.context_ == nullptr ? "no memory" : server.context_->errstr));
@@ -67,7 +74,7 @@ class Server {
     }
     return reply;
   }
-  [[nodiscard]] std::string host() const { return address_.substr(0, address_.rfind(':')); }
+  [[nodiscard]] std::string host() const { return host_of(address_); }
 
  private:
   Status log_in() {
@@ -86,6 +93,13 @@ class Server {
   std::string address_;
   std::unique_ptr<redisContext, Free> context_;
 };
+
+// The slot is on its way to another node: the key is not of this one any more.
+bool has_moved(const Status& error) {
+  const std::string_view text = error.message();
+  return text.find(": MOVED ") != std::string_view::npos ||
+         text.find(": ASK ") != std::string_view::npos;
+}
 
 bool is_array(const redisReply* reply, std::size_t elements) {
   return reply->type == REDIS_REPLY_ARRAY && reply->elements >= elements;
@@ -132,7 +146,12 @@ class Check {
   Status read(Server& server) {
     ++result.nodes;
     std::string cursor = "0";
+    const Result<Reply> keys_there = server.ask({"DBSIZE"});
+    if (!keys_there) return keys_there.error();
+    // A server that never comes to an end is none.
+    std::int64_t pages = 1000 + (*keys_there)->integer;
     do {
+      if (--pages < 0) return unavailable("SCAN does not end");
       const Result<Reply> page =
           server.ask({"SCAN", cursor, "MATCH", std::string(kPrefix) + "*", "COUNT", "500"});
       if (!page) return page.error();
@@ -142,6 +161,7 @@ class Check {
       cursor.assign((*page)->element[0]->str, (*page)->element[0]->len);
       const redisReply* keys = (*page)->element[1];
       for (std::size_t i = 0; i < keys->elements; ++i) {
+        if (keys->element[i]->type != REDIS_REPLY_STRING) continue;
         const std::string key(keys->element[i]->str, keys->element[i]->len);
         if (Status status = read(server, key); !status.ok()) return status;
       }
@@ -154,7 +174,12 @@ class Check {
  private:
   Status read(Server& server, const std::string& key) {
     if (++seen_ % 100 == 0) progress_(seen_);
-    const Result<std::string> fault = fault_of(server, key);
+    TierKey name;
+    if (!read_key(key, name)) {
+      ++result.others;
+      return {};
+    }
+    const Result<std::string> fault = fault_of(server, key, name);
     if (!fault) return fault.error();
     if (fault->empty()) return {};
     ++result.damaged;
@@ -167,18 +192,20 @@ class Check {
   }
 
   // Nothing: the record is right, or is gone by now.
-  Result<std::string> fault_of(Server& server, const std::string& text) {
-    TierKey key;
-    if (!read_key(text, key)) return std::string("the key is none of ours");
+  Result<std::string> fault_of(Server& server, const std::string& text, const TierKey& key) {
     const Result<Reply> type = server.ask({"TYPE", text});
-    if (!type) return type.error();
+    if (!type) return has_moved(type.error()) ? Result<std::string>(std::string()) : type.error();
+    if ((*type)->type != REDIS_REPLY_STATUS) {
+      return unavailable("TYPE was answered by something else");
+    }
     if (std::string_view((*type)->str) == "none") return std::string();
     if (std::string_view((*type)->str) != "string") return std::string("the value is no string");
     const Result<Reply> size = server.ask({"STRLEN", text});
     if (!size) return size.error();
     if ((*size)->integer > kLargest) return std::string("the value is too long");
     const Result<Reply> value = server.ask({"GET", text});
-    if (!value) return value.error();
+    if (!value)
+      return has_moved(value.error()) ? Result<std::string>(std::string()) : value.error();
     if ((*value)->type != REDIS_REPLY_STRING) return std::string();
     // NOLINTNEXTLINE(cppcoreguidelines-pro-type-reinterpret-cast): the bytes of a value
     const std::span record(reinterpret_cast<const std::byte*>((*value)->str), (*value)->len);

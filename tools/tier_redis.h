@@ -21,7 +21,8 @@ struct RedisCheck {
   std::int32_t nodes = 0;          // primaries
   std::int64_t records = 0;        // that are right
   std::int64_t bytes = 0;          // of these
-  std::int64_t damaged = 0;        // others
+  std::int64_t damaged = 0;        // of ours, but not right
+  std::int64_t others = 0;         // keys of another form: of somebody else, and never erased
   std::int64_t erased = 0;         // of these, with `erase`
   std::vector<RedisFault> faults;  // the first hundred
 };

@@ -80,7 +80,10 @@ bool Connection::move(Budget& budget, std::uint64_t now_us) {
 bool Connection::send(Budget& budget, std::uint64_t now_us) {
   while (!out_.empty() && budget.bytes > 0) {
     const auto rest = out_.front().bytes().subspan(sent_);
-    const auto part = rest.first(std::min(rest.size(), static_cast<std::size_t>(budget.bytes)));
+    // TLS wants a blocked attempt made again with no less.
+    const std::size_t most =
+        std::max(static_cast<std::size_t>(budget.bytes), socket_.blocked_bytes());
+    const auto part = rest.first(std::min(rest.size(), most));
     std::size_t n = 0;
     const Socket::Io io = socket_.write(part, n);
     if (io == Socket::Io::kFailed) return fail(socket_.error());
@@ -138,7 +141,7 @@ bool Connection::is_late(std::uint64_t now_us, std::uint64_t connect_us,
   if (state_ != State::kReady) return now_us - opened_us_ > connect_us;
   if (questions_.empty()) return false;
   const std::uint64_t due = questions_.front().deadline_us;
-  return now_us > moved_us_ + stall_us || (due != 0 && now_us > due && now_us - due > stall_us);
+  return now_us - moved_us_ > stall_us || (due != 0 && now_us > due && now_us - due > stall_us);
 }
 
 }  // namespace kvfolio::redis

@@ -18,14 +18,14 @@ using redis::ReplyReader;
 
 namespace {
 constexpr int kFailuresMax = 3;
-constexpr std::size_t kNodesMax = 1024;
+constexpr std::size_t kNodesMax = 256;
 constexpr std::uint64_t kRetryUs = 10'000;       // after the first failures
 constexpr std::uint64_t kMapEveryUs = 100'000;   // at most so often
 constexpr std::uint64_t kMapAgeUs = 10'000'000;  // at least so often
 constexpr std::int64_t kSmallBytes = 256;        // of a question without a value
 }  // namespace
 
-bool RedisTier::Impl::Node::is_open() const noexcept { return failures >= kFailuresMax; }
+bool RedisTier::Impl::Lane::is_open() const noexcept { return failures >= kFailuresMax; }
 
 RedisTier::Impl::Node* RedisTier::Impl::find_or_add(const std::string& host, std::uint16_t port) {
   for (const auto& node : nodes_) {
@@ -93,6 +93,10 @@ void RedisTier::Impl::refuse_long_value(Lane& lane) {
   ++counters_.replies_refused;
   const Id id = lane.connection.questions().front().item;
   if (id != 0) finish(id, TierResult::kCorrupt);
+  // The others are asked for again, through no fault of theirs.
+  for (const Question& question : lane.connection.questions()) {
+    if (question.item != 0) --items_.at(question.item).sends;
+  }
   drop(lane, "a value that is too long");
 }
 
@@ -114,64 +118,67 @@ void RedisTier::Impl::connect(Lane& lane) {
 
 // The first questions. Nothing else is sent before the reply to PING.
 void RedisTier::Impl::greet(Lane& lane) {
+  const std::uint64_t due_us = now_us_ + settings_.options.connect_timeout_us;
   if (!settings_.password.empty()) {
     std::vector<std::string_view> words{"AUTH"};
     if (!settings_.user.empty()) words.push_back(settings_.user);
     words.push_back(settings_.password);
-    lane.connection.ask({.kind = Question::Kind::kAuth}, redis::Command(words), now_us_);
+    lane.connection.ask({.kind = Question::Kind::kAuth, .deadline_us = due_us},
+                        redis::Command(words), now_us_);
   }
-  ask_ping(lane);
-}
-
-void RedisTier::Impl::ask_ping(Lane& lane) {
   const std::array<std::string_view, 1> ping{"PING"};
-  lane.connection.ask({.kind = Question::Kind::kPing}, redis::Command(ping), now_us_);
+  lane.connection.ask({.kind = Question::Kind::kPing, .deadline_us = due_us}, redis::Command(ping),
+                      now_us_);
 }
 
-// Counts a failure of the node, and drops the connection.
-void RedisTier::Impl::lose(Lane& lane, const std::string& why) {
-  Node& node = *lane.node;
-  const bool was_ready = lane.connection.state() == Connection::State::kReady;
+// Counts a failure, and drops the connection. Takes the reason as a copy: it may be of a reply,
+// which ends with the connection.
+void RedisTier::Impl::lose(Lane& lane, std::string why) {
   // A server may close what is not used.
-  if (!was_ready || !lane.connection.questions().empty()) ++node.failures;
+  if (!lane.is_ready() || !lane.connection.questions().empty()) ++lane.failures;
   want_map_ = true;
-  node.retry_us = now_us_ + kRetryUs;
-  if (node.is_open()) open_breaker(node);
-  drop(lane, why);
+  lane.retry_us = now_us_ + kRetryUs;
+  if (lane.is_open()) open_breaker(lane);
+  drop(lane, std::move(why));
 }
 
 // Closes the connection and asks again for what was in flight.
-void RedisTier::Impl::drop(Lane& lane, const std::string& why) {
-  if (lane.connection.state() == Connection::State::kReady) ++counters_.connections_lost;
+void RedisTier::Impl::drop(Lane& lane, std::string why) {
+  if (lane.is_ready()) ++counters_.connections_lost;
   std::vector<Id> in_flight;
   for (const Question& question : lane.connection.questions()) {
     if (question.item != 0) in_flight.push_back(question.item);
   }
+  forget_descriptor(lane);
   lane.connection.close(why);
-  lane.interest = 0;
-  lane.node->trouble = why;
+  lane.node->trouble = std::move(why);
   for (const Id id : in_flight) {
     items_.at(id).lane = nullptr;
     retry(id);
   }
 }
 
-void RedisTier::Impl::open_breaker(Node& node) {
+// Closing alone does not do it where a child of fork() has the descriptor, too: then epoll would go
+// on to name the lane.
+void RedisTier::Impl::forget_descriptor(Lane& lane) {
+  if (lane.interest != 0) epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, lane.connection.fd(), nullptr);
+  lane.interest = 0;
+}
+
+void RedisTier::Impl::open_breaker(Lane& lane) {
   const RedisOptions& options = settings_.options;
-  node.failures = kFailuresMax;
-  node.pause_us = std::clamp(node.pause_us * 2, options.breaker_us_min, options.breaker_us_max);
-  node.retry_us = now_us_ + node.pause_us;
-  for (Lane& lane : node.lanes) {
-    for (const Id id : std::exchange(lane.queue, {})) {
-      if (items_.contains(id)) finish(id, TierResult::kUnavailable);
-    }
+  lane.failures = kFailuresMax;
+  lane.pause_us = std::clamp(lane.pause_us * 2, options.breaker_us_min, options.breaker_us_max);
+  lane.retry_us = now_us_ + lane.pause_us;
+  for (const Id id : std::exchange(lane.queue, {})) {
+    if (items_.contains(id)) finish(id, TierResult::kUnavailable);
   }
 }
 
-void RedisTier::Impl::note_success(Node& node) {
-  if (node.failures > 0) node.trouble.clear();
-  node.failures = 0;
-  node.pause_us = 0;
+void RedisTier::Impl::note_success(Lane& lane) {
+  if (lane.failures > 0) lane.node->trouble.clear();
+  lane.failures = 0;
+  lane.pause_us = 0;
 }
 
 // ---- once in every poll ----
@@ -197,25 +204,20 @@ void RedisTier::Impl::tend(Node& node) {
     Connection& connection = lane.connection;
     if (connection.has_more()) visit(lane);
     if (connection.is_late(now_us_, options.connect_timeout_us, options.stall_timeout_us)) {
-      lose(lane, connection.state() == Connection::State::kReady ? "it did not reply in time"
-                                                                 : "it did not greet in time");
+      lose(lane, lane.is_ready() ? "it did not reply in time" : "it did not greet in time");
     }
-    // An open breaker is tried by one connection.
-    const bool is_loads = &lane == &node.lanes[kLoads];
-    const bool wanted = is_loads || (!lane.queue.empty() && !node.is_open());
-    if (wanted && connection.state() == Connection::State::kClosed && now_us_ >= node.retry_us) {
-      connect(lane);
-    }
-    if (connection.state() == Connection::State::kReady) {
-      // The other connection opened the breaker; this one asks whether all is well again.
-      if (is_loads && node.is_open() && now_us_ >= node.retry_us) {
-        ask_ping(lane);
-        node.retry_us = now_us_ + node.pause_us;
-      }
-      send_queue(lane);
-    }
+    if (connection.state() == Connection::State::kClosed && is_wanted(lane)) connect(lane);
+    if (lane.is_ready()) send_queue(lane);
     set_interest(lane);
   }
+}
+
+// Nodes of the map are spoken to when there is something to say; the caller's own always, for they
+// know the map. An open breaker is tried by a connection.
+bool RedisTier::Impl::is_wanted(const Lane& lane) const {
+  if (now_us_ < lane.retry_us) return false;
+  const bool knows_map = lane.node->is_seed && &lane == &lane.node->lanes[kLoads];
+  return knows_map || !lane.queue.empty() || lane.is_open();
 }
 
 void RedisTier::Impl::send_queue(Lane& lane) {
@@ -299,20 +301,22 @@ void RedisTier::Impl::ask_for_map() {
   if (!want_map_ && !is_old && map_known_) return;
   if (map_asked_us_ != 0 && now_us_ - map_asked_us_ < kMapEveryUs) return;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
-    Connection& connection = nodes_[next_map_node_++ % nodes_.size()]->lanes[kLoads].connection;
-    if (connection.state() != Connection::State::kReady) continue;
+    Lane& lane = nodes_[next_map_node_++ % nodes_.size()]->lanes[kLoads];
+    if (!lane.is_ready()) continue;
     const std::array<std::string_view, 2> words{"CLUSTER", "SLOTS"};
-    connection.ask({.kind = Question::Kind::kSlots}, redis::Command(words), now_us_);
+    const std::uint64_t due_us = now_us_ + settings_.options.stall_timeout_us;
+    lane.connection.ask({.kind = Question::Kind::kSlots, .deadline_us = due_us},
+                        redis::Command(words), now_us_);
     map_asked_us_ = now_us_;
     return;
   }
 }
 
-void RedisTier::Impl::on_map(Node& asked, const redis::Reply& reply) {
+void RedisTier::Impl::on_map(Lane& asked, const redis::Reply& reply) {
   if (reply.kind == redis::Reply::Kind::kArray) {
     note_success(asked);
     const std::vector<redis::SlotRange> ranges = redis::read_slots(reply);
-    if (!ranges.empty()) take_map(asked, ranges);
+    if (!ranges.empty()) take_map(*asked.node, ranges);
     return;
   }
   const std::string_view text = reply.text;
@@ -321,18 +325,28 @@ void RedisTier::Impl::on_map(Node& asked, const redis::Reply& reply) {
     return;
   }
   // A server alone, or one that does not let us ask: if it is of a cluster, it redirects.
-  if (!map_known_) take_map(asked, {{.first = 0, .last = redis::kNumSlots - 1}});
+  if (!map_known_) take_map(*asked.node, {{.first = 0, .last = redis::kNumSlots - 1}});
   is_cluster_ = text.find("cluster support disabled") == std::string_view::npos;
+  want_map_ = false;
+  map_us_ = now_us_;
 }
 
+// A slot belongs to the range that names it first: those of a true map do not overlap, and a false
+// one cannot keep us here.
 void RedisTier::Impl::take_map(Node& asked, const std::vector<redis::SlotRange>& ranges) {
   const std::vector<Node*> before = owners_;
   std::fill(owners_.begin(), owners_.end(), nullptr);
   for (const auto& node : nodes_) node->in_map = false;
+  std::map<std::pair<std::string, std::uint16_t>, Node*> known;
+  int left = redis::kNumSlots;
   for (const redis::SlotRange& range : ranges) {
+    const int slots = range.last - range.first + 1;
+    if (slots > left) break;
+    left -= slots;
     const std::string& host = range.host.empty() ? asked.host : range.host;
-    Node* node = range.port == 0 ? &asked : find_or_add(host, range.port);
-    if (node == nullptr) continue;
+    Node*& node = known[{host, range.port}];
+    if (node == nullptr) node = range.port == 0 ? &asked : find_or_add(host, range.port);
+    if (node == nullptr) break;  // too many nodes
     node->in_map = true;
     std::fill(owners_.begin() + range.first, owners_.begin() + range.last + 1, node);
   }
@@ -359,14 +373,18 @@ void RedisTier::Impl::route_again() {
 void RedisTier::Impl::drop_strangers() {
   std::erase_if(nodes_, [&](const auto& node) {
     if (node->is_seed || node->in_map || !map_known_) return false;
-    const bool is_used = std::any_of(node->lanes.begin(), node->lanes.end(), [](const Lane& lane) {
+    const auto is_used = [](const Lane& lane) {
       return !lane.queue.empty() || !lane.connection.questions().empty();
-    });
-    if (is_used) return false;
-    return std::none_of(owners_.begin(), owners_.end(),
-                        [&](const Node* owner) { return owner == node.get(); }) &&
-           std::none_of(items_.begin(), items_.end(),
-                        [&](const auto& item) { return item.second.ask == node.get(); });
+    };
+    const auto is_owner = [&](const Node* owner) { return owner == node.get(); };
+    const auto asks = [&](const auto& item) { return item.second.ask == node.get(); };
+    if (std::any_of(node->lanes.begin(), node->lanes.end(), is_used) ||
+        std::any_of(owners_.begin(), owners_.end(), is_owner) ||
+        std::any_of(items_.begin(), items_.end(), asks)) {
+      return false;
+    }
+    for (Lane& lane : node->lanes) forget_descriptor(lane);
+    return true;
   });
 }
 

@@ -33,9 +33,16 @@ Status check_numbers(const RedisOptions& options) {
     return bad(text::concat("bytes_in_flight_max: ", options.bytes_in_flight_max,
                             ", bytes_per_poll: ", options.bytes_per_poll, "; both are above 0"));
   }
-  if (options.connect_timeout_us == 0 || options.stall_timeout_us == 0 ||
-      options.breaker_us_min == 0 || options.breaker_us_max < options.breaker_us_min) {
-    return bad("timeouts are above 0, and breaker_us_max is not below breaker_us_min");
+  constexpr std::uint64_t kHourUs = 3'600'000'000;
+  for (const std::uint64_t us : {options.connect_timeout_us, options.stall_timeout_us,
+                                 options.breaker_us_min, options.breaker_us_max}) {
+    if (us < 1 || us > kHourUs) {
+      return bad(text::concat("a timeout of ", us, " us is not in 1 us to an hour"));
+    }
+  }
+  if (options.breaker_us_max < options.breaker_us_min) {
+    return bad(text::concat("breaker_us_max: ", options.breaker_us_max,
+                            " is below breaker_us_min, ", options.breaker_us_min));
   }
   return {};
 }
@@ -71,6 +78,12 @@ Result<std::vector<redis::Seed>> find_seeds(std::string_view servers) {
   }
   if (seeds.empty()) return bad("servers: none; give HOST:PORT, or several with commas");
   return seeds;
+}
+
+// What servers say goes to terminals and logs.
+std::string printable(std::string text) {
+  for (char& c : text) c = c < ' ' || c > '~' ? '?' : c;
+  return text;
 }
 
 std::uint64_t steady_us() {
@@ -172,7 +185,7 @@ RedisTier::Impl::~Impl() {
 
 std::size_t RedisTier::Impl::submit(TierOp op, std::span<const TierItem> items,
                                     std::uint64_t deadline_us) {
-  if (closing_) return 0;
+  if (!usable()) return 0;
   const std::size_t most = static_cast<std::size_t>(settings_.options.items_max);
   std::size_t n = 0;
   // What is done counts until it is handed over, so a caller that does not poll ends this.
@@ -230,8 +243,19 @@ void RedisTier::Impl::finish(Id id, TierResult result) {
 }
 
 void RedisTier::Impl::expire() {
+  const std::size_t before = items_.size();
   while (!deadlines_.empty() && deadlines_.begin()->first <= now_us_) {
     finish(deadlines_.begin()->second, TierResult::kTimeout);
+  }
+  if (items_.size() < before) drop_ended();
+}
+
+// Queues skip ids that have ended when their turn comes, which may be never.
+void RedisTier::Impl::drop_ended() {
+  const auto has_ended = [this](Id id) { return !items_.contains(id); };
+  std::erase_if(unrouted_, has_ended);
+  for (const auto& node : nodes_) {
+    for (Lane& lane : node->lanes) std::erase_if(lane.queue, has_ended);
   }
 }
 
@@ -247,12 +271,14 @@ void RedisTier::Impl::route(Id id) {
     unrouted_.push_back(id);
     return;
   }
-  if (node == nullptr || node->is_open()) {
+  Lane* lane =
+      node == nullptr ? nullptr : &node->lanes[item.op == TierOp::kStore ? kStores : kLoads];
+  if (lane == nullptr || lane->is_open()) {
     want_map_ = true;
     finish(id, TierResult::kUnavailable);
     return;
   }
-  node->lanes[item.op == TierOp::kStore ? kStores : kLoads].queue.push_back(id);
+  lane->queue.push_back(id);
 }
 
 void RedisTier::Impl::retry(Id id) {
@@ -289,16 +315,19 @@ void RedisTier::Impl::wake() {
 }
 
 bool RedisTier::Impl::ready() const noexcept {
-  return map_known_ && std::any_of(nodes_.begin(), nodes_.end(), [](auto& node) {
-           return node->lanes[kLoads].connection.state() == redis::Connection::State::kReady;
-         });
+  return map_known_ && std::any_of(nodes_.begin(), nodes_.end(),
+                                   [](auto& node) { return node->lanes[kLoads].is_ready(); });
 }
 
 TierHealth RedisTier::Impl::health() const noexcept {
   TierHealth health = health_;
-  health.usable = !closing_ && std::any_of(nodes_.begin(), nodes_.end(),
-                                           [](auto& node) { return !node->is_open(); });
+  health.usable = usable();
   return health;
+}
+
+bool RedisTier::Impl::usable() const noexcept {
+  return !closing_ && std::any_of(nodes_.begin(), nodes_.end(),
+                                  [](auto& node) { return !node->lanes[kLoads].is_open(); });
 }
 
 std::string RedisTier::Impl::key_of(const TierKey& key) const {
@@ -315,13 +344,13 @@ std::string RedisTier::Impl::describe() const {
   std::string lines;
   for (const auto& node : nodes_) {
     const auto slots = std::count(owners_.begin(), owners_.end(), node.get());
-    const bool is_ready =
-        node->lanes[kLoads].connection.state() == redis::Connection::State::kReady;
-    lines += text::concat(node->host, ":", node->port, ": ", slots, " slots, ",
-                          node->is_open() ? "left alone for now"
-                          : is_ready      ? "connected"
-                                          : "not connected");
-    if (!node->trouble.empty()) lines += text::concat("; last error: ", node->trouble);
+    const Lane& loads = node->lanes[kLoads];
+    lines += text::concat(printable(node->host), ":", node->port, ": ", slots, " slots, ",
+                          loads.is_open()    ? "left alone for now"
+                          : loads.is_ready() ? "connected"
+                                             : "not connected");
+    if (node->lanes[kStores].is_open()) lines += ", stores fail";
+    if (!node->trouble.empty()) lines += text::concat("; last error: ", printable(node->trouble));
     lines += '\n';
   }
   return lines;

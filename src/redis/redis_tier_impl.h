@@ -68,6 +68,15 @@ class RedisTier::Impl {
     redis::Connection connection;
     std::deque<Id> queue;        // ids that have ended are skipped
     std::uint32_t interest = 0;  // as epoll knows it; 0: it does not know the descriptor
+    // The breaker: after kFailuresMax it is open, until a connection is greeted.
+    int failures = 0;
+    std::uint64_t pause_us = 0;
+    std::uint64_t retry_us = 0;  // no connection is begun before
+
+    [[nodiscard]] bool is_open() const noexcept;
+    [[nodiscard]] bool is_ready() const noexcept {
+      return connection.state() == redis::Connection::State::kReady;
+    }
   };
   enum LaneName : std::uint8_t { kLoads = 0, kStores = 1 };
   struct Node {
@@ -78,13 +87,7 @@ class RedisTier::Impl {
     bool is_seed = false;
     bool in_map = false;
     std::array<Lane, 2> lanes;
-    // The breaker: after kFailuresMax it is open, until a connection is greeted.
-    int failures = 0;
-    std::uint64_t pause_us = 0;
-    std::uint64_t retry_us = 0;  // no connection is begun before
-    std::string trouble;         // of the last failure
-
-    [[nodiscard]] bool is_open() const noexcept;
+    std::string trouble;  // of the last failure
   };
   struct Item {
     TierOp op = TierOp::kExists;
@@ -104,6 +107,8 @@ class RedisTier::Impl {
   void retry(Id id);
   void retry_later(Id id, std::uint64_t delay_us);
   void end_all(TierResult result);
+  void drop_ended();
+  [[nodiscard]] bool usable() const noexcept;
   std::size_t hand_over(std::span<TierDone> done);
   void wake();
   [[nodiscard]] std::string key_of(const TierKey& key) const;
@@ -115,19 +120,20 @@ class RedisTier::Impl {
   void tend(Node& node);
   void connect(Lane& lane);
   void greet(Lane& lane);
-  void ask_ping(Lane& lane);
-  void lose(Lane& lane, const std::string& why);
+  void lose(Lane& lane, std::string why);
   bool take_replies(Lane& lane);
   void refuse_long_value(Lane& lane);
-  void drop(Lane& lane, const std::string& why);
-  void open_breaker(Node& node);
-  void note_success(Node& node);
+  void drop(Lane& lane, std::string why);
+  void open_breaker(Lane& lane);
+  void note_success(Lane& lane);
+  void forget_descriptor(Lane& lane);
+  [[nodiscard]] bool is_wanted(const Lane& lane) const;
   void send_queue(Lane& lane);
   void send_item(Lane& lane, Id id, Item& item);
   [[nodiscard]] redis::Command command_of(const Item& item) const;
   void set_interest(Lane& lane);
   void ask_for_map();
-  void on_map(Node& asked, const redis::Reply& reply);
+  void on_map(Lane& asked, const redis::Reply& reply);
   void take_map(Node& asked, const std::vector<redis::SlotRange>& ranges);
   void route_again();
   void drop_strangers();
@@ -137,6 +143,7 @@ class RedisTier::Impl {
   // False: the reply does not fit the question.
   bool on_reply(Lane& lane, const redis::Question& question, const redis::Reply& reply);
   bool on_ping(Lane& lane, const redis::Reply& reply);
+  void refuse(Lane& lane, std::string why);
   bool on_item(Lane& lane, Id id, const redis::Reply& reply);
   bool on_error(Lane& lane, Id id, std::string_view text);
   bool on_redirect(Lane& lane, Id id, std::string_view text);

@@ -23,41 +23,48 @@ std::string_view first_word(std::string_view text) { return text.substr(0, text.
 bool RedisTier::Impl::on_reply(Lane& lane, const Question& question, const Reply& reply) {
   switch (question.kind) {
     case Question::Kind::kAuth:
-      // A wrong password stays wrong for a while; the reply to PING says NOAUTH, too.
-      if (reply.kind == Reply::Kind::kError) lane.node->trouble = reply.text;
+      // Even where PING would be answered: as the default user, who may have other rights.
+      if (reply.kind == Reply::Kind::kError) refuse(lane, reply.text);
       return true;
     case Question::Kind::kPing:
       return on_ping(lane, reply);
     case Question::Kind::kSlots:
-      on_map(*lane.node, reply);
+      on_map(lane, reply);
       return true;
     case Question::Kind::kAsking:
+      if (reply.kind == Reply::Kind::kError) lane.node->trouble = reply.text;
       return true;
     case Question::Kind::kItem:
       break;
   }
   if (question.item == 0) return true;
   items_.at(question.item).lane = nullptr;
-  note_success(*lane.node);
+  note_success(lane);
   return on_item(lane, question.item, reply);
 }
 
 bool RedisTier::Impl::on_ping(Lane& lane, const Reply& reply) {
-  Node& node = *lane.node;
   if (reply.kind == Reply::Kind::kStatus && reply.text == "PONG") {
-    counters_.connections += lane.connection.state() == Connection::State::kReady ? 0 : 1;
+    ++counters_.connections;
     lane.connection.set_ready();
     // Greeted, and not proved yet: the next failure opens the breaker again.
-    if (node.is_open()) node.failures = 2;
+    if (lane.is_open()) --lane.failures;
     if (!map_known_) want_map_ = true;
     return true;
   }
   if (reply.kind != Reply::Kind::kError) return false;
-  const std::string why = node.trouble.starts_with("WRONGPASS") ? node.trouble : reply.text;
-  lose(lane, why);
-  // It answers, and says no: asking again at once does not help.
-  if (!why.starts_with("LOADING")) open_breaker(node);
+  if (reply.text.starts_with("LOADING")) {
+    lose(lane, reply.text);
+  } else {
+    refuse(lane, reply.text);
+  }
   return true;
+}
+
+// It answers, and says no: asking again at once does not help.
+void RedisTier::Impl::refuse(Lane& lane, std::string why) {
+  lose(lane, std::move(why));
+  if (!lane.is_open()) open_breaker(lane);
 }
 
 bool RedisTier::Impl::on_item(Lane& lane, Id id, const Reply& reply) {

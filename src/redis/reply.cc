@@ -55,7 +55,15 @@ void* make_nil(const redisReadTask* task) { return make(task); }
 void free_nothing(void* /*reply*/) {}
 
 redisReplyObjectFunctions make_functions() {
-  redisReplyObjectFunctions functions{};  // newer ones stay null: they are of another protocol
+  redisReplyObjectFunctions functions{};
+#if HIREDIS_MAJOR >= 1
+  // Of a protocol that was not asked for: such a reply breaks the stream. Without functions hiredis
+  // would make up an address for it.
+  functions.createDouble = [](const redisReadTask*, double, char*, std::size_t) -> void* {
+    return nullptr;
+  };
+  functions.createBool = [](const redisReadTask*, int) -> void* { return nullptr; };
+#endif
   functions.createString = make_string;
   functions.createArray = make_array;
   functions.createInteger = make_integer;

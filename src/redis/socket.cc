@@ -94,6 +94,7 @@ void Socket::close() noexcept {
   if (fd_ >= 0) ::close(fd_);
   fd_ = -1;
   connected_ = wants_write_ = greeted_ = false;
+  blocked_bytes_ = 0;
 }
 
 Socket::Io Socket::read(std::span<char> to, std::size_t& bytes) {

@@ -68,6 +68,8 @@ class Socket {
   Io write(std::span<const char> from, std::size_t& bytes);
   // It waits for room to write, beside what the caller has to write.
   [[nodiscard]] bool wants_write() const noexcept { return wants_write_; }
+  // Bytes of the last write(), if TLS could not send them yet; else 0.
+  [[nodiscard]] std::size_t blocked_bytes() const noexcept { return blocked_bytes_; }
   [[nodiscard]] const std::string& error() const noexcept { return error_; }
 
  private:
@@ -83,6 +85,7 @@ class Socket {
   int fd_ = -1;
   bool connected_ = false;
   bool wants_write_ = false;
+  std::size_t blocked_bytes_ = 0;
   const TlsContext* tls_ = nullptr;
   ssl_st* ssl_ = nullptr;
   bool greeted_ = false;  // the handshake is over

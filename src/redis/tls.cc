@@ -184,6 +184,7 @@ Socket::Io Socket::tls_write(std::span<const char> from, std::size_t& bytes) {
   const int n =
       SSL_write(ssl_, from.data(), static_cast<int>(std::min<std::size_t>(from.size(), INT_MAX)));
   if (n > 0) bytes = static_cast<std::size_t>(n);
+  blocked_bytes_ = n > 0 ? 0 : from.size();
   return tls_result(n);
 }
 

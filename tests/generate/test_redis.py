@@ -96,6 +96,7 @@ def test_damaged_values_are_found_and_cost_no_token(server):
     keys = sorted(server.ask("keys", "kvfolio:*"))
     assert len(keys) >= 6
     server.ask("setrange", keys[0], "300", "flipped")
+    server.ask("set", "kvfolio:config", "of somebody else")
     server.ask("setrange", keys[1], "9000000", "longer")
     server.ask("set", keys[2], "cut")
     server.ask("eval", "redis.call('set', KEYS[1], redis.call('get', KEYS[2]))", "2", keys[3],
@@ -111,6 +112,8 @@ def test_damaged_values_are_found_and_cost_no_token(server):
     erased = json.loads(tier_check(server, "--json", "--erase").stdout)
     assert erased["erased"] == erased["damaged"] < 4
     assert tier_check(server).returncode == 0
+    assert server.ask("get", "kvfolio:config") == ["of", "somebody", "else"]
+    assert json.loads(tier_check(server, "--json").stdout)["others"] == 1
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

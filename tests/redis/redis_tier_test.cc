@@ -8,6 +8,8 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <map>
@@ -75,14 +77,22 @@ class User {
  public:
   explicit User(RedisTier& tier) : tier_(tier) {}
 
+  // A tier that is not usable accepts nothing: that ends at once, as kUnavailable.
   std::uint64_t submit(TierOp op, std::uint32_t number, std::span<std::byte> data,
                        std::uint64_t timeout_us = 3'000'000) {
     const TierItem item{.key = key_of(number),
                         .data = data.data(),
                         .bytes = static_cast<std::int64_t>(data.size()),
                         .tag = ++last_tag_};
-    EXPECT_EQ(tier_.submit(op, std::span(&item, 1), {now_us() + timeout_us}), 1u);
-    waiting_.insert(last_tag_);
+    const bool usable = tier_.health().usable;
+    const std::size_t accepted = tier_.submit(op, std::span(&item, 1), {now_us() + timeout_us});
+    EXPECT_EQ(accepted, usable ? 1u : 0u);
+    if (accepted == 0) {
+      results_[last_tag_] = TierResult::kUnavailable;
+      poll();
+    } else {
+      waiting_.insert(last_tag_);
+    }
     return last_tag_;
   }
   void poll() {
@@ -350,6 +360,16 @@ TEST_F(Redis, AWrongPasswordIsSaidAndARightOneWorks) {
   EXPECT_EQ(user.store(1), TierResult::kOk);
 }
 
+// The server would let the default user in.
+TEST_F(Redis, AWrongPasswordIsNoOtherUser) {
+  Server server(test::free_port(), {"--user", "writer", "on", ">right", "~*", "+@all"});
+  const std::string address = server.address();
+  auto tier = RedisTier::create({.servers = address, .user = "writer", .password = "wrong"});
+  const Status status = (*tier)->wait_until_ready(now_us(), 500'000);
+  EXPECT_EQ(status.code(), ErrorCode::kTimedOut);
+  EXPECT_THAT(status.message(), ::testing::HasSubstr("WRONGPASS"));
+}
+
 TEST_F(Redis, AUserWithoutSetLoadsAndItsStoresAreCounted) {
   Server server(test::free_port(), {"--user", "reader", "on", ">secret", "~kvfolio:*", "+get",
                                     "+exists", "+ping", "+cluster|slots"});
@@ -459,9 +479,8 @@ TEST_P(RedisBehindProxy, AFaultyNetworkCostsMissesOnly) {
 }
 INSTANTIATE_TEST_SUITE_P(Faults, RedisBehindProxy, ::testing::Range(0, test::kNumProxyFaults));
 
-// The breaker opened because of the connection for stores, and the other one, which was well, was
-// never greeted again.
-TEST_F(Redis, StoresThatFailDoNotKeepAServerOutForEver) {
+// One breaker for both connections of a node shut out loads as well, in one case for ever.
+TEST_F(Redis, StoresThatFailCostNoLoadsAndComeBack) {
   Server server(test::free_port());
   test::Proxy proxy(server.port());
   auto tier = connect("127.0.0.1:" + std::to_string(proxy.port()),
@@ -469,13 +488,44 @@ TEST_F(Redis, StoresThatFailDoNotKeepAServerOutForEver) {
   User user(*tier);
   ASSERT_EQ(user.store(1), TierResult::kOk);
   proxy.set(test::ProxyFault::kNoStores);
-  for (int i = 0; i < 20 && tier->health().usable; ++i) EXPECT_NE(user.store(2), TierResult::kOk);
-  EXPECT_FALSE(tier->health().usable);
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_NE(user.store(2), TierResult::kOk);
+    EXPECT_EQ(user.load(1), TierResult::kOk);
+  }
+  EXPECT_THAT(tier->describe(), ::testing::HasSubstr("stores fail"));
   proxy.set(test::ProxyFault::kNone);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
   while (user.store(3) != TierResult::kOk && std::chrono::steady_clock::now() < end) {
   }
   EXPECT_EQ(user.store(4), TierResult::kOk) << tier->describe();
+}
+
+// A child of fork() keeps the descriptors; epoll went on to name connections that were gone.
+TEST_F(Redis, AChildThatKeepsTheSocketsDisturbsNothing) {
+  auto server = std::make_unique<Server>(test::free_port());
+  auto tier = connect(server->address());
+  User user(*tier);
+  ASSERT_EQ(user.store(1), TierResult::kOk);
+  const pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  server->kill();
+  EXPECT_NE(user.load(1), TierResult::kOk);
+  for (int i = 0; i < 50; ++i) user.poll();
+  pollfd descriptor{.fd = tier->event_fd(), .events = POLLIN, .revents = 0};
+  int wakes = 0;
+  for (int i = 0; i < 20; ++i) {
+    wakes += ::poll(&descriptor, 1, 10) > 0 ? 1 : 0;
+    user.poll();
+  }
+  EXPECT_LT(wakes, 15) << "it must not be readable all the time";
+  server->start();
+  ASSERT_TRUE(tier->wait_until_ready(now_us(), 5'000'000).ok());
+  EXPECT_EQ(user.store(1), TierResult::kOk);
+  ::kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
 }
 
 TEST(RedisOptions, WhatIsWrongIsSaid) {
