@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <optional>
 #include <string>
@@ -129,7 +130,7 @@ class World {
       Tokens path(static_cast<std::size_t>(end));
       if (!manager_.prefix_of(kGroup, BlockId(b), 0, path)) return "prefix_of";
       for (std::int32_t p = (end - 1) / kSize * kSize; p < end; ++p) {
-        if (bytes_[std::size_t(b * kSize + p % kSize)] != digest(path, p)) {
+        if (at(b * kSize + p % kSize) != digest(path, p)) {
           return "block " + std::to_string(b) + " is findable and holds something else";
         }
       }
@@ -162,7 +163,7 @@ class World {
       if (id && !manager_.close(*id).ok()) return "close";
       id.reset();
     }
-    if (const std::string broken = check(); !broken.empty()) return broken;
+    if (std::string broken = check(); !broken.empty()) return broken;
     static_cast<void>(manager_.evict(kGroup, kBlocks));
     return manager_.usage(kGroup)->free == kBlocks ? "" : "a block is lost";
   }
@@ -200,6 +201,12 @@ class World {
   static std::int32_t isize(const T& list) {
     return static_cast<std::int32_t>(list.size());
   }
+  [[nodiscard]] std::int64_t& at(std::int32_t slot) {
+    return bytes_[static_cast<std::size_t>(slot)];
+  }
+  [[nodiscard]] std::int64_t at(std::int32_t slot) const {
+    return bytes_[static_cast<std::size_t>(slot)];
+  }
   // What a model would write at position p.
   static std::int64_t digest(const Tokens& tokens, std::int32_t p) {
     std::int64_t prefix = 1;
@@ -209,16 +216,12 @@ class World {
   void scribble(const Open& load) {
     for (const LoadBlock& each : load.blocks) {
       for (std::int32_t i = 0; i < kSize; ++i) {
-        bytes_[std::size_t(each.block.value() * kSize + i)] = kRubbish;
+        at(each.block.value() * kSize + i) = kRubbish;
       }
     }
   }
   void leave_load(int who) {
     for (Open& load : loads_) load.who = load.who == who ? -1 : load.who;
-  }
-  [[nodiscard]] bool rests(int who) const {
-    const auto i = static_cast<std::size_t>(who);
-    return ids_[i].has_value();
   }
 
   bool open(int who) {
@@ -247,7 +250,7 @@ class World {
     for (std::size_t c = 0; c < plan.copy_src.size(); ++c) {
       for (std::int32_t off = 0; off < kSize; ++off) {
         const std::int32_t to = plan.copy_dst[c] * kSize + off;
-        bytes_[std::size_t(to)] = bytes_[std::size_t(plan.copy_src[c] * kSize + off)];
+        at(to) = at(plan.copy_src[c] * kSize + off);
         written_.push_back(to);
       }
     }
@@ -309,7 +312,7 @@ class World {
     for (const auto& [logical, block] : load.blocks) {
       for (std::int32_t p = logical * kSize; p < (logical + 1) * kSize; ++p) {
         if (p >= load.begin + n) continue;
-        bytes_[std::size_t(block.value() * kSize + p % kSize)] = digest(load.prompt, p);
+        at(block.value() * kSize + p % kSize) = digest(load.prompt, p);
       }
     }
     loads_.erase(loads_.begin());

@@ -3,6 +3,7 @@
 // first that fails: what stands before it is in, and nothing else has changed.
 
 #include <algorithm>
+#include <map>
 
 #include "model_check/ops.h"
 

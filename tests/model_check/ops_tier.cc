@@ -152,6 +152,7 @@ void Harness::load_from_tier(Rng& rng) {
       of.push_back(record_of(asked, g, i) != nullptr ? 1 : 0);
     }
   }
+  views.reserve(has.size());
   for (std::vector<std::uint8_t>& of : has) views.emplace_back(of);
   note("loadable " + name_of(*seq) + " " + text_of(prompt) + " to " + std::to_string(limit));
   Codes tolerated;
@@ -224,7 +225,8 @@ void Harness::bring(OpenLoad& load, int g, std::size_t i, Rng& rng) {
   arrival.has_come = true;
   const auto [logical, block_id] = load.blocks[static_cast<std::size_t>(g)][i];
   const int size = group(g).block_size;
-  const auto memory = device_->memory(g).subspan(static_cast<std::size_t>(block_id.value() * size),
+  const std::int32_t first_slot = block_id.value() * size;
+  const auto memory = device_->memory(g).subspan(static_cast<std::size_t>(first_slot),
                                                  static_cast<std::size_t>(size));
   std::vector<fake_device::Digest> bytes = *record_of(load, g, logical);
   if (arrival.luck == Luck::kMiss) return;  // whatever lay there
@@ -239,7 +241,8 @@ void Harness::bring(OpenLoad& load, int g, std::size_t i, Rng& rng) {
   std::copy(bytes.begin(), bytes.end(), memory.begin());
   arrival.good = true;
   for (int off = 0; off < size && logical * size + off < load.end; ++off) {
-    const int node = load.content.nodes[static_cast<std::size_t>(logical * size + off)];
+    const std::int32_t p = logical * size + off;
+    const int node = load.content.nodes[static_cast<std::size_t>(p)];
     arrival.good = arrival.good && memory[static_cast<std::size_t>(off)] == trie_.digest_of(node);
   }
 }

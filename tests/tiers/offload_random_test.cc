@@ -466,7 +466,7 @@ class Storm {
         const std::int32_t block = table[static_cast<std::size_t>(p / size)];
         if (block < 0) continue;
         for (std::int32_t layer = 0; layer < spec_.groups[g].num_layers; ++layer) {
-          const auto at = static_cast<std::uint64_t>(2 * layer);
+          const std::uint64_t at = 2 * static_cast<std::uint64_t>(layer);
           visit(view.k_at(layer, block, 0, p % size), std::size_t{16}, hash + at);
           visit(view.v_at(layer, block, 0, p % size), std::size_t{16}, hash + at + 1);
         }
