@@ -164,7 +164,7 @@ Status OpDecoder::read_header(OpLogHeader& header) {
                                             ", this library reads format ", kOpLogFormat)};
   }
   const auto size = static_cast<std::int64_t>(word(4));
-  const Status damaged(ErrorCode::kCorrupt, "operation log: its header is damaged");
+  Status damaged(ErrorCode::kCorrupt, "operation log: its header is damaged");
   if (size > kMostHeaderBytes || size + 4 > left()) return damaged;
   // The whole header is in the first buffer.
   const std::uint64_t hash = XXH3_64bits(buffer_.data() + at_, static_cast<std::size_t>(size));
