@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "kvfolio/record.h"
+#include "redis/owner.h"
 #include "redis/proxy.h"
 #include "redis/servers.h"
 
@@ -84,6 +85,7 @@ class User {
                         .data = data.data(),
                         .bytes = static_cast<std::int64_t>(data.size()),
                         .tag = ++last_tag_};
+    const test::OwnerCalls looked_at;
     const bool usable = tier_.health().usable;
     const std::size_t accepted = tier_.submit(op, std::span(&item, 1), {now_us() + timeout_us});
     EXPECT_EQ(accepted, usable ? 1u : 0u);
@@ -97,6 +99,7 @@ class User {
   }
   void poll() {
     std::array<TierDone, 16> done;
+    const test::OwnerCalls looked_at;
     const std::size_t n = tier_.poll(now_us(), done);
     for (std::size_t i = 0; i < n; ++i) {
       EXPECT_EQ(waiting_.erase(done[i].tag), 1u) << "ended twice, or never begun";
@@ -144,6 +147,9 @@ std::unique_ptr<RedisTier> connect(const std::string& servers, RedisOptions opti
 
 class Redis : public ::testing::Test {
  protected:
+  // Whatever the test did: no call of the owner may have waited.
+  void TearDown() override { EXPECT_EQ(test::OwnerCalls::first_that_may_wait(), ""); }
+
   void SetUp() override {
     if (!test::redis_program("redis-server")) GTEST_SKIP() << "no redis-server: scripts/redis-here";
   }
@@ -498,6 +504,15 @@ TEST_F(Redis, StoresThatFailCostNoLoadsAndComeBack) {
   while (user.store(3) != TierResult::kOk && std::chrono::steady_clock::now() < end) {
   }
   EXPECT_EQ(user.store(4), TierResult::kOk) << tier->describe();
+}
+
+TEST_F(Redis, CallsOfTheOwnerAreLookedAt) {
+  Server server(test::free_port());
+  auto tier = connect(server.address());
+  User user(*tier);
+  const std::uint64_t before = test::OwnerCalls::seen();
+  EXPECT_EQ(user.store(1), TierResult::kOk);
+  EXPECT_GT(test::OwnerCalls::seen(), before + 3);
 }
 
 // A child of fork() keeps the descriptors; epoll went on to name connections that were gone.
