@@ -14,7 +14,7 @@
 #include "generate_input.h"
 #include "kernel_choice.h"
 #include "kvfolio/byte_stream.h"
-#include "kvfolio/op_log.h"
+#include "kvfolio/op_replay.h"
 #include "model_identity.h"
 #include "npy.h"
 #include "progress_sink.h"

@@ -12,7 +12,7 @@
 #include "exit_code.h"
 #include "generate_input.h"
 #include "kvfolio/byte_stream.h"
-#include "kvfolio/op_log.h"
+#include "kvfolio/op_replay.h"
 #include "kvfolio/snapshot_list.h"
 
 namespace kvfolio::tools {

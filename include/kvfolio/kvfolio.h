@@ -803,10 +803,6 @@ KVFOLIO_C_API int32_t kvfolio_check_invariants(const kvfolio_manager* manager,
 // holds the tokens of prompts.
 typedef struct kvfolio_op_log kvfolio_op_log;
 
-// flush_each_call: the arguments of a call are out before the call is made. The file gets mode 0600
-// and replaces what was there.
-KVFOLIO_C_API int32_t kvfolio_op_log_create_file(const char* path, int32_t flush_each_call,
-                                                 kvfolio_op_log** out, kvfolio_error* error);
 // Takes bytes in order. write() takes all of them and returns 0, or the KVFOLIO_ERR_* that says why
 // it cannot (another number: KVFOLIO_ERR_UNAVAILABLE). It calls nothing of the manager.
 typedef struct kvfolio_byte_sink {
@@ -815,7 +811,8 @@ typedef struct kvfolio_byte_sink {
   void* context;
   int32_t (*write)(void* context, const void* bytes, int64_t num_bytes);
 } kvfolio_byte_sink;
-// The sink is copied; its function and context are used until the log is destroyed.
+// The sink is copied; its function and context are used until the log is destroyed. With
+// flush_each_call the arguments of a call are written before the call is made.
 KVFOLIO_C_API int32_t kvfolio_op_log_create(const kvfolio_byte_sink* sink, int32_t flush_each_call,
                                             kvfolio_op_log** out, kvfolio_error* error);
 // From now on each call that changes the manager is written down; call it before the first of them.
@@ -1065,7 +1062,7 @@ KVFOLIO_C_API int32_t kvfolio_token_store_view(const kvfolio_token_store* store,
 //  - forget_count(): for libkvfolio_tiers, which keeps copies of blocks.
 //  - num_steps(): the tickets that the caller has not completed yet.
 //  - byte_sink.h: a kvfolio_byte_sink.
-//  - OpLogReader, replay_log() of op_log.h: kvfolio inspect reads what a program recorded.
+//  - detail of op_log.h: for replay_log() of libkvfolio_tiers.
 //  - c_handles.h: from these handles to C++.
 //  - The calls of libkvfolio_tiers: kvfolio_tiers.h has them.
 //  - export.h and memory_kind.h: macros, and KVFOLIO_HOST.

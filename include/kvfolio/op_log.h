@@ -2,12 +2,11 @@
 #pragma once
 
 // OpLog writes down every call of a manager that is not const, with what it was asked and what it
-// answered. replay_log() makes the calls again, with a manager made as the first one was, and stops
-// at the first that answers otherwise. So a failure in production becomes a file that reproduces
-// it.
+// answered. replay_log() (op_replay.h, in libkvfolio_tiers) makes the calls again, with a manager
+// made as the first one was, and stops at the first that answers otherwise. So a failure in
+// production becomes a file that reproduces it.
 //
-//   FileLog file = *FileLog::create("calls.oplog");
-//   OpLog log(file);
+//   OpLog log(sink);           // any ByteSink, such as FileLog of op_replay.h
 //   manager.record(&log);      // before its first call
 //   ...
 //   manager.record(nullptr);   // notes the number of calls and state_hash()
@@ -36,23 +35,6 @@
 #include "kvfolio/status.h"
 
 namespace kvfolio {
-
-// A file that grows from its beginning, mode 0600. What was written is there if the program dies.
-class FileLog final : public ByteSink {
- public:
-  // Replaces what was there. kUnavailable, with the path and what the system says.
-  KVFOLIO_API static Result<FileLog> create(const std::string& path);
-  KVFOLIO_API FileLog(FileLog&& other) noexcept;
-  FileLog& operator=(FileLog&&) = delete;
-  KVFOLIO_API ~FileLog() override;
-  // kUnavailable: such as no space left.
-  KVFOLIO_API Status write(std::span<const std::byte> bytes) override;
-
- private:
-  FileLog(int file, std::string path) noexcept;
-  int file_ = -1;
-  std::string path_;
-};
 
 struct OpLogOptions {
   // True: the sink has the arguments of a call before the call is made, so also those of the one in
@@ -94,78 +76,13 @@ class KVFOLIO_API OpLog {
   std::array<std::byte, 16384> buffer_;
 };
 
-// What a log says first.
-struct OpLogHeader {
-  std::uint32_t format = 0;
-  std::string library{};  // its version
-  CacheSpec spec{};
-  ManagerOptions options{};
-  bool has_storage = false;
-};
-
-// One call of a log, for people.
-struct LoggedCall {
-  std::uint64_t number = 0;
-  std::string name{};       // "append"
-  std::string arguments{};  // "sequence 3.1, [5, 6, 7], draft 0"
-  std::string answer{};     // "ok, 4"; empty: the log ends with the arguments of this call
-};
-
-// How a log ends.
-struct OpLogEnd {
-  std::uint64_t num_calls = 0;
-  bool ended = false;  // by record(nullptr); false: the program went on, or died
-  std::optional<std::uint64_t> state_hash{};
-};
-
-// Reads the calls of a log, one after the other. Takes no more memory than the longest call has in
-// the file, times a small number.
-class OpLogReader {
- public:
-  // kCorrupt: not a log, or its header is damaged; kUnsupported: another version of the format.
-  KVFOLIO_API static Result<OpLogReader> open(ByteSource& source);
-  KVFOLIO_API OpLogReader(OpLogReader&&) noexcept;
-  OpLogReader& operator=(OpLogReader&&) = delete;
-  KVFOLIO_API ~OpLogReader();
-  [[nodiscard]] KVFOLIO_API const OpLogHeader& header() const noexcept;
-  // The next call; nullopt at the end. kCorrupt: what stands there is no call, or one is missing
-  // before it (says which and where).
-  KVFOLIO_API Result<std::optional<LoggedCall>> next();
-  // Of the calls so far.
-  [[nodiscard]] KVFOLIO_API const OpLogEnd& end() const noexcept;
-
- private:
-  class Impl;
-  explicit OpLogReader(std::unique_ptr<Impl> impl) noexcept;
-  std::unique_ptr<Impl> impl_;
-};
-
-struct ReplayOptions {
-  // A log that would need more, by a rough bound, is refused: it may come from anywhere.
-  std::int64_t max_memory_bytes = std::int64_t{8} << 30;
-};
-
-// The first call that answers otherwise.
-struct ReplayDifference {
-  std::uint64_t call = 0;
-  std::string name{};
-  std::string arguments{};
-  std::string recorded{};
-  std::string replayed{};
-};
-
-struct Replay {
-  KVCacheManager manager;  // as the log leaves it; at a difference, behind that call
-  OpLogEnd log{};          // as far as it was read
-  std::optional<ReplayDifference> difference{};
-  // A call of which the log has the arguments and no answer: it was made, and this is what it said.
-  std::optional<LoggedCall> unanswered{};
-  // Why the log could not be read to its end, such as a call that is missing.
-  Status broken{};
-};
-
-// The manager has no storage; run_copies() answers as if it had, if the recorded one had. An error:
-// as OpLogReader::open(); kResourceExhausted: max_memory_bytes; or what create() says.
-KVFOLIO_API Result<Replay> replay_log(ByteSource& source, const ReplayOptions& options = {});
+// For replay_log(), which stands in another library.
+namespace detail {
+// What KVCacheManager::create() makes of the options.
+KVFOLIO_API Result<ManagerOptions> options_for_replay(const CacheSpec& spec,
+                                                      const ManagerOptions& options);
+// From now on run_copies() answers as if there were storage, and copies nothing.
+KVFOLIO_API void imagine_storage(KVCacheManager& manager) noexcept;
+}  // namespace detail
 
 }  // namespace kvfolio

@@ -11,6 +11,7 @@
 #include "kvfolio/host_arena.h"
 #include "kvfolio/identity.h"
 #include "kvfolio/offload.h"
+#include "kvfolio/op_replay.h"
 #include "kvfolio/record.h"
 #include "kvfolio/redis_tier.h"
 #include "kvfolio/snapshot.h"

@@ -40,15 +40,6 @@ using namespace kvfolio::capi;  // NOLINT(google-build-using-namespace)
 
 extern "C" {
 
-int32_t kvfolio_op_log_create_file(const char* path, int32_t flush_each_call, kvfolio_op_log** out,
-                                   kvfolio_error* error) {
-  KVFOLIO_C_NEEDS(path);
-  KVFOLIO_C_NEEDS(out);
-  Result<FileLog> file = FileLog::create(path);
-  if (!file) return answer(error, file.error());
-  return give(__func__, std::make_unique<FileLog>(*std::move(file)), flush_each_call, out, error);
-}
-
 int32_t kvfolio_op_log_create(const kvfolio_byte_sink* sink, int32_t flush_each_call,
                               kvfolio_op_log** out, kvfolio_error* error) {
   KVFOLIO_C_NEEDS(sink);

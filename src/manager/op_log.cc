@@ -1,74 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Recording: the buffer, the file, and what a log says before the first call and behind the last.
+// Recording: the buffer, and what a log says before the first call and behind the last.
 
 #include "kvfolio/op_log.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <utility>
 
 #include "kvfolio/version.h"
 #include "manager/impl.h"
 #include "manager/op_writer.h"
+#include "manager/options.h"
 
 namespace kvfolio {
 
 using text::concat;
-
-// ---- the file ----
-
-namespace {
-
-Status failed(const std::string& path, const char* what) {
-  const int error = errno;
-  char text[128] = "";
-  // The form of glibc, which may return a text of its own.
-  const char* const said = strerror_r(error, text, sizeof text);
-  return {ErrorCode::kUnavailable, concat(path, ": ", what, ": ", said)};
-}
-
-}  // namespace
-
-FileLog::FileLog(int file, std::string path) noexcept : file_(file), path_(std::move(path)) {}
-
-FileLog::FileLog(FileLog&& other) noexcept
-    : file_(std::exchange(other.file_, -1)), path_(std::move(other.path_)) {}
-
-FileLog::~FileLog() {
-  if (file_ >= 0) ::close(file_);
-}
-
-Result<FileLog> FileLog::create(const std::string& path) {
-  // A pipe without a reader does not keep us waiting.
-  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600);
-  if (file < 0) return failed(path, "cannot create");
-  FileLog log(file, path);
-  struct stat there {};
-  if (::fstat(file, &there) != 0) return failed(path, "cannot create");
-  if (!S_ISREG(there.st_mode)) {
-    return Status(ErrorCode::kUnavailable, concat(path, ": not a regular file"));
-  }
-  if (::ftruncate(file, 0) != 0 || ::fchmod(file, 0600) != 0) return failed(path, "cannot replace");
-  return log;
-}
-
-Status FileLog::write(std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = ::write(file_, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return failed(path_, "cannot write");
-    bytes = bytes.subspan(static_cast<std::size_t>(n));
-  }
-  return {};
-}
-
-// ---- the log ----
 
 OpLog::~OpLog() { static_cast<void>(flush()); }
 
@@ -156,6 +103,21 @@ void KVCacheManager::record(OpLog* log) noexcept {
   } else {
     writer.begin(m.spec_, m.options_, m.storage_.has_value());
   }
+}
+
+struct LogReplay {
+  static void imagine_storage(KVCacheManager& manager) noexcept {
+    manager.impl_->imagines_storage_ = true;
+  }
+};
+
+Result<ManagerOptions> detail::options_for_replay(const CacheSpec& spec,
+                                                  const ManagerOptions& options) {
+  return derive_options(spec, options);
+}
+
+void detail::imagine_storage(KVCacheManager& manager) noexcept {
+  LogReplay::imagine_storage(manager);
 }
 
 }  // namespace kvfolio

@@ -11,9 +11,10 @@ namespace kvfolio {
 
 namespace {
 
+// Tables of texts, not of pointers to them: the library has no data that the loader would write.
 struct CounterRow {
-  const char* name;
-  const char* help;
+  char name[48];
+  char help[72];
   std::uint64_t Counters::*value;
 };
 constexpr std::array kCounters = {
@@ -51,7 +52,7 @@ constexpr std::array kCounters = {
 };
 
 struct StateRow {
-  const char* state;
+  char state[16];
   std::int32_t GroupUsage::*value;
 };
 constexpr std::array kStates = {

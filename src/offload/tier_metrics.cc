@@ -16,9 +16,10 @@ std::vector<MetricLabel> with(MetricLabels labels, std::initializer_list<MetricL
   return all;
 }
 
+// Tables of texts, as in manager_metrics.cc.
 struct CounterRow {
-  const char* name;
-  const char* help;
+  char name[48];
+  char help[72];
   std::uint64_t OffloadCounters::*value;
 };
 constexpr std::array kCounters = {
@@ -44,8 +45,8 @@ constexpr std::array kCounters = {
 };
 
 struct TierRow {
-  const char* name;
-  const char* help;
+  char name[48];
+  char help[72];
   std::uint64_t OffloadTierCounters::*value;
 };
 constexpr std::array kTierCounters = {

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <span>
 
-#include "kvfolio/op_log.h"
+#include "kvfolio/op_replay.h"
 
 namespace {
 

@@ -10,7 +10,7 @@
 #include <random>
 
 #include "engine.h"
-#include "kvfolio/op_log.h"
+#include "kvfolio/op_replay.h"
 
 namespace kvfolio::testing_engine {
 namespace {

@@ -11,7 +11,7 @@
 #include <cstring>
 #include <iostream>
 
-#include "kvfolio/op_log.h"
+#include "kvfolio/op_replay.h"
 #include "model_check/harness.h"
 
 namespace kvfolio::model_check {

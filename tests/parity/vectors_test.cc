@@ -61,9 +61,9 @@ TEST(ParityVectors, ABatchIsAppendedWholeOrNotAtAll) {
   must(append_rows(cache, sequence, numbers(0, 3 * 2)));
   // shown: batch
   const Status status = append_rows(cache, sequence, numbers(100, 3 * 2));
-  // status.message() is "append of 3 tokens: full: 3 of 5 tokens", and nothing was appended
+  // status.message() is "append_unnamed of 3 tokens: full: 3 of 5 tokens", and nothing was appended
   // shown end
-  EXPECT_EQ(status.message(), "append of 3 tokens: full: 3 of 5 tokens");
+  EXPECT_EQ(status.message(), "append_unnamed of 3 tokens: full: 3 of 5 tokens");
   EXPECT_EQ(must(rows_of(cache, sequence, 0, 3)), numbers(0, 3 * 2));
   EXPECT_EQ(must(cache.info(sequence)).length, 3);
 }

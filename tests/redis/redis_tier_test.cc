@@ -494,11 +494,13 @@ TEST_F(Redis, StoresThatFailCostNoLoadsAndComeBack) {
   User user(*tier);
   ASSERT_EQ(user.store(1), TierResult::kOk);
   proxy.set(test::ProxyFault::kNoStores);
+  int open = 0;
   for (int i = 0; i < 20; ++i) {
     EXPECT_NE(user.store(2), TierResult::kOk);
     EXPECT_EQ(user.load(1), TierResult::kOk);
+    open += tier->describe().find("stores fail") != std::string::npos ? 1 : 0;
   }
-  EXPECT_THAT(tier->describe(), ::testing::HasSubstr("stores fail"));
+  EXPECT_GT(open, 0);
   proxy.set(test::ProxyFault::kNone);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
   while (user.store(3) != TierResult::kOk && std::chrono::steady_clock::now() < end) {

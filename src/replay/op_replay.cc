@@ -4,19 +4,12 @@
 
 #include <algorithm>
 
-#include "manager/impl.h"
-#include "manager/op_reader.h"
-#include "manager/options.h"
+#include "base/text.h"
+#include "replay/op_reader.h"
 
 namespace kvfolio {
 
 using text::concat;
-
-struct LogReplay {
-  static void imagine_storage(KVCacheManager& manager) noexcept {
-    manager.impl_->imagines_storage_ = true;
-  }
-};
 
 namespace {
 
@@ -128,13 +121,13 @@ Result<Replay> replay_log(ByteSource& source, const ReplayOptions& options) {
   OpDecoder decoder(source);
   OpLogHeader header;
   KVFOLIO_RETURN_IF_ERROR(decoder.read_header(header));
-  const Result<ManagerOptions> derived = derive_options(header.spec, header.options);
+  const Result<ManagerOptions> derived = detail::options_for_replay(header.spec, header.options);
   if (!derived) return derived.error();
   const double bytes = most_memory(header.spec, *derived);
   if (bytes > static_cast<double>(options.max_memory_bytes)) return refused(bytes, options);
   Result<KVCacheManager> manager = KVCacheManager::create(header.spec, header.options);
   if (!manager) return std::move(manager).error();
-  if (header.has_storage) LogReplay::imagine_storage(*manager);
+  if (header.has_storage) detail::imagine_storage(*manager);
   std::int64_t num_blocks = 0;
   for (const GroupSpec& group : header.spec.groups) num_blocks += group.num_blocks;
   decoder.set_most_blocks(num_blocks);

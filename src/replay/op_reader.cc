@@ -2,7 +2,7 @@
 //
 // Reading a log, and its calls in words.
 
-#include "manager/op_reader.h"
+#include "replay/op_reader.h"
 
 #include <algorithm>
 #include <cmath>

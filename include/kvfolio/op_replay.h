@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// What becomes of an operation log (op_log.h): a file, its calls for people, and the calls again.
+//
+//   FileLog file = *FileLog::create("calls.oplog");
+//   OpLog log(file);
+//   manager.record(&log);
+//   ... later, anywhere:
+//   auto source = FileSource::open("calls.oplog");
+//   Result<Replay> replay = replay_log(*source);   // replay->difference: the first other answer
+//
+// Nothing of a file is believed: numbers are bounded before memory is taken. Thread safety: none.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "kvfolio/byte_sink.h"
+#include "kvfolio/export.h"
+#include "kvfolio/manager.h"
+#include "kvfolio/op_log.h"
+#include "kvfolio/status.h"
+
+namespace kvfolio {
+
+// A file that grows from its beginning, mode 0600. What was written is there if the program dies.
+class FileLog final : public ByteSink {
+ public:
+  // Replaces what was there. kUnavailable, with the path and what the system says.
+  KVFOLIO_API static Result<FileLog> create(const std::string& path);
+  KVFOLIO_API FileLog(FileLog&& other) noexcept;
+  FileLog& operator=(FileLog&&) = delete;
+  KVFOLIO_API ~FileLog() override;
+  // kUnavailable: such as no space left.
+  KVFOLIO_API Status write(std::span<const std::byte> bytes) override;
+
+ private:
+  FileLog(int file, std::string path) noexcept;
+  int file_ = -1;
+  std::string path_;
+};
+
+// What a log says first.
+struct OpLogHeader {
+  std::uint32_t format = 0;
+  std::string library{};  // its version
+  CacheSpec spec{};
+  ManagerOptions options{};
+  bool has_storage = false;
+};
+
+// One call of a log, for people.
+struct LoggedCall {
+  std::uint64_t number = 0;
+  std::string name{};       // "append"
+  std::string arguments{};  // "sequence 3.1, [5, 6, 7], draft 0"
+  std::string answer{};     // "ok, 4"; empty: the log ends with the arguments of this call
+};
+
+// How a log ends.
+struct OpLogEnd {
+  std::uint64_t num_calls = 0;
+  bool ended = false;  // by record(nullptr); false: the program went on, or died
+  std::optional<std::uint64_t> state_hash{};
+};
+
+// Reads the calls of a log, one after the other. Takes no more memory than the longest call has in
+// the file, times a small number.
+class OpLogReader {
+ public:
+  // kCorrupt: not a log, or its header is damaged; kUnsupported: another version of the format.
+  KVFOLIO_API static Result<OpLogReader> open(ByteSource& source);
+  KVFOLIO_API OpLogReader(OpLogReader&&) noexcept;
+  OpLogReader& operator=(OpLogReader&&) = delete;
+  KVFOLIO_API ~OpLogReader();
+  [[nodiscard]] KVFOLIO_API const OpLogHeader& header() const noexcept;
+  // The next call; nullopt at the end. kCorrupt: what stands there is no call, or one is missing
+  // before it (says which and where).
+  KVFOLIO_API Result<std::optional<LoggedCall>> next();
+  // Of the calls so far.
+  [[nodiscard]] KVFOLIO_API const OpLogEnd& end() const noexcept;
+
+ private:
+  class Impl;
+  explicit OpLogReader(std::unique_ptr<Impl> impl) noexcept;
+  std::unique_ptr<Impl> impl_;
+};
+
+struct ReplayOptions {
+  // A log that would need more, by a rough bound, is refused: it may come from anywhere.
+  std::int64_t max_memory_bytes = std::int64_t{8} << 30;
+};
+
+// The first call that answers otherwise.
+struct ReplayDifference {
+  std::uint64_t call = 0;
+  std::string name{};
+  std::string arguments{};
+  std::string recorded{};
+  std::string replayed{};
+};
+
+struct Replay {
+  KVCacheManager manager;  // as the log leaves it; at a difference, behind that call
+  OpLogEnd log{};          // as far as it was read
+  std::optional<ReplayDifference> difference{};
+  // A call of which the log has the arguments and no answer: it was made, and this is what it said.
+  std::optional<LoggedCall> unanswered{};
+  // Why the log could not be read to its end, such as a call that is missing.
+  Status broken{};
+};
+
+// The manager has no storage; run_copies() answers as if it had, if the recorded one had. An error:
+// as OpLogReader::open(); kResourceExhausted: max_memory_bytes; or what create() says.
+KVFOLIO_API Result<Replay> replay_log(ByteSource& source, const ReplayOptions& options = {});
+
+}  // namespace kvfolio
