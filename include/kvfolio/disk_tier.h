@@ -30,7 +30,9 @@
 //    whoever must forget renames what it asks for, as Offload::forget() does.
 //
 // After a crash open() finds every record of a sealed segment, and of the others all up to the
-// first that is not whole. Memory: about 130 bytes for each record, and in flight 8 KiB for each
+// first that is not whole; a damaged header of a segment does not matter. A file that cannot be read
+// then is not removed: it counts in the budget, goes when it is the oldest, and is read again by the
+// next open(). Memory: about 130 bytes for each record, and in flight 8 KiB for each
 // operation (the size of the record, too, if the caller's memory is not aligned to 4 KiB).
 //
 // No call waits for the disk except open(), the destructor and check_disk_directory(). Thread

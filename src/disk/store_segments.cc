@@ -46,9 +46,10 @@ Status SegmentStore::adopt(const std::vector<FoundSegment>& found) {
   for (const FoundSegment& one : found) {
     Segment& segment = adopt_segment(one);
     stats_.recovered += segment.records.size();
+    stats_.io_errors += one.read_error < 0 ? 1 : 0;
     if (one.sealed) {
       stats_.recovered_by_footer += segment.records.size();
-    } else {
+    } else if (one.read_error == 0) {  // else a footer would lie over records that are not known
       KVFOLIO_RETURN_IF_ERROR(seal_found(segment));
     }
   }

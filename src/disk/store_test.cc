@@ -570,6 +570,86 @@ TEST_F(DiskStore, ASegmentUnderAnotherNumberIsNone) {
   EXPECT_EQ(load(0), TierResult::kMiss);
 }
 
+// The header of a segment is not what its records hang on.
+TEST_F(DiskStore, AFlippedBitInASegmentHeaderCostsNothing) {
+  store_all(0, 9);
+  std::unique_ptr<SimDisk> unsealed = copy_of(*sim.disk);
+  sim.close();
+  for (const bool sealed : {true, false}) {
+    for (std::size_t byte = 0; byte < std::size_t{kRecordFieldsBytes}; byte += 5) {
+      std::unique_ptr<SimDisk> disk = copy_of(sealed ? *sim.disk : *unsealed);
+      disk->files.at(segment_path())->data[byte] ^= std::byte{8};
+      SimStore other = store_on(std::move(disk));
+      EXPECT_EQ(other.store->stats().recovered, 9u) << "byte " << byte;
+      EXPECT_EQ(other.store->stats().recovered_by_footer, sealed ? 9u : 0u);
+      Waiter<SegmentStore> asks(*other.store);
+      for (std::uint64_t i = 0; i < 9; ++i) EXPECT_EQ(asks.load(i), TierResult::kOk) << i;
+    }
+  }
+}
+
+// Whichever read of open() fails, the file stays as it is, and the next open() finds all of it.
+TEST_F(DiskStore, AReadThatFailsAtOpenRemovesNothing) {
+  store_all(0, 9);
+  std::unique_ptr<SimDisk> unsealed = copy_of(*sim.disk);
+  sim.close();
+  const std::string path = segment_path();
+  for (const bool sealed : {true, false}) {
+    for (const std::int64_t error : {-EIO, -ENOMEM, -EAGAIN}) {
+      for (const std::int64_t spared : {-1, 0, 1, 2, 5}) {  // how many reads of it end well
+        SimStore other;
+        other.disk = copy_of(sealed ? *sim.disk : *unsealed);
+        const std::vector<std::byte> before = other.disk->files.at(path)->data;
+        std::int64_t reads = 0;
+        other.disk->on_call = [&](const SimDisk::Call& call) {
+          const bool is_read = call.path == path && std::string(call.name) == "readv";
+          return SimDisk::Fault{.error = is_read && reads++ >= spared ? error : 0};
+        };
+        const Status status = other.open();
+        ASSERT_TRUE(status.ok()) << status;
+        EXPECT_TRUE(other.store->check_invariants().ok());
+        EXPECT_GE(other.store->stats().bytes, std::int64_t(before.size()));
+        other.close();
+        other.disk->on_call = nullptr;
+        ASSERT_EQ(other.disk->files.count(path), 1u);
+        ASSERT_TRUE(other.open().ok());
+        EXPECT_EQ(other.store->stats().recovered, 9u) << spared << " of " << sealed;
+        Waiter<SegmentStore> asks(*other.store);
+        for (std::uint64_t i = 0; i < 9; ++i) EXPECT_EQ(asks.load(i), TierResult::kOk) << i;
+      }
+    }
+  }
+}
+
+// A bad place in the header of a sealed segment: the footer says as much.
+TEST_F(DiskStore, AnUnreadableHeaderOfASealedSegmentCostsNothing) {
+  store_all(0, 9);
+  sim.close();
+  const std::string path = segment_path();
+  sim.disk->on_call = [&](const SimDisk::Call& call) {
+    const bool bad = call.path == path && std::string(call.name) == "readv" && call.offset == 0;
+    return SimDisk::Fault{.error = bad ? -EIO : 0};
+  };
+  SetUp();
+  for (std::uint64_t i = 0; i < 9; ++i) EXPECT_EQ(load(i), TierResult::kOk) << i;
+  EXPECT_EQ(sim.store->stats().io_errors, 1u);
+}
+
+TEST_F(DiskStore, AFileThatCannotBeReadIsEvictedLikeAnother) {
+  store_all(0, 9);
+  sim.close();
+  const std::string path = segment_path();
+  sim.disk->on_call = [&](const SimDisk::Call& call) {
+    EXPECT_LE(sim.disk->bytes(), sim.options.bytes);
+    const bool bad = call.path == path && std::string(call.name) == "readv";
+    return SimDisk::Fault{.error = bad ? -EIO : 0};
+  };
+  SetUp();
+  EXPECT_EQ(load(0), TierResult::kMiss);
+  store_all(100, 300);
+  EXPECT_EQ(sim.disk->files.count(path), 0u);
+}
+
 // ---- directories ----
 
 TEST_F(DiskStore, ASecondWriterIsRefusedByName) {
