@@ -312,9 +312,10 @@ void SegmentStore::start(Op op) {
 }
 
 void SegmentStore::collect() {
-  // Before the jobs are taken: one that ends behind this line makes it readable again.
+  // Before the jobs are taken: one that ends behind this line makes it readable again. Also if
+  // nothing is under way: a worker writes to it after its job may have been taken already.
   std::uint64_t count = 0;
-  if (!ops_.empty() || notified_) static_cast<void>(!::read(event_fd_, &count, sizeof count));
+  static_cast<void>(!::read(event_fd_, &count, sizeof count));
   notified_ = false;
   std::array<IoJob*, 64> done;
   for (std::size_t n = done.size(); n == done.size();) {

@@ -177,6 +177,40 @@ TEST_F(DiskStore, CloseAnswersEverything) {
   EXPECT_FALSE(sim.store->health().usable);
 }
 
+// Whoever sleeps on event_fd sleeps: the probe of open(), the last answer, and a worker that writes
+// to it after its job was taken wake once each.
+TEST_F(DiskStore, AnIdleStoreDoesNotWakeItsOwner) {
+  const auto wakes = [&] {
+    pollfd event{.fd = sim.store->event_fd(), .events = POLLIN, .revents = 0};
+    return ::poll(&event, 1, 0) == 1;
+  };
+  const auto polled = [&] {
+    std::array<TierDone, 4> done;
+    return sim.store->poll(++waiter->now_us, done);
+  };
+  EXPECT_EQ(polled(), 0u);
+  EXPECT_FALSE(wakes());
+  const TierItem question{key_of(0), nullptr, 0, 1};
+  for (int round = 0; round < 3; ++round) {
+    store_all(std::uint64_t(round), std::uint64_t(round) + 1);
+    waiter->settle();
+    const std::uint64_t one = 1;
+    ASSERT_EQ(::write(sim.store->event_fd(), &one, sizeof one), 8);  // as a late worker does
+    EXPECT_EQ(polled(), 0u);
+    EXPECT_FALSE(wakes());
+    // New work: an answer that is there, and a job.
+    ASSERT_EQ(sim.store->submit(TierOp::kExists, std::span(&question, 1), {kLater}), 1u);
+    EXPECT_TRUE(wakes());
+    EXPECT_EQ(polled(), 1u);
+    EXPECT_FALSE(wakes());
+  }
+  ItemMemory memory(size_of(0), true);
+  const TierItem load{key_of(0), memory.data(), size_of(0), 2};
+  ASSERT_EQ(sim.store->submit(TierOp::kLoad, std::span(&load, 1), {kLater}), 1u);
+  EXPECT_TRUE(wakes());
+  waiter->settle();
+}
+
 // ---- eviction and the budget ----
 
 TEST_F(DiskStore, NeverTakesMoreThanItsBudget) {
