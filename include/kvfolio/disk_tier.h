@@ -23,8 +23,9 @@
 //  were
 //    written are written again, up to half of a segment.
 //  - ENOSPC: the oldest segment goes, or else the store is dropped (kBusy). A segment with an error
-//    is not written any more, and goes after three; after eight errors without a success between
-//    them the tier is not usable.
+//    is not written any more, and goes after three. The tier is not usable after eight errors
+//    without a success between them, nor after eight failures to write a record or to make, seal
+//    or remove a file without a written record between them.
 //  - kErase takes the record out of the index, and out of the footer of its segment if that is
 //    written later. A record that was erased in an older segment is found again by the next open();
 //    whoever must forget renames what it asks for, as Offload::forget() does.

@@ -374,6 +374,7 @@ TierResult SegmentStore::on_written(Op& op) {
   const std::int64_t error = static_cast<const StoreJob&>(*op.job).result;
   if (error == 0) {
     errors_in_row_ = 0;
+    write_errors_in_row_ = 0;
     index_[op.record].visible = true;
     return TierResult::kOk;
   }
@@ -387,7 +388,7 @@ TierResult SegmentStore::on_written(Op& op) {
     make_room();
     return TierResult::kBusy;
   }
-  on_error(*op.segment);
+  on_error(*op.segment, Task::kWrite);
   return TierResult::kIoError;
 }
 
@@ -411,20 +412,23 @@ TierResult SegmentStore::on_read(Op& op) {
     index_.erase(op.record);
   } else if (job.result == TierResult::kIoError) {
     index_.erase(op.record);
-    on_error(*op.segment);
+    on_error(*op.segment, Task::kRead);
   }
   return job.result;
 }
 
-void SegmentStore::on_error(Segment& segment) {
+void SegmentStore::on_error(Segment& segment, Task task) {
   stop_writing(segment);
   if (++segment.errors >= kErrorsOfSegmentMax && segment.state == State::kSealed) drain(segment);
-  count_error();
+  count_error(task);
 }
 
-void SegmentStore::count_error() {
+// Loads go on over open files when the directory is gone or read-only: they say nothing of stores.
+void SegmentStore::count_error(Task task) {
   ++stats_.io_errors;
-  if (++errors_in_row_ < kErrorsInRowMax || off_) return;
+  ++errors_in_row_;
+  write_errors_in_row_ += task == Task::kWrite ? 1 : 0;
+  if (std::max(errors_in_row_, write_errors_in_row_) < kErrorsInRowMax || off_) return;
   off_ = true;
   refuse_all(loads_, TierOp::kLoad, TierResult::kUnavailable);
   refuse_all(stores_, TierOp::kStore, TierResult::kUnavailable);

@@ -242,7 +242,7 @@ void SegmentStore::on_file_done(Op& op) {
     if (job.result == 0) {
       segment.bytes = job.end();
     } else {
-      on_error(segment);
+      on_error(segment, Task::kWrite);
     }
   } else {
     KVFOLIO_CHECK(segment.state == State::kRemoving);
@@ -272,7 +272,7 @@ void SegmentStore::on_no_segment(std::int64_t error) {
     refuse_all(stores_, TierOp::kStore, TierResult::kBusy);
   } else {
     refuse_all(stores_, TierOp::kStore, TierResult::kIoError);
-    count_error();
+    count_error(Task::kWrite);
   }
   retry_create_us_ = now_us_ + kRetryCreateUs;
 }

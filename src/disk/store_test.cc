@@ -778,6 +778,39 @@ TEST_F(DiskStore, ADirectoryThatGoesAwayTurnsTheTierOff) {
   EXPECT_FALSE(sim.store->health().usable);
 }
 
+// Files that are open can be read for ever: what they answer does not say that stores go well.
+TEST_F(DiskStore, LoadsThatSucceedDoNotHideThatStoresCannot) {
+  store_all(0, 3);
+  reopen();
+  sim.disk->on_call = [](const SimDisk::Call& call) {
+    return SimDisk::Fault{.error = std::string(call.name) == "open" ? -ENOENT : 0};
+  };
+  int failed = 0;
+  for (; failed < 20 && sim.store->health().usable; ++failed) {
+    EXPECT_EQ(load(1), TierResult::kOk);
+    store(100 + std::uint64_t(failed));
+    waiter->now_us += 2'000'000;
+  }
+  EXPECT_FALSE(sim.store->health().usable);
+  EXPECT_GE(failed, 8);
+}
+
+// A store that succeeds now and then does: the tier stays.
+TEST_F(DiskStore, AWrittenRecordEndsARowOfFailures) {
+  bool fails = false;  // the next record that is written
+  sim.disk->on_call = [&](const SimDisk::Call& call) {
+    const bool record = call.offset > 0 && std::string(call.name) == "writev";
+    return SimDisk::Fault{.error = record && std::exchange(fails, false) ? -EIO : 0};
+  };
+  for (std::uint64_t i = 0; i < 40; ++i) {
+    fails = i % 4 != 0;
+    EXPECT_EQ(store(i), i % 4 == 0 ? TierResult::kOk : TierResult::kIoError) << i;
+    EXPECT_FALSE(fails);
+    waiter->settle();
+  }
+  EXPECT_TRUE(sim.store->health().usable);
+}
+
 TEST(DiskStoreOptions, AreRefusedByName) {
   const struct {
     DiskTierOptions options;
