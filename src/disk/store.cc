@@ -97,10 +97,12 @@ void SegmentStore::answer(std::uint64_t tag, TierOp op, TierResult result) {
 
 std::size_t SegmentStore::poll(std::uint64_t now_us, std::span<TierDone> done) {
   if (now_us > now_us_ && options_.scrub_bytes_per_s > 0) {
-    const auto second = std::min<std::uint64_t>(now_us - now_us_, 1'000'000);
-    scrub_credit_ = std::min(
-        scrub_credit_ + static_cast<std::int64_t>(second) * options_.scrub_bytes_per_s / 1'000'000,
-        std::max(options_.scrub_bytes_per_s, options_.segment_bytes));
+    const auto passed = std::min<std::uint64_t>(now_us - now_us_, 1'000'000);
+    const std::int64_t gained =
+        scrub_rest_ + static_cast<std::int64_t>(passed) * options_.scrub_bytes_per_s;
+    scrub_credit_ = std::min(scrub_credit_ + gained / 1'000'000,
+                             std::max(options_.scrub_bytes_per_s, options_.segment_bytes));
+    scrub_rest_ = gained % 1'000'000;
   }
   now_us_ = std::max(now_us, now_us_);
   collect();
@@ -383,7 +385,7 @@ TierResult SegmentStore::on_written(Op& op) {
   index_.erase(op.record);
   stop_writing(*op.segment);
   if (error == -ENOMEM) return TierResult::kBusy;
-  if (error == -ENOSPC) {
+  if (error == -ENOSPC || error == -EDQUOT) {
     ++stats_.no_space;
     make_room();
     return TierResult::kBusy;

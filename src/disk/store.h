@@ -196,7 +196,8 @@ class SegmentStore {
   int errors_in_row_ = 0;              // without a success between them
   int write_errors_in_row_ = 0;        // without a written record between them, whatever is read
   std::uint64_t retry_create_us_ = 0;  // no segment is made before that
-  std::int64_t scrub_credit_ = 0;
+  std::int64_t scrub_credit_ = 0;      // bytes
+  std::int64_t scrub_rest_ = 0;        // millionths of a byte: polls may be close together
   std::uint64_t scrub_segment_ = 0;
   std::size_t scrub_record_ = 0;
   DiskTierStats stats_;

@@ -357,17 +357,22 @@ TEST_F(DiskStore, AFullDiskEvictsAndThenDrops) {
   EXPECT_EQ(store(500), TierResult::kOk);
 }
 
-TEST_F(DiskStore, WithoutPreallocationAFullDiskIsFoundByTheWrite) {
+TEST_F(DiskStore, WithoutPreallocationAFullDiskOrQuotaIsFoundByTheWrite) {
   sim.disk->cannot_allocate = true;
   store_all(0, 40);
-  sim.disk->on_call = [](const SimDisk::Call& call) {
-    return SimDisk::Fault{.error =
-                              std::string(call.name) == "writev" && call.offset > 0 ? -ENOSPC : 0};
-  };
-  EXPECT_EQ(store(100), TierResult::kBusy);
-  sim.disk->on_call = nullptr;
-  EXPECT_EQ(store(100), TierResult::kOk);
-  EXPECT_TRUE(sim.store->health().usable);
+  std::uint64_t full = 0;
+  for (const std::int64_t error : {-ENOSPC, -EDQUOT}) {
+    sim.disk->on_call = [&](const SimDisk::Call& call) {
+      const bool record = std::string(call.name) == "writev" && call.offset > 0;
+      return SimDisk::Fault{.error = record ? error : 0};
+    };
+    const std::uint64_t number = 100 + full;
+    EXPECT_EQ(store(number), TierResult::kBusy);
+    EXPECT_EQ(sim.store->stats().no_space, ++full);
+    sim.disk->on_call = nullptr;
+    EXPECT_EQ(store(number), TierResult::kOk);
+    EXPECT_TRUE(sim.store->health().usable);
+  }
 }
 
 TEST_F(DiskStore, GoesThroughThePageCacheWhereODirectIsRefused) {
@@ -468,6 +473,20 @@ TEST_F(DiskStore, TheScrubberKeepsItsRate) {
   }
   EXPECT_GT(sim.store->stats().scrubbed_bytes, std::uint64_t{50} << 10);
   EXPECT_LT(sim.store->stats().scrubbed_bytes, std::uint64_t{200} << 10);
+}
+
+TEST_F(DiskStore, ASlowScrubberGoesOnUnderFrequentPolls) {
+  sim.close();
+  sim.options.scrub_bytes_per_s = 9'000;
+  SetUp();
+  store_all(0, 9);
+  reopen();
+  for (int i = 0; i < 40'000; ++i) {  // 4 seconds; each poll earns less than a byte
+    waiter->now_us += 99;
+    waiter->poll();
+  }
+  EXPECT_GT(sim.store->stats().scrubbed_bytes, 20'000u);
+  EXPECT_LT(sim.store->stats().scrubbed_bytes, 80'000u);
 }
 
 // ---- crashes ----
