@@ -122,7 +122,7 @@ void SegmentStore::close(Deadline deadline) {
   closing_ = true;
   refuse_all(loads_, TierOp::kLoad, TierResult::kClosed);
   refuse_all(stores_, TierOp::kStore, TierResult::kClosed);
-  to_move_.clear();
+  stop_evicting();
   if (active_ != nullptr) stop_writing(*active_);
   keep_going();
   notify();

@@ -151,6 +151,7 @@ class SegmentStore {
   void begin_seal(Segment& segment);
   void begin_evict(Segment& segment);
   void go_on_evicting(Segment& segment);
+  void stop_evicting();
   bool move_one(Segment& segment, std::uint32_t id);
   void on_moved_read(Op& op);
   void on_moved(Op& op);

@@ -279,6 +279,7 @@ void SegmentStore::on_no_segment(std::int64_t error) {
 
 // True: a segment goes.
 bool SegmentStore::make_room() {
+  if (closing_) return false;
   if (evicting_ != nullptr) return true;
   Segment* oldest = oldest_sealed();
   if (oldest != nullptr) begin_evict(*oldest);
@@ -315,6 +316,14 @@ void SegmentStore::go_on_evicting(Segment& segment) {
     if (!to_move_.empty()) to_move_.pop_back();
   }
   if (to_move_.empty() && moves_ == 0) drain(segment);
+}
+
+// The end comes first: nothing needs the room any more, so what was not moved stays where it is.
+void SegmentStore::stop_evicting() {
+  to_move_.clear();
+  if (evicting_ == nullptr || evicting_->state != State::kEvicting) return;
+  evicting_->state = State::kSealed;
+  evicting_ = nullptr;
 }
 
 // False: there is no room to move anything to.

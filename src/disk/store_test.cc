@@ -265,6 +265,45 @@ TEST_F(DiskStore, ALargeRecordIsRefused) {
             TierResult::kOk);
 }
 
+// Eviction moves what was used. The end of a life in the middle of that loses nothing.
+TEST_F(DiskStore, ClosingDuringAnEvictionKeepsItsSegment) {
+  std::uint64_t next = 0;
+  for (; next < 60; ++next) {
+    store_all(next, next + 1);
+    EXPECT_EQ(load(next), TierResult::kOk);
+  }
+  waiter->settle();
+  bool moves = false;
+  sim.disk->on_call = [&](const SimDisk::Call& call) {
+    moves = moves || std::string(call.name) == "readv";  // nobody loads
+    return SimDisk::Fault{};
+  };
+  std::vector<ItemMemory> memory;
+  std::array<TierDone, 16> done;
+  for (; !moves && next < 200; ++next) {
+    memory.emplace_back(size_of(next), true);
+    const TierItem item{key_of(next), memory.back().data(), size_of(next), 1'000'000 + next};
+    ASSERT_EQ(sim.store->submit(TierOp::kStore, std::span(&item, 1), {kLater}), 1u);
+    for (int i = 0; !moves && i < 20; ++i) sim.store->poll(++waiter->now_us, done);
+  }
+  ASSERT_TRUE(moves);
+  std::vector<TierItem> questions;
+  for (std::uint64_t i = 0; i < 60; ++i) questions.push_back({key_of(i), nullptr, 0, i});
+  ASSERT_EQ(sim.store->submit(TierOp::kExists, questions, {kLater}), questions.size());
+  sim.store->close({kLater});
+  std::set<std::uint64_t> found;
+  while (!sim.store->idle()) {
+    for (const TierDone& one : waiter->poll()) {
+      if (one.tag < 60 && one.result == TierResult::kOk) found.insert(one.tag);
+    }
+  }
+  sim.disk->on_call = nullptr;
+  EXPECT_TRUE(sim.store->check_invariants().ok());
+  reopen();
+  EXPECT_GT(found.size(), 20u);
+  for (const std::uint64_t number : found) EXPECT_EQ(load(number), TierResult::kOk) << number;
+}
+
 // ---- what comes back wrong ----
 
 TEST_F(DiskStore, ShortAnswersAndInterruptionsAreGoneOnFrom) {
