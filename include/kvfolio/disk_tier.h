@@ -22,15 +22,19 @@
 //  - When the budget is full the oldest segment goes. Records of it that were loaded since they
 //  were
 //    written are written again, up to half of a segment.
-//  - ENOSPC: the oldest segment goes, or else the store is dropped (kBusy). A segment with an error
-//    is not written any more, and goes after three; after eight errors without a success between
-//    them the tier is not usable.
+//  - ENOSPC, EDQUOT: the oldest segment goes, or else the store is dropped (kBusy). A segment with
+//  an error
+//    is not written any more, and goes after three. The tier is not usable after eight errors
+//    without a success between them, nor after eight failures to write a record or to make, seal
+//    or remove a file without a written record between them.
 //  - kErase takes the record out of the index, and out of the footer of its segment if that is
 //    written later. A record that was erased in an older segment is found again by the next open();
 //    whoever must forget renames what it asks for, as Offload::forget() does.
 //
 // After a crash open() finds every record of a sealed segment, and of the others all up to the
-// first that is not whole. Memory: about 130 bytes for each record, and in flight 8 KiB for each
+// first that is not whole; a damaged header of a segment does not matter. A file that cannot be
+// read then is not removed: it counts in the budget, goes when it is the oldest, and is read again
+// by the next open(). Memory: about 130 bytes for each record, and in flight 8 KiB for each
 // operation (the size of the record, too, if the caller's memory is not aligned to 4 KiB).
 //
 // No call waits for the disk except open(), the destructor and check_disk_directory(). Thread
@@ -83,7 +87,7 @@ struct DiskTierStats {
   std::uint64_t loaded = 0, loaded_bytes = 0;
   std::uint64_t corrupt = 0;  // records that were not what was stored
   std::uint64_t io_errors = 0;
-  std::uint64_t no_space = 0;    // ENOSPC
+  std::uint64_t no_space = 0;    // ENOSPC, EDQUOT
   std::uint64_t dropped = 0;     // stores that were accepted and found no room
   std::uint64_t evicted = 0;     // records that went with their segment
   std::uint64_t reinserted = 0;  // records that were written again instead

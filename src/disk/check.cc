@@ -32,6 +32,12 @@ class Checker {
   Status check_segment(const disk::FoundSegment& segment) {
     ++seen_.segments;
     seen_.unsealed += segment.sealed ? 0 : 1;
+    if (segment.read_error < 0) {
+      seen_.damaged += segment.sealed ? 0 : 1;  // at least: its records are not known
+      add_fault(segment, 0, "cannot be read: " + disk::error_text(segment.read_error));
+    } else if (!segment.has_header) {
+      add_fault(segment, 0, "its header is damaged, its records are not");
+    }
     std::vector<disk::FooterEntry> right;
     for (const disk::FooterEntry& entry : segment.entries) {
       const std::string what = check_record(segment, entry);
@@ -41,17 +47,22 @@ class Checker {
         right.push_back(entry);
       } else {
         ++seen_.damaged;
-        if (seen_.faults.size() < kFaultsMax) {
-          seen_.faults.push_back({disk::segment_name(segment.number), entry.offset, what});
-        }
+        add_fault(segment, entry.offset, what);
       }
       bytes_read_ += disk::record_bytes(entry.data_bytes);
       if (options_.progress && !options_.progress(bytes_read_, bytes_)) {
         return Status(ErrorCode::kAborted, "disk tier: the check was stopped");
       }
     }
-    if (!options_.erase || right.size() == segment.entries.size()) return {};
+    // A new footer would leave out what could not be read.
+    const bool all_known = segment.sealed || segment.read_error == 0;
+    if (!options_.erase || right.size() == segment.entries.size() || !all_known) return {};
     return write_footer(segment, std::move(right), segment.entries.size());
+  }
+
+  void add_fault(const disk::FoundSegment& segment, std::int64_t offset, std::string what) {
+    if (seen_.faults.size() >= kFaultsMax) return;
+    seen_.faults.push_back({disk::segment_name(segment.number), offset, std::move(what)});
   }
 
   std::string check_record(const disk::FoundSegment& segment, const disk::FooterEntry& entry) {

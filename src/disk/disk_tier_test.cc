@@ -10,6 +10,7 @@
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <poll.h>
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -163,6 +164,20 @@ TEST_P(DiskTierEngine, KeepsItsBudgetAndWhatIsUsed) {
   EXPECT_GT(tier->stats().evicted, 500u);
   EXPECT_GT(tier->stats().reinserted, 0u);
   EXPECT_LE(tier->stats().bytes, options.bytes);
+}
+
+TEST_P(DiskTierEngine, AnIdleTierDoesNotWakeItsOwner) {
+  for (std::uint64_t i = 0; i < 20; ++i) {
+    EXPECT_EQ(waiter->store(i), TierResult::kOk);
+    // A worker may write to event_fd once more for each job that has ended: no more often.
+    std::array<TierDone, 4> done;
+    pollfd event{.fd = tier->event_fd(), .events = POLLIN, .revents = 0};
+    int polls = 0;
+    do {
+      EXPECT_EQ(tier->poll(++waiter->now_us, done), 0u);
+    } while (++polls < 100 && ::poll(&event, 1, 0) == 1);
+    EXPECT_LT(polls, 100);
+  }
 }
 
 TEST_P(DiskTierEngine, OnlyTheUserMayRead) {

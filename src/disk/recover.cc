@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "base/text.h"
@@ -11,22 +12,29 @@
 namespace kvfolio::disk {
 namespace {
 
+// Reads pieces of a segment. A piece that cannot be read is not a piece that is not ours: the
+// segment keeps the error.
 class Reader {
  public:
   explicit Reader(DiskCalls& calls) : calls_(calls), piece_(kPiece) {}
 
-  // Empty: it cannot be read, or there is no memory.
-  std::span<const std::byte> piece(const FoundSegment& segment, std::int64_t offset) {
+  // Empty: the file ends before, or it cannot be read, see segment.read_error.
+  std::span<const std::byte> piece(FoundSegment& segment, std::int64_t offset) {
     return read(segment, offset, piece_, kPiece);
   }
-  std::span<const std::byte> read(const FoundSegment& segment, std::int64_t offset,
+  std::span<const std::byte> read(FoundSegment& segment, std::int64_t offset,
                                   const AlignedBuffer& into, std::int64_t bytes) {
-    if (into.data() == nullptr) return {};
-    TransferJob job(IoStep::Kind::kRead, {.file = segment.file, .offset = offset}, into.data(),
-                    bytes);
-    run_job(job, calls_);
-    if (job.result < 0) return {};
-    return {into.data(), static_cast<std::size_t>(bytes)};
+    if (bytes > segment.bytes - offset) return {};
+    std::int64_t result = -ENOMEM;
+    if (into.data() != nullptr) {
+      TransferJob job(IoStep::Kind::kRead, {.file = segment.file, .offset = offset}, into.data(),
+                      bytes);
+      run_job(job, calls_);
+      result = job.result;
+    }
+    if (result == 0) return {into.data(), static_cast<std::size_t>(bytes)};
+    segment.read_error = result;
+    return {};
   }
 
  private:
@@ -34,11 +42,13 @@ class Reader {
   AlignedBuffer piece_;
 };
 
-bool read_footer(Reader& reader, FoundSegment& segment) {
+// Without a header of the segment (`has_epoch` is false) the trailer says the epoch: it has a
+// checksum of its own.
+bool read_footer(Reader& reader, FoundSegment& segment, bool has_epoch) {
   if (segment.bytes < 2 * kPiece || segment.bytes % kPiece != 0) return false;
   Trailer trailer;
   if (decode(reader.piece(segment, segment.bytes - kPiece), trailer) != FormatFault::kNone ||
-      trailer.epoch != segment.epoch) {
+      (has_epoch && trailer.epoch != segment.epoch)) {
     return false;
   }
   const std::int64_t footer_at = segment.bytes - footer_bytes(trailer.num_records);
@@ -51,27 +61,48 @@ bool read_footer(Reader& reader, FoundSegment& segment) {
     segment.entries.clear();
     return false;
   }
+  segment.epoch = trailer.epoch;
   segment.used = footer_at;
   return true;
 }
 
-void read_headers(Reader& reader, FoundSegment& segment) {
+// Without a header of the segment the first record says the epoch.
+void read_headers(Reader& reader, FoundSegment& segment, bool has_epoch) {
   segment.used = kPiece;
   while (segment.used + kPiece <= segment.bytes) {
     RecordHeader header;
     if (decode(reader.piece(segment, segment.used), header) != FormatFault::kNone) return;
     const std::int64_t size = record_bytes(header.data_bytes);
-    const bool is_next =
-        header.epoch == segment.epoch &&
-        (segment.entries.empty() || header.sequence == segment.entries.back().sequence + 1) &&
-        size <= segment.bytes - segment.used;
+    const bool is_first = segment.entries.empty();
+    const bool is_next = ((is_first && !has_epoch) || header.epoch == segment.epoch) &&
+                         (is_first || header.sequence == segment.entries.back().sequence + 1) &&
+                         size <= segment.bytes - segment.used;
     if (!is_next) return;
+    segment.epoch = header.epoch;
     segment.entries.push_back({.key = header.key,
                                .sequence = header.sequence,
                                .offset = segment.used,
                                .data_bytes = header.data_bytes});
     segment.used += size;
   }
+}
+
+enum class Verdict : std::uint8_t { kOurs, kForeign, kNewer };
+
+Verdict read_segment(Reader& reader, FoundSegment& segment) {
+  SegmentHeader header;
+  const FormatFault fault = decode(reader.piece(segment, 0), header);
+  if (fault == FormatFault::kVersion) return Verdict::kNewer;
+  const bool has_header = fault == FormatFault::kNone;
+  if (has_header && header.number != segment.number) return Verdict::kForeign;
+  segment.has_header = has_header;
+  segment.epoch = header.epoch;
+  segment.sealed = read_footer(reader, segment, has_header);
+  if (!segment.sealed) read_headers(reader, segment, has_header);
+  const bool is_ours = has_header || segment.sealed || !segment.entries.empty();
+  // What cannot be read now may be ours.
+  const bool may_be = segment.read_error < 0 && segment.bytes >= kPiece;
+  return is_ours || may_be ? Verdict::kOurs : Verdict::kForeign;
 }
 
 int open_segment(DiskCalls& calls, const std::string& path, bool& direct) {
@@ -95,33 +126,32 @@ Result<std::vector<FoundSegment>> find_segments(DiskCalls& calls, const Director
   std::vector<FoundSegment> found;
   for (const std::uint64_t number : *numbers) {
     const std::string path = directory.path_of(segment_name(number));
-    FoundSegment segment{.number = number, .direct = direct};
-    segment.file = open_segment(calls, path, segment.direct);
-    if (segment.file < 0) {
+    const auto cannot = [&](const char* what, std::int64_t result) {
       close_all(calls, found);
       return Status(ErrorCode::kUnavailable,
-                    text::concat("disk tier: cannot open ", path, ": ", error_text(segment.file)));
+                    text::concat("disk tier: cannot ", what, " ", path, ": ", error_text(result)));
+    };
+    FoundSegment segment{.number = number, .direct = direct};
+    segment.file = open_segment(calls, path, segment.direct);
+    if (segment.file < 0) return cannot("open", segment.file);
+    const std::int64_t size = calls.size(segment.file);
+    segment.bytes = std::clamp(size, std::int64_t{0}, kSegmentBytesMax);
+    const Verdict verdict = size < 0 ? Verdict::kForeign : read_segment(reader, segment);
+    if (verdict == Verdict::kOurs) {
+      found.push_back(std::move(segment));
+      continue;
     }
-    segment.bytes = std::min(calls.size(segment.file), kSegmentBytesMax);
-    SegmentHeader header;
-    const FormatFault fault = decode(reader.piece(segment, 0), header);
-    if (fault == FormatFault::kVersion) {
-      calls.close(segment.file);
+    calls.close(segment.file);
+    if (size < 0) return cannot("ask for the size of", size);
+    if (verdict == Verdict::kNewer) {
       close_all(calls, found);
       return Status(ErrorCode::kFailedPrecondition,
                     text::concat("disk tier: ", path, " is of a newer version than ",
                                  std::uint32_t{kFormatVersion},
                                  "; use a newer program or another directory"));
     }
-    if (fault != FormatFault::kNone || header.number != number) {
-      calls.close(segment.file);
-      if (remove_empty) calls.unlink(path);
-      continue;
-    }
-    segment.epoch = header.epoch;
-    segment.sealed = read_footer(reader, segment);
-    if (!segment.sealed) read_headers(reader, segment);
-    found.push_back(std::move(segment));
+    const int removed = remove_empty ? calls.unlink(path) : 0;
+    if (removed < 0 && removed != -ENOENT) return cannot("remove", removed);
   }
   return found;
 }

@@ -3,7 +3,8 @@
 
 // What a directory has, found out before anything is served from it. A sealed segment says it in
 // its footer; of any other the headers are read one behind the other, up to the first that is not
-// the next of this segment. Thread safety: none. Waits for the disk.
+// the next of this segment. A segment whose own header is damaged has its epoch from its footer, or
+// from its first record. Thread safety: none. Waits for the disk.
 
 #include <cstdint>
 #include <string>
@@ -19,15 +20,18 @@ struct FoundSegment {
   std::uint64_t epoch = 0;
   int file = -1;
   bool direct = false;
-  bool sealed = false;     // it has a footer, which is right
-  std::int64_t bytes = 0;  // of the file
-  std::int64_t used = 0;   // behind the last record
+  bool has_header = false;      // its own header is right
+  bool sealed = false;          // it has a footer, which is right
+  std::int64_t read_error = 0;  // -errno: a part could not be read, so entries may not be all
+  std::int64_t bytes = 0;       // of the file
+  std::int64_t used = 0;        // behind the last record
   std::vector<FooterEntry> entries{};
 };
 
-// The segments, oldest first; whoever takes them closes their files. A file without a header of
-// ours never held a record and is removed if `remove_empty`. kFailedPrecondition: one is of a newer
-// version. kUnavailable: one cannot be opened.
+// The segments, oldest first; whoever takes them closes their files. A file of which nothing is
+// ours never held a record and is removed if `remove_empty`; one that could not be read is never
+// removed here. kFailedPrecondition: one is of a newer version. kUnavailable: one cannot be opened
+// or removed.
 Result<std::vector<FoundSegment>> find_segments(DiskCalls& calls, const Directory& directory,
                                                 bool direct, bool remove_empty);
 

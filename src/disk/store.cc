@@ -97,10 +97,12 @@ void SegmentStore::answer(std::uint64_t tag, TierOp op, TierResult result) {
 
 std::size_t SegmentStore::poll(std::uint64_t now_us, std::span<TierDone> done) {
   if (now_us > now_us_ && options_.scrub_bytes_per_s > 0) {
-    const auto second = std::min<std::uint64_t>(now_us - now_us_, 1'000'000);
-    scrub_credit_ = std::min(
-        scrub_credit_ + static_cast<std::int64_t>(second) * options_.scrub_bytes_per_s / 1'000'000,
-        std::max(options_.scrub_bytes_per_s, options_.segment_bytes));
+    const auto passed = std::min<std::uint64_t>(now_us - now_us_, 1'000'000);
+    const std::int64_t gained =
+        scrub_rest_ + static_cast<std::int64_t>(passed) * options_.scrub_bytes_per_s;
+    scrub_credit_ = std::min(scrub_credit_ + gained / 1'000'000,
+                             std::max(options_.scrub_bytes_per_s, options_.segment_bytes));
+    scrub_rest_ = gained % 1'000'000;
   }
   now_us_ = std::max(now_us, now_us_);
   collect();
@@ -120,7 +122,7 @@ void SegmentStore::close(Deadline deadline) {
   closing_ = true;
   refuse_all(loads_, TierOp::kLoad, TierResult::kClosed);
   refuse_all(stores_, TierOp::kStore, TierResult::kClosed);
-  to_move_.clear();
+  stop_evicting();
   if (active_ != nullptr) stop_writing(*active_);
   keep_going();
   notify();
@@ -312,9 +314,10 @@ void SegmentStore::start(Op op) {
 }
 
 void SegmentStore::collect() {
-  // Before the jobs are taken: one that ends behind this line makes it readable again.
+  // Before the jobs are taken: one that ends behind this line makes it readable again. Also if
+  // nothing is under way: a worker writes to it after its job may have been taken already.
   std::uint64_t count = 0;
-  if (!ops_.empty() || notified_) static_cast<void>(!::read(event_fd_, &count, sizeof count));
+  static_cast<void>(!::read(event_fd_, &count, sizeof count));
   notified_ = false;
   std::array<IoJob*, 64> done;
   for (std::size_t n = done.size(); n == done.size();) {
@@ -373,6 +376,7 @@ TierResult SegmentStore::on_written(Op& op) {
   const std::int64_t error = static_cast<const StoreJob&>(*op.job).result;
   if (error == 0) {
     errors_in_row_ = 0;
+    write_errors_in_row_ = 0;
     index_[op.record].visible = true;
     return TierResult::kOk;
   }
@@ -381,12 +385,12 @@ TierResult SegmentStore::on_written(Op& op) {
   index_.erase(op.record);
   stop_writing(*op.segment);
   if (error == -ENOMEM) return TierResult::kBusy;
-  if (error == -ENOSPC) {
+  if (error == -ENOSPC || error == -EDQUOT) {
     ++stats_.no_space;
     make_room();
     return TierResult::kBusy;
   }
-  on_error(*op.segment);
+  on_error(*op.segment, Task::kWrite);
   return TierResult::kIoError;
 }
 
@@ -410,20 +414,23 @@ TierResult SegmentStore::on_read(Op& op) {
     index_.erase(op.record);
   } else if (job.result == TierResult::kIoError) {
     index_.erase(op.record);
-    on_error(*op.segment);
+    on_error(*op.segment, Task::kRead);
   }
   return job.result;
 }
 
-void SegmentStore::on_error(Segment& segment) {
+void SegmentStore::on_error(Segment& segment, Task task) {
   stop_writing(segment);
   if (++segment.errors >= kErrorsOfSegmentMax && segment.state == State::kSealed) drain(segment);
-  count_error();
+  count_error(task);
 }
 
-void SegmentStore::count_error() {
+// Loads go on over open files when the directory is gone or read-only: they say nothing of stores.
+void SegmentStore::count_error(Task task) {
   ++stats_.io_errors;
-  if (++errors_in_row_ < kErrorsInRowMax || off_) return;
+  ++errors_in_row_;
+  write_errors_in_row_ += task == Task::kWrite ? 1 : 0;
+  if (std::max(errors_in_row_, write_errors_in_row_) < kErrorsInRowMax || off_) return;
   off_ = true;
   refuse_all(loads_, TierOp::kLoad, TierResult::kUnavailable);
   refuse_all(stores_, TierOp::kStore, TierResult::kUnavailable);

@@ -134,8 +134,9 @@ class SegmentStore {
   void on_loaded(Op& op);
   TierResult on_read(Op& op);  // whatever the read was for
   TierResult on_written(Op& op);
-  void on_error(Segment& segment);
-  void count_error();
+  enum class Task : std::uint8_t { kRead, kWrite };  // kWrite: without it no store can succeed
+  void on_error(Segment& segment, Task task);
+  void count_error(Task task);
   void notify();
   [[nodiscard]] bool has_room_for_job() const noexcept;
   [[nodiscard]] TierResult in_time(const Op& op, TierResult result) const noexcept;
@@ -150,6 +151,7 @@ class SegmentStore {
   void begin_seal(Segment& segment);
   void begin_evict(Segment& segment);
   void go_on_evicting(Segment& segment);
+  void stop_evicting();
   bool move_one(Segment& segment, std::uint32_t id);
   void on_moved_read(Op& op);
   void on_moved(Op& op);
@@ -192,9 +194,11 @@ class SegmentStore {
   Deadline close_by_{};
   bool closing_ = false, off_ = false;
   bool went_buffered_ = false;
-  int errors_in_row_ = 0;
+  int errors_in_row_ = 0;              // without a success between them
+  int write_errors_in_row_ = 0;        // without a written record between them, whatever is read
   std::uint64_t retry_create_us_ = 0;  // no segment is made before that
-  std::int64_t scrub_credit_ = 0;
+  std::int64_t scrub_credit_ = 0;      // bytes
+  std::int64_t scrub_rest_ = 0;        // millionths of a byte: polls may be close together
   std::uint64_t scrub_segment_ = 0;
   std::size_t scrub_record_ = 0;
   DiskTierStats stats_;

@@ -46,9 +46,10 @@ Status SegmentStore::adopt(const std::vector<FoundSegment>& found) {
   for (const FoundSegment& one : found) {
     Segment& segment = adopt_segment(one);
     stats_.recovered += segment.records.size();
+    stats_.io_errors += one.read_error < 0 ? 1 : 0;
     if (one.sealed) {
       stats_.recovered_by_footer += segment.records.size();
-    } else {
+    } else if (one.read_error == 0) {  // else a footer would lie over records that are not known
       KVFOLIO_RETURN_IF_ERROR(seal_found(segment));
     }
   }
@@ -241,7 +242,7 @@ void SegmentStore::on_file_done(Op& op) {
     if (job.result == 0) {
       segment.bytes = job.end();
     } else {
-      on_error(segment);
+      on_error(segment, Task::kWrite);
     }
   } else {
     KVFOLIO_CHECK(segment.state == State::kRemoving);
@@ -271,13 +272,14 @@ void SegmentStore::on_no_segment(std::int64_t error) {
     refuse_all(stores_, TierOp::kStore, TierResult::kBusy);
   } else {
     refuse_all(stores_, TierOp::kStore, TierResult::kIoError);
-    count_error();
+    count_error(Task::kWrite);
   }
   retry_create_us_ = now_us_ + kRetryCreateUs;
 }
 
 // True: a segment goes.
 bool SegmentStore::make_room() {
+  if (closing_) return false;
   if (evicting_ != nullptr) return true;
   Segment* oldest = oldest_sealed();
   if (oldest != nullptr) begin_evict(*oldest);
@@ -314,6 +316,14 @@ void SegmentStore::go_on_evicting(Segment& segment) {
     if (!to_move_.empty()) to_move_.pop_back();
   }
   if (to_move_.empty() && moves_ == 0) drain(segment);
+}
+
+// The end comes first: nothing needs the room any more, so what was not moved stays where it is.
+void SegmentStore::stop_evicting() {
+  to_move_.clear();
+  if (evicting_ == nullptr || evicting_->state != State::kEvicting) return;
+  evicting_->state = State::kSealed;
+  evicting_ = nullptr;
 }
 
 // False: there is no room to move anything to.

@@ -177,6 +177,40 @@ TEST_F(DiskStore, CloseAnswersEverything) {
   EXPECT_FALSE(sim.store->health().usable);
 }
 
+// Whoever sleeps on event_fd sleeps: the probe of open(), the last answer, and a worker that writes
+// to it after its job was taken wake once each.
+TEST_F(DiskStore, AnIdleStoreDoesNotWakeItsOwner) {
+  const auto wakes = [&] {
+    pollfd event{.fd = sim.store->event_fd(), .events = POLLIN, .revents = 0};
+    return ::poll(&event, 1, 0) == 1;
+  };
+  const auto polled = [&] {
+    std::array<TierDone, 4> done;
+    return sim.store->poll(++waiter->now_us, done);
+  };
+  EXPECT_EQ(polled(), 0u);
+  EXPECT_FALSE(wakes());
+  const TierItem question{key_of(0), nullptr, 0, 1};
+  for (int round = 0; round < 3; ++round) {
+    store_all(std::uint64_t(round), std::uint64_t(round) + 1);
+    waiter->settle();
+    const std::uint64_t one = 1;
+    ASSERT_EQ(::write(sim.store->event_fd(), &one, sizeof one), 8);  // as a late worker does
+    EXPECT_EQ(polled(), 0u);
+    EXPECT_FALSE(wakes());
+    // New work: an answer that is there, and a job.
+    ASSERT_EQ(sim.store->submit(TierOp::kExists, std::span(&question, 1), {kLater}), 1u);
+    EXPECT_TRUE(wakes());
+    EXPECT_EQ(polled(), 1u);
+    EXPECT_FALSE(wakes());
+  }
+  ItemMemory memory(size_of(0), true);
+  const TierItem load{key_of(0), memory.data(), size_of(0), 2};
+  ASSERT_EQ(sim.store->submit(TierOp::kLoad, std::span(&load, 1), {kLater}), 1u);
+  EXPECT_TRUE(wakes());
+  waiter->settle();
+}
+
 // ---- eviction and the budget ----
 
 TEST_F(DiskStore, NeverTakesMoreThanItsBudget) {
@@ -229,6 +263,45 @@ TEST_F(DiskStore, ALargeRecordIsRefused) {
   EXPECT_EQ((*waiter)(TierOp::kStore, key_of(0), memory.span()), TierResult::kUnavailable);
   EXPECT_EQ((*waiter)(TierOp::kStore, key_of(0), memory.span().first(memory.span().size() - 1)),
             TierResult::kOk);
+}
+
+// Eviction moves what was used. The end of a life in the middle of that loses nothing.
+TEST_F(DiskStore, ClosingDuringAnEvictionKeepsItsSegment) {
+  std::uint64_t next = 0;
+  for (; next < 60; ++next) {
+    store_all(next, next + 1);
+    EXPECT_EQ(load(next), TierResult::kOk);
+  }
+  waiter->settle();
+  bool moves = false;
+  sim.disk->on_call = [&](const SimDisk::Call& call) {
+    moves = moves || std::string(call.name) == "readv";  // nobody loads
+    return SimDisk::Fault{};
+  };
+  std::vector<ItemMemory> memory;
+  std::array<TierDone, 16> done;
+  for (; !moves && next < 200; ++next) {
+    memory.emplace_back(size_of(next), true);
+    const TierItem item{key_of(next), memory.back().data(), size_of(next), 1'000'000 + next};
+    ASSERT_EQ(sim.store->submit(TierOp::kStore, std::span(&item, 1), {kLater}), 1u);
+    for (int i = 0; !moves && i < 20; ++i) sim.store->poll(++waiter->now_us, done);
+  }
+  ASSERT_TRUE(moves);
+  std::vector<TierItem> questions;
+  for (std::uint64_t i = 0; i < 60; ++i) questions.push_back({key_of(i), nullptr, 0, i});
+  ASSERT_EQ(sim.store->submit(TierOp::kExists, questions, {kLater}), questions.size());
+  sim.store->close({kLater});
+  std::set<std::uint64_t> found;
+  while (!sim.store->idle()) {
+    for (const TierDone& one : waiter->poll()) {
+      if (one.tag < 60 && one.result == TierResult::kOk) found.insert(one.tag);
+    }
+  }
+  sim.disk->on_call = nullptr;
+  EXPECT_TRUE(sim.store->check_invariants().ok());
+  reopen();
+  EXPECT_GT(found.size(), 20u);
+  for (const std::uint64_t number : found) EXPECT_EQ(load(number), TierResult::kOk) << number;
 }
 
 // ---- what comes back wrong ----
@@ -323,17 +396,22 @@ TEST_F(DiskStore, AFullDiskEvictsAndThenDrops) {
   EXPECT_EQ(store(500), TierResult::kOk);
 }
 
-TEST_F(DiskStore, WithoutPreallocationAFullDiskIsFoundByTheWrite) {
+TEST_F(DiskStore, WithoutPreallocationAFullDiskOrQuotaIsFoundByTheWrite) {
   sim.disk->cannot_allocate = true;
   store_all(0, 40);
-  sim.disk->on_call = [](const SimDisk::Call& call) {
-    return SimDisk::Fault{.error =
-                              std::string(call.name) == "writev" && call.offset > 0 ? -ENOSPC : 0};
-  };
-  EXPECT_EQ(store(100), TierResult::kBusy);
-  sim.disk->on_call = nullptr;
-  EXPECT_EQ(store(100), TierResult::kOk);
-  EXPECT_TRUE(sim.store->health().usable);
+  std::uint64_t full = 0;
+  for (const std::int64_t error : {-ENOSPC, -EDQUOT}) {
+    sim.disk->on_call = [&](const SimDisk::Call& call) {
+      const bool record = std::string(call.name) == "writev" && call.offset > 0;
+      return SimDisk::Fault{.error = record ? error : 0};
+    };
+    const std::uint64_t number = 100 + full;
+    EXPECT_EQ(store(number), TierResult::kBusy);
+    EXPECT_EQ(sim.store->stats().no_space, ++full);
+    sim.disk->on_call = nullptr;
+    EXPECT_EQ(store(number), TierResult::kOk);
+    EXPECT_TRUE(sim.store->health().usable);
+  }
 }
 
 TEST_F(DiskStore, GoesThroughThePageCacheWhereODirectIsRefused) {
@@ -434,6 +512,20 @@ TEST_F(DiskStore, TheScrubberKeepsItsRate) {
   }
   EXPECT_GT(sim.store->stats().scrubbed_bytes, std::uint64_t{50} << 10);
   EXPECT_LT(sim.store->stats().scrubbed_bytes, std::uint64_t{200} << 10);
+}
+
+TEST_F(DiskStore, ASlowScrubberGoesOnUnderFrequentPolls) {
+  sim.close();
+  sim.options.scrub_bytes_per_s = 9'000;
+  SetUp();
+  store_all(0, 9);
+  reopen();
+  for (int i = 0; i < 40'000; ++i) {  // 4 seconds; each poll earns less than a byte
+    waiter->now_us += 99;
+    waiter->poll();
+  }
+  EXPECT_GT(sim.store->stats().scrubbed_bytes, 20'000u);
+  EXPECT_LT(sim.store->stats().scrubbed_bytes, 80'000u);
 }
 
 // ---- crashes ----
@@ -570,6 +662,86 @@ TEST_F(DiskStore, ASegmentUnderAnotherNumberIsNone) {
   EXPECT_EQ(load(0), TierResult::kMiss);
 }
 
+// The header of a segment is not what its records hang on.
+TEST_F(DiskStore, AFlippedBitInASegmentHeaderCostsNothing) {
+  store_all(0, 9);
+  std::unique_ptr<SimDisk> unsealed = copy_of(*sim.disk);
+  sim.close();
+  for (const bool sealed : {true, false}) {
+    for (std::size_t byte = 0; byte < std::size_t{kRecordFieldsBytes}; byte += 5) {
+      std::unique_ptr<SimDisk> disk = copy_of(sealed ? *sim.disk : *unsealed);
+      disk->files.at(segment_path())->data[byte] ^= std::byte{8};
+      SimStore other = store_on(std::move(disk));
+      EXPECT_EQ(other.store->stats().recovered, 9u) << "byte " << byte;
+      EXPECT_EQ(other.store->stats().recovered_by_footer, sealed ? 9u : 0u);
+      Waiter<SegmentStore> asks(*other.store);
+      for (std::uint64_t i = 0; i < 9; ++i) EXPECT_EQ(asks.load(i), TierResult::kOk) << i;
+    }
+  }
+}
+
+// Whichever read of open() fails, the file stays as it is, and the next open() finds all of it.
+TEST_F(DiskStore, AReadThatFailsAtOpenRemovesNothing) {
+  store_all(0, 9);
+  std::unique_ptr<SimDisk> unsealed = copy_of(*sim.disk);
+  sim.close();
+  const std::string path = segment_path();
+  for (const bool sealed : {true, false}) {
+    for (const std::int64_t error : {-EIO, -ENOMEM, -EAGAIN}) {
+      for (const std::int64_t spared : {-1, 0, 1, 2, 5}) {  // how many reads of it end well
+        SimStore other;
+        other.disk = copy_of(sealed ? *sim.disk : *unsealed);
+        const std::vector<std::byte> before = other.disk->files.at(path)->data;
+        std::int64_t reads = 0;
+        other.disk->on_call = [&](const SimDisk::Call& call) {
+          const bool is_read = call.path == path && std::string(call.name) == "readv";
+          return SimDisk::Fault{.error = is_read && reads++ >= spared ? error : 0};
+        };
+        const Status status = other.open();
+        ASSERT_TRUE(status.ok()) << status;
+        EXPECT_TRUE(other.store->check_invariants().ok());
+        EXPECT_GE(other.store->stats().bytes, std::int64_t(before.size()));
+        other.close();
+        other.disk->on_call = nullptr;
+        ASSERT_EQ(other.disk->files.count(path), 1u);
+        ASSERT_TRUE(other.open().ok());
+        EXPECT_EQ(other.store->stats().recovered, 9u) << spared << " of " << sealed;
+        Waiter<SegmentStore> asks(*other.store);
+        for (std::uint64_t i = 0; i < 9; ++i) EXPECT_EQ(asks.load(i), TierResult::kOk) << i;
+      }
+    }
+  }
+}
+
+// A bad place in the header of a sealed segment: the footer says as much.
+TEST_F(DiskStore, AnUnreadableHeaderOfASealedSegmentCostsNothing) {
+  store_all(0, 9);
+  sim.close();
+  const std::string path = segment_path();
+  sim.disk->on_call = [&](const SimDisk::Call& call) {
+    const bool bad = call.path == path && std::string(call.name) == "readv" && call.offset == 0;
+    return SimDisk::Fault{.error = bad ? -EIO : 0};
+  };
+  SetUp();
+  for (std::uint64_t i = 0; i < 9; ++i) EXPECT_EQ(load(i), TierResult::kOk) << i;
+  EXPECT_EQ(sim.store->stats().io_errors, 1u);
+}
+
+TEST_F(DiskStore, AFileThatCannotBeReadIsEvictedLikeAnother) {
+  store_all(0, 9);
+  sim.close();
+  const std::string path = segment_path();
+  sim.disk->on_call = [&](const SimDisk::Call& call) {
+    EXPECT_LE(sim.disk->bytes(), sim.options.bytes);
+    const bool bad = call.path == path && std::string(call.name) == "readv";
+    return SimDisk::Fault{.error = bad ? -EIO : 0};
+  };
+  SetUp();
+  EXPECT_EQ(load(0), TierResult::kMiss);
+  store_all(100, 300);
+  EXPECT_EQ(sim.disk->files.count(path), 0u);
+}
+
 // ---- directories ----
 
 TEST_F(DiskStore, ASecondWriterIsRefusedByName) {
@@ -662,6 +834,39 @@ TEST_F(DiskStore, ADirectoryThatGoesAwayTurnsTheTierOff) {
     waiter->now_us += 2'000'000;
   }
   EXPECT_FALSE(sim.store->health().usable);
+}
+
+// Files that are open can be read for ever: what they answer does not say that stores go well.
+TEST_F(DiskStore, LoadsThatSucceedDoNotHideThatStoresCannot) {
+  store_all(0, 3);
+  reopen();
+  sim.disk->on_call = [](const SimDisk::Call& call) {
+    return SimDisk::Fault{.error = std::string(call.name) == "open" ? -ENOENT : 0};
+  };
+  int failed = 0;
+  for (; failed < 20 && sim.store->health().usable; ++failed) {
+    EXPECT_EQ(load(1), TierResult::kOk);
+    store(100 + std::uint64_t(failed));
+    waiter->now_us += 2'000'000;
+  }
+  EXPECT_FALSE(sim.store->health().usable);
+  EXPECT_GE(failed, 8);
+}
+
+// A store that succeeds now and then does: the tier stays.
+TEST_F(DiskStore, AWrittenRecordEndsARowOfFailures) {
+  bool fails = false;  // the next record that is written
+  sim.disk->on_call = [&](const SimDisk::Call& call) {
+    const bool record = call.offset > 0 && std::string(call.name) == "writev";
+    return SimDisk::Fault{.error = record && std::exchange(fails, false) ? -EIO : 0};
+  };
+  for (std::uint64_t i = 0; i < 40; ++i) {
+    fails = i % 4 != 0;
+    EXPECT_EQ(store(i), i % 4 == 0 ? TierResult::kOk : TierResult::kIoError) << i;
+    EXPECT_FALSE(fails);
+    waiter->settle();
+  }
+  EXPECT_TRUE(sim.store->health().usable);
 }
 
 TEST(DiskStoreOptions, AreRefusedByName) {
