@@ -1063,6 +1063,8 @@ KVFOLIO_C_API int32_t kvfolio_token_store_view(const kvfolio_token_store* store,
 //  - num_steps(): the tickets that the caller has not completed yet.
 //  - byte_sink.h: a kvfolio_byte_sink.
 //  - detail of op_log.h: for replay_log() of libkvfolio_tiers.
+//  - metrics.h: text of Prometheus, made of numbers that are here: kvfolio_get_counters(),
+//    kvfolio_usage(), kvfolio_bytes_used(). c_handles.h gives a program in C++ the manager.
 //  - c_handles.h: from these handles to C++.
 //  - The calls of libkvfolio_tiers: kvfolio_tiers.h has them.
 //  - export.h and memory_kind.h: macros, and KVFOLIO_HOST.

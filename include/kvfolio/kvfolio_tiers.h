@@ -232,6 +232,53 @@ typedef struct kvfolio_disk_stats {
 KVFOLIO_C_API int32_t kvfolio_tier_disk_stats(const kvfolio_tier* tier, kvfolio_disk_stats* out,
                                               kvfolio_error* error);
 
+// RedisOptions and RedisTls in redis_tier.h, which says the limits. All texts are copied; null is
+// none, and 0 is the default.
+typedef struct kvfolio_redis_tier_options {
+  uint32_t struct_size;
+  int32_t items_max;            // accepted and not done; 0: 4,096
+  const char* servers;          // "HOST:PORT,HOST:PORT": nodes of one cluster, or one server
+  const char* user;             // of an ACL; null: the default user
+  const char* password;         // null: none
+  const char* key_prefix;       // null: "kvfolio:"
+  const char* tls_ca_file;      // PEM; null: the system's
+  const char* tls_cert_file;    // PEM, of this client; null: none
+  const char* tls_key_file;     // likewise
+  const char* tls_server_name;  // that every certificate must have; null: the host of the node
+  int32_t tls;                  // 1: TLS
+  int32_t reserved;             // 0
+  uint64_t ttl_ms;              // of a record; 0: the server's policy decides
+  int64_t record_bytes_max;     // 0: 4 MiB
+  int64_t bytes_in_flight_max;  // on a connection; 0: 8 MiB
+  int64_t bytes_per_poll;       // 0: 1 MiB
+  uint64_t connect_timeout_us;  // until a connection is greeted; 0: 200,000
+  uint64_t stall_timeout_us;    // without a byte, while a reply is due; 0: 500,000
+  uint64_t breaker_us_min;      // a node that fails is left alone as long; 0: 500,000
+  uint64_t breaker_us_max;      // and longer each time, up to this; 0: 5,000,000
+} kvfolio_redis_tier_options;
+// RedisTier in redis_tier.h, which says the errors: a tier in a Redis Cluster, or in one server.
+// Resolves the names, which may wait for a name server; connects in polls. KVFOLIO_ERR_UNSUPPORTED:
+// the library was built without hiredis.
+KVFOLIO_C_API int32_t kvfolio_tier_create_redis(const kvfolio_redis_tier_options* options,
+                                                kvfolio_tier** out, kvfolio_error* error);
+// RedisCounters in redis_tier.h.
+typedef struct kvfolio_redis_tier_counters {
+  uint32_t struct_size;
+  uint32_t reserved;        // 0
+  uint64_t stores_refused;  // by the server: full, read only, or not allowed
+  uint64_t redirects;       // MOVED and ASK
+  uint64_t retries;         // items that were sent again
+  uint64_t connections;     // that were greeted
+  uint64_t connections_lost;
+  uint64_t replies_refused;  // that did not fit the question
+  uint64_t bytes_sent;
+  uint64_t bytes_received;
+} kvfolio_redis_tier_counters;
+// KVFOLIO_ERR_UNSUPPORTED: a tier of another kind.
+KVFOLIO_C_API int32_t kvfolio_tier_redis_counters(const kvfolio_tier* tier,
+                                                  kvfolio_redis_tier_counters* out,
+                                                  kvfolio_error* error);
+
 // A tier of its own over the records of one in memory, for another manager: each finds what the
 // others computed. The records last as long as one of these tiers. KVFOLIO_ERR_UNSUPPORTED: a tier
 // of another kind.
@@ -259,6 +306,14 @@ KVFOLIO_C_API int32_t kvfolio_tier_get_health(const kvfolio_tier* tier, kvfolio_
                                               kvfolio_error* error);
 KVFOLIO_C_API int32_t kvfolio_tier_close(kvfolio_tier* tier, uint64_t deadline_us,
                                          kvfolio_error* error);
+// At start only, and the one call that waits: until the servers of a tier in Redis have answered.
+// KVFOLIO_ERR_TIMED_OUT says what each said or did not say; the tier goes on trying. Tiers of other
+// kinds are ready as soon as they are made.
+KVFOLIO_C_API int32_t kvfolio_tier_wait_until_ready(kvfolio_tier* tier, uint64_t now_us,
+                                                    uint64_t timeout_us, kvfolio_error* error);
+// Text for people, written as kvfolio_describe() does: of a tier on a disk its directory and sizes,
+// of one in Redis a line for each node, of the others their name.
+KVFOLIO_C_API int64_t kvfolio_tier_describe(const kvfolio_tier* tier, char* out, int64_t capacity);
 
 // ---- offload -----------------------------------------------------------------------------------
 
@@ -398,6 +453,35 @@ KVFOLIO_C_API int32_t kvfolio_offload_get_counters(const kvfolio_offload* offloa
                                                    kvfolio_offload_counters* out,
                                                    kvfolio_error* error);
 
+// Of the tiers that it was created with, in that order.
+KVFOLIO_C_API int32_t kvfolio_offload_num_tiers(const kvfolio_offload* offload);
+// Latencies are counted in so many intervals. Their upper ends are 100, 300, 1,000, 3,000, 10,000,
+// 30,000, 100,000, 300,000 and 1,000,000 us; the last one has none. From submit to the poll that
+// said how it ended.
+enum { KVFOLIO_NUM_LATENCIES = 10 };
+// OffloadTierCounters in offload.h: of one tier, since the Offload was created.
+typedef struct kvfolio_offload_tier_counters {
+  uint32_t struct_size;
+  uint32_t reserved;         // 0
+  uint64_t stores;           // that the tier said are done
+  uint64_t stores_failed;    // that it said are not
+  uint64_t loads;            // that came and verified
+  uint64_t loads_corrupt;    // that came and did not
+  uint64_t loads_failed[8];  // that did not come, by KVFOLIO_TIER_OK ...
+  uint64_t bytes_stored;
+  uint64_t bytes_loaded;            // of loads
+  uint64_t store_latency[10];       // stores by how long they took: KVFOLIO_NUM_LATENCIES
+  uint64_t load_latency[10];        // likewise
+  uint64_t store_us;                // of all together
+  uint64_t load_us;                 // likewise
+  uint64_t stores_failed_in_a_row;  // a tier may be silent about its trouble: watch this
+} kvfolio_offload_tier_counters;
+// `tier`: 0 to kvfolio_offload_num_tiers() - 1.
+KVFOLIO_C_API int32_t kvfolio_offload_get_tier_counters(const kvfolio_offload* offload,
+                                                        int32_t tier,
+                                                        kvfolio_offload_tier_counters* out,
+                                                        kvfolio_error* error);
+
 // ArenaStats in host_arena.h.
 typedef struct kvfolio_arena_stats {
   uint32_t struct_size;
@@ -519,8 +603,12 @@ KVFOLIO_C_API int32_t kvfolio_restored_get(const kvfolio_restored* restored, int
 //  - byte_stream.h: kvfolio_save_file() and kvfolio_restore_file() have its FileSink and
 //  FileSource;
 //    other sinks and sources are functions of the caller.
-//  - DiskTier::describe(), idle(): for people, and kvfolio_offload_drain(); check_disk_directory():
-//  the
-//    command `kvfolio tier check` is this.
+//  - DiskTier::idle(): kvfolio_offload_drain(); check_disk_directory(): the command
+//    `kvfolio tier check` is this.
+//  - Offload::tier(): the caller has the handles that it gave to kvfolio_offload_create().
+//  - snapshot_list.h: the command `kvfolio inspect` lists a snapshot.
+//  - tier_metrics.h (add_metrics(), write_metrics()): text of Prometheus, made of numbers that are
+//    here: kvfolio_offload_get_counters(), kvfolio_offload_get_tier_counters(),
+//    kvfolio_offload_arena(). c_handles.h gives a program in C++ the manager to add.
 //  - OffloadLeft::any(): the four numbers of kvfolio_offload_left say it.
 //  - tiers.hpp: it includes all headers of C++.

@@ -3,6 +3,7 @@
 // Offload.
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 
 #include "tiers_capi/tiers_capi.h"
@@ -92,6 +93,34 @@ Status check_manager(std::string_view call, const kvfolio_offload& offload) {
 void give_forgotten(const Forgotten& forgotten, std::int64_t* blocks, std::int32_t* pins) noexcept {
   if (blocks != nullptr) *blocks = forgotten.blocks;
   if (pins != nullptr) *pins = forgotten.pins;
+}
+
+// The header names the bounds.
+static_assert(OffloadTierCounters::kLatencyUs ==
+              std::array<std::uint64_t, KVFOLIO_NUM_LATENCIES - 1>{
+                  100, 300, 1'000, 3'000, 10'000, 30'000, 100'000, 300'000, 1'000'000});
+
+// Both have as many elements, or this does not compile.
+template <std::size_t kSize>
+void give_array(const std::array<std::uint64_t, kSize>& from, std::uint64_t (&to)[kSize]) noexcept {
+  std::copy(from.begin(), from.end(), to);
+}
+
+kvfolio_offload_tier_counters tier_counters_of(const OffloadTierCounters& from) noexcept {
+  kvfolio_offload_tier_counters to{};
+  to.stores = from.stores;
+  to.stores_failed = from.stores_failed;
+  to.loads = from.loads;
+  to.loads_corrupt = from.loads_corrupt;
+  give_array(from.loads_failed, to.loads_failed);
+  to.bytes_stored = from.bytes_stored;
+  to.bytes_loaded = from.bytes_loaded;
+  give_array(from.store_latency, to.store_latency);
+  give_array(from.load_latency, to.load_latency);
+  to.store_us = from.store_us;
+  to.load_us = from.load_us;
+  to.stores_failed_in_a_row = from.stores_failed_in_a_row;
+  return to;
 }
 
 }  // namespace
@@ -282,6 +311,25 @@ int32_t kvfolio_offload_get_counters(const kvfolio_offload* offload, kvfolio_off
   to.unknown_completions = from.unknown_completions;
   to.manager_forgets = from.manager_forgets;
   write_struct(out, to);
+  return KVFOLIO_OK;
+}
+
+int32_t kvfolio_offload_num_tiers(const kvfolio_offload* offload) {
+  return offload == nullptr ? 0 : static_cast<std::int32_t>(offload->offload->num_tiers());
+}
+
+int32_t kvfolio_offload_get_tier_counters(const kvfolio_offload* offload, int32_t tier,
+                                          kvfolio_offload_tier_counters* out,
+                                          kvfolio_error* error) {
+  const NothingThrown nothing;
+  KVFOLIO_C_NEEDS(offload);
+  KVFOLIO_C_RETURN_IF_ERROR(check_out(__func__, "out", out));
+  const std::int32_t tiers = kvfolio_offload_num_tiers(offload);
+  if (tier < 0 || tier >= tiers) {
+    return answer(error, {ErrorCode::kInvalidArgument,
+                          concat(__func__, ": tier is ", tier, ", of ", tiers, " tiers")});
+  }
+  write_struct(out, tier_counters_of(offload->offload->tier_counters(static_cast<size_t>(tier))));
   return KVFOLIO_OK;
 }
 

@@ -24,6 +24,7 @@
 #include "kvfolio/identity.h"
 #include "kvfolio/kvfolio_tiers.h"
 #include "kvfolio/offload.h"
+#include "kvfolio/redis_tier.h"
 #include "kvfolio/snapshot.h"
 
 // ---- handles -----------------------------------------------------------------------------------
@@ -38,6 +39,7 @@ struct kvfolio_tier {
   std::unique_ptr<kvfolio::Tier> tier;
   kvfolio::ArenaTier* memory = nullptr;  // the tier, if it is one in memory
   kvfolio::DiskTier* disk = nullptr;     // likewise
+  kvfolio::RedisTier* redis = nullptr;   // likewise
   std::string name;
 };
 

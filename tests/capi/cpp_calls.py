@@ -21,7 +21,7 @@ HEADERS = {"manager.h": "", "storage.h": "storage_", "kernels.h": "", "token_sto
            "manager_types.h": "", "step_plan.h": "", "root_key.h": ""}
 # The same of kvfolio_tiers.h.
 TIERS_HEADERS = {"identity.h": "identity_", "tier.h": "tier_", "arena_tier.h": "tier_", "disk_tier.h": "tier_",
-                 "offload.h": "offload_", "snapshot.h": ""}
+                 "redis_tier.h": "tier_", "offload.h": "offload_", "snapshot.h": ""}
 # (header, C++ name): the C function of another name.
 OTHER_NAMES = {
     ("manager.h", "create"): "manager_create",
@@ -45,10 +45,14 @@ OTHER_NAMES = {
     ("disk_tier.h", "open"): "tier_open_disk",
     ("disk_tier.h", "stats"): "tier_disk_stats",
     ("disk_tier.h", "health"): "tier_get_health",
+    ("redis_tier.h", "create"): "tier_create_redis",
+    ("redis_tier.h", "counters"): "tier_redis_counters",
+    ("redis_tier.h", "health"): "tier_get_health",
     ("arena_tier.h", "create"): "tier_create_memory",
     ("arena_tier.h", "another"): "tier_share",
     ("arena_tier.h", "health"): "tier_get_health",
     ("offload.h", "counters"): "offload_get_counters",
+    ("offload.h", "tier_counters"): "offload_get_tier_counters",
     ("offload.h", "to_string"): "load_end_name",
     ("view.h", "k_at"): "view_k",
     ("view.h", "v_at"): "view_v",

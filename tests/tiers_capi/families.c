@@ -104,6 +104,23 @@ static kvfolio_sequence_ready open_from_disk(kvfolio_offload* offload) {
   return ready;
 }
 
+static uint64_t sum_of(const uint64_t* latency) {
+  uint64_t sum = 0;
+  for (int i = 0; i < KVFOLIO_NUM_LATENCIES; ++i) sum += latency[i];
+  return sum;
+}
+
+// Of use_disk(): the first run stores two records, the second one loads them.
+static void check_tier_counters(kvfolio_offload* offload, int run) {
+  CHECK(kvfolio_offload_num_tiers(offload) == 1);
+  kvfolio_offload_tier_counters c = {.struct_size = sizeof c};
+  MUST(kvfolio_offload_get_tier_counters(offload, 0, &c, &g_error));
+  CHECK(c.stores == (run == 0 ? 2u : 0u) && sum_of(c.store_latency) == c.stores);
+  CHECK(c.loads == (run == 0 ? 0u : 2u) && sum_of(c.load_latency) == c.loads);
+  CHECK((c.bytes_stored > 0) == (run == 0) && (c.bytes_loaded > 0) == (run == 1));
+  CHECK(c.stores_failed == 0 && c.loads_corrupt == 0 && c.stores_failed_in_a_row == 0);
+}
+
 // The records of a disk outlive their tier.
 static void use_disk(void) {
   CHECK(system("rm -rf kvfolio_tiers_capi_disk") == 0);
@@ -128,11 +145,49 @@ static void use_disk(void) {
     MUST(kvfolio_tier_disk_stats(tier, &stats, &g_error));
     CHECK(stats.records == 2 && stats.stored == (run == 0 ? 2u : 0u));
     CHECK(stats.recovered == (run == 0 ? 0u : 2u));
+    check_tier_counters(offload, run);
+    char text[256];
+    CHECK(kvfolio_tier_describe(tier, text, sizeof text) > 0 && strstr(text, directory) != NULL);
     kvfolio_offload_destroy(offload);
     kvfolio_manager_destroy(manager);
     kvfolio_tier_destroy(tier);
   }
   CHECK(system("rm -rf kvfolio_tiers_capi_disk") == 0);
+}
+
+// No server is there: the tier is made, says so, and goes on trying.
+static void use_redis(void) {
+  const kvfolio_redis_tier_options options = {
+      .struct_size = sizeof options, .servers = "127.0.0.1:1", .password = "secret"};
+  kvfolio_tier* tier = NULL;
+  const int32_t code = kvfolio_tier_create_redis(&options, &tier, &g_error);
+  if (code == KVFOLIO_ERR_UNSUPPORTED) {
+    CHECK(tier == NULL && strstr(g_error.message, "built without hiredis") != NULL);
+    return;
+  }
+  MUST(code);
+  CHECK(strcmp(kvfolio_tier_name(tier), "redis") == 0 && kvfolio_tier_event_fd(tier) >= 0);
+  int64_t most = 0;
+  MUST(kvfolio_tier_limits(tier, &most, NULL, &g_error));
+  CHECK(most == 4 << 20);
+  CHECK(kvfolio_tier_wait_until_ready(tier, 1, 20000, &g_error) == KVFOLIO_ERR_TIMED_OUT);
+  CHECK(strstr(g_error.message, "did not answer within 20 ms") != NULL);
+  CHECK(strstr(g_error.message, "127.0.0.1:1") != NULL);
+  char text[512];
+  const int64_t bytes = kvfolio_tier_describe(tier, text, sizeof text);
+  CHECK(bytes > 0 && bytes == (int64_t)strlen(text) && strstr(text, "127.0.0.1:1") != NULL);
+  CHECK(strstr(text, "secret") == NULL);
+  kvfolio_redis_tier_counters counters = {.struct_size = sizeof counters, .bytes_sent = 5};
+  MUST(kvfolio_tier_redis_counters(tier, &counters, &g_error));
+  CHECK(counters.connections == 0 && counters.bytes_sent == 0);
+  kvfolio_tier_destroy(tier);
+}
+
+static void describe_tier(kvfolio_tier* tier, const char* should) {
+  char text[8] = "1234567";
+  CHECK(kvfolio_tier_describe(tier, NULL, 0) == (int64_t)strlen(should));
+  CHECK(kvfolio_tier_describe(tier, text, 4) == (int64_t)strlen(should));
+  CHECK(strncmp(text, should, 3) == 0 && text[3] == 0 && strcmp(text + 4, "567") == 0);
 }
 
 void call_tiers(void) {
@@ -147,6 +202,7 @@ void call_tiers(void) {
   int64_t alignment = 0;
   MUST(kvfolio_tier_limits(tier, &most, &alignment, &g_error));
   CHECK(most == 1 << 20 && alignment == 64);
+  describe_tier(tier, "toy");
   use_tier(tier, 100);
   MUST(kvfolio_tier_close(tier, 0, &g_error));
   kvfolio_tier* other = NULL;
@@ -161,6 +217,10 @@ void call_tiers(void) {
   kvfolio_manager_destroy(manager);
   CHECK(strcmp(kvfolio_tier_name(tier), "memory") == 0 && kvfolio_tier_event_fd(tier) == -1);
   MUST(kvfolio_tier_limits(tier, &most, NULL, &g_error));
+  describe_tier(tier, "memory");
+  MUST(kvfolio_tier_wait_until_ready(tier, 1, 0, &g_error));
+  kvfolio_redis_tier_counters redis = {.struct_size = sizeof redis};
+  CHECK(kvfolio_tier_redis_counters(tier, &redis, &g_error) == KVFOLIO_ERR_UNSUPPORTED);
   use_tier(tier, most);
   MUST(kvfolio_tier_share(tier, &other, &g_error));
   kvfolio_tier_destroy(tier);
@@ -169,6 +229,7 @@ void call_tiers(void) {
   CHECK(one_item(other, KVFOLIO_TIER_EXISTS, key, NULL, 0).result == KVFOLIO_TIER_OK);
   kvfolio_tier_destroy(other);
   use_disk();
+  use_redis();
 }
 
 void call_offload(void) {
@@ -188,6 +249,7 @@ void call_offload(void) {
   kvfolio_arena_stats stats = {.struct_size = sizeof stats};
   MUST(kvfolio_offload_arena(offload, &stats, &g_error));
   CHECK(stats.bytes == 1 << 16 && stats.records == 2 && stats.pins == 0);
+  CHECK(kvfolio_offload_num_tiers(offload) == 0);
   int32_t unit = kvfolio_identity_unit(kvfolio_offload_identity(offload));
   CHECK(unit == 4);
   kvfolio_identity_destroy(kvfolio_offload_identity(offload));  // does nothing

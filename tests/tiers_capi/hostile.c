@@ -37,7 +37,9 @@ static struct {
     kvfolio_text text;
     kvfolio_tier_health health;
     kvfolio_disk_stats disk;
+    kvfolio_redis_tier_counters redis;
     kvfolio_offload_counters counters;
+    kvfolio_offload_tier_counters tier_counters;
     kvfolio_arena_stats arena;
     kvfolio_save_stats saved;
     kvfolio_restore_stats stats;
@@ -232,6 +234,54 @@ static void bad_disks(void) {
   BAD(kvfolio_tier_disk_stats(w.tier, &w.out.disk, E));  // of another kind
 }
 
+static void bad_redis(void) {
+  kvfolio_redis_tier_options o;
+#define BAD_FIELD(field, value)                                                          \
+  do {                                                                                   \
+    o = (kvfolio_redis_tier_options){.struct_size = sizeof o, .servers = "127.0.0.1:1"}; \
+    o.field = value;                                                                     \
+    BAD(kvfolio_tier_create_redis(&o, &w.out.tier, E));                                  \
+  } while (0)
+  BAD_FIELD(struct_size, 0);
+  BAD_FIELD(struct_size, 4097);
+  BAD_FIELD(items_max, -1);
+  BAD_FIELD(items_max, INT_MAX);
+  BAD_FIELD(servers, NULL);
+  BAD_FIELD(servers, "");
+  BAD_FIELD(servers, ",");
+  BAD_FIELD(servers, "127.0.0.1");
+  BAD_FIELD(servers, "127.0.0.1:0");
+  BAD_FIELD(servers, "127.0.0.1:65536");
+  BAD_FIELD(servers, "127.0.0.1:1,:2");
+  BAD_FIELD(user, "someone");  // without a password
+  BAD_FIELD(key_prefix, "{slot}");
+  BAD_FIELD(key_prefix, "12345678901234567890123456789012345678901234567890123456789012345");
+  BAD_FIELD(record_bytes_max, -1);
+  BAD_FIELD(record_bytes_max, INT64_MAX);
+  BAD_FIELD(bytes_in_flight_max, INT64_MIN);
+  BAD_FIELD(bytes_per_poll, -1);
+  BAD_FIELD(connect_timeout_us, UINT64_MAX);
+  BAD_FIELD(stall_timeout_us, UINT64_MAX);
+  BAD_FIELD(breaker_us_min, 5000001);  // above the largest
+  BAD_FIELD(breaker_us_max, 1);        // below the smallest
+  BAD_FIELD(breaker_us_max, UINT64_MAX);
+#undef BAD_FIELD
+  o = (kvfolio_redis_tier_options){
+      .struct_size = sizeof o, .servers = "127.0.0.1:1", .tls = 1, .tls_ca_file = "/no/such/file"};
+  BAD(kvfolio_tier_create_redis(&o, &w.out.tier, E));
+  o.tls_ca_file = NULL;
+  o.tls_cert_file = "/dev/null";  // without a key
+  BAD(kvfolio_tier_create_redis(&o, &w.out.tier, E));
+  o.tls_key_file = "/dev/null";
+  BAD(kvfolio_tier_create_redis(&o, &w.out.tier, E));
+  BAD(kvfolio_tier_create_redis(NULL, &w.out.tier, E));
+  BAD(kvfolio_tier_create_redis(&o, NULL, E));
+  BAD(kvfolio_tier_redis_counters(NULL, &w.out.redis, E));
+  BAD(kvfolio_tier_redis_counters(w.tier, NULL, E));
+  BAD(kvfolio_tier_redis_counters(w.tier, &w.out.redis, E));  // of another kind
+  BAD(kvfolio_tier_wait_until_ready(NULL, 1, 1, E));
+}
+
 static void hostile_tiers(void) {
   bad_functions();
   BAD(kvfolio_tier_create_memory(NULL, 1 << 16, NULL, &w.out.tier, E));
@@ -249,6 +299,7 @@ static void hostile_tiers(void) {
   BAD(kvfolio_tier_create_memory(w.manager, 1 << 16, &resource, &w.out.tier, E));
   CHECK(memory.bytes_out == 0);
   bad_disks();
+  bad_redis();
   BAD(kvfolio_tier_share(NULL, &w.out.tier, E));
   BAD(kvfolio_tier_share(w.tier, &w.out.tier, E));
   BAD(kvfolio_tier_share(w.tier, NULL, E));
@@ -371,6 +422,12 @@ static void hostile_offload(void) {
   BAD(kvfolio_offload_drain(w.offload, 1, NULL, E));
   BAD(kvfolio_offload_get_counters(NULL, &w.out.counters, E));
   BAD(kvfolio_offload_get_counters(w.offload, NULL, E));
+  kvfolio_offload_tier_counters* const of_tier = &w.out.tier_counters;
+  BAD(kvfolio_offload_get_tier_counters(NULL, 0, of_tier, E));
+  BAD(kvfolio_offload_get_tier_counters(w.offload, 0, of_tier, E));  // it has none
+  BAD(kvfolio_offload_get_tier_counters(w.offload, -1, of_tier, E));
+  BAD(kvfolio_offload_get_tier_counters(w.offload, INT_MAX, of_tier, E));
+  BAD(kvfolio_offload_get_tier_counters(w.offload, 0, NULL, E));
   BAD(kvfolio_offload_arena(NULL, &w.out.arena, E));
   BAD(kvfolio_offload_arena(w.offload, NULL, E));
   BAD(kvfolio_offload_check_invariants(NULL, E));
@@ -469,6 +526,10 @@ static void null_handles_are_nothing(void) {
   CHECK(kvfolio_identity_unit(NULL) == 0 && kvfolio_identity_num_groups(NULL) == 0);
   CHECK(kvfolio_identity_num_fields(NULL) == 0 && kvfolio_restored_num_sequences(NULL) == 0);
   CHECK(kvfolio_tier_name(NULL) == NULL && kvfolio_tier_event_fd(NULL) == -1);
+  char text[4] = "abc";
+  CHECK(kvfolio_tier_describe(NULL, text, 4) == 0 && strcmp(text, "abc") == 0);
+  CHECK(kvfolio_tier_describe(w.tier, text, INT64_MIN) == 3 && strcmp(text, "abc") == 0);
+  CHECK(kvfolio_offload_num_tiers(NULL) == 0);
   kvfolio_tier_done done = {1, 2, 3};
   CHECK(kvfolio_tier_poll(NULL, 0, &done, 1) == 0 && kvfolio_tier_poll(w.tier, 0, NULL, 1) == 0);
   CHECK(kvfolio_tier_poll(w.tier, 0, &done, -1) == 0 && done.tag == 1);
@@ -502,6 +563,8 @@ static void make_world(ToyFile* file) {
   memset(&w, 0, sizeof w);
   w.file = file;
   w.out.disk.struct_size = sizeof w.out.disk;
+  w.out.redis.struct_size = sizeof w.out.redis;
+  w.out.tier_counters.struct_size = sizeof w.out.tier_counters;
   w.group = small_group();
   kvfolio_manager_options options = {.list_findable = 1};
   w.without_storage = manager_of(options, 0);

@@ -13,6 +13,9 @@ static kvfolio_group_spec group;
 static kvfolio_manager* manager;
 static kvfolio_sequence sequence;
 static kvfolio_offload* offload;
+static kvfolio_manager* other_manager;
+static kvfolio_offload* with_tier;
+static kvfolio_tier* used_tier;
 static kvfolio_identity* names;
 static kvfolio_tier* tier;
 static kvfolio_restored* restored;
@@ -46,6 +49,12 @@ void make_subjects(void) {
   toy_compute(manager, sequence, kTokens, 0, 8);
   toy_settle(offload);
   MUST(kvfolio_tier_create_memory(manager, 1 << 16, NULL, &tier, &g_error));
+  // Its counters are not all 0.
+  other_manager = toy_manager(16);
+  MUST(kvfolio_tier_share(tier, &used_tier, &g_error));
+  with_tier = toy_offload(other_manager, used_tier);
+  toy_say(other_manager, kTokens, 8);
+  toy_settle(with_tier);
   const kvfolio_byte_sink sink = {.struct_size = sizeof sink, .context = &file, .write = toy_write};
   kvfolio_save_list* list = NULL;
   MUST(kvfolio_save_list_create(&list, &g_error));
@@ -72,6 +81,9 @@ void make_subjects(void) {
 void destroy_subjects(void) {
   MUST(kvfolio_offload_check_invariants(offload, &g_error));
   kvfolio_restored_destroy(restored);
+  kvfolio_offload_destroy(with_tier);
+  kvfolio_tier_destroy(used_tier);
+  kvfolio_manager_destroy(other_manager);
   kvfolio_tier_destroy(tier);
   kvfolio_offload_destroy(offload);
   kvfolio_manager_destroy(manager);
@@ -213,6 +225,40 @@ static void run_disk(void* given, char* text) {
   kvfolio_tier_destroy(made);
 }
 
+// No server is asked: it is seen from the limits, and from errors, that fields were read.
+static const kvfolio_redis_tier_options kRedis = {.struct_size = sizeof kRedis,
+                                                  .items_max = 3,
+                                                  .servers = "127.0.0.1:1",
+                                                  .user = "u",
+                                                  .password = "p",
+                                                  .key_prefix = "k:",
+                                                  .tls_server_name = "s",
+                                                  .ttl_ms = 1,
+                                                  .record_bytes_max = 1000,
+                                                  .bytes_in_flight_max = 2,
+                                                  .bytes_per_poll = 3,
+                                                  .connect_timeout_us = 4,
+                                                  .stall_timeout_us = 5,
+                                                  .breaker_us_min = 6,
+                                                  .breaker_us_max = 7};
+static void run_redis(void* given, char* text) {
+  kvfolio_tier* made = NULL;
+  const int32_t code = kvfolio_tier_create_redis(given, &made, &g_error);
+  if (code == KVFOLIO_ERR_UNSUPPORTED) {
+    say(text, 0, "built without hiredis");
+    return;
+  }
+  int64_t most = 0;
+  int64_t accepted = 0;
+  if (code == 0) {
+    MUST(kvfolio_tier_limits(made, &most, NULL, &g_error));
+    const kvfolio_tier_item items[4] = {{.tag = 0}, {.tag = 1}, {.tag = 2}, {.tag = 3}};
+    MUST(kvfolio_tier_submit(made, KVFOLIO_TIER_EXISTS, items, 4, 1, &accepted, &g_error));
+  }
+  say(text, code, "%d %d", (int)most, (int)accepted);
+  kvfolio_tier_destroy(made);
+}
+
 static const kvfolio_save_options kSave = {.struct_size = sizeof kSave, .no_prefix_cache = 1};
 static void run_save(void* given, char* text) {
   kvfolio_save_stats stats = {.struct_size = sizeof stats};
@@ -231,11 +277,23 @@ static void run_disk_stats(void* given, char* text) {
   say(text, kvfolio_tier_disk_stats(made, given, &g_error), "");
   kvfolio_tier_destroy(made);
 }
+#ifndef KVFOLIO_WITHOUT_HIREDIS
+static void run_redis_counters(void* given, char* text) {
+  kvfolio_tier* made = NULL;
+  MUST(kvfolio_tier_create_redis(&kRedis, &made, &g_error));
+  say(text, kvfolio_tier_redis_counters(made, given, &g_error), "");
+  kvfolio_tier_destroy(made);
+}
+static const kvfolio_redis_tier_counters kRedisCounters = {.struct_size = sizeof kRedisCounters};
+#endif
 static void run_left(void* given, char* text) {
   say(text, kvfolio_offload_drain(offload, 1, given, &g_error), "");
 }
 static void run_counters(void* given, char* text) {
   say(text, kvfolio_offload_get_counters(offload, given, &g_error), "");
+}
+static void run_tier_counters(void* given, char* text) {
+  say(text, kvfolio_offload_get_tier_counters(with_tier, 0, given, &g_error), "");
 }
 static void run_arena(void* given, char* text) {
   say(text, kvfolio_offload_arena(offload, given, &g_error), "");
@@ -255,6 +313,7 @@ static const kvfolio_tier_health kHealth = {.struct_size = sizeof kHealth};
 static const kvfolio_disk_stats kDiskStats = {.struct_size = sizeof kDiskStats};
 static const kvfolio_offload_left kLeft = {.struct_size = sizeof kLeft};
 static const kvfolio_offload_counters kCounters = {.struct_size = sizeof kCounters};
+static const kvfolio_offload_tier_counters kTierCounters = {.struct_size = sizeof kTierCounters};
 static const kvfolio_arena_stats kArena = {.struct_size = sizeof kArena};
 static const kvfolio_save_stats kSaveStats = {.struct_size = sizeof kSaveStats};
 static const kvfolio_restore_stats kRestoreStats = {.struct_size = sizeof kRestoreStats};
@@ -273,8 +332,16 @@ const StructCase kStructCases[] = {
     {"kvfolio_tier_health", "health", &kHealth, sizeof kHealth, kOutput, run_health},
     {"kvfolio_disk_options", "open_disk", &kDisk, sizeof kDisk, kInput, run_disk},
     {"kvfolio_disk_stats", "disk_stats", &kDiskStats, sizeof kDiskStats, kOutput, run_disk_stats},
+    {"kvfolio_redis_tier_options", "create_redis", &kRedis, sizeof kRedis, kPointersInput,
+     run_redis},
+#ifndef KVFOLIO_WITHOUT_HIREDIS
+    {"kvfolio_redis_tier_counters", "redis_counters", &kRedisCounters, sizeof kRedisCounters,
+     kOutput, run_redis_counters},
+#endif
     {"kvfolio_offload_left", "drain", &kLeft, sizeof kLeft, kOutput, run_left},
     {"kvfolio_offload_counters", "counters", &kCounters, sizeof kCounters, kOutput, run_counters},
+    {"kvfolio_offload_tier_counters", "tier_counters", &kTierCounters, sizeof kTierCounters,
+     kOutput, run_tier_counters},
     {"kvfolio_arena_stats", "arena", &kArena, sizeof kArena, kOutput, run_arena},
     {"kvfolio_save_stats", "save", &kSaveStats, sizeof kSaveStats, kOutput, run_save_stats},
     {"kvfolio_restore_stats", "stats", &kRestoreStats, sizeof kRestoreStats, kOutput,
@@ -284,9 +351,14 @@ const StructCase kStructCases[] = {
 };
 const int kNumStructCases = sizeof kStructCases / sizeof kStructCases[0];
 
-static int every_struct_has_one(const char* name) {
+// Without hiredis no tier has these counters.
+static int has_no_case(const char* name) {
+#ifdef KVFOLIO_WITHOUT_HIREDIS
+  return strcmp(name, "kvfolio_redis_tier_counters") == 0;
+#else
   (void)name;
   return 0;
+#endif
 }
 
-int main(void) { return check_struct_cases(every_struct_has_one); }
+int main(void) { return check_struct_cases(has_no_case); }

@@ -32,6 +32,7 @@ pub const KVFOLIO_LOAD_RECOMPUTE: i32 = 3;
 pub const KVFOLIO_LOAD_TIMEOUT: i32 = 4;
 pub const KVFOLIO_LOAD_NO_BLOCKS: i32 = 5;
 pub const KVFOLIO_LOAD_FORGOTTEN: i32 = 6;
+pub const KVFOLIO_NUM_LATENCIES: i32 = 10;
 
 
 /// A handle: only pointers to it exist.
@@ -403,6 +404,104 @@ impl Default for kvfolio_disk_stats {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
+pub struct kvfolio_redis_tier_options {
+    pub struct_size: u32,
+    pub items_max: i32,
+    pub servers: *const c_char,
+    pub user: *const c_char,
+    pub password: *const c_char,
+    pub key_prefix: *const c_char,
+    pub tls_ca_file: *const c_char,
+    pub tls_cert_file: *const c_char,
+    pub tls_key_file: *const c_char,
+    pub tls_server_name: *const c_char,
+    pub tls: i32,
+    pub reserved: i32,
+    pub ttl_ms: u64,
+    pub record_bytes_max: i64,
+    pub bytes_in_flight_max: i64,
+    pub bytes_per_poll: i64,
+    pub connect_timeout_us: u64,
+    pub stall_timeout_us: u64,
+    pub breaker_us_min: u64,
+    pub breaker_us_max: u64,
+}
+
+impl kvfolio_redis_tier_options {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_redis_tier_options {
+        kvfolio_redis_tier_options {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            items_max: 0,
+            servers: std::ptr::null(),
+            user: std::ptr::null(),
+            password: std::ptr::null(),
+            key_prefix: std::ptr::null(),
+            tls_ca_file: std::ptr::null(),
+            tls_cert_file: std::ptr::null(),
+            tls_key_file: std::ptr::null(),
+            tls_server_name: std::ptr::null(),
+            tls: 0,
+            reserved: 0,
+            ttl_ms: 0,
+            record_bytes_max: 0,
+            bytes_in_flight_max: 0,
+            bytes_per_poll: 0,
+            connect_timeout_us: 0,
+            stall_timeout_us: 0,
+            breaker_us_min: 0,
+            breaker_us_max: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_redis_tier_options {
+    fn default() -> kvfolio_redis_tier_options {
+        kvfolio_redis_tier_options::new()
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvfolio_redis_tier_counters {
+    pub struct_size: u32,
+    pub reserved: u32,
+    pub stores_refused: u64,
+    pub redirects: u64,
+    pub retries: u64,
+    pub connections: u64,
+    pub connections_lost: u64,
+    pub replies_refused: u64,
+    pub bytes_sent: u64,
+    pub bytes_received: u64,
+}
+
+impl kvfolio_redis_tier_counters {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_redis_tier_counters {
+        kvfolio_redis_tier_counters {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            reserved: 0,
+            stores_refused: 0,
+            redirects: 0,
+            retries: 0,
+            connections: 0,
+            connections_lost: 0,
+            replies_refused: 0,
+            bytes_sent: 0,
+            bytes_received: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_redis_tier_counters {
+    fn default() -> kvfolio_redis_tier_counters {
+        kvfolio_redis_tier_counters::new()
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
 pub struct kvfolio_offload_tier {
     pub struct_size: u32,
     pub policy: i32,
@@ -571,6 +670,53 @@ impl kvfolio_offload_counters {
 impl Default for kvfolio_offload_counters {
     fn default() -> kvfolio_offload_counters {
         kvfolio_offload_counters::new()
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvfolio_offload_tier_counters {
+    pub struct_size: u32,
+    pub reserved: u32,
+    pub stores: u64,
+    pub stores_failed: u64,
+    pub loads: u64,
+    pub loads_corrupt: u64,
+    pub loads_failed: [u64; 8],
+    pub bytes_stored: u64,
+    pub bytes_loaded: u64,
+    pub store_latency: [u64; 10],
+    pub load_latency: [u64; 10],
+    pub store_us: u64,
+    pub load_us: u64,
+    pub stores_failed_in_a_row: u64,
+}
+
+impl kvfolio_offload_tier_counters {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_offload_tier_counters {
+        kvfolio_offload_tier_counters {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            reserved: 0,
+            stores: 0,
+            stores_failed: 0,
+            loads: 0,
+            loads_corrupt: 0,
+            loads_failed: [0; 8],
+            bytes_stored: 0,
+            bytes_loaded: 0,
+            store_latency: [0; 10],
+            load_latency: [0; 10],
+            store_us: 0,
+            load_us: 0,
+            stores_failed_in_a_row: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_offload_tier_counters {
+    fn default() -> kvfolio_offload_tier_counters {
+        kvfolio_offload_tier_counters::new()
     }
 }
 
@@ -784,6 +930,8 @@ extern "C" {
     pub fn kvfolio_tier_create_memory(manager: *mut kvfolio_manager, bytes: i64, resource: *const kvfolio_memory_resource, out: *mut *mut kvfolio_tier, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_tier_open_disk(directory: *const c_char, options: *const kvfolio_disk_options, out: *mut *mut kvfolio_tier, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_tier_disk_stats(tier: *const kvfolio_tier, out: *mut kvfolio_disk_stats, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_tier_create_redis(options: *const kvfolio_redis_tier_options, out: *mut *mut kvfolio_tier, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_tier_redis_counters(tier: *const kvfolio_tier, out: *mut kvfolio_redis_tier_counters, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_tier_share(memory: *const kvfolio_tier, out: *mut *mut kvfolio_tier, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_tier_destroy(tier: *mut kvfolio_tier);
     pub fn kvfolio_tier_name(tier: *const kvfolio_tier) -> *const c_char;
@@ -793,6 +941,8 @@ extern "C" {
     pub fn kvfolio_tier_event_fd(tier: *const kvfolio_tier) -> i32;
     pub fn kvfolio_tier_get_health(tier: *const kvfolio_tier, out: *mut kvfolio_tier_health, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_tier_close(tier: *mut kvfolio_tier, deadline_us: u64, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_tier_wait_until_ready(tier: *mut kvfolio_tier, now_us: u64, timeout_us: u64, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_tier_describe(tier: *const kvfolio_tier, out: *mut c_char, capacity: i64) -> i64;
     pub fn kvfolio_offload_create(manager: *mut kvfolio_manager, model: *const kvfolio_model_identity, options: *const kvfolio_offload_options, tiers: *const kvfolio_offload_tier, num_tiers: i32, resource: *const kvfolio_memory_resource, out: *mut *mut kvfolio_offload, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_offload_destroy(offload: *mut kvfolio_offload);
     pub fn kvfolio_offload_is_of(offload: *const kvfolio_offload, manager: *const kvfolio_manager) -> i32;
@@ -807,6 +957,8 @@ extern "C" {
     pub fn kvfolio_offload_reset(offload: *mut kvfolio_offload, blocks: *mut i64, pins: *mut i32, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_offload_epoch(offload: *const kvfolio_offload) -> u64;
     pub fn kvfolio_offload_get_counters(offload: *const kvfolio_offload, out: *mut kvfolio_offload_counters, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_offload_num_tiers(offload: *const kvfolio_offload) -> i32;
+    pub fn kvfolio_offload_get_tier_counters(offload: *const kvfolio_offload, tier: i32, out: *mut kvfolio_offload_tier_counters, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_offload_arena(offload: *const kvfolio_offload, out: *mut kvfolio_arena_stats, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_offload_identity(offload: *mut kvfolio_offload) -> *mut kvfolio_identity;
     pub fn kvfolio_offload_check_invariants(offload: *const kvfolio_offload, error: *mut kvfolio_error) -> i32;

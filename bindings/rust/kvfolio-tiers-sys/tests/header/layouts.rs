@@ -15,11 +15,14 @@ layouts! {
     kvfolio_tier_functions: struct_size data_alignment record_bytes_max name context submit poll event_fd health close destroy;
     kvfolio_disk_options: struct_size engine bytes segment_bytes num_threads queue_depth no_direct reserved queued_bytes_max scrub_bytes_per_s;
     kvfolio_disk_stats: struct_size reserved bytes records segments recovered recovered_by_footer stored stored_bytes loaded loaded_bytes corrupt io_errors no_space dropped evicted reinserted scrubbed_bytes;
+    kvfolio_redis_tier_options: struct_size items_max servers user password key_prefix tls_ca_file tls_cert_file tls_key_file tls_server_name tls reserved ttl_ms record_bytes_max bytes_in_flight_max bytes_per_poll connect_timeout_us stall_timeout_us breaker_us_min breaker_us_max;
+    kvfolio_redis_tier_counters: struct_size reserved stores_refused redirects retries connections connections_lost replies_refused bytes_sent bytes_received;
     kvfolio_offload_tier: struct_size policy tier store_bytes_max load_bytes_max;
     kvfolio_offload_options: struct_size reserved arena_bytes bytes_per_poll timeout_us copy_timeout_us load_bytes_per_s prefill_tokens_per_s epoch;
     kvfolio_sequence_ready: sequence cached_tokens why;
     kvfolio_offload_left: struct_size blocks stores loads questions;
     kvfolio_offload_counters: struct_size reserved stores stores_dropped loads tokens_loaded arena_corrupt tier_stores tier_stores_dropped tier_loads tier_misses tier_corrupt requests requests_canceled requests_timed_out unknown_completions manager_forgets;
+    kvfolio_offload_tier_counters: struct_size reserved stores stores_failed loads loads_corrupt loads_failed bytes_stored bytes_loaded store_latency load_latency store_us load_us stores_failed_in_a_row;
     kvfolio_arena_stats: struct_size reserved bytes bytes_published records pins writing quarantined evictions refusals;
     kvfolio_byte_source: struct_size reserved context size read_at;
     kvfolio_save_options: struct_size no_prefix_cache;
@@ -57,4 +60,5 @@ constants! {
     KVFOLIO_LOAD_TIMEOUT;
     KVFOLIO_LOAD_NO_BLOCKS;
     KVFOLIO_LOAD_FORGOTTEN;
+    KVFOLIO_NUM_LATENCIES;
 }
