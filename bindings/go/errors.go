@@ -32,7 +32,7 @@ const (
 	ErrOutOfMemory Code = C.KVFOLIO_ERR_OUT_OF_MEMORY
 	// ErrUnsupported: valid, but this build or configuration cannot do it.
 	ErrUnsupported Code = C.KVFOLIO_ERR_UNSUPPORTED
-	// ErrUnavailable is not used yet.
+	// ErrUnavailable: a file or a medium cannot be reached, or fails.
 	ErrUnavailable Code = C.KVFOLIO_ERR_UNAVAILABLE
 	// ErrTimedOut is not used yet.
 	ErrTimedOut Code = C.KVFOLIO_ERR_TIMED_OUT

@@ -5,6 +5,7 @@ package kvfolio_test
 import (
 	"errors"
 	"fmt"
+	"os"
 
 	kvfolio "github.com/kvfolio/kvfolio/bindings/go"
 )
@@ -91,4 +92,21 @@ func ExampleCache_BeginLoad() {
 	check(err)
 	fmt.Println(stand, "of", len(prompt), "tokens need not be computed")
 	// Output: 8 of 9 tokens need not be computed
+}
+
+// Every call and its answer go to a file that `kvfolio inspect --replay` repeats.
+func ExampleCache_Record() {
+	directory, err := os.MkdirTemp("", "kvfolio")
+	check(err)
+	defer os.RemoveAll(directory)
+	log, err := kvfolio.NewOpLog(directory+"/calls.oplog", false)
+	check(err)
+	defer log.Close()
+	cache := newCache(8)
+	defer cache.Close()
+	check(cache.Record(log)) // before the first call that changes it
+	compute(cache, []int32{1, 2, 3, 4, 5})
+	check(cache.Record(nil)) // the log is whole
+	fmt.Println(log.NumCalls(), "calls,", log.Status())
+	// Output: 4 calls, <nil>
 }

@@ -803,6 +803,11 @@ KVFOLIO_C_API int32_t kvfolio_check_invariants(const kvfolio_manager* manager,
 // holds the tokens of prompts.
 typedef struct kvfolio_op_log kvfolio_op_log;
 
+// `fd`: an open file, which becomes the log's and is closed with it, unless this fails; the library
+// itself opens none. Give it mode 0600. With flush_each_call the arguments of a call are written
+// before the call is made.
+KVFOLIO_C_API int32_t kvfolio_op_log_create_fd(int32_t fd, int32_t flush_each_call,
+                                               kvfolio_op_log** out, kvfolio_error* error);
 // Takes bytes in order. write() takes all of them and returns 0, or the KVFOLIO_ERR_* that says why
 // it cannot (another number: KVFOLIO_ERR_UNAVAILABLE). It calls nothing of the manager.
 typedef struct kvfolio_byte_sink {
@@ -811,8 +816,7 @@ typedef struct kvfolio_byte_sink {
   void* context;
   int32_t (*write)(void* context, const void* bytes, int64_t num_bytes);
 } kvfolio_byte_sink;
-// The sink is copied; its function and context are used until the log is destroyed. With
-// flush_each_call the arguments of a call are written before the call is made.
+// The sink is copied; its function and context are used until the log is destroyed.
 KVFOLIO_C_API int32_t kvfolio_op_log_create(const kvfolio_byte_sink* sink, int32_t flush_each_call,
                                             kvfolio_op_log** out, kvfolio_error* error);
 // From now on each call that changes the manager is written down; call it before the first of them.

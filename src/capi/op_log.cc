@@ -2,6 +2,12 @@
 //
 // The operation log.
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
 #include "capi/capi.h"
 
 namespace kvfolio::capi {
@@ -22,6 +28,30 @@ class CallerSink final : public ByteSink {
   kvfolio_byte_sink sink_;
 };
 
+// Owns the descriptor.
+class DescriptorSink final : public ByteSink {
+ public:
+  explicit DescriptorSink(int fd) noexcept : fd_(fd) {}
+  ~DescriptorSink() override { ::close(fd_); }
+  DescriptorSink(const DescriptorSink&) = delete;
+  DescriptorSink& operator=(const DescriptorSink&) = delete;
+  Status write(std::span<const std::byte> bytes) override {
+    while (!bytes.empty()) {
+      const ssize_t n = ::write(fd_, bytes.data(), bytes.size());
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) {
+        return {ErrorCode::kUnavailable, concat("the operation log cannot be written: ",
+                                                n < 0 ? strerrordesc_np(errno) : "")};
+      }
+      bytes = bytes.subspan(static_cast<std::size_t>(n));
+    }
+    return {};
+  }
+
+ private:
+  int fd_;
+};
+
 std::int32_t give(std::string_view call, std::unique_ptr<ByteSink> sink,
                   std::int32_t flush_each_call, kvfolio_op_log** out, kvfolio_error* error) {
   auto* const log = new (std::nothrow) kvfolio_op_log{};
@@ -39,6 +69,17 @@ using namespace kvfolio;        // NOLINT(google-build-using-namespace)
 using namespace kvfolio::capi;  // NOLINT(google-build-using-namespace)
 
 extern "C" {
+
+int32_t kvfolio_op_log_create_fd(int32_t fd, int32_t flush_each_call, kvfolio_op_log** out,
+                                 kvfolio_error* error) {
+  KVFOLIO_C_NEEDS(out);
+  const int flags = ::fcntl(fd, F_GETFL);
+  if (flags < 0 || (flags & O_ACCMODE) == O_RDONLY) {
+    return answer(error, {ErrorCode::kInvalidArgument,
+                          concat(__func__, ": fd is ", fd, ", which is not open for writing")});
+  }
+  return give(__func__, std::make_unique<DescriptorSink>(fd), flush_each_call, out, error);
+}
 
 int32_t kvfolio_op_log_create(const kvfolio_byte_sink* sink, int32_t flush_each_call,
                               kvfolio_op_log** out, kvfolio_error* error) {

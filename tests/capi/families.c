@@ -3,6 +3,7 @@
 // Each function of the families around a manager, with what it must answer.
 
 #include <string.h>
+#include <unistd.h>
 
 #include "calls.h"
 #include "capi_test.h"
@@ -83,6 +84,16 @@ void call_op_log(void) {
   say(m);  // the manager keeps it
   kvfolio_manager_destroy(m);
 
+  FILE* const file = need(tmpfile());
+  const int fd = dup(fileno(file));
+  MUST(kvfolio_op_log_create_fd(fd, 0, &log, &g_error));
+  kvfolio_manager* const other = make_manager();
+  MUST(kvfolio_record(other, log, &g_error));
+  say(other);
+  kvfolio_op_log_destroy(log);
+  kvfolio_manager_destroy(other);  // the last that has it
+  CHECK(lseek(fileno(file), 0, SEEK_END) > 100 && write(fd, "", 1) < 0);
+  (void)fclose(file);
 }
 
 void call_versions(void) {

@@ -311,6 +311,9 @@ void hostile_questions(void) {
   const kvfolio_byte_sink no_sink = {sizeof no_sink, 0, NULL, NULL};
   BAD(kvfolio_op_log_create(&no_sink, 0, &log, E));
   BAD(kvfolio_op_log_create(&no_sink, 0, NULL, E));
+  BAD(kvfolio_op_log_create_fd(-1, 0, &log, E));
+  BAD(kvfolio_op_log_create_fd(INT_MAX, 0, &log, E));
+  BAD(kvfolio_op_log_create_fd(1, 0, NULL, E));
   BAD(kvfolio_record(NULL, NULL, E));
   BAD(kvfolio_op_log_flush(NULL, E));
   BAD(kvfolio_op_log_status(NULL, E));

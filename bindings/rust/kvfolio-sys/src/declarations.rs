@@ -1304,6 +1304,7 @@ extern "C" {
     pub fn kvfolio_copy_to(manager: *const kvfolio_manager, target: *mut kvfolio_manager, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_state_hash(manager: *const kvfolio_manager, out: *mut u64, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_check_invariants(manager: *const kvfolio_manager, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_op_log_create_fd(fd: i32, flush_each_call: i32, out: *mut *mut kvfolio_op_log, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_op_log_create(sink: *const kvfolio_byte_sink, flush_each_call: i32, out: *mut *mut kvfolio_op_log, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_record(manager: *mut kvfolio_manager, log: *mut kvfolio_op_log, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_op_log_flush(log: *mut kvfolio_op_log, error: *mut kvfolio_error) -> i32;

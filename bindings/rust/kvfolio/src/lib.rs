@@ -36,6 +36,7 @@
 //! - A [`View`] reads K and V, a [`ViewMut`] writes them, under the rules of `&` and `&mut`.
 //! - Memory that is lent ([`Storage::borrow`]), or comes from elsewhere ([`MemoryResource`]), and
 //!   threads that are lent ([`Executor`]) are `unsafe` to give: C relies on what they promise.
+//! - An [`OpLog`] belongs to the cache that records to it, until [`Manager::record`] gives it back.
 //! - Host memory and other tiers below the cache, save and restore are the module `tiers`, behind the
 //!   feature of that name, which links a second library.
 //!
@@ -72,6 +73,7 @@ mod error;
 mod kernels;
 mod manager;
 mod memory;
+mod op_log;
 mod options;
 mod plan;
 mod prompt;
@@ -95,6 +97,7 @@ pub use kernels::{
 pub use kvfolio_sys as sys;
 pub use manager::{Cache, ForkOptions, Hold, Load, Manager, Opened, Pin, Sequence, Ticket};
 pub use memory::{CopyRun, MemoryKind, MemoryResource};
+pub use op_log::OpLog;
 pub use options::{Options, Order, Policy};
 pub use plan::{GroupPlan, PlanArrays, SharedPrefix};
 pub use prompt::{MediaSpan, OpenOptions, Publish, Root, RootKey};

@@ -9,7 +9,9 @@ use crate::plan::PlanSlots;
 use crate::prompt::CPrompt;
 use crate::spec::{count, groups_to_c};
 use crate::storage::StorageMut;
-use crate::{sys, Error, GroupSpec, OpenOptions, Options, Order, Result, Step, Storage, View};
+use crate::{
+    sys, Error, GroupSpec, OpLog, OpenOptions, Options, Order, Result, Step, Storage, View,
+};
 use std::mem::size_of;
 use std::ops::{Deref, DerefMut};
 use std::ptr::{null_mut, NonNull};
@@ -126,6 +128,8 @@ pub struct Manager {
     pub(crate) plans: PlanSlots,
     // Views and the resource, which outlive what drop() destroys. The memory is the manager's.
     storage: Option<Storage>,
+    // Goes after drop() as well: until then C writes to it.
+    pub(crate) log: Option<OpLog>,
 }
 
 // SAFETY: a handle may move between threads; const calls, which take &self, may run at the same
@@ -165,7 +169,7 @@ impl Cache {
             let handle = unsafe { sys::kvfolio_manager_storage(raw.as_ptr()) };
             storage.belongs_to(NonNull::new(handle).expect("it was given one"));
         }
-        let mut manager = Manager { raw, num_groups, plans: PlanSlots::none(), storage };
+        let mut manager = Manager { raw, num_groups, plans: PlanSlots::none(), storage, log: None };
         let options = manager.options();
         let in_order = options.order == Order::InOrder;
         manager.plans = PlanSlots::new(options.max_steps_in_flight, num_groups, in_order);

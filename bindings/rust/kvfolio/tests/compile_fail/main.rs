@@ -12,6 +12,7 @@ fn programs_that_break_a_rule_do_not_compile() {
             "append_through_shared_cache",
             "change_while_plan_lives",
             "ended_step_is_used",
+            "log_while_cache_changes",
             "plan_after_commit",
             "plan_of_after_complete",
             "row_outlives_write",
