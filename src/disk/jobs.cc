@@ -225,7 +225,7 @@ IoStep RemoveJob::next(std::int64_t last) noexcept {
       return path_step(Kind::kUnlink, path);
     case 1:
       result = last == -ENOENT ? 0 : last;
-      return file_step(Kind::kClose, file);
+      return file < 0 ? IoStep{} : file_step(Kind::kClose, file);
     default:
       return {};
   }

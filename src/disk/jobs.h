@@ -143,11 +143,11 @@ class SealJob final : public IoJob {
   int step_ = 0;
 };
 
-// Removes a file. Requires: nobody reads it.
+// Removes a file, and closes it in any case. Requires: nobody reads it.
 class RemoveJob final : public IoJob {
  public:
   std::string path;
-  int file = -1;
+  int file = -1;            // -1: it is closed already
   std::int64_t result = 0;  // of unlink; a file that is gone already is fine
 
   IoStep next(std::int64_t last) noexcept override;

@@ -14,6 +14,7 @@
 //  - evicting: what was used is written again to the active segment; the rest is not found any
 //  more.
 //  - draining: no record of it is found any more; reads are still under way. Then its file goes.
+//  One that cannot be removed stays here, in the budget, and is tried again.
 //
 // Invariants: the files together take at most the budget, and a new one is only begun when the old
 // one is gone. A record is found only after its write has ended well. What is in a segment that is
@@ -59,6 +60,7 @@ struct Segment {
   std::int64_t used = 0;      // where the next record goes
   int reads = 0, writes = 0;  // under way
   int errors = 0;
+  std::uint64_t retry_us = 0;  // of a file that could not be removed: not again before that
   std::vector<std::uint32_t> records{};  // ids, in the order of the file
 };
 
@@ -159,6 +161,8 @@ class SegmentStore {
   void begin_remove(Segment& segment);
   void on_file_done(Op& op);
   void on_created(Segment& segment, const CreateJob& job);
+  void on_removed(Segment& segment, const RemoveJob& job);
+  void keep_for_later(Segment& segment);
   void on_no_segment(std::int64_t error);
   bool make_room();
   void forget_segment(Segment& segment);

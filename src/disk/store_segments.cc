@@ -10,8 +10,8 @@
 namespace kvfolio::disk {
 namespace {
 
-constexpr std::uint64_t kRetryCreateUs = 1'000'000;
-constexpr std::int64_t kMovesMax = 4;  // at the same time: each takes memory for a record
+constexpr std::uint64_t kRetryUs = 1'000'000;  // to make or to remove a file
+constexpr std::int64_t kMovesMax = 4;          // at the same time: each takes memory for a record
 
 // Without randomness a number that differs from file to file still tells files apart.
 std::uint64_t random_epoch(std::uint64_t number) noexcept {
@@ -107,7 +107,8 @@ Status SegmentStore::seal_found(Segment& segment) {
     job.path = directory_.path_of(segment_name(segment.number));
     job.file = segment.file;
     run_job(job, calls_);
-    forget_segment(segment);
+    segment.file = -1;
+    job.result < 0 ? keep_for_later(segment) : forget_segment(segment);
     return {};
   }
   SealJob job;
@@ -182,7 +183,9 @@ void SegmentStore::keep_going() {
   if (evicting_ != nullptr && evicting_->state == State::kEvicting) go_on_evicting(*evicting_);
   for (auto& [number, segment] : segments_) {
     if (segment.state == State::kFull && segment.writes == 0) begin_seal(segment);
-    if (segment.state == State::kDraining && segment.reads == 0) begin_remove(segment);
+    if (segment.state == State::kDraining && segment.reads == 0 && segment.retry_us <= now_us_) {
+      begin_remove(segment);
+    }
   }
   choose_active();
   // The next one is ready before this one is full, so that stores do not wait for files.
@@ -246,9 +249,27 @@ void SegmentStore::on_file_done(Op& op) {
     }
   } else {
     KVFOLIO_CHECK(segment.state == State::kRemoving);
-    if (evicting_ == &segment) evicting_ = nullptr;
-    forget_segment(segment);
+    on_removed(segment, static_cast<const RemoveJob&>(*op.job));
   }
+}
+
+void SegmentStore::on_removed(Segment& segment, const RemoveJob& job) {
+  const bool evicted = evicting_ == &segment;
+  const bool stores_wait = evicted || (active_ == nullptr && !stores_.empty());
+  if (evicted) evicting_ = nullptr;
+  if (job.result == 0) return forget_segment(segment);
+  keep_for_later(segment);
+  if (!stores_wait) return;
+  // Not the next segment at once: it might end likewise, and its records would be gone.
+  retry_create_us_ = segment.retry_us;
+  if (active_ == nullptr) refuse_all(stores_, TierOp::kStore, TierResult::kIoError);
+  count_error(Task::kWrite);
+}
+
+// Its file could not be removed, so it takes its part of the budget.
+void SegmentStore::keep_for_later(Segment& segment) {
+  segment.state = State::kDraining;
+  segment.retry_us = now_us_ + kRetryUs;
 }
 
 void SegmentStore::on_created(Segment& segment, const CreateJob& job) {
@@ -274,7 +295,7 @@ void SegmentStore::on_no_segment(std::int64_t error) {
     refuse_all(stores_, TierOp::kStore, TierResult::kIoError);
     count_error(Task::kWrite);
   }
-  retry_create_us_ = now_us_ + kRetryCreateUs;
+  retry_create_us_ = now_us_ + kRetryUs;
 }
 
 // True: a segment goes.

@@ -836,6 +836,50 @@ TEST_F(DiskStore, ADirectoryThatGoesAwayTurnsTheTierOff) {
   EXPECT_FALSE(sim.store->health().usable);
 }
 
+// A file that cannot be removed takes its part of the budget, and others go in its place.
+TEST_F(DiskStore, AFileThatCannotBeRemovedStaysInTheBudget) {
+  store_all(0, 9);
+  reopen();
+  const std::string stuck = segment_path();
+  bool fails = true;
+  sim.disk->on_call = [&](const SimDisk::Call& call) {
+    EXPECT_LE(sim.disk->bytes(), sim.options.bytes);
+    const bool of_it = call.path == stuck && std::string(call.name) == "unlink";
+    return SimDisk::Fault{.error = fails && of_it ? -EPERM : 0};
+  };
+  std::size_t kept = 0;
+  for (std::uint64_t i = 100; i < 400; ++i) {
+    kept += store(i) == TierResult::kOk ? 1 : 0;
+    EXPECT_TRUE(sim.store->check_invariants().ok());
+    EXPECT_GE(sim.store->stats().bytes, sim.disk->bytes() - kOtherBytes);
+    waiter->now_us += 100'000;
+  }
+  EXPECT_GT(kept, 200u);
+  EXPECT_GT(sim.store->stats().io_errors, 0u);
+  EXPECT_EQ(sim.disk->files.count(stuck), 1u);
+  EXPECT_TRUE(sim.store->health().usable);
+  fails = false;
+  waiter->now_us += 2'000'000;
+  waiter->poll();
+  waiter->settle();
+  EXPECT_EQ(sim.disk->files.count(stuck), 0u);
+}
+
+// No file can be removed, as on a disk that has become read-only: not all that is there is given
+// up.
+TEST_F(DiskStore, AStoreThatCannotRemoveFilesTurnsOff) {
+  store_all(0, 60);
+  sim.disk->on_call = [&](const SimDisk::Call& call) {
+    return SimDisk::Fault{.error = std::string(call.name) == "unlink" ? -EROFS : 0};
+  };
+  for (std::uint64_t i = 100; i < 400 && sim.store->health().usable; ++i) {
+    store(i);
+    waiter->now_us += 300'000;
+  }
+  EXPECT_FALSE(sim.store->health().usable);
+  EXPECT_TRUE(sim.store->check_invariants().ok());
+}
+
 // Files that are open can be read for ever: what they answer does not say that stores go well.
 TEST_F(DiskStore, LoadsThatSucceedDoNotHideThatStoresCannot) {
   store_all(0, 3);
