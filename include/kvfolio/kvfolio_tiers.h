@@ -611,4 +611,5 @@ KVFOLIO_C_API int32_t kvfolio_restored_get(const kvfolio_restored* restored, int
 //    here: kvfolio_offload_get_counters(), kvfolio_offload_get_tier_counters(),
 //    kvfolio_offload_arena(). c_handles.h gives a program in C++ the manager to add.
 //  - OffloadLeft::any(): the four numbers of kvfolio_offload_left say it.
+//  - op_replay.h: `kvfolio inspect` reads a log and makes its calls again; kvfolio.h writes one.
 //  - tiers.hpp: it includes all headers of C++.
