@@ -2,6 +2,7 @@
 //
 // Each function of the families around a manager, with what it must answer.
 
+#define _POSIX_C_SOURCE 200809L  // fileno, dup
 #include <string.h>
 #include <unistd.h>
 
