@@ -16,7 +16,9 @@ use std::ptr::null_mut;
 pub enum DiskEngine {
     /// io_uring, or threads where that does not work.
     Auto = sys::KVFOLIO_DISK_AUTO,
+    /// io_uring, or an error where that does not work.
     IoUring = sys::KVFOLIO_DISK_IO_URING,
+    /// Threads that read and write.
     Threads = sys::KVFOLIO_DISK_THREADS,
 }
 
@@ -33,6 +35,7 @@ pub struct DiskOptions {
     pub bytes: i64,
     /// 0: derived.
     pub segment_bytes: i64,
+    /// How the disk is spoken to.
     pub engine: DiskEngine,
     /// 0: 4.
     pub num_threads: i32,
@@ -52,19 +55,27 @@ of_c! {
     pub struct DiskStats = kvfolio_disk_stats {
         /// That the files take, at most the budget.
         pub bytes: i64,
+        /// That can be found.
         pub records: i64,
+        /// Files of records.
         pub segments: i64,
         /// Records that were there when it was opened.
         pub recovered: u64,
         /// Of these, without a look at their headers.
         pub recovered_by_footer: u64,
+        /// Records that were written.
         pub stored: u64,
+        /// Of these.
         pub stored_bytes: u64,
+        /// Records that were read.
         pub loaded: u64,
+        /// Of these.
         pub loaded_bytes: u64,
         /// Records that were not what was stored.
         pub corrupt: u64,
+        /// Reads and writes that the disk failed.
         pub io_errors: u64,
+        /// Writes that the file system had no room for.
         pub no_space: u64,
         /// Stores that were accepted and found no room.
         pub dropped: u64,
@@ -72,6 +83,7 @@ of_c! {
         pub evicted: u64,
         /// Records that were written again instead.
         pub reinserted: u64,
+        /// That were read again in the background.
         pub scrubbed_bytes: u64,
     }
 }

@@ -34,10 +34,13 @@ pub struct ModelIdentity<'a> {
     pub scales: &'a str,
     /// Which share of the KV heads this process has, and of how many; 0: 1.
     pub shard: i32,
+    /// 0: 1.
     pub num_shards: i32,
+    /// Which stage of a pipeline this process has.
     pub pipeline_rank: i32,
     /// 0: 1.
     pub num_pipeline_ranks: i32,
+    /// Which share of the context this process has.
     pub context_rank: i32,
     /// 0: 1.
     pub num_context_ranks: i32,
@@ -133,6 +136,7 @@ impl Identity {
         unsafe { sys::kvfolio_identity_unit(self.0.as_ptr()) }
     }
 
+    /// How many groups the names are made for.
     pub fn num_groups(&self) -> i32 {
         unsafe { sys::kvfolio_identity_num_groups(self.0.as_ptr()) }
     }
@@ -229,7 +233,8 @@ unsafe fn text_of(text: sys::kvfolio_text) -> String {
     if text.size == 0 {
         return String::new();
     }
-    let bytes = std::slice::from_raw_parts(text.data.cast::<u8>(), text.size as usize);
+    // SAFETY: the text is valid.
+    let bytes = unsafe { std::slice::from_raw_parts(text.data.cast::<u8>(), text.size as usize) };
     String::from_utf8_lossy(bytes).into_owned()
 }
 

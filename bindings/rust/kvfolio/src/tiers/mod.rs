@@ -44,7 +44,8 @@
 //! # Ok::<(), kvfolio::Error>(())
 //! ```
 //!
-//! - [`Tier`] is a medium of your own, in safe Rust; [`TierHandle::memory`] and [`TierHandle::disk`] are there.
+//! - [`Tier`] is a medium of your own, in safe Rust; [`TierHandle::memory`],
+//!   [`TierHandle::disk`] and [`TierHandle::redis`] are there.
 //! - [`save`] and [`restore`] write a cache to a file, and read it into a cache of any size.
 //! - [`Identity`] makes the names of blocks, for those who keep records by themselves.
 
@@ -70,6 +71,7 @@ macro_rules! of_c {
 mod disk;
 mod identity;
 mod offload;
+mod redis;
 mod snapshot;
 mod tier;
 
@@ -78,8 +80,9 @@ pub use identity::{Digest, Identity, ModelIdentity};
 pub use kvfolio_tiers_sys as sys;
 pub use offload::{
     ArenaStats, Left, LoadEnd, Offload, OffloadCounters, OffloadOpened, OffloadOptions,
-    OffloadTier, Ready, Refused, WritePolicy,
+    OffloadTier, OffloadTierCounters, Ready, Refused, WritePolicy,
 };
+pub use redis::{RedisCounters, RedisOptions, RedisTls};
 pub use snapshot::{
     restore, restore_file, save, save_file, RestoreStats, Restored, RestoredSequence, SaveOptions,
     SaveSequence, SaveStats,

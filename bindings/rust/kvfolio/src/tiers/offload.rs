@@ -30,7 +30,9 @@ pub enum WritePolicy {
 /// A tier and how it is used. `tier.into()` is one with the defaults.
 #[derive(Debug)]
 pub struct OffloadTier {
+    /// The medium.
     pub tier: TierHandle,
+    /// Which records go to it.
     pub policy: WritePolicy,
     /// In flight; more waits its turn. 0: 64 MiB.
     pub store_bytes_max: i64,
@@ -57,6 +59,7 @@ pub struct OffloadOptions {
     pub copy_timeout_us: u64,
     /// With `prefill_tokens_per_s`: load from tiers only what is slower to compute. 0: always.
     pub load_bytes_per_s: f64,
+    /// How fast a prompt is computed.
     pub prefill_tokens_per_s: f64,
     /// Of a host with tiers that outlive it: the last [`Offload::epoch`].
     pub epoch: u64,
@@ -65,6 +68,7 @@ pub struct OffloadOptions {
 /// What [`Offload::open`] gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OffloadOpened {
+    /// It is open, whether its request is pending or not.
     pub sequence: Sequence,
     /// What the cache has, at once.
     pub cached_tokens: i32,
@@ -132,9 +136,11 @@ impl std::fmt::Display for LoadEnd {
 /// A sequence whose request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ready {
+    /// As [`OffloadOpened::sequence`] said.
     pub sequence: Sequence,
     /// The sequence's length: append the tokens behind it.
     pub cached_tokens: i32,
+    /// How its request ended.
     pub why: LoadEnd,
 }
 
@@ -152,6 +158,7 @@ pub struct Left {
 }
 
 impl Left {
+    /// Something is left.
     pub fn any(&self) -> bool {
         *self != Left::default()
     }
@@ -167,6 +174,7 @@ of_c! {
         pub stores_dropped: u64,
         /// Blocks that were written to the cache.
         pub loads: u64,
+        /// Of all `loads`.
         pub tokens_loaded: u64,
         /// Records of host memory that did not verify.
         pub arena_corrupt: u64,
@@ -182,12 +190,49 @@ of_c! {
         pub tier_corrupt: u64,
         /// That were pending.
         pub requests: u64,
+        /// Of these.
         pub requests_canceled: u64,
+        /// Of these.
         pub requests_timed_out: u64,
         /// A faulty tier: it says that something is done that was not asked.
         pub unknown_completions: u64,
         /// The cache was told to forget, and everything went here.
         pub manager_forgets: u64,
+    }
+}
+
+of_c! {
+    /// `OffloadTierCounters` in `offload.h`: of one tier, since the Offload was made.
+    ///
+    /// Latencies are counted in intervals whose upper ends are 100, 300, 1,000, 3,000, 10,000, 30,000,
+    /// 100,000, 300,000 and 1,000,000 us; the last one has none. From submit to the poll that said how
+    /// it ended.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct OffloadTierCounters = kvfolio_offload_tier_counters {
+        /// That the tier said are done.
+        pub stores: u64,
+        /// That it said are not.
+        pub stores_failed: u64,
+        /// That came and verified.
+        pub loads: u64,
+        /// That came and did not.
+        pub loads_corrupt: u64,
+        /// That did not come, by [`TierResult`](super::TierResult).
+        pub loads_failed: [u64; 8],
+        /// Of `stores`.
+        pub bytes_stored: u64,
+        /// Of `loads`.
+        pub bytes_loaded: u64,
+        /// Stores by how long they took.
+        pub store_latency: [u64; 10],
+        /// Likewise.
+        pub load_latency: [u64; 10],
+        /// Of all together.
+        pub store_us: u64,
+        /// Likewise.
+        pub load_us: u64,
+        /// A tier may be silent about its trouble: watch this.
+        pub stores_failed_in_a_row: u64,
     }
 }
 
@@ -199,12 +244,15 @@ of_c! {
         pub bytes: i64,
         /// Of the records that are there.
         pub bytes_published: i64,
+        /// That are there.
         pub records: i64,
         /// Records that are read now.
         pub pins: i64,
         /// Records that are written now.
         pub writing: i64,
+        /// That a tier may still touch although its time is over.
         pub quarantined: i64,
+        /// Records that gave room to others.
         pub evictions: u64,
         /// No room: all is read or written.
         pub refusals: u64,
@@ -214,7 +262,9 @@ of_c! {
 /// Why [`Offload::new`] made none, and the cache that it was given. It becomes its error with `?`.
 #[derive(Debug)]
 pub struct Refused {
+    /// Why.
     pub error: Error,
+    /// As it was.
     pub cache: Box<Cache>,
 }
 
@@ -277,6 +327,8 @@ impl From<Refused> for Error {
 ///     now_us += 100; // before shutdown: until all is where it should be
 /// }
 /// assert_eq!(one.offload_counters().tier_stores, 2);
+/// assert_eq!((one.num_tiers(), one.tier_counters(0)?.stores), (1, 2));
+/// assert_eq!(one.tier(0).unwrap().describe(), "memory");
 ///
 /// let opened = two.open(&prompt, &Default::default())?;
 /// assert!(opened.pending && opened.cached_tokens == 0);
@@ -559,6 +611,28 @@ impl Offload {
         })
         .expect("a struct of the right size");
         OffloadCounters::from_c(&out)
+    }
+
+    /// Of the tiers that it was made with.
+    pub fn num_tiers(&self) -> usize {
+        unsafe { sys::kvfolio_offload_num_tiers(self.raw.as_ptr()) as usize }
+    }
+
+    /// Of one tier, in the order in which they were given. `InvalidArgument`: there are fewer.
+    pub fn tier_counters(&self, tier: usize) -> Result<OffloadTierCounters> {
+        let tier = i32::try_from(tier).unwrap_or(i32::MAX);
+        let mut out = sys::kvfolio_offload_tier_counters::new();
+        call(|error| unsafe {
+            sys::kvfolio_offload_get_tier_counters(self.raw.as_ptr(), tier, &mut out, error)
+        })?;
+        Ok(OffloadTierCounters::from_c(&out))
+    }
+
+    /// What a tier says of itself: [`describe`](TierHandle::describe), counters of its kind,
+    /// [`event_fd`](TierHandle::event_fd). It takes `&mut self` because a tier is asked by one thread
+    /// at a time.
+    pub fn tier(&mut self, tier: usize) -> Option<&TierHandle> {
+        self.tiers.get(tier)
     }
 
     /// The records in host memory.

@@ -18,10 +18,13 @@ use std::ptr::null_mut;
 /// A sequence to save, with what the cache does not keep of it.
 #[derive(Clone, Copy, Debug)]
 pub struct SaveSequence<'a> {
+    /// It is open.
     pub sequence: Sequence,
     /// Exactly its length.
     pub tokens: &'a [i32],
+    /// As at its [`open`](crate::Manager::open).
     pub root: Option<&'a Root>,
+    /// Likewise.
     pub media: &'a [MediaSpan],
 }
 
@@ -30,6 +33,7 @@ pub struct SaveSequence<'a> {
 pub struct SaveOptions<'a> {
     /// Only the sequences.
     pub no_prefix_cache: bool,
+    /// Beside the prefix cache.
     pub sequences: &'a [SaveSequence<'a>],
 }
 
@@ -37,10 +41,13 @@ of_c! {
     /// `SaveStats` in `snapshot.h`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct SaveStats = kvfolio_save_stats {
+        /// Blocks that were written.
         pub records: i64,
         /// Of all paths together; what paths share counts once.
         pub tokens: i64,
+        /// Of [`SaveOptions::sequences`].
         pub sequences: i64,
+        /// Of the whole file.
         pub bytes: i64,
     }
 }
@@ -55,6 +62,7 @@ of_c! {
         pub records_loaded: i64,
         /// That did not verify when they were read.
         pub records_refused: i64,
+        /// Whose checksum is not that of their bytes.
         pub sections_damaged: i64,
         /// Ends of prompts in the file.
         pub paths: i64,
@@ -68,7 +76,9 @@ of_c! {
 /// A sequence that came back, and is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RestoredSequence {
+    /// It is open now.
     pub sequence: Sequence,
+    /// As it was saved.
     pub caller_id: Option<u64>,
     /// As they were saved.
     pub tokens: Vec<i32>,
@@ -79,7 +89,9 @@ pub struct RestoredSequence {
 /// What came back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Restored {
+    /// What came back, in numbers.
     pub stats: RestoreStats,
+    /// Those that came back.
     pub sequences: Vec<RestoredSequence>,
 }
 
@@ -244,10 +256,11 @@ impl<T> Stream<'_, T> {
     }
 }
 
+// SAFETY of both: the context is the Stream of the call, and C keeps what it says of the memory.
 unsafe extern "C" fn write<W: Write>(context: *mut c_void, bytes: *const c_void, n: i64) -> i32 {
     no_unwind(|| {
-        let stream = &mut *(context as *mut Stream<W>);
-        let bytes = std::slice::from_raw_parts(bytes.cast::<u8>(), n as usize);
+        let stream = unsafe { &mut *(context as *mut Stream<W>) };
+        let bytes = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), n as usize) };
         let result = stream.of.write_all(bytes);
         stream.note(result)
     })
@@ -260,8 +273,8 @@ unsafe extern "C" fn read_at<R: Read + Seek>(
     n: i64,
 ) -> i32 {
     no_unwind(|| {
-        let stream = &mut *(context as *mut Stream<R>);
-        let out = std::slice::from_raw_parts_mut(out.cast::<u8>(), n as usize);
+        let stream = unsafe { &mut *(context as *mut Stream<R>) };
+        let out = unsafe { std::slice::from_raw_parts_mut(out.cast::<u8>(), n as usize) };
         let result =
             stream.of.seek(SeekFrom::Start(offset as u64)).and_then(|_| stream.of.read_exact(out));
         stream.note(result)

@@ -36,6 +36,7 @@ pub enum TierOp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum TierResult {
+    /// As asked.
     Ok = sys::KVFOLIO_TIER_OK,
     /// There is no such record.
     Miss = sys::KVFOLIO_TIER_MISS,
@@ -78,10 +79,12 @@ unsafe impl Send for Item {}
 unsafe impl Sync for Item {}
 
 impl Item {
+    /// The name of its record.
     pub fn key(&self) -> &Key {
         &self.key
     }
 
+    /// What is asked.
     pub fn op(&self) -> TierOp {
         self.op
     }
@@ -115,6 +118,7 @@ impl Item {
 }
 
 /// The items of one [`Tier::submit`]. Each `next()` accepts one; those that are left are not accepted.
+#[derive(Debug)]
 pub struct Items<'a> {
     left: &'a [sys::kvfolio_tier_item],
     op: TierOp,
@@ -146,6 +150,7 @@ impl Iterator for Items<'_> {
 impl ExactSizeIterator for Items<'_> {}
 
 /// Takes the items that are done, in [`Tier::poll`].
+#[derive(Debug)]
 pub struct Completions<'a> {
     done: &'a mut VecDeque<sys::kvfolio_tier_done>,
     tier: u64,
@@ -184,7 +189,9 @@ impl Default for TierLimits {
 pub struct TierHealth {
     /// False: it accepts nothing now.
     pub usable: bool,
+    /// Stores that ended well.
     pub stores_ok: u64,
+    /// Loads that ended well.
     pub loads_ok: u64,
     /// Results other than `Ok` and `Miss`.
     pub failures: u64,
@@ -271,6 +278,7 @@ pub trait Tier: Send {
         None
     }
 
+    /// As the tier sees itself.
     fn health(&self) -> TierHealth {
         TierHealth::default()
     }
@@ -349,6 +357,7 @@ impl TierHandle {
         Ok(TierHandle::from_raw(out))
     }
 
+    /// For people.
     pub fn name(&self) -> &str {
         // SAFETY: the text is valid as long as the tier.
         unsafe { CStr::from_ptr(sys::kvfolio_tier_name(self.0.as_ptr())) }.to_str().unwrap_or("?")
@@ -385,7 +394,7 @@ impl std::fmt::Debug for TierHandle {
 // ---- what C calls. SAFETY: the context is that of TierHandle::new(), and one call runs at a time ----
 
 unsafe fn adapter<'a>(context: *mut c_void) -> &'a mut Adapter {
-    &mut *(context as *mut Adapter)
+    unsafe { &mut *(context as *mut Adapter) }
 }
 
 unsafe extern "C" fn submit(
@@ -405,8 +414,8 @@ unsafe extern "C" fn submit(
             sys::KVFOLIO_TIER_STORE => TierOp::Store,
             _ => TierOp::Erase,
         };
-        let adapter = adapter(context);
-        let all = std::slice::from_raw_parts(items, num_items as usize);
+        let adapter = unsafe { adapter(context) };
+        let all = unsafe { std::slice::from_raw_parts(items, num_items as usize) };
         let mut items = Items { left: all, op, tier: adapter.id };
         adapter.tier.submit(op, &mut items, deadline_us);
         (all.len() - items.left.len()) as i64
@@ -420,34 +429,35 @@ unsafe extern "C" fn poll(
     capacity: i64,
 ) -> i64 {
     no_unwind(|| {
-        let adapter = adapter(context);
+        let adapter = unsafe { adapter(context) };
         let mut completions = Completions { done: &mut adapter.done, tier: adapter.id };
         adapter.tier.poll(now_us, &mut completions);
         let n = adapter.done.len().min(capacity.max(0) as usize);
         for (i, one) in adapter.done.drain(..n).enumerate() {
-            done.add(i).write(one);
+            unsafe { done.add(i).write(one) };
         }
         n as i64
     })
 }
 
 unsafe extern "C" fn event_fd(context: *mut c_void) -> i32 {
-    no_unwind(|| adapter(context).tier.event_fd().unwrap_or(-1))
+    no_unwind(|| unsafe { adapter(context) }.tier.event_fd().unwrap_or(-1))
 }
 
 unsafe extern "C" fn health(context: *mut c_void, out: *mut sys::kvfolio_tier_health) {
-    let health = no_unwind(|| adapter(context).tier.health());
-    (*out).unusable = !health.usable as i32;
-    (*out).stores_ok = health.stores_ok;
-    (*out).loads_ok = health.loads_ok;
-    (*out).failures = health.failures;
+    let health = no_unwind(|| unsafe { adapter(context) }.tier.health());
+    let out = unsafe { &mut *out };
+    out.unusable = !health.usable as i32;
+    out.stores_ok = health.stores_ok;
+    out.loads_ok = health.loads_ok;
+    out.failures = health.failures;
 }
 
 unsafe extern "C" fn close(context: *mut c_void, deadline_us: u64) -> i32 {
-    no_unwind(|| adapter(context).tier.close(deadline_us));
+    no_unwind(|| unsafe { adapter(context) }.tier.close(deadline_us));
     0
 }
 
 unsafe extern "C" fn destroy(context: *mut c_void) {
-    no_unwind(|| drop(Box::from_raw(context as *mut Adapter)));
+    no_unwind(|| drop(unsafe { Box::from_raw(context as *mut Adapter) }));
 }

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The tier in Redis. SAFETY of every call here: handles live as long as the call, and so do texts.
+
+use super::{sys, TierHandle};
+use crate::error::call;
+use crate::{Error, Result};
+use std::ffi::CString;
+use std::os::raw::c_char;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr::{null, null_mut};
+
+/// `RedisTls` in `redis_tier.h`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RedisTls<'a> {
+    /// PEM; `None`: the system's.
+    pub ca_file: Option<&'a Path>,
+    /// PEM, of this client.
+    pub cert_file: Option<&'a Path>,
+    /// Likewise.
+    pub key_file: Option<&'a Path>,
+    /// That every certificate must have; `None`: the host of the node.
+    pub server_name: Option<&'a str>,
+}
+
+/// `RedisOptions` in `redis_tier.h`, which says the limits. 0 and `None` are the default of all but
+/// `servers`.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct RedisOptions<'a> {
+    /// `"HOST:PORT,HOST:PORT"`: nodes of one cluster, or one server.
+    pub servers: &'a str,
+    /// Of an ACL.
+    pub user: Option<&'a str>,
+    /// `None`: without.
+    pub password: Option<&'a str>,
+    /// `None`: `"kvfolio:"`.
+    pub key_prefix: Option<&'a str>,
+    /// `None`: without TLS.
+    pub tls: Option<RedisTls<'a>>,
+    /// Of a record. 0: the server's policy decides.
+    pub ttl_ms: u64,
+    /// 0: 4 MiB.
+    pub record_bytes_max: i64,
+    /// Accepted and not done. 0: 4,096.
+    pub items_max: i32,
+    /// On a connection. 0: 8 MiB.
+    pub bytes_in_flight_max: i64,
+    /// 0: 1 MiB.
+    pub bytes_per_poll: i64,
+    /// Until a connection is greeted. 0: 200,000.
+    pub connect_timeout_us: u64,
+    /// Without a byte, while a reply is due. 0: 500,000.
+    pub stall_timeout_us: u64,
+    /// A node that fails is left alone as long. 0: 500,000.
+    pub breaker_us_min: u64,
+    /// And longer each time, up to this. 0: 5,000,000.
+    pub breaker_us_max: u64,
+}
+
+// The password is in no log.
+impl std::fmt::Debug for RedisOptions<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RedisOptions")
+            .field("servers", &self.servers)
+            .field("user", &self.user)
+            .field("key_prefix", &self.key_prefix)
+            .field("tls", &self.tls)
+            .finish_non_exhaustive()
+    }
+}
+
+of_c! {
+    /// `RedisCounters` in `redis_tier.h`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct RedisCounters = kvfolio_redis_tier_counters {
+        /// By the server: full, read only, or not allowed.
+        pub stores_refused: u64,
+        /// MOVED and ASK.
+        pub redirects: u64,
+        /// Items that were sent again.
+        pub retries: u64,
+        /// That were greeted.
+        pub connections: u64,
+        /// That ended while they were in use.
+        pub connections_lost: u64,
+        /// That did not fit the question.
+        pub replies_refused: u64,
+        /// To all servers.
+        pub bytes_sent: u64,
+        /// From all servers.
+        pub bytes_received: u64,
+    }
+}
+
+/// Texts of C, as long as it lives.
+struct Texts(Vec<CString>);
+
+impl Texts {
+    fn add(&mut self, name: &str, text: Option<&[u8]>) -> Result<*const c_char> {
+        let text = match text {
+            Some(text) => text,
+            None => return Ok(null()),
+        };
+        let text = CString::new(text)
+            .map_err(|_| Error::InvalidArgument(format!("{name} has a 0 in it")))?;
+        let at = text.as_ptr(); // on the heap: the same when the CString moves
+        self.0.push(text);
+        Ok(at)
+    }
+
+    fn add_text(&mut self, name: &str, text: Option<&str>) -> Result<*const c_char> {
+        self.add(name, text.map(str::as_bytes))
+    }
+
+    fn add_path(&mut self, name: &str, path: Option<&Path>) -> Result<*const c_char> {
+        self.add(name, path.map(|path| path.as_os_str().as_bytes()))
+    }
+}
+
+impl RedisOptions<'_> {
+    fn to_c(self, texts: &mut Texts) -> Result<sys::kvfolio_redis_tier_options> {
+        let tls = self.tls.unwrap_or_default();
+        Ok(sys::kvfolio_redis_tier_options {
+            items_max: self.items_max,
+            servers: texts.add_text("servers", Some(self.servers))?,
+            user: texts.add_text("user", self.user)?,
+            password: texts.add_text("password", self.password)?,
+            key_prefix: texts.add_text("key_prefix", self.key_prefix)?,
+            tls_ca_file: texts.add_path("ca_file", tls.ca_file)?,
+            tls_cert_file: texts.add_path("cert_file", tls.cert_file)?,
+            tls_key_file: texts.add_path("key_file", tls.key_file)?,
+            tls_server_name: texts.add_text("server_name", tls.server_name)?,
+            tls: self.tls.is_some() as i32,
+            ttl_ms: self.ttl_ms,
+            record_bytes_max: self.record_bytes_max,
+            bytes_in_flight_max: self.bytes_in_flight_max,
+            bytes_per_poll: self.bytes_per_poll,
+            connect_timeout_us: self.connect_timeout_us,
+            stall_timeout_us: self.stall_timeout_us,
+            breaker_us_min: self.breaker_us_min,
+            breaker_us_max: self.breaker_us_max,
+            ..sys::kvfolio_redis_tier_options::new()
+        })
+    }
+}
+
+impl TierHandle {
+    /// A tier in a Redis Cluster, or in one server. It resolves the names, which may wait for a name
+    /// server, and connects in polls. `Unsupported`: the library was built without hiredis.
+    ///
+    /// ```no_run
+    /// use kvfolio::tiers::{OffloadTier, RedisOptions, RedisTls, TierHandle, WritePolicy};
+    ///
+    /// let options = RedisOptions { servers: "10.0.0.1:7001,10.0.0.2:7001", password: Some("..."),
+    ///                              tls: Some(RedisTls::default()), ..RedisOptions::default() };
+    /// let mut tier = TierHandle::redis(&options)?;
+    /// let now_us = 0; // of your clock
+    /// if let Err(error) = tier.wait_until_ready(now_us, 1_000_000) {
+    ///     eprintln!("{error}\n{}", tier.describe()); // each node; it goes on trying
+    /// }
+    /// assert_eq!(tier.redis_counters()?.bytes_received, 0);
+    /// // For Offload::new(): what prompts use a second time is worth the network.
+    /// let tier = OffloadTier { policy: WritePolicy::SecondUse, ..tier.into() };
+    /// # Ok::<(), kvfolio::Error>(())
+    /// ```
+    pub fn redis(options: &RedisOptions<'_>) -> Result<TierHandle> {
+        let mut texts = Texts(Vec::new());
+        let options = options.to_c(&mut texts)?;
+        let mut out = null_mut();
+        call(|error| unsafe { sys::kvfolio_tier_create_redis(&options, &mut out, error) })?;
+        Ok(TierHandle::from_raw(out))
+    }
+
+    /// `Unsupported`: a tier of another kind.
+    pub fn redis_counters(&self) -> Result<RedisCounters> {
+        let mut out = sys::kvfolio_redis_tier_counters::new();
+        call(|error| unsafe { sys::kvfolio_tier_redis_counters(self.raw(), &mut out, error) })?;
+        Ok(RedisCounters::from_c(&out))
+    }
+
+    /// At start only, and the one call that waits: until the servers of a tier in Redis have answered.
+    /// `TimedOut` says what each said or did not say; the tier goes on trying. Tiers of other kinds
+    /// are ready as soon as they are made.
+    pub fn wait_until_ready(&mut self, now_us: u64, timeout_us: u64) -> Result<()> {
+        let raw = self.raw();
+        call(|error| unsafe { sys::kvfolio_tier_wait_until_ready(raw, now_us, timeout_us, error) })
+    }
+
+    /// Text for people: of a tier on a disk its directory and sizes, of one in Redis a line for each
+    /// node, of the others their name.
+    pub fn describe(&self) -> String {
+        let length = unsafe { sys::kvfolio_tier_describe(self.raw(), null_mut(), 0) } as usize;
+        let mut text = vec![0u8; length + 1];
+        let capacity = text.len() as i64;
+        unsafe { sys::kvfolio_tier_describe(self.raw(), text.as_mut_ptr().cast(), capacity) };
+        text.truncate(length);
+        String::from_utf8_lossy(&text).into_owned()
+    }
+}
