@@ -12,6 +12,7 @@ use crate::{sys, Error, Manager, Result};
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::raw::c_void;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::io::{AsRawFd, IntoRawFd};
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -66,6 +67,9 @@ impl OpLog {
     /// `Unavailable`: what the system says of the path.
     pub fn create<P: AsRef<Path>>(path: P, flush_each_call: bool) -> Result<OpLog> {
         let path = path.as_ref();
+        if path.as_os_str().as_bytes().contains(&0) {
+            return Err(Error::InvalidArgument(format!("{path:?} has a 0 in it")));
+        }
         let file = open_file(path)
             .map_err(|error| Error::Unavailable(format!("{}: {error}", path.display())))?;
         let mut out = null_mut();
