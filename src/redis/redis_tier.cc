@@ -54,6 +54,11 @@ Status check_texts(const RedisOptions& options) {
                             "' is longer than 64 characters or has a brace, which would put all "
                             "records on one node"));
   }
+  const RedisTls& tls = options.tls;
+  if (!tls.enabled && !(tls.ca_file.empty() && tls.cert_file.empty() && tls.key_file.empty() &&
+                        tls.server_name.empty())) {
+    return bad("tls: files or a name, and not enabled: the password would go in clear");
+  }
   if (!options.user.empty() && options.password.empty()) {
     return bad(text::concat("user: ", options.user, " without a password"));
   }

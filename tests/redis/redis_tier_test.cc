@@ -562,6 +562,8 @@ TEST(RedisOptions, WhatIsWrongIsSaid) {
   EXPECT_THAT(message({.servers = "127.0.0.1:1", .key_prefix = "{x}"}), HasSubstr("brace"));
   EXPECT_THAT(message({.servers = "127.0.0.1:1", .record_bytes_max = 0}),
               HasSubstr("record_bytes_max: 0"));
+  EXPECT_THAT(message({.servers = "127.0.0.1:1", .tls = {.ca_file = "/none"}}),
+              HasSubstr("not enabled"));
   EXPECT_THAT(message({.servers = "127.0.0.1:1", .tls = {.enabled = true, .ca_file = "/none"}}),
               HasSubstr("tls.ca_file: /none"));
 }
