@@ -3,64 +3,11 @@
 // What a manager has to say, and the names that users of vLLM and SGLang chart already. A total and
 // the state of each group are all in blocks; hits are in tokens, as theirs are.
 
-#include <array>
-
 #include "kvfolio/metrics.h"
 
 namespace kvfolio {
 
 namespace {
-
-// Tables of texts, not of pointers to them: the library has no data that the loader would write.
-struct CounterRow {
-  char name[48];
-  char help[72];
-  std::uint64_t Counters::*value;
-};
-constexpr std::array kCounters = {
-    CounterRow{"kvfolio_allocated_blocks_total", "Blocks that left the free list.",
-               &Counters::blocks_allocated},
-    CounterRow{"kvfolio_freed_blocks_total", "Blocks that became free.", &Counters::blocks_freed},
-    CounterRow{"kvfolio_evicted_blocks_total", "Cached blocks that were given up to make room.",
-               &Counters::blocks_evicted},
-    CounterRow{"kvfolio_unhung_blocks_total",
-               "Held blocks that stopped being findable to make room.", &Counters::blocks_unhung},
-    CounterRow{"kvfolio_copied_blocks_total", "Blocks that were copied on write.",
-               &Counters::block_copies},
-    CounterRow{"kvfolio_published_blocks_total", "Blocks that became findable.",
-               &Counters::blocks_published},
-    CounterRow{"kvfolio_publications_skipped_total",
-               "Times that a sequence could not publish for lack of room.",
-               &Counters::publications_skipped},
-    CounterRow{"kvfolio_sequences_opened_total", "Sequences that were opened, without forks.",
-               &Counters::sequences_opened},
-    CounterRow{"kvfolio_sequences_closed_total", "Sequences that ended by close().",
-               &Counters::sequences_closed},
-    CounterRow{"kvfolio_sequences_preempted_total", "Sequences that were preempted.",
-               &Counters::sequences_preempted},
-    CounterRow{"kvfolio_sequences_aborted_total", "Sequences that a failed step ended.",
-               &Counters::sequences_aborted},
-    CounterRow{"kvfolio_forks_total", "Sequences that were forked.", &Counters::forks},
-    CounterRow{"kvfolio_prefix_looked_up_tokens_total", "Tokens of all prompts that were opened.",
-               &Counters::tokens_looked_up},
-    CounterRow{"kvfolio_prefix_hit_tokens_total", "Of these, tokens that were found.",
-               &Counters::tokens_reused},
-    CounterRow{"kvfolio_loaded_tokens_total", "Tokens that came back from a tier.",
-               &Counters::tokens_loaded},
-    CounterRow{"kvfolio_committed_tokens_total", "Tokens that steps appended.",
-               &Counters::tokens_committed},
-};
-
-struct StateRow {
-  char state[16];
-  std::int32_t GroupUsage::*value;
-};
-constexpr std::array kStates = {
-    StateRow{"free", &GroupUsage::free},
-    StateRow{"held", &GroupUsage::held},
-    StateRow{"cached", &GroupUsage::cached},
-    StateRow{"retiring", &GroupUsage::retiring},
-};
 
 bool has(MetricNames names, MetricNames one) {
   return (static_cast<std::int32_t>(names) & static_cast<std::int32_t>(one)) != 0;
@@ -72,6 +19,35 @@ std::vector<MetricLabel> with(MetricLabels labels, std::initializer_list<MetricL
   return all;
 }
 
+// No table: one with pointers to texts would be data that the loader writes.
+void add_counters(Metrics& metrics, const Counters& c, MetricLabels labels) {
+  const auto add = [&](const char* name, const char* help, std::uint64_t value) {
+    metrics.counter(name, help, labels, value);
+  };
+  add("kvfolio_allocated_blocks_total", "Blocks that left the free list.", c.blocks_allocated);
+  add("kvfolio_freed_blocks_total", "Blocks that became free.", c.blocks_freed);
+  add("kvfolio_evicted_blocks_total", "Cached blocks that were given up to make room.",
+      c.blocks_evicted);
+  add("kvfolio_unhung_blocks_total", "Held blocks that stopped being findable to make room.",
+      c.blocks_unhung);
+  add("kvfolio_copied_blocks_total", "Blocks that were copied on write.", c.block_copies);
+  add("kvfolio_published_blocks_total", "Blocks that became findable.", c.blocks_published);
+  add("kvfolio_publications_skipped_total",
+      "Times that a sequence could not publish for lack of room.", c.publications_skipped);
+  add("kvfolio_sequences_opened_total", "Sequences that were opened, without forks.",
+      c.sequences_opened);
+  add("kvfolio_sequences_closed_total", "Sequences that ended by close().", c.sequences_closed);
+  add("kvfolio_sequences_preempted_total", "Sequences that were preempted.", c.sequences_preempted);
+  add("kvfolio_sequences_aborted_total", "Sequences that a failed step ended.",
+      c.sequences_aborted);
+  add("kvfolio_forks_total", "Sequences that were forked.", c.forks);
+  add("kvfolio_prefix_looked_up_tokens_total", "Tokens of all prompts that were opened.",
+      c.tokens_looked_up);
+  add("kvfolio_prefix_hit_tokens_total", "Of these, tokens that were found.", c.tokens_reused);
+  add("kvfolio_loaded_tokens_total", "Tokens that came back from a tier.", c.tokens_loaded);
+  add("kvfolio_committed_tokens_total", "Tokens that steps appended.", c.tokens_committed);
+}
+
 struct Blocks {
   double total = 0, held = 0, free = 0, evictable = 0;
   double tokens_held = 0, tokens_free = 0, tokens_evictable = 0;
@@ -79,10 +55,14 @@ struct Blocks {
 
 void add_group(Metrics& metrics, const GroupUsage& usage, std::string_view group,
                MetricLabels labels) {
-  for (const StateRow& row : kStates) {
+  const auto add = [&](const char* state, std::int32_t blocks) {
     metrics.gauge("kvfolio_blocks", "Blocks of a group, by state.",
-                  with(labels, {{"group", group}, {"state", row.state}}), usage.*row.value);
-  }
+                  with(labels, {{"group", group}, {"state", state}}), blocks);
+  };
+  add("free", usage.free);
+  add("held", usage.held);
+  add("cached", usage.cached);
+  add("retiring", usage.retiring);
   const auto own = with(labels, {{"group", group}});
   metrics.gauge("kvfolio_capacity_blocks", "Blocks that a group has.", own, usage.num_blocks);
   metrics.gauge("kvfolio_reserved_blocks", "Held blocks that no sequence uses yet.", own,
@@ -124,9 +104,7 @@ void add_sglang(Metrics& metrics, const Blocks& blocks, const Counters& counters
 
 void Metrics::add(const KVCacheManager& manager, MetricLabels labels, MetricNames names) {
   const Counters& counters = manager.counters();
-  for (const CounterRow& row : kCounters) {
-    counter(row.name, row.help, labels, counters.*row.value);
-  }
+  add_counters(*this, counters, labels);
   gauge("kvfolio_held_blocks_peak", "Most blocks that were held at once, of all groups.", labels,
         static_cast<double>(counters.blocks_used_peak));
   gauge("kvfolio_sequences", "Open sequences.", labels, manager.num_sequences());

@@ -9,7 +9,6 @@
 
 namespace kvfolio {
 
-using redis::Connection;
 using redis::Question;
 using redis::Reply;
 

@@ -21,7 +21,7 @@ namespace kvfolio::redis {
 
 namespace {
 
-int fd_of(BIO* bio) { return static_cast<int>(reinterpret_cast<std::intptr_t>(BIO_get_data(bio))); }
+int fd_of(BIO* bio) { return *static_cast<const int*>(BIO_get_data(bio)); }
 
 int finish(BIO* bio, ssize_t n, int flags) {
   BIO_clear_retry_flags(bio);
@@ -135,7 +135,7 @@ Socket::Io Socket::begin_tls(const TlsContext& tls) {
       BIO_free(bio);
       return fail("TLS: no memory");
     }
-    BIO_set_data(bio, reinterpret_cast<void*>(static_cast<std::intptr_t>(fd_)));
+    BIO_set_data(bio, &fd_);  // the socket outlives its TLS
     BIO_set_init(bio, 1);
     SSL_set_bio(ssl_, bio, bio);
     SSL_set_connect_state(ssl_);

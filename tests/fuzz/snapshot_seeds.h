@@ -110,6 +110,7 @@ enum class Kind { kEmpty, kPrefix, kTenants, kMedia, kSequences, kMixed };
 
 inline std::vector<std::int32_t> prompt(int number, std::int32_t length) {
   std::vector<std::int32_t> tokens;
+  tokens.reserve(static_cast<std::size_t>(length));
   for (std::int32_t i = 0; i < length; ++i) tokens.push_back(i < 10 ? i : i * 7 + number);
   return tokens;
 }
