@@ -126,7 +126,7 @@ struct Kills {
   Status kill_one(std::mt19937_64& random) {
     const auto seed = random();
     const auto wait_us = static_cast<unsigned>(1000 + random() % 25'000);
-    const volatile std::uint64_t& stored = said->stored;
+    const auto& stored = said->stored;
     const std::uint64_t before = stored;
     const ::pid_t child = ::fork();
     if (child == 0) {
