@@ -55,9 +55,8 @@ Status check_texts(const RedisOptions& options) {
                             "records on one node"));
   }
   const RedisTls& tls = options.tls;
-  if (!tls.enabled && !(tls.ca_file.empty() && tls.cert_file.empty() && tls.key_file.empty() &&
-                        tls.server_name.empty())) {
-    return bad("tls: files or a name, and not enabled: the password would go in clear");
+  if (!tls.enabled && !(tls.ca_file.empty() && tls.cert_file.empty() && tls.key_file.empty())) {
+    return bad("tls: certificates, and not enabled: the password would go in clear");
   }
   if (!options.user.empty() && options.password.empty()) {
     return bad(text::concat("user: ", options.user, " without a password"));
