@@ -96,9 +96,8 @@ class Server {
 
 // The slot is on its way to another node: the key is not of this one any more.
 bool has_moved(const Status& error) {
-  const std::string_view text = error.message();
-  return text.find(": MOVED ") != std::string_view::npos ||
-         text.find(": ASK ") != std::string_view::npos;
+  const std::string text = error.message();
+  return text.find(": MOVED ") != std::string::npos || text.find(": ASK ") != std::string::npos;
 }
 
 bool is_array(const redisReply* reply, std::size_t elements) {

@@ -8,6 +8,7 @@ import "C"
 import (
 	"errors"
 	"runtime"
+	"strings"
 	"syscall"
 )
 
@@ -41,6 +42,9 @@ func (l *OpLog) p() *C.kvfolio_op_log {
 func NewOpLog(path string, flushEachCall bool) (*OpLog, error) {
 	if err := checkABI(); err != nil {
 		return nil, err
+	}
+	if strings.IndexByte(path, 0) >= 0 {
+		return nil, failf(ErrInvalidArgument, "NewOpLog: the path %q has a 0 in it", path)
 	}
 	fd, err := openLog(path)
 	if err != nil {

@@ -219,6 +219,17 @@ class StateReader::Writer {
     }
     return -1;
   }
+  void write_media(const Run& run) {
+    tree_.media_.visit(run.extents, run.start, run.length, [this](const MediaExtents::Part& part) {
+      put(part.begin);
+      put(part.end);
+      put(part.offset);
+      put(part.span_length);
+      put(part.attends_to_itself);
+      for (const std::byte byte : part.content_id) put(byte);
+    });
+    put(-1);
+  }
   void write_run(std::int32_t r) {
     const Run& run = tree_.runs_.run(r);
     runs_.of(r);
@@ -228,8 +239,7 @@ class StateReader::Writer {
     if (!tree_.runs_.is_root(r)) {
       const std::int32_t* const tokens = tree_.runs_.tokens(r);
       for (std::int32_t i = 0; i < run.length; ++i) put(tokens[i]);
-      std::int32_t extent = run.extents;
-      if (all_) put(tree_.media_.mix(0, extent, run.start, run.length));
+      if (all_) write_media(run);
     }
     for (std::int32_t g = 0; g < m_.num_groups(); ++g) {
       const RunEntries& entries = tree_.runs_.entries(r, g);

@@ -8,6 +8,7 @@
 // span. Each extent is in one list, or on the free list, or was never used.
 // Thread safety: none; const calls write nothing. Nothing allocates after allocate().
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -63,6 +64,27 @@ class MediaExtents {
                                   std::int32_t n) const noexcept;
   [[nodiscard]] static std::uint64_t mix(std::uint64_t hash, std::span<const MediaSpan> media,
                                          std::int32_t at, std::int32_t n) noexcept;
+
+  // A part of a span.
+  struct Part {
+    std::int32_t begin;   // position
+    std::int32_t end;     // one past its last
+    std::int32_t offset;  // of `begin` within the span
+    std::int32_t span_length;
+    bool attends_to_itself;
+    const std::array<std::byte, 32>& content_id;
+  };
+  // visit(part) for what a list has in [at, at + n), in order.
+  template <typename Visit>
+  void visit(std::int32_t head, std::int32_t at, std::int32_t n, Visit&& visit) const {
+    for (std::int32_t e = behind(head, at); e != kNone && extents_[e].begin < at + n;
+         e = extents_[e].next) {
+      const Extent& part = extents_[e];
+      const std::int32_t from = std::max(part.begin, at);
+      visit(Part{from, std::min(part.end, at + n), part.offset + (from - part.begin),
+                 part.span_length, part.attends_to_itself, part.content_id});
+    }
+  }
 
   // The spans that begin in this list, in front of `end`: fills `out` as far as they fit, and
   // returns how many there are.

@@ -7,10 +7,10 @@
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <ctime>
 #include <mutex>
 
 namespace {

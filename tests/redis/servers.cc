@@ -32,6 +32,7 @@ void wait_for(const std::string& what, const std::function<bool()>& is_so) {
 
 std::vector<char*> arguments(const std::vector<std::string>& command) {
   std::vector<char*> words;
+  words.reserve(command.size() + 1);
   for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
   return words;
