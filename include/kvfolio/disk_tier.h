@@ -9,7 +9,8 @@
 //   Offload::create(manager, {..., .tiers = {{.tier = disk.get()}}});
 //
 //  - One writer for each directory, which holds a lock on it. Ranks and processes have a directory
-//    each. The directory has mode 0700 and its files 0600.
+//    each. The directory has mode 0700 and its files 0600; one that is there already is refused if
+//    another user owns it or may write to it.
 //  - Reads and writes bypass the page cache (O_DIRECT) where the file system allows it, which
 //  open()
 //    finds out by a write and a read. They go through io_uring, or through threads where that is

@@ -58,6 +58,13 @@ class SystemCalls final : public DiskCalls {
   int make_directory(const std::string& path) noexcept override {
     return or_errno(::mkdir(path.c_str(), 0700));
   }
+  int owner(const std::string& path, std::uint32_t& user, std::uint32_t& mode) noexcept override {
+    struct stat about {};
+    if (::stat(path.c_str(), &about) < 0) return -errno;
+    user = about.st_uid;
+    mode = about.st_mode & 07777u;
+    return 0;
+  }
   int list(const std::string& path, std::vector<std::string>& names) noexcept override {
     DIR* directory = ::opendir(path.c_str());
     if (directory == nullptr) return -errno;

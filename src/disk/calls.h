@@ -35,6 +35,8 @@ class DiskCalls {
   virtual int unlink(const std::string& path) noexcept = 0;
   virtual int rename(const std::string& from, const std::string& to) noexcept = 0;
   virtual int make_directory(const std::string& path) noexcept = 0;  // mode 0700
+  // Who owns the directory, and its permission bits.
+  virtual int owner(const std::string& path, std::uint32_t& user, std::uint32_t& mode) noexcept = 0;
   virtual int list(const std::string& path, std::vector<std::string>& names) noexcept = 0;
   // An exclusive lock of the file, which ends when the file is closed; -EWOULDBLOCK if another has
   // it.

@@ -58,6 +58,7 @@ Result<Directory> Directory::open(DiskCalls& calls, const std::string& path, boo
     const int made = calls.make_directory(path);
     if (made < 0 && made != -EEXIST) return directory.refused("make the directory", "", made);
   }
+  KVFOLIO_RETURN_IF_ERROR(directory.check_owner(create));
   KVFOLIO_RETURN_IF_ERROR(directory.lock(create));
   KVFOLIO_RETURN_IF_ERROR(directory.check_manifest(create));
   return directory;
@@ -89,8 +90,27 @@ std::string Directory::holder() {
   return text.empty() ? "another process" : "process " + text;
 }
 
+// Whoever may write here may put a link where we write, or a record where we read.
+Status Directory::check_owner(bool create) {
+  std::uint32_t user = 0, mode = 0;
+  const int result = calls_.owner(path_, user, mode);
+  if (result == -ENOENT && !create) return {};  // lock() says it
+  if (result < 0) return refused("look at", "", result);
+  if (user != ::geteuid()) {
+    return Status(ErrorCode::kFailedPrecondition,
+                  text::concat("disk tier: ", path_, " belongs to user ", user,
+                               ", this process runs as user ", std::uint32_t{::geteuid()},
+                               "; run it as that user, or give it a directory of its own"));
+  }
+  if ((mode & 022u) != 0) {
+    return Status(ErrorCode::kFailedPrecondition,
+                  text::concat("disk tier: other users may write to ", path_, "; chmod 700 it"));
+  }
+  return {};
+}
+
 Status Directory::lock(bool create) {
-  lock_ = calls_.open(path_of("lock"), O_RDWR | (create ? O_CREAT : 0));
+  lock_ = calls_.open(path_of("lock"), O_RDWR | O_NOFOLLOW | (create ? O_CREAT : 0));
   if (lock_ == -ENOENT && !create) {
     return Status(ErrorCode::kNotFound,
                   text::concat("disk tier: there is none in ", path_, ": it has no file lock"));
@@ -110,7 +130,7 @@ Status Directory::lock(bool create) {
 
 // Foreign files are a sign that this is not the directory that was meant.
 Status Directory::check_manifest(bool create) {
-  const int file = calls_.open(path_of("manifest"), O_RDONLY);
+  const int file = calls_.open(path_of("manifest"), O_RDONLY | O_NOFOLLOW);
   if (file < 0 && file != -ENOENT) return refused("open", "manifest", file);
   if (file >= 0) {
     const std::string text = read_text(calls_, file);
@@ -144,7 +164,7 @@ Status Directory::check_manifest(bool create) {
 
 Status Directory::write_manifest() {
   const std::string temporary = path_of("manifest.new");
-  const int file = calls_.open(temporary, O_WRONLY | O_CREAT | O_TRUNC);
+  const int file = calls_.open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
   if (file < 0) return refused("make", "manifest.new", file);
   std::int64_t result =
       write_text(calls_, file, text::concat(kManifestHead, std::uint32_t{kFormatVersion}, "\n"));

@@ -41,6 +41,7 @@ class Directory {
 
  private:
   Directory(DiskCalls& calls, std::string path) : calls_(calls), path_(std::move(path)) {}
+  Status check_owner(bool create);
   Status lock(bool create);
   Status check_manifest(bool create);
   Status write_manifest();

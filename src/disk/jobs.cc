@@ -257,13 +257,14 @@ IoStep ProbeJob::next(std::int64_t last) noexcept {
       }
       std::memset(pieces_.data(), 0x5a, kPiece);
       std::memset(pieces_.data() + kPiece, 0, kPiece);
-      return path_step(Kind::kOpen, path, O_RDWR | O_CREAT | O_TRUNC | (direct ? O_DIRECT : 0));
+      return path_step(Kind::kOpen, path,
+                       O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW | (direct ? O_DIRECT : 0));
     case 1: {
       if (last == -EINVAL && direct) {
         direct = false;
         result = 0;
         step_ = 1;
-        return path_step(Kind::kOpen, path, O_RDWR | O_CREAT | O_TRUNC);
+        return path_step(Kind::kOpen, path, O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW);
       }
       if (last < 0) return {};
       file_ = static_cast<int>(last);

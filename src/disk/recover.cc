@@ -106,10 +106,10 @@ Verdict read_segment(Reader& reader, FoundSegment& segment) {
 }
 
 int open_segment(DiskCalls& calls, const std::string& path, bool& direct) {
-  const int file = calls.open(path, O_RDWR | (direct ? O_DIRECT : 0));
+  const int file = calls.open(path, O_RDWR | O_NOFOLLOW | (direct ? O_DIRECT : 0));
   if (file != -EINVAL || !direct) return file;
   direct = false;
-  return calls.open(path, O_RDWR);
+  return calls.open(path, O_RDWR | O_NOFOLLOW);
 }
 
 void close_all(DiskCalls& calls, const std::vector<FoundSegment>& segments) {

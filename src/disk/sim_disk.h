@@ -46,6 +46,7 @@ class SimDisk final : public DiskCalls {
   bool cannot_allocate = false;
   std::int64_t capacity = std::int64_t{1} << 40;  // of all files together
   std::map<std::string, int> calls_made;
+  std::uint32_t directory_user = ::geteuid(), directory_mode = 0700;
 
   struct File {
     std::vector<std::byte> data, durable;
@@ -195,6 +196,12 @@ class SimDisk final : public DiskCalls {
       return int(fault.error);
     }
     return directories_.insert(path).second ? 0 : -EEXIST;
+  }
+  int owner(const std::string& /*path*/, std::uint32_t& user,
+            std::uint32_t& mode) noexcept override {
+    user = directory_user;
+    mode = directory_mode;
+    return 0;
   }
   int list(const std::string& path, std::vector<std::string>& names) noexcept override {
     const std::lock_guard lock(mutex_);

@@ -795,6 +795,21 @@ TEST_F(DiskStore, AForeignDirectoryIsRefused) {
   EXPECT_THAT(status.message(), HasSubstr("thesis.tex"));
 }
 
+TEST_F(DiskStore, ADirectoryThatOthersMayWriteToIsRefused) {
+  sim.close();
+  sim.disk->directory_mode = 0775;
+  Status status = sim.open();
+  EXPECT_EQ(status.code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(), HasSubstr("/d; chmod 700"));
+  sim.disk->directory_mode = 0755;
+  sim.disk->directory_user = ::geteuid() + 1;
+  status = sim.open();
+  EXPECT_EQ(status.code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(), HasSubstr("belongs to user"));
+  sim.disk->directory_user = ::geteuid();
+  EXPECT_TRUE(sim.open().ok());
+}
+
 TEST_F(DiskStore, AReadOnlyFileSystemIsRefused) {
   sim.close();
   sim.disk->on_call = [](const SimDisk::Call& call) {
