@@ -17,6 +17,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <csignal>
@@ -314,6 +315,24 @@ void live(DiskTier& tier, const std::vector<TierItem>& items, std::uint64_t* ans
     *answered += tier.poll(++now_us, done);
     ::sched_yield();
   }
+}
+
+// The child has none of the engine's threads; waiting for them would hang.
+TEST_P(DiskTierEngine, AChildOfForkLetsItGoAndTheParentGoesOn) {
+  for (std::uint64_t i = 0; i < 50; ++i) EXPECT_EQ(waiter->store(i), TierResult::kOk);
+  const ::pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(20);
+    tier.reset();
+    ::_exit(0);
+  }
+  int result = 0;
+  ASSERT_EQ(::waitpid(child, &result, 0), child);
+  EXPECT_TRUE(WIFEXITED(result) && WEXITSTATUS(result) == 0);
+  for (std::uint64_t i = 0; i < 50; ++i) EXPECT_EQ(waiter->load(i), TierResult::kOk);
+  EXPECT_EQ(waiter->store(50), TierResult::kOk);
+  EXPECT_EQ(DiskTier::open(options).error().code(), ErrorCode::kFailedPrecondition)
+      << "the directory is still the parent's";
 }
 
 TEST_P(DiskTierEngine, NoCallOfTheOwnerMayWait) {

@@ -136,6 +136,8 @@ class RingEngine final : public IoEngine {
       std::int64_t answer = cqe->res;
       io_uring_cqe_seen(&ring_, cqe);
       if (job == nullptr) {
+        // A kernel that refuses to wait for us is asked again, and not all the time.
+        if (answer < 0 && answer != -EINTR && answer != -EAGAIN) ::usleep(1000);
         await_wake();
         continue;
       }
@@ -201,7 +203,9 @@ class RingEngine final : public IoEngine {
   }
   void await_wake() noexcept {
     io_uring_sqe* sqe = next_entry();
-    io_uring_prep_read(sqe, wake_fd_, &wakes_, sizeof wakes_, 0);
+    // Not prep_read, which kernels before 5.6 do not know.
+    wake_part_ = {.iov_base = &wakes_, .iov_len = sizeof wakes_};
+    io_uring_prep_readv(sqe, wake_fd_, &wake_part_, 1, 0);
     io_uring_sqe_set_data(sqe, nullptr);
   }
   void finish(IoJob* job) noexcept {
@@ -224,6 +228,7 @@ class RingEngine final : public IoEngine {
   std::unique_ptr<IoEngine> helper_;
   // of the thread
   std::uint64_t wakes_ = 0;
+  iovec wake_part_{};
   std::vector<std::unique_ptr<Errand>> errands_;
   std::vector<IoJob*> fresh_;
   std::mutex mutex_;

@@ -23,9 +23,17 @@ SegmentStore::SegmentStore(DiskCalls& calls, const StoreOptions& options, Direct
       options_(options),
       directory_(std::move(directory)),
       event_fd_(event_fd),
-      engine_(std::move(engine)) {}
+      engine_(std::move(engine)),
+      process_(::getpid()) {}
 
 SegmentStore::~SegmentStore() {
+  // A child of fork() has none of the engine's threads, and nothing to finish: all of it is its
+  // parent's. What a lock of the engine guards may be half written, so the engine is left alone.
+  if (process_ != ::getpid()) {
+    static_cast<void>(engine_.release());
+    close_files();
+    return;
+  }
   close({now_us_});
   std::array<TierDone, 64> done;
   while (!idle()) {
@@ -34,6 +42,10 @@ SegmentStore::~SegmentStore() {
     ::poll(&event, 1, 100);
   }
   engine_.reset();  // its threads write to event_fd_
+  close_files();
+}
+
+void SegmentStore::close_files() {
   for (const auto& [number, segment] : segments_) {
     if (segment.file >= 0) calls_.close(segment.file);
   }

@@ -22,6 +22,8 @@
 //
 // Thread safety: one owner, as Tier.
 
+#include <sys/types.h>
+
 #include <array>
 #include <deque>
 #include <map>
@@ -97,6 +99,7 @@ class SegmentStore {
   [[nodiscard]] Status check_invariants() const;
 
  private:
+  void close_files();
   using State = Segment::State;
   // Why a job runs, and what its end means.
   struct Op {
@@ -179,6 +182,7 @@ class SegmentStore {
   Directory directory_;
   const int event_fd_;
   std::unique_ptr<IoEngine> engine_;
+  const pid_t process_;  // that opened it
   RecordIndex index_;
   std::map<std::uint64_t, Segment> segments_;  // by number, so oldest first; they do not move
   Segment* active_ = nullptr;
