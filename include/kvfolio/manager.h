@@ -378,12 +378,12 @@ class KVFOLIO_API KVCacheManager {
   // size.
   Result<std::int32_t> finish_load(LoadId load, std::int32_t num_tokens);
   // How far a load could reach, if a tier has the blocks with a nonzero byte in `has`: by group,
-  // has[g][i] stands for logical block i of the prompt; a span may be shorter than the prompt. The
-  // blocks of the sequence and those that the cache has count too, and full and window groups have
-  // to agree, as in a hit. On return the bytes of the blocks that begin_load(sequence, prompt, end)
-  // would wait for are 1, and all others 0. `limit`: the largest end to look at; at most
-  // prompt.size(). Errors: those of begin_load() that say what is wrong with the sequence, the
-  // prompt or `limit`, and kInvalidArgument for another number of groups.
+  // has[g][i] stands for logical block i of the prompt, and a span has an entry for each block of
+  // the first `limit` tokens. The blocks of the sequence and those that the cache has count too,
+  // and full and window groups have to agree, as in a hit. On return the bytes of the blocks that
+  // begin_load(sequence, prompt, end) would wait for are 1, and all others 0. `limit`: the largest
+  // end to look at; at most prompt.size(). Errors: those of begin_load() that say what is wrong
+  // with the sequence, the prompt or `limit`, and kInvalidArgument for another number of groups.
   [[nodiscard]] Result<Loadable> loadable(SequenceId sequence, std::span<const std::int32_t> prompt,
                                           std::int32_t limit,
                                           std::span<const std::span<std::uint8_t>> has) const;

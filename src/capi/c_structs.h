@@ -25,6 +25,14 @@ namespace kvfolio::capi {
 
 using text::concat;
 
+// What functions of the caller return: 0, or a code.
+inline Status status_of(std::int32_t code, std::string_view what) {
+  if (code == KVFOLIO_OK) return {};
+  const bool known = code > 0 && code <= KVFOLIO_ERR_CORRUPT && code != KVFOLIO_ERR_NO_BLOCKS;
+  return {known ? static_cast<ErrorCode>(code) : ErrorCode::kUnavailable,
+          concat("the caller's ", what, " returned ", code)};
+}
+
 inline Status null_argument(std::string_view call, std::string_view name) {
   return {ErrorCode::kInvalidArgument, concat(call, ": ", name, " is null")};
 }

@@ -17,11 +17,8 @@ class CallerSink final : public ByteSink {
  public:
   explicit CallerSink(const kvfolio_byte_sink& sink) noexcept : sink_(sink) {}
   Status write(std::span<const std::byte> bytes) override {
-    const std::int32_t code =
-        sink_.write(sink_.context, bytes.data(), static_cast<std::int64_t>(bytes.size()));
-    if (code == 0) return {};
-    return {ErrorCode::kUnavailable, concat("the caller's write() of ", bytes.size(),
-                                            " bytes of the operation log returned ", code)};
+    const auto n = static_cast<std::int64_t>(bytes.size());
+    return status_of(sink_.write(sink_.context, bytes.data(), n), "write()");
   }
 
  private:

@@ -100,12 +100,4 @@ inline RootKey key_of(const kvfolio_root* root) noexcept {
   return root == nullptr ? RootKey() : root_key_of(*root);
 }
 
-// What functions of the caller return: 0, or a code.
-inline Status status_of(std::int32_t code, std::string_view what) {
-  if (code == KVFOLIO_OK) return {};
-  const bool known = code > 0 && code <= KVFOLIO_ERR_CORRUPT && code != KVFOLIO_ERR_NO_BLOCKS;
-  return {known ? static_cast<ErrorCode>(code) : ErrorCode::kUnavailable,
-          concat("the caller's ", what, " returned ", code)};
-}
-
 }  // namespace kvfolio::capi

@@ -44,7 +44,7 @@ static int32_t length_of(const kvfolio_manager* manager, kvfolio_sequence sequen
 static int32_t keep_bytes(void* context, const void* bytes, int64_t num_bytes) {
   (void)bytes;
   int64_t* const total = context;
-  if (*total < 0) return 7;
+  if (*total < 0) return 700;
   *total += num_bytes;
   return 0;
 }
@@ -80,7 +80,7 @@ void call_op_log(void) {
   MUST(kvfolio_record(m, log, &g_error));
   say(m);
   CHECK(kvfolio_op_log_status(log, &g_error) == KVFOLIO_ERR_UNAVAILABLE);
-  CHECK(strstr(g_error.message, "returned 7") != NULL);
+  CHECK(strstr(g_error.message, "returned 700") != NULL);
   kvfolio_op_log_destroy(log);
   say(m);  // the manager keeps it
   kvfolio_manager_destroy(m);
