@@ -407,7 +407,7 @@ class Storm {
       // publishes what it computes from now on.
       for (Open& one : open_) {
         const bool has_none = manager_.block_table(one.id, GroupId(0))->empty();
-        if (has_none) one.version = version_of(one.root, one.tokens[0]);
+        if (has_none && !one.tokens.empty()) one.version = version_of(one.root, one.tokens[0]);
       }
       return;
     }
