@@ -17,7 +17,7 @@ from typing import Any, Sequence
 
 import numpy as np
 import torch
-from torch.utils.dlpack import to_dlpack
+from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]  # documented, not in __all__
 
 import kvfolio
 from kvfolio._types import DType
