@@ -11,7 +11,7 @@
 
 namespace kvfolio::bench {
 
-inline constexpr int kRawThreads = 4;      // as DiskTierOptions::num_threads
+inline constexpr int kRawThreads = 8;      // as DiskTierOptions::num_threads
 inline constexpr int kRawQueueDepth = 32;  // as DiskTierOptions::queue_depth
 
 class RawFile {

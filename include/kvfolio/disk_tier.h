@@ -69,7 +69,7 @@ struct DiskTierOptions {
   // since each is an open file. Else 64 KiB to 64 GiB, a multiple of 4096.
   std::int64_t segment_bytes = 0;
   DiskEngine engine = DiskEngine::kAuto;
-  std::int32_t num_threads = 4;   // of kThreads, 1 to 64
+  std::int32_t num_threads = 8;   // of kThreads, 1 to 64
   std::int32_t queue_depth = 32;  // of kIoUring, transfers in flight, 1 to 1024
   bool direct = true;             // try O_DIRECT
   // What submit() accepts before it is done. More is not accepted: the caller drops it.

@@ -194,7 +194,7 @@ typedef struct kvfolio_disk_options {
   int32_t engine;             // 0: io_uring, or threads where that does not work
   int64_t bytes;              // that all files together may take
   int64_t segment_bytes;      // 0: derived
-  int32_t num_threads;        // 0: 4
+  int32_t num_threads;        // 0: 8
   int32_t queue_depth;        // 0: 32
   int32_t no_direct;          // 1: through the page cache
   int32_t reserved;           // 0

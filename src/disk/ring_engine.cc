@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One thread owns the ring. Its loop: take the jobs that came in, queue their next transfers, sleep
-// in the kernel until something completes. The owner wakes it through an eventfd, which the ring
-// itself reads, so there is one place to sleep.
+// One thread owns the ring. Its loop: take the jobs that came in, give the ring as many transfers
+// as it may have, sleep in the kernel until something completes. Then the ring gets new transfers
+// first, and only then is what completed checked: a medium that answers many requests at once would
+// stand still meanwhile. The owner wakes the thread through an eventfd, which the ring itself
+// reads, so there is one place to sleep.
 
 #include "disk/engine.h"
 
@@ -63,8 +65,8 @@ class RingEngine final : public IoEngine {
   Status start() {
     wake_fd_ = ::eventfd(0, EFD_CLOEXEC);
     if (wake_fd_ < 0) return unsupported("eventfd", -errno);
-    // Each job has one transfer in flight at most; the wake-up has one more.
-    const int made = io_uring_queue_init(static_cast<unsigned>(depth_) + 1, &ring_, 0);
+    // As many as begin at once, and as many again that go on with their next step; and the wake-up.
+    const int made = io_uring_queue_init(2 * static_cast<unsigned>(depth_) + 2, &ring_, 0);
     if (made < 0) return unsupported("io_uring_setup", made);
     has_ring_ = true;
     Result<std::unique_ptr<IoEngine>> helper = create_thread_engine(calls_, 1, wake_fd_);
@@ -96,6 +98,11 @@ class RingEngine final : public IoEngine {
   }
 
  private:
+  struct Completion {
+    IoJob* job;
+    std::int64_t answer;
+  };
+
   static Status unsupported(const char* what, int result) {
     return Status(ErrorCode::kUnsupported,
                   text::concat("io_uring: ", what, ": ", error_text(result)));
@@ -112,9 +119,17 @@ class RingEngine final : public IoEngine {
   void work() noexcept {
     await_wake();
     while (take_inbox()) {
+      start_fresh();
       const int result = io_uring_submit_and_wait(&ring_, 1);
       KVFOLIO_CHECK(result >= 0 || result == -EINTR || result == -EAGAIN || result == -EBUSY);
       take_completions();
+      start_fresh();
+      for (const Completion& completion : completions_) {
+        IoJob* const job = completion.job;
+        go_on(job, continue_job(*job, completion.answer, calls_));
+        start_fresh();
+      }
+      completions_.clear();
       take_errands();
     }
   }
@@ -123,11 +138,23 @@ class RingEngine final : public IoEngine {
     {
       const std::lock_guard lock(mutex_);
       if (closing_) return false;
-      std::swap(inbox_, fresh_);
+      std::swap(inbox_, taken_);
     }
-    for (IoJob* job : fresh_) go_on(job, begin_step(*job, 0));
-    fresh_.clear();
+    fresh_.insert(fresh_.end(), taken_.begin(), taken_.end());
+    taken_.clear();
     return true;
+  }
+  // A store computes its checksum here, so the ring is told of each few.
+  void start_fresh() noexcept {
+    constexpr int kToldAtOnce = 4;
+    int untold = 0;
+    while (!fresh_.empty() && in_flight_ < depth_) {
+      IoJob* const job = fresh_.front();
+      fresh_.pop_front();
+      go_on(job, begin_step(*job, 0));
+      if (++untold % kToldAtOnce == 0) io_uring_submit(&ring_);
+    }
+    if (untold % kToldAtOnce != 0) io_uring_submit(&ring_);
   }
   void take_completions() noexcept {
     io_uring_cqe* cqe = nullptr;
@@ -141,8 +168,9 @@ class RingEngine final : public IoEngine {
         await_wake();
         continue;
       }
+      --in_flight_;
       if (faults_ != nullptr) answer = faults_->answer(job->run.rest(), answer);
-      go_on(job, continue_job(*job, answer, calls_));
+      completions_.push_back({job, answer});
     }
   }
   void take_errands() noexcept {
@@ -186,6 +214,7 @@ class RingEngine final : public IoEngine {
       io_uring_prep_writev(sqe, step.file, step.parts.data(), parts, offset);
     }
     io_uring_sqe_set_data(sqe, job);
+    ++in_flight_;
   }
   [[nodiscard]] std::int64_t bytes_asked(const IoStep& step) const noexcept {
     if (faults_ == nullptr) return 0;
@@ -230,7 +259,10 @@ class RingEngine final : public IoEngine {
   std::uint64_t wakes_ = 0;
   iovec wake_part_{};
   std::vector<std::unique_ptr<Errand>> errands_;
-  std::vector<IoJob*> fresh_;
+  std::vector<IoJob*> taken_;
+  std::deque<IoJob*> fresh_;  // not begun
+  std::vector<Completion> completions_;
+  int in_flight_ = 0;  // transfers that the ring has
   std::mutex mutex_;
   std::vector<IoJob*> inbox_;  // under mutex_, as what follows
   std::deque<IoJob*> done_;
