@@ -21,7 +21,8 @@
 // the text of all tenants whose blocks it has: keep it as you keep their prompts. It has bytes of
 // tokens and nothing else: what lies in a block behind its last token is saved as zeros.
 //
-// Thread safety: none.
+// save() and restore() have a second thread while they run, which computes checksums; media are
+// called from the caller's thread. Thread safety: none.
 
 #include <cstdint>
 #include <optional>

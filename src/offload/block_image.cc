@@ -107,8 +107,4 @@ std::span<const BlockImages::Piece> BlockImages::pieces(GroupId group, BlockId b
   return pieces_;
 }
 
-std::uint64_t BlockImages::checksum_of_pieces(std::uint64_t seed) const {
-  return copy_with_checksum(reads_, seed);
-}
-
 }  // namespace kvfolio

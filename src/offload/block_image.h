@@ -32,8 +32,8 @@ class BlockImages {
   // them, or if they are so short that an image is moved faster as a whole. Valid until the next
   // call.
   std::span<const Piece> pieces(GroupId group, BlockId block);
-  // The checksum of the pieces that were asked for last.
-  [[nodiscard]] std::uint64_t checksum_of_pieces(std::uint64_t seed) const;
+  // The pieces that were asked for last, for a checksum.
+  [[nodiscard]] std::span<const CopyRun> reads() const noexcept { return reads_; }
 
  private:
   KVStorage& storage_;

@@ -10,6 +10,7 @@
 #include "kvfolio/group_rule.h"
 #include "kvfolio/snapshot.h"
 #include "offload/block_image.h"
+#include "offload/checksum_thread.h"
 #include "offload/snapshot_reader.h"
 
 namespace kvfolio {
@@ -61,9 +62,7 @@ class Restorer {
   }
   [[nodiscard]] TierKey key_of(GroupId group, std::int32_t logical, const Path& path,
                                std::int32_t length) const;
-  bool write_block(const TierKey& key, GroupId group, BlockId block);
-  bool read_into(const SnapshotReader::Payload& payload, GroupId group, BlockId block,
-                 std::uint64_t seed);
+  bool read_block(const TierKey& key, GroupId group, BlockId block);
 
   KVCacheManager& manager_;
   KVStorage& storage_;
@@ -76,6 +75,8 @@ class Restorer {
   std::vector<std::vector<std::uint8_t>> has_;
   std::vector<LoadBlock> blocks_;
   std::vector<std::byte> image_;
+  ChecksumThread checksums_;             // of blocks that were read
+  std::vector<std::uint64_t> expected_;  // of blocks of one write()
 };
 
 // The record that ends where the block does, or the tokens. If there is none, one that goes on from
@@ -150,46 +151,56 @@ Result<std::int32_t> Restorer::load(SequenceId sequence, std::int32_t cached, co
   return load->begin + *stood;
 }
 
-// Fills the blocks of a group; returns how far they are good.
+// Fills the blocks of a group; returns how far they are good. What was read is checked while the
+// next blocks are read.
 Result<std::int32_t> Restorer::write(const Load& load, GroupId group, const Path& path,
                                      std::int32_t length) {
+  constexpr std::size_t kUncheckedMost = 32;
   blocks_.resize(static_cast<std::size_t>(length) / static_cast<std::size_t>(block_size(group)) +
                  2);
   const auto count = manager_.blocks_to_load(load.id, group, blocks_);
   if (!count) return count.error();
-  for (std::int32_t i = 0; i < *count; ++i) {
-    const auto& [logical, block] = blocks_[static_cast<std::size_t>(i)];
-    const TierKey key = key_of(group, logical, path, length);
-    if (!write_block(key, group, block)) {
-      reader_.forget(key);
-      ++stats_.records_refused;
-      return logical * block_size(group);
-    }
-    ++stats_.records_loaded;
+  expected_.clear();
+  std::size_t checked = 0;
+  auto good = static_cast<std::size_t>(*count);  // no block from here on is
+  const auto check = [&] {
+    if (checksums_.take() != expected_[checked]) good = std::min(good, checked);
+    ++checked;
+  };
+  for (std::size_t i = 0; i < good; ++i) {
+    const auto& [logical, block] = blocks_[i];
+    if (!read_block(key_of(group, logical, path, length), group, block)) good = std::min(good, i);
+    if (checksums_.pending() > kUncheckedMost) check();
   }
-  return load.end;
-}
-
-bool Restorer::write_block(const TierKey& key, GroupId group, BlockId block) {
-  const SnapshotReader::Payload* const payload = reader_.find(key);
-  return payload != nullptr && read_into(*payload, group, block, payload_seed(key)) &&
-         reader_.ends_well(*payload, storage_.block_image_bytes(group));
+  while (checksums_.pending() > 0) check();
+  stats_.records_loaded += static_cast<std::int64_t>(good);
+  if (good == static_cast<std::size_t>(*count)) return load.end;
+  ++stats_.records_refused;
+  reader_.forget(key_of(group, blocks_[good].logical, path, length));
+  return blocks_[good].logical * block_size(group);
 }
 
 // Straight into the block where it has long pieces: nothing reads it before the load is finished,
-// and what does not verify is not part of that.
-bool Restorer::read_into(const SnapshotReader::Payload& payload, GroupId group, BlockId block,
-                         std::uint64_t seed) {
+// and what does not verify is not part of that. Then its checksum is still to be compared. False:
+// there is nothing to compare, the record is not good.
+bool Restorer::read_block(const TierKey& key, GroupId group, BlockId block) {
+  const SnapshotReader::Payload* const payload = reader_.find(key);
+  if (payload == nullptr || !reader_.ends_well(*payload, storage_.block_image_bytes(group))) {
+    return false;
+  }
+  const std::uint64_t seed = payload_seed(key);
   const auto pieces = images_.pieces(group, block);
   if (pieces.empty()) {
     image_.resize(static_cast<std::size_t>(storage_.block_image_bytes(group)));
     const std::int32_t number = block.value();
-    return source_.read_at(payload.place, image_).ok() &&
-           checksum(image_, seed) == payload.checksum &&
+    return source_.read_at(payload->place, image_).ok() &&
+           checksum(image_, seed) == payload->checksum &&
            storage_.write_blocks(group, std::span(&number, 1), image_).ok();
   }
-  return source_.read_pieces_at(payload.place, pieces).ok() &&
-         images_.checksum_of_pieces(seed) == payload.checksum;
+  if (!source_.read_pieces_at(payload->place, pieces).ok()) return false;
+  checksums_.add(images_.reads(), seed);
+  expected_.push_back(payload->checksum);
+  return true;
 }
 
 // A fork that has computed nothing of its own is one again, so that both have the same blocks.

@@ -15,6 +15,7 @@
 #include "kvfolio/snapshot.h"
 #include "offload/block_image.h"
 #include "offload/block_names.h"
+#include "offload/checksum_thread.h"
 #include "offload/snapshot_format.h"
 #include "offload/snapshot_output.h"
 #include "offload/tier_key_hash.h"
@@ -107,7 +108,12 @@ class Saver {
     return manager_.spec().groups[static_cast<std::size_t>(item.group.value())];
   }
   [[nodiscard]] RecordInfo info_of(const Item& item) const;
+  Status write_records();
   Status write_record(const Item& item);
+  void add_checksums();
+  [[nodiscard]] bool is_full(const Item& item) const {
+    return item.end % group_of(item).block_size == 0;
+  }
   Status write_copy(const Item& item, RecordInfo info);
   Status write_pieces(const Item& item, RecordInfo info,
                       std::span<const BlockImages::Piece> pieces);
@@ -130,6 +136,9 @@ class Saver {
   std::unordered_map<Digest, std::uint32_t, DigestHash> roots_;
   std::unordered_set<TierKey, TierKeyHash> keys_;
   std::vector<Item> items_;
+  ChecksumThread checksums_;      // of blocks whose pieces are written from where they lie
+  std::size_t next_added_ = 0;    // in items_: the first whose checksum nobody was asked for
+  std::int64_t bytes_added_ = 0;  // of blocks that checksums_ has
   Run run_;
   std::uint64_t num_sections_ = 0;
   SaveStats stats_;
@@ -355,13 +364,33 @@ RecordInfo Saver::info_of(const Item& item) const {
           .end = item.end};
 }
 
+// So many that the other thread has work while a piece of the file is written, and no more.
+void Saver::add_checksums() {
+  constexpr std::int64_t kAhead = 8 << 20;  // bytes
+  if (bytes_added_ > kAhead / 2) return;
+  for (; next_added_ < items_.size() && bytes_added_ < kAhead; ++next_added_) {
+    const Item& item = items_[next_added_];
+    if (!is_full(item) || images_.pieces(item.group, item.block).empty()) continue;
+    checksums_.add(images_.reads(), payload_seed(identity_.key(item.group, item.tokens)));
+    bytes_added_ += storage_.block_image_bytes(item.group);
+  }
+}
+
+Status Saver::write_records() {
+  for (const Item& item : items_) {
+    add_checksums();
+    KVFOLIO_RETURN_IF_ERROR(write_record(item));
+  }
+  return {};
+}
+
 // The pieces of a full block go to the sink from where they lie. Of another one a copy is written,
 // without what lies behind its tokens.
 Status Saver::write_record(const Item& item) {
   ++num_sections_;
   ++stats_.records;
   const RecordInfo info = info_of(item);
-  if (info.end - info.begin == group_of(item).block_size) {
+  if (is_full(item)) {
     const auto pieces = images_.pieces(item.group, item.block);
     if (!pieces.empty()) return write_pieces(item, info, pieces);
   }
@@ -390,7 +419,8 @@ Status Saver::write_pieces(const Item& item, RecordInfo info,
   const std::int64_t place = output_.place();
   const auto headers = output_.next(kRecordAt);
   if (!headers) return headers.error();
-  info.checksum = images_.checksum_of_pieces(payload_seed(info.key));
+  info.checksum = checksums_.take();
+  bytes_added_ -= info.payload_bytes;
   write_headers(item, info, place, headers->first<kRecordAt>());
   for (const BlockImages::Piece piece : pieces) output_.add(piece);
   const auto padding = output_.next(padding_of(info));
@@ -419,7 +449,7 @@ Result<SaveStats> Saver::run(const SaveOptions& options) {
   if (options.prefix_cache) KVFOLIO_RETURN_IF_ERROR(find_cached());
   flush_run();
   KVFOLIO_RETURN_IF_ERROR(status_);
-  for (const Item& item : items_) KVFOLIO_RETURN_IF_ERROR(write_record(item));
+  KVFOLIO_RETURN_IF_ERROR(write_records());
   Body body;
   body.put(num_sections_);
   KVFOLIO_RETURN_IF_ERROR(write_section(Type::kEnd, 0, 0, body.bytes()));

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Checksums of memory, computed by a second thread while the owner's reads or writes the next bytes
+// of a file. What the second thread has not come to when the owner asks for it, the owner computes:
+// with one processor, or where the system gives no thread, this is a queue and nothing else.
+//
+// Thread safety: one owner.
+
+#include <pthread.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "kvfolio/memory.h"
+
+namespace kvfolio {
+
+class ChecksumThread {
+ public:
+  ChecksumThread() noexcept;
+  // Waits for what is being computed.
+  ~ChecksumThread();
+  ChecksumThread(const ChecksumThread&) = delete;
+  ChecksumThread& operator=(const ChecksumThread&) = delete;
+
+  // What `reads` describes stays as it is until its checksum is taken; `reads` itself need not.
+  void add(std::span<const CopyRun> reads, std::uint64_t seed);
+  // The checksum of what was added first of all that was not taken yet. Requires: pending() > 0.
+  std::uint64_t take();
+  // Added, and not taken yet.
+  [[nodiscard]] std::size_t pending() const noexcept { return tasks_.size(); }
+
+ private:
+  struct Task {
+    enum class State : std::uint8_t { kWaits, kRuns, kDone };
+    std::vector<CopyRun> reads;
+    std::uint64_t seed = 0;
+    std::int64_t bytes = 0;
+    std::uint64_t checksum = 0;
+    State state = State::kWaits;
+  };
+
+  static void* main(void* self) noexcept;
+  void work() noexcept;
+  Task* first_waiting() noexcept;
+  void begin(Task& task) noexcept;
+
+  pthread_t thread_{};
+  bool has_thread_ = false;
+  std::mutex mutex_;
+  std::condition_variable added_, done_;
+  std::deque<Task> tasks_;                    // under mutex_, as what follows; they do not move
+  std::vector<std::vector<CopyRun>> unused_;  // memory for the next ones
+  std::int64_t waiting_bytes_ = 0;            // of tasks that nobody has begun
+  bool thread_waits_ = false, closing_ = false;
+};
+
+}  // namespace kvfolio
