@@ -250,7 +250,7 @@ typedef struct kvfolio_redis_tier_options {
   uint64_t ttl_ms;              // of a record; 0: the server's policy decides
   int64_t record_bytes_max;     // 0: 4 MiB
   int64_t bytes_in_flight_max;  // on a connection; 0: 8 MiB
-  int64_t bytes_per_poll;       // 0: 1 MiB
+  int64_t bytes_per_poll;       // 0: 512 KiB
   uint64_t connect_timeout_us;  // until a connection is greeted; 0: 200,000
   uint64_t stall_timeout_us;    // without a byte, while a reply is due; 0: 500,000
   uint64_t breaker_us_min;      // a node that fails is left alone as long; 0: 500,000

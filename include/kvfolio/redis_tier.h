@@ -54,7 +54,7 @@ struct RedisOptions {
   std::int32_t items_max = 4096;  // accepted and not done
   // On a connection, beyond which items wait here. One item is always sent.
   std::int64_t bytes_in_flight_max = std::int64_t{8} << 20;
-  std::int64_t bytes_per_poll = std::int64_t{1} << 20;
+  std::int64_t bytes_per_poll = std::int64_t{512} << 10;
   std::uint64_t connect_timeout_us = 200'000;  // until a connection is greeted
   std::uint64_t stall_timeout_us = 500'000;    // without a byte, while a reply is due
   std::uint64_t breaker_us_min = 500'000;

@@ -36,6 +36,7 @@ void Connection::close(std::string why) {
   questions_.clear();
   out_.clear();
   sent_ = 0;
+  unsent_bytes_ = 0;
   has_more_ = false;
   bytes_in_flight_ = 0;
   error_ = std::move(why);
@@ -45,6 +46,7 @@ std::uint64_t Connection::ask(const Question& question, Command command, std::ui
   if (questions_.empty()) note_progress(now_us);
   questions_.push_back(question);
   bytes_in_flight_ += question.budget;
+  unsent_bytes_ += static_cast<std::int64_t>(command.bytes().size());
   out_.push_back(std::move(command));
   return first_number_ + questions_.size() - 1;
 }
@@ -90,6 +92,7 @@ bool Connection::send(Budget& budget, std::uint64_t now_us) {
     if (io == Socket::Io::kAgain) return true;
     budget.bytes -= static_cast<std::int64_t>(n);
     budget.sent += n;
+    unsent_bytes_ -= static_cast<std::int64_t>(n);
     note_progress(now_us);
     sent_ += n;
     if (sent_ < out_.front().bytes().size()) continue;

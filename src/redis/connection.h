@@ -43,6 +43,7 @@ class Connection {
   [[nodiscard]] bool wants_write() const noexcept { return socket_.wants_write() || !out_.empty(); }
   [[nodiscard]] const std::string& error() const noexcept { return error_; }
   [[nodiscard]] std::int64_t bytes_in_flight() const noexcept { return bytes_in_flight_; }
+  [[nodiscard]] std::int64_t unsent_bytes() const noexcept { return unsent_bytes_; }
   // The oldest question is the first; numbers of questions go on for the life of the connection.
   [[nodiscard]] const std::deque<Question>& questions() const noexcept { return questions_; }
 
@@ -82,6 +83,7 @@ class Connection {
   std::uint64_t first_number_ = 0;  // of questions_.front()
   std::deque<Command> out_;
   std::size_t sent_ = 0;  // of out_.front()
+  std::int64_t unsent_bytes_ = 0;
   std::int64_t bytes_in_flight_ = 0;
   bool has_more_ = false;
   std::uint64_t opened_us_ = 0;

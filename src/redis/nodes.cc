@@ -221,23 +221,30 @@ bool RedisTier::Impl::is_wanted(const Lane& lane) const {
 }
 
 void RedisTier::Impl::send_queue(Lane& lane) {
-  const bool had_any = !lane.queue.empty();
-  while (!lane.queue.empty() && budget_.bytes > 0) {
+  while (lane.is_ready() && ask_some(lane)) visit(lane);
+}
+
+// A store's command is a copy of its data, so no more is asked than this poll may send.
+bool RedisTier::Impl::ask_some(Lane& lane) {
+  const Connection& connection = lane.connection;
+  bool asked = false;
+  while (!lane.queue.empty() && connection.unsent_bytes() < budget_.bytes) {
     const Id id = lane.queue.front();
     const auto found = items_.find(id);
     if (found == items_.end()) {
       lane.queue.pop_front();
       continue;
     }
-    const std::int64_t in_flight = lane.connection.bytes_in_flight();
+    const std::int64_t in_flight = connection.bytes_in_flight();
     if (in_flight > 0 &&
         in_flight + found->second.item.bytes > settings_.options.bytes_in_flight_max) {
       break;
     }
     lane.queue.pop_front();
     send_item(lane, id, found->second);
+    asked = true;
   }
-  if (had_any) visit(lane);
+  return asked;
 }
 
 void RedisTier::Impl::send_item(Lane& lane, Id id, Item& item) {

@@ -129,6 +129,7 @@ class RedisTier::Impl {
   void forget_descriptor(Lane& lane);
   [[nodiscard]] bool is_wanted(const Lane& lane) const;
   void send_queue(Lane& lane);
+  bool ask_some(Lane& lane);
   void send_item(Lane& lane, Id id, Item& item);
   [[nodiscard]] redis::Command command_of(const Item& item) const;
   void set_interest(Lane& lane);
