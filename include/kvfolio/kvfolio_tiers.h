@@ -248,7 +248,7 @@ typedef struct kvfolio_redis_tier_options {
   int32_t tls;                  // 1: TLS
   int32_t reserved;             // 0
   uint64_t ttl_ms;              // of a record; 0: the server's policy decides
-  int64_t record_bytes_max;     // 0: 4 MiB
+  int64_t record_bytes_max;     // 0: 64 MiB
   int64_t bytes_in_flight_max;  // on a connection; 0: 8 MiB
   int64_t bytes_per_poll;       // 0: 512 KiB
   uint64_t connect_timeout_us;  // until a connection is greeted; 0: 200,000
@@ -331,6 +331,12 @@ typedef struct kvfolio_offload_tier {
   int64_t load_bytes_max;   // likewise; 0: 256 MiB
 } kvfolio_offload_tier;
 
+// RootEpoch in offload.h: the names of a root that was forgotten. Holds no text.
+typedef struct kvfolio_root_epoch {
+  kvfolio_digest root;
+  uint64_t epoch;
+} kvfolio_root_epoch;
+
 // OffloadOptions in offload.h.
 typedef struct kvfolio_offload_options {
   uint32_t struct_size;
@@ -341,7 +347,10 @@ typedef struct kvfolio_offload_options {
   uint64_t copy_timeout_us;  // of the copy to the cache once all is at hand; 0: 2,000,000
   double load_bytes_per_s;   // load from tiers only what is slower to compute; 0: always
   double prefill_tokens_per_s;
-  uint64_t epoch;  // of a host with tiers that outlive it: the last kvfolio_offload_epoch()
+  // What a host with tiers that outlive it kept of kvfolio_offload_epochs().
+  uint64_t epoch;
+  const kvfolio_root_epoch* root_epochs;
+  int64_t num_root_epochs;
 } kvfolio_offload_options;
 
 // Offload in offload.h: keeps blocks that became findable in host memory and in tiers, and brings
@@ -426,8 +435,13 @@ KVFOLIO_C_API int32_t kvfolio_offload_forget(kvfolio_offload* offload, const kvf
                                              int64_t* blocks, int32_t* pins, kvfolio_error* error);
 KVFOLIO_C_API int32_t kvfolio_offload_reset(kvfolio_offload* offload, int64_t* blocks,
                                             int32_t* pins, kvfolio_error* error);
-// Above every epoch that names were made with: for the options of the next one.
+// The newest epoch. In the options of the next one it forgets all that was ever stored under
+// another; kvfolio_offload_epochs() forgets what was forgotten.
 KVFOLIO_C_API uint64_t kvfolio_offload_epoch(const kvfolio_offload* offload);
+// Offload::epochs(), to be kept after each forgetting. *epoch, which may be null: that of every
+// root which is not listed. Writes at most `capacity` roots and returns how many there are.
+KVFOLIO_C_API int64_t kvfolio_offload_epochs(const kvfolio_offload* offload, uint64_t* epoch,
+                                             kvfolio_root_epoch* roots, int64_t capacity);
 
 // OffloadCounters in offload.h.
 typedef struct kvfolio_offload_counters {

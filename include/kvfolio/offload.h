@@ -26,15 +26,18 @@
 //    tier may still touch is not used again before the tier says so.
 //  - Tiers. A tier is not offered a record that is larger than its limit, and is passed over as
 //  long
-//    as it is not usable. The Offload closes no tier: its owner does.
+//    as it is not usable. What a lower tier brings is kept in
+//    the arena and not stored in the tiers above it. The Offload closes no tier: its owner does.
 //  - Who does not want to wait calls cancel(), closes the sequence, or, as long as its load has not
 //    begun to write, just appends.
 //  - Forgetting. forget() and reset() also change the names of what is forgotten, so that no tier
 //    answers with it, and erase it in the arena. Names hold no tokens: below the cache, forget() of
 //    a prefix takes all that has its root key. If the manager itself is told to forget, the next
 //    call here sees that it was, but not what: below the cache everything goes. Tiers that outlive
-//    the process keep the bytes under names that nobody asks for, as long as `epoch` never goes
-//    back: a host that uses such tiers keeps epoch() and gives it to the next create().
+//    the process keep the bytes under names that nobody asks for. A host that uses such tiers keeps
+//    epochs() after each forgetting and gives it to the next create(); if it does not, the next
+//    process finds again what this one forgot. Other processes that share a tier learn nothing of
+//    it: what a fleet has to forget gets another RootKey, such as a salt with a generation.
 //
 // Needs ManagerOptions::list_findable and max_transfers >= 1, and storage. Thread safety: as the
 // manager.
@@ -68,8 +71,24 @@ struct OffloadTier {
   std::int64_t load_bytes_max = std::int64_t{256} << 20;  // likewise
 };
 
+// The names of a root key that was forgotten hold an epoch of their own.
+struct RootEpoch {
+  Digest root{};  // of the root key under epoch 0; holds no text
+  std::uint64_t epoch = 0;
+
+  friend bool operator==(const RootEpoch&, const RootEpoch&) = default;
+};
+
+// What was forgotten, as names know it: for OffloadOptions of the next process.
+struct NameEpochs {
+  std::uint64_t epoch = 0;         // of every root key that is not among `roots`
+  std::vector<RootEpoch> roots{};  // by `root`; each above `epoch`
+};
+
 struct OffloadOptions {
   ModelIdentity model{};
+  // Records of a prompt lie here on their way back, so a load larger than this ends early: at least
+  // the longest prompt's, times the prompts that are to be loaded at a time.
   std::int64_t arena_bytes = 0;
   std::span<const OffloadTier> tiers{};                  // cheapest first, at most 8
   std::int64_t bytes_per_poll = std::int64_t{16} << 20;  // stores: half of it
@@ -80,8 +99,9 @@ struct OffloadOptions {
   // than tokens / prefill_tokens_per_s. What the arena has is always loaded. 0: always load.
   double load_bytes_per_s = 0.0;
   double prefill_tokens_per_s = 0.0;
-  std::uint64_t epoch = 0;
-  MemoryResource* resource = nullptr;  // of the arena; null: HostMemory
+  std::uint64_t epoch = 0;                   // NameEpochs::epoch
+  std::span<const RootEpoch> root_epochs{};  // NameEpochs::roots
+  MemoryResource* resource = nullptr;        // of the arena; null: HostMemory
 };
 
 struct OffloadOpened {
@@ -159,8 +179,12 @@ struct OffloadLeft {
 
 class Offload {
  public:
+  // Root keys with an epoch of their own. With one more, all names change.
+  static constexpr std::size_t kRootEpochsMax = std::size_t{1} << 16;
+
   // kInvalidArgument: a budget that holds no record of each group, an identity (by the name of the
-  // field), a null tier or more than 8, a tier's alignment, numbers out of range. Records lie in
+  // field), a null tier, one twice or more than 8, limits that a record of each group exceeds, or
+  // of one group in each tier, a tier's alignment, numbers out of range. Records lie in
   // the arena as the most demanding tier asks for. kFailedPrecondition: the manager has
   // no storage, does not list what becomes findable, or allows no transfers. kOutOfMemory.
   // `manager` outlives the Offload and is not moved.
@@ -193,13 +217,16 @@ class Offload {
   //   while (offload->drain(now_us()).any() && now_us() < deadline_us) sleep_for(1ms);
   KVFOLIO_API OffloadLeft drain(std::uint64_t now_us);
 
-  // As the manager's, and see above. Requests that are concerned are ready at the next poll().
+  // As the manager's, and see above: `blocks` are those of the cache. Requests that are concerned
+  // are ready at the next poll().
   KVFOLIO_API Forgotten forget(const RootKey& root);
   KVFOLIO_API Result<Forgotten> forget(std::span<const std::int32_t> tokens,
                                        const OpenOptions& options = {});
   KVFOLIO_API Forgotten reset();
-  // Above every epoch that names were made with.
+  // The newest epoch. OffloadOptions::epoch of this number forgets all that was ever stored under
+  // another; epochs() forgets what was forgotten.
   [[nodiscard]] KVFOLIO_API std::uint64_t epoch() const noexcept;
+  [[nodiscard]] KVFOLIO_API NameEpochs epochs() const;
 
   [[nodiscard]] KVFOLIO_API const OffloadCounters& counters() const noexcept;
   [[nodiscard]] KVFOLIO_API std::size_t num_tiers() const noexcept;

@@ -50,7 +50,7 @@ struct RedisOptions {
   RedisTls tls{};
   std::string_view key_prefix = "kvfolio:";  // at most 64 characters, without braces
   std::uint64_t ttl_ms = 0;                  // of a record; 0: the server's policy decides
-  std::int64_t record_bytes_max = std::int64_t{4} << 20;
+  std::int64_t record_bytes_max = std::int64_t{64} << 20;
   std::int32_t items_max = 4096;  // accepted and not done
   // On a connection, beyond which items wait here. One item is always sent.
   std::int64_t bytes_in_flight_max = std::int64_t{8} << 20;

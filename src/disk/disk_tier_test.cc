@@ -352,8 +352,8 @@ TEST_P(DiskTierEngine, NoCallOfTheOwnerMayWait) {
   first_forbidden = -1;
   std::uint64_t answered = 0;
   bool filtered = false;
-  // The first time that glibc gives memory of a thread back, it reads a file of /proc. The allocator of
-  // the address sanitizer knows no such option and needs none.
+  // The first time that glibc gives memory of a thread back, it reads a file of /proc. The
+  // allocator of the address sanitizer knows no such option and needs none.
   static_cast<void>(::mallopt(M_TRIM_THRESHOLD, 1 << 30));
   std::thread owner([&] {
     filtered = forbid_waiting(tier->event_fd());

@@ -16,6 +16,36 @@ using text::concat;
 
 Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
 
+std::int64_t record_bytes_of(KVCacheManager& manager, GroupId group) {
+  return kRecordHeaderBytes + manager.storage()->block_image_bytes(group);
+}
+
+// A tier that takes no record would be silent for ever, and so would all of them if a group's
+// blocks have no place: a prefix is loaded of all groups together.
+Status check_limits(KVCacheManager& manager, std::span<const OffloadTier> tiers) {
+  const auto takes = [&](const OffloadTier& tier, std::int32_t group) {
+    const std::int64_t most = tier.tier->limits().record_bytes_max;
+    return most == 0 || record_bytes_of(manager, GroupId(group)) <= most;
+  };
+  const auto refused = [&](const OffloadTier& tier, std::int32_t group) {
+    return invalid(concat(
+        "offload: a record of group ", group, " has ", record_bytes_of(manager, GroupId(group)),
+        " bytes, tier ", tier.tier->name(), " takes at most ", tier.tier->limits().record_bytes_max,
+        "; raise its limit or its budget, or make blocks smaller"));
+  };
+  const auto num_groups = static_cast<std::int32_t>(manager.spec().groups.size());
+  for (const OffloadTier& tier : tiers) {
+    std::int32_t group = 0;
+    while (group < num_groups && !takes(tier, group)) ++group;
+    if (group == num_groups) return refused(tier, 0);
+  }
+  for (std::int32_t group = 0; group < num_groups && !tiers.empty(); ++group) {
+    const auto takes_it = [&](const OffloadTier& tier) { return takes(tier, group); };
+    if (std::none_of(tiers.begin(), tiers.end(), takes_it)) return refused(tiers.front(), group);
+  }
+  return {};
+}
+
 Status check_tiers(std::span<const OffloadTier> tiers) {
   if (tiers.size() > 8) return invalid(concat("offload: ", tiers.size(), " tiers, allowed: 8"));
   for (const OffloadTier& tier : tiers) {
@@ -25,6 +55,9 @@ Status check_tiers(std::span<const OffloadTier> tiers) {
     if (alignment < 1 || alignment > 4096 || (alignment & (alignment - 1)) != 0) {
       return invalid(concat("offload: tier ", tier.tier->name(), " wants data aligned to ",
                             alignment, " bytes, allowed: powers of two from 1 to 4096"));
+    }
+    if (std::any_of(tiers.data(), &tier, [&](const auto& one) { return one.tier == tier.tier; })) {
+      return invalid(concat("offload: tier ", tier.tier->name(), " is given twice"));
     }
     if (limits.record_bytes_max < 0 || tier.store_bytes_max < 0 || tier.load_bytes_max < 0) {
       return invalid(concat("offload: tier ", tier.tier->name(), " has a limit below 0"));
@@ -51,7 +84,12 @@ Status check(KVCacheManager& manager, const OffloadOptions& options) {
   if (!(options.load_bytes_per_s >= 0.0) || !(options.prefill_tokens_per_s >= 0.0)) {
     return invalid("offload: load_bytes_per_s and prefill_tokens_per_s, allowed: 0 or more");
   }
-  return check_tiers(options.tiers);
+  if (options.root_epochs.size() > Offload::kRootEpochsMax) {
+    return invalid(concat("offload: ", options.root_epochs.size(),
+                          " root_epochs, allowed: ", Offload::kRootEpochsMax));
+  }
+  KVFOLIO_RETURN_IF_ERROR(check_tiers(options.tiers));
+  return check_limits(manager, options.tiers);
 }
 
 }  // namespace
@@ -79,6 +117,7 @@ Offload::Impl::Impl(KVCacheManager& manager, const OffloadOptions& options, Iden
   for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
     largest_record_ = std::max(largest_record_, record_bytes(GroupId(g)));
   }
+  take_epochs(options.root_epochs);
   forgets_seen_ = manager_.forget_count();
 }
 
@@ -278,7 +317,7 @@ Result<std::unique_ptr<Offload>> Offload::create(KVCacheManager& manager,
   std::vector<std::int64_t> sizes;
   sizes.reserve(static_cast<std::size_t>(identity->num_groups()));
   for (std::int32_t g = 0; g < identity->num_groups(); ++g) {
-    sizes.push_back(kRecordHeaderBytes + manager.storage()->block_image_bytes(GroupId(g)));
+    sizes.push_back(record_bytes_of(manager, GroupId(g)));
   }
   std::int64_t alignment = 64;
   for (const OffloadTier& tier : options.tiers) {
@@ -311,6 +350,7 @@ Result<Forgotten> Offload::forget(std::span<const std::int32_t> tokens,
 }
 Forgotten Offload::reset() { return impl_->reset(); }
 std::uint64_t Offload::epoch() const noexcept { return impl_->epoch(); }
+NameEpochs Offload::epochs() const { return impl_->epochs(); }
 const OffloadCounters& Offload::counters() const noexcept { return impl_->counters(); }
 std::size_t Offload::num_tiers() const noexcept { return impl_->num_tiers(); }
 const OffloadTierCounters& Offload::tier_counters(std::size_t tier) const noexcept {

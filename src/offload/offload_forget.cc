@@ -8,11 +8,6 @@
 
 namespace kvfolio {
 
-namespace {
-// Roots with an epoch of their own. Beyond that all names change.
-constexpr std::size_t kRootsMax = std::size_t{1} << 16;
-}  // namespace
-
 std::uint64_t Offload::Impl::epoch_of(const RootKey& root) const {
   if (epochs_.empty()) return base_epoch_;
   const auto found = epochs_.find(identity_.root(root, 0));
@@ -22,6 +17,26 @@ std::uint64_t Offload::Impl::epoch_of(const RootKey& root) const {
 // Also of a forgetting that nobody told us of yet.
 std::uint64_t Offload::Impl::epoch() const noexcept {
   return manager_.forget_count() == forgets_seen_ ? epoch_ : epoch_ + 1;
+}
+
+NameEpochs Offload::Impl::epochs() const {
+  if (manager_.forget_count() != forgets_seen_) return {.epoch = epoch(), .roots = {}};
+  NameEpochs epochs{.epoch = base_epoch_, .roots = {}};
+  epochs.roots.reserve(epochs_.size());
+  for (const auto& [root, epoch] : epochs_) epochs.roots.push_back({root, epoch});
+  const auto before = [](const RootEpoch& a, const RootEpoch& b) { return a.root < b.root; };
+  std::sort(epochs.roots.begin(), epochs.roots.end(), before);
+  return epochs;
+}
+
+// Never back to an older name, whatever the host kept.
+void Offload::Impl::take_epochs(std::span<const RootEpoch> roots) {
+  for (const auto& [root, epoch] : roots) {
+    if (epoch <= base_epoch_) continue;
+    std::uint64_t& newest = epochs_[root];
+    newest = std::max(newest, epoch);
+    epoch_ = std::max(epoch_, epoch);
+  }
 }
 
 // The first thing that every call does: the manager does not say what it was told to forget, so it
@@ -42,7 +57,7 @@ void Offload::Impl::forget_all_names() {
 }
 
 void Offload::Impl::forget_names(const RootKey& root) {
-  if (epochs_.size() >= kRootsMax) return forget_all_names();
+  if (epochs_.size() >= kRootEpochsMax) return forget_all_names();
   const Digest before = identity_.root(root, epoch_of(root));
   epochs_[identity_.root(root, 0)] = ++epoch_;
   forget_in_flight(&before);

@@ -99,6 +99,70 @@ TEST(Offload, TheEpochCountsWhatTheManagerForgotSinceTheLastCall) {
   EXPECT_EQ(offload->counters().manager_forgets, 1u);
 }
 
+// One process after another over one medium.
+TEST(Offload, WhatWasForgottenStaysSoInTheNextProcessThatIsGivenTheEpochsAndTheRestIsThere) {
+  MemoryTier tier;
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  NameEpochs kept;
+  {
+    Cache cache(test::full(80));
+    const auto offload = offload_of(cache, tiers);
+    for (const OpenOptions* each : {&kMine, &kOther}) cache.compute(prompt_of(1, 64), *each);
+    run_to_the_end(*offload);
+    EXPECT_EQ(offload->epochs().roots.size(), 0u);
+    offload->forget(kMine.root);
+    cache.compute(prompt_of(2, 64), kMine);  // after that, under the new names
+    run_to_the_end(*offload, 600'000'000);
+    kept = offload->epochs();
+    EXPECT_EQ(kept.epoch, 0u);
+    ASSERT_EQ(kept.roots.size(), 1u);
+    EXPECT_EQ(kept.roots[0].epoch, offload->epoch());
+  }
+  const auto found = [&](const OffloadOptions& options, int prompt, const OpenOptions& root) {
+    Cache cache(test::full(80));
+    const auto offload = offload_of(cache, tiers, 1 << 20, options);
+    return opened(*offload, cache, prompt_of(prompt, 64), root, 700'000'000).cached_tokens;
+  };
+  const OffloadOptions with{.epoch = kept.epoch, .root_epochs = kept.roots};
+  EXPECT_EQ(found(with, 1, kMine), 0);
+  EXPECT_EQ(found(with, 2, kMine), 63);
+  EXPECT_EQ(found(with, 1, kOther), 63);
+  EXPECT_EQ(found({}, 1, kMine), 63) << "nobody kept the epochs";
+  EXPECT_EQ(found({.epoch = 1}, 1, kOther), 0) << "the newest alone forgets all";
+  // The third process goes on from there.
+  Cache cache(test::full(80));
+  const auto offload = offload_of(cache, tiers, 1 << 20, with);
+  EXPECT_EQ(offload->epochs().roots, kept.roots);
+  offload->forget(kMine.root);
+  EXPECT_EQ(offload->epochs().roots[0].epoch, 2u);
+  offload->forget(kOther.root);
+  EXPECT_EQ(offload->epochs().roots.size(), 2u);
+  cache.manager.reset();  // and nobody called the Offload since
+  EXPECT_EQ(offload->epochs().epoch, 4u);
+  EXPECT_TRUE(offload->epochs().roots.empty());
+  offload->reset();
+  EXPECT_EQ(offload->epochs().epoch, 5u);
+}
+
+TEST(Offload, EpochsThatAHostGivesNeverLeadBackToAnOlderName) {
+  Cache cache(test::full(40));
+  const auto root = offload_of(cache)->identity().root(kMine.root, 0);
+  const std::vector<RootEpoch> stale = {{root, 3}, {root, 9}, {root, 7}};
+  for (const std::uint64_t all : {0u, 8u, 9u, 20u}) {
+    const auto offload = offload_of(cache, {}, 1 << 20, {.epoch = all, .root_epochs = stale});
+    const NameEpochs epochs = offload->epochs();
+    EXPECT_EQ(epochs.epoch, all);
+    EXPECT_EQ(epochs.roots,
+              all < 9 ? std::vector<RootEpoch>({{root, 9}}) : std::vector<RootEpoch>());
+    EXPECT_EQ(offload->epoch(), std::max<std::uint64_t>(all, 9));
+  }
+  const std::vector<RootEpoch> many(Offload::kRootEpochsMax + 1, RootEpoch{root, 1});
+  const auto refused = Offload::create(
+      cache.manager, {.model = test::kToy, .arena_bytes = 1 << 20, .root_epochs = many});
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message().find("65537 root_epochs, allowed: 65536"), std::string::npos);
+}
+
 TEST(Offload, ForgettingAPrefixTakesItsRootKeyBelowTheCacheAndNoOther) {
   MemoryTier tier;
   const OffloadTier tiers[] = {{.tier = &tier}};

@@ -39,6 +39,7 @@ class Offload::Impl {
   Result<Forgotten> forget(std::span<const std::int32_t> tokens, const OpenOptions& options);
   Forgotten reset();
   [[nodiscard]] std::uint64_t epoch() const noexcept;
+  [[nodiscard]] NameEpochs epochs() const;
   [[nodiscard]] const OffloadCounters& counters() const noexcept { return counters_; }
   [[nodiscard]] std::size_t num_tiers() const noexcept { return tiers_.size(); }
   [[nodiscard]] const OffloadTierCounters& tier_counters(std::size_t tier) const noexcept {
@@ -133,6 +134,7 @@ class Offload::Impl {
 
   // ---- offload_forget.cc ----
   [[nodiscard]] std::uint64_t epoch_of(const RootKey& root) const;
+  void take_epochs(std::span<const RootEpoch> roots);
   void notice_forgetting();
   void forget_names(const RootKey& root);
   void forget_all_names();
@@ -217,7 +219,7 @@ class Offload::Impl {
   }
 
   KVCacheManager& manager_;
-  const OffloadOptions options_;  // the views of its model are not used any more
+  const OffloadOptions options_;  // its views are not used any more
   Identity identity_;
   std::int64_t largest_record_ = 0;
   std::unique_ptr<HostArena> arena_;

@@ -175,6 +175,27 @@ TEST(Offload, ATierIsNotOfferedMoreThanItsLimit) {
   EXPECT_EQ(small.broken_limits, 0u);
 }
 
+TEST(Offload, ATierThatCanHoldNothingIsRefusedWithBothNumbers) {
+  Cache cache(test::mixed(40, 40));
+  MemoryTier none;
+  MemoryTier some;
+  MemoryTier all;
+  none.says = {kFullRecord - 1, 64};
+  some.says = {kFullRecord, 64};  // as above
+  const auto made = [&](std::vector<OffloadTier> tiers) {
+    const auto offload = Offload::create(
+        cache.manager, {.model = test::kToy, .arena_bytes = 1 << 20, .tiers = tiers});
+    return offload ? std::string() : std::string(offload.error().message());
+  };
+  EXPECT_EQ(made({{.tier = &all}, {.tier = &some}}), "");
+  EXPECT_NE(made({{.tier = &all}, {.tier = &none}}), "");
+  EXPECT_NE(made({{.tier = &some}}), "") << "of the full group it would have nothing";
+  const std::string message = made({{.tier = &none}});
+  EXPECT_NE(message.find(std::to_string(kFullRecord - 1)), std::string::npos) << message;
+  EXPECT_NE(message.find("raise its limit"), std::string::npos) << message;
+  EXPECT_NE(made({{.tier = &all}, {.tier = &all}}).find("twice"), std::string::npos);
+}
+
 TEST(Offload, ATierThatIsNotUsableIsPassedOver) {
   MemoryTier tier;
   tier.usable = false;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <iterator>
 
 #include "tiers_capi/tiers_capi.h"
@@ -65,7 +66,7 @@ Status read_tiers(std::string_view call, const kvfolio_offload_tier* tiers, std:
 }
 
 Status read_options(std::string_view call, const kvfolio_offload_options* theirs,
-                    OffloadOptions& out) {
+                    OffloadOptions& out, std::vector<RootEpoch>& root_epochs) {
   kvfolio_offload_options options;
   KVFOLIO_RETURN_IF_ERROR(read_struct(call, "options", theirs, options));
   out.arena_bytes = options.arena_bytes;
@@ -75,6 +76,14 @@ Status read_options(std::string_view call, const kvfolio_offload_options* theirs
   out.load_bytes_per_s = options.load_bytes_per_s;
   out.prefill_tokens_per_s = options.prefill_tokens_per_s;
   out.epoch = options.epoch;
+  KVFOLIO_RETURN_IF_ERROR(
+      check_array(call, "root_epochs", options.root_epochs, options.num_root_epochs));
+  for (const kvfolio_root_epoch& one : span_of(options.root_epochs, options.num_root_epochs)) {
+    RootEpoch& to = root_epochs.emplace_back();
+    std::memcpy(to.root.data(), one.root.bytes, sizeof(one.root.bytes));
+    to.epoch = one.epoch;
+  }
+  out.root_epochs = root_epochs;
   return {};
 }
 
@@ -141,7 +150,8 @@ int32_t kvfolio_offload_create(kvfolio_manager* manager, const kvfolio_model_ide
   KVFOLIO_C_NEEDS(out);
   OffloadOptions ours;
   KVFOLIO_C_RETURN_IF_ERROR(read_model(__func__, model, ours.model));
-  KVFOLIO_C_RETURN_IF_ERROR(read_options(__func__, options, ours));
+  std::vector<RootEpoch> root_epochs;
+  KVFOLIO_C_RETURN_IF_ERROR(read_options(__func__, options, ours, root_epochs));
   std::vector<OffloadTier> all;
   KVFOLIO_C_RETURN_IF_ERROR(read_tiers(__func__, tiers, num_tiers, all));
   ours.tiers = all;
@@ -285,6 +295,22 @@ int32_t kvfolio_offload_reset(kvfolio_offload* offload, int64_t* blocks, int32_t
 
 uint64_t kvfolio_offload_epoch(const kvfolio_offload* offload) {
   return offload == nullptr ? 0 : offload->offload->epoch();
+}
+
+int64_t kvfolio_offload_epochs(const kvfolio_offload* offload, uint64_t* epoch,
+                               kvfolio_root_epoch* roots, int64_t capacity) {
+  const NothingThrown nothing;
+  if (offload == nullptr || !is_there(*offload)) return 0;
+  const NameEpochs epochs = offload->offload->epochs();
+  if (epoch != nullptr) *epoch = epochs.epoch;
+  const std::int64_t num = std::ssize(epochs.roots);
+  const std::int64_t some = roots == nullptr ? 0 : std::clamp<std::int64_t>(capacity, 0, num);
+  for (std::int64_t i = 0; i < some; ++i) {
+    const RootEpoch& from = epochs.roots[static_cast<std::size_t>(i)];
+    std::memcpy(roots[i].root.bytes, from.root.data(), sizeof(roots[i].root.bytes));
+    roots[i].epoch = from.epoch;
+  }
+  return num;
 }
 
 int32_t kvfolio_offload_get_counters(const kvfolio_offload* offload, kvfolio_offload_counters* out,

@@ -41,8 +41,8 @@ void use_every_struct() {
   take(ModelIdentity{.model = "a"}, IdentityField{.value = "a"}, RecordInfo{.end = 1},
        SnapshotSequence{.tokens = {}}, SaveOptions{.prefix_cache = false}, SaveStats{.bytes = 1},
        RestoredSequence{.length = 1}, RestoreStats{.paths = 1});
-  take(OffloadTier{.tier = nullptr}, OffloadOptions{.arena_bytes = 1},
-       OffloadOpened{.pending = true}, SequenceReady{.cached_tokens = 1},
+  take(OffloadTier{.tier = nullptr}, OffloadOptions{.arena_bytes = 1}, RootEpoch{.epoch = 1},
+       NameEpochs{.epoch = 1}, OffloadOpened{.pending = true}, SequenceReady{.cached_tokens = 1},
        OffloadCounters{.loads = 1}, OffloadLeft{.loads = 1}, OffloadTierCounters{.loads = 1});
   take(DiskTierOptions{.bytes = 1}, DiskTierStats{.records = 1}, DiskFault{.offset = 1},
        DiskCheck{.damaged = 1}, DiskCheckOptions{.erase = true});

@@ -169,7 +169,7 @@ static void use_redis(void) {
   CHECK(strcmp(kvfolio_tier_name(tier), "redis") == 0 && kvfolio_tier_event_fd(tier) >= 0);
   int64_t most = 0;
   MUST(kvfolio_tier_limits(tier, &most, NULL, &g_error));
-  CHECK(most == 4 << 20);
+  CHECK(most == 64 << 20);
   CHECK(kvfolio_tier_wait_until_ready(tier, 1, 20000, &g_error) == KVFOLIO_ERR_TIMED_OUT);
   CHECK(strstr(g_error.message, "did not answer within 20 ms") != NULL);
   CHECK(strstr(g_error.message, "127.0.0.1:1") != NULL);
@@ -272,6 +272,13 @@ void call_offload(void) {
   CHECK(left.blocks == 0 && left.stores == 0 && left.loads == 0 && left.questions == 0);
   MUST(kvfolio_offload_forget(offload, NULL, kTokens, 4, NULL, 0, &blocks, &pins, &g_error));
   CHECK(blocks == 2 && pins == 0 && kvfolio_offload_epoch(offload) == 1);
+  kvfolio_root_epoch forgotten = {{{0}}, 0};
+  uint64_t epoch = 9;
+  CHECK(kvfolio_offload_epochs(offload, &epoch, NULL, 0) == 1 && epoch == 0);
+  CHECK(kvfolio_offload_epochs(offload, NULL, &forgotten, 1) == 1 && forgotten.epoch == 1);
+  kvfolio_digest root;
+  MUST(kvfolio_identity_root(kvfolio_offload_identity(offload), NULL, 0, &root, &g_error));
+  CHECK(memcmp(root.bytes, forgotten.root.bytes, sizeof root.bytes) == 0);
   MUST(kvfolio_offload_reset(offload, &blocks, &pins, &g_error));
   CHECK(blocks == 0 && pins == 0 && kvfolio_offload_epoch(offload) == 2);
   MUST(kvfolio_offload_arena(offload, &stats, &g_error));

@@ -346,6 +346,9 @@ static void bad_options(void) {
   BAD_FIELD(arena_bytes, INT64_MAX);
   BAD_FIELD(bytes_per_poll, -1);
   BAD_FIELD(bytes_per_poll, INT64_MIN);
+  BAD_FIELD(num_root_epochs, 1);  // and none are there
+  BAD_FIELD(num_root_epochs, -1);
+  BAD_FIELD(num_root_epochs, INT64_MAX);
   BAD_FIELD(load_bytes_per_s, NAN);
   BAD_FIELD(load_bytes_per_s, -1);
   BAD_FIELD(prefill_tokens_per_s, -INFINITY);
@@ -538,6 +541,10 @@ static void null_handles_are_nothing(void) {
   CHECK(kvfolio_offload_poll(w.offload, 0, NULL, 1) == 0);
   CHECK(kvfolio_offload_poll(w.offload, 0, &ready, INT64_MIN) == 0 && ready.sequence == 1);
   CHECK(kvfolio_offload_idle(NULL) == 0 && kvfolio_offload_epoch(NULL) == 0);
+  kvfolio_root_epoch root = {{{0}}, 8};
+  uint64_t epoch = 9;
+  CHECK(kvfolio_offload_epochs(NULL, &epoch, &root, 1) == 0 && epoch == 9);
+  CHECK(kvfolio_offload_epochs(w.offload, NULL, &root, INT64_MIN) >= 0 && root.epoch == 8);
   CHECK(kvfolio_offload_identity(NULL) == NULL && kvfolio_offload_is_of(NULL, w.manager) == 0);
   CHECK(kvfolio_offload_is_of(w.offload, NULL) == 0);
   CHECK(strcmp(kvfolio_load_end_name(INT_MIN), "invalid") == 0);

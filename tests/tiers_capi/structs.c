@@ -159,6 +159,7 @@ static void run_offload_tier(void* given, char* text) {
   kvfolio_manager_destroy(other);
 }
 
+static const kvfolio_root_epoch kForgotten = {.root = {{1, 2, 3}}, .epoch = 77};
 static const kvfolio_offload_options kOffload = {.struct_size = sizeof kOffload,
                                                  .arena_bytes = 1 << 15,
                                                  .bytes_per_poll = 600,
@@ -166,7 +167,9 @@ static const kvfolio_offload_options kOffload = {.struct_size = sizeof kOffload,
                                                  .copy_timeout_us = 6,
                                                  .load_bytes_per_s = 1,
                                                  .prefill_tokens_per_s = 1,
-                                                 .epoch = 12};
+                                                 .epoch = 12,
+                                                 .root_epochs = &kForgotten,
+                                                 .num_root_epochs = 1};
 static void run_offload(void* given, char* text) {
   kvfolio_manager* const other = toy_manager(16);
   kvfolio_offload* made = NULL;

@@ -531,6 +531,29 @@ impl Default for kvfolio_offload_tier {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
+pub struct kvfolio_root_epoch {
+    pub root: kvfolio_digest,
+    pub epoch: u64,
+}
+
+impl kvfolio_root_epoch {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_root_epoch {
+        kvfolio_root_epoch {
+            root: kvfolio_digest::new(),
+            epoch: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_root_epoch {
+    fn default() -> kvfolio_root_epoch {
+        kvfolio_root_epoch::new()
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
 pub struct kvfolio_offload_options {
     pub struct_size: u32,
     pub reserved: i32,
@@ -541,6 +564,8 @@ pub struct kvfolio_offload_options {
     pub load_bytes_per_s: f64,
     pub prefill_tokens_per_s: f64,
     pub epoch: u64,
+    pub root_epochs: *const kvfolio_root_epoch,
+    pub num_root_epochs: i64,
 }
 
 impl kvfolio_offload_options {
@@ -556,6 +581,8 @@ impl kvfolio_offload_options {
             load_bytes_per_s: 0.0,
             prefill_tokens_per_s: 0.0,
             epoch: 0,
+            root_epochs: std::ptr::null(),
+            num_root_epochs: 0,
         }
     }
 }
@@ -956,6 +983,7 @@ extern "C" {
     pub fn kvfolio_offload_forget(offload: *mut kvfolio_offload, root: *const kvfolio_root, tokens: *const i32, num_tokens: i64, media: *const kvfolio_media_span, num_media: i64, blocks: *mut i64, pins: *mut i32, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_offload_reset(offload: *mut kvfolio_offload, blocks: *mut i64, pins: *mut i32, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_offload_epoch(offload: *const kvfolio_offload) -> u64;
+    pub fn kvfolio_offload_epochs(offload: *const kvfolio_offload, epoch: *mut u64, roots: *mut kvfolio_root_epoch, capacity: i64) -> i64;
     pub fn kvfolio_offload_get_counters(offload: *const kvfolio_offload, out: *mut kvfolio_offload_counters, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_offload_num_tiers(offload: *const kvfolio_offload) -> i32;
     pub fn kvfolio_offload_get_tier_counters(offload: *const kvfolio_offload, tier: i32, out: *mut kvfolio_offload_tier_counters, error: *mut kvfolio_error) -> i32;

@@ -18,7 +18,8 @@ layouts! {
     kvfolio_redis_tier_options: struct_size items_max servers user password key_prefix tls_ca_file tls_cert_file tls_key_file tls_server_name tls reserved ttl_ms record_bytes_max bytes_in_flight_max bytes_per_poll connect_timeout_us stall_timeout_us breaker_us_min breaker_us_max;
     kvfolio_redis_tier_counters: struct_size reserved stores_refused redirects retries connections connections_lost replies_refused bytes_sent bytes_received;
     kvfolio_offload_tier: struct_size policy tier store_bytes_max load_bytes_max;
-    kvfolio_offload_options: struct_size reserved arena_bytes bytes_per_poll timeout_us copy_timeout_us load_bytes_per_s prefill_tokens_per_s epoch;
+    kvfolio_root_epoch: root epoch;
+    kvfolio_offload_options: struct_size reserved arena_bytes bytes_per_poll timeout_us copy_timeout_us load_bytes_per_s prefill_tokens_per_s epoch root_epochs num_root_epochs;
     kvfolio_sequence_ready: sequence cached_tokens why;
     kvfolio_offload_left: struct_size blocks stores loads questions;
     kvfolio_offload_counters: struct_size reserved stores stores_dropped loads tokens_loaded arena_corrupt tier_stores tier_stores_dropped tier_loads tier_misses tier_corrupt requests requests_canceled requests_timed_out unknown_completions manager_forgets;

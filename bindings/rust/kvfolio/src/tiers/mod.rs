@@ -79,8 +79,8 @@ pub use disk::{DiskEngine, DiskOptions, DiskStats};
 pub use identity::{Digest, Identity, ModelIdentity};
 pub use kvfolio_tiers_sys as sys;
 pub use offload::{
-    ArenaStats, Left, LoadEnd, Offload, OffloadCounters, OffloadOpened, OffloadOptions,
-    OffloadTier, OffloadTierCounters, Ready, Refused, WritePolicy,
+    ArenaStats, Left, LoadEnd, NameEpochs, Offload, OffloadCounters, OffloadOpened, OffloadOptions,
+    OffloadTier, OffloadTierCounters, Ready, Refused, RootEpoch, WritePolicy,
 };
 pub use redis::{RedisCounters, RedisOptions, RedisTls};
 pub use snapshot::{

@@ -3,7 +3,7 @@
 // Offload. SAFETY of every call here: the handle lives as long as self; whoever may call it has
 // asked check(), so the manager that C keeps a pointer to is that of self.cache, which we have.
 
-use super::{snapshot, sys, ModelIdentity, Restored, SaveOptions, SaveStats, TierHandle};
+use super::{snapshot, sys, Digest, ModelIdentity, Restored, SaveOptions, SaveStats, TierHandle};
 use crate::error::{call, constant};
 use crate::memory::Resource;
 use crate::prompt::{CPrompt, Root};
@@ -46,10 +46,29 @@ impl From<TierHandle> for OffloadTier {
     }
 }
 
+/// The names of a root that was forgotten hold an epoch of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RootEpoch {
+    /// Of the root under epoch 0; holds no text.
+    pub root: Digest,
+    /// Of its names now.
+    pub epoch: u64,
+}
+
+/// What was forgotten, as names know it: for [`OffloadOptions`] of the next process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NameEpochs {
+    /// Of every root that is not among `roots`.
+    pub epoch: u64,
+    /// By `root`.
+    pub roots: Vec<RootEpoch>,
+}
+
 /// `OffloadOptions` in `offload.h`. 0 is the default of all but `arena_bytes`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct OffloadOptions {
-    /// Of host memory for records.
+pub struct OffloadOptions<'a> {
+    /// Of host memory for records: at least those of the longest prompt, times the prompts that are to
+    /// be loaded at a time.
     pub arena_bytes: i64,
     /// 0: 16 MiB.
     pub bytes_per_poll: i64,
@@ -61,8 +80,10 @@ pub struct OffloadOptions {
     pub load_bytes_per_s: f64,
     /// How fast a prompt is computed.
     pub prefill_tokens_per_s: f64,
-    /// Of a host with tiers that outlive it: the last [`Offload::epoch`].
+    /// [`NameEpochs::epoch`] of a host with tiers that outlive it.
     pub epoch: u64,
+    /// [`NameEpochs::roots`] likewise.
+    pub root_epochs: &'a [RootEpoch],
 }
 
 /// What [`Offload::open`] gives.
@@ -299,7 +320,8 @@ impl From<Refused> for Error {
 /// memory is never given back.
 ///
 /// ```
-/// # use kvfolio::tiers::{ModelIdentity, Offload, OffloadOptions, OffloadTier, TierHandle, WritePolicy};
+/// # use kvfolio::tiers::{ModelIdentity, NameEpochs, Offload, OffloadOptions, OffloadTier, RootEpoch};
+/// # use kvfolio::tiers::{TierHandle, WritePolicy};
 /// # use kvfolio::{Cache, GroupSpec, Options, Storage};
 /// # fn cache() -> Result<Cache, kvfolio::Error> {
 /// #     let group = GroupSpec { head_dim_k: 4, num_blocks: 8, ..GroupSpec::default() };
@@ -343,6 +365,10 @@ impl From<Refused> for Error {
 /// assert_eq!(two.cancel(opened.sequence)?, 32); // there is nothing to cancel: its length
 /// two.forget(&prompt[..16], &Default::default())?;
 /// two.forget_root(None)?;
+/// let NameEpochs { epoch, roots } = two.epochs(); // for the next process
+/// assert_eq!((epoch, roots[0].epoch), (0, 2));
+/// let next = OffloadOptions { epoch, root_epochs: &roots, ..options };
+/// # assert_eq!(next.root_epochs, [RootEpoch { epoch: 2, ..roots[0] }]);
 /// two.reset()?;
 /// assert_eq!((two.arena().records, two.epoch()), (0, 3));
 /// two.check_invariants()?;
@@ -402,7 +428,8 @@ impl Offload {
         let functions = table.as_ref().map(Resource::to_c);
         let functions = functions.as_ref().map_or(null(), |table| table as *const _);
         let model = model.to_c();
-        let options = options.to_c();
+        let root_epochs: Vec<_> = options.root_epochs.iter().map(RootEpoch::to_c).collect();
+        let options = options.to_c(&root_epochs);
         let list: Vec<_> = tiers.iter().map(OffloadTier::to_c).collect();
         let n = i32::try_from(list.len()).unwrap_or(-1);
         let mut out = null_mut();
@@ -598,9 +625,23 @@ impl Offload {
         })
     }
 
-    /// Above every epoch that names were made with: for [`OffloadOptions::epoch`] of the next one.
+    /// The newest epoch. [`OffloadOptions::epoch`] of this number forgets all that was ever stored under
+    /// another; [`epochs`](Offload::epochs) forgets what was forgotten.
     pub fn epoch(&self) -> u64 {
         unsafe { sys::kvfolio_offload_epoch(self.raw.as_ptr()) }
+    }
+
+    /// To be kept after each forgetting, and given to the next Offload over the same tiers. Without it
+    /// the next process finds again what this one forgot.
+    pub fn epochs(&self) -> NameEpochs {
+        let this = self.raw.as_ptr();
+        let mut epoch = 0;
+        let num = unsafe { sys::kvfolio_offload_epochs(this, &mut epoch, null_mut(), 0) };
+        let mut roots = vec![sys::kvfolio_root_epoch::new(); num as usize];
+        unsafe { sys::kvfolio_offload_epochs(this, &mut epoch, roots.as_mut_ptr(), num) };
+        let root_epoch =
+            |one: &sys::kvfolio_root_epoch| RootEpoch { root: one.root.bytes, epoch: one.epoch };
+        NameEpochs { epoch, roots: roots.iter().map(root_epoch).collect() }
     }
 
     /// Of the Offload; [`Manager::counters`](crate::Manager::counters) has those of the cache.
@@ -684,6 +725,13 @@ impl Offload {
     }
 }
 
+impl RootEpoch {
+    fn to_c(&self) -> sys::kvfolio_root_epoch {
+        let root = sys::kvfolio_digest { bytes: self.root };
+        sys::kvfolio_root_epoch { root, epoch: self.epoch }
+    }
+}
+
 impl OffloadTier {
     fn to_c(&self) -> sys::kvfolio_offload_tier {
         sys::kvfolio_offload_tier {
@@ -696,8 +744,9 @@ impl OffloadTier {
     }
 }
 
-impl OffloadOptions {
-    fn to_c(self) -> sys::kvfolio_offload_options {
+impl OffloadOptions<'_> {
+    // `root_epochs` is what C is lent: longer than the result.
+    fn to_c(self, root_epochs: &[sys::kvfolio_root_epoch]) -> sys::kvfolio_offload_options {
         sys::kvfolio_offload_options {
             struct_size: size_of::<sys::kvfolio_offload_options>() as u32,
             reserved: 0,
@@ -708,6 +757,8 @@ impl OffloadOptions {
             load_bytes_per_s: self.load_bytes_per_s,
             prefill_tokens_per_s: self.prefill_tokens_per_s,
             epoch: self.epoch,
+            root_epochs: root_epochs.as_ptr(),
+            num_root_epochs: root_epochs.len() as i64,
         }
     }
 }

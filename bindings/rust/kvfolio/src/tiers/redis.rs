@@ -40,7 +40,7 @@ pub struct RedisOptions<'a> {
     pub tls: Option<RedisTls<'a>>,
     /// Of a record. 0: the server's policy decides.
     pub ttl_ms: u64,
-    /// 0: 4 MiB.
+    /// 0: 64 MiB.
     pub record_bytes_max: i64,
     /// Accepted and not done. 0: 4,096.
     pub items_max: i32,
