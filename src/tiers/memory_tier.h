@@ -135,7 +135,7 @@ class MemoryTier final : public Tier {
   TierResult bring(const Waiting& one, const std::vector<std::byte>& record) {
     std::size_t bytes = record.size();
     if (draws(faults_.partial)) bytes = random_() % bytes;
-    std::memcpy(one.item.data, record.data(), bytes);
+    std::copy_n(record.begin(), bytes, one.item.data);
     if (draws(faults_.corrupt)) one.item.data[random_() % record.size()] ^= std::byte{4};
     if (draws(faults_.other)) {
       auto any = records.begin();
