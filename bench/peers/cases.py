@@ -115,7 +115,9 @@ def huge_array(shape, dtype):
     dtype = np.dtype(dtype)
     count = int(np.prod(shape))
     page = 2 << 20
-    memory = mmap.mmap(-1, count * dtype.itemsize + page)
+    # Private: shared memory, which mmap gives otherwise, has huge pages on few machines.
+    memory = mmap.mmap(-1, count * dtype.itemsize + page,
+                       flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     whole = np.frombuffer(memory, np.uint8)
     offset = -whole.ctypes.data % page
