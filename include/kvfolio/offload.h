@@ -99,7 +99,7 @@ struct OffloadOptions {
   // than tokens / prefill_tokens_per_s. What the arena has is always loaded. 0: always load.
   double load_bytes_per_s = 0.0;
   double prefill_tokens_per_s = 0.0;
-  std::uint64_t epoch = 0;                   // NameEpochs::epoch
+  std::uint64_t epoch = 0;                   // NameEpochs::epoch; at most 2^63
   std::span<const RootEpoch> root_epochs{};  // NameEpochs::roots
   MemoryResource* resource = nullptr;        // of the arena; null: HostMemory
 };

@@ -66,6 +66,16 @@ Status check_tiers(std::span<const OffloadTier> tiers) {
   return {};
 }
 
+// Behind the last number comes 0, under which things were stored that are forgotten.
+Status check_epochs(const OffloadOptions& options) {
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 63;
+  std::uint64_t newest = options.epoch;
+  for (const RootEpoch& root : options.root_epochs) newest = std::max(newest, root.epoch);
+  if (newest <= kMost) return {};
+  return invalid(concat("offload: an epoch of ", newest, ", allowed: at most ", kMost,
+                        "; give what epochs() said"));
+}
+
 Status check(KVCacheManager& manager, const OffloadOptions& options) {
   const auto missing = [](const char* what) {
     return Status(ErrorCode::kFailedPrecondition, concat("offload: the manager ", what));
@@ -88,6 +98,7 @@ Status check(KVCacheManager& manager, const OffloadOptions& options) {
     return invalid(concat("offload: ", options.root_epochs.size(),
                           " root_epochs, allowed: ", Offload::kRootEpochsMax));
   }
+  KVFOLIO_RETURN_IF_ERROR(check_epochs(options));
   KVFOLIO_RETURN_IF_ERROR(check_tiers(options.tiers));
   return check_limits(manager, options.tiers);
 }

@@ -239,5 +239,27 @@ TEST(Offload, WhatArrivesAfterItWasForgottenIsDropped) {
   }
 }
 
+// Behind the last number comes 0, under which everything was stored once.
+TEST(Offload, AnEpochThatCouldWrapToNamesThatWereForgottenIsRefused) {
+  MemoryTier tier;
+  tier.records = left_by_a_first_process(prompt_of(1, 64), kMine);
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  constexpr std::uint64_t kMost = ~std::uint64_t{0};
+  const RootEpoch root{.root = {}, .epoch = kMost};
+  for (const OffloadOptions& last :
+       {OffloadOptions{.epoch = kMost}, OffloadOptions{.root_epochs = std::span(&root, 1)}}) {
+    Cache cache(test::full(40));
+    OffloadOptions options = last;
+    options.model = test::kToy;
+    options.arena_bytes = 1 << 20;
+    options.tiers = tiers;
+    const auto offload = Offload::create(cache.manager, options);
+    EXPECT_FALSE(offload);
+    if (!offload) continue;
+    (*offload)->forget(kMine.root);
+    EXPECT_EQ(opened(**offload, cache, prompt_of(1, 64), kMine).cached_tokens, 0);
+  }
+}
+
 }  // namespace
 }  // namespace kvfolio
