@@ -31,7 +31,7 @@ RecordInfo Offload::Impl::record_of(GroupId group, std::int32_t end, const TierK
 void Offload::Impl::store_findable(bool draining) {
   std::array<FindableBlock, 64> blocks;
   more_findable_ = true;
-  if (!draining) budget_ = std::min(budget_, (options_.bytes_per_poll + 1) / 2);
+  if (!draining) budget_ = std::min(budget_, options_.bytes_per_poll - options_.bytes_per_poll / 2);
   while (budget_ > 0) {
     if (draining && !has_room_to_drain()) return;
     const std::int64_t fit = draining ? 1 : budget_ / largest_record_;

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <limits>
 
 #include "offload/test_offload.h"
 
@@ -300,6 +301,16 @@ TEST(Offload, GivesItsMemoryBackUnlessATierMayTouchItAndClosesNoTier) {
     std::array<TierDone, 64> done;
     EXPECT_EQ(tier.poll(3, done), 8u);
   }
+}
+
+TEST(Offload, ABudgetOfAllBytesThatThereAreStores) {
+  Cache cache(test::full(40));
+  const auto offload =
+      offload_of(cache, {}, 1 << 20, {.bytes_per_poll = std::numeric_limits<std::int64_t>::max()});
+  cache.compute(prompt_of(1, 64));
+  offload->poll(1);
+  EXPECT_EQ(offload->counters().stores, 8u);
+  EXPECT_TRUE(offload->idle());
 }
 
 }  // namespace
