@@ -436,10 +436,11 @@ KVFOLIO_C_API int32_t kvfolio_offload_forget(kvfolio_offload* offload, const kvf
 KVFOLIO_C_API int32_t kvfolio_offload_reset(kvfolio_offload* offload, int64_t* blocks,
                                             int32_t* pins, kvfolio_error* error);
 // The newest epoch. In the options of the next one it forgets all that was ever stored under
-// another; kvfolio_offload_epochs() forgets what was forgotten.
+// another; kvfolio_offload_epochs() forgets what was forgotten. 0 also if the manager has ended.
 KVFOLIO_C_API uint64_t kvfolio_offload_epoch(const kvfolio_offload* offload);
 // Offload::epochs(), to be kept after each forgetting. *epoch, which may be null: that of every
-// root which is not listed. Writes at most `capacity` roots and returns how many there are.
+// root which is not listed. Writes at most `capacity` roots and returns how many there are; -1, and
+// writes nothing, if the manager has ended before the offload: nobody knows what it forgot.
 KVFOLIO_C_API int64_t kvfolio_offload_epochs(const kvfolio_offload* offload, uint64_t* epoch,
                                              kvfolio_root_epoch* roots, int64_t capacity);
 

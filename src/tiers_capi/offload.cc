@@ -294,13 +294,14 @@ int32_t kvfolio_offload_reset(kvfolio_offload* offload, int64_t* blocks, int32_t
 }
 
 uint64_t kvfolio_offload_epoch(const kvfolio_offload* offload) {
-  return offload == nullptr ? 0 : offload->offload->epoch();
+  const NothingThrown nothing;
+  return offload == nullptr || !is_there(*offload) ? 0 : offload->offload->epoch();
 }
 
 int64_t kvfolio_offload_epochs(const kvfolio_offload* offload, uint64_t* epoch,
                                kvfolio_root_epoch* roots, int64_t capacity) {
   const NothingThrown nothing;
-  if (offload == nullptr || !is_there(*offload)) return 0;
+  if (offload == nullptr || !is_there(*offload)) return -1;
   const NameEpochs epochs = offload->offload->epochs();
   if (epoch != nullptr) *epoch = epochs.epoch;
   const std::int64_t num = std::ssize(epochs.roots);

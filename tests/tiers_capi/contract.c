@@ -84,6 +84,9 @@ static void an_offload_outlives_its_manager_without_harm(void) {
   CHECK(kvfolio_offload_forget_root(left, NULL, NULL, NULL, &g_error) ==
         KVFOLIO_ERR_FAILED_PRECONDITION);
   CHECK(kvfolio_offload_check_invariants(left, &g_error) == KVFOLIO_ERR_FAILED_PRECONDITION);
+  uint64_t epoch = 9;
+  CHECK(kvfolio_offload_epoch(left) == 0);
+  CHECK(kvfolio_offload_epochs(left, &epoch, NULL, 0) == -1 && epoch == 9);
   kvfolio_manager* const another = toy_manager(16);
   CHECK(kvfolio_offload_is_of(left, another) == 0);
   kvfolio_manager_destroy(another);

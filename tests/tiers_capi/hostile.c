@@ -543,7 +543,7 @@ static void null_handles_are_nothing(void) {
   CHECK(kvfolio_offload_idle(NULL) == 0 && kvfolio_offload_epoch(NULL) == 0);
   kvfolio_root_epoch root = {{{0}}, 8};
   uint64_t epoch = 9;
-  CHECK(kvfolio_offload_epochs(NULL, &epoch, &root, 1) == 0 && epoch == 9);
+  CHECK(kvfolio_offload_epochs(NULL, &epoch, &root, 1) == -1 && epoch == 9);
   CHECK(kvfolio_offload_epochs(w.offload, NULL, &root, INT64_MIN) >= 0 && root.epoch == 8);
   CHECK(kvfolio_offload_identity(NULL) == NULL && kvfolio_offload_is_of(NULL, w.manager) == 0);
   CHECK(kvfolio_offload_is_of(w.offload, NULL) == 0);

@@ -298,6 +298,7 @@ fn a_cache_that_was_exchanged_is_not_touched() {
     assert!(one.poll(1).is_empty() && !one.idle());
     assert!(one.reset().is_err() && one.check_invariants().is_err());
     assert!(one.cancel(Sequence::from_raw(1)).is_err() && one.drain(1).is_err());
+    assert!(one.epoch().is_err() && one.epochs().is_err());
     swap(&mut *one, &mut other);
     one.check_invariants().unwrap();
     assert_eq!(serve(&mut one, &prompt(1), &mut now_us).0, 8);
@@ -308,6 +309,7 @@ fn a_cache_that_was_exchanged_is_not_touched() {
     for _ in 0..8 {
         drop(std::mem::replace(&mut *one, cache()));
         assert!(one.check_invariants().is_err());
+        assert!(one.epoch().is_err() && one.epochs().is_err());
     }
     assert!(!one.idle());
     drop(one);

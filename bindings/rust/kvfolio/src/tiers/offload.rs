@@ -365,12 +365,12 @@ impl From<Refused> for Error {
 /// assert_eq!(two.cancel(opened.sequence)?, 32); // there is nothing to cancel: its length
 /// two.forget(&prompt[..16], &Default::default())?;
 /// two.forget_root(None)?;
-/// let NameEpochs { epoch, roots } = two.epochs(); // for the next process
+/// let NameEpochs { epoch, roots } = two.epochs()?; // for the next process
 /// assert_eq!((epoch, roots[0].epoch), (0, 2));
 /// let next = OffloadOptions { epoch, root_epochs: &roots, ..options };
 /// # assert_eq!(next.root_epochs, [RootEpoch { epoch: 2, ..roots[0] }]);
 /// two.reset()?;
-/// assert_eq!((two.arena().records, two.epoch()), (0, 3));
+/// assert_eq!((two.arena().records, two.epoch()?), (0, 3));
 /// two.check_invariants()?;
 /// let cache = two.into_cache(); // as it is
 /// assert_eq!(cache.num_sequences(), 1);
@@ -627,13 +627,15 @@ impl Offload {
 
     /// The newest epoch. [`OffloadOptions::epoch`] of this number forgets all that was ever stored under
     /// another; [`epochs`](Offload::epochs) forgets what was forgotten.
-    pub fn epoch(&self) -> u64 {
-        unsafe { sys::kvfolio_offload_epoch(self.raw.as_ptr()) }
+    pub fn epoch(&self) -> Result<u64> {
+        self.check()?;
+        Ok(unsafe { sys::kvfolio_offload_epoch(self.raw.as_ptr()) })
     }
 
     /// To be kept after each forgetting, and given to the next Offload over the same tiers. Without it
     /// the next process finds again what this one forgot.
-    pub fn epochs(&self) -> NameEpochs {
+    pub fn epochs(&self) -> Result<NameEpochs> {
+        self.check()?;
         let this = self.raw.as_ptr();
         let mut epoch = 0;
         let num = unsafe { sys::kvfolio_offload_epochs(this, &mut epoch, null_mut(), 0) };
@@ -641,7 +643,7 @@ impl Offload {
         unsafe { sys::kvfolio_offload_epochs(this, &mut epoch, roots.as_mut_ptr(), num) };
         let root_epoch =
             |one: &sys::kvfolio_root_epoch| RootEpoch { root: one.root.bytes, epoch: one.epoch };
-        NameEpochs { epoch, roots: roots.iter().map(root_epoch).collect() }
+        Ok(NameEpochs { epoch, roots: roots.iter().map(root_epoch).collect() })
     }
 
     /// Of the Offload; [`Manager::counters`](crate::Manager::counters) has those of the cache.
