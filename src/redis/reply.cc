@@ -103,12 +103,22 @@ std::size_t ReplyReader::waiting() const noexcept {
   return reader_ == nullptr ? 0 : reader_->len - reader_->pos;
 }
 
+// A line ends soon, that of a value's length too. hiredis looks for the end of one from its
+// beginning each time: many megabytes, for a server that never ends it.
+bool ReplyReader::waits_for_a_line() const noexcept {
+  constexpr std::size_t kLineMax = std::size_t{64} << 10;
+  constexpr std::size_t kNumberMax = 64;
+  if (waiting() <= kLineMax) return false;
+  const std::string_view begin(reader_->buf + reader_->pos, kNumberMax);
+  return begin.find("\r\n") == std::string_view::npos;
+}
+
 ReplyReader::Next ReplyReader::next(std::span<std::byte> target, const Reply*& reply) {
   if (reader_ == nullptr) return Next::kBroken;
   target_ = target;
   void* found = nullptr;
   if (redisReaderGetReply(reader_.get(), &found) != REDIS_OK) return Next::kBroken;
-  if (found == nullptr) return Next::kMore;
+  if (found == nullptr) return waits_for_a_line() ? Next::kBroken : Next::kMore;
   reply = static_cast<const Reply*>(found);
   return Next::kReply;
 }

@@ -58,6 +58,8 @@ class ReplyReader {
   struct Deleter {
     void operator()(redisReader* reader) const noexcept;
   };
+  [[nodiscard]] bool waits_for_a_line() const noexcept;
+
   std::unique_ptr<redisReader, Deleter> reader_;
   Reply root_;
   std::size_t num_nodes_ = 0;  // of root_

@@ -60,6 +60,28 @@ TEST(RedisReply, AnEndlessListIsCutOff) {
   EXPECT_EQ(next, Next::kBroken);
 }
 
+TEST(RedisReply, AnEndlessLineIsCutOff) {
+  for (const std::string begin :
+       {"+", "-ERR ", ":1", "$1", "*1\r\n+", "*3\r\n:1\r\n$4\r\nabcd\r\n-"}) {
+    ReplyReader reader;
+    const Reply* reply = nullptr;
+    std::array<std::byte, 1000> target{};
+    ASSERT_TRUE(reader.feed(text(begin)));
+    const std::string more(10'000, '1');
+    Next next = Next::kMore;
+    for (int i = 0; i < 10 && next == Next::kMore; ++i) {
+      if (!reader.feed(text(more))) break;
+      next = reader.next(target, reply);
+    }
+    EXPECT_EQ(next, Next::kBroken) << begin;
+  }
+  // One whose end is there is none.
+  ReplyReader reader;
+  const Reply* reply = nullptr;
+  ASSERT_TRUE(reader.feed(text("*2\r\n:1\r\n$10000000\r\n" + std::string(1 << 20, 'x'))));
+  EXPECT_EQ(reader.next({}, reply), Next::kMore);
+}
+
 TEST(RedisReply, TextsAreKeptInPart) {
   ReplyReader reader;
   const Reply* reply = nullptr;
