@@ -90,6 +90,13 @@ std::string printable(std::string text) {
   return text;
 }
 
+// A server may repeat what it was told, or the beginning of it.
+std::string_view without(std::string_view secret, std::string_view text) {
+  if (secret.empty()) return text;
+  text = text.substr(0, text.find(secret));
+  return text.substr(0, text.find(", with args beginning with"));
+}
+
 std::uint64_t steady_us() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return static_cast<std::uint64_t>(
@@ -354,7 +361,8 @@ std::string RedisTier::Impl::describe() const {
                           : loads.is_ready() ? "connected"
                                              : "not connected");
     if (node->lanes[kStores].is_open()) lines += ", stores fail";
-    if (!node->trouble.empty()) lines += text::concat("; last error: ", printable(node->trouble));
+    const std::string trouble(without(settings_.password, node->trouble));
+    if (!trouble.empty()) lines += text::concat("; last error: ", printable(trouble));
     lines += '\n';
   }
   return lines;

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// RedisTier over servers that no Redis is. Needs no redis-server.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <array>
+#include <chrono>
+
+#include "kvfolio/redis_tier.h"
+#include "redis/scripted_server.h"
+
+namespace kvfolio {
+namespace {
+
+using test::ScriptedServer;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Words = std::vector<std::string>;
+
+std::uint64_t now_us() {
+  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
+                                        std::chrono::steady_clock::now().time_since_epoch())
+                                        .count());
+}
+
+std::unique_ptr<RedisTier> tier_of(const std::string& servers, RedisOptions options = {}) {
+  options.servers = servers;
+  auto tier = RedisTier::create(options);
+  EXPECT_TRUE(tier) << tier.error().message();
+  return std::move(*tier);
+}
+
+// What a server alone says to all but GET.
+std::string alone(const Words& words) {
+  if (words[0] == "PING") return "+PONG\r\n";
+  if (words[0] == "CLUSTER") return "-ERR This instance has cluster support disabled\r\n";
+  return "+OK\r\n";
+}
+
+TierResult load(RedisTier& tier, std::span<std::byte> data, std::uint64_t timeout_us) {
+  const TierItem item{.data = data.data(), .bytes = static_cast<std::int64_t>(data.size())};
+  if (tier.submit(TierOp::kLoad, std::span(&item, 1), {now_us() + timeout_us}) == 0) {
+    return TierResult::kUnavailable;
+  }
+  std::array<TierDone, 1> done;
+  while (tier.poll(now_us(), done) == 0) {
+    pollfd descriptor{.fd = tier.event_fd(), .events = POLLIN, .revents = 0};
+    ::poll(&descriptor, 1, 50);
+  }
+  return done[0].result;
+}
+
+// As servers do that do not know AUTH under this name.
+TEST(HostileRedis, APasswordThatTheServerRepeatsIsInNoMessage) {
+  ScriptedServer server([](const Words& words) -> std::string {
+    if (words[0] != "AUTH") return alone(words);
+    std::string text = "-ERR unknown command 'AUTH', with args beginning with: ";
+    for (std::size_t i = 1; i < words.size(); ++i) text += "'" + words[i].substr(0, 20) + "' ";
+    return text + "\r\n";
+  });
+  for (const std::string& password : {std::string("hunter2"), std::string(40, 'p')}) {
+    const auto tier = tier_of(server.address(), {.password = password});
+    const Status ready = tier->wait_until_ready(now_us(), 300'000);
+    EXPECT_FALSE(ready.ok());
+    EXPECT_THAT(std::string(ready.message()), HasSubstr("ERR unknown command"));
+    EXPECT_THAT(std::string(ready.message()), Not(HasSubstr(password.substr(0, 7))));
+    EXPECT_THAT(tier->describe(), Not(HasSubstr(password.substr(0, 7))));
+  }
+}
+
+TEST(HostileRedis, RedirectionsThatGoRoundEnd) {
+  int port = 0;
+  for (const std::string kind : {"MOVED", "ASK"}) {
+    ScriptedServer server([&](const Words& words) {
+      return words[0] == "GET" ? "-" + kind + " 1 127.0.0.1:" + std::to_string(port) + "\r\n"
+                               : alone(words);
+    });
+    port = server.port();
+    const auto tier = tier_of(server.address());
+    ASSERT_TRUE(tier->wait_until_ready(now_us(), 2'000'000).ok());
+    std::vector<std::byte> data(1000);
+    EXPECT_EQ(load(*tier, data, 2'000'000), TierResult::kUnavailable);
+    EXPECT_LE(tier->counters().redirects, 5u);
+  }
+}
+
+}  // namespace
+}  // namespace kvfolio
