@@ -88,9 +88,12 @@ bool RedisTier::Impl::take_replies(Lane& lane) {
 }
 
 // It is longer than any record that was asked for: not what we stored. What follows cannot be found
-// without reading it all.
+// without reading it all. Where no record was asked for, the node fails.
 void RedisTier::Impl::refuse_long_value(Lane& lane) {
   ++counters_.replies_refused;
+  if (lane.connection.questions().front().kind != Question::Kind::kItem) {
+    return lose(lane, "a reply that is too long");
+  }
   const Id id = lane.connection.questions().front().item;
   if (id != 0) finish(id, TierResult::kCorrupt);
   // The others are asked for again, through no fault of theirs.

@@ -40,6 +40,18 @@ std::string alone(const Words& words) {
   return "+OK\r\n";
 }
 
+// Polls until the tier says that it is not usable. False: that took longer.
+bool is_left_alone(RedisTier& tier, std::uint64_t within_us) {
+  const std::uint64_t end = now_us() + within_us;
+  while (now_us() < end) {
+    tier.poll(now_us(), {});
+    if (!tier.health().usable) return true;
+    pollfd descriptor{.fd = tier.event_fd(), .events = POLLIN, .revents = 0};
+    ::poll(&descriptor, 1, 50);
+  }
+  return false;
+}
+
 TierResult load(RedisTier& tier, std::span<std::byte> data, std::uint64_t timeout_us) {
   const TierItem item{.data = data.data(), .bytes = static_cast<std::int64_t>(data.size())};
   if (tier.submit(TierOp::kLoad, std::span(&item, 1), {now_us() + timeout_us}) == 0) {
@@ -69,6 +81,20 @@ TEST(HostileRedis, APasswordThatTheServerRepeatsIsInNoMessage) {
     EXPECT_THAT(std::string(ready.message()), Not(HasSubstr(password.substr(0, 7))));
     EXPECT_THAT(tier->describe(), Not(HasSubstr(password.substr(0, 7))));
   }
+}
+
+TEST(HostileRedis, AnEndlessGreetingIsAFailure) {
+  ScriptedServer server([](const Words&) { return "$100000000\r\n" + std::string(2 << 20, 'x'); });
+  const auto tier = tier_of(server.address());
+  EXPECT_TRUE(is_left_alone(*tier, 3'000'000)) << tier->describe();
+}
+
+TEST(HostileRedis, AMapThatIsTooLongIsAFailure) {
+  ScriptedServer server([](const Words& words) {
+    return words[0] == "PING" ? "+PONG\r\n" : "$100000000\r\n" + std::string(2 << 20, 'x');
+  });
+  const auto tier = tier_of(server.address());
+  EXPECT_TRUE(is_left_alone(*tier, 3'000'000)) << tier->describe();
 }
 
 TEST(HostileRedis, RedirectionsThatGoRoundEnd) {
