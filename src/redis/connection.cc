@@ -19,6 +19,7 @@ bool Connection::open(const Address& address, const TlsContext* tls, const std::
   buffer_.resize(kReadBytes);
   error_.clear();
   opened_us_ = now_us;
+  overdue_polls_ = 0;
   note_progress(now_us);
   if (!socket_.open(address, tls, host, stall_us)) {
     close(socket_.error());
@@ -44,6 +45,7 @@ void Connection::close(std::string why) {
 
 std::uint64_t Connection::ask(const Question& question, Command command, std::uint64_t now_us) {
   if (questions_.empty()) note_progress(now_us);
+  first_is_new_ |= questions_.empty();
   questions_.push_back(question);
   bytes_in_flight_ += question.budget;
   unsent_bytes_ += static_cast<std::int64_t>(command.bytes().size());
@@ -132,6 +134,7 @@ ReplyReader::Next Connection::next(Question& question, const Reply*& reply) {
   if (what == ReplyReader::Next::kBroken) return what;
   question = first;
   questions_.pop_front();
+  first_is_new_ = true;
   ++first_number_;
   bytes_in_flight_ -= question.budget;
   return what;
@@ -139,12 +142,18 @@ ReplyReader::Next Connection::next(Question& question, const Reply*& reply) {
 
 bool Connection::is_late(std::uint64_t now_us, std::uint64_t connect_us,
                          std::uint64_t stall_us) noexcept {
-  constexpr int kQuietPolls = 3;
-  if (state_ == State::kClosed || has_more_ || ++quiet_polls_ < kQuietPolls) return false;
-  if (state_ != State::kReady) return now_us - opened_us_ > connect_us;
-  if (questions_.empty()) return false;
-  const std::uint64_t due = questions_.front().deadline_us;
-  return now_us - moved_us_ > stall_us || (due != 0 && now_us > due && now_us - due > stall_us);
+  constexpr int kPolls = 3;
+  if (state_ == State::kClosed || has_more_) return false;
+  if (std::exchange(first_is_new_, false)) first_us_ = now_us;
+  const std::uint64_t due = questions_.empty() ? 0 : questions_.front().deadline_us;
+  const std::uint64_t from = std::max(due, first_us_);
+  const bool overdue = state_ != State::kReady
+                           ? now_us - opened_us_ > connect_us
+                           : due != 0 && now_us > from && now_us - from > stall_us;
+  overdue_polls_ = overdue ? overdue_polls_ + 1 : 0;
+  const bool quiet = ++quiet_polls_ >= kPolls && state_ == State::kReady && !questions_.empty() &&
+                     now_us - moved_us_ > stall_us;
+  return quiet || overdue_polls_ >= kPolls;
 }
 
 }  // namespace kvfolio::redis

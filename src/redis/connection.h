@@ -65,8 +65,9 @@ class Connection {
   // kBroken: what came is no reply. kTooLong: it goes on beyond what was asked for, and the rest of
   // it was not taken in. The question stays the first.
   ReplyReader::Next next(Question& question, const Reply*& reply);
-  // It waits too long: to be greeted, for any byte to move, or for the reply to its first question.
-  // Called once in a poll: an owner who polls seldom must not see what he did not look at as late.
+  // It waits too long: to be greeted, for any byte to move, or for the reply to its first question,
+  // where bytes that trickle in are no excuse. Called once in a poll: an owner who polls seldom
+  // must not see what he did not look at as late.
   [[nodiscard]] bool is_late(std::uint64_t now_us, std::uint64_t connect_us,
                              std::uint64_t stall_us) noexcept;
 
@@ -89,6 +90,9 @@ class Connection {
   std::uint64_t opened_us_ = 0;
   std::uint64_t moved_us_ = 0;  // when a byte moved, or the first question was asked
   int quiet_polls_ = 0;         // since then
+  bool first_is_new_ = false;   // since the last poll
+  std::uint64_t first_us_ = 0;  // when the first question was seen to be that
+  int overdue_polls_ = 0;       // in a row
   std::vector<char> buffer_;
   std::string error_;
 };

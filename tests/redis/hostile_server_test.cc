@@ -97,6 +97,31 @@ TEST(HostileRedis, AMapThatIsTooLongIsAFailure) {
   EXPECT_TRUE(is_left_alone(*tier, 3'000'000)) << tier->describe();
 }
 
+TEST(HostileRedis, AServerThatGreetsByteByByteIsLeftAlone) {
+  ScriptedServer server([](const Words&) { return "+" + std::string(1 << 20, 'x'); });
+  server.drip(500);
+  const auto tier = tier_of(server.address(), {.connect_timeout_us = 100'000});
+  EXPECT_TRUE(is_left_alone(*tier, 3'000'000)) << tier->describe();
+}
+
+TEST(HostileRedis, AServerWhoseRepliesTrickleInAfterTheirDeadlineIsGivenUp) {
+  ScriptedServer server([](const Words& words) {
+    return words[0] == "GET" ? "$100000\r\n" + std::string(100'000, 'x') : alone(words);
+  });
+  const auto tier = tier_of(server.address(), {.stall_timeout_us = 100'000});
+  ASSERT_TRUE(tier->wait_until_ready(now_us(), 2'000'000).ok());
+  server.drip(500);
+  std::vector<std::byte> data(100'000);
+  EXPECT_EQ(load(*tier, data, 50'000), TierResult::kTimeout);
+  const std::uint64_t end = now_us() + 2'000'000;
+  while (tier->counters().connections_lost == 0 && now_us() < end) {
+    tier->poll(now_us(), {});
+    pollfd descriptor{.fd = tier->event_fd(), .events = POLLIN, .revents = 0};
+    ::poll(&descriptor, 1, 50);
+  }
+  EXPECT_GT(tier->counters().connections_lost, 0u);
+}
+
 TEST(HostileRedis, RedirectionsThatGoRoundEnd) {
   int port = 0;
   for (const std::string kind : {"MOVED", "ASK"}) {
