@@ -354,6 +354,38 @@ TEST(SnapshotDamage, TokensWithoutEndTakeBoundedMemoryAndTime) {
   EXPECT_TRUE(reader.leaves().empty()) << "nothing has a record";
 }
 
+// Each is a hundred bytes of the file, and as many in memory.
+TEST(SnapshotDamage, SequencesWithoutEndTakeBoundedMemory) {
+  Cache before(test::full(40));
+  MemoryFile file = saved(before);
+  file.bytes.resize(sections_of(file)[1].place);  // the identity
+  constexpr std::int64_t kBody = 4 + 4 + 8 + 4 + 32;
+  for (std::uint64_t id = 0; id < 50'000; ++id) {
+    const auto place = static_cast<std::int64_t>(file.bytes.size());
+    file.bytes.resize(file.bytes.size() + kHeaderBytes + 64);
+    const auto section = std::span(file.bytes).last(kHeaderBytes + 64);
+    LittleEndianWriter body(section.subspan(kHeaderBytes));
+    body.put(std::uint32_t{1});
+    body.put(std::uint32_t{0});
+    body.put(id);
+    const auto whole = section.subspan(kHeaderBytes, kBody);
+    snapshot::write_header({.type = Type::kSequence,
+                            .place = place,
+                            .body_bytes = kBody,
+                            .checksum = checksum(whole, static_cast<std::uint64_t>(place)),
+                            .a = snapshot::kNoNode},
+                           section.first<kHeaderBytes>());
+  }
+  const Identity identity = identity_of(before);
+  const snapshot::Limits limits{.memory_bytes = 1 << 20};
+  SnapshotReader reader(identity, *before.manager.storage(), file, limits);
+  ASSERT_TRUE(reader.read().ok());
+  const auto taken = static_cast<std::int64_t>(reader.sequences().size());
+  EXPECT_GT(taken, 1000);
+  EXPECT_LE(taken * std::int64_t{sizeof(SnapshotReader::Sequence)}, limits.memory_bytes);
+  EXPECT_GT(reader.num_damaged(), 1000);
+}
+
 // Under right checksums, every number of every section takes values that a program trips over.
 TEST(SnapshotDamage, NumbersOfASectionThatKnowsTheFormatGiveNoOtherBytes) {
   const CacheSpec spec = test::mixed(40, 40);

@@ -346,6 +346,8 @@ bool SnapshotReader::take_sequence(const SectionHeader& header, LittleEndianRead
   const bool is_empty = header.a == kNoNode;
   if (!is_empty && (header.a >= nodes_.size() || !nodes_[header.a].known)) return false;
   if (tokens != (is_empty ? Digest{} : nodes_[header.a].hash)) return false;
+  constexpr std::size_t kCallerId = 32;  // of the set
+  if (!take_memory(sizeof(Sequence) + kCallerId)) return false;
   if (sequence.caller_id && !caller_ids_.insert(caller_id).second) return false;
   sequences_.push_back(sequence);
   hide_tail(sequence.node, findable);
