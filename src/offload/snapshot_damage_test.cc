@@ -354,6 +354,77 @@ TEST(SnapshotDamage, TokensWithoutEndTakeBoundedMemoryAndTime) {
   EXPECT_TRUE(reader.leaves().empty()) << "nothing has a record";
 }
 
+// Writes a section behind what is there.
+void add_section(MemoryFile& file, SectionHeader header, std::span<const std::byte> body) {
+  header.place = static_cast<std::int64_t>(file.bytes.size());
+  header.body_bytes = static_cast<std::int64_t>(body.size());
+  header.checksum =
+      header.type == Type::kRecord ? 0 : checksum(body, static_cast<std::uint64_t>(header.place));
+  const auto bytes = kHeaderBytes + body.size();
+  file.bytes.resize(file.bytes.size() +
+                    static_cast<std::size_t>(snapshot::aligned(static_cast<std::int64_t>(bytes))));
+  const auto section = std::span(file.bytes).subspan(static_cast<std::size_t>(header.place));
+  std::memcpy(section.data() + kHeaderBytes, body.data(), body.size());
+  snapshot::write_header(header, section.first<kHeaderBytes>());
+}
+
+// Nodes with these tokens; returns the hash behind them.
+Digest add_tokens(MemoryFile& file, const Identity& identity, std::uint32_t node,
+                  std::int32_t begin, std::uint32_t before, Digest hash,
+                  std::span<const std::int32_t> tokens) {
+  std::vector<std::byte> body(16 + 4 * tokens.size());
+  LittleEndianWriter to{std::span<std::byte>(body)};
+  to.put(std::uint32_t{0});
+  to.put(static_cast<std::uint32_t>(begin));
+  to.put(static_cast<std::uint32_t>(tokens.size()));
+  to.put(std::uint32_t{0});
+  for (const std::int32_t token : tokens) to.put(static_cast<std::uint32_t>(token));
+  add_section(file, {.type = Type::kTokens, .a = node, .b = before}, body);
+  for (std::size_t at = 0; at < tokens.size(); at += 8) {
+    hash = identity.next(hash, begin + static_cast<std::int32_t>(at), tokens.subspan(at, 8));
+  }
+  return hash;
+}
+
+// A file of four megabytes: many prompts of a million tokens, of which it has the last block only.
+TEST(SnapshotDamage, PathsThatBringNothingAreNotOpenedForEver) {
+  Cache before(test::full(40));
+  before.compute(prompt_of(1, 64));
+  MemoryFile file = saved(before);
+  file.bytes.resize(sections_of(file)[2].place);  // the identity and the root
+  const Identity identity = identity_of(before);
+  constexpr std::int32_t kPart = 65536, kTrunk = 16 * kPart;
+  const std::vector<std::int32_t> part(kPart, 5);
+  Digest trunk = identity.root({}, 0);
+  for (std::int32_t begin = 0; begin < kTrunk; begin += kPart) {
+    const auto node = static_cast<std::uint32_t>(begin / 8);
+    trunk = add_tokens(file, identity, node, begin, begin == 0 ? snapshot::kNoNode : node - 1,
+                       trunk, part);
+  }
+  const std::int64_t image = before.manager.storage()->block_image_bytes(GroupId(0));
+  constexpr std::int32_t kPaths = 200;
+  for (std::int32_t i = 0; i < kPaths; ++i) {
+    const auto node = static_cast<std::uint32_t>(kTrunk / 8 + i);
+    const std::vector<std::int32_t> last(8, i);
+    const Digest end = add_tokens(file, identity, node, kTrunk, kTrunk / 8 - 1, trunk, last);
+    std::vector<std::byte> record(static_cast<std::size_t>(kRecordHeaderBytes + image));
+    seal_record({.key = identity.key(GroupId(0), end),
+                 .layout = identity.layout_namespace(GroupId(0)),
+                 .payload_bytes = image,
+                 .begin = kTrunk,
+                 .end = kTrunk + 8},
+                record);
+    add_section(file, {.type = Type::kRecord, .a = node, .b = 0}, record);
+  }
+  Cache after(test::full(40));
+  const RestoreStats stats = restored(after, file);
+  EXPECT_EQ(stats.paths, kPaths);
+  EXPECT_EQ(stats.records, kPaths);
+  EXPECT_EQ(stats.records_loaded, 0);
+  EXPECT_LT(after.manager.counters().sequences_opened, 150u);
+  EXPECT_GE(stats.paths_no_room, kPaths);
+}
+
 // Each is a hundred bytes of the file, and as many in memory.
 TEST(SnapshotDamage, SequencesWithoutEndTakeBoundedMemory) {
   Cache before(test::full(40));

@@ -20,6 +20,8 @@ using text::concat;
 
 // Tokens of all paths together: no file keeps us longer. A pool that is full ends it much earlier.
 constexpr std::int64_t kTokensMost = std::int64_t{1} << 32;
+// Of those that brought nothing: a few seconds.
+constexpr std::int64_t kTokensInVain = std::int64_t{1} << 27;
 
 class Restorer {
  public:
@@ -71,7 +73,8 @@ class Restorer {
   ByteSource& source_;
   BlockImages images_;
   RestoreStats stats_;
-  std::int64_t tokens_ = 0;  // of all prompts that were opened
+  std::int64_t tokens_ = 0;          // of all prompts that were opened
+  std::int64_t tokens_in_vain_ = 0;  // of those that brought nothing
   std::vector<std::vector<std::uint8_t>> has_;
   std::vector<LoadBlock> blocks_;
   std::vector<std::byte> image_;
@@ -262,6 +265,7 @@ Status Restorer::restore_prefix(const Path& path, std::int32_t length) {
   if (!opened) return opened.error();
   const auto reached = load(opened->sequence, opened->cached_tokens, path, length);
   KVFOLIO_RETURN_IF_ERROR(manager_.close(opened->sequence));
+  if (!reached || *reached <= opened->cached_tokens) tokens_in_vain_ += length;
   return reached ? Status() : reached.error();
 }
 
@@ -296,7 +300,7 @@ std::vector<std::int32_t> Restorer::inner_ends(const Path& path) const {
 }
 
 bool Restorer::may_go_on() const {
-  if (tokens_ > kTokensMost) return false;
+  if (tokens_ > kTokensMost || tokens_in_vain_ > kTokensInVain) return false;
   for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
     const auto usage = manager_.usage(GroupId(g));
     if (usage && usage->free > 0) return true;
@@ -318,6 +322,7 @@ void Restorer::restore_paths() {
     if (!status.ok()) ++stats_.paths_no_room;
   }
   if (!has_windows()) return;
+  tokens_in_vain_ = 0;
   for (const std::uint32_t leaf : leaves) {
     const Path path = reader_.path_to(leaf);
     for (const std::int32_t end : inner_ends(path)) {
