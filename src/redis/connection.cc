@@ -126,7 +126,8 @@ ReplyReader::Next Connection::next(Question& question, const Reply*& reply) {
     return reader_.waiting() == 0 ? ReplyReader::Next::kMore : ReplyReader::Next::kBroken;
   }
   const Question& first = questions_.front();
-  const ReplyReader::Next what = reader_.next(first.target, reply);
+  const bool is_map = first.kind == Question::Kind::kSlots;
+  const ReplyReader::Next what = reader_.next(first.target, reply, is_map ? Reply::kNodesMax : 1);
   if (what == ReplyReader::Next::kMore) {
     const std::size_t most = static_cast<std::size_t>(first.budget) + kReplyBytesMax;
     return reader_.waiting() > most ? ReplyReader::Next::kTooLong : what;

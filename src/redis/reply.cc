@@ -89,6 +89,7 @@ ReplyReader::~ReplyReader() = default;
 void ReplyReader::reset() {
   reader_.reset(redisReaderCreateWithFunctions(functions()));
   root_ = {};
+  is_whole_ = false;
   if (reader_ == nullptr) return;
   reader_->privdata = this;
   reader_->maxbuf = 0;  // the buffer is kept: the next value has the size of the last one
@@ -113,13 +114,17 @@ bool ReplyReader::waits_for_a_line() const noexcept {
   return begin.find("\r\n") == std::string_view::npos;
 }
 
-ReplyReader::Next ReplyReader::next(std::span<std::byte> target, const Reply*& reply) {
+ReplyReader::Next ReplyReader::next(std::span<std::byte> target, const Reply*& reply,
+                                    std::size_t nodes_max) {
   if (reader_ == nullptr) return Next::kBroken;
+  if (std::exchange(is_whole_, false)) root_ = {};
   target_ = target;
+  nodes_max_ = nodes_max;
   void* found = nullptr;
   if (redisReaderGetReply(reader_.get(), &found) != REDIS_OK) return Next::kBroken;
   if (found == nullptr) return waits_for_a_line() ? Next::kBroken : Next::kMore;
   reply = static_cast<const Reply*>(found);
+  is_whole_ = true;
   return Next::kReply;
 }
 
@@ -129,7 +134,7 @@ Reply* ReplyReader::make(Reply* parent) {
     num_nodes_ = 1;
     return &root_;
   }
-  if (++num_nodes_ > Reply::kNodesMax) return nullptr;
+  if (++num_nodes_ > nodes_max_) return nullptr;
   return &parent->elements.emplace_back();
 }
 

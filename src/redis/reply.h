@@ -27,7 +27,8 @@ struct Reply {
   std::vector<Reply> elements{};
 
   static constexpr std::size_t kTextMax = 256;
-  // Of a whole reply. CLUSTER SLOTS of a thousand nodes has about a tenth of it.
+  // Of a whole reply. CLUSTER SLOTS of a thousand nodes has about a tenth of it. Nothing else that
+  // is asked has an answer of several parts.
   static constexpr std::size_t kNodesMax = std::size_t{1} << 17;
 };
 
@@ -47,8 +48,9 @@ class ReplyReader {
   // Bytes that wait here for the rest of their reply.
   [[nodiscard]] std::size_t waiting() const noexcept;
   // Looks for a whole reply. A string of exactly target.size() bytes that is the reply itself is
-  // copied to `target`. The reply is valid until the next call.
-  Next next(std::span<std::byte> target, const Reply*& reply);
+  // copied to `target`. A reply of more than `nodes_max` parts is none. The reply is valid until
+  // the next call, which frees it.
+  Next next(std::span<std::byte> target, const Reply*& reply, std::size_t nodes_max = 1);
 
   // For the functions that hiredis calls. Null: the reply has too many parts.
   Reply* make(Reply* parent);
@@ -63,6 +65,8 @@ class ReplyReader {
   std::unique_ptr<redisReader, Deleter> reader_;
   Reply root_;
   std::size_t num_nodes_ = 0;  // of root_
+  std::size_t nodes_max_ = 1;
+  bool is_whole_ = false;  // root_ was given out
   std::span<std::byte> target_;
 };
 

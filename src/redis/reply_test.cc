@@ -55,9 +55,26 @@ TEST(RedisReply, AnEndlessListIsCutOff) {
   Next next = Next::kMore;
   for (int i = 0; i < 1000 && next == Next::kMore; ++i) {
     if (!reader.feed(text(numbers))) break;
-    next = reader.next({}, reply);
+    next = reader.next({}, reply, Reply::kNodesMax);
   }
   EXPECT_EQ(next, Next::kBroken);
+}
+
+TEST(RedisReply, OnlyAMapHasSeveralParts) {
+  for (const std::size_t nodes_max : {std::size_t{1}, Reply::kNodesMax}) {
+    ReplyReader reader;
+    const Reply* reply = nullptr;
+    std::array<std::byte, 2> target{};
+    ASSERT_TRUE(reader.feed(text("*2\r\n$2\r\nab\r\n:1\r\n")));
+    const Next next = reader.next(target, reply, nodes_max);
+    EXPECT_EQ(next, nodes_max == 1 ? Next::kBroken : Next::kReply);
+    EXPECT_EQ(target[0], std::byte{0});
+  }
+  ReplyReader reader;
+  const Reply* reply = nullptr;
+  ASSERT_TRUE(reader.feed(text("*0\r\n*-1\r\n")));
+  EXPECT_EQ(reader.next({}, reply), Next::kReply);
+  EXPECT_EQ(reader.next({}, reply), Next::kReply);
 }
 
 TEST(RedisReply, AnEndlessLineIsCutOff) {
@@ -71,7 +88,7 @@ TEST(RedisReply, AnEndlessLineIsCutOff) {
     Next next = Next::kMore;
     for (int i = 0; i < 10 && next == Next::kMore; ++i) {
       if (!reader.feed(text(more))) break;
-      next = reader.next(target, reply);
+      next = reader.next(target, reply, Reply::kNodesMax);
     }
     EXPECT_EQ(next, Next::kBroken) << begin;
   }
@@ -79,7 +96,7 @@ TEST(RedisReply, AnEndlessLineIsCutOff) {
   ReplyReader reader;
   const Reply* reply = nullptr;
   ASSERT_TRUE(reader.feed(text("*2\r\n:1\r\n$10000000\r\n" + std::string(1 << 20, 'x'))));
-  EXPECT_EQ(reader.next({}, reply), Next::kMore);
+  EXPECT_EQ(reader.next({}, reply, Reply::kNodesMax), Next::kMore);
 }
 
 TEST(RedisReply, TextsAreKeptInPart) {
@@ -117,7 +134,9 @@ TEST(RedisSlots, AddressesAreRead) {
 std::vector<SlotRange> slots_of(std::string_view wire) {
   ReplyReader reader;
   const Reply* reply = nullptr;
-  if (!reader.feed(text(wire)) || reader.next({}, reply) != Next::kReply) return {};
+  if (!reader.feed(text(wire)) || reader.next({}, reply, Reply::kNodesMax) != Next::kReply) {
+    return {};
+  }
   return read_slots(*reply);
 }
 

@@ -46,7 +46,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       std::array<std::byte, 16> target;
       target.fill(std::byte{0xa5});
       const Reply* reply = nullptr;
-      const ReplyReader::Next what = reader.next(target, reply);
+      const ReplyReader::Next what = reader.next(target, reply, Reply::kNodesMax);
       if (what == ReplyReader::Next::kBroken) return 0;
       if (what == ReplyReader::Next::kMore) break;
       check(*reply, target);
