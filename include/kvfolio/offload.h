@@ -59,7 +59,7 @@
 namespace kvfolio {
 
 enum class WritePolicy : std::int32_t {
-  kOff = 0,           // the tier is read only
+  kOff = 0,           // the tier is read only: nothing is erased there either
   kWriteThrough = 1,  // every record that enters the arena by a store
   kSecondUse = 2,     // a record when it is used for the second time
 };

@@ -237,7 +237,8 @@ void Offload::Impl::on_loaded(std::uint64_t tag, const Op& op, TierResult result
     arena_->publish(op.slot);
   } else {
     arena_->abandon(op.slot);
-    if (result == TierResult::kOk || result == TierResult::kCorrupt) {
+    const bool damaged = result == TierResult::kOk || result == TierResult::kCorrupt;
+    if (damaged && tier_at(op.tier).options.policy != WritePolicy::kOff) {
       add_item({.kind = TierOp::kErase, .tier = op.tier, .key = op.key}, nullptr);
       submit(op.tier, TierOp::kErase, store_deadline());
     }

@@ -381,5 +381,20 @@ TEST(Offload, WhatOneRequestGaveUpIsLoadedAgainForTheNext) {
   run_to_the_end(*offload);
 }
 
+TEST(Offload, NothingIsErasedInATierThatIsReadOnly) {
+  for (const WritePolicy policy : {WritePolicy::kOff, WritePolicy::kSecondUse}) {
+    MemoryTier tier;
+    tier.records = left_by_a_first_process(prompt_of(1, 64));
+    for (auto& [key, record] : tier.records) record[200] ^= std::byte{1};
+    const OffloadTier tiers[] = {{.tier = &tier, .policy = policy}};
+    Cache cache(test::full(40));
+    const auto offload = offload_of(cache, tiers);
+    EXPECT_EQ(opened(*offload, cache, prompt_of(1, 64)).cached_tokens, 0);
+    run_to_the_end(*offload);
+    EXPECT_EQ(offload->counters().tier_corrupt, 8u);
+    EXPECT_EQ(tier.records.size(), policy == WritePolicy::kOff ? 8u : 0u);
+  }
+}
+
 }  // namespace
 }  // namespace kvfolio
