@@ -17,7 +17,8 @@
 //    breaker_us_min, then asked by one connection; the pause doubles up to breaker_us_max. The map
 //    of slots is asked for again after MOVED, after lost connections and when nodes do not answer.
 //  - What servers say is not believed: replies are bounded by what was asked for, other lengths are
-//    kCorrupt, and a reply that does not fit the question ends the connection.
+//    kCorrupt, and a reply that does not fit the question ends the connection. But who writes to
+//    a server can forge records, and a node that names others has the password said to them.
 //
 // Names are resolved in create() only. Nodes that the cluster announces under names, not addresses,
 // must be among `servers`. Thread safety: as Tier. Needs libhiredis when the library is built.

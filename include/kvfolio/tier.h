@@ -4,7 +4,8 @@
 // Tier: a medium below the device blocks, such as a disk or a server, that keeps records under
 // keys. A medium knows keys and bytes only: no token, no block, no sequence. What a record is made
 // of, and whether it may be trusted, is decided above it (record.h): a tier may lose, mix up or
-// damage anything, and the worst that follows is a miss.
+// damage anything, and the worst that follows is a miss. It may not be in the hands of an enemy:
+// checksums have no key.
 //
 //   tier->submit(TierOp::kLoad, items, {.at_us = now_us + 50'000});
 //   ... later: n = tier->poll(now_us, done);   // one TierDone for each item that was accepted

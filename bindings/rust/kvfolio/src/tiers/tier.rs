@@ -204,7 +204,7 @@ impl Default for TierHealth {
 }
 
 /// A medium below the cache that keeps records under keys: a disk, a server, memory. It knows keys and
-/// bytes only, and need not be trusted: what it loses, mixes up or damages is a miss.
+/// bytes only. What it loses, mixes up or damages is a miss; what it forges is not.
 ///
 /// Rules that every tier keeps: no method blocks; each item that was accepted is finished once, also
 /// after its deadline and after `close`. A panic in a method ends the program.
