@@ -106,8 +106,8 @@ Result<Forgotten> Offload::Impl::forget(std::span<const std::int32_t> tokens,
   notice_forgetting();
   const auto forgotten = manager_.forget(tokens, options);
   if (!forgotten) return forgotten.error();
-  forgets_seen_ = manager_.forget_count();
   forget_names(options.root);
+  forgets_seen_ = manager_.forget_count();  // last: if memory was short, the next call forgets all
   return *forgotten;
 }
 
