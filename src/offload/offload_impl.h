@@ -18,7 +18,7 @@
 #include "kvfolio/offload.h"
 #include "kvfolio/record.h"
 #include "offload/block_names.h"
-#include "offload/tier_key_hash.h"
+#include "offload/digest_hash.h"
 
 namespace kvfolio {
 

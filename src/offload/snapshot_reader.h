@@ -18,7 +18,7 @@
 #include "kvfolio/record.h"
 #include "kvfolio/storage.h"
 #include "offload/snapshot_format.h"
-#include "offload/tier_key_hash.h"
+#include "offload/digest_hash.h"
 
 namespace kvfolio {
 

@@ -18,7 +18,7 @@
 #include "offload/checksum_thread.h"
 #include "offload/snapshot_format.h"
 #include "offload/snapshot_output.h"
-#include "offload/tier_key_hash.h"
+#include "offload/digest_hash.h"
 
 namespace kvfolio {
 namespace {

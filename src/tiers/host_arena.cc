@@ -5,14 +5,13 @@
 #include "kvfolio/host_arena.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <utility>
 
 #include "base/mutants.h"
-#include "base/process_factor.h"
 #include "base/text.h"
 #include "tiers/host_arena_impl.h"
+#include "tiers/key_spread.h"
 
 namespace kvfolio {
 
@@ -186,14 +185,8 @@ void HostArena::Impl::evict(std::int32_t index) noexcept {
 
 // ---- the index by key ----
 
-// The hash of a key's tokens is a SHA-256, of which who chooses the tokens chooses some bits.
 std::size_t HostArena::Impl::home(const TierKey& key) const noexcept {
-  std::uint64_t tokens = 0;
-  std::uint16_t group = 0;
-  std::memcpy(&tokens, key.bytes.data() + 24, sizeof tokens);
-  std::memcpy(&group, key.bytes.data() + 2, sizeof group);
-  const std::uint64_t spread = (tokens + group * 0x9e3779b97f4a7c15u) * process_factor();
-  return static_cast<std::size_t>(spread >> std::countl_zero(std::uint64_t{index_mask_}));
+  return TierKeyHash()(key) & index_mask_;
 }
 
 std::int32_t HostArena::Impl::lookup(const TierKey& key) const noexcept {
