@@ -150,6 +150,8 @@ typedef struct kvfolio_tier_health {
   uint64_t stores_ok;
   uint64_t loads_ok;
   uint64_t failures;  // results other than OK and MISS
+  // Damaged records that it found while nobody waited for them: no load was answered with CORRUPT.
+  uint64_t corrupt_unasked;
 } kvfolio_tier_health;
 
 // A tier of the caller's own (Tier in tier.h, which says the rules that each tier keeps): no
@@ -454,7 +456,7 @@ typedef struct kvfolio_offload_counters {
   uint64_t tokens_loaded;
   uint64_t arena_corrupt;        // records of the arena that did not verify
   uint64_t tier_stores;          // that tiers said are done
-  uint64_t tier_stores_dropped;  // failed, or waited until the arena had lost them
+  uint64_t tier_stores_dropped;  // all stores_failed and stores_dropped of the tiers
   uint64_t tier_loads;           // records that came from tiers and verified
   uint64_t tier_misses[8];       // loads that failed, by KVFOLIO_TIER_OK ...
   uint64_t tier_corrupt;         // loads that came and did not verify
@@ -474,7 +476,9 @@ KVFOLIO_C_API int32_t kvfolio_offload_num_tiers(const kvfolio_offload* offload);
 // 30,000, 100,000, 300,000 and 1,000,000 us; the last one has none. From submit to the poll that
 // said how it ended.
 enum { KVFOLIO_NUM_LATENCIES = 10 };
-// OffloadTierCounters in offload.h: of one tier, since the Offload was created.
+// OffloadTierCounters in offload.h: of one tier, since the Offload was created. All damaged records
+// of a tier are loads_corrupt, loads_failed[KVFOLIO_TIER_CORRUPT] and the corrupt_unasked of its
+// health; those of host memory are arena_corrupt above.
 typedef struct kvfolio_offload_tier_counters {
   uint32_t struct_size;
   uint32_t reserved;         // 0
@@ -490,6 +494,8 @@ typedef struct kvfolio_offload_tier_counters {
   uint64_t store_us;                // of all together
   uint64_t load_us;                 // likewise
   uint64_t stores_failed_in_a_row;  // a tier may be silent about its trouble: watch this
+  // That it was never given: it was not usable, or host memory lost them before it had room.
+  uint64_t stores_dropped;
 } kvfolio_offload_tier_counters;
 // `tier`: 0 to kvfolio_offload_num_tiers() - 1.
 KVFOLIO_C_API int32_t kvfolio_offload_get_tier_counters(const kvfolio_offload* offload,
@@ -622,9 +628,11 @@ KVFOLIO_C_API int32_t kvfolio_restored_get(const kvfolio_restored* restored, int
 //    `kvfolio tier check` is this.
 //  - Offload::tier(): the caller has the handles that it gave to kvfolio_offload_create().
 //  - snapshot_list.h: the command `kvfolio inspect` lists a snapshot.
-//  - tier_metrics.h (add_metrics(), write_metrics()): text of Prometheus, made of numbers that are
+//  - tier_metrics.h (add_metrics(), write_metrics(), corrupt_records(), is_up()): text of
+//  Prometheus, made of numbers that are
 //    here: kvfolio_offload_get_counters(), kvfolio_offload_get_tier_counters(),
-//    kvfolio_offload_arena(). c_handles.h gives a program in C++ the manager to add.
+//    kvfolio_tier_get_health(), kvfolio_offload_arena(). c_handles.h gives a program in C++ the
+//    manager to add.
 //  - OffloadLeft::any(): the four numbers of kvfolio_offload_left say it.
 //  - op_replay.h: `kvfolio inspect` reads a log and makes its calls again; kvfolio.h writes one.
 //  - tiers.hpp: it includes all headers of C++.

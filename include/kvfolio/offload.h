@@ -134,7 +134,7 @@ struct OffloadCounters {
   std::uint64_t tokens_loaded = 0;
   std::uint64_t arena_corrupt = 0;        // records of the arena that did not verify
   std::uint64_t tier_stores = 0;          // that tiers said are done
-  std::uint64_t tier_stores_dropped = 0;  // failed, or waited until the arena had lost them
+  std::uint64_t tier_stores_dropped = 0;  // all stores_failed and stores_dropped of the tiers
   std::uint64_t tier_loads = 0;           // records that came from tiers and verified
   std::array<std::uint64_t, kNumTierResults> tier_misses{};  // loads that failed, by TierResult
   std::uint64_t tier_corrupt = 0;                            // loads that came and did not verify
@@ -164,6 +164,8 @@ struct OffloadTierCounters {
   std::uint64_t store_us = 0, load_us = 0;  // of all together
   // A tier may be silent about its trouble: who watches health looks at this number.
   std::uint64_t stores_failed_in_a_row = 0;
+  // That it was never given: it was not usable, or the arena lost them before it had room.
+  std::uint64_t stores_dropped = 0;
 };
 
 // What has not ended, see drain().

@@ -86,6 +86,9 @@ struct TierHealth {
   std::uint64_t stores_ok = 0;
   std::uint64_t loads_ok = 0;
   std::uint64_t failures = 0;  // results other than kOk and kMiss
+  // Damaged records that it found while nobody waited for them, as a scrubber does: no load was
+  // answered with kCorrupt for these. corrupt_records() in tier_metrics.h adds all up.
+  std::uint64_t corrupt_unasked = 0;
 };
 
 // They do not change. Whoever submits keeps to them: he offers no larger record, asks for none, and

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 
 #include "base/text.h"
@@ -14,6 +15,15 @@ namespace {
 
 constexpr int kErrorsOfSegmentMax = 3;  // then it goes
 constexpr int kErrorsInRowMax = 8;      // then the tier is not usable
+
+// In the largest unit of which it is a whole number: rounded, eight segments of 8188 KiB would seem
+// to leave a megabyte of each unused.
+std::string in_whole_units(std::int64_t bytes) {
+  int unit = 0;
+  constexpr std::array kUnits = {" bytes", " KiB", " MiB", " GiB"};
+  for (; unit + 1 < std::ssize(kUnits) && bytes % 1024 == 0; ++unit) bytes /= 1024;
+  return text::concat(bytes, kUnits[static_cast<std::size_t>(unit)]);
+}
 
 }  // namespace
 
@@ -104,6 +114,7 @@ void SegmentStore::answer(std::uint64_t tag, TierOp op, TierResult result) {
     health_.loads_ok += op == TierOp::kLoad ? 1 : 0;
   } else if (result != TierResult::kMiss) {
     ++health_.failures;
+    corrupt_answers_ += op == TierOp::kLoad && result == TierResult::kCorrupt ? 1 : 0;
   }
 }
 
@@ -147,6 +158,7 @@ bool SegmentStore::idle() const noexcept {
 TierHealth SegmentStore::health() const noexcept {
   TierHealth health = health_;
   health.usable = !closing_ && !off_;
+  health.corrupt_unasked = stats_.corrupt - corrupt_answers_;
   return health;
 }
 
@@ -164,9 +176,9 @@ std::int64_t SegmentStore::data_bytes_max() const noexcept {
 }
 
 std::string SegmentStore::describe() const {
-  constexpr std::int64_t kMiB = 1 << 20;
-  return text::concat("disk ", options_.path, ": ", options_.bytes / kMiB, " MiB in segments of ",
-                      options_.segment_bytes / kMiB, " MiB, ", engine_->name(),
+  return text::concat("disk ", options_.path, ": ", in_whole_units(options_.bytes),
+                      " in segments of ", in_whole_units(options_.segment_bytes), ", ",
+                      engine_->name(),
                       options_.direct && !went_buffered_ ? ", O_DIRECT, " : ", page cache, ",
                       index_.size(), " records", off_ ? ", off after errors" : "");
 }

@@ -211,6 +211,7 @@ class SegmentStore {
   std::size_t scrub_record_ = 0;
   DiskTierStats stats_;
   TierHealth health_;
+  std::uint64_t corrupt_answers_ = 0;  // of stats_.corrupt
 };
 
 }  // namespace kvfolio::disk

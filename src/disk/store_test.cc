@@ -414,6 +414,15 @@ TEST_F(DiskStore, WithoutPreallocationAFullDiskOrQuotaIsFoundByTheWrite) {
   }
 }
 
+TEST_F(DiskStore, SizesAreSaidAsTheyAreUsed) {
+  EXPECT_THAT(sim.store->describe(), HasSubstr("/d: 640 KiB in segments of 128 KiB, "));
+  sim.close();
+  sim.options.bytes = 64 << 20;
+  sim.options.segment_bytes = (8 << 20) - 4096;
+  SetUp();
+  EXPECT_THAT(sim.store->describe(), HasSubstr("/d: 64 MiB in segments of 8188 KiB, "));
+}
+
 TEST_F(DiskStore, GoesThroughThePageCacheWhereODirectIsRefused) {
   EXPECT_THAT(sim.store->describe(), HasSubstr("O_DIRECT"));
   for (const bool at_open : {true, false}) {
@@ -496,6 +505,7 @@ TEST_F(DiskStore, TheScrubberFindsAFlippedBit) {
     waiter->poll();
   }
   EXPECT_EQ(sim.store->stats().corrupt, 1u);
+  EXPECT_EQ(sim.store->health().corrupt_unasked, 1u);
   EXPECT_FALSE(waiter->exists(0));
   EXPECT_EQ(load(1), TierResult::kOk);
 }

@@ -41,10 +41,12 @@ void add_counters(Metrics& metrics, const Counters& c, MetricLabels labels) {
   add("kvfolio_sequences_aborted_total", "Sequences that a failed step ended.",
       c.sequences_aborted);
   add("kvfolio_forks_total", "Sequences that were forked.", c.forks);
-  add("kvfolio_prefix_looked_up_tokens_total", "Tokens of all prompts that were opened.",
-      c.tokens_looked_up);
-  add("kvfolio_prefix_hit_tokens_total", "Of these, tokens that were found.", c.tokens_reused);
-  add("kvfolio_loaded_tokens_total", "Tokens that came back from a tier.", c.tokens_loaded);
+  add("kvfolio_prefix_looked_up_tokens_total",
+      "Tokens of all prompts that were looked up in the prefix cache.", c.tokens_looked_up);
+  add("kvfolio_prefix_hit_tokens_total", "Tokens of prompts that were found in the prefix cache.",
+      c.tokens_reused);
+  add("kvfolio_loaded_tokens_total", "Tokens that loads brought back to the cache.",
+      c.tokens_loaded);
   add("kvfolio_committed_tokens_total", "Tokens that steps appended.", c.tokens_committed);
 }
 
@@ -73,11 +75,13 @@ void add_group(Metrics& metrics, const GroupUsage& usage, std::string_view group
 
 void add_vllm(Metrics& metrics, const Blocks& blocks, const Counters& counters,
               MetricLabels labels) {
-  metrics.gauge("vllm:kv_cache_usage_perc", "Share of the blocks that are in use, 0 to 1.", labels,
-                blocks.total > 0 ? blocks.held / blocks.total : 0);
-  metrics.counter("vllm:prefix_cache_queries_total", "Tokens that were looked up.", labels,
+  metrics.gauge("vllm:kv_cache_usage_perc", "Share of all blocks that sequences hold, 0 to 1.",
+                labels, blocks.total > 0 ? blocks.held / blocks.total : 0);
+  metrics.counter("vllm:prefix_cache_queries_total",
+                  "Tokens of all prompts that were looked up in the prefix cache.", labels,
                   counters.tokens_looked_up);
-  metrics.counter("vllm:prefix_cache_hits_total", "Tokens that were found.", labels,
+  metrics.counter("vllm:prefix_cache_hits_total",
+                  "Tokens of prompts that were found in the prefix cache.", labels,
                   counters.tokens_reused);
   metrics.counter("vllm:external_prefix_cache_hits_total", "Tokens that came back from a tier.",
                   labels, counters.tokens_loaded);
@@ -88,13 +92,19 @@ void add_vllm(Metrics& metrics, const Blocks& blocks, const Counters& counters,
 void add_sglang(Metrics& metrics, const Blocks& blocks, const Counters& counters,
                 MetricLabels labels) {
   const double all = blocks.total > 0 ? blocks.held / blocks.total : 0;
-  metrics.gauge("sglang:token_usage", "Share of the tokens that are in use, 0 to 1.", labels, all);
-  metrics.gauge("sglang:num_used_tokens", "Tokens that are in use.", labels, blocks.tokens_held);
-  metrics.gauge("sglang:kv_available_tokens", "Tokens that are free.", labels, blocks.tokens_free);
-  metrics.gauge("sglang:kv_evictable_tokens", "Tokens that can be evicted.", labels,
+  metrics.gauge("sglang:token_usage", "Share of all blocks that sequences hold, 0 to 1.", labels,
+                all);
+  metrics.gauge("sglang:num_used_tokens",
+                "Tokens that the blocks that sequences hold have room for.", labels,
+                blocks.tokens_held);
+  metrics.gauge("sglang:kv_available_tokens", "Tokens that the free blocks have room for.", labels,
+                blocks.tokens_free);
+  metrics.gauge("sglang:kv_evictable_tokens",
+                "Tokens that the blocks that can be evicted have room for.", labels,
                 blocks.tokens_evictable);
   const double looked_up = static_cast<double>(counters.tokens_looked_up);
-  metrics.gauge("sglang:cache_hit_rate", "Share of the tokens that were found.", labels,
+  metrics.gauge("sglang:cache_hit_rate",
+                "Share of the tokens of all prompts that were found in the prefix cache.", labels,
                 looked_up > 0 ? static_cast<double>(counters.tokens_reused) / looked_up : 0);
   metrics.counter("sglang:load_back_tokens_total", "Tokens that came back from a tier.", labels,
                   counters.tokens_loaded);

@@ -148,6 +148,7 @@ class Offload::Impl {
   void arrived_otherwise(const TierKey& key);
   void store_to_tiers(const TierKey& key, std::int64_t bytes, bool second_use);
   void store_backlog();
+  void count_dropped(TierState& tier) noexcept;
   Begun store_to(std::int32_t tier, const TierKey& key);
   [[nodiscard]] RecordInfo record_of(GroupId group, std::int32_t end, const TierKey& key) const;
 

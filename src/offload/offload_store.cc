@@ -131,6 +131,11 @@ void Offload::Impl::arrived_otherwise(const TierKey& key) {
 
 // ---- to the tiers ----
 
+void Offload::Impl::count_dropped(TierState& tier) noexcept {
+  ++tier.counters.stores_dropped;
+  ++counters_.tier_stores_dropped;
+}
+
 void Offload::Impl::store_to_tiers(const TierKey& key, std::int64_t bytes, bool second_use) {
   const WritePolicy wanted = second_use ? WritePolicy::kSecondUse : WritePolicy::kWriteThrough;
   for (std::size_t t = 0; t < tiers_.size(); ++t) {
@@ -141,7 +146,7 @@ void Offload::Impl::store_to_tiers(const TierKey& key, std::int64_t bytes, bool 
     if (begun == Begun::kLater && tier.backlog.size() < kBacklogMax) {
       tier.backlog.push_back(key);
     } else if (begun != Begun::kYes) {
-      ++counters_.tier_stores_dropped;
+      count_dropped(tier);
     }
   }
 }
@@ -152,7 +157,7 @@ void Offload::Impl::store_backlog() {
     while (!backlog.empty()) {
       const Begun begun = store_to(static_cast<std::int32_t>(t), backlog.front());
       if (begun == Begun::kLater) break;
-      if (begun == Begun::kNo) ++counters_.tier_stores_dropped;
+      if (begun == Begun::kNo) count_dropped(tiers_[t]);
       backlog.pop_front();
     }
   }

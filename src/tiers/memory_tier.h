@@ -45,6 +45,7 @@ class MemoryTier final : public Tier {
   // while it is not usable.
   TierLimits says{1 << 30, 64};
   bool usable = true;
+  std::uint64_t corrupt_unasked = 0;
   std::size_t queue_max = ~std::size_t{0};  // items that it has at once
   std::uint64_t broken_limits = 0;
   bool closed = false;
@@ -87,7 +88,9 @@ class MemoryTier final : public Tier {
     return n;
   }
   [[nodiscard]] int event_fd() const noexcept override { return -1; }
-  [[nodiscard]] TierHealth health() const noexcept override { return {.usable = usable}; }
+  [[nodiscard]] TierHealth health() const noexcept override {
+    return {.usable = usable, .corrupt_unasked = corrupt_unasked};
+  }
   Status close(Deadline /*deadline*/) noexcept override {
     closed = true;
     return {};

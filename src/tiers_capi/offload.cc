@@ -129,6 +129,7 @@ kvfolio_offload_tier_counters tier_counters_of(const OffloadTierCounters& from) 
   to.store_us = from.store_us;
   to.load_us = from.load_us;
   to.stores_failed_in_a_row = from.stores_failed_in_a_row;
+  to.stores_dropped = from.stores_dropped;
   return to;
 }
 

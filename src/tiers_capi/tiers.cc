@@ -79,7 +79,8 @@ class CallerTier final : public Tier {
     return {.usable = health.unusable == 0,
             .stores_ok = health.stores_ok,
             .loads_ok = health.loads_ok,
-            .failures = health.failures};
+            .failures = health.failures,
+            .corrupt_unasked = health.corrupt_unasked};
   }
 
   Status close(Deadline deadline) noexcept override {
@@ -352,7 +353,8 @@ int32_t kvfolio_tier_get_health(const kvfolio_tier* tier, kvfolio_tier_health* o
                      .unusable = health.usable ? 0 : 1,
                      .stores_ok = health.stores_ok,
                      .loads_ok = health.loads_ok,
-                     .failures = health.failures});
+                     .failures = health.failures,
+                     .corrupt_unasked = health.corrupt_unasked});
   return KVFOLIO_OK;
 }
 

@@ -40,7 +40,7 @@ def test_the_text_says_what_the_summary_says(written):
     assert value(text, "kvfolio_arena_stored_records_total") == summary["tier_stores"] > 0
     assert value(text, "kvfolio_tier_stored_records_total", tier="disk") > 0
     assert value(text, "kvfolio_tier_stored_bytes_total", tier="disk") > 0
-    assert value(text, "kvfolio_tier_corrupt_records_total", tier="disk") == 0
+    assert value(text, "kvfolio_corrupt_records_total", tier="disk") == 0
     assert value(text, "kvfolio_tier_up", tier="disk") == 1
     stored = value(text, "kvfolio_tier_stored_records_total", tier="disk")
     assert value(text, "kvfolio_tier_store_seconds_count", tier="disk") == stored

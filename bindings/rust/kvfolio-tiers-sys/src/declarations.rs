@@ -246,6 +246,7 @@ pub struct kvfolio_tier_health {
     pub stores_ok: u64,
     pub loads_ok: u64,
     pub failures: u64,
+    pub corrupt_unasked: u64,
 }
 
 impl kvfolio_tier_health {
@@ -257,6 +258,7 @@ impl kvfolio_tier_health {
             stores_ok: 0,
             loads_ok: 0,
             failures: 0,
+            corrupt_unasked: 0,
         }
     }
 }
@@ -717,6 +719,7 @@ pub struct kvfolio_offload_tier_counters {
     pub store_us: u64,
     pub load_us: u64,
     pub stores_failed_in_a_row: u64,
+    pub stores_dropped: u64,
 }
 
 impl kvfolio_offload_tier_counters {
@@ -737,6 +740,7 @@ impl kvfolio_offload_tier_counters {
             store_us: 0,
             load_us: 0,
             stores_failed_in_a_row: 0,
+            stores_dropped: 0,
         }
     }
 }

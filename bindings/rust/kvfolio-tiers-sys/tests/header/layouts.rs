@@ -11,7 +11,7 @@ layouts! {
     kvfolio_tier_key: bytes;
     kvfolio_tier_item: key data bytes tag;
     kvfolio_tier_done: tag result reserved;
-    kvfolio_tier_health: struct_size unusable stores_ok loads_ok failures;
+    kvfolio_tier_health: struct_size unusable stores_ok loads_ok failures corrupt_unasked;
     kvfolio_tier_functions: struct_size data_alignment record_bytes_max name context submit poll event_fd health close destroy;
     kvfolio_disk_options: struct_size engine bytes segment_bytes num_threads queue_depth no_direct reserved queued_bytes_max scrub_bytes_per_s;
     kvfolio_disk_stats: struct_size reserved bytes records segments recovered recovered_by_footer stored stored_bytes loaded loaded_bytes corrupt io_errors no_space dropped evicted reinserted scrubbed_bytes;
@@ -23,7 +23,7 @@ layouts! {
     kvfolio_sequence_ready: sequence cached_tokens why;
     kvfolio_offload_left: struct_size blocks stores loads questions;
     kvfolio_offload_counters: struct_size reserved stores stores_dropped loads tokens_loaded arena_corrupt tier_stores tier_stores_dropped tier_loads tier_misses tier_corrupt requests requests_canceled requests_timed_out unknown_completions manager_forgets;
-    kvfolio_offload_tier_counters: struct_size reserved stores stores_failed loads loads_corrupt loads_failed bytes_stored bytes_loaded store_latency load_latency store_us load_us stores_failed_in_a_row;
+    kvfolio_offload_tier_counters: struct_size reserved stores stores_failed loads loads_corrupt loads_failed bytes_stored bytes_loaded store_latency load_latency store_us load_us stores_failed_in_a_row stores_dropped;
     kvfolio_arena_stats: struct_size reserved bytes bytes_published records pins writing quarantined evictions refusals;
     kvfolio_byte_source: struct_size reserved context size read_at;
     kvfolio_save_options: struct_size no_prefix_cache;

@@ -201,7 +201,7 @@ of_c! {
         pub arena_corrupt: u64,
         /// That tiers said are done.
         pub tier_stores: u64,
-        /// Failed, or waited until host memory had lost them.
+        /// All `stores_failed` and `stores_dropped` of the tiers.
         pub tier_stores_dropped: u64,
         /// Records that came from tiers and verified.
         pub tier_loads: u64,
@@ -254,6 +254,8 @@ of_c! {
         pub load_us: u64,
         /// A tier may be silent about its trouble: watch this.
         pub stores_failed_in_a_row: u64,
+        /// That it was never given: it was not usable, or host memory lost them before it had room.
+        pub stores_dropped: u64,
     }
 }
 

@@ -195,11 +195,13 @@ pub struct TierHealth {
     pub loads_ok: u64,
     /// Results other than `Ok` and `Miss`.
     pub failures: u64,
+    /// Damaged records that it found while nobody waited for them: no load was answered `Corrupt`.
+    pub corrupt_unasked: u64,
 }
 
 impl Default for TierHealth {
     fn default() -> TierHealth {
-        TierHealth { usable: true, stores_ok: 0, loads_ok: 0, failures: 0 }
+        TierHealth { usable: true, stores_ok: 0, loads_ok: 0, failures: 0, corrupt_unasked: 0 }
     }
 }
 
@@ -451,6 +453,7 @@ unsafe extern "C" fn health(context: *mut c_void, out: *mut sys::kvfolio_tier_he
     out.stores_ok = health.stores_ok;
     out.loads_ok = health.loads_ok;
     out.failures = health.failures;
+    out.corrupt_unasked = health.corrupt_unasked;
 }
 
 unsafe extern "C" fn close(context: *mut c_void, deadline_us: u64) -> i32 {
