@@ -28,6 +28,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "kvfolio/export.h"
 #include "kvfolio/status.h"
@@ -73,6 +74,17 @@ struct RedisCounters {
   std::uint64_t bytes_received = 0;
 };
 
+// A server that the tier knows: it was named to it, or the cluster says that it has slots.
+struct RedisNode {
+  std::string address{};      // "10.0.0.1:7001"
+  std::int32_t slots = 0;     // that it has
+  bool connected = false;     // it has answered, and is asked
+  bool left_alone = false;    // it failed too often, and is tried again later
+  bool stores_alone = false;  // likewise, for stores
+  bool refuses = false;       // it answers that we may not ask: `error` has its words
+  std::string error{};        // the last one; empty: none since it answered
+};
+
 class RedisTier final : public Tier {
  public:
   // Resolves the names, which may wait for a name server; connects later. kInvalidArgument: no
@@ -85,7 +97,8 @@ class RedisTier final : public Tier {
   RedisTier& operator=(const RedisTier&) = delete;
 
   // Waits until the slots are known and a node has answered. kTimedOut says what each server said
-  // or did not say. The tier goes on trying either way.
+  // or did not say: that it refuses the password or the user, that it cannot be reached. The tier
+  // goes on trying either way.
   KVFOLIO_API Status wait_until_ready(std::uint64_t now_us, std::uint64_t timeout_us);
 
   KVFOLIO_API std::string_view name() const noexcept override;
@@ -99,12 +112,16 @@ class RedisTier final : public Tier {
   KVFOLIO_API Status close(Deadline deadline) noexcept override;
 
   [[nodiscard]] KVFOLIO_API const RedisCounters& counters() const noexcept;
-  // One line for each node: its address, its share of the slots, its state, its last error.
+  // In no order. Each is connected to once, so that its state is known before it is needed.
+  [[nodiscard]] KVFOLIO_API std::vector<RedisNode> nodes() const;
+  // The same in words, a line for each: its address, its share of the slots, its state, its last
+  // error.
   [[nodiscard]] KVFOLIO_API std::string describe() const;
 
  private:
   class Impl;
   explicit RedisTier(std::unique_ptr<Impl> impl) noexcept;
+  [[nodiscard]] std::string why_not_ready(std::uint64_t timeout_us) const;
   std::unique_ptr<Impl> impl_;
 };
 

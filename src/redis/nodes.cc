@@ -91,11 +91,13 @@ bool RedisTier::Impl::take_replies(Lane& lane) {
 // without reading it all. Where no record was asked for, the node fails.
 void RedisTier::Impl::refuse_long_value(Lane& lane) {
   ++counters_.replies_refused;
-  if (lane.connection.questions().front().kind != Question::Kind::kItem) {
-    return lose(lane, "a reply that is too long");
+  const Question& asked = lane.connection.questions().front();
+  if (asked.kind != Question::Kind::kItem) return lose(lane, "a reply that is too long");
+  if (asked.item != 0) {
+    finish(asked.item, TierResult::kCorrupt);
+  } else {
+    ++health_.corrupt_unasked;  // whoever asked does not wait any more
   }
-  const Id id = lane.connection.questions().front().item;
-  if (id != 0) finish(id, TierResult::kCorrupt);
   // The others are asked for again, through no fault of theirs.
   for (const Question& question : lane.connection.questions()) {
     if (question.item != 0) --items_.at(question.item).sends;
@@ -105,6 +107,7 @@ void RedisTier::Impl::refuse_long_value(Lane& lane) {
 
 void RedisTier::Impl::connect(Lane& lane) {
   Node& node = *lane.node;
+  node.tried = true;
   if (node.addresses.empty()) {
     lose(lane, "it is announced under a name, which is not among servers");
     return;
@@ -179,6 +182,7 @@ void RedisTier::Impl::open_breaker(Lane& lane) {
 }
 
 void RedisTier::Impl::note_success(Lane& lane) {
+  lane.node->refuses = false;
   if (lane.failures > 0) lane.node->trouble.clear();
   lane.failures = 0;
   lane.pause_us = 0;
@@ -215,12 +219,14 @@ void RedisTier::Impl::tend(Node& node) {
   }
 }
 
-// Nodes of the map are spoken to when there is something to say; the caller's own always, for they
-// know the map. An open breaker is tried by a connection.
+// Nodes of the map are connected to once, so that who cannot be reached is known, and then when
+// there is something to say; the caller's own always, for they know the map. An open breaker is
+// tried by a connection.
 bool RedisTier::Impl::is_wanted(const Lane& lane) const {
   if (now_us_ < lane.retry_us) return false;
-  const bool knows_map = lane.node->is_seed && &lane == &lane.node->lanes[kLoads];
-  return knows_map || !lane.queue.empty() || lane.is_open();
+  const bool first =
+      &lane == &lane.node->lanes[kLoads] && (lane.node->is_seed || !lane.node->tried);
+  return first || !lane.queue.empty() || lane.is_open();
 }
 
 void RedisTier::Impl::send_queue(Lane& lane) {

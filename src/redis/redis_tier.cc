@@ -70,6 +70,12 @@ Result<std::vector<redis::Seed>> find_seeds(std::string_view servers) {
     const std::string_view one = servers.substr(0, servers.find(','));
     servers.remove_prefix(std::min(one.size() + 1, servers.size()));
     redis::Seed seed;
+    // What stands in front may be a password, and messages go to logs.
+    if (const std::size_t at = one.rfind('@'); at != std::string_view::npos) {
+      return bad(text::concat("servers: '...", one.substr(at),
+                              "' has a name or a password in front: give HOST:PORT here, and these "
+                              "as user and password"));
+    }
     if (!redis::split_address(one, seed.host, seed.port) || seed.host.empty()) {
       return bad(text::concat("servers: '", one, "' is not HOST:PORT"));
     }
@@ -143,14 +149,24 @@ Status RedisTier::wait_until_ready(std::uint64_t now_us, std::uint64_t timeout_u
     const std::uint64_t waited = steady_us() - start;
     impl_->poll(now_us + waited, {});
     if (impl_->ready()) return {};
-    if (waited >= timeout_us) {
-      return {ErrorCode::kTimedOut, text::concat("Redis did not answer within ", timeout_us / 1000,
-                                                 " ms:\n", impl_->describe())};
-    }
+    if (waited >= timeout_us) return {ErrorCode::kTimedOut, why_not_ready(timeout_us)};
     epoll_event event{};
     // A deadline of a connection may pass without an event.
     static_cast<void>(epoll_wait(impl_->epoll_fd(), &event, 1, 5));
   }
+}
+
+// A line for each node, without an end.
+std::string RedisTier::why_not_ready(std::uint64_t timeout_us) const {
+  std::string lines;
+  bool refuses = false;
+  for (const RedisNode& node : impl_->nodes()) {
+    refuses = refuses || node.refuses;
+    lines +=
+        text::concat("\n  ", node.address, ": ", node.error.empty() ? "no answer yet" : node.error);
+  }
+  if (refuses) return "Redis refuses the user, the password or a command:" + lines;
+  return text::concat("Redis did not answer within ", timeout_us / 1000, " ms:", lines);
 }
 
 std::string_view RedisTier::name() const noexcept { return "redis"; }
@@ -171,6 +187,7 @@ Status RedisTier::close(Deadline deadline) noexcept {
   return {};
 }
 const RedisCounters& RedisTier::counters() const noexcept { return impl_->counters(); }
+std::vector<RedisNode> RedisTier::nodes() const { return impl_->nodes(); }
 std::string RedisTier::describe() const { return impl_->describe(); }
 
 // ---- items ----
@@ -351,18 +368,31 @@ std::string RedisTier::Impl::key_of(const TierKey& key) const {
   return text;
 }
 
+std::vector<RedisNode> RedisTier::Impl::nodes() const {
+  std::vector<RedisNode> nodes;
+  for (const auto& node : nodes_) {
+    const Lane& loads = node->lanes[kLoads];
+    nodes.push_back(
+        {.address = text::concat(printable(node->host), ":", node->port),
+         .slots = static_cast<std::int32_t>(std::count(owners_.begin(), owners_.end(), node.get())),
+         .connected = loads.is_ready() && !loads.is_open(),
+         .left_alone = loads.is_open(),
+         .stores_alone = node->lanes[kStores].is_open(),
+         .refuses = node->refuses,
+         .error = printable(std::string(without(settings_.password, node->trouble)))});
+  }
+  return nodes;
+}
+
 std::string RedisTier::Impl::describe() const {
   std::string lines;
-  for (const auto& node : nodes_) {
-    const auto slots = std::count(owners_.begin(), owners_.end(), node.get());
-    const Lane& loads = node->lanes[kLoads];
-    lines += text::concat(printable(node->host), ":", node->port, ": ", slots, " slots, ",
-                          loads.is_open()    ? "left alone for now"
-                          : loads.is_ready() ? "connected"
-                                             : "not connected");
-    if (node->lanes[kStores].is_open()) lines += ", stores fail";
-    const std::string trouble(without(settings_.password, node->trouble));
-    if (!trouble.empty()) lines += text::concat("; last error: ", printable(trouble));
+  for (const RedisNode& node : nodes()) {
+    lines += text::concat(node.address, ": ", node.slots, " slots, ",
+                          node.left_alone  ? "left alone for now"
+                          : node.connected ? "connected"
+                                           : "not connected");
+    if (node.stores_alone) lines += ", stores fail";
+    if (!node.error.empty()) lines += "; last error: " + node.error;
     lines += '\n';
   }
   return lines;

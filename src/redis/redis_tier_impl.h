@@ -55,6 +55,7 @@ class RedisTier::Impl {
   [[nodiscard]] TierHealth health() const noexcept;
   [[nodiscard]] const RedisCounters& counters() const noexcept { return counters_; }
   [[nodiscard]] const RedisOptions& options() const noexcept { return settings_.options; }
+  [[nodiscard]] std::vector<RedisNode> nodes() const;
   [[nodiscard]] std::string describe() const;
 
  private:
@@ -86,6 +87,8 @@ class RedisTier::Impl {
     std::size_t next_address = 0;
     bool is_seed = false;
     bool in_map = false;
+    bool tried = false;    // a connection has been begun
+    bool refuses = false;  // it answers, and says that we may not ask
     std::array<Lane, 2> lanes;
     std::string trouble;  // of the last failure
   };

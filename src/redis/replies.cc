@@ -62,6 +62,7 @@ bool RedisTier::Impl::on_ping(Lane& lane, const Reply& reply) {
 
 // It answers, and says no: asking again at once does not help.
 void RedisTier::Impl::refuse(Lane& lane, std::string why) {
+  lane.node->refuses = true;
   lose(lane, std::move(why));
   if (!lane.is_open()) open_breaker(lane);
 }

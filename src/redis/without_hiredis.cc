@@ -27,6 +27,7 @@ const RedisCounters& RedisTier::counters() const noexcept {
   static const RedisCounters none;
   return none;
 }
+std::vector<RedisNode> RedisTier::nodes() const { return {}; }
 std::string RedisTier::describe() const { return {}; }
 
 }  // namespace kvfolio

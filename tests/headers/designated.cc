@@ -46,7 +46,8 @@ void use_every_struct() {
        OffloadCounters{.loads = 1}, OffloadLeft{.loads = 1}, OffloadTierCounters{.loads = 1});
   take(DiskTierOptions{.bytes = 1}, DiskTierStats{.records = 1}, DiskFault{.offset = 1},
        DiskCheck{.damaged = 1}, DiskCheckOptions{.erase = true});
-  take(RedisTls{.enabled = true}, RedisOptions{.ttl_ms = 1}, RedisCounters{.retries = 1});
+  take(RedisTls{.enabled = true}, RedisOptions{.ttl_ms = 1}, RedisCounters{.retries = 1},
+       RedisNode{.slots = 1});
   take(MetricLabel{.name = "a"}, SnapshotSection{.place = 1}, SnapshotList{.sections = {}});
   take(OpLogOptions{.flush_each_call = true}, OpLogHeader{.format = 1}, LoggedCall{.number = 1},
        OpLogEnd{.num_calls = 1}, ReplayOptions{.max_memory_bytes = 1}, ReplayDifference{.call = 1},

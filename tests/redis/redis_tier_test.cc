@@ -369,6 +369,45 @@ TEST_F(Redis, AWrongPasswordIsSaidAndARightOneWorks) {
   EXPECT_EQ(user.store(1), TierResult::kOk);
 }
 
+TEST_F(Redis, AServerThatRefusesIsNotSaidToBeSilent) {
+  Server server(test::free_port(), {"--requirepass", "sesame"});
+  const std::string address = server.address();
+  auto tier = RedisTier::create({.servers = address});
+  const Status status = (*tier)->wait_until_ready(now_us(), 300'000);
+  EXPECT_EQ(status.message(), "Redis refuses the user, the password or a command:\n  " + address +
+                                  ": NOAUTH Authentication required.");
+  const std::vector<RedisNode> nodes = (*tier)->nodes();
+  ASSERT_EQ(nodes.size(), 1u);
+  EXPECT_TRUE(nodes[0].refuses);
+  EXPECT_FALSE(nodes[0].connected);
+}
+
+TEST_F(Redis, AServerThatDoesNotAnswerIsNamedBesideThoseThatDo) {
+  Server server(test::free_port());
+  const std::string dead = "127.0.0.1:" + std::to_string(test::free_port());
+  const std::string address = server.address();
+  auto tier = connect(dead + "," + address);
+  for (const RedisNode& node : tier->nodes()) {
+    EXPECT_EQ(node.connected, node.address == address) << node.address;
+    EXPECT_EQ(node.slots, node.connected ? 16384 : 0);
+    if (node.connected) continue;
+    EXPECT_EQ(node.address, dead);
+    EXPECT_THAT(node.error, ::testing::HasSubstr("Connection refused"));
+  }
+}
+
+TEST(RedisTier, APasswordAmongTheServersIsNotRepeated) {
+  for (const char* const servers : {"alice:sesame@127.0.0.1:1", ":sesame@h:1",
+                                    "redis://a:sesame@h:1", "127.0.0.1:1,a:se@sesame@h"}) {
+    const auto tier = RedisTier::create({.servers = servers});
+    ASSERT_FALSE(tier);
+    EXPECT_EQ(tier.error().code(), ErrorCode::kInvalidArgument);
+    EXPECT_EQ(tier.error().message().find("sesame"), std::string_view::npos)
+        << tier.error().message();
+    EXPECT_THAT(tier.error().message(), ::testing::HasSubstr("as user and password"));
+  }
+}
+
 // The server would let the default user in.
 TEST_F(Redis, AWrongPasswordIsNoOtherUser) {
   Server server(test::free_port(), {"--user", "writer", "on", ">right", "~*", "+@all"});
