@@ -21,6 +21,7 @@
 #include "report.h"
 #include "results.h"
 #include "text_output.h"
+#include "tier_summary.h"
 #include "whole_file.h"
 
 namespace kvfolio::tools {
@@ -74,10 +75,13 @@ class Generate {
     summary.stats = *std::move(stats);
     summary.saved = saved_;
     summary.restored = restored_;
+    summary.tiers = summaries(summary.stats);
     summary.disk = disk_seen_;
     summary.redis = redis_seen_;
     if (npy) {
-      if (Status status = results_.write_logits(*npy); !status.ok()) return status;
+      if (Status status = results_.write_logits(*npy); !status.ok()) {
+        return prefixed("--logits", status);
+      }
     }
     if (options_.verify) {
       Results twin(requests_);
@@ -170,7 +174,14 @@ class Generate {
         text_.token(request, sample, token);
       };
     }
-    listener.on_finished = [this, &results, shown](llama::FinishedSample&& finished) {
+    const auto watch = [&, shown] {
+      if (!shown || contiguous || !options_.tiers.any()) return;
+      llama::RunStats now;
+      (*engine)->look_at_tiers(now);
+      watch_.look(summaries(now), tiers);
+    };
+    listener.on_finished = [&, this, shown](llama::FinishedSample&& finished) {
+      watch();
       results.keep(finished);
       if (shown && options_.json) print(sample_json(finished, vocabulary_) + "\n");
       if (shown && !options_.json) text_.finished(finished);
@@ -204,6 +215,7 @@ class Generate {
     }
     Result<llama::RunStats> stats = (*engine)->run(requests_, std::move(listener));
     note_tiers(stats);
+    watch();
     if (stats && metrics) {
       const MetricLabel label{.name = "model_name", .value = options_.model};
       metrics->stream() << (*engine)->metrics({&label, 1});
@@ -292,6 +304,7 @@ class Generate {
   const CheckpointIdentity identity_;
   ThreadPool& pool_;
   OpenTiers tiers_;  // until the run that uses them
+  TierWatch watch_{"generate"};
   std::optional<DiskSummary> disk_seen_;
   std::optional<RedisCounters> redis_seen_;
   std::optional<SaveStats> saved_;

@@ -124,9 +124,10 @@ void add_cache_options(CLI::App& app, GenerateOptions& options) {
 
 void add_tier_options(CLI::App& app, GenerateOptions& options) {
   add_tier_option(app, options.tiers,
-                  "Keep blocks beside the cache too and bring them back, also in another process; "
-                  "several, cheapest first: host:SIZE, disk:DIR,SIZE, redis:HOST:PORT[,HOST:PORT]. "
-                  "A disk and Redis hold the prompts");
+                  "Keep blocks beside the cache too and bring them back, also in another process: "
+                  "host:SIZE, disk:DIR,SIZE or redis:HOST:PORT[,HOST:PORT]. Several are several "
+                  "--tier in this order, cheapest first, one of each kind: --tier host:1GiB --tier "
+                  "disk:cache,4GiB. A disk and Redis hold the prompts");
   app.add_option("--metrics", options.metrics_path,
                  "Write what Prometheus would read at the end, in its text format")
       ->type_name("FILE");
@@ -194,6 +195,8 @@ void add_generate_options(CLI::App& app, GenerateOptions& options) {
       "Options "
       "give the\nfields that a line lacks. A stop id or an end-of-sequence id is the last token "
       "of its sample.\n"
+      "With tiers the summary says of each what it stored and loaded, what failed and what was\n"
+      "corrupt; standard error says it when it happens. It changes no result and no exit code.\n"
       "Results do not depend on the pool, the block size, the batch limits, the threads or hits.\n"
       "Exit codes: 0 done; 1 a request did not fit or a comparison failed; 2 bad usage or input.");
   add_request_options(app, options);

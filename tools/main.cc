@@ -45,7 +45,8 @@ std::string what_is_wrong(const CLI::App& app, const CLI::ParseError& error, int
   }
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !verbs.empty()) {
     std::string words;
-    for (const std::string& word : verbs[0]->remaining()) words += " " + word;
+    for (const std::string& word : verbs[0]->remaining())
+      words += " " + kvfolio::tools::without_secrets(word);
     return verbs[0]->get_name() + ": nobody expects" + words;
   }
   return error.what();

@@ -23,6 +23,7 @@
 #include "prove_report.h"
 #include "results.h"
 #include "sha256.h"
+#include "tier_summary.h"
 
 namespace kvfolio::tools {
 namespace {
@@ -118,6 +119,9 @@ class Prover {
       Result<ProvedRow> row = prove_row(all[i]);
       if (!row) return prefixed("the contiguous twin", row.error());
       proof.rows.push_back(*std::move(row));
+      add(proof.tiers, tiers_seen_);
+      watch_.look(proof.tiers, tier_);
+      tiers_seen_.clear();
       if (!proof.good()) note_failure();
       // JSON is one object, in one piece: half of it would be of no use to anybody.
       if (!options_.json) print((i == 0 ? table_head() : "") + table_row(proof.rows.back()));
@@ -253,6 +257,7 @@ class Prover {
     }
     if (is_from_a_tier(condition)) {
       if (Status status = warmed->evict_cached(); !status.ok()) return status;
+      note_tiers(*warmed);
       warmed.reset();
       if (Status status = reopen_tier(*condition.restored); !status.ok()) return status;
       return make_engine(condition, num_blocks, pool);
@@ -266,6 +271,13 @@ class Prover {
     if (!restored) return restored.error();
     loads = restored->records_loaded;
     return other;
+  }
+
+  // An engine counts from its start: once for each, before it ends.
+  void note_tiers(const llama::Engine& engine) {
+    llama::RunStats stats;
+    engine.look_at_tiers(stats);
+    add(tiers_seen_, summaries(stats));
   }
 
   Result<Outcome> run_engine(const Condition& condition, std::int64_t num_blocks) {
@@ -306,6 +318,7 @@ class Prover {
                           " tokens, expected " + std::to_string(kNewTokens));
       }
     }
+    if (is_from_a_tier(condition)) note_tiers(**engine);
     if (!condition.contiguous) outcome.difference = first_difference(outcome.samples);
     happened.stats = *std::move(stats);
     const OffloadCounters& tiers = happened.stats.tiers;
@@ -458,7 +471,9 @@ class Prover {
     return pool.get();
   }
 
-  OpenTiers tier_;  // of the row; outlives the engines
+  OpenTiers tier_;                       // of the row; outlives the engines
+  std::vector<TierSummary> tiers_seen_;  // of the row
+  TierWatch watch_{"prove"};
   std::vector<OffloadTier> below_;
   std::string weights_ = "its weights";
   const std::string run_name_ = std::to_string(std::random_device()());

@@ -31,8 +31,8 @@ void add_prove_options(CLI::App& app, ProveOptions& options) {
   add_dtype_option(app, options.dtype);
   add_kernel_option(app, options.kernel);
   add_tier_option(app, options.tiers,
-                  "disk:DIR,SIZE and redis:HOST:PORT add rows whose prompts another engine reads "
-                  "from there");
+                  "disk:DIR,SIZE and redis:HOST:PORT[,HOST:PORT] add rows whose prompts another "
+                  "engine reads from there; both are two --tier, the disk first");
   app.add_flag("--json", options.json, "One JSON object: every row with its hash and counters");
 }
 

@@ -127,6 +127,8 @@ std::string proof_json(const Proof& proof) {
     if (!row.sha256.empty() && !is_equal(row, twin)) different.push_back(row.condition.name());
     if (!row.failure.empty()) failed.push_back(row.condition.name());
   }
+  Json tiers = Json::object();
+  for (const TierSummary& tier : proof.tiers) tiers[tier.name] = tier_json(tier);
   const Json json = {
       {"rows", std::move(rows)},
       {"equal", proof.equal()},
@@ -142,6 +144,7 @@ std::string proof_json(const Proof& proof) {
       {"samples", kNumSamples},
       {"logit_rows", proof.logit_rows},
       {"long_prompt", proof.long_prompt},
+      {"tiers", std::move(tiers)},
       {"vocab", proof.model->config().vocab},
       {"seconds", std::round(proof.seconds * 1e3) / 1e3},
   };
@@ -189,6 +192,7 @@ std::string proof_text(const Proof& proof) {
     if (row.failure.empty()) continue;
     out += "FAILED: " + row.condition.name() + ": " + row.failure + "\n";
   }
+  for (const TierSummary& tier : proof.tiers) out += tier_text(tier);
   if (proof.good()) out += "all rows are equal, bit for bit\n";
   return without_controls(std::move(out));
 }

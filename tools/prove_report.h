@@ -10,6 +10,7 @@
 #include "model.h"
 #include "prove_conditions.h"
 #include "prove_options.h"
+#include "tier_summary.h"
 
 namespace kvfolio::tools {
 
@@ -25,9 +26,10 @@ struct ProvedRow {
 struct Proof {
   const ProveOptions* options = nullptr;
   const llama::Model* model = nullptr;
-  std::int64_t logit_rows = 0;    // of each row of the proof
-  std::int32_t long_prompt = 0;   // its tokens
-  std::vector<ProvedRow> rows{};  // the twin first
+  std::int64_t logit_rows = 0;       // of each row of the proof
+  std::int32_t long_prompt = 0;      // its tokens
+  std::vector<ProvedRow> rows{};     // the twin first
+  std::vector<TierSummary> tiers{};  // of all rows together
   double seconds = 0.0;
 
   // All hashes are there and the same, of either prompts, and all tokens.

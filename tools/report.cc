@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "report.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -60,42 +61,55 @@ std::string plural(std::int64_t count, const std::string& noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
 }
 
-void add_tier(Json& json, const OffloadCounters& tiers) {
-  Json misses = Json::object();
-  for (int i = 0; i < kNumTierResults; ++i) {
-    const std::uint64_t count = tiers.tier_misses[static_cast<std::size_t>(i)];
-    if (count > 0) misses[to_string(static_cast<TierResult>(i))] = count;
+const TierSummary& tier_of(const Summary& summary, std::string_view name) {
+  static const TierSummary none;
+  const auto found = std::find_if(summary.tiers.begin(), summary.tiers.end(),
+                                  [&](const TierSummary& tier) { return tier.name == name; });
+  return found == summary.tiers.end() ? none : *found;
+}
+
+// All tiers together. Host memory is one of those that store if it was asked for; what it drops no
+// other one gets.
+void add_tiers(Json& json, const Summary& summary) {
+  TierSummary all;
+  for (const TierSummary& tier : summary.tiers) {
+    if (tier.name != "host" || summary.options->tiers.host_bytes > 0) all.stores += tier.stores;
+    all.stores_dropped += tier.stores_dropped + tier.stores_failed;
+    all.corrupt += tier.corrupt;
+    for (std::size_t i = 0; i < all.misses.size(); ++i) all.misses[i] += tier.misses[i];
   }
-  json["tier_hits_tokens"] = tiers.tokens_loaded;
-  json["tier_stores"] = tiers.stores;
-  json["tier_stores_dropped"] = tiers.stores_dropped;
-  json["tier_loads"] = tiers.loads;
-  json["tier_misses"] = std::move(misses);
-  json["tier_corrupt"] = tiers.tier_corrupt + tiers.arena_corrupt;
+  json["tier_hits_tokens"] = summary.stats.tiers.tokens_loaded;
+  json["tier_stores"] = all.stores;
+  json["tier_stores_dropped"] = all.stores_dropped;
+  json["tier_loads"] = summary.stats.tiers.loads;
+  json["tier_misses"] = tier_json(all)["misses"];
+  json["tier_corrupt"] = all.corrupt;
+  json["host"] = tier_json(tier_of(summary, "host"));
+  json["host"]["bytes"] = summary.stats.host_memory.bytes_published;
+  json["host"]["records"] = summary.stats.host_memory.records;
 }
 
-Json disk_json(const DiskSummary& disk, const OffloadCounters& tiers) {
-  return {{"is", printable_text(disk.description)},
-          {"bytes", disk.stats.bytes},
-          {"records", disk.stats.records},
-          {"stores", tiers.tier_stores},
-          {"stores_dropped", tiers.tier_stores_dropped},
-          {"loads", tiers.tier_loads},
-          {"evicted", disk.stats.evicted},
-          {"corrupt", disk.stats.corrupt},
-          {"io_errors", disk.stats.io_errors}};
+Json disk_json(const Summary& summary) {
+  Json json = tier_json(tier_of(summary, "disk"));
+  json["is"] = printable_text(summary.disk->description);
+  json["bytes"] = summary.disk->stats.bytes;
+  json["records"] = summary.disk->stats.records;
+  json["evicted"] = summary.disk->stats.evicted;
+  json["io_errors"] = summary.disk->stats.io_errors;
+  return json;
 }
 
-Json redis_json(const RedisCounters& redis, const OffloadCounters& tiers) {
-  return {{"stores", tiers.tier_stores},
-          {"stores_refused", redis.stores_refused},
-          {"loads", tiers.tier_loads},
-          {"connections", redis.connections},
-          {"connections_lost", redis.connections_lost},
-          {"redirects", redis.redirects},
-          {"retries", redis.retries},
-          {"bytes_sent", redis.bytes_sent},
-          {"bytes_received", redis.bytes_received}};
+Json redis_json(const Summary& summary) {
+  const RedisCounters& redis = *summary.redis;
+  Json json = tier_json(tier_of(summary, "redis"));
+  json["stores_refused"] = redis.stores_refused;
+  json["connections"] = redis.connections;
+  json["connections_lost"] = redis.connections_lost;
+  json["redirects"] = redis.redirects;
+  json["retries"] = redis.retries;
+  json["bytes_sent"] = redis.bytes_sent;
+  json["bytes_received"] = redis.bytes_received;
+  return json;
 }
 
 std::string cache_report(const Summary& summary) {
@@ -173,9 +187,9 @@ std::string summary_json(const Summary& summary, const llama::BlockMap* block_ma
       {"contiguous_bytes", work.contiguous_bytes_peak},
       {"paged_bytes_peak", summary.options->contiguous ? 0 : stats.bytes_peak},
   };
-  if (summary.options->tiers.any()) add_tier(json, stats.tiers);
-  if (summary.disk) json["disk"] = disk_json(*summary.disk, stats.tiers);
-  if (summary.redis) json["redis"] = redis_json(*summary.redis, stats.tiers);
+  if (summary.options->tiers.any()) add_tiers(json, summary);
+  if (summary.disk) json["disk"] = disk_json(summary);
+  if (summary.redis) json["redis"] = redis_json(summary);
   if (summary.restored) {
     json["restored"] = {{"records", summary.restored->records},
                         {"records_loaded", summary.restored->records_loaded},
@@ -225,6 +239,7 @@ std::string summary_text(const Summary& summary, const llama::BlockMap* block_ma
   if (stats.scheduler.rejected > 0) {
     out += plural(stats.scheduler.rejected, "request") + " did not fit\n";
   }
+  for (const TierSummary& tier : summary.tiers) out += tier_text(tier);
   if (block_map != nullptr && !summary.options->contiguous) {
     out += cache_report(summary) + "\n" + block_map->text();
   }

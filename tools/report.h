@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "block_map.h"
 #include "engine.h"
@@ -16,6 +17,7 @@
 #include "request.h"
 #include "results.h"
 #include "scheduler.h"
+#include "tier_summary.h"
 
 namespace kvfolio::tools {
 
@@ -35,6 +37,7 @@ struct Summary {
   llama::RunStats twin_stats;            // likewise
   std::optional<SaveStats> saved;        // --save
   std::optional<RestoreStats> restored;  // --load
+  std::vector<TierSummary> tiers;        // --tier; see summaries()
   std::optional<DiskSummary> disk;       // --tier disk:
   std::optional<RedisCounters> redis;    // --tier redis:
 };

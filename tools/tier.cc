@@ -82,8 +82,13 @@ std::string as_json(const TierOptions& options, const RedisCheck& check) {
   for (const RedisFault& fault : check.faults) {
     faults.push_back({{"key", printable_text(fault.key)}, {"what", fault.what}});
   }
+  Json unread = Json::array();
+  for (const RedisUnread& node : check.unread) {
+    unread.push_back({{"node", printable_text(node.address)}, {"what", printable_text(node.what)}});
+  }
   const Json json = {{"redis", printable_text(options.redis)},
                      {"nodes", check.nodes},
+                     {"unread", std::move(unread)},
                      {"records", check.records},
                      {"record_bytes", check.bytes},
                      {"damaged", check.damaged},
@@ -94,9 +99,15 @@ std::string as_json(const TierOptions& options, const RedisCheck& check) {
 }
 
 std::string as_text(const TierOptions& options, const RedisCheck& check) {
-  std::string text = printable_text(options.redis) + ": " + plural(check.nodes, "node") + ", " +
-                     plural(check.records, "record") + " of " + std::to_string(check.bytes) +
-                     " bytes right, " + std::to_string(check.damaged) + " damaged\n";
+  const auto unread = static_cast<std::int32_t>(check.unread.size());
+  std::string text = printable_text(options.redis) + ": " +
+                     (unread > 0 ? std::to_string(check.nodes - unread) + " of " : "") +
+                     plural(check.nodes, "node") + ", " + plural(check.records, "record") + " of " +
+                     std::to_string(check.bytes) + " bytes right, " +
+                     std::to_string(check.damaged) + " damaged\n";
+  for (const RedisUnread& node : check.unread) {
+    text += "  NOT READ: " + printable_text(node.address) + ": " + printable_text(node.what) + "\n";
+  }
   if (check.others > 0) {
     text += "  " + plural(check.others, "key") + " of another form: left alone\n";
   }
@@ -117,10 +128,11 @@ Result<int> check_redis_or_error(const TierOptions& options) {
       options.redis, options.erase,
       [](std::int64_t records) { show_progress("reading: " + plural(records, "record")); });
   show_progress("");
-  if (!check) return check.error();
-  if (check->damaged > 0) note_failure();
+  if (!check) return with_advice(check.error());
+  const bool failed = check->damaged > 0 || !check->unread.empty();
+  if (failed) note_failure();
   print(options.json ? as_json(options, *check) : as_text(options, *check));
-  return check->damaged > 0 ? 1 : 0;
+  return failed ? 1 : 0;
 }
 #else
 Result<int> check_redis_or_error(const TierOptions& /*options*/) {
@@ -129,12 +141,12 @@ Result<int> check_redis_or_error(const TierOptions& /*options*/) {
 #endif
 
 void take(const std::string& text, TierOptions& options) {
-  if (text.starts_with("redis:") && text.size() > 6) {
-    options.redis = text.substr(6);
+  if (text.starts_with("redis:")) {
+    options.redis = parse_redis("tier", text);
   } else if (text.starts_with("disk:")) {
     options.disk = parse_disk("tier", text, false);
   } else {
-    refuse("tier", text, "disk:DIR, redis:HOST:PORT");
+    refuse("tier", without_secrets(text), "disk:DIR, redis:HOST:PORT[,HOST:PORT]");
   }
 }
 
@@ -146,18 +158,25 @@ void add_tier_verb(CLI::App& app, TierOptions& options) {
       "Examples:\n"
       "  kvfolio tier check disk:cache\n"
       "  kvfolio tier check redis:127.0.0.1:7400 --erase --json\n\n"
-      "Exit codes: 0 every record is right; 1 one is damaged; 2 bad usage, another process uses\n"
-      "the directory, it is of a newer version, or a server does not answer.");
+      "Exit codes: 0 every record is right; 1 one is damaged, or a node of the cluster could not "
+      "be\n"
+      "read, and which; 2 bad usage, another process uses the directory, it is of a newer version, "
+      "or\n"
+      "no server answers.");
   CLI::App* check =
       app.add_subcommand("check", "Read every record and compare it with its checksum");
   check->footer(
       "Examples:\n"
       "  kvfolio tier check disk:cache\n"
-      "  kvfolio tier check disk:cache --erase --json");
+      "  kvfolio tier check disk:cache --erase --json\n"
+      "  kvfolio tier check redis:10.0.0.1:7001,10.0.0.2:7001\n\n"
+      "With Redis, KVFOLIO_REDIS_USER and KVFOLIO_REDIS_PASSWORD say who asks, and "
+      "KVFOLIO_REDIS_CA\n"
+      "names a file of certificates: then all is said over TLS.");
   check
       ->add_option_function<std::string>(
           "tier", [&options](const std::string& text) { take(text, options); },
-          "Which: disk:DIR, or redis:HOST:PORT, a node of a cluster or one server")
+          "Which: disk:DIR, or redis:HOST:PORT[,HOST:PORT], nodes of a cluster or one server")
       ->required()
       ->type_name("TIER");
   check->add_flag("--erase", options.erase, "Damaged records are not found any more");

@@ -7,6 +7,8 @@
 #include <chrono>
 #include <cstdlib>
 #include <limits>
+#include <set>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -16,7 +18,13 @@ namespace kvfolio::tools {
 namespace {
 
 constexpr const char* kAllowed =
-    "host:SIZE, disk:DIR,SIZE, redis:HOST:PORT[,HOST:PORT], such as host:1GiB, disk:cache,4GiB";
+    "host:SIZE, disk:DIR,SIZE, redis:HOST:PORT[,HOST:PORT], such as host:1GiB, disk:cache,4GiB; "
+    "several tiers are several --tier";
+constexpr const char* kWhoAsks =
+    "KVFOLIO_REDIS_PASSWORD is the password, KVFOLIO_REDIS_USER the user of an ACL; docs/tiers.md "
+    "has the rights that it needs";
+constexpr std::uint64_t kReadyUs = 2'000'000;  // until one server answers
+constexpr std::uint64_t kGreetUs = 500'000;    // and then, until each was tried
 constexpr std::int64_t kArenaBytes = std::int64_t{256} << 20;
 constexpr std::int64_t kBytesInFlight = std::int64_t{4} << 30;
 
@@ -25,23 +33,41 @@ std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+std::uint64_t steady_us() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(now).count());
+}
+
+[[noreturn]] void refuse_second(const std::string& text, const std::string& kind) {
+  refuse("--tier", text, "one " + kind + ": there is one in this command already");
+}
+
+// A list of tiers in one --tier: "disk:a,1GiB,disk:b,1GiB" would be a directory of a strange name.
+bool is_list(const std::string& text) {
+  const auto has = [&](const char* kind) { return text.find(kind) != std::string::npos; };
+  return has(",host:") || has(",disk:") || has(",redis:");
+}
+
 void take(const std::string& text, TierChoice& choice) {
+  if (is_list(text)) refuse("--tier", without_secrets(text), kAllowed);
   if (text.starts_with("host:")) {
-    if (choice.host_bytes > 0) refuse("--tier", text, "one host:SIZE");
+    if (choice.host_bytes > 0) refuse_second(text, "host:SIZE");
     if (choice.disk || !choice.redis.empty()) {
       refuse("--tier", text, "host:SIZE before the others: the cheapest first");
     }
     choice.host_bytes = parse_size("--tier host:", text.substr(5));
   } else if (text.starts_with("disk:")) {
-    if (choice.disk) refuse("--tier", text, "one disk:DIR,SIZE");
+    if (choice.disk) refuse_second(text, "disk:DIR,SIZE");
     if (!choice.redis.empty()) refuse("--tier", text, "disk:DIR,SIZE before redis:HOST:PORT");
     choice.disk = parse_disk("--tier", text, true);
   } else if (text.starts_with("redis:")) {
-    if (!choice.redis.empty()) refuse("--tier", text, "one redis:HOST:PORT[,HOST:PORT]");
-    choice.redis = text.substr(6);
-    if (choice.redis.empty()) refuse("--tier", text, "redis:HOST:PORT[,HOST:PORT]");
+    if (!choice.redis.empty()) {
+      refuse_second(without_secrets(text), "redis:HOST:PORT[,HOST:PORT]");
+    }
+    choice.redis = parse_redis("--tier", text);
   } else {
-    refuse("--tier", text, kAllowed);
+    refuse("--tier", without_secrets(text), kAllowed);
   }
 }
 
@@ -84,6 +110,32 @@ DiskChoice parse_disk(const std::string& option, const std::string& text, bool w
   return choice;
 }
 
+std::string without_secrets(const std::string& text) {
+  const std::size_t at = text.rfind('@');
+  if (at == std::string::npos || text.find(':') > at) return text;
+  const std::string kind = text.starts_with("redis:") ? "redis:" : "";
+  return kind + "..." + text.substr(at);
+}
+
+std::string parse_redis(const std::string& option, const std::string& text) {
+  constexpr std::string_view kRedis = "redis:";
+  const std::string allowed = "redis:HOST:PORT[,HOST:PORT]";
+  const std::string shown = without_secrets(text);
+  if (shown != text || text.starts_with("redis://")) {
+    refuse(option, shown, allowed + " without a name or a password: " + kWhoAsks);
+  }
+  std::string servers = text.substr(kRedis.size());
+  std::set<std::string> seen;
+  for (std::size_t begin = 0; begin <= servers.size();) {
+    const std::size_t end = std::min(servers.find(',', begin), servers.size());
+    const std::string one = servers.substr(begin, end - begin);
+    if (one.empty()) refuse(option, text, allowed);
+    if (!seen.insert(one).second) refuse(option, text, "each server once: " + one + " is twice");
+    begin = end + 1;
+  }
+  return servers;
+}
+
 void add_tier_option(CLI::App& app, TierChoice& choice, const std::string& help) {
   app.add_option_function<std::vector<std::string>>(
          "--tier",
@@ -112,13 +164,27 @@ Result<std::unique_ptr<RedisTier>> open_redis(const std::string& servers) {
                          .tls = {.enabled = !ca.empty(), .ca_file = ca},
                          .items_max = 1 << 20});
   if (!redis) return redis;
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  const auto now_us = std::chrono::duration_cast<std::chrono::microseconds>(now).count();
-  if (Status status = (*redis)->wait_until_ready(static_cast<std::uint64_t>(now_us), 2'000'000);
-      !status.ok()) {
-    return status;
+  if (Status status = (*redis)->wait_until_ready(steady_us(), kReadyUs); !status.ok()) {
+    return with_advice(status);
+  }
+  // Whoever does not answer is named at once, not when a prompt needs what it has.
+  const auto is_tried = [](const RedisNode& node) { return node.connected || !node.error.empty(); };
+  for (const std::uint64_t end_us = steady_us() + kGreetUs; steady_us() < end_us;) {
+    const std::vector<RedisNode> nodes = (*redis)->nodes();
+    if (std::all_of(nodes.begin(), nodes.end(), is_tried)) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    static_cast<void>((*redis)->poll(steady_us(), {}));
   }
   return redis;
+}
+
+Status with_advice(const Status& error) {
+  const std::string text(error.message());
+  for (const char* const word : {"NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "invalid password"}) {
+    if (text.find(word) == std::string::npos) continue;
+    return {error.code(), text + (text.find('\n') == std::string::npos ? "; " : "\n") + kWhoAsks};
+  }
+  return error;
 }
 
 std::vector<OffloadTier> OpenTiers::below() const {
@@ -135,11 +201,33 @@ std::vector<std::string> OpenTiers::describe() const {
   std::vector<std::string> lines;
   if (disk != nullptr) lines.push_back(disk->describe());
   if (redis != nullptr) {
-    const std::string nodes = redis->describe();
-    const auto count = std::count(nodes.begin(), nodes.end(), '\n');
-    lines.push_back("redis: ready, " + std::to_string(count) + (count == 1 ? " node" : " nodes"));
+    const std::vector<RedisNode> nodes = redis->nodes();
+    const auto ready = std::count_if(nodes.begin(), nodes.end(),
+                                     [](const RedisNode& node) { return node.connected; });
+    const auto count = std::ssize(nodes);
+    const std::string why = trouble("redis");
+    lines.push_back("redis: ready, " + (ready < count ? std::to_string(ready) + " of " : "") +
+                    std::to_string(count) + (count == 1 ? " node" : " nodes") +
+                    (why.empty() ? "" : "; " + why));
   }
   return lines;
+}
+
+std::string OpenTiers::trouble(std::string_view name) const {
+  std::string text;
+  const auto add = [&](const std::string& more) { text += (text.empty() ? "" : "; ") + more; };
+  if (name == "disk" && disk != nullptr) {
+    const DiskTierStats stats = disk->stats();
+    if (!disk->health().usable) add("off after errors");
+    if (stats.io_errors > 0) add("errors of the medium: " + std::to_string(stats.io_errors));
+    if (stats.no_space > 0) add("no space left: " + std::to_string(stats.no_space) + " times");
+  }
+  if (name == "redis" && redis != nullptr) {
+    for (const RedisNode& node : redis->nodes()) {
+      if (!node.error.empty()) add(node.address + ": " + node.error);
+    }
+  }
+  return text;
 }
 
 Result<OpenTiers> open_tiers(const TierChoice& choice) {

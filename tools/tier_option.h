@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kvfolio/disk_tier.h"
@@ -39,6 +40,14 @@ struct TierChoice {
 // "disk:DIR,SIZE", or "disk:DIR" where no size is needed.
 [[nodiscard]] DiskChoice parse_disk(const std::string& option, const std::string& text,
                                     bool with_size);
+// "redis:HOST:PORT,HOST:PORT": the servers. A name or a password in front is refused, and not
+// shown.
+[[nodiscard]] std::string parse_redis(const std::string& option, const std::string& text);
+// What a message may show of a word that may be "redis:user:password@HOST:PORT":
+// "redis:...@HOST:PORT".
+[[nodiscard]] std::string without_secrets(const std::string& text);
+// Where a server refuses who asks: also what to set.
+[[nodiscard]] Status with_advice(const Status& error);
 // Parsing fills `choice`, which outlives `app`.
 void add_tier_option(CLI::App& app, TierChoice& choice, const std::string& help);
 
@@ -56,6 +65,8 @@ struct OpenTiers {
   [[nodiscard]] std::vector<OffloadTier> below() const;
   // A line for each.
   [[nodiscard]] std::vector<std::string> describe() const;
+  // What the tier of this name says is wrong with it, in one line; or nothing.
+  [[nodiscard]] std::string trouble(std::string_view name) const;
 };
 [[nodiscard]] Result<OpenTiers> open_tiers(const TierChoice& choice);
 

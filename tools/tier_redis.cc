@@ -2,7 +2,13 @@
 #include "tier_redis.h"
 
 #include <hiredis/hiredis.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#include <openssl/x509v3.h>
 
+#include <algorithm>
+#include <array>
+#include <cerrno>
 #include <charconv>
 #include <cstdlib>
 #include <memory>
@@ -34,9 +40,44 @@ std::string host_of(const std::string& address) {
   return has_brackets ? host.substr(1, host.size() - 2) : host;
 }
 
+// ---- TLS ----
+
+std::string tls_error() {
+  std::array<char, 256> words{};
+  const unsigned long code = ERR_get_error();
+  if (code == 0) return "the connection ended";
+  ERR_error_string_n(code, words.data(), words.size());
+  return words.data();
+}
+
+// What all connections have in common; null: they are in clear.
+using TlsContext = std::shared_ptr<SSL_CTX>;
+
+Result<TlsContext> make_tls(const std::string& ca_file) {
+  if (ca_file.empty()) return TlsContext();
+  ERR_clear_error();
+  TlsContext tls(SSL_CTX_new(TLS_client_method()), SSL_CTX_free);
+  if (tls == nullptr) return unavailable("TLS: " + tls_error());
+  SSL_CTX_set_verify(tls.get(), SSL_VERIFY_PEER, nullptr);
+  SSL_CTX_set_min_proto_version(tls.get(), TLS1_2_VERSION);
+  if (SSL_CTX_load_verify_locations(tls.get(), ca_file.c_str(), nullptr) != 1) {
+    return Status(ErrorCode::kInvalidArgument,
+                  "KVFOLIO_REDIS_CA: " + ca_file + " cannot be used: " + tls_error());
+  }
+  return tls;
+}
+
+// The certificate must be of this name or address.
+bool expect_name(SSL* ssl, const std::string& name) {
+  if (X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(ssl), name.c_str()) == 1) return true;
+  return SSL_set1_host(ssl, name.c_str()) == 1 && SSL_set_tlsext_host_name(ssl, name.c_str()) == 1;
+}
+
+// ---- a server ----
+
 class Server {
  public:
-  static Result<Server> connect(const std::string& address) {
+  static Result<Server> connect(const std::string& address, const TlsContext& tls) {
     const std::size_t colon = address.rfind(':');
     int port = 0;
     const char* const end = address.data() + address.size();
@@ -47,12 +88,16 @@ class Server {
     }
     Server server;
     server.address_ = address;
-    server.context_.reset(redisConnectWithTimeout(host_of(address).c_str(), port, {2, 0}));
-    if (server.context_ == nullptr || server.context_->err != 0) {
-      return unavailable(address + ": " +
-                         (server.context_ == nullptr ? "no memory" : server.context_->errstr));
+    errno = 0;
+    server.context_.reset(
+        redisConnectWithTimeout(host_of(address).c_str(), port, {kConnectSeconds, 0}));
+    if (server.context_ == nullptr) return unavailable("no memory");
+    if (server.context_->err != 0) {
+      if (errno != ETIMEDOUT) return unavailable(server.context_->errstr);
+      return unavailable("no connection within " + std::to_string(kConnectSeconds) + " s");
     }
-    redisSetTimeout(server.context_.get(), {10, 0});
+    redisSetTimeout(server.context_.get(), {kAnswerSeconds, 0});
+    if (Status status = server.begin_tls(tls); !status.ok()) return status;
     if (Status status = server.log_in(); !status.ok()) return status;
     return server;
   }
@@ -65,18 +110,75 @@ class Server {
       texts.push_back(word.data());
       sizes.push_back(word.size());
     }
-    Reply reply(static_cast<redisReply*>(redisCommandArgv(
-                    context_.get(), static_cast<int>(words.size()), texts.data(), sizes.data())),
-                freeReplyObject);
-    if (reply == nullptr) return unavailable(address_ + ": " + context_->errstr);
+    errno = 0;
+    const int count = static_cast<int>(words.size());
+    void* answer = nullptr;
+    if (tls_ == nullptr) {
+      answer = redisCommandArgv(context_.get(), count, texts.data(), sizes.data());
+    } else {
+      answer = ask_over_tls(count, texts.data(), sizes.data());
+    }
+    Reply reply(static_cast<redisReply*>(answer), freeReplyObject);
+    if (reply == nullptr) return unavailable(why_no_answer(words[0]));
     if (reply->type == REDIS_REPLY_ERROR) {
-      return unavailable(address_ + ": " + std::string(reply->str, reply->len));
+      return unavailable(words[0] + ": " + std::string(reply->str, reply->len));
     }
     return reply;
   }
   [[nodiscard]] std::string host() const { return host_of(address_); }
 
  private:
+  static constexpr int kConnectSeconds = 2;
+  static constexpr int kAnswerSeconds = 10;
+
+  Status begin_tls(const TlsContext& tls) {
+    if (tls == nullptr) return {};
+    ERR_clear_error();
+    tls_.reset(SSL_new(tls.get()));
+    if (tls_ == nullptr || !expect_name(tls_.get(), host()) ||
+        SSL_set_fd(tls_.get(), context_->fd) != 1) {
+      return unavailable("TLS: no memory");
+    }
+    errno = 0;
+    const int result = SSL_connect(tls_.get());
+    if (result == 1) return {};
+    if (const long verdict = SSL_get_verify_result(tls_.get()); verdict != X509_V_OK) {
+      return unavailable(std::string("TLS: the certificate of the server is refused: ") +
+                         X509_verify_cert_error_string(verdict));
+    }
+    if (SSL_get_error(tls_.get(), result) == SSL_ERROR_WANT_READ) {
+      return unavailable("TLS: no greeting within " + std::to_string(kAnswerSeconds) +
+                         " s: is it a port for TLS?");
+    }
+    return unavailable("TLS: " + tls_error() + ": is it a port for TLS?");
+  }
+
+  // hiredis writes the command and reads the reply; the bytes between go through TLS.
+  void* ask_over_tls(int count, const char** texts, const std::size_t* sizes) {
+    char* command = nullptr;
+    const auto bytes = redisFormatCommandArgv(&command, count, texts, sizes);
+    if (bytes < 0) return nullptr;
+    const int written = SSL_write(tls_.get(), command, static_cast<int>(bytes));
+    redisFreeCommand(command);
+    if (written != static_cast<int>(bytes)) return nullptr;
+    void* reply = nullptr;
+    std::array<char, 16384> piece;
+    while (redisReaderGetReply(context_->reader, &reply) == REDIS_OK && reply == nullptr) {
+      const int n = SSL_read(tls_.get(), piece.data(), static_cast<int>(piece.size()));
+      if (n <= 0) return nullptr;
+      redisReaderFeed(context_->reader, piece.data(), static_cast<std::size_t>(n));
+    }
+    return reply;
+  }
+
+  [[nodiscard]] std::string why_no_answer(const std::string& command) const {
+    if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      return "no answer to " + command + " within " + std::to_string(kAnswerSeconds) + " s";
+    }
+    if (tls_ != nullptr) return command + ": the connection ended";
+    return command + ": " + context_->errstr;
+  }
+
   Status log_in() {
     const std::string user = environment("KVFOLIO_REDIS_USER");
     const std::string password = environment("KVFOLIO_REDIS_PASSWORD");
@@ -89,9 +191,11 @@ class Server {
   }
   struct Free {
     void operator()(redisContext* context) const { redisFree(context); }
+    void operator()(SSL* tls) const { SSL_free(tls); }
   };
   std::string address_;
   std::unique_ptr<redisContext, Free> context_;
+  std::unique_ptr<SSL, Free> tls_;  // ends first; null: in clear
 };
 
 // The slot is on its way to another node: the key is not of this one any more.
@@ -126,6 +230,30 @@ Result<std::set<std::string>> primaries(Server& server, const std::string& addre
   return found;
 }
 
+std::string lines_of(const std::vector<RedisUnread>& nodes) {
+  std::string lines;
+  for (const RedisUnread& node : nodes) lines += "\n  " + node.address + ": " + node.what;
+  return lines;
+}
+
+// Of the first server that answers.
+Result<std::set<std::string>> find_primaries(const std::string& servers, const TlsContext& tls) {
+  std::vector<RedisUnread> silent;
+  for (std::size_t begin = 0; begin < servers.size();) {
+    const std::size_t end = std::min(servers.find(',', begin), servers.size());
+    const std::string address = servers.substr(begin, end - begin);
+    begin = end + 1;
+    Result<Server> server = Server::connect(address, tls);
+    if (!server && server.error().code() == ErrorCode::kInvalidArgument) return server.error();
+    Result<std::set<std::string>> found =
+        server ? primaries(*server, address) : Result<std::set<std::string>>(server.error());
+    if (found && !found->empty()) return found;
+    silent.push_back({address, found ? "it knows no node of its cluster"
+                                     : std::string(found.error().message())});
+  }
+  return unavailable("no server says which nodes there are:" + lines_of(silent));
+}
+
 bool read_key(std::string_view text, TierKey& key) {
   if (text.size() != kPrefix.size() + 2 * TierKey::kBytes) return false;
   for (std::size_t i = 0; i < TierKey::kBytes; ++i) {
@@ -143,7 +271,6 @@ class Check {
       : erase_(erase), progress_(progress) {}
 
   Status read(Server& server) {
-    ++result.nodes;
     std::string cursor = "0";
     const Result<Reply> keys_there = server.ask({"DBSIZE"});
     if (!keys_there) return keys_there.error();
@@ -227,21 +354,19 @@ class Check {
 
 Result<RedisCheck> check_redis(const std::string& servers, bool erase,
                                const std::function<void(std::int64_t)>& progress) {
-  if (!environment("KVFOLIO_REDIS_CA").empty()) {
-    return Status(ErrorCode::kUnsupported, "tier check does not speak TLS: unset KVFOLIO_REDIS_CA");
-  }
-  const std::string first = servers.substr(0, servers.find(','));
-  Result<Server> server = Server::connect(first);
-  if (!server) return server.error();
-  const Result<std::set<std::string>> nodes = primaries(*server, first);
+  const Result<TlsContext> tls = make_tls(environment("KVFOLIO_REDIS_CA"));
+  if (!tls) return tls.error();
+  const Result<std::set<std::string>> nodes = find_primaries(servers, *tls);
   if (!nodes) return nodes.error();
   Check check(erase, progress);
+  check.result.nodes = static_cast<std::int32_t>(nodes->size());
   for (const std::string& address : *nodes) {
-    Result<Server> node = Server::connect(address);
-    if (!node) return node.error();
-    if (Status status = check.read(*node); !status.ok()) return status;
+    Result<Server> node = Server::connect(address, *tls);
+    const Status status = node ? check.read(*node) : node.error();
+    if (!status.ok()) check.result.unread.push_back({address, std::string(status.message())});
   }
-  return std::move(check.result);
+  if (check.result.unread.size() < nodes->size()) return std::move(check.result);
+  return unavailable("no node could be read:" + lines_of(check.result.unread));
 }
 
 }  // namespace kvfolio::tools

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <system_error>
@@ -13,6 +14,13 @@
 namespace kvfolio::tools {
 
 namespace fs = std::filesystem;
+
+namespace {
+// Of the last call: ": No space left on device".
+std::string reason() {
+  return errno == 0 ? "" : ": " + std::error_code(errno, std::generic_category()).message();
+}
+}  // namespace
 
 struct WholeFile::State {
   std::string path;     // as the caller named it, for messages
@@ -44,11 +52,12 @@ Result<WholeFile> WholeFile::create(const std::string& path) {
   if (const fs::path behind = fs::canonical(path, error); !error) state->target = behind.string();
   const bool regular = !exists || fs::is_regular_file(state->target, error);
   state->written = regular ? state->target + ".part" : state->target;
+  errno = 0;
   const bool writable = !exists || ::access(path.c_str(), W_OK) == 0;
   const SignalsWait wait;
   if (writable) state->stream.open(state->written, std::ios::binary | std::ios::trunc);
   if (!writable || !state->stream) {
-    return Status(ErrorCode::kInvalidArgument, path + ": cannot be written");
+    return Status(ErrorCode::kInvalidArgument, path + ": cannot be written" + reason());
   }
   if (state->is_apart()) {
     remember_unfinished(state->written.c_str());
@@ -62,11 +71,22 @@ std::ostream& WholeFile::stream() { return state_->stream; }
 Status WholeFile::finish() {
   State& state = *state_;
   const SignalsWait wait;
+  // A stream does not keep why it failed, and errno may be another call's by now: once more tells.
+  if (!state.stream) {
+    state.stream.clear();
+    errno = 0;
+    if (state.stream.put('\n').flush()) errno = 0;
+    return Status(ErrorCode::kInvalidArgument, state.path + ": writing failed" + reason());
+  }
+  errno = 0;
   state.stream.close();
+  if (!state.stream) {
+    return Status(ErrorCode::kInvalidArgument, state.path + ": writing failed" + reason());
+  }
   std::error_code error;
-  if (state.stream && state.is_apart()) fs::rename(state.written, state.target, error);
-  if (!state.stream || error) {
-    return Status(ErrorCode::kInvalidArgument, state.path + ": writing failed");
+  if (state.is_apart()) fs::rename(state.written, state.target, error);
+  if (error) {
+    return Status(ErrorCode::kInvalidArgument, state.path + ": writing failed: " + error.message());
   }
   if (state.unfinished) forget_unfinished(state.written.c_str());
   state.unfinished = false;

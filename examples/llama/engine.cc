@@ -88,9 +88,21 @@ Result<RunStats> Engine::run(std::span<const Request> requests, Listener listene
     stats.steps_overlapped = paged_->steps_overlapped();
     stats.block_size = paged_->manager().spec().groups[0].block_size;
     stats.order = paged_->manager().options().order;
-    if (paged_->offload() != nullptr) stats.tiers = paged_->offload()->counters();
   }
+  look_at_tiers(stats);
   return stats;
+}
+
+void Engine::look_at_tiers(RunStats& stats) const {
+  const Offload* const offload = paged_ == nullptr ? nullptr : paged_->offload();
+  if (offload == nullptr) return;
+  stats.tiers = offload->counters();
+  stats.host_memory = offload->arena();
+  stats.each_tier.clear();
+  for (std::size_t t = 0; t < offload->num_tiers(); ++t) {
+    const Tier& tier = offload->tier(t);
+    stats.each_tier.push_back({std::string(tier.name()), offload->tier_counters(t), tier.health()});
+  }
 }
 
 namespace {

@@ -45,6 +45,13 @@ struct EngineOptions {
   BlockMap* block_map = nullptr;  // looks at every step when there is one; not of the twin
 };
 
+// What one tier below host memory did since the engine was made, and how it is now.
+struct TierStats {
+  std::string name;
+  OffloadTierCounters counters;
+  TierHealth health;
+};
+
 struct RunStats {
   SchedulerStats scheduler;
   Counters cache;  // since the cache was made, earlier runs included
@@ -52,9 +59,11 @@ struct RunStats {
   std::int32_t block_size = 0;  // of the first group
   Order order = Order::kInOrder;
   std::int64_t blocks_total = 0;
-  std::int64_t blocks_peak = 0;       // held by sequences, all groups together
-  std::int64_t bytes_peak = 0;        // of those blocks; of the twin: of its arrays
-  OffloadCounters tiers;              // of the host tier; likewise since it was made
+  std::int64_t blocks_peak = 0;      // held by sequences, all groups together
+  std::int64_t bytes_peak = 0;       // of those blocks; of the twin: of its arrays
+  OffloadCounters tiers;             // of host memory and all tiers, since the engine was made
+  std::vector<TierStats> each_tier;  // cheapest first
+  ArenaStats host_memory;
   std::int64_t steps_overlapped = 0;  // with the one before, likewise since the cache was made
   double seconds = 0.0;
 };
@@ -85,6 +94,8 @@ class Engine {
   Result<RestoreStats> restore(ByteSource& source);
   // What /metrics of a server would say. Empty: the twin.
   [[nodiscard]] std::string metrics(MetricLabels labels) const;
+  // What RunStats says of host memory and tiers, also during a run.
+  void look_at_tiers(RunStats& stats) const;
   // Ends the log: what comes later is not in it.
   void end_log();
   // Evicts what the cache holds, once the host tier has it.

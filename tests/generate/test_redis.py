@@ -27,13 +27,22 @@ CLI = shutil.which("redis-cli", path=PATH)
 pytestmark = pytest.mark.skipif(not SERVER or not CLI, reason="no redis-server: scripts/redis-here")
 
 
-class Server:
-    def __init__(self, folder, *options):
+def free_port(below):
+    """A node of a cluster also listens on its port + 10000."""
+    while True:
         with socket.socket() as one:
             one.bind(("127.0.0.1", 0))
-            self.port = one.getsockname()[1]
+            port = one.getsockname()[1]
+        if port < below:
+            return port
+
+
+class Server:
+    def __init__(self, folder, *options, below=65536, tls=False):
+        self.port = free_port(below)
+        ports = ["--port", "0", "--tls-port"] if tls else ["--port"]
         self.process = subprocess.Popen(
-            [SERVER, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir",
+            [SERVER, *ports, str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir",
              str(folder), "--logfile", "log", *options], stdin=subprocess.DEVNULL)
         end = time.monotonic() + 20
         while time.monotonic() < end:
@@ -152,6 +161,177 @@ def test_what_is_wrong_with_a_server_is_said(tmp_path):
         locked.end()
     done = run(checkpoint(MODEL), "--tier", locked.tier, requests=REQUESTS)
     assert done.returncode == 2 and b"Connection refused" in done.stderr, done.stderr
+
+
+def test_a_refusal_is_the_servers_own_words_and_what_to_set(tmp_path):
+    locked = Server(tmp_path, "--requirepass", "sesame", "--user", "reader", "on", ">secret",
+                    "~kvfolio:*", "+get", "+exists", "+ping", "+cluster|slots")
+    try:
+        for environment, words in (({}, "NOAUTH Authentication required."),
+                                   ({"KVFOLIO_REDIS_PASSWORD": "open"}, "WRONGPASS"),
+                                   ({"KVFOLIO_REDIS_USER": "reader",
+                                     "KVFOLIO_REDIS_PASSWORD": "open"}, "WRONGPASS")):
+            for verb in (["generate", "--model", str(checkpoint(MODEL)), "--prompt-ids", "1,2",
+                          "--tier"], ["tier", "check"]):
+                done = subprocess.run([COMMAND, *verb, locked.tier], capture_output=True, text=True,
+                                      timeout=60, check=False, env=os.environ | environment)
+                assert done.returncode == 2 and words in done.stderr, done.stderr
+                assert "KVFOLIO_REDIS_PASSWORD" in done.stderr and "KVFOLIO_REDIS_USER" in done.stderr
+                assert "did not answer" not in done.stderr, done.stderr
+        reader = os.environ | {"KVFOLIO_REDIS_USER": "reader", "KVFOLIO_REDIS_PASSWORD": "secret"}
+        done = subprocess.run([COMMAND, "tier", "check", locked.tier], capture_output=True,
+                              text=True, timeout=60, check=False, env=reader)
+        assert done.returncode == 2 and "DBSIZE: NOPERM" in done.stderr, done.stderr
+        ids = ",".join(map(str, PROMPTS[0]))
+        done = subprocess.run([COMMAND, "generate", "--model", str(checkpoint(MODEL)),
+                               "--prompt-ids", ids, "--tier", locked.tier], capture_output=True,
+                              text=True, errors="replace", timeout=60, check=False, env=reader)
+        assert done.returncode == 0, done.stderr
+        assert "--tier redis: a store failed" in done.stderr and "NOPERM" in done.stderr, done.stderr
+        assert "stores FAILED" in done.stdout, done.stdout
+    finally:
+        locked.end()
+
+
+@pytest.mark.parametrize("servers", ["alice:x7,q9@127.0.0.1:1", "redis://:x7q9@127.0.0.1:1",
+                                     "127.0.0.1:1,alice:x7@q9@127.0.0.1:2"])
+def test_a_password_in_the_command_line_is_refused_and_not_repeated(servers):
+    here = ["generate", "--model", str(checkpoint(MODEL)), "--prompt-ids", "1,2"]
+    for words in ([*here, "--tier", f"redis:{servers}"], [*here, "--tier", servers],
+                  [*here, f"redis:{servers}"], [*here, "--tier", "redis:h:1", "--tier",
+                                                f"redis:{servers}"],
+                  ["tier", "check", f"redis:{servers}"], ["tier", "check", servers]):
+        done = subprocess.run([COMMAND, *words], capture_output=True, text=True, timeout=60,
+                              check=False)
+        assert done.returncode == 2 and done.stdout == "", done
+        assert "x7" not in done.stderr and "q9" not in done.stderr, done.stderr
+
+
+# ---- a cluster ----
+
+class Cluster:
+    """Three primaries, no replica, so that a node that is killed stays dead."""
+
+    def __init__(self, folder):
+        self.nodes = []
+        for i in range(3):
+            (folder / str(i)).mkdir()
+            self.nodes.append(Server(folder / str(i), "--cluster-enabled", "yes",
+                                     "--cluster-require-full-coverage", "no",
+                                     "--cluster-node-timeout", "2000", below=50000))
+        addresses = [f"127.0.0.1:{node.port}" for node in self.nodes]
+        subprocess.run([CLI, "--cluster", "create", *addresses, "--cluster-yes"],
+                       capture_output=True, timeout=60, check=True)
+        self.addresses = addresses
+        end = time.monotonic() + 30
+        while any("cluster_state:ok" not in node.ask("cluster", "info") for node in self.nodes):
+            assert time.monotonic() < end, "a cluster that is whole"
+            time.sleep(0.05)
+
+    def end(self):
+        for node in self.nodes:
+            node.end()
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    made = Cluster(tmp_path)
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_dead_node_is_named_and_the_others_are_used_and_checked(cluster, how):
+    tier = "redis:" + ",".join(cluster.addresses)
+    done = run(checkpoint(MODEL), "--tier", tier, requests=REQUESTS)
+    assert b"redis: ready, 3 nodes\n" in done.stderr, done.stderr
+    words = [COMMAND, "tier", "check", tier, "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    whole = json.loads(done.stdout)
+    assert done.returncode == 0 and whole["unread"] == [] and whole["nodes"] == 3
+    dead = cluster.addresses[0]
+    lost = int(cluster.nodes[0].ask("dbsize")[0])
+    cluster.nodes[0].process.send_signal(how)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1, done
+    found = json.loads(done.stdout)
+    why = "Connection refused" if how == signal.SIGKILL else "no answer to DBSIZE within 10 s"
+    assert found["unread"] == [{"node": dead, "what": why}]
+    assert found["nodes"] == 3 and found["records"] == whole["records"] - lost
+    if how == signal.SIGSTOP:
+        return
+    done = subprocess.run(words[:-1], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and f"NOT READ: {dead}: {why}" in done.stdout, done
+    assert ": 2 of 3 nodes, " in done.stdout
+    done = run(checkpoint(MODEL), "--tier", tier, requests=REQUESTS)
+    assert f"redis: ready, 2 of 3 nodes; {dead}: ".encode() in done.stderr, done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+def test_scripts_cluster_leaves_nothing_behind_where_a_port_is_taken(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        environment = os.environ | {"KVFOLIO_CLUSTER_PORT": str(port - 3), "PATH": PATH,
+                                    "KVFOLIO_CLUSTER_FOLDER": str(tmp_path / "cluster")}
+        done = subprocess.run([SOURCE / "scripts" / "cluster", "start"], capture_output=True,
+                              text=True, timeout=60, check=False, env=environment)
+        assert done.returncode == 1 and f"port {port}" in done.stderr, done
+        for other in range(port - 3, port):
+            with socket.socket() as one:
+                assert one.connect_ex(("127.0.0.1", other)) != 0, f"{other} listens"
+        assert not (tmp_path / "cluster").exists()
+
+
+# ---- TLS ----
+
+@pytest.fixture
+def certificates(tmp_path):
+    def openssl(*words):
+        subprocess.run(["openssl", *map(str, words)], cwd=tmp_path, capture_output=True, timeout=60,
+                       check=True)
+
+    for name in ("ca", "stranger"):
+        openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj",
+                f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem")
+    openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=server", "-keyout", "server.key",
+            "-out", "server.csr")
+    (tmp_path / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    openssl("x509", "-req", "-in", "server.csr", "-CA", "ca.pem", "-CAkey", "ca.key",
+            "-CAcreateserial", "-days", "2", "-extfile", "names", "-out", "server.pem")
+    return tmp_path
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl")
+def test_a_tier_check_speaks_tls_and_trusts_whom_the_ca_does(certificates):
+    server = Server(certificates, "--requirepass", "sesame", "--tls-cert-file", "server.pem",
+                    "--tls-key-file", "server.key", "--tls-ca-cert-file", "ca.pem",
+                    "--tls-auth-clients", "no", tls=True)
+    environment = os.environ | {"KVFOLIO_REDIS_PASSWORD": "sesame",
+                                "KVFOLIO_REDIS_CA": str(certificates / "ca.pem")}
+    ids = ",".join(map(str, PROMPTS[0]))
+
+    def check(**more):
+        return subprocess.run([COMMAND, "tier", "check", server.tier, "--json"],
+                              capture_output=True, text=True, timeout=60, check=False,
+                              env=environment | more)
+    try:
+        stored = subprocess.run([COMMAND, "generate", "--model", str(checkpoint(MODEL)), "--json",
+                                 "--prompt-ids", ids, "--tier", server.tier], capture_output=True,
+                                text=True, timeout=60, check=True, env=environment)
+        count = json.loads(stored.stdout.splitlines()[-1])["summary"]["redis"]["stores"]
+        done = check()
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["records"] == count > 0
+        done = check(KVFOLIO_REDIS_CA=str(certificates / "stranger.pem"))
+        assert done.returncode == 2 and "certificate of the server is refused" in done.stderr, done
+        done = check(KVFOLIO_REDIS_CA=str(certificates / "none.pem"))
+        assert done.returncode == 2 and "KVFOLIO_REDIS_CA: " in done.stderr, done.stderr
+        done = check(KVFOLIO_REDIS_PASSWORD="open")
+        assert done.returncode == 2 and "WRONGPASS" in done.stderr, done.stderr
+    finally:
+        server.end()
 
 
 @pytest.mark.parametrize(("tiers", "said"), [

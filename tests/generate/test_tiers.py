@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import random
+import shutil
 import subprocess
 
 import pytest
@@ -166,10 +167,29 @@ def test_a_cold_prompt_comes_back_from_host_memory():
                                             ("disk:/proc/no/tier,1GiB", "/proc/no/tier"),
                                             ("disk:tier,1KiB", "bytes is 1024"),
                                             ("tape:x", "allowed: host:SIZE, disk:DIR,SIZE"),
+                                            ("host:1MiB,disk:d,1GiB", "several tiers are several"),
+                                            ("disk:d,1GiB,disk:d,1GiB", "several tiers are several"),
+                                            ("redis:h:1,redis:h:1", "several tiers are several"),
+                                            ("redis:h:1,h:1", "each server once: h:1 is twice"),
                                             ("host:", "allowed: a size")])
 def test_a_tier_that_cannot_be_is_refused(tier, said):
     done = run(checkpoint(MODEL), "--tier", tier, requests=REQUESTS)
     assert done.returncode == 2 and said.encode() in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(("tier", "kind"), [("host:1MiB", "host:SIZE"),
+                                            ("disk:d,1GiB", "disk:DIR,SIZE"),
+                                            ("redis:h:1", "redis:HOST:PORT[,HOST:PORT]")])
+def test_a_second_tier_of_a_kind_is_refused(tier, kind):
+    done = run(checkpoint(MODEL), "--tier", tier, "--tier", tier, requests=REQUESTS)
+    assert done.returncode == 2
+    assert f"allowed: one {kind}: there is one in this command already".encode() in done.stderr
+
+
+def test_the_help_says_how_several_tiers_are_given():
+    text = subprocess.run([COMMAND, "generate", "--help"], capture_output=True, text=True,
+                          timeout=60, check=True).stdout
+    assert "--tier host:1GiB --tier disk:cache,4GiB" in text
 
 
 # ---- the disk ----
@@ -228,8 +248,66 @@ def test_a_flipped_byte_on_the_disk_is_found_and_costs_no_token(tmp_path):
     again = generate(checkpoint(MODEL), REQUESTS, "--tier", tier)
     assert tokens(again) == expected
     assert again.summary["tier_misses"] == {"corrupt": 1}
+    assert again.summary["tier_corrupt"] == again.summary["disk"]["corrupt"] == 1
     assert check(path, "--erase").returncode == 1
     assert check(path).returncode == 0
+
+
+def test_the_summary_says_of_each_tier_what_it_did(tmp_path):
+    tiers = ["--tier", "host:8MiB", "--tier", f"disk:{tmp_path / 'tier'},64MiB"]
+    first = generate(checkpoint(MODEL), REQUESTS, *tiers).summary
+    stored = first["disk"]["stores"]
+    assert first["host"]["stores"] == stored > 0
+    assert first["tier_stores"] == 2 * stored and first["tier_stores_dropped"] == 0
+    for name in ("host", "disk"):
+        assert first[name]["misses"] == {} and first[name]["up"] is True, first[name]
+        for key in ("loads", "stores_dropped", "stores_failed", "timeouts", "corrupt"):
+            assert first[name][key] == 0, (name, key)
+    again = generate(checkpoint(MODEL), REQUESTS, *tiers).summary
+    assert again["disk"]["loads"] > 0 and again["tier_loads"] >= again["disk"]["loads"]
+    done = run(checkpoint(MODEL), *tiers, requests=REQUESTS)
+    lines = done.stdout.decode(errors="replace").splitlines()
+    loaded = again["disk"]["loads"]
+    assert "  disk: 0 records stored, " + f"{loaded} loaded" in lines, lines
+    assert any(line.startswith("  host memory: ") for line in lines)
+    assert done.stderr.count(b"\n") == 1, done.stderr  # which disk it is, and no trouble
+
+
+def broken_disk(tmp_path, *options):
+    """A run whose directory goes while it is open: no segment can be made any more."""
+    path = tmp_path / "tier"
+    many = [{"id": f"p{i}", "prompt_ids": [i % 50 + 1, i % 7 + 1] * 90, "max_new_tokens": 2}
+            for i in range(120)]
+    command = [COMMAND, "generate", "--model", str(checkpoint(MODEL)), "--requests", "-",
+               "--max-seqs", "1", *options, "--tier", f"disk:{path},1MiB"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE) as process:
+        process.stdin.write("\n".join(map(json.dumps, many)).encode())
+        process.stdin.close()
+        said = process.stderr.readline()  # it is open, and there is much to do yet
+        shutil.rmtree(path)
+        out, more = process.stdout.read(), process.stderr.read()
+        assert process.wait(timeout=120) == 0, more
+    return out.decode(errors="replace"), (said + more).decode()
+
+
+def test_a_disk_that_fails_is_said_once_and_in_the_summary(tmp_path):
+    out, err = broken_disk(tmp_path)
+    assert err.count("--tier disk: a store failed") == 1, err
+    assert err.count("--tier disk: it is down") == 1, err
+    assert "(errors of the medium: " in err, err
+    line = next(line for line in out.splitlines() if line.startswith("  disk: "))
+    assert "FAILED" in line and "it is DOWN" in line, line
+
+
+def test_a_disk_that_fails_is_in_the_json(tmp_path):
+    out, err = broken_disk(tmp_path, "--json")
+    summary = json.loads(out.splitlines()[-1])["summary"]
+    disk = summary["disk"]
+    assert disk["stores_failed"] > 0 and disk["up"] is False
+    assert summary["tier_stores_dropped"] == disk["stores_failed"] + disk["stores_dropped"]
+    assert summary["tier_stores"] == disk["stores"], "host memory was not asked for"
+    assert "--tier disk: it is down" in err
 
 
 def test_a_directory_in_use_is_refused_by_name(disk):
