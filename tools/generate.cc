@@ -315,7 +315,9 @@ class Generate {
 };
 
 Result<int> generate_or_error(GenerateOptions options) {
-  const Result<llama::Model> model = llama::Model::load(options.model);
+  const Result<llama::LoadOptions> load = load_options();
+  if (!load) return load.error();
+  const Result<llama::Model> model = llama::Model::load(options.model, *load);
   if (!model) return prefixed("--model " + options.model, model.error());
   const Result<KernelTarget> kernel =
       resolve_kernel(model->config(), options.dtype, options.kernel);

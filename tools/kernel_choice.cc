@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernel_choice.h"
 
+#include <cstdlib>
 #include <string>
+#include <string_view>
+
+#include "json.h"
 
 namespace kvfolio::tools {
 
@@ -15,6 +19,20 @@ Result<KernelTarget> resolve_kernel(const llama::ModelConfig& config, DType dtyp
   // Of what the environment names the message says so.
   const std::string who = wanted == KernelTarget::kAuto ? "" : "--kernel: ";
   return Status(target.error().code(), who + target.error().message());
+}
+
+Result<llama::LoadOptions> load_options() {
+  const char* const name = std::getenv("KVFOLIO_MATMUL");
+  if (name == nullptr || *name == '\0') return llama::LoadOptions{};
+  std::string allowed;
+  for (const auto target : {llama::MatmulTarget::kAuto, llama::MatmulTarget::kBaseline,
+                            llama::MatmulTarget::kAvx2, llama::MatmulTarget::kAvx512}) {
+    if (!llama::is_available(target)) continue;
+    if (std::string_view(name) == to_string(target)) return llama::LoadOptions{target};
+    allowed += (allowed.empty() ? "" : ", ") + std::string(to_string(target));
+  }
+  return Status(ErrorCode::kInvalidArgument,
+                "KVFOLIO_MATMUL: " + llama::quoted(name) + ", allowed on this machine: " + allowed);
 }
 
 Format auto_format(KernelTarget kernel, std::int32_t block_size) noexcept {

@@ -487,7 +487,9 @@ class Prover {
 };
 
 Result<int> prove_or_error(ProveOptions options) {
-  const Result<llama::Model> model = llama::Model::load(options.model);
+  const Result<llama::LoadOptions> load = load_options();
+  if (!load) return load.error();
+  const Result<llama::Model> model = llama::Model::load(options.model, *load);
   if (!model) return prefixed("--model " + options.model, model.error());
   const Result<KernelTarget> kernel =
       resolve_kernel(model->config(), options.dtype, options.kernel);

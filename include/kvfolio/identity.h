@@ -45,7 +45,9 @@ struct ModelIdentity {
   std::string_view tokenizer{};    // required; a revision
   std::string_view model_dtype{};  // required; the type that the model computes with
   std::string_view positions{};    // required; parameters of rope and the like
-  std::string_view engine{};       // required; name and revision of what computes K and V
+  // Required; name, revision and instruction set of what computes K and V: machines share only what
+  // has the same, and kernels for another instruction set round in another way.
+  std::string_view engine{};
   // Which layers of the model each group has, such as "0-30/2;1-31/2". Required if there are
   // several groups; empty means all of them, in order.
   std::string_view layers{};

@@ -7,6 +7,7 @@ Needs redis-server, from the path or from scripts/redis-here; without it these t
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import socket
@@ -193,6 +194,29 @@ def test_a_refusal_is_the_servers_own_words_and_what_to_set(tmp_path):
         locked.end()
 
 
+def test_the_rights_that_the_page_lists_suffice(tmp_path):
+    page = (pathlib.Path(SOURCE) / "docs" / "tiers.md").read_text()
+    rights = re.search(r"`(\+get [^`]*)`", page).group(1).split()
+    more = re.search(r"`(\+dbsize [^`]*)`", page).group(1).split()
+    server = Server(tmp_path, "--user", "engine", "on", ">secret", *rights,
+                    "--user", "checker", "on", ">secret", *rights, *more)
+    try:
+        ids = ",".join(map(str, PROMPTS[0]))
+        generated = [COMMAND, "generate", "--model", str(checkpoint(MODEL)), "--prompt-ids", ids,
+                     "--json", "--tier", server.tier]
+        for user, command in (("engine", generated), ("engine", generated),
+                              ("checker", [COMMAND, "tier", "check", server.tier, "--erase"])):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False,
+                                  env=os.environ | {"KVFOLIO_REDIS_USER": user,
+                                                    "KVFOLIO_REDIS_PASSWORD": "secret"})
+            assert done.returncode == 0 and "NOPERM" not in done.stderr, done.stderr
+            if command is generated:
+                redis = json.loads(done.stdout.splitlines()[-1])["summary"]["redis"]
+        assert redis["loads"] > 0
+    finally:
+        server.end()
+
+
 @pytest.mark.parametrize("servers", ["alice:x7,q9@127.0.0.1:1", "redis://:x7q9@127.0.0.1:1",
                                      "127.0.0.1:1,alice:x7@q9@127.0.0.1:2"])
 def test_a_password_in_the_command_line_is_refused_and_not_repeated(servers):
@@ -351,6 +375,8 @@ def test_rows_of_prove_come_from_redis(server):
     rows = [row for row in json.loads(done.stdout)["rows"] if "restored from Redis" in row["name"]]
     assert len(rows) == 3 and all(row["loads"] > 0 for row in rows)
     assert any("preempting" in row["name"] for row in rows)
+    redis = json.loads(done.stdout)["tiers"]["redis"]
+    assert redis["loads"] > 0 and redis["stores"] > 0 and redis["up"] is True
 
 
 def test_the_password_stands_in_no_command_line():

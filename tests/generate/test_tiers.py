@@ -230,6 +230,36 @@ def test_another_model_or_type_finds_nothing_on_the_disk(disk, model, options):
     assert other.summary["prefill_tokens_computed"] == cold.summary["prefill_tokens_computed"]
 
 
+def test_machines_share_where_they_compute_alike_and_only_there(tmp_path):
+    """As docs/tiers.md says of a fleet: the kernel and the products are part of the name."""
+    tier = ["--tier", f"disk:{tmp_path / 'tier'},64MiB", "--format", "hnd"]
+
+    def loads(kernel, matmul):
+        command = [COMMAND, "generate", "--model", str(checkpoint(MODEL)), "--json", "--requests",
+                   "-", "--kernel", kernel, *tier]
+        done = subprocess.run(command, input="\n".join(map(json.dumps, REQUESTS)).encode(),
+                              capture_output=True, timeout=300, check=True,
+                              env=os.environ | {"KVFOLIO_MATMUL": matmul})
+        summary = json.loads(done.stdout.splitlines()[-1])["summary"]
+        assert (summary["kernel"], summary["matmul"]) == (kernel, matmul)
+        return summary["disk"]["loads"]
+
+    assert loads("portable", "baseline") == 0
+    assert loads("portable", "baseline") > 0, "another machine that is told to compute alike"
+    assert loads("reference", "baseline") == 0, "another kernel"
+    summary = generate(checkpoint(MODEL), REQUESTS, "--kernel", "portable", *tier).summary
+    if summary["matmul"] != "baseline":
+        assert summary["disk"]["loads"] == 0, "other products"
+
+
+def test_products_that_this_machine_has_not_are_refused():
+    done = subprocess.run([COMMAND, "generate", "--model", str(checkpoint(MODEL)), "--prompt-ids",
+                           "1,2"], capture_output=True, timeout=60, check=False,
+                          env=os.environ | {"KVFOLIO_MATMUL": "sse"})
+    assert done.returncode == 2
+    assert b'KVFOLIO_MATMUL: "sse", allowed on this machine: auto, baseline' in done.stderr
+
+
 def test_a_flipped_byte_on_the_disk_is_found_and_costs_no_token(tmp_path):
     path = tmp_path / "tier"
     tier = f"disk:{path},64MiB"
