@@ -27,6 +27,8 @@ constexpr std::uint64_t kReadyUs = 2'000'000;  // until one server answers
 constexpr std::uint64_t kGreetUs = 500'000;    // and then, until each was tried
 constexpr std::int64_t kArenaBytes = std::int64_t{256} << 20;
 constexpr std::int64_t kBytesInFlight = std::int64_t{4} << 30;
+constexpr std::int64_t kRecordBytesMax = std::int64_t{512}
+                                         << 20;  // all that a value of Redis may be
 
 std::string environment(const char* name) {
   const char* const value = std::getenv(name);
@@ -162,6 +164,7 @@ Result<std::unique_ptr<RedisTier>> open_redis(const std::string& servers) {
                          .user = user,
                          .password = password,
                          .tls = {.enabled = !ca.empty(), .ca_file = ca},
+                         .record_bytes_max = kRecordBytesMax,
                          .items_max = 1 << 20});
   if (!redis) return redis;
   if (Status status = (*redis)->wait_until_ready(steady_us(), kReadyUs); !status.ok()) {
