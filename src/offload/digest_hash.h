@@ -11,9 +11,7 @@
 namespace kvfolio {
 
 struct DigestHash {
-  std::size_t operator()(const Digest& digest) const noexcept {
-    return spread_of(digest.data());
-  }
+  std::size_t operator()(const Digest& digest) const noexcept { return spread_of(digest.data()); }
 };
 
 }  // namespace kvfolio

@@ -17,8 +17,8 @@
 #include "kvfolio/identity.h"
 #include "kvfolio/record.h"
 #include "kvfolio/storage.h"
-#include "offload/snapshot_format.h"
 #include "offload/digest_hash.h"
+#include "offload/snapshot_format.h"
 
 namespace kvfolio {
 

@@ -16,9 +16,9 @@
 #include "offload/block_image.h"
 #include "offload/block_names.h"
 #include "offload/checksum_thread.h"
+#include "offload/digest_hash.h"
 #include "offload/snapshot_format.h"
 #include "offload/snapshot_output.h"
-#include "offload/digest_hash.h"
 
 namespace kvfolio {
 namespace {

@@ -37,8 +37,25 @@ RedisTier::Impl::Node* RedisTier::Impl::find_or_add(const std::string& host, std
   node.host = host;
   node.port = port;
   node.addresses = redis::resolve(host, port, true);  // of an address: does not wait
+  leave_near_addresses(node);
   for (Lane& lane : node.lanes) lane.node = &node;
   return &node;
+}
+
+// A server that lies, or is wrong about itself, leads nobody to what else listens on this machine
+// or link, nor has the password said there, unless the caller names a server there himself.
+void RedisTier::Impl::leave_near_addresses(Node& node) const {
+  const auto is_too_near = [this](const redis::Address& address) {
+    const redis::Scope scope = redis::scope_of(address);
+    const auto has_it = [scope](const redis::Address& one) {
+      return redis::scope_of(one) == scope;
+    };
+    const auto is_there = [&](const auto& seed) {
+      return seed->is_seed && std::any_of(seed->addresses.begin(), seed->addresses.end(), has_it);
+    };
+    return scope != redis::Scope::kAny && std::none_of(nodes_.begin(), nodes_.end(), is_there);
+  };
+  node.too_near = std::erase_if(node.addresses, is_too_near) > 0;
 }
 
 // ---- connections ----
@@ -109,7 +126,9 @@ void RedisTier::Impl::connect(Lane& lane) {
   Node& node = *lane.node;
   node.tried = true;
   if (node.addresses.empty()) {
-    lose(lane, "it is announced under a name, which is not among servers");
+    lose(lane, node.too_near ? "it is announced at an address of this machine or link, where none "
+                               "of servers is"
+                             : "it is announced under a name, which is not among servers");
     return;
   }
   const redis::Address& address = node.addresses[node.next_address++ % node.addresses.size()];

@@ -86,6 +86,7 @@ class RedisTier::Impl {
     std::vector<redis::Address> addresses;
     std::size_t next_address = 0;
     bool is_seed = false;
+    bool too_near = false;  // it is announced at an address of this machine or link
     bool in_map = false;
     bool tried = false;    // a connection has been begun
     bool refuses = false;  // it answers, and says that we may not ask
@@ -117,6 +118,7 @@ class RedisTier::Impl {
   [[nodiscard]] std::string key_of(const TierKey& key) const;
 
   // ---- nodes.cc ----
+  void leave_near_addresses(Node& node) const;
   void listen();
   void visit(Lane& lane);
   void tend();

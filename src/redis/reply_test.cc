@@ -7,6 +7,7 @@
 #include <string>
 
 #include "redis/slot_map.h"
+#include "redis/socket.h"
 
 namespace kvfolio::redis {
 namespace {
@@ -166,6 +167,21 @@ TEST(RedisSlots, RangesThatMakeNoSenseAreLeftOut) {
   EXPECT_EQ(one(":0\r\n", ":1\r\n", "*2\r\n$1\r\n?\r\n:1\r\n"), 0u);
   EXPECT_EQ(one(":0\r\n", ":1\r\n", "*2\r\n$1\r\nh\r\n:70000\r\n"), 0u);
   EXPECT_EQ(slots_of(":7\r\n").size(), 0u);
+}
+
+TEST(RedisAddress, WhoMayHaveItIsKnown) {
+  const auto scope = [](const char* host) { return scope_of(resolve(host, 1, true).at(0)); };
+  for (const char* host : {"127.0.0.1", "127.1", "127.255.0.9", "0", "0.0.0.0", "::1",
+                           "::", "::ffff:127.0.0.1", "::ffff:0.0.0.0"}) {
+    EXPECT_EQ(scope(host), Scope::kMachine) << host;
+  }
+  for (const char* host : {"169.254.169.254", "::ffff:169.254.0.1", "fe80::1"}) {
+    EXPECT_EQ(scope(host), Scope::kLink) << host;
+  }
+  for (const char* host : {"10.0.0.1", "192.168.1.1", "1.2.3.4", "126.255.255.255", "128.0.0.1",
+                           "169.253.0.1", "2001:db8::1", "fd00::1", "::ffff:10.0.0.1"}) {
+    EXPECT_EQ(scope(host), Scope::kAny) << host;
+  }
 }
 
 }  // namespace

@@ -39,6 +39,23 @@ std::vector<Address> resolve(const std::string& host, std::uint16_t port, bool n
   return addresses;
 }
 
+Scope scope_of(const Address& address) noexcept {
+  in_addr v4{};
+  if (address.storage.ss_family == AF_INET6) {
+    in6_addr v6{};
+    std::memcpy(&v6, &reinterpret_cast<const sockaddr_in6&>(address.storage).sin6_addr, sizeof v6);
+    if (IN6_IS_ADDR_LOOPBACK(&v6) || IN6_IS_ADDR_UNSPECIFIED(&v6)) return Scope::kMachine;
+    if (IN6_IS_ADDR_LINKLOCAL(&v6)) return Scope::kLink;
+    if (!IN6_IS_ADDR_V4MAPPED(&v6)) return Scope::kAny;
+    std::memcpy(&v4, v6.s6_addr + 12, sizeof v4);
+  } else {
+    std::memcpy(&v4, &reinterpret_cast<const sockaddr_in&>(address.storage).sin_addr, sizeof v4);
+  }
+  const std::uint32_t number = ntohl(v4.s_addr);
+  if (number >> 24 == 127 || number >> 24 == 0) return Scope::kMachine;
+  return number >> 16 == 0xa9feu ? Scope::kLink : Scope::kAny;
+}
+
 bool Socket::open(const Address& address, const TlsContext* tls, const std::string& host,
                   std::uint64_t timeout_us) {
   close();

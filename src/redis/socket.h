@@ -29,6 +29,11 @@ struct Address {
 [[nodiscard]] std::vector<Address> resolve(const std::string& host, std::uint16_t port,
                                            bool numeric);
 
+// Who may have the address: any machine, this one alone, or those of one link (169.254.0.0/16,
+// where clouds have their metadata).
+enum class Scope : std::uint8_t { kAny, kMachine, kLink };
+[[nodiscard]] Scope scope_of(const Address& address) noexcept;
+
 // What all connections of a tier share: certificates, and what is accepted.
 class TlsContext {
  public:

@@ -83,6 +83,18 @@ TEST(HostileRedis, APasswordThatTheServerRepeatsIsInNoMessage) {
   }
 }
 
+// 169.254.169.254 is where clouds have the credentials of a machine.
+TEST(HostileRedis, AServerLeadsNobodyToAddressesOfTheLinkOrOfThisMachine) {
+  ScriptedServer server([](const Words& words) {
+    return words[0] == "GET" ? "-MOVED 0 169.254.169.254:6379\r\n" : alone(words);
+  });
+  const auto tier = tier_of(server.address(), {.password = "hunter2"});
+  ASSERT_TRUE(tier->wait_until_ready(now_us(), 2'000'000).ok());
+  std::vector<std::byte> data(1000);
+  EXPECT_NE(load(*tier, data, 500'000), TierResult::kOk);
+  EXPECT_THAT(tier->describe(), HasSubstr("an address of this machine or link"));
+}
+
 TEST(HostileRedis, AnEndlessGreetingIsAFailure) {
   ScriptedServer server([](const Words&) { return "$100000000\r\n" + std::string(2 << 20, 'x'); });
   const auto tier = tier_of(server.address());
