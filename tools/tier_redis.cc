@@ -187,7 +187,11 @@ class Server {
     if (!user.empty()) words.push_back(user);
     words.push_back(password);
     const Result<Reply> reply = ask(words);
-    return reply ? Status() : reply.error();
+    if (reply) return {};
+    // A server that does not know AUTH repeats the words behind it, and messages go to logs.
+    std::string why = reply.error().message();
+    why.resize(std::min({why.size(), why.find(", with args"), why.find(password)}));
+    return unavailable(std::move(why));
   }
   struct Free {
     void operator()(redisContext* context) const { redisFree(context); }

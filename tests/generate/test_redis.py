@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 
 import pytest
@@ -229,6 +230,27 @@ def test_a_password_in_the_command_line_is_refused_and_not_repeated(servers):
                               check=False)
         assert done.returncode == 2 and done.stdout == "", done
         assert "x7" not in done.stderr and "q9" not in done.stderr, done.stderr
+
+
+def test_a_server_that_repeats_the_password_is_not_quoted():
+    """As one does that does not know AUTH."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        def answer():
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"-ERR unknown command 'AUTH', with args beginning with: 'x7q9'"
+                                   b"\r\n")
+                connection.recv(4096)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        done = subprocess.run([COMMAND, "tier", "check", f"redis:127.0.0.1:{server.getsockname()[1]}"],
+                              capture_output=True, text=True, timeout=60, check=False,
+                              env=os.environ | {"KVFOLIO_REDIS_PASSWORD": "x7q9"})
+        thread.join()
+    assert done.returncode == 2 and "AUTH: ERR unknown command 'AUTH'\n" in done.stderr, done.stderr
+    assert "x7q9" not in done.stderr, done.stderr
 
 
 # ---- a cluster ----
