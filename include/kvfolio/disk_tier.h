@@ -10,7 +10,8 @@
 //
 //  - One writer for each directory, which holds a lock on it. Ranks and processes have a directory
 //    each. The directory has mode 0700 and its files 0600; one that is there already is refused if
-//    another user owns it or may write to it.
+//    another user owns it or may write to it, or if it has files and is not of a disk tier. A
+//    directory that is deleted and made anew belongs to who made it: this tier turns off.
 //  - Reads and writes bypass the page cache (O_DIRECT) where the file system allows it, which
 //  open()
 //    finds out by a write and a read. They go through io_uring, or through threads where that is
@@ -98,8 +99,9 @@ struct DiskTierStats {
 class KVFOLIO_API DiskTier final : public Tier {
  public:
   // kInvalidArgument: an option out of range, with its name. kFailedPrecondition: another process
-  // writes here (its number is said), or the directory is of a newer version. kUnavailable: the
-  // system refuses something, with the path. kUnsupported: DiskEngine::kIoUring, and there is none.
+  // writes here (its number is said), the directory is of a newer version, or it is not the tier's
+  // own: it has other files, belongs to another user, may be written to by others, or is none.
+  // Nothing is written then. kUnavailable: the system refuses something, with the path. kUnsupported: DiskEngine::kIoUring, and there is none.
   static Result<std::unique_ptr<DiskTier>> open(const DiskTierOptions& options);
   // Waits for what is in flight and seals what was stored.
   ~DiskTier() override;
@@ -150,8 +152,9 @@ struct DiskCheckOptions {
   std::function<bool(std::int64_t bytes_read, std::int64_t bytes)> progress{};
 };
 
-// Reads every record and compares it with its checksum. Errors as DiskTier::open(); kAborted:
-// progress() said so. kNotFound: there is no disk tier in the directory.
+// Reads every record and compares it with its checksum; without `erase` it writes nothing. Errors
+// as DiskTier::open(); kAborted: progress() said so. kNotFound: there is no disk tier in the
+// directory.
 KVFOLIO_API Result<DiskCheck> check_disk_directory(const DiskCheckOptions& options);
 
 }  // namespace kvfolio

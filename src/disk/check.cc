@@ -89,7 +89,7 @@ class Checker {
                       std::size_t num_before) {
     disk::SealJob job;
     job.place = {segment.file, disk::round_up_to_piece(segment.bytes), segment.direct};
-    job.directory = &directory_.path();
+    job.directory = directory_.file();
     job.epoch = segment.epoch;
     job.entries = std::move(right);
     const std::size_t num_right = job.entries.size();
@@ -115,11 +115,12 @@ class Checker {
 
 Result<DiskCheck> check_disk_directory(const DiskCheckOptions& options) {
   disk::DiskCalls& calls = disk::system_calls();
-  const Result<disk::Directory> directory =
-      disk::Directory::open(calls, std::string(options.directory), false);
+  const Result<disk::Directory> directory = disk::Directory::open(
+      calls, std::string(options.directory),
+      options.erase ? disk::Directory::Use::kMend : disk::Directory::Use::kCheck);
   if (!directory) return directory.error();
   const Result<std::vector<disk::FoundSegment>> found =
-      disk::find_segments(calls, *directory, true, false);
+      disk::find_segments(calls, *directory, {.writes = options.erase});
   if (!found) return found.error();
   Checker checker(calls, *directory, options);
   const Status status = checker.check_all(*found);

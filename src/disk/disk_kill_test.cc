@@ -101,9 +101,9 @@ std::set<std::uint64_t> sealed_records(const std::string& path, std::uint64_t nu
     const TierKey key = key_of(i);
     names[{key.bytes.begin(), key.bytes.end()}] = i;
   }
-  const Result<Directory> directory = Directory::open(system_calls(), path, false);
+  const Result<Directory> directory = Directory::open(system_calls(), path, Directory::Use::kCheck);
   if (!directory) return {};  // killed before it was made
-  const auto found = find_segments(system_calls(), *directory, true, false);
+  const auto found = find_segments(system_calls(), *directory, {});
   EXPECT_TRUE(found) << found.error();
   std::set<std::uint64_t> sealed;
   for (const FoundSegment& segment : *found) {

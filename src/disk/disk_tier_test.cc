@@ -72,6 +72,29 @@ class TestDirectory {
   std::string path_;
 };
 
+// What each file has, and when it was changed last; of what is no file nothing.
+using Contents = std::map<std::string, std::pair<std::string, std::int64_t>>;
+
+Contents contents_of(const std::string& path) {
+  Contents contents;
+  for (const auto& entry : std::filesystem::directory_iterator(path)) {
+    struct stat about {};
+    ::lstat(entry.path().c_str(), &about);
+    std::string text;
+    if (S_ISREG(about.st_mode)) {
+      std::ifstream file(entry.path(), std::ios::binary);
+      text.assign(std::istreambuf_iterator<char>(file), {});
+    }
+    contents[entry.path().filename().string()] = {
+        std::move(text), about.st_mtim.tv_sec * 1'000'000'000 + about.st_mtim.tv_nsec};
+  }
+  return contents;
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
 void flip_byte(const std::filesystem::path& path, std::int64_t at) {
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
   file.seekg(at);
@@ -219,6 +242,62 @@ TEST_P(DiskTierEngine, ADirectoryThatIsDeletedGivesMissesAndErrors) {
   open();
   EXPECT_EQ(waiter->load(1), TierResult::kMiss);
   EXPECT_EQ(waiter->store(1), TierResult::kOk);
+}
+
+// Two tiers over one path: the first one's directory is gone, the second made it anew.
+TEST_P(DiskTierEngine, ADirectoryThatIsMadeAnewBelongsToWhoMadeIt) {
+  for (std::uint64_t i = 0; i < 50; ++i) EXPECT_EQ(waiter->store(i), TierResult::kOk);
+  std::filesystem::remove_all(directory.path());
+  Result<std::unique_ptr<DiskTier>> second = DiskTier::open(options);
+  ASSERT_TRUE(second) << second.error();
+  disk::Waiter<DiskTier> second_asks(**second);
+  for (std::uint64_t i = 100; i < 400; ++i) EXPECT_EQ(second_asks.store(i), TierResult::kOk);
+  second_asks.settle();
+  const Contents before = contents_of(directory.path());
+  for (std::uint64_t i = 1000; i < 3000 && tier->health().usable; ++i) {
+    waiter->store(i);
+    waiter->now_us += 100'000;
+  }
+  EXPECT_FALSE(tier->health().usable);
+  waiter.reset();
+  tier.reset();
+  EXPECT_EQ(contents_of(directory.path()), before);
+  for (std::uint64_t i = 100; i < 400; ++i) EXPECT_EQ(second_asks.load(i), TierResult::kOk) << i;
+  EXPECT_EQ(DiskTier::open(options).error().code(), ErrorCode::kFailedPrecondition);
+}
+
+TEST_P(DiskTierEngine, ADirectoryWhoseFilesAreDeletedStaysInUse) {
+  for (std::uint64_t i = 0; i < 50; ++i) EXPECT_EQ(waiter->store(i), TierResult::kOk);
+  for (const auto& entry : std::filesystem::directory_iterator(directory.path())) {
+    std::filesystem::remove(entry.path());
+  }
+  const Status second = DiskTier::open(options).error();
+  EXPECT_EQ(second.code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(second.message(), HasSubstr("is in use by another process"));
+  EXPECT_TRUE(contents_of(directory.path()).empty());
+  open();
+  EXPECT_EQ(waiter->store(1), TierResult::kOk);
+}
+
+// What came into the directory later stays, whatever its name.
+TEST_P(DiskTierEngine, FilesBesideOursStay) {
+  const std::map<std::string, std::string> others = {{"probe", "mine"},
+                                                     {"manifest.new", ""},
+                                                     {"notes.txt", "read me"},
+                                                     {disk::segment_name(3), "%PDF-1.4"},
+                                                     {disk::segment_name(77), "x"}};
+  tier.reset();
+  for (const auto& [name, text] : others) write_file(directory.path() + "/" + name, text);
+  for (int life = 0; life < 2; ++life) {
+    open();
+    ASSERT_TRUE(tier) << status;
+    for (std::uint64_t i = 0; i < 1000; ++i) EXPECT_EQ(waiter->store(i), TierResult::kOk);
+  }
+  EXPECT_GT(tier->stats().evicted, 0u);
+  tier.reset();
+  const Contents left = contents_of(directory.path());
+  for (const auto& [name, text] : others) EXPECT_EQ(left.at(name).first, text) << name;
+  for (const auto& [name, file] : left) EXPECT_FALSE(name.starts_with(".kvfolio")) << name;
 }
 
 TEST_P(DiskTierEngine, TheCheckFindsAFlippedByteAndErasesItsRecord) {
@@ -394,6 +473,173 @@ TEST(DiskTier, ADirectoryThatCannotBeMadeIsRefused) {
   ASSERT_FALSE(tier);
   EXPECT_EQ(tier.error().code(), ErrorCode::kUnavailable);
   EXPECT_THAT(tier.error().message(), HasSubstr("/proc/kvfolio/tier"));
+}
+
+// ---- directories that are not ours ----
+
+constexpr const char* kOurManifest = "kvfolio disk tier\nversion 1\n";
+
+// Opens a tier in the directory, and checks it, with erasing. Each is refused, and nothing changes.
+Status refuse_untouched(const std::string& path) {
+  const Contents before = contents_of(path);
+  struct stat first {};
+  EXPECT_EQ(::stat(path.c_str(), &first), 0);
+  const Result<std::unique_ptr<DiskTier>> tier =
+      DiskTier::open({.directory = path, .bytes = 8 << 20});
+  EXPECT_FALSE(tier);
+  for (const bool erase : {false, true}) {
+    EXPECT_FALSE(check_disk_directory({.directory = path, .erase = erase}));
+  }
+  EXPECT_EQ(contents_of(path), before);
+  struct stat last {};
+  EXPECT_EQ(::stat(path.c_str(), &last), 0);
+  EXPECT_EQ(first.st_mtim.tv_nsec, last.st_mtim.tv_nsec);
+  EXPECT_EQ(first.st_mode, last.st_mode);
+  return tier ? Status() : tier.error();
+}
+
+TEST(DiskTier, AForeignDirectoryIsRefusedByNameAndLeftAsItIs) {
+  struct Case {
+    std::map<std::string, std::string> files;
+    const char* said;
+  };
+  const std::string segment = disk::segment_name(1);
+  const Case cases[] = {
+      {{{"thesis.tex", "x"}}, "has other files, such as thesis.tex"},
+      {{{"thesis.tex", "x"}, {segment, "y"}, {"lock", ""}}, "such as thesis.tex"},
+      {{{"probe", "mine"}}, "such as probe"},
+      {{{"manifest.new", "mine"}}, "such as manifest.new"},
+      {{{"lock", ""}}, "such as lock"},
+      {{{"lock", "123\n"}, {"probe", ""}}, "such as probe"},
+      {{{segment, std::string(8192, 'x')}}, "such as segment-0000000000000001"},
+      {{{segment, std::string(8192, '\0')}}, "such as segment-0000000000000001"},
+      {{{"manifest", "name: cargo\n"}},
+       "manifest is not of a disk tier: it begins with \"name: cargo?\""},
+      {{{"manifest", ""}}, "manifest is not of a disk tier: it is empty"},
+      {{{"manifest", "kvfolio disk tier\nversion x\n"}}, "manifest is not of a disk tier"},
+      {{{"manifest", kOurManifest}, {"lock", "do not touch"}},
+       "lock is not of a disk tier: it begins"},
+  };
+  for (const Case& one : cases) {
+    const TestDirectory directory;
+    std::filesystem::create_directory(directory.path());
+    std::filesystem::permissions(directory.path(), std::filesystem::perms(0700));
+    for (const auto& [name, text] : one.files) write_file(directory.path() + "/" + name, text);
+    const Status status = refuse_untouched(directory.path());
+    EXPECT_EQ(status.code(), ErrorCode::kFailedPrecondition) << one.said;
+    EXPECT_THAT(status.message(), HasSubstr(one.said));
+    EXPECT_THAT(status.message(), HasSubstr("give the tier a directory of its own"));
+  }
+}
+
+TEST(DiskTier, ANameOfOursThatIsNoFileIsRefused) {
+  for (const char* const name : {"manifest", "lock", "segment-0000000000000001"}) {
+    for (const char* const kind : {"link", "pipe", "directory"}) {
+      const TestDirectory directory;
+      std::filesystem::create_directory(directory.path());
+      std::filesystem::permissions(directory.path(), std::filesystem::perms(0700));
+      const std::string path = directory.path() + "/" + name;
+      if (name != std::string("manifest")) {
+        write_file(directory.path() + "/manifest", kOurManifest);
+      }
+      const std::string target = directory.path() + "-target";
+      write_file(target, name == std::string("manifest") ? kOurManifest : "");
+      if (kind == std::string("link")) std::filesystem::create_symlink(target, path);
+      if (kind == std::string("pipe")) {
+        ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+      }
+      if (kind == std::string("directory")) std::filesystem::create_directory(path);
+      const Contents before = contents_of(directory.path());
+      const auto tier = DiskTier::open({.directory = directory.path(), .bytes = 8 << 20});
+      ASSERT_FALSE(tier) << name << " as a " << kind;
+      EXPECT_THAT(tier.error().message(), HasSubstr(path));
+      Contents after = contents_of(directory.path());
+      if (before.count("lock") == 0) after.erase("lock");  // the directory is ours
+      EXPECT_EQ(after, before) << name << " as a " << kind;
+      EXPECT_EQ(contents_of(directory.path() + "/..").at("tier-target").first.size(),
+                name == std::string("manifest") ? std::string(kOurManifest).size() : 0u);
+    }
+  }
+}
+
+TEST(DiskTier, WhatIsNoDirectoryGetsNoAdviceAboutItsMode) {
+  const TestDirectory directory;
+  write_file(directory.path(), "a file");
+  for (const std::string& path : {std::string("/dev/null"), directory.path()}) {
+    for (const Status& status : {DiskTier::open({.directory = path, .bytes = 8 << 20}).error(),
+                                 check_disk_directory({.directory = path}).error()}) {
+      EXPECT_EQ(status.code(), ErrorCode::kFailedPrecondition);
+      EXPECT_THAT(status.message(), HasSubstr(path + " is not a directory"));
+      EXPECT_THAT(status.message(), ::testing::Not(HasSubstr("chmod")));
+    }
+  }
+}
+
+// A mode is changed only where that is the owner's to do and all that is missing.
+TEST(DiskTier, AdviceToChangeTheModeIsGivenForOurOwnDirectoryOnly) {
+  struct Case {
+    unsigned mode;
+    std::map<std::string, std::string> files;
+    bool chmod;
+  };
+  const Case cases[] = {{0777, {}, true},
+                        {0770, {{"manifest", kOurManifest}}, true},
+                        {01777, {}, false},
+                        {01777, {{"thesis.tex", ""}}, false},
+                        {0777, {{"thesis.tex", ""}}, false}};
+  for (const Case& one : cases) {
+    const TestDirectory directory;
+    std::filesystem::create_directory(directory.path());
+    for (const auto& [name, text] : one.files) write_file(directory.path() + "/" + name, text);
+    ASSERT_EQ(::chmod(directory.path().c_str(), one.mode), 0);
+    const Status status = refuse_untouched(directory.path());
+    EXPECT_EQ(status.code(), ErrorCode::kFailedPrecondition);
+    EXPECT_EQ(status.message().find("chmod 700 it") != std::string::npos, one.chmod)
+        << status.message();
+  }
+}
+
+TEST(DiskTier, AnUnfinishedBeginningIsBegunAgain) {
+  const TestDirectory directory;
+  std::filesystem::create_directory(directory.path());
+  std::filesystem::permissions(directory.path(), std::filesystem::perms(0700));
+  write_file(directory.path() + "/" + disk::temporary_name(), "kvfolio di");
+  ASSERT_TRUE(DiskTier::open({.directory = directory.path(), .bytes = 8 << 20}));
+  const Contents left = contents_of(directory.path());
+  EXPECT_EQ(left.size(), 2u);
+  EXPECT_EQ(left.at("manifest").first, kOurManifest);
+}
+
+TEST(DiskTier, ACheckWritesNothingAndKeepsWritersOut) {
+  const TestDirectory directory;
+  const DiskTierOptions options{.directory = directory.path(), .bytes = 8 << 20};
+  {
+    const auto tier = DiskTier::open(options);
+    ASSERT_TRUE(tier) << tier.error();
+    disk::Waiter<DiskTier> asks(**tier);
+    for (std::uint64_t i = 0; i < 20; ++i) EXPECT_EQ(asks.store(i), TierResult::kOk);
+  }
+  for (const bool has_lock : {true, false}) {
+    if (!has_lock) std::filesystem::remove(directory.path() + "/lock");
+    const Contents before = contents_of(directory.path());
+    bool asked = false;
+    const auto progress = [&](std::int64_t /*read*/, std::int64_t /*all*/) {
+      if (!std::exchange(asked, true)) {
+        EXPECT_EQ(DiskTier::open(options).error().code(), ErrorCode::kFailedPrecondition);
+      }
+      return true;
+    };
+    const Result<DiskCheck> check =
+        check_disk_directory({.directory = directory.path(), .progress = progress});
+    ASSERT_TRUE(check) << check.error();
+    EXPECT_EQ(check->records, 20);
+    EXPECT_TRUE(asked);
+    EXPECT_EQ(contents_of(directory.path()), before);
+  }
+  std::filesystem::remove(directory.path() + "/manifest");
+  EXPECT_EQ(check_disk_directory({.directory = directory.path()}).error().code(),
+            ErrorCode::kNotFound);
+  EXPECT_TRUE(DiskTier::open(options)) << "its segments say what they are";
 }
 
 TEST(DiskTier, TheCheckSaysThatThereIsNoTier) {

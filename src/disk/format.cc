@@ -135,6 +135,12 @@ FormatFault decode(std::span<const std::byte> piece, Trailer& out) noexcept {
   return FormatFault::kNone;
 }
 
+bool has_magic(std::span<const std::byte> piece) noexcept {
+  if (piece.size() < sizeof kSegmentMagic) return false;
+  const auto magic = LittleEndianReader(piece).get<std::uint32_t>();
+  return magic == kSegmentMagic || magic == kRecordMagic || magic == kTrailerMagic;
+}
+
 FormatFault decode_entries(const Trailer& trailer, std::span<const std::byte> entries,
                            std::int64_t footer_at, std::vector<FooterEntry>& out) {
   const auto expected = static_cast<std::size_t>(footer_bytes(trailer.num_records) - kPiece);

@@ -107,6 +107,8 @@ void encode_footer(std::uint64_t epoch, std::span<const FooterEntry> entries,
 [[nodiscard]] FormatFault decode(std::span<const std::byte> piece, SegmentHeader& out) noexcept;
 [[nodiscard]] FormatFault decode(std::span<const std::byte> piece, RecordHeader& out) noexcept;
 [[nodiscard]] FormatFault decode(std::span<const std::byte> piece, Trailer& out) noexcept;
+// Begins as one of the headers does, whatever follows.
+[[nodiscard]] bool has_magic(std::span<const std::byte> piece) noexcept;
 // `footer_at` is where the entries begin in the file: every record lies before it.
 [[nodiscard]] FormatFault decode_entries(const Trailer& trailer, std::span<const std::byte> entries,
                                          std::int64_t footer_at, std::vector<FooterEntry>& out);

@@ -24,10 +24,11 @@ IoStep file_step(Kind kind, int file, std::int64_t bytes = 0) noexcept {
   return step;
 }
 
-IoStep path_step(Kind kind, const std::string& path, int flags = 0) noexcept {
+IoStep name_step(Kind kind, int directory, const std::string& name, int flags = 0) noexcept {
   IoStep step;
   step.kind = kind;
-  step.path = &path;
+  step.file = directory;
+  step.name = &name;
   step.flags = flags;
   return step;
 }
@@ -147,7 +148,8 @@ bool LoadJob::is_right() noexcept {
 IoStep CreateJob::next(std::int64_t last) noexcept {
   switch (step_++) {
     case 0:
-      return path_step(Kind::kOpen, path, O_RDWR | O_CREAT | O_EXCL | (direct ? O_DIRECT : 0));
+      return name_step(Kind::kOpen, directory, name,
+                       O_RDWR | O_CREAT | O_EXCL | (direct ? O_DIRECT : 0));
     case 1:
       if (last < 0) {
         result = last;
@@ -174,7 +176,7 @@ IoStep CreateJob::next(std::int64_t last) noexcept {
       return last < 0 ? give_up(last) : IoStep{};
     case 5:  // from give_up()
       file = -1;
-      return path_step(Kind::kUnlink, path);
+      return name_step(Kind::kUnlink, directory, name);
     default:
       return {};
   }
@@ -210,7 +212,7 @@ IoStep SealJob::next(std::int64_t last) noexcept {
     case 3:
       return file_step(Kind::kSync, place.file);
     case 4:
-      return path_step(Kind::kSyncDirectory, *directory);
+      return file_step(Kind::kSyncDirectory, directory);
     case 5:
       if (place.direct) return {};
       return file_step(Kind::kDropCached, place.file, end());
@@ -222,7 +224,7 @@ IoStep SealJob::next(std::int64_t last) noexcept {
 IoStep RemoveJob::next(std::int64_t last) noexcept {
   switch (step_++) {
     case 0:
-      return path_step(Kind::kUnlink, path);
+      return name_step(Kind::kUnlink, directory, name);
     case 1:
       result = last == -ENOENT ? 0 : last;
       return file < 0 ? IoStep{} : file_step(Kind::kClose, file);
@@ -246,6 +248,11 @@ IoStep TransferJob::next(std::int64_t last) noexcept {
   return step;
 }
 
+IoStep ProbeJob::make_file() const noexcept {
+  return name_step(Kind::kOpen, directory, name,
+                   O_RDWR | O_CREAT | O_EXCL | (direct ? O_DIRECT : 0));
+}
+
 IoStep ProbeJob::next(std::int64_t last) noexcept {
   if (last < 0 && result == 0) result = last;
   switch (step_++) {
@@ -257,34 +264,37 @@ IoStep ProbeJob::next(std::int64_t last) noexcept {
       }
       std::memset(pieces_.data(), 0x5a, kPiece);
       std::memset(pieces_.data() + kPiece, 0, kPiece);
-      return path_step(Kind::kOpen, path,
-                       O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW | (direct ? O_DIRECT : 0));
-    case 1: {
+      return make_file();
+    case 1:
       if (last == -EINVAL && direct) {
         direct = false;
-        result = 0;
-        step_ = 1;
-        return path_step(Kind::kOpen, path, O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW);
+        step_ = 6;  // the file may have been made all the same
+      } else if (last < 0) {
+        return {};
+      } else {
+        file_ = static_cast<int>(last);
       }
-      if (last < 0) return {};
-      file_ = static_cast<int>(last);
+      return name_step(Kind::kUnlink, directory, name);
+    case 2: {
       IoStep step = transfer_step(Kind::kWrite, {.file = file_});
       step.add_part(pieces_.data(), kPiece);
       return step;
     }
-    case 2: {
+    case 3: {
       IoStep step = transfer_step(Kind::kRead, {.file = file_});
       step.add_part(pieces_.data() + kPiece, kPiece);
       return step;
     }
-    case 3:
+    case 4:
       if (result == 0 && std::memcmp(pieces_.data(), pieces_.data() + kPiece, kPiece) != 0) {
         result = -EILSEQ;
       }
       direct = direct && !fell_back;
       return file_step(Kind::kClose, file_);
-    case 4:
-      return path_step(Kind::kUnlink, path);
+    case 6:
+      result = 0;
+      step_ = 1;
+      return make_file();
     default:
       return {};
   }

@@ -108,7 +108,8 @@ class LoadJob final : public IoJob {
 // Makes a segment file: all of its room is taken at once, so that ENOSPC comes here and not later.
 class CreateJob final : public IoJob {
  public:
-  std::string path;
+  int directory = -1;
+  std::string name;
   SegmentHeader header;
   std::int64_t bytes = 0;
   bool direct = true;
@@ -128,7 +129,7 @@ class CreateJob final : public IoJob {
 class SealJob final : public IoJob {
  public:
   Extent place;  // of the footer
-  const std::string* directory = nullptr;
+  int directory = -1;
   std::uint64_t epoch = 0;
   std::vector<FooterEntry> entries;
   std::int64_t result = 0;  // 0 or -errno: the segment is readable, but has no footer
@@ -146,7 +147,8 @@ class SealJob final : public IoJob {
 // Removes a file, and closes it in any case. Requires: nobody reads it.
 class RemoveJob final : public IoJob {
  public:
-  std::string path;
+  int directory = -1;
+  std::string name;
   int file = -1;            // -1: it is closed already
   std::int64_t result = 0;  // of unlink; a file that is gone already is fine
 
@@ -170,16 +172,20 @@ class TransferJob final : public IoJob {
   IoStep step_;
 };
 
-// Finds out what the directory and the engine can do: writes a file, and reads it.
+// Finds out what the directory and the engine can do: makes a file, takes its name away at once,
+// writes it, and reads it.
 class ProbeJob final : public IoJob {
  public:
-  std::string path;
+  int directory = -1;
+  std::string name;         // nobody has it
   bool direct = true;       // when done: whether O_DIRECT works
   std::int64_t result = 0;  // 0 or -errno; -EILSEQ: other bytes came back
 
   IoStep next(std::int64_t last) noexcept override;
 
  private:
+  [[nodiscard]] IoStep make_file() const noexcept;
+
   AlignedBuffer pieces_;
   int file_ = -1;
   int step_ = 0;

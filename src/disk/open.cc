@@ -73,7 +73,8 @@ Result<ProvenEngine> prove(Result<std::unique_ptr<IoEngine>> engine, const Direc
                            bool direct, int event_fd) {
   if (!engine) return std::move(engine).error();
   ProbeJob probe;
-  probe.path = directory.path_of("probe");
+  probe.directory = directory.file();
+  probe.name = temporary_name();
   probe.direct = direct;
   (*engine)->submit(&probe);
   IoJob* done = nullptr;
@@ -82,9 +83,10 @@ Result<ProvenEngine> prove(Result<std::unique_ptr<IoEngine>> engine, const Direc
     ::poll(&event, 1, 100);
   }
   if (probe.result < 0) {
-    return Status(ErrorCode::kUnavailable,
-                  text::concat("disk tier: ", (*engine)->name(), " cannot write and read ",
-                               probe.path, ": ", error_text(probe.result)));
+    return Status(
+        ErrorCode::kUnavailable,
+        text::concat("disk tier: ", (*engine)->name(), " cannot write and read a file in ",
+                     directory.path(), ": ", error_text(probe.result)));
   }
   return ProvenEngine{*std::move(engine), probe.direct};
 }
@@ -107,7 +109,7 @@ Result<std::unique_ptr<SegmentStore>> open_store(DiskCalls& calls, const DiskTie
   KVFOLIO_RETURN_IF_ERROR(check_options(options));
   std::string path(options.directory);
   while (path.size() > 1 && path.back() == '/') path.pop_back();
-  Result<Directory> directory = Directory::open(calls, path, true);
+  Result<Directory> directory = Directory::open(calls, path, Directory::Use::kServe);
   if (!directory) return std::move(directory).error();
   const int event_fd = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (event_fd < 0) {

@@ -87,14 +87,21 @@ void read_headers(Reader& reader, FoundSegment& segment, bool has_epoch) {
   }
 }
 
-enum class Verdict : std::uint8_t { kOurs, kForeign, kNewer };
+// kEmpty: made by us, and has no record. kForeign: something else under a name of ours.
+enum class Verdict : std::uint8_t { kOurs, kEmpty, kForeign, kNewer };
+
+// Begins with a magic of ours, or with nothing, as a file does whose header was never written.
+bool begins_as_ours(std::span<const std::byte> piece) {
+  return has_magic(piece) || std::all_of(piece.begin(), piece.end(),
+                                         [](std::byte byte) { return byte == std::byte{}; });
+}
 
 Verdict read_segment(Reader& reader, FoundSegment& segment) {
   SegmentHeader header;
   const FormatFault fault = decode(reader.piece(segment, 0), header);
   if (fault == FormatFault::kVersion) return Verdict::kNewer;
   const bool has_header = fault == FormatFault::kNone;
-  if (has_header && header.number != segment.number) return Verdict::kForeign;
+  if (has_header && header.number != segment.number) return Verdict::kEmpty;
   segment.has_header = has_header;
   segment.epoch = header.epoch;
   segment.sealed = read_footer(reader, segment, has_header);
@@ -102,14 +109,18 @@ Verdict read_segment(Reader& reader, FoundSegment& segment) {
   const bool is_ours = has_header || segment.sealed || !segment.entries.empty();
   // What cannot be read now may be ours.
   const bool may_be = segment.read_error < 0 && segment.bytes >= kPiece;
-  return is_ours || may_be ? Verdict::kOurs : Verdict::kForeign;
+  if (is_ours || may_be) return Verdict::kOurs;
+  if (segment.bytes < kPiece) return segment.bytes == 0 ? Verdict::kEmpty : Verdict::kForeign;
+  return begins_as_ours(reader.piece(segment, 0)) ? Verdict::kEmpty : Verdict::kForeign;
 }
 
-int open_segment(DiskCalls& calls, const std::string& path, bool& direct) {
-  const int file = calls.open(path, O_RDWR | O_NOFOLLOW | (direct ? O_DIRECT : 0));
+int open_segment(DiskCalls& calls, int directory, const std::string& name, int flags,
+                 bool& direct) {
+  flags |= O_NOFOLLOW;
+  const int file = calls.open(directory, name, flags | (direct ? O_DIRECT : 0));
   if (file != -EINVAL || !direct) return file;
   direct = false;
-  return calls.open(path, O_RDWR | O_NOFOLLOW);
+  return calls.open(directory, name, flags);
 }
 
 void close_all(DiskCalls& calls, const std::vector<FoundSegment>& segments) {
@@ -119,20 +130,24 @@ void close_all(DiskCalls& calls, const std::vector<FoundSegment>& segments) {
 }  // namespace
 
 Result<std::vector<FoundSegment>> find_segments(DiskCalls& calls, const Directory& directory,
-                                                bool direct, bool remove_empty) {
+                                                const FindOptions& options) {
   const Result<std::vector<std::uint64_t>> numbers = directory.segments();
   if (!numbers) return numbers.error();
   Reader reader(calls);
   std::vector<FoundSegment> found;
   for (const std::uint64_t number : *numbers) {
-    const std::string path = directory.path_of(segment_name(number));
+    const std::string name = segment_name(number);
+    const std::string path = directory.path_of(name);
     const auto cannot = [&](const char* what, std::int64_t result) {
       close_all(calls, found);
       return Status(ErrorCode::kUnavailable,
                     text::concat("disk tier: cannot ", what, " ", path, ": ", error_text(result)));
     };
-    FoundSegment segment{.number = number, .direct = direct};
-    segment.file = open_segment(calls, path, segment.direct);
+    FoundSegment segment{.number = number, .direct = options.direct};
+    // O_NONBLOCK: a pipe of this name would wait for its other end. Not with a ring, which means
+    // something else by it.
+    segment.file = open_segment(calls, directory.file(), name,
+                                options.writes ? O_RDWR : O_RDONLY | O_NONBLOCK, segment.direct);
     if (segment.file < 0) return cannot("open", segment.file);
     const std::int64_t size = calls.size(segment.file);
     segment.bytes = std::clamp(size, std::int64_t{0}, kSegmentBytesMax);
@@ -150,7 +165,8 @@ Result<std::vector<FoundSegment>> find_segments(DiskCalls& calls, const Director
                                  std::uint32_t{kFormatVersion},
                                  "; use a newer program or another directory"));
     }
-    const int removed = remove_empty ? calls.unlink(path) : 0;
+    const bool remove = options.remove_empty && verdict == Verdict::kEmpty;
+    const int removed = remove ? calls.unlink(directory.file(), name) : 0;
     if (removed < 0 && removed != -ENOENT) return cannot("remove", removed);
   }
   return found;

@@ -28,11 +28,16 @@ struct FoundSegment {
   std::vector<FooterEntry> entries{};
 };
 
+struct FindOptions {
+  bool direct = true;
+  bool writes = true;         // opens the files to be written
+  bool remove_empty = false;  // removes files that were never written further than their header
+};
+
 // The segments, oldest first; whoever takes them closes their files. A file of which nothing is
-// ours never held a record and is removed if `remove_empty`; one that could not be read is never
-// removed here. kFailedPrecondition: one is of a newer version. kUnavailable: one cannot be opened
-// or removed.
+// ours is left alone, and one that could not be read is never removed here. kFailedPrecondition:
+// one is of a newer version. kUnavailable: one cannot be opened or removed.
 Result<std::vector<FoundSegment>> find_segments(DiskCalls& calls, const Directory& directory,
-                                                bool direct, bool remove_empty);
+                                                const FindOptions& options);
 
 }  // namespace kvfolio::disk

@@ -87,18 +87,31 @@ class SimDisk final : public DiskCalls {
       file.name_is_durable = true;
       ++at;
     }
-    open_.clear();
-    locked_.clear();
+    close_all();
   }
   // The process dies: what the system has stays.
-  void kill() {
-    open_.clear();
-    locked_.clear();
-  }
-  [[nodiscard]] std::size_t open_files() const { return open_.size(); }
+  void kill() { close_all(); }
+  [[nodiscard]] std::size_t open_files() const { return open_.size() + open_directories_.size(); }
 
-  int open(const std::string& path, int flags) noexcept override {
+  int make_directory(const std::string& path) noexcept override {
     const std::lock_guard lock(mutex_);
+    if (const Fault fault = ask("make_directory", path, 0, 0); fault.error < 0) {
+      return int(fault.error);
+    }
+    return directories_.insert(path).second ? 0 : -EEXIST;
+  }
+  int open_directory(const std::string& path) noexcept override {
+    const std::lock_guard lock(mutex_);
+    const auto has_file = [&](const auto& one) { return one.first.starts_with(path + "/"); };
+    if (directories_.count(path) == 0 && std::none_of(files.begin(), files.end(), has_file)) {
+      return files.count(path) > 0 ? -ENOTDIR : -ENOENT;
+    }
+    open_directories_[++last_file_] = path;
+    return last_file_;
+  }
+  int open(int directory, const std::string& name, int flags) noexcept override {
+    const std::lock_guard lock(mutex_);
+    const std::string path = path_of(directory, name);
     if (const Fault fault = ask("open", path, 0, 0); fault.error < 0) return int(fault.error);
     if ((flags & O_DIRECT) != 0 && refuses_direct_open) return -EINVAL;
     auto found = files.find(path);
@@ -113,9 +126,14 @@ class SimDisk final : public DiskCalls {
   }
   int close(int file) noexcept override {
     const std::lock_guard lock(mutex_);
+    if (const auto directory = open_directories_.find(file); directory != open_directories_.end()) {
+      std::erase_if(locked_directories_, [&](const auto& one) { return one.second == file; });
+      open_directories_.erase(directory);
+      return 0;
+    }
     const auto found = open_.find(file);
     if (found == open_.end()) return -EBADF;
-    locked_.erase(found->second.file.get());
+    std::erase_if(locked_, [&](const auto& one) { return one.second == file; });
     open_.erase(found);
     return 0;
   }
@@ -140,12 +158,13 @@ class SimDisk final : public DiskCalls {
     found->second.file->unsynced.clear();
     return 0;
   }
-  int sync_directory(const std::string& path) noexcept override {
+  int sync_directory(int directory) noexcept override {
     const std::lock_guard lock(mutex_);
-    if (const Fault fault = ask("sync_directory", path, 0, 0); fault.error < 0) {
+    const std::string prefix = path_of(directory, "");
+    if (const Fault fault = ask("sync_directory", prefix, 0, 0); fault.error < 0) {
       return int(fault.error);
     }
-    for (auto& [name, file] : files) file->name_is_durable |= name.starts_with(path + "/");
+    for (auto& [name, file] : files) file->name_is_durable |= name.starts_with(prefix);
     return 0;
   }
   int allocate(int file, std::int64_t bytes) noexcept override {
@@ -176,45 +195,44 @@ class SimDisk final : public DiskCalls {
     const auto found = open_.find(file);
     return found == open_.end() ? -EBADF : std::int64_t(found->second.file->data.size());
   }
-  int unlink(const std::string& path) noexcept override {
+  int unlink(int directory, const std::string& name) noexcept override {
     const std::lock_guard lock(mutex_);
+    const std::string path = path_of(directory, name);
     if (const Fault fault = ask("unlink", path, 0, 0); fault.error < 0) return int(fault.error);
     return files.erase(path) > 0 ? 0 : -ENOENT;
   }
-  int rename(const std::string& from, const std::string& to) noexcept override {
+  int rename(int directory, const std::string& from, const std::string& to) noexcept override {
     const std::lock_guard lock(mutex_);
-    if (const Fault fault = ask("rename", from, 0, 0); fault.error < 0) return int(fault.error);
-    const auto found = files.find(from);
+    const std::string path = path_of(directory, from);
+    if (const Fault fault = ask("rename", path, 0, 0); fault.error < 0) return int(fault.error);
+    const auto found = files.find(path);
     if (found == files.end()) return -ENOENT;
-    files[to] = found->second;
-    files.erase(from);
+    if (!files.emplace(path_of(directory, to), found->second).second) return -EEXIST;
+    files.erase(path);
     return 0;
   }
-  int make_directory(const std::string& path) noexcept override {
-    const std::lock_guard lock(mutex_);
-    if (const Fault fault = ask("make_directory", path, 0, 0); fault.error < 0) {
-      return int(fault.error);
-    }
-    return directories_.insert(path).second ? 0 : -EEXIST;
-  }
-  int owner(const std::string& /*path*/, std::uint32_t& user,
-            std::uint32_t& mode) noexcept override {
+  int owner(int /*directory*/, std::uint32_t& user, std::uint32_t& mode) noexcept override {
     user = directory_user;
     mode = directory_mode;
     return 0;
   }
-  int list(const std::string& path, std::vector<std::string>& names) noexcept override {
+  int list(int directory, std::vector<std::string>& names) noexcept override {
     const std::lock_guard lock(mutex_);
+    const std::string prefix = path_of(directory, "");
     for (const auto& [name, file] : files) {
-      if (name.starts_with(path + "/")) names.push_back(name.substr(path.size() + 1));
+      if (name.starts_with(prefix)) names.push_back(name.substr(prefix.size()));
     }
     return 0;
   }
   int lock(int file) noexcept override {
     const std::lock_guard lock(mutex_);
+    const auto directory = open_directories_.find(file);
+    if (directory != open_directories_.end()) {
+      return locked_directories_.emplace(directory->second, file).second ? 0 : -EWOULDBLOCK;
+    }
     const auto found = open_.find(file);
     if (found == open_.end()) return -EBADF;
-    return locked_.insert(found->second.file.get()).second ? 0 : -EWOULDBLOCK;
+    return locked_.emplace(found->second.file.get(), file).second ? 0 : -EWOULDBLOCK;
   }
   int make_buffered(int file) noexcept override {
     const std::lock_guard lock(mutex_);
@@ -228,6 +246,15 @@ class SimDisk final : public DiskCalls {
   }
 
  private:
+  void close_all() {
+    open_.clear();
+    open_directories_.clear();
+    locked_.clear();
+    locked_directories_.clear();
+  }
+  std::string path_of(int directory, const std::string& name) {
+    return open_directories_[directory] + "/" + name;
+  }
   struct Open {
     std::string path;
     std::shared_ptr<File> file;
@@ -296,7 +323,10 @@ class SimDisk final : public DiskCalls {
 
   std::mutex mutex_;
   std::map<int, Open> open_;
-  std::set<const File*> locked_;
+  std::map<int, std::string> open_directories_;  // path
+  // By whom: who was refused a lock does not give it up.
+  std::map<const File*, int> locked_;
+  std::map<std::string, int> locked_directories_;
   std::set<std::string> directories_;
   int last_file_ = 100;
 };

@@ -76,7 +76,7 @@ std::int64_t call_once(const IoStep& step, DiskCalls& calls) noexcept {
     case IoStep::Kind::kSync:
       return calls.sync(step.file);
     case IoStep::Kind::kOpen:
-      return calls.open(*step.path, step.flags);
+      return calls.open(step.file, *step.name, step.flags);
     case IoStep::Kind::kAllocate:
       return calls.allocate(step.file, step.bytes);
     case IoStep::Kind::kTruncate:
@@ -84,9 +84,9 @@ std::int64_t call_once(const IoStep& step, DiskCalls& calls) noexcept {
     case IoStep::Kind::kClose:
       return calls.close(step.file);
     case IoStep::Kind::kUnlink:
-      return calls.unlink(*step.path);
+      return calls.unlink(step.file, *step.name);
     case IoStep::Kind::kSyncDirectory:
-      return calls.sync_directory(*step.path);
+      return calls.sync_directory(step.file);
     case IoStep::Kind::kDropCached:
       return calls.drop_cached(step.file, step.offset, step.bytes);
   }

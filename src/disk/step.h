@@ -24,12 +24,12 @@ struct IoStep {
     kRead,           // all parts, from offset; the result is the number of bytes, or -errno
     kWrite,          // likewise
     kSync,           // file
-    kOpen,           // path, flags; the result is the file
+    kOpen,           // name within the directory `file`, flags; the result is the file
     kAllocate,       // file, bytes
     kTruncate,       // file, bytes
     kClose,          // file
-    kUnlink,         // path
-    kSyncDirectory,  // path
+    kUnlink,         // name within the directory `file`
+    kSyncDirectory,  // file
     kDropCached,     // file, offset, bytes
   };
   Kind kind = Kind::kDone;
@@ -39,7 +39,7 @@ struct IoStep {
   std::array<iovec, 3> parts{};
   std::int64_t offset = 0;
   std::int64_t bytes = 0;
-  const std::string* path = nullptr;  // outlives the step
+  const std::string* name = nullptr;  // outlives the step
 
   // Parts of no bytes are left out.
   void add_part(std::byte* memory, std::int64_t size) noexcept;

@@ -56,7 +56,8 @@ TEST(StepRun, InterruptionsAreBounded) {
 
 TEST(StepRun, GivesUpDirectIoOnce) {
   SimDisk disk;
-  const int file = disk.open("/f", O_RDWR | O_CREAT | O_DIRECT);
+  ASSERT_EQ(disk.make_directory("/d"), 0);
+  const int file = disk.open(disk.open_directory("/d"), "f", O_RDWR | O_CREAT | O_DIRECT);
   StepRun run(read_of(file, nullptr, kPiece, 0));
   EXPECT_FALSE(run.take(-EINVAL, disk));
   EXPECT_TRUE(run.fell_back());

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <sys/random.h>
-
 #include <algorithm>
 #include <cerrno>
 
@@ -13,15 +11,6 @@ namespace {
 constexpr std::uint64_t kRetryUs = 1'000'000;  // to make or to remove a file
 constexpr std::int64_t kMovesMax = 4;          // at the same time: each takes memory for a record
 
-// Without randomness a number that differs from file to file still tells files apart.
-std::uint64_t random_epoch(std::uint64_t number) noexcept {
-  std::uint64_t epoch = 0;
-  if (::getrandom(&epoch, sizeof epoch, GRND_NONBLOCK) != sizeof epoch) {
-    epoch = number * 0x9e3779b97f4a7c15u;
-  }
-  return epoch;
-}
-
 }  // namespace
 
 // ---- what the directory has ----
@@ -33,11 +22,13 @@ Result<std::unique_ptr<SegmentStore>> SegmentStore::open(DiskCalls& calls,
                                                          int event_fd) {
   std::unique_ptr<SegmentStore> store(
       new SegmentStore(calls, options, std::move(directory), std::move(engine), event_fd));
-  calls.unlink(store->directory_.path_of("probe"));
-  calls.unlink(store->directory_.path_of("manifest.new"));
+  store->directory_.remove_temporaries();
   const Result<std::vector<FoundSegment>> found =
-      find_segments(calls, store->directory_, options.direct, true);
+      find_segments(calls, store->directory_, {.direct = options.direct, .remove_empty = true});
   if (!found) return found.error();
+  // Also those that are left alone: a name is not used twice.
+  const Result<std::vector<std::uint64_t>> numbers = store->directory_.segments();
+  if (numbers && !numbers->empty()) store->last_number_ = numbers->back();
   KVFOLIO_RETURN_IF_ERROR(store->adopt(*found));
   return store;
 }
@@ -59,13 +50,15 @@ Status SegmentStore::adopt(const std::vector<FoundSegment>& found) {
     stats_.evicted += oldest.records.size();
     for (const std::uint32_t id : oldest.records) index_.erase(id);
     RemoveJob job;
-    job.path = directory_.path_of(segment_name(oldest.number));
+    job.directory = directory_.file();
+    job.name = segment_name(oldest.number);
     job.file = oldest.file;
     run_job(job, calls_);
     if (job.result < 0) {
       oldest.file = -1;
-      return Status(ErrorCode::kUnavailable, text::concat("disk tier: cannot remove ", job.path,
-                                                          ": ", error_text(job.result)));
+      return Status(ErrorCode::kUnavailable,
+                    text::concat("disk tier: cannot remove ", directory_.path_of(job.name), ": ",
+                                 error_text(job.result)));
     }
     forget_segment(oldest);
   }
@@ -104,7 +97,8 @@ Segment& SegmentStore::adopt_segment(const FoundSegment& found) {
 Status SegmentStore::seal_found(Segment& segment) {
   if (segment.records.empty()) {
     RemoveJob job;
-    job.path = directory_.path_of(segment_name(segment.number));
+    job.directory = directory_.file();
+    job.name = segment_name(segment.number);
     job.file = segment.file;
     run_job(job, calls_);
     segment.file = -1;
@@ -113,7 +107,7 @@ Status SegmentStore::seal_found(Segment& segment) {
   }
   SealJob job;
   job.place = {segment.file, segment.used, segment.direct};
-  job.directory = &directory_.path();
+  job.directory = directory_.file();
   job.epoch = segment.epoch;
   job.entries = entries_of(segment);
   run_job(job, calls_);
@@ -205,11 +199,12 @@ void SegmentStore::prepare_next() {
   Segment& segment = segments_[++last_number_];
   next_ = &segment;
   segment.number = last_number_;
-  segment.epoch = random_epoch(last_number_);
+  segment.epoch = random_number(last_number_);
   segment.bytes = options_.segment_bytes;
   segment.used = kPiece;
   auto job = std::make_unique<CreateJob>();
-  job->path = directory_.path_of(segment_name(segment.number));
+  job->directory = directory_.file();
+  job->name = segment_name(segment.number);
   job->header = {.number = segment.number, .epoch = segment.epoch};
   job->bytes = segment.bytes;
   job->direct = options_.direct;
@@ -229,7 +224,7 @@ void SegmentStore::begin_seal(Segment& segment) {
   segment.state = State::kSealing;
   auto job = std::make_unique<SealJob>();
   job->place = {segment.file, segment.used, segment.direct};
-  job->directory = &directory_.path();
+  job->directory = directory_.file();
   job->epoch = segment.epoch;
   job->entries = std::move(entries);
   start({.job = std::move(job), .segment = &segment});
@@ -406,7 +401,8 @@ void SegmentStore::drain(Segment& segment) {
 void SegmentStore::begin_remove(Segment& segment) {
   segment.state = State::kRemoving;
   auto job = std::make_unique<RemoveJob>();
-  job->path = directory_.path_of(segment_name(segment.number));
+  job->directory = directory_.file();
+  job->name = segment_name(segment.number);
   job->file = segment.file;
   segment.file = -1;
   start({.job = std::move(job), .segment = &segment});

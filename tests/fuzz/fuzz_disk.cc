@@ -85,12 +85,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   file.resize(file.size() - std::min(file.size(), std::size_t{rest.size()} * 1000));
 
   SimDisk disk;
-  const Result<Directory> directory = Directory::open(disk, "/d", true);
+  const Result<Directory> directory = Directory::open(disk, "/d", Directory::Use::kServe);
   check(directory.has_value());
   auto stored = std::make_shared<SimDisk::File>();
   stored->data = std::move(file);
   disk.files["/d/" + segment_name(1)] = std::move(stored);
-  const Result<std::vector<FoundSegment>> found = find_segments(disk, *directory, true, true);
+  const Result<std::vector<FoundSegment>> found =
+      find_segments(disk, *directory, {.remove_empty = true});
   if (!found) return 0;  // of a newer version
   for (const FoundSegment& segment : *found) check_found(segment);
   return 0;

@@ -166,6 +166,7 @@ def test_a_cold_prompt_comes_back_from_host_memory():
                                             ("disk:/tmp", "allowed: disk:DIR,SIZE"),
                                             ("disk:/proc/no/tier,1GiB", "/proc/no/tier"),
                                             ("disk:tier,1KiB", "bytes is 1024"),
+                                            ("disk:/dev/null,1GiB", "/dev/null is not a directory"),
                                             ("tape:x", "allowed: host:SIZE, disk:DIR,SIZE"),
                                             ("host:1MiB,disk:d,1GiB", "several tiers are several"),
                                             ("disk:d,1GiB,disk:d,1GiB", "several tiers are several"),
@@ -361,6 +362,20 @@ def test_a_directory_of_a_newer_version_is_refused(disk, tmp_path):
     for done in (run(checkpoint(MODEL), "--tier", f"disk:{path},64MiB", requests=REQUESTS),
                  check(path)):
         assert done.returncode == 2 and b"is of version 9" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("name", ["lock", "manifest", "probe", "thesis.tex"])
+def test_a_directory_of_other_files_is_refused_and_left_as_it_is(tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    before = os.stat(tmp_path), os.stat(tmp_path / name)
+    for done in (run(checkpoint(MODEL), "--tier", f"disk:{tmp_path},64MiB", requests=REQUESTS),
+                 check(tmp_path), check(tmp_path, "--erase")):
+        assert done.returncode == 2 and done.stdout == b"", done
+        assert b"disk tier: " in done.stderr and b"chmod" not in done.stderr, done.stderr
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
+    after = os.stat(tmp_path), os.stat(tmp_path / name)
+    assert [each.st_mtime_ns for each in after] == [each.st_mtime_ns for each in before]
+    assert (tmp_path / name).read_text() == "mine"
 
 
 def test_there_is_nothing_to_check_where_there_is_no_tier(tmp_path):
