@@ -4,31 +4,28 @@
 // DiskTier keeps records in a directory of the local disk, up to a budget of bytes. It is a log of
 // segments, files that are written once from the beginning to the end and removed whole:
 //
-//   DiskTierOptions options{.directory = "/var/cache/kvfolio", .bytes = 64ll << 30};
-//   std::unique_ptr<DiskTier> disk = *DiskTier::open(options);
-//   Offload::create(manager, {..., .tiers = {{.tier = disk.get()}}});
+//   const DiskTierOptions options{.directory = "/var/cache/kvfolio", .bytes = 64ll << 30};
+//   const std::unique_ptr<DiskTier> disk = *DiskTier::open(options);
+//   const OffloadTier below{.tier = disk.get()};
+//   auto offload = Offload::create(manager, {.model = model, .tiers = {&below, 1}});
 //
 //  - One writer for each directory, which holds a lock on it. Ranks and processes have a directory
 //    each. The directory has mode 0700 and its files 0600; one that is there already is refused if
 //    another user owns it or may write to it, or if it has files and is not of a disk tier. A
 //    directory that is deleted and made anew belongs to who made it: this tier turns off.
 //  - Reads and writes bypass the page cache (O_DIRECT) where the file system allows it, which
-//  open()
-//    finds out by a write and a read. They go through io_uring, or through threads where that is
-//    blocked, as it is in most containers.
+//    open() finds out by a write and a read. They go through io_uring, or through threads where
+//    that is blocked, as it is in most containers.
 //  - A store is kOk when the system has the bytes: they outlive the process, and a failure of power
 //    only once their segment is sealed, that is full, or the tier was closed.
 //  - A load checks the header and the checksum of what it reads. What is damaged is kCorrupt, and
-//  is
-//    not found again.
+//    is not found again.
 //  - When the budget is full the oldest segment goes. Records of it that were loaded since they
-//  were
-//    written are written again, up to half of a segment.
+//    were written are written again, up to half of a segment.
 //  - ENOSPC, EDQUOT: the oldest segment goes, or else the store is dropped (kBusy). A segment with
-//  an error
-//    is not written any more, and goes after three. The tier is not usable after eight errors
-//    without a success between them, nor after eight failures to write a record or to make, seal
-//    or remove a file without a written record between them.
+//    an error is not written any more, and goes after three. The tier is not usable after eight
+//    errors without a success between them, nor after eight failures to write a record or to make,
+//    seal or remove a file without a written record between them.
 //  - kErase takes the record out of the index, and out of the footer of its segment if that is
 //    written later. A record that was erased in an older segment is found again by the next open();
 //    whoever must forget renames what it asks for, as Offload::forget() does.
@@ -101,7 +98,8 @@ class KVFOLIO_API DiskTier final : public Tier {
   // kInvalidArgument: an option out of range, with its name. kFailedPrecondition: another process
   // writes here (its number is said), the directory is of a newer version, or it is not the tier's
   // own: it has other files, belongs to another user, may be written to by others, or is none.
-  // Nothing is written then. kUnavailable: the system refuses something, with the path. kUnsupported: DiskEngine::kIoUring, and there is none.
+  // Nothing is written then. kUnavailable: the system refuses something, with the path.
+  // kUnsupported: DiskEngine::kIoUring, and there is none.
   static Result<std::unique_ptr<DiskTier>> open(const DiskTierOptions& options);
   // Waits for what is in flight and seals what was stored.
   ~DiskTier() override;

@@ -25,9 +25,8 @@
 //  - Time. A request that waits longer than its deadline is ready with what there is. Memory that a
 //    tier may still touch is not used again before the tier says so.
 //  - Tiers. A tier is not offered a record that is larger than its limit, and is passed over as
-//  long
-//    as it is not usable. What a lower tier brings is kept in
-//    the arena and not stored in the tiers above it. The Offload closes no tier: its owner does.
+//    long as it is not usable. What a lower tier brings is kept in the arena and not stored in the
+//    tiers above it. The Offload closes no tier: its owner does.
 //  - Who does not want to wait calls cancel(), closes the sequence, or, as long as its load has not
 //    begun to write, just appends.
 //  - Forgetting. forget() and reset() also change the names of what is forgotten, so that no tier

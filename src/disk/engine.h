@@ -6,8 +6,7 @@
 //
 //   threads   each worker runs one job after the other with plain calls of the system
 //   io_uring  one thread keeps many transfers in flight; calls that a ring does badly (create,
-//   grow,
-//             unlink) go to a helper thread
+//             grow, unlink) go to a helper thread
 //
 // Jobs run in any order. Thread safety: one owner. When an engine is destroyed, every job that it
 // was given has been reaped.

@@ -12,7 +12,7 @@
 //    writes that are under way.
 //  - sealed: durable, read only. Without a footer if sealing failed.
 //  - evicting: what was used is written again to the active segment; the rest is not found any
-//  more.
+//    more.
 //  - draining: no record of it is found any more; reads are still under way. Then its file goes.
 //  One that cannot be removed stays here, in the budget, and is tried again.
 //

@@ -150,6 +150,13 @@ def test_every_mark_of_the_examples_is_shown():
     assert sorted(shown) == sorted(marks)
 
 
+def test_the_example_of_disk_tier_is_compiled():
+    text = (ROOT / "include/kvfolio/disk_tier.h").read_text()
+    lines = re.findall(r"^//   (\S.*)$", text[:text.index("//  - ")], re.M)
+    compiled = (ROOT / "tests/headers/designated.cc").read_text()
+    assert lines and "".join(f"  {line}\n" for line in lines) in compiled
+
+
 def test_every_decision_is_listed():
     folder = ROOT / "docs" / "decisions"
     index = (folder / "README.md").read_text()

@@ -54,4 +54,15 @@ void use_every_struct() {
        Replay{.manager = *KVCacheManager::create(CacheSpec{})});
 }
 
+// The example at the top of disk_tier.h.
+bool use_a_disk_tier(KVCacheManager& manager, const ModelIdentity& model);
+
+bool use_a_disk_tier(KVCacheManager& manager, const ModelIdentity& model) {
+  const DiskTierOptions options{.directory = "/var/cache/kvfolio", .bytes = 64ll << 30};
+  const std::unique_ptr<DiskTier> disk = *DiskTier::open(options);
+  const OffloadTier below{.tier = disk.get()};
+  auto offload = Offload::create(manager, {.model = model, .tiers = {&below, 1}});
+  return offload.has_value();
+}
+
 }  // namespace kvfolio
