@@ -61,7 +61,8 @@ enum class DiskEngine : std::int32_t {
 
 struct DiskTierOptions {
   std::string_view directory{};  // made if it is not there; its parent must be
-  // What all files together may take. The smallest budget is one segment and 16 KiB.
+  // What all files together may take. The smallest budget is one segment and 16 KiB. Less than the
+  // directory has: open() removes the oldest segments, and describe() says how many records.
   std::int64_t bytes = 0;
   // 0: an eighth of the budget, at most 256 MiB; more where that would be more than 256 segments,
   // since each is an open file. Else 64 KiB to 64 GiB, a multiple of 4096.

@@ -176,11 +176,16 @@ std::int64_t SegmentStore::data_bytes_max() const noexcept {
 }
 
 std::string SegmentStore::describe() const {
+  std::string removed;
+  if (removed_by_open_ > 0) {
+    removed =
+        text::concat(", the oldest ", removed_by_open_, " removed, which were beyond the budget");
+  }
   return text::concat("disk ", options_.path, ": ", in_whole_units(options_.bytes),
                       " in segments of ", in_whole_units(options_.segment_bytes), ", ",
                       engine_->name(),
                       options_.direct && !went_buffered_ ? ", O_DIRECT, " : ", page cache, ",
-                      index_.size(), " records", off_ ? ", off after errors" : "");
+                      index_.size(), " records", removed, off_ ? ", off after errors" : "");
 }
 
 // event_fd is readable exactly if ready_ has something, or a job may have ended.

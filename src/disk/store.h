@@ -191,6 +191,7 @@ class SegmentStore {
   std::vector<std::uint32_t> to_move_;  // of evicting_
   std::int64_t moves_ = 0;              // under way
   std::uint64_t last_number_ = 0, last_sequence_ = 0;
+  std::uint64_t removed_by_open_ = 0;  // records that were beyond the budget
 
   std::unordered_map<IoJob*, Op> ops_;
   std::deque<Waiting> loads_, stores_;  // accepted, not begun

@@ -48,6 +48,7 @@ Status SegmentStore::adopt(const std::vector<FoundSegment>& found) {
   while (!segments_.empty() && bytes_used() > options_.bytes) {
     Segment& oldest = segments_.begin()->second;
     stats_.evicted += oldest.records.size();
+    removed_by_open_ += oldest.records.size();
     for (const std::uint32_t id : oldest.records) index_.erase(id);
     RemoveJob job;
     job.directory = directory_.file();

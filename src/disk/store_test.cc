@@ -248,6 +248,12 @@ TEST_F(DiskStore, ASmallerBudgetEvictsTheOldest) {
   EXPECT_LE(sim.disk->bytes(), sim.options.bytes);
   EXPECT_EQ(load(0), TierResult::kMiss);
   EXPECT_EQ(load(59), TierResult::kOk);
+  const std::string left = std::to_string(sim.store->stats().records);
+  const std::string gone = std::to_string(sim.store->stats().evicted);
+  EXPECT_THAT(sim.store->describe(), HasSubstr(left + " records, the oldest " + gone +
+                                               " removed, which were beyond the budget"));
+  reopen();
+  EXPECT_THAT(sim.store->describe(), ::testing::Not(HasSubstr("removed")));
 }
 
 TEST_F(DiskStore, OneSegmentIsABudget) {
