@@ -26,9 +26,11 @@
 //    an error is not written any more, and goes after three. The tier is not usable after eight
 //    errors without a success between them, nor after eight failures to write a record or to make,
 //    seal or remove a file without a written record between them.
-//  - kErase takes the record out of the index, and out of the footer of its segment if that is
-//    written later. A record that was erased in an older segment is found again by the next open();
-//    whoever must forget renames what it asks for, as Offload::forget() does.
+//  - kErase is for good. From the call on the record is not found, and kOk says that nothing on the
+//    medium can bring it back, also if power fails: a tombstone lies over its header, and a hole
+//    over its data where the file system makes one. After kIoError or kBusy (no space) it stays
+//    erased until the next open(), which may find it; a further kErase tries again. A file that
+//    open() could not read is out of its reach.
 //
 // After a crash open() finds every record of a sealed segment, and of the others all up to the
 // first that is not whole; a damaged header of a segment does not matter. A file that cannot be

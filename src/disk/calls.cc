@@ -46,6 +46,9 @@ class SystemCalls final : public DiskCalls {
   int allocate(int file, std::int64_t bytes) noexcept override {
     return or_errno(::fallocate(file, 0, 0, bytes));
   }
+  int punch_hole(int file, std::int64_t offset, std::int64_t bytes) noexcept override {
+    return or_errno(::fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, bytes));
+  }
   int truncate(int file, std::int64_t bytes) noexcept override {
     return or_errno(::ftruncate(file, bytes));
   }

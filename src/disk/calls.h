@@ -36,6 +36,9 @@ class DiskCalls {
   // The names in the directory are.
   virtual int sync_directory(int directory) noexcept = 0;
   virtual int allocate(int file, std::int64_t bytes) noexcept = 0;
+  // The file keeps its size, and a part of it takes no room any more. -EOPNOTSUPP where the file
+  // system makes no holes.
+  virtual int punch_hole(int file, std::int64_t offset, std::int64_t bytes) noexcept = 0;
   virtual int truncate(int file, std::int64_t bytes) noexcept = 0;
   // -EINVAL for what is no file, such as a pipe.
   virtual std::int64_t size(int file) noexcept = 0;

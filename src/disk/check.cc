@@ -38,16 +38,18 @@ class Checker {
     } else if (!segment.has_header) {
       add_fault(segment, 0, "its header is damaged, its records are not");
     }
-    std::vector<disk::FooterEntry> right;
+    std::vector<disk::FooterEntry> right, damaged;
+    std::int64_t num_wrong = 0;
     for (const disk::FooterEntry& entry : segment.entries) {
-      const std::string what = check_record(segment, entry);
-      if (what.empty()) {
+      const disk::LoadJob job = read_record(segment, entry);
+      if (job.result == TierResult::kOk) {
         ++seen_.records;
         seen_.record_bytes += entry.data_bytes;
         right.push_back(entry);
-      } else {
-        ++seen_.damaged;
-        add_fault(segment, entry.offset, what);
+      } else if (job.result != TierResult::kMiss) {  // that is one that was erased
+        ++num_wrong;
+        add_fault(segment, entry.offset, what_of(job));
+        if (job.result == TierResult::kCorrupt) damaged.push_back(entry);
       }
       bytes_read_ += disk::record_bytes(entry.data_bytes);
       if (options_.progress && !options_.progress(bytes_read_, bytes_)) {
@@ -56,8 +58,12 @@ class Checker {
     }
     // A new footer would leave out what could not be read.
     const bool all_known = segment.sealed || segment.read_error == 0;
+    seen_.damaged += num_wrong;
     if (!options_.erase || right.size() == segment.entries.size() || !all_known) return {};
-    return write_footer(segment, std::move(right), segment.entries.size());
+    KVFOLIO_RETURN_IF_ERROR(erase(segment, right, std::move(damaged)));
+    if (!segment.sealed) KVFOLIO_RETURN_IF_ERROR(write_footer(segment, std::move(right)));
+    seen_.erased += num_wrong;
+    return {};
   }
 
   void add_fault(const disk::FoundSegment& segment, std::int64_t offset, std::string what) {
@@ -65,11 +71,20 @@ class Checker {
     seen_.faults.push_back({disk::segment_name(segment.number), offset, std::move(what)});
   }
 
-  std::string check_record(const disk::FoundSegment& segment, const disk::FooterEntry& entry) {
+  static std::string what_of(const disk::LoadJob& job) {
+    if (job.result == TierResult::kBusy) return "no memory to read it";
+    if (job.result == TierResult::kIoError) return disk::error_text(job.error);
+    return "its header or its checksum is wrong";
+  }
+
+  disk::LoadJob read_record(const disk::FoundSegment& segment, const disk::FooterEntry& entry) {
     const disk::AlignedBuffer memory(
         std::max(disk::round_up_to_piece(entry.data_bytes), disk::kPiece));
-    if (memory.data() == nullptr) return "no memory to read it";
     disk::LoadJob job;
+    if (memory.data() == nullptr) {
+      job.result = TierResult::kBusy;
+      return job;
+    }
     job.place = {segment.file, entry.offset, segment.direct};
     job.expected = {.epoch = segment.epoch,
                     .sequence = entry.sequence,
@@ -78,30 +93,40 @@ class Checker {
     job.data = memory.data();
     job.drop_cached = !segment.direct;
     disk::run_job(job, calls_);
-    if (job.result == TierResult::kOk) return {};
-    if (job.result == TierResult::kIoError) return disk::error_text(job.error);
-    return "its header or its checksum is wrong";
+    return job;
   }
 
-  // Behind what the file has: the old footer is not written over. The next open() reads the last
-  // one.
-  Status write_footer(const disk::FoundSegment& segment, std::vector<disk::FooterEntry> right,
-                      std::size_t num_before) {
+  // A record that cannot be read gets no tombstone, but no footer names it any more.
+  Status erase(const disk::FoundSegment& segment, const std::vector<disk::FooterEntry>& right,
+               std::vector<disk::FooterEntry> damaged) {
+    const std::int64_t footer = disk::footer_bytes(static_cast<std::int64_t>(right.size()));
+    disk::EraseJob job;
+    job.place = {segment.file, segment.bytes - footer, segment.direct};
+    job.has_footer = segment.sealed;
+    job.epoch = segment.epoch;
+    job.entries = right;
+    job.tombstones = std::move(damaged);
+    disk::run_job(job, calls_);
+    return job.result < 0 ? cannot("erase records of", segment, job.result) : Status();
+  }
+
+  // Behind what the file has, so that it is the last one.
+  Status write_footer(const disk::FoundSegment& segment, std::vector<disk::FooterEntry> right) {
     disk::SealJob job;
     job.place = {segment.file, disk::round_up_to_piece(segment.bytes), segment.direct};
     job.directory = directory_.file();
     job.epoch = segment.epoch;
     job.entries = std::move(right);
-    const std::size_t num_right = job.entries.size();
     disk::run_job(job, calls_);
-    if (job.result < 0) {
-      return Status(ErrorCode::kUnavailable,
-                    text::concat("disk tier: cannot write a footer to ",
-                                 directory_.path_of(disk::segment_name(segment.number)), ": ",
-                                 disk::error_text(job.result)));
-    }
-    seen_.erased += static_cast<std::int64_t>(num_before - num_right);
-    return {};
+    return job.result < 0 ? cannot("write a footer to", segment, job.result) : Status();
+  }
+
+  [[nodiscard]] Status cannot(const char* what, const disk::FoundSegment& segment,
+                              std::int64_t result) const {
+    return Status(ErrorCode::kUnavailable,
+                  text::concat("disk tier: cannot ", what, " ",
+                               directory_.path_of(disk::segment_name(segment.number)), ": ",
+                               disk::error_text(result)));
   }
 
   disk::DiskCalls& calls_;

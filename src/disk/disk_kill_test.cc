@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A process that stores and loads is killed at any moment, again and again on the same directory.
-// After each death another one finds no wrong byte, and every record of every sealed segment.
-// KVFOLIO_KILLS: how often, both engines together (default 20). KVFOLIO_SEED.
+// A process that stores, loads and erases is killed at any moment, again and again on the same
+// directory. After each death another one finds no wrong byte, and every record of every sealed
+// segment that was not erased, and none that was. KVFOLIO_KILLS: how often, both engines together
+// (default 20). KVFOLIO_SEED.
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -20,12 +21,17 @@ namespace kvfolio::disk {
 namespace {
 
 constexpr std::uint64_t kNumbersMax = 1 << 20;
+constexpr std::uint64_t kNear = 20;
+
+constexpr std::uint8_t kBegun = 1, kEnded = 2;
 
 // What the victim says before it dies, in memory that it shares with us.
 struct Said {
   std::atomic<std::uint64_t> stored;  // numbers below this one were begun
   std::atomic<bool> wrong;
   std::atomic<std::uint8_t> kept[kNumbersMax];  // the tier said that it has this record
+  std::atomic<std::uint8_t>
+      erased[kNumbersMax];  // kBegun: it was asked to erase it; kEnded: it did
 };
 
 std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
@@ -55,33 +61,36 @@ class Victim {
 
  private:
   struct Busy {
-    bool begun = false, loads = false;
+    bool begun = false;
+    TierOp op = TierOp::kStore;
     std::uint64_t number = 0;
   };
 
   void begin(std::size_t slot) {
     Busy& busy = busy_[slot];
     const std::uint64_t next = said_.stored;
-    busy.loads = next > 0 && random_() % 4 == 0;
-    busy.number = busy.loads ? random_() % next : next;
-    if (busy.number >= kNumbersMax) busy.loads = true, busy.number = 0;
-    if (!busy.loads) {
+    const auto drawn = random_() % 8;
+    const bool stores = (next == 0 || drawn >= 3) && next < kNumbersMax;
+    busy.op = stores ? TierOp::kStore : drawn == 2 ? TierOp::kErase : TierOp::kLoad;
+    busy.number = stores ? next : random_() % next;
+    // Often one of the last, which are on their way.
+    if (!stores && random_() % 2 == 0) busy.number = next - 1 - random_() % std::min(next, kNear);
+    if (busy.op == TierOp::kErase) said_.erased[busy.number] |= kBegun;
+    if (stores) {
       const std::vector<std::byte> bytes = bytes_of(busy.number);
       std::copy(bytes.begin(), bytes.end(), memory_[slot].data());
       said_.stored = next + 1;
     }
     const TierItem item{key_of(busy.number), memory_[slot].data(), size_of(busy.number), slot};
-    const TierOp op = busy.loads ? TierOp::kLoad : TierOp::kStore;
-    busy.begun = store_.submit(op, std::span(&item, 1), {kLater}) == 1;
+    busy.begun = store_.submit(busy.op, std::span(&item, 1), {kLater}) == 1;
   }
   void end(const TierDone& done) {
     Busy& busy = busy_[done.tag];
     busy.begun = false;
     if (done.result != TierResult::kOk) return;
-    if (!busy.loads) {
-      said_.kept[busy.number] = 1;
-      return;
-    }
+    if (busy.op == TierOp::kStore) said_.kept[busy.number] = 1;
+    if (busy.op == TierOp::kErase) said_.erased[busy.number] |= kEnded;
+    if (busy.op != TierOp::kLoad) return;
     const std::vector<std::byte> bytes = bytes_of(busy.number);
     if (!std::equal(bytes.begin(), bytes.end(), memory_[done.tag].data())) said_.wrong = true;
   }
@@ -121,7 +130,7 @@ struct Kills {
   DiskTierOptions options{};
   bool evicts = false;  // the budget is small
   Said* said = nullptr;
-  std::uint64_t found = 0, corrupt = 0;
+  std::uint64_t found = 0, corrupt = 0, erased = 0;
 
   Status kill_one(std::mt19937_64& random) {
     const auto seed = random();
@@ -161,9 +170,17 @@ struct Kills {
         EXPECT_EQ(result, TierResult::kOk) << "sealed record " << i;
       }
       // Segments are filled one behind the other: what was kept before a sealed one ends is there.
-      const bool must = !evicts && !sealed.empty() && i <= *sealed.rbegin() && said->kept[i] != 0;
+      const std::uint8_t was_erased = said->erased[i];
+      const bool must = !evicts && !sealed.empty() && i <= *sealed.rbegin() && said->kept[i] != 0 &&
+                        was_erased == 0;
       if (must) {
         EXPECT_EQ(result, TierResult::kOk) << "kept record " << i;
+      }
+      if ((was_erased & kEnded) != 0) {
+        ++erased;
+        EXPECT_EQ(result, TierResult::kMiss) << "erased record " << i;
+      } else if (was_erased != 0 && said->kept[i] != 0) {
+        EXPECT_NE(result, TierResult::kCorrupt) << "half erased record " << i;
       }
     }
     const Status status = (*store)->check_invariants();
@@ -204,11 +221,13 @@ TEST_P(DiskKill, LeavesNoWrongByteAndEverySealedRecord) {
     }
     std::filesystem::remove_all(parent);
   }
-  std::printf("[kill] seed %llu, %llu kills, %llu records found, %llu cut off\n",
+  std::printf("[kill] seed %llu, %llu kills, %llu records found, %llu cut off, %llu erased\n",
               static_cast<unsigned long long>(seed), static_cast<unsigned long long>(kills),
               static_cast<unsigned long long>(all.found),
-              static_cast<unsigned long long>(all.corrupt));
+              static_cast<unsigned long long>(all.corrupt),
+              static_cast<unsigned long long>(all.erased));
   EXPECT_GT(all.found, 0u);
+  EXPECT_GT(all.erased, 0u);
   ::munmap(shared, sizeof(Said));
 }
 

@@ -311,8 +311,12 @@ TEST_P(DiskTierEngine, TheCheckFindsAFlippedByteAndErasesItsRecord) {
     ++told;
     return true;
   };
-  for (int round = 0; round < 3; ++round) {
-    const bool erase = round == 1, gone = round == 2;
+  for (int round = 0; round < 4; ++round) {
+    const bool erase = round == 1, gone = round >= 2;
+    if (round == 3) {  // without its footer, too
+      flip_byte(directory.segments()[0],
+                std::int64_t(std::filesystem::file_size(directory.segments()[0])) - 4000);
+    }
     const Result<DiskCheck> check =
         check_disk_directory({.directory = directory.path(), .erase = erase, .progress = progress});
     ASSERT_TRUE(check) << check.error();
@@ -323,7 +327,7 @@ TEST_P(DiskTierEngine, TheCheckFindsAFlippedByteAndErasesItsRecord) {
       EXPECT_EQ(check->faults.at(0).offset, disk::kPiece);
     }
   }
-  EXPECT_EQ(told, 30 + 30 + 29);
+  EXPECT_EQ(told, 30 + 30 + 29 + 29);
   open();
   EXPECT_EQ(waiter->load(0), TierResult::kMiss);
   for (std::uint64_t i = 1; i < 30; ++i) EXPECT_EQ(waiter->load(i), TierResult::kOk);
@@ -337,6 +341,61 @@ TEST_P(DiskTierEngine, AFlippedByteIsCorruptAndForgotten) {
   EXPECT_EQ(waiter->load(0), TierResult::kMiss);
   EXPECT_EQ(waiter->store(0), TierResult::kOk);
   EXPECT_EQ(waiter->load(0), TierResult::kOk);
+}
+
+TEST_P(DiskTierEngine, WhatIsErasedIsNotFoundAfterARestart) {
+  for (std::uint64_t i = 0; i < 400; ++i) EXPECT_EQ(waiter->store(i), TierResult::kOk);
+  const auto erase = [&](std::uint64_t number) {
+    return (*waiter)(TierOp::kErase, key_of(number), {});
+  };
+  for (std::uint64_t life = 0; life < 3; ++life) {
+    for (std::uint64_t i = 100 * life; i < 400; i += 7) EXPECT_EQ(erase(i), TierResult::kOk);
+    EXPECT_EQ(erase(1000), TierResult::kOk);
+    EXPECT_LE(directory.bytes(), options.bytes);
+    open();
+    for (std::uint64_t i = 0; i < 400; ++i) {
+      bool gone = false;
+      for (std::uint64_t past = 0; past <= life; ++past) {
+        gone = gone || (i >= 100 * past && (i - 100 * past) % 7 == 0);
+      }
+      EXPECT_EQ(waiter->load(i), gone ? TierResult::kMiss : TierResult::kOk) << i;
+    }
+  }
+  tier.reset();
+  const Result<DiskCheck> check = check_disk_directory({.directory = directory.path()});
+  ASSERT_TRUE(check) << check.error();
+  EXPECT_EQ(check->damaged, 0);
+}
+
+TEST_P(DiskTierEngine, ErasingGivesRoomBackWhereTheFileSystemCan) {
+  std::vector<ItemMemory> memory;
+  for (std::uint64_t i = 0; i < 8; ++i) memory.emplace_back(256 << 10, true);
+  for (std::uint64_t i = 0; i < 8; ++i) {
+    EXPECT_EQ((*waiter)(TierOp::kStore, key_of(i), memory[i].span()), TierResult::kOk);
+  }
+  open();
+  const auto taken = [&] {
+    std::int64_t bytes = 0;
+    for (const auto& path : directory.segments()) {
+      struct stat about {};
+      EXPECT_EQ(::stat(path.c_str(), &about), 0);
+      bytes += std::int64_t{about.st_blocks} * 512;
+    }
+    return bytes;
+  };
+  const std::string other = directory.path() + "-holes";
+  const int file = ::open(other.c_str(), O_RDWR | O_CREAT, 0600);
+  ASSERT_EQ(::fallocate(file, 0, 0, 1 << 20), 0);
+  const bool can = ::fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 1 << 20) == 0;
+  ::close(file);
+  const std::int64_t before = taken();
+  for (std::uint64_t i = 0; i < 7; i += 2) {
+    EXPECT_EQ((*waiter)(TierOp::kErase, key_of(i), {}), TierResult::kOk);
+  }
+  EXPECT_EQ(tier->stats().records, 4);
+  if (can) {
+    EXPECT_LE(taken(), before - 4 * (256 << 10));
+  }
 }
 
 // ---- no call of the owner waits ----
@@ -377,7 +436,7 @@ bool forbid_waiting(int event_fd) {
          ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-// The life of an owner: stores, loads, eviction, close. Polls without a wait.
+// The life of an owner: stores, loads, erases, eviction, close. Polls without a wait.
 void live(DiskTier& tier, const std::vector<TierItem>& items, std::uint64_t* answered) {
   std::array<TierDone, 32> done;
   std::uint64_t now_us = 1;
@@ -385,6 +444,7 @@ void live(DiskTier& tier, const std::vector<TierItem>& items, std::uint64_t* ans
     const auto some = std::span(items).subspan(at, std::min<std::size_t>(16, items.size() - at));
     *answered -= some.size();
     at += tier.submit(at % 32 == 0 ? TierOp::kStore : TierOp::kLoad, some, {kLater});
+    if (at % 64 == 0) *answered -= tier.submit(TierOp::kErase, some, {kLater});
     while (!tier.idle()) {
       *answered += tier.poll(++now_us, done);
       ::sched_yield();

@@ -10,9 +10,10 @@
 namespace kvfolio::disk {
 namespace {
 
-constexpr std::uint32_t kSegmentMagic = 0x5346564b;  // "KVFS"
-constexpr std::uint32_t kRecordMagic = 0x4446564b;   // "KVFD"
-constexpr std::uint32_t kTrailerMagic = 0x4646564b;  // "KVFF"
+constexpr std::uint32_t kSegmentMagic = 0x5346564b;    // "KVFS"
+constexpr std::uint32_t kRecordMagic = 0x4446564b;     // "KVFD"
+constexpr std::uint32_t kTombstoneMagic = 0x4546564b;  // "KVFE"
+constexpr std::uint32_t kTrailerMagic = 0x4646564b;    // "KVFF"
 // A segment holds fewer: a record takes a piece at least.
 constexpr std::uint64_t kRecordsMax = kSegmentBytesMax / kPiece;
 
@@ -71,7 +72,7 @@ void encode(const SegmentHeader& header, std::span<std::byte, kPiece> out) noexc
 
 void encode(const RecordHeader& header, std::span<const std::byte> tail,
             std::span<std::byte, kPiece> out) noexcept {
-  LittleEndianWriter to = begin(out, kRecordMagic);
+  LittleEndianWriter to = begin(out, header.erased ? kTombstoneMagic : kRecordMagic);
   to.put(header.epoch);
   to.put(header.sequence);
   to.put(std::span<const std::byte>(header.key.bytes));
@@ -112,7 +113,9 @@ FormatFault decode(std::span<const std::byte> piece, SegmentHeader& out) noexcep
 }
 
 FormatFault decode(std::span<const std::byte> piece, RecordHeader& out) noexcept {
-  const FormatFault fault = check(piece, kRecordMagic);
+  FormatFault fault = check(piece, kRecordMagic);
+  out.erased = fault == FormatFault::kMagic;
+  if (out.erased) fault = check(piece, kTombstoneMagic);
   if (fault != FormatFault::kNone) return fault;
   LittleEndianReader from = fields(piece);
   out.epoch = from.get<std::uint64_t>();
@@ -138,7 +141,8 @@ FormatFault decode(std::span<const std::byte> piece, Trailer& out) noexcept {
 bool has_magic(std::span<const std::byte> piece) noexcept {
   if (piece.size() < sizeof kSegmentMagic) return false;
   const auto magic = LittleEndianReader(piece).get<std::uint32_t>();
-  return magic == kSegmentMagic || magic == kRecordMagic || magic == kTrailerMagic;
+  return magic == kSegmentMagic || magic == kRecordMagic || magic == kTombstoneMagic ||
+         magic == kTrailerMagic;
 }
 
 FormatFault decode_entries(const Trailer& trailer, std::span<const std::byte> entries,

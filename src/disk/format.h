@@ -18,6 +18,9 @@
 // or of another record do not pass for this one. Numbers within a segment follow each other without
 // a gap. The footer is a copy of what the headers say: it saves reading them, and no more.
 //
+// A record that was erased has a tombstone for a header. It says how large the record was, so that
+// the next one is found, and nothing of what it was: no key, no data.
+//
 // Every decode function takes any bytes. Thread safety: free functions.
 
 #include <cstddef>
@@ -75,6 +78,7 @@ struct RecordHeader {
   TierKey key{};
   std::int64_t data_bytes = 0;
   std::uint64_t checksum = 0;  // of data
+  bool erased = false;         // a tombstone: key and checksum are zero
 
   friend bool operator==(const RecordHeader&, const RecordHeader&) = default;
 };

@@ -85,6 +85,22 @@ TEST(DiskFormat, TheBytesOfAHeaderAreFixed) {
   EXPECT_EQ(hex, "4b5646440100c00007000000000000000400000000000000");
 }
 
+// So are those of a tombstone: it is no record, and says how large the record was and no more.
+TEST(DiskFormat, ATombstoneIsNoRecord) {
+  const RecordHeader tombstone{.epoch = 7, .sequence = 4, .data_bytes = 12345, .erased = true};
+  std::array<std::byte, kPiece> piece{};
+  encode(tombstone, {}, piece);
+  RecordHeader seen;
+  ASSERT_EQ(decode(piece, seen), FormatFault::kNone);
+  EXPECT_EQ(seen, tombstone);
+  RecordHeader record = tombstone;
+  record.erased = false;
+  EXPECT_NE(seen, record);
+  EXPECT_EQ(piece[3], std::byte{0x45});
+  piece[3] = std::byte{0x44};  // the magic of a record
+  EXPECT_NE(decode(piece, seen), FormatFault::kNone);
+}
+
 TEST(DiskFormat, AFooterIsReadAsItWasWritten) {
   for (const std::size_t count : {0u, 1u, 42u, 43u, 300u}) {
     const std::vector<std::byte> footer = footer_of(count);

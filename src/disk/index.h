@@ -23,9 +23,12 @@ struct Record {
   Segment* segment = nullptr;
   std::int64_t offset = 0;  // in the file
   std::uint32_t data_bytes = 0;
-  bool visible = false;  // written: found by loads
-  bool erased = false;   // not in the table any more
-  bool used = false;     // loaded since it was written
+  bool visible : 1 = false;  // written: found by loads
+  bool erased : 1 = false;   // not in the table any more
+  bool used : 1 = false;     // loaded since it was written
+  bool writing : 1 = false;  // a write of it is under way
+  bool stale : 1 = false;    // the store's: its key does not lead to it, and it is in the file
+  bool gone : 1 = false;     // a tombstone is in its place
 };
 
 class RecordIndex {

@@ -123,7 +123,7 @@ IoStep LoadJob::next(std::int64_t last) noexcept {
         error = last;
       } else {
         memory_.take_own();
-        if (!is_right()) result = TierResult::kCorrupt;
+        result = compare();
       }
       if (!drop_cached) return {};
       IoStep step = file_step(Kind::kDropCached, place.file, record_bytes(expected.data_bytes));
@@ -135,12 +135,16 @@ IoStep LoadJob::next(std::int64_t last) noexcept {
   }
 }
 
-bool LoadJob::is_right() noexcept {
+TierResult LoadJob::compare() noexcept {
   RecordHeader seen;
-  if (decode(memory_.header(), seen) != FormatFault::kNone) return false;
+  if (decode(memory_.header(), seen) != FormatFault::kNone) return TierResult::kCorrupt;
+  if (seen.erased && seen.epoch == expected.epoch && seen.sequence == expected.sequence) {
+    return TierResult::kMiss;
+  }
   const std::uint64_t checksum = seen.checksum;
   seen.checksum = expected.checksum;
-  return seen == expected && data_checksum(seen.key, memory_.data()) == checksum;
+  const bool right = seen == expected && data_checksum(seen.key, memory_.data()) == checksum;
+  return right ? TierResult::kOk : TierResult::kCorrupt;
 }
 
 // ---- segments ----
@@ -203,6 +207,7 @@ IoStep SealJob::next(std::int64_t last) noexcept {
         return {};
       }
       encode_footer(epoch, entries, {footer_.data(), static_cast<std::size_t>(bytes)});
+      footer_begun = true;
       IoStep step = transfer_step(Kind::kWrite, place);
       step.add_part(footer_.data(), bytes);
       return step;
@@ -210,6 +215,7 @@ IoStep SealJob::next(std::int64_t last) noexcept {
     case 2:
       return file_step(Kind::kTruncate, place.file, end());
     case 3:
+      truncated = true;
       return file_step(Kind::kSync, place.file);
     case 4:
       return file_step(Kind::kSyncDirectory, directory);
@@ -219,6 +225,73 @@ IoStep SealJob::next(std::int64_t last) noexcept {
     default:
       return {};
   }
+}
+
+IoStep EraseJob::next(std::int64_t last) noexcept {
+  // A hole is made where the file system knows how.
+  if (last < 0 && phase_ < Phase::kHoles) return give_up(last);
+  switch (phase_) {
+    case Phase::kFooter:
+      if (has_footer) return write_footer();
+      phase_ = Phase::kTombstones;
+      break;
+    case Phase::kFooterSync:
+      phase_ = Phase::kTombstones;
+      return file_step(Kind::kSync, place.file);
+    case Phase::kTombstones:
+      break;
+    case Phase::kSync:
+      phase_ = Phase::kHoles;
+      at_ = 0;
+      break;
+    case Phase::kHoles:
+      break;
+    case Phase::kDone:
+      return {};
+  }
+  if (phase_ == Phase::kTombstones) {
+    footer_written = has_footer;
+    if (at_ < tombstones.size()) return write_tombstone(tombstones[at_++]);
+    phase_ = Phase::kSync;
+    return file_step(Kind::kSync, place.file);
+  }
+  while (at_ < tombstones.size()) {
+    const FooterEntry& record = tombstones[at_++];
+    if (body_bytes(record.data_bytes) == 0) continue;
+    IoStep step = file_step(Kind::kPunchHole, place.file, body_bytes(record.data_bytes));
+    step.offset = record.offset + kPiece;
+    return step;
+  }
+  phase_ = Phase::kDone;
+  return {};
+}
+
+IoStep EraseJob::write_footer() noexcept {
+  const std::int64_t bytes = footer_bytes(static_cast<std::int64_t>(entries.size()));
+  memory_ = AlignedBuffer(bytes);
+  if (memory_.data() == nullptr) return give_up(-ENOMEM);
+  encode_footer(epoch, entries, {memory_.data(), static_cast<std::size_t>(bytes)});
+  phase_ = Phase::kFooterSync;
+  IoStep step = transfer_step(Kind::kWrite, place);
+  step.add_part(memory_.data(), bytes);
+  return step;
+}
+
+IoStep EraseJob::write_tombstone(const FooterEntry& record) noexcept {
+  memory_ = AlignedBuffer(kPiece);
+  if (memory_.data() == nullptr) return give_up(-ENOMEM);
+  const RecordHeader header{
+      .epoch = epoch, .sequence = record.sequence, .data_bytes = record.data_bytes, .erased = true};
+  encode(header, {}, std::span<std::byte, kPiece>(memory_.data(), kPiece));
+  IoStep step = transfer_step(Kind::kWrite, {.file = place.file, .offset = record.offset});
+  step.add_part(memory_.data(), kPiece);
+  return step;
+}
+
+IoStep EraseJob::give_up(std::int64_t error) noexcept {
+  result = error;
+  phase_ = Phase::kDone;
+  return {};
 }
 
 IoStep RemoveJob::next(std::int64_t last) noexcept {

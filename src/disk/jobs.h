@@ -92,14 +92,15 @@ class LoadJob final : public IoJob {
   Extent place;
   RecordHeader expected;  // all but the checksum
   std::byte* data = nullptr;
-  bool drop_cached = false;             // the file goes through the page cache
-  TierResult result = TierResult::kOk;  // when done: kOk, kCorrupt, kIoError, or kBusy: no memory
-  std::int64_t error = 0;               // of kIoError: -errno
+  bool drop_cached = false;  // the file goes through the page cache
+  // When done: kOk, kMiss: it was erased, kCorrupt, kIoError, or kBusy: no memory.
+  TierResult result = TierResult::kOk;
+  std::int64_t error = 0;  // of kIoError: -errno
 
   IoStep next(std::int64_t last) noexcept override;
 
  private:
-  [[nodiscard]] bool is_right() noexcept;
+  [[nodiscard]] TierResult compare() noexcept;
 
   RecordMemory memory_;
   int step_ = 0;
@@ -132,7 +133,9 @@ class SealJob final : public IoJob {
   int directory = -1;
   std::uint64_t epoch = 0;
   std::vector<FooterEntry> entries;
-  std::int64_t result = 0;  // 0 or -errno: the segment is readable, but has no footer
+  bool footer_begun = false;  // it may be there, whatever follows
+  bool truncated = false;     // the file ends behind it, whatever follows
+  std::int64_t result = 0;    // 0 or -errno: the segment is readable, but may have no footer
 
   IoStep next(std::int64_t last) noexcept override;
   [[nodiscard]] std::int64_t end() const noexcept {
@@ -142,6 +145,34 @@ class SealJob final : public IoJob {
  private:
   AlignedBuffer footer_;
   int step_ = 0;
+};
+
+// Takes records out of a segment for good. A footer that names them is written anew, shorter and at
+// the same end of the file. Then a tombstone goes over each header, and the room behind it is given
+// back where that can be done. A crash in between leaves a record that is found whole or not found:
+// a torn footer is as good as none, and a header goes only when no footer names it any more.
+// What it writes is on the medium when it is done.
+class EraseJob final : public IoJob {
+ public:
+  Extent place;  // of the new footer, if there is one
+  bool has_footer = false;
+  std::uint64_t epoch = 0;
+  std::vector<FooterEntry> entries;     // of the new footer
+  std::vector<FooterEntry> tombstones;  // the records that go
+  bool footer_written = false;
+  std::int64_t result = 0;  // 0 or -errno: any part of it may have been done
+
+  IoStep next(std::int64_t last) noexcept override;
+
+ private:
+  enum class Phase : std::uint8_t { kFooter, kFooterSync, kTombstones, kSync, kHoles, kDone };
+  IoStep write_footer() noexcept;
+  IoStep write_tombstone(const FooterEntry& record) noexcept;
+  IoStep give_up(std::int64_t error) noexcept;
+
+  AlignedBuffer memory_;
+  Phase phase_ = Phase::kFooter;
+  std::size_t at_ = 0;
 };
 
 // Removes a file, and closes it in any case. Requires: nobody reads it.

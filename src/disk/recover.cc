@@ -69,20 +69,26 @@ bool read_footer(Reader& reader, FoundSegment& segment, bool has_epoch) {
 // Without a header of the segment the first record says the epoch.
 void read_headers(Reader& reader, FoundSegment& segment, bool has_epoch) {
   segment.used = kPiece;
+  std::uint64_t last = 0;
   while (segment.used + kPiece <= segment.bytes) {
     RecordHeader header;
     if (decode(reader.piece(segment, segment.used), header) != FormatFault::kNone) return;
     const std::int64_t size = record_bytes(header.data_bytes);
-    const bool is_first = segment.entries.empty();
+    const bool is_first = segment.used == kPiece;
     const bool is_next = ((is_first && !has_epoch) || header.epoch == segment.epoch) &&
-                         (is_first || header.sequence == segment.entries.back().sequence + 1) &&
+                         (is_first || header.sequence == last + 1) &&
                          size <= segment.bytes - segment.used;
     if (!is_next) return;
     segment.epoch = header.epoch;
-    segment.entries.push_back({.key = header.key,
-                               .sequence = header.sequence,
-                               .offset = segment.used,
-                               .data_bytes = header.data_bytes});
+    last = header.sequence;
+    if (header.erased) {
+      ++segment.tombstones;
+    } else {
+      segment.entries.push_back({.key = header.key,
+                                 .sequence = header.sequence,
+                                 .offset = segment.used,
+                                 .data_bytes = header.data_bytes});
+    }
     segment.used += size;
   }
 }
@@ -106,7 +112,7 @@ Verdict read_segment(Reader& reader, FoundSegment& segment) {
   segment.epoch = header.epoch;
   segment.sealed = read_footer(reader, segment, has_header);
   if (!segment.sealed) read_headers(reader, segment, has_header);
-  const bool is_ours = has_header || segment.sealed || !segment.entries.empty();
+  const bool is_ours = has_header || segment.sealed || segment.used > kPiece;
   // What cannot be read now may be ours.
   const bool may_be = segment.read_error < 0 && segment.bytes >= kPiece;
   if (is_ours || may_be) return Verdict::kOurs;

@@ -25,6 +25,7 @@ struct FoundSegment {
   std::int64_t read_error = 0;  // -errno: a part could not be read, so entries may not be all
   std::int64_t bytes = 0;       // of the file
   std::int64_t used = 0;        // behind the last record
+  std::int64_t tombstones = 0;  // that were passed; a footer names none
   std::vector<FooterEntry> entries{};
 };
 

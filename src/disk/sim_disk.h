@@ -43,7 +43,7 @@ class SimDisk final : public DiskCalls {
   };
   std::function<Fault(const Call&)> on_call;
   bool refuses_direct_open = false, refuses_direct_transfer = false;
-  bool cannot_allocate = false;
+  bool cannot_allocate = false, cannot_punch = false;
   std::int64_t capacity = std::int64_t{1} << 40;  // of all files together
   std::map<std::string, int> calls_made;
   std::uint32_t directory_user = ::geteuid(), directory_mode = 0700;
@@ -178,6 +178,19 @@ class SimDisk final : public DiskCalls {
     File& to = *found->second.file;
     if (this->bytes() - std::int64_t(to.data.size()) + bytes > capacity) return -ENOSPC;
     to.data.resize(std::max(to.data.size(), std::size_t(bytes)));
+    return 0;
+  }
+  int punch_hole(int file, std::int64_t offset, std::int64_t bytes) noexcept override {
+    const std::lock_guard lock(mutex_);
+    const auto found = open_.find(file);
+    if (found == open_.end()) return -EBADF;
+    if (const Fault fault = ask("punch_hole", found->second.path, offset, bytes); fault.error < 0) {
+      return int(fault.error);
+    }
+    if (cannot_punch) return -EOPNOTSUPP;
+    const std::vector<std::byte> zeros(static_cast<std::size_t>(bytes));
+    const iovec part{const_cast<std::byte*>(zeros.data()), zeros.size()};
+    write(*found->second.file, &part, 1, offset, bytes);
     return 0;
   }
   int truncate(int file, std::int64_t bytes) noexcept override {

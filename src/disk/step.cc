@@ -79,6 +79,8 @@ std::int64_t call_once(const IoStep& step, DiskCalls& calls) noexcept {
       return calls.open(step.file, *step.name, step.flags);
     case IoStep::Kind::kAllocate:
       return calls.allocate(step.file, step.bytes);
+    case IoStep::Kind::kPunchHole:
+      return calls.punch_hole(step.file, step.offset, step.bytes);
     case IoStep::Kind::kTruncate:
       return calls.truncate(step.file, step.bytes);
     case IoStep::Kind::kClose:

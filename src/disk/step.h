@@ -26,6 +26,7 @@ struct IoStep {
     kSync,           // file
     kOpen,           // name within the directory `file`, flags; the result is the file
     kAllocate,       // file, bytes
+    kPunchHole,      // file, offset, bytes
     kTruncate,       // file, bytes
     kClose,          // file
     kUnlink,         // name within the directory `file`

@@ -82,10 +82,7 @@ bool SegmentStore::take(TierOp op, const TierItem& item, Deadline deadline) {
       answer(item.tag, op, found ? TierResult::kOk : TierResult::kMiss);
       return true;
     case TierOp::kErase:
-      // One that is being written is not found afterwards either.
-      if (id != RecordIndex::kNone) index_.erase(id);
-      answer(item.tag, op, TierResult::kOk);
-      return true;
+      return take_erase(item, deadline);
     case TierOp::kLoad:
       if (found && item.bytes == std::int64_t{index_[id].data_bytes}) break;
       stats_.corrupt += found ? 1 : 0;
@@ -131,6 +128,7 @@ std::size_t SegmentStore::poll(std::uint64_t now_us, std::span<TierDone> done) {
   collect();
   expire(loads_, TierOp::kLoad);
   expire(stores_, TierOp::kStore);
+  expire_erases();
   keep_going();
   begin_waiting();
   const std::size_t n = std::min(done.size(), ready_.size());
@@ -152,7 +150,7 @@ void SegmentStore::close(Deadline deadline) {
 }
 
 bool SegmentStore::idle() const noexcept {
-  return ops_.empty() && loads_.empty() && stores_.empty() && ready_.empty();
+  return ops_.empty() && loads_.empty() && stores_.empty() && ready_.empty() && to_erase_ == 0;
 }
 
 TierHealth SegmentStore::health() const noexcept {
@@ -224,6 +222,7 @@ bool SegmentStore::has_room_for_job() const noexcept {
 }
 
 void SegmentStore::begin_waiting() {
+  begin_erases();
   while (!loads_.empty() && has_room_for_job()) {
     const Waiting waiting = loads_.front();
     loads_.pop_front();
@@ -322,7 +321,8 @@ void SegmentStore::submit_load(Op op, std::byte* data) {
 }
 
 void SegmentStore::submit_store(Op op, std::byte* data) {
-  const Record& record = index_[op.record];
+  Record& record = index_[op.record];
+  record.writing = true;
   op.segment = record.segment;
   ++op.segment->writes;
   auto job = std::make_unique<StoreJob>();
@@ -378,13 +378,15 @@ void SegmentStore::on_done(Op& op) {
           static_cast<std::uint64_t>(record_bytes(index_[op.record].data_bytes));
       static_cast<void>(on_read(op));
       return;
+    case Op::Kind::kErase:
+      return on_erased(op);
     case Op::Kind::kFile:
       return on_file_done(op);
   }
 }
 
-TierResult SegmentStore::in_time(const Op& op, TierResult result) const noexcept {
-  if (op.deadline.at_us < now_us_) return TierResult::kTimeout;
+TierResult SegmentStore::in_time(Deadline deadline, TierResult result) const noexcept {
+  if (deadline.at_us < now_us_) return TierResult::kTimeout;
   return closing_ && close_by_.at_us < now_us_ ? TierResult::kClosed : result;
 }
 
@@ -397,11 +399,12 @@ void SegmentStore::on_stored(Op& op) {
   } else {
     ++stats_.dropped;
   }
-  answer(op.item.tag, TierOp::kStore, in_time(op, result));
+  answer(op.item.tag, TierOp::kStore, in_time(op.deadline, result));
 }
 
 TierResult SegmentStore::on_written(Op& op) {
   --op.segment->writes;
+  index_[op.record].writing = false;
   const std::int64_t error = static_cast<const StoreJob&>(*op.job).result;
   if (error == 0) {
     errors_in_row_ = 0;
@@ -412,6 +415,7 @@ TierResult SegmentStore::on_written(Op& op) {
   // What lies at its place is unknown, and headers are read one behind the other: no record may
   // follow it.
   index_.erase(op.record);
+  add_stale(op.record);
   stop_writing(*op.segment);
   if (error == -ENOMEM) return TierResult::kBusy;
   if (error == -ENOSPC || error == -EDQUOT) {
@@ -430,19 +434,25 @@ void SegmentStore::on_loaded(Op& op) {
     ++stats_.loaded;
     stats_.loaded_bytes += static_cast<std::uint64_t>(op.item.bytes);
   }
-  answer(op.item.tag, TierOp::kLoad, in_time(op, result));
+  answer(op.item.tag, TierOp::kLoad, in_time(op.deadline, result));
 }
 
 TierResult SegmentStore::on_read(Op& op) {
   --op.segment->reads;
   const auto& job = static_cast<const LoadJob&>(*op.job);
+  const bool fails = job.result != TierResult::kOk && job.result != TierResult::kBusy;
+  // Its place was written over meanwhile, in part or whole.
+  const bool was_erased = index_[op.record].stale || index_[op.record].gone;
+  if (fails) {
+    index_.erase(op.record);
+    add_stale(op.record);
+  }
   if (job.result == TierResult::kOk) {
     errors_in_row_ = 0;
   } else if (job.result == TierResult::kCorrupt) {
+    if (was_erased) return TierResult::kMiss;
     ++stats_.corrupt;
-    index_.erase(op.record);
   } else if (job.result == TierResult::kIoError) {
-    index_.erase(op.record);
     on_error(*op.segment, Task::kRead);
   }
   return job.result;

@@ -3,7 +3,8 @@
 
 // SegmentStore is the disk tier without its options: the owner's side of it, a state machine that
 // never touches the disk itself. It gives jobs to an engine, and learns in poll() how they ended.
-// store.cc takes items and answers them; store_segments.cc lets segments live and go.
+// store.cc takes items and answers them; store_segments.cc lets segments live and go;
+// store_erase.cc takes records away for good.
 //
 // The life of a segment:
 //   creating -> ready -> active -> full -> sealing -> sealed -> evicting -> draining -> removing
@@ -41,6 +42,12 @@
 
 namespace kvfolio::disk {
 
+// A record that is to go, and which kErase waits for that.
+struct EraseTarget {
+  std::uint32_t record = 0;
+  std::uint64_t erase = 0;
+};
+
 struct Segment {
   enum class State : std::uint8_t {
     kCreating,
@@ -64,6 +71,9 @@ struct Segment {
   int errors = 0;
   std::uint64_t retry_us = 0;  // of a file that could not be removed: not again before that
   std::vector<std::uint32_t> records{};  // ids, in the order of the file
+  std::int64_t in_footer = -1;           // records that its footer names; -1: it has none
+  std::vector<EraseTarget> to_erase{};   // not begun
+  bool erasing = false;                  // some are under way
 };
 
 struct StoreOptions {
@@ -103,7 +113,7 @@ class SegmentStore {
   using State = Segment::State;
   // Why a job runs, and what its end means.
   struct Op {
-    enum class Kind : std::uint8_t { kStore, kLoad, kMoveRead, kMoveWrite, kScrub, kFile };
+    enum class Kind : std::uint8_t { kStore, kLoad, kMoveRead, kMoveWrite, kScrub, kErase, kFile };
     Kind kind = Kind::kFile;
     std::unique_ptr<IoJob> job{};
     Segment* segment = nullptr;
@@ -112,10 +122,21 @@ class SegmentStore {
     Deadline deadline{};                          // likewise
     AlignedBuffer memory{};                       // of the kinds that have no item
     std::uint32_t replaces = RecordIndex::kNone;  // of kMoveWrite
+    std::vector<EraseTarget> targets{};           // of kErase
   };
   struct Waiting {
     TierItem item;
     Deadline deadline;
+  };
+  // One kErase, until all that it found is gone.
+  struct Erase {
+    std::uint64_t tag = 0;
+    Deadline deadline{};
+    std::int64_t left = 0;  // targets
+    TierResult result = TierResult::kOk;
+  };
+  struct KeyHash {
+    std::size_t operator()(const TierKey& key) const noexcept;
   };
 
   SegmentStore(DiskCalls& calls, const StoreOptions& options, Directory directory,
@@ -144,7 +165,20 @@ class SegmentStore {
   void count_error(Task task);
   void notify();
   [[nodiscard]] bool has_room_for_job() const noexcept;
-  [[nodiscard]] TierResult in_time(const Op& op, TierResult result) const noexcept;
+  [[nodiscard]] TierResult in_time(Deadline deadline, TierResult result) const noexcept;
+
+  // ---- store_erase.cc ----
+  bool take_erase(const TierItem& item, Deadline deadline);
+  void drop_waiting_stores(const TierKey& key);
+  std::int64_t find_targets(const TierKey& key, std::uint64_t erase);
+  void expire_erases();
+  void begin_erases();
+  void begin_erase(Segment& segment);
+  void on_erased(Op& op);
+  void end_target(const EraseTarget& target, TierResult result);
+  void end_waiting_targets(Segment& segment, TierResult result);
+  void add_stale(std::uint32_t id);
+  void remove_stale(std::uint32_t id);
 
   // ---- store_segments.cc ----
   Status adopt(const std::vector<FoundSegment>& found);
@@ -163,6 +197,8 @@ class SegmentStore {
   void drain(Segment& segment);
   void begin_remove(Segment& segment);
   void on_file_done(Op& op);
+  void take_footer(Segment& segment, const SealJob& job);
+  [[nodiscard]] bool can_be_removed(const Segment& segment) const noexcept;
   void on_created(Segment& segment, const CreateJob& job);
   void on_removed(Segment& segment, const RemoveJob& job);
   void keep_for_later(Segment& segment);
@@ -194,8 +230,15 @@ class SegmentStore {
   std::uint64_t removed_by_open_ = 0;  // records that were beyond the budget
 
   std::unordered_map<IoJob*, Op> ops_;
-  std::deque<Waiting> loads_, stores_;  // accepted, not begun
-  std::int64_t queued_bytes_ = 0;       // of these and of what is in flight
+  std::deque<Waiting> loads_, stores_;               // accepted, not begun
+  std::unordered_map<std::uint64_t, Erase> erases_;  // by number, which no other gets
+  std::uint64_t last_erase_ = 0;
+  std::int64_t to_erase_ = 0;  // targets in Segment::to_erase
+  // Records that lie in a file, or are on their way, and that no key leads to: erased, replaced, or
+  // not what was written. A kErase of their key takes them, too, since the next open() finds them.
+  // Those of segments that go are not all here.
+  std::unordered_multimap<TierKey, std::uint32_t, KeyHash> stale_;
+  std::int64_t queued_bytes_ = 0;  // of these and of what is in flight
   std::deque<TierDone> ready_;
   bool notified_ = false;  // event_fd is readable
 

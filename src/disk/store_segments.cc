@@ -36,10 +36,11 @@ Result<std::unique_ptr<SegmentStore>> SegmentStore::open(DiskCalls& calls,
 Status SegmentStore::adopt(const std::vector<FoundSegment>& found) {
   for (const FoundSegment& one : found) {
     Segment& segment = adopt_segment(one);
-    stats_.recovered += segment.records.size();
+    const std::size_t num_found = entries_of(segment).size();
+    stats_.recovered += num_found;
     stats_.io_errors += one.read_error < 0 ? 1 : 0;
     if (one.sealed) {
-      stats_.recovered_by_footer += segment.records.size();
+      stats_.recovered_by_footer += num_found;
     } else if (one.read_error == 0) {  // else a footer would lie over records that are not known
       KVFOLIO_RETURN_IF_ERROR(seal_found(segment));
     }
@@ -47,8 +48,9 @@ Status SegmentStore::adopt(const std::vector<FoundSegment>& found) {
   // An earlier run may have had a larger budget.
   while (!segments_.empty() && bytes_used() > options_.bytes) {
     Segment& oldest = segments_.begin()->second;
-    stats_.evicted += oldest.records.size();
-    removed_by_open_ += oldest.records.size();
+    const std::size_t num_removed = entries_of(oldest).size();
+    stats_.evicted += num_removed;
+    removed_by_open_ += num_removed;
     for (const std::uint32_t id : oldest.records) index_.erase(id);
     RemoveJob job;
     job.directory = directory_.file();
@@ -75,20 +77,26 @@ Segment& SegmentStore::adopt_segment(const FoundSegment& found) {
   segment.direct = found.direct;
   segment.bytes = found.bytes;
   segment.used = found.used;
+  if (found.sealed) segment.in_footer = static_cast<std::int64_t>(found.entries.size());
   last_number_ = std::max(last_number_, found.number);
   for (const FooterEntry& entry : found.entries) {
     last_sequence_ = std::max(last_sequence_, entry.sequence);
     // Of two records with one key the younger one counts: it was written again.
     const std::uint32_t other = index_.find(entry.key);
-    if (other != RecordIndex::kNone && index_[other].sequence >= entry.sequence) continue;
     const std::uint32_t id = index_.add({.key = entry.key,
                                          .sequence = entry.sequence,
                                          .segment = &segment,
                                          .offset = entry.offset,
                                          .data_bytes = static_cast<std::uint32_t>(entry.data_bytes),
                                          .visible = true});
-    index_.publish(id);
     segment.records.push_back(id);
+    if (other != RecordIndex::kNone && index_[other].sequence >= entry.sequence) {
+      index_.erase(id);
+      add_stale(id);
+      continue;
+    }
+    index_.publish(id);
+    if (other != RecordIndex::kNone) add_stale(other);
   }
   return segment;
 }
@@ -96,7 +104,8 @@ Segment& SegmentStore::adopt_segment(const FoundSegment& found) {
 // A segment of a writer that was killed is closed for good: nobody writes behind records that may
 // not be whole.
 Status SegmentStore::seal_found(Segment& segment) {
-  if (segment.records.empty()) {
+  std::vector<FooterEntry> entries = entries_of(segment);
+  if (entries.empty()) {
     RemoveJob job;
     job.directory = directory_.file();
     job.name = segment_name(segment.number);
@@ -110,9 +119,9 @@ Status SegmentStore::seal_found(Segment& segment) {
   job.place = {segment.file, segment.used, segment.direct};
   job.directory = directory_.file();
   job.epoch = segment.epoch;
-  job.entries = entries_of(segment);
+  job.entries = std::move(entries);
   run_job(job, calls_);
-  segment.bytes = job.result == 0 ? job.end() : segment.bytes;
+  take_footer(segment, job);
   return {};  // without a footer it is as good, and slower to open
 }
 
@@ -177,10 +186,10 @@ void SegmentStore::stop_writing(Segment& segment) {
 void SegmentStore::keep_going() {
   if (evicting_ != nullptr && evicting_->state == State::kEvicting) go_on_evicting(*evicting_);
   for (auto& [number, segment] : segments_) {
-    if (segment.state == State::kFull && segment.writes == 0) begin_seal(segment);
-    if (segment.state == State::kDraining && segment.reads == 0 && segment.retry_us <= now_us_) {
-      begin_remove(segment);
-    }
+    // What is erased first need not be taken out of a footer.
+    const bool is_still = segment.writes == 0 && segment.to_erase.empty();
+    if (segment.state == State::kFull && is_still) begin_seal(segment);
+    if (can_be_removed(segment)) begin_remove(segment);
   }
   choose_active();
   // The next one is ready before this one is full, so that stores do not wait for files.
@@ -238,15 +247,25 @@ void SegmentStore::on_file_done(Op& op) {
   } else if (segment.state == State::kSealing) {
     const auto& job = static_cast<const SealJob&>(*op.job);
     segment.state = State::kSealed;
-    if (job.result == 0) {
-      segment.bytes = job.end();
-    } else {
-      on_error(segment, Task::kWrite);
-    }
+    take_footer(segment, job);
+    if (job.result < 0) on_error(segment, Task::kWrite);
   } else {
     KVFOLIO_CHECK(segment.state == State::kRemoving);
     on_removed(segment, static_cast<const RemoveJob&>(*op.job));
   }
+}
+
+// Also one of which it is not known whether it is on the medium: the next open() may find it, if
+// the file ends behind it.
+void SegmentStore::take_footer(Segment& segment, const SealJob& job) {
+  if (!job.truncated && (!job.footer_begun || job.end() != segment.bytes)) return;
+  segment.bytes = job.end();
+  segment.in_footer = static_cast<std::int64_t>(job.entries.size());
+}
+
+bool SegmentStore::can_be_removed(const Segment& segment) const noexcept {
+  return segment.state == State::kDraining && segment.reads == 0 && segment.writes == 0 &&
+         segment.retry_us <= now_us_;
 }
 
 void SegmentStore::on_removed(Segment& segment, const RemoveJob& job) {
@@ -266,6 +285,8 @@ void SegmentStore::on_removed(Segment& segment, const RemoveJob& job) {
 void SegmentStore::keep_for_later(Segment& segment) {
   segment.state = State::kDraining;
   segment.retry_us = now_us_ + kRetryUs;
+  // Its file is closed, and what it has may come back.
+  end_waiting_targets(segment, TierResult::kIoError);
 }
 
 void SegmentStore::on_created(Segment& segment, const CreateJob& job) {
@@ -304,7 +325,11 @@ bool SegmentStore::make_room() {
 }
 
 void SegmentStore::forget_segment(Segment& segment) {
-  for (const std::uint32_t id : segment.records) index_.release(id);
+  end_waiting_targets(segment, TierResult::kOk);
+  for (const std::uint32_t id : segment.records) {
+    remove_stale(id);
+    index_.release(id);
+  }
   segments_.erase(segment.number);
 }
 
@@ -371,6 +396,7 @@ void SegmentStore::on_moved_read(Op& op) {
     --moves_;
     return;
   }
+  add_stale(id);  // until it is written
   std::byte* data = op.memory.data();
   submit_store({.kind = Op::Kind::kMoveWrite,
                 .record = id,
@@ -387,7 +413,9 @@ void SegmentStore::on_moved(Op& op) {
     return;
   }
   ++stats_.reinserted;
+  remove_stale(op.record);
   index_.publish(op.record);
+  add_stale(op.replaces);
 }
 
 void SegmentStore::drain(Segment& segment) {
@@ -415,8 +443,10 @@ Status SegmentStore::check_invariants() const {
   const auto broken = [](const char* rule) { return Status(ErrorCode::kCorrupt, rule); };
   if (!index_.check()) return broken("the index finds what it has");
   if (bytes_used() > std::max(options_.bytes, kOtherBytes)) return broken("the budget");
-  std::int64_t found = 0;
+  std::int64_t found = 0, to_erase = 0;
+  std::size_t stale = 0;
   for (const auto& [number, segment] : segments_) {
+    to_erase += static_cast<std::int64_t>(segment.to_erase.size());
     const bool can_be_found =
         segment.state != State::kDraining && segment.state != State::kRemoving;
     std::int64_t least = kPiece;
@@ -425,12 +455,16 @@ Status SegmentStore::check_invariants() const {
       if (record.segment != &segment) return broken("a record is in one segment");
       if (record.offset < least) return broken("records lie behind each other");
       least = record.offset + record_bytes(record.data_bytes);
+      stale += record.stale ? 1 : 0;
       if (index_.find(record.key) != id) continue;
       ++found;
+      if (record.stale || record.gone) return broken("what is found is not stale");
       if (!can_be_found) return broken("a segment that goes has no record that is found");
     }
     if (least > segment.used || segment.used > segment.bytes) return broken("the end of a segment");
   }
+  if (stale != stale_.size()) return broken("a stale record is known by its key");
+  if (to_erase != to_erase_) return broken("what is to be erased is counted");
   return found == index_.size() ? Status() : broken("a record that is found is in a segment");
 }
 

@@ -71,6 +71,15 @@ class ItemMemory {
   std::int64_t shift_;
 };
 
+// A deep copy of what the disk has now: what a process finds that begins after this one was killed.
+inline std::unique_ptr<SimDisk> copy_of(const SimDisk& disk) {
+  auto copy = std::make_unique<SimDisk>();
+  for (const auto& [path, file] : disk.files) {
+    copy->files[path] = std::make_shared<SimDisk::File>(*file);
+  }
+  return copy;
+}
+
 class SteppedEngine final : public IoEngine {
  public:
   SteppedEngine(DiskCalls& calls, std::uint64_t seed, int event_fd)

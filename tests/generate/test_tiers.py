@@ -268,9 +268,13 @@ def test_a_flipped_byte_on_the_disk_is_found_and_costs_no_token(tmp_path):
     done = check(path)
     assert done.returncode == 0 and b", 0 damaged" in done.stdout, done
     segment = sorted(path.glob("segment-*"))[0]
-    data = bytearray(segment.read_bytes())
-    data[4096 + 200] ^= 8  # in the first record
-    segment.write_bytes(data)
+
+    def flip(at):
+        data = bytearray(segment.read_bytes())
+        data[at] ^= 8
+        segment.write_bytes(data)
+
+    flip(4096 + 200)  # in the first record
     done = check(path, "--json")
     seen = json.loads(done.stdout)
     assert done.returncode == 1 and seen["damaged"] == 1, done
@@ -280,6 +284,9 @@ def test_a_flipped_byte_on_the_disk_is_found_and_costs_no_token(tmp_path):
     assert tokens(again) == expected
     assert again.summary["tier_misses"] == {"corrupt": 1}
     assert again.summary["tier_corrupt"] == again.summary["disk"]["corrupt"] == 1
+    assert check(path).returncode == 0, "the load that found it erased it for good"
+    size = int.from_bytes(segment.read_bytes()[4096 + 96:4096 + 104], "little")
+    flip(8192 + (size - size % 4096) + 200)  # in the second one
     assert check(path, "--erase").returncode == 1
     assert check(path).returncode == 0
 
