@@ -79,7 +79,7 @@ TEST_F(DiskErase, WhatIsErasedIsNotFoundAfterAKillNorALossOfPower) {
     const std::uint64_t base = sealed ? 20 : 0;
     store_all(base, base + 9);
     if (sealed) reopen();
-    for (const std::uint64_t number : {base + 0, base + 4, base + 8}) {
+    for (const std::uint64_t number : {base + 0u, base + 4u, base + 8u}) {
       EXPECT_EQ(erase(number), TierResult::kOk);
       EXPECT_FALSE(waiter->exists(number));
       for (int power = 0; power < 3; ++power) {
@@ -91,11 +91,11 @@ TEST_F(DiskErase, WhatIsErasedIsNotFoundAfterAKillNorALossOfPower) {
       }
     }
     const std::vector<Result> found = found_on(copy(), base + 9);
-    for (const std::uint64_t i : {1, 2, 3, 5, 6, 7}) {
+    for (const std::uint64_t i : {1u, 2u, 3u, 5u, 6u, 7u}) {
       EXPECT_EQ(found.at(base + i), TierResult::kOk) << i;
     }
     reopen();
-    for (const std::uint64_t i : {0, 4, 8}) {
+    for (const std::uint64_t i : {0u, 4u, 8u}) {
       EXPECT_EQ(waiter->load(base + i), TierResult::kMiss);
       EXPECT_EQ(waiter->store(base + i), TierResult::kOk);
       EXPECT_EQ(waiter->load(base + i), TierResult::kOk);
@@ -218,7 +218,7 @@ TEST_F(DiskErase, ACrashInTheMiddleLeavesTheRecordWholeOrNotFound) {
       return SimDisk::Fault{};
     };
     std::vector<TierItem> items;
-    for (const std::uint64_t i : {1, 5, 6}) items.push_back({key_of(base + i), nullptr, 0, i});
+    for (const std::uint64_t i : {1u, 5u, 6u}) items.push_back({key_of(base + i), nullptr, 0u, i});
     ASSERT_EQ(sim.store->submit(TierOp::kErase, items, {kLater}), items.size());
     waiter->settle();
     sim.disk->on_call = nullptr;
@@ -340,7 +340,7 @@ TEST_F(DiskErase, EveryCopyOfARecordIsErased) {
     ASSERT_TRUE(both.open().ok());
     EXPECT_EQ(both.store->stats().records, 9);
     Waiter<SegmentStore> asks(*both.store);
-    for (const std::uint64_t number : {0, 3}) {
+    for (const std::uint64_t number : {0u, 3u}) {
       asks.load(number);
       EXPECT_EQ(asks(TierOp::kErase, key_of(number), {}), TierResult::kOk);
     }
@@ -460,7 +460,7 @@ TEST_F(DiskErase, AFooterOfASealThatFailedBringsNothingBack) {
 TEST_F(DiskErase, ADamagedFooterBringsNothingBack) {
   store_all(0, 9);
   reopen();
-  for (const std::uint64_t i : {0, 4, 8}) EXPECT_EQ(erase(i), TierResult::kOk);
+  for (const std::uint64_t i : {0u, 4u, 8u}) EXPECT_EQ(erase(i), TierResult::kOk);
   waiter->settle();
   std::unique_ptr<SimDisk> disk = copy();
   for (auto& [path, file] : disk->files) {
