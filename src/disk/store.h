@@ -39,6 +39,7 @@
 #include "disk/jobs.h"
 #include "disk/recover.h"
 #include "kvfolio/disk_tier.h"
+#include "tiers/key_spread.h"
 
 namespace kvfolio::disk {
 
@@ -134,9 +135,6 @@ class SegmentStore {
     Deadline deadline{};
     std::int64_t left = 0;  // targets
     TierResult result = TierResult::kOk;
-  };
-  struct KeyHash {
-    std::size_t operator()(const TierKey& key) const noexcept;
   };
 
   SegmentStore(DiskCalls& calls, const StoreOptions& options, Directory directory,
@@ -237,7 +235,7 @@ class SegmentStore {
   // Records that lie in a file, or are on their way, and that no key leads to: erased, replaced, or
   // not what was written. A kErase of their key takes them, too, since the next open() finds them.
   // Those of segments that go are not all here.
-  std::unordered_multimap<TierKey, std::uint32_t, KeyHash> stale_;
+  std::unordered_multimap<TierKey, std::uint32_t, TierKeyHash> stale_;
   std::int64_t queued_bytes_ = 0;  // of these and of what is in flight
   std::deque<TierDone> ready_;
   bool notified_ = false;  // event_fd is readable

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "base/hash.h"
 #include "disk/store.h"
 
 namespace kvfolio::disk {
@@ -20,10 +19,6 @@ constexpr std::size_t kErasesMax = 1 << 16;   // accepted and not answered
 constexpr std::size_t kTargetsOfJobMax = 64;  // each is a write of a piece
 
 }  // namespace
-
-std::size_t SegmentStore::KeyHash::operator()(const TierKey& key) const noexcept {
-  return hash_bytes(key.bytes.data(), key.bytes.size(), 0);
-}
 
 // ---- copies that no key leads to ----
 
