@@ -3,8 +3,8 @@
 
 #include <utility>
 
-#include "base/hash.h"
 #include "kvfolio/status.h"
+#include "tiers/key_spread.h"
 
 namespace kvfolio::disk {
 
@@ -21,7 +21,7 @@ std::uint32_t RecordIndex::add(const Record& record) {
 }
 
 std::size_t RecordIndex::home(const TierKey& key) const noexcept {
-  return hash_bytes(key.bytes.data(), key.bytes.size(), 0) & (table_.size() - 1);
+  return TierKeyHash()(key) & (table_.size() - 1);
 }
 
 std::size_t RecordIndex::place_of(const TierKey& key) const noexcept {
