@@ -95,7 +95,7 @@ def table(text, of_others):
         for label, said in re.findall(r'(\w+)="([^"]*)"', lines):
             if label not in ("model_name", "le"):
                 labels.setdefault(label, set()).add(said)
-        words = [f"`{label}`" + (f" ({', '.join(sorted(said))})" if label in ("state", "reason")
+        shown = [f"`{label}`" + (f" ({', '.join(sorted(said))})" if label in ("state", "reason")
                                  else "") for label, said in labels.items()]
         # The last word of a name is its unit; where it is none, the first word of the help is.
         parts = name.removesuffix("_total").replace(":", "_").split("_")
@@ -103,7 +103,7 @@ def table(text, of_others):
                  "prompts", "answers", "steps", "times")
         words = [*reversed(parts), help_text.split()[0].lower()]
         unit = next((word for word in words if word in units), "-")
-        rows.append(f"| `{name}` | {kind} | {unit} | {'; '.join(words) or '-'} | {help_text} |")
+        rows.append(f"| `{name}` | {kind} | {unit} | {', '.join(shown) or '-'} | {help_text} |")
     return "\n".join(rows) + "\n"
 
 
