@@ -243,7 +243,7 @@ TEST_F(Redis, AKilledPrimaryCostsMissesAndItsReplicaTakesOver) {
   Storm storm;
   EXPECT_GT(storm.run(user, milliseconds(300), 1), 0);
   Server& primary = cluster.primary_of(redis_slot_by(*cluster.nodes()[0], kQuiet));
-  primary.ask({"wait", "1", "1000"});
+  primary.wait_for_replica();
   primary.kill();
   storm.run(user, milliseconds(500));
   // What the primary had acknowledged and passed on is there when the replica is a primary.

@@ -170,6 +170,16 @@ std::string Server::ask(const std::vector<std::string>& words) const {
 
 // ---- six of them ----
 
+void Server::wait_for_replica() const {
+  const auto number = [this](const std::string& name) -> long long {
+    const std::string text = ask({"info", "replication"});
+    const std::size_t found = text.find(name);
+    return found == std::string::npos ? -1 : std::atoll(text.c_str() + found + name.size());
+  };
+  const long long written = number("master_repl_offset:");
+  wait_for("the replica of " + address(), [&] { return number(",offset=") >= written; });
+}
+
 Cluster::Cluster(const std::vector<std::string>& more) {
   std::vector<std::string> create{redis_program("redis-cli").value(), "--cluster", "create"};
   for (int i = 0; i < 6; ++i) {

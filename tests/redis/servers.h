@@ -53,6 +53,9 @@ class Server {
   void start();
   // redis-cli with these words; what it prints.
   std::string ask(const std::vector<std::string>& words) const;
+  // What it has acknowledged by now is on its replica. (WAIT knows the writes of its own
+  // connection.)
+  void wait_for_replica() const;
 
  private:
   int port_;
