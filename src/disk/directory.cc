@@ -233,7 +233,11 @@ Status Directory::check_manifest(const std::vector<std::string>& names, Use use,
   if (text.starts_with(kManifestHead)) {
     std::from_chars(text.data() + kManifestHead.size(), text.data() + text.size(), version);
   }
-  if (version == 0) return not_ours("manifest", as_beginning(text));
+  if (version == 0) {
+    return not_ours("manifest", as_beginning(text) +
+                                    " (if a tier's was damaged, remove this file: "
+                                    "it is written again)");
+  }
   if (version <= kFormatVersion) return {};
   return Status(ErrorCode::kFailedPrecondition,
                 text::concat("disk tier: ", path_, " is of version ", version,
