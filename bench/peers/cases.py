@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is computed: cases, the numbers of their tokens, and the right results in float64."""
 
+import argparse
 import ctypes
 import dataclasses
 import functools
@@ -25,6 +26,25 @@ CHECKED_ROWS = 24  # of a prefill
 
 class Missing(Exception):
     """A peer that is not installed, or a library that is not built."""
+
+
+def load_library(path, script):
+    path = pathlib.Path(path).resolve()
+    if not path.is_file():
+        raise Missing(f"{path} is missing; {script} builds it, or name another one with --library")
+    return ctypes.CDLL(str(path))
+
+
+def peer_names(known):
+    """The type of --peers: of all that are compared, those beside kvfolio."""
+    known = [name for name in known if name != "kvfolio"]
+
+    def names(text):
+        some = [] if text == "none" else text.split(",")
+        if set(some) - set(known):
+            raise argparse.ArgumentTypeError(f"{text}; allowed: none, or some of {','.join(known)}")
+        return some
+    return names
 
 
 class Impossible(Exception):

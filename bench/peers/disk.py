@@ -36,17 +36,9 @@ FIGURES = {
 }
 
 
-def peer_names(text):
-    names = [] if text == "none" else text.split(",")
-    known = [name for name in CONTENDERS if name != "kvfolio"]
-    if set(names) - set(known):
-        raise argparse.ArgumentTypeError(f"{text}; allowed: none, or some of {','.join(known)}")
-    return names
-
-
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--peers", type=peer_names,
+    parser.add_argument("--peers", type=cases.peer_names(CONTENDERS),
                         default=[name for name in CONTENDERS if name != "kvfolio"],
                         help="none, or some of vllm,lmcache,lmcache.direct (default: all)")
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path(os.environ.get("TMPDIR", "/tmp")),

@@ -2,7 +2,6 @@
 """kvfolio's disk tier."""
 
 import ctypes
-import pathlib
 
 import numpy as np
 
@@ -29,11 +28,7 @@ def _declare(library):
 
 class Peer:
     def __init__(self, library):
-        path = pathlib.Path(library).resolve()
-        if not path.is_file():
-            raise cases.Missing(f"{path} is missing; scripts/peers-disk builds it, or name another "
-                                "one with --library")
-        self.library = _declare(ctypes.CDLL(str(path)))
+        self.library = _declare(cases.load_library(library, "scripts/peers-disk"))
 
     def version(self):
         return cases.commit()

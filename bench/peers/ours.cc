@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <map>
 #include <memory>
 #include <stdexcept>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "cached_case.h"
+#include "guarded.h"
 #include "harness.h"
 #include "kvfolio/export.h"
 #include "kvfolio/kernels.h"
@@ -266,24 +266,10 @@ class PeerCase {
 // One thread calls: Python's.
 std::map<std::int64_t, std::unique_ptr<PeerCase>> cases;
 std::int64_t last_case = 0;
-char last_error[1024];
-
 PeerCase& case_of(std::int64_t number) {
   const auto found = cases.find(number);
   require(found != cases.end(), "there is no case " + std::to_string(number));
   return *found->second;
-}
-
-template <typename Call>
-std::int32_t guarded(Call&& call) noexcept {
-  try {
-    last_error[0] = '\0';
-    call();
-    return 0;
-  } catch (const std::exception& error) {
-    std::snprintf(last_error, sizeof last_error, "%s", error.what());
-  }
-  return -1;
 }
 
 }  // namespace

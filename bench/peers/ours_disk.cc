@@ -8,12 +8,12 @@
 
 #include <array>
 #include <chrono>
-#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "guarded.h"
 #include "harness.h"
 #include "kvfolio/disk_tier.h"
 #include "kvfolio/export.h"
@@ -25,8 +25,6 @@ struct PeerDisk {
   std::unique_ptr<DiskTier> tier;
   std::string description;
 };
-
-char last_error[1024];
 
 std::uint64_t now_us() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -71,18 +69,6 @@ void run(DiskTier& tier, TierOp op, const std::vector<TierItem>& items, std::int
     pollfd event{.fd = tier.event_fd(), .events = POLLIN, .revents = 0};
     ::poll(&event, 1, 1);
   }
-}
-
-template <typename Call>
-std::int32_t guarded(Call&& call) noexcept {
-  try {
-    last_error[0] = '\0';
-    call();
-    return 0;
-  } catch (const std::exception& error) {
-    std::snprintf(last_error, sizeof last_error, "%s", error.what());
-  }
-  return -1;
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 import ctypes
 import functools
 import itertools
-import pathlib
 
 import numpy as np
 
@@ -40,11 +39,7 @@ def _declare(library):
 
 class Peer:
     def __init__(self, library):
-        path = pathlib.Path(library).resolve()
-        if not path.is_file():
-            raise cases.Missing(f"{path} is missing; scripts/peers builds it, or name another one "
-                                "with --library")
-        self.library = _declare(ctypes.CDLL(str(path)))
+        self.library = _declare(cases.load_library(library, "scripts/peers"))
 
     def version(self):
         return cases.commit()

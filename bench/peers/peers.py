@@ -29,14 +29,6 @@ LIBRARY = ROOT / "build/release/bench/peers/libkvfolio_bench_peer.so"
 PAUSE = 0.003  # seconds before each time, so that threads that still look for work go to sleep
 
 
-def peer_names(text):
-    names = [] if text == "none" else text.split(",")
-    known = [name for name in MODULES if name != "kvfolio"]
-    if set(names) - set(known):
-        raise argparse.ArgumentTypeError(f"{text}; allowed: none, or some of {','.join(known)}")
-    return names
-
-
 def thread_counts(text):
     try:
         counts = [int(part) for part in text.split(",")]
@@ -55,7 +47,7 @@ def at_least_one(text):
 
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--peers", type=peer_names, default="onnxruntime,openvino",
+    parser.add_argument("--peers", type=cases.peer_names(MODULES), default="onnxruntime,openvino",
                         help="none, onnxruntime, openvino or both (the default)")
     parser.add_argument("--threads", type=thread_counts,
                         default="1,2" if (os.cpu_count() or 1) > 1 else "1")

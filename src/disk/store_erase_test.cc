@@ -31,27 +31,12 @@ std::vector<Result> found_on(std::unique_ptr<SimDisk> disk, std::uint64_t number
   return found;
 }
 
-class DiskErase : public ::testing::Test {
+class DiskErase : public SimStoreTest {
  protected:
-  void SetUp() override {
-    const Status status = sim.open();
-    ASSERT_TRUE(status.ok()) << status;
-    waiter.emplace(*sim.store);
-  }
-  void TearDown() override {
-    sim.disk->on_call = nullptr;
-    const Status status = sim.store->check_invariants();
-    EXPECT_TRUE(status.ok()) << status;
-    sim.close();
-    EXPECT_EQ(sim.disk->open_files(), 0u);
-  }
   void reopen() {
     waiter->settle();
     sim.close();
     SetUp();
-  }
-  void store_all(std::uint64_t begin, std::uint64_t end) {
-    for (std::uint64_t i = begin; i < end; ++i) EXPECT_EQ(waiter->store(i), TierResult::kOk) << i;
   }
   Result erase(std::uint64_t number) { return (*waiter)(TierOp::kErase, key_of(number), {}); }
   [[nodiscard]] std::unique_ptr<SimDisk> copy() const { return copy_of(*sim.disk); }
@@ -69,9 +54,6 @@ class DiskErase : public ::testing::Test {
     }
     return false;
   }
-
-  SimStore sim;
-  std::optional<Waiter<SegmentStore>> waiter;
 };
 
 TEST_F(DiskErase, WhatIsErasedIsNotFoundAfterAKillNorALossOfPower) {

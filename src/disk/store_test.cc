@@ -27,30 +27,14 @@ SimStore store_on(std::unique_ptr<SimDisk> disk) {
   return sim;
 }
 
-class DiskStore : public ::testing::Test {
+class DiskStore : public SimStoreTest {
  protected:
-  void SetUp() override {
-    const Status status = sim.open();
-    ASSERT_TRUE(status.ok()) << status;
-    waiter.emplace(*sim.store);
-  }
-  void TearDown() override {
-    if (sim.store == nullptr) return;
-    sim.disk->on_call = nullptr;
-    const Status status = sim.store->check_invariants();
-    EXPECT_TRUE(status.ok()) << status;
-    sim.close();
-    EXPECT_EQ(sim.disk->open_files(), 0u);
-  }
   void reopen() {
     sim.close();
     SetUp();
   }
   Result store(std::uint64_t number) { return waiter->store(number); }
   Result load(std::uint64_t number) { return waiter->load(number); }
-  void store_all(std::uint64_t begin, std::uint64_t end) {
-    for (std::uint64_t i = begin; i < end; ++i) EXPECT_EQ(store(i), TierResult::kOk) << i;
-  }
   // The only segment that there is.
   std::string segment_path() const {
     for (const auto& [path, file] : sim.disk->files) {
@@ -59,9 +43,6 @@ class DiskStore : public ::testing::Test {
     return {};
   }
   SimDisk::File& segment_file() { return *sim.disk->files.at(segment_path()); }
-
-  SimStore sim;
-  std::optional<Waiter<SegmentStore>> waiter;
 };
 
 TEST_F(DiskStore, GivesBackWhatItWasGiven) {

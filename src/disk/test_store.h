@@ -11,6 +11,7 @@
 
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -193,6 +194,30 @@ struct SimStore {
     return {};
   }
   void close() { store.reset(); }
+};
+
+// With a store that is open, or was closed by the test, and leaves no file open.
+class SimStoreTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const Status status = sim.open();
+    ASSERT_TRUE(status.ok()) << status;
+    waiter.emplace(*sim.store);
+  }
+  void TearDown() override {
+    if (sim.store == nullptr) return;
+    sim.disk->on_call = nullptr;
+    const Status status = sim.store->check_invariants();
+    EXPECT_TRUE(status.ok()) << status;
+    sim.close();
+    EXPECT_EQ(sim.disk->open_files(), 0u);
+  }
+  void store_all(std::uint64_t begin, std::uint64_t end) {
+    for (std::uint64_t i = begin; i < end; ++i) EXPECT_EQ(waiter->store(i), TierResult::kOk) << i;
+  }
+
+  SimStore sim;
+  std::optional<Waiter<SegmentStore>> waiter;
 };
 
 }  // namespace kvfolio::disk

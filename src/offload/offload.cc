@@ -16,10 +16,6 @@ using text::concat;
 
 Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
 
-std::int64_t record_bytes_of(KVCacheManager& manager, GroupId group) {
-  return kRecordHeaderBytes + manager.storage()->block_image_bytes(group);
-}
-
 // A tier that takes no record would be silent for ever, and so would all of them if a group's
 // blocks have no place: a prefix is loaded of all groups together.
 Status check_limits(KVCacheManager& manager, std::span<const OffloadTier> tiers) {

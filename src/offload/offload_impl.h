@@ -22,6 +22,11 @@
 
 namespace kvfolio {
 
+// A record of a block of the group.
+inline std::int64_t record_bytes_of(KVCacheManager& manager, GroupId group) {
+  return kRecordHeaderBytes + manager.storage()->block_image_bytes(group);
+}
+
 class Offload::Impl {
  public:
   Impl(KVCacheManager& manager, const OffloadOptions& options, Identity identity, HostArena arena);
@@ -213,7 +218,7 @@ class Offload::Impl {
     return tiers_[static_cast<std::size_t>(tier)];
   }
   [[nodiscard]] std::int64_t record_bytes(GroupId group) const {
-    return kRecordHeaderBytes + manager_.storage()->block_image_bytes(group);
+    return record_bytes_of(manager_, group);
   }
   [[nodiscard]] std::int32_t block_size(GroupId group) const {
     return manager_.spec().groups[static_cast<std::size_t>(group.value())].block_size;

@@ -49,18 +49,18 @@ impl From<TierHandle> for OffloadTier {
 /// The names of a root that was forgotten hold an epoch of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RootEpoch {
-    /// Of the root under epoch 0; holds no text.
+    /// The hash of the root under epoch 0. It holds no text.
     pub root: Digest,
-    /// Of its names now.
+    /// The epoch that its names have now.
     pub epoch: u64,
 }
 
 /// What was forgotten, as names know it: for [`OffloadOptions`] of the next process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NameEpochs {
-    /// Of every root that is not among `roots`.
+    /// The epoch of every root that is not among `roots`.
     pub epoch: u64,
-    /// By `root`.
+    /// In the order of their `root`.
     pub roots: Vec<RootEpoch>,
 }
 
@@ -82,7 +82,7 @@ pub struct OffloadOptions<'a> {
     pub prefill_tokens_per_s: f64,
     /// [`NameEpochs::epoch`] of a host with tiers that outlive it.
     pub epoch: u64,
-    /// [`NameEpochs::roots`] likewise.
+    /// [`NameEpochs::roots`] of the same host.
     pub root_epochs: &'a [RootEpoch],
 }
 
