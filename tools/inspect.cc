@@ -14,6 +14,7 @@
 #include "kvfolio/byte_stream.h"
 #include "kvfolio/op_replay.h"
 #include "kvfolio/snapshot_list.h"
+#include "printable_text.h"
 
 namespace kvfolio::tools {
 namespace {
@@ -37,8 +38,15 @@ std::string hex(std::span<const std::byte> bytes) {
 // The program may have died, which is no fault of the log.
 std::string how_it_ends(const OpLogEnd& end) {
   std::string text = std::to_string(end.num_calls) + " calls";
-  if (!end.ended) return text + "; the log was not ended: the program went on, or died";
-  if (end.state_hash) text += ", state hash " + hex(*end.state_hash);
+  if (!end.ended) {
+    text += "; the log was not ended: the program went on, or died";
+    if (end.bytes_cut == 0) return text;
+    return text + "; its last " + std::to_string(end.bytes_cut) + " bytes are half a piece";
+  }
+  if (end.state_hash) {
+    text += ", state hash " + hex(*end.state_hash);
+    if (!end.hash_is_ours) text += " of another version";
+  }
   return text + "\n";
 }
 
@@ -59,7 +67,7 @@ class Log {
     if (!reader) return prefixed(options_.path, reader.error());
     const OpLogHeader& header = reader->header();
     print("operation log, format " + std::to_string(header.format) + ", of kvfolio " +
-          header.library + "\n" + std::to_string(header.spec.groups.size()) +
+          printable_text(header.library) + "\n" + std::to_string(header.spec.groups.size()) +
           (header.spec.groups.size() == 1 ? " group" : " groups") +
           (header.has_storage ? ", with storage\n" : ", ids only\n"));
     std::map<std::string, std::int64_t> counts;
@@ -74,8 +82,11 @@ class Log {
     if (options_.index) {
       for (const auto& [name, count] : counts) print(name + " " + std::to_string(count) + "\n");
     }
-    print(with_newline(how_it_ends(reader->end())));
-    if (call) return 0;
+    if (call) {
+      print(with_newline(how_it_ends(reader->end())));
+      return 0;
+    }
+    print(std::to_string(reader->end().num_calls) + " calls before the damage\n");
     report("kvfolio inspect: " + options_.path + ": " + call.error().message());
     return 1;
   }
@@ -98,7 +109,8 @@ class Log {
     if (options_.replay) {
       print("replayed: all answers alike, " + with_newline(how_it_ends(replay.log)));
     }
-    if (hash && replay.log.state_hash && *hash != *replay.log.state_hash) {
+    if (hash && replay.log.hash_is_ours && replay.log.state_hash &&
+        *hash != *replay.log.state_hash) {
       report("kvfolio inspect: " + options_.path +
              ": every answer is alike, but the state at the "
              "end has hash " +

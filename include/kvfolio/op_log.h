@@ -12,12 +12,14 @@
 //   manager.record(nullptr);   // notes the number of calls and state_hash()
 //   if (!log.status().ok()) ...
 //
-// The format, version 1, little-endian: a header (the version of the library, spec, options,
+// The format, version 2, little-endian: a header (the version of the library, spec, options,
 // whether there is storage); then for each call an opcode, the low byte of its number, the
 // arguments as varints, and of the answer its code, one number of it (an id, a count) and a 32-bit
-// hash of all of it. The two runs of a program that makes the same calls write equal files. Tokens
-// are in the file: who may read it may read the prompts. Bytes of K and V are not, and a replay
-// needs none.
+// hash of all of it. The header has a checksum, and so has each piece of calls that the sink was
+// given: damage is said, with its place, and nothing of a damaged piece is believed. Logs of
+// version 1, whose calls have no checksums, are read too. The two runs of a program that makes the
+// same calls write equal files. Tokens are in the file: who may read it may read the prompts. Bytes
+// of K and V are not, and a replay needs none.
 //
 // Numbers of calls begin with 1.
 
@@ -43,8 +45,8 @@ struct OpLogOptions {
 };
 
 // Has no memory but its buffer, 16 KiB inside the object; longer arguments go to the sink in
-// pieces. An error of the sink ends the log: it is kept, and no answer of the manager changes.
-// Thread safety: that of the manager. Outlives the recording, and the sink outlives it.
+// several pieces. An error of the sink ends the log: it is kept, and no answer of the manager
+// changes. Thread safety: that of the manager. Outlives the recording, and the sink outlives it.
 class KVFOLIO_API OpLog {
  public:
   explicit OpLog(ByteSink& sink, const OpLogOptions& options = {}) noexcept
@@ -66,12 +68,16 @@ class KVFOLIO_API OpLog {
   friend class OpWriter;
   void write(const std::byte* bytes, std::size_t size) noexcept;
   void stop(Status why) noexcept;
+  // What is in the buffer, from `begin` on.
+  void give(std::size_t begin) noexcept;
 
   ByteSink& sink_;
   OpLogOptions options_;
   Status status_;
   bool begun_ = false;
   std::uint64_t num_calls_ = 0;
+  std::uint64_t given_ = 0;  // bytes, to the sink
+  // Of the piece in the buffer, without the header for which there is room at the front.
   std::size_t size_ = 0;
   std::array<std::byte, 16384> buffer_;
 };

@@ -64,20 +64,24 @@ struct OpLogEnd {
   std::uint64_t num_calls = 0;
   bool ended = false;  // by record(nullptr); false: the program went on, or died
   std::optional<std::uint64_t> state_hash{};
+  // The recorded hash is one of this version of the library, so a replay ends with the same one.
+  bool hash_is_ours = false;
+  // The bytes of a last piece that is not all there: its write was cut. Nothing of it is believed.
+  std::int64_t bytes_cut = 0;
 };
 
 // Reads the calls of a log, one after the other. Takes no more memory than the longest call has in
 // the file, times a small number.
 class OpLogReader {
  public:
-  // kCorrupt: not a log, or its header is damaged; kUnsupported: another version of the format.
+  // kCorrupt: not a log, or its header is damaged; kUnsupported: a later version of the format.
   KVFOLIO_API static Result<OpLogReader> open(ByteSource& source);
   KVFOLIO_API OpLogReader(OpLogReader&&) noexcept;
   OpLogReader& operator=(OpLogReader&&) = delete;
   KVFOLIO_API ~OpLogReader();
   [[nodiscard]] KVFOLIO_API const OpLogHeader& header() const noexcept;
-  // The next call; nullopt at the end. kCorrupt: what stands there is no call, or one is missing
-  // before it (says which and where).
+  // The next call; nullopt at the end. kCorrupt: a piece is damaged, what stands there is no call,
+  // or one is missing before it (says which and where).
   KVFOLIO_API Result<std::optional<LoggedCall>> next();
   // Of the calls so far.
   [[nodiscard]] KVFOLIO_API const OpLogEnd& end() const noexcept;

@@ -113,9 +113,11 @@ inline constexpr std::array<OpName, kNumOps> kOps = {{
 }
 
 // The format. Behind the magic: format and bytes of the body as 32 bits, the body, and 32 bits of
-// its hash.
+// the hash of all before them. Calls stand in pieces (op_piece.h). In format 1, which is read and
+// not written, they follow bare, and the hash is that of the body.
 inline constexpr std::string_view kOpLogMagic = "KVFOPLOG";
-inline constexpr std::uint32_t kOpLogFormat = 1;
+inline constexpr std::uint32_t kOpLogFormat = 2;
+inline constexpr std::uint32_t kOpLogFormatBare = 1;
 inline constexpr std::uint32_t kMostHeaderBytes = 8192;
 
 }  // namespace kvfolio

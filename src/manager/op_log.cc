@@ -10,6 +10,7 @@
 
 #include "kvfolio/version.h"
 #include "manager/impl.h"
+#include "manager/op_piece.h"
 #include "manager/op_writer.h"
 #include "manager/options.h"
 
@@ -19,20 +20,31 @@ using text::concat;
 
 OpLog::~OpLog() { static_cast<void>(flush()); }
 
-Status OpLog::flush() noexcept {
-  if (status_.ok() && size_ > 0) status_ = sink_.write({buffer_.data(), size_});
+void OpLog::give(std::size_t begin) noexcept {
+  const std::size_t end = op_piece::kHeaderBytes + size_;
+  if (status_.ok()) status_ = sink_.write(std::span(buffer_).subspan(begin, end - begin));
+  given_ += end - begin;
   size_ = 0;
+}
+
+Status OpLog::flush() noexcept {
+  if (size_ == 0) return status_;
+  const auto body = std::span(buffer_).subspan(op_piece::kHeaderBytes, size_);
+  const auto header = op_piece::header_of(body, given_);
+  std::memcpy(buffer_.data(), header.data(), header.size());
+  give(0);
   return status_;
 }
 
 void OpLog::write(const std::byte* bytes, std::size_t size) noexcept {
+  static_assert(op_piece::kHeaderBytes + op_piece::kMostBytes == sizeof buffer_);
   while (size > 0 && status_.ok()) {
-    const std::size_t part = std::min(size, buffer_.size() - size_);
-    std::memcpy(buffer_.data() + size_, bytes, part);
+    const std::size_t part = std::min(size, op_piece::kMostBytes - size_);
+    std::memcpy(buffer_.data() + op_piece::kHeaderBytes + size_, bytes, part);
     size_ += part;
     bytes += part;
     size -= part;
-    if (size_ == buffer_.size()) static_cast<void>(flush());
+    if (size_ == op_piece::kMostBytes) static_cast<void>(flush());
   }
 }
 
@@ -61,8 +73,8 @@ void OpWriter::begin(const CacheSpec& spec, const ManagerOptions& options,
   log_.size_ = size_at;
   word(size, 4);
   log_.size_ = begin + size;
-  word(XXH3_64bits(log_.buffer_.data() + begin, size) & 0xffffffff, 4);
-  if (log_.options_.flush_each_call) static_cast<void>(log_.flush());
+  word(op_piece::hash_of(std::span(log_.buffer_).subspan(op_piece::kHeaderBytes, log_.size_)), 4);
+  log_.give(op_piece::kHeaderBytes);  // the header is no piece
 }
 
 void OpWriter::end(std::optional<std::uint64_t> state_hash) noexcept {

@@ -7,6 +7,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kvfolio/version.h"
+#include "manager/op_piece.h"
+
 namespace kvfolio {
 
 using text::concat;
@@ -87,14 +90,46 @@ bool OpDecoder::fill() {
     cut_ = true;
     return false;
   }
+  if (in_pieces_) return fill_piece();
   constexpr std::int64_t kMost = 65536;
-  filled_ = static_cast<std::size_t>(std::min(size_ - position_, kMost));
+  return take(std::min(size_ - position_, kMost));
+}
+
+bool OpDecoder::take(std::int64_t bytes) {
+  filled_ = static_cast<std::size_t>(bytes);
   at_ = 0;
   buffer_.resize(filled_);
   status_ = source_.read_at(position_, buffer_);
-  position_ += static_cast<std::int64_t>(filled_);
+  position_ += bytes;
   if (status_.ok()) return true;
   at_ = filled_ = 0;
+  return false;
+}
+
+bool OpDecoder::fill_piece() {
+  const std::int64_t begin = position_;
+  const auto all_there = [&](std::int64_t bytes) {
+    if (bytes <= size_ - position_) return true;
+    cut_ = true;
+    end_.bytes_cut = size_ - begin;
+    return false;
+  };
+  if (!all_there(op_piece::kHeaderBytes) || !take(op_piece::kHeaderBytes)) return false;
+  const op_piece::Header header =
+      op_piece::read(std::span(buffer_).first<op_piece::kHeaderBytes>());
+  at_ = filled_ = 0;
+  const std::uint32_t check =
+      op_piece::check_of(header.bytes, header.hash, static_cast<std::uint64_t>(begin));
+  if (header.check != check || header.bytes == 0 || header.bytes > op_piece::kMostBytes) {
+    corrupt_piece(begin, "its header is damaged, or it belongs elsewhere");
+    return false;
+  }
+  if (!all_there(header.bytes) || !take(header.bytes)) return false;
+  const std::uint32_t hash = op_piece::hash_of(buffer_);
+  if (hash == header.hash) return true;
+  at_ = filled_ = 0;
+  corrupt_piece(begin, concat("its ", header.bytes, " bytes have the checksum ", hash,
+                              ", its header says ", header.hash));
   return false;
 }
 
@@ -124,10 +159,14 @@ std::size_t OpDecoder::count() {
   return 0;
 }
 
-void OpDecoder::corrupt(std::string_view what) {
+void OpDecoder::corrupt_at(std::int64_t place, std::string_view what) {
   if (stopped()) return;
   status_ = {ErrorCode::kCorrupt, concat("operation log, behind call ", end_.num_calls,
-                                         ", at byte ", size_ - left(), ": ", what)};
+                                         ", at byte ", place, ": ", what)};
+}
+
+void OpDecoder::corrupt_piece(std::int64_t place, std::string_view what) {
+  corrupt_at(place, concat("the piece that begins there is damaged: ", what));
 }
 
 void OpDecoder::bytes(std::string_view, std::string_view& value) {
@@ -159,15 +198,19 @@ Status OpDecoder::read_header(OpLogHeader& header) {
     return status_.ok() ? Status(ErrorCode::kCorrupt, "not an operation log") : status_;
   }
   header.format = static_cast<std::uint32_t>(word(4));
-  if (header.format != kOpLogFormat) {
-    return {ErrorCode::kUnsupported, concat("operation log of format ", header.format,
-                                            ", this library reads format ", kOpLogFormat)};
+  const bool is_bare = header.format == kOpLogFormatBare;
+  if (header.format != kOpLogFormat && !is_bare) {
+    return {ErrorCode::kUnsupported,
+            concat("operation log of format ", header.format, ", this library reads formats ",
+                   kOpLogFormatBare, " and ", kOpLogFormat)};
   }
   const auto size = static_cast<std::int64_t>(word(4));
   Status damaged(ErrorCode::kCorrupt, "operation log: its header is damaged");
   if (size > kMostHeaderBytes || size + 4 > left()) return damaged;
   // The whole header is in the first buffer.
-  const std::uint64_t hash = XXH3_64bits(buffer_.data() + at_, static_cast<std::size_t>(size));
+  const std::size_t hashed_from = is_bare ? at_ : 0;
+  const std::uint32_t hash = op_piece::hash_of(
+      std::span(buffer_).subspan(hashed_from, at_ + static_cast<std::size_t>(size) - hashed_from));
   const std::int64_t behind = left() - size;
   std::string_view library;
   bytes({}, library);
@@ -179,8 +222,14 @@ Status OpDecoder::read_header(OpLogHeader& header) {
     visit({}, header.spec.groups.emplace_back());
   }
   visit({}, header.options);
-  if (left() != behind || word(4) != (hash & 0xffffffff) || stopped()) return damaged;
+  if (left() != behind || word(4) != hash || stopped()) return damaged;
   texts_.clear();
+  end_.hash_is_ours = !is_bare && header.library == version();
+  if (is_bare) return {};
+  // From here on each buffer is one piece.
+  in_pieces_ = true;
+  position_ = size_ - left();
+  at_ = filled_ = 0;
   return {};
 }
 

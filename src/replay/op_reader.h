@@ -134,6 +134,8 @@ class OpDecoder : public OpArchive<OpDecoder> {
     return size_ - position_ + static_cast<std::int64_t>(filled_ - at_);
   }
   [[nodiscard]] bool fill();
+  [[nodiscard]] bool take(std::int64_t bytes);
+  [[nodiscard]] bool fill_piece();
   std::uint8_t byte() {
     if (at_ == filled_ && !fill()) return 0;
     return std::to_integer<std::uint8_t>(buffer_[at_++]);
@@ -146,7 +148,9 @@ class OpDecoder : public OpArchive<OpDecoder> {
     return static_cast<std::size_t>(std::min(asked, static_cast<std::uint64_t>(most_blocks_)));
   }
   // Nothing that was read counts from here on.
-  void corrupt(std::string_view what);
+  void corrupt(std::string_view what) { corrupt_at(size_ - left(), what); }
+  void corrupt_at(std::int64_t place, std::string_view what);
+  void corrupt_piece(std::int64_t place, std::string_view what);
   [[nodiscard]] bool stopped() const noexcept { return cut_ || !status_.ok(); }
 
   bool begin_call(Op& op);
@@ -183,7 +187,8 @@ class OpDecoder : public OpArchive<OpDecoder> {
   std::vector<std::byte> buffer_;
   std::size_t at_ = 0;
   std::size_t filled_ = 0;
-  bool cut_ = false;  // the log ended inside something
+  bool in_pieces_ = false;  // what follows the header
+  bool cut_ = false;        // the log ended inside something
   Status status_;
   OpLogEnd end_;
   std::int64_t most_blocks_ = 0;

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// An operation log that may come from anywhere: it is listed and replayed. Input: the log. What was
+// An operation log that may come from anywhere: it is listed and replayed, as it is and again with
+// its checksums made right, so that what stands behind them is reached. Input: the log. What was
 // made of it obeys the rules of a manager.
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <vector>
 
 #include "kvfolio/op_replay.h"
+#include "manager/op_log_pieces.h"
 
 namespace {
 
@@ -28,10 +31,8 @@ class Input final : public ByteSource {
   std::span<const std::byte> bytes_;
 };
 
-}  // namespace
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  Input input({reinterpret_cast<const std::byte*>(data), size});
+void list_and_replay(std::span<const std::byte> log) {
+  Input input(log);
   if (Result<OpLogReader> reader = OpLogReader::open(input)) {
     for (Result<std::optional<LoggedCall>> call = reader->next(); call && *call;) {
       call = reader->next();
@@ -40,5 +41,15 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (Result<Replay> replay = replay_log(input, {.max_memory_bytes = 64 << 20})) {
     KVFOLIO_CHECK(replay->manager.check_invariants().ok());
   }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::span log(reinterpret_cast<const std::byte*>(data), size);
+  list_and_replay(log);
+  std::vector<std::byte> right(log.begin(), log.end());
+  op_log_pieces::make_right(right);
+  list_and_replay(right);
   return 0;
 }

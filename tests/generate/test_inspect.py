@@ -4,7 +4,7 @@
 import subprocess
 
 import pytest
-from engine import COMMAND, checkpoint, generate
+from engine import COMMAND, SOURCE, checkpoint, generate
 
 MODEL = "tied-f32"
 REQUESTS = [{"id": "a", "prompt_ids": list(range(1, 50)), "max_new_tokens": 6, "samples": 2},
@@ -41,19 +41,30 @@ def test_a_replay_answers_alike_and_ends_in_the_recorded_state(tmp_path, options
     assert inspect(tmp_path / "log", "--state-hash").strip() == said.split()[-1]
 
 
-def test_a_log_that_was_changed_names_a_call(recorded, tmp_path):
+@pytest.mark.parametrize("options", [[], ["--replay"], ["--dump"], ["--state-hash"]])
+def test_a_byte_that_was_changed_in_a_log_is_said_with_its_place(recorded, tmp_path, options):
     log = (recorded / "log").read_bytes()
-    named = 0
-    for at in range(200, len(log) - 20, 97):
-        bad = tmp_path / "bad"
+    bad = tmp_path / "bad"
+    for at in [*range(0, 300, 23), *range(300, len(log), 293), len(log) - 12, len(log) - 1]:
         bad.write_bytes(log[:at] + bytes([log[at] ^ 2]) + log[at + 1:])
-        done = subprocess.run([COMMAND, "inspect", bad, "--replay"], timeout=60,
+        done = subprocess.run([COMMAND, "inspect", bad, *options], timeout=60,
                               capture_output=True, text=True, check=False)
-        assert done.returncode in (0, 1), (at, done.stderr)
-        named += done.returncode == 1 and "call " in done.stdout + done.stderr
-    assert named >= 5
-    (tmp_path / "cut").write_bytes(log[:len(log) // 2])
-    assert "the log was not ended" in inspect(tmp_path / "cut", "--replay")
+        assert done.returncode == 1 and "is damaged" in done.stderr and "at byte " in done.stderr \
+            or done.returncode == 2 and at < 300, (at, done)
+        assert "not ended" not in done.stdout
+
+
+def test_a_log_that_was_cut_says_so(recorded, tmp_path):
+    log = (recorded / "log").read_bytes()
+    (tmp_path / "cut").write_bytes(log[:len(log) - 5])
+    said = inspect(tmp_path / "cut", "--replay")
+    assert "the log was not ended" in said and "bytes are half a piece" in said
+
+
+def test_logs_of_format_1_are_replayed():
+    for name in ("generate", "tier"):
+        said = inspect(SOURCE / "tests/fuzz/corpus/op_log" / name, "--replay")
+        assert said.startswith("replayed: all answers alike, ") and "of another version" in said
 
 
 def test_calls_and_sections_are_listed(recorded):

@@ -10,7 +10,9 @@
 #include <random>
 
 #include "engine.h"
+#include "kvfolio/byte_stream.h"
 #include "kvfolio/op_replay.h"
+#include "op_log_pieces.h"
 
 namespace kvfolio::testing_engine {
 namespace {
@@ -187,12 +189,111 @@ TEST(OpLog, WithAFlushBeforeEachCallTheLastOneNeedsNoAnswer) {
   ADD_FAILURE() << "no cut leaves the call without its answer";
 }
 
+// Why nothing of it was believed, or what was made of it.
+std::string said_of(Memory& bytes) {
+  Result<Replay> replay = replay_log(bytes, {.max_memory_bytes = 64 << 20});
+  const auto why = [](const Status& status) {
+    return status.ok() ? std::string() : std::string(status.message());
+  };
+  std::string said = why(replay ? replay->broken : replay.error());
+  if (replay && replay->difference) said += " AND A DIFFERENCE";
+  Result<OpLogReader> reader = OpLogReader::open(bytes);
+  if (!reader) return said;
+  Result<std::optional<LoggedCall>> call = reader->next();
+  while (call && *call) call = reader->next();
+  EXPECT_EQ(why(call ? Status() : call.error()), why(replay->broken));
+  return said;
+}
+
+TEST(OpLog, EachFlippedByteIsSaidAndNothingOfItsPieceIsBelieved) {
+  for (const bool each_call : {false, true}) {
+    Memory good;
+    Engine engine(groups());
+    OpLog log(good, {.flush_each_call = each_call});
+    engine.manager.record(&log);
+    live(engine);
+    engine.manager.record(nullptr);
+    ASSERT_EQ(said_of(good), "");
+    for (std::size_t i = 0; i < good.bytes.size(); ++i) {
+      for (const int flip : {1, 3, 128}) {
+        Memory bad = good;
+        bad.bytes[i] ^= static_cast<std::byte>(flip);
+        const std::string said = said_of(bad);
+        EXPECT_THAT(said, testing::AnyOf(HasSubstr("is damaged"), HasSubstr("of format"),
+                                         HasSubstr("not an operation log")))
+            << i;
+        EXPECT_THAT(said, testing::Not(HasSubstr("DIFFERENCE"))) << i;
+      }
+    }
+  }
+}
+
+TEST(OpLog, APieceThatIsMissingOrStandsTwiceOrElsewhereIsSaid) {
+  Memory good;
+  Engine engine(groups());
+  OpLog log(good, {.flush_each_call = true});
+  engine.manager.record(&log);
+  live(engine);
+  engine.manager.record(nullptr);
+  const std::vector<std::span<const std::byte>> pieces = op_log_pieces::of(good.bytes);
+  ASSERT_GT(pieces.size(), 20U);
+  const auto joined = [&](const std::vector<std::size_t>& order) {
+    Memory file;
+    for (const std::size_t i : order) must(file.write(pieces[i]));
+    return file;
+  };
+  std::vector<std::size_t> all(pieces.size());
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
+  for (std::size_t i = 1; i + 1 < all.size(); ++i) {
+    std::vector<std::size_t> missing = all;
+    missing.erase(missing.begin() + static_cast<std::ptrdiff_t>(i));
+    std::vector<std::size_t> twice = all;
+    twice.insert(twice.begin() + static_cast<std::ptrdiff_t>(i), i);
+    std::vector<std::size_t> swapped = all;
+    std::swap(swapped[i], swapped[i + 1]);
+    for (const std::vector<std::size_t>& order : {missing, twice, swapped}) {
+      Memory bad = joined(order);
+      EXPECT_THAT(said_of(bad), HasSubstr("is damaged")) << i;
+    }
+  }
+}
+
+TEST(OpLog, HowManyBytesOfACutPieceAreLeftIsSaid) {
+  const Memory good = log_of_a_life();
+  const std::vector<std::span<const std::byte>> pieces = op_log_pieces::of(good.bytes);
+  const std::size_t begin = good.bytes.size() - pieces.back().size();
+  for (std::size_t size = begin; size < good.bytes.size(); ++size) {
+    Memory cut;
+    cut.bytes.assign(good.bytes.begin(), good.bytes.begin() + static_cast<std::ptrdiff_t>(size));
+    const Replay replay = must(replay_log(cut));
+    must(replay.broken);
+    EXPECT_FALSE(replay.log.ended);
+    EXPECT_EQ(replay.log.bytes_cut, static_cast<std::int64_t>(size - begin));
+  }
+}
+
+// As libraries before format 2 wrote them; their state hashes are not ours.
+TEST(OpLog, ALogOfFormat1IsListedAndReplayed) {
+  for (const auto& [name, calls] : {std::pair("generate", 218U), std::pair("tier", 27U)}) {
+    const std::string path = "tests/fuzz/corpus/op_log/" + std::string(name);
+    FileSource file = must(FileSource::open(path));
+    EXPECT_EQ(must(OpLogReader::open(file)).header().format, 1U);
+    const Replay replay = must(replay_log(file));
+    must(replay.broken);
+    EXPECT_FALSE(replay.difference) << replay.difference->name;
+    EXPECT_TRUE(replay.log.ended);
+    EXPECT_FALSE(replay.log.hash_is_ours);
+    EXPECT_EQ(replay.log.num_calls, calls);
+  }
+}
+
 TEST(OpLog, TheFirstCallThatAnswersOtherwiseIsNamedWithBothAnswers) {
   Memory bytes = log_of_a_life();
   std::vector<std::string> named;
   for (std::size_t i = 0; i < bytes.bytes.size(); ++i) {
     Memory bad = bytes;
     bad.bytes[i] ^= std::byte{2};
+    op_log_pieces::make_right(bad.bytes);
     const Result<Replay> replay = replay_log(bad);
     if (!replay || !replay->difference) continue;
     EXPECT_FALSE(replay->difference->recorded.empty());
@@ -235,6 +336,7 @@ TEST(OpLog, HostileBytesEndAReplayAndNeverTheProgram) {
     for (int edit = random() % 4; edit >= 0; --edit) {
       bad.bytes[random() % bad.bytes.size()] = static_cast<std::byte>(random());
     }
+    if (i % 4 != 0) op_log_pieces::make_right(bad.bytes);
     const Result<Replay> replay = replay_log(bad, small);
     if (replay) {
       EXPECT_TRUE(replay->manager.check_invariants().ok()) << i;

@@ -12,6 +12,7 @@
 #include <iostream>
 
 #include "kvfolio/op_replay.h"
+#include "manager/op_log_pieces.h"
 #include "model_check/harness.h"
 
 namespace kvfolio::model_check {
@@ -106,23 +107,18 @@ INSTANTIATE_TEST_SUITE_P(Families, OpLogReplay, testing::Range(0, kNumFamilies),
                            return name;
                          });
 
-// Where each call of a log begins, by reading longer and longer beginnings of it.
-std::vector<std::size_t> begins_of_calls(const Memory& log) {
-  std::vector<std::size_t> begins;
-  std::uint64_t calls = 0;
-  for (std::size_t size = 1; size <= log.bytes.size(); ++size) {
+// Where each call begins among `calls`, by reading longer and longer beginnings of them.
+std::vector<std::size_t> begins_of_calls(const Memory& log, std::span<const std::byte> calls) {
+  std::vector<std::size_t> begins = {0};
+  for (std::size_t size = 1; size <= calls.size(); ++size) {
     Memory head;
-    head.bytes.assign(log.bytes.begin(), log.bytes.begin() + static_cast<std::ptrdiff_t>(size));
+    head.bytes = op_log_pieces::log_of(log.bytes, calls.first(size));
     Result<OpLogReader> reader = OpLogReader::open(head);
-    if (!reader) continue;
-    if (begins.empty()) begins.push_back(size);  // the header is whole
+    KVFOLIO_REQUIRE(reader.has_value(), reader ? "" : reader.error().message());
     for (Result<std::optional<LoggedCall>> call = reader->next(); call && *call;) {
       call = reader->next();
     }
-    if (reader->end().num_calls > calls) {
-      calls = reader->end().num_calls;
-      begins.push_back(size);
-    }
+    if (reader->end().num_calls >= begins.size()) begins.push_back(size);
   }
   return begins;
 }
@@ -130,13 +126,15 @@ std::vector<std::size_t> begins_of_calls(const Memory& log) {
 TEST(OpLogReplay, ALogWithOneCallDeletedNamesIt) {
   Memory log;
   record(Family::kFullAndWindow, 5, 60, log);
-  const std::vector<std::size_t> begins = begins_of_calls(log);
+  const op_log_pieces::Bytes calls = op_log_pieces::calls_of(log.bytes);
+  const std::vector<std::size_t> begins = begins_of_calls(log, calls);
   ASSERT_GT(begins.size(), 20U);
   for (std::size_t call = 1; call < begins.size(); ++call) {
+    op_log_pieces::Bytes others = calls;
+    others.erase(others.begin() + static_cast<std::ptrdiff_t>(begins[call - 1]),
+                 others.begin() + static_cast<std::ptrdiff_t>(begins[call]));
     Memory less;
-    less.bytes = log.bytes;
-    less.bytes.erase(less.bytes.begin() + static_cast<std::ptrdiff_t>(begins[call - 1]),
-                     less.bytes.begin() + static_cast<std::ptrdiff_t>(begins[call]));
+    less.bytes = op_log_pieces::log_of(log.bytes, others);
     const Result<Replay> replay = replay_log(less);
     ASSERT_TRUE(replay) << replay.error().message();
     EXPECT_FALSE(replay->difference);
