@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -34,6 +35,13 @@ def test_after_a_shortage_the_text_goes_on_as_if_there_was_none():
         "63 of 64 tokens were found",
         "equal",
     ]
+
+
+def test_the_package_asks_for_no_newer_transformers_than_what_is_run():
+    lists = (ROOT / "python/tests/hf/env").glob("transformers-*.txt")
+    newest = max(tuple(map(int, path.stem.partition("-")[2].split("."))) for path in lists)
+    bound = re.search(r'"transformers>=[^"]*,<(\d+)\.(\d+)"', (ROOT / "pyproject.toml").read_text())
+    assert bound is not None and tuple(map(int, bound.groups())) == (newest[0], newest[1] + 1)
 
 
 @pytest.mark.parametrize("name", ["MistralForCausalLM", "Gemma3ForCausalLM"])
