@@ -6,7 +6,7 @@
 >>> cache = hf.PagedCache(model, pool, prompt_ids=ids)                # doctest: +SKIP
 >>> out = model.generate(ids, past_key_values=cache)                  # doctest: +SKIP
 
-Run with transformers 4.57.6 and 5.23.0. docs/huggingface.md says what is shared and when, and what
+Run with transformers 4.57.6, 5.23.0 and 5.24.0. docs/huggingface.md says what is shared and when, and what
 is refused.
 """
 

@@ -6,24 +6,28 @@ returns the new keys with a Place as an attribute; the function reads it and att
 Keys without a Place are all keys (gathered ones, another cache's, or none at all): they go to the
 library's own SDPA, as does what the kernels do not do: soft caps, masks of one's own, other devices.
 
-The mask function returns [rows, tokens] instead of [rows, 1, queries, keys]: causality and windows are
-the kernels' own. The full mask is made when somebody needs it.
+The mask function returns a LazyMask, which has the shape of a full one and remembers what it was asked for:
+causality and windows are the kernels' own. A model may take away leading queries of it (Gemma 4 computes
+the last token alone in layers that share keys); whoever reads its elements gets the full mask.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import threading
 from typing import Any, Callable
 
 import numpy as np
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+from torch.utils._pytree import tree_map
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
 import kvfolio
 
+from ._keywords import unknown_to_attention
 from ._round import Round
 from ._store import KernelStore, Store, lend
 
@@ -43,13 +47,17 @@ class Mask:
 
     padding: torch.Tensor | None  # bool [rows, tokens]
     plain: bool  # causal, with the layer's window, and nothing else
+    window: int  # 0: none
     full: Callable[[], torch.Tensor | None]  # bool [rows, 1, queries, keys]
+    size: tuple[int, int, int]  # rows, queries, keys
+    #: Queries in front that a model took away.
+    dropped: int = 0
 
     @functools.cached_property
     def dense(self) -> torch.Tensor:
         made = self.full()
         assert made is not None  # since allow_is_causal_skip is False
-        return made
+        return made[:, :, self.dropped :]
 
     def pads(self, end: int) -> np.ndarray | None:
         """Leading pads of each row; None if tokens behind them are masked too."""
@@ -58,22 +66,80 @@ class Mask:
         leading = (np.cumsum(real, axis=1) == 0).sum(axis=1)
         return leading if (real.sum(axis=1) + leading == end).all() else None
 
+    def drop(self, queries: int) -> Mask:
+        """Without so many queries in front."""
+        return dataclasses.replace(self, dropped=self.dropped + queries)
+
+
+class LazyMask(torch.Tensor):
+    """[rows, 1, queries, keys], made when an element is read; its own elements take no memory."""
+
+    _kvfolio: Mask
+
+    @staticmethod
+    def of(facts: Mask, device: Any) -> LazyMask:
+        rows, queries, keys = facts.size
+        one = torch.ones(1, dtype=torch.bool, device=device).expand(rows, 1, queries - facts.dropped, keys)
+        made: LazyMask = one.as_subclass(LazyMask)
+        made._kvfolio = facts
+        return made
+
+    @classmethod
+    def __torch_function__(cls, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _OF_SHAPE:
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **(kwargs or {}))
+        if function is torch.Tensor.__getitem__ and isinstance(args[0], LazyMask):
+            kept = args[0]._without_leading_queries(args[1])
+            if kept is not None:
+                return kept
+        args, kwargs = tree_map(_dense_of, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+    def _without_leading_queries(self, index: Any) -> LazyMask | None:
+        """For [:, :, first:] and [:, :, first:, :]."""
+        everything = slice(None)
+        if not isinstance(index, tuple) or not 3 <= len(index) <= 4 or not isinstance(index[2], slice):
+            return None
+        if any(part != everything for place, part in enumerate(index) if place != 2):
+            return None
+        facts, count = self._kvfolio, self.shape[2]
+        first, stop, step = index[2].indices(count)
+        if stop != count or step != 1 or first >= count:
+            return None
+        return LazyMask.of(facts.drop(first), self.device)
+
+
+_OF_SHAPE = frozenset({
+    torch.Tensor.dim, torch.Tensor.size, torch.Tensor.numel, torch.Tensor.is_floating_point,
+    *(getattr(torch.Tensor, name).__get__ for name in ("shape", "ndim", "dtype", "device", "is_cuda", "layout",
+                                                       "requires_grad")),
+})
+
+
+_MASK_ARGUMENTS = tuple(inspect.signature(masking_utils.sdpa_mask).parameters)[1:]
+
+
+def _dense_of(thing: Any) -> Any:
+    return thing._kvfolio.dense if isinstance(thing, LazyMask) else thing
+
 
 def mask(batch_size: int, *args: Any, attention_mask: torch.Tensor | None = None,
          **kwargs: Any) -> torch.Tensor:
     """The mask function: what it returns means something to attention() alone."""
     arguments = {**kwargs, "allow_is_causal_skip": False, "attention_mask": attention_mask}
+    if "allow_is_bidirectional_skip" in kwargs:
+        arguments["allow_is_bidirectional_skip"] = False
+    given = dict(zip(_MASK_ARGUMENTS, args), **arguments)
+    queries = given["q_length"] if "q_length" in given else len(given["cache_position"])
     facts = Mask(
         padding=attention_mask,
         plain=bool(kwargs.get("allow_is_causal_skip", True)),
+        window=given.get("local_size") or 0,
         full=lambda: masking_utils.sdpa_mask(batch_size, *args, **arguments),
+        size=(batch_size, int(queries), int(given["kv_length"])),
     )
-    if attention_mask is None:
-        result = torch.ones(batch_size, 1, dtype=torch.bool, device=kwargs.get("device", "cpu"))
-    else:
-        result = attention_mask.view_as(attention_mask)
-    result._kvfolio = facts  # type: ignore[attr-defined]
-    return result
+    return LazyMask.of(facts, kwargs.get("device", "cpu" if attention_mask is None else attention_mask.device))
 
 
 @dataclasses.dataclass
@@ -94,7 +160,7 @@ class Place:
         """[rows, queries, heads, dim_v]; queries at pads get zeros."""
         assert isinstance(self.store, KernelStore)
         rows, heads, count, _ = query.shape
-        num_new = self.now.num_new
+        num_new = np.minimum(self.now.num_new, count)  # a model may have kept the last queries alone
         q = query.detach().transpose(1, 2).flatten(0, 1)
         padded = bool((num_new != count).any())
         make = torch.zeros if padded else torch.empty
@@ -117,7 +183,8 @@ class Place:
         return out.view(rows, count, heads, -1)
 
     def _batch(self, num_new: np.ndarray, pads: np.ndarray | None) -> Any:
-        known = self.now.batches.get(self.group) if pads is None else None
+        key = (self.group, int(num_new.sum()))
+        known = self.now.batches.get(key) if pads is None else None
         if known is not None:
             return known
         lengths = self.now.lengths
@@ -131,7 +198,7 @@ class Place:
         trims = {} if hidden is None else dict(trim_sinks=np.zeros_like(hidden), trim_first_kept=hidden)
         batch = kvfolio.Batch(start, lengths, self.now.groups[self.group].table, **trims)
         if pads is None:
-            self.now.batches[self.group] = batch
+            self.now.batches[key] = batch
         return batch
 
 
@@ -161,32 +228,41 @@ def attention(
     """What transformers calls for each layer."""
     if dropout:
         raise ValueError(f"dropout {dropout}: kvfolio attends for inference only")
-    if kwargs.get("position_bias") is not None or kwargs.get("alibi") is not None:
-        raise ValueError("kvfolio's attention takes no position bias and no ALiBi")
+    strange = unknown_to_attention(kwargs, getattr(module, "is_causal", True))
+    if strange is not None:
+        raise ValueError(f"kvfolio's attention does not take {strange}")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     place: Place | None = getattr(key, "_kvfolio", None)
     facts: Mask | None = getattr(attention_mask, "_kvfolio", None)
     if place is None:
         return _dense(module, query, key, value, attention_mask, facts, scale, s_aux, softcap)
     place.now.unattended = None
+    if getattr(module, "is_causal", True) is False:
+        raise ValueError(
+            f"{type(module).__name__}.is_causal is False, and kvfolio attends causally over what lies in blocks"
+        )
     if sliding_window is not None and place.window and sliding_window != place.window:
         raise ValueError(f"a window of {sliding_window} over a layer that keeps {place.window} tokens")
-    pads, plain = _plain(facts, attention_mask, place.now)
+    pads, plain = _plain(facts, attention_mask, place, query.shape[2])
     if not plain or softcap is not None or not isinstance(place.store, KernelStore):
         key, value = place.gather()
         return _dense(module, query, key, value, attention_mask, facts, scale, s_aux, softcap)
     return place.attend(query, scale, s_aux, pads), None
 
 
-def _plain(facts: Mask | None, given: torch.Tensor | None, now: Round) -> tuple[np.ndarray | None, bool]:
+def _plain(facts: Mask | None, given: torch.Tensor | None, place: Place,
+           queries: int) -> tuple[np.ndarray | None, bool]:
     """The pads of each row, and whether the kernels' own masks say it all."""
+    count = place.now.count
     if facts is None:
+        if given is None and queries != count:
+            raise ValueError(f"{queries} queries without a mask, where {count} tokens were fed")
         return None, given is None
-    if not facts.plain:
+    if not facts.plain or facts.window != place.window or queries != count - facts.dropped:
         return None, False
     if facts.padding is None:
         return None, True
-    pads = facts.pads(now.end)
+    pads = facts.pads(place.now.end)
     return pads, pads is not None
 
 

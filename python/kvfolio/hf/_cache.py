@@ -203,9 +203,10 @@ class PagedCache(cache_utils.Cache):
         kinds = layer_kinds(config)
         pool.check_kinds(kinds)
         is_model = isinstance(model, torch.nn.Module)
+        owner = None
         if is_model:
             check_model(model)
-            watch(model)
+            owner = watch(model)
         elif namespace is None:
             raise ValueError(
                 "a configuration says nothing of weights, so prompts of two models with one "
@@ -214,7 +215,7 @@ class PagedCache(cache_utils.Cache):
         decoder = config.get_text_config(decoder=True)
         # Latents are expanded behind the cache, so attention cannot read them from blocks.
         paged = config._attn_implementation == "kvfolio" and not getattr(decoder, "kv_lora_rank", None)
-        core = Core(pool, kinds, namespace_of(model, is_model, namespace), paged)
+        core = Core(pool, kinds, namespace_of(model, is_model, namespace), paged, owner)
         if prompt_ids is not None:
             rope = rope_depends_on_length(config)
             if rope is not None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 
 def check_feed(core: Core, feed: Feed) -> None:
+    if feed.changing is not None:
+        core.leave_plain(f"{feed.changing}, beside which tokens have other keys")
     if feed.ids is None:
         if core.naming():
             raise ValueError(
@@ -29,36 +31,95 @@ def check_feed(core: Core, feed: Feed) -> None:
         return
     factor = core.rows_for(feed.ids.shape[0])
     pads = np.repeat(core.rows.pads, factor) if len(core.rows) else np.zeros(feed.ids.shape[0], int)
-    _check_positions(core, feed, feed.ids, torch.from_numpy(pads))
+    _check_positions(core, feed, feed.ids, torch.from_numpy(pads)[:, None])
     _check_prompt(core, feed.ids, factor)
-    _check_mask(core, feed.mask, feed.ids.shape[1], pads)
+    _check_mask(core, feed.mask, feed.ids, pads)
+
+
+def check_text(core: Core, ids: torch.Tensor) -> None:
+    """generate() was given this text, of which it will feed what the cache lacks."""
+    count = min(ids.shape[1], core.length)
+    if not count or ids.shape[0] % len(core.rows):
+        return
+    factor = core.rows_for(ids.shape[0])
+    pads = torch.from_numpy(np.repeat(core.rows.pads, factor))[:, None]
+    _check_held(core, ids[:, :count], torch.arange(count)[None].expand(len(ids), -1), pads, blind=True)
+
+
+# ---- positions ----
 
 
 def _check_positions(core: Core, feed: Feed, ids: torch.Tensor, pads: torch.Tensor) -> None:
-    count = ids.shape[1]
+    """`pads` [rows, 1]."""
+    rows, count = ids.shape
+    steps = torch.arange(count)[None]
     if feed.positions is None:
-        first = core.length if feed.first_position is None else feed.first_position
-        actual = first + torch.arange(count)[None]
-    elif feed.positions.ndim == 2:
-        actual = feed.positions.to("cpu")
+        first = core.length if feed.cache_position is None else int(feed.cache_position[0])
+        positions = (first + steps).expand(rows, -1)
+    elif feed.positions.ndim == 2 and feed.positions.shape[0] in (1, rows) and feed.positions.shape[1] == count:
+        positions = feed.positions.to("cpu").expand(rows, -1)
     else:
-        core.leave_plain(f"positions of {feed.positions.ndim} dimensions")
+        core.leave_plain(f"positions of shape {list(feed.positions.shape)}")
         return
-    relative = torch.arange(count)[None] - pads[:, None]
-    if _equal_where_real(actual, relative + core.length):
+    if not _equal_where_real(positions, core.length + steps - pads):
+        if _follows_mask(positions, feed.mask, core.length):
+            core.leave_plain("padding that was not offered with attention_mask=")
+        else:
+            _check_other_positions(core, ids, positions, pads)
+    if feed.cache_position is not None:  # 4.57 makes masks of these, whatever the positions are
+        expected = torch.arange(core.length, core.length + count)
+        if not torch.equal(feed.cache_position.to("cpu"), expected):
+            core.leave_plain(f"a cache_position from {int(feed.cache_position[0])} on, where the cache holds "
+                             f"{core.length} tokens")
+
+
+def _follows_mask(positions: torch.Tensor, mask: Any, length: int) -> bool:
+    """The positions go on behind what is held, if those that the mask hides are not counted."""
+    rows, count = positions.shape
+    if not isinstance(mask, torch.Tensor) or mask.ndim != 2:
+        return False
+    if mask.shape[0] != rows or mask.shape[1] < length + count:
+        return False
+    real = mask[:, : length + count].to("cpu").bool()
+    expected = real.long().cumsum(dim=1)[:, length:] - 1
+    return bool(((positions == expected) | ~real[:, length:]).all())
+
+
+def _check_other_positions(core: Core, ids: torch.Tensor, positions: torch.Tensor,
+                           pads: torch.Tensor) -> None:
+    """Below the length stand tokens that are held: the same ones are computed again, others belong to
+    another text."""
+    count = ids.shape[1]
+    places = positions + pads  # dense, as the cache counts
+    first = int(places[:, -1].max()) - count + 1
+    again = _equal_where_real(positions, first + torch.arange(count)[None] - pads) and first < core.length
+    _check_held(core, ids, places, pads)
+    if again:
+        core.go_back(max(0, first))
         return
-    if core.length and _equal_where_real(actual, relative) and _seen_before(core, ids):
-        core.restart()  # the whole text is fed again; so it is computed again
+    core.leave_plain(f"positions from {int(positions[0, 0])} on, where the cache holds {core.length} tokens")
+
+
+def _check_held(core: Core, ids: torch.Tensor, places: torch.Tensor, pads: torch.Tensor,
+                blind: bool = False) -> None:
+    """Raises where the cache holds another token at a dense position; with `blind` not if it holds one that it
+    never saw."""
+    if not core.length:
         return
-    core.leave_plain(
-        f"positions from {actual[0, 0].item()} on, where the cache holds {core.length} tokens"
+    factor = len(ids) // len(core.rows)
+    held = core.seen.ids.repeat_interleave(factor, dim=0)
+    below = (places >= pads) & (places < core.length)
+    known = held.gather(1, places.clamp(0, core.length - 1))
+    wrong = ((known != ids.to("cpu")) & below & ((known >= 0) | (not blind))).nonzero()
+    if len(wrong) == 0:
+        return
+    row, column = wrong[0].tolist()
+    token = int(known[row, column])
+    raise ValueError(
+        f"this cache holds {core.length} tokens of another text: row {row} is given token {int(ids[row, column])} "
+        f"at position {int(places[row, column] - pads[row])}, where it has "
+        f"{token if token >= 0 else 'an embedding'}. Make a PagedCache for each text; it finds what they share"
     )
-
-
-def _seen_before(core: Core, ids: torch.Tensor) -> bool:
-    overlap = min(ids.shape[1], core.length)
-    seen = core.seen.ids[:, :overlap].repeat_interleave(core.rows_for(ids.shape[0]), dim=0)
-    return torch.equal(seen, ids[:, :overlap].to("cpu"))
 
 
 def _check_prompt(core: Core, ids: torch.Tensor, factor: int) -> None:
@@ -79,7 +140,10 @@ def _check_prompt(core: Core, ids: torch.Tensor, factor: int) -> None:
         )
 
 
-def _check_mask(core: Core, mask: Any, count: int, pads: np.ndarray) -> None:
+# ---- masks ----
+
+
+def _check_mask(core: Core, mask: Any, ids: torch.Tensor, pads: np.ndarray) -> None:
     if mask is None:
         if pads.any():
             raise ValueError("the cache was made with an attention_mask, and this forward has none")
@@ -87,8 +151,14 @@ def _check_mask(core: Core, mask: Any, count: int, pads: np.ndarray) -> None:
     if not isinstance(mask, torch.Tensor) or mask.ndim != 2:
         core.leave_plain("a mask that is not [rows, tokens]")
         return
-    # What the forward reads; a mask that is shorter holds its last positions.
-    real = mask[:, : core.length + count].bool().to("cpu").numpy()
+    rows, count = ids.shape
+    end = core.length + count
+    if mask.shape[0] != rows or mask.shape[1] < end:
+        raise ValueError(
+            f"attention_mask is {list(mask.shape)} for {rows} rows of {end} tokens, {core.length} held and "
+            f"{count} fed: give one column for each of them. The library would mask what is missing on the right"
+        )
+    real = mask[:, :end].bool().to("cpu").numpy()
     behind_pads = np.arange(real.shape[1])[None] >= pads[:, None]
     if (real != behind_pads).any():
         if pads.any():

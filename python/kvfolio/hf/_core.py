@@ -18,22 +18,25 @@ import torch
 from ..errors import FailedPrecondition
 from ._attention import Place
 from ._calls import LayerCalls
-from ._checks import check_feed
+from ._checks import check_feed, check_text
 from ._ids import SeenIds
 from ._layers import LayerKind
 from ._pool import Leavings, Pool
 from ._prompt import Namespace, Prompt
 from ._round import GroupRound, Round, spans_of
 from ._rows import Row, Rows
-from ._witness import Feed
+from ._witness import Feed, Owner
 
 
 class Core:
-    def __init__(self, pool: Pool, kinds: list[LayerKind | None], namespace: Namespace, paged: bool):
+    def __init__(self, pool: Pool, kinds: list[LayerKind | None], namespace: Namespace, paged: bool,
+                 owner: Owner | None):
         self.pool = pool
         self.kinds = kinds
         self.namespace = namespace
         self.paged = paged
+        #: What may run with it; None: it was made with a bare configuration.
+        self.owner = owner
         self.rows = Rows(pool)
         self.length = 0  # dense: as the model counts, pads included
         self.prompt: Prompt | None = None
@@ -98,6 +101,13 @@ class Core:
         self.length = 0
         self.seen.crop(0)
 
+    def go_back(self, length: int) -> None:
+        """Forgets the tokens from there on: the same ones are about to be computed again."""
+        if length == 0:
+            self.restart()
+        else:
+            self.crop(length)
+
     def naming(self) -> bool:
         """The next forward computes tokens of the offered prompt."""
         return self.prompt is not None and self.length < self.prompt.width
@@ -113,6 +123,13 @@ class Core:
         if not (self._unpublishable or self.naming() or self.namespace.seems_unchanged()):
             reason = self.namespace.changed()  # also if it is undone before publish()
             self._unpublishable = reason and f"to a model that had changed ({reason})"
+
+    def before_generation(self, ids: torch.Tensor) -> None:
+        """generate() begins with this text [rows, tokens]."""
+        self.check_open()
+        if self.round is not None:
+            self._roll_back()
+        check_text(self, ids)
 
     def leave_plain(self, reason: str) -> None:
         """The next forward's keys are not those of its tokens alone."""
@@ -366,7 +383,7 @@ class Core:
         self.check_open()
         if self.round is not None:
             self._roll_back()
-        twin = Core(self.pool, self.kinds, self.namespace, self.paged)
+        twin = Core(self.pool, self.kinds, self.namespace, self.paged, self.owner)
         with self.pool.locked():
             self.rows.settle()
             try:

@@ -43,6 +43,7 @@ def layer_kinds(config: Any) -> list[LayerKind | None]:
             f"{config.model_type} has an encoder: its cross-attention is no prefix of tokens"
         )
     decoder = config.get_text_config(decoder=True)
+    _check_causal(decoder)
     kinds: list[LayerKind | None] = []
     for index, (name, window) in enumerate(_layer_types(decoder)):
         if name in _EMPTY:
@@ -64,6 +65,19 @@ def layer_kinds(config: Any) -> list[LayerKind | None]:
     return kinds
 
 
+def _check_causal(decoder: Any) -> None:
+    """A key of a token that reads later ones is another with each text behind it."""
+    both_ways = getattr(decoder, "use_bidirectional_attention", None)
+    if both_ways is True or both_ways == "all":
+        raise UnsupportedModel(
+            f"use_bidirectional_attention is {both_ways!r} in {decoder.model_type}: its tokens read later ones, "
+            "so no prefix has keys of its own"
+        )
+    if getattr(decoder, "is_causal", True) is False:
+        raise UnsupportedModel(f"is_causal is False in {decoder.model_type}: its tokens read later ones, so no "
+                               "prefix has keys of its own")
+
+
 def check_model(model: Any) -> None:
     """Refuses what the configuration does not tell."""
     for part in model.modules():
@@ -74,8 +88,13 @@ def check_model(model: Any) -> None:
 
 
 def check_repeatable(model: Any) -> None:
-    """Refuses a model whose dropout is at work: it never computes the same keys twice."""
+    """Refuses a model whose dropout is at work: it never computes the same keys twice. And one whose tokens
+    read later ones, which its attention modules say."""
     for name, part in model.named_modules():
+        if vars(part).get("is_causal") is False:
+            raise UnsupportedModel(
+                f"{name} is not causal: its tokens read later ones, so no prompt can be shared"
+            )
         if not part.training:
             continue
         is_dropout = isinstance(part, torch.nn.modules.dropout._DropoutNd)

@@ -37,8 +37,9 @@ class Round:
     watched: bool = False
     #: The layer whose new keys went to our attention and were not attended to yet.
     unattended: int | None = None
-    #: By group: what the kernels take for rows without hidden pads, made by the first layer.
-    batches: dict[int, Any] = dataclasses.field(default_factory=dict)
+    #: By group and number of queries: what the kernels take for rows without hidden pads, made by the first
+    #: layer.
+    batches: dict[tuple[int, int], Any] = dataclasses.field(default_factory=dict)
 
     @property
     def end(self) -> int:

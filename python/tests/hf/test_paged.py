@@ -219,7 +219,7 @@ def test_dropout_and_biases_are_refused():
     q = torch.zeros(1, 2, 1, 8)
     with pytest.raises(ValueError, match="dropout 0.1"):
         _attention.attention(torch.nn.Module(), q, q, q, None, dropout=0.1)
-    with pytest.raises(ValueError, match="position bias"):
+    with pytest.raises(ValueError, match="does not take position_bias="):
         _attention.attention(torch.nn.Module(), q, q, q, None, position_bias=q)
 
 
