@@ -6,7 +6,6 @@
 
 #include <algorithm>
 
-#include "base/text.h"
 #include "kernels/check.h"
 #include "kernels/rows.h"
 #include "kernels/stream.h"
@@ -17,15 +16,11 @@ namespace {
 
 using kernels::RowWriter;
 using kernels::Stores;
-using text::concat;
 
 Status check_slots(const KVView& cache, std::span<const std::int32_t> slots) {
   const std::int32_t end = kernels::num_slots(cache);
   for (std::size_t t = 0; t < slots.size(); ++t) {
-    if (slots[t] < -1 || slots[t] >= end) {
-      return {ErrorCode::kInvalidArgument,
-              concat("slots[", t, "] is ", slots[t], ", allowed: -1 (skip) or 0 to ", end - 1)};
-    }
+    if (slots[t] < -1 || slots[t] >= end) return kernels::bad_slot(cache, t, slots[t]);
   }
   return {};
 }
@@ -69,21 +64,8 @@ void write_rows(const KVView& cache, std::span<const Stream> streams,
 
 Status append(const KVView& cache, std::int32_t layer, const ConstRowsView& k,
               const ConstRowsView& v, std::span<const std::int32_t> slots) {
-  KVFOLIO_RETURN_IF_ERROR(kernels::check_view(cache));
-  KVFOLIO_RETURN_IF_ERROR(kernels::check_layer(cache, layer));
-  if (slots.size() != static_cast<std::size_t>(k.num_tokens)) {
-    return {ErrorCode::kInvalidArgument,
-            concat(slots.size(), " slots for ", k.num_tokens, " tokens of k")};
-  }
-  KVFOLIO_RETURN_IF_ERROR(
-      kernels::check_rows("k", k, {k.num_tokens, cache.num_kv_heads, cache.head_dim_k}));
+  KVFOLIO_RETURN_IF_ERROR(kernels::check_append(cache, layer, k, v, slots.size()));
   const bool writes_v = kernels::stores_v(cache);
-  if (writes_v) {
-    KVFOLIO_RETURN_IF_ERROR(
-        kernels::check_rows("v", v, {k.num_tokens, cache.num_kv_heads, cache.head_dim_v}));
-  } else if (v.data != nullptr) {
-    return {ErrorCode::kInvalidArgument, "v is given, but the cache stores no V of its own"};
-  }
   KVFOLIO_RETURN_IF_ERROR(check_slots(cache, slots));
 
   const double row = static_cast<double>(cache.head_dim_k) + (writes_v ? cache.head_dim_v : 0);

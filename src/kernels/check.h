@@ -4,10 +4,12 @@
 // Checks of arguments that several kernels share. Each answers kInvalidArgument with the name of
 // the argument, the value seen and what is allowed, except check_memory().
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
 
+#include "kvfolio/kernels.h"
 #include "kvfolio/status.h"
 #include "kvfolio/view.h"
 
@@ -38,6 +40,21 @@ Status check_written_rows(std::string_view name, const RowsView& rows, const Row
 // copies of blocks: equal counts, every block in range.
 Status check_copies(const KVView& cache, std::span<const std::int32_t> src,
                     std::span<const std::int32_t> dst);
+
+// All arguments of a call but what its slots or its block table say, which lie in the memory of a
+// device for the kernels there (src/cuda).
+Status check_append(const KVView& cache, std::int32_t layer, const ConstRowsView& k,
+                    const ConstRowsView& v, std::size_t num_slots);
+// args.block_table counts as its size.
+Status check_gather(const GatherArgs& args);
+Status check_conversion(const KVView& from, const KVView& to, std::span<const std::int32_t> src,
+                        std::span<const std::int32_t> dst);
+// What is said of entry `index` of slots, or of a block table, that names no place.
+Status bad_slot(const KVView& cache, std::size_t index, std::int32_t slot);
+Status bad_entry(const KVView& cache, std::size_t index, std::int32_t block);
+
+// Rows pass through the stack between two caches of unequal format or type: this many elements.
+inline constexpr std::int32_t kStageElements = 4096;
 
 // Slots of the cache: num_blocks * block_size. Requires: check_view(cache).ok().
 [[nodiscard]] inline std::int32_t num_slots(const KVView& cache) noexcept {

@@ -7,12 +7,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
-#include <string_view>
-#include <utility>
 
 #include "base/row_nest.h"
-#include "base/text.h"
 #include "kernels/check.h"
 #include "kernels/convert.h"
 #include "kernels/move.h"
@@ -34,8 +30,7 @@ Status copy_blocks(const KVView& cache, std::span<const std::int32_t> src,
 
 namespace {
 
-// Rows pass through the stack between two caches of unequal format or type: this many elements.
-constexpr std::int32_t kStageElements = 4096;
+using kernels::kStageElements;
 
 // K or V of one block of one layer.
 void convert_plane(kernels::Plane from, kernels::Plane to, const KVView& shape,
@@ -68,60 +63,11 @@ void convert_plane(kernels::Plane from, kernels::Plane to, const KVView& shape,
   }
 }
 
-Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
-
-// What two caches must have in common.
-Status check_alike(const KVView& from, const KVView& to) {
-  struct Field {
-    std::string_view name;
-    std::int32_t from;
-    std::int32_t to;
-  };
-  for (const Field& f : {Field{"num_layers", from.num_layers, to.num_layers},
-                         Field{"num_kv_heads", from.num_kv_heads, to.num_kv_heads},
-                         Field{"head_dim_k", from.head_dim_k, to.head_dim_k},
-                         Field{"head_dim_v", from.head_dim_v, to.head_dim_v},
-                         Field{"block_size", from.block_size, to.block_size}}) {
-    if (f.from != f.to) {
-      return invalid(text::concat("block conversion: ", f.name, " is ", f.from, " and ", f.to,
-                                  ", allowed: equal ones"));
-    }
-  }
-  if (to.v_is_prefix_of_k && !from.v_is_prefix_of_k) {
-    return invalid("block conversion: V is a prefix of K in the target, but not in the source");
-  }
-  for (const std::int32_t dim : {from.head_dim_k, from.head_dim_v}) {
-    if (dim > kStageElements) {
-      return invalid(text::concat("block conversion: a row has ", dim,
-                                  " elements, allowed: at most ", kStageElements));
-    }
-  }
-  return {};
-}
-
-Status check_blocks(const KVView& cache, std::string_view name,
-                    std::span<const std::int32_t> blocks) {
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    if (blocks[i] >= 0 && blocks[i] < cache.num_blocks) continue;
-    return invalid(text::concat("block conversion: ", name, "[", i, "] is ", blocks[i],
-                                ", its cache has blocks 0 to ", cache.num_blocks - 1));
-  }
-  return {};
-}
-
 }  // namespace
 
 Status convert_blocks(const KVView& from, const KVView& to, std::span<const std::int32_t> src,
                       std::span<const std::int32_t> dst) {
-  KVFOLIO_RETURN_IF_ERROR(kernels::check_view(from));
-  KVFOLIO_RETURN_IF_ERROR(kernels::check_view(to));
-  KVFOLIO_RETURN_IF_ERROR(check_alike(from, to));
-  if (src.size() != dst.size()) {
-    return invalid(
-        text::concat("block conversion: ", src.size(), " sources, ", dst.size(), " destinations"));
-  }
-  KVFOLIO_RETURN_IF_ERROR(check_blocks(from, "src", src));
-  KVFOLIO_RETURN_IF_ERROR(check_blocks(to, "dst", dst));
+  KVFOLIO_RETURN_IF_ERROR(kernels::check_conversion(from, to, src, dst));
   for (std::int32_t layer = 0; layer < to.num_layers; ++layer) {
     for (std::size_t i = 0; i < src.size(); ++i) {
       convert_plane(kernels::k_plane(from, layer), kernels::k_plane(to, layer), to, src[i], dst[i]);

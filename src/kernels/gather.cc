@@ -5,10 +5,7 @@
 // check their arguments before the first byte moves. rows.h does the rest.
 
 #include <algorithm>
-#include <string_view>
 
-#include "base/checked.h"
-#include "base/row_nest.h"
 #include "base/text.h"
 #include "kernels/check.h"
 #include "kernels/rows.h"
@@ -25,57 +22,14 @@ using text::concat;
 
 Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
 
-// Rows that gather() writes for several layers.
-Status check_output(std::string_view name, const RowsView& rows, const GatherArgs& args,
-                    std::int32_t head_dim, std::int64_t layer_stride) {
-  const KVView& cache = args.cache;
-  if (rows.num_heads < 1 || args.first_head < 0 || args.first_head >= cache.num_kv_heads ||
-      rows.num_heads > cache.num_kv_heads - args.first_head) {
-    return invalid(concat(name, " wants ", rows.num_heads, " heads from head ", args.first_head,
-                          " on, the cache has heads 0 to ", cache.num_kv_heads - 1));
-  }
-  KVFOLIO_RETURN_IF_ERROR(
-      kernels::check_written_rows(name, rows, {args.count, rows.num_heads, head_dim}));
-  if (args.num_layers == 1 || args.count == 0) return {};
-  const std::int64_t element = dtype_bytes(rows.dtype);
-  RowNest nest;
-  nest.row_bytes = head_dim * element;
-  if (args.count > 1) nest.add({args.count, std::abs(rows.token_stride)});
-  if (rows.num_heads > 1) nest.add({rows.num_heads, std::abs(rows.head_stride)});
-  // Layers run forward: what negative layer strides would buy is not worth their checks.
-  if (layer_stride > 0 && layer_stride % element == 0) {
-    nest.add({args.num_layers, layer_stride});
-    if (nest.nested()) return {};
-  }
-  return invalid(concat(name, "_layer_stride is ", layer_stride, " for ", args.num_layers,
-                        " layers of ", args.count, " tokens, ", rows.num_heads,
-                        " heads and head_dim ", head_dim,
-                        ": it must be a multiple of the element and step over a layer's rows"));
-}
-
-Status check_range(const GatherArgs& args) {
-  const KVView& cache = args.cache;
-  if (args.first_layer < 0 || args.num_layers < 1 || args.first_layer >= cache.num_layers ||
-      args.num_layers > cache.num_layers - args.first_layer) {
-    return invalid(concat(args.num_layers, " layers from layer ", args.first_layer,
-                          " on, the cache has layers 0 to ", cache.num_layers - 1));
-  }
-  if (args.length < 0 || args.first < 0 || args.count < 0 || args.first > args.length ||
-      args.count > args.length - args.first) {
-    return invalid(
-        concat(args.count, " positions from ", args.first, " on of a sequence of ", args.length));
-  }
+Status check_table(const GatherArgs& args) {
   if (args.count == 0) return {};
-  const std::int32_t last_block = (args.first + (args.count - 1)) / cache.block_size;
-  if (static_cast<std::size_t>(last_block) >= args.block_table.size()) {
-    return invalid(concat("position ", args.first + (args.count - 1), " is in block ", last_block,
-                          " of a table of ", args.block_table.size()));
-  }
-  for (std::int32_t i = args.first / cache.block_size; i <= last_block; ++i) {
-    const std::int32_t block = args.block_table[static_cast<std::size_t>(i)];
-    if (block < 0 || block >= cache.num_blocks) {
-      return invalid(concat("block_table[", i, "] is ", block, ", the cache has blocks 0 to ",
-                            cache.num_blocks - 1));
+  const std::int32_t last = (args.first + (args.count - 1)) / args.cache.block_size;
+  for (std::int32_t i = args.first / args.cache.block_size; i <= last; ++i) {
+    const auto index = static_cast<std::size_t>(i);
+    const std::int32_t block = args.block_table[index];
+    if (block < 0 || block >= args.cache.num_blocks) {
+      return kernels::bad_entry(args.cache, index, block);
     }
   }
   return {};
@@ -125,15 +79,8 @@ kernels::RowBox box_of(const KVView& cache, const TokenPlace& place) {
 
 Status gather(const GatherArgs& args) {
   const KVView& cache = args.cache;
-  KVFOLIO_RETURN_IF_ERROR(kernels::check_view(cache));
-  KVFOLIO_RETURN_IF_ERROR(check_range(args));
-  if (args.k.data != nullptr) {
-    KVFOLIO_RETURN_IF_ERROR(check_output("k", args.k, args, cache.head_dim_k, args.k_layer_stride));
-  }
-  if (args.v.data != nullptr) {
-    if (cache.head_dim_v == 0) return invalid("v is wanted, but the cache has no V");
-    KVFOLIO_RETURN_IF_ERROR(check_output("v", args.v, args, cache.head_dim_v, args.v_layer_stride));
-  }
+  KVFOLIO_RETURN_IF_ERROR(kernels::check_gather(args));
+  KVFOLIO_RETURN_IF_ERROR(check_table(args));
   if (args.count == 0) return {};
   const auto bytes_of = [&](const RowsView& rows, std::int32_t head_dim) {
     if (rows.data == nullptr) return 0.0;
