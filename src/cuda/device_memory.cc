@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Copies to the host side of a device. A half of the staging is filled, its copies are started and
+// an event is recorded behind them; before the half is used again, that event is waited for. A
+// failure ends a call: what it had started is waited for, so that no copy of it writes later into
+// staging that another call has filled.
+
+#include "cuda/device_memory.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/text.h"
+
+namespace kvfolio::cuda {
+namespace {
+
+using text::concat;
+
+constexpr unsigned kNonBlocking = 1;    // streams that do not wait for the legacy stream
+constexpr unsigned kDisableTiming = 2;  // events
+constexpr unsigned kPortable = 1;       // pinned for every context
+
+DeviceAddress address_of(const std::byte* memory) {
+  return static_cast<DeviceAddress>(reinterpret_cast<std::uintptr_t>(memory));
+}
+
+}  // namespace
+
+Result<PinnedMemory> PinnedMemory::allocate(std::shared_ptr<Device> device, std::int64_t bytes) {
+  void* memory = nullptr;
+  KVFOLIO_RETURN_IF_ERROR(
+      device->run([&] { return concat("to pin ", bytes, " bytes of host memory"); },
+                  [&](const DriverCalls& calls) {
+                    return calls.host_allocate(&memory, static_cast<std::size_t>(bytes), kPortable);
+                  }));
+  PinnedMemory result;
+  result.device_ = std::move(device);
+  result.data_ = static_cast<std::byte*>(memory);
+  result.bytes_ = bytes;
+  return result;
+}
+
+PinnedMemory& PinnedMemory::operator=(PinnedMemory&& other) noexcept {
+  if (this == &other) return *this;
+  release();
+  device_ = std::move(other.device_);
+  data_ = std::exchange(other.data_, nullptr);
+  bytes_ = std::exchange(other.bytes_, 0);
+  return *this;
+}
+
+void PinnedMemory::release() noexcept {
+  if (data_ == nullptr) return;
+  static_cast<void>(device_->run("to unpin host memory",
+                                 [&](const DriverCalls& calls) { return calls.host_free(data_); }));
+  data_ = nullptr;
+}
+
+Result<std::unique_ptr<DeviceMemory>> DeviceMemory::create(std::shared_ptr<Device> device,
+                                                           const DeviceMemoryOptions& options) {
+  if (options.staging_bytes < 128) {
+    return Status(ErrorCode::kInvalidArgument,
+                  concat("staging_bytes is ", options.staging_bytes, ", allowed: at least 128"));
+  }
+  std::unique_ptr<DeviceMemory> memory(new DeviceMemory(device));
+  Result<PinnedMemory> staging = PinnedMemory::allocate(device, options.staging_bytes);
+  if (!staging) return staging.error();
+  memory->staging_ = *std::move(staging);
+  memory->half_bytes_ = options.staging_bytes / 128 * 64;
+  KVFOLIO_RETURN_IF_ERROR(device->run("to make a stream", [&](const DriverCalls& calls) {
+    return calls.stream_create(&memory->stream_, kNonBlocking);
+  }));
+  for (std::size_t i = 0; i < 2; ++i) {
+    Half& half = memory->halves_[i];
+    half.data = memory->staging_.data() + static_cast<std::int64_t>(i) * memory->half_bytes_;
+    KVFOLIO_RETURN_IF_ERROR(device->run("to make an event", [&](const DriverCalls& calls) {
+      return calls.event_create(&half.event, kDisableTiming);
+    }));
+  }
+  return memory;
+}
+
+DeviceMemory::~DeviceMemory() {
+  static_cast<void>(device_->run("to end a stream", [&](const DriverCalls& calls) {
+    for (const Half& half : halves_) {
+      if (half.event != nullptr) static_cast<void>(calls.event_destroy(half.event));
+    }
+    return stream_ != nullptr ? calls.stream_destroy(stream_) : 0;
+  }));
+}
+
+Result<std::byte*> DeviceMemory::allocate(std::int64_t bytes) {
+  DeviceAddress address = 0;
+  KVFOLIO_RETURN_IF_ERROR(device_->run([&] { return concat("to allocate ", bytes, " bytes"); },
+                                       [&](const DriverCalls& calls) {
+                                         return calls.memory_allocate(
+                                             &address, static_cast<std::size_t>(bytes));
+                                       }));
+  return reinterpret_cast<std::byte*>(static_cast<std::uintptr_t>(address));
+}
+
+void DeviceMemory::deallocate(std::byte* memory, std::int64_t bytes) noexcept {
+  const std::lock_guard lock(mutex_);
+  keep(device_->run(
+      [&] { return concat("to free ", bytes, " bytes"); },
+      [&](const DriverCalls& calls) { return calls.memory_free(address_of(memory)); }));
+}
+
+void DeviceMemory::copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept {
+  const CopyRun run{dst, src, bytes};
+  copy_batch({&run, 1});
+}
+
+void DeviceMemory::copy_batch(std::span<const CopyRun> runs) noexcept {
+  const std::lock_guard lock(mutex_);
+  keep(settle(copy_within(runs)));
+}
+
+bool DeviceMemory::copy_in(std::span<const CopyRun> runs) noexcept {
+  const std::lock_guard lock(mutex_);
+  return keep(settle(move_in(runs)));
+}
+
+bool DeviceMemory::copy_out(std::span<const CopyRun> runs) noexcept {
+  const std::lock_guard lock(mutex_);
+  return keep(settle(move_out(runs)));
+}
+
+Status DeviceMemory::take_error() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(error_, Status());
+}
+
+bool DeviceMemory::keep(Status status) {
+  const bool ok = status.ok();
+  if (!ok && error_.ok()) error_ = std::move(status);
+  return ok;
+}
+
+Status DeviceMemory::settle(Status status) {
+  if (!status.ok()) {
+    static_cast<void>(device_->run(
+        "to wait", [&](const DriverCalls& calls) { return calls.stream_synchronize(stream_); }));
+  }
+  for (Half& half : halves_) {
+    half.in_flight = false;
+    half.used = 0;
+    half.num_pieces = 0;
+  }
+  return status;
+}
+
+Status DeviceMemory::copy_within(std::span<const CopyRun> runs) {
+  for (const CopyRun& run : runs) {
+    KVFOLIO_RETURN_IF_ERROR(
+        device_->run([&] { return concat("to copy ", run.bytes, " bytes within its memory"); },
+                     [&](const DriverCalls& calls) {
+                       return calls.copy_within(address_of(run.dst), address_of(run.src),
+                                                static_cast<std::size_t>(run.bytes), stream_);
+                     }));
+  }
+  if (runs.empty()) return {};
+  return device_->run("to wait for copies within its memory",
+                      [&](const DriverCalls& calls) { return calls.stream_synchronize(stream_); });
+}
+
+Status DeviceMemory::record_half(Half& half) {
+  if (half.used == 0) return {};
+  KVFOLIO_RETURN_IF_ERROR(device_->run("to record an event", [&](const DriverCalls& calls) {
+    return calls.event_record(half.event, stream_);
+  }));
+  half.in_flight = true;
+  return {};
+}
+
+Status DeviceMemory::finish_half(Half& half) {
+  if (half.in_flight) {
+    KVFOLIO_RETURN_IF_ERROR(device_->run("to wait for an event", [&](const DriverCalls& calls) {
+      return calls.event_synchronize(half.event);
+    }));
+    half.in_flight = false;
+  }
+  for (std::size_t i = 0; i < half.num_pieces; ++i) {
+    const Half::Piece& piece = half.pieces[i];
+    std::memcpy(piece.to, half.data + piece.at, static_cast<std::size_t>(piece.bytes));
+  }
+  half.used = 0;
+  half.num_pieces = 0;
+  return {};
+}
+
+Status DeviceMemory::move_in(std::span<const CopyRun> runs) {
+  std::size_t current = 0;
+  // Pieces that follow each other on both sides are one copy.
+  std::byte* dst = nullptr;
+  std::int64_t at = 0, bytes = 0;
+  const auto start = [&]() -> Status {
+    if (bytes == 0) return {};
+    const std::int64_t count = std::exchange(bytes, 0);
+    return device_->run([&] { return concat("to copy ", count, " bytes to it"); },
+                        [&](const DriverCalls& calls) {
+                          return calls.copy_in(address_of(dst), halves_[current].data + at,
+                                               static_cast<std::size_t>(count), stream_);
+                        });
+  };
+  for (const CopyRun& run : runs) {
+    for (std::int64_t done = 0; done < run.bytes;) {
+      if (halves_[current].used == half_bytes_) {
+        KVFOLIO_RETURN_IF_ERROR(start());
+        KVFOLIO_RETURN_IF_ERROR(record_half(halves_[current]));
+        current ^= 1u;
+        KVFOLIO_RETURN_IF_ERROR(finish_half(halves_[current]));
+      }
+      Half& half = halves_[current];
+      const std::int64_t count = std::min(run.bytes - done, half_bytes_ - half.used);
+      std::memcpy(half.data + half.used, run.src + done, static_cast<std::size_t>(count));
+      if (bytes > 0 && dst + bytes != run.dst + done) KVFOLIO_RETURN_IF_ERROR(start());
+      if (bytes == 0) {
+        dst = run.dst + done;
+        at = half.used;
+      }
+      bytes += count;
+      half.used += count;
+      done += count;
+    }
+  }
+  KVFOLIO_RETURN_IF_ERROR(start());
+  KVFOLIO_RETURN_IF_ERROR(record_half(halves_[current]));
+  KVFOLIO_RETURN_IF_ERROR(finish_half(halves_[current ^ 1u]));
+  return finish_half(halves_[current]);
+}
+
+Status DeviceMemory::move_out(std::span<const CopyRun> runs) {
+  std::size_t current = 0;
+  for (const CopyRun& run : runs) {
+    for (std::int64_t done = 0; done < run.bytes;) {
+      if (halves_[current].used == half_bytes_ || halves_[current].num_pieces == Half::kPieces) {
+        KVFOLIO_RETURN_IF_ERROR(record_half(halves_[current]));
+        current ^= 1u;
+        KVFOLIO_RETURN_IF_ERROR(finish_half(halves_[current]));
+      }
+      Half& half = halves_[current];
+      const std::int64_t count = std::min(run.bytes - done, half_bytes_ - half.used);
+      KVFOLIO_RETURN_IF_ERROR(
+          device_->run([&] { return concat("to copy ", count, " bytes from it"); },
+                       [&](const DriverCalls& calls) {
+                         return calls.copy_out(half.data + half.used, address_of(run.src + done),
+                                               static_cast<std::size_t>(count), stream_);
+                       }));
+      half.pieces[half.num_pieces++] = {run.dst + done, half.used, count};
+      half.used += count;
+      done += count;
+    }
+  }
+  KVFOLIO_RETURN_IF_ERROR(record_half(halves_[current]));
+  KVFOLIO_RETURN_IF_ERROR(finish_half(halves_[current ^ 1u]));
+  return finish_half(halves_[current]);
+}
+
+}  // namespace kvfolio::cuda

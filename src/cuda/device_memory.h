@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// DeviceMemory is the MemoryResource of a device: what KVStorage takes to keep a cache there.
+// Copies from and to the host go through two pieces of pinned memory in turn, so that the host
+// fills or empties one while the other is on its way; the caller's memory needs no pinning. Knows
+// no kernels: each piece of a copy is a copy of the driver.
+//
+// The interface of MemoryResource lets copy() report nothing. So the first failure is kept, and
+// take_error() answers it; copy_in() and copy_out() answer false then, and the bytes of that call
+// are to be taken as not written.
+// Thread safety: calls from several threads wait for each other.
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string_view>
+
+#include "cuda/driver.h"
+#include "kvfolio/memory.h"
+
+namespace kvfolio::cuda {
+
+// Memory of the host that a device reads and writes while the host goes on.
+class PinnedMemory {
+ public:
+  static Result<PinnedMemory> allocate(std::shared_ptr<Device> device, std::int64_t bytes);
+  PinnedMemory() = default;
+  PinnedMemory(PinnedMemory&& other) noexcept { *this = std::move(other); }
+  PinnedMemory& operator=(PinnedMemory&& other) noexcept;
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+  ~PinnedMemory() { release(); }
+
+  [[nodiscard]] std::byte* data() const noexcept { return data_; }
+  [[nodiscard]] std::int64_t bytes() const noexcept { return bytes_; }
+
+ private:
+  void release() noexcept;
+  std::shared_ptr<Device> device_;
+  std::byte* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+};
+
+struct DeviceMemoryOptions {
+  // Pinned, of both pieces together. At least 128.
+  std::int64_t staging_bytes = std::int64_t{16} << 20;
+};
+
+class DeviceMemory final : public MemoryResource {
+ public:
+  // kOutOfMemory, kUnavailable: as Device::run(). kInvalidArgument: the options.
+  static Result<std::unique_ptr<DeviceMemory>> create(std::shared_ptr<Device> device,
+                                                      const DeviceMemoryOptions& options = {});
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  ~DeviceMemory() override;
+
+  [[nodiscard]] MemoryKind kind() const noexcept override { return MemoryKind::kDevice; }
+  Result<std::byte*> allocate(std::int64_t bytes) override;
+  void deallocate(std::byte* memory, std::int64_t bytes) noexcept override;
+  // All of these wait until the bytes have arrived.
+  void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override;
+  void copy_batch(std::span<const CopyRun> runs) noexcept override;
+  [[nodiscard]] bool copy_in(std::span<const CopyRun> runs) noexcept override;
+  [[nodiscard]] bool copy_out(std::span<const CopyRun> runs) noexcept override;
+
+  // The first failure since the last call; ok if there was none.
+  [[nodiscard]] Status take_error();
+
+ private:
+  // Half of the staging, and what it holds of a copy.
+  struct Half {
+    std::byte* data = nullptr;
+    void* event = nullptr;
+    bool in_flight = false;
+    std::int64_t used = 0;
+    // Of copy_out: where pieces of it go on the host. In order, up to kPieces.
+    struct Piece {
+      std::byte* to;
+      std::int64_t at;
+      std::int64_t bytes;
+    };
+    static constexpr std::size_t kPieces = 256;
+    std::array<Piece, kPieces> pieces;
+    std::size_t num_pieces = 0;
+  };
+
+  explicit DeviceMemory(std::shared_ptr<Device> device) : device_(std::move(device)) {}
+  Status copy_within(std::span<const CopyRun> runs);
+  Status move_in(std::span<const CopyRun> runs);
+  Status move_out(std::span<const CopyRun> runs);
+  Status finish_half(Half& half);  // waits for it, and empties it
+  Status record_half(Half& half);  // what was started for it so far ends at its event
+  Status settle(Status status);    // after a failure nothing is on its way
+  bool keep(Status status);
+
+  std::shared_ptr<Device> device_;
+  PinnedMemory staging_;
+  std::int64_t half_bytes_ = 0;
+  std::array<Half, 2> halves_;
+  void* stream_ = nullptr;
+  std::mutex mutex_;
+  Status error_;
+};
+
+}  // namespace kvfolio::cuda

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// DeviceMemory over a driver whose copies come late: the bytes are right when a call returns, and a
+// failure of any call of the driver is reported, loses nothing that was there, and leaves nothing
+// open.
+
+#include "cuda/device_memory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "cuda/fake_driver.h"
+#include "kvfolio/storage.h"
+
+namespace kvfolio::cuda {
+namespace {
+
+using testing::HasSubstr;
+
+std::vector<std::byte> random_bytes(std::mt19937& random, std::size_t bytes) {
+  std::vector<std::byte> result(bytes);
+  for (std::byte& b : result) b = static_cast<std::byte>(random() & 0xffu);
+  return result;
+}
+
+std::shared_ptr<Device> open_device(int ordinal = 0) {
+  Result<std::shared_ptr<Device>> device = Device::open(FakeDriver::calls(), ordinal);
+  EXPECT_TRUE(device);
+  return *device;
+}
+
+CacheSpec small_spec() {
+  GroupSpec group;
+  group.num_layers = 2;
+  group.num_kv_heads = 2;
+  group.head_dim_k = group.head_dim_v = 8;
+  group.num_blocks = 6;
+  group.dtype = DType::kInt8;
+  return {.groups = {group}};
+}
+
+// Runs over one piece of device memory: in some, the next follows the last one on both sides.
+struct Runs {
+  std::vector<CopyRun> in, out;
+};
+Runs draw_runs(std::mt19937& random, std::byte* device, std::byte* host, std::byte* back,
+               std::int64_t bytes) {
+  Runs runs;
+  for (std::int64_t at = 0; at < bytes;) {
+    const std::int64_t count =
+        std::min<std::int64_t>(bytes - at, random() % 4 == 0 ? random() % 900 : random() % 9);
+    if (random() % 3 != 0) {
+      runs.in.push_back({device + at, host + at, count});
+      runs.out.push_back({back + at, device + at, count});
+    }
+    at += count;
+  }
+  if (random() % 2 == 0) {
+    std::shuffle(runs.in.begin(), runs.in.end(), random);
+    std::shuffle(runs.out.begin(), runs.out.end(), random);
+  }
+  return runs;
+}
+
+TEST(CudaDeviceMemory, BytesAreRightWhenACallReturnsHoweverLateCopiesAre) {
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    FakeDriver fake(seed);
+    std::mt19937 random(seed);
+    constexpr std::int64_t kBytes = 6000;
+    auto memory =
+        *DeviceMemory::create(open_device(), {.staging_bytes = seed % 2 == 0 ? 256 : 4096});
+    std::byte* const device = *memory->allocate(kBytes);
+    std::vector<std::byte> host = random_bytes(random, kBytes), back(kBytes), want(kBytes);
+    const std::vector<std::byte> original = host;
+    const Runs runs = draw_runs(random, device, host.data(), back.data(), kBytes);
+    ASSERT_TRUE(memory->copy_in(runs.in));
+    for (const CopyRun& run : runs.out) {
+      std::memcpy(want.data() + (run.src - device), original.data() + (run.src - device),
+                  static_cast<std::size_t>(run.bytes));
+    }
+    // The caller's memory is its own again.
+    std::fill(host.begin(), host.end(), std::byte{0});
+    ASSERT_TRUE(memory->copy_out(runs.out));
+    ASSERT_EQ(back, want) << seed;
+    // Within the device.
+    std::byte* const other = *memory->allocate(kBytes);
+    const CopyRun within[] = {{other, device, 1000}, {other + 1000, device + 1000, kBytes - 1000}};
+    memory->copy_batch(within);
+    std::vector<std::byte> again(kBytes), first(kBytes);
+    const CopyRun out[] = {{again.data(), other, kBytes}, {first.data(), device, kBytes}};
+    ASSERT_TRUE(memory->copy_out(out));
+    ASSERT_EQ(again, first);
+    EXPECT_TRUE(memory->take_error().ok());
+    memory->deallocate(device, kBytes);
+    memory->deallocate(other, kBytes);
+    memory.reset();
+    EXPECT_EQ(fake.open(), 0u);
+    EXPECT_TRUE(fake.current.empty());
+  }
+}
+
+// Images of blocks of a storage on the device are those of the same storage on the host.
+TEST(CudaDeviceMemory, AStorageOnADeviceHasTheImagesOfOneOnTheHost) {
+  FakeDriver fake;
+  std::mt19937 random(3);
+  auto memory = *DeviceMemory::create(open_device(), {.staging_bytes = 1024});
+  {
+    Result<KVStorage> device = KVStorage::create(small_spec(), memory.get());
+    Result<KVStorage> host = KVStorage::create(small_spec());
+    ASSERT_TRUE(device && host);
+    const std::vector<std::int32_t> blocks{4, 1, 2};
+    const auto bytes = static_cast<std::size_t>(host->block_image_bytes(GroupId(0))) * 3;
+    const std::vector<std::byte> images = random_bytes(random, bytes);
+    ASSERT_TRUE(device->write_blocks(GroupId(0), blocks, images).ok());
+    const std::vector<std::int32_t> src{4}, dst{0};
+    ASSERT_TRUE(device->copy_blocks(GroupId(0), src, dst).ok());
+    std::vector<std::byte> got(bytes);
+    const std::vector<std::int32_t> moved{0, 1, 2};
+    ASSERT_TRUE(device->read_blocks(GroupId(0), moved, got).ok());
+    EXPECT_EQ(got, images);
+    EXPECT_EQ(device->view(GroupId(0))->memory_kind, MemoryKind::kDevice);
+    EXPECT_EQ(device->fill(std::byte{1}).code(), ErrorCode::kUnsupported);
+  }
+  EXPECT_TRUE(memory->take_error().ok());
+  memory.reset();
+  EXPECT_EQ(fake.open(), 0u);
+}
+
+TEST(CudaDeviceMemory, OutOfMemoryAtAnyCallOfCreationLeavesNothingOpen) {
+  FakeDriver fake;
+  const auto device = open_device();
+  const std::size_t before = fake.open();
+  int failed = 0;
+  for (int at = 1;; ++at) {
+    fake.count = 0;
+    fake.fail_at = at;
+    fake.fail_with = 2;
+    Result<std::unique_ptr<DeviceMemory>> memory = DeviceMemory::create(device);
+    fake.fail_at = 0;
+    if (memory) break;
+    EXPECT_EQ(memory.error().code(), ErrorCode::kOutOfMemory) << at;
+    EXPECT_THAT(memory.error().message(), HasSubstr("CUDA_ERROR_OUT_OF_MEMORY")) << at;
+    EXPECT_EQ(fake.open(), before) << at << " " << fake.last;
+    ++failed;
+  }
+  EXPECT_GE(failed, 8);  // a push of the context and a call, four times
+  EXPECT_EQ(fake.open(), before);
+}
+
+TEST(CudaDeviceMemory, AStorageThatADeviceHasNoRoomForGivesAllBack) {
+  FakeDriver fake;
+  auto memory = *DeviceMemory::create(open_device());
+  CacheSpec spec = small_spec();
+  spec.groups.push_back(spec.groups.front());
+  fake.count = 0;
+  fake.fail_at = 4;  // the second group's allocation: each is a push and a call
+  const Result<KVStorage> storage = KVStorage::create(spec, memory.get());
+  fake.fail_at = 0;
+  ASSERT_FALSE(storage);
+  EXPECT_EQ(storage.error().code(), ErrorCode::kOutOfMemory);
+  EXPECT_THAT(storage.error().message(), HasSubstr("CUDA_ERROR_OUT_OF_MEMORY"));
+  EXPECT_EQ(fake.device_bytes(), 0u);
+}
+
+// Each call of the driver within copies fails once: the call says so, the next one is right.
+TEST(CudaDeviceMemory, AFailingCopyIsReportedAndTheNextOneIsRight) {
+  constexpr std::int64_t kBytes = 1500;
+  for (const DriverResult error : {2, 999}) {
+    int failures = 0;
+    for (int at = 1;; ++at) {
+      FakeDriver fake(static_cast<unsigned>(at));
+      std::mt19937 random(static_cast<unsigned>(at));
+      auto memory = *DeviceMemory::create(open_device(), {.staging_bytes = 512});
+      std::byte* const device = *memory->allocate(kBytes);
+      std::vector<std::byte> host = random_bytes(random, kBytes), back(kBytes);
+      const CopyRun in[] = {{device, host.data(), 700}, {device + 700, host.data() + 700, 800}};
+      const CopyRun out[] = {{back.data(), device, 100}, {back.data() + 100, device + 100, 1400}};
+      fake.count = 0;
+      fake.fail_at = at;
+      fake.fail_with = error;
+      const bool ok_in = memory->copy_in(in), ok_out = memory->copy_out(out);
+      fake.fail_at = 0;
+      const Status said = memory->take_error();
+      EXPECT_EQ(said.ok(), ok_in && ok_out) << at;
+      if (!said.ok()) {
+        ++failures;
+        EXPECT_THAT(said.message(), HasSubstr("device 0 (Fake 0) failed to "));
+        EXPECT_TRUE(memory->take_error().ok());  // it was taken
+        ASSERT_TRUE(memory->copy_in(in));
+        ASSERT_TRUE(memory->copy_out(out));
+      }
+      ASSERT_EQ(back, host) << at;
+      EXPECT_TRUE(fake.current.empty()) << at;
+      if (said.ok()) break;
+    }
+    EXPECT_GE(failures, 20);
+  }
+}
+
+TEST(CudaDeviceMemory, AContextThatDiesFailsEveryLaterCallAndNoOtherDevice) {
+  FakeDriver fake;
+  auto first = *DeviceMemory::create(open_device(0), {.staging_bytes = 256});
+  auto second = *DeviceMemory::create(open_device(1), {.staging_bytes = 256});
+  std::byte* const lost = *first->allocate(512);
+  std::byte* const kept = *second->allocate(512);
+  std::vector<std::byte> host(512, std::byte{7}), back(512);
+  const CopyRun in{lost, host.data(), 512}, out{back.data(), lost, 512};
+  fake.count = 0;
+  fake.fail_at = 6;
+  fake.fail_with = 700;
+  EXPECT_FALSE(first->copy_in({&in, 1}));
+  fake.fail_at = 0;
+  fake.count = 0;
+  EXPECT_FALSE(first->copy_out({&out, 1}));
+  EXPECT_EQ(first->allocate(16).error().code(), ErrorCode::kUnavailable);
+  first->copy(lost, lost + 256, 256);
+  EXPECT_EQ(fake.count, 0);  // the driver is not asked any more
+  EXPECT_EQ(back, std::vector<std::byte>(512));
+  const Status said = first->take_error();
+  EXPECT_EQ(said.code(), ErrorCode::kUnavailable);
+  EXPECT_THAT(said.message(), HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS (700); its context is lost"));
+  const CopyRun in2{kept, host.data(), 512}, out2{back.data(), kept, 512};
+  EXPECT_TRUE(second->copy_in({&in2, 1}));
+  EXPECT_TRUE(second->copy_out({&out2, 1}));
+  EXPECT_EQ(back, host);
+}
+
+TEST(CudaDeviceMemory, StagingTooSmallIsRefused) {
+  FakeDriver fake;
+  const auto memory = DeviceMemory::create(open_device(), {.staging_bytes = 127});
+  ASSERT_FALSE(memory);
+  EXPECT_EQ(memory.error().message(), "staging_bytes is 127, allowed: at least 128");
+}
+
+}  // namespace
+}  // namespace kvfolio::cuda

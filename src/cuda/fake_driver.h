@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// A driver for tests, which fills the table of driver.h. Its device memory has addresses that no
+// CPU may touch. A stream does nothing until somebody has to wait for it, or at random moments
+// before: so a copy reads and writes host memory as late as a real one may. Any call can be made to
+// fail.
+
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cuda/driver.h"
+
+namespace kvfolio::cuda {
+
+class FakeDriver {
+ public:
+  explicit FakeDriver(unsigned seed = 1) : random_(seed) { the() = this; }
+  FakeDriver(const FakeDriver&) = delete;
+  FakeDriver& operator=(const FakeDriver&) = delete;
+  ~FakeDriver() { the() = nullptr; }
+
+  [[nodiscard]] static DriverCalls calls();
+
+  int version = 13000;
+  int devices = 2;
+  int major = 9;
+  // The call of this number, from 1 on, answers fail_with and does nothing; 0: none.
+  int fail_at = 0;
+  DriverResult fail_with = 2;
+  // Calls since the last time this was set to 0, and the last one's symbol.
+  int count = 0;
+  std::string last;
+  std::vector<void*> current;   // the stack of contexts
+  std::map<int, int> retained;  // by device
+
+  // What was taken and not given back.
+  [[nodiscard]] std::size_t open() const {
+    std::size_t result = memory_.size() + pinned_.size() + streams_.size() + events_.size();
+    for (const auto& [device, times] : retained) result += static_cast<std::size_t>(times);
+    return result;
+  }
+  [[nodiscard]] std::size_t device_bytes() const {
+    std::size_t bytes = 0;
+    for (const auto& [address, memory] : memory_) bytes += memory.size();
+    return bytes;
+  }
+
+ private:
+  using Work = std::function<void()>;
+  struct Stream {
+    std::deque<Work> work;
+    std::size_t done = 0, started = 0;
+  };
+  struct Event {
+    Stream* stream = nullptr;
+    std::size_t behind = 0;
+  };
+  static FakeDriver*& the() {
+    static FakeDriver* fake = nullptr;
+    return fake;
+  }
+
+  // 0, or the error that this call is to give.
+  DriverResult enter(const char* symbol) {
+    last = symbol;
+    if (++count == fail_at) return fail_with;
+    for (auto& stream : streams_) {
+      while (random_() % 4 == 0 && step(*stream)) {
+      }
+    }
+    return 0;
+  }
+  static bool step(Stream& stream) {
+    if (stream.work.empty()) return false;
+    stream.work.front()();
+    stream.work.pop_front();
+    ++stream.done;
+    return true;
+  }
+  std::byte* bytes_at(DeviceAddress address, std::size_t bytes) {
+    auto next = memory_.upper_bound(address);
+    KVFOLIO_CHECK(next != memory_.begin());
+    auto& [base, memory] = *--next;
+    KVFOLIO_CHECK(address - base + bytes <= memory.size());
+    return memory.data() + (address - base);
+  }
+  DriverResult start(void* stream, Work work) {
+    auto* const s = static_cast<Stream*>(stream);
+    s->work.push_back(std::move(work));
+    ++s->started;
+    return 0;
+  }
+
+  template <typename Container, typename T>
+  static void erase(Container& owners, T* which) {
+    for (auto it = owners.begin(); it != owners.end(); ++it) {
+      if (it->get() != which) continue;
+      owners.erase(it);
+      return;
+    }
+    KVFOLIO_CHECK(false);
+  }
+
+  friend struct FakeCalls;
+  std::mt19937 random_;
+  std::map<DeviceAddress, std::vector<std::byte>> memory_;
+  std::map<void*, std::unique_ptr<std::byte[]>> pinned_;
+  std::vector<std::unique_ptr<Stream>> streams_;
+  std::vector<std::unique_ptr<Event>> events_;
+  DeviceAddress next_ = 0x100000000000;
+};
+
+struct FakeCalls {
+  static FakeDriver& fake() { return *FakeDriver::the(); }
+  static DriverResult init(unsigned) { return fake().enter("cuInit"); }
+  static DriverResult driver_version(int* version) {
+    *version = fake().version;
+    return fake().enter("cuDriverGetVersion");
+  }
+  static DriverResult error_name(DriverResult error, const char** name) {
+    *name = error == 2     ? "CUDA_ERROR_OUT_OF_MEMORY"
+            : error == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+                           : nullptr;
+    return 0;
+  }
+  static DriverResult device_count(int* count) {
+    *count = fake().devices;
+    return fake().enter("cuDeviceGetCount");
+  }
+  static DriverResult device_get(int* device, int ordinal) {
+    *device = ordinal;
+    return fake().enter("cuDeviceGet");
+  }
+  static DriverResult device_name(char* name, int bytes, int device) {
+    std::strncpy(name, device == 0 ? "Fake 0" : "Fake 1", static_cast<std::size_t>(bytes));
+    return fake().enter("cuDeviceGetName");
+  }
+  static DriverResult device_attribute(int* value, int attribute, int) {
+    *value = attribute == 75 ? fake().major : attribute == 76 ? 5 : 0;
+    return fake().enter("cuDeviceGetAttribute");
+  }
+  static void* context_of(int device) {
+    static int contexts[8];
+    return &contexts[device];
+  }
+  static DriverResult context_retain(void** context, int device) {
+    if (const DriverResult error = fake().enter("cuDevicePrimaryCtxRetain"); error != 0)
+      return error;
+    *context = context_of(device);
+    ++fake().retained[device];
+    return 0;
+  }
+  static DriverResult context_release(int device) {
+    --fake().retained[device];
+    return 0;
+  }
+  static DriverResult context_push(void* context) {
+    if (const DriverResult error = fake().enter("cuCtxPushCurrent"); error != 0) return error;
+    fake().current.push_back(context);
+    return 0;
+  }
+  static DriverResult context_pop(void** context) {
+    *context = fake().current.back();
+    fake().current.pop_back();
+    return 0;
+  }
+  // Of a call that wants a context.
+  static DriverResult enter(const char* symbol) {
+    KVFOLIO_CHECK(!fake().current.empty());
+    return fake().enter(symbol);
+  }
+  static DriverResult memory_allocate(DeviceAddress* address, std::size_t bytes) {
+    if (const DriverResult error = enter("cuMemAlloc"); error != 0) return error;
+    *address = fake().next_;
+    fake().next_ += (bytes + 511) / 256 * 256;
+    fake().memory_[*address] = std::vector<std::byte>(bytes, std::byte{0xa5});
+    return 0;
+  }
+  static DriverResult memory_free(DeviceAddress address) {
+    if (const DriverResult error = enter("cuMemFree"); error != 0) return error;
+    KVFOLIO_CHECK(fake().memory_.erase(address) == 1);
+    return 0;
+  }
+  static DriverResult host_allocate(void** memory, std::size_t bytes, unsigned) {
+    if (const DriverResult error = enter("cuMemHostAlloc"); error != 0) return error;
+    auto owner = std::make_unique<std::byte[]>(bytes);
+    *memory = owner.get();
+    fake().pinned_[*memory] = std::move(owner);
+    return 0;
+  }
+  static DriverResult host_free(void* memory) {
+    if (const DriverResult error = enter("cuMemFreeHost"); error != 0) return error;
+    KVFOLIO_CHECK(fake().pinned_.erase(memory) == 1);
+    return 0;
+  }
+  static DriverResult copy_in(DeviceAddress to, const void* from, std::size_t bytes, void* stream) {
+    if (const DriverResult error = enter("cuMemcpyHtoDAsync"); error != 0) return error;
+    std::byte* const at = fake().bytes_at(to, bytes);
+    return fake().start(stream, [=] { std::memcpy(at, from, bytes); });
+  }
+  static DriverResult copy_out(void* to, DeviceAddress from, std::size_t bytes, void* stream) {
+    if (const DriverResult error = enter("cuMemcpyDtoHAsync"); error != 0) return error;
+    const std::byte* const at = fake().bytes_at(from, bytes);
+    return fake().start(stream, [=] { std::memcpy(to, at, bytes); });
+  }
+  static DriverResult copy_within(DeviceAddress to, DeviceAddress from, std::size_t bytes,
+                                  void* stream) {
+    if (const DriverResult error = enter("cuMemcpyDtoDAsync"); error != 0) return error;
+    std::byte* const dst = fake().bytes_at(to, bytes);
+    const std::byte* const src = fake().bytes_at(from, bytes);
+    return fake().start(stream, [=] { std::memcpy(dst, src, bytes); });
+  }
+  static DriverResult stream_create(void** stream, unsigned) {
+    if (const DriverResult error = enter("cuStreamCreate"); error != 0) return error;
+    *stream = fake().streams_.emplace_back(std::make_unique<FakeDriver::Stream>()).get();
+    return 0;
+  }
+  static DriverResult stream_destroy(void* stream) {
+    if (const DriverResult error = enter("cuStreamDestroy"); error != 0) return error;
+    FakeDriver::erase(fake().streams_, static_cast<FakeDriver::Stream*>(stream));
+    return 0;
+  }
+  static DriverResult stream_synchronize(void* stream) {
+    if (const DriverResult error = enter("cuStreamSynchronize"); error != 0) return error;
+    while (FakeDriver::step(*static_cast<FakeDriver::Stream*>(stream))) {
+    }
+    return 0;
+  }
+  static DriverResult event_create(void** event, unsigned) {
+    if (const DriverResult error = enter("cuEventCreate"); error != 0) return error;
+    *event = fake().events_.emplace_back(std::make_unique<FakeDriver::Event>()).get();
+    return 0;
+  }
+  static DriverResult event_destroy(void* event) {
+    if (const DriverResult error = enter("cuEventDestroy"); error != 0) return error;
+    FakeDriver::erase(fake().events_, static_cast<FakeDriver::Event*>(event));
+    return 0;
+  }
+  static DriverResult event_record(void* event, void* stream) {
+    if (const DriverResult error = enter("cuEventRecord"); error != 0) return error;
+    auto* const s = static_cast<FakeDriver::Stream*>(stream);
+    *static_cast<FakeDriver::Event*>(event) = {s, s->started};
+    return 0;
+  }
+  static DriverResult event_synchronize(void* event) {
+    if (const DriverResult error = enter("cuEventSynchronize"); error != 0) return error;
+    auto* const e = static_cast<FakeDriver::Event*>(event);
+    while (e->stream != nullptr && e->stream->done < e->behind)
+      KVFOLIO_CHECK(FakeDriver::step(*e->stream));
+    return 0;
+  }
+};
+
+inline DriverCalls FakeDriver::calls() {
+  DriverCalls calls;
+#define KVFOLIO_FAKE_CALL(member, symbol, arguments) calls.member = FakeCalls::member;
+  KVFOLIO_DRIVER_CALLS(KVFOLIO_FAKE_CALL)
+#undef KVFOLIO_FAKE_CALL
+  return calls;
+}
+
+}  // namespace kvfolio::cuda
