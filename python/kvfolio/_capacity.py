@@ -61,6 +61,19 @@ class _Config:
                 return value
         return default
 
+    def of_layer(self, layer: int, is_full: bool) -> _Config:
+        """Layers may have values of their own: Gemma 4 has other heads where it attends to all tokens."""
+        layers = self.get("per_layer_config")
+        if not isinstance(self._config, Mapping):
+            return self if layers is None else _Config(layers[layer])
+        own = dict((layers or {}).get(str(layer), {}))
+        if is_full and self.get("global_head_dim") is not None:
+            own.setdefault("head_dim", self.get("global_head_dim"))
+            heads = self.get("num_global_key_value_heads")
+            if heads is not None and self.get("attention_k_eq_v", default=True):
+                own.setdefault("num_key_value_heads", heads)
+        return _Config({**self._config, **own}) if own else self
+
     def number(self, *names: str, default: int | None = None) -> int:
         value = self.get(*names, default=default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -101,20 +114,21 @@ def _groups(config: _Config, block_size: int, dtype: str | None) -> list[GroupSp
     if config.get("kv_lora_rank") is not None:
         raise Unsupported("the config has kv_lora_rank: what such a model caches (latents or K and "
                           "V) depends on its code. Write the GroupSpec yourself")
-    head_dim = config.get("head_dim")
-    if head_dim is None:
-        head_dim = config.number("hidden_size", "n_embd") // num_heads
-    spec = GroupSpec(num_kv_heads=config.number("num_key_value_heads", default=num_heads),
-                     head_dim=head_dim, block_size=block_size, dtype=_dtype(config, dtype))
+    found: dict[tuple[int, int, int], int] = {}  # window, heads, head_dim: number of layers
     types = _layer_types(config, num_layers)
-    groups = []
-    num_full = sum(kind in _FULL for kind in types)
-    if num_full:
-        groups.append(replace(spec, num_layers=num_full))
-    if num_full < num_layers:
-        groups.append(replace(spec, num_layers=num_layers - num_full,
-                              window=config.number("sliding_window")))
-    return groups
+    # The last layers may read what others keep.
+    stored = num_layers - config.get("num_kv_shared_layers", default=0)
+    for layer, kind in enumerate(types[:stored]):
+        own = config.of_layer(layer, kind in _FULL)
+        head_dim = own.get("head_dim")
+        if head_dim is None:
+            head_dim = own.number("hidden_size", "n_embd") // num_heads
+        alike = (0 if kind in _FULL else own.number("sliding_window"),
+                 own.number("num_key_value_heads", default=num_heads), head_dim)
+        found[alike] = found.get(alike, 0) + 1
+    return [GroupSpec(num_layers=count, num_kv_heads=heads, head_dim=head_dim, block_size=block_size,
+                      dtype=_dtype(config, dtype), window=window)
+            for (window, heads, head_dim), count in sorted(found.items(), key=lambda one: one[0][0])]
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,22 @@ def test_a_plan_reads_windows_and_text_configs():
     assert kv.plan({**mistral, "use_sliding_window": False}, "1MiB").groups[0].window == 0
 
 
+def test_a_plan_reads_values_of_single_layers_and_leaves_out_layers_that_share():
+    """Gemma 4, as its file says it, and as transformers writes it since 5.23."""
+    config = {"num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+              "hidden_size": 64, "sliding_window": 8, "num_kv_shared_layers": 2,
+              "layer_types": ["sliding_attention", "full_attention"] * 3}
+    own = {"head_dim": 32, "num_key_value_heads": 1}
+    configs = [{**config, "global_head_dim": 32, "num_global_key_value_heads": 1},
+               {**config, "per_layer_config": {"1": own, "3": own, "5": own}}]
+    for given in configs:
+        full, window = kv.plan(given, "1MiB").groups
+        assert (full.num_layers, full.num_kv_heads, full.head_dim, full.window) == (2, 1, 32, 0)
+        assert (window.num_layers, window.num_kv_heads, window.head_dim, window.window) == (2, 2, 16, 8)
+    full = kv.plan({**configs[0], "attention_k_eq_v": False}, "1MiB").groups[0]
+    assert (full.num_kv_heads, full.head_dim) == (2, 32)
+
+
 @pytest.mark.parametrize(("error", "text", "call"), [
     (kv.InvalidArgument, "either memory or blocks", lambda: kv.plan(LLAMA)),
     (kv.InvalidArgument, "'2 parsecs'", lambda: kv.plan(LLAMA, "2 parsecs")),

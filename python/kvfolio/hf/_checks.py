@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 
 def check_feed(core: Core, feed: Feed) -> None:
+    if core.paged and feed.hands_out_keys:
+        raise ValueError(
+            "return_shared_kv_states=True asks for the keys of a layer, of which the model has the new ones alone "
+            'with kvfolio\'s attention: choose attn_implementation="sdpa" or "eager"'
+        )
     if feed.changing is not None:
         core.leave_plain(f"{feed.changing}, beside which tokens have other keys")
     if feed.ids is None:

@@ -24,7 +24,7 @@ OUTPUT_ONLY = frozenset({
     "output_hidden_states",
     "output_router_logits",
     "return_dict",
-    "return_shared_kv_states",
+    "return_shared_kv_states",  # of Gemma 4; in paged mode refused in _checks.py
     "use_cache",
 })
 

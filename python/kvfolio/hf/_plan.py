@@ -22,22 +22,27 @@ def groups_for(config: Any, memory: int | str | None, blocks: int | None, block_
     """`blocks` of each group, or as many as fit `memory`; dtype None: the configuration's."""
     if (memory is None) == (blocks is None):
         raise ValueError('a pool needs memory="2GiB" or blocks=512')
-    kinds = [kind for kind in layer_kinds(config) if kind is not None]
-    windows = list(dict.fromkeys(kind.window for kind in kinds))
-    heads, dim_k, dim_v = _shape(config.get_text_config(decoder=True))
-    groups = [
-        kvfolio.GroupSpec(
-            num_layers=sum(kind.window == window for kind in kinds),
-            num_kv_heads=heads,
-            head_dim=dim_k,
-            head_dim_v=dim_v,
-            block_size=block_size,
-            dtype=cast(DType, dtype or _dtype(config)),
-            window=window,
-            num_blocks=blocks or 0,
+    shapes: dict[int, list[tuple[int, int, int]]] = {}  # of the layers of each window
+    decoder = config.get_text_config(decoder=True)
+    for index, kind in enumerate(layer_kinds(config)):
+        if kind is not None:
+            shapes.setdefault(kind.window, []).append(_shape(_config_of_layer(decoder, index)))
+    groups = []
+    for window, found in shapes.items():
+        # Where layers of one window differ, the largest is counted for all of them.
+        heads, dim_k, dim_v = max(found, key=lambda shape: shape[0] * (shape[1] + shape[2]))
+        groups.append(
+            kvfolio.GroupSpec(
+                num_layers=len(found),
+                num_kv_heads=heads,
+                head_dim=dim_k,
+                head_dim_v=dim_v,
+                block_size=block_size,
+                dtype=cast(DType, dtype or _dtype(config)),
+                window=window,
+                num_blocks=blocks or 0,
+            )
         )
-        for window in windows
-    ]
     if memory is not None:
         from kvfolio._capacity import parse_bytes
 
@@ -50,6 +55,12 @@ def layer_bytes(group: kvfolio.GroupSpec) -> int:
     """Bytes that a block takes in one layer of the group."""
     one = dataclasses.replace(group, num_layers=1, num_blocks=1)
     return int(kvfolio.bytes_per_block([one])[0])
+
+
+def _config_of_layer(decoder: Any, index: int) -> Any:
+    """Since 5.x layers may have values of their own: Gemma 4 has two sizes of heads."""
+    layers = getattr(decoder, "per_layer_config", None)
+    return decoder if layers is None else layers[index]
 
 
 def _shape(decoder: Any) -> tuple[int, int, int]:

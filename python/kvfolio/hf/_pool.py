@@ -86,6 +86,11 @@ class Pool:
         self._stores: dict[int, tuple[int, Store]] = {}  # by layer: its group, and where it lies
         self._left: collections.deque[Leavings] = collections.deque()
         self._group_of = {group.window: index for index, group in enumerate(self.groups)}
+        if len(self._group_of) < len(self.groups):
+            raise ValueError(
+                "two groups of the plan have one window and other heads, and a pool keeps layers of one window "
+                "together: pass the model, with memory= or blocks="
+            )
         self.manager = kvfolio.Manager(
             self.groups,
             order="unordered",

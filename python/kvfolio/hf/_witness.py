@@ -41,6 +41,8 @@ class Feed:
     mask: Any
     #: An argument that may make other keys than those of the tokens, as "name=value".
     changing: str | None
+    #: The forward gives keys and values of its layers to its caller.
+    hands_out_keys: bool
 
 
 class Owner:
@@ -98,6 +100,7 @@ def _before_forward(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict
             cache_position=given.get("cache_position"),
             mask=given.get("attention_mask"),
             changing=changing(given, defaults),
+            hands_out_keys=bool(given.get("return_shared_kv_states")),
         )
     )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small random models of six families, made from configurations: nothing is downloaded.
+"""Small random models of seven families, made from configurations: nothing is downloaded.
 
 The weights are wider than those of a fresh model, so that the two best logits seldom lie close
 together and a wrong token of the cache changes the text.
@@ -89,6 +89,24 @@ def _deepseek() -> transformers.PretrainedConfig:
     )
 
 
+def _gemma4() -> transformers.PretrainedConfig:
+    """Two sizes of heads, and the last two layers read the keys of the first two."""
+    kinds = ["sliding_attention", "full_attention"] * 2
+    return transformers.Gemma4TextConfig(
+        **_COMMON, sliding_window=WINDOW, layer_types=kinds, global_head_dim=32, num_kv_shared_layers=2,
+        hidden_size_per_layer_input=8, vocab_size_per_layer_input=VOCAB, tie_word_embeddings=False
+    )
+
+
+def gemma3n() -> transformers.PretrainedConfig:
+    """Layers that share keys, in all releases."""
+    return transformers.Gemma3nTextConfig(
+        **_COMMON, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"] * 2,
+        num_kv_shared_layers=2, hidden_size_per_layer_input=8, vocab_size_per_layer_input=VOCAB, laurel_rank=8,
+        activation_sparsity_pattern=[0.0] * 4
+    )
+
+
 _CONFIGS = {
     "llama": _llama,
     "mistral": _mistral,
@@ -96,6 +114,8 @@ _CONFIGS = {
     "gpt_oss": _gpt_oss,
     "deepseek_v3": _deepseek,
 }
+if hasattr(transformers, "Gemma4TextConfig"):  # not in 4.57
+    _CONFIGS["gemma4"] = _gemma4
 FAMILIES = tuple(_CONFIGS)
 
 

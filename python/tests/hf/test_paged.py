@@ -242,3 +242,94 @@ def test_sinks_are_merged_as_one_more_key():
         model(ids, past_key_values=cache)
     assert len(errors) == 4 and max(errors) < 2e-6
     assert np.isfinite(errors).all()
+
+
+# ---- layers that share keys ----
+
+needs_gemma4 = pytest.mark.skipif("gemma4" not in models.FAMILIES, reason="this release has no Gemma 4")
+
+
+@needs_gemma4
+def test_the_last_query_alone_reads_blocks_in_layers_that_share_keys(monkeypatch):
+    model = models.shared("gemma4", attention="kvfolio")
+    found = []
+    inner = _attention.Place.attend
+
+    def attend(place, query, *rest):
+        found.append((query.shape[2], place.now.count, place.store.shape.dim_k))
+        return inner(place, query, *rest)
+
+    monkeypatch.setattr(_attention.Place, "attend", attend)
+    ids, mask = models.padded([9, 31])
+    cache = hf.PagedCache(model, hf.Pool(model, blocks=64), prompt_ids=ids, attention_mask=mask)
+    out = generate(model, ids, cache, mask, max_new_tokens=2)
+    assert found == [(31, 31, 16), (31, 31, 32), (1, 31, 16), (1, 31, 32)] + [(1, 1, 16), (1, 1, 32)] * 2
+    stock = models.shared("gemma4")
+    assert torch.equal(out, generate(stock, ids, None, mask, max_new_tokens=2))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "kvfolio"])
+def test_gemma_3n_shares_keys_in_each_release(attention):
+    config = models.gemma3n()
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    ids = models.prompt(29)
+    expected = generate(model, ids, None)
+    model.set_attn_implementation(attention)
+    pool = hf.Pool(model, memory="1MiB")
+    for found in (0, 28):
+        with hf.PagedCache(model, pool, prompt_ids=ids) as cache:
+            assert torch.equal(generate(model, ids, cache), expected)
+            assert cache.cached_tokens == found
+
+
+@needs_gemma4
+def test_keys_are_not_handed_out_where_a_layer_has_the_new_ones_alone():
+    ids = models.prompt(9)
+    for attention in ("kvfolio", "sdpa"):
+        model = models.shared("gemma4", attention=attention)
+        with hf.PagedCache(model, hf.Pool(model, blocks=64), prompt_ids=ids) as cache:
+            model(ids[:, :5], past_key_values=cache)
+            if attention == "kvfolio":
+                with pytest.raises(ValueError, match="return_shared_kv_states=True asks for the keys"):
+                    model(ids[:, 5:], past_key_values=cache, return_shared_kv_states=True)
+                continue
+            shared = model(ids[:, 5:], past_key_values=cache, return_shared_kv_states=True).shared_kv_states
+            assert shared["full_attention"][0].shape == (1, 2, 9, 32)
+
+
+# ---- masks ----
+
+
+def lazy(mask: torch.Tensor | None = None, queries: int = 4, keys: int = 9, **arguments) -> torch.Tensor:
+    """What the mask function gives for the last queries of these keys."""
+    if transformers.__version__.startswith("4."):
+        places: dict = dict(cache_position=torch.arange(keys - queries, keys))
+    else:
+        places = dict(q_length=queries, q_offset=keys - queries)
+    return _attention.mask(batch_size=2, kv_length=keys, kv_offset=0, attention_mask=mask, **places, **arguments)
+
+
+def test_a_mask_is_what_it_would_be_to_all_who_read_it():
+    padding = torch.ones(2, 9, dtype=torch.bool)
+    padding[1, :6] = False
+    made = lazy(padding)
+    full = torch.ones(4, 9, dtype=torch.bool).tril(5)[None, None] & padding[:, None, None]
+    assert isinstance(made, _attention.LazyMask)
+    assert (made.shape, made.ndim, made.dtype, made.size(2)) == ((2, 1, 4, 9), 4, torch.bool, 4)
+    assert torch.equal(made | False, full) and torch.equal(~made, ~full)
+    assert torch.equal(torch.where(made, 1.0, 0.0), full.float())
+    assert torch.equal(made[:, :, -1:, :] | False, full[:, :, -1:])
+    assert torch.equal(made[:, :, 1:][:, :, 2:] | False, full[:, :, 3:])
+    assert torch.equal(made[..., :3], full[..., :3]) and torch.equal(made[:, :, :2], full[:, :, :2])
+    assert torch.equal(made[:, :, ::2], full[:, :, ::2]) and torch.equal(made[1:], full[1:])
+    assert made.tolist() == full.tolist()
+
+
+def test_a_mask_keeps_what_it_was_asked_for_only_while_the_last_queries_are_left():
+    made = lazy()
+    for kept, dropped in ((made, 0), (made[:, :, -1:, :], 3), (made[:, :, 1:], 1), (made[:, :, 0:, :], 0)):
+        assert isinstance(kept, _attention.LazyMask) and kept._kvfolio.dropped == dropped
+        assert kept.shape[2] == 4 - dropped
+    for other in (made[:, :, :1], made[:1], made[..., 2:], made[:, :, [0]], made.clone(), made & made):
+        assert not isinstance(other, _attention.LazyMask)
