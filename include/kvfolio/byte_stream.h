@@ -17,7 +17,9 @@ namespace kvfolio {
 
 // A file that appears whole or not at all. It is written without a name (or, where the file system
 // cannot do that, under a hidden name in the same folder), with mode 0600 from its first byte on,
-// and takes its place in commit(). A program that is killed before leaves what was there.
+// and takes its place in commit(). A program that is killed before leaves what was there, and at
+// most a file with a hidden name (.kvfolio. and 16 digits), which the next FileSink in the folder
+// removes.
 class FileSink final : public ByteSink {
  public:
   // kUnavailable, with the path and what the system says: no such folder, a folder that is

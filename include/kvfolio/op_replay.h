@@ -28,7 +28,8 @@ namespace kvfolio {
 // A file that grows from its beginning, mode 0600. What was written is there if the program dies.
 class FileLog final : public ByteSink {
  public:
-  // Replaces what was there. kUnavailable, with the path and what the system says.
+  // Replaces what was there. kUnavailable, with the path and what the system says, or that another
+  // FileLog writes the file.
   KVFOLIO_API static Result<FileLog> create(const std::string& path);
   KVFOLIO_API FileLog(FileLog&& other) noexcept;
   FileLog& operator=(FileLog&&) = delete;

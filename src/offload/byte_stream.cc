@@ -2,7 +2,9 @@
 
 #include "kvfolio/byte_stream.h"
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -12,6 +14,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "base/text.h"
@@ -42,14 +45,52 @@ std::string name_in_folder(const std::string& path) {
   return path.substr(path.find_last_of('/') + 1);  // npos + 1 is 0
 }
 
+constexpr std::string_view kHiddenBegin = ".kvfolio.";
+constexpr std::string_view kDigits = "0123456789abcdef";
+constexpr std::size_t kHiddenDigits = 16;
+
 // Of another file at each call; if the system has no random bytes, a name that may be taken.
 std::string hidden_name() {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  unsigned char random[16] = {};
-  static_cast<void>(::getentropy(random, sizeof random));
-  std::string name = ".kvfolio.";
-  for (const unsigned char byte : random) name += kDigits[byte % 16];
+  std::array<unsigned char, kHiddenDigits> random{};
+  static_cast<void>(::getentropy(random.data(), random.size()));
+  std::string name(kHiddenBegin);
+  for (const unsigned char byte : random) name += kDigits[byte % kDigits.size()];
   return name;
+}
+
+bool is_hidden_name(std::string_view name) {
+  return name.size() == kHiddenBegin.size() + kHiddenDigits && name.starts_with(kHiddenBegin) &&
+         name.find_first_not_of(kDigits, kHiddenBegin.size()) == std::string_view::npos;
+}
+
+// Who writes a file that has a hidden name holds its lock, so that the next one knows the files of
+// programs that were killed. Without locks in the file system there are none that it can know.
+void lock(int file) { static_cast<void>(::flock(file, LOCK_EX | LOCK_NB)); }
+
+void remove_if_dead(int folder, const char* name) {
+  const int file =
+      ::openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+  if (file < 0) return;
+  struct stat there {};
+  if (::fstat(file, &there) == 0 && S_ISREG(there.st_mode) && there.st_uid == ::geteuid() &&
+      ::flock(file, LOCK_EX | LOCK_NB) == 0) {
+    ::unlinkat(folder, name, 0);
+  }
+  ::close(file);
+}
+
+// What programs that were killed left in the folder.
+void remove_files_of_the_dead(int folder) {
+  const int again = ::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR* const list = again < 0 ? nullptr : ::fdopendir(again);
+  if (list == nullptr) {
+    if (again >= 0) ::close(again);
+    return;
+  }
+  while (const dirent* const entry = ::readdir(list)) {
+    if (is_hidden_name(entry->d_name)) remove_if_dead(folder, entry->d_name);
+  }
+  ::closedir(list);
 }
 
 // A file without a name can be given one only through /proc.
@@ -130,6 +171,7 @@ Result<FileSink> FileSink::create(const std::string& path) {
   } else if (errno != ENOENT) {
     return failed(path, "cannot be looked at");
   }
+  remove_files_of_the_dead(opened);
   sink.file_ = open_without_name(opened);
   if (sink.file_ >= 0) return sink;
   std::string hidden = hidden_name();
@@ -137,6 +179,7 @@ Result<FileSink> FileSink::create(const std::string& path) {
       ::openat(opened, hidden.c_str(), O_CREAT | O_EXCL | O_NOFOLLOW | O_WRONLY | O_CLOEXEC, 0600);
   if (sink.file_ < 0) return failed(path, "cannot create a file in its folder");
   sink.hidden_ = std::move(hidden);
+  lock(sink.file_);
   return sink;
 }
 
@@ -154,6 +197,7 @@ Status FileSink::write_pieces(std::span<const std::span<const std::byte>> pieces
 Status FileSink::take_name() {
   if (!hidden_.empty()) return {};
   std::string hidden = hidden_name();
+  lock(file_);
   if (::linkat(AT_FDCWD, link_of(file_).c_str(), folder_, hidden.c_str(), AT_SYMLINK_FOLLOW) != 0) {
     return failed(path_, "cannot give the file a name in its folder");
   }

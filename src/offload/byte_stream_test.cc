@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -238,6 +239,28 @@ TEST_F(FileTest, AKilledProcessLeavesTheOldFileAlone) {
   if (unnamed < 0) GTEST_SKIP() << "this file system has no files without a name";
   ::close(unnamed);
   EXPECT_EQ(num_files(), 1u);
+}
+
+TEST_F(FileTest, WhatAKillLeftIsRemovedByTheNextSaveAndWhatLivesStays) {
+  const std::string dead = path(".kvfolio.0123456789abcdef");
+  const std::string alive = path(".kvfolio.fedcba9876543210");
+  const std::string notes = path(".kvfolio.notes");
+  for (const std::string& name : {dead, alive, notes}) std::ofstream(name) << "half";
+  const int held = ::open(alive.c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_EQ(::flock(held, LOCK_EX), 0);
+  fs::create_symlink("nowhere", path(".kvfolio.00000000000000ff"));
+  auto sink = FileSink::create(path("file"));
+  ASSERT_TRUE(sink);
+  EXPECT_FALSE(fs::exists(dead));
+  EXPECT_TRUE(fs::exists(alive));
+  EXPECT_TRUE(fs::exists(notes));
+  EXPECT_TRUE(fs::is_symlink(path(".kvfolio.00000000000000ff")));
+  ASSERT_TRUE(write_text(*sink, "whole").ok());
+  ASSERT_TRUE(sink->commit().ok());
+  EXPECT_EQ(content(path("file")), "whole");
+  ::close(held);
+  EXPECT_TRUE(FileSink::create(path("file")));
+  EXPECT_FALSE(fs::exists(alive));
 }
 
 TEST_F(FileTest, PiecesAreWrittenAndReadInOrderHoweverMany) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -44,6 +45,10 @@ Result<FileLog> FileLog::create(const std::string& path) {
   if (::fstat(file, &there) != 0) return failed(path, "cannot create");
   if (!S_ISREG(there.st_mode)) {
     return Status(ErrorCode::kUnavailable, concat(path, ": not a regular file"));
+  }
+  // Two that write it at once would mix their calls.
+  if (::flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    return Status(ErrorCode::kUnavailable, concat(path, ": another log is being written to it"));
   }
   if (::ftruncate(file, 0) != 0 || ::fchmod(file, 0600) != 0) return failed(path, "cannot replace");
   return log;

@@ -70,7 +70,12 @@ Status HostArena::Impl::choose_slabs(const HostArenaOptions& options) {
     smallest = std::min(smallest, size.bytes);
   }
   const auto num_sizes = static_cast<std::int64_t>(sizes_.size());
-  if (options.bytes < largest * num_sizes || options.bytes > std::int64_t{1} << 50) {
+  constexpr std::int64_t kMostBytes = std::int64_t{1} << 50;
+  if (options.bytes > kMostBytes) {
+    return invalid(
+        concat("host arena: a budget of ", options.bytes, " bytes, allowed: at most ", kMostBytes));
+  }
+  if (options.bytes < largest * num_sizes) {
     return invalid(concat("host arena: a budget of ", options.bytes, " bytes, needed: at least ",
                           largest * num_sizes, ", for ", num_sizes, " of the largest record"));
   }

@@ -152,6 +152,8 @@ TEST(HostArena, RefusesABudgetThatHoldsNoRecordOfEachSize) {
   ASSERT_FALSE(arena);
   EXPECT_EQ(arena.error().code(), ErrorCode::kInvalidArgument);
   EXPECT_THAT(arena.error().message(), HasSubstr("a budget of 2047 bytes, needed: at least 2048"));
+  arena = HostArena::create({.bytes = std::int64_t{1} << 62, .record_bytes = sizes});
+  EXPECT_THAT(arena.error().message(), HasSubstr("bytes, allowed: at most 1125899906842624"));
   EXPECT_TRUE(HostArena::create({.bytes = 2048, .record_bytes = sizes}));
   EXPECT_FALSE(HostArena::create({.bytes = 2048}));
   const std::int64_t tiny[] = {0};

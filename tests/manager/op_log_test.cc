@@ -371,6 +371,11 @@ TEST(OpLog, AFileHasMode0600AndSaysWhatIsWrongWithItsPlace) {
   ASSERT_EQ(::stat(path.c_str(), &there), 0);
   EXPECT_EQ(there.st_mode & 0777, 0600U);
   EXPECT_EQ(static_cast<std::size_t>(there.st_size), log_of_a_life().bytes.size());
+  {
+    const FileLog first = must(FileLog::create(path));
+    EXPECT_THAT(FileLog::create(path).error().message(), HasSubstr("another log is being written"));
+  }
+  must(FileLog::create(path));
   std::remove(path.c_str());
   EXPECT_THAT(FileLog::create("/nowhere/log").error().message(), HasSubstr("/nowhere/log"));
   EXPECT_THAT(FileLog::create("/dev/null").error().message(), HasSubstr("not a regular file"));
