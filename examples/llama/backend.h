@@ -28,6 +28,7 @@ struct CacheUsage {
 struct OpenLimits {
   std::int32_t max_tokens = 0;  // the most that the sequence will ever hold: the twin reserves it
   bool prefix_cache = true;     // false: neither looks for a prefix nor leaves one
+  bool look_up = true;          // false: looks for none, and leaves one
 };
 
 class Backend : public Attention {

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <system_error>
 #include <utility>
@@ -15,6 +16,13 @@ namespace {
 Status system_error(const std::string& path, const std::string& what) {
   return Status(ErrorCode::kInvalidArgument,
                 path + ": " + what + ": " + std::generic_category().message(errno));
+}
+
+const char* kind_of(mode_t mode) {
+  if (S_ISDIR(mode)) return "a folder";
+  if (S_ISFIFO(mode)) return "a pipe";
+  if (S_ISSOCK(mode)) return "a socket";
+  return "a device";
 }
 
 }  // namespace
@@ -31,7 +39,8 @@ Result<InputFile> InputFile::open(const std::string& path) {
   }
   InputFile file(path, descriptor, info.st_size);
   if (!S_ISREG(info.st_mode)) {
-    return Status(ErrorCode::kInvalidArgument, path + ": is not a regular file");
+    return Status(ErrorCode::kInvalidArgument,
+                  path + ": is not a regular file, but " + kind_of(info.st_mode));
   }
   return file;
 }
@@ -70,6 +79,26 @@ Status InputFile::read(std::int64_t offset, void* out, std::size_t bytes) const 
   return Status();
 }
 
+Result<std::string> InputFile::read_all(std::int64_t max_bytes) const {
+  std::string text;
+  std::array<char, 65536> piece{};
+  while (true) {
+    const ssize_t got =
+        ::pread(descriptor_, piece.data(), piece.size(), static_cast<off_t>(text.size()));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) {
+      return system_error(path_, "cannot read at byte " + std::to_string(text.size()));
+    }
+    if (got == 0) return text;
+    text.append(piece.data(), static_cast<std::size_t>(got));
+    if (std::ssize(text) > max_bytes) {
+      return Status(
+          ErrorCode::kInvalidArgument,
+          path_ + ": has more than the " + std::to_string(max_bytes) + " bytes that are allowed");
+    }
+  }
+}
+
 Result<std::string> read_text_file(const std::string& path, std::int64_t max_bytes) {
   Result<InputFile> file = InputFile::open(path);
   if (!file) return std::move(file).error();
@@ -78,6 +107,7 @@ Result<std::string> read_text_file(const std::string& path, std::int64_t max_byt
                                                    " bytes, at most " + std::to_string(max_bytes) +
                                                    " are allowed");
   }
+  if (file->bytes() == 0) return file->read_all(max_bytes);
   std::string text(static_cast<std::size_t>(file->bytes()), '\0');
   KVFOLIO_RETURN_IF_ERROR(file->read(0, text.data(), text.size()));
   return text;

@@ -24,6 +24,8 @@ class InputFile {
   [[nodiscard]] std::int64_t bytes() const noexcept { return bytes_; }
   // Fills [out, out + bytes) from `offset`; an error when the file ends before.
   Status read(std::int64_t offset, void* out, std::size_t bytes) const;
+  // Up to its end, also where the system says 0 bytes and has some (/proc).
+  [[nodiscard]] Result<std::string> read_all(std::int64_t max_bytes) const;
 
  private:
   InputFile(std::string path, int descriptor, std::int64_t bytes)

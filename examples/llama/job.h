@@ -16,7 +16,7 @@ namespace kvfolio::llama {
 enum class LogitRows {
   kNone,    // not kept
   kChosen,  // those that chose a token
-  kAll,     // also those of the prompt
+  kAll,     // also those of the prompt, which is looked for nowhere: what is found has no logits
 };
 
 // The logits behind the generated tokens of a hypothesis, newest first; beams share their past.

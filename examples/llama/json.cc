@@ -2,7 +2,9 @@
 #include "json.h"
 
 #include <algorithm>
-#include <cstdio>
+#include <array>
+#include <charconv>
+#include <cmath>
 #include <istream>
 #include <limits>
 #include <new>
@@ -13,9 +15,12 @@ namespace kvfolio::llama {
 namespace {
 
 std::string number_text(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.9g", value);
-  return text;
+  std::array<char, 32> room{};
+  const auto [end, error] = std::to_chars(room.data(), room.data() + room.size(), value);
+  std::string text(room.data(), end);
+  // It was written as a number with a fraction: 1.0 is not 1.
+  const bool looks_whole = text.find_first_not_of("-0123456789") == std::string::npos;
+  return looks_whole && std::abs(value) < 0x1p63 ? text + ".0" : text;
 }
 
 // Reads `text` and knows how far: the callbacks of nlohmann's parser do not say where they are.

@@ -52,6 +52,13 @@ TEST(Json, WholeNumbersAreExactInInt64AndNoIntegersBeyond) {
   EXPECT_EQ(parse_json("1.0")->as_integer(), nullptr);
 }
 
+TEST(Json, ANumberIsDescribedAsItWasWritten) {
+  for (const char* text : {"1", "1.0", "-0.0", "0.1", "2.5", "1e+300", "9223372036854775807"}) {
+    EXPECT_EQ(parse_json(text)->describe(), text);
+  }
+  EXPECT_EQ(parse_json("18446744073709551616")->describe(), "18446744073709551616");
+}
+
 TEST(Json, DecodesEscapesToUtf8) {
   EXPECT_EQ(string_of(R"("\"\\\/\b\f\n\r\t")"), "\"\\/\b\f\n\r\t");
   EXPECT_EQ(string_of(R"("\u0041\u00e9\u20ac\ud83d\ude00")"),

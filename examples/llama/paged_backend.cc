@@ -84,6 +84,7 @@ Result<OffloadOpened> PagedBackend::open(std::span<const std::int32_t> tokens,
                                          const OpenLimits& limits) {
   OpenOptions options;
   options.prefix_cache = limits.prefix_cache;
+  options.look_up = limits.look_up;
   if (offload_ != nullptr) return offload_->open(tokens, options);
   const Result<Opened> opened = manager_->open(tokens, options);
   if (!opened) return opened.error();

@@ -212,8 +212,7 @@ Result<std::vector<Request>> read_requests(std::istream& input, const std::strin
     }
     Result<Request> request = parse_request(line, defaults, vocabulary);
     if (!request) return at_line(request.error().message());
-    if (request->id.empty()) request->id = "r" + std::to_string(requests.size());
-    if (!ids.insert(request->id).second) {
+    if (!request->id.empty() && !ids.insert(request->id).second) {
       return at_line("field \"id\" is " + quoted(request->id) +
                      ", which an earlier request has; allowed: an id of its own");
     }
@@ -229,6 +228,12 @@ Result<std::vector<Request>> read_requests(std::istream& input, const std::strin
     requests.push_back(*std::move(request));
   }
   if (requests.empty()) return invalid(name + ": there is no request, allowed: one a line");
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    std::string& id = requests[i].id;
+    if (!id.empty()) continue;
+    id = "r" + std::to_string(i);
+    while (!ids.insert(id).second) id += '_';  // a request may have given itself that one
+  }
   return requests;
 }
 

@@ -58,7 +58,7 @@ Result<std::vector<std::int32_t>> encode(std::string_view text, const Vocabulary
 Result<Request> parse_request(std::string_view line, const Request& defaults,
                               const Vocabulary& vocabulary);
 // All lines, blank ones skipped. `name` is what messages call the file. A request without an id is
-// r0, r1, ... by its place in the file.
+// r0, r1, ... by its place in the file, with a _ behind it if another has given itself that id.
 Result<std::vector<Request>> read_requests(std::istream& input, const std::string& name,
                                            const Request& defaults, const Vocabulary& vocabulary);
 

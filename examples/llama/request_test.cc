@@ -134,8 +134,20 @@ TEST(ReadRequests, NumbersRequestsWithoutAnId) {
 }
 
 TEST(ReadRequests, RefusesAnIdTwice) {
-  EXPECT_THAT(read_error("{\"prompt\":\"x\"}\n{\"id\":\"r0\",\"prompt\":\"x\"}\n"),
+  EXPECT_THAT(read_error("{\"id\":\"r0\",\"prompt\":\"x\"}\n{\"id\":\"r0\",\"prompt\":\"x\"}\n"),
               AllOf(HasSubstr("line 2"), HasSubstr("r0"), HasSubstr("earlier")));
+}
+
+TEST(ReadRequests, AnIdOfItsOwnComesBeforeOneThatIsGivenByPlace) {
+  const auto requests = read(
+      "{\"prompt\":\"x\"}\n{\"id\":\"r0\",\"prompt\":\"x\"}\n{\"prompt\":\"x\"}\n"
+      "{\"id\":\"r0_\",\"prompt\":\"x\"}");
+  ASSERT_TRUE(requests);
+  ASSERT_EQ(requests->size(), 4u);
+  EXPECT_EQ((*requests)[0].id, "r0__");
+  EXPECT_EQ((*requests)[1].id, "r0");
+  EXPECT_EQ((*requests)[2].id, "r2");
+  EXPECT_EQ((*requests)[3].id, "r0_");
 }
 
 TEST(ReadRequests, RefusesAnEmptyFile) {

@@ -180,7 +180,8 @@ Result<Scheduler::Entered> Scheduler::try_admit(Job& job) {
   if (!stream.id.valid()) {
     const Result<OffloadOpened> opened =
         backend_.open(std::span(stream.tokens).first(static_cast<std::size_t>(target)),
-                      {.max_tokens = job.prompt_length() + job.request().max_new_tokens});
+                      {.max_tokens = job.prompt_length() + job.request().max_new_tokens,
+                       .look_up = keep_ != LogitRows::kAll});
     if (!opened) return opened.error();
     stream.id = opened->sequence;
     stream.computed = opened->cached_tokens;
