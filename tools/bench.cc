@@ -59,7 +59,7 @@ std::string row_json(const bench::Row& row) {
                        {"ceiling", or_null(row.earlier->ceiling)},
                        {"ratio", or_null(row.earlier_ratio())}};
   }
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return json_text(json);
 }
 
 std::string number(double value) {

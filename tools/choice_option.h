@@ -40,9 +40,24 @@ CLI::Option* add_choice(CLI::App& app, const std::string& name, T& target,
       ->type_name("NAME");
 }
 
+// A name of a file: an empty one is refused before it is taken for a folder, or for none.
+template <typename Target>
+CLI::Option* add_file(CLI::App& app, const std::string& name, Target& target,
+                      const std::string& help) {
+  return app
+      .add_option_function<std::string>(
+          name,
+          [&target, name](const std::string& path) {
+            if (path.empty()) refuse(name, path, "a name that is not empty");
+            target = path;
+          },
+          help)
+      ->type_name("FILE");
+}
+
 inline void add_model_option(CLI::App& app, std::string& target) {
-  app.add_option("--model", target,
-                 "Folder of a Llama or Mistral checkpoint in the Hugging Face form")
+  add_file(app, "--model", target,
+           "Folder of a Llama or Mistral checkpoint in the Hugging Face form")
       ->required()
       ->type_name("DIR");
 }

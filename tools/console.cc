@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The handler of a signal does all that an early end needs, and leaves by _exit(): a verb need not
-// ask between its steps whether somebody wants it to stop, and a step may take minutes. So it calls
-// only what a handler may call, and reads only lock-free atomics.
+// ask between its steps whether it is to stop, and a step may take minutes. So it calls only what a
+// handler may call, and reads only lock-free atomics. It never waits for a reader: what it says
+// goes out if there is room, and SIGALRM ends what takes longer than a second after all.
 
 #include "console.h"
 
+#include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,24 +20,46 @@
 #include <system_error>
 
 #include "kvfolio/status.h"
+#include "printable_text.h"
 
 namespace kvfolio::tools {
 namespace {
 
-constexpr std::initializer_list<int> kSignals = {SIGINT, SIGTERM};
+// What ends a program and is no fault of it. SIGALRM is ours.
+constexpr std::initializer_list<int> kSignals = {SIGINT,  SIGTERM, SIGHUP,    SIGQUIT, SIGXCPU,
+                                                 SIGUSR1, SIGUSR2, SIGVTALRM, SIGPROF, SIGIO};
+constexpr unsigned kPatienceS = 1;
 
 std::atomic<bool> has_terminal = false;  // standard error is one
 std::atomic<bool> shows_progress = false;
 std::atomic<bool> has_failed = false;
 std::atomic<bool> inside_a_line = false;  // of standard output
+std::atomic<bool> prints = false;         // a signal waits
+std::atomic<int> first_signal = 0;        // that came
 std::array<std::atomic<const char*>, 4> unfinished_files = {};
 static_assert(std::atomic<bool>::is_always_lock_free);
+static_assert(std::atomic<int>::is_always_lock_free);
 static_assert(std::atomic<const char*>::is_always_lock_free);
 
 constexpr std::string_view kEraseLine = "\r\x1b[K";
 
-void write_unbuffered(int file, std::string_view text) {
-  // Nothing can be done here about a write that fails.
+// All of it, or the errno of what failed. A descriptor that does not block is waited for.
+int write_all(int file, std::string_view text) {
+  while (!text.empty()) {
+    const auto written = ::write(file, text.data(), text.size());
+    if (written > 0) text.remove_prefix(static_cast<std::size_t>(written));
+    if (written >= 0 || errno == EINTR) continue;
+    if (errno != EAGAIN) return errno;
+    pollfd room = {.fd = file, .events = POLLOUT, .revents = 0};
+    ::poll(&room, 1, -1);
+  }
+  return 0;
+}
+
+// At the end: nothing where there is no room now.
+void write_if_there_is_room(int file, std::string_view text) {
+  pollfd room = {.fd = file, .events = POLLOUT, .revents = 0};
+  if (::poll(&room, 1, 0) != 1) return;
   [[maybe_unused]] const auto written = ::write(file, text.data(), text.size());
 }
 
@@ -45,54 +70,77 @@ void write_unbuffered(int file, std::string_view text) {
   ::_exit(exit_code);
 }
 
-extern "C" void kvfolio_on_signal(int signal) {
-  if (inside_a_line) write_unbuffered(STDOUT_FILENO, "\n");
-  if (has_terminal) write_unbuffered(STDERR_FILENO, kEraseLine);  // the "^C" of a terminal too
-  write_unbuffered(STDERR_FILENO,
-                   signal == SIGINT ? "kvfolio: interrupted\n" : "kvfolio: terminated\n");
+[[noreturn]] void end_by_signal(int signal) {
+  if (inside_a_line) write_if_there_is_room(STDOUT_FILENO, "\n");
+  // The "^C" of a terminal too.
+  if (has_terminal) write_if_there_is_room(STDERR_FILENO, kEraseLine);
+  std::string_view said = "kvfolio: ended by a signal\n";
+  if (signal == SIGINT) said = "kvfolio: interrupted\n";
+  if (signal == SIGTERM) said = "kvfolio: terminated\n";
+  if (signal == SIGHUP) said = "kvfolio: its terminal is gone\n";
+  if (signal == SIGXCPU) said = "kvfolio: its processor time is used up (ulimit -t)\n";
+  write_if_there_is_room(STDERR_FILENO, said);
   end_early(128 + signal);
 }
 
-// The errno of what failed, or 0.
-int write_all(std::string_view text) {
-  while (!text.empty()) {
-    const auto written = ::write(STDOUT_FILENO, text.data(), text.size());
-    if (written < 0 && errno != EINTR) return errno;
-    if (written > 0) text.remove_prefix(static_cast<std::size_t>(written));
-  }
-  return 0;
+extern "C" void kvfolio_on_signal(int signal) {
+  int none = 0;
+  const bool is_first = first_signal.compare_exchange_strong(none, signal);
+  ::alarm(kPatienceS);
+  if (is_first && prints) return;  // print() ends it, or the alarm
+  end_by_signal(is_first ? signal : none);
 }
 
-sigset_t handled() {
-  sigset_t signals;
-  ::sigemptyset(&signals);
-  for (const int signal : kSignals) ::sigaddset(&signals, signal);
-  return signals;
+extern "C" void kvfolio_on_alarm(int signal) {
+  const int first = first_signal;
+  if (first == 0) end_by_signal(signal);  // it is of another
+  end_early(128 + first);
 }
 
 }  // namespace
 
+void open_standard_descriptors() {
+  for (const int file : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    // The lowest number that is free is this one.
+    if (::fcntl(file, F_GETFD) < 0 && errno == EBADF) ::open("/dev/null", O_RDWR);
+  }
+}
+
 void handle_signals() {
   has_terminal = ::isatty(STDERR_FILENO) != 0;
+  sigset_t signals;
+  ::sigemptyset(&signals);
+  for (const int signal : kSignals) ::sigaddset(&signals, signal);
   struct sigaction action = {};
   action.sa_handler = kvfolio_on_signal;
-  action.sa_mask = handled();
   action.sa_flags = SA_RESTART;
-  for (const int signal : kSignals) ::sigaction(signal, &action, nullptr);
-  std::signal(SIGPIPE, SIG_IGN);  // print() sees the error of the write
+  for (const int signal : kSignals) {
+    struct sigaction inherited = {};
+    ::sigaction(signal, nullptr, &inherited);
+    if (signal == SIGHUP && inherited.sa_handler == SIG_IGN) continue;
+    ::sigaction(signal, &action, nullptr);
+  }
+  action.sa_handler = kvfolio_on_alarm;
+  action.sa_mask = signals;
+  ::sigaction(SIGALRM, &action, nullptr);
+  ::sigaddset(&signals, SIGALRM);
+  ::sigprocmask(SIG_UNBLOCK, &signals, nullptr);  // a parent may have blocked them
+  std::signal(SIGPIPE, SIG_IGN);                  // print() sees the error of the write
+  std::signal(SIGXFSZ, SIG_IGN);                  // so does who writes the file
 }
 
 void print(std::string_view text) {
   if (text.empty()) return;
   show_progress("");
-  int error = 0;
-  {
-    // Ctrl-C in a pipeline goes to the reader too. When that is gone, the signal waits here, and
-    // its exit code comes first.
-    const SignalsWait wait;
-    inside_a_line = text.back() != '\n';
-    error = write_all(text);
-  }
+  const std::string shown = printable_text(text);
+  prints = true;
+  inside_a_line = true;
+  const int error = write_all(STDOUT_FILENO, shown);
+  if (error == 0) inside_a_line = shown.back() != '\n';
+  prints = false;
+  // Ctrl-C in a pipeline goes to the reader too. When that is gone, the signal has waited here, and
+  // its exit code comes first.
+  if (first_signal != 0) end_by_signal(first_signal);
   if (error == 0) return;
   if (error != EPIPE) {
     report("kvfolio: standard output cannot be written: " +
@@ -103,23 +151,18 @@ void print(std::string_view text) {
 
 void note_failure() { has_failed = true; }
 
+// Nothing can be done here about a write that fails.
+
 void report(std::string_view message) {
   show_progress("");
-  write_unbuffered(STDERR_FILENO, std::string(message) + "\n");
+  write_all(STDERR_FILENO, printable_text(message) + "\n");
 }
 
 void show_progress(std::string_view text) {
   if (!has_terminal || (text.empty() && !shows_progress)) return;
   shows_progress = !text.empty();
-  write_unbuffered(STDERR_FILENO, std::string(kEraseLine) + std::string(text));
+  write_all(STDERR_FILENO, std::string(kEraseLine) + printable_text(text));
 }
-
-SignalsWait::SignalsWait() {
-  const sigset_t signals = handled();
-  ::pthread_sigmask(SIG_BLOCK, &signals, &before_);
-}
-
-SignalsWait::~SignalsWait() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
 
 void remember_unfinished(const char* path) {
   const auto takes = [&](std::atomic<const char*>& place) {

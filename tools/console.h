@@ -3,21 +3,30 @@
 
 // What the command writes to its user, and how it ends before its work is done.
 //
-// Ctrl-C (SIGINT) and SIGTERM end it with 130 and 143. Before that the files that are not complete
-// are removed, a begun line of standard output is ended, and the progress line is taken away. A
-// signal that comes during print() waits for its end, so standard output holds whole lines.
+// Ctrl-C (SIGINT) ends it with 130, SIGTERM with 143, and the other signals that would end a
+// program (SIGHUP, SIGQUIT, SIGXCPU, ...) with 128 and their number; SIGHUP does nothing under
+// nohup. Before that the files that are not complete are removed, a begun line of standard output
+// is ended, and the progress line is taken away. A signal that comes during print() waits for its
+// end, so standard output holds whole lines; but no longer than a second, since the reader may not
+// read. A second signal does not wait.
 //
 // A reader of standard output that goes away (`| head -n 1`) ends it without a word: it has what it
-// wanted, so the exit code is 0, or 1 if a check has failed by then.
+// wanted, so the exit code is 0, or 1 if a check has failed by then. A file that may not grow
+// (ulimit -f) is an error of the write.
 //
-// Thread safety: one thread calls these; the others take no signals (ThreadPool blocks them).
+// No control character but line ends and tabs gets through print(), report() and show_progress().
+//
+// Thread safety: one thread calls these; signals may come to any.
 
 #include <csignal>
 #include <string_view>
 
 namespace kvfolio::tools {
 
-// From here on signals end the command as said above. Call it first.
+// Descriptors 0 to 2 that are closed become /dev/null: otherwise the next file that is opened gets
+// the number, and messages go into it. Call it first.
+void open_standard_descriptors();
+// From here on signals end the command as said above. Call it next.
 void handle_signals();
 
 // To standard output, at once. If that fails the command ends here: as said above, or with exit
@@ -34,19 +43,8 @@ void report(std::string_view message);
 // replaces it. Empty: takes it away.
 void show_progress(std::string_view text);
 
-// SIGINT and SIGTERM wait as long as this lives.
-class SignalsWait {
- public:
-  SignalsWait();
-  ~SignalsWait();
-  SignalsWait(const SignalsWait&) = delete;
-  SignalsWait& operator=(const SignalsWait&) = delete;
-
- private:
-  sigset_t before_;
-};
-
-// A file that an early end removes. `path` stays as it is until forget_unfinished(path). At most 4.
+// A file that an early end removes, if it is there. `path` stays as it is until
+// forget_unfinished(path). At most 4.
 void remember_unfinished(const char* path);
 void forget_unfinished(const char* path);
 

@@ -2,6 +2,7 @@
 #include "generate.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "console.h"
 #include "engine.h"
 #include "exit_code.h"
+#include "file_name.h"
 #include "files.h"
 #include "generate_input.h"
 #include "kernel_choice.h"
@@ -50,16 +52,12 @@ class Generate {
         text_(requests, vocabulary_) {}
 
   Result<int> run() {
-    std::optional<NpyWriter> npy;
-    if (options_.logits_path) {
-      Result<NpyWriter> created = NpyWriter::create(*options_.logits_path, vocabulary_.size);
-      if (!created) return prefixed("--logits", created.error());
-      npy = *std::move(created);
-    }
+    if (Status status = open_files(); !status.ok()) return status;
     Result<OpenTiers> tiers = open_tiers(options_.tiers);
     if (!tiers) return prefixed("--tier", tiers.error());
     tiers_ = *std::move(tiers);
     for (const std::string& line : tiers_.describe()) report("kvfolio generate: " + line);
+    if (Status status = open_log(); !status.ok()) return status;
     Summary summary;
     summary.model = &model_;
     summary.spec = &spec_;
@@ -78,8 +76,8 @@ class Generate {
     summary.tiers = summaries(summary.stats);
     summary.disk = disk_seen_;
     summary.redis = redis_seen_;
-    if (npy) {
-      if (Status status = results_.write_logits(*npy); !status.ok()) {
+    if (logits_) {
+      if (Status status = results_.write_logits(*logits_); !status.ok()) {
         return prefixed("--logits", status);
       }
     }
@@ -96,8 +94,9 @@ class Generate {
     }
     const llama::BlockMap* const block_map = options_.report ? &block_map_ : nullptr;
     const std::int64_t rejected = summary.stats.scheduler.rejected;
+    const std::uint64_t lost = options_.tier_strict ? stores_lost(summary.tiers) : 0;
     const bool failed =
-        rejected > 0 || (summary.comparison && !summary.comparison->difference.empty());
+        rejected > 0 || lost > 0 || (summary.comparison && !summary.comparison->difference.empty());
     if (failed) note_failure();
     print(options_.json ? summary_json(summary, block_map) + "\n"
                         : summary_text(summary, block_map));
@@ -106,10 +105,49 @@ class Generate {
              std::to_string(requests_.size()) +
              " requests did not fit; their errors are among the results");
     }
+    if (lost > 0) {
+      report("kvfolio generate: --tier-strict: " + std::to_string(lost) +
+             " stores failed or were dropped; the summary says of which tier");
+    }
     return failed ? 1 : 0;
   }
 
  private:
+  // Before the work: what cannot be read, or written to, is known now. Nothing that is there
+  // changes yet.
+  Status open_files() {
+    if (options_.load_path) {
+      Result<FileSource> opened = FileSource::open(*options_.load_path);
+      if (!opened) return prefixed("--load", opened.error());
+      load_.emplace(*std::move(opened));
+    }
+    if (options_.save_path) {
+      Result<FileSink> created = FileSink::create(*options_.save_path);
+      if (!created) return prefixed("--save", created.error());
+      save_.emplace(*std::move(created));
+    }
+    if (options_.metrics_path) {
+      Result<WholeFile> created = WholeFile::create(*options_.metrics_path);
+      if (!created) return prefixed("--metrics", created.error());
+      metrics_.emplace(*std::move(created));
+    }
+    if (options_.logits_path) {
+      Result<NpyWriter> created = NpyWriter::create(*options_.logits_path, vocabulary_.size);
+      if (!created) return prefixed("--logits", created.error());
+      logits_.emplace(*std::move(created));
+    }
+    return {};
+  }
+
+  // The last one that can fail: it takes the place of an earlier log at once.
+  Status open_log() {
+    if (!options_.oplog_path) return {};
+    Result<FileLog> created = FileLog::create(*options_.oplog_path);
+    if (!created) return prefixed("--oplog", created.error());
+    log_file_.emplace(*std::move(created));
+    return {};
+  }
+
   [[nodiscard]] llama::LogitRows logits_to_keep() const {
     if (options_.logits_path && requests_.size() == 1 && requests_[0].samples == 1) {
       return llama::LogitRows::kAll;
@@ -149,14 +187,8 @@ class Generate {
     const OpenTiers tiers = contiguous ? OpenTiers{} : std::exchange(tiers_, {});
     const std::vector<OffloadTier> below = tiers.below();
     options.tiers = below;
-    std::optional<FileLog> log_file;
     std::optional<OpLog> log;
-    if (options_.oplog_path && !contiguous && shown) {
-      Result<FileLog> created = FileLog::create(*options_.oplog_path);
-      if (!created) return prefixed("--oplog", created.error());
-      log_file.emplace(*std::move(created));
-      options.log = &log.emplace(*log_file);
-    }
+    if (log_file_ && !contiguous && shown) options.log = &log.emplace(*log_file_);
     Result<llama::RunStats> stats = run_with(options, tiers, results, shown);
     if (log && stats && !log->status().ok()) return prefixed("--oplog", log->status());
     return stats;
@@ -200,39 +232,24 @@ class Generate {
       if (stats && tiers.redis) redis_seen_ = tiers.redis->counters();
     };
     if (Status status = load(**engine); !status.ok()) return status;
-    // Before the work: a place that cannot be written to is known now.
-    std::optional<FileSink> sink;
-    if (options_.save_path) {
-      Result<FileSink> created = FileSink::create(*options_.save_path);
-      if (!created) return prefixed("--save", created.error());
-      sink.emplace(*std::move(created));
-    }
-    std::optional<WholeFile> metrics;
-    if (options_.metrics_path) {
-      Result<WholeFile> created = WholeFile::create(*options_.metrics_path);
-      if (!created) return prefixed("--metrics", created.error());
-      metrics.emplace(*std::move(created));
-    }
     Result<llama::RunStats> stats = (*engine)->run(requests_, std::move(listener));
     note_tiers(stats);
     watch();
-    if (stats && metrics) {
+    if (stats && metrics_) {
       const MetricLabel label{.name = "model_name", .value = options_.model};
-      metrics->stream() << (*engine)->metrics({&label, 1});
-      if (Status status = metrics->finish(); !status.ok()) return prefixed("--metrics", status);
+      metrics_->write((*engine)->metrics({&label, 1}));
+      if (Status status = metrics_->finish(); !status.ok()) return prefixed("--metrics", status);
     }
-    if (stats && sink) {
-      if (Status status = save(**engine, *sink); !status.ok()) return status;
+    if (stats && save_) {
+      if (Status status = save(**engine, *save_); !status.ok()) return status;
     }
     (*engine)->end_log();
     return stats;
   }
 
   Status load(llama::Engine& engine) {
-    if (!options_.load_path) return {};
-    Result<FileSource> source = FileSource::open(*options_.load_path);
-    if (!source) return prefixed("--load", source.error());
-    const Result<RestoreStats> loaded = engine.restore(*source);
+    if (!load_) return {};
+    const Result<RestoreStats> loaded = engine.restore(*load_);
     if (!loaded) return prefixed("--load " + *options_.load_path, loaded.error());
     restored_ = *loaded;
     if (loaded->sections_damaged > 0 || loaded->records_refused > 0) {
@@ -303,6 +320,11 @@ class Generate {
   const CacheSpec& spec_;
   const CheckpointIdentity identity_;
   ThreadPool& pool_;
+  std::optional<FileSource> load_;
+  std::optional<FileSink> save_;
+  std::optional<WholeFile> metrics_;
+  std::optional<NpyWriter> logits_;
+  std::optional<FileLog> log_file_;
   OpenTiers tiers_;  // until the run that uses them
   TierWatch watch_{"generate"};
   std::optional<DiskSummary> disk_seen_;
@@ -314,7 +336,35 @@ class Generate {
   TextOutput text_;
 };
 
+// What the options read and write is a file for each.
+Status check_files(const GenerateOptions& options) {
+  FileNames names;
+  const auto add = [&](const char* option, const std::optional<std::string>& path, bool writes) {
+    if (path) names.add(option, *path, writes);
+  };
+  if (options.requests != "-") add("--requests", options.requests, false);
+  add("--load", options.load_path, false);
+  add("--perplexity", options.perplexity_path, false);
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(options.model, error)) {
+    const std::filesystem::path& path = entry.path();
+    if (path.extension() != ".safetensors" && path.extension() != ".json") continue;
+    if (path.extension() == ".json" && path.filename() != "config.json" &&
+        path.filename() != "model.safetensors.index.json") {
+      continue;
+    }
+    names.add("--model", path.string(), false);
+  }
+  add("--save", options.save_path, true);
+  add("--metrics", options.metrics_path, true);
+  add("--logits", options.logits_path, true);
+  add("--oplog", options.oplog_path, true);
+  if (options.tiers.disk) names.keep_out("--tier disk:", options.tiers.disk->directory);
+  return names.check();
+}
+
 Result<int> generate_or_error(GenerateOptions options) {
+  if (Status status = check_files(options); !status.ok()) return status;
   const Result<llama::LoadOptions> load = load_options();
   if (!load) return load.error();
   const Result<llama::Model> model = llama::Model::load(options.model, *load);

@@ -58,8 +58,7 @@ void add_number(CLI::App& app, const std::string& name, double& target, double a
 void add_request_options(CLI::App& app, GenerateOptions& options) {
   add_model_option(app, options.model);
   CLI::Option* requests =
-      app.add_option("--requests", options.requests, "Requests, a JSON object a line; - is stdin")
-          ->type_name("FILE");
+      add_file(app, "--requests", options.requests, "Requests, a JSON object a line; - is stdin");
   CLI::Option* prompt =
       app.add_option("--prompt", options.prompt, "One request: its text")->type_name("TEXT");
   CLI::Option* ids =
@@ -128,21 +127,19 @@ void add_tier_options(CLI::App& app, GenerateOptions& options) {
                   "host:SIZE, disk:DIR,SIZE or redis:HOST:PORT[,HOST:PORT]. Several are several "
                   "--tier in this order, cheapest first, one of each kind: --tier host:1GiB --tier "
                   "disk:cache,4GiB. A disk and Redis hold the prompts");
-  app.add_option("--metrics", options.metrics_path,
-                 "Write what Prometheus would read at the end, in its text format")
-      ->type_name("FILE");
-  app.add_option("--save", options.save_path,
-                 "Write the prefix cache to a file at the end. It holds the text of the prompts")
-      ->type_name("FILE");
-  app.add_option(
-         "--load", options.load_path,
-         "Read a prefix cache that --save wrote before the first request; the pool may have "
-         "another size")
-      ->type_name("FILE");
-  app.add_option("--oplog", options.oplog_path,
-                 "Write down every call of the cache and its answer, for kvfolio inspect. It holds "
-                 "the text of the prompts")
-      ->type_name("FILE");
+  app.add_flag("--tier-strict", options.tier_strict,
+               "Exit code 1 if a tier did not keep what it was to store")
+      ->needs(app.get_option("--tier"));
+  add_file(app, "--metrics", options.metrics_path,
+           "Write what Prometheus would read at the end, in its text format");
+  add_file(app, "--save", options.save_path,
+           "Write the prefix cache to a file at the end. It holds the text of the prompts");
+  add_file(app, "--load", options.load_path,
+           "Read a prefix cache that --save wrote before the first request; the pool may have "
+           "another size");
+  add_file(app, "--oplog", options.oplog_path,
+           "Write down every call of the cache and its answer, for kvfolio inspect. It holds "
+           "the text of the prompts");
   app.get_option("--oplog")->excludes(app.get_option("--contiguous"));
   for (const char* name : {"--tier", "--save", "--load", "--metrics"}) {
     for (const char* other : {"--contiguous", "--no-prefix-cache"}) {
@@ -167,15 +164,14 @@ void add_run_options(CLI::App& app, GenerateOptions& options) {
   app.add_flag("--json", options.json, "A JSON line for each sample, the last one a summary");
   app.add_flag("--report", options.report,
                "Explain at the end what the cache did, with a picture of its blocks");
-  app.add_option("--logits", options.logits_path,
-                 "Write logits as float32 [rows, vocab]. One request with one sample: a row for "
-                 "each position, prompt + generated - 1. More: the rows that chose the generated "
-                 "tokens, requests in file order, then samples. Not for beams")
+  add_file(app, "--logits", options.logits_path,
+           "Write logits as float32 [rows, vocab]. One request with one sample: a row for each "
+           "position, prompt + generated - 1, so its prompt is looked for nowhere. More: the rows "
+           "that chose the generated tokens, requests in file order, then samples. Not for beams")
       ->type_name("OUT.npy");
-  app.add_option("--perplexity", options.perplexity_path,
-                 "Score a file (text; ids where the model does not read bytes) in windows of "
-                 "max_position_embeddings tokens")
-      ->type_name("FILE");
+  add_file(app, "--perplexity", options.perplexity_path,
+           "Score a file (text; ids where the model does not read bytes) in windows of "
+           "max_position_embeddings tokens");
 }
 
 }  // namespace
@@ -196,9 +192,12 @@ void add_generate_options(CLI::App& app, GenerateOptions& options) {
       "give the\nfields that a line lacks. A stop id or an end-of-sequence id is the last token "
       "of its sample.\n"
       "With tiers the summary says of each what it stored and loaded, what failed and what was\n"
-      "corrupt; standard error says it when it happens. It changes no result and no exit code.\n"
+      "corrupt; standard error says it when it happens. It changes no result, and no exit code\n"
+      "but with --tier-strict. Each file is a file of its own: what one option reads or writes no\n"
+      "other may write.\n"
       "Results do not depend on the pool, the block size, the batch limits, the threads or hits.\n"
-      "Exit codes: 0 done; 1 a request did not fit or a comparison failed; 2 bad usage or input.");
+      "Exit codes: 0 done; 1 a request did not fit or a comparison failed; 2 bad usage or input;\n"
+      "130 after Ctrl-C.");
   add_request_options(app, options);
   add_cache_options(app, options);
   add_run_options(app, options);

@@ -36,6 +36,7 @@ struct GenerateOptions {
   bool prefix_cache = true;
   bool contiguous = false;
   TierChoice tiers;
+  bool tier_strict = false;
   std::optional<std::string> save_path;
   std::optional<std::string> metrics_path;
   std::optional<std::string> load_path;

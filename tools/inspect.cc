@@ -2,12 +2,14 @@
 #include "inspect.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstring>
 #include <map>
 #include <optional>
 
+#include "choice_option.h"
 #include "console.h"
 #include "exit_code.h"
 #include "generate_input.h"
@@ -178,14 +180,15 @@ Result<int> inspect_or_error(const InspectOptions& options) {
   Result<FileSource> source = FileSource::open(options.path);
   if (!source) return source.error();
   constexpr std::string_view kLogMagic = "KVFOPLOG";
-  std::array<char, 8> magic{};
-  if (source->size() >= static_cast<std::int64_t>(magic.size())) {
-    KVFOLIO_RETURN_IF_ERROR(source->read_at(0, std::as_writable_bytes(std::span(magic))));
-  }
-  if (std::string_view(magic.data(), magic.size()) == kLogMagic) {
-    return Log(options, *source).run();
-  }
-  return inspect_snapshot(options, *source);
+  constexpr std::string_view kSnapshotMagic = "KVFS";
+  std::string begin(std::min(kLogMagic.size(), static_cast<std::size_t>(source->size())), '\0');
+  if (!begin.empty())
+    KVFOLIO_RETURN_IF_ERROR(source->read_at(0, std::as_writable_bytes(std::span(begin))));
+  if (begin == kLogMagic) return Log(options, *source).run();
+  if (begin.starts_with(kSnapshotMagic)) return inspect_snapshot(options, *source);
+  return Status(ErrorCode::kInvalidArgument,
+                options.path + ": has " + std::to_string(source->size()) +
+                    " bytes and begins neither as a snapshot nor as an operation log");
 }
 
 }  // namespace
@@ -197,9 +200,8 @@ void add_inspect_options(CLI::App& app, InspectOptions& options) {
       "  kvfolio inspect cache.snapshot --index\n\n"
       "Exit codes: 0 done; 1 a call answers otherwise, or the file is damaged; 2 bad usage or "
       "input.");
-  app.add_option("file", options.path, "A snapshot (--save) or an operation log (--oplog)")
-      ->required()
-      ->type_name("FILE");
+  add_file(app, "file", options.path, "A snapshot (--save) or an operation log (--oplog)")
+      ->required();
   CLI::Option* replay =
       app.add_flag("--replay", options.replay,
                    "Make the calls of a log again and name the first that answers otherwise");

@@ -45,11 +45,21 @@ std::string what_is_wrong(const CLI::App& app, const CLI::ParseError& error, int
   }
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !verbs.empty()) {
     std::string words;
-    for (const std::string& word : verbs[0]->remaining())
+    for (const std::string& word : app.remaining(true)) {
       words += " " + kvfolio::tools::without_secrets(word);
-    return verbs[0]->get_name() + ": nobody expects" + words;
+    }
+    return verbs[0]->get_name() + ": unknown:" + words;
   }
-  return error.what();
+  const std::string text = error.what();
+  constexpr std::string_view kTwice = ": At Most 1 required but received ";
+  if (const std::size_t at = text.find(kTwice); at != std::string::npos) {
+    return text.substr(0, at) + ": given more than once, allowed: once";
+  }
+  constexpr std::string_view kNoFlag = "Could not convert: ";
+  if (text.starts_with(kNoFlag)) {
+    return text.substr(kNoFlag.size()) + ", allowed: the word without a value";
+  }
+  return text;
 }
 
 int run(int argc, char** argv) {
@@ -105,6 +115,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  kvfolio::tools::open_standard_descriptors();
   kvfolio::tools::handle_signals();
   try {
     return run(argc, argv);

@@ -26,9 +26,7 @@ std::string header(std::int64_t rows, std::int32_t columns) {
 }  // namespace
 
 NpyWriter::NpyWriter(WholeFile file, std::int32_t num_columns)
-    : file_(std::move(file)), num_columns_(num_columns) {
-  file_.stream() << header(0, num_columns_);
-}
+    : file_(std::move(file)), num_columns_(num_columns) {}
 
 Result<NpyWriter> NpyWriter::create(const std::string& path, std::int32_t num_columns) {
   Result<WholeFile> file = WholeFile::create(path);
@@ -36,15 +34,19 @@ Result<NpyWriter> NpyWriter::create(const std::string& path, std::int32_t num_co
   return NpyWriter(*std::move(file), num_columns);
 }
 
+void NpyWriter::begin(std::int64_t num_rows) {
+  rows_left_ = num_rows;
+  file_.write(header(num_rows, num_columns_));
+}
+
 void NpyWriter::row(std::span<const float> values) {
-  file_.stream().write(reinterpret_cast<const char*>(values.data()),
-                       static_cast<std::streamsize>(values.size_bytes()));
-  ++num_rows_;
+  KVFOLIO_CHECK(std::ssize(values) == num_columns_ && rows_left_ > 0);
+  file_.write({reinterpret_cast<const char*>(values.data()), values.size_bytes()});
+  --rows_left_;
 }
 
 Status NpyWriter::finish() {
-  file_.stream().seekp(0);
-  file_.stream() << header(num_rows_, num_columns_);
+  KVFOLIO_CHECK(rows_left_ == 0);
   return file_.finish();
 }
 

@@ -1,16 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What nobody else's text may do: steer a terminal.
+// Text of others must not steer a terminal: not by control characters of ASCII, nor by those from
+// U+0080 to U+009F, which terminals obey as they obey ESC.
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 
 namespace kvfolio::tools {
 
-// `text` with '?' for control characters but line ends and tabs. Bytes past ASCII stay as they are.
-[[nodiscard]] std::string without_controls(std::string text);
-// The same of `bytes` as UTF-8: U+FFFD for each run of bytes that fits nowhere.
+// `bytes` as UTF-8: '?' for control characters but line ends and tabs, U+FFFD for each run of bytes
+// that fits nowhere.
 [[nodiscard]] std::string printable_text(std::string_view bytes);
+// The same of what has come so far: the beginning of a character stays in `bytes` for the next
+// call.
+[[nodiscard]] std::string take_printable(std::string& bytes);
+// In one line, with control characters as \u009b, so that it reads back as it was. U+FFFD for what
+// is not UTF-8.
+[[nodiscard]] std::string json_text(const nlohmann::ordered_json& json);
 
 }  // namespace kvfolio::tools

@@ -148,7 +148,7 @@ std::string proof_json(const Proof& proof) {
       {"vocab", proof.model->config().vocab},
       {"seconds", std::round(proof.seconds * 1e3) / 1e3},
   };
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return json_text(json);
 }
 
 std::string table_head() {
@@ -194,7 +194,7 @@ std::string proof_text(const Proof& proof) {
   }
   for (const TierSummary& tier : proof.tiers) out += tier_text(tier);
   if (proof.good()) out += "all rows are equal, bit for bit\n";
-  return without_controls(std::move(out));
+  return printable_text(std::move(out));
 }
 
 }  // namespace kvfolio::tools

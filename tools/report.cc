@@ -13,9 +13,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string line_of(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
+std::string line_of(const Json& json) { return json_text(json); }
 
 double tokens_per_s(const llama::RunStats& stats) {
   if (stats.seconds <= 0.0) return 0.0;

@@ -56,16 +56,22 @@ void Results::reject(const llama::Request& request, const std::string& error) {
 }
 
 Status Results::write_logits(NpyWriter& file) const {
-  for (const RequestResult& result : results_) {
-    for (const SampleResult& sample : result.samples) {
-      // The row of the last prompt position chose the first token, so it is not among these.
-      if (sample.prompt_logits != nullptr) {
-        const llama::PromptLogits& rows = *sample.prompt_logits;
-        for (std::size_t i = 0; i + 1 < rows.size(); ++i) file.row(rows[i]);
+  const auto each_row = [this](auto&& take) {
+    for (const RequestResult& result : results_) {
+      for (const SampleResult& sample : result.samples) {
+        // The row of the last prompt position chose the first token, so it is not among these.
+        if (sample.prompt_logits != nullptr) {
+          const llama::PromptLogits& rows = *sample.prompt_logits;
+          for (std::size_t i = 0; i + 1 < rows.size(); ++i) take(rows[i]);
+        }
+        for (const auto& step : sample.logits) take(step->row);
       }
-      for (const auto& step : sample.logits) file.row(step->row);
     }
-  }
+  };
+  std::int64_t num_rows = 0;
+  each_row([&](std::span<const float> /*row*/) { ++num_rows; });
+  file.begin(num_rows);
+  each_row([&](std::span<const float> row) { file.row(row); });
   return file.finish();
 }
 

@@ -25,8 +25,7 @@ TextOutput::TextOutput(std::span<const llama::Request> requests, llama::Vocabula
 }
 
 std::string TextOutput::words(const std::vector<std::int32_t>& tokens) const {
-  // Not printable_text(): a character may arrive in several pieces.
-  if (vocabulary_.is_bytes()) return without_controls(llama::decode(tokens, vocabulary_));
+  if (vocabulary_.is_bytes()) return llama::decode(tokens, vocabulary_);
   std::string ids;
   for (const std::int32_t token : tokens) ids += std::to_string(token) + " ";
   return ids;
@@ -38,15 +37,18 @@ TextOutput::Piece& TextOutput::piece(const llama::Request& request, std::int32_t
 }
 
 void TextOutput::token(const llama::Request& request, std::int32_t sample, std::int32_t token) {
-  piece(request, sample).text += words({token});
+  Piece& mine = piece(request, sample);
+  mine.begun += words({token});
+  mine.text += take_printable(mine.begun);  // a character may come in several pieces
   print_ready();
 }
 
 void TextOutput::finished(const llama::FinishedSample& finished) {
   Piece& mine = piece(finished.request, finished.sample);
   const auto prompt = finished.request.prompt.size();
+  mine.text += printable_text(std::exchange(mine.begun, {}));
   if (finished.request.beams > 1) {
-    mine.text += words(finished.token_ids);
+    mine.text += printable_text(words(finished.token_ids));
     mine.text += "\n[score " + std::to_string(finished.score) + ", ";
   } else {
     mine.text += "\n[";

@@ -24,7 +24,8 @@ class TextOutput {
 
  private:
   struct Piece {
-    std::string text;  // not printed yet
+    std::string text;   // not printed yet
+    std::string begun;  // of a character
     bool started = false;
     bool done = false;
   };

@@ -35,7 +35,7 @@ std::string as_json(const TierOptions& options, const DiskCheck& check) {
                      {"damaged", check.damaged},
                      {"erased", check.erased},
                      {"faults", std::move(faults)}};
-  return json.dump() + "\n";
+  return json_text(json) + "\n";
 }
 
 std::string as_text(const TierOptions& options, const DiskCheck& check) {
@@ -95,7 +95,7 @@ std::string as_json(const TierOptions& options, const RedisCheck& check) {
                      {"others", check.others},
                      {"erased", check.erased},
                      {"faults", std::move(faults)}};
-  return json.dump() + "\n";
+  return json_text(json) + "\n";
 }
 
 std::string as_text(const TierOptions& options, const RedisCheck& check) {

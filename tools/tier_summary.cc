@@ -73,6 +73,12 @@ void add(std::vector<TierSummary>& sums, std::span<const TierSummary> more) {
   }
 }
 
+std::uint64_t stores_lost(std::span<const TierSummary> tiers) {
+  std::uint64_t lost = 0;
+  for (const TierSummary& tier : tiers) lost += tier.stores_failed + tier.stores_dropped;
+  return lost;
+}
+
 nlohmann::ordered_json tier_json(const TierSummary& tier) {
   nlohmann::ordered_json reasons = nlohmann::ordered_json::object();
   for (int i = 0; i < kNumTierResults; ++i) {

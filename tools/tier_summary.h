@@ -35,6 +35,9 @@ struct TierSummary {
 // Adds each of `more` to the one of its name; `up` is that of the later one.
 void add(std::vector<TierSummary>& sums, std::span<const TierSummary> more);
 
+// Records that some tier should have and has not.
+[[nodiscard]] std::uint64_t stores_lost(std::span<const TierSummary> tiers);
+
 // {"stores":...,"up":true}
 [[nodiscard]] nlohmann::ordered_json tier_json(const TierSummary& tier);
 // "  disk: 12 records stored, 3 loaded; 2 stores failed\n"

@@ -1,41 +1,119 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "whole_file.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <filesystem>
-#include <fstream>
 #include <system_error>
 #include <utility>
 
 #include "console.h"
+#include "file_name.h"
 
 namespace kvfolio::tools {
+namespace {
 
 namespace fs = std::filesystem;
 
-namespace {
-// Of the last call: ": No space left on device".
-std::string reason() {
-  return errno == 0 ? "" : ": " + std::error_code(errno, std::generic_category()).message();
+constexpr std::size_t kBufferBytes = 65536;
+constexpr std::string_view kPartBegin = ".kvfolio.";
+constexpr std::string_view kPartEnd = ".part";
+constexpr std::string_view kDigits = "0123456789abcdef";
+constexpr std::size_t kRandomDigits = 16;
+
+std::string said(int error) { return std::error_code(error, std::generic_category()).message(); }
+
+Status failed(const std::string& path, const char* what, int error) {
+  return {ErrorCode::kInvalidArgument, path + ": " + what + ": " + said(error)};
 }
+
+std::string name_of_part() {
+  std::array<unsigned char, kRandomDigits> random{};
+  static_cast<void>(::getentropy(random.data(), random.size()));
+  std::string name(kPartBegin);
+  for (const unsigned char byte : random) name += kDigits[byte % kDigits.size()];
+  return name.append(kPartEnd);
+}
+
+bool is_name_of_part(const std::string& name) {
+  if (name.size() != kPartBegin.size() + kRandomDigits + kPartEnd.size()) return false;
+  return name.starts_with(kPartBegin) && name.ends_with(kPartEnd) &&
+         name.find_first_not_of(kDigits, kPartBegin.size()) == name.size() - kPartEnd.size();
+}
+
+// Parts of ours that no process holds any more.
+void remove_parts_of_the_dead(const fs::path& folder) {
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error); !error && at != fs::directory_iterator();
+       at.increment(error)) {
+    if (!is_name_of_part(at->path().filename().string())) continue;
+    const int file =
+        ::open(at->path().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (file < 0) continue;
+    struct stat there {};
+    if (::fstat(file, &there) == 0 && S_ISREG(there.st_mode) && there.st_uid == ::geteuid() &&
+        ::flock(file, LOCK_EX | LOCK_NB) == 0) {
+      ::unlink(at->path().c_str());
+    }
+    ::close(file);
+  }
+}
+
 }  // namespace
 
 struct WholeFile::State {
-  std::string path;     // as the caller named it, for messages
-  std::string target;   // behind its links
-  std::string written;  // target, or target and ".part"
-  std::ofstream stream;
-  bool unfinished = false;  // console.h removes `written` if the command ends early
-
-  [[nodiscard]] bool is_apart() const { return written != target; }
+  std::string path;    // as the caller named it, for messages
+  std::string target;  // behind its links
+  std::string part;    // empty: the target is written as it is
+  int file = -1;
+  int error = 0;  // errno of the first write that failed
+  std::string buffer;
 
   ~State() {
-    if (!unfinished) return;
-    stream.close();
-    ::unlink(written.c_str());
-    forget_unfinished(written.c_str());
+    if (file >= 0) ::close(file);
+    if (part.empty()) return;
+    ::unlink(part.c_str());
+    forget_unfinished(part.c_str());
+  }
+
+  // Errno, or 0.
+  int create_part() {
+    const fs::path folder = folder_of(target);
+    remove_parts_of_the_dead(folder);
+    int error = EAGAIN;
+    for (int i = 0; i < 8 && error == EAGAIN; ++i) error = try_part(folder);
+    return error;
+  }
+  // EAGAIN: until it was locked another run took it for one of the dead.
+  int try_part(const fs::path& folder) {
+    part = (folder / name_of_part()).string();
+    remember_unfinished(part.c_str());  // no file of another has this name
+    file = ::open(part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    int why = file < 0 ? errno : 0;
+    struct stat there {};
+    if (file >= 0 && ::flock(file, LOCK_EX | LOCK_NB) == 0 && ::fstat(file, &there) == 0 &&
+        there.st_nlink == 0) {
+      why = EAGAIN;
+      ::close(std::exchange(file, -1));
+    }
+    if (file >= 0) return 0;
+    forget_unfinished(part.c_str());
+    part.clear();
+    return why;
+  }
+  void flush() {
+    for (std::string_view rest = buffer; !rest.empty() && error == 0;) {
+      const auto written = ::write(file, rest.data(), rest.size());
+      if (written < 0 && errno != EINTR) error = errno;
+      if (written > 0) rest.remove_prefix(static_cast<std::size_t>(written));
+    }
+    buffer.clear();
   }
 };
 
@@ -46,50 +124,41 @@ WholeFile::~WholeFile() = default;
 
 Result<WholeFile> WholeFile::create(const std::string& path) {
   auto state = std::make_unique<State>();
-  state->path = state->target = path;
-  std::error_code error;
-  const bool exists = fs::exists(path, error);
-  if (const fs::path behind = fs::canonical(path, error); !error) state->target = behind.string();
-  const bool regular = !exists || fs::is_regular_file(state->target, error);
-  state->written = regular ? state->target + ".part" : state->target;
-  errno = 0;
-  const bool writable = !exists || ::access(path.c_str(), W_OK) == 0;
-  const SignalsWait wait;
-  if (writable) state->stream.open(state->written, std::ios::binary | std::ios::trunc);
-  if (!writable || !state->stream) {
-    return Status(ErrorCode::kInvalidArgument, path + ": cannot be written" + reason());
+  state->path = path;
+  state->target = behind_links(path);
+  struct stat there {};
+  const bool exists = ::stat(state->target.c_str(), &there) == 0;
+  if (!exists && errno != ENOENT) return failed(path, "cannot be written", errno);
+  if (exists && S_ISDIR(there.st_mode)) return failed(path, "cannot be written", EISDIR);
+  if (exists && !S_ISREG(there.st_mode)) {
+    state->file = ::open(state->target.c_str(), O_WRONLY | O_NOCTTY | O_CLOEXEC);
+    if (state->file < 0) return failed(path, "cannot be written", errno);
+    return WholeFile(std::move(state));
   }
-  if (state->is_apart()) {
-    remember_unfinished(state->written.c_str());
-    state->unfinished = true;
+  if (exists && ::access(state->target.c_str(), W_OK) != 0) {
+    return failed(path, "cannot be written", errno);
   }
+  const int error = state->create_part();
+  if (error != 0) return failed(path, "cannot be written", error);
   return WholeFile(std::move(state));
 }
 
-std::ostream& WholeFile::stream() { return state_->stream; }
+void WholeFile::write(std::string_view bytes) {
+  if (state_->buffer.size() + bytes.size() > kBufferBytes) state_->flush();
+  state_->buffer += bytes;
+  if (state_->buffer.size() > kBufferBytes) state_->flush();
+}
 
 Status WholeFile::finish() {
   State& state = *state_;
-  const SignalsWait wait;
-  // A stream does not keep why it failed, and errno may be another call's by now: once more tells.
-  if (!state.stream) {
-    state.stream.clear();
-    errno = 0;
-    if (state.stream.put('\n').flush()) errno = 0;
-    return Status(ErrorCode::kInvalidArgument, state.path + ": writing failed" + reason());
+  state.flush();
+  if (::close(std::exchange(state.file, -1)) != 0 && state.error == 0) state.error = errno;
+  if (state.error == 0 && !state.part.empty()) {
+    if (::rename(state.part.c_str(), state.target.c_str()) != 0) state.error = errno;
   }
-  errno = 0;
-  state.stream.close();
-  if (!state.stream) {
-    return Status(ErrorCode::kInvalidArgument, state.path + ": writing failed" + reason());
-  }
-  std::error_code error;
-  if (state.is_apart()) fs::rename(state.written, state.target, error);
-  if (error) {
-    return Status(ErrorCode::kInvalidArgument, state.path + ": writing failed: " + error.message());
-  }
-  if (state.unfinished) forget_unfinished(state.written.c_str());
-  state.unfinished = false;
+  if (state.error != 0) return failed(state.path, "writing failed", state.error);
+  if (!state.part.empty()) forget_unfinished(state.part.c_str());
+  state.part.clear();
   return {};
 }
 

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 
@@ -311,7 +312,7 @@ def test_the_summary_says_of_each_tier_what_it_did(tmp_path):
     assert done.stderr.count(b"\n") == 1, done.stderr  # which disk it is, and no trouble
 
 
-def broken_disk(tmp_path, *options):
+def broken_disk(tmp_path, *options, code=0):
     """A run whose directory goes while it is open: no segment can be made any more."""
     path = tmp_path / "tier"
     many = [{"id": f"p{i}", "prompt_ids": [i % 50 + 1, i % 7 + 1] * 90, "max_new_tokens": 2}
@@ -325,7 +326,7 @@ def broken_disk(tmp_path, *options):
         said = process.stderr.readline()  # it is open, and there is much to do yet
         shutil.rmtree(path)
         out, more = process.stdout.read(), process.stderr.read()
-        assert process.wait(timeout=120) == 0, more
+        assert process.wait(timeout=120) == code, more
     return out.decode(errors="replace"), (said + more).decode()
 
 
@@ -336,6 +337,13 @@ def test_a_disk_that_fails_is_said_once_and_in_the_summary(tmp_path):
     assert "(errors of the medium: " in err, err
     line = next(line for line in out.splitlines() if line.startswith("  disk: "))
     assert "FAILED" in line and "it is DOWN" in line, line
+
+
+def test_a_run_whose_stores_failed_says_so_when_asked(tmp_path):
+    _, err = broken_disk(tmp_path, "--tier-strict", code=1)
+    assert re.search(r"--tier-strict: \d+ stores failed or were dropped", err), err
+    tier = ("--tier", f"disk:{tmp_path}/whole,64MiB", "--tier-strict")
+    generate(checkpoint(MODEL), REQUESTS, *tier)
 
 
 def test_a_disk_that_fails_is_in_the_json(tmp_path):
