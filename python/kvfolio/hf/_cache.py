@@ -3,24 +3,28 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
-from typing import Any, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from transformers import cache_utils
 
 from ._core import Core
+from ._hooks import watch_hooks
 from ._layers import (
     SINCE_5,
     LayerKind,
     UnsupportedModel,
     check_model,
-    check_repeatable,
+    dropout_at_work,
     layer_kinds,
+    reads_ahead,
     rope_depends_on_length,
 )
+from ._namespace import known_of
 from ._pool import Pool
-from ._prompt import matrix, namespace_of, prompt_of
+from ._prompt import generated, namespace_of, namespace_of_config, prompt_of, prompts_of
 from ._witness import watch
 
 
@@ -171,16 +175,42 @@ class _EmptyLayer(PagedLayer):
         return super().__getattribute__(name)
 
 
+class Traits(NamedTuple):
+    """What is read off a model or a configuration, once."""
+
+    kinds: list[LayerKind | None]
+    paged: bool
+    unrepeatable: str | None  # why no prompt is shared
+
+
+def traits_of(model: Any) -> Traits:
+    config = getattr(model, "config", model)
+    kinds = layer_kinds(config)
+    reason = None
+    rope = rope_depends_on_length(config)
+    if rope is not None:
+        reason = (f"rope_type {rope!r} turns a key by the length of its prompt, so a key of one prompt is wrong in "
+                  "another: make the cache without prompt_ids")
+    if isinstance(model, torch.nn.Module):
+        check_model(model)
+        reason = reason or reads_ahead(model)
+    # Latents are expanded behind the cache, so attention cannot read them from blocks.
+    latents = getattr(config.get_text_config(decoder=True), "kv_lora_rank", None)
+    return Traits(kinds, config._attn_implementation == "kvfolio" and not latents, reason)
+
+
 class PagedCache(cache_utils.Cache):
     """A cache for ``generate(past_key_values=...)`` over a pool that many caches share.
 
     ``model``: the model that will run. Its weights, adapters, types, rotary embedding and attention
     make the namespace, in which prompts are found. A bare configuration says nothing of weights, so
-    it needs an explicit ``namespace``. With a model, ``namespace`` is added: a tenant's name, say.
+    it needs an explicit ``namespace``. With a model, ``namespace`` is added: a tenant's name, say. Who gives
+    one speaks for what the model's object does not show: hooks that act, forwards that were replaced.
 
     ``prompt_ids`` [rows, tokens], with ``attention_mask`` if rows are padded on the left: what
-    generate() will get. What the pool has of it is not computed again; ``cached_tokens`` says how
-    many. Without it nothing is looked up, and nothing becomes findable before publish().
+    generate() will get, also as a tokenizer's output or by its names (``**tokenizer(text)``). What the pool
+    has of it is not computed again; ``cached_tokens`` says how many. Without it nothing is looked up, and
+    nothing becomes findable before publish().
 
     The cache attends as the model says: attn_implementation="kvfolio" (see register()) reads blocks
     where they lie, every other one gets gathered keys.
@@ -194,57 +224,62 @@ class PagedCache(cache_utils.Cache):
         model: Any,
         pool: Pool,
         *,
-        prompt_ids: torch.Tensor | Sequence[int] | Sequence[Sequence[int]] | None = None,
-        attention_mask: torch.Tensor | None = None,
+        prompt_ids: Any = None,
+        attention_mask: Any = None,
         namespace: str | bytes | None = None,
         look_up: bool = True,
+        input_ids: Any = None,
+        token_type_ids: Any = None,
     ) -> None:
-        config = getattr(model, "config", model)
-        kinds = layer_kinds(config)
-        pool.check_kinds(kinds)
-        is_model = isinstance(model, torch.nn.Module)
-        owner = None
-        if is_model:
-            check_model(model)
+        prompts, mask = prompts_of(prompt_ids, input_ids, attention_mask, token_type_ids)
+        if mask is not None and prompts is None:
+            raise ValueError("attention_mask belongs to prompt_ids, and there are none")
+        known = owner = None
+        if isinstance(model, torch.nn.Module):
+            known = known_of(model)
+            traits = known.derive(traits_of, model)
             owner = watch(model)
+            watch_hooks(model, known)
+            space = namespace_of(model, known, namespace)
         elif namespace is None:
             raise ValueError(
                 "a configuration says nothing of weights, so prompts of two models with one "
                 "configuration would be taken for each other: pass the model, or namespace="
             )
-        decoder = config.get_text_config(decoder=True)
-        # Latents are expanded behind the cache, so attention cannot read them from blocks.
-        paged = config._attn_implementation == "kvfolio" and not getattr(decoder, "kv_lora_rank", None)
-        core = Core(pool, kinds, namespace_of(model, is_model, namespace), paged, owner)
-        if prompt_ids is not None:
-            rope = rope_depends_on_length(config)
-            if rope is not None:
-                raise UnsupportedModel(
-                    f"rope_type {rope!r} turns a key by the length of its prompt, so a key of one "
-                    "prompt is wrong in another: make the cache without prompt_ids"
-                )
-            if is_model:
-                check_repeatable(model)
-            ids, pads = prompt_of(prompt_ids, attention_mask)
-            core.offer(ids, pads, look_up)
-        elif attention_mask is not None:
-            raise ValueError("attention_mask belongs to prompt_ids, and there are none")
+        else:
+            traits, space = traits_of(model), namespace_of_config(model, namespace)
+        pool.check_kinds(traits.kinds)
+        core = Core(pool, traits.kinds, space, traits.paged, owner)
         self._adopt(core)
+        if prompts is None:
+            return
+        reason = traits.unrepeatable or (known and known.is_training and dropout_at_work(model))
+        if reason:
+            raise UnsupportedModel(reason)
+        ids, pads = prompt_of(prompts, mask)
+        if known is not None:
+            core.unshared = space.unshared(known, pool.acting)
+        if core.unshared is not None:
+            warnings.warn(
+                f"{core.unshared}: nothing is found and nothing is published. If its keys depend on nothing else "
+                "that changes, say so by namespace=", stacklevel=2)
+        core.offer(ids, pads, look_up)
 
     def _adopt(self, core: Core) -> None:
+        """Before the core has a sequence: nothing is lost, whatever comes in between."""
         self._core = core
+        self._finalizer = weakref.finalize(self, core.pool.leave, core)
+        self._finalizer.atexit = False  # type: ignore[misc]
         layers = [
             _EmptyLayer() if kind is None else PagedLayer(core, index, kind)
             for index, kind in enumerate(core.kinds)
         ]
         super().__init__(layers=layers)
-        self._finalizer = weakref.finalize(self, lambda: core.pool.leave(core.leavings()))
-        self._finalizer.atexit = False  # type: ignore[misc]
 
     @property
     def cached_tokens(self) -> int:
         """Leading tokens of the offered prompt that need not be computed, of a padded batch with the
-        pads of the row that has the fewest."""
+        pads of the row that has the fewest. 0 once the library has fed all of it again."""
         prompt = self._core.prompt
         return 0 if prompt is None else prompt.hit
 
@@ -255,14 +290,21 @@ class PagedCache(cache_utils.Cache):
         self._core.check_open()
         return self._core.seen.ids.clone()
 
-    def publish(self, ids: torch.Tensor | Sequence[Sequence[int]]) -> list[int]:
-        """Makes text findable that generate() returned, prompt included: ``ids`` [rows, tokens].
+    @property
+    def unshared(self) -> str | None:
+        """Why this cache finds and publishes nothing, or None: a hook that changes what the model computes,
+        or a forward that was replaced. ``namespace=`` speaks for both."""
+        return self._core.unshared
+
+    def publish(self, ids: Any) -> list[int]:
+        """Makes text findable that generate() returned, prompt included: ``ids`` [rows, tokens], or all of
+        its output.
 
         Each row is compared with what the model was fed; returns for each how many of its leading
         tokens are findable now (with the tail of the last block from close() on). The last token of
         a generation was never fed, so it is not among them.
         """
-        return self._core.publish(matrix(ids))
+        return self._core.publish(generated(ids))
 
     def close(self) -> None:
         """Gives the rows back to the pool. What is findable stays until the room is needed."""
@@ -278,7 +320,8 @@ class PagedCache(cache_utils.Cache):
     def __deepcopy__(self, memo: dict[int, Any]) -> PagedCache:
         """A fork: it has the same tokens and shares every block until one of the two writes."""
         twin = PagedCache.__new__(PagedCache)
-        twin._adopt(self._core.fork())
+        twin._adopt(self._core.twin())
+        self._core.fork_into(twin._core)
         memo[id(self)] = twin
         return twin
 

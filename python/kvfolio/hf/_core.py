@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the layers of one cache share: rows, length, and the forward that is under way.
+"""What the layers of one cache share: rows, and the forward that is under way.
 
 Transformers calls each layer for everything: update, crop, reorder_cache, ... The first layer that
 brings a call does it for all of them, the others are checked against it. An update opens a round (see
 _round.py), which the last layer's update completes; a round that never gets there is rolled back, so
-that the cache stands where it stood before that forward.
+that the cache stands where it stood before that forward. What changes the manager goes through
+Pool.change(), which an interrupt may end anywhere.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import threading
 from typing import Any, Callable, Sequence
 
 import numpy as np
@@ -19,13 +21,16 @@ from ..errors import FailedPrecondition
 from ._attention import Place
 from ._calls import LayerCalls
 from ._checks import check_feed, check_text
+from ._hooks import code_of, enter, observe
 from ._ids import SeenIds
 from ._layers import LayerKind
-from ._pool import Leavings, Pool
-from ._prompt import Namespace, Prompt
+from ._pool import Pool
+from ._prompt import Namespace, Prompt, describe, replaced
 from ._round import GroupRound, Round, spans_of
 from ._rows import Row, Rows
 from ._witness import Feed, Owner
+
+_NO_TOKENS = np.empty(0, np.int32)
 
 
 class Core:
@@ -37,76 +42,86 @@ class Core:
         self.paged = paged
         #: What may run with it; None: it was made with a bare configuration.
         self.owner = owner
-        self.rows = Rows(pool)
-        self.length = 0  # dense: as the model counts, pads included
+        self.rows = Rows()
         self.prompt: Prompt | None = None
-        self.prompt_rows: list[int] = []
-        self.seen = SeenIds()
         self.round: Round | None = None
-        self.closed = False
+        #: Hooks of the forward that runs are watched, until its last layer has its keys.
+        self.watching = False
+        #: Why nothing of this cache is findable: the model computes other keys than its namespace says.
+        self.unshared: str | None = None
+        self.closed: str | None = None  # why
+        self._acted: str | None = None
         self._last: Round | None = None
         self._feed: Feed | None = None
-        self._fed_ids: torch.Tensor | None = None
+        self._fed_by = 0  # the thread
         #: Why publish() must refuse: a forward whose keys belong to no plain prompt.
         self._unpublishable: str | None = None
         self._storing = [index for index, kind in enumerate(kinds) if kind is not None]
+        self._drafts = any(kind is not None and kind.window for kind in kinds)
         self._calls = LayerCalls(self._storing)
+        self._number = pool.add(self)
+
+    @property
+    def length(self) -> int:
+        """Dense: as the model counts, pads included."""
+        return self.rows.length
+
+    @property
+    def seen(self) -> SeenIds:
+        return self.rows.seen
+
+    @property
+    def prompt_rows(self) -> list[int]:
+        return list(self.rows.prompt_rows)
 
     # ---- prompts ----
 
     def offer(self, ids: torch.Tensor, pads: Sequence[int], look_up: bool) -> None:
         """Opens a row for each prompt; all of them stand at the shortest hit then, or at nothing."""
-        tokens = [ids[row, pad:].numpy().astype(np.int32) for row, pad in enumerate(pads)]
-        hits = []
-        with self.pool.locked():
-            try:
-                for prompt, pad in zip(tokens, pads):
-                    sequence, cached = self._open(prompt, look_up)
-                    self.rows.items.append(Row(sequence, pad))
-                    hits.append(pad + cached)
-                hit = min(hits)
-                if hit <= min(pads, default=0):
-                    hit = 0  # pads alone are nothing found
-                hit = self._stand_at(hit, hits)
-            except Exception:
-                self.rows.close()
-                raise
-        self.prompt = Prompt(ids, hit)
-        self.prompt_rows = list(range(len(tokens)))
-        self.length = hit
-        self.seen.append(ids[:, :hit], len(tokens), hit)
+        look_up = look_up and self.unshared is None
+        tokens = [row[pad:] for row, pad in zip(ids.numpy().astype(np.int32), pads)]
 
-    def _stand_at(self, hit: int, hits: Sequence[int]) -> int:
+        def act() -> int:
+            opened = [self._open(prompt, look_up) for prompt in tokens]
+            items = tuple(Row(sequence, pad) for (sequence, _), pad in zip(opened, pads))
+            hits = [pad + cached for (_, cached), pad in zip(opened, pads)]
+            hit = min(hits)
+            # Pads alone are nothing found.
+            hit = self._stand_at(items, hit if hit > min(pads, default=0) else 0, hits)
+            seen = SeenIds().appended(ids[:, :hit], len(items), hit)
+            self.rows = Rows(items, hit, seen, tuple(range(len(items))))
+            return hit
+
+        self.prompt = Prompt(ids, self.pool.change(self, act))
+
+    def _stand_at(self, items: Sequence[Row], hit: int, hits: Sequence[int]) -> int:
         """Takes all rows back to the hit; to nothing if a window holds no more what it reads there."""
+        manager = self.pool.manager
         try:
-            for row, found in zip(self.rows.items, hits):
+            for row, found in zip(items, hits):
                 row.num_named = row.tokens_at(hit)
                 if found != hit:
-                    self.pool.manager.truncate(row.sequence, row.num_named)
+                    manager.truncate(row.sequence, row.num_named)
             return hit
         except FailedPrecondition:
-            self.rows.restart()
+            for row in items:
+                manager.truncate(row.sequence, 0)
+                row.num_named = 0
             return 0
 
     def _open(self, tokens: np.ndarray, look_up: bool) -> tuple[int, int]:
-        opened = self.pool.manager.open(
-            tokens, root=self.namespace.root, late_names=True, look_up=look_up
-        )
+        opened = self.pool.manager.open(tokens, root=self.namespace.root, late_names=True, look_up=look_up)
         return opened[0], opened[1]
 
     def restart(self) -> None:
         """Forgets all tokens of the rows, so that they may be computed again."""
-        with self.pool.locked():
-            self.rows.restart()
-        self.length = 0
-        self.seen.crop(0)
+        self.go_back(0)
 
     def go_back(self, length: int) -> None:
         """Forgets the tokens from there on: the same ones are about to be computed again."""
-        if length == 0:
-            self.restart()
-        else:
-            self.crop(length)
+        if self.prompt is not None:
+            self.prompt.hit = min(self.prompt.hit, length)
+        self._shorten(length)
 
     def naming(self) -> bool:
         """The next forward computes tokens of the offered prompt."""
@@ -118,11 +133,51 @@ class Core:
         if self.round is not None:
             self._roll_back()
         self._calls.check()
-        self._feed = feed
+        self._feed, self._fed_by = feed, threading.get_ident()
         check_feed(self, feed)
-        if not (self._unpublishable or self.naming() or self.namespace.seems_unchanged()):
-            reason = self.namespace.changed()  # also if it is undone before publish()
+        self._check_model()
+
+    def _check_model(self) -> None:
+        self._acted, self.watching = None, False
+        enter(self)
+        space = self.namespace
+        if space.model is None:
+            return
+        known = space.known()
+        if self.naming():
+            space.check(known)
+        elif not self._unpublishable and not space.seems_unchanged(known):
+            reason = space.changed(known)  # also if it is undone before publish()
             self._unpublishable = reason and f"to a model that had changed ({reason})"
+        if space.named:
+            return
+        late = observe(known)
+        if late is not None:
+            raise RuntimeError(
+                f"the hook {late} was registered on the decoder behind kvfolio's own, and this forward has "
+                "begun: call the model again"
+            )
+        self.watching = True
+        self._acted = replaced(known)
+
+    def hook_acted(self, hook: Any, module: torch.nn.Module) -> None:
+        """In the forward that runs; see _hooks.py."""
+        self.pool.acting.add(code_of(hook))
+        self._acted = describe(self.namespace.known(), hook, module)
+
+    def _settle_acts(self) -> None:
+        """Keys that the model's own code would not have made never become findable, and do not stand
+        behind keys that were found."""
+        reason, self._acted = self._acted, None
+        if reason is None:
+            return
+        self.unshared = reason
+        if self.prompt is not None and self.prompt.hit:
+            raise RuntimeError(
+                f"{reason}, and {self.prompt.hit} tokens of the prompt were found, whose keys were "
+                "computed without that: make the cache again, which finds nothing then, or say by namespace= "
+                "in what such prompts are found"
+            )
 
     def before_generation(self, ids: torch.Tensor) -> None:
         """generate() begins with this text [rows, tokens]."""
@@ -151,10 +206,13 @@ class Core:
     def update(self, index: int, keys: torch.Tensor, values: torch.Tensor,
                first_position: int | None) -> tuple[torch.Tensor, torch.Tensor]:
         self.check_open()
-        if self.round is None:
+        now = self.round
+        if now is None:
             self._begin(keys, first_position)
-        elif index in self.round.written:
-            done, of = len(self.round.written), len(self._storing)
+        elif now.thread != threading.get_ident():
+            raise RuntimeError(_TWO_THREADS)
+        elif index in now.written:
+            done, of = len(now.written), len(self._storing)
             self._roll_back()
             raise RuntimeError(
                 f"layer {index} came again after {done} of {of} layers: the last forward stopped there. "
@@ -162,26 +220,31 @@ class Core:
             )
         try:
             return self._write(index, keys, values)
-        except Exception:
+        except BaseException:
             self._roll_back()
             raise
 
     def _write(self, index: int, keys: torch.Tensor,
                values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         now, kind = self.round, self.kinds[index]
-        assert now is not None and kind is not None
+        if now is None:
+            raise RuntimeError(_TWO_THREADS)
+        assert kind is not None
+        if self._acted is not None:
+            self._settle_acts()
         if (keys.shape[0], keys.shape[2]) != (len(now.owner), now.count):
             raise ValueError(
                 f"layer {index} has {keys.shape[0]} rows of {keys.shape[2]} tokens in a forward of "
                 f"{len(now.owner)} rows of {now.count}"
             )
-        self._check_attended(now)
+        if now.unattended is not None:
+            self._check_attended(now)
         store = self.pool.store(index, kind, keys, values, self.paged)
         group = self.pool.group_of_layer(kind.window)
         store.write(keys, values, now.groups[group].slots)
         now.written.add(index)
         if len(now.written) == len(self._storing):
-            self._finish()
+            self._finish(now)
         if self.paged:
             now.unattended = index if now.watched else None
             place = Place(now, store, group, kind.window, keys.dtype)
@@ -205,13 +268,16 @@ class Core:
         self._calls.check()
         self._check_attended(self._last)
         feed, self._feed = self._feed, None
-        if self.naming():
-            if self.namespace.current is not None and feed is None:
-                raise RuntimeError(
-                    "prompt_ids were offered for another model than the one that runs, or its decoder "
-                    "was called past its hooks: the tokens cannot be compared"
-                )
-            self.namespace.check()
+        if feed is not None and self._fed_by != threading.get_ident():
+            raise RuntimeError(_TWO_THREADS)
+        if feed is None and self._last is not None and self._last.thread != threading.get_ident():
+            if self._last.watched:
+                raise RuntimeError(_TWO_THREADS)
+        if feed is None and self.naming() and self.namespace.model is not None:
+            raise RuntimeError(
+                "prompt_ids were offered for another model than the one that runs, or its decoder "
+                "was called past its hooks: the tokens cannot be compared"
+            )
         if first_position is not None and first_position != self.length:
             raise ValueError(
                 f"the library feeds positions from {first_position} on to a cache of {self.length} "
@@ -225,91 +291,77 @@ class Core:
                     "cache without prompt_ids"
                 )
         ids = None if feed is None else feed.ids
-        with self.pool.locked():
-            self.round = self._open_round(keys.shape[0], keys.shape[2], ids)
-        self.round.watched = feed is not None
+        rows, count, watched = keys.shape[0], keys.shape[2], feed is not None
+        self.pool.change(self, lambda: self._open_round(rows, count, ids, watched))
         if self.prompt is not None:
             self.prompt.unused = False
-        self._fed_ids = ids
 
-    def _open_round(self, fed: int, count: int, ids: torch.Tensor | None) -> Round:
-        before = list(self.rows.items)
-        prompt_rows = self.prompt_rows
-        if not before:
-            for _ in range(fed):
-                self.rows.items.append(Row(self._open(np.empty(0, np.int32), True)[0]))
-        factor = self.rows_for(fed)
+    def _open_round(self, fed: int, count: int, ids: torch.Tensor | None, watched: bool) -> None:
+        manager = self.pool.manager
+        rows, factor = self.rows, self.rows_for(fed)
+        if not rows.items:
+            rows = Rows(tuple(Row(self._open(_NO_TOKENS, True)[0]) for _ in range(fed)))
         shared = factor > 1 and ids is not None and _repeats(ids, factor)
-        try:
-            if factor > 1 and not shared:
-                self._derive([row for row in range(len(self.rows)) for _ in range(factor)])
-            owner = np.arange(fed) // (factor if shared else 1)
-            return self._take_step(owner, count)
-        except Exception:
-            for row in self.rows.items:
-                if all(row is not old for old in before):
-                    self.pool.manager.close(row.sequence)
-            self.rows.items, self.prompt_rows = before, prompt_rows
-            raise
-
-    def _take_step(self, owner: np.ndarray, count: int) -> Round:
-        self.rows.settle()
-        pads = self.rows.pads
-        now = Round(0, self.length, count, pads, np.arange(len(pads)), [])
-        num_new = now.num_new
-        drafts = any(kind is not None and kind.window for kind in self.kinds)
-        step = self.pool.manager.step()
-        now.ticket = step.ticket
-        try:
-            if not drafts and count == 1 and (num_new == 1).all():
-                step.append_unnamed_each([row.sequence for row in self.rows.items])
-            else:
-                for row, new in zip(self.rows.items, num_new.tolist()):
-                    if new:
-                        step.append_unnamed(row.sequence, new, draft=new if drafts else 0)
-            plan = step.plan()
-            for group, part in enumerate(plan.groups):
-                now.groups.append(_arrays(part, plan.query_start, num_new, count))
-                if len(part.copy_src):
-                    for store in self.pool.stores_of(group):
-                        store.copy_blocks(part.copy_src, part.copy_dst)
-            step.commit()
-        except Exception:
-            step.drop()
-            raise
-        if drafts:
-            for row, new in zip(self.rows.items, num_new.tolist()):
-                row.num_drafts = new
-        if len(owner) != len(pads):  # equal rows: one of them writes for all
-            now = dataclasses.replace(now, owner=owner, pads=pads[owner])
+        if factor > 1 and not shared:
+            rows = rows.derived(manager, [row for row in range(len(rows)) for _ in range(factor)])
+        rows.settle(manager)
+        owner = np.arange(fed) // (factor if shared else 1)
+        now = Round(0, rows.length, count, rows.pads, owner, [], ids, threading.get_ident(), watched)
+        self._take_step(rows, now)
+        if len(owner) != len(rows):  # equal rows: one of them writes for all
+            first = np.concatenate(([True], owner[1:] != owner[:-1]))
             for mine in now.groups:
-                first = np.concatenate(([True], owner[1:] != owner[:-1]))
                 mine.slots = np.where(first[:, None], mine.slots[owner], np.int32(-1))
                 mine.table = mine.table[owner]
+            now = dataclasses.replace(now, pads=now.pads[owner])
+        self.rows = rows
+        self.round = now
+
+    def _take_step(self, rows: Rows, now: Round) -> None:
+        pool, num_new = self.pool, now.num_new
+        step = pool.step = pool.manager.step()
+        now.ticket = step.ticket
+        if not self._drafts and now.count == 1 and (num_new == 1).all():
+            step.append_unnamed_each(rows.sequences)
         else:
-            now.owner = owner
-        return now
+            for row, new in zip(rows.items, num_new.tolist()):
+                if new:
+                    step.append_unnamed(row.sequence, new, draft=new if self._drafts else 0)
+        plan = step.plan()
+        for group, part in enumerate(plan.groups):
+            now.groups.append(_arrays(part, plan.query_start, num_new, now.count))
+            if len(part.copy_src):
+                for store in pool.stores_of(group):
+                    store.copy_blocks(part.copy_src, part.copy_dst)
+        pool.tickets.add(now.ticket)
+        step.commit()
+        pool.step = None
+        if self._drafts:
+            for row, new in zip(rows.items, num_new.tolist()):
+                row.num_drafts = new
 
-    def _finish(self) -> None:
-        now, self.round = self.round, None
-        assert now is not None
+    def _finish(self, now: Round) -> None:
         self._last = now
-        with self.pool.locked():
-            self.pool.manager.complete(now.ticket)
-            self._name_prompt(now.end)
-            self.length = now.end
-            ids = self._fed_ids
-            factor = len(now.owner) // len(self.rows)
-            own = ids if ids is None else ids[::factor]
-            self.seen.append(own, len(self.rows), now.count)
-            if factor > 1:
-                self._derive(now.owner.tolist())
+        self.watching = False
 
-    def _name_prompt(self, end: int) -> None:
-        if self.prompt is None:
+        def act() -> None:
+            self.pool.complete(now.ticket)
+            factor = len(now.owner) // len(self.rows)
+            rows = self.rows.grown(now.ids if now.ids is None else now.ids[::factor], now.count)
+            if self.unshared is None:
+                self._name_prompt(rows)
+            if factor > 1:
+                rows = rows.derived(self.pool.manager, now.owner.tolist())
+            self.rows = rows
+            self.round = None
+
+        self.pool.change(self, act)
+
+    def _name_prompt(self, rows: Rows) -> None:
+        if self.prompt is None or self.rows.length >= self.prompt.width:
             return
-        for row, source in zip(self.rows.items, self.prompt_rows):
-            stop = min(end, self.prompt.width)
+        for row, source in zip(rows.items, rows.prompt_rows):
+            stop = min(rows.length, self.prompt.width)
             self._name(row, self.prompt.ids[source, row.pads : stop])
 
     def _name(self, row: Row, ids: torch.Tensor) -> None:
@@ -322,11 +374,18 @@ class Core:
     def _roll_back(self) -> None:
         """Undoes a forward that did not reach its last layer. Its tokens have no names, so nothing of
         it was findable."""
-        now, self.round = self.round, None
-        assert now is not None
-        with self.pool.locked():
-            self.rows.crop(now.start, now.end)
-            self.pool.manager.complete(now.ticket)
+        now = self.round
+        self.watching = False
+        if now is None:
+            return
+
+        def act() -> None:
+            self.rows = rows = self.rows.cropped(now.start)
+            self.round = None
+            rows.cut(self.pool.manager)
+            self.pool.complete(now.ticket)
+
+        self.pool.change(self, act)
 
     # ---- between forwards ----
 
@@ -342,81 +401,93 @@ class Core:
                 )
             try:
                 act()
-            except Exception:
+            except BaseException:
                 self._calls.forget()
                 raise
         self._calls.done(index)
 
     def crop(self, keep: int) -> None:
-        if keep >= self.length:
-            return
-        with self.pool.locked():
-            self.rows.crop(max(0, keep), self.length)
-        self.length = max(0, keep)
-        self.seen.crop(self.length)
+        if keep < self.length:
+            self._shorten(max(0, keep))
+
+    def _shorten(self, length: int) -> None:
+        def act() -> None:
+            before = self.rows
+            self.rows = before.cropped(length)
+            try:
+                self.rows.cut(self.pool.manager)
+            except FailedPrecondition:  # a window; the first row says so before any is cut
+                self.rows = before
+                raise
+
+        self.pool.change(self, act)
 
     def derive(self, sources: Sequence[int]) -> None:
         if len(self.rows) == 0:
             return
-        with self.pool.locked():
-            self._derive(sources)
 
-    def _derive(self, sources: Sequence[int]) -> None:
-        self.rows.derive(sources)
-        self.seen.select(sources)
-        self.prompt_rows = [self.prompt_rows[row] for row in sources] if self.prompt_rows else []
+        def act() -> None:
+            before = self.rows
+            self.rows = before.derived(self.pool.manager, sources)
+            before.close(self.pool.manager, but=self.rows)
+
+        self.pool.change(self, act)
 
     def drop_unused_hit(self) -> None:
         if self.prompt is not None and self.prompt.unused and self.length:
             self.restart()
 
     def reset(self) -> None:
-        with self.pool.locked():
-            self.rows.close()
-        self.length, self.prompt, self.prompt_rows, self.seen = 0, None, [], SeenIds()
-        self._unpublishable = None
+        self.pool.change(self, self._close_rows)
+        self.prompt = self._unpublishable = None
 
     # ---- whole caches ----
 
-    def fork(self) -> Core:
-        """A cache of its own with the same tokens; no key is copied."""
+    def twin(self) -> Core:
+        """A cache of its own, which is empty until fork_into()."""
         self.check_open()
+        return Core(self.pool, self.kinds, self.namespace, self.paged, self.owner)
+
+    def fork_into(self, twin: Core) -> None:
+        """Gives it the same tokens; no key is copied."""
         if self.round is not None:
             self._roll_back()
-        twin = Core(self.pool, self.kinds, self.namespace, self.paged, self.owner)
-        with self.pool.locked():
-            self.rows.settle()
-            try:
-                for row in self.rows.items:
-                    twin.rows.items.append(self.rows.fork(row))
-            except Exception:
-                twin.rows.close()
-                raise
-        twin.length, twin.seen = self.length, self.seen.copy()
+
+        def act() -> None:
+            twin.rows = self.rows.forked(self.pool.manager)
+
+        self.pool.change(self, act)
         twin.prompt = dataclasses.replace(self.prompt) if self.prompt else None
-        twin.prompt_rows, twin._unpublishable = list(self.prompt_rows), self._unpublishable
-        return twin
+        twin.unshared, twin._unpublishable = self.unshared, self._unpublishable
 
     def publish(self, ids: torch.Tensor) -> list[int]:
         """See PagedCache.publish()."""
         self.check_open()
         if self.round is not None:
             self._roll_back()
-        if self._unpublishable:
-            raise RuntimeError(f"cannot publish: a forward was fed {self._unpublishable}")
-        self._check_attended(self._last)
-        self.namespace.check()
+        if self.unshared is None:
+            if self._unpublishable:
+                raise RuntimeError(f"cannot publish: a forward was fed {self._unpublishable}")
+            self._check_attended(self._last)
+            if self.namespace.model is not None:
+                self.namespace.check(self.namespace.known())
         matches = [self._match(row, ids[row]) for row in range(len(ids))]
-        with self.pool.locked():
+
+        def act() -> list[int]:
             for row, (own, length) in enumerate(matches):
-                self._name(self.rows.items[own], ids[row, self.rows.items[own].pads : length])
-            self.rows.settle()
-        return [length for _, length in matches]
+                if self.unshared is None:
+                    item = self.rows.items[own]
+                    self._name(item, ids[row, item.pads : length])
+            self.rows.settle(self.pool.manager)
+            return [min(length, row.pads + row.num_named) if row.num_named else 0
+                    for row, length in ((self.rows.items[own], length) for own, length in matches)]
+
+        return self.pool.change(self, act)
 
     def _match(self, number: int, ids: torch.Tensor) -> tuple[int, int]:
         """The row that was fed these tokens, and how many of them."""
         length = min(len(ids), self.length)
-        if self.namespace.current is None:
+        if self.namespace.model is None:
             if number >= len(self.rows):
                 raise ValueError(f"row {number} of ids, and the cache has {len(self.rows)} rows")
             return number, length
@@ -451,21 +522,45 @@ class Core:
             return
         if self.round is not None:
             self._roll_back()
-        with self.pool.locked():
-            self.rows.settle()
-            self.rows.close()
-        self.closed = True
 
-    def leavings(self) -> Leavings:
-        """What a cache that is dropped leaves to its pool."""
-        ticket = None if self.round is None else self.round.ticket
-        return Leavings(ticket, [row.sequence for row in self.rows.items])
+        def act() -> None:
+            self.closed = "closed"
+            self._close_rows()
+
+        self.pool.change(self, act)
+        self.pool.remove(self._number)
+
+    def _close_rows(self) -> None:
+        before = self.rows
+        before.settle(self.pool.manager)
+        self.rows = Rows()
+        before.close(self.pool.manager)
+
+    def abandon(self, reason: str = "gone") -> None:
+        """The pool takes the rows, see Pool.tidy."""
+        self.closed = self.closed or reason
+        self.round, self.rows, self.watching = None, Rows(), False
+
+    def mend(self, known: set[int]) -> bool:
+        """Agrees with the manager again after a change that did not end; False if that cannot be."""
+        if self.closed:  # close() itself was interrupted
+            return False
+        end = self.length if self.round is None else self.round.end
+        return self.rows.mend(self.pool.manager, end, known.__contains__)
 
     def check_open(self) -> None:
-        if self.closed:
+        if self.closed == "closed":
             raise RuntimeError(
                 "this cache is closed: make a new PagedCache, which finds what this one published"
             )
+        if self.closed:
+            raise RuntimeError(f"this cache is closed, since {self.closed}: make a new PagedCache")
+
+
+_TWO_THREADS = (
+    "another thread used this cache while its model ran: each thread needs a cache of its own. Caches of one "
+    "pool share what they find, and copy.deepcopy() forks one"
+)
 
 
 def _arrays(part: Any, query_start: np.ndarray, num_new: np.ndarray, count: int) -> GroupRound:

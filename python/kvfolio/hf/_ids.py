@@ -9,33 +9,33 @@ import torch
 
 
 class SeenIds:
-    def __init__(self) -> None:
-        self._ids = torch.empty(0, 0, dtype=torch.long)
-        self._length = 0
+    """A value: what changes it returns another one. Two of them may share their memory, since each
+    reads no further than its own length."""
+
+    def __init__(self, memory: torch.Tensor | None = None, length: int = 0) -> None:
+        self._memory = torch.empty(0, 0, dtype=torch.long) if memory is None else memory
+        self._length = length
 
     @property
     def ids(self) -> torch.Tensor:
         """[rows, length]"""
-        return self._ids[:, : self._length]
+        return self._memory[:, : self._length]
 
-    def append(self, ids: torch.Tensor | None, rows: int, count: int) -> None:
+    def appended(self, ids: torch.Tensor | None, rows: int, count: int) -> SeenIds:
         """`ids` [rows, count], or None for tokens that were not seen."""
-        end = self._length + count
-        if self._length == 0 or self._ids.shape[0] != rows or self._ids.shape[1] < end:
-            grown = torch.full((rows, max(64, 2 * end)), -1, dtype=torch.long)
+        end, memory = self._length + count, self._memory
+        if self._length == 0 or memory.shape[0] != rows or memory.shape[1] < end:
+            memory = torch.full((rows, max(64, 2 * end)), -1, dtype=torch.long)
             if self._length:
-                grown[:, : self._length] = self.ids
-            self._ids = grown
-        self._ids[:, self._length : end] = -1 if ids is None else ids.detach().to("cpu")
-        self._length = end
+                memory[:, : self._length] = self.ids
+        memory[:, self._length : end] = -1 if ids is None else ids.detach()
+        return SeenIds(memory, end)
 
-    def select(self, rows: Sequence[int]) -> None:
-        self._ids = self._ids[list(rows)] if self._length else self._ids
+    def selected(self, rows: Sequence[int]) -> SeenIds:
+        return SeenIds(self._memory[list(rows)] if self._length else None, self._length)
 
-    def crop(self, length: int) -> None:
-        self._length = min(self._length, length)
+    def cropped(self, length: int) -> SeenIds:
+        return SeenIds(self._memory, min(self._length, length))
 
     def copy(self) -> SeenIds:
-        twin = SeenIds()
-        twin._ids, twin._length = self._ids.clone(), self._length
-        return twin
+        return SeenIds(self._memory.clone(), self._length)

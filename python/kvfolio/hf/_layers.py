@@ -87,24 +87,28 @@ def check_model(model: Any) -> None:
             )
 
 
-def check_repeatable(model: Any) -> None:
-    """Refuses a model whose dropout is at work: it never computes the same keys twice. And one whose tokens
-    read later ones, which its attention modules say."""
+def reads_ahead(model: Any) -> str | None:
+    """Why a key depends on later tokens, or None. The attention modules say it."""
     for name, part in model.named_modules():
         if vars(part).get("is_causal") is False:
-            raise UnsupportedModel(
-                f"{name} is not causal: its tokens read later ones, so no prompt can be shared"
-            )
+            return f"{name} is not causal: its tokens read later ones, so no prompt can be shared"
+    return None
+
+
+def dropout_at_work(model: Any) -> str | None:
+    """Why the model never computes the same keys twice, or None."""
+    for name, part in model.named_modules():
         if not part.training:
             continue
         is_dropout = isinstance(part, torch.nn.modules.dropout._DropoutNd)
         for attribute, value in vars(part).items():
             if (attribute == "p" and is_dropout) or "dropout" in attribute:
                 if isinstance(value, (int, float)) and value > 0:
-                    raise UnsupportedModel(
+                    return (
                         f"{name or 'the model'} is in training mode with {attribute} = {value}, so its keys "
                         "are others each time and no prompt can be shared: call model.eval()"
                     )
+    return None
 
 
 def _layer_types(decoder: Any) -> list[tuple[str, Any]]:

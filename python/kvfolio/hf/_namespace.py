@@ -1,31 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
 """The namespace of a model: what makes two equal prompts different.
 
-A key and a value depend on more than the tokens: on every weight, on the adapters that are switched
-on, on the type that is computed in, on the rotary embedding, on each function that a forward calls and on
-the numbers that those read. A fingerprint digests all of that (see _survey.py). Two models never share a
-namespace, not even if they have equal weights: tensors and modules are known by their identity.
+It is made of what decides keys and values and is cheap to explain:
 
-What it cannot see: a write that goes around PyTorch's version counters (``parameter.data``, NumPy)
-and leaves all of the sampled elements as they were; and what _survey.py names. Call ``pool.reset()``
-after such a change.
+- each parameter and buffer: identity, version counter, address, device, type, shape, some elements;
+- each module: identity, class, training mode, and the attributes of _NAMED: a norm's epsilon, the factors
+  of attention and of the rotary embedding, the adapters that are live or merged with their scaling;
+- the values of each configuration, and the function behind the name of its attention;
+- autocast, the precision of products, the default type.
+
+Two models never share a namespace, not even with equal weights. What lies behind hooks, functions and
+other attributes is not looked at: hooks are watched while they run (_hooks.py), a forward that was
+replaced shares nothing (replaced_forward), and docs/huggingface.md names what stays unseen.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
-from typing import Any, Iterable
+import operator
+import types
+import weakref
+from collections.abc import MutableMapping
+from typing import Any, Callable, Iterable, Iterator, TypeVar
 
-import numpy as np
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
+from transformers import masking_utils, modeling_utils
 
-from ._survey import Fact, Survey
-from ._trace import Trace
+from ._numbers import number_of
+
+Fact = tuple[str, Any]
+T = TypeVar("T")
 
 _SAMPLES = 8
+_PARTS = ("_parameters", "_buffers", "_modules")
+_NAMED = ("eps", "variance_epsilon", "scaling", "attention_scaling", "_active_adapter", "_disable_adapters",
+          "merged_adapters", "is_causal")
+#: Of a configuration: no key depends on them.
+_NO_EFFECT = {"use_cache", "return_dict", "output_hidden_states", "pad_token_id", "bos_token_id",
+              "eos_token_id", "_name_or_path", "name_or_path"}
+#: Packages that wrap a forward without a change of what it computes.
+_WRAPPERS = ("torch", "transformers", "accelerate", "peft")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,45 +56,286 @@ class Fingerprint:
     settings: tuple[Any, ...]
     samples: bytes = dataclasses.field(repr=False)
 
-    def seems_to_hold(self) -> bool:
-        """It is that of the model now, but for elements of tensors and arrays."""
-        return self.settings == _settings() and self.known.trace.holds()
+    def seems_to_hold(self, now: Known) -> bool:
+        """Of the model as it is now, but for elements of tensors."""
+        return now.digest == self.known.digest and self.settings == _settings()
 
     def difference(self, other: Fingerprint) -> str:
         """The first thing that differs, for a message."""
-        for known, now in itertools.zip_longest(self.known.facts, other.known.facts, fillvalue=("an attribute", ())):
+        both = itertools.zip_longest(self.known.facts, other.known.facts, fillvalue=("a module", ()))
+        for known, now in both:
             if known != now:
-                return now[0]
+                return now[0] if known[0] == now[0] else f"{known[0]}, now {now[0]}"
         return "elements of a tensor" if self.samples != other.samples else "PyTorch's own settings"
 
 
-@dataclasses.dataclass(frozen=True)
-class Known:
-    """What a model carries: the last survey of it, until something changes."""
-
-    trace: Trace
-    facts: list[Fact]
-    digest: bytes
-
-    def __reduce__(self) -> Any:
-        """Of a copy of the model, or of a stored one, nothing is known."""
-        return type(None), ()
-
-
-def fingerprint(model: torch.nn.Module) -> Fingerprint:
-    known = vars(model).setdefault(Trace.ATTRIBUTE, None)  # the survey counts it, so it is there before
-    if known is None or not known.trace.holds():
-        survey = Survey(model)
-        known = Known(survey.trace, survey.facts, _digest(map(repr, survey.facts)))
-        vars(model)[Trace.ATTRIBUTE] = known
-    settings, samples = _settings(), _samples(known.trace)
+def fingerprint(known: Known) -> Fingerprint:
+    settings, samples = _settings(), known.samples()
     digest = _digest([known.digest.hex(), repr(settings)], samples)
     return Fingerprint(digest, known, settings, samples)
+
+
+_known: MutableMapping[torch.nn.Module, Known] = WeakIdKeyDictionary()
+
+
+def known_of(model: torch.nn.Module) -> Known:
+    """What is known of a model now: a new look at all of it only if something changed."""
+    known = _known.get(model)
+    if known is None or not known.holds():
+        known = _known[model] = Known(model)
+    return known
 
 
 def config_fingerprint(config: Any) -> bytes:
     """That of a bare configuration, which says nothing of weights."""
     return _digest([json.dumps(config.to_dict(), sort_keys=True, default=str)])
+
+
+class Known:
+    """Facts about a model, and what tells in a fraction of the time that they still hold. Modules and
+    tensors are referred to weakly, since they are large: what a model has dropped is not held."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.facts: list[Fact] = []
+        self.names: list[str] = []
+        self.modules: list[weakref.ref[torch.nn.Module]] = []
+        #: What others have worked out of these facts.
+        self.derived: dict[Any, Any] = {}
+        self._tensors: list[weakref.ref[torch.Tensor]] = []
+        self._samples: list[tuple[Any, weakref.ref[torch.Tensor], tuple[Any, ...]]] = []
+        self._named: list[tuple[weakref.ref[torch.nn.Module], str]] = []
+        self._configs: dict[int, tuple[Any, dict[str, Any]]] = {}
+        for name, module in model.named_modules():
+            self.names.append(f"model.{name}" if name else "model")
+            self.modules.append(weakref.ref(module))
+            self._note_module(self.names[-1], module)
+        self.is_training = any(module.training for module in model.modules())
+        self.kinds = list(dict.fromkeys(type(module) for module in model.modules()))
+        for kind in self.kinds:
+            self.facts.append((f"{kind.__qualname__}.forward", _plain(kind.forward)))
+        self._attentions = sorted({_attention_of(config) for config, _ in self._configs.values()})
+        for name, function in zip(self._attentions * 2, _functions(self._attentions)):
+            self.facts.append((f"attention {name}", _plain(function)))
+        things, self._values = self._look()
+        self._things = [_nothing if thing is None else weakref.ref(thing) for thing in things]
+        self.digest = _digest(map(repr, self.facts))
+
+    def derive(self, function: Callable[[Any], T], argument: Any) -> T:
+        """function(argument), once as long as these facts hold."""
+        if function not in self.derived:
+            self.derived[function] = function(argument)
+        result: T = self.derived[function]
+        return result
+
+    # ---- all of it, once ----
+
+    def _note_module(self, place: str, module: torch.nn.Module) -> None:
+        kind = type(module)
+        self.facts.append((place, (kind.__qualname__, number_of(kind), number_of(module), module.training)))
+        entries = vars(module)
+        for part in _PARTS:
+            for name, child in entries[part].items():
+                self._note_child(f"{place}.{name}", child)
+        for name, tensor in _offloaded(module):
+            self._note_child(f"{place}.{name}", tensor)
+        for name in _NAMED:
+            if hasattr(module, name):
+                self._named.append((weakref.ref(module), name))
+                self.facts.append((f"{place}.{name}", _plain(getattr(module, name))))
+        if "config" in entries:
+            self._note_config(f"{place}.config", entries["config"])
+
+    def _note_child(self, place: str, child: Any) -> None:
+        if not isinstance(child, torch.Tensor):
+            self.facts.append((place, None if child is None else number_of(child)))
+        elif child.is_meta:  # its elements lie elsewhere, and each forward leaves another object here
+            self.facts.append((place, ("meta", str(child.dtype), tuple(child.shape))))
+        else:
+            self._tensors.append(weakref.ref(child))
+            if (some := _some_of(child)) is not None:
+                self._samples.append(((child.device, child.dtype), self._tensors[-1], some))
+            kind = (str(child.device), str(child.dtype), tuple(child.shape))
+            self.facts.append((place, (number_of(child), *_state_of(child), *kind)))
+
+    def _note_config(self, place: str, config: Any) -> None:
+        if id(config) in self._configs or not hasattr(config, "__dict__"):
+            return
+        self._configs[id(config)] = config, _copied(vars(config))
+        for name, value in vars(config).items():
+            if hasattr(value, "model_type") and hasattr(value, "to_dict"):
+                self._note_config(f"{place}.{name}", value)
+            elif name not in _NO_EFFECT:
+                self.facts.append((f"{place}.{name}", _plain(value)))
+
+    # ---- whether it still is so ----
+
+    def holds(self) -> bool:
+        """All facts are as they were."""
+        try:
+            things, values = self._look()
+        except (AttributeError, KeyError, RuntimeError, TypeError):
+            return False  # something is gone, or another thread is changing it
+        return (
+            values == self._values
+            and len(things) == len(self._things)
+            and all(map(operator.is_, things, [reference() for reference in self._things]))
+            and all(vars(config) == known for config, known in self._configs.values())
+        )
+
+    def _look(self) -> tuple[list[Any], list[Any]]:
+        """What is compared by identity, and what by value. Each model's forward waits for it."""
+        things: list[Any] = []
+        values: list[Any] = [kind.forward for kind in self.kinds]
+        values += _functions(self._attentions)
+        for reference in self.modules:
+            module: Any = reference()
+            entries = module.__dict__
+            values.append(module.__class__)
+            values.append(entries["training"])
+            if "config" in entries:
+                values.append(id(entries["config"]))  # it is kept, so that the number stays its own
+            if entries["_parameters"]:
+                things += entries["_parameters"].values()
+            if entries["_buffers"]:
+                things += entries["_buffers"].values()
+            if entries["_modules"]:
+                things += entries["_modules"].values()
+            if "_hf_hook" in entries:
+                things += (tensor for _, tensor in _offloaded(module))
+        tensors: Any = [reference() for reference in self._tensors]
+        try:
+            values += [*map(_version, tensors), *map(torch.Tensor.data_ptr, tensors)]
+        except RuntimeError:  # one has no version or no address
+            values += map(_state_of, tensors)
+        for owner, name in self._named:
+            value = getattr(owner(), name)
+            values.append(value if type(value) is float else _plain(value))
+        return things, values
+
+    def samples(self) -> bytes:
+        """A few elements of every tensor, so that most writes past the version counters show too."""
+        groups: dict[Any, list[torch.Tensor]] = {}
+        with torch.no_grad():
+            for group, reference, some in self._samples:
+                tensor = reference()
+                if tensor is not None:
+                    groups.setdefault(group, []).append(torch.as_strided(tensor, *some))
+            parts = [torch.cat(group).cpu().view(torch.uint8).numpy().tobytes() for group in groups.values()]
+        return b"".join(parts)
+
+    def replaced_forward(self) -> str | None:
+        """The name of a forward that is not its class's own, of which nothing is known."""
+        for kind in self.kinds:
+            if not _is_own(kind, kind.forward):  # type: ignore[arg-type]  # a class has a hash
+                return f"{kind.__qualname__}.forward"
+        for name, reference in zip(self.names, self.modules):
+            module = reference()
+            if module is not None and "forward" in module.__dict__ and not _is_wrapped(module):
+                return f"{name}.forward"
+        return None
+
+
+_version = operator.attrgetter("_version")
+
+
+def _nothing() -> None:
+    """A weak reference to None, which has none."""
+
+
+def _state_of(tensor: Any) -> tuple[int, int]:
+    """What changes when a tensor is written to, or gets other memory."""
+    version = -1 if tensor.is_inference() else tensor._version
+    try:
+        return version, tensor.data_ptr()
+    except RuntimeError:  # a tensor that wraps others has no memory of its own
+        return version, 0
+
+
+def _plain(value: Any) -> Any:
+    """A number or word by its value, other things by their identity."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, dict):
+        return tuple((key, _plain(each)) for key, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_plain, value))
+    if isinstance(value, torch.Tensor):
+        return _state_of(value)
+    try:
+        return type(value).__qualname__, number_of(value)
+    except TypeError:  # it has no weak references: a type of torch, a set, ...
+        return repr(value)
+
+
+def _copied(value: Any) -> Any:
+    """What a later comparison with == needs of a configuration, which may be written to."""
+    if isinstance(value, dict):
+        return {key: _copied(each) for key, each in value.items()}
+    return [_copied(each) for each in value] if isinstance(value, list) else value
+
+
+def _offloaded(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights that accelerate keeps in memory beside a module; none that it reads from a disk."""
+    for hook in _hooks_of_accelerate(module):
+        weights = getattr(hook, "weights_map", None)
+        table = getattr(weights, "dataset", weights)
+        table = getattr(table, "state_dict", table)
+        prefix = getattr(weights, "prefix", "")
+        for name, parameter in (*module._parameters.items(), *module._buffers.items()):
+            if isinstance(table, dict) and parameter is not None and parameter.is_meta:
+                if prefix + name in table:
+                    yield name, table[prefix + name]
+
+
+def _hooks_of_accelerate(module: torch.nn.Module) -> Any:
+    hook: Any = vars(module).get("_hf_hook")
+    return () if hook is None else getattr(hook, "hooks", [hook])
+
+
+def _attention_of(config: Any) -> str:
+    return str(getattr(config, "_attn_implementation", None))
+
+
+def _functions(names: list[str]) -> list[Any]:
+    """What stands behind the names of attentions, and of their masks."""
+    tables = (modeling_utils.ALL_ATTENTION_FUNCTIONS, masking_utils.ALL_MASK_ATTENTION_FUNCTIONS)
+    return [table.get(name) for table in tables for name in names]
+
+
+# ---- forwards ----
+
+
+def _package(function: Any) -> str:
+    """Where the code of a function stands, which a decorator cannot say wrongly."""
+    return str(getattr(function, "__globals__", {}).get("__name__", "")).partition(".")[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_own(kind: type, forward: Any) -> bool:
+    """Its code is of the package of its class, or of one that decorates forwards."""
+    owner = next((base for base in kind.__mro__ if "forward" in vars(base)), kind)
+    allowed = (owner.__module__.partition(".")[0], *_WRAPPERS)
+    return not isinstance(forward, types.FunctionType) or _package(forward) in allowed
+
+
+def _is_wrapped(module: torch.nn.Module) -> bool:
+    """The forward of an instance is that of its class, or one that accelerate or peft put there."""
+    forward = vars(module)["forward"]
+    function = getattr(forward, "func", getattr(forward, "__func__", forward))
+    if function is type(module).forward:
+        return True
+    if _package(function) == "peft":
+        return True
+    before = vars(module).get("_old_forward")
+    kinds = map(type, _hooks_of_accelerate(module))
+    return (
+        _package(function) == "accelerate"
+        and all(kind.__module__.partition(".")[0] == "accelerate" for kind in kinds)
+        and getattr(before, "__func__", before) is type(module).forward
+    )
+
+
+# ---- elements, settings ----
 
 
 def _digest(words: Iterable[str], data: bytes = b"") -> bytes:
@@ -87,35 +347,28 @@ def _digest(words: Iterable[str], data: bytes = b"") -> bytes:
 
 
 def _settings() -> tuple[Any, ...]:
-    kinds = ["cpu"] + ["cuda"] * torch.cuda.is_available()
-    autocast = tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
+    autocast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _devices()]
     return *autocast, torch.get_float32_matmul_precision(), torch.get_default_dtype()
 
 
-def _samples(trace: Trace) -> bytes:
-    """A few elements of every tensor, so that most writes past the version counters show too; and all
-    of NumPy's arrays, which have no counters."""
-    groups: dict[Any, list[torch.Tensor]] = {}
-    with torch.no_grad():
-        for reference in trace.tensors:
-            tensor = reference()
-            some = None if tensor is None else _some_of(tensor)
-            if some is not None:
-                groups.setdefault((some.device, some.dtype), []).append(some)
-        parts = [torch.cat(group).cpu().view(torch.uint8).numpy().tobytes() for group in groups.values()]
-    return b"".join(parts + [np.ascontiguousarray(array).tobytes() for array in trace.arrays])
+@functools.lru_cache(maxsize=1)
+def _devices() -> tuple[str, ...]:
+    return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 
 
-def _some_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_quantized:
+def _some_of(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    """Sizes and strides of elements that are spread over a tensor, for torch.as_strided(); None if it has
+    no memory to look into."""
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.numel() == 0:
         return None
-    count = tensor.numel()
+    if tensor.is_contiguous():
+        count, stride = tensor.numel(), 1
+    else:
+        count, stride = tensor.shape[-1], tensor.stride(-1)
     step = max(1, count // _SAMPLES)
+    some = ((count - 1) // step + 1,), (stride * step,)
     try:
-        if count == 0:
-            return None
-        if tensor.is_contiguous():
-            return torch.as_strided(tensor, ((count - 1) // step + 1,), (step,))
-        return tensor[(0,) * (tensor.ndim - 1)][:: max(1, tensor.shape[-1] // _SAMPLES)]
+        torch.as_strided(tensor, *some).cpu()
     except (RuntimeError, NotImplementedError):  # a tensor that wraps others
         return None
+    return some

@@ -12,6 +12,7 @@ import dataclasses
 from typing import Any, cast
 
 import kvfolio
+from kvfolio._capacity import parse_bytes
 from kvfolio._types import DType
 
 from ._layers import SINCE_5, layer_kinds
@@ -44,11 +45,19 @@ def groups_for(config: Any, memory: int | str | None, blocks: int | None, block_
             )
         )
     if memory is not None:
-        from kvfolio._capacity import parse_bytes
-
-        groups = list(kvfolio.fit(groups, parse_bytes(memory)))
+        groups = list(kvfolio.fit(groups, bytes_of(memory)))
     kvfolio.validate(groups)
     return groups
+
+
+def bytes_of(memory: int | str) -> int:
+    """
+    >>> bytes_of("2GiB"), bytes_of(4096)
+    (2147483648, 4096)
+    """
+    if isinstance(memory, bool) or not isinstance(memory, (int, str)):
+        raise TypeError(f'memory is {memory!r}: an int of bytes, or words such as "2GiB", are needed')
+    return parse_bytes(memory)
 
 
 def layer_bytes(group: kvfolio.GroupSpec) -> int:

@@ -8,50 +8,44 @@ the prompts of different models apart.
 
 Thread safety: caches of one pool may be used by different threads, each cache by one at a time. A
 lock is held for calls to the manager, not for a forward.
+
+Interrupts: an exception of a signal handler may come between any two calls. A change of a cache that did
+not end is tidied up before the next call of the pool: a step that is open is dropped, what no cache holds is
+given back, and the cache is made to agree with itself (see _rows.py).
 """
 
 from __future__ import annotations
 
-import collections
-import dataclasses
+import itertools
 import threading
-from typing import Any
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 import torch
 
 import kvfolio
 
 from ._layers import LayerKind
-from ._plan import groups_for, layer_bytes
+from ._plan import bytes_of, groups_for, layer_bytes
 from ._store import DTYPES, KernelStore, Shape, Store, TorchStore
 
-_STEPS_IN_FLIGHT = 64  # caches that may be inside a forward at once
+if TYPE_CHECKING:
+    from ._core import Core
 
-
-@dataclasses.dataclass
-class Leavings:
-    """Of a cache that was dropped without close(): ids only, since a pool keeps them."""
-
-    ticket: int | None  # of a forward that stopped midway
-    sequences: list[int]
-
-    def clear(self, manager: kvfolio.Manager) -> None:
-        if self.ticket is not None:
-            manager.complete(self.ticket)
-        for sequence in self.sequences:
-            manager.close(sequence)
+T = TypeVar("T")
 
 
 class Pool:
     """Blocks for the caches of a model.
 
-    ``model``: the model or its configuration, for which ``memory`` ("2GiB", of all layers) or
-    ``blocks`` (of each group of layers with one window) says how much; or what ``kvfolio.plan()``
-    returned.
+    ``model``: the model or its configuration, for which ``memory`` ("2GiB": of all layers, and of the
+    bookkeeping beside them) or ``blocks`` (of each group of layers with one window) says how much; or
+    what ``kvfolio.plan()`` returned, to which the bookkeeping is added.
 
     ``dtype`` is the type of the cache: "f32", "bf16", "f16", "int8", or None for the model's own.
     ``data_plane``: "auto" takes the library's kernels on a CPU and PyTorch's indexing elsewhere;
-    "torch" takes the latter everywhere.
+    "torch" takes the latter everywhere. ``max_sequences`` rows and ``max_forwards`` forwards may be under
+    way at once, of all caches together; as many sequences as there are blocks, 1,024 at most, unless said.
     """
 
     def __init__(
@@ -63,7 +57,8 @@ class Pool:
         block_size: int = 16,
         dtype: str | None = None,
         data_plane: str = "auto",
-        max_sequences: int = 1024,
+        max_sequences: int | None = None,
+        max_forwards: int = 16,
     ) -> None:
         if data_plane not in ("auto", "torch"):
             raise ValueError(f'data_plane is {data_plane!r}; "auto" and "torch" are known')
@@ -72,31 +67,51 @@ class Pool:
         planned = hasattr(model, "groups")
         if planned and (memory is not None or blocks is not None):
             raise ValueError("memory= and blocks= are those of the plan")
+
+        def managed(groups: list[kvfolio.GroupSpec]) -> kvfolio.Manager:
+            most = max(group.num_blocks for group in groups)
+            return kvfolio.Manager(
+                groups,
+                order="unordered",
+                max_steps_in_flight=max_forwards,
+                max_sequences=min(1024, most) if max_sequences is None else max_sequences,
+            )
+
         if planned:
             self.groups = list(model.groups)
         else:
             config = getattr(model, "config", model)
             own = None if config is model else DTYPES.get(model.dtype)
             self.groups = groups_for(config, memory, blocks, block_size, dtype or own)
+            # More blocks need more bookkeeping: the numbers come from above and from below in turn, closer each
+            # time, and the last one from below.
+            for _ in range(5 if memory is not None else 0):
+                left = bytes_of(memory or 0) - managed(self.groups).metadata_bytes
+                self.groups = groups_for(config, left, None, block_size, dtype or own)
         #: With a budget of bytes a layer may not take more than was counted.
         self._counted = planned or memory is not None
         self.lock = threading.RLock()
         self._dtype = dtype
         self._force_torch = data_plane == "torch"
         self._stores: dict[int, tuple[int, Store]] = {}  # by layer: its group, and where it lies
-        self._left: collections.deque[Leavings] = collections.deque()
         self._group_of = {group.window: index for index, group in enumerate(self.groups)}
         if len(self._group_of) < len(self.groups):
             raise ValueError(
                 "two groups of the plan have one window and other heads, and a pool keeps layers of one window "
                 "together: pass the model, with memory= or blocks="
             )
-        self.manager = kvfolio.Manager(
-            self.groups,
-            order="unordered",
-            max_steps_in_flight=_STEPS_IN_FLIGHT,
-            max_sequences=max_sequences,
-        )
+        self.manager = managed(self.groups)
+        #: Of the caches that are not closed. One that is gone is seen here, too: an interrupt that comes inside
+        #: of a finalizer is swallowed by Python, and the finalizer with it.
+        self._cores: dict[int, weakref.ref[Core]] = {}
+        self._numbers = itertools.count()
+        self._untidy = False  # a cache is gone
+        #: The cache inside of a change, also if that did not end.
+        self._inside: Core | None = None
+        self.step: kvfolio.Step | None = None
+        self.tickets: set[int] = set()  # of forwards that are not complete
+        #: The code of hooks that were seen acting; see _hooks.py.
+        self.acting: set[Any] = set()
 
     # ---- what users ask ----
 
@@ -112,12 +127,19 @@ class Pool:
 
     @property
     def num_held(self) -> int:
+        self._look_for_gone()
         with self.locked():
             return sum(self.manager.usage(g).held for g in range(len(self.groups)))
 
     @property
+    def bytes_total(self) -> int:
+        """Bytes of all blocks, and of the bookkeeping beside them."""
+        return self.manager.bytes_total + self.manager.metadata_bytes
+
+    @property
     def bytes_held(self) -> int:
         """Bytes of keys and values in blocks that caches hold."""
+        self._look_for_gone()
         with self.locked():
             held = [self.manager.usage(g).held for g in range(len(self.groups))]
             return sum(held[group] * store.shape.bytes_per_block for group, store in self._grouped())
@@ -139,16 +161,81 @@ class Pool:
     # ---- what caches ask ----
 
     def locked(self) -> threading.RLock:
-        """The lock, for ``with``. What dropped caches left behind is given back first."""
-        while self._left:
-            leavings = self._left.popleft()
+        """The lock, for ``with``. What was left behind is tidied up first."""
+        if (self._untidy or self._inside is not None) and not self.lock._is_owned():  # type: ignore[attr-defined]
             with self.lock:
-                leavings.clear(self.manager)
+                if self._untidy or self._inside is not None:
+                    self._tidy()
         return self.lock
 
-    def leave(self, leavings: Leavings) -> None:
+    def change(self, core: Core, act: Callable[[], T]) -> T:
+        """Runs a change of a cache under the lock."""
+        with self.locked():
+            before, self._inside = self._inside, core
+            try:
+                result = act()
+            except Exception:
+                if before is None:
+                    self._tidy()
+                raise
+            self._inside = before
+            return result
+
+    def add(self, core: Core) -> int:
+        """Returns a number for remove()."""
+        number = next(self._numbers)
+        self._look_for_gone()
+        self._cores[number] = weakref.ref(core)
+        return number
+
+    def remove(self, number: int) -> None:
+        self._cores.pop(number, None)
+
+    def _look_for_gone(self) -> None:
+        if not all([core() is not None for core in list(self._cores.values())]):
+            self._untidy = True
+
+    def leave(self, core: Core) -> None:
         """For finalizers, which may run in the middle of any call: the blocks come back at the next."""
-        self._left.append(leavings)
+        core.abandon()
+        self._untidy = True
+
+    def _tidy(self) -> None:
+        """May be interrupted itself; then the next one sees the same, but for what it did."""
+        self._untidy = False
+        try:
+            self._give_back()
+        except BaseException:
+            self._untidy = True
+            raise
+
+    def _give_back(self) -> None:
+        step = self.step
+        if step is not None and step.is_open:
+            step.drop()
+        for number, reference in list(self._cores.items()):
+            if reference() is None:
+                del self._cores[number]
+        cores = [core for reference in self._cores.values() if (core := reference()) is not None]
+        for ticket in self.tickets - {core.round.ticket for core in cores if core.round is not None}:
+            self.complete(ticket)
+        torn = self._inside
+        if torn is not None and not torn.mend({int(sequence) for sequence in self.manager.sequences()}):
+            torn.abandon("a call of it was interrupted")
+        held = {row.sequence for core in cores for row in core.rows.items}
+        for sequence in self.manager.sequences():
+            if int(sequence) not in held:
+                self.manager.close(int(sequence))
+        self._inside = None
+
+    def complete(self, ticket: int) -> None:
+        """Ends a forward; nothing if it was ended, or never committed."""
+        if ticket in self.tickets:
+            try:
+                self.manager.complete(ticket)
+            except kvfolio.FailedPrecondition:  # an interrupt came in between
+                pass
+            self.tickets.discard(ticket)
 
     def group_of_layer(self, window: int) -> int:
         return self._group_of[window]
@@ -165,11 +252,14 @@ class Pool:
     def store(self, layer: int, kind: LayerKind, keys: torch.Tensor, values: torch.Tensor,
               paged: bool) -> Store:
         """The store of a layer, made at its first use."""
-        with self.locked():
-            if layer not in self._stores:
-                made = self._make_store(kind, keys, values, paged)
-                self._stores[layer] = (self.group_of_layer(kind.window), made)
-            store = self._stores[layer][1]
+        found = self._stores.get(layer)
+        if found is None:
+            with self.locked():
+                if layer not in self._stores:
+                    made = self._make_store(kind, keys, values, paged)
+                    self._stores[layer] = (self.group_of_layer(kind.window), made)
+                found = self._stores[layer]
+        store = found[1]
         shape = store.shape
         if (keys.shape[1], keys.shape[3], values.shape[3]) != (shape.num_heads, shape.dim_k, shape.dim_v):
             raise ValueError(

@@ -12,6 +12,7 @@ import functools
 from typing import Any
 
 import numpy as np
+import torch
 
 from ._store import Span
 
@@ -32,9 +33,11 @@ class Round:
     pads: np.ndarray  # int64 [rows]
     owner: np.ndarray  # int64 [rows]: the row of the cache that each row of the forward belongs to
     groups: list[GroupRound]
-    written: set[int] = dataclasses.field(default_factory=set)
+    ids: torch.Tensor | None  # [rows, tokens] that it computes, if they are known
+    thread: int
     #: A model's forward, and no update() by hand.
-    watched: bool = False
+    watched: bool
+    written: set[int] = dataclasses.field(default_factory=set)
     #: The layer whose new keys went to our attention and were not attended to yet.
     unattended: int | None = None
     #: By group and number of queries: what the kernels take for rows without hidden pads, made by the first

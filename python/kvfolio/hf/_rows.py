@@ -2,23 +2,32 @@
 """The rows of a cache: one sequence of the pool for each.
 
 Rows are equally long as the model sees them; a row that is padded on the left holds fewer tokens.
-Positions of a row are *dense*, pads included; those of its sequence are not. All calls expect the
-pool's lock to be held.
+Positions of a row are *dense*, pads included; those of its sequence are not.
+
+``Rows`` is a value that the cache replaces at once, since an interrupt (Ctrl-C) may come between any two
+calls: what grows changes the manager first and then the value, what shrinks changes the value first. So the
+manager never has less than the value says, and what it has beyond it is taken back (Pool.tidy). All calls
+that take a manager expect the pool's lock to be held.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Sequence
+import functools
+from typing import Callable, Sequence
 
 import numpy as np
+import torch
 
-if TYPE_CHECKING:
-    from ._pool import Pool
+import kvfolio
+
+from ._ids import SeenIds
 
 
 @dataclasses.dataclass
 class Row:
+    """The numbers say what the manager knows; reread() asks it again."""
+
     sequence: int
     pads: int = 0
     num_named: int = 0  # leading tokens of the sequence that have their ids
@@ -28,78 +37,113 @@ class Row:
         """Tokens of the sequence in front of a dense position."""
         return max(0, dense - self.pads)
 
+    def cut(self, manager: kvfolio.Manager, keep: int) -> None:
+        """Forgets all but `keep` tokens. A window may have moved past what the position reads; then this
+        raises."""
+        info = manager.info(self.sequence)
+        if info.length > keep:
+            if keep >= info.accepted_length:
+                manager.accept(self.sequence, keep - info.accepted_length)
+            else:
+                manager.truncate(self.sequence, keep)
+            self.num_drafts = 0
+        self.num_named = min(self.num_named, keep)
 
+    def reread(self, manager: kvfolio.Manager) -> int:
+        """Returns its length."""
+        info = manager.info(self.sequence)
+        self.num_drafts = info.length - info.accepted_length
+        self.num_named = info.length - info.num_unnamed
+        return info.length
+
+
+@dataclasses.dataclass(frozen=True)
 class Rows:
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-        self.items: list[Row] = []
+    items: tuple[Row, ...] = ()
+    length: int = 0  # dense: as the model counts, pads included
+    seen: SeenIds = dataclasses.field(default_factory=SeenIds)
+    prompt_rows: tuple[int, ...] = ()  # of the offered prompts, if there are any
 
     def __len__(self) -> int:
         return len(self.items)
 
-    @property
+    @functools.cached_property
     def pads(self) -> np.ndarray:
         return np.array([row.pads for row in self.items], dtype=np.int64)
 
-    def fork(self, row: Row) -> Row:
-        child = self._pool.manager.fork(row.sequence)
-        return dataclasses.replace(row, sequence=child)
+    @functools.cached_property
+    def sequences(self) -> np.ndarray:
+        return np.array([row.sequence for row in self.items], dtype=np.uint64)
 
-    def settle(self) -> None:
+    # ---- other values ----
+
+    def cropped(self, length: int) -> Rows:
+        length = min(length, self.length)
+        return dataclasses.replace(self, length=length, seen=self.seen.cropped(length))
+
+    def grown(self, ids: torch.Tensor | None, count: int) -> Rows:
+        seen = self.seen.appended(ids, len(self.items), count)
+        return self._like(Rows(self.items, self.length + count, seen, self.prompt_rows))
+
+    def _like(self, other: Rows) -> Rows:
+        """With what was worked out of these items already."""
+        for name in ("pads", "sequences"):
+            if name in vars(self):
+                vars(other)[name] = vars(self)[name]
+        return other
+
+    def derived(self, manager: kvfolio.Manager, sources: Sequence[int]) -> Rows:
+        """Row i continues row sources[i]: a row that is used once moves, one that is used more often is
+        forked. Rows that are not used stay open; see without()."""
+        self.settle(manager)
+        moved: set[int] = set()
+        items = []
+        for source in sources:
+            row = self.items[source]
+            items.append(row if source not in moved else self._fork(manager, row))
+            moved.add(source)
+        prompt_rows = tuple(self.prompt_rows[source] for source in sources) if self.prompt_rows else ()
+        return Rows(tuple(items), self.length, self.seen.selected(sources), prompt_rows)
+
+    def forked(self, manager: kvfolio.Manager) -> Rows:
+        self.settle(manager)
+        items = tuple(self._fork(manager, row) for row in self.items)
+        return Rows(items, self.length, self.seen.copy(), self.prompt_rows)
+
+    def _fork(self, manager: kvfolio.Manager, row: Row) -> Row:
+        return dataclasses.replace(row, sequence=manager.fork(row.sequence))
+
+    # ---- what the manager has ----
+
+    def settle(self, manager: kvfolio.Manager) -> None:
         """Keeps all drafts: windows move, and the sequences may be appended to and forked."""
         for row in self.items:
             if row.num_drafts:
-                self._pool.manager.accept(row.sequence, row.num_drafts)
+                manager.accept(row.sequence, row.num_drafts)
                 row.num_drafts = 0
 
-    def derive(self, sources: Sequence[int]) -> None:
-        """Row i becomes a continuation of row sources[i]. A row that is used once moves; a row that
-        is used more often is forked; the others are closed. All or nothing."""
-        self.settle()
-        manager = self._pool.manager
-        moved: set[int] = set()
-        made: list[Row] = []
-        result: list[Row] = []
-        try:
-            for source in sources:
-                if source in moved:
-                    made.append(self.fork(self.items[source]))
-                    result.append(made[-1])
-                else:
-                    moved.add(source)
-                    result.append(self.items[source])
-        except Exception:
-            for row in made:
-                manager.close(row.sequence)
-            raise
-        for index, row in enumerate(self.items):
-            if index not in moved:
-                manager.close(row.sequence)
-        self.items = result
-
-    def crop(self, dense: int, length: int) -> None:
-        """Forgets what lies from a dense position on; `length` is the dense length until now."""
+    def cut(self, manager: kvfolio.Manager) -> None:
+        """The manager forgets what lies behind the length."""
         for row in self.items:
-            keep, have = row.tokens_at(dense), row.tokens_at(length)
-            if keep == have:
-                continue
-            drafts = row.num_drafts
-            accepted = have - drafts
-            if drafts and keep >= accepted:
-                self._pool.manager.accept(row.sequence, keep - accepted)
-            else:
-                # A window may have moved past what the position reads; then this raises.
-                self._pool.manager.truncate(row.sequence, keep)
-            row.num_drafts = 0
-            row.num_named = min(row.num_named, keep)
+            row.cut(manager, row.tokens_at(self.length))
 
-    def restart(self) -> None:
-        """Empties every row; the sequences stay."""
+    def close(self, manager: kvfolio.Manager, but: Rows | None = None) -> None:
+        """Gives the sequences back, except those that are in `but`, too."""
+        kept = {row.sequence for row in but.items} if but is not None else ()
         for row in self.items:
-            self._pool.manager.truncate(row.sequence, 0)
-            row.num_named = row.num_drafts = 0
+            if row.sequence not in kept:
+                manager.close(row.sequence)
 
-    def close(self) -> None:
-        items, self.items = self.items, []
-        for row in items:
-            self._pool.manager.close(row.sequence)
+    def mend(self, manager: kvfolio.Manager, end: int, known: Callable[[int], bool]) -> bool:
+        """After an interrupt: takes back what the manager has beyond the dense position `end`, and
+        rereads the numbers. False if something is missing."""
+        for row in self.items:
+            if not known(row.sequence):
+                return False
+            try:
+                row.cut(manager, row.tokens_at(end))
+            except kvfolio.FailedPrecondition:  # a window has moved on
+                return False
+            if row.reread(manager) != row.tokens_at(end):
+                return False
+        return True

@@ -526,8 +526,30 @@ def test_a_budget_of_bytes_holds_for_what_the_model_hands_over(family):
         generate(model, models.prompt(20), cache)
         total = sum(group.num_blocks * store.shape.bytes_per_block
                     for own, group in enumerate(pool.groups) for store in pool.stores_of(own))
-        assert (1 << 20) * 0.9 < total <= 1 << 20
+        assert pool.bytes_total == total + pool.manager.metadata_bytes
+        assert (1 << 20) * 0.8 < pool.bytes_total <= 1 << 20
         assert 0 < pool.bytes_held < total
+
+
+@pytest.mark.parametrize("memory", ["16MiB", "64MiB"])
+def test_the_bookkeeping_is_part_of_the_budget(memory):
+    model = models.shared("llama")
+    pool = hf.Pool(model, memory=memory)
+    assert pool.manager.metadata_bytes > 1 << 20
+    assert 0.9 < pool.bytes_total / kvfolio.hf._plan.bytes_of(memory) <= 1
+
+
+def test_a_pool_has_as_many_forwards_under_way_as_it_was_told():
+    model = models.shared("llama")
+    pool = pool_for(model, max_forwards=1)
+    first, second = (hf.PagedCache(model.config, pool, namespace="forwards") for _ in range(2))
+    keys = torch.zeros(1, 2, 3, 16)
+    first.update(keys, keys, 0)
+    with pytest.raises(kvfolio.FailedPrecondition):
+        second.update(keys, keys, 0)
+    for layer in range(1, 4):
+        first.update(keys, keys, layer)
+    second.update(keys, keys, 0)
 
 
 def test_a_plan_of_a_narrower_type_than_the_models_is_refused():
@@ -546,6 +568,8 @@ def test_pools_refuse_unknown_arguments():
         (dict(memory="1MiB", blocks=4), "memory="),
         (dict(blocks=4, dtype="fp8"), "'fp8'"),
         (dict(blocks=4, data_plane="cuda"), "'cuda'"),
+        (dict(memory=2e9), 'memory is 2000000000.0: an int of bytes, or words such as "2GiB"'),
+        (dict(memory=4096), "4096|bytes"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((ValueError, TypeError), match=message):
             hf.Pool(model, **arguments)

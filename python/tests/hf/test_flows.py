@@ -20,6 +20,8 @@ PLANES = {
     "gather": (None, "auto"),
     "paged": ("kvfolio", "auto"),
 }
+#: Flows in which the library feeds all of the text onto the cache again: the hit is of no use, and is none.
+FED_AGAIN = {"prompt_lookup", "assistant"} if SINCE_5 else {"chunked"}
 hf.register()
 
 
@@ -66,7 +68,7 @@ def test_tokens_equal_the_stock_caches(plane, family, flow, prefix):
 
     result = flows.FLOWS[flow](model, models.shared(family, seed=3), make_cache)
     assert torch.equal(result.tokens, expected.tokens)
-    if prefix == "hit":
+    if prefix == "hit" and flow not in FED_AGAIN:
         assert result.hits >= 6
     else:
         assert result.hits == 0

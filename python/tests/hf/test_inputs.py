@@ -213,8 +213,7 @@ def test_a_keyword_in_one_forward_of_many_is_remembered():
 def test_keywords_of_what_comes_out_change_no_key():
     model, ids = llama("eager"), models.prompt(LENGTH)
     pool = pool_for(model)
-    outputs = dict(output_hidden_states=True, output_attentions=True) if SINCE_5 else {}
-    model(ids, **outputs)  # the library registers its own hooks once
+    outputs = dict(output_hidden_states=True, output_attentions=True)
     with hf.PagedCache(model, pool, prompt_ids=ids) as cache:
         model(ids, past_key_values=cache, use_cache=True, return_dict=True, is_causal=None,
               num_items_in_batch=1, **outputs)

@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import gc
 import io
-import sys
 import types
 import weakref
 from typing import Any, Callable, Iterator
 
 import models
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -23,7 +20,6 @@ from caches import generate, hits, pool_for
 from kvfolio import hf
 from kvfolio.hf import _namespace
 
-FACTOR = 1.0
 ALL = 29  # tokens of a prompt of 30 that can be found
 
 
@@ -42,7 +38,7 @@ def test_models_with_other_weights_share_nothing():
 
 
 @pytest.mark.parametrize("change", ["in place", "through .data", "replaced", "dtype and back", "attention",
-                                    "training", "hook", "rope"])
+                                    "training", "rope"])
 def test_a_changed_model_finds_nothing(change):
     model = models.make("llama")
     pool = pool_for(model)
@@ -62,8 +58,6 @@ def test_a_changed_model_finds_nothing(change):
         model.set_attn_implementation("eager")
     elif change == "training":
         model.train()
-    elif change == "hook":
-        model.get_decoder().layers[1].mlp.register_forward_hook(lambda m, a, out: out * 1.1)
     elif change == "rope":
         model.get_decoder().rotary_emb.inv_freq.mul_(0.5)
     assert hits(model, pool, ids) == 0
@@ -125,29 +119,26 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     known = name in vars(owner) or name == "__class__"
     before = getattr(owner, name, None)
     setattr(owner, name, value)
-    yield
-    if known or isinstance(before, torch.nn.Module):
-        setattr(owner, name, before)
-    else:
-        delattr(owner, name)
-
-
-@contextlib.contextmanager
-def registered(register: Callable[..., Any], *arguments: Any, **options: Any) -> Iterator[None]:
-    handle = register(*arguments, **options)
-    yield
-    handle.remove()
+    try:
+        yield
+    finally:
+        if known or isinstance(before, torch.nn.Module):
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
 
 
 @contextlib.contextmanager
 def entry(table: Any, key: Any, value: Any) -> Iterator[None]:
     before = table.get(key)
     table[key] = value
-    yield
-    if before is None:
-        del table[key]
-    else:
-        table[key] = before
+    try:
+        yield
+    finally:
+        if before is None:
+            del table[key]
+        else:
+            table[key] = before
 
 
 @contextlib.contextmanager
@@ -168,8 +159,10 @@ def training(part: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def default_dtype() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 class OtherNorm(torch.nn.Module):
@@ -179,13 +172,6 @@ class OtherNorm(torch.nn.Module):
 
 def doubled(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *arguments, **options: 2 * function(*arguments, **options)
-
-
-def halved_rotation(model: Any) -> Any:
-    """Of the function in the model's own file, as kernels of others replace it."""
-    own = sys.modules[type(model).__module__]
-    rotate = own.apply_rotary_pos_emb
-    return replaced(own, "apply_rotary_pos_emb", lambda q, k, *rest, **more: rotate(0.5 * q, k, *rest, **more))
 
 
 def other_attention(model: Any) -> Any:
@@ -198,23 +184,6 @@ def other_attention(model: Any) -> Any:
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "a norm's epsilon": lambda m: replaced(layer_of(m).input_layernorm, "variance_epsilon", 0.5),
     "an activation": lambda m: replaced(layer_of(m).mlp, "act_fn", torch.nn.ReLU()),
-    "an attribute in front of a submodule": lambda m: entry(vars(layer_of(m).mlp), "act_fn", torch.relu),
-    "a forward of an instance": lambda m: replaced(
-        layer_of(m).mlp, "forward", doubled(layer_of(m).mlp.forward)),
-    "a method that is bound again": lambda m: replaced(
-        layer_of(m).input_layernorm, "forward",
-        types.MethodType(OtherNorm.forward, layer_of(m).input_layernorm)),
-    "a forward of a class": lambda m: replaced(
-        type(layer_of(m).mlp), "forward", doubled(type(layer_of(m).mlp).forward)),
-    "a forward of torch": lambda m: replaced(torch.nn.Linear, "forward", doubled(torch.nn.Linear.forward)),
-    "a forward hook": lambda m: registered(
-        layer_of(m).mlp.register_forward_hook, lambda part, given, out: out * 1.1),
-    "a hook with keywords": lambda m: registered(
-        layer_of(m).register_forward_pre_hook, lambda part, given, named: ((given[0] * 1.1,), named),
-        with_kwargs=True),
-    "a hook of all modules": lambda m: registered(
-        torch.nn.modules.module.register_module_forward_hook,
-        lambda part, given, out: out * 1.1 if isinstance(part, torch.nn.Linear) else None),
     "a factor of the rotary embedding": lambda m: replaced(
         m.get_decoder().rotary_emb, "attention_scaling", 1.5),
     "a scale of attention": lambda m: replaced(layer_of(m).self_attn, "scaling", 0.1),
@@ -223,7 +192,6 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "the order of layers": lambda m: swapped(m.get_decoder().layers, 2),
     "a class of a module": lambda m: replaced(layer_of(m).input_layernorm, "__class__", OtherNorm),
     "training of one part": lambda m: training(layer_of(m).mlp),
-    "a function of the model's file": halved_rotation,
     "a registered attention": other_attention,
     "a default type": lambda m: default_dtype(),
 }
@@ -240,115 +208,78 @@ def test_a_change_that_touches_no_weight_finds_nothing(change):
     assert hits(model, pool, ids) == ALL  # it is what it was
 
 
-def scaled_by_a_closure(model: Any) -> Callable[[float], None]:
-    factor = 1.0
-
-    def write(value: float) -> None:
-        nonlocal factor
-        factor = value
-
-    mlp = layer_of(model).mlp
-    inner = mlp.forward
-    mlp.forward = lambda hidden: inner(hidden) * factor
-    return write
-
-
-def scaled_by_a_default(model: Any) -> Callable[[float], None]:
-    mlp = layer_of(model).mlp
-    inner = mlp.forward
-
-    def forward(hidden: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
-        return inner(hidden) * factor
-
-    mlp.forward = forward
-    return lambda value: setattr(forward, "__defaults__", (value,))
-
-
-def scaled_by_a_global(model: Any) -> Callable[[float], None]:
-    layer_of(model).mlp.register_forward_hook(lambda part, given, out: out * FACTOR)
-    return lambda value: globals().update(FACTOR=value)
-
-
-def scaled_by_an_argument(model: Any) -> Callable[[float], None]:
-    options = dict(factor=1.0)
-    hook = functools.partial(lambda part, given, out, factor: out * factor["factor"], factor=options)
-    layer_of(model).mlp.register_forward_hook(hook)
-    return lambda value: options.update(factor=value)
-
-
-def scaled_by_what_it_holds(holder: Any, read: Callable[[Any], Any], write: Callable[[Any, float], None]):
-    def scaled(model: Any) -> Callable[[float], None]:
-        model.scale = copy.deepcopy(holder)
-        layer_of(model).mlp.register_forward_hook(lambda part, given, out: out * float(read(model.scale)))
-        return lambda value: write(model.scale, value)
-
-    return scaled
-
-
-class Slotted:
-    __slots__ = ("factor",)
-
-    def __init__(self) -> None:
-        self.factor = 1.0
-
-
-class Cell:
-    """Its own object refers to it, as objects do."""
-
-    def __init__(self) -> None:
-        self.me = self
-        self.factor = 1.0
-
-
-SCALED: dict[str, Callable[[Any], Callable[[float], None]]] = {
-    "a closure": scaled_by_a_closure,
-    "a default": scaled_by_a_default,
-    "a global": scaled_by_a_global,
-    "a partial's argument": scaled_by_an_argument,
-    "an object": scaled_by_what_it_holds(
-        Cell(), lambda held: held.factor, lambda held, value: setattr(held, "factor", value)),
-    "slots": scaled_by_what_it_holds(
-        Slotted(), lambda held: held.factor, lambda held, value: setattr(held, "factor", value)),
-    "a list": scaled_by_what_it_holds(
-        [1.0], lambda held: held[0], lambda held, value: held.__setitem__(0, value)),
-    "a dictionary in it": scaled_by_what_it_holds(
-        [dict(a=1.0)], lambda held: held[0]["a"], lambda held, value: held[0].update(a=value)),
-    "an array": scaled_by_what_it_holds(
-        np.ones(1), lambda held: held[0], lambda held, value: held.fill(value)),
-    "bytes": scaled_by_what_it_holds(
-        bytearray(b"1"), lambda held: held[0] - 48, lambda held, value: held.__setitem__(0, 48 + int(value))),
-}
-
-
-@pytest.mark.parametrize("holder", SCALED)
-def test_what_a_function_reads_is_part_of_the_model(holder):
+def test_what_no_key_depends_on_is_no_change():
     model = models.make("llama")
-    write = SCALED[holder](model)
     pool = pool_for(model)
     ids = models.prompt(30)
-    assert (hits(model, pool, ids), hits(model, pool, ids)) == (0, ALL)
-    write(3.0)
-    assert (hits(model, pool, ids), hits(model, pool, ids)) == (0, ALL)
-    write(1.0)
+    assert hits(model, pool, ids) == 0
+    model.config.eos_token_id = model.generation_config.eos_token_id = models.EOS
+    model.config.output_hidden_states = True
+    layer_of(model).notes = [object()]
     assert hits(model, pool, ids) == ALL
 
 
-def test_a_tensor_that_is_no_buffer_is_part_of_the_model():
+REPLACED: dict[str, Callable[[Any], Any]] = {
+    "of an instance": lambda m: replaced(layer_of(m).mlp, "forward", doubled(layer_of(m).mlp.forward)),
+    "bound again": lambda m: replaced(
+        layer_of(m).input_layernorm, "forward",
+        types.MethodType(OtherNorm.forward, layer_of(m).input_layernorm)),
+    "of a class": lambda m: replaced(
+        type(layer_of(m).mlp), "forward", doubled(type(layer_of(m).mlp).forward)),
+    "of torch": lambda m: replaced(torch.nn.Linear, "forward", doubled(torch.nn.Linear.forward)),
+}
+
+
+@pytest.mark.parametrize("change", REPLACED)
+def test_a_replaced_forward_finds_and_publishes_nothing_without_a_namespace(change):
     model = models.make("llama")
-    model.scale = torch.ones(1)
-    layer_of(model).mlp.register_forward_hook(lambda part, given, out: out * model.scale)
     pool = pool_for(model)
     ids = models.prompt(30)
     assert (hits(model, pool, ids), hits(model, pool, ids)) == (0, ALL)
-    model.scale += 1
-    assert (hits(model, pool, ids), hits(model, pool, ids)) == (0, ALL)
+    with REPLACED[change](model):
+        for _ in range(2):
+            with pytest.warns(UserWarning, match="forward was replaced, .*nothing is found"):
+                cache = hf.PagedCache(model, pool, prompt_ids=ids)
+            out = generate(model, ids, cache)
+            assert torch.equal(out, generate(model, ids, None))
+            assert cache.cached_tokens == 0 and "forward was replaced" in cache.unshared
+            assert cache.publish(out) == [0]
+            cache.close()
+        assert hits(model, pool, ids, namespace="doubled") == 0
+        assert hits(model, pool, ids, namespace="doubled") == ALL
+    assert hits(model, pool, ids) == ALL
 
 
-def test_what_nobody_can_see_is_refused_by_its_name():
+def test_a_forward_that_is_replaced_behind_a_hit_raises_and_without_one_publishes_nothing():
     model = models.make("llama")
-    layer_of(model).noise = (number for number in range(9))
-    with pytest.raises(hf.UnsupportedModel, match="layers.1.noise is a builtins.generator, and nobody can see"):
-        hf.PagedCache(model, pool_for(model))
+    pool = pool_for(model)
+    ids, other = models.prompt(30), models.prompt(30, seed=4)
+    assert hits(model, pool, ids) == 0
+    found, cold = hf.PagedCache(model, pool, prompt_ids=ids), hf.PagedCache(model, pool, prompt_ids=other)
+    with REPLACED["of an instance"](model):
+        with pytest.raises(RuntimeError, match="mlp.forward was replaced, .* 29 tokens of the prompt were found"):
+            generate(model, ids, found)
+        assert torch.equal(generate(model, other, cold), generate(model, other, None))
+    cold.close()
+    found.close()
+    assert hits(model, pool, other) == 0
+    assert hits(model, pool, ids) == ALL
+
+
+def test_a_class_of_ones_own_is_no_replaced_forward():
+    class Scaled(torch.nn.Module):
+        def __init__(self, inner: Any) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            return 0.5 * self.inner(hidden)
+
+    model = models.make("llama")
+    layer_of(model).mlp = Scaled(layer_of(model).mlp)
+    pool = pool_for(model)
+    ids = models.prompt(30)
+    assert (hits(model, pool, ids), hits(model, pool, ids)) == (0, ALL)
 
 
 def test_dropout_at_work_is_refused():
@@ -393,23 +324,20 @@ def test_the_exception_names_what_changed():
 
 
 @pytest.mark.parametrize("family", models.FAMILIES)
-def test_a_model_that_stays_is_surveyed_once(family, monkeypatch):
+def test_a_model_that_stays_is_looked_at_once(family, monkeypatch):
     model = models.make(family)
-    surveys = []
+    looks = []
 
-    class Counted(_namespace.Survey):
+    class Counted(_namespace.Known):
         def __init__(self, model: Any) -> None:
-            surveys.append(model)
+            looks.append(model)
             super().__init__(model)
 
-    monkeypatch.setattr(_namespace, "Survey", Counted)
+    monkeypatch.setattr(_namespace, "Known", Counted)
     pool = pool_for(model)
-    for length in (30, 20, 30):
+    for length in (30, 20, 30, 30):
         hits(model, pool, models.prompt(length))
-    # A first forward may set what a library's class notes of itself.
-    assert len(surveys) <= 2
-    hits(model, pool, models.prompt(30))
-    assert len(surveys) <= 2
+    assert len(looks) == 1
 
 
 def test_a_copy_of_a_model_is_another_model_and_can_be_stored():

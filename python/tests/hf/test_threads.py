@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 
@@ -64,10 +65,9 @@ def test_names_in_stream_order_would_be_found_too_early(monkeypatch):
     """The mutant of the test above: it sees what it is there for."""
     make, take = kvfolio.Manager, _core.Core._take_step
 
-    def take_and_name(core, owner, count):
-        now = take(core, owner, count)
-        core._name_prompt(now.end)
-        return now
+    def take_and_name(core, rows, now):
+        take(core, rows, now)
+        core._name_prompt(dataclasses.replace(rows, length=now.end))
 
     monkeypatch.setattr(kvfolio, "Manager", lambda groups, **options: make(groups, **(options | IN_ORDER)))
     monkeypatch.setattr(_core.Core, "_take_step", take_and_name)
