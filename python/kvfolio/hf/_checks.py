@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from ._core import Core
 
 
+_PADDING = (
+    "padding that was not offered with attention_mask=: give PagedCache the mask that generate() gets. Where that "
+    "gets none, it makes one that hides all pad tokens in front"
+)
+
+
 def check_feed(core: Core, feed: Feed) -> None:
     if core.paged and feed.hands_out_keys:
         raise ValueError(
@@ -68,7 +74,7 @@ def _check_positions(core: Core, feed: Feed, ids: torch.Tensor, pads: torch.Tens
         return
     if not _equal_where_real(positions, core.length + steps - pads):
         if _follows_mask(positions, feed.mask, core.length):
-            core.leave_plain("padding that was not offered with attention_mask=")
+            core.leave_plain(_PADDING)
         else:
             _check_other_positions(core, ids, positions, pads)
     if feed.cache_position is not None:  # 4.57 makes masks of these, whatever the positions are
@@ -174,7 +180,7 @@ def _check_mask(core: Core, mask: Any, ids: torch.Tensor, pads: np.ndarray) -> N
                 f"{pads[row]} pads on the left and text behind them: what fills a row up behind its end "
                 "cannot be masked later. Go on with that row alone, from where its text ends"
             )
-        core.leave_plain("padding that was not offered with attention_mask=")
+        core.leave_plain(_PADDING)
 
 
 def _equal_where_real(actual: torch.Tensor, expected: torch.Tensor) -> bool:

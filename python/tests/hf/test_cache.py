@@ -270,6 +270,14 @@ def test_padding_that_was_not_offered_is_right_and_never_findable():
         cache.publish(out)
 
 
+def test_pads_offered_without_a_mask_are_refused_with_what_to_give():
+    model = models.shared("llama")
+    ids, _ = models.padded([9, 21])
+    with hf.PagedCache(model, pool_for(model), prompt_ids=ids) as cache:
+        with pytest.raises(ValueError, match="padding that was not offered .* makes one that hides all pad tokens"):
+            model.generate(ids, past_key_values=cache, max_new_tokens=2)
+
+
 def test_another_mask_than_the_offered_one_is_refused():
     model = models.shared("llama")
     ids, mask = models.padded([9, 21])
