@@ -281,11 +281,14 @@ class KVFOLIO_API KVCacheManager {
   // not even an earlier promise; its `needed` counts the blocks beside those that are kept already.
   Status reserve(SequenceId sequence, std::int64_t num_tokens, const ReserveOptions& options = {});
   // Evicts up to `num_blocks` cached blocks of a group and returns how many: all of them if that
-  // many are cached. Partial tails in which no prompt was found go first. Two kinds go last: blocks
-  // before a held one, which is then no longer findable, and blocks that a hit at the last full
-  // block of an open sequence reads. Otherwise the coldest goes first. When a block of a full group
-  // goes, cached blocks of other groups at and below it become free; the number does not include
-  // them. `evicted`: gets the blocks in the order in which they went, as many as fit.
+  // many are cached. Two kinds go first: partial tails in which no prompt was found, and in a
+  // window group full blocks that no end reads. Ends are the last token of each prompt that was
+  // given to open(), the last full block of each sequence that closed, what was pinned, and where
+  // prompts part. Two kinds go last: blocks before a held one, which is then no longer findable,
+  // and blocks that a hit at the last full block of an open sequence reads. Otherwise the coldest
+  // goes first. When a block of a full group goes, cached blocks of other groups at and below it
+  // become free; the number does not include them. `evicted`: gets the blocks in the order in which
+  // they went, as many as fit.
   Result<std::int32_t> evict(GroupId group, std::int32_t num_blocks,
                              std::span<std::int32_t> evicted = {});
   // Makes everything unfindable that is there: after new weights, say. Open sequences go on, but

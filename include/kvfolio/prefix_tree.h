@@ -23,6 +23,11 @@
 // log has room for one entry for each block and kind; so it has to be empty before the next call
 // that changes entries, or its entries are being taken. What the user does not want is cleared.
 //
+// An *end* is a position of a path where a hit is likely to end. What a hit there reads of a window
+// group is *read by an end*; of the rest nothing is known but that windows have passed it. The tree
+// itself notes the places where paths part, the user the others (note_end()). A mark is of a whole
+// block. It goes with the entry to a block that takes its place, and ends with the entry.
+//
 // Invariants, see check_invariants():
 //  - A block has at most one entry.
 //  - Equal strings have at most one entry. Tails that end inside a unit are an exception: paths
@@ -88,7 +93,7 @@ struct TreeChange {
     kHung,       // the block became findable, or findable with more tokens (findable_end())
     kUnhung,     // the block lost its entry: it is not findable and no candidate any more
     kKept,       // the busy block kept its entry although `successor` was offered for its place
-    kCandidate,  // what eviction may do with the block now, maybe the same as before
+    kCandidate,  // what eviction may do with the block now, or is_read(); maybe the same as before
   };
   Kind kind = Kind::kHung;
   Candidate candidate = Candidate::kNone;
@@ -274,9 +279,21 @@ class KVFOLIO_API PrefixTree {
   // Blocks of the group that are findable and idle.
   [[nodiscard]] std::int32_t num_idle(GroupId group) const noexcept;
 
+  // ---- ends ----
+
+  // What a hit at `position` reads of window groups is read by an end from now on: whole blocks, as
+  // far as the path of the place has them. extend() notes every position that it comes by and where
+  // the path goes on in several ways.
+  void note_end(const Place& place, std::int32_t position) noexcept;
+  // The same for these blocks of one group. Those that are not findable whole are left out.
+  void note_read(GroupId group, std::span<const std::int32_t> blocks) noexcept;
+  // False for every block of a full group.
+  [[nodiscard]] bool is_read(GroupId group, BlockId block) const noexcept;
+
   // ---- what changed ----
 
-  // extend(), set_idle(), set_busy(), replace() and unhang() leave entries here.
+  // extend(), set_idle(), set_busy(), replace(), unhang(), note_end() and note_read() leave entries
+  // here.
   [[nodiscard]] bool has_changes() const noexcept;
   // The next entry, which leaves the log. Requires: has_changes().
   [[nodiscard]] TreeChange take_change() noexcept;

@@ -30,6 +30,7 @@ constexpr const char* kNames[] = {
     "row-given-away-in-flight",
     "heads-before-tails",
     "tails-like-full-blocks",
+    "passed-like-others",
     "hit-takes-room",
     "cached-twin-keeps-entry",
     "hung-behind-a-gap",

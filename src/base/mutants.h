@@ -34,6 +34,7 @@ enum class Mutant : std::uint8_t {
   kRowGivenAwayInFlight,
   kHeadsBeforeTails,
   kTailsLikeFullBlocks,
+  kPassedLikeOthers,
   kHitTakesRoom,
   kCachedTwinKeepsEntry,
   kHungBehindAGap,

@@ -101,15 +101,19 @@ bool KVCacheManager::Impl::is_held(GroupId group_id, BlockId block) const noexce
 }
 
 // A partial tail in which no prompt was found goes before all else: a stream of short requests must
-// not flush prefixes that others share. What takes entries of held blocks of its group along goes
-// last, and so does the border of a sequence (border.cc).
+// not flush prefixes that others share. So does a block of a window group that no end reads: it was
+// passed, and must not flush what hits need (border.cc). What takes entries of held blocks of its
+// group along goes last, and so does the border of a sequence.
 EvictionTurn KVCacheManager::Impl::turn_of(std::int32_t g, BlockId block,
                                            Candidate candidate) const noexcept {
   if (candidate == Candidate::kNone) return EvictionTurn::kNever;
   if (candidate == Candidate::kHead || room_.is_border(g, block)) return EvictionTurn::kLast;
   const bool is_partial = group(g).size.offset_of(tree_->findable_end(GroupId(g), block)) != 0;
   if (mutant(Mutant::kTailsLikeFullBlocks)) return EvictionTurn::kNormal;
-  return is_partial && !pool(g).wanted(block) ? EvictionTurn::kFirst : EvictionTurn::kNormal;
+  if (is_partial) return pool(g).wanted(block) ? EvictionTurn::kNormal : EvictionTurn::kFirst;
+  const bool passed = windowed(g) && !tree_->is_read(GroupId(g), block);
+  return passed && !mutant(Mutant::kPassedLikeOthers) ? EvictionTurn::kFirst
+                                                      : EvictionTurn::kNormal;
 }
 
 BlockId KVCacheManager::Impl::acquire(std::int32_t g) noexcept {

@@ -8,6 +8,16 @@
 //
 // A border is a range of logical blocks for each window group. It names entries of the sequence's
 // path, so several sequences may count the same block into theirs.
+//
+// Ends (prefix_tree.h) are where the next turn of a chat, or the same prompt again, goes on. Blocks
+// of window groups that no end reads leave first, so that what windows have passed does not flush
+// what a hit needs: of a long prompt that is all but one window. The manager notes these ends:
+//   - position n - 1 of each prompt of n tokens that was given to open(), the most that a prompt
+//     finds of itself: when it is opened, of what was found; of the rest, when it is published;
+//   - the last full-block border of a sequence, when it closes;
+//   - where a pinned prefix ends, when it is pinned.
+// The tree notes where paths part. A sequence that is cut back in front of position n - 1 does not
+// get there any more.
 
 #include <algorithm>
 
@@ -38,13 +48,18 @@ void KVCacheManager::Impl::set_border(std::int32_t row, std::int32_t g, Border w
   now = wanted;
 }
 
+// The end of the last block of the largest size that is on the tree.
+std::int32_t KVCacheManager::Impl::last_full_border(const Sequence& s) const noexcept {
+  std::int32_t largest = 1;
+  for (const Group& group : groups_) largest = std::max(largest, group.spec.block_size);
+  return s.place.position / largest * largest;
+}
+
 // The windows or the place have moved.
 void KVCacheManager::Impl::move_border(std::int32_t row) noexcept {
   const Sequence& s = rows_[row];
   if (!s.publishes || s.life != Life::kOpen) return;
-  std::int32_t largest = 1;
-  for (const Group& group : groups_) largest = std::max(largest, group.spec.block_size);
-  const std::int32_t hit = s.place.position / largest * largest;
+  const std::int32_t hit = last_full_border(s);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     if (!windowed(g)) continue;
     const GroupRule& rule = group(g).rule;
@@ -77,6 +92,53 @@ void KVCacheManager::Impl::take_border_back(std::int32_t row) noexcept {
       table(row, g).set(arena(), logical, block);
     }
   }
+}
+
+// ---- ends ----
+
+// Of a prompt of `size` tokens, what was found is in the sequence's tables.
+void KVCacheManager::Impl::note_prompt(std::int32_t row, std::int32_t size) noexcept {
+  if (size == 0) return;
+  const std::int32_t end = size - 1;
+  details(row).prompt_end = end;
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    if (!windowed(g)) continue;
+    const auto found = std::as_const(*this).table(row, g).blocks(std::as_const(*this).arena());
+    const auto of = [&](std::int32_t first, std::int32_t last) {
+      last = std::min(last, static_cast<std::int32_t>(found.size()));
+      if (first >= last) return;
+      tree_->note_read(GroupId(g), found.subspan(static_cast<std::size_t>(first),
+                                                 static_cast<std::size_t>(last - first)));
+    };
+    const GroupRule& rule = group(g).rule;
+    of(0, blocks_for(g, std::min(rule.num_sinks(), end)));
+    of(block_of(g, rule.first_read(end)), blocks_for(g, end));
+  }
+  drain_tree();
+}
+
+// The sequence's place was at `published_before` and has moved.
+void KVCacheManager::Impl::note_prompt_on_path(std::int32_t row,
+                                               std::int32_t published_before) noexcept {
+  const std::int32_t end = details(row).prompt_end;
+  // Behind the block that the end lies inside, all of it is noted.
+  if (published_before >= end + kMaxBlockSize) return;
+  tree_->note_end(rows_[row].place, end);
+  drain_tree();
+}
+
+void KVCacheManager::Impl::note_last_border(std::int32_t row) noexcept {
+  const Sequence& s = rows_[row];
+  if (!has_windows_ || !s.publishes) return;
+  tree_->note_end(s.place, last_full_border(s));
+  drain_tree();
+}
+
+void KVCacheManager::Impl::note_pin(std::int32_t pin) noexcept {
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    tree_->note_read(GroupId(g), pins_.table(pin, g).blocks(std::as_const(*this).arena()));
+  }
+  drain_tree();
 }
 
 }  // namespace kvfolio

@@ -301,6 +301,13 @@ Status KVCacheManager::Impl::check_states(std::int32_t g) const {
     if (state == BlockState::kFree && findable) {
       return broken(concat("group ", g, " block ", b, " is free and findable"));
     }
+    // In a window group each cached block is a candidate, and nothing but itself says when it goes.
+    if (windowed(g) && state == BlockState::kCached &&
+        room_.turn(g, block) != turn_of(g, block, Candidate::kLeaf)) {
+      return broken(concat("group ", g, " block ", b, " leaves in turn ",
+                           static_cast<std::int32_t>(room_.turn(g, block)), ", its turn is ",
+                           static_cast<std::int32_t>(turn_of(g, block, Candidate::kLeaf))));
+    }
     const std::int32_t first_position_behind =
         tree_->findable_end(GroupId(g), block) % block_size(g);
     if (findable && pool.valid(block) < first_position_behind) {

@@ -23,7 +23,7 @@
 //   names.cc      the callers' own ids (caller_ids.h)
 //   publish.cc    what becomes findable, and when
 //   forget.cc     reset, forget
-//   border.cc     what windows have passed and a hit at the last full block still reads
+//   border.cc     what windows have passed and a hit at the last full block still reads; ends
 //   plan.cc       the arrays of a step
 //   describe.cc   the printed form
 //   copy.cc       copy_to
@@ -530,6 +530,11 @@ class KVCacheManager::Impl {
   void move_border(std::int32_t row) noexcept;
   void drop_border(std::int32_t row) noexcept;
   void take_border_back(std::int32_t row) noexcept;
+  [[nodiscard]] std::int32_t last_full_border(const Sequence& s) const noexcept;
+  void note_prompt(std::int32_t row, std::int32_t size) noexcept;
+  void note_prompt_on_path(std::int32_t row, std::int32_t published_before) noexcept;
+  void note_last_border(std::int32_t row) noexcept;
+  void note_pin(std::int32_t pin) noexcept;
   // plan.cc
   [[nodiscard]] Status copy_tails(const Step& step);
   // Entries of the block tables of a step's sequences: of the longest, and of all together.

@@ -61,6 +61,7 @@ Result<Pinned> KVCacheManager::pin(std::span<const std::int32_t> tokens,
     if (m.group(g).size.offset_of(match.tokens) == 0) continue;
     m.pool(g).set_wanted(blocks.at(m.arena(), blocks.size() - 1), true);
   }
+  if (m.has_windows_) m.note_pin(pin);
   const PinId id = m.pins_.take();
   m.note_peak();
   return Pinned{id, match.tokens};

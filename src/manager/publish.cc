@@ -78,6 +78,7 @@ void KVCacheManager::Impl::publish(std::int32_t row, bool tail) noexcept {
     looked = looks_again();
   }
   follow_tree(&published);
+  if (has_windows_) note_prompt_on_path(row, from);
   counters_.blocks_published += published.num_hung;
   counters_.publications_skipped += published.has_gap ? 1 : 0;
   d.own_from = looked ? published.missed_from : std::min(d.own_from, published.missed_from);

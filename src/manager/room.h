@@ -110,6 +110,10 @@ class Room {
   [[nodiscard]] BlockId victim_after(std::int32_t g, BlockId block) const noexcept {
     return order_.victim_after(GroupId(g), block);
   }
+  // kNever if it is no candidate.
+  [[nodiscard]] EvictionTurn turn(std::int32_t g, BlockId block) const noexcept {
+    return order_.turn(GroupId(g), block);
+  }
   // Sequences that count the block of a window group into their border.
   [[nodiscard]] bool is_border(std::int32_t g, BlockId block) const noexcept {
     return !at(g).borders.empty() && at(g).borders[block.value()] > 0;

@@ -84,7 +84,8 @@ struct alignas(64) SequenceDetails {
   std::int32_t priority;
   std::int32_t replay_token;
   std::int32_t num_media;
-  std::int32_t load;  // that it waits for, if has_load (Transfers)
+  std::int32_t load;        // that it waits for, if has_load (Transfers)
+  std::int32_t prompt_end;  // where its prompt would be found again (border.cc); 0: nowhere
   ArenaSpan media;
 
   // Of Rows.

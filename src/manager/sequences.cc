@@ -295,6 +295,7 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
       note_sharing(g, std::as_const(*this).table(row, g).blocks(std::as_const(*this).arena()));
     }
     note_tail_of_hit(row, held);
+    if (has_windows_) note_prompt(row, size);
     if (publishes) {
       std::copy(tokens.begin() + kept, tokens.begin() + match.tokens, arena().at(s.pending));
     }
@@ -428,6 +429,7 @@ void KVCacheManager::Impl::end_sequence(std::int32_t row) noexcept {
     return;
   }
   publish(row, true);
+  note_last_border(row);
   take_border_back(row);
   release_blocks(row);
   forget_sequence(row, false);

@@ -252,6 +252,7 @@ class StateReader::Writer {
         const auto& where = tree_.where(GroupId(g), BlockId(hung[i]));
         put(where.end);
         put(where.idle);
+        if (m_.windowed(g)) put(tree_.groups_[index(g)].is_read(hung[i]));
       }
     }
     put(run.num_children);
@@ -293,6 +294,7 @@ class StateReader::Writer {
       put(m_.unnamed_.of(row)[i].begin);
       put(m_.unnamed_.of(row)[i].end);
     }
+    if (m_.has_windows_) put(d.prompt_end);
     if (s.publishes) {
       put(d.own_from);
       put(d.own_to);

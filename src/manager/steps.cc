@@ -311,6 +311,7 @@ void KVCacheManager::Impl::finish_closing() noexcept {
   const bool any_ended = rows_.end_closing([&](std::int32_t row) {
     if (!steps_.is_complete(rows_[row].last_ticket)) return false;
     publish(row, true);
+    note_last_border(row);
     forget_sequence(row, false);
     return true;
   });

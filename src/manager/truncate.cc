@@ -86,6 +86,7 @@ void KVCacheManager::Impl::truncate_to(std::int32_t row, std::int32_t n) noexcep
   s.length = n;
   s.accepted = std::min(s.accepted, n);
   d.settled = std::min(d.settled, n);
+  if (n < d.prompt_end) d.prompt_end = 0;
   victims_.note_change(row);
   if (s.unnamed_from >= n) s.unnamed_from = kNever;
   if (s.has_unnamed) unnamed_.truncate(steps_, {row, s.birth}, n);

@@ -115,6 +115,13 @@ Status PrefixTree::Impl::check_blocks(std::int32_t g, const Counts& counts) cons
   const FixedArray<Where>& where = group(g).where;
   std::int64_t findable = 0;
   for (std::size_t b = 0; b < where.size(); ++b) findable += where[b].run != 0 ? 1 : 0;
+  for (std::size_t b = 0; b < group(g).read.size(); ++b) {
+    if (group(g).read[b] == 0) continue;
+    const bool is_whole = where[b].run != 0 && !partial(g, static_cast<std::int32_t>(where[b].end));
+    if (group(g).read[b] > 1 || !is_whole) {
+      return broken(kNone, concat("group ", g, " block ", b, " is read by an end and not whole"));
+    }
+  }
   if (findable != counts.live[at]) {
     return broken(kNone, concat("group ", g, ": ", findable, " findable blocks, ", counts.live[at],
                                 " entries"));

@@ -140,7 +140,10 @@ void PrefixTree::Impl::take_entry(std::int32_t g, std::int32_t block) noexcept {
   const std::int32_t index = runs_.index_of(r, g, end);
   KVFOLIO_CHECK(entry[index] == block);
   const bool idle = where.idle != 0;
-  if (idle && !group(g).full()) log_.candidate(g, block);
+  if (!group(g).full()) {
+    if (idle) log_.candidate(g, block);
+    group(g).read[block] = 0;
+  }
   const Change change = begin_change(r, g);
   entry[index] = kNone;
   where = {};

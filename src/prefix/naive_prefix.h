@@ -28,6 +28,8 @@ struct Entry {
   std::int32_t root;
   Text text;  // from the root to the last token that the entry covers
   bool idle;
+  bool read = false;  // by an end
+  bool maybe_read = false;
 };
 
 struct Query {
@@ -72,6 +74,39 @@ class Prefixes {
       if (e.root == root && e.text == text) return block;
     }
     return -1;
+  }
+
+  // A hit at p reads some of the block with this text.
+  [[nodiscard]] bool reads(std::size_t g, std::int32_t p, const Text& text) const {
+    const TreeGroup& group = groups[g];
+    const std::int32_t begin = logical(g, text) * size_of(g);
+    const GroupRule rule(group.kind, group.window, group.num_sinks);
+    const std::int32_t first = p < 1 ? 0 : std::min(rule.first_read(p), p % size_of(g) ? p - 1 : p);
+    return begin < p && (begin < group.num_sinks || begin + size_of(g) > first);
+  }
+  // A hit at p on the path of `text` is an end: whole blocks of window groups there are read.
+  void note_end(std::int32_t root, const Text& text, std::int32_t p, bool sure) {
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      for (auto& [block, e] : by_block[g]) {
+        const bool whole = length(e.text) % size_of(g) == 0;
+        if (full(g) || !whole || e.root != root || !reads(g, p, e.text)) continue;
+        if (length(e.text) > length(text) || common(e.text, text) < length(e.text)) continue;
+        (sure ? e.read : e.maybe_read) = true;
+      }
+    }
+  }
+  // Do strings go on in several ways behind the first q tokens of `text`? A way that another begins
+  // with is the same way.
+  [[nodiscard]] static bool part_at(const Text& text, std::int32_t q, std::int32_t unit,
+                                    const std::vector<Text>& strings) {
+    std::vector<Text> next;
+    for (const Text& each : strings) {
+      if (common(each, text) < q || length(each) == q) continue;
+      next.emplace_back(each.begin() + q, each.begin() + std::min(q + unit, length(each)));
+    }
+    return std::any_of(next.begin(), next.end(), [&](const Text& each) {
+      return common(each, next.front()) < std::min(length(each), length(next.front()));
+    });
   }
 
   // Would `e` of group h leave with `out` of group g? A full group serves nothing behind a block

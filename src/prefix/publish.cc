@@ -66,7 +66,9 @@ void PrefixTree::Impl::hang_over(std::int32_t r, std::int32_t g, std::int32_t bl
                                  std::int32_t logical, std::int32_t end) noexcept {
   const FixedArray<Where>& where = group(g).where;
   const auto reach = [&](std::int32_t b) { return static_cast<std::int32_t>(where[b].end); };
+  bool read = false;
   const auto give_way = [&](std::int32_t other) {
+    read = read || group(g).is_read(other);
     take_entry(g, other);
     if (other != block) log_.unhung(g, other, block);
   };
@@ -92,6 +94,7 @@ void PrefixTree::Impl::hang_over(std::int32_t r, std::int32_t g, std::int32_t bl
     if (above != kNone) give_way(above);
   }
   put_entry(r, g, index, block, end);
+  if (read) note_block(g, block);
 }
 
 void PrefixTree::Impl::replace(std::int32_t g, std::int32_t block, std::int32_t by) noexcept {
@@ -261,16 +264,17 @@ bool PrefixTree::Impl::extend(Place& place, std::span<const std::int32_t> tokens
     advance(left);
   }
 
-  hang_offered(r, at, place.position, offer, published);
-
+  const std::int32_t here = place.position;
+  hang_offered(r, at, here, offer, published);
   const std::int32_t position = units_.begin_of(at);
   if (r == place.run) {
     place.position = position;
-    return true;
+  } else {
+    const Place moved = enter(r, position);
+    leave(place);
+    place = moved;
   }
-  Place moved = enter(r, position);
-  leave(place);
-  place = moved;
+  if (has_windows_) note_branches(place, here);
   return true;
 }
 

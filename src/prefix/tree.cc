@@ -95,6 +95,10 @@ Status PrefixTree::Impl::allocate(const PrefixTreeOptions& options) {
     group.rule = GroupRule(spec.kind, spec.window, spec.num_sinks);
     group.size = BlockSize(spec.block_size);
     ok = ok && group.where.allocate_zeroed(spec.num_blocks);
+    if (!group.full()) {
+      has_windows_ = true;
+      ok = ok && group.read.allocate_zeroed(spec.num_blocks);
+    }
     groups_.push_back(std::move(group));
   }
   if (!ok) {
@@ -334,11 +338,23 @@ std::int32_t PrefixTree::next_root(std::int32_t after) const noexcept {
 std::int32_t PrefixTree::num_idle(GroupId group) const noexcept {
   return impl_->groups_[static_cast<std::size_t>(group.value())].num_idle;
 }
+void PrefixTree::note_end(const Place& place, std::int32_t position) noexcept {
+  impl_->note_end(place, position);
+}
+void PrefixTree::note_read(GroupId group, std::span<const std::int32_t> blocks) noexcept {
+  impl_->note_read(group.value(), blocks);
+}
+bool PrefixTree::is_read(GroupId group, BlockId block) const noexcept {
+  return impl_->groups_[static_cast<std::size_t>(group.value())].is_read(block.value());
+}
 bool PrefixTree::has_changes() const noexcept { return !impl_->log_.empty(); }
 TreeChange PrefixTree::take_change() noexcept { return impl_->take_change(); }
 MemoryUse PrefixTree::memory() const noexcept {
   MemoryUse sum = impl_->log_.memory();
-  for (const Impl::Group& group : impl_->groups_) sum += MemoryUse::whole(group.where.bytes());
+  for (const Impl::Group& group : impl_->groups_) {
+    sum += MemoryUse::whole(group.where.bytes());
+    sum += MemoryUse::whole(group.read.bytes());
+  }
   sum += impl_->runs_.memory();
   sum += impl_->children_.memory();
   sum += impl_->media_.memory();

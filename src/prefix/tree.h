@@ -16,6 +16,7 @@
 //   match.cc     the longest prefix that every group can serve
 //   publish.cc   extending a path and hanging blocks
 //   entries.cc   entries, idle and busy, candidates, eviction
+//   ends.cc      ends: what hits there read of window groups
 //   forget.cc    all entries of a part of the tree go
 //   paths.cc     the tokens, media and key in front of a block
 //   copy.cc      copy_from
@@ -53,10 +54,14 @@ class PrefixTree::Impl {
     TreeGroup spec;
     GroupRule rule;
     BlockSize size;
-    FixedArray<Where> where;    // by block
-    std::int32_t num_idle = 0;  // entries
+    FixedArray<Where> where;        // by block
+    FixedArray<std::uint8_t> read;  // by block, of a window group: 1 if it is read by an end
+    std::int32_t num_idle = 0;      // entries
 
     [[nodiscard]] bool full() const noexcept { return rule.only_leaves_evictable(); }
+    [[nodiscard]] bool is_read(std::int32_t block) const noexcept {
+      return !read.empty() && read[block] != 0;
+    }
   };
 
   static Result<std::unique_ptr<Impl>> create(const PrefixTreeOptions& options);
@@ -95,6 +100,9 @@ class PrefixTree::Impl {
   void mark(std::int32_t g, std::span<const std::int32_t> blocks, bool idle) noexcept;
   void unhang(std::int32_t g, std::int32_t block) noexcept;
   [[nodiscard]] TreeChange take_change() noexcept;
+  // ends.cc
+  void note_end(const Place& place, std::int32_t position) noexcept;
+  void note_read(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
   // forget.cc
   void forget(std::int32_t root, std::span<const std::int32_t> tokens,
               std::span<const MediaSpan> media) noexcept;
@@ -114,8 +122,9 @@ class PrefixTree::Impl {
   // By GroupId. Its blocks: [block] where the entry is.
   std::vector<Group> groups_;
   std::int32_t num_groups_ = 0;
-  std::int32_t unit_ = 1;  // the smallest block size
-  BlockSize units_;        // the same, to divide by
+  bool has_windows_ = false;  // some group is a window group
+  std::int32_t unit_ = 1;     // the smallest block size
+  BlockSize units_;           // the same, to divide by
   std::uint64_t hash_seed_ = 0;
   TreeLog log_;
   RootKeys keys_;
@@ -260,6 +269,14 @@ class PrefixTree::Impl {
   [[nodiscard]] bool partial(std::int32_t g, std::int32_t end) const noexcept {
     return group(g).size.offset_of(end) != 0;
   }
+
+  // ends.cc
+  void note_block(std::int32_t g, std::int32_t block) noexcept;
+  void note_blocks(std::int32_t r, std::int32_t g, std::int32_t first, std::int32_t end) noexcept;
+  void note_position(std::int32_t r, std::int32_t g, std::int32_t position, std::int32_t limit,
+                     std::int32_t& done) noexcept;
+  // `here`: where the place was before.
+  void note_branches(const Place& place, std::int32_t here) noexcept;
 
   // forget.cc
   void forget_below(std::int32_t r, std::int32_t begin, std::int32_t g, std::int32_t but) noexcept;

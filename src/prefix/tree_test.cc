@@ -28,6 +28,7 @@ using ::testing::UnorderedElementsAre;
 using Tokens = std::vector<std::int32_t>;
 using Media = std::vector<MediaSpan>;
 using Table = std::vector<std::int32_t>;
+using Tables = std::vector<Table>;
 
 // What the log of a tree has said.
 struct Listener {
@@ -1304,6 +1305,103 @@ TEST(PrefixTree, ACopyAndItsSourceGoOnAlike) {
   EXPECT_EQ(source.heard.leaves, copy.heard.leaves);
   EXPECT_EQ(source.tree.num_runs(), copy.tree.num_runs());
   EXPECT_EQ(source.found({1, 2, 3, 3}), copy.found({1, 2, 3, 3}));
+}
+
+// ---- ends ----
+
+Tables blocks_of(int groups, const Tokens& tokens, std::int32_t first_block) {
+  Tables tables;
+  for (int g = 0; g < groups; ++g) {
+    const std::int32_t size = g == 0 ? 4 : 2;
+    tables.push_back(counting(first_block, static_cast<std::int32_t>(tokens.size()) / size));
+  }
+  return tables;
+}
+
+// Which of the blocks of group 1 are read by an end.
+Tokens read(const Tree& t, const Table& blocks) {
+  Tokens is_read;
+  for (const std::int32_t b : blocks) {
+    if (t.tree.is_read(kSecond, BlockId(b))) is_read.push_back(b);
+  }
+  return is_read;
+}
+
+TEST(PrefixTree, AnEndMarksTheWholeBlocksThatAHitThereReads) {
+  Tree t(two_groups());  // group 1: a window of 6, blocks of 2
+  const Tokens tokens = counting(0, 20);
+  const Tables tables = blocks_of(2, tokens, 0);
+  Place place = t.publish(tokens, tables);
+  EXPECT_THAT(read(t, tables[1]), IsEmpty());
+  t.tree.note_end(place, 13);  // reads 8 to 12
+  EXPECT_THAT(read(t, tables[1]), ElementsAre(4, 5, 6));
+  t.tree.note_end(place, 20);  // 15 to 19
+  EXPECT_THAT(read(t, tables[1]), ElementsAre(4, 5, 6, 7, 8, 9));
+  t.tree.note_end(place, 0);
+  t.tree.note_read(kSecond, std::array{0, -1, 50});
+  EXPECT_THAT(read(t, tables[1]), ElementsAre(0, 4, 5, 6, 7, 8, 9));
+  t.tree.note_read(kFirst, std::array{0, 1});
+  EXPECT_FALSE(
+      t.tree.is_read(kFirst, BlockId(0)));  // all of a full group is read by whatever comes
+  t.tree.unhang(kSecond, BlockId(5));
+  EXPECT_THAT(read(t, tables[1]), ElementsAre(0, 4, 6, 7, 8, 9));
+  t.tree.clear_changes();
+  t.tree.leave(place);
+}
+
+TEST(PrefixTree, WherePathsPartIsAnEnd) {
+  Tree t(two_groups());
+  const Tokens shared = counting(0, 12);
+  const auto with = [&](std::int32_t token) {
+    Tokens tokens = shared;
+    for (int i = 0; i < 4; ++i) tokens.push_back(token + i);
+    return tokens;
+  };
+  const Tables first = blocks_of(2, with(100), 0);
+  t.cache(with(100), first);
+  EXPECT_THAT(read(t, first[1]), IsEmpty());
+  // The second one finds what the first one left, and parts from it at 12: 7 to 11 are read there.
+  Tables second = blocks_of(2, with(200), 20);
+  for (std::size_t i = 0; i < 6; ++i) second[1][i] = -1;
+  for (std::size_t i = 0; i < 3; ++i) second[0][i] = -1;
+  t.cache(with(200), second);
+  EXPECT_THAT(read(t, first[1]), ElementsAre(3, 4, 5));
+  EXPECT_EQ(t.heard.leaves.count({1, 4}), 1u);  // the user hears of those that are idle
+  // Lost, and hung again by a third one that comes by: the place is an end still.
+  for (const int lost : {3, 4, 5}) t.tree.unhang(kSecond, BlockId(lost));
+  const Tables third = blocks_of(2, with(300), 40);
+  t.cache(with(300), third);
+  EXPECT_THAT(read(t, third[1]), ElementsAre(43, 44, 45));
+}
+
+TEST(PrefixTree, ATailThatIsNotHungMakesNoEnd) {
+  Tree t(two_groups());
+  const Tables first = blocks_of(2, counting(0, 16), 0);
+  t.cache(counting(0, 16), first);
+  Tokens other = counting(0, 8);
+  other.push_back(100);
+  t.cache(other, {{-1, -1, -1}, {-1, -1, -1, -1, -1}});
+  EXPECT_THAT(read(t, first[1]), IsEmpty());
+}
+
+TEST(PrefixTree, AMarkGoesWithTheEntryToTheBlockThatTakesItsPlace) {
+  Tree t(two_groups());
+  const Tokens tokens = counting(0, 8);
+  const Tables first = blocks_of(2, tokens, 0);
+  t.cache(tokens, first);
+  Place place = t.tree.enter(t.match(tokens).run, 8);
+  t.tree.note_end(place, 8);
+  t.tree.clear_changes();
+  EXPECT_THAT(read(t, first[1]), ElementsAre(1, 2, 3));
+  t.tree.leave(place);
+  const Tables second = blocks_of(2, tokens, 20);  // an idle block gives way to a busy one
+  Place busy = t.publish(tokens, second);
+  EXPECT_THAT(read(t, first[1]), IsEmpty());
+  EXPECT_THAT(read(t, second[1]), ElementsAre(21, 22, 23));
+  Tree copy(two_groups());
+  copy.tree.copy_from(t.tree);
+  EXPECT_THAT(read(copy, second[1]), ElementsAre(21, 22, 23));
+  t.tree.leave(busy);
 }
 
 }  // namespace

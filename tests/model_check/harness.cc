@@ -355,6 +355,7 @@ void Harness::drain() {
     moved_.clear();
     trimmed_.reset();
     wanted_.clear();
+    read_.clear();
     fresh_.clear();
     held_again_.clear();
   };

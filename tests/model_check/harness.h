@@ -278,6 +278,8 @@ class Harness {
     bool maybe_touched = false;
     bool wanted = false;  // a prompt's hit ended inside
     bool maybe_wanted = false;
+    bool read = false;  // by an end (harness_ends.cc)
+    bool maybe_read = false;
     std::uint64_t hung_at = 0;  // operation since which its entry is as long as it is
     // The manager may have lost count of the borders that the block belongs to.
     bool lost_count = false;
@@ -473,6 +475,16 @@ class Harness {
   void note_let_go(const Snapshot& now);
   void note_borders(const Snapshot& now);
   void want_last_blocks(const Seq& seq);
+  void read_what_was_found(const Seq& seq);
+  void note_ends(const Snapshot& now);
+  void note_ends_of(const Seq& seq, const SeqState& before, const SeqState& state,
+                    const Snapshot& now);
+  void note_ends_of_closed(const Seq& seq, int published, bool closes, const Snapshot& now);
+  void note_where_paths_part(const Snapshot& now);
+  void see_on_tree(int node);
+  void mark_read(const Seq& seq, int position, int limit, bool sure, const Snapshot& now);
+  [[nodiscard]] bool surely_parts(const Seq& seq, int q, const Snapshot& now) const;
+  [[nodiscard]] bool maybe_parts(const Seq& seq, int q) const;
   [[nodiscard]] std::vector<BorderBlock> border_of(const Seq& seq, const SeqState& state) const;
   enum class Answer { kNo, kMaybe, kYes };
   [[nodiscard]] bool waits_for_step(std::uint64_t ticket) const;
@@ -620,6 +632,11 @@ class Harness {
   std::map<SeqPtr, std::vector<BorderBlock>> borders_;
   std::uint64_t num_looks_ = 0;  // operations, as the order of eviction counts them
   int num_strangers_ = 0;        // that let go and are no sequences
+  // Of the tree as it ever was: nodes, one that followed each, and those behind which paths parted.
+  std::vector<char> on_tree_;
+  std::map<int, int> followed_by_;
+  std::set<int> parted_behind_;
+  std::vector<SeqPtr> waited_;  // closed before, and not published whole then
   Snapshot before_;
   Counters expected_;  // those that the model knows
   std::uint64_t num_uses_ = 0;
@@ -642,6 +659,7 @@ class Harness {
   std::vector<SeqPtr> moved_;                 // whose windows have been moved
   SeqPtr trimmed_;                            // was not used before it let go of blocks
   std::vector<std::pair<int, int>> wanted_;   // (group, block) in which a prompt's hit ended
+  std::vector<std::pair<int, int>> read_;  // (group, block) that the end of a prompt or pin reads
   bool skip_questions_ = false;
   bool failed_once_ = false;  // fail() has been called: certain hits are not certain any more
   int next_number_ = 0;

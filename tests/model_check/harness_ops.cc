@@ -131,6 +131,7 @@ void Harness::run(std::uint64_t op_seed) {
   moved_.clear();
   trimmed_.reset();
   wanted_.clear();
+  read_.clear();
   fresh_.clear();
   held_again_.clear();
   ++coverage_.operations;

@@ -3,7 +3,8 @@
 // is noted after every operation, and the victims of evict() are chosen one by one among all
 // blocks.
 //
-//   turn 0  a partial tail in which no prompt's hit ended
+//   turn 0  a partial tail in which no prompt's hit ended; in a window group, a full block that no
+//           end reads (harness_ends.cc)
 //   turn 1  all others that take no entry of a held block along
 //   turn 2  in a full group, those that do; in a window group, the border: blocks that the window
 //           of an open sequence has passed and that a hit at its last full-block border reads
@@ -65,6 +66,7 @@ void Harness::note_order(const Snapshot& now) {
       if (certain != at.certain && is_hung(now, g, b, certain)) at.least = certain;
     }
   }
+  note_ends(now);
   doubt_twins(now);
   note_borders(now);
   for (int g = 0; g < num_groups(); ++g) {
@@ -133,11 +135,14 @@ void Harness::note_losses(const Snapshot& now) {
             continue;
           }
           maybe_lost = true;
-          orders_[static_cast<std::size_t>(g)][other].maybe_wanted |=
-              lost.wanted || lost.maybe_wanted;
+          BlockOrder& heir = orders_[static_cast<std::size_t>(g)][other];
+          heir.maybe_wanted |= lost.wanted || lost.maybe_wanted;
+          heir.maybe_read |= lost.read || lost.maybe_read;
         }
         lost.maybe_wanted |= maybe_lost && lost.wanted;
         lost.wanted &= !maybe_lost;
+        lost.maybe_read |= maybe_lost && lost.read;
+        lost.read &= !maybe_lost;
       }
       if (was[b] == 0 || is[b] != 0) continue;
       std::vector<std::size_t> heirs;  // with a new entry, or else any
@@ -162,9 +167,12 @@ void Harness::note_losses(const Snapshot& now) {
             blocks_[static_cast<std::size_t>(g)][h].published == lost.published &&
             lost.least == isize(lost.published);
         if (sure && same_tokens) heir.hung_at = hung_at[b];
+        heir.read |= sure && same_tokens && lost.read;
+        heir.maybe_read |= lost.read || lost.maybe_read;
       }
       lost.rank.reset();
       lost.wanted = lost.maybe_wanted = lost.lost_count = false;
+      lost.read = lost.maybe_read = false;
     }
   }
 }
@@ -188,6 +196,8 @@ void Harness::doubt_twins(const Snapshot& now) {
         one.maybe_wanted = two.maybe_wanted =
             one.wanted || one.maybe_wanted || two.wanted || two.maybe_wanted;
         one.wanted = two.wanted = false;
+        one.maybe_read = two.maybe_read = one.read || one.maybe_read || two.read || two.maybe_read;
+        one.read = two.read = false;
       }
     }
   }
@@ -508,10 +518,17 @@ std::pair<int, int> Harness::turns_of(int g, int b, const Fates& fates) const {
   const BlockOrder& at = order(g, b);
   const bool partial = isize(model.published) < size;
   const bool maybe_partial = at.least < size;
+  const bool windowed = group(g).kind != AttentionKind::kFull;
   int first = partial && !at.wanted && !at.maybe_wanted ? 0 : 1;
   int last = first;
   if (maybe_partial && !at.wanted) first = 0;
-  if (group(g).kind != AttentionKind::kFull) {
+  if (windowed && !partial) {
+    const bool may_be_read = at.read || at.maybe_read;
+    const bool is_tail = maybe_partial && (at.wanted || at.maybe_wanted);
+    if (!at.read) first = 0;
+    last = may_be_read || is_tail ? 1 : 0;
+  }
+  if (windowed) {
     const Answer border = is_border(g, b);
     if (border == Answer::kYes) first = 2;
     if (border != Answer::kNo) last = 2;
@@ -687,6 +704,7 @@ std::string Harness::describe_order(int g) const {
             std::to_string(at.least) + ".." + std::to_string(model.published.size()) + " nodes";
     for (const int node : model.published) text += " " + std::to_string(node);
     if (at.wanted || at.maybe_wanted) text += at.wanted ? " wanted" : " maybe wanted";
+    if (at.read || at.maybe_read) text += at.read ? " read" : " maybe read";
     text += " hung at " + std::to_string(at.hung_at);
     if (!at.rank) continue;
     text += " parked " + std::to_string(at.rank->parked) + " let go " +

@@ -208,6 +208,7 @@ struct Seq {
   bool certain = false;
   bool adopted = false;         // its first tokens came as blocks: nothing of it is findable
   int cached = 0;               // cached_tokens of open()
+  int prompt_end = 0;           // the last position of its prompt; 0 once it was cut back before
   std::uint64_t last_step = 0;  // newest step that it, or what it was forked from, took part in
   bool publishes_late = true;   // closed, waits for its step, and is among the first that do
   int published_at_close = 0;   // tokens that stood on the tree then; its blocks were let go

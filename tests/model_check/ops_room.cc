@@ -37,6 +37,7 @@ void Harness::pin(Rng& rng) {
           *refs - before_.groups[static_cast<std::size_t>(g)].refs[static_cast<std::size_t>(b)];
       KVFOLIO_REQUIRE(more == 0 || more == 1, "a pin references a block once");
       pin.blocks.back() += more;
+      if (more == 1) read_.emplace_back(g, b);
       const auto begin_of = [&](int block_id) {
         return trie_.position_of(block(g, block_id).published.front());
       };

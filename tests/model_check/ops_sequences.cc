@@ -44,6 +44,7 @@ void Harness::open_prompt(const Prompt& prompt, Rng& rng) {
   seq->max_tokens = options.max_tokens;
   seq->priority = options.priority;
   seq->cached = opened->cached_tokens;
+  seq->prompt_end = std::max(0, isize(prompt.tokens) - 1);
   note(" " + name_of(*seq) + " id " + std::to_string(seq->id.value()) + " cached " +
        std::to_string(seq->cached));
   const bool no_entries = config_.tight_tables && seq->cached == 0;  // a hit needs some
@@ -61,6 +62,7 @@ void Harness::open_prompt(const Prompt& prompt, Rng& rng) {
   seqs_.push_back(seq);
   seq->maybe_whole = waits_for_last_token(*seq);
   want_last_blocks(*seq);
+  read_what_was_found(*seq);
   if (said_.size() < 40) {
     said_.push_back(prompt);
   } else {
@@ -168,6 +170,7 @@ void Harness::cut(const SeqPtr& seq, int n, bool by_clear) {
   changed_ = true;
   seq->certain = false;  // others may hold what it is cut back into
   if (n < seq->length()) {
+    if (n < seq->prompt_end) seq->prompt_end = 0;
     leave_load(*seq);
     seq->used = true;
     seq->maybe_whole = false;
@@ -361,6 +364,7 @@ void Harness::accept(Rng& rng) {
   }
   if (!expect(manager_->accept(seq->id, n), errors, tolerated)) return;
   changed_ = true;
+  if (n < draft && seq->accepted + n < seq->prompt_end) seq->prompt_end = 0;
   seq->forget_from(seq->accepted + n);
   seq->accepted = seq->committed;
   seq->windows_moved = true;
