@@ -260,7 +260,8 @@ class KVFOLIO_API KVCacheManager {
   // Would open(tokens, options) succeed now, and an append of the tokens that it does not find and
   // of `num_more` tokens behind them, all in the open step or in one that began now? Returns what
   // they would get, or the error of the first call that would fail. Nothing changes, is counted or
-  // is kept: a scheduler may ask each round for each waiting request.
+  // is kept: a scheduler may ask each round for each waiting request. A Shortage counts what the
+  // prompt finds as pinned; the prompt is not among its sequences, which are open.
   // kInvalidArgument: also if num_more is negative.
   [[nodiscard]] Result<Admission> admit(std::span<const std::int32_t> tokens,
                                         const OpenOptions& options, std::int64_t num_more) const;
@@ -271,14 +272,15 @@ class KVFOLIO_API KVCacheManager {
   // window and one step, else blocks for all of the tokens. Evicts cached blocks if it must. These
   // blocks count as held. Appends use them first; undo() and drop() give back what they used.
   // Another call sets a new total. trim(), truncate() and accept() leave the tokens that are
-  // promised as they are. close(), preempt(), fail(), the last promised token and num_tokens of 0
-  // end the promise. A fork has no promise of its own; fork() fails with a Shortage if the pool
-  // lacks the blocks that the parent then needs beside it. So do pin(), adopt() and a hit of open()
-  // (a miss then). Two things are not promised: table entries, and what a truncate() into blocks
-  // that others hold makes necessary, which is at most two blocks in each group; call reserve()
-  // again then. kFailedPrecondition: the sequence is in the open step. kInvalidArgument: num_tokens
-  // or most_per_step is out of range. kResourceExhausted: max_tokens. Shortage: nothing changes,
-  // not even an earlier promise; its `needed` counts the blocks beside those that are kept already.
+  // promised as they are; blocks that these do not need any more are given back. close(),
+  // preempt(), fail(), the last promised token and num_tokens of 0, with any most_per_step, end the
+  // promise. A fork has no promise of its own; fork() fails with a Shortage if the pool lacks the
+  // blocks that the parent then needs beside it. So do pin(), adopt() and a hit of open() (a miss
+  // then). Two things are not promised: table entries, and what a truncate() into blocks that
+  // others hold makes necessary, which is at most two blocks in each group; call reserve() again
+  // then. kFailedPrecondition: the sequence is in the open step. kInvalidArgument: num_tokens or
+  // most_per_step is out of range. kResourceExhausted: max_tokens. Shortage: nothing changes, not
+  // even an earlier promise; its `needed` counts the blocks beside those that are kept already.
   Status reserve(SequenceId sequence, std::int64_t num_tokens, const ReserveOptions& options = {});
   // Evicts up to `num_blocks` cached blocks of a group and returns how many: all of them if that
   // many are cached. Two kinds go first: partial tails in which no prompt was found, and in a

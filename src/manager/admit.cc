@@ -292,9 +292,7 @@ Result<Admission> KVCacheManager::admit(std::span<const std::int32_t> tokens,
   }
   const Room::Plan plan = m.room_.plan(needs);
   if (!plan.fits()) {
-    Shortage s = m.shortage_behind(plan, revived[static_cast<std::size_t>(plan.short_of)]);
-    ++s.sequences;
-    return s;
+    return m.shortage_behind(plan, revived[static_cast<std::size_t>(plan.short_of)]);
   }
   if (m.would_fit(*opened, end)) return admission;
   std::int64_t words = opened->publishes ? end - m.kept_tokens(match) : 0;

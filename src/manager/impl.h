@@ -457,6 +457,7 @@ class KVCacheManager::Impl {
   void set_entries_aside(std::int32_t row, std::int32_t g, std::int32_t first, std::int32_t end,
                          std::int32_t length) noexcept;
   void end_promise(std::int32_t row) noexcept;
+  void return_surplus(std::int32_t row) noexcept;
   void undo_promise(std::int32_t row) noexcept;
   void settle_promise(const Step& step, std::int32_t entry) noexcept;
   [[nodiscard]] std::int32_t cost_of_sharing(std::int32_t g, BlockId block) const noexcept;

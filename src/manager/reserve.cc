@@ -179,6 +179,18 @@ void KVCacheManager::Impl::settle_promise(const Step& step, std::int32_t entry) 
   if (reservations_.tokens(row) == 0) end_promise(row);
 }
 
+// Gives back what lies ready beyond the promise. A sequence that is cut back needs less for the
+// same tokens, and what it could have had to copy for a draft, or for an undo, it does not need at
+// rest.
+void KVCacheManager::Impl::return_surplus(std::int32_t row) noexcept {
+  const Sequence& s = rows_[row];
+  if (!s.has_promise || s.draft() > 0) return;
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    const std::int32_t needed = ready_needed(row, g);
+    while (reservations_.num_ready(row, g) > needed) let_go(g, reservations_.take(row, g), true);
+  }
+}
+
 // ---- sharing ----
 
 // Blocks that must come to lie ready for the owner if this one gets another holder: one, in place
@@ -286,7 +298,8 @@ Status KVCacheManager::reserve(SequenceId id, std::int64_t num_tokens,
   KVFOLIO_RETURN_IF_ERROR(m.check_no_load(row, "reserve"));
   Sequence& s = m.rows_[row];
   KVFOLIO_RETURN_IF_ERROR(m.check_growth(s, "reserve", num_tokens));
-  if (options.most_per_step < 0 || options.most_per_step > num_tokens) {
+  // Without tokens there is no step to bound.
+  if (options.most_per_step < 0 || (options.most_per_step > num_tokens && num_tokens > 0)) {
     return {ErrorCode::kInvalidArgument,
             concat("reserve: most_per_step is ", options.most_per_step, ", allowed: 0 to ",
                    num_tokens, ", the tokens that are reserved")};

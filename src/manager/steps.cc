@@ -122,6 +122,7 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
   s.step_entry = -1;
   if (s.has_unnamed) unnamed_.cut(e.row, e.begin);
   if (s.unnamed_from >= e.begin) s.unnamed_from = kNever;
+  return_surplus(e.row);
 }
 
 // Others keep their order and their places until so many are gone that to close ranks costs each
@@ -276,6 +277,9 @@ Status KVCacheManager::commit(Ticket ticket) {
   }
   for (std::int32_t i = 0; i < step.num_entries && m.has_windows_; ++i) {
     m.move_windows(step.entries[i].row);
+  }
+  for (std::int32_t i = 0; i < step.num_entries && m.reservations_.num_rows() > 0; ++i) {
+    m.return_surplus(step.entries[i].row);
   }
   return {};
 }
@@ -499,6 +503,7 @@ Status KVCacheManager::accept(SequenceId id, std::int32_t num_accepted) {
   s.accepted = length;
   m.publish(row, false);
   m.move_windows(row);
+  m.return_surplus(row);
   return {};
 }
 

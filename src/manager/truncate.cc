@@ -117,6 +117,7 @@ Status KVCacheManager::Impl::truncate(SequenceId id, std::int32_t n, std::string
   if (n == s.length && !s.replay) return {};
   if (n < s.accepted) KVFOLIO_RETURN_IF_ERROR(check_truncate(row, n));
   truncate_to(row, n);
+  return_surplus(row);
   return {};
 }
 

@@ -358,8 +358,9 @@ class Promises {
     ASSERT_EQ(said.code(), status.code()) << said.message() << " / " << status.message();
     if (status.shortage() != nullptr) {
       ++short_of_blocks_;
-      EXPECT_EQ(*said.shortage(), *status.shortage())
-          << said.message() << " / " << status.message();
+      Shortage open = *said.shortage();
+      open.sequences += opened.has_value() ? 1 : 0;  // itself, which was not open then
+      EXPECT_EQ(open, *status.shortage()) << said.message() << " / " << status.message();
     }
     if (!status.ok()) return;
     ++admitted_;
@@ -466,6 +467,48 @@ class Promises {
   int short_of_blocks_ = 0;
 };
 
+TEST(Reserve, WhatACutSequenceDoesNotNeedIsForOthers) {
+  Engine e({full_group(4, 2)});
+  const SequenceId s = e.open({}).sequence;
+  e.feed(s, {1, 2});
+  must(e.manager.reserve(s, 3));  // up to 5 tokens: a second block
+  EXPECT_EQ(e.usage().reserved, 1);
+  must(e.manager.truncate(s, 1));  // up to 4
+  EXPECT_EQ(e.usage().reserved, 0);
+  EXPECT_EQ(e.info(s).reserved_tokens, 3);
+  const SequenceId other = e.open({}).sequence;
+  e.feed(other, {9});
+  for (const std::int32_t token : {5, 6, 7}) e.feed(s, {token});
+  must(e.manager.check_invariants());
+}
+
+TEST(Reserve, WhatARejectedDraftDoesNotNeedIsForOthers) {
+  Engine e({full_group(4, 3)});
+  const SequenceId s = e.open({}).sequence;
+  e.feed(s, {1, 2});
+  must(e.manager.reserve(s, 7));  // up to 9 tokens: two blocks more
+  EXPECT_EQ(e.usage().reserved, 2);
+  e.feed(s, {3, 4, 5}, 3);  // 4 promised tokens are left, behind 5
+  EXPECT_EQ(e.usage().reserved, 1);
+  must(e.manager.accept(s, 0));  // behind 2
+  EXPECT_EQ(e.usage().reserved, 1);
+  const SequenceId other = e.open({}).sequence;
+  e.feed(other, {9});
+  e.feed(s, {3, 4, 5, 6});
+  must(e.manager.check_invariants());
+}
+
+TEST(Reserve, NoTokensEndThePromiseWhateverTheStepsMayBe) {
+  Engine e({full_group(4, 4)});
+  const SequenceId s = e.open({}).sequence;
+  must(e.manager.reserve(s, 8, {.most_per_step = 2}));
+  EXPECT_EQ(e.usage().reserved, 2);
+  must(e.manager.reserve(s, 0, {.most_per_step = 2}));
+  EXPECT_EQ(e.usage().reserved, 0);
+  EXPECT_EQ(e.info(s).reserved_tokens, 0);
+  EXPECT_EQ(e.manager.reserve(s, 0, {.most_per_step = -1}).code(), ErrorCode::kInvalidArgument);
+}
+
 TEST(Reserve, WithinAPromiseNoAppendIsEverShort) {
   const char* given = std::getenv("KVFOLIO_OPS");
   const int rounds = given != nullptr ? std::atoi(given) / 300 + 1 : 150;
@@ -499,6 +542,17 @@ TEST(Admission, OfAPromptSaysWhatOpenAndAppendAnswer) {
   EXPECT_GT(short_of_blocks, 100);
 }
 
+TEST(Admission, OfAPromptCountsTheSequencesThatAreOpen) {
+  Engine e({full_group(4, 4)});
+  const SequenceId open = e.say(tokens(1, 6));
+  const Result<Admission> prompt = e.manager.admit(tokens(50, 12), {}, 0);
+  ASSERT_FALSE(prompt.has_value());
+  EXPECT_EQ(prompt.error().shortage()->sequences, e.manager.num_sequences());
+  EXPECT_EQ(prompt.error().message(),
+            "group 0: need 3 blocks, 2 free, 0 evictable (2 pinned by 1 sequence, 0 retiring)");
+  must(e.manager.close(open));
+}
+
 TEST(Admission, OfAPromptCountsNothingAndKeepsNothing) {
   Engine e({full_group(4, 8)});
   e.cache(tokens(1, 8));
@@ -512,7 +566,7 @@ TEST(Admission, OfAPromptCountsNothingAndKeepsNothing) {
   const Result<Admission> too_long = e.manager.admit(tokens(1, 10), {}, 40);
   ASSERT_FALSE(too_long.has_value());
   EXPECT_EQ(too_long.error().message(),
-            "group 0: need 11 blocks, 6 free, 0 evictable (2 pinned by 1 sequence, 0 retiring)");
+            "group 0: need 11 blocks, 6 free, 0 evictable (2 pinned by 0 sequences, 0 retiring)");
   EXPECT_EQ(e.manager.admit(tokens(1, 10), {}, -1).error().message(),
             "admit of -1 tokens behind a prompt, allowed: 0 to 1073741824");
 }

@@ -79,7 +79,7 @@ void Harness::reserve(Rng& rng) {
   const SeqPtr seq = any_seq(rng);
   if (!seq) return;
   const int tokens = rng.chance(15) ? 0 : rng.between(1, rng.chance(20) ? 40 : 12);
-  const int most = rng.chance(40) ? 0 : rng.between(0, std::min(tokens, 4));
+  const int most = rng.chance(40) ? 0 : rng.between(0, tokens > 0 ? std::min(tokens, 4) : 4);
   note("reserve " + name_of(*seq) + " " + std::to_string(tokens) + " most " + std::to_string(most));
   Codes errors;
   if (seq->in_step || waits_for_load(*seq)) errors.insert(kMoment);
