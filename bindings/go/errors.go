@@ -34,9 +34,9 @@ const (
 	ErrUnsupported Code = C.KVFOLIO_ERR_UNSUPPORTED
 	// ErrUnavailable: a file or a medium cannot be reached, or fails.
 	ErrUnavailable Code = C.KVFOLIO_ERR_UNAVAILABLE
-	// ErrTimedOut is not used yet.
+	// ErrTimedOut: the deadline passed first.
 	ErrTimedOut Code = C.KVFOLIO_ERR_TIMED_OUT
-	// ErrCorrupt is not used yet.
+	// ErrCorrupt: the bytes are not what was written.
 	ErrCorrupt Code = C.KVFOLIO_ERR_CORRUPT
 )
 

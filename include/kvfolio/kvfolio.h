@@ -70,9 +70,9 @@ enum {
   KVFOLIO_ERR_ABORTED = 6,              // kvfolio_fail() closed this sequence
   KVFOLIO_ERR_OUT_OF_MEMORY = 7,
   KVFOLIO_ERR_UNSUPPORTED = 8,  // valid, but this build or configuration cannot do it
-  KVFOLIO_ERR_UNAVAILABLE = 9,  // the next three are not used yet
-  KVFOLIO_ERR_TIMED_OUT = 10,
-  KVFOLIO_ERR_CORRUPT = 11
+  KVFOLIO_ERR_UNAVAILABLE = 9,  // a file, device or server cannot be used now
+  KVFOLIO_ERR_TIMED_OUT = 10,   // the deadline passed first
+  KVFOLIO_ERR_CORRUPT = 11      // the bytes are not what was written
 };
 // "not found" and so on; "invalid" for a number that is no code. A constant.
 KVFOLIO_C_API const char* kvfolio_code_name(int32_t code);
@@ -285,8 +285,8 @@ KVFOLIO_C_API int32_t kvfolio_storage_fill(kvfolio_storage* storage, uint8_t val
 // What kernels take: all layers of a group, or one. Valid as long as its storage; destroy it when
 // it is used no more, before or after the storage.
 typedef struct kvfolio_view kvfolio_view;
-// layer -1: all layers; KVFOLIO_ERR_UNSUPPORTED if they were lent apart and do not lie at one
-// stride. One layer is layer 0 of its view.
+// layer -1: all layers; KVFOLIO_ERR_UNSUPPORTED if several were lent apart, wherever they lie.
+// One layer is layer 0 of its view.
 KVFOLIO_C_API int32_t kvfolio_view_create(const kvfolio_storage* storage, int32_t group,
                                           int32_t layer, kvfolio_view** out, kvfolio_error* error);
 KVFOLIO_C_API void kvfolio_view_destroy(kvfolio_view* view);

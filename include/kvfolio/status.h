@@ -56,7 +56,7 @@ enum class ErrorCode : std::int32_t {
   kAborted = 6,             // fail(t) closed this sequence
   kOutOfMemory = 7,         // the host or device refused memory at creation
   kUnsupported = 8,         // valid, but this build or this configuration cannot do it
-  // Not used yet: what tiers and files answer.
+  // What tiers, files and logs answer.
   kUnavailable = 9,  // a file, device or server cannot be used now
   kTimedOut = 10,    // the deadline passed first
   kCorrupt = 11,     // the bytes are not what was written
