@@ -208,10 +208,16 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 
 inline std::uint32_t __float_as_uint(float value) { return std::bit_cast<std::uint32_t>(value); }
 inline float __uint_as_float(std::uint32_t bits) { return std::bit_cast<float>(bits); }
-// Compiled with -ffp-contract=off, so a product and a sum are rounded one by one.
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fdiv_rn(float a, float b) { return a / b; }
+// Compiled with -ffp-contract=off, so a product and a sum are rounded one by one. A device makes
+// one NaN of its own, whatever went in.
+namespace kvfolio::cuda::on_host {
+inline float device_nan(float value) {
+  return value != value ? std::bit_cast<float>(0x7fffffffu) : value;
+}
+}  // namespace kvfolio::cuda::on_host
+inline float __fmul_rn(float a, float b) { return kvfolio::cuda::on_host::device_nan(a * b); }
+inline float __fadd_rn(float a, float b) { return kvfolio::cuda::on_host::device_nan(a + b); }
+inline float __fdiv_rn(float a, float b) { return kvfolio::cuda::on_host::device_nan(a / b); }
 inline std::uint32_t __umulhi(std::uint32_t a, std::uint32_t b) {
   return static_cast<std::uint32_t>((std::uint64_t{a} * b) >> 32);
 }

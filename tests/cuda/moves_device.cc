@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// moves_device [seconds of cases]: checks the kernels of move.h on a device against the CPU's
-// functions, byte for byte, and times them beside cudaMemcpy of the same bytes in the same run.
-// Lines go to standard output; a JSON of them to $OUT/moves.json. A part that fails is named and
-// the next one runs. Exit: 0 if nothing differed and nothing failed; floors that are missed are
+// moves_device [seconds of cases | death]: checks the kernels of move.h on a device against the
+// CPU's functions, byte for byte, and times them beside cudaMemcpy of the same bytes in the same
+// run. Lines go to standard output; a JSON of them to $OUT/moves.json. A part that fails is named
+// and the next one runs. Exit: 0 if nothing differed and nothing failed; floors that are missed are
 // only said.
 
 #include <chrono>
@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "cuda/device_memory.h"
 #include "cuda/move_block_cases.h"
 #include "cuda/move_cases.h"
 #include "timing.h"
@@ -588,6 +589,90 @@ void time_entries(Report& report, int rounds) {
   }
 }
 
+// A storage in DeviceMemory, through the driver that this machine has: images in, blocks copied,
+// images out, beside a storage of the host; then how fast bytes come and go.
+void run_driver(Report& report) {
+  Result<DriverCalls> calls = load_driver();
+  if (!calls) throw std::runtime_error(calls.error().message());
+  Result<std::shared_ptr<Device>> device = Device::open(*calls, 0);
+  if (!device) throw std::runtime_error(device.error().message());
+  Result<std::unique_ptr<DeviceMemory>> memory = DeviceMemory::create(*device);
+  if (!memory) throw std::runtime_error(memory.error().message());
+  cases::Random random(8);
+  const CacheSpec spec = cases::spec_of({.layers = 8,
+                                         .blocks = 96,
+                                         .heads = 8,
+                                         .block_size = 16,
+                                         .dim_k = 128,
+                                         .dim_v = 128,
+                                         .element = Element::kInt8},
+                                        Format::kHnd);
+  Result<KVStorage> there = KVStorage::create(spec, memory->get());
+  if (!there) throw std::runtime_error(there.error().message());
+  std::vector<std::int32_t> blocks;
+  for (std::int32_t b = 0; b < 64; ++b) blocks.push_back(b);
+  const auto bytes = static_cast<std::size_t>(there->block_image_bytes(GroupId(0))) * 64;
+  std::vector<std::byte> images(bytes), got(bytes);
+  for (std::byte& b : images) b = static_cast<std::byte>(random() & 0xffu);
+  const auto start = Clock::now();
+  check(there->write_blocks(GroupId(0), blocks, images), "write_blocks");
+  const double in_s = since(start);
+  std::vector<std::int32_t> src, dst, moved = blocks;
+  for (std::int32_t b = 0; b < 32; ++b) {
+    src.push_back(b);
+    dst.push_back(64 + b);
+    moved[static_cast<std::size_t>(b)] = 64 + b;
+  }
+  check(there->copy_blocks(GroupId(0), src, dst), "copy_blocks");
+  const auto back = Clock::now();
+  check(there->read_blocks(GroupId(0), moved, got), "read_blocks");
+  const double out_s = since(back);
+  check((*memory)->take_error(), "DeviceMemory");
+  if (got != images) report.fail("driver: images differ");
+  const auto gb = [&](double seconds) {
+    return static_cast<int>(static_cast<double>(bytes) / seconds * 1e-9 * 100);
+  };
+  report.line(concat("driver: ", std::string_view((*device)->name()),
+                     ", a storage in DeviceMemory: ", bytes >> 10, " KiB in at ", gb(in_s),
+                     " and out at ", gb(out_s), " hundredths of GB/s"));
+  report.add(concat("{\"driver_in_hundredths_gb_s\": ", gb(in_s), ", \"out\": ", gb(out_s), "}"));
+  // More than there is: refused with the number, and all goes on.
+  const Result<std::byte*> too_much = (*memory)->allocate(std::int64_t{1} << 50);
+  if (too_much || too_much.error().code() != ErrorCode::kOutOfMemory)
+    report.fail("driver: 2^50 bytes");
+  report.line(concat("driver: ", too_much.error().message()));
+  check(there->read_blocks(GroupId(0), moved, got), "read_blocks");
+}
+
+// In a process of its own: a kernel ends the context, and every later call says so.
+int run_death() {
+  const DriverCalls calls = *load_driver();
+  const std::shared_ptr<Device> device = *Device::open(calls, 0);
+  const auto memory = *DeviceMemory::create(device);
+  std::byte* const bytes = *memory->allocate(4096);
+  std::vector<std::byte> host(4096), back(4096);
+  const CopyRun in{bytes, host.data(), 4096}, out{back.data(), bytes, 4096};
+  const bool before = memory->copy_in({&in, 1});
+  DeviceQueue queue;
+  // A table that is nowhere: the kernel writes to an address that no memory has.
+  const DeviceTable nowhere{reinterpret_cast<std::int32_t*>(std::uintptr_t{1} << 46), 1, 1};
+  const std::int32_t entry[3] = {0, 0, 7};
+  std::byte* const upload = *memory->allocate(12);
+  const CopyRun up{upload, reinterpret_cast<const std::byte*>(entry), 12};
+  const bool uploaded = memory->copy_in({&up, 1});
+  const Status started = set_changed_entries(nowhere, upload, 1, queue);
+  static_cast<void>(cudaDeviceSynchronize());
+  const bool first = memory->copy_out({&out, 1});
+  const Status said = memory->take_error();
+  const bool second = memory->copy_in({&in, 1});
+  std::printf("death: %d %d %d then %d %d: %s\n", before, uploaded, started.ok(), first, second,
+              said.message().c_str());
+  const bool right = before && uploaded && started.ok() && !first && !second &&
+                     said.code() == ErrorCode::kUnavailable && !device->status().ok();
+  std::printf("death: %s\n", right ? "as promised" : "FAILED");
+  return right ? 0 : 1;
+}
+
 int run(double seconds) {
   Report report;
   cudaDeviceProp prop{};
@@ -617,6 +702,7 @@ int run(double seconds) {
   part("blocks", [&] { time_blocks(report, 9); });
   part("swap", [&] { time_swap(report, 5); });
   part("large", [&] { run_large(report); });
+  part("driver", [&] { run_driver(report); });
   part("cases", [&] { run_cases(report, seconds); });
   report.line(concat(report.failures, " failures"));
   return report.failures == 0 ? 0 : 1;
@@ -627,6 +713,7 @@ int run(double seconds) {
 
 int main(int argc, char** argv) {
   try {
+    if (argc > 1 && std::string(argv[1]) == "death") return kvfolio::cuda::run_death();
     return kvfolio::cuda::run(argc > 1 ? std::atof(argv[1]) : 24.0);
   } catch (const std::exception& error) {
     std::printf("FAILED: %s\n", error.what());
