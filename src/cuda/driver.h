@@ -28,35 +28,41 @@ using DriverResult = int;  // CUresult; 0 is success
 using DeviceAddress = unsigned long long;
 
 // member, symbol of libcuda.so.1, arguments
-#define KVFOLIO_DRIVER_CALLS(X)                                                          \
-  X(init, "cuInit", (unsigned flags))                                                    \
-  X(driver_version, "cuDriverGetVersion", (int* version))                                \
-  X(error_name, "cuGetErrorName", (DriverResult error, const char** name))               \
-  X(device_count, "cuDeviceGetCount", (int* count))                                      \
-  X(device_get, "cuDeviceGet", (int* device, int ordinal))                               \
-  X(device_name, "cuDeviceGetName", (char* name, int bytes, int device))                 \
-  X(device_attribute, "cuDeviceGetAttribute", (int* value, int attribute, int device))   \
-  X(context_retain, "cuDevicePrimaryCtxRetain", (void** context, int device))            \
-  X(context_release, "cuDevicePrimaryCtxRelease_v2", (int device))                       \
-  X(context_push, "cuCtxPushCurrent_v2", (void* context))                                \
-  X(context_pop, "cuCtxPopCurrent_v2", (void** context))                                 \
-  X(memory_allocate, "cuMemAlloc_v2", (DeviceAddress * address, std::size_t bytes))      \
-  X(memory_free, "cuMemFree_v2", (DeviceAddress address))                                \
-  X(host_allocate, "cuMemHostAlloc", (void** memory, std::size_t bytes, unsigned flags)) \
-  X(host_free, "cuMemFreeHost", (void* memory))                                          \
-  X(copy_in, "cuMemcpyHtoDAsync_v2",                                                     \
-    (DeviceAddress to, const void* from, std::size_t bytes, void* stream))               \
-  X(copy_out, "cuMemcpyDtoHAsync_v2",                                                    \
-    (void* to, DeviceAddress from, std::size_t bytes, void* stream))                     \
-  X(copy_within, "cuMemcpyDtoDAsync_v2",                                                 \
-    (DeviceAddress to, DeviceAddress from, std::size_t bytes, void* stream))             \
-  X(stream_create, "cuStreamCreate", (void** stream, unsigned flags))                    \
-  X(stream_destroy, "cuStreamDestroy_v2", (void* stream))                                \
-  X(stream_synchronize, "cuStreamSynchronize", (void* stream))                           \
-  X(event_create, "cuEventCreate", (void** event, unsigned flags))                       \
-  X(event_destroy, "cuEventDestroy_v2", (void* event))                                   \
-  X(event_record, "cuEventRecord", (void* event, void* stream))                          \
-  X(event_synchronize, "cuEventSynchronize", (void* event))
+#define KVFOLIO_DRIVER_CALLS(X)                                                                  \
+  X(init, "cuInit", (unsigned flags))                                                            \
+  X(driver_version, "cuDriverGetVersion", (int* version))                                        \
+  X(error_name, "cuGetErrorName", (DriverResult error, const char** name))                       \
+  X(device_count, "cuDeviceGetCount", (int* count))                                              \
+  X(device_get, "cuDeviceGet", (int* device, int ordinal))                                       \
+  X(device_name, "cuDeviceGetName", (char* name, int bytes, int device))                         \
+  X(device_attribute, "cuDeviceGetAttribute", (int* value, int attribute, int device))           \
+  X(context_retain, "cuDevicePrimaryCtxRetain", (void** context, int device))                    \
+  X(context_release, "cuDevicePrimaryCtxRelease_v2", (int device))                               \
+  X(context_push, "cuCtxPushCurrent_v2", (void* context))                                        \
+  X(context_pop, "cuCtxPopCurrent_v2", (void** context))                                         \
+  X(memory_allocate, "cuMemAlloc_v2", (DeviceAddress * address, std::size_t bytes))              \
+  X(memory_free, "cuMemFree_v2", (DeviceAddress address))                                        \
+  X(host_allocate, "cuMemHostAlloc", (void** memory, std::size_t bytes, unsigned flags))         \
+  X(host_free, "cuMemFreeHost", (void* memory))                                                  \
+  X(copy_in, "cuMemcpyHtoDAsync_v2",                                                             \
+    (DeviceAddress to, const void* from, std::size_t bytes, void* stream))                       \
+  X(copy_out, "cuMemcpyDtoHAsync_v2",                                                            \
+    (void* to, DeviceAddress from, std::size_t bytes, void* stream))                             \
+  X(copy_within, "cuMemcpyDtoDAsync_v2",                                                         \
+    (DeviceAddress to, DeviceAddress from, std::size_t bytes, void* stream))                     \
+  X(stream_create, "cuStreamCreate", (void** stream, unsigned flags))                            \
+  X(stream_destroy, "cuStreamDestroy_v2", (void* stream))                                        \
+  X(stream_synchronize, "cuStreamSynchronize", (void* stream))                                   \
+  X(event_create, "cuEventCreate", (void** event, unsigned flags))                               \
+  X(event_destroy, "cuEventDestroy_v2", (void* event))                                           \
+  X(event_record, "cuEventRecord", (void* event, void* stream))                                  \
+  X(event_synchronize, "cuEventSynchronize", (void* event))                                      \
+  X(module_load, "cuModuleLoadData", (void** module, const void* image))                         \
+  X(module_unload, "cuModuleUnload", (void* module))                                             \
+  X(module_function, "cuModuleGetFunction", (void** function, void* module, const char* name))   \
+  X(launch, "cuLaunchKernel",                                                                    \
+    (void* function, unsigned x, unsigned y, unsigned z, unsigned threads_x, unsigned threads_y, \
+     unsigned threads_z, unsigned shared_bytes, void* stream, void** parameters, void** extra))
 
 struct DriverCalls {
 #define KVFOLIO_DRIVER_MEMBER(member, symbol, arguments) DriverResult(*member) arguments = nullptr;

@@ -25,6 +25,19 @@ __device__ __forceinline__ std::uint32_t quotient(std::uint32_t n, const Divider
 
 // ---- instructions that a CPU stands in for ----
 
+// e4m3 of one value, saturating: what the instruction makes, which cards before 8.9 do not have.
+__device__ __forceinline__ std::uint32_t e4m3_rounded(float x) {
+  const std::uint32_t bits = __float_as_uint(x), sign = bits >> 24 & 0x80u, m = bits & 0x7fffffffu;
+  if (m > 0x7f800000u) return 0x7fu;
+  if (m >= 0x43e00000u) return sign | 0x7eu;  // 448
+  // Below 2^-6 units of 2^-9: the adder rounds to them beside 2^14.
+  if (m < 0x3c800000u) {
+    return sign | (__float_as_uint(__fadd_rn(__uint_as_float(m), 0x1p14f)) & 0xffu);
+  }
+  const std::uint32_t rebased = m - 0x3c000000u;
+  return sign | ((rebased + 0x7ffffu + (rebased >> 20 & 1u)) >> 20);
+}
+
 #ifdef __CUDACC__
 __device__ __forceinline__ uint4 load16(const void* at) {
   uint4 v;
@@ -52,9 +65,13 @@ __device__ __forceinline__ float f32_of_f16(std::uint32_t half) {
   return f;
 }
 __device__ __forceinline__ std::uint32_t e4m3x2_of(float lo, float hi) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+  return e4m3_rounded(lo) | e4m3_rounded(hi) << 8;
+#else
   std::uint16_t d;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;\n" : "=h"(d) : "f"(hi), "f"(lo));
   return d;
+#endif
 }
 #else
 // Bytes by themselves, since a row may lie on any multiple of its element.
@@ -79,17 +96,7 @@ inline float f32_of_f16(std::uint32_t half) {
   return nan ? __uint_as_float(0x7fffffffu) : f32_from_f16(static_cast<std::uint16_t>(half));
 }
 inline std::uint32_t e4m3x2_of(float lo, float hi) {
-  const auto one = [](float x) -> std::uint32_t {
-    const std::uint32_t bits = __float_as_uint(x), sign = bits >> 24 & 0x80u,
-                        m = bits & 0x7fffffffu;
-    if (m > 0x7f800000u) return 0x7fu;
-    if (m >= 0x43e00000u) return sign | 0x7eu;  // 448
-    // Below 2^-6 units of 2^-9: the adder rounds to them beside 2^14.
-    if (m < 0x3c800000u) return sign | (__float_as_uint(__uint_as_float(m) + 0x1p14f) & 0xffu);
-    const std::uint32_t rebased = m - 0x3c000000u;
-    return sign | ((rebased + 0x7ffffu + (rebased >> 20 & 1u)) >> 20);
-  };
-  return one(lo) | one(hi) << 8;
+  return e4m3_rounded(lo) | e4m3_rounded(hi) << 8;
 }
 #endif
 

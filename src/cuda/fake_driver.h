@@ -41,9 +41,21 @@ class FakeDriver {
   std::vector<void*> current;   // the stack of contexts
   std::map<int, int> retained;  // by device
 
+  // Kernels of a module that it does not have.
+  std::set<std::string> missing;
+  struct Launch {
+    std::string kernel;
+    unsigned x, y, z, threads;
+    void* stream;
+    std::vector<std::byte> args;  // the first of them
+  };
+  std::vector<Launch> launches;
+  std::size_t args_bytes = 16;  // of a launch that are kept
+
   // What was taken and not given back.
   [[nodiscard]] std::size_t open() const {
-    std::size_t result = memory_.size() + pinned_.size() + streams_.size() + events_.size();
+    std::size_t result =
+        modules_ + memory_.size() + pinned_.size() + streams_.size() + events_.size();
     for (const auto& [device, times] : retained) result += static_cast<std::size_t>(times);
     return result;
   }
@@ -116,6 +128,8 @@ class FakeDriver {
   std::vector<std::unique_ptr<Stream>> streams_;
   std::vector<std::unique_ptr<Event>> events_;
   DeviceAddress next_ = 0x100000000000;
+  std::set<std::string> functions_;
+  std::size_t modules_ = 0;
 };
 
 struct FakeCalls {
@@ -248,6 +262,32 @@ struct FakeCalls {
     if (const DriverResult error = enter("cuEventRecord"); error != 0) return error;
     auto* const s = static_cast<FakeDriver::Stream*>(stream);
     *static_cast<FakeDriver::Event*>(event) = {s, s->started};
+    return 0;
+  }
+  static DriverResult module_load(void** module, const void* image) {
+    if (const DriverResult error = enter("cuModuleLoadData"); error != 0) return error;
+    *module = const_cast<void*>(image);
+    ++fake().modules_;
+    return 0;
+  }
+  static DriverResult module_unload(void*) {
+    if (const DriverResult error = enter("cuModuleUnload"); error != 0) return error;
+    --fake().modules_;
+    return 0;
+  }
+  static DriverResult module_function(void** function, void*, const char* name) {
+    if (const DriverResult error = enter("cuModuleGetFunction"); error != 0) return error;
+    if (fake().missing.count(name) > 0) return 500;
+    *function = const_cast<std::string*>(&*fake().functions_.insert(name).first);
+    return 0;
+  }
+  static DriverResult launch(void* function, unsigned x, unsigned y, unsigned z, unsigned threads_x,
+                             unsigned, unsigned, unsigned, void* stream, void** parameters,
+                             void**) {
+    if (const DriverResult error = enter("cuLaunchKernel"); error != 0) return error;
+    const auto* const args = static_cast<const std::byte*>(parameters[0]);
+    fake().launches.push_back({*static_cast<std::string*>(function), x, y, z, threads_x, stream,
+                               std::vector<std::byte>(args, args + fake().args_bytes)});
     return 0;
   }
   static DriverResult event_synchronize(void* event) {

@@ -16,13 +16,14 @@ namespace kvfolio::cuda {
 
 class HostQueue final : public Queue {
  public:
-  Status launch(const Kernel& kernel, const Grid& grid, const void* args,
+  Status launch(const MoveKernel& kernel, const Grid& grid, const void* args,
                 std::size_t args_bytes) override {
     ++launches;
     bool fits = false;
-    const bool found = with_kernel(kernel, args, [&](auto function, bool meets, const auto& typed) {
+    const bool found = with_kernel(kernel, args, [&](auto type, const auto& typed) {
       fits = sizeof typed == args_bytes;
-      on_host::launch({grid.x, grid.y, grid.z}, kThreads, meets, seed++, [&] { function(typed); });
+      on_host::launch({grid.x, grid.y, grid.z}, kThreads, type.kMeets, seed++,
+                      [&] { type.run(typed); });
       return true;
     });
     if (found && fits) return {};

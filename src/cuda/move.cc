@@ -201,7 +201,7 @@ Status gather_heads(const DeviceCache& cache, const kvfolio::GatherArgs& args, c
                     const RowsView& v, Queue& queue, Fault fault) {
   GatherArgs to;
   const RowsView& any = k.data != nullptr ? k : v;
-  Kernel kernel{MoveFamily::kGather, element_of(cache), element_of(any.dtype), true, false};
+  MoveKernel kernel{MoveFamily::kGather, element_of(cache), element_of(any.dtype), true, false};
   const auto add = [&](const RowsView& rows, bool is_v, std::int64_t layer_stride,
                        PlaneArgs& plane_args, RowsArgs& rows_args) {
     if (rows.data == nullptr) return;
@@ -258,7 +258,8 @@ Status append_rows(const DeviceCache& cache, std::int32_t layer, const ConstRows
                    const ConstRowsView& v, const std::int32_t* slots, Queue& queue, Fault fault) {
   const KVView& view = cache.view;
   const ConstRowsView& any = k.data != nullptr ? k : v;
-  Kernel kernel{MoveFamily::kAppendPlain, element_of(any.dtype), element_of(cache), true, false};
+  MoveKernel kernel{MoveFamily::kAppendPlain, element_of(any.dtype), element_of(cache), true,
+                    false};
   AppendArgs args;
   const auto add = [&](const ConstRowsView& rows, bool is_v, PlaneArgs& plane_args,
                        RowsArgs& rows_args) {
@@ -361,7 +362,7 @@ Status in_waves(std::span<const std::int32_t> src, std::span<const std::int32_t>
   return launch(count);
 }
 
-BlocksArgs blocks_of(const DeviceCache& cache, const Images* images, Kernel& kernel) {
+BlocksArgs blocks_of(const DeviceCache& cache, const Images* images, MoveKernel& kernel) {
   BlocksArgs args;
   const PartsOfBlock parts = parts_of_block(cache.view, images);
   args.num_parts = static_cast<std::uint32_t>(parts.num_parts);
@@ -397,7 +398,7 @@ Status copy_blocks(const DeviceCache& cache, std::span<const std::int32_t> src,
                    std::span<const std::int32_t> dst, Queue& queue) {
   KVFOLIO_RETURN_IF_ERROR(check_cache(cache));
   KVFOLIO_RETURN_IF_ERROR(kernels::check_copies(cache.view, src, dst));
-  Kernel kernel{MoveFamily::kCopyBlocks};
+  MoveKernel kernel{MoveFamily::kCopyBlocks};
   BlocksArgs args = blocks_of(cache, nullptr, kernel);
   return in_waves(src, dst, true, args.pairs, [&](std::uint32_t count) {
     return queue.launch(kernel, grid_of(args, cache.view, count), &args, sizeof args);
@@ -412,7 +413,7 @@ Status convert_blocks(const DeviceCache& from, const DeviceCache& to,
   KVFOLIO_RETURN_IF_ERROR(kernels::check_conversion(on_host(from), on_host(to), src, dst));
   KVFOLIO_RETURN_IF_ERROR(check_cache(from));
   KVFOLIO_RETURN_IF_ERROR(check_cache(to));
-  Kernel kernel{MoveFamily::kConvertPlain, element_of(from), element_of(to), true, false};
+  MoveKernel kernel{MoveFamily::kConvert, element_of(from), element_of(to), true, false};
   ConvertArgs args;
   const auto add = [&](bool is_v, PlaneArgs& from_args, PlaneArgs& to_args) {
     const Plane source = plane_of(from.view, is_v), target = plane_of(to.view, is_v);
@@ -428,7 +429,6 @@ Status convert_blocks(const DeviceCache& from, const DeviceCache& to,
   args.heads = Divider(static_cast<std::uint32_t>(to.view.num_kv_heads));
   std::uint32_t of_row = args.per_row.divisor;
   if (has_scales(kernel.to) && kernel.from != kernel.to) {
-    kernel.family = MoveFamily::kConvertQuantized;
     of_row = args.lanes = lanes_for(of_row, kLongUnits);
   }
   const Grid grid{grid_for(std::int64_t{args.num_rows} * of_row, kThreads),
@@ -440,7 +440,7 @@ Status convert_blocks(const DeviceCache& from, const DeviceCache& to,
 
 Status fill(const DeviceCache& cache, std::byte value, Queue& queue) {
   KVFOLIO_RETURN_IF_ERROR(check_cache(cache));
-  Kernel kernel{MoveFamily::kFillBlocks};
+  MoveKernel kernel{MoveFamily::kFillBlocks};
   BlocksArgs args = blocks_of(cache, nullptr, kernel);
   args.value = std::to_integer<std::uint32_t>(value) * 0x01010101u;
   constexpr std::int32_t kMost = 65535;  // of a grid's third axis
@@ -471,7 +471,7 @@ Status move_images(MoveFamily family, std::string_view what, const DeviceCache& 
   }
   if (blocks.empty()) return {};
   if (images == nullptr) return {ErrorCode::kInvalidArgument, concat(what, ": images is null")};
-  Kernel kernel{family};
+  MoveKernel kernel{family};
   const Images where{format, images};
   BlocksArgs args = blocks_of(cache, &where, kernel);
   for (std::size_t first = 0; first < blocks.size(); first += kMaxPairs) {

@@ -111,7 +111,7 @@ __device__ __forceinline__ std::int32_t slot_of(const AppendArgs& a, std::uint32
 }
 
 template <Element kFrom, Element kTo, int kBatch, bool kAligned>
-__global__ void __launch_bounds__(kThreads) append_plain(const __grid_constant__ AppendArgs a) {
+__device__ __forceinline__ void append_plain(const AppendArgs& a) {
   UnitOf<kFrom> k[kBatch], v[kBatch];
   std::int32_t slot[kBatch];
   std::uint32_t head[kBatch], unit[kBatch];
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kThreads) append_plain(const __grid_constant__
 }
 
 template <Element kFrom, Element kTo, int kUnits, bool kAligned>
-__global__ void __launch_bounds__(kThreads) append_quantized(const __grid_constant__ AppendArgs a) {
+__device__ __forceinline__ void append_quantized(const AppendArgs& a) {
   const std::uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   const std::uint32_t lane = i & (a.lanes - 1);
   const std::uint32_t row = i / a.lanes;
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kThreads) append_quantized(const __grid_consta
 
 // blockIdx.y is the layer.
 template <Element kFrom, Element kTo, int kBatch, bool kAligned>
-__global__ void __launch_bounds__(kThreads) gather_plain(const __grid_constant__ GatherArgs a) {
+__device__ __forceinline__ void gather_plain(const GatherArgs& a) {
   UnitOf<kFrom> k[kBatch], v[kBatch];
   float k_scale[kBatch], v_scale[kBatch];
   bool found[kBatch];
@@ -265,7 +265,7 @@ __device__ __forceinline__ void convert_unit(const PlaneArgs& from, const PlaneA
 }
 
 template <Element kFrom, Element kTo, bool kAligned>
-__global__ void __launch_bounds__(kThreads) convert_plain(const __grid_constant__ ConvertArgs a) {
+__device__ __forceinline__ void convert_plain(const ConvertArgs& a) {
   const std::uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   const std::uint32_t row = quotient(i, a.per_row);
   if (row >= a.num_rows) return;
@@ -295,8 +295,7 @@ __device__ __forceinline__ void convert_row(const PlaneArgs& from, const PlaneAr
 }
 
 template <Element kFrom, Element kTo, bool kAligned>
-__global__ void __launch_bounds__(kThreads)
-    convert_quantized(const __grid_constant__ ConvertArgs a) {
+__device__ __forceinline__ void convert_quantized(const ConvertArgs& a) {
   const std::uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   const std::uint32_t lane = i & (a.lanes - 1), row = i / a.lanes;
   const bool in = row < a.num_rows;

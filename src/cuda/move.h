@@ -31,8 +31,7 @@ enum class MoveFamily : std::uint8_t {
   kAppendPlain,
   kAppendQuantized,
   kGather,
-  kConvertPlain,
-  kConvertQuantized,
+  kConvert,
   kCopyBlocks,
   kFillBlocks,
   kPackBlocks,
@@ -41,14 +40,14 @@ enum class MoveFamily : std::uint8_t {
 };
 
 // Names one kernel: a template and its arguments.
-struct Kernel {
+struct MoveKernel {
   MoveFamily family = MoveFamily::kScatter;
   Element from = Element::kF32;
   Element to = Element::kF32;
   bool wide = false;  // whole vectors of 16 bytes, or of 8 for units of 8; else element by element
   bool long_rows = false;  // kAppendQuantized: more units for each lane
 
-  friend bool operator==(const Kernel&, const Kernel&) = default;
+  friend bool operator==(const MoveKernel&, const MoveKernel&) = default;
 };
 
 struct Grid {
@@ -63,7 +62,7 @@ class Queue {
   virtual ~Queue() = default;
   // Starts a kernel of blocks of kThreads threads behind all that was started before. `args` is
   // read before the call returns.
-  virtual Status launch(const Kernel& kernel, const Grid& grid, const void* args,
+  virtual Status launch(const MoveKernel& kernel, const Grid& grid, const void* args,
                         std::size_t args_bytes) = 0;
   // The most work of one launch, in units of 8 elements. Kernels count in 31 bits; a test counts in
   // less.

@@ -74,7 +74,7 @@ __device__ __forceinline__ PlacedUnit place_unit(const BlocksArgs& a, std::uint3
 
 // blockIdx.y is the layer, blockIdx.z the pair, or the block of a fill.
 template <BlocksOp kOp, bool kWide, int kUnits = kUnitsOfThread>
-__global__ void __launch_bounds__(kThreads) move_blocks(const __grid_constant__ BlocksArgs a) {
+__device__ __forceinline__ void move_blocks(const BlocksArgs& a) {
   const std::uint32_t first = blockIdx.x * kThreads * kUnits + threadIdx.x;
   Pair pair;
   if constexpr (kOp != BlocksOp::kFill) pair = a.pairs[blockIdx.z];
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kThreads) move_blocks(const __grid_constant__ 
   }
 }
 
-__global__ void __launch_bounds__(kThreads) scatter_entries(const __grid_constant__ ScatterArgs a) {
+__device__ __forceinline__ void scatter_entries(const ScatterArgs& a) {
   const std::uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= a.count) return;
   const std::int32_t row = a.rows[i], column = a.columns[i];

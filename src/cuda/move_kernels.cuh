@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// From a Kernel's name to the template that it names: for what starts kernels.
+// The kernels as types, each with its arguments and what it runs, and the way from a MoveKernel to
+// its type: for what starts kernels.
 
 #include "cuda/move.cuh"
 #include "cuda/move.h"
@@ -12,6 +13,49 @@ namespace kvfolio::cuda {
 constexpr int kBatch = 2;       // of the plain kernels
 constexpr int kShortUnits = 2;  // of a lane: head dims up to 512
 constexpr int kLongUnits = 4;   // up to 1,024
+
+// kMeets: threads meet at shuffles.
+template <Element kFrom, Element kTo, int kUnits, bool kWide>
+struct AppendPlain {
+  using Args = AppendArgs;
+  static constexpr bool kMeets = false;
+  __device__ static void run(const Args& a) { append_plain<kFrom, kTo, kUnits, kWide>(a); }
+};
+template <Element kFrom, Element kTo, int kUnits, bool kWide>
+struct AppendQuantized {
+  using Args = AppendArgs;
+  static constexpr bool kMeets = true;
+  __device__ static void run(const Args& a) { append_quantized<kFrom, kTo, kUnits, kWide>(a); }
+};
+template <Element kFrom, Element kTo, int kUnits, bool kWide>
+struct Gather {
+  using Args = GatherArgs;
+  static constexpr bool kMeets = false;
+  __device__ static void run(const Args& a) { gather_plain<kFrom, kTo, kUnits, kWide>(a); }
+};
+template <Element kFrom, Element kTo, bool kWide>
+struct Convert {
+  using Args = ConvertArgs;
+  static constexpr bool kMeets = kHasScales<kTo> && kFrom != kTo;
+  __device__ static void run(const Args& a) {
+    if constexpr (kMeets) {
+      convert_quantized<kFrom, kTo, kWide>(a);
+    } else {
+      convert_plain<kFrom, kTo, kWide>(a);
+    }
+  }
+};
+template <BlocksOp kOp, bool kWide, int kUnits = kUnitsOfThread>
+struct Blocks {
+  using Args = BlocksArgs;
+  static constexpr bool kMeets = false;
+  __device__ static void run(const Args& a) { move_blocks<kOp, kWide, kUnits>(a); }
+};
+struct Scatter {
+  using Args = ScatterArgs;
+  static constexpr bool kMeets = false;
+  __device__ static void run(const Args& a) { scatter_entries(a); }
+};
 
 template <Element kElement>
 struct ElementTag {
@@ -56,73 +100,68 @@ bool with_bool(bool value, Visit&& visit) {
   return value ? visit(BoolTag<true>()) : visit(BoolTag<false>());
 }
 
-// start(kernel, whether its threads meet, typed args) answers true.
+// start(type of the kernel, its arguments) answers true.
 template <typename Start>
-bool with_append_kernel(const Kernel& kernel, const AppendArgs& args, Start&& start) {
+bool with_append_kernel(const MoveKernel& kernel, const AppendArgs& args, Start&& start) {
   return with_plain(kernel.from, [&](auto from) {
     return with_bool(kernel.wide, [&](auto wide) {
       constexpr Element kFrom = decltype(from)::value;
       constexpr bool kWide = decltype(wide)::value;
       if (kernel.family == MoveFamily::kAppendPlain) {
         return with_plain(kernel.to, [&](auto to) {
-          return start(append_plain<kFrom, decltype(to)::value, kBatch, kWide>, false, args);
+          return start(AppendPlain<kFrom, decltype(to)::value, kBatch, kWide>(), args);
         });
       }
       return with_scaled(kernel.to, [&](auto to) {
         constexpr Element kTo = decltype(to)::value;
         if constexpr (kWide) {
           if (!kernel.long_rows)
-            return start(append_quantized<kFrom, kTo, kShortUnits, true>, true, args);
+            return start(AppendQuantized<kFrom, kTo, kShortUnits, true>(), args);
         }
-        return start(append_quantized<kFrom, kTo, kLongUnits, kWide>, true, args);
+        return start(AppendQuantized<kFrom, kTo, kLongUnits, kWide>(), args);
       });
     });
   });
 }
 
 template <typename Start>
-bool with_gather_kernel(const Kernel& kernel, const GatherArgs& args, Start&& start) {
+bool with_gather_kernel(const MoveKernel& kernel, const GatherArgs& args, Start&& start) {
   return with_element(kernel.from, [&](auto from) {
     return with_plain(kernel.to, [&](auto to) {
       return with_bool(kernel.wide, [&](auto wide) {
         return start(
-            gather_plain<decltype(from)::value, decltype(to)::value, kBatch, decltype(wide)::value>,
-            false, args);
+            Gather<decltype(from)::value, decltype(to)::value, kBatch, decltype(wide)::value>(),
+            args);
       });
     });
   });
 }
 
 template <typename Start>
-bool with_convert_kernel(const Kernel& kernel, const ConvertArgs& args, Start&& start) {
+bool with_convert_kernel(const MoveKernel& kernel, const ConvertArgs& args, Start&& start) {
   return with_element(kernel.from, [&](auto from) {
     return with_element(kernel.to, [&](auto to) {
       return with_bool(kernel.wide, [&](auto wide) {
-        constexpr Element kFrom = decltype(from)::value, kTo = decltype(to)::value;
-        constexpr bool kWide = decltype(wide)::value;
-        if constexpr (kHasScales<kTo> && kFrom != kTo) {
-          return start(convert_quantized<kFrom, kTo, kWide>, true, args);
-        } else {
-          return start(convert_plain<kFrom, kTo, kWide>, false, args);
-        }
+        return start(Convert<decltype(from)::value, decltype(to)::value, decltype(wide)::value>(),
+                     args);
       });
     });
   });
 }
 
 template <typename Start>
-bool with_blocks_kernel(const Kernel& kernel, const BlocksArgs& args, Start&& start) {
+bool with_blocks_kernel(const MoveKernel& kernel, const BlocksArgs& args, Start&& start) {
   return with_bool(kernel.wide, [&](auto wide) {
     constexpr bool kWide = decltype(wide)::value;
     switch (kernel.family) {
       case MoveFamily::kCopyBlocks:
-        return start(move_blocks<BlocksOp::kCopy, kWide>, false, args);
+        return start(Blocks<BlocksOp::kCopy, kWide>(), args);
       case MoveFamily::kFillBlocks:
-        return start(move_blocks<BlocksOp::kFill, kWide>, false, args);
+        return start(Blocks<BlocksOp::kFill, kWide>(), args);
       case MoveFamily::kPackBlocks:
-        return start(move_blocks<BlocksOp::kPack, kWide>, false, args);
+        return start(Blocks<BlocksOp::kPack, kWide>(), args);
       case MoveFamily::kUnpackBlocks:
-        return start(move_blocks<BlocksOp::kUnpack, kWide>, false, args);
+        return start(Blocks<BlocksOp::kUnpack, kWide>(), args);
       default:
         return false;
     }
@@ -131,18 +170,17 @@ bool with_blocks_kernel(const Kernel& kernel, const BlocksArgs& args, Start&& st
 
 // False: there is no such kernel.
 template <typename Start>
-bool with_kernel(const Kernel& kernel, const void* args, Start&& start) {
+bool with_kernel(const MoveKernel& kernel, const void* args, Start&& start) {
   switch (kernel.family) {
     case MoveFamily::kAppendPlain:
     case MoveFamily::kAppendQuantized:
       return with_append_kernel(kernel, *static_cast<const AppendArgs*>(args), start);
     case MoveFamily::kGather:
       return with_gather_kernel(kernel, *static_cast<const GatherArgs*>(args), start);
-    case MoveFamily::kConvertPlain:
-    case MoveFamily::kConvertQuantized:
+    case MoveFamily::kConvert:
       return with_convert_kernel(kernel, *static_cast<const ConvertArgs*>(args), start);
     case MoveFamily::kScatter:
-      return start(scatter_entries, false, *static_cast<const ScatterArgs*>(args));
+      return start(Scatter(), *static_cast<const ScatterArgs*>(args));
     default:
       return with_blocks_kernel(kernel, *static_cast<const BlocksArgs*>(args), start);
   }

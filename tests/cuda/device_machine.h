@@ -21,7 +21,7 @@ inline void check(const Status& status, const char* what) {
 
 class DeviceMachine final : public cases::Machine {
  public:
-  DeviceMachine() {
+  explicit DeviceMachine(Queue& queue) : queue_(queue) {
     check(cudaMalloc(&arena_, kBytes), "cudaMalloc");
     check(cudaMemset(arena_, kRed, kBytes), "cudaMemset");
     shadow_.resize(kBytes);
@@ -74,7 +74,7 @@ class DeviceMachine final : public cases::Machine {
   static constexpr std::size_t kBytes = std::size_t{256} << 20;
   static constexpr std::int64_t kGap = 256;
   static constexpr unsigned char kRed = 0xa5;
-  DeviceQueue queue_;
+  Queue& queue_;
   void* arena_ = nullptr;
   std::int64_t used_ = 0;
   std::vector<Piece> pieces_;

@@ -8,30 +8,35 @@
 namespace kvfolio::cuda {
 namespace {
 
-template <typename Function, typename Args>
-bool start(Function function, std::uint32_t x, const Grid& grid, const Args& args,
+template <typename Kernel>
+__global__ void __launch_bounds__(kThreads)
+    run_kernel(const __grid_constant__ typename Kernel::Args args) {
+  Kernel::run(args);
+}
+
+template <typename Kernel>
+bool start(Kernel, std::uint32_t x, const Grid& grid, const typename Kernel::Args& args,
            cudaStream_t stream) {
-  function<<<dim3(x, grid.y, grid.z), kThreads, 0, stream>>>(args);
+  run_kernel<Kernel><<<dim3(x, grid.y, grid.z), kThreads, 0, stream>>>(args);
   return true;
 }
 
 // bf16 rows, the ones that are timed.
-bool start_tuned(const Kernel& kernel, const Grid& grid, const void* raw, const Tuning& t,
+bool start_tuned(const MoveKernel& kernel, const Grid& grid, const void* raw, const Tuning& t,
                  cudaStream_t stream) {
   constexpr Element kBf = Element::kBF16, kQ = Element::kInt8;
   if (!kernel.wide || (kernel.from != kBf && t.blocks == 0)) return false;
   const std::uint32_t units = grid.x * kBatch;
   if (kernel.family == MoveFamily::kAppendPlain && kernel.to == kBf && t.batch != 0) {
     const auto& a = *static_cast<const AppendArgs*>(raw);
-    if (t.batch == 1) return start(append_plain<kBf, kBf, 1, true>, units, grid, a, stream);
+    if (t.batch == 1) return start(AppendPlain<kBf, kBf, 1, true>(), units, grid, a, stream);
     if (t.batch == 4)
-      return start(append_plain<kBf, kBf, 4, true>, (units + 3) / 4, grid, a, stream);
+      return start(AppendPlain<kBf, kBf, 4, true>(), (units + 3) / 4, grid, a, stream);
   }
   if (kernel.family == MoveFamily::kGather && kernel.to == kBf && t.batch != 0) {
     const auto& a = *static_cast<const GatherArgs*>(raw);
-    if (t.batch == 1) return start(gather_plain<kBf, kBf, 1, true>, units, grid, a, stream);
-    if (t.batch == 4)
-      return start(gather_plain<kBf, kBf, 4, true>, (units + 3) / 4, grid, a, stream);
+    if (t.batch == 1) return start(Gather<kBf, kBf, 1, true>(), units, grid, a, stream);
+    if (t.batch == 4) return start(Gather<kBf, kBf, 4, true>(), (units + 3) / 4, grid, a, stream);
   }
   if (kernel.family == MoveFamily::kAppendQuantized && kernel.to == kQ && t.units != 0) {
     AppendArgs a = *static_cast<const AppendArgs*>(raw);
@@ -40,15 +45,15 @@ bool start_tuned(const Kernel& kernel, const Grid& grid, const void* raw, const 
         (row_units + static_cast<std::uint32_t>(t.units) - 1) / static_cast<std::uint32_t>(t.units);
     a.lanes = std::bit_ceil(a.lanes);
     const std::uint32_t x = (a.num_rows * a.lanes + kThreads - 1) / kThreads;
-    if (t.units == 1) return start(append_quantized<kBf, kQ, 1, true>, x, grid, a, stream);
-    if (t.units == 2) return start(append_quantized<kBf, kQ, 2, true>, x, grid, a, stream);
-    if (t.units == 4) return start(append_quantized<kBf, kQ, 4, true>, x, grid, a, stream);
+    if (t.units == 1) return start(AppendQuantized<kBf, kQ, 1, true>(), x, grid, a, stream);
+    if (t.units == 2) return start(AppendQuantized<kBf, kQ, 2, true>(), x, grid, a, stream);
+    if (t.units == 4) return start(AppendQuantized<kBf, kQ, 4, true>(), x, grid, a, stream);
   }
   if (kernel.family == MoveFamily::kCopyBlocks && t.blocks != 0) {
     const auto& a = *static_cast<const BlocksArgs*>(raw);
     const auto x = [&](std::uint32_t n) { return (a.units + n * kThreads - 1) / (n * kThreads); };
-    if (t.blocks == 2) return start(move_blocks<BlocksOp::kCopy, true, 2>, x(2), grid, a, stream);
-    if (t.blocks == 8) return start(move_blocks<BlocksOp::kCopy, true, 8>, x(8), grid, a, stream);
+    if (t.blocks == 2) return start(Blocks<BlocksOp::kCopy, true, 2>(), x(2), grid, a, stream);
+    if (t.blocks == 8) return start(Blocks<BlocksOp::kCopy, true, 8>(), x(8), grid, a, stream);
   }
   return false;
 }
@@ -61,16 +66,7 @@ __global__ void compare_singles(ConversionFaults* faults) {
     f16 += (f16_bits(x, 1.0f) & 0xffffu) != f16_from_f32(x);
     f16 += f16_bits(1.0f, x) >> 16 != f16_from_f32(x);
     bf16 += bf16_bits(x) != bf16_from_f32(x);
-    const std::uint32_t bits = static_cast<unsigned>(i), sign = bits >> 24 & 0x80u,
-                        m = bits & 0x7fffffffu;
-    const std::uint32_t rebased = m - 0x3c000000u;
-    const std::uint32_t want =
-        m > 0x7f800000u    ? 0x7fu
-        : m >= 0x43e00000u ? sign | 0x7eu
-        : m < 0x3c800000u
-            ? sign | (__float_as_uint(__fadd_rn(__uint_as_float(m), 16384.0f)) & 0xffu)
-            : sign | ((rebased + 0x7ffffu + (rebased >> 20 & 1u)) >> 20);
-    e4m3 += (e4m3x2_of(x, 0.0f) & 0xffu) != want;
+    e4m3 += (e4m3x2_of(x, 0.0f) & 0xffu) != e4m3_rounded(x);
   }
   atomicAdd(&faults->f16, f16);
   atomicAdd(&faults->bf16, bf16);
@@ -85,10 +81,11 @@ __global__ void compare_halves(ConversionFaults* faults) {
 
 }  // namespace
 
-Status DeviceQueue::launch(const Kernel& kernel, const Grid& grid, const void* args, std::size_t) {
+Status DeviceQueue::launch(const MoveKernel& kernel, const Grid& grid, const void* args,
+                           std::size_t) {
   const bool found = start_tuned(kernel, grid, args, tuning_, stream_) ||
-                     with_kernel(kernel, args, [&](auto function, bool, const auto& typed) {
-                       return start(function, grid.x, grid, typed, stream_);
+                     with_kernel(kernel, args, [&](auto type, const auto& typed) {
+                       return start(type, grid.x, grid, typed, stream_);
                      });
   if (!found) return {ErrorCode::kUnsupported, "there is no such kernel"};
   const cudaError_t error = cudaGetLastError();

@@ -23,7 +23,7 @@ class DeviceQueue final : public Queue {
  public:
   explicit DeviceQueue(cudaStream_t stream = nullptr, const Tuning& tuning = {})
       : stream_(stream), tuning_(tuning) {}
-  Status launch(const Kernel& kernel, const Grid& grid, const void* args,
+  Status launch(const MoveKernel& kernel, const Grid& grid, const void* args,
                 std::size_t args_bytes) override;
 
  private:

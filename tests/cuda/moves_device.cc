@@ -14,6 +14,8 @@
 #include "cuda/device_memory.h"
 #include "cuda/move_block_cases.h"
 #include "cuda/move_cases.h"
+#include "cuda/move_module.h"
+#include "move_image.h"
 #include "timing.h"
 
 namespace kvfolio::cuda {
@@ -77,7 +79,8 @@ class Report {
 
 // ---- the same bytes ----
 
-void run_cases(Report& report, double seconds) {
+void run_cases(Report& report, Queue& queue, std::string_view by, unsigned first_seed,
+               double seconds) {
   struct Named {
     const char* name;
     std::string (*run)(cases::Machine&, unsigned);
@@ -85,21 +88,21 @@ void run_cases(Report& report, double seconds) {
   const Named all[] = {{"append", cases::append_case},      {"gather", cases::gather_case},
                        {"copy", cases::copy_case},          {"convert", cases::convert_case},
                        {"images, fill", cases::image_case}, {"entries", cases::entries_case}};
-  DeviceMachine machine;
+  DeviceMachine machine(queue);
   for (const Named& one : all) {
     const auto start = Clock::now();
     unsigned count = 0, wrong = 0;
     std::string first;
     for (; since(start) < seconds / 6 && count < 20000; ++count) {
-      const std::string text = one.run(machine, 1000000 + count);
+      const std::string text = one.run(machine, first_seed + count);
       if (text.empty()) continue;
-      if (wrong++ == 0) first = concat("seed ", 1000000 + count, ": ", text);
+      if (wrong++ == 0) first = concat("seed ", first_seed + count, ": ", text);
       check(cudaDeviceSynchronize(), one.name);
       static_cast<void>(machine.reset());
     }
     check(cudaDeviceSynchronize(), one.name);
-    report.line(concat("cases ", std::string_view(one.name), ": ", count, " calls, ", wrong,
-                       " differ from the CPU"));
+    report.line(concat("cases by the ", by, ", ", std::string_view(one.name), ": ", count,
+                       " calls, ", wrong, " differ from the CPU"));
     report.add(concat("{\"cases\": \"", std::string_view(one.name), "\", \"calls\": ", count,
                       ", \"wrong\": ", wrong, "}"));
     if (wrong > 0) report.fail(concat(std::string_view(one.name), ": ", first));
@@ -703,7 +706,19 @@ int run(double seconds) {
   part("swap", [&] { time_swap(report, 5); });
   part("large", [&] { run_large(report); });
   part("driver", [&] { run_driver(report); });
-  part("cases", [&] { run_cases(report, seconds); });
+  part("kernels by the driver", [&] {
+    Result<DriverCalls> calls = load_driver();
+    if (!calls) throw std::runtime_error(calls.error().message());
+    const std::shared_ptr<Device> opened = *Device::open(*calls, 0);
+    Result<std::shared_ptr<MoveModule>> module = MoveModule::load(opened, kvfolio_move_image);
+    if (!module) throw std::runtime_error(module.error().message());
+    DriverQueue queue(*module, nullptr);
+    run_cases(report, queue, "driver", 2000000, seconds / 2);
+  });
+  part("cases", [&] {
+    DeviceQueue queue;
+    run_cases(report, queue, "run-time", 1000000, seconds / 2);
+  });
   report.line(concat(report.failures, " failures"));
   return report.failures == 0 ? 0 : 1;
 }
