@@ -33,6 +33,8 @@ constexpr unsigned kPatienceS = 1;
 std::atomic<bool> has_terminal = false;  // standard error is one
 std::atomic<bool> shows_progress = false;
 std::atomic<bool> has_failed = false;
+std::atomic<bool> outlives_the_reader = false;
+std::atomic<bool> has_no_reader = false;
 std::atomic<bool> inside_a_line = false;  // of standard output
 std::atomic<bool> prints = false;         // a signal waits
 std::atomic<int> first_signal = 0;        // that came
@@ -130,7 +132,7 @@ void handle_signals() {
 }
 
 void print(std::string_view text) {
-  if (text.empty()) return;
+  if (text.empty() || has_no_reader) return;
   show_progress("");
   const std::string shown = printable_text(text);
   prints = true;
@@ -142,12 +144,19 @@ void print(std::string_view text) {
   // its exit code comes first.
   if (first_signal != 0) end_by_signal(first_signal);
   if (error == 0) return;
+  if (error == EPIPE && outlives_the_reader) {
+    has_no_reader = true;
+    inside_a_line = false;
+    return;
+  }
   if (error != EPIPE) {
     report("kvfolio: standard output cannot be written: " +
            std::error_code(error, std::generic_category()).message());
   }
   end_early(error != EPIPE ? 2 : has_failed ? 1 : 0);
 }
+
+void outlive_the_reader() { outlives_the_reader = true; }
 
 void note_failure() { has_failed = true; }
 

@@ -11,7 +11,8 @@
 // read. A second signal does not wait.
 //
 // A reader of standard output that goes away (`| head -n 1`) ends it without a word: it has what it
-// wanted, so the exit code is 0, or 1 if a check has failed by then. A file that may not grow
+// wanted, so the exit code is 0, or 1 if a check has failed by then. Where files are asked for too,
+// the work goes on without printing. A file that may not grow
 // (ulimit -f) is an error of the write.
 //
 // No control character but line ends and tabs gets through print(), report() and show_progress().
@@ -32,6 +33,9 @@ void handle_signals();
 // To standard output, at once. If that fails the command ends here: as said above, or with exit
 // code 2 and a message.
 void print(std::string_view text);
+
+// Files are asked for: see above.
+void outlive_the_reader();
 
 // A check has failed: see above.
 void note_failure();

@@ -116,6 +116,10 @@ class Generate {
   // Before the work: what cannot be read, or written to, is known now. Nothing that is there
   // changes yet.
   Status open_files() {
+    if (options_.save_path || options_.metrics_path || options_.logits_path ||
+        options_.oplog_path) {
+      outlive_the_reader();
+    }
     if (options_.load_path) {
       Result<FileSource> opened = FileSource::open(*options_.load_path);
       if (!opened) return prefixed("--load", opened.error());

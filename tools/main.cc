@@ -35,7 +35,7 @@ std::string what_is_wrong(const CLI::App& app, const CLI::ParseError& error, int
   const std::vector<const CLI::App*> verbs =
       app.get_subcommands([](const CLI::App* verb) { return verb->parsed(); });
   if (verbs.empty() && argc > 1) {
-    const std::string word = argv[1];
+    const std::string word = kvfolio::tools::without_secrets(argv[1]);
     std::string known;
     for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) {
       known += (known.empty() ? "" : ", ") + verb->get_name();

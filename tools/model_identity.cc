@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <vector>
 
+#include "files.h"
 #include "sha256.h"
 
 namespace kvfolio::tools {
@@ -14,18 +14,17 @@ namespace {
 constexpr std::size_t kPiece = std::size_t{1} << 20;
 
 Status add_file(Sha256& sha, const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::error_code error;
-  const auto size = std::filesystem::file_size(path, error);
-  if (!file || error) return {ErrorCode::kUnavailable, path.string() + ": cannot be read"};
-  const std::string head = path.filename().string() + " " + std::to_string(size) + "\n";
+  const Result<llama::InputFile> file = llama::InputFile::open(path.string());
+  if (!file) return file.error();
+  const std::string head = path.filename().string() + " " + std::to_string(file->bytes()) + "\n";
   sha.update(std::as_bytes(std::span(head)));
-  std::vector<char> piece(kPiece);
-  while (file) {
-    file.read(piece.data(), static_cast<std::streamsize>(piece.size()));
-    sha.update(std::as_bytes(std::span(piece).first(static_cast<std::size_t>(file.gcount()))));
+  std::vector<std::byte> room(kPiece);
+  for (std::int64_t at = 0; at < file->bytes(); at += std::ssize(room)) {
+    const std::int64_t left = file->bytes() - at;
+    const auto piece = std::span(room).first(std::min(room.size(), static_cast<std::size_t>(left)));
+    KVFOLIO_RETURN_IF_ERROR(file->read(at, piece.data(), piece.size()));
+    sha.update(piece);
   }
-  if (file.bad()) return {ErrorCode::kUnavailable, path.string() + ": cannot be read"};
   return {};
 }
 

@@ -487,6 +487,11 @@ class Prover {
 };
 
 Result<int> prove_or_error(ProveOptions options) {
+  if (options.tiers.host_bytes > 0) {
+    return Status(ErrorCode::kInvalidArgument,
+                  "--tier host:SIZE, allowed: disk:DIR,SIZE and redis:HOST:PORT[,HOST:PORT]; host "
+                  "memory has its rows without being asked for");
+  }
   const Result<llama::LoadOptions> load = load_options();
   if (!load) return load.error();
   const Result<llama::Model> model = llama::Model::load(options.model, *load);

@@ -19,6 +19,7 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <cstring>
 #include <new>
 #include <utility>
 
@@ -126,9 +127,10 @@ Status ThreadPool::State::start(std::int32_t num_threads) {
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (error == 0) return {};
-  return {ErrorCode::kResourceExhausted,
-          text::concat("the system started ", num_workers, " of the ", wanted,
-                       " threads that a pool of ", num_threads, " needs: error ", error)};
+  return {
+      ErrorCode::kResourceExhausted,
+      text::concat("the system started ", num_workers, " of the ", wanted,
+                   " threads that a pool of ", num_threads, " needs: ", strerrordesc_np(error))};
 }
 
 void ThreadPool::State::stop_workers() noexcept {

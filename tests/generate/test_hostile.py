@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -278,6 +279,20 @@ def test_a_signal_ends_it_while_the_reader_does_not_read(tmp_path, where, number
     os.close(ours)
 
 
+def test_a_reader_that_goes_away_takes_no_file_along(tmp_path):
+    words = ["--save", tmp_path / "save", "--metrics", tmp_path / "metrics", "--logits", tmp_path / "logits",
+             "--oplog", tmp_path / "log"]
+    command = " ".join(f"'{word}'" for word in [COMMAND, "generate", "--model", model(), "--prompt", "x", *words])
+    for output, code in (("--samples 40", 0), ("--samples 40 --json", 0), ("--num-blocks 1 --json", 1)):
+        done = subprocess.run(["bash", "-c", f"set -o pipefail; {command} {output} | head -c 1 >/dev/null"],
+                              capture_output=True, timeout=60, check=False)
+        assert done.returncode == code, done
+        assert set(files(tmp_path)) == {"save", "metrics", "logits", "log"}
+        assert b"not ended" not in run(tmp_path / "log", verb=("inspect",)).stdout
+        for path in tmp_path.iterdir():
+            path.unlink()
+
+
 def test_standard_output_that_does_not_block_is_waited_for():
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -426,6 +441,16 @@ def test_no_message_steers_a_terminal(tmp_path):
         bad(harmless(run(folder / "x", *options, verb=("inspect",))))
 
 
+def test_no_message_repeats_a_password():
+    for words in (["redis:me:secret@host:1"], ["generate", "--tire", "redis:me:secret@host:1"],
+                  ["generate", "--tire=redis:me:secret@host:1"], ["generate", "redis:me:secret@host:1"],
+                  ["tier", "check", "redis:me:secret@host:1"], ["tier", "check", "x:me:secret@host:1"],
+                  ["generate", "--model", "m", "--tier", "redis:me:secret@host:1"],
+                  ["generate", "--model", "m", "--tier", "redis://me:secret@host:1"],
+                  ["generate", "--model", "m", "--tier", "disk:x,1MiB", "--tier", "x:me:secret@host:1"]):
+        assert b"secret" not in bad(run(*words, verb=()))
+
+
 def test_no_id_and_no_text_steers_a_terminal():
     requests = [{"id": C1 + str(i), "prompt": C1 + chr(0x80 + i), "max_new_tokens": 40} for i in range(32)]
     text = "\n".join(map(json.dumps, requests)).encode()
@@ -449,6 +474,14 @@ def test_a_control_character_whose_bytes_come_one_by_one_steers_nothing(tmp_path
     assert done.returncode == 0
 
 
+def test_a_pipe_among_the_weights_is_refused_and_not_waited_for(tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(model(), folder)
+    os.mkfifo(folder / "other.safetensors")
+    done = run("generate", "--model", folder, *PROMPT, "--save", tmp_path / "x", verb=())
+    bad(done, "other.safetensors", "not a regular file, but a pipe")
+
+
 # ---- words ----
 
 def test_messages_say_what_is_wrong(tmp_path):
@@ -467,6 +500,7 @@ def test_messages_say_what_is_wrong(tmp_path):
     bad(run(*PROMPT, "--json=x"), "--json = x", "without a value")
     bad(run(*PROMPT, "--", "word"), "word")
     bad(run(*PROMPT, "--tier-strict"), "--tier-strict", "--tier")
+    bad(run("--model", model(), "--tier", "host:1MiB", verb=("prove",)), "--tier host", "disk:DIR,SIZE")
 
 
 def test_an_automatic_id_makes_way_for_one_that_a_later_request_gives_itself():
