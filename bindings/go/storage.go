@@ -302,8 +302,8 @@ func newView(c *C.kvfolio_view, storage *Storage, store *TokenStore, group Group
 	return v
 }
 
-// View makes a view of a group. Layer -1: all layers; ErrUnsupported if they were lent apart and do
-// not lie at one stride. One layer is layer 0 of its view.
+// View makes a view of a group. Layer -1: all layers; ErrUnsupported if they were lent apart. One
+// layer is layer 0 of its view.
 func (s *Storage) View(group, layer int) (*View, error) { return s.view(group, layer, bornOf()) }
 
 func (s *Storage) view(group, layer int, born birth) (*View, error) {

@@ -98,7 +98,7 @@ class KVStorage {
     return static_cast<std::int32_t>(groups_.size());
   }
   // All layers of a group. Valid until the storage is destroyed. kInvalidArgument: the spec has no
-  // such group. kUnsupported: the engine lent its layers apart, and they do not lie at one stride;
+  // such group. kUnsupported: the engine lent its layers apart, several of them, wherever they lie;
   // view(group, layer) works for every storage.
   [[nodiscard]] KVFOLIO_API Result<KVView> view(GroupId group) const;
   // One layer of a group: num_layers is 1, so kernels take it as layer 0. Valid as long.
@@ -181,7 +181,7 @@ class KVStorage {
   }
 
   CacheSpec spec_;
-  // By group: one view of all layers, or one for each layer if they do not lie at one stride.
+  // By group: one view of all layers, or one for each layer if they were lent apart.
   std::vector<std::vector<KVView>> groups_;
   std::vector<Region> owned_;  // by group; empty when borrowed
   std::unique_ptr<HostMemory> own_resource_;

@@ -206,6 +206,16 @@ def test_storage_of_lent_layers_copies_for_its_manager():
     assert storage.view(layer=1).k is not None and storage.groups == spec
 
 
+def test_layers_lent_one_by_one_have_no_view_of_all_wherever_they_lie():
+    spec = [kv.GroupSpec(num_layers=2, num_kv_heads=2, head_dim=16, num_blocks=8, block_size=4)]
+    k, v = np.zeros((2, 2, 8, 2, 4, 16), np.float32)
+    storage = kv.Storage.borrow(spec, [[(k[0], v[0]), (k[1], v[1])]])  # one stride
+    with pytest.raises(kv.Unsupported, match="2 layers were lent apart"):
+        storage.view()
+    assert storage.view(layer=1).num_layers == 1
+    assert kv.Storage.borrow(spec, [(k, v)]).view().num_layers == 2
+
+
 def test_a_refused_manager_leaves_the_storage():
     storage = kv.Storage([kv.GroupSpec(head_dim=8, num_blocks=4)])
     with pytest.raises(kv.InvalidArgument):

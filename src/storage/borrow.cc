@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // The proof that the rows of lent arrays lie inside their memory and that no two overlap, in any
-// strides (row_nest.h does the arithmetic). Three steps:
+// strides (row_nest.h does the arithmetic). Two steps:
 //   1. Each array alone: null, alignment, strides, extent, its rows among themselves. An engine
 //      that lends a base for each layer has an array for each layer.
-//   2. Layers that lie at one stride are joined to one view.
-//   3. All arrays of all groups, pair by pair in the order of their addresses. Arrays that do not
+//   2. All arrays of all groups, pair by pair in the order of their addresses. Arrays that do not
 //      reach each other cost nothing. If two arrays with several layers interleave so that
 //      disjoint() proves nothing, the step is done again with an array for each layer.
 
@@ -221,40 +220,6 @@ RowNest nest_of(const KVView& view, const ViewPart& part) {
   return nest;
 }
 
-// The distance between the bases of neighbouring layers, if it is the same for all.
-std::optional<std::int64_t> stride_of(const GroupViews& layers, std::byte* KVView::*base) {
-  const std::int64_t stride = address_of(layers[1].*base) - address_of(layers[0].*base);
-  for (std::size_t l = 2; l < layers.size(); ++l) {
-    if (address_of(layers[l].*base) - address_of(layers[l - 1].*base) != stride) return {};
-  }
-  return stride;
-}
-
-// One view of all layers if they lie at one stride that steps over all that lies within it.
-GroupViews joined(GroupViews layers) {
-  if (layers.size() == 1) return layers;
-  KVView whole = layers[0];
-  whole.num_layers = static_cast<std::int32_t>(layers.size());
-  struct Array {
-    std::byte* KVView::*base;
-    KVStrides KVView::*strides;
-  };
-  for (const auto& [base, strides] :
-       {Array{&KVView::k, &KVView::k_strides}, Array{&KVView::v, &KVView::v_strides},
-        Array{&KVView::k_scale, &KVView::k_scale_strides},
-        Array{&KVView::v_scale, &KVView::v_scale_strides}}) {
-    if (whole.*base == nullptr) continue;
-    const std::optional<std::int64_t> stride = stride_of(layers, base);
-    if (!stride || *stride < 0) return layers;
-    (whole.*strides).layer = *stride;
-  }
-  const ViewParts parts = parts_of(whole);
-  for (const ViewPart& part : parts.all()) {
-    if (!nest_of(whole, part).nested()) return layers;
-  }
-  return {whole};
-}
-
 // The arrays of one layer of an engine that lends each layer apart.
 BorrowedGroup arrays_of(const BorrowedGroup& borrowed, const BorrowedLayer& layer) {
   BorrowedGroup one = borrowed;
@@ -296,7 +261,7 @@ Result<GroupViews> check_group(std::size_t index, const GroupSpec& spec,
     if (!view) return view.error();
     views.push_back(*view);
   }
-  return joined(std::move(views));
+  return views;
 }
 
 // All rows of one array.

@@ -14,7 +14,8 @@
 
 namespace kvfolio::storage {
 
-// A group: one view of all layers if they lie at one stride, else one view for each layer.
+// A group: one view of all layers, or one view for each layer where the engine lent them apart.
+// Then it does not matter where they lie: what malloc() does must not decide what works.
 using GroupViews = std::vector<KVView>;
 
 // The views of every group, in order. All rows lie in the given bytes, and no two overlap.

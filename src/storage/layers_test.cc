@@ -217,43 +217,27 @@ struct OneBuffer {
   BorrowedGroup lent;
 };
 
-TEST(LentLayers, ThatLieAtOneStrideHaveOneView) {
-  // K and V have strides of their own: 96 and 192.
-  const OneBuffer even({{0, 1024}, {96, 1216}, {192, 1408}});
-  Result<KVStorage> storage = even.borrow();
-  ASSERT_TRUE(storage) << storage.error().message();
-  Result<KVView> view = storage->view(kGroup);
-  ASSERT_TRUE(view) << view.error().message();
-  EXPECT_EQ(view->num_layers, 3);
-  EXPECT_EQ(view->k_strides.layer, 96);
-  EXPECT_EQ(view->v_strides.layer, 192);
-  for (std::int32_t layer = 0; layer < 3; ++layer) {
-    const BorrowedLayer& lent = even.layers[static_cast<std::size_t>(layer)];
-    EXPECT_EQ(view->k_at(layer, 0, 0, 0), lent.k);
-    EXPECT_EQ(view->v_at(layer, 0, 0, 0), lent.v);
-    EXPECT_EQ(storage->view(kGroup, layer)->v, lent.v);
-  }
-  // One layer always has one view.
-  EXPECT_TRUE(OneBuffer({{96, 0}}).borrow()->view(kGroup));
-}
-
-TEST(LentLayers, ThatDoNotLieAtOneStrideHaveNoCommonView) {
+// Where malloc() puts the layers of an engine must not decide what works: at one stride or not.
+TEST(LentLayers, OfWhichThereAreSeveralHaveNoCommonViewWhereverTheyLie) {
   using Places = std::vector<std::pair<std::int64_t, std::int64_t>>;
-  for (const Places& places : {Places{{0, 1024}, {96, 1120}, {208, 1216}},     // K is uneven
+  for (const Places& places : {Places{{0, 1024}, {96, 1216}, {192, 1408}},     // at one stride each
+                               Places{{0, 1024}, {96, 1120}, {208, 1216}},     // K is uneven
                                Places{{0, 1024}, {96, 1120}, {192, 1232}},     // V is uneven
                                Places{{192, 1024}, {96, 1120}, {0, 1216}}}) {  // K goes backwards
-    const OneBuffer uneven(places);
-    Result<KVStorage> storage = uneven.borrow();
+    const OneBuffer lent(places);
+    Result<KVStorage> storage = lent.borrow();
     ASSERT_TRUE(storage) << storage.error().message();
     const Result<KVView> view = storage->view(kGroup);
     ASSERT_FALSE(view);
     EXPECT_EQ(view.error().code(), ErrorCode::kUnsupported);
-    EXPECT_THAT(view.error().message(),
-                HasSubstr("group 0: its 3 layers do not lie at one stride"));
+    EXPECT_THAT(view.error().message(), HasSubstr("group 0: its 3 layers were lent apart"));
     for (std::int32_t layer = 0; layer < 3; ++layer) {
-      EXPECT_EQ(storage->view(kGroup, layer)->k, uneven.layers[static_cast<std::size_t>(layer)].k);
+      EXPECT_EQ(storage->view(kGroup, layer)->k, lent.layers[static_cast<std::size_t>(layer)].k);
+      EXPECT_EQ(storage->view(kGroup, layer)->v, lent.layers[static_cast<std::size_t>(layer)].v);
     }
   }
+  // One layer always has one view.
+  EXPECT_TRUE(OneBuffer({{96, 0}}).borrow()->view(kGroup));
 }
 
 TEST(LentLayers, EachHostileFieldIsAnErrorThatNamesTheLayer) {
@@ -321,7 +305,7 @@ TEST(LentLayers, OfTwoGroupsMayAlternateInOneBuffer) {
   }
   Result<KVStorage> storage = KVStorage::borrow(spec, lent);
   ASSERT_TRUE(storage) << storage.error().message();
-  EXPECT_TRUE(storage->view(GroupId(0)));
+  EXPECT_FALSE(storage->view(GroupId(0)));
   EXPECT_FALSE(storage->view(GroupId(1)));
   // The full group lent at a stride: the same rows.
   BorrowedGroup at_stride[2] = {lent[0], lent[1]};
@@ -330,7 +314,8 @@ TEST(LentLayers, OfTwoGroupsMayAlternateInOneBuffer) {
   at_stride[0].k_bytes = 4 * 96;
   at_stride[0].k_strides.layer = 3 * 96;
   storage = KVStorage::borrow(spec, at_stride);
-  EXPECT_TRUE(storage) << storage.error().message();
+  ASSERT_TRUE(storage) << storage.error().message();
+  EXPECT_TRUE(storage->view(GroupId(0)));
 
   layers[1][2].k += 80;
   const Result<KVStorage> bad = KVStorage::borrow(spec, lent);
@@ -382,7 +367,6 @@ TEST(LentLayers, WhatIsAcceptedNeverOverlapsForRandomBasesAndStrides) {
   Engine engine(kBytes);
   std::byte* const base = engine.data();
   int accepted = 0;
-  int joined = 0;
   for (int round = 0; round < 200000; ++round) {
     const GroupSpec spec{.num_layers = pick(1, 3),
                          .num_kv_heads = pick(1, 2),
@@ -412,18 +396,9 @@ TEST(LentLayers, WhatIsAcceptedNeverOverlapsForRandomBasesAndStrides) {
       }
     };
     for_each_row_of(*storage, [&](Row row, int, int, int, int, int) { claim(row); });
-    const Result<KVView> whole = storage->view(kGroup);
-    if (!whole) continue;
-    joined += spec.num_layers > 1;
-    std::fill(owner.begin(), owner.end(), 0);
-    for_each_row(*whole, [&](Row row, int l, int b, int h, int t, int kind) {
-      const KVView layer = *storage->view(kGroup, l);
-      EXPECT_EQ(row.data, kind == 0 ? layer.k_at(0, b, h, t) : layer.v_at(0, b, h, t));
-      claim(row);
-    });
+    EXPECT_EQ(storage->view(kGroup).has_value(), spec.num_layers == 1);
   }
   EXPECT_GT(accepted, 1000);
-  EXPECT_GT(joined, 50);
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 // KVStorage: the memory of the groups of a cache. Own memory is one allocation for each group, laid
 // out by plan_layouts (spec.h). Borrowed memory is an engine's, in any strides; borrow.cc proves
 // that its rows lie inside it and do not overlap. A group is one view of all layers, or one view
-// for each layer if its layers do not lie at one stride. All that copies or fills goes over these
+// for each layer if its layers were lent apart. All that copies or fills goes over these
 // views. Kernels take the KVView that view() gives.
 
 #include "kvfolio/storage.h"
@@ -197,7 +197,7 @@ Result<KVView> KVStorage::view(GroupId group) const {
   if (views.size() == 1) return views.front();
   return Status(ErrorCode::kUnsupported,
                 concat("group ", group.value(), ": its ", views.size(),
-                       " layers do not lie at one stride, so one view cannot show them; "
+                       " layers were lent apart, so one view cannot show them; "
                        "view(group, layer) shows one"));
 }
 

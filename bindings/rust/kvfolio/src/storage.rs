@@ -288,8 +288,7 @@ impl Storage {
         }
     }
 
-    /// All layers of a group, to read. `Unsupported` if they were lent apart and do not lie at one
-    /// stride.
+    /// All layers of a group, to read. `Unsupported` if they were lent apart.
     pub fn view(&self, group: i32) -> Result<View<'_>> {
         let views = self.views_of(group)?;
         match &views.all {
