@@ -48,8 +48,9 @@ struct ModelIdentity {
   // Required; name, revision and instruction set of what computes K and V: machines share only what
   // has the same, and kernels for another instruction set round in another way.
   std::string_view engine{};
-  // Which layers of the model each group has, such as "0-30/2;1-31/2". Required if there are
-  // several groups; empty means all of them, in order.
+  // Which layers of the model each group has, such as "0-30/2;1-31/2": numbers and ranges with
+  // commas between them, as many layers as the group's num_layers, and a semicolon between groups.
+  // Required if there are several groups; empty means all of them, in order.
   std::string_view layers{};
   std::string_view scales{};  // revision of quantization scales, if the model brings its own
   std::int32_t shard = 0;     // which share of the KV heads this process has, and of how many

@@ -55,7 +55,7 @@ typedef struct kvfolio_model_identity {
   kvfolio_text model_dtype;
   kvfolio_text positions;
   kvfolio_text engine;
-  kvfolio_text layers;  // required if there are several groups
+  kvfolio_text layers;  // "0-30/2;1-31/2"; required if there are several groups
   kvfolio_text scales;
 } kvfolio_model_identity;
 

@@ -24,7 +24,7 @@ TEST(FailedRestore, LeavesNoSequenceOpenAndHoldsNoBlock) {
     for (const auto& prompt : prompts) {
       sequences.push_back({.sequence = before.start(prompt), .tokens = prompt});
     }
-    const auto identity = Identity::create(test::kToy, spec);
+    const auto identity = Identity::create(test::toy_of(spec), spec);
     ASSERT_TRUE(identity);
     MemoryFile file;
     ASSERT_TRUE(save(before.manager, *identity, file, {.sequences = sequences}));

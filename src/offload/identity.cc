@@ -11,6 +11,7 @@
 
 #include "base/mutants.h"
 #include "base/text.h"
+#include "offload/model_layers.h"
 
 namespace kvfolio {
 namespace {
@@ -56,7 +57,7 @@ class Fields {
   std::vector<IdentityField> list_;
 };
 
-Status check(const ModelIdentity& model, std::size_t num_groups) {
+Status check(const ModelIdentity& model, std::span<const GroupSpec> groups) {
   struct Text {
     std::string_view name, value;
     bool required;
@@ -67,7 +68,7 @@ Status check(const ModelIdentity& model, std::size_t num_groups) {
                         {"model_dtype", model.model_dtype, true},
                         {"positions", model.positions, true},
                         {"engine", model.engine, true},
-                        {"layers", model.layers, num_groups > 1},
+                        {"layers", model.layers, groups.size() > 1},
                         {"scales", model.scales, false}};
   std::size_t total = 0;
   for (const auto& [name, value, required] : texts) {
@@ -79,6 +80,7 @@ Status check(const ModelIdentity& model, std::size_t num_groups) {
   if (total > kTextMax) {
     return invalid(concat("identity: ", total, " bytes of text, allowed: ", kTextMax));
   }
+  if (!model.layers.empty()) KVFOLIO_RETURN_IF_ERROR(check_layers(model.layers, groups));
   struct Rank {
     std::string_view name;
     std::int32_t value, count;
@@ -228,7 +230,7 @@ Identity::~Identity() = default;
 
 Result<Identity> Identity::create(const ModelIdentity& model, const CacheSpec& spec) {
   KVFOLIO_RETURN_IF_ERROR(validate(spec));
-  KVFOLIO_RETURN_IF_ERROR(check(model, spec.groups.size()));
+  KVFOLIO_RETURN_IF_ERROR(check(model, spec.groups));
   Identity identity;
   identity.hash_ = std::make_unique<Hash>();
   if (!identity.hash_->create()) {

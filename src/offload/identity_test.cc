@@ -158,6 +158,33 @@ TEST(Identity, EachFieldOfModelAndLayoutMakesAnotherNamespace) {
   for (const Change& change : layout_changes) changed(change, false);
 }
 
+TEST(Identity, LayersAreThoseOfTheGroupsOrRefused) {
+  CacheSpec two = toy_spec();  // 2 layers
+  two.groups.push_back(two.groups[0]);
+  two.groups[1].num_layers = 3;
+  const auto error = [&](std::string_view layers) {
+    ModelIdentity model = kToy;
+    model.layers = layers;
+    const auto identity = Identity::create(model, two);
+    if (identity) return std::string("ok");
+    EXPECT_EQ(identity.error().code(), ErrorCode::kInvalidArgument);
+    return std::string(identity.error().message());
+  };
+  for (const char* good : {"0-1;2-4", "0,1;2-3,7", "1-4/2;0-4/2", "5,3;65535,0-1", "0-1;0-2"}) {
+    EXPECT_EQ(error(good), "ok") << good;
+  }
+  EXPECT_EQ(error("garbage"), "identity: layers is \"garbage\": layers of 1 group, the spec has 2");
+  EXPECT_THAT(error("garbage;2-4"), HasSubstr("group 0 has \"garbage\", allowed: layers of 0 to"));
+  for (const char* bad : {";2-4", "0-1;", "0-1;2-4;5", "0-1,;2-4", "0,,1;2-4", " 0-1;2-4",
+                          "1-0;2-4", "0-1;2-6/0", "0/1,1;2-4", "0-1;-2-0", "0-1;2-65536",
+                          "+0,1;2-4", "0-1;2-4-6", "0-1;2-99999999999", "a-b;2-4"}) {
+    EXPECT_THAT(error(bad), HasSubstr(": ")) << bad;
+    EXPECT_NE(error(bad), "ok") << bad;
+  }
+  EXPECT_THAT(error("0-2;2-4"), HasSubstr("group 0 has 3 layers there, its num_layers is 2"));
+  EXPECT_THAT(error("0-1;2,3,2"), HasSubstr("group 1 has layer 2 twice"));
+}
+
 TEST(Identity, TheSizeOfThePoolIsNoPartOfIt) {
   CacheSpec larger = toy_spec();
   larger.groups[0].num_blocks = 1000;
@@ -166,7 +193,7 @@ TEST(Identity, TheSizeOfThePoolIsNoPartOfIt) {
 
 TEST(Identity, GroupsAreApart) {
   ModelIdentity model = kToy;
-  model.layers = "0;1";
+  model.layers = "0-1;2-3";
   CacheSpec two = toy_spec();
   two.groups.push_back(two.groups[0]);
   const Identity identity = made(model, two);

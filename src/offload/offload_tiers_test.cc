@@ -61,7 +61,7 @@ TEST(Offload, ATierAnswersForItsOwnIdentityAndRootOnly) {
                      &ModelIdentity::model_dtype, &ModelIdentity::positions, &ModelIdentity::engine,
                      &ModelIdentity::layers, &ModelIdentity::scales}) {
     OffloadOptions other = toy;
-    other.model.*field = "other";
+    other.model.*field = field == &ModelIdentity::layers ? "2-3" : "other";
     EXPECT_EQ(found(other, test::full(40), {.tenant_salt = "a"}), 0);
   }
   CacheSpec bf16 = test::full(40);
@@ -184,7 +184,8 @@ TEST(Offload, ATierThatCanHoldNothingIsRefusedWithBothNumbers) {
   some.says = {kFullRecord, 64};  // as above
   const auto made = [&](std::vector<OffloadTier> tiers) {
     const auto offload = Offload::create(
-        cache.manager, {.model = test::kToy, .arena_bytes = 1 << 20, .tiers = tiers});
+        cache.manager,
+        {.model = test::toy_of(cache.manager.spec()), .arena_bytes = 1 << 20, .tiers = tiers});
     return offload ? std::string() : std::string(offload.error().message());
   };
   EXPECT_EQ(made({{.tier = &all}, {.tier = &some}}), "");

@@ -27,7 +27,7 @@ using test::MemoryFile;
 using test::prompt_of;
 
 Identity identity_of(const Cache& cache) {
-  return *Identity::create(test::kToy, cache.manager.spec());
+  return *Identity::create(test::toy_of(cache.manager.spec()), cache.manager.spec());
 }
 
 MemoryFile saved(Cache& cache, const SaveOptions& options = {}) {

@@ -29,7 +29,7 @@ class World {
       : random_(seed),
         spec_(spec),
         manager_(make(spec)),
-        identity_(*Identity::create(kModel, spec)) {}
+        identity_(*Identity::create(model_of(spec), spec)) {}
 
   void run(int operations) {
     for (int i = 0; i < operations; ++i) {
@@ -40,13 +40,15 @@ class World {
   void check_save_and_restore();
 
  private:
-  static constexpr ModelIdentity kModel = {.model = "m",
-                                           .weights = "1",
-                                           .tokenizer = "1",
-                                           .model_dtype = "f32",
-                                           .positions = "1",
-                                           .engine = "1",
-                                           .layers = "0-1;2-3"};
+  static ModelIdentity model_of(const CacheSpec& spec) {
+    return {.model = "m",
+            .weights = "1",
+            .tokenizer = "1",
+            .model_dtype = "f32",
+            .positions = "1",
+            .engine = "1",
+            .layers = spec.groups.size() == 1 ? "0-1" : "0-1;2-3"};
+  }
 
   static KVCacheManager make(const CacheSpec& spec) {
     KVCacheManager manager =
@@ -287,7 +289,7 @@ void World::check_save_and_restore() {
 
 // Restores and compares what came back of sequences.
 RestoreStats World::restore_into(KVCacheManager& manager, MemoryFile& file) {
-  const Identity identity = *Identity::create(kModel, manager.spec());
+  const Identity identity = *Identity::create(model_of(manager.spec()), manager.spec());
   auto restored = restore(manager, identity, file);
   EXPECT_TRUE(restored) << restored.error();
   if (!restored) return {};

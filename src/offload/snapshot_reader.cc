@@ -125,7 +125,9 @@ Status SnapshotReader::compare_identity(std::span<const std::byte> body) const {
     const auto found = there.find(field.name);
     const std::string value = found == there.end() ? "absent" : concat("\"", found->second, "\"");
     if (found != there.end() && found->second == field.value) continue;
-    return {ErrorCode::kInvalidArgument, concat("snapshot: ", field.name, " is ", value,
+    // A unit of tokens is the smallest block, and that is what the spec has a field for.
+    const std::string name = field.name == "unit" ? "the smallest block_size" : field.name;
+    return {ErrorCode::kInvalidArgument, concat("snapshot: ", name, " is ", value,
                                                 " in the file and \"", field.value, "\" here")};
   }
   if (there.size() == identity_.fields().size()) return {};

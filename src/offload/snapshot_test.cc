@@ -22,7 +22,7 @@ using test::prompt_of;
 using ::testing::HasSubstr;
 
 Identity identity_of(const Cache& cache, const ModelIdentity& model = test::kToy) {
-  auto identity = Identity::create(model, cache.manager.spec());
+  auto identity = Identity::create(test::toy_of(cache.manager.spec(), model), cache.manager.spec());
   EXPECT_TRUE(identity) << identity.error();
   return *std::move(identity);
 }
@@ -333,7 +333,7 @@ TEST(Snapshot, AnotherIdentityIsRefusedByTheNameOfTheField) {
       {&ModelIdentity::scales, "group 0 scales is"}};
   for (const auto& [field, message] : texts) {
     ModelIdentity model = test::kToy;
-    model.*field = "other";
+    model.*field = field == &ModelIdentity::layers ? "2-3" : "other";
     EXPECT_THAT(refusal(model, test::full(8)), HasSubstr(message));
   }
   const auto with = [](auto change) {
@@ -347,7 +347,8 @@ TEST(Snapshot, AnotherIdentityIsRefusedByTheNameOfTheField) {
               HasSubstr("num_layers"));
   EXPECT_THAT(refusal(test::kToy, with([](auto& g) { g.format = Format::kNhd; })),
               HasSubstr("format"));
-  EXPECT_THAT(refusal(test::kToy, with([](auto& g) { g.block_size = 16; })), HasSubstr("unit"));
+  EXPECT_THAT(refusal(test::kToy, with([](auto& g) { g.block_size = 16; })),
+              HasSubstr("snapshot: the smallest block_size is \"8\" in the file and \"16\" here"));
 }
 
 TEST(Snapshot, WhatIsNoSnapshotIsRefused) {

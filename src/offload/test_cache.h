@@ -23,8 +23,7 @@ inline const ModelIdentity kToy = {.model = "toy",
                                    .tokenizer = "ids",
                                    .model_dtype = "f32",
                                    .positions = "none",
-                                   .engine = "test",
-                                   .layers = "0-1;2-3"};
+                                   .engine = "test"};
 
 inline GroupSpec group_of(std::int32_t num_blocks) {
   return {.num_layers = 2,
@@ -48,6 +47,11 @@ inline CacheSpec mixed(std::int32_t full_blocks, std::int32_t window_blocks) {
   spec.groups[0].block_size = 16;
   spec.groups.push_back(window(window_blocks).groups[0]);
   return spec;
+}
+// The model as the groups of this spec have it.
+inline ModelIdentity toy_of(const CacheSpec& spec, ModelIdentity model = kToy) {
+  if (spec.groups.size() == 2 && model.layers.empty()) model.layers = "0-1;2-3";
+  return model;
 }
 
 inline std::vector<std::int32_t> prompt_of(int number, std::int32_t length) {

@@ -97,7 +97,7 @@ class Storm {
       tiers_.push_back(
           std::make_unique<MemoryTier>(seed + 7 * static_cast<std::uint32_t>(t), any_faults()));
     }
-    options_.model = test::kToy;
+    options_.model = test::toy_of(spec_);
     options_.arena_bytes = 1024 * between(4, 60);
     options_.bytes_per_poll = std::vector<std::int64_t>{1, 1500, 5000, 1 << 20}[random_() % 4];
     options_.timeout_us = std::vector<std::uint64_t>{1000, 10'000, 50'000}[random_() % 3];

@@ -107,7 +107,7 @@ static const kvfolio_model_identity kModel = {.struct_size = sizeof kModel,
                                               .model_dtype = {"e", -1},
                                               .positions = {"f", -1},
                                               .engine = {"g", -1},
-                                              .layers = {"h", -1},
+                                              .layers = {"7", -1},
                                               .scales = {"i", -1}};
 static void run_model(void* given, char* text) {
   kvfolio_identity* made = NULL;

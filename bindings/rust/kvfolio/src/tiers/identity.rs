@@ -28,7 +28,8 @@ pub struct ModelIdentity<'a> {
     pub positions: &'a str,
     /// Name and revision of what computes K and V.
     pub engine: &'a str,
-    /// Which layers each group has, such as "0-30/2;1-31/2". Required if there are several groups.
+    /// Which layers each group has, such as "0-30/2;1-31/2": numbers and ranges with commas between
+    /// them, a semicolon between groups. Required if there are several groups.
     pub layers: &'a str,
     /// Revision of quantization scales, if the model brings its own.
     pub scales: &'a str,
