@@ -212,8 +212,12 @@ RowsView view_of(const Array& array, const char* name, bool squeezed) {
 
 Rows rows_of(nb::handle object, const char* name, Access access) {
   if (object.is_none()) return {};
+  return rows_of(array_of(object, name, access), name);
+}
+
+Rows rows_of(Array array, const char* name) {
   Rows rows;
-  rows.array = array_of(object, name, access);
+  rows.array = std::move(array);
   rows.view = view_of(*rows.array, name, false);
   return rows;
 }

@@ -64,6 +64,7 @@ struct Rows {
   RowsView view{};
 };
 Rows rows_of(nb::handle object, const char* name, Access access);
+Rows rows_of(Array array, const char* name);
 // [tokens, heads] or [tokens, heads, 1], f32 or f64.
 Rows lse_of(nb::handle object, const char* name, Access access);
 

@@ -35,8 +35,9 @@ struct LayerRows {
 };
 LayerRows layer_rows(nb::handle object, const char* name, std::int32_t num_layers) {
   if (object.is_none()) return {};
-  const Array array = array_of(object, name, Access::kWrite);
-  if (array.array.ndim() != 4) return {rows_of(object, name, Access::kWrite), 0};
+  Array array = array_of(object, name, Access::kWrite);
+  // The array, not the object: a capsule of DLPack can be taken once.
+  if (array.array.ndim() != 4) return {rows_of(std::move(array), name), 0};
   if (array.size(0) != num_layers) {
     raise_invalid(std::string(name) + ": " + describe(array.array) +
                   ", wanted: " + std::to_string(num_layers) + " layers along axis 0");

@@ -108,6 +108,15 @@ def test_strided_rows_are_read_and_written():
     assert (back[1] == k[10:30]).all() and not back[0].any()
 
 
+def test_gather_takes_a_capsule_once():
+    """As torch's to_dlpack() makes them; a capsule that was taken is empty."""
+    view, _, table, _, k, _ = filled("f32", "hnd")
+    rows, again = np.zeros((2, 45, 2, 32), np.float32)
+    kv.gather(view, table, 45, k=rows, layer=1)
+    kv.gather(view, table, 45, k=again.__dlpack__(), layer=1)
+    assert (rows == k).all() and (again == k).all()
+
+
 def test_states_merge_to_the_whole():
     view, _, table, q, k, v = filled("f32", "hnd")
     parts = []

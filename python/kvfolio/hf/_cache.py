@@ -296,6 +296,11 @@ class PagedCache(cache_utils.Cache):
         or a forward that was replaced. ``namespace=`` speaks for both."""
         return self._core.unshared
 
+    @property
+    def unpublishable(self) -> str | None:
+        """What a forward was fed that belongs to no plain prompt, so that publish() refuses; or None."""
+        return self._core.unpublishable
+
     def publish(self, ids: Any) -> list[int]:
         """Makes text findable that generate() returned, prompt included: ``ids`` [rows, tokens], or all of
         its output.

@@ -55,7 +55,7 @@ class Core:
         self._feed: Feed | None = None
         self._fed_by = 0  # the thread
         #: Why publish() must refuse: a forward whose keys belong to no plain prompt.
-        self._unpublishable: str | None = None
+        self.unpublishable: str | None = None
         self._storing = [index for index, kind in enumerate(kinds) if kind is not None]
         self._drafts = any(kind is not None and kind.window for kind in kinds)
         self._calls = LayerCalls(self._storing)
@@ -146,9 +146,9 @@ class Core:
         known = space.known()
         if self.naming():
             space.check(known)
-        elif not self._unpublishable and not space.seems_unchanged(known):
+        elif not self.unpublishable and not space.seems_unchanged(known):
             reason = space.changed(known)  # also if it is undone before publish()
-            self._unpublishable = reason and f"to a model that had changed ({reason})"
+            self.unpublishable = reason and f"to a model that had changed ({reason})"
         if space.named:
             return
         late = observe(known)
@@ -190,7 +190,7 @@ class Core:
         """The next forward's keys are not those of its tokens alone."""
         if self.naming():
             raise ValueError(f"prompt_ids were offered, but the decoder is fed {reason}")
-        self._unpublishable = reason
+        self.unpublishable = reason
 
     def rows_for(self, rows: int) -> int:
         """How many rows of a forward belong to each row of the cache."""
@@ -439,7 +439,7 @@ class Core:
 
     def reset(self) -> None:
         self.pool.change(self, self._close_rows)
-        self.prompt = self._unpublishable = None
+        self.prompt = self.unpublishable = None
 
     # ---- whole caches ----
 
@@ -458,7 +458,7 @@ class Core:
 
         self.pool.change(self, act)
         twin.prompt = dataclasses.replace(self.prompt) if self.prompt else None
-        twin.unshared, twin._unpublishable = self.unshared, self._unpublishable
+        twin.unshared, twin.unpublishable = self.unshared, self.unpublishable
 
     def publish(self, ids: torch.Tensor) -> list[int]:
         """See PagedCache.publish()."""
@@ -466,8 +466,8 @@ class Core:
         if self.round is not None:
             self._roll_back()
         if self.unshared is None:
-            if self._unpublishable:
-                raise RuntimeError(f"cannot publish: a forward was fed {self._unpublishable}")
+            if self.unpublishable:
+                raise RuntimeError(f"cannot publish: a forward was fed {self.unpublishable}")
             self._check_attended(self._last)
             if self.namespace.model is not None:
                 self.namespace.check(self.namespace.known())

@@ -18,8 +18,9 @@ from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any, Iterator
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
-from ._namespace import Known, known_of
+from ._namespace import Known
 
 if TYPE_CHECKING:
     from ._core import Core
@@ -91,17 +92,27 @@ class ObservedAfter(Observed):
         return given[-1]
 
 
+#: The decoders of models that are called from outside.
+_decoders: MutableMapping[torch.nn.Module, weakref.ref[torch.nn.Module]] = WeakIdKeyDictionary()
+
+
 def watch_hooks(model: torch.nn.Module, known: Known) -> None:
     """Observes the hooks of a model, now and whenever it is called with a cache of ours."""
     observe(known)
-    own = model._forward_pre_hooks.values()
-    if not any(map(_is_ours, own)):  # not the decoder itself, whose forward shows itself
-        model.register_forward_pre_hook(_before_call, prepend=True, with_kwargs=True)
+    if model in _decoders:
+        return
+    for part in model.modules():
+        if part is not model and any(map(_is_ours, part._forward_pre_hooks.values())):
+            _decoders[model] = weakref.ref(part)
+            model.register_forward_pre_hook(_before_call, prepend=True, with_kwargs=True)
 
 
 def _before_call(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if any(hasattr(value, "_core") for value in (*kwargs.values(), *args)):
-        observe(known_of(module))
+    """Other hooks wait for the decoder's forward, but those in front of that one are read before it begins."""
+    decoder = _decoders[module]() if module in _decoders else None
+    if decoder is not None and any(hasattr(value, "_core") for value in (*kwargs.values(), *args)):
+        _wrap(torch.nn.modules.module._global_forward_pre_hooks, Observed)
+        _wrap(decoder._forward_pre_hooks, Observed)
 
 
 def observe(known: Known) -> str | None:
@@ -110,13 +121,11 @@ def observe(known: Known) -> str | None:
     every = torch.nn.modules.module
     late = _wrap(every._global_forward_pre_hooks, Observed)
     _wrap(every._global_forward_hooks, ObservedAfter)
-    for reference in known.modules:
-        module = reference()
+    for number in known.hooked:
+        module = known.modules[number]()
         if module is not None:
-            if module._forward_pre_hooks:
-                late = _wrap(module._forward_pre_hooks, Observed) or late
-            if module._forward_hooks:
-                _wrap(module._forward_hooks, ObservedAfter)
+            late = _wrap(module._forward_pre_hooks, Observed) or late
+            _wrap(module._forward_hooks, ObservedAfter)
     return late
 
 
@@ -140,9 +149,9 @@ def hooks_of(known: Known) -> Iterator[tuple[Any, torch.nn.Module | None]]:
     every = torch.nn.modules.module
     for hook in (*every._global_forward_pre_hooks.values(), *every._global_forward_hooks.values()):
         yield _bare(hook), None
-    for reference in known.modules:
-        module = reference()
-        if module is not None and (module._forward_pre_hooks or module._forward_hooks):
+    for number in known.hooked:
+        module = known.modules[number]()
+        if module is not None:
             for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
                 yield _bare(hook), module
 

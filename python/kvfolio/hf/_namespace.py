@@ -99,6 +99,9 @@ class Known:
         self.facts: list[Fact] = []
         self.names: list[str] = []
         self.modules: list[weakref.ref[torch.nn.Module]] = []
+        #: Numbers of the modules that have hooks now, and of those whose forward is not of their class alone.
+        self.hooked: list[int] = []
+        self._forwards: list[int] = []
         #: What others have worked out of these facts.
         self.derived: dict[Any, Any] = {}
         self._tensors: list[weakref.ref[torch.Tensor]] = []
@@ -111,8 +114,11 @@ class Known:
             self._note_module(self.names[-1], module)
         self.is_training = any(module.training for module in model.modules())
         self.kinds = list(dict.fromkeys(type(module) for module in model.modules()))
+        self._foreign: str | None = None
         for kind in self.kinds:
             self.facts.append((f"{kind.__qualname__}.forward", _plain(kind.forward)))
+            if not _is_own(kind, kind.forward):  # type: ignore[arg-type]  # a class has a hash
+                self._foreign = f"{kind.__qualname__}.forward"
         self._attentions = sorted({_attention_of(config) for config, _ in self._configs.values()})
         for name, function in zip(self._attentions * 2, _functions(self._attentions)):
             self.facts.append((f"attention {name}", _plain(function)))
@@ -187,9 +193,14 @@ class Known:
         things: list[Any] = []
         values: list[Any] = [kind.forward for kind in self.kinds]
         values += _functions(self._attentions)
-        for reference in self.modules:
+        hooked, forwards = [], []
+        for number, reference in enumerate(self.modules):
             module: Any = reference()
             entries = module.__dict__
+            if entries["_forward_hooks"] or entries["_forward_pre_hooks"]:
+                hooked.append(number)
+            if "forward" in entries:
+                forwards.append(number)
             values.append(module.__class__)
             values.append(entries["training"])
             if "config" in entries:
@@ -210,6 +221,7 @@ class Known:
         for owner, name in self._named:
             value = getattr(owner(), name)
             values.append(value if type(value) is float else _plain(value))
+        self.hooked, self._forwards = hooked, forwards
         return things, values
 
     def samples(self) -> bytes:
@@ -225,13 +237,12 @@ class Known:
 
     def replaced_forward(self) -> str | None:
         """The name of a forward that is not its class's own, of which nothing is known."""
-        for kind in self.kinds:
-            if not _is_own(kind, kind.forward):  # type: ignore[arg-type]  # a class has a hash
-                return f"{kind.__qualname__}.forward"
-        for name, reference in zip(self.names, self.modules):
-            module = reference()
-            if module is not None and "forward" in module.__dict__ and not _is_wrapped(module):
-                return f"{name}.forward"
+        if self._foreign is not None:
+            return self._foreign
+        for number in self._forwards:
+            module = self.modules[number]()
+            if module is not None and not _is_wrapped(module):
+                return f"{self.names[number]}.forward"
         return None
 
 

@@ -43,6 +43,7 @@ class Round:
     #: By group and number of queries: what the kernels take for rows without hidden pads, made by the first
     #: layer.
     batches: dict[tuple[int, int], Any] = dataclasses.field(default_factory=dict)
+    _spans: dict[int, list[Span]] = dataclasses.field(default_factory=dict)
 
     @property
     def end(self) -> int:
@@ -66,8 +67,12 @@ class Round:
         return max(0, self.start - window + 1) if window else 0
 
     def spans(self, group: int, window: int) -> list[Span]:
-        first = self.first_kept(window)
-        return spans_of(self.groups[group].table, self.pads, first, self.end)
+        """Of a group, whose layers have one window."""
+        found = self._spans.get(group)
+        if found is None:
+            first = self.first_kept(window)
+            found = self._spans[group] = spans_of(self.groups[group].table, self.pads, first, self.end)
+        return found
 
 
 def spans_of(table: np.ndarray, pads: np.ndarray, first: int, end: int) -> list[Span]:

@@ -44,6 +44,10 @@ def test_the_package_asks_for_no_newer_transformers_than_what_is_run():
     assert bound is not None and tuple(map(int, bound.groups())) == (newest[0], newest[1] + 1)
 
 
+def test_scores_behind_a_shared_prompt_are_those_without_a_cache():
+    assert run("score_hf.py").splitlines() == ["as without a cache"] * 2 + ["99 of 100 prompt tokens are found"]
+
+
 @pytest.mark.parametrize("name", ["MistralForCausalLM", "Gemma3ForCausalLM"])
 def test_the_example_finds_its_prompts(name, example):
     lines = [line for line in example.splitlines() if line.startswith(name)]
