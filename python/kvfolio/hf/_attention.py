@@ -228,12 +228,19 @@ def attention(
     """What transformers calls for each layer."""
     if dropout:
         raise ValueError(f"dropout {dropout}: kvfolio attends for inference only")
+    if kwargs.get("is_causal") is False and attention_mask is not None and _says_is_causal(type(module)):
+        del kwargs["is_causal"]  # GPT-2 of 4.57: where a mask says it
     strange = unknown_to_attention(kwargs, getattr(module, "is_causal", True))
     if strange is not None:
         raise ValueError(f"kvfolio's attention does not take {strange}")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     place: Place | None = getattr(key, "_kvfolio", None)
     facts: Mask | None = getattr(attention_mask, "_kvfolio", None)
+    if getattr(value, "_kvfolio", None) is not place:
+        raise ValueError(
+            "this model changes its keys or values behind the cache, and kvfolio's attention reads what the cache "
+            'holds: choose attn_implementation="sdpa" or "eager"'
+        )
     if place is None:
         return _dense(module, query, key, value, attention_mask, facts, scale, s_aux, softcap)
     place.now.unattended = None
@@ -248,6 +255,13 @@ def attention(
         key, value = place.gather()
         return _dense(module, query, key, value, attention_mask, facts, scale, s_aux, softcap)
     return place.attend(query, scale, s_aux, pads), None
+
+
+@functools.lru_cache(maxsize=256)
+def _says_is_causal(kind: type) -> bool:
+    """The attention module itself gives is_causal= to its attention function; else it is its caller's."""
+    code = inspect.unwrap(kind.forward).__code__  # type: ignore[attr-defined]
+    return any(isinstance(names, tuple) and "is_causal" in names for names in code.co_consts)
 
 
 def _plain(facts: Mask | None, given: torch.Tensor | None, place: Place,

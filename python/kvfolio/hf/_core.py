@@ -248,9 +248,10 @@ class Core:
         if self.paged:
             now.unattended = index if now.watched else None
             place = Place(now, store, group, kind.window, keys.dtype)
-            tagged = keys.view_as(keys)
-            tagged._kvfolio = place  # type: ignore[attr-defined]
-            return tagged, values
+            tagged = keys.view_as(keys), values.view_as(values)
+            for part in tagged:
+                part._kvfolio = place  # type: ignore[attr-defined]
+            return tagged
         if now.start == 0 and store.shape.dtype == keys.dtype:
             return keys, values  # all that there is
         return store.gather(now.spans(group, kind.window), keys.dtype)

@@ -148,6 +148,41 @@ def shared(family: str, dtype: torch.dtype = torch.float32, seed: int = 0, atten
     return make(family, dtype, seed, attention, width)
 
 
+_GPT = dict(vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=4, n_positions=128)
+_LLAMA_LIKE = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+                   num_key_value_heads=2, max_position_embeddings=128)
+#: Others than FAMILIES: what the library's own generate() gives to their decoders differs.
+OTHERS = {
+    "GPT2": _GPT,
+    "GPTBigCode": _GPT,
+    "GPTJ": {**_GPT, "rotary_dim": 8},
+    "OPT": dict(vocab_size=VOCAB, hidden_size=64, ffn_dim=96, num_hidden_layers=2, num_attention_heads=4,
+                max_position_embeddings=128, word_embed_proj_dim=64),
+    "Bloom": dict(vocab_size=VOCAB, hidden_size=64, n_layer=2, n_head=4),
+    "Falcon": dict(vocab_size=VOCAB, hidden_size=64, num_hidden_layers=2, num_attention_heads=4),
+    "GPTNeoX": _LLAMA_LIKE,
+    "Phi3": _LLAMA_LIKE,
+    "Qwen2": _LLAMA_LIKE,
+    "Qwen3": {**_LLAMA_LIKE, "head_dim": 16},
+    "Cohere2": {**_LLAMA_LIKE, "sliding_window": WINDOW},
+    "Mixtral": {**_LLAMA_LIKE, "num_local_experts": 4},
+    "GraniteMoe": _LLAMA_LIKE,
+}
+
+
+def other(name: str, attention: str = "eager", **arguments):
+    arguments = dict(bos_token_id=None, eos_token_id=None, pad_token_id=0) | OTHERS.get(name, _LLAMA_LIKE) | arguments
+    config = getattr(transformers, f"{name}Config")(**arguments)
+    config._attn_implementation = attention
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.data.mul_(5)  # so that a wrong token changes the text
+    model.generation_config.pad_token_id = 0
+    return model
+
+
 def prompt(length: int, seed: int = 0, batch: int = 1) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1000 + seed)
     return torch.randint(1, EOS, (batch, length), generator=generator)

@@ -10,7 +10,7 @@ import models
 import pytest
 import torch
 import transformers
-from caches import pool_for
+from caches import hits, pool_for
 
 from kvfolio import hf
 from kvfolio.hf import _keywords
@@ -52,6 +52,13 @@ def test_what_is_taken_for_output_changes_no_bit_of_a_key(family, name):
                 return
             keys.append(torch.stack([torch.stack([layer.keys, layer.values]) for layer in cache.layers[1::2]]))
     assert torch.equal(*keys)
+
+
+@pytest.mark.parametrize("name", models.OTHERS)
+def test_what_generate_itself_gives_to_a_decoder_is_not_refused(name):
+    model, ids = models.other(name), models.prompt(20)
+    pool = pool_for(model)
+    assert [hits(model, pool, ids), hits(model, pool, ids)] == [0, 19]
 
 
 def test_an_argument_at_its_default_was_not_given():

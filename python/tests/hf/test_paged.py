@@ -244,6 +244,33 @@ def test_sinks_are_merged_as_one_more_key():
     assert np.isfinite(errors).all()
 
 
+@pytest.mark.parametrize("name", ["GPT2", "GPTBigCode"])
+def test_a_module_may_say_itself_that_its_mask_decides_causality(name):
+    model, ids = models.other(name), models.prompt(20)
+    expected = generate(model, ids, None)
+    model.set_attn_implementation("kvfolio")
+    pool = hf.Pool(model, blocks=64)
+    for found in (0, 19):
+        with hf.PagedCache(model, pool, prompt_ids=ids) as cache:
+            assert torch.equal(generate(model, ids, cache), expected)
+            assert cache.cached_tokens == found
+
+
+@pytest.mark.skipif(transformers.__version__.startswith("4."), reason="DiffLlama has attentions of its own in 4.57")
+def test_a_model_that_changes_values_behind_the_cache_is_refused():
+    model, ids = models.other("DiffLlama"), models.prompt(20)
+    expected = generate(model, ids, None)
+    with hf.PagedCache(model, hf.Pool(model, blocks=64), prompt_ids=ids) as cache:
+        assert torch.equal(generate(model, ids, cache), expected)
+    model.set_attn_implementation("kvfolio")
+    pool = hf.Pool(model, blocks=64)
+    with hf.PagedCache(model, pool, prompt_ids=ids) as cache:
+        with pytest.raises(ValueError, match='changes its keys or values behind the cache.*choose attn_impl'):
+            generate(model, ids, cache)
+    with hf.PagedCache(model, pool, prompt_ids=ids) as cache:
+        assert cache.cached_tokens == 0
+
+
 # ---- layers that share keys ----
 
 needs_gemma4 = pytest.mark.skipif("gemma4" not in models.FAMILIES, reason="this release has no Gemma 4")
