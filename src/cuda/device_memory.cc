@@ -21,6 +21,9 @@ using text::concat;
 constexpr unsigned kNonBlocking = 1;    // streams that do not wait for the legacy stream
 constexpr unsigned kDisableTiming = 2;  // events
 constexpr unsigned kPortable = 1;       // pinned for every context
+// Fewer runs than this are copies of their own: a kernel and its staging cost about as much.
+constexpr std::size_t kFewRuns = 4;
+constexpr std::int64_t kBytesOfBlock = 256 * 4 * 16;  // of threads, see move_runs
 
 DeviceAddress address_of(const std::byte* memory) {
   return static_cast<DeviceAddress>(reinterpret_cast<std::uintptr_t>(memory));
@@ -69,6 +72,13 @@ Result<std::unique_ptr<DeviceMemory>> DeviceMemory::create(std::shared_ptr<Devic
   if (!staging) return staging.error();
   memory->staging_ = *std::move(staging);
   memory->half_bytes_ = options.staging_bytes / 128 * 64;
+  memory->kernels_ = options.kernels;
+  if (memory->kernels_ != nullptr) {
+    KVFOLIO_RETURN_IF_ERROR(device->run("to allocate its staging", [&](const DriverCalls& calls) {
+      return calls.memory_allocate(&memory->device_staging_,
+                                   static_cast<std::size_t>(options.staging_bytes));
+    }));
+  }
   KVFOLIO_RETURN_IF_ERROR(device->run("to make a stream", [&](const DriverCalls& calls) {
     return calls.stream_create(&memory->stream_, kNonBlocking);
   }));
@@ -84,6 +94,7 @@ Result<std::unique_ptr<DeviceMemory>> DeviceMemory::create(std::shared_ptr<Devic
 
 DeviceMemory::~DeviceMemory() {
   static_cast<void>(device_->run("to end a stream", [&](const DriverCalls& calls) {
+    if (device_staging_ != 0) static_cast<void>(calls.memory_free(device_staging_));
     for (const Half& half : halves_) {
       if (half.event != nullptr) static_cast<void>(calls.event_destroy(half.event));
     }
@@ -120,12 +131,14 @@ void DeviceMemory::copy_batch(std::span<const CopyRun> runs) noexcept {
 
 bool DeviceMemory::copy_in(std::span<const CopyRun> runs) noexcept {
   const std::lock_guard lock(mutex_);
-  return keep(settle(move_in(runs)));
+  const bool staged = kernels_ != nullptr && runs.size() >= kFewRuns;
+  return keep(settle(staged ? move_staged(runs, true) : move_in(runs)));
 }
 
 bool DeviceMemory::copy_out(std::span<const CopyRun> runs) noexcept {
   const std::lock_guard lock(mutex_);
-  return keep(settle(move_out(runs)));
+  const bool staged = kernels_ != nullptr && runs.size() >= kFewRuns;
+  return keep(settle(staged ? move_staged(runs, false) : move_out(runs)));
 }
 
 Status DeviceMemory::take_error() {
@@ -184,11 +197,72 @@ Status DeviceMemory::finish_half(Half& half) {
   }
   for (std::size_t i = 0; i < half.num_pieces; ++i) {
     const Half::Piece& piece = half.pieces[i];
+    if (piece.to == nullptr) continue;
     std::memcpy(piece.to, half.data + piece.at, static_cast<std::size_t>(piece.bytes));
   }
   half.used = 0;
   half.num_pieces = 0;
   return {};
+}
+
+Status DeviceMemory::start_half(Half& half, bool in) {
+  if (half.num_pieces == 0) return {};
+  const DeviceAddress stage =
+      device_staging_ + static_cast<DeviceAddress>(half.data - staging_.data());
+  RunsArgs args;
+  args.stage = stage;
+  std::int64_t most = 0;
+  for (std::size_t i = 0; i < half.num_pieces; ++i) {
+    const Half::Piece& piece = half.pieces[i];
+    args.runs[i] = {piece.device, static_cast<std::uint32_t>(piece.at),
+                    static_cast<std::uint32_t>(piece.bytes)};
+    most = std::max(most, piece.bytes);
+  }
+  const Grid grid{static_cast<std::uint32_t>(
+                      std::clamp<std::int64_t>((most + kBytesOfBlock - 1) / kBytesOfBlock, 1, 64)),
+                  static_cast<std::uint32_t>(half.num_pieces), 1};
+  DriverQueue queue(kernels_, stream_);
+  const auto launch = [&] {
+    return queue.launch({.family = in ? MoveFamily::kRunsIn : MoveFamily::kRunsOut}, grid, &args,
+                        sizeof args);
+  };
+  if (!in) KVFOLIO_RETURN_IF_ERROR(launch());
+  KVFOLIO_RETURN_IF_ERROR(
+      device_->run([&] { return concat("to copy ", half.used, " bytes of staging"); },
+                   [&](const DriverCalls& calls) {
+                     const auto bytes = static_cast<std::size_t>(half.used);
+                     return in ? calls.copy_in(stage, half.data, bytes, stream_)
+                               : calls.copy_out(half.data, stage, bytes, stream_);
+                   }));
+  if (in) KVFOLIO_RETURN_IF_ERROR(launch());
+  return record_half(half);
+}
+
+Status DeviceMemory::move_staged(std::span<const CopyRun> runs, bool in) {
+  std::size_t current = 0;
+  for (const CopyRun& run : runs) {
+    for (std::int64_t done = 0; done < run.bytes;) {
+      if (halves_[current].used == half_bytes_ ||
+          halves_[current].num_pieces == halves_[current].pieces.size()) {
+        KVFOLIO_RETURN_IF_ERROR(start_half(halves_[current], in));
+        current ^= 1u;
+        KVFOLIO_RETURN_IF_ERROR(finish_half(halves_[current]));
+      }
+      Half& half = halves_[current];
+      const std::int64_t count = std::min(run.bytes - done, half_bytes_ - half.used);
+      Half::Piece& piece = half.pieces[half.num_pieces++];
+      piece = {in ? nullptr : run.dst + done, address_of(in ? run.dst + done : run.src + done),
+               half.used, count};
+      if (in) {
+        std::memcpy(half.data + half.used, run.src + done, static_cast<std::size_t>(count));
+      }
+      half.used += (count + 15) / 16 * 16;
+      done += count;
+    }
+  }
+  KVFOLIO_RETURN_IF_ERROR(start_half(halves_[current], in));
+  KVFOLIO_RETURN_IF_ERROR(finish_half(halves_[current ^ 1u]));
+  return finish_half(halves_[current]);
 }
 
 Status DeviceMemory::move_in(std::span<const CopyRun> runs) {
@@ -236,7 +310,8 @@ Status DeviceMemory::move_out(std::span<const CopyRun> runs) {
   std::size_t current = 0;
   for (const CopyRun& run : runs) {
     for (std::int64_t done = 0; done < run.bytes;) {
-      if (halves_[current].used == half_bytes_ || halves_[current].num_pieces == Half::kPieces) {
+      if (halves_[current].used == half_bytes_ ||
+          halves_[current].num_pieces == halves_[current].pieces.size()) {
         KVFOLIO_RETURN_IF_ERROR(record_half(halves_[current]));
         current ^= 1u;
         KVFOLIO_RETURN_IF_ERROR(finish_half(halves_[current]));
@@ -249,7 +324,7 @@ Status DeviceMemory::move_out(std::span<const CopyRun> runs) {
                          return calls.copy_out(half.data + half.used, address_of(run.src + done),
                                                static_cast<std::size_t>(count), stream_);
                        }));
-      half.pieces[half.num_pieces++] = {run.dst + done, half.used, count};
+      half.pieces[half.num_pieces++] = {run.dst + done, 0, half.used, count};
       half.used += count;
       done += count;
     }

@@ -18,6 +18,7 @@
 #include <string_view>
 
 #include "cuda/driver.h"
+#include "cuda/move_module.h"
 #include "kvfolio/memory.h"
 
 namespace kvfolio::cuda {
@@ -46,6 +47,8 @@ class PinnedMemory {
 struct DeviceMemoryOptions {
   // Pinned, of both pieces together. At least 128.
   std::int64_t staging_bytes = std::int64_t{16} << 20;
+  // Of the same device; then as much memory of the device is staging too. Null: no kernels.
+  std::shared_ptr<MoveModule> kernels = nullptr;
 };
 
 class DeviceMemory final : public MemoryResource {
@@ -76,14 +79,14 @@ class DeviceMemory final : public MemoryResource {
     void* event = nullptr;
     bool in_flight = false;
     std::int64_t used = 0;
-    // Of copy_out: where pieces of it go on the host. In order, up to kPieces.
+    // Of copy_out, and of what kernels move: in order.
     struct Piece {
-      std::byte* to;
+      std::byte* to;  // on the host, null on the way in
+      DeviceAddress device;
       std::int64_t at;
       std::int64_t bytes;
     };
-    static constexpr std::size_t kPieces = 256;
-    std::array<Piece, kPieces> pieces;
+    std::array<Piece, kMaxRuns> pieces;
     std::size_t num_pieces = 0;
   };
 
@@ -91,13 +94,17 @@ class DeviceMemory final : public MemoryResource {
   Status copy_within(std::span<const CopyRun> runs);
   Status move_in(std::span<const CopyRun> runs);
   Status move_out(std::span<const CopyRun> runs);
-  Status finish_half(Half& half);  // waits for it, and empties it
-  Status record_half(Half& half);  // what was started for it so far ends at its event
-  Status settle(Status status);    // after a failure nothing is on its way
+  Status move_staged(std::span<const CopyRun> runs, bool in);
+  Status start_half(Half& half, bool in);  // what kernels move
+  Status finish_half(Half& half);          // waits for it, and empties it
+  Status record_half(Half& half);          // what was started for it so far ends at its event
+  Status settle(Status status);            // after a failure nothing is on its way
   bool keep(Status status);
 
   std::shared_ptr<Device> device_;
   PinnedMemory staging_;
+  std::shared_ptr<MoveModule> kernels_;
+  DeviceAddress device_staging_ = 0;  // with kernels
   std::int64_t half_bytes_ = 0;
   std::array<Half, 2> halves_;
   void* stream_ = nullptr;

@@ -34,6 +34,15 @@ std::shared_ptr<Device> open_device(int ordinal = 0) {
   return *device;
 }
 
+// With kernels for every second seed.
+DeviceMemoryOptions options_for(const std::shared_ptr<Device>& device, unsigned seed,
+                                std::int64_t staging_bytes) {
+  static const int image = 0;
+  DeviceMemoryOptions options{.staging_bytes = staging_bytes};
+  if (seed % 2 == 1) options.kernels = *MoveModule::load(device, &image);
+  return options;
+}
+
 CacheSpec small_spec() {
   GroupSpec group;
   group.num_layers = 2;
@@ -72,8 +81,9 @@ TEST(CudaDeviceMemory, BytesAreRightWhenACallReturnsHoweverLateCopiesAre) {
     FakeDriver fake(seed);
     std::mt19937 random(seed);
     constexpr std::int64_t kBytes = 6000;
+    auto opened = open_device();
     auto memory =
-        *DeviceMemory::create(open_device(), {.staging_bytes = seed % 2 == 0 ? 256 : 4096});
+        *DeviceMemory::create(opened, options_for(opened, seed, seed % 4 < 2 ? 256 : 4096));
     std::byte* const device = *memory->allocate(kBytes);
     std::vector<std::byte> host = random_bytes(random, kBytes), back(kBytes), want(kBytes);
     const std::vector<std::byte> original = host;
@@ -99,6 +109,7 @@ TEST(CudaDeviceMemory, BytesAreRightWhenACallReturnsHoweverLateCopiesAre) {
     memory->deallocate(device, kBytes);
     memory->deallocate(other, kBytes);
     memory.reset();
+    opened.reset();
     EXPECT_EQ(fake.open(), 0u);
     EXPECT_TRUE(fake.current.empty());
   }
@@ -134,13 +145,14 @@ TEST(CudaDeviceMemory, AStorageOnADeviceHasTheImagesOfOneOnTheHost) {
 TEST(CudaDeviceMemory, OutOfMemoryAtAnyCallOfCreationLeavesNothingOpen) {
   FakeDriver fake;
   const auto device = open_device();
+  const DeviceMemoryOptions options = options_for(device, 1, 4096);
   const std::size_t before = fake.open();
   int failed = 0;
   for (int at = 1;; ++at) {
     fake.count = 0;
     fake.fail_at = at;
     fake.fail_with = 2;
-    Result<std::unique_ptr<DeviceMemory>> memory = DeviceMemory::create(device);
+    Result<std::unique_ptr<DeviceMemory>> memory = DeviceMemory::create(device, options);
     fake.fail_at = 0;
     if (memory) break;
     EXPECT_EQ(memory.error().code(), ErrorCode::kOutOfMemory) << at;
@@ -148,7 +160,7 @@ TEST(CudaDeviceMemory, OutOfMemoryAtAnyCallOfCreationLeavesNothingOpen) {
     EXPECT_EQ(fake.open(), before) << at << " " << fake.last;
     ++failed;
   }
-  EXPECT_GE(failed, 8);  // a push of the context and a call, four times
+  EXPECT_GE(failed, 10);  // a push of the context and a call, five times
   EXPECT_EQ(fake.open(), before);
 }
 
@@ -168,38 +180,73 @@ TEST(CudaDeviceMemory, AStorageThatADeviceHasNoRoomForGivesAllBack) {
 }
 
 // Each call of the driver within copies fails once: the call says so, the next one is right.
-TEST(CudaDeviceMemory, AFailingCopyIsReportedAndTheNextOneIsRight) {
+void fail_each_call(unsigned kernels, DriverResult error) {
   constexpr std::int64_t kBytes = 1500;
-  for (const DriverResult error : {2, 999}) {
-    int failures = 0;
-    for (int at = 1;; ++at) {
-      FakeDriver fake(static_cast<unsigned>(at));
-      std::mt19937 random(static_cast<unsigned>(at));
-      auto memory = *DeviceMemory::create(open_device(), {.staging_bytes = 512});
-      std::byte* const device = *memory->allocate(kBytes);
-      std::vector<std::byte> host = random_bytes(random, kBytes), back(kBytes);
-      const CopyRun in[] = {{device, host.data(), 700}, {device + 700, host.data() + 700, 800}};
-      const CopyRun out[] = {{back.data(), device, 100}, {back.data() + 100, device + 100, 1400}};
-      fake.count = 0;
-      fake.fail_at = at;
-      fake.fail_with = error;
-      const bool ok_in = memory->copy_in(in), ok_out = memory->copy_out(out);
-      fake.fail_at = 0;
-      const Status said = memory->take_error();
-      EXPECT_EQ(said.ok(), ok_in && ok_out) << at;
-      if (!said.ok()) {
-        ++failures;
-        EXPECT_THAT(said.message(), HasSubstr("device 0 (Fake 0) failed to "));
-        EXPECT_TRUE(memory->take_error().ok());  // it was taken
-        ASSERT_TRUE(memory->copy_in(in));
-        ASSERT_TRUE(memory->copy_out(out));
-      }
-      ASSERT_EQ(back, host) << at;
-      EXPECT_TRUE(fake.current.empty()) << at;
-      if (said.ok()) break;
+  int failures = 0;
+  for (int at = 1;; ++at) {
+    FakeDriver fake(static_cast<unsigned>(at));
+    std::mt19937 random(static_cast<unsigned>(at));
+    const auto opened = open_device();
+    auto memory = *DeviceMemory::create(opened, options_for(opened, kernels, 512));
+    std::byte* const device = *memory->allocate(kBytes);
+    std::vector<std::byte> host = random_bytes(random, kBytes), back(kBytes);
+    std::vector<CopyRun> in, out;
+    for (const auto& [first, count] : {std::pair{0, 700}, {700, 13}, {713, 87}, {800, 700}}) {
+      in.push_back({device + first, host.data() + first, count});
+      out.push_back({back.data() + first, device + first, count});
     }
-    EXPECT_GE(failures, 20);
+    fake.count = 0;
+    fake.fail_at = at;
+    fake.fail_with = error;
+    const bool ok_in = memory->copy_in(in), ok_out = memory->copy_out(out);
+    fake.fail_at = 0;
+    const Status said = memory->take_error();
+    EXPECT_EQ(said.ok(), ok_in && ok_out) << at;
+    if (!said.ok()) {
+      ++failures;
+      EXPECT_THAT(said.message(), HasSubstr("device 0 (Fake 0) failed to "));
+      EXPECT_TRUE(memory->take_error().ok());  // it was taken
+      ASSERT_TRUE(memory->copy_in(in));
+      ASSERT_TRUE(memory->copy_out(out));
+    }
+    ASSERT_EQ(back, host) << at;
+    EXPECT_TRUE(fake.current.empty()) << at;
+    if (said.ok()) break;
   }
+  EXPECT_GE(failures, 20);
+}
+
+TEST(CudaDeviceMemory, AFailingCopyIsReportedAndTheNextOneIsRight) {
+  for (const DriverResult error : {2, 999}) {
+    fail_each_call(0, error);
+    fail_each_call(1, error);
+  }
+}
+
+// Sixty runs are one kernel and one copy, not sixty copies.
+TEST(CudaDeviceMemory, WithKernelsABatchIsOneCopyOfTheDriver) {
+  FakeDriver fake;
+  const auto opened = open_device();
+  auto memory = *DeviceMemory::create(opened, options_for(opened, 1, 1 << 16));
+  std::byte* const device = *memory->allocate(6000);
+  std::vector<std::byte> host(6000, std::byte{3}), back(6000);
+  std::vector<CopyRun> in, out;
+  for (int i = 0; i < 60; ++i) {
+    in.push_back({device + 100 * i, host.data() + 100 * i, 99});
+    out.push_back({back.data() + 100 * i, device + 100 * i, 99});
+  }
+  fake.count = 0;
+  ASSERT_TRUE(memory->copy_in(in));
+  EXPECT_EQ(fake.count, 8);  // copy, kernel, record and wait, a push of the context before each
+  ASSERT_EQ(fake.launches.size(), 1u);
+  EXPECT_EQ(fake.launches[0].kernel, "kvfolio_runs_in");
+  EXPECT_EQ(fake.launches[0].y, 60u);
+  fake.count = 0;
+  ASSERT_TRUE(memory->copy_out(out));
+  EXPECT_EQ(fake.count, 8);
+  EXPECT_EQ(fake.launches[1].kernel, "kvfolio_runs_out");
+  for (int i = 0; i < 60; ++i)
+    EXPECT_EQ(back[static_cast<std::size_t>(100 * i + 98)], std::byte{3});
 }
 
 TEST(CudaDeviceMemory, AContextThatDiesFailsEveryLaterCallAndNoOtherDevice) {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "cuda/driver.h"
+#include "cuda/move_args.h"
 
 namespace kvfolio::cuda {
 
@@ -285,6 +286,18 @@ struct FakeCalls {
                              unsigned, unsigned, unsigned, void* stream, void** parameters,
                              void**) {
     if (const DriverResult error = enter("cuLaunchKernel"); error != 0) return error;
+    const std::string& name = *static_cast<std::string*>(function);
+    if (name == "kvfolio_runs_in" || name == "kvfolio_runs_out") {
+      const RunsArgs& runs = *static_cast<const RunsArgs*>(parameters[0]);
+      for (unsigned i = 0; i < y; ++i) {
+        const StagedRun& run = runs.runs[i];
+        std::byte* const memory = fake().bytes_at(run.memory, run.bytes);
+        std::byte* const stage = fake().bytes_at(runs.stage + run.at, run.bytes);
+        const std::size_t bytes = run.bytes;
+        const bool in = name == "kvfolio_runs_in";
+        fake().start(stream, [=] { std::memcpy(in ? memory : stage, in ? stage : memory, bytes); });
+      }
+    }
     const auto* const args = static_cast<const std::byte*>(parameters[0]);
     fake().launches.push_back({*static_cast<std::string*>(function), x, y, z, threads_x, stream,
                                std::vector<std::byte>(args, args + fake().args_bytes)});

@@ -37,6 +37,8 @@ enum class MoveFamily : std::uint8_t {
   kPackBlocks,
   kUnpackBlocks,
   kScatter,
+  kRunsIn,   // from a staging buffer to memory
+  kRunsOut,  // and back
 };
 
 // Names one kernel: a template and its arguments.

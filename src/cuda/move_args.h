@@ -75,6 +75,9 @@ struct GatherArgs {
   Divider block_size;
 };
 
+// An address of device memory, as the driver has it.
+using DeviceBytes = unsigned long long;
+
 struct Pair {
   std::int32_t src = 0;
   std::int32_t dst = 0;
@@ -113,6 +116,19 @@ struct BlocksArgs {
   std::uint32_t value = 0;        // of fill: the byte, four times
   std::uint32_t first_block = 0;  // of fill
   Pair pairs[kMaxPairs];          // of a copy: blocks; of images: {block, image}
+};
+
+// A run of bytes of device memory and its place in a staging buffer, a multiple of 16.
+struct StagedRun {
+  DeviceBytes memory = 0;
+  std::uint32_t at = 0;
+  std::uint32_t bytes = 0;
+};
+inline constexpr int kMaxRuns = 128;
+
+struct RunsArgs {
+  DeviceBytes stage = 0;
+  StagedRun runs[kMaxRuns];
 };
 
 // table[rows[i]][columns[i]] = blocks[i]

@@ -108,6 +108,41 @@ __device__ __forceinline__ void move_blocks(const BlocksArgs& a) {
   }
 }
 
+// blockIdx.y is the run. kIn: from the stage to memory.
+template <bool kIn>
+__device__ __forceinline__ void move_runs(const RunsArgs& a) {
+  const StagedRun run = a.runs[blockIdx.y];
+  const auto odd = static_cast<std::uint32_t>(run.memory) | run.bytes;
+  const std::uint32_t width = odd % 16 == 0  ? 16
+                              : odd % 8 == 0 ? 8
+                              : odd % 4 == 0 ? 4
+                              : odd % 2 == 0 ? 2
+                                             : 1;
+  const std::uint32_t units = run.bytes / width;
+  char* const memory = reinterpret_cast<char*>(run.memory);
+  char* const stage = reinterpret_cast<char*>(a.stage + run.at);
+  for (std::uint32_t first = blockIdx.x * kThreads * kUnitsOfThread + threadIdx.x; first < units;
+       first += gridDim.x * kThreads * kUnitsOfThread) {
+    uint4 x[kUnitsOfThread];
+#pragma unroll
+    for (int j = 0; j < kUnitsOfThread; ++j) {
+      const std::uint32_t unit = first + static_cast<std::uint32_t>(j) * kThreads;
+      if (unit < units) {
+        x[j] =
+            load_width<false>((kIn ? stage : memory) + static_cast<long long>(unit) * width, width);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kUnitsOfThread; ++j) {
+      const std::uint32_t unit = first + static_cast<std::uint32_t>(j) * kThreads;
+      if (unit < units) {
+        store_width<false>((kIn ? memory : stage) + static_cast<long long>(unit) * width, x[j],
+                           width);
+      }
+    }
+  }
+}
+
 __device__ __forceinline__ void scatter_entries(const ScatterArgs& a) {
   const std::uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= a.count) return;

@@ -51,6 +51,12 @@ struct Blocks {
   static constexpr bool kMeets = false;
   __device__ static void run(const Args& a) { move_blocks<kOp, kWide, kUnits>(a); }
 };
+template <bool kIn>
+struct Runs {
+  using Args = RunsArgs;
+  static constexpr bool kMeets = false;
+  __device__ static void run(const Args& a) { move_runs<kIn>(a); }
+};
 struct Scatter {
   using Args = ScatterArgs;
   static constexpr bool kMeets = false;
@@ -179,6 +185,10 @@ bool with_kernel(const MoveKernel& kernel, const void* args, Start&& start) {
       return with_gather_kernel(kernel, *static_cast<const GatherArgs*>(args), start);
     case MoveFamily::kConvert:
       return with_convert_kernel(kernel, *static_cast<const ConvertArgs*>(args), start);
+    case MoveFamily::kRunsIn:
+      return start(Runs<true>(), *static_cast<const RunsArgs*>(args));
+    case MoveFamily::kRunsOut:
+      return start(Runs<false>(), *static_cast<const RunsArgs*>(args));
     case MoveFamily::kScatter:
       return start(Scatter(), *static_cast<const ScatterArgs*>(args));
     default:

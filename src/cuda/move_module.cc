@@ -41,6 +41,10 @@ std::string_view name_of(MoveFamily family) {
       return "unpack";
     case MoveFamily::kScatter:
       return "scatter";
+    case MoveFamily::kRunsIn:
+      return "runs_in";
+    case MoveFamily::kRunsOut:
+      return "runs_out";
   }
   return "";
 }
@@ -57,7 +61,7 @@ std::size_t index_of(const MoveKernel& kernel) {
 std::string symbol_of(const MoveKernel& kernel) {
   const std::string_view family = name_of(kernel.family);
   const std::string_view wide = kernel.wide ? "wide" : "narrow";
-  if (kernel.family == MoveFamily::kScatter) return concat("kvfolio_", family);
+  if (kernel.family >= MoveFamily::kScatter) return concat("kvfolio_", family);
   if (kernel.family >= MoveFamily::kCopyBlocks) return concat("kvfolio_", family, "_", wide);
   const std::string name =
       concat("kvfolio_", family, "_", name_of(kernel.from), "_", name_of(kernel.to), "_", wide);
@@ -86,7 +90,10 @@ std::vector<MoveKernel> all_move_kernels() {
       all.push_back({family, Element::kF32, Element::kF32, wide, false});
     }
   }
-  all.push_back({.family = MoveFamily::kScatter});
+  for (const MoveFamily family :
+       {MoveFamily::kScatter, MoveFamily::kRunsIn, MoveFamily::kRunsOut}) {
+    all.push_back({.family = family});
+  }
   return all;
 }
 

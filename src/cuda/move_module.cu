@@ -54,5 +54,7 @@ KVFOLIO_BLOCKS(pack, kPack)
 KVFOLIO_BLOCKS(unpack, kUnpack)
 
 KVFOLIO_KERNEL(kvfolio_scatter, Scatter)
+KVFOLIO_KERNEL(kvfolio_runs_in, Runs<true>)
+KVFOLIO_KERNEL(kvfolio_runs_out, Runs<false>)
 
 }  // namespace kvfolio::cuda

@@ -346,6 +346,46 @@ TEST(CudaMoves, EntriesOutsideTheTableAreRefused) {
   EXPECT_EQ(fault, 1ull << 32 | 7u);
 }
 
+// Runs of any length at any address, into a stage and back.
+TEST(CudaMoves, RunsGoToTheirStageAndBack) {
+  HostMachine machine;
+  cases::Random random(12);
+  for (int round = 0; round < 50; ++round) {
+    std::vector<std::byte> memory(5000), stage(8192), before;
+    for (std::byte& b : memory) b = static_cast<std::byte>(random() & 0xffu);
+    before = memory;
+    const GuardedMemory far(5000, round % 2 == 0), near(8192, round % 2 == 1);
+    std::memcpy(far.data(), memory.data(), 5000);
+    RunsArgs args;
+    args.stage = reinterpret_cast<std::uintptr_t>(near.data());
+    std::uint32_t count = 0, at = 0;
+    for (std::int32_t from = 0; from < 5000 && count < 100;) {
+      const std::int32_t bytes =
+          std::min(cases::draw(random, 1, round % 3 == 0 ? 900 : 64) & (round % 5 == 0 ? ~15 : ~0),
+                   5000 - from);
+      if (bytes > 0) {
+        args.runs[count++] = {
+            reinterpret_cast<std::uintptr_t>(far.data()) + static_cast<std::uintptr_t>(from), at,
+            static_cast<std::uint32_t>(bytes)};
+      }
+      at += (static_cast<std::uint32_t>(bytes) + 15) / 16 * 16;
+      from += bytes + cases::draw(random, 0, 5);
+    }
+    const Grid grid{static_cast<std::uint32_t>(cases::draw(random, 1, 2)), count, 1};
+    const auto launch = [&](MoveFamily family) {
+      ASSERT_TRUE(machine.queue().launch({.family = family}, grid, &args, sizeof args).ok());
+    };
+    launch(MoveFamily::kRunsOut);
+    for (std::uint32_t i = 0; i < count; ++i) {
+      auto* const run = reinterpret_cast<std::byte*>(args.runs[i].memory);
+      ASSERT_EQ(std::memcmp(near.data() + args.runs[i].at, run, args.runs[i].bytes), 0);
+      std::memset(run, 0, args.runs[i].bytes);
+    }
+    launch(MoveFamily::kRunsIn);
+    ASSERT_EQ(std::memcmp(far.data(), before.data(), 5000), 0);
+  }
+}
+
 // More pairs than travel in one launch.
 TEST(CudaMoves, ManyCopiesTakeSeveralLaunches) {
   HostMachine machine;

@@ -594,12 +594,18 @@ void time_entries(Report& report, int rounds) {
 
 // A storage in DeviceMemory, through the driver that this machine has: images in, blocks copied,
 // images out, beside a storage of the host; then how fast bytes come and go.
-void run_driver(Report& report) {
+void run_driver(Report& report, bool with_kernels) {
   Result<DriverCalls> calls = load_driver();
   if (!calls) throw std::runtime_error(calls.error().message());
   Result<std::shared_ptr<Device>> device = Device::open(*calls, 0);
   if (!device) throw std::runtime_error(device.error().message());
-  Result<std::unique_ptr<DeviceMemory>> memory = DeviceMemory::create(*device);
+  DeviceMemoryOptions options;
+  if (with_kernels) {
+    Result<std::shared_ptr<MoveModule>> module = MoveModule::load(*device, kvfolio_move_image);
+    if (!module) throw std::runtime_error(module.error().message());
+    options.kernels = *module;
+  }
+  Result<std::unique_ptr<DeviceMemory>> memory = DeviceMemory::create(*device, options);
   if (!memory) throw std::runtime_error(memory.error().message());
   cases::Random random(8);
   const CacheSpec spec = cases::spec_of({.layers = 8,
@@ -617,6 +623,9 @@ void run_driver(Report& report) {
   const auto bytes = static_cast<std::size_t>(there->block_image_bytes(GroupId(0))) * 64;
   std::vector<std::byte> images(bytes), got(bytes);
   for (std::byte& b : images) b = static_cast<std::byte>(random() & 0xffu);
+  check(there->write_blocks(GroupId(0), std::span(blocks).first(8),
+                            std::span(images).first(bytes / 8)),
+        "write_blocks");
   const auto start = Clock::now();
   check(there->write_blocks(GroupId(0), blocks, images), "write_blocks");
   const double in_s = since(start);
@@ -705,7 +714,8 @@ int run(double seconds) {
   part("blocks", [&] { time_blocks(report, 9); });
   part("swap", [&] { time_swap(report, 5); });
   part("large", [&] { run_large(report); });
-  part("driver", [&] { run_driver(report); });
+  part("driver", [&] { run_driver(report, false); });
+  part("driver, staged by kernels", [&] { run_driver(report, true); });
   part("kernels by the driver", [&] {
     Result<DriverCalls> calls = load_driver();
     if (!calls) throw std::runtime_error(calls.error().message());
