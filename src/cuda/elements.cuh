@@ -59,6 +59,15 @@ __device__ __forceinline__ std::uint32_t f16x2_of(float lo, float hi) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(d) : "f"(hi), "f"(lo));
   return d;
 }
+__device__ __forceinline__ std::uint32_t bf16x2_of(float lo, float hi) {
+  std::uint32_t d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(d) : "f"(hi), "f"(lo));
+  return d;
+}
+// The larger one of each half, as numbers without a sign.
+__device__ __forceinline__ std::uint32_t most_halves(std::uint32_t a, std::uint32_t b) {
+  return __vmaxu2(a, b);
+}
 __device__ __forceinline__ float f32_of_f16(std::uint32_t half) {
   float f;
   asm("{ .reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h; }\n" : "=f"(f) : "r"(half));
@@ -90,6 +99,13 @@ inline uint2 load8(const void* at) {
 inline std::uint32_t f16x2_of(float lo, float hi) {
   const auto one = [](float x) -> std::uint32_t { return x != x ? 0x7fffu : f16_from_f32(x); };
   return one(lo) | one(hi) << 16;
+}
+inline std::uint32_t bf16x2_of(float lo, float hi) {
+  const auto one = [](float x) -> std::uint32_t { return x != x ? 0x7fffu : bf16_from_f32(x); };
+  return one(lo) | one(hi) << 16;
+}
+inline std::uint32_t most_halves(std::uint32_t a, std::uint32_t b) {
+  return std::max(a & 0xffffu, b & 0xffffu) | std::max(a >> 16, b >> 16) << 16;
 }
 inline float f32_of_f16(std::uint32_t half) {
   const bool nan = (half & 0x7fffu) > 0x7c00u;
@@ -126,9 +142,11 @@ __device__ __forceinline__ float f16_value(std::uint32_t half) {  // 16 bits
   const std::uint32_t nan = (half & 0x8000u) << 16 | 0x7f800000u | (half & 0x3ffu) << 13;
   return (half & 0x7fffu) > 0x7c00u ? __uint_as_float(nan) : f;
 }
-__device__ __forceinline__ std::uint32_t bf16_bits(float value) {  // 16 bits
-  const std::uint32_t bits = __float_as_uint(value);
-  return value != value ? (bits >> 16 | 0x40u) : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+__device__ __forceinline__ std::uint32_t bf16_bits(float lo, float hi) {
+  std::uint32_t d = bf16x2_of(lo, hi);
+  if (lo != lo) d = (d & 0xffff0000u) | __float_as_uint(lo) >> 16 | 0x40u;
+  if (hi != hi) d = (d & 0x0000ffffu) | (__float_as_uint(hi) & 0xffff0000u) | 0x400000u;
+  return d;
 }
 __device__ __forceinline__ float e4m3_value(std::uint32_t byte) {
   const std::uint32_t sign = (byte & 0x80u) << 24, magnitude = byte & 0x7fu;
@@ -232,13 +250,38 @@ __device__ __forceinline__ void values_of(const UnitOf<kElement>& u, float scale
       const std::uint32_t byte = u.w[i / 4] >> 8 * (i % 4) & 0xffu;
       float element;
       if constexpr (kElement == Element::kInt8) {
-        element = static_cast<float>(static_cast<std::int8_t>(byte));
+        // 2^23 + 128 + the element, as bits, less 2^23 + 128: the adder is faster than a
+        // conversion.
+        element = __fadd_rn(__uint_as_float(0x4b000000u | (byte ^ 0x80u)), -8388736.0f);
       } else {
         element = e4m3_value(byte);
       }
       x[i] = __fmul_rn(element, scale);
       if (scale != scale) x[i] = __uint_as_float(__float_as_uint(scale) | 0x400000u);
     }
+  }
+}
+
+// The bits of the largest magnitude among the values of a unit: they keep the order of floats, and
+// put NaN on top. Those of the 16-bit types do, too, before anything is widened.
+template <Element kElement>
+__device__ __forceinline__ std::uint32_t most_of(const UnitOf<kElement>& u, float scale) {
+  if constexpr (kElement == Element::kF16 || kElement == Element::kBF16) {
+    std::uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < kUnit / 2; ++i) most = most_halves(most, u.w[i] & 0x7fff7fffu);
+    const std::uint32_t half = most >> 16 > (most & 0xffffu) ? most >> 16 : most & 0xffffu;
+    return kElement == Element::kBF16 ? half << 16 : __float_as_uint(f16_value(half));
+  } else {
+    float x[kUnit];
+    values_of<kElement>(u, scale, x);
+    std::uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+      const std::uint32_t m = __float_as_uint(x[i]) & 0x7fffffffu;
+      most = m > most ? m : most;
+    }
+    return most;
   }
 }
 
@@ -255,7 +298,7 @@ __device__ __forceinline__ UnitOf<kElement> unit_of(const float (&x)[kUnit]) {
       if constexpr (kElement == Element::kF16) {
         u.w[i] = f16_bits(x[2 * i], x[2 * i + 1]);
       } else {
-        u.w[i] = bf16_bits(x[2 * i]) | bf16_bits(x[2 * i + 1]) << 16;
+        u.w[i] = bf16_bits(x[2 * i], x[2 * i + 1]);
       }
     }
   }
@@ -295,12 +338,13 @@ __device__ __forceinline__ UnitOf<kElement> quantized(const float (&x)[kUnit], c
                    << 16;
     } else {
       // Adding 1.5 * 2^23 rounds to a whole number, ties to even, and leaves it in the low byte.
-      std::uint32_t w = 0;
+      std::uint32_t b[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float sum = __fadd_rn(__fmul_rn(x[4 * i + e], q.inverse), 12582912.0f);
-        w |= (__float_as_uint(sum) & 0xffu) << 8 * e;
+        b[e] = __float_as_uint(__fadd_rn(__fmul_rn(x[4 * i + e], q.inverse), 12582912.0f));
       }
+      const std::uint32_t w =
+          __byte_perm(__byte_perm(b[0], b[1], 0x0040), __byte_perm(b[2], b[3], 0x0040), 0x5410);
       u.w[i] = w;
     }
     if (q.zero) u.w[i] = 0;

@@ -24,11 +24,11 @@ __device__ __forceinline__ void report(unsigned long long* fault, std::uint32_t 
             static_cast<unsigned long long>(index) << 32 | static_cast<std::uint32_t>(value));
 }
 
-__device__ __forceinline__ char* row_at(const PlaneArgs& plane, std::int32_t block,
+__device__ __forceinline__ char* row_at(const PlaneArgs& plane, std::uint32_t block,
                                         std::uint32_t head, std::uint32_t offset) {
   return plane.data + block * plane.block + head * plane.head + offset * plane.token;
 }
-__device__ __forceinline__ float* scale_at(const PlaneArgs& plane, std::int32_t block,
+__device__ __forceinline__ float* scale_at(const PlaneArgs& plane, std::uint32_t block,
                                            std::uint32_t head, std::uint32_t offset) {
   return reinterpret_cast<float*>(plane.scales + block * plane.scale_block +
                                   head * plane.scale_head + offset * plane.scale_token);
@@ -74,13 +74,8 @@ struct QuantizedRow {
     std::uint32_t most = 0;
 #pragma unroll
     for (int j = 0; j < kUnits; ++j) {
-      float x[kUnit];
-      values_of<kFrom>(unit[j], row_scale, x);
-#pragma unroll
-      for (int i = 0; i < kUnit; ++i) {
-        const std::uint32_t m = __float_as_uint(x[i]) & 0x7fffffffu;
-        most = m > most ? m : most;
-      }
+      const std::uint32_t m = most_of<kFrom>(unit[j], row_scale);
+      most = m > most ? m : most;
     }
     for (std::uint32_t turn = lanes / 2; turn >= 1; turn /= 2) {
       const std::uint32_t m = __shfl_xor_sync(0xffffffffu, most, turn);
@@ -102,9 +97,9 @@ struct QuantizedRow {
 
 // ---- append -------------------------------------------------------------------------------------
 
-// The slot of a token: -1 if it is skipped.
-__device__ __forceinline__ std::int32_t slot_of(const AppendArgs& a, std::uint32_t token) {
-  const std::int32_t slot = a.slots[token];
+// What slots[token] says: -1 if the token is skipped.
+__device__ __forceinline__ std::int32_t checked_slot(const AppendArgs& a, std::uint32_t token,
+                                                     std::int32_t slot) {
   if (slot >= -1 && slot < a.num_slots) return slot;
   report(a.fault, token, slot);
   return -1;
@@ -114,42 +109,44 @@ template <Element kFrom, Element kTo, int kBatch, bool kAligned>
 __device__ __forceinline__ void append_plain(const AppendArgs& a) {
   UnitOf<kFrom> k[kBatch], v[kBatch];
   std::int32_t slot[kBatch];
-  std::uint32_t head[kBatch], unit[kBatch];
+  std::uint32_t token[kBatch], head[kBatch], unit[kBatch];
+  // Rows are asked for before the slots are known, and no slot is looked at before all is asked
+  // for.
 #pragma unroll
   for (int j = 0; j < kBatch; ++j) {
     const std::uint32_t i =
         (blockIdx.x * kBatch + static_cast<std::uint32_t>(j)) * kThreads + threadIdx.x;
     const std::uint32_t row = quotient(i, a.per_row);
-    slot[j] = -1;
-    if (row >= a.num_rows) continue;
-    const std::uint32_t t = quotient(row, a.heads), token = a.first_token + t;
+    const std::uint32_t t = quotient(row, a.heads);
+    token[j] = a.first_token + t;
     unit[j] = i - row * a.per_row.divisor;
     head[j] = row - t * a.heads.divisor;
-    // Asked for before the slot is known.
-    if (unit[j] < a.k.units) {
-      k[j] = load_unit<kFrom, kAligned>(row_at(a.k_rows, token, head[j]) +
-                                        unit[j] * kUnitBytes<kFrom>);
+    slot[j] = -1;
+    if (row < a.num_rows) {
+      slot[j] = a.slots[token[j]];
+      if (unit[j] < a.k.units) {
+        k[j] = load_unit<kFrom, kAligned>(row_at(a.k_rows, token[j], head[j]) +
+                                          unit[j] * kUnitBytes<kFrom>);
+      }
+      if (unit[j] < a.v.units) {
+        v[j] = load_unit<kFrom, kAligned>(row_at(a.v_rows, token[j], head[j]) +
+                                          unit[j] * kUnitBytes<kFrom>);
+      }
     }
-    if (unit[j] < a.v.units) {
-      v[j] = load_unit<kFrom, kAligned>(row_at(a.v_rows, token, head[j]) +
-                                        unit[j] * kUnitBytes<kFrom>);
-    }
-    slot[j] = slot_of(a, token);
   }
 #pragma unroll
   for (int j = 0; j < kBatch; ++j) {
-    if (slot[j] < 0) continue;
-    const auto s = static_cast<std::uint32_t>(slot[j]);
-    const std::uint32_t block = quotient(s, a.block_size),
-                        offset = s - block * a.block_size.divisor;
+    const std::int32_t checked = checked_slot(a, token[j], slot[j]);
+    if (checked < 0) continue;
+    const auto s = static_cast<std::uint32_t>(checked);
+    const std::uint32_t block = quotient(s, a.block_size);
+    const std::uint32_t offset = s - block * a.block_size.divisor;
     if (unit[j] < a.k.units) {
-      store_unit<kTo, kAligned>(row_at(a.k, static_cast<std::int32_t>(block), head[j], offset) +
-                                    unit[j] * kUnitBytes<kTo>,
+      store_unit<kTo, kAligned>(row_at(a.k, block, head[j], offset) + unit[j] * kUnitBytes<kTo>,
                                 converted<kFrom, kTo>(k[j], 1.0f));
     }
     if (unit[j] < a.v.units) {
-      store_unit<kTo, kAligned>(row_at(a.v, static_cast<std::int32_t>(block), head[j], offset) +
-                                    unit[j] * kUnitBytes<kTo>,
+      store_unit<kTo, kAligned>(row_at(a.v, block, head[j], offset) + unit[j] * kUnitBytes<kTo>,
                                 converted<kFrom, kTo>(v[j], 1.0f));
     }
   }
@@ -166,19 +163,18 @@ __device__ __forceinline__ void append_quantized(const AppendArgs& a) {
   QuantizedRow<kFrom, kTo, kUnits, kAligned> k, v;
   k.load(row_at(a.k_rows, token, head), lane, a.lanes, in ? a.k.units : 0);
   v.load(row_at(a.v_rows, token, head), lane, a.lanes, in ? a.v.units : 0);
-  const std::int32_t slot = in ? slot_of(a, token) : -1;
+  const std::int32_t slot = in ? checked_slot(a, token, a.slots[token]) : -1;
   const bool stores = slot >= 0;
   const std::uint32_t s = stores ? static_cast<std::uint32_t>(slot) : 0;
   const std::uint32_t block = quotient(s, a.block_size), offset = s - block * a.block_size.divisor;
-  const auto b = static_cast<std::int32_t>(block);
   // What is left out, is left out by all lanes.
   if (a.k.units != 0) {
-    k.store(row_at(a.k, b, head, offset), scale_at(a.k, b, head, offset), stores, lane, a.lanes,
-            a.k.units, 1.0f);
+    k.store(row_at(a.k, block, head, offset), scale_at(a.k, block, head, offset), stores, lane,
+            a.lanes, a.k.units, 1.0f);
   }
   if (a.v.units == 0) return;
-  v.store(row_at(a.v, b, head, offset), scale_at(a.v, b, head, offset), stores, lane, a.lanes,
-          a.v.units, 1.0f);
+  v.store(row_at(a.v, block, head, offset), scale_at(a.v, block, head, offset), stores, lane,
+          a.lanes, a.v.units, 1.0f);
 }
 
 // ---- gather -------------------------------------------------------------------------------------
@@ -188,40 +184,48 @@ template <Element kFrom, Element kTo, int kBatch, bool kAligned>
 __device__ __forceinline__ void gather_plain(const GatherArgs& a) {
   UnitOf<kFrom> k[kBatch], v[kBatch];
   float k_scale[kBatch], v_scale[kBatch];
+  std::int32_t block[kBatch];
+  std::uint32_t logical[kBatch], offset[kBatch], token[kBatch], head[kBatch], unit[kBatch];
   bool found[kBatch];
-  std::uint32_t token[kBatch], head[kBatch], unit[kBatch];
   const long long layer = blockIdx.y;
+  // All entries of the table are asked for, then all rows, before one is looked at.
 #pragma unroll
   for (int j = 0; j < kBatch; ++j) {
     const std::uint32_t i =
         (blockIdx.x * kBatch + static_cast<std::uint32_t>(j)) * kThreads + threadIdx.x;
     const std::uint32_t row = quotient(i, a.per_row);
-    found[j] = false;
-    k_scale[j] = v_scale[j] = 1.0f;
-    if (row >= a.num_rows) continue;
     const std::uint32_t t = quotient(row, a.heads);
     token[j] = a.first_token + t;
     unit[j] = i - row * a.per_row.divisor;
     head[j] = row - t * a.heads.divisor;
-    const std::uint32_t position = a.first + token[j], logical = quotient(position, a.block_size);
-    const std::uint32_t offset = position - logical * a.block_size.divisor;
-    const std::int32_t block = a.table[logical];
-    if (block < 0 || block >= a.num_blocks) {
-      report(a.fault, logical, block);
-      continue;
-    }
-    found[j] = true;
+    const std::uint32_t position = a.first + token[j];
+    logical[j] = quotient(position, a.block_size);
+    offset[j] = position - logical[j] * a.block_size.divisor;
+    found[j] = row < a.num_rows;
+    block[j] = 0;
+    if (found[j]) block[j] = a.table[logical[j]];
+  }
+#pragma unroll
+  for (int j = 0; j < kBatch; ++j) {
+    k_scale[j] = v_scale[j] = 1.0f;
+    const bool there = block[j] >= 0 && block[j] < a.num_blocks;
+    if (!there) report(a.fault, logical[j], block[j]);
+    found[j] = found[j] && there;
+    if (!found[j]) continue;
+    const auto b = static_cast<std::uint32_t>(block[j]);
     if (unit[j] < a.k.units) {
-      k[j] = load_unit<kFrom, kAligned>(row_at(a.k, block, head[j], offset) + layer * a.k.layer +
+      k[j] = load_unit<kFrom, kAligned>(row_at(a.k, b, head[j], offset[j]) + layer * a.k.layer +
                                         unit[j] * kUnitBytes<kFrom>);
-      if constexpr (kHasScales<kFrom>)
-        k_scale[j] = scale_at(a.k, block, head[j], offset)[layer * a.k.scale_layer / 4];
+      if constexpr (kHasScales<kFrom>) {
+        k_scale[j] = scale_at(a.k, b, head[j], offset[j])[layer * a.k.scale_layer / 4];
+      }
     }
     if (unit[j] < a.v.units) {
-      v[j] = load_unit<kFrom, kAligned>(row_at(a.v, block, head[j], offset) + layer * a.v.layer +
+      v[j] = load_unit<kFrom, kAligned>(row_at(a.v, b, head[j], offset[j]) + layer * a.v.layer +
                                         unit[j] * kUnitBytes<kFrom>);
-      if constexpr (kHasScales<kFrom>)
-        v_scale[j] = scale_at(a.v, block, head[j], offset)[layer * a.v.scale_layer / 4];
+      if constexpr (kHasScales<kFrom>) {
+        v_scale[j] = scale_at(a.v, b, head[j], offset[j])[layer * a.v.scale_layer / 4];
+      }
     }
   }
 #pragma unroll
@@ -253,15 +257,18 @@ __device__ __forceinline__ void convert_unit(const PlaneArgs& from, const PlaneA
   const long long layer = blockIdx.y;
   float scale = 1.0f;
   if constexpr (kHasScales<kFrom>) {
-    scale = scale_at(from, pair.src, head, offset)[layer * from.scale_layer / 4];
+    scale = scale_at(from, static_cast<std::uint32_t>(pair.src), head,
+                     offset)[layer * from.scale_layer / 4];
     if (kFrom == kTo && unit == 0)
-      scale_at(to, pair.dst, head, offset)[layer * to.scale_layer / 4] = scale;
+      scale_at(to, static_cast<std::uint32_t>(pair.dst), head, offset)[layer * to.scale_layer / 4] =
+          scale;
   }
-  const auto u = load_unit<kFrom, kAligned>(row_at(from, pair.src, head, offset) +
-                                            layer * from.layer + unit * kUnitBytes<kFrom>);
-  store_unit<kTo, kAligned>(
-      row_at(to, pair.dst, head, offset) + layer * to.layer + unit * kUnitBytes<kTo>,
-      converted<kFrom, kTo>(u, scale));
+  const auto u =
+      load_unit<kFrom, kAligned>(row_at(from, static_cast<std::uint32_t>(pair.src), head, offset) +
+                                 layer * from.layer + unit * kUnitBytes<kFrom>);
+  store_unit<kTo, kAligned>(row_at(to, static_cast<std::uint32_t>(pair.dst), head, offset) +
+                                layer * to.layer + unit * kUnitBytes<kTo>,
+                            converted<kFrom, kTo>(u, scale));
 }
 
 template <Element kFrom, Element kTo, bool kAligned>
@@ -284,14 +291,17 @@ __device__ __forceinline__ void convert_row(const PlaneArgs& from, const PlaneAr
   const long long layer = blockIdx.y;
   float scale = 1.0f;
   if constexpr (kHasScales<kFrom>) {
-    if (in) scale = scale_at(from, pair.src, head, offset)[layer * from.scale_layer / 4];
+    if (in)
+      scale = scale_at(from, static_cast<std::uint32_t>(pair.src), head,
+                       offset)[layer * from.scale_layer / 4];
   }
   QuantizedRow<kFrom, kTo, 4, kAligned> row;
-  row.load(row_at(from, pair.src, head, offset) + layer * from.layer, lane, lanes,
-           in ? to.units : 0);
-  row.store(row_at(to, pair.dst, head, offset) + layer * to.layer,
-            scale_at(to, pair.dst, head, offset) + layer * to.scale_layer / 4, in, lane, lanes,
-            to.units, scale);
+  row.load(row_at(from, static_cast<std::uint32_t>(pair.src), head, offset) + layer * from.layer,
+           lane, lanes, in ? to.units : 0);
+  row.store(
+      row_at(to, static_cast<std::uint32_t>(pair.dst), head, offset) + layer * to.layer,
+      scale_at(to, static_cast<std::uint32_t>(pair.dst), head, offset) + layer * to.scale_layer / 4,
+      in, lane, lanes, to.units, scale);
 }
 
 template <Element kFrom, Element kTo, bool kAligned>

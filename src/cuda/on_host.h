@@ -218,6 +218,15 @@ inline float device_nan(float value) {
 inline float __fmul_rn(float a, float b) { return kvfolio::cuda::on_host::device_nan(a * b); }
 inline float __fadd_rn(float a, float b) { return kvfolio::cuda::on_host::device_nan(a + b); }
 inline float __fdiv_rn(float a, float b) { return kvfolio::cuda::on_host::device_nan(a / b); }
+inline std::uint32_t __byte_perm(std::uint32_t x, std::uint32_t y, std::uint32_t selector) {
+  const std::uint64_t bytes = std::uint64_t{y} << 32 | x;
+  std::uint32_t result = 0;
+  for (unsigned i = 0; i < 4; ++i) {
+    const unsigned from = selector >> (4 * i) & 7u;
+    result |= static_cast<std::uint32_t>(bytes >> (8 * from) & 0xffu) << (8 * i);
+  }
+  return result;
+}
 inline std::uint32_t __umulhi(std::uint32_t a, std::uint32_t b) {
   return static_cast<std::uint32_t>((std::uint64_t{a} * b) >> 32);
 }

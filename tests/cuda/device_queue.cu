@@ -65,7 +65,8 @@ __global__ void compare_singles(ConversionFaults* faults) {
     const float x = __uint_as_float(static_cast<unsigned>(i));
     f16 += (f16_bits(x, 1.0f) & 0xffffu) != f16_from_f32(x);
     f16 += f16_bits(1.0f, x) >> 16 != f16_from_f32(x);
-    bf16 += bf16_bits(x) != bf16_from_f32(x);
+    bf16 += (bf16_bits(x, 1.0f) & 0xffffu) != bf16_from_f32(x);
+    bf16 += bf16_bits(1.0f, x) >> 16 != bf16_from_f32(x);
     e4m3 += (e4m3x2_of(x, 0.0f) & 0xffu) != e4m3_rounded(x);
   }
   atomicAdd(&faults->f16, f16);
