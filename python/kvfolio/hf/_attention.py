@@ -228,7 +228,7 @@ def attention(
     """What transformers calls for each layer."""
     if dropout:
         raise ValueError(f"dropout {dropout}: kvfolio attends for inference only")
-    if kwargs.get("is_causal") is False and attention_mask is not None and _says_is_causal(type(module)):
+    if kwargs.get("is_causal") is False and attention_mask is not None and _says_is_causal(type(module).forward):
         del kwargs["is_causal"]  # GPT-2 of 4.57: where a mask says it
     strange = unknown_to_attention(kwargs, getattr(module, "is_causal", True))
     if strange is not None:
@@ -258,10 +258,10 @@ def attention(
 
 
 @functools.lru_cache(maxsize=256)
-def _says_is_causal(kind: type) -> bool:
+def _says_is_causal(forward: Callable[..., Any]) -> bool:
     """The attention module itself gives is_causal= to its attention function; else it is its caller's."""
-    code = inspect.unwrap(kind.forward).__code__  # type: ignore[attr-defined]
-    return any(isinstance(names, tuple) and "is_causal" in names for names in code.co_consts)
+    code = getattr(inspect.unwrap(forward), "__code__", None)
+    return code is not None and any(isinstance(names, tuple) and "is_causal" in names for names in code.co_consts)
 
 
 def _plain(facts: Mask | None, given: torch.Tensor | None, place: Place,
