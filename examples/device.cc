@@ -283,7 +283,8 @@ int main() {
   lent.k_strides = lent.v_strides = {.block = kBlockSize * 4, .token = 4};
   lent.layers = layers;
   KVCacheManager cache = check(KVCacheManager::create(
-      check(KVStorage::borrow(CacheSpec{{group}}, {{lent}}, &device)), {.max_sequences = 32}));
+      check(KVStorage::borrow(CacheSpec{{group}}, {{lent}}, &device)),
+      {.max_sequences = 32, .copies_by_host = true}));  // by the device, in its stream
   device.storage = cache.storage();
 
   const std::vector<Tokens> prompts = {{5, 8, 13, 21, 34, 55}, {5, 8, 13, 21, 1, 2}};

@@ -57,6 +57,7 @@ void compute(KVCacheManager& cache, SequenceId sequence, std::span<const std::in
   const Ticket ticket = check(cache.begin_step());
   check(cache.append(sequence, rest));
   const StepPlan& plan = *check(cache.plan());
+  check(cache.run_copies());
   std::vector<float> k = rows_of(rest, 0.3F), v = rows_of(rest, 0.7F);
   const auto tokens = static_cast<std::int32_t>(rest.size());
   check(append(check(cache.storage()->view(GroupId(0))), 0,

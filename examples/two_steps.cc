@@ -48,7 +48,8 @@ KVCacheManager create(std::vector<Floats>& tensors, bool prefix_cache) {
     lent[l].layers = {&layers[l], 1};
   }
   auto storage = KVStorage::borrow({{full, windowed}}, lent);
-  return *KVCacheManager::create(*std::move(storage), {.prefix_cache = prefix_cache});
+  return *KVCacheManager::create(*std::move(storage),
+                                 {.prefix_cache = prefix_cache, .copies_by_host = true});
 }
 
 // Completes the texts, which are prompts, and returns what was counted.

@@ -56,6 +56,7 @@ class Engine {
     const std::vector<std::int32_t> tokens(sequences_.size(), 7);
     require(manager_.append_each(sequences_, tokens, nullptr), "append_each");
     const StepPlan& plan = *take(manager_.plan(), "plan");
+    require(manager_.run_copies(), "run_copies");
     const auto rows = static_cast<std::int32_t>(sequences_.size());
     for (std::int32_t layer = 0; layer < kLayers; ++layer) {
       const RowsView kv = contiguous_rows(kv_.data(), rows, kKvHeads, kDim);
@@ -101,6 +102,7 @@ class Engine {
     require(manager_.append(opened.sequence,
                             tokens.subspan(static_cast<std::size_t>(opened.cached_tokens))),
             "append");
+    require(manager_.run_copies(), "run_copies");
     require(manager_.finish(ticket), "finish");
     return opened.sequence;
   }

@@ -134,6 +134,7 @@ void compute(KVCacheManager& manager, std::int32_t num_blocks) {
     const auto opened = take(manager.open(tokens), "open");
     const Ticket ticket = take(manager.begin_step(), "begin_step");
     require(manager.append(opened.sequence, tokens), "append");
+    require(manager.run_copies(), "run_copies");
     require(manager.finish(ticket), "finish");
     require(manager.close(opened.sequence), "close");
   }

@@ -59,9 +59,12 @@ type Options struct {
 	MaxRootKeys       int     // 0: 1024
 	MaxMediaExtents   int     // 0: 4096; -1: none
 	VictimPolicy      Policy
-	IDTag             int  // 0 to 65535
+	IDTag             int  // 0 to 65535; a program with two caches gives each its own
 	MaxTransfers      int  // loads, and holds, that are open at once. 0: 256; -1: none
 	ListFindable      bool // keep a list for TakeFindable
+	// With storage: the host runs the copies of each plan in stream order, as it must with several
+	// steps in flight. false: Commit refuses a step whose copies RunCopies has not run.
+	CopiesByHost bool
 }
 
 func (o *Options) toC() *C.kvfolio_manager_options {
@@ -88,6 +91,7 @@ func (o *Options) toC() *C.kvfolio_manager_options {
 		id_tag:              i32(o.IDTag),
 		max_transfers:       i32(o.MaxTransfers),
 		list_findable:       b32(o.ListFindable),
+		copies_by_host:      b32(o.CopiesByHost),
 	}
 }
 

@@ -279,6 +279,7 @@ func (c *Cache) Options() Options {
 		IDTag:             int(out.id_tag),
 		MaxTransfers:      int(out.max_transfers),
 		ListFindable:      out.list_findable != 0,
+		CopiesByHost:      out.copies_by_host != 0,
 	}
 }
 

@@ -107,7 +107,8 @@ func (c *Cache) BeginStep(nowUS uint64) (Ticket, error) {
 }
 
 // Append reserves slots for tokens whose K and V this step writes. The last `draft` of them are
-// guesses: Accept decides.
+// guesses: Accept decides. The whole prompt behind what Open found of it is refused: append the
+// tokens from the cached ones on.
 func (c *Cache) Append(sequence Sequence, tokens []int32, draft int) error {
 	s := take()
 	return c.done(s, C.go_append(c.h(), C.kvfolio_sequence(sequence), first(tokens),
@@ -338,7 +339,9 @@ func (c *Cache) RunCopies() error {
 	return c.done(s, C.go_run_copies(c.h(), &s.err))
 }
 
-// Commit says that the work is enqueued: lengths advance, the next step may begin.
+// Commit says that the work is enqueued: lengths advance, the next step may begin. An error, and the
+// step stays open, if a sequence was appended after its last Plan, or if a cache with storage has
+// copies that have not run (RunCopies, or Options.CopiesByHost).
 func (c *Cache) Commit(ticket Ticket) error {
 	s := take()
 	return c.done(s, C.go_commit(c.h(), C.kvfolio_ticket(ticket), &s.err))
@@ -350,7 +353,7 @@ func (c *Cache) Complete(ticket Ticket) error {
 	return c.done(s, C.go_complete(c.h(), C.kvfolio_ticket(ticket), &s.err))
 }
 
-// Finish is Commit and Complete, for engines that have computed already.
+// Finish is Commit and Complete, for engines that have computed already. Errors as Commit.
 func (c *Cache) Finish(ticket Ticket) error {
 	s := take()
 	return c.done(s, C.go_finish(c.h(), C.kvfolio_ticket(ticket), &s.err))

@@ -339,6 +339,10 @@ typedef struct kvfolio_manager_options {
   int32_t id_tag;         // 0 to 65535
   int32_t max_transfers;  // 0: 256; -1: none
   int32_t list_findable;  // 1: for kvfolio_take_findable()
+  // 1: with storage, the host runs the copies of each plan in stream order, and kvfolio_commit()
+  // does not ask for kvfolio_run_copies()
+  int32_t copies_by_host;
+  int32_t reserved;  // 0
 } kvfolio_manager_options;
 
 // Ids only: the engine has the bytes and runs the copies of each plan.
@@ -444,7 +448,8 @@ KVFOLIO_C_API int32_t kvfolio_set_priority(kvfolio_manager* manager, kvfolio_seq
 // now_us: the manager's only clock; not read yet.
 KVFOLIO_C_API int32_t kvfolio_begin_step(kvfolio_manager* manager, uint64_t now_us,
                                          kvfolio_ticket* out, kvfolio_error* error);
-// The last `draft` tokens are guesses: kvfolio_accept() decides.
+// The last `draft` tokens are guesses: kvfolio_accept() decides. The whole prompt behind what
+// kvfolio_open() found of it is refused.
 KVFOLIO_C_API int32_t kvfolio_append(kvfolio_manager* manager, kvfolio_sequence sequence,
                                      const int32_t* tokens, int64_t num_tokens, int32_t draft,
                                      kvfolio_error* error);
@@ -533,6 +538,8 @@ KVFOLIO_C_API int32_t kvfolio_plan(kvfolio_manager* manager, const kvfolio_plan_
                                    kvfolio_step_plan* out, kvfolio_group_plan* groups,
                                    int32_t num_groups, kvfolio_error* error);
 KVFOLIO_C_API int32_t kvfolio_run_copies(kvfolio_manager* manager, kvfolio_error* error);
+// KVFOLIO_ERR_FAILED_PRECONDITION, and the step stays open: a sequence was appended after its last
+// kvfolio_plan(), or with storage its copies have not run (and not copies_by_host).
 KVFOLIO_C_API int32_t kvfolio_commit(kvfolio_manager* manager, kvfolio_ticket ticket,
                                      kvfolio_error* error);
 KVFOLIO_C_API int32_t kvfolio_complete(kvfolio_manager* manager, kvfolio_ticket ticket,

@@ -52,7 +52,8 @@
 // threads, no clock, no globals. Spans and pointers that calls return belong to the manager. Copy
 // their contents before you pass them as arguments to a call that changes the manager, which
 // refuses tokens that lie in its own tables. Only adopt() takes tables as block_table() returns
-// them. A moved-from manager may only be assigned to or destroyed.
+// them. Of a manager that was moved from, calls that return a Status or a Result say
+// kFailedPrecondition; the others stop the program with a check that names the call.
 
 #include <cstdint>
 #include <memory>
@@ -74,6 +75,9 @@
 namespace kvfolio {
 
 class OpLog;
+namespace detail {
+class ManagerAlias;
+}
 
 class KVFOLIO_API KVCacheManager {
  public:
@@ -171,7 +175,10 @@ class KVFOLIO_API KVCacheManager {
   // kFailedPrecondition: no step is open, the sequence is in it already or has draft tokens,
   // run_copies() has run, or (kUnordered) the sequence's last step is not complete.
   // kInvalidArgument: token < 0, a draft that is not within 0 .. tokens.size(), over
-  // kMaxSequenceTokens. kResourceExhausted: max_tokens, table entries.
+  // kMaxSequenceTokens; or the prompt again: behind a hit of open(), or a load that was finished
+  // behind it, and before any other step, as many tokens as the prompt has, or more, of which the
+  // first are those that the sequence has already. (One token at a time is never refused so.)
+  // kResourceExhausted: max_tokens, table entries.
   Status append(SequenceId sequence, std::span<const std::int32_t> tokens,
                 const AppendOptions& options = {});
   // The same for tokens whose ids the host does not know yet: set_tokens() names them before
@@ -216,19 +223,24 @@ class KVFOLIO_API KVCacheManager {
   // int32 cannot count the table entries. kOutOfMemory.
   Result<const StepPlan*> plan(const PlanOptions& options = {});
   // Runs the copies of the open step on the manager's own storage, once per step. The step then
-  // takes no more appends. Engines that run the copies themselves never call this; with several
-  // steps in flight that means KVStorage::copy_blocks() on the plan's arrays, in stream order.
+  // takes no more appends. Engines that run the copies themselves never call this and say so with
+  // ManagerOptions::copies_by_host; with several steps in flight that means
+  // KVStorage::copy_blocks() on the plan's arrays, in stream order.
   // kUnsupported: no storage. kFailedPrecondition: no step is open, the copies have run, or
   // (kInOrder) there are copies and an earlier step is in flight, which may still write what they
   // read.
   Status run_copies();
   // Call this when the work is enqueued: lengths advance, windows move, the next step may begin.
-  // kFailedPrecondition (commit and drop): `ticket` is not the open step.
+  // kFailedPrecondition (commit and drop): `ticket` is not the open step. Only commit(): the step
+  // had a plan(), and a sequence that is still in it was appended after the last one, so its K and
+  // V were never written (a step without any plan is the engine's own affair); or, with storage and
+  // without ManagerOptions::copies_by_host, the step has copies that run_copies() has not run. The
+  // error says how many. The step stays open: plan() again, or run the copies, or undo() or drop().
   Status commit(Ticket ticket);
   // Call this when the device has finished step `ticket` (and under kInOrder all earlier ones).
   // kFailedPrecondition (complete and fail): the step is not in flight.
   Status complete(Ticket ticket);
-  // commit() and complete(), for engines that have computed already.
+  // commit() and complete(), for engines that have computed already. Errors as commit().
   Status finish(Ticket ticket);
   // Ends the open step and undoes all of its appends, as undo() does. Sequences that were opened
   // during the step stay open.
@@ -498,10 +510,11 @@ class KVFOLIO_API KVCacheManager {
 
   // Makes `target` a deep and independent equal of this manager: the same sequences under the same
   // ids, tables, prefix tree, eviction order, steps, tickets and counters. All that `target` held
-  // is gone, its plans too; plan an open step again. The cost grows with what is in use, plus some
-  // words for each block, run, sequence and pin that the options allow. Of storage, only blocks
-  // that are not free are copied. No heap. Several threads may copy from one manager at the same
-  // time, each to a target of its own, while no other call runs that changes it.
+  // is gone, its plans too; plan an open step again. What commit() checks of a plan is copied: the
+  // step has had one, or not. The cost grows with what is in use, plus some words for each block,
+  // run, sequence and pin that the options allow. Of storage, only blocks that are not free are
+  // copied. No heap. Several threads may copy from one manager at the same time, each to a target
+  // of its own, while no other call runs that changes it.
   // After an error nothing has changed. kInvalidArgument: spec or options differ, id_tag included
   // (names the first difference and both values), or only one has storage. kFailedPrecondition: a
   // load or a hold of either is open (names how many); with storage also if a step of either is not
@@ -509,13 +522,14 @@ class KVFOLIO_API KVCacheManager {
   Status copy_to(KVCacheManager& target) const;
 
   // A hash of all that later answers depend on: sequences, tables, the prefix tree, orders of use
-  // and of eviction, pins, steps, spec and options. Two managers with equal hashes answer the same
-  // calls alike, but for names: numbers of blocks and rows, ids and tickets do not count. Neither
-  // does history: counters, serials, the errors that ids of closed sequences give, and which table
-  // entries a plan has told of. It does not read K or V. The number is of this version of the
-  // library: store it for comparison, not for ever. O(state), with heap memory for it, in some
-  // words for each block, run and sequence. kFailedPrecondition: a load or a hold is open (says how
-  // many); kOutOfMemory.
+  // and of eviction, pins, steps, spec and options. Of an open step that was planned, how many of
+  // its sequences the plan has; of a sequence that stands where open() left it, the length of the
+  // prompt. Two managers with equal hashes answer the same calls alike, but for names: numbers of
+  // blocks and rows, ids and tickets do not count. Neither does history: counters, serials, the
+  // errors that ids of closed sequences give, and which table entries a plan has told of. It does
+  // not read K or V. The number is of this version of the library: store it for comparison, not for
+  // ever. O(state), with heap memory for it, in some words for each block, run and sequence.
+  // kFailedPrecondition: a load or a hold is open (says how many); kOutOfMemory.
   [[nodiscard]] Result<std::uint64_t> state_hash() const;
   // Recounts everything, in O(state). Returns ok, or says which rule is broken and where. To find a
   // block whose references are wrong costs O(blocks * references).
@@ -524,9 +538,31 @@ class KVFOLIO_API KVCacheManager {
  private:
   friend struct StateReader;  // state_hash()
   friend struct LogReplay;    // replay_log()
+  friend class detail::ManagerAlias;
   class Impl;
   explicit KVCacheManager(std::unique_ptr<Impl> impl) noexcept;
   std::unique_ptr<Impl> impl_;
 };
 
+namespace detail {
+
+// For Offload, which stands in another library: the same manager, wherever its owner moves it.
+// Keeps it from nothing: it may end first.
+class KVFOLIO_API ManagerAlias {
+ public:
+  // Requires: it was not moved from.
+  explicit ManagerAlias(KVCacheManager& manager);
+  ~ManagerAlias();
+  ManagerAlias(const ManagerAlias&) = delete;
+  ManagerAlias& operator=(const ManagerAlias&) = delete;
+  [[nodiscard]] bool has_ended() const noexcept { return lifetime_.expired(); }
+  // Requires: !has_ended().
+  [[nodiscard]] KVCacheManager& manager() noexcept { return manager_; }
+
+ private:
+  std::weak_ptr<const void> lifetime_;
+  KVCacheManager manager_;
+};
+
+}  // namespace detail
 }  // namespace kvfolio

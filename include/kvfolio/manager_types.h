@@ -76,6 +76,11 @@ struct ManagerOptions {
   // ids of the others as foreign. copy_to() needs two managers with the same tag, since the copies
   // have the same ids.
   std::uint16_t id_tag = 0;
+  // With storage: the host runs the copies of each plan itself, in the order of its stream, as it
+  // must with several steps in flight (KVStorage::copy_blocks(), or the device's own copies).
+  // false: commit() refuses a step while run_copies() has not run what it has to copy. Without
+  // storage the copies are the host's in any case.
+  bool copies_by_host = false;
 };
 
 // What other sequences may find of a sequence. A fork publishes as its parent does.
@@ -114,7 +119,8 @@ struct ForkOptions {
 struct Opened {
   SequenceId sequence{};
   // Tokens of the prompt that need not be computed: at most all but the last one, 0 if the prompt
-  // is empty. Append the others and only these: append() cannot know that a token is a repeat.
+  // is empty. Append the others and only these. append() refuses the whole prompt, but it cannot
+  // know of a few tokens that they are a repeat.
   std::int32_t cached_tokens = 0;
 };
 

@@ -188,7 +188,9 @@ class Offload {
   // of one group in each tier, a tier's alignment, numbers out of range. Records lie in
   // the arena as the most demanding tier asks for. kFailedPrecondition: the manager has
   // no storage, does not list what becomes findable, or allows no transfers. kOutOfMemory.
-  // `manager` outlives the Offload and is not moved.
+  // `manager` outlives the Offload. It may be moved: the Offload goes on with it where it lies
+  // then. If it has ended (another one was assigned to it, say), calls that return a Status or a
+  // Result say kFailedPrecondition; the others stop the program with a check that names the call.
   KVFOLIO_API static Result<std::unique_ptr<Offload>> create(KVCacheManager& manager,
                                                              const OffloadOptions& options);
   // Closes no sequence and no tier. If a tier has not ended a load or a store by now and does not
@@ -241,6 +243,7 @@ class Offload {
 
  private:
   class Impl;
+  [[nodiscard]] Impl& asked(const char* call) const noexcept;
   explicit Offload(std::unique_ptr<Impl> impl) noexcept;
   std::unique_ptr<Impl> impl_;
 };

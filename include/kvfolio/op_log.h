@@ -89,6 +89,9 @@ KVFOLIO_API Result<ManagerOptions> options_for_replay(const CacheSpec& spec,
                                                       const ManagerOptions& options);
 // From now on run_copies() answers as if there were storage, and copies nothing.
 KVFOLIO_API void imagine_storage(KVCacheManager& manager) noexcept;
+// From now on commit() and append() refuse nothing for being a mistake of the host: a log from
+// before they did has what they answered then.
+KVFOLIO_API void trust_host(KVCacheManager& manager) noexcept;
 }  // namespace detail
 
 }  // namespace kvfolio

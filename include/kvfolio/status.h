@@ -25,8 +25,8 @@
 
 // Called when the library breaks an invariant of its own: stopping is better than serving one
 // user's tokens to another. The default writes one line to standard error and aborts. It is a weak
-// symbol: a host may define its own, which must not return. Also called if a caller takes the value
-// of an error: then `file` is null, and `expression` is a sentence with the error.
+// symbol: a host may define its own, which must not return. Also called, with `file` null and a
+// sentence as `expression`, for the value of an error and for a manager that was moved from.
 extern "C" [[noreturn]] KVFOLIO_API void kvfolio_check_failed(const char* file, int line,
                                                               const char* expression);
 

@@ -2,6 +2,8 @@
 
 // Manager: how it is made, and what it is.
 
+#include <atomic>
+
 #include "arrays.h"
 #include "storage.h"
 
@@ -20,8 +22,24 @@ struct Given {
   Id hash_seed;
   double high_watermark;
   nb::handle victim_policy;
-  Int id_tag;
+  nb::handle id_tag;
+  bool copies_by_host;
 };
+
+// Ids of two managers must not pass for each other's: a close() of the wrong one would end a
+// stranger. Nothing copies one manager into another here, which would need equal tags. 0 is left to
+// who asks for it, and half of the tags, so that ids fit int64.
+std::uint16_t next_tag() {
+  static std::atomic<std::uint32_t> made{0};
+  return static_cast<std::uint16_t>(1 + made.fetch_add(1) % INT16_MAX);
+}
+
+std::uint16_t tag_of(nb::handle id_tag) {
+  if (id_tag.is_none()) return next_tag();
+  Int number;
+  if (!nb::try_cast(id_tag, number)) raise_type("id_tag is no int");
+  return static_cast<std::uint16_t>(within(number, "id_tag", 0, UINT16_MAX));
+}
 
 ManagerOptions options_of(const Given& given) {
   ManagerOptions options;
@@ -41,7 +59,8 @@ ManagerOptions options_of(const Given& given) {
   options.high_watermark = given.high_watermark;
   options.victim_policy =
       parse_policy("victim_policy", given.victim_policy).value_or(VictimPolicy::kLru);
-  options.id_tag = static_cast<std::uint16_t>(within(given.id_tag, "id_tag", 0, UINT16_MAX));
+  options.id_tag = tag_of(given.id_tag);
+  options.copies_by_host = given.copies_by_host;
   return options;
 }
 
@@ -60,7 +79,7 @@ void add_options(nb::class_<Manager>& c) {
          const char* order, bool prefix_cache, Int max_sequence_tokens, Int max_index_tokens,
          Int max_runs, Int max_root_keys, Int max_root_key_bytes, Int max_media_extents,
          Int max_table_entries, Id hash_seed, double high_watermark, nb::handle victim_policy,
-         Int id_tag) {
+         nb::handle id_tag, bool copies_by_host) {
         const Given given{max_sequences,       max_pins,
                           max_steps_in_flight, order,
                           prefix_cache,        max_sequence_tokens,
@@ -68,7 +87,8 @@ void add_options(nb::class_<Manager>& c) {
                           max_root_keys,       max_root_key_bytes,
                           max_media_extents,   max_table_entries,
                           hash_seed,           high_watermark,
-                          victim_policy,       id_tag};
+                          victim_policy,       id_tag,
+                          copies_by_host};
         new (self) Manager(create(spec, options_of(given)));
       },
       "spec"_a, nb::kw_only(), "max_sequences"_a = Int{1024}, "max_pins"_a = Int{256},
@@ -76,7 +96,8 @@ void add_options(nb::class_<Manager>& c) {
       "max_sequence_tokens"_a = Int{0}, "max_index_tokens"_a = Int{0}, "max_runs"_a = Int{0},
       "max_root_keys"_a = Int{1024}, "max_root_key_bytes"_a = Int{1 << 20},
       "max_media_extents"_a = Int{4096}, "max_table_entries"_a = Int{0}, "hash_seed"_a = Id{0},
-      "high_watermark"_a = 0.90, "victim_policy"_a = "lru", "id_tag"_a = Int{0},
+      "high_watermark"_a = 0.90, "victim_policy"_a = "lru", "id_tag"_a = nb::none(),
+      "copies_by_host"_a = false,
       nb::sig("def __init__(self, spec: collections.abc.Sequence[kvfolio._types.GroupSpec] | "
               "Storage, *, max_sequences: int = 1024, max_pins: int = 256, "
               "max_steps_in_flight: int = 2, order: kvfolio._types.Order = 'in_order', "
@@ -84,9 +105,13 @@ void add_options(nb::class_<Manager>& c) {
               "max_index_tokens: int = 0, max_runs: int = 0, max_root_keys: int = 1024, "
               "max_root_key_bytes: int = 1048576, max_media_extents: int = 4096, "
               "max_table_entries: int = 0, hash_seed: int = 0, high_watermark: float = 0.9, "
-              "victim_policy: kvfolio._types.VictimPolicy = 'lru', id_tag: int = 0) -> None"),
+              "victim_policy: kvfolio._types.VictimPolicy = 'lru', id_tag: int | None = None, "
+              "copies_by_host: bool = False) -> None"),
       "A list of GroupSpec: ids only, the engine owns the bytes and runs the copies of each plan. "
-      "A Storage: the manager takes it. Options of 0 are derived; see manager_types.h.");
+      "A Storage: the manager takes it, and commit() refuses a step whose copies "
+      "run_copies() has not run, unless copies_by_host says that the engine runs them. Options of "
+      "0 are derived; see manager_types.h. id_tag=None: the next number, so that no two managers "
+      "of the process take each other's ids.");
 }
 
 }  // namespace

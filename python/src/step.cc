@@ -183,7 +183,8 @@ void add_appends(nb::class_<Step>& c) {
                "draft: int = 0) -> None"),
        "Reserves slots for tokens whose K and V this step writes. The last `draft` ones are "
        "guesses, see Manager.accept(). A sequence appends once per step. OutOfBlocks: nothing "
-       "has changed.")
+       "has changed. InvalidArgument: the whole prompt behind what open() found of it; append "
+       "only the tokens behind cached_tokens.")
       .def(
           "append_unnamed",
           [](const Step& step, Id sequence, Int num_tokens, Int draft) {
@@ -215,7 +216,10 @@ void add_appends(nb::class_<Step>& c) {
 
 void add_ends(nb::class_<Step>& c) {
   c.def("commit", &Step::commit,
-        "The work is enqueued: lengths advance and the next step may begin.")
+        "The work is enqueued: lengths advance and the next step may begin. "
+        "FailedPrecondition, and the step stays open: a sequence was appended after the last "
+        "plan(), which lacks it; or a manager with a Storage has copies that run_copies() has not "
+        "run.")
       .def(
           "complete", [](const Step& step) { complete(step.state(), step.ticket()); },
           "The device has finished the step (in_order: and all earlier ones).")
@@ -240,13 +244,18 @@ void add_context(nb::class_<Step>& c) {
           "__exit__",
           [](Step& step, nb::handle type, nb::handle, nb::handle) {
             if (!step.is_open()) return;
-            check(step.end(type.is_none() ? &KVCacheManager::finish : &KVCacheManager::drop));
+            const Status ended =
+                step.end(type.is_none() ? &KVCacheManager::finish : &KVCacheManager::drop);
+            // What cannot be finished as it is goes: nobody could mend it behind the block.
+            if (!ended && step.is_open()) static_cast<void>(step.end(&KVCacheManager::drop));
+            check(ended);
           },
           "exception_type"_a.none(), "exception"_a.none(), "traceback"_a.none(),
           nb::sig("def __exit__(self, exception_type: type[BaseException] | None, exception: "
                   "BaseException | None, traceback: types.TracebackType | None) -> None"),
-          "Finishes the step if it is open, or drops it after an exception. A step that was "
-          "committed stays in flight: its caller completes or fails it.")
+          "Finishes the step if it is open, or drops it after an exception. A step that finish() "
+          "refuses is dropped, and the exception is raised. A step that was committed stays in "
+          "flight: its caller completes or fails it.")
       .def("__repr__", [](const Step& step) {
         return "<kvfolio.Step " + std::to_string(step.ticket().value()) +
                (step.is_open() ? ", open>" : ">");

@@ -40,6 +40,7 @@ Status read_options(std::string_view call, const kvfolio_manager_options* theirs
   out.id_tag = static_cast<std::uint16_t>(options.id_tag);
   out.max_transfers = or_default(options.max_transfers, defaults.max_transfers);
   out.list_findable = options.list_findable != 0;
+  out.copies_by_host = options.copies_by_host != 0;
   return {};
 }
 
@@ -65,6 +66,7 @@ kvfolio_manager_options options_of(const ManagerOptions& options) noexcept {
   out.id_tag = options.id_tag;
   out.max_transfers = zero_is(options.max_transfers);
   out.list_findable = options.list_findable ? 1 : 0;
+  out.copies_by_host = options.copies_by_host ? 1 : 0;
   return out;
 }
 

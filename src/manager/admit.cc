@@ -265,6 +265,7 @@ Result<KVCacheManager::Impl::Prospect> KVCacheManager::Impl::prospect_of(
 
 Result<Admission> KVCacheManager::admit(std::span<const std::int32_t> tokens,
                                         const OpenOptions& options, std::int64_t num_more) const {
+  KVFOLIO_RETURN_IF_MOVED("admit");
   const Impl& m = *impl_;
   KVFOLIO_RETURN_IF_ERROR(m.check_prospect(tokens, options, num_more));
   const Result<Impl::Prospect> opened = m.prospect_of(tokens, options);

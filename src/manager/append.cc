@@ -3,6 +3,8 @@
 // Appending: what it needs and who may write where. A decode step comes here once for each
 // sequence. Admission asks the same demand() (admit.cc).
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <array>
 
@@ -178,6 +180,45 @@ void KVCacheManager::Impl::shrink_to_need(std::int32_t row) noexcept {
 
 // ---- append ----
 
+// Of the tokens that the sequence had before its first step. Requires: it has and keeps them.
+std::uint64_t KVCacheManager::Impl::hash_of_found(std::int32_t row) const noexcept {
+  const Sequence& s = rows_[row];
+  const std::int32_t found = details(row).found_tokens;
+  const std::int32_t on_tree = std::min(found, s.place.position);
+  XXH3_state_t hash;
+  XXH3_64bits_reset(&hash);
+  std::array<std::int32_t, 256> piece;
+  for (std::int32_t at = 0; at < on_tree;) {
+    const std::int32_t count = std::min(on_tree - at, static_cast<std::int32_t>(piece.size()));
+    tree_->copy_tokens(s.place, at, std::span(piece).first(static_cast<std::size_t>(count)));
+    XXH3_64bits_update(&hash, piece.data(), static_cast<std::size_t>(count) * 4);
+    at += count;
+  }
+  XXH3_64bits_update(&hash, arena().at(s.pending), static_cast<std::size_t>(found - on_tree) * 4);
+  return XXH3_64bits_digest(&hash);
+}
+
+// Behind a hit the host appends what is left of the prompt. The whole of it would be taken for a
+// text that says its beginning twice, and whatever is computed of that is found by the next who has
+// such a text, and by nobody who has the prompt. One token alone says too little to refuse it.
+Status KVCacheManager::Impl::check_not_again(std::int32_t row, std::string_view what,
+                                             std::span<const std::int32_t> tokens) const {
+  const Sequence& s = rows_[row];
+  const SequenceDetails& d = details(row);
+  if (!stands_at_open(row) || replays_trust_ ||
+      tokens.size() < static_cast<std::size_t>(d.prompt_tokens)) {
+    return {};
+  }
+  const auto found = tokens.first(static_cast<std::size_t>(s.length));
+  const bool again = s.publishes ? runs_with(row, found)
+                                 : XXH3_64bits(found.data(), found.size_bytes()) == d.found_hash;
+  if (!again) return {};
+  return {ErrorCode::kInvalidArgument,
+          concat(what, " of ", tokens.size(), " tokens to a sequence of ", s.length,
+                 ": they begin with the ", s.length, " that it has of its prompt of ",
+                 d.prompt_tokens, "; append only those behind them")};
+}
+
 Status KVCacheManager::Impl::check_append(std::int32_t row, std::string_view what,
                                           const std::int32_t* tokens, std::int64_t count,
                                           const AppendOptions& options) const {
@@ -190,7 +231,11 @@ Status KVCacheManager::Impl::check_append(std::int32_t row, std::string_view wha
     return {ErrorCode::kInvalidArgument, concat(what, " of ", count, " tokens with a draft of ",
                                                 options.draft, ", allowed: 0 to ", count)};
   }
-  if (tokens != nullptr) return check_tokens(what, {tokens, static_cast<std::size_t>(count)});
+  if (tokens != nullptr) {
+    const std::span<const std::int32_t> named(tokens, static_cast<std::size_t>(count));
+    KVFOLIO_RETURN_IF_ERROR(check_tokens(what, named));
+    return count > 1 && rows_[row].length > 0 ? check_not_again(row, what, named) : Status();
+  }
   if (unnamed_.has_room(row, rows_[row].length)) return {};
   return {
       ErrorCode::kResourceExhausted,

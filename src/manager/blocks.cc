@@ -349,6 +349,7 @@ Status KVCacheManager::Impl::check_block(std::string_view what, GroupId group_id
 }
 
 Result<GroupUsage> KVCacheManager::usage(GroupId group_id) const {
+  KVFOLIO_RETURN_IF_MOVED("usage");
   const Impl& m = *impl_;
   KVFOLIO_RETURN_IF_ERROR(m.check_group("usage", group_id));
   const BlockPool& pool = m.pool(group_id.value());
@@ -363,9 +364,13 @@ Result<GroupUsage> KVCacheManager::usage(GroupId group_id) const {
                     .on_hold = m.transfers_.num_held(group_id.value())};
 }
 
-double KVCacheManager::utilization() const noexcept { return impl_->utilization(); }
+double KVCacheManager::utilization() const noexcept {
+  KVFOLIO_STOP_IF_MOVED("utilization");
+  return impl_->utilization();
+}
 
 bool KVCacheManager::needs_eviction() const noexcept {
+  KVFOLIO_STOP_IF_MOVED("needs_eviction");
   return impl_->utilization() >= impl_->options_.high_watermark;
 }
 

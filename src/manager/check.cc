@@ -344,6 +344,7 @@ Status KVCacheManager::Impl::check_counters() const {
 }
 
 Status KVCacheManager::check_invariants() const {
+  KVFOLIO_RETURN_IF_MOVED("check_invariants");
   const Impl& m = *impl_;
   KVFOLIO_RETURN_IF_ERROR(m.tree_->check_invariants());
   KVFOLIO_RETURN_IF_ERROR(m.room_.check());

@@ -68,7 +68,7 @@ Status same_options(const ManagerOptions& here, const ManagerOptions& there) {
   const auto& [max_sequences, max_pins, max_transfers, max_steps_in_flight, order, prefix_cache,
                max_sequence_tokens, max_index_tokens, max_runs, max_root_keys, max_root_key_bytes,
                max_media_extents, max_table_entries, hash_seed, high_watermark, victim_policy,
-               list_findable, id_tag] = here;
+               list_findable, id_tag, copies_by_host] = here;
   KVFOLIO_RETURN_IF_ERROR(same("max_sequences", max_sequences, there.max_sequences));
   KVFOLIO_RETURN_IF_ERROR(same("max_pins", max_pins, there.max_pins));
   KVFOLIO_RETURN_IF_ERROR(same("max_transfers", max_transfers, there.max_transfers));
@@ -88,7 +88,8 @@ Status same_options(const ManagerOptions& here, const ManagerOptions& there) {
   KVFOLIO_RETURN_IF_ERROR(same("high_watermark", high_watermark, there.high_watermark));
   KVFOLIO_RETURN_IF_ERROR(same("victim_policy", victim_policy, there.victim_policy));
   KVFOLIO_RETURN_IF_ERROR(same("list_findable", list_findable, there.list_findable));
-  return same("id_tag", id_tag, there.id_tag);
+  KVFOLIO_RETURN_IF_ERROR(same("id_tag", id_tag, there.id_tag));
+  return same("copies_by_host", copies_by_host, there.copies_by_host);
 }
 
 }  // namespace
@@ -148,10 +149,10 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
 }
 
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
-  const auto& [spec, options, storage, imagines_storage, counters, log, sequences, groups, room,
-               has_windows, tree, tables, caller_ids, pins, transfers, scratch, evicting,
-               entry_changes, losses, victims, ended, steps, unnamed, reservations, findable,
-               forgets, offers] = other;
+  const auto& [spec, options, storage, imagines_storage, replays_trust, counters, log, lifetime,
+               sequences, groups, room, has_windows, tree, tables, caller_ids, pins, transfers,
+               scratch, evicting, entry_changes, losses, victims, ended, steps, unnamed,
+               reservations, findable, forgets, offers] = other;
   room_.copy_from(room);
   tree_->copy_from(*tree);
 
@@ -173,6 +174,8 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
 }
 
 Status KVCacheManager::copy_to(KVCacheManager& target) const {
+  KVFOLIO_RETURN_IF_MOVED("copy_to");
+  if (target.impl_ == nullptr) return moved_from("copy_to: the target");
   return impl_->copy_to(*target.impl_);
 }
 

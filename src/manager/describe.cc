@@ -25,6 +25,7 @@ std::int64_t KVCacheManager::Impl::bytes_used() const noexcept {
 }
 
 MemoryUse KVCacheManager::metadata() const noexcept {
+  KVFOLIO_STOP_IF_MOVED("metadata");
   const Impl& m = *impl_;
   MemoryUse sum = m.room_.memory();
   sum += m.tree_->memory();
@@ -44,6 +45,7 @@ MemoryUse KVCacheManager::metadata() const noexcept {
 }
 
 std::string KVCacheManager::describe() const {
+  KVFOLIO_STOP_IF_MOVED("describe");
   const Impl& m = *impl_;
   const auto share = [](std::uint64_t part, std::uint64_t whole) {
     const std::uint64_t permille = whole == 0 ? 0 : (part * 1000 + whole / 2) / whole;
@@ -80,8 +82,14 @@ std::string KVCacheManager::describe() const {
   return text;
 }
 
-std::int64_t KVCacheManager::bytes_total() const noexcept { return impl_->bytes_total(); }
+std::int64_t KVCacheManager::bytes_total() const noexcept {
+  KVFOLIO_STOP_IF_MOVED("bytes_total");
+  return impl_->bytes_total();
+}
 
-std::int64_t KVCacheManager::bytes_used() const noexcept { return impl_->bytes_used(); }
+std::int64_t KVCacheManager::bytes_used() const noexcept {
+  KVFOLIO_STOP_IF_MOVED("bytes_used");
+  return impl_->bytes_used();
+}
 
 }  // namespace kvfolio

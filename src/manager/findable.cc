@@ -41,6 +41,7 @@ std::int32_t KVCacheManager::take_findable(std::span<FindableBlock> out) noexcep
 }
 
 Result<std::uint64_t> KVCacheManager::entry_serial(GroupId group, BlockId block) const {
+  KVFOLIO_RETURN_IF_MOVED("entry_serial");
   KVFOLIO_RETURN_IF_ERROR(impl_->check_block("entry_serial", group, block));
   return impl_->findable_.serial(group.value(), block.value());
 }
@@ -56,6 +57,7 @@ Status KVCacheManager::Impl::check_findable(std::string_view what, GroupId group
 Result<BlockPrefix> KVCacheManager::prefix_of(GroupId group, BlockId block, std::int32_t begin,
                                               std::span<std::int32_t> tokens,
                                               std::span<MediaSpan> media) const {
+  KVFOLIO_RETURN_IF_MOVED("prefix_of");
   const Impl& m = *impl_;
   KVFOLIO_RETURN_IF_ERROR(m.check_findable("prefix_of", group, block));
   BlockPrefix prefix;
@@ -74,6 +76,7 @@ Result<BlockPrefix> KVCacheManager::prefix_of(GroupId group, BlockId block, std:
 
 Result<BlockId> KVCacheManager::block_at(GroupId group, BlockId block, GroupId of,
                                          std::int32_t end) const {
+  KVFOLIO_RETURN_IF_MOVED("block_at");
   const Impl& m = *impl_;
   KVFOLIO_RETURN_IF_ERROR(m.check_findable("block_at", group, block));
   KVFOLIO_RETURN_IF_ERROR(m.check_group("block_at", of));

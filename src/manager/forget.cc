@@ -150,6 +150,9 @@ Forgotten KVCacheManager::forget(const RootKey& key) {
   return root < 0 ? Forgotten{} : m.forget({root, {}, {}});
 }
 
-std::uint64_t KVCacheManager::forget_count() const noexcept { return impl_->forget_count_; }
+std::uint64_t KVCacheManager::forget_count() const noexcept {
+  KVFOLIO_STOP_IF_MOVED("forget_count");
+  return impl_->forget_count_;
+}
 
 }  // namespace kvfolio

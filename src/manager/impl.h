@@ -57,6 +57,7 @@
 #include "manager/caller_ids.h"
 #include "manager/ended_list.h"
 #include "manager/findable_list.h"
+#include "manager/moved_from.h"
 #include "manager/op_codes.h"
 #include "manager/pin_set.h"
 #include "manager/reservations.h"
@@ -120,10 +121,13 @@ class KVCacheManager::Impl {
   CacheSpec spec_;
   ManagerOptions options_;
   std::optional<KVStorage> storage_;
-  // run_copies() answers as if there were storage: in a replay.
+  // In a replay: run_copies() answers as if there were storage; and, of a log from before they did,
+  // commit() and append() refuse no mistake of the host.
   bool imagines_storage_ = false;
+  bool replays_trust_ = false;
   Counters counters_;
-  OpLog* log_ = nullptr;  // where calls are recorded
+  OpLog* log_ = nullptr;                  // where calls are recorded
+  std::shared_ptr<const void> lifetime_;  // for who has a ManagerAlias
   Rows rows_;
 
   struct Group {
@@ -262,6 +266,7 @@ class KVCacheManager::Impl {
   void release_pin(std::int32_t pin) noexcept;
   // steps.cc
   [[nodiscard]] Status check_ticket(Ticket ticket, std::string_view what) const;
+  [[nodiscard]] Status check_done(const Step& step) const;
   void undo_entry(Step& step, std::int32_t entry) noexcept;
   void move_windows(std::int32_t row) noexcept;
   [[nodiscard]] std::int32_t settled_by(const Step& step, std::int32_t entry) const noexcept;
@@ -326,6 +331,15 @@ class KVCacheManager::Impl {
   [[nodiscard]] Status append_to(std::int32_t row, std::string_view what,
                                  const std::int32_t* tokens, std::int64_t count,
                                  const AppendOptions& options);
+  // It has what open() found, or a load behind it brought, and no step has added to that.
+  [[nodiscard]] bool stands_at_open(std::int32_t row) const noexcept {
+    const Sequence& s = rows_[row];
+    return !s.has_planned && s.length == details(row).found_tokens;
+  }
+  [[nodiscard]] std::uint64_t hash_of_found(std::int32_t row) const noexcept;
+  void note_found_of_child(std::int32_t parent, std::int32_t child, bool publishes) noexcept;
+  [[nodiscard]] Status check_not_again(std::int32_t row, std::string_view what,
+                                       std::span<const std::int32_t> tokens) const;
   // It may grow: it is in no step, and no load or draft is open.
   [[nodiscard]] Status check_growing(std::int32_t row, std::string_view what) const;
   [[nodiscard]] Status check_ready(std::int32_t row, std::string_view what) const;
@@ -432,15 +446,6 @@ class KVCacheManager::Impl {
   void move_pins(std::int32_t g, BlockId from, BlockId to) noexcept;
   void note_peak() noexcept;
   // reserve.cc
-  // What the need of a promise depends on: the tokens that are promised, in all and at most in a
-  // step; the length, the own blocks, and whether the tail is one.
-  struct PromiseState {
-    std::int64_t tokens;
-    std::int64_t most_per_step;
-    std::int32_t length;
-    std::int32_t own;
-    bool owns_tail;
-  };
   [[nodiscard]] bool owns_tail(std::int32_t row, std::int32_t g,
                                std::int32_t length) const noexcept;
   [[nodiscard]] PromiseState promise_state(std::int32_t row, std::int32_t g,
@@ -538,11 +543,6 @@ class KVCacheManager::Impl {
   void note_pin(std::int32_t pin) noexcept;
   // plan.cc
   [[nodiscard]] Status copy_tails(const Step& step);
-  // Entries of the block tables of a step's sequences: of the longest, and of all together.
-  struct TableSizes {
-    std::int64_t widest = 0;
-    std::int64_t all = 0;
-  };
   [[nodiscard]] TableSizes table_sizes(const Step& step, std::int32_t g) const noexcept;
   [[nodiscard]] Status check_flashinfer(const Step& step) const;
   [[nodiscard]] std::int64_t plan_words(const Step& step,

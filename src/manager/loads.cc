@@ -10,6 +10,8 @@
 // sequence's at once, like a hit; a block behind that joins the load's table. The blocks that the
 // load waits for are those in its table without a valid token.
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <array>
 
@@ -190,6 +192,7 @@ void KVCacheManager::Impl::replace_entries(std::int32_t row, std::int32_t g, std
 void KVCacheManager::Impl::grow_without_step(std::int32_t row, std::int32_t end,
                                              const std::int32_t* tokens) noexcept {
   Sequence& s = rows_[row];
+  if (stands_at_open(row)) details(row).found_tokens = end;
   if (s.publishes) {
     std::copy_n(tokens, end - s.length, arena().at(s.pending) + (s.length - s.place.position));
   }
@@ -282,6 +285,8 @@ Result<Load> KVCacheManager::Impl::begin_load(std::int32_t row, std::span<const 
   // Nothing fails from here on.
   SequenceDetails& d = details(row);
   d.admitted = std::max(d.admitted, plan.end);  // the room stays
+  d.prompt_tokens = std::max(d.prompt_tokens, static_cast<std::int32_t>(whole.size()));
+  if (stands_at_open(row)) d.load_hash = XXH3_64bits(prompt.data(), prompt.size_bytes());
   take_hit(row, prompt, plan);
   take_blocks(plan);
   for (BlockTable& hits : plan.hits) hits.release(arena());
@@ -334,6 +339,7 @@ void KVCacheManager::Impl::leave_load(std::int32_t row) noexcept {
 Result<std::int32_t> KVCacheManager::blocks_to_load(LoadId id, GroupId group_id,
                                                     std::span<LoadBlock> out,
                                                     std::int32_t first) const {
+  KVFOLIO_RETURN_IF_MOVED("blocks_to_load");
   const Impl& m = *impl_;
   std::int32_t load = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find_load(id, load));
@@ -401,6 +407,7 @@ void KVCacheManager::Impl::hand_over(std::int32_t number, std::int32_t end) noex
     std::fill(entries.begin(), entries.end(), BlockTable::kDropped);
   }
   counters_.tokens_loaded += static_cast<std::uint64_t>(end - load.begin);
+  if (end == load.end && !rows_[row].publishes) details(row).found_hash = details(row).load_hash;
   grow_without_step(row, end, arena().at(load.tokens));
 }
 
@@ -497,6 +504,7 @@ Status KVCacheManager::Impl::check_has(std::int32_t limit,
 Result<Loadable> KVCacheManager::loadable(SequenceId id, std::span<const std::int32_t> prompt,
                                           std::int32_t limit,
                                           std::span<const std::span<std::uint8_t>> has) const {
+  KVFOLIO_RETURN_IF_MOVED("loadable");
   const Impl& m = *impl_;
   std::int32_t row = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find(id, row));

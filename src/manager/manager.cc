@@ -113,6 +113,23 @@ Status KVCacheManager::Impl::check_resting(std::int32_t row, std::string_view wh
 
 // ---- the public face ----
 
+Status moved_from(std::string_view call) {
+  return {ErrorCode::kFailedPrecondition, concat(call, ": the manager was moved from")};
+}
+
+void stop_moved_from(std::string_view call) noexcept {
+  kvfolio_check_failed(nullptr, 0, concat(call, ": the manager was moved from").c_str());
+}
+
+detail::ManagerAlias::ManagerAlias(KVCacheManager& manager)
+    : lifetime_([&] {
+        std::shared_ptr<const void>& lifetime = manager.impl_->lifetime_;
+        if (lifetime == nullptr) lifetime = std::make_shared<char>();
+        return lifetime;
+      }()),
+      manager_(std::unique_ptr<KVCacheManager::Impl>(manager.impl_.get())) {}
+detail::ManagerAlias::~ManagerAlias() { static_cast<void>(manager_.impl_.release()); }
+
 KVCacheManager::KVCacheManager(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
 KVCacheManager::KVCacheManager(KVCacheManager&&) noexcept = default;
 KVCacheManager& KVCacheManager::operator=(KVCacheManager&&) noexcept = default;
@@ -132,10 +149,20 @@ Result<KVCacheManager> KVCacheManager::create(KVStorage&& storage, const Manager
   return KVCacheManager(std::move(*impl));
 }
 
-const Counters& KVCacheManager::counters() const noexcept { return impl_->counters_; }
-const CacheSpec& KVCacheManager::spec() const noexcept { return impl_->spec_; }
-const ManagerOptions& KVCacheManager::options() const noexcept { return impl_->options_; }
+const Counters& KVCacheManager::counters() const noexcept {
+  KVFOLIO_STOP_IF_MOVED("counters");
+  return impl_->counters_;
+}
+const CacheSpec& KVCacheManager::spec() const noexcept {
+  KVFOLIO_STOP_IF_MOVED("spec");
+  return impl_->spec_;
+}
+const ManagerOptions& KVCacheManager::options() const noexcept {
+  KVFOLIO_STOP_IF_MOVED("options");
+  return impl_->options_;
+}
 KVStorage* KVCacheManager::storage() noexcept {
+  KVFOLIO_STOP_IF_MOVED("storage");
   return impl_->storage_ ? &*impl_->storage_ : nullptr;
 }
 

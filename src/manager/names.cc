@@ -39,6 +39,7 @@ void KVCacheManager::Impl::forget_caller_id(std::int32_t row) noexcept {
 }
 
 Result<SequenceId> KVCacheManager::find(std::uint64_t caller_id) const {
+  KVFOLIO_RETURN_IF_MOVED("find");
   return impl_->find_caller_id(caller_id);
 }
 

@@ -49,6 +49,8 @@ inline constexpr bool kIsList<std::span<const T>> = true;
 template <typename Derived>
 class OpArchive {
  public:
+  // False in a log of format 1.
+  [[nodiscard]] bool knows_copies_by_host() const noexcept { return true; }
   template <typename T>
   void visit(std::string_view name, T& value) {
     Derived& self = static_cast<Derived&>(*this);
@@ -197,7 +199,7 @@ void fields(A& a, ManagerOptions& options) {
   auto& [max_sequences, max_pins, max_transfers, max_steps_in_flight, order, prefix_cache,
          max_sequence_tokens, max_index_tokens, max_runs, max_root_keys, max_root_key_bytes,
          max_media_extents, max_table_entries, hash_seed, high_watermark, victim_policy,
-         list_findable, id_tag] = options;
+         list_findable, id_tag, copies_by_host] = options;
   a.visit("max_sequences", max_sequences);
   a.visit("max_pins", max_pins);
   a.visit("max_transfers", max_transfers);
@@ -216,6 +218,7 @@ void fields(A& a, ManagerOptions& options) {
   a.visit("victim_policy", victim_policy);
   a.visit("list_findable", list_findable);
   a.visit("id_tag", id_tag);
+  if (a.knows_copies_by_host()) a.visit("copies_by_host", copies_by_host);
 }
 
 }  // namespace kvfolio

@@ -99,6 +99,7 @@ void KVCacheManager::Impl::stop_log(std::string_view why) noexcept {
 }
 
 void KVCacheManager::record(OpLog* log) noexcept {
+  KVFOLIO_STOP_IF_MOVED("record");
   Impl& m = *impl_;
   if (m.log_ != nullptr) {
     const Result<std::uint64_t> hash = state_hash();
@@ -121,6 +122,7 @@ struct LogReplay {
   static void imagine_storage(KVCacheManager& manager) noexcept {
     manager.impl_->imagines_storage_ = true;
   }
+  static void trust_host(KVCacheManager& manager) noexcept { manager.impl_->replays_trust_ = true; }
 };
 
 Result<ManagerOptions> detail::options_for_replay(const CacheSpec& spec,
@@ -131,5 +133,7 @@ Result<ManagerOptions> detail::options_for_replay(const CacheSpec& spec,
 void detail::imagine_storage(KVCacheManager& manager) noexcept {
   LogReplay::imagine_storage(manager);
 }
+
+void detail::trust_host(KVCacheManager& manager) noexcept { LogReplay::trust_host(manager); }
 
 }  // namespace kvfolio

@@ -119,6 +119,9 @@ template <typename Call, typename... Arguments>
 // scripts/layers checks that it is there.
 #define KVFOLIO_RECORDED(op, call, ...)                                                      \
   do {                                                                                       \
+    if (impl_ == nullptr) [[unlikely]] {                                                     \
+      return moved_from_as<decltype(call)>(name_of(Op::op).name);                            \
+    }                                                                                        \
     if (impl_->log_ != nullptr) [[unlikely]] {                                               \
       return impl_->recorded(Op::op, [=, this] { return call; } __VA_OPT__(, ) __VA_ARGS__); \
     }                                                                                        \

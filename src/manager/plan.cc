@@ -23,8 +23,7 @@ std::int32_t KVCacheManager::Impl::num_copies(const Step& step, std::int32_t g) 
   return copies;
 }
 
-KVCacheManager::Impl::TableSizes KVCacheManager::Impl::table_sizes(const Step& step,
-                                                                   std::int32_t g) const noexcept {
+TableSizes KVCacheManager::Impl::table_sizes(const Step& step, std::int32_t g) const noexcept {
   TableSizes sizes;
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const std::int64_t blocks = table(step.entries[i].row, g).size();
@@ -348,6 +347,7 @@ Result<const StepPlan*> KVCacheManager::plan(const PlanOptions& options) {
   }
   step.num_words = at - step.words.data();
   step.planned_changes = options.changed_entries;  // it takes the place of the plan before
+  step.num_planned = step.num_entries;
   return &step.plan;
 }
 

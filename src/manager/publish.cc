@@ -102,6 +102,9 @@ void KVCacheManager::Impl::publish(std::int32_t row, bool tail) noexcept {
 void KVCacheManager::Impl::stop_publishing(std::int32_t row) noexcept {
   Sequence& s = rows_[row];
   drop_border(row);
+  // Also of one that is in its first step, which undo() may take back.
+  const bool may_stand = !s.has_planned && details(row).found_tokens <= s.length;
+  if (may_stand && details(row).found_tokens > 0) details(row).found_hash = hash_of_found(row);
   s.publishes = false;
   tree_->leave(s.place);
   arena().release(s.pending);

@@ -11,6 +11,7 @@ namespace kvfolio {
 using text::concat;
 
 Result<SequenceInfo> KVCacheManager::info(SequenceId id) const {
+  KVFOLIO_RETURN_IF_MOVED("info");
   const Impl& m = *impl_;
   std::int32_t row = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
@@ -35,6 +36,7 @@ Result<SequenceInfo> KVCacheManager::info(SequenceId id) const {
 }
 
 std::int32_t KVCacheManager::sequences(std::span<SequenceId> out) const noexcept {
+  KVFOLIO_STOP_IF_MOVED("sequences");
   const Impl& m = *impl_;
   const std::size_t count = std::min(out.size(), m.rows_.open().size());
   for (std::size_t i = 0; i < count; ++i) out[i] = m.id_of(m.rows_[m.rows_.open()[i]]);
@@ -43,6 +45,7 @@ std::int32_t KVCacheManager::sequences(std::span<SequenceId> out) const noexcept
 
 Result<std::span<const std::int32_t>> KVCacheManager::block_table(SequenceId id,
                                                                   GroupId group_id) const {
+  KVFOLIO_RETURN_IF_MOVED("block_table");
   const Impl& m = *impl_;
   std::int32_t row = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
@@ -52,6 +55,7 @@ Result<std::span<const std::int32_t>> KVCacheManager::block_table(SequenceId id,
 
 Status KVCacheManager::slot_mapping(SequenceId id, GroupId group_id, std::int32_t begin,
                                     std::span<std::int32_t> out) const {
+  KVFOLIO_RETURN_IF_MOVED("slot_mapping");
   const Impl& m = *impl_;
   std::int32_t row = 0;
   KVFOLIO_RETURN_IF_ERROR(m.find(id, row));
@@ -73,36 +77,46 @@ Status KVCacheManager::slot_mapping(SequenceId id, GroupId group_id, std::int32_
 }
 
 std::int32_t KVCacheManager::num_steps() const noexcept {
+  KVFOLIO_STOP_IF_MOVED("num_steps");
   return impl_->steps_.num_in_flight() + (impl_->steps_.is_open() ? 1 : 0);
 }
 std::int32_t KVCacheManager::num_sequences() const noexcept {
+  KVFOLIO_STOP_IF_MOVED("num_sequences");
   return static_cast<std::int32_t>(impl_->rows_.open().size());
 }
 
-std::int32_t KVCacheManager::num_rows() const noexcept { return impl_->num_rows(); }
+std::int32_t KVCacheManager::num_rows() const noexcept {
+  KVFOLIO_STOP_IF_MOVED("num_rows");
+  return impl_->num_rows();
+}
 
 Result<std::int32_t> KVCacheManager::ref_count(GroupId group, BlockId block) const {
+  KVFOLIO_RETURN_IF_MOVED("ref_count");
   KVFOLIO_RETURN_IF_ERROR(impl_->check_block("ref_count", group, block));
   return impl_->pool(group.value()).refs(block);
 }
 
 Result<bool> KVCacheManager::is_findable(GroupId group, BlockId block) const {
+  KVFOLIO_RETURN_IF_MOVED("is_findable");
   KVFOLIO_RETURN_IF_ERROR(impl_->check_block("is_findable", group, block));
   return impl_->tree_->is_findable(group, block);
 }
 
 Result<std::int32_t> KVCacheManager::findable_end(GroupId group, BlockId block) const {
+  KVFOLIO_RETURN_IF_MOVED("findable_end");
   KVFOLIO_RETURN_IF_ERROR(impl_->check_block("findable_end", group, block));
   return impl_->tree_->findable_end(group, block);
 }
 
 Result<BlockState> KVCacheManager::block_state(GroupId group, BlockId block) const {
+  KVFOLIO_RETURN_IF_MOVED("block_state");
   KVFOLIO_RETURN_IF_ERROR(impl_->check_block("block_state", group, block));
   const BlockPool& pool = impl_->pool(group.value());
   return pool.held_by_steps(block) ? BlockState::kRetiring : pool.state(block);
 }
 
 Result<std::int32_t> KVCacheManager::widest(GroupId group) const {
+  KVFOLIO_RETURN_IF_MOVED("widest");
   KVFOLIO_RETURN_IF_ERROR(impl_->check_group("widest", group));
   return impl_->blocks_for(group.value(), impl_->options_.max_sequence_tokens);
 }

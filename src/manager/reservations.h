@@ -27,6 +27,16 @@
 
 namespace kvfolio {
 
+// What the need of a promise depends on: the tokens that are promised, in all and at most in a
+// step; the length, the own blocks, and whether the tail is one.
+struct PromiseState {
+  std::int64_t tokens;
+  std::int64_t most_per_step;
+  std::int32_t length;
+  std::int32_t own;
+  bool owns_tail;
+};
+
 class Reservations {
  public:
   static constexpr std::int32_t kNobody = -1;

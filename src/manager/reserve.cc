@@ -53,8 +53,8 @@ std::int32_t KVCacheManager::Impl::ready_needed(std::int32_t row, std::int32_t g
   return ready_needed(g, promise_state(row, g, rows_[row].length));
 }
 
-KVCacheManager::Impl::PromiseState KVCacheManager::Impl::promise_state(
-    std::int32_t row, std::int32_t g, std::int32_t length) const noexcept {
+PromiseState KVCacheManager::Impl::promise_state(std::int32_t row, std::int32_t g,
+                                                 std::int32_t length) const noexcept {
   return {reservations_.tokens(row), reservations_.most_per_step(row), length,
           reservations_.num_own(row, g), owns_tail(row, g, length)};
 }

@@ -3,6 +3,8 @@
 // Sequences: arguments that several calls share, rows, and how a sequence begins and ends. What it
 // holds meanwhile changes in append.cc, truncate.cc and adopt.cc.
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -200,6 +202,7 @@ bool KVCacheManager::Impl::keep_media(Sequence& s, std::span<const MediaSpan> me
 
 Result<std::int32_t> KVCacheManager::probe(std::span<const std::int32_t> tokens,
                                            const OpenOptions& options) const {
+  KVFOLIO_RETURN_IF_MOVED("probe");
   const Impl& m = *impl_;
   KVFOLIO_RETURN_IF_ERROR(m.check_open("probe", tokens, options));
   if (!m.options_.prefix_cache || !options.prefix_cache || !options.look_up || tokens.empty()) {
@@ -302,8 +305,13 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
     s.length = s.accepted = d.settled = match.tokens;
     s.replay = match.whole;
     if (match.whole) d.replay_token = tokens.back();
+    d.found_tokens = match.tokens;
+    if (!publishes) {
+      d.found_hash = XXH3_64bits(tokens.data(), static_cast<std::size_t>(match.tokens) * 4);
+    }
     note_peak();
   }
+  d.prompt_tokens = static_cast<std::int32_t>(tokens.size());
   d.max_tokens = options.max_tokens;
   s.has_limit = options.max_tokens > 0;
   s.late_names = options.late_names;
@@ -317,6 +325,16 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
 }
 
 // ---- fork ----
+
+// The child has no plan of its own, so what its parent stood at would look like its beginning.
+void KVCacheManager::Impl::note_found_of_child(std::int32_t parent, std::int32_t child,
+                                               bool publishes) noexcept {
+  const bool stands = stands_at_open(parent);
+  if (!stands) details(child).found_tokens = -1;
+  if (stands && rows_[parent].publishes && !publishes) {
+    details(child).found_hash = hash_of_found(parent);
+  }
+}
 
 Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions& options) {
   KVFOLIO_RECORDED(kFork, fork(parent_id, options), parent_id, options);
@@ -361,6 +379,7 @@ Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions&
   m.rows_.copy_sequence(from, row);
   SequenceDetails& child_details = m.details(row);
   child_details.admitted = 0;
+  m.note_found_of_child(from, row, publishes);
   child_details.reuse_step = 0;
   child_details.media = media;
   child_details.priority = options.priority;

@@ -164,7 +164,7 @@ class StateReader::Writer {
     const auto& [max_sequences, max_pins, max_transfers, max_steps_in_flight, order, prefix_cache,
                  max_sequence_tokens, max_index_tokens, max_runs, max_root_keys, max_root_key_bytes,
                  max_media_extents, max_table_entries, hash_seed, high_watermark, victim_policy,
-                 list_findable, id_tag] = m_.options_;
+                 list_findable, id_tag, copies_by_host] = m_.options_;
     static_cast<void>(id_tag);
     for (const std::int64_t value :
          {std::int64_t{max_sequences}, std::int64_t{max_pins}, std::int64_t{max_transfers},
@@ -179,6 +179,7 @@ class StateReader::Writer {
     put(std::bit_cast<std::uint64_t>(high_watermark));
     put(victim_policy);
     put(list_findable);
+    put(copies_by_host);
   }
 
   void write_tree() {
@@ -270,6 +271,13 @@ class StateReader::Writer {
   void write_sequence(std::int32_t row) {
     const Sequence& s = m_.rows_[row];
     const SequenceDetails& d = m_.details(row);
+    // Where append() would know the prompt again.
+    const bool is_open = s.life == Sequence::Life::kOpen;
+    if (is_open && s.length > 0 && m_.stands_at_open(row)) {
+      put(-16);
+      put(d.prompt_tokens);
+      put(s.publishes ? 0 : d.found_hash);
+    }
     put(s.life);
     put(s.publishes);
     put(s.used);
@@ -405,6 +413,13 @@ class StateReader::Writer {
     put(step.has_unnamed);
     if (all_) put(step.copies_ran);
     const bool is_open = m_.steps_.is_open() && &step == &m_.steps_.open();
+    if (is_open && step.num_planned != Step::kNoPlan) {
+      put(-15);
+      const auto has_left = [&](std::int32_t e) { return step.entries[e].row < 0 ? 1 : 0; };
+      std::int32_t planned = step.num_planned;
+      for (std::int32_t e = 0; e < step.num_planned; ++e) planned -= has_left(e);
+      put(planned);
+    }
     for (std::int32_t e = 0; e < step.num_entries; ++e) {
       const StepEntry& entry = step.entries[e];
       if (entry.row < 0) continue;  // taken out: the next plan() drops the entry
@@ -544,6 +559,9 @@ Result<std::uint64_t> StateReader::hash(const KVCacheManager& manager) {
   return words.hash();
 }
 
-Result<std::uint64_t> KVCacheManager::state_hash() const { return StateReader::hash(*this); }
+Result<std::uint64_t> KVCacheManager::state_hash() const {
+  KVFOLIO_RETURN_IF_MOVED("state_hash");
+  return StateReader::hash(*this);
+}
 
 }  // namespace kvfolio

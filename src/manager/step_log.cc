@@ -47,6 +47,7 @@ Step& StepLog::begin() noexcept {
   step.has_unnamed = false;
   step.copies_ran = false;
   step.planned_changes = false;
+  step.num_planned = Step::kNoPlan;
   return step;
 }
 
@@ -84,8 +85,8 @@ namespace {
 
 void copy_step(Step& step, const Step& other) noexcept {
   const auto& [ticket, num_groups, num_entries, num_removed, num_displaced, has_unnamed, copies_ran,
-               planned_changes, entries, changes, entry_of, words, num_words, sequences, shared,
-               num_shared, group_plans, plan] = other;
+               planned_changes, num_planned, entries, changes, entry_of, words, num_words,
+               sequences, shared, num_shared, group_plans, plan] = other;
   step.ticket = ticket;
   step.num_entries = num_entries;
   step.num_removed = num_removed;
@@ -93,6 +94,7 @@ void copy_step(Step& step, const Step& other) noexcept {
   step.has_unnamed = has_unnamed;
   step.copies_ran = copies_ran;
   step.planned_changes = false;
+  step.num_planned = num_planned;
   step.entries.copy_from(entries, num_entries);
   for (std::int32_t i = 0; i < num_entries; ++i) {
     if (entries[i].row >= 0) step.entry_of[entries[i].row] = i;

@@ -52,6 +52,8 @@ struct TailChange {
 };
 
 struct Step {
+  static constexpr std::int32_t kNoPlan = -1;
+
   std::uint64_t ticket = 0;
   std::int32_t num_groups = 0;
   std::int32_t num_entries = 0;
@@ -60,6 +62,9 @@ struct Step {
   bool has_unnamed = false;        // some of its tokens have no name
   bool copies_ran = false;
   bool planned_changes = false;  // the plan of all its entries had the changed table entries
+  // The last plan has the entries in front of this one; kNoPlan: there was none. What is appended
+  // stands behind the others, so to append costs nothing for it.
+  std::int32_t num_planned = kNoPlan;
   FixedArray<StepEntry> entries;
   FixedArray<TailChange> changes;  // [entry][group]
   // [sequence]: where its entry is, if it has one. Of a committed step with tokens without names.
@@ -85,9 +90,19 @@ struct Step {
     const std::int32_t at = has_unnamed ? entry_of[row] : num_entries;
     return at < num_entries && entries[at].row == row ? at : -1;
   }
+  // Entries that the last plan lacks; 0 without any plan. Requires: num_removed == 0.
+  [[nodiscard]] std::int32_t num_behind_plan() const noexcept {
+    return num_planned == kNoPlan ? 0 : num_entries - num_planned;
+  }
   void clear_changes(std::int32_t entry) noexcept {
     for (std::int32_t g = 0; g < num_groups; ++g) change(entry, g) = TailChange::none();
   }
+};
+
+// Entries of the block tables of a step's sequences: of the longest, and of all together.
+struct TableSizes {
+  std::int64_t widest = 0;
+  std::int64_t all = 0;
 };
 
 class StepLog {

@@ -137,9 +137,13 @@ void KVCacheManager::Impl::remove_entry(Step& step, std::int32_t entry) noexcept
 void KVCacheManager::Impl::close_ranks(Step& step) noexcept {
   if (step.num_removed == 0) return;
   std::int32_t kept = 0;
+  std::int32_t num_planned = step.num_planned;
   for (std::int32_t i = 0; i < step.num_entries; ++i) {
     const std::int32_t row = step.entries[i].row;
-    if (row < 0) continue;
+    if (row < 0) {
+      num_planned -= i < step.num_planned ? 1 : 0;
+      continue;
+    }
     if (kept != i) {
       step.entries[kept] = step.entries[i];
       for (std::int32_t g = 0; g < num_groups(); ++g) step.change(kept, g) = step.change(i, g);
@@ -149,6 +153,7 @@ void KVCacheManager::Impl::close_ranks(Step& step) noexcept {
   }
   step.num_entries = kept;
   step.num_removed = 0;
+  step.num_planned = num_planned;
 }
 
 Status KVCacheManager::undo(SequenceId id) {
@@ -226,12 +231,37 @@ std::int32_t KVCacheManager::Impl::settled_by(const Step& step, std::int32_t ent
   return settled;
 }
 
+// What the engine has done by now, as far as the manager can know it, is what the step needs: every
+// sequence of it was in the last plan, and on storage of its own its copies ran.
+Status KVCacheManager::Impl::check_done(const Step& step) const {
+  if (replays_trust_) return {};
+  if (const std::int32_t missing = step.num_behind_plan(); missing > 0) {
+    return {ErrorCode::kFailedPrecondition,
+            concat("commit: ", missing, " of the ", step.num_entries, " sequences of step ",
+                   step.ticket,
+                   missing == 1 ? " was appended after its last plan(), which lacks it"
+                                : " were appended after its last plan(), which lacks them",
+                   "; plan() again before you compute")};
+  }
+  if (step.copies_ran || step.num_displaced == 0 || options_.copies_by_host) return {};
+  if (!storage_ && !imagines_storage_) return {};
+  std::int64_t copies = 0;
+  for (std::int32_t g = 0; g < num_groups(); ++g) copies += num_copies(step, g);
+  if (copies == 0) return {};
+  return {
+      ErrorCode::kFailedPrecondition,
+      concat("commit: step ", step.ticket, " has ", copies,
+             copies == 1 ? " copy that has" : " copies that have",
+             " not run; run_copies() before you compute, or set copies_by_host if you run them")};
+}
+
 Status KVCacheManager::commit(Ticket ticket) {
   KVFOLIO_RECORDED(kCommit, commit(ticket), ticket);
   Impl& m = *impl_;
   KVFOLIO_RETURN_IF_ERROR(m.check_ticket(ticket, "commit"));
   Step& step = m.steps_.open();
   m.close_ranks(step);
+  KVFOLIO_RETURN_IF_ERROR(m.check_done(step));
   if (mutant(Mutant::kCopyAfterWrite) && step.copies_ran) {
     KVFOLIO_RETURN_IF_ERROR(m.copy_tails(step));
   }

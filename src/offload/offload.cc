@@ -110,11 +110,11 @@ const char* to_string(LoadEnd end) noexcept {
 
 Offload::Impl::Impl(KVCacheManager& manager, const OffloadOptions& options, Identity identity,
                     HostArena arena)
-    : manager_(manager),
+    : alias_(manager),
       options_(options),
       identity_(std::move(identity)),
       arena_(std::make_unique<HostArena>(std::move(arena))),
-      names_(manager, identity_, [this](const RootKey& root) { return epoch_of(root); }),
+      names_(manager_, identity_, [this](const RootKey& root) { return epoch_of(root); }),
       epoch_(options.epoch),
       base_epoch_(options.epoch),
       has_(static_cast<std::size_t>(identity_.num_groups())) {
@@ -130,7 +130,7 @@ Offload::Impl::Impl(KVCacheManager& manager, const OffloadOptions& options, Iden
 
 // Answers to questions touch no memory, so nobody waits for them.
 Offload::Impl::~Impl() {
-  if (writer_ != 0) {
+  if (writer_ != 0 && !alias_.has_ended()) {
     static_cast<void>(manager_.finish_load(requests_.at(writer_).load.id, 0));
   }
   requests_.clear();
@@ -318,6 +318,8 @@ Status Offload::Impl::check_invariants() const {
 
 Result<std::unique_ptr<Offload>> Offload::create(KVCacheManager& manager,
                                                  const OffloadOptions& options) {
+  // Also if it was moved from.
+  if (const auto usage = manager.usage(GroupId(0)); !usage) return usage.error();
   KVFOLIO_RETURN_IF_ERROR(check(manager, options));
   auto identity = Identity::create(options.model, manager.spec());
   if (!identity) return std::move(identity).error();
@@ -342,20 +344,33 @@ Result<std::unique_ptr<Offload>> Offload::create(KVCacheManager& manager,
 Offload::Offload(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
 Offload::~Offload() = default;
 
+Offload::Impl& Offload::asked(const char* call) const noexcept {
+  const Status there = impl_->check_there(call);
+  if (!there.ok()) kvfolio_check_failed(nullptr, 0, there.message().c_str());
+  return *impl_;
+}
+
 Result<OffloadOpened> Offload::open(std::span<const std::int32_t> tokens,
                                     const OpenOptions& options) {
+  KVFOLIO_RETURN_IF_ERROR(impl_->check_there("open"));
   return impl_->open(tokens, options);
 }
-std::span<const SequenceReady> Offload::poll(std::uint64_t now_us) { return impl_->poll(now_us); }
-Result<std::int32_t> Offload::cancel(SequenceId sequence) { return impl_->cancel(sequence); }
-bool Offload::idle() const noexcept { return impl_->idle(); }
-OffloadLeft Offload::drain(std::uint64_t now_us) { return impl_->drain(now_us); }
-Forgotten Offload::forget(const RootKey& root) { return impl_->forget(root); }
+std::span<const SequenceReady> Offload::poll(std::uint64_t now_us) {
+  return asked("poll").poll(now_us);
+}
+Result<std::int32_t> Offload::cancel(SequenceId sequence) {
+  KVFOLIO_RETURN_IF_ERROR(impl_->check_there("cancel"));
+  return impl_->cancel(sequence);
+}
+bool Offload::idle() const noexcept { return asked("idle").idle(); }
+OffloadLeft Offload::drain(std::uint64_t now_us) { return asked("drain").drain(now_us); }
+Forgotten Offload::forget(const RootKey& root) { return asked("forget").forget(root); }
 Result<Forgotten> Offload::forget(std::span<const std::int32_t> tokens,
                                   const OpenOptions& options) {
+  KVFOLIO_RETURN_IF_ERROR(impl_->check_there("forget"));
   return impl_->forget(tokens, options);
 }
-Forgotten Offload::reset() { return impl_->reset(); }
+Forgotten Offload::reset() { return asked("reset").reset(); }
 std::uint64_t Offload::epoch() const noexcept { return impl_->epoch(); }
 NameEpochs Offload::epochs() const { return impl_->epochs(); }
 const OffloadCounters& Offload::counters() const noexcept { return impl_->counters(); }
@@ -366,6 +381,9 @@ const OffloadTierCounters& Offload::tier_counters(std::size_t tier) const noexce
 const Tier& Offload::tier(std::size_t tier) const noexcept { return impl_->tier(tier); }
 ArenaStats Offload::arena() const noexcept { return impl_->arena().stats(); }
 const Identity& Offload::identity() const noexcept { return impl_->identity(); }
-Status Offload::check_invariants() const { return impl_->check_invariants(); }
+Status Offload::check_invariants() const {
+  KVFOLIO_RETURN_IF_ERROR(impl_->check_there("check_invariants"));
+  return impl_->check_invariants();
+}
 
 }  // namespace kvfolio

@@ -15,6 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/text.h"
 #include "kvfolio/offload.h"
 #include "kvfolio/record.h"
 #include "offload/block_names.h"
@@ -32,6 +33,12 @@ class Offload::Impl {
   Impl(KVCacheManager& manager, const OffloadOptions& options, Identity identity, HostArena arena);
   ~Impl();
 
+  // ok, or why `call` cannot be answered.
+  [[nodiscard]] Status check_there(const char* call) const {
+    if (!alias_.has_ended()) return {};
+    return {ErrorCode::kFailedPrecondition,
+            text::concat("Offload::", call, ": the manager has ended")};
+  }
   Result<OffloadOpened> open(std::span<const std::int32_t> tokens, const OpenOptions& options);
   std::span<const SequenceReady> poll(std::uint64_t now_us);
   Result<std::int32_t> cancel(SequenceId sequence);
@@ -224,7 +231,8 @@ class Offload::Impl {
     return manager_.spec().groups[static_cast<std::size_t>(group.value())].block_size;
   }
 
-  KVCacheManager& manager_;
+  detail::ManagerAlias alias_;
+  KVCacheManager& manager_ = alias_.manager();
   const OffloadOptions options_;  // its views are not used any more
   Identity identity_;
   std::int64_t largest_record_ = 0;

@@ -313,5 +313,50 @@ TEST(Offload, ABudgetOfAllBytesThatThereAreStores) {
   EXPECT_TRUE(offload->idle());
 }
 
+// M5.
+TEST(Offload, FollowsItsManagerWhereItIsMoved) {
+  Cache cache(test::full(40));
+  const auto offload = offload_of(cache);
+  const std::vector<std::int32_t> prompt = prompt_of(1, 33);
+  cache.compute(prompt);
+  KVCacheManager elsewhere = std::move(cache.manager);
+  run_to_the_end(*offload);
+  EXPECT_TRUE(elsewhere.evict(GroupId(0), 40));
+  const auto open = offload->open(prompt);
+  ASSERT_TRUE(open && open->pending);
+  cache.manager = std::move(elsewhere);  // while a request is pending
+  std::uint64_t now_us = 1'000'000;
+  while (offload->poll(now_us += 100).empty()) {
+  }
+  EXPECT_EQ(cache.manager.info(open->sequence)->length, 32);
+  cache.check_sequence(open->sequence, std::span(prompt).first(32));
+  EXPECT_TRUE(offload->check_invariants().ok());
+}
+
+// M5. Another manager took its place, so the blocks that it speaks of are gone.
+TEST(Offload, WithoutItsManagerCallsAreRefused) {
+  Cache cache(test::full(40));
+  Cache other(test::full(40));
+  const auto offload = offload_of(cache);
+  const std::vector<std::int32_t> prompt = prompt_of(1, 33);
+  cache.compute(prompt);
+  cache.manager = std::move(other.manager);
+  for (const Status& refused :
+       {offload->open(prompt).error(), offload->cancel(SequenceId(1)).error(),
+        offload->forget(prompt).error(), offload->check_invariants()}) {
+    EXPECT_EQ(refused.code(), ErrorCode::kFailedPrecondition);
+    EXPECT_THAT(refused.message(), HasSubstr("the manager has ended"));
+  }
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_DEATH(offload->poll(1), "Offload::poll: the manager has ended");
+  EXPECT_DEATH(static_cast<void>(offload->idle()), "Offload::idle: the manager has ended");
+  EXPECT_DEATH(static_cast<void>(offload->drain(1)), "Offload::drain: the manager has ended");
+  EXPECT_DEATH(offload->reset(), "Offload::reset: the manager has ended");
+  EXPECT_DEATH(offload->forget(RootKey()), "Offload::forget: the manager has ended");
+  const auto of_moved =
+      Offload::create(other.manager, {.model = test::kToy, .arena_bytes = 1 << 20});
+  EXPECT_EQ(of_moved.error().code(), ErrorCode::kFailedPrecondition);
+}
+
 }  // namespace
 }  // namespace kvfolio

@@ -356,6 +356,8 @@ Result<RestoreStats> Restorer::run() {
 
 Result<RestoreStats> restore(KVCacheManager& manager, const Identity& identity,
                              ByteSource& source) {
+  // Also if it was moved from.
+  if (const auto usage = manager.usage(GroupId(0)); !usage) return usage.error();
   if (manager.storage() == nullptr) {
     return Status(ErrorCode::kUnsupported, "restore: the manager has no storage");
   }

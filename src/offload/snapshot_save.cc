@@ -462,6 +462,8 @@ Result<SaveStats> Saver::run(const SaveOptions& options) {
 
 Result<SaveStats> save(KVCacheManager& manager, const Identity& identity, ByteSink& sink,
                        const SaveOptions& options) {
+  // Also if it was moved from.
+  if (const auto usage = manager.usage(GroupId(0)); !usage) return usage.error();
   if (manager.storage() == nullptr) {
     return Status(ErrorCode::kUnsupported, "save: the manager has no storage");
   }

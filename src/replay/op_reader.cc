@@ -198,17 +198,18 @@ Status OpDecoder::read_header(OpLogHeader& header) {
     return status_.ok() ? Status(ErrorCode::kCorrupt, "not an operation log") : status_;
   }
   header.format = static_cast<std::uint32_t>(word(4));
-  const bool is_bare = header.format == kOpLogFormatBare;
-  if (header.format != kOpLogFormat && !is_bare) {
+  is_bare_ = header.format == kOpLogFormatBare;
+  if (header.format != kOpLogFormat && !is_bare_) {
     return {ErrorCode::kUnsupported,
             concat("operation log of format ", header.format, ", this library reads formats ",
                    kOpLogFormatBare, " and ", kOpLogFormat)};
   }
+  if (is_bare_) header.options.copies_by_host = true;
   const auto size = static_cast<std::int64_t>(word(4));
   Status damaged(ErrorCode::kCorrupt, "operation log: its header is damaged");
   if (size > kMostHeaderBytes || size + 4 > left()) return damaged;
   // The whole header is in the first buffer.
-  const std::size_t hashed_from = is_bare ? at_ : 0;
+  const std::size_t hashed_from = is_bare_ ? at_ : 0;
   const std::uint32_t hash = op_piece::hash_of(
       std::span(buffer_).subspan(hashed_from, at_ + static_cast<std::size_t>(size) - hashed_from));
   const std::int64_t behind = left() - size;
@@ -224,8 +225,8 @@ Status OpDecoder::read_header(OpLogHeader& header) {
   visit({}, header.options);
   if (left() != behind || word(4) != hash || stopped()) return damaged;
   texts_.clear();
-  end_.hash_is_ours = !is_bare && header.library == version();
-  if (is_bare) return {};
+  end_.hash_is_ours = !is_bare_ && header.library == version();
+  if (is_bare_) return {};
   // From here on each buffer is one piece.
   in_pieces_ = true;
   position_ = size_ - left();

@@ -103,6 +103,7 @@ class OpDecoder : public OpArchive<OpDecoder> {
       if (value != bits) corrupt("a number is out of range");
     }
   }
+  [[nodiscard]] bool knows_copies_by_host() const noexcept { return !is_bare_; }
   void real(std::string_view, double& value) { value = std::bit_cast<double>(word(8)); }
   void bytes(std::string_view, std::string_view& value);
   void content(std::string_view, std::array<std::byte, 32>& value) {
@@ -187,6 +188,7 @@ class OpDecoder : public OpArchive<OpDecoder> {
   std::vector<std::byte> buffer_;
   std::size_t at_ = 0;
   std::size_t filled_ = 0;
+  bool is_bare_ = false;    // of format 1 (op_codes.h)
   bool in_pieces_ = false;  // what follows the header
   bool cut_ = false;        // the log ended inside something
   Status status_;

@@ -107,6 +107,57 @@ static void a_copied_token_store_survives_the_first(void) {
   }
 }
 
+// Copies that nobody ran, a plan that lacks a sequence, the whole prompt behind a hit.
+static void mistakes_of_a_host_are_refused(void) {
+  for (int32_t by_host = 0; by_host < 2; ++by_host) {
+    const kvfolio_group_spec group = small_group();
+    const kvfolio_manager_options options = {.struct_size = sizeof options,
+                                             .copies_by_host = by_host};
+    const int32_t tokens[] = {1, 2, 3, 4, 5, 6};
+    kvfolio_storage* storage = NULL;
+    kvfolio_manager* m = NULL;
+    kvfolio_sequence parent, child, late;
+    kvfolio_ticket step = 0;
+    MUST(kvfolio_storage_create(&group, 1, NULL, &storage, &g_error));
+    MUST(kvfolio_manager_create_with_storage(&storage, &options, &m, &g_error));
+    MUST(kvfolio_open(m, NULL, tokens, 6, NULL, 0, NULL, &parent, NULL, &g_error));
+    MUST(kvfolio_begin_step(m, 0, &step, &g_error));
+    MUST(kvfolio_append(m, parent, tokens, 5, 0, &g_error));
+    MUST(kvfolio_finish(m, step, &g_error));
+    MUST(kvfolio_fork(m, parent, NULL, &child, &g_error));
+    MUST(kvfolio_begin_step(m, 0, &step, &g_error));
+    MUST(kvfolio_append(m, child, tokens, 1, 0, &g_error));
+    const int32_t code = kvfolio_finish(m, step, &g_error);
+    if (by_host == 0) {
+      CHECK(code == KVFOLIO_ERR_FAILED_PRECONDITION);
+      CHECK(strstr(g_error.message, "1 copy that has not run") != NULL);
+      MUST(kvfolio_run_copies(m, &g_error));
+      MUST(kvfolio_finish(m, step, &g_error));
+    } else {
+      CHECK(code == KVFOLIO_OK);
+    }
+
+    kvfolio_step_plan plan = {.struct_size = sizeof plan};
+    MUST(kvfolio_open(m, NULL, NULL, 0, NULL, 0, NULL, &late, NULL, &g_error));
+    MUST(kvfolio_begin_step(m, 0, &step, &g_error));
+    MUST(kvfolio_append(m, parent, tokens, 1, 0, &g_error));
+    MUST(kvfolio_plan(m, NULL, &plan, NULL, 0, &g_error));
+    MUST(kvfolio_append(m, late, tokens, 1, 0, &g_error));
+    CHECK(kvfolio_commit(m, step, &g_error) == KVFOLIO_ERR_FAILED_PRECONDITION);
+    CHECK(strstr(g_error.message, "1 of the 2 sequences") != NULL);
+    MUST(kvfolio_drop(m, step, &g_error));
+
+    MUST(kvfolio_close(m, parent, &g_error));
+    int32_t cached = 0;
+    MUST(kvfolio_open(m, NULL, tokens, 6, NULL, 0, NULL, &parent, &cached, &g_error));
+    CHECK(cached == 5);
+    MUST(kvfolio_begin_step(m, 0, &step, &g_error));
+    CHECK(kvfolio_append(m, parent, tokens, 6, 0, &g_error) == KVFOLIO_ERR_INVALID_ARGUMENT);
+    CHECK(strstr(g_error.message, "the 5 that it has of its prompt of 6") != NULL);
+    kvfolio_manager_destroy(m);
+  }
+}
+
 static void check_counts(kvfolio_manager* m, const kvfolio_sequence* both, int64_t n) {
   const int32_t tokens[2] = {1, 2};
   int64_t count = -7;
@@ -238,6 +289,7 @@ int main(void) {
   storage_of_a_manager_outlives_a_destroy();
   a_copied_token_store_survives_the_first();
   counts_are_zero_when_an_argument_is_wrong();
+  mistakes_of_a_host_are_refused();
   layers_lent_apart_hold_what_own_memory_holds();
   return 0;
 }

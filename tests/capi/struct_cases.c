@@ -110,18 +110,19 @@ static const kvfolio_manager_options kOptions = {.struct_size = sizeof kOptions,
                                                  .victim_policy = KVFOLIO_LFU,
                                                  .id_tag = 12,
                                                  .max_transfers = 13,
-                                                 .list_findable = 1};
+                                                 .list_findable = 1,
+                                                 .copies_by_host = 1};
 static void run_options(void* given, char* text) {
   kvfolio_manager* made = NULL;
   const int32_t code = kvfolio_manager_create(&group, 1, given, &made, &g_error);
   kvfolio_manager_options got = {.struct_size = sizeof got};
   if (code == 0) MUST(kvfolio_get_options(made, &got, &g_error));
-  say(text, code, "%d %d %d %d %d %d %d %lld %lld %lld %d %g %d %d %d %d %d %d", got.max_sequences,
-      got.max_pins, got.max_steps_in_flight, got.order, got.no_prefix_cache,
+  say(text, code, "%d %d %d %d %d %d %d %lld %lld %lld %d %g %d %d %d %d %d %d %d",
+      got.max_sequences, got.max_pins, got.max_steps_in_flight, got.order, got.no_prefix_cache,
       got.max_sequence_tokens, got.max_runs, (long long)got.max_index_tokens,
       (long long)got.max_root_key_bytes, (long long)got.max_table_entries, (int)got.hash_seed,
       got.high_watermark, got.max_root_keys, got.max_media_extents, got.victim_policy, got.id_tag,
-      got.max_transfers, got.list_findable);
+      got.max_transfers, got.list_findable, got.copies_by_host);
   kvfolio_manager_destroy(made);
 }
 

@@ -332,8 +332,12 @@ Outcome World::append(const Operation& op, std::string& broken) {
   }
   if (!status.ok()) {
     // admit() speaks of room only, and takes a token of a prompt found whole to be the prompt's.
-    if (admitted && !replays && status.code() != ErrorCode::kFailedPrecondition)
-      add(broken, "admitted, but: " + status.message());
+    // The whole prompt behind a hit is refused.
+    const bool again = op.kind == Kind::kAppend && length > 0 && count > 1 && count >= length &&
+                       first_of(more, length) == s.tokens;
+    const bool may_be = status.code() == ErrorCode::kFailedPrecondition ||
+                        (again && status.code() == ErrorCode::kInvalidArgument);
+    if (admitted && !replays && !may_be) add(broken, "admitted, but: " + status.message());
     return Outcome::kRefused;
   }
   s.in_step = true;

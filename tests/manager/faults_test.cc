@@ -538,6 +538,7 @@ TEST(Faults, EveryAppendGetsItsOwnRoom) {
   const SequenceId other = e.open({}).sequence;
   must(e.manager.append(other, tokens(100, 16)));
   EXPECT_THAT(table, testing::Not(Contains(e.table(other)[0])));
+  must(e.manager.plan());
   must(e.manager.commit(second));
   must(e.manager.complete(first));
   must(e.manager.complete(second));

@@ -382,5 +382,91 @@ TEST(OpLog, AFileHasMode0600AndSaysWhatIsWrongWithItsPlace) {
   EXPECT_FALSE(FileLog::create(testing::TempDir()));
 }
 
+// The log as format 1 had it: bare, and its options end with id_tag.
+void make_format_1(Memory& log) {
+  const op_log_pieces::Bytes calls = op_log_pieces::calls_of(log.bytes);
+  std::vector<std::byte> old(
+      log.bytes.begin(),
+      log.bytes.begin() + static_cast<std::ptrdiff_t>(op_log_pieces::header_bytes(log.bytes)));
+  old.erase(old.end() - 5);  // before the hash
+  LittleEndianWriter(std::span(old).subspan(8)).put(kOpLogFormatBare);
+  LittleEndianWriter(std::span(old).subspan(12))
+      .put(static_cast<std::uint32_t>(old.size() - op_log_pieces::kHeadBytes - 4));
+  old.insert(old.end(), calls.begin(), calls.end());
+  op_log_pieces::make_right(old);
+  log.bytes = old;
+}
+
+// What commit() and append() refuse today they took then.
+void make_every_mistake(KVCacheManager& manager) {
+  const SequenceId parent = must(manager.open(tokens(1, 6))).sequence;
+  Ticket ticket = must(manager.begin_step());
+  must(manager.append(parent, tokens(1, 6)));
+  must(manager.plan());
+  const SequenceId late = must(manager.open(tokens(20, 4))).sequence;
+  must(manager.append(late, tokens(20, 4)));
+  must(manager.finish(ticket));
+  const SequenceId child = must(manager.fork(parent));
+  ticket = must(manager.begin_step());
+  must(manager.append(child, tokens(70, 2)));
+  must(manager.finish(ticket));
+  must(manager.close(child));
+  ticket = must(manager.begin_step());
+  const Opened again = must(manager.open(tokens(20, 5)));
+  EXPECT_EQ(again.cached_tokens, 4);
+  must(manager.append(again.sequence, tokens(20, 5)));
+  must(manager.commit(ticket));
+  must(manager.complete(ticket));
+  ticket = must(manager.begin_step());
+  must(manager.plan());
+  must(manager.open(tokens(20, 5)));
+}
+
+TEST(OpLog, ALogFromBeforeMistakesWereRefusedIsReplayedAsItWasAnswered) {
+  Memory log_bytes;
+  KVCacheManager manager =
+      must(KVCacheManager::create(must(KVStorage::create(CacheSpec{groups()}))));
+  detail::trust_host(manager);  // as the library was then
+  OpLog log(log_bytes);
+  manager.record(&log);
+  make_every_mistake(manager);
+  manager.record(nullptr);
+  must(log.status());
+  // Recorded today these answers would be wrong.
+  const Replay today = must(replay_log(log_bytes));
+  ASSERT_TRUE(today.difference);
+  EXPECT_EQ(today.difference->name, "finish");
+
+  make_format_1(log_bytes);
+  const Replay replay = must(replay_log(log_bytes));
+  must(replay.broken);
+  EXPECT_FALSE(replay.difference) << replay.difference->name << replay.difference->replayed;
+  EXPECT_TRUE(replay.log.ended);
+  EXPECT_TRUE(replay.manager.options().copies_by_host);
+}
+
+TEST(OpLog, WhoCopiesIsReplayedAsItWasSet) {
+  for (const bool by_host : {false, true}) {
+    Memory log_bytes;
+    KVCacheManager manager = must(KVCacheManager::create(
+        must(KVStorage::create(CacheSpec{groups()})), {.copies_by_host = by_host}));
+    OpLog log(log_bytes);
+    manager.record(&log);
+    const SequenceId parent = must(manager.open(tokens(1, 6))).sequence;
+    Ticket ticket = must(manager.begin_step());
+    must(manager.append(parent, tokens(1, 6)));
+    must(manager.finish(ticket));
+    ticket = must(manager.begin_step());
+    must(manager.append(must(manager.fork(parent)), tokens(70, 2)));
+    EXPECT_EQ(manager.finish(ticket).ok(), by_host);
+    manager.record(nullptr);
+    const Replay replay = must(replay_log(log_bytes));
+    must(replay.broken);
+    EXPECT_FALSE(replay.difference);
+    EXPECT_EQ(replay.manager.options().copies_by_host, by_host);
+    EXPECT_EQ(must(replay.manager.state_hash()), *replay.log.state_hash);
+  }
+}
+
 }  // namespace
 }  // namespace kvfolio::testing_engine

@@ -170,8 +170,14 @@ TEST(StateHash, QuestionsAndRefusedCallsLeaveItAsItIs) {
   EXPECT_EQ(hash_of(engine), before);
   EXPECT_EQ(must(engine.manager.begin_step()).value(), 4U);
   const std::uint64_t open = hash_of(engine);
-  EXPECT_TRUE(engine.manager.plan());
+  EXPECT_FALSE(engine.manager.plan({.pad = 3}));
   EXPECT_EQ(hash_of(engine), open);
+  // A plan decides what commit() takes, once; another says the same.
+  EXPECT_TRUE(engine.manager.plan());
+  const std::uint64_t planned = hash_of(engine);
+  EXPECT_NE(planned, open);
+  EXPECT_TRUE(engine.manager.plan());
+  EXPECT_EQ(hash_of(engine), planned);
   must(engine.manager.drop(Ticket(4)));
   EXPECT_EQ(hash_of(engine), before);
 }

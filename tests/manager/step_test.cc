@@ -165,6 +165,7 @@ TEST(Step, UndoTakesASequenceOutAsIfItHadNotBeenAppendedTo) {
   EXPECT_EQ(e.manager.undo(b).code(), kMoment);
   // And it can enter again.
   must(e.manager.append(b, Tokens{80}));
+  must(e.manager.plan());
   must(e.manager.finish(t));
 }
 

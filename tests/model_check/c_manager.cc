@@ -107,6 +107,7 @@ kvfolio_manager_options options_of(const ManagerOptions& options) {
   out.id_tag = options.id_tag;
   out.max_transfers = zero_is(options.max_transfers);
   out.list_findable = options.list_findable ? 1 : 0;
+  out.copies_by_host = options.copies_by_host ? 1 : 0;
   return out;
 }
 
@@ -164,7 +165,8 @@ Numbers numbers_of(const std::vector<kvfolio_group_spec>& groups,
   return Numbers(all, o.max_sequences, o.max_pins, o.max_steps_in_flight, o.order,
                  o.no_prefix_cache, o.max_sequence_tokens, o.max_runs, o.max_index_tokens,
                  o.max_root_key_bytes, o.max_table_entries, o.hash_seed, o.high_watermark,
-                 o.max_root_keys, o.max_media_extents, o.victim_policy, o.id_tag, o.max_transfers);
+                 o.max_root_keys, o.max_media_extents, o.victim_policy, o.id_tag, o.max_transfers,
+                 o.copies_by_host);
 }
 
 std::int32_t policy_of(std::optional<VictimPolicy> policy) {

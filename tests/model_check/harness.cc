@@ -145,6 +145,7 @@ Config make_config(Family family, std::uint64_t seed) {
   config.ahead = config.unnamed && rng.chance(50);
   config.failures = rng.pick(std::vector<int>{0, 0, 10});
   config.host_copies = rng.chance(40);
+  config.options.copies_by_host = true;  // by the device, in stream order, but for finish()
   config.options.high_watermark = rng.below(101) / 100.0;
   // So few that all rows are in use at times.
   if (config.options.order == Order::kUnordered && rng.chance(25)) {
@@ -160,7 +161,8 @@ Config make_config(Family family, std::uint64_t seed) {
 
 void draw_more(Config& config, std::uint64_t seed) {
   Rng rng(seed ^ 0x7e1e25ull);
-  config.batches = true;
+  config.batches = config.mistakes = true;
+  config.options.copies_by_host = seed % 3 == 0;
   if (seed % 2 != 0 && !config.transfers) return;
   config.transfers = config.tier = true;
   config.copies = false;
@@ -246,6 +248,9 @@ void Coverage::add(const Coverage& other) {
   loads_forgotten += other.loads_forgotten;
   batches += other.batches;
   batches_cut += other.batches_cut;
+  without_copies += other.without_copies;
+  behind_plan += other.behind_plan;
+  prompts_again += other.prompts_again;
 }
 
 std::string to_string(const Coverage& c) {
@@ -287,7 +292,9 @@ std::string to_string(const Coverage& c) {
          std::to_string(c.arrivals_orphaned) + " came behind the end of their sequence, " +
          std::to_string(c.arrivals_after_fail) + " behind a fail(), " +
          std::to_string(c.arrivals_twice) + " twice), " + std::to_string(c.batches) + " batches (" +
-         std::to_string(c.batches_cut) + " cut short)";
+         std::to_string(c.batches_cut) + " cut short), " + std::to_string(c.without_copies) +
+         " commits refused for copies, " + std::to_string(c.behind_plan) +
+         " for what the plan lacks, " + std::to_string(c.prompts_again) + " prompts appended again";
 }
 
 // For a manager over the device's memory.

@@ -79,6 +79,7 @@ struct Config {
   bool transfers = false;     // loads and holds; without the checks of the order of eviction
   bool tier = false;          // with transfers: what is stored is kept, and may be loaded
   bool batches = false;       // the calls that name many sequences
+  bool mistakes = false;      // of a host, that the manager can know and refuses
 };
 Config make_config(Family family, std::uint64_t seed);
 // Beyond what make_config() draws, whose digests stay: batches, and with every second seed loads,
@@ -149,6 +150,9 @@ struct Coverage {
   std::uint64_t loads_forgotten = 0;  // by forget(), while they were open
   std::uint64_t batches = 0;          // of two and more
   std::uint64_t batches_cut = 0;      // that failed behind the first
+  std::uint64_t without_copies = 0;   // commits that were refused, since copies had not run
+  std::uint64_t behind_plan = 0;      // the same, since the last plan lacked a sequence
+  std::uint64_t prompts_again = 0;    // appends of the whole prompt behind what was found of it
   std::uint64_t orders_skipped = 0;   // the model knew several answers, or none
   void add(const Coverage& other);
 };
@@ -316,6 +320,16 @@ class Harness {
   void begin(Rng& rng);
   void append(Rng& rng, bool named);
   void append_to(const SeqPtr& seq, int count, int draft, bool named, Rng& rng);
+  void append_tokens(const SeqPtr& seq, const std::vector<std::int32_t>& tokens, int draft,
+                     bool named, Rng& rng);
+  [[nodiscard]] static bool is_prompt_again(const Seq& seq,
+                                            const std::vector<std::int32_t>& tokens);
+  [[nodiscard]] bool keeps_its_tokens(const Seq& seq) const;
+  void commit_behind_plan(Rng& rng);
+  [[nodiscard]] std::size_t copies_to_run() const;
+  void run_copies_first(Rng& rng, bool finishes);
+  // What the checks behind an operation ask of it, and of it alone.
+  void begin_operation();
   [[nodiscard]] Codes append_errors(const Seq& seq, int count, bool named, Codes& tolerated) const;
   // `usage`: of the shortage's group, when the call was made.
   void check_shortage(const Shortage& shortage, const Seq& seq, int count,

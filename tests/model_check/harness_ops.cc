@@ -124,9 +124,7 @@ bool Harness::expect(const Status& status, const Codes& errors, const Codes& tol
   return status.ok();
 }
 
-void Harness::run(std::uint64_t op_seed) {
-  Rng rng(op_seed);
-  log_.clear();
+void Harness::begin_operation() {
   read_only_ = changed_ = allocates_ = revives_ = finishes_ = false;
   moved_.clear();
   trimmed_.reset();
@@ -134,6 +132,12 @@ void Harness::run(std::uint64_t op_seed) {
   read_.clear();
   fresh_.clear();
   held_again_.clear();
+}
+
+void Harness::run(std::uint64_t op_seed) {
+  Rng rng(op_seed);
+  log_.clear();
+  begin_operation();
   ++coverage_.operations;
   // The device goes on while the caller makes its next call. Its own generator: what the device
   // does decides about no operation.

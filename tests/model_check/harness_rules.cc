@@ -184,6 +184,7 @@ void Harness::apply_commit() {
     seq.open_draft = 0;
     seq.in_step = seq.fresh = false;
     seq.windows_moved = true;
+    seq.stands = -1;
   }
   if (in_order()) {
     for (const StepWork::Row& row : step.rows) publish(*row.seq, row.tables, false);

@@ -206,7 +206,12 @@ struct Seq {
   int promised = 0;
   int most_per_step = 0;
   bool certain = false;
-  bool adopted = false;         // its first tokens came as blocks: nothing of it is findable
+  bool adopted = false;  // its first tokens came as blocks: nothing of it is findable
+  // What the manager knows of its prompt: how long it is, and that the sequence has what open(), or
+  // loads behind it, found of it; -1: a step came since.
+  int prompt_size = 0;
+  int stands = 0;
+  bool loaded = false;
   int cached = 0;               // cached_tokens of open()
   int prompt_end = 0;           // the last position of its prompt; 0 once it was cut back before
   std::uint64_t last_step = 0;  // newest step that it, or what it was forked from, took part in
@@ -288,6 +293,7 @@ struct Seq {
     tickets.resize(keep);
     committed = std::min(committed, n);
     accepted = std::min(accepted, n);
+    if (n < stands) stands = -1;
     // The hole is gone when nothing behind it is left.
     if (n <= sinks || first_kept <= sinks) sinks = first_kept = 0;
     if (n == 0) adopted = false;

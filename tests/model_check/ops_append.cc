@@ -16,7 +16,37 @@ void Harness::append(Rng& rng, bool named) {
   count = std::min(count, config_.max_length + 4 - seq->length());
   if (count <= 0) return;
   const int draft = config_.drafts && rng.chance(15) ? rng.between(1, count) : 0;
+  if (config_.mistakes && named && seq->length() > 0 && seq->stands == seq->length() &&
+      2 * seq->prompt_size <= config_.max_length && rng.chance(15)) {
+    std::vector<std::int32_t> prompt = seq->tokens;
+    while (isize(prompt) < std::max(2, seq->prompt_size)) {
+      prompt.push_back(rng.below(config_.alphabet));
+    }
+    append_tokens(seq, prompt, 0, true, rng);
+    return;
+  }
   append_to(seq, count, draft, named, rng);
+}
+
+// The tokens that the sequence has are the first of these, which are as many as its prompt.
+bool Harness::is_prompt_again(const Seq& seq, const std::vector<std::int32_t>& tokens) {
+  return tokens.size() >= 2 && seq.length() > 0 && seq.stands == seq.length() &&
+         isize(tokens) >= std::max(seq.prompt_size, seq.length()) &&
+         std::equal(seq.tokens.begin(), seq.tokens.end(), tokens.begin());
+}
+
+// The manager has them, and not only a hash of some.
+bool Harness::keeps_its_tokens(const Seq& seq) const {
+  return config_.options.prefix_cache && seq.prompt.publishes() && !seq.forgotten &&
+         !seq.maybe_forgotten && manager_->counters().publications_skipped == 0;
+}
+
+// The host has planned, another sequence comes, and it goes on with the plan that it has.
+void Harness::commit_behind_plan(Rng& rng) {
+  note(" commit behind the plan");
+  const Ticket ticket(last_ticket_);
+  expect(rng.chance(50) ? manager_->commit(ticket) : manager_->finish(ticket), {kMoment});
+  ++coverage_.behind_plan;
 }
 
 bool Harness::waits_for_last_token(const Seq& seq) {
@@ -105,11 +135,24 @@ void Harness::append_to(const SeqPtr& seq, int count, int draft, bool named, Rng
                          ? seq->prompt.tokens[static_cast<std::size_t>(p)]
                          : rng.below(config_.alphabet));
   }
+  // By chance; append() draws it where it is meant.
+  if (named && is_prompt_again(*seq, tokens)) tokens[0] = (tokens[0] + 1) % config_.alphabet;
+  append_tokens(seq, tokens, draft, named, rng);
+}
+
+void Harness::append_tokens(const SeqPtr& seq, const std::vector<std::int32_t>& tokens, int draft,
+                            bool named, Rng& rng) {
+  const int count = isize(tokens);
   note((named ? "append " : "append_unnamed ") + name_of(*seq) + " " + text_of(tokens) +
        (draft > 0 ? " draft " + std::to_string(draft) : ""));
 
   Codes tolerated;
-  const Codes errors = append_errors(*seq, count, named, tolerated);
+  Codes errors = append_errors(*seq, count, named, tolerated);
+  const bool again = named && is_prompt_again(*seq, tokens);
+  if (again) {
+    // Of a load in part it may not know any more what came.
+    (seq->loaded && !keeps_its_tokens(*seq) ? tolerated : errors).insert(kInvalid);
+  }
   // After a full hit admit() expects the prompt's last token, which needs no room.
   const bool as_prompted =
       !waits_for_last_token(*seq) || (named && tokens.front() == seq->prompt.tokens.back());
@@ -138,7 +181,8 @@ void Harness::append_to(const SeqPtr& seq, int count, int draft, bool named, Rng
     ++coverage_.promises_kept;
   }
   const bool ok = expect(status, errors, tolerated);
-  if (predicted) {
+  if (status.code() == kInvalid) ++coverage_.prompts_again;
+  if (predicted && !(again && status.code() == kInvalid)) {
     KVFOLIO_REQUIRE(predicted->code() == status.code(), "admit() predicts append(): it said " +
                                                             predicted->message() + ", append " +
                                                             status.message());
@@ -160,6 +204,7 @@ void Harness::append_to(const SeqPtr& seq, int count, int draft, bool named, Rng
                                   [&](const auto& entry) { return entry.first == seq; });
   KVFOLIO_REQUIRE(saved != before_.seqs.end(), "harness: the sequence was known");
   join_step(seq, saved->second, tokens, named);
+  if (config_.mistakes && rng.chance(8)) commit_behind_plan(rng);
   capture({});
   seq->open_draft = draft;
 }

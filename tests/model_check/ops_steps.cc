@@ -58,13 +58,46 @@ void Harness::plan(Rng& rng) {
   }
 }
 
+std::size_t Harness::copies_to_run() const {
+  std::size_t copies = 0;
+  if (!config_.host_copies || config_.options.copies_by_host) return copies;
+  for (const StepWork::Group& work : open_step_->groups) copies += work.copy_src.size();
+  return copies;
+}
+
+// A manager with storage wants them to have run, if there are any. Mostly they have.
+void Harness::run_copies_first(Rng& rng, bool finishes) {
+  if (!config_.host_copies || config_.options.copies_by_host) return;
+  const std::size_t copies = copies_to_run();
+  if (copies == 0 && (!flight_.empty() || rng.chance(50))) return;
+  if (copies > 0 && rng.chance(30)) {
+    const Ticket ticket(last_ticket_);
+    note(" without copies");
+    const Status status = finishes ? manager_->finish(ticket) : manager_->commit(ticket);
+    expect(status, {kMoment});
+    KVFOLIO_REQUIRE(
+        status.message().find(" has " + std::to_string(copies) + " cop") != std::string::npos,
+        "the error says how many copies have not run");
+    ++coverage_.without_copies;
+  }
+  run_copies_on_host();
+}
+
 void Harness::commit(Rng& rng) {
   note("commit t" + std::to_string(last_ticket_));
   if (!open_step_) {
     expect(manager_->commit(Ticket(last_ticket_)), {kMoment, kNotFound, kInvalid});
     return;
   }
+  // They run at once, so what is in flight has to be complete.
+  while (in_order() && copies_to_run() > 0 && !flight_.empty()) {
+    complete(rng);
+    verify();
+    begin_operation();
+    note("; commit t" + std::to_string(last_ticket_));
+  }
   launch(rng);
+  run_copies_first(rng, false);
   // Kernels that were launched may run before the engine says so.
   if (device_rng_.chance(25)) let_device_run();
   if (!expect(manager_->commit(Ticket(last_ticket_)), {})) return;
@@ -98,7 +131,8 @@ void Harness::finish(Rng& rng) {
   }
   // An engine that computes in the call: all is done before it says so.
   launch(rng);
-  if (config_.host_copies) run_copies_on_host();
+  if (config_.host_copies && config_.options.copies_by_host) run_copies_on_host();
+  run_copies_first(rng, true);
   finish_on_device(last_ticket_);
   if (!expect(manager_->finish(Ticket(last_ticket_)), {})) return;
   changed_ = true;

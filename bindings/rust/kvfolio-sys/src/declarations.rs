@@ -460,6 +460,8 @@ pub struct kvfolio_manager_options {
     pub id_tag: i32,
     pub max_transfers: i32,
     pub list_findable: i32,
+    pub copies_by_host: i32,
+    pub reserved: i32,
 }
 
 impl kvfolio_manager_options {
@@ -485,6 +487,8 @@ impl kvfolio_manager_options {
             id_tag: 0,
             max_transfers: 0,
             list_findable: 0,
+            copies_by_host: 0,
+            reserved: 0,
         }
     }
 }

@@ -63,12 +63,17 @@ pub struct Options {
     pub max_media_extents: i32,
     /// Of calls that name no policy.
     pub victim_policy: Policy,
-    /// Caches with different tags refuse each other's ids.
+    /// Caches with different tags refuse each other's ids. A program with two caches sets it: with
+    /// equal tags an id of one can be a sequence of the other.
     pub id_tag: u16,
     /// Loads, and holds, that are open at once. 0: 256; -1: none.
     pub max_transfers: i32,
     /// Keep a list for [`take_findable`](crate::Manager::take_findable).
     pub list_findable: bool,
+    /// With storage: the host runs the copies of each plan in the order of its stream, as it must
+    /// with several steps in flight. False: a step whose copies [`run_copies`](crate::Step::run_copies)
+    /// has not run is refused.
+    pub copies_by_host: bool,
 }
 
 impl Options {
@@ -93,6 +98,8 @@ impl Options {
             id_tag: i32::from(self.id_tag),
             max_transfers: self.max_transfers,
             list_findable: self.list_findable as i32,
+            copies_by_host: self.copies_by_host as i32,
+            reserved: 0,
         }
     }
 
@@ -124,6 +131,7 @@ impl Options {
             id_tag: c.id_tag as u16,
             max_transfers: c.max_transfers,
             list_findable: c.list_findable != 0,
+            copies_by_host: c.copies_by_host != 0,
         }
     }
 }

@@ -128,7 +128,9 @@ impl<'c> Step<'c> {
         Ticket(self.ticket)
     }
 
-    /// Reserves slots for tokens whose K and V this step writes: the model's inputs.
+    /// Reserves slots for tokens whose K and V this step writes: the model's inputs. The whole
+    /// prompt behind what [`Manager::open`] found of it is refused: append the tokens from
+    /// `cached_tokens` on.
     pub fn append(&mut self, sequence: Sequence, tokens: &[i32]) -> Result<()> {
         self.append_draft(sequence, tokens, 0)
     }
@@ -233,6 +235,10 @@ impl<'c> Step<'c> {
 
     /// The work is enqueued: lengths advance, the next step may begin. The plan cannot be read any
     /// more through the step; [`Manager::plan_of`] gives it until the step is complete.
+    ///
+    /// Refused, and rolled back, is a step that has a sequence which was appended after its last
+    /// plan, and on storage one whose copies have not run (see
+    /// [`Options::copies_by_host`](crate::Options::copies_by_host)).
     pub fn commit(self) -> Result<Ticket> {
         call(|error| unsafe {
             sys::kvfolio_commit(self.manager.raw.as_ptr(), self.ticket, error)
@@ -241,7 +247,7 @@ impl<'c> Step<'c> {
         Ok(self.ended())
     }
 
-    /// `commit()` and `complete()`, for engines that have computed already.
+    /// `commit()` and `complete()`, for engines that have computed already. Refused as `commit()` is.
     pub fn finish(self) -> Result<Ticket> {
         call(|error| unsafe {
             sys::kvfolio_finish(self.manager.raw.as_ptr(), self.ticket, error)

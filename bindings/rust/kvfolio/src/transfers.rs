@@ -91,8 +91,10 @@ pub struct Prefix {
 ///
 /// let group = GroupSpec { head_dim_k: 8, num_blocks: 8, ..GroupSpec::default() };
 /// let options = Options { list_findable: true, max_transfers: 4, ..Options::default() };
-/// let make = || Cache::with_storage(Storage::new(&[group])?, &options);
-/// let (mut warm, mut cold) = (make()?, make()?);
+/// let make = |id_tag| { // so that neither takes an id of the other for its own
+///     Cache::with_storage(Storage::new(&[group])?, &Options { id_tag, ..options.clone() })
+/// };
+/// let (mut warm, mut cold) = (make(1)?, make(2)?);
 /// let prompt = [7; 40];
 /// let a = warm.open(&prompt, &Default::default())?.sequence;
 /// let mut step = warm.begin_step()?;

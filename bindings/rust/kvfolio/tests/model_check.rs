@@ -172,6 +172,7 @@ fn create(call: &Call) -> Cache {
         victim_policy: n.policy().unwrap(),
         id_tag: n.i64() as u16,
         max_transfers: n.i32(),
+        copies_by_host: n.bool(),
         list_findable: false,
     };
     let cache = match call.name {

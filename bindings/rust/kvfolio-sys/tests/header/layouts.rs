@@ -14,7 +14,7 @@ layouts! {
     kvfolio_strides: layer block head token;
     kvfolio_borrowed_layer: k v k_scale v_scale;
     kvfolio_borrowed_group: struct_size num_layers k k_bytes k_strides v v_bytes v_strides k_scale k_scale_bytes k_scale_strides v_scale v_scale_bytes v_scale_strides layers;
-    kvfolio_manager_options: struct_size max_sequences max_pins max_steps_in_flight order no_prefix_cache max_sequence_tokens max_runs max_index_tokens max_root_key_bytes max_table_entries hash_seed high_watermark max_root_keys max_media_extents victim_policy id_tag max_transfers list_findable;
+    kvfolio_manager_options: struct_size max_sequences max_pins max_steps_in_flight order no_prefix_cache max_sequence_tokens max_runs max_index_tokens max_root_key_bytes max_table_entries hash_seed high_watermark max_root_keys max_media_extents victim_policy id_tag max_transfers list_findable copies_by_host reserved;
     kvfolio_media_span: struct_size begin end attends_to_itself content_id;
     kvfolio_open_options: struct_size no_prefix_cache no_look_up publish has_caller_id max_tokens caller_id priority late_names;
     kvfolio_fork_options: struct_size has_caller_id caller_id priority reserved;
