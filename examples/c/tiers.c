@@ -18,10 +18,12 @@ static void must(int32_t code) {
   exit(1);
 }
 
-static kvfolio_manager* new_cache(void) {
+// Each with a tag of its own, so that none takes an id of another for its own.
+static kvfolio_manager* new_cache(int32_t id_tag) {
   const kvfolio_group_spec layers = {
       .struct_size = sizeof layers, .head_dim_k = 8, .head_dim_v = 8, .num_blocks = kBlocks};
-  const kvfolio_manager_options options = {.struct_size = sizeof options, .list_findable = 1};
+  const kvfolio_manager_options options = {
+      .struct_size = sizeof options, .id_tag = id_tag, .list_findable = 1};
   kvfolio_storage* storage = NULL;
   kvfolio_manager* cache = NULL;
   must(kvfolio_storage_create(&layers, 1, NULL, &storage, &error));
@@ -44,6 +46,7 @@ static int32_t prefill(kvfolio_manager* cache, kvfolio_offload* offload, const i
   must(kvfolio_begin_step(cache, 0, &step, &error));
   must(kvfolio_append(cache, sequence, prompt + ready.cached_tokens, n - ready.cached_tokens, 0,
                       &error));
+  must(kvfolio_run_copies(cache, &error));
   must(kvfolio_finish(cache, step, &error));
   // shown end
   must(kvfolio_close(cache, sequence, &error));
@@ -51,7 +54,7 @@ static int32_t prefill(kvfolio_manager* cache, kvfolio_offload* offload, const i
 }
 
 int main(void) {
-  kvfolio_manager* const cache = new_cache();
+  kvfolio_manager* const cache = new_cache(1);
   const kvfolio_model_identity model = {.struct_size = sizeof model,
                                         .model = {"toy", -1},
                                         .weights = {"rev 1", -1},
@@ -74,7 +77,7 @@ int main(void) {
   const char* const path = "kvfolio_example_tiers.kv";
   kvfolio_identity* const names = kvfolio_offload_identity(offload);
   must(kvfolio_save_file(cache, names, path, NULL, NULL, NULL, &error));
-  kvfolio_manager* const other = new_cache();
+  kvfolio_manager* const other = new_cache(2);
   kvfolio_restored* restored = NULL;
   must(kvfolio_restore_file(other, names, path, &restored, &error));
   remove(path);

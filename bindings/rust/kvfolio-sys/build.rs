@@ -6,9 +6,8 @@ use std::env;
 use std::path::Path;
 use std::process::Command;
 
-/// The directory that KVFOLIO_LIB_DIR names, and what it has: a shared library, or only a static one.
-fn from_environment() -> Result<(String, &'static str), String> {
-    let directory = env::var("KVFOLIO_LIB_DIR").map_err(|_| "is not set".to_string())?;
+/// The directory, and what it has: a shared library, or only a static one.
+fn library_in(directory: String) -> Result<(String, &'static str), String> {
     let has = |name| Path::new(&directory).join(name).exists();
     if has("libkvfolio.so") {
         Ok((directory, "dylib"))
@@ -19,6 +18,10 @@ fn from_environment() -> Result<(String, &'static str), String> {
     }
 }
 
+fn from_environment() -> Result<(String, &'static str), String> {
+    library_in(env::var("KVFOLIO_LIB_DIR").map_err(|_| "is not set".to_string())?)
+}
+
 fn from_pkg_config() -> Result<(String, &'static str), String> {
     let program = env::var("PKG_CONFIG").unwrap_or_else(|_| "pkg-config".to_string());
     let output = Command::new(&program)
@@ -27,7 +30,7 @@ fn from_pkg_config() -> Result<(String, &'static str), String> {
         .map_err(|error| format!("{program}: {error}"))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_string();
     if output.status.success() && !output.stdout.is_empty() {
-        Ok((text(&output.stdout), "dylib"))
+        library_in(text(&output.stdout)).map_err(|why| format!("its libdir {why}"))
     } else {
         Err(text(&output.stderr))
     }

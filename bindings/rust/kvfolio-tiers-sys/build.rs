@@ -6,15 +6,24 @@ use std::env;
 use std::path::Path;
 use std::process::Command;
 
-/// The directory that KVFOLIO_LIB_DIR names, if it has the library.
-fn from_environment() -> Result<String, String> {
-    let directory = env::var("KVFOLIO_LIB_DIR").map_err(|_| "is not set".to_string())?;
+/// The directory, if it has the shared library. The static one needs all that it was built with on the
+/// command line of the linker, which cargo does not know.
+fn library_in(directory: String) -> Result<String, String> {
     let has = |name| Path::new(&directory).join(name).exists();
-    if has("libkvfolio_tiers.so") || has("libkvfolio_tiers.a") {
+    if has("libkvfolio_tiers.so") {
         Ok(directory)
+    } else if has("libkvfolio_tiers.a") {
+        Err(format!(
+            "is {directory}, which has libkvfolio_tiers.a only; this crate needs libkvfolio_tiers.so, \
+             of a build with BUILD_SHARED_LIBS=ON"
+        ))
     } else {
         Err(format!("is {directory}, which has no libkvfolio_tiers.so"))
     }
+}
+
+fn from_environment() -> Result<String, String> {
+    library_in(env::var("KVFOLIO_LIB_DIR").map_err(|_| "is not set".to_string())?)
 }
 
 fn from_pkg_config() -> Result<String, String> {
@@ -25,7 +34,7 @@ fn from_pkg_config() -> Result<String, String> {
         .map_err(|error| format!("{program}: {error}"))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_string();
     if output.status.success() && !output.stdout.is_empty() {
-        Ok(text(&output.stdout))
+        library_in(text(&output.stdout)).map_err(|why| format!("its libdir {why}"))
     } else {
         Err(text(&output.stderr))
     }

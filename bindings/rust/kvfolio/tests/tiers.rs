@@ -179,6 +179,40 @@ impl Drop for Threaded {
     }
 }
 
+/// A request that comes while a step is open is not for the cache alone.
+#[test]
+fn open_inside_a_step_asks_host_memory_and_tiers() {
+    let mut now_us = 0;
+    let mut warm = offload(Vec::new());
+    assert_eq!(serve(&mut warm, &prompt(1), &mut now_us).0, 0);
+    drain(&mut warm, &mut now_us);
+    warm.evict(0, 16, &mut []).unwrap();
+    let running = warm.open(&[5], &Default::default()).unwrap().sequence;
+    let mut step = warm.begin_step().unwrap();
+    step.append(running, &[5]).unwrap();
+    let opened = step.open(&prompt(1), &Default::default()).unwrap();
+    assert!(opened.pending && opened.cached_tokens == 0, "{opened:?}");
+    let other = step.open(&prompt(1), &Default::default()).unwrap();
+    assert_eq!(step.cancel(other.sequence).unwrap(), 0); // it does not wait
+    step.finish().unwrap();
+    let ready = loop {
+        now_us += 1000;
+        if let Some(ready) = warm.poll(now_us).first() {
+            break *ready;
+        }
+    };
+    assert_eq!((ready.sequence, ready.cached_tokens), (opened.sequence, 8));
+    check_rows(&warm, opened.sequence, &prompt(1)[..8]);
+
+    // What is forgotten in a step is forgotten below, too.
+    warm.close(opened.sequence).unwrap();
+    warm.close(other.sequence).unwrap();
+    let mut step = warm.begin_step().unwrap();
+    step.reset().unwrap();
+    step.roll_back();
+    assert_eq!(serve(&mut warm, &prompt(1), &mut now_us).0, 0);
+}
+
 #[test]
 fn a_tier_may_work_in_a_thread_of_its_own() {
     let records = Records::default();

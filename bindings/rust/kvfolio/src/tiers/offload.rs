@@ -7,7 +7,9 @@ use super::{snapshot, sys, Digest, ModelIdentity, Restored, SaveOptions, SaveSta
 use crate::error::{call, constant};
 use crate::memory::Resource;
 use crate::prompt::{CPrompt, Root};
-use crate::{Cache, Error, Forgotten, MemoryResource, OpenOptions, Result, Sequence};
+use crate::{
+    Cache, Error, Forgotten, Manager, MemoryResource, OpenOptions, Result, Sequence, Ticket,
+};
 use std::io::{Read, Seek, Write};
 use std::mem::{size_of, ManuallyDrop};
 use std::ops::{Deref, DerefMut};
@@ -325,16 +327,17 @@ impl From<Refused> for Error {
 /// # use kvfolio::tiers::{ModelIdentity, NameEpochs, Offload, OffloadOptions, OffloadTier, RootEpoch};
 /// # use kvfolio::tiers::{TierHandle, WritePolicy};
 /// # use kvfolio::{Cache, GroupSpec, Options, Storage};
-/// # fn cache() -> Result<Cache, kvfolio::Error> {
+/// # fn cache(id_tag: u16) -> Result<Cache, kvfolio::Error> {
 /// #     let group = GroupSpec { head_dim_k: 4, num_blocks: 8, ..GroupSpec::default() };
-/// #     let options = Options { list_findable: true, ..Options::default() };
+/// #     let options = Options { list_findable: true, id_tag, ..Options::default() };
 /// #     Cache::with_storage(Storage::new(&[group])?, &options)
 /// # }
 /// # let model = ModelIdentity { model: "m", weights: "w", tokenizer: "t", model_dtype: "d",
 /// #                             positions: "p", engine: "e", ..ModelIdentity::default() };
 /// # let options = OffloadOptions { arena_bytes: 1 << 20, ..OffloadOptions::default() };
 /// // Two caches, such as two replicas, over one tier in memory: each finds what the other computed.
-/// let (mut one, two) = (cache()?, cache()?);
+/// // Each has an Options::id_tag of its own: neither takes an id of the other for its own.
+/// let (mut one, two) = (cache(1)?, cache(2)?);
 /// let tier = TierHandle::memory(&mut one, 1 << 20)?;
 /// let shared = tier.share()?;
 /// let mut one = Offload::new(one, &model, &options, vec![tier.into()])?;
@@ -456,16 +459,22 @@ impl Offload {
     }
 
     fn is_whole(&self) -> bool {
-        // SAFETY: compares what both handles have; neither is followed to the other.
-        unsafe { sys::kvfolio_offload_is_of(self.raw.as_ptr(), self.cache.raw.as_ptr()) != 0 }
+        is_of(self.raw, &self.cache)
     }
 
-    /// C speaks to the manager that it knows: only if that is ours, and there.
     fn check(&self) -> Result<()> {
-        if self.is_whole() {
-            return Ok(());
-        }
-        Err(Error::FailedPrecondition("the cache of this Offload was exchanged for another".into()))
+        check(self.raw, &self.cache)
+    }
+
+    /// As [`Cache::begin_step`]; [`OffloadStep::open`] also asks host memory and the tiers.
+    pub fn begin_step(&mut self) -> Result<OffloadStep<'_>> {
+        self.begin_step_at(0)
+    }
+
+    /// As [`Cache::begin_step_at`].
+    pub fn begin_step_at(&mut self, now_us: u64) -> Result<OffloadStep<'_>> {
+        let raw = self.raw;
+        Ok(OffloadStep { raw, step: self.cache.begin_step_at(now_us)? })
     }
 
     /// Ends the Offload and gives its cache back, with all sequences that are open.
@@ -501,26 +510,7 @@ impl Offload {
     /// Opens a sequence as [`Manager::open`](crate::Manager::open), and asks for what the cache does
     /// not have. Who does not want to wait calls [`cancel`](Offload::cancel), or closes the sequence.
     pub fn open(&mut self, tokens: &[i32], options: &OpenOptions) -> Result<OffloadOpened> {
-        self.check()?;
-        let p = CPrompt::new(tokens, options);
-        let (mut sequence, mut cached_tokens, mut pending) = (0, 0, 0);
-        call(|error| unsafe {
-            sys::kvfolio_offload_open(
-                self.raw.as_ptr(),
-                p.root,
-                p.tokens,
-                p.num_tokens,
-                p.media,
-                p.num_media,
-                &p.options,
-                &mut sequence,
-                &mut cached_tokens,
-                &mut pending,
-                error,
-            )
-        })?;
-        let sequence = Sequence::from_raw(sequence);
-        Ok(OffloadOpened { sequence, cached_tokens, pending: pending != 0 })
+        open(self.raw, &self.cache, tokens, options)
     }
 
     /// Moves what is to be moved, at most `bytes_per_poll`: loads first, then stores. Returns who is
@@ -549,12 +539,7 @@ impl Offload {
 
     /// The sequence goes on now: ends its request. Returns its length, which may have grown.
     pub fn cancel(&mut self, sequence: Sequence) -> Result<i32> {
-        self.check()?;
-        let mut length = 0;
-        call(|error| unsafe {
-            sys::kvfolio_offload_cancel(self.raw.as_ptr(), sequence.get(), &mut length, error)
-        })?;
-        Ok(length)
+        cancel(self.raw, &self.cache, sequence)
     }
 
     /// Nothing is pending or ready, nothing waits to be stored, no step that may bring something is in
@@ -580,51 +565,19 @@ impl Offload {
         })
     }
 
-    fn forgotten(
-        &mut self,
-        forget: impl FnOnce(
-            *mut sys::kvfolio_offload,
-            &mut Forgotten,
-            *mut crate::sys::kvfolio_error,
-        ) -> i32,
-    ) -> Result<Forgotten> {
-        self.check()?;
-        let mut out = Forgotten::default();
-        call(|error| forget(self.raw.as_ptr(), &mut out, error))?;
-        Ok(out)
-    }
-
     /// Makes all of a root key unfindable, here and below: no tier answers with it again.
     pub fn forget_root(&mut self, root: Option<&Root>) -> Result<Forgotten> {
-        let root = Root::raw_or_null(root);
-        self.forgotten(|this, out, error| unsafe {
-            sys::kvfolio_offload_forget_root(this, root, &mut out.blocks, &mut out.pins, error)
-        })
+        forget_root(self.raw, &self.cache, root)
     }
 
     /// Makes all unfindable that begins with these tokens; below the cache all of their root.
     pub fn forget(&mut self, tokens: &[i32], options: &OpenOptions) -> Result<Forgotten> {
-        let p = CPrompt::new(tokens, options);
-        self.forgotten(|this, out, error| unsafe {
-            sys::kvfolio_offload_forget(
-                this,
-                p.root,
-                p.tokens,
-                p.num_tokens,
-                p.media,
-                p.num_media,
-                &mut out.blocks,
-                &mut out.pins,
-                error,
-            )
-        })
+        forget(self.raw, &self.cache, tokens, options)
     }
 
     /// Makes everything unfindable, here and below.
     pub fn reset(&mut self) -> Result<Forgotten> {
-        self.forgotten(|this, out, error| unsafe {
-            sys::kvfolio_offload_reset(this, &mut out.blocks, &mut out.pins, error)
-        })
+        reset(self.raw, &self.cache)
     }
 
     /// The newest epoch. [`OffloadOptions::epoch`] of this number forgets all that was ever stored under
@@ -726,6 +679,229 @@ impl Offload {
     /// Valid as long as self; not of the manager.
     fn names(&mut self) -> *mut sys::kvfolio_identity {
         unsafe { sys::kvfolio_offload_identity(self.raw.as_ptr()) }
+    }
+}
+
+// What both an Offload and its open step do. C speaks to the manager that it knows: only if that is
+// the one that we have, and there.
+
+fn is_of(raw: NonNull<sys::kvfolio_offload>, manager: &Manager) -> bool {
+    // SAFETY: compares what both handles have; neither is followed to the other.
+    unsafe { sys::kvfolio_offload_is_of(raw.as_ptr(), manager.raw.as_ptr()) != 0 }
+}
+
+fn check(raw: NonNull<sys::kvfolio_offload>, manager: &Manager) -> Result<()> {
+    if is_of(raw, manager) {
+        return Ok(());
+    }
+    Err(Error::FailedPrecondition("the cache of this Offload was exchanged for another".into()))
+}
+
+fn open(
+    raw: NonNull<sys::kvfolio_offload>,
+    manager: &Manager,
+    tokens: &[i32],
+    options: &OpenOptions,
+) -> Result<OffloadOpened> {
+    check(raw, manager)?;
+    let p = CPrompt::new(tokens, options);
+    let (mut sequence, mut cached_tokens, mut pending) = (0, 0, 0);
+    call(|error| unsafe {
+        sys::kvfolio_offload_open(
+            raw.as_ptr(),
+            p.root,
+            p.tokens,
+            p.num_tokens,
+            p.media,
+            p.num_media,
+            &p.options,
+            &mut sequence,
+            &mut cached_tokens,
+            &mut pending,
+            error,
+        )
+    })?;
+    let sequence = Sequence::from_raw(sequence);
+    Ok(OffloadOpened { sequence, cached_tokens, pending: pending != 0 })
+}
+
+fn cancel(
+    raw: NonNull<sys::kvfolio_offload>,
+    manager: &Manager,
+    sequence: Sequence,
+) -> Result<i32> {
+    check(raw, manager)?;
+    let mut length = 0;
+    call(|error| unsafe {
+        sys::kvfolio_offload_cancel(raw.as_ptr(), sequence.get(), &mut length, error)
+    })?;
+    Ok(length)
+}
+
+fn forgotten(
+    raw: NonNull<sys::kvfolio_offload>,
+    manager: &Manager,
+    forget: impl FnOnce(
+        *mut sys::kvfolio_offload,
+        &mut Forgotten,
+        *mut crate::sys::kvfolio_error,
+    ) -> i32,
+) -> Result<Forgotten> {
+    check(raw, manager)?;
+    let mut out = Forgotten::default();
+    call(|error| forget(raw.as_ptr(), &mut out, error))?;
+    Ok(out)
+}
+
+fn forget_root(
+    raw: NonNull<sys::kvfolio_offload>,
+    manager: &Manager,
+    root: Option<&Root>,
+) -> Result<Forgotten> {
+    let root = Root::raw_or_null(root);
+    forgotten(raw, manager, |this, out, error| unsafe {
+        sys::kvfolio_offload_forget_root(this, root, &mut out.blocks, &mut out.pins, error)
+    })
+}
+
+fn forget(
+    raw: NonNull<sys::kvfolio_offload>,
+    manager: &Manager,
+    tokens: &[i32],
+    options: &OpenOptions,
+) -> Result<Forgotten> {
+    let p = CPrompt::new(tokens, options);
+    forgotten(raw, manager, |this, out, error| unsafe {
+        sys::kvfolio_offload_forget(
+            this,
+            p.root,
+            p.tokens,
+            p.num_tokens,
+            p.media,
+            p.num_media,
+            &mut out.blocks,
+            &mut out.pins,
+            error,
+        )
+    })
+}
+
+fn reset(raw: NonNull<sys::kvfolio_offload>, manager: &Manager) -> Result<Forgotten> {
+    forgotten(raw, manager, |this, out, error| unsafe {
+        sys::kvfolio_offload_reset(this, &mut out.blocks, &mut out.pins, error)
+    })
+}
+
+/// The open step of an [`Offload`]. It dereferences to the [step of a cache](crate::Step), and so to
+/// the [`Manager`]; the calls that the Offload has, too, stand before those and do what the Offload
+/// does. So a sequence that is opened in the step asks host memory and the tiers. It may be appended
+/// to in this step, which leaves what they have; or wait for [`Offload::poll`], behind the step.
+///
+/// ```
+/// # use kvfolio::tiers::{ModelIdentity, Offload, OffloadOptions};
+/// # use kvfolio::{Cache, GroupSpec, Options, Storage};
+/// # let group = GroupSpec { head_dim_k: 4, num_blocks: 8, ..GroupSpec::default() };
+/// # let options = Options { list_findable: true, ..Options::default() };
+/// # let cache = Cache::with_storage(Storage::new(&[group])?, &options)?;
+/// # let model = ModelIdentity { model: "m", weights: "w", tokenizer: "t", model_dtype: "d",
+/// #                             positions: "p", engine: "e", ..ModelIdentity::default() };
+/// # let options = OffloadOptions { arena_bytes: 1 << 20, ..OffloadOptions::default() };
+/// # let mut offload = Offload::new(cache, &model, &options, Vec::new())?;
+/// # let prompt = [7; 33];
+/// # let opened = offload.open(&prompt, &Default::default())?;
+/// # let mut step = offload.begin_step()?;
+/// # step.append(opened.sequence, &prompt)?;
+/// # step.finish()?;
+/// # offload.close(opened.sequence)?;
+/// # while !offload.idle() {
+/// #     offload.poll(0);
+/// # }
+/// # offload.evict(0, 8, &mut [])?;
+/// use kvfolio::tiers::OffloadStep;
+///
+/// let running = offload.open(&[1], &Default::default())?.sequence;
+/// let mut step: OffloadStep<'_> = offload.begin_step()?;
+/// step.append(running, &[1])?;
+/// let new = step.open(&prompt, &Default::default())?; // a request that comes meanwhile
+/// assert!(new.pending && new.cached_tokens == 0); // host memory has it
+/// step.finish()?;
+/// let ready = loop {
+///     if let Some(ready) = offload.poll(1).first() {
+///         break *ready;
+///     }
+/// };
+/// assert_eq!((ready.sequence, ready.cached_tokens), (new.sequence, 32));
+/// # Ok::<(), kvfolio::Error>(())
+/// ```
+#[must_use = "a step that is dropped rolls back"]
+pub struct OffloadStep<'c> {
+    // Of the Offload that is borrowed.
+    raw: NonNull<sys::kvfolio_offload>,
+    step: crate::Step<'c>,
+}
+
+// SAFETY: as Offload, which it borrows.
+unsafe impl Send for OffloadStep<'_> {}
+unsafe impl Sync for OffloadStep<'_> {}
+
+impl OffloadStep<'_> {
+    /// [`Offload::open`].
+    pub fn open(&mut self, tokens: &[i32], options: &OpenOptions) -> Result<OffloadOpened> {
+        open(self.raw, &self.step, tokens, options)
+    }
+
+    /// [`Offload::cancel`].
+    pub fn cancel(&mut self, sequence: Sequence) -> Result<i32> {
+        cancel(self.raw, &self.step, sequence)
+    }
+
+    /// [`Offload::forget_root`].
+    pub fn forget_root(&mut self, root: Option<&Root>) -> Result<Forgotten> {
+        forget_root(self.raw, &self.step, root)
+    }
+
+    /// [`Offload::forget`].
+    pub fn forget(&mut self, tokens: &[i32], options: &OpenOptions) -> Result<Forgotten> {
+        forget(self.raw, &self.step, tokens, options)
+    }
+
+    /// [`Offload::reset`].
+    pub fn reset(&mut self) -> Result<Forgotten> {
+        reset(self.raw, &self.step)
+    }
+
+    /// [`Step::commit`](crate::Step::commit) of the cache.
+    pub fn commit(self) -> Result<Ticket> {
+        self.step.commit()
+    }
+
+    /// [`Step::finish`](crate::Step::finish) of the cache.
+    pub fn finish(self) -> Result<Ticket> {
+        self.step.finish()
+    }
+
+    /// [`Step::roll_back`](crate::Step::roll_back) of the cache.
+    pub fn roll_back(self) {
+        self.step.roll_back();
+    }
+}
+
+impl<'c> Deref for OffloadStep<'c> {
+    type Target = crate::Step<'c>;
+    fn deref(&self) -> &crate::Step<'c> {
+        &self.step
+    }
+}
+
+impl<'c> DerefMut for OffloadStep<'c> {
+    fn deref_mut(&mut self) -> &mut crate::Step<'c> {
+        &mut self.step
+    }
+}
+
+impl std::fmt::Debug for OffloadStep<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.step.fmt(f)
     }
 }
 

@@ -107,14 +107,14 @@ pub struct Restored {
 /// use kvfolio::{Cache, GroupSpec, OpenOptions, Options, Storage};
 ///
 /// let group = GroupSpec { head_dim_k: 4, num_blocks: 8, ..GroupSpec::default() };
-/// let cache_of = |num_blocks: i32| -> Result<Cache, kvfolio::Error> {
+/// let cache_of = |num_blocks: i32, id_tag: u16| -> Result<Cache, kvfolio::Error> {
 ///     let storage = Storage::new(&[GroupSpec { num_blocks, ..group }])?;
-///     Cache::with_storage(storage, &Options::default())
+///     Cache::with_storage(storage, &Options { id_tag, ..Options::default() })
 /// };
 /// let model = ModelIdentity { model: "m", weights: "w", tokenizer: "t", model_dtype: "d",
 ///                             positions: "p", engine: "e", ..ModelIdentity::default() };
 /// let mut names = Identity::new(&model, &[group])?;
-/// let mut cache = cache_of(8)?;
+/// let mut cache = cache_of(8, 1)?;
 /// let named = OpenOptions { caller_id: Some(7), ..OpenOptions::default() };
 /// let sequence = cache.open(&[], &named)?.sequence;
 /// let mut step = cache.begin_step()?;
@@ -127,7 +127,7 @@ pub struct Restored {
 ///                  &SaveOptions { sequences: &sequences, ..SaveOptions::default() })?;
 /// assert_eq!((saved.records, saved.sequences), (3, 1));
 ///
-/// let mut other = cache_of(20)?; // another process, another pool size
+/// let mut other = cache_of(20, 2)?; // another process, another pool size
 /// let restored = restore(&mut other, &mut names, &mut file)?;
 /// let back = &restored.sequences[0];
 /// assert_eq!((back.caller_id, back.length, &back.tokens[..]), (Some(7), 40, &[5; 40][..]));
