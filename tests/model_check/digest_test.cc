@@ -30,12 +30,12 @@ constexpr std::uint64_t kFirstOfTransfers = 20;
 constexpr int kNumMixed = static_cast<int>(Family::kTransfers);
 
 constexpr std::array<std::uint64_t, 22> kDigests = {
-    0x13f1f6cc1553cea2u, 0x81018ecc75f87502u, 0xebbd29220fa28220u, 0x52471fcdc17f362bu,
-    0x189cea3b9d004951u, 0x9e6f1df2d2790009u, 0xc07f3e87d5050fddu, 0x50cbfddfcc391676u,
-    0x38cc1a778b2467cfu, 0xbcfcebfbeb47b672u, 0xea6018f0b09abb93u, 0x11dff7345d14d415u,
-    0x5949a70c18882795u, 0xd7ca1f1361030afeu, 0x253856393590443au, 0x655ab807f987b4f5u,
-    0xf160624ce034e024u, 0x028d0cd44d4e77c4u, 0x60a965d5da1257afu, 0xcb8d9bfa72965cdeu,
-    0xf3d94176b02cf0a7u, 0x3f5a64f48a7256fau,
+    0x9c9eefd29d3e7accu, 0x68b6308b957f6656u, 0xed312d18a2c81015u, 0x52471fcdc17f362bu,
+    0x5e26366f1b84092cu, 0xa9b7a4c28c3d6910u, 0xb2b5142f31e45fd1u, 0x972b95e5d55ee57fu,
+    0xb3619845f738a459u, 0xbcfcebfbeb47b672u, 0xf34098070db439a9u, 0x5063f9fa46c46345u,
+    0xbc99a9e693ae9426u, 0x522df0d845a9df08u, 0xd4aa2976ca5d6adbu, 0x412d3565bec2bd2au,
+    0x863a8cf27e108f4cu, 0xc599bca204f8938cu, 0xda0de4353e3c5013u, 0x4d25f527b91a1476u,
+    0x257cbadb44753526u, 0x6c5529a8e9e20d26u,
 };
 
 class Digest : public testing::TestWithParam<int> {};
