@@ -5,6 +5,11 @@
 #   kvfolio_options   warnings and sanitizers; every target of this repository links it PRIVATE
 #   kvfolio_headers   the include directories of the public headers
 #   kvfolio_internal  the same and src/, for layers and their tests: #include "core/foo.h"
+#
+#   kvfolio_compile_together(<target>)  as KVFOLIO_UNITY says: its sources are compiled several at a time, so
+#       that what they include is read once. Those with flags or definitions of their own (a processor's,
+#       -frtti) stay alone; CMake sees to that. Two sources of a target may not give the same name to
+#       different things, in anonymous namespaces either, nor leave a macro behind.
 
 add_library(kvfolio_options INTERFACE)
 target_compile_options(kvfolio_options INTERFACE -Wall -Wextra -Wconversion)
@@ -32,3 +37,15 @@ target_compile_features(kvfolio_headers INTERFACE cxx_std_20)
 add_library(kvfolio_internal INTERFACE)
 target_include_directories(kvfolio_internal INTERFACE ${PROJECT_SOURCE_DIR}/src)
 target_link_libraries(kvfolio_internal INTERFACE kvfolio_headers)
+
+# 20 at most, and as many each time, so that two cores have work to the end.
+function(kvfolio_compile_together target)
+  if(NOT KVFOLIO_UNITY)
+    return()
+  endif()
+  get_target_property(sources ${target} SOURCES)
+  list(LENGTH sources count)
+  math(EXPR batches "(${count} + 19) / 20")
+  math(EXPR size "(${count} + ${batches} - 1) / ${batches}")
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${size})
+endfunction()

@@ -3,6 +3,9 @@ include_guard(GLOBAL)
 #   kvfolio_add_test(<name> SOURCES a_test.cc ... [LIBS ...] [INCLUDE folder] [LABELS ...]
 #                    [TIMEOUT seconds] [NO_MAIN] [THREADS])
 #
+# TIMEOUT is ten times what the slowest test took on the slowest machine seen, and 600 s at most: a test that
+# needs more does too much for one entry.
+#
 # Adds the executable <name> (GoogleTest, with gtest_main unless NO_MAIN) and a ctest entry for each
 # of its tests, named Suite.Test. In a layer's directory it links that layer and those below it;
 # elsewhere the library kvfolio. LIBS adds to that. Label "slow": left out of the sanitizer runs.
@@ -37,6 +40,7 @@ function(kvfolio_add_test name)
     set(subject kvfolio kvfolio_internal)
   endif()
   add_executable(${name} ${arg_SOURCES})
+  kvfolio_compile_together(${name})
   target_link_libraries(${name} PRIVATE kvfolio_options ${subject} ${arg_LIBS} GTest::gmock
     $<IF:$<BOOL:${arg_NO_MAIN}>,GTest::gtest,GTest::gtest_main>)
   if(arg_INCLUDE)

@@ -62,7 +62,7 @@ std::string row_json(const bench::Row& row) {
   return json_text(json);
 }
 
-std::string number(double value) {
+std::string four_digits(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%.4g", value);
   return text;
@@ -79,25 +79,25 @@ std::string name_of(const bench::Row& row) {
 }
 
 std::string row_text(const bench::Row& row, bool judged) {
-  std::string text = name_of(row) + "\n  " + number(row.value) + " " + row.unit;
+  std::string text = name_of(row) + "\n  " + four_digits(row.value) + " " + row.unit;
   if (row.ceiling) {
-    text += ", ceiling " + number(*row.ceiling) + " (" + number(*row.ratio) + " of it)";
+    text += ", ceiling " + four_digits(*row.ceiling) + " (" + four_digits(*row.ratio) + " of it)";
   }
-  text += ", spread " + number(row.low) + " to " + number(row.high);
+  text += ", spread " + four_digits(row.low) + " to " + four_digits(row.high);
   if (row.promise) {
     text += row.promise_is_ratio ? "\n  ratio: floor " : "\n  floor ";
-    text += number(row.promise->floor) + ", goal " + number(row.promise->goal) + ": ";
+    text += four_digits(row.promise->floor) + ", goal " + four_digits(row.promise->goal) + ": ";
     text += !judged                           ? "not judged (--quick)"
             : row.reaches(row.promise->goal)  ? "goal reached"
             : row.reaches(row.promise->floor) ? "floor reached"
                                               : "BELOW THE FLOOR";
   }
   if (row.earlier) {
-    text += "\n  an earlier system, " + row.earlier->system + ": " + number(row.earlier->value) +
-            " " + row.earlier->unit;
+    text += "\n  an earlier system, " + row.earlier->system + ": " +
+            four_digits(row.earlier->value) + " " + row.earlier->unit;
     if (row.earlier->ceiling) {
-      text += ", ceiling " + number(*row.earlier->ceiling) + " (" + number(*row.earlier_ratio()) +
-              " of it)";
+      text += ", ceiling " + four_digits(*row.earlier->ceiling) + " (" +
+              four_digits(*row.earlier_ratio()) + " of it)";
     }
     text += ": " + row.earlier->work;
   }

@@ -16,7 +16,7 @@ namespace kvfolio::tools {
 
 [[noreturn]] inline void refuse(const std::string& option, const std::string& text,
                                 const std::string& allowed) {
-  throw CLI::ValidationError(option, llama::quoted(text) + ", allowed: " + allowed);
+  throw CLI::ValidationError(option, llama::in_quotes(text) + ", allowed: " + allowed);
 }
 
 template <typename T>

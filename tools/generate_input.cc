@@ -34,7 +34,7 @@ Status add_id(std::string_view word, const Vocabulary& vocabulary, std::vector<s
   const auto [stop, error] = std::from_chars(word.data(), end, id);
   if (error != std::errc() || stop != end || id < 0 || id >= vocabulary.size) {
     return {ErrorCode::kInvalidArgument, "token " + std::to_string(ids.size()) + " is " +
-                                             llama::quoted(word) + ", allowed: ids from 0 to " +
+                                             llama::in_quotes(word) + ", allowed: ids from 0 to " +
                                              std::to_string(vocabulary.size - 1)};
   }
   ids.push_back(id);

@@ -31,8 +31,8 @@ Result<llama::LoadOptions> load_options() {
     if (std::string_view(name) == to_string(target)) return llama::LoadOptions{target};
     allowed += (allowed.empty() ? "" : ", ") + std::string(to_string(target));
   }
-  return Status(ErrorCode::kInvalidArgument,
-                "KVFOLIO_MATMUL: " + llama::quoted(name) + ", allowed on this machine: " + allowed);
+  return Status(ErrorCode::kInvalidArgument, "KVFOLIO_MATMUL: " + llama::in_quotes(name) +
+                                                 ", allowed on this machine: " + allowed);
 }
 
 Format auto_format(KernelTarget kernel, std::int32_t block_size) noexcept {

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kPiece = std::size_t{1} << 20;
 
-Status add_file(Sha256& sha, const std::filesystem::path& path) {
+Status hash_file(Sha256& sha, const std::filesystem::path& path) {
   const Result<llama::InputFile> file = llama::InputFile::open(path.string());
   if (!file) return file.error();
   const std::string head = path.filename().string() + " " + std::to_string(file->bytes()) + "\n";
@@ -44,7 +44,7 @@ Result<CheckpointIdentity> checkpoint_identity(const std::string& folder, Kernel
   std::sort(files.begin(), files.end());
   Sha256 sha;
   for (const auto& path : files) {
-    if (Status status = add_file(sha, path); !status.ok()) return status;
+    if (Status status = hash_file(sha, path); !status.ok()) return status;
   }
   return CheckpointIdentity{.model = "checkpoint in the Hugging Face form",
                             .weights = sha.hex(),

@@ -94,4 +94,8 @@ std::string json_text(const nlohmann::ordered_json& json) {
   return text;
 }
 
+std::string plural(std::int64_t count, const std::string& noun) {
+  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
 }  // namespace kvfolio::tools

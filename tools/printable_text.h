@@ -4,6 +4,7 @@
 // Text of others must not steer a terminal: not by control characters of ASCII, nor by those from
 // U+0080 to U+009F, which terminals obey as they obey ESC.
 
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -19,5 +20,7 @@ namespace kvfolio::tools {
 // In one line, with control characters as \u009b, so that it reads back as it was. U+FFFD for what
 // is not UTF-8.
 [[nodiscard]] std::string json_text(const nlohmann::ordered_json& json);
+// "1 block", "2 blocks".
+[[nodiscard]] std::string plural(std::int64_t count, const std::string& noun);
 
 }  // namespace kvfolio::tools

@@ -55,10 +55,6 @@ std::string row(std::string name, const std::string& value) {
   return "  " + name + " " + value + "\n";
 }
 
-std::string plural(std::int64_t count, const std::string& noun) {
-  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
-}
-
 const TierSummary& tier_of(const Summary& summary, std::string_view name) {
   static const TierSummary none;
   const auto found = std::find_if(summary.tiers.begin(), summary.tiers.end(),

@@ -18,10 +18,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string plural(std::int64_t count, const std::string& noun) {
-  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
-}
-
 std::string as_json(const TierOptions& options, const DiskCheck& check) {
   Json faults = Json::array();
   for (const DiskFault& fault : check.faults) {

@@ -30,11 +30,6 @@ constexpr std::int64_t kBytesInFlight = std::int64_t{4} << 30;
 constexpr std::int64_t kRecordBytesMax = std::int64_t{512}
                                          << 20;  // all that a value of Redis may be
 
-std::string environment(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
 std::uint64_t steady_us() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return static_cast<std::uint64_t>(
@@ -74,6 +69,11 @@ void take(const std::string& text, TierChoice& choice) {
 }
 
 }  // namespace
+
+std::string environment(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
 
 std::int64_t TierChoice::arena_bytes() const {
   return host_bytes > 0 ? host_bytes : (any() ? kArenaBytes : 0);

@@ -35,6 +35,8 @@ struct TierChoice {
   [[nodiscard]] std::int64_t arena_bytes() const;
 };
 
+// The variable of the environment; empty if it is not set.
+[[nodiscard]] std::string environment(const char* name);
 // "24GiB", "512MiB", "4096"; anything else is refused by the name of the option.
 [[nodiscard]] std::int64_t parse_size(const std::string& option, const std::string& text);
 // "disk:DIR,SIZE", or "disk:DIR" where no size is needed.

@@ -16,6 +16,7 @@
 #include <span>
 
 #include "kvfolio/record.h"
+#include "tier_option.h"
 
 namespace kvfolio::tools {
 namespace {
@@ -25,11 +26,6 @@ constexpr long long kLargest = 512ll << 20;  // of a value of Redis
 constexpr std::size_t kFaultsShown = 100;
 
 using Reply = std::unique_ptr<redisReply, decltype(&freeReplyObject)>;
-
-std::string environment(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 Status unavailable(std::string sentence) { return {ErrorCode::kUnavailable, std::move(sentence)}; }
 

@@ -10,7 +10,7 @@
 namespace kvfolio::tools {
 namespace {
 
-std::string plural(std::uint64_t count, const std::string& noun) {
+std::string number_of(std::uint64_t count, const std::string& noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
 }
 
@@ -98,15 +98,15 @@ nlohmann::ordered_json tier_json(const TierSummary& tier) {
 std::string tier_text(const TierSummary& tier) {
   const bool is_host = tier.name == "host";
   std::string text = "  " + (is_host ? std::string("host memory") : tier.name) + ": " +
-                     plural(tier.stores, "record") + " stored, " +
-                     (is_host ? plural(tier.loads, "block") : std::to_string(tier.loads)) +
+                     number_of(tier.stores, "record") + " stored, " +
+                     (is_host ? number_of(tier.loads, "block") : std::to_string(tier.loads)) +
                      " loaded";
-  if (tier.stores_failed > 0) text += "; " + plural(tier.stores_failed, "store") + " FAILED";
-  if (tier.stores_dropped > 0) text += "; " + plural(tier.stores_dropped, "store") + " DROPPED";
+  if (tier.stores_failed > 0) text += "; " + number_of(tier.stores_failed, "store") + " FAILED";
+  if (tier.stores_dropped > 0) text += "; " + number_of(tier.stores_dropped, "store") + " DROPPED";
   if (const std::string failed = failed_loads(tier); !failed.empty()) {
     text += "; loads FAILED: " + failed;
   }
-  if (tier.corrupt > 0) text += "; " + plural(tier.corrupt, "CORRUPT record");
+  if (tier.corrupt > 0) text += "; " + number_of(tier.corrupt, "CORRUPT record");
   if (!tier.up) text += "; it is DOWN";
   return text + "\n";
 }

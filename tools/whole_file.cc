@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 constexpr std::size_t kBufferBytes = 65536;
 constexpr std::string_view kPartBegin = ".kvfolio.";
 constexpr std::string_view kPartEnd = ".part";
-constexpr std::string_view kDigits = "0123456789abcdef";
+constexpr std::string_view kNameDigits = "0123456789abcdef";
 constexpr std::size_t kRandomDigits = 16;
 
 std::string said(int error) { return std::error_code(error, std::generic_category()).message(); }
@@ -37,14 +37,14 @@ std::string name_of_part() {
   std::array<unsigned char, kRandomDigits> random{};
   static_cast<void>(::getentropy(random.data(), random.size()));
   std::string name(kPartBegin);
-  for (const unsigned char byte : random) name += kDigits[byte % kDigits.size()];
+  for (const unsigned char byte : random) name += kNameDigits[byte % kNameDigits.size()];
   return name.append(kPartEnd);
 }
 
 bool is_name_of_part(const std::string& name) {
   if (name.size() != kPartBegin.size() + kRandomDigits + kPartEnd.size()) return false;
   return name.starts_with(kPartBegin) && name.ends_with(kPartEnd) &&
-         name.find_first_not_of(kDigits, kPartBegin.size()) == name.size() - kPartEnd.size();
+         name.find_first_not_of(kNameDigits, kPartBegin.size()) == name.size() - kPartEnd.size();
 }
 
 // Parts of ours that no process holds any more.

@@ -232,7 +232,7 @@ void rows_of(const Context& context, DType dtype, Format format) {
       });
 }
 
-void run(const Context& context) {
+void measure_append(const Context& context) {
   decode_share(context);
   if (!context.session.wants("append.prefill") && !context.session.wants("gather.rows")) return;
   for (const DType dtype : context.dtypes()) {
@@ -243,7 +243,7 @@ void run(const Context& context) {
 }  // namespace
 
 AttentionFamily append_family() {
-  return {{"append.decode_share", "append.prefill", "gather.rows"}, run};
+  return {{"append.decode_share", "append.prefill", "gather.rows"}, measure_append};
 }
 
 }  // namespace kvfolio::bench

@@ -10,7 +10,7 @@
 namespace kvfolio::bench {
 namespace {
 
-void run(const Context& context) {
+void measure_contiguous(const Context& context) {
   if (!context.has_granule()) return;
   Panel panel;
   struct Type {
@@ -72,6 +72,6 @@ void run(const Context& context) {
 
 }  // namespace
 
-AttentionFamily contiguous_family() { return {{"decode.contiguous"}, run}; }
+AttentionFamily contiguous_family() { return {{"decode.contiguous"}, measure_contiguous}; }
 
 }  // namespace kvfolio::bench

@@ -90,7 +90,7 @@ void fork_join(const Context& context) {
   }
 }
 
-void run(const Context& context) {
+void measure_cores(const Context& context) {
   core(context);
   peaks(context);
   fork_join(context);
@@ -98,6 +98,8 @@ void run(const Context& context) {
 
 }  // namespace
 
-AttentionFamily cores_family() { return {{"machine.core", "machine.peak", "fork_join"}, run}; }
+AttentionFamily cores_family() {
+  return {{"machine.core", "machine.peak", "fork_join"}, measure_cores};
+}
 
 }  // namespace kvfolio::bench

@@ -263,7 +263,7 @@ const std::vector<std::string>& names() {
   return all;
 }
 
-void run(const Context& context) {
+void measure_decode(const Context& context) {
   std::map<DType, Expected> expected;
   for (const Format format : context.formats()) {
     DecodePanel(context, format, expected).report();
@@ -272,6 +272,6 @@ void run(const Context& context) {
 
 }  // namespace
 
-AttentionFamily decode_family() { return {names(), run}; }
+AttentionFamily decode_family() { return {names(), measure_decode}; }
 
 }  // namespace kvfolio::bench

@@ -113,7 +113,7 @@ void short_sequences(const Context& context) {
   }
 }
 
-void run(const Context& context) {
+void measure_lengths(const Context& context) {
   if (!context.has_granule()) return;
   long_sequence(context);
   short_sequences(context);
@@ -121,6 +121,6 @@ void run(const Context& context) {
 
 }  // namespace
 
-AttentionFamily lengths_family() { return {{"long.scaling", "short.latency"}, run}; }
+AttentionFamily lengths_family() { return {{"long.scaling", "short.latency"}, measure_lengths}; }
 
 }  // namespace kvfolio::bench

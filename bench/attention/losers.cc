@@ -98,7 +98,7 @@ void run_head_by_head(AttentionCall& call) {
   }
 }
 
-void run(const Context& context) {
+void measure_losers(const Context& context) {
   const Session& session = context.session;
   if (!context.has_granule()) return;
   Panel panel;
@@ -186,7 +186,7 @@ void run(const Context& context) {
 }  // namespace
 
 AttentionFamily losers_family() {
-  return {{"loser.head_by_head", "loser.gather_first", "loser.read"}, run};
+  return {{"loser.head_by_head", "loser.gather_first", "loser.read"}, measure_losers};
 }
 
 }  // namespace kvfolio::bench

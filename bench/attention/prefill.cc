@@ -11,14 +11,14 @@
 namespace kvfolio::bench {
 namespace {
 
-std::optional<Promise> promised(const Context& context, const CaseShape& shape) {
+std::optional<Promise> promised_flops(const Context& context, const CaseShape& shape) {
   if (shape.format != Format::kGranule) return {};
   if (shape.dtype == DType::kF32) return Promise{0.78, 0.90};
   if (shape.dtype == DType::kBF16 && context.has_dot_products()) return Promise{0.65, 0.80};
   return {};
 }
 
-void run(const Context& context) {
+void measure_prefill(const Context& context) {
   const Session& session = context.session;
   const std::int32_t old_tokens = session.size(4096, 96);
   const std::int32_t new_tokens = session.size(512, 40);
@@ -90,7 +90,7 @@ void run(const Context& context) {
                     .facts = facts(piece, threads),
                     .unit = "Gop/s",
                     .lower_is_better = false,
-                    .promise = promised(context, shape),
+                    .promise = promised_flops(context, shape),
                     .promise_is_ratio = true,
                     .note = work + "; ceiling: the peak of " + context.arithmetic()[kind].kind};
       Context::judge(figure, threads, scaling(kind, threads));
@@ -120,6 +120,6 @@ void run(const Context& context) {
 
 }  // namespace
 
-AttentionFamily prefill_family() { return {{"prefill.flops", "prefill.format"}, run}; }
+AttentionFamily prefill_family() { return {{"prefill.flops", "prefill.format"}, measure_prefill}; }
 
 }  // namespace kvfolio::bench

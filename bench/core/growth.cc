@@ -192,7 +192,7 @@ void runs(Session& session) {
   }
 }
 
-void run(Session& session) {
+void measure_growth(Session& session) {
   prompt_length(session);
   pool_size(session);
   children(session);
@@ -202,7 +202,8 @@ void run(Session& session) {
 }  // namespace
 
 Family growth_family() {
-  return {{"growth.prompt_tokens", "growth.pool_blocks", "growth.children", "growth.runs"}, run};
+  return {{"growth.prompt_tokens", "growth.pool_blocks", "growth.children", "growth.runs"},
+          measure_growth};
 }
 
 }  // namespace kvfolio::bench

@@ -433,7 +433,7 @@ void copy_to(Session& session) {
   }
 }
 
-void run(Session& session) {
+void measure_lifecycle(Session& session) {
   control_plane(session, true);
   control_plane(session, false);
   evict_and_admit(session);
@@ -449,7 +449,7 @@ Family lifecycle_family() {
   return {{"life.allocate_8_blocks", "life.append_1_token", "life.append_16_tokens",
            "life.fork_10_blocks", "life.close_fork", "life.close_last_owner", "life.evict_admit_10",
            "life.slot_mapping", "life.trim", "life.copy_block", "life.read_token", "life.copy_to"},
-          run};
+          measure_lifecycle};
 }
 
 }  // namespace kvfolio::bench

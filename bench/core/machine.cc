@@ -28,7 +28,7 @@ sum_of(const std::uint64_t* words, std::size_t count) {
   return sum;
 }
 
-void run(Session& session) {
+void measure_machine(Session& session) {
   struct Size {
     const char* text;
     std::int64_t bytes;
@@ -88,6 +88,8 @@ void run(Session& session) {
 
 }  // namespace
 
-Family machine_family() { return {{"machine.memcpy", "machine.fill", "machine.read"}, run}; }
+Family machine_family() {
+  return {{"machine.memcpy", "machine.fill", "machine.read"}, measure_machine};
+}
 
 }  // namespace kvfolio::bench

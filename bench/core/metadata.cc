@@ -35,7 +35,7 @@ std::int32_t hold_prompts(Cache& cache, std::int32_t first, std::int32_t last,
   return last;
 }
 
-void run(Session& session) {
+void measure_metadata(Session& session) {
   constexpr std::int32_t kRunBlocks = 8;
   constexpr double kTokenBytes = kBlockSize * 4;
   // Every block stands in the table of an open sequence: 256 hold the pool. The tree has a run for
@@ -91,7 +91,7 @@ void run(Session& session) {
 }  // namespace
 
 Family metadata_family() {
-  return {{"metadata.empty", "metadata.reserved", "metadata.block"}, run};
+  return {{"metadata.empty", "metadata.reserved", "metadata.block"}, measure_metadata};
 }
 
 }  // namespace kvfolio::bench

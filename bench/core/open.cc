@@ -207,7 +207,7 @@ void publish_prefill(Session& session) {
   cache.check();
 }
 
-void run(Session& session) {
+void measure_open(Session& session) {
   open_per_block(session);
   open_short(session);
   publish_decode(session);
@@ -216,6 +216,6 @@ void run(Session& session) {
 
 }  // namespace
 
-Family open_family() { return {{"open.cached", "open.two_blocks", "publish.block"}, run}; }
+Family open_family() { return {{"open.cached", "open.two_blocks", "publish.block"}, measure_open}; }
 
 }  // namespace kvfolio::bench

@@ -53,7 +53,7 @@ double push_and_pop(std::vector<std::int32_t>& stack, std::vector<BlockId>& take
   return time / repeats;
 }
 
-void run(Session& session) {
+void measure_pool(Session& session) {
   const std::int32_t num_blocks = session.size(100'000, 1'000);
   BlockPool pool = take(BlockPool::create(num_blocks), "a pool");
   check(pool);
@@ -104,6 +104,8 @@ void run(Session& session) {
 
 }  // namespace
 
-Family pool_family() { return {{"pool.take_give", "pool.take_give_10", "pool.hold_release"}, run}; }
+Family pool_family() {
+  return {{"pool.take_give", "pool.take_give_10", "pool.hold_release"}, measure_pool};
+}
 
 }  // namespace kvfolio::bench

@@ -332,7 +332,7 @@ void selection(Session& session) {
   }
 }
 
-void run(Session& session) {
+void measure_room(Session& session) {
   victims(session);
   preemption(session);
   selection(session);
@@ -343,7 +343,7 @@ void run(Session& session) {
 Family room_family() {
   return {{"evict.instructions", "evict.time", "preempt_to.half", "select_victim.after_step",
            "select_victim.again"},
-          run};
+          measure_room};
 }
 
 }  // namespace kvfolio::bench

@@ -187,7 +187,7 @@ void arrays(Session& session) {
   require(cache->finish(ticket), "finish");
 }
 
-void run(Session& session) {
+void measure_step(Session& session) {
   steady_decode(session);
   measure_step_through_c(session);
   arrays(session);
@@ -195,6 +195,6 @@ void run(Session& session) {
 
 }  // namespace
 
-Family step_family() { return {{"step.decode", "step.decode.c", "step.arrays"}, run}; }
+Family step_family() { return {{"step.decode", "step.decode.c", "step.arrays"}, measure_step}; }
 
 }  // namespace kvfolio::bench

@@ -266,7 +266,7 @@ void first_fill(Session& session) {
   }
 }
 
-void run(Session& session) {
+void measure_storage(Session& session) {
   rows(session);
   tokens_alone(session);
   one_head(session);
@@ -279,7 +279,7 @@ void run(Session& session) {
 Family storage_family() {
   return {{"storage.append", "storage.gather", "storage.append_token", "storage.gather_head",
            "storage.append_tiles", "storage.gather_tiles", "storage.first_fill"},
-          run};
+          measure_storage};
 }
 
 }  // namespace kvfolio::bench

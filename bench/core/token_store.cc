@@ -151,7 +151,7 @@ void reads(Session& session, Fixture& fixture, int repeats) {
   require(ok, "each read gave a row");
 }
 
-void run(Session& session) {
+void measure_token_store(Session& session) {
   struct Case {
     std::int32_t dim;
     Promise append;
@@ -171,6 +171,8 @@ void run(Session& session) {
 
 }  // namespace
 
-Family token_store_family() { return {{"token_store.append", "token_store.read"}, run}; }
+Family token_store_family() {
+  return {{"token_store.append", "token_store.read"}, measure_token_store};
+}
 
 }  // namespace kvfolio::bench

@@ -188,7 +188,7 @@ void measure_match(Session& session, const char* shape, std::int32_t run_blocks,
   require(all, "every prompt is found whole");
 }
 
-void run(Session& session) {
+void measure_tree(Session& session) {
   measure_match(session, "one", 0, {15, 5});
   measure_match(session, "of 64 blocks", 64, {25, 10});
   measure_match(session, "of 1 block", 1, {150, 80});
@@ -196,6 +196,6 @@ void run(Session& session) {
 
 }  // namespace
 
-Family tree_family() { return {{"tree.match"}, run}; }
+Family tree_family() { return {{"tree.match"}, measure_tree}; }
 
 }  // namespace kvfolio::bench

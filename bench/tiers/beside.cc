@@ -19,7 +19,7 @@ namespace kvfolio::bench {
 namespace {
 
 constexpr std::int32_t kLayers = 8, kHeads = 16, kKvHeads = 4, kDim = 128;
-constexpr std::int64_t kRecord = 192 + (256 << 10);
+constexpr std::int64_t kRecordBytes = 192 + (256 << 10);
 
 // The engine: `batch` sequences that decode.
 class Engine {
@@ -120,10 +120,10 @@ class Engine {
 void measure_beside(Session& session) {
   const std::int32_t steps = session.size(8, 2);
   const OffloadOptions defaults;
-  const auto per_poll = static_cast<std::int32_t>(defaults.bytes_per_poll / 2 / kRecord + 1);
+  const auto per_poll = static_cast<std::int32_t>(defaults.bytes_per_poll / 2 / kRecordBytes + 1);
   const std::int32_t stored = (steps * per_poll + 31) / 32 * 32;
   Engine engine(session.size(16, 2), session.size(1024, 64), stored);
-  OffloadOptions options{.arena_bytes = session.size(1024, 256) * kRecord};
+  OffloadOptions options{.arena_bytes = session.size(1024, 256) * kRecordBytes};
   options.model = {"bench", "1", "1", "bf16", "1", "1"};
   const auto offload = take(Offload::create(engine.manager(), options), "offload");
   std::uint64_t now_us = 0;
@@ -137,7 +137,8 @@ void measure_beside(Session& session) {
         if (stores) offload->poll(++now_us);
       }
     });
-    const auto bytes = static_cast<std::int64_t>(offload->counters().stores - before) * kRecord;
+    const auto bytes =
+        static_cast<std::int64_t>(offload->counters().stores - before) * kRecordBytes;
     require(!stores || session.quick() || bytes >= steps * (defaults.bytes_per_poll / 2),
             "every step has a full poll beside it, but " + std::to_string(bytes) +
                 " bytes were stored");

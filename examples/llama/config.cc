@@ -125,12 +125,12 @@ void read_architecture(const Json& json, Fields& fields, ModelConfig& config) {
   constexpr const char* kAllowed = "must be [\"LlamaForCausalLM\"] or [\"MistralForCausalLM\"]";
   if (name == nullptr) return fields.refuse("architectures", kAllowed);
   if (*name != "LlamaForCausalLM" && *name != "MistralForCausalLM") {
-    return fields.refuse("architectures", "of " + quoted(*name) + ", " + kAllowed);
+    return fields.refuse("architectures", "of " + in_quotes(*name) + ", " + kAllowed);
   }
   config.architecture = *name;
   const std::string family = *name == "LlamaForCausalLM" ? "llama" : "mistral";
   if (fields.text("model_type", family) != family) {
-    fields.refuse("model_type", "must be " + quoted(family) + " for " + *name);
+    fields.refuse("model_type", "must be " + in_quotes(family) + " for " + *name);
   }
 }
 
@@ -185,7 +185,8 @@ void check_layer_types(const Json& json, Fields& fields, const ModelConfig& conf
     uniform = type != nullptr && *type == kind;
   }
   if (!uniform) {
-    fields.refuse("layer_types", "must be a list of " + quoted(kind) + " for this sliding_window");
+    fields.refuse("layer_types",
+                  "must be a list of " + in_quotes(kind) + " for this sliding_window");
   }
 }
 

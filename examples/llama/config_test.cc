@@ -39,7 +39,7 @@ ModelConfig config_of(const std::string& text) {
   return config ? *config : ModelConfig{};
 }
 
-std::string error_of(const std::string& text) {
+std::string config_error(const std::string& text) {
   Result<ModelConfig> config = parse_config(text, "config.json");
   return config ? "no error" : config.error().message();
 }
@@ -140,7 +140,7 @@ TEST(Config, UnsupportedFieldsAreRefusedByNameAndValue) {
       {R"("rope_theta":0)", "rope_theta is 0"},
       {R"("tie_word_embeddings":1)", "tie_word_embeddings is 1, must be true or false"},
   };
-  for (const Case& c : cases) EXPECT_THAT(error_of(llama4(c.more)), HasSubstr(c.message));
+  for (const Case& c : cases) EXPECT_THAT(config_error(llama4(c.more)), HasSubstr(c.message));
 }
 
 // `llama4` with the value of one of its own fields replaced.
@@ -156,26 +156,28 @@ TEST(Config, SizesAreWholeNumbersInRange) {
                             "num_hidden_layers", "vocab_size"}) {
     for (const char* value : {"0", "-1", "1.5", "\"8\"", "[]", "true", "9223372036854775808",
                               "4294967297", "1e3", "null"}) {
-      EXPECT_THAT(error_of(with(field, value)), HasSubstr(std::string(field) + " is ")) << value;
+      EXPECT_THAT(config_error(with(field, value)), HasSubstr(std::string(field) + " is "))
+          << value;
     }
   }
-  EXPECT_THAT(error_of(with("num_attention_heads", "5")),
+  EXPECT_THAT(config_error(with("num_attention_heads", "5")),
               HasSubstr("num_attention_heads is 5, must divide hidden_size, 64"));
 }
 
 TEST(Config, OtherModelsAreRefusedByName) {
-  EXPECT_THAT(error_of(with("attention_bias", "true")), HasSubstr("attention_bias is true"));
-  EXPECT_THAT(error_of(with("mlp_bias", "true")), HasSubstr("mlp_bias is true"));
-  EXPECT_THAT(error_of(with("hidden_act", "\"gelu\"")), HasSubstr("hidden_act is \"gelu\""));
-  EXPECT_THAT(error_of(with("pretraining_tp", "2")), HasSubstr("pretraining_tp is 2"));
-  EXPECT_THAT(error_of(with("model_type", "\"qwen2\"")), HasSubstr("model_type is \"qwen2\""));
-  EXPECT_THAT(error_of(with("architectures", "[\"GemmaForCausalLM\"]")),
+  EXPECT_THAT(config_error(with("attention_bias", "true")), HasSubstr("attention_bias is true"));
+  EXPECT_THAT(config_error(with("mlp_bias", "true")), HasSubstr("mlp_bias is true"));
+  EXPECT_THAT(config_error(with("hidden_act", "\"gelu\"")), HasSubstr("hidden_act is \"gelu\""));
+  EXPECT_THAT(config_error(with("pretraining_tp", "2")), HasSubstr("pretraining_tp is 2"));
+  EXPECT_THAT(config_error(with("model_type", "\"qwen2\"")), HasSubstr("model_type is \"qwen2\""));
+  EXPECT_THAT(config_error(with("architectures", "[\"GemmaForCausalLM\"]")),
               HasSubstr("architectures is an array, of \"GemmaForCausalLM\""));
-  EXPECT_THAT(error_of(with("architectures", "\"LlamaForCausalLM\"")), HasSubstr("architectures"));
-  EXPECT_THAT(error_of("{}"), HasSubstr("architectures is missing"));
-  EXPECT_THAT(error_of("[]"), HasSubstr("must be an object"));
+  EXPECT_THAT(config_error(with("architectures", "\"LlamaForCausalLM\"")),
+              HasSubstr("architectures"));
+  EXPECT_THAT(config_error("{}"), HasSubstr("architectures is missing"));
+  EXPECT_THAT(config_error("[]"), HasSubstr("must be an object"));
   EXPECT_EQ(
-      error_of("{"),
+      config_error("{"),
       "config.json: line 1, column 2: syntax error while parsing object key - unexpected end of "
       "input; expected string literal");
 }

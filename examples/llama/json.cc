@@ -100,7 +100,7 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
       what.erase(0, place + 2);
     }
     if (token != std::string_view::npos && offset < text_.size()) {
-      what += ", found " + quoted(text_.substr(offset, 1));
+      what += ", found " + in_quotes(text_.substr(offset, 1));
     }
     return fail(offset, what);
   }
@@ -159,7 +159,7 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
     std::sort(keys.begin(), keys.end());
     const auto twice = std::adjacent_find(keys.begin(), keys.end());
     return twice == keys.end() ||
-           fail_here("the object before has key " + quoted(*twice) + " twice");
+           fail_here("the object before has key " + in_quotes(*twice) + " twice");
   }
 
   std::string_view text_;
@@ -187,7 +187,7 @@ std::string Json::describe() const {
   if (const Number* number = as_number()) {
     return number->is_integer ? std::to_string(number->integer) : number_text(number->value);
   }
-  if (const std::string* text = as_string()) return llama::quoted(*text);  // not std's
+  if (const std::string* text = as_string()) return llama::in_quotes(*text);  // not std's
   if (as_array() != nullptr) return "an array";
   if (as_object() != nullptr) return "an object";
   return "null";
@@ -204,7 +204,7 @@ Result<Json> parse_json(std::string_view text, const JsonLimits& limits) {
   }
 }
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   static constexpr std::size_t kLongest = 60;
   std::string out = "\"";
   for (const char c : text.substr(0, kLongest)) {

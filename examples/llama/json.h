@@ -70,6 +70,6 @@ struct JsonLimits {
 Result<Json> parse_json(std::string_view text, const JsonLimits& limits = {});
 
 // `text` in double quotes for a message: printable ASCII only, cut after 60 characters.
-[[nodiscard]] std::string quoted(std::string_view text);
+[[nodiscard]] std::string in_quotes(std::string_view text);
 
 }  // namespace kvfolio::llama

@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::string error_of(std::string_view text, const JsonLimits& limits = {}) {
+std::string json_error(std::string_view text, const JsonLimits& limits = {}) {
   Result<Json> json = parse_json(text, limits);
   return json ? "no error" : json.error().message();
 }
@@ -78,17 +78,17 @@ TEST(Json, RefusesWhatRfc8259Refuses) {
 }
 
 TEST(Json, RefusesZeroBytesByteOrderMarksAndWrongUtf8) {
-  EXPECT_EQ(error_of({"[1\n]\0[", 6}), "line 2, column 2: a zero byte");
-  EXPECT_THAT(error_of("\xef\xbb\xbf[1]"), HasSubstr("line 1, column 1: "));
-  EXPECT_THAT(error_of("[\"\xff\"]"), HasSubstr("line 1, column 3: "));
-  EXPECT_THAT(error_of("[\"\xed\xa0\x80\"]"), HasSubstr("line 1, column 4: "));
+  EXPECT_EQ(json_error({"[1\n]\0[", 6}), "line 2, column 2: a zero byte");
+  EXPECT_THAT(json_error("\xef\xbb\xbf[1]"), HasSubstr("line 1, column 1: "));
+  EXPECT_THAT(json_error("[\"\xff\"]"), HasSubstr("line 1, column 3: "));
+  EXPECT_THAT(json_error("[\"\xed\xa0\x80\"]"), HasSubstr("line 1, column 4: "));
 }
 
 TEST(Json, ErrorSaysLineAndColumn) {
-  EXPECT_EQ(error_of("{\n  \"a\": ?\n}"),
+  EXPECT_EQ(json_error("{\n  \"a\": ?\n}"),
             "line 2, column 8: syntax error while parsing value - invalid literal, found \"?\"");
   EXPECT_EQ(
-      error_of("[1"),
+      json_error("[1"),
       "line 1, column 3: syntax error while parsing array - unexpected end of input; expected ']'");
 }
 
@@ -98,25 +98,25 @@ TEST(Json, DeepNestingIsRefusedAtTheLimit) {
            std::string(static_cast<std::size_t>(depth), ']');
   };
   EXPECT_TRUE(parse_json(nested(32)));
-  EXPECT_THAT(error_of(nested(33)), HasSubstr("nested more than 32 deep"));
+  EXPECT_THAT(json_error(nested(33)), HasSubstr("nested more than 32 deep"));
   std::string bottomless;
   bottomless.assign(50'000'000, '[');
-  EXPECT_THAT(error_of(bottomless), HasSubstr("nested more than 32 deep"));
+  EXPECT_THAT(json_error(bottomless), HasSubstr("nested more than 32 deep"));
 }
 
 TEST(Json, NumberOfValuesIsBounded) {
-  EXPECT_THAT(error_of("[1,2,3]", {.max_values = 3}), HasSubstr("more than 3 values"));
+  EXPECT_THAT(json_error("[1,2,3]", {.max_values = 3}), HasSubstr("more than 3 values"));
   EXPECT_TRUE(parse_json("[1,2,3]", {.max_values = 4}));
 }
 
 TEST(Json, DuplicateKeyIsAnError) {
-  EXPECT_THAT(error_of(R"({"a":1,"b":2,"a":3})"), HasSubstr("has key \"a\" twice"));
-  EXPECT_THAT(error_of(R"({"a":1,"\u0061":3})"), HasSubstr("has key \"a\" twice"));
+  EXPECT_THAT(json_error(R"({"a":1,"b":2,"a":3})"), HasSubstr("has key \"a\" twice"));
+  EXPECT_THAT(json_error(R"({"a":1,"\u0061":3})"), HasSubstr("has key \"a\" twice"));
 }
 
 TEST(Json, QuotedTextIsPrintableAndShort) {
-  EXPECT_EQ(quoted("a\"\n\xff"), "\"a\\x22\\x0a\\xff\"");
-  EXPECT_EQ(llama::quoted(std::string(100, 'x')), "\"" + std::string(60, 'x') + "...\"");
+  EXPECT_EQ(in_quotes("a\"\n\xff"), "\"a\\x22\\x0a\\xff\"");
+  EXPECT_EQ(llama::in_quotes(std::string(100, 'x')), "\"" + std::string(60, 'x') + "...\"");
 }
 
 }  // namespace

@@ -7,14 +7,11 @@
 #include <unordered_set>
 #include <utility>
 
+#include "invalid.h"
 #include "json.h"
 
 namespace kvfolio::llama {
 namespace {
-
-Status invalid(std::string message) {
-  return Status(ErrorCode::kInvalidArgument, std::move(message));
-}
 
 Status wrong(std::string_view field, const Json& value, const std::string& allowed) {
   return invalid("field \"" + std::string(field) + "\" is " + value.describe() +
@@ -105,7 +102,7 @@ Status take_field(std::string_view key, const Json& value, const Vocabulary& voc
     return take_integer(key, value, 0, std::numeric_limits<std::int64_t>::max(), request.seed);
   }
   if (key == "stop_ids") return take_ids(key, value, vocabulary, request.stop_ids);
-  return invalid("unknown field " + quoted(key) +
+  return invalid("unknown field " + in_quotes(key) +
                  ", allowed: id, prompt, prompt_ids, max_new_tokens, samples, beams, temperature, "
                  "top_p, seed, stop_ids");
 }
@@ -213,7 +210,7 @@ Result<std::vector<Request>> read_requests(std::istream& input, const std::strin
     Result<Request> request = parse_request(line, defaults, vocabulary);
     if (!request) return at_line(request.error().message());
     if (!request->id.empty() && !ids.insert(request->id).second) {
-      return at_line("field \"id\" is " + quoted(request->id) +
+      return at_line("field \"id\" is " + in_quotes(request->id) +
                      ", which an earlier request has; allowed: an id of its own");
     }
     total_samples += static_cast<std::size_t>(std::max(request->samples, request->beams));

@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 const Vocabulary kBytes{.size = 256};
 const Vocabulary kWords{.size = 32000};
 
-std::string error_of(const std::string& line, const Vocabulary& vocabulary = kBytes) {
+std::string request_error(const std::string& line, const Vocabulary& vocabulary = kBytes) {
   const auto request = parse_request(line, {}, vocabulary);
   return request ? "no error" : request.error().message();
 }
@@ -65,57 +65,60 @@ TEST(Request, TextIsBytesWhateverTheyAre) {
 }
 
 TEST(Request, TextNeedsAVocabularyOfBytes) {
-  EXPECT_THAT(error_of(R"({"prompt":"Hi"})", kWords),
+  EXPECT_THAT(request_error(R"({"prompt":"Hi"})", kWords),
               AllOf(HasSubstr("prompt"), HasSubstr("32000")));
-  EXPECT_EQ(error_of(R"({"prompt_ids":[31999]})", kWords), "no error");
+  EXPECT_EQ(request_error(R"({"prompt_ids":[31999]})", kWords), "no error");
 }
 
 // Each says the field, what it is and what is allowed.
 TEST(Request, RefusesValuesOutOfRange) {
-  EXPECT_THAT(error_of(R"({"prompt_ids":[3,256]})"),
+  EXPECT_THAT(request_error(R"({"prompt_ids":[3,256]})"),
               AllOf(HasSubstr("prompt_ids[1]"), HasSubstr("256"), HasSubstr("0 to 255")));
-  EXPECT_THAT(error_of(R"({"prompt_ids":[-1]})"), HasSubstr("prompt_ids[0]"));
-  EXPECT_THAT(error_of(R"({"prompt":"x","max_new_tokens":0})"), HasSubstr("max_new_tokens"));
-  EXPECT_THAT(error_of(R"({"prompt":"x","max_new_tokens":99999999999})"), HasSubstr("allowed"));
-  EXPECT_THAT(error_of(R"({"prompt":"x","samples":1.5})"), HasSubstr("samples"));
-  EXPECT_THAT(error_of(R"({"prompt":"x","beams":1e99})"), HasSubstr("beams"));
-  EXPECT_THAT(error_of(R"({"prompt":"x","beams":257})"), HasSubstr("beams"));
-  EXPECT_THAT(error_of(R"({"prompt":"x","temperature":-0.1})"), HasSubstr("temperature"));
-  EXPECT_THAT(error_of(R"({"prompt":"x","top_p":0})"), HasSubstr("top_p"));
-  EXPECT_THAT(error_of(R"({"prompt":"x","top_p":1.01})"), HasSubstr("top_p"));
-  EXPECT_THAT(error_of(R"({"prompt":"x","seed":-1})"), HasSubstr("seed"));
-  EXPECT_THAT(error_of(R"({"prompt":"x","seed":9223372036854775808})"), HasSubstr("seed"));
-  EXPECT_THAT(error_of(R"({"prompt":"x","stop_ids":[256]})"), HasSubstr("stop_ids[0]"));
-  EXPECT_THAT(error_of(R"({"prompt":"x","id":""})"), HasSubstr("id"));
+  EXPECT_THAT(request_error(R"({"prompt_ids":[-1]})"), HasSubstr("prompt_ids[0]"));
+  EXPECT_THAT(request_error(R"({"prompt":"x","max_new_tokens":0})"), HasSubstr("max_new_tokens"));
+  EXPECT_THAT(request_error(R"({"prompt":"x","max_new_tokens":99999999999})"),
+              HasSubstr("allowed"));
+  EXPECT_THAT(request_error(R"({"prompt":"x","samples":1.5})"), HasSubstr("samples"));
+  EXPECT_THAT(request_error(R"({"prompt":"x","beams":1e99})"), HasSubstr("beams"));
+  EXPECT_THAT(request_error(R"({"prompt":"x","beams":257})"), HasSubstr("beams"));
+  EXPECT_THAT(request_error(R"({"prompt":"x","temperature":-0.1})"), HasSubstr("temperature"));
+  EXPECT_THAT(request_error(R"({"prompt":"x","top_p":0})"), HasSubstr("top_p"));
+  EXPECT_THAT(request_error(R"({"prompt":"x","top_p":1.01})"), HasSubstr("top_p"));
+  EXPECT_THAT(request_error(R"({"prompt":"x","seed":-1})"), HasSubstr("seed"));
+  EXPECT_THAT(request_error(R"({"prompt":"x","seed":9223372036854775808})"), HasSubstr("seed"));
+  EXPECT_THAT(request_error(R"({"prompt":"x","stop_ids":[256]})"), HasSubstr("stop_ids[0]"));
+  EXPECT_THAT(request_error(R"({"prompt":"x","id":""})"), HasSubstr("id"));
 }
 
 TEST(Request, RefusesWrongTypesAndUnknownFields) {
-  EXPECT_THAT(error_of(R"({"prompt":7})"), HasSubstr("a string"));
-  EXPECT_THAT(error_of(R"({"prompt_ids":"1,2"})"), HasSubstr("an array"));
-  EXPECT_THAT(error_of(R"({"prompt":"x","seed":"1"})"), HasSubstr("seed"));
-  EXPECT_THAT(error_of(R"({"prompt":"x","id":5})"), HasSubstr("id"));
-  EXPECT_THAT(error_of(R"({"prompt":"x","max_tokens":5})"),
+  EXPECT_THAT(request_error(R"({"prompt":7})"), HasSubstr("a string"));
+  EXPECT_THAT(request_error(R"({"prompt_ids":"1,2"})"), HasSubstr("an array"));
+  EXPECT_THAT(request_error(R"({"prompt":"x","seed":"1"})"), HasSubstr("seed"));
+  EXPECT_THAT(request_error(R"({"prompt":"x","id":5})"), HasSubstr("id"));
+  EXPECT_THAT(request_error(R"({"prompt":"x","max_tokens":5})"),
               AllOf(HasSubstr("max_tokens"), HasSubstr("max_new_tokens")));
-  EXPECT_THAT(error_of(R"({"prompt":"x","temperature":null})"), HasSubstr("temperature"));
-  EXPECT_THAT(error_of(R"([1,2])"), HasSubstr("an object"));
+  EXPECT_THAT(request_error(R"({"prompt":"x","temperature":null})"), HasSubstr("temperature"));
+  EXPECT_THAT(request_error(R"([1,2])"), HasSubstr("an object"));
 }
 
 TEST(Request, RefusesWhatIsNotJson) {
-  EXPECT_THAT(error_of(R"({"prompt":"x","temperature":NaN})"), Not(HasSubstr("no error")));
-  EXPECT_THAT(error_of(R"({"prompt":"x","temperature":Infinity})"), Not(HasSubstr("no error")));
-  EXPECT_THAT(error_of(R"({"prompt":"x","temperature":1e999})"), Not(HasSubstr("no error")));
-  EXPECT_THAT(error_of(R"({"prompt":"x",})"), Not(HasSubstr("no error")));
-  EXPECT_THAT(error_of(R"({"prompt":"x"} {})"), Not(HasSubstr("no error")));
-  EXPECT_THAT(error_of(R"({"prompt":"x","prompt":"y"})"), Not(HasSubstr("no error")));
-  EXPECT_THAT(error_of(std::string(1'000'000, '[')), Not(HasSubstr("no error")));
+  EXPECT_THAT(request_error(R"({"prompt":"x","temperature":NaN})"), Not(HasSubstr("no error")));
+  EXPECT_THAT(request_error(R"({"prompt":"x","temperature":Infinity})"),
+              Not(HasSubstr("no error")));
+  EXPECT_THAT(request_error(R"({"prompt":"x","temperature":1e999})"), Not(HasSubstr("no error")));
+  EXPECT_THAT(request_error(R"({"prompt":"x",})"), Not(HasSubstr("no error")));
+  EXPECT_THAT(request_error(R"({"prompt":"x"} {})"), Not(HasSubstr("no error")));
+  EXPECT_THAT(request_error(R"({"prompt":"x","prompt":"y"})"), Not(HasSubstr("no error")));
+  EXPECT_THAT(request_error(std::string(1'000'000, '[')), Not(HasSubstr("no error")));
 }
 
 TEST(Request, RefusesWhatContradictsItself) {
-  EXPECT_THAT(error_of(R"({"prompt":"x","prompt_ids":[1]})"), HasSubstr("both"));
-  EXPECT_THAT(error_of(R"({"max_new_tokens":1})"), HasSubstr("no prompt"));
-  EXPECT_THAT(error_of(R"({"prompt":""})"), HasSubstr("empty"));
-  EXPECT_THAT(error_of(R"({"prompt":"x","beams":2,"samples":2})"), HasSubstr("samples"));
-  EXPECT_THAT(error_of(R"({"prompt":"x","beams":2,"temperature":1})"), HasSubstr("temperature"));
+  EXPECT_THAT(request_error(R"({"prompt":"x","prompt_ids":[1]})"), HasSubstr("both"));
+  EXPECT_THAT(request_error(R"({"max_new_tokens":1})"), HasSubstr("no prompt"));
+  EXPECT_THAT(request_error(R"({"prompt":""})"), HasSubstr("empty"));
+  EXPECT_THAT(request_error(R"({"prompt":"x","beams":2,"samples":2})"), HasSubstr("samples"));
+  EXPECT_THAT(request_error(R"({"prompt":"x","beams":2,"temperature":1})"),
+              HasSubstr("temperature"));
 }
 
 TEST(ReadRequests, NamesFileAndLine) {

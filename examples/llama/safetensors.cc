@@ -3,17 +3,13 @@
 
 #include <algorithm>
 
+#include "invalid.h"
 #include "json.h"
 
 namespace kvfolio::llama {
 namespace {
 
-constexpr std::int64_t kLengthBytes = 8;
 constexpr std::int64_t kMaxDims = 8;
-
-Status invalid(std::string message) {
-  return Status(ErrorCode::kInvalidArgument, std::move(message));
-}
 
 // Bits per element of every type of the format, so that offsets of tensors that nobody asks for
 // are checked too. 0: not a type.
@@ -73,14 +69,15 @@ Status read_entry(const Json& entry, TensorInfo& tensor) {
   if (fields == nullptr) return invalid("is " + entry.describe() + ", must be an object");
   for (const Json::Member& field : *fields) {
     if (field.first != "dtype" && field.first != "shape" && field.first != "data_offsets") {
-      return invalid("has the unknown field " + quoted(field.first));
+      return invalid("has the unknown field " + in_quotes(field.first));
     }
   }
   const Json* dtype = entry.find("dtype");
   const std::string* dtype_name = dtype != nullptr ? dtype->as_string() : nullptr;
   if (dtype_name == nullptr) return invalid("dtype must be a string");
   const std::int64_t bits = bits_of(*dtype_name);
-  if (bits == 0) return invalid("dtype is " + quoted(*dtype_name) + ", not a type of the format");
+  if (bits == 0)
+    return invalid("dtype is " + in_quotes(*dtype_name) + ", not a type of the format");
   tensor.dtype = *dtype_name;
   KVFOLIO_RETURN_IF_ERROR(read_shape(entry.find("shape"), tensor.shape));
 
@@ -113,7 +110,7 @@ Status check_metadata(const Json& metadata) {
   if (entries == nullptr) return invalid("__metadata__ must be an object of strings");
   for (const auto& [key, value] : *entries) {
     if (value.as_string() == nullptr) {
-      return invalid("__metadata__ " + quoted(key) + " is " + value.describe() +
+      return invalid("__metadata__ " + in_quotes(key) + " is " + value.describe() +
                      ", must be a string");
     }
   }
@@ -146,7 +143,7 @@ Result<std::vector<std::pair<std::string, TensorInfo>>> parse_safetensors_header
     }
     TensorInfo tensor;
     if (Status status = read_entry(entry, tensor); !status.ok()) {
-      return invalid("tensor " + quoted(name) + ": " + status.message());
+      return invalid("tensor " + in_quotes(name) + ": " + status.message());
     }
     tensors.emplace_back(name, std::move(tensor));
   }
@@ -161,12 +158,12 @@ Result<std::vector<std::pair<std::string, TensorInfo>>> parse_safetensors_header
   std::int64_t end = 0;
   for (auto& [name, tensor] : tensors) {
     if (tensor.begin != end) {
-      return invalid("tensor " + quoted(name) + ": data_offsets begin at " +
+      return invalid("tensor " + in_quotes(name) + ": data_offsets begin at " +
                      std::to_string(tensor.begin) + (tensor.begin < end ? ", inside" : ", behind") +
                      " the tensor before, which ends at " + std::to_string(end));
     }
     if (tensor.bytes > data_bytes - end) {
-      return invalid("tensor " + quoted(name) + ": data_offsets end at " +
+      return invalid("tensor " + in_quotes(name) + ": data_offsets end at " +
                      std::to_string(tensor.begin + tensor.bytes) + ", the file has " +
                      std::to_string(data_bytes) + " bytes of data");
     }

@@ -26,7 +26,9 @@ struct TensorInfo {
   std::int64_t bytes = 0;
 };
 
-// The header of one safetensors file: the JSON text after the 8 bytes of its length. Offsets in
+inline constexpr std::int64_t kLengthBytes = 8;  // the length of the header, where a file begins
+
+// The header of one safetensors file: the JSON text behind its length. Offsets in
 // the result count from the start of the file; `file_bytes` is the size of the whole file.
 Result<std::vector<std::pair<std::string, TensorInfo>>> parse_safetensors_header(
     std::string_view header, std::int64_t file_bytes);

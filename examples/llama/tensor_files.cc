@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "files.h"
+#include "invalid.h"
 #include "json.h"
 #include "kvfolio/dtype.h"
 
@@ -20,16 +21,11 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "the files are little-endian");
 
-constexpr std::int64_t kLengthBytes = 8;
 constexpr std::int64_t kMaxHeaderBytes = 100'000'000;  // as the format's own reader has it
 constexpr std::int64_t kMaxIndexBytes = 50'000'000;
 constexpr std::size_t kMaxShards = 1000;
 constexpr std::size_t kMaxTensors = 100'000;
 constexpr std::int64_t kPieceBytes = 1 << 20;
-
-Status invalid(std::string message) {
-  return Status(ErrorCode::kInvalidArgument, std::move(message));
-}
 
 // Converts `count` elements; false when one of them is not finite.
 template <typename Element, typename Convert>
@@ -97,7 +93,7 @@ Status TensorFiles::add_file(const std::string& path) {
     }
     tensor.file = index;
     if (const auto [other, added] = tensors_.try_emplace(name, std::move(tensor)); !added) {
-      return invalid(path + ": tensor " + quoted(name) + " is also in " +
+      return invalid(path + ": tensor " + in_quotes(name) + " is also in " +
                      paths_[static_cast<std::size_t>(other->second.file)]);
     }
   }
@@ -119,12 +115,12 @@ Status TensorFiles::add_shards(const std::string& folder, const std::string& ind
   for (const auto& [tensor, value] : *entries) {
     const std::string* file = value.as_string();
     if (file == nullptr) {
-      return invalid(index_path + ": weight_map " + quoted(tensor) + " is " + value.describe() +
+      return invalid(index_path + ": weight_map " + in_quotes(tensor) + " is " + value.describe() +
                      ", must be a file name");
     }
     if (file->empty() || *file == "." || *file == ".." ||
         file->find_first_of(std::string_view("/\\\0", 3)) != std::string::npos) {
-      return invalid(index_path + ": weight_map " + quoted(tensor) + " is " + quoted(*file) +
+      return invalid(index_path + ": weight_map " + in_quotes(tensor) + " is " + in_quotes(*file) +
                      ", must be the name of a file in the same folder");
     }
     shards.insert(*file);
@@ -141,7 +137,7 @@ Status TensorFiles::add_shards(const std::string& folder, const std::string& ind
     const auto found = tensors_.find(tensor);
     const std::string path = folder + "/" + *value.as_string();
     if (found == tensors_.end() || paths_[static_cast<std::size_t>(found->second.file)] != path) {
-      return invalid(index_path + ": weight_map says that tensor " + quoted(tensor) + " is in " +
+      return invalid(index_path + ": weight_map says that tensor " + in_quotes(tensor) + " is in " +
                      path + ", but it is not there");
     }
   }
@@ -150,8 +146,8 @@ Status TensorFiles::add_shards(const std::string& folder, const std::string& ind
     for (const Json::Member& entry : *entries) listed.insert(entry.first);
     for (const auto& [tensor, info] : tensors_) {
       if (!listed.contains(tensor)) {
-        return invalid(paths_[static_cast<std::size_t>(info.file)] + ": tensor " + quoted(tensor) +
-                       " is not in the weight_map of " + index_path);
+        return invalid(paths_[static_cast<std::size_t>(info.file)] + ": tensor " +
+                       in_quotes(tensor) + " is not in the weight_map of " + index_path);
       }
     }
   }
@@ -159,12 +155,13 @@ Status TensorFiles::add_shards(const std::string& folder, const std::string& ind
 }
 
 std::string TensorFiles::place_of(const std::string& tensor, const TensorInfo& info) const {
-  return paths_[static_cast<std::size_t>(info.file)] + ": tensor " + quoted(tensor);
+  return paths_[static_cast<std::size_t>(info.file)] + ": tensor " + in_quotes(tensor);
 }
 
 Status TensorFiles::check(const std::string& tensor, std::span<const std::int64_t> shape) const {
   const auto found = tensors_.find(tensor);
-  if (found == tensors_.end()) return invalid(name_ + ": tensor " + quoted(tensor) + " is missing");
+  if (found == tensors_.end())
+    return invalid(name_ + ": tensor " + in_quotes(tensor) + " is missing");
   const TensorInfo& info = found->second;
   if (!std::equal(shape.begin(), shape.end(), info.shape.begin(), info.shape.end())) {
     return invalid(place_of(tensor, info) + " has shape " + shape_text(info.shape) +

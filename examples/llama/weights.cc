@@ -98,7 +98,7 @@ Status check_tensors(const ModelConfig& config, const TensorFiles& files) {
   for (const auto& [name, info] : files.tensors()) {
     // Old files carry the table of RoPE's frequencies; the config says the same.
     if (known.contains(name) || name.ends_with(".rotary_emb.inv_freq")) continue;
-    return Status(ErrorCode::kUnsupported, files.name() + ": tensor " + quoted(name) +
+    return Status(ErrorCode::kUnsupported, files.name() + ": tensor " + in_quotes(name) +
                                                " is not part of a " + config.architecture +
                                                " of this config");
   }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/checked.h"
+#include "base/slots.h"
 #include "base/text.h"
 #include "kvfolio/spec.h"
 
@@ -22,8 +23,6 @@ namespace kvfolio {
 namespace {
 
 using text::concat;
-
-constexpr std::int64_t kMaxSlots = (std::int64_t{1} << 31) - 1;
 
 struct Share {
   std::int64_t times = 1;  // blocks = scale * times / divided_by, at least 1

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "base/checked.h"
+#include "base/slots.h"
 #include "base/text.h"
 #include "kvfolio/view.h"
 
@@ -27,8 +28,6 @@ Status check_range(std::size_t group, std::string_view field, std::int64_t value
 
 constexpr std::int32_t kMaxDim = 1 << 20;
 constexpr std::int32_t kMaxLayers = 1 << 16;
-// slot = block * block_size + offset must fit int32.
-constexpr std::int64_t kMaxSlots = (std::int64_t{1} << 31) - 1;
 constexpr std::int64_t kScaleBytes = 4;
 
 // What the dot products of format granule can eat.

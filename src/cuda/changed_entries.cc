@@ -7,14 +7,13 @@
 
 #include <cstring>
 
+#include "base/invalid.h"
 #include "base/text.h"
 
 namespace kvfolio::cuda {
 namespace {
 
 using text::concat;
-
-Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
 
 Status check_table(const DeviceTable& table) {
   if (table.entries != nullptr && table.num_rows >= 1 && table.num_columns >= 1) return {};

@@ -11,7 +11,7 @@ namespace {
 
 using text::concat;
 
-constexpr unsigned kThreads = 256;
+constexpr unsigned kModuleThreads = 256;
 constexpr std::array kRows{Element::kF32, Element::kF16, Element::kBF16};
 constexpr std::array kScaled{Element::kInt8, Element::kE4M3};
 constexpr std::array kAll{Element::kF32, Element::kF16, Element::kBF16, Element::kInt8,
@@ -136,8 +136,9 @@ Status DriverQueue::launch(const MoveKernel& kernel, const Grid& grid, const voi
   void* parameters[] = {const_cast<void*>(args)};
   return module_->device().run([&] { return concat("to start ", symbol_of(kernel)); },
                                [&](const DriverCalls& calls) {
-                                 return calls.launch(function, grid.x, grid.y, grid.z, kThreads, 1,
-                                                     1, 0, stream_, parameters, nullptr);
+                                 return calls.launch(function, grid.x, grid.y, grid.z,
+                                                     kModuleThreads, 1, 1, 0, stream_, parameters,
+                                                     nullptr);
                                });
 }
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "base/invalid.h"
 #include "base/text.h"
 #include "kernels/check.h"
 #include "kernels/cpu/dispatch.h"
@@ -26,8 +27,6 @@ using kernels::Range;
 using kernels::Trim;
 using kernels::Visible;
 using text::concat;
-
-Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
 
 Status check_heads(const KVView& cache, std::int32_t num_q_heads) {
   if (num_q_heads >= 1 && num_q_heads % cache.num_kv_heads == 0) return {};

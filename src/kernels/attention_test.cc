@@ -28,15 +28,13 @@ using testing_cache::hashed;
 using testing_cache::kCacheDTypes;
 using testing_cache::kDTypes;
 using testing_cache::kFormats;
+using testing_cache::kInfinity;
+using testing_cache::kMax;
+using testing_cache::kMin;
 using testing_cache::rounded;
 using testing_cache::TestCache;
 using testing_cache::TestRows;
-
-constexpr std::int32_t kMax = std::numeric_limits<std::int32_t>::max();
-constexpr std::int32_t kMin = std::numeric_limits<std::int32_t>::min();
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-std::uint64_t u(int value) { return static_cast<std::uint64_t>(value); }
+using testing_cache::u;
 
 struct Sequence {
   int kv_len = 0;

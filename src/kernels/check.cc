@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/invalid.h"
 #include "base/row_nest.h"
 #include "base/text.h"
 
@@ -21,8 +22,6 @@ namespace kvfolio::kernels {
 namespace {
 
 using text::concat;
-
-Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
 
 // Rows may run backwards; this keeps the absolute value of a stride within 63 bits.
 constexpr std::int64_t kMaxStride = std::int64_t{1} << 62;

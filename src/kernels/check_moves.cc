@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/invalid.h"
 #include "base/row_nest.h"
 #include "base/text.h"
 #include "kernels/check.h"
@@ -17,8 +18,6 @@ namespace kvfolio::kernels {
 namespace {
 
 using text::concat;
-
-Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
 
 // Rows that gather() writes for several layers.
 Status check_output(std::string_view name, const RowsView& rows, const GatherArgs& args,

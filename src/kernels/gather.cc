@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "base/invalid.h"
 #include "base/text.h"
 #include "kernels/check.h"
 #include "kernels/rows.h"
@@ -19,8 +20,6 @@ using kernels::RowReader;
 using kernels::RowWriter;
 using kernels::Stores;
 using text::concat;
-
-Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
 
 Status check_table(const GatherArgs& args) {
   if (args.count == 0) return {};

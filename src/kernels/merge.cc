@@ -11,6 +11,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/invalid.h"
 #include "base/text.h"
 #include "kernels/check.h"
 #include "kernels/convert.h"
@@ -26,8 +27,6 @@ using text::concat;
 constexpr double kEmpty = -std::numeric_limits<double>::infinity();
 // Elements that are widened at a time: three arrays of it stay in the L1 cache.
 constexpr std::int64_t kChunk = 256;
-
-Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
 
 Status check_lse_type(std::string_view name, DType dtype) {
   if (dtype == DType::kF32 || dtype == DType::kF64) return {};

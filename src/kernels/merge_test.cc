@@ -20,12 +20,10 @@ namespace {
 using ::testing::HasSubstr;
 using testing_cache::hashed;
 using testing_cache::kDTypes;
+using testing_cache::kInfinity;
 using testing_cache::TestCache;
 using testing_cache::TestRows;
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-std::uint64_t u(int value) { return static_cast<std::uint64_t>(value); }
+using testing_cache::u;
 
 struct Shape {
   int tokens = 3;

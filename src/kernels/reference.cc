@@ -28,7 +28,7 @@ namespace kvfolio::kernels {
 namespace {
 
 constexpr double kMasked = -std::numeric_limits<double>::infinity();
-constexpr std::int64_t kAlignment = 64;
+constexpr std::int64_t kScratchAlignment = 64;
 
 // The caller's workspace, cut up.
 struct Scratch {
@@ -84,7 +84,7 @@ class Reference {
       max_kv_len_ = std::max<std::int64_t>(max_kv_len_, kv_len);
     }
     const auto address = reinterpret_cast<std::uintptr_t>(args.workspace.data());
-    constexpr auto kAlign = static_cast<std::uintptr_t>(kAlignment);
+    constexpr auto kAlign = static_cast<std::uintptr_t>(kScratchAlignment);
     std::byte* start = args.workspace.data() + (kAlign - address % kAlign) % kAlign;
     scratch_.query = reinterpret_cast<double*>(start);
     scratch_.scores = scratch_.query + q_per_kv_ * dim_k_;
@@ -206,8 +206,8 @@ Checked reference_workspace_bytes(const KVView& cache, std::int32_t num_q_heads,
   const std::int64_t q_per_kv = num_q_heads / cache.num_kv_heads;
   const Checked per_head = Checked(cache.head_dim_k) + cache.head_dim_v + max_kv_len + 1;
   const Checked doubles = per_head * q_per_kv + std::max(cache.head_dim_k, cache.head_dim_v);
-  const Checked bytes = doubles * static_cast<std::int64_t>(sizeof(double)) + kAlignment;
-  return bytes.round_up(kAlignment) * num_threads;
+  const Checked bytes = doubles * static_cast<std::int64_t>(sizeof(double)) + kScratchAlignment;
+  return bytes.round_up(kScratchAlignment) * num_threads;
 }
 
 void reference_attend(const AttentionArgs& args) noexcept {

@@ -27,12 +27,11 @@ using testing_cache::gathered;
 using testing_cache::kCacheDTypes;
 using testing_cache::kDTypes;
 using testing_cache::kFormats;
+using testing_cache::kMax;
+using testing_cache::kMin;
 using testing_cache::rounded;
 using testing_cache::TestCache;
 using testing_cache::TestRows;
-
-constexpr std::int32_t kMax = std::numeric_limits<std::int32_t>::max();
-constexpr std::int32_t kMin = std::numeric_limits<std::int32_t>::min();
 
 GroupSpec spec_of(DType dtype, Format format, int block_size, int head_dim_v = 3,
                   bool prefix = false) {

@@ -21,6 +21,12 @@
 
 namespace kvfolio::testing_cache {
 
+inline constexpr std::int32_t kMax = std::numeric_limits<std::int32_t>::max();
+inline constexpr std::int32_t kMin = std::numeric_limits<std::int32_t>::min();
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+inline std::uint64_t u(int value) { return static_cast<std::uint64_t>(value); }
+
 // Of rows, and of caches.
 inline constexpr DType kDTypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
 

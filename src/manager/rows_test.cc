@@ -14,11 +14,11 @@
 namespace kvfolio {
 namespace {
 
-constexpr std::uint16_t kTag = 7;
+constexpr std::uint16_t kRowTag = 7;
 
 Rows rows_for(std::int32_t num_rows, std::int32_t max_open) {
   Rows rows;
-  EXPECT_TRUE(rows.allocate(num_rows, max_open, kTag));
+  EXPECT_TRUE(rows.allocate(num_rows, max_open, kRowTag));
   return rows;
 }
 
@@ -59,9 +59,9 @@ TEST(Rows, AnIdNamesOnlyTheOpenSequenceThatItWasGivenTo) {
   EXPECT_EQ(rows.find(id), row);
   EXPECT_EQ(rows.find(SequenceId(0)), Rows::kNone);
   EXPECT_EQ(rows.find(SequenceId(std::numeric_limits<std::uint64_t>::max())), Rows::kNone);
-  EXPECT_EQ(rows.find(SequenceId(PackedId{kTag + 1, 1, 0}.bits())), Rows::kNone);
-  EXPECT_EQ(rows.find(SequenceId(PackedId{kTag, 1, 1}.bits())), Rows::kNone);  // free
-  EXPECT_EQ(rows.find(SequenceId(PackedId{kTag, 1, 2}.bits())), Rows::kNone);  // no such row
+  EXPECT_EQ(rows.find(SequenceId(PackedId{kRowTag + 1, 1, 0}.bits())), Rows::kNone);
+  EXPECT_EQ(rows.find(SequenceId(PackedId{kRowTag, 1, 1}.bits())), Rows::kNone);  // free
+  EXPECT_EQ(rows.find(SequenceId(PackedId{kRowTag, 1, 2}.bits())), Rows::kNone);  // no such row
   close(rows, row);
   EXPECT_EQ(rows.find(id), Rows::kNone);
   static_cast<void>(rows.take());
@@ -97,7 +97,7 @@ TEST(Rows, OnlyTheLastAbortedIdOfARowIsRemembered) {
   EXPECT_FALSE(rows.was_aborted(first));
   close(rows, 0, true);
   EXPECT_TRUE(rows.was_aborted(first));
-  EXPECT_FALSE(rows.was_aborted(SequenceId(PackedId{kTag + 1, 1, 0}.bits())));
+  EXPECT_FALSE(rows.was_aborted(SequenceId(PackedId{kRowTag + 1, 1, 0}.bits())));
   static_cast<void>(rows.take());
   const SequenceId second = id_of(rows, 0);
   close(rows, 0);

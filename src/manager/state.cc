@@ -15,37 +15,6 @@ namespace kvfolio {
 
 namespace {
 
-// Things get names 0, 1, 2, ... when they are met first.
-class Names {
- public:
-  [[nodiscard]] bool allocate(std::int64_t size) noexcept {
-    return names_.allocate_zeroed(size) && met_.allocate_zeroed(size);
-  }
-  // Of something that is none: -1.
-  std::int32_t of(std::int64_t id) noexcept {
-    if (id < 0) return -1;
-    std::int32_t& name = names_[id];
-    if (name == 0) {
-      met_[size_] = static_cast<std::int32_t>(id);
-      name = ++size_;
-    }
-    return name - 1;
-  }
-  // -2 if it was not met.
-  [[nodiscard]] std::int32_t peek(std::int64_t id) const noexcept {
-    if (id < 0) return -1;
-    return names_[id] == 0 ? -2 : names_[id] - 1;
-  }
-  [[nodiscard]] std::int32_t size() const noexcept { return size_; }
-  // What has this name.
-  [[nodiscard]] std::int32_t met(std::int32_t name) const noexcept { return met_[name]; }
-
- private:
-  FixedArray<std::int32_t> names_;  // + 1
-  FixedArray<std::int32_t> met_;
-  std::int32_t size_ = 0;
-};
-
 auto fields(const RootKey& key) noexcept {
   return std::tie(key.model, key.adapter, key.adapter_version, key.tenant_salt, key.epoch);
 }
@@ -53,6 +22,37 @@ auto fields(const RootKey& key) noexcept {
 }  // namespace
 
 class StateReader::Writer {
+  // Things get names 0, 1, 2, ... when they are met first.
+  class Names {
+   public:
+    [[nodiscard]] bool allocate(std::int64_t size) noexcept {
+      return names_.allocate_zeroed(size) && met_.allocate_zeroed(size);
+    }
+    // Of something that is none: -1.
+    std::int32_t of(std::int64_t id) noexcept {
+      if (id < 0) return -1;
+      std::int32_t& name = names_[id];
+      if (name == 0) {
+        met_[size_] = static_cast<std::int32_t>(id);
+        name = ++size_;
+      }
+      return name - 1;
+    }
+    // -2 if it was not met.
+    [[nodiscard]] std::int32_t peek(std::int64_t id) const noexcept {
+      if (id < 0) return -1;
+      return names_[id] == 0 ? -2 : names_[id] - 1;
+    }
+    [[nodiscard]] std::int32_t size() const noexcept { return size_; }
+    // What has this name.
+    [[nodiscard]] std::int32_t met(std::int32_t name) const noexcept { return met_[name]; }
+
+   private:
+    FixedArray<std::int32_t> names_;  // + 1
+    FixedArray<std::int32_t> met_;
+    std::int32_t size_ = 0;
+  };
+
  public:
   using Impl = KVCacheManager::Impl;
 

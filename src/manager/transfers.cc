@@ -15,7 +15,7 @@ using text::concat;
 
 namespace {
 
-Status broken(const std::string& what) {
+Status transfers_broken(const std::string& what) {
   return {ErrorCode::kFailedPrecondition, "transfers: " + what};
 }
 
@@ -73,17 +73,18 @@ Status Transfers::Slots<Item>::check(std::string_view name) const {
   for (std::int32_t i = 0; i < size(); ++i) {
     open += slots_[i].open ? 1 : 0;
     if (slots_[i].open && i >= touched_) {
-      return broken(concat(name, " ", i, " is open, and ", touched_, " was never taken"));
+      return transfers_broken(concat(name, " ", i, " is open, and ", touched_, " was never taken"));
     }
   }
   std::int32_t free = 0;
   for (std::int32_t i = first_free_; i != kNone && free <= size(); ++free) {
-    if (slots_[i].open) return broken(concat(name, " ", i, " is open and in the list of the free"));
+    if (slots_[i].open)
+      return transfers_broken(concat(name, " ", i, " is open and in the list of the free"));
     i = slots_[i].next_free;
   }
   if (open == num_open_ && open + free == size()) return {};
-  return broken(concat(open, " ", name, "s are open, counted ", num_open_, ", and ", free,
-                       " are free of ", size()));
+  return transfers_broken(concat(open, " ", name, "s are open, counted ", num_open_, ", and ", free,
+                                 " are free of ", size()));
 }
 
 // ---- transfers ----
@@ -168,15 +169,16 @@ Status Transfers::check() const {
   for (std::int32_t i = 0; i < holds_.size(); ++i) {
     loose += holds_.is_open(i) ? 0 : held(i).capacity();
   }
-  if (loose != 0) return broken("one that is not open has a table, tokens or blocks");
+  if (loose != 0) return transfers_broken("one that is not open has a table, tokens or blocks");
   for (std::int32_t g = 0; g < num_groups_; ++g) {
     std::int32_t waiting = 0;
     std::int32_t held_blocks = 0;
     for_each_load([&](std::int32_t i) { waiting += num_waiting(i, g); });
     for_each_hold([&](std::int32_t i) { held_blocks += group_of(i) == g ? held(i).size() : 0; });
     if (waiting == num_waiting(g) && held_blocks == num_held(g)) continue;
-    return broken(concat("group ", g, ": loads wait for ", waiting, " blocks and holds have ",
-                         held_blocks, ", counted ", num_waiting(g), " and ", num_held(g)));
+    return transfers_broken(concat("group ", g, ": loads wait for ", waiting,
+                                   " blocks and holds have ", held_blocks, ", counted ",
+                                   num_waiting(g), " and ", num_held(g)));
   }
   return {};
 }

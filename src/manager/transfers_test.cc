@@ -8,10 +8,12 @@
 namespace kvfolio {
 namespace {
 
-constexpr std::uint16_t kTag = 5;
+constexpr std::uint16_t kTransferTag = 5;
 
 struct Fixture {
-  Fixture() : arena(*SpanArena::create(256)) { EXPECT_TRUE(transfers.allocate(2, 2, kTag)); }
+  Fixture() : arena(*SpanArena::create(256)) {
+    EXPECT_TRUE(transfers.allocate(2, 2, kTransferTag));
+  }
   LoadId load(std::int32_t g, const std::vector<std::int32_t>& blocks, std::int32_t waiting) {
     const std::int32_t i = transfers.next_load();
     EXPECT_TRUE(transfers.table(i, g).reserve(arena, static_cast<std::int32_t>(blocks.size())));

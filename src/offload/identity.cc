@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/invalid.h"
 #include "base/mutants.h"
 #include "base/text.h"
 #include "offload/model_layers.h"
@@ -17,8 +18,6 @@ namespace kvfolio {
 namespace {
 
 using text::concat;
-
-Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
 
 constexpr std::size_t kTextMax = 64 << 10;
 constexpr std::string_view kModel = "kvfolio/model/1";

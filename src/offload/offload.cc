@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/invalid.h"
 #include "base/text.h"
 #include "offload/offload_impl.h"
 
@@ -13,8 +14,6 @@ namespace kvfolio {
 namespace {
 
 using text::concat;
-
-Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
 
 // A tier that takes no record would be silent for ever, and so would all of them if a group's
 // blocks have no place: a prefix is loaded of all groups together.

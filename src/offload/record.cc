@@ -14,8 +14,7 @@ namespace {
 
 constexpr std::uint32_t kMagic = 0x5246564b;  // "KVFR"
 constexpr std::uint16_t kVersion = 1;
-constexpr std::size_t kHeaderBytes = kRecordHeaderBytes;
-constexpr std::size_t kCrcAt = kHeaderBytes - 4;
+constexpr std::size_t kCrcAt = kRecordHeaderBytes - 4;
 
 }  // namespace
 
@@ -38,7 +37,7 @@ void write_record_header(const RecordInfo& info,
   LittleEndianWriter to(out);
   to.put(kMagic);
   to.put(kVersion);
-  to.put(static_cast<std::uint16_t>(kHeaderBytes));
+  to.put(static_cast<std::uint16_t>(kRecordHeaderBytes));
   to.put(std::span<const std::byte>(info.key.bytes));
   to.put(std::span<const std::byte>(info.layout));
   to.put(static_cast<std::uint64_t>(info.payload_bytes));
@@ -53,20 +52,20 @@ void write_record_header(const RecordInfo& info,
 }
 
 void seal_record(const RecordInfo& info, std::span<std::byte> record) noexcept {
-  KVFOLIO_CHECK(record.size() == kHeaderBytes + static_cast<std::size_t>(info.payload_bytes));
+  KVFOLIO_CHECK(record.size() == kRecordHeaderBytes + static_cast<std::size_t>(info.payload_bytes));
   RecordInfo sealed = info;
-  sealed.checksum = checksum(record.subspan(kHeaderBytes), payload_seed(info.key));
-  write_record_header(sealed, record.first<kHeaderBytes>());
+  sealed.checksum = checksum(record.subspan(kRecordHeaderBytes), payload_seed(info.key));
+  write_record_header(sealed, record.first<kRecordHeaderBytes>());
 }
 
 RecordFault read_record_header(std::span<const std::byte> record, RecordInfo& out) noexcept {
-  if (record.size() < kHeaderBytes) return RecordFault::kSize;
-  LittleEndianReader from(record.first(kHeaderBytes));
+  if (record.size() < kRecordHeaderBytes) return RecordFault::kSize;
+  LittleEndianReader from(record.first(kRecordHeaderBytes));
   if (from.get<std::uint32_t>() != kMagic) return RecordFault::kMagic;
   if (from.get<std::uint16_t>() != kVersion) return RecordFault::kVersion;
   LittleEndianReader crc(record.subspan(kCrcAt, 4));
   if (crc.get<std::uint32_t>() != crc32c(record.first(kCrcAt))) return RecordFault::kHeader;
-  if (from.get<std::uint16_t>() != kHeaderBytes) return RecordFault::kHeader;
+  if (from.get<std::uint16_t>() != kRecordHeaderBytes) return RecordFault::kHeader;
   from.get(std::span(out.key.bytes));
   from.get(std::span(out.layout));
   const auto payload_bytes = from.get<std::uint64_t>();
@@ -92,8 +91,9 @@ RecordFault check_record_header(std::span<const std::byte> record,
   if (seen.layout != expected.layout) return RecordFault::kLayout;
   if (seen.begin != expected.begin || seen.end != expected.end) return RecordFault::kTokens;
   if (seen.epoch != expected.epoch) return RecordFault::kEpoch;
-  const bool whole = seen.payload_bytes == expected.payload_bytes &&
-                     record.size() == kHeaderBytes + static_cast<std::size_t>(seen.payload_bytes);
+  const bool whole =
+      seen.payload_bytes == expected.payload_bytes &&
+      record.size() == kRecordHeaderBytes + static_cast<std::size_t>(seen.payload_bytes);
   return whole ? RecordFault::kNone : RecordFault::kSize;
 }
 
@@ -106,7 +106,7 @@ RecordFault check_record(std::span<const std::byte> record, const RecordInfo& ex
   static_cast<void>(read_record_header(record, seen));
   const bool right =
       mutant(Mutant::kChecksumUnread) ||
-      checksum(record.subspan(kHeaderBytes), payload_seed(seen.key)) == seen.checksum;
+      checksum(record.subspan(kRecordHeaderBytes), payload_seed(seen.key)) == seen.checksum;
   return right ? RecordFault::kNone : RecordFault::kPayload;
 }
 

@@ -17,7 +17,7 @@ namespace kvfolio {
 namespace {
 
 using Tokens = std::vector<std::int32_t>;
-constexpr std::int32_t kNone = Children::kNone;
+constexpr std::int32_t kNoChild = Children::kNone;
 constexpr std::int32_t kUnit = 4;
 
 // A root with children of one unit each.
@@ -60,7 +60,7 @@ struct Family {
   RunStore runs;
   MediaExtents media;
   Children children{runs, media};
-  std::int32_t root = kNone;
+  std::int32_t root = kNoChild;
 };
 
 std::int32_t common(const Tokens& a, const Tokens& b) {
@@ -89,8 +89,8 @@ TEST(Children, AreFoundInOrderAndByTheNearestAfterRandomInsertsAndRemovals) {
     }
     ASSERT_EQ(family.children.check_run(family.root).message(), "ok");
     auto expected = in.begin();
-    std::int32_t last = kNone;
-    for (std::int32_t c = family.children.first(family.root); c != kNone; ++expected) {
+    std::int32_t last = kNoChild;
+    for (std::int32_t c = family.children.first(family.root); c != kNoChild; ++expected) {
       ASSERT_EQ(family.tokens(c), *expected);
       ASSERT_EQ(family.children.before(c), last);
       last = c;
@@ -99,15 +99,15 @@ TEST(Children, AreFoundInOrderAndByTheNearestAfterRandomInsertsAndRemovals) {
     ASSERT_EQ(expected, in.end());
     const Tokens asked = draw();
     const std::int32_t found = family.children.find(family.root, asked, {});
-    ASSERT_EQ(found != kNone, in.count(asked) != 0);
-    if (found != kNone) {
+    ASSERT_EQ(found != kNoChild, in.count(asked) != 0);
+    if (found != kNoChild) {
       ASSERT_EQ(family.tokens(found), asked);
     }
     std::int32_t most = 0;
     for (const Tokens& tokens : in) most = std::max(most, common(asked, tokens));
     const Children::Neighbours nearest = family.children.nearest(family.root, asked, {});
     ASSERT_EQ(nearest.common, most);
-    ASSERT_EQ(nearest.best != kNone, most > 0);
+    ASSERT_EQ(nearest.best != kNoChild, most > 0);
   }
 }
 

@@ -16,7 +16,7 @@ namespace kvfolio {
 namespace {
 
 using Media = std::vector<MediaSpan>;
-constexpr std::int32_t kNone = MediaExtents::kNone;
+constexpr std::int32_t kNoExtent = MediaExtents::kNone;
 
 MediaSpan image(std::int32_t begin, std::int32_t end, int content, bool attends = false) {
   MediaSpan span{.begin = begin, .end = end, .content_id = {}, .attends_to_itself = attends};
@@ -32,7 +32,7 @@ MediaExtents make_extents(std::int32_t max_extents) {
 
 TEST(MediaExtents, AListIsTheQueryUpToTheFirstDifference) {
   MediaExtents extents = make_extents(8);
-  std::int32_t list = kNone;
+  std::int32_t list = kNoExtent;
   const Media media = {image(2, 5, 1), image(8, 12, 2)};
   ASSERT_TRUE(extents.append(list, media, 0, 20));
   EXPECT_EQ(extents.check_list(list, 0, 20), 2);
@@ -43,7 +43,7 @@ TEST(MediaExtents, AListIsTheQueryUpToTheFirstDifference) {
   EXPECT_EQ(extents.same(list, 0, 20, Media{image(2, 6, 1), media[1]}), 2);  // of another length
   EXPECT_EQ(extents.same(list, 0, 20, Media{media[0], image(8, 12, 2, true)}), 8);
   EXPECT_EQ(extents.same(list, 0, 20, Media{media[0], image(7, 11, 2)}), 7);
-  EXPECT_EQ(extents.same(kNone, 0, 20, media), 2);
+  EXPECT_EQ(extents.same(kNoExtent, 0, 20, media), 2);
 }
 
 TEST(MediaExtents, SpansInOrderAreAscendingDisjointAndNotEmpty) {
@@ -56,7 +56,7 @@ TEST(MediaExtents, SpansInOrderAreAscendingDisjointAndNotEmpty) {
 
 TEST(MediaExtents, APieceGrowsInsideItsSpan) {
   MediaExtents extents = make_extents(1);
-  std::int32_t list = kNone;
+  std::int32_t list = kNoExtent;
   const Media media = {image(2, 12, 1)};
   ASSERT_TRUE(extents.append(list, media, 0, 4));
   ASSERT_TRUE(extents.append(list, media, 4, 20));
@@ -66,14 +66,14 @@ TEST(MediaExtents, APieceGrowsInsideItsSpan) {
 
 TEST(MediaExtents, WhatDoesNotFitLeavesTheListAsItWas) {
   MediaExtents extents = make_extents(2);
-  std::int32_t list = kNone;
+  std::int32_t list = kNoExtent;
   const Media media = {image(0, 2, 1), image(2, 4, 2), image(4, 6, 3)};
   ASSERT_TRUE(extents.append(list, media, 0, 1));
   EXPECT_FALSE(extents.append(list, media, 1, 6));
   EXPECT_EQ(extents.check_list(list, 0, 1), 1);
   EXPECT_TRUE(extents.check(1).ok());
   extents.cut(list, 0);
-  EXPECT_EQ(list, kNone);
+  EXPECT_EQ(list, kNoExtent);
   EXPECT_TRUE(extents.check(0).ok());
   EXPECT_EQ(extents.check(1).message(),
             "prefix tree, media: 1 extents are in use and 2 free, of 2");
@@ -81,7 +81,7 @@ TEST(MediaExtents, WhatDoesNotFitLeavesTheListAsItWas) {
 
 TEST(MediaExtents, ASplitInsideAPieceDoublesIt) {
   MediaExtents extents = make_extents(3);
-  std::int32_t lower = kNone;
+  std::int32_t lower = kNoExtent;
   const Media media = {image(1, 3, 1), image(4, 10, 2)};
   ASSERT_TRUE(extents.append(lower, media, 0, 12));
   ASSERT_TRUE(extents.can_split(lower, 6));
@@ -97,10 +97,10 @@ TEST(MediaExtents, ASplitInsideAPieceDoublesIt) {
 
 TEST(MediaExtents, NoMediumComesFirstThenContentPlaceAndLength) {
   MediaExtents extents = make_extents(1);
-  std::int32_t list = kNone;
+  std::int32_t list = kNoExtent;
   ASSERT_TRUE(extents.append(list, Media{image(2, 6, 5)}, 0, 8));
   EXPECT_LT(extents.order(list, 3, {}), 0);
-  EXPECT_GT(extents.order(kNone, 3, Media{image(2, 6, 5)}), 0);
+  EXPECT_GT(extents.order(kNoExtent, 3, Media{image(2, 6, 5)}), 0);
   EXPECT_LT(extents.order(list, 3, Media{image(2, 6, 4)}), 0);
   EXPECT_GT(extents.order(list, 3, Media{image(2, 6, 6)}), 0);
   EXPECT_GT(extents.order(list, 3, Media{image(1, 5, 5)}), 0);
@@ -110,7 +110,7 @@ TEST(MediaExtents, NoMediumComesFirstThenContentPlaceAndLength) {
 
 TEST(MediaExtents, EqualMediaGiveEqualHashes) {
   MediaExtents extents = make_extents(4);
-  std::int32_t list = kNone;
+  std::int32_t list = kNoExtent;
   const Media media = {image(1, 6, 1), image(7, 9, 2)};
   ASSERT_TRUE(extents.append(list, media, 0, 12));
   std::int32_t extent = list;
@@ -126,7 +126,7 @@ TEST(MediaExtents, EqualMediaGiveEqualHashes) {
 TEST(MediaExtents, ACopyHasTheSameLists) {
   MediaExtents extents = make_extents(2);
   MediaExtents copy = make_extents(2);
-  std::int32_t list = kNone;
+  std::int32_t list = kNoExtent;
   const Media media = {image(1, 3, 1)};
   ASSERT_TRUE(extents.append(list, media, 0, 4));
   copy.copy_from(extents);

@@ -16,7 +16,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using Tokens = std::vector<std::int32_t>;
-constexpr std::int32_t kNone = RunStore::kNone;
+constexpr std::int32_t kNoRun = RunStore::kNone;
 
 // Two groups, with blocks of 4 and of 2.
 RunStore make_runs(std::int32_t max_runs = 8, std::int64_t max_tokens = 256) {
@@ -48,7 +48,7 @@ TEST(RunStore, ARunHasAnEntryForEachBlockThatItTouches) {
   const std::int32_t r = add_run(runs, root, {1, 2, 3, 4, 5, 6});
   EXPECT_EQ(runs.entries(r, 0).count, 2);
   EXPECT_EQ(runs.entries(r, 1).count, 3);
-  EXPECT_EQ(runs.blocks(r, 0)[1], kNone);
+  EXPECT_EQ(runs.blocks(r, 0)[1], kNoRun);
   const std::int32_t below = add_run(runs, r, {7, 8, 9});  // inside the second block of group 0
   EXPECT_EQ(runs.entries(below, 0).first, 1);
   EXPECT_EQ(runs.entries(below, 0).count, 2);
@@ -108,7 +108,7 @@ TEST(RunStore, ANameIsUsedAgainWithAnotherGeneration) {
   const std::int32_t root = runs.add();
   const std::int32_t r = add_run(runs, root, {1, 2});
   const std::uint32_t generation = runs.run(r).generation;
-  EXPECT_EQ(runs.add(), kNone);
+  EXPECT_EQ(runs.add(), kNoRun);
   runs.remove(r);
   EXPECT_EQ(runs.num_tokens(), 0);
   EXPECT_EQ(runs.add(), r);

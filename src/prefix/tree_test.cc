@@ -186,7 +186,7 @@ Tokens counting(std::int32_t from, std::int32_t n) {
   return tokens;
 }
 
-MediaSpan image(std::int32_t begin, std::int32_t end, int content, bool attends = false) {
+MediaSpan image_at(std::int32_t begin, std::int32_t end, int content, bool attends = false) {
   MediaSpan span{.begin = begin, .end = end, .content_id = {}, .attends_to_itself = attends};
   span.content_id[0] = static_cast<std::byte>(content);
   return span;
@@ -540,21 +540,21 @@ TEST(PrefixTree, ABlockOfSinksServesNoFurtherThanItsTokens) {
 TEST(PrefixTree, EqualPlaceholdersOfOtherMediaAreOtherPrompts) {
   Tree t(one_group(4));
   const Tokens tokens(12, 9);
-  t.cache(tokens, {{0, 1, 2}}, true, {image(2, 7, 1)});
-  t.cache(tokens, {{3, 4, 5}}, true, {image(2, 7, 2)});
+  t.cache(tokens, {{0, 1, 2}}, true, {image_at(2, 7, 1)});
+  t.cache(tokens, {{3, 4, 5}}, true, {image_at(2, 7, 2)});
   t.cache(tokens, {{6, 7, 8}});
-  EXPECT_THAT(t.table(t.match(tokens, {image(2, 7, 1)}), kFirst, 4), ElementsAre(0, 1, 2));
-  EXPECT_THAT(t.table(t.match(tokens, {image(2, 7, 2)}), kFirst, 4), ElementsAre(3, 4, 5));
+  EXPECT_THAT(t.table(t.match(tokens, {image_at(2, 7, 1)}), kFirst, 4), ElementsAre(0, 1, 2));
+  EXPECT_THAT(t.table(t.match(tokens, {image_at(2, 7, 2)}), kFirst, 4), ElementsAre(3, 4, 5));
   EXPECT_THAT(t.table(t.match(tokens), kFirst, 4), ElementsAre(6, 7, 8));
-  EXPECT_EQ(t.found(tokens, {image(2, 7, 3)}), 2);
-  EXPECT_EQ(t.found(tokens, {image(2, 8, 1)}), 2);  // another length
-  EXPECT_EQ(t.found(tokens, {image(1, 6, 1)}), 1);  // another place
-  EXPECT_EQ(t.found(tokens, {image(2, 7, 1), image(9, 10, 4)}), 9);
+  EXPECT_EQ(t.found(tokens, {image_at(2, 7, 3)}), 2);
+  EXPECT_EQ(t.found(tokens, {image_at(2, 8, 1)}), 2);  // another length
+  EXPECT_EQ(t.found(tokens, {image_at(1, 6, 1)}), 1);  // another place
+  EXPECT_EQ(t.found(tokens, {image_at(2, 7, 1), image_at(9, 10, 4)}), 9);
 }
 
 TEST(PrefixTree, AHitNeverEndsInsideASpanThatAttendsToItself) {
   Tree t(one_group(4));
-  const Media media = {image(3, 7, 1, true)};
+  const Media media = {image_at(3, 7, 1, true)};
   const Tokens tokens = counting(0, 12);
   t.cache(tokens, {{0, 1, 2}}, true, media);
   for (std::int32_t limit = 0; limit <= 12; ++limit) {
@@ -570,14 +570,14 @@ TEST(PrefixTree, AHitNeverEndsInsideASpanThatAttendsToItself) {
 
 TEST(PrefixTree, ASpanThatRunsThroughASplitIsFoundOnBothSides) {
   Tree t(one_group(4));
-  const Media media = {image(1, 11, 1)};
+  const Media media = {image_at(1, 11, 1)};
   Tokens other = counting(0, 12);
   other[9] = 99;
   t.cache(counting(0, 12), {{0, 1, 2}}, true, media);
   t.cache(other, {{3, 4, 5}}, true, media);
   EXPECT_THAT(t.table(t.match(counting(0, 12), media), kFirst, 4), ElementsAre(3, 4, 2));
   EXPECT_THAT(t.table(t.match(other, media), kFirst, 4), ElementsAre(3, 4, 5));
-  EXPECT_EQ(t.found(other, {image(1, 11, 2)}), 1);
+  EXPECT_EQ(t.found(other, {image_at(1, 11, 2)}), 1);
 }
 
 // ---- publishing ----
@@ -938,11 +938,11 @@ TEST(PrefixTree, MediaThatDoNotFitAreRefusedLikeTokens) {
   options.max_media_extents = 1;
   Tree t(options);
   Place place = t.tree.enter(t.root, 0);
-  const Media two = {image(0, 2, 1), image(3, 5, 2)};
+  const Media two = {image_at(0, 2, 1), image_at(3, 5, 2)};
   EXPECT_FALSE(t.extend(place, counting(0, 8), {{0, 1}}, true, kNothingAgain, two));
   EXPECT_EQ(t.tree.num_tokens(), 0);
   EXPECT_FALSE(t.tree.is_findable(kFirst, BlockId(0)));
-  const Media one = {image(0, 2, 1)};
+  const Media one = {image_at(0, 2, 1)};
   EXPECT_TRUE(t.extend(place, counting(0, 8), {{0, 1}}, true, kNothingAgain, one));
   EXPECT_EQ(t.found(counting(0, 8), one), 8);
   t.tree.leave(place);

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/invalid.h"
 #include "base/text.h"
 #include "kernels/check.h"
 #include "kernels/rows.h"
@@ -29,8 +30,6 @@ using kernels::Stores;
 using text::concat;
 
 constexpr std::int32_t kMaxDim = 1 << 20;
-
-Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
 
 Status check(const TokenStoreOptions& options) {
   struct Range {

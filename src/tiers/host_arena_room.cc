@@ -8,6 +8,7 @@
 #include <bit>
 #include <limits>
 
+#include "base/invalid.h"
 #include "base/text.h"
 #include "tiers/host_arena_impl.h"
 
@@ -18,8 +19,6 @@ using text::concat;
 
 constexpr std::int64_t kSlabs = 1024;
 constexpr std::int64_t kRecordsMax = 1 << 30;
-
-Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
 
 }  // namespace
 

@@ -12,7 +12,6 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr auto kMoment = ErrorCode::kFailedPrecondition;
 constexpr auto kExhausted = ErrorCode::kResourceExhausted;
 
 TEST(Admit, KeepsRoomForAPromptThatComesInChunks) {

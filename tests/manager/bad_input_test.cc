@@ -14,9 +14,7 @@ namespace {
 using testing::AnyOf;
 using testing::HasSubstr;
 
-constexpr ErrorCode kInvalid = ErrorCode::kInvalidArgument;
 constexpr ErrorCode kNotFound = ErrorCode::kNotFound;
-constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
 
 Status create_error(std::vector<GroupSpec> groups, const ManagerOptions& options = {}) {
   Result<KVCacheManager> made = KVCacheManager::create(CacheSpec{std::move(groups)}, options);

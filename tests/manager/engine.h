@@ -5,6 +5,7 @@
 // when it does not, so that a test shows only what it is about.
 
 #include <cstdint>
+#include <limits>
 #include <numeric>
 #include <span>
 #include <stdexcept>
@@ -16,6 +17,10 @@
 namespace kvfolio::testing_engine {
 
 using Tokens = std::vector<std::int32_t>;
+
+inline constexpr ErrorCode kInvalid = ErrorCode::kInvalidArgument;
+inline constexpr ErrorCode kMoment = ErrorCode::kFailedPrecondition;
+inline constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
 
 // first, first + 1, ... : n tokens.
 inline Tokens tokens(std::int32_t first, int n) {

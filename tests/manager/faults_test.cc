@@ -22,8 +22,6 @@ using testing::Ge;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Lt;
-
-constexpr ErrorCode kInvalid = ErrorCode::kInvalidArgument;
 constexpr ErrorCode kNoBlocks = ErrorCode::kNoBlocks;
 
 // ---- T: tables of many sequences without copies ----

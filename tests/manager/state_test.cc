@@ -15,14 +15,14 @@ namespace {
 
 using testing::HasSubstr;
 
-const std::vector<GroupSpec>& groups() {
+const std::vector<GroupSpec>& small_groups() {
   static const std::vector<GroupSpec> kGroups = {full_group(4, 24), window_group(2, 30, 6)};
   return kGroups;
 }
 std::uint64_t hash_of(const Engine& engine) { return must(engine.manager.state_hash()); }
 
 // Two sequences, one of them a fork, a cached prompt, a pin and a step in flight.
-void live(Engine& engine) {
+void begin_life(Engine& engine) {
   engine.cache(tokens(50, 9));
   const SequenceId parent = engine.say(tokens(1, 6));
   must(engine.manager.fork(parent));
@@ -112,8 +112,8 @@ const std::map<std::string, std::function<void(Engine&)>>& deeds() {
 TEST(StateHash, WhatMakesALaterAnswerAnotherOneChangesIt) {
   std::map<std::uint64_t, std::string> seen;
   for (const auto& [name, deed] : deeds()) {
-    Engine engine(groups(), {.max_steps_in_flight = 4});
-    live(engine);
+    Engine engine(small_groups(), {.max_steps_in_flight = 4});
+    begin_life(engine);
     deed(engine);
     const auto [other, fresh] = seen.emplace(hash_of(engine), name);
     EXPECT_TRUE(fresh) << name << " looks like " << other->second;
@@ -122,18 +122,18 @@ TEST(StateHash, WhatMakesALaterAnswerAnotherOneChangesIt) {
        {ManagerOptions{.max_steps_in_flight = 4, .list_findable = true},
         ManagerOptions{.max_sequences = 1023, .max_steps_in_flight = 4},
         ManagerOptions{.max_steps_in_flight = 4, .order = Order::kUnordered}}) {
-    Engine engine(groups(), options);
-    live(engine);
+    Engine engine(small_groups(), options);
+    begin_life(engine);
     EXPECT_TRUE(seen.emplace(hash_of(engine), "options").second);
   }
 }
 
 TEST(StateHash, TheSameCallsGiveTheSameOne) {
   for (const auto& [name, deed] : deeds()) {
-    Engine one(groups(), {.max_steps_in_flight = 4});
-    Engine other(groups(), {.max_steps_in_flight = 4, .id_tag = 9});
+    Engine one(small_groups(), {.max_steps_in_flight = 4});
+    Engine other(small_groups(), {.max_steps_in_flight = 4, .id_tag = 9});
     for (Engine* engine : {&one, &other}) {
-      live(*engine);
+      begin_life(*engine);
       deed(*engine);
     }
     EXPECT_EQ(hash_of(one), hash_of(other)) << name;
@@ -142,8 +142,8 @@ TEST(StateHash, TheSameCallsGiveTheSameOne) {
 
 // Other blocks, rows, ids and tickets, and other counts, stand for the same.
 TEST(StateHash, NamesAndHistoryDoNotCount) {
-  Engine plain(groups());
-  Engine used(groups());
+  Engine plain(small_groups());
+  Engine used(small_groups());
   const SequenceId first = used.say(tokens(900, 5), {.publish = Publish::kNothing});
   const SequenceId second = used.say(tokens(800, 11), {.publish = Publish::kNothing});
   const PinId pin = must(used.manager.pin(tokens(1, 4))).pin;
@@ -151,15 +151,15 @@ TEST(StateHash, NamesAndHistoryDoNotCount) {
   must(used.manager.close(second));
   must(used.manager.unpin(pin));
   EXPECT_EQ(hash_of(used), hash_of(plain));
-  live(plain);
-  live(used);
+  begin_life(plain);
+  begin_life(used);
   EXPECT_NE(used.counters().blocks_allocated, plain.counters().blocks_allocated);
   EXPECT_EQ(hash_of(used), hash_of(plain));
 }
 
 TEST(StateHash, QuestionsAndRefusedCallsLeaveItAsItIs) {
-  Engine engine(groups());
-  live(engine);
+  Engine engine(small_groups());
+  begin_life(engine);
   const std::uint64_t before = hash_of(engine);
   EXPECT_EQ(engine.probe(tokens(50, 9)), 8);
   EXPECT_TRUE(engine.manager.select_victim().has_value());
@@ -183,9 +183,9 @@ TEST(StateHash, QuestionsAndRefusedCallsLeaveItAsItIs) {
 }
 
 TEST(StateHash, ACopyHasThatOfTheOriginal) {
-  Engine engine(groups());
-  live(engine);
-  Engine copy(groups());
+  Engine engine(small_groups());
+  begin_life(engine);
+  Engine copy(small_groups());
   copy.cache(tokens(700, 20));
   EXPECT_NE(hash_of(copy), hash_of(engine));
   must(engine.manager.copy_to(copy.manager));
@@ -193,8 +193,8 @@ TEST(StateHash, ACopyHasThatOfTheOriginal) {
 }
 
 TEST(StateHash, ALoadOrAHoldThatIsOpenIsRefusedWithTheirNumbers) {
-  Engine engine(groups());
-  live(engine);
+  Engine engine(small_groups());
+  begin_life(engine);
   const std::uint64_t before = hash_of(engine);
   const Opened opened = engine.open({}, {.publish = Publish::kNothing});
   const Load load = must(engine.manager.begin_load(opened.sequence, tokens(600, 8), 8));

@@ -13,8 +13,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr ErrorCode kMoment = ErrorCode::kFailedPrecondition;
-
 TEST(Step, TicketsCountFromOneAndOneStepIsOpen) {
   Engine e({full_group(4, 8)});
   const Ticket first = must(e.manager.begin_step());

@@ -13,8 +13,6 @@ namespace {
 
 using testing::ElementsAre;
 
-constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
-
 struct Trimmed {
   Engine engine{{full_group(16, 64)}};
   SequenceId sequence;

@@ -10,21 +10,17 @@
 #include <chrono>
 
 #include "kvfolio/redis_tier.h"
+#include "redis/now.h"
 #include "redis/scripted_server.h"
 
 namespace kvfolio {
 namespace {
 
+using test::now_us;
 using test::ScriptedServer;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using Words = std::vector<std::string>;
-
-std::uint64_t now_us() {
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
-                                        std::chrono::steady_clock::now().time_since_epoch())
-                                        .count());
-}
 
 std::unique_ptr<RedisTier> tier_of(const std::string& servers, RedisOptions options = {}) {
   options.servers = servers;

@@ -14,6 +14,7 @@
 
 #include "kvfolio/redis_tier.h"
 #include "offload/test_offload.h"
+#include "redis/now.h"
 #include "redis/proxy.h"
 #include "redis/servers.h"
 
@@ -21,15 +22,10 @@ namespace kvfolio {
 namespace {
 
 using test::Cache;
+using test::now_us;
 using test::Proxy;
 using test::ProxyFault;
 using test::Server;
-
-std::uint64_t now_us() {
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
-                                        std::chrono::steady_clock::now().time_since_epoch())
-                                        .count());
-}
 
 std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
   const char* value = std::getenv(name);

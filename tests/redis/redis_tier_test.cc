@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "kvfolio/record.h"
+#include "redis/now.h"
 #include "redis/owner.h"
 #include "redis/proxy.h"
 #include "redis/servers.h"
@@ -25,13 +26,8 @@ namespace kvfolio {
 namespace {
 
 using test::Cluster;
+using test::now_us;
 using test::Server;
-
-std::uint64_t now_us() {
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
-                                        std::chrono::steady_clock::now().time_since_epoch())
-                                        .count());
-}
 
 TierKey key_of(std::uint32_t number) {
   TierKey key;

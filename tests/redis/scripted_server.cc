@@ -13,15 +13,11 @@
 #include <stdexcept>
 #include <utility>
 
+#include "redis/now.h"
+
 namespace kvfolio::test {
 
 namespace {
-
-std::uint64_t now_us() {
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
-                                        std::chrono::steady_clock::now().time_since_epoch())
-                                        .count());
-}
 
 // Takes a whole command off the front: "*N", and N times "$BYTES" and the bytes.
 bool take_command(std::string& in, std::vector<std::string>& words) {

@@ -10,18 +10,14 @@
 #include <fstream>
 
 #include "kvfolio/redis_tier.h"
+#include "redis/now.h"
 #include "redis/servers.h"
 
 namespace kvfolio {
 namespace {
 
+using test::now_us;
 using ::testing::HasSubstr;
-
-std::uint64_t now_us() {
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
-                                        std::chrono::steady_clock::now().time_since_epoch())
-                                        .count());
-}
 
 class Certificates {
  public:

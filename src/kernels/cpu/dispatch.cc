@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "base/invalid.h"
 #include "base/text.h"
 #include "kernels/check.h"
 
@@ -21,7 +22,6 @@ namespace {
 
 using text::concat;
 
-Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
 Status unsupported(std::string message) { return {ErrorCode::kUnsupported, std::move(message)}; }
 
 // What a machine of this architecture may run, slowest first; each has what the ones before it
@@ -152,8 +152,7 @@ Result<KernelTarget> parse_kernel_target(std::string_view name) {
   for (const KernelTarget target : kAll) {
     if (name == to_string(target)) return target;
   }
-  return kernels::invalid(
-      text::concat("kernel target \"", name, "\", allowed: ", kernels::names(kAll)));
+  return invalid(text::concat("kernel target \"", name, "\", allowed: ", kernels::names(kAll)));
 }
 
 std::span<const KernelTarget> kernel_targets() noexcept {

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+namespace kvfolio {
+
+// Of a group: slot = block * block_size + offset must fit int32.
+inline constexpr std::int64_t kMaxSlots = (std::int64_t{1} << 31) - 1;
+
+}  // namespace kvfolio
