@@ -303,7 +303,7 @@ def test_gemma_3n_shares_keys_in_each_release(attention):
     ids = models.prompt(29)
     expected = generate(model, ids, None)
     model.set_attn_implementation(attention)
-    pool = hf.Pool(model, memory="1MiB")
+    pool = hf.Pool(model, blocks=64)
     for found in (0, 28):
         with hf.PagedCache(model, pool, prompt_ids=ids) as cache:
             assert torch.equal(generate(model, ids, cache), expected)
