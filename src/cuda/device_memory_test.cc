@@ -28,12 +28,6 @@ std::vector<std::byte> random_bytes(std::mt19937& random, std::size_t bytes) {
   return result;
 }
 
-std::shared_ptr<Device> open_device(int ordinal = 0) {
-  Result<std::shared_ptr<Device>> device = Device::open(FakeDriver::calls(), ordinal);
-  EXPECT_TRUE(device);
-  return *device;
-}
-
 // With kernels for every second seed.
 DeviceMemoryOptions options_for(const std::shared_ptr<Device>& device, unsigned seed,
                                 std::int64_t staging_bytes) {

@@ -320,4 +320,11 @@ inline DriverCalls FakeDriver::calls() {
   return calls;
 }
 
+// A device of the fake that is alive.
+inline std::shared_ptr<Device> open_device(int ordinal = 0) {
+  Result<std::shared_ptr<Device>> device = Device::open(FakeDriver::calls(), ordinal);
+  KVFOLIO_CHECK(device.has_value());
+  return *device;
+}
+
 }  // namespace kvfolio::cuda

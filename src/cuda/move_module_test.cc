@@ -35,8 +35,6 @@ DeviceCache small_cache(DType dtype) {
   return cache;
 }
 
-std::shared_ptr<Device> open_device() { return *Device::open(FakeDriver::calls(), 0); }
-
 TEST(CudaMoveModule, EveryKernelHasANameOfItsOwn) {
   std::set<std::string> names;
   for (const MoveKernel& kernel : all_move_kernels()) names.insert(symbol_of(kernel));
