@@ -5,18 +5,15 @@
 
 #include <cstdint>
 
-// Functions that the host and a device call.
-#ifndef KVFOLIO_CUDA_BOTH
 #if defined(__CUDACC__)
-#define KVFOLIO_CUDA_BOTH __host__ __device__
+#define KVFOLIO_CUDA_BOTH __host__ __device__ __forceinline__
 #else
-#define KVFOLIO_CUDA_BOTH
-#endif
+#define KVFOLIO_CUDA_BOTH inline
 #endif
 
 namespace kvfolio::cuda {
 
-// kE4M3 is OCP's e4m3fn.
+// kE4M3 is OCP's e4m3fn. int8 and e4m3 have an f32 scale for each token and head.
 enum class Element : std::int32_t { kF32 = 0, kF16 = 1, kBF16 = 2, kInt8 = 3, kE4M3 = 4 };
 
 [[nodiscard]] KVFOLIO_CUDA_BOTH constexpr int element_bytes(Element element) noexcept {

@@ -1,0 +1,460 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// The host side of attention on a GPU: checks each argument that it can see, chooses kernels, cuts
+// the work, fills in what a kernel is told. Nothing behind it checks again.
+
+#include "cuda/attention/attend.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "base/text.h"
+#include "kvfolio/ids.h"
+#include "kvfolio/spec.h"
+
+namespace kvfolio::cuda {
+namespace {
+
+using text::concat;
+
+constexpr int kMostHeadDim = 576;
+constexpr int kMostBlockSize = 256;
+constexpr std::int64_t kMostLayerBytes = std::int64_t{1} << 36;
+constexpr double kLog2OfE = 1.4426950408889634;
+
+Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
+
+Status check_pointer(std::string_view name, const void* pointer, std::int64_t alignment) {
+  if (pointer == nullptr) return invalid(concat(name, " is null"));
+  if (reinterpret_cast<std::uintptr_t>(pointer) % static_cast<std::uintptr_t>(alignment) != 0) {
+    return invalid(concat(name, " is not aligned to ", alignment, " bytes"));
+  }
+  return {};
+}
+
+Status check_count(std::string_view name, std::int64_t value, std::int64_t low, std::int64_t high) {
+  if (value >= low && value <= high) return {};
+  return invalid(concat(name, " is ", value, ", allowed: ", low, " to ", high));
+}
+
+// K, V or scales of one layer: aligned, and no place beyond what a kernel can name.
+Status check_plane(const CacheArgs& cache, std::string_view name, const void* data,
+                   const Strides& strides, std::int64_t row_bytes, std::int64_t alignment) {
+  const std::int64_t most_bytes = alignment == 4 ? kMostLayerBytes / 4 : kMostLayerBytes;
+  KVFOLIO_RETURN_IF_ERROR(check_pointer(concat("cache.", name), data, alignment));
+  const std::pair<std::int64_t, std::int64_t> axes[] = {{cache.num_blocks, strides.block},
+                                                        {cache.num_heads, strides.head},
+                                                        {cache.block_size, strides.token}};
+  std::int64_t last = 0;
+  for (const auto& [extent, stride] : axes) {
+    if (extent == 1) continue;
+    if (stride < 0 || stride % alignment != 0) {
+      return invalid(concat("cache.", name, " has a stride of ", stride,
+                            " bytes, allowed: multiples of ", alignment, ", not negative"));
+    }
+    if (stride > most_bytes / extent) {
+      return invalid(concat("cache.", name, " has a stride of ", stride, " bytes over ", extent,
+                            ", allowed: ", most_bytes, " bytes for a layer"));
+    }
+    last += (extent - 1) * stride;
+  }
+  if (last + row_bytes > kMostLayerBytes) {
+    return invalid(concat("cache.", name, " reaches over ", last + row_bytes,
+                          " bytes, allowed: ", most_bytes, " for a layer"));
+  }
+  return {};
+}
+
+bool is_element(Element element) { return element_bytes(element) != 0; }
+bool is_row_element(Element element) { return is_element(element) && !has_scales(element); }
+
+Status check_dim(std::string_view name, std::int32_t dim) {
+  if (dim >= 1 && dim <= kMostHeadDim && dim % 8 == 0) return {};
+  if (dim < 1) return invalid(concat("cache.", name, " is ", dim, ", allowed: at least 8"));
+  return {ErrorCode::kUnsupported,
+          concat("cache.", name, " is ", dim, ", the kernels take multiples of 8 up to ",
+                 kMostHeadDim)};
+}
+
+std::int64_t row_alignment(std::int64_t row_bytes) { return row_bytes % 16 == 0 ? 16 : 8; }
+
+Status check_cache(const CacheArgs& cache) {
+  if (!is_element(cache.element)) {
+    return invalid(concat("cache.element is ", static_cast<std::int32_t>(cache.element),
+                          ", allowed: f32, f16, bf16, int8, e4m3"));
+  }
+  KVFOLIO_RETURN_IF_ERROR(check_dim("dim_k", cache.dim_k));
+  KVFOLIO_RETURN_IF_ERROR(check_dim("dim_v", cache.dim_v));
+  KVFOLIO_RETURN_IF_ERROR(check_count("cache.block_size", cache.block_size, 1, kMostBlockSize));
+  KVFOLIO_RETURN_IF_ERROR(check_count("cache.num_blocks", cache.num_blocks, 1,
+                                      std::numeric_limits<std::int32_t>::max()));
+  KVFOLIO_RETURN_IF_ERROR(check_count("cache.num_heads", cache.num_heads, 1, 65535));
+  const std::int64_t k_row = std::int64_t{cache.dim_k} * element_bytes(cache.element);
+  const std::int64_t v_row = std::int64_t{cache.dim_v} * element_bytes(cache.element);
+  KVFOLIO_RETURN_IF_ERROR(
+      check_plane(cache, "k", cache.k, cache.k_strides, k_row, row_alignment(k_row)));
+  KVFOLIO_RETURN_IF_ERROR(
+      check_plane(cache, "v", cache.v, cache.v_strides, v_row, row_alignment(v_row)));
+  if (!has_scales(cache.element)) {
+    if (cache.k_scales == nullptr && cache.v_scales == nullptr) return {};
+    return invalid(concat("cache.k_scales or v_scales is given for ", to_string(cache.element),
+                          ", allowed: null, scales are of int8 and e4m3 only"));
+  }
+  KVFOLIO_RETURN_IF_ERROR(
+      check_plane(cache, "k_scales", cache.k_scales, cache.k_scale_strides, 4, 4));
+  return check_plane(cache, "v_scales", cache.v_scales, cache.v_scale_strides, 4, 4);
+}
+
+Status check_params(const AttentionCall& call) {
+  if (!std::isfinite(call.scale) || call.scale <= 0.0) {
+    return invalid("scale is 0, negative or not finite, allowed: finite and > 0");
+  }
+  if (!std::isfinite(call.soft_cap) || call.soft_cap < 0.0) {
+    return invalid("soft_cap is negative or not finite, allowed: finite and >= 0");
+  }
+  const Mask& mask = call.mask;
+  if (mask.rule != Rule::kFull && mask.rule != Rule::kSlidingWindow &&
+      mask.rule != Rule::kChunked) {
+    return invalid(concat("mask.rule is ", static_cast<std::int32_t>(mask.rule),
+                          ", allowed: full, sliding window, chunked"));
+  }
+  if (mask.rule != Rule::kFull && mask.window < 1) {
+    return invalid(concat("mask.window is ", mask.window, ", allowed: at least 1"));
+  }
+  if (mask.num_sinks < 0) {
+    return invalid(concat("mask.num_sinks is ", mask.num_sinks, ", allowed: at least 0"));
+  }
+  return check_count("group_size", call.group_size, 1, 1024);
+}
+
+Status check_trim(const BatchLengths& lengths, std::size_t i) {
+  if (lengths.trim_sinks.empty()) return {};
+  if (lengths.trim_sinks[i] < 0) {
+    return invalid(
+        concat("trim_sinks[", i, "] is ", lengths.trim_sinks[i], ", allowed: at least 0"));
+  }
+  const std::int32_t kept = lengths.trim_first_kept[i];
+  if (kept >= 0 && kept <= lengths.kv_lens[i]) return {};
+  return invalid(concat("trim_first_kept[", i, "] is ", kept, ", allowed: 0 to ",
+                        lengths.kv_lens[i], ", its length"));
+}
+
+Status check_lengths(const AttentionCall& call) {
+  const BatchLengths& lengths = call.lengths;
+  const std::size_t n = lengths.kv_lens.size();
+  if (lengths.query_start.size() != n + 1) {
+    return invalid(concat("query_start has ", lengths.query_start.size(), " entries for ", n,
+                          " sequences, allowed: ", n + 1));
+  }
+  if (lengths.query_start[0] != 0) {
+    return invalid(concat("query_start[0] is ", lengths.query_start[0], ", allowed: 0"));
+  }
+  if (lengths.trim_sinks.size() != lengths.trim_first_kept.size() ||
+      (!lengths.trim_sinks.empty() && lengths.trim_sinks.size() != n)) {
+    return invalid(concat("trim_sinks has ", lengths.trim_sinks.size(),
+                          " entries and trim_first_kept ", lengths.trim_first_kept.size(),
+                          ", allowed: both ", n, " or both 0"));
+  }
+  const std::int64_t capacity = call.block_table_stride * call.cache.block_size;
+  const bool positions_matter = call.mask.causal != 0 || call.mask.rule != Rule::kFull;
+  for (std::size_t i = 0; i < n; ++i) {
+    const std::int64_t queries = std::int64_t{lengths.query_start[i + 1]} - lengths.query_start[i];
+    const std::int32_t kv_len = lengths.kv_lens[i];
+    if (queries < 0) {
+      return invalid(concat("query_start falls from ", lengths.query_start[i], " to ",
+                            lengths.query_start[i + 1], " at sequence ", i));
+    }
+    if (kv_len < (positions_matter ? queries : 0) || kv_len > kMaxSequenceTokens) {
+      const std::string least = positions_matter ? concat("its ", queries, " queries") : "0";
+      return invalid(
+          concat("kv_lens[", i, "] is ", kv_len, ", allowed: ", least, " to ", kMaxSequenceTokens));
+    }
+    if (kv_len > capacity) {
+      return invalid(concat("kv_lens[", i, "] is ", kv_len, ", its table row holds ",
+                            call.block_table_stride, " blocks of ", call.cache.block_size,
+                            " tokens"));
+    }
+    KVFOLIO_RETURN_IF_ERROR(check_trim(lengths, i));
+  }
+  constexpr std::int64_t kMostRows = std::numeric_limits<std::int32_t>::max();
+  if (std::int64_t{lengths.query_start[n]} * call.group_size > kMostRows) {
+    return invalid(concat(lengths.query_start[n], " queries x group_size ", call.group_size,
+                          ", allowed: ", kMostRows, " rows"));
+  }
+  return {};
+}
+
+Status check_rows(std::string_view name, const void* rows, Element element, std::int64_t token,
+                  std::int64_t head, std::int32_t dim) {
+  if (!is_row_element(element)) {
+    return invalid(concat(name, "_element is ", static_cast<std::int32_t>(element),
+                          ", allowed: f32, f16, bf16"));
+  }
+  const std::int64_t alignment = row_alignment(std::int64_t{dim} * element_bytes(element));
+  KVFOLIO_RETURN_IF_ERROR(check_pointer(name, rows, alignment));
+  for (const std::int64_t stride : {token, head}) {
+    if (stride % alignment != 0) {
+      return invalid(
+          concat(name, " has a stride of ", stride, " bytes, allowed: multiples of ", alignment));
+    }
+  }
+  return {};
+}
+
+Status check_device_arrays(const AttentionCall& call) {
+  if (call.block_table_stride < 0) {
+    return invalid(
+        concat("block_table_stride is ", call.block_table_stride, ", allowed: at least 0"));
+  }
+  KVFOLIO_RETURN_IF_ERROR(check_pointer("device_query_start", call.device_query_start, 4));
+  KVFOLIO_RETURN_IF_ERROR(check_pointer("device_kv_lens", call.device_kv_lens, 4));
+  if (call.block_table_stride > 0) {
+    KVFOLIO_RETURN_IF_ERROR(check_pointer("block_table", call.block_table, 4));
+  }
+  if (call.lengths.trim_sinks.empty()) return {};
+  KVFOLIO_RETURN_IF_ERROR(check_pointer("device_trim_sinks", call.device_trim_sinks, 4));
+  return check_pointer("device_trim_first_kept", call.device_trim_first_kept, 4);
+}
+
+Status check(const AttentionCall& call) {
+  KVFOLIO_RETURN_IF_ERROR(check_cache(call.cache));
+  KVFOLIO_RETURN_IF_ERROR(check_params(call));
+  KVFOLIO_RETURN_IF_ERROR(check_device_arrays(call));
+  KVFOLIO_RETURN_IF_ERROR(check_lengths(call));
+  if (call.lengths.query_start.back() == 0) return {};
+  KVFOLIO_RETURN_IF_ERROR(check_rows("q", call.q, call.q_element, call.q_token_stride,
+                                     call.q_head_stride, call.cache.dim_k));
+  return check_rows("out", call.out, call.out_element, call.out_token_stride, call.out_head_stride,
+                    call.cache.dim_v);
+}
+
+Family family_of(const AttentionCall& call) {
+  const CacheArgs& cache = call.cache;
+  if (cache.dim_k != cache.dim_v || (cache.dim_k != 64 && cache.dim_k != 128)) {
+    return Family::kGeneral;
+  }
+  const bool queries_fit = has_scales(cache.element)
+                               ? call.q_element != Element::kF32
+                               : cache.element == call.q_element && cache.element != Element::kF32;
+  if (!queries_fit) return Family::kGeneral;
+  return cache.dim_k == 64 ? Family::kTiles64 : Family::kTiles128;
+}
+
+// Whether stream_kernel computes these shapes: it wants 16-bit elements, equal strides of K and V.
+bool stream_takes(const AttentionCall& call, Family family) {
+  return family != Family::kGeneral && !has_scales(call.cache.element) && call.group_size <= 8 &&
+         call.cache.k_strides == call.cache.v_strides;
+}
+
+// How many blocks the stream has, or 0 where nodes are faster. Measured on an H200: it wins where
+// there is less than a leaf for each of its blocks and few states to merge, and where there are
+// many bytes and no sequence has a large share of them (docs/cuda-attention.md).
+std::int32_t stream_blocks(const AttentionCall& call, std::int32_t num_sms) {
+  constexpr std::int64_t kManyBytes = 900'000'000;
+  std::int64_t leaves = 0, longest = 0, tokens = 0;
+  for (const std::int32_t kv_len : call.lengths.kv_lens) {
+    const std::int64_t mine = (std::int64_t{kv_len} + kLeafTokens - 1) / kLeafTokens;
+    leaves += mine;
+    longest = std::max(longest, mine);
+    tokens += kv_len;
+  }
+  leaves *= call.cache.num_heads;
+  const std::int64_t bytes = tokens * call.cache.num_heads * (call.cache.dim_k + call.cache.dim_v) *
+                             element_bytes(call.cache.element);
+  const bool small = leaves <= 2 * num_sms && longest <= 16;
+  const bool large = bytes >= kManyBytes && call.group_size >= 4 &&
+                     longest * call.cache.num_heads * num_sms <= 8 * leaves;
+  return small || large ? 3 * num_sms : 0;
+}
+
+template <typename T>
+void append_to(std::vector<std::byte>& image, const std::vector<T>& values) {
+  const std::size_t before = image.size();
+  image.resize(before + values.size() * sizeof(T));
+  if (!values.empty()) std::memcpy(image.data() + before, values.data(), values.size() * sizeof(T));
+}
+
+// Requires: checked strides; check_plane() keeps every place within 32 bits.
+Steps steps_of(const Strides& strides, std::int64_t unit) {
+  return {static_cast<std::uint32_t>(strides.block / unit),
+          static_cast<std::uint32_t>(strides.head / unit),
+          static_cast<std::uint32_t>(strides.token / unit)};
+}
+
+Mask resolved(Mask mask) {
+  if (mask.rule == Rule::kFull) mask.num_sinks = 0;
+  return mask;
+}
+
+}  // namespace
+
+AttendArgs arguments_of(const AttentionCall& call) {
+  AttendArgs args;
+  args.cache = call.cache;
+  args.k_steps = steps_of(call.cache.k_strides, 16);
+  args.v_steps = steps_of(call.cache.v_strides, 16);
+  args.k_scale_steps = steps_of(call.cache.k_scale_strides, 4);
+  args.v_scale_steps = steps_of(call.cache.v_scale_strides, 4);
+  const auto block_size = static_cast<std::uint32_t>(call.cache.block_size);
+  if (std::has_single_bit(block_size)) args.block_shift = std::countr_zero(block_size);
+  args.table = call.block_table;
+  args.table_stride = call.block_table_stride;
+  args.kv_lens = call.device_kv_lens;
+  args.query_start = call.device_query_start;
+  if (!call.lengths.trim_sinks.empty()) {
+    args.trim_sinks = call.device_trim_sinks;
+    args.trim_first_kept = call.device_trim_first_kept;
+  }
+  args.q = static_cast<const char*>(call.q);
+  args.q_token = call.q_token_stride;
+  args.q_head = call.q_head_stride;
+  args.out = static_cast<char*>(call.out);
+  args.out_token = call.out_token_stride;
+  args.out_head = call.out_head_stride;
+  args.lse = call.lse;
+  args.q_element = call.q_element;
+  args.out_element = call.out_element;
+  args.group_size = call.group_size;
+  args.mask = resolved(call.mask);
+  args.scale_log2 = static_cast<float>(call.scale * kLog2OfE);
+  if (call.soft_cap > 0.0) {
+    args.cap_log2 = static_cast<float>(call.soft_cap * kLog2OfE);
+    args.cap_inverse = static_cast<float>(1.0 / (call.soft_cap * kLog2OfE));
+  }
+  args.slopes = call.alibi_slopes;
+  args.sink_logits = call.sink_logits;
+  return args;
+}
+
+Result<AttentionPlan> plan_attention(const AttentionCall& call, const KernelChoice& choice) {
+  KVFOLIO_RETURN_IF_ERROR(check(call));
+  AttentionPlan plan;
+  plan.family = family_of(call);
+  const CacheArgs& cache = call.cache;
+  plan.wgmma = choice.wgmma && plan.family == Family::kTiles128 && !has_scales(cache.element);
+  PlanOptions options{.group_size = call.group_size, .num_heads = cache.num_heads};
+  if (plan.family != Family::kGeneral) {
+    if (call.group_size > 8) options.group_rows = 16;
+    options.prefill_rows = choice.prefill ? 128 : 0;
+    options.prefill_from = 4 * options.group_rows;
+  }
+  if (choice.stream && stream_takes(call, plan.family)) {
+    options.stream_blocks =
+        choice.stream_blocks > 0 ? choice.stream_blocks : stream_blocks(call, choice.num_sms);
+  }
+  plan.group_rows = options.group_rows;
+  plan.work = plan_work(call.lengths, resolved(call.mask), options);
+  append_to(plan.image, plan.work.items);
+  append_to(plan.image, plan.work.groups);
+  append_to(plan.image, plan.work.prefill_items);
+  append_to(plan.image, plan.work.segments);
+  append_to(plan.image, plan.work.state_flags);
+  if (plan.work.stream_blocks > 0) {
+    plan.zeroed_bytes = (std::int64_t{plan.work.stream_groups} * 4 + 15) / 16 * 16;
+    plan.workspace_bytes =
+        plan.zeroed_bytes + static_cast<std::int64_t>(plan.work.state_flags.size()) *
+                                plan.group_rows * (cache.dim_v + 2) *
+                                static_cast<std::int64_t>(sizeof(float));
+  } else if (plan.work.merges) {
+    plan.workspace_bytes = static_cast<std::int64_t>(plan.work.items.size()) * cache.num_heads *
+                           plan.group_rows * (cache.dim_v + 2) *
+                           static_cast<std::int64_t>(sizeof(float));
+  }
+  return plan;
+}
+
+Status attend(const AttentionCall& call, const AttentionPlan& plan, const void* image,
+              void* workspace, const Launcher& launcher) {
+  if (!plan.image.empty()) KVFOLIO_RETURN_IF_ERROR(check_pointer("image", image, 16));
+  if (plan.workspace_bytes > 0) {
+    KVFOLIO_RETURN_IF_ERROR(check_pointer("workspace", workspace, 16));
+  }
+  const CacheArgs& cache = call.cache;
+  const WorkPlan& work = plan.work;
+  KernelLaunch launch;
+  launch.element = cache.element;
+  launch.head_dim = cache.dim_k;
+  launch.group_rows = plan.group_rows;
+  AttendArgs& args = launch.args;
+  args = arguments_of(call);
+  args.num_items = static_cast<std::int32_t>(work.items.size());
+  args.num_groups = static_cast<std::int32_t>(work.groups.size());
+  args.num_prefill_items = static_cast<std::int32_t>(work.prefill_items.size());
+  args.items = static_cast<const Item*>(image);
+  args.groups = reinterpret_cast<const Group*>(args.items + args.num_items);
+  args.prefill_items = reinterpret_cast<const Item*>(args.groups + args.num_groups);
+  args.segments = reinterpret_cast<const Segment*>(args.prefill_items + args.num_prefill_items);
+  args.state_flags = reinterpret_cast<const std::int32_t*>(args.segments + work.segments.size());
+  args.segments_per_block = work.segments_per_block;
+  args.num_stream_blocks = work.stream_blocks;
+  args.arrivals = static_cast<std::int32_t*>(workspace);
+  args.state_sums = reinterpret_cast<float*>(static_cast<char*>(workspace) + plan.zeroed_bytes);
+  const std::int64_t states =
+      work.stream_blocks > 0 ? static_cast<std::int64_t>(work.state_flags.size()) * plan.group_rows
+                             : std::int64_t{args.num_items} * cache.num_heads * plan.group_rows;
+  if (plan.workspace_bytes > 0) args.state_totals = args.state_sums + states * cache.dim_v;
+
+  if (work.stream_blocks > 0) {
+    launch.kernel = KernelName::kStream;
+    launch.grid = work.stream_blocks;
+    return launcher.launch(launcher.state, launch);
+  }
+  if (args.num_prefill_items > 0) {
+    launch.kernel = plan.wgmma ? KernelName::kWgmma : KernelName::kPrefill;
+    launch.grid = args.num_prefill_items * cache.num_heads;
+    KVFOLIO_RETURN_IF_ERROR(launcher.launch(launcher.state, launch));
+  }
+  if (args.num_items > 0) {
+    launch.kernel = plan.family == Family::kGeneral ? KernelName::kGeneral : KernelName::kNode;
+    launch.grid = args.num_items * cache.num_heads;
+    KVFOLIO_RETURN_IF_ERROR(launcher.launch(launcher.state, launch));
+  }
+  if (work.merges) {
+    launch.kernel = KernelName::kMerge;
+    launch.grid = args.num_groups * cache.num_heads * plan.group_rows;
+    launch.overlaps_previous = true;
+    KVFOLIO_RETURN_IF_ERROR(launcher.launch(launcher.state, launch));
+  }
+  return {};
+}
+
+std::string_view to_string(KernelName kernel) noexcept {
+  switch (kernel) {
+    case KernelName::kNode:
+      return "cuda-node";
+    case KernelName::kGeneral:
+      return "cuda-general";
+    case KernelName::kMerge:
+      return "cuda-merge";
+    case KernelName::kPrefill:
+      return "cuda-prefill";
+    case KernelName::kWgmma:
+      return "cuda-wgmma";
+    case KernelName::kStream:
+      return "cuda-stream";
+  }
+  return "invalid";
+}
+
+std::string_view to_string(Element element) noexcept {
+  switch (element) {
+    case Element::kF32:
+      return "f32";
+    case Element::kF16:
+      return "f16";
+    case Element::kBF16:
+      return "bf16";
+    case Element::kInt8:
+      return "int8";
+    case Element::kE4M3:
+      return "e4m3";
+  }
+  return "invalid";
+}
+
+}  // namespace kvfolio::cuda

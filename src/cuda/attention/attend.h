@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Attention over a paged cache in a GPU's memory: what attend() of kernels.h computes, by kernels
+// whose rows do not depend on batch, chunk, block size, strides, order of blocks, or the way the
+// work is cut. docs/cuda-attention.md says how, and what a device has shown.
+//
+//   Result<AttentionPlan> plan = plan_attention(call);      // host: checks, cuts
+//   copy plan->image to `image` on the device, and have plan->workspace_bytes there
+//   Status status = attend(call, *plan, image, workspace, launcher);
+//
+// Internal: it is neither installed nor in a library yet. Nothing here needs CUDA: a Launcher
+// starts kernels (launch.cu on a GPU, host_launch.h on a CPU, for tests). Pointers are to the
+// memory of the launcher's device; what they point to cannot be checked here, and neither can
+// entries of the block table. Thread safety: no state.
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "cuda/attention/args.h"
+#include "cuda/attention/plan.h"
+#include "kvfolio/status.h"
+
+namespace kvfolio::cuda {
+
+// Which kernel computes a cache and its queries: by element types and head dims alone, so that a
+// row's bits depend on nothing else.
+enum class Family : std::int32_t {
+  kGeneral = 0,  // f32 products, any head dims: correct, not fast
+  kTiles64 = 1,  // mma, head_dim 64
+  kTiles128 = 2,
+};
+
+struct AttentionCall {
+  CacheArgs cache = {};
+  // In device memory.
+  const std::int32_t* block_table = nullptr;  // [sequences, block_table_stride]
+  std::int64_t block_table_stride = 0;
+  const std::int32_t* device_query_start = nullptr;  // the same numbers as `lengths`
+  const std::int32_t* device_kv_lens = nullptr;
+  const std::int32_t* device_trim_sinks = nullptr;  // null where lengths has none
+  const std::int32_t* device_trim_first_kept = nullptr;
+  const void* q = nullptr;          // [rows, num_heads * group_size, dim_k]; elements are adjacent
+  std::int64_t q_token_stride = 0;  // bytes
+  std::int64_t q_head_stride = 0;
+  Element q_element = Element::kBF16;
+  void* out = nullptr;  // [rows, num_heads * group_size, dim_v]
+  std::int64_t out_token_stride = 0;
+  std::int64_t out_head_stride = 0;
+  Element out_element = Element::kBF16;
+  float* lse = nullptr;  // [rows, num_heads * group_size], natural logarithm; may be null
+  const float* alibi_slopes = nullptr;  // [num_heads * group_size]; null: none
+  // [num_heads * group_size]: a logit that each row's softmax has beside its scores; null: none.
+  // Where a row is computed in parts and merged, only one part may have it.
+  const float* sink_logits = nullptr;
+
+  // On the host.
+  BatchLengths lengths = {};
+  std::int32_t group_size = 1;
+  double scale = 0.0;     // finite and > 0
+  double soft_cap = 0.0;  // scores become cap * tanh(score / cap); 0: none
+  Mask mask = {};
+};
+
+// What chooses between kernels of equal bits: the card, and tests that want a certain one.
+struct KernelChoice {
+  std::int32_t num_sms = 132;
+  bool wgmma = true;  // sm_90 has it
+  bool prefill = true;
+  bool stream = true;
+  std::int32_t stream_blocks = 0;  // > 0: a stream of so many blocks wherever it is possible
+};
+
+struct AttentionPlan {
+  Family family = Family::kGeneral;
+  bool wgmma = false;
+  std::int32_t group_rows = 8;
+  WorkPlan work;
+  std::vector<std::byte> image;  // items, groups, prefill items, one behind the other
+  std::int64_t workspace_bytes = 0;
+  // The first bytes of the workspace must be zero before the first call; each call leaves them so.
+  std::int64_t zeroed_bytes = 0;
+};
+
+// kInvalidArgument with the numbers: what kernels.h says of attend(), and rows that are not aligned
+// to 16 bytes (8-byte rows: to 8), a place beyond 64 GiB of one layer. kUnsupported: head dims that
+// are no multiple of 8 or above 576.
+[[nodiscard]] Result<AttentionPlan> plan_attention(const AttentionCall& call,
+                                                   const KernelChoice& choice = {});
+
+// A kernel with its arguments, as a launcher gets it.
+enum class KernelName : std::int32_t { kNode, kGeneral, kMerge, kPrefill, kWgmma, kStream };
+struct KernelLaunch {
+  KernelName kernel = KernelName::kGeneral;
+  Element element = Element::kBF16;
+  std::int32_t head_dim = 0;    // of a Family with one
+  std::int32_t group_rows = 8;  // rows of an item, or of a state that is merged
+  std::int32_t grid = 0;
+  // May begin before the launch in front of it is complete; the kernel waits itself.
+  bool overlaps_previous = false;
+  AttendArgs args = {};
+};
+struct Launcher {
+  Status (*launch)(void* state, const KernelLaunch& launch) = nullptr;
+  void* state = nullptr;
+};
+
+// What a kernel is told of a call, without a plan.
+[[nodiscard]] AttendArgs arguments_of(const AttentionCall& call);
+
+// Starts the kernels of a plan. image: plan.image on the device, 16-byte aligned; workspace: at
+// least plan.workspace_bytes, 16-byte aligned, contents do not matter. Answers the launcher's
+// error.
+[[nodiscard]] Status attend(const AttentionCall& call, const AttentionPlan& plan, const void* image,
+                            void* workspace, const Launcher& launcher);
+
+// "cuda-node", "cuda-general", ...: what explain() and results print.
+[[nodiscard]] std::string_view to_string(KernelName kernel) noexcept;
+[[nodiscard]] std::string_view to_string(Element element) noexcept;
+
+}  // namespace kvfolio::cuda

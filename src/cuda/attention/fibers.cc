@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "cuda/attention/fibers.h"
+
+#include <cstdint>
+#include <cstdlib>
+#include <utility>
+
+namespace kvfolio::cuda {
+
+namespace {
+constexpr std::size_t kStackBytes = 128 << 10;
+}
+
+struct Fibers::Fiber {
+  std::unique_ptr<char[]> stack = std::make_unique<char[]>(kStackBytes);
+  std::function<void()> body;
+  bool done = true;
+#if defined(__x86_64__)
+  void* top = nullptr;  // of its stack, while it does not run
+#else
+  ucontext_t context;
+#endif
+};
+
+#if defined(__x86_64__)
+
+// Keeps what a call must keep, puts the stack pointer where `from` says, takes that of `to`.
+extern "C" void kvfolio_switch_fiber(void** from, void* to);
+asm(R"(
+.text
+.globl kvfolio_switch_fiber
+.hidden kvfolio_switch_fiber
+.type kvfolio_switch_fiber, @function
+kvfolio_switch_fiber:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size kvfolio_switch_fiber, .-kvfolio_switch_fiber
+)");
+
+#endif
+
+Fibers::Fibers(int most) : fibers_(static_cast<std::size_t>(most)) {
+  for (auto& fiber : fibers_) fiber = std::make_unique<Fiber>();
+}
+Fibers::~Fibers() = default;
+
+bool Fibers::done(int i) const noexcept { return fibers_[static_cast<std::size_t>(i)]->done; }
+
+#if defined(__x86_64__)
+
+namespace {
+thread_local Fibers* entering = nullptr;
+}
+
+void Fibers::enter(Fibers* all) {
+  all->running_->body();
+  all->running_->done = true;
+  all->yield();
+  std::abort();  // it is not resumed again
+}
+
+void Fibers::start(int i, std::function<void()> body) {
+  Fiber& fiber = *fibers_[static_cast<std::size_t>(i)];
+  fiber.body = std::move(body);
+  fiber.done = false;
+  char* const end = fiber.stack.get() + kStackBytes;
+  auto* words = reinterpret_cast<void**>(end - reinterpret_cast<std::uintptr_t>(end) % 16);
+  // What the first switch pops: six registers and where to go. The stack is then as after a call.
+  *--words = nullptr;
+  void (*first)() = [] { enter(entering); };
+  *--words = reinterpret_cast<void*>(first);
+  for (int r = 0; r < 6; ++r) *--words = nullptr;
+  fiber.top = words;
+}
+
+void Fibers::resume(int i) {
+  running_ = fibers_[static_cast<std::size_t>(i)].get();
+  entering = this;
+  kvfolio_switch_fiber(&caller_, running_->top);
+}
+
+void Fibers::yield() { kvfolio_switch_fiber(&running_->top, caller_); }
+
+#else
+
+namespace {
+thread_local Fibers* entering = nullptr;
+}
+
+void Fibers::enter(Fibers* all) {
+  all->running_->body();
+  all->running_->done = true;
+  all->yield();
+  std::abort();  // it is not resumed again
+}
+
+void Fibers::start(int i, std::function<void()> body) {
+  Fiber& fiber = *fibers_[static_cast<std::size_t>(i)];
+  fiber.body = std::move(body);
+  fiber.done = false;
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack.get();
+  fiber.context.uc_stack.ss_size = kStackBytes;
+  fiber.context.uc_link = nullptr;
+  void (*first)() = [] { enter(entering); };
+  makecontext(&fiber.context, first, 0);
+}
+
+void Fibers::resume(int i) {
+  running_ = fibers_[static_cast<std::size_t>(i)].get();
+  entering = this;
+  swapcontext(&caller_, &running_->context);
+}
+
+void Fibers::yield() { swapcontext(&running_->context, &caller_); }
+
+#endif
+
+}  // namespace kvfolio::cuda

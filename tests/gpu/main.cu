@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// gpu_checks PART [--quick]: one part of scripts/gpu, on the device at hand.
+
+#include <cstring>
+#include <string>
+
+#include "problem.h"
+
+int main(int argc, char** argv) {
+  using namespace kvfolio::cuda;
+  const bool quick = argc > 2 && std::strcmp(argv[2], "--quick") == 0;
+  const struct {
+    const char* name;
+    void (*run)(bool);
+  } parts[] = {{"bits", run_bits}, {"right", run_right},   {"nan", run_nan},
+               {"tiny", run_tiny}, {"decode", run_decode}, {"prefill", run_prefill}};
+  for (const auto& part : parts) {
+    if (argc < 2 || std::strcmp(part.name, argv[1]) != 0) continue;
+    cudaDeviceProp device;
+    CHECK_CUDA(cudaGetDeviceProperties(&device, 0));
+    if (device.major != 9 || device.minor != 0) {
+      std::printf("the device is sm_%d%d, these kernels are built for sm_90a\n", device.major,
+                  device.minor);
+      return 3;
+    }
+    part.run(quick);
+    return 0;
+  }
+  std::printf("gpu_checks bits|right|nan|tiny|decode|prefill [--quick]\n");
+  return 2;
+}
