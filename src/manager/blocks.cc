@@ -71,7 +71,7 @@ void KVCacheManager::Impl::move_pins(std::int32_t g, BlockId from, BlockId to) n
     blocks.set(arena(), last, to);
     // The tree has it as busy: its publisher holds it, or has closed and waits for this step.
     pool(g).hold(to);
-    note_sharing(g, {&next, 1});
+    note_sharing(g, {&next, 1}, false);
     let_go(g, from, true);
   });
 }

@@ -467,7 +467,8 @@ class KVCacheManager::Impl {
   void settle_promise(const Step& step, std::int32_t entry) noexcept;
   [[nodiscard]] std::int32_t cost_of_sharing(std::int32_t g, BlockId block) const noexcept;
   [[nodiscard]] bool is_tail_of(std::int32_t row, std::int32_t g, BlockId block) const noexcept;
-  void note_sharing(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
+  void note_sharing(std::int32_t g, std::span<const std::int32_t> blocks,
+                    bool is_counted = true) noexcept;
   // Room for what it costs that the blocks of these tables, by group, get another holder.
   [[nodiscard]] Status check_sharing(std::span<const std::span<const std::int32_t>> tables) const;
   [[nodiscard]] Status check_sharing_table(std::int32_t row) const;

@@ -218,9 +218,11 @@ bool KVCacheManager::Impl::is_tail_of(std::int32_t row, std::int32_t g,
          step.change(s.step_entry, g).source == block.value();
 }
 
-// They have another holder now. Requires: there was room for cost_of_sharing().
-void KVCacheManager::Impl::note_sharing(std::int32_t g,
-                                        std::span<const std::int32_t> blocks) noexcept {
+// They have another holder now. Requires: there was room for cost_of_sharing(). Where that was
+// counted before the call, as admit() does, all of it is taken. Else no more than the promise needs
+// of a sequence at rest: what it gives back in the same call would retire, and was free.
+void KVCacheManager::Impl::note_sharing(std::int32_t g, std::span<const std::int32_t> blocks,
+                                        bool is_counted) noexcept {
   if (reservations_.num_rows() == 0) return;
   for (const std::int32_t b : blocks) {
     const std::int32_t cost = cost_of_sharing(g, BlockId(b));
@@ -228,9 +230,11 @@ void KVCacheManager::Impl::note_sharing(std::int32_t g,
     const std::int32_t owner = reservations_.owner(g, BlockId(b));
     reservations_.disown(g, BlockId(b));
     if (cost == 0) continue;
-    const std::int32_t needed = reservations_.num_ready(owner, g) + cost;
-    top_up(owner, g, needed);
-    KVFOLIO_DCHECK(reservations_.num_ready(owner, g) == needed);
+    const std::int32_t ready = reservations_.num_ready(owner, g);
+    const bool rests = rows_[owner].step_entry < 0 && rows_[owner].draft() == 0;
+    if (!is_counted && rests && ready_needed(owner, g) <= ready) continue;
+    top_up(owner, g, ready + cost);
+    KVFOLIO_DCHECK(reservations_.num_ready(owner, g) == ready + cost);
   }
 }
 

@@ -32,7 +32,7 @@ constexpr int kNumMixed = static_cast<int>(Family::kTransfers);
 constexpr std::array<std::uint64_t, 22> kDigests = {
     0x9c9eefd29d3e7accu, 0x68b6308b957f6656u, 0xed312d18a2c81015u, 0x52471fcdc17f362bu,
     0x5e26366f1b84092cu, 0xa9b7a4c28c3d6910u, 0xb2b5142f31e45fd1u, 0x972b95e5d55ee57fu,
-    0xb3619845f738a459u, 0xbcfcebfbeb47b672u, 0xf34098070db439a9u, 0x5063f9fa46c46345u,
+    0xb3619845f738a459u, 0x996c336844157e04u, 0xf34098070db439a9u, 0x5063f9fa46c46345u,
     0xbc99a9e693ae9426u, 0x522df0d845a9df08u, 0xd4aa2976ca5d6adbu, 0x412d3565bec2bd2au,
     0x863a8cf27e108f4cu, 0xc599bca204f8938cu, 0xda0de4353e3c5013u, 0x4d25f527b91a1476u,
     0x257cbadb44753526u, 0x6c5529a8e9e20d26u,
