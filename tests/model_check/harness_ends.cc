@@ -153,7 +153,8 @@ void Harness::note_ends_of_closed(const Seq& seq, int published, bool closes, co
   const int first = published / largest * largest;
   for (int border = first; border <= length; border += largest) {
     const bool sure = closes && published > 0 && in_order() && !has_skipped;
-    mark_read(seq, border, border, sure, now);
+    // A hit there may end inside a block that is whole all the same.
+    mark_read(seq, border, std::min(length, border + largest - 1), sure, now);
   }
 }
 
