@@ -10,8 +10,8 @@
 >>> plan.groups[0].slot_mapping.tolist()
 [0, 1, 2, 3, 4]
 >>> m.close(sequence)
->>> m.open([1, 2, 3, 4, 6])
-Opened(sequence=33554432, cached_tokens=4)
+>>> m.open([1, 2, 3, 4, 6]).cached_tokens
+4
 """
 
 from __future__ import annotations
