@@ -161,7 +161,6 @@ void outlive_the_reader() { outlives_the_reader = true; }
 void note_failure() { has_failed = true; }
 
 // Nothing can be done here about a write that fails.
-
 void report(std::string_view message) {
   show_progress("");
   write_all(STDERR_FILENO, printable_text(message) + "\n");

@@ -188,9 +188,11 @@ class Offload {
   // of one group in each tier, a tier's alignment, numbers out of range. Records lie in
   // the arena as the most demanding tier asks for. kFailedPrecondition: the manager has
   // no storage, does not list what becomes findable, or allows no transfers. kOutOfMemory.
-  // `manager` outlives the Offload. It may be moved: the Offload goes on with it where it lies
-  // then. If it has ended (another one was assigned to it, say), calls that return a Status or a
-  // Result say kFailedPrecondition; the others stop the program with a check that names the call.
+  // `manager` may be moved: the Offload goes on with it where it lies then. It may also end first
+  // (another one is assigned to it, say). From then on calls that return a Status or a Result say
+  // kFailedPrecondition; those that return a member of the Offload (counters(), num_tiers(),
+  // tier_counters(), tier(), arena(), identity()) answer as before, and it may be destroyed; the
+  // others stop the program with a check that names the call.
   KVFOLIO_API static Result<std::unique_ptr<Offload>> create(KVCacheManager& manager,
                                                              const OffloadOptions& options);
   // Closes no sequence and no tier. If a tier has not ended a load or a store by now and does not

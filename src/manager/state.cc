@@ -271,12 +271,15 @@ class StateReader::Writer {
   void write_sequence(std::int32_t row) {
     const Sequence& s = m_.rows_[row];
     const SequenceDetails& d = m_.details(row);
-    // Where append() would know the prompt again.
+    // Where append() would know the prompt again: also after the first step, which may be dropped,
+    // and after a load, which may give a beginning to one that has none.
     const bool is_open = s.life == Sequence::Life::kOpen;
-    if (is_open && s.length > 0 && m_.stands_at_open(row)) {
+    const std::int32_t knows_from = m_.options_.max_transfers > 0 ? 0 : 1;
+    if (is_open && !s.has_planned && d.found_tokens >= knows_from && d.found_tokens <= s.length) {
       put(-16);
       put(d.prompt_tokens);
-      put(s.publishes ? 0 : d.found_hash);
+      put(d.found_tokens);
+      put(s.publishes || d.found_tokens == 0 ? 0 : d.found_hash);
     }
     put(s.life);
     put(s.publishes);

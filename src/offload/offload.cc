@@ -370,8 +370,8 @@ Result<Forgotten> Offload::forget(std::span<const std::int32_t> tokens,
   return impl_->forget(tokens, options);
 }
 Forgotten Offload::reset() { return asked("reset").reset(); }
-std::uint64_t Offload::epoch() const noexcept { return impl_->epoch(); }
-NameEpochs Offload::epochs() const { return impl_->epochs(); }
+std::uint64_t Offload::epoch() const noexcept { return asked("epoch").epoch(); }
+NameEpochs Offload::epochs() const { return asked("epochs").epochs(); }
 const OffloadCounters& Offload::counters() const noexcept { return impl_->counters(); }
 std::size_t Offload::num_tiers() const noexcept { return impl_->num_tiers(); }
 const OffloadTierCounters& Offload::tier_counters(std::size_t tier) const noexcept {

@@ -353,6 +353,8 @@ TEST(Offload, WithoutItsManagerCallsAreRefused) {
   EXPECT_DEATH(static_cast<void>(offload->drain(1)), "Offload::drain: the manager has ended");
   EXPECT_DEATH(offload->reset(), "Offload::reset: the manager has ended");
   EXPECT_DEATH(offload->forget(RootKey()), "Offload::forget: the manager has ended");
+  EXPECT_DEATH(static_cast<void>(offload->epoch()), "Offload::epoch: the manager has ended");
+  EXPECT_DEATH(static_cast<void>(offload->epochs()), "Offload::epochs: the manager has ended");
   const auto of_moved =
       Offload::create(other.manager, {.model = test::kToy, .arena_bytes = 1 << 20});
   EXPECT_EQ(of_moved.error().code(), ErrorCode::kFailedPrecondition);

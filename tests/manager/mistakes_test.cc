@@ -453,5 +453,60 @@ TEST(Mistakes, TheLengthOfThePromptIsPartOfTheState) {
   EXPECT_EQ(copy.manager.append(of_a, tokens(1, 9)).code(), ErrorCode::kInvalidArgument);
 }
 
+// Their first step can be dropped, and then they stand where open() left them.
+TEST(Mistakes, TheLengthOfThePromptIsPartOfTheStateInAnOpenStep) {
+  for (const Publish publish : {Publish::kNothing, Publish::kAll}) {
+    Engine a({full_group(4, 16)});
+    Engine b({full_group(4, 16)});
+    for (Engine* e : {&a, &b}) e->cache(tokens(1, 8));
+    const SequenceId of_a = a.open(tokens(1, 9), {.publish = publish}).sequence;
+    const SequenceId of_b = b.open(tokens(1, 12), {.publish = publish}).sequence;
+    const Ticket in_a = must(a.manager.begin_step());
+    const Ticket in_b = must(b.manager.begin_step());
+    must(a.manager.append(of_a, Tokens{9}));
+    must(b.manager.append(of_b, Tokens{9}));
+    EXPECT_NE(must(a.manager.state_hash()), must(b.manager.state_hash()));
+    must(a.manager.drop(in_a));
+    must(b.manager.drop(in_b));
+    must(a.manager.begin_step());
+    must(b.manager.begin_step());
+    EXPECT_EQ(a.manager.append(of_a, tokens(1, 9)).code(), ErrorCode::kInvalidArgument);
+    must(b.manager.append(of_b, tokens(1, 9)));
+    must(a.manager.append(of_a, Tokens{9}));
+    must(a.manager.undo(of_a));
+    EXPECT_EQ(a.manager.append(of_a, tokens(1, 9)).code(), ErrorCode::kInvalidArgument);
+  }
+  // A committed step cannot be dropped: from then on they answer alike.
+  Engine a({full_group(4, 16)});
+  Engine b({full_group(4, 16)});
+  for (Engine* e : {&a, &b}) e->cache(tokens(1, 8));
+  a.feed(a.open(tokens(1, 9)).sequence, Tokens{9});
+  b.feed(b.open(tokens(1, 12)).sequence, Tokens{9});
+  EXPECT_EQ(must(a.manager.state_hash()), must(b.manager.state_hash()));
+}
+
+// A load behind open() keeps the longer one of two prompts.
+TEST(Mistakes, TheLengthOfAPromptThatFoundNothingIsPartOfTheStateWhereLoadsAre) {
+  const auto opened = [](std::int32_t max_transfers, std::int32_t prompt) {
+    const ManagerOptions options{.max_transfers = max_transfers};
+    auto e = std::make_unique<Engine>(std::vector<GroupSpec>{full_group(4, 16)}, options);
+    const SequenceId id = e->open(tokens(1, prompt)).sequence;
+    return std::pair(std::move(e), id);
+  };
+  const auto [a, of_a] = opened(1, 9);
+  const auto [b, of_b] = opened(1, 12);
+  EXPECT_NE(must(a->manager.state_hash()), must(b->manager.state_hash()));
+  for (const auto& [e, id] : {std::pair(a.get(), of_a), std::pair(b.get(), of_b)}) {
+    const Load load = must(e->manager.begin_load(id, tokens(1, 9), 8));
+    EXPECT_EQ(must(e->manager.finish_load(load.id, 8)), 8);
+    must(e->manager.begin_step());
+  }
+  EXPECT_EQ(a->manager.append(of_a, tokens(1, 9)).code(), ErrorCode::kInvalidArgument);
+  must(b->manager.append(of_b, tokens(1, 9)));
+  // Without loads it decides nothing.
+  EXPECT_EQ(must(opened(0, 9).first->manager.state_hash()),
+            must(opened(0, 12).first->manager.state_hash()));
+}
+
 }  // namespace
 }  // namespace kvfolio::testing_engine
