@@ -20,7 +20,6 @@ OUTPUT_ONLY = frozenset({
     "labels",
     "logits_to_keep",
     "num_items_in_batch",
-    "output_attentions",
     "output_hidden_states",
     "output_router_logits",
     "return_dict",
@@ -29,11 +28,17 @@ OUTPUT_ONLY = frozenset({
 })
 
 
-def changing(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> str | None:
+#: Only eager attention has weights to hand out: models leave another one for it, whose sums are rounded otherwise.
+EAGER_OUTPUT = "output_attentions"
+
+
+def changing(given: Mapping[str, Any], defaults: Mapping[str, Any], config: Any = None) -> str | None:
     """The first argument that may make other keys, as "name=value"; one that is None or at its default was
-    not given."""
+    not given. `config` is that of the decoder."""
     for name, value in given.items():
         if value is None or name in COMPARED or name in OUTPUT_ONLY or _is_default(value, defaults.get(name)):
+            continue
+        if name == EAGER_OUTPUT and _keeps_attention(value, config):
             continue
         return f"{name}={_shown(value)}"
     return None
@@ -42,12 +47,19 @@ def changing(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> str | Non
 def unknown_to_attention(given: Mapping[str, Any], is_causal: bool) -> str | None:
     """The first keyword that kvfolio's attention would have to obey and does not, as "name=value"."""
     for name, value in given.items():
-        if value is None or name in COMPARED or name in OUTPUT_ONLY:
+        if value is None or name in COMPARED or name in OUTPUT_ONLY or name == EAGER_OUTPUT:
             continue
         if name == "is_causal" and value is is_causal:
             continue
         return f"{name}={_shown(value)}"
     return None
+
+
+def _keeps_attention(value: Any, config: Any) -> bool:
+    """It is what the configuration says, which is part of the namespace, or attention is eager anyway."""
+    if getattr(config, "_attn_implementation", None) == "eager":
+        return True
+    return bool(value) == bool(getattr(config, EAGER_OUTPUT, False))
 
 
 def _is_default(value: Any, default: Any) -> bool:

@@ -99,7 +99,7 @@ def _before_forward(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict
             positions=given.get("position_ids"),
             cache_position=given.get("cache_position"),
             mask=given.get("attention_mask"),
-            changing=changing(given, defaults),
+            changing=changing(given, defaults, getattr(module, "config", None)),
             hands_out_keys=bool(given.get("return_shared_kv_states")),
         )
     )

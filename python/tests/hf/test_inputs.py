@@ -210,10 +210,12 @@ def test_a_keyword_in_one_forward_of_many_is_remembered():
     assert cold(model, pool, ids)
 
 
-def test_keywords_of_what_comes_out_change_no_key():
-    model, ids = llama("eager"), models.prompt(LENGTH)
+@pytest.mark.parametrize("attention", ["eager", "sdpa", "kvfolio"])
+def test_keywords_of_what_comes_out_are_taken(attention):
+    """test_keywords.py compares the bits of the keys."""
+    model, ids = llama(attention), models.prompt(LENGTH)
     pool = pool_for(model)
-    outputs = dict(output_hidden_states=True, output_attentions=True)
+    outputs = dict(output_hidden_states=True, output_attentions=attention == "eager")
     with hf.PagedCache(model, pool, prompt_ids=ids) as cache:
         model(ids, past_key_values=cache, use_cache=True, return_dict=True, is_causal=None,
               num_items_in_batch=1, **outputs)

@@ -33,15 +33,30 @@ def test_the_table_is_what_is_done():
     for name, kind in KINDS.items():
         assert (name in _keywords.COMPARED) == (kind == "compared")
         assert (name in _keywords.OUTPUT_ONLY) == (kind == "output")
-        assert (_keywords.changing({name: 7}, {}) is not None) == (kind == "refused")
+        assert (name == _keywords.EAGER_OUTPUT) == (kind == "eager")
+        assert (_keywords.changing({name: 7}, {}) is not None) == (kind in ("refused", "eager"))
     assert _keywords.COMPARED | _keywords.OUTPUT_ONLY <= KINDS.keys()
 
 
-@pytest.mark.parametrize("name", sorted(_keywords.OUTPUT_ONLY))
-@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
-def test_what_is_taken_for_output_changes_no_bit_of_a_key(family, name):
-    model, ids = models.shared(family, attention="eager"), models.prompt(20)
+def named(model: str, attention: str):
+    if model in models.FAMILIES:
+        return models.shared(model, attention=attention)
+    return models.other(model, attention)
+
+
+#: Falcon, and in 4.57 Qwen2Moe, leave sdpa when weights of attention are asked for.
+MODELS = [("llama", "eager"), ("gpt_oss", "eager"), ("Falcon", "eager"), ("Qwen2Moe", "eager"),
+          ("llama", "sdpa"), ("Falcon", "sdpa"), ("Qwen2Moe", "sdpa")]
+
+
+@pytest.mark.parametrize("name", sorted(_keywords.OUTPUT_ONLY | {_keywords.EAGER_OUTPUT}))
+@pytest.mark.parametrize("family, attention", MODELS)
+def test_what_is_taken_for_output_changes_no_bit_of_a_key(family, attention, name):
+    model, ids = named(family, attention), models.prompt(20)
     value = {"labels": ids, "num_items_in_batch": 3, "logits_to_keep": 1}.get(name, True)
+    if _keywords.changing({name: value}, {}, model.config) is not None:
+        assert name == _keywords.EAGER_OUTPUT and attention == "sdpa"
+        return
     keys = []
     for given in ({}, {name: value}):
         with hf.PagedCache(model.config, pool_for(model), namespace="bits") as cache:
@@ -52,6 +67,28 @@ def test_what_is_taken_for_output_changes_no_bit_of_a_key(family, name):
                 return
             keys.append(torch.stack([torch.stack([layer.keys, layer.values]) for layer in cache.layers[1::2]]))
     assert torch.equal(*keys)
+
+
+@pytest.mark.parametrize("family, attention", MODELS)
+def test_weights_of_attention_are_refused_where_attention_would_be_another_one(family, attention):
+    model, ids = named(family, attention), models.prompt(20)
+    pool, given = pool_for(model), {_keywords.EAGER_OUTPUT: True}
+    if attention == "eager":
+        with hf.PagedCache(model, pool, prompt_ids=ids) as cache:
+            model(ids, past_key_values=cache, **given)
+        assert hits(model, pool, ids) == 19
+        return
+    with hf.PagedCache(model, pool, prompt_ids=ids) as cache:
+        with pytest.raises(ValueError, match="the decoder is fed output_attentions=True"):
+            model.get_decoder()(ids, past_key_values=cache, **given)
+    with hf.PagedCache(model, pool) as cache:
+        model.get_decoder()(ids, past_key_values=cache, **given)
+        with pytest.raises(RuntimeError, match="cannot publish: a forward was fed output_attentions=True"):
+            cache.publish(ids)
+    assert hits(model, pool, ids) == 0
+    with hf.PagedCache(model, pool, prompt_ids=models.prompt(20, seed=3)) as cache:
+        model(models.prompt(20, seed=3), past_key_values=cache, output_attentions=False)
+    assert hits(model, pool, models.prompt(20, seed=3)) == 19
 
 
 @pytest.mark.parametrize("name", models.OTHERS)
