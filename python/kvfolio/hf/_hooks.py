@@ -12,7 +12,9 @@ Hooks that run behind the last layer's keys may do what they like: no key depend
 
 from __future__ import annotations
 
+import functools
 import threading
+import types
 import weakref
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any, Iterator
@@ -162,15 +164,20 @@ def _bare(hook: Any) -> Any:
 
 def code_of(hook: Any) -> Any:
     """What a hook that is registered anew has in common with the one that acted."""
-    function = hook
-    while hasattr(function, "func") or hasattr(function, "__func__"):
-        function = getattr(function, "func", None) or function.__func__
+    function = _function_of(hook)
     return getattr(function, "__code__", None) or type(function)
 
 
 def name_of(hook: Any) -> str:
-    function = getattr(hook, "func", hook)
+    function = _function_of(hook)
     return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _function_of(hook: Any) -> Any:
+    """By their types: others may have any attribute that is asked for, as mocks do."""
+    while isinstance(hook, (functools.partial, types.MethodType)):
+        hook = hook.func if isinstance(hook, functools.partial) else hook.__func__
+    return hook
 
 
 # ---- what was given, before and after ----

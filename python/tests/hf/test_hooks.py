@@ -7,6 +7,7 @@ import contextlib
 import copy
 import functools
 import io
+import unittest.mock
 from typing import Any, Callable, Iterator
 
 import models
@@ -64,6 +65,7 @@ OBSERVERS: dict[str, Callable[[Any], Any]] = {
         m.get_decoder().layers[1].self_attn.register_forward_hook, watched_output),
     "of all modules": lambda m: registered(
         torch.nn.modules.module.register_module_forward_hook, lambda part, given, out: None),
+    "a mock": lambda m: registered(mlp_of(m).register_forward_hook, unittest.mock.Mock(return_value=None)),
     "on the logits": lambda m: registered(m.lm_head.register_forward_hook, lambda part, given, out: out * 2),
     "behind the last keys": lambda m: registered(
         m.get_decoder().layers[3].mlp.register_forward_hook, lambda part, given, out: out * 1.1),
@@ -152,6 +154,8 @@ ACTING: dict[str, Callable[[Any], Any]] = {
     "a method": lambda m: registered(mlp_of(m).register_forward_hook, Ablation(0.5).hook),
     "a partial": lambda m: registered(
         mlp_of(m).register_forward_hook, functools.partial(lambda part, given, out, by: out * by, by=0.5)),
+    "a mock": lambda m: registered(
+        mlp_of(m).register_forward_hook, unittest.mock.Mock(side_effect=lambda part, given, out: out * 1.1)),
     "of all modules": lambda m: registered(
         torch.nn.modules.module.register_module_forward_hook,
         lambda part, given, out: out * 1.1 if part is mlp_of(m) else None),
