@@ -323,27 +323,36 @@ def _package(function: Any) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _is_own(kind: type, forward: Any) -> bool:
-    """Its code is of the package of its class, or of one that decorates forwards."""
+    """Its code, and all that it decorates, is of the package of its class, or of one that decorates forwards."""
     owner = next((base for base in kind.__mro__ if "forward" in vars(base)), kind)
     allowed = (owner.__module__.partition(".")[0], *_WRAPPERS)
-    return not isinstance(forward, types.FunctionType) or _package(forward) in allowed
+    while isinstance(forward, types.FunctionType) and _package(forward) in allowed:
+        if not hasattr(forward, "__wrapped__"):
+            return True
+        forward = forward.__wrapped__
+    return False
 
 
 def _is_wrapped(module: torch.nn.Module) -> bool:
     """The forward of an instance is that of its class, or one that accelerate or peft put there."""
-    forward = vars(module)["forward"]
-    function = getattr(forward, "func", getattr(forward, "__func__", forward))
-    if function is type(module).forward:
+    function = _bound_to(module, vars(module)["forward"])
+    if function is type(module).forward or _package(function) == "peft":
         return True
-    if _package(function) == "peft":
-        return True
-    before = vars(module).get("_old_forward")
     kinds = map(type, _hooks_of_accelerate(module))
     return (
         _package(function) == "accelerate"
         and all(kind.__module__.partition(".")[0] == "accelerate" for kind in kinds)
-        and getattr(before, "__func__", before) is type(module).forward
+        and _bound_to(module, vars(module).get("_old_forward")) is type(module).forward
     )
+
+
+def _bound_to(module: torch.nn.Module, forward: Any) -> Any:
+    """The function that this calls with the module, and the arguments of a call as they are; else None."""
+    if type(forward) is types.MethodType and forward.__self__ is module:
+        return forward.__func__
+    if type(forward) is functools.partial and len(forward.args) == 1 and forward.args[0] is module:
+        return None if forward.keywords else forward.func
+    return None
 
 
 # ---- elements, settings ----

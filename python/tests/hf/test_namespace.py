@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gc
 import io
 import types
@@ -174,6 +175,19 @@ def doubled(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *arguments, **options: 2 * function(*arguments, **options)
 
 
+class Doubled:
+    """A method that is no function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return 2 * self.function(*arguments, **options)
+
+    def __get__(self, module: Any, owner: Any) -> Any:
+        return self if module is None else types.MethodType(self, module)
+
+
 def other_attention(model: Any) -> Any:
     known = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
     sdpa = known["sdpa"]
@@ -226,6 +240,17 @@ REPLACED: dict[str, Callable[[Any], Any]] = {
         types.MethodType(OtherNorm.forward, layer_of(m).input_layernorm)),
     "of a class": lambda m: replaced(
         type(layer_of(m).mlp), "forward", doubled(type(layer_of(m).mlp).forward)),
+    "of another module": lambda m: replaced(
+        layer_of(m).input_layernorm, "forward", layer_of(m).post_attention_layernorm.forward),
+    "a partial with another module": lambda m: replaced(
+        layer_of(m).mlp, "forward", functools.partial(type(layer_of(m).mlp).forward, m.get_decoder().layers[0].mlp)),
+    "a partial with a keyword": lambda m: replaced(
+        layer_of(m).self_attn, "forward",
+        functools.partial(type(layer_of(m).self_attn).forward, layer_of(m).self_attn, is_causal=False)),
+    "an object in a class": lambda m: replaced(
+        type(layer_of(m).mlp), "forward", Doubled(type(layer_of(m).mlp).forward)),
+    "decorated by torch": lambda m: replaced(
+        type(layer_of(m).mlp), "forward", torch.no_grad()(doubled(type(layer_of(m).mlp).forward))),
     "of torch": lambda m: replaced(torch.nn.Linear, "forward", doubled(torch.nn.Linear.forward)),
 }
 
