@@ -8,23 +8,27 @@ from typing import Any
 
 from ._cache import PagedCache
 from ._pool import Pool
-from ._prompt import matrix, prompts_of
+from ._prompt import matrix, prompts_of, split
 
 
 def generate(model: Any, pool: Pool, inputs: Any, *, attention_mask: Any = None,
              namespace: str | bytes | None = None, **options: Any) -> Any:
     """model.generate(inputs, **options) with a cache of the pool: what the pool has of the prompts is not
     computed again, and the text is findable afterwards. ``inputs``: ids [rows, tokens], or what a tokenizer
-    returned. Returns what model.generate() returns.
+    returned, of which all goes to model.generate(). Returns what that returns.
 
     A way of generating whose keys belong to no plain prompt (positions of one's own) publishes no text.
     """
-    for name in ("past_key_values", "inputs_embeds"):
+    if isinstance(inputs, Mapping) and "input_ids" in inputs:
+        inputs, more = split(inputs)
+        twice = sorted(more.keys() & options.keys())
+        if twice:
+            raise TypeError(f"{', '.join(twice)} is given by name and with the inputs: give it once")
+        options = more | options
+    for name in ("past_key_values", "cache", "inputs_embeds"):
         if name in options:
             raise TypeError(f"{name} is not for hf.generate(), which makes the cache for ids: call model.generate()")
-    given = dict(inputs) if isinstance(inputs, Mapping) else {"input_ids": inputs}
-    types = given.pop("token_type_ids", None)
-    ids, mask = prompts_of(None, given, attention_mask, types)
+    ids, mask = prompts_of(None, inputs, attention_mask, None)
     ids = matrix(ids)
     with PagedCache(model, pool, prompt_ids=ids, attention_mask=mask, namespace=namespace) as cache:
         if mask is not None:

@@ -99,6 +99,15 @@ def _salt(extra: str | bytes | None) -> bytes:
     return extra.encode() if isinstance(extra, str) else extra or b""
 
 
+_OF_PROMPTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+def split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a prompt is made of, and all else that is not None."""
+    prompt = {name: value for name, value in given.items() if name in _OF_PROMPTS}
+    return prompt, {name: value for name, value in given.items() if name not in prompt and value is not None}
+
+
 def prompts_of(prompt_ids: Any, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> tuple[Any, Any]:
     """Ids and mask, however they were named."""
     if prompt_ids is not None and input_ids is not None:
@@ -108,6 +117,10 @@ def prompts_of(prompt_ids: Any, input_ids: Any, attention_mask: Any, token_type_
         if "input_ids" not in ids:
             raise TypeError(f"the prompts are a {type(ids).__name__} with {', '.join(map(str, ids))}; "
                             "input_ids is needed")
+        ids, more = split(ids)
+        if more:
+            raise TypeError(f"the prompts come with {', '.join(map(str, more))}, which a cache knows nothing of: "
+                            f"give {', '.join(_OF_PROMPTS)} alone, and the rest to the model")
         if attention_mask is None:
             attention_mask = ids.get("attention_mask")
         if token_type_ids is None:

@@ -53,6 +53,22 @@ def test_generate_returns_what_the_model_returns(way):
     assert pool.num_held == 0
 
 
+def test_generate_gives_all_that_comes_with_the_ids_to_the_model():
+    model = models.shared("llama")
+    pool, ids = pool_for(model), models.prompt(9)
+    given = dict(input_ids=ids, attention_mask=torch.ones_like(ids), cross=None)
+    assert torch.equal(hf.generate(model, pool, given, **options()), generate(model, ids, None))
+    with pytest.raises(ValueError, match="pixel_values"):  # of transformers: this model has none
+        hf.generate(model, pool, given | dict(pixel_values=torch.ones(1, 3, 4, 4)), **options())
+    with pytest.raises(ValueError, match="positions from 7 on, where the cache holds 0"):
+        hf.generate(model, pool_for(model), given | dict(position_ids=torch.arange(9)[None] + 7), **options())
+    with pytest.raises(TypeError, match="max_new_tokens is given by name and with the inputs"):
+        hf.generate(model, pool, given | dict(max_new_tokens=3), **options())
+    for name in ("past_key_values", "inputs_embeds"):
+        with pytest.raises(TypeError, match=f"{name} is not for hf.generate"):
+            hf.generate(model, pool, given | {name: 1}, **options())
+
+
 def test_generate_takes_no_cache_of_others():
     model = models.shared("llama")
     with pytest.raises(TypeError, match="past_key_values is not for hf.generate"):
@@ -95,6 +111,7 @@ def test_a_tokenizers_output_is_unpacked_into_a_cache():
     ([[1, 2], [3]], "rows of ids have several lengths: pad them on the left"),
     ([1.5], "ids are torch.float64; integers are needed"),
     ([None], "ids are made of NoneType; integers are needed"),
+    (dict(input_ids=[1, 2], position_ids=[3, 4], pixel_values=[1.0]), "come with position_ids, pixel_values, which"),
     (dict(input_ids=[1, 2], token_type_ids=[0, 1]), "token_type_ids are not all 0"),
 ])
 def test_prompts_that_are_none_are_refused_by_what_they_are(wrong, message):
