@@ -61,7 +61,7 @@ void PinnedMemory::release() noexcept {
   data_ = nullptr;
 }
 
-Result<std::unique_ptr<DeviceMemory>> DeviceMemory::create(std::shared_ptr<Device> device,
+Result<std::unique_ptr<DeviceMemory>> DeviceMemory::create(const std::shared_ptr<Device>& device,
                                                            const DeviceMemoryOptions& options) {
   if (options.staging_bytes < 128) {
     return Status(ErrorCode::kInvalidArgument,

@@ -54,7 +54,7 @@ struct DeviceMemoryOptions {
 class DeviceMemory final : public MemoryResource {
  public:
   // kOutOfMemory, kUnavailable: as Device::run(). kInvalidArgument: the options.
-  static Result<std::unique_ptr<DeviceMemory>> create(std::shared_ptr<Device> device,
+  static Result<std::unique_ptr<DeviceMemory>> create(const std::shared_ptr<Device>& device,
                                                       const DeviceMemoryOptions& options = {});
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;

@@ -65,6 +65,7 @@ using DeviceAddress = unsigned long long;
      unsigned threads_z, unsigned shared_bytes, void* stream, void** parameters, void** extra))
 
 struct DriverCalls {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): a name and a list of parameters
 #define KVFOLIO_DRIVER_MEMBER(member, symbol, arguments) DriverResult(*member) arguments = nullptr;
   KVFOLIO_DRIVER_CALLS(KVFOLIO_DRIVER_MEMBER)
 #undef KVFOLIO_DRIVER_MEMBER

@@ -38,6 +38,7 @@ inline Status append_e4m3(const KVView& cache, std::int32_t layer, const RowsVie
         if (is_v && !own_v) continue;
         const RowsView& rows = is_v ? v : k;
         std::vector<float> row;
+        row.reserve(static_cast<std::size_t>(rows.head_dim));
         for (std::int32_t d = 0; d < rows.head_dim; ++d) {
           row.push_back(load_value(
               rows.at(static_cast<std::int32_t>(t), h) + d * dtype_bytes(rows.dtype), rows.dtype));

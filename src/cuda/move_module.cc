@@ -63,7 +63,7 @@ std::string symbol_of(const MoveKernel& kernel) {
   const std::string_view wide = kernel.wide ? "wide" : "narrow";
   if (kernel.family >= MoveFamily::kScatter) return concat("kvfolio_", family);
   if (kernel.family >= MoveFamily::kCopyBlocks) return concat("kvfolio_", family, "_", wide);
-  const std::string name =
+  std::string name =
       concat("kvfolio_", family, "_", name_of(kernel.from), "_", name_of(kernel.to), "_", wide);
   if (kernel.family != MoveFamily::kAppendQuantized) return name;
   return concat(name, kernel.long_rows ? "_long" : "_short");
@@ -97,7 +97,7 @@ std::vector<MoveKernel> all_move_kernels() {
   return all;
 }
 
-Result<std::shared_ptr<MoveModule>> MoveModule::load(std::shared_ptr<Device> device,
+Result<std::shared_ptr<MoveModule>> MoveModule::load(const std::shared_ptr<Device>& device,
                                                      const void* image) {
   std::shared_ptr<MoveModule> result(new MoveModule(device));
   KVFOLIO_RETURN_IF_ERROR(device->run("to load its kernels", [&](const DriverCalls& calls) {

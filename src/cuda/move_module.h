@@ -24,7 +24,7 @@ class MoveModule {
  public:
   // `image` is a cubin or a fatbin, which is copied. kUnavailable: the driver refuses it, or it
   // lacks a kernel, which is named. kOutOfMemory.
-  static Result<std::shared_ptr<MoveModule>> load(std::shared_ptr<Device> device,
+  static Result<std::shared_ptr<MoveModule>> load(const std::shared_ptr<Device>& device,
                                                   const void* image);
   MoveModule(const MoveModule&) = delete;
   MoveModule& operator=(const MoveModule&) = delete;

@@ -30,6 +30,8 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
+// NOLINTBEGIN(bugprone-reserved-identifier): the names of CUDA, which a compiler of the host has
+// not
 #define __device__
 #define __global__
 #define __forceinline__ inline
@@ -256,3 +258,5 @@ inline unsigned long long atomicMin(unsigned long long* at, unsigned long long v
   *at = std::min(old, value);
   return old;
 }
+
+// NOLINTEND(bugprone-reserved-identifier)

@@ -32,6 +32,8 @@
 #include "cuda/attention/fibers.h"
 #include "kvfolio/dtype.h"
 
+// The names are those of CUDA, which a compiler of the host has not.
+// NOLINTBEGIN(bugprone-reserved-identifier)
 #define __device__
 #define __global__ static
 #define __forceinline__ inline
@@ -490,7 +492,8 @@ void run_block(int threads, int shared_bytes, const Kernel& kernel) {
   b.phases.clear();
   b.barrier = {};
   for (Barrier& named : b.named) named = {};
-  std::memset(b.shared, 0xff, static_cast<std::size_t>(shared_bytes + kRed));
+  std::memset(b.shared, 0xff,
+              static_cast<std::size_t>(shared_bytes) + static_cast<std::size_t>(kRed));
   for (int t = 0; t < threads; ++t) {
     b.threads[t].open.clear();
     b.threads[t].groups.clear();
@@ -533,3 +536,5 @@ void launch(int grid, int threads, int shared_bytes, const Kernel& kernel) {
 
 }  // namespace model
 }  // namespace kvfolio::cuda
+
+// NOLINTEND(bugprone-reserved-identifier)
