@@ -9,6 +9,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -36,8 +37,9 @@ std::atomic<bool> has_failed = false;
 std::atomic<bool> outlives_the_reader = false;
 std::atomic<bool> has_no_reader = false;
 std::atomic<bool> inside_a_line = false;  // of standard output
-std::atomic<bool> prints = false;         // a signal waits
-std::atomic<int> first_signal = 0;        // that came
+std::atomic<bool> signals_wait = false;
+pthread_t main_thread = {};         // before the first signal
+std::atomic<int> first_signal = 0;  // that came
 std::array<std::atomic<const char*>, 4> unfinished_files = {};
 static_assert(std::atomic<bool>::is_always_lock_free);
 static_assert(std::atomic<int>::is_always_lock_free);
@@ -85,15 +87,24 @@ void write_if_there_is_room(int file, std::string_view text) {
   end_early(128 + signal);
 }
 
+// The main thread alone acts on signals: beside one that ends the program here, it would go on.
+bool goes_to_main_thread(int signal) {
+  if (::pthread_equal(::pthread_self(), main_thread) != 0) return false;
+  ::pthread_kill(main_thread, signal);
+  return true;
+}
+
 extern "C" void kvfolio_on_signal(int signal) {
+  if (goes_to_main_thread(signal)) return;
   int none = 0;
   const bool is_first = first_signal.compare_exchange_strong(none, signal);
   ::alarm(kPatienceS);
-  if (is_first && prints) return;  // print() ends it, or the alarm
+  if (is_first && signals_wait) return;  // ~SignalsWait ends it, or the alarm
   end_by_signal(is_first ? signal : none);
 }
 
 extern "C" void kvfolio_on_alarm(int signal) {
+  if (goes_to_main_thread(signal)) return;
   const int first = first_signal;
   if (first == 0) end_by_signal(signal);  // it is of another
   end_early(128 + first);
@@ -110,6 +121,7 @@ void open_standard_descriptors() {
 
 void handle_signals() {
   has_terminal = ::isatty(STDERR_FILENO) != 0;
+  main_thread = ::pthread_self();
   sigset_t signals;
   ::sigemptyset(&signals);
   for (const int signal : kSignals) ::sigaddset(&signals, signal);
@@ -131,18 +143,25 @@ void handle_signals() {
   std::signal(SIGXFSZ, SIG_IGN);                  // so does who writes the file
 }
 
+SignalsWait::SignalsWait() noexcept { signals_wait = true; }
+SignalsWait::~SignalsWait() {
+  signals_wait = false;
+  if (first_signal != 0) end_by_signal(first_signal);
+}
+
 void print(std::string_view text) {
   if (text.empty() || has_no_reader) return;
   show_progress("");
   const std::string shown = printable_text(text);
-  prints = true;
-  inside_a_line = true;
-  const int error = write_all(STDOUT_FILENO, shown);
-  if (error == 0) inside_a_line = shown.back() != '\n';
-  prints = false;
-  // Ctrl-C in a pipeline goes to the reader too. When that is gone, the signal has waited here, and
-  // its exit code comes first.
-  if (first_signal != 0) end_by_signal(first_signal);
+  int error = 0;
+  {
+    // Ctrl-C in a pipeline goes to the reader too. When that is gone, the signal has waited here,
+    // and its exit code comes first.
+    const SignalsWait whole_lines;
+    inside_a_line = true;
+    error = write_all(STDOUT_FILENO, shown);
+    if (error == 0) inside_a_line = shown.back() != '\n';
+  }
   if (error == 0) return;
   if (error == EPIPE && outlives_the_reader) {
     has_no_reader = true;

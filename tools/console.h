@@ -6,9 +6,9 @@
 // Ctrl-C (SIGINT) ends it with 130, SIGTERM with 143, and the other signals that would end a
 // program (SIGHUP, SIGQUIT, SIGXCPU, ...) with 128 and their number; SIGHUP does nothing under
 // nohup. Before that the files that are not complete are removed, a begun line of standard output
-// is ended, and the progress line is taken away. A signal that comes during print() waits for its
-// end, so standard output holds whole lines; but no longer than a second, since the reader may not
-// read. A second signal does not wait.
+// is ended, and the progress line is taken away. A signal that comes during print() or inside a
+// SignalsWait waits for its end, so standard output holds whole lines; but no longer than a second,
+// since the reader may not read. A second signal does not wait.
 //
 // A reader of standard output that goes away (`| head -n 1`) ends it without a word: it has what it
 // wanted, so the exit code is 0, or 1 if a check has failed by then. Where files are asked for too,
@@ -46,6 +46,16 @@ void report(std::string_view message);
 // The line at the bottom of a terminal; nothing elsewhere. The next call of any of these functions
 // replaces it. Empty: takes it away.
 void show_progress(std::string_view text);
+
+// While one lives a signal waits, as said above: around what would leave something half done, and
+// takes no time. At most one.
+class SignalsWait {
+ public:
+  SignalsWait() noexcept;
+  SignalsWait(const SignalsWait&) = delete;
+  SignalsWait& operator=(const SignalsWait&) = delete;
+  ~SignalsWait();  // does not return if a signal came
+};
 
 // A file that an early end removes, if it is there. `path` stays as it is until
 // forget_unfinished(path). At most 4.

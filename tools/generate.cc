@@ -269,6 +269,7 @@ class Generate {
     ProgressSink shown(sink, "saving the prefix cache");
     const Result<SaveStats> saved = engine.save(shown);
     if (!saved) return prefixed("--save", saved.error());
+    const SignalsWait no_hidden_file_is_left;
     if (Status status = sink.commit(); !status.ok()) return prefixed("--save", status);
     saved_ = *saved;
     return {};

@@ -49,15 +49,17 @@ static int32_t keep_bytes(void* context, const void* bytes, int64_t num_bytes) {
   return 0;
 }
 
-// Two managers with the same calls write as many bytes; a sink that fails ends the log and nothing
-// else; a log may be destroyed first.
+// Two managers with the same calls write as many bytes, and more where each call is flushed, since
+// each piece has a checksum of its own; a sink that fails ends the log and nothing else; a log may
+// be destroyed first.
 void call_op_log(void) {
-  int64_t totals[2] = {0, 0};
-  for (int i = 0; i < 2; ++i) {
+  int64_t totals[4] = {0, 0, 0, 0};
+  for (int i = 0; i < 4; ++i) {
+    const int32_t flush_each_call = i / 2;
     kvfolio_manager* const m = make_manager();
     const kvfolio_byte_sink sink = {sizeof sink, 0, &totals[i], keep_bytes};
     kvfolio_op_log* log = NULL;
-    MUST(kvfolio_op_log_create(&sink, i, &log, &g_error));
+    MUST(kvfolio_op_log_create(&sink, flush_each_call, &log, &g_error));
     MUST(kvfolio_record(m, log, &g_error));
     say(m);
     CHECK(kvfolio_op_log_num_calls(log) == 4);
@@ -70,7 +72,7 @@ void call_op_log(void) {
     kvfolio_op_log_destroy(log);
     kvfolio_manager_destroy(m);
   }
-  CHECK(totals[0] == totals[1]);
+  CHECK(totals[0] == totals[1] && totals[2] == totals[3] && totals[0] < totals[2]);
 
   kvfolio_manager* const m = make_manager();
   int64_t none = -1;
