@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// The lines of "In Go" of the README.
+// The lines of "In Go" of docs/languages.md.
 func readmePrefill(cache *Cache, prompt []int32) (found int, err error) {
 	// shown: go
 	opened, err := cache.Open(prompt, nil) // finds and holds

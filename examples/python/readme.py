@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines of the README: two prompts that share a prefix, with memory and kernels."""
+"""The lines of docs/languages.md: two prompts that share a prefix, with memory and kernels."""
 
 # readme: begin
 import kvfolio as kv

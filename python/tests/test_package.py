@@ -84,15 +84,15 @@ m.close(None)
     assert ran.stdout.count("error:") == 3, ran.stdout + ran.stderr
 
 
-def test_the_lines_of_the_readme_print_what_it_says():
+def test_the_lines_of_the_docs_print_what_they_say():
     root = pathlib.Path(__file__).parents[2]
     example = root / "examples/python/readme.py"
     ran = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
     mark = "<!-- output of examples/python/readme.py -->\n```text\n"
-    readme = (root / "README.md").read_text()
-    begin = readme.index(mark) + len(mark)
-    assert ran.stdout == readme[begin:readme.index("```", begin)]
+    page = (root / "docs" / "languages.md").read_text()
+    begin = page.index(mark) + len(mark)
+    assert ran.stdout == page[begin:page.index("```", begin)]
 
 
 def test_the_benchmark_of_a_step_runs():

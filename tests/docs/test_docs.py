@@ -116,6 +116,24 @@ def test_is_ascii_without_tabs_or_trailing_blanks(page):
     assert text.endswith("\n") and not text.endswith("\n\n")
 
 
+def test_contents_of_the_design_are_its_headings():
+    text = (ROOT / "docs" / "design.md").read_text()
+    contents = re.findall(r"^(\d+)\. \[(.*)\]\(#.*\)$", text, re.M)
+    headings = re.findall(r"^## (?:(\d+)\. )?(.*)$", prose(text), re.M)
+    assert contents == headings
+
+
+def test_the_readme_is_short_and_begins_with_code():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 200
+    assert lines.index("```python") < 40
+
+
+def test_pictures_are_what_their_script_draws():
+    ran = subprocess.run([ROOT / "scripts" / "pictures", "--check"], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_options_of_the_command_exist():
     command = os.environ.get("KVFOLIO")
     if not command or not pathlib.Path(command).exists():
@@ -123,9 +141,10 @@ def test_options_of_the_command_exist():
     known = subprocess.run([command, "generate", "--help"], capture_output=True, text=True,
                            timeout=60).stdout
     known = set(OPTION.findall(known))
-    page = (ROOT / "README.md").read_text().replace("\\\n", " ")
-    lines = [line for line in page.splitlines() if re.match(r"\s*(\$ )?\S*kvfolio generate ", line)]
-    assert lines, "the README shows the command"
+    pages = [ROOT / "README.md", ROOT / "docs" / "proof.md"]
+    shown = "".join(page.read_text() for page in pages).replace("\\\n", " ")
+    lines = [line for line in shown.splitlines() if re.match(r"\s*(\$ )?\S*kvfolio generate ", line)]
+    assert len(lines) > 1, "both pages show the command"
     for line in lines:
         assert set(OPTION.findall(line)) <= known, line
 
@@ -144,7 +163,7 @@ def test_every_mark_of_the_examples_is_shown():
                *(ROOT / "bindings" / "rust" / "kvfolio" / "examples").glob("*.rs")]
     marks = {f"{path.relative_to(ROOT)}#{mark}" for path in sources
              for mark in re.findall(r"// shown: (.*)$", path.read_text(), re.M)}
-    pages = [ROOT / "README.md", ROOT / "docs" / "tiers.md"]
+    pages = [ROOT / "docs" / "languages.md", ROOT / "docs" / "tiers.md"]
     shown = [name for page in pages
              for name in re.findall(r"<!-- shown: (\S+) -->", page.read_text())]
     assert sorted(shown) == sorted(marks)
@@ -170,15 +189,15 @@ def test_every_decision_is_listed():
 
 
 def test_demo_counts_are_what_the_command_counts():
-    """All that the README's report says but times. Products of another instruction set round in
+    """All that the report of docs/proof.md says but times. Products of another instruction set round in
     another way, so other tokens may come out elsewhere."""
     command = os.environ.get("KVFOLIO")
     if not command or not pathlib.Path(command).exists():
         pytest.skip("the command was not built")
     if os.environ.get("KVFOLIO_SANITIZED"):
         pytest.skip("slow under the sanitizers, and counts are the same")
-    readme = (ROOT / "README.md").read_text()
-    block = next(body for _, _, body in FENCE.findall(readme) if "kvfolio generate" in body)
+    page = (ROOT / "docs" / "proof.md").read_text()
+    block = next(body for _, _, body in FENCE.findall(page) if "kvfolio generate" in body)
     shown = re.sub(r"\\\n", " ", block).splitlines()
     arguments = shown[0].split()[2:]
     ran = subprocess.run([command, *[a for a in arguments if a != "--verify"], "--json"], cwd=ROOT,
@@ -186,7 +205,7 @@ def test_demo_counts_are_what_the_command_counts():
     assert ran.returncode == 0, ran.stderr
     summary = json.loads(ran.stdout.splitlines()[-1])["summary"]
     if (summary["matmul"], summary["kernel"]) != ("avx512", "avx512-bf16"):
-        pytest.skip(f"the README's run used avx512-bf16, this machine uses {summary['kernel']}")
+        pytest.skip(f"the page's run used avx512-bf16, this machine uses {summary['kernel']}")
     printed = summary["report"].splitlines()
     begin = next(i for i, line in enumerate(shown) if line.startswith("  sequences at once"))
     end = next(i for i, line in enumerate(shown) if line.startswith("verified"))

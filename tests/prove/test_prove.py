@@ -260,13 +260,13 @@ def test_output_that_cannot_be_written_is_exit_2_and_one_line(checkpoint):
 
 
 @sanitized
-def test_the_readme_shows_what_the_command_prints():
+def test_the_docs_show_what_the_command_prints():
     """Products of another instruction set round in another way: elsewhere the hash may differ."""
-    readme = (SOURCE / "README.md").read_text()
-    shown = readme.split("```text\n$ kvfolio prove --model models/kjv-bytes\n")[1].split("```")[0]
+    page = (SOURCE / "docs" / "proof.md").read_text()
+    shown = page.split("```text\n$ kvfolio prove --model models/kjv-bytes\n")[1].split("```")[0]
     used = proof(SHIPPED)
     if (used["matmul"], used["kernel"]) != ("avx512", "avx512-bf16"):
-        pytest.skip(f"the README's run used avx512, this machine uses {used['kernel']}")
+        pytest.skip(f"the page's run used avx512, this machine uses {used['kernel']}")
     printed = re.sub(r"[\d.]+ s\)", "S)", run(SHIPPED).stdout).splitlines()
     for line in re.sub(r"[\d.]+ s\)", "S)", shown).splitlines():
         assert line in (*printed, "  ...")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The lines of "In Rust" of the README, in a program that runs as a test.
+// The lines of "In Rust" of docs/languages.md, in a program that runs as a test.
 
 use kvfolio::{Cache, GroupSpec, Options, Result};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The lines of "Tiers" in the README, in a program that runs as a test.
+// The lines of "In Rust" of docs/tiers.md, in a program that runs as a test.
 
 use kvfolio::tiers::{ModelIdentity, Offload, OffloadOptions};
 use kvfolio::{Cache, GroupSpec, Options, Result, Storage};
