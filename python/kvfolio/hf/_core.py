@@ -21,9 +21,10 @@ from ..errors import FailedPrecondition
 from ._attention import Place
 from ._calls import LayerCalls
 from ._checks import check_feed, check_text
-from ._hooks import code_of, enter, observe
+from ._hooks import code_of, enter, has_hooks, observe
 from ._ids import SeenIds
 from ._layers import LayerKind
+from ._namespace import Known
 from ._pool import Pool
 from ._prompt import Namespace, Prompt, describe, replaced
 from ._round import GroupRound, Round, spans_of
@@ -51,6 +52,8 @@ class Core:
         self.unshared: str | None = None
         self.closed: str | None = None  # why
         self._acted: str | None = None
+        #: The model as it was when this forward began, if hooks may change it until it ends.
+        self._begun: Known | None = None
         self._last: Round | None = None
         self._feed: Feed | None = None
         self._fed_by = 0  # the thread
@@ -138,7 +141,7 @@ class Core:
         self._check_model()
 
     def _check_model(self) -> None:
-        self._acted, self.watching = None, False
+        self._acted, self._begun, self.watching = None, None, False
         enter(self)
         space = self.namespace
         if space.model is None:
@@ -158,6 +161,7 @@ class Core:
                 "begun: call the model again"
             )
         self.watching = True
+        self._begun = known if has_hooks(known) else None
         self._acted = replaced(known)
 
     def hook_acted(self, hook: Any, module: torch.nn.Module) -> None:
@@ -341,7 +345,21 @@ class Core:
             for row, new in zip(rows.items, num_new.tolist()):
                 row.num_drafts = new
 
+    def _check_hooks(self) -> None:
+        """A hook may have changed the model since the forward began; it may take that back later."""
+        begun, self._begun = self._begun, None
+        if begun is None or begun.holds_within():
+            return
+        reason = self.namespace.changed(self.namespace.known())
+        self.unshared = f"the model changed while it ran ({reason or 'a hook did it'})"
+        if self.prompt is not None and self.prompt.hit:
+            raise RuntimeError(
+                f"{self.unshared}, and {self.prompt.hit} tokens of the prompt were found, whose keys were computed "
+                "without that: take the hook away that changes it, or say by namespace= in what such prompts are found"
+            )
+
     def _finish(self, now: Round) -> None:
+        self._check_hooks()
         self._last = now
         self.watching = False
 

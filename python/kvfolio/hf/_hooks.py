@@ -3,9 +3,11 @@
 
 What a hook will do cannot be read off it, so each is run inside an Observed, which compares what it was
 given with what is there afterwards: objects by identity, tensors by version counter, and those of
-inference mode, which have none, by their elements. A hook that returns other objects or writes to a
-tensor acts. The forward in which it does publishes nothing, and the pool remembers the code of the hook:
-models that carry it find and publish nothing there, unless ``namespace=`` speaks for them.
+inference mode, which have none, by their elements. A hook that returns other objects, writes to a tensor,
+or changes what the namespace has of its module acts. The forward in which it does publishes nothing, and the
+pool remembers the code of the hook: models that carry it find and publish nothing there, unless
+``namespace=`` speaks for them. What hooks change elsewhere in the model shows when the last layer has its
+keys, if it was not taken back until then.
 
 Hooks that run behind the last layer's keys may do what they like: no key depends on them.
 """
@@ -22,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Iterator
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ._namespace import Known
+from ._namespace import Known, state_of_module
 
 if TYPE_CHECKING:
     from ._core import Core
@@ -55,8 +57,9 @@ class Observed:
         if core is None:
             return self.hook(module, *given)
         before = [(leaf, _mark(leaf)) for leaf in _leaves(given)]
+        state = state_of_module(module)
         result = self.hook(module, *given)
-        if self._acted(before, given, result):
+        if self._acted(before, given, result) or state != state_of_module(module):
             core.hook_acted(self.hook, module)
         return result
 
@@ -156,6 +159,11 @@ def hooks_of(known: Known) -> Iterator[tuple[Any, torch.nn.Module | None]]:
         if module is not None:
             for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
                 yield _bare(hook), module
+
+
+def has_hooks(known: Known) -> bool:
+    """Of others than kvfolio."""
+    return any(not _is_ours(hook) for hook, _ in hooks_of(known))
 
 
 def _bare(hook: Any) -> Any:

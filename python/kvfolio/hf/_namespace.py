@@ -122,8 +122,9 @@ class Known:
         self._attentions = sorted({_attention_of(config) for config, _ in self._configs.values()})
         for name, function in zip(self._attentions * 2, _functions(self._attentions)):
             self.facts.append((f"attention {name}", _plain(function)))
-        things, self._values = self._look()
-        self._things = [_nothing if thing is None else weakref.ref(thing) for thing in things]
+        things, moved, self._values = self._look()
+        self._things = _references(things)
+        self._moved = _references(moved)
         self.digest = _digest(map(repr, self.facts))
 
     def derive(self, function: Callable[[Any], T], argument: Any) -> T:
@@ -177,20 +178,29 @@ class Known:
 
     def holds(self) -> bool:
         """All facts are as they were."""
+        return self._holds(within=False)
+
+    def holds_within(self) -> bool:
+        """So it is in the midst of a forward, when accelerate has weights of some modules in other places."""
+        return self._holds(within=True)
+
+    def _holds(self, within: bool) -> bool:
         try:
-            things, values = self._look()
+            things, moved, values = self._look()
         except (AttributeError, KeyError, RuntimeError, TypeError):
             return False  # something is gone, or another thread is changing it
         return (
             values == self._values
-            and len(things) == len(self._things)
-            and all(map(operator.is_, things, [reference() for reference in self._things]))
+            and _are(things, self._things)
+            and (within or _are(moved, self._moved))
             and all(vars(config) == known for config, known in self._configs.values())
         )
 
-    def _look(self) -> tuple[list[Any], list[Any]]:
-        """What is compared by identity, and what by value. Each model's forward waits for it."""
+    def _look(self) -> tuple[list[Any], list[Any], list[Any]]:
+        """What is compared by identity, that too where accelerate may move it, and what by value. Each model's
+        forward waits for it."""
         things: list[Any] = []
+        moved: list[Any] = []
         values: list[Any] = [kind.forward for kind in self.kinds]
         values += _functions(self._attentions)
         hooked, forwards = [], []
@@ -205,24 +215,25 @@ class Known:
             values.append(entries["training"])
             if "config" in entries:
                 values.append(id(entries["config"]))  # it is kept, so that the number stays its own
+            tensors = moved if "_hf_hook" in entries else things
             if entries["_parameters"]:
-                things += entries["_parameters"].values()
+                tensors += entries["_parameters"].values()
             if entries["_buffers"]:
-                things += entries["_buffers"].values()
+                tensors += entries["_buffers"].values()
             if entries["_modules"]:
                 things += entries["_modules"].values()
-            if "_hf_hook" in entries:
-                things += (tensor for _, tensor in _offloaded(module))
-        tensors: Any = [reference() for reference in self._tensors]
+            if tensors is moved:
+                moved += (tensor for _, tensor in _offloaded(module))
+        known: Any = [reference() for reference in self._tensors]
         try:
-            values += [*map(_version, tensors), *map(torch.Tensor.data_ptr, tensors)]
+            values += [*map(_version, known), *map(torch.Tensor.data_ptr, known)]
         except RuntimeError:  # one has no version or no address
-            values += map(_state_of, tensors)
+            values += map(_state_of, known)
         for owner, name in self._named:
             value = getattr(owner(), name)
             values.append(value if type(value) is float else _plain(value))
         self.hooked, self._forwards = hooked, forwards
-        return things, values
+        return things, moved, values
 
     def samples(self) -> bytes:
         """A few elements of every tensor, so that most writes past the version counters show too."""
@@ -251,6 +262,23 @@ _version = operator.attrgetter("_version")
 
 def _nothing() -> None:
     """A weak reference to None, which has none."""
+
+
+def _references(things: list[Any]) -> list[Callable[[], Any]]:
+    return [_nothing if thing is None else weakref.ref(thing) for thing in things]
+
+
+def _are(things: list[Any], known: list[Callable[[], Any]]) -> bool:
+    return len(things) == len(known) and all(map(operator.is_, things, [reference() for reference in known]))
+
+
+def state_of_module(module: torch.nn.Module) -> Any:
+    """The facts that are its own, to be compared while a hook of it runs."""
+    entries = vars(module)
+    tensors = [*entries["_parameters"].values(), *entries["_buffers"].values()]
+    states = [(id(tensor), _state_of(tensor)) for tensor in tensors if tensor is not None]
+    named = [_plain(getattr(module, name)) for name in _NAMED if hasattr(module, name)]
+    return type(module), module.training, states, named
 
 
 def _state_of(tensor: Any) -> tuple[int, int]:

@@ -259,6 +259,52 @@ def test_a_hook_behind_ours_on_a_decoder_that_is_called_itself_asks_for_another_
     assert hits(model, pool, IDS) == ALL
 
 
+def scaled_until_the_end(model: Any, places: Any) -> Any:
+    """Hooks that set the scaling of an attention at one place, and take it back at the other."""
+    attention = model.get_decoder().layers[2].self_attn
+    first, last = places(model)
+    known = attention.scaling
+
+    def set_it(*given: Any) -> None:
+        attention.scaling = 0.5
+
+    def take_it_back(*given: Any) -> None:
+        attention.scaling = known
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(registered(first.register_forward_pre_hook, set_it))
+    stack.enter_context(registered(last.register_forward_hook, take_it_back))
+    return stack
+
+
+PLACES: dict[str, Callable[[Any], Any]] = {
+    "around the layers": lambda m: (m.get_decoder().layers[0], m.get_decoder().norm),
+    "around its own module": lambda m: (m.get_decoder().layers[2].self_attn,) * 2,
+}
+
+
+@pytest.mark.parametrize("places", PLACES)
+def test_a_hook_that_changes_the_model_and_takes_it_back_publishes_nothing(places):
+    model = models.make("llama")
+    pool = pool_for(model)
+    other = models.prompt(30, seed=7)
+    warm(model, pool, other)
+    attention = model.get_decoder().layers[2].self_attn
+    known = attention.scaling
+    with scaled_until_the_end(model, PLACES[places]):
+        with hf.PagedCache(model, pool, prompt_ids=other) as cache:
+            assert cache.cached_tokens == ALL
+            with pytest.raises(RuntimeError, match="29 tokens of the prompt were found"):
+                generate(model, other, cache)
+        attention.scaling = known  # the exception came before that was done
+        with hf.PagedCache(model, pool, prompt_ids=IDS) as cache:
+            out = generate(model, IDS, cache)
+            assert torch.equal(out, generate(model, IDS, None))
+            assert cache.publish(out) == [0] and cache.unshared is not None
+    assert hits(model, pool, IDS) == 0
+    assert hits(model, pool, other) == ALL
+
+
 def test_hooks_stay_what_they_are_for_those_who_look_at_them():
     model = models.make("llama")
     counter = Counter()
