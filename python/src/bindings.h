@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "id_tags.h"
 #include "kvfolio/ids.h"
 #include "kvfolio/manager.h"
 #include "kvfolio/spec.h"
@@ -135,7 +136,8 @@ struct Lease {
 
 // What Manager, Step and Plan share.
 struct ManagerState {
-  explicit ManagerState(KVCacheManager manager_in) : manager(std::move(manager_in)) {}
+  ManagerState(KVCacheManager manager_in, IdTag tag_in)
+      : tag(std::move(tag_in)), manager(std::move(manager_in)) {}
 
   // Runs f(manager) while no other call of this manager runs. Requires: f calls no Python.
   template <typename F>
@@ -156,6 +158,7 @@ struct ManagerState {
   [[nodiscard]] Status refuse_if_read(Ticket first, Ticket last) const;
   void end_plans(Ticket first, Ticket last);
 
+  const IdTag tag;
   KVCacheManager manager;
   Ticket open{};                          // the open step; changes inside of call() only
   std::vector<nb::ndarray<nb::ro>> lent;  // arrays that the storage lies in

@@ -2,8 +2,6 @@
 
 // Manager: how it is made, and what it is.
 
-#include <atomic>
-
 #include "arrays.h"
 #include "storage.h"
 
@@ -26,22 +24,14 @@ struct Given {
   bool copies_by_host;
 };
 
-// Ids of two managers must not pass for each other's: a close() of the wrong one would end a
-// stranger. Nothing copies one manager into another here, which would need equal tags. 0 is left to
-// who asks for it, and half of the tags, so that ids fit int64.
-std::uint16_t next_tag() {
-  static std::atomic<std::uint32_t> made{0};
-  return static_cast<std::uint16_t>(1 + made.fetch_add(1) % INT16_MAX);
-}
-
-std::uint16_t tag_of(nb::handle id_tag) {
-  if (id_tag.is_none()) return next_tag();
+IdTag tag_of(nb::handle id_tag) {
+  if (id_tag.is_none()) return IdTag::next();
   Int number;
   if (!nb::try_cast(id_tag, number)) raise_type("id_tag is no int");
-  return static_cast<std::uint16_t>(within(number, "id_tag", 0, UINT16_MAX));
+  return IdTag(static_cast<std::uint16_t>(within(number, "id_tag", 0, UINT16_MAX)));
 }
 
-ManagerOptions options_of(const Given& given) {
+ManagerOptions options_of(const Given& given, const IdTag& tag) {
   ManagerOptions options;
   options.max_sequences = i32(given.max_sequences, "max_sequences");
   options.max_pins = i32(given.max_pins, "max_pins");
@@ -59,17 +49,19 @@ ManagerOptions options_of(const Given& given) {
   options.high_watermark = given.high_watermark;
   options.victim_policy =
       parse_policy("victim_policy", given.victim_policy).value_or(VictimPolicy::kLru);
-  options.id_tag = tag_of(given.id_tag);
+  options.id_tag = tag.value();
   options.copies_by_host = given.copies_by_host;
   return options;
 }
 
-std::shared_ptr<ManagerState> create(nb::handle spec, const ManagerOptions& options) {
+std::shared_ptr<ManagerState> create(nb::handle spec, const Given& given) {
+  IdTag tag = tag_of(given.id_tag);
+  const ManagerOptions options = options_of(given, tag);
   if (nb::isinstance<Storage>(spec)) {
-    return object_of<Storage>(spec, "spec", "a Storage").give(options);
+    return object_of<Storage>(spec, "spec", "a Storage").give(options, std::move(tag));
   }
   return std::make_shared<ManagerState>(
-      take(KVCacheManager::create(spec_of(spec, "spec"), options)));
+      take(KVCacheManager::create(spec_of(spec, "spec"), options)), std::move(tag));
 }
 
 void add_options(nb::class_<Manager>& c) {
@@ -89,7 +81,7 @@ void add_options(nb::class_<Manager>& c) {
                           hash_seed,           high_watermark,
                           victim_policy,       id_tag,
                           copies_by_host};
-        new (self) Manager(create(spec, options_of(given)));
+        new (self) Manager(create(spec, given));
       },
       "spec"_a, nb::kw_only(), "max_sequences"_a = Int{1024}, "max_pins"_a = Int{256},
       "max_steps_in_flight"_a = Int{2}, "order"_a = "in_order", "prefix_cache"_a = true,
@@ -110,8 +102,9 @@ void add_options(nb::class_<Manager>& c) {
       "A list of GroupSpec: ids only, the engine owns the bytes and runs the copies of each plan. "
       "A Storage: the manager takes it, and commit() refuses a step whose copies "
       "run_copies() has not run, unless copies_by_host says that the engine runs them. Options of "
-      "0 are derived; see manager_types.h. id_tag=None: the next number, so that no two managers "
-      "of the process take each other's ids.");
+      "0 are derived; see manager_types.h. id_tag=None: a number that no manager has "
+      "that lives, so that none takes an id of another. There are 32,767 of them: those of "
+      "managers that are gone come again in turn, and ResourceExhausted says that all are taken.");
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ KVStorage& Storage::get() {
                "this storage went with a manager that could not be made"));
 }
 
-std::shared_ptr<ManagerState> Storage::give(const ManagerOptions& options) {
+std::shared_ptr<ManagerState> Storage::give(const ManagerOptions& options, IdTag tag) {
   if (!own_.has_value()) {
     raise(Status(ErrorCode::kFailedPrecondition, "another manager has taken this storage"));
   }
@@ -21,8 +21,8 @@ std::shared_ptr<ManagerState> Storage::give(const ManagerOptions& options) {
   static_cast<void>(take(KVCacheManager::create(own_->spec(), options)));
   KVStorage storage = *std::move(own_);
   own_.reset();
-  auto state =
-      std::make_shared<ManagerState>(take(KVCacheManager::create(std::move(storage), options)));
+  auto state = std::make_shared<ManagerState>(
+      take(KVCacheManager::create(std::move(storage), options)), std::move(tag));
   state->lent = std::move(lent_);
   manager_ = state;
   return state;

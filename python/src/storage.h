@@ -30,7 +30,7 @@ class Storage {
   [[nodiscard]] KVStorage& get();
   [[nodiscard]] const std::shared_ptr<ManagerState>& manager() const { return manager_; }
   // Makes a manager that takes the storage. FailedPrecondition: another one has taken it.
-  std::shared_ptr<ManagerState> give(const ManagerOptions& options);
+  std::shared_ptr<ManagerState> give(const ManagerOptions& options, IdTag tag);
 
  private:
   std::optional<KVStorage> own_;

@@ -49,11 +49,11 @@ def test_a_step_that_cannot_be_finished_is_dropped_by_its_block():
             step.append(sequence, prompt[30:])
     assert not step.is_open and cache.info(sequence).length == 30
     cache.close(sequence)
-    # Whoever comes now finds what was there, and each row of it is right.
+    # The next one finds what was there, and each row of it is right.
     sequence, cached = cache.open(prompt)
     assert cached == 30
     slots = np.asarray(cache.slot_mapping(sequence, 0, 30))
-    rows = cache.storage.view(layer=0).k[slots // 16, 0, slots % 16]
+    rows = cache.storage.view().k[0, slots // 16, 0, slots % 16]
     assert (rows == np.arange(30, dtype=np.float32)[:, None]).all()
     cache.check_invariants()
 
@@ -117,3 +117,18 @@ def test_no_manager_takes_an_id_of_another():
             kv.Manager(SPEC, id_tag=wrong)
     with pytest.raises(TypeError, match="id_tag"):
         kv.Manager(SPEC, id_tag="1")
+
+
+def test_a_tag_of_a_manager_that_lives_is_given_to_no_other():
+    """There are 2**15 - 1 of them, and a process makes more managers than that in a week."""
+    first, told = kv.Manager(SPEC), kv.Manager(SPEC, id_tag=77)
+    kept = {int(m.open([1])[0]): m for m in (first, told)}
+    small = [kv.GroupSpec(head_dim=8, num_blocks=1)]
+    tags = [int(kv.Manager(small, max_sequences=1, max_pins=1, max_sequence_tokens=16, prefix_cache=False)
+                .open([1])[0]) >> 48 for _ in range(2**15 + 1)]
+    assert min(tags) >= 1 and max(tags) < 2**15
+    assert {sequence >> 48 for sequence in kept}.isdisjoint(tags)
+    # In turn: the id of a manager that is gone means nothing for as long as can be.
+    assert len(set(tags[:32000])) == 32000
+    for sequence, m in kept.items():
+        assert m.info(sequence).length == 0
