@@ -16,6 +16,7 @@
 #include "kernels/check.h"
 #include "kernels/cpu/dispatch.h"
 #include "kernels/cpu/driver.h"
+#include "kernels/lengths.h"
 #include "kernels/reference.h"
 #include "kernels/visible.h"
 #include "kvfolio/kernels.h"
@@ -62,51 +63,18 @@ Status check_params(const AttentionParams& params) {
 Status check_batch(const KVView& cache, const AttentionParams& params,
                    const AttentionBatch& batch) {
   const std::size_t n = batch.kv_lens.size();
-  if (batch.query_start.size() != n + 1) {
-    return invalid(concat("query_start has ", batch.query_start.size(), " entries for ", n,
-                          " sequences, allowed: ", n + 1));
+  if (batch.block_table_stride < 0) {
+    return invalid(
+        concat("block_table_stride is ", batch.block_table_stride, ", allowed: at least 0"));
   }
-  if (batch.query_start[0] != 0) {
-    return invalid(concat("query_start[0] is ", batch.query_start[0], ", allowed: 0"));
-  }
-  if (batch.block_table_stride < 0 ||
-      batch.block_table.size() != n * static_cast<std::size_t>(batch.block_table_stride)) {
-    return invalid(concat("block_table has ", batch.block_table.size(), " entries for ", n,
-                          " sequences x block_table_stride ", batch.block_table_stride));
-  }
-  if (batch.trim_sinks.size() != batch.trim_first_kept.size() ||
-      (!batch.trim_sinks.empty() && batch.trim_sinks.size() != n)) {
-    return invalid(concat("trim_sinks has ", batch.trim_sinks.size(),
-                          " entries and trim_first_kept ", batch.trim_first_kept.size(),
-                          ", allowed: both ", n, " or both 0"));
-  }
-  const std::int64_t capacity = std::int64_t{batch.block_table_stride} * cache.block_size;
   // Queries that all read everything have no use for positions.
   const bool positions_matter = params.causal || params.window > 0;
-  for (std::size_t i = 0; i < n; ++i) {
-    const std::int64_t queries = std::int64_t{batch.query_start[i + 1]} - batch.query_start[i];
-    const std::int32_t kv_len = batch.kv_lens[i];
-    if (queries < 0) {
-      return invalid(concat("query_start falls from ", batch.query_start[i], " to ",
-                            batch.query_start[i + 1], " at sequence ", i));
-    }
-    if (kv_len < (positions_matter ? queries : 0) || kv_len > kMaxSequenceTokens) {
-      const std::string least = positions_matter ? concat("its ", queries, " queries") : "0";
-      return invalid(
-          concat("kv_lens[", i, "] is ", kv_len, ", allowed: ", least, " to ", kMaxSequenceTokens));
-    }
-    if (kv_len > capacity) {
-      return invalid(concat("kv_lens[", i, "] is ", kv_len, ", its table row holds ",
-                            batch.block_table_stride, " blocks of ", cache.block_size, " tokens"));
-    }
-    const Trim trim = kernels::trim_of(batch, i);
-    if (trim.sinks < 0) {
-      return invalid(concat("trim_sinks[", i, "] is ", trim.sinks, ", allowed: at least 0"));
-    }
-    if (trim.first_kept < 0 || trim.first_kept > kv_len) {
-      return invalid(concat("trim_first_kept[", i, "] is ", trim.first_kept, ", allowed: 0 to ",
-                            kv_len, ", its length"));
-    }
+  KVFOLIO_RETURN_IF_ERROR(kernels::check_lengths(
+      {batch.query_start, batch.kv_lens, batch.trim_sinks, batch.trim_first_kept},
+      batch.block_table_stride, cache.block_size, positions_matter));
+  if (batch.block_table.size() != n * static_cast<std::size_t>(batch.block_table_stride)) {
+    return invalid(concat("block_table has ", batch.block_table.size(), " entries for ", n,
+                          " sequences x block_table_stride ", batch.block_table_stride));
   }
   return {};
 }

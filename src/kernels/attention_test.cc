@@ -771,7 +771,7 @@ TEST(Attention, EachWrongArgumentIsRefusedAndNothingIsWritten) {
        with([](P& p) { p.args.batch.kv_lens = p.args.batch.kv_lens.first(1); })},
       {"block_table has 7 entries for 2 sequences",
        with([](P& p) { p.args.batch.block_table = p.args.batch.block_table.first(7); })},
-      {"block_table_stride -4", with([](P& p) { p.args.batch.block_table_stride = -4; })},
+      {"block_table_stride is -4", with([](P& p) { p.args.batch.block_table_stride = -4; })},
       {"block_table_stride 2147483647", with([](P& p) { p.args.batch.block_table_stride = kMax; })},
       {"block_table[0, 1] is -1 and holds visible positions, the cache has blocks 0 to 6; a window "
        "dropped it: is params.window missing?",

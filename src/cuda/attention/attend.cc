@@ -13,6 +13,7 @@
 #include <string>
 #include <utility>
 
+#include "base/invalid.h"
 #include "base/text.h"
 #include "kvfolio/ids.h"
 #include "kvfolio/spec.h"
@@ -26,8 +27,6 @@ constexpr int kMostHeadDim = 576;
 constexpr int kMostBlockSize = 256;
 constexpr std::int64_t kMostLayerBytes = std::int64_t{1} << 36;
 constexpr double kLog2OfE = 1.4426950408889634;
-
-Status invalid(std::string message) { return {ErrorCode::kInvalidArgument, std::move(message)}; }
 
 Status check_pointer(std::string_view name, const void* pointer, std::int64_t alignment) {
   if (pointer == nullptr) return invalid(concat(name, " is null"));
@@ -132,58 +131,15 @@ Status check_params(const AttentionCall& call) {
   return check_count("group_size", call.group_size, 1, 1024);
 }
 
-Status check_trim(const BatchLengths& lengths, std::size_t i) {
-  if (lengths.trim_sinks.empty()) return {};
-  if (lengths.trim_sinks[i] < 0) {
-    return invalid(
-        concat("trim_sinks[", i, "] is ", lengths.trim_sinks[i], ", allowed: at least 0"));
-  }
-  const std::int32_t kept = lengths.trim_first_kept[i];
-  if (kept >= 0 && kept <= lengths.kv_lens[i]) return {};
-  return invalid(concat("trim_first_kept[", i, "] is ", kept, ", allowed: 0 to ",
-                        lengths.kv_lens[i], ", its length"));
-}
-
 Status check_lengths(const AttentionCall& call) {
   const BatchLengths& lengths = call.lengths;
-  const std::size_t n = lengths.kv_lens.size();
-  if (lengths.query_start.size() != n + 1) {
-    return invalid(concat("query_start has ", lengths.query_start.size(), " entries for ", n,
-                          " sequences, allowed: ", n + 1));
-  }
-  if (lengths.query_start[0] != 0) {
-    return invalid(concat("query_start[0] is ", lengths.query_start[0], ", allowed: 0"));
-  }
-  if (lengths.trim_sinks.size() != lengths.trim_first_kept.size() ||
-      (!lengths.trim_sinks.empty() && lengths.trim_sinks.size() != n)) {
-    return invalid(concat("trim_sinks has ", lengths.trim_sinks.size(),
-                          " entries and trim_first_kept ", lengths.trim_first_kept.size(),
-                          ", allowed: both ", n, " or both 0"));
-  }
-  const std::int64_t capacity = call.block_table_stride * call.cache.block_size;
   const bool positions_matter = call.mask.causal != 0 || call.mask.rule != Rule::kFull;
-  for (std::size_t i = 0; i < n; ++i) {
-    const std::int64_t queries = std::int64_t{lengths.query_start[i + 1]} - lengths.query_start[i];
-    const std::int32_t kv_len = lengths.kv_lens[i];
-    if (queries < 0) {
-      return invalid(concat("query_start falls from ", lengths.query_start[i], " to ",
-                            lengths.query_start[i + 1], " at sequence ", i));
-    }
-    if (kv_len < (positions_matter ? queries : 0) || kv_len > kMaxSequenceTokens) {
-      const std::string least = positions_matter ? concat("its ", queries, " queries") : "0";
-      return invalid(
-          concat("kv_lens[", i, "] is ", kv_len, ", allowed: ", least, " to ", kMaxSequenceTokens));
-    }
-    if (kv_len > capacity) {
-      return invalid(concat("kv_lens[", i, "] is ", kv_len, ", its table row holds ",
-                            call.block_table_stride, " blocks of ", call.cache.block_size,
-                            " tokens"));
-    }
-    KVFOLIO_RETURN_IF_ERROR(check_trim(lengths, i));
-  }
+  KVFOLIO_RETURN_IF_ERROR(kernels::check_lengths(lengths, call.block_table_stride,
+                                                 call.cache.block_size, positions_matter));
+  const std::int32_t num_queries = lengths.query_start[lengths.kv_lens.size()];
   constexpr std::int64_t kMostRows = std::numeric_limits<std::int32_t>::max();
-  if (std::int64_t{lengths.query_start[n]} * call.group_size > kMostRows) {
-    return invalid(concat(lengths.query_start[n], " queries x group_size ", call.group_size,
+  if (std::int64_t{num_queries} * call.group_size > kMostRows) {
+    return invalid(concat(num_queries, " queries x group_size ", call.group_size,
                           ", allowed: ", kMostRows, " rows"));
   }
   return {};

@@ -60,8 +60,6 @@ Fibers::~Fibers() = default;
 
 bool Fibers::done(int i) const noexcept { return fibers_[static_cast<std::size_t>(i)]->done; }
 
-#if defined(__x86_64__)
-
 namespace {
 thread_local Fibers* entering = nullptr;
 }
@@ -77,57 +75,40 @@ void Fibers::start(int i, std::function<void()> body) {
   Fiber& fiber = *fibers_[static_cast<std::size_t>(i)];
   fiber.body = std::move(body);
   fiber.done = false;
+  void (*first)() = [] { enter(entering); };
+#if defined(__x86_64__)
   char* const end = fiber.stack.get() + kStackBytes;
   auto* words = reinterpret_cast<void**>(end - reinterpret_cast<std::uintptr_t>(end) % 16);
   // What the first switch pops: six registers and where to go. The stack is then as after a call.
   *--words = nullptr;
-  void (*first)() = [] { enter(entering); };
   *--words = reinterpret_cast<void*>(first);
   for (int r = 0; r < 6; ++r) *--words = nullptr;
   fiber.top = words;
-}
-
-void Fibers::resume(int i) {
-  running_ = fibers_[static_cast<std::size_t>(i)].get();
-  entering = this;
-  kvfolio_switch_fiber(&caller_, running_->top);
-}
-
-void Fibers::yield() { kvfolio_switch_fiber(&running_->top, caller_); }
-
 #else
-
-namespace {
-thread_local Fibers* entering = nullptr;
-}
-
-void Fibers::enter(Fibers* all) {
-  all->running_->body();
-  all->running_->done = true;
-  all->yield();
-  std::abort();  // it is not resumed again
-}
-
-void Fibers::start(int i, std::function<void()> body) {
-  Fiber& fiber = *fibers_[static_cast<std::size_t>(i)];
-  fiber.body = std::move(body);
-  fiber.done = false;
   getcontext(&fiber.context);
   fiber.context.uc_stack.ss_sp = fiber.stack.get();
   fiber.context.uc_stack.ss_size = kStackBytes;
   fiber.context.uc_link = nullptr;
-  void (*first)() = [] { enter(entering); };
   makecontext(&fiber.context, first, 0);
+#endif
 }
 
 void Fibers::resume(int i) {
   running_ = fibers_[static_cast<std::size_t>(i)].get();
   entering = this;
+#if defined(__x86_64__)
+  kvfolio_switch_fiber(&caller_, running_->top);
+#else
   swapcontext(&caller_, &running_->context);
+#endif
 }
 
-void Fibers::yield() { swapcontext(&running_->context, &caller_); }
-
+void Fibers::yield() {
+#if defined(__x86_64__)
+  kvfolio_switch_fiber(&running_->top, caller_);
+#else
+  swapcontext(&running_->context, &caller_);
 #endif
+}
 
 }  // namespace kvfolio::cuda

@@ -14,16 +14,11 @@
 #include <vector>
 
 #include "cuda/attention/args.h"
+#include "kernels/lengths.h"
 
 namespace kvfolio::cuda {
 
-// Lengths of a batch, on the host: what AttentionBatch of kernels.h says of them.
-struct BatchLengths {
-  std::span<const std::int32_t> query_start = {};  // [sequences + 1]
-  std::span<const std::int32_t> kv_lens = {};      // [sequences]
-  std::span<const std::int32_t> trim_sinks = {};   // [sequences], or both empty
-  std::span<const std::int32_t> trim_first_kept = {};
-};
+using kernels::BatchLengths;  // on the host
 
 struct PlanOptions {
   std::int32_t group_size = 1;    // query heads for each KV head
