@@ -21,91 +21,117 @@ Status broken(const std::string& what) {
 
 }  // namespace
 
+// Reads all of a manager; each of these answers with the first thing that is broken.
+class KVCacheManager::Impl::Checker {
+ public:
+  explicit Checker(const Impl& m) noexcept : m_(m) {}
+
+  [[nodiscard]] Status all() const;
+
+ private:
+  [[nodiscard]] Status nouns() const;
+  [[nodiscard]] Status ownership() const;
+  [[nodiscard]] Status lengths() const;
+  [[nodiscard]] Status counters() const;
+  // Of a group.
+  [[nodiscard]] Status writers(std::int32_t g) const;
+  [[nodiscard]] Status references(std::int32_t g) const;
+  [[nodiscard]] Status states(std::int32_t g) const;
+  [[nodiscard]] Status promises(std::int32_t g) const;
+  [[nodiscard]] Status loads(std::int32_t g) const;
+  [[nodiscard]] Status serials(std::int32_t g) const;
+  template <typename Visit>
+  void for_each_reference(std::int32_t g, const Visit& visit) const;
+
+  const Impl& m_;
+};
+
 // Every row, caller id and span of the arena has exactly one owner.
-Status KVCacheManager::Impl::check_ownership() const {
-  KVFOLIO_RETURN_IF_ERROR(rows_.check());
+Status KVCacheManager::Impl::Checker::ownership() const {
+  KVFOLIO_RETURN_IF_ERROR(m_.rows_.check());
   std::int32_t named = 0;
-  std::int64_t words = arena().free_words();
-  for (std::int32_t row = 0; row < num_rows(); ++row) {
-    const Sequence& s = rows_[row];
-    const SequenceDetails& d = details(row);
-    words += tables_.words_of(row);
+  std::int64_t words = m_.arena().free_words();
+  for (std::int32_t row = 0; row < m_.num_rows(); ++row) {
+    const Sequence& s = m_.rows_[row];
+    const SequenceDetails& d = m_.details(row);
+    words += m_.tables_.words_of(row);
     if (s.life == Life::kUnused) continue;
     words += SpanArena::capacity(s.pending) + SpanArena::capacity(d.media);
     if (s.publishes && s.pending_end() - s.place.position > SpanArena::capacity(s.pending)) {
       return broken(concat("sequence ", row, " has no room for its unpublished tokens"));
     }
-    const std::int64_t kept = s.publishes && s.place.position > 0 ? tree_->unit() : 0;
+    const std::int64_t kept = s.publishes && s.place.position > 0 ? m_.tree_->unit() : 0;
     if (s.life == Life::kOpen && kept > SpanArena::capacity(s.pending)) {
       return broken(concat("sequence ", row, " lacks room for a unit of tokens"));
     }
-    for (std::int32_t g = 0; g < num_groups() && s.life == Life::kOpen; ++g) {
-      if (blocks_for(g, d.admitted) <= table(row, g).capacity()) continue;
+    for (std::int32_t g = 0; g < m_.num_groups() && s.life == Life::kOpen; ++g) {
+      if (m_.blocks_for(g, d.admitted) <= m_.table(row, g).capacity()) continue;
       return broken(concat("sequence ", row, " lacks table entries, admitted to ", d.admitted));
     }
-    const bool in_step = s.step_entry >= 0 && steps_.is_open() &&
-                         s.step_entry < steps_.open().num_entries &&
-                         steps_.open().entries[s.step_entry].row == row &&
-                         steps_.open().entries[s.step_entry].birth == s.birth;
+    const bool in_step = s.step_entry >= 0 && m_.steps_.is_open() &&
+                         s.step_entry < m_.steps_.open().num_entries &&
+                         m_.steps_.open().entries[s.step_entry].row == row &&
+                         m_.steps_.open().entries[s.step_entry].birth == s.birth;
     if (s.step_entry >= 0 && !in_step) {
       return broken(concat("sequence ", row, " is not entry ", s.step_entry, " of the open step"));
     }
     KVFOLIO_RETURN_IF_ERROR(
-        unnamed_.check(steps_, {row, s.birth}, s.late_names,
-                       in_step ? steps_.open().entries[s.step_entry].unnamed : 0));
-    if (s.unnamed_from != unnamed_.first(row)) {
+        m_.unnamed_.check(m_.steps_, {row, s.birth}, s.late_names,
+                          in_step ? m_.steps_.open().entries[s.step_entry].unnamed : 0));
+    if (s.unnamed_from != m_.unnamed_.first(row)) {
       return broken(concat("sequence ", row, ": its first unnamed token is at ",
-                           unnamed_.first(row), ", it has ", s.unnamed_from));
+                           m_.unnamed_.first(row), ", it has ", s.unnamed_from));
     }
     if (s.life != Life::kOpen || !s.has_caller_id) continue;
     ++named;
-    const Result<SequenceId> found = find_caller_id(d.caller_id);
-    if (!found || *found != id_of(s)) {
+    const Result<SequenceId> found = m_.find_caller_id(d.caller_id);
+    if (!found || *found != m_.id_of(s)) {
       return broken(concat("caller_id ", d.caller_id, " does not find sequence ", row));
     }
   }
-  KVFOLIO_RETURN_IF_ERROR(caller_ids_.check());
-  if (named != caller_ids_.size()) {
+  KVFOLIO_RETURN_IF_ERROR(m_.caller_ids_.check());
+  if (named != m_.caller_ids_.size()) {
     return broken("the table of caller ids names sequences that are not open");
   }
-  KVFOLIO_RETURN_IF_ERROR(pins_.check());
-  pins_.for_each_open([&](std::int32_t pin) {
-    for (std::int32_t g = 0; g < num_groups(); ++g) words += pins_.table(pin, g).capacity();
+  KVFOLIO_RETURN_IF_ERROR(m_.pins_.check());
+  m_.pins_.for_each_open([&](std::int32_t pin) {
+    for (std::int32_t g = 0; g < m_.num_groups(); ++g) words += m_.pins_.table(pin, g).capacity();
   });
-  words += transfers_.words();
-  if (words != arena().num_words()) {
-    return broken(concat("the table arena has ", arena().num_words(), " words, counted ", words));
+  words += m_.transfers_.words();
+  if (words != m_.arena().num_words()) {
+    return broken(
+        concat("the table arena has ", m_.arena().num_words(), " words, counted ", words));
   }
   std::size_t num_used = 0;  // rows without a sequence that a step uses
-  for (std::int32_t row = 0; row < num_rows(); ++row) {
-    num_used += rows_[row].life == Life::kUnused && row_is_used(row) ? 1 : 0;
+  for (std::int32_t row = 0; row < m_.num_rows(); ++row) {
+    num_used += m_.rows_[row].life == Life::kUnused && m_.row_is_used(row) ? 1 : 0;
   }
-  for (const std::int32_t row : rows_.resting()) {
-    if (!row_is_used(row)) return broken(concat("row ", row, " waits for no step"));
+  for (const std::int32_t row : m_.rows_.resting()) {
+    if (!m_.row_is_used(row)) return broken(concat("row ", row, " waits for no step"));
   }
-  if (num_used != rows_.resting().size()) {
-    return broken(
-        concat(num_used, " rows without a sequence are in use, ", rows_.resting().size(), " wait"));
+  if (num_used != m_.rows_.resting().size()) {
+    return broken(concat(num_used, " rows without a sequence are in use, ",
+                         m_.rows_.resting().size(), " wait"));
   }
   return {};
 }
 
 // The blocks of a group that may be appended to in place, by writers that hold them, are all that
 // have a writer; and every token that a sequence counts is valid.
-Status KVCacheManager::Impl::check_writers(std::int32_t g) const {
-  const BlockPool& pool = room_.pool(g);
+Status KVCacheManager::Impl::Checker::writers(std::int32_t g) const {
+  const BlockPool& pool = m_.room_.pool(g);
   std::int32_t writers = 0;
   for (std::int32_t b = 0; b < pool.num_blocks(); ++b) {
     writers += pool.writer(BlockId(b)) != BlockPool::kNobody ? 1 : 0;
   }
-  for (std::int32_t row = 0; row < num_rows(); ++row) {
-    const Sequence& s = rows_[row];
+  for (std::int32_t row = 0; row < m_.num_rows(); ++row) {
+    const Sequence& s = m_.rows_[row];
     if (s.life != Life::kOpen) continue;
-    const auto blocks = table(row, g).blocks(arena());
+    const auto blocks = m_.table(row, g).blocks(m_.arena());
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       if (blocks[i] < 0) continue;
-      const auto begin = static_cast<std::int32_t>(i) * block_size(g);
-      const std::int32_t tokens = std::min(block_size(g), s.length + (s.replay ? 1 : 0) - begin);
+      const auto begin = static_cast<std::int32_t>(i) * m_.block_size(g);
+      const std::int32_t tokens = std::min(m_.block_size(g), s.length + (s.replay ? 1 : 0) - begin);
       const BlockId block(blocks[i]);
       writers -= pool.writer(block) == row ? 1 : 0;
       if (pool.valid(block) < tokens) {
@@ -114,7 +140,7 @@ Status KVCacheManager::Impl::check_writers(std::int32_t g) const {
       }
     }
     if (s.step_entry < 0) continue;
-    const std::int32_t source = steps_.open().change(s.step_entry, g).source;
+    const std::int32_t source = m_.steps_.open().change(s.step_entry, g).source;
     writers -= source >= 0 && pool.writer(BlockId(source)) == row ? 1 : 0;
   }
   if (writers == 0) return {};
@@ -123,17 +149,17 @@ Status KVCacheManager::Impl::check_writers(std::int32_t g) const {
 }
 
 // The sequences count no more than they may, and their tables have the blocks for that.
-Status KVCacheManager::Impl::check_lengths() const {
-  for (std::int32_t row = 0; row < num_rows(); ++row) {
-    const Sequence& s = rows_[row];
+Status KVCacheManager::Impl::Checker::lengths() const {
+  for (std::int32_t row = 0; row < m_.num_rows(); ++row) {
+    const Sequence& s = m_.rows_[row];
     if (s.life == Life::kUnused) continue;
     if (s.accepted > s.length || (s.publishes && s.place.position > s.accepted)) {
       return broken(concat("sequence ", row, ": length ", s.length, ", accepted ", s.accepted,
                            ", published ", s.place.position));
     }
-    for (std::int32_t g = 0; g < num_groups(); ++g) {
-      const std::int32_t blocks = table(row, g).size();
-      const std::int32_t needed = blocks_for(g, s.length + (s.replay ? 1 : 0));
+    for (std::int32_t g = 0; g < m_.num_groups(); ++g) {
+      const std::int32_t blocks = m_.table(row, g).size();
+      const std::int32_t needed = m_.blocks_for(g, s.length + (s.replay ? 1 : 0));
       if (blocks != needed) {
         return broken(concat("sequence ", row, " of ", s.length, " tokens has ", blocks,
                              " blocks in group ", g));
@@ -145,9 +171,9 @@ Status KVCacheManager::Impl::check_lengths() const {
 
 // Calls visit(block) for each reference to a block of the group.
 template <typename Visit>
-void KVCacheManager::Impl::for_each_reference(std::int32_t g, const Visit& visit) const {
+void KVCacheManager::Impl::Checker::for_each_reference(std::int32_t g, const Visit& visit) const {
   const auto visit_table = [&](const BlockTable& table) {
-    for (const std::int32_t block : table.blocks(arena())) {
+    for (const std::int32_t block : table.blocks(m_.arena())) {
       if (block >= 0) visit(block);
     }
   };
@@ -157,24 +183,26 @@ void KVCacheManager::Impl::for_each_reference(std::int32_t g, const Visit& visit
       if (source >= 0) visit(source);
     }
   };
-  for (std::int32_t row = 0; row < num_rows(); ++row) {
-    if (rows_[row].life == Life::kOpen) visit_table(table(row, g));
-    if (rows_[row].has_promise) {
-      reservations_.for_each_ready(row, g, [&](BlockId block) { visit(block.value()); });
+  for (std::int32_t row = 0; row < m_.num_rows(); ++row) {
+    if (m_.rows_[row].life == Life::kOpen) visit_table(m_.table(row, g));
+    if (m_.rows_[row].has_promise) {
+      m_.reservations_.for_each_ready(row, g, [&](BlockId block) { visit(block.value()); });
     }
   }
-  pins_.for_each_open([&](std::int32_t pin) { visit_table(pins_.table(pin, g)); });
-  transfers_.for_each_load([&](std::int32_t load) { visit_table(transfers_.table(load, g)); });
-  transfers_.for_each_hold([&](std::int32_t hold) {
-    if (transfers_.group_of(hold) == g) visit_table(transfers_.held(hold));
+  m_.pins_.for_each_open([&](std::int32_t pin) { visit_table(m_.pins_.table(pin, g)); });
+  m_.transfers_.for_each_load(
+      [&](std::int32_t load) { visit_table(m_.transfers_.table(load, g)); });
+  m_.transfers_.for_each_hold([&](std::int32_t hold) {
+    if (m_.transfers_.group_of(hold) == g) visit_table(m_.transfers_.held(hold));
   });
-  for (std::int32_t i = 0; i < steps_.num_in_flight(); ++i) visit_sources(steps_.in_flight(i));
-  if (steps_.is_open()) visit_sources(steps_.open());
+  for (std::int32_t i = 0; i < m_.steps_.num_in_flight(); ++i)
+    visit_sources(m_.steps_.in_flight(i));
+  if (m_.steps_.is_open()) visit_sources(m_.steps_.open());
 }
 
 // Each block has as many references as tables, pins, transfers and steps name it.
-Status KVCacheManager::Impl::check_references(std::int32_t g) const {
-  const BlockPool& pool = room_.pool(g);
+Status KVCacheManager::Impl::Checker::references(std::int32_t g) const {
+  const BlockPool& pool = m_.room_.pool(g);
   MemberSum kept;
   MemberSum counted;
   for (std::int32_t b = 0; b < pool.num_blocks(); ++b) kept.add(b, pool.refs(BlockId(b)));
@@ -192,43 +220,43 @@ Status KVCacheManager::Impl::check_references(std::int32_t g) const {
 }
 
 // What lies ready has one holder and nothing in it; what a sequence owns is in its table alone.
-Status KVCacheManager::Impl::check_promises(std::int32_t g) const {
-  const BlockPool& pool = room_.pool(g);
+Status KVCacheManager::Impl::Checker::promises(std::int32_t g) const {
+  const BlockPool& pool = m_.room_.pool(g);
   Status answer;
-  for (std::int32_t row = 0; row < num_rows() && answer.ok(); ++row) {
-    if (!rows_[row].has_promise) continue;
-    reservations_.for_each_ready(row, g, [&](BlockId block) {
+  for (std::int32_t row = 0; row < m_.num_rows() && answer.ok(); ++row) {
+    if (!m_.rows_[row].has_promise) continue;
+    m_.reservations_.for_each_ready(row, g, [&](BlockId block) {
       const bool is_bare = pool.refs(block) == 1 && pool.writer(block) == BlockPool::kNobody &&
-                           !tree_->is_findable(GroupId(g), block) &&
-                           reservations_.owner(g, block) == Reservations::kNobody;
+                           !m_.tree_->is_findable(GroupId(g), block) &&
+                           m_.reservations_.owner(g, block) == Reservations::kNobody;
       if (!is_bare && answer.ok()) {
         answer = broken(concat("group ", g, " block ", block.value(), " lies ready for sequence ",
                                row, " and is in use"));
       }
     });
     std::int32_t own = 0;
-    for (const std::int32_t b : table(row, g).blocks(arena())) {
-      if (b < 0 || reservations_.owner(g, BlockId(b)) != row) continue;
+    for (const std::int32_t b : m_.table(row, g).blocks(m_.arena())) {
+      if (b < 0 || m_.reservations_.owner(g, BlockId(b)) != row) continue;
       ++own;
       if (pool.refs(BlockId(b)) != 1) {
         answer = broken(concat("group ", g, " block ", b, " is sequence ", row, "'s own and has ",
                                pool.refs(BlockId(b)), " references"));
       }
     }
-    if (rows_[row].step_entry >= 0) {
-      const std::int32_t source = steps_.open().change(rows_[row].step_entry, g).source;
-      own += source >= 0 && reservations_.owner(g, BlockId(source)) == row ? 1 : 0;
-    } else if (!reservations_.lacks(row) &&
-               reservations_.num_ready(row, g) < ready_needed(row, g)) {
-      answer =
-          broken(concat("group ", g, ": ", reservations_.num_ready(row, g),
-                        " blocks lie ready for sequence ", row, ", its promise needs ",
-                        ready_needed(row, g), " for ", reservations_.tokens(row), " tokens behind ",
-                        rows_[row].length, ", ", reservations_.num_own(row, g), " blocks are own"));
+    if (m_.rows_[row].step_entry >= 0) {
+      const std::int32_t source = m_.steps_.open().change(m_.rows_[row].step_entry, g).source;
+      own += source >= 0 && m_.reservations_.owner(g, BlockId(source)) == row ? 1 : 0;
+    } else if (!m_.reservations_.lacks(row) &&
+               m_.reservations_.num_ready(row, g) < m_.ready_needed(row, g)) {
+      answer = broken(concat("group ", g, ": ", m_.reservations_.num_ready(row, g),
+                             " blocks lie ready for sequence ", row, ", its promise needs ",
+                             m_.ready_needed(row, g), " for ", m_.reservations_.tokens(row),
+                             " tokens behind ", m_.rows_[row].length, ", ",
+                             m_.reservations_.num_own(row, g), " blocks are own"));
     }
-    if (own != reservations_.num_own(row, g)) {
+    if (own != m_.reservations_.num_own(row, g)) {
       answer = broken(concat("group ", g, ": sequence ", row, " owns ", own, " blocks, counted ",
-                             reservations_.num_own(row, g)));
+                             m_.reservations_.num_own(row, g)));
     }
   }
   return answer;
@@ -236,52 +264,52 @@ Status KVCacheManager::Impl::check_promises(std::int32_t g) const {
 
 // A load and the sequence that waits for it name each other; the blocks that it waits for are its
 // alone and empty.
-Status KVCacheManager::Impl::check_loads(std::int32_t g) const {
+Status KVCacheManager::Impl::Checker::loads(std::int32_t g) const {
   Status answer;
   std::int32_t attached = 0;
-  transfers_.for_each_load([&](std::int32_t number) {
-    const Transfers::Load& load = transfers_.load(number);
-    const BlockTable& blocks = transfers_.table(number, g);
+  m_.transfers_.for_each_load([&](std::int32_t number) {
+    const Transfers::Load& load = m_.transfers_.load(number);
+    const BlockTable& blocks = m_.transfers_.table(number, g);
     const auto complain = [&](const std::string& what) {
       if (answer.ok()) answer = broken(concat("load ", number, ", group ", g, ": ", what));
     };
     if (load.row != Transfers::kNone) {
       ++attached;
-      const Sequence& s = rows_[load.row];
-      if (s.life != Life::kOpen || !s.has_load || details(load.row).load != number ||
+      const Sequence& s = m_.rows_[load.row];
+      if (s.life != Life::kOpen || !s.has_load || m_.details(load.row).load != number ||
           s.length != load.begin || s.has_promise || s.step_entry >= 0) {
         complain(concat("sequence ", load.row, " does not wait for it"));
       }
     }
-    if (blocks.size() != blocks_for(g, load.end) - block_of(g, load.begin)) {
+    if (blocks.size() != m_.blocks_for(g, load.end) - m_.block_of(g, load.begin)) {
       complain(
           concat("it has ", blocks.size(), " blocks for positions ", load.begin, " to ", load.end));
     }
     std::int32_t waiting = 0;
-    for (const std::int32_t b : blocks.blocks(arena())) {
+    for (const std::int32_t b : blocks.blocks(m_.arena())) {
       const BlockId block(b);
-      if (b < 0 || pool(g).valid(block) != 0) continue;
+      if (b < 0 || m_.pool(g).valid(block) != 0) continue;
       ++waiting;
-      if (pool(g).refs(block) != 1 || pool(g).writer(block) != BlockPool::kNobody ||
-          tree_->is_findable(GroupId(g), block)) {
+      if (m_.pool(g).refs(block) != 1 || m_.pool(g).writer(block) != BlockPool::kNobody ||
+          m_.tree_->is_findable(GroupId(g), block)) {
         complain(concat("block ", b, " is in use"));
       }
     }
-    if (waiting != transfers_.num_waiting(number, g)) {
-      complain(
-          concat("it waits for ", waiting, " blocks, counted ", transfers_.num_waiting(number, g)));
+    if (waiting != m_.transfers_.num_waiting(number, g)) {
+      complain(concat("it waits for ", waiting, " blocks, counted ",
+                      m_.transfers_.num_waiting(number, g)));
     }
   });
-  for (const std::int32_t row : rows_.open()) attached -= rows_[row].has_load ? 1 : 0;
+  for (const std::int32_t row : m_.rows_.open()) attached -= m_.rows_[row].has_load ? 1 : 0;
   if (answer.ok() && attached != 0) answer = broken("a sequence waits for a load that is not open");
   return answer;
 }
 
 // The list of what became findable has a serial for each entry of the tree.
-Status KVCacheManager::Impl::check_serials(std::int32_t g) const {
-  for (std::int32_t b = 0; findable_.is_on() && b < pool(g).num_blocks(); ++b) {
-    const bool has_serial = findable_.serial(g, b) != 0;
-    if (has_serial == tree_->is_findable(GroupId(g), BlockId(b))) continue;
+Status KVCacheManager::Impl::Checker::serials(std::int32_t g) const {
+  for (std::int32_t b = 0; m_.findable_.is_on() && b < m_.pool(g).num_blocks(); ++b) {
+    const bool has_serial = m_.findable_.serial(g, b) != 0;
+    if (has_serial == m_.tree_->is_findable(GroupId(g), BlockId(b))) continue;
     return broken(concat("group ", g, " block ", b, has_serial ? " has" : " lacks",
                          " a serial of its entry"));
   }
@@ -289,11 +317,11 @@ Status KVCacheManager::Impl::check_serials(std::int32_t g) const {
 }
 
 // The tree and the writers agree with the state of each block.
-Status KVCacheManager::Impl::check_states(std::int32_t g) const {
-  const BlockPool& pool = room_.pool(g);
+Status KVCacheManager::Impl::Checker::states(std::int32_t g) const {
+  const BlockPool& pool = m_.room_.pool(g);
   for (std::int32_t b = 0; b < pool.num_blocks(); ++b) {
     const BlockId block(b);
-    const bool findable = tree_->is_findable(GroupId(g), block);
+    const bool findable = m_.tree_->is_findable(GroupId(g), block);
     const BlockState state = pool.state(block);
     if (state == BlockState::kCached && !findable) {
       return broken(concat("group ", g, " block ", b, " is cached and not findable"));
@@ -302,69 +330,76 @@ Status KVCacheManager::Impl::check_states(std::int32_t g) const {
       return broken(concat("group ", g, " block ", b, " is free and findable"));
     }
     // In a window group each cached block is a candidate, and nothing but itself says when it goes.
-    if (windowed(g) && state == BlockState::kCached &&
-        room_.turn(g, block) != turn_of(g, block, Candidate::kLeaf)) {
+    if (m_.windowed(g) && state == BlockState::kCached &&
+        m_.room_.turn(g, block) != m_.turn_of(g, block, Candidate::kLeaf)) {
       return broken(concat("group ", g, " block ", b, " leaves in turn ",
-                           static_cast<std::int32_t>(room_.turn(g, block)), ", its turn is ",
-                           static_cast<std::int32_t>(turn_of(g, block, Candidate::kLeaf))));
+                           static_cast<std::int32_t>(m_.room_.turn(g, block)), ", its turn is ",
+                           static_cast<std::int32_t>(m_.turn_of(g, block, Candidate::kLeaf))));
     }
     const std::int32_t first_position_behind =
-        tree_->findable_end(GroupId(g), block) % block_size(g);
+        m_.tree_->findable_end(GroupId(g), block) % m_.block_size(g);
     if (findable && pool.valid(block) < first_position_behind) {
       return broken(concat("group ", g, " block ", b, " is findable beyond its valid tokens"));
     }
     const std::int32_t writer = pool.writer(block);
-    if (writer >= 0 && (state != BlockState::kHeld || rows_[writer].life == Life::kUnused)) {
+    if (writer >= 0 && (state != BlockState::kHeld || m_.rows_[writer].life == Life::kUnused)) {
       return broken(concat("group ", g, " block ", b, " has the writer ", writer,
                            ", which does not hold it"));
     }
   }
-  if (tree_->num_idle(GroupId(g)) != pool.num_cached()) {
+  if (m_.tree_->num_idle(GroupId(g)) != pool.num_cached()) {
     return broken(concat("group ", g, ": ", pool.num_cached(), " blocks are cached, ",
-                         tree_->num_idle(GroupId(g)), " entries idle"));
+                         m_.tree_->num_idle(GroupId(g)), " entries idle"));
   }
   return {};
 }
 
 // The counters agree with the pools.
-Status KVCacheManager::Impl::check_counters() const {
-  const std::uint64_t held = room_.num_held();
-  if (held > counters_.blocks_used_peak) {
-    return broken(concat(held, " blocks are held, the peak is ", counters_.blocks_used_peak));
+Status KVCacheManager::Impl::Checker::counters() const {
+  const std::uint64_t held = m_.room_.num_held();
+  if (held > m_.counters_.blocks_used_peak) {
+    return broken(concat(held, " blocks are held, the peak is ", m_.counters_.blocks_used_peak));
   }
   std::int64_t not_free = 0;
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    not_free += pool(g).num_blocks() - pool(g).num_free();
+  for (std::int32_t g = 0; g < m_.num_groups(); ++g) {
+    not_free += m_.pool(g).num_blocks() - m_.pool(g).num_free();
   }
   const auto balance =
-      static_cast<std::int64_t>(counters_.blocks_allocated - counters_.blocks_freed);
+      static_cast<std::int64_t>(m_.counters_.blocks_allocated - m_.counters_.blocks_freed);
   if (balance == not_free) return {};
-  return broken(concat(counters_.blocks_allocated, " blocks allocated and ", counters_.blocks_freed,
-                       " freed, but ", not_free, " are not free"));
+  return broken(concat(m_.counters_.blocks_allocated, " blocks allocated and ",
+                       m_.counters_.blocks_freed, " freed, but ", not_free, " are not free"));
+}
+
+Status KVCacheManager::Impl::Checker::nouns() const {
+  KVFOLIO_RETURN_IF_ERROR(m_.tree_->check_invariants());
+  KVFOLIO_RETURN_IF_ERROR(m_.room_.check());
+  KVFOLIO_RETURN_IF_ERROR(m_.steps_.check());
+  KVFOLIO_RETURN_IF_ERROR(m_.tables_.check());
+  KVFOLIO_RETURN_IF_ERROR(m_.reservations_.check());
+  KVFOLIO_RETURN_IF_ERROR(m_.transfers_.check());
+  return m_.findable_.check();
+}
+
+Status KVCacheManager::Impl::Checker::all() const {
+  KVFOLIO_RETURN_IF_ERROR(nouns());
+  KVFOLIO_RETURN_IF_ERROR(ownership());
+  KVFOLIO_RETURN_IF_ERROR(m_.victims_.check(m_.rows_.open()));
+  KVFOLIO_RETURN_IF_ERROR(lengths());
+  for (std::int32_t g = 0; g < m_.num_groups(); ++g) {
+    KVFOLIO_RETURN_IF_ERROR(writers(g));
+    KVFOLIO_RETURN_IF_ERROR(references(g));
+    KVFOLIO_RETURN_IF_ERROR(states(g));
+    KVFOLIO_RETURN_IF_ERROR(promises(g));
+    KVFOLIO_RETURN_IF_ERROR(loads(g));
+    KVFOLIO_RETURN_IF_ERROR(serials(g));
+  }
+  return counters();
 }
 
 Status KVCacheManager::check_invariants() const {
   KVFOLIO_RETURN_IF_MOVED("check_invariants");
-  const Impl& m = *impl_;
-  KVFOLIO_RETURN_IF_ERROR(m.tree_->check_invariants());
-  KVFOLIO_RETURN_IF_ERROR(m.room_.check());
-  KVFOLIO_RETURN_IF_ERROR(m.steps_.check());
-  KVFOLIO_RETURN_IF_ERROR(m.tables_.check());
-  KVFOLIO_RETURN_IF_ERROR(m.reservations_.check());
-  KVFOLIO_RETURN_IF_ERROR(m.transfers_.check());
-  KVFOLIO_RETURN_IF_ERROR(m.findable_.check());
-  KVFOLIO_RETURN_IF_ERROR(m.check_ownership());
-  KVFOLIO_RETURN_IF_ERROR(m.victims_.check(m.rows_.open()));
-  KVFOLIO_RETURN_IF_ERROR(m.check_lengths());
-  for (std::int32_t g = 0; g < m.num_groups(); ++g) {
-    KVFOLIO_RETURN_IF_ERROR(m.check_writers(g));
-    KVFOLIO_RETURN_IF_ERROR(m.check_references(g));
-    KVFOLIO_RETURN_IF_ERROR(m.check_states(g));
-    KVFOLIO_RETURN_IF_ERROR(m.check_promises(g));
-    KVFOLIO_RETURN_IF_ERROR(m.check_loads(g));
-    KVFOLIO_RETURN_IF_ERROR(m.check_serials(g));
-  }
-  return m.check_counters();
+  return Impl::Checker(*impl_).all();
 }
 
 }  // namespace kvfolio

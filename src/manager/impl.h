@@ -24,7 +24,7 @@
 //   publish.cc    what becomes findable, and when
 //   forget.cc     reset, forget
 //   border.cc     what windows have passed and a hit at the last full block still reads; ends
-//   plan.cc       the arrays of a step
+//   plan.cc       the arrays of a step (plan_writer.h)
 //   describe.cc   the printed form
 //   copy.cc       copy_to
 //   state.cc      state_hash (state.h)
@@ -57,6 +57,7 @@
 #include "manager/caller_ids.h"
 #include "manager/ended_list.h"
 #include "manager/findable_list.h"
+#include "manager/group.h"
 #include "manager/moved_from.h"
 #include "manager/op_codes.h"
 #include "manager/pin_set.h"
@@ -106,17 +107,7 @@ class KVCacheManager::Impl {
   [[nodiscard]] bool was_used() const noexcept;
   void stop_log(std::string_view why) noexcept;
   // check.cc
-  [[nodiscard]] Status check_ownership() const;
-  [[nodiscard]] Status check_writers(std::int32_t g) const;
-  [[nodiscard]] Status check_lengths() const;
-  template <typename Visit>
-  void for_each_reference(std::int32_t g, const Visit& visit) const;
-  [[nodiscard]] Status check_references(std::int32_t g) const;
-  [[nodiscard]] Status check_states(std::int32_t g) const;
-  [[nodiscard]] Status check_promises(std::int32_t g) const;
-  [[nodiscard]] Status check_loads(std::int32_t g) const;
-  [[nodiscard]] Status check_serials(std::int32_t g) const;
-  [[nodiscard]] Status check_counters() const;
+  class Checker;
 
   CacheSpec spec_;
   ManagerOptions options_;
@@ -130,12 +121,6 @@ class KVCacheManager::Impl {
   std::shared_ptr<const void> lifetime_;  // for who has a ManagerAlias
   Rows rows_;
 
-  struct Group {
-    GroupSpec spec;
-    GroupRule rule;
-    std::int64_t bytes_per_block;
-    BlockSize size;
-  };
   std::vector<Group> groups_;
   Room room_;
   bool has_windows_ = false;  // some group is a window group
@@ -176,12 +161,12 @@ class KVCacheManager::Impl {
   [[nodiscard]] std::int32_t block_size(std::int32_t g) const noexcept {
     return group(g).spec.block_size;
   }
-  [[nodiscard]] bool windowed(std::int32_t g) const noexcept { return !group(g).rule.keeps_all(); }
+  [[nodiscard]] bool windowed(std::int32_t g) const noexcept { return group(g).windowed(); }
   [[nodiscard]] std::int32_t block_of(std::int32_t g, std::int32_t position) const noexcept {
-    return group(g).size.block_of(position);
+    return group(g).block_of(position);
   }
   [[nodiscard]] std::int32_t blocks_for(std::int32_t g, std::int32_t tokens) const noexcept {
-    return block_of(g, tokens + block_size(g) - 1);
+    return group(g).blocks_for(tokens);
   }
   BlockPool& pool(std::int32_t g) noexcept { return room_.pool(g); }
   const BlockPool& pool(std::int32_t g) const noexcept { return room_.pool(g); }
@@ -544,29 +529,6 @@ class KVCacheManager::Impl {
   void note_pin(std::int32_t pin) noexcept;
   // plan.cc
   [[nodiscard]] Status copy_tails(const Step& step);
-  [[nodiscard]] TableSizes table_sizes(const Step& step, std::int32_t g) const noexcept;
-  [[nodiscard]] Status check_flashinfer(const Step& step) const;
-  [[nodiscard]] std::int64_t plan_words(const Step& step,
-                                        const PlanOptions& options) const noexcept;
-  [[nodiscard]] std::int64_t num_unplanned(const Step& step, std::int32_t g) const noexcept;
-  [[nodiscard]] bool may_have_dropped(std::int32_t row, std::int32_t g) const noexcept;
-  // Each of these writes int32 words from `at` on and returns where they end.
-  std::int32_t* write_rows(Step& step, std::int32_t* at) const noexcept;
-  std::int32_t* write_positions(Step& step, std::int32_t* at) const noexcept;
-  std::int32_t* write_group(Step& step, std::int32_t g, const PlanOptions& options,
-                            std::int32_t* at) const noexcept;
-  std::int32_t* write_slots(const Step& step, std::int32_t g, std::int32_t* at) const noexcept;
-  std::int32_t* write_tables(const Step& step, std::int32_t g, std::int32_t pad,
-                             std::int64_t stride, std::int32_t* at) const noexcept;
-  std::int32_t* write_changes(const Step& step, std::int32_t g, GroupPlan& plan,
-                              std::int32_t* at) const noexcept;
-  std::int32_t* write_flashinfer(const Step& step, std::int32_t g, GroupPlan& plan,
-                                 std::int32_t* at) const noexcept;
-  std::int32_t* write_copies(const Step& step, std::int32_t g, GroupPlan& plan,
-                             std::int32_t* at) const noexcept;
-  [[nodiscard]] Status reserve_plan(Step& step, const PlanOptions& options) const;
-  void find_shared_prefixes(Step& step, std::int32_t g) noexcept;
-  [[nodiscard]] std::int32_t num_copies(const Step& step, std::int32_t g) const noexcept;
 
   // copy.cc
   [[nodiscard]] Status check_no_transfers(std::string_view what, std::string_view whose) const;

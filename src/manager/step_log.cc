@@ -13,6 +13,13 @@ namespace kvfolio {
 
 using text::concat;
 
+std::int32_t Step::num_copies(std::int32_t g) const noexcept {
+  std::int32_t copies = 0;
+  if (num_displaced == 0) return copies;
+  for (std::int32_t i = 0; i < num_entries; ++i) copies += change(i, g).copy_to >= 0 ? 1 : 0;
+  return copies;
+}
+
 bool StepLog::allocate(std::int32_t most_in_flight, std::int32_t num_groups, std::int64_t rows,
                        std::int64_t words) {
   steps_.resize(index(most_in_flight) + 1);

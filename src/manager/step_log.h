@@ -84,6 +84,8 @@ struct Step {
   [[nodiscard]] const TailChange& change(std::int32_t entry, std::int32_t g) const noexcept {
     return changes[std::int64_t{entry} * num_groups + g];
   }
+  // Copies that the plan names in a group.
+  [[nodiscard]] std::int32_t num_copies(std::int32_t g) const noexcept;
   // The entry of the last sequence of this row that has one, or -1. Requires: a committed step, or
   // one without unnamed tokens.
   [[nodiscard]] std::int32_t latest_entry(std::int32_t row) const noexcept {
@@ -97,12 +99,6 @@ struct Step {
   void clear_changes(std::int32_t entry) noexcept {
     for (std::int32_t g = 0; g < num_groups; ++g) change(entry, g) = TailChange::none();
   }
-};
-
-// Entries of the block tables of a step's sequences: of the longest, and of all together.
-struct TableSizes {
-  std::int64_t widest = 0;
-  std::int64_t all = 0;
 };
 
 class StepLog {

@@ -246,7 +246,7 @@ Status KVCacheManager::Impl::check_done(const Step& step) const {
   if (step.copies_ran || step.num_displaced == 0 || options_.copies_by_host) return {};
   if (!storage_ && !imagines_storage_) return {};
   std::int64_t copies = 0;
-  for (std::int32_t g = 0; g < num_groups(); ++g) copies += num_copies(step, g);
+  for (std::int32_t g = 0; g < num_groups(); ++g) copies += step.num_copies(g);
   if (copies == 0) return {};
   return {
       ErrorCode::kFailedPrecondition,
