@@ -420,8 +420,8 @@ typedef struct kvfolio_offload_left {
   int64_t questions;  // likewise
 } kvfolio_offload_left;
 // Before shutdown: a poll that cancels every request, offers each block to the tiers that want it,
-// and drops none because a tier is behind. It does not wait: call it until all of *out is 0, or for
-// as long as you like. Nobody is ready after it.
+// and drops none because a tier is behind, unless that one does not answer. It does not wait: call
+// it until all of *out is 0, or until your deadline. No sequence is ready after it.
 KVFOLIO_C_API int32_t kvfolio_offload_drain(kvfolio_offload* offload, uint64_t now_us,
                                             kvfolio_offload_left* out, kvfolio_error* error);
 
@@ -483,7 +483,7 @@ typedef struct kvfolio_offload_tier_counters {
   uint32_t struct_size;
   uint32_t reserved;         // 0
   uint64_t stores;           // that the tier said are done
-  uint64_t stores_failed;    // that it said are not
+  uint64_t stores_failed;    // that it did not keep, for good
   uint64_t loads;            // that came and verified
   uint64_t loads_corrupt;    // that came and did not
   uint64_t loads_failed[8];  // that did not come, by KVFOLIO_TIER_OK ...
@@ -496,6 +496,12 @@ typedef struct kvfolio_offload_tier_counters {
   uint64_t stores_failed_in_a_row;  // a tier may be silent about its trouble: watch this
   // That it was never given: it was not usable, or host memory lost them before it had room.
   uint64_t stores_dropped;
+  uint64_t stores_again;  // tries of stores that ended late or busy, and were made again
+  uint64_t pauses;        // that began, since its answers only timed out
+  // When the last poll ended: of host memory; and 1 if it is not asked or not given stores, by a
+  // pause or since what it does not answer fills its share.
+  int64_t bytes_held;
+  uint64_t passed_over;
 } kvfolio_offload_tier_counters;
 // `tier`: 0 to kvfolio_offload_num_tiers() - 1.
 KVFOLIO_C_API int32_t kvfolio_offload_get_tier_counters(const kvfolio_offload* offload,

@@ -11,9 +11,13 @@
 //   manager->append(opened->sequence, rest_of(prompt, ready.cached_tokens));
 //
 //  - Stores. A whole block that became findable is copied to the arena when its step is complete,
-//    and goes on to the tiers as their policies say. A store that finds no room or no budget is
-//    dropped and counted; it never delays a step and never takes a block. What a tier has no room
-//    for now waits in the arena, as long as that keeps it.
+//    and goes on to the tiers as their policies say. A store that finds no room in the arena is
+//    dropped and counted; it never delays a step and never takes a block. A store that a tier has
+//    no room for now, that it ended too late or was too busy for waits in the arena and goes again,
+//    but not if its name was erased or forgotten. Waiting stores are kept within the tier's share
+//    of the arena; beyond it they wait only as long as the arena has them, then they are dropped
+//    and counted. A store is given up after six tries during which the tier took no other one
+//    either.
 //  - Loads. open() holds what the cache has; poll() looks for the rest in the arena, asks the tiers
 //    for what that lacks, and loads as much of the prompt as can be had in one piece. It ends with
 //    one SequenceReady. Requests that miss the same record wait for one load of it. One load at a
@@ -23,10 +27,16 @@
 //    erased where it lay. A request asks each tier once what it has. If a tier fails to bring a
 //    record, the request does not ask it for that one again, but the next tier that has it.
 //  - Time. A request that waits longer than its deadline is ready with what there is. Memory that a
-//    tier may still touch is not used again before the tier says so.
+//    tier may still touch is not used again before the tier says so. What a tier has not brought by
+//    half of the time is brought by the next tier that has it.
+//  - Room. A tier holds no more than 1 / (tiers + 1) of the arena, or two records, whatever it does
+//    not answer. Records that came for a request stay until its turn or its deadline, the end of
+//    the prefix first to go; requests have room in the order of open().
 //  - Tiers. A tier is not offered a record that is larger than its limit, and is passed over as
-//    long as it is not usable. What a lower tier brings is kept in the arena and not stored in the
-//    tiers above it. The Offload closes no tier: its owner does.
+//    long as it is not usable, or its answers only time out: after three in a row for half a
+//    second, and then for twice as long each time, up to 30 s, until one record that no request
+//    waits for comes in time (OffloadTierCounters::passed_over). What a lower tier brings is kept
+//    in the arena and not stored in the tiers above it. The Offload closes no tier: its owner does.
 //  - Who does not want to wait calls cancel(), closes the sequence, or, as long as its load has not
 //    begun to write, just appends.
 //  - Forgetting. forget() and reset() also change the names of what is forgotten, so that no tier
@@ -153,7 +163,7 @@ struct OffloadTierCounters {
   using Latencies = std::array<std::uint64_t, kLatencyUs.size() + 1>;
 
   std::uint64_t stores = 0;                                   // that the tier said are done
-  std::uint64_t stores_failed = 0;                            // that it said are not
+  std::uint64_t stores_failed = 0;                            // that it did not keep, for good
   std::uint64_t loads = 0;                                    // that came and verified
   std::uint64_t loads_corrupt = 0;                            // that came and did not
   std::array<std::uint64_t, kNumTierResults> loads_failed{};  // that did not come, by TierResult
@@ -161,10 +171,16 @@ struct OffloadTierCounters {
   std::uint64_t bytes_loaded = 0;  // of loads
   Latencies store_latency{}, load_latency{};
   std::uint64_t store_us = 0, load_us = 0;  // of all together
-  // A tier may be silent about its trouble: who watches health looks at this number.
+  // Tries. A tier may be silent about its trouble: who watches health looks at this number.
   std::uint64_t stores_failed_in_a_row = 0;
   // That it was never given: it was not usable, or the arena lost them before it had room.
   std::uint64_t stores_dropped = 0;
+  std::uint64_t stores_again = 0;  // tries of stores that ended late or busy, and were made again
+  std::uint64_t pauses = 0;        // that began, since its answers only timed out
+  // When the last poll ended: how much of the arena it holds, and whether it is passed over, by a
+  // pause or since what it does not answer fills its share.
+  std::int64_t bytes_held = 0;
+  bool passed_over = false;
 };
 
 // What has not ended, see drain().
@@ -216,8 +232,9 @@ class Offload {
   // and no tier works for us.
   [[nodiscard]] KVFOLIO_API bool idle() const noexcept;
   // Before shutdown: a poll() that cancels every request, offers each block to the tiers that want
-  // it, and drops none because a tier is behind. Says what is left. It does not wait, since it has
-  // no clock: whoever shuts down completes his steps, decides how long, and sleeps in between.
+  // it, and drops none because a tier is behind; a tier that does not answer keeps none from the
+  // others. Says what is left, also what a tier that hangs may still read. It does not wait, since
+  // it has no clock: the host completes its steps, decides how long, and sleeps in between.
   //
   //   while (offload->drain(now_us()).any() && now_us() < deadline_us) sleep_for(1ms);
   KVFOLIO_API OffloadLeft drain(std::uint64_t now_us);

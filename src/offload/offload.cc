@@ -61,6 +61,14 @@ Status check_tiers(std::span<const OffloadTier> tiers) {
   return {};
 }
 
+std::int64_t alignment_of(std::span<const OffloadTier> tiers) {
+  std::int64_t alignment = 64;
+  for (const OffloadTier& tier : tiers) {
+    alignment = std::max(alignment, tier.tier->limits().data_alignment);
+  }
+  return alignment;
+}
+
 // Behind the last number comes 0, under which things were stored that are forgotten.
 Status check_epochs(const OffloadOptions& options) {
   constexpr std::uint64_t kMost = std::uint64_t{1} << 63;
@@ -117,11 +125,13 @@ Offload::Impl::Impl(KVCacheManager& manager, const OffloadOptions& options, Iden
       epoch_(options.epoch),
       base_epoch_(options.epoch),
       has_(static_cast<std::size_t>(identity_.num_groups())) {
-  for (const OffloadTier& tier : options.tiers) {
-    tiers_.push_back({.options = tier, .record_bytes_max = tier.tier->limits().record_bytes_max});
-  }
   for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
     largest_record_ = std::max(largest_record_, record_bytes(GroupId(g)));
+  }
+  const auto num_tiers = static_cast<std::int64_t>(options.tiers.size());
+  for (const OffloadTier& tier : options.tiers) {
+    ports_.emplace_back(tier, options.arena_bytes / (num_tiers + 1), largest_record_,
+                        alignment_of(options.tiers));
   }
   take_epochs(options.root_epochs);
   forgets_seen_ = manager_.forget_count();
@@ -141,7 +151,8 @@ Offload::Impl::~Impl() {
   }
   // An arena with a slot that is quarantined keeps its memory, also when it ends. A store that goes
   // on needs that too: one of those slots stands for all of them.
-  while (!arriving_.empty()) give_up(arriving_.begin());
+  while (!arriving_.empty()) give_up(arriving_.begin(), false);
+  for (TierPort& port : ports_) port.drop_all();
   std::optional<std::pair<TierKey, std::int64_t>> stored;
   for (auto& [tag, op] : ops_) {
     if (op.kind == TierOp::kStore) stored = {op.key, op.bytes};
@@ -196,7 +207,7 @@ Result<OffloadOpened> Offload::Impl::open(std::span<const std::int32_t> tokens,
   Request request{.sequence = opened->sequence, .tokens = {tokens.begin(), tokens.end()}};
   request.length = opened->cached_tokens;
   hash_prompt(request, options, opened->cached_tokens);
-  if (tiers_.empty()) {
+  if (ports_.empty()) {
     const auto can = reach(request, false);
     if (!can || can->end <= opened->cached_tokens) return result;
   }
@@ -209,7 +220,9 @@ Result<OffloadOpened> Offload::Impl::open(std::span<const std::int32_t> tokens,
 // ---- ends ----
 
 void Offload::Impl::drop_request(std::uint64_t id) {
-  stop_waiting(id, requests_.at(id));
+  Request& request = requests_.at(id);
+  stop_waiting(id, request, false);
+  release_held(id, request);
   if (writer_ == id) writer_ = 0;
   requests_.erase(id);
 }
@@ -244,9 +257,12 @@ Result<std::int32_t> Offload::Impl::cancel(SequenceId sequence) {
 void Offload::Impl::take_turn(std::uint64_t now_us, bool draining) {
   now_us_ = std::max(now_us_, now_us);
   budget_ = options_.bytes_per_poll;
+  short_of_room_ = 0;
   notice_forgetting();
   look_at_tiers();
   collect();
+  watch_stores();
+  probe_tiers();
   std::vector<std::uint64_t> ids;
   ids.reserve(requests_.size());
   for (const auto& [id, request] : requests_) ids.push_back(id);
@@ -254,6 +270,7 @@ void Offload::Impl::take_turn(std::uint64_t now_us, bool draining) {
   store_backlog();
   store_findable(draining);
   published_seen_ = manager_.counters().blocks_published;
+  for (TierPort& port : ports_) port.count();
 }
 
 std::span<const SequenceReady> Offload::Impl::poll(std::uint64_t now_us) {
@@ -279,19 +296,29 @@ OffloadLeft Offload::Impl::left() const noexcept {
   OffloadLeft left = in_flight_;
   left.blocks = more_findable_ || manager_.num_steps() > 0 ||
                 manager_.counters().blocks_published != published_seen_;
-  for (const TierState& tier : tiers_) left.stores += std::ssize(tier.backlog);
+  for (const TierPort& port : ports_) left.stores += port.num_waiting();
   return left;
+}
+
+Status Offload::Impl::check_ports() const {
+  std::array<TierPort::InFlight, kTiersMax> seen{};
+  for (const auto& [tag, op] : ops_) {
+    seen[static_cast<std::size_t>(op.tier)].add(op.kind, ports_[0].slot(op.bytes),
+                                                op.given_up || op.overdue);
+  }
+  for (std::size_t t = 0; t < ports_.size(); ++t) {
+    KVFOLIO_RETURN_IF_ERROR(ports_[t].check(seen[t]));
+  }
+  return {};
 }
 
 Status Offload::Impl::check_invariants() const {
   OffloadLeft seen;
-  std::array<std::int64_t, kTiersMax> bytes{};
   std::int64_t loads_wanted = 0;
   for (const auto& [tag, op] : ops_) {
     ++(op.kind == TierOp::kLoad    ? seen.loads
        : op.kind == TierOp::kStore ? seen.stores
                                    : seen.questions);
-    bytes[static_cast<std::size_t>(op.tier)] += op.bytes;
     if (op.kind != TierOp::kLoad || op.given_up) continue;
     ++loads_wanted;
     const auto arriving = arriving_.find(op.key);
@@ -300,11 +327,11 @@ Status Offload::Impl::check_invariants() const {
   }
   bool right = seen.loads == in_flight_.loads && seen.stores == in_flight_.stores &&
                seen.questions == in_flight_.questions && loads_wanted == std::ssize(arriving_);
-  for (std::size_t t = 0; t < tiers_.size(); ++t) {
-    right = right && bytes[t] == tiers_[t].load_bytes + tiers_[t].store_bytes;
-  }
+  KVFOLIO_RETURN_IF_ERROR(check_ports());
   for (const auto& [id, request] : requests_) {
-    right = right && (request.state == Request::State::kWriting) == (writer_ == id);
+    right = right && (request.state == Request::State::kWriting) == (writer_ == id) &&
+            request.held.empty() == !(loading_.contains(id) || ready_to_write_.contains(id)) &&
+            !(loading_.contains(id) && request.state != Request::State::kLoading);
   }
   if (right) return arena_->check_invariants();
   return {ErrorCode::kAborted,
@@ -327,14 +354,10 @@ Result<std::unique_ptr<Offload>> Offload::create(KVCacheManager& manager,
   for (std::int32_t g = 0; g < identity->num_groups(); ++g) {
     sizes.push_back(record_bytes_of(manager, GroupId(g)));
   }
-  std::int64_t alignment = 64;
-  for (const OffloadTier& tier : options.tiers) {
-    alignment = std::max(alignment, tier.tier->limits().data_alignment);
-  }
   auto arena = HostArena::create({.bytes = options.arena_bytes,
                                   .record_bytes = sizes,
                                   .resource = options.resource,
-                                  .alignment = alignment});
+                                  .alignment = alignment_of(options.tiers)});
   if (!arena) return std::move(arena).error();
   auto impl = std::make_unique<Impl>(manager, options, *std::move(identity), *std::move(arena));
   return std::unique_ptr<Offload>(new Offload(std::move(impl)));

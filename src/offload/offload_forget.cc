@@ -53,7 +53,7 @@ void Offload::Impl::forget_all_names() {
   epochs_.clear();
   forget_in_flight(nullptr);
   arena_->clear();
-  for (TierState& tier : tiers_) tier.backlog.clear();
+  for (TierPort& port : ports_) port.drop_all();
 }
 
 void Offload::Impl::forget_names(const RootKey& root) {
@@ -67,6 +67,7 @@ void Offload::Impl::forget_names(const RootKey& root) {
     return read_record_header(record, info) != RecordFault::kNone ||
            info.owner == root_owner(before);
   });
+  for (TierPort& port : ports_) port.drop_gone(*arena_);
 }
 
 // `root`: whose; null: all.
@@ -88,7 +89,7 @@ void Offload::Impl::forget_in_flight(const Digest* root) {
   for (auto place = arriving_.begin(); place != arriving_.end();) {
     const auto next = std::next(place);
     const bool is_its = root == nullptr || place->second.expected.owner == root_owner(*root);
-    if (is_its) give_up(place);
+    if (is_its) give_up(place, false);
     place = next;
   }
 }

@@ -12,6 +12,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -20,12 +21,19 @@
 #include "kvfolio/record.h"
 #include "offload/block_names.h"
 #include "offload/digest_hash.h"
+#include "offload/held_records.h"
+#include "offload/tier_port.h"
 
 namespace kvfolio {
 
 // A record of a block of the group.
 inline std::int64_t record_bytes_of(KVCacheManager& manager, GroupId group) {
   return kRecordHeaderBytes + manager.storage()->block_image_bytes(group);
+}
+
+inline void count_latency(OffloadTierCounters::Latencies& counts, std::uint64_t us) {
+  const auto& ends = OffloadTierCounters::kLatencyUs;
+  ++counts[static_cast<std::size_t>(std::lower_bound(ends.begin(), ends.end(), us) - ends.begin())];
 }
 
 class Offload::Impl {
@@ -53,14 +61,14 @@ class Offload::Impl {
   [[nodiscard]] std::uint64_t epoch() const noexcept;
   [[nodiscard]] NameEpochs epochs() const;
   [[nodiscard]] const OffloadCounters& counters() const noexcept { return counters_; }
-  [[nodiscard]] std::size_t num_tiers() const noexcept { return tiers_.size(); }
+  [[nodiscard]] std::size_t num_tiers() const noexcept { return ports_.size(); }
   [[nodiscard]] const OffloadTierCounters& tier_counters(std::size_t tier) const noexcept {
-    KVFOLIO_CHECK(tier < tiers_.size());
-    return tiers_[tier].counters;
+    KVFOLIO_CHECK(tier < ports_.size());
+    return ports_[tier].counters();
   }
   [[nodiscard]] const Tier& tier(std::size_t tier) const noexcept {
-    KVFOLIO_CHECK(tier < tiers_.size());
-    return *tiers_[tier].options.tier;
+    KVFOLIO_CHECK(tier < ports_.size());
+    return ports_[tier].tier();
   }
   [[nodiscard]] const HostArena& arena() const noexcept { return *arena_; }
   [[nodiscard]] const Identity& identity() const noexcept { return identity_; }
@@ -92,15 +100,20 @@ class Offload::Impl {
     std::int32_t length = 0;       // of the sequence at open()
     bool polled = false;
     std::uint64_t deadline_us = 0;  // of the tiers, then of the copy; set at the first poll
+    std::uint64_t since_us = 0;     // it asks, or it loads
+    bool turned = false;            // to other tiers, for what came late
     int rounds = 0;                 // of loading
     std::vector<Piece> pieces{};    // to ask for, or to load
     std::array<std::size_t, kTiersMax> asked{};  // how many of them, by tier
-    std::size_t begun = 0;                       // how many of them came or are on their way
-    std::int32_t waiting = 0;                    // answers, or records on their way
-    bool failed = false;                         // a record that was promised did not come
-    bool retry = false;                          // and a tier may have it yet
+    std::array<std::int32_t, kTiersMax> unanswered{};
+    std::size_t begun = 0;     // how many of them came or are on their way
+    std::int32_t waiting = 0;  // answers, or records on their way
+    bool failed = false;       // a record that was promised did not come
+    bool retry = false;        // and a tier may have it yet
+    bool displaced = false;    // an older request took what it held
     LoadEnd why = LoadEnd::kNothing;
     std::unordered_map<TierKey, Verdict, TierKeyHash> where{};
+    HeldRecords held{};  // kLoading and kReady
     // kWriting
     Load load{};
     std::vector<std::pair<Piece, BlockId>> todo{};
@@ -115,7 +128,8 @@ class Offload::Impl {
     std::vector<std::uint64_t> waiters{};  // requests
   };
   // What a tier was asked to do. A load whose record is not in arriving_ any more is given up: its
-  // slot is quarantined until the tier says that it does not touch it.
+  // slot is quarantined until the tier says that it does not touch it. A store that is overdue
+  // keeps its pin as long.
   struct Op {
     TierOp kind = TierOp::kExists;
     std::int32_t tier = 0;
@@ -124,17 +138,13 @@ class Offload::Impl {
     std::int64_t bytes = 0;     // kLoad, kStore
     ArenaSlot slot{};           // kLoad
     bool given_up = false;      // kLoad
+    bool overdue = false;       // kStore
+    bool is_probe = false;      // nobody waits for it
     std::uint64_t since_us = 0;
-    ArenaPin pin{};  // kStore
-  };
-  struct TierState {
-    OffloadTier options;
-    std::int64_t record_bytes_max = 0;
-    bool usable = true;                            // since the poll began
-    std::int64_t store_bytes = 0, load_bytes = 0;  // in flight
-    std::int64_t num_in_flight = 0;                // of any kind
-    std::deque<TierKey> backlog{};                 // to store when there is room
-    OffloadTierCounters counters{};
+    std::uint64_t deadline_us = 0;
+    ArenaPin pin{};                   // kStore
+    int tries = 0;                    // kStore, as TierPort::Waiting
+    std::uint64_t stores_before = 0;  // kStore: that the tier had done when it began
   };
   enum class Begun : std::uint8_t { kYes, kLater, kNo };
 
@@ -143,6 +153,7 @@ class Offload::Impl {
   void take_turn(std::uint64_t now_us, bool draining);
   void finish(std::uint64_t id, std::int32_t cached_tokens, LoadEnd why);
   void drop_request(std::uint64_t id);
+  [[nodiscard]] Status check_ports() const;
 
   // ---- offload_forget.cc ----
   [[nodiscard]] std::uint64_t epoch_of(const RootKey& root) const;
@@ -160,8 +171,12 @@ class Offload::Impl {
   void arrived_otherwise(const TierKey& key);
   void store_to_tiers(const TierKey& key, std::int64_t bytes, bool second_use);
   void store_backlog();
-  void count_dropped(TierState& tier) noexcept;
-  Begun store_to(std::int32_t tier, const TierKey& key);
+  void store_backlog(std::int32_t tier);
+  void count_dropped(TierPort& port) noexcept;
+  Begun store_to(std::int32_t tier, const TierPort::Waiting& one);
+  void watch_stores();
+  void on_stored(std::uint64_t tag, Op op, TierResult result);
+  bool goes_again(TierPort& port, Op& op, TierResult result);
   [[nodiscard]] RecordInfo record_of(GroupId group, std::int32_t end, const TierKey& key) const;
 
   // ---- offload_request.cc ----
@@ -180,14 +195,24 @@ class Offload::Impl {
   }
   void list_questions(Request& request);
   bool ask(std::uint64_t id, Request& request);
-  [[nodiscard]] std::int64_t list_missing(Request& request);
-  void choose(Request& request, bool late);
+  [[nodiscard]] std::int64_t list_missing(std::uint64_t id, Request& request);
+  void choose(std::uint64_t id, Request& request, bool late);
   bool bring(std::uint64_t id, Request& request);
-  void stop_waiting(std::uint64_t id, Request& request);
+  void stop_waiting(std::uint64_t id, Request& request, bool is_late);
+  [[nodiscard]] bool loads_once_more(const Request& request) const;
+  void turn_to_others(std::uint64_t id, Request& request);
+  void note_silent_tiers(const Request& request);
   [[nodiscard]] bool has_hash(const Request& request, GroupId group, std::int32_t logical) const;
   // Requires: has_hash().
   [[nodiscard]] Piece piece_of(const Request& request, GroupId group, std::int32_t logical) const;
+  [[nodiscard]] std::int32_t end_of(const Piece& piece) const {
+    return (piece.logical + 1) * block_size(piece.group);
+  }
   [[nodiscard]] bool worth_loading(std::int64_t bytes, std::int32_t tokens) const;
+
+  void hold(std::uint64_t id, Request& request, std::int32_t end, const TierKey& key);
+  void release_held(std::uint64_t id, Request& request) noexcept;
+  bool take_from_younger(std::uint64_t id);
 
   // ---- offload_write.cc ----
   void write_in_turn(std::uint64_t id, Request& request);
@@ -201,6 +226,9 @@ class Offload::Impl {
   // ---- offload_tiers.cc ----
   void look_at_tiers();
   void collect();
+  void probe_tiers();
+  void probe(std::int32_t tier, TierOp kind);
+  void on_probed(std::uint64_t tag, const Op& op, TierResult result);
   void on_done(std::int32_t tier_index, const TierDone& done);
   void on_exists(const Op& op, TierResult result);
   void on_loaded(std::uint64_t tag, const Op& op, TierResult result);
@@ -212,18 +240,11 @@ class Offload::Impl {
   [[nodiscard]] static std::uint64_t later(std::uint64_t at_us, std::uint64_t by_us) noexcept {
     return at_us + std::min(by_us, ~at_us);
   }
-  void give_up(const TierKey& key, std::uint64_t request);
-  void give_up(std::unordered_map<TierKey, Arriving, TierKeyHash>::iterator place);
-  [[nodiscard]] bool takes(const TierState& tier, std::int64_t bytes) const {
-    return tier.usable && !exceeds_limit(tier, bytes);
-  }
-  [[nodiscard]] static bool exceeds_limit(const TierState& tier, std::int64_t bytes) noexcept {
-    return tier.record_bytes_max > 0 && bytes > tier.record_bytes_max;
-  }
+  // `is_late`: the tier had its time.
+  void give_up(const TierKey& key, std::uint64_t request, bool is_late);
+  void give_up(std::unordered_map<TierKey, Arriving, TierKeyHash>::iterator place, bool is_late);
 
-  [[nodiscard]] TierState& tier_at(std::int32_t tier) {
-    return tiers_[static_cast<std::size_t>(tier)];
-  }
+  [[nodiscard]] TierPort& port(std::int32_t tier) { return ports_[static_cast<std::size_t>(tier)]; }
   [[nodiscard]] std::int64_t record_bytes(GroupId group) const {
     return record_bytes_of(manager_, group);
   }
@@ -237,15 +258,18 @@ class Offload::Impl {
   Identity identity_;
   std::int64_t largest_record_ = 0;
   std::unique_ptr<HostArena> arena_;
-  std::vector<TierState> tiers_;
+  std::deque<TierPort> ports_;  // they do not move
   std::size_t first_tier_ = 0;  // to collect from in this poll
   BlockNames names_;
   std::map<std::uint64_t, Request> requests_;  // in the order of open()
   std::uint64_t last_request_ = 0;
+  // Requests that hold records: those that load, and those that wait for their turn.
+  std::set<std::uint64_t> loading_, ready_to_write_;
   std::uint64_t writer_ = 0;                   // the request in kWriting; 0: none
   std::unordered_map<std::uint64_t, Op> ops_;  // by tag
   std::uint64_t last_tag_ = 0;
-  OffloadLeft in_flight_;  // of ops_
+  std::deque<std::uint64_t> stores_;  // tags, by their deadlines; some have ended
+  OffloadLeft in_flight_;             // of ops_
   std::unordered_map<TierKey, Arriving, TierKeyHash> arriving_;
   std::uint64_t epoch_ = 0;                                       // the newest
   std::uint64_t base_epoch_ = 0;                                  // of roots not in the map
@@ -258,6 +282,7 @@ class Offload::Impl {
   // of one poll
   std::uint64_t now_us_ = 0;
   std::int64_t budget_ = 0;
+  std::uint64_t short_of_room_ = 0;  // the oldest request that the arena had none for; 0: none
   // scratch
   std::vector<std::vector<std::uint8_t>> has_;
   std::vector<std::span<std::uint8_t>> has_views_;

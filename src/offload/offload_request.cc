@@ -95,30 +95,73 @@ void Offload::Impl::go_on(std::uint64_t id) {
   if (request.state == State::kAsking) {
     const bool answered = ask(id, request) && request.waiting == 0;
     if (!answered && !late) return;
-    if (!answered) request.why = LoadEnd::kTimeout;
+    if (!answered) {
+      request.why = LoadEnd::kTimeout;
+      note_silent_tiers(request);
+    }
     request.waiting = 0;
-    choose(request, late);
+    choose(id, request, late);
   }
   if (request.state == State::kLoading) {
+    if (!late) turn_to_others(id, request);
     const bool came = bring(id, request) && request.waiting == 0;
     if (!came && !late) return;
     if (!came) {
       request.why = LoadEnd::kTimeout;
-      stop_waiting(id, request);
-    } else if (request.retry && !late &&
-               request.rounds < std::max(2, static_cast<int>(tiers_.size()))) {
-      return choose(request, false);
+      stop_waiting(id, request, true);
+    } else if (!late && loads_once_more(request)) {
+      return choose(id, request, false);
     }
     request.state = State::kReady;
+    if (loading_.erase(id) > 0) ready_to_write_.insert(id);
     request.deadline_us = later(now_us_, options_.copy_timeout_us);
   }
   write_in_turn(id, request);
 }
 
-void Offload::Impl::stop_waiting(std::uint64_t id, Request& request) {
+bool Offload::Impl::loads_once_more(const Request& request) const {
+  const int rounds_max = std::max(2, static_cast<int>(ports_.size()));
+  return request.displaced || (request.retry && request.rounds < rounds_max);
+}
+
+void Offload::Impl::stop_waiting(std::uint64_t id, Request& request, bool is_late) {
   if (request.state != Request::State::kLoading) return;
-  for (const Piece& piece : std::span(request.pieces).first(request.begun)) give_up(piece.key, id);
+  for (const Piece& piece : std::span(request.pieces).first(request.begun)) {
+    give_up(piece.key, id, is_late);
+  }
   request.waiting = 0;
+}
+
+// What has not come by half of the time is brought by another tier that has it, while there is time
+// for that. So a tier that hangs costs no prompt what another one has.
+void Offload::Impl::turn_to_others(std::uint64_t id, Request& request) {
+  const bool is_time = now_us_ - request.since_us >= (request.deadline_us - request.since_us) / 2;
+  if (request.turned || !is_time || request.waiting == 0) return;
+  request.turned = true;
+  const std::size_t begun = request.begun;
+  for (std::size_t i = 0; i < begun; ++i) {
+    const Piece piece = request.pieces[i];
+    const auto place = arriving_.find(piece.key);
+    if (place == arriving_.end()) continue;
+    const std::vector<std::uint64_t>& waiters = place->second.waiters;
+    if (std::find(waiters.begin(), waiters.end(), id) == waiters.end()) continue;
+    const auto late = static_cast<std::uint8_t>(1u << ops_.at(place->second.tag).tier);
+    Verdict& verdict = request.where[piece.key];
+    if ((verdict.good() & ~unsigned{late}) == 0) continue;
+    verdict.failed |= late;
+    give_up(piece.key, id, true);
+    --request.waiting;
+    request.pieces.push_back(piece);  // begun anew
+  }
+}
+
+// They had their time, and did not say what they have.
+void Offload::Impl::note_silent_tiers(const Request& request) {
+  for (std::size_t t = 0; t < ports_.size(); ++t) {
+    if (request.unanswered[t] == 0 || request.pieces.empty()) continue;
+    const Piece& first = request.pieces.front();
+    ports_[t].was_late(TierOp::kExists, first.key, 0, request.since_us, now_us_);
+  }
 }
 
 // ---- asking ----
@@ -126,7 +169,8 @@ void Offload::Impl::stop_waiting(std::uint64_t id, Request& request) {
 // Every record that the arena lacks. One that is on its way already is not asked for.
 void Offload::Impl::list_questions(Request& request) {
   request.state = Request::State::kAsking;
-  if (tiers_.empty()) return;
+  request.since_us = now_us_;
+  if (ports_.empty()) return;
   fill_has(request, false, last_token(request));
   for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
     const std::vector<std::uint8_t>& has = has_[static_cast<std::size_t>(g)];
@@ -148,23 +192,30 @@ void Offload::Impl::list_questions(Request& request) {
 bool Offload::Impl::ask(std::uint64_t id, Request& request) {
   constexpr std::size_t kBatch = 256;
   bool all = true;
-  for (std::size_t t = 0; t < tiers_.size(); ++t) {
+  for (std::size_t t = 0; t < ports_.size(); ++t) {
     const auto index = static_cast<std::int32_t>(t);
     std::size_t& next = request.asked[t];
+    // That it is passed over may turn out between two questions.
+    if (!ports_[t].is_read()) next = request.pieces.size();
     while (next < request.pieces.size()) {
+      if (!ports_[t].has_room_for_questions()) {
+        all = false;
+        break;
+      }
       const std::size_t first = next;
       std::vector<std::size_t> places;  // of the items, in the pieces
       for (; next < request.pieces.size() && places.size() < kBatch; ++next) {
         const Piece& piece = request.pieces[next];
-        if (!takes(tiers_[t], record_bytes(piece.group))) continue;
+        if (!ports_[t].takes(record_bytes(piece.group))) continue;
         places.push_back(next);
         add_item({.kind = TierOp::kExists, .tier = index, .key = piece.key, .request = id},
                  nullptr);
       }
       if (places.empty()) break;
-      const bool works = tiers_[t].num_in_flight > 0;
+      const bool works = ports_[t].works();
       const std::size_t accepted = submit(index, TierOp::kExists, request.deadline_us);
       request.waiting += static_cast<std::int32_t>(accepted);
+      request.unanswered[t] += static_cast<std::int32_t>(accepted);
       if (accepted == places.size()) continue;
       // Full: the rest is asked later. One that refuses all while it has nothing to do is not.
       next = accepted > 0 ? places[accepted] : works ? first : request.pieces.size();
@@ -178,35 +229,47 @@ bool Offload::Impl::ask(std::uint64_t id, Request& request) {
 // ---- bringing ----
 
 // What the last reach() says that a load would wait for, and the arena lacks; returns its bytes.
-std::int64_t Offload::Impl::list_missing(Request& request) {
+// What the arena has is held.
+std::int64_t Offload::Impl::list_missing(std::uint64_t id, Request& request) {
   std::int64_t bytes = 0;
   request.pieces.clear();
+  release_held(id, request);
   for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
     const std::vector<std::uint8_t>& needed = has_[static_cast<std::size_t>(g)];
     for (std::int32_t i = 0; static_cast<std::size_t>(i) < needed.size(); ++i) {
       if (needed[static_cast<std::size_t>(i)] == 0) continue;
       const Piece piece = piece_of(request, GroupId(g), i);
-      if (arena_->contains(piece.key)) continue;
+      if (arena_->contains(piece.key)) {
+        hold(id, request, end_of(piece), piece.key);
+        continue;
+      }
       bytes += record_bytes(piece.group);
       request.pieces.push_back(piece);
     }
+  }
+  // The beginning of the prefix first: it is worth most if there is no room for all.
+  const auto before = [this](const Piece& a, const Piece& b) { return end_of(a) < end_of(b); };
+  if (identity_.num_groups() > 1) {
+    std::stable_sort(request.pieces.begin(), request.pieces.end(), before);
   }
   return bytes;
 }
 
 // What to load: as much as tiers have, the arena can hold and is worth it.
-void Offload::Impl::choose(Request& request, bool late) {
+void Offload::Impl::choose(std::uint64_t id, Request& request, bool late) {
   request.state = Request::State::kLoading;
+  request.since_us = now_us_;
   request.failed = request.retry = false;
   request.begun = 0;
   request.pieces.clear();
   if (late) return;
-  ++request.rounds;
+  request.rounds += request.displaced ? 0 : 1;
+  request.displaced = false;
   std::int32_t limit = last_token(request);
   for (;;) {
     const auto can = reach(request, true, limit);
     if (!can) return request.pieces.clear();
-    const std::int64_t bytes = list_missing(request);
+    const std::int64_t bytes = list_missing(id, request);
     if (bytes == 0) return;
     if (!worth_loading(bytes, can->end - can->begin)) {
       request.why = LoadEnd::kRecompute;
@@ -223,7 +286,10 @@ void Offload::Impl::choose(Request& request, bool late) {
 bool Offload::Impl::bring(std::uint64_t id, Request& request) {
   for (; request.begun < request.pieces.size(); ++request.begun) {
     const Piece& piece = request.pieces[request.begun];
-    if (arena_->contains(piece.key)) continue;
+    if (arena_->contains(piece.key)) {
+      hold(id, request, end_of(piece), piece.key);
+      continue;
+    }
     Verdict& verdict = request.where[piece.key];
     Begun begun = Begun::kNo;
     while (begun == Begun::kNo && verdict.good() != 0) {
@@ -234,6 +300,32 @@ bool Offload::Impl::bring(std::uint64_t id, Request& request) {
     if (begun == Begun::kLater) return false;
     request.failed |= begun == Begun::kNo;
   }
+  return true;
+}
+
+// ---- records that wait for a prompt's turn ----
+
+// Requires: the request is kLoading.
+void Offload::Impl::hold(std::uint64_t id, Request& request, std::int32_t end, const TierKey& key) {
+  request.held.add(end, arena_->hold(key));
+  if (!request.held.empty()) loading_.insert(id);
+}
+
+void Offload::Impl::release_held(std::uint64_t id, Request& request) noexcept {
+  request.held.clear();
+  loading_.erase(id);
+  ready_to_write_.erase(id);
+}
+
+// Prompts are served in the order of open(). One that was opened later and still loads gives up the
+// end of its prefix, which it loads again if there is time. False: there is none.
+bool Offload::Impl::take_from_younger(std::uint64_t id) {
+  if (loading_.empty() || *loading_.rbegin() <= id) return false;
+  const std::uint64_t youngest = *loading_.rbegin();
+  Request& gives = requests_.at(youngest);
+  gives.held.release_last();
+  if (gives.held.empty()) loading_.erase(youngest);
+  gives.failed = gives.displaced = true;
   return true;
 }
 

@@ -15,7 +15,7 @@ namespace kvfolio {
 namespace {
 // What it costs to find that there is nothing to copy, in bytes that could be copied meanwhile.
 constexpr std::int64_t kLookBytes = 4096;
-constexpr std::size_t kBacklogMax = std::size_t{1} << 16;  // keys, of each tier
+constexpr int kStoresPerPoll = 1024;  // that leave those which wait, of each tier
 }  // namespace
 
 RecordInfo Offload::Impl::record_of(GroupId group, std::int32_t end, const TierKey& key) const {
@@ -54,10 +54,14 @@ void Offload::Impl::store_findable(bool draining) {
 // A block more can be taken without losing its record: no tier is behind, and the arena has a slot
 // that nobody uses.
 bool Offload::Impl::has_room_to_drain() const {
-  for (const TierState& tier : tiers_) {
-    if (tier.options.policy != WritePolicy::kWriteThrough || !tier.usable) continue;
-    if (!tier.backlog.empty()) return false;
-    if (tier.store_bytes > 0 && tier.store_bytes + largest_record_ > tier.options.store_bytes_max) {
+  for (const TierPort& port : ports_) {
+    // One that does not answer keeps none from the others.
+    if (port.policy() != WritePolicy::kWriteThrough || !port.is_written() || port.is_stuck()) {
+      continue;
+    }
+    if (port.num_waiting() > 0) return false;
+    if (port.store_bytes() > 0 &&
+        port.room_for_store({}, largest_record_, now_us_) != TierPort::Room::kYes) {
       return false;
     }
   }
@@ -124,62 +128,136 @@ void Offload::Impl::arrived_otherwise(const TierKey& key) {
   if (place == arriving_.end()) return;
   for (const std::uint64_t id : place->second.waiters) {
     const auto request = requests_.find(id);
-    if (request != requests_.end()) --request->second.waiting;
+    if (request == requests_.end()) continue;
+    --request->second.waiting;
+    hold(id, request->second, place->second.expected.end, key);
   }
-  give_up(place);
+  give_up(place, false);
 }
 
 // ---- to the tiers ----
 
-void Offload::Impl::count_dropped(TierState& tier) noexcept {
-  ++tier.counters.stores_dropped;
+void Offload::Impl::count_dropped(TierPort& port) noexcept {
+  ++port.counters().stores_dropped;
   ++counters_.tier_stores_dropped;
 }
 
 void Offload::Impl::store_to_tiers(const TierKey& key, std::int64_t bytes, bool second_use) {
   const WritePolicy wanted = second_use ? WritePolicy::kSecondUse : WritePolicy::kWriteThrough;
-  for (std::size_t t = 0; t < tiers_.size(); ++t) {
-    TierState& tier = tiers_[t];
-    if (tier.options.policy != wanted || exceeds_limit(tier, bytes)) continue;
-    const Begun begun = tier.backlog.empty() ? store_to(static_cast<std::int32_t>(t), key)
-                                             : Begun::kLater;  // behind those that wait
-    if (begun == Begun::kLater && tier.backlog.size() < kBacklogMax) {
-      tier.backlog.push_back(key);
-    } else if (begun != Begun::kYes) {
-      count_dropped(tier);
-    }
+  for (std::size_t t = 0; t < ports_.size(); ++t) {
+    TierPort& port = ports_[t];
+    if (port.policy() != wanted || port.exceeds_limit(bytes)) continue;
+    const Begun begun = port.num_waiting() > 0  // behind those that wait
+                            ? Begun::kLater
+                            : store_to(static_cast<std::int32_t>(t), {.key = key});
+    if (begun == Begun::kYes) continue;
+    if (begun == Begun::kNo || !port.wait(key, *arena_)) count_dropped(port);
   }
 }
 
 void Offload::Impl::store_backlog() {
-  for (std::size_t t = 0; t < tiers_.size(); ++t) {
-    std::deque<TierKey>& backlog = tiers_[t].backlog;
-    while (!backlog.empty()) {
-      const Begun begun = store_to(static_cast<std::int32_t>(t), backlog.front());
-      if (begun == Begun::kLater) break;
-      if (begun == Begun::kNo) count_dropped(tiers_[t]);
-      backlog.pop_front();
+  for (std::size_t t = 0; t < ports_.size(); ++t) store_backlog(static_cast<std::int32_t>(t));
+}
+
+void Offload::Impl::store_backlog(std::int32_t index) {
+  TierPort& to = port(index);
+  for (int left = kStoresPerPoll; left > 0; --left) {
+    const TierPort::Waiting* one = to.next(now_us_);
+    if (one == nullptr) break;
+    const Begun begun = store_to(index, *one);
+    if (begun == Begun::kLater) break;
+    if (begun == Begun::kNo) {
+      // It was given once, so the tier did not keep it; else it was never given.
+      ++(one->is_again ? to.counters().stores_failed : to.counters().stores_dropped);
+      ++counters_.tier_stores_dropped;
     }
+    to.pop(now_us_);
+  }
+  to.pin_waiting(*arena_, kStoresPerPoll);
+}
+
+Offload::Impl::Begun Offload::Impl::store_to(std::int32_t index, const TierPort::Waiting& one) {
+  TierPort& to = port(index);
+  ArenaPin pin = arena_->hold(one.key);
+  // Evicted, erased or forgotten since. What was stored anew under the name goes by itself.
+  if (!pin || (one.pin && one.pin.record().data() != pin.record().data())) return Begun::kNo;
+  const std::span<const std::byte> record = pin.record();
+  const auto bytes = static_cast<std::int64_t>(record.size());
+  if (!to.takes(bytes)) return Begun::kNo;
+  const TierPort::Room room = to.room_for_store(one, bytes, now_us_);
+  if (room != TierPort::Room::kYes) {
+    return room == TierPort::Room::kLater ? Begun::kLater : Begun::kNo;
+  }
+  const bool works = to.works();
+  Op op{.kind = TierOp::kStore, .tier = index, .key = one.key, .bytes = bytes};
+  op.pin = std::move(pin);
+  op.tries = one.tries;
+  op.stores_before = to.counters().stores;
+  // A tier reads what it stores; one type of item serves both ways.
+  add_item(std::move(op), const_cast<std::byte*>(record.data()));
+  if (submit(index, TierOp::kStore, store_deadline()) != 1) {
+    return works || to.refused(now_us_) ? Begun::kLater : Begun::kNo;
+  }
+  to.accepted();
+  stores_.push_back(last_tag_);
+  TierPort::Side& side = to.side(TierOp::kStore);
+  if (side.pauses.passed_over()) side.probe_tag = last_tag_;
+  return Begun::kYes;
+}
+
+// Finds those that are overdue. Deadlines are in the order of the tags.
+void Offload::Impl::watch_stores() {
+  for (int left = 4 * kStoresPerPoll; left > 0 && !stores_.empty(); --left) {
+    const std::uint64_t tag = stores_.front();
+    const auto found = ops_.find(tag);
+    if (found != ops_.end()) {
+      Op& op = found->second;
+      if (now_us_ < op.deadline_us) return;
+      TierPort& late = port(op.tier);
+      op.overdue = true;
+      late.became_overdue(op.kind, op.bytes);
+      late.was_late(op.kind, op.key, op.bytes, op.since_us, now_us_);
+      if (late.side(op.kind).probe_tag == tag) late.side(op.kind).probe_tag = 0;
+    }
+    stores_.pop_front();
   }
 }
 
-Offload::Impl::Begun Offload::Impl::store_to(std::int32_t index, const TierKey& key) {
-  TierState& tier = tier_at(index);
-  ArenaPin pin = arena_->hold(key);
-  if (!pin) return Begun::kNo;
-  const std::span<const std::byte> record = pin.record();
-  const auto bytes = static_cast<std::int64_t>(record.size());
-  if (!takes(tier, bytes)) return Begun::kNo;
-  if (tier.store_bytes + bytes > tier.options.store_bytes_max) {
-    return tier.store_bytes > 0 ? Begun::kLater : Begun::kNo;
+void Offload::Impl::on_stored(std::uint64_t tag, Op op, TierResult result) {
+  TierPort& by = port(op.tier);
+  TierPort::Side& side = by.side(op.kind);
+  if (side.probe_tag == tag) side.probe_tag = 0;
+  OffloadTierCounters& counters = by.counters();
+  if (result != TierResult::kTimeout) {
+    by.answered(op.kind);  // late, perhaps, which hurts no one
+  } else if (!op.overdue) {
+    by.was_late(op.kind, op.key, op.bytes, op.since_us, now_us_);
   }
-  const bool works = tier.num_in_flight > 0;
-  // A tier reads what it stores; one type of item serves both ways.
-  add_item(
-      {.kind = TierOp::kStore, .tier = index, .key = key, .bytes = bytes, .pin = std::move(pin)},
-      const_cast<std::byte*>(record.data()));
-  if (submit(index, TierOp::kStore, store_deadline()) == 1) return Begun::kYes;
-  return works ? Begun::kLater : Begun::kNo;
+  count_latency(counters.store_latency, now_us_ - op.since_us);
+  counters.store_us += now_us_ - op.since_us;
+  if (result == TierResult::kOk) {
+    ++counters_.tier_stores;
+    ++counters.stores;
+    counters.stores_failed_in_a_row = 0;
+    counters.bytes_stored += static_cast<std::uint64_t>(op.bytes);
+    return;
+  }
+  ++counters.stores_failed_in_a_row;
+  if (goes_again(by, op, result)) return;
+  ++counters.stores_failed;
+  ++counters_.tier_stores_dropped;
+}
+
+// A tier that was late or busy may take it the next time, unless the record was erased or forgotten
+// meanwhile. A try counts only if the tier took nothing else during it.
+bool Offload::Impl::goes_again(TierPort& by, Op& op, TierResult result) {
+  if (result != TierResult::kTimeout && result != TierResult::kBusy) return false;
+  const ArenaPin there = arena_->hold(op.key);
+  if (!there || there.record().data() != op.pin.record().data()) return false;
+  const bool was_in_vain = by.counters().stores == op.stores_before;
+  TierPort::Waiting again{.key = op.key, .pin = std::move(op.pin)};
+  again.tries = op.tries + (was_in_vain ? 1 : 0);
+  return by.wait_again(std::move(again), now_us_);
 }
 
 }  // namespace kvfolio

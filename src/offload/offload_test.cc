@@ -270,7 +270,7 @@ TEST(Offload, KeepsItsMemoryWhileATierMayReadAStore) {
   MemoryTier tier(1, {.silent = 1000});
   const OffloadTier tiers[] = {{.tier = &tier}};
   Cache cache(test::full(40));
-  auto offload = offload_of(cache, tiers, 8 * kFullRecord, {.resource = &memory});
+  auto offload = offload_of(cache, tiers, 32 * kFullRecord, {.resource = &memory});
   cache.compute(prompt_of(1, 64));
   offload->poll(1);
   ASSERT_EQ(offload->arena().pins, 8);

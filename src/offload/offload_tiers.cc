@@ -13,26 +13,7 @@
 namespace kvfolio {
 
 namespace {
-constexpr std::uint64_t kStoreTimeoutUs = 5'000'000;
-
-void count_latency(OffloadTierCounters::Latencies& counts, std::uint64_t us) {
-  const auto& ends = OffloadTierCounters::kLatencyUs;
-  ++counts[static_cast<std::size_t>(std::lower_bound(ends.begin(), ends.end(), us) - ends.begin())];
-}
-
-void count_store(OffloadTierCounters& counters, TierResult result, std::int64_t bytes,
-                 std::uint64_t us) {
-  count_latency(counters.store_latency, us);
-  counters.store_us += us;
-  if (result != TierResult::kOk) {
-    ++counters.stores_failed;
-    ++counters.stores_failed_in_a_row;
-    return;
-  }
-  ++counters.stores;
-  counters.stores_failed_in_a_row = 0;
-  counters.bytes_stored += static_cast<std::uint64_t>(bytes);
-}
+constexpr std::uint64_t kStoreTimeoutUs = 5'000'000;  // nobody waits for a store
 
 // `right`: the record verified, if it came in time.
 void count_load(OffloadTierCounters& counters, TierResult result, bool right, std::int64_t bytes,
@@ -55,8 +36,8 @@ std::uint64_t Offload::Impl::store_deadline() const noexcept {
 
 // Once for each poll. Another tier is first each time, so that none waits behind the others' bytes.
 void Offload::Impl::look_at_tiers() {
-  for (TierState& tier : tiers_) tier.usable = tier.options.tier->health().usable;
-  if (!tiers_.empty()) first_tier_ = (first_tier_ + 1) % tiers_.size();
+  for (TierPort& port : ports_) port.look();
+  if (!ports_.empty()) first_tier_ = (first_tier_ + 1) % ports_.size();
 }
 
 // Records that arrive are read once to check them, which counts: at most half of a poll's bytes. A
@@ -64,15 +45,15 @@ void Offload::Impl::look_at_tiers() {
 void Offload::Impl::collect() {
   const std::int64_t kept = budget_ / 2;
   std::array<TierDone, 64> done;
-  for (std::size_t i = 0; i < tiers_.size(); ++i) {
-    const std::size_t t = (first_tier_ + i) % tiers_.size();
+  for (std::size_t i = 0; i < ports_.size(); ++i) {
+    const std::size_t t = (first_tier_ + i) % ports_.size();
     for (std::int64_t answers = std::ssize(ops_) + 64; answers > 0 && budget_ > kept;) {
       std::size_t most = done.size();
-      if (tiers_[t].load_bytes > 0) {
+      if (ports_[t].load_bytes() > 0) {
         const std::int64_t fit = (budget_ - kept) / largest_record_;
         most = static_cast<std::size_t>(std::clamp<std::int64_t>(fit, 2, 64));
       }
-      const std::size_t said = tiers_[t].options.tier->poll(now_us_, std::span(done).first(most));
+      const std::size_t said = ports_[t].tier().poll(now_us_, std::span(done).first(most));
       const std::size_t n = std::min(said, most);
       for (std::size_t k = 0; k < n; ++k) on_done(static_cast<std::int32_t>(t), done[k]);
       answers -= static_cast<std::int64_t>(n);
@@ -91,21 +72,16 @@ void Offload::Impl::add_item(Op op, std::byte* data) {
 
 // Hands items_ over. Returns how many were accepted: the first ones. The others are forgotten.
 std::size_t Offload::Impl::submit(std::int32_t index, TierOp kind, std::uint64_t deadline_us) {
-  TierState& tier = tier_at(index);
+  TierPort& asked = port(index);
   const std::size_t accepted =
-      std::min(tier.options.tier->submit(kind, items_, {deadline_us}), items_.size());
+      std::min(asked.tier().submit(kind, items_, {deadline_us}), items_.size());
   for (std::size_t i = accepted; i < items_.size(); ++i) ops_.erase(items_[i].tag);
   for (const TierItem& item : std::span(items_).first(accepted)) {
-    ++tier.num_in_flight;
-    if (kind == TierOp::kLoad) {
-      ++in_flight_.loads;
-      tier.load_bytes += item.bytes;
-    } else if (kind == TierOp::kStore) {
-      ++in_flight_.stores;
-      tier.store_bytes += item.bytes;
-    } else {
-      ++in_flight_.questions;
-    }
+    ops_.at(item.tag).deadline_us = deadline_us;
+    asked.began(kind, item.bytes);
+    ++(kind == TierOp::kLoad    ? in_flight_.loads
+       : kind == TierOp::kStore ? in_flight_.stores
+                                : in_flight_.questions);
   }
   items_.clear();
   return accepted;
@@ -118,35 +94,35 @@ void Offload::Impl::on_done(std::int32_t tier_index, const TierDone& done) {
     ++counters_.unknown_completions;
     return;
   }
-  const Op op = std::move(found->second);
+  Op op = std::move(found->second);
   ops_.erase(found);
-  TierState& tier = tier_at(op.tier);
-  --tier.num_in_flight;
-  const std::uint64_t us = now_us_ - op.since_us;
+  TierPort& from = port(op.tier);
+  from.ended(op.kind, op.bytes, op.given_up || op.overdue);
+  --(op.kind == TierOp::kLoad    ? in_flight_.loads
+     : op.kind == TierOp::kStore ? in_flight_.stores
+                                 : in_flight_.questions);
+  if (op.is_probe && op.kind != TierOp::kStore) return on_probed(done.tag, op, done.result);
   switch (op.kind) {
     case TierOp::kExists:
-      --in_flight_.questions;
       on_exists(op, done.result);
       break;
-    case TierOp::kLoad:
-      --in_flight_.loads;
-      tier.load_bytes -= op.bytes;
-      {
-        const std::uint64_t right_before = counters_.tier_loads;
-        on_loaded(done.tag, op, done.result);
-        const bool late = op.given_up && done.result == TierResult::kOk;
-        count_load(tier.counters, late ? TierResult::kTimeout : done.result,
-                   counters_.tier_loads > right_before, op.bytes, us);
+    case TierOp::kLoad: {
+      const std::uint64_t right_before = counters_.tier_loads;
+      on_loaded(done.tag, op, done.result);
+      const bool late = op.given_up && done.result == TierResult::kOk;
+      count_load(from.counters(), late ? TierResult::kTimeout : done.result,
+                 counters_.tier_loads > right_before, op.bytes, now_us_ - op.since_us);
+      if (done.result == TierResult::kTimeout && !op.given_up) {
+        from.was_late(op.kind, op.key, op.bytes, op.since_us, now_us_);
+      } else if (done.result != TierResult::kTimeout && now_us_ < op.deadline_us) {
+        from.answered(op.kind);
       }
       break;
+    }
     case TierOp::kStore:
-      --in_flight_.stores;
-      tier.store_bytes -= op.bytes;
-      ++(done.result == TierResult::kOk ? counters_.tier_stores : counters_.tier_stores_dropped);
-      count_store(tier.counters, done.result, op.bytes, us);
+      on_stored(done.tag, std::move(op), done.result);
       break;
     case TierOp::kErase:
-      --in_flight_.questions;
       break;
   }
 }
@@ -157,8 +133,78 @@ void Offload::Impl::on_exists(const Op& op, TierResult result) {
   Request& request = found->second;
   if (request.state != Request::State::kAsking) return;  // an answer behind its deadline
   --request.waiting;
+  --request.unanswered[static_cast<std::size_t>(op.tier)];
+  if (result == TierResult::kTimeout) return;
+  port(op.tier).answered(op.kind);
   if (result != TierResult::kOk) return;
   request.where[op.key].has |= static_cast<std::uint8_t>(1u << op.tier);
+}
+
+// ---- tiers that are passed over ----
+
+// Each pause ends with one question or load that no user waits for. A load that hangs, too, keeps
+// its memory, within the tier's share.
+void Offload::Impl::probe_tiers() {
+  for (std::size_t t = 0; t < ports_.size(); ++t) {
+    for (const TierOp kind : {TierOp::kExists, TierOp::kLoad}) {
+      TierPort::Side& side = ports_[t].side(kind);
+      if (side.probe_tag == 0) {
+        if (ports_[t].is_usable() && side.pauses.may_try(now_us_)) {
+          probe(static_cast<std::int32_t>(t), kind);
+        }
+        continue;
+      }
+      const Op& op = ops_.at(side.probe_tag);
+      if (now_us_ < op.deadline_us) continue;
+      side.probe_tag = 0;
+      ports_[t].was_late(kind, op.key, op.bytes, op.since_us, now_us_);
+    }
+  }
+}
+
+void Offload::Impl::probe(std::int32_t index, TierOp kind) {
+  TierPort& asked = port(index);
+  const TierPort::Side& side = asked.side(kind);
+  Op op{.kind = kind, .tier = index, .key = side.probe_key, .bytes = side.probe_bytes};
+  op.is_probe = true;
+  std::span<std::byte> memory;
+  if (kind == TierOp::kLoad) {
+    if (asked.room_for_load(op.bytes) != TierPort::Room::kYes) return;
+    const auto slot = arena_->reserve(op.key, op.bytes);
+    if (!slot) return;
+    op.slot = *slot;
+    op.given_up = true;
+    memory = arena_->fill(*slot);
+  }
+  const ArenaSlot slot = op.slot;
+  const std::int64_t bytes = op.bytes;
+  add_item(std::move(op), memory.data());
+  const std::uint64_t tag = last_tag_;
+  const bool accepted = submit(index, kind, later(now_us_, options_.timeout_us)) == 1;
+  if (accepted && kind == TierOp::kLoad) {
+    asked.became_overdue(kind, bytes);
+    arena_->quarantine(slot);
+  } else if (kind == TierOp::kLoad) {
+    arena_->abandon(slot);
+  }
+  if (accepted) {
+    asked.side(kind).probe_tag = tag;
+  } else {
+    asked.was_late(kind, side.probe_key, bytes, now_us_, now_us_);  // it does not take it either
+  }
+}
+
+void Offload::Impl::on_probed(std::uint64_t tag, const Op& op, TierResult result) {
+  if (op.given_up) arena_->quiesced(op.slot);
+  TierPort& from = port(op.tier);
+  TierPort::Side& side = from.side(op.kind);
+  if (side.probe_tag != tag) return;  // too late
+  side.probe_tag = 0;
+  if (result == TierResult::kTimeout || now_us_ >= op.deadline_us) {
+    from.was_late(op.kind, op.key, op.bytes, op.since_us, now_us_);
+  } else {
+    from.answered(op.kind);
+  }
 }
 
 // ---- loads ----
@@ -172,21 +218,31 @@ Offload::Impl::Begun Offload::Impl::start_load(std::uint64_t id, Request& reques
     ++request.waiting;
     return Begun::kYes;
   }
-  TierState& tier = tier_at(index);
+  TierPort& asked = port(index);
   const std::int64_t bytes = record_bytes(piece.group);
-  if (!takes(tier, bytes)) return Begun::kNo;
-  if (tier.load_bytes + bytes > tier.options.load_bytes_max) {
-    return tier.load_bytes > 0 ? Begun::kLater : Begun::kNo;
+  if (!asked.takes(bytes) || !asked.is_read()) return Begun::kNo;
+  const TierPort::Room room = asked.room_for_load(bytes);
+  if (room != TierPort::Room::kYes) {
+    return room == TierPort::Room::kLater ? Begun::kLater : Begun::kNo;
   }
-  const auto slot = arena_->reserve(piece.key, bytes);
-  if (!slot) return in_flight_.loads + in_flight_.stores > 0 ? Begun::kLater : Begun::kNo;
+  if (short_of_room_ != 0) return Begun::kLater;  // older requests first
+  auto slot = arena_->reserve(piece.key, bytes);
+  while (!slot && take_from_younger(id)) slot = arena_->reserve(piece.key, bytes);
+  if (!slot) {
+    const bool others_hold = loading_.size() > (loading_.contains(id) ? 1u : 0u) ||
+                             !ready_to_write_.empty() || writer_ != 0;
+    const bool may_free = others_hold || in_flight_.loads + in_flight_.stores > 0;
+    if (!may_free) return Begun::kNo;
+    short_of_room_ = id;
+    return Begun::kLater;
+  }
   const std::span<std::byte> memory = arena_->fill(*slot);
   // What lay here before cannot pose as what the tier did not bring.
   std::memset(memory.data(), 0, static_cast<std::size_t>(kRecordHeaderBytes));
   Arriving arriving{
       .expected = record_of(piece.group, (piece.logical + 1) * block_size(piece.group), piece.key)};
   arriving.expected.owner = root_owner(request.root);
-  const bool works = tier.num_in_flight > 0;
+  const bool works = asked.works();
   add_item({.kind = TierOp::kLoad, .tier = index, .key = piece.key, .bytes = bytes, .slot = *slot},
            memory.data());
   arriving.tag = last_tag_;
@@ -201,19 +257,22 @@ Offload::Impl::Begun Offload::Impl::start_load(std::uint64_t id, Request& reques
 }
 
 // The request does not wait for it any more.
-void Offload::Impl::give_up(const TierKey& key, std::uint64_t request) {
+void Offload::Impl::give_up(const TierKey& key, std::uint64_t request, bool is_late) {
   const auto place = arriving_.find(key);
   if (place == arriving_.end()) return;
   std::erase(place->second.waiters, request);
-  if (place->second.waiters.empty()) give_up(place);
+  if (place->second.waiters.empty()) give_up(place, is_late);
 }
 
 // The slot is used again when the tier has said that it does not touch it. Another load of the same
 // record may begin before.
-void Offload::Impl::give_up(std::unordered_map<TierKey, Arriving, TierKeyHash>::iterator place) {
+void Offload::Impl::give_up(std::unordered_map<TierKey, Arriving, TierKeyHash>::iterator place,
+                            bool is_late) {
   Op& op = ops_.at(place->second.tag);
   op.given_up = true;
   arena_->quarantine(op.slot);
+  port(op.tier).became_overdue(op.kind, op.bytes);
+  if (is_late) port(op.tier).was_late(op.kind, op.key, op.bytes, op.since_us, now_us_);
   arriving_.erase(place);
 }
 
@@ -238,7 +297,7 @@ void Offload::Impl::on_loaded(std::uint64_t tag, const Op& op, TierResult result
   } else {
     arena_->abandon(op.slot);
     const bool damaged = result == TierResult::kOk || result == TierResult::kCorrupt;
-    if (damaged && tier_at(op.tier).options.policy != WritePolicy::kOff) {
+    if (damaged && port(op.tier).policy() != WritePolicy::kOff) {
       add_item({.kind = TierOp::kErase, .tier = op.tier, .key = op.key}, nullptr);
       submit(op.tier, TierOp::kErase, store_deadline());
     }
@@ -248,6 +307,7 @@ void Offload::Impl::on_loaded(std::uint64_t tag, const Op& op, TierResult result
     if (place == requests_.end()) continue;
     Request& request = place->second;
     --request.waiting;
+    if (right) hold(id, request, arriving.expected.end, op.key);
     if (right) continue;
     Verdict& verdict = request.where[op.key];
     if (mutant(Mutant::kVerdictKept)) result = TierResult::kBusy;

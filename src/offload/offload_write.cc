@@ -48,6 +48,7 @@ void Offload::Impl::begin_writing(std::uint64_t id) {
   request.state = Request::State::kWriting;
   writer_ = id;
   list_blocks(request);
+  release_held(id, request);
   write(request);
   if (request.done == request.todo.size()) end_writing(id);
 }

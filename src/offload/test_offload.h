@@ -71,7 +71,7 @@ inline MemoryTier::Records left_by_a_first_process(std::span<const std::int32_t>
                                                    const OpenOptions& options = {}) {
   MemoryTier tier;
   const OffloadTier tiers[] = {{.tier = &tier}};
-  Cache cache(full(40));
+  Cache cache(full(static_cast<std::int32_t>(tokens.size() / 8) + 2));
   const auto offload = offload_of(cache, tiers);
   cache.compute(tokens, options);
   run_to_the_end(*offload);

@@ -64,6 +64,12 @@ constexpr std::array kTierCounters = {
     TierRow{"kvfolio_tier_dropped_stores_total",
             "Records that the tier was never given: it was not usable, or host memory lost them.",
             &OffloadTierCounters::stores_dropped},
+    TierRow{"kvfolio_tier_retried_stores_total",
+            "Stores that the tier ended late or busy, and that were given to it again.",
+            &OffloadTierCounters::stores_again},
+    TierRow{"kvfolio_tier_pauses_total",
+            "Pauses of the tier that began, since its answers only timed out.",
+            &OffloadTierCounters::pauses},
     TierRow{"kvfolio_tier_hit_records_total", "Records that came from the tier and verified.",
             &OffloadTierCounters::loads},
     TierRow{"kvfolio_tier_stored_bytes_total",
@@ -127,9 +133,12 @@ void add_tier(Metrics& metrics, const Tier& tier, const OffloadTierCounters& cou
               counters.load_us);
   const TierHealth health = tier.health();
   add_corrupt(metrics, name, labels, corrupt_records(counters, health));
+  metrics.gauge("kvfolio_tier_held_bytes",
+                "Host memory that the tier holds: in flight, waiting, or not answered for.", own,
+                static_cast<double>(counters.bytes_held));
   metrics.gauge("kvfolio_tier_up",
-                "1 if the tier is usable and its last 8 stores did not all fail, else 0.", own,
-                is_up(counters, health) ? 1 : 0);
+                "1 if the tier is usable, answers, and its last 8 stores did not all fail, else 0.",
+                own, is_up(counters, health) ? 1 : 0);
 }
 
 static_assert(kUnhealthyStores == 8);  // as a help says
@@ -144,7 +153,8 @@ std::uint64_t corrupt_records(const OffloadTierCounters& counters,
 }
 
 bool is_up(const OffloadTierCounters& counters, const TierHealth& health) noexcept {
-  return health.usable && counters.stores_failed_in_a_row < kUnhealthyStores;
+  return health.usable && !counters.passed_over &&
+         counters.stores_failed_in_a_row < kUnhealthyStores;
 }
 
 void add_metrics(Metrics& metrics, const Offload& offload, MetricLabels labels) {

@@ -130,6 +130,10 @@ kvfolio_offload_tier_counters tier_counters_of(const OffloadTierCounters& from) 
   to.load_us = from.load_us;
   to.stores_failed_in_a_row = from.stores_failed_in_a_row;
   to.stores_dropped = from.stores_dropped;
+  to.stores_again = from.stores_again;
+  to.pauses = from.pauses;
+  to.bytes_held = from.bytes_held;
+  to.passed_over = from.passed_over ? 1 : 0;
   return to;
 }
 

@@ -720,6 +720,10 @@ pub struct kvfolio_offload_tier_counters {
     pub load_us: u64,
     pub stores_failed_in_a_row: u64,
     pub stores_dropped: u64,
+    pub stores_again: u64,
+    pub pauses: u64,
+    pub bytes_held: i64,
+    pub passed_over: u64,
 }
 
 impl kvfolio_offload_tier_counters {
@@ -741,6 +745,10 @@ impl kvfolio_offload_tier_counters {
             load_us: 0,
             stores_failed_in_a_row: 0,
             stores_dropped: 0,
+            stores_again: 0,
+            pauses: 0,
+            bytes_held: 0,
+            passed_over: 0,
         }
     }
 }

@@ -258,6 +258,14 @@ of_c! {
         pub stores_failed_in_a_row: u64,
         /// That it was never given: it was not usable, or host memory lost them before it had room.
         pub stores_dropped: u64,
+        /// Tries of stores that ended late or busy, and were made again.
+        pub stores_again: u64,
+        /// Pauses that began, since the tier's answers only timed out.
+        pub pauses: u64,
+        /// Bytes of host memory that it held when the last poll ended.
+        pub bytes_held: i64,
+        /// 1: it is not asked or not given stores now, since a pause has not ended.
+        pub passed_over: u64,
     }
 }
 

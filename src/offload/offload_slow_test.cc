@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tiers that hang or are slow: what they hold of the arena, when they are passed over, and what
+// becomes of the stores that wait for them.
+
+#include "kvfolio/offload.h"
+
+#include <gtest/gtest.h>
+
+#include "kvfolio/tier_metrics.h"
+#include "offload/slow_tier.h"
+#include "offload/test_offload.h"
+
+namespace kvfolio {
+namespace {
+
+using test::Cache;
+using test::evict_all;
+using test::kFullRecord;
+using test::left_by_a_first_process;
+using test::MemoryTier;
+using test::offload_of;
+using test::opened;
+using test::prompt_of;
+using test::run_to_the_end;
+using test::SlowTier;
+
+constexpr int kPrompts = 40;
+constexpr std::int64_t kArena = 64 * kFullRecord;
+
+// What a first process stored of the prompts, 64 tokens each.
+void leave_prompts(MemoryTier::Records& records) {
+  for (int i = 0; i < kPrompts; ++i) records.merge(left_by_a_first_process(prompt_of(i, 64)));
+  ASSERT_EQ(records.size(), kPrompts * 8u);
+}
+
+// A tier whose index answers and whose loads never end, in front of one that has everything.
+// O1.
+TEST(Offload, AHungTierCostsNoTokenThatAnotherOneHas) {
+  MemoryTier healthy;
+  leave_prompts(healthy.records);
+  SlowTier hung;
+  hung.records = healthy.records;
+  hung.loads_hang = true;
+  const OffloadTier tiers[] = {{.tier = &hung}, {.tier = &healthy}};
+  Cache cache(test::full(400));
+  const auto offload = offload_of(cache, tiers, kArena);
+  std::int32_t tokens = 0;
+  for (int i = 0; i < kPrompts; ++i) {
+    const SequenceReady ready =
+        opened(*offload, cache, prompt_of(i, 64), {}, 100'000u * unsigned(i));
+    tokens += ready.cached_tokens;
+    EXPECT_EQ(ready.why, LoadEnd::kLoaded) << i;
+    EXPECT_TRUE(cache.manager.close(ready.sequence).ok());
+    EXPECT_LE(offload->arena().quarantined, 64 / 3);
+  }
+  EXPECT_EQ(tokens, kPrompts * 63);
+  EXPECT_TRUE(offload->tier_counters(0).passed_over);
+  EXPECT_FALSE(offload->tier_counters(1).passed_over);
+  EXPECT_GT(offload->tier_counters(0).bytes_held, 0);
+  EXPECT_LE(offload->tier_counters(0).bytes_held, kArena / 3);
+  EXPECT_TRUE(hung.health().usable) << "it says so itself";
+  EXPECT_FALSE(is_up(offload->tier_counters(0), hung.health()));
+  // And what is computed meanwhile is stored.
+  evict_all(cache);
+  for (int i = 0; i < kPrompts; ++i) cache.compute(prompt_of(1000 + i, 64));
+  for (std::uint64_t now_us = 9'000'000; offload->drain(now_us).blocks; now_us += 100) {
+  }
+  EXPECT_EQ(offload->counters().stores_dropped, 0u);
+  EXPECT_EQ(offload->tier_counters(1).stores_dropped, 0u);
+  EXPECT_EQ(healthy.records.size(), 2u * kPrompts * 8u);
+  EXPECT_TRUE(hung.close({}).ok());
+  run_to_the_end(*offload, 10'000'000);
+  EXPECT_EQ(offload->arena().quarantined, 0);
+}
+
+// All prompts at once: the hung tier's share is used up before it is passed over.
+TEST(Offload, PromptsThatComeTogetherPassAHungTierOver) {
+  MemoryTier healthy;
+  leave_prompts(healthy.records);
+  SlowTier hung;
+  hung.records = healthy.records;
+  hung.loads_hang = true;
+  const OffloadTier tiers[] = {{.tier = &hung}, {.tier = &healthy}};
+  Cache cache(test::full(400), {.max_sequences = kPrompts});
+  const auto offload = offload_of(cache, tiers, kArena);
+  for (int i = 0; i < kPrompts; ++i) ASSERT_TRUE(offload->open(prompt_of(i, 64))->pending);
+  std::int32_t tokens = 0;
+  int ready = 0;
+  for (std::uint64_t now_us = 1; ready < kPrompts; now_us += 100) {
+    for (const SequenceReady& one : offload->poll(now_us)) {
+      ++ready;
+      tokens += one.cached_tokens;
+    }
+    ASSERT_TRUE(offload->check_invariants().ok());
+    ASSERT_LT(now_us, 1'000'000u);
+  }
+  EXPECT_EQ(tokens, kPrompts * 63);
+}
+
+TEST(Offload, AHungTierIsTriedAgainWithGrowingPausesAndThenUsedAgain) {
+  SlowTier hung;
+  hung.records = left_by_a_first_process(prompt_of(1, 64));
+  hung.loads_hang = true;
+  const OffloadTier tiers[] = {{.tier = &hung}};
+  Cache cache(test::full(40));
+  const auto offload = offload_of(cache, tiers, 128 * kFullRecord);
+  std::uint64_t now_us = 0;
+  const auto ask = [&] {
+    const SequenceReady ready = opened(*offload, cache, prompt_of(1, 64), {}, now_us);
+    EXPECT_TRUE(cache.manager.close(ready.sequence).ok());
+    now_us += 100'000;
+    return ready;
+  };
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(ask().why, LoadEnd::kTimeout);
+  const std::uint64_t asked = hung.loads_asked;
+  EXPECT_EQ(ask().why, LoadEnd::kNothing) << "nobody waits for it";
+  EXPECT_EQ(hung.loads_asked, asked);
+  // Probes, each later than the one before: after .5, 1, 2, 4, 8, 16, 30 and 30 s.
+  std::vector<std::uint64_t> tried;
+  for (; now_us < 100'000'000; now_us += 10'000) {
+    const std::uint64_t before = hung.loads_asked;
+    EXPECT_TRUE(offload->poll(now_us).empty());
+    ASSERT_LE(hung.loads_asked, before + 1);
+    if (hung.loads_asked > before) tried.push_back(now_us);
+  }
+  ASSERT_GE(tried.size(), 7u);
+  ASSERT_LE(tried.size(), 9u);
+  for (std::size_t i = 2; i < tried.size(); ++i) {
+    const std::uint64_t last = tried[i - 1] - tried[i - 2];
+    EXPECT_GE(tried[i] - tried[i - 1], std::min<std::uint64_t>(last, 30'000'000)) << i;
+  }
+  EXPECT_GE(offload->tier_counters(0).pauses, 7u);
+  EXPECT_TRUE(offload->tier_counters(0).passed_over);
+  hung.wake();
+  for (std::uint64_t end_us = now_us + 40'000'000; now_us < end_us; now_us += 10'000) {
+    offload->poll(now_us);
+  }
+  EXPECT_FALSE(offload->tier_counters(0).passed_over);
+  EXPECT_EQ(offload->arena().quarantined, 0);
+  EXPECT_EQ(ask().cached_tokens, 63);
+}
+
+// A tier that answers nothing at all, not even what it has.
+TEST(Offload, ASilentTierIsAskedAgainAfterAPause) {
+  MemoryTier tier(1, {.silent = 1000});
+  tier.records = left_by_a_first_process(prompt_of(1, 64));
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  Cache cache(test::full(40));
+  const auto offload = offload_of(cache, tiers);
+  for (int i = 0; i < 4; ++i) {
+    const SequenceReady ready =
+        opened(*offload, cache, prompt_of(1, 64), {}, 100'000u * unsigned(i));
+    EXPECT_EQ(ready.why, i < 3 ? LoadEnd::kTimeout : LoadEnd::kNothing);
+    EXPECT_TRUE(cache.manager.close(ready.sequence).ok());
+  }
+  tier.set_faults({});
+  for (std::uint64_t now_us = 1'000'000; now_us < 2'000'000; now_us += 1000) offload->poll(now_us);
+  EXPECT_EQ(opened(*offload, cache, prompt_of(1, 64), {}, 3'000'000).cached_tokens, 63);
+  EXPECT_TRUE(tier.close({}).ok());
+  run_to_the_end(*offload, 4'000'000);
+}
+
+// ---- stores ----
+
+// 60 ms a record, 1,200 records: 72 s of work, in tries of 5 s.
+// O2.
+TEST(Offload, EveryStoreOfASlowTierIsKeptThoughItsTriesTimeOut) {
+  SlowTier slow;
+  slow.record_us = 60'000;
+  const OffloadTier tiers[] = {{.tier = &slow}};
+  Cache cache(test::full(1300));
+  const auto offload = offload_of(cache, tiers, 1400 * kFullRecord);
+  for (int i = 0; i < 10; ++i) cache.compute(prompt_of(i, 960));
+  std::uint64_t now_us = 1;
+  for (OffloadLeft left = offload->drain(now_us); left.any(); left = offload->drain(now_us)) {
+    now_us += 10'000;
+    ASSERT_LT(now_us, 200'000'000u) << left.stores << " stores are left";
+    if (now_us % 1'000'000 != 1) continue;
+    ASSERT_TRUE(offload->check_invariants().ok());
+  }
+  EXPECT_EQ(slow.records.size(), 1200u);
+  EXPECT_EQ(offload->tier_counters(0).stores, 1200u);
+  EXPECT_EQ(offload->tier_counters(0).stores_failed, 0u);
+  EXPECT_EQ(offload->tier_counters(0).stores_dropped, 0u);
+  EXPECT_GT(offload->tier_counters(0).stores_again, 100u);
+  EXPECT_EQ(offload->counters().tier_stores_dropped, 0u);
+}
+
+TEST(Offload, AStoreThatATierIsTooBusyForGoesAgain) {
+  SlowTier slow;
+  slow.stores_are_busy = true;
+  const OffloadTier tiers[] = {{.tier = &slow}};
+  Cache cache(test::full(40));
+  const auto offload = offload_of(cache, tiers);
+  cache.compute(prompt_of(1, 64));
+  std::uint64_t now_us = 1;
+  for (; now_us < 100'000; now_us += 1000) offload->poll(now_us);
+  EXPECT_EQ(offload->counters().tier_stores_dropped, 0u);
+  EXPECT_FALSE(offload->idle());
+  EXPECT_LT(slow.stores_asked, 8u * 5u) << "pauses grow";
+  slow.stores_are_busy = false;
+  for (; now_us < 2'000'000; now_us += 1000) offload->poll(now_us);
+  EXPECT_EQ(slow.records.size(), 8u);
+  EXPECT_TRUE(offload->idle());
+}
+
+TEST(Offload, AStoreThatIsRefusedForGoodIsCountedAndEnds) {
+  SlowTier slow;
+  slow.stores_are_busy = true;
+  const OffloadTier tiers[] = {{.tier = &slow}};
+  Cache cache(test::full(40));
+  const auto offload = offload_of(cache, tiers);
+  cache.compute(prompt_of(1, 64));
+  for (std::uint64_t now_us = 1; now_us < 5'000'000; now_us += 1000) offload->poll(now_us);
+  EXPECT_TRUE(offload->idle());
+  EXPECT_EQ(offload->tier_counters(0).stores_failed, 8u);
+  EXPECT_EQ(offload->counters().tier_stores_dropped, 8u);
+  EXPECT_EQ(offload->arena().pins, 0);
+}
+
+TEST(Offload, AStoreDoesNotGoAgainUnderANameThatWasForgotten) {
+  for (const bool by_reset : {false, true}) {
+    SlowTier slow;
+    slow.stores_are_busy = true;
+    const OffloadTier tiers[] = {{.tier = &slow}};
+    Cache cache(test::full(40));
+    const auto offload = offload_of(cache, tiers);
+    cache.compute(prompt_of(1, 64));
+    for (std::uint64_t now_us = 1; now_us < 3; ++now_us) offload->poll(now_us);
+    ASSERT_EQ(slow.stores_asked, 8u);
+    if (by_reset) {
+      offload->reset();
+    } else {
+      offload->forget(RootKey{});
+    }
+    slow.stores_are_busy = false;
+    for (std::uint64_t now_us = 3; now_us < 5'000'000; now_us += 1000) offload->poll(now_us);
+    EXPECT_EQ(slow.stores_asked, 8u);
+    EXPECT_EQ(slow.records.size(), 0u);
+    EXPECT_TRUE(offload->idle());
+    EXPECT_EQ(offload->arena().pins, 0);
+    EXPECT_TRUE(offload->check_invariants().ok());
+  }
+}
+
+TEST(Offload, AStoreThatHangsKeepsItsMemoryAndDrainSaysSo) {
+  SlowTier hung;
+  hung.stores_hang = true;
+  MemoryTier healthy;
+  const OffloadTier tiers[] = {{.tier = &hung}, {.tier = &healthy}};
+  Cache cache(test::full(400));
+  const auto offload = offload_of(cache, tiers, kArena);
+  for (int i = 0; i < kPrompts; ++i) cache.compute(prompt_of(i, 64));
+  OffloadLeft left;
+  for (std::uint64_t now_us = 1; now_us < 60'000'000; now_us += 10'000)
+    left = offload->drain(now_us);
+  EXPECT_FALSE(left.blocks) << "it keeps none from the other tier";
+  EXPECT_EQ(healthy.records.size(), kPrompts * 8u);
+  EXPECT_GT(left.stores, 0);
+  EXPECT_TRUE(offload->tier_counters(0).passed_over);
+  EXPECT_LE(offload->tier_counters(0).bytes_held, kArena / 3);
+  EXPECT_EQ(offload->tier_counters(0).stores_dropped + std::uint64_t(left.stores), kPrompts * 8u);
+  EXPECT_TRUE(offload->check_invariants().ok());
+  // The arena is left to the others: a prompt comes back whole.
+  evict_all(cache);
+  EXPECT_EQ(opened(*offload, cache, prompt_of(1, 64), {}, 70'000'000).cached_tokens, 63);
+  hung.wake();
+  for (std::uint64_t now_us = 80'000'000; now_us < 160'000'000; now_us += 10'000) {
+    left = offload->drain(now_us);
+  }
+  EXPECT_FALSE(left.any());
+  EXPECT_FALSE(offload->tier_counters(0).passed_over);
+}
+
+// ---- many prompts, one arena ----
+
+// O3.
+TEST(Offload, ALargePromptBesideSmallOnesComesBackWhole) {
+  const std::vector<std::int32_t> large = prompt_of(500, 480);
+  for (const bool small_first : {false, true}) {
+    MemoryTier tier(7, {.late = 1000});
+    tier.records = left_by_a_first_process(large);
+    for (int i = 0; i < 10; ++i) tier.records.merge(left_by_a_first_process(prompt_of(i, 64)));
+    const OffloadTier tiers[] = {{.tier = &tier}};
+    Cache cache(test::full(400));
+    const auto offload = offload_of(cache, tiers, kArena);
+    SequenceId id;
+    if (!small_first) id = offload->open(large)->sequence;
+    for (int i = 0; i < 10; ++i) ASSERT_TRUE(offload->open(prompt_of(i, 64))->pending);
+    if (small_first) id = offload->open(large)->sequence;
+    std::int32_t small_tokens = 0;
+    SequenceReady ready;
+    int num_ready = 0;
+    for (std::uint64_t now_us = 1; num_ready < 11; now_us += 100) {
+      ASSERT_LT(now_us, 5'000'000u);
+      for (const SequenceReady& one : offload->poll(now_us)) {
+        ++num_ready;
+        if (one.sequence == id) {
+          ready = one;
+        } else {
+          small_tokens += one.cached_tokens;
+          EXPECT_EQ(one.why, LoadEnd::kLoaded) << to_string(one.why) << " at " << now_us;
+        }
+      }
+      ASSERT_TRUE(offload->check_invariants().ok());
+    }
+    EXPECT_EQ(ready.cached_tokens, 479) << to_string(ready.why);
+    EXPECT_EQ(ready.why, LoadEnd::kLoaded);
+    EXPECT_EQ(small_tokens, 10 * 63);
+    cache.check_sequence(id, std::span(large).first(479));
+    EXPECT_EQ(offload->arena().pins, 0);
+  }
+}
+
+// Two prompts that the arena cannot hold together: the first has its way, the second waits.
+TEST(Offload, OfPromptsThatDoNotFitTogetherTheFirstOneGoesFirst) {
+  MemoryTier tier(3, {.late = 1000});
+  for (int i = 0; i < 3; ++i) tier.records.merge(left_by_a_first_process(prompt_of(i, 320)));
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  Cache cache(test::full(400));
+  const auto offload = offload_of(cache, tiers, 48 * kFullRecord, {.timeout_us = 1'000'000});
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(offload->open(prompt_of(i, 320))->pending);
+  std::vector<std::int32_t> tokens;
+  for (std::uint64_t now_us = 1; tokens.size() < 3; now_us += 100) {
+    ASSERT_LT(now_us, 5'000'000u);
+    for (const SequenceReady& one : offload->poll(now_us)) tokens.push_back(one.cached_tokens);
+    ASSERT_TRUE(offload->check_invariants().ok());
+  }
+  EXPECT_EQ(tokens, (std::vector<std::int32_t>{319, 319, 319}));
+}
+
+// The deadline comes before the last record: what is there is used, from the beginning on.
+TEST(Offload, OfALargePromptThatIsLateTheBeginningComes) {
+  const std::vector<std::int32_t> large = prompt_of(500, 480);
+  SlowTier slow;
+  slow.records = left_by_a_first_process(large);
+  slow.record_us = 1000;
+  const OffloadTier tiers[] = {{.tier = &slow}};
+  Cache cache(test::full(400));
+  const auto offload = offload_of(cache, tiers, kArena, {.timeout_us = 30'000});
+  const SequenceReady ready = opened(*offload, cache, large);
+  EXPECT_EQ(ready.why, LoadEnd::kTimeout);
+  EXPECT_GT(ready.cached_tokens, 200);
+  EXPECT_LT(ready.cached_tokens, 280);
+}
+
+}  // namespace
+}  // namespace kvfolio

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Pauses decides when a tier is passed over whose answers do not come in time. One for each kind of
+// question, since a disk may answer from its index what it has while its reads hang.
+//
+// A round is a time-out of something that was begun after the round before had ended, so a hundred
+// items that one stall delays are one round. After kRounds of them without an answer in between the
+// tier is passed over for kShortestUs; then one item tries it. If that is late too, the next pause
+// is twice as long, up to kLongestUs. An answer in time ends all this. Thread safety: none.
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kvfolio/status.h"
+
+namespace kvfolio {
+
+class Pauses {
+ public:
+  static constexpr int kRounds = 3;
+  static constexpr std::uint64_t kShortestUs = 500'000;
+  static constexpr std::uint64_t kLongestUs = 30'000'000;
+
+  // Something that began at `since_us` did not end by its deadline. True: a pause begins.
+  bool timed_out(std::uint64_t since_us, std::uint64_t now_us) noexcept {
+    if (rounds_ > 0 && since_us < last_us_) return false;
+    last_us_ = now_us;
+    ++rounds_;
+    if (rounds_ < kRounds) return false;
+    rounds_ = kRounds;
+    pause_us_ = std::clamp(pause_us_ * 2, kShortestUs, kLongestUs);
+    until_us_ = now_us + std::min(pause_us_, ~now_us);
+    return true;
+  }
+  // Something ended in time, with whatever result.
+  void answered() noexcept { *this = Pauses(); }
+
+  [[nodiscard]] bool passed_over() const noexcept { return rounds_ >= kRounds; }
+  // The pause is over: one item may try.
+  [[nodiscard]] bool may_try(std::uint64_t now_us) const noexcept {
+    return passed_over() && now_us >= until_us_;
+  }
+  [[nodiscard]] Status check() const {
+    const bool right = rounds_ >= 0 && rounds_ <= kRounds && pause_us_ <= kLongestUs &&
+                       passed_over() == (pause_us_ > 0);
+    return right ? Status() : Status(ErrorCode::kAborted, "pauses: a pause without its rounds");
+  }
+
+ private:
+  int rounds_ = 0;
+  std::uint64_t last_us_ = 0;   // when the last round ended
+  std::uint64_t pause_us_ = 0;  // the last one
+  std::uint64_t until_us_ = 0;
+};
+
+}  // namespace kvfolio
