@@ -37,6 +37,8 @@
 //    second, and then for twice as long each time, up to 30 s, until one record that no request
 //    waits for comes in time (OffloadTierCounters::passed_over). What a lower tier brings is kept
 //    in the arena and not stored in the tiers above it. The Offload closes no tier: its owner does.
+//  - In a child of fork() it speaks to no tier: they are the parent's. What the cache and the arena
+//    have is there, and destroying it frees memory and waits for nothing.
 //  - Who does not want to wait calls cancel(), closes the sequence, or, as long as its load has not
 //    begun to write, just appends.
 //  - Forgetting. forget() and reset() also change the names of what is forgotten, so that no tier

@@ -20,6 +20,10 @@
 //    kCorrupt, and a reply that does not fit the question ends the connection. But who writes to
 //    a server can forge records, and a node that names others has the password said to them.
 //
+//  - In a child of fork() the tier is closed: sockets are the parent's. It accepts nothing, all
+//  that
+//    it had is kClosed, and destroying it closes descriptors and says nothing to the servers.
+//
 // Names are resolved in create() only. Nodes that the cluster announces under names, not addresses,
 // must be among `servers`. Thread safety: as Tier. Needs libhiredis when the library is built.
 

@@ -143,6 +143,7 @@ Offload::Impl::~Impl() {
     static_cast<void>(manager_.finish_load(requests_.at(writer_).load.id, 0));
   }
   requests_.clear();
+  if (!process_.is_this()) leave_to_parent();
   const auto touches_memory = [this] { return in_flight_.loads + in_flight_.stores > 0; };
   constexpr int kPolls = 100;
   for (int i = 0; i < kPolls && touches_memory(); ++i) {

@@ -6,6 +6,9 @@
 
 #include <gtest/gtest.h>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <array>
 
 #include "offload/test_offload.h"
@@ -14,6 +17,7 @@ namespace kvfolio {
 namespace {
 
 using test::Cache;
+using test::CountedMemory;
 using test::evict_all;
 using test::kFullRecord;
 using test::left_by_a_first_process;
@@ -159,6 +163,52 @@ TEST(Offload, ADeadlineBehindTheEndOfTheClockIsItsEnd) {
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(offload->poll(end - 10).empty());
   EXPECT_EQ(offload->poll(end).size(), 1u);
   EXPECT_TRUE(cache.manager.close(open->sequence).ok());
+}
+
+// ---- fork ----
+
+// O4. A load, a store and a question are in flight, and a tier that is late has them. The child
+// ends at once, frees all memory, and never speaks to the tier.
+TEST(Offload, AChildOfForkFreesItsMemoryAndLeavesTheTiersToItsParent) {
+  for (const bool polls : {false, true}) {
+    MemoryTier tier;
+    tier.records = left_by_a_first_process(prompt_of(1, 64));
+    const OffloadTier tiers[] = {{.tier = &tier}};
+    Cache cache(test::full(60));
+    CountedMemory memory;
+    auto offload = offload_of(cache, tiers, 64 * kFullRecord, {.resource = &memory});
+    cache.compute(prompt_of(2, 64));
+    ASSERT_TRUE(offload->open(prompt_of(1, 64))->pending);
+    offload->poll(1);
+    tier.set_faults({.silent = 1000});
+    ASSERT_TRUE(offload->open(prompt_of(3, 64))->pending);
+    offload->poll(2);
+    ASSERT_GE(tier.in_flight(), 16u);
+    const std::uint64_t said = tier.polls + tier.submits;
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      bool right = true;
+      if (polls) {
+        for (std::uint64_t i = 3; i < 10; ++i) offload->poll(1'000'000 * i);
+        right = offload->idle() && offload->check_invariants().ok() &&
+                !offload->drain(20'000'000).any();
+        evict_all(cache);
+        // What host memory has comes back.
+        right =
+            right && opened(*offload, cache, prompt_of(2, 64), {}, 21'000'000).cached_tokens == 63;
+      }
+      offload.reset();
+      right = right && memory.held == 0 && tier.polls + tier.submits == said && !tier.closed;
+      ::_exit(right && !testing::Test::HasFailure() ? 0 : 1);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+    EXPECT_TRUE(offload->check_invariants().ok());
+    EXPECT_TRUE(tier.close({}).ok());
+    run_to_the_end(*offload);
+  }
 }
 
 // ---- the copy to the cache ----

@@ -23,6 +23,7 @@
 #include "offload/digest_hash.h"
 #include "offload/held_records.h"
 #include "offload/tier_port.h"
+#include "tiers/process.h"
 
 namespace kvfolio {
 
@@ -225,6 +226,7 @@ class Offload::Impl {
 
   // ---- offload_tiers.cc ----
   void look_at_tiers();
+  void leave_to_parent();
   void collect();
   void probe_tiers();
   void probe(std::int32_t tier, TierOp kind);
@@ -252,6 +254,7 @@ class Offload::Impl {
     return manager_.spec().groups[static_cast<std::size_t>(group.value())].block_size;
   }
 
+  Process process_;
   detail::ManagerAlias alias_;
   KVCacheManager& manager_ = alias_.manager();
   const OffloadOptions options_;  // its views are not used any more

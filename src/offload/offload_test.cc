@@ -16,6 +16,7 @@ namespace kvfolio {
 namespace {
 
 using test::Cache;
+using test::CountedMemory;
 using test::evict_all;
 using test::kFullRecord;
 using test::left_by_a_first_process;
@@ -244,26 +245,6 @@ TEST(Offload, DrainSaysWhatIsLeftAndDoesNotWait) {
   EXPECT_TRUE(tier.close({}).ok());
   EXPECT_FALSE(offload->drain(1'000'000'001).any());
 }
-
-class CountedMemory final : public MemoryResource {
- public:
-  std::int64_t held = 0;
-  [[nodiscard]] MemoryKind kind() const noexcept override { return MemoryKind::kHost; }
-  Result<std::byte*> allocate(std::int64_t bytes) override {
-    held += bytes;
-    return inner_.allocate(bytes);
-  }
-  void deallocate(std::byte* memory, std::int64_t bytes) noexcept override {
-    held -= bytes;
-    inner_.deallocate(memory, bytes);
-  }
-  void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
-    inner_.copy(dst, src, bytes);
-  }
-
- private:
-  HostMemory inner_;
-};
 
 TEST(Offload, KeepsItsMemoryWhileATierMayReadAStore) {
   CountedMemory memory;

@@ -36,8 +36,27 @@ std::uint64_t Offload::Impl::store_deadline() const noexcept {
 
 // Once for each poll. Another tier is first each time, so that none waits behind the others' bytes.
 void Offload::Impl::look_at_tiers() {
+  if (!process_.is_this() && !(ports_.empty() || ports_[0].has_left())) leave_to_parent();
   for (TierPort& port : ports_) port.look();
   if (!ports_.empty()) first_tier_ = (first_tier_ + 1) % ports_.size();
+}
+
+// In a child of fork(). What is in flight is the parent's: here no thread, ring or socket touches
+// our memory, so that is free. Requests go on with what host memory has.
+void Offload::Impl::leave_to_parent() {
+  while (!arriving_.empty()) give_up(arriving_.begin(), false);
+  for (auto& [tag, op] : ops_) {
+    if (op.kind == TierOp::kLoad) arena_->quiesced(op.slot);
+  }
+  ops_.clear();
+  stores_.clear();
+  in_flight_ = {};
+  for (TierPort& port : ports_) port.leave();
+  for (auto& [id, request] : requests_) {
+    request.waiting = 0;
+    request.unanswered.fill(0);
+    request.where.clear();
+  }
 }
 
 // Records that arrive are read once to check them, which counts: at most half of a poll's bytes. A
@@ -47,6 +66,7 @@ void Offload::Impl::collect() {
   std::array<TierDone, 64> done;
   for (std::size_t i = 0; i < ports_.size(); ++i) {
     const std::size_t t = (first_tier_ + i) % ports_.size();
+    if (ports_[t].has_left()) continue;
     for (std::int64_t answers = std::ssize(ops_) + 64; answers > 0 && budget_ > kept;) {
       std::size_t most = done.size();
       if (ports_[t].load_bytes() > 0) {

@@ -18,6 +18,26 @@ namespace kvfolio::test {
 // Bytes of a record of full(): 2 layers, K and V of 4 floats, 8 tokens.
 inline constexpr std::int64_t kFullRecord = 192 + 512;
 
+class CountedMemory final : public MemoryResource {
+ public:
+  std::int64_t held = 0;
+  [[nodiscard]] MemoryKind kind() const noexcept override { return MemoryKind::kHost; }
+  Result<std::byte*> allocate(std::int64_t bytes) override {
+    held += bytes;
+    return inner_.allocate(bytes);
+  }
+  void deallocate(std::byte* memory, std::int64_t bytes) noexcept override {
+    held -= bytes;
+    inner_.deallocate(memory, bytes);
+  }
+  void copy(std::byte* dst, const std::byte* src, std::int64_t bytes) noexcept override {
+    inner_.copy(dst, src, bytes);
+  }
+
+ private:
+  HostMemory inner_;
+};
+
 inline std::unique_ptr<Offload> offload_of(Cache& cache, std::span<const OffloadTier> tiers = {},
                                            std::int64_t arena_bytes = 1 << 20,
                                            OffloadOptions options = {}) {

@@ -29,6 +29,14 @@ void TierPort::count() noexcept {
 
 // ---- whether it is asked ----
 
+void TierPort::leave() noexcept {
+  left_ = true;
+  usable_ = false;
+  in_flight_ = {};
+  for (Side* side : {&questions_, &loads_, &stores_}) side->probe_tag = 0;
+  drop_all();
+}
+
 void TierPort::was_late(TierOp kind, const TierKey& key, std::int64_t bytes, std::uint64_t since_us,
                         std::uint64_t now_us) noexcept {
   Side& late = side(kind);

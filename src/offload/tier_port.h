@@ -66,7 +66,11 @@ class TierPort {
 
   // ---- whether it is asked at all ----
   // Once in each poll of the Offload.
-  void look() noexcept { usable_ = options_.tier->health().usable; }
+  void look() noexcept { usable_ = !left_ && options_.tier->health().usable; }
+  // In a child of fork(): the tier is its parent's, and is not spoken to any more. Nothing is in
+  // flight and nothing waits.
+  void leave() noexcept;
+  [[nodiscard]] bool has_left() const noexcept { return left_; }
   // Writes what it holds, and whether it is passed over, to the counters.
   void count() noexcept;
   [[nodiscard]] bool is_usable() const noexcept { return usable_; }
@@ -173,7 +177,7 @@ class TierPort {
   std::int64_t share_ = 0;
   std::int64_t largest_slot_ = 0;
   std::int64_t alignment_ = 64;
-  bool usable_ = true;
+  bool usable_ = true, left_ = false;
   Side questions_, loads_, stores_;
 
   InFlight in_flight_;

@@ -144,6 +144,10 @@ RedisTier::RedisTier(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl
 RedisTier::~RedisTier() = default;
 
 Status RedisTier::wait_until_ready(std::uint64_t now_us, std::uint64_t timeout_us) {
+  if (!impl_->is_ours()) {
+    return {ErrorCode::kFailedPrecondition,
+            "Redis: the tier belongs to the parent of this process"};
+  }
   const std::uint64_t start = steady_us();
   for (;;) {
     const std::uint64_t waited = steady_us() - start;
@@ -180,7 +184,7 @@ std::size_t RedisTier::submit(TierOp op, std::span<const TierItem> items,
 std::size_t RedisTier::poll(std::uint64_t now_us, std::span<TierDone> done) noexcept {
   return impl_->poll(now_us, done);
 }
-int RedisTier::event_fd() const noexcept { return impl_->epoll_fd(); }
+int RedisTier::event_fd() const noexcept { return impl_->is_ours() ? impl_->epoll_fd() : -1; }
 TierHealth RedisTier::health() const noexcept { return impl_->health(); }
 Status RedisTier::close(Deadline deadline) noexcept {
   impl_->close(deadline.at_us);
@@ -205,6 +209,7 @@ RedisTier::Impl::Impl(Settings settings, const std::vector<redis::Seed>& seeds, 
   }
 }
 
+// In a child of fork(), too, this closes descriptors and frees memory, and says nothing to anyone.
 RedisTier::Impl::~Impl() {
   nodes_.clear();
   ::close(wake_fd_);
@@ -213,7 +218,7 @@ RedisTier::Impl::~Impl() {
 
 std::size_t RedisTier::Impl::submit(TierOp op, std::span<const TierItem> items,
                                     std::uint64_t deadline_us) {
-  if (!usable()) return 0;
+  if (!usable() || !is_ours()) return 0;
   const std::size_t most = static_cast<std::size_t>(settings_.options.items_max);
   std::size_t n = 0;
   // What is done counts until it is handed over, so a caller that does not poll ends this.
@@ -237,6 +242,7 @@ std::size_t RedisTier::Impl::submit(TierOp op, std::span<const TierItem> items,
 
 std::size_t RedisTier::Impl::poll(std::uint64_t now_us, std::span<TierDone> done) {
   now_us_ = std::max(now_us_, now_us);
+  if (!closed_ && !is_ours()) leave_to_parent();
   if (closed_) return hand_over(done);
   budget_ = {.bytes = settings_.options.bytes_per_poll};
   listen();
@@ -245,12 +251,21 @@ std::size_t RedisTier::Impl::poll(std::uint64_t now_us, std::span<TierDone> done
   counters_.bytes_sent += budget_.sent;
   counters_.bytes_received += budget_.received;
   if (closing_ && (items_.empty() || now_us_ >= close_us_)) {
-    end_all(TierResult::kClosed);
-    nodes_.clear();
-    closed_ = true;
+    end_connections();
   }
   return hand_over(done);
 }
+
+void RedisTier::Impl::end_connections() {
+  end_all(TierResult::kClosed);
+  std::fill(owners_.begin(), owners_.end(), nullptr);
+  nodes_.clear();
+  closing_ = closed_ = true;
+}
+
+// Closing a descriptor here leaves the parent's connection as it is; a byte that is read or written
+// would be missing there. epoll is shared, too, so nothing is taken out of it.
+void RedisTier::Impl::leave_to_parent() { end_connections(); }
 
 void RedisTier::Impl::close(std::uint64_t deadline_us) {
   closing_ = true;
@@ -332,6 +347,7 @@ std::size_t RedisTier::Impl::hand_over(std::span<TierDone> done) {
 
 // Tells who waits for event_fd() whether to call again at once.
 void RedisTier::Impl::wake() {
+  if (!is_ours()) return;
   const bool wanted = !done_.empty() || std::any_of(nodes_.begin(), nodes_.end(), [](auto& node) {
     return node->lanes[0].connection.has_more() || node->lanes[1].connection.has_more();
   });

@@ -23,6 +23,7 @@
 #include "kvfolio/redis_tier.h"
 #include "redis/connection.h"
 #include "redis/slot_map.h"
+#include "tiers/process.h"
 
 namespace kvfolio {
 
@@ -52,6 +53,8 @@ class RedisTier::Impl {
   [[nodiscard]] bool ready() const noexcept;
   void close(std::uint64_t deadline_us);
   [[nodiscard]] int epoll_fd() const noexcept { return epoll_fd_; }
+  // False in a child of fork(), where sockets and epoll are the parent's.
+  [[nodiscard]] bool is_ours() const noexcept { return process_.is_this(); }
   [[nodiscard]] TierHealth health() const noexcept;
   [[nodiscard]] const RedisCounters& counters() const noexcept { return counters_; }
   [[nodiscard]] const RedisOptions& options() const noexcept { return settings_.options; }
@@ -111,6 +114,8 @@ class RedisTier::Impl {
   void retry(Id id);
   void retry_later(Id id, std::uint64_t delay_us);
   void end_all(TierResult result);
+  void end_connections();
+  void leave_to_parent();
   void drop_ended();
   [[nodiscard]] bool usable() const noexcept;
   std::size_t hand_over(std::span<TierDone> done);
@@ -154,6 +159,7 @@ class RedisTier::Impl {
   bool on_error(Lane& lane, Id id, std::string_view text);
   bool on_redirect(Lane& lane, Id id, std::string_view text);
 
+  Process process_;
   Settings settings_;
   int epoll_fd_ = -1, wake_fd_ = -1;
   bool awake_ = false;  // wake_fd_ is readable

@@ -41,6 +41,7 @@ class MemoryTier final : public Tier {
   using Records = std::map<std::vector<std::byte>, std::vector<std::byte>>;
   Records records;  // by the bytes of the key
   std::uint64_t exists_asked = 0, loads_asked = 0, stores_asked = 0;
+  std::uint64_t polls = 0, submits = 0;
   // What the tier says of itself. What breaks its limits is counted, and so is what it is asked
   // while it is not usable.
   TierLimits says{1 << 30, 64};
@@ -57,6 +58,7 @@ class MemoryTier final : public Tier {
   [[nodiscard]] TierLimits limits() const noexcept override { return says; }
   std::size_t submit(TierOp op, std::span<const TierItem> items,
                      Deadline deadline) noexcept override {
+    ++submits;
     broken_limits += usable ? 0 : 1;
     if (closed || !usable || draws(faults_.busy)) return 0;
     items = items.first(std::min(items.size(), queue_max - std::min(queue_max, waiting_.size())));
@@ -72,6 +74,7 @@ class MemoryTier final : public Tier {
     return items.size();
   }
   std::size_t poll(std::uint64_t /*now_us*/, std::span<TierDone> done) noexcept override {
+    ++polls;
     std::size_t n = 0;
     for (std::size_t i = 0; i < waiting_.size() && n + 1 < done.size();) {
       if (waiting_[i].wait > 0 && !closed) {

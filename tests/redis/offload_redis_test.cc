@@ -6,6 +6,8 @@
 // seed.
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <array>
 #include <chrono>
@@ -118,6 +120,63 @@ TEST(OffloadOverRedis, ThreeEnginesNeverSeeAByteThatIsNotTheirs) {
     EXPECT_EQ(engine->offload->arena().pins, 0);
   }
   EXPECT_GT(loaded, operations / 100) << "Redis is used at all";
+}
+
+// O4. Children that are made while replies are on their way, and end in three ways.
+TEST(OffloadOverRedis, ChildrenOfForkTakeNoReplyFromTheirParent) {
+  if (!test::redis_program("redis-server")) GTEST_SKIP() << "no redis-server: scripts/redis-here";
+  constexpr int kPrompts = 16;
+  Server server(test::free_port(), {});
+  const std::string address = "127.0.0.1:" + std::to_string(server.port());
+  for (const bool stored : {true, false}) {
+    auto tier = *RedisTier::create({.servers = address, .bytes_per_poll = 4096});
+    ASSERT_TRUE(tier->wait_until_ready(now_us(), 5'000'000).ok());
+    const OffloadTier below[] = {{.tier = tier.get()}};
+    Cache cache(test::full(700));
+    auto offload =
+        test::offload_of(cache, below, 700 * test::kFullRecord, {.timeout_us = 10'000'000});
+    if (stored) {
+      for (int i = 0; i < kPrompts; ++i) cache.compute(test::prompt_of(i, 320));
+      while (offload->drain(now_us()).any()) {
+      }
+      continue;
+    }
+    std::int32_t found = 0;
+    for (int i = 0; i < kPrompts; ++i) {
+      const auto open = offload->open(test::prompt_of(i, 320));
+      ASSERT_TRUE(open->pending);
+      int polls = 0;
+      for (bool pending = true; pending; ++polls) {
+        if (polls >= 1 && polls < 7) {  // questions or loads are on their way
+          const pid_t child = ::fork();
+          ASSERT_GE(child, 0);
+          if (child == 0) {
+            const int how = polls % 3;
+            std::array<TierDone, 64> done;
+            if (how == 1) offload->poll(now_us());
+            if (how == 2) tier->poll(now_us(), done);
+            const bool right = how == 0 || (!tier->health().usable || how == 1);
+            offload.reset();
+            tier.reset();
+            ::_exit(right ? 0 : 1);
+          }
+          int status = 0;
+          ASSERT_EQ(::waitpid(child, &status, 0), child);
+          EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+        }
+        for (const SequenceReady& ready : offload->poll(now_us())) {
+          found += ready.cached_tokens;
+          pending = false;
+          EXPECT_EQ(ready.why, LoadEnd::kLoaded);
+        }
+      }
+      EXPECT_GE(polls, 4);
+      EXPECT_TRUE(cache.manager.close(open->sequence).ok());
+    }
+    EXPECT_EQ(found, kPrompts * 319);
+    EXPECT_EQ(tier->counters().connections_lost, 0u);
+    EXPECT_EQ(tier->counters().replies_refused, 0u);
+  }
 }
 
 }  // namespace
