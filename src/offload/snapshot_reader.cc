@@ -113,6 +113,22 @@ Status SnapshotReader::read_identity() {
   return compare_identity(*body);
 }
 
+namespace {
+
+// A text of the file in a message: the file may be anyone's, and messages go to terminals and logs.
+std::string shown(std::string_view text) {
+  constexpr std::size_t kMost = 64;
+  std::string out = "\"";
+  for (const char c : text.substr(0, kMost)) {
+    const auto code = static_cast<unsigned char>(c);
+    out += code < 0x20 || code == 0x7f ? '?' : c;
+  }
+  out += '"';
+  return text.size() <= kMost ? out : concat(out, " and ", text.size() - kMost, " bytes more");
+}
+
+}  // namespace
+
 Status SnapshotReader::compare_identity(std::span<const std::byte> body) const {
   std::unordered_map<std::string, std::string> there;
   LittleEndianReader from(body);
@@ -123,7 +139,7 @@ Status SnapshotReader::compare_identity(std::span<const std::byte> body) const {
   if (!from.ok()) return corrupt("snapshot: its first section is damaged");
   for (const IdentityField& field : identity_.fields()) {
     const auto found = there.find(field.name);
-    const std::string value = found == there.end() ? "absent" : concat("\"", found->second, "\"");
+    const std::string value = found == there.end() ? "absent" : shown(found->second);
     if (found != there.end() && found->second == field.value) continue;
     // A unit of tokens is the smallest block, and that is what the spec has a field for.
     const std::string name = field.name == "unit" ? "the smallest block_size" : field.name;

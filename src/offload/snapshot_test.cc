@@ -351,6 +351,24 @@ TEST(Snapshot, AnotherIdentityIsRefusedByTheNameOfTheField) {
               HasSubstr("snapshot: the smallest block_size is \"8\" in the file and \"16\" here"));
 }
 
+TEST(Snapshot, AFieldOfAFileThatIsEndlessOrHasControlsIsShownInPart) {
+  std::string endless = "\x1b[2J";
+  endless.append(60'000, 'x');
+  ModelIdentity model = test::kToy;
+  model.model = endless;
+  Cache before(test::full(8));
+  before.compute(prompt_of(1, 32));
+  MemoryFile file;
+  ASSERT_TRUE(save(before.manager, identity_of(before, model), file));
+  Cache after(test::full(8));
+  const auto stats = restore(after.manager, identity_of(after, test::kToy), file);
+  ASSERT_FALSE(stats);
+  const std::string message = stats.error().message();
+  EXPECT_LT(message.size(), 200u);
+  EXPECT_THAT(message, HasSubstr("model is \"?[2J" + std::string(60, 'x')));
+  EXPECT_THAT(message, HasSubstr(" and 59940 bytes more in the file and \"toy\" here"));
+}
+
 TEST(Snapshot, WhatIsNoSnapshotIsRefused) {
   Cache cache(test::full(8));
   const Identity identity = identity_of(cache);

@@ -7,8 +7,6 @@
 namespace kvfolio::redis {
 
 namespace {
-// What is read at once. Small, since hiredis moves what lies behind a reply.
-constexpr std::size_t kReadBytes = std::size_t{128} << 10;
 // What a reply may have beside the value that was asked for.
 constexpr std::size_t kReplyBytesMax = std::size_t{1} << 20;
 }  // namespace
@@ -16,7 +14,6 @@ constexpr std::size_t kReplyBytesMax = std::size_t{1} << 20;
 bool Connection::open(const Address& address, const TlsContext* tls, const std::string& host,
                       std::uint64_t stall_us, std::uint64_t now_us) {
   reader_.reset();
-  buffer_.resize(kReadBytes);
   error_.clear();
   opened_us_ = now_us;
   overdue_polls_ = 0;
@@ -110,7 +107,7 @@ bool Connection::receive(Budget& budget, std::uint64_t now_us) {
     return true;
   }
   std::size_t n = 0;
-  const Socket::Io io = socket_.read(buffer_, n);
+  const Socket::Io io = socket_.read(budget.buffer, n);
   has_more_ = io == Socket::Io::kDone;
   if (io == Socket::Io::kFailed) return fail(socket_.error());
   if (io == Socket::Io::kAgain) return true;
@@ -118,7 +115,7 @@ bool Connection::receive(Budget& budget, std::uint64_t now_us) {
   budget.received += n;
   note_progress(now_us);
   if (questions_.empty()) return fail("the server said something that was not asked for");
-  return reader_.feed(std::span(buffer_).first(n)) || fail("no memory for a reply");
+  return reader_.feed(budget.buffer.first(n)) || fail("no memory for a reply");
 }
 
 ReplyReader::Next Connection::next(Question& question, const Reply*& reply) {

@@ -11,7 +11,6 @@
 #include <deque>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "redis/reply.h"
 #include "redis/socket.h"
@@ -31,6 +30,7 @@ struct Question {
 // Bytes that a poll may still move.
 struct Budget {
   std::int64_t bytes = 0;
+  std::span<char> buffer{};  // what is read passes through it: one for all connections
   std::uint64_t sent = 0, received = 0;
 };
 
@@ -93,7 +93,6 @@ class Connection {
   bool first_is_new_ = false;   // since the last poll
   std::uint64_t first_us_ = 0;  // when the first question was seen to be that
   int overdue_polls_ = 0;       // in a row
-  std::vector<char> buffer_;
   std::string error_;
 };
 

@@ -404,20 +404,27 @@ void RedisTier::Impl::route_again() {
   }
 }
 
-// Forgets nodes that the cluster does not name any more.
+// Forgets nodes that the cluster does not name any more. Not in each poll: it looks at all slots
+// and items.
 void RedisTier::Impl::drop_strangers() {
-  std::erase_if(nodes_, [&](const auto& node) {
-    if (node->is_seed || node->in_map || !map_known_) return false;
-    const auto is_used = [](const Lane& lane) {
-      return !lane.queue.empty() || !lane.connection.questions().empty();
-    };
-    const auto is_owner = [&](const Node* owner) { return owner == node.get(); };
-    const auto asks = [&](const auto& item) { return item.second.ask == node.get(); };
-    if (std::any_of(node->lanes.begin(), node->lanes.end(), is_used) ||
-        std::any_of(owners_.begin(), owners_.end(), is_owner) ||
-        std::any_of(items_.begin(), items_.end(), asks)) {
-      return false;
+  if (!map_known_ || now_us_ - strangers_us_ < kMapEveryUs) return;
+  strangers_us_ = now_us_;
+  const auto is_known = [](const auto& node) { return node->is_seed || node->in_map; };
+  if (std::all_of(nodes_.begin(), nodes_.end(), is_known)) return;
+  for (const auto& node : nodes_) {
+    node->is_used = is_known(node);
+    for (const Lane& lane : node->lanes) {
+      node->is_used |= !lane.queue.empty() || !lane.connection.questions().empty();
     }
+  }
+  for (Node* owner : owners_) {
+    if (owner != nullptr) owner->is_used = true;
+  }
+  for (const auto& [id, item] : items_) {
+    if (item.ask != nullptr) item.ask->is_used = true;
+  }
+  std::erase_if(nodes_, [&](const auto& node) {
+    if (node->is_used) return false;
     for (Lane& lane : node->lanes) forget_descriptor(lane);
     return true;
   });

@@ -244,7 +244,7 @@ std::size_t RedisTier::Impl::poll(std::uint64_t now_us, std::span<TierDone> done
   now_us_ = std::max(now_us_, now_us);
   if (!closed_ && !is_ours()) leave_to_parent();
   if (closed_) return hand_over(done);
-  budget_ = {.bytes = settings_.options.bytes_per_poll};
+  budget_ = {.bytes = settings_.options.bytes_per_poll, .buffer = buffer_};
   listen();
   expire();
   tend();

@@ -64,6 +64,8 @@ class RedisTier::Impl {
  private:
   using Id = std::uint64_t;
   static constexpr int kSendsMax = 5;
+  // What is read at once. Small, since hiredis moves what lies behind a reply.
+  static constexpr std::size_t kReadBytes = std::size_t{128} << 10;
 
   struct Node;
   // One of the two connections of a node.
@@ -91,6 +93,7 @@ class RedisTier::Impl {
     bool is_seed = false;
     bool too_near = false;  // it is announced at an address of this machine or link
     bool in_map = false;
+    bool is_used = false;  // while drop_strangers() looks
     bool tried = false;    // a connection has been begun
     bool refuses = false;  // it answers, and says that we may not ask
     std::array<Lane, 2> lanes;
@@ -172,6 +175,7 @@ class RedisTier::Impl {
   std::uint64_t map_asked_us_ = 0;
   std::size_t next_map_node_ = 0;
   std::size_t last_tended_ = 0;
+  std::uint64_t strangers_us_ = 0;  // when they were looked for
 
   std::unordered_map<Id, Item> items_;
   Id last_id_ = 0;
@@ -182,6 +186,7 @@ class RedisTier::Impl {
 
   std::uint64_t now_us_ = 0;
   redis::Budget budget_;
+  std::vector<char> buffer_ = std::vector<char>(kReadBytes);
   bool closing_ = false, closed_ = false;
   std::uint64_t close_us_ = 0;
   TierHealth health_;

@@ -116,7 +116,8 @@ Result<std::unique_ptr<TlsContext>> TlsContext::create(const RedisTls& options) 
   SSL_CTX_set_verify(made->context_, SSL_VERIFY_PEER, nullptr);
   SSL_CTX_set_min_proto_version(made->context_, TLS1_2_VERSION);
   // Servers that end without a farewell are the normal case, and say so to read().
-  SSL_CTX_set_options(made->context_, SSL_OP_IGNORE_UNEXPECTED_EOF);
+  // A second handshake would be work without end for who wants it so; TLS 1.3 has none.
+  SSL_CTX_set_options(made->context_, SSL_OP_IGNORE_UNEXPECTED_EOF | SSL_OP_NO_RENEGOTIATION);
   SSL_CTX_set_mode(made->context_,
                    SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
   made->server_name_ = options.server_name;

@@ -4,10 +4,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <poll.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
+#include <random>
 
 #include "kvfolio/redis_tier.h"
 #include "redis/now.h"
@@ -144,6 +147,44 @@ TEST(HostileRedis, RedirectionsThatGoRoundEnd) {
     EXPECT_EQ(load(*tier, data, 2'000'000), TierResult::kUnavailable);
     EXPECT_LE(tier->counters().redirects, 5u);
   }
+}
+
+// O5. Each redirection names another address of the 2^24 that a machine has for itself.
+TEST(HostileRedis, AStormOfRedirectionsTakesBoundedMemory) {
+  std::mt19937 random(1);
+  ScriptedServer server([&](const Words& words) -> std::string {
+    if (words[0] != "GET") return alone(words);
+    const auto any = [&] { return std::to_string(1 + random() % 250); };
+    return "-MOVED " + std::to_string(random() % 16384) + " 127." + any() + "." + any() + "." +
+           any() + ":1\r\n";
+  });
+  const auto tier = tier_of(server.address());
+  ASSERT_TRUE(tier->wait_until_ready(now_us(), 2'000'000).ok());
+  constexpr std::size_t kItems = 1000;
+  std::vector<std::byte> data(kItems);
+  std::vector<TierItem> items(kItems);
+  std::array<TierDone, 64> done;
+  const auto bytes = [] { return static_cast<std::int64_t>(mallinfo2().uordblks); };
+  const std::int64_t before = bytes();
+  std::int64_t most = 0;
+  std::size_t nodes = 0;
+  for (int round = 0; round < 3; ++round) {
+    for (std::size_t i = 0; i < kItems; ++i) {
+      items[i] = {.data = &data[i], .bytes = 1, .tag = i};
+      for (std::byte& byte : items[i].key.bytes) byte = static_cast<std::byte>(random());
+    }
+    std::size_t left = tier->submit(TierOp::kLoad, items, {now_us() + 300'000});
+    const std::uint64_t end = now_us() + 5'000'000;
+    while (left > 0 && now_us() < end) {
+      left -= tier->poll(now_us(), done);
+      most = std::max(most, bytes() - before);
+      nodes = std::max(nodes, tier->nodes().size());
+    }
+    EXPECT_EQ(left, 0u);
+  }
+  EXPECT_GT(nodes, 100u) << "no storm";
+  EXPECT_LE(nodes, 256u);
+  EXPECT_LT(most, std::int64_t{6} << 20);
 }
 
 }  // namespace

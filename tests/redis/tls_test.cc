@@ -2,12 +2,17 @@
 //
 // RedisTier over TLS: certificates made here by the command openssl.
 
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <openssl/ssl.h>
+#include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <fstream>
+#include <thread>
 
 #include "kvfolio/redis_tier.h"
 #include "redis/now.h"
@@ -145,6 +150,81 @@ TEST_F(RedisOverTls, LargeRecordsComeBackOverTls) {
     ASSERT_EQ(done[0].result, TierResult::kOk);
   }
   EXPECT_EQ(bytes, back);
+}
+
+// A server of TLS 1.2 that answers the first PING and then asks for another handshake.
+class Renegotiator {
+ public:
+  explicit Renegotiator(const Certificates& certificates) {
+    SSL_CTX_set_max_proto_version(context_, TLS1_2_VERSION);
+    SSL_CTX_use_certificate_chain_file(context_, certificates.file("right", ".crt").c_str());
+    SSL_CTX_use_PrivateKey_file(context_, certificates.file("right", ".key").c_str(),
+                                SSL_FILETYPE_PEM);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t bytes = sizeof address;
+    EXPECT_EQ(::bind(listener_, reinterpret_cast<sockaddr*>(&address), bytes), 0);
+    EXPECT_EQ(::listen(listener_, 4), 0);
+    EXPECT_EQ(::getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &bytes), 0);
+    port_ = ntohs(address.sin_port);
+    thread_ = std::thread([this] { serve_one(); });
+  }
+  ~Renegotiator() {
+    ::shutdown(listener_, SHUT_RDWR);
+    thread_.join();
+    ::close(listener_);
+    SSL_CTX_free(context_);
+  }
+  Renegotiator(const Renegotiator&) = delete;
+  Renegotiator& operator=(const Renegotiator&) = delete;
+  [[nodiscard]] int port() const { return port_; }
+  [[nodiscard]] bool asked() const { return asked_; }
+  [[nodiscard]] bool done() const { return done_; }
+  [[nodiscard]] int handshakes() const { return handshakes_; }
+
+ private:
+  void serve_one() {
+    const int fd = ::accept(listener_, nullptr, nullptr);
+    if (fd < 0) return;
+    const timeval most{.tv_sec = 0, .tv_usec = 200'000};
+    ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
+    SSL* ssl = SSL_new(context_);
+    SSL_set_fd(ssl, fd);
+    std::array<char, 256> in{};
+    if (SSL_accept(ssl) == 1 && SSL_read(ssl, in.data(), in.size()) > 0) {
+      SSL_write(ssl, "+PONG\r\n", 7);
+      asked_ = SSL_renegotiate(ssl) == 1;
+      SSL_do_handshake(ssl);  // asks
+      for (int i = 0; i < 4; ++i) SSL_read(ssl, in.data(), in.size());
+      handshakes_ = static_cast<int>(SSL_CTX_sess_accept_good(context_));
+      done_ = true;
+    }
+    SSL_free(ssl);
+    ::close(fd);
+  }
+
+  SSL_CTX* context_ = SSL_CTX_new(TLS_server_method());
+  int listener_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  int port_ = 0;
+  std::atomic<bool> asked_ = false, done_ = false;
+  std::atomic<int> handshakes_ = 0;
+  std::thread thread_;
+};
+
+TEST(RedisTls, AServerThatAsksForAnotherHandshakeGetsNone) {
+  if (!test::redis_program("openssl")) GTEST_SKIP() << "no openssl";
+  const Certificates certificates;
+  Renegotiator server(certificates);
+  auto tier =
+      RedisTier::create({.servers = "127.0.0.1:" + std::to_string(server.port()),
+                         .tls = {.enabled = true, .ca_file = certificates.file("ca", ".crt")}});
+  ASSERT_TRUE(tier);
+  const std::uint64_t end = now_us() + 5'000'000;
+  while (!server.done() && now_us() < end) (*tier)->poll(now_us(), {});
+  ASSERT_TRUE(server.done() && server.asked());
+  EXPECT_EQ(server.handshakes(), 1);
+  tier->reset();
 }
 
 }  // namespace
