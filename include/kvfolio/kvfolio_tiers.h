@@ -465,6 +465,7 @@ typedef struct kvfolio_offload_counters {
   uint64_t requests_timed_out;
   uint64_t unknown_completions;  // a faulty tier: it says that something is done that was not asked
   uint64_t manager_forgets;      // the manager was told to forget, and everything went here
+  uint64_t steps_max;  // the most looks at a block, a question or an answer that one poll took
 } kvfolio_offload_counters;
 KVFOLIO_C_API int32_t kvfolio_offload_get_counters(const kvfolio_offload* offload,
                                                    kvfolio_offload_counters* out,

@@ -29,6 +29,8 @@
 //  - Time. A request that waits longer than its deadline is ready with what there is. Memory that a
 //    tier may still touch is not used again before the tier says so. What a tier has not brought by
 //    half of the time is brought by the next tier that has it.
+//    A poll() is bounded in bytes and in looks at blocks: a prompt of more than 4,096 blocks is
+//    brought in parts of as many, each with a deadline of its own, if no group drops blocks.
 //  - Room. A tier holds no more than 1 / (tiers + 1) of the arena, or two records, whatever it does
 //    not answer. Records that came for a request stay until its turn or its deadline, the end of
 //    the prefix first to go; requests have room in the order of open().
@@ -154,6 +156,8 @@ struct OffloadCounters {
   std::uint64_t requests_timed_out = 0;
   std::uint64_t unknown_completions = 0;  // TierDone of nothing that is in flight: a faulty tier
   std::uint64_t manager_forgets = 0;  // the manager was told to forget, and everything went here
+  // The most looks at a block, a question or an answer that one poll() took.
+  std::uint64_t steps_max = 0;
 };
 
 // Of one tier, since create().

@@ -3,11 +3,13 @@
 #include "kvfolio/offload.h"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <utility>
 
 #include "base/invalid.h"
 #include "base/text.h"
+#include "kvfolio/group_rule.h"
 #include "offload/offload_impl.h"
 
 namespace kvfolio {
@@ -128,6 +130,15 @@ Offload::Impl::Impl(KVCacheManager& manager, const OffloadOptions& options, Iden
   for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
     largest_record_ = std::max(largest_record_, record_bytes(GroupId(g)));
   }
+  // The end of a part has to be one that can be loaded to: where a group drops blocks, that is not
+  // known before the whole prompt was looked at.
+  std::int32_t whole_blocks = 1;
+  bool keeps_all = true;
+  for (const GroupSpec& group : manager_.spec().groups) {
+    whole_blocks = std::lcm(whole_blocks, group.block_size);
+    keeps_all = keeps_all && GroupRule(group).keeps_all();
+  }
+  part_tokens_ = keeps_all ? kPartBlocks * whole_blocks : 0;
   const auto num_tiers = static_cast<std::int64_t>(options.tiers.size());
   for (const OffloadTier& tier : options.tiers) {
     ports_.emplace_back(tier, options.arena_bytes / (num_tiers + 1), largest_record_,
@@ -168,30 +179,45 @@ Offload::Impl::~Impl() {
 
 // ---- opening ----
 
-void Offload::Impl::hash_prompt(Request& request, const OpenOptions& options, std::int32_t cached) {
+void Offload::Impl::begin_hashing(Request& request, const OpenOptions& options,
+                                  std::int32_t cached) {
   const std::int32_t unit = identity_.unit();
   request.root = identity_.root(options.root, epoch_of(options.root));
+  request.media.assign(options.media.begin(), options.media.end());
   request.hashes.resize(request.tokens.size() / static_cast<std::size_t>(unit));
-  Digest before = request.root;
+  request.before = request.root;
   const auto table = manager_.block_table(request.sequence, names_.group());
-  std::int32_t from = 0;
   if (table) {
     const std::int32_t end = cached / unit * unit;
     const Digest* known = names_.known(*table, end);
     if (known != nullptr) {
-      before = *known;
-      from = end / unit;
+      request.before = *known;
+      request.first_hash = request.num_hashed = end / unit;
     }
   }
-  request.first_hash = from;
-  for (auto i = static_cast<std::size_t>(from); i < request.hashes.size(); ++i) {
-    const auto begin = static_cast<std::int32_t>(i) * unit;
-    before = identity_.next(
-        before, begin,
+  set_horizon(request);
+}
+
+// The end of the part that begins at the sequence's length.
+void Offload::Impl::set_horizon(Request& request) const {
+  const std::int64_t last = last_token(request);
+  const std::int64_t part = part_tokens_ == 0 ? last : part_tokens_;
+  const std::int64_t begin = part_tokens_ == 0 ? 0 : request.length / part_tokens_ * part;
+  request.horizon = static_cast<std::int32_t>(std::min(begin + part, last));
+}
+
+void Offload::Impl::hash_part(Request& request) {
+  const std::int32_t unit = identity_.unit();
+  const auto all = static_cast<std::int32_t>(request.hashes.size());
+  const std::int32_t end = request.horizon == last_token(request) ? all : request.horizon / unit;
+  took(std::max(end - request.num_hashed, 0));
+  for (; request.num_hashed < end; ++request.num_hashed) {
+    const std::int32_t begin = request.num_hashed * unit;
+    const auto tokens =
         std::span<const std::int32_t>(request.tokens)
-            .subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(unit)),
-        options.media);
-    request.hashes[i] = before;
+            .subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(unit));
+    request.before = identity_.next(request.before, begin, tokens, request.media);
+    request.hashes[static_cast<std::size_t>(request.num_hashed)] = request.before;
   }
 }
 
@@ -207,8 +233,9 @@ Result<OffloadOpened> Offload::Impl::open(std::span<const std::int32_t> tokens,
   if (!looks || length < std::max(unit, 2) || opened->cached_tokens >= length - 1) return result;
   Request request{.sequence = opened->sequence, .tokens = {tokens.begin(), tokens.end()}};
   request.length = opened->cached_tokens;
-  hash_prompt(request, options, opened->cached_tokens);
+  begin_hashing(request, options, opened->cached_tokens);
   if (ports_.empty()) {
+    hash_part(request);
     const auto can = reach(request, false);
     if (!can || can->end <= opened->cached_tokens) return result;
   }
@@ -230,8 +257,25 @@ void Offload::Impl::drop_request(std::uint64_t id) {
 
 void Offload::Impl::finish(std::uint64_t id, std::int32_t cached_tokens, LoadEnd why) {
   if (why == LoadEnd::kTimeout) ++counters_.requests_timed_out;
+  if (why == LoadEnd::kNothing && requests_.at(id).part_begin > 0) why = LoadEnd::kLoaded;
   ready_next_.push_back({requests_.at(id).sequence, cached_tokens, why});
   drop_request(id);
+}
+
+// The part has come whole: the next one has its own questions, deadline and turn.
+void Offload::Impl::next_part(std::uint64_t id, Request& request, std::int32_t length) {
+  if (writer_ == id) writer_ = 0;
+  release_held(id, request);
+  Request next{.sequence = request.sequence, .tokens = std::move(request.tokens)};
+  next.root = request.root;
+  next.media = std::move(request.media);
+  next.hashes = std::move(request.hashes);
+  next.first_hash = request.first_hash;
+  next.num_hashed = request.num_hashed;
+  next.before = request.before;
+  next.length = next.part_begin = length;
+  set_horizon(next);
+  request = std::move(next);
 }
 
 Result<std::int32_t> Offload::Impl::cancel(SequenceId sequence) {
@@ -258,6 +302,7 @@ Result<std::int32_t> Offload::Impl::cancel(SequenceId sequence) {
 void Offload::Impl::take_turn(std::uint64_t now_us, bool draining) {
   now_us_ = std::max(now_us_, now_us);
   budget_ = options_.bytes_per_poll;
+  steps_ = 0;
   short_of_room_ = 0;
   notice_forgetting();
   look_at_tiers();
@@ -272,6 +317,7 @@ void Offload::Impl::take_turn(std::uint64_t now_us, bool draining) {
   store_findable(draining);
   published_seen_ = manager_.counters().blocks_published;
   for (TierPort& port : ports_) port.count();
+  counters_.steps_max = std::max(counters_.steps_max, static_cast<std::uint64_t>(steps_));
 }
 
 std::span<const SequenceReady> Offload::Impl::poll(std::uint64_t now_us) {

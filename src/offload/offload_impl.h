@@ -96,9 +96,14 @@ class Offload::Impl {
     SequenceId sequence{};
     std::vector<std::int32_t> tokens{};
     Digest root{};
-    std::vector<Digest> hashes{};  // at the end of each unit; those before first_hash are not set
+    std::vector<MediaSpan> media{};
+    std::vector<Digest> hashes{};  // at the end of each unit: [first_hash, num_hashed) are set
     std::int32_t first_hash = 0;   // units that the cache had at open()
-    std::int32_t length = 0;       // of the sequence at open()
+    std::int32_t num_hashed = 0;
+    Digest before{};              // at the end of num_hashed
+    std::int32_t length = 0;      // of the sequence at open(), or behind the last part
+    std::int32_t horizon = 0;     // where the part that is brought now ends
+    std::int32_t part_begin = 0;  // 0: of the first part
     bool polled = false;
     std::uint64_t deadline_us = 0;  // of the tiers, then of the copy; set at the first poll
     std::uint64_t since_us = 0;     // it asks, or it loads
@@ -150,7 +155,10 @@ class Offload::Impl {
   enum class Begun : std::uint8_t { kYes, kLater, kNo };
 
   // ---- offload.cc ----
-  void hash_prompt(Request& request, const OpenOptions& options, std::int32_t cached);
+  void begin_hashing(Request& request, const OpenOptions& options, std::int32_t cached);
+  void set_horizon(Request& request) const;
+  void hash_part(Request& request);
+  void next_part(std::uint64_t id, Request& request, std::int32_t length);
   void take_turn(std::uint64_t now_us, bool draining);
   void finish(std::uint64_t id, std::int32_t cached_tokens, LoadEnd why);
   void drop_request(std::uint64_t id);
@@ -188,11 +196,14 @@ class Offload::Impl {
   [[nodiscard]] static std::int32_t last_token(const Request& request) noexcept {
     return static_cast<std::int32_t>(request.tokens.size()) - 1;
   }
+  [[nodiscard]] static bool is_last_part(const Request& request) noexcept {
+    return request.horizon == last_token(request);
+  }
   // By group, whether each block of the prompt is at hand: in the arena, or in a tier that said so.
   void fill_has(const Request& request, bool with_tiers, std::int32_t limit);
   Result<Loadable> reach(const Request& request, bool with_tiers, std::int32_t limit);
   Result<Loadable> reach(const Request& request, bool with_tiers) {
-    return reach(request, with_tiers, last_token(request));
+    return reach(request, with_tiers, request.horizon);
   }
   void list_questions(Request& request);
   bool ask(std::uint64_t id, Request& request);
@@ -223,6 +234,14 @@ class Offload::Impl {
   void end_writing(std::uint64_t id);
   Result<std::span<const KVStorage::ImageRun>> runs_of(GroupId group, BlockId block);
   bool write_block(const Piece& piece, BlockId block, const ArenaPin& pin);
+
+  // ---- what one call may do ----
+  static constexpr std::int64_t kStepsPerPoll = std::int64_t{1} << 15;
+  // Blocks of a prompt that are brought at a time, so that no call looks at all of a long one.
+  static constexpr std::int32_t kPartBlocks = 4096;
+  static constexpr std::int64_t kAnswersPerPoll = 4096;  // of each tier
+  void took(std::int64_t steps) noexcept { steps_ += steps; }
+  [[nodiscard]] bool has_steps() const noexcept { return steps_ < kStepsPerPoll; }
 
   // ---- offload_tiers.cc ----
   void look_at_tiers();
@@ -260,6 +279,7 @@ class Offload::Impl {
   const OffloadOptions options_;  // its views are not used any more
   Identity identity_;
   std::int64_t largest_record_ = 0;
+  std::int32_t part_tokens_ = 0;  // 0: prompts are brought in one part
   std::unique_ptr<HostArena> arena_;
   std::deque<TierPort> ports_;  // they do not move
   std::size_t first_tier_ = 0;  // to collect from in this poll
@@ -285,6 +305,7 @@ class Offload::Impl {
   // of one poll
   std::uint64_t now_us_ = 0;
   std::int64_t budget_ = 0;
+  std::int64_t steps_ = 0;           // looks at a block, a question or an answer
   std::uint64_t short_of_room_ = 0;  // the oldest request that the arena had none for; 0: none
   // scratch
   std::vector<std::vector<std::uint8_t>> has_;

@@ -22,7 +22,7 @@ Offload::Impl::Piece Offload::Impl::piece_of(const Request& request, GroupId gro
 bool Offload::Impl::has_hash(const Request& request, GroupId group, std::int32_t logical) const {
   const std::int64_t end = std::int64_t{logical + 1} * block_size(group);
   return end > std::int64_t{request.first_hash} * identity_.unit() &&
-         end <= static_cast<std::int64_t>(request.tokens.size());
+         end <= std::int64_t{request.num_hashed} * identity_.unit();
 }
 
 // One place for each block of the first `limit` tokens. Blocks that end within what the cache had
@@ -37,7 +37,9 @@ void Offload::Impl::fill_has(const Request& request, bool with_tiers, std::int32
     const GroupId group(g);
     std::vector<std::uint8_t>& has = has_[static_cast<std::size_t>(g)];
     has.assign(static_cast<std::size_t>((limit - 1) / block_size(group)) + 1, 0);
-    for (std::int32_t i = 0; static_cast<std::size_t>(i) < has.size(); ++i) {
+    std::int32_t i = request.part_begin / block_size(group);
+    took(static_cast<std::int64_t>(has.size()) - i);
+    for (; static_cast<std::size_t>(i) < has.size(); ++i) {
       if (!has_hash(request, group, i)) continue;
       const TierKey key = piece_of(request, group, i).key;
       const bool at_hand = arena_->contains(key) || (with_tiers && in_a_tier(key));
@@ -89,9 +91,13 @@ void Offload::Impl::go_on(std::uint64_t id) {
     if (writer_ == id) static_cast<void>(manager_.finish_load(request.load.id, 0));
     return drop_request(id);
   }
+  if (!request.polled && !has_steps()) return;  // in the next poll
   if (!request.polled) set_deadline(request);
   const bool late = now_us_ >= request.deadline_us;
-  if (request.state == State::kNew) list_questions(request);
+  if (request.state == State::kNew) {
+    hash_part(request);
+    list_questions(request);
+  }
   if (request.state == State::kAsking) {
     const bool answered = ask(id, request) && request.waiting == 0;
     if (!answered && !late) return;
@@ -100,6 +106,7 @@ void Offload::Impl::go_on(std::uint64_t id) {
       note_silent_tiers(request);
     }
     request.waiting = 0;
+    if (!late && !has_steps()) return;
     choose(id, request, late);
   }
   if (request.state == State::kLoading) {
@@ -171,10 +178,12 @@ void Offload::Impl::list_questions(Request& request) {
   request.state = Request::State::kAsking;
   request.since_us = now_us_;
   if (ports_.empty()) return;
-  fill_has(request, false, last_token(request));
+  fill_has(request, false, request.horizon);
   for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
     const std::vector<std::uint8_t>& has = has_[static_cast<std::size_t>(g)];
-    for (std::int32_t i = 0; static_cast<std::size_t>(i) < has.size(); ++i) {
+    std::int32_t i = request.part_begin / block_size(GroupId(g));
+    took(static_cast<std::int64_t>(has.size()) - i);
+    for (; static_cast<std::size_t>(i) < has.size(); ++i) {
       if (!has_hash(request, GroupId(g), i) || has[static_cast<std::size_t>(i)] != 0) continue;
       const Piece piece = piece_of(request, GroupId(g), i);
       const auto arriving = arriving_.find(piece.key);
@@ -202,6 +211,10 @@ bool Offload::Impl::ask(std::uint64_t id, Request& request) {
         all = false;
         break;
       }
+      if (!has_steps()) {
+        all = false;
+        break;
+      }
       const std::size_t first = next;
       std::vector<std::size_t> places;  // of the items, in the pieces
       for (; next < request.pieces.size() && places.size() < kBatch; ++next) {
@@ -211,6 +224,7 @@ bool Offload::Impl::ask(std::uint64_t id, Request& request) {
         add_item({.kind = TierOp::kExists, .tier = index, .key = piece.key, .request = id},
                  nullptr);
       }
+      took(std::ssize(places));
       if (places.empty()) break;
       const bool works = ports_[t].works();
       const std::size_t accepted = submit(index, TierOp::kExists, request.deadline_us);
@@ -236,7 +250,9 @@ std::int64_t Offload::Impl::list_missing(std::uint64_t id, Request& request) {
   release_held(id, request);
   for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
     const std::vector<std::uint8_t>& needed = has_[static_cast<std::size_t>(g)];
-    for (std::int32_t i = 0; static_cast<std::size_t>(i) < needed.size(); ++i) {
+    std::int32_t i = request.part_begin / block_size(GroupId(g));
+    took(static_cast<std::int64_t>(needed.size()) - i);
+    for (; static_cast<std::size_t>(i) < needed.size(); ++i) {
       if (needed[static_cast<std::size_t>(i)] == 0) continue;
       const Piece piece = piece_of(request, GroupId(g), i);
       if (arena_->contains(piece.key)) {
@@ -265,7 +281,7 @@ void Offload::Impl::choose(std::uint64_t id, Request& request, bool late) {
   if (late) return;
   request.rounds += request.displaced ? 0 : 1;
   request.displaced = false;
-  std::int32_t limit = last_token(request);
+  std::int32_t limit = request.horizon;
   for (;;) {
     const auto can = reach(request, true, limit);
     if (!can) return request.pieces.clear();
@@ -285,6 +301,7 @@ void Offload::Impl::choose(std::uint64_t id, Request& request, bool late) {
 // room now. True: nothing is left to begin.
 bool Offload::Impl::bring(std::uint64_t id, Request& request) {
   for (; request.begun < request.pieces.size(); ++request.begun) {
+    took(1);
     const Piece& piece = request.pieces[request.begun];
     if (arena_->contains(piece.key)) {
       hold(id, request, end_of(piece), piece.key);

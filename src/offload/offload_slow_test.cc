@@ -345,5 +345,57 @@ TEST(Offload, OfALargePromptThatIsLateTheBeginningComes) {
   EXPECT_LT(ready.cached_tokens, 280);
 }
 
+// ---- the time of a call ----
+
+// O6. A million tokens: 125,000 blocks, in the tier and in part in host memory.
+TEST(Offload, APromptOfAMillionTokensComesBackInPollsOfBoundedWork) {
+  constexpr std::int32_t kTokens = 1'000'000;
+  constexpr std::uint64_t kSteps = 60'000;
+  const std::vector<std::int32_t> large = prompt_of(1, kTokens);
+  SlowTier tier;
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  {
+    Cache cache(test::full(kTokens / 8 + 2));
+    const auto offload = offload_of(cache, tiers, 8000 * kFullRecord);
+    cache.compute(large);
+    std::uint64_t now_us = 1;
+    while (offload->drain(now_us += 100).any()) {
+    }
+    EXPECT_LE(offload->counters().steps_max, kSteps);
+    ASSERT_EQ(tier.records.size(), std::size_t(kTokens / 8));
+  }
+  Cache cache(test::full(kTokens / 8 + 2));
+  const auto offload = offload_of(cache, tiers, 40'000 * kFullRecord, {.timeout_us = 1'000'000});
+  const auto open = offload->open(large);
+  ASSERT_TRUE(open->pending);
+  std::uint64_t now_us = 1;
+  std::span<const SequenceReady> ready;
+  for (int polls = 0; ready.empty(); ++polls) {
+    ASSERT_LT(polls, 10'000);
+    ready = offload->poll(now_us += 100);
+  }
+  EXPECT_EQ(ready[0].why, LoadEnd::kLoaded) << to_string(ready[0].why);
+  EXPECT_EQ(ready[0].cached_tokens, kTokens - 1);
+  EXPECT_LE(offload->counters().steps_max, kSteps);
+  EXPECT_EQ(offload->counters().requests, 1u);
+  cache.check_sequence(open->sequence, std::span(large).first(kTokens - 1));
+  EXPECT_TRUE(offload->check_invariants().ok());
+}
+
+TEST(Offload, ManyLongPromptsAtOnceTakeNoMoreWorkInAPollThanOne) {
+  SlowTier tier;  // has nothing
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  Cache cache(test::full(40), {.max_sequences = 64, .max_sequence_tokens = 40'000});
+  const auto offload = offload_of(cache, tiers);
+  for (int i = 0; i < 64; ++i) ASSERT_TRUE(offload->open(prompt_of(i, 32'000))->pending);
+  std::size_t ready = 0;
+  for (std::uint64_t now_us = 1; ready < 64; now_us += 100) {
+    ASSERT_LT(now_us, 1'000'000u);
+    ready += offload->poll(now_us).size();
+  }
+  EXPECT_LE(offload->counters().steps_max, 60'000u);
+  EXPECT_EQ(offload->counters().requests_timed_out, 0u);
+}
+
 }  // namespace
 }  // namespace kvfolio

@@ -37,6 +37,7 @@ void Offload::Impl::store_findable(bool draining) {
     const std::int64_t fit = draining ? 1 : budget_ / largest_record_;
     const auto wanted = static_cast<std::size_t>(std::clamp<std::int64_t>(fit, 1, 64));
     const std::int32_t taken = manager_.take_findable(std::span(blocks).first(wanted));
+    took(taken);
     for (const FindableBlock& block :
          std::span(blocks).first(static_cast<std::size_t>(std::max(taken, 0)))) {
       // A tail waits for the tokens that fill its block.
@@ -164,6 +165,7 @@ void Offload::Impl::store_backlog(std::int32_t index) {
   for (int left = kStoresPerPoll; left > 0; --left) {
     const TierPort::Waiting* one = to.next(now_us_);
     if (one == nullptr) break;
+    took(1);
     const Begun begun = store_to(index, *one);
     if (begun == Begun::kLater) break;
     if (begun == Begun::kNo) {
@@ -209,6 +211,7 @@ Offload::Impl::Begun Offload::Impl::store_to(std::int32_t index, const TierPort:
 void Offload::Impl::watch_stores() {
   for (int left = 4 * kStoresPerPoll; left > 0 && !stores_.empty(); --left) {
     const std::uint64_t tag = stores_.front();
+    took(1);
     const auto found = ops_.find(tag);
     if (found != ops_.end()) {
       Op& op = found->second;

@@ -67,7 +67,8 @@ void Offload::Impl::collect() {
   for (std::size_t i = 0; i < ports_.size(); ++i) {
     const std::size_t t = (first_tier_ + i) % ports_.size();
     if (ports_[t].has_left()) continue;
-    for (std::int64_t answers = std::ssize(ops_) + 64; answers > 0 && budget_ > kept;) {
+    const std::int64_t most_answers = std::min(std::ssize(ops_) + 64, kAnswersPerPoll);
+    for (std::int64_t answers = most_answers; answers > 0 && budget_ > kept;) {
       std::size_t most = done.size();
       if (ports_[t].load_bytes() > 0) {
         const std::int64_t fit = (budget_ - kept) / largest_record_;
@@ -77,6 +78,7 @@ void Offload::Impl::collect() {
       const std::size_t n = std::min(said, most);
       for (std::size_t k = 0; k < n; ++k) on_done(static_cast<std::int32_t>(t), done[k]);
       answers -= static_cast<std::int64_t>(n);
+      took(static_cast<std::int64_t>(n));
       if (n < most) break;
     }
   }

@@ -16,7 +16,7 @@ namespace kvfolio {
 void Offload::Impl::write_in_turn(std::uint64_t id, Request& request) {
   const bool late = now_us_ >= request.deadline_us;
   if (request.state == Request::State::kReady) {
-    if (writer_ == 0 && budget_ > 0) return begin_writing(id);
+    if (writer_ == 0 && budget_ > 0 && has_steps()) return begin_writing(id);
     if (late) finish(id, request.length, LoadEnd::kTimeout);
     return;
   }
@@ -42,7 +42,12 @@ void Offload::Impl::begin_writing(std::uint64_t id) {
     }
     return finish(id, request.length, LoadEnd::kNothing);
   }
-  if (!load->id.valid()) return finish(id, load->end, LoadEnd::kLoaded);
+  if (!load->id.valid()) {
+    if (load->end == request.horizon && !is_last_part(request)) {
+      return next_part(id, request, load->end);
+    }
+    return finish(id, load->end, LoadEnd::kLoaded);
+  }
   request.load = *load;
   request.good = load->end;
   request.state = Request::State::kWriting;
@@ -60,6 +65,7 @@ void Offload::Impl::list_blocks(Request& request) {
     blocks_.resize(request.tokens.size() / static_cast<std::size_t>(block_size(group)) + 2);
     const auto count = manager_.blocks_to_load(request.load.id, group, blocks_);
     KVFOLIO_CHECK(count.has_value());
+    took(*count);
     for (std::int32_t i = 0; i < *count; ++i) {
       const auto& [logical, block] = blocks_[static_cast<std::size_t>(i)];
       Piece piece{group, logical, {}};
@@ -151,7 +157,11 @@ void Offload::Impl::end_writing(std::uint64_t id) {
   if (why == LoadEnd::kNothing) {
     why = whole && !request.failed ? LoadEnd::kLoaded : LoadEnd::kPart;
   }
-  finish(id, request.load.begin + *stood, why);
+  const std::int32_t length = request.load.begin + *stood;
+  if (why == LoadEnd::kLoaded && length == request.horizon && !is_last_part(request)) {
+    return next_part(id, request, length);
+  }
+  finish(id, length, why);
 }
 
 }  // namespace kvfolio

@@ -342,6 +342,7 @@ int32_t kvfolio_offload_get_counters(const kvfolio_offload* offload, kvfolio_off
   to.requests_timed_out = from.requests_timed_out;
   to.unknown_completions = from.unknown_completions;
   to.manager_forgets = from.manager_forgets;
+  to.steps_max = from.steps_max;
   write_struct(out, to);
   return KVFOLIO_OK;
 }

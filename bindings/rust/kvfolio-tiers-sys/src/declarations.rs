@@ -669,6 +669,7 @@ pub struct kvfolio_offload_counters {
     pub requests_timed_out: u64,
     pub unknown_completions: u64,
     pub manager_forgets: u64,
+    pub steps_max: u64,
 }
 
 impl kvfolio_offload_counters {
@@ -692,6 +693,7 @@ impl kvfolio_offload_counters {
             requests_timed_out: 0,
             unknown_completions: 0,
             manager_forgets: 0,
+            steps_max: 0,
         }
     }
 }

@@ -221,6 +221,8 @@ of_c! {
         pub unknown_completions: u64,
         /// The cache was told to forget, and everything went here.
         pub manager_forgets: u64,
+        /// The most looks at a block, a question or an answer that one poll took.
+        pub steps_max: u64,
     }
 }
 
