@@ -21,7 +21,8 @@ using Json = nlohmann::ordered_json;
 std::string as_json(const TierOptions& options, const DiskCheck& check) {
   Json faults = Json::array();
   for (const DiskFault& fault : check.faults) {
-    faults.push_back({{"file", fault.file}, {"offset", fault.offset}, {"what", fault.what}});
+    faults.push_back(
+        {{"file", printable_text(fault.file)}, {"offset", fault.offset}, {"what", fault.what}});
   }
   const Json json = {{"directory", printable_text(options.disk.directory)},
                      {"segments", check.segments},
@@ -30,6 +31,7 @@ std::string as_json(const TierOptions& options, const DiskCheck& check) {
                      {"record_bytes", check.record_bytes},
                      {"damaged", check.damaged},
                      {"erased", check.erased},
+                     {"unused", check.unused},
                      {"faults", std::move(faults)}};
   return json_text(json) + "\n";
 }
@@ -43,10 +45,16 @@ std::string as_text(const TierOptions& options, const DiskCheck& check) {
     text += "  " + plural(check.unsealed, "segment") +
             " without a footer: the writer was killed; the next one closes them\n";
   }
-  for (const DiskFault& fault : check.faults) {
-    text += "  " + fault.file + " at " + std::to_string(fault.offset) + ": " + fault.what + "\n";
+  if (check.unused > 0) {
+    text += "  " + plural(check.unused, "file") +
+            " that a tier would not use: not its own, and left alone\n";
   }
-  if (check.damaged > static_cast<std::int64_t>(check.faults.size())) text += "  ...\n";
+  for (const DiskFault& fault : check.faults) {
+    text += "  " + printable_text(fault.file) + " at " + std::to_string(fault.offset) + ": " +
+            fault.what + "\n";
+  }
+  if (check.damaged + check.unused > static_cast<std::int64_t>(check.faults.size()))
+    text += "  ...\n";
   if (check.erased > 0) {
     text += "  " + plural(check.erased, "record") + " will not be found any more\n";
   } else if (check.damaged > 0) {

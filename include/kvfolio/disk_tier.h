@@ -22,10 +22,23 @@
 //    is not found again.
 //  - When the budget is full the oldest segment goes. Records of it that were loaded since they
 //    were written are written again, up to half of a segment.
+//  - A run goes on in the last segment of the one before, so many short runs leave few segments.
+//    Segments are files that are opened when they are read, open_files_max at a time; where the
+//    process has no descriptor left, those that are open make room.
 //  - ENOSPC, EDQUOT: the oldest segment goes, or else the store is dropped (kBusy). A segment with
-//    an error is not written any more, and goes after three. The tier is not usable after eight
-//    errors without a success between them, nor after eight failures to write a record or to make,
-//    seal or remove a file without a written record between them.
+//    an error is not written any more, and goes after three.
+//  - The tier is passed over (health().usable is false, submit() accepts nothing) after eight
+//  errors
+//    without a success between them, after eight failures to write a record or to make, seal or
+//    remove a file without a written record between them, and when items only become late and
+//    nothing has ended for a second. After half a second it gets one more chance; each that fails
+//    doubles the pause, up to 30 seconds. Where memory runs out for what a segment needs, it ends
+//    for good. describe() says why.
+//  - Its threads take no signals, and a limit of file sizes (RLIMIT_FSIZE) is an error like
+//  another.
+//    If the system refuses io_uring later, the tier goes on with plain calls.
+//  - In a child of fork() it answers kClosed to all and submits nothing; its destructor closes
+//    descriptors and frees memory there, and the lock stays the parent's.
 //  - kErase is for good. From the call on the record is not found, and kOk says that nothing on the
 //    medium can bring it back, also if power fails: a tombstone lies over its header, and a hole
 //    over its data where the file system makes one. After kIoError or kBusy (no space) it stays
@@ -35,11 +48,13 @@
 // After a crash open() finds every record of a sealed segment, and of the others all up to the
 // first that is not whole; a damaged header of a segment does not matter. A file that cannot be
 // read then is not removed: it counts in the budget, goes when it is the oldest, and is read again
-// by the next open(). Memory: about 130 bytes for each record, and in flight 8 KiB for each
-// operation (the size of the record, too, if the caller's memory is not aligned to 4 KiB).
+// by the next open(). Files of other programs count for nothing, whatever their names are; a
+// segment under another name is used. Memory: about 110 bytes for each record, and in flight 8 KiB
+// for each operation (the size of the record, too, if the caller's memory is not aligned to 4 KiB).
 //
-// No call waits for the disk except open(), the destructor and check_disk_directory(). Thread
-// safety: as Tier.
+// No call waits for the disk except open(), the destructor and check_disk_directory(), and none
+// looks at more than some thousand records and items, however many there are. Thread safety: as
+// Tier.
 
 #include <cstdint>
 #include <functional>
@@ -67,7 +82,7 @@ struct DiskTierOptions {
   // directory has: open() removes the oldest segments, and describe() says how many records.
   std::int64_t bytes = 0;
   // 0: an eighth of the budget, at most 256 MiB; more where that would be more than 256 segments,
-  // since each is an open file. Else 64 KiB to 64 GiB, a multiple of 4096.
+  // and no more than RLIMIT_FSIZE. Else 64 KiB to 64 GiB, a multiple of 4096.
   std::int64_t segment_bytes = 0;
   DiskEngine engine = DiskEngine::kAuto;
   std::int32_t num_threads = 8;   // of kThreads, 1 to 64
@@ -77,6 +92,10 @@ struct DiskTierOptions {
   std::int64_t queued_bytes_max = std::int64_t{512} << 20;
   // Reads records of sealed segments again when there is nothing else to do. 0: not.
   std::int64_t scrub_bytes_per_s = 0;
+  std::int32_t items_max = 4096;  // accepted and not done, 1 to 1048576
+  // Segments whose files are open at the same time; the others are opened when they are read. 0: a
+  // quarter of the descriptors that the process may have (RLIMIT_NOFILE), 8 to 256.
+  std::int32_t open_files_max = 0;
 };
 
 struct DiskTierStats {
@@ -102,7 +121,8 @@ class KVFOLIO_API DiskTier final : public Tier {
   // writes here (its number is said), the directory is of a newer version, or it is not the tier's
   // own: it has other files, belongs to another user, may be written to by others, or is none.
   // Nothing is written then. kUnavailable: the system refuses something, with the path.
-  // kUnsupported: DiskEngine::kIoUring, and there is none.
+  // kUnsupported: DiskEngine::kIoUring, and there is none. kResourceExhausted: no memory, no
+  // thread, or a segment that leaves no number for another.
   static Result<std::unique_ptr<DiskTier>> open(const DiskTierOptions& options);
   // Waits for what is in flight and seals what was stored.
   ~DiskTier() override;
@@ -143,6 +163,7 @@ struct DiskCheck {
   std::int64_t record_bytes = 0;
   std::int64_t damaged = 0;
   std::int64_t erased = 0;          // of the damaged ones
+  std::int64_t unused = 0;          // files that open() leaves alone: they are not of a tier
   std::vector<DiskFault> faults{};  // the first 100
 };
 

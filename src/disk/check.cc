@@ -8,6 +8,7 @@
 #include "disk/jobs.h"
 #include "disk/recover.h"
 #include "kvfolio/disk_tier.h"
+#include "tiers/masked_thread.h"
 
 namespace kvfolio {
 namespace {
@@ -19,12 +20,25 @@ class Checker {
   Checker(disk::DiskCalls& calls, const disk::Directory& directory, const DiskCheckOptions& options)
       : calls_(calls), directory_(directory), options_(options) {}
 
-  Status check_all(const std::vector<disk::FoundSegment>& segments) {
-    for (const disk::FoundSegment& segment : segments) bytes_ += segment.used;
-    for (const disk::FoundSegment& segment : segments) {
-      KVFOLIO_RETURN_IF_ERROR(check_segment(segment));
+  // The first look only adds up what there is to read.
+  Status check_all(disk::FindOptions find) {
+    const auto nothing = [](std::string_view, std::string_view) {};
+    const auto add = [&](disk::FoundSegment& segment) {
+      bytes_ += segment.used;
+      return Status();
+    };
+    if (options_.progress) {
+      KVFOLIO_RETURN_IF_ERROR(
+          disk::find_segments(calls_, directory_, {.writes = false}, add, nothing));
     }
-    return {};
+    const auto check = [&](disk::FoundSegment& segment) {
+      if (segment.is_empty) return Status();
+      return check_segment(segment);
+    };
+    KVFOLIO_RETURN_IF_ERROR(disk::find_segments(
+        calls_, directory_, find, check,
+        [&](std::string_view name, std::string_view what) { add_unused(name, what); }));
+    return find_others();
   }
   DiskCheck take() { return std::move(seen_); }
 
@@ -67,8 +81,22 @@ class Checker {
   }
 
   void add_fault(const disk::FoundSegment& segment, std::int64_t offset, std::string what) {
+    add_fault(disk::segment_name(segment.name), offset, std::move(what));
+  }
+  void add_fault(std::string name, std::int64_t offset, std::string what) {
     if (seen_.faults.size() >= kFaultsMax) return;
-    seen_.faults.push_back({disk::segment_name(segment.number), offset, std::move(what)});
+    seen_.faults.push_back({std::move(name), offset, std::move(what)});
+  }
+  void add_unused(std::string_view name, std::string_view what) {
+    ++seen_.unused;
+    add_fault(std::string(name), 0, text::concat("is not used: ", what));
+  }
+  // Files that have no name of ours either.
+  Status find_others() {
+    const Result<std::vector<std::string>> names = directory_.others();
+    if (!names) return names.error();
+    for (const std::string& name : *names) add_unused(name, "it is not of a disk tier");
+    return {};
   }
 
   static std::string what_of(const disk::LoadJob& job) {
@@ -125,7 +153,7 @@ class Checker {
                               std::int64_t result) const {
     return Status(ErrorCode::kUnavailable,
                   text::concat("disk tier: cannot ", what, " ",
-                               directory_.path_of(disk::segment_name(segment.number)), ": ",
+                               directory_.path_of(disk::segment_name(segment.name)), ": ",
                                disk::error_text(result)));
   }
 
@@ -144,13 +172,9 @@ Result<DiskCheck> check_disk_directory(const DiskCheckOptions& options) {
       calls, std::string(options.directory),
       options.erase ? disk::Directory::Use::kMend : disk::Directory::Use::kCheck);
   if (!directory) return directory.error();
-  const Result<std::vector<disk::FoundSegment>> found =
-      disk::find_segments(calls, *directory, {.writes = options.erase});
-  if (!found) return found.error();
   Checker checker(calls, *directory, options);
-  const Status status = checker.check_all(*found);
-  for (const disk::FoundSegment& segment : *found) calls.close(segment.file);
-  if (!status.ok()) return status;
+  const NoFileSizeSignal no_signal;
+  KVFOLIO_RETURN_IF_ERROR(checker.check_all({.writes = options.erase}));
   return checker.take();
 }
 

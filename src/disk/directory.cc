@@ -331,6 +331,17 @@ Result<std::vector<std::uint64_t>> Directory::segments() const {
   return numbers;
 }
 
+Result<std::vector<std::string>> Directory::others() const {
+  std::vector<std::string> names;
+  const int listed = calls_.list(file_, names);
+  if (listed < 0) return refused("list", "", listed);
+  std::erase_if(names, [](const std::string& name) {
+    return is_nothing(name) || segment_number(name) || name == "lock" || name == "manifest";
+  });
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 void Directory::remove_temporaries() const noexcept {
   std::vector<std::string> names;
   if (calls_.list(file_, names) < 0) return;

@@ -49,6 +49,8 @@ class Directory {
   [[nodiscard]] std::string path_of(std::string_view name) const;  // for people
   // Ascending.
   Result<std::vector<std::uint64_t>> segments() const;
+  // Names of what is not the tier's, ascending.
+  Result<std::vector<std::string>> others() const;
   // What the last process did not finish.
   void remove_temporaries() const noexcept;
 

@@ -112,17 +112,18 @@ std::set<std::uint64_t> sealed_records(const std::string& path, std::uint64_t nu
   }
   const Result<Directory> directory = Directory::open(system_calls(), path, Directory::Use::kCheck);
   if (!directory) return {};  // killed before it was made
-  const auto found = find_segments(system_calls(), *directory, {});
-  EXPECT_TRUE(found) << found.error();
   std::set<std::uint64_t> sealed;
-  for (const FoundSegment& segment : *found) {
+  const auto take = [&](FoundSegment& segment) {
     for (const FooterEntry& entry : segment.entries) {
       const auto name = names.find({entry.key.bytes.begin(), entry.key.bytes.end()});
-      EXPECT_NE(name, names.end()) << "a record that nobody stored";
+      EXPECT_NE(name, names.end()) << "a record that was never stored";
       if (segment.sealed && name != names.end()) sealed.insert(name->second);
     }
-    system_calls().close(segment.file);
-  }
+    return Status();
+  };
+  const Status status = find_segments(system_calls(), *directory, {}, take,
+                                      [](std::string_view, std::string_view) {});
+  EXPECT_TRUE(status.ok()) << status;
   return sealed;
 }
 

@@ -593,7 +593,7 @@ TEST(DiskTier, AForeignDirectoryIsRefusedByNameAndLeftAsItIs) {
 }
 
 TEST(DiskTier, ANameOfOursThatIsNoFileIsRefused) {
-  for (const char* const name : {"manifest", "lock", "segment-0000000000000001"}) {
+  for (const char* const name : {"manifest", "lock"}) {
     for (const char* const kind : {"link", "pipe", "directory"}) {
       const TestDirectory directory;
       std::filesystem::create_directory(directory.path());
@@ -619,6 +619,48 @@ TEST(DiskTier, ANameOfOursThatIsNoFileIsRefused) {
       EXPECT_EQ(contents_of(directory.path() + "/..").at("tier-target").first.size(),
                 name == std::string("manifest") ? std::string(kOurManifest).size() : 0u);
     }
+  }
+}
+
+// What another program put there under the name of a segment is left out, and the check says so.
+TEST(DiskTier, AFileOfOthersUnderANameOfOursStaysAndIsNamedByTheCheck) {
+  for (const char* const kind : {"link", "pipe", "directory", "text"}) {
+    const TestDirectory directory;
+    const DiskTierOptions options{
+        .directory = directory.path(), .bytes = 8 << 20, .segment_bytes = 1 << 20};
+    ASSERT_TRUE(DiskTier::open(options)) << kind;
+    const std::string name = disk::segment_name(~std::uint64_t{0});
+    const std::string path = directory.path() + "/" + name;
+    const std::string target = directory.path() + "-target";
+    write_file(target, "");
+    write_file(directory.path() + "/notes.txt", "read me");
+    if (kind == std::string("link")) std::filesystem::create_symlink(target, path);
+    if (kind == std::string("pipe")) {
+      ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+    }
+    if (kind == std::string("directory")) std::filesystem::create_directory(path);
+    if (kind == std::string("text")) write_file(path, "mine");
+    {
+      auto tier = DiskTier::open(options);
+      ASSERT_TRUE(tier) << kind << ": " << tier.error();
+      disk::Waiter<DiskTier> asks(**tier);
+      for (std::uint64_t i = 0; i < 1000; ++i) ASSERT_EQ(asks.store(i), TierResult::kOk) << kind;
+      EXPECT_GT((*tier)->stats().evicted, 0u);
+    }
+    const Contents left = contents_of(directory.path());
+    EXPECT_EQ(left.count(name), 1u) << kind;
+    EXPECT_EQ(left.at("notes.txt").first, "read me");
+    EXPECT_EQ(std::filesystem::file_size(target), 0u);
+    const Result<DiskCheck> check = check_disk_directory({.directory = directory.path()});
+    ASSERT_TRUE(check) << check.error();
+    EXPECT_EQ(check->unused, 2);
+    EXPECT_EQ(check->damaged, 0);
+    std::vector<std::string> named;
+    for (const DiskFault& fault : check->faults) {
+      EXPECT_THAT(fault.what, HasSubstr("is not used"));
+      named.push_back(fault.file);
+    }
+    EXPECT_THAT(named, ::testing::UnorderedElementsAre(name, "notes.txt")) << kind;
   }
 }
 

@@ -8,8 +8,11 @@
 //   io_uring  one thread keeps many transfers in flight; calls that a ring does badly (create,
 //             grow, unlink) go to a helper thread
 //
-// Jobs run in any order. Thread safety: one owner. When an engine is destroyed, every job that it
-// was given has been reaped.
+// Their threads take no signal: those are the host's, and a write beyond RLIMIT_FSIZE is EFBIG. No
+// call takes memory. Jobs run in any order. Thread safety: one owner. When an engine is destroyed,
+// every job that it was given has been reaped; but not in a child of fork(), which has none of its
+// threads: there it closes its descriptors and frees its memory, waits for no lock and submits
+// nothing.
 
 #include <cstddef>
 #include <memory>
@@ -31,6 +34,8 @@ class IoEngine {
   virtual void submit(IoJob* job) noexcept = 0;
   // Jobs that are done, as far as they fit; returns how many.
   virtual std::size_t reap(std::span<IoJob*> done) noexcept = 0;
+  // The system took back what it had allowed: -errno, and jobs go on in another way. 0: it did not.
+  [[nodiscard]] virtual std::int64_t refused() const noexcept { return 0; }
 };
 
 // For tests of the ring: what a ring does can be made to go wrong where the answer comes in.

@@ -152,6 +152,7 @@ FormatFault decode_entries(const Trailer& trailer, std::span<const std::byte> en
   if (checksum(entries, trailer.epoch) != trailer.checksum) return FormatFault::kChecksum;
   LittleEndianReader from(entries);
   std::int64_t least = kPiece;  // records lie behind each other
+  std::uint64_t next = 0;       // and so do their numbers, which erased ones have, too
   for (std::int64_t i = 0; i < trailer.num_records; ++i) {
     FooterEntry entry;
     from.get(std::span(entry.key.bytes));
@@ -165,6 +166,11 @@ FormatFault decode_entries(const Trailer& trailer, std::span<const std::byte> en
       return FormatFault::kFields;
     }
     entry.offset = static_cast<std::int64_t>(offset);
+    const auto between = static_cast<std::uint64_t>((entry.offset - least) / kPiece);
+    if (i > 0 && (entry.sequence < next || entry.sequence - next > between)) {
+      return FormatFault::kFields;
+    }
+    next = entry.sequence + 1;
     least = entry.offset + size;
     out.push_back(entry);
   }

@@ -7,85 +7,150 @@
 #include "tiers/key_spread.h"
 
 namespace kvfolio::disk {
+namespace {
 
-std::uint32_t RecordIndex::add(const Record& record) {
-  if (free_.empty()) {
-    KVFOLIO_CHECK(records_.size() < kNone);
-    records_.push_back(record);
-    return static_cast<std::uint32_t>(records_.size() - 1);
+constexpr std::size_t kTableMin = 64;
+// With each add(): a table is doubled when 3 of 4 places are taken, so the old one is empty long
+// before the new one is full.
+constexpr std::size_t kMovedAtOnce = 16;
+
+}  // namespace
+
+std::uint32_t RecordIndex::add(const Record& record) noexcept {
+  if (!make_room()) return kNone;
+  std::uint32_t id = free_;
+  if (id != kNone) {
+    free_ = records_[id].next;
+  } else {
+    if (records_.size() >= kNone - 1 || !records_.extend()) return kNone;
+    id = static_cast<std::uint32_t>(records_.size() - 1);
   }
-  const std::uint32_t id = free_.back();
-  free_.pop_back();
   records_[id] = record;
+  records_[id].live = false;
+  records_[id].gone = false;
+  insert(id);
+  ++in_tables_;
   return id;
 }
 
-std::size_t RecordIndex::home(const TierKey& key) const noexcept {
-  return TierKeyHash()(key) & (table_.size() - 1);
-}
-
-std::size_t RecordIndex::place_of(const TierKey& key) const noexcept {
-  std::size_t place = home(key);
-  while (table_[place] != kNone && records_[table_[place]].key != key) {
-    place = (place + 1) & (table_.size() - 1);
-  }
-  return place;
+std::size_t RecordIndex::home(const Table& table, const TierKey& key) const noexcept {
+  return TierKeyHash()(key) & (table.size() - 1);
 }
 
 std::uint32_t RecordIndex::find(const TierKey& key) const noexcept {
-  return table_.empty() ? kNone : table_[place_of(key)];
+  std::uint32_t found = kNone;
+  visit(key, [&](std::uint32_t id) {
+    if (!records_[id].live) return false;
+    found = id;
+    return true;
+  });
+  return found;
 }
 
-void RecordIndex::grow() {
-  std::vector<std::uint32_t> old(table_.empty() ? 64 : 2 * table_.size(), kNone);
-  std::swap(old, table_);
-  for (const std::uint32_t id : old) {
-    if (id != kNone) table_[place_of(records_[id].key)] = id;
-  }
+void RecordIndex::publish(std::uint32_t id) noexcept {
+  KVFOLIO_CHECK(!records_[id].gone);
+  if (records_[id].live) return;
+  if (const std::uint32_t other = find(records_[id].key); other != kNone) retire(other);
+  records_[id].live = true;
+  ++live_;
 }
 
-void RecordIndex::publish(std::uint32_t id) {
-  if (3 * static_cast<std::size_t>(size_ + 1) > 2 * table_.size()) grow();
-  const std::size_t place = place_of(records_[id].key);
-  if (table_[place] == kNone) {
-    ++size_;
-  } else {
-    records_[table_[place]].erased = true;
+void RecordIndex::retire(std::uint32_t id) noexcept {
+  live_ -= records_[id].live ? 1 : 0;
+  records_[id].live = false;
+}
+
+void RecordIndex::drop(std::uint32_t id) noexcept {
+  if (records_[id].gone) return;
+  retire(id);
+  take_out(id);
+  --in_tables_;
+  records_[id].gone = true;
+}
+
+void RecordIndex::release(std::uint32_t id) noexcept {
+  drop(id);
+  records_[id].next = free_;
+  free_ = id;
+}
+
+// ---- tables ----
+
+// False: no memory, and the table is too full to go on without.
+bool RecordIndex::make_room() noexcept {
+  if (old_.size() > 0) move_some();
+  if (4 * (in_tables_ + 1) <= 3 * table_.size() || old_.size() > 0) return true;
+  Table larger(table_.size() == 0 ? kTableMin : 2 * table_.size());
+  if (larger.size() == 0) return 8 * (in_tables_ + 1) <= 7 * table_.size();
+  old_ = std::exchange(table_, std::move(larger));
+  moved_ = 0;
+  return true;
+}
+
+void RecordIndex::move_some() noexcept {
+  for (std::size_t i = 0; i < kMovedAtOnce && moved_ < old_.size(); ++i, ++moved_) {
+    ++steps_;
+    const std::uint32_t place = old_[moved_];
+    if (place == Table::kEmpty || place == Table::kMoved) continue;
+    old_[moved_] = Table::kMoved;  // others were put behind it
+    insert(place - 1);
   }
-  table_[place] = id;
+  if (moved_ == old_.size()) old_ = {};
+}
+
+void RecordIndex::insert(std::uint32_t id) noexcept {
+  std::size_t at = home(table_, records_[id].key);
+  for (; table_[at] != Table::kEmpty; at = table_.after(at)) ++steps_;
+  table_[at] = id + 1;
+}
+
+void RecordIndex::take_out(std::uint32_t id) noexcept {
+  const TierKey& key = records_[id].key;
+  for (std::size_t at = home(table_, key); table_[at] != Table::kEmpty; at = table_.after(at)) {
+    ++steps_;
+    if (table_[at] == id + 1) return close_hole(at);
+  }
+  KVFOLIO_CHECK(old_.size() > 0);
+  // A mark is left, since this table only becomes emptier.
+  for (std::size_t at = home(old_, key); old_[at] != Table::kEmpty; at = old_.after(at)) {
+    ++steps_;
+    if (old_[at] != id + 1) continue;
+    old_[at] = Table::kMoved;
+    return;
+  }
+  KVFOLIO_CHECK(false);
 }
 
 // The places behind the hole move up, unless they would pass their home: no marks of what was there
 // are left, so a table never fills with them.
-void RecordIndex::erase(std::uint32_t id) noexcept {
-  records_[id].erased = true;
-  if (table_.empty()) return;
+void RecordIndex::close_hole(std::size_t hole) noexcept {
   const std::size_t mask = table_.size() - 1;
-  std::size_t hole = place_of(records_[id].key);
-  if (table_[hole] != id) return;  // never published, or replaced
-  --size_;
-  for (std::size_t at = (hole + 1) & mask; table_[at] != kNone; at = (at + 1) & mask) {
-    const std::size_t from_home = (at - home(records_[table_[at]].key)) & mask;
+  for (std::size_t at = table_.after(hole); table_[at] != Table::kEmpty; at = table_.after(at)) {
+    ++steps_;
+    const std::size_t from_home = (at - home(table_, records_[table_[at] - 1].key)) & mask;
     if (from_home < ((at - hole) & mask)) continue;
     table_[hole] = table_[at];
     hole = at;
   }
-  table_[hole] = kNone;
-}
-
-void RecordIndex::release(std::uint32_t id) {
-  KVFOLIO_DCHECK(find(records_[id].key) != id);
-  free_.push_back(id);
+  table_[hole] = Table::kEmpty;
 }
 
 bool RecordIndex::check() const noexcept {
-  std::int64_t count = 0;
-  for (const std::uint32_t id : table_) {
-    if (id == kNone) continue;
-    ++count;
-    if (records_[id].erased || find(records_[id].key) != id) return false;
+  std::size_t count = 0;
+  std::int64_t live = 0;
+  for (const Table* table : {&table_, &old_}) {
+    for (std::size_t at = 0; at < table->size(); ++at) {
+      const std::uint32_t place = (*table)[at];
+      if (place == Table::kEmpty || place == Table::kMoved) continue;
+      const Record& record = records_[place - 1];
+      if (record.gone || (table == &old_ && at < moved_)) return false;
+      ++count;
+      live += record.live ? 1 : 0;
+      if (record.live && find(record.key) != place - 1) return false;
+      if (!visit(record.key, [&](std::uint32_t id) { return id == place - 1; })) return false;
+    }
   }
-  return count == size_;
+  return count == in_tables_ && live == live_;
 }
 
 }  // namespace kvfolio::disk

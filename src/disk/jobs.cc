@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace kvfolio::disk {
 namespace {
@@ -133,6 +134,21 @@ IoStep LoadJob::next(std::int64_t last) noexcept {
     default:
       return {};
   }
+}
+
+void LoadJob::use_file(int file, bool direct) noexcept {
+  place.file = file;
+  place.direct = direct;
+  drop_cached = !direct;
+}
+
+// A file that is gone has no record; where the process has no descriptor for it, it may have one
+// later.
+void LoadJob::fail(std::int64_t why) noexcept {
+  error = why;
+  result = why == -ENOENT                     ? TierResult::kMiss
+           : why == -EMFILE || why == -ENFILE ? TierResult::kBusy
+                                              : TierResult::kIoError;
 }
 
 TierResult LoadJob::compare() noexcept {
@@ -294,16 +310,195 @@ IoStep EraseJob::give_up(std::int64_t error) noexcept {
   return {};
 }
 
-IoStep RemoveJob::next(std::int64_t last) noexcept {
+void EraseJob::use_file(int file, bool direct) noexcept {
+  place.file = file;
+  place.direct = direct;
+}
+
+// ---- segments that are opened again ----
+
+IoStep OpenJob::open_it() const noexcept {
+  return name_step(Kind::kOpen, directory, name, O_RDWR | O_NOFOLLOW | (direct ? O_DIRECT : 0));
+}
+
+bool OpenJob::is_the_same() const noexcept {
+  SegmentHeader header;
+  const std::span<const std::byte> piece(piece_.data(), kPiece);
+  return decode(piece, header) == FormatFault::kNone && header.epoch == epoch;
+}
+
+IoStep OpenJob::next(std::int64_t last) noexcept {
   switch (step_++) {
     case 0:
-      return name_step(Kind::kUnlink, directory, name);
-    case 1:
-      result = last == -ENOENT ? 0 : last;
-      return file < 0 ? IoStep{} : file_step(Kind::kClose, file);
+      piece_ = AlignedBuffer(kPiece);
+      if (piece_.data() == nullptr) {
+        result = -ENOMEM;
+        return {};
+      }
+      return open_it();
+    case 1: {
+      if (last == -EINVAL && direct) {
+        direct = false;
+        step_ = 1;
+        return open_it();
+      }
+      if (last < 0) {
+        result = last;
+        return {};
+      }
+      file = static_cast<int>(last);
+      IoStep step = transfer_step(Kind::kRead, {.file = file, .offset = 0});
+      step.add_part(piece_.data(), kPiece);
+      return step;
+    }
+    case 2:
+      direct = direct && !fell_back;
+      // A file that cannot be read is opened all the same: each record says so for itself.
+      if (last < 0 || is_the_same()) return {};
+      result = -ENOENT;
+      return file_step(Kind::kClose, std::exchange(file, -1));
     default:
       return {};
   }
+}
+
+IoStep CloseJob::next(std::int64_t /*last*/) noexcept {
+  return std::exchange(done_, true) ? IoStep{} : file_step(Kind::kClose, file);
+}
+
+// Small records have many headers to a window; large ones have a window each.
+constexpr std::int64_t kWindowBytes = 16 * kPiece;
+
+void ContinueJob::use_file(int file, bool direct) noexcept {
+  place.file = file;
+  place.direct = direct;
+}
+
+IoStep ContinueJob::give_up(std::int64_t error) noexcept {
+  result = error;
+  phase_ = Phase::kDone;
+  return {};
+}
+
+IoStep ContinueJob::read_window() noexcept {
+  window_at_ = used;
+  window_bytes_ = std::min(kWindowBytes, old_bytes - kPiece - used);
+  IoStep step = transfer_step(Kind::kRead, {.file = place.file, .offset = window_at_});
+  step.add_part(window_.data(), window_bytes_);
+  return step;
+}
+
+// True: it is the next header of the segment.
+bool ContinueJob::take_header(std::span<const std::byte> piece) noexcept {
+  RecordHeader header;
+  if (decode(piece, header) != FormatFault::kNone || header.epoch != epoch) return false;
+  const bool is_first = used == kPiece;
+  const std::int64_t size = record_bytes(header.data_bytes);
+  if ((!is_first && header.sequence != last_sequence + 1) || size > old_bytes - kPiece - used) {
+    return false;
+  }
+  const bool is_met = met_ < entries.size() && entries[met_].offset == used;
+  if (is_met) {
+    const FooterEntry& entry = entries[met_++];
+    const bool is_it = entry.sequence == header.sequence && entry.data_bytes == header.data_bytes &&
+                       (header.erased || entry.key == header.key);
+    if (!is_it) result = -ESTALE;
+  } else if (!header.erased) {
+    result = -ESTALE;  // one that no footer named: it would come back
+  }
+  last_sequence = header.sequence;
+  used += size;
+  return result == 0;
+}
+
+bool ContinueJob::walk() noexcept {
+  for (;;) {
+    const std::int64_t at = used - window_at_;
+    if (at + kPiece > window_bytes_) return old_bytes - kPiece - used >= kPiece;
+    if (!take_header({window_.data() + at, static_cast<std::size_t>(kPiece)})) return false;
+  }
+}
+
+IoStep ContinueJob::next(std::int64_t last) noexcept {
+  if (last < 0 && phase_ != Phase::kTruncate) return give_up(last);
+  switch (phase_) {
+    case Phase::kHeaders:
+      if (!begun_) {
+        begun_ = true;
+        used = kPiece;
+        window_ = AlignedBuffer(kWindowBytes);
+        if (window_.data() == nullptr) return give_up(-ENOMEM);
+        return read_window();
+      }
+      if (walk()) return read_window();
+      if (result != 0 || met_ != entries.size()) return give_up(-ESTALE);
+      [[fallthrough]];
+    case Phase::kFooter: {
+      phase_ = Phase::kFooterSync;
+      footer_gone = true;
+      std::memset(window_.data(), 0, kPiece);
+      IoStep step = transfer_step(Kind::kWrite, {.file = place.file, .offset = old_bytes - kPiece});
+      step.add_part(window_.data(), kPiece);
+      return step;
+    }
+    case Phase::kFooterSync:
+      phase_ = Phase::kAllocate;
+      return file_step(Kind::kSync, place.file);
+    case Phase::kAllocate:
+      phase_ = Phase::kTruncate;
+      return file_step(Kind::kAllocate, place.file, bytes);
+    case Phase::kTruncate:
+      // Some file systems cannot take room ahead of time. Then ENOSPC may come with a record.
+      if (last < 0 && last != -EOPNOTSUPP && last != -ENOSYS) return give_up(last);
+      phase_ = Phase::kSync;
+      return file_step(Kind::kTruncate, place.file, bytes);
+    case Phase::kSync:
+      phase_ = Phase::kDone;
+      return file_step(Kind::kSync, place.file);
+    case Phase::kDone:
+      return {};
+  }
+  return {};
+}
+
+// One that says so. Ours may have been damaged since, so what says nothing is taken for ours.
+bool RemoveJob::is_another() const noexcept {
+  SegmentHeader header;
+  const std::span<const std::byte> piece(piece_.data(), kPiece);
+  return decode(piece, header) == FormatFault::kNone && header.epoch != *epoch;
+}
+
+IoStep RemoveJob::next(std::int64_t last) noexcept {
+  switch (phase_) {
+    case Phase::kLook:
+      phase_ = Phase::kRead;
+      piece_ = epoch ? AlignedBuffer(kPiece) : AlignedBuffer();
+      if (piece_.data() == nullptr) break;
+      return name_step(Kind::kOpen, directory, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+    case Phase::kRead: {
+      if (last < 0) break;  // it cannot be looked at, as where no descriptor is left
+      seen_ = static_cast<int>(last);
+      phase_ = Phase::kCompare;
+      IoStep step = transfer_step(Kind::kRead, {.file = seen_, .offset = 0});
+      step.add_part(piece_.data(), kPiece);
+      return step;
+    }
+    case Phase::kCompare:
+      phase_ = last >= 0 && is_another() ? Phase::kClose : Phase::kUnlink;
+      return file_step(Kind::kClose, seen_);
+    case Phase::kUnlink:
+      break;
+    case Phase::kUnlinked:
+      result = last == -ENOENT ? 0 : last;
+      [[fallthrough]];
+    case Phase::kClose:
+      phase_ = Phase::kDone;
+      return file < 0 ? IoStep{} : file_step(Kind::kClose, file);
+    case Phase::kDone:
+      return {};
+  }
+  phase_ = Phase::kUnlinked;
+  return name_step(Kind::kUnlink, directory, name);
 }
 
 // ---- others ----

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -98,6 +99,8 @@ class LoadJob final : public IoJob {
   std::int64_t error = 0;  // of kIoError: -errno
 
   IoStep next(std::int64_t last) noexcept override;
+  void use_file(int file, bool direct) noexcept override;
+  void fail(std::int64_t why) noexcept override;
 
  private:
   [[nodiscard]] TierResult compare() noexcept;
@@ -163,6 +166,8 @@ class EraseJob final : public IoJob {
   std::int64_t result = 0;  // 0 or -errno: any part of it may have been done
 
   IoStep next(std::int64_t last) noexcept override;
+  void use_file(int file, bool direct) noexcept override;
+  void fail(std::int64_t error) noexcept override { result = error; }
 
  private:
   enum class Phase : std::uint8_t { kFooter, kFooterSync, kTombstones, kSync, kHoles, kDone };
@@ -175,18 +180,101 @@ class EraseJob final : public IoJob {
   std::size_t at_ = 0;
 };
 
-// Removes a file, and closes it in any case. Requires: nobody reads it.
-class RemoveJob final : public IoJob {
+// Opens a segment that was closed, if it is still the file that it was.
+class OpenJob final : public IoJob {
  public:
   int directory = -1;
   std::string name;
-  int file = -1;            // -1: it is closed already
-  std::int64_t result = 0;  // of unlink; a file that is gone already is fine
+  std::uint64_t epoch = 0;
+  bool direct = true;       // when done: whether it was opened so
+  int file = -1;            // when done without an error
+  std::int64_t result = 0;  // 0 or -errno; -ENOENT also for another file of that name
 
   IoStep next(std::int64_t last) noexcept override;
 
  private:
+  [[nodiscard]] IoStep open_it() const noexcept;
+  [[nodiscard]] bool is_the_same() const noexcept;
+
+  AlignedBuffer piece_;
   int step_ = 0;
+};
+
+class CloseJob final : public IoJob {
+ public:
+  int file = -1;
+
+  IoStep next(std::int64_t last) noexcept override;
+
+ private:
+  bool done_ = false;
+};
+
+// Makes a sealed segment ready to take records again: those of a run that ended in order, or that
+// was recovered. Its records were safe because its footer named them; from now on they are found by
+// their headers, one behind the other, as in any segment that is being filled. So first all headers
+// are read, and if one is not what the index says nothing is changed. Then the end of the footer is
+// written over, and only when that is on the medium the file becomes longer. A crash at any moment
+// leaves a segment with its footer, or one whose headers lead to all of its records.
+class ContinueJob final : public IoJob {
+ public:
+  Extent place;
+  int directory = -1;
+  std::uint64_t epoch = 0;
+  std::int64_t old_bytes = 0;        // it ends behind its footer
+  std::int64_t bytes = 0;            // that it is to have
+  std::vector<FooterEntry> entries;  // the records that it has, in the order of the file
+  bool footer_gone = false;          // when done: or may be
+  std::int64_t used = 0;             // behind the last record
+  std::uint64_t last_sequence = 0;   // of that
+  std::int64_t result = 0;           // 0 or -errno; -ESTALE: its headers do not lead to all records
+
+  IoStep next(std::int64_t last) noexcept override;
+  void use_file(int file, bool direct) noexcept override;
+  void fail(std::int64_t error) noexcept override { result = error; }
+
+ private:
+  enum class Phase : std::uint8_t {
+    kHeaders,
+    kFooter,
+    kFooterSync,
+    kAllocate,
+    kTruncate,
+    kSync,
+    kDone,
+  };
+  // The headers that the window has. True: there may be more of them behind it.
+  [[nodiscard]] bool walk() noexcept;
+  [[nodiscard]] bool take_header(std::span<const std::byte> piece) noexcept;
+  IoStep read_window() noexcept;
+  IoStep give_up(std::int64_t error) noexcept;
+
+  Phase phase_ = Phase::kHeaders;
+  AlignedBuffer window_;
+  std::int64_t window_at_ = 0, window_bytes_ = 0;
+  std::size_t met_ = 0;  // of entries
+  bool begun_ = false, ends_ = false;
+};
+
+// Removes a segment, and closes it in any case. If another one lies in the place of a closed one,
+// that stays: ours is gone then. Requires: no read of it is under way.
+class RemoveJob final : public IoJob {
+ public:
+  int directory = -1;
+  std::string name;
+  std::optional<std::uint64_t> epoch{};  // of one that is closed
+  int file = -1;                         // -1: it is closed already
+  std::int64_t result = 0;               // of unlink; a file that is gone already is fine
+
+  IoStep next(std::int64_t last) noexcept override;
+
+ private:
+  enum class Phase : std::uint8_t { kLook, kRead, kCompare, kUnlink, kUnlinked, kClose, kDone };
+  [[nodiscard]] bool is_another() const noexcept;
+
+  Phase phase_ = Phase::kLook;
+  AlignedBuffer piece_;
+  int seen_ = -1;
 };
 
 // Reads or writes one stretch of a file. Requires: place and size are multiples of kPiece, and the

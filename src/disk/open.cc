@@ -3,12 +3,14 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 
 #include "base/text.h"
+#include "tiers/masked_thread.h"
 
 namespace kvfolio::disk {
 namespace {
@@ -39,6 +41,8 @@ Status check_options(const DiskTierOptions& options) {
       check_range("queued_bytes_max", options.queued_bytes_max, 1, std::int64_t{1} << 40));
   KVFOLIO_RETURN_IF_ERROR(
       check_range("scrub_bytes_per_s", options.scrub_bytes_per_s, 0, std::int64_t{1} << 40));
+  KVFOLIO_RETURN_IF_ERROR(check_range("items_max", options.items_max, 1, 1 << 20));
+  KVFOLIO_RETURN_IF_ERROR(check_range("open_files_max", options.open_files_max, 0, 1 << 20));
   if (options.segment_bytes == 0) return {};
   KVFOLIO_RETURN_IF_ERROR(
       check_range("segment_bytes", options.segment_bytes, kSegmentBytesMin, kSegmentBytesMax));
@@ -55,11 +59,29 @@ Status check_options(const DiskTierOptions& options) {
   return {};
 }
 
+// What the process may have; `most` where there is no limit.
+std::int64_t limit_of(int resource, std::int64_t most) {
+  rlimit limit{};
+  if (::getrlimit(static_cast<__rlimit_resource>(resource), &limit) != 0) return most;
+  const bool is_less =
+      limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < static_cast<rlim_t>(most);
+  return is_less ? static_cast<std::int64_t>(limit.rlim_cur) : most;
+}
+
+// A quarter of what the process may have: the others are the host's.
+std::int32_t open_files_max(const DiskTierOptions& options) {
+  constexpr std::int64_t kLeast = 8, kMost = 256;
+  if (options.open_files_max != 0) return options.open_files_max;
+  return static_cast<std::int32_t>(
+      std::clamp(limit_of(RLIMIT_NOFILE, 4 * kMost) / 4, kLeast, kMost));
+}
+
 std::int64_t segment_bytes(const DiskTierOptions& options) {
   if (options.segment_bytes != 0) return options.segment_bytes;
   const std::int64_t eighth = (options.bytes - kOtherBytes) / 8;
-  const std::int64_t bytes =
+  const std::int64_t usual =
       std::max(std::min(eighth, kSegmentBytesUsual), options.bytes / kSegmentsMax);
+  const std::int64_t bytes = std::min(usual, limit_of(RLIMIT_FSIZE, kSegmentBytesMax));
   return std::clamp(bytes / kPiece * kPiece, kSegmentBytesMin, kSegmentBytesMax);
 }
 
@@ -107,6 +129,7 @@ Result<ProvenEngine> choose_engine(const Directory& directory, bool direct, int 
 Result<std::unique_ptr<SegmentStore>> open_store(DiskCalls& calls, const DiskTierOptions& options,
                                                  std::span<const MakeEngine> engines) {
   KVFOLIO_RETURN_IF_ERROR(check_options(options));
+  const NoFileSizeSignal no_signal;  // writes of this thread fail, as those of the engine do
   std::string path(options.directory);
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   Result<Directory> directory = Directory::open(calls, path, Directory::Use::kServe);
@@ -126,6 +149,8 @@ Result<std::unique_ptr<SegmentStore>> open_store(DiskCalls& calls, const DiskTie
                            .segment_bytes = segment_bytes(options),
                            .queued_bytes_max = options.queued_bytes_max,
                            .scrub_bytes_per_s = options.scrub_bytes_per_s,
+                           .items_max = options.items_max,
+                           .open_files_max = open_files_max(options),
                            .direct = proven->direct};
   return SegmentStore::open(calls, store, *std::move(directory), std::move(proven->engine),
                             event_fd);

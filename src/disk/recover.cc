@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "base/text.h"
 #include "disk/jobs.h"
@@ -12,16 +13,38 @@
 namespace kvfolio::disk {
 namespace {
 
+// As many pieces are read at once where headers lie close together.
+constexpr std::int64_t kWindowBytes = 16 * kPiece;
+
 // Reads pieces of a segment. A piece that cannot be read is not a piece that is not ours: the
 // segment keeps the error.
 class Reader {
  public:
-  explicit Reader(DiskCalls& calls) : calls_(calls), piece_(kPiece) {}
+  explicit Reader(DiskCalls& calls) : calls_(calls), piece_(kPiece), window_(kWindowBytes) {}
 
   // Empty: the file ends before, or it cannot be read, see segment.read_error.
   std::span<const std::byte> piece(FoundSegment& segment, std::int64_t offset) {
     return read(segment, offset, piece_, kPiece);
   }
+  // The same for pieces of one segment in ascending order, without a call for each where they lie
+  // close together. What a window cannot read is read piece by piece.
+  std::span<const std::byte> next_piece(FoundSegment& segment, std::int64_t offset) {
+    if (window_bytes_ < kPiece || offset < window_at_ ||
+        offset + kPiece > window_at_ + window_bytes_) {
+      const bool is_near = offset < window_at_ + 2 * kWindowBytes;
+      window_bytes_ = 0;
+      window_at_ = offset;
+      const std::int64_t bytes = std::min(kWindowBytes, (segment.bytes - offset) / kPiece * kPiece);
+      if (!is_near || bytes <= kPiece) return piece(segment, offset);
+      const std::int64_t before = std::exchange(segment.read_error, 0);
+      const bool is_read = !read(segment, offset, window_, bytes).empty();
+      segment.read_error = before;
+      if (!is_read) return piece(segment, offset);
+      window_bytes_ = bytes;
+    }
+    return {window_.data() + (offset - window_at_), static_cast<std::size_t>(kPiece)};
+  }
+  void begin_segment() noexcept { window_at_ = window_bytes_ = 0; }
   std::span<const std::byte> read(FoundSegment& segment, std::int64_t offset,
                                   const AlignedBuffer& into, std::int64_t bytes) {
     if (bytes > segment.bytes - offset) return {};
@@ -39,7 +62,8 @@ class Reader {
 
  private:
   DiskCalls& calls_;
-  AlignedBuffer piece_;
+  AlignedBuffer piece_, window_;
+  std::int64_t window_at_ = 0, window_bytes_ = 0;
 };
 
 // Without a header of the segment (`has_epoch` is false) the trailer says the epoch: it has a
@@ -72,7 +96,7 @@ void read_headers(Reader& reader, FoundSegment& segment, bool has_epoch) {
   std::uint64_t last = 0;
   while (segment.used + kPiece <= segment.bytes) {
     RecordHeader header;
-    if (decode(reader.piece(segment, segment.used), header) != FormatFault::kNone) return;
+    if (decode(reader.next_piece(segment, segment.used), header) != FormatFault::kNone) return;
     const std::int64_t size = record_bytes(header.data_bytes);
     const bool is_first = segment.used == kPiece;
     const bool is_next = ((is_first && !has_epoch) || header.epoch == segment.epoch) &&
@@ -107,12 +131,16 @@ Verdict read_segment(Reader& reader, FoundSegment& segment) {
   const FormatFault fault = decode(reader.piece(segment, 0), header);
   if (fault == FormatFault::kVersion) return Verdict::kNewer;
   const bool has_header = fault == FormatFault::kNone;
-  if (has_header && header.number != segment.number) return Verdict::kEmpty;
   segment.has_header = has_header;
   segment.epoch = header.epoch;
+  // Its name is no more than a name: someone may have changed it.
+  if (has_header) segment.number = header.number;
+  reader.begin_segment();
   segment.sealed = read_footer(reader, segment, has_header);
   if (!segment.sealed) read_headers(reader, segment, has_header);
-  const bool is_ours = has_header || segment.sealed || segment.used > kPiece;
+  const bool has_records = segment.sealed || segment.used > kPiece;
+  if (has_header && !has_records && segment.read_error == 0) return Verdict::kEmpty;
+  const bool is_ours = has_header || has_records;
   // What cannot be read now may be ours.
   const bool may_be = segment.read_error < 0 && segment.bytes >= kPiece;
   if (is_ours || may_be) return Verdict::kOurs;
@@ -129,53 +157,75 @@ int open_segment(DiskCalls& calls, int directory, const std::string& name, int f
   return calls.open(directory, name, flags);
 }
 
-void close_all(DiskCalls& calls, const std::vector<FoundSegment>& segments) {
-  for (const FoundSegment& segment : segments) calls.close(segment.file);
+// What another program put there under a name of ours is not ours, whatever it is.
+std::string_view what_is_foreign(std::int64_t result) {
+  switch (-result) {
+    case ELOOP:
+      return "it is a symbolic link";
+    case EISDIR:
+    case ENXIO:
+    case EINVAL:
+      return "it is not a file";
+    case EACCES:
+    case EPERM:
+      return "it may not be opened";
+    default:
+      return {};
+  }
 }
 
 }  // namespace
 
-Result<std::vector<FoundSegment>> find_segments(DiskCalls& calls, const Directory& directory,
-                                                const FindOptions& options) {
+Status find_segments(DiskCalls& calls, const Directory& directory, const FindOptions& options,
+                     const TakeSegment& take, const TakeForeign& take_foreign) {
   const Result<std::vector<std::uint64_t>> numbers = directory.segments();
   if (!numbers) return numbers.error();
   Reader reader(calls);
-  std::vector<FoundSegment> found;
   for (const std::uint64_t number : *numbers) {
     const std::string name = segment_name(number);
-    const std::string path = directory.path_of(name);
     const auto cannot = [&](const char* what, std::int64_t result) {
-      close_all(calls, found);
       return Status(ErrorCode::kUnavailable,
-                    text::concat("disk tier: cannot ", what, " ", path, ": ", error_text(result)));
+                    text::concat("disk tier: cannot ", what, " ", directory.path_of(name), ": ",
+                                 error_text(result)));
     };
-    FoundSegment segment{.number = number, .direct = options.direct};
+    FoundSegment segment{.name = number, .number = number, .direct = options.direct};
     // O_NONBLOCK: a pipe of this name would wait for its other end. Not with a ring, which means
     // something else by it.
-    segment.file = open_segment(calls, directory.file(), name,
-                                options.writes ? O_RDWR : O_RDONLY | O_NONBLOCK, segment.direct);
-    if (segment.file < 0) return cannot("open", segment.file);
+    const auto open = [&] {
+      segment.file = open_segment(calls, directory.file(), name,
+                                  options.writes ? O_RDWR : O_RDONLY | O_NONBLOCK, segment.direct);
+      return segment.file;
+    };
+    while (open() == -EMFILE || segment.file == -ENFILE) {
+      if (!options.make_room || !options.make_room()) break;
+    }
+    if (segment.file < 0) {
+      const std::string_view what = what_is_foreign(segment.file);
+      if (what.empty()) return cannot("open", segment.file);
+      take_foreign(name, what);
+      continue;
+    }
     const std::int64_t size = calls.size(segment.file);
     segment.bytes = std::clamp(size, std::int64_t{0}, kSegmentBytesMax);
     const Verdict verdict = size < 0 ? Verdict::kForeign : read_segment(reader, segment);
-    if (verdict == Verdict::kOurs) {
-      found.push_back(std::move(segment));
-      continue;
+    segment.is_empty = verdict == Verdict::kEmpty;
+    Status taken;
+    if (verdict == Verdict::kOurs || verdict == Verdict::kEmpty) {
+      taken = take(segment);
+    } else if (verdict == Verdict::kForeign) {
+      take_foreign(name, size < 0 ? "it is not a file" : "it has nothing of a segment");
     }
-    calls.close(segment.file);
-    if (size < 0) return cannot("ask for the size of", size);
+    if (segment.file >= 0) calls.close(segment.file);
+    KVFOLIO_RETURN_IF_ERROR(std::move(taken));
+    if (size < 0 && size != -EINVAL) return cannot("ask for the size of", size);
     if (verdict == Verdict::kNewer) {
-      close_all(calls, found);
       return Status(ErrorCode::kFailedPrecondition,
-                    text::concat("disk tier: ", path, " is of a newer version than ",
-                                 std::uint32_t{kFormatVersion},
+                    text::concat("disk tier: ", directory.path_of(name),
+                                 " is of a newer version than ", std::uint32_t{kFormatVersion},
                                  "; use a newer program or another directory"));
     }
-    const bool remove = options.remove_empty && verdict == Verdict::kEmpty;
-    const int removed = remove ? calls.unlink(directory.file(), name) : 0;
-    if (removed < 0 && removed != -ENOENT) return cannot("remove", removed);
   }
-  return found;
+  return {};
 }
 
 }  // namespace kvfolio::disk

@@ -4,103 +4,180 @@
 // as it may have, sleep in the kernel until something completes. Then the ring gets new transfers
 // first, and only then is what completed checked: a medium that answers many requests at once would
 // stand still meanwhile. The owner wakes the thread through an eventfd, which the ring itself
-// reads, so there is one place to sleep.
+// reads, so there is one place to sleep. Calls that a ring does badly go to a helper thread, a step
+// at a time.
+//
+// A host may refuse the ring later, by seccomp, or close all descriptors of its process. Then the
+// thread makes plain calls instead. What the kernel has already it goes on with, and its answers
+// come through memory, so they are awaited; what it has not taken is made again.
 
 #include "disk/engine.h"
 
 #ifdef KVFOLIO_HAS_URING
 
+#include <fcntl.h>
 #include <liburing.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <deque>
+#include <atomic>
+#include <condition_variable>
 #include <mutex>
 #include <vector>
 
 #include "base/text.h"
+#include "tiers/masked_thread.h"
+#include "tiers/process.h"
 
 namespace kvfolio::disk {
 namespace {
 
-// One step of a job, run by the helper. The helper sees it as a job of one step.
-class Errand final : public IoJob {
+// Makes the calls of one step of each job, and wakes the thread of the ring.
+class StepThread {
  public:
-  explicit Errand(IoJob* job) noexcept : job_(job) {}
-  IoStep next(std::int64_t result) noexcept override {
-    result_ = result;
-    const IoStep step = started_ ? IoStep{} : job_->run.rest();
-    started_ = true;
-    return step;
+  StepThread(DiskCalls& calls, int wake_fd)
+      : calls_(calls), wake_fd_(wake_fd), shared_(std::make_unique<Shared>()) {}
+  ~StepThread() {
+    if (!process_.is_this()) static_cast<void>(shared_.release());  // see ThreadEngine
+    if (!started_ || !process_.is_this()) return;
+    {
+      const std::lock_guard lock(shared_->mutex);
+      shared_->closing = true;
+    }
+    shared_->wake.notify_all();
+    pthread_join(thread_, nullptr);
   }
-  [[nodiscard]] IoJob* job() const noexcept { return job_; }
-  [[nodiscard]] std::int64_t result() const noexcept { return result_; }
+  StepThread(const StepThread&) = delete;
+  StepThread& operator=(const StepThread&) = delete;
+
+  // 0 or an error number.
+  int start() noexcept {
+    const int error = create_masked_thread(thread_, &StepThread::main, this);
+    started_ = error == 0;
+    return error;
+  }
+  void submit(IoJob* job) noexcept {
+    {
+      const std::lock_guard lock(shared_->mutex);
+      shared_->waiting.push(job);
+    }
+    shared_->wake.notify_one();
+  }
+  // nullptr: none has ended.
+  IoJob* reap() noexcept {
+    const std::lock_guard lock(shared_->mutex);
+    return shared_->done.pop();
+  }
 
  private:
-  IoJob* job_;
-  std::int64_t result_ = 0;
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable wake;
+    JobQueue waiting, done;  // under mutex, as closing
+    bool closing = false;
+  };
+
+  static void* main(void* helper) noexcept {
+    static_cast<StepThread*>(helper)->work();
+    return nullptr;
+  }
+  void work() noexcept {
+    for (;;) {
+      std::unique_lock lock(shared_->mutex);
+      shared_->wake.wait(lock, [&] { return shared_->closing || !shared_->waiting.empty(); });
+      IoJob* const job = shared_->waiting.pop();
+      lock.unlock();
+      if (job == nullptr) return;
+      job->answer = call_once(job->run.rest(), calls_);
+      lock.lock();
+      shared_->done.push(job);
+      lock.unlock();
+      const std::uint64_t one = 1;
+      static_cast<void>(!::write(wake_fd_, &one, sizeof one));
+    }
+  }
+
+  DiskCalls& calls_;
+  const int wake_fd_;
+  const Process process_;
   bool started_ = false;
+  pthread_t thread_{};
+  std::unique_ptr<Shared> shared_;
 };
 
 class RingEngine final : public IoEngine {
  public:
-  RingEngine(DiskCalls& calls, int depth, int event_fd, RingFaults* faults) noexcept
-      : calls_(calls), depth_(depth), event_fd_(event_fd), faults_(faults) {}
+  RingEngine(DiskCalls& calls, int depth, int event_fd, RingFaults* faults)
+      : calls_(calls),
+        depth_(depth),
+        event_fd_(event_fd),
+        faults_(faults),
+        shared_(std::make_unique<Shared>()) {}
   ~RingEngine() override {
-    if (started_) {
+    const bool is_this = process_.is_this();
+    if (started_ && is_this) {
       {
-        const std::lock_guard lock(mutex_);
-        closing_ = true;
+        const std::lock_guard lock(shared_->mutex);
+        shared_->closing = true;
       }
       wake();
       pthread_join(thread_, nullptr);
     }
     helper_.reset();
-    if (has_ring_) io_uring_queue_exit(&ring_);
+    if (has_ring_)
+      io_uring_queue_exit(&ring_);  // in a child: of its copy, and nothing is submitted
     if (wake_fd_ >= 0) ::close(wake_fd_);
+    if (!is_this) static_cast<void>(shared_.release());  // a thread of the parent may hold the lock
   }
 
   Status start() {
     wake_fd_ = ::eventfd(0, EFD_CLOEXEC);
     if (wake_fd_ < 0) return unsupported("eventfd", -errno);
     // As many as begin at once, and as many again that go on with their next step; and the wake-up.
-    const int made = io_uring_queue_init(2 * static_cast<unsigned>(depth_) + 2, &ring_, 0);
+    const unsigned entries = 2 * static_cast<unsigned>(depth_) + 2;
+    const int made = io_uring_queue_init(entries, &ring_, 0);
     if (made < 0) return unsupported("io_uring_setup", made);
     has_ring_ = true;
-    Result<std::unique_ptr<IoEngine>> helper = create_thread_engine(calls_, 1, wake_fd_);
-    if (!helper) return std::move(helper).error();
-    helper_ = *std::move(helper);
-    const int error = pthread_create(&thread_, nullptr, &RingEngine::main, this);
-    if (error != 0) return unsupported("its thread", -error);
+    completions_.reserve(std::size_t{2} * ring_.cq.ring_entries);
+    helper_ = std::make_unique<StepThread>(calls_, wake_fd_);
+    int error = helper_->start();
+    if (error == 0) error = create_masked_thread(thread_, &RingEngine::main, this);
+    if (error != 0) {
+      return Status(ErrorCode::kResourceExhausted,
+                    text::concat("threads for the disk tier: ", error_text(-error)));
+    }
     started_ = true;
     return {};
   }
 
   [[nodiscard]] std::string_view name() const noexcept override { return "io_uring"; }
   [[nodiscard]] int depth() const noexcept override { return depth_; }
+  [[nodiscard]] std::int64_t refused() const noexcept override { return refused_; }
   void submit(IoJob* job) noexcept override {
     bool first = false;
     {
-      const std::lock_guard lock(mutex_);
-      first = inbox_.empty();
-      inbox_.push_back(job);
+      const std::lock_guard lock(shared_->mutex);
+      first = shared_->inbox.empty();
+      shared_->inbox.push(job);
     }
     if (first) wake();  // else a wake-up for the others is on its way
   }
   std::size_t reap(std::span<IoJob*> done) noexcept override {
-    const std::lock_guard lock(mutex_);
-    const std::size_t n = std::min(done.size(), done_.size());
-    std::copy_n(done_.begin(), n, done.begin());
-    done_.erase(done_.begin(), done_.begin() + static_cast<std::ptrdiff_t>(n));
-    return n;
+    const std::lock_guard lock(shared_->mutex);
+    return shared_->done.pop(done);
   }
 
  private:
   struct Completion {
     IoJob* job;
     std::int64_t answer;
+  };
+  struct Shared {
+    std::mutex mutex;
+    JobQueue inbox, done;  // under mutex, as closing
+    bool closing = false;
   };
 
   static Status unsupported(const char* what, int result) {
@@ -117,11 +194,12 @@ class RingEngine final : public IoEngine {
   }
 
   void work() noexcept {
-    await_wake();
     while (take_inbox()) {
+      if (!awaits_wake_) await_wake();
       start_fresh();
       const int result = io_uring_submit_and_wait(&ring_, 1);
-      KVFOLIO_CHECK(result >= 0 || result == -EINTR || result == -EAGAIN || result == -EBUSY);
+      if (!is_fine(result)) refused_ = result;
+      if (refused_ < 0) return work_without_ring();
       take_completions();
       start_fresh();
       for (const Completion& completion : completions_) {
@@ -133,39 +211,46 @@ class RingEngine final : public IoEngine {
       take_errands();
     }
   }
+  static bool is_fine(int result) noexcept {
+    return result >= 0 || result == -EINTR || result == -EAGAIN || result == -EBUSY;
+  }
   // False: the engine closes. All jobs are done by then.
   bool take_inbox() noexcept {
-    {
-      const std::lock_guard lock(mutex_);
-      if (closing_) return false;
-      std::swap(inbox_, taken_);
-    }
-    fresh_.insert(fresh_.end(), taken_.begin(), taken_.end());
-    taken_.clear();
-    return true;
+    const std::lock_guard lock(shared_->mutex);
+    while (IoJob* job = shared_->inbox.pop()) fresh_.push(job);
+    return !shared_->closing;
   }
   // A store computes its checksum here, so the ring is told of each few.
   void start_fresh() noexcept {
     constexpr int kToldAtOnce = 4;
     int untold = 0;
-    while (!fresh_.empty() && in_flight_ < depth_) {
-      IoJob* const job = fresh_.front();
-      fresh_.pop_front();
-      go_on(job, begin_step(*job, 0));
-      if (++untold % kToldAtOnce == 0) io_uring_submit(&ring_);
+    for (IoJob* job = unsent_.pop(); job != nullptr && refused_ == 0; job = unsent_.pop()) {
+      if (!queue(job)) break;
+      ++untold;
     }
-    if (untold % kToldAtOnce != 0) io_uring_submit(&ring_);
+    while (!fresh_.empty() && in_flight_ < depth_ && refused_ == 0) {
+      IoJob* const job = fresh_.pop();
+      go_on(job, begin_step(*job, 0));
+      if (++untold % kToldAtOnce == 0) tell();
+    }
+    if (untold % kToldAtOnce != 0) tell();
+  }
+  void tell() noexcept {
+    const int result = io_uring_submit(&ring_);
+    if (!is_fine(result)) refused_ = result;
   }
   void take_completions() noexcept {
     io_uring_cqe* cqe = nullptr;
-    while (io_uring_peek_cqe(&ring_, &cqe) == 0) {
+    // Not more than there is room for: the others are there the next time.
+    while (completions_.size() < completions_.capacity() && io_uring_peek_cqe(&ring_, &cqe) == 0) {
       auto* job = static_cast<IoJob*>(io_uring_cqe_get_data(cqe));
       std::int64_t answer = cqe->res;
       io_uring_cqe_seen(&ring_, cqe);
       if (job == nullptr) {
+        awaits_wake_ = false;
+        if (refused_ < 0) continue;
         // A kernel that refuses to wait for us is asked again, and not all the time.
         if (answer < 0 && answer != -EINTR && answer != -EAGAIN) ::usleep(1000);
-        await_wake();
         continue;
       }
       --in_flight_;
@@ -174,29 +259,77 @@ class RingEngine final : public IoEngine {
     }
   }
   void take_errands() noexcept {
-    IoJob* done = nullptr;
-    while (helper_->reap(std::span(&done, 1)) == 1) {
-      auto* errand = static_cast<Errand*>(done);
-      IoJob* job = errand->job();
-      const std::int64_t result = errand->result();
-      errands_.erase(std::find_if(errands_.begin(), errands_.end(),
-                                  [&](const auto& one) { return one.get() == errand; }));
-      go_on(job, continue_job(*job, result, calls_));
-    }
+    while (IoJob* job = helper_->reap()) go_on(job, continue_job(*job, job->answer, calls_));
   }
 
   void go_on(IoJob* job, bool more) noexcept {
     if (!more) {
       finish(job);
+    } else if (refused_ < 0) {
+      unsent_.push(job);
     } else if (job->run.rest().is_transfer() || job->run.rest().kind == IoStep::Kind::kSync) {
-      queue(job);
+      static_cast<void>(queue(job));
     } else {
-      errands_.push_back(std::make_unique<Errand>(job));
-      helper_->submit(errands_.back().get());
+      helper_->submit(job);
     }
   }
-  void queue(IoJob* job) noexcept {
+
+  // ---- without the ring ----
+
+  void work_without_ring() noexcept {
+    take_back();
+    const int flags = ::fcntl(wake_fd_, F_GETFL);
+    ::fcntl(wake_fd_, F_SETFL, flags | O_NONBLOCK);
+    for (bool open = true; open;) {
+      take_completions();
+      for (const Completion& completion : completions_) {
+        go_on(completion.job, continue_job(*completion.job, completion.answer, calls_));
+      }
+      completions_.clear();
+      take_errands();
+      while (IoJob* job = unsent_.pop()) run_plainly(job, true);
+      while (IoJob* job = fresh_.pop()) run_plainly(job, begin_step(*job, 0));
+      open = take_inbox();
+      if (open && fresh_.empty()) sleep_without_ring();
+    }
+  }
+  void run_plainly(IoJob* job, bool more) noexcept {
+    while (more) more = continue_job(*job, call_once(job->run.rest(), calls_), calls_);
+    finish(job);
+  }
+  // What the kernel has not taken from the ring.
+  void take_back() noexcept {
+    const unsigned mask = *ring_.sq.kring_mask;
+    for (unsigned at = *ring_.sq.khead; at != ring_.sq.sqe_tail; ++at) {
+      auto* job = reinterpret_cast<IoJob*>(ring_.sq.sqes[at & mask].user_data);
+      if (job == nullptr) {
+        awaits_wake_ = false;
+        continue;
+      }
+      --in_flight_;
+      unsent_.push(job);
+    }
+  }
+  // Also where every descriptor was closed: then it looks a hundred times a second.
+  void sleep_without_ring() noexcept {
+    constexpr int kLookMs = 10;
+    const bool kernel_has_some = in_flight_ > 0 || awaits_wake_;
+    pollfd event{.fd = wake_fd_, .events = POLLIN, .revents = 0};
+    const int ready = ::poll(&event, 1, kernel_has_some ? kLookMs : 1000);
+    if (ready < 0 || (event.revents & (POLLNVAL | POLLERR)) != 0) ::usleep(kLookMs * 1000);
+    std::uint64_t count = 0;
+    static_cast<void>(!::read(wake_fd_, &count, sizeof count));
+  }
+
+  // ---- the ring ----
+
+  // False: it has no room now, or is refused; the job waits in unsent_.
+  [[nodiscard]] bool queue(IoJob* job) noexcept {
     io_uring_sqe* sqe = next_entry();
+    if (sqe == nullptr) {
+      unsent_.push(job);
+      return false;
+    }
     const IoStep& step = job->run.rest();
     const auto parts = static_cast<unsigned>(step.num_parts);
     const auto offset = static_cast<std::uint64_t>(step.offset);
@@ -215,6 +348,7 @@ class RingEngine final : public IoEngine {
     }
     io_uring_sqe_set_data(sqe, job);
     ++in_flight_;
+    return true;
   }
   [[nodiscard]] std::int64_t bytes_asked(const IoStep& step) const noexcept {
     if (faults_ == nullptr) return 0;
@@ -224,23 +358,23 @@ class RingEngine final : public IoEngine {
   }
   io_uring_sqe* next_entry() noexcept {
     io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
-    while (sqe == nullptr) {  // more jobs than depth() were submitted
-      io_uring_submit(&ring_);
-      sqe = io_uring_get_sqe(&ring_);
-    }
-    return sqe;
+    if (sqe != nullptr) return sqe;  // else more jobs than depth() were submitted
+    tell();
+    return io_uring_get_sqe(&ring_);
   }
   void await_wake() noexcept {
     io_uring_sqe* sqe = next_entry();
+    if (sqe == nullptr) return;  // refused, or completions that come first wake it as well
     // Not prep_read, which kernels before 5.6 do not know.
     wake_part_ = {.iov_base = &wakes_, .iov_len = sizeof wakes_};
     io_uring_prep_readv(sqe, wake_fd_, &wake_part_, 1, 0);
     io_uring_sqe_set_data(sqe, nullptr);
+    awaits_wake_ = true;
   }
   void finish(IoJob* job) noexcept {
     {
-      const std::lock_guard lock(mutex_);
-      done_.push_back(job);
+      const std::lock_guard lock(shared_->mutex);
+      shared_->done.push(job);
     }
     const std::uint64_t one = 1;
     static_cast<void>(!::write(event_fd_, &one, sizeof one));
@@ -250,23 +384,22 @@ class RingEngine final : public IoEngine {
   const int depth_;
   const int event_fd_;
   RingFaults* const faults_;
+  const Process process_;
   int wake_fd_ = -1;
   io_uring ring_{};
   bool has_ring_ = false, started_ = false;
   pthread_t thread_{};
-  std::unique_ptr<IoEngine> helper_;
+  std::unique_ptr<StepThread> helper_;
+  std::atomic<std::int64_t> refused_ = 0;  // -errno
   // of the thread
   std::uint64_t wakes_ = 0;
   iovec wake_part_{};
-  std::vector<std::unique_ptr<Errand>> errands_;
-  std::vector<IoJob*> taken_;
-  std::deque<IoJob*> fresh_;  // not begun
+  bool awaits_wake_ = false;  // the ring has the read of wake_fd_
+  JobQueue fresh_;            // not begun
+  JobQueue unsent_;           // begun, and the ring had no room
   std::vector<Completion> completions_;
   int in_flight_ = 0;  // transfers that the ring has
-  std::mutex mutex_;
-  std::vector<IoJob*> inbox_;  // under mutex_, as what follows
-  std::deque<IoJob*> done_;
-  bool closing_ = false;
+  std::unique_ptr<Shared> shared_;
 };
 
 }  // namespace

@@ -45,6 +45,8 @@ class SimDisk final : public DiskCalls {
   bool refuses_direct_open = false, refuses_direct_transfer = false;
   bool cannot_allocate = false, cannot_punch = false;
   std::int64_t capacity = std::int64_t{1} << 40;  // of all files together
+  std::size_t descriptors_max = ~std::size_t{0};  // of the process
+  std::size_t descriptors_most = 0;               // that were open at a time
   std::map<std::string, int> calls_made;
   std::uint32_t directory_user = ::geteuid(), directory_mode = 0700;
 
@@ -116,11 +118,13 @@ class SimDisk final : public DiskCalls {
     if ((flags & O_DIRECT) != 0 && refuses_direct_open) return -EINVAL;
     auto found = files.find(path);
     if (found != files.end() && (flags & O_EXCL) != 0) return -EEXIST;
+    if (open_files() >= descriptors_max) return -EMFILE;
     if (found == files.end()) {
       if ((flags & O_CREAT) == 0) return -ENOENT;
       found = files.emplace(path, std::make_shared<File>()).first;
     }
     if ((flags & O_TRUNC) != 0) found->second->data.clear();
+    descriptors_most = std::max(descriptors_most, open_files() + 1);
     open_[++last_file_] = {path, found->second, (flags & O_DIRECT) != 0};
     return last_file_;
   }

@@ -12,6 +12,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "disk/calls.h"
@@ -85,9 +86,39 @@ class IoJob {
   virtual ~IoJob() = default;
   // The first step, and after each the next. `result` is of the last one, 0 at first.
   virtual IoStep next(std::int64_t result) noexcept = 0;
+  // Before the first step, of a job that works in a file: that is open now, or cannot be opened.
+  virtual void use_file(int /*file*/, bool /*direct*/) noexcept {}
+  virtual void fail(std::int64_t /*error*/) noexcept {}
 
-  StepRun run;             // the engine's
-  bool fell_back = false;  // set by the engine: a step gave up O_DIRECT
+  StepRun run;              // the engine's, as what follows
+  IoJob* behind = nullptr;  // in its queue
+  std::int64_t answer = 0;  // of the step that ran elsewhere
+  bool fell_back = false;   // set by the engine: a step gave up O_DIRECT
+};
+
+// Jobs in the order in which they came. Takes no memory.
+class JobQueue {
+ public:
+  [[nodiscard]] bool empty() const noexcept { return first_ == nullptr; }
+  void push(IoJob* job) noexcept {
+    job->behind = nullptr;
+    (first_ == nullptr ? first_ : last_->behind) = job;
+    last_ = job;
+  }
+  // nullptr: there is none.
+  IoJob* pop() noexcept {
+    IoJob* job = first_;
+    if (job != nullptr) first_ = job->behind;
+    return job;
+  }
+  std::size_t pop(std::span<IoJob*> out) noexcept {
+    std::size_t n = 0;
+    while (n < out.size() && !empty()) out[n++] = pop();
+    return n;
+  }
+
+ private:
+  IoJob *first_ = nullptr, *last_ = nullptr;
 };
 
 // One call of the system for `step`.

@@ -65,37 +65,5 @@ TEST(StepRun, GivesUpDirectIoOnce) {
   EXPECT_EQ(run.result(), -EINVAL);
 }
 
-// Against a map, with keys that come and go.
-TEST(RecordIndex, FindsWhatAMapFinds) {
-  RecordIndex index;
-  std::map<std::uint64_t, std::uint32_t> model;
-  std::vector<std::uint32_t> gone;
-  std::mt19937_64 random(5);
-  for (int round = 0; round < 30'000; ++round) {
-    const std::uint64_t number = random() % 500;
-    const auto known = model.find(number);
-    if (random() % 3 != 0) {
-      const std::uint32_t id = index.add({.key = key_of(number), .sequence = std::uint64_t(round)});
-      index.publish(id);
-      if (known != model.end()) gone.push_back(known->second);
-      model[number] = id;
-    } else if (known != model.end()) {
-      index.erase(known->second);
-      gone.push_back(known->second);
-      model.erase(known);
-    }
-    if (gone.size() > 100) {
-      for (const std::uint32_t id : gone) index.release(id);
-      gone.clear();
-    }
-    const auto asked = random() % 500;
-    const auto expected = model.find(asked);
-    EXPECT_EQ(index.find(key_of(asked)),
-              expected == model.end() ? RecordIndex::kNone : expected->second);
-  }
-  EXPECT_TRUE(index.check());
-  EXPECT_EQ(index.size(), std::int64_t(model.size()));
-}
-
 }  // namespace
 }  // namespace kvfolio::disk

@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// Items: how they are accepted, wait, begin and are answered. See store.h.
+
 #include "disk/store.h"
 
 #include <poll.h>
@@ -7,14 +10,13 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <new>
+#include <utility>
 
 #include "base/text.h"
 
 namespace kvfolio::disk {
 namespace {
-
-constexpr int kErrorsOfSegmentMax = 3;  // then it goes
-constexpr int kErrorsInRowMax = 8;      // then the tier is not usable
 
 // In the largest unit of which it is a whole number: rounded, eight segments of 8188 KiB would seem
 // to leave a megabyte of each unused.
@@ -34,30 +36,31 @@ SegmentStore::SegmentStore(DiskCalls& calls, const StoreOptions& options, Direct
       directory_(std::move(directory)),
       event_fd_(event_fd),
       engine_(std::move(engine)),
-      process_(::getpid()) {}
+      files_(options.open_files_max),
+      loads_(static_cast<std::size_t>(options.items_max)),
+      stores_(static_cast<std::size_t>(options.items_max)),
+      ready_(static_cast<std::size_t>(options.items_max)) {
+  ops_.reserve(4 * static_cast<std::size_t>(engine_->depth()));
+}
 
 SegmentStore::~SegmentStore() {
-  // A child of fork() has none of the engine's threads, and nothing to finish: all of it is its
-  // parent's. What a lock of the engine guards may be half written, so the engine is left alone.
-  if (process_ != ::getpid()) {
-    static_cast<void>(engine_.release());
-    close_files();
-    return;
-  }
-  close({now_us_});
-  std::array<TierDone, 64> done;
-  while (!idle()) {
-    if (poll(now_us_, done) > 0 || idle()) continue;
-    pollfd event{.fd = event_fd_, .events = POLLIN, .revents = 0};
-    ::poll(&event, 1, 100);
+  if (process_.is_this()) {
+    close({now_us_});
+    std::array<TierDone, 64> done;
+    while (!idle()) {
+      if (poll(now_us_, done) > 0 || idle()) continue;
+      pollfd event{.fd = event_fd_, .events = POLLIN, .revents = 0};
+      // Where the host closed the descriptor there is nothing to sleep on.
+      if (::poll(&event, 1, 100) != 0 && (event.revents & POLLIN) == 0) ::usleep(1000);
+    }
   }
   engine_.reset();  // its threads write to event_fd_
   close_files();
 }
 
-void SegmentStore::close_files() {
-  for (const auto& [number, segment] : segments_) {
-    if (segment.file >= 0) calls_.close(segment.file);
+void SegmentStore::close_files() noexcept {
+  for (const auto& [id, segment] : segments_.all()) {
+    if (segment->file >= 0) calls_.close(segment->file);
   }
   ::close(event_fd_);
 }
@@ -65,18 +68,32 @@ void SegmentStore::close_files() {
 // ---- from the owner ----
 
 std::size_t SegmentStore::submit(TierOp op, std::span<const TierItem> items, Deadline deadline) {
-  if (closing_ || off_) return 0;
+  if (closing_ || is_off() || !process_.is_this()) return 0;
+  begin_call();
   std::size_t n = 0;
-  while (n < items.size() && take(op, items[n], deadline)) ++n;
+  // What is done counts until it is handed over, so a caller that does not poll ends this.
+  while (n < items.size() && items_ < options_.items_max && take(op, items[n], deadline)) ++n;
   // What can begin at once does, so that the disk works until the next poll.
-  begin_waiting();
+  work();
   notify();
   return n;
 }
 
+// False: it is not accepted, and nothing has changed.
 bool SegmentStore::take(TierOp op, const TierItem& item, Deadline deadline) {
+  bool accepted = false;
+  try {
+    accepted = take_item(op, item, deadline);
+  } catch (const std::bad_alloc&) {
+  }
+  items_ += accepted ? 1 : 0;
+  return accepted;
+}
+
+bool SegmentStore::take_item(TierOp op, const TierItem& item, Deadline deadline) {
   const std::uint32_t id = index_.find(item.key);
-  const bool found = id != RecordIndex::kNone && index_[id].visible;
+  const bool known = id != RecordIndex::kNone;
+  const bool found = known && index_[id].visible;
   switch (op) {
     case TierOp::kExists:
       answer(item.tag, op, found ? TierResult::kOk : TierResult::kMiss);
@@ -89,23 +106,24 @@ bool SegmentStore::take(TierOp op, const TierItem& item, Deadline deadline) {
       answer(item.tag, op, found ? TierResult::kCorrupt : TierResult::kMiss);
       return true;
     case TierOp::kStore:
-      if (id != RecordIndex::kNone || item.bytes < 0 || item.bytes > data_bytes_max()) {
+      if (known || item.bytes < 0 || item.bytes > data_bytes_max()) {
         answer(item.tag, op,
-               found                      ? TierResult::kOk
-               : id != RecordIndex::kNone ? TierResult::kBusy  // it is being written now
-                                          : TierResult::kUnavailable);
+               found   ? TierResult::kOk
+               : known ? TierResult::kBusy  // it is being written now
+                       : TierResult::kUnavailable);
         return true;
       }
       break;
   }
   if (queued_bytes_ + item.bytes > options_.queued_bytes_max) return false;
+  if (!(op == TierOp::kLoad ? loads_ : stores_).push(item, deadline)) return false;
   queued_bytes_ += item.bytes;
-  (op == TierOp::kLoad ? loads_ : stores_).push_back({item, deadline});
   return true;
 }
 
-void SegmentStore::answer(std::uint64_t tag, TierOp op, TierResult result) {
-  ready_.push_back({tag, result});
+void SegmentStore::answer(std::uint64_t tag, TierOp op, TierResult result) noexcept {
+  KVFOLIO_CHECK(num_ready_ < ready_.size());
+  ready_[(ready_at_ + num_ready_++) % ready_.size()] = {tag, result};
   if (result == TierResult::kOk) {
     health_.stores_ok += op == TierOp::kStore ? 1 : 0;
     health_.loads_ok += op == TierOp::kLoad ? 1 : 0;
@@ -115,47 +133,73 @@ void SegmentStore::answer(std::uint64_t tag, TierOp op, TierResult result) {
   }
 }
 
-std::size_t SegmentStore::poll(std::uint64_t now_us, std::span<TierDone> done) {
-  if (now_us > now_us_ && options_.scrub_bytes_per_s > 0) {
-    const auto passed = std::min<std::uint64_t>(now_us - now_us_, 1'000'000);
-    const std::int64_t gained =
-        scrub_rest_ + static_cast<std::int64_t>(passed) * options_.scrub_bytes_per_s;
-    scrub_credit_ = std::min(scrub_credit_ + gained / 1'000'000,
-                             std::max(options_.scrub_bytes_per_s, options_.segment_bytes));
-    scrub_rest_ = gained % 1'000'000;
+std::size_t SegmentStore::hand_over(std::span<TierDone> done) noexcept {
+  const std::size_t n = std::min(done.size(), num_ready_);
+  for (std::size_t i = 0; i < n; ++i) {
+    done[i] = ready_[ready_at_];
+    ready_at_ = (ready_at_ + 1) % ready_.size();
   }
+  num_ready_ -= n;
+  items_ -= static_cast<std::int64_t>(n);
+  return n;
+}
+
+std::size_t SegmentStore::poll(std::uint64_t now_us, std::span<TierDone> done) {
+  begin_call();
+  earn_scrub_credit(now_us);
   now_us_ = std::max(now_us, now_us_);
-  collect();
-  expire(loads_, TierOp::kLoad);
-  expire(stores_, TierOp::kStore);
-  expire_erases();
-  keep_going();
-  begin_waiting();
-  const std::size_t n = std::min(done.size(), ready_.size());
-  std::copy_n(ready_.begin(), n, done.begin());
-  ready_.erase(ready_.begin(), ready_.begin() + static_cast<std::ptrdiff_t>(n));
+  if (!process_.is_this()) leave_to_parent();
+  if (!left_to_parent_) {
+    collect();
+    expire(loads_, TierOp::kLoad);
+    expire(stores_, TierOp::kStore);
+    expire_erases();
+    work();
+  }
+  const std::size_t n = hand_over(done);
   notify();
   return n;
 }
 
+void SegmentStore::earn_scrub_credit(std::uint64_t now_us) noexcept {
+  if (now_us <= now_us_ || options_.scrub_bytes_per_s == 0) return;
+  const auto passed = std::min<std::uint64_t>(now_us - now_us_, 1'000'000);
+  const std::int64_t gained =
+      scrub_rest_ + static_cast<std::int64_t>(passed) * options_.scrub_bytes_per_s;
+  scrub_credit_ = std::min(scrub_credit_ + gained / 1'000'000,
+                           std::max(options_.scrub_bytes_per_s, options_.segment_bytes));
+  scrub_rest_ = gained % 1'000'000;
+}
+
 void SegmentStore::close(Deadline deadline) {
+  if (!process_.is_this()) return leave_to_parent();
+  begin_call();
   close_by_ = closing_ ? close_by_ : deadline;
   closing_ = true;
   refuse_all(loads_, TierOp::kLoad, TierResult::kClosed);
   refuse_all(stores_, TierOp::kStore, TierResult::kClosed);
   stop_evicting();
   if (active_ != nullptr) stop_writing(*active_);
-  keep_going();
+  // One that this run was to go on in lost its footer for that.
+  if (next_ != nullptr && next_->state == State::kReady && next_->num_records > 0) {
+    segments_.set_state(*next_, State::kFull);
+    segments_.touch(*next_);
+    next_ = nullptr;
+  }
+  work();
   notify();
 }
 
 bool SegmentStore::idle() const noexcept {
-  return ops_.empty() && loads_.empty() && stores_.empty() && ready_.empty() && to_erase_ == 0;
+  if (num_ready_ > 0) return false;
+  if (left_to_parent_) return true;
+  return ops_.empty() && loads_.empty() && stores_.empty() && erases_.size() == 0 &&
+         to_erase_ == 0 && segments_.num_touched() == 0;
 }
 
 TierHealth SegmentStore::health() const noexcept {
   TierHealth health = health_;
-  health.usable = !closing_ && !off_;
+  health.usable = !closing_ && !is_off();
   health.corrupt_unasked = stats_.corrupt - corrupt_answers_;
   return health;
 }
@@ -164,7 +208,7 @@ DiskTierStats SegmentStore::stats() const noexcept {
   DiskTierStats stats = stats_;
   stats.bytes = bytes_used();
   stats.records = index_.size();
-  stats.segments = static_cast<std::int64_t>(segments_.size());
+  stats.segments = segments_.size();
   return stats;
 }
 
@@ -174,45 +218,136 @@ std::int64_t SegmentStore::data_bytes_max() const noexcept {
 }
 
 std::string SegmentStore::describe() const {
-  std::string removed;
+  std::string removed, off, engine(engine_->name());
   if (removed_by_open_ > 0) {
     removed =
         text::concat(", the oldest ", removed_by_open_, " removed, which were beyond the budget");
   }
+  if (const std::int64_t refused = engine_->refused(); refused < 0) {
+    engine += text::concat(" refused since (", error_text(refused), "), plain calls");
+  }
+  if (is_off()) off = text::concat(", off after errors: ", budget_.reason());
   return text::concat("disk ", options_.path, ": ", in_whole_units(options_.bytes),
-                      " in segments of ", in_whole_units(options_.segment_bytes), ", ",
-                      engine_->name(),
+                      " in segments of ", in_whole_units(options_.segment_bytes), ", ", engine,
                       options_.direct && !went_buffered_ ? ", O_DIRECT, " : ", page cache, ",
-                      index_.size(), " records", removed, off_ ? ", off after errors" : "");
+                      index_.size(), " records", removed, off);
 }
 
-// event_fd is readable exactly if ready_ has something, or a job may have ended.
-void SegmentStore::notify() {
-  if (ready_.empty() || notified_) return;
+// event_fd is readable exactly if there is something to hand over or to go on with, or a job may
+// have ended. In a child it is the parent's.
+void SegmentStore::notify() noexcept {
+  has_more_ = segments_.num_touched() > 0 || loads_.refuses() || stores_.refuses() || left_ == 0;
+  if ((num_ready_ == 0 && !has_more_) || notified_ || left_to_parent_) return;
   const std::uint64_t one = 1;
   static_cast<void>(!::write(event_fd_, &one, sizeof one));
   notified_ = true;
 }
 
-// ---- waiting items ----
+// ---- ends ----
 
-void SegmentStore::expire(std::deque<Waiting>& queue, TierOp op) {
-  const auto late = [&](const Waiting& waiting) { return waiting.deadline.at_us < now_us_; };
-  for (const Waiting& waiting : queue) {
-    if (!late(waiting)) continue;
-    queued_bytes_ -= waiting.item.bytes;
-    answer(waiting.item.tag, op, TierResult::kTimeout);
-  }
-  queue.erase(std::remove_if(queue.begin(), queue.end(), late), queue.end());
+bool SegmentStore::spend() noexcept {
+  if (left_ == 0) return false;
+  --left_;
+  ++steps_;
+  return true;
 }
 
-void SegmentStore::refuse_all(std::deque<Waiting>& queue, TierOp op, TierResult result) {
-  for (const Waiting& waiting : queue) {
-    queued_bytes_ -= waiting.item.bytes;
-    answer(waiting.item.tag, op, result);
+void SegmentStore::spend_at_least(std::int64_t steps) noexcept {
+  left_ = std::max<std::int64_t>(left_ - steps, 0);
+  steps_ += static_cast<std::uint64_t>(steps);
+}
+
+void SegmentStore::answer_unbegun(const Waiting& waiting, TierOp op, TierResult result) noexcept {
+  queued_bytes_ -= waiting.item.bytes;
+  answer(waiting.item.tag, op, result);
+}
+
+void SegmentStore::expire(WaitingItems& queue, TierOp op) noexcept {
+  while (spend()) {
+    const std::optional<Waiting> late = queue.take_late(now_us_);
+    if (!late) return;
+    answer_unbegun(*late, op, TierResult::kTimeout);
+    if (!ops_.empty() && budget_.was_late(under_way_since_us_, now_us_)) {
+      turn_off(TierResult::kUnavailable);
+    }
+  }
+}
+
+// Its targets go all the same.
+void SegmentStore::expire_erases() noexcept {
+  while (spend()) {
+    const std::optional<Erases::Erase> late = erases_.take_late(now_us_);
+    if (!late) return;
+    answer(late->tag, TierOp::kErase, TierResult::kTimeout);
+  }
+}
+
+void SegmentStore::refuse_some(WaitingItems& queue, TierOp op) noexcept {
+  while (queue.refuses() && spend()) {
+    const std::optional<Waiting> refused = queue.take_refused();
+    answer_unbegun(*refused, op, queue.refusal());
     stats_.dropped += op == TierOp::kStore ? 1 : 0;
   }
-  queue.clear();
+}
+
+void SegmentStore::refuse_all(WaitingItems& queue, TierOp op, TierResult result) noexcept {
+  queue.refuse_all(result);
+  refuse_some(queue, op);
+}
+
+void SegmentStore::turn_off(TierResult result) noexcept {
+  refuse_all(loads_, TierOp::kLoad, result);
+  refuse_all(stores_, TierOp::kStore, result);
+}
+
+// What is under way ends, nothing begins any more, and the next open() finds what a process leaves
+// that is killed.
+void SegmentStore::end_for_good(const char* reason) noexcept {
+  try {
+    budget_.end_for_good(reason);
+  } catch (const std::bad_alloc&) {  // short texts take no memory
+  }
+  stop_evicting();
+  turn_off(TierResult::kUnavailable);
+}
+
+// A child of fork() has none of the engine's threads, and nothing to finish: all of it is its
+// parent's.
+void SegmentStore::leave_to_parent() noexcept {
+  if (std::exchange(left_to_parent_, true)) return;
+  closing_ = true;
+  for (const auto& [job, op] : ops_) {
+    if (op.kind == Op::Kind::kStore) answer(op.item.tag, TierOp::kStore, TierResult::kClosed);
+    if (op.kind == Op::Kind::kLoad) answer(op.item.tag, TierOp::kLoad, TierResult::kClosed);
+  }
+  while (!loads_.empty()) {
+    answer(loads_.take_front().item.tag, TierOp::kLoad, TierResult::kClosed);
+  }
+  while (!stores_.empty()) {
+    answer(stores_.take_front().item.tag, TierOp::kStore, TierResult::kClosed);
+  }
+  while (const std::optional<Erases::Erase> erase = erases_.take_any()) {
+    answer(erase->tag, TierOp::kErase, TierResult::kClosed);
+  }
+}
+
+// ---- waiting items ----
+
+// Where there is no memory for what a segment needs, the tier ends: with each poll it would be the
+// same.
+void SegmentStore::work() {
+  try {
+    refuse_some(loads_, TierOp::kLoad);
+    refuse_some(stores_, TierOp::kStore);
+    const std::int64_t kept =
+        std::exchange(left_, std::max<std::int64_t>(left_ - kStepsOfItems, 0));
+    const std::int64_t given = left_;
+    keep_going();
+    left_ += kept - given;
+    begin_waiting();
+  } catch (const std::bad_alloc&) {
+    end_for_good("no memory");
+  }
 }
 
 // As many as keep the engine busy until the next poll: the others wait here, where loads pass
@@ -222,15 +357,26 @@ bool SegmentStore::has_room_for_job() const noexcept {
 }
 
 void SegmentStore::begin_waiting() {
-  begin_erases();
-  while (!loads_.empty() && has_room_for_job()) {
+  while (!loads_.empty() && !loads_.refuses() && has_room_for_job() && spend()) {
     const Waiting waiting = loads_.front();
-    loads_.pop_front();
-    if (!begin_load(waiting)) queued_bytes_ -= waiting.item.bytes;
+    bool begun = false;
+    try {
+      begun = begin_load(waiting);
+    } catch (const std::bad_alloc&) {
+      answer(waiting.item.tag, TierOp::kLoad, TierResult::kBusy);
+    }
+    loads_.take_front();
+    if (!begun) queued_bytes_ -= waiting.item.bytes;
   }
-  while (!stores_.empty() && has_room_for_job()) {
-    if (!begin_store(stores_.front())) break;
-    stores_.pop_front();
+  while (!stores_.empty() && !stores_.refuses() && has_room_for_job() && spend()) {
+    const Waiting waiting = stores_.front();
+    try {
+      if (!begin_store(waiting)) break;
+    } catch (const std::bad_alloc&) {
+      ++stats_.dropped;
+      answer_unbegun(waiting, TierOp::kStore, TierResult::kBusy);
+    }
+    stores_.take_front();
   }
   // A medium that gave no room a moment ago is not waited for.
   if (active_ == nullptr && next_ == nullptr && evicting_ == nullptr &&
@@ -243,19 +389,14 @@ void SegmentStore::begin_waiting() {
 // False: it was answered.
 bool SegmentStore::begin_load(const Waiting& waiting) {
   const std::uint32_t id = index_.find(waiting.item.key);
-  if (id == RecordIndex::kNone || !index_[id].visible) {
+  // Of another size: another one took its place.
+  if (id == RecordIndex::kNone || !index_[id].visible ||
+      waiting.item.bytes != std::int64_t{index_[id].data_bytes}) {
     answer(waiting.item.tag, TierOp::kLoad, TierResult::kMiss);
     return false;
   }
-  Record& record = index_[id];
-  if (waiting.item.bytes != std::int64_t{record.data_bytes}) {  // another one took its place
-    answer(waiting.item.tag, TierOp::kLoad, TierResult::kMiss);
-    return false;
-  }
-  record.used = true;
-  submit_load(
-      {.kind = Op::Kind::kLoad, .record = id, .item = waiting.item, .deadline = waiting.deadline},
-      waiting.item.data);
+  start_load(Op::Kind::kLoad, id, waiting.item.data, &waiting, {});
+  index_[id].used = true;
   return true;
 }
 
@@ -263,216 +404,51 @@ bool SegmentStore::begin_load(const Waiting& waiting) {
 bool SegmentStore::begin_store(const Waiting& waiting) {
   const std::uint32_t known = index_.find(waiting.item.key);
   if (known != RecordIndex::kNone) {  // stored while this one waited
-    queued_bytes_ -= waiting.item.bytes;
-    answer(waiting.item.tag, TierOp::kStore,
-           index_[known].visible ? TierResult::kOk : TierResult::kBusy);
+    answer_unbegun(waiting, TierOp::kStore,
+                   index_[known].visible ? TierResult::kOk : TierResult::kBusy);
     return true;
   }
-  const std::uint32_t id = place(waiting.item.key, waiting.item.bytes);
-  if (id == RecordIndex::kNone) return false;
-  index_.publish(id);
-  submit_store(
-      {.kind = Op::Kind::kStore, .record = id, .item = waiting.item, .deadline = waiting.deadline},
-      waiting.item.data);
+  Op* op = start_store(Op::Kind::kStore, waiting.item.key, waiting.item.bytes);
+  if (op == nullptr) return false;
+  index_.publish(op->record);
+  op->item = waiting.item;
+  op->deadline = waiting.deadline;
+  begin_write(*op, waiting.item.data);
   return true;
 }
 
 void SegmentStore::begin_scrub() {
-  if (scrub_credit_ <= 0 || closing_ || off_) return;
-  auto place = segments_.lower_bound(scrub_segment_);
-  if (place != segments_.end() && place->first != scrub_segment_) scrub_record_ = 0;
-  while (place != segments_.end() &&
-         (place->second.state != State::kSealed || scrub_record_ >= place->second.records.size())) {
-    ++place;
-    scrub_record_ = 0;
-  }
-  if (place == segments_.end()) {  // from the beginning, at the next poll
-    scrub_segment_ = 0;
-    scrub_record_ = 0;
+  if (scrub_credit_ <= 0 || closing_ || is_off()) return;
+  const Segment* segment = segments_.next_sealed(scrub_segment_);
+  if (segment == nullptr) {  // from the beginning, at the next poll
+    scrub_segment_ = {};
+    scrubs_ = false;
     return;
   }
-  scrub_segment_ = place->first;
-  const std::uint32_t id = place->second.records[scrub_record_++];
-  if (index_[id].erased) return;
+  if (segment->id != scrub_segment_ || !scrubs_) {
+    scrub_segment_ = segment->id;
+    scrub_record_ = segment->first;
+    scrubs_ = true;
+  }
+  if (scrub_record_ == RecordIndex::kNone) {
+    ++scrub_segment_.name;
+    scrubs_ = false;
+    return;
+  }
+  const std::uint32_t id = scrub_record_;
+  scrub_record_ = index_[id].next;
+  if (!index_[id].live) return;
   const std::int64_t bytes = record_bytes(index_[id].data_bytes);
-  Op op{.kind = Op::Kind::kScrub, .record = id, .memory = AlignedBuffer(bytes)};
-  if (op.memory.data() == nullptr) return;
+  AlignedBuffer memory(bytes);
+  if (memory.data() == nullptr) return;
   scrub_credit_ -= bytes;
-  std::byte* data = op.memory.data();
-  submit_load(std::move(op), data);
-}
-
-// ---- jobs ----
-
-void SegmentStore::submit_load(Op op, std::byte* data) {
-  const Record& record = index_[op.record];
-  op.segment = record.segment;
-  ++op.segment->reads;
-  auto job = std::make_unique<LoadJob>();
-  job->place = {op.segment->file, record.offset, op.segment->direct};
-  job->expected = {.epoch = op.segment->epoch,
-                   .sequence = record.sequence,
-                   .key = record.key,
-                   .data_bytes = record.data_bytes};
-  job->data = data;
-  job->drop_cached = !op.segment->direct;
-  op.job = std::move(job);
-  start(std::move(op));
-}
-
-void SegmentStore::submit_store(Op op, std::byte* data) {
-  Record& record = index_[op.record];
-  record.writing = true;
-  op.segment = record.segment;
-  ++op.segment->writes;
-  auto job = std::make_unique<StoreJob>();
-  job->place = {op.segment->file, record.offset, op.segment->direct};
-  job->header = {.epoch = op.segment->epoch,
-                 .sequence = record.sequence,
-                 .key = record.key,
-                 .data_bytes = record.data_bytes};
-  job->data = data;
-  op.job = std::move(job);
-  start(std::move(op));
-}
-
-void SegmentStore::start(Op op) {
-  IoJob* job = op.job.get();
-  ops_.emplace(job, std::move(op));
-  engine_->submit(job);
-}
-
-void SegmentStore::collect() {
-  // Before the jobs are taken: one that ends behind this line makes it readable again. Also if
-  // nothing is under way: a worker writes to it after its job may have been taken already.
-  std::uint64_t count = 0;
-  static_cast<void>(!::read(event_fd_, &count, sizeof count));
-  notified_ = false;
-  std::array<IoJob*, 64> done;
-  for (std::size_t n = done.size(); n == done.size();) {
-    n = engine_->reap(done);
-    for (std::size_t i = 0; i < n; ++i) {
-      auto node = ops_.extract(done[i]);
-      KVFOLIO_CHECK(!node.empty());
-      on_done(node.mapped());
-    }
-  }
-}
-
-void SegmentStore::on_done(Op& op) {
-  if (op.job->fell_back) {
-    went_buffered_ = true;
-    if (op.segment != nullptr) op.segment->direct = false;
-  }
-  switch (op.kind) {
-    case Op::Kind::kStore:
-      return on_stored(op);
-    case Op::Kind::kLoad:
-      return on_loaded(op);
-    case Op::Kind::kMoveRead:
-      return on_moved_read(op);
-    case Op::Kind::kMoveWrite:
-      return on_moved(op);
-    case Op::Kind::kScrub:
-      stats_.scrubbed_bytes +=
-          static_cast<std::uint64_t>(record_bytes(index_[op.record].data_bytes));
-      static_cast<void>(on_read(op));
-      return;
-    case Op::Kind::kErase:
-      return on_erased(op);
-    case Op::Kind::kFile:
-      return on_file_done(op);
-  }
+  std::byte* data = memory.data();
+  start_load(Op::Kind::kScrub, id, data, nullptr, std::move(memory));
 }
 
 TierResult SegmentStore::in_time(Deadline deadline, TierResult result) const noexcept {
   if (deadline.at_us < now_us_) return TierResult::kTimeout;
   return closing_ && close_by_.at_us < now_us_ ? TierResult::kClosed : result;
-}
-
-void SegmentStore::on_stored(Op& op) {
-  queued_bytes_ -= op.item.bytes;
-  const TierResult result = on_written(op);
-  if (result == TierResult::kOk) {
-    ++stats_.stored;
-    stats_.stored_bytes += static_cast<std::uint64_t>(op.item.bytes);
-  } else {
-    ++stats_.dropped;
-  }
-  answer(op.item.tag, TierOp::kStore, in_time(op.deadline, result));
-}
-
-TierResult SegmentStore::on_written(Op& op) {
-  --op.segment->writes;
-  index_[op.record].writing = false;
-  const std::int64_t error = static_cast<const StoreJob&>(*op.job).result;
-  if (error == 0) {
-    errors_in_row_ = 0;
-    write_errors_in_row_ = 0;
-    index_[op.record].visible = true;
-    return TierResult::kOk;
-  }
-  // What lies at its place is unknown, and headers are read one behind the other: no record may
-  // follow it.
-  index_.erase(op.record);
-  add_stale(op.record);
-  stop_writing(*op.segment);
-  if (error == -ENOMEM) return TierResult::kBusy;
-  if (error == -ENOSPC || error == -EDQUOT) {
-    ++stats_.no_space;
-    make_room();
-    return TierResult::kBusy;
-  }
-  on_error(*op.segment, Task::kWrite);
-  return TierResult::kIoError;
-}
-
-void SegmentStore::on_loaded(Op& op) {
-  queued_bytes_ -= op.item.bytes;
-  const TierResult result = on_read(op);
-  if (result == TierResult::kOk) {
-    ++stats_.loaded;
-    stats_.loaded_bytes += static_cast<std::uint64_t>(op.item.bytes);
-  }
-  answer(op.item.tag, TierOp::kLoad, in_time(op.deadline, result));
-}
-
-TierResult SegmentStore::on_read(Op& op) {
-  --op.segment->reads;
-  const auto& job = static_cast<const LoadJob&>(*op.job);
-  const bool fails = job.result != TierResult::kOk && job.result != TierResult::kBusy;
-  // Its place was written over meanwhile, in part or whole.
-  const bool was_erased = index_[op.record].stale || index_[op.record].gone;
-  if (fails) {
-    index_.erase(op.record);
-    add_stale(op.record);
-  }
-  if (job.result == TierResult::kOk) {
-    errors_in_row_ = 0;
-  } else if (job.result == TierResult::kCorrupt) {
-    if (was_erased) return TierResult::kMiss;
-    ++stats_.corrupt;
-  } else if (job.result == TierResult::kIoError) {
-    on_error(*op.segment, Task::kRead);
-  }
-  return job.result;
-}
-
-void SegmentStore::on_error(Segment& segment, Task task) {
-  stop_writing(segment);
-  if (++segment.errors >= kErrorsOfSegmentMax && segment.state == State::kSealed) drain(segment);
-  count_error(task);
-}
-
-// Loads go on over open files when the directory is gone or read-only: they say nothing of stores.
-void SegmentStore::count_error(Task task) {
-  ++stats_.io_errors;
-  ++errors_in_row_;
-  write_errors_in_row_ += task == Task::kWrite ? 1 : 0;
-  if (std::max(errors_in_row_, write_errors_in_row_) < kErrorsInRowMax || off_) return;
-  off_ = true;
-  refuse_all(loads_, TierOp::kLoad, TierResult::kUnavailable);
-  refuse_all(stores_, TierOp::kStore, TierResult::kUnavailable);
 }
 
 }  // namespace kvfolio::disk

@@ -3,27 +3,36 @@
 
 // SegmentStore is the disk tier without its options: the owner's side of it, a state machine that
 // never touches the disk itself. It gives jobs to an engine, and learns in poll() how they ended.
-// store.cc takes items and answers them; store_segments.cc lets segments live and go;
-// store_erase.cc takes records away for good.
+// store.cc takes items and answers them; store_jobs.cc starts jobs and takes what they say;
+// store_segments.cc lets segments live and go; store_erase.cc takes records away for good;
+// store_open.cc takes what a directory has.
 //
 // The life of a segment:
-//   creating -> ready -> active -> full -> sealing -> sealed -> evicting -> draining -> removing
-//  - ready: empty, and the next to become active. There is one at most.
+//   creating --+-> ready -> active -> full -> sealing -> sealed -> evicting -> draining
+//   continuing-+                                                    -> removing -> forgetting
+//  - continuing: a sealed one of an earlier run, which this run goes on in.
+//  - ready: the next to become active. There is one at most.
 //  - active: takes records. full: takes no more (no room, an error, or the end), and waits for the
 //    writes that are under way.
-//  - sealed: durable, read only. Without a footer if sealing failed.
+//  - sealed: durable, read only. Without a footer if sealing failed. Its file may be closed.
 //  - evicting: what was used is written again to the active segment; the rest is not found any
 //    more.
-//  - draining: no record of it is found any more; reads are still under way. Then its file goes.
-//  One that cannot be removed stays here, in the budget, and is tried again.
+//  - draining: its records are taken out of the index, then reads end. Then its file goes. One that
+//    cannot be removed stays here, in the budget, and is tried again.
+//  - forgetting: its file is gone, and its records give their memory back.
+//
+// What is to be done for all records of a segment is done some at a time (Segment::Walk), so a call
+// never looks at more than kStepsOfCall records, places of the index and waiting items together,
+// and a few more for each job that has ended (steps() counts them).
 //
 // Invariants: the files together take at most the budget, and a new one is only begun when the old
 // one is gone. A record is found only after its write has ended well. What is in a segment that is
-// not draining yet is never moved or written over.
+// not draining yet is never moved or written over. Each item that was accepted gets one answer.
+//
+// In a child of fork() every item is answered with kClosed, and nothing is submitted: the engine
+// and what it works at are the parent's.
 //
 // Thread safety: one owner, as Tier.
-
-#include <sys/types.h>
 
 #include <array>
 #include <deque>
@@ -35,47 +44,17 @@
 
 #include "disk/directory.h"
 #include "disk/engine.h"
+#include "disk/erases.h"
+#include "disk/error_budget.h"
 #include "disk/index.h"
 #include "disk/jobs.h"
 #include "disk/recover.h"
+#include "disk/segments.h"
+#include "disk/waiting.h"
 #include "kvfolio/disk_tier.h"
-#include "tiers/key_spread.h"
+#include "tiers/process.h"
 
 namespace kvfolio::disk {
-
-// A record that is to go, and which kErase waits for that.
-struct EraseTarget {
-  std::uint32_t record = 0;
-  std::uint64_t erase = 0;
-};
-
-struct Segment {
-  enum class State : std::uint8_t {
-    kCreating,
-    kReady,
-    kActive,
-    kFull,
-    kSealing,
-    kSealed,
-    kEvicting,
-    kDraining,
-    kRemoving,
-  };
-  State state = State::kCreating;
-  std::uint64_t number = 0;
-  std::uint64_t epoch = 0;
-  int file = -1;
-  bool direct = false;
-  std::int64_t bytes = 0;     // of the file, in the budget
-  std::int64_t used = 0;      // where the next record goes
-  int reads = 0, writes = 0;  // under way
-  int errors = 0;
-  std::uint64_t retry_us = 0;  // of a file that could not be removed: not again before that
-  std::vector<std::uint32_t> records{};  // ids, in the order of the file
-  std::int64_t in_footer = -1;           // records that its footer names; -1: it has none
-  std::vector<EraseTarget> to_erase{};   // not begun
-  bool erasing = false;                  // some are under way
-};
 
 struct StoreOptions {
   std::string path;
@@ -83,11 +62,19 @@ struct StoreOptions {
   std::int64_t segment_bytes = 0;
   std::int64_t queued_bytes_max = 0;
   std::int64_t scrub_bytes_per_s = 0;
+  std::int32_t items_max = 0;
+  std::int32_t open_files_max = 0;
   bool direct = true;
 };
 
 class SegmentStore {
  public:
+  static constexpr std::int64_t kStepsOfCall = 4096;
+  // Of these for items: segments that come and go do not keep them waiting.
+  static constexpr std::int64_t kStepsOfItems = 2048;
+  // So that going on in a segment costs a bounded number of reads.
+  static constexpr std::int64_t kContinuedRecordsMax = 4096;
+
   // Takes the lock and what the directory has. `event_fd` is closed with the store.
   static Result<std::unique_ptr<SegmentStore>> open(DiskCalls& calls, const StoreOptions& options,
                                                     Directory directory,
@@ -106,15 +93,29 @@ class SegmentStore {
   [[nodiscard]] DiskTierStats stats() const noexcept;
   [[nodiscard]] std::int64_t data_bytes_max() const noexcept;
   [[nodiscard]] std::string describe() const;
+  // Files of segments that are open.
+  [[nodiscard]] int open_files() const noexcept { return files_.size(); }
+  // Records, places of the index and waiting items that were looked at since open().
+  [[nodiscard]] std::uint64_t steps() const noexcept { return steps_ + index_.steps(); }
   // The first rule of this class that is broken, or ok. O(records).
   [[nodiscard]] Status check_invariants() const;
 
  private:
-  void close_files();
   using State = Segment::State;
+  using Task = ErrorBudget::Task;
   // Why a job runs, and what its end means.
   struct Op {
-    enum class Kind : std::uint8_t { kStore, kLoad, kMoveRead, kMoveWrite, kScrub, kErase, kFile };
+    enum class Kind : std::uint8_t {
+      kStore,
+      kLoad,
+      kMoveRead,
+      kMoveWrite,
+      kScrub,
+      kErase,
+      kFile,
+      kOpen,
+      kClose,
+    };
     Kind kind = Kind::kFile;
     std::unique_ptr<IoJob> job{};
     Segment* segment = nullptr;
@@ -125,132 +126,177 @@ class SegmentStore {
     std::uint32_t replaces = RecordIndex::kNone;  // of kMoveWrite
     std::vector<EraseTarget> targets{};           // of kErase
   };
-  struct Waiting {
-    TierItem item;
-    Deadline deadline;
-  };
-  // One kErase, until all that it found is gone.
-  struct Erase {
-    std::uint64_t tag = 0;
-    Deadline deadline{};
-    std::int64_t left = 0;  // targets
-    TierResult result = TierResult::kOk;
-  };
+  using Waiting = WaitingItems::Waiting;
 
   SegmentStore(DiskCalls& calls, const StoreOptions& options, Directory directory,
                std::unique_ptr<IoEngine> engine, int event_fd);
 
   // ---- store.cc: items ----
   bool take(TierOp op, const TierItem& item, Deadline deadline);
-  void answer(std::uint64_t tag, TierOp op, TierResult result);
-  void expire(std::deque<Waiting>& queue, TierOp op);
-  void refuse_all(std::deque<Waiting>& queue, TierOp op, TierResult result);
+  bool take_item(TierOp op, const TierItem& item, Deadline deadline);
+  void answer(std::uint64_t tag, TierOp op, TierResult result) noexcept;
+  void answer_unbegun(const Waiting& waiting, TierOp op, TierResult result) noexcept;
+  std::size_t hand_over(std::span<TierDone> done) noexcept;
+  void begin_call() noexcept { left_ = kStepsOfCall; }
+  [[nodiscard]] bool spend() noexcept;
+  void spend_at_least(std::int64_t steps) noexcept;  // more than there are are counted, too
+  void earn_scrub_credit(std::uint64_t now_us) noexcept;
+  void expire(WaitingItems& queue, TierOp op) noexcept;
+  void expire_erases() noexcept;
+  void refuse_some(WaitingItems& queue, TierOp op) noexcept;
+  void refuse_all(WaitingItems& queue, TierOp op, TierResult result) noexcept;
+  void work();
   void begin_waiting();
   bool begin_load(const Waiting& waiting);
   bool begin_store(const Waiting& waiting);
   void begin_scrub();
-  void submit_load(Op op, std::byte* data);
-  void submit_store(Op op, std::byte* data);
-  void start(Op op);
+  void turn_off(TierResult result) noexcept;
+  void end_for_good(const char* reason) noexcept;
+  void leave_to_parent() noexcept;
+  void close_files() noexcept;
+  void notify() noexcept;
+  [[nodiscard]] bool is_off() const noexcept { return budget_.is_off(now_us_); }
+  [[nodiscard]] bool has_room_for_job() const noexcept;
+  [[nodiscard]] TierResult in_time(Deadline deadline, TierResult result) const noexcept;
+
+  // ---- store_jobs.cc ----
+  // Each takes memory before it changes anything: it may throw std::bad_alloc.
+  Op& add_op(Op::Kind kind, std::unique_ptr<IoJob> job);
+  void start_load(Op::Kind kind, std::uint32_t record, std::byte* data, const Waiting* waiting,
+                  AlignedBuffer memory);
+  Op* start_store(Op::Kind kind, const TierKey& key, std::int64_t data_bytes);
+  void begin_write(Op& op, std::byte* data) noexcept;
+  void prepare_file(Segment& segment);
+  void start_in(Segment& segment, Op& op) noexcept;
+  void start(Op& op) noexcept;
+  void open_file(Segment& segment);
+  bool close_least_used();
+  void end_held(Segment& segment, std::int64_t error);
   void collect();
   void on_done(Op& op);
+  void on_opened(Op& op);
   void on_stored(Op& op);
   void on_loaded(Op& op);
   TierResult on_read(Op& op);  // whatever the read was for
   TierResult on_written(Op& op);
-  enum class Task : std::uint8_t { kRead, kWrite };  // kWrite: without it no store can succeed
-  void on_error(Segment& segment, Task task);
-  void count_error(Task task);
-  void notify();
-  [[nodiscard]] bool has_room_for_job() const noexcept;
-  [[nodiscard]] TierResult in_time(Deadline deadline, TierResult result) const noexcept;
+  void on_error(Segment& segment, Task task, std::int64_t error);
+  void count_error(Task task, std::int64_t error);
 
   // ---- store_erase.cc ----
   bool take_erase(const TierItem& item, Deadline deadline);
-  void drop_waiting_stores(const TierKey& key);
-  std::int64_t find_targets(const TierKey& key, std::uint64_t erase);
-  void expire_erases();
-  void begin_erases();
+  void drop_waiting_stores(const TierKey& key) noexcept;
+  void find_targets(const TierKey& key, std::uint64_t erase) noexcept;
+  static bool keep_target(Segment& segment, const EraseTarget& target) noexcept;
+  void go_on_erasing(Segment& segment);
   void begin_erase(Segment& segment);
   void on_erased(Op& op);
-  void end_target(const EraseTarget& target, TierResult result);
-  void end_waiting_targets(Segment& segment, TierResult result);
-  void add_stale(std::uint32_t id);
-  void remove_stale(std::uint32_t id);
+  void end_target(const EraseTarget& target, TierResult result) noexcept;
+  // True: none is left.
+  bool end_waiting_targets(Segment& segment, TierResult result) noexcept;
+
+  // ---- store_open.cc ----
+  Status take_directory();
+  void take_found(FoundSegment& found, std::vector<Segment*>& unsealed);
+  void add_found_record(Segment& segment, const FooterEntry& entry);
+  void seal_found(Segment& segment);
+  Status keep_budget();
+  void choose_continued();
+  int open_now(const Segment& segment);
+  bool close_one_now();
 
   // ---- store_segments.cc ----
-  Status adopt(const std::vector<FoundSegment>& found);
-  Segment& adopt_segment(const FoundSegment& found);
-  Status seal_found(Segment& segment);
   void keep_going();
-  void choose_active();
+  void look_at(Segment& segment);
+  void walk_on(Segment& segment);
+  void begin_walk(Segment& segment, Segment::Walk walk);
+  void walk_record(Segment& segment, std::uint32_t id);
+  void end_walk(Segment& segment);
+  void choose_active() noexcept;
   void prepare_next();
+  bool continue_last();
+  void create_next();
   void begin_seal(Segment& segment);
-  void begin_evict(Segment& segment);
+  void begin_evict(Segment& segment) noexcept;
   void go_on_evicting(Segment& segment);
-  void stop_evicting();
-  bool move_one(Segment& segment, std::uint32_t id);
+  void stop_evicting() noexcept;
+  bool move_one(std::uint32_t id);
   void on_moved_read(Op& op);
   void on_moved(Op& op);
-  void drain(Segment& segment);
+  void drain(Segment& segment) noexcept;
   void begin_remove(Segment& segment);
   void on_file_done(Op& op);
-  void take_footer(Segment& segment, const SealJob& job);
-  [[nodiscard]] bool can_be_removed(const Segment& segment) const noexcept;
+  void take_footer(Segment& segment, const SealJob& job) noexcept;
   void on_created(Segment& segment, const CreateJob& job);
+  void on_continued(Segment& segment, const ContinueJob& job);
   void on_removed(Segment& segment, const RemoveJob& job);
-  void keep_for_later(Segment& segment);
+  void keep_for_later(Segment& segment) noexcept;
   void on_no_segment(std::int64_t error);
-  bool make_room();
-  void forget_segment(Segment& segment);
-  void stop_writing(Segment& segment);
-  // The place of a new record in the active segment; kNone: it does not fit.
+  bool make_room() noexcept;
+  void stop_writing(Segment& segment) noexcept;
+  // The place of a new record in the active segment; kNone: it does not fit, or there is no memory.
   std::uint32_t place(const TierKey& key, std::int64_t data_bytes);
+  std::uint32_t add_record(Segment& segment, const FooterEntry& entry) noexcept;
+  [[nodiscard]] static bool fits(std::int64_t used, std::int64_t records, std::int64_t data_bytes,
+                                 std::int64_t bytes) noexcept;
   [[nodiscard]] bool fits(const Segment& segment, std::int64_t data_bytes) const noexcept;
-  [[nodiscard]] std::vector<FooterEntry> entries_of(const Segment& segment) const;
-  [[nodiscard]] Segment* oldest_sealed() noexcept;
-  [[nodiscard]] std::int64_t bytes_used() const noexcept;
+  [[nodiscard]] FooterEntry entry_of(std::uint32_t id) const noexcept;
+  [[nodiscard]] bool is_kept(std::uint32_t id) const noexcept;
+  [[nodiscard]] Segment& segment_of(std::uint32_t id) noexcept {
+    return segments_[index_[id].segment];
+  }
+  [[nodiscard]] std::uint64_t sequence_of(std::uint32_t id) const noexcept {
+    return segments_[index_[id].segment].first_sequence + index_[id].sequence;
+  }
+  [[nodiscard]] std::int64_t bytes_used() const noexcept { return kOtherBytes + segments_.bytes(); }
+  [[nodiscard]] Status check_segment(const Segment& segment, std::int64_t& live) const;
 
   DiskCalls& calls_;
   const StoreOptions options_;
   Directory directory_;
   const int event_fd_;
   std::unique_ptr<IoEngine> engine_;
-  const pid_t process_;  // that opened it
+  const Process process_;  // that opened it
+  bool left_to_parent_ = false;
   RecordIndex index_;
-  std::map<std::uint64_t, Segment> segments_;  // by number, so oldest first; they do not move
+  Segments segments_;
+  OpenFiles files_;
   Segment* active_ = nullptr;
-  Segment* next_ = nullptr;             // creating or ready
-  Segment* evicting_ = nullptr;         // makes room: one at a time, until its file is gone
-  std::vector<std::uint32_t> to_move_;  // of evicting_
-  std::int64_t moves_ = 0;              // under way
+  Segment* next_ = nullptr;            // creating, continuing or ready
+  Segment* evicting_ = nullptr;        // makes room: one at a time, until its file is gone
+  Segment* last_found_ = nullptr;      // of an earlier run, to go on in; sealed
+  std::deque<std::uint32_t> to_move_;  // of evicting_
+  std::int64_t to_move_bytes_ = 0;
+  std::int64_t moves_ = 0;  // under way
   std::uint64_t last_number_ = 0, last_sequence_ = 0;
+  int names_taken_ = 0;                // in a row: files of others under the next names
   std::uint64_t removed_by_open_ = 0;  // records that were beyond the budget
 
   std::unordered_map<IoJob*, Op> ops_;
-  std::deque<Waiting> loads_, stores_;               // accepted, not begun
-  std::unordered_map<std::uint64_t, Erase> erases_;  // by number, which no other gets
-  std::uint64_t last_erase_ = 0;
-  std::int64_t to_erase_ = 0;  // targets in Segment::to_erase
-  // Records that lie in a file, or are on their way, and that no key leads to: erased, replaced, or
-  // not what was written. A kErase of their key takes them, too, since the next open() finds them.
-  // Those of segments that go are not all here.
-  std::unordered_multimap<TierKey, std::uint32_t, TierKeyHash> stale_;
-  std::int64_t queued_bytes_ = 0;  // of these and of what is in flight
-  std::deque<TierDone> ready_;
+  std::map<Segment*, std::vector<IoJob*>> held_;  // of ops_: they wait for their file to be opened
+  std::uint64_t under_way_since_us_ = 0;
+  WaitingItems loads_, stores_;  // accepted, not begun
+  Erases erases_;
+  std::int64_t to_erase_ = 0;      // targets in Segment::to_erase
+  std::int64_t queued_bytes_ = 0;  // of what waits and of what is in flight
+  std::int64_t items_ = 0;         // accepted and not handed over
+  std::vector<TierDone> ready_;    // a ring: items_max of them
+  std::size_t ready_at_ = 0, num_ready_ = 0;
   bool notified_ = false;  // event_fd is readable
+  bool has_more_ = false;  // the last call left work that waits for nothing
 
   std::uint64_t now_us_ = 0;
+  std::int64_t left_ = 0;  // steps of this call
+  std::uint64_t steps_ = 0;
   Deadline close_by_{};
-  bool closing_ = false, off_ = false;
+  bool closing_ = false;
   bool went_buffered_ = false;
-  int errors_in_row_ = 0;              // without a success between them
-  int write_errors_in_row_ = 0;        // without a written record between them, whatever is read
+  ErrorBudget budget_;
   std::uint64_t retry_create_us_ = 0;  // no segment is made before that
   std::int64_t scrub_credit_ = 0;      // bytes
   std::int64_t scrub_rest_ = 0;        // millionths of a byte: polls may be close together
-  std::uint64_t scrub_segment_ = 0;
-  std::size_t scrub_record_ = 0;
+  SegmentId scrub_segment_{};
+  std::uint32_t scrub_record_ = RecordIndex::kNone;  // the next
+  bool scrubs_ = false;                              // scrub_record_ is of scrub_segment_
   DiskTierStats stats_;
   TierHealth health_;
   std::uint64_t corrupt_answers_ = 0;  // of stats_.corrupt

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// How segments come and go. What one of them needs is done when it is looked at (look_at): it is
+// put in line for that whenever something of it has changed.
+
 #include <algorithm>
 #include <cerrno>
+#include <limits>
+#include <new>
 
 #include "base/text.h"
 #include "disk/store.h"
@@ -10,245 +16,371 @@ namespace {
 
 constexpr std::uint64_t kRetryUs = 1'000'000;  // to make or to remove a file
 constexpr std::int64_t kMovesMax = 4;          // at the same time: each takes memory for a record
+constexpr std::size_t kLooksLater = 16;        // in a call, at segments that wait for time to pass
+constexpr int kNamesTakenMax = 20;             // in a row; then it is an error
+
+bool is_no_space(std::int64_t error) { return error == -ENOSPC || error == -EDQUOT; }
+bool is_no_descriptor(std::int64_t error) { return error == -EMFILE || error == -ENFILE; }
 
 }  // namespace
 
-// ---- what the directory has ----
-
-Result<std::unique_ptr<SegmentStore>> SegmentStore::open(DiskCalls& calls,
-                                                         const StoreOptions& options,
-                                                         Directory directory,
-                                                         std::unique_ptr<IoEngine> engine,
-                                                         int event_fd) {
-  std::unique_ptr<SegmentStore> store(
-      new SegmentStore(calls, options, std::move(directory), std::move(engine), event_fd));
-  store->directory_.remove_temporaries();
-  const Result<std::vector<FoundSegment>> found =
-      find_segments(calls, store->directory_, {.direct = options.direct, .remove_empty = true});
-  if (!found) return found.error();
-  // Also those that are left alone: a name is not used twice.
-  const Result<std::vector<std::uint64_t>> numbers = store->directory_.segments();
-  if (numbers && !numbers->empty()) store->last_number_ = numbers->back();
-  KVFOLIO_RETURN_IF_ERROR(store->adopt(*found));
-  return store;
-}
-
-Status SegmentStore::adopt(const std::vector<FoundSegment>& found) {
-  for (const FoundSegment& one : found) {
-    Segment& segment = adopt_segment(one);
-    const std::size_t num_found = entries_of(segment).size();
-    stats_.recovered += num_found;
-    stats_.io_errors += one.read_error < 0 ? 1 : 0;
-    if (one.sealed) {
-      stats_.recovered_by_footer += num_found;
-    } else if (one.read_error == 0) {  // else a footer would lie over records that are not known
-      KVFOLIO_RETURN_IF_ERROR(seal_found(segment));
-    }
-  }
-  // An earlier run may have had a larger budget.
-  while (!segments_.empty() && bytes_used() > options_.bytes) {
-    Segment& oldest = segments_.begin()->second;
-    const std::size_t num_removed = entries_of(oldest).size();
-    stats_.evicted += num_removed;
-    removed_by_open_ += num_removed;
-    for (const std::uint32_t id : oldest.records) index_.erase(id);
-    RemoveJob job;
-    job.directory = directory_.file();
-    job.name = segment_name(oldest.number);
-    job.file = oldest.file;
-    run_job(job, calls_);
-    if (job.result < 0) {
-      oldest.file = -1;
-      return Status(ErrorCode::kUnavailable,
-                    text::concat("disk tier: cannot remove ", directory_.path_of(job.name), ": ",
-                                 error_text(job.result)));
-    }
-    forget_segment(oldest);
-  }
-  return {};
-}
-
-Segment& SegmentStore::adopt_segment(const FoundSegment& found) {
-  Segment& segment = segments_[found.number];
-  segment.state = State::kSealed;
-  segment.number = found.number;
-  segment.epoch = found.epoch;
-  segment.file = found.file;
-  segment.direct = found.direct;
-  segment.bytes = found.bytes;
-  segment.used = found.used;
-  if (found.sealed) segment.in_footer = static_cast<std::int64_t>(found.entries.size());
-  last_number_ = std::max(last_number_, found.number);
-  for (const FooterEntry& entry : found.entries) {
-    last_sequence_ = std::max(last_sequence_, entry.sequence);
-    // Of two records with one key the younger one counts: it was written again.
-    const std::uint32_t other = index_.find(entry.key);
-    const std::uint32_t id = index_.add({.key = entry.key,
-                                         .sequence = entry.sequence,
-                                         .segment = &segment,
-                                         .offset = entry.offset,
-                                         .data_bytes = static_cast<std::uint32_t>(entry.data_bytes),
-                                         .visible = true});
-    segment.records.push_back(id);
-    if (other != RecordIndex::kNone && index_[other].sequence >= entry.sequence) {
-      index_.erase(id);
-      add_stale(id);
-      continue;
-    }
-    index_.publish(id);
-    if (other != RecordIndex::kNone) add_stale(other);
-  }
-  return segment;
-}
-
-// A segment of a writer that was killed is closed for good: nobody writes behind records that may
-// not be whole.
-Status SegmentStore::seal_found(Segment& segment) {
-  std::vector<FooterEntry> entries = entries_of(segment);
-  if (entries.empty()) {
-    RemoveJob job;
-    job.directory = directory_.file();
-    job.name = segment_name(segment.number);
-    job.file = segment.file;
-    run_job(job, calls_);
-    segment.file = -1;
-    job.result < 0 ? keep_for_later(segment) : forget_segment(segment);
-    return {};
-  }
-  SealJob job;
-  job.place = {segment.file, segment.used, segment.direct};
-  job.directory = directory_.file();
-  job.epoch = segment.epoch;
-  job.entries = std::move(entries);
-  run_job(job, calls_);
-  take_footer(segment, job);
-  return {};  // without a footer it is as good, and slower to open
-}
-
-std::vector<FooterEntry> SegmentStore::entries_of(const Segment& segment) const {
-  std::vector<FooterEntry> entries;
-  for (const std::uint32_t id : segment.records) {
-    const Record& record = index_[id];
-    if (record.erased || !record.visible) continue;
-    entries.push_back({.key = record.key,
-                       .sequence = record.sequence,
-                       .offset = record.offset,
-                       .data_bytes = record.data_bytes});
-  }
-  return entries;
-}
-
-std::int64_t SegmentStore::bytes_used() const noexcept {
-  std::int64_t bytes = kOtherBytes;
-  for (const auto& [number, segment] : segments_) bytes += segment.bytes;
-  return bytes;
-}
-
 // ---- places for records ----
 
+bool SegmentStore::fits(std::int64_t used, std::int64_t records, std::int64_t data_bytes,
+                        std::int64_t bytes) noexcept {
+  return used + record_bytes(data_bytes) + footer_bytes(records + 1) <= bytes;
+}
+
 bool SegmentStore::fits(const Segment& segment, std::int64_t data_bytes) const noexcept {
-  const auto records = static_cast<std::int64_t>(segment.records.size());
-  return segment.used + record_bytes(data_bytes) + footer_bytes(records + 1) <= segment.bytes;
+  return fits(segment.used, segment.num_records, data_bytes, segment.bytes());
+}
+
+FooterEntry SegmentStore::entry_of(std::uint32_t id) const noexcept {
+  const Record& record = index_[id];
+  return {.key = record.key,
+          .sequence = sequence_of(id),
+          .offset = record.offset(),
+          .data_bytes = record.data_bytes};
+}
+
+// The footer names it.
+bool SegmentStore::is_kept(std::uint32_t id) const noexcept {
+  return index_[id].live && index_[id].visible;
+}
+
+// The last of its segment. kNone: no memory.
+std::uint32_t SegmentStore::add_record(Segment& segment, const FooterEntry& entry) noexcept {
+  if (segment.num_records == 0) segment.first_sequence = entry.sequence;
+  const std::uint32_t id = index_.add(
+      {.key = entry.key,
+       .data_bytes = static_cast<std::uint32_t>(entry.data_bytes),
+       .segment = segment.slot,
+       .sequence = static_cast<std::uint32_t>(entry.sequence - segment.first_sequence),
+       .pieces = static_cast<std::uint32_t>(entry.offset / kPiece) & Record::kPiecesMax});
+  if (id == RecordIndex::kNone) return id;
+  (segment.last == RecordIndex::kNone ? segment.first : index_[segment.last].next) = id;
+  segment.last = id;
+  ++segment.num_records;
+  return id;
 }
 
 std::uint32_t SegmentStore::place(const TierKey& key, std::int64_t data_bytes) {
   if (active_ != nullptr && !fits(*active_, data_bytes)) stop_writing(*active_);
   choose_active();
+  // One that was made ahead of time, or goes on, may have no room for this one.
+  if (active_ != nullptr && !fits(*active_, data_bytes)) stop_writing(*active_);
   if (active_ == nullptr) {
     prepare_next();
     return RecordIndex::kNone;
   }
-  const std::uint32_t id = index_.add({.key = key,
-                                       .sequence = ++last_sequence_,
-                                       .segment = active_,
-                                       .offset = active_->used,
-                                       .data_bytes = static_cast<std::uint32_t>(data_bytes)});
-  active_->records.push_back(id);
+  const std::uint32_t id = add_record(*active_, {.key = key,
+                                                 .sequence = last_sequence_ + 1,
+                                                 .offset = active_->used,
+                                                 .data_bytes = data_bytes});
+  if (id == RecordIndex::kNone) throw std::bad_alloc();
+  ++last_sequence_;
   active_->used += record_bytes(data_bytes);
   return id;
 }
 
-void SegmentStore::choose_active() {
+void SegmentStore::choose_active() noexcept {
   if (active_ != nullptr || next_ == nullptr || next_->state != State::kReady) return;
-  active_ = next_;
-  next_ = nullptr;
-  active_->state = State::kActive;
+  active_ = std::exchange(next_, nullptr);
+  segments_.set_state(*active_, State::kActive);
+  segments_.touch(*active_);
 }
 
-void SegmentStore::stop_writing(Segment& segment) {
+void SegmentStore::stop_writing(Segment& segment) noexcept {
   if (segment.state != State::kActive) return;
-  segment.state = State::kFull;
+  segments_.set_state(segment, State::kFull);
+  segments_.touch(segment);
   active_ = nullptr;
 }
 
-// ---- segments come and go ----
+// ---- what a segment needs ----
 
 void SegmentStore::keep_going() {
-  if (evicting_ != nullptr && evicting_->state == State::kEvicting) go_on_evicting(*evicting_);
-  for (auto& [number, segment] : segments_) {
-    // What is erased first need not be taken out of a footer.
-    const bool is_still = segment.writes == 0 && segment.to_erase.empty();
-    if (segment.state == State::kFull && is_still) begin_seal(segment);
-    if (can_be_removed(segment)) begin_remove(segment);
+  for (std::size_t n = std::min(segments_.num_later(), kLooksLater); n > 0; --n) {
+    look_at(*segments_.take_later());
   }
+  while (segments_.num_touched() > 0 && spend()) look_at(*segments_.take_touched());
   choose_active();
   // The next one is ready before this one is full, so that stores do not wait for files.
-  const bool soon = active_ != nullptr ? active_->used >= active_->bytes / 2 : !stores_.empty();
+  const bool soon = active_ != nullptr ? active_->used >= active_->bytes() / 2 : !stores_.empty();
   if (soon) prepare_next();
 }
 
-void SegmentStore::prepare_next() {
-  if (next_ != nullptr || evicting_ != nullptr || closing_ || off_ || now_us_ < retry_create_us_) {
+// It may be gone afterwards.
+void SegmentStore::look_at(Segment& segment) {
+  if (budget_.is_off_for_good()) {
+    if (!end_waiting_targets(segment, TierResult::kUnavailable)) segments_.touch(segment);
     return;
   }
-  if (bytes_used() + options_.segment_bytes > options_.bytes) {
-    Segment* oldest = oldest_sealed();
-    if (oldest != nullptr) begin_evict(*oldest);
-    return;
+  if (segment.walk != Segment::Walk::kNone) return walk_on(segment);
+  if (!segment.to_erase.empty() && !segment.erasing) go_on_erasing(segment);
+  if (segment.walk != Segment::Walk::kNone) return;
+  switch (segment.state) {
+    case State::kFull:
+      // What is erased first need not be taken out of a footer.
+      if (segment.writes > 0 || !segment.to_erase.empty()) return;
+      return begin_walk(segment, Segment::Walk::kSealEntries);
+    case State::kEvicting:
+      return segment.chosen ? go_on_evicting(segment) : begin_walk(segment, Segment::Walk::kChoose);
+    case State::kDraining:
+      if (!segment.drained) return begin_walk(segment, Segment::Walk::kDrain);
+      if (segment.reads > 0 || segment.writes > 0 || segment.opening) return;
+      if (segment.retry_us > now_us_) return segments_.touch_later(segment);
+      return begin_remove(segment);
+    case State::kForgetting:
+      if (!end_waiting_targets(segment, TierResult::kOk)) return segments_.touch(segment);
+      return begin_walk(segment, Segment::Walk::kForget);
+    default:
+      return;
   }
-  Segment& segment = segments_[++last_number_];
-  next_ = &segment;
-  segment.number = last_number_;
-  segment.epoch = random_number(last_number_);
-  segment.bytes = options_.segment_bytes;
-  segment.used = kPiece;
-  auto job = std::make_unique<CreateJob>();
-  job->directory = directory_.file();
-  job->name = segment_name(segment.number);
-  job->header = {.number = segment.number, .epoch = segment.epoch};
-  job->bytes = segment.bytes;
-  job->direct = options_.direct;
-  start({.job = std::move(job), .segment = &segment});
 }
 
-Segment* SegmentStore::oldest_sealed() noexcept {
-  for (auto& [number, segment] : segments_) {
-    if (segment.state == State::kSealed) return &segment;
+// Throws std::bad_alloc, and nothing has changed.
+void SegmentStore::begin_walk(Segment& segment, Segment::Walk walk) {
+  if (walk == Segment::Walk::kSealEntries || walk == Segment::Walk::kEraseEntries) {
+    segment.entries.reserve(static_cast<std::size_t>(segment.num_records));
   }
-  return nullptr;
+  segment.walk = walk;
+  segment.walk_at = segment.first;
+  segments_.touch(segment);
 }
+
+void SegmentStore::walk_on(Segment& segment) {
+  while (segment.walk_at != RecordIndex::kNone) {
+    if (!spend()) return segments_.touch(segment);
+    const std::uint32_t id = segment.walk_at;
+    segment.walk_at = index_[id].next;
+    walk_record(segment, id);
+  }
+  end_walk(segment);
+}
+
+void SegmentStore::walk_record(Segment& segment, std::uint32_t id) {
+  switch (segment.walk) {
+    case Segment::Walk::kSealEntries:
+    case Segment::Walk::kEraseEntries:
+      if (is_kept(id)) segment.entries.push_back(entry_of(id));
+      return;
+    case Segment::Walk::kChoose: {
+      // What was used is written again, up to half of a segment, so that eviction always frees
+      // something.
+      const Record& record = index_[id];
+      if (!record.live || !record.used) return;
+      to_move_bytes_ += record_bytes(record.data_bytes);
+      if (to_move_bytes_ > options_.segment_bytes / 2) {
+        segment.walk_at = RecordIndex::kNone;
+        return;
+      }
+      return to_move_.push_back(id);
+    }
+    case Segment::Walk::kDrain:
+      if (!index_[id].live) return;
+      ++stats_.evicted;
+      return index_.retire(id);
+    case Segment::Walk::kForget:
+      segment.first = segment.walk_at;
+      return index_.release(id);
+    case Segment::Walk::kNone:
+      return;
+  }
+}
+
+void SegmentStore::end_walk(Segment& segment) {
+  switch (std::exchange(segment.walk, Segment::Walk::kNone)) {
+    case Segment::Walk::kSealEntries:
+      return begin_seal(segment);
+    case Segment::Walk::kEraseEntries:
+      segments_.touch(segment);  // there may be more of them
+      return begin_erase(segment);
+    case Segment::Walk::kChoose:
+      segment.chosen = true;
+      return go_on_evicting(segment);
+    case Segment::Walk::kDrain:
+      segment.drained = true;
+      return segments_.touch(segment);
+    case Segment::Walk::kForget:
+      return segments_.remove(segment);
+    case Segment::Walk::kNone:
+      return;
+  }
+}
+
+// ---- the next one ----
+
+void SegmentStore::prepare_next() {
+  if (next_ != nullptr || evicting_ != nullptr || closing_ || is_off() ||
+      now_us_ < retry_create_us_) {
+    return;
+  }
+  if (active_ == nullptr && continue_last()) return;
+  if (bytes_used() + options_.segment_bytes <= options_.bytes) return create_next();
+  if (Segment* oldest = segments_.oldest_sealed()) begin_evict(*oldest);
+}
+
+// A run goes on in the last segment of the one before, or each run would leave a small one. False:
+// it does not.
+bool SegmentStore::continue_last() {
+  Segment* const segment = last_found_;
+  if (segment == nullptr || stores_.empty()) return false;
+  last_found_ = nullptr;
+  if (segment->state != State::kSealed || segment->errors > 0 ||
+      !fits(segment->used, segment->num_records, stores_.front().item.bytes,
+            options_.segment_bytes)) {
+    return false;
+  }
+  const bool is_still =
+      segment->walk == Segment::Walk::kNone && segment->to_erase.empty() && !segment->erasing;
+  const std::int64_t more = options_.segment_bytes - segment->bytes();
+  const bool has_room = bytes_used() + more <= options_.bytes;
+  Segment* const oldest = segments_.oldest_sealed();
+  if (is_still && !has_room && oldest == segment) return false;
+  if (!is_still || !has_room) {
+    last_found_ = segment;  // as soon as there is
+    if (is_still) begin_evict(*oldest);
+    return true;
+  }
+  prepare_file(*segment);
+  auto job = std::make_unique<ContinueJob>();
+  job->entries.reserve(static_cast<std::size_t>(segment->num_records));
+  for (std::uint32_t id = segment->first; id != RecordIndex::kNone; id = index_[id].next) {
+    if (!index_[id].gone) job->entries.push_back(entry_of(id));
+  }
+  spend_at_least(segment->num_records);
+  job->epoch = segment->epoch;
+  job->old_bytes = segment->bytes();
+  job->bytes = options_.segment_bytes;
+  Op& op = add_op(Op::Kind::kFile, std::move(job));
+  segments_.set_state(*segment, State::kContinuing);
+  segments_.set_bytes(*segment, options_.segment_bytes);
+  next_ = segment;
+  start_in(*segment, op);
+  return true;
+}
+
+void SegmentStore::on_continued(Segment& segment, const ContinueJob& job) {
+  next_ = nullptr;
+  if (!job.footer_gone) {  // nothing has changed
+    segments_.set_bytes(segment, job.old_bytes);
+    segments_.set_state(segment, State::kSealed);
+  } else {
+    segment.in_footer = -1;
+    segment.used = job.used;
+    const bool goes_on = job.result == 0 && job.last_sequence >= last_sequence_ && !closing_;
+    segments_.set_state(segment, goes_on ? State::kReady : State::kFull);
+    if (goes_on) {
+      next_ = &segment;
+      last_sequence_ = job.last_sequence;
+      segment.direct = segment.direct && !job.fell_back;
+    }
+  }
+  // Headers that do not lead to all records: a new segment is begun.
+  if (job.result < 0 && job.result != -ESTALE) on_no_segment(job.result);
+}
+
+void SegmentStore::create_next() {
+  if (last_number_ == std::numeric_limits<std::uint64_t>::max()) return on_no_segment(-EOVERFLOW);
+  if (files_.is_full()) close_least_used();
+  auto job = std::make_unique<CreateJob>();
+  const SegmentId id{last_number_ + 1, last_number_ + 1};
+  job->name = segment_name(id.name);
+  job->directory = directory_.file();
+  job->bytes = options_.segment_bytes;
+  job->direct = options_.direct;
+  Segment& segment = segments_.add(id, State::kCreating, options_.segment_bytes);
+  segment.epoch = random_number(id.number);
+  segment.used = kPiece;
+  job->header = {.number = id.number, .epoch = segment.epoch};
+  try {
+    Op& op = add_op(Op::Kind::kFile, std::move(job));
+    op.segment = &segment;
+    start(op);
+  } catch (const std::bad_alloc&) {
+    segments_.remove(segment);
+    throw;
+  }
+  last_number_ = id.number;
+  next_ = &segment;
+}
+
+void SegmentStore::on_created(Segment& segment, const CreateJob& job) {
+  if (job.result == 0) {
+    segment.file = job.file;
+    files_.opened(segment);
+    segment.direct = options_.direct && !job.fell_back;
+    names_taken_ = 0;
+    return segments_.set_state(segment, State::kReady);
+  }
+  next_ = nullptr;
+  segments_.remove(segment);
+  if (job.result == -EEXIST && names_taken_ < kNamesTakenMax) {
+    // A file of someone else has this name: another one, soon far away.
+    const std::uint64_t more = (std::uint64_t{1} << names_taken_++) - 1;
+    last_number_ += std::min(more, std::numeric_limits<std::uint64_t>::max() - last_number_);
+    return;
+  }
+  if (is_no_descriptor(job.result)) {
+    files_.shrink();
+    if (close_least_used()) return;
+  }
+  on_no_segment(job.result);
+}
+
+// No room: the oldest segment makes some. If there is none, or it is something else, the stores
+// that wait are dropped: a cache does not wait for an administrator.
+void SegmentStore::on_no_segment(std::int64_t error) {
+  if (is_no_space(error)) {
+    ++stats_.no_space;
+    if (make_room()) return;
+    refuse_all(stores_, TierOp::kStore, TierResult::kBusy);
+  } else if (is_no_descriptor(error) || error == -ENOMEM) {
+    refuse_all(stores_, TierOp::kStore, TierResult::kBusy);
+  } else {
+    refuse_all(stores_, TierOp::kStore, TierResult::kIoError);
+    count_error(Task::kWrite, error);
+  }
+  retry_create_us_ = now_us_ + kRetryUs;
+}
+
+// True: a segment goes.
+bool SegmentStore::make_room() noexcept {
+  if (closing_) return false;
+  if (evicting_ != nullptr) return true;
+  Segment* oldest = segments_.oldest_sealed();
+  if (oldest != nullptr) begin_evict(*oldest);
+  return oldest != nullptr;
+}
+
+// ---- sealing ----
 
 void SegmentStore::begin_seal(Segment& segment) {
-  std::vector<FooterEntry> entries = entries_of(segment);
+  std::vector<FooterEntry> entries = std::exchange(segment.entries, {});
   if (entries.empty()) return drain(segment);  // its writes failed, or its records were erased
-  segment.state = State::kSealing;
   auto job = std::make_unique<SealJob>();
   job->place = {segment.file, segment.used, segment.direct};
   job->directory = directory_.file();
   job->epoch = segment.epoch;
   job->entries = std::move(entries);
-  start({.job = std::move(job), .segment = &segment});
+  Op& op = add_op(Op::Kind::kFile, std::move(job));
+  op.segment = &segment;
+  segments_.set_state(segment, State::kSealing);
+  start(op);
 }
 
 void SegmentStore::on_file_done(Op& op) {
   Segment& segment = *op.segment;
   if (segment.state == State::kCreating) {
     on_created(segment, static_cast<const CreateJob&>(*op.job));
+  } else if (segment.state == State::kContinuing) {
+    on_continued(segment, static_cast<const ContinueJob&>(*op.job));
   } else if (segment.state == State::kSealing) {
     const auto& job = static_cast<const SealJob&>(*op.job);
-    segment.state = State::kSealed;
+    segments_.set_state(segment, State::kSealed);
     take_footer(segment, job);
-    if (job.result < 0) on_error(segment, Task::kWrite);
+    if (job.result < 0) on_error(segment, Task::kWrite, job.result);
   } else {
     KVFOLIO_CHECK(segment.state == State::kRemoving);
     on_removed(segment, static_cast<const RemoveJob&>(*op.job));
@@ -257,215 +389,173 @@ void SegmentStore::on_file_done(Op& op) {
 
 // Also one of which it is not known whether it is on the medium: the next open() may find it, if
 // the file ends behind it.
-void SegmentStore::take_footer(Segment& segment, const SealJob& job) {
-  if (!job.truncated && (!job.footer_begun || job.end() != segment.bytes)) return;
-  segment.bytes = job.end();
+void SegmentStore::take_footer(Segment& segment, const SealJob& job) noexcept {
+  if (!job.truncated && (!job.footer_begun || job.end() != segment.bytes())) return;
+  segments_.set_bytes(segment, job.end());
   segment.in_footer = static_cast<std::int64_t>(job.entries.size());
-}
-
-bool SegmentStore::can_be_removed(const Segment& segment) const noexcept {
-  return segment.state == State::kDraining && segment.reads == 0 && segment.writes == 0 &&
-         segment.retry_us <= now_us_;
-}
-
-void SegmentStore::on_removed(Segment& segment, const RemoveJob& job) {
-  const bool evicted = evicting_ == &segment;
-  const bool stores_wait = evicted || (active_ == nullptr && !stores_.empty());
-  if (evicted) evicting_ = nullptr;
-  if (job.result == 0) return forget_segment(segment);
-  keep_for_later(segment);
-  if (!stores_wait) return;
-  // Not the next segment at once: it might end likewise, and its records would be gone.
-  retry_create_us_ = segment.retry_us;
-  if (active_ == nullptr) refuse_all(stores_, TierOp::kStore, TierResult::kIoError);
-  count_error(Task::kWrite);
-}
-
-// Its file could not be removed, so it takes its part of the budget.
-void SegmentStore::keep_for_later(Segment& segment) {
-  segment.state = State::kDraining;
-  segment.retry_us = now_us_ + kRetryUs;
-  // Its file is closed, and what it has may come back.
-  end_waiting_targets(segment, TierResult::kIoError);
-}
-
-void SegmentStore::on_created(Segment& segment, const CreateJob& job) {
-  if (job.result < 0) {
-    next_ = nullptr;
-    forget_segment(segment);
-    on_no_segment(job.result);
-    return;
-  }
-  segment.file = job.file;
-  segment.direct = options_.direct && !job.fell_back;
-  segment.state = State::kReady;
-}
-
-// No room: the oldest segment makes some. If there is none, or it is something else, the stores
-// that wait are dropped: a cache does not wait for an administrator.
-void SegmentStore::on_no_segment(std::int64_t error) {
-  if (error == -ENOSPC || error == -EDQUOT) {
-    ++stats_.no_space;
-    if (make_room()) return;
-    refuse_all(stores_, TierOp::kStore, TierResult::kBusy);
-  } else {
-    refuse_all(stores_, TierOp::kStore, TierResult::kIoError);
-    count_error(Task::kWrite);
-  }
-  retry_create_us_ = now_us_ + kRetryUs;
-}
-
-// True: a segment goes.
-bool SegmentStore::make_room() {
-  if (closing_) return false;
-  if (evicting_ != nullptr) return true;
-  Segment* oldest = oldest_sealed();
-  if (oldest != nullptr) begin_evict(*oldest);
-  return oldest != nullptr;
-}
-
-void SegmentStore::forget_segment(Segment& segment) {
-  end_waiting_targets(segment, TierResult::kOk);
-  for (const std::uint32_t id : segment.records) {
-    remove_stale(id);
-    index_.release(id);
-  }
-  segments_.erase(segment.number);
 }
 
 // ---- eviction ----
 
-// What was used is written again, up to half of a segment, so that eviction always frees something.
-void SegmentStore::begin_evict(Segment& segment) {
-  segment.state = State::kEvicting;
+void SegmentStore::begin_evict(Segment& segment) noexcept {
+  segments_.set_state(segment, State::kEvicting);
+  segments_.touch(segment);
+  segment.chosen = false;
   evicting_ = &segment;
   to_move_.clear();
-  std::int64_t moved = 0;
-  for (const std::uint32_t id : segment.records) {
-    const Record& record = index_[id];
-    if (record.erased || !record.used) continue;
-    moved += record_bytes(record.data_bytes);
-    if (moved > options_.segment_bytes / 2) break;
-    to_move_.push_back(id);
-  }
-  std::reverse(to_move_.begin(), to_move_.end());
-  go_on_evicting(segment);
+  to_move_bytes_ = 0;
 }
 
 void SegmentStore::go_on_evicting(Segment& segment) {
   while (!to_move_.empty() && moves_ < kMovesMax) {
-    if (!move_one(segment, to_move_.back())) to_move_.clear();
-    if (!to_move_.empty()) to_move_.pop_back();
+    const std::uint32_t id = to_move_.front();
+    to_move_.pop_front();
+    if (!move_one(id)) to_move_.clear();
   }
   if (to_move_.empty() && moves_ == 0) drain(segment);
 }
 
 // The end comes first: nothing needs the room any more, so what was not moved stays where it is.
-void SegmentStore::stop_evicting() {
+void SegmentStore::stop_evicting() noexcept {
   to_move_.clear();
   if (evicting_ == nullptr || evicting_->state != State::kEvicting) return;
-  evicting_->state = State::kSealed;
+  segments_.set_state(*evicting_, State::kSealed);
+  if (evicting_->walk == Segment::Walk::kChoose) evicting_->walk = Segment::Walk::kNone;
   evicting_ = nullptr;
 }
 
 // False: there is no room to move anything to.
-bool SegmentStore::move_one(Segment& segment, std::uint32_t id) {
+bool SegmentStore::move_one(std::uint32_t id) {
   const Record& record = index_[id];
-  if (closing_ || off_ || active_ == nullptr || !fits(*active_, record.data_bytes)) return false;
-  if (record.erased) return true;
-  KVFOLIO_CHECK(record.segment == &segment);
-  Op op{.kind = Op::Kind::kMoveRead,
-        .record = id,
-        .memory = AlignedBuffer(record_bytes(record.data_bytes))};
-  if (op.memory.data() == nullptr) return false;
+  if (closing_ || is_off() || active_ == nullptr || !fits(*active_, record.data_bytes)) {
+    return false;
+  }
+  if (!record.live) return true;
+  AlignedBuffer memory(record_bytes(record.data_bytes));
+  if (memory.data() == nullptr) return false;
+  std::byte* data = memory.data();
+  start_load(Op::Kind::kMoveRead, id, data, nullptr, std::move(memory));
   ++moves_;
-  std::byte* data = op.memory.data();
-  submit_load(std::move(op), data);
   return true;
 }
 
 void SegmentStore::on_moved_read(Op& op) {
   const bool right = on_read(op) == TierResult::kOk;
   const Record old = index_[op.record];
-  std::uint32_t id = RecordIndex::kNone;
-  if (right && !old.erased && !closing_ && !off_ && active_ != nullptr &&
+  Op* write = nullptr;
+  if (right && old.live && !closing_ && !is_off() && active_ != nullptr &&
       fits(*active_, old.data_bytes)) {
-    id = place(old.key, old.data_bytes);
+    try {
+      write = start_store(Op::Kind::kMoveWrite, old.key, old.data_bytes);
+    } catch (const std::bad_alloc&) {  // then it is not moved
+    }
   }
-  if (id == RecordIndex::kNone) {
+  if (write == nullptr) {
     --moves_;
     return;
   }
-  add_stale(id);  // until it is written
   std::byte* data = op.memory.data();
-  submit_store({.kind = Op::Kind::kMoveWrite,
-                .record = id,
-                .memory = std::move(op.memory),
-                .replaces = op.record},
-               data);
+  write->memory = std::move(op.memory);
+  write->replaces = op.record;
+  begin_write(*write, data);
 }
 
 void SegmentStore::on_moved(Op& op) {
   --moves_;
+  if (evicting_ != nullptr) segments_.touch(*evicting_);
   if (on_written(op) != TierResult::kOk) return;
-  if (index_[op.replaces].erased) {  // while it was on its way
-    index_.erase(op.record);
-    return;
-  }
+  if (!index_[op.replaces].live) return;  // it was erased while it was on its way
   ++stats_.reinserted;
-  remove_stale(op.record);
   index_.publish(op.record);
-  add_stale(op.replaces);
 }
 
-void SegmentStore::drain(Segment& segment) {
-  segment.state = State::kDraining;
-  for (const std::uint32_t id : segment.records) {
-    if (index_[id].erased) continue;
-    ++stats_.evicted;
-    index_.erase(id);
-  }
+void SegmentStore::drain(Segment& segment) noexcept {
+  segments_.set_state(segment, State::kDraining);
+  segment.drained = false;
+  segments_.touch(segment);
 }
 
 void SegmentStore::begin_remove(Segment& segment) {
-  segment.state = State::kRemoving;
   auto job = std::make_unique<RemoveJob>();
   job->directory = directory_.file();
-  job->name = segment_name(segment.number);
+  job->name = segment_name(segment.id.name);
+  if (segment.file < 0) job->epoch = segment.epoch;
   job->file = segment.file;
+  Op& op = add_op(Op::Kind::kFile, std::move(job));
+  op.segment = &segment;
+  segments_.set_state(segment, State::kRemoving);
   segment.file = -1;
-  start({.job = std::move(job), .segment = &segment});
+  files_.closed(segment);
+  start(op);
+}
+
+void SegmentStore::on_removed(Segment& segment, const RemoveJob& job) {
+  const bool evicted = evicting_ == &segment;
+  const bool stores_wait = evicted || (active_ == nullptr && !stores_.empty());
+  if (evicted) evicting_ = nullptr;
+  if (last_found_ == &segment) last_found_ = nullptr;
+  if (job.result == 0) {
+    segments_.set_bytes(segment, 0);
+    segments_.set_state(segment, State::kForgetting);
+    return;
+  }
+  keep_for_later(segment);
+  if (!stores_wait) return;
+  // Not the next segment at once: it might end likewise, and its records would be gone.
+  retry_create_us_ = segment.retry_us;
+  if (active_ == nullptr) refuse_all(stores_, TierOp::kStore, TierResult::kIoError);
+  count_error(Task::kWrite, job.result);
+}
+
+// Its file could not be removed, so it takes its part of the budget. It is closed, and what it has
+// may come back.
+void SegmentStore::keep_for_later(Segment& segment) noexcept {
+  segments_.set_state(segment, State::kDraining);
+  segment.retry_us = now_us_ + kRetryUs;
 }
 
 // ---- check ----
 
+Status SegmentStore::check_segment(const Segment& segment, std::int64_t& live) const {
+  const auto broken = [](const char* rule) { return Status(ErrorCode::kCorrupt, rule); };
+  const bool is_gone = segment.state == State::kForgetting;
+  std::int64_t least = kPiece, records = 0;
+  for (std::uint32_t id = segment.first; id != RecordIndex::kNone; id = index_[id].next) {
+    const Record& record = index_[id];
+    ++records;
+    if (record.segment != segment.slot) return broken("a record is in one segment");
+    if (record.offset() < least) return broken("records lie behind each other");
+    least = record.offset() + record_bytes(record.data_bytes);
+    if (!record.live) continue;
+    ++live;
+    if (record.gone || index_.find(record.key) != id) return broken("what is live is found");
+    if (is_gone || segment.state == State::kRemoving || segment.drained) {
+      return broken("a segment that goes has no record that is found");
+    }
+  }
+  if (records != segment.num_records && !is_gone) return broken("the number of its records");
+  if (!is_gone && (least > segment.used || segment.used > segment.bytes())) {
+    return broken("the end of a segment");
+  }
+  return {};
+}
+
 Status SegmentStore::check_invariants() const {
   const auto broken = [](const char* rule) { return Status(ErrorCode::kCorrupt, rule); };
   if (!index_.check()) return broken("the index finds what it has");
+  if (!segments_.check()) return broken("segments, their bytes and their line");
+  if (!files_.check(segments_)) return broken("the open files");
+  if (!loads_.check() || !stores_.check()) return broken("what waits");
+  if (!erases_.check()) return broken("the erases");
+  if (!budget_.check()) return broken("the errors");
   if (bytes_used() > std::max(options_.bytes, kOtherBytes)) return broken("the budget");
-  std::int64_t found = 0, to_erase = 0;
-  std::size_t stale = 0;
-  for (const auto& [number, segment] : segments_) {
-    to_erase += static_cast<std::int64_t>(segment.to_erase.size());
-    const bool can_be_found =
-        segment.state != State::kDraining && segment.state != State::kRemoving;
-    std::int64_t least = kPiece;
-    for (const std::uint32_t id : segment.records) {
-      const Record& record = index_[id];
-      if (record.segment != &segment) return broken("a record is in one segment");
-      if (record.offset < least) return broken("records lie behind each other");
-      least = record.offset + record_bytes(record.data_bytes);
-      stale += record.stale ? 1 : 0;
-      if (index_.find(record.key) != id) continue;
-      ++found;
-      if (record.stale || record.gone) return broken("what is found is not stale");
-      if (!can_be_found) return broken("a segment that goes has no record that is found");
-    }
-    if (least > segment.used || segment.used > segment.bytes) return broken("the end of a segment");
+  std::int64_t live = 0, to_erase = 0;
+  for (const auto& [id, segment] : segments_.all()) {
+    to_erase += std::ssize(segment->to_erase);
+    KVFOLIO_RETURN_IF_ERROR(check_segment(*segment, live));
   }
-  if (stale != stale_.size()) return broken("a stale record is known by its key");
   if (to_erase != to_erase_) return broken("what is to be erased is counted");
-  return found == index_.size() ? Status() : broken("a record that is found is in a segment");
+  return live == index_.size() ? Status() : broken("a record that is found is in a segment");
 }
 
 }  // namespace kvfolio::disk

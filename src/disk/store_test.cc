@@ -640,16 +640,6 @@ TEST_F(DiskStore, AStaleRecordIsNotTheNext) {
   }
 }
 
-TEST_F(DiskStore, ASegmentUnderAnotherNumberIsNone) {
-  store_all(0, 3);
-  sim.close();
-  const std::string path = segment_path();
-  sim.disk->files["/d/" + segment_name(77)] = sim.disk->files[path];
-  sim.disk->files.erase(path);
-  SetUp();
-  EXPECT_EQ(load(0), TierResult::kMiss);
-}
-
 // The header of a segment is not what its records hang on.
 TEST_F(DiskStore, AFlippedBitInASegmentHeaderCostsNothing) {
   store_all(0, 9);

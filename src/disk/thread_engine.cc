@@ -2,34 +2,42 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <condition_variable>
-#include <deque>
 #include <mutex>
 #include <vector>
 
 #include "base/text.h"
 #include "disk/engine.h"
+#include "tiers/masked_thread.h"
+#include "tiers/process.h"
 
 namespace kvfolio::disk {
 namespace {
 
 class ThreadEngine final : public IoEngine {
  public:
-  ThreadEngine(DiskCalls& calls, int event_fd) noexcept : calls_(calls), event_fd_(event_fd) {}
+  ThreadEngine(DiskCalls& calls, int event_fd)
+      : calls_(calls), event_fd_(event_fd), shared_(std::make_unique<Shared>()) {}
   ~ThreadEngine() override {
-    {
-      const std::lock_guard lock(mutex_);
-      closing_ = true;
+    // In a child the lock may be held, and the condition waited for, by threads that are not there:
+    // destroying them would wait for these.
+    if (!process_.is_this()) {
+      static_cast<void>(shared_.release());
+      return;
     }
-    wake_.notify_all();
+    {
+      const std::lock_guard lock(shared_->mutex);
+      shared_->closing = true;
+    }
+    shared_->wake.notify_all();
     for (const pthread_t thread : threads_) pthread_join(thread, nullptr);
   }
 
   Status start(int num_threads) {
+    threads_.reserve(static_cast<std::size_t>(num_threads));
     for (int i = 0; i < num_threads; ++i) {
       pthread_t thread{};
-      const int error = pthread_create(&thread, nullptr, &ThreadEngine::main, this);
+      const int error = create_masked_thread(thread, &ThreadEngine::main, this);
       if (error != 0) {
         return Status(ErrorCode::kResourceExhausted,
                       text::concat("thread ", i + 1, " of ", num_threads,
@@ -45,20 +53,24 @@ class ThreadEngine final : public IoEngine {
 
   void submit(IoJob* job) noexcept override {
     {
-      const std::lock_guard lock(mutex_);
-      waiting_.push_back(job);
+      const std::lock_guard lock(shared_->mutex);
+      shared_->waiting.push(job);
     }
-    wake_.notify_one();
+    shared_->wake.notify_one();
   }
   std::size_t reap(std::span<IoJob*> done) noexcept override {
-    const std::lock_guard lock(mutex_);
-    const std::size_t n = std::min(done.size(), done_.size());
-    std::copy_n(done_.begin(), n, done.begin());
-    done_.erase(done_.begin(), done_.begin() + static_cast<std::ptrdiff_t>(n));
-    return n;
+    const std::lock_guard lock(shared_->mutex);
+    return shared_->done.pop(done);
   }
 
  private:
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable wake;
+    JobQueue waiting, done;  // under mutex, as closing
+    bool closing = false;
+  };
+
   static void* main(void* engine) noexcept {
     static_cast<ThreadEngine*>(engine)->work();
     return nullptr;
@@ -67,29 +79,24 @@ class ThreadEngine final : public IoEngine {
     while (IoJob* job = wait_for_job()) {
       run_job(*job, calls_);
       {
-        const std::lock_guard lock(mutex_);
-        done_.push_back(job);
+        const std::lock_guard lock(shared_->mutex);
+        shared_->done.push(job);
       }
       const std::uint64_t one = 1;
       static_cast<void>(!::write(event_fd_, &one, sizeof one));  // full: it is readable already
     }
   }
   IoJob* wait_for_job() noexcept {
-    std::unique_lock lock(mutex_);
-    wake_.wait(lock, [&] { return closing_ || !waiting_.empty(); });
-    if (waiting_.empty()) return nullptr;
-    IoJob* job = waiting_.front();
-    waiting_.pop_front();
-    return job;
+    std::unique_lock lock(shared_->mutex);
+    shared_->wake.wait(lock, [&] { return shared_->closing || !shared_->waiting.empty(); });
+    return shared_->waiting.pop();
   }
 
   DiskCalls& calls_;
   const int event_fd_;
+  const Process process_;
   std::vector<pthread_t> threads_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<IoJob*> waiting_, done_;  // under mutex_, as closing_
-  bool closing_ = false;
+  std::unique_ptr<Shared> shared_;
 };
 
 }  // namespace

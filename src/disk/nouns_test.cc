@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The nouns of the store, each by itself and against a model.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+#include "disk/error_budget.h"
+#include "disk/index.h"
+#include "disk/segments.h"
+#include "disk/test_store.h"
+#include "disk/waiting.h"
+
+namespace kvfolio::disk {
+namespace {
+
+// ---- RecordIndex ----
+
+std::uint32_t count_of(const RecordIndex& index, std::uint64_t number) {
+  std::uint32_t count = 0;
+  index.for_each(key_of(number), [&](std::uint32_t) { ++count; });
+  return count;
+}
+
+// Against a map, with keys that come and go, and copies that stay until they are dropped.
+TEST(RecordIndex, FindsWhatAMapFinds) {
+  RecordIndex index;
+  std::map<std::uint64_t, std::uint32_t> model;
+  std::multimap<std::uint64_t, std::uint32_t> copies;
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 30'000; ++round) {
+    const std::uint64_t number = random() % 500;
+    const auto known = model.find(number);
+    if (random() % 3 != 0) {
+      const std::uint32_t id = index.add({.key = key_of(number)});
+      ASSERT_NE(id, RecordIndex::kNone);
+      index.publish(id);
+      if (known != model.end()) copies.emplace(number, known->second);
+      model[number] = id;
+    } else if (known != model.end()) {
+      index.retire(known->second);
+      copies.emplace(number, known->second);
+      model.erase(known);
+    }
+    if (copies.size() > 200) {
+      for (const auto& [of, id] : copies) {
+        if (id % 2 == 0) index.drop(id);  // first its place, then itself
+        index.release(id);
+      }
+      copies.clear();
+    }
+    const auto asked = random() % 500;
+    const auto expected = model.find(asked);
+    EXPECT_EQ(index.find(key_of(asked)),
+              expected == model.end() ? RecordIndex::kNone : expected->second);
+    EXPECT_EQ(count_of(index, asked), copies.count(asked) + model.count(asked));
+    if (round % 1000 == 0) {
+      EXPECT_TRUE(index.check());
+    }
+  }
+  EXPECT_TRUE(index.check());
+  EXPECT_EQ(index.size(), std::int64_t(model.size()));
+}
+
+// Also while a table is doubled.
+TEST(RecordIndex, NoCallLooksAtManyPlacesWhateverTheSize) {
+  constexpr std::uint32_t kRecords = 1'000'000;
+  RecordIndex index;
+  std::uint64_t most = 0;
+  std::mt19937_64 random(6);
+  TierKey key;
+  for (std::uint32_t i = 0; i < kRecords; ++i) {
+    const std::uint64_t word = random();
+    std::memcpy(key.bytes.data() + 24, &word, sizeof word);
+    const std::uint64_t before = index.steps();
+    const std::uint32_t id = index.add({.key = key});
+    index.publish(id);
+    if (i % 3 == 0) index.retire(id);
+    if (i % 5 == 0) index.release(id);
+    most = std::max(most, index.steps() - before);
+  }
+  EXPECT_LT(most, 1000u);  // 16 places move, and a probe of linear probing at 3/4 is this long
+  EXPECT_LT(index.steps() / kRecords, 100u);
+}
+
+// ---- WaitingItems ----
+
+TEST(WaitingItems, ServesFirstComeFirstAndFindsTheLateAndTheNamed) {
+  std::mt19937_64 random(7);
+  WaitingItems waiting(64);
+  struct Item {
+    std::uint64_t number, due, tag;
+  };
+  std::vector<Item> model;
+  std::uint64_t last_tag = 0;
+  for (int round = 0; round < 20'000; ++round) {
+    switch (random() % 5) {
+      case 0:
+      case 1: {
+        const std::uint64_t number = random() % 40, due = random() % 1000;
+        if (model.size() == 64) break;
+        ASSERT_TRUE(waiting.push({.key = key_of(number), .tag = ++last_tag}, {due}));
+        model.push_back({number, due, last_tag});
+        break;
+      }
+      case 2: {
+        if (model.empty()) break;
+        EXPECT_EQ(waiting.take_front().item.tag, model.front().tag);
+        model.erase(model.begin());
+        break;
+      }
+      case 3: {
+        const std::uint64_t now = random() % 300;
+        const auto late = waiting.take_late(now);
+        std::uint64_t least = kLater;
+        for (const Item& one : model) least = std::min(least, one.due);
+        ASSERT_EQ(late.has_value(), least < now);
+        if (!late) break;
+        EXPECT_EQ(late->deadline.at_us, least);
+        std::erase_if(model, [&](const Item& one) { return one.tag == late->item.tag; });
+        break;
+      }
+      default: {
+        const std::uint64_t number = random() % 40;
+        const auto taken = waiting.take(key_of(number));
+        const auto is_it = [&](const Item& one) { return one.number == number; };
+        ASSERT_EQ(taken.has_value(), std::any_of(model.begin(), model.end(), is_it));
+        if (!taken) break;
+        EXPECT_EQ(taken->item.key, key_of(number));
+        std::erase_if(model, [&](const Item& one) { return one.tag == taken->item.tag; });
+      }
+    }
+    ASSERT_EQ(waiting.size(), model.size());
+    ASSERT_TRUE(waiting.check());
+  }
+}
+
+TEST(WaitingItems, ARefusalIsOfWhatWaitedThen) {
+  WaitingItems waiting(8);
+  for (std::uint64_t i = 0; i < 3; ++i) {
+    ASSERT_TRUE(waiting.push({.key = key_of(i), .tag = i}, {kLater}));
+  }
+  waiting.refuse_all(TierResult::kBusy);
+  ASSERT_TRUE(waiting.push({.key = key_of(9), .tag = 9}, {kLater}));
+  for (std::uint64_t i = 0; i < 3; ++i) EXPECT_EQ(waiting.take_refused()->item.tag, i);
+  EXPECT_FALSE(waiting.refuses());
+  EXPECT_EQ(waiting.take_front().item.tag, 9u);
+}
+
+// ---- ErrorBudget ----
+
+TEST(ErrorBudget, PausesGrowUntilSomethingGoesWell) {
+  ErrorBudget budget;
+  using Task = ErrorBudget::Task;
+  std::uint64_t now = 1;
+  for (int i = 1; i < ErrorBudget::kInRowMax; ++i)
+    EXPECT_FALSE(budget.failed(Task::kRead, -5, now));
+  std::uint64_t pause = ErrorBudget::kPauseUsMin;
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_FALSE(budget.is_off(now));
+    EXPECT_TRUE(budget.failed(Task::kRead, -5, now));
+    EXPECT_TRUE(budget.is_off(now + pause - 1));
+    now += pause;
+    pause = std::min(2 * pause, ErrorBudget::kPauseUsMax);
+  }
+  EXPECT_EQ(budget.reason(), "Input/output error");
+  budget.went_well(Task::kRead);
+  EXPECT_EQ(budget.reason(), "");
+  for (int i = 1; i < ErrorBudget::kInRowMax; ++i)
+    EXPECT_FALSE(budget.failed(Task::kRead, -5, now));
+  EXPECT_TRUE(budget.failed(Task::kRead, -5, now));
+  EXPECT_FALSE(budget.is_off(now + ErrorBudget::kPauseUsMin));
+}
+
+TEST(ErrorBudget, ReadsThatGoWellSayNothingOfWrites) {
+  ErrorBudget budget;
+  using Task = ErrorBudget::Task;
+  for (int i = 1; i < ErrorBudget::kInRowMax; ++i) {
+    EXPECT_FALSE(budget.failed(Task::kWrite, -5, 1));
+    budget.went_well(Task::kRead);
+  }
+  EXPECT_TRUE(budget.failed(Task::kWrite, -5, 1));
+}
+
+// A disk that is slow has many late items at once, and something ends now and then.
+TEST(ErrorBudget, OnlyADiskThatEndsNothingHangs) {
+  ErrorBudget budget;
+  std::uint64_t now = 1;
+  for (int i = 0; i < 100; ++i) {
+    now += ErrorBudget::kHangsUs / 2;
+    budget.ended(now);
+    for (int late = 0; late < 50; ++late) EXPECT_FALSE(budget.was_late(1, now));
+  }
+  now += ErrorBudget::kHangsUs;
+  int late = 1;
+  while (!budget.was_late(1, now)) ++late;
+  EXPECT_EQ(late, ErrorBudget::kInRowMax);
+  EXPECT_EQ(budget.reason(), "it does not answer");
+  EXPECT_TRUE(budget.is_off(now));
+  budget.ended(now);
+  EXPECT_FALSE(budget.is_off(now));
+}
+
+// ---- Segments, OpenFiles ----
+
+TEST(Segments, KnowTheirOldestTheirBytesAndWhoIsInLine) {
+  Segments segments;
+  std::vector<Segment*> made;
+  for (std::uint64_t i = 5; i > 0; --i) {
+    made.push_back(&segments.add({i, i}, Segment::State::kSealed, std::int64_t(i) * 100));
+  }
+  EXPECT_EQ(segments.bytes(), 1500);
+  EXPECT_EQ(segments.oldest_sealed(), made[4]);
+  segments.set_state(*made[4], Segment::State::kDraining);
+  EXPECT_EQ(segments.oldest_sealed(), made[3]);
+  EXPECT_EQ(segments.oldest(), made[4]);
+  for (Segment* one : {made[4], made[0], made[4]}) segments.touch(*one);
+  EXPECT_EQ(segments.num_touched(), 2u);
+  segments.remove(*made[0]);
+  EXPECT_EQ(segments.take_touched(), made[4]);
+  EXPECT_EQ(segments.take_touched(), nullptr);
+  EXPECT_EQ(segments.bytes(), 1000);
+  EXPECT_TRUE(segments.check());
+}
+
+TEST(OpenFiles, CloseTheOneThatWasUsedLeastLately) {
+  Segments segments;
+  OpenFiles files(3);
+  std::vector<Segment*> made;
+  for (std::uint64_t i = 0; i < 4; ++i) {
+    made.push_back(&segments.add({i, i}, Segment::State::kSealed, 100));
+    if (i == 3) break;
+    made.back()->file = int(i);
+    files.opened(*made.back());
+  }
+  EXPECT_TRUE(files.is_full());
+  files.used(*made[0]);
+  made[1]->reads = 1;
+  EXPECT_EQ(files.least_used(), made[2]);
+  made[2]->stays_open = true;
+  EXPECT_EQ(files.least_used(), made[0]);
+  files.shrink();
+  EXPECT_EQ(files.most(), 3);
+  made[0]->file = -1;
+  files.closed(*made[0]);
+  files.shrink();
+  EXPECT_EQ(files.most(), 2);
+  EXPECT_EQ(files.least_used(), nullptr);
+  EXPECT_TRUE(files.check(segments));
+}
+
+}  // namespace
+}  // namespace kvfolio::disk
