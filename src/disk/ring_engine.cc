@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <condition_variable>
 #include <mutex>
 #include <vector>
@@ -197,8 +198,11 @@ class RingEngine final : public IoEngine {
     while (take_inbox()) {
       if (!awaits_wake_) await_wake();
       start_fresh();
-      const int result = io_uring_submit_and_wait(&ring_, 1);
-      if (!is_fine(result)) refused_ = result;
+      // Not for ever: nothing wakes it where the host has closed wake_fd_.
+      __kernel_timespec second{.tv_sec = 1, .tv_nsec = 0};
+      io_uring_cqe* first = nullptr;
+      const int result = io_uring_submit_and_wait_timeout(&ring_, &first, 1, &second, nullptr);
+      if (!is_fine(result) && result != -ETIME) refused_ = result;
       if (refused_ < 0) return work_without_ring();
       take_completions();
       start_fresh();

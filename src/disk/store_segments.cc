@@ -100,10 +100,18 @@ void SegmentStore::stop_writing(Segment& segment) noexcept {
 // ---- what a segment needs ----
 
 void SegmentStore::keep_going() {
+  const auto look = [&](Segment& segment) {
+    try {
+      look_at(segment);
+    } catch (const std::bad_alloc&) {
+      segments_.touch(segment);  // what waits for it is answered
+      throw;
+    }
+  };
   for (std::size_t n = std::min(segments_.num_later(), kLooksLater); n > 0; --n) {
-    look_at(*segments_.take_later());
+    look(*segments_.take_later());
   }
-  while (segments_.num_touched() > 0 && spend()) look_at(*segments_.take_touched());
+  while (segments_.num_touched() > 0 && spend()) look(*segments_.take_touched());
   choose_active();
   // The next one is ready before this one is full, so that stores do not wait for files.
   const bool soon = active_ != nullptr ? active_->used >= active_->bytes() / 2 : !stores_.empty();
