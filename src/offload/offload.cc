@@ -195,6 +195,7 @@ void Offload::Impl::begin_hashing(Request& request, const OpenOptions& options,
       request.first_hash = request.num_hashed = end / unit;
     }
   }
+  if (part_tokens_ != 0) request.part_begin = request.length;
   set_horizon(request);
 }
 
@@ -206,12 +207,13 @@ void Offload::Impl::set_horizon(Request& request) const {
   request.horizon = static_cast<std::int32_t>(std::min(begin + part, last));
 }
 
-void Offload::Impl::hash_part(Request& request) {
+bool Offload::Impl::hash_part(Request& request) {
   const std::int32_t unit = identity_.unit();
   const auto all = static_cast<std::int32_t>(request.hashes.size());
-  const std::int32_t end = request.horizon == last_token(request) ? all : request.horizon / unit;
-  took(std::max(end - request.num_hashed, 0));
+  const std::int32_t end = is_last_part(request) ? all : request.horizon / unit;
   for (; request.num_hashed < end; ++request.num_hashed) {
+    if (!has_steps()) return false;
+    took(1);
     const std::int32_t begin = request.num_hashed * unit;
     const auto tokens =
         std::span<const std::int32_t>(request.tokens)
@@ -219,6 +221,7 @@ void Offload::Impl::hash_part(Request& request) {
     request.before = identity_.next(request.before, begin, tokens, request.media);
     request.hashes[static_cast<std::size_t>(request.num_hashed)] = request.before;
   }
+  return true;
 }
 
 Result<OffloadOpened> Offload::Impl::open(std::span<const std::int32_t> tokens,
@@ -234,8 +237,8 @@ Result<OffloadOpened> Offload::Impl::open(std::span<const std::int32_t> tokens,
   Request request{.sequence = opened->sequence, .tokens = {tokens.begin(), tokens.end()}};
   request.length = opened->cached_tokens;
   begin_hashing(request, options, opened->cached_tokens);
-  if (ports_.empty()) {
-    hash_part(request);
+  steps_ = 0;
+  if (ports_.empty() && hash_part(request)) {
     const auto can = reach(request, false);
     if (!can || can->end <= opened->cached_tokens) return result;
   }
@@ -257,7 +260,7 @@ void Offload::Impl::drop_request(std::uint64_t id) {
 
 void Offload::Impl::finish(std::uint64_t id, std::int32_t cached_tokens, LoadEnd why) {
   if (why == LoadEnd::kTimeout) ++counters_.requests_timed_out;
-  if (why == LoadEnd::kNothing && requests_.at(id).part_begin > 0) why = LoadEnd::kLoaded;
+  if (why == LoadEnd::kNothing && requests_.at(id).has_a_part) why = LoadEnd::kLoaded;
   ready_next_.push_back({requests_.at(id).sequence, cached_tokens, why});
   drop_request(id);
 }
@@ -274,6 +277,7 @@ void Offload::Impl::next_part(std::uint64_t id, Request& request, std::int32_t l
   next.num_hashed = request.num_hashed;
   next.before = request.before;
   next.length = next.part_begin = length;
+  next.has_a_part = true;
   set_horizon(next);
   request = std::move(next);
 }
@@ -317,7 +321,6 @@ void Offload::Impl::take_turn(std::uint64_t now_us, bool draining) {
   store_findable(draining);
   published_seen_ = manager_.counters().blocks_published;
   for (TierPort& port : ports_) port.count();
-  counters_.steps_max = std::max(counters_.steps_max, static_cast<std::uint64_t>(steps_));
 }
 
 std::span<const SequenceReady> Offload::Impl::poll(std::uint64_t now_us) {

@@ -100,12 +100,12 @@ class Offload::Impl {
     std::vector<Digest> hashes{};  // at the end of each unit: [first_hash, num_hashed) are set
     std::int32_t first_hash = 0;   // units that the cache had at open()
     std::int32_t num_hashed = 0;
-    Digest before{};              // at the end of num_hashed
-    std::int32_t length = 0;      // of the sequence at open(), or behind the last part
-    std::int32_t horizon = 0;     // where the part that is brought now ends
-    std::int32_t part_begin = 0;  // 0: of the first part
-    bool polled = false;
-    std::uint64_t deadline_us = 0;  // of the tiers, then of the copy; set at the first poll
+    Digest before{};                // at the end of num_hashed
+    std::int32_t length = 0;        // of the sequence at open(), or behind the last part
+    std::int32_t part_begin = 0;    // blocks before this are in the sequence; 0: some may not be
+    std::int32_t horizon = 0;       // where the part that is brought now ends
+    bool has_a_part = false;        // one came whole
+    std::uint64_t deadline_us = 0;  // of the tiers, then of the copy; from kAsking on
     std::uint64_t since_us = 0;     // it asks, or it loads
     bool turned = false;            // to other tiers, for what came late
     int rounds = 0;                 // of loading
@@ -157,7 +157,8 @@ class Offload::Impl {
   // ---- offload.cc ----
   void begin_hashing(Request& request, const OpenOptions& options, std::int32_t cached);
   void set_horizon(Request& request) const;
-  void hash_part(Request& request);
+  // False: it takes more steps than this call has; it goes on in the next one.
+  bool hash_part(Request& request);
   void next_part(std::uint64_t id, Request& request, std::int32_t length);
   void take_turn(std::uint64_t now_us, bool draining);
   void finish(std::uint64_t id, std::int32_t cached_tokens, LoadEnd why);
@@ -240,7 +241,10 @@ class Offload::Impl {
   // Blocks of a prompt that are brought at a time, so that no call looks at all of a long one.
   static constexpr std::int32_t kPartBlocks = 4096;
   static constexpr std::int64_t kAnswersPerPoll = 4096;  // of each tier
-  void took(std::int64_t steps) noexcept { steps_ += steps; }
+  void took(std::int64_t steps) noexcept {
+    steps_ += steps;
+    counters_.steps_max = std::max(counters_.steps_max, static_cast<std::uint64_t>(steps_));
+  }
   [[nodiscard]] bool has_steps() const noexcept { return steps_ < kStepsPerPoll; }
 
   // ---- offload_tiers.cc ----

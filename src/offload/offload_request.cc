@@ -78,7 +78,6 @@ void Offload::Impl::set_deadline(Request& request) const {
   const double moving = rate > 0.0 ? std::min(bytes / rate * 1e6, kMostUs) : 0.0;
   request.deadline_us =
       later(later(now_us_, options_.timeout_us), static_cast<std::uint64_t>(moving));
-  request.polled = true;
 }
 
 void Offload::Impl::go_on(std::uint64_t id) {
@@ -91,13 +90,12 @@ void Offload::Impl::go_on(std::uint64_t id) {
     if (writer_ == id) static_cast<void>(manager_.finish_load(request.load.id, 0));
     return drop_request(id);
   }
-  if (!request.polled && !has_steps()) return;  // in the next poll
-  if (!request.polled) set_deadline(request);
-  const bool late = now_us_ >= request.deadline_us;
   if (request.state == State::kNew) {
-    hash_part(request);
+    if (!hash_part(request) || !has_steps()) return;  // in the next poll
+    set_deadline(request);
     list_questions(request);
   }
+  const bool late = now_us_ >= request.deadline_us;
   if (request.state == State::kAsking) {
     const bool answered = ask(id, request) && request.waiting == 0;
     if (!answered && !late) return;
@@ -117,7 +115,8 @@ void Offload::Impl::go_on(std::uint64_t id) {
       request.why = LoadEnd::kTimeout;
       stop_waiting(id, request, true);
     } else if (!late && loads_once_more(request)) {
-      return choose(id, request, false);
+      if (has_steps()) choose(id, request, false);
+      return;
     }
     request.state = State::kReady;
     if (loading_.erase(id) > 0) ready_to_write_.insert(id);
@@ -338,6 +337,7 @@ void Offload::Impl::release_held(std::uint64_t id, Request& request) noexcept {
 // end of its prefix, which it loads again if there is time. False: there is none.
 bool Offload::Impl::take_from_younger(std::uint64_t id) {
   if (loading_.empty() || *loading_.rbegin() <= id) return false;
+  took(1);
   const std::uint64_t youngest = *loading_.rbegin();
   Request& gives = requests_.at(youngest);
   gives.held.release_last();
