@@ -176,8 +176,10 @@ class KVFOLIO_API KVCacheManager {
   // run_copies() has run, or (kUnordered) the sequence's last step is not complete.
   // kInvalidArgument: token < 0, a draft that is not within 0 .. tokens.size(), over
   // kMaxSequenceTokens; or the prompt again: behind a hit of open(), or a load that was finished
-  // behind it, and before any other step, as many tokens as the prompt has, or more, of which the
-  // first are those that the sequence has already. (One token at a time is never refused so.)
+  // behind it, and before any other step, tokens that begin with the whole prompt (64 bits of hash
+  // say so). Tokens that begin with the rest of the prompt are what append() is for and are never
+  // refused for this, even where a prompt repeats itself so that they begin with all of it as well
+  // (a a a, 2 found). A single token is never refused for this.
   // kResourceExhausted: max_tokens, table entries.
   Status append(SequenceId sequence, std::span<const std::int32_t> tokens,
                 const AppendOptions& options = {});
@@ -523,13 +525,13 @@ class KVFOLIO_API KVCacheManager {
 
   // A hash of all that later answers depend on: sequences, tables, the prefix tree, orders of use
   // and of eviction, pins, steps, spec and options. Of an open step that was planned, how many of
-  // its sequences the plan has; of a sequence that stands where open() left it, the length of the
-  // prompt. Two managers with equal hashes answer the same calls alike, but for names: numbers of
-  // blocks and rows, ids and tickets do not count. Neither does history: counters, serials, the
-  // errors that ids of closed sequences give, and which table entries a plan has told of. It does
-  // not read K or V. The number is of this version of the library: store it for comparison, not for
-  // ever. O(state), with heap memory for it, in some words for each block, run and sequence.
-  // kFailedPrecondition: a load or a hold is open (says how many); kOutOfMemory.
+  // its sequences the plan has; of a sequence that stands where open() left it, the length and a
+  // hash of the prompt. Two managers with equal hashes answer the same calls alike, but for names:
+  // numbers of blocks and rows, ids and tickets do not count. Neither does history: counters,
+  // serials, the errors that ids of closed sequences give, and which table entries a plan has told
+  // of. It does not read K or V. The number is of this version of the library: store it for
+  // comparison, not for ever. O(state), with heap memory for it, in some words for each block, run
+  // and sequence. kFailedPrecondition: a load or a hold is open (says how many); kOutOfMemory.
   [[nodiscard]] Result<std::uint64_t> state_hash() const;
   // Recounts everything, in O(state). Returns ok, or says which rule is broken and where. To find a
   // block whose references are wrong costs O(blocks * references).
@@ -547,7 +549,7 @@ class KVFOLIO_API KVCacheManager {
 namespace detail {
 
 // For Offload, which stands in another library: the same manager, wherever its owner moves it.
-// Keeps it from nothing: it may end first.
+// Does not keep the manager alive: it may end first.
 class KVFOLIO_API ManagerAlias {
  public:
   // Requires: it was not moved from.

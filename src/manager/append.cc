@@ -180,39 +180,49 @@ void KVCacheManager::Impl::shrink_to_need(std::int32_t row) noexcept {
 
 // ---- append ----
 
-// Of the tokens that the sequence had before its first step. Requires: it has and keeps them.
-std::uint64_t KVCacheManager::Impl::hash_of_found(std::int32_t row) const noexcept {
+// Hashes the tokens of the sequence that open() found. Requires: it has and keeps them.
+std::uint64_t KVCacheManager::Impl::hash_of_head(std::int32_t row) const noexcept {
   const Sequence& s = rows_[row];
-  const std::int32_t found = details(row).found_tokens;
-  const std::int32_t on_tree = std::min(found, s.place.position);
+  const std::int32_t count = details(row).head_tokens;
+  const std::int32_t on_tree = std::min(count, s.place.position);
   XXH3_state_t hash;
   XXH3_64bits_reset(&hash);
   std::array<std::int32_t, 256> piece;
   for (std::int32_t at = 0; at < on_tree;) {
-    const std::int32_t count = std::min(on_tree - at, static_cast<std::int32_t>(piece.size()));
-    tree_->copy_tokens(s.place, at, std::span(piece).first(static_cast<std::size_t>(count)));
-    XXH3_64bits_update(&hash, piece.data(), static_cast<std::size_t>(count) * 4);
-    at += count;
+    const std::int32_t size = std::min(on_tree - at, static_cast<std::int32_t>(piece.size()));
+    tree_->copy_tokens(s.place, at, std::span(piece).first(static_cast<std::size_t>(size)));
+    XXH3_64bits_update(&hash, piece.data(), static_cast<std::size_t>(size) * 4);
+    at += size;
   }
-  XXH3_64bits_update(&hash, arena().at(s.pending), static_cast<std::size_t>(found - on_tree) * 4);
+  XXH3_64bits_update(&hash, arena().at(s.pending), static_cast<std::size_t>(count - on_tree) * 4);
   return XXH3_64bits_digest(&hash);
 }
 
+// These are the tokens of the prompt, as many as it has.
+bool KVCacheManager::Impl::is_prompt(std::int32_t row,
+                                     std::span<const std::int32_t> tokens) const noexcept {
+  const SequenceDetails& d = details(row);
+  const auto head = tokens.first(static_cast<std::size_t>(d.head_tokens));
+  const auto tail = tokens.subspan(head.size());
+  return XXH3_64bits(tail.data(), tail.size_bytes()) == d.tail_hash &&
+         XXH3_64bits(head.data(), head.size_bytes()) ==
+             (rows_[row].publishes ? hash_of_head(row) : d.head_hash);
+}
+
 // Behind a hit the host appends what is left of the prompt. The whole of it would be taken for a
-// text that says its beginning twice, and whatever is computed of that is found by the next who has
-// such a text, and by nobody who has the prompt. One token alone says too little to refuse it.
+// text that says its beginning twice: the answer would be that of another question. A prompt that
+// repeats itself can have a rest that, with what follows, looks like all of it; only the host knows
+// which of the two it means, and the rest is what it should append, so that is believed.
 Status KVCacheManager::Impl::check_not_again(std::int32_t row, std::string_view what,
                                              std::span<const std::int32_t> tokens) const {
   const Sequence& s = rows_[row];
   const SequenceDetails& d = details(row);
-  if (!stands_at_open(row) || replays_trust_ ||
-      tokens.size() < static_cast<std::size_t>(d.prompt_tokens)) {
-    return {};
-  }
-  const auto found = tokens.first(static_cast<std::size_t>(s.length));
-  const bool again = s.publishes ? runs_with(row, found)
-                                 : XXH3_64bits(found.data(), found.size_bytes()) == d.found_hash;
-  if (!again) return {};
+  const auto size = static_cast<std::size_t>(d.prompt_tokens);
+  if (!stands_at_open(row) || replays_trust_ || tokens.size() < size) return {};
+  const auto prompt = tokens.first(size);  // if it is
+  const auto rest = prompt.subspan(static_cast<std::size_t>(s.length));
+  const bool begins_with_rest = std::equal(rest.begin(), rest.end(), tokens.begin());
+  if (begins_with_rest || !is_prompt(row, prompt)) return {};
   return {ErrorCode::kInvalidArgument,
           concat(what, " of ", tokens.size(), " tokens to a sequence of ", s.length,
                  ": they begin with the ", s.length, " that it has of its prompt of ",

@@ -112,13 +112,13 @@ class KVCacheManager::Impl {
   CacheSpec spec_;
   ManagerOptions options_;
   std::optional<KVStorage> storage_;
-  // In a replay: run_copies() answers as if there were storage; and, of a log from before they did,
-  // commit() and append() refuse no mistake of the host.
+  // For replays: run_copies() answers as if there were storage; and commit() and append() refuse no
+  // mistake of the host, as they did when logs of format 1 were written.
   bool imagines_storage_ = false;
   bool replays_trust_ = false;
   Counters counters_;
   OpLog* log_ = nullptr;                  // where calls are recorded
-  std::shared_ptr<const void> lifetime_;  // for who has a ManagerAlias
+  std::shared_ptr<const void> lifetime_;  // a ManagerAlias sees it end
   Rows rows_;
 
   std::vector<Group> groups_;
@@ -321,7 +321,9 @@ class KVCacheManager::Impl {
     const Sequence& s = rows_[row];
     return !s.has_planned && s.length == details(row).found_tokens;
   }
-  [[nodiscard]] std::uint64_t hash_of_found(std::int32_t row) const noexcept;
+  [[nodiscard]] std::uint64_t hash_of_head(std::int32_t row) const noexcept;
+  [[nodiscard]] bool is_prompt(std::int32_t row,
+                               std::span<const std::int32_t> tokens) const noexcept;
   void note_found_of_child(std::int32_t parent, std::int32_t child, bool publishes) noexcept;
   [[nodiscard]] Status check_not_again(std::int32_t row, std::string_view what,
                                        std::span<const std::int32_t> tokens) const;
@@ -360,7 +362,8 @@ class KVCacheManager::Impl {
   void drop_plan(std::int32_t row, LoadPlan& plan) noexcept;
   void replace_entries(std::int32_t row, std::int32_t g, std::int32_t first,
                        std::span<const std::int32_t> entries) noexcept;
-  void grow_without_step(std::int32_t row, std::int32_t end, const std::int32_t* tokens) noexcept;
+  void grow_without_step(std::int32_t row, std::int32_t end, const std::int32_t* tokens,
+                         const Transfers::Prompt& prompt) noexcept;
   void take_hit(std::int32_t row, std::span<const std::int32_t> prompt, LoadPlan& plan) noexcept;
   void take_blocks(const LoadPlan& plan) noexcept;
   Result<Load> begin_load(std::int32_t row, std::span<const std::int32_t> whole, std::int32_t end);

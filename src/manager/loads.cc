@@ -33,6 +33,7 @@ struct KVCacheManager::Impl::LoadPlan {
   std::int32_t begin = 0;                     // the sequence's length with it
   std::array<BlockTable, kMaxGroups> hits{};  // of the hit, from the block of the length on
   Room::Needs fresh;                          // blocks to write
+  Transfers::Prompt prompt;
 };
 
 // The sequence may get tokens that no step computes. `end`: of them.
@@ -190,13 +191,21 @@ void KVCacheManager::Impl::replace_entries(std::int32_t row, std::int32_t g, std
 // The sequence has the tokens up to `end`, whose blocks are in its tables. Requires: `tokens` are
 // those behind its length, and there is room for them.
 void KVCacheManager::Impl::grow_without_step(std::int32_t row, std::int32_t end,
-                                             const std::int32_t* tokens) noexcept {
+                                             const std::int32_t* tokens,
+                                             const Transfers::Prompt& prompt) noexcept {
   Sequence& s = rows_[row];
-  if (stands_at_open(row)) details(row).found_tokens = end;
+  SequenceDetails& d = details(row);
+  if (stands_at_open(row)) {
+    d.found_tokens = end;
+    if (prompt.tokens > d.prompt_tokens) {
+      d.prompt_tokens = prompt.tokens;
+      d.tail_hash = prompt.tail_hash;
+    }
+  }
   if (s.publishes) {
     std::copy_n(tokens, end - s.length, arena().at(s.pending) + (s.length - s.place.position));
   }
-  s.length = s.accepted = details(row).settled = end;
+  s.length = s.accepted = d.settled = end;
   s.replay = false;
   s.used = true;
   victims_.note_change(row);
@@ -217,7 +226,7 @@ void KVCacheManager::Impl::take_hit(std::int32_t row, std::span<const std::int32
     replace_entries(row, g, block_of(g, length), hits);
   }
   note_tail_of_hit(row, plan.begin);
-  grow_without_step(row, plan.begin, prompt.data() + length);
+  grow_without_step(row, plan.begin, prompt.data() + length, plan.prompt);
 }
 
 void KVCacheManager::Impl::take_blocks(const LoadPlan& plan) noexcept {
@@ -285,8 +294,11 @@ Result<Load> KVCacheManager::Impl::begin_load(std::int32_t row, std::span<const 
   // Nothing fails from here on.
   SequenceDetails& d = details(row);
   d.admitted = std::max(d.admitted, plan.end);  // the room stays
-  d.prompt_tokens = std::max(d.prompt_tokens, static_cast<std::int32_t>(whole.size()));
-  if (stands_at_open(row)) d.load_hash = XXH3_64bits(prompt.data(), prompt.size_bytes());
+  if (stands_at_open(row)) {
+    const auto tail = whole.subspan(static_cast<std::size_t>(d.head_tokens));
+    plan.prompt = {static_cast<std::int32_t>(whole.size()),
+                   XXH3_64bits(tail.data(), tail.size_bytes())};
+  }
   take_hit(row, prompt, plan);
   take_blocks(plan);
   for (BlockTable& hits : plan.hits) hits.release(arena());
@@ -299,6 +311,7 @@ Result<Load> KVCacheManager::Impl::begin_load(std::int32_t row, std::span<const 
   load.row = row;
   load.begin = plan.begin;
   load.end = load.sound_end = plan.end;
+  load.prompt = plan.prompt;
   if (SpanArena::capacity(load.tokens) > 0) {
     std::copy(prompt.begin() + plan.begin, prompt.end(), arena().at(load.tokens));
   }
@@ -407,8 +420,7 @@ void KVCacheManager::Impl::hand_over(std::int32_t number, std::int32_t end) noex
     std::fill(entries.begin(), entries.end(), BlockTable::kDropped);
   }
   counters_.tokens_loaded += static_cast<std::uint64_t>(end - load.begin);
-  if (end == load.end && !rows_[row].publishes) details(row).found_hash = details(row).load_hash;
-  grow_without_step(row, end, arena().at(load.tokens));
+  grow_without_step(row, end, arena().at(load.tokens), load.prompt);
 }
 
 // What did not arrive is free; what the cache had goes back there.

@@ -104,7 +104,7 @@ void KVCacheManager::Impl::stop_publishing(std::int32_t row) noexcept {
   drop_border(row);
   // Also of one that is in its first step, which undo() may take back.
   const bool may_stand = !s.has_planned && details(row).found_tokens <= s.length;
-  if (may_stand && details(row).found_tokens > 0) details(row).found_hash = hash_of_found(row);
+  if (may_stand && details(row).found_tokens >= 0) details(row).head_hash = hash_of_head(row);
   s.publishes = false;
   tree_->leave(s.place);
   arena().release(s.pending);

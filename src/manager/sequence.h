@@ -87,14 +87,14 @@ struct alignas(64) SequenceDetails {
   std::int32_t load;        // that it waits for, if has_load (Transfers)
   std::int32_t prompt_end;  // where its prompt would be found again (border.cc); 0: nowhere
   ArenaSpan media;
-  // The prompt of open(), or the longer one of a load behind it, and what the sequence had of it
-  // before its first step (stands_at_open()). If it does not publish, a hash of what it had: else
-  // the tree and its pending tokens tell.
+  // The prompt of open(), or the longer one of a load behind it that brought something, and what
+  // the sequence had of it before its first step (stands_at_open()). Where open() found nothing and
+  // there are no loads, the hashes are not needed.
   std::int32_t prompt_tokens;
   std::int32_t found_tokens;  // -1: cut, or of a fork of a sequence that has gone on
-  std::uint64_t found_hash;
-  std::uint64_t
-      load_hash;  // of all tokens up to the end of its load: then found_hash, if all arrive
+  std::int32_t head_tokens;   // that open() found
+  std::uint64_t head_hash;    // if it does not publish; else the tree and its pending tokens tell
+  std::uint64_t tail_hash;    // of the prompt from head_tokens on
 
   // Of Rows.
   std::uint32_t aborted;   // the generation of this row that fail() closed, or 0

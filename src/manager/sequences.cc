@@ -306,12 +306,16 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
     s.replay = match.whole;
     if (match.whole) d.replay_token = tokens.back();
     d.found_tokens = match.tokens;
-    if (!publishes) {
-      d.found_hash = XXH3_64bits(tokens.data(), static_cast<std::size_t>(match.tokens) * 4);
-    }
     note_peak();
   }
   d.prompt_tokens = static_cast<std::int32_t>(tokens.size());
+  d.head_tokens = d.found_tokens;
+  if (d.found_tokens > 0 || options_.max_transfers > 0) {
+    const auto head = tokens.first(static_cast<std::size_t>(d.head_tokens));
+    const auto tail = tokens.subspan(head.size());
+    if (!s.publishes) d.head_hash = XXH3_64bits(head.data(), head.size_bytes());
+    d.tail_hash = XXH3_64bits(tail.data(), tail.size_bytes());
+  }
   d.max_tokens = options.max_tokens;
   s.has_limit = options.max_tokens > 0;
   s.late_names = options.late_names;
@@ -332,7 +336,7 @@ void KVCacheManager::Impl::note_found_of_child(std::int32_t parent, std::int32_t
   const bool stands = stands_at_open(parent);
   if (!stands) details(child).found_tokens = -1;
   if (stands && rows_[parent].publishes && !publishes) {
-    details(child).found_hash = hash_of_found(parent);
+    details(child).head_hash = hash_of_head(parent);
   }
 }
 

@@ -28,7 +28,7 @@ class StateReader::Writer {
     [[nodiscard]] bool allocate(std::int64_t size) noexcept {
       return names_.allocate_zeroed(size) && met_.allocate_zeroed(size);
     }
-    // Of something that is none: -1.
+    // The name of -1, which means that there is none, is -1.
     std::int32_t of(std::int64_t id) noexcept {
       if (id < 0) return -1;
       std::int32_t& name = names_[id];
@@ -38,13 +38,13 @@ class StateReader::Writer {
       }
       return name - 1;
     }
-    // -2 if it was not met.
+    // The same for what was met before; else -2.
     [[nodiscard]] std::int32_t peek(std::int64_t id) const noexcept {
       if (id < 0) return -1;
       return names_[id] == 0 ? -2 : names_[id] - 1;
     }
     [[nodiscard]] std::int32_t size() const noexcept { return size_; }
-    // What has this name.
+    // The id that has this name.
     [[nodiscard]] std::int32_t met(std::int32_t name) const noexcept { return met_[name]; }
 
    private:
@@ -271,15 +271,17 @@ class StateReader::Writer {
   void write_sequence(std::int32_t row) {
     const Sequence& s = m_.rows_[row];
     const SequenceDetails& d = m_.details(row);
-    // Where append() would know the prompt again: also after the first step, which may be dropped,
-    // and after a load, which may give a beginning to one that has none.
+    // What append() compares with the prompt. Also in its first step, which may be dropped; and of
+    // a sequence that has found nothing, if a load may bring it the beginning of its prompt.
     const bool is_open = s.life == Sequence::Life::kOpen;
     const std::int32_t knows_from = m_.options_.max_transfers > 0 ? 0 : 1;
     if (is_open && !s.has_planned && d.found_tokens >= knows_from && d.found_tokens <= s.length) {
       put(-16);
       put(d.prompt_tokens);
       put(d.found_tokens);
-      put(s.publishes || d.found_tokens == 0 ? 0 : d.found_hash);
+      put(d.head_tokens);
+      put(s.publishes ? 0 : d.head_hash);
+      put(d.tail_hash);
     }
     put(s.life);
     put(s.publishes);

@@ -32,6 +32,12 @@ class Transfers {
  public:
   static constexpr std::int32_t kNone = -1;
 
+  // The whole prompt that a load goes into, if its sequence stands where open() left it.
+  struct Prompt {
+    std::int32_t tokens = 0;
+    std::uint64_t tail_hash = 0;  // of those behind what open() found
+  };
+
   struct Load {
     std::int32_t row = kNone;  // kNone: its sequence is gone, or was cut below `begin`
     std::int32_t begin = 0;    // the length of the sequence
@@ -39,6 +45,7 @@ class Transfers {
     std::int32_t sound_end = 0;  // behind it a step that failed wrote a block that it had found
     bool unfindable = false;     // what it brings was forgotten since it began
     ArenaSpan tokens{};          // those at [begin, end), if the sequence publishes
+    Prompt prompt{};
   };
 
   // Room for `most` loads and as many holds, whose ids get this tag. False: no memory.

@@ -338,6 +338,52 @@ TEST(Mistakes, TheWholePromptBehindAHitIsRefused) {
   must(e.manager.check_invariants());
 }
 
+// M6. All prompts of up to 5 tokens, all beginnings that may be found, and all appends that are
+// as long as the prompt or longer: also those that repeat themselves, whose rest and what follows
+// (a draft, or a text that is known) look like the whole prompt.
+TEST(Mistakes, WhatBeginsWithTheRestOfThePromptIsNeverRefused) {
+  const auto text_of = [](std::int32_t bits, std::int32_t size) {
+    Tokens text;
+    for (std::int32_t i = 0; i < size; ++i) text.push_back(1 + (bits >> i & 1));
+    return text;
+  };
+  int refused = 0;
+  int looked_like_it = 0;
+  const auto try_all = [&](const Tokens& prompt, std::int32_t found, Publish publish) {
+    Engine e({full_group(4, 16)});
+    e.cache(Tokens(prompt.begin(), prompt.begin() + found));
+    const Opened opened = e.open(prompt, {.publish = publish});
+    ASSERT_EQ(opened.cached_tokens, found);
+    const auto size = static_cast<std::int32_t>(prompt.size());
+    for (std::int32_t count = size; count <= size + 1; ++count) {
+      for (std::int32_t more = 0; more < 1 << count; ++more) {
+        const Tokens text = text_of(more, count);
+        const bool is_rest = std::equal(prompt.begin() + found, prompt.end(), text.begin());
+        const bool is_prompt = std::equal(prompt.begin(), prompt.end(), text.begin());
+        const Ticket ticket = must(e.manager.begin_step());
+        const Status status = e.manager.append(opened.sequence, text);
+        must(e.manager.drop(ticket));
+        const bool is_mistake = is_prompt && !is_rest;
+        ASSERT_EQ(status.code(), is_mistake ? ErrorCode::kInvalidArgument : ErrorCode::kOk)
+            << status.message();
+        refused += is_mistake ? 1 : 0;
+        looked_like_it += is_prompt && is_rest ? 1 : 0;
+      }
+    }
+  };
+  for (std::int32_t size = 2; size <= 5; ++size) {
+    for (std::int32_t bits = 0; bits < 1 << size; ++bits) {
+      for (std::int32_t found = 1; found < size; ++found) {
+        for (const Publish publish : {Publish::kAll, Publish::kNothing}) {
+          try_all(text_of(bits, size), found, publish);
+        }
+      }
+    }
+  }
+  EXPECT_GT(refused, 100);
+  EXPECT_GT(looked_like_it, 100);
+}
+
 // M3. As long as it stands where open() left it, also after an append that was taken back.
 TEST(Mistakes, ThePromptIsKnownUntilTheFirstStep) {
   Engine e({full_group(4, 16)});
@@ -435,6 +481,83 @@ TEST(Mistakes, ALoadBehindTheHitMovesWhereThePromptIsKnown) {
   EXPECT_EQ(must(e.manager.finish_load(load.id, 20)), 20);
   EXPECT_EQ(code(empty, joined({7}, tokens(1, 20))), ErrorCode::kInvalidArgument);
   EXPECT_EQ(code(empty, Tokens{7}), ErrorCode::kOk);
+}
+
+// M3.
+TEST(Mistakes, ALoadThatArrivesInPartMovesWhereThePromptIsKnown) {
+  Engine e({full_group(4, 32)});
+  const Tokens prompt = tokens(1, 40);
+  e.cache(tokens(1, 8));
+  for (const Publish publish : {Publish::kNothing, Publish::kAll}) {
+    const SequenceId id = e.open(prompt, {.publish = publish}).sequence;
+    const Load load = must(e.manager.begin_load(id, prompt, 36));
+    EXPECT_EQ(must(e.manager.finish_load(load.id, 12)), 12);
+    EXPECT_EQ(e.info(id).length, 20);
+    const Ticket ticket = must(e.manager.begin_step());
+    EXPECT_EQ(e.manager.append(id, prompt).code(), ErrorCode::kInvalidArgument);
+    must(e.manager.append(id, tokens(21, 20)));
+    must(e.manager.finish(ticket));
+  }
+}
+
+// M3. It found nothing and stopped publishing before the load.
+TEST(Mistakes, ALoadIntoASequenceThatFoundNothingAndPublishesNoMoreTellsItsPrompt) {
+  Engine e({full_group(4, 32)});
+  const Tokens prompt = tokens(1, 20);
+  const SequenceId id = e.open(prompt).sequence;
+  e.manager.reset();
+  const Load load = must(e.manager.begin_load(id, prompt, 16));
+  EXPECT_EQ(must(e.manager.finish_load(load.id, 8)), 8);
+  must(e.manager.begin_step());
+  EXPECT_EQ(e.manager.append(id, prompt).code(), ErrorCode::kInvalidArgument);
+  must(e.manager.append(id, tokens(9, 12)));
+}
+
+// M3.
+TEST(Mistakes, TheLongerPromptOfALoadIsThePromptOnceTheLoadBringsSomething) {
+  Engine e({full_group(4, 32)});
+  const Tokens opened = tokens(1, 12);
+  const Tokens longer = tokens(1, 20);
+  e.cache(tokens(1, 8));
+  for (const Publish publish : {Publish::kNothing, Publish::kAll}) {
+    const SequenceId id = e.open(opened, {.publish = publish}).sequence;
+    const auto code = [&](const Tokens& more) {
+      const Ticket ticket = must(e.manager.begin_step());
+      const Status status = e.manager.append(id, more);
+      must(e.manager.drop(ticket));
+      return status.code();
+    };
+    const Load nothing = must(e.manager.begin_load(id, longer, 16));
+    EXPECT_EQ(must(e.manager.finish_load(nothing.id, 0)), 0);
+    EXPECT_EQ(code(opened), ErrorCode::kInvalidArgument);
+    const Load some = must(e.manager.begin_load(id, longer, 16));
+    EXPECT_EQ(must(e.manager.finish_load(some.id, 4)), 4);
+    EXPECT_EQ(code(opened), ErrorCode::kOk);  // a text that begins so again, as far as is known
+    EXPECT_EQ(code(longer), ErrorCode::kInvalidArgument);
+    // A shorter one says less than is known.
+    const Load shorter = must(e.manager.begin_load(id, tokens(1, 16), 16));
+    EXPECT_EQ(must(e.manager.finish_load(shorter.id, 4)), 4);
+    EXPECT_EQ(code(longer), ErrorCode::kInvalidArgument);
+    must(e.manager.close(id));
+    must(e.manager.forget(longer));
+    e.cache(tokens(1, 8));
+  }
+}
+
+TEST(Mistakes, ThePromptIsPartOfTheState) {
+  Engine a({full_group(4, 16)});
+  Engine b({full_group(4, 16)});
+  Tokens other = tokens(1, 9);
+  other.back() = 77;
+  for (Engine* e : {&a, &b}) e->cache(tokens(1, 8));
+  const SequenceId of_a = a.open(tokens(1, 9)).sequence;
+  const SequenceId of_b = b.open(other).sequence;
+  EXPECT_NE(must(a.manager.state_hash()), must(b.manager.state_hash()));
+  must(b.manager.begin_step());
+  EXPECT_EQ(b.manager.append(of_b, other).code(), ErrorCode::kInvalidArgument);
+  must(b.manager.append(of_b, tokens(1, 9)));
+  must(a.manager.begin_step());
+  must(a.manager.append(of_a, other));
 }
 
 TEST(Mistakes, TheLengthOfThePromptIsPartOfTheState) {

@@ -352,12 +352,6 @@ class Promises {
     if (opened.has_value()) {
       Tokens rest(prompt.begin() + opened->cached_tokens, prompt.end());
       rest.insert(rest.end(), static_cast<std::size_t>(more), 1);
-      // By chance it may be the whole prompt again, which append() refuses and admit() cannot know.
-      const auto found = static_cast<std::size_t>(opened->cached_tokens);
-      if (found > 0 && rest.size() >= prompt.size() &&
-          std::equal(prompt.begin(), prompt.begin() + opened->cached_tokens, rest.begin())) {
-        return;
-      }
       if (!rest.empty()) status = twin.append(opened->sequence, rest);
     }
     const Status said = answer.has_value() ? Status() : answer.error();

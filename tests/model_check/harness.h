@@ -324,7 +324,6 @@ class Harness {
                      bool named, Rng& rng);
   [[nodiscard]] static bool is_prompt_again(const Seq& seq,
                                             const std::vector<std::int32_t>& tokens);
-  [[nodiscard]] bool keeps_its_tokens(const Seq& seq) const;
   void commit_behind_plan(Rng& rng);
   [[nodiscard]] std::size_t copies_to_run() const;
   void run_copies_first(Rng& rng, bool finishes);

@@ -207,11 +207,10 @@ struct Seq {
   int most_per_step = 0;
   bool certain = false;
   bool adopted = false;  // its first tokens came as blocks: nothing of it is findable
-  // What the manager knows of its prompt: how long it is, and that the sequence has what open(), or
-  // loads behind it, found of it; -1: a step came since.
-  int prompt_size = 0;
+  // What the manager knows of its prompt: which tokens it has, and that the sequence has what
+  // open(), or loads behind it, found of it; -1: a step came since.
+  std::vector<std::int32_t> known_prompt;
   int stands = 0;
-  bool loaded = false;
   int cached = 0;               // cached_tokens of open()
   int prompt_end = 0;           // the last position of its prompt; 0 once it was cut back before
   std::uint64_t last_step = 0;  // newest step that it, or what it was forked from, took part in

@@ -17,28 +17,25 @@ void Harness::append(Rng& rng, bool named) {
   if (count <= 0) return;
   const int draft = config_.drafts && rng.chance(15) ? rng.between(1, count) : 0;
   if (config_.mistakes && named && seq->length() > 0 && seq->stands == seq->length() &&
-      2 * seq->prompt_size <= config_.max_length && rng.chance(15)) {
-    std::vector<std::int32_t> prompt = seq->tokens;
-    while (isize(prompt) < std::max(2, seq->prompt_size)) {
-      prompt.push_back(rng.below(config_.alphabet));
-    }
-    append_tokens(seq, prompt, 0, true, rng);
+      2 * isize(seq->known_prompt) + 2 <= config_.max_length && rng.chance(15)) {
+    // One token of it may be another one: then it is not the prompt.
+    std::vector<std::int32_t> again = seq->known_prompt;
+    if (rng.chance(20)) again[rng.next() % again.size()] = rng.below(config_.alphabet);
+    for (int more = rng.below(3); more > 0; --more) again.push_back(rng.below(config_.alphabet));
+    append_tokens(seq, again, 0, true, rng);
     return;
   }
   append_to(seq, count, draft, named, rng);
 }
 
-// The tokens that the sequence has are the first of these, which are as many as its prompt.
+// They begin with the whole prompt, and not with the rest of it behind what the sequence has.
 bool Harness::is_prompt_again(const Seq& seq, const std::vector<std::int32_t>& tokens) {
-  return tokens.size() >= 2 && seq.length() > 0 && seq.stands == seq.length() &&
-         isize(tokens) >= std::max(seq.prompt_size, seq.length()) &&
-         std::equal(seq.tokens.begin(), seq.tokens.end(), tokens.begin());
-}
-
-// The manager has them, and not only a hash of some.
-bool Harness::keeps_its_tokens(const Seq& seq) const {
-  return config_.options.prefix_cache && seq.prompt.publishes() && !seq.forgotten &&
-         !seq.maybe_forgotten && manager_->counters().publications_skipped == 0;
+  const std::vector<std::int32_t>& prompt = seq.known_prompt;
+  if (seq.length() == 0 || seq.stands != seq.length() || tokens.size() < prompt.size()) {
+    return false;
+  }
+  return std::equal(prompt.begin(), prompt.end(), tokens.begin()) &&
+         !std::equal(prompt.begin() + seq.length(), prompt.end(), tokens.begin());
 }
 
 // The host has planned, another sequence comes, and it goes on with the plan that it has.
@@ -149,10 +146,7 @@ void Harness::append_tokens(const SeqPtr& seq, const std::vector<std::int32_t>& 
   Codes tolerated;
   Codes errors = append_errors(*seq, count, named, tolerated);
   const bool again = named && is_prompt_again(*seq, tokens);
-  if (again) {
-    // Of a load in part it may not know any more what came.
-    (seq->loaded && !keeps_its_tokens(*seq) ? tolerated : errors).insert(kInvalid);
-  }
+  if (again) errors.insert(kInvalid);
   // After a full hit admit() expects the prompt's last token, which needs no room.
   const bool as_prompted =
       !waits_for_last_token(*seq) || (named && tokens.front() == seq->prompt.tokens.back());

@@ -45,7 +45,7 @@ void Harness::open_prompt(const Prompt& prompt, Rng& rng) {
   seq->priority = options.priority;
   seq->cached = seq->stands = opened->cached_tokens;
   seq->prompt_end = std::max(0, isize(prompt.tokens) - 1);
-  seq->prompt_size = isize(prompt.tokens);
+  seq->known_prompt = prompt.tokens;
   note(" " + name_of(*seq) + " id " + std::to_string(seq->id.value()) + " cached " +
        std::to_string(seq->cached));
   const bool no_entries = config_.tight_tables && seq->cached == 0;  // a hit needs some

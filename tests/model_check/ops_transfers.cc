@@ -74,11 +74,11 @@ Harness::OpenLoad* Harness::start_load(const SeqPtr& seq, const std::vector<std:
   KVFOLIO_REQUIRE(begun->begin >= seq->length() && begun->begin <= end && begun->end == end,
                   "a load begins where the sequence's tokens end");
   KVFOLIO_REQUIRE(begun->id.valid() == (begun->begin < end), "there is a load if one is needed");
-  if (end > seq->length()) seq->prompt_size = std::max(seq->prompt_size, isize(prompt));
   Seq whole = *seq;
   for (int p = seq->length(); p < end; ++p) {
     whole.say(trie_, prompt[static_cast<std::size_t>(p)], true, 0);
   }
+  whole.known_prompt = prompt;
   grow_by(seq, whole, begun->begin, state_of(*seq).tables);
   if (!begun->id.valid()) return nullptr;
   OpenLoad load;
@@ -126,8 +126,12 @@ void Harness::note_load_references() {
 // The sequence has tokens that no step computed.
 void Harness::grow_by(const SeqPtr& seq, const Seq& whole, int end, const Tables& tables) {
   if (end == seq->length()) return;
-  if (seq->stands == seq->length()) seq->stands = end;
-  seq->loaded = true;
+  if (seq->stands == seq->length()) {
+    seq->stands = end;
+    if (whole.known_prompt.size() > seq->known_prompt.size()) {
+      seq->known_prompt = whole.known_prompt;
+    }
+  }
   for (int p = seq->length(); p < end; ++p) {
     const auto at = static_cast<std::size_t>(p);
     seq->tokens.push_back(whole.tokens[at]);
