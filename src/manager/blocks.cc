@@ -101,9 +101,9 @@ bool KVCacheManager::Impl::is_held(GroupId group_id, BlockId block) const noexce
 }
 
 // A partial tail in which no prompt was found goes before all else: a stream of short requests must
-// not flush prefixes that others share. So does a block of a window group that no end reads: it was
-// passed, and must not flush what hits need (border.cc). What takes entries of held blocks of its
-// group along goes last, and so does the border of a sequence.
+// not flush prefixes that others share. A block of a window group that no end reads goes first as
+// well: the window has passed it, and hits do not need it (border.cc). Last goes a block whose loss
+// would make held blocks of its group lose their entries, and the border of a sequence.
 EvictionTurn KVCacheManager::Impl::turn_of(std::int32_t g, BlockId block,
                                            Candidate candidate) const noexcept {
   if (candidate == Candidate::kNone) return EvictionTurn::kNever;

@@ -10,14 +10,15 @@
 // path, so several sequences may count the same block into theirs.
 //
 // Ends (prefix_tree.h) are where the next turn of a chat, or the same prompt again, goes on. Blocks
-// of window groups that no end reads leave first, so that what windows have passed does not flush
-// what a hit needs: of a long prompt that is all but one window. The manager notes these ends:
-//   - position n - 1 of each prompt of n tokens that was given to open(), the most that a prompt
-//     finds of itself: when it is opened, of what was found; of the rest, when it is published;
+// of window groups that no end reads leave first. In a long prompt these are all but one window,
+// and they must not flush what a hit needs. The manager notes these ends:
+//   - position n - 1 of each prompt of n tokens that was given to open(), which is as far as a
+//     prompt finds itself. Blocks that open() found are noted then, the others when they are
+//     published;
 //   - the last full-block border of a sequence, when it closes;
 //   - where a pinned prefix ends, when it is pinned.
-// The tree notes where paths part. A sequence that is cut back in front of position n - 1 does not
-// get there any more.
+// The tree notes where paths part. A sequence that was cut back before position n - 1 has no such
+// end any more.
 
 #include <algorithm>
 
@@ -96,7 +97,7 @@ void KVCacheManager::Impl::take_border_back(std::int32_t row) noexcept {
 
 // ---- ends ----
 
-// Of a prompt of `size` tokens, what was found is in the sequence's tables.
+// The prompt has `size` tokens; what was found of it is in the sequence's tables.
 void KVCacheManager::Impl::note_prompt(std::int32_t row, std::int32_t size) noexcept {
   if (size == 0) return;
   const std::int32_t end = size - 1;
@@ -121,7 +122,7 @@ void KVCacheManager::Impl::note_prompt(std::int32_t row, std::int32_t size) noex
 void KVCacheManager::Impl::note_prompt_on_path(std::int32_t row,
                                                std::int32_t published_before) noexcept {
   const std::int32_t end = details(row).prompt_end;
-  // Behind the block that the end lies inside, all of it is noted.
+  // Once the place is behind the block that the end lies inside, all that the end reads is noted.
   if (published_before >= end + kMaxBlockSize) return;
   tree_->note_end(rows_[row].place, end);
   drain_tree();

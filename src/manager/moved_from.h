@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What calls of a manager say that was moved from. Those that return a Status or a Result say so,
-// the others end the program: there is nothing that they could return. KVFOLIO_RECORDED asks for
-// all that are not const, the macros below for the others; scripts/layers checks that each is
-// asked.
+// What the calls of a manager say after it was moved from. Calls that return a Status or a Result
+// return an error; the others end the program, since there is nothing that they could return. Calls
+// that are not const check this in KVFOLIO_RECORDED, const calls with the macros below;
+// scripts/layers sees to it that each call checks.
 
 #include <string_view>
 #include <type_traits>
@@ -16,7 +16,7 @@ namespace kvfolio {
 [[nodiscard, gnu::cold, gnu::noinline]] Status moved_from(std::string_view call);
 [[noreturn, gnu::cold, gnu::noinline]] void stop_moved_from(std::string_view call) noexcept;
 
-// Whichever of the two an answer of this type needs.
+// An error if the type can hold one; otherwise the program ends.
 template <typename Answer>
 [[nodiscard]] Answer moved_from_as(std::string_view call) {
   if constexpr (std::is_same_v<Answer, Status> || requires(Answer a) { a.error(); }) {

@@ -114,9 +114,8 @@ inline constexpr std::array<OpName, kNumOps> kOps = {{
 
 // The format. Behind the magic: format and bytes of the body as 32 bits, the body, and 32 bits of
 // the hash of all before them. Calls stand in pieces (op_piece.h). In format 1, which is read and
-// not written, they follow bare, the hash is that of the body, and the options lack copies_by_host:
-// it is of before commit() and append() refused mistakes of a host, and replayed as it was
-// answered.
+// not written, they follow bare, the hash is that of the body, and the options lack copies_by_host.
+// When it was written, commit() and append() refused no mistake of a host, and so it is replayed.
 inline constexpr std::string_view kOpLogMagic = "KVFOPLOG";
 inline constexpr std::uint32_t kOpLogFormat = 2;
 inline constexpr std::uint32_t kOpLogFormatBare = 1;

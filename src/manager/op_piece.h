@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The pieces in which a log holds its calls: one for each time that the sink was given something. A
-// piece is a header of 12 bytes (how many bytes follow, their hash, and a hash of these two and of
-// the piece's place in the file) and the bytes. So a byte that was changed, and a piece that is
-// missing, stands twice or stands elsewhere, is seen before a call of it is believed. Calls go on
-// from one piece to the next.
+// The pieces in which a log holds its calls: one for each write to the sink. A piece is a header of
+// 12 bytes (how many bytes follow, their hash, and a hash of these two and of the piece's place in
+// the file) and the bytes. So a changed byte is seen before a call is believed, and so is a piece
+// that is missing, repeated or in another place. A call may begin in one piece and end in the next.
 
 #include <array>
 #include <cstddef>

@@ -27,8 +27,8 @@
 
 namespace kvfolio {
 
-// What the need of a promise depends on: the tokens that are promised, in all and at most in a
-// step; the length, the own blocks, and whether the tail is one.
+// What decides how many blocks a promise needs: the tokens that are promised, in all and at most in
+// a step; the length, how many blocks are the sequence's own, and whether the tail is one of them.
 struct PromiseState {
   std::int64_t tokens;
   std::int64_t most_per_step;

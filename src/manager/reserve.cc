@@ -179,9 +179,9 @@ void KVCacheManager::Impl::settle_promise(const Step& step, std::int32_t entry) 
   if (reservations_.tokens(row) == 0) end_promise(row);
 }
 
-// Gives back what lies ready beyond the promise. A sequence that is cut back needs less for the
-// same tokens, and what it could have had to copy for a draft, or for an undo, it does not need at
-// rest.
+// Gives back the blocks that lie ready and that the promise does not need any more: a sequence that
+// was cut back needs fewer for the same tokens, and one at rest needs none for the copies that a
+// draft or an undo could have made necessary.
 void KVCacheManager::Impl::return_surplus(std::int32_t row) noexcept {
   const Sequence& s = rows_[row];
   if (!s.has_promise || s.draft() > 0) return;
@@ -218,9 +218,10 @@ bool KVCacheManager::Impl::is_tail_of(std::int32_t row, std::int32_t g,
          step.change(s.step_entry, g).source == block.value();
 }
 
-// They have another holder now. Requires: there was room for cost_of_sharing(). Where that was
-// counted before the call, as admit() does, all of it is taken. Else no more than the promise needs
-// of a sequence at rest: what it gives back in the same call would retire, and was free.
+// The blocks have one more holder now. Requires: there was room for cost_of_sharing(). If the
+// caller counted that cost before, as admit() does, all of it is taken; otherwise only what the
+// promise of a sequence at rest needs, because a block that is taken and given back in one call
+// would retire though it was free before.
 void KVCacheManager::Impl::note_sharing(std::int32_t g, std::span<const std::int32_t> blocks,
                                         bool is_counted) noexcept {
   if (reservations_.num_rows() == 0) return;

@@ -231,8 +231,8 @@ std::int32_t KVCacheManager::Impl::settled_by(const Step& step, std::int32_t ent
   return settled;
 }
 
-// What the engine has done by now, as far as the manager can know it, is what the step needs: every
-// sequence of it was in the last plan, and on storage of its own its copies ran.
+// The engine has done what the step needs, as far as the manager can know: each sequence of the
+// step was in the last plan, and where the manager has storage, the copies of the step ran.
 Status KVCacheManager::Impl::check_done(const Step& step) const {
   if (replays_trust_) return {};
   if (const std::int32_t missing = step.num_behind_plan(); missing > 0) {

@@ -80,7 +80,7 @@ void KVCacheManager::Impl::truncate_to(std::int32_t row, std::int32_t n) noexcep
   Sequence& s = rows_[row];
   SequenceDetails& d = details(row);
   if (n < s.length) leave_load(row);
-  if (n < d.found_tokens) d.found_tokens = -1;  // what comes now is said anew
+  if (n < d.found_tokens) d.found_tokens = -1;  // it does not stand there any more
   s.replay = false;
   s.used = true;
   truncate_blocks(row, n);
