@@ -38,7 +38,8 @@ func (l *OpLog) p() *C.kvfolio_op_log {
 
 // NewOpLog makes a file of mode 0600, in place of what was there. flushEachCall: the arguments of a
 // call are in the file before the call is made, so also those of a call in which the program dies;
-// it costs a system call or two for each. ErrUnavailable: what the system says of the path.
+// it costs a system call or two for each. ErrUnavailable: what the system says of the path, or that
+// another log is being written to it.
 func NewOpLog(path string, flushEachCall bool) (*OpLog, error) {
 	if err := checkABI(); err != nil {
 		return nil, err
@@ -63,7 +64,8 @@ func NewOpLog(path string, flushEachCall bool) (*OpLog, error) {
 }
 
 // openLog returns a file that is empty, has mode 0600, and is no pipe or device. A pipe without a
-// reader does not keep us waiting.
+// reader does not keep us waiting. The file is locked while it is open: two logs that write one file
+// at once would mix their calls. A file system without locks refuses no log.
 func openLog(path string) (int, error) {
 	const flags = syscall.O_WRONLY | syscall.O_CREAT | syscall.O_CLOEXEC | syscall.O_NONBLOCK
 	fd, err := syscall.Open(path, flags, 0o600)
@@ -74,6 +76,9 @@ func openLog(path string) (int, error) {
 	err = syscall.Fstat(fd, &there)
 	if err == nil && there.Mode&syscall.S_IFMT != syscall.S_IFREG {
 		err = errors.New("not a regular file")
+	}
+	if err == nil && syscall.Flock(fd, syscall.LOCK_EX|syscall.LOCK_NB) == syscall.EWOULDBLOCK {
+		err = errors.New("another log is being written to it")
 	}
 	if err == nil {
 		err = syscall.Ftruncate(fd, 0)

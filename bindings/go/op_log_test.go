@@ -105,6 +105,33 @@ func TestALogThatIsClosedFirstIsWrittenToItsEnd(t *testing.T) {
 	}
 }
 
+func TestAFileToWhichALogIsBeingWrittenIsRefusedAndKeepsWhatItHas(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "calls.oplog")
+	log, err := NewOpLog(path, true)
+	must(t, err)
+	c := newTestCache(t, small(32), nil)
+	must(t, c.Record(log))
+	recorded(t, c, 3)
+	_, err = NewOpLog(path, false)
+	e := wants(t, err, ErrUnavailable)
+	if !strings.Contains(e.Message, path+": another log is being written to it") {
+		t.Fatal(e)
+	}
+	recorded(t, c, 3)
+	must(t, c.Record(nil))
+	must(t, log.Status())
+	equal(t, "calls", log.NumCalls(), 6*8)
+	file, err := os.ReadFile(path)
+	must(t, err)
+	if len(file) < 100 {
+		t.Fatalf("the file has %d bytes", len(file))
+	}
+	log.Close()
+	again, err := NewOpLog(path, false) // it is given back
+	must(t, err)
+	again.Close()
+}
+
 func TestAnErrorOfALogChangesNoAnswer(t *testing.T) {
 	_, err := NewOpLog("/nowhere/calls.oplog", false)
 	if e := wants(t, err, ErrUnavailable); !strings.Contains(e.Message, "/nowhere/calls.oplog") {

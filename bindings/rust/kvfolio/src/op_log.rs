@@ -11,7 +11,7 @@ use crate::error::call;
 use crate::{sys, Error, Manager, Result};
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Write};
-use std::os::raw::c_void;
+use std::os::raw::{c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::io::{AsRawFd, IntoRawFd};
@@ -64,7 +64,7 @@ impl OpLog {
     /// in the file before the call is made, so also those of a call in which the program dies; it
     /// costs a system call or two for each.
     ///
-    /// `Unavailable`: what the system says of the path.
+    /// `Unavailable`: what the system says of the path, or that another log is being written to it.
     pub fn create<P: AsRef<Path>>(path: P, flush_each_call: bool) -> Result<OpLog> {
         let path = path.as_ref();
         if path.as_os_str().as_bytes().contains(&0) {
@@ -137,13 +137,26 @@ impl OpLog {
     }
 }
 
-/// Empty, of mode 0600, and not a pipe or a device.
+extern "C" {
+    fn flock(fd: c_int, operation: c_int) -> c_int;
+}
+
+/// Empty, of mode 0600, and not a pipe or a device. Locked while it is open: two logs that write one
+/// file at once would mix their calls. A file system without locks refuses no log.
 fn open_file(path: &Path) -> io::Result<File> {
     const O_NONBLOCK: i32 = 0o4000; // a pipe without a reader does not keep us waiting
     let mut options = OpenOptions::new();
     let file = options.write(true).create(true).mode(0o600).custom_flags(O_NONBLOCK).open(path)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    const LOCK_EX_NB: c_int = 2 | 4;
+    // SAFETY: the descriptor is open.
+    if unsafe { flock(file.as_raw_fd(), LOCK_EX_NB) } != 0
+        && io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock
+    {
+        let said = "another log is being written to it";
+        return Err(io::Error::new(io::ErrorKind::WouldBlock, said));
     }
     file.set_len(0)?;
     file.set_permissions(Permissions::from_mode(0o600))?;

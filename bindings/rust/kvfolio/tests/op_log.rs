@@ -80,6 +80,31 @@ fn header_bytes(log: &[u8]) -> usize {
 }
 
 #[test]
+fn a_file_to_which_a_log_is_being_written_is_refused_and_keeps_what_it_has() -> Result<()> {
+    let path = std::env::temp_dir().join(format!("kvfolio-oplog-locked-{}", std::process::id()));
+    let mut cache = cache();
+    cache.record(Some(OpLog::create(&path, true)?))?;
+    run(&mut cache, 3);
+    match OpLog::create(&path, false) {
+        Err(Error::Unavailable(why)) => {
+            assert!(why.contains(path.to_str().unwrap()), "{why}");
+            assert!(why.contains("another log is being written to it"), "{why}");
+        }
+        other => panic!("{other:?}"),
+    }
+    run(&mut cache, 3);
+    let log = cache.record(None)?.unwrap();
+    log.status()?;
+    assert_eq!(log.num_calls(), 6 * 8);
+    assert!(std::fs::read(&path).unwrap().len() > 100);
+    drop(log);
+    OpLog::create(&path, false)?; // it is given back
+    assert!(std::fs::read(&path).unwrap().is_empty());
+    std::fs::remove_file(&path).unwrap();
+    Ok(())
+}
+
+#[test]
 fn equal_runs_write_equal_bytes_to_a_writer_and_to_a_file() -> Result<()> {
     let path = std::env::temp_dir().join(format!("kvfolio-oplog-{}", std::process::id()));
     let (one, two, again) = (Shared::default(), Shared::default(), Shared::default());
