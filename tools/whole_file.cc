@@ -9,7 +9,9 @@
 
 #include <array>
 #include <cerrno>
+#include <ctime>
 #include <filesystem>
+#include <fstream>
 #include <system_error>
 #include <utility>
 
@@ -25,7 +27,9 @@ constexpr std::size_t kBufferBytes = 65536;
 constexpr std::string_view kPartBegin = ".kvfolio.";
 constexpr std::string_view kPartEnd = ".part";
 constexpr std::string_view kNameDigits = "0123456789abcdef";
-constexpr std::size_t kRandomDigits = 16;
+constexpr std::size_t kBootDigits = 8;
+constexpr std::size_t kRandomDigits = 8;
+constexpr std::time_t kSecondsUntilOld = 24 * 3600;
 
 std::string said(int error) { return std::error_code(error, std::generic_category()).message(); }
 
@@ -33,34 +37,62 @@ Status failed(const std::string& path, const char* what, int error) {
   return {ErrorCode::kInvalidArgument, path + ": " + what + ": " + said(error)};
 }
 
+// The first digits of a random id that the kernel takes when it starts; zeros if it gives none.
+std::string boot_digits() {
+  std::string digits(kBootDigits, '0');
+  std::ifstream("/proc/sys/kernel/random/boot_id").read(digits.data(), kBootDigits);
+  if (digits.find_first_not_of(kNameDigits) != std::string::npos) digits.assign(kBootDigits, '0');
+  return digits;
+}
+
 std::string name_of_part() {
   std::array<unsigned char, kRandomDigits> random{};
   static_cast<void>(::getentropy(random.data(), random.size()));
   std::string name(kPartBegin);
+  name += boot_digits();
   for (const unsigned char byte : random) name += kNameDigits[byte % kNameDigits.size()];
   return name.append(kPartEnd);
 }
 
 bool is_name_of_part(const std::string& name) {
-  if (name.size() != kPartBegin.size() + kRandomDigits + kPartEnd.size()) return false;
+  if (name.size() != kPartBegin.size() + kBootDigits + kRandomDigits + kPartEnd.size()) {
+    return false;
+  }
   return name.starts_with(kPartBegin) && name.ends_with(kPartEnd) &&
          name.find_first_not_of(kNameDigits, kPartBegin.size()) == name.size() - kPartEnd.size();
 }
 
-// Parts of ours that no process holds any more.
+bool is_of_this_boot(const std::string& name) {
+  const std::string boot = boot_digits();
+  return name.compare(kPartBegin.size(), kBootDigits, boot) == 0 &&
+         boot != std::string(kBootDigits, '0');
+}
+
+// No process writes the part any more. Processes under one kernel see each other's locks. Another
+// host that shares the folder may not, and a name does not say whether its boot goes on: such a
+// part must also be old, and a run that goes on keeps it young by writing to it.
+bool is_of_the_dead(int file, const std::string& name) {
+  struct stat there {};
+  if (::fstat(file, &there) != 0 || !S_ISREG(there.st_mode) || there.st_uid != ::geteuid()) {
+    return false;
+  }
+  const int locked = ::flock(file, LOCK_EX | LOCK_NB);
+  if (locked != 0 && errno == EWOULDBLOCK) return false;
+  if (locked == 0 && is_of_this_boot(name)) return true;
+  return std::time(nullptr) - there.st_mtime > kSecondsUntilOld;
+}
+
+// Locks over a network need a file that is open for writing.
 void remove_parts_of_the_dead(const fs::path& folder) {
   std::error_code error;
   for (fs::directory_iterator at(folder, error); !error && at != fs::directory_iterator();
        at.increment(error)) {
-    if (!is_name_of_part(at->path().filename().string())) continue;
+    const std::string name = at->path().filename().string();
+    if (!is_name_of_part(name)) continue;
     const int file =
-        ::open(at->path().c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+        ::open(at->path().c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (file < 0) continue;
-    struct stat there {};
-    if (::fstat(file, &there) == 0 && S_ISREG(there.st_mode) && there.st_uid == ::geteuid() &&
-        ::flock(file, LOCK_EX | LOCK_NB) == 0) {
-      ::unlink(at->path().c_str());
-    }
+    if (is_of_the_dead(file, name)) ::unlink(at->path().c_str());
     ::close(file);
   }
 }
@@ -86,23 +118,26 @@ struct WholeFile::State {
   int create_part() {
     const fs::path folder = folder_of(target);
     remove_parts_of_the_dead(folder);
+    constexpr int kMostTries = 100;
     int error = EAGAIN;
-    for (int i = 0; i < 8 && error == EAGAIN; ++i) error = try_part(folder);
+    for (int i = 0; i < kMostTries && error == EAGAIN; ++i) error = try_part(folder);
     return error;
   }
-  // EAGAIN: until it was locked another run took it for one of the dead.
+  // EAGAIN: another run took it for one of the dead before it was locked, and removes it.
   int try_part(const fs::path& folder) {
     part = (folder / name_of_part()).string();
     remember_unfinished(part.c_str());  // no file of another has this name
     file = ::open(part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     int why = file < 0 ? errno : 0;
+    if (why == EEXIST) why = EAGAIN;
     struct stat there {};
-    if (file >= 0 && ::flock(file, LOCK_EX | LOCK_NB) == 0 && ::fstat(file, &there) == 0 &&
-        there.st_nlink == 0) {
+    if (file >= 0) {
+      const bool is_locked = ::flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+      if (!is_locked && (::fstat(file, &there) != 0 || there.st_nlink > 0)) return 0;
       why = EAGAIN;
+      ::unlink(part.c_str());
       ::close(std::exchange(file, -1));
     }
-    if (file >= 0) return 0;
     forget_unfinished(part.c_str());
     part.clear();
     return why;

@@ -5,8 +5,9 @@
 // the same folder, ".kvfolio.*.part", so a run that fails or is interrupted leaves nothing behind,
 // what stood under the name stays, two runs on one name do not mix, and a link that waits under the
 // name of the part is not followed. A part is locked while its run lives; the next WholeFile in the
-// folder removes those that a kill left. What is no regular file (/dev/null, a pipe) is written as
-// it is; a pipe is waited for until it has a reader. Thread safety: none.
+// folder removes those that a kill left: at once, or after a day if they may be of another host
+// that shares the folder and whose locks are not seen here. What is no regular file (/dev/null, a
+// pipe) is written as it is; a pipe is waited for until it has a reader. Thread safety: none.
 
 #include <memory>
 #include <string>

@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <string_view>
 #include <utility>
 
@@ -45,15 +46,32 @@ std::string name_in_folder(const std::string& path) {
   return path.substr(path.find_last_of('/') + 1);  // npos + 1 is 0
 }
 
+// Hidden names: this, 8 digits of the boot in which the file was made, and 8 random ones.
 constexpr std::string_view kHiddenBegin = ".kvfolio.";
 constexpr std::string_view kDigits = "0123456789abcdef";
-constexpr std::size_t kHiddenDigits = 16;
+constexpr std::size_t kBootDigits = 8;
+constexpr std::size_t kRandomDigits = 8;
+constexpr std::size_t kHiddenDigits = kBootDigits + kRandomDigits;
+constexpr std::time_t kSecondsUntilOld = 24 * 3600;
 
-// Of another file at each call; if the system has no random bytes, a name that may be taken.
+// The first digits of a random id that the kernel takes when it starts; zeros if it gives none.
+std::string boot_digits() {
+  std::array<char, kBootDigits> digits{};
+  const int file = ::open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+  const bool read = file >= 0 && ::read(file, digits.data(), digits.size()) == kBootDigits;
+  if (file >= 0) ::close(file);
+  const std::string_view said(digits.data(), digits.size());
+  return read && said.find_first_not_of(kDigits) == std::string_view::npos
+             ? std::string(said)
+             : std::string(kBootDigits, '0');
+}
+
+// Differs at each call; if the system has no random bytes, it may be taken.
 std::string hidden_name() {
-  std::array<unsigned char, kHiddenDigits> random{};
+  std::array<unsigned char, kRandomDigits> random{};
   static_cast<void>(::getentropy(random.data(), random.size()));
   std::string name(kHiddenBegin);
+  name += boot_digits();
   for (const unsigned char byte : random) name += kDigits[byte % kDigits.size()];
   return name;
 }
@@ -63,19 +81,35 @@ bool is_hidden_name(std::string_view name) {
          name.find_first_not_of(kDigits, kHiddenBegin.size()) == std::string_view::npos;
 }
 
-// Who writes a file that has a hidden name holds its lock, so that the next one knows the files of
-// programs that were killed. Without locks in the file system there are none that it can know.
-void lock(int file) { static_cast<void>(::flock(file, LOCK_EX | LOCK_NB)); }
+bool is_of_this_boot(std::string_view name) {
+  const std::string boot = boot_digits();
+  return name.substr(kHiddenBegin.size(), kBootDigits) == boot &&
+         boot != std::string(kBootDigits, '0');
+}
 
-void remove_if_dead(int folder, const char* name) {
-  const int file =
-      ::openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-  if (file < 0) return;
+// The process that writes a file with a hidden name holds its lock. False: another process does. In
+// a file system without locks each process seems to get it.
+bool lock(int file) { return ::flock(file, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK; }
+
+// No process writes the file any more. Processes under one kernel see each other's locks. Another
+// host that shares the folder may not, and a name does not say whether its boot goes on: such a
+// file must also be old, and a save that goes on keeps it young by writing to it.
+bool is_of_the_dead(int file, std::string_view name) {
   struct stat there {};
-  if (::fstat(file, &there) == 0 && S_ISREG(there.st_mode) && there.st_uid == ::geteuid() &&
-      ::flock(file, LOCK_EX | LOCK_NB) == 0) {
-    ::unlinkat(folder, name, 0);
+  if (::fstat(file, &there) != 0 || !S_ISREG(there.st_mode) || there.st_uid != ::geteuid()) {
+    return false;
   }
+  const int locked = ::flock(file, LOCK_EX | LOCK_NB);
+  if (locked != 0 && errno == EWOULDBLOCK) return false;
+  if (locked == 0 && is_of_this_boot(name)) return true;
+  return std::time(nullptr) - there.st_mtime > kSecondsUntilOld;
+}
+
+// Locks over a network need a file that is open for writing.
+void remove_if_dead(int folder, const char* name) {
+  const int file = ::openat(folder, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+  if (file < 0) return;
+  if (is_of_the_dead(file, name)) ::unlinkat(folder, name, 0);
   ::close(file);
 }
 
@@ -104,6 +138,25 @@ int open_without_name(int folder) {
   if (::stat(link_of(file).c_str(), &there) == 0) return file;
   ::close(file);
 #endif
+  return -1;
+}
+
+// A new file with a hidden name, which the process has locked; or -1, and errno. Until it is
+// locked, another process may take it for one of the dead and remove it: then it is made again.
+int create_hidden(int folder, std::string& name) {
+  constexpr int kMostTries = 100;
+  for (int i = 0; i < kMostTries; ++i) {
+    name = hidden_name();
+    const int file =
+        ::openat(folder, name.c_str(), O_CREAT | O_EXCL | O_NOFOLLOW | O_WRONLY | O_CLOEXEC, 0600);
+    if (file < 0 && errno != EEXIST) return -1;
+    if (file < 0) continue;
+    struct stat there {};
+    if (lock(file) && (::fstat(file, &there) != 0 || there.st_nlink > 0)) return file;
+    ::unlinkat(folder, name.c_str(), 0);
+    ::close(file);
+  }
+  errno = EBUSY;
   return -1;
 }
 
@@ -174,12 +227,10 @@ Result<FileSink> FileSink::create(const std::string& path) {
   remove_files_of_the_dead(opened);
   sink.file_ = open_without_name(opened);
   if (sink.file_ >= 0) return sink;
-  std::string hidden = hidden_name();
-  sink.file_ =
-      ::openat(opened, hidden.c_str(), O_CREAT | O_EXCL | O_NOFOLLOW | O_WRONLY | O_CLOEXEC, 0600);
+  std::string hidden;
+  sink.file_ = create_hidden(opened, hidden);
   if (sink.file_ < 0) return failed(path, "cannot create a file in its folder");
   sink.hidden_ = std::move(hidden);
-  lock(sink.file_);
   return sink;
 }
 
@@ -197,7 +248,7 @@ Status FileSink::write_pieces(std::span<const std::span<const std::byte>> pieces
 Status FileSink::take_name() {
   if (!hidden_.empty()) return {};
   std::string hidden = hidden_name();
-  lock(file_);
+  lock(file_);  // no other process can have it: it has no name yet
   if (::linkat(AT_FDCWD, link_of(file_).c_str(), folder_, hidden.c_str(), AT_SYMLINK_FOLLOW) != 0) {
     return failed(path_, "cannot give the file a name in its folder");
   }

@@ -9,17 +9,51 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <chrono>
 #include <csignal>
+#include <cstdarg>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <string>
 #include <vector>
+
+// Calls of the system that a test changes: of a file system without unnamed files, and just before
+// a file is locked. All others go through.
+namespace {
+bool has_unnamed_files = true;
+int unnamed_files_refused = 0;
+std::function<void()> before_next_lock;  // NOLINT(cert-err58-cpp)
+}  // namespace
+
+extern "C" int openat(int folder, const char* path, int flags, ...) {
+  mode_t mode = 0;
+  if ((flags & (O_CREAT | O_TMPFILE)) != 0) {
+    va_list more;
+    va_start(more, flags);
+    mode = va_arg(more, mode_t);
+    va_end(more);
+  }
+  if (!has_unnamed_files && (flags & O_TMPFILE) == O_TMPFILE) {
+    ++unnamed_files_refused;
+    errno = EOPNOTSUPP;
+    return -1;
+  }
+  return static_cast<int>(::syscall(SYS_openat, folder, path, flags, mode));
+}
+
+extern "C" int flock(int file, int operation) noexcept {
+  if (before_next_lock) std::exchange(before_next_lock, nullptr)();
+  return static_cast<int>(::syscall(SYS_flock, file, operation));
+}
 
 namespace kvfolio {
 namespace {
@@ -34,12 +68,35 @@ class FileTest : public testing::Test {
     EXPECT_NE(::mkdtemp(made.data()), nullptr);
     folder_ = made;
   }
-  ~FileTest() override { fs::remove_all(folder_); }
+  ~FileTest() override {
+    has_unnamed_files = true;
+    before_next_lock = nullptr;
+    fs::remove_all(folder_);
+  }
 
   [[nodiscard]] std::string path(const std::string& name) const { return folder_ + "/" + name; }
   [[nodiscard]] std::size_t num_files() const {
     return static_cast<std::size_t>(
         std::distance(fs::directory_iterator(folder_), fs::directory_iterator()));
+  }
+  // The only hidden file in the folder.
+  [[nodiscard]] std::string hidden() const {
+    std::string found;
+    for (const auto& each : fs::directory_iterator(folder_)) {
+      if (!each.path().filename().string().starts_with(".kvfolio.")) continue;
+      EXPECT_EQ(found, "");
+      found = each.path();
+    }
+    return found;
+  }
+  // The digits that name this boot, as hidden files do.
+  static std::string boot() {
+    std::string id;
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+    return id.substr(0, 8);
+  }
+  static void make_older(const std::string& path, std::chrono::hours by) {
+    fs::last_write_time(path, fs::last_write_time(path) - by);
   }
   static std::string content(const std::string& path) {
     std::ifstream in(path, std::ios::binary);
@@ -242,8 +299,9 @@ TEST_F(FileTest, AKilledProcessLeavesTheOldFileAlone) {
 }
 
 TEST_F(FileTest, WhatAKillLeftIsRemovedByTheNextSaveAndWhatLivesStays) {
-  const std::string dead = path(".kvfolio.0123456789abcdef");
-  const std::string alive = path(".kvfolio.fedcba9876543210");
+  if (boot().size() != 8) GTEST_SKIP() << "the kernel does not say which boot this is";
+  const std::string dead = path(".kvfolio." + boot() + "89abcdef");
+  const std::string alive = path(".kvfolio." + boot() + "76543210");
   const std::string notes = path(".kvfolio.notes");
   for (const std::string& name : {dead, alive, notes}) std::ofstream(name) << "half";
   const int held = ::open(alive.c_str(), O_RDONLY | O_CLOEXEC);
@@ -261,6 +319,89 @@ TEST_F(FileTest, WhatAKillLeftIsRemovedByTheNextSaveAndWhatLivesStays) {
   ::close(held);
   EXPECT_TRUE(FileSink::create(path("file")));
   EXPECT_FALSE(fs::exists(alive));
+}
+
+// A process that was killed in a file system without unnamed files.
+TEST_F(FileTest, AFileWithAHiddenNameIsLeftByAKillAndRemovedByTheNextSave) {
+  if (boot().size() != 8) GTEST_SKIP() << "the kernel does not say which boot this is";
+  has_unnamed_files = false;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    auto sink = FileSink::create(path("f"));
+    if (sink) static_cast<void>(write_text(*sink, "half"));
+    ::raise(SIGKILL);
+  }
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  EXPECT_EQ(content(hidden()), "half");
+  {
+    auto sink = FileSink::create(path("f"));
+    ASSERT_TRUE(sink && write_text(*sink, "whole").ok());
+    EXPECT_EQ(content(hidden()), "whole");
+    ASSERT_TRUE(sink->commit().ok());
+  }
+  EXPECT_GT(unnamed_files_refused, 0);
+  EXPECT_EQ(content(path("f")), "whole");
+  EXPECT_EQ(num_files(), 1u);
+}
+
+// M7. Its host may write it, and hold a lock that is seen on that host alone.
+TEST_F(FileTest, WhatMayBeOfAnotherHostIsRemovedWhenItIsADayOld) {
+  std::string other = boot();
+  for (char& digit : other) digit = digit == '0' ? '1' : '0';
+  const std::string theirs = path(".kvfolio." + other + "89abcdef");
+  const std::string locked = path(".kvfolio." + other + "76543210");
+  for (const std::string& name : {theirs, locked}) std::ofstream(name) << "half";
+  const int held = ::open(locked.c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_EQ(::flock(held, LOCK_EX), 0);
+  for (const std::string& name : {theirs, locked}) make_older(name, std::chrono::hours(23));
+  EXPECT_TRUE(FileSink::create(path("f")));
+  EXPECT_TRUE(fs::exists(theirs));
+  for (const std::string& name : {theirs, locked}) make_older(name, std::chrono::hours(2));
+  EXPECT_TRUE(FileSink::create(path("f")));
+  EXPECT_FALSE(fs::exists(theirs));
+  EXPECT_TRUE(fs::exists(locked));
+  ::close(held);
+  EXPECT_TRUE(FileSink::create(path("f")));
+  EXPECT_FALSE(fs::exists(locked));
+}
+
+// M7. Between the call that makes the file and the one that locks it.
+TEST_F(FileTest, AFileThatIsTakenForDeadBeforeItIsLockedIsMadeAgain) {
+  has_unnamed_files = false;
+  std::string taken;
+  before_next_lock = [&] {
+    taken = hidden();
+    EXPECT_TRUE(FileSink::create(path("other")));  // which removes it, and leaves nothing
+    EXPECT_FALSE(fs::exists(taken));
+  };
+  auto sink = FileSink::create(path("f"));
+  ASSERT_TRUE(sink) << sink.error();
+  EXPECT_NE(taken, "");
+  EXPECT_NE(hidden(), taken);
+  ASSERT_TRUE(write_text(*sink, "whole").ok());
+  ASSERT_TRUE(sink->commit().ok());
+  EXPECT_EQ(content(path("f")), "whole");
+  EXPECT_EQ(num_files(), 1u);
+}
+
+// M7. The other process has the lock already, and has not removed it yet.
+TEST_F(FileTest, AFileThatIsBeingRemovedBeforeItIsLockedIsMadeAgain) {
+  has_unnamed_files = false;
+  int other = -1;
+  std::string taken;
+  before_next_lock = [&] {
+    taken = hidden();
+    other = ::open(taken.c_str(), O_RDWR | O_CLOEXEC);
+    EXPECT_EQ(::flock(other, LOCK_EX | LOCK_NB), 0);
+  };
+  auto sink = FileSink::create(path("f"));
+  ASSERT_TRUE(sink) << sink.error();
+  ::unlink(taken.c_str());
+  ::close(other);
+  ASSERT_TRUE(write_text(*sink, "whole").ok());
+  ASSERT_TRUE(sink->commit().ok());
+  EXPECT_EQ(content(path("f")), "whole");
+  EXPECT_EQ(num_files(), 1u);
 }
 
 TEST_F(FileTest, PiecesAreWrittenAndReadInOrderHoweverMany) {

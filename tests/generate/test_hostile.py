@@ -181,13 +181,26 @@ def test_two_runs_do_not_write_one_log(tmp_path):
 
 
 def test_what_a_kill_left_is_removed_by_the_next_run_and_what_lives_stays(tmp_path):
-    name = ".kvfolio.0123456789abcdef.part"
-    (tmp_path / name).write_bytes(b"of the dead")
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        boot = file.read(8)
+    dead, living = (tmp_path / f".kvfolio.{boot}{digits}.part" for digits in ("89abcdef", "76543210"))
+    dead.write_bytes(b"of the dead")
     (tmp_path / ".kvfolio.notes.part").write_bytes(b"of another program")
-    with open(tmp_path / ".kvfolio.fedcba9876543210.part", "wb") as living:
-        fcntl.flock(living, fcntl.LOCK_EX)
+    with open(living, "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         assert run(*PROMPT, "--metrics", tmp_path / "x").returncode == 0
-        assert set(files(tmp_path)) == {"x", ".kvfolio.notes.part", ".kvfolio.fedcba9876543210.part"}
+        assert set(files(tmp_path)) == {"x", ".kvfolio.notes.part", living.name}
+
+
+def test_what_may_be_of_another_host_is_removed_when_it_is_a_day_old(tmp_path):
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        boot = "".join("1" if digit == "0" else "0" for digit in file.read(8))
+    theirs = tmp_path / f".kvfolio.{boot}89abcdef.part"
+    theirs.write_bytes(b"half")
+    for hours, stays in ((23, True), (25, False)):
+        os.utime(theirs, (time.time() - hours * 3600,) * 2)
+        assert run(*PROMPT, "--metrics", tmp_path / "x").returncode == 0
+        assert theirs.exists() == stays
 
 
 def test_a_file_that_cannot_be_replaced_is_said_before_the_work(tmp_path):
