@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <string_view>
 #include <system_error>
@@ -73,6 +74,10 @@ void FileNames::keep_out(const std::string& option, const std::string& folder) {
   folders_.push_back(std::move(name));
 }
 
+void FileNames::may_be_one(const std::string& reads, const std::string& writes) {
+  pairs_.emplace_back(reads, writes);
+}
+
 Status FileNames::check() const {
   FileNames all = *this;
   all.add_descriptor("standard input", STDIN_FILENO, false);
@@ -84,6 +89,12 @@ Status FileNames::check() const {
       const Name& other = all.names_[j];
       if (!mine.place || mine.place != other.place || mine.rest != other.rest) continue;
       if (!mine.writes && !other.writes) continue;
+      const Name& reads = mine.writes ? other : mine;
+      const Name& writes = mine.writes ? mine : other;
+      if (std::find(pairs_.begin(), pairs_.end(), std::pair(reads.option, writes.option)) !=
+          pairs_.end()) {
+        continue;
+      }
       return {ErrorCode::kInvalidArgument,
               mine.option + " " + mine.path + " and " + other.option +
                   (other.path.empty() ? "" : " " + other.path) +

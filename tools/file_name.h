@@ -28,6 +28,9 @@ class FileNames {
   // A folder of `option`, into which no other writes.
   void keep_out(const std::string& option, const std::string& folder);
 
+  // These two may be one file: what `reads` does with it is over before `writes` replaces it.
+  void may_be_one(const std::string& reads, const std::string& writes);
+
   // kInvalidArgument: two are one file, by whatever name, and one of them writes; or one is in a
   // folder that is another's. Standard input, output and error count too. A device (/dev/null, a
   // terminal) may be shared.
@@ -47,6 +50,7 @@ class FileNames {
 
   std::vector<Name> names_;
   std::vector<Name> folders_;
+  std::vector<std::pair<std::string, std::string>> pairs_;
 };
 
 }  // namespace kvfolio::tools

@@ -256,13 +256,23 @@ class Generate {
     const Result<RestoreStats> loaded = engine.restore(*load_);
     if (!loaded) return prefixed("--load " + *options_.load_path, loaded.error());
     restored_ = *loaded;
-    if (loaded->sections_damaged > 0 || loaded->records_refused > 0) {
-      report("kvfolio generate: --load " + *options_.load_path + ": " +
-             std::to_string(loaded->sections_damaged) + " sections and " +
-             std::to_string(loaded->records_refused) +
-             " records are damaged; their prompts are computed again");
+    if (loaded->sections_damaged == 0 && loaded->records_refused == 0) return {};
+    const std::string damage = std::to_string(loaded->sections_damaged) + " sections and " +
+                               std::to_string(loaded->records_refused) + " records are damaged";
+    if (saves_what_it_loads()) {
+      return {ErrorCode::kInvalidArgument, "--load " + *options_.load_path + ": " + damage +
+                                               ", and --save " + *options_.save_path +
+                                               " would replace the file; save to another one"};
     }
+    report("kvfolio generate: --load " + *options_.load_path + ": " + damage +
+           "; their prompts are computed again");
     return {};
+  }
+
+  [[nodiscard]] bool saves_what_it_loads() const {
+    std::error_code error;
+    return options_.load_path && options_.save_path &&
+           std::filesystem::equivalent(*options_.load_path, *options_.save_path, error);
   }
 
   Status save(llama::Engine& engine, FileSink& sink) {
@@ -341,7 +351,7 @@ class Generate {
   TextOutput text_;
 };
 
-// What the options read and write is a file for each.
+// What the options read and write is a file for each; only a prefix cache may be carried on in one.
 Status check_files(const GenerateOptions& options) {
   FileNames names;
   const auto add = [&](const char* option, const std::optional<std::string>& path, bool writes) {
@@ -364,6 +374,7 @@ Status check_files(const GenerateOptions& options) {
   add("--metrics", options.metrics_path, true);
   add("--logits", options.logits_path, true);
   add("--oplog", options.oplog_path, true);
+  names.may_be_one("--load", "--save");
   if (options.tiers.disk) names.keep_out("--tier disk:", options.tiers.disk->directory);
   return names.check();
 }

@@ -136,7 +136,7 @@ void add_tier_options(CLI::App& app, GenerateOptions& options) {
            "Write the prefix cache to a file at the end. It holds the text of the prompts");
   add_file(app, "--load", options.load_path,
            "Read a prefix cache that --save wrote before the first request; the pool may have "
-           "another size");
+           "another size. --save may replace the same file at the end");
   add_file(app, "--oplog", options.oplog_path,
            "Write down every call of the cache and its answer, for kvfolio inspect. It holds "
            "the text of the prompts");

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command kvfolio: one executable with verbs.
+#include <sys/resource.h>
+
 #include <CLI/CLI.hpp>
 #include <exception>
 #include <new>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -112,11 +115,27 @@ int run(int argc, char** argv) {
   return kvfolio::tools::generate(options);
 }
 
+// Kernels and readers of files keep up to 64 KiB on the stack, and threads get one of this size.
+constexpr rlim_t kLeastStackBytes = rlim_t{256} << 10;
+
+// The bytes that the stack may have, if these are too few.
+std::optional<rlim_t> stack_too_small() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= kLeastStackBytes) return {};
+  return limit.rlim_cur;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   kvfolio::tools::open_standard_descriptors();
   kvfolio::tools::handle_signals();
+  if (const auto bytes = stack_too_small()) {
+    kvfolio::tools::report("kvfolio: the stack may have " + std::to_string(*bytes) +
+                           " bytes (ulimit -s), allowed: " + std::to_string(kLeastStackBytes) +
+                           " and above");
+    return 2;
+  }
   try {
     return run(argc, argv);
   } catch (const std::bad_alloc&) {

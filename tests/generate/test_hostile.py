@@ -54,7 +54,8 @@ def files(folder):
 
 READS = ["--load", "--perplexity"]
 WRITES = ["--save", "--metrics", "--logits", "--oplog"]
-PAIRS = [pair for pair in itertools.permutations(READS + WRITES, 2) if set(pair) & set(WRITES)]
+PAIRS = [pair for pair in itertools.permutations(READS + WRITES, 2)
+         if set(pair) & set(WRITES) and set(pair) != {"--load", "--save"}]
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" ".join)
@@ -76,6 +77,68 @@ def test_two_options_that_name_one_new_file_are_refused(tmp_path, pair):
     for other in ("x", "./x", "dangling", "folder/x"):
         bad(run(*PROMPT, pair[0], tmp_path / "x", pair[1], tmp_path / other), *pair, "one file")
     assert files(tmp_path) == {}
+
+
+CARRY_ON = ["--load", "x", "--save", "x"]
+LONG = ["--prompt", "carry on, " * 20, "--max-new-tokens", "3", "--json"]
+
+
+def cached_tokens(done):
+    assert done.returncode == 0, done
+    return [json.loads(line)["cached_tokens"] for line in done.stdout.splitlines() if b"cached_tokens" in line][0]
+
+
+@pytest.fixture
+def carried(tmp_path):
+    """A folder with a prefix cache x, and what it has."""
+    assert cached_tokens(run(*LONG, "--save", tmp_path / "x")) == 0
+    return tmp_path, (tmp_path / "x").read_bytes()
+
+
+@pytest.mark.parametrize("names", [("x", "x"), ("x", "./x"), ("soft", "x"), ("hard", "x")], ids=" ".join)
+def test_a_prefix_cache_is_carried_on_in_one_file(carried, names):
+    folder, _ = carried
+    (folder / "soft").symlink_to("x")
+    (folder / "hard").hardlink_to(folder / "x")
+    other = ["--prompt", "another " * 20, "--max-new-tokens", "3", "--json"]
+    assert cached_tokens(run(*other, "--load", names[0], "--save", names[1], cwd=folder)) == 0
+    for words in (LONG, other):
+        assert cached_tokens(run(*words, *CARRY_ON, cwd=folder)) > 100
+    assert set(files(folder)) == {"x", "soft", "hard"}
+    # No third option may have it.
+    bad(run(*LONG, *CARRY_ON, "--metrics", "x", cwd=folder), "--metrics", "one file")
+    bad(run(*LONG, "--load", "x", "--save", "soft", cwd=folder), "--save", "symbolic link")
+
+
+def test_a_damaged_cache_is_not_replaced_by_what_is_left_of_it(carried):
+    folder, whole = carried
+    for at in (3, len(whole) // 2, len(whole) - 3):
+        damaged = bytes([*whole[:at], whole[at] ^ 1, *whole[at + 1:]])
+        (folder / "x").write_bytes(damaged)
+        done = run(*LONG, *CARRY_ON, cwd=folder)
+        bad(done, "--load", "x")
+        assert done.stdout == b"" and files(folder) == {"x": damaged}, at
+        (folder / "x").write_bytes(whole[:at])
+        bad(run(*LONG, *CARRY_ON, cwd=folder), "--load", "x")
+        assert files(folder) == {"x": whole[:at]}, at
+
+
+def test_a_cache_that_cannot_be_written_whole_stays_as_it_was(carried):
+    folder, whole = carried
+    bad(run(*LONG, *CARRY_ON, cwd=folder, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (9999, 9999))),
+        "--save", "x")
+    assert files(folder) == {"x": whole}
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=lambda how: how.name)
+def test_a_cache_that_is_carried_on_stays_as_it_was_if_the_run_is_interrupted(tmp_path, how):
+    verb = ("generate", "--model", model(1 << 16))
+    assert cached_tokens(run(*LONG, "--save", tmp_path / "x", verb=verb)) == 0
+    whole = files(tmp_path)
+    started = signals.Started([COMMAND, *verb, "--prompt", "y", "--max-new-tokens", "60000", "--load", tmp_path / "x",
+                               "--save", tmp_path / "x"])
+    assert started.signal(how)[2] == 128 + how
+    assert files(tmp_path) == whole
 
 
 @pytest.mark.parametrize("option", WRITES)
@@ -369,6 +432,31 @@ def test_a_file_that_may_not_grow_is_an_error_and_leaves_nothing(tmp_path, optio
     with open(tmp_path / "out", "wb") as out:
         done = run("--prompt", "abc", "--json", stdout=out, preexec_fn=small)
         bad(done, "standard output", "too large")
+
+
+def with_stack(kib):
+    return {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_STACK, (kib << 10, kib << 10))}
+
+
+@pytest.mark.parametrize("words", [["--version"], ["generate", "--help"], ["generate", "--model", "x", *PROMPT]],
+                         ids=" ".join)
+def test_a_stack_that_is_too_small_is_said(words):
+    for kib in (64, 255):
+        bad(run(*words, verb=(), **with_stack(kib)), str(kib << 10), "ulimit -s", str(256 << 10))
+
+
+@pytest.mark.skipif(SANITIZED, reason="sanitizers make frames larger")
+def test_the_smallest_stack_that_is_allowed_is_enough(tmp_path):
+    kernels = run("--version", verb=()).stdout.split(b"kernels")[1].decode().split()
+    assert "reference" in kernels or "portable" in kernels, kernels
+    for kernel, dtype in itertools.product(kernels, ("f32", "bf16", "int8")):
+        done = run("--prompt", "abc" * 40, "--max-new-tokens", "20", "--threads", "2", "--kernel", kernel, "--cache-dtype",
+                   dtype, "--tier", "host:4MiB", "--tier", f"disk:{tmp_path}/tier,4MiB", "--save", tmp_path / "x",
+                   "--oplog", tmp_path / "log", "--metrics", tmp_path / "m", "--verify", **with_stack(256))
+        assert done.returncode == 0, done
+        for verb in (["inspect", tmp_path / "log", "--replay"], ["inspect", tmp_path / "x", "--index"]):
+            assert run(*verb, verb=(), **with_stack(256)).returncode == 0
+        shutil.rmtree(tmp_path / "tier")
 
 
 def test_signals_at_random_moments_leave_nothing_half(tmp_path):
