@@ -30,12 +30,12 @@ constexpr std::uint64_t kFirstOfTransfers = 20;
 constexpr int kNumMixed = static_cast<int>(Family::kTransfers);
 
 constexpr std::array<std::uint64_t, 22> kDigests = {
-    0x9c9eefd29d3e7accu, 0x68b6308b957f6656u, 0xed312d18a2c81015u, 0x5f9dae9cccf4a2d0u,
-    0x5e26366f1b84092cu, 0xa9b7a4c28c3d6910u, 0xb2b5142f31e45fd1u, 0x972b95e5d55ee57fu,
-    0xb3619845f738a459u, 0x996c336844157e04u, 0xf34098070db439a9u, 0x5063f9fa46c46345u,
-    0xbc99a9e693ae9426u, 0x522df0d845a9df08u, 0xd4aa2976ca5d6adbu, 0x412d3565bec2bd2au,
-    0x863a8cf27e108f4cu, 0xc599bca204f8938cu, 0xda0de4353e3c5013u, 0x4d25f527b91a1476u,
-    0x257cbadb44753526u, 0x6c5529a8e9e20d26u,
+    0x5fdfcba4eb93c63cu, 0x3d8b4a4fb3de23b0u, 0xa81b670adeee3e26u, 0x7570d19e5a153368u,
+    0xf8163a12dea68e2bu, 0xdf0e481ad0195c7fu, 0xf30ea4dc68d63774u, 0x7c48f9e21d4296cfu,
+    0x235dbc4a0d068713u, 0xeef6e7f7bbafc646u, 0x2d26727bde380074u, 0x2466eeb8b7f91557u,
+    0xb6c49d89ce5fb864u, 0xd61250e052d18f5fu, 0x2075f3b0f303b38fu, 0xad88106ceac14091u,
+    0xf42457235dde57d2u, 0x6b7ea84cc94825bdu, 0x2cdf83d9285a7369u, 0x2595ed36620e57a1u,
+    0xeacd13918fde4deeu, 0xfbd76a0c35cb2a56u,
 };
 
 class Digest : public testing::TestWithParam<int> {};
