@@ -353,6 +353,84 @@ TEST_F(DiskStore, ATierWhoseErrorsDoNotEndIsOff) {
   EXPECT_THAT(sim.store->describe(), HasSubstr("off after errors"));
 }
 
+TEST_F(DiskStore, ADiskThatFailsIsTriedAgainWithGrowingPauses) {
+  store_all(0, 3);
+  reopen();
+  sim.disk->on_call = [](const SimDisk::Call& call) {
+    return SimDisk::Fault{.error = std::string(call.name) == "open" ? -ENOENT : 0};
+  };
+  std::uint64_t number = 100;
+  while (sim.store->health().usable) {
+    store(number++);
+    waiter->now_us += 1'100'000;
+    waiter->poll();
+    ASSERT_LT(number, 200u);
+  }
+  // Each chance costs one store, and comes later than the one before.
+  std::vector<std::uint64_t> chances;
+  const std::uint64_t begin = waiter->now_us;
+  while (waiter->now_us < begin + 200'000'000) {
+    waiter->now_us += 100'000;
+    waiter->poll();
+    if (!sim.store->health().usable) continue;
+    EXPECT_EQ(store(number++), TierResult::kIoError);
+    EXPECT_FALSE(sim.store->health().usable);
+    EXPECT_THAT(sim.store->describe(), HasSubstr("off after errors: No such file or directory"));
+    chances.push_back(waiter->now_us);
+  }
+  ASSERT_GE(chances.size(), 8u);
+  EXPECT_LE(chances.size(), 13u);
+  for (std::size_t i = 2; i < 5; ++i) {
+    EXPECT_GT(chances[i] - chances[i - 1], (chances[i - 1] - chances[i - 2]) * 3 / 2);
+  }
+  sim.disk->on_call = nullptr;
+  waiter->now_us += 31'000'000;
+  waiter->poll();
+  EXPECT_TRUE(sim.store->health().usable);
+  EXPECT_EQ(store(number), TierResult::kOk);
+  EXPECT_EQ(load(1), TierResult::kOk);
+  EXPECT_THAT(sim.store->describe(), ::testing::Not(HasSubstr("off")));
+}
+
+TEST_F(DiskStore, ADiskThatHangsIsPassedOverUntilItAnswers) {
+  store_all(0, 40);
+  sim.engine->hangs = true;
+  std::vector<ItemMemory> memory;
+  std::uint64_t tag = 1'000'000;
+  std::size_t accepted = 0, answered = 0, in_time = 0;
+  const auto ask = [&](std::uint64_t number) {
+    memory.emplace_back(size_of(number), true);
+    const TierItem item{key_of(number), memory.back().data(), size_of(number), ++tag};
+    accepted += sim.store->submit(TierOp::kLoad, std::span(&item, 1), {waiter->now_us + 300'000});
+  };
+  std::vector<std::uint64_t> pauses;  // how long each was
+  std::uint64_t off_since = 0;
+  const std::uint64_t begin = waiter->now_us;
+  while (waiter->now_us < begin + 30'000'000) {
+    for (std::uint64_t i = 36; i < 39; ++i) ask(i);
+    waiter->now_us += 100'000;
+    answered += waiter->poll().size();
+    const bool off = !sim.store->health().usable;
+    if (off && off_since == 0) off_since = waiter->now_us;
+    if (!off && off_since != 0) pauses.push_back(waiter->now_us - std::exchange(off_since, 0));
+  }
+  EXPECT_THAT(sim.store->describe(), HasSubstr("off after errors: it does not answer"));
+  ASSERT_GE(pauses.size(), 3u);
+  for (std::size_t i = 1; i < pauses.size(); ++i) EXPECT_GT(pauses[i], pauses[i - 1]);
+  EXPECT_LT(accepted, 300u);  // of 900
+  sim.engine->hangs = false;
+  while (!sim.store->idle()) {
+    for (const TierDone& done : waiter->poll()) {
+      ++answered;
+      in_time += done.result == TierResult::kOk ? 1 : 0;
+    }
+  }
+  EXPECT_EQ(answered, accepted);
+  EXPECT_EQ(in_time, 0u);
+  EXPECT_TRUE(sim.store->health().usable);
+  for (std::uint64_t i = 30; i < 40; ++i) EXPECT_EQ(load(i), TierResult::kOk);
+}
+
 TEST_F(DiskStore, AFullDiskEvictsAndThenDrops) {
   store_all(0, 40);
   sim.disk->capacity = sim.disk->bytes();  // no further segment
@@ -930,8 +1008,47 @@ TEST(DiskStoreOptions, AreRefusedByName) {
 
 // ---- anything, in any order ----
 
-// Operations, faults, ends and crashes drawn from a seed, against a set of what was ever stored. A
-// key that was never stored is never found; one that was has the right bytes or is a miss.
+constexpr std::int64_t kForeignBytes = 5000;  // no size of ours
+
+std::size_t foreign_files(const SimDisk& disk) {
+  std::size_t count = 0;
+  for (const auto& [path, file] : disk.files) {
+    count += std::int64_t(file->data.size()) == kForeignBytes ? 1 : 0;
+  }
+  return count;
+}
+
+// What other programs do between two runs: they rename segments, and put files of their own there.
+// Returns how many these are.
+std::size_t change_files(SimDisk& disk, std::mt19937_64& random) {
+  std::vector<std::string> segments;
+  for (const auto& [path, file] : disk.files) {
+    const bool is_ours = std::int64_t(file->data.size()) != kForeignBytes;
+    if (is_ours && path.find("segment-") != std::string::npos) segments.push_back(path);
+  }
+  if (segments.size() >= 2 && random() % 3 == 0) {
+    std::swap(disk.files.at(segments[random() % segments.size()]),
+              disk.files.at(segments[random() % segments.size()]));
+  }
+  if (!segments.empty() && random() % 4 == 0) {
+    auto one = disk.files.extract(segments[random() % segments.size()]);
+    do {
+      one.key() = "/d/" + segment_name(random());
+    } while (disk.files.count(one.key()) > 0);
+    disk.files.insert(std::move(one));
+  }
+  if (random() % 4 != 0) return 0;
+  const auto foreign = std::make_shared<SimDisk::File>();
+  foreign->data.resize(kForeignBytes, std::byte{'x'});
+  foreign->durable = foreign->data;
+  foreign->name_is_durable = true;
+  const std::uint64_t number = random() % 2 == 0 ? random() % 60 : ~(random() % 3);
+  return disk.files.emplace("/d/" + segment_name(number), foreign).second ? 1 : 0;
+}
+
+// Operations, faults, ends, crashes and what others do, drawn from a seed, against a set of what
+// was ever stored. A key that was never stored is never found; one that was has the right bytes or
+// is a miss.
 class DiskStoreRandom : public ::testing::TestWithParam<std::uint64_t> {};
 
 TEST_P(DiskStoreRandom, IsRightOrAMiss) {
@@ -943,6 +1060,7 @@ TEST_P(DiskStoreRandom, IsRightOrAMiss) {
   sim.seed = seed;
   sim.options.bytes = std::int64_t(300 + random() % 500) << 10;
   ASSERT_TRUE(sim.open().ok());
+  std::size_t foreigners = 0;
   std::set<std::uint64_t> stored;
   std::set<std::uint64_t> erased;  // kErase said kOk, and nobody stored it again
   const bool faults = random() % 2 == 0;
@@ -957,10 +1075,12 @@ TEST_P(DiskStoreRandom, IsRightOrAMiss) {
     if (call.offset + one.shift < 0) one.shift = 0;
     return one;
   };
-  for (int life = 0; life < 6; ++life) {
+  for (int life = 0; life < 10; ++life) {
     if (faults) sim.disk->on_call = fault;
     Waiter<SegmentStore> asks(*sim.store);
-    for (int step = 0; step < 300 && sim.store->health().usable; ++step) {
+    // Some runs are short.
+    const int steps = random() % 2 == 0 ? 300 : int(random() % 6);
+    for (int step = 0; step < steps && sim.store->health().usable; ++step) {
       const std::uint64_t number = random() % 150;
       asks.now_us += random() % 10'000;
       switch (random() % 5) {
@@ -984,7 +1104,7 @@ TEST_P(DiskStoreRandom, IsRightOrAMiss) {
       if (step % 50 == 0) {
         const Status status = sim.store->check_invariants();
         ASSERT_TRUE(status.ok()) << status;
-        EXPECT_LE(sim.disk->bytes(), sim.options.bytes);
+        EXPECT_LE(sim.disk->bytes() - std::int64_t(foreigners) * kForeignBytes, sim.options.bytes);
       }
     }
     sim.disk->on_call = nullptr;
@@ -994,8 +1114,11 @@ TEST_P(DiskStoreRandom, IsRightOrAMiss) {
     if (end == 1) left->crash([&](const std::string&, std::int64_t) { return random() % 3 > 0; });
     sim.close();
     if (end != 0) sim.disk = std::move(left);
+    foreigners += change_files(*sim.disk, random);
+    sim.options.open_files_max = std::int32_t(random() % 4);
     const Status status = sim.open();
     ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(foreign_files(*sim.disk), foreigners);
     Waiter<SegmentStore> after(*sim.store);
     for (const std::uint64_t number : erased) {
       EXPECT_TRUE(goes_astray || !after.exists(number)) << "record " << number;

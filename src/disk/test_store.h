@@ -91,8 +91,9 @@ class SteppedEngine final : public IoEngine {
     (begin_step(*job, 0) ? jobs_ : done_).push_back(job);
     wake();
   }
+  bool hangs = false;  // no call of the system comes back
   std::size_t reap(std::span<IoJob*> done) noexcept override {
-    for (auto steps = 1 + random_() % 4; steps > 0 && !jobs_.empty(); --steps) {
+    for (auto steps = 1 + random_() % 4; steps > 0 && !jobs_.empty() && !hangs; --steps) {
       const auto at = jobs_.begin() + std::ptrdiff_t(random_() % jobs_.size());
       IoJob* job = *at;
       if (continue_job(*job, call_once(job->run.rest(), calls_), calls_)) continue;
