@@ -65,6 +65,21 @@ struct Rows {
 };
 Rows rows_of(nb::handle object, const char* name, Access access);
 Rows rows_of(Array array, const char* name);
+// States [batch, heads, tokens, head_dim], as attention has them.
+struct States {
+  std::optional<Array> array;
+  RowsView first{};  // of row 0 of the batch
+  std::int64_t batch = 0;
+  std::int64_t batch_stride = 0;  // in bytes
+
+  // Of one row of the batch.
+  [[nodiscard]] RowsView row(std::int64_t index) const {
+    RowsView rows = first;
+    rows.data += index * batch_stride;
+    return rows;
+  }
+};
+States states_of(nb::handle object, const char* name, Access access);
 // [tokens, heads] or [tokens, heads, 1], f32 or f64.
 Rows lse_of(nb::handle object, const char* name, Access access);
 

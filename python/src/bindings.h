@@ -217,6 +217,7 @@ void add_questions(nb::class_<Manager>& c);
 void add_step(nb::module_& m);
 void add_steps_of_manager(nb::class_<Manager>& c);
 void add_plan(nb::module_& m);
+void add_module_watch(nb::module_& m);
 
 }  // namespace kvfolio::python
 

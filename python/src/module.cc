@@ -18,4 +18,5 @@ NB_MODULE(_core, m) {
   python::add_kernels(m);
   python::add_attention(m);
   python::add_token_store(m);
+  python::add_module_watch(m);
 }

@@ -30,7 +30,8 @@ def made() -> dict[str, Any]:
     objects = [
         manager, storage, step, plan, group, group.block_table, storage.view(), kvfolio.ThreadPool(1),
         kvfolio.Batch([0, 3], [3], np.zeros((1, 1), np.int32)), kvfolio.TokenStore(16, max_tokens=8),
-        manager.counters, manager.usage(0), manager.info(sequence),
+        manager.counters, manager.usage(0), manager.info(sequence), _core.ModuleWatch([], []),
+        _core.LayerStates(storage.view(), *np.zeros((2, 1, 2, 32, 16), np.float32)),
     ]
     return {type(each).__name__: each for each in objects}
 
@@ -62,6 +63,8 @@ def parameters(signature: str) -> list[tuple[str, str | None, bool, bool]]:
 
 def fitting(name: str, annotation: str | None) -> Any:
     """Something that may stand for an argument that is not looked at."""
+    if name in ("modules", "names"):
+        return []
     if "GroupSpec" in (annotation or ""):
         return SPEC
     plain = dict(int=0, float=0.5, bool=True, str="x", View=kvfolio.Storage(SPEC).view())

@@ -46,6 +46,12 @@ def test_every_public_call_has_a_stub():
                 assert f"def {member}(" in stub, f"{name}.{member}"
 
 
+def test_the_reference_in_docs_is_what_the_package_says():
+    script = pathlib.Path(__file__).parents[2] / "scripts/python-reference"
+    ran = subprocess.run([sys.executable, script, "--check", PACKAGE], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_mypy_strict_passes(tmp_path):
     pytest.importorskip("mypy")
     use = tmp_path / "use.py"

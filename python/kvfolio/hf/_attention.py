@@ -158,35 +158,39 @@ class Place:
     def attend(self, query: torch.Tensor, scale: float, sinks: torch.Tensor | None,
                pads: np.ndarray | None) -> torch.Tensor:
         """[rows, queries, heads, dim_v]; queries at pads get zeros."""
-        assert isinstance(self.store, KernelStore)
         rows, heads, count, _ = query.shape
+        q = query.detach() if query.requires_grad else query
+        q = q.squeeze(2) if count == 1 else q.transpose(1, 2).flatten(0, 1)
+        out = torch.empty(rows * count, heads, self.store.shape.dim_v, dtype=query.dtype)
+        if not self.now.uneven:
+            self._attend(q, out, None, scale, sinks, pads)
+            return out.view(rows, count, heads, -1)
         num_new = np.minimum(self.now.num_new, count)  # a model may have kept the last queries alone
-        q = query.detach().transpose(1, 2).flatten(0, 1)
-        padded = bool((num_new != count).any())
-        make = torch.zeros if padded else torch.empty
-        out = make(rows * count, heads, self.store.shape.dim_v, dtype=query.dtype)
-        real = None
-        if padded:
-            real = torch.from_numpy(np.arange(count)[None] >= (count - num_new)[:, None]).flatten()
-            q = q[real]
-        target = out if real is None else torch.empty(len(q), *out.shape[1:], dtype=out.dtype)
-        lse = None if sinks is None else torch.empty(len(q), heads, dtype=torch.float32)
-        kvfolio.attend(lend(q), self.store.view, self._batch(num_new, pads), out=lend(target), lse=lse,
-                       scale=scale, window=self.window, pool=_thread_pool())
+        real = torch.from_numpy(np.arange(count)[None] >= (count - num_new)[:, None]).flatten()
+        target = torch.empty(int(num_new.sum()), *out.shape[1:], dtype=out.dtype)
+        self._attend(q[real], target, num_new, scale, sinks, pads)
+        out.zero_()
+        out[real] = target
+        return out.view(rows, count, heads, -1)
+
+    def _attend(self, q: torch.Tensor, out: torch.Tensor, num_new: np.ndarray | None, scale: float,
+                sinks: torch.Tensor | None, pads: np.ndarray | None) -> None:
+        """`num_new` queries of each row; None: equally many."""
+        assert isinstance(self.store, KernelStore)
+        batch = self.now.batches.get((self.group, len(q))) if pads is None else None
+        if batch is None:
+            rows = len(self.now.pads)
+            batch = self._batch(np.full(rows, len(q) // rows) if num_new is None else num_new, pads)
+        lse = None if sinks is None else torch.empty(*q.shape[:2], dtype=torch.float32)
+        kvfolio.attend(lend(q), self.store.view, batch, out=lend(out),
+                       lse=None if lse is None else lend(lse), scale=scale, window=self.window, pool=_thread_pool())
         if sinks is not None:
             # A sink is one more key with a score of its own and no value: the sum grows by it.
             assert lse is not None
             share = torch.sigmoid(lse - sinks.detach().float()[None])
-            target.mul_(share[..., None].to(target.dtype))
-        if real is not None:
-            out[real] = target
-        return out.view(rows, count, heads, -1)
+            out.mul_(share[..., None].to(out.dtype))
 
     def _batch(self, num_new: np.ndarray, pads: np.ndarray | None) -> Any:
-        key = (self.group, int(num_new.sum()))
-        known = self.now.batches.get(key) if pads is None else None
-        if known is not None:
-            return known
         lengths = self.now.lengths
         start = np.zeros(len(num_new) + 1, np.int32)
         np.cumsum(num_new, out=start[1:])
@@ -198,7 +202,7 @@ class Place:
         trims = {} if hidden is None else dict(trim_sinks=np.zeros_like(hidden), trim_first_kept=hidden)
         batch = kvfolio.Batch(start, lengths, self.now.groups[self.group].table, **trims)
         if pads is None:
-            self.now.batches[key] = batch
+            self.now.batches[self.group, int(start[-1])] = batch
         return batch
 
 

@@ -25,7 +25,7 @@ from ._layers import (
 from ._namespace import known_of
 from ._pool import Pool
 from ._prompt import generated, namespace_of, namespace_of_config, prompt_of, prompts_of
-from ._witness import watch
+from ._witness import parts_of, watch
 
 
 class PagedLayer(cache_utils.CacheLayerMixin):
@@ -217,6 +217,10 @@ class PagedCache(cache_utils.Cache):
 
     One thread at a time may use a cache. close() gives its blocks back; so does the garbage
     collector, later.
+
+    Raises UnsupportedModel (a layer that no block can hold; with ``prompt_ids`` also dropout at work and rotary
+    embeddings that depend on the length), ValueError (ids or a mask that do not fit, a configuration without
+    ``namespace``), TypeError (ids that are no integers), OutOfBlocks from the forward that lacks them.
     """
 
     def __init__(
@@ -238,7 +242,7 @@ class PagedCache(cache_utils.Cache):
         if isinstance(model, torch.nn.Module):
             known = known_of(model)
             traits = known.derive(traits_of, model)
-            owner = watch(model)
+            owner = watch(known.derive(parts_of, model))
             watch_hooks(model, known)
             space = namespace_of(model, known, namespace)
         elif namespace is None:
@@ -308,6 +312,9 @@ class PagedCache(cache_utils.Cache):
         Each row is compared with what the model was fed; returns for each how many of its leading
         tokens are findable now (with the tail of the last block from close() on). The last token of
         a generation was never fed, so it is not among them.
+
+        Raises RuntimeError if a forward was fed what belongs to no plain prompt (``unpublishable``) or the model has
+        changed, ValueError for a row that begins like no row of this cache.
         """
         return self._core.publish(generated(ids))
 

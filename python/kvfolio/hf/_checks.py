@@ -25,6 +25,10 @@ _PADDING = (
 )
 
 
+#: Tokens of a forward that are compared as numbers of Python.
+_FEW = 64
+
+
 def check_feed(core: Core, feed: Feed) -> None:
     if core.paged and feed.hands_out_keys:
         raise ValueError(
@@ -41,10 +45,31 @@ def check_feed(core: Core, feed: Feed) -> None:
             )
         return
     factor = core.rows_for(feed.ids.shape[0])
+    if _goes_on(core, feed, feed.ids):
+        _check_prompt(core, feed.ids, factor)
+        return
     pads = np.repeat(core.rows.pads, factor) if len(core.rows) else np.zeros(feed.ids.shape[0], int)
     _check_positions(core, feed, feed.ids, torch.from_numpy(pads)[:, None])
     _check_prompt(core, feed.ids, factor)
     _check_mask(core, feed.mask, feed.ids, pads)
+
+
+def _goes_on(core: Core, feed: Feed, ids: torch.Tensor) -> bool:
+    """A few tokens behind those that are held, and no pads: what nearly all forwards are, seen at once."""
+    rows, count = ids.shape
+    if count > _FEW or core.rows.padded:
+        return False
+    expected = list(range(core.length, core.length + count))
+    positions, mask = feed.positions, feed.mask
+    if positions is not None and positions.tolist() not in ([expected], [expected] * rows):
+        return False
+    if feed.cache_position is not None and feed.cache_position.tolist() != expected:
+        return False
+    if mask is None:
+        return True
+    if not isinstance(mask, torch.Tensor) or mask.ndim != 2 or mask.shape[0] != rows:
+        return False
+    return mask.shape[1] >= core.length + count and bool(mask.all())
 
 
 def check_text(core: Core, ids: torch.Tensor) -> None:
@@ -138,6 +163,9 @@ def _check_prompt(core: Core, ids: torch.Tensor, factor: int) -> None:
         return
     assert core.prompt is not None
     stop = min(core.prompt.width, core.length + ids.shape[1])
+    if core.prompt_rows == list(range(len(ids))) and not core.rows.padded:
+        if torch.equal(core.prompt.ids[:, core.length : stop], ids[:, : stop - core.length].to("cpu")):
+            return
     offered = core.prompt.ids[core.prompt_rows, core.length : stop].repeat_interleave(factor, dim=0)
     fed = ids[:, : stop - core.length].to("cpu")
     pads = np.repeat(core.rows.pads, factor)[:, None]

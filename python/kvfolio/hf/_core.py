@@ -21,7 +21,7 @@ from ..errors import FailedPrecondition
 from ._attention import Place
 from ._calls import LayerCalls
 from ._checks import check_feed, check_text
-from ._hooks import code_of, enter, has_hooks, observe
+from ._hooks import code_of, has_hooks, observe
 from ._ids import SeenIds
 from ._layers import LayerKind
 from ._namespace import Known
@@ -29,6 +29,7 @@ from ._pool import Pool
 from ._prompt import Namespace, Prompt, describe, replaced
 from ._round import GroupRound, Round, spans_of
 from ._rows import Row, Rows
+from ._store import Handed, KernelStore, Span, Store
 from ._witness import Feed, Owner
 
 _NO_TOKENS = np.empty(0, np.int32)
@@ -62,6 +63,9 @@ class Core:
         self._storing = [index for index, kind in enumerate(kinds) if kind is not None]
         self._drafts = any(kind is not None and kind.window for kind in kinds)
         self._calls = LayerCalls(self._storing)
+        self._places: dict[int, tuple[Store, int, int]] = {}
+        #: By layer. One cache of a pool has this, the one that ran last.
+        self._handed: dict[int, Handed] = {}
         self._number = pool.add(self)
 
     @property
@@ -142,7 +146,6 @@ class Core:
 
     def _check_model(self) -> None:
         self._acted, self._begun, self.watching = None, None, False
-        enter(self)
         space = self.namespace
         if space.model is None:
             return
@@ -209,56 +212,87 @@ class Core:
 
     def update(self, index: int, keys: torch.Tensor, values: torch.Tensor,
                first_position: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-        self.check_open()
         now = self.round
-        if now is None:
-            self._begin(keys, first_position)
-        elif now.thread != threading.get_ident():
-            raise RuntimeError(_TWO_THREADS)
-        elif index in now.written:
-            done, of = len(now.written), len(self._storing)
-            self._roll_back()
-            raise RuntimeError(
-                f"layer {index} came again after {done} of {of} layers: the last forward stopped there. "
-                "It was rolled back; call the model again"
-            )
+        if now is None or self.closed or now.thread != threading.get_ident() or index in now.written:
+            now = self._round_for(index, keys, first_position)
         try:
-            return self._write(index, keys, values)
+            return self._write(now, index, keys, values)
         except BaseException:
             self._roll_back()
             raise
 
-    def _write(self, index: int, keys: torch.Tensor,
-               values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        now, kind = self.round, self.kinds[index]
+    def _round_for(self, index: int, keys: torch.Tensor, first_position: int | None) -> Round:
+        """The one that the first layer opens."""
+        self.check_open()
+        now = self.round
         if now is None:
+            return self._begin(keys, first_position)
+        if now.thread != threading.get_ident():
             raise RuntimeError(_TWO_THREADS)
-        assert kind is not None
+        done, of = len(now.written), len(self._storing)
+        self._roll_back()
+        raise RuntimeError(
+            f"layer {index} came again after {done} of {of} layers: the last forward stopped there. "
+            "It was rolled back; call the model again"
+        )
+
+    def _write(self, now: Round, index: int, keys: torch.Tensor,
+               values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self._acted is not None:
             self._settle_acts()
-        if (keys.shape[0], keys.shape[2]) != (len(now.owner), now.count):
+        rows, heads, count, dim = keys.shape
+        if rows != len(now.owner) or count != now.count:
             raise ValueError(
-                f"layer {index} has {keys.shape[0]} rows of {keys.shape[2]} tokens in a forward of "
+                f"layer {index} has {rows} rows of {count} tokens in a forward of "
                 f"{len(now.owner)} rows of {now.count}"
             )
         if now.unattended is not None:
             self._check_attended(now)
-        store = self.pool.store(index, kind, keys, values, self.paged)
-        group = self.pool.group_of_layer(kind.window)
-        store.write(keys, values, now.groups[group].slots)
+        store, group, window = self._places.get(index) or self._place(index, keys, values)
+        if (heads, dim, values.shape[3]) != store.sizes or keys.device != store.device:
+            self._place(index, keys, values)  # which raises
+        slots, dtype = now.groups[group].flat_slots, keys.dtype
+        if self.paged or (now.start == 0 and store.shape.dtype == dtype):
+            self._handed.pop(index, None)
+            store.write(keys, values, slots)
+            read = keys, values  # all that there is, unless attention reads blocks
+        else:
+            read = self._exchange(index, store, now.spans(group, window), keys, values, slots)
         now.written.add(index)
         if len(now.written) == len(self._storing):
             self._finish(now)
-        if self.paged:
-            now.unattended = index if now.watched else None
-            place = Place(now, store, group, kind.window, keys.dtype)
-            tagged = keys.view_as(keys), values.view_as(values)
-            for part in tagged:
-                part._kvfolio = place  # type: ignore[attr-defined]
-            return tagged
-        if now.start == 0 and store.shape.dtype == keys.dtype:
-            return keys, values  # all that there is
-        return store.gather(now.spans(group, kind.window), keys.dtype)
+        if not self.paged:
+            return read
+        now.unattended = index if now.watched else None
+        place = Place(now, store, group, window, dtype)
+        tagged = keys.view_as(keys), values.view_as(values)
+        for part in tagged:
+            part._kvfolio = place  # type: ignore[attr-defined]
+        return tagged
+
+    def _place(self, index: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[Store, int, int]:
+        """Where a layer lies, its group and its window."""
+        kind = self.kinds[index]
+        assert kind is not None
+        store = self.pool.store(index, kind, keys, values, self.paged)
+        place = self._places[index] = store, self.pool.group_of_layer(kind.window), kind.window
+        return place
+
+    def _exchange(self, index: int, store: Store, spans: list[Span], keys: torch.Tensor, values: torch.Tensor,
+                  slots: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes them, and returns what attention reads."""
+        span, dtype = spans[0], keys.dtype
+        if len(spans) != 1 or span.pads or span.first or not isinstance(store, KernelStore):
+            self._handed.pop(index, None)  # it would lack these
+            return store.exchange(keys, values, slots, spans, dtype)
+        sequence, held = self.rows.items[0].sequence, span.end - keys.shape[2]
+        handed = self._handed.get(index)
+        if handed is None or not handed.fits(sequence, held, span.end, dtype):
+            handed = self._handed[index] = Handed(store, sequence, span.end, dtype)
+        return handed.extend(keys, values, slots, span)
+
+    def forget_handed(self) -> None:
+        self._handed = {}
 
     def _check_attended(self, now: Round | None) -> None:
         """In paged mode a layer's update returns the new keys alone: somebody must read the others."""
@@ -269,7 +303,7 @@ class Core:
                 "gathered keys"
             )
 
-    def _begin(self, keys: torch.Tensor, first_position: int | None) -> None:
+    def _begin(self, keys: torch.Tensor, first_position: int | None) -> Round:
         self._calls.check()
         self._check_attended(self._last)
         feed, self._feed = self._feed, None
@@ -297,11 +331,14 @@ class Core:
                 )
         ids = None if feed is None else feed.ids
         rows, count, watched = keys.shape[0], keys.shape[2], feed is not None
-        self.pool.change(self, lambda: self._open_round(rows, count, ids, watched))
+        now = self.pool.change(self, lambda: self._open_round(rows, count, ids, watched))
+        if not self.paged:
+            self.pool.ran_last(self)
         if self.prompt is not None:
             self.prompt.unused = False
+        return now
 
-    def _open_round(self, fed: int, count: int, ids: torch.Tensor | None, watched: bool) -> None:
+    def _open_round(self, fed: int, count: int, ids: torch.Tensor | None, watched: bool) -> Round:
         manager = self.pool.manager
         rows, factor = self.rows, self.rows_for(fed)
         if not rows.items:
@@ -321,20 +358,21 @@ class Core:
             now = dataclasses.replace(now, pads=now.pads[owner])
         self.rows = rows
         self.round = now
+        return now
 
     def _take_step(self, rows: Rows, now: Round) -> None:
-        pool, num_new = self.pool, now.num_new
+        pool = self.pool
         step = pool.step = pool.manager.step()
         now.ticket = step.ticket
-        if not self._drafts and now.count == 1 and (num_new == 1).all():
+        if not self._drafts and now.count == 1 and not now.uneven:
             step.append_unnamed_each(rows.sequences)
         else:
-            for row, new in zip(rows.items, num_new.tolist()):
+            for row, new in zip(rows.items, now.num_new.tolist()):
                 if new:
                     step.append_unnamed(row.sequence, new, draft=new if self._drafts else 0)
         plan = step.plan()
         for group, part in enumerate(plan.groups):
-            now.groups.append(_arrays(part, plan.query_start, num_new, now.count))
+            now.groups.append(_arrays(part, plan.query_start, now))
             if len(part.copy_src):
                 for store in pool.stores_of(group):
                     store.copy_blocks(part.copy_src, part.copy_dst)
@@ -342,7 +380,7 @@ class Core:
         step.commit()
         pool.step = None
         if self._drafts:
-            for row, new in zip(rows.items, num_new.tolist()):
+            for row, new in zip(rows.items, now.num_new.tolist()):
                 row.num_drafts = new
 
     def _check_hooks(self) -> None:
@@ -430,6 +468,8 @@ class Core:
             self._shorten(max(0, keep))
 
     def _shorten(self, length: int) -> None:
+        self.forget_handed()
+
         def act() -> None:
             before = self.rows
             self.rows = before.cropped(length)
@@ -553,12 +593,14 @@ class Core:
         before = self.rows
         before.settle(self.pool.manager)
         self.rows = Rows()
+        self.forget_handed()
         before.close(self.pool.manager)
 
     def abandon(self, reason: str = "gone") -> None:
         """The pool takes the rows, see Pool.tidy."""
         self.closed = self.closed or reason
         self.round, self.rows, self.watching = None, Rows(), False
+        self.forget_handed()
 
     def mend(self, known: set[int]) -> bool:
         """Agrees with the manager again after a change that did not end; False if that cannot be."""
@@ -582,12 +624,14 @@ _TWO_THREADS = (
 )
 
 
-def _arrays(part: Any, query_start: np.ndarray, num_new: np.ndarray, count: int) -> GroupRound:
+def _arrays(part: Any, query_start: np.ndarray, now: Round) -> GroupRound:
     """A group's plan with a row for every row of the cache, also for those that are all pads yet."""
-    rows = len(num_new)
+    rows, count = len(now.pads), now.count
+    if count and not now.uneven:
+        return GroupRound(part.block_table, part.slot_mapping.reshape(rows, count))
     table = np.full((rows, max(1, part.block_table.shape[1])), -1, np.int32)
     slots = np.full((rows, count), -1, np.int32)
-    appended = np.flatnonzero(num_new)
+    appended = np.flatnonzero(now.num_new)
     table[appended, : part.block_table.shape[1]] = part.block_table
     for place, row in enumerate(appended.tolist()):
         new = part.slot_mapping[query_start[place] : query_start[place + 1]]

@@ -17,7 +17,8 @@ def generate(model: Any, pool: Pool, inputs: Any, *, attention_mask: Any = None,
     computed again, and the text is findable afterwards. ``inputs``: ids [rows, tokens], or what a tokenizer
     returned, of which all goes to model.generate(). Returns what that returns.
 
-    A way of generating whose keys belong to no plain prompt (positions of one's own) publishes no text.
+    A way of generating whose keys belong to no plain prompt (positions of one's own) publishes no text. Raises as
+    PagedCache() and model.generate() do, and TypeError for an argument that makes another cache.
     """
     if isinstance(inputs, Mapping) and "input_ids" in inputs:
         inputs, more = split(inputs)

@@ -35,13 +35,33 @@ _thread = threading.local()
 _WORDS = (bool, int, float, str, type(None))
 
 
-def enter(core: Core | None) -> None:
-    """The forward that runs in this thread now is one of this cache."""
-    _thread.core = None if core is None else weakref.ref(core)
+def enter(decoder: torch.nn.Module, core: Core | None) -> None:
+    """A forward of the decoder begins in this thread, with this cache or without one."""
+    stack = _forwards()
+    stack.append((weakref.ref(decoder), None if core is None else weakref.ref(core)))
+
+
+def leave(decoder: torch.nn.Module) -> None:
+    """It ended, or died. What lies above it are forwards that an interrupt has ended."""
+    stack = _forwards()
+    for place in range(len(stack) - 1, -1, -1):
+        if stack[place][0]() is decoder:
+            del stack[place:]
+            break
+
+
+def _forwards() -> list[Any]:
+    """Those that run in this thread: the decoder of each, and its cache."""
+    if not hasattr(_thread, "forwards"):
+        _thread.forwards = []
+    forwards: list[Any] = _thread.forwards
+    return forwards
 
 
 def _watching() -> Core | None:
-    reference = getattr(_thread, "core", None)
+    """The cache of the innermost forward, if its hooks are watched."""
+    stack = _forwards()
+    reference = stack[-1][1] if stack else None
     core: Core | None = None if reference is None else reference()
     return core if core is not None and core.watching else None
 

@@ -27,9 +27,12 @@ import weakref
 from collections.abc import MutableMapping
 from typing import Any, Callable, Iterable, Iterator, TypeVar
 
+import numpy as np
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import masking_utils, modeling_utils
+
+from kvfolio import _core
 
 from ._numbers import number_of
 
@@ -37,9 +40,13 @@ Fact = tuple[str, Any]
 T = TypeVar("T")
 
 _SAMPLES = 8
+#: They lie where they say.
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 _PARTS = ("_parameters", "_buffers", "_modules")
 _NAMED = ("eps", "variance_epsilon", "scaling", "attention_scaling", "_active_adapter", "_disable_adapters",
           "merged_adapters", "is_causal")
+#: Types of attributes that ModuleWatch compares.
+_WATCHED = (type(None), bool, int, float, str)
 #: Of a configuration: no key depends on them.
 _NO_EFFECT = {"use_cache", "return_dict", "output_hidden_states", "pad_token_id", "bos_token_id",
               "eos_token_id", "_name_or_path", "name_or_path"}
@@ -99,19 +106,23 @@ class Known:
         self.facts: list[Fact] = []
         self.names: list[str] = []
         self.modules: list[weakref.ref[torch.nn.Module]] = []
-        #: Numbers of the modules that have hooks now, and of those whose forward is not of their class alone.
-        self.hooked: list[int] = []
-        self._forwards: list[int] = []
         #: What others have worked out of these facts.
         self.derived: dict[Any, Any] = {}
         self._tensors: list[weakref.ref[torch.Tensor]] = []
+        #: Where the elements of each tensor lie that are looked at: of those on the CPU, by their number, elements,
+        #: bytes from one to the next, bytes of one; of others as torch.as_strided() takes it.
+        self._spots: dict[int, tuple[int, int, int]] = {}
         self._samples: list[tuple[Any, weakref.ref[torch.Tensor], tuple[Any, ...]]] = []
+        #: Tensors that accelerate serves are found anew, in these modules.
+        self._served: list[weakref.ref[torch.nn.Module]] = []
         self._named: list[tuple[weakref.ref[torch.nn.Module], str]] = []
         self._configs: dict[int, tuple[Any, dict[str, Any]]] = {}
-        for name, module in model.named_modules():
+        modules = dict(model.named_modules())
+        for name, module in modules.items():
             self.names.append(f"model.{name}" if name else "model")
             self.modules.append(weakref.ref(module))
             self._note_module(self.names[-1], module)
+        self._watch = _core.ModuleWatch(list(modules.values()), _NAMED)
         self.is_training = any(module.training for module in model.modules())
         self.kinds = list(dict.fromkeys(type(module) for module in model.modules()))
         self._foreign: str | None = None
@@ -122,9 +133,9 @@ class Known:
         self._attentions = sorted({_attention_of(config) for config, _ in self._configs.values()})
         for name, function in zip(self._attentions * 2, _functions(self._attentions)):
             self.facts.append((f"attention {name}", _plain(function)))
-        things, moved, self._values = self._look()
-        self._things = _references(things)
-        self._moved = _references(moved)
+        self._moved = _references(self._offloaded())
+        self._values = self._look()
+        self._spot_table = np.array(list(self._spots.values()), np.uint64).reshape(-1)
         self.digest = _digest(map(repr, self.facts))
 
     def derive(self, function: Callable[[Any], T], argument: Any) -> T:
@@ -143,12 +154,16 @@ class Known:
         for part in _PARTS:
             for name, child in entries[part].items():
                 self._note_child(f"{place}.{name}", child)
+        if "_hf_hook" in entries:
+            self._served.append(weakref.ref(module))
         for name, tensor in _offloaded(module):
             self._note_child(f"{place}.{name}", tensor)
         for name in _NAMED:
             if hasattr(module, name):
-                self._named.append((weakref.ref(module), name))
-                self.facts.append((f"{place}.{name}", _plain(getattr(module, name))))
+                value = getattr(module, name)
+                if type(value) not in _WATCHED:
+                    self._named.append((weakref.ref(module), name))
+                self.facts.append((f"{place}.{name}", _plain(value)))
         if "config" in entries:
             self._note_config(f"{place}.config", entries["config"])
 
@@ -160,7 +175,11 @@ class Known:
         else:
             self._tensors.append(weakref.ref(child))
             if (some := _some_of(child)) is not None:
-                self._samples.append(((child.device, child.dtype), self._tensors[-1], some))
+                if child.device.type == "cpu" and type(child) in _PLAIN_TENSORS:
+                    (count,), (stride,) = some
+                    self._spots[len(self._tensors) - 1] = count, stride * child.itemsize, child.itemsize
+                else:
+                    self._samples.append(((child.device, child.dtype), self._tensors[-1], some))
             kind = (str(child.device), str(child.dtype), tuple(child.shape))
             self.facts.append((place, (number_of(child), *_state_of(child), *kind)))
 
@@ -184,73 +203,62 @@ class Known:
         """So it is in the midst of a forward, when accelerate has weights of some modules in other places."""
         return self._holds(within=True)
 
+    @property
+    def hooked(self) -> list[int]:
+        """Numbers of the modules that had hooks at the last look."""
+        return self._watch.hooked
+
     def _holds(self, within: bool) -> bool:
         try:
-            things, moved, values = self._look()
+            return (
+                self._watch.holds(within)
+                and self._look() == self._values
+                and (within or not self._served or _are(self._offloaded(), self._moved))
+                and all(vars(config) == known for config, known in self._configs.values())
+            )
         except (AttributeError, KeyError, RuntimeError, TypeError):
             return False  # something is gone, or another thread is changing it
-        return (
-            values == self._values
-            and _are(things, self._things)
-            and (within or _are(moved, self._moved))
-            and all(vars(config) == known for config, known in self._configs.values())
-        )
 
-    def _look(self) -> tuple[list[Any], list[Any], list[Any]]:
-        """What is compared by identity, that too where accelerate may move it, and what by value. Each model's
-        forward waits for it."""
-        things: list[Any] = []
-        moved: list[Any] = []
+    def _look(self) -> list[Any]:
+        """What is compared by value. Each model's forward waits for it."""
         values: list[Any] = [kind.forward for kind in self.kinds]
         values += _functions(self._attentions)
-        hooked, forwards = [], []
-        for number, reference in enumerate(self.modules):
-            module: Any = reference()
-            entries = module.__dict__
-            if entries["_forward_hooks"] or entries["_forward_pre_hooks"]:
-                hooked.append(number)
-            if "forward" in entries:
-                forwards.append(number)
-            values.append(module.__class__)
-            values.append(entries["training"])
-            if "config" in entries:
-                values.append(id(entries["config"]))  # it is kept, so that the number stays its own
-            tensors = moved if "_hf_hook" in entries else things
-            if entries["_parameters"]:
-                tensors += entries["_parameters"].values()
-            if entries["_buffers"]:
-                tensors += entries["_buffers"].values()
-            if entries["_modules"]:
-                things += entries["_modules"].values()
-            if tensors is moved:
-                moved += (tensor for _, tensor in _offloaded(module))
         known: Any = [reference() for reference in self._tensors]
         try:
             values += [*map(_version, known), *map(torch.Tensor.data_ptr, known)]
         except RuntimeError:  # one has no version or no address
             values += map(_state_of, known)
         for owner, name in self._named:
-            value = getattr(owner(), name)
-            values.append(value if type(value) is float else _plain(value))
-        self.hooked, self._forwards = hooked, forwards
-        return things, moved, values
+            values.append(_plain(getattr(owner(), name)))
+        return values
+
+    def _offloaded(self) -> list[torch.Tensor]:
+        modules = [module for reference in self._served if (module := reference()) is not None]
+        return [tensor for module in modules for _, tensor in _offloaded(module)]
 
     def samples(self) -> bytes:
         """A few elements of every tensor, so that most writes past the version counters show too."""
+        # Aliases, so that their memory stays if another thread puts other memory into a tensor.
+        known = [tensor.detach() for number in self._spots if (tensor := self._tensors[number]()) is not None]
+        if len(known) < len(self._spots):
+            return b""  # then these facts hold no more
+        parts = [_core.elements_at([*map(torch.Tensor.data_ptr, known)], self._spot_table)]
+        return b"".join(parts + self._other_samples()) if self._samples else parts[0]
+
+    def _other_samples(self) -> list[bytes]:
         groups: dict[Any, list[torch.Tensor]] = {}
         with torch.no_grad():
             for group, reference, some in self._samples:
                 tensor = reference()
                 if tensor is not None:
                     groups.setdefault(group, []).append(torch.as_strided(tensor, *some))
-            parts = [torch.cat(group).cpu().view(torch.uint8).numpy().tobytes() for group in groups.values()]
-        return b"".join(parts)
+            return [torch.cat(group).cpu().view(torch.uint8).numpy().tobytes() for group in groups.values()]
 
     def replaced_forward(self) -> str | None:
         """The name of a forward that is not its class's own, of which nothing is known."""
         if self._foreign is not None:
             return self._foreign
-        for number in self._forwards:
+        for number in self._watch.forwards:
             module = self.modules[number]()
             if module is not None and not _is_wrapped(module):
                 return f"{self.names[number]}.forward"
@@ -355,9 +363,10 @@ def _is_own(kind: type, forward: Any) -> bool:
     owner = next((base for base in kind.__mro__ if "forward" in vars(base)), kind)
     allowed = (owner.__module__.partition(".")[0], *_WRAPPERS)
     while isinstance(forward, types.FunctionType) and _package(forward) in allowed:
-        if not hasattr(forward, "__wrapped__"):
+        inner = getattr(forward, "__wrapped__", None)
+        if inner is None:
             return True
-        forward = forward.__wrapped__
+        forward = inner
     return False
 
 

@@ -46,6 +46,9 @@ class Pool:
     ``data_plane``: "auto" takes the library's kernels on a CPU and PyTorch's indexing elsewhere;
     "torch" takes the latter everywhere. ``max_sequences`` rows and ``max_forwards`` forwards may be under
     way at once, of all caches together; as many sequences as there are blocks, 1,024 at most, unless said.
+
+    Raises UnsupportedModel, which names the layer that no block can hold; ValueError for a word or a number that
+    does not fit, TypeError for ``memory`` that is no int and no text.
     """
 
     def __init__(
@@ -68,13 +71,13 @@ class Pool:
         if planned and (memory is not None or blocks is not None):
             raise ValueError("memory= and blocks= are those of the plan")
 
-        def managed(groups: list[kvfolio.GroupSpec]) -> kvfolio.Manager:
+        def sequences(groups: list[kvfolio.GroupSpec]) -> int:
             most = max(group.num_blocks for group in groups)
+            return min(1024, most) if max_sequences is None else max_sequences
+
+        def managed(groups: list[kvfolio.GroupSpec]) -> kvfolio.Manager:
             return kvfolio.Manager(
-                groups,
-                order="unordered",
-                max_steps_in_flight=max_forwards,
-                max_sequences=min(1024, most) if max_sequences is None else max_sequences,
+                groups, order="unordered", max_steps_in_flight=max_forwards, max_sequences=sequences(groups)
             )
 
         if planned:
@@ -86,7 +89,14 @@ class Pool:
             # More blocks need more bookkeeping: the numbers come from above and from below in turn, closer each
             # time, and the last one from below.
             for _ in range(5 if memory is not None else 0):
-                left = bytes_of(memory or 0) - managed(self.groups).metadata_bytes
+                beside = managed(self.groups).metadata_bytes
+                left = bytes_of(memory or 0) - beside
+                if left < sum(kvfolio.bytes_per_block(self.groups)):
+                    raise ValueError(
+                        f"memory is {bytes_of(memory or 0)} bytes, of which the bookkeeping of {max_forwards} forwards "
+                        f"(max_forwards=) of up to {sequences(self.groups)} rows (max_sequences=) takes {beside}, and "
+                        f"one block of each group {sum(kvfolio.bytes_per_block(self.groups))}"
+                    )
                 self.groups = groups_for(config, left, None, block_size, dtype or own)
         #: With a budget of bytes a layer may not take more than was counted.
         self._counted = planned or memory is not None
@@ -108,6 +118,7 @@ class Pool:
         self._untidy = False  # a cache is gone
         #: The cache inside of a change, also if that did not end.
         self._inside: Core | None = None
+        self._last_ran: weakref.ref[Core] | None = None
         self.step: kvfolio.Step | None = None
         self.tickets: set[int] = set()  # of forwards that are not complete
         #: The code of hooks that were seen acting; see _hooks.py.
@@ -127,6 +138,7 @@ class Pool:
 
     @property
     def num_held(self) -> int:
+        """Blocks that open caches hold."""
         self._look_for_gone()
         with self.locked():
             return sum(self.manager.usage(g).held for g in range(len(self.groups)))
@@ -152,6 +164,7 @@ class Pool:
     reset = clear_prefixes
 
     def block_map(self, group: int = 0) -> str:
+        """The blocks of a group of layers as text, see kvfolio.block_map()."""
         with self.locked():
             return kvfolio.block_map(self.manager, group)
 
@@ -236,6 +249,14 @@ class Pool:
             except kvfolio.FailedPrecondition:  # an interrupt came in between
                 pass
             self.tickets.discard(ticket)
+
+    def ran_last(self, core: Core) -> None:
+        """What layers handed over is kept for this cache alone, so that it takes no room for the others."""
+        last = None if self._last_ran is None else self._last_ran()
+        if last is not core:
+            if last is not None:
+                last.forget_handed()
+            self._last_ran = weakref.ref(core)
 
     def group_of_layer(self, window: int) -> int:
         return self._group_of[window]

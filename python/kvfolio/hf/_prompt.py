@@ -146,12 +146,12 @@ def matrix(ids: Any) -> torch.Tensor:
     if isinstance(ids, (str, bytes)) or (isinstance(ids, (list, tuple)) and ids and isinstance(ids[0], str)):
         raise TypeError(f"the ids are text, {str(ids)[:40]!r}: tokens are needed, as of tokenizer(text)")
     tensor = ids if isinstance(ids, torch.Tensor) else torch.from_numpy(_array(ids))
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
-        raise TypeError(f"ids are {tensor.dtype}; integers are needed")
     if tensor.ndim == 1:
         tensor = tensor[None]
     if tensor.ndim != 2 or 0 in tensor.shape:
         raise ValueError(f"ids of shape {tuple(tensor.shape)}; [rows, tokens] with tokens is needed")
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
+        raise TypeError(f"ids are {tensor.dtype}; integers are needed")
     tensor = tensor.detach().to("cpu", torch.long)
     least, most = (int(bound) for bound in tensor.aminmax())
     if not 0 <= least <= most < 2**31:

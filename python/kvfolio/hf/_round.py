@@ -24,6 +24,11 @@ class GroupRound:
     table: np.ndarray  # int32 [rows, columns]
     slots: np.ndarray  # int32 [rows, tokens]; -1: a pad, or a row that another one writes
 
+    @functools.cached_property
+    def flat_slots(self) -> np.ndarray:
+        """[rows * tokens]; asked for when `slots` is complete."""
+        return self.slots.reshape(-1)
+
 
 @dataclasses.dataclass
 class Round:
@@ -54,6 +59,11 @@ class Round:
         """int32 [rows]: tokens of each row's sequence, those of this forward included."""
         result: np.ndarray = np.maximum(self.end - self.pads, 0).astype(np.int32)
         return result
+
+    @functools.cached_property
+    def uneven(self) -> bool:
+        """Some row has pads among these tokens."""
+        return bool(self.pads.any() and (self.num_new != self.count).any())
 
     @functools.cached_property
     def num_new(self) -> np.ndarray:

@@ -72,6 +72,10 @@ class Rows:
         return np.array([row.pads for row in self.items], dtype=np.int64)
 
     @functools.cached_property
+    def padded(self) -> bool:
+        return any(row.pads for row in self.items)
+
+    @functools.cached_property
     def sequences(self) -> np.ndarray:
         return np.array([row.sequence for row in self.items], dtype=np.uint64)
 
@@ -87,7 +91,7 @@ class Rows:
 
     def _like(self, other: Rows) -> Rows:
         """With what was worked out of these items already."""
-        for name in ("pads", "sequences"):
+        for name in ("pads", "padded", "sequences"):
             if name in vars(self):
                 vars(other)[name] = vars(self)[name]
         return other

@@ -20,6 +20,7 @@ import torch
 from torch.utils.dlpack import to_dlpack  # type: ignore[attr-defined]  # documented, not in __all__
 
 import kvfolio
+from kvfolio import _core
 from kvfolio._types import DType
 
 Slots = np.ndarray  # int32
@@ -64,11 +65,18 @@ class Span:
 class Store(abc.ABC):
     def __init__(self, shape: Shape, device: torch.device) -> None:
         self.shape = shape
+        self.sizes = shape.num_heads, shape.dim_k, shape.dim_v
         self.device = device
 
     @abc.abstractmethod
     def write(self, keys: torch.Tensor, values: torch.Tensor, slots: Slots) -> None:
-        """Writes token t of row b to slots[b, t]."""
+        """Writes token t of row b to slots[b * tokens + t]."""
+
+    def exchange(self, keys: torch.Tensor, values: torch.Tensor, slots: Slots, spans: Sequence[Span],
+                 dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """write(), then gather()."""
+        self.write(keys, values, slots)
+        return self.gather(spans, dtype)
 
     @abc.abstractmethod
     def copy_blocks(self, src: Slots, dst: Slots) -> None: ...
@@ -114,7 +122,18 @@ class KernelStore(Store):
         self.view = self.storage.view(0, 0)
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, slots: Slots) -> None:
-        kvfolio.append(self.view, lend(_rows(keys)), lend(_rows(values)), slots.reshape(-1))
+        _core.exchange(self.view, lend(keys), lend(values), slots)
+
+    def exchange(self, keys: torch.Tensor, values: torch.Tensor, slots: Slots, spans: Sequence[Span],
+                 dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        first, end = spans[0].first, spans[0].end
+        if any([span.pads or span.first != first or span.end != end for span in spans]):
+            return super().exchange(keys, values, slots, spans, dtype)
+        size, shape = (len(spans), self.shape.num_heads, end - first), self.shape
+        k, v = torch.empty(*size, shape.dim_k, dtype=dtype), torch.empty(*size, shape.dim_v, dtype=dtype)
+        _core.exchange(self.view, lend(keys), lend(values), slots, [span.table for span in spans],
+                       first, end, lend(k), lend(v))
+        return k, v
 
     def copy_blocks(self, src: Slots, dst: Slots) -> None:
         kvfolio.copy_blocks(self.view, src, dst)
@@ -129,6 +148,32 @@ class KernelStore(Store):
             k=lend(keys.transpose(0, 1)),
             v=lend(values.transpose(0, 1)),
         )
+
+
+class Handed:
+    """What a layer of one row handed to attention, with room behind it: the next forward adds its own tokens,
+    where all of them would be copied again."""
+
+    def __init__(self, store: KernelStore, sequence: int, tokens: int, dtype: torch.dtype) -> None:
+        shape = store.shape
+        self.sequence = sequence
+        self.end = 0  # tokens that it has
+        self.room = tokens + max(64, tokens // 8)
+        self._keys = torch.empty(1, shape.num_heads, self.room, shape.dim_k, dtype=dtype)
+        self._values = torch.empty(1, shape.num_heads, self.room, shape.dim_v, dtype=dtype)
+        self._states = _core.LayerStates(store.view, lend(self._keys), lend(self._values))
+
+    def fits(self, sequence: int, held: int, end: int, dtype: torch.dtype) -> bool:
+        return (self.end == held and self.sequence == sequence and end <= self.room
+                and self._keys.dtype == dtype)
+
+    def extend(self, keys: torch.Tensor, values: torch.Tensor, slots: Slots,
+               span: Span) -> tuple[torch.Tensor, torch.Tensor]:
+        """As KernelStore.exchange() of its row, without pads and from its first token on."""
+        first, self.end = self.end, -1  # until it has them
+        self._states.extend(lend(keys), lend(values), slots, span.table, first, span.end)
+        self.end = span.end
+        return self._keys.narrow(2, 0, span.end), self._values.narrow(2, 0, span.end)
 
 
 class TorchStore(Store):
@@ -148,7 +193,7 @@ class TorchStore(Store):
         )
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, slots: Slots) -> None:
-        flat = torch.from_numpy(slots.reshape(-1).astype(np.int64)).to(self.device)
+        flat = torch.from_numpy(slots.astype(np.int64)).to(self.device)
         stored = flat >= 0
         rows = [_rows(keys), _rows(values)]
         if not bool((slots >= 0).all()):
@@ -182,7 +227,7 @@ class TorchStore(Store):
 def lend(tensor: torch.Tensor) -> Any:
     """A tensor on the CPU for one call of a kernel. Tensor.__dlpack__ says the same in Python, which takes
     5 us more: at four tensors a layer that is seen."""
-    return to_dlpack(tensor)
+    return to_dlpack(tensor.detach() if tensor.requires_grad else tensor)
 
 
 def _rows(states: torch.Tensor) -> torch.Tensor:

@@ -27,6 +27,7 @@ from typing import Any, Callable, Mapping, NamedTuple
 import torch
 from transformers import cache_utils
 
+from ._hooks import enter, leave
 from ._keywords import changing
 from ._layers import SINCE_5
 
@@ -67,14 +68,26 @@ class Owner:
         )
 
 
-def watch(model: Any) -> Owner:
+class Parts(NamedTuple):
+    decoder: weakref.ref[torch.nn.Module]
+    kinds: tuple[type, ...]  # whose generate() may get a cache
+
+
+def parts_of(model: Any) -> Parts:
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return Parts(weakref.ref(_decoder_of(base)), (type(model), type(base)))
+
+
+def watch(parts: Parts) -> Owner:
     """Sees to it that forwards of the model's decoder, and generate(), show themselves to the caches that
     they get."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    decoder = _decoder_of(base)
+    decoder = parts.decoder()
+    assert decoder is not None
     if _before_forward not in decoder._forward_pre_hooks.values():
         decoder.register_forward_pre_hook(_before_forward, with_kwargs=True)
-    for kind in (type(model), type(base)):
+    if _after_forward not in decoder._forward_hooks.values():
+        decoder.register_forward_hook(_after_forward, always_call=True)
+    for kind in parts.kinds:
         _watch_generation(kind)
     return Owner(decoder)
 
@@ -89,6 +102,7 @@ def _decoder_of(base: Any) -> torch.nn.Module:
 
 def _before_forward(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     core = _core_in(args, kwargs)
+    enter(module, core)
     if core is None or (core.owner is not None and not core.owner.watches(module)):
         return
     names, defaults = _parameters_of(module)
@@ -103,6 +117,11 @@ def _before_forward(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict
             hands_out_keys=bool(given.get("return_shared_kv_states")),
         )
     )
+
+
+def _after_forward(module: torch.nn.Module, *_: Any) -> None:
+    """Also behind a forward that died: the next one in this thread is another."""
+    leave(module)
 
 
 def _watch_generation(kind: type) -> None:

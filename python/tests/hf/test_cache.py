@@ -547,6 +547,56 @@ def test_the_bookkeeping_is_part_of_the_budget(memory):
     assert 0.9 < pool.bytes_total / kvfolio.hf._plan.bytes_of(memory) <= 1
 
 
+def test_a_budget_that_the_bookkeeping_alone_exceeds_is_refused_with_the_numbers():
+    model = models.shared("llama")
+    with pytest.raises(ValueError, match="memory is 1048576 bytes, of which the bookkeeping of 64 forwards .* of up to "
+                                         r"1024 rows .* takes \d{8}, and one block of each group \d+"):
+        hf.Pool(model, memory="1MiB", max_sequences=1024, max_forwards=64)
+
+
+# ---- what layers handed over ----
+
+
+def kept(cache) -> int:
+    return len(cache._core._handed)
+
+
+def test_the_cache_that_ran_last_alone_keeps_what_its_layers_handed_over():
+    model = models.shared("llama")
+    pool = pool_for(model)
+    prompts = [models.prompt(20 + seed, seed=seed) for seed in range(2)]
+    caches = [hf.PagedCache(model, pool, prompt_ids=ids) for ids in prompts]
+    texts = prompts
+    for _ in range(3):  # in turn
+        for number, cache in enumerate(caches):
+            texts[number] = generate(model, texts[number], cache, max_new_tokens=3)
+            assert (kept(cache), kept(caches[1 - number])) == (4, 0)
+    for cache, ids, text in zip(caches, prompts, texts):
+        assert torch.equal(text, generate(model, text[:, :-9], None, max_new_tokens=9))
+    caches[1].close()
+    assert kept(caches[1]) == 0
+
+
+def test_what_layers_handed_over_is_not_taken_for_the_keys_of_a_later_text_of_that_length():
+    """After a crop to nothing, a whole prompt comes back from the first forward as it is."""
+    model = models.shared("llama")
+    with hf.PagedCache(model, pool_for(model)) as cache:
+        first, second = models.prompt(21, seed=1), models.prompt(21, seed=2)
+        model(first[:, :20], past_key_values=cache)
+        model(first[:, 20:], past_key_values=cache)
+        assert kept(cache) == 4
+        cache.crop(-21)
+        stock = transformers.DynamicCache()
+        for part in (second, second[:, :1]):
+            ours, theirs = (model(part, past_key_values=each).logits for each in (cache, stock))
+            assert torch.equal(ours, theirs)
+        length = cache.get_seq_length()
+        for each in (cache, stock):
+            each.crop(-2)
+        ours, theirs = (model(first[:, :1], past_key_values=each).logits for each in (cache, stock))
+        assert torch.equal(ours, theirs) and cache.get_seq_length() == length - 1
+
+
 def test_a_pool_has_as_many_forwards_under_way_as_it_was_told():
     model = models.shared("llama")
     pool = pool_for(model, max_forwards=1)

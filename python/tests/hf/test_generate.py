@@ -110,6 +110,7 @@ def test_a_tokenizers_output_is_unpacked_into_a_cache():
     (dict(ids=[1]), "a dict with ids; input_ids is needed"),
     ([[1, 2], [3]], "rows of ids have several lengths: pad them on the left"),
     ([1.5], "ids are torch.float64; integers are needed"),
+    ([[]], r"ids of shape \(1, 0\)"),
     ([None], "ids are made of NoneType; integers are needed"),
     (dict(input_ids=[1, 2], position_ids=[3, 4], pixel_values=[1.0]), "come with position_ids, pixel_values, which"),
     (dict(input_ids=[1, 2], token_type_ids=[0, 1]), "token_type_ids are not all 0"),

@@ -259,6 +259,62 @@ def test_a_hook_behind_ours_on_a_decoder_that_is_called_itself_asks_for_another_
     assert hits(model, pool, IDS) == ALL
 
 
+def died(model: Any, cache: Any) -> None:
+    """A forward with this cache, up to its third layer."""
+
+    def die(*given: Any) -> None:
+        raise ZeroDivisionError
+
+    with registered(model.get_decoder().layers[2].mlp.register_forward_hook, die):
+        with pytest.raises(ZeroDivisionError):
+            generate(model, IDS, cache)
+
+
+def test_a_hook_that_acts_behind_a_forward_that_died_is_not_taken_for_one_of_it():
+    model = models.make("llama")
+    pool = pool_for(model)
+    cache = hf.PagedCache(model, pool, prompt_ids=IDS)
+    died(model, cache)
+    with registered(mlp_of(model).register_forward_hook, steering):
+        generate(model, IDS, None)
+    assert not pool.acting
+    out = generate(model, IDS, cache)
+    assert cache.publish(out) == [30 + NEW - 1] and cache.unshared is None
+    assert hits(model, pool, IDS) == ALL
+
+
+def test_a_hook_of_all_modules_that_acts_in_another_model_is_none_of_a_forward_that_died():
+    model, other = models.make("llama"), models.make("llama", seed=5)
+    pool = pool_for(model)
+    acts = []
+    with registered(torch.nn.modules.module.register_module_forward_hook,
+                    lambda part, given, out: out * 2 if part in acts else None):
+        cache = hf.PagedCache(model, pool, prompt_ids=IDS)
+        died(model, cache)
+        acts.append(mlp_of(other))
+        generate(other, IDS, None)  # it never had a cache of ours
+        assert not pool.acting
+        with hf.PagedCache(model, pool, prompt_ids=IDS) as next_one:
+            out = generate(model, IDS, next_one)
+            assert next_one.publish(out) == [30 + NEW - 1]
+
+
+def test_a_forward_inside_of_a_hook_ends_no_watch():
+    """The hook runs a model with a cache of its own, and one behind it acts."""
+    model, other = models.make("llama"), models.make("llama", seed=5)
+    pool, own = pool_for(model), pool_for(other)
+
+    def consult(*given: Any) -> None:
+        warm(other, own, IDS)
+
+    with registered(model.get_decoder().layers[0].mlp.register_forward_hook, consult):
+        with registered(mlp_of(model).register_forward_hook, steering):
+            with hf.PagedCache(model, pool, prompt_ids=IDS) as cache:
+                generate(model, IDS, cache, max_new_tokens=1)
+                assert cache.unshared is not None and "steering" in cache.unshared
+    assert not own.acting and hits(model, pool, IDS) == 0
+
+
 def scaled_until_the_end(model: Any, places: Any) -> Any:
     """Hooks that set the scaling of an attention at one place, and take it back at the other."""
     attention = model.get_decoder().layers[2].self_attn
