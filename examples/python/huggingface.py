@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefix reuse and beams on a random Mistral and a random Gemma 3, checked against the stock cache.
 
-    pip install kvfolio torch transformers
+    pip install '.[hf]'    # in the root of the repository: no index has kvfolio yet
     python examples/python/huggingface.py
 
 A service answers questions behind one long system prompt. The first question computes it, the others
