@@ -202,6 +202,8 @@ typedef struct kvfolio_disk_options {
   int32_t reserved;           // 0
   int64_t queued_bytes_max;   // 0: 512 MiB
   int64_t scrub_bytes_per_s;  // 0: records are not read again
+  int32_t items_max;          // accepted and not done; 0: 4,096
+  int32_t open_files_max;     // 0: a quarter of RLIMIT_NOFILE, 8 to 256
 } kvfolio_disk_options;
 // DiskTier in disk_tier.h, which says the errors: a tier in a directory of the local disk, which is
 // made if it is not there, and of which it is the only writer. kvfolio_tier_destroy() waits for

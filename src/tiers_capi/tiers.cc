@@ -154,6 +154,8 @@ Status read_disk_options(std::string_view call, const kvfolio_disk_options* thei
   out.direct = options.no_direct == 0;
   if (options.queued_bytes_max != 0) out.queued_bytes_max = options.queued_bytes_max;
   out.scrub_bytes_per_s = options.scrub_bytes_per_s;
+  if (options.items_max != 0) out.items_max = options.items_max;
+  out.open_files_max = options.open_files_max;
   return {};
 }
 

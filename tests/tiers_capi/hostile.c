@@ -221,6 +221,8 @@ static void bad_disks(void) {
   BAD_FIELD(queue_depth, INT_MIN);
   BAD_FIELD(queued_bytes_max, -1);
   BAD_FIELD(scrub_bytes_per_s, INT64_MIN);
+  BAD_FIELD(items_max, -1);
+  BAD_FIELD(open_files_max, -1);
 #undef BAD_FIELD
   o = (kvfolio_disk_options){.struct_size = sizeof o, .bytes = 1 << 20};
   BAD(kvfolio_tier_open_disk(NULL, &o, &w.out.tier, E));

@@ -220,7 +220,9 @@ static const kvfolio_disk_options kDisk = {.struct_size = sizeof kDisk,
                                            .queue_depth = 4,
                                            .no_direct = 1,
                                            .queued_bytes_max = 1 << 20,
-                                           .scrub_bytes_per_s = 1};
+                                           .scrub_bytes_per_s = 1,
+                                           .items_max = 100,
+                                           .open_files_max = 9};
 static void run_disk(void* given, char* text) {
   kvfolio_tier* made = NULL;
   const int32_t code = kvfolio_tier_open_disk("kvfolio_tiers_capi_structs", given, &made, &g_error);

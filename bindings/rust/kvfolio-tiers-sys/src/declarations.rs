@@ -323,6 +323,8 @@ pub struct kvfolio_disk_options {
     pub reserved: i32,
     pub queued_bytes_max: i64,
     pub scrub_bytes_per_s: i64,
+    pub items_max: i32,
+    pub open_files_max: i32,
 }
 
 impl kvfolio_disk_options {
@@ -339,6 +341,8 @@ impl kvfolio_disk_options {
             reserved: 0,
             queued_bytes_max: 0,
             scrub_bytes_per_s: 0,
+            items_max: 0,
+            open_files_max: 0,
         }
     }
 }

@@ -47,6 +47,10 @@ pub struct DiskOptions {
     pub queued_bytes_max: i64,
     /// 0: records are not read again.
     pub scrub_bytes_per_s: i64,
+    /// Accepted and not done; 0: 4,096.
+    pub items_max: i32,
+    /// 0: a quarter of what the process may have, 8 to 256.
+    pub open_files_max: i32,
 }
 
 of_c! {
@@ -119,6 +123,8 @@ impl TierHandle {
             no_direct: options.no_direct as i32,
             queued_bytes_max: options.queued_bytes_max,
             scrub_bytes_per_s: options.scrub_bytes_per_s,
+            items_max: options.items_max,
+            open_files_max: options.open_files_max,
             ..sys::kvfolio_disk_options::new()
         };
         let mut out = null_mut();
