@@ -88,6 +88,23 @@ func TestTheWholePromptBehindAHitIsRefused(t *testing.T) {
 	must(t, c.Finish(ticket))
 }
 
+func TestTheRestOfAPromptThatRepeatsItselfIsTakenWithItsDrafts(t *testing.T) {
+	c := newTestCache(t, small(16), nil)
+	prompt := []int32{7, 7, 7, 7}
+	must(t, c.CloseSequence(prefill(t, c, prompt, nil).Sequence))
+	opened, err := c.Open(prompt, nil)
+	must(t, err)
+	equal(t, "cached", opened.CachedTokens, 3)
+	ticket, err := c.BeginStep(0)
+	must(t, err)
+	must(t, c.Append(opened.Sequence, prompt, 3)) // the rest and three drafts
+	must(t, c.Finish(ticket))
+	must(t, c.Accept(opened.Sequence, 1))
+	info, err := c.Info(opened.Sequence)
+	must(t, err)
+	equal(t, "length", info.Length, 5)
+}
+
 func TestIdsOfTwoCachesAreToldApartByTheirTags(t *testing.T) {
 	a := newTestCache(t, small(16), &Options{IDTag: 1})
 	b := newTestCache(t, small(16), &Options{IDTag: 2})

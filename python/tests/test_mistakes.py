@@ -102,6 +102,20 @@ def test_the_whole_prompt_behind_a_hit_is_refused():
     assert m.info(sequence).length == 40
 
 
+def test_the_rest_of_a_prompt_that_repeats_itself_is_taken_with_its_drafts():
+    m = kv.Manager(SPEC)
+    prompt = [7] * 4
+    sequence, _ = m.open(prompt)
+    run_step(m, (sequence, prompt))
+    m.close(sequence)
+    sequence, cached = m.open(prompt)
+    assert cached == 3
+    with m.step() as step:
+        step.append(sequence, prompt, draft=3)  # the rest and three drafts
+    m.accept(sequence, 1)
+    assert m.info(sequence).length == 5
+
+
 def test_no_manager_takes_an_id_of_another():
     a, b = kv.Manager(SPEC), kv.Manager(SPEC)
     of_a, of_b = a.open([1])[0], b.open([1])[0]

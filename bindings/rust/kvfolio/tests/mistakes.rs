@@ -105,3 +105,19 @@ fn whole_prompt_behind_a_hit_is_refused() -> Result<()> {
     step.finish()?;
     Ok(())
 }
+
+#[test]
+fn rest_of_a_prompt_that_repeats_itself_is_taken_with_its_drafts() -> Result<()> {
+    let mut cache = Cache::new(&[group()], &Options::default())?;
+    let prompt = [7, 7, 7, 7];
+    let first = say(&mut cache, &prompt);
+    cache.close(first)?;
+    let opened = cache.open(&prompt, &Default::default())?;
+    assert_eq!(opened.cached_tokens, 3);
+    let mut step = cache.begin_step()?;
+    step.append_draft(opened.sequence, &prompt, 3)?; // the rest and three drafts
+    step.finish()?;
+    cache.accept(opened.sequence, 1)?;
+    assert_eq!(cache.info(opened.sequence)?.length, 5);
+    cache.check_invariants()
+}
