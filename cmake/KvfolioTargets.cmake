@@ -16,6 +16,15 @@ target_compile_options(kvfolio_options INTERFACE -Wall -Wextra -Wconversion)
 if(KVFOLIO_DEV)
   target_compile_options(kvfolio_options INTERFACE -Werror)
 endif()
+if(KVFOLIO_UNITY)
+  # A unity source includes by absolute paths. A failed check names its source from the root of the repository
+  # all the same, and ccache finds an object that another checkout has made.
+  target_compile_options(kvfolio_options INTERFACE -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=)
+  if(KVFOLIO_SANITIZE)
+    # At -Og g++ inlines no function whose address two callers of a large source take, and xxhash insists.
+    target_compile_definitions(kvfolio_options INTERFACE XXH_NO_INLINE_HINTS=1)
+  endif()
+endif()
 # g++ 12 sees overlap in "literal" + std::string at -O3 (GCC bug 105651).
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   target_compile_options(kvfolio_options INTERFACE -Wno-restrict)
