@@ -23,8 +23,11 @@ TEST_P(KernelTargetHere, IsRunOrSaidToBeMissing) {
   if (std::find(here.begin(), here.end(), GetParam()) == here.end()) {
     ASSERT_FALSE(chosen.has_value());
     EXPECT_EQ(chosen.error().code(), ErrorCode::kUnsupported);
+    const bool modelled =
+        GetParam() == KernelTarget::kAvx512 || GetParam() == KernelTarget::kAvx512Bf16;
     GTEST_SKIP() << "this machine lacks " << to_string(GetParam())
-                 << ": no test of kernels has run it here";
+                 << ": no test of kernels has run it here"
+                 << (modelled ? "; its code is modelled, not run, by ModelledTargets" : "");
   }
   ASSERT_TRUE(chosen.has_value()) << chosen.error().message();
   EXPECT_EQ(*chosen, GetParam());

@@ -4,7 +4,12 @@
 // so that soon every value of a parameter has met every value of every other one. The memory is
 // laid out and filled here, by the definitions of spec.h, and shares no code with append().
 //
-//   KVFOLIO_GRID_CASES=N   how many cases (default 2000; 150 without optimisation or sanitized)
+// In kParts tests, so that they run beside each other; each draws all cases and checks its own.
+//
+// A smaller grid is computed by the targets of AVX-512 over a plain model of their instructions
+// (model/immintrin.h): on a machine that lacks them nothing else computes their code.
+//
+//   KVFOLIO_GRID_CASES=N   how many cases (default 400; 150 without optimisation or sanitized)
 //   KVFOLIO_SEED=S         of the first case (default 1); printed where a case fails
 
 #include <gtest/gtest.h>
@@ -16,17 +21,26 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <set>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "kernels/cpu/driver.h"
 #include "kvfolio/kernels.h"
 
 namespace kvfolio {
+#if defined(KVFOLIO_MODELLED)
+namespace kernels {
+TargetKernels modelled_avx512_kernels() noexcept;
+TargetKernels modelled_avx512_bf16_kernels() noexcept;
+}  // namespace kernels
+#endif
 namespace {
 
 #if defined(__has_feature)
@@ -40,8 +54,9 @@ namespace {
 #if defined(KVFOLIO_SLOW_BUILD)
 constexpr std::int64_t kDefaultCases = 150;
 #else
-constexpr std::int64_t kDefaultCases = 2000;
+constexpr std::int64_t kDefaultCases = 400;
 #endif
+constexpr int kParts = 4;
 
 using Random = std::mt19937_64;
 
@@ -500,6 +515,24 @@ struct Output {
   std::vector<double> lse;
 };
 
+// What computes a case: a target of this machine, or the code of one over a model.
+struct Computer {
+  KernelTarget target = KernelTarget::kReference;
+  std::optional<kernels::TargetKernels> modelled = {};
+
+  [[nodiscard]] std::string name() const {
+    return std::string(modelled ? "modelled " : "") + to_string(target);
+  }
+};
+
+std::vector<Computer> computers_here() {
+  std::vector<Computer> all;
+  for (const KernelTarget target : kernel_targets()) {
+    if (target != KernelTarget::kReference) all.push_back({target});
+  }
+  return all;
+}
+
 // Queries as the rows of a case hold them, rounded to their type.
 std::vector<float> queries_of(const Case& c) {
   const int q_heads = c.heads * c.q_per_kv;
@@ -522,7 +555,7 @@ struct Part {
 };
 
 Status run(const Case& c, const Memory& memory, const std::vector<float>& all_queries,
-           const std::vector<Part>& parts, KernelTarget target, const Executor* executor,
+           const std::vector<Part>& parts, const Computer& by, const Executor* executor,
            Output& output) {
   const int q_heads = c.heads * c.q_per_kv;
   const auto row = index(q_heads * c.dim_k);
@@ -565,8 +598,11 @@ Status run(const Case& c, const Memory& memory, const std::vector<float>& all_qu
       std::memcpy(&typed[i * 2], &half, 2);
     }
   }
-  output.out.assign(index(num_queries * q_heads * c.dim_v), 12345.0f);
-  output.lse.assign(index(num_queries * q_heads), 12345.0);
+  const auto forget = [&] {
+    output.out.assign(index(num_queries * q_heads * c.dim_v), 12345.0f);
+    output.lse.assign(index(num_queries * q_heads), 12345.0);
+  };
+  forget();
   AttentionArgs args;
   args.cache = memory.view();
   args.batch = {.query_start = query_start,
@@ -594,14 +630,21 @@ Status run(const Case& c, const Memory& memory, const std::vector<float>& all_qu
               q_heads,
               1,
               DType::kF64};
-  args.target = target;
+  // attend() checks the arguments that the model then gets.
+  args.target = by.modelled ? kernel_targets()[1] : by.target;
   args.executor = executor;
-  const Result<std::int64_t> bytes = attention_workspace_bytes(
-      args.cache, q_heads, c.longest(), target, executor == nullptr ? 1 : executor->num_threads);
+  const Result<std::int64_t> bytes =
+      attention_workspace_bytes(args.cache, q_heads, c.longest(), args.target,
+                                executor == nullptr ? 1 : executor->num_threads);
   if (!bytes) return bytes.error();
   std::vector<std::byte> workspace(static_cast<std::size_t>(*bytes), std::byte{0xff});
   args.workspace = workspace;
-  return attend(args);
+  Status done = attend(args);
+  if (!done.ok() || !by.modelled || num_queries == 0) return done;
+  forget();
+  args.slice = {.first_row = 0, .num_rows = num_queries, .num_kv_heads = c.heads};
+  kernels::cpu_attend(args, *by.modelled);
+  return done;
 }
 
 std::vector<Part> whole(const Case& c) {
@@ -732,35 +775,32 @@ class Pools {
 
 class Worst {
  public:
-  void note(DType type, KernelTarget target, double error) {
-    double& worst = worst_[static_cast<std::size_t>(type)][static_cast<std::size_t>(target)];
+  void note(DType type, const Computer& by, double error) {
+    double& worst = worst_[{type, by.name()}];
     worst = std::max(worst, error);
   }
   ~Worst() {
-    for (const DType type : kTypes) {
-      std::printf("worst relative error, %s:", to_string(type));
-      for (const KernelTarget target : kernel_targets()) {
-        std::printf(" %s %.1e", to_string(target),
-                    worst_[static_cast<std::size_t>(type)][static_cast<std::size_t>(target)]);
-      }
-      std::printf("\n");
+    for (const auto& [of, error] : worst_) {
+      std::printf("worst relative error, %s, %s: %.1e\n", to_string(of.first), of.second.c_str(),
+                  error);
     }
   }
 
  private:
-  std::array<std::array<double, 8>, 8> worst_{};
+  std::map<std::pair<DType, std::string>, double> worst_;
 };
 
-void check(const Case& c, Pools& pools, Worst& worst) {
+// Answers in `all` what each computed.
+void check(const Case& c, const std::vector<Computer>& computers, Pools& pools, Worst& worst,
+           std::vector<Output>& all) {
   const Memory memory(c, c.form, c.block_size, c.seed + 1);
   const std::vector<float> queries = queries_of(c);
   const Exact want = exact(c, memory, queries);
   Random random(c.seed + 9);
-  for (const KernelTarget target : kernel_targets()) {
-    if (target == KernelTarget::kReference) continue;
-    SCOPED_TRACE(name(c) + ", target " + to_string(target));
-    Output got;
-    const Status status = run(c, memory, queries, whole(c), target, pools.of(c.threads), got);
+  for (const Computer& by : computers) {
+    SCOPED_TRACE(name(c) + ", target " + by.name());
+    Output& got = all.emplace_back();
+    const Status status = run(c, memory, queries, whole(c), by, pools.of(c.threads), got);
     ASSERT_TRUE(status.ok()) << status.message();
     double error = 0;
     double size = 0;
@@ -770,13 +810,13 @@ void check(const Case& c, Pools& pools, Worst& worst) {
       size += want.out[i] * want.out[i];
     }
     const double relative = size == 0 ? std::sqrt(error) : std::sqrt(error / size);
-    worst.note(c.type, target, relative);
-    ASSERT_LE(relative, bound(c, target));  // NaN too
+    worst.note(c.type, by, relative);
+    ASSERT_LE(relative, bound(c, by.target));  // NaN too
     for (std::size_t i = 0; i < want.lse.size(); ++i) {
       if (std::isinf(want.lse[i])) {
         ASSERT_EQ(got.lse[i], want.lse[i]) << "row " << i;
       } else {
-        ASSERT_NEAR(got.lse[i], want.lse[i], 20 * bound(c, target)) << "row " << i;
+        ASSERT_NEAR(got.lse[i], want.lse[i], 20 * bound(c, by.target)) << "row " << i;
       }
     }
     // The same rows in another format, block size and order of blocks, on other threads.
@@ -785,7 +825,7 @@ void check(const Case& c, Pools& pools, Worst& worst) {
     int block_size = kBlocks[draw(random, 0, 8)];
     if (form == Format::kGranule) block_size = (block_size + 15) / 16 * 16;
     const Memory moved(c, form, block_size, c.seed + 2);
-    ASSERT_TRUE(run(c, moved, queries, whole(c), target, pools.of(draw(random, 1, 4)), other).ok());
+    ASSERT_TRUE(run(c, moved, queries, whole(c), by, pools.of(draw(random, 1, 4)), other).ok());
     ASSERT_TRUE(same_bits(got.out, other.out))
         << "differs in " << to_string(form) << ", block " << block_size;
     ASSERT_TRUE(same_bits(got.lse, other.lse)) << to_string(form) << ", block " << block_size;
@@ -798,7 +838,7 @@ void check(const Case& c, Pools& pools, Worst& worst) {
         const int begin = draw(random, 0, n - 1);
         const int count = draw(random, 1, std::min(n - begin, 9));
         Output alone;
-        ASSERT_TRUE(run(c, memory, queries, {{i, begin, count}}, target, nullptr, alone).ok());
+        ASSERT_TRUE(run(c, memory, queries, {{i, begin, count}}, by, nullptr, alone).ok());
         const auto row = index(c.heads * c.q_per_kv * c.dim_v);
         ASSERT_EQ(
             std::memcmp(alone.out.data(), &got.out[row * static_cast<std::size_t>(first + begin)],
@@ -811,20 +851,60 @@ void check(const Case& c, Pools& pools, Worst& worst) {
   }
 }
 
-TEST(AttentionGrid, EveryTargetIsWithinItsBoundAndEqualInEveryFormatBatchAndThreadCount) {
+class AttentionGrid : public testing::TestWithParam<int> {};
+
+TEST_P(AttentionGrid, EveryTargetIsWithinItsBoundAndEqualInEveryFormatBatchAndThreadCount) {
   const std::int64_t cases = environment("KVFOLIO_GRID_CASES", kDefaultCases);
   const auto seed = static_cast<std::uint64_t>(environment("KVFOLIO_SEED", 1));
+  const std::vector<Computer> computers = computers_here();
   Pairwise pairwise;
   Pools pools;
   Worst worst;
   for (std::int64_t i = 0; i < cases; ++i) {
     Random random(seed * 1000003 + static_cast<std::uint64_t>(i));
     const Choice choice = pairwise.next(random);
-    check(make_case(choice, seed * 1000003 + static_cast<std::uint64_t>(i)), pools, worst);
+    if (i % kParts != GetParam()) continue;
+    std::vector<Output> all;
+    check(make_case(choice, seed * 1000003 + static_cast<std::uint64_t>(i)), computers, pools,
+          worst, all);
     if (HasFatalFailure()) return;
   }
-  std::printf("%lld cases, %zu pairs of values\n", static_cast<long long>(cases), pairwise.seen());
+  std::printf("%lld cases in %d parts, %zu pairs of values\n", static_cast<long long>(cases),
+              kParts, pairwise.seen());
 }
+INSTANTIATE_TEST_SUITE_P(Part, AttentionGrid, testing::Range(0, kParts));
+
+#if defined(KVFOLIO_MODELLED)
+// Modelled, not run: on a machine that lacks AVX-512. All that fuse a product and a sum give the
+// same bits, modelled or run, but for bf16 by dot products: the model's are its own (equal to those
+// of an Emerald Rapids, which says nothing of another core).
+TEST(ModelledTargets, AreWithinTheirBoundsAndHaveTheBitsOfTheTargetsThatRun) {
+  const std::int64_t cases = environment("KVFOLIO_GRID_CASES", kDefaultCases) / 64 + 1;
+  std::vector<Computer> computers;
+  for (const Computer& by : computers_here()) {
+    if (by.target != KernelTarget::kPortable) computers.push_back(by);
+  }
+  computers.push_back({KernelTarget::kAvx512, kernels::modelled_avx512_kernels()});
+  computers.push_back({KernelTarget::kAvx512Bf16, kernels::modelled_avx512_bf16_kernels()});
+  Pairwise pairwise;
+  Pools pools;
+  Worst worst;
+  for (std::int64_t i = 0; i < cases; ++i) {
+    Random random(static_cast<std::uint64_t>(i) + 77);
+    const Case c = make_case(pairwise.next(random), static_cast<std::uint64_t>(i) + 77);
+    std::vector<Output> all;
+    check(c, computers, pools, worst, all);
+    if (HasFatalFailure()) return;
+    for (std::size_t by = 1; by < computers.size(); ++by) {
+      if (c.type == DType::kBF16 && computers[by].target == KernelTarget::kAvx512Bf16) continue;
+      SCOPED_TRACE(name(c) + ", " + computers[by].name() + " and " + computers[0].name());
+      ASSERT_TRUE(same_bits(all[by].out, all[0].out));
+      ASSERT_TRUE(same_bits(all[by].lse, all[0].lse));
+    }
+  }
+  for (const Computer& by : computers) std::printf("%s\n", by.name().c_str());
+}
+#endif
 
 }  // namespace
 }  // namespace kvfolio
