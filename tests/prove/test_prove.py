@@ -167,9 +167,9 @@ FUSING = ("avx2", "avx512", "avx512-bf16")
 
 
 @sanitized
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "int8"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "int8"], ids=lambda dtype: f"cache_{dtype}")
 @pytest.mark.parametrize("kernel", KERNELS[1:])
-def test_each_target_has_one_hash_for_each_cache_type(kernel, dtype):
+def test_each_target_has_one_hash(kernel, dtype):
     result = proof(SHIPPED, "--cache-dtype", dtype, "--kernel", kernel)
     check(result)
     assert (result["kernel"], result["cache_dtype"]) == (kernel, dtype)

@@ -4,4 +4,4 @@
 // grid_test.cc.
 
 #define avx512_bf16_kernels modelled_avx512_bf16_kernels
-#include "kernels/cpu/target_avx512_bf16.cc"
+#include "kernels/cpu/target_avx512_bf16.cc"  // NOLINT(bugprone-suspicious-include)

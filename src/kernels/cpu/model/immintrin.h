@@ -13,6 +13,8 @@
 
 #include <cstdint>
 
+// NOLINTBEGIN(bugprone-reserved-identifier): these are the names that the targets use
+
 using __m128i = long long __attribute__((vector_size(16)));
 using __m128bh = short __attribute__((vector_size(16)));
 using __m256 = float __attribute__((vector_size(32)));
@@ -332,3 +334,5 @@ inline __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
 }
 
 }  // namespace
+
+// NOLINTEND(bugprone-reserved-identifier)
