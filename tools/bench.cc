@@ -48,17 +48,8 @@ std::string row_json(const bench::Row& row) {
                {"judged", row.promise_is_ratio ? "ratio" : "value"},
                {"lower_is_better", row.lower_is_better},
                {"reached", Json()},
-               {"earlier", Json()},
                {"note", row.note}};
   if (row.promise) json["reached"] = row.reaches(row.promise->floor);
-  if (row.earlier) {
-    json["earlier"] = {{"system", row.earlier->system},
-                       {"work", row.earlier->work},
-                       {"value", row.earlier->value},
-                       {"unit", row.earlier->unit},
-                       {"ceiling", or_null(row.earlier->ceiling)},
-                       {"ratio", or_null(row.earlier_ratio())}};
-  }
   return json_text(json);
 }
 
@@ -91,15 +82,6 @@ std::string row_text(const bench::Row& row, bool judged) {
             : row.reaches(row.promise->goal)  ? "goal reached"
             : row.reaches(row.promise->floor) ? "floor reached"
                                               : "BELOW THE FLOOR";
-  }
-  if (row.earlier) {
-    text += "\n  an earlier system, " + row.earlier->system + ": " +
-            four_digits(row.earlier->value) + " " + row.earlier->unit;
-    if (row.earlier->ceiling) {
-      text += ", ceiling " + four_digits(*row.earlier->ceiling) + " (" +
-              four_digits(*row.earlier_ratio()) + " of it)";
-    }
-    text += ": " + row.earlier->work;
   }
   if (!row.note.empty()) text += "\n  " + row.note;
   return text + "\n";

@@ -16,14 +16,9 @@ std::int64_t l3_of_this_core() {
   return std::min(kib, std::int64_t{512} << 10) << 10;
 }
 
-std::string model_of_this_core() {
+CoreId this_core() {
   std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (line.rfind("model name", 0) != 0) continue;
-    const std::size_t at = line.find(": ");
-    if (at != std::string::npos) return line.substr(at + 2);
-  }
-  return "unknown";
+  return read_core_id(file);
 }
 
 std::vector<Arithmetic> arithmetic_of_this_core() {
@@ -69,7 +64,7 @@ std::vector<std::string> attention_targets() {
 Context::Context(const AttentionOptions& options, const Session& session_in)
     : session(session_in),
       l3_bytes(l3_of_this_core()),
-      model_name(model_of_this_core()),
+      core(this_core()),
       arithmetic_(arithmetic_of_this_core()),
       read_tile_(widest_read_tile()) {
   target_ = options.target == "auto" ? kernel_targets().back()
@@ -107,6 +102,18 @@ std::size_t Context::peak_of(DType dtype) const {
     if (arithmetic_[i].kind == wanted) return i;
   }
   return 0;
+}
+
+std::optional<Promise> Context::promise(const PromiseByClass& promise) const {
+  switch (promised_core(core_class(core), f32_peak)) {
+    case PromisedCore::kZen5:
+      return promise.zen5;
+    case PromisedCore::kZen4:
+      return promise.zen4;
+    case PromisedCore::kNone:
+      return std::nullopt;
+  }
+  return std::nullopt;
 }
 
 void Context::judge(Figure& figure, std::int32_t threads, double scaling) {

@@ -13,6 +13,7 @@
 
 #include "arithmetic.h"
 #include "bench_attention.h"
+#include "core_class.h"
 #include "harness.h"
 #include "kvfolio/executor.h"
 #include "kvfolio/kernels.h"
@@ -27,7 +28,7 @@ struct Arithmetic {
   ArithmeticLoop loop = nullptr;
 };
 
-// A floor and a goal for the two classes of core of docs/measuring.md.
+// A floor and a goal for the two kinds of core that decode was tuned on; see docs/measuring.md.
 struct PromiseByClass {
   Promise zen5;
   Promise zen4;
@@ -65,15 +66,11 @@ class Context {
   [[nodiscard]] std::int32_t layers_beyond_cache(std::int64_t layer_bytes) const noexcept {
     return static_cast<std::int32_t>((4 * l3_bytes + layer_bytes - 1) / layer_bytes);
   }
-  std::string model_name;
+  CoreId core;
   // Of f32, one core, giga-operations per second.
   double f32_peak = 0;
-  // 200 or more: a core of the Zen 5 class, two 512-bit units. Else of the Zen 4 class.
-  [[nodiscard]] bool is_zen5_class() const { return f32_peak >= 200; }
-
-  [[nodiscard]] Promise promise(const PromiseByClass& promise) const {
-    return is_zen5_class() ? promise.zen5 : promise.zen4;
-  }
+  // Nothing for a core of another class.
+  [[nodiscard]] std::optional<Promise> promise(const PromiseByClass& promise) const;
 
   // Several threads are judged only where the machine gave them their memory: `scaling` is how much
   // faster they read (or computed) the same than one did.

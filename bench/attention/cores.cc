@@ -12,16 +12,21 @@ namespace {
 
 void core(const Context& context) {
   const Session& session = context.session;
+  const std::string name = core_class(context.core);
+  const PromisedCore promised = promised_core(name, context.f32_peak);
   session.report({.name = "machine.core",
-                  .facts = {{"model", context.model_name},
+                  .facts = {{"model", context.core.name},
                             {"cpus", static_cast<std::int64_t>(::sysconf(_SC_NPROCESSORS_ONLN))},
-                            {"class", context.is_zen5_class() ? "Zen 5" : "Zen 4"},
+                            {"class", name},
+                            {"promises", promised == PromisedCore::kZen5   ? "those of Zen 5"
+                                         : promised == PromisedCore::kZen4 ? "those of Zen 4"
+                                                                           : "none by class"},
                             {"target", context.target_name()}},
                   .unit = "MiB of third-level cache",
                   .lower_is_better = false,
-                  .note = "the class is decided by f32 arithmetic, " +
-                          std::to_string(static_cast<int>(context.f32_peak)) +
-                          " Gflop/s on one core: 200 or more is Zen 5"},
+                  .note = "the class is that of the processor's family and model; f32 arithmetic "
+                          "of one core: " +
+                          std::to_string(static_cast<int>(context.f32_peak)) + " Gflop/s"},
                  {.ours = {static_cast<double>(context.l3_bytes) / (1 << 20)}, .other = {}});
 }
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// What earlier block managers were measured on: 10,000 sequences of 10 blocks of 16 tokens. With
-// the prefix cache, which they do not have, and without it. Every figure is all that a step needs
-// for the work: begin, commit and complete are in it.
+// The life of 10,000 sequences of 10 blocks of 16 tokens, with the prefix cache and without it.
+// Every figure is all that a step needs for the work: begin, commit and complete are in it.
 
 #include <algorithm>
 #include <cstring>
@@ -122,38 +121,33 @@ void control_plane(Session& session, bool prefix_cache) {
     sequences.evict_all();
   }
   sequences.cache().check();
-  // What ours does and the earlier one does not, where that is why it may be slower.
-  const auto report = [&](const char* name, Earlier earlier, const Samples& samples,
-                          const char* with_tree, const char* always) {
+  const auto report = [&](const char* name, const Samples& samples, const char* with_tree,
+                          const char* always) {
     session.report({.name = name,
                     .facts = {{"sequences", std::int64_t{count}},
                               {"prefix_cache", prefix_cache ? "on" : "off"}},
-                    .earlier = std::move(earlier),
                     .note = prefix_cache ? with_tree : always},
                    samples);
   };
   report(
-      "life.allocate_8_blocks", {"cbtop", "allocate 8 blocks", 333, "ns"}, allocate,
+      "life.allocate_8_blocks", allocate,
       "open, append and commit of 128 tokens: looks the prompt up, keeps its tokens and publishes "
-      "its blocks; the earlier one has no prefixes",
-      "open, append and commit; the earlier one has no steps");
-  report("life.append_1_token", {"cbtop", "append 1 token", 55, "ns"}, append_one,
+      "its blocks",
+      "open, append and commit");
+  report("life.append_1_token", append_one,
          "as a step: what drop() would need is noted, and the token is kept until its block is "
          "published; 10,000 sequences do not fit the caches",
          "as a step: what drop() would need is noted; 10,000 sequences do not fit the caches");
-  report("life.append_16_tokens", {"cbtop", "append 16 tokens, 1 block", 101, "ns"}, append_block,
-         "as a step; a full block is published in the tree, the earlier one has no prefixes",
+  report("life.append_16_tokens", append_block, "as a step; a full block is published in the tree",
          "as a step");
-  report("life.fork_10_blocks", {"cbtop", "fork 10 blocks", 269, "ns"}, fork,
+  report("life.fork_10_blocks", fork,
          "the child takes the parent's place in the tree and its unpublished tokens, too",
-         "the earlier one's children share blocks that both then overwrite");
-  report("life.close_fork", {"cbtop", "free a fork of 10 blocks", 182, "ns"}, close_fork,
-         "publishes what is left of the last block and leaves the tree, the earlier one has none",
          "the references of 10 blocks");
-  report("life.close_last_owner", {"cbtop", "free the last owner of 10 blocks", 358, "ns"},
-         close_last,
-         "nothing is freed: each block is ranked and stays findable, the earlier one has no cache",
-         "10 blocks are freed");
+  report("life.close_fork", close_fork,
+         "publishes what is left of the last block and leaves the tree",
+         "the references of 10 blocks");
+  report("life.close_last_owner", close_last,
+         "nothing is freed: each block is ranked and stays findable", "10 blocks are freed");
 }
 
 // A full pool: each new sequence of 10 blocks drives out as many cached ones.
@@ -187,12 +181,10 @@ void evict_and_admit(Session& session) {
         "as many blocks are evicted as are needed");
     return watch.nanoseconds() / share;
   };
-  session.measure(
-      {.name = "life.evict_admit_10",
-       .facts = {{"cached_blocks", std::int64_t{count} * kBlocks}},
-       .earlier = Earlier{"cbtop", "evict + admit 10 blocks, 10,000 sequences", 18'900, "ns"},
-       .note = "open, append, evicting 10 blocks, finish and close, a prompt a step"},
-      round);
+  session.measure({.name = "life.evict_admit_10",
+                   .facts = {{"cached_blocks", std::int64_t{count} * kBlocks}},
+                   .note = "open, append, evicting 10 blocks, finish and close, a prompt a step"},
+                  round);
   cache.check();
 }
 
@@ -214,7 +206,6 @@ void slot_mapping(Session& session) {
   const int repeats = session.quick() ? 1 : 500;
   session.measure({.name = "life.slot_mapping",
                    .facts = {{"tokens", std::int64_t{length}}},
-                   .earlier = Earlier{"boostr", "slot mapping", 1.5, "ns"},
                    .note = "per token; any range, and where a trim left holes"},
                   [&] {
                     return nanoseconds_of([&] {
@@ -232,16 +223,9 @@ void slot_mapping(Session& session) {
 // StreamingLLM: a sequence of n blocks keeps its first and its last.
 void trim(Session& session) {
   if (!session.wants("life.trim")) return;
-  struct Case {
-    std::int32_t blocks;
-    Earlier earlier;
-  };
-  const Case cases[] = {{10, {"cbtop", "streaming 160 tokens", 238, "ns"}},
-                        {1'000, {"cbtop", "streaming 1,000 blocks", 144'000, "ns"}},
-                        {10'000, {"cbtop", "streaming 10,000 blocks", 12'700'000, "ns"}}};
-  for (const Case& at : cases) {
-    const std::int32_t blocks = session.size(at.blocks, 10 + at.blocks / 100);
-    const int repeats = session.quick() ? 1 : 40'000 / at.blocks + 1;
+  for (const std::int32_t full : {10, 1'000, 10'000}) {
+    const std::int32_t blocks = session.size(full, 10 + full / 100);
+    const int repeats = session.quick() ? 1 : 40'000 / full + 1;
     Cache cache(2 * blocks, 4, 0, false);
     cache.shuffle_free_blocks();
     const std::vector<std::int32_t> tokens(static_cast<std::size_t>(blocks) * kBlockSize, 1);
@@ -262,10 +246,8 @@ void trim(Session& session) {
     session.measure(
         {.name = "life.trim",
          .facts = {{"blocks", std::int64_t{blocks}}},
-         .earlier = at.earlier,
-         .note = "the whole call; keeps 16 sinks and a window of 16. Of ten blocks most "
-                 "is the call itself; the earlier one drops the wrong tokens (faults "
-                 "T2 to T5)"},
+         .note = "the whole call; keeps 16 sinks and a window of 16. With ten blocks most "
+                 "is the call itself"},
         round);
   }
 }
@@ -299,7 +281,6 @@ void data_plane(Session& session) {
       {.name = "life.copy_block",
        .facts = {{"bytes", static_cast<std::int64_t>(block_bytes)}},
        .unit = "us",
-       .earlier = Earlier{"llama_rs", "copy_block, 512 KiB", 35, "us"},
        .note = "ceiling: memcpy of the block, same order"},
       [&] {
         return nanoseconds_of([&] {
@@ -319,7 +300,6 @@ void data_plane(Session& session) {
                static_cast<double>(half) / 1000;
       });
 
-  // 2 x 16 KiB here; theirs is one vector of 8 KiB.
   std::vector<float> k(2048);
   const RowsView row{reinterpret_cast<std::byte*>(k.data()), 8192, 8192, 1, 1, 2048, DType::kF32};
   KVStorage vectors = take(KVStorage::create({.groups = {{.num_kv_heads = 1,
@@ -333,7 +313,6 @@ void data_plane(Session& session) {
   session.measure(
       {.name = "life.read_token",
        .facts = {{"bytes", std::int64_t{8192}}},
-       .earlier = Earlier{"cjc", "get_token, 8 KiB", 665, "ns"},
        .note = "copies one vector; one that wants no copy reads it in place through the view. "
                "Ceiling: memcpy"},
       [&] {
@@ -416,11 +395,8 @@ void copy_to(Session& session) {
          .facts = {{"reserved_bytes", std::int64_t{num_blocks} * std::int64_t{kBlockBytes}},
                    {"tokens", std::int64_t{length}}},
          .unit = "ms",
-         .earlier = Earlier{"cjc", "clone, kind malloc; ceiling: memcpy of the 256 MiB reserved",
-                            15.4, "ms", 14.9},
          .note = "to a manager that is there: blocks in use, tables, tree and some words for each "
-                 "block; the earlier one copies all that is reserved. Ceiling: memcpy of the "
-                 "blocks in use"},
+                 "block, not what is only reserved. Ceiling: memcpy of the blocks in use"},
         [&] { return each_ms([&] { require(from.copy_to(to), "copy_to"); }); },
         [&] {
           return each_ms([&] {

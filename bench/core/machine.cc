@@ -32,11 +32,10 @@ void measure_machine(Session& session) {
   struct Size {
     const char* text;
     std::int64_t bytes;
-    double earlier_copy, earlier_read;
   };
-  const Size sizes[] = {{"512KiB", std::int64_t{512} << 10, 101, 225},
-                        {"8MiB", std::int64_t{8} << 20, 55.7, 111},
-                        {"256MiB", std::int64_t{256} << 20, 18.0, 31.4}};
+  const Size sizes[] = {{"512KiB", std::int64_t{512} << 10},
+                        {"8MiB", std::int64_t{8} << 20},
+                        {"256MiB", std::int64_t{256} << 20}};
   for (const Size& size : sizes) {
     const std::int64_t bytes =
         session.quick() ? std::min<std::int64_t>(size.bytes, 1 << 20) : size.bytes;
@@ -57,31 +56,23 @@ void measure_machine(Session& session) {
       });
       return static_cast<double>(bytes) * repeats / taken;
     };
-    const auto figure = [&](const char* name, std::optional<Earlier> earlier) {
-      return Figure{.name = name,
-                    .facts = {{"bytes", size.text}},
-                    .unit = "GB/s",
-                    .lower_is_better = false,
-                    .earlier = std::move(earlier)};
+    const auto figure = [&](const char* name) {
+      return Figure{
+          .name = name, .facts = {{"bytes", size.text}}, .unit = "GB/s", .lower_is_better = false};
     };
-    const auto plain = [](double value, const char* work) {
-      return Earlier{"the machine of the other figures", work, value, "GB/s"};
-    };
-    session.measure(figure("machine.memcpy", plain(size.earlier_copy, "memcpy")), [&] {
+    session.measure(figure("machine.memcpy"), [&] {
       return rate([&] {
         std::memcpy(to.data(), from.data(), from.size());
         keep(to.data());
       });
     });
-    std::optional<Earlier> fill;
-    if (size.bytes > (std::int64_t{200} << 20)) fill = plain(27.1, "fill");
-    session.measure(figure("machine.fill", fill), [&] {
+    session.measure(figure("machine.fill"), [&] {
       return rate([&] {
         std::memset(to.data(), 1, to.size());
         keep(to.data());
       });
     });
-    session.measure(figure("machine.read", plain(size.earlier_read, "read")),
+    session.measure(figure("machine.read"),
                     [&] { return rate([&] { keep(sum_of(words, count)); }); });
   }
 }

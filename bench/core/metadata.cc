@@ -69,7 +69,6 @@ void measure_metadata(Session& session) {
   session.report({.name = "metadata.empty",
                   .facts = {{"blocks", std::int64_t{num_blocks}}},
                   .unit = "B",
-                  .earlier = Earlier{"cbtop", "per block, empty", 4, "B"},
                   .note = "in use per block after create()"},
                  {{per_block(created.used)}, {}});
   session.report({.name = "metadata.reserved",
@@ -82,7 +81,6 @@ void measure_metadata(Session& session) {
        .facts = {{"blocks", std::int64_t{num_blocks}}, {"run_blocks", std::int64_t{kRunBlocks}}},
        .unit = "B",
        .promise = Promise{80, 48},
-       .earlier = Earlier{"cbtop", "per block, full, no prefix cache", 33, "B"},
        .note = "in use per block of a pool full of cached blocks, less 64 B of tokens: "
                "pool, tree and eviction order"},
       {{per_block(full.used) - kTokenBytes}, {}});

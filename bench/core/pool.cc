@@ -67,8 +67,8 @@ void measure_pool(Session& session) {
       {.name = "pool.take_give",
        .facts = {{"blocks", std::int64_t{num_blocks}},
                  {"at_once", static_cast<std::int64_t>(bulk)}},
-       .promise = Promise{10, 5},
-       .earlier = Earlier{"llama_rs", "allocate + free", 11.0, "ns"},
+       .promise = Promise{0.25, 0.7},
+       .promise_is_ratio = true,
        .note = "ceiling: pop and push of a plain stack of ids"},
       [&] { return take_and_give(pool, taken, repeats) / per_block; },
       [&] { return push_and_pop(stack, taken, repeats) / per_block; });
@@ -78,7 +78,6 @@ void measure_pool(Session& session) {
   session.measure(
       {.name = "pool.take_give_10",
        .facts = {{"blocks", std::int64_t{num_blocks}}},
-       .earlier = Earlier{"llama_rs", "pool allocate 10 + free 10", 112, "ns"},
        .note = "ceiling: pop and push of a plain stack of ids"},
       [&] { return take_and_give(pool, ten, many); },
       [&] { return push_and_pop(stack, ten, many); });
@@ -86,19 +85,17 @@ void measure_pool(Session& session) {
   const BlockId block = pool.acquire();
   const int holds = session.quick() ? 10 : 1'000'000;
   bool last = false;
-  session.measure(
-      {.name = "pool.hold_release", .earlier = Earlier{"llama_rs", "ref + unref", 10.0, "ns"}},
-      [&] {
-        return nanoseconds_of([&] {
-                 for (int i = 0; i < holds; ++i) {
-                   pool.hold(block);
-                   keep(&pool);
-                   last |= pool.release(block);
-                   keep(&pool);
-                 }
-               }) /
-               holds;
-      });
+  session.measure({.name = "pool.hold_release"}, [&] {
+    return nanoseconds_of([&] {
+             for (int i = 0; i < holds; ++i) {
+               pool.hold(block);
+               keep(&pool);
+               last |= pool.release(block);
+               keep(&pool);
+             }
+           }) /
+           holds;
+  });
   require(!last && pool.refs(block) == 1, "holds and releases cancel");
 }
 

@@ -35,21 +35,10 @@ std::vector<std::pair<std::string, Fact>> facts(std::int32_t tokens, std::int64_
           {"dtype", to_string(dtype)}};
 }
 
-// Why ours may be slower than an earlier system, which has no heads or has them side by side.
+// Why it may be slower than memcpy.
 std::string why_slower(Format format) {
   if (format != Format::kHnd) return {};
-  return "; the heads of a token lie apart: it moves 512 bytes at a time, the earlier one whole "
-         "tokens";
-}
-
-// Why ours may be a smaller part of memcpy than an earlier system that was measured at 256 MiB.
-constexpr const char* kSlowMemcpy =
-    "; the earlier one's fraction is above 1: on its machine memcpy of 256 MiB (18.0) was slower "
-    "than plain code that copies rows (24 to 28)";
-
-// The only append that was measured in a cache of 2 MiB.
-Earlier append_in_2_mib() {
-  return {"cjc", "1 token a call, 2 MiB; ceiling: plain code on that shape", 76.4, "GB/s", 80.8};
+  return "; the heads of a token lie apart: it moves 512 bytes at a time";
 }
 
 void rows(Session& session) {
@@ -60,31 +49,24 @@ void rows(Session& session) {
       const StorageFixture fixture(format, DType::kF32, tokens, kBlockSize);
       fixture.check();
       const auto bytes = static_cast<std::int64_t>(fixture.rows.size());
-      const bool large = full > 256;
       const auto rate = [&](auto&& call) { return bytes_per_ns(session, bytes, call); };
-      const auto figure = [&](const char* name, std::optional<Earlier> earlier) {
+      const auto figure = [&](const char* name) {
         return Figure{.name = name,
                       .facts = facts(tokens, bytes, format, DType::kF32),
                       .unit = "GB/s",
                       .lower_is_better = false,
                       .promise = Promise{0.8, 0.9},
                       .promise_is_ratio = true,
-                      .earlier = std::move(earlier),
                       .note =
                           "8 heads of 128 in K and in V, blocks of 16 in random order; ceiling: "
                           "memcpy of the rows" +
-                          why_slower(format) + (large ? kSlowMemcpy : "")};
+                          why_slower(format)};
       };
       // memcpy writes where append does and reads where gather does: without padding the cache is
       // as large as the rows.
       std::byte* const cache = fixture.cache.k;
       session.measure(
-          figure("storage.append",
-                 large
-                     ? Earlier{"boostr", "512 tokens a call, row copy; ceiling: memcpy of 256 MiB",
-                               22.3, "GB/s", 18.0}
-                     : append_in_2_mib()),
-          [&] { return rate([&] { fixture.run_append(); }); },
+          figure("storage.append"), [&] { return rate([&] { fixture.run_append(); }); },
           [&] {
             return rate([&] {
               std::memcpy(cache, fixture.rows.data(), fixture.rows.size());
@@ -93,12 +75,7 @@ void rows(Session& session) {
           });
       fixture.run_append();
       session.measure(
-          figure("storage.gather",
-                 large ? Earlier{"cjc", "as_tensor, kind malloc; ceiling: memcpy of 256 MiB", 18.5,
-                                 "GB/s", 18.0}
-                       : Earlier{"cjc", "as_tensor, 2 MiB; ceiling: plain code on that shape", 59,
-                                 "GB/s", 63}),
-          [&] { return rate([&] { fixture.run_gather(); }); },
+          figure("storage.gather"), [&] { return rate([&] { fixture.run_gather(); }); },
           [&] {
             return rate([&] {
               std::memcpy(fixture.back.data(), cache, fixture.back.size());
@@ -109,15 +86,10 @@ void rows(Session& session) {
   }
 }
 
-// A call for each token, as decode makes it, and as the earlier system was measured.
+// A call for each token, as decode makes it.
 void tokens_alone(Session& session) {
   if (!session.wants("storage.append_token")) return;
-  const std::pair<std::int32_t, Earlier> cases[] = {
-      {256, append_in_2_mib()},
-      {32'768,
-       {"cjc", "1 token a call, 256 MiB, warm; ceiling: plain code on that shape", 26.2, "GB/s",
-        24.0}}};
-  for (const auto& [full, earlier] : cases) {
+  for (const std::int32_t full : {256, 32'768}) {
     const std::int32_t tokens = num_tokens(session, full);
     for (const Format format : {Format::kHnd, Format::kNhd}) {
       StorageFixture fixture(format, DType::kF32, tokens, kBlockSize);
@@ -129,10 +101,8 @@ void tokens_alone(Session& session) {
            .facts = facts(tokens, bytes, format, DType::kF32),
            .unit = "GB/s",
            .lower_is_better = false,
-           .earlier = earlier,
            .note = "8 heads of 128 in K and in V, blocks of 16 in random order; ceiling: memcpy of "
-                   "8 KiB a token, in order. Each call checks its view, rows and slot first; the "
-                   "earlier one's tokens are one vector each, in order" +
+                   "8 KiB a token, in order. Each call checks its view, rows and slot first" +
                    why_slower(format)},
           [&] { return bytes_per_ns(session, bytes, [&] { fixture.run_append_tokens(); }); },
           [&] {
@@ -168,10 +138,6 @@ void one_head(Session& session) {
         {.name = "storage.gather_head",
          .facts = facts(tokens, static_cast<std::int64_t>(head_bytes), format, DType::kF32),
          .unit = "us",
-         .earlier = Earlier{"llama_rs",
-                            "one head of 32, 8192 tokens, kind malloc; ceiling: as many bytes at "
-                            "the speed of memcpy of 256 MiB",
-                            676, "us", 466},
          .note = "K and V of one head of 128, of 4 layers of 8 heads in turn, blocks of 16 in "
                  "random order; ceiling: memcpy of as many bytes, out of the same cache"},
         [&] {
@@ -251,10 +217,6 @@ void first_fill(Session& session) {
          .lower_is_better = false,
          .promise = Promise{0.8, 0.95},
          .promise_is_ratio = true,
-         .earlier = Earlier{"cjc",
-                            "1 token a call, first fill, kind malloc + huge pages; ceiling: a fill "
-                            "of memory that is there already",
-                            24.8, "GB/s", 27.1},
          .note =
              "create, append, give back; ceiling: memset of a fresh mapping on huge pages. Most "
              "of that is the kernel's clearing of the pages, in another time from run to run; "

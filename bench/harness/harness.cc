@@ -62,7 +62,6 @@ void Session::report(const Figure& figure, const Samples& samples) const {
   row.lower_is_better = figure.lower_is_better;
   row.promise = figure.promise;
   row.promise_is_ratio = figure.promise_is_ratio;
-  row.earlier = figure.earlier;
   row.note = figure.note;
   row.rounds = static_cast<int>(samples.ours.size());
   row.value = percentile(samples.ours, 0.5);

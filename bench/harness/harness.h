@@ -101,7 +101,6 @@ struct Figure {
   bool lower_is_better = true;
   std::optional<Promise> promise = {};
   bool promise_is_ratio = false;
-  std::optional<Earlier> earlier = {};
   std::string note = {};
 };
 

@@ -32,16 +32,6 @@ struct Promise {
   double goal = 0;
 };
 
-// What an earlier system needs for the same work, as it was measured on a core of the Zen 5 class.
-struct Earlier {
-  std::string system;
-  std::string work;
-  double value = 0;
-  std::string unit;
-  // What plain code needed for that work on that machine, in the same unit; `work` names it.
-  std::optional<double> ceiling = {};
-};
-
 struct Row {
   std::string name;
   std::vector<std::pair<std::string, Fact>> facts;  // the case
@@ -60,15 +50,8 @@ struct Row {
   // 10th and 90th percentile over the rounds, of what the promise is about.
   double low = 0;
   double high = 0;
-  std::optional<Earlier> earlier;
   std::string note;
 
-  // How much of its ceiling the earlier system reached: what `ratio` is to be compared with.
-  [[nodiscard]] std::optional<double> earlier_ratio() const {
-    if (!earlier || !earlier->ceiling) return std::nullopt;
-    const double ratio = earlier->value / *earlier->ceiling;
-    return lower_is_better ? 1 / ratio : ratio;
-  }
   [[nodiscard]] double judged() const { return promise_is_ratio ? ratio.value_or(0) : value; }
   // Requires: promise.
   [[nodiscard]] bool reaches(double bound) const {
