@@ -22,29 +22,31 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // Five digits say all that a timing knows.
-double rounded(double value) {
+double five_digits(double value) {
   if (value == 0 || !std::isfinite(value)) return 0;
   const double scale = std::pow(10.0, 4 - std::floor(std::log10(std::abs(value))));
   return std::round(value * scale) / scale;
 }
 
-Json or_null(const std::optional<double>& value) { return value ? Json(rounded(*value)) : Json(); }
+Json number_or_null(const std::optional<double>& value) {
+  return value ? Json(five_digits(*value)) : Json();
+}
 
-std::string row_json(const bench::Row& row) {
+std::string bench_row_json(const bench::Row& row) {
   Json facts = Json::object();
   for (const auto& [name, fact] : row.facts) {
     std::visit([&, &key = name](const auto& value) { facts[key] = value; }, fact);
   }
   Json json = {{"name", row.name},
                {"case", std::move(facts)},
-               {"value", rounded(row.value)},
+               {"value", five_digits(row.value)},
                {"unit", row.unit},
-               {"ceiling", or_null(row.ceiling)},
-               {"ratio", or_null(row.ratio)},
+               {"ceiling", number_or_null(row.ceiling)},
+               {"ratio", number_or_null(row.ratio)},
                {"floor", row.promise ? Json(row.promise->floor) : Json()},
                {"goal", row.promise ? Json(row.promise->goal) : Json()},
                {"rounds", row.rounds},
-               {"spread", {rounded(row.low), rounded(row.high)}},
+               {"spread", {five_digits(row.low), five_digits(row.high)}},
                {"judged", row.promise_is_ratio ? "ratio" : "value"},
                {"lower_is_better", row.lower_is_better},
                {"reached", Json()},
@@ -205,7 +207,7 @@ int bench(const BenchOptions& options) {
                             .quick = options.quick,
                             .filter = options.filter};
   const auto emit = [&](const bench::Row& row) {
-    print(options.json ? row_json(row) + "\n" : row_text(row, !options.quick));
+    print(options.json ? bench_row_json(row) + "\n" : row_text(row, !options.quick));
     show_progress("kvfolio bench: after " + row.name);
   };
   const auto left_out = [](std::string_view name, std::string_view why) {

@@ -43,7 +43,7 @@ Front front_of(std::string_view text) {
 bool is_control(std::uint32_t code) { return code < 0x20 || (code >= 0x7f && code < 0xa0); }
 
 // Takes from the front of `bytes` what can be told.
-std::string take(std::string_view& bytes) {
+std::string take_character(std::string_view& bytes) {
   std::string text;
   while (!bytes.empty()) {
     const Front front = front_of(bytes);
@@ -63,14 +63,14 @@ std::string take(std::string_view& bytes) {
 }  // namespace
 
 std::string printable_text(std::string_view bytes) {
-  std::string text = take(bytes);
+  std::string text = take_character(bytes);
   if (!bytes.empty()) text += kReplacement;
   return text;
 }
 
 std::string take_printable(std::string& bytes) {
   std::string_view rest = bytes;
-  std::string text = take(rest);
+  std::string text = take_character(rest);
   bytes.erase(0, bytes.size() - rest.size());
   return text;
 }

@@ -7,7 +7,7 @@
 namespace kvfolio::tools {
 namespace {
 
-std::string hex(float value) {
+std::string float_hex(float value) {
   constexpr char kDigits[] = "0123456789abcdef";
   const auto bits = std::bit_cast<std::uint32_t>(value);
   std::string text = std::to_string(value) + " (0x";
@@ -78,8 +78,8 @@ Status Results::write_logits(NpyWriter& file) const {
 std::string row_difference(std::span<const float> row, std::span<const float> twin) {
   for (std::size_t id = 0; id < row.size(); ++id) {
     if (std::bit_cast<std::uint32_t>(row[id]) == std::bit_cast<std::uint32_t>(twin[id])) continue;
-    return "the logit of id " + std::to_string(id) + " is " + hex(row[id]) + " over blocks, " +
-           hex(twin[id]) + " over the contiguous twin";
+    return "the logit of id " + std::to_string(id) + " is " + float_hex(row[id]) +
+           " over blocks, " + float_hex(twin[id]) + " over the contiguous twin";
   }
   return {};
 }

@@ -144,7 +144,7 @@ Result<int> check_redis_or_error(const TierOptions& /*options*/) {
 }
 #endif
 
-void take(const std::string& text, TierOptions& options) {
+void take_option(const std::string& text, TierOptions& options) {
   if (text.starts_with("redis:")) {
     options.redis = parse_redis("tier", text);
   } else if (text.starts_with("disk:")) {
@@ -179,7 +179,7 @@ void add_tier_verb(CLI::App& app, TierOptions& options) {
       "names a file of certificates: then all is said over TLS.");
   check
       ->add_option_function<std::string>(
-          "tier", [&options](const std::string& text) { take(text, options); },
+          "tier", [&options](const std::string& text) { take_option(text, options); },
           "Which: disk:DIR, or redis:HOST:PORT[,HOST:PORT], nodes of a cluster or one server")
       ->required()
       ->type_name("TIER");

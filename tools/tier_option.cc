@@ -46,7 +46,7 @@ bool is_list(const std::string& text) {
   return has(",host:") || has(",disk:") || has(",redis:");
 }
 
-void take(const std::string& text, TierChoice& choice) {
+void take_choice(const std::string& text, TierChoice& choice) {
   if (is_list(text)) refuse("--tier", without_secrets(text), kAllowed);
   if (text.starts_with("host:")) {
     if (choice.host_bytes > 0) refuse_second(text, "host:SIZE");
@@ -142,7 +142,7 @@ void add_tier_option(CLI::App& app, TierChoice& choice, const std::string& help)
   app.add_option_function<std::vector<std::string>>(
          "--tier",
          [&choice](const std::vector<std::string>& texts) {
-           for (const std::string& text : texts) take(text, choice);
+           for (const std::string& text : texts) take_choice(text, choice);
          },
          help)
       ->type_name("TIER")

@@ -144,7 +144,7 @@ void decode_share(const Context& context) {
 }
 
 // Append and gather of many tokens of one type and format.
-void rows_of(const Context& context, DType dtype, Format format) {
+void measure_rows(const Context& context, DType dtype, Format format) {
   const Session& session = context.session;
   const std::int32_t tokens = session.size(32'768, 64);
   const KVStorage storage = take(KVStorage::create({.groups = {{.num_kv_heads = kKvHeads,
@@ -236,7 +236,7 @@ void measure_append(const Context& context) {
   decode_share(context);
   if (!context.session.wants("append.prefill") && !context.session.wants("gather.rows")) return;
   for (const DType dtype : context.dtypes()) {
-    for (const Format format : context.formats()) rows_of(context, dtype, format);
+    for (const Format format : context.formats()) measure_rows(context, dtype, format);
   }
 }
 

@@ -37,7 +37,7 @@ void gather_from(const TokenStore& store, Int begin, nb::handle k, nb::handle v)
 
 TokenStore copy_of(const TokenStore& store) { return take(store.copy()); }
 
-void add_options(nb::class_<TokenStore>& c) {
+void add_store_options(nb::class_<TokenStore>& c) {
   const auto number = [&](const char* name, std::int32_t TokenStoreOptions::*field) {
     c.def_prop_ro(name, [field](const TokenStore& store) { return store.options().*field; });
   };
@@ -97,7 +97,7 @@ void add_token_store(nb::module_& m) {
           },
           nb::sig("def view(self) -> View"),
           "For the kernels: one layer, and the block table of the sequence is 0, 1, 2, ...");
-  add_options(c);
+  add_store_options(c);
 }
 
 }  // namespace kvfolio::python

@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 constexpr std::int32_t kMin = std::numeric_limits<std::int32_t>::min();
 constexpr std::int32_t kMax = std::numeric_limits<std::int32_t>::max();
 
-GroupSpec group() {
+GroupSpec a_group() {
   return {.num_layers = 2,
           .num_kv_heads = 3,
           .head_dim_k = 8,
@@ -35,7 +35,7 @@ GroupSpec group() {
 // The refusal of a spec whose second group is changed.
 template <typename Change>
 std::string refusal(Change change) {
-  CacheSpec spec{.groups = {group(), group()}};
+  CacheSpec spec{.groups = {a_group(), a_group()}};
   change(spec.groups[1]);
   const Status status = validate(spec);
   EXPECT_EQ(plan_layouts(spec).has_value(), status.ok());
@@ -148,17 +148,17 @@ TEST(Spec, VMayBeAPrefixOfKUpToItsLength) {
 
 TEST(Spec, GroupsAreOneToSixteen) {
   for (const std::size_t n : {std::size_t{0}, std::size_t{17}}) {
-    const CacheSpec spec{.groups = std::vector<GroupSpec>(n, group())};
+    const CacheSpec spec{.groups = std::vector<GroupSpec>(n, a_group())};
     EXPECT_THAT(validate(spec).message(),
                 AllOf(HasSubstr(std::to_string(n) + " groups"), HasSubstr("1 to 16")));
   }
-  EXPECT_TRUE(validate({.groups = std::vector<GroupSpec>(16, group())}).ok());
+  EXPECT_TRUE(validate({.groups = std::vector<GroupSpec>(16, a_group())}).ok());
 }
 
 TEST(Spec, EveryBlockSizeIsAMultipleOfTheSmallest) {
   EXPECT_THAT(refusal([](GroupSpec& g) { g.block_size = 6; }),
               AllOf(HasSubstr("group 1: block_size is 6"), HasSubstr("multiples"), HasSubstr("4")));
-  CacheSpec spec{.groups = {group(), group(), group()}};
+  CacheSpec spec{.groups = {a_group(), a_group(), a_group()}};
   spec.groups[0].block_size = 12;
   spec.groups[1].block_size = 2;
   spec.groups[2].block_size = 6;
@@ -174,13 +174,13 @@ TEST(Spec, SlotsFitInt32) {
 }
 
 TEST(Spec, BytesBeyond63BitsAreRefusedWithTheFactors) {
-  GroupSpec huge = group();
+  GroupSpec huge = a_group();
   huge.num_layers = 1 << 16;
   huge.num_kv_heads = 1 << 20;
   huge.head_dim_k = huge.head_dim_v = 1 << 20;
   huge.num_blocks = 1 << 20;
   EXPECT_TRUE(validate({.groups = {huge}}).ok());
-  const auto layouts = plan_layouts({.groups = {group(), huge}});
+  const auto layouts = plan_layouts({.groups = {a_group(), huge}});
   ASSERT_FALSE(layouts);
   EXPECT_EQ(layouts.error().code(), ErrorCode::kInvalidArgument);
   EXPECT_THAT(layouts.error().message(), AllOf(HasSubstr("group 1"), HasSubstr("65536 layers"),
@@ -237,7 +237,7 @@ TEST(Layout, RowsLieWhereTheFormatSaysWithinTheBytesAndNeverOverlap) {
     for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
       for (const std::int32_t v : {0, 3, 5, -3}) {  // -3: a prefix of K
         for (const std::int32_t block_size : {1, 4, 7}) {
-          GroupSpec g = group();
+          GroupSpec g = a_group();
           g.head_dim_k = 5;
           g.head_dim_v = v < 0 ? -v : v;
           g.v_is_prefix_of_k = v < 0;
@@ -296,7 +296,7 @@ TEST(Layout, TilesAndScalesLieBehindEachOtherOnLinesAndNeverOverlap) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kInt8}) {
     for (const std::int32_t v : {0, 8, 24}) {
       for (const std::int32_t block_size : {16, 48, 1024}) {
-        GroupSpec g = group();
+        GroupSpec g = a_group();
         g.head_dim_k = 40;
         g.head_dim_v = v;
         g.format = Format::kGranule;
@@ -349,7 +349,7 @@ TEST(Layout, ScalesOfPlainRowsFollowThemOnFourBytes) {
   for (const Format format : {Format::kHnd, Format::kNhd}) {
     for (const std::int32_t v : {0, 3, 5, -3}) {  // -3: a prefix of K
       for (const std::int32_t block_size : {1, 3, 16}) {
-        GroupSpec g = group();
+        GroupSpec g = a_group();
         g.head_dim_k = 5;
         g.head_dim_v = v < 0 ? -v : v;
         g.v_is_prefix_of_k = v < 0;
@@ -389,12 +389,12 @@ TEST(Layout, ScalesOfPlainRowsFollowThemOnFourBytes) {
 }
 
 TEST(Layout, ComesInTheOrderOfTheGroups) {
-  GroupSpec wide = group();
+  GroupSpec wide = a_group();
   wide.head_dim_k = 64;
-  const auto layouts = plan_layouts({.groups = {group(), wide}});
+  const auto layouts = plan_layouts({.groups = {a_group(), wide}});
   ASSERT_TRUE(layouts);
   ASSERT_EQ(layouts->size(), 2u);
-  EXPECT_EQ((*layouts)[0], (*plan_layouts({.groups = {group()}}))[0]);
+  EXPECT_EQ((*layouts)[0], (*plan_layouts({.groups = {a_group()}}))[0]);
   EXPECT_EQ((*layouts)[1], (*plan_layouts({.groups = {wide}}))[0]);
 }
 

@@ -49,8 +49,8 @@ class DescriptorSink final : public ByteSink {
   int fd_;
 };
 
-std::int32_t give(std::string_view call, std::unique_ptr<ByteSink> sink,
-                  std::int32_t flush_each_call, kvfolio_op_log** out, kvfolio_error* error) {
+std::int32_t give_log(std::string_view call, std::unique_ptr<ByteSink> sink,
+                      std::int32_t flush_each_call, kvfolio_op_log** out, kvfolio_error* error) {
   auto* const log = new (std::nothrow) kvfolio_op_log{};
   if (log == nullptr) return answer(error, no_memory(call));
   log->calls = std::make_shared<RecordedCalls>(
@@ -75,7 +75,7 @@ int32_t kvfolio_op_log_create_fd(int32_t fd, int32_t flush_each_call, kvfolio_op
     return answer(error, {ErrorCode::kInvalidArgument,
                           concat(__func__, ": fd is ", fd, ", which is not open for writing")});
   }
-  return give(__func__, std::make_unique<DescriptorSink>(fd), flush_each_call, out, error);
+  return give_log(__func__, std::make_unique<DescriptorSink>(fd), flush_each_call, out, error);
 }
 
 int32_t kvfolio_op_log_create(const kvfolio_byte_sink* sink, int32_t flush_each_call,
@@ -85,7 +85,7 @@ int32_t kvfolio_op_log_create(const kvfolio_byte_sink* sink, int32_t flush_each_
   kvfolio_byte_sink ours;
   KVFOLIO_C_RETURN_IF_ERROR(read_struct(__func__, "sink", sink, ours));
   if (ours.write == nullptr) return answer(error, null_argument(__func__, "sink->write"));
-  return give(__func__, std::make_unique<CallerSink>(ours), flush_each_call, out, error);
+  return give_log(__func__, std::make_unique<CallerSink>(ours), flush_each_call, out, error);
 }
 
 int32_t kvfolio_record(kvfolio_manager* manager, kvfolio_op_log* log, kvfolio_error* error) {

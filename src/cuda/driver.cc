@@ -40,7 +40,7 @@ bool ends_context(DriverResult error) {
   }
 }
 
-std::string name_of(const DriverCalls& calls, DriverResult error) {
+std::string error_name(const DriverCalls& calls, DriverResult error) {
   const char* name = nullptr;
   if (calls.error_name(error, &name) != 0 || name == nullptr) return concat("error ", error);
   return concat(std::string_view(name), " (", error, ")");
@@ -53,18 +53,18 @@ Status unavailable(std::string message) { return {ErrorCode::kUnavailable, std::
 // The driver is there and new enough, and has a device of this number.
 Status check_driver(const DriverCalls& calls, int ordinal) {
   if (const DriverResult error = calls.init(0); error != 0) {
-    return unavailable(concat("CUDA's driver does not start: ", name_of(calls, error)));
+    return unavailable(concat("CUDA's driver does not start: ", error_name(calls, error)));
   }
   int version = 0, count = 0;
   if (const DriverResult error = calls.driver_version(&version); error != 0) {
-    return unavailable(concat("CUDA's driver has no version: ", name_of(calls, error)));
+    return unavailable(concat("CUDA's driver has no version: ", error_name(calls, error)));
   }
   if (version < kLeastDriver) {
     return unavailable(concat("CUDA's driver is for CUDA ", version_text(version),
                               ", needed: CUDA ", version_text(kLeastDriver), " or newer"));
   }
   if (const DriverResult error = calls.device_count(&count); error != 0) {
-    return unavailable(concat("CUDA's driver counts no devices: ", name_of(calls, error)));
+    return unavailable(concat("CUDA's driver counts no devices: ", error_name(calls, error)));
   }
   if (count == 0) return unavailable("CUDA's driver has no device");
   if (ordinal >= 0 && ordinal < count) return {};
@@ -100,8 +100,8 @@ Result<std::shared_ptr<Device>> Device::open(const DriverCalls& calls, int ordin
   std::shared_ptr<Device> device(new Device(calls, ordinal));
   const auto ask = [&](std::string_view what, DriverResult error) -> Status {
     if (error == 0) return {};
-    return unavailable(
-        concat("device ", ordinal, ": its ", what, " is not to be had: ", name_of(calls, error)));
+    return unavailable(concat("device ", ordinal, ": its ", what,
+                              " is not to be had: ", error_name(calls, error)));
   };
   char name[256] = {};
   int major = 0, minor = 0;
@@ -132,7 +132,7 @@ Status Device::status() const {
 
 Status Device::failed(std::string_view what, DriverResult error) {
   std::string text =
-      concat("device ", ordinal_, " (", name_, ") failed ", what, ": ", name_of(calls_, error));
+      concat("device ", ordinal_, " (", name_, ") failed ", what, ": ", error_name(calls_, error));
   if (!ends_context(error)) {
     return {error == kOutOfMemory ? ErrorCode::kOutOfMemory : ErrorCode::kUnavailable,
             std::move(text)};

@@ -21,7 +21,7 @@ using kernels::RowWriter;
 using kernels::Stores;
 using text::concat;
 
-Status check_table(const GatherArgs& args) {
+Status check_gathered_table(const GatherArgs& args) {
   if (args.count == 0) return {};
   const std::int32_t last = (args.first + (args.count - 1)) / args.cache.block_size;
   for (std::int32_t i = args.first / args.cache.block_size; i <= last; ++i) {
@@ -79,7 +79,7 @@ kernels::RowBox box_of(const KVView& cache, const TokenPlace& place) {
 Status gather(const GatherArgs& args) {
   const KVView& cache = args.cache;
   KVFOLIO_RETURN_IF_ERROR(kernels::check_gather(args));
-  KVFOLIO_RETURN_IF_ERROR(check_table(args));
+  KVFOLIO_RETURN_IF_ERROR(check_gathered_table(args));
   if (args.count == 0) return {};
   const auto bytes_of = [&](const RowsView& rows, std::int32_t head_dim) {
     if (rows.data == nullptr) return 0.0;

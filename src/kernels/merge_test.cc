@@ -68,7 +68,8 @@ void attend_keys(const Shape& shape, int begin, int end, const State& state) {
   }
 }
 
-void expect_near(const Shape& shape, const State& got, const State& wanted, double tolerance) {
+void expect_states_near(const Shape& shape, const State& got, const State& wanted,
+                        double tolerance) {
   for (int t = 0; t < shape.tokens; ++t) {
     for (int h = 0; h < shape.heads; ++h) {
       EXPECT_NEAR(got.lse.value(t, h, 0), wanted.lse.value(t, h, 0), tolerance);
@@ -118,7 +119,7 @@ TEST(MergeStates, GivesAttentionOverTheUnion) {
       attend_keys(shape, 0, border, a);
       attend_keys(shape, border, 40, b);
       ASSERT_TRUE(merge_states(a.view(), b.view(), merged.out.rows, merged.lse.rows).ok());
-      expect_near(shape, merged, whole, 1e-13);
+      expect_states_near(shape, merged, whole, 1e-13);
     }
   }
 }
@@ -138,7 +139,7 @@ TEST(MergeStates, TakesEveryElementTypeOnEverySide) {
         ASSERT_TRUE(merge_states(a.view(), b.view(), merged.out.rows, merged.lse.rows).ok());
         const double error = std::max({tolerance_of(type_a), tolerance_of(type_b),
                                        tolerance_of(type_out), tolerance_of(DType::kF32)});
-        expect_near(shape, merged, whole, error);
+        expect_states_near(shape, merged, whole, error);
       }
     }
   }
@@ -235,8 +236,8 @@ TEST(MergeStates, TheOrderOfSeveralChangesTheRoundingOnly) {
     ASSERT_TRUE(
         merge_states(next.view(), backward.view(), backward.out.rows, backward.lse.rows).ok());
   }
-  expect_near(shape, forward, whole, 1e-12);
-  expect_near(shape, backward, whole, 1e-12);
+  expect_states_near(shape, forward, whole, 1e-12);
+  expect_states_near(shape, backward, whole, 1e-12);
 }
 
 TEST(MergeStates, DistantScoresNeitherOverflowNorVanish) {
@@ -356,7 +357,7 @@ TEST(MergeStates, ASharedPrefixIsAttendedOnce) {
   ASSERT_TRUE(attend(args).ok());
 
   ASSERT_TRUE(merge_states(prefix.view(), own.view(), own.out.rows, own.lse.rows).ok());
-  expect_near(shape, own, whole, 1e-13);
+  expect_states_near(shape, own, whole, 1e-13);
 }
 
 // Each case changes one thing of a call that is fine; the sentence names it.

@@ -81,7 +81,7 @@ Status check_epochs(const OffloadOptions& options) {
                         "; give what epochs() said"));
 }
 
-Status check(KVCacheManager& manager, const OffloadOptions& options) {
+Status check_options(KVCacheManager& manager, const OffloadOptions& options) {
   const auto missing = [](const char* what) {
     return Status(ErrorCode::kFailedPrecondition, concat("offload: the manager ", what));
   };
@@ -396,7 +396,7 @@ Result<std::unique_ptr<Offload>> Offload::create(KVCacheManager& manager,
                                                  const OffloadOptions& options) {
   // Also if it was moved from.
   if (const auto usage = manager.usage(GroupId(0)); !usage) return usage.error();
-  KVFOLIO_RETURN_IF_ERROR(check(manager, options));
+  KVFOLIO_RETURN_IF_ERROR(check_options(manager, options));
   auto identity = Identity::create(options.model, manager.spec());
   if (!identity) return std::move(identity).error();
   std::vector<std::int64_t> sizes;

@@ -21,7 +21,7 @@ ArenaTier tier_of(std::int64_t bytes) {
   return *std::move(tier);
 }
 
-TierKey key_of(int number) {
+TierKey numbered_key(int number) {
   TierKey key;
   key.bytes[24] = static_cast<std::byte>(number & 0xff);
   key.bytes[25] = static_cast<std::byte>(number >> 8);
@@ -31,7 +31,7 @@ TierKey key_of(int number) {
 // One item, from submit() to its answer.
 TierResult ask(ArenaTier& tier, TierOp op, int number, Record& data, std::uint64_t now_us = 0,
                std::uint64_t deadline_us = 1000) {
-  const TierItem item{.key = key_of(number),
+  const TierItem item{.key = numbered_key(number),
                       .data = data.data(),
                       .bytes = static_cast<std::int64_t>(data.size()),
                       .tag = 77};

@@ -10,7 +10,7 @@
 namespace kvfolio::capi {
 namespace {
 
-void read_text(const char* theirs, std::string_view& ours) {
+void take_text(const char* theirs, std::string_view& ours) {
   if (theirs != nullptr) ours = theirs;
 }
 
@@ -23,15 +23,15 @@ Status read_redis_options(std::string_view call, const kvfolio_redis_tier_option
                           RedisOptions& out) {
   kvfolio_redis_tier_options options;
   KVFOLIO_RETURN_IF_ERROR(read_struct(call, "options", theirs, options));
-  read_text(options.servers, out.servers);
-  read_text(options.user, out.user);
-  read_text(options.password, out.password);
-  read_text(options.key_prefix, out.key_prefix);
+  take_text(options.servers, out.servers);
+  take_text(options.user, out.user);
+  take_text(options.password, out.password);
+  take_text(options.key_prefix, out.key_prefix);
   out.tls.enabled = options.tls != 0;
-  read_text(options.tls_ca_file, out.tls.ca_file);
-  read_text(options.tls_cert_file, out.tls.cert_file);
-  read_text(options.tls_key_file, out.tls.key_file);
-  read_text(options.tls_server_name, out.tls.server_name);
+  take_text(options.tls_ca_file, out.tls.ca_file);
+  take_text(options.tls_cert_file, out.tls.cert_file);
+  take_text(options.tls_key_file, out.tls.key_file);
+  take_text(options.tls_server_name, out.tls.server_name);
   out.ttl_ms = options.ttl_ms;
   read_number(options.record_bytes_max, out.record_bytes_max);
   read_number(options.items_max, out.items_max);

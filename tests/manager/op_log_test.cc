@@ -37,7 +37,7 @@ class Memory final : public ByteSink, public ByteSource {
   std::size_t room = 1 << 26;
 };
 
-const std::vector<GroupSpec>& groups() {
+const std::vector<GroupSpec>& recorded_groups() {
   static const std::vector<GroupSpec> kGroups = {full_group(4, 24), window_group(2, 30, 6)};
   return kGroups;
 }
@@ -58,7 +58,7 @@ void live(Engine& engine) {
 
 Memory log_of_a_life() {
   Memory bytes;
-  Engine engine(groups());
+  Engine engine(recorded_groups());
   OpLog log(bytes);
   engine.manager.record(&log);
   live(engine);
@@ -69,7 +69,7 @@ Memory log_of_a_life() {
 
 TEST(OpLog, AReplayEndsInTheSameState) {
   Memory bytes;
-  Engine engine(groups());
+  Engine engine(recorded_groups());
   OpLog log(bytes);
   engine.manager.record(&log);
   live(engine);
@@ -90,8 +90,8 @@ TEST(OpLog, TheSameCallsWriteTheSameBytes) {
 
 TEST(OpLog, ALogDoesNotChangeAnAnswer) {
   Memory bytes;
-  Engine with(groups());
-  Engine without(groups());
+  Engine with(recorded_groups());
+  Engine without(recorded_groups());
   OpLog log(bytes, {.flush_each_call = true});
   with.manager.record(&log);
   live(with);
@@ -104,7 +104,7 @@ TEST(OpLog, AFullSinkEndsTheLogAndNothingElse) {
   for (std::size_t room = 0; room < 300; room += 20) {
     Memory bytes;
     bytes.room = room;
-    Engine engine(groups());
+    Engine engine(recorded_groups());
     OpLog log(bytes, {.flush_each_call = true});
     engine.manager.record(&log);
     live(engine);
@@ -116,7 +116,7 @@ TEST(OpLog, AFullSinkEndsTheLogAndNothingElse) {
 
 TEST(OpLog, OnlyAManagerThatIsNewAndALogThatIsNewAreTaken) {
   Memory bytes;
-  Engine engine(groups());
+  Engine engine(recorded_groups());
   engine.cache(tokens(1, 5));
   OpLog late(bytes);
   engine.manager.record(&late);
@@ -125,8 +125,8 @@ TEST(OpLog, OnlyAManagerThatIsNewAndALogThatIsNewAreTaken) {
   engine.cache(tokens(1, 5));
   EXPECT_TRUE(bytes.bytes.empty());
 
-  Engine one(groups());
-  Engine other(groups());
+  Engine one(recorded_groups());
+  Engine other(recorded_groups());
   OpLog log(bytes);
   one.manager.record(&log);
   live(one);
@@ -137,8 +137,8 @@ TEST(OpLog, OnlyAManagerThatIsNewAndALogThatIsNewAreTaken) {
 
 TEST(OpLog, CopyToEndsTheLogOfTheTarget) {
   Memory bytes;
-  Engine engine(groups());
-  Engine target(groups());
+  Engine engine(recorded_groups());
+  Engine target(recorded_groups());
   OpLog log(bytes);
   target.manager.record(&log);
   live(engine);
@@ -163,7 +163,7 @@ TEST(OpLog, ALongPromptGoesThroughTheBufferInPieces) {
 // The call in which a program died is there, and is made again.
 TEST(OpLog, WithAFlushBeforeEachCallTheLastOneNeedsNoAnswer) {
   Memory bytes;
-  Engine engine(groups());
+  Engine engine(recorded_groups());
   OpLog log(bytes, {.flush_each_call = true});
   engine.manager.record(&log);
   const SequenceId sequence = engine.say(tokens(1, 6));
@@ -208,7 +208,7 @@ std::string said_of(Memory& bytes) {
 TEST(OpLog, EachFlippedByteIsSaidAndNothingOfItsPieceIsBelieved) {
   for (const bool each_call : {false, true}) {
     Memory good;
-    Engine engine(groups());
+    Engine engine(recorded_groups());
     OpLog log(good, {.flush_each_call = each_call});
     engine.manager.record(&log);
     live(engine);
@@ -230,7 +230,7 @@ TEST(OpLog, EachFlippedByteIsSaidAndNothingOfItsPieceIsBelieved) {
 
 TEST(OpLog, APieceThatIsMissingOrStandsTwiceOrElsewhereIsSaid) {
   Memory good;
-  Engine engine(groups());
+  Engine engine(recorded_groups());
   OpLog log(good, {.flush_each_call = true});
   engine.manager.record(&log);
   live(engine);
@@ -308,7 +308,7 @@ TEST(OpLog, TheFirstCallThatAnswersOtherwiseIsNamedWithBothAnswers) {
 TEST(OpLog, CallsCanBeListed) {
   Memory bytes = log_of_a_life();
   OpLogReader reader = must(OpLogReader::open(bytes));
-  EXPECT_EQ(reader.header().spec, CacheSpec{groups()});
+  EXPECT_EQ(reader.header().spec, CacheSpec{recorded_groups()});
   EXPECT_FALSE(reader.header().has_storage);
   const LoggedCall first = *must(reader.next());
   EXPECT_EQ(first.number, 1U);
@@ -360,7 +360,7 @@ TEST(OpLog, AFileHasMode0600AndSaysWhatIsWrongWithItsPlace) {
   const std::string path = testing::TempDir() + "kvfolio_op_log_test";
   {
     FileLog file = must(FileLog::create(path));
-    Engine engine(groups());
+    Engine engine(recorded_groups());
     OpLog log(file);
     engine.manager.record(&log);
     live(engine);
@@ -425,7 +425,7 @@ void make_every_mistake(KVCacheManager& manager) {
 TEST(OpLog, ALogFromBeforeMistakesWereRefusedIsReplayedAsItWasAnswered) {
   Memory log_bytes;
   KVCacheManager manager =
-      must(KVCacheManager::create(must(KVStorage::create(CacheSpec{groups()}))));
+      must(KVCacheManager::create(must(KVStorage::create(CacheSpec{recorded_groups()}))));
   detail::trust_host(manager);  // as the library was then
   OpLog log(log_bytes);
   manager.record(&log);
@@ -449,7 +449,7 @@ TEST(OpLog, WhoCopiesIsReplayedAsItWasSet) {
   for (const bool by_host : {false, true}) {
     Memory log_bytes;
     KVCacheManager manager = must(KVCacheManager::create(
-        must(KVStorage::create(CacheSpec{groups()})), {.copies_by_host = by_host}));
+        must(KVStorage::create(CacheSpec{recorded_groups()})), {.copies_by_host = by_host}));
     OpLog log(log_bytes);
     manager.record(&log);
     const SequenceId parent = must(manager.open(tokens(1, 6))).sequence;

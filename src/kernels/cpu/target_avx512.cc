@@ -13,7 +13,9 @@ namespace {
 template <template <class> class E, template <class> class Pack>
 constexpr AttendFn kAttend = attend_item<Avx512, E<Avx512>, E<Avx512Half>, Pack<Avx512>>;
 
-TargetKernels kernels() noexcept {
+}  // namespace
+
+TargetKernels avx512_kernels() noexcept {
   return {
       .attend = {nullptr, kAttend<F32Element, PackF32>, kAttend<F16Element, PackF16>,
                  kAttend<Bf16Element, PackBf16>, kAttend<Int8Element, PackInt8>},
@@ -21,9 +23,5 @@ TargetKernels kernels() noexcept {
       .finish = finish_row<Avx512>,
   };
 }
-
-}  // namespace
-
-TargetKernels avx512_kernels() noexcept { return kernels(); }
 
 }  // namespace kvfolio::kernels
