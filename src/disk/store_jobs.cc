@@ -9,15 +9,13 @@
 #include <cerrno>
 #include <new>
 
+#include "disk/no_descriptor.h"
 #include "disk/store.h"
 
 namespace kvfolio::disk {
 namespace {
 
 constexpr int kErrorsOfSegmentMax = 3;  // then it goes
-
-// The process or the system has no descriptor more. It says nothing of the disk.
-bool is_no_descriptor(std::int64_t error) { return error == -EMFILE || error == -ENFILE; }
 
 }  // namespace
 

@@ -9,6 +9,7 @@
 #include <new>
 
 #include "base/text.h"
+#include "disk/no_descriptor.h"
 #include "disk/store.h"
 
 namespace kvfolio::disk {
@@ -20,7 +21,6 @@ constexpr std::size_t kLooksLater = 16;        // in a call, at segments that wa
 constexpr int kNamesTakenMax = 20;             // in a row; then it is an error
 
 bool is_no_space(std::int64_t error) { return error == -ENOSPC || error == -EDQUOT; }
-bool is_no_descriptor(std::int64_t error) { return error == -EMFILE || error == -ENFILE; }
 
 }  // namespace
 

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cerrno>
+#include <cstdint>
+
+namespace kvfolio::disk {
+
+// The process or the system has no descriptor more. It says nothing of the disk.
+[[nodiscard]] inline bool is_no_descriptor(std::int64_t error) {
+  return error == -EMFILE || error == -ENFILE;
+}
+
+}  // namespace kvfolio::disk
