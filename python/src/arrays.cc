@@ -90,6 +90,16 @@ Input<T>::Input(nb::handle object, const char* name) {
     const auto count = static_cast<std::size_t>(nb::len(object));
     numbers_.reserve(count);
     for (const nb::handle item : nb::borrow<nb::object>(object)) {
+      if constexpr (std::is_same_v<T, std::int32_t>) {  // a prompt has many, and nearly all are so
+        int overflow = 0;
+        const long number = PyLong_CheckExact(item.ptr())
+                                ? PyLong_AsLongAndOverflow(item.ptr(), &overflow)
+                                : INT64_MAX;
+        if (overflow == 0 && number >= INT32_MIN && number <= INT32_MAX) {
+          numbers_.push_back(static_cast<std::int32_t>(number));
+          continue;
+        }
+      }
       numbers_.push_back(element(item, name, numbers_.size(), T{}));
     }
     span_ = numbers_;

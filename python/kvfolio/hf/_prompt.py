@@ -161,7 +161,7 @@ def matrix(ids: Any) -> torch.Tensor:
 
 def _array(ids: Any) -> np.ndarray:
     """As NumPy reads it, which is many times faster than torch.as_tensor() of a list."""
-    if isinstance(ids, (list, tuple)) and ids and any(isinstance(row, torch.Tensor) for row in ids):
+    if isinstance(ids, (list, tuple)) and ids and isinstance(ids[0], torch.Tensor):
         return torch.stack(list(ids)).to("cpu").numpy()
     try:
         array = np.asarray(ids)
