@@ -349,10 +349,8 @@ TEST_F(DiskRuns, AFileOfAnotherUnderTheHighestNumberCountsForNothing) {
     const std::string path = "/d/" + segment_name(~std::uint64_t{0});
     sim.disk->files[path] = file;
     SetUp();
-    const std::int64_t bytes = sim.store->stats().bytes;
     for (std::uint64_t i = 0; i < 200; ++i) ASSERT_EQ(waiter->store(i), TierResult::kOk) << i;
-    EXPECT_GT(sim.store->stats().evicted + sim.store->stats().stored, 0u);
-    EXPECT_GE(sim.store->stats().bytes, bytes);
+    EXPECT_EQ(sim.store->stats().io_errors, 0u);
     EXPECT_EQ(sim.disk->files.at(path), file);
     EXPECT_EQ(file->data.size(), text.size());
   }
@@ -387,7 +385,6 @@ TEST_F(DiskRuns, AFullSpaceOfNumbersIsAnError) {
   const int again = sim.disk->open_directory("/d");
   write_segment(*sim.disk, again, 5, ~std::uint64_t{0} - 1, 0, 20, 1);
   sim.disk->close(again);
-  const std::vector<std::byte> manifest;
   sim.options.bytes = 64 << 20;
   SetUp();
   std::size_t kept = 0;
@@ -413,7 +410,7 @@ TEST_F(DiskRuns, ARenamedOrSwappedSegmentIsUsedAndNeverDeleted) {
     const auto name = [](std::uint64_t number) { return "/d/" + segment_name(number); };
     std::swap(files.at(name(1)), files.at(name(2)));
     files[name(0xf00d)] = files.extract(name(3)).mapped();
-    auto last = files.extract(name(segments_on(*sim.disk) >= 5 ? 4 : 4));
+    auto last = files.extract(name(4));
     last.key() = name(~std::uint64_t{0});
     files.insert(std::move(last));
     for (int life = 0; life < 3; ++life) {
