@@ -117,7 +117,7 @@ type Pinned struct {
 	Tokens int
 }
 
-// Pin holds what a hit of these tokens needs until Unpin.
+// Pin holds whole blocks of what is found of these tokens, and keeps them findable, until Unpin.
 func (c *Cache) Pin(tokens []int32, options *OpenOptions) (Pinned, error) {
 	p, err := options.toC()
 	if err != nil {

@@ -597,7 +597,7 @@ KVFOLIO_C_API int32_t kvfolio_forget(kvfolio_manager* manager, const kvfolio_roo
                                      const int32_t* tokens, int64_t num_tokens,
                                      const kvfolio_media_span* media, int64_t num_media,
                                      int64_t* blocks, int32_t* pins, kvfolio_error* error);
-// Holds what a hit of these tokens needs. *pinned_tokens may be null.
+// Holds whole blocks of what is found of these tokens, *pinned_tokens of them, which may be null.
 KVFOLIO_C_API int32_t kvfolio_pin(kvfolio_manager* manager, const kvfolio_root* root,
                                   const int32_t* tokens, int64_t num_tokens,
                                   const kvfolio_media_span* media, int64_t num_media,

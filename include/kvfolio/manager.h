@@ -322,10 +322,10 @@ class KVFOLIO_API KVCacheManager {
   // keeps copies of blocks elsewhere compares it before he answers with one: if it has changed, a
   // copy may be of what was forgotten.
   [[nodiscard]] std::uint64_t forget_count() const noexcept;
-  // Holds what a hit of `tokens` needs until unpin(); pinned_tokens may be less than asked. Whole
-  // blocks of the prefix stay findable as long as the pin lasts. A rest inside a block is kept too,
-  // but a neighbour that shares as much may serve a prompt instead. fail() ends the pins on what it
-  // forgets. The options of probe() count; the errors are those of open(). kResourceExhausted:
+  // Holds what a hit of the first `pinned_tokens` needs, and keeps them findable, until unpin():
+  // the longest prefix of `tokens` that is found and ends where blocks of all groups end. What is
+  // left of `tokens` is cached like anything else. fail() ends the pins on what it forgets. The
+  // options of probe() count; the errors are those of open(). kResourceExhausted:
   // pins, table entries. Shortage: as fork(), of whoever holds the blocks.
   Result<Pinned> pin(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
   Status unpin(PinId pin);

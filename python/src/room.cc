@@ -182,7 +182,8 @@ void add_room(nb::class_<Manager>& c) {
       .def("pin", &pin, "tokens"_a, KVFOLIO_LOOKUP_ARGUMENTS,
            nb::sig("def pin(self, tokens: kvfolio._types.Int32Input, " KVFOLIO_LOOKUP_SIGNATURE
                    ") -> kvfolio._types.Pinned"),
-           "Holds what a hit of these tokens needs until unpin().")
+           "Holds whole blocks of what is found of these tokens, and keeps them findable, until "
+           "unpin(). pinned_tokens says how many tokens that are.")
       .def(
           "unpin",
           [](const Manager& manager, Id pin) {

@@ -14,7 +14,8 @@ using text::concat;
 
 // ---- states of a block ----
 
-// What a change leads to may change the tree again: its entries follow.
+// What a change leads to may change the tree again (on_kept): its entries follow. No block is let
+// go meanwhile.
 std::int64_t KVCacheManager::Impl::follow_tree(Published* published) noexcept {
   std::int64_t num_unhung = 0;
   while (tree_->has_changes()) {
@@ -44,7 +45,6 @@ void KVCacheManager::Impl::on_unhung(GroupId group_id, BlockId block, BlockId su
   const std::int32_t g = group_id.value();
   ++entry_changes_;
   room_.forget(g, block, successor);
-  if (successor.valid()) move_pins(g, block, successor);
   const bool is_cached = pool(g).state(block) == BlockState::kCached;
   if (!is_cached && !successor.valid()) {
     ++losses_;  // a closed sequence that waits for its step may still offer a retiring one
@@ -54,26 +54,6 @@ void KVCacheManager::Impl::on_unhung(GroupId group_id, BlockId block, BlockId su
   room_.make_free(g, block);
   ++counters_.blocks_freed;
   if (evicting_) ++counters_.blocks_evicted;
-}
-
-// A pinned tail gave way to a longer block that begins with the same tokens: pins follow, so that
-// the pinned prefix stays findable when the longer one is no longer in use.
-void KVCacheManager::Impl::move_pins(std::int32_t g, BlockId from, BlockId to) noexcept {
-  if (pool(g).refs(from) == 0) return;
-  pins_.for_each_open([&](std::int32_t pin) {
-    BlockTable& blocks = pins_.table(pin, g);
-    if (blocks.size() == 0) return;
-    const std::int32_t last = blocks.size() - 1;  // only a last block is partial
-    if (blocks.at(arena(), last) != from) return;
-    const std::int32_t next = to.value();
-    // Nothing is evicted while the log of the tree is followed.
-    if (cost_of_sharing(g, to) > pool(g).num_free()) return;
-    blocks.set(arena(), last, to);
-    // The tree has it as busy: its publisher holds it, or has closed and waits for this step.
-    pool(g).hold(to);
-    note_sharing(g, {&next, 1}, false);
-    let_go(g, from, true);
-  });
 }
 
 // If two blocks hold equal tokens, a held one has the entry. A block that only steps use gives way.
@@ -203,7 +183,6 @@ void KVCacheManager::Impl::park(std::int32_t g, std::span<const std::int32_t> bl
     room_.make_cached(g, block);
     cached.add(block.value());
   }
-  // While follow_tree() runs this is empty: a block that has just lost its entry has none again.
   const std::span<const std::int32_t> idle = cached.take();
   if (idle.empty()) return;
   tree_->set_idle(GroupId(g), idle);

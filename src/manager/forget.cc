@@ -68,23 +68,11 @@ bool KVCacheManager::Impl::loads_on(std::int32_t row, const Path& path) const no
          runs_on(row, path, {arena().at(load.tokens), count});
 }
 
-// The pinned prefix begins with these tokens. Inside its last unit the tree knows that of the
-// blocks that can be found.
+// The pinned prefix begins with these tokens.
 bool KVCacheManager::Impl::is_pinned_on(std::int32_t pin, const Path& path) const noexcept {
   const Place& place = pins_.place(pin);
-  const auto size = static_cast<std::int32_t>(path.tokens.size());
-  if (!place.valid() || pins_.tokens(pin) < size) return false;
-  if (size <= place.position) {
-    return tree_->begins_with(place, path.root, path.tokens, path.media);
-  }
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    const BlockTable& blocks = pins_.table(pin, g);
-    const BlockId last = blocks.at(arena(), blocks.size() - 1);
-    if (last.valid() && tree_->begins_with(GroupId(g), last, path.root, path.tokens, path.media)) {
-      return true;
-    }
-  }
-  return false;
+  return place.valid() && place.position >= static_cast<std::int32_t>(path.tokens.size()) &&
+         tree_->begins_with(place, path.root, path.tokens, path.media);
 }
 
 Forgotten KVCacheManager::Impl::forget(const Path& path) noexcept {

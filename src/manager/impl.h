@@ -248,6 +248,9 @@ class KVCacheManager::Impl {
   void drop_pending_beyond(Sequence& s) noexcept;
   void truncate_to(std::int32_t row, std::int32_t n) noexcept;
   // pins.cc
+  [[nodiscard]] PrefixMatch match_whole_blocks(std::int32_t root,
+                                               std::span<const std::int32_t> tokens,
+                                               std::span<const MediaSpan> media) const noexcept;
   void release_pin(std::int32_t pin) noexcept;
   // steps.cc
   [[nodiscard]] Status check_ticket(Ticket ticket, std::string_view what) const;
@@ -431,7 +434,6 @@ class KVCacheManager::Impl {
   // kBlocksAtOnce.
   void park(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
   void drain_retiring() noexcept;
-  void move_pins(std::int32_t g, BlockId from, BlockId to) noexcept;
   void note_peak() noexcept;
   // reserve.cc
   [[nodiscard]] bool owns_tail(std::int32_t row, std::int32_t g,
@@ -455,8 +457,7 @@ class KVCacheManager::Impl {
   void settle_promise(const Step& step, std::int32_t entry) noexcept;
   [[nodiscard]] std::int32_t cost_of_sharing(std::int32_t g, BlockId block) const noexcept;
   [[nodiscard]] bool is_tail_of(std::int32_t row, std::int32_t g, BlockId block) const noexcept;
-  void note_sharing(std::int32_t g, std::span<const std::int32_t> blocks,
-                    bool is_counted = true) noexcept;
+  void note_sharing(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
   // Room for what it costs that the blocks of these tables, by group, get another holder.
   [[nodiscard]] Status check_sharing(std::span<const std::span<const std::int32_t>> tables) const;
   [[nodiscard]] Status check_sharing_table(std::int32_t row) const;

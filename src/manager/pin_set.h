@@ -2,8 +2,8 @@
 #pragma once
 
 // PinSet keeps the pins: which are open, the id of each, and what each one remembers of the prefix
-// that it holds: a block table for each group, and the place of its end in the tree. The verbs pin
-// and unpin (pins.cc) take the references that a pin holds and give them back.
+// that it holds: a block table for each group, of whole blocks, and the place of its end in the
+// tree. The verbs pin and unpin (pins.cc) take the references that a pin holds and give them back.
 //
 // Invariants, see check(): a pin is either open or in the list of the free ones; a free pin's
 // tables are empty; no pin from the `touched` mark on was ever taken, so that a walk over the open
@@ -59,12 +59,10 @@ class PinSet {
   const BlockTable& table(std::int32_t pin, std::int32_t g) const noexcept {
     return tables_[std::int64_t{pin} * num_groups_ + g];
   }
+  // Where its prefix ends, always between two blocks of each group; invalid if it holds nothing.
   // Keeps the path alive where no block is held for it: in window groups with a window of 1.
   Place& place(std::int32_t pin) noexcept { return pins_[pin].place; }
   [[nodiscard]] const Place& place(std::int32_t pin) const noexcept { return pins_[pin].place; }
-  // Of the prefix that it holds; the place is at or above its end.
-  std::int32_t& tokens(std::int32_t pin) noexcept { return pins_[pin].tokens; }
-  [[nodiscard]] std::int32_t tokens(std::int32_t pin) const noexcept { return pins_[pin].tokens; }
 
   // Becomes an equal of `other`. Requires: allocated with the same arguments.
   void copy_from(const PinSet& other) noexcept;
@@ -80,7 +78,6 @@ class PinSet {
     std::uint32_t generation;
     bool open;
     std::int32_t next_free;
-    std::int32_t tokens;
     Place place;
   };
 

@@ -2,12 +2,35 @@
 //
 // Pins: prefixes that are held without a sequence.
 
+#include <numeric>
+
 #include "manager/impl.h"
 #include "manager/op_writer.h"
 
 namespace kvfolio {
 
 using text::concat;
+
+// A block that is not full may give way to a longer one, which the pin would not hold. So a pin
+// ends where blocks of all groups do. Each match ends in front of where the one before was cut.
+PrefixMatch KVCacheManager::Impl::match_whole_blocks(
+    std::int32_t root, std::span<const std::int32_t> tokens,
+    std::span<const MediaSpan> media) const noexcept {
+  std::int64_t unit = 1;
+  for (const Group& group : groups_) {
+    unit = std::lcm(unit, std::int64_t{group.spec.block_size});
+    if (unit > kMaxSequenceTokens) return {};
+  }
+  const auto cut = [unit](std::int64_t n) { return static_cast<std::int32_t>(n / unit * unit); };
+  PrefixMatch match;
+  std::int32_t limit = cut(static_cast<std::int64_t>(tokens.size()));
+  while (root >= 0 && limit > 0) {
+    match = tree_->match(root, tokens, media, limit, false);
+    if (match.tokens == limit) return match;
+    limit = cut(match.tokens);
+  }
+  return {};
+}
 
 Result<Pinned> KVCacheManager::pin(std::span<const std::int32_t> tokens,
                                    const OpenOptions& options) {
@@ -20,13 +43,9 @@ Result<Pinned> KVCacheManager::pin(std::span<const std::int32_t> tokens,
         ErrorCode::kResourceExhausted,
         concat("pin: all ", m.options_.max_pins, " pins are taken; unpin one or raise max_pins"));
   }
-  PrefixMatch match;
   const bool wants = m.options_.prefix_cache && options.prefix_cache && options.look_up;
-  const std::int32_t root = wants ? m.tree_->find_root(options.root) : -1;
-  if (root >= 0) {
-    match = m.tree_->match(root, tokens, options.media, static_cast<std::int32_t>(tokens.size()),
-                           false);
-  }
+  const PrefixMatch match =
+      m.match_whole_blocks(wants ? m.tree_->find_root(options.root) : -1, tokens, options.media);
   bool room = true;
   for (std::int32_t g = 0; g < m.num_groups() && room; ++g) {
     room = m.pins_.table(pin, g).reserve(m.arena(), m.blocks_for(g, match.tokens));
@@ -51,15 +70,11 @@ Result<Pinned> KVCacheManager::pin(std::span<const std::int32_t> tokens,
     for (std::int32_t g = 0; g < m.num_groups(); ++g) m.pins_.table(pin, g).release(m.arena());
     return status;
   }
-  const std::int32_t position = match.tokens / m.tree_->unit() * m.tree_->unit();
-  m.pins_.tokens(pin) = match.tokens;
-  m.pins_.place(pin) = match.tokens > 0 ? m.tree_->enter(match.run, position) : Place();
+  m.pins_.place(pin) = match.tokens > 0 ? m.tree_->enter(match.run, match.tokens) : Place();
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
     const BlockTable& blocks = m.pins_.table(pin, g);
     m.hold_table(g, blocks.blocks(std::as_const(m.arena())));
     m.note_sharing(g, blocks.blocks(std::as_const(m.arena())));
-    if (m.group(g).size.offset_of(match.tokens) == 0) continue;
-    m.pool(g).set_wanted(blocks.at(m.arena(), blocks.size() - 1), true);
   }
   if (m.has_windows_) m.note_pin(pin);
   const PinId id = m.pins_.take();

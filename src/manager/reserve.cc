@@ -218,12 +218,10 @@ bool KVCacheManager::Impl::is_tail_of(std::int32_t row, std::int32_t g,
          step.change(s.step_entry, g).source == block.value();
 }
 
-// The blocks have one more holder now. Requires: there was room for cost_of_sharing(). If the
-// caller counted that cost before, as admit() does, all of it is taken; otherwise only what the
-// promise of a sequence at rest needs, because a block that is taken and given back in one call
-// would retire though it was free before.
-void KVCacheManager::Impl::note_sharing(std::int32_t g, std::span<const std::int32_t> blocks,
-                                        bool is_counted) noexcept {
+// The blocks have one more holder now. Requires: there was room for cost_of_sharing(), which was
+// counted before the call, as admit() does: so all of it is taken.
+void KVCacheManager::Impl::note_sharing(std::int32_t g,
+                                        std::span<const std::int32_t> blocks) noexcept {
   if (reservations_.num_rows() == 0) return;
   for (const std::int32_t b : blocks) {
     const std::int32_t cost = cost_of_sharing(g, BlockId(b));
@@ -232,8 +230,6 @@ void KVCacheManager::Impl::note_sharing(std::int32_t g, std::span<const std::int
     reservations_.disown(g, BlockId(b));
     if (cost == 0) continue;
     const std::int32_t ready = reservations_.num_ready(owner, g);
-    const bool rests = rows_[owner].step_entry < 0 && rows_[owner].draft() == 0;
-    if (!is_counted && rests && ready_needed(owner, g) <= ready) continue;
     top_up(owner, g, ready + cost);
     KVFOLIO_DCHECK(reservations_.num_ready(owner, g) == ready + cost);
   }

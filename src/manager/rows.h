@@ -111,15 +111,15 @@ class Rows {
     return {resting_.data(), static_cast<std::size_t>(num_resting_)};
   }
   // Calls end_it(row) for each closing row in order. Where it returns true, it has ended the
-  // sequence. The list changes when all were asked. Returns whether any ended.
+  // sequence. The list changes when all were asked.
   template <typename EndIt>
-  bool end_closing(const EndIt& end_it) noexcept {
+  void end_closing(const EndIt& end_it) noexcept {
     std::int32_t kept = 0;
     for (std::int32_t i = 0; i < num_closing_; ++i) {
       const std::int32_t row = closing_[i];
       if (!end_it(row)) closing_[kept++] = row;
     }
-    return std::exchange(num_closing_, kept) != kept;
+    num_closing_ = kept;
   }
   // The resting rows for which is_used(row) is false become free, in order.
   template <typename IsUsed>

@@ -397,7 +397,6 @@ class StateReader::Writer {
     for (std::int32_t i = 0; i < count; ++i) {
       const std::int32_t pin = pins_[i].pin;
       write_place(m_.pins_.place(pin));
-      put(m_.pins_.tokens(pin));
       for (std::int32_t g = 0; g < m_.num_groups(); ++g) {
         write_table(g, m_.pins_.table(pin, g).blocks(m_.arena()));
       }

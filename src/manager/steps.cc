@@ -342,14 +342,13 @@ void KVCacheManager::Impl::end_step(Step& step, bool failed) noexcept {
 }
 
 void KVCacheManager::Impl::finish_closing() noexcept {
-  const bool any_ended = rows_.end_closing([&](std::int32_t row) {
+  rows_.end_closing([&](std::int32_t row) {
     if (!steps_.is_complete(rows_[row].last_ticket)) return false;
     publish(row, true);
     note_last_border(row);
     forget_sequence(row, false);
     return true;
   });
-  if (any_ended) note_peak();  // pins may have followed tails to blocks that had retired
 }
 
 void KVCacheManager::Impl::free_rested_rows() noexcept {

@@ -169,8 +169,8 @@ TEST(Ends, ACopyEvictsAlikeAndTheHashKnowsTheEnds) {
   for (Engine* e : {&source, &other}) {
     const SequenceId s = e->open({}).sequence;
     e->feed(s, tokens(1, 64));
-    if (e == &source) must(e->manager.unpin(must(e->manager.pin(tokens(1, 31))).pin));
-    if (e == &other) must(e->manager.unpin(must(e->manager.pin(tokens(1, 47))).pin));
+    if (e == &source) must(e->manager.unpin(must(e->manager.pin(tokens(1, 24))).pin));
+    if (e == &other) must(e->manager.unpin(must(e->manager.pin(tokens(1, 40))).pin));
     must(e->manager.close(s));
   }
   must(source.manager.copy_to(target.manager));
@@ -179,7 +179,7 @@ TEST(Ends, ACopyEvictsAlikeAndTheHashKnowsTheEnds) {
   EXPECT_EQ(source.evict(6, 1), 6);
   EXPECT_EQ(target.evict(6, 1), 6);
   EXPECT_EQ(must(source.manager.state_hash()), must(target.manager.state_hash()));
-  EXPECT_EQ(target.probe(joined(tokens(1, 31), {7})), 31);
+  EXPECT_EQ(target.probe(joined(tokens(1, 24), {7})), 24);
 }
 
 }  // namespace

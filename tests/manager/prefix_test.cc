@@ -442,24 +442,51 @@ TEST(Prefix, TinyIndexPublishesWhatFitsAndCountsTheRest) {
   must(e.manager.check_invariants());
 }
 
-// docs/decisions/0005-pins-follow-a-tail.md
-TEST(Prefix, APinFollowsATailThatGivesWayToALongerBlock) {
+// docs/decisions/0005-a-pin-holds-whole-blocks.md
+TEST(Prefix, APinHoldsWholeBlocksAndALongerTailTakesNothingFromIt) {
   Engine e({full_group(4, 16)});
   e.cache(tokens(1, 6));  // the tail [5 6]
   const Pinned pinned = must(e.manager.pin(tokens(1, 6)));
-  EXPECT_EQ(pinned.pinned_tokens, 6);
-  // Somebody computes the same tokens in blocks of their own, and one more.
+  EXPECT_EQ(pinned.pinned_tokens, 4);
+  EXPECT_EQ(e.usage().held, 1);
+  // The same tokens are computed again, in other blocks, and one token more.
   const SequenceId s = e.open(tokens(1, 4)).sequence;
   must(e.manager.truncate(s, 0));
   e.feed(s, tokens(1, 8));
   must(e.manager.close(s));
   EXPECT_EQ(e.probe(tokens(1, 9)), 8);
   e.evict(16);
-  EXPECT_GE(e.probe(joined(tokens(1, 6), {99})), 6);  // the pin still serves its prefix
+  EXPECT_EQ(e.probe(joined(tokens(1, 6), {99})), 4);
   must(e.manager.check_invariants());
   must(e.manager.unpin(pinned.pin));
   e.evict(16);
   EXPECT_EQ(e.probe(tokens(1, 7)), 0);
+}
+
+TEST(Prefix, APinEndsWhereBlocksOfAllGroupsDo) {
+  Engine e({full_group(4, 32), full_group(8, 32), full_group(12, 32)});
+  e.cache(tokens(1, 50));
+  for (const auto& [asked, pinned] : {std::pair{23, 0}, {24, 24}, {40, 24}, {49, 48}, {99, 48}}) {
+    const Pinned pin = must(e.manager.pin(tokens(1, asked)));
+    EXPECT_EQ(pin.pinned_tokens, pinned) << asked;
+    must(e.manager.unpin(pin.pin));
+  }
+}
+
+// What the window has passed is evicted: 24 tokens are found, and their last two units' end is not
+// all there.
+TEST(Prefix, APinGoesBackToAnEndThatTheWindowServes) {
+  Engine e({full_group(4, 32), window_group(4, 32, 8)});
+  const SequenceId s = e.say(tokens(1, 10));
+  const Pinned early = must(e.manager.pin(tokens(1, 10)));
+  EXPECT_EQ(early.pinned_tokens, 8);
+  e.feed(s, tokens(11, 14));
+  must(e.manager.close(s));
+  e.evict(32, 1);
+  const Pinned late = must(e.manager.pin(tokens(1, 24)));
+  EXPECT_EQ(late.pinned_tokens, 8);  // of which the first pin holds what a hit reads
+  EXPECT_EQ(e.probe(tokens(1, 9)), 8);
+  must(e.manager.check_invariants());
 }
 
 }  // namespace

@@ -130,21 +130,6 @@ TEST(Questions, BytesCountThePadding) {
   EXPECT_EQ(e.manager.bytes_used(), 2 * 64);
 }
 
-// The pin follows the tail {1, 2} to {1, 2, 3}, which had retired; {1, 2, 9} keeps the old block.
-TEST(Questions, ThePeakCountsABlockThatAPinFollowsTo) {
-  Engine e({full_group(4, 16)}, {.order = Order::kUnordered});
-  e.cache({1, 2});
-  must(e.manager.pin(Tokens{1, 2}));
-  e.say({1, 2, 9});
-  const SequenceId longer = e.open({1, 2, 3}).sequence;
-  const Ticket ticket = e.launch(longer, {3});
-  must(e.manager.close(longer));
-  e.launch(e.open({50}).sequence, {50});
-  must(e.manager.complete(ticket));
-  EXPECT_EQ(e.usage().held, 3);
-  EXPECT_EQ(e.counters().blocks_used_peak, 3u);
-}
-
 TEST(Questions, AnIdHasItsTagGenerationAndSlot) {
   Engine e({full_group(4, 8)}, {.max_sequences = 2, .id_tag = 0xbeef});
   const SequenceId a = e.open({}).sequence;

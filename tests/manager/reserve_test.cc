@@ -498,24 +498,6 @@ TEST(Reserve, WhatARejectedDraftDoesNotNeedIsForOthers) {
   must(e.manager.check_invariants());
 }
 
-TEST(Reserve, APinThatFollowsItsTailTakesNoBlockThatThePromiseDoesNotNeed) {
-  Engine e({window_group(4, 12, 8)}, {.max_steps_in_flight = 2});
-  e.cache(tokens(1, 6));
-  const Pinned pinned = must(e.manager.pin(tokens(1, 7)));
-  ASSERT_EQ(pinned.pinned_tokens, 6);
-  const SequenceId s = e.open({}, {.look_up = false}).sequence;
-  must(e.manager.reserve(s, 12));
-  const Ticket step = e.launch(s, tokens(1, 8));  // its second block takes the tail's place
-  EXPECT_EQ(e.usage().reserved, 1);               // for positions 8 to 11
-  EXPECT_EQ(e.usage().retiring, 1);               // the tail
-  EXPECT_EQ(e.usage().free, 12 - 5);
-  must(e.manager.check_invariants());
-  must(e.manager.complete(step));
-  e.feed(s, tokens(9, 4));
-  must(e.manager.unpin(pinned.pin));
-  must(e.manager.check_invariants());
-}
-
 TEST(Reserve, NoTokensEndThePromiseWhateverTheStepsMayBe) {
   Engine e({full_group(4, 4)});
   const SequenceId s = e.open({}).sequence;

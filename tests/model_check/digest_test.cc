@@ -30,12 +30,12 @@ constexpr std::uint64_t kFirstOfTransfers = 20;
 constexpr int kNumMixed = static_cast<int>(Family::kTransfers);
 
 constexpr std::array<std::uint64_t, 22> kDigests = {
-    0x5fdfcba4eb93c63cu, 0x3d8b4a4fb3de23b0u, 0xa81b670adeee3e26u, 0x7570d19e5a153368u,
-    0xf8163a12dea68e2bu, 0xdf0e481ad0195c7fu, 0xf30ea4dc68d63774u, 0x7c48f9e21d4296cfu,
-    0x235dbc4a0d068713u, 0xeef6e7f7bbafc646u, 0x2d26727bde380074u, 0x2466eeb8b7f91557u,
-    0xb6c49d89ce5fb864u, 0xd61250e052d18f5fu, 0x2075f3b0f303b38fu, 0xad88106ceac14091u,
-    0xf42457235dde57d2u, 0x6b7ea84cc94825bdu, 0x2cdf83d9285a7369u, 0x2595ed36620e57a1u,
-    0xeacd13918fde4deeu, 0xfbd76a0c35cb2a56u,
+    0x7338b9c30442d3e4u, 0xfde1bf5b1008adbau, 0x4d8b9ec059050165u, 0x842727cf746451f5u,
+    0x6542bb2cf1c0b9b4u, 0x85a81373d63d6472u, 0x4001588551ad3727u, 0x01aeec206f903f27u,
+    0x81493dfaa78ad91bu, 0x25a8ffda45f138f6u, 0xb4451cf6b799cab8u, 0xddafe5d98ddebc5cu,
+    0xc73ad8cfa4aa9e66u, 0x9812494e848474e4u, 0xd309194a6f428468u, 0x0291cb5b02c86172u,
+    0xe2a6d7b8c2f2cf86u, 0x9cff380669e1bae9u, 0x42c4957144d30ca6u, 0xd289d98aeb2f61fbu,
+    0xe666c4cc7085808du, 0x7a63dff701469a5du,
 };
 
 class Digest : public testing::TestWithParam<int> {};

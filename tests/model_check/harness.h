@@ -213,7 +213,7 @@ class Harness {
     PinId id;
     Prompt prompt;
     int pinned = 0;
-    std::vector<int> blocks;  // [group]: how many it holds; which ones may change
+    std::vector<std::vector<std::int32_t>> blocks;  // [group] that it holds
   };
   // The other side of the last copy_to(): nothing touches it, so nothing of it changes.
   struct Aside {
@@ -259,7 +259,7 @@ class Harness {
     int certain = 0;  // how many of them are findable for sure
     int valid = 0;    // tokens that it holds, as the last step that wrote it left it
     std::uint64_t released_at = 0;  // newest committed ticket when the last reference went
-    // The same, if a pin may have followed its tokens into the block and out again within one call,
+    // The same, perhaps: a load may have taken the block and its windows passed it within one call,
     // which the counts before and after the call do not show.
     std::uint64_t maybe_released_at = 0;
     std::uint64_t taken_at = 0;  // ticket of the open step that allocated it

@@ -22,11 +22,12 @@ void Harness::pin(Rng& rng) {
   note(" " + std::to_string(pinned->pinned_tokens));
   KVFOLIO_REQUIRE(pinned->pinned_tokens >= 0 && pinned->pinned_tokens <= isize(prompt.tokens),
                   "a pin is no longer than its tokens");
+  KVFOLIO_REQUIRE(pinned->pinned_tokens % common_multiple() == 0,
+                  "a pin ends where blocks of all groups do");
   for (const Pin& other : pins_) KVFOLIO_REQUIRE(other.id != pinned->pin, "ids of pins are unique");
   Pin pin{pinned->pin, prompt, pinned->pinned_tokens, {}};
   for (int g = 0; g < num_groups(); ++g) {
-    pin.blocks.push_back(0);
-    int last = -1;
+    pin.blocks.emplace_back();
     for (int b = 0; b < group(g).num_blocks; ++b) {
       const Result<std::int32_t> refs = manager_->ref_count(GroupId(g), BlockId(b));
       KVFOLIO_REQUIRE(refs.has_value(), "ref_count of a block");
@@ -36,14 +37,10 @@ void Harness::pin(Rng& rng) {
       const int more =
           *refs - before_.groups[static_cast<std::size_t>(g)].refs[static_cast<std::size_t>(b)];
       KVFOLIO_REQUIRE(more == 0 || more == 1, "a pin references a block once");
-      pin.blocks.back() += more;
-      if (more == 1) read_.emplace_back(g, b);
-      const auto begin_of = [&](int block_id) {
-        return trie_.position_of(block(g, block_id).published.front());
-      };
-      if (more == 1 && (last < 0 || begin_of(b) > begin_of(last))) last = b;
+      if (more == 0) continue;
+      pin.blocks.back().push_back(b);
+      read_.emplace_back(g, b);
     }
-    if (last >= 0) wanted_.emplace_back(g, last);
   }
   pins_.push_back(std::move(pin));
 }

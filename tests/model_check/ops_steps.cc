@@ -229,12 +229,11 @@ void Harness::fail(Rng& rng) {
     fate.push_back({seq, {must, may || must}});
   }
   bool pins_hold_lost = false;
-  for (int g = 0; g < num_groups(); ++g) {
-    const std::vector<std::int32_t> explained = references(before_, g);
-    for (int b = 0; b < group(g).num_blocks; ++b) {
-      const auto at = static_cast<std::size_t>(b);
-      const bool pinned = before_.groups[static_cast<std::size_t>(g)].refs[at] > explained[at];
-      if (pinned && wrote(g, b)) pins_hold_lost = true;
+  for (const Pin& pin : pins_) {
+    for (int g = 0; g < num_groups(); ++g) {
+      for (const std::int32_t b : pin.blocks[static_cast<std::size_t>(g)]) {
+        pins_hold_lost |= wrote(g, b);
+      }
     }
   }
   const auto closed = manager_->fail(Ticket(ticket));

@@ -201,7 +201,8 @@ impl Manager {
         Ok(out)
     }
 
-    /// Holds what a hit of these tokens needs until [`Manager::unpin`].
+    /// Holds whole blocks of what is found of these tokens, and keeps them findable, until
+    /// [`Manager::unpin`]. `pinned_tokens` says how many tokens that are.
     pub fn pin(&mut self, tokens: &[i32], options: &OpenOptions) -> Result<Pinned> {
         let p = CPrompt::new(tokens, options);
         let (mut pin, mut pinned_tokens) = (0, 0);
