@@ -34,7 +34,8 @@ double seconds_of(Call&& call) {
 // Runs both in turn until the benchmark has enough; `bytes` is what each of them writes.
 template <typename Kernel, typename Plain>
 void compare(benchmark::State& state, std::int64_t bytes, Kernel&& kernel, Plain&& plain) {
-  // Once unseen: the first touch of memory that the machine itself has to find is nobody's merit.
+  // Once unseen: the first touch of memory that the machine itself has to find belongs to neither
+  // side.
   plain();
   kernel();
   std::vector<double> ratios;

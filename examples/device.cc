@@ -104,7 +104,7 @@ class Device final : public MemoryResource {
   std::vector<std::int32_t> table = std::vector<std::int32_t>(64 * kPages, -1);  // [row, page]
   std::vector<std::int32_t> sampled = std::vector<std::int32_t>(64, -1);         // by row
   bool failed = false;  // of the host while no job is in the stream
-  int mismatches = 0;   // likewise
+  int mismatches = 0;   // the same
 
  private:
   void serve() {
@@ -218,7 +218,8 @@ class Engine {
     ++num_jobs_;
     submit(step, std::move(inputs), false);
   }
-  // A decode step. Its inputs are what the step before it samples, which nobody knows yet.
+  // A decode step. Its inputs are what the step before it samples, which the host does not know
+  // yet.
   void launch(Tokens inputs, bool fails) {
     const Ticket step = check(cache_.begin_step());
     check(cache_.append_unnamed_each(ids_, nullptr));

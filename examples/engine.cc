@@ -88,7 +88,7 @@ void step(KVCacheManager& cache, std::vector<Request*> requests) {
   const Ticket ticket = check(cache.begin_step());
   std::vector<std::int32_t> tokens;
   for (const Request* r : requests) {
-    check(cache.append(r->sequence, r->input));  // short of blocks: preempt somebody, or wait
+    check(cache.append(r->sequence, r->input));  // short of blocks: preempt another, or wait
     tokens.insert(tokens.end(), r->input.begin(), r->input.end());
   }
   const StepPlan& plan = *check(cache.plan());
@@ -154,7 +154,7 @@ int main() {
   Request fresh = open(*offload, {40, 41, 42});
   for (int turn = 0; cold.said.size() < 8; ++turn) {
     poll(*offload, {&cold, &fresh});
-    step(cache, {&cold, &fresh});  // whoever does not wait goes on
+    step(cache, {&cold, &fresh});  // those that do not wait go on
   }
   std::printf("the fresh prompt was %zu tokens ahead\n", fresh.said.size() - cold.said.size());
 

@@ -106,7 +106,7 @@ Counters run(std::vector<Tokens>& texts, std::size_t at_once, std::size_t max_st
     if (steps.size() == max_steps) retire();
     const Ticket ticket = *cache.begin_step();
     Tokens inputs;
-    std::vector<SequenceId> ids = running;  // each feeds a token that nobody knows yet
+    std::vector<SequenceId> ids = running;  // each feeds a token that the host does not know yet
     std::erase_if(ids, [&](SequenceId id) { return cache.info(id)->length == kFed; });
     bool room = true;
     while (!ids.empty()) {
@@ -116,7 +116,7 @@ Counters run(std::vector<Tokens>& texts, std::size_t at_once, std::size_t max_st
       ids.erase(ids.begin(), ids.begin() + n);
       if (status) break;
       if (status.shortage() == nullptr) check(status);
-      room = false;  // nobody starts in this step
+      room = false;  // no request starts in this step
       if (steps.empty()) {
         if (cache.counters().sequences_preempted == 0) std::puts(status.message().c_str());
         const SequenceId victim = *cache.select_victim(VictimPolicy::kLowestPriority);
@@ -124,7 +124,7 @@ Counters run(std::vector<Tokens>& texts, std::size_t at_once, std::size_t max_st
         check(cache.preempt(victim));
         std::erase(running, victim), std::erase(ids, victim);
       }
-      while (!steps.empty()) retire();  // gives room, and the whole text of whoever must stop
+      while (!steps.empty()) retire();  // gives room, and the whole text of what must stop
     }
     while (room && !waiting.empty() && running.size() < at_once) {
       const Tokens& text = texts[waiting.front()];

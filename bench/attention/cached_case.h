@@ -64,9 +64,9 @@ class CachedCase {
   [[nodiscard]] const std::vector<std::int32_t>& table() const { return table_; }
   [[nodiscard]] std::int32_t table_stride() const { return table_stride_; }
   [[nodiscard]] std::int32_t slot(std::int32_t sequence, std::int32_t position) const;
-  // Of all layers: K and V of every token, scales included.
+  // Bytes of all layers: K and V of every token, scales included.
   [[nodiscard]] double bytes() const;
-  // Of the memory of the cache, padding included.
+  // Bytes of the memory of the cache, padding included.
   [[nodiscard]] double memory_bytes() const { return static_cast<double>(memory_bytes_); }
   // What read_blocks() reads, counted as it walks.
   [[nodiscard]] double bytes_read(ReadOrder order) const;
@@ -92,7 +92,7 @@ class CachedCase {
 };
 
 // Reading a cache as a ceiling: in several ways in every round, and the one whose median is best is
-// the one that counts. Of its blocks: in both orders, at several distances ahead, by way of the
+// the one that counts. Its blocks: in both orders, at several distances ahead, by way of the
 // first level of the caches and of the second.
 class ReadProbe {
  public:
@@ -122,7 +122,7 @@ class AttentionCall {
   AttentionCall(const Context& context, const CachedCase& cache, std::int32_t q_per_kv,
                 std::int32_t queries);
 
-  // Of layer 0 on the calling thread, memory included.
+  // A copy of layer 0 on the calling thread, memory included.
   [[nodiscard]] AttentionArgs args();
   // All layers, one call for each.
   void run(std::int32_t threads);

@@ -67,7 +67,7 @@ class Context {
     return static_cast<std::int32_t>((4 * l3_bytes + layer_bytes - 1) / layer_bytes);
   }
   CoreId core;
-  // Of f32, one core, giga-operations per second.
+  // The peak of f32 on one core, giga-operations per second.
   double f32_peak = 0;
   // Nothing for a core of another class.
   [[nodiscard]] std::optional<Promise> promise(const PromiseByClass& promise) const;

@@ -74,7 +74,7 @@ void prompt_length(Session& session) {
   }
 }
 
-// Prompts that nobody has said before, each computed and closed.
+// Prompts that were not said before, each computed and closed.
 class NewPrompts {
  public:
   NewPrompts(Cache& cache, std::int32_t blocks)

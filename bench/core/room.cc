@@ -40,7 +40,7 @@ class FullPool {
     }
   }
 
-  // What is evicted is the least recently used that nobody pins: those opened first.
+  // What is evicted is the least recently used that no pin holds: those opened first.
   void check() {
     const std::int32_t count = std::min(4 * prompt_blocks_, evictable());
     evict(count);

@@ -21,7 +21,8 @@ struct Shape {
   [[nodiscard]] std::int32_t num_blocks() const {
     return sequences * ((tokens + steps) / kBlockSize + 2);
   }
-  // Of sequence i: lengths differ so that a sixteenth of them fills a block in each step.
+  // The length of sequence i: lengths differ so that a sixteenth of them fills a block in each
+  // step.
   [[nodiscard]] std::vector<std::int32_t> prompt(std::int32_t i) const {
     std::vector<std::int32_t> all(static_cast<std::size_t>(tokens));
     for (std::int32_t at = 0; at + kBlockSize <= tokens; at += kBlockSize) {

@@ -12,7 +12,7 @@
 namespace kvfolio::bench {
 namespace {
 
-// Of a call that moves so many bytes, repeated until a quarter of a GiB has gone by.
+// The time of a call that moves so many bytes, repeated until a quarter of a GiB has gone by.
 template <typename Call>
 double bytes_per_ns(Session& session, std::int64_t bytes, Call&& call) {
   const int repeats =
@@ -207,7 +207,7 @@ void first_fill(Session& session) {
     const StorageFixture fixture(format, DType::kF32, tokens, kBlockSize, true);
     fixture.check();
     const auto bytes = static_cast<double>(fixture.rows.size());
-    // The first touch of memory that the machine itself has to find is nobody's merit.
+    // The first touch of memory that the machine itself has to find belongs to neither side.
     fixture.first_fill();
     session.measure(
         {.name = "storage.first_fill",

@@ -181,7 +181,7 @@ struct StorageFixture {
     }
   }
 
-  // Of int8: what comes back is within half a step of its row.
+  // What comes back of int8 is within half a step of its row.
   void check_near() const {
     for (const int plane : {0, 1}) {
       for (std::int64_t row = 0; row < std::int64_t{tokens} * kHeads; ++row) {

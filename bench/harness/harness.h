@@ -30,7 +30,7 @@ T take(Result<T> result, const std::string& what) {
   return std::move(*result);
 }
 
-// The compiler must believe that somebody reads this memory, and may have written to it.
+// The compiler must believe that this memory is read, and may have written to it.
 inline void keep(const void* memory) { asm volatile("" : : "g"(memory) : "memory"); }
 inline void keep(std::uint64_t value) { asm volatile("" : : "r"(value) : "memory"); }
 
@@ -118,7 +118,7 @@ class Session {
 
   [[nodiscard]] bool quick() const { return options_.quick; }
   [[nodiscard]] int rounds() const { return options_.rounds; }
-  // Work for a name that nobody asked for can be left out.
+  // Work for a name that was not asked for can be left out.
   [[nodiscard]] bool wants(std::string_view name) const {
     return name.find(options_.filter) != std::string_view::npos;
   }

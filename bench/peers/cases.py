@@ -15,7 +15,7 @@ HEAD_DIM = 128
 DTYPES = ("f32", "f16", "bf16", "int8")
 # Largest error of an output row, relative to its length, by the type of the cache.
 TOLERANCE = {"f32": 2e-6, "f16": 1e-3, "bf16": 5e-3, "int8": 1.5e-2}
-# Of the peers: f32 sums over tokens of either sign, one after the other, are off by 3.3e-6 over 16384
+# The peers' f32 sums over tokens of either sign, one after the other, are off by 3.3e-6 over 16384
 # and by 5.8e-6 over 65536. That is no fault; a token that is missed is off by 1e-3 and more.
 PEER_TOLERANCE = TOLERANCE | {"f32": 2e-5}
 # Bytes of an element of the cache; scales are not counted.

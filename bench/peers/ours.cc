@@ -37,7 +37,7 @@ struct PeerShape {
 namespace {
 
 constexpr std::int32_t kBlockSize = 16;
-// Of the order of reading head by head: what one head reads before the next one.
+// In the order of reading head by head: what one head reads before the next one.
 constexpr std::int64_t kRangeBlocks = 64;
 
 void in_range(const char* name, std::int64_t value, std::int64_t least, std::int64_t most) {
@@ -207,7 +207,7 @@ class PeerCase {
             name + ": " + std::to_string(got) + " bytes; wanted: " + std::to_string(wanted));
   }
 
-  // Of one head and token.
+  // The bytes of one head and token.
   [[nodiscard]] std::int64_t row_bytes(DType dtype) const {
     return std::int64_t{shape_.head_dim} * dtype_bytes(dtype);
   }

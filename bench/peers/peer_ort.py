@@ -99,7 +99,7 @@ class Cache:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        # Its idle threads would take the cores of whoever is timed next.
+        # Its idle threads would take the cores of what is timed next.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             session = onnxruntime.InferenceSession(self.model, options,

@@ -95,7 +95,7 @@ class Engine {
     require(manager.storage()->fill(std::byte{0x3c}), "fill");
     return manager;
   }
-  // The bytes are those that lie there: nobody looks at what the model says.
+  // The bytes are those that lie there: what the model says does not matter.
   SequenceId start(std::span<const std::int32_t> tokens) {
     const auto opened = take(manager_.open(tokens, {.publish = Publish::kFullBlocks}), "open");
     const Ticket ticket = take(manager_.begin_step(), "begin_step");

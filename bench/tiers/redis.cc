@@ -63,7 +63,7 @@ class Server {
             "--loglevel", "warning", static_cast<char*>(nullptr));
       _exit(127);
     }
-    // Whoever comes too early is refused, and asks again.
+    // A call that comes too early is refused, and made again.
     for (int tries = 0; tries < 200 && !answers(); ++tries) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }

@@ -28,8 +28,8 @@
 //
 // All questions are allowed, and all calls about sequences that are not in the step: Open, Fork,
 // CloseSequence, Truncate, Pin, Evict, BeginLoad and so on. So are calls about earlier steps:
-// Complete, Fail and SetTokens. Of a sequence that is in the step only Undo, Preempt (which takes it
-// out of the step first), SetPriority and questions are; its other changes are
+// Complete, Fail and SetTokens. A sequence that is in the step takes Undo, Preempt (which takes it
+// out of the step first), SetPriority and questions; its other changes are
 // ErrFailedPrecondition. It is in the step once: append all of its tokens in one call. An Append that
 // is short of blocks (ErrNoBlocks) may preempt another sequence and be called again. Admit and
 // AdmitPrompt count with what the appends of the step have taken.

@@ -21,7 +21,7 @@ import (
 // or a runtime.Goexit of the writer would unwind frames of C. A file has all that was given to it
 // even if the program dies.
 //
-// The calls of the cache that records write to the log: whoever serialises those (see Goroutines)
+// The calls of the cache that records write to the log: the owner who serialises those (see Goroutines)
 // serialises the methods of the log with them.
 type OpLog struct {
 	c *C.kvfolio_op_log

@@ -97,7 +97,7 @@ func (c *Cache) ForgetRoot(root *Root) (Forgotten, error) {
 	return out, c.done(s, code)
 }
 
-// Forget makes all unfindable that begins with these tokens. Of the options Root and Media count.
+// Forget makes all unfindable that begins with these tokens. Only Root and Media of the options count.
 func (c *Cache) Forget(tokens []int32, options *OpenOptions) (Forgotten, error) {
 	p, err := options.toC()
 	if err != nil {

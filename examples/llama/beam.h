@@ -5,7 +5,7 @@
 // scheduler makes the block tables follow by fork and close.
 //
 // The score of a hypothesis is the sum of the log-probabilities of its tokens: no length penalty.
-// Of equal scores the lower token id comes first, then the hypothesis that ranked higher before.
+// With equal scores the lower token id comes first, then the hypothesis that ranked higher before.
 // A hypothesis that has ended keeps its score and its place among the others; since scores only
 // fall, nothing that it has outranked can come back.
 //

@@ -54,7 +54,7 @@ class ContiguousBackend final : public Backend {
  private:
   struct Arrays {
     std::vector<std::byte> k;  // [num_layers, num_kv_heads, capacity, head_dim]
-    std::vector<std::byte> v;  // likewise
+    std::vector<std::byte> v;  // the same
     // int8: [num_layers, num_kv_heads, capacity], f32.
     std::vector<std::byte> k_scale;
     std::vector<std::byte> v_scale;

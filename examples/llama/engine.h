@@ -64,7 +64,7 @@ struct RunStats {
   OffloadCounters tiers;             // of host memory and all tiers, since the engine was made
   std::vector<TierStats> each_tier;  // cheapest first
   ArenaStats host_memory;
-  std::int64_t steps_overlapped = 0;  // with the one before, likewise since the cache was made
+  std::int64_t steps_overlapped = 0;  // with the one before, also since the cache was made
   double seconds = 0.0;
 };
 
@@ -101,7 +101,8 @@ class Engine {
   // Evicts what the cache holds, once the host tier has it.
   Status evict_cached();
 
-  // Of `tokens` in consecutive windows of max_positions, the first token of each unscored.
+  // The perplexity of `tokens` in consecutive windows of max_positions, the first token of each
+  // unscored.
   Result<Perplexity> perplexity(std::span<const std::int32_t> tokens);
   // The same, while `twin`, another engine of the same model and batch limit, takes the same steps;
   // `on_rows` sees what each step gave.

@@ -28,7 +28,7 @@ const char* kind_of(mode_t mode) {
 }  // namespace
 
 Result<InputFile> InputFile::open(const std::string& path) {
-  // O_NONBLOCK: opening a pipe that nobody writes to must return, to be refused below.
+  // O_NONBLOCK: opening a pipe without a writer must return, to be refused below.
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) return system_error(path, "cannot open");
   struct stat info {};

@@ -61,7 +61,7 @@ struct Job {
   std::int32_t preemptions = 0;
   std::vector<Stream> streams;  // empty before the first admission; more than one for beams only
   // A beam search that comes back: streams[0] computes the tokens that all have in common, this
-  // many, before the others fork from it. 0: nobody waits.
+  // many, before the others fork from it. 0: none waits.
   std::int32_t trunk = 0;
   std::vector<Stream> ended;  // hypotheses that ended, best first
 

@@ -63,7 +63,7 @@ class Builder final : public nlohmann::json_sax<nlohmann::json> {
     }
     return number_float(static_cast<double>(value), {});
   }
-  // Also whole numbers beyond int64: whoever asks for an integer refuses them.
+  // Also whole numbers beyond int64: a caller that wants an integer refuses them.
   bool number_float(double value, const std::string& /*text*/) override {
     return count() && add(Json(Json::Number{.value = value}));
   }

@@ -96,7 +96,8 @@ std::span<const SequenceReady> PagedBackend::poll() {
   return offload_->poll(tick());
 }
 
-// Whoever is closed while his load is written gives its blocks back now, and not at the next poll.
+// A sequence that is closed while its load is written gives the blocks back now, not at the next
+// poll.
 Status PagedBackend::close(SequenceId sequence) {
   if (offload_ != nullptr) static_cast<void>(offload_->cancel(sequence));
   return manager_->close(sequence);
@@ -187,7 +188,7 @@ Status PagedBackend::finish_step() {
 
 Status PagedBackend::drop_step() {
   KVFOLIO_RETURN_IF_ERROR(manager_->drop(ticket_));
-  return complete_in_flight();  // what it waits for may be what nobody found room for
+  return complete_in_flight();  // what it waits for may be what no sequence found room for
 }
 
 Status PagedBackend::complete_in_flight() {

@@ -28,7 +28,7 @@ struct PagedOptions {
   KernelTarget kernel = KernelTarget::kAuto;
   Order order = Order::kInOrder;
   // 2: a step is complete for the manager only when the next one is committed, as with a device
-  // that is one step behind. Of kInOrder only, where a sequence may be in both.
+  // that is one step behind. With kInOrder only, where a sequence may be in both.
   std::int32_t steps_in_flight = 1;
   // What names the blocks of this model wherever they lie; read by create() only. Its scales, ranks
   // and layers are as this engine has them.
@@ -85,7 +85,7 @@ class PagedBackend final : public Backend {
   Result<RestoreStats> restore(ByteSource& source);
   // Sleeps until a tier has something to say, at most a millisecond.
   void wait_for_tiers() const;
-  // Of the cache and its tiers, in the text format of Prometheus.
+  // The metrics of the cache and its tiers, in the text format of Prometheus.
   [[nodiscard]] std::string metrics(MetricLabels labels) const;
   // Waits until the tiers have what they are to keep.
   Status finish_stores();
@@ -125,7 +125,7 @@ class PagedBackend final : public Backend {
   std::vector<KVView> views_;              // by group
   std::vector<std::int64_t> block_bytes_;  // by group
   Ticket ticket_;                          // of the open step
-  const StepPlan* plan_ = nullptr;         // likewise
+  const StepPlan* plan_ = nullptr;         // the same
 };
 
 }  // namespace kvfolio::llama

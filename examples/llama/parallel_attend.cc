@@ -15,7 +15,7 @@ Status ParallelAttend::run(AttentionArgs args) {
     const Result<std::int64_t> bytes = attention_workspace_bytes(
         args.cache, args.q.num_heads, tokens, args.target, executor_.num_threads);
     if (!bytes) return bytes.error();
-    // Of the groups of a model one may need more than another.
+    // One group of a model may need more than another.
     workspace_.resize(std::max(workspace_.size(), static_cast<std::size_t>(*bytes)));
     sized_for_ = tokens;
   }

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kMaxDims = 8;
 
-// Bits per element of every type of the format, so that offsets of tensors that nobody asks for
+// Bits per element of every type of the format, so that offsets of tensors that are not asked for
 // are checked too. 0: not a type.
 std::int64_t bits_of(std::string_view dtype) {
   static constexpr std::pair<std::string_view, std::int64_t> kTypes[] = {

@@ -74,7 +74,7 @@ Status Scheduler::schedule(StepBatch& batch) {
   for (std::size_t i = 0; i < running_.size(); ++i) {
     KVFOLIO_RETURN_IF_ERROR(continue_job(*running_[i]));
   }
-  // Whoever was just preempted would come straight back.
+  // A request that was just preempted would come straight back.
   if (!preempted_) KVFOLIO_RETURN_IF_ERROR(admit_waiting());
   build(batch);
   note_peaks();
@@ -219,8 +219,8 @@ Job* Scheduler::youngest_waiting(const Job* but) {
 }
 
 // How many of `wanted` tokens the sequence may append now; 0: none, it has to wait. All must fit,
-// since half a prompt is of no use, and beside others some more: whoever enters a pool that is full
-// to the brim is thrown out a step later.
+// since half a prompt is of no use, and beside others some more: a request that enters a pool that
+// is full to the brim is thrown out a step later.
 Result<std::int32_t> Scheduler::admissible(const Job& job, std::int32_t wanted) {
   const bool alone = running_.empty();
   std::int64_t tokens = wanted;

@@ -77,13 +77,14 @@ struct SchedulerStats {
   std::int64_t generated_tokens = 0;
   std::int64_t prompt_tokens = 0;
   std::int64_t prefill_tokens_computed = 0;  // prompt positions that their request computed
-  std::int64_t tokens_reused = 0;      // prompt positions that the cache served and nobody computed
+  std::int64_t tokens_reused =
+      0;  // prompt positions that the cache served, which were not computed
   std::int64_t tokens_recomputed = 0;  // any position, once more
   std::int64_t preemptions = 0;
   std::int64_t steps = 0;
   std::int64_t contiguous_bytes_peak = 0;
   std::int32_t sequences_peak = 0;  // running
-  // Of one step: its tokens, its sequences, and the tokens of one of them.
+  // The most of one step: its tokens, its sequences, and the tokens of one of them.
   std::int32_t step_tokens_peak = 0;
   std::int32_t step_sequences_peak = 0;
   std::int32_t chunk_tokens_peak = 0;
@@ -162,7 +163,7 @@ class Scheduler {
   std::deque<Job*> running_;    // by arrival; jobs leave near the end
   std::vector<Entry> entries_;  // of the open step, in append order
   std::int32_t budget_ = 0;     // tokens left in the open step
-  bool preempted_ = false;      // somebody, in the open step
+  bool preempted_ = false;      // a sequence, in the open step
 };
 
 }  // namespace kvfolio::llama

@@ -54,8 +54,8 @@ Array array_of(nb::handle object, const char* name, Access access);
 // "float32 array of shape (3, 4)", for messages.
 std::string describe(const nb::ndarray<nb::ro>& array);
 
-// Of an array: float64, float32, float16, bfloat16, uint16 (the bits of bf16), int8. TypeError
-// otherwise.
+// The element type of an array: float64, float32, float16, bfloat16, uint16 (the bits of bf16),
+// int8. TypeError otherwise.
 DType dtype_of(const Array& array, const char* name, bool allow_int8 = false);
 
 // Rows [tokens, heads, head_dim]. Without `object` (None) there is no data.

@@ -110,7 +110,7 @@ std::optional<VictimPolicy> parse_policy(const char* name, nb::handle word);  //
 
 // ---- spec ----
 
-// Of a sequence of kvfolio.GroupSpec, which is the argument `name`.
+// From a sequence of kvfolio.GroupSpec, which is the argument `name`.
 CacheSpec spec_of(nb::handle groups, const char* name = "groups");
 // As a list of kvfolio.GroupSpec.
 nb::list groups_of(const CacheSpec& spec);

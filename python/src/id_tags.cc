@@ -13,7 +13,7 @@ namespace kvfolio::python {
 namespace {
 
 std::mutex mutex;
-// Of each tag, how many managers have it.
+// How many managers have each tag.
 std::array<std::uint32_t, UINT16_MAX + 1> holders{};
 std::int32_t last = 0;  // that next() gave
 

@@ -51,7 +51,7 @@ PlanData::PlanData(std::shared_ptr<ManagerState> state, const StepPlan& plan,
     params_.push_back(attention_params(group, 0.0));
   }
   if (lease_ != nullptr) return;
-  state_.reset();  // copies need nobody
+  state_.reset();  // copies need no state
   std::size_t bytes = 0;
   for_each_array(plan_, groups_, [&](const auto& span) { bytes += span.size_bytes(); });
   auto* memory = new std::uint64_t[bytes / 8 + 1];

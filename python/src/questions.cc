@@ -45,7 +45,7 @@ nb::object slot_mapping(const Manager& manager, Id sequence, Int begin, Int end,
   return numpy_copy(std::span<const std::int32_t>(slots));
 }
 
-// Of each block: its state as BlockState has it.
+// The state of each block, as BlockState has it.
 nb::object block_states(const Manager& manager, Int group) {
   const GroupId id = group_id(group);
   std::vector<std::uint8_t> states;

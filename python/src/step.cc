@@ -246,7 +246,7 @@ void add_context(nb::class_<Step>& c) {
             if (!step.is_open()) return;
             const Status ended =
                 step.end(type.is_none() ? &KVCacheManager::finish : &KVCacheManager::drop);
-            // What cannot be finished as it is goes: nobody could mend it behind the block.
+            // What cannot be finished as it is goes: no line behind the block could mend it.
             if (!ended && step.is_open()) static_cast<void>(step.end(&KVCacheManager::drop));
             check(ended);
           },

@@ -34,9 +34,10 @@ template <typename Reach>
 }
 
 // What a window group leaves of position `at`, which reads as position at - extra_window does. It
-// is found from the right: each missing block pushes the position down to where it begins. Of a
-// block with sinks all tokens in front of the position count. Below `floor` any answer will do.
-// `sinks` and `reach` answer for the same blocks; each is asked from the right to the left.
+// is found from the right: each missing block pushes the position down to where it begins.
+// All tokens of a block with sinks count that stand in front of the position. Below `floor` any
+// answer will do. `sinks` and `reach` answer for the same blocks; each is asked from the right to
+// the left.
 template <typename SinkReach, typename Reach>
 [[nodiscard]] std::int32_t served_by_window(const GroupRule& rule, std::int32_t block_size,
                                             std::int32_t at, std::int32_t extra_window,

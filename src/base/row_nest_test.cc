@@ -186,7 +186,7 @@ TEST(BlockRuns, ABlockOfTilesAndScalesIsOneRun) {
 }
 
 TEST(BlockRuns, AGapBeforeTheScalesIsNoPartOfARun) {
-  // Rows of 5 bytes, 3 of them: one byte of a head belongs to nobody.
+  // Rows of 5 bytes, 3 of them: one byte of a head belongs to no row.
   const GroupSpec g{.num_kv_heads = 2,
                     .head_dim_k = 5,
                     .head_dim_v = 0,

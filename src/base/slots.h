@@ -5,7 +5,7 @@
 
 namespace kvfolio {
 
-// Of a group: slot = block * block_size + offset must fit int32.
+// A group's slots, block * block_size + offset, must fit int32.
 inline constexpr std::int64_t kMaxSlots = (std::int64_t{1} << 31) - 1;
 
 }  // namespace kvfolio

@@ -80,7 +80,7 @@ void SpanArena::copy_from(const SpanArena& other) noexcept {
   num_free_ = num_free;
   nonempty_ = nonempty;
   free_granules_ = free_granules;
-  // Of a free piece only the two links count, of a used one every word.
+  // Only the two links of a free piece count, and every word of a used one.
   for (std::int32_t at = 0; at < num_cut;) {
     const std::int64_t word = std::int64_t{at} * kGranule;
     if (free_order[at] != 0) {

@@ -128,7 +128,7 @@ TEST(SpanArena, FreedPiecesMergeSoThatTheWholeCanBeTakenAgain) {
   EXPECT_EQ(SpanArena::capacity(whole), 4096);
 }
 
-// Some aligned piece of that many words, rounded up to a power of two, is nobody's.
+// Some aligned piece of that many words, rounded up to a power of two, is free.
 bool has_piece(const std::vector<bool>& taken, std::int64_t words) {
   auto piece = static_cast<std::size_t>(SpanArena::kGranule);
   while (static_cast<std::int64_t>(piece) < words) piece *= 2;

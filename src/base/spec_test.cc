@@ -308,7 +308,7 @@ TEST(Layout, TilesAndScalesLieBehindEachOtherOnLinesAndNeverOverlap) {
         EXPECT_TRUE(view.granule);
         const std::int64_t element = dtype_bytes(dtype);
         const bool scaled = dtype == DType::kInt8;
-        // Of a head, [K tiles | V tiles | scales of K | scales of V], all contiguous.
+        // A head is [K tiles | V tiles | scales of K | scales of V], all contiguous.
         std::int64_t at = 0;
         for (std::int32_t l = 0; l < g.num_layers; ++l) {
           for (std::int32_t b = 0; b < g.num_blocks; ++b) {

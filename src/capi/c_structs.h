@@ -173,7 +173,7 @@ inline std::int32_t answer(kvfolio_error* error, const Status& status) {
   if (status.ok() || error == nullptr) return code;
   constexpr std::size_t kShortageAt = offsetof(kvfolio_error, shortage);
   const std::uint32_t size = error->struct_size;
-  // Of a struct that was not initialised nothing is known: it receives nothing.
+  // Nothing is known of a struct that was not initialised: it receives nothing.
   if (size > kMostStructBytes) return code;
   if (size >= offsetof(kvfolio_error, message)) error->code = code;
   if (size < kShortageAt) return code;

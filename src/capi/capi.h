@@ -58,7 +58,7 @@ struct kvfolio_manager {
   // So that no call takes heap memory.
   kvfolio::FixedArray<kvfolio_ended> ended;
   kvfolio::FixedArray<kvfolio::AppendDemand> demands;
-  std::shared_ptr<const void> lifetime;  // of whoever asks lifetime_of()
+  std::shared_ptr<const void> lifetime;  // for lifetime_of()
 };
 
 struct kvfolio_op_log {

@@ -501,8 +501,8 @@ TEST(BlockPoolDeathTest, ACopyOfAnotherSizeStopsTheProgram) {
   EXPECT_DEATH(target.copy_from(source), "broken invariant");
 }
 
-// Faults L2, L3 and P8: a free block was referenced, a block freed twice, a block freed that nobody
-// had been given; all in silence.
+// Faults L2, L3 and P8: a free block was referenced, a block freed twice, a block freed that was
+// never handed out; all in silence.
 TEST(BlockPoolDeathTest, MisuseStopsTheProgram) {
   BlockPool pool = pool_of(3);
   const BlockId held = pool.acquire();

@@ -47,7 +47,7 @@ class PinnedMemory {
 struct DeviceMemoryOptions {
   // Pinned, of both pieces together. At least 128.
   std::int64_t staging_bytes = std::int64_t{16} << 20;
-  // Of the same device; then as much memory of the device is staging too. Null: no kernels.
+  // A queue of the same device; then as much memory of the device is staging too. Null: no kernels.
   std::shared_ptr<MoveModule> kernels = nullptr;
 };
 
@@ -79,7 +79,7 @@ class DeviceMemory final : public MemoryResource {
     void* event = nullptr;
     bool in_flight = false;
     std::int64_t used = 0;
-    // Of copy_out, and of what kernels move: in order.
+    // For copy_out, and for what kernels move: in order.
     struct Piece {
       std::byte* to;  // on the host, null on the way in
       DeviceAddress device;

@@ -2,7 +2,7 @@
 #pragma once
 
 // A driver for tests, which fills the table of driver.h. Its device memory has addresses that no
-// CPU may touch. A stream does nothing until somebody has to wait for it, or at random moments
+// CPU may touch. A stream does nothing until a call has to wait for it, or at random moments
 // before: so a copy reads and writes host memory as late as a real one may. Any call can be made to
 // fail.
 
@@ -187,7 +187,7 @@ struct FakeCalls {
     fake().current.pop_back();
     return 0;
   }
-  // Of a call that wants a context.
+  // What a call that wants a context begins with.
   static DriverResult enter(const char* symbol) {
     KVFOLIO_CHECK(!fake().current.empty());
     return fake().enter(symbol);

@@ -82,7 +82,8 @@ struct Pair {
   std::int32_t src = 0;
   std::int32_t dst = 0;
 };
-// Of one launch. They travel in the kernel's parameters, so that no buffer must outlive the call.
+// The arguments of one launch. They travel in the kernel's parameters, so that no buffer must
+// outlive the call.
 inline constexpr int kMaxPairs = 256;
 
 struct ConvertArgs {

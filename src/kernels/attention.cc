@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // attend() up to the choice of a target: checks every argument, resolves the slice, and calls the
-// reference or the fast path. Nothing behind it checks again. Of the block table it checks only the
-// entries that the slice reads, since all others may be anything.
+// reference or the fast path. Nothing behind it checks again. It checks only those
+// entries of the block table that the slice reads, since all others may be anything.
 //
 // Read reference.cc next for what is computed, and cpu/driver.cc for how it is computed fast.
 

@@ -4,7 +4,7 @@
 // `unclaimed`: the number of the loop in the high half, its tasks not yet claimed in the low half.
 // A thread claims a task by taking one from the low half while the high half is the loop that it
 // saw begin, in one compare-and-swap. So a thread that comes late claims nothing of a later loop
-// with the facts of an earlier one, and nobody ever waits for a thread that holds no task. That
+// with the facts of an earlier one, and no thread ever waits for one that holds no task. That
 // matters where other processes want the cores: a worker that got no time costs nothing.
 //
 // Waiting. A wake-up costs microseconds and loops follow each other within microseconds, so a

@@ -465,7 +465,7 @@ TEST(EveryFormat, ALargeAppendComesBackFromALargeGather) {
     for (int t = 0; t < kTokens; ++t) {
       slots.push_back(table[static_cast<std::size_t>(t / 16)] * 16 + t % 16);
     }
-    // Of equal slots the last one wins here too: a whole tile and a token come a second time.
+    // The last one of equal slots wins here too: a whole tile and a token come a second time.
     std::vector<std::int32_t> repeated(slots.end() - 33, slots.end() - 17);
     repeated.push_back(slots[7]);
     std::vector<std::int32_t> twice = repeated;
@@ -521,7 +521,7 @@ TEST(ConvertBlocks, EveryFormatAndTypeReachesEveryOtherAsGatherAndAppendWould) {
       const std::int32_t dst[] = {1, 3};
       for (int layer = 0; layer < 2; ++layer) {
         for (int i = 0; i < 2; ++i) {
-          // Some slots of a block hold nothing yet: what they hold is copied or not, nobody asks.
+          // Some slots of a block hold nothing yet: whether that is copied makes no difference.
           TestRows k(tokens, 2, from_spec.head_dim_k, DType::kF32);
           TestRows v(tokens, 2, std::max(1, from_spec.head_dim_v), DType::kF32);
           const int seed = layer * 2 + i;

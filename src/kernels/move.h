@@ -74,7 +74,7 @@ inline void move_box(const Mover& mover, const BoxShape& shape, const std::byte*
     inner = outer;
     outer = {1, 0, 0};
   }
-  // Of shorter rows too few are whole lines.
+  // Too few of shorter rows are whole lines.
   constexpr std::int64_t kShortest = 128;
   const bool streams = stores == Stores::kPastCaches && mover.convert == nullptr &&
                        elements * mover.src_bytes >= kShortest;

@@ -84,7 +84,7 @@ class RowWriter {
 class RowReader {
  public:
   // `to`: the type of the rows that are read. int8 becomes element * scale in f32, then that type.
-  // kPastCaches: plain rows of the cache's own type are streamed, likewise.
+  // kPastCaches: plain rows of the cache's own type are streamed, too.
   RowReader(const Plane& plane, DType to, Stores stores = Stores::kCached) noexcept;
 
   // Row of token i and head j: dst + i * strides.token + j * strides.head.

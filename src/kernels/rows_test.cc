@@ -700,7 +700,7 @@ TEST(OneToken, WriteThenReadGivesTheVectorBackInEveryCombination) {
         ASSERT_EQ(v_back.value(0, 0, d),
                   gathered(appended(own_v ? v : k, 0, 0, d, spec.dtype), spec.dtype, DType::kF64));
       }
-      // Nobody else's vector changed.
+      // No other vector changed.
       for (int slot = 0; slot < spec.num_blocks * spec.block_size; ++slot) {
         for (int head = 0; head < 2; ++head) {
           written += std::isnan(cache.value(false, 1, head, slot, 0)) ? 0 : 1;

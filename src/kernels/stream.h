@@ -19,7 +19,7 @@ namespace kvfolio::kernels {
 
 enum class Stores : std::int32_t { kCached = 0, kPastCaches = 1 };
 
-// What an append or a gather of so many bytes writes goes past the caches: whoever reads it will
+// What an append or a gather of so many bytes writes goes past the caches: its reader will
 // have to fetch most of it from memory anyway. 256 MiB of granule tiles take 0.8 to 0.9 of the time
 // then (Zen 4), rows 0.65 to 0.8 (a Xeon with 2 MiB of second level). What is gathered is read
 // next: at 32 MiB that still costs more than is gained. In double: a hostile shape may overflow.

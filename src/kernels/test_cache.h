@@ -27,7 +27,7 @@ inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 inline std::uint64_t u(int value) { return static_cast<std::uint64_t>(value); }
 
-// Of rows, and of caches.
+// Sizes of rows, and of caches.
 inline constexpr DType kDTypes[] = {DType::kF64, DType::kF32, DType::kF16, DType::kBF16};
 
 // The instruction sets of this machine for which loops are built, the baseline first.

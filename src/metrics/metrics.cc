@@ -18,7 +18,7 @@ namespace {
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// Of a metric, or with `colon` false of a label.
+// The name of a metric, or with `colon` false of a label.
 std::string allowed_name(std::string_view name, bool colon) {
   std::string out;
   for (const char c : name) {
@@ -75,7 +75,7 @@ std::string escaped(std::string_view value, bool quotes) {
   return out;
 }
 
-// "{a="b",c="d"}", or nothing. Of two labels with one name the later one counts.
+// "{a="b",c="d"}", or nothing. The later one of two labels with one name counts.
 std::string label_text(MetricLabels labels, std::string_view own = {}) {
   std::vector<std::pair<std::string, std::string>> kept;
   for (const MetricLabel& label : labels) {

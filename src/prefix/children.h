@@ -11,7 +11,7 @@
 //     under the hashes of their keys.
 //   - a treap per run, ordered position by position by (token, medium), for the neighbour that
 //     shares most with a query inside the unit. Priorities are hashes of the run's name, so the
-//     shape does not depend on the order of insertion and nobody can steer it with prompts.
+//     shape does not depend on the order of insertion and no prompt can steer it.
 // Invariants, see check_run(): a run is in the table if it has a unit of tokens or is a root; no
 // sibling is a prefix of another, so any two differ inside their first unit and comparing never
 // goes deeper than that. Thread safety: none; const calls write nothing. Nothing allocates after
@@ -54,7 +54,7 @@ class Children {
   [[nodiscard]] std::uint32_t next_hash(std::uint32_t chain, std::int32_t at,
                                         const std::int32_t* tokens,
                                         std::span<const MediaSpan> media) const noexcept;
-  // Of the path up to the end of a run's first unit, and of its last whole one.
+  // Hashes of the path up to the end of a run's first unit, and of its last whole one.
   [[nodiscard]] std::uint32_t first_hash(std::int32_t r) const noexcept;
   [[nodiscard]] std::uint32_t chain_of(std::int32_t r) const noexcept;
 

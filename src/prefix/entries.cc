@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Entries: which block a run keeps for a logical block of a group, whether somebody uses it, and
+// Entries: which block a run keeps for a logical block of a group, whether it is in use, and
 // which idle ones eviction may take.
 //
 // A full group has no gaps: a block has an entry only where the block before it has one. So nothing

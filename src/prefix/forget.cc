@@ -9,7 +9,8 @@
 namespace kvfolio {
 
 // The blocks of all runs below r that begin at `begin` or behind it lose their entries, but for one
-// of group g; then the runs that nobody needs go. Children before parents. Requires: r has a place.
+// of group g; then the runs that nothing needs go. Children before parents. Requires: r has a
+// place.
 void PrefixTree::Impl::forget_below(std::int32_t r, std::int32_t begin, std::int32_t g,
                                     std::int32_t but) noexcept {
   const auto deepest = [this](std::int32_t at) {

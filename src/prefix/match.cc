@@ -11,9 +11,9 @@
 //           the same tokens goes (the hit is a shared tail, copied at the first append)
 //   window  a position p whose last window-1 tokens and sinks are all there, and where p lies
 //           inside a block the token before it in any case, since a sequence goes on in that block;
-//           found from the right, each missing block pushes p down to where it begins. Of a block
-//           with sinks all tokens below p count: a sequence may be cut back into it, and offers it
-//           again when it closes
+//           found from the right, each missing block pushes p down to where it begins. All tokens
+//           below p of a block with sinks count: a sequence may be cut back into it, and offers
+//           it again when it closes
 // and the answer is the largest position on which all agree. Where that lies below what the path
 // shares with the query, a path beside it may serve more (served_nearby()).
 //

@@ -2,11 +2,11 @@
 //
 // Publishing: the path of a sequence grows by the tokens of a step, and its blocks are hung along
 // it. What is there already is matched, not made again; a run without children grows at its end;
-// everywhere else the path splits at the unit and a child is added. Of two blocks with equal tokens
-// a busy one has the entry. If both are busy, the one that came first keeps it, and the log says
-// so: the user may hand it over by replace(). A longer block takes the place of a shorter one that
-// its tokens begin with. In a full group a block is hung only behind the entry of the block before
-// it (entries.cc says why).
+// everywhere else the path splits at the unit and a child is added. If two blocks have equal
+// tokens, a busy one has the entry. If both are busy, the one that came first keeps it, and the log
+// says so: the user may hand it over by replace(). A longer block takes the place of a shorter one
+// that its tokens begin with. In a full group a block is hung only behind the entry of the block
+// before it (entries.cc says why).
 
 #include <algorithm>
 

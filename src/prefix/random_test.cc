@@ -413,7 +413,7 @@ class World {
     }
   }
 
-  // In place where nobody is disturbed, else into a copy.
+  // In place where that disturbs no reader, else into a copy.
   void write(Sequence& s, std::size_t g, std::int32_t at) {
     const auto logical = static_cast<std::size_t>(at / size_of(g));
     std::vector<std::int32_t>& table = s.tables[g];
@@ -489,7 +489,7 @@ class World {
     }
     return offered;
   }
-  // Of one group, the first block first: in a full group each waits for the one before it.
+  // The blocks of one group, the first one first: in a full group each waits for the one before it.
   void before_offers(const Sequence& s, std::size_t g, std::int32_t from, std::int32_t target,
                      bool tail, std::vector<Offered>& offers) {
     const std::int32_t size = size_of(g);
@@ -625,7 +625,7 @@ class World {
     }
   }
 
-  // Of a sequence, or of any blocks of a group.
+  // Blocks of a sequence, or any blocks of a group.
   void note_end(const Sequence& s) {
     if (s.place.valid() && pick(0, 2) != 0) {
       const std::int32_t p = pick(0, s.length() + 3);

@@ -61,7 +61,7 @@ struct RunEntries {
   std::int32_t count;
   std::int32_t num_live;     // entries that have a block
   std::int32_t num_partial;  // of these, those that end inside their block
-  std::int32_t num_idle;     // of the live ones, those that nobody uses
+  std::int32_t num_idle;     // of the live ones, those that are not in use
   std::int32_t last_live;    // index from `first`, or -1
   std::int32_t last_idle;    // the same
   std::int32_t live_kids;    // children with an entry in their subtree

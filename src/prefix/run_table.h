@@ -37,7 +37,7 @@ class RunTable {
   void erase(std::int32_t run, std::uint32_t hash) noexcept {
     std::uint32_t hole = home(hash);
     while (cells_[hole].run != run + 1) hole = next(hole);
-    // Whoever may stand nearer to its home moves up.
+    // A run that may stand nearer to its home moves up.
     for (std::uint32_t at = next(hole); cells_[at].run != 0; at = next(at)) {
       if (distance(home(cells_[at].hash), at) >= distance(hole, at)) {
         cells_[hole] = cells_[at];

@@ -55,7 +55,7 @@ struct Listener {
   std::set<std::pair<int, int>> not_held;
 };
 
-// A tree whose log goes to a listener after each call. Of two busy blocks with equal tokens, one
+// A tree whose log goes to a listener after each call. If two busy blocks have equal tokens, one
 // that the listener knows as not held gives way.
 class HeardTree : public PrefixTree {
  public:
@@ -146,7 +146,7 @@ struct Tree {
     published = {};
     return tree.extend(place, tokens, media, {spans, from, tail}, published);
   }
-  // Likewise, and nobody uses the blocks any more.
+  // The same, and the blocks are not in use any more.
   void cache(const Tokens& tokens, const std::vector<Table>& tables, bool tail = true,
              const Media& media = {}) {
     Place place = publish(tokens, tables, tail, media);

@@ -143,7 +143,7 @@ class OpDecoder : public OpArchive<OpDecoder> {
   }
   std::uint64_t word(std::size_t size);
   std::uint64_t number();
-  // Of elements that take a byte or more each.
+  // A count of elements that take a byte or more each.
   std::size_t count();
   [[nodiscard]] std::size_t room_for(std::uint64_t asked) const noexcept {
     return static_cast<std::size_t>(std::min(asked, static_cast<std::uint64_t>(most_blocks_)));

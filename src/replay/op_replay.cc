@@ -29,7 +29,7 @@ double most_memory(const CacheSpec& spec, const ManagerOptions& o) {
          4.0 * (1 + steps) * static_cast<double>(o.max_table_entries);
 }
 
-// Of the arrays of the next plan: tables of all sequences, as wide as that of the longest.
+// The arrays of the next plan: tables of all sequences, as wide as that of the longest.
 double plan_memory(const KVCacheManager& manager) {
   std::vector<SequenceId> ids(static_cast<std::size_t>(manager.num_sequences()));
   manager.sequences(ids);

@@ -58,7 +58,7 @@ struct Lent {
   std::int64_t row_bytes = 0;
   std::int32_t num_rows = 0;       // of a block and head
   std::int64_t alignment = 1;      // bytes that its address and its strides are multiples of
-  std::int64_t row_alignment = 1;  // likewise its token stride
+  std::int64_t row_alignment = 1;  // so is its token stride
 };
 
 std::string alignment_text(std::int64_t alignment) {

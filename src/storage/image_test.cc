@@ -241,7 +241,7 @@ class Device final : public MemoryResource {
 
  private:
   static std::byte* address(std::int64_t offset) {
-    // Nobody may touch it. NOLINTNEXTLINE(performance-no-int-to-ptr)
+    // It may not be touched. NOLINTNEXTLINE(performance-no-int-to-ptr)
     return reinterpret_cast<std::byte*>(std::uintptr_t{1} << 40) + offset;
   }
   std::byte* at(const std::byte* address_of) { return memory_.data() + (address_of - address(0)); }

@@ -63,7 +63,7 @@ TEST(HostMemory, SizesBelowOneAreRefused) {
   }
 }
 
-// Of each page of the range, whether it is there.
+// Whether each page of the range is there.
 std::vector<unsigned char> resident(std::byte* memory, std::int64_t bytes) {
   std::vector<unsigned char> pages(static_cast<std::size_t>(bytes) / 4096);
   EXPECT_EQ(::mincore(memory, static_cast<std::size_t>(bytes), pages.data()), 0);

@@ -102,7 +102,7 @@ inline std::vector<GroupSpec> shapes() {
   return result;
 }
 
-// Memory of an engine with guard bytes that nobody may touch.
+// Memory of an engine with guard bytes that may not be touched.
 struct Engine {
   explicit Engine(std::int64_t bytes)
       : memory(static_cast<std::size_t>(bytes) + 64, std::byte{0xee}) {}

@@ -18,6 +18,6 @@ def number_of(thing: Any) -> int:
     number = _numbers.get(thing)
     if number is None:
         number = next(_next_number)
-        # Of two threads that ask at once both get the number that stays.
+        # Two threads that ask at once both get the number that stays.
         number = _numbers.setdefault(thing, number)
     return number

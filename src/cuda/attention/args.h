@@ -102,7 +102,7 @@ static_assert(sizeof(Segment) == 80);
 
 struct AttendArgs {
   CacheArgs cache = {};
-  // Of kernels that want rows aligned to 16 bytes.
+  // For kernels that want rows aligned to 16 bytes.
   Steps k_steps = {};
   Steps v_steps = {};
   Steps k_scale_steps = {};
@@ -152,8 +152,8 @@ struct AttendArgs {
   float* state_totals = nullptr;  // [state][row][2]
 };
 
-// Of a state of the stream: a whole node (or several, from the first on) is folded into the result;
-// others are leaves or parts of a node, which the state with kEndsNode completes.
+// What a state of the stream is: a whole node (or several, from the first on) is folded into the
+// result; others are leaves or parts of a node, which the state with kEndsNode completes.
 enum StateFlag : std::int32_t { kPartOfNode = 0, kWholeNodes = 1, kEndsNode = 2 };
 
 }  // namespace kvfolio::cuda

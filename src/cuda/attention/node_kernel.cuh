@@ -3,7 +3,7 @@
 
 // Decode and short extends: a block of four warps for each node (1,024 positions) of a group of up
 // to 8 or 16 rows, and a warp for each leaf of the node. A warp copies its own tokens into a ring
-// of its own and waits for nobody but itself, so the four run apart until their leaves are folded.
+// of its own and waits for no other warp, so the four run apart until their leaves are folded.
 //
 // A group of one node writes its rows; others leave a state for each node, which merge_kernel folds
 // in order.

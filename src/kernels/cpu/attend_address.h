@@ -101,7 +101,7 @@ class TileAddresses {
     return E::kTokens == 1 && !item_.granule && item_.block_size % kGranuleTokens == 0;
   }
 
-  // Rows of HND and NHD become a granule tile in L1; tokens that nobody sees are not touched.
+  // Rows of HND and NHD become a granule tile in L1; tokens that no query sees are not touched.
   void pack(int s, std::int32_t position, std::int32_t head, std::uint32_t bits, TileRows& rows) {
     const std::byte* k[kGranuleTokens];
     const std::byte* v[kGranuleTokens];

@@ -8,7 +8,7 @@
 
 namespace kvfolio::kernels {
 
-// Of a target that kernel_targets() names, kReference apart.
+// The functions of a target that kernel_targets() names, kReference apart.
 [[nodiscard]] TargetKernels kernels_of(KernelTarget target) noexcept;
 
 }  // namespace kvfolio::kernels

@@ -27,7 +27,7 @@ namespace {
 
 constexpr std::int64_t kAlignment = 64;
 // With several threads, what takes more than this part of a thread's share is cut along the
-// positions, so that nobody waits long for the last one.
+// positions, so that no thread waits long for the last one.
 constexpr std::int64_t kBatchesPerThread = 4;
 // Bytes that parts of cut batches may take; beyond them batches stay whole.
 constexpr std::int64_t kMaxPartBytes = std::int64_t{64} << 20;
@@ -350,7 +350,7 @@ class Call {
     std::copy_n(scratch.total.sums, rows * static_cast<std::size_t>(mine.sums_stride), mine.sums);
     std::copy_n(scratch.total.totals, rows, mine.totals);
     std::copy_n(scratch.total.maxima, rows, mine.maxima);
-    // Whoever is last merges, in the order of positions.
+    // The thread that ends last merges, in the order of positions.
     if (shared_.done[row_batch.counter + bundle].fetch_add(1, std::memory_order_acq_rel) + 1 !=
         row_batch.num_parts) {
       return;

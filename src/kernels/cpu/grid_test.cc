@@ -374,7 +374,7 @@ class Memory {
       }
     }
     fill();
-    // Entries of blocks that nobody reads may be anything.
+    // Entries of blocks that no query reads may be anything.
     for (int i = 0; i < n; ++i) {
       const Sequence& s = c.sequences[static_cast<std::size_t>(i)];
       for (int b = 0; b < blocks_per_sequence_; ++b) {

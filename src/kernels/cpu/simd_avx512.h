@@ -16,7 +16,7 @@ struct Avx512 {
   using I = __m512i;
   static constexpr int kLanes = 16;
   // Rows and subtiles of one pass of scores: at most 16 sums, enough of them to hide the latency.
-  // Of plain floats 24: 10 loads for 24 multiply-adds, where eight rows would have 10 for 16.
+  // 24 rows of plain floats: 10 loads for 24 multiply-adds, where eight rows would have 10 for 16.
   static constexpr int kScoreRows = 8;
   static constexpr int score_subtiles(int rows, bool plain) {
     return rows <= (plain ? 6 : 4) ? 4 : 2;

@@ -133,7 +133,7 @@ mirror! {
         pub sequences: i32,
         /// Open ones.
         pub pins: i32,
-        /// Of the pinned ones: kept by [`reserve`](crate::Manager::reserve).
+        /// Pinned blocks that [`reserve`](crate::Manager::reserve) keeps.
         pub reserved: i32,
         /// Open ones; see [`begin_load`](crate::Manager::begin_load).
         pub loads: i32,

@@ -167,7 +167,7 @@ impl std::str::FromStr for Target {
 /// window and sinks of a group may stay 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AttentionOptions {
-    /// Of the view.
+    /// A layer of the view.
     pub layer: i32,
     /// 0: `1 / sqrt(head_dim_k)`.
     pub scale: f64,

@@ -61,7 +61,7 @@ pub struct Options {
     pub max_root_keys: i32,
     /// 0: 4096; -1: none.
     pub max_media_extents: i32,
-    /// Of calls that name no policy.
+    /// The policy of calls that name none.
     pub victim_policy: Policy,
     /// Caches with different tags refuse each other's ids. A program with two caches sets it: with
     /// equal tags an id of one can be a sequence of the other.

@@ -58,9 +58,9 @@ mirror! {
         pub retiring: i32,
         /// Equals `cached`: every cached block can be evicted.
         pub evictable: i32,
-        /// Of the held ones: kept by [`Manager::reserve`], and in no table yet.
+        /// Held blocks that [`Manager::reserve`] keeps, in no table yet.
         pub reserved: i32,
-        /// Of the held ones: those that open loads wait for.
+        /// Held blocks that open loads wait for.
         pub loading: i32,
         /// References of open holds; a block in two holds counts twice.
         pub on_hold: i32,
@@ -126,7 +126,7 @@ mirror! {
 pub struct MemoryUse {
     /// At creation.
     pub reserved: i64,
-    /// Of these, in use.
+    /// Bytes of these in use.
     pub used: i64,
 }
 
@@ -304,12 +304,12 @@ impl Manager {
         Ok(out)
     }
 
-    /// Of all blocks.
+    /// Bytes of all blocks.
     pub fn bytes_total(&self) -> i64 {
         unsafe { sys::kvfolio_bytes_total(self.raw.as_ptr()) }
     }
 
-    /// Of the held blocks.
+    /// Bytes of the held blocks.
     pub fn bytes_used(&self) -> i64 {
         unsafe { sys::kvfolio_bytes_used(self.raw.as_ptr()) }
     }

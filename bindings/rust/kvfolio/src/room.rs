@@ -181,7 +181,8 @@ impl Manager {
         Ok(out)
     }
 
-    /// Makes all unfindable that begins with these tokens. Of the options `root` and `media` count.
+    /// Makes all unfindable that begins with these tokens. Only the options `root` and `media`
+    /// count.
     pub fn forget(&mut self, tokens: &[i32], options: &OpenOptions) -> Result<Forgotten> {
         let p = CPrompt::new(tokens, options);
         let mut out = Forgotten::default();

@@ -16,7 +16,7 @@ pub enum DType {
     F16 = sys::KVFOLIO_F16,
     /// In Rust the bits, in a `u16`.
     Bf16 = sys::KVFOLIO_BF16,
-    /// Of caches only: with an f32 scale for each token and head.
+    /// For caches only, with an f32 scale for each token and head.
     Int8 = sys::KVFOLIO_INT8,
 }
 
@@ -205,9 +205,9 @@ mirror! {
         pub scale_token_stride: i64,
         /// K, V and scales of a token, all layers, without padding.
         pub payload_bytes_per_token: i64,
-        /// Of a block, all layers.
+        /// Bytes of a block, all layers.
         pub bytes_per_block: i64,
-        /// Of the group.
+        /// Bytes of the group.
         pub total_bytes: i64,
     }
 }

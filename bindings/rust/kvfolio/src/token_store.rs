@@ -325,7 +325,7 @@ impl TokenStore {
         unsafe { sys::kvfolio_token_store_memory_bytes(self.raw()) }
     }
 
-    /// Of the blocks that hold tokens.
+    /// Bytes of the blocks that hold tokens.
     pub fn bytes_used(&self) -> i64 {
         unsafe { sys::kvfolio_token_store_bytes_used(self.raw()) }
     }
