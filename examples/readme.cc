@@ -19,8 +19,10 @@ int main() {
     const Opened opened = *cache.open(prompt);  // finds and holds, in one call
     const std::span rest(prompt.begin() + opened.cached_tokens, prompt.end());
     const Ticket step = *cache.begin_step();
-    if (!cache.append(opened.sequence, rest)) return false;  // short of blocks: nothing changed
-    const GroupPlan plan = (*cache.plan())->groups[0];       // int32 arrays for your kernels
+    if (!cache.append(opened.sequence, rest)) {  // short of blocks: nothing changed
+      return cache.drop(step) && cache.close(opened.sequence) && false;
+    }
+    const GroupPlan plan = (*cache.plan())->groups[0];  // int32 arrays for your kernels
     const std::size_t copies = plan.copy_src.size();
     // Yours: run the copies, write K and V to plan.slot_mapping, attend over plan.block_table.
     if (!cache.finish(step)) return false;

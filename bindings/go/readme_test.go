@@ -29,7 +29,8 @@ func serve(prompt []int32) error {
 	}
 	err = cache.Append(opened.Sequence, prompt[opened.CachedTokens:], 0)
 	if err != nil {
-		return err // ErrNoBlocks: Preempt another sequence, and append again
+		_ = cache.Drop(ticket) // ErrNoBlocks: or Preempt another sequence, and append again
+		return err
 	}
 	plan, err := cache.Plan(nil) // slots, tables, copies
 	if err != nil {

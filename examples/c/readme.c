@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The lines of "In C" of the README, in a program that runs as a test.
+// The lines of "In C" of docs/languages.md, in a program that runs as a test.
 
 #include <stdio.h>
 
@@ -10,9 +10,9 @@ static kvfolio_error error = KVFOLIO_ERROR_INIT;
 
 static int32_t prefill(kvfolio_manager* cache, const int32_t* prompt, int64_t n) {
   // shown: c
-  kvfolio_sequence sequence;
+  kvfolio_sequence sequence = 0;
+  kvfolio_ticket step = 0;
   int32_t cached;
-  kvfolio_ticket step;
   int32_t code = kvfolio_open(cache, NULL, prompt, n, NULL, 0, NULL, &sequence, &cached, &error);
   if (code == 0) code = kvfolio_begin_step(cache, 0, &step, &error);
   if (code == 0) code = kvfolio_append(cache, sequence, prompt + cached, n - cached, 0, &error);
@@ -21,9 +21,11 @@ static int32_t prefill(kvfolio_manager* cache, const int32_t* prompt, int64_t n)
   if (code == 0) code = kvfolio_plan(cache, NULL, &plan, &group, 1, &error);
   // Yours: run the copies, write K and V to group.slot_mapping, attend over group.block_table.
   if (code == 0) code = kvfolio_finish(cache, step, &error);
-  if (code != 0) fprintf(stderr, "%s\n", error.message);
+  if (code == 0) return printf("%d of %d tokens found\n", (int)cached, (int)n) < 0;
+  fprintf(stderr, "%s\n", error.message);
+  if (step != 0) kvfolio_drop(cache, step, &error);  // as if it had not been
+  if (sequence != 0) kvfolio_close(cache, sequence, &error);
   // shown end
-  if (code == 0) printf("%d of %d tokens found\n", (int)cached, (int)n);
   return code;
 }
 
