@@ -11,6 +11,7 @@
 //   root              SHA-256("kvfolio/root/1" | model namespace | fields of the RootKey | epoch)
 //   tokens            SHA-256("kvfolio/block/1" | hash before | count | tokens | media), for each
 //                     unit (the smallest block size) of tokens, so each hash stands for a prefix
+//   tokens, again     SHA-256("kvfolio/again/1" | hash | epoch), for a prefix that was forgotten
 //   key of a block    group, shard, layout namespace and the hash at its end (tier.h)
 //
 // There is no seed of the process and no hash of a language in it. Keys hold no text of a user, but
@@ -104,6 +105,8 @@ class Identity {
   [[nodiscard]] KVFOLIO_API Digest next(const Digest& before, std::int32_t begin,
                                         std::span<const std::int32_t> tokens,
                                         std::span<const MediaSpan> media = {}) const noexcept;
+  // What stands for `tokens` after it was forgotten (Offload::forget() of a prefix).
+  [[nodiscard]] KVFOLIO_API Digest again(const Digest& tokens, std::uint64_t epoch) const noexcept;
   // The key of a block of a group whose tokens end where `tokens` ends.
   [[nodiscard]] KVFOLIO_API TierKey key(GroupId group, const Digest& tokens) const noexcept;
 

@@ -335,7 +335,7 @@ typedef struct kvfolio_offload_tier {
   int64_t load_bytes_max;   // likewise; 0: 256 MiB
 } kvfolio_offload_tier;
 
-// RootEpoch in offload.h: the names of a root that was forgotten. Holds no text.
+// RootEpoch in offload.h: the names of a root or of a prefix that was forgotten. Holds no text.
 typedef struct kvfolio_root_epoch {
   kvfolio_digest root;
   uint64_t epoch;
@@ -428,8 +428,8 @@ KVFOLIO_C_API int32_t kvfolio_offload_drain(kvfolio_offload* offload, uint64_t n
                                             kvfolio_offload_left* out, kvfolio_error* error);
 
 // kvfolio_forget_root(), kvfolio_forget() and kvfolio_reset(), also of what the arena and the tiers
-// have: no tier answers with it again. Below the cache, tokens take all that has their root. Both
-// out pointers may be null.
+// have: no tier answers with it again. Below the cache, tokens end with their last whole block of
+// the smallest size; shorter ones take all that has their root. Both out pointers may be null.
 KVFOLIO_C_API int32_t kvfolio_offload_forget_root(kvfolio_offload* offload,
                                                   const kvfolio_root* root, int64_t* blocks,
                                                   int32_t* pins, kvfolio_error* error);

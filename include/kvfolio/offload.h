@@ -44,13 +44,16 @@
 //  - Who does not want to wait calls cancel(), closes the sequence, or, as long as its load has not
 //    begun to write, just appends.
 //  - Forgetting. forget() and reset() also change the names of what is forgotten, so that no tier
-//    answers with it, and erase it in the arena. Names hold no tokens: below the cache, forget() of
-//    a prefix takes all that has its root key. If the manager itself is told to forget, the next
-//    call here sees that it was, but not what: below the cache everything goes. Tiers that outlive
-//    the process keep the bytes under names that nobody asks for. A host that uses such tiers keeps
-//    epochs() after each forgetting and gives it to the next create(); if it does not, the next
-//    process finds again what this one forgot. Other processes that share a tier learn nothing of
-//    it: what a fleet has to forget gets another RootKey, such as a salt with a generation.
+//    answers with it, and erase it in the arena. forget() of a prefix renames what begins with its
+//    whole units (the smallest block size); other prefixes of the root key that share the last
+//    whole unit become misses, too, and a prefix shorter than a unit forgets its root key. What
+//    lies behind the prefix stays in the arena until it is evicted, under names that nothing asks
+//    for. If the manager itself is told to forget, the next call here sees that it was, but not
+//    what: below the cache everything goes. Tiers that outlive the process keep the bytes under
+//    names that nothing asks for. A host that uses such tiers keeps epochs() after each forgetting
+//    and gives it to the next create(); if it does not, the next process finds again what this one
+//    forgot. Other processes that share a tier learn nothing of it: what a fleet has to forget gets
+//    another RootKey, such as a salt with a generation.
 //
 // Needs ManagerOptions::list_findable and max_transfers >= 1, and storage. Thread safety: as the
 // manager.
@@ -84,9 +87,10 @@ struct OffloadTier {
   std::int64_t load_bytes_max = std::int64_t{256} << 20;  // likewise
 };
 
-// The names of a root key that was forgotten hold an epoch of their own.
+// The names of a root key that was forgotten, or of all that begins with a prefix that was, hold an
+// epoch of their own. The two are told apart by how their digests are made.
 struct RootEpoch {
-  Digest root{};  // of the root key under epoch 0; holds no text
+  Digest root{};  // of the root key under epoch 0, or of the prefix; holds no text
   std::uint64_t epoch = 0;
 
   friend bool operator==(const RootEpoch&, const RootEpoch&) = default;
@@ -95,7 +99,7 @@ struct RootEpoch {
 // What was forgotten, as names know it: for OffloadOptions of the next process.
 struct NameEpochs {
   std::uint64_t epoch = 0;         // of every root key that is not among `roots`
-  std::vector<RootEpoch> roots{};  // by `root`; each above `epoch`
+  std::vector<RootEpoch> roots{};  // roots and prefixes, by `root`; each above `epoch`
 };
 
 struct OffloadOptions {
@@ -202,7 +206,7 @@ struct OffloadLeft {
 
 class Offload {
  public:
-  // Root keys with an epoch of their own. With one more, all names change.
+  // Root keys and prefixes with an epoch of their own. With one more, all names change.
   static constexpr std::size_t kRootEpochsMax = std::size_t{1} << 16;
 
   // kInvalidArgument: a budget that holds no record of each group, an identity (by the name of the

@@ -9,8 +9,12 @@
 
 namespace kvfolio {
 
-BlockNames::BlockNames(const KVCacheManager& manager, const Identity& identity, EpochOf epoch_of)
-    : manager_(manager), identity_(identity), epoch_of_(std::move(epoch_of)) {
+BlockNames::BlockNames(const KVCacheManager& manager, const Identity& identity, RootHash root_hash,
+                       PrefixHash prefix_hash)
+    : manager_(manager),
+      identity_(identity),
+      root_hash_(std::move(root_hash)),
+      prefix_hash_(std::move(prefix_hash)) {
   const std::vector<GroupSpec>& groups = manager.spec().groups;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     if (groups[g].block_size != identity.unit()) continue;
@@ -57,9 +61,7 @@ Result<BlockNames::Name> BlockNames::name(GroupId group, BlockId block, const Vi
 BlockNames::Name BlockNames::hash_forward(GroupId group, BlockId block, const BlockPrefix& path,
                                           std::int32_t from, const Memo* start,
                                           const Visit& visit) {
-  Name name{
-      .root = start != nullptr ? start->root : identity_.root(path.root, epoch_of_(path.root)),
-      .end = path.num_tokens};
+  Name name{.root = start != nullptr ? start->root : root_hash_(path.root), .end = path.num_tokens};
   name.tokens = start != nullptr ? start->tokens : name.root;
   tokens_.resize(static_cast<std::size_t>(path.num_tokens - from));
   media_.resize(static_cast<std::size_t>(path.num_media));
@@ -72,6 +74,7 @@ BlockNames::Name BlockNames::hash_forward(GroupId group, BlockId block, const Bl
         static_cast<std::size_t>(begin - from), static_cast<std::size_t>(size));
     const Digest before = name.tokens;
     name.tokens = identity_.next(before, begin, tokens, media_);
+    if (size == unit && prefix_hash_) name.tokens = prefix_hash_(name.tokens);
     if (visit) visit({before, name.tokens, path.root, begin, tokens, media_});
     if (size < unit) break;
     const auto there = manager_.block_at(group, block, group_, begin + unit);

@@ -27,7 +27,9 @@ class BlockNames {
     std::span<const MediaSpan> media;  // of the whole path
   };
   using Visit = std::function<void(const Step&)>;
-  using EpochOf = std::function<std::uint64_t(const RootKey&)>;
+  // The hash of no tokens under a root; and what stands for the hash of a prefix of whole units.
+  using RootHash = std::function<Digest(const RootKey&)>;
+  using PrefixHash = std::function<Digest(const Digest&)>;
 
   struct Name {
     Digest tokens{};  // at the end of the block
@@ -35,8 +37,9 @@ class BlockNames {
     std::int32_t end = 0;
   };
 
-  // `manager` and `identity` outlive this.
-  BlockNames(const KVCacheManager& manager, const Identity& identity, EpochOf epoch_of);
+  // `manager` and `identity` outlive this. Without `prefix_hash`, nothing else stands for a hash.
+  BlockNames(const KVCacheManager& manager, const Identity& identity, RootHash root_hash,
+             PrefixHash prefix_hash = {});
 
   // kNotFound: the block is not findable. `visit` sees the units that this call hashes, in order.
   Result<Name> name(GroupId group, BlockId block, const Visit& visit = {});
@@ -60,7 +63,8 @@ class BlockNames {
 
   const KVCacheManager& manager_;
   const Identity& identity_;
-  EpochOf epoch_of_;
+  RootHash root_hash_;
+  PrefixHash prefix_hash_;
   GroupId group_;
   std::vector<Memo> memos_;  // by block of group_; serial 0: none
   std::vector<std::int32_t> tokens_;

@@ -24,6 +24,7 @@ constexpr std::string_view kModel = "kvfolio/model/1";
 constexpr std::string_view kLayout = "kvfolio/layout/1";
 constexpr std::string_view kRoot = "kvfolio/root/1";
 constexpr std::string_view kBlock = "kvfolio/block/1";
+constexpr std::string_view kAgain = "kvfolio/again/1";
 
 void append_number(std::string& out, std::uint64_t value, int bytes) {
   for (int i = 0; i < bytes; ++i) out += static_cast<char>(value >> (8 * i) & 0xff);
@@ -330,6 +331,14 @@ Digest Identity::next(const Digest& before, std::int32_t begin,
     add_media(bytes, span, begin);
   }
   return hash_->add(bytes.data(), bytes.size()).end();
+}
+
+Digest Identity::again(const Digest& tokens, std::uint64_t epoch) const noexcept {
+  Bytes bytes;
+  bytes.add(std::as_bytes(std::span(kAgain)));
+  bytes.add(std::span<const std::byte>(tokens));
+  bytes.add(epoch);
+  return hash_->begin().add(bytes.data(), bytes.size()).end();
 }
 
 TierKey Identity::key(GroupId group, const Digest& tokens) const noexcept {

@@ -123,9 +123,10 @@ Offload::Impl::Impl(KVCacheManager& manager, const OffloadOptions& options, Iden
       options_(options),
       identity_(std::move(identity)),
       arena_(std::make_unique<HostArena>(std::move(arena))),
-      names_(manager_, identity_, [this](const RootKey& root) { return epoch_of(root); }),
-      epoch_(options.epoch),
-      base_epoch_(options.epoch),
+      names_(
+          manager_, identity_, [this](const RootKey& root) { return epochs_.root(root); },
+          [this](const Digest& hash) { return epochs_.prefix(hash); }),
+      epochs_(identity_, options.epoch, options.root_epochs),
       has_(static_cast<std::size_t>(identity_.num_groups())) {
   for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
     largest_record_ = std::max(largest_record_, record_bytes(GroupId(g)));
@@ -144,7 +145,6 @@ Offload::Impl::Impl(KVCacheManager& manager, const OffloadOptions& options, Iden
     ports_.emplace_back(tier, options.arena_bytes / (num_tiers + 1), largest_record_,
                         alignment_of(options.tiers));
   }
-  take_epochs(options.root_epochs);
   forgets_seen_ = manager_.forget_count();
 }
 
@@ -182,7 +182,7 @@ Offload::Impl::~Impl() {
 void Offload::Impl::begin_hashing(Request& request, const OpenOptions& options,
                                   std::int32_t cached) {
   const std::int32_t unit = identity_.unit();
-  request.root = identity_.root(options.root, epoch_of(options.root));
+  request.root = epochs_.root(options.root);
   request.media.assign(options.media.begin(), options.media.end());
   request.hashes.resize(request.tokens.size() / static_cast<std::size_t>(unit));
   request.before = request.root;
@@ -218,7 +218,7 @@ bool Offload::Impl::hash_part(Request& request) {
     const auto tokens =
         std::span<const std::int32_t>(request.tokens)
             .subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(unit));
-    request.before = identity_.next(request.before, begin, tokens, request.media);
+    request.before = epochs_.prefix(identity_.next(request.before, begin, tokens, request.media));
     request.hashes[static_cast<std::size_t>(request.num_hashed)] = request.before;
   }
   return true;
@@ -378,6 +378,7 @@ Status Offload::Impl::check_invariants() const {
   bool right = seen.loads == in_flight_.loads && seen.stores == in_flight_.stores &&
                seen.questions == in_flight_.questions && loads_wanted == std::ssize(arriving_);
   KVFOLIO_RETURN_IF_ERROR(check_ports());
+  KVFOLIO_RETURN_IF_ERROR(epochs_.check());
   for (const auto& [id, request] : requests_) {
     right = right && (request.state == Request::State::kWriting) == (writer_ == id) &&
             request.held.empty() == !(loading_.contains(id) || ready_to_write_.contains(id)) &&

@@ -3,40 +3,21 @@
 // Forgetting: what is forgotten gets other names from now on, so no tier answers with it whatever
 // it keeps. What is on its way under the old names is given up.
 
+#include <algorithm>
+
 #include "base/mutants.h"
 #include "offload/offload_impl.h"
 
 namespace kvfolio {
 
-std::uint64_t Offload::Impl::epoch_of(const RootKey& root) const {
-  if (epochs_.empty()) return base_epoch_;
-  const auto found = epochs_.find(identity_.root(root, 0));
-  return found == epochs_.end() ? base_epoch_ : found->second;
-}
-
 // Also of a forgetting that nobody told us of yet.
 std::uint64_t Offload::Impl::epoch() const noexcept {
-  return manager_.forget_count() == forgets_seen_ ? epoch_ : epoch_ + 1;
+  return manager_.forget_count() == forgets_seen_ ? epochs_.newest() : epochs_.newest() + 1;
 }
 
 NameEpochs Offload::Impl::epochs() const {
   if (manager_.forget_count() != forgets_seen_) return {.epoch = epoch(), .roots = {}};
-  NameEpochs epochs{.epoch = base_epoch_, .roots = {}};
-  epochs.roots.reserve(epochs_.size());
-  for (const auto& [root, epoch] : epochs_) epochs.roots.push_back({root, epoch});
-  const auto before = [](const RootEpoch& a, const RootEpoch& b) { return a.root < b.root; };
-  std::sort(epochs.roots.begin(), epochs.roots.end(), before);
-  return epochs;
-}
-
-// Never back to an older name, whatever the host kept.
-void Offload::Impl::take_epochs(std::span<const RootEpoch> roots) {
-  for (const auto& [root, epoch] : roots) {
-    if (epoch <= base_epoch_) continue;
-    std::uint64_t& newest = epochs_[root];
-    newest = std::max(newest, epoch);
-    epoch_ = std::max(epoch_, epoch);
-  }
+  return epochs_.list();
 }
 
 // The first thing that every call does: the manager does not say what it was told to forget, so it
@@ -49,18 +30,24 @@ void Offload::Impl::notice_forgetting() {
 }
 
 void Offload::Impl::forget_all_names() {
-  base_epoch_ = ++epoch_;
-  epochs_.clear();
-  forget_in_flight(nullptr);
+  epochs_.forget_all();
+  forgot_all();
+}
+
+void Offload::Impl::forgot_all() {
+  names_.clear();
+  end_requests(nullptr, {});
+  give_up_arriving(nullptr);
   arena_->clear();
   for (TierPort& port : ports_) port.drop_all();
 }
 
 void Offload::Impl::forget_names(const RootKey& root) {
-  if (epochs_.size() >= kRootEpochsMax) return forget_all_names();
-  const Digest before = identity_.root(root, epoch_of(root));
-  epochs_[identity_.root(root, 0)] = ++epoch_;
-  forget_in_flight(&before);
+  const Digest before = epochs_.root(root);
+  if (!epochs_.forget_root(root)) return forgot_all();
+  names_.clear();
+  end_requests(&before, {});
+  give_up_arriving(&before);
   if (mutant(Mutant::kStoredAfterForget)) return;
   arena_->erase_if([&](std::span<const std::byte> record) {
     RecordInfo info;
@@ -70,12 +57,37 @@ void Offload::Impl::forget_names(const RootKey& root) {
   for (TierPort& port : ports_) port.drop_gone(*arena_);
 }
 
-// `root`: whose; null: all.
-void Offload::Impl::forget_in_flight(const Digest* root) {
+// The prefix ends, for names, with its last whole unit. Records behind that do not say that they
+// begin with it: in the arena they stay until they are evicted, under names that nothing asks for.
+void Offload::Impl::forget_names(std::span<const std::int32_t> tokens, const OpenOptions& options) {
+  const auto unit = static_cast<std::size_t>(identity_.unit());
+  const auto prefix = tokens.first(tokens.size() / unit * unit);
+  if (prefix.empty()) return forget_names(options.root);
+  const Digest root = epochs_.root(options.root);
+  Digest hash{}, name = root;
+  for (std::size_t begin = 0; begin < prefix.size(); begin += unit) {
+    hash = identity_.next(name, static_cast<std::int32_t>(begin), prefix.subspan(begin, unit),
+                          options.media);
+    name = epochs_.prefix(hash);
+  }
+  if (!epochs_.forget_prefix(hash)) return forgot_all();
   names_.clear();
+  end_requests(&root, prefix);
+  if (mutant(Mutant::kStoredAfterForget)) return;
+  for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
+    arena_->erase(identity_.key(GroupId(g), name));
+  }
+  for (TierPort& port : ports_) port.drop_gone(*arena_);
+}
+
+// `root`: whose; null: all. Of them, those that begin with `prefix`.
+void Offload::Impl::end_requests(const Digest* root, std::span<const std::int32_t> prefix) {
   std::vector<std::uint64_t> ids;
   for (const auto& [id, request] : requests_) {
-    if (root == nullptr || request.root == *root) ids.push_back(id);
+    const bool is_its = root == nullptr || request.root == *root;
+    const bool begins = request.tokens.size() >= prefix.size() &&
+                        std::equal(prefix.begin(), prefix.end(), request.tokens.begin());
+    if (is_its && begins) ids.push_back(id);
   }
   for (const std::uint64_t id : ids) {
     const Request& request = requests_.at(id);
@@ -86,6 +98,9 @@ void Offload::Impl::forget_in_flight(const Digest* root) {
     }
     finish(id, length, LoadEnd::kForgotten);
   }
+}
+
+void Offload::Impl::give_up_arriving(const Digest* root) {
   for (auto place = arriving_.begin(); place != arriving_.end();) {
     const auto next = std::next(place);
     const bool is_its = root == nullptr || place->second.expected.owner == root_owner(*root);
@@ -107,7 +122,7 @@ Result<Forgotten> Offload::Impl::forget(std::span<const std::int32_t> tokens,
   notice_forgetting();
   const auto forgotten = manager_.forget(tokens, options);
   if (!forgotten) return forgotten.error();
-  forget_names(options.root);
+  forget_names(tokens, options);
   forgets_seen_ = manager_.forget_count();  // last: if memory was short, the next call forgets all
   return *forgotten;
 }

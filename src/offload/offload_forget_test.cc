@@ -6,6 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <random>
 #include <vector>
 
 #include "offload/test_offload.h"
@@ -163,28 +165,140 @@ TEST(Offload, EpochsThatAHostGivesNeverLeadBackToAnOlderName) {
   EXPECT_NE(refused.error().message().find("65537 root_epochs, allowed: 65536"), std::string::npos);
 }
 
-TEST(Offload, ForgettingAPrefixTakesItsRootKeyBelowTheCacheAndNoOther) {
+// Two prompts that share 32 tokens, and one of their own.
+std::vector<std::int32_t> begun_alike(int number, std::size_t length = 64) {
+  std::vector<std::int32_t> tokens = prompt_of(1, 32);
+  const std::vector<std::int32_t> own = prompt_of(100 + number, 32);
+  tokens.insert(tokens.end(), own.begin(), own.end());
+  tokens.resize(length);
+  return tokens;
+}
+
+// O7.
+TEST(Offload, ForgettingAPrefixForgetsThatBelowTheCacheAndNotItsRootKey) {
   MemoryTier tier;
   const OffloadTier tiers[] = {{.tier = &tier}};
-  Cache cache(test::full(80));
+  Cache cache(test::full(160));
   const auto offload = offload_of(cache, tiers);
+  const auto find = [&](const std::vector<std::int32_t>& tokens,
+                        const OpenOptions& options = kMine) {
+    static std::uint64_t now_us = 1'000'000'000;
+    evict_all(cache);
+    const SequenceReady ready = opened(*offload, cache, tokens, options, now_us += 1'000'000);
+    EXPECT_TRUE(cache.manager.close(ready.sequence).ok());
+    return ready.cached_tokens;
+  };
   for (const OpenOptions* each : {&kMine, &kOther}) {
-    cache.compute(prompt_of(1, 64), *each);
+    for (int i = 0; i < 3; ++i) cache.compute(begun_alike(i), *each);
     cache.compute(prompt_of(2, 64), *each);
   }
   run_to_the_end(*offload);
   EXPECT_FALSE(offload->forget(std::vector<std::int32_t>{-1}, kMine));
   EXPECT_EQ(offload->epoch(), 0u);
-  const auto gone = offload->forget(prompt_of(1, 32), kMine);
-  ASSERT_TRUE(gone);
-  EXPECT_EQ(gone->blocks, 5);  // the fourth and what is behind
-  EXPECT_EQ(cache.hit(prompt_of(2, 64), kMine), 63) << "the cache forgets the prefix only";
-  EXPECT_EQ(offload->arena().records, 16);
-  evict_all(cache);
-  EXPECT_EQ(opened(*offload, cache, prompt_of(1, 64), kMine).cached_tokens, 0);
-  EXPECT_EQ(opened(*offload, cache, prompt_of(2, 64), kMine).cached_tokens, 0);
-  EXPECT_EQ(opened(*offload, cache, prompt_of(1, 64), kOther).cached_tokens, 63);
+  // The prompt with its last 20 tokens, of which 16 are whole units: the two others stay.
+  ASSERT_TRUE(offload->forget(begun_alike(0, 52), kMine));
+  EXPECT_EQ(offload->epoch(), 1u);
+  EXPECT_EQ(find(begun_alike(0)), 40) << "the units before";
+  EXPECT_EQ(find(begun_alike(1)), 63);
+  EXPECT_EQ(find(prompt_of(2, 64)), 63);
+  EXPECT_EQ(find(begun_alike(0), kOther), 63);
+  // What is computed after that is kept under the new names, and forgotten as well.
+  cache.compute(begun_alike(0), kMine);
+  run_to_the_end(*offload, 100'000'000);
+  EXPECT_EQ(find(begun_alike(0)), 63);
+  ASSERT_TRUE(offload->forget(begun_alike(0), kMine));
+  ASSERT_TRUE(offload->forget(begun_alike(0, 48), kMine));
+  EXPECT_EQ(find(begun_alike(0)), 40);
+  // What they share: all three are gone, and the fourth is there.
+  ASSERT_TRUE(offload->forget(begun_alike(0, 32), kMine));
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(find(begun_alike(i)), 24);
+  EXPECT_EQ(find(prompt_of(2, 64)), 63);
+  // The next process, with and without the list.
+  const NameEpochs kept = offload->epochs();
+  EXPECT_EQ(kept.roots.size(), 3u);  // one was forgotten twice
+  for (const bool has_list : {true, false}) {
+    Cache next(test::full(160));
+    OffloadOptions options;
+    if (has_list) options.root_epochs = kept.roots;
+    const auto again = offload_of(next, tiers, 1 << 20, options);
+    EXPECT_EQ(opened(*again, next, begun_alike(1), kMine).cached_tokens, has_list ? 24 : 63);
+    EXPECT_EQ(opened(*again, next, prompt_of(2, 64), kMine, 2000'000).cached_tokens, 63);
+  }
+  // Shorter than a unit: its root key.
+  ASSERT_TRUE(offload->forget(begun_alike(0, 7), kMine));
+  EXPECT_EQ(find(prompt_of(2, 64)), 0);
+  EXPECT_EQ(find(prompt_of(2, 64), kOther), 63);
   EXPECT_EQ(offload->counters().manager_forgets, 0u);
+  EXPECT_TRUE(offload->check_invariants().ok());
+}
+
+TEST(Offload, ForgettingAPrefixEndsTheRequestsThatBeginWithItAndNoOther) {
+  MemoryTier tier;
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  Cache cache(test::full(160));
+  const auto offload = offload_of(cache, tiers);
+  for (int i = 0; i < 2; ++i) cache.compute(begun_alike(i), kMine);
+  run_to_the_end(*offload);
+  evict_all(cache);
+  tier.set_faults({.late = 1000});
+  offload->reset();  // nothing in host memory
+  for (int i = 0; i < 2; ++i) cache.compute(begun_alike(i), kMine);
+  run_to_the_end(*offload, 10'000'000);
+  evict_all(cache);
+  const auto gone = offload->open(begun_alike(0), kMine);
+  const auto kept = offload->open(begun_alike(1), kMine);
+  ASSERT_TRUE(gone->pending && kept->pending);
+  ASSERT_TRUE(offload->forget(begun_alike(0, 48), kMine));
+  std::vector<SequenceReady> ready;
+  for (std::uint64_t now_us = 20'000'000; ready.size() < 2; now_us += 100) {
+    ASSERT_LT(now_us, 30'000'000u);
+    for (const SequenceReady& one : offload->poll(now_us)) ready.push_back(one);
+  }
+  for (const SequenceReady& one : ready) {
+    EXPECT_EQ(one.why, one.sequence == gone->sequence ? LoadEnd::kForgotten : LoadEnd::kLoaded);
+    EXPECT_EQ(one.cached_tokens, one.sequence == gone->sequence ? 0 : 63);
+  }
+}
+
+// O7. In any order, over several generations: what is found was computed since it was forgotten.
+TEST(Offload, PrefixesThatAreForgottenInAnyOrderNeverComeBack) {
+  std::mt19937 random(5);
+  MemoryTier tier;
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  Cache cache(test::full(60));
+  auto offload = offload_of(cache, tiers);
+  // By prompt: units that tiers may have of it.
+  std::array<std::int32_t, 4> at_most{};
+  std::uint64_t now_us = 1;
+  for (int step = 0; step < 300; ++step) {
+    const int which = static_cast<int>(random() % 4);
+    const auto tokens = begun_alike(which);
+    now_us += 1'000'000;
+    if (random() % 2 == 0) {
+      const auto length = static_cast<std::int32_t>(8 + random() % 57);
+      ASSERT_TRUE(offload->forget(std::span(tokens).first(std::size_t(length)), kMine));
+      for (int i = 0; i < 4; ++i) {
+        // The last whole unit and all behind it; the first four are shared.
+        if (i == which || length / 8 <= 4)
+          at_most[std::size_t(i)] = std::min(at_most[std::size_t(i)], length / 8 - 1);
+      }
+    } else if (random() % 4 == 0) {
+      const NameEpochs kept = offload->epochs();
+      evict_all(cache);
+      offload = offload_of(cache, tiers, 1 << 20, {.epoch = kept.epoch, .root_epochs = kept.roots});
+    } else {
+      evict_all(cache);
+      const SequenceReady ready = opened(*offload, cache, tokens, kMine, now_us);
+      EXPECT_EQ(ready.cached_tokens, std::min(at_most[std::size_t(which)] * 8, 63)) << step;
+      cache.go_on(ready.sequence, tokens, ready.cached_tokens);
+      EXPECT_TRUE(cache.manager.close(ready.sequence).ok());
+      while (offload->drain(now_us += 100).any()) {
+      }
+      at_most[std::size_t(which)] = 8;
+      for (std::int32_t& units : at_most) units = std::max(units, 4);
+    }
+  }
+  EXPECT_GT(offload->epoch(), 100u);
 }
 
 TEST(Offload, ForgettingEndsALoadThatIsBeingWritten) {

@@ -20,7 +20,7 @@
 #include "kvfolio/offload.h"
 #include "kvfolio/record.h"
 #include "offload/block_names.h"
-#include "offload/digest_hash.h"
+#include "offload/epochs.h"
 #include "offload/held_records.h"
 #include "offload/tier_port.h"
 #include "tiers/process.h"
@@ -166,12 +166,13 @@ class Offload::Impl {
   [[nodiscard]] Status check_ports() const;
 
   // ---- offload_forget.cc ----
-  [[nodiscard]] std::uint64_t epoch_of(const RootKey& root) const;
-  void take_epochs(std::span<const RootEpoch> roots);
   void notice_forgetting();
   void forget_names(const RootKey& root);
+  void forget_names(std::span<const std::int32_t> tokens, const OpenOptions& options);
   void forget_all_names();
-  void forget_in_flight(const Digest* root);
+  void forgot_all();
+  void end_requests(const Digest* root, std::span<const std::int32_t> prefix);
+  void give_up_arriving(const Digest* root);
 
   // ---- offload_store.cc ----
   void store_findable(bool draining);
@@ -298,10 +299,8 @@ class Offload::Impl {
   std::deque<std::uint64_t> stores_;  // tags, by their deadlines; some have ended
   OffloadLeft in_flight_;             // of ops_
   std::unordered_map<TierKey, Arriving, TierKeyHash> arriving_;
-  std::uint64_t epoch_ = 0;                                       // the newest
-  std::uint64_t base_epoch_ = 0;                                  // of roots not in the map
-  std::unordered_map<Digest, std::uint64_t, DigestHash> epochs_;  // by the hash under epoch 0
-  std::uint64_t forgets_seen_ = 0;                                // of the manager
+  Epochs epochs_;
+  std::uint64_t forgets_seen_ = 0;    // of the manager
   std::uint64_t published_seen_ = 0;  // blocks of the manager, when the last poll ended
   std::vector<SequenceReady> ready_, ready_next_;
   OffloadCounters counters_;

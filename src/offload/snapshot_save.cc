@@ -67,8 +67,9 @@ class Saver {
         identity_(identity),
         images_(storage_),
         output_(sink),
-        names_(manager, identity, [](const RootKey&) { return std::uint64_t{0}; }),
-        checked_names_(manager, identity, [](const RootKey&) { return std::uint64_t{0}; }) {}
+        names_(manager, identity, [&](const RootKey& root) { return identity.root(root, 0); }),
+        checked_names_(manager, identity,
+                       [&](const RootKey& root) { return identity.root(root, 0); }) {}
 
   Result<SaveStats> run(const SaveOptions& options);
 

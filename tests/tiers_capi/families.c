@@ -278,6 +278,8 @@ void call_offload(void) {
   CHECK(kvfolio_offload_epochs(offload, NULL, &forgotten, 1) == 1 && forgotten.epoch == 1);
   kvfolio_digest root;
   MUST(kvfolio_identity_root(kvfolio_offload_identity(offload), NULL, 0, &root, &g_error));
+  MUST(kvfolio_identity_next(kvfolio_offload_identity(offload), &root, 0, kTokens, 4, NULL, 0,
+                             &root, &g_error));
   CHECK(memcmp(root.bytes, forgotten.root.bytes, sizeof root.bytes) == 0);
   MUST(kvfolio_offload_reset(offload, &blocks, &pins, &g_error));
   CHECK(blocks == 0 && pins == 0 && kvfolio_offload_epoch(offload) == 2);
