@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// RecordIndex knows every record that lies in a file or is on its way into one, by key. Of the
-// records with one key at most one is live: that is what a load gets. The others are copies that
-// the next open() could find: erased, replaced, damaged, or not written yet. A kErase takes these,
-// too, so they stay in the table until a tombstone lies over them (drop) or their file is gone
-// (release). A record has a number, its id, from add() to release().
+// RecordIndex knows every record that lies in a file or is on its way into one, by key. At
+// most one of the records with one key is live: that is what a load gets. The others are copies
+// that the next open() could find: erased, replaced, damaged, or not written yet. A kErase takes
+// these, too, so they stay in the table until a tombstone lies over them (drop) or their file is
+// gone (release). A record has a number, its id, from add() to release().
 //
 // No call looks at more than a few places, whatever the size: a table that is full gets a larger
 // one beside it, and each add() moves some places over. A record takes 92 bytes, and 6 to 16 more

@@ -389,7 +389,7 @@ void SegmentStore::begin_waiting() {
 // False: it was answered.
 bool SegmentStore::begin_load(const Waiting& waiting) {
   const std::uint32_t id = index_.find(waiting.item.key);
-  // Of another size: another one took its place.
+  // Where its size is another, another one took its place.
   if (id == RecordIndex::kNone || !index_[id].visible ||
       waiting.item.bytes != std::int64_t{index_[id].data_bytes}) {
     answer(waiting.item.tag, TierOp::kLoad, TierResult::kMiss);

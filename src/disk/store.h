@@ -70,7 +70,7 @@ struct StoreOptions {
 class SegmentStore {
  public:
   static constexpr std::int64_t kStepsOfCall = 4096;
-  // Of these for items: segments that come and go do not keep them waiting.
+  // A part of these is for items: segments that come and go do not keep them waiting.
   static constexpr std::int64_t kStepsOfItems = 2048;
   // So that going on in a segment costs a bounded number of reads.
   static constexpr std::int64_t kContinuedRecordsMax = 4096;
@@ -121,7 +121,7 @@ class SegmentStore {
     Segment* segment = nullptr;
     std::uint32_t record = RecordIndex::kNone;
     TierItem item{};                              // of kStore, kLoad
-    Deadline deadline{};                          // likewise
+    Deadline deadline{};                          // the same
     AlignedBuffer memory{};                       // of the kinds that have no item
     std::uint32_t replaces = RecordIndex::kNone;  // of kMoveWrite
     std::vector<EraseTarget> targets{};           // of kErase

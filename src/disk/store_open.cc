@@ -83,7 +83,7 @@ void SegmentStore::take_found(FoundSegment& found, std::vector<Segment*>& unseal
   segment.errors = found.read_error < 0 ? 1 : 0;
   // Else a footer would lie over records that are not known.
   if (!found.sealed && found.read_error == 0) unsealed.push_back(&segment);
-  // Of many files the last ones stay open, and those that would not be known again.
+  // The last of many files stay open, and those that would not be known again.
   if (files_.is_full()) close_one_now();
   segment.file = std::exchange(found.file, -1);
   files_.opened(segment);
@@ -104,7 +104,7 @@ void SegmentStore::add_found_record(Segment& segment, const FooterEntry& entry) 
   const std::uint32_t id = add_record(segment, entry);
   if (id == RecordIndex::kNone) throw std::bad_alloc();
   index_[id].visible = true;
-  // Of two records with one key the younger one counts: it was written again.
+  // The younger one of two records with one key counts: it was written again.
   const bool is_younger = other == RecordIndex::kNone || sequence_of(other) < entry.sequence;
   if (!is_younger) return;
   index_.publish(id);
