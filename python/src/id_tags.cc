@@ -15,7 +15,7 @@ namespace {
 std::mutex mutex;
 // How many managers have each tag.
 std::array<std::uint32_t, UINT16_MAX + 1> holders{};
-std::int32_t last = 0;  // that next() gave
+std::uint16_t last = 0;  // that next() gave
 
 }  // namespace
 
@@ -23,10 +23,10 @@ IdTag IdTag::next() {
   {
     const std::lock_guard lock(mutex);
     for (std::int32_t tried = 0; tried < kMost; ++tried) {
-      last = last % kMost + 1;
+      last = static_cast<std::uint16_t>(last % kMost + 1);
       if (holders[last] > 0) continue;
       ++holders[last];
-      return {static_cast<std::uint16_t>(last), Taken{}};
+      return {last, Taken{}};
     }
   }
   raise(Status(ErrorCode::kResourceExhausted,

@@ -118,7 +118,7 @@ class Exchange {
     for (std::int64_t row = 0; row < k_.batch; ++row) {
       const auto count = static_cast<std::size_t>(k_.first.num_tokens);
       const auto mine = slots_.span().subspan(static_cast<std::size_t>(row) * count, count);
-      const Status status = append(view_, 0, k_.row(row), v_.row(row), mine);
+      Status status = append(view_, 0, k_.row(row), v_.row(row), mine);
       if (!status) return status;
     }
     for (std::size_t row = 0; row < tables_.size(); ++row) {
@@ -130,7 +130,7 @@ class Exchange {
       args.count = end_ >= first_ && first_ >= 0 ? end_ - first_ : 0;
       args.k = k_out_->row(static_cast<std::int64_t>(row));
       args.v = v_out_->row(static_cast<std::int64_t>(row));
-      const Status status = gather(args);
+      Status status = gather(args);
       if (!status) return status;
     }
     return {};
@@ -182,7 +182,7 @@ class LayerStates {
     args.k = behind(k_.first, args);
     args.v = behind(v_.first, args);
     run([&] {
-      const Status status = brought.run();
+      Status status = brought.run();
       return status ? gather(args) : status;
     });
   }

@@ -220,6 +220,7 @@ nb::bytes elements_at(nb::handle addresses, nb::handle spots) {
   for (const std::uint64_t address : at.span()) {
     const std::uint64_t count = spot[0], stride = spot[1], size = spot[2];
     // The caller holds the tensors.
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): an address is what Python has of a tensor
     const auto* from = reinterpret_cast<const char*>(static_cast<std::uintptr_t>(address));
     for (std::uint64_t i = 0; from != nullptr && i < count; ++i) {
       bytes.append(from + i * stride, size);
