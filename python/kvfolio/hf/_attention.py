@@ -258,7 +258,25 @@ def attention(
     if not plain or softcap is not None or not isinstance(place.store, KernelStore):
         key, value = place.gather()
         return _dense(module, query, key, value, attention_mask, facts, scale, s_aux, softcap)
-    return place.attend(query, scale, s_aux, pads), None
+    out = place.attend(query, scale, s_aux, pads)
+    if torch.is_grad_enabled() and query.requires_grad:
+        out = _WithoutGradient.apply(out, query)
+    return out, None
+
+
+class _WithoutGradient(torch.autograd.Function):
+    """The kernels compute no gradients: backward() says so, where it would leave a part of them out."""
+
+    @staticmethod
+    def forward(ctx: Any, out: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise RuntimeError(
+            "kvfolio's attention computes no gradients: choose attn_implementation=\"sdpa\" or \"eager\", or run the "
+            "forward under torch.no_grad()"
+        )
 
 
 @functools.lru_cache(maxsize=256)

@@ -6,9 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from transformers.generation import utils
+
 from ._cache import PagedCache
 from ._pool import Pool
 from ._prompt import matrix, prompts_of, split
+
+#: Releases from 5.24 on warn at the older name.
+_CACHE = "cache" if hasattr(utils, "ALL_CACHE_NAMES") else "past_key_values"
 
 
 def generate(model: Any, pool: Pool, inputs: Any, *, attention_mask: Any = None,
@@ -34,7 +39,7 @@ def generate(model: Any, pool: Pool, inputs: Any, *, attention_mask: Any = None,
     with PagedCache(model, pool, prompt_ids=ids, attention_mask=mask, namespace=namespace) as cache:
         if mask is not None:
             options["attention_mask"] = matrix(mask).to(model.device)
-        out = model.generate(ids.to(model.device), past_key_values=cache, **options)
+        out = model.generate(ids.to(model.device), **{_CACHE: cache}, **options)
         if cache.unpublishable is None:
             cache.publish(out)
         return out

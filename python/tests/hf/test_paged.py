@@ -360,3 +360,13 @@ def test_a_mask_keeps_what_it_was_asked_for_only_while_the_last_queries_are_left
         assert kept.shape[2] == 4 - dropped
     for other in (made[:, :, :1], made[:1], made[..., 2:], made[:, :, [0]], made.clone(), made & made):
         assert not isinstance(other, _attention.LazyMask)
+
+
+def test_backward_says_that_the_kernels_compute_no_gradients():
+    model, ids = models.shared("llama", attention="kvfolio"), models.prompt(12)
+    pool = hf.Pool(model, memory="8MiB", block_size=4)
+    with torch.enable_grad(), hf.PagedCache(model, pool, prompt_ids=ids) as cache:
+        loss = model(ids, past_key_values=cache, labels=ids).loss
+        assert torch.isfinite(loss)
+        with pytest.raises(RuntimeError, match="computes no gradients: choose attn_implementation"):
+            loss.backward()
