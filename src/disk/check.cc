@@ -21,7 +21,7 @@ class Checker {
       : calls_(calls), directory_(directory), options_(options) {}
 
   // The first look only adds up what there is to read.
-  Status check_all(disk::FindOptions find) {
+  Status check_all(const disk::FindOptions& find) {
     const auto nothing = [](std::string_view, std::string_view) {};
     const auto add = [&](disk::FoundSegment& segment) {
       bytes_ += segment.used;

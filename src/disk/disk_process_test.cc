@@ -309,6 +309,7 @@ TEST_P(DiskProcess, MemoryThatRunsOutEndsNoProcessAndLosesNoItem) {
     auto tier = open();
     ASSERT_NE(tier, nullptr);
     std::vector<ItemMemory> memory;
+    memory.reserve(8);
     for (int i = 0; i < 8; ++i) memory.emplace_back(5 * disk::kPiece + 192, true);
     std::mt19937_64 random(static_cast<std::uint64_t>(nth));
     allocations_failed = 0;

@@ -253,7 +253,7 @@ class ContinueJob final : public IoJob {
   AlignedBuffer window_;
   std::int64_t window_at_ = 0, window_bytes_ = 0;
   std::size_t met_ = 0;  // of entries
-  bool begun_ = false, ends_ = false;
+  bool begun_ = false;
 };
 
 // Removes a segment, and closes it in any case. If another one lies in the place of a closed one,

@@ -305,6 +305,7 @@ class RingEngine final : public IoEngine {
   void take_back() noexcept {
     const unsigned mask = *ring_.sq.kring_mask;
     for (unsigned at = *ring_.sq.khead; at != ring_.sq.sqe_tail; ++at) {
+      // NOLINTNEXTLINE(performance-no-int-to-ptr): io_uring_sqe_set_data() wrote it
       auto* job = reinterpret_cast<IoJob*>(ring_.sq.sqes[at & mask].user_data);
       if (job == nullptr) {
         awaits_wake_ = false;

@@ -33,7 +33,10 @@ struct SegmentId {
   std::uint64_t number = 0;
   std::uint64_t name = 0;
 
-  friend auto operator<=>(const SegmentId&, const SegmentId&) = default;
+  friend bool operator==(const SegmentId&, const SegmentId&) = default;
+  friend bool operator<(const SegmentId& a, const SegmentId& b) noexcept {
+    return a.number != b.number ? a.number < b.number : a.name < b.name;
+  }
 };
 
 struct Segment {

@@ -25,7 +25,6 @@ namespace kvfolio {
 namespace {
 
 using kernels::Range;
-using kernels::Trim;
 using kernels::Visible;
 using text::concat;
 

@@ -6,7 +6,8 @@
 // thread.
 
 #include <pthread.h>
-#include <signal.h>
+
+#include <csignal>
 
 namespace kvfolio {
 
