@@ -13,7 +13,7 @@ from ._pool import Pool
 from ._prompt import matrix, prompts_of, split
 
 #: Releases from 5.24 on warn at the older name.
-_CACHE = "cache" if hasattr(utils, "ALL_CACHE_NAMES") else "past_key_values"
+_CACHE = "cache" if "cache" in utils.ALL_CACHE_NAMES else "past_key_values"
 
 
 def generate(model: Any, pool: Pool, inputs: Any, *, attention_mask: Any = None,
