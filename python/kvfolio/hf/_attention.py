@@ -260,7 +260,7 @@ def attention(
         return _dense(module, query, key, value, attention_mask, facts, scale, s_aux, softcap)
     out = place.attend(query, scale, s_aux, pads)
     if torch.is_grad_enabled() and query.requires_grad:
-        out = _WithoutGradient.apply(out, query)
+        out = _WithoutGradient.apply(out, query)  # type: ignore[no-untyped-call]
     return out, None
 
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// AVX-512 with the dot products of BF16 and VNNI. f32 and f16 are those of plain AVX-512.
+// AVX-512 with the dot products of BF16 and VNNI. The functions of f32 and f16 are those of plain
+// AVX-512 (target_avx512.cc).
 
 #include "kernels/cpu/attend_phases.h"
 #include "kernels/cpu/simd_avx512.h"
@@ -77,12 +78,10 @@ constexpr AttendFn kAttend = attend_item<Avx512, E<Avx512>, E<Avx512Half>, Pack<
 }  // namespace
 
 TargetKernels avx512_bf16_kernels() noexcept {
-  return {
-      .attend = {nullptr, kAttend<F32Element, PackF32>, kAttend<F16Element, PackF16>,
-                 kAttend<DotBf16Element, PackBf16>, kAttend<DotInt8Element, PackInt8>},
-      .merge = merge_states_of<Avx512>,
-      .finish = finish_row<Avx512>,
-  };
+  TargetKernels kernels = avx512_kernels();
+  kernels.attend[static_cast<std::size_t>(DType::kBF16)] = kAttend<DotBf16Element, PackBf16>;
+  kernels.attend[static_cast<std::size_t>(DType::kInt8)] = kAttend<DotInt8Element, PackInt8>;
+  return kernels;
 }
 
 }  // namespace kvfolio::kernels
