@@ -53,7 +53,7 @@ std::string what_is_wrong(const CLI::App& app, const CLI::ParseError& error, int
     }
     return verbs[0]->get_name() + ": unknown:" + words;
   }
-  const std::string text = error.what();
+  std::string text = error.what();
   constexpr std::string_view kTwice = ": At Most 1 required but received ";
   if (const std::size_t at = text.find(kTwice); at != std::string::npos) {
     return text.substr(0, at) + ": given more than once, allowed: once";

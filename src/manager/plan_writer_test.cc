@@ -37,8 +37,8 @@ class PlanWriterTest : public testing::Test {
     return {spec, GroupRule(spec), 64, BlockSize(block_size)};
   }
   // A sequence that appended [begin, end) in the open step, with these blocks in each group.
-  std::int32_t add(std::int32_t begin, std::int32_t end, std::vector<std::int32_t> full,
-                   std::vector<std::int32_t> window) {
+  std::int32_t add(std::int32_t begin, std::int32_t end, const std::vector<std::int32_t>& full,
+                   const std::vector<std::int32_t>& window) {
     const std::int32_t row = rows_.take();
     tables_.begin(row);
     Step& step = steps_.open();
