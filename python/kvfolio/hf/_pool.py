@@ -86,18 +86,32 @@ class Pool:
             config = getattr(model, "config", model)
             own = None if config is model else DTYPES.get(model.dtype)
             self.groups = groups_for(config, memory, blocks, block_size, dtype or own)
-            # More blocks need more bookkeeping: the numbers come from above and from below in turn, closer each
-            # time, and the last one from below.
-            for _ in range(5 if memory is not None else 0):
-                beside = managed(self.groups).metadata_bytes
-                left = bytes_of(memory or 0) - beside
-                if left < sum(kvfolio.bytes_per_block(self.groups)):
+            if memory is not None:
+                # More blocks need more bookkeeping, which is in the budget, too: the largest share of it for blocks
+                # lies between one block of each group and all, and is looked for to a hundredth. Another hundredth
+                # stays, since the bookkeeping counts what is in use, and grows a little.
+                budget = bytes_of(memory)
+
+                def with_share(share: int) -> tuple[list[kvfolio.GroupSpec], int]:
+                    groups = groups_for(config, share, None, block_size, dtype or own)
+                    manager = managed(groups)
+                    return groups, manager.bytes_total + manager.metadata_bytes
+
+                fits, above = sum(kvfolio.bytes_per_block(self.groups)), budget
+                self.groups, total = with_share(fits)
+                if total > budget:
                     raise ValueError(
-                        f"memory is {bytes_of(memory or 0)} bytes, of which the bookkeeping of {max_forwards} forwards "
-                        f"(max_forwards=) of up to {sequences(self.groups)} rows (max_sequences=) takes {beside}, and "
-                        f"one block of each group {sum(kvfolio.bytes_per_block(self.groups))}"
+                        f"memory is {budget} bytes, of which the bookkeeping of {max_forwards} forwards "
+                        f"(max_forwards=) of up to {sequences(self.groups)} rows (max_sequences=) takes {total - fits}, "
+                        f"and one block of each group {fits}"
                     )
-                self.groups = groups_for(config, left, None, block_size, dtype or own)
+                while above - fits > budget // 100:
+                    middle = (fits + above) // 2
+                    groups, total = with_share(middle)
+                    if total > budget - budget // 100:
+                        above = middle
+                    else:
+                        fits, self.groups = middle, groups
         #: With a budget of bytes a layer may not take more than was counted.
         self._counted = planned or memory is not None
         self.lock = threading.RLock()

@@ -547,6 +547,14 @@ def test_the_bookkeeping_is_part_of_the_budget(memory):
     assert 0.9 < pool.bytes_total / kvfolio.hf._plan.bytes_of(memory) <= 1
 
 
+@pytest.mark.parametrize("memory", ["1MiB", "4MiB", "8MiB"])
+def test_small_blocks_and_more_memory_give_more_of_them(memory):
+    model = models.shared("llama")
+    wide, narrow = (hf.Pool(model, memory=memory, dtype=dtype) for dtype in ("f32", "bf16"))
+    half = hf.Pool(model, memory=kvfolio.hf._plan.bytes_of(memory) // 2, dtype="f32")
+    assert narrow.num_blocks > wide.num_blocks > half.num_blocks
+
+
 def test_a_budget_that_the_bookkeeping_alone_exceeds_is_refused_with_the_numbers():
     model = models.shared("llama")
     with pytest.raises(ValueError, match="memory is 1048576 bytes, of which the bookkeeping of 64 forwards .* of up to "
