@@ -89,6 +89,7 @@ TEST(Ends, ChatsThatGrowFindTheirLastTurn) {
   constexpr std::int32_t kChats = 4;
   Engine e(groups(16, 80));
   std::vector<Tokens> chats;
+  chats.reserve(kChats);
   for (std::int32_t chat = 0; chat < kChats; ++chat) chats.push_back(tokens(10000 * chat + 1, 120));
   for (int turn = 0; turn < 6; ++turn) {
     for (Tokens& chat : chats) {

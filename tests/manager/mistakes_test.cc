@@ -16,7 +16,6 @@
 namespace kvfolio::testing_engine {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
@@ -234,6 +233,7 @@ TEST(Mistakes, OnlyWhatIsInTheStepCounts) {
   Engine e({full_group(4, 16)});
   KVCacheManager& m = e.manager;
   std::vector<SequenceId> s;
+  s.reserve(6);
   for (int i = 0; i < 6; ++i) s.push_back(e.open({}).sequence);
   const Ticket ticket = must(m.begin_step());
   const auto append = [&](int i) {
