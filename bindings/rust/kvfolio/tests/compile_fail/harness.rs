@@ -53,7 +53,12 @@ pub fn check(folder: &str, names: &[&str]) {
         let builds = libraries();
         let takes = builds.iter().find(|library| errors(library, &path, &[]).is_empty());
         let library = takes.unwrap_or_else(|| panic!("{} compiles with no build", path.display()));
-        assert_eq!(errors(library, &path, &["--cfg", "wrong"]), [&expected[..5]], "{}", path.display());
+        assert_eq!(
+            errors(library, &path, &["--cfg", "wrong"]),
+            [&expected[..5]],
+            "{}",
+            path.display()
+        );
         found.push(path.file_stem().unwrap().to_string_lossy().into_owned());
     }
     found.sort();
