@@ -12,14 +12,17 @@ import (
 func TestStepsLetOtherGoroutinesHaveATurn(t *testing.T) {
 	c := newTestCache(t, small(4), nil)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	c.yielded = -2 * yieldAfter // the last turn was long ago
+	// Go's scheduler looks at the goroutine that yielded first once in 61 times.
 	var ran int32
-	go atomic.StoreInt32(&ran, 1)
-	ticket, err := c.BeginStep(0)
-	must(t, err)
-	equal(t, "the other one ran", atomic.LoadInt32(&ran), int32(1))
-	must(t, c.Drop(ticket))
-	if c.yielded < 0 {
-		t.Fatal("the turn is not noted")
+	for try := 0; try < 10 && atomic.LoadInt32(&ran) == 0; try++ {
+		c.yielded = -2 * yieldAfter // the last turn was long ago
+		go atomic.StoreInt32(&ran, 1)
+		ticket, err := c.BeginStep(0)
+		must(t, err)
+		must(t, c.Drop(ticket))
+		if c.yielded < 0 {
+			t.Fatal("the turn is not noted")
+		}
 	}
+	equal(t, "another one ran", atomic.LoadInt32(&ran), int32(1))
 }
