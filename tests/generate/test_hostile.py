@@ -24,6 +24,8 @@ import signals  # engine put its folder on the path
 
 PROMPT = ["--prompt", "abc", "--max-new-tokens", "3"]
 ALLOWED_S = 20 if SANITIZED else 4  # one second is meant, two are promised, and the machine may be busy
+# The thread sanitizer hands a signal over when the call that waits has returned, and open() is begun again.
+waits = pytest.mark.skipif(os.environ.get("KVFOLIO_SANITIZED") == "thread", reason="signals come between calls only")
 
 
 def model(max_positions=512):
@@ -300,6 +302,7 @@ def ends_in_time(process, number, code):
     process.stderr.close()
 
 
+@waits
 @pytest.mark.parametrize(("number", "code"), ENDS)
 @pytest.mark.parametrize("option", ["--metrics", "--logits"])
 def test_a_signal_ends_it_while_it_waits_for_the_reader_of_a_pipe(tmp_path, option, number, code):
@@ -313,6 +316,7 @@ def test_a_signal_ends_it_while_it_waits_for_the_reader_of_a_pipe(tmp_path, opti
     process.stdout.close()
 
 
+@waits
 @pytest.mark.parametrize(("number", "code"), ENDS)
 @pytest.mark.parametrize("where", ["stdout", "stderr", "logits", "socket"])
 def test_a_signal_ends_it_while_the_reader_does_not_read(tmp_path, where, number, code):
