@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "choice_option.h"
+#include "kvfolio/record.h"
 
 namespace kvfolio::tools {
 namespace {
@@ -27,8 +28,8 @@ constexpr std::uint64_t kReadyUs = 2'000'000;  // until one server answers
 constexpr std::uint64_t kGreetUs = 500'000;    // and then, until each was tried
 constexpr std::int64_t kArenaBytes = std::int64_t{256} << 20;
 constexpr std::int64_t kBytesInFlight = std::int64_t{4} << 30;
-constexpr std::int64_t kRecordBytesMax = std::int64_t{512}
-                                         << 20;  // all that a value of Redis may be
+// All that a value of Redis may be, without the header of a record.
+constexpr std::int64_t kRecordBytesMax = (std::int64_t{512} << 20) - kRecordHeaderBytes;
 
 std::uint64_t steady_us() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();

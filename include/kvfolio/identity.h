@@ -60,9 +60,6 @@ struct ModelIdentity {
   std::int32_t context_rank = 0, num_context_ranks = 1;
 };
 
-// The SHA-256 of a prefix, or a namespace.
-using Digest = std::array<std::byte, 32>;
-
 // One field of an identity, for messages and snapshots.
 struct IdentityField {
   std::string name{};

@@ -1,37 +1,74 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// A record is what tiers keep: a header of 192 bytes and the image of a block (KVStorage). The
-// header repeats all that decides whether the bytes are the right ones, so no index, file name or
-// server has to be believed. All numbers are little-endian:
+// A record is what lies in a tier: a header of 192 bytes and a payload, any bytes. The header
+// repeats all that decides whether the bytes are the right ones, so no index, file name or server
+// has to be believed. One reader serves all media: the disk tier, Redis, snapshots, and the host
+// arena. All numbers are little-endian:
 //
-//     0  magic "KVFR" (4), version (2), bytes of the header (2)
+//     0  magic "KVFR" (4), version 2 (2), bytes of the header (2)
 //     8  the key (72)
-//    80  the namespace of the layout (32)
+//    80  the namespace of the layout; zero if the payload says it itself (32)
 //   112  bytes of the payload (8)
 //   120  position of the first token of the block (4), one past its last (4)
-//   128  epoch (8)
-//   136  who wrote it (8)
-//   144  compression, 0: none (4); zero (4)
-//   152  checksum of the payload: XXH3-64, whose seed is the XXH3-64 of the key (8)
-//   160  whose it is: the first 8 bytes of the hash of the root (8)
-//   168  zero (20)
+//   128  epoch: of the names; on a disk of the segment (8)
+//   136  who wrote it; on a disk its place in the order of the directory (8)
+//   144  which key sealed it, 0: none (4)
+//   148  the seal (32): without a key the checksum of the payload, XXH3-64 seeded with the XXH3-64
+//        of the key (8), and zeros; with one HMAC-SHA-256 over bytes 0 to 147, 180 to 187 and the
+//        payload
+//   180  whose it is: the first 8 bytes of the hash of the root (8)
 //   188  CRC-32C of the 188 bytes before (4)
 //
-// Whatever does not verify is a miss. The checksum shows damage and mix-ups; it is no signature.
-// Thread safety: values and free functions.
+// Whatever does not verify is a miss. A checksum shows damage and mix-ups. A key shows malice, too:
+// who does not have it cannot make a record, change one, or move one to another name.
+//
+//   const Result<RecordKeys> keys = RecordKeys::create({.key = secret});  // once; or {}: no key
+//   if (!seal_record(info, record, *keys)) ...                            // no memory
+//   if (check_record(record, info, *keys) == RecordFault::kNone) ...      // the payload is right
+//
+// Thread safety: values and free functions; any number of threads may use one RecordKeys.
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "kvfolio/export.h"
-#include "kvfolio/identity.h"
+#include "kvfolio/status.h"
 #include "kvfolio/tier.h"
 
 namespace kvfolio {
 
 inline constexpr std::int64_t kRecordHeaderBytes = 192;
+inline constexpr std::size_t kRecordKeyBytes = 32;
+
+// Secrets of the host: 32 random bytes each, copied by whoever takes them, and wiped when he ends.
+struct RecordKeyOptions {
+  std::span<const std::byte> key{};  // seals and verifies; empty: records have checksums only
+  // Verifies as well, while one key is replaced by another: first all processes accept the new one,
+  // then all seal with it and accept the old one, then the old one is left out.
+  std::span<const std::byte> accepted_key{};
+};
+
+// The keys that seal and verify records; made without any, none. Copies share them.
+class RecordKeys {
+ public:
+  RecordKeys() noexcept = default;
+  // kInvalidArgument: a key that has not 32 bytes, an accepted key without a key, or two keys of
+  // the same number; no message has a byte of them. kUnavailable: libcrypto has no HMAC-SHA-256.
+  KVFOLIO_API static Result<RecordKeys> create(const RecordKeyOptions& options);
+
+  [[nodiscard]] bool has_key() const noexcept { return keys_ != nullptr; }
+  // The number of the key that seals: the beginning of the SHA-256 of it, never 0. 0: there is
+  // none.
+  [[nodiscard]] KVFOLIO_API std::uint32_t id() const noexcept;
+
+ private:
+  friend class RecordMac;
+  struct Keys;
+  std::shared_ptr<const Keys> keys_;
+};
 
 struct RecordInfo {
   TierKey key{};
@@ -41,8 +78,10 @@ struct RecordInfo {
   std::int32_t end = 0;
   std::uint64_t epoch = 0;
   std::uint64_t writer = 0;
-  std::uint64_t checksum = 0;  // of the payload
+  std::uint64_t checksum = 0;  // of the payload, if no key sealed it
   std::uint64_t owner = 0;     // root_owner() of the root; 0: not said
+  std::uint32_t key_id = 0;    // of the key that sealed it; 0: none
+  Digest mac{};                // if a key sealed it
 
   friend bool operator==(const RecordInfo&, const RecordInfo&) = default;
 };
@@ -58,30 +97,65 @@ enum class RecordFault : std::int32_t {
   kLayout = 6,   // of another layout
   kTokens = 7,   // of other positions
   kEpoch = 8,    // of before something was forgotten
-  kPayload = 9,  // the checksum of the payload
+  kPayload = 9,  // the checksum of the payload, or the MAC
+  kSealer = 10,  // no key sealed it, or one that is not known here
 };
-inline constexpr int kNumRecordFaults = 10;
+inline constexpr int kNumRecordFaults = 11;
 [[nodiscard]] KVFOLIO_API const char* to_string(RecordFault fault) noexcept;
 
 // What a record says of its root: enough to find the records of a tenant, not to name them.
 [[nodiscard]] KVFOLIO_API std::uint64_t root_owner(const Digest& root) noexcept;
 // The seed of the checksum of a payload.
 [[nodiscard]] KVFOLIO_API std::uint64_t payload_seed(const TierKey& key) noexcept;
-// Writes the header; info.checksum is taken as it is.
+// Writes the header; its checksum, or key_id and mac, are taken as they are.
 KVFOLIO_API void write_record_header(const RecordInfo& info,
                                      std::span<std::byte, kRecordHeaderBytes> out) noexcept;
-// Computes the checksum of the payload behind the header's place and writes the header. Requires:
-// record.size() is kRecordHeaderBytes + info.payload_bytes.
-KVFOLIO_API void seal_record(const RecordInfo& info, std::span<std::byte> record) noexcept;
+// Computes the seal of the payload behind the header's place and writes the header. Requires:
+// record.size() is kRecordHeaderBytes + info.payload_bytes. False: no memory; only with a key.
+KVFOLIO_API bool seal_record(const RecordInfo& info, std::span<std::byte> record,
+                             const RecordKeys& keys = {}) noexcept;
+// The same where the payload lies elsewhere. Requires: it has info.payload_bytes.
+[[nodiscard]] KVFOLIO_API bool seal_record(const RecordInfo& info,
+                                           std::span<const std::byte> payload,
+                                           const RecordKeys& keys,
+                                           std::span<std::byte, kRecordHeaderBytes> out) noexcept;
 // Reads a header, of which nothing is expected. kNone, or kSize, kMagic, kVersion, kHeader.
 [[nodiscard]] KVFOLIO_API RecordFault read_record_header(std::span<const std::byte> record,
                                                          RecordInfo& out) noexcept;
-// Everything but the payload's checksum: the record is what `expected` says, whose checksum, writer
-// and owner are not looked at.
+// Everything but the seal: the record is what `expected` says, whose seal, writer and owner are not
+// looked at. Without its payload, or with all of it.
 [[nodiscard]] KVFOLIO_API RecordFault check_record_header(std::span<const std::byte> record,
                                                           const RecordInfo& expected) noexcept;
-// Everything.
+// Everything. Takes as long for a wrong MAC as for a right one. kSealer also where the memory for
+// a MAC cannot be had.
 [[nodiscard]] KVFOLIO_API RecordFault check_record(std::span<const std::byte> record,
-                                                   const RecordInfo& expected) noexcept;
+                                                   const RecordInfo& expected,
+                                                   const RecordKeys& keys = {}) noexcept;
+// The same where the payload lies elsewhere. Requires: `payload` has expected.payload_bytes.
+[[nodiscard]] KVFOLIO_API RecordFault check_record(
+    std::span<const std::byte, kRecordHeaderBytes> header, std::span<const std::byte> payload,
+    const RecordInfo& expected, const RecordKeys& keys) noexcept;
+
+// The MAC of one record, made piece by piece: for payloads that come so. Thread safety: none.
+class RecordMac {
+ public:
+  // begin() makes the MAC of a record with this header, whose seal is not looked at, by the key of
+  // this number. False: there is no such key, or no memory.
+  KVFOLIO_API RecordMac() noexcept;
+  KVFOLIO_API RecordMac(RecordMac&& other) noexcept;
+  KVFOLIO_API RecordMac& operator=(RecordMac&& other) noexcept;
+  KVFOLIO_API ~RecordMac();
+  [[nodiscard]] KVFOLIO_API bool begin(const RecordKeys& keys, std::uint32_t key_id,
+                                       const RecordInfo& info) noexcept;
+  KVFOLIO_API void add(std::span<const std::byte> payload) noexcept;
+  // Requires: begin() and no end() since. False: libcrypto failed.
+  [[nodiscard]] KVFOLIO_API bool end(Digest& out) noexcept;
+
+ private:
+  void* context_ = nullptr;  // EVP_MAC_CTX
+  bool good_ = false;
+};
+// Compares in a time that does not depend on where they differ.
+[[nodiscard]] KVFOLIO_API bool same_mac(const Digest& a, const Digest& b) noexcept;
 
 }  // namespace kvfolio

@@ -2,23 +2,27 @@
 #pragma once
 
 // RedisTier keeps records in a Redis Cluster, or in a single server. Engines that share a cluster
-// share their prefixes; what a record may be trusted for is decided above (record.h).
+// share their prefixes. It seals what it is given (record.h) and verifies what comes back: a load
+// has the bytes that were stored under the key, or fails.
 //
 //   auto redis = RedisTier::create({.servers = "10.0.0.1:7001,10.0.0.2:7001"});
 //   (*redis)->wait_until_ready(now_us, 1'000'000);   // at start only; the one call that waits
 //   OffloadTier{.tier = redis->get(), .policy = WritePolicy::kSecondUse}
 //
-//  - A record is one value: SET prefix+hex(key) record NX PX ttl, GET, EXISTS, UNLINK. So a value
-//    never changes, and a stale copy of one is a miss or right.
+//  - A record is one value, a header of 192 bytes and the data: SET prefix+hex(key) value NX PX
+//  ttl,
+//    GET, EXISTS, UNLINK. So a value never changes, and a stale copy of one is a miss or right.
+//    Data are sent from where they lie.
 //  - Sockets never block, and there are no threads: all happens in poll(), which moves at most
 //    bytes_per_poll. Two connections for each node, one for loads and one for stores.
 //  - A node that is gone, frozen, full, loading or moving costs misses and dropped stores, never a
 //    wait: every item ends by its deadline. After three failures in a row a node is left alone for
 //    breaker_us_min, then asked by one connection; the pause doubles up to breaker_us_max. The map
 //    of slots is asked for again after MOVED, after lost connections and when nodes do not answer.
-//  - What servers say is not believed: replies are bounded by what was asked for, other lengths are
-//    kCorrupt, and a reply that does not fit the question ends the connection. But who writes to
-//    a server can forge records, and a node that names others has the password said to them.
+//  - What servers say is not believed: replies are bounded by what was asked for, other lengths and
+//    what does not verify are kCorrupt, and a reply that does not fit the question ends the
+//    connection. But who writes to a server can forge records, and a node that names others has the
+//    password said to them.
 //
 //  - In a child of fork() the tier is closed: sockets are the parent's. It accepts nothing, all
 //  that
@@ -56,8 +60,8 @@ struct RedisOptions {
   RedisTls tls{};
   std::string_view key_prefix = "kvfolio:";  // at most 64 characters, without braces
   std::uint64_t ttl_ms = 0;                  // of a record; 0: the server's policy decides
-  std::int64_t record_bytes_max = std::int64_t{64} << 20;
-  std::int32_t items_max = 4096;  // accepted and not done
+  std::int64_t record_bytes_max = std::int64_t{64} << 20;  // of data; at most 512 MiB - 192
+  std::int32_t items_max = 4096;                           // accepted and not done
   // On a connection, beyond which items wait here. One item is always sent.
   std::int64_t bytes_in_flight_max = std::int64_t{8} << 20;
   std::int64_t bytes_per_poll = std::int64_t{512} << 10;

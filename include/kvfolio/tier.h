@@ -2,10 +2,10 @@
 #pragma once
 
 // Tier: a medium below the device blocks, such as a disk or a server, that keeps records under
-// keys. A medium knows keys and bytes only: no token, no block, no sequence. What a record is made
-// of, and whether it may be trusted, is decided above it (record.h): a tier may lose, mix up or
-// damage anything, and the worst that follows is a miss. It may not be in the hands of an enemy:
-// checksums have no key.
+// keys. A medium knows keys and bytes only: no token, no block, no sequence. What its records may
+// be trusted for, TierLimits::verifies says: such a tier seals what it is given (record.h), and
+// gives back the same bytes or a miss. Another one may lose, mix up or damage anything, and who
+// uses it verifies himself.
 //
 //   tier->submit(TierOp::kLoad, items, {.at_us = now_us + 50'000});
 //   ... later: n = tier->poll(now_us, done);   // one TierDone for each item that was accepted
@@ -15,7 +15,8 @@
 //  - Each accepted item gets exactly one TierDone, also after its deadline and at close().
 //  - TierDone is more than an answer: nothing reads or writes the item's memory any more. So memory
 //    of an item is not used for anything else before that, even if its deadline has passed.
-//  - kOk for a load means that bytes were written. It does not mean that they are right.
+//  - kOk for a load means that bytes were written. They are those that were stored under the key if
+//    the tier verifies; else that is not said.
 //  - No exception leaves a tier, and it calls nobody back.
 //
 // Thread safety: one owner, who serialises all calls. Time enters as now_us only.
@@ -44,6 +45,9 @@ struct TierKey {
   friend bool operator==(const TierKey&, const TierKey&) = default;
 };
 
+// A SHA-256: of a prefix, or a namespace.
+using Digest = std::array<std::byte, 32>;
+
 enum class TierOp : std::int32_t {
   kExists = 0,  // data is not used; kOk or kMiss
   kLoad = 1,    // fills data; a record of another size is kCorrupt
@@ -66,7 +70,7 @@ inline constexpr int kNumTierResults = 8;
 
 struct TierItem {
   TierKey key{};
-  std::byte* data = nullptr;  // header and payload; stays the tier's until TierDone
+  std::byte* data = nullptr;  // any bytes; stays the tier's until TierDone
   std::int64_t bytes = 0;
   std::uint64_t tag = 0;  // the caller's own name for the item; TierDone repeats it
 };
@@ -96,6 +100,7 @@ struct TierHealth {
 struct TierLimits {
   std::int64_t record_bytes_max = 0;  // of TierItem::bytes; 0: no limit of its own
   std::int64_t data_alignment = 64;   // of TierItem::data: a power of two up to 4096
+  bool verifies = false;              // kOk for a load: the bytes are those that were stored
 };
 
 // Every member is pure except the destructor, which is inline. So a derived class can be compiled

@@ -307,7 +307,11 @@ void Offload::Impl::on_loaded(std::uint64_t tag, const Op& op, TierResult result
   bool right = false;
   if (result == TierResult::kOk) {
     budget_ -= op.bytes;
-    right = check_record(arena_->filling(op.slot), arriving.expected) == RecordFault::kNone;
+    // The payload is verified by the tier, or here, and again on its way to the cache.
+    const std::span<const std::byte> record = arena_->filling(op.slot);
+    right =
+        (port(op.tier).verifies() ? check_record_header(record, arriving.expected)
+                                  : check_record(record, arriving.expected)) == RecordFault::kNone;
     if (!right) ++counters_.tier_corrupt;
   } else {
     ++counters_.tier_misses[static_cast<std::size_t>(result) % kNumTierResults];

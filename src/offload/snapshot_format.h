@@ -37,7 +37,7 @@
 namespace kvfolio::snapshot {
 
 inline constexpr std::uint32_t kMagic = 0x5346564b;  // "KVFS"
-inline constexpr std::uint16_t kVersion = 1;
+inline constexpr std::uint16_t kVersion = 2;
 inline constexpr std::size_t kHeaderBytes = 64;
 inline constexpr std::int64_t kAlignment = 64;
 inline constexpr std::uint32_t kNoNode = 0xffffffff;

@@ -11,6 +11,7 @@
 #include <map>
 #include <random>
 
+#include "offload/snapshot_format.h"
 #include "offload/test_cache.h"
 
 namespace kvfolio {
@@ -77,6 +78,27 @@ TEST(Snapshot, PathsThatShareTokensAreSavedOnce) {
   restored(after, file);
   EXPECT_EQ(after.check_hit(a), 63);
   EXPECT_EQ(after.check_hit(b), 63);
+}
+
+// The records of version 1 have another header.
+TEST(Snapshot, OneOfAnotherVersionIsRefusedByItsNumber) {
+  for (const std::uint16_t version : {std::uint16_t{1}, std::uint16_t{3}}) {
+    Cache before(test::full(40));
+    before.compute(prompt_of(1, 32));
+    MemoryFile file = saved(before);
+    snapshot::SectionHeader header;
+    const auto first = std::span(file.bytes).first<snapshot::kHeaderBytes>();
+    ASSERT_TRUE(snapshot::read_header(first, 0, header));
+    header.version = version;
+    snapshot::write_header(header, first);
+    Cache after(test::full(40));
+    const auto stats = restore(after.manager, identity_of(after), file);
+    ASSERT_FALSE(stats);
+    EXPECT_EQ(stats.error().code(), ErrorCode::kUnsupported);
+    EXPECT_EQ(stats.error().message(),
+              "snapshot: version is " + std::to_string(version) + ", this library reads 2");
+    EXPECT_EQ(after.check_hit(prompt_of(1, 32)), 0);
+  }
 }
 
 TEST(Snapshot, TenantsAndAdaptersStayApart) {

@@ -12,6 +12,7 @@ TierPort::TierPort(const OffloadTier& options, std::int64_t share, std::int64_t 
                    std::int64_t alignment)
     : options_(options),
       record_bytes_max_(options.tier->limits().record_bytes_max),
+      verifies_(options.tier->limits().verifies),
       alignment_(alignment) {
   largest_slot_ = slot(largest_record);
   share_ = std::max(share, 2 * largest_slot_);

@@ -74,6 +74,8 @@ class TierPort {
   // Writes what it holds, and whether it is passed over, to the counters.
   void count() noexcept;
   [[nodiscard]] bool is_usable() const noexcept { return usable_; }
+  // What it brings is what was stored.
+  [[nodiscard]] bool verifies() const noexcept { return verifies_; }
   [[nodiscard]] bool takes(std::int64_t bytes) const noexcept {
     return usable_ && !exceeds_limit(bytes);
   }
@@ -174,6 +176,7 @@ class TierPort {
 
   OffloadTier options_;
   std::int64_t record_bytes_max_ = 0;
+  bool verifies_ = false;
   std::int64_t share_ = 0;
   std::int64_t largest_slot_ = 0;
   std::int64_t alignment_ = 64;

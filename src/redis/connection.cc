@@ -45,7 +45,7 @@ std::uint64_t Connection::ask(const Question& question, Command command, std::ui
   first_is_new_ |= questions_.empty();
   questions_.push_back(question);
   bytes_in_flight_ += question.budget;
-  unsent_bytes_ += static_cast<std::int64_t>(command.bytes().size());
+  unsent_bytes_ += static_cast<std::int64_t>(command.size());
   out_.push_back(std::move(command));
   return first_number_ + questions_.size() - 1;
 }
@@ -55,6 +55,9 @@ void Connection::abandon(std::uint64_t number) {
   Question& question = questions_[number - first_number_];
   question.item = 0;
   question.target = {};
+  // Commands that are not sent yet belong to the last questions.
+  const std::size_t behind = questions_.size() - (number - first_number_);
+  if (behind <= out_.size()) out_[out_.size() - behind].keep();
 }
 
 void Connection::note_progress(std::uint64_t now_us) noexcept {
@@ -80,7 +83,7 @@ bool Connection::move(Budget& budget, std::uint64_t now_us) {
 
 bool Connection::send(Budget& budget, std::uint64_t now_us) {
   while (!out_.empty() && budget.bytes > 0) {
-    const auto rest = out_.front().bytes().subspan(sent_);
+    const auto rest = out_.front().rest(sent_);
     // TLS wants a blocked attempt made again with no less.
     const std::size_t most =
         std::max(static_cast<std::size_t>(budget.bytes), socket_.blocked_bytes());
@@ -94,7 +97,7 @@ bool Connection::send(Budget& budget, std::uint64_t now_us) {
     unsent_bytes_ -= static_cast<std::int64_t>(n);
     note_progress(now_us);
     sent_ += n;
-    if (sent_ < out_.front().bytes().size()) continue;
+    if (sent_ < out_.front().size()) continue;
     out_.pop_front();
     sent_ = 0;
   }
@@ -124,7 +127,8 @@ ReplyReader::Next Connection::next(Question& question, const Reply*& reply) {
   }
   const Question& first = questions_.front();
   const bool is_map = first.kind == Question::Kind::kSlots;
-  const ReplyReader::Next what = reader_.next(first.target, reply, is_map ? Reply::kNodesMax : 1);
+  const ReplyReader::Next what =
+      reader_.next(first.target, reply, is_map ? Reply::kNodesMax : 1, first.header_bytes);
   if (what == ReplyReader::Next::kMore) {
     const std::size_t most = static_cast<std::size_t>(first.budget) + kReplyBytesMax;
     return reader_.waiting() > most ? ReplyReader::Next::kTooLong : what;
@@ -132,6 +136,8 @@ ReplyReader::Next Connection::next(Question& question, const Reply*& reply) {
   if (what == ReplyReader::Next::kBroken) return what;
   question = first;
   questions_.pop_front();
+  // Answered before it was sent whole: from now on the value's memory is its owner's.
+  if (out_.size() > questions_.size()) out_.front().keep();
   first_is_new_ = true;
   ++first_number_;
   bytes_in_flight_ -= question.budget;

@@ -22,7 +22,8 @@ struct Question {
   enum class Kind : std::uint8_t { kAuth, kPing, kSlots, kAsking, kItem };
   Kind kind = Kind::kPing;
   std::uint64_t item = 0;         // kItem; 0: nobody waits for the reply any more
-  std::span<std::byte> target{};  // a value of this size goes there
+  std::span<std::byte> target{};  // what stands behind the header of a value goes there
+  std::size_t header_bytes = 0;   // of the value
   std::int64_t budget = 0;        // bytes that it counts for on this connection
   std::uint64_t deadline_us = 0;  // the connection is given up if the reply comes later still
 };
@@ -51,9 +52,11 @@ class Connection {
   bool open(const Address& address, const TlsContext* tls, const std::string& host,
             std::uint64_t stall_us, std::uint64_t now_us);
   void close(std::string why);
-  // Returns the number of the question.
+  // Returns the number of the question. The memory of a value in `command` is read until the reply
+  // came or abandon().
   std::uint64_t ask(const Question& question, Command command, std::uint64_t now_us);
-  // Nobody waits for the reply any more: its target is not written to.
+  // The reply is not waited for any more: its target is not written to, and no memory of a value
+  // is read.
   void abandon(std::uint64_t number);
   void set_ready() noexcept { state_ = State::kReady; }
 

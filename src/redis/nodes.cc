@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "base/text.h"
 #include "redis/redis_tier_impl.h"
@@ -252,7 +253,7 @@ void RedisTier::Impl::send_queue(Lane& lane) {
   while (lane.is_ready() && ask_some(lane)) visit(lane);
 }
 
-// A store's command is a copy of its data, so no more is asked than this poll may send.
+// A store is sealed here, so no more is asked than this poll may send.
 bool RedisTier::Impl::ask_some(Lane& lane) {
   const Connection& connection = lane.connection;
   bool asked = false;
@@ -276,6 +277,8 @@ bool RedisTier::Impl::ask_some(Lane& lane) {
 }
 
 void RedisTier::Impl::send_item(Lane& lane, Id id, Item& item) {
+  std::optional<redis::Command> command = command_of(item);
+  if (!command) return finish(id, TierResult::kBusy);
   Connection& connection = lane.connection;
   if (item.ask != nullptr) {
     const std::array<std::string_view, 1> asking{"ASKING"};
@@ -286,20 +289,21 @@ void RedisTier::Impl::send_item(Lane& lane, Id id, Item& item) {
   question.budget = kSmallBytes;
   if (item.op == TierOp::kLoad) {
     question.target = {item.item.data, static_cast<std::size_t>(item.item.bytes)};
-    question.budget += item.item.bytes;
+    question.header_bytes = kRecordHeaderBytes;
+    question.budget += kRecordHeaderBytes + item.item.bytes;
   }
   if (item.op == TierOp::kStore) {
-    question.budget += item.item.bytes;
-    budget_.bytes -= item.item.bytes;  // the command is a copy
+    question.budget += kRecordHeaderBytes + item.item.bytes;
+    budget_.bytes -= item.item.bytes;  // sealing reads it all
   }
-  item.question = connection.ask(question, command_of(item), now_us_);
+  item.question = connection.ask(question, *std::move(command), now_us_);
   item.lane = &lane;
   ++item.sends;
 }
 
-redis::Command RedisTier::Impl::command_of(const Item& item) const {
+// Nothing: no memory to seal a record with.
+std::optional<redis::Command> RedisTier::Impl::command_of(const Item& item) const {
   const std::string key = key_of(item.item.key);
-  const std::string ttl = std::to_string(settings_.options.ttl_ms);
   switch (item.op) {
     case TierOp::kExists:
       return redis::Command(std::array<std::string_view, 2>{"EXISTS", key});
@@ -310,13 +314,17 @@ redis::Command RedisTier::Impl::command_of(const Item& item) const {
     case TierOp::kStore:
       break;
   }
-  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-reinterpret-cast): bytes as the text of a command
-  const auto* data = reinterpret_cast<const char*>(item.item.data);
-  const std::string_view value(data, static_cast<std::size_t>(item.item.bytes));
-  if (settings_.options.ttl_ms == 0) {
-    return redis::Command(std::array<std::string_view, 4>{"SET", key, value, "NX"});
-  }
-  return redis::Command(std::array<std::string_view, 6>{"SET", key, value, "NX", "PX", ttl});
+  const std::span<const std::byte> data(item.item.data, static_cast<std::size_t>(item.item.bytes));
+  std::array<std::byte, kRecordHeaderBytes> header{};
+  if (!seal_record(info_of(item), data, settings_.keys, header)) return std::nullopt;
+  const std::string ttl = std::to_string(settings_.options.ttl_ms);
+  const std::array<std::string_view, 3> more{"NX", "PX", ttl};
+  return redis::Command::set(key, header, data,
+                             std::span(more).first(settings_.options.ttl_ms == 0 ? 1 : 3));
+}
+
+RecordInfo RedisTier::Impl::info_of(const Item& item) {
+  return {.key = item.item.key, .payload_bytes = item.item.bytes};
 }
 
 void RedisTier::Impl::set_interest(Lane& lane) {

@@ -21,7 +21,8 @@ constexpr std::size_t kSeedsMax = 64;
 Status bad(std::string sentence) { return {ErrorCode::kInvalidArgument, std::move(sentence)}; }
 
 Status check_numbers(const RedisOptions& options) {
-  constexpr std::int64_t kMost = std::int64_t{512} << 20;  // of a value of Redis
+  // Of a value of Redis, which has the header of the record, too.
+  constexpr std::int64_t kMost = (std::int64_t{512} << 20) - kRecordHeaderBytes;
   if (options.record_bytes_max < 1 || options.record_bytes_max > kMost) {
     return bad(
         text::concat("record_bytes_max: ", options.record_bytes_max, " is not in 1 to ", kMost));
@@ -122,7 +123,8 @@ Result<std::unique_ptr<RedisTier>> RedisTier::create(const RedisOptions& options
                           .user = std::string(options.user),
                           .password = std::string(options.password),
                           .key_prefix = std::string(options.key_prefix),
-                          .tls = nullptr};
+                          .tls = nullptr,
+                          .keys = {}};
   if (options.tls.enabled) {
     Result<std::unique_ptr<redis::TlsContext>> tls = redis::TlsContext::create(options.tls);
     if (!tls) return tls.error();
@@ -175,7 +177,8 @@ std::string RedisTier::why_not_ready(std::uint64_t timeout_us) const {
 
 std::string_view RedisTier::name() const noexcept { return "redis"; }
 TierLimits RedisTier::limits() const noexcept {
-  return {.record_bytes_max = impl_->options().record_bytes_max, .data_alignment = 1};
+  return {
+      .record_bytes_max = impl_->options().record_bytes_max, .data_alignment = 1, .verifies = true};
 }
 std::size_t RedisTier::submit(TierOp op, std::span<const TierItem> items,
                               Deadline deadline) noexcept {

@@ -7,19 +7,22 @@
 // The life of an item: it waits for the map, or in the queue of its node; it is in flight on a
 // connection; a redirection or a lost connection brings it back to a queue, kSendsMax times at
 // most. It ends from any of these by its deadline. Its memory is touched by our own calls only,
-// inside poll(), so an item that has ended is not touched any more. Thread safety: as RedisTier.
+// inside poll(), so an item that has ended is not touched any more: what is still to be sent of it
+// is copied when it ends. Thread safety: as RedisTier.
 
 #include <array>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "kvfolio/record.h"
 #include "kvfolio/redis_tier.h"
 #include "redis/connection.h"
 #include "redis/slot_map.h"
@@ -42,6 +45,7 @@ class RedisTier::Impl {
     RedisOptions options;  // its views are not used
     std::string user, password, key_prefix;
     std::unique_ptr<redis::TlsContext> tls;
+    RecordKeys keys;
   };
 
   // Descriptors of epoll and eventfd become the Impl's.
@@ -144,7 +148,8 @@ class RedisTier::Impl {
   void send_queue(Lane& lane);
   bool ask_some(Lane& lane);
   void send_item(Lane& lane, Id id, Item& item);
-  [[nodiscard]] redis::Command command_of(const Item& item) const;
+  [[nodiscard]] std::optional<redis::Command> command_of(const Item& item) const;
+  [[nodiscard]] static RecordInfo info_of(const Item& item);
   void set_interest(Lane& lane);
   void ask_for_map();
   void on_map(Lane& asked, const redis::Reply& reply);
@@ -159,6 +164,7 @@ class RedisTier::Impl {
   bool on_ping(Lane& lane, const redis::Reply& reply);
   void refuse(Lane& lane, std::string why);
   bool on_item(Lane& lane, Id id, const redis::Reply& reply);
+  [[nodiscard]] bool is_right(const Item& item, const redis::Reply& reply) const;
   bool on_error(Lane& lane, Id id, std::string_view text);
   bool on_redirect(Lane& lane, Id id, std::string_view text);
 

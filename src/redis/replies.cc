@@ -83,7 +83,7 @@ bool RedisTier::Impl::on_item(Lane& lane, Id id, const Reply& reply) {
         return true;
       }
       if (reply.kind != Reply::Kind::kString) break;
-      finish(id, reply.delivered ? TierResult::kOk : TierResult::kCorrupt);
+      finish(id, is_right(item, reply) ? TierResult::kOk : TierResult::kCorrupt);
       return true;
     case TierOp::kStore:
       // nil: the key is there already.
@@ -93,6 +93,14 @@ bool RedisTier::Impl::on_item(Lane& lane, Id id, const Reply& reply) {
   }
   finish(id, TierResult::kIoError);
   return false;
+}
+
+// What was delivered lies in the item's memory, which is the item's to write to whatever it is.
+bool RedisTier::Impl::is_right(const Item& item, const Reply& reply) const {
+  if (!reply.delivered) return false;
+  const auto header = std::as_bytes(std::span(reply.text)).first<kRecordHeaderBytes>();
+  const std::span<const std::byte> data(item.item.data, static_cast<std::size_t>(item.item.bytes));
+  return check_record(header, data, info_of(item), settings_.keys) == RecordFault::kNone;
 }
 
 bool RedisTier::Impl::on_error(Lane& lane, Id id, std::string_view text) {

@@ -26,8 +26,10 @@ void* make_string(const redisReadTask* task, char* text, std::size_t size) {
   reply->bytes = size;
   const auto target = static_cast<ReplyReader*>(task->privdata)->target();
   if (task->parent == nullptr && reply->kind == Reply::Kind::kString && !target.empty()) {
-    if (size != target.size()) return reply;
-    std::memcpy(target.data(), text, size);
+    const std::size_t header = static_cast<ReplyReader*>(task->privdata)->header_bytes();
+    if (size != header + target.size()) return reply;
+    reply->text.assign(text, header);
+    std::memcpy(target.data(), text + header, target.size());
     reply->delivered = true;
     return reply;
   }
@@ -115,10 +117,11 @@ bool ReplyReader::waits_for_a_line() const noexcept {
 }
 
 ReplyReader::Next ReplyReader::next(std::span<std::byte> target, const Reply*& reply,
-                                    std::size_t nodes_max) {
+                                    std::size_t nodes_max, std::size_t header_bytes) {
   if (reader_ == nullptr) return Next::kBroken;
   if (std::exchange(is_whole_, false)) root_ = {};
   target_ = target;
+  header_bytes_ = header_bytes;
   nodes_max_ = nodes_max;
   void* found = nullptr;
   if (redisReaderGetReply(reader_.get(), &found) != REDIS_OK) return Next::kBroken;
@@ -138,32 +141,70 @@ Reply* ReplyReader::make(Reply* parent) {
   return &parent->elements.emplace_back();
 }
 
+namespace {
+
+// From here on a value is sent from where it lies: a shorter one costs less copied than as a write
+// of its own.
+constexpr std::size_t kCopiedMost = std::size_t{16} << 10;
+
+void add_count(std::string& to, char kind, std::size_t count) {
+  to += kind;
+  to += std::to_string(count);
+  to += "\r\n";
+}
+
+void add_word(std::string& to, std::string_view word) {
+  add_count(to, '$', word.size());
+  to += word;
+  to += "\r\n";
+}
+
+std::span<const char> chars(std::span<const std::byte> bytes) noexcept {
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-reinterpret-cast): bytes as the text of a command
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+}  // namespace
+
 Command::Command(std::span<const std::string_view> words) {
-  std::vector<const char*> texts;
-  std::vector<std::size_t> sizes;
-  for (const std::string_view word : words) {
-    texts.push_back(word.data());
-    sizes.push_back(word.size());
+  add_count(head_, '*', words.size());
+  for (const std::string_view word : words) add_word(head_, word);
+}
+
+Command Command::set(std::string_view key, std::span<const std::byte> header,
+                     std::span<const std::byte> data, std::span<const std::string_view> more) {
+  Command command;
+  const bool copied = data.size() <= kCopiedMost;
+  command.head_.reserve(256 + key.size() + header.size() + (copied ? data.size() : 0));
+  add_count(command.head_, '*', 3 + more.size());
+  add_word(command.head_, "SET");
+  add_word(command.head_, key);
+  add_count(command.head_, '$', header.size() + data.size());
+  const std::span<const char> header_text = chars(header);
+  command.head_.append(header_text.data(), header_text.size());
+  const std::span<const char> data_text = chars(data);
+  std::string& behind = copied ? command.head_ : command.tail_;
+  if (copied) {
+    command.head_.append(data_text.data(), data_text.size());
+  } else {
+    command.data_ = data_text;
   }
-  sds text = nullptr;
-  const auto size =
-      redisFormatSdsCommandArgv(&text, static_cast<int>(words.size()), texts.data(), sizes.data());
-  if (size <= 0) return;
-  text_ = text;
-  size_ = static_cast<std::size_t>(size);
+  behind += "\r\n";
+  for (const std::string_view word : more) add_word(behind, word);
+  return command;
 }
 
-Command::~Command() {
-  if (text_ != nullptr) redisFreeSdsCommand(text_);
+std::span<const char> Command::rest(std::size_t sent) const noexcept {
+  if (sent < head_.size()) return std::span(head_).subspan(sent);
+  sent -= head_.size();
+  if (sent < data_.size()) return data_.subspan(sent);
+  return std::span(tail_).subspan(sent - data_.size());
 }
 
-Command::Command(Command&& other) noexcept
-    : text_(std::exchange(other.text_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-
-Command& Command::operator=(Command&& other) noexcept {
-  std::swap(text_, other.text_);
-  std::swap(size_, other.size_);
-  return *this;
+void Command::keep() {
+  if (data_.empty() || !kept_.empty()) return;
+  kept_.assign(data_.data(), data_.size());
+  data_ = kept_;
 }
 
 }  // namespace kvfolio::redis

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The words of Redis's protocol, made and read by hiredis. A value that was asked for goes straight
-// from the reader's buffer to where it belongs; all other replies become a small tree. A server
+// The words of Redis's protocol; replies are read by hiredis. A value that was asked for goes
+// straight from the reader's buffer to where it belongs, and one that is stored is sent from where
+// it lies; all other replies become a small tree. A server
 // that says too much is cut off: the reader never holds more than it was told to expect.
 
 #include <cstddef>
@@ -23,7 +24,7 @@ struct Reply {
   std::int64_t integer = 0;
   std::string text{};      // of kStatus, kError and kString: its first kTextMax bytes
   std::size_t bytes = 0;   // of kString: all of them
-  bool delivered = false;  // kString: it had the size of the target and lies there
+  bool delivered = false;  // kString: it had the size that was asked for; text is its header
   std::vector<Reply> elements{};
 
   static constexpr std::size_t kTextMax = 256;
@@ -47,14 +48,17 @@ class ReplyReader {
   bool feed(std::span<const char> bytes);
   // Bytes that wait here for the rest of their reply.
   [[nodiscard]] std::size_t waiting() const noexcept;
-  // Looks for a whole reply. A string of exactly target.size() bytes that is the reply itself is
-  // copied to `target`. A reply of more than `nodes_max` parts is none. The reply is valid until
-  // the next call, which frees it.
-  Next next(std::span<std::byte> target, const Reply*& reply, std::size_t nodes_max = 1);
+  // Looks for a whole reply. A string of exactly header_bytes + target.size() bytes that is the
+  // reply itself is delivered: what stands behind its header is copied to `target`. header_bytes is
+  // at most kTextMax. A reply of more than `nodes_max` parts is none. The reply is valid until the
+  // next call, which frees it.
+  Next next(std::span<std::byte> target, const Reply*& reply, std::size_t nodes_max = 1,
+            std::size_t header_bytes = 0);
 
   // For the functions that hiredis calls. Null: the reply has too many parts.
   Reply* make(Reply* parent);
   [[nodiscard]] std::span<std::byte> target() const noexcept { return target_; }
+  [[nodiscard]] std::size_t header_bytes() const noexcept { return header_bytes_; }
 
  private:
   struct Deleter {
@@ -68,22 +72,32 @@ class ReplyReader {
   std::size_t nodes_max_ = 1;
   bool is_whole_ = false;  // root_ was given out
   std::span<std::byte> target_;
+  std::size_t header_bytes_ = 0;
 };
 
-// A command in its wire form.
+// A command in its wire form. A long value is not copied: its memory is read until it is sent, or
+// until keep().
 class Command {
  public:
-  Command() = default;
   explicit Command(std::span<const std::string_view> words);
-  ~Command();
-  Command(Command&& other) noexcept;
-  Command& operator=(Command&& other) noexcept;
-  // Empty: no memory.
-  [[nodiscard]] std::span<const char> bytes() const noexcept { return {text_, size_}; }
+  // SET key VALUE and `more`; the value is a header and `data` behind it.
+  static Command set(std::string_view key, std::span<const std::byte> header,
+                     std::span<const std::byte> data, std::span<const std::string_view> more);
+
+  [[nodiscard]] std::size_t size() const noexcept {
+    return head_.size() + data_.size() + tail_.size();
+  }
+  // What follows the first `sent` bytes, as far as it lies together. Requires: sent < size().
+  [[nodiscard]] std::span<const char> rest(std::size_t sent) const noexcept;
+  // Copies what is still to be sent of the value's memory, which is not read any more.
+  void keep();
 
  private:
-  char* text_ = nullptr;  // a string of hiredis
-  std::size_t size_ = 0;
+  Command() = default;
+  std::string head_;
+  std::span<const char> data_;
+  std::string tail_;
+  std::string kept_;  // data_, from keep() on
 };
 
 }  // namespace kvfolio::redis

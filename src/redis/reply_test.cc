@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <string>
+#include <vector>
 
 #include "redis/slot_map.h"
 #include "redis/socket.h"
@@ -35,6 +37,50 @@ TEST(RedisReply, AValueOfTheSizeAskedForGoesStraightToItsTarget) {
   }
   ASSERT_EQ(reader.next(target, reply), Next::kReply);
   EXPECT_EQ(reply->kind, Reply::Kind::kNil);
+}
+
+TEST(RedisReply, AValueIsDeliveredInTwoPartsOrNotAtAll) {
+  ReplyReader reader;
+  std::array<std::byte, 3> target{};
+  const Reply* reply = nullptr;
+  ASSERT_TRUE(reader.feed(text("$5\r\nhello\r\n$3\r\nhel\r\n$6\r\nhello!\r\n")));
+  ASSERT_EQ(reader.next(target, reply, 1, 2), Next::kReply);
+  EXPECT_TRUE(reply->delivered);
+  EXPECT_EQ(reply->text, "he");
+  EXPECT_EQ(target[0], std::byte{'l'});
+  EXPECT_EQ(target[2], std::byte{'o'});
+  for (int other = 0; other < 2; ++other) {
+    ASSERT_EQ(reader.next(target, reply, 1, 2), Next::kReply);
+    EXPECT_FALSE(reply->delivered);
+  }
+}
+
+std::string wire_of(const Command& command) {
+  std::string all;
+  while (all.size() < command.size()) {
+    const std::span<const char> rest = command.rest(all.size());
+    all.append(rest.data(), rest.size());
+  }
+  return all;
+}
+
+TEST(RedisCommand, WordsAndValuesHaveTheirLengthsInFront) {
+  const std::array<std::string_view, 2> words{"GET", "a b"};
+  EXPECT_EQ(wire_of(Command(words)), "*2\r\n$3\r\nGET\r\n$3\r\na b\r\n");
+  const std::array<std::byte, 2> header{std::byte{'h'}, std::byte{'i'}};
+  const std::array<std::string_view, 1> more{"NX"};
+  for (const std::size_t size : {0u, 1u, 16'384u, 16'385u, 100'000u}) {
+    std::vector<std::byte> data(size, std::byte{'x'});
+    Command command = Command::set("k", header, data, more);
+    const std::string expected = "*4\r\n$3\r\nSET\r\n$1\r\nk\r\n$" + std::to_string(size + 2) +
+                                 "\r\nhi" + std::string(size, 'x') + "\r\n$2\r\nNX\r\n";
+    EXPECT_EQ(wire_of(command), expected) << size;
+    command.keep();
+    std::fill(data.begin(), data.end(), std::byte{'y'});
+    EXPECT_EQ(wire_of(command), expected) << size;
+    const Command moved = std::move(command);
+    EXPECT_EQ(wire_of(moved), expected) << size;
+  }
 }
 
 TEST(RedisReply, WhatIsNoReplyBreaksTheStream) {

@@ -10,8 +10,12 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstring>
+#include <map>
+#include <mutex>
 #include <random>
 
+#include "kvfolio/record.h"
 #include "kvfolio/redis_tier.h"
 #include "redis/now.h"
 #include "redis/scripted_server.h"
@@ -185,6 +189,149 @@ TEST(HostileRedis, AStormOfRedirectionsTakesBoundedMemory) {
   EXPECT_GT(nodes, 100u) << "no storm";
   EXPECT_LE(nodes, 256u);
   EXPECT_LT(most, std::int64_t{6} << 20);
+}
+
+// ---- values ----
+
+// Keeps what is stored, and answers GET with what `lie` makes of it.
+class LyingServer {
+ public:
+  using Lie = std::function<std::string(const std::string& key)>;
+
+  LyingServer() : server_([this](const Words& words) { return answer(words); }) {}
+
+  [[nodiscard]] std::string address() const { return server_.address(); }
+  void lie(Lie lie) {
+    const std::lock_guard lock(mutex_);
+    lie_ = std::move(lie);
+  }
+  // Requires: the lock, or that nothing is asked now.
+  std::map<std::string, std::string> values;
+
+ private:
+  std::string answer(const Words& words) {
+    const std::lock_guard lock(mutex_);
+    if (words[0] == "SET") values.try_emplace(words[1], words[2]);
+    if (words[0] != "GET") return alone(words);
+    if (!values.contains(words[1])) return "$-1\r\n";
+    const std::string value = lie_ ? lie_(words[1]) : values[words[1]];
+    return "$" + std::to_string(value.size()) + "\r\n" + value + "\r\n";
+  }
+
+  std::mutex mutex_;
+  Lie lie_;
+  ScriptedServer server_;
+};
+
+TierItem item_of(int number, std::span<std::byte> data) {
+  TierItem item{.data = data.data(), .bytes = static_cast<std::int64_t>(data.size())};
+  item.key.bytes[24] = static_cast<std::byte>(number);
+  return item;
+}
+
+TierResult ask(RedisTier& tier, TierOp op, const TierItem& item) {
+  if (tier.submit(op, std::span(&item, 1), {now_us() + 3'000'000}) == 0) {
+    return TierResult::kUnavailable;
+  }
+  std::array<TierDone, 1> done;
+  while (tier.poll(now_us(), done) == 0) {
+    pollfd descriptor{.fd = tier.event_fd(), .events = POLLIN, .revents = 0};
+    ::poll(&descriptor, 1, 50);
+  }
+  return done[0].result;
+}
+
+std::vector<std::byte> data_of(int number, std::size_t size) {
+  std::mt19937 random(static_cast<std::uint32_t>(number));
+  std::vector<std::byte> data(size);
+  for (std::byte& byte : data) byte = static_cast<std::byte>(random());
+  return data;
+}
+
+// R1. Without an Offload above it: 62 wrong answers once.
+TEST(HostileRedis, AServerThatLiesAboutValuesGetsNoWrongByteThroughTheTierAlone) {
+  constexpr int kRecords = 8;
+  for (const std::size_t size : {1u, 300u, 40'000u}) {
+    LyingServer server;
+    const auto tier = tier_of(server.address());
+    ASSERT_TRUE(tier->wait_until_ready(now_us(), 2'000'000).ok());
+    for (int i = 0; i < kRecords; ++i) {
+      std::vector<std::byte> data = data_of(i, size);
+      ASSERT_EQ(ask(*tier, TierOp::kStore, item_of(i, data)), TierResult::kOk);
+    }
+    std::mt19937 random(7);
+    const auto other = [&](const std::string& key) {
+      auto place = server.values.find(key);
+      if (++place == server.values.end()) place = server.values.begin();
+      return place->second;
+    };
+    const LyingServer::Lie lies[] = {
+        [&](const std::string& key) { return other(key); },
+        [&](const std::string& key) {  // the header of the one, the data of another
+          return server.values[key].substr(0, 192) + other(key).substr(192);
+        },
+        [&](const std::string& key) {
+          std::string value = server.values[key];
+          value[random() % value.size()] ^= static_cast<char>(1 << random() % 8);
+          return value;
+        },
+        [&](const std::string& key) { return server.values[key].substr(0, 192 + size / 2); },
+        [&](const std::string& key) { return server.values[key] + "x"; },
+        [&](const std::string& key) { return server.values[key].substr(192); },
+        [&](const std::string&) { return std::string(192 + size, '\0'); },
+        [&](const std::string& key) {
+          return std::string(192, '\0') + server.values[key].substr(192);
+        },
+        [&](const std::string&) { return std::string(); },
+    };
+    int lied = 0;
+    for (const auto& lie : lies) {
+      server.lie(lie);
+      for (int i = 0; i < kRecords; ++i) {
+        std::vector<std::byte> data(size);
+        EXPECT_EQ(ask(*tier, TierOp::kLoad, item_of(i, data)), TierResult::kCorrupt)
+            << "lie " << lied / kRecords << ", " << size << " bytes";
+        ++lied;
+      }
+    }
+    EXPECT_EQ(lied, 72);
+    server.lie({});
+    for (int i = 0; i < kRecords; ++i) {
+      std::vector<std::byte> data(size);
+      EXPECT_EQ(ask(*tier, TierOp::kLoad, item_of(i, data)), TierResult::kOk);
+      EXPECT_EQ(data, data_of(i, size));
+    }
+  }
+}
+
+// A value is sent from where it lies, in many polls. When its item ends first, the memory is its
+// owner's again, and what arrives is what was stored still.
+TEST(HostileRedis, AStoreThatEndsWhileItIsSentReadsItsMemoryNoMore) {
+  constexpr std::size_t kSize = std::size_t{4} << 20;
+  LyingServer server;
+  const auto tier = tier_of(server.address(), {.bytes_per_poll = 64 << 10});
+  ASSERT_TRUE(tier->wait_until_ready(now_us(), 2'000'000).ok());
+  const std::uint64_t start = now_us();
+  std::array<TierDone, 1> done;
+  auto data = std::make_unique<std::vector<std::byte>>(data_of(1, kSize));
+  const TierItem item = item_of(1, *data);
+  ASSERT_EQ(tier->submit(TierOp::kStore, std::span(&item, 1), {start + 10}), 1u);
+  // The store has a connection of its own, which is made first.
+  while (tier->counters().bytes_sent < 100'000) EXPECT_EQ(tier->poll(start, done), 0u);
+  ASSERT_EQ(tier->poll(start + 11, done), 1u);
+  EXPECT_EQ(done[0].result, TierResult::kTimeout);
+  std::fill(data->begin(), data->end(), std::byte{0xee});
+  data.reset();
+  std::vector<std::byte> loaded(kSize);
+  const std::uint64_t end = now_us() + 10'000'000;
+  while (tier->counters().bytes_sent < kSize + 192 && now_us() < end) tier->poll(start + 12, {});
+  EXPECT_GT(tier->counters().bytes_sent, kSize);
+  TierResult result = TierResult::kMiss;  // until the server has taken it in
+  while (result == TierResult::kMiss && now_us() < end) {
+    result = ask(*tier, TierOp::kLoad, item_of(1, loaded));
+  }
+  EXPECT_EQ(result, TierResult::kOk);
+  EXPECT_EQ(loaded, data_of(1, kSize));
 }
 
 }  // namespace

@@ -40,16 +40,20 @@ TEST(Record, ASealedRecordVerifiesAndReadsBack) {
 }
 
 // The places of the header stand in record.h, and other programs may read them.
-TEST(Record, TheHeaderIsThatOfTheFirstVersion) {
+TEST(Record, TheBytesOfTheHeaderAreFixed) {
   const std::vector<std::byte> record = sealed(info_of(1000));
-  EXPECT_EQ(std::memcmp(record.data(), "KVFR\x01\x00\xc0\x00", 8), 0);
+  EXPECT_EQ(std::memcmp(record.data(), "KVFR\x02\x00\xc0\x00", 8), 0);
   EXPECT_EQ(record[8 + 71], std::byte(71 * 3 % 256));
   EXPECT_EQ(record[80 + 31], std::byte(31 * 5));
   EXPECT_EQ(std::memcmp(record.data() + 112, "\xe8\x03\0\0\0\0\0\0", 8), 0);
   EXPECT_EQ(std::memcmp(record.data() + 120, "\x20\0\0\0\x30\0\0\0", 8), 0);
   EXPECT_EQ(record[128], std::byte{5});
   EXPECT_EQ(record[136], std::byte{6});
-  EXPECT_EQ(record[160], std::byte{7});
+  EXPECT_EQ(std::memcmp(record.data() + 144, "\0\0\0\0", 4), 0);
+  const std::uint64_t sum =
+      checksum(std::span(record).subspan(192), payload_seed(info_of(1000).key));
+  EXPECT_EQ(std::memcmp(record.data() + 148, &sum, 8), 0);
+  EXPECT_EQ(record[180], std::byte{7});
   const std::uint32_t crc = crc32c(std::span(record).first(188));
   EXPECT_EQ(std::memcmp(record.data() + 188, &crc, 4), 0);  // on a little-endian machine
 }
@@ -121,7 +125,7 @@ TEST(Record, TheChecksumOfAPayloadHoldsUnderItsOwnKeyOnly) {
 TEST(Record, AnotherVersionAndAnotherFileAreNamed) {
   std::vector<std::byte> record = sealed(info_of(100));
   RecordInfo seen;
-  record[4] = std::byte{2};
+  record[4] = std::byte{1};
   EXPECT_EQ(read_record_header(record, seen), RecordFault::kVersion);
   record[0] = std::byte{0};
   EXPECT_EQ(read_record_header(record, seen), RecordFault::kMagic);
