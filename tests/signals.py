@@ -75,7 +75,7 @@ def read_terminal(ours):
     try:
         while piece := os.read(ours, 1 << 16):
             text += piece
-    except OSError:  # how Linux says that nobody is left at the other end
+    except OSError:  # how Linux says that the other end is closed
         pass
     os.close(ours)
     return text

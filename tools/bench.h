@@ -22,7 +22,7 @@ struct BenchOptions {
   int rounds = 9;
   bool quick = false;
   bool json = false;
-  // Of attention.
+  // Options of attention.
   std::string kernel = "auto";
   std::int32_t threads = 2;
   std::optional<DType> dtype;

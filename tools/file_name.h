@@ -41,7 +41,7 @@ class FileNames {
     std::string option;
     std::string path = {};
     bool writes = false;
-    // Of the file; or where there is none yet, of its folder, and its name there.
+    // The file's identity; or where there is none yet, its folder's, and its name there.
     std::optional<std::pair<dev_t, ino_t>> place = std::nullopt;
     std::string rest = {};
   };

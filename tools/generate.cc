@@ -32,7 +32,7 @@ namespace {
 using llama::Request;
 using llama::Vocabulary;
 
-// Of a file to score: 64 MiB of text are hours of work.
+// Bytes of a file to score: 64 MiB of text are hours of work.
 constexpr std::int64_t kMaxScoredBytes = std::int64_t{64} << 20;
 
 // One call of the verb.

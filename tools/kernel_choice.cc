@@ -16,7 +16,7 @@ Result<KernelTarget> resolve_kernel(const llama::ModelConfig& config, DType dtyp
   shape.head_dim_k = shape.head_dim_v = config.head_dim;
   const Result<KernelTarget> target = choose_kernel_target(shape, wanted);
   if (target) return *target;
-  // Of what the environment names the message says so.
+  // If the environment names it, the message says so.
   const std::string who = wanted == KernelTarget::kAuto ? "" : "--kernel: ";
   return Status(target.error().code(), who + target.error().message());
 }

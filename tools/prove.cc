@@ -86,7 +86,7 @@ class MemoryFile final : public ByteSink, public ByteSource {
   std::vector<std::byte> bytes_;
 };
 
-// Of the host tier: what all rows need together is far less.
+// Bytes of the host tier: what all rows need together is far less.
 constexpr std::int64_t kHostTierBytes = std::int64_t{256} << 20;
 
 // No file of this run is read by another.
@@ -162,7 +162,7 @@ class Prover {
     return !outcome || !outcome->difference.empty();
   }
 
-  // The smallest pool that runs may preempt nobody, or leave nothing to be found; then a larger
+  // The smallest pool that runs may preempt no request, or leave nothing to be found; then a larger
   // one, which lets more in at once. If none will do, the first that preempted says what is
   // missing.
   Result<Outcome> run_condition(const Condition& condition) {
@@ -340,7 +340,7 @@ class Prover {
     return outcome;
   }
 
-  // Of one engine; a request that it rejects is an error. `samples`: where results go, or null.
+  // Runs one engine; a request that it rejects is an error. `samples`: where results go, or null.
   Result<llama::RunStats> run_requests(llama::Engine& engine, std::span<const Request> requests,
                                        std::vector<SampleResult>* samples) {
     std::string rejected;
@@ -424,7 +424,7 @@ class Prover {
     return {};
   }
 
-  // Enough that nothing is ever short: no block that somebody will look for is evicted.
+  // Enough that nothing is ever short: no block that is looked for later is evicted.
   [[nodiscard]] std::int64_t roomy_pool(const Condition& condition) const {
     std::int64_t all = 0;
     for (const Tokens& prompt : set(condition).prompts) {

@@ -29,7 +29,7 @@ enum class Restored {
   kFromMemory,  // evicted, and brought back from host memory
   kFromAFile,   // saved, and loaded into a pool of another size, whose blocks have other numbers
   kFromDisk,    // another engine, with nothing of its own, finds it in the disk tier
-  kFromRedis,   // likewise, in Redis
+  kFromRedis,   // the same, in Redis
 };
 
 // What is not said has a default and is not in the name. A row is named by what it says, so the
@@ -61,7 +61,7 @@ struct Condition {
 }
 
 // The first is the contiguous twin, the reference. With a disk there are rows from it, and with
-// Redis likewise.
+// Redis from Redis.
 [[nodiscard]] std::vector<Condition> conditions(bool with_disk, bool with_redis);
 
 // What a row says of itself, and what it should be.
@@ -75,7 +75,7 @@ struct Happened {
   std::int64_t block_copies = 0;
   std::int64_t forks = 0;
   std::int64_t tokens_reused_expected = -1;  // -1: any number above 0
-  std::int64_t block_copies_expected = -1;   // likewise
+  std::int64_t block_copies_expected = -1;   // -1: any number
   std::int64_t tokens_asked = 0;             // of all prompts, each as often as it was asked
   bool forks_parted = false;  // two samples wrote different tokens behind a tail they shared
   std::int32_t longest_prompt = 0;

@@ -34,7 +34,7 @@ struct Summary {
   llama::RunStats stats;
   std::optional<llama::Perplexity> perplexity;
   std::optional<Comparison> comparison;  // --verify
-  llama::RunStats twin_stats;            // likewise
+  llama::RunStats twin_stats;            // as above
   std::optional<SaveStats> saved;        // --save
   std::optional<RestoreStats> restored;  // --load
   std::vector<TierSummary> tiers;        // --tier; see summaries()

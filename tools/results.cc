@@ -15,7 +15,7 @@ std::string float_hex(float value) {
   return text + ")";
 }
 
-// Of all positions but the last, whose row chose the first token. A row is empty where the cache
+// For all positions but the last, whose row chose the first token. A row is empty where the cache
 // served its position.
 std::string difference(const llama::PromptLogits& paged, const llama::PromptLogits& twin,
                        Comparison& counts) {

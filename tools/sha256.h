@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Sha256 hashes bytes as they come, with OpenSSL's libcrypto. Of the command only: the library
+// Sha256 hashes bytes as they come, with OpenSSL's libcrypto. The command alone has it: the library
 // needs no cryptography.
 //
 // Thread safety: none.

@@ -171,7 +171,7 @@ Result<std::unique_ptr<RedisTier>> open_redis(const std::string& servers) {
   if (Status status = (*redis)->wait_until_ready(steady_us(), kReadyUs); !status.ok()) {
     return with_advice(status);
   }
-  // Whoever does not answer is named at once, not when a prompt needs what it has.
+  // A server that does not answer is named at once, not when a prompt needs what it has.
   const auto is_tried = [](const RedisNode& node) { return node.connected || !node.error.empty(); };
   for (const std::uint64_t end_us = steady_us() + kGreetUs; steady_us() < end_us;) {
     const std::vector<RedisNode> nodes = (*redis)->nodes();

@@ -31,7 +31,7 @@ struct TierChoice {
   std::string redis;  // "HOST:PORT,HOST:PORT"; empty: not said
 
   [[nodiscard]] bool any() const { return host_bytes > 0 || disk.has_value() || !redis.empty(); }
-  // Of the arena, through which all tiers go: also where only another one was asked for.
+  // Bytes of the arena, through which all tiers go: also where only another one was asked for.
   [[nodiscard]] std::int64_t arena_bytes() const;
 };
 

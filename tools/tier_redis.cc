@@ -236,7 +236,7 @@ std::string lines_of(const std::vector<RedisUnread>& nodes) {
   return lines;
 }
 
-// Of the first server that answers.
+// As the first server that answers says it.
 Result<std::set<std::string>> find_primaries(const std::string& servers, const TlsContext& tls) {
   std::vector<RedisUnread> silent;
   for (std::size_t begin = 0; begin < servers.size();) {

@@ -26,7 +26,7 @@ struct TierSummary {
   // Records that came from it and verified; host memory: blocks that went to the cache.
   std::uint64_t loads = 0;
   std::array<std::uint64_t, kNumTierResults> misses{};  // records that it did not bring, by reason
-  std::uint64_t corrupt = 0;                            // damaged records, whoever found them
+  std::uint64_t corrupt = 0;                            // damaged records, wherever they were found
   bool up = true;
 };
 

@@ -72,7 +72,7 @@ struct States {
   std::int64_t batch = 0;
   std::int64_t batch_stride = 0;  // in bytes
 
-  // Of one row of the batch.
+  // One row of the batch.
   [[nodiscard]] RowsView row(std::int64_t index) const {
     RowsView rows = first;
     rows.data += index * batch_stride;

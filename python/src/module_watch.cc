@@ -206,7 +206,7 @@ class ModuleWatch {
   Seen seen_;  // at the last look that found all as it was
 };
 
-// Elements of tensors on the CPU. Of each tensor three numbers: how many elements, bytes from one
+// Elements of tensors on the CPU. For each tensor three numbers: how many elements, bytes from one
 // to the next, bytes of one.
 nb::bytes elements_at(nb::handle addresses, nb::handle spots) {
   const Input<std::uint64_t> at(addresses, "addresses");

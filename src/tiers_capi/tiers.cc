@@ -114,7 +114,7 @@ Status read_functions(std::string_view call, const kvfolio_tier_functions* their
   return {};
 }
 
-// Whoever submits keeps to the limits of the tier.
+// The caller of submit() keeps to the limits of the tier.
 Status check_items(std::string_view call, const Tier& tier, TierOp op,
                    std::span<const TierItem> items) {
   if (op != TierOp::kLoad && op != TierOp::kStore) return {};

@@ -38,8 +38,8 @@ struct kvfolio_tier {
   std::shared_ptr<kvfolio::capi::CallerMemory> resource;  // of the arena, which tiers share
   std::unique_ptr<kvfolio::Tier> tier;
   kvfolio::ArenaTier* memory = nullptr;  // the tier, if it is one in memory
-  kvfolio::DiskTier* disk = nullptr;     // likewise
-  kvfolio::RedisTier* redis = nullptr;   // likewise
+  kvfolio::DiskTier* disk = nullptr;     // the same
+  kvfolio::RedisTier* redis = nullptr;   // the same
   std::string name;
 };
 

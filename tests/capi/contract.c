@@ -107,7 +107,7 @@ static void a_copied_token_store_survives_the_first(void) {
   }
 }
 
-// Copies that nobody ran, a plan that lacks a sequence, the whole prompt behind a hit.
+// Copies that were never run, a plan that lacks a sequence, the whole prompt behind a hit.
 static void mistakes_of_a_host_are_refused(void) {
   for (int32_t by_host = 0; by_host < 2; ++by_host) {
     const kvfolio_group_spec group = small_group();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Calls that nobody should make. Each one must give a code and a sentence, and leave everything as
+// Calls that no host should make. Each one must give a code and a sentence, and leave everything as
 // it was: the manager, the bytes of the storage, and all that the call might write to.
 
 #include <float.h>
@@ -60,7 +60,7 @@ typedef struct {
 
 extern World w;
 extern int num_hostile;
-// Of w and the library's own state.
+// The digest of w and the library's own state.
 uint64_t state_of_the_world(void);
 void must_be_refused(int32_t code, const char* call, const char* file, int line);
 

@@ -59,7 +59,7 @@ namespace kvfolio::fake_device {
 // Stands for the bytes of a token in all layers of a group.
 using Digest = std::uint64_t;
 
-// Of memory that nobody wrote since it became free. No digest has this value.
+// The digest of memory that was not written since it became free. No other has this value.
 inline constexpr Digest kPoison = 0x7ff8deadfee1deadull;
 
 // Does the query at position `query` of this group read position p <= query?
@@ -157,12 +157,12 @@ class FakeDevice {
   [[nodiscard]] Step& find(Ticket ticket) const;
 
   const Order order_;
-  // Of the thread while it runs, of the caller after wait().
+  // The thread's while it runs, the caller's after wait().
   std::vector<Group> groups_;
   std::string violation_;
   std::uint64_t num_reads_ = 0;
 
-  // Of the caller.
+  // The caller's.
   std::vector<std::unique_ptr<Step>> steps_;  // in ticket order
   std::vector<Command> told_;                 // not handed over yet
 

@@ -18,7 +18,7 @@ double thread_seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// Of `rounds` times open and close of a cached prompt.
+// For `rounds` times open and close of a cached prompt.
 double seconds_of_open(Engine& e, const Tokens& prompt, int rounds) {
   double best = 1e9;
   for (int run = 0; run < 7; ++run) {
@@ -121,7 +121,7 @@ TEST(Growth, ATrimForEachTokenAndATruncateByOneDoNotLookAtTheRest) {
   EXPECT_LT(seconds(128000), 8 * seconds(4000));
 }
 
-// Fault T18: slots that nobody uses are not looked at. A thousand times as many.
+// Fault T18: unused slots are not looked at. A thousand times as many.
 TEST(Growth, AVictimAmongFewIsFoundWhateverMaxSequencesIs) {
   const auto seconds = [](std::int32_t max_sequences) {
     Engine e({full_group(16, 1024)}, {.max_sequences = max_sequences});

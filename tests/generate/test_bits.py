@@ -43,7 +43,7 @@ def test_a_text_without_a_second_token_is_refused(text, tmp_path):
     assert b"leave nothing to score, allowed: at least 2" in done.stderr
 
 
-# Of bits per byte. 16 bits of a number change less than the fourth digit on this model: bf16 takes
+# The unit is bits per byte. 16 bits of a number change less than the fourth digit on this model: bf16 takes
 # 3.9e-5 off them on kernels that compute in f32, less where the query is rounded as well.
 @pytest.mark.parametrize("cache_type,part", [("f32", 3e-6), ("f16", 3e-5), ("bf16", 6e-5),
                                              ("int8", 0.005)])

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Room for table entries and unpublished tokens: what admit() promises, and what nobody may take.
-// docs/decisions/0009-admit-reserves.md.
+// Room for table entries and unpublished tokens: what admit() promises, and what no other call may
+// take. docs/decisions/0009-admit-reserves.md.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

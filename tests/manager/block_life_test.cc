@@ -399,7 +399,7 @@ TEST(BlockLife, WhoIsTakenOutOfAStepLosesTheRightThatTheStepGave) {
     const SequenceId parent = e.say(tokens(1, 6));
     const SequenceId first = must(e.manager.fork(parent));
     const SequenceId second = must(e.manager.fork(parent));
-    must(e.manager.close(parent));  // now nobody has the right to the tail
+    must(e.manager.close(parent));  // now no sequence has the right to the tail
     const Ticket t = must(e.manager.begin_step());
     must(e.manager.append(first, Tokens{70}));
     if (!drop) must(e.manager.undo(first));

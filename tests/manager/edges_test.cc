@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls that are allowed and that nobody would think of, and refusals that must leave nothing.
+// Calls that are allowed and that one would hardly think of, and refusals that must leave nothing.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

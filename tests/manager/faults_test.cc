@@ -286,7 +286,7 @@ TEST(Faults, NoBlockIsHandedOutTwice) {
   const SequenceId gone = e.say(tokens(1, 4));
   const Tokens freed = e.table(gone);
   must(e.manager.close(gone));
-  // Nobody gets a reference to a block that is free.
+  // A block that is free gets no reference.
   const SequenceId thief = e.open({}).sequence;
   for (const std::int32_t block : freed) {
     const Tokens blocks = {block};

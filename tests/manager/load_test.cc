@@ -126,7 +126,7 @@ TEST(Load, TakesWhatTheCacheHasByNow) {
   Engine e({full_group(4, 16), window_group(2, 16, 4)});
   const Tokens prompt = tokens(1, 21);
   const SequenceId waiting = e.open(prompt).sequence;
-  e.cache(tokens(1, 12));  // somebody has computed it meanwhile
+  e.cache(tokens(1, 12));  // another sequence has computed it meanwhile
   const Load load = must(e.manager.begin_load(waiting, prompt, 20));
   EXPECT_EQ(load.begin, 12);
   EXPECT_EQ(e.info(waiting).length, 12);
@@ -188,7 +188,7 @@ TEST(Load, HoldsACachedBlockThatItEndsInside) {
   has[1] = {1, 1, 0};
   const std::vector<std::span<std::uint8_t>> shorter = {std::span(has[0]).first(2), has[1]};
   EXPECT_EQ(must(e.manager.loadable(s, prompt, 6, shorter)).end, 4);
-  EXPECT_THAT(has[0], ElementsAre(0, 0));  // likewise where `limit` cuts it
+  EXPECT_THAT(has[0], ElementsAre(0, 0));  // the same where `limit` cuts it
   const Load load = must(e.manager.begin_load(s, prompt, can.end));
   EXPECT_THAT(waits_for(e, load.id, 0), IsEmpty());
   EXPECT_THAT(waits_for(e, load.id, 1), ElementsAre(0));
@@ -315,7 +315,7 @@ TEST_P(LoadOutlives, ItsSequenceAndItsBlocksGoToNobody) {
       break;
   }
   must(e.manager.check_invariants());
-  EXPECT_EQ(e.usage().loading, loading);  // somebody may still write there
+  EXPECT_EQ(e.usage().loading, loading);  // the load may still write there
   std::vector<LoadBlock> blocks(8);
   ASSERT_EQ(must(e.manager.blocks_to_load(load.id, GroupId(0), blocks)), loading);
   // Another sequence takes all that there is: none of these is among it.

@@ -135,7 +135,7 @@ TEST(Mistakes, AStepWhoseCopiesDidNotRunIsRefusedWithTheirNumber) {
 }
 
 // M1. What it was about: 40 tokens are served, a prompt that shares 30 of them comes and its step
-// is committed without copies, and who asks next found rows that nobody had written.
+// is committed without copies, and the next prompt found rows that were never written.
 TEST(Mistakes, WithoutItsCopiesNothingOfAStepIsFound) {
   Bytes cache(false);
   KVCacheManager& m = *cache.manager;
@@ -151,7 +151,7 @@ TEST(Mistakes, WithoutItsCopiesNothingOfAStepIsFound) {
   EXPECT_EQ(m.finish(ticket).code(), ErrorCode::kFailedPrecondition);
   must(m.drop(ticket));
   must(m.close(opened.sequence));
-  // Whoever comes now finds what was there, and every row of it is right.
+  // The next prompt finds what was there, and every row of it is right.
   for (const Tokens& prompt : {second, first}) {
     const Opened next = must(m.open(prompt));
     EXPECT_EQ(cache.rows_of(next.sequence),

@@ -19,7 +19,7 @@ using Bytes = std::vector<std::byte>;
 // Magic, format and size of the body.
 inline constexpr std::size_t kHeadBytes = 16;
 
-// Of the header with its hash; 0: it is not all there.
+// Bytes of the header with its hash; 0: it is not all there.
 inline std::size_t header_bytes(std::span<const std::byte> log) {
   if (log.size() < kHeadBytes) return 0;
   const auto size = LittleEndianReader(log.subspan(12)).get<std::uint32_t>();

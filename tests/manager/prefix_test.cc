@@ -283,7 +283,7 @@ TEST(Prefix, HitNeverEndsInsideASpanThatAttendsToItself) {
   }
 }
 
-// Of such a span a step computes what it does with as much of it as it has.
+// A step computes such a span with as much of it as it has.
 TEST(Prefix, ASpanThatAttendsToItselfIsFoundOnlyIfOneStepComputedAllOfIt) {
   for (const Order order : {Order::kInOrder, Order::kUnordered}) {
     Engine e({full_group(4, 64)}, {.order = order});
@@ -377,7 +377,7 @@ TEST(Prefix, HitNeedsWhatEveryGroupReads) {
   EXPECT_EQ(e.probe(tokens(1, 17)), 0);
 }
 
-// Of a block with sinks every token below the hit has to be there: the sequence may be cut back
+// In a block with sinks every token below the hit has to be there: the sequence may be cut back
 // into it, and would offer it as an exact copy of the whole when it closes.
 TEST(Prefix, ATailThatHoldsTheSinksServesNoLongerHit) {
   Engine e({full_group(4, 16), window_group(4, 16, 4, 1)});

@@ -57,7 +57,7 @@ TEST(Promise, HoldsIfAnotherGetsTheRightToWriteWhileTheAppendIsUndone) {
   Engine e({full_group(4, 4)});
   const SequenceId parent = e.say(tokens(1, 6));
   const SequenceId s = must(e.manager.fork(parent));
-  must(e.manager.close(parent));  // the tail is findable, and nobody writes it
+  must(e.manager.close(parent));  // the tail is findable, and no sequence writes it
   must(e.manager.reserve(s, 2));
   static_cast<void>(must(e.manager.begin_step()));
   must(e.manager.append(s, tokens(50, 2)));

@@ -66,7 +66,7 @@ TEST(Questions, ThePeakIsOfHeldBlocksOfAllGroups) {
   EXPECT_EQ(e.usage(1).retiring, 4);
   const SequenceId b = e.open({}).sequence;
   const Ticket second = e.launch(b, tokens(50, 4));  // 1 and 2 more
-  EXPECT_EQ(e.counters().blocks_used_peak, 6u);      // those that retire are nobody's any more
+  EXPECT_EQ(e.counters().blocks_used_peak, 6u);      // those that retire have no owner any more
   must(e.manager.complete(first));
   must(e.manager.complete(second));
   must(e.manager.close(b));

@@ -163,7 +163,7 @@ TEST(Reserve, TheBlockOfARejectedDraftStaysWithThePromise) {
   must(e.manager.append(s, tokens(5, 1), {.draft = 1}));
   must(e.manager.commit(step));
   EXPECT_EQ(e.usage().reserved, 0);
-  must(e.manager.accept(s, 0));  // the step is in flight, and nobody else gets its block
+  must(e.manager.accept(s, 0));  // the step is in flight, and no other sequence gets its block
   EXPECT_EQ(e.info(s).reserved_tokens, 1);
   EXPECT_EQ(e.usage().reserved, 1);
   EXPECT_EQ(e.usage().retiring, 0);

@@ -579,7 +579,7 @@ TEST(Step, UnorderedBlocksOfAnIncompleteStepAreNotAdopted) {
       EXPECT_EQ(early.code(), kMoment);
       EXPECT_THAT(early.message(), HasSubstr("step " + std::to_string(t.value())));
     } else {
-      EXPECT_TRUE(early.ok());  // whoever reads comes later in the stream
+      EXPECT_TRUE(early.ok());  // a reader comes later in the stream
     }
     must(e.manager.complete(t));
     if (order == Order::kUnordered) must(e.manager.adopt(second, tables, 8));
@@ -610,7 +610,7 @@ TEST(Step, WhoWasAdmittedIsAppendedThoughTableRoomIsShort) {
   EXPECT_LT(refused, 150);
 }
 
-// Who is left keeps the order of appends, whoever goes and comes back.
+// Sequences that stay keep the order of appends, whichever go and come back.
 TEST(Step, UndoneSequencesLeaveThePlanInAppendOrder) {
   Engine e({full_group(4, 64)}, {.max_sequences = 8});
   std::vector<SequenceId> all;

@@ -140,7 +140,7 @@ struct Coverage {
   std::uint64_t loads_that_stand = 0;  // some tokens of them
   std::uint64_t holds = 0;
   std::uint64_t stores = 0;             // of whole blocks, to the tier
-  std::uint64_t stores_alone = 0;       // of these, ended when nobody else had the block any more
+  std::uint64_t stores_alone = 0;       // those that ended when nothing else had the block any more
   std::uint64_t tier_loads = 0;         // loads from the tier
   std::uint64_t bad_blocks[3] = {};     // of these: the first, some middle, the last one is bad
   std::uint64_t arrivals_orphaned = 0;  // whose sequence was gone, or shorter
@@ -170,15 +170,15 @@ class Harness {
   // Closes everything and looks for what leaked.
   void drain();
 #ifndef KVFOLIO_MODEL_CHECK_C
-  // Of the first manager, before the first operation (op_log.h); null: no more.
+  // The log of the first manager, before the first operation (op_log.h); null: no more.
   void record(OpLog* log) { manager_->record(log); }
   [[nodiscard]] Result<std::uint64_t> state_hash() const { return manager_->state_hash(); }
 #endif
 
   // The last call and its answer, with ids, plan arrays and tables: equal for equal calls.
   [[nodiscard]] const std::string& log() const { return log_; }
-  // Of all calls so far: ids, plans, error codes, the integers of each Shortage, counters. No
-  // sentence of an error counts, and no printed form.
+  // The digest of all calls so far: ids, plans, error codes, the integers of each Shortage,
+  // counters. No sentence of an error counts, and no printed form.
   [[nodiscard]] std::uint64_t digest() const { return digest_; }
   // Whether the last operation could not have changed anything whatever it answered.
   [[nodiscard]] bool read_only() const { return read_only_; }
@@ -339,7 +339,7 @@ class Harness {
   void join_step(const SeqPtr& seq, const SeqState& before, const std::vector<std::int32_t>& tokens,
                  bool named);
   void give_names(const SeqPtr& seq, int count);
-  // Of a call that names many sequences (ops_each.cc).
+  // What a call that names many sequences needs (ops_each.cc).
   struct OneOf {
     SeqPtr seq;  // null: the id names nothing
     SequenceId id;
@@ -645,7 +645,7 @@ class Harness {
   std::map<SeqPtr, std::vector<BorderBlock>> borders_;
   std::uint64_t num_looks_ = 0;  // operations, as the order of eviction counts them
   int num_strangers_ = 0;        // that let go and are no sequences
-  // Of the tree as it ever was: nodes, one that followed each, and those behind which paths parted.
+  // The tree as it ever was: nodes, one that followed each, and those behind which paths parted.
   std::vector<char> on_tree_;
   std::map<int, int> followed_by_;
   std::set<int> parted_behind_;
@@ -659,7 +659,7 @@ class Harness {
 
   std::uint64_t digest_ = 0xcbf29ce484222325u;
 
-  // Of the operation at hand.
+  // The operation at hand.
   std::string log_;
   bool read_only_ = false;
   bool changed_ = false;    // something may have changed

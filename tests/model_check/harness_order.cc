@@ -29,7 +29,7 @@ namespace {
 constexpr int kNever = 3;
 constexpr std::size_t kMostOutcomes = 64;
 
-// Of `nodes`, that stand in a block from its start, the first `count` begin `others`.
+// The first `count` of `nodes`, which stand in a block from its start, begin `others`.
 bool begins_with(const std::vector<int>& others, const std::vector<int>& nodes, int count) {
   return count <= isize(nodes) && count <= isize(others) &&
          std::equal(nodes.begin(), nodes.begin() + count, others.begin());

@@ -236,7 +236,7 @@ void Harness::keep_tables(const StepPlan& plan) {
       const auto& table = open_step_->rows[i].tables[static_cast<std::size_t>(g)];
       for (int j = 0; j < isize(table); ++j) {
         const std::int32_t want = table[static_cast<std::size_t>(j)];
-        if (want < 0) continue;  // nobody reads it
+        if (want < 0) continue;  // it is never read
         const auto found = kept.find({plan.rows[i], j});
         KVFOLIO_REQUIRE(found != kept.end() && found->second == want,
                         "group " + std::to_string(g) + " row " + std::to_string(plan.rows[i]) +

@@ -205,7 +205,7 @@ void Harness::check_sequences(const Snapshot& now) {
   }
 }
 
-// Of each block of group g: references of copies that wait or run, and of blocks that a step put
+// For each block of group g: references of copies that wait or run, and of blocks that a step put
 // others in the place of.
 std::vector<std::int32_t> Harness::step_references(int g) const {
   std::vector<std::int32_t> refs(static_cast<std::size_t>(group(g).num_blocks), 0);

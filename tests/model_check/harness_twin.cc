@@ -73,7 +73,7 @@ void Harness::ask_twins(const Prompt& prompt, const Seq& seq) {
   KVFOLIO_REQUIRE(invariants.ok(), "check_invariants of the hot twin: " + invariants.message());
 }
 
-// Of two blocks with equal tokens one that is held has the entry: a sequence that has just
+// If two blocks have equal tokens, one that is held has the entry: a sequence that has just
 // published finds in its place its own blocks, or such as others hold too.
 void Harness::check_held_entries(const Snapshot& now) const {
   if (now.counters.publications_skipped != before_.counters.publications_skipped) return;

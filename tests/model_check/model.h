@@ -68,7 +68,7 @@ class Trie {
   }
   // Neither a trim nor a cut span stands behind it: such content may be findable.
   [[nodiscard]] bool exact(int node) const { return exact_[static_cast<std::size_t>(node)]; }
-  // Of a token: its position. Of a root: -1.
+  // A token's position; -1 for a root.
   [[nodiscard]] int position_of(int node) const {
     return positions_[static_cast<std::size_t>(node)];
   }
@@ -200,7 +200,7 @@ struct Seq {
   bool maybe_used = false;       // it was cut to its length, and may have given up its last token
   bool maybe_whole = false;      // its prompt may have been found whole, and no token came since
   bool forgotten = false;        // it runs on a path that was forgotten: it publishes nothing more
-  bool maybe_forgotten = false;  // likewise, if its prompt was found whole
+  bool maybe_forgotten = false;  // the same, if its prompt was found whole
   // reserve(): tokens that are still promised, and at most in a step. Not certain after what may
   // need blocks that the promise does not have.
   int promised = 0;
@@ -256,7 +256,7 @@ struct Seq {
     while (p < length() && named[static_cast<std::size_t>(p)] != 0) ++p;
     return p;
   }
-  // Tokens of `ticket`, which ended, that nobody named by now never get a name.
+  // Tokens of `ticket`, which ended, that have no name by now never get one.
   void lose_names(std::uint64_t ticket, bool failed) {
     if (prompt.late_names && !failed) return;
     for (std::size_t p = 0; p < named.size(); ++p) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Adoption: a sequence takes blocks that others hold, mostly with what these said, sometimes in a
-// mixture that nobody said, sometimes such as must be refused. What it reads from then on is what
+// mixture of none, sometimes such as must be refused. What it reads from then on is what
 // the model's memory says of these blocks.
 
 #include <algorithm>
@@ -108,7 +108,7 @@ std::optional<std::vector<int>> Harness::nodes_in(const Tables& tables, int root
       if (node != kPoison && node != held) return std::nullopt;
       node = held;
     }
-    // Nobody reads what no group has.
+    // What no group has is never read.
     nodes.push_back(node != kPoison ? node : trie_.root(root));
   }
   return nodes;

@@ -307,7 +307,7 @@ void Harness::open_unnamed(Rng& rng) {
 }
 
 void Harness::set_tokens(Rng& rng) {
-  // Mostly somebody who waits for names.
+  // Mostly a sequence that waits for names.
   SeqPtr seq = any_seq(rng);
   for (int i = 0; seq && i < 6 && seq->unnamed() == 0; ++i) seq = any_seq(rng);
   if (!seq) return;

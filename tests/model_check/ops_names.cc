@@ -48,9 +48,9 @@ void Harness::check_refused_by_name(const Status& status, std::uint64_t caller_i
       "the error names the caller_id");
 }
 
-// Why there may be no place for another sequence. A row that a step uses is nobody's before that is
-// complete; who closes with tokens in a step keeps its own, unless it was cut back or has nothing
-// to publish.
+// Why there may be no place for another sequence. A row that a step uses has no owner before that
+// is complete; who closes with tokens in a step keeps its own, unless it was cut back or has
+// nothing to publish.
 void Harness::add_slot_errors(Codes& errors, Codes& tolerated) {
   if (isize(seqs_) >= config_.options.max_sequences) errors.insert(kExhausted);
   std::erase_if(gone_, [&](const SeqPtr& seq) {
@@ -78,7 +78,7 @@ void Harness::set_priority(Rng& rng) {
   seq->priority = priority;
 }
 
-// The open sequences are listed, and found under the ids of their callers; nobody else is.
+// The open sequences are listed, and found under the ids of their callers; no other is.
 void Harness::check_names() const {
   std::vector<SequenceId> listed(seqs_.size() + 1);
   const std::int32_t count = manager_->sequences(listed);

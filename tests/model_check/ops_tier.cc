@@ -101,7 +101,7 @@ const std::vector<fake_device::Digest>* Harness::record_of(const OpenLoad& load,
   return found == tier_.end() ? nullptr : &found->second.bytes;
 }
 
-// All that nobody holds has to come back from the tier.
+// All that no sequence holds has to come back from the tier.
 void Harness::evict_all() {
   note("evict all");
   for (int g = 0; g < num_groups(); ++g) {
@@ -112,7 +112,7 @@ void Harness::evict_all() {
   changed_ = true;
 }
 
-// Somebody asks for what the tier has, and mostly for more.
+// A prompt asks for what the tier has, and mostly for more.
 void Harness::open_from_tier(Rng& rng) {
   auto record = tier_.begin();
   std::advance(record, rng.below(isize(tier_)));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads and holds. Whoever loads writes its blocks late, piece by piece, also after the sequence is
-// gone, and sometimes rubbish; the load is then finished as far as the bytes are good. Whoever
-// holds blocks expects them to stay as they are.
+// Loads and holds. A load writes its blocks late, piece by piece, also after the sequence is
+// gone, and sometimes rubbish; the load is then finished as far as the bytes are good. A reader
+// that holds blocks expects them to stay as they are.
 
 #include <algorithm>
 

@@ -214,7 +214,7 @@ TEST(ParitySequences, CountersOfHitsCopiesAndEvictions) {
   e.cache(prompt);
   // shown: counters
   const Counters& counters = e.manager.counters();
-  const std::uint64_t reused = counters.tokens_reused;    // tokens that nobody computed again
+  const std::uint64_t reused = counters.tokens_reused;    // tokens that were not computed again
   const std::uint64_t copies = counters.block_copies;     // blocks, by copy-on-write
   const std::uint64_t evicted = counters.blocks_evicted;  // cached blocks that made room
   // shown end

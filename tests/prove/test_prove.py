@@ -160,7 +160,7 @@ def test_each_cache_type_has_one_hash(checkpoint, dtype):
     assert differs == (dtype != "f64")  # f64 holds exactly what the model computes in f32
 
 
-# Of the shipped model with an f32 cache, as docs/proof.md shows it: the same on a Zen 3, a Zen 5 and an Emerald
+# The shipped model's hash with an f32 cache, as docs/proof.md shows it: the same on a Zen 3, a Zen 5 and an Emerald
 # Rapids. What does not fuse a product and a sum rounds otherwise.
 F32_SHA256 = "9ecb1f96e8da4a623c77ecf5ac7d354dd230e4a6d7a9a47122a7ea2c3770d97f"
 FUSING = ("avx2", "avx512", "avx512-bf16")

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Three engines share one Redis through networks of their own that delay, cut and damage. Each byte
-// of each sequence is compared with what its tokens say, whoever computed it. KVFOLIO_SEED and
-// KVFOLIO_OPS (default 3,000; scripts/nightly asks for 10^6) choose the run; a failure names its
-// seed.
+// of each sequence is compared with what its tokens say, by whichever process it was computed.
+// KVFOLIO_SEED and KVFOLIO_OPS (default 3,000; scripts/nightly asks for 10^6) choose the run; a
+// failure names its seed.
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>

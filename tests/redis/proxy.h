@@ -16,7 +16,7 @@ enum class ProxyFault : std::uint8_t {
   kDelay,      // everything comes 20 ms late
   kFragments,  // one byte at a time from the server, for the first 4,000 of each connection
   kCut,        // closes after 700 to 30,000 bytes from the server
-  kReset,      // likewise, with RST
+  kReset,      // the same, with RST
   kSilence,    // accepts, and says nothing
   kGarbage,    // a few bytes from the server are others
   kDrip,       // a kilobyte every 10 ms

@@ -513,7 +513,7 @@ TEST_P(RedisBehindProxy, AFaultyNetworkCostsMissesOnly) {
     EXPECT_EQ(storm.damaged, 0);
   }
   storm.timeout_us = 500'000;
-  // Garbage may have become a value under a key; whoever verifies records erases it.
+  // Garbage may have become a value under a key; a reader that verifies records erases it.
   server.ask({"flushall"});
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   while (user.store(kQuiet) != TierResult::kOk && std::chrono::steady_clock::now() < end) {

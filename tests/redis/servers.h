@@ -32,7 +32,7 @@ class Folder {
 // The program, or nothing: then tests with servers are skipped.
 std::optional<std::string> redis_program(const std::string& name);
 
-// A port that nobody listens on; for a node of a cluster, port + 10000 neither.
+// A port that no server listens on; for a node of a cluster, port + 10000 neither.
 int free_port();
 
 class Server {

@@ -149,7 +149,7 @@ class Storm {
     }
   }
 
-  // Whoever is pending becomes ready, then everything ends, and nothing is left.
+  // What is pending becomes ready, then everything ends, and nothing is left.
   void end(Totals& totals) {
     end_step();
     check_all();

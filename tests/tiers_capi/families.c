@@ -110,7 +110,7 @@ static uint64_t sum_of(const uint64_t* latency) {
   return sum;
 }
 
-// Of use_disk(): the first run stores two records, the second one loads them.
+// For use_disk(): the first run stores two records, the second one loads them.
 static void check_tier_counters(kvfolio_offload* offload, int run) {
   CHECK(kvfolio_offload_num_tiers(offload) == 1);
   kvfolio_offload_tier_counters c = {.struct_size = sizeof c};

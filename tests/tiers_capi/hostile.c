@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls that nobody should make. Each one must give a code and a sentence, and leave everything as
+// Calls that no host should make. Each one must give a code and a sentence, and leave everything as
 // it was: the manager, the arena, the counters, and all that the call might write to.
 
 #include <limits.h>

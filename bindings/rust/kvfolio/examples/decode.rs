@@ -16,7 +16,7 @@ extern "C" {
     fn clock_gettime(clock: i32, out: *mut Timespec) -> i32;
 }
 
-/// Of all threads. The standard library has no such clock.
+/// What all threads took. The standard library has no such clock.
 fn processor_seconds() -> f64 {
     const CLOCK_PROCESS_CPUTIME_ID: i32 = 2; // Linux
     let mut now = Timespec { seconds: 0, nanoseconds: 0 };

@@ -197,7 +197,7 @@ pub(crate) fn invalid<T>(message: String) -> Result<T> {
 pub(crate) fn call(f: impl FnOnce(*mut sys::kvfolio_error) -> i32) -> Result<()> {
     let mut error = MaybeUninit::<sys::kvfolio_error>::uninit();
     let out = error.as_mut_ptr();
-    // SAFETY: writes fields of a local struct. Of the message the first byte is enough: the library
+    // SAFETY: writes fields of a local struct. The first byte of the message is enough: the library
     // writes whole sentences with a 0 at their end, or nothing.
     unsafe {
         let size = std::mem::size_of::<sys::kvfolio_error>() as u32;

@@ -74,7 +74,7 @@ fn run(cache: &mut Cache, rounds: i32) -> String {
     said
 }
 
-/// Of the header of a log: magic, format, size, that many bytes, and a hash.
+/// The size of a log's header: magic, format, size, that many bytes, and a hash.
 fn header_bytes(log: &[u8]) -> usize {
     20 + u32::from_le_bytes(log[12..16].try_into().unwrap()) as usize
 }
@@ -189,7 +189,7 @@ fn writer_that_cannot_be_flushed_ends_the_log() -> Result<()> {
     let mut cache = cache();
     cache.record(Some(OpLog::to_writer(failing(&failures), false)?))?;
     cache.open(&[1], &Default::default())?;
-    cache.op_log().unwrap().status()?; // nobody asked the writer yet
+    cache.op_log().unwrap().status()?; // the writer was not asked yet
     let gone = Err(Error::Unavailable("gone".into()));
     assert_eq!(cache.flush_op_log(), gone);
     assert_eq!(cache.op_log().unwrap().status(), gone);

@@ -260,7 +260,7 @@ inline __m256i _mm512_cvtepi32_epi16(__m512i x) {
   for (int i = 0; i < 16; ++i) halves[i] = static_cast<std::uint16_t>(words[i]);
   return kvfolio::kernels::model::load<__m256i>(halves);
 }
-// Of unsigned numbers: what is more than a byte holds is 255.
+// Unsigned numbers: what is more than a byte holds is 255.
 inline __m128i _mm512_cvtusepi32_epi8(__m512i x) {
   const auto words = kvfolio::kernels::model::words(x);
   std::uint8_t bytes[16];

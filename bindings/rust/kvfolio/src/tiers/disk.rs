@@ -57,23 +57,23 @@ of_c! {
     /// `DiskTierStats` in `disk_tier.h`.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct DiskStats = kvfolio_disk_stats {
-        /// That the files take, at most the budget.
+        /// Bytes that the files take, at most the budget.
         pub bytes: i64,
-        /// That can be found.
+        /// Records that can be found.
         pub records: i64,
         /// Files of records.
         pub segments: i64,
         /// Records that were there when it was opened.
         pub recovered: u64,
-        /// Of these, without a look at their headers.
+        /// Those of them that were taken up without a look at their headers.
         pub recovered_by_footer: u64,
         /// Records that were written.
         pub stored: u64,
-        /// Of these.
+        /// Bytes of the records that were written.
         pub stored_bytes: u64,
         /// Records that were read.
         pub loaded: u64,
-        /// Of these.
+        /// Bytes of the records that were read.
         pub loaded_bytes: u64,
         /// Records that were not what was stored.
         pub corrupt: u64,

@@ -142,12 +142,12 @@ impl Identity {
         unsafe { sys::kvfolio_identity_num_groups(self.0.as_ptr()) }
     }
 
-    /// Of the model.
+    /// The namespace of the model.
     pub fn model_namespace(&self) -> Digest {
         self.namespace(-1).expect("every identity has one")
     }
 
-    /// Of the layout of a group.
+    /// The namespace of a group's layout.
     pub fn layout_namespace(&self, group: i32) -> Result<Digest> {
         match group {
             0.. => self.namespace(group),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//! What leaves the cache comes back: host memory and other tiers below it, save and restore. Of the
-//! feature `tiers`, which links libkvfolio_tiers.
+//! What leaves the cache comes back: host memory and other tiers below it, save and restore. The
+//! feature `tiers` has it, and links libkvfolio_tiers.
 //!
 //! Start at [`Offload`]. It owns its cache and dereferences to it, so all goes on as before; only
 //! [`Offload::open`] (and [`OffloadStep::open`]) also asks host memory and the tiers for what the

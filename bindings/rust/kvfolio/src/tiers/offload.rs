@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Offload. SAFETY of every call here: the handle lives as long as self; whoever may call it has
+// Offload. SAFETY of every call here: the handle lives as long as self; its callers have
 // asked check(), so the manager that C keeps a pointer to is that of self.cache, which we have.
 
 use super::{snapshot, sys, Digest, ModelIdentity, Restored, SaveOptions, SaveStats, TierHandle};
@@ -36,9 +36,9 @@ pub struct OffloadTier {
     pub tier: TierHandle,
     /// Which records go to it.
     pub policy: WritePolicy,
-    /// In flight; more waits its turn. 0: 64 MiB.
+    /// Bytes of stores in flight; more waits its turn. 0: 64 MiB.
     pub store_bytes_max: i64,
-    /// Likewise. 0: 256 MiB.
+    /// Bytes of loads in flight. 0: 256 MiB.
     pub load_bytes_max: i64,
 }
 
@@ -69,14 +69,14 @@ pub struct NameEpochs {
 /// `OffloadOptions` in `offload.h`. 0 is the default of all but `arena_bytes`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct OffloadOptions<'a> {
-    /// Of host memory for records: at least those of the longest prompt, times the prompts that are to
+    /// Bytes of host memory for records: at least those of the longest prompt, times the prompts that are to
     /// be loaded at a time.
     pub arena_bytes: i64,
     /// 0: 16 MiB.
     pub bytes_per_poll: i64,
-    /// Of the tiers' answers, beside the time that bytes take. 0: 50,000.
+    /// How long the tiers' answers may take, beside the time that bytes take. 0: 50,000.
     pub timeout_us: u64,
-    /// Of the copy to the cache once all is at hand. 0: 2,000,000.
+    /// How long the copy to the cache may take once all is at hand. 0: 2,000,000.
     pub copy_timeout_us: u64,
     /// With `prefill_tokens_per_s`: load from tiers only what is slower to compute. 0: always.
     pub load_bytes_per_s: f64,
@@ -176,7 +176,7 @@ pub struct Left {
     pub stores: i64,
     /// Loads that tiers have not ended.
     pub loads: i64,
-    /// Likewise.
+    /// Questions that tiers have not answered.
     pub questions: i64,
 }
 
@@ -197,11 +197,11 @@ of_c! {
         pub stores_dropped: u64,
         /// Blocks that were written to the cache.
         pub loads: u64,
-        /// Of all `loads`.
+        /// Tokens of these blocks.
         pub tokens_loaded: u64,
         /// Records of host memory that did not verify.
         pub arena_corrupt: u64,
-        /// That tiers said are done.
+        /// Stores that tiers said are done.
         pub tier_stores: u64,
         /// All `stores_failed` and `stores_dropped` of the tiers.
         pub tier_stores_dropped: u64,
@@ -211,11 +211,11 @@ of_c! {
         pub tier_misses: [u64; 8],
         /// Loads that came and did not verify.
         pub tier_corrupt: u64,
-        /// That were pending.
+        /// Requests that were pending.
         pub requests: u64,
-        /// Of these.
+        /// Those of them that were canceled.
         pub requests_canceled: u64,
-        /// Of these.
+        /// Those of them that ran out of time.
         pub requests_timed_out: u64,
         /// A faulty tier: it says that something is done that was not asked.
         pub unknown_completions: u64,
@@ -234,31 +234,31 @@ of_c! {
     /// it ended.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct OffloadTierCounters = kvfolio_offload_tier_counters {
-        /// That the tier said are done.
+        /// Stores that the tier said are done.
         pub stores: u64,
-        /// That it said are not.
+        /// Stores that it said are not.
         pub stores_failed: u64,
-        /// That came and verified.
+        /// Loads that came and verified.
         pub loads: u64,
-        /// That came and did not.
+        /// Loads that came and did not verify.
         pub loads_corrupt: u64,
-        /// That did not come, by [`TierResult`](super::TierResult).
+        /// Loads that did not come, by [`TierResult`](super::TierResult).
         pub loads_failed: [u64; 8],
-        /// Of `stores`.
+        /// Bytes of `stores`.
         pub bytes_stored: u64,
-        /// Of `loads`.
+        /// Bytes of `loads`.
         pub bytes_loaded: u64,
         /// Stores by how long they took.
         pub store_latency: [u64; 10],
-        /// Likewise.
+        /// Loads by how long they took.
         pub load_latency: [u64; 10],
-        /// Of all together.
+        /// How long all stores took together.
         pub store_us: u64,
-        /// Likewise.
+        /// How long all loads took together.
         pub load_us: u64,
         /// A tier may be silent about its trouble: watch this.
         pub stores_failed_in_a_row: u64,
-        /// That it was never given: it was not usable, or host memory lost them before it had room.
+        /// Stores that it was never given: it was not usable, or host memory lost them before it had room.
         pub stores_dropped: u64,
         /// Tries of stores that ended late or busy, and were made again.
         pub stores_again: u64,
@@ -277,9 +277,9 @@ of_c! {
     pub struct ArenaStats = kvfolio_arena_stats {
         /// The budget.
         pub bytes: i64,
-        /// Of the records that are there.
+        /// Bytes of the records that are there.
         pub bytes_published: i64,
-        /// That are there.
+        /// Records that are there.
         pub records: i64,
         /// Records that are read now.
         pub pins: i64,
@@ -506,12 +506,12 @@ impl Offload {
     fn end(&mut self) {
         let whole = self.is_whole();
         let arena = self.arena();
-        // Somebody may still have an item of it: then the memory stays, and so does its resource.
+        // A tier may still have an item of it: then the memory stays, and so does its resource.
         if !whole || arena.pins + arena.writing + arena.quarantined > 0 {
             std::mem::forget(self.resource.clone());
             std::mem::forget(self.table.take());
         }
-        // SAFETY: it goes once. Of one whose manager is gone C frees nothing; if the manager lives
+        // SAFETY: it goes once. C frees nothing of one whose manager is gone; if the manager lives
         // elsewhere, it must not be spoken to from here.
         if whole {
             unsafe { sys::kvfolio_offload_destroy(self.raw.as_ptr()) }
@@ -519,13 +519,13 @@ impl Offload {
     }
 
     /// Opens a sequence as [`Manager::open`](crate::Manager::open), and asks for what the cache does
-    /// not have. Who does not want to wait calls [`cancel`](Offload::cancel), or closes the sequence.
+    /// not have. A caller that does not want to wait calls [`cancel`](Offload::cancel), or closes the sequence.
     pub fn open(&mut self, tokens: &[i32], options: &OpenOptions) -> Result<OffloadOpened> {
         open(self.raw, &self.cache, tokens, options)
     }
 
-    /// Moves what is to be moved, at most `bytes_per_poll`: loads first, then stores. Returns who is
-    /// ready, each pending sequence once. Nobody while the cache is exchanged.
+    /// Moves what is to be moved, at most `bytes_per_poll`: loads first, then stores. Returns the
+    /// sequences that are ready, each pending one once; none while the cache is exchanged.
     pub fn poll(&mut self, now_us: u64) -> &[Ready] {
         self.ready.clear();
         if !self.is_whole() {
@@ -613,7 +613,7 @@ impl Offload {
         Ok(NameEpochs { epoch, roots: roots.iter().map(root_epoch).collect() })
     }
 
-    /// Of the Offload; [`Manager::counters`](crate::Manager::counters) has those of the cache.
+    /// The Offload's counters; [`Manager::counters`](crate::Manager::counters) has those of the cache.
     pub fn offload_counters(&self) -> OffloadCounters {
         let mut out = sys::kvfolio_offload_counters::new();
         call(|error| unsafe {
@@ -623,12 +623,12 @@ impl Offload {
         OffloadCounters::from_c(&out)
     }
 
-    /// Of the tiers that it was made with.
+    /// How many tiers it was made with.
     pub fn num_tiers(&self) -> usize {
         unsafe { sys::kvfolio_offload_num_tiers(self.raw.as_ptr()) as usize }
     }
 
-    /// Of one tier, in the order in which they were given. `InvalidArgument`: there are fewer.
+    /// The counters of one tier, in the order in which they were given. `InvalidArgument`: there are fewer.
     pub fn tier_counters(&self, tier: usize) -> Result<OffloadTierCounters> {
         let tier = i32::try_from(tier).unwrap_or(i32::MAX);
         let mut out = sys::kvfolio_offload_tier_counters::new();
@@ -847,7 +847,7 @@ fn reset(raw: NonNull<sys::kvfolio_offload>, manager: &Manager) -> Result<Forgot
 /// ```
 #[must_use = "a step that is dropped rolls back"]
 pub struct OffloadStep<'c> {
-    // Of the Offload that is borrowed.
+    // The handle of the Offload that is borrowed.
     raw: NonNull<sys::kvfolio_offload>,
     step: crate::Step<'c>,
 }

@@ -16,11 +16,11 @@ use std::ptr::{null, null_mut};
 pub struct RedisTls<'a> {
     /// PEM; `None`: the system's.
     pub ca_file: Option<&'a Path>,
-    /// PEM, of this client.
+    /// PEM; this client's certificate.
     pub cert_file: Option<&'a Path>,
-    /// Likewise.
+    /// PEM; the certificate's key.
     pub key_file: Option<&'a Path>,
-    /// That every certificate must have; `None`: the host of the node.
+    /// The name that every certificate must have; `None`: the host of the node.
     pub server_name: Option<&'a str>,
 }
 
@@ -30,7 +30,7 @@ pub struct RedisTls<'a> {
 pub struct RedisOptions<'a> {
     /// `"HOST:PORT,HOST:PORT"`: nodes of one cluster, or one server.
     pub servers: &'a str,
-    /// Of an ACL.
+    /// A user of the server's ACL.
     pub user: Option<&'a str>,
     /// `None`: without.
     pub password: Option<&'a str>,
@@ -38,7 +38,7 @@ pub struct RedisOptions<'a> {
     pub key_prefix: Option<&'a str>,
     /// `None`: without TLS.
     pub tls: Option<RedisTls<'a>>,
-    /// Of a record. 0: the server's policy decides.
+    /// How long a record lives. 0: the server's policy decides.
     pub ttl_ms: u64,
     /// 0: 64 MiB.
     pub record_bytes_max: i64,

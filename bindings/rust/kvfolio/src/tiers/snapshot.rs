@@ -24,7 +24,7 @@ pub struct SaveSequence<'a> {
     pub tokens: &'a [i32],
     /// As at its [`open`](crate::Manager::open).
     pub root: Option<&'a Root>,
-    /// Likewise.
+    /// As at its `open`, too.
     pub media: &'a [MediaSpan],
 }
 
@@ -43,11 +43,11 @@ of_c! {
     pub struct SaveStats = kvfolio_save_stats {
         /// Blocks that were written.
         pub records: i64,
-        /// Of all paths together; what paths share counts once.
+        /// Tokens of all paths together; what paths share counts once.
         pub tokens: i64,
-        /// Of [`SaveOptions::sequences`].
+        /// Sequences of [`SaveOptions::sequences`].
         pub sequences: i64,
-        /// Of the whole file.
+        /// Bytes of the whole file.
         pub bytes: i64,
     }
 }
@@ -60,15 +60,15 @@ of_c! {
         pub records: i64,
         /// Blocks that were written.
         pub records_loaded: i64,
-        /// That did not verify when they were read.
+        /// Records that did not verify when they were read.
         pub records_refused: i64,
-        /// Whose checksum is not that of their bytes.
+        /// Sections whose checksum is not that of their bytes.
         pub sections_damaged: i64,
         /// Ends of prompts in the file.
         pub paths: i64,
-        /// Cut short by the size of the pool.
+        /// Paths that were cut short by the size of the pool.
         pub paths_no_room: i64,
-        /// Of all loads.
+        /// Tokens of all blocks that were written.
         pub tokens: i64,
     }
 }
@@ -191,7 +191,7 @@ pub fn restore_file<P: AsRef<Path>>(
     restore_from_file(cache, identity.raw(), path.as_ref())
 }
 
-// ---- the same with a handle of names, which is valid, and used by nobody else meanwhile ----
+// ---- the same with a handle of names, which is valid, and not used elsewhere meanwhile ----
 
 /// The sequences of the options, as C takes them.
 struct List(*mut sys::kvfolio_save_list);

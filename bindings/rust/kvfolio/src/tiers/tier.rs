@@ -62,7 +62,7 @@ impl std::fmt::Display for TierResult {
 }
 
 /// One thing to do, and the memory for it, which is the tier's until [`Completions::finish`]. An item
-/// may go to another thread and come back. One that is dropped is never done: whoever asked waits
+/// may go to another thread and come back. One that is dropped is never done: the Offload waits
 /// until its deadline, and its memory is not used again.
 #[derive(Debug)]
 pub struct Item {
@@ -74,7 +74,7 @@ pub struct Item {
     tier: u64,
 }
 
-// SAFETY: the memory is nobody else's: of a load nobody touches it, of a store all only read it.
+// SAFETY: the memory is the item's alone: nothing else touches that of a load, and that of a store is only read.
 unsafe impl Send for Item {}
 unsafe impl Sync for Item {}
 
@@ -174,7 +174,7 @@ impl Completions<'_> {
 pub struct TierLimits {
     /// Larger records are not offered; 0: no limit.
     pub record_bytes_max: i64,
-    /// Of the items' memory: a power of two up to 4096.
+    /// Alignment of the items' memory: a power of two up to 4096.
     pub data_alignment: i32,
 }
 
@@ -195,7 +195,7 @@ pub struct TierHealth {
     pub loads_ok: u64,
     /// Results other than `Ok` and `Miss`.
     pub failures: u64,
-    /// Damaged records that it found while nobody waited for them: no load was answered `Corrupt`.
+    /// Damaged records that it found while no load waited for them: none was answered `Corrupt`.
     pub corrupt_unasked: u64,
 }
 
