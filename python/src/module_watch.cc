@@ -206,29 +206,92 @@ class ModuleWatch {
   Seen seen_;  // at the last look that found all as it was
 };
 
-// Elements of tensors on the CPU. For each tensor three numbers: how many elements, bytes from one
-// to the next, bytes of one.
-nb::bytes elements_at(nb::handle addresses, nb::handle spots) {
-  const Input<std::uint64_t> at(addresses, "addresses");
-  const Input<std::uint64_t> numbers(spots, "spots");
-  if (numbers.size() != 3 * at.size()) {
-    raise_invalid("spots has " + std::to_string(numbers.size()) + " numbers for " +
-                  std::to_string(at.size()) + " addresses, 3 for each are needed");
-  }
-  std::string bytes;
-  const std::uint64_t* spot = numbers.span().data();
-  for (const std::uint64_t address : at.span()) {
-    const std::uint64_t count = spot[0], stride = spot[1], size = spot[2];
-    // The caller holds the tensors.
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): an address is what Python has of a tensor
-    const auto* from = reinterpret_cast<const char*>(static_cast<std::uintptr_t>(address));
-    for (std::uint64_t i = 0; from != nullptr && i < count; ++i) {
-      bytes.append(from + i * stride, size);
+// Where some elements of a tensor on the CPU lie: how many there are, bytes from one to the next,
+// and bytes of one.
+struct Spots {
+  std::size_t tensor;
+  std::uint64_t count, stride, size;
+  std::uint64_t address;  // of the first one
+};
+
+class TensorWatch {
+ public:
+  // `spots`: four numbers for each tensor that is looked into, its number and those of Spots.
+  TensorWatch(nb::handle references, nb::handle data_ptr, nb::handle spots)
+      : tensors_(items_of(references, "references", "a list of weak references")),
+        data_ptr_(nb::borrow(data_ptr)) {
+    for (const nb::object& reference : tensors_) {
+      if (!PyWeakref_CheckRef(reference.ptr())) {
+        raise_wanted(reference, "references", "a weak reference");
+      }
     }
-    spot += 3;
+    const Input<std::uint64_t> input(spots, "spots");
+    const auto numbers = input.span();
+    if (numbers.size() % 4 != 0) {
+      raise_invalid("spots has " + std::to_string(numbers.size()) +
+                    " numbers, 4 for each tensor are needed");
+    }
+    for (std::size_t i = 0; i < numbers.size(); i += 4) {
+      if (numbers[i] >= tensors_.size() || target(tensors_[numbers[i]]) == Py_None) {
+        raise_invalid("spots names tensor " + std::to_string(numbers[i]) + " of " +
+                      std::to_string(tensors_.size()));
+      }
+      const auto tensor = static_cast<std::size_t>(numbers[i]);
+      spots_.push_back({tensor, numbers[i + 1], numbers[i + 2], numbers[i + 3],
+                        address(target(tensors_[tensor]))});
+    }
   }
-  return nb::bytes(bytes.data(), bytes.size());
-}
+
+  // Version and address of each; empty if one is gone.
+  [[nodiscard]] nb::bytes states() const {
+    std::string bytes;
+    bytes.reserve(tensors_.size() * 16);
+    for (const nb::object& reference : tensors_) {
+      const nb::object tensor = nb::borrow(target(reference));
+      if (tensor.is_none()) return nb::bytes("", 0);
+      add(bytes, number_of(nb::getattr(tensor, version_)));
+      add(bytes, address(tensor.ptr()));
+    }
+    return nb::bytes(bytes.data(), bytes.size());
+  }
+
+  // Empty if a tensor is gone or has other memory. Nothing of Python runs between the question
+  // where a tensor lies and the reading.
+  [[nodiscard]] nb::bytes samples() const {
+    std::string bytes;
+    for (const Spots& spots : spots_) {
+      const nb::object tensor = nb::borrow(target(tensors_[spots.tensor]));
+      if (tensor.is_none() || address(tensor.ptr()) != spots.address) return nb::bytes("", 0);
+      // NOLINTNEXTLINE(performance-no-int-to-ptr): an address is what Python has of a tensor
+      const auto* from = reinterpret_cast<const char*>(static_cast<std::uintptr_t>(spots.address));
+      for (std::uint64_t i = 0; from != nullptr && i < spots.count; ++i) {
+        bytes.append(from + i * spots.stride, spots.size);
+      }
+    }
+    return nb::bytes(bytes.data(), bytes.size());
+  }
+
+ private:
+  static void add(std::string& bytes, std::uint64_t number) {
+    bytes.append(reinterpret_cast<const char*>(&number), sizeof(number));
+  }
+
+  static std::uint64_t number_of(const nb::object& number) {
+    const unsigned long long value = PyLong_AsUnsignedLongLong(number.ptr());
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
+    return value;
+  }
+
+  [[nodiscard]] std::uint64_t address(PyObject* tensor) const {
+    nb::object number = nb::steal(PyObject_CallFunctionObjArgs(data_ptr_.ptr(), tensor, nullptr));
+    if (!number.is_valid()) throw nb::python_error();
+    return number_of(number);
+  }
+
+  std::vector<nb::object> tensors_;
+  nb::object data_ptr_, version_ = nb::str("_version");
+  std::vector<Spots> spots_;
+};
 
 }  // namespace
 
@@ -250,12 +313,21 @@ void add_module_watch(nb::module_& m) {
                    "Modules that had hooks when holds() was true last, by number.")
       .def_prop_ro("forwards", &ModuleWatch::forwards, nb::sig("def forwards(self) -> list[int]"),
                    "Modules with a forward of their own then.");
-  m.def(
-      "elements_at", &elements_at, "addresses"_a, "spots"_a,
-      nb::sig("def elements_at(addresses: kvfolio._types.Uint64Input, "
-              "spots: kvfolio._types.Uint64Input) -> bytes"),
-      "For kvfolio.hf: elements of tensors of this process, whose addresses must be right. Of each "
-      "three numbers: elements, bytes from one to the next, bytes of one.");
+  nb::class_<TensorWatch>(m, "TensorWatch",
+                          "For kvfolio.hf: tensors of a model, which are referred to weakly, and "
+                          "some elements of those on the "
+                          "CPU. Four numbers for each tensor that is looked into: which one, how "
+                          "many elements, bytes from one "
+                          "to the next, bytes of one.")
+      .def(nb::init<nb::handle, nb::handle, nb::handle>(), "references"_a, "data_ptr"_a, "spots"_a,
+           nb::sig("def __init__(self, references: collections.abc.Sequence[typing.Any], data_ptr: "
+                   "collections.abc.Callable[[typing.Any], int], spots: "
+                   "kvfolio._types.Uint64Input) -> None"))
+      .def("states", &TensorWatch::states,
+           "Version and address of each tensor; empty if one is gone. Raises what torch raises "
+           "where there is none.")
+      .def("samples", &TensorWatch::samples,
+           "The elements that are looked at; empty if a tensor is gone or has other memory.");
 }
 
 }  // namespace kvfolio::python

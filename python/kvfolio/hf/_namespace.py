@@ -109,9 +109,9 @@ class Known:
         #: What others have worked out of these facts.
         self.derived: dict[Any, Any] = {}
         self._tensors: list[weakref.ref[torch.Tensor]] = []
-        #: Where the elements of each tensor lie that are looked at: of those on the CPU, by their number, elements,
-        #: bytes from one to the next, bytes of one; of others as torch.as_strided() takes it.
-        self._spots: dict[int, tuple[int, int, int]] = {}
+        #: Where the elements of each tensor lie that are looked at: on the CPU as TensorWatch takes it, elsewhere as
+        #: torch.as_strided() does.
+        self._spots: list[tuple[int, int, int, int]] = []
         self._samples: list[tuple[Any, weakref.ref[torch.Tensor], tuple[Any, ...]]] = []
         #: Tensors that accelerate serves are found anew, in these modules.
         self._served: list[weakref.ref[torch.nn.Module]] = []
@@ -134,8 +134,9 @@ class Known:
         for name, function in zip(self._attentions * 2, _functions(self._attentions)):
             self.facts.append((f"attention {name}", _plain(function)))
         self._moved = _references(self._offloaded())
+        spots = np.array(self._spots, np.uint64).reshape(-1)
+        self._tensor_watch = _core.TensorWatch(self._tensors, torch.Tensor.data_ptr, spots)
         self._values = self._look()
-        self._spot_table = np.array(list(self._spots.values()), np.uint64).reshape(-1)
         self.digest = _digest(map(repr, self.facts))
 
     def derive(self, function: Callable[[Any], T], argument: Any) -> T:
@@ -177,7 +178,7 @@ class Known:
             if (some := _some_of(child)) is not None:
                 if child.device.type == "cpu" and type(child) in _PLAIN_TENSORS:
                     (count,), (stride,) = some
-                    self._spots[len(self._tensors) - 1] = count, stride * child.itemsize, child.itemsize
+                    self._spots.append((len(self._tensors) - 1, count, stride * child.itemsize, child.itemsize))
                 else:
                     self._samples.append(((child.device, child.dtype), self._tensors[-1], some))
             kind = (str(child.device), str(child.dtype), tuple(child.shape))
@@ -223,11 +224,10 @@ class Known:
         """What is compared by value. Each model's forward waits for it."""
         values: list[Any] = [kind.forward for kind in self.kinds]
         values += _functions(self._attentions)
-        known: Any = [reference() for reference in self._tensors]
         try:
-            values += [*map(_version, known), *map(torch.Tensor.data_ptr, known)]
+            values.append(self._tensor_watch.states())
         except RuntimeError:  # one has no version or no address
-            values += map(_state_of, known)
+            values += [_state_of(reference()) for reference in self._tensors]
         for owner, name in self._named:
             values.append(_plain(getattr(owner(), name)))
         return values
@@ -238,12 +238,8 @@ class Known:
 
     def samples(self) -> bytes:
         """A few elements of every tensor, so that most writes past the version counters show too."""
-        # Aliases, so that their memory stays if another thread puts other memory into a tensor.
-        known = [tensor.detach() for number in self._spots if (tensor := self._tensors[number]()) is not None]
-        if len(known) < len(self._spots):
-            return b""  # then these facts hold no more
-        parts = [_core.elements_at([*map(torch.Tensor.data_ptr, known)], self._spot_table)]
-        return b"".join(parts + self._other_samples()) if self._samples else parts[0]
+        some = self._tensor_watch.samples()
+        return b"".join([some, *self._other_samples()]) if self._samples else some
 
     def _other_samples(self) -> list[bytes]:
         groups: dict[Any, list[torch.Tensor]] = {}
@@ -263,9 +259,6 @@ class Known:
             if module is not None and not _is_wrapped(module):
                 return f"{self.names[number]}.forward"
         return None
-
-
-_version = operator.attrgetter("_version")
 
 
 def _nothing() -> None:

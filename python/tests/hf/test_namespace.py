@@ -18,7 +18,8 @@ import torch
 import transformers
 from caches import generate, hits, pool_for
 
-from kvfolio import hf
+import kvfolio
+from kvfolio import _core, hf
 from kvfolio.hf import _namespace
 
 ALL = 29  # tokens of a prompt of 30 that can be found
@@ -399,3 +400,22 @@ def test_what_a_model_has_dropped_is_not_held():
     model.get_decoder().layers[2].mlp = torch.nn.Identity()
     gc.collect()
     assert weight() is None and part() is None
+
+
+def test_a_tensor_that_is_gone_or_has_other_memory_is_not_looked_into() -> None:
+    tensor = torch.arange(8.0)
+    watch = _core.TensorWatch([weakref.ref(tensor)], torch.Tensor.data_ptr, [0, 2, 16, 4])
+    assert watch.samples() == tensor[::4].numpy().tobytes()
+    before = watch.states()
+    tensor.add_(1)
+    assert watch.states() != before and watch.samples() == tensor[::4].numpy().tobytes()
+    tensor.data = torch.zeros(1)
+    assert watch.samples() == b""
+    del tensor
+    assert watch.states() == watch.samples() == b""
+
+
+@pytest.mark.parametrize(("references", "spots"), [([], [0, 1, 4, 4]), ([3], []), ([], [1, 2]), (None, [])])
+def test_a_watch_of_tensors_refuses_what_is_none(references: Any, spots: Any) -> None:
+    with pytest.raises((kvfolio.Error, TypeError, ValueError)):
+        _core.TensorWatch(references, torch.Tensor.data_ptr, spots)
