@@ -165,8 +165,10 @@ void Harness::note_ends(const Snapshot& now) {
       BlockOrder& at = order(g, b);
       const std::vector<int>& is = block(g, b).published;
       const auto same = static_cast<std::ptrdiff_t>(std::min(is.size(), at.published.size()));
-      // Another one stands there now.
-      if (!std::equal(is.begin(), is.begin() + same, at.published.begin())) {
+      // Another entry stands there now. Without one before, a mark can only have come with the
+      // entry whose place it took.
+      if (before_.groups[static_cast<std::size_t>(g)].findable[static_cast<std::size_t>(b)] != 0 &&
+          !std::equal(is.begin(), is.begin() + same, at.published.begin())) {
         at.read = at.maybe_read = false;
       }
     }
