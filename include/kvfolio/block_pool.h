@@ -193,7 +193,7 @@ class KVFOLIO_API BlockPool {
   static std::int32_t writer_of(const Block& b) noexcept {
     return b.state == BlockState::kRetiring ? kNobody : b.writer;
   }
-  // Of a retiring block.
+  // The block behind a retiring one.
   std::int32_t& next_of(std::int32_t block) noexcept { return blocks_[block].refs; }
   [[nodiscard]] std::int32_t next_of(std::int32_t block) const noexcept {
     return blocks_[block].refs;

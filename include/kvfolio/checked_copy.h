@@ -2,7 +2,7 @@
 #pragma once
 
 // Checksums of payloads, and copies that compute one on the way. The checksum is XXH3-64 with a
-// seed, the same on every machine. It shows damage, not malice: whoever can write to a medium can
+// seed, the same on every machine. It shows damage, not malice: a writer to a medium can
 // also write a checksum.
 //
 // A copy and a checksum in turn over 4 KiB at a time read memory once: the second of the two finds

@@ -8,8 +8,8 @@
 //
 // A slot is one place for a record. Its states:
 //   free -> reserved -> filling -> sealed -> published -> evicting -> free
-//  - reserved, filling: somebody writes the record, for himself; nobody else sees it.
-//  - sealed: the record is complete, and whoever filled it has checked it.
+//  - reserved, filling: one writes the record, and no other sees it.
+//  - sealed: the record is complete, and its writer has checked it.
 //  - published: find() answers with it. Only these are evicted, and not while they are pinned.
 //  - evicting: erased while pinned; find() no longer answers with it. Free at its last unpin.
 //  - quarantined: given up while a medium may still touch the memory. Free at quiesced().
@@ -21,7 +21,7 @@
 //
 // Records of several sizes (groups whose blocks differ) share the memory by slabs: a slab holds
 // records of one size. A size that is short takes a free slab; else its own coldest record or the
-// coldest slab of another size that nobody uses, whichever was used longer ago.
+// coldest slab of another size that is not in use, whichever was used longer ago.
 //
 // Invariant: it never takes more memory for records than HostArenaOptions say, plus what the tables
 // of slots take: table_bytes(). Nothing allocates after create(). Thread safety: none; the owner

@@ -53,7 +53,7 @@ using Ticket = StrongId<struct TicketTag, std::uint64_t, 0>;
 [[nodiscard]] KVFOLIO_API std::string to_string(GroupId group);
 [[nodiscard]] KVFOLIO_API std::string to_string(Ticket ticket);
 // Row and generation: "sequence 7.3" is the third sequence in row 7. A tag that is not 0 follows:
-// "sequence 7.3 (tag 2)". Of all kinds an id that is not valid() is "no block", "no sequence".
+// "sequence 7.3 (tag 2)". An id that is not valid(), of any kind, is "no block", "no sequence".
 [[nodiscard]] KVFOLIO_API std::string to_string(SequenceId sequence);
 [[nodiscard]] KVFOLIO_API std::string to_string(PinId pin);
 [[nodiscard]] KVFOLIO_API std::string to_string(LoadId load);

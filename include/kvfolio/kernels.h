@@ -55,7 +55,7 @@ KVFOLIO_API Status append(const KVView& cache, std::int32_t layer, const ConstRo
 // first_head on. A view with null data is not written.
 struct GatherArgs {
   KVView cache = {};
-  // Of one sequence: entry i is the block of positions [i*block_size, (i+1)*block_size).
+  // A sequence's: entry i is the block of positions [i*block_size, (i+1)*block_size).
   std::span<const std::int32_t> block_table = {};
   std::int32_t length = 0;  // tokens of the sequence
   // Positions [first, first + count), within [0, length).

@@ -625,7 +625,8 @@ typedef struct kvfolio_load {
   int32_t end;
 } kvfolio_load;
 // Lets the sequence grow to `end` tokens of the prompt, whose K and V the caller has: it writes the
-// blocks of kvfolio_blocks_to_load() and calls kvfolio_finish_load(). Nobody appends meanwhile.
+// blocks of kvfolio_blocks_to_load() and calls kvfolio_finish_load(). No tokens are appended
+// meanwhile.
 KVFOLIO_C_API int32_t kvfolio_begin_load(kvfolio_manager* manager, kvfolio_sequence sequence,
                                          const int32_t* prompt, int64_t num_tokens, int32_t end,
                                          kvfolio_load* out, kvfolio_error* error);
@@ -649,7 +650,7 @@ KVFOLIO_C_API int32_t kvfolio_loadable(const kvfolio_manager* manager, kvfolio_s
                                        uint8_t* has, const int64_t* sizes, int32_t num_groups,
                                        int32_t* begin, int32_t* end, int64_t* blocks,
                                        kvfolio_error* error);
-// Keeps the blocks as they are while somebody copies from them.
+// Keeps the blocks as they are while a host copies from them.
 KVFOLIO_C_API int32_t kvfolio_hold_blocks(kvfolio_manager* manager, int32_t group,
                                           const int32_t* blocks, int64_t num_blocks,
                                           kvfolio_hold_id* out, kvfolio_error* error);
@@ -982,7 +983,7 @@ KVFOLIO_C_API int32_t kvfolio_attend(
     const kvfolio_rows* lse_rows, void* workspace, int64_t workspace_bytes,
     const kvfolio_executor* executor, kvfolio_error* error);
 // Merges what attend() wrote over two disjoint sets of tokens. All `out`s are of out_rows but for
-// their element types (out_rows, a_rows, b_rows); lse likewise. lse may be null.
+// their element types (out_rows, a_rows, b_rows); lse too. lse may be null.
 KVFOLIO_C_API int32_t kvfolio_merge_states(const void* a_out, const kvfolio_rows* a_rows,
                                            const void* a_lse, const kvfolio_rows* a_lse_rows,
                                            const void* b_out, const kvfolio_rows* b_rows,

@@ -50,7 +50,7 @@ struct ManagerOptions {
   std::int64_t max_index_tokens = 0;  // up to 2^32
   std::int32_t max_runs = 0;          // 0, or 2 to 2^29
   std::int32_t max_root_keys = 1024;  // in use at once, from 1; lowered to max_runs - 1
-  // Of all keys in use, with up to 29 bytes of framing for each: 0 .. 2^34.
+  // Bytes of all keys in use, with up to 29 bytes of framing for each: 0 .. 2^34.
   std::int64_t max_root_key_bytes = std::int64_t{1} << 20;
   // Pieces of media spans in all runs together: 0 .. 2^28.
   std::int32_t max_media_extents = 4096;
@@ -242,7 +242,7 @@ struct GroupUsage {
   // complete.
   std::int32_t retiring = 0;
   std::int32_t evictable = 0;  // equals cached: every cached block can be evicted
-  // Of the held ones: those that reserve() keeps for sequences, and that no table has yet.
+  // Those of the held ones that reserve() keeps for sequences, and that no table has yet.
   std::int32_t reserved = 0;
   std::int32_t loading = 0;  // of the held ones: blocks that open loads wait for
   // References of open holds; a block in two holds counts twice.

@@ -9,7 +9,7 @@
 //   reply(metrics.text());
 //
 // Names are kvfolio_ with the unit last (_bytes, _tokens, _blocks, _seconds), counters end in
-// _total; hits are counted in tokens. Whoever has dashboards for vLLM or SGLang asks for their
+// _total; hits are counted in tokens. A host with dashboards for vLLM or SGLang asks for their
 // names too. Nothing is kept between calls: counters are those of what is added.
 //
 // Labels are the host's own. A tenant's salt is a secret and does not belong in one: name tenants

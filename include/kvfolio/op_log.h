@@ -77,7 +77,7 @@ class KVFOLIO_API OpLog {
   bool begun_ = false;
   std::uint64_t num_calls_ = 0;
   std::uint64_t given_ = 0;  // bytes, to the sink
-  // Of the piece in the buffer, without the header for which there is room at the front.
+  // Bytes of the piece in the buffer, without the header for which there is room at the front.
   std::size_t size_ = 0;
   std::array<std::byte, 16384> buffer_;
 };

@@ -84,7 +84,7 @@ class OpLogReader {
   // The next call; nullopt at the end. kCorrupt: a piece is damaged, what stands there is no call,
   // or one is missing before it (says which and where).
   KVFOLIO_API Result<std::optional<LoggedCall>> next();
-  // Of the calls so far.
+  // What the log says of the calls so far.
   [[nodiscard]] KVFOLIO_API const OpLogEnd& end() const noexcept;
 
  private:

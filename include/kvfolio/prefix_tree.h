@@ -69,7 +69,7 @@ struct PrefixTreeOptions {
   std::int64_t max_index_tokens = 0;  // 1 .. 2^32, in all runs, rounded up to powers of two
   std::int32_t max_runs = 0;          // 2 .. 2^29, roots included
   std::int32_t max_root_keys = 1024;  // 1 .. max_runs - 1
-  // Of all keys in use, with up to 29 bytes of framing for each: 0 .. 2^34.
+  // Bytes of all keys in use, with up to 29 bytes of framing for each: 0 .. 2^34.
   std::int64_t max_root_key_bytes = std::int64_t{1} << 20;
   std::int32_t max_media_extents = 4096;  // pieces of media spans in all runs: 0 .. 2^28
   // Mixed into every hash. A client that knows the seed can write prompts whose hashes are all

@@ -152,9 +152,9 @@ class TokenStore {
   [[nodiscard]] const TokenStoreOptions& options() const noexcept { return options_; }
   [[nodiscard]] std::int32_t num_blocks() const noexcept { return blocks_for(max_tokens_); }
   [[nodiscard]] std::int32_t num_blocks_used() const noexcept { return blocks_for(size_); }
-  // Of all blocks, padding included: what was taken from the resource.
+  // Bytes of all blocks, padding included: what was taken from the resource.
   [[nodiscard]] std::int64_t memory_bytes() const noexcept { return storage_.memory_bytes(); }
-  // Of the blocks that hold tokens.
+  // Bytes of the blocks that hold tokens.
   [[nodiscard]] std::int64_t bytes_used() const noexcept {
     return num_blocks_used() * view_.k_strides.block;
   }

@@ -17,8 +17,8 @@
 
 namespace kvfolio {
 
-// Of the library that the program runs with, as "0.1.0". The macros are of the headers that it was
-// compiled with; a shared library may be another version.
+// The version of the library that the program runs with, as "0.1.0". The macros are of the headers
+// that it was compiled with; a shared library may be another version.
 [[nodiscard]] KVFOLIO_API const char* version() noexcept;
 
 }  // namespace kvfolio
