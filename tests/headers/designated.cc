@@ -38,9 +38,9 @@ void use_every_struct() {
   take(TierKey{.bytes = {}}, TierItem{.bytes = 1}, TierDone{.tag = 1}, Deadline{.at_us = 1},
        TierHealth{.failures = 1}, TierLimits{.data_alignment = 1}, HostArenaOptions{.bytes = 1},
        ArenaSlot{.index = 1}, ArenaStats{.pins = 1});
-  take(ModelIdentity{.model = "a"}, IdentityField{.value = "a"}, RecordInfo{.end = 1},
-       SnapshotSequence{.tokens = {}}, SaveOptions{.prefix_cache = false}, SaveStats{.bytes = 1},
-       RestoredSequence{.length = 1}, RestoreStats{.paths = 1});
+  take(RecordKeyOptions{.key = {}}, ModelIdentity{.model = "a"}, IdentityField{.value = "a"},
+       RecordInfo{.end = 1}, SnapshotSequence{.tokens = {}}, SaveOptions{.prefix_cache = false},
+       SaveStats{.bytes = 1}, RestoredSequence{.length = 1}, RestoreStats{.paths = 1});
   take(OffloadTier{.tier = nullptr}, OffloadOptions{.arena_bytes = 1}, RootEpoch{.epoch = 1},
        NameEpochs{.epoch = 1}, OffloadOpened{.pending = true}, SequenceReady{.cached_tokens = 1},
        OffloadCounters{.loads = 1}, OffloadLeft{.loads = 1}, OffloadTierCounters{.loads = 1});
