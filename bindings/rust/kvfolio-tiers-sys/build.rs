@@ -29,14 +29,17 @@ fn from_environment() -> Result<String, String> {
 fn from_pkg_config() -> Result<String, String> {
     let program = env::var("PKG_CONFIG").unwrap_or_else(|_| "pkg-config".to_string());
     let output = Command::new(&program)
-        .args(["--variable=libdir", "kvfolio_tiers"])
+        .args(["--print-errors", "--variable=libdir", "kvfolio_tiers"]) // without it some say nothing
         .output()
         .map_err(|error| format!("{program}: {error}"))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_string();
-    if output.status.success() && !output.stdout.is_empty() {
-        library_in(text(&output.stdout)).map_err(|why| format!("its libdir {why}"))
+    let (libdir, said) = (text(&output.stdout), text(&output.stderr));
+    if output.status.success() && !libdir.is_empty() {
+        library_in(libdir).map_err(|why| format!("its libdir {why}"))
+    } else if !said.is_empty() {
+        Err(said)
     } else {
-        Err(text(&output.stderr))
+        Err(format!("nothing ({program} ended with {}) and names no libdir", output.status))
     }
 }
 

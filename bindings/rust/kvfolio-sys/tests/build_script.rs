@@ -4,10 +4,13 @@
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 fn run(variables: &[(&str, &str)]) -> Output {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
-    let program = folder.join(format!("build_script_{}", variables.len()));
+    static NUM_RUNS: AtomicUsize = AtomicUsize::new(0); // tests run at the same time
+    let run = NUM_RUNS.fetch_add(1, Ordering::Relaxed);
+    let program = folder.join(format!("build_script_{run}"));
     let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".into());
     let compiled = Command::new(rustc)
         .args(["--edition=2021", concat!(env!("CARGO_MANIFEST_DIR"), "/build.rs"), "-o"])
@@ -21,6 +24,17 @@ fn run(variables: &[(&str, &str)]) -> Output {
         command.env_remove(name);
     }
     command.env("PKG_CONFIG_LIBDIR", &folder).envs(variables.iter().copied()).output().unwrap()
+}
+
+#[test]
+fn error_is_not_empty_where_pkg_config_says_nothing() {
+    for (program, ended) in [("/bin/false", "exit status: 1"), ("/bin/true", "exit status: 0")] {
+        let output = run(&[("PKG_CONFIG", program)]);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        let said = format!("said: nothing ({program} ended with {ended}) and names no libdir");
+        assert!(text.contains("KVFOLIO_LIB_DIR") && text.contains(&said), "{text}");
+    }
 }
 
 #[test]

@@ -2,17 +2,12 @@
 //
 // Where build.rs looks for the library, and what it says of a directory that cannot be linked with.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// What build.rs says with these files in the directory that it is told of: by KVFOLIO_LIB_DIR, or as
-/// the libdir of pkg-config.
-fn run(name: &str, files: &[&str], by_pkg_config: bool) -> Output {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-    std::fs::create_dir_all(&folder).unwrap();
-    for file in files {
-        std::fs::write(folder.join(file), "").unwrap();
-    }
+/// build.rs as a program in this folder, which is told of no directory.
+fn compile(folder: &Path) -> Command {
+    std::fs::create_dir_all(folder).unwrap();
     let program = folder.join("build_script");
     let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".into());
     let compiled = Command::new(rustc)
@@ -22,7 +17,20 @@ fn run(name: &str, files: &[&str], by_pkg_config: bool) -> Output {
         .unwrap();
     assert!(compiled.success());
     let mut command = Command::new(program);
-    command.env_remove("KVFOLIO_LIB_DIR").env("PKG_CONFIG", "/no/pkg-config");
+    command.env_remove("KVFOLIO_LIB_DIR");
+    command
+}
+
+/// What build.rs says with these files in the directory that it is told of: by KVFOLIO_LIB_DIR, or as
+/// the libdir of pkg-config.
+fn run(name: &str, files: &[&str], by_pkg_config: bool) -> Output {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::create_dir_all(&folder).unwrap();
+    for file in files {
+        std::fs::write(folder.join(file), "").unwrap();
+    }
+    let mut command = compile(&folder);
+    command.env("PKG_CONFIG", "/no/pkg-config");
     if by_pkg_config {
         // A program that says the directory.
         let script = folder.join("pkg-config");
@@ -33,6 +41,19 @@ fn run(name: &str, files: &[&str], by_pkg_config: bool) -> Output {
         command.env("KVFOLIO_LIB_DIR", &folder);
     }
     command.output().unwrap()
+}
+
+#[test]
+fn error_is_not_empty_where_pkg_config_says_nothing() {
+    for (name, ended) in [("false", "exit status: 1"), ("true", "exit status: 0")] {
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let pkg_config = format!("/bin/{name}");
+        let output = compile(&folder).env("PKG_CONFIG", &pkg_config).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        let said = format!("said: nothing ({pkg_config} ended with {ended}) and names no libdir");
+        assert!(text.contains("KVFOLIO_LIB_DIR") && text.contains(&said), "{text}");
+    }
 }
 
 #[test]
