@@ -8,6 +8,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench.h"
@@ -16,6 +17,7 @@
 #include "inspect.h"
 #include "kvfolio/kernels.h"
 #include "kvfolio_build_info.h"
+#include "nearest_word.h"
 #include "printable_text.h"
 #include "prove.h"
 #include "tier.h"
@@ -32,6 +34,25 @@ std::string version() {
          "\nkernels" + kernels;
 }
 
+// Long options with their dashes.
+std::vector<std::string> long_options_of(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
+// What may come behind a verb: its options, and its own verbs with theirs.
+std::vector<std::string> words_of(const CLI::App& verb) {
+  std::vector<std::string> words = long_options_of(verb);
+  for (const CLI::App* inner : verb.get_subcommands([](const CLI::App*) { return true; })) {
+    words.push_back(inner->get_name());
+    for (std::string& name : long_options_of(*inner)) words.push_back(std::move(name));
+  }
+  return words;
+}
+
 // What could not be parsed, in the words of this command.
 std::string what_is_wrong(const CLI::App& app, const CLI::ParseError& error, int argc,
                           char** argv) {
@@ -40,16 +61,24 @@ std::string what_is_wrong(const CLI::App& app, const CLI::ParseError& error, int
   if (verbs.empty() && argc > 1) {
     const std::string word = kvfolio::tools::without_secrets(argv[1]);
     std::string known;
+    std::vector<std::string> names;
     for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) {
       known += (known.empty() ? "" : ", ") + verb->get_name();
+      names.push_back(verb->get_name());
     }
+    if (word.starts_with("-")) names = long_options_of(app);
     return "'" + word + "' is no " + (word.starts_with("-") ? "option before a verb" : "verb") +
-           ", allowed: " + known;
+           kvfolio::tools::did_you_mean(word, names) + ", allowed: " + known;
   }
-  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !verbs.empty()) {
+  // What is required may only be mistyped.
+  const std::vector<std::string> unknown = app.remaining(true);
+  const bool may_be_mistyped = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr ||
+                               dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
+  if (may_be_mistyped && !verbs.empty() && !unknown.empty()) {
     std::string words;
-    for (const std::string& word : app.remaining(true)) {
+    for (const std::string& word : unknown) {
       words += " " + kvfolio::tools::without_secrets(word);
+      words += kvfolio::tools::did_you_mean(word.substr(0, word.find('=')), words_of(*verbs[0]));
     }
     return verbs[0]->get_name() + ": unknown:" + words;
   }

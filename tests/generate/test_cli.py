@@ -199,6 +199,24 @@ def test_wrong_prompt_ids_are_named():
     bad(run(checkpoint("tied-f32")), "--requests", "--prompt")
 
 
+@pytest.mark.parametrize("arguments, words", {
+    ("generat",): ["'generat' is no verb (did you mean generate?), allowed: generate"],
+    ("--verison",): ["did you mean --version?"],
+    ("generate", "--modle=x"): ["generate: unknown: --modle=x (did you mean --model?)"],
+    ("generate", "--model", "x", "--max-new-token", "3"): ["unknown: --max-new-token (did you mean --max-new-tokens?) 3"],
+    ("tier", "chek", "disk:x"): ["tier: unknown: chek (did you mean check?)"],
+    ("tier", "check", "disk:x", "--erse"): ["did you mean --erase?"],
+}.items())
+def test_a_mistyped_word_is_answered_with_the_nearest(arguments, words):
+    bad(subprocess.run([COMMAND, *arguments], capture_output=True, timeout=20), *words)
+
+
+@pytest.mark.parametrize("arguments", [("xyz",), ("generate", "--zzz"), ("generate", "--model", "x", "y" * 100)])
+def test_a_word_that_is_near_to_none_gets_no_guess(arguments):
+    message = bad(subprocess.run([COMMAND, *arguments], capture_output=True, timeout=20), arguments[-1])
+    assert "did you mean" not in message
+
+
 MEMORY = 300 << 20
 HOSTILE = {
     "not json": ("nonsense", ["line 1"]),
