@@ -63,6 +63,15 @@ constexpr const char* wanted_text() {
   return "a 1-D uint64 array or a list of ints";
 }
 
+// What makes the right array of other integers.
+template <typename T>
+std::string conversion_text(const nb::ndarray<nb::ro>& array) {
+  const auto code = static_cast<nb::dlpack::dtype_code>(array.dtype().code);
+  if (code != nb::dlpack::dtype_code::Int && code != nb::dlpack::dtype_code::UInt) return "";
+  const std::string wanted = std::is_same_v<T, std::int32_t> ? "int32" : "uint64";
+  return ": NumPy's astype(np." + wanted + ") or torch's to(torch." + wanted + ") makes one";
+}
+
 // One number of a list.
 std::int32_t element(nb::handle item, const char* name, std::size_t index, std::int32_t) {
   nb::detail::make_caster<Int> caster;
@@ -117,7 +126,7 @@ Input<T>::Input(nb::handle object, const char* name) {
   constexpr auto wanted = nb::dtype<T>();
   if (array_.dtype() != wanted) {
     raise_type(std::string(name) + ": " + text_of(array_) + ", wanted: " + wanted_text<T>() +
-               " (no array is converted)");
+               " (no array is converted" + conversion_text<T>(array_) + ")");
   }
   check_device(array_, name);
   if (array_.ndim() != 1) {

@@ -271,3 +271,14 @@ def test_read_only_arrays_are_not_written():
     k.flags.writeable = False
     with pytest.raises(TypeError, match="read-only"):
         kv.View.borrow(k, v)
+
+
+def test_integers_of_another_type_are_refused_with_what_makes_the_right_ones():
+    manager = kv.Manager([kv.GroupSpec(head_dim=8, num_blocks=4)])
+    cure = r"int64 array of shape \(4,\), .*astype\(np.int32\) or torch's to\(torch.int32\)"
+    with pytest.raises(TypeError, match=cure):
+        manager.open(np.arange(4))
+    with manager.step() as step, pytest.raises(TypeError, match=r"sequences: int64 .*astype\(np.uint64\)"):
+        step.append_each(np.arange(1), [1])
+    with pytest.raises(TypeError, match=r"float64 array .* \(no array is converted\)$"):
+        manager.open(np.arange(4.0))
