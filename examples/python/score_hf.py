@@ -9,6 +9,7 @@ from kvfolio import hf
 
 
 # readme: begin
+@torch.no_grad()
 def score(model, pool, prompt, answer):
     """The sum of the log probabilities of the answer's tokens behind the prompt."""
     ids = torch.cat([prompt, answer], 1)

@@ -231,3 +231,15 @@ def test_a_picture_without_matplotlib_says_what_to_install(manager, tmp_path, mo
     with pytest.raises(ImportError, match="a picture needs matplotlib .*pip install matplotlib"):
         kv.block_map(manager, path=tmp_path / "map.png")
     assert "held" in kv.block_map(manager)
+
+
+@pytest.mark.parametrize("missing", ["torch", "transformers"])
+def test_hf_names_the_package_that_it_lacks(missing):
+    code = ("import importlib.machinery, sys, types; "
+            "[sys.modules.__setitem__(n, types.ModuleType(n)) for n in ('torch', 'transformers')]; "
+            "[setattr(sys.modules[n], '__spec__', importlib.machinery.ModuleSpec(n, None)) for n in "
+            "('torch', 'transformers')]; "
+            f"sys.modules['{missing}'] = None; import kvfolio.hf")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert f"ModuleNotFoundError: kvfolio.hf needs {missing}, which is not installed here: pip install torch" in done.stderr

@@ -15,6 +15,15 @@ Run with transformers 4.57.6, 5.23.0 and 5.24.0. docs/huggingface.md says what i
 is refused.
 """
 
+import importlib.util
+
+for _needed in ("torch", "transformers"):
+    if importlib.util.find_spec(_needed) is None:
+        raise ModuleNotFoundError(
+            f"kvfolio.hf needs {_needed}, which is not installed here: pip install torch 'transformers>=4.57,<5.25'",
+            name=_needed,
+        )
+
 from ._attention import register
 from ._cache import PagedCache
 from ._generate import generate

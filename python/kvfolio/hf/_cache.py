@@ -343,5 +343,7 @@ class PagedCache(cache_utils.Cache):
         raise TypeError("a PagedCache holds blocks of a pool, so it cannot be pickled")
 
     def __repr__(self) -> str:
-        state = "closed" if self._core.closed else f"{len(self._core.rows)} rows of {self._core.length}"
+        rows, length = len(self._core.rows), self._core.length
+        state = "closed" if self._core.closed else (
+            f"{rows} row{'' if rows == 1 else 's'} of {length} token{'' if length == 1 else 's'}")
         return f"PagedCache({state})"

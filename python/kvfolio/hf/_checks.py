@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ._keywords import EAGER_OUTPUT
 from ._witness import Feed
 
 if TYPE_CHECKING:
@@ -36,7 +37,10 @@ def check_feed(core: Core, feed: Feed) -> None:
             'with kvfolio\'s attention: choose attn_implementation="sdpa" or "eager"'
         )
     if feed.changing is not None:
-        core.leave_plain(f"{feed.changing}, beside which tokens have other keys")
+        cure = ""
+        if feed.changing.startswith(f"{EAGER_OUTPUT}="):
+            cure = ', since only eager attention has weights to hand out: choose attn_implementation="eager"'
+        core.leave_plain(f"{feed.changing}, beside which tokens have other keys{cure}")
     if feed.ids is None:
         if core.naming():
             raise ValueError(
@@ -172,11 +176,32 @@ def _check_prompt(core: Core, ids: torch.Tensor, factor: int) -> None:
     real = torch.from_numpy(np.arange(core.length, stop)[None] >= pads)
     wrong = ((offered != fed) & real).nonzero()
     if len(wrong):
+        if _is_whole_prompt(core, ids, factor):
+            raise ValueError(fed_behind_hit(core, ids.shape[1]))
         row, column = wrong[0].tolist()
         raise ValueError(
             f"row {row} is fed token {fed[row, column]} at position {core.length + column}, where "
             f"prompt_ids has {offered[row, column]}: offer the tokens that generate() gets"
         )
+
+
+def _is_whole_prompt(core: Core, ids: torch.Tensor, factor: int) -> bool:
+    """These tokens begin with the prompt, behind what was found of it."""
+    prompt = core.prompt
+    if prompt is None or not prompt.unused or not prompt.hit or ids.shape[1] < prompt.width:
+        return False
+    whole = prompt.ids[core.prompt_rows].repeat_interleave(factor, dim=0)
+    return torch.equal(whole, ids[:, : prompt.width].to("cpu"))
+
+
+def fed_behind_hit(core: Core, count: int) -> str:
+    """What to say of more tokens than the prompt has behind what was found."""
+    assert core.prompt is not None
+    return (
+        f"{count} tokens are fed behind the {core.prompt.hit} of {core.prompt.width} prompt tokens that were found: "
+        "feed ids[:, cache.cached_tokens:]. If the library feeds the whole prompt here, make the cache without "
+        "prompt_ids"
+    )
 
 
 # ---- masks ----

@@ -20,7 +20,7 @@ import torch
 from ..errors import FailedPrecondition
 from ._attention import Place
 from ._calls import LayerCalls
-from ._checks import check_feed, check_text
+from ._checks import check_feed, check_text, fed_behind_hit
 from ._hooks import code_of, has_hooks, observe
 from ._ids import SeenIds
 from ._layers import LayerKind
@@ -324,11 +324,7 @@ class Core:
             )
         if self.prompt is not None and feed is None and self.prompt.unused and self.prompt.hit:
             if keys.shape[2] > self.prompt.width - self.prompt.hit:
-                raise ValueError(
-                    f"{keys.shape[2]} tokens are fed behind the {self.prompt.hit} of {self.prompt.width} "
-                    "prompt tokens that were found: the library feeds the whole prompt here. Make the "
-                    "cache without prompt_ids"
-                )
+                raise ValueError(fed_behind_hit(self, keys.shape[2]))
         ids = None if feed is None else feed.ids
         rows, count, watched = keys.shape[0], keys.shape[2], feed is not None
         now = self.pool.change(self, lambda: self._open_round(rows, count, ids, watched))

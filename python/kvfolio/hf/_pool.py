@@ -183,7 +183,10 @@ class Pool:
             return kvfolio.block_map(self.manager, group)
 
     def __repr__(self) -> str:
-        return f"Pool({self.num_free} of {self.num_blocks} blocks free)"
+        with self.locked():
+            cached = sum(self.manager.usage(group).cached for group in range(len(self.groups)))
+            held, blocks = self.num_held, self.num_blocks
+        return f"Pool({held} of {blocks} blocks held, {cached} cached, {blocks - held - cached} free)"
 
     # ---- what caches ask ----
 

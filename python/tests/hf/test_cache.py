@@ -242,6 +242,32 @@ def test_a_prompt_that_is_not_the_one_fed_is_refused():
     assert pool.num_held == 0
 
 
+def test_the_whole_prompt_behind_a_hit_is_refused_with_its_cure():
+    model, ids = models.shared("llama"), models.prompt(21)
+    pool = pool_for(model)
+    with hf.PagedCache(model, pool, prompt_ids=ids) as cache:
+        model(ids, past_key_values=cache)
+    with hf.PagedCache(model, pool, prompt_ids=ids) as cache:
+        assert cache.cached_tokens == 20
+        with pytest.raises(ValueError, match=r"21 tokens are fed behind the 20 of 21 .* feed ids\[:, cache.cached_tokens:\]"):
+            model(ids, past_key_values=cache)
+        model(ids[:, cache.cached_tokens :], past_key_values=cache)
+        assert cache.get_seq_length() == 21
+
+
+def test_a_pool_and_a_cache_say_what_they_hold():
+    model = models.shared("llama")
+    pool, ids = pool_for(model), models.prompt(20)
+    blocks = pool.num_blocks
+    assert repr(pool) == f"Pool(0 of {blocks} blocks held, 0 cached, {blocks} free)"
+    with hf.PagedCache(model, pool, prompt_ids=ids) as cache:
+        model(ids, past_key_values=cache)
+        held = pool.num_held
+        assert held > 0 and repr(pool) == f"Pool({held} of {blocks} blocks held, 0 cached, {blocks - held} free)"
+        assert repr(cache) == "PagedCache(1 row of 20 tokens)"
+    assert repr(pool) == f"Pool(0 of {blocks} blocks held, {held} cached, {blocks - held} free)"
+
+
 def test_embeddings_cannot_be_offered_as_a_prompt():
     model = models.shared("llama")
     ids = models.prompt(21)
