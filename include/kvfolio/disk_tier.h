@@ -18,8 +18,9 @@
 //    that is blocked, as it is in most containers.
 //  - A store is kOk when the system has the bytes: they outlive the process, and a failure of power
 //    only once their segment is sealed, that is full, or the tier was closed.
-//  - A load checks the header and the checksum of what it reads. What is damaged is kCorrupt, and
-//    is not found again.
+//  - Records are sealed (record.h), and verified by the threads that read: a load has the bytes
+//    that were stored under the key, or fails. What is damaged is kCorrupt, and not found again.
+//    Segments of version 1 are read, and go first; with a key their records are kCorrupt.
 //  - When the budget is full the oldest segment goes. Records of it that were loaded since they
 //    were written are written again, up to half of a segment.
 //  - A run goes on in the last segment of the one before, so many short runs leave few segments.
@@ -65,6 +66,7 @@
 #include <vector>
 
 #include "kvfolio/export.h"
+#include "kvfolio/record.h"
 #include "kvfolio/status.h"
 #include "kvfolio/tier.h"
 
@@ -96,6 +98,9 @@ struct DiskTierOptions {
   // Segments whose files are open at the same time; the others are opened when they are read. 0: a
   // quarter of the descriptors that the process may have (RLIMIT_NOFILE), 8 to 256.
   std::int32_t open_files_max = 0;
+  // With a key a record is believed only if it was sealed with it: one that was written before, or
+  // by who does not have the key, is a miss.
+  RecordKeyOptions keys{};
 };
 
 struct DiskTierStats {
@@ -169,7 +174,8 @@ struct DiskCheck {
 
 struct DiskCheckOptions {
   std::string_view directory{};
-  bool erase = false;  // what is damaged is not found any more: new footers leave it out
+  RecordKeyOptions keys{};  // those of the tier
+  bool erase = false;       // what is damaged is not found any more: new footers leave it out
   // Called now and then with what was read and what there is; false ends the check.
   std::function<bool(std::int64_t bytes_read, std::int64_t bytes)> progress{};
 };

@@ -17,8 +17,9 @@ constexpr std::size_t kFaultsMax = 100;
 
 class Checker {
  public:
-  Checker(disk::DiskCalls& calls, const disk::Directory& directory, const DiskCheckOptions& options)
-      : calls_(calls), directory_(directory), options_(options) {}
+  Checker(disk::DiskCalls& calls, const disk::Directory& directory, const DiskCheckOptions& options,
+          RecordKeys keys)
+      : calls_(calls), directory_(directory), options_(options), keys_(std::move(keys)) {}
 
   // The first look only adds up what there is to read.
   Status check_all(const disk::FindOptions& find) {
@@ -102,7 +103,7 @@ class Checker {
   static std::string what_of(const disk::LoadJob& job) {
     if (job.result == TierResult::kBusy) return "no memory to read it";
     if (job.result == TierResult::kIoError) return disk::error_text(job.error);
-    return "its header or its checksum is wrong";
+    return "its header or its seal is wrong";
   }
 
   disk::LoadJob read_record(const disk::FoundSegment& segment, const disk::FooterEntry& entry) {
@@ -119,6 +120,7 @@ class Checker {
                     .key = entry.key,
                     .data_bytes = entry.data_bytes};
     job.data = memory.data();
+    job.keys = keys_;
     job.drop_cached = !segment.direct;
     disk::run_job(job, calls_);
     return job;
@@ -160,6 +162,7 @@ class Checker {
   disk::DiskCalls& calls_;
   const disk::Directory& directory_;
   const DiskCheckOptions& options_;
+  const RecordKeys keys_;
   DiskCheck seen_;
   std::int64_t bytes_ = 0, bytes_read_ = 0;
 };
@@ -167,12 +170,14 @@ class Checker {
 }  // namespace
 
 Result<DiskCheck> check_disk_directory(const DiskCheckOptions& options) {
+  const Result<RecordKeys> keys = RecordKeys::create(options.keys);
+  if (!keys) return keys.error();
   disk::DiskCalls& calls = disk::system_calls();
   const Result<disk::Directory> directory = disk::Directory::open(
       calls, std::string(options.directory),
       options.erase ? disk::Directory::Use::kMend : disk::Directory::Use::kCheck);
   if (!directory) return directory.error();
-  Checker checker(calls, *directory, options);
+  Checker checker(calls, *directory, options, *keys);
   const NoFileSizeSignal no_signal;
   KVFOLIO_RETURN_IF_ERROR(checker.check_all({.writes = options.erase}));
   return checker.take();

@@ -4,7 +4,7 @@
 // The directory of a disk tier:
 //
 //   lock               locked by the one process that uses the directory; holds its number
-//   manifest           "kvfolio disk tier", "version 1": what else is here, for people and for us
+//   manifest           "kvfolio disk tier", "version 2": what else is here, for people and for us
 //   segment-<number>   16 hexadecimal digits; see format.h
 //   .kvfolio-<number>  likewise, at random: what is not finished; goes when the directory is opened
 //

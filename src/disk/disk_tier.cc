@@ -28,7 +28,9 @@ DiskTierStats DiskTier::stats() const noexcept { return impl_->store->stats(); }
 bool DiskTier::idle() const noexcept { return impl_->store->idle(); }
 std::string_view DiskTier::name() const noexcept { return "disk"; }
 TierLimits DiskTier::limits() const noexcept {
-  return {.record_bytes_max = impl_->store->data_bytes_max(), .data_alignment = disk::kPiece};
+  return {.record_bytes_max = impl_->store->data_bytes_max(),
+          .data_alignment = disk::kPiece,
+          .verifies = true};
 }
 std::size_t DiskTier::submit(TierOp op, std::span<const TierItem> items,
                              Deadline deadline) noexcept {

@@ -537,7 +537,7 @@ TEST(DiskTier, ADirectoryThatCannotBeMadeIsRefused) {
 
 // ---- directories that are not ours ----
 
-constexpr const char* kOurManifest = "kvfolio disk tier\nversion 1\n";
+constexpr const char* kOurManifest = "kvfolio disk tier\nversion 2\n";
 
 // Opens a tier in the directory, and checks it, with erasing. Each is refused, and nothing changes.
 Status refuse_untouched(const std::string& path) {

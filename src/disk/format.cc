@@ -11,7 +11,8 @@ namespace kvfolio::disk {
 namespace {
 
 constexpr std::uint32_t kSegmentMagic = 0x5346564b;    // "KVFS"
-constexpr std::uint32_t kRecordMagic = 0x4446564b;     // "KVFD"
+constexpr std::uint32_t kOldRecordMagic = 0x4446564b;  // "KVFD", of version 1
+constexpr std::uint32_t kSealedMagic = 0x5246564b;     // "KVFR": of record.h
 constexpr std::uint32_t kTombstoneMagic = 0x4546564b;  // "KVFE"
 constexpr std::uint32_t kTrailerMagic = 0x4646564b;    // "KVFF"
 // A segment holds fewer: a record takes a piece at least.
@@ -21,13 +22,21 @@ constexpr std::uint64_t kRecordsMax = kSegmentBytesMax / kPiece;
 constexpr std::size_t kFields = kRecordFieldsBytes;
 constexpr std::size_t kCrcAt = kFields - 4;
 
-LittleEndianWriter begin(std::span<std::byte, kPiece> out, std::uint32_t magic) noexcept {
+LittleEndianWriter begin(std::span<std::byte, kPiece> out, std::uint32_t magic,
+                         std::uint16_t version = kFormatVersion) noexcept {
   std::fill(out.begin(), out.end(), std::byte{0});
   LittleEndianWriter to(out);
   to.put(magic);
-  to.put(kFormatVersion);
+  to.put(version);
   to.put(static_cast<std::uint16_t>(kFields));
   return to;
+}
+
+RecordInfo info_of(const RecordHeader& header) noexcept {
+  return {.key = header.key,
+          .payload_bytes = header.data_bytes,
+          .epoch = header.epoch,
+          .writer = header.sequence};
 }
 
 void end(std::span<std::byte, kPiece> out) noexcept {
@@ -57,29 +66,53 @@ bool get_data_bytes(LittleEndianReader& from, std::int64_t& out) noexcept {
   return bytes <= static_cast<std::uint64_t>(kDataBytesMax);
 }
 
-}  // namespace
-
-std::uint64_t data_checksum(const TierKey& key, std::span<const std::byte> data) noexcept {
-  return checksum(data, checksum(key.bytes, 0));
+// What no disk tier writes: a record of another medium, or too long.
+FormatFault take_fields(const RecordInfo& info, RecordHeader& out) noexcept {
+  out = {.epoch = info.epoch,
+         .sequence = info.writer,
+         .key = info.key,
+         .data_bytes = std::min(info.payload_bytes, kDataBytesMax)};
+  const bool is_ours = info.layout == Digest{} && info.begin == 0 && info.end == 0 &&
+                       info.owner == 0 && info.payload_bytes <= kDataBytesMax;
+  return is_ours ? FormatFault::kNone : FormatFault::kFields;
 }
 
+}  // namespace
+
 void encode(const SegmentHeader& header, std::span<std::byte, kPiece> out) noexcept {
-  LittleEndianWriter to = begin(out, kSegmentMagic);
+  LittleEndianWriter to = begin(out, kSegmentMagic, header.version);
   to.put(header.number);
   to.put(header.epoch);
   end(out);
 }
 
-void encode(const RecordHeader& header, std::span<const std::byte> tail,
-            std::span<std::byte, kPiece> out) noexcept {
-  LittleEndianWriter to = begin(out, header.erased ? kTombstoneMagic : kRecordMagic);
+void encode_tombstone(const RecordHeader& header, std::span<std::byte, kPiece> out) noexcept {
+  LittleEndianWriter to = begin(out, kTombstoneMagic);
   to.put(header.epoch);
   to.put(header.sequence);
-  to.put(std::span<const std::byte>(header.key.bytes));
+  to.put(std::span<const std::byte>(TierKey().bytes));
   to.put(static_cast<std::uint64_t>(header.data_bytes));
-  to.put(header.checksum);
   end(out);
+}
+
+bool seal(const RecordHeader& header, std::span<const std::byte> data, const RecordKeys& keys,
+          std::span<std::byte, kPiece> out) noexcept {
+  std::fill(out.begin(), out.end(), std::byte{0});
+  const auto tail = data.last(static_cast<std::size_t>(tail_bytes(header.data_bytes)));
   LittleEndianWriter(out.subspan(kFields)).put(tail);
+  return seal_record(info_of(header), data, keys, out.first<kRecordHeaderBytes>());
+}
+
+bool is_sealed(std::span<const std::byte, kPiece> piece, const RecordHeader& header,
+               std::span<const std::byte> data, const RecordKeys& keys) noexcept {
+  LittleEndianReader from(piece);
+  if (from.get<std::uint32_t>() == kSealedMagic) {
+    return check_record(piece.first<kRecordHeaderBytes>(), data, info_of(header), keys) ==
+           RecordFault::kNone;
+  }
+  constexpr std::size_t kChecksumAt = 8 + 8 + 8 + TierKey::kBytes + 8;
+  LittleEndianReader sum(piece.subspan(kChecksumAt, 8));
+  return !keys.has_key() && checksum(data, payload_seed(header.key)) == sum.get<std::uint64_t>();
 }
 
 void encode_footer(std::uint64_t epoch, std::span<const FooterEntry> entries,
@@ -109,11 +142,17 @@ FormatFault decode(std::span<const std::byte> piece, SegmentHeader& out) noexcep
   LittleEndianReader from = fields(piece);
   out.number = from.get<std::uint64_t>();
   out.epoch = from.get<std::uint64_t>();
+  out.version = LittleEndianReader(piece.subspan(4, 2)).get<std::uint16_t>();
   return FormatFault::kNone;
 }
 
 FormatFault decode(std::span<const std::byte> piece, RecordHeader& out) noexcept {
-  FormatFault fault = check(piece, kRecordMagic);
+  RecordInfo info;
+  const RecordFault sealed = read_record_header(piece, info);
+  if (sealed == RecordFault::kNone) return take_fields(info, out);
+  if (sealed == RecordFault::kVersion) return FormatFault::kVersion;
+  if (sealed == RecordFault::kHeader) return FormatFault::kChecksum;
+  FormatFault fault = check(piece, kOldRecordMagic);
   out.erased = fault == FormatFault::kMagic;
   if (out.erased) fault = check(piece, kTombstoneMagic);
   if (fault != FormatFault::kNone) return fault;
@@ -122,7 +161,6 @@ FormatFault decode(std::span<const std::byte> piece, RecordHeader& out) noexcept
   out.sequence = from.get<std::uint64_t>();
   from.get(std::span(out.key.bytes));
   const bool sane = get_data_bytes(from, out.data_bytes);
-  out.checksum = from.get<std::uint64_t>();
   return sane ? FormatFault::kNone : FormatFault::kFields;
 }
 
@@ -141,8 +179,8 @@ FormatFault decode(std::span<const std::byte> piece, Trailer& out) noexcept {
 bool has_magic(std::span<const std::byte> piece) noexcept {
   if (piece.size() < sizeof kSegmentMagic) return false;
   const auto magic = LittleEndianReader(piece).get<std::uint32_t>();
-  return magic == kSegmentMagic || magic == kRecordMagic || magic == kTombstoneMagic ||
-         magic == kTrailerMagic;
+  return magic == kSegmentMagic || magic == kSealedMagic || magic == kOldRecordMagic ||
+         magic == kTombstoneMagic || magic == kTrailerMagic;
 }
 
 FormatFault decode_entries(const Trailer& trailer, std::span<const std::byte> entries,

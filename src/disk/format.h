@@ -5,7 +5,8 @@
 // can be read and written with O_DIRECT. All numbers are little-endian.
 //
 //   segment = segment header (4 KiB), records back to back, footer (sealed segments only)
-//   record  = record header (4 KiB) and body (a multiple of 4 KiB)
+//   record  = record header (4 KiB: that of record.h, and behind it a tail) and body (a multiple of
+//             4 KiB)
 //   footer  = one entry of 96 bytes for each record, padded to 4 KiB, and a trailer of 4 KiB, which
 //             ends the file
 //
@@ -13,13 +14,17 @@
 // lies in the record header if it fits there. So a record of 192 bytes and an image of 256 KiB
 // takes 260 KiB, and its body is written from where the caller has it.
 //
-// The header of a record repeats the epoch of the segment, a random number of the file, and the
-// number of the record in the order of the directory. So bytes of an earlier file, of another place
-// or of another record do not pass for this one. Numbers within a segment follow each other without
-// a gap. The footer is a copy of what the headers say: it saves reading them, and no more.
+// The header of a record is sealed (record.h). As its epoch it has that of the segment, a random
+// number of the file, and as its writer the number of the record in the order of the directory. So
+// bytes of an earlier file, of another place or of another record do not pass for this one. Numbers
+// within a segment follow each other without a gap. The footer is a copy of what the headers say:
+// it saves reading them, and no more.
 //
 // A record that was erased has a tombstone for a header. It says how large the record was, so that
 // the next one is found, and nothing of what it was: no key, no data.
+//
+// Segments of version 1 are read, and not written to any more: their records have a header of their
+// own (KVFD), with a checksum of data that no key can make.
 //
 // Every decode function takes any bytes. Thread safety: free functions.
 
@@ -28,13 +33,15 @@
 #include <span>
 #include <vector>
 
+#include "kvfolio/record.h"
 #include "kvfolio/tier.h"
 
 namespace kvfolio::disk {
 
 inline constexpr std::int64_t kPiece = 4096;
-inline constexpr std::uint16_t kFormatVersion = 1;
-inline constexpr std::int64_t kRecordFieldsBytes = 192;  // the tail of data follows them
+inline constexpr std::uint16_t kFormatVersion = 2;
+// The tail of data follows them.
+inline constexpr std::int64_t kRecordFieldsBytes = kRecordHeaderBytes;
 inline constexpr std::int64_t kTailBytesMax = kPiece - kRecordFieldsBytes;
 inline constexpr std::int64_t kFooterEntryBytes = 96;
 // So that sizes and places fit their fields with room to spare.
@@ -70,15 +77,16 @@ enum class FormatFault : std::int32_t {
 struct SegmentHeader {
   std::uint64_t number = 0;  // of the file, ascending
   std::uint64_t epoch = 0;   // random
+  std::uint16_t version = kFormatVersion;
 };
 
+// What a record's header says beside its seal.
 struct RecordHeader {
   std::uint64_t epoch = 0;  // of the segment
   std::uint64_t sequence = 0;
   TierKey key{};
   std::int64_t data_bytes = 0;
-  std::uint64_t checksum = 0;  // of data
-  bool erased = false;         // a tombstone: key and checksum are zero
+  bool erased = false;  // a tombstone: its key is zero
 
   friend bool operator==(const RecordHeader&, const RecordHeader&) = default;
 };
@@ -96,14 +104,17 @@ struct Trailer {
   std::uint64_t checksum = 0;  // of the entries
 };
 
-// The checksum that a record's header has: XXH3-64 of data, seeded with the key.
-[[nodiscard]] std::uint64_t data_checksum(const TierKey& key,
-                                          std::span<const std::byte> data) noexcept;
-
 // Each fills all of its piece.
 void encode(const SegmentHeader& header, std::span<std::byte, kPiece> out) noexcept;
-void encode(const RecordHeader& header, std::span<const std::byte> tail,
-            std::span<std::byte, kPiece> out) noexcept;
+// A tombstone for the record.
+void encode_tombstone(const RecordHeader& header, std::span<std::byte, kPiece> out) noexcept;
+// The header of a record with its seal, and the tail of data. False: no memory, only with a key.
+[[nodiscard]] bool seal(const RecordHeader& header, std::span<const std::byte> data,
+                        const RecordKeys& keys, std::span<std::byte, kPiece> out) noexcept;
+// The seal of the record whose header this piece has is that of `data`. Requires: decode() gave
+// `header` of the piece, which is no tombstone, and data.size() is header.data_bytes.
+[[nodiscard]] bool is_sealed(std::span<const std::byte, kPiece> piece, const RecordHeader& header,
+                             std::span<const std::byte> data, const RecordKeys& keys) noexcept;
 // The whole footer: footer_bytes(entries.size()) bytes.
 void encode_footer(std::uint64_t epoch, std::span<const FooterEntry> entries,
                    std::span<std::byte> out) noexcept;

@@ -99,8 +99,10 @@ IoStep StoreJob::next(std::int64_t last) noexcept {
     result = -ENOMEM;
     return {};
   }
-  header.checksum = data_checksum(header.key, memory_.data());
-  encode(header, memory_.tail(), memory_.header());
+  if (!seal(header, memory_.data(), keys, memory_.header())) {
+    result = -ENOMEM;
+    return {};
+  }
   memory_.fill_own();
   IoStep step = transfer_step(Kind::kWrite, place);
   memory_.add_parts(step);
@@ -157,9 +159,7 @@ TierResult LoadJob::compare() noexcept {
   if (seen.erased && seen.epoch == expected.epoch && seen.sequence == expected.sequence) {
     return TierResult::kMiss;
   }
-  const std::uint64_t checksum = seen.checksum;
-  seen.checksum = expected.checksum;
-  const bool right = seen == expected && data_checksum(seen.key, memory_.data()) == checksum;
+  const bool right = seen == expected && is_sealed(memory_.header(), seen, memory_.data(), keys);
   return right ? TierResult::kOk : TierResult::kCorrupt;
 }
 
@@ -298,7 +298,7 @@ IoStep EraseJob::write_tombstone(const FooterEntry& record) noexcept {
   if (memory_.data() == nullptr) return give_up(-ENOMEM);
   const RecordHeader header{
       .epoch = epoch, .sequence = record.sequence, .data_bytes = record.data_bytes, .erased = true};
-  encode(header, {}, std::span<std::byte, kPiece>(memory_.data(), kPiece));
+  encode_tombstone(header, std::span<std::byte, kPiece>(memory_.data(), kPiece));
   IoStep step = transfer_step(Kind::kWrite, {.file = place.file, .offset = record.offset});
   step.add_part(memory_.data(), kPiece);
   return step;

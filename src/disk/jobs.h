@@ -76,8 +76,9 @@ class RecordMemory {
 class StoreJob final : public IoJob {
  public:
   Extent place;
-  RecordHeader header;  // all but the checksum
+  RecordHeader header;
   std::byte* data = nullptr;
+  RecordKeys keys{};        // of the tier
   std::int64_t result = 0;  // when done: 0 or -errno
 
   IoStep next(std::int64_t last) noexcept override;
@@ -91,8 +92,9 @@ class StoreJob final : public IoJob {
 class LoadJob final : public IoJob {
  public:
   Extent place;
-  RecordHeader expected;  // all but the checksum
+  RecordHeader expected;
   std::byte* data = nullptr;
+  RecordKeys keys{};         // of the tier
   bool drop_cached = false;  // the file goes through the page cache
   // When done: kOk, kMiss: it was erased, kCorrupt, kIoError, or kBusy: no memory.
   TierResult result = TierResult::kOk;

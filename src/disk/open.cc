@@ -129,6 +129,8 @@ Result<ProvenEngine> choose_engine(const Directory& directory, bool direct, int 
 Result<std::unique_ptr<SegmentStore>> open_store(DiskCalls& calls, const DiskTierOptions& options,
                                                  std::span<const MakeEngine> engines) {
   KVFOLIO_RETURN_IF_ERROR(check_options(options));
+  const Result<RecordKeys> keys = RecordKeys::create(options.keys);
+  if (!keys) return keys.error();
   const NoFileSizeSignal no_signal;  // writes of this thread fail, as those of the engine do
   std::string path(options.directory);
   while (path.size() > 1 && path.back() == '/') path.pop_back();
@@ -151,7 +153,8 @@ Result<std::unique_ptr<SegmentStore>> open_store(DiskCalls& calls, const DiskTie
                            .scrub_bytes_per_s = options.scrub_bytes_per_s,
                            .items_max = options.items_max,
                            .open_files_max = open_files_max(options),
-                           .direct = proven->direct};
+                           .direct = proven->direct,
+                           .keys = *keys};
   return SegmentStore::open(calls, store, *std::move(directory), std::move(proven->engine),
                             event_fd);
 }

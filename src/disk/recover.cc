@@ -133,6 +133,7 @@ Verdict read_segment(Reader& reader, FoundSegment& segment) {
   const bool has_header = fault == FormatFault::kNone;
   segment.has_header = has_header;
   segment.epoch = header.epoch;
+  segment.version = has_header ? header.version : 0;
   // Its name is no more than a name: someone may have changed it.
   if (has_header) segment.number = header.number;
   reader.begin_segment();

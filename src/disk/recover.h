@@ -23,6 +23,7 @@ struct FoundSegment {
   int file = -1;
   bool direct = false;
   bool has_header = false;      // its own header is right
+  std::uint16_t version = 0;    // of it
   bool sealed = false;          // it has a footer, which is right
   bool is_empty = false;        // it was never written further than its header
   std::int64_t read_error = 0;  // -errno: a part could not be read, so entries may not be all

@@ -65,6 +65,7 @@ struct Segment {
   bool opening = false;
   bool stays_open = false;  // its header is damaged: it would not be known again
   bool direct = false;
+  bool is_old = false;        // of an older version, or not known: nothing more is written to it
   std::int64_t used = 0;      // where the next record goes
   int reads = 0, writes = 0;  // under way
   int errors = 0;

@@ -65,6 +65,7 @@ struct StoreOptions {
   std::int32_t items_max = 0;
   std::int32_t open_files_max = 0;
   bool direct = true;
+  RecordKeys keys{};
 };
 
 class SegmentStore {

@@ -310,10 +310,9 @@ TEST_F(DiskErase, EveryCopyOfARecordIsErased) {
       const std::span<std::byte, kPiece> piece(young->data.data() + at, kPiece);
       RecordHeader header;
       ASSERT_EQ(decode(piece, header), FormatFault::kNone) << i << " at " << at << " of " << last;
-      const std::vector<std::byte> tail(piece.begin() + kRecordFieldsBytes, piece.end());
       header.epoch = 77;
       header.sequence = sequence++;
-      encode(header, std::span(tail).first(std::size_t(tail_bytes(size_of(i)))), piece);
+      ASSERT_TRUE(seal(header, bytes_of(i), {}, piece));
     }
     young->data.resize(std::size_t(at));  // not sealed
     young->durable = young->data;

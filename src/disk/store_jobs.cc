@@ -61,6 +61,7 @@ void SegmentStore::start_load(Op::Kind kind, std::uint32_t record, std::byte* da
                    .key = one.key,
                    .data_bytes = one.data_bytes};
   job->data = data;
+  job->keys = options_.keys;
   Op& op = add_op(kind, std::move(job));
   op.record = record;
   op.memory = std::move(memory);
@@ -100,6 +101,7 @@ void SegmentStore::begin_write(Op& op, std::byte* data) noexcept {
                 .key = record.key,
                 .data_bytes = record.data_bytes};
   job.data = data;
+  job.keys = options_.keys;
   start(op);
 }
 

@@ -76,6 +76,7 @@ void SegmentStore::take_found(FoundSegment& found, std::vector<Segment*>& unseal
   segment.direct = found.direct;
   segment.used = found.used;
   segment.stays_open = !found.has_header;
+  segment.is_old = found.version < kFormatVersion;
   if (found.sealed) segment.in_footer = static_cast<std::int64_t>(found.entries.size());
   last_number_ = std::max(last_number_, found.number);
   for (const FooterEntry& entry : found.entries) add_found_record(segment, entry);
@@ -173,7 +174,7 @@ void SegmentStore::choose_continued() {
       continue;
     }
     const bool can = segment->state == State::kSealed && segment->in_footer >= 0 &&
-                     !segment->stays_open && segment->errors == 0 &&
+                     !segment->stays_open && !segment->is_old && segment->errors == 0 &&
                      segment->num_records < kContinuedRecordsMax &&
                      segment->bytes() < options_.segment_bytes;
     last_found_ = can ? segment.get() : nullptr;

@@ -815,16 +815,16 @@ TEST_F(DiskStore, ANewerVersionIsRefusedAndKept) {
   sim.close();
   const auto before = *sim.disk->files.at(segment_path());
   auto& manifest = sim.disk->files.at("/d/manifest")->data;
-  manifest[manifest.size() - 2] = std::byte{'2'};
+  manifest[manifest.size() - 2] = std::byte{'3'};
   Status status = sim.open();
   EXPECT_EQ(status.code(), ErrorCode::kFailedPrecondition);
-  EXPECT_THAT(status.message(), HasSubstr("version 2"));
+  EXPECT_THAT(status.message(), HasSubstr("version 3"));
   EXPECT_EQ(segment_file().data, before.data);
-  manifest[manifest.size() - 2] = std::byte{'1'};
+  manifest[manifest.size() - 2] = std::byte{'2'};
 
   std::array<std::byte, kPiece> piece{};
   encode(SegmentHeader{.number = 1, .epoch = 5}, piece);
-  piece[4] = std::byte{2};
+  piece[4] = std::byte{3};
   const std::uint32_t crc = crc32c(std::span(piece).first(188));
   std::memcpy(piece.data() + 188, &crc, 4);
   std::copy(piece.begin(), piece.end(), segment_file().data.begin());
