@@ -253,12 +253,15 @@ class Generate {
 
   Status load(llama::Engine& engine) {
     if (!load_) return {};
-    const Result<RestoreStats> loaded = engine.restore(*load_);
+    const Result<RecordSecrets> secrets = RecordSecrets::from_environment();
+    if (!secrets) return secrets.error();
+    const Result<RestoreStats> loaded = engine.restore(*load_, secrets->options());
     if (!loaded) return prefixed("--load " + *options_.load_path, loaded.error());
     restored_ = *loaded;
     if (loaded->sections_damaged == 0 && loaded->records_refused == 0) return {};
     const std::string damage = std::to_string(loaded->sections_damaged) + " sections and " +
-                               std::to_string(loaded->records_refused) + " records are damaged";
+                               std::to_string(loaded->records_refused) +
+                               " records are damaged or sealed with another key";
     if (saves_what_it_loads()) {
       return {ErrorCode::kInvalidArgument, "--load " + *options_.load_path + ": " + damage +
                                                ", and --save " + *options_.save_path +
@@ -277,7 +280,9 @@ class Generate {
 
   Status save(llama::Engine& engine, FileSink& sink) {
     ProgressSink shown(sink, "saving the prefix cache");
-    const Result<SaveStats> saved = engine.save(shown);
+    const Result<RecordSecrets> secrets = RecordSecrets::from_environment();
+    if (!secrets) return secrets.error();
+    const Result<SaveStats> saved = engine.save(shown, secrets->options());
     if (!saved) return prefixed("--save", saved.error());
     const SignalsWait no_hidden_file_is_left;
     if (Status status = sink.commit(); !status.ok()) return prefixed("--save", status);

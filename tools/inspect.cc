@@ -17,6 +17,7 @@
 #include "kvfolio/op_replay.h"
 #include "kvfolio/snapshot_list.h"
 #include "printable_text.h"
+#include "tier_option.h"
 
 namespace kvfolio::tools {
 namespace {
@@ -151,7 +152,9 @@ Result<int> inspect_snapshot(const InspectOptions& options, ByteSource& source) 
                       "--state-hash are for operation logs");
   }
   std::map<std::string, std::int64_t> counts;
-  const Result<SnapshotList> list = list_snapshot(source, [&](const SnapshotSection& section) {
+  const Result<RecordSecrets> secrets = RecordSecrets::from_environment();
+  if (!secrets) return secrets.error();
+  const auto visit = [&](const SnapshotSection& section) {
     ++counts[section.type];
     const bool is_record = section.type == "record";
     if (!options.dump && !(options.index && is_record)) return;
@@ -163,7 +166,8 @@ Result<int> inspect_snapshot(const InspectOptions& options, ByteSource& source) 
               hex(section.key.bytes);
     }
     print(line + (section.damaged ? ", damaged\n" : "\n"));
-  });
+  };
+  const Result<SnapshotList> list = list_snapshot(source, visit, secrets->options());
   if (!list) return prefixed(options.path, list.error());
   std::string summary = "snapshot:";
   for (const auto& [type, count] : counts) {

@@ -71,8 +71,12 @@ Result<int> check_or_error(const TierOptions& options) {
     shown = percent;
     return true;
   };
-  const Result<DiskCheck> check = check_disk_directory(
-      {.directory = options.disk.directory, .erase = options.erase, .progress = progress});
+  const Result<RecordSecrets> secrets = RecordSecrets::from_environment();
+  if (!secrets) return secrets.error();
+  const Result<DiskCheck> check = check_disk_directory({.directory = options.disk.directory,
+                                                        .keys = secrets->options(),
+                                                        .erase = options.erase,
+                                                        .progress = progress});
   show_progress("");
   if (!check) return check.error();
   if (check->damaged > 0) note_failure();

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
 #include <limits>
 #include <set>
 #include <thread>
@@ -13,7 +14,6 @@
 #include <vector>
 
 #include "choice_option.h"
-#include "kvfolio/record.h"
 
 namespace kvfolio::tools {
 namespace {
@@ -69,7 +69,65 @@ void take_choice(const std::string& text, TierChoice& choice) {
   }
 }
 
+// Empty text: not a key.
+std::vector<std::byte> bytes_of_hex(std::string_view text) {
+  std::vector<std::byte> bytes;
+  if (text.size() != 2 * kRecordKeyBytes) return bytes;
+  for (std::size_t i = 0; i < text.size(); i += 2) {
+    unsigned value = 0;
+    const auto [end, error] = std::from_chars(text.data() + i, text.data() + i + 2, value, 16);
+    if (error != std::errc() || end != text.data() + i + 2) return {};
+    bytes.push_back(static_cast<std::byte>(value));
+  }
+  return bytes;
+}
+
+// Says which variable is wrong, and nothing of what it has.
+Result<std::vector<std::byte>> read_secret(const std::string& name) {
+  const auto bad = [](const std::string& what) {
+    return Status(ErrorCode::kInvalidArgument,
+                  what + ", allowed: " + std::to_string(2 * kRecordKeyBytes) +
+                      " hexadecimal digits, such as `openssl rand -hex 32` writes");
+  };
+  const std::string text = environment(name.c_str());
+  const std::string path = environment((name + "_FILE").c_str());
+  if (text.empty() && path.empty()) return std::vector<std::byte>();
+  if (!text.empty() && !path.empty()) {
+    return Status(ErrorCode::kInvalidArgument,
+                  name + " and " + name + "_FILE are both set: set one");
+  }
+  std::string from_file;
+  if (!path.empty()) {
+    std::ifstream file(path, std::ios::binary);
+    if (!file) {
+      return Status(ErrorCode::kUnavailable, name + "_FILE: " + path + " cannot be read");
+    }
+    from_file.resize(4 * kRecordKeyBytes);
+    file.read(from_file.data(), std::ssize(from_file));
+    from_file.resize(static_cast<std::size_t>(file.gcount()));
+    from_file.erase(from_file.find_last_not_of(" \r\n") + 1);
+  }
+  std::vector<std::byte> bytes = bytes_of_hex(path.empty() ? text : from_file);
+  if (!bytes.empty()) return bytes;
+  return bad(path.empty() ? name + " is no key" : name + "_FILE: " + path + " has no key");
+}
+
 }  // namespace
+
+Result<RecordSecrets> RecordSecrets::from_environment() {
+  RecordSecrets secrets;
+  Result<std::vector<std::byte>> key = read_secret("KVFOLIO_RECORD_KEY");
+  if (!key) return key.error();
+  Result<std::vector<std::byte>> accepted = read_secret("KVFOLIO_ACCEPTED_RECORD_KEY");
+  if (!accepted) return accepted.error();
+  secrets.key_ = *std::move(key);
+  secrets.accepted_ = *std::move(accepted);
+  // What is wrong with them together is said before anything is opened.
+  if (const Result<RecordKeys> keys = RecordKeys::create(secrets.options()); !keys) {
+    return keys.error();
+  }
+  return secrets;
+}
 
 std::string environment(const char* name) {
   const char* const value = std::getenv(name);
@@ -152,21 +210,28 @@ void add_tier_option(CLI::App& app, TierChoice& choice, const std::string& help)
 
 // A command that waits for its disk drops nothing.
 Result<std::unique_ptr<DiskTier>> open_disk(const DiskChoice& choice) {
-  return DiskTier::open(
-      {.directory = choice.directory, .bytes = choice.bytes, .queued_bytes_max = 4ll << 30});
+  const Result<RecordSecrets> secrets = RecordSecrets::from_environment();
+  if (!secrets) return secrets.error();
+  return DiskTier::open({.directory = choice.directory,
+                         .bytes = choice.bytes,
+                         .queued_bytes_max = 4ll << 30,
+                         .keys = secrets->options()});
 }
 
 Result<std::unique_ptr<RedisTier>> open_redis(const std::string& servers) {
   const std::string user = environment("KVFOLIO_REDIS_USER");
   const std::string password = environment("KVFOLIO_REDIS_PASSWORD");
   const std::string ca = environment("KVFOLIO_REDIS_CA");
+  const Result<RecordSecrets> secrets = RecordSecrets::from_environment();
+  if (!secrets) return secrets.error();
   Result<std::unique_ptr<RedisTier>> redis =
       RedisTier::create({.servers = servers,
                          .user = user,
                          .password = password,
                          .tls = {.enabled = !ca.empty(), .ca_file = ca},
                          .record_bytes_max = kRecordBytesMax,
-                         .items_max = 1 << 20});
+                         .items_max = 1 << 20,
+                         .keys = secrets->options()});
   if (!redis) return redis;
   if (Status status = (*redis)->wait_until_ready(steady_us(), kReadyUs); !status.ok()) {
     return with_advice(status);

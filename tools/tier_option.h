@@ -3,6 +3,7 @@
 
 // The option --tier of several verbs: where blocks are kept beside the cache, cheapest first.
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -12,6 +13,7 @@
 
 #include "kvfolio/disk_tier.h"
 #include "kvfolio/offload.h"
+#include "kvfolio/record.h"
 #include "kvfolio/redis_tier.h"
 
 namespace CLI {
@@ -37,6 +39,21 @@ struct TierChoice {
 
 // The variable of the environment; empty if it is not set.
 [[nodiscard]] std::string environment(const char* name);
+// The secrets that seal records, of the environment; both may be missing. They are in no message.
+class RecordSecrets {
+ public:
+  // KVFOLIO_RECORD_KEY is 64 hexadecimal digits, or KVFOLIO_RECORD_KEY_FILE a file that has them;
+  // the key that is accepted beside it likewise, KVFOLIO_ACCEPTED_RECORD_KEY. kInvalidArgument:
+  // anything else, by the name of the variable.
+  static Result<RecordSecrets> from_environment();
+  // Views of this object.
+  [[nodiscard]] RecordKeyOptions options() const {
+    return {.key = key_, .accepted_key = accepted_};
+  }
+
+ private:
+  std::vector<std::byte> key_, accepted_;
+};
 // "24GiB", "512MiB", "4096"; anything else is refused by the name of the option.
 [[nodiscard]] std::int64_t parse_size(const std::string& option, const std::string& text);
 // "disk:DIR,SIZE", or "disk:DIR" where no size is needed.

@@ -267,8 +267,8 @@ bool read_key(std::string_view text, TierKey& key) {
 
 class Check {
  public:
-  Check(bool erase, const std::function<void(std::int64_t)>& progress)
-      : erase_(erase), progress_(progress) {}
+  Check(RecordKeys keys, bool erase, const std::function<void(std::int64_t)>& progress)
+      : keys_(std::move(keys)), erase_(erase), progress_(progress) {}
 
   Status read(Server& server) {
     std::string cursor = "0";
@@ -337,13 +337,14 @@ class Check {
     const std::span record(reinterpret_cast<const std::byte*>((*value)->str), (*value)->len);
     const RecordInfo expected{
         .key = key, .payload_bytes = static_cast<std::int64_t>(record.size()) - kRecordHeaderBytes};
-    const RecordFault fault = check_record(record, expected);
+    const RecordFault fault = check_record(record, expected, keys_);
     if (fault != RecordFault::kNone) return std::string("wrong ") + to_string(fault);
     ++result.records;
     result.bytes += static_cast<std::int64_t>(record.size());
     return std::string();
   }
 
+  RecordKeys keys_;
   bool erase_;
   const std::function<void(std::int64_t)>& progress_;
   std::int64_t seen_ = 0;
@@ -353,11 +354,15 @@ class Check {
 
 Result<RedisCheck> check_redis(const std::string& servers, bool erase,
                                const std::function<void(std::int64_t)>& progress) {
+  const Result<RecordSecrets> secrets = RecordSecrets::from_environment();
+  if (!secrets) return secrets.error();
+  const Result<RecordKeys> keys = RecordKeys::create(secrets->options());
+  if (!keys) return keys.error();
   const Result<TlsContext> tls = make_tls(environment("KVFOLIO_REDIS_CA"));
   if (!tls) return tls.error();
   const Result<std::set<std::string>> nodes = find_primaries(servers, *tls);
   if (!nodes) return nodes.error();
-  Check check(erase, progress);
+  Check check(*keys, erase, progress);
   check.result.nodes = static_cast<std::int32_t>(nodes->size());
   for (const std::string& address : *nodes) {
     Result<Server> node = Server::connect(address, *tls);

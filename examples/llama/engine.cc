@@ -109,14 +109,14 @@ namespace {
 Status no_blocks() { return {ErrorCode::kUnsupported, "contiguous caches keep no blocks"}; }
 }  // namespace
 
-Result<SaveStats> Engine::save(ByteSink& sink) {
+Result<SaveStats> Engine::save(ByteSink& sink, const RecordKeyOptions& keys) {
   if (paged_ == nullptr) return no_blocks();
-  return paged_->save(sink);
+  return paged_->save(sink, keys);
 }
 
-Result<RestoreStats> Engine::restore(ByteSource& source) {
+Result<RestoreStats> Engine::restore(ByteSource& source, const RecordKeyOptions& keys) {
   if (paged_ == nullptr) return no_blocks();
-  return paged_->restore(source);
+  return paged_->restore(source, keys);
 }
 
 std::string Engine::metrics(MetricLabels labels) const {

@@ -90,8 +90,8 @@ class Engine {
   Result<RunStats> run(std::span<const Request> requests, Listener listener);
 
   // The prefix cache to a file and back, between runs. kUnsupported: the twin has none.
-  Result<SaveStats> save(ByteSink& sink);
-  Result<RestoreStats> restore(ByteSource& source);
+  Result<SaveStats> save(ByteSink& sink, const RecordKeyOptions& keys = {});
+  Result<RestoreStats> restore(ByteSource& source, const RecordKeyOptions& keys = {});
   // What /metrics of a server would say. Empty: the twin.
   [[nodiscard]] std::string metrics(MetricLabels labels) const;
   // What RunStats says of host memory and tiers, also during a run.

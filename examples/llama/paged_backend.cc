@@ -136,17 +136,17 @@ std::string PagedBackend::metrics(MetricLabels labels) const {
   return metrics.text();
 }
 
-Result<SaveStats> PagedBackend::save(ByteSink& sink) {
+Result<SaveStats> PagedBackend::save(ByteSink& sink, const RecordKeyOptions& keys) {
   KVFOLIO_RETURN_IF_ERROR(complete_in_flight());
   const Result<Identity> names = identity();
   if (!names) return names.error();
-  return kvfolio::save(*manager_, *names, sink);
+  return kvfolio::save(*manager_, *names, sink, {.keys = keys});
 }
 
-Result<RestoreStats> PagedBackend::restore(ByteSource& source) {
+Result<RestoreStats> PagedBackend::restore(ByteSource& source, const RecordKeyOptions& keys) {
   const Result<Identity> names = identity();
   if (!names) return names.error();
-  return kvfolio::restore(*manager_, *names, source);
+  return kvfolio::restore(*manager_, *names, source, {.keys = keys});
 }
 
 Status PagedBackend::evict_cached() {

@@ -81,8 +81,8 @@ class PagedBackend final : public Backend {
   // Null without a host tier.
   [[nodiscard]] const Offload* offload() const { return offload_.get(); }
   // The prefix cache to a file, and back. Not during a step.
-  Result<SaveStats> save(ByteSink& sink);
-  Result<RestoreStats> restore(ByteSource& source);
+  Result<SaveStats> save(ByteSink& sink, const RecordKeyOptions& keys = {});
+  Result<RestoreStats> restore(ByteSource& source, const RecordKeyOptions& keys = {});
   // Sleeps until a tier has something to say, at most a millisecond.
   void wait_for_tiers() const;
   // The metrics of the cache and its tiers, in the text format of Prometheus.

@@ -21,8 +21,8 @@
 //    of slots is asked for again after MOVED, after lost connections and when nodes do not answer.
 //  - What servers say is not believed: replies are bounded by what was asked for, other lengths and
 //    what does not verify are kCorrupt, and a reply that does not fit the question ends the
-//    connection. But who writes to a server can forge records, and a node that names others has the
-//    password said to them.
+//    connection. But without a key who writes to a server can forge records, and a node that names
+//    others has the password said to them.
 //
 //  - In a child of fork() the tier is closed: sockets are the parent's. It accepts nothing, all
 //  that
@@ -39,6 +39,7 @@
 #include <vector>
 
 #include "kvfolio/export.h"
+#include "kvfolio/record.h"
 #include "kvfolio/status.h"
 #include "kvfolio/tier.h"
 
@@ -69,6 +70,9 @@ struct RedisOptions {
   std::uint64_t stall_timeout_us = 500'000;    // without a byte, while a reply is due
   std::uint64_t breaker_us_min = 500'000;
   std::uint64_t breaker_us_max = 5'000'000;
+  // With a key a record is believed only if it was sealed with it. All engines that share a
+  // key_prefix have the same keys: to the others a record is damaged, and goes.
+  RecordKeyOptions keys{};
 };
 
 struct RedisCounters {

@@ -17,6 +17,10 @@
 // behind the other, and behind damage by looking for the next one. So there is no index to trust. A
 // record that is damaged ends its path there, and takes nothing else with it.
 //
+// With a key each record is sealed with a MAC, so whoever can write to the file and does not have
+// the key can leave records out and put none in. What is not a record is not sealed: he can change
+// which sequences there are, under which caller ids, and never the bytes of their tokens.
+//
 // Another model, type, layout or block size is refused by the name of the field. A snapshot holds
 // the text of all tenants whose blocks it has: keep it as you keep their prompts. It has bytes of
 // tokens and nothing else: what lies in a block behind its last token is saved as zeros.
@@ -34,6 +38,7 @@
 #include "kvfolio/identity.h"
 #include "kvfolio/ids.h"
 #include "kvfolio/manager.h"
+#include "kvfolio/record.h"
 #include "kvfolio/root_key.h"
 #include "kvfolio/status.h"
 
@@ -51,6 +56,13 @@ struct SnapshotSequence {
 struct SaveOptions {
   bool prefix_cache = true;
   std::span<const SnapshotSequence> sequences{};
+  RecordKeyOptions keys{};  // seals the records with `key`
+};
+
+struct RestoreOptions {
+  // With a key records are believed only if they were sealed with it, and without one only if they
+  // were sealed without.
+  RecordKeyOptions keys{};
 };
 
 struct SaveStats {
@@ -70,7 +82,7 @@ struct RestoredSequence {
 struct RestoreStats {
   std::int64_t records = 0;          // whole records in the file
   std::int64_t records_loaded = 0;   // blocks that were written
-  std::int64_t records_refused = 0;  // that did not verify when they were read
+  std::int64_t records_refused = 0;  // that did not verify, or that no key of ours sealed
   std::int64_t sections_damaged = 0;
   std::int64_t paths = 0;          // ends of prompts in the file
   std::int64_t paths_no_room = 0;  // cut short by the size of the pool
@@ -81,9 +93,9 @@ struct RestoreStats {
 // Writes what the manager's own storage has. kFailedPrecondition: a step is open or in flight; a
 // sequence has draft or unnamed tokens, a trim, or another number of tokens than given (names it).
 // kUnsupported: no storage, or memory that cannot be copied to the CPU. kNotFound: a sequence.
-// kInvalidArgument: `identity` is of another spec. Errors of the sink are returned as they are; it
-// has a part of a snapshot then, which a FileSink does not commit. The same cache and sequences
-// give the same bytes.
+// kInvalidArgument: `identity` is of another spec; keys, as RecordKeys::create(). Errors of the
+// sink are returned as they are; it has a part of a snapshot then, which a FileSink does not
+// commit. The same cache and sequences give the same bytes.
 KVFOLIO_API Result<SaveStats> save(KVCacheManager& manager, const Identity& identity,
                                    ByteSink& sink, const SaveOptions& options = {});
 
@@ -92,11 +104,11 @@ KVFOLIO_API Result<SaveStats> save(KVCacheManager& manager, const Identity& iden
 // when it was saved (the tail of an open sequence) is not findable now.
 // kUnsupported: no storage; another version of the format. kCorrupt: not a snapshot, or its first
 // section is damaged. kInvalidArgument: another identity, by the name of the field; `identity` is
-// of another spec; a caller id of the snapshot that is open. Then nothing has changed. Damage
-// behind the first section is no error: see the stats. Any file takes bounded memory (512 MiB for
-// tokens, and half the bytes of the headers of its records) and time: behind 1 GiB of damage it is
-// not read further.
+// of another spec; keys, as RecordKeys::create(); a caller id of the snapshot that is open. Then
+// nothing has changed. Damage behind the first section is no error: see the stats. Any file takes
+// bounded memory (512 MiB for tokens, and half the bytes of the headers of its records) and time:
+// behind 1 GiB of damage it is not read further.
 KVFOLIO_API Result<RestoreStats> restore(KVCacheManager& manager, const Identity& identity,
-                                         ByteSource& source);
+                                         ByteSource& source, const RestoreOptions& options = {});
 
 }  // namespace kvfolio

@@ -11,6 +11,7 @@
 #include "kvfolio/byte_sink.h"
 #include "kvfolio/export.h"
 #include "kvfolio/identity.h"
+#include "kvfolio/record.h"
 #include "kvfolio/status.h"
 
 namespace kvfolio {
@@ -19,12 +20,14 @@ struct SnapshotSection {
   std::int64_t place = 0;  // in the file
   std::int64_t bytes = 0;  // of its body
   std::string type{};      // identity, root, tokens, record, sequence, end
-  bool damaged = false;    // its checksum is not that of its bytes
+  // Its checksum is not that of its bytes, nor its MAC if we have the key.
+  bool damaged = false;
   // Of a record: its block, as far as its header is sound.
   TierKey key{};
   std::int32_t group = 0;
   std::int32_t begin = 0;  // of the block's tokens
   std::int32_t end = 0;
+  std::uint32_t key_id = 0;  // of the key that sealed it, 0: none; its MAC is not looked at without
 };
 
 struct SnapshotList {
@@ -33,8 +36,10 @@ struct SnapshotList {
   bool whole = false;        // it ends as it should
 };
 
-// Calls visit(section) for each, in order. kCorrupt: not a snapshot.
+// Calls visit(section) for each, in order. kCorrupt: not a snapshot. kInvalidArgument:
+// keys, as RecordKeys::create().
 KVFOLIO_API Result<SnapshotList> list_snapshot(
-    ByteSource& source, const std::function<void(const SnapshotSection&)>& visit);
+    ByteSource& source, const std::function<void(const SnapshotSection&)>& visit,
+    const RecordKeyOptions& keys = {});
 
 }  // namespace kvfolio

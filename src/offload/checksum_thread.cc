@@ -35,38 +35,63 @@ ChecksumThread::~ChecksumThread() {
 }
 
 void ChecksumThread::add(std::span<const CopyRun> reads, std::uint64_t seed) {
-  bool wakes = false;
-  {
-    const std::lock_guard lock(mutex_);
-    Task& task = tasks_.emplace_back();
-    if (!unused_.empty()) {
-      task.reads = std::move(unused_.back());
-      unused_.pop_back();
-    }
-    task.reads.assign(reads.begin(), reads.end());
-    task.seed = seed;
-    task.bytes = size_of(reads);
-    waiting_bytes_ += task.bytes;
-    wakes = waiting_bytes_ >= kWorthWaking && std::exchange(thread_waits_, false);
+  std::unique_lock lock(mutex_);
+  add_task(reads).seed = seed;
+  wake(std::move(lock));
+}
+
+void ChecksumThread::add(std::span<const CopyRun> reads, RecordMac mac) {
+  std::unique_lock lock(mutex_);
+  Task& task = add_task(reads);
+  task.mac = std::move(mac);
+  task.has_mac = true;
+  wake(std::move(lock));
+}
+
+ChecksumThread::Task& ChecksumThread::add_task(std::span<const CopyRun> reads) {
+  Task& task = tasks_.emplace_back();
+  if (!unused_.empty()) {
+    task.reads = std::move(unused_.back());
+    unused_.pop_back();
   }
+  task.reads.assign(reads.begin(), reads.end());
+  task.bytes = size_of(reads);
+  waiting_bytes_ += task.bytes;
+  return task;
+}
+
+void ChecksumThread::wake(std::unique_lock<std::mutex> lock) {
+  const bool wakes = waiting_bytes_ >= kWorthWaking && std::exchange(thread_waits_, false);
+  lock.unlock();
   if (wakes) added_.notify_one();
 }
 
-std::uint64_t ChecksumThread::take() {
+void ChecksumThread::run(Task& task) noexcept {
+  if (!task.has_mac) {
+    task.seal.checksum = copy_with_checksum(task.reads, task.seed);
+    return;
+  }
+  for (const CopyRun& read : task.reads) {
+    task.mac.add({read.src, static_cast<std::size_t>(read.bytes)});
+  }
+  task.seal.made = task.mac.end(task.seal.mac);
+}
+
+ChecksumThread::Seal ChecksumThread::take() {
   std::unique_lock lock(mutex_);
   Task& task = tasks_.front();
   if (task.state == Task::State::kWaits) {
     begin(task);
     lock.unlock();
-    task.checksum = copy_with_checksum(task.reads, task.seed);
+    run(task);
     lock.lock();
   } else {
     done_.wait(lock, [&] { return task.state == Task::State::kDone; });
   }
-  const std::uint64_t checksum = task.checksum;
+  const Seal seal = task.seal;
   unused_.push_back(std::move(task.reads));
   tasks_.pop_front();
-  return checksum;
+  return seal;
 }
 
 void ChecksumThread::begin(Task& task) noexcept {
@@ -90,7 +115,7 @@ void ChecksumThread::work() noexcept {
     }
     begin(*task);
     lock.unlock();
-    task->checksum = copy_with_checksum(task->reads, task->seed);
+    run(*task);
     lock.lock();
     task->state = Task::State::kDone;
     done_.notify_one();

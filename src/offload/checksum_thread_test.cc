@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <deque>
 #include <random>
 #include <vector>
@@ -28,7 +29,7 @@ TEST(ChecksumThread, AnswersInTheOrderOfWhatWasAdded) {
       thread.add(reads, static_cast<std::uint64_t>(i));
       expected.push_back(checksum(piece, static_cast<std::uint64_t>(i)));
     } else if (!expected.empty()) {
-      ASSERT_EQ(thread.take(), expected.front());
+      ASSERT_EQ(thread.take().checksum, expected.front());
       expected.pop_front();
     }
     ASSERT_EQ(thread.pending(), expected.size());
@@ -41,7 +42,35 @@ TEST(ChecksumThread, MayEndBeforeAllIsTaken) {
   for (int i = 0; i < 50; ++i) {
     ChecksumThread thread;
     for (int added = 0; added < i; ++added) thread.add(std::span(&whole, 1), 0);
-    if (i > 0) static_cast<void>(thread.take());
+    if (i > 0) static_cast<void>(thread.take().checksum);
+  }
+}
+
+TEST(ChecksumThread, MakesMacsAndChecksumsInTurn) {
+  std::vector<std::byte> memory(1 << 20, std::byte{5});
+  const std::vector<std::byte> secret(kRecordKeyBytes, std::byte{1});
+  const Result<RecordKeys> keys = RecordKeys::create({.key = secret});
+  ASSERT_TRUE(keys);
+  const std::int64_t bytes = std::ssize(memory);
+  const CopyRun reads[] = {{.src = memory.data(), .bytes = 1000},
+                           {.src = memory.data() + 1000, .bytes = bytes - 1000}};
+  std::array<std::byte, kRecordHeaderBytes> header{};
+  const RecordInfo info{.payload_bytes = bytes};
+  ASSERT_TRUE(seal_record(info, memory, *keys, header));
+  RecordInfo sealed;
+  ASSERT_EQ(read_record_header(header, sealed), RecordFault::kNone);
+  ChecksumThread thread;
+  for (int i = 0; i < 50; ++i) {
+    RecordMac mac;
+    ASSERT_TRUE(mac.begin(*keys, keys->id(), info));
+    thread.add(reads, std::move(mac));
+    thread.add(reads, 7);
+  }
+  for (int i = 0; i < 50; ++i) {
+    const ChecksumThread::Seal seal = thread.take();
+    EXPECT_TRUE(seal.made);
+    EXPECT_TRUE(same_mac(seal.mac, sealed.mac));
+    EXPECT_EQ(thread.take().checksum, checksum(memory, 7));
   }
 }
 

@@ -485,5 +485,130 @@ TEST(SnapshotDamage, NumbersOfASectionThatKnowsTheFormatGiveNoOtherBytes) {
   EXPECT_LT(peak_mib() - before_mib, kMemoryMib);
 }
 
+// ---- keys ----
+
+std::vector<std::byte> secret(int number) {
+  return std::vector<std::byte>(kRecordKeyBytes, std::byte(number));
+}
+
+MemoryFile saved_with(Cache& cache, int key, const SaveOptions& options = {}) {
+  const std::vector<std::byte> bytes = secret(key);
+  SaveOptions with = options;
+  with.keys = {.key = bytes};
+  return saved(cache, with);
+}
+
+// What comes back of prompt 1, of 51 tokens, and how many records were refused.
+struct CameBack {
+  std::int32_t tokens = 0;
+  RestoreStats stats{};
+};
+CameBack restored_with(const CacheSpec& spec, MemoryFile& file, const RecordKeyOptions& keys) {
+  Cache after(spec);
+  auto stats = restore(after.manager, identity_of(after), file, {.keys = keys});
+  EXPECT_TRUE(stats) << stats.error();
+  EXPECT_TRUE(after.manager.check_invariants().ok());
+  if (!stats) return {};
+  return {after.check_hit(prompt_of(1, 51)), *std::move(stats)};
+}
+
+TEST(KeyedSnapshot, ComesBackWithItsKeyOnly) {
+  for (const CacheSpec& spec : {test::full(40), test::mixed(40, 40)}) {
+    Cache before(spec);
+    before.compute(prompt_of(1, 51));
+    MemoryFile file = saved_with(before, 1);
+    const std::vector<std::byte> one = secret(1), two = secret(2);
+    EXPECT_GE(restored_with(spec, file, {.key = one}).tokens, 48);
+    EXPECT_GE(restored_with(spec, file, {.key = two, .accepted_key = one}).tokens, 48);
+    EXPECT_EQ(restored_with(spec, file, {.key = two}).tokens, 0);
+    const CameBack without = restored_with(spec, file, {});
+    EXPECT_EQ(without.tokens, 0);
+    EXPECT_GT(without.stats.records_refused, 0);
+    EXPECT_EQ(without.stats.sections_damaged, 0);
+    MemoryFile bare = saved(before);
+    EXPECT_EQ(restored_with(spec, bare, {.key = one}).tokens, 0);
+    EXPECT_GE(restored_with(spec, bare, {}).tokens, 48);
+  }
+}
+
+// Each way to other bytes that an author has who knows everything but the key: the first record
+// takes what the second has, or is made anew.
+TEST(KeyedSnapshot, AForgedOrMovedRecordIsAMiss) {
+  Cache before(test::full(40));
+  before.compute(prompt_of(1, 51));
+  const MemoryFile good = saved_with(before, 1);
+  const std::vector<std::byte> one = secret(1);
+  std::vector<Section> records = sections_of(good);
+  std::erase_if(records, [](const Section& s) { return s.header.type != Type::kRecord; });
+  ASSERT_GE(records.size(), 3u);
+  const auto header_of = [&](MemoryFile& file, std::size_t i) {
+    return std::span(file.bytes)
+        .subspan(records[i].place + kHeaderBytes)
+        .first<static_cast<std::size_t>(kRecordHeaderBytes)>();
+  };
+  const auto payload_of = [&](MemoryFile& file, std::size_t i) {
+    return std::span(file.bytes)
+        .subspan(records[i].place + kHeaderBytes + std::size_t(kRecordHeaderBytes),
+                 std::size_t(records[i].header.body_bytes - kRecordHeaderBytes));
+  };
+  ASSERT_EQ(records[0].header.body_bytes, records[1].header.body_bytes);
+  for (int attack = 0; attack < 5; ++attack) {
+    MemoryFile file = good;
+    RecordInfo info, other;
+    ASSERT_EQ(read_record_header(header_of(file, 0), info), RecordFault::kNone);
+    ASSERT_EQ(read_record_header(header_of(file, 1), other), RecordFault::kNone);
+    const auto to = payload_of(file, 0), from = payload_of(file, 1);
+    std::copy(from.begin(), from.end(), to.begin());
+    if (attack == 1) info.mac = other.mac;  // the payload of another one with its MAC
+    if (attack == 2) {                      // sealed without a key
+      info.key_id = 0;
+      info.checksum = checksum(to, payload_seed(info.key));
+    }
+    write_record_header(info, header_of(file, 0));
+    if (attack >= 3) {  // with another key, and under the number of the right one
+      const std::uint32_t id = info.key_id;
+      const auto keys = RecordKeys::create({.key = secret(2)});
+      ASSERT_TRUE(seal_record(info, to, *keys, header_of(file, 0)));
+      if (attack == 4) {
+        ASSERT_EQ(read_record_header(header_of(file, 0), info), RecordFault::kNone);
+        info.key_id = id;
+        write_record_header(info, header_of(file, 0));
+      }
+    }
+    const CameBack back = restored_with(test::full(40), file, {.key = one});
+    EXPECT_EQ(back.tokens, 0) << attack;
+    EXPECT_GT(back.stats.records_refused, 0) << attack;
+  }
+  MemoryFile file = good;
+  EXPECT_GE(restored_with(test::full(40), file, {.key = one}).tokens, 48);
+}
+
+TEST(KeyedSnapshot, EveryDamageIsAMiss) {
+  Cache before(test::full(40));
+  before.compute(prompt_of(1, 51));
+  const MemoryFile good = saved_with(before, 1);
+  const std::vector<std::byte> one = secret(1);
+  std::mt19937 random(3);
+  for (int round = 0; round < 300; ++round) {
+    MemoryFile file = good;
+    file.bytes[random() % file.bytes.size()] ^= std::byte(1u << random() % 8);
+    Cache after(test::full(40));
+    static_cast<void>(restore(after.manager, identity_of(after), file, {.keys = {.key = one}}));
+    after.check_hit(prompt_of(1, 51));  // compares what it finds
+  }
+}
+
+TEST(KeyedSnapshot, AKeyOfAnotherLengthIsRefusedAndNothingHappens) {
+  Cache cache(test::full(40));
+  const std::vector<std::byte> key(33);
+  MemoryFile file;
+  const auto stats = save(cache.manager, identity_of(cache), file, {.keys = {.key = key}});
+  ASSERT_FALSE(stats);
+  EXPECT_EQ(stats.error().message(), "record keys: key has 33 bytes, allowed: 32");
+  EXPECT_TRUE(file.bytes.empty());
+  file = saved(cache);
+  EXPECT_FALSE(restore(cache.manager, identity_of(cache), file, {.keys = {.key = key}}));
+}
+
 }  // namespace
 }  // namespace kvfolio

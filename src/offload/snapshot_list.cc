@@ -41,7 +41,8 @@ const char* name_of(Type type) {
   return "unknown";
 }
 
-SnapshotSection section_of(const SectionHeader& header, std::span<const std::byte> body) {
+SnapshotSection section_of(const SectionHeader& header, std::span<const std::byte> body,
+                           const RecordKeys& keys) {
   SnapshotSection section{
       .place = header.place, .bytes = header.body_bytes, .type = name_of(header.type)};
   if (header.type != Type::kRecord) {
@@ -50,8 +51,11 @@ SnapshotSection section_of(const SectionHeader& header, std::span<const std::byt
   }
   RecordInfo info;
   section.group = static_cast<std::int32_t>(header.b);
-  section.damaged = read_record_header(body, info) != RecordFault::kNone ||
-                    check_record(body, info) != RecordFault::kNone;
+  RecordFault fault = read_record_header(body, info);
+  if (fault == RecordFault::kNone) fault = check_record(body, info, keys);
+  const bool is_unknown = fault == RecordFault::kSealer && !keys.has_key();
+  section.damaged = fault != RecordFault::kNone && !is_unknown;
+  section.key_id = info.key_id;
   section.key = info.key;
   section.begin = info.begin;
   section.end = info.end;
@@ -61,7 +65,10 @@ SnapshotSection section_of(const SectionHeader& header, std::span<const std::byt
 }  // namespace
 
 Result<SnapshotList> list_snapshot(ByteSource& source,
-                                   const std::function<void(const SnapshotSection&)>& visit) {
+                                   const std::function<void(const SnapshotSection&)>& visit,
+                                   const RecordKeyOptions& key_options) {
+  const Result<RecordKeys> keys = RecordKeys::create(key_options);
+  if (!keys) return keys.error();
   SnapshotList list;
   std::vector<std::byte> body;
   bool lost = false;  // looking for the next header
@@ -84,7 +91,7 @@ Result<SnapshotList> list_snapshot(ByteSource& source,
     lost = false;
     body.resize(static_cast<std::size_t>(header.body_bytes));
     KVFOLIO_RETURN_IF_ERROR(source.read_at(place + header_bytes, body));
-    const SnapshotSection section = section_of(header, body);
+    const SnapshotSection section = section_of(header, body, *keys);
     ++list.sections;
     if (section.damaged) ++list.damaged;
     list.whole = header.type == Type::kEnd && !section.damaged;

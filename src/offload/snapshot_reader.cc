@@ -3,6 +3,7 @@
 #include "offload/snapshot_reader.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "base/text.h"
@@ -240,11 +241,30 @@ bool SnapshotReader::take_record(const SectionHeader& header) {
                             .end = end,
                             .writer = info.writer,
                             .checksum = info.checksum,
-                            .owner = info.owner};
+                            .owner = info.owner,
+                            .key_id = info.key_id,
+                            .mac = info.mac};
   if (info != expected) return false;
+  if ((info.key_id != 0) != keys_.has_key()) {
+    ++refused_;
+    return true;
+  }
   node.has_record = true;
   records_.try_emplace(info.key, Payload{place + kRecordHeaderBytes, info.checksum});
   return true;
+}
+
+// The header is read again: MACs of all records would take as much memory as their names.
+bool SnapshotReader::begin_mac(const Payload& payload, const TierKey& key, RecordMac& mac,
+                               Digest& expected) {
+  std::array<std::byte, kRecordHeaderBytes> header{};
+  RecordInfo info;
+  if (!source_.read_at(payload.place - kRecordHeaderBytes, header).ok() ||
+      read_record_header(header, info) != RecordFault::kNone || info.key != key) {
+    return false;
+  }
+  expected = info.mac;
+  return mac.begin(keys_, info.key_id, info);
 }
 
 bool SnapshotReader::take_root(const SectionHeader& header, LittleEndianReader body) {

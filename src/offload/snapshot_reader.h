@@ -46,15 +46,19 @@ class SnapshotReader {
     std::vector<Digest> hashes;  // at the end of each unit, and of the tokens
   };
 
-  // Where the payload of a record lies, and what its checksum is.
+  // Where the payload of a record lies, and what its checksum is if no key sealed it.
   struct Payload {
     std::int64_t place = 0;
     std::uint64_t checksum = 0;
   };
 
   SnapshotReader(const Identity& identity, const KVStorage& storage, ByteSource& source,
-                 snapshot::Limits limits = {})
-      : identity_(identity), storage_(storage), source_(source), limits_(limits) {}
+                 snapshot::Limits limits = {}, RecordKeys keys = {})
+      : identity_(identity),
+        storage_(storage),
+        source_(source),
+        limits_(limits),
+        keys_(std::move(keys)) {}
 
   // kCorrupt, kUnsupported or kInvalidArgument: as restore().
   Status read();
@@ -71,6 +75,12 @@ class SnapshotReader {
     return static_cast<std::int64_t>(records_.size());
   }
   [[nodiscard]] std::int64_t num_damaged() const { return damaged_; }
+  // Records that were sealed with a key that is not ours, or without one though we have one.
+  [[nodiscard]] std::int64_t num_refused() const { return refused_; }
+  // The MAC of a record that find() gave, begun, and what it must be. False: the header says
+  // something else by now, or there is no memory.
+  [[nodiscard]] bool begin_mac(const Payload& payload, const TierKey& key, RecordMac& mac,
+                               Digest& expected);
   // That nothing but zeros fills up the section behind a payload of this size.
   [[nodiscard]] bool ends_well(const Payload& payload, std::int64_t bytes);
 
@@ -120,6 +130,7 @@ class SnapshotReader {
   const KVStorage& storage_;
   ByteSource& source_;
   const snapshot::Limits limits_;
+  const RecordKeys keys_;
   std::unordered_map<std::uint32_t, Root> roots_;
   std::vector<Node> nodes_;
   std::vector<Run> runs_;
@@ -127,7 +138,7 @@ class SnapshotReader {
   std::vector<Sequence> sequences_;
   std::unordered_set<std::uint64_t> caller_ids_;  // of sequences_
   std::unordered_map<TierKey, Payload, TierKeyHash> records_;
-  std::int64_t damaged_ = 0;
+  std::int64_t damaged_ = 0, refused_ = 0;
   std::int64_t num_sections_ = 0;          // whose headers were found
   std::int64_t lost_sections_ = -1;        // what the last section says of the others; -1: nothing
   std::int64_t memory_ = 0, in_vain_ = 0;  // bytes

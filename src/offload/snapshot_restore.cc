@@ -26,12 +26,13 @@ constexpr std::int64_t kTokensInVain = std::int64_t{1} << 27;
 class Restorer {
  public:
   Restorer(KVCacheManager& manager, const Identity& identity, SnapshotReader& reader,
-           ByteSource& source)
+           ByteSource& source, bool keyed)
       : manager_(manager),
         storage_(*manager.storage()),
         identity_(identity),
         reader_(reader),
         source_(source),
+        keyed_(keyed),
         images_(storage_),
         has_(static_cast<std::size_t>(identity.num_groups())) {}
 
@@ -71,6 +72,7 @@ class Restorer {
   const Identity& identity_;
   SnapshotReader& reader_;
   ByteSource& source_;
+  const bool keyed_;
   BlockImages images_;
   RestoreStats stats_;
   std::int64_t tokens_ = 0;          // of all prompts that were opened
@@ -78,8 +80,8 @@ class Restorer {
   std::vector<std::vector<std::uint8_t>> has_;
   std::vector<LoadBlock> blocks_;
   std::vector<std::byte> image_;
-  ChecksumThread checksums_;             // of blocks that were read
-  std::vector<std::uint64_t> expected_;  // of blocks of one write()
+  ChecksumThread checksums_;                    // of blocks that were read
+  std::vector<ChecksumThread::Seal> expected_;  // of blocks of one write()
 };
 
 // The record that ends where the block does, or the tokens. If there is none, one that goes on from
@@ -167,7 +169,11 @@ Result<std::int32_t> Restorer::write(const Load& load, GroupId group, const Path
   std::size_t checked = 0;
   auto good = static_cast<std::size_t>(*count);  // no block from here on is
   const auto check = [&] {
-    if (checksums_.take() != expected_[checked]) good = std::min(good, checked);
+    const ChecksumThread::Seal seen = checksums_.take();
+    const ChecksumThread::Seal& right = expected_[checked];
+    if (!seen.made || seen.checksum != right.checksum || !same_mac(seen.mac, right.mac)) {
+      good = std::min(good, checked);
+    }
     ++checked;
   };
   for (std::size_t i = 0; i < good; ++i) {
@@ -191,18 +197,32 @@ bool Restorer::read_block(const TierKey& key, GroupId group, BlockId block) {
   if (payload == nullptr || !reader_.ends_well(*payload, storage_.block_image_bytes(group))) {
     return false;
   }
+  RecordMac mac;
+  ChecksumThread::Seal expected{.checksum = payload->checksum};
+  if (keyed_ && !reader_.begin_mac(*payload, key, mac, expected.mac)) return false;
   const std::uint64_t seed = payload_seed(key);
   const auto pieces = images_.pieces(group, block);
   if (pieces.empty()) {
     image_.resize(static_cast<std::size_t>(storage_.block_image_bytes(group)));
     const std::int32_t number = block.value();
-    return source_.read_at(payload->place, image_).ok() &&
-           checksum(image_, seed) == payload->checksum &&
-           storage_.write_blocks(group, std::span(&number, 1), image_).ok();
+    if (!source_.read_at(payload->place, image_).ok()) return false;
+    bool right = false;
+    if (keyed_) {
+      Digest seen{};
+      mac.add(image_);
+      right = mac.end(seen) && same_mac(seen, expected.mac);
+    } else {
+      right = checksum(image_, seed) == payload->checksum;
+    }
+    return right && storage_.write_blocks(group, std::span(&number, 1), image_).ok();
   }
   if (!source_.read_pieces_at(payload->place, pieces).ok()) return false;
-  checksums_.add(images_.reads(), seed);
-  expected_.push_back(payload->checksum);
+  if (keyed_) {
+    checksums_.add(images_.reads(), std::move(mac));
+  } else {
+    checksums_.add(images_.reads(), seed);
+  }
+  expected_.push_back(expected);
   return true;
 }
 
@@ -340,6 +360,7 @@ Result<RestoreStats> Restorer::run() {
   }
   stats_.records = reader_.num_records();
   stats_.sections_damaged = reader_.num_damaged();
+  stats_.records_refused = reader_.num_refused();
   for (const SnapshotReader::Sequence& saved : reader_.sequences()) {
     Status status = restore_sequence(saved);
     if (status.ok()) continue;
@@ -354,17 +375,19 @@ Result<RestoreStats> Restorer::run() {
 
 }  // namespace
 
-Result<RestoreStats> restore(KVCacheManager& manager, const Identity& identity,
-                             ByteSource& source) {
+Result<RestoreStats> restore(KVCacheManager& manager, const Identity& identity, ByteSource& source,
+                             const RestoreOptions& options) {
   // Also if it was moved from.
   if (const auto usage = manager.usage(GroupId(0)); !usage) return usage.error();
   if (manager.storage() == nullptr) {
     return Status(ErrorCode::kUnsupported, "restore: the manager has no storage");
   }
   KVFOLIO_RETURN_IF_ERROR(identity.check_spec(manager.spec()));
-  SnapshotReader reader(identity, *manager.storage(), source);
+  const Result<RecordKeys> keys = RecordKeys::create(options.keys);
+  if (!keys) return keys.error();
+  SnapshotReader reader(identity, *manager.storage(), source, {}, *keys);
   KVFOLIO_RETURN_IF_ERROR(reader.read());
-  return Restorer(manager, identity, reader, source).run();
+  return Restorer(manager, identity, reader, source, keys->has_key()).run();
 }
 
 }  // namespace kvfolio

@@ -61,10 +61,11 @@ class Body {
 
 class Saver {
  public:
-  Saver(KVCacheManager& manager, const Identity& identity, ByteSink& sink)
+  Saver(KVCacheManager& manager, const Identity& identity, ByteSink& sink, RecordKeys keys)
       : manager_(manager),
         storage_(*manager.storage()),
         identity_(identity),
+        record_keys_(std::move(keys)),
         images_(storage_),
         output_(sink),
         names_(manager, identity, [&](const RootKey& root) { return identity.root(root, 0); }),
@@ -111,7 +112,8 @@ class Saver {
   [[nodiscard]] RecordInfo info_of(const Item& item) const;
   Status write_records();
   Status write_record(const Item& item);
-  void add_checksums();
+  Status add_checksums();
+  [[nodiscard]] static Status no_mac();
   [[nodiscard]] bool is_full(const Item& item) const {
     return item.end % group_of(item).block_size == 0;
   }
@@ -129,6 +131,7 @@ class Saver {
   KVCacheManager& manager_;
   KVStorage& storage_;
   const Identity& identity_;
+  const RecordKeys record_keys_;
   BlockImages images_;
   SnapshotOutput output_;
   BlockNames names_;
@@ -366,20 +369,27 @@ RecordInfo Saver::info_of(const Item& item) const {
 }
 
 // So many that the other thread has work while a piece of the file is written, and no more.
-void Saver::add_checksums() {
+Status Saver::add_checksums() {
   constexpr std::int64_t kAhead = 8 << 20;  // bytes
-  if (bytes_added_ > kAhead / 2) return;
+  if (bytes_added_ > kAhead / 2) return {};
   for (; next_added_ < items_.size() && bytes_added_ < kAhead; ++next_added_) {
     const Item& item = items_[next_added_];
     if (!is_full(item) || images_.pieces(item.group, item.block).empty()) continue;
-    checksums_.add(images_.reads(), payload_seed(identity_.key(item.group, item.tokens)));
+    if (record_keys_.has_key()) {
+      RecordMac mac;
+      if (!mac.begin(record_keys_, record_keys_.id(), info_of(item))) return no_mac();
+      checksums_.add(images_.reads(), std::move(mac));
+    } else {
+      checksums_.add(images_.reads(), payload_seed(identity_.key(item.group, item.tokens)));
+    }
     bytes_added_ += storage_.block_image_bytes(item.group);
   }
+  return {};
 }
 
 Status Saver::write_records() {
   for (const Item& item : items_) {
-    add_checksums();
+    KVFOLIO_RETURN_IF_ERROR(add_checksums());
     KVFOLIO_RETURN_IF_ERROR(write_record(item));
   }
   return {};
@@ -410,17 +420,25 @@ Status Saver::write_copy(const Item& item, RecordInfo info) {
   if (tokens < group_of(item).block_size) zero_behind(group_of(item), tokens, copy);
   const auto padding = section->subspan(kRecordAt + image);
   std::fill(padding.begin(), padding.end(), std::byte{0});
-  info.checksum = checksum(copy, payload_seed(info.key));
-  write_headers(item, info, place, section->first<kRecordAt>());
+  const auto headers = section->first<kRecordAt>();
+  write_headers(item, info, place, headers);
+  if (!seal_record(info, copy, record_keys_, headers.subspan<kHeaderBytes>())) return no_mac();
   return {};
 }
+
+// The memory of a MAC could not be had.
+Status Saver::no_mac() { return {ErrorCode::kOutOfMemory, "save: no memory for a MAC"}; }
 
 Status Saver::write_pieces(const Item& item, RecordInfo info,
                            std::span<const BlockImages::Piece> pieces) {
   const std::int64_t place = output_.place();
   const auto headers = output_.next(kRecordAt);
   if (!headers) return headers.error();
-  info.checksum = checksums_.take();
+  const ChecksumThread::Seal seal = checksums_.take();
+  if (!seal.made) return no_mac();
+  info.checksum = seal.checksum;
+  info.key_id = record_keys_.id();
+  info.mac = seal.mac;
   bytes_added_ -= info.payload_bytes;
   write_headers(item, info, place, headers->first<kRecordAt>());
   for (const BlockImages::Piece piece : pieces) output_.add(piece);
@@ -487,7 +505,9 @@ Result<SaveStats> save(KVCacheManager& manager, const Identity& identity, ByteSi
                          "; finish and release them first"));
   }
   KVFOLIO_RETURN_IF_ERROR(identity.check_spec(manager.spec()));
-  return Saver(manager, identity, sink).run(options);
+  const Result<RecordKeys> keys = RecordKeys::create(options.keys);
+  if (!keys) return keys.error();
+  return Saver(manager, identity, sink, *keys).run(options);
 }
 
 }  // namespace kvfolio

@@ -117,6 +117,8 @@ std::uint64_t steady_us() {
 Result<std::unique_ptr<RedisTier>> RedisTier::create(const RedisOptions& options) {
   if (Status status = check_numbers(options); !status.ok()) return status;
   if (Status status = check_texts(options); !status.ok()) return status;
+  Result<RecordKeys> keys = RecordKeys::create(options.keys);
+  if (!keys) return keys.error();
   Result<std::vector<redis::Seed>> seeds = find_seeds(options.servers);
   if (!seeds) return seeds.error();
   Impl::Settings settings{.options = options,
@@ -124,7 +126,8 @@ Result<std::unique_ptr<RedisTier>> RedisTier::create(const RedisOptions& options
                           .password = std::string(options.password),
                           .key_prefix = std::string(options.key_prefix),
                           .tls = nullptr,
-                          .keys = {}};
+                          .keys = *std::move(keys)};
+  settings.options.keys = {};  // secrets of the caller's memory
   if (options.tls.enabled) {
     Result<std::unique_ptr<redis::TlsContext>> tls = redis::TlsContext::create(options.tls);
     if (!tls) return tls.error();

@@ -2,8 +2,10 @@
 // A record out of a hostile tier. Input: a byte of options, then edits of three bytes (place,
 // place, value) of a good record; bit 0 of the options cuts the record where the last edit stands,
 // bit 1 makes the checksum of the header right again, so that what stands behind it is reached; bit
-// 2 takes the input itself for the record. A record that verifies has the payload of the good one.
+// 2 takes the input itself for the record; bit 3 seals and verifies with a key. A record that
+// verifies has the payload of the good one, and with a key every byte of it.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -19,6 +21,12 @@ using namespace kvfolio;  // NOLINT(google-build-using-namespace)
 
 constexpr std::int64_t kPayload = 300;
 
+const RecordKeys& test_keys() {
+  constexpr std::array<std::byte, kRecordKeyBytes> kKey{std::byte{1}};
+  static const RecordKeys keys = *RecordKeys::create({.key = kKey});
+  return keys;
+}
+
 RecordInfo expected() {
   RecordInfo info{.payload_bytes = kPayload, .begin = 16, .end = 32, .epoch = 3};
   info.key.bytes[9] = std::byte{9};
@@ -33,7 +41,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const RecordInfo info = expected();
   std::vector<std::byte> good(static_cast<std::size_t>(kRecordHeaderBytes + kPayload));
   for (std::size_t i = 0; i < good.size(); ++i) good[i] = static_cast<std::byte>(i * 7);
-  seal_record(info, good);
+  const RecordKeys keys = (data[0] & 8) != 0 ? test_keys() : RecordKeys();
+  KVFOLIO_CHECK(seal_record(info, good, keys));
   std::vector<std::byte> record = good;
   std::size_t place = 0;
   for (std::size_t i = 1; i + 2 < size; i += 3) {
@@ -51,7 +60,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   RecordInfo seen;
   static_cast<void>(read_record_header(record, seen));
-  if (check_record(record, info) == RecordFault::kNone) {
+  if (check_record(record, info, keys) == RecordFault::kNone) {
+    KVFOLIO_CHECK(!keys.has_key() || record == good);
     KVFOLIO_CHECK(record.size() == good.size());
     KVFOLIO_CHECK(std::memcmp(record.data() + kRecordHeaderBytes, good.data() + kRecordHeaderBytes,
                               static_cast<std::size_t>(kPayload)) == 0);

@@ -396,3 +396,68 @@ def test_a_directory_of_other_files_is_refused_and_left_as_it_is(tmp_path, name)
 def test_there_is_nothing_to_check_where_there_is_no_tier(tmp_path):
     done = check(tmp_path)
     assert done.returncode == 2 and b"there is none in" in done.stderr, done.stderr
+
+
+# ---- keys ----
+
+KEY, OTHER = "1f" * 32, "2e" * 32
+
+
+def test_with_a_key_only_its_owner_finds_what_was_stored(tmp_path, monkeypatch):
+    disk, file = f"disk:{tmp_path / 'tier'},64MiB", tmp_path / "cache.kv"
+    secret = tmp_path / "secret"
+    secret.write_text(KEY + "\n")
+    monkeypatch.setenv("KVFOLIO_RECORD_KEY_FILE", str(secret))
+    expected = tokens(generate(checkpoint(MODEL), REQUESTS, "--tier", disk, "--save", file))
+
+    def computed(*options):
+        result = generate(checkpoint(MODEL), REQUESTS, *options)
+        assert tokens(result) == expected
+        assert KEY not in json.dumps(result.summary) + result.stderr
+        return result.summary["prefill_tokens_computed"]
+
+    everything = computed()
+    assert computed("--load", file) == computed("--tier", disk) == len(REQUESTS)
+    check = [COMMAND, "tier", "check", f"disk:{tmp_path / 'tier'}"]
+    assert subprocess.run(check, capture_output=True, timeout=60).returncode == 0
+    # Replaced: the old one is accepted for a while.
+    monkeypatch.delenv("KVFOLIO_RECORD_KEY_FILE")
+    monkeypatch.setenv("KVFOLIO_RECORD_KEY", OTHER)
+    monkeypatch.setenv("KVFOLIO_ACCEPTED_RECORD_KEY", KEY)
+    assert computed("--load", file) == computed("--tier", disk) == len(REQUESTS)
+    # Another key, or none: nothing is believed, in no medium.
+    monkeypatch.delenv("KVFOLIO_ACCEPTED_RECORD_KEY")
+    assert computed("--load", file) == everything
+    monkeypatch.delenv("KVFOLIO_RECORD_KEY")
+    assert computed("--load", file) == everything
+    assert subprocess.run(check, capture_output=True, timeout=60).returncode == 1
+    assert computed("--tier", disk) == everything
+
+
+@pytest.mark.parametrize("name", ["KVFOLIO_RECORD_KEY", "KVFOLIO_ACCEPTED_RECORD_KEY"])
+@pytest.mark.parametrize("value", ["secret", KEY[:-1], KEY + "0", "g" * 64])
+def test_what_is_no_key_is_refused_and_not_shown(tmp_path, monkeypatch, name, value):
+    monkeypatch.setenv("KVFOLIO_RECORD_KEY", OTHER)
+    monkeypatch.setenv(name, value)
+    done = run(checkpoint(MODEL), "--tier", f"disk:{tmp_path / 'tier'},64MiB", requests=REQUESTS)
+    assert done.returncode == 2
+    message = done.stderr.decode()
+    assert name + " is no key, allowed: 64 hexadecimal digits" in message
+    assert value not in message and OTHER not in message
+    assert not (tmp_path / "tier").exists()
+
+
+def test_a_file_without_a_key_is_named(tmp_path, monkeypatch):
+    secret = tmp_path / "secret"
+    monkeypatch.setenv("KVFOLIO_RECORD_KEY_FILE", str(secret))
+    tier = f"disk:{tmp_path / 'tier'},64MiB"
+    done = run(checkpoint(MODEL), "--tier", tier, requests=REQUESTS)
+    assert done.returncode == 2 and f"{secret} cannot be read".encode() in done.stderr
+    secret.write_text("hunter2")
+    done = run(checkpoint(MODEL), "--tier", tier, requests=REQUESTS)
+    assert done.returncode == 2 and f"{secret} has no key".encode() in done.stderr
+    assert b"hunter2" not in done.stderr
+    secret.write_text(KEY)
+    monkeypatch.setenv("KVFOLIO_RECORD_KEY", KEY)
+    done = run(checkpoint(MODEL), "--tier", tier, requests=REQUESTS)
+    assert done.returncode == 2 and b"are both set: set one" in done.stderr

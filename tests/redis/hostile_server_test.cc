@@ -15,6 +15,7 @@
 #include <mutex>
 #include <random>
 
+#include "kvfolio/checked_copy.h"
 #include "kvfolio/record.h"
 #include "kvfolio/redis_tier.h"
 #include "redis/now.h"
@@ -332,6 +333,86 @@ TEST(HostileRedis, AStoreThatEndsWhileItIsSentReadsItsMemoryNoMore) {
   }
   EXPECT_EQ(result, TierResult::kOk);
   EXPECT_EQ(loaded, data_of(1, kSize));
+}
+
+// ---- keys ----
+
+std::vector<std::byte> secret(int number) {
+  return std::vector<std::byte>(kRecordKeyBytes, std::byte(number));
+}
+
+std::unique_ptr<RedisTier> keyed_tier(const LyingServer& server, const RecordKeyOptions& keys) {
+  auto tier = tier_of(server.address(), {.keys = keys});
+  EXPECT_TRUE(tier->wait_until_ready(now_us(), 2'000'000).ok());
+  return tier;
+}
+
+std::string text_of(std::span<const std::byte> bytes) {
+  std::string text(bytes.size(), '\0');
+  std::memcpy(text.data(), bytes.data(), bytes.size());
+  return text;
+}
+
+// A value as the tier makes it, with the keys of who makes it.
+std::string value_of(const TierItem& item, const RecordKeyOptions& keys, std::uint64_t epoch = 0) {
+  std::array<std::byte, kRecordHeaderBytes> header{};
+  const RecordInfo info{.key = item.key, .payload_bytes = item.bytes, .epoch = epoch};
+  const std::span<const std::byte> data(item.data, static_cast<std::size_t>(item.bytes));
+  EXPECT_TRUE(seal_record(info, data, *RecordKeys::create(keys), header));
+  return text_of(header) + text_of(data);
+}
+
+TEST(HostileRedis, WithAKeyWhoWritesToTheServerGetsNoByteOfHisOwnThrough) {
+  const std::vector<std::byte> ours = secret(1), theirs = secret(2);
+  LyingServer server;
+  const auto tier = keyed_tier(server, {.key = ours});
+  std::vector<std::byte> data = data_of(1, 30'000), other = data_of(2, 30'000);
+  ASSERT_EQ(ask(*tier, TierOp::kStore, item_of(1, data)), TierResult::kOk);
+  ASSERT_EQ(ask(*tier, TierOp::kStore, item_of(2, other)), TierResult::kOk);
+  ASSERT_EQ(server.values.size(), 2u);
+  const std::string key_of_1 = server.values.begin()->first;
+  const std::string right = server.values.begin()->second;
+  const std::string moved = std::next(server.values.begin())->second;
+  std::string renamed = moved;  // with the name that is asked for, and all checksums right
+  renamed.replace(8, 72, right.substr(8, 72));
+  const std::uint32_t crc = crc32c(std::as_bytes(std::span(renamed)).first(188));
+  std::memcpy(renamed.data() + 188, &crc, 4);
+  const TierItem forged = item_of(1, other);
+  const std::string values[] = {
+      value_of(forged, {}),                // without a key
+      value_of(forged, {.key = theirs}),   // with another one
+      value_of(forged, {.key = ours}, 1),  // replayed: sealed for another epoch
+      moved,                               // another record
+      renamed,                             // the same under our name
+      right.substr(0, 192) + value_of(forged, {.key = theirs}).substr(192),
+  };
+  for (const std::string& value : values) {
+    ASSERT_EQ(value.size(), right.size());
+    server.lie([&](const std::string&) { return value; });
+    std::vector<std::byte> loaded(data.size());
+    EXPECT_EQ(ask(*tier, TierOp::kLoad, item_of(1, loaded)), TierResult::kCorrupt)
+        << "value " << &value - values;
+  }
+  server.lie({});
+  std::vector<std::byte> loaded(data.size());
+  EXPECT_EQ(ask(*tier, TierOp::kLoad, item_of(1, loaded)), TierResult::kOk);
+  EXPECT_EQ(loaded, data);
+  // A reader without the key believes nothing of it, and one that is changing keys does.
+  const auto none = keyed_tier(server, {});
+  EXPECT_EQ(ask(*none, TierOp::kLoad, item_of(1, loaded)), TierResult::kCorrupt);
+  const auto next = keyed_tier(server, {.key = theirs, .accepted_key = ours});
+  EXPECT_EQ(ask(*next, TierOp::kLoad, item_of(1, loaded)), TierResult::kOk);
+}
+
+TEST(HostileRedis, AKeyIsInNoMessage) {
+  std::vector<std::byte> key = secret('k');
+  LyingServer server;
+  const auto tier = keyed_tier(server, {.key = key});
+  EXPECT_THAT(tier->describe(), Not(HasSubstr("kkkk")));
+  key.pop_back();
+  const auto refused = RedisTier::create({.servers = "127.0.0.1:1", .keys = {.key = key}});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().message(), "record keys: key has 31 bytes, allowed: 32");
 }
 
 }  // namespace
