@@ -8,6 +8,7 @@
 #include "kvfolio/byte_stream.h"
 #include "kvfolio/checked_copy.h"
 #include "kvfolio/disk_tier.h"
+#include "kvfolio/foreign_identity.h"
 #include "kvfolio/host_arena.h"
 #include "kvfolio/identity.h"
 #include "kvfolio/offload.h"

@@ -12,6 +12,7 @@
 #include "base/invalid.h"
 #include "base/mutants.h"
 #include "base/text.h"
+#include "offload/canonical_fields.h"
 #include "offload/model_layers.h"
 
 namespace kvfolio {
@@ -26,36 +27,7 @@ constexpr std::string_view kRoot = "kvfolio/root/1";
 constexpr std::string_view kBlock = "kvfolio/block/1";
 constexpr std::string_view kAgain = "kvfolio/again/1";
 
-void append_number(std::string& out, std::uint64_t value, int bytes) {
-  for (int i = 0; i < bytes; ++i) out += static_cast<char>(value >> (8 * i) & 0xff);
-}
-
-// Fields in canonical form: type, name and value, each value with its length.
-class Fields {
- public:
-  void text(std::string_view name, std::string_view value) {
-    begin('s', name);
-    append_number(bytes_, value.size(), 4);
-    bytes_ += value;
-    list_.push_back({std::string(name), std::string(value)});
-  }
-  void number(std::string_view name, std::int64_t value) {
-    begin('i', name);
-    append_number(bytes_, static_cast<std::uint64_t>(value), 8);
-    list_.push_back({std::string(name), concat(value)});
-  }
-  [[nodiscard]] std::string_view bytes() const noexcept { return bytes_; }
-  [[nodiscard]] const std::vector<IdentityField>& list() const noexcept { return list_; }
-
- private:
-  void begin(char type, std::string_view name) {
-    bytes_ += type;
-    append_number(bytes_, name.size(), 2);
-    bytes_ += name;
-  }
-  std::string bytes_;
-  std::vector<IdentityField> list_;
-};
+using Fields = CanonicalFields;
 
 Status check(const ModelIdentity& model, std::span<const GroupSpec> groups) {
   struct Text {
