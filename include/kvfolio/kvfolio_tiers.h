@@ -108,6 +108,81 @@ KVFOLIO_C_API int32_t kvfolio_identity_key(kvfolio_identity* identity, int32_t g
                                            const kvfolio_digest* tokens, kvfolio_tier_key* out,
                                            kvfolio_error* error);
 
+// ---- names of an engine's own hashes -----------------------------------------------------------
+
+// ForeignModel in foreign_identity.h: what decides the bytes of an engine that hashes its blocks
+// itself. All texts but `scales` are required, and are read as those of kvfolio_model_identity.
+typedef struct kvfolio_foreign_model {
+  uint32_t struct_size;
+  int32_t num_groups;  // 0: 1
+  int32_t shard;       // which share of a block this process has,
+  int32_t num_shards;  // and of how many; 0: 1
+  kvfolio_text engine;
+  kvfolio_text model;
+  kvfolio_text weights;
+  kvfolio_text model_dtype;
+  kvfolio_text hash;       // the algorithm of the engine's hashes
+  kvfolio_text hash_seed;  // what its root hash begins with; "none" if there is nothing
+  kvfolio_text layout;     // element type, heads, block size, axes, ranks: all of a payload
+  kvfolio_text scales;
+} kvfolio_foreign_model;
+// ForeignIdentity in foreign_identity.h. Any number of threads may ask one for keys.
+typedef struct kvfolio_foreign_identity kvfolio_foreign_identity;
+KVFOLIO_C_API int32_t kvfolio_foreign_identity_create(const kvfolio_foreign_model* model,
+                                                      kvfolio_foreign_identity** out,
+                                                      kvfolio_error* error);
+KVFOLIO_C_API void kvfolio_foreign_identity_destroy(kvfolio_foreign_identity* identity);
+// group -1: the namespace of the model.
+KVFOLIO_C_API int32_t kvfolio_foreign_identity_namespace(const kvfolio_foreign_identity* identity,
+                                                         int32_t group, kvfolio_digest* out,
+                                                         kvfolio_error* error);
+// The name of a block of a group by the engine's hash of it, of any length. `salt` keeps tenants
+// apart; it may be empty.
+KVFOLIO_C_API int32_t kvfolio_foreign_identity_key(const kvfolio_foreign_identity* identity,
+                                                   int32_t group, const kvfolio_text* salt,
+                                                   const uint8_t* engine_hash, int64_t hash_bytes,
+                                                   kvfolio_tier_key* out, kvfolio_error* error);
+
+// ---- records -----------------------------------------------------------------------------------
+
+// What tiers on a disk and in Redis do by themselves, for a medium of the caller's own: a header of
+// KVFOLIO_RECORD_HEADER_BYTES in front of any bytes, which shows whether they are those of the
+// name. record.h says its fields.
+enum { KVFOLIO_RECORD_HEADER_BYTES = 192, KVFOLIO_RECORD_KEY_BYTES = 32 };
+// RecordKeys in record.h, which says the errors. Any number of threads may use one.
+typedef struct kvfolio_record_keys kvfolio_record_keys;
+// Both are KVFOLIO_RECORD_KEY_BYTES, copied; accepted_key may be null.
+KVFOLIO_C_API int32_t kvfolio_record_keys_create(const uint8_t* key, const uint8_t* accepted_key,
+                                                 kvfolio_record_keys** out, kvfolio_error* error);
+KVFOLIO_C_API void kvfolio_record_keys_destroy(kvfolio_record_keys* keys);
+
+// What a header says beside its seal. A name and a size are enough; the rest is the caller's.
+typedef struct kvfolio_record_info {
+  uint32_t struct_size;
+  uint32_t key_id;  // of the key that sealed it, 0: none; kvfolio_record_read() fills it
+  kvfolio_tier_key key;
+  kvfolio_digest layout;
+  int64_t payload_bytes;
+  int32_t begin;
+  int32_t end;
+  uint64_t epoch;
+  uint64_t writer;
+  uint64_t owner;
+} kvfolio_record_info;
+// Writes the header for `payload`, of info->payload_bytes. `keys` may be null: a checksum.
+KVFOLIO_C_API int32_t kvfolio_record_seal(const kvfolio_record_keys* keys,
+                                          const kvfolio_record_info* info, const void* payload,
+                                          void* header, kvfolio_error* error);
+// KVFOLIO_ERR_CORRUPT, with what is wrong: header and payload are not those of `expected`, whose
+// writer, owner and key_id are not looked at, or were not sealed with one of `keys` (null: with
+// none).
+KVFOLIO_C_API int32_t kvfolio_record_verify(const kvfolio_record_keys* keys,
+                                            const kvfolio_record_info* expected, const void* header,
+                                            const void* payload, kvfolio_error* error);
+// What a header says, whose seal is not looked at. KVFOLIO_ERR_CORRUPT: it is none.
+KVFOLIO_C_API int32_t kvfolio_record_read(const void* header, kvfolio_record_info* out,
+                                          kvfolio_error* error);
+
 // ---- tiers -------------------------------------------------------------------------------------
 
 enum {
@@ -204,6 +279,9 @@ typedef struct kvfolio_disk_options {
   int64_t scrub_bytes_per_s;  // 0: records are not read again
   int32_t items_max;          // accepted and not done; 0: 4,096
   int32_t open_files_max;     // 0: a quarter of RLIMIT_NOFILE, 8 to 256
+  // RecordKeyOptions in record.h: 32 bytes each that only the host knows, copied; null: none.
+  const uint8_t* record_key;  // with it a record is believed only if it was sealed with it,
+  const uint8_t* accepted_record_key;  // or with this one, while one is replaced by another
 } kvfolio_disk_options;
 // DiskTier in disk_tier.h, which says the errors: a tier in a directory of the local disk, which is
 // made if it is not there, and of which it is the only writer. kvfolio_tier_destroy() waits for
@@ -259,6 +337,8 @@ typedef struct kvfolio_redis_tier_options {
   uint64_t stall_timeout_us;    // without a byte, while a reply is due; 0: 500,000
   uint64_t breaker_us_min;      // a node that fails is left alone as long; 0: 500,000
   uint64_t breaker_us_max;      // and longer each time, up to this; 0: 5,000,000
+  const uint8_t* record_key;    // as those of kvfolio_disk_options, for all who share a key_prefix
+  const uint8_t* accepted_record_key;
 } kvfolio_redis_tier_options;
 // RedisTier in redis_tier.h, which says the errors: a tier in a Redis Cluster, or in one server.
 // Resolves the names, which may wait for a name server; connects in polls. KVFOLIO_ERR_UNSUPPORTED:
@@ -558,7 +638,8 @@ KVFOLIO_C_API int32_t kvfolio_save_list_add(kvfolio_save_list* list, kvfolio_seq
 
 typedef struct kvfolio_save_options {
   uint32_t struct_size;
-  int32_t no_prefix_cache;  // 1: only the sequences of the list
+  int32_t no_prefix_cache;    // 1: only the sequences of the list
+  const uint8_t* record_key;  // 32 bytes, with which the records are sealed; null: none
 } kvfolio_save_options;
 // SaveStats in snapshot.h.
 typedef struct kvfolio_save_stats {
@@ -590,6 +671,21 @@ KVFOLIO_C_API int32_t kvfolio_restore(kvfolio_manager* manager, kvfolio_identity
 KVFOLIO_C_API int32_t kvfolio_restore_file(kvfolio_manager* manager, kvfolio_identity* identity,
                                            const char* path, kvfolio_restored** out,
                                            kvfolio_error* error);
+typedef struct kvfolio_restore_options {
+  uint32_t struct_size;
+  int32_t reserved;           // 0
+  const uint8_t* record_key;  // as those of kvfolio_disk_options
+  const uint8_t* accepted_record_key;
+} kvfolio_restore_options;
+// The same with options, which may be null.
+KVFOLIO_C_API int32_t kvfolio_restore_with(kvfolio_manager* manager, kvfolio_identity* identity,
+                                           const kvfolio_byte_source* source,
+                                           const kvfolio_restore_options* options,
+                                           kvfolio_restored** out, kvfolio_error* error);
+KVFOLIO_C_API int32_t kvfolio_restore_file_with(kvfolio_manager* manager,
+                                                kvfolio_identity* identity, const char* path,
+                                                const kvfolio_restore_options* options,
+                                                kvfolio_restored** out, kvfolio_error* error);
 // Closes no sequence.
 KVFOLIO_C_API void kvfolio_restored_destroy(kvfolio_restored* restored);
 // RestoreStats in snapshot.h.
@@ -624,8 +720,10 @@ KVFOLIO_C_API int32_t kvfolio_restored_get(const kvfolio_restored* restored, int
 #endif
 
 // Not in C, and why:
-//  - checked_copy.h, record.h: parts of Offload and of snapshots, for those who build another one,
-//    in C++. A tier keeps records as they are and looks into none.
+//  - checked_copy.h; RecordMac, check_record_header(), write_record_header(), payload_seed(),
+//    root_owner(), same_mac(): parts of Offload and of snapshots, for those who build another one,
+//    in C++.
+//  - ForeignIdentity::fields(): the caller has what he gave.
 //  - HostArena (create(), reserve(), fill(), filling(), seal(), publish(), abandon(), quarantine(),
 //    quiesced(), release(), find(), hold(), contains(), touch(), erase(), erase_if(), clear(),
 //    table_bytes(), record(), uses()): the inside of Offload and of the tier in memory;

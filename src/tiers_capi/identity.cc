@@ -9,26 +9,6 @@ namespace {
 
 constexpr std::int64_t kTextMax = 1 << 16;  // of all fields of a ModelIdentity
 
-Status read_text(std::string_view call, std::string_view name, const kvfolio_text& text,
-                 std::string_view& out) {
-  if (text.size < -1 || text.size > kTextMax) {
-    return {ErrorCode::kInvalidArgument,
-            concat(call, ": ", name, ".size is ", text.size, ", allowed: 0 to ", kTextMax,
-                   ", or -1 for bytes that end with 0")};
-  }
-  if (text.data == nullptr && text.size != 0) {
-    return {ErrorCode::kInvalidArgument,
-            concat(call, ": ", name, ".data is null, and its size is ", text.size)};
-  }
-  if (text.size == 0) {
-    out = {};
-  } else {
-    out = text.size == -1 ? std::string_view(text.data)
-                          : std::string_view(text.data, static_cast<std::size_t>(text.size));
-  }
-  return {};
-}
-
 std::int32_t one_or(std::int32_t count) noexcept { return count == 0 ? 1 : count; }
 
 kvfolio_text text_of(const std::string& text) noexcept {
@@ -63,6 +43,26 @@ Status check_next(std::string_view call, const Identity& identity, std::int32_t 
 }
 
 }  // namespace
+
+Status read_text(std::string_view call, std::string_view name, const kvfolio_text& text,
+                 std::string_view& out) {
+  if (text.size < -1 || text.size > kTextMax) {
+    return {ErrorCode::kInvalidArgument,
+            concat(call, ": ", name, ".size is ", text.size, ", allowed: 0 to ", kTextMax,
+                   ", or -1 for bytes that end with 0")};
+  }
+  if (text.data == nullptr && text.size != 0) {
+    return {ErrorCode::kInvalidArgument,
+            concat(call, ": ", name, ".data is null, and its size is ", text.size)};
+  }
+  if (text.size == 0) {
+    out = {};
+  } else {
+    out = text.size == -1 ? std::string_view(text.data)
+                          : std::string_view(text.data, static_cast<std::size_t>(text.size));
+  }
+  return {};
+}
 
 Status read_model(std::string_view call, const kvfolio_model_identity* theirs, ModelIdentity& out) {
   if (theirs == nullptr) return null_argument(call, "model");

@@ -41,6 +41,8 @@ Status read_redis_options(std::string_view call, const kvfolio_redis_tier_option
   read_number(options.stall_timeout_us, out.stall_timeout_us);
   read_number(options.breaker_us_min, out.breaker_us_min);
   read_number(options.breaker_us_max, out.breaker_us_max);
+  out.keys = {.key = secret_of(options.record_key),
+              .accepted_key = secret_of(options.accepted_record_key)};
   return {};
 }
 

@@ -54,7 +54,9 @@ Status read_save(std::string_view call, const kvfolio_save_list* list,
                                .media = item->media});
     }
   }
-  out.options = {.prefix_cache = ours.no_prefix_cache == 0, .sequences = out.sequences};
+  out.options = {.prefix_cache = ours.no_prefix_cache == 0,
+                 .sequences = out.sequences,
+                 .keys = {.key = secret_of(ours.record_key)}};
   return {};
 }
 
@@ -69,14 +71,50 @@ void give_stats(const SaveStats& from, kvfolio_save_stats* out) noexcept {
 }
 
 Status restore_into(std::string_view call, kvfolio_manager& manager, kvfolio_identity& identity,
-                    ByteSource& source, kvfolio_restored** out) {
+                    ByteSource& source, const kvfolio_restore_options* options,
+                    kvfolio_restored** out) {
+  kvfolio_restore_options ours;
+  KVFOLIO_RETURN_IF_ERROR(read_struct(call, "options", options, ours));
   std::unique_ptr<kvfolio_restored> handle(new (std::nothrow) kvfolio_restored);
   if (!handle) return no_memory(call);
-  Result<RestoreStats> stats = restore(manager_of(manager), *identity.identity, source);
+  const RestoreOptions with{.keys = {.key = secret_of(ours.record_key),
+                                     .accepted_key = secret_of(ours.accepted_record_key)}};
+  Result<RestoreStats> stats = restore(manager_of(manager), *identity.identity, source, with);
   if (!stats) return stats.error();
   handle->stats = *std::move(stats);
   *out = handle.release();
   return {};
+}
+
+std::int32_t restore_source(const char* call, kvfolio_manager* manager, kvfolio_identity* identity,
+                            const kvfolio_byte_source* source,
+                            const kvfolio_restore_options* options, kvfolio_restored** out,
+                            kvfolio_error* error) {
+  if (manager == nullptr) return answer(error, null_argument(call, "manager"));
+  if (identity == nullptr) return answer(error, null_argument(call, "identity"));
+  if (source == nullptr) return answer(error, null_argument(call, "source"));
+  if (out == nullptr) return answer(error, null_argument(call, "out"));
+  kvfolio_byte_source ours;
+  KVFOLIO_C_RETURN_IF_ERROR(read_struct(call, "source", source, ours));
+  if (ours.read_at == nullptr) return answer(error, null_argument(call, "source->read_at"));
+  if (ours.size < 0) {
+    return answer(error,
+                  {ErrorCode::kInvalidArgument, concat(call, ": source->size is ", ours.size)});
+  }
+  CallerSource from(ours);
+  return answer(error, restore_into(call, *manager, *identity, from, options, out));
+}
+
+std::int32_t restore_file(const char* call, kvfolio_manager* manager, kvfolio_identity* identity,
+                          const char* path, const kvfolio_restore_options* options,
+                          kvfolio_restored** out, kvfolio_error* error) {
+  if (manager == nullptr) return answer(error, null_argument(call, "manager"));
+  if (identity == nullptr) return answer(error, null_argument(call, "identity"));
+  if (path == nullptr) return answer(error, null_argument(call, "path"));
+  if (out == nullptr) return answer(error, null_argument(call, "out"));
+  Result<FileSource> file = FileSource::open(path);
+  if (!file) return answer(error, file.error());
+  return answer(error, restore_into(call, *manager, *identity, *file, options, out));
 }
 
 }  // namespace
@@ -165,31 +203,28 @@ int32_t kvfolio_restore(kvfolio_manager* manager, kvfolio_identity* identity,
                         const kvfolio_byte_source* source, kvfolio_restored** out,
                         kvfolio_error* error) {
   const NothingThrown nothing;
-  KVFOLIO_C_NEEDS(manager);
-  KVFOLIO_C_NEEDS(identity);
-  KVFOLIO_C_NEEDS(source);
-  KVFOLIO_C_NEEDS(out);
-  kvfolio_byte_source ours;
-  KVFOLIO_C_RETURN_IF_ERROR(read_struct(__func__, "source", source, ours));
-  if (ours.read_at == nullptr) return answer(error, null_argument(__func__, "source->read_at"));
-  if (ours.size < 0) {
-    return answer(error,
-                  {ErrorCode::kInvalidArgument, concat(__func__, ": source->size is ", ours.size)});
-  }
-  CallerSource from(ours);
-  return answer(error, restore_into(__func__, *manager, *identity, from, out));
+  return restore_source(__func__, manager, identity, source, nullptr, out, error);
+}
+
+int32_t kvfolio_restore_with(kvfolio_manager* manager, kvfolio_identity* identity,
+                             const kvfolio_byte_source* source,
+                             const kvfolio_restore_options* options, kvfolio_restored** out,
+                             kvfolio_error* error) {
+  const NothingThrown nothing;
+  return restore_source(__func__, manager, identity, source, options, out, error);
 }
 
 int32_t kvfolio_restore_file(kvfolio_manager* manager, kvfolio_identity* identity, const char* path,
                              kvfolio_restored** out, kvfolio_error* error) {
   const NothingThrown nothing;
-  KVFOLIO_C_NEEDS(manager);
-  KVFOLIO_C_NEEDS(identity);
-  KVFOLIO_C_NEEDS(path);
-  KVFOLIO_C_NEEDS(out);
-  Result<FileSource> file = FileSource::open(path);
-  if (!file) return answer(error, file.error());
-  return answer(error, restore_into(__func__, *manager, *identity, *file, out));
+  return restore_file(__func__, manager, identity, path, nullptr, out, error);
+}
+
+int32_t kvfolio_restore_file_with(kvfolio_manager* manager, kvfolio_identity* identity,
+                                  const char* path, const kvfolio_restore_options* options,
+                                  kvfolio_restored** out, kvfolio_error* error) {
+  const NothingThrown nothing;
+  return restore_file(__func__, manager, identity, path, options, out, error);
 }
 
 void kvfolio_restored_destroy(kvfolio_restored* restored) { delete restored; }

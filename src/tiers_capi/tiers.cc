@@ -156,6 +156,8 @@ Status read_disk_options(std::string_view call, const kvfolio_disk_options* thei
   out.scrub_bytes_per_s = options.scrub_bytes_per_s;
   if (options.items_max != 0) out.items_max = options.items_max;
   out.open_files_max = options.open_files_max;
+  out.keys = {.key = secret_of(options.record_key),
+              .accepted_key = secret_of(options.accepted_record_key)};
   return {};
 }
 

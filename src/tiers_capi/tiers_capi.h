@@ -21,9 +21,11 @@
 #include "kvfolio/arena_tier.h"
 #include "kvfolio/c_handles.h"
 #include "kvfolio/disk_tier.h"
+#include "kvfolio/foreign_identity.h"
 #include "kvfolio/identity.h"
 #include "kvfolio/kvfolio_tiers.h"
 #include "kvfolio/offload.h"
+#include "kvfolio/record.h"
 #include "kvfolio/redis_tier.h"
 #include "kvfolio/snapshot.h"
 
@@ -32,6 +34,14 @@
 struct kvfolio_identity {
   std::optional<kvfolio::Identity> own;  // none: it belongs to an Offload
   const kvfolio::Identity* identity = nullptr;
+};
+
+struct kvfolio_foreign_identity {
+  kvfolio::ForeignIdentity identity;
+};
+
+struct kvfolio_record_keys {
+  kvfolio::RecordKeys keys;
 };
 
 struct kvfolio_tier {
@@ -85,6 +95,13 @@ class NothingThrown {
 };
 
 // The views last as long as the caller's bytes.
+Status read_text(std::string_view call, std::string_view name, const kvfolio_text& text,
+                 std::string_view& out);
+// Null: none.
+inline std::span<const std::byte> secret_of(const std::uint8_t* key) noexcept {
+  if (key == nullptr) return {};
+  return std::as_bytes(std::span(key, kRecordKeyBytes));
+}
 Status read_model(std::string_view call, const kvfolio_model_identity* theirs, ModelIdentity& out);
 
 inline Digest digest_of(const kvfolio_digest& digest) noexcept {

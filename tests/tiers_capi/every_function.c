@@ -126,6 +126,7 @@ int main(void) {
   call_tiers();
   call_offload();
   call_files();
+  call_records();
   int missing = 0;
   for (int i = 0; i < kNumFunctions; ++i) {
     if (g_called[i]) continue;

@@ -311,3 +311,145 @@ void call_files(void) {
   kvfolio_offload_destroy(offload);
   kvfolio_manager_destroy(manager);
 }
+
+// ---- records and keys ----
+
+static const uint8_t kSecret[KVFOLIO_RECORD_KEY_BYTES] = {1, 2, 3};
+static const uint8_t kOther[KVFOLIO_RECORD_KEY_BYTES] = {4, 5, 6};
+
+static void name_foreign_blocks(void) {
+  const kvfolio_foreign_model model = {.struct_size = sizeof model,
+                                       .engine = {"vllm 0.33 cuda sm90", -1},
+                                       .model = {"llama-3-8b", -1},
+                                       .weights = {"sha256:1234", -1},
+                                       .model_dtype = {"bf16", -1},
+                                       .hash = {"sha256_cbor", -1},
+                                       .hash_seed = {"none", -1},
+                                       .layout = {"bf16 HND 16x8x128 tp2 pp1", -1}};
+  kvfolio_foreign_identity* names = NULL;
+  MUST(kvfolio_foreign_identity_create(&model, &names, &g_error));
+  kvfolio_digest space, layout;
+  MUST(kvfolio_foreign_identity_namespace(names, -1, &space, &g_error));
+  MUST(kvfolio_foreign_identity_namespace(names, 0, &layout, &g_error));
+  const uint8_t begin[4] = {0x13, 0x5e, 0x62, 0x40};  // as foreign_identity_test.cc has it
+  CHECK(memcmp(space.bytes, begin, 4) == 0 && !same_digest(space, layout));
+  uint8_t hash[32];
+  for (int i = 0; i < 32; ++i) hash[i] = (uint8_t)i;
+  kvfolio_tier_key key, salted;
+  MUST(kvfolio_foreign_identity_key(names, 0, NULL, hash, 32, &key, &g_error));
+  const uint8_t golden[4] = {0xa5, 0x73, 0x14, 0x5c};
+  CHECK(memcmp(key.bytes + 24, golden, 4) == 0 && memcmp(key.bytes + 8, layout.bytes, 16) == 0);
+  const kvfolio_text salt = {"alice", -1};
+  MUST(kvfolio_foreign_identity_key(names, 0, &salt, hash, 32, &salted, &g_error));
+  CHECK(memcmp(&key, &salted, sizeof key) != 0);
+  kvfolio_foreign_identity_destroy(names);
+  kvfolio_foreign_model poor = model;
+  poor.hash_seed.size = 0;
+  CHECK(kvfolio_foreign_identity_create(&poor, &names, &g_error) == KVFOLIO_ERR_INVALID_ARGUMENT);
+  CHECK(strstr(g_error.message, "hash_seed is empty") != NULL);
+}
+
+static void seal_records(void) {
+  kvfolio_record_keys *keys = NULL, *others = NULL, *both = NULL;
+  MUST(kvfolio_record_keys_create(kSecret, NULL, &keys, &g_error));
+  MUST(kvfolio_record_keys_create(kOther, NULL, &others, &g_error));
+  MUST(kvfolio_record_keys_create(kOther, kSecret, &both, &g_error));
+  kvfolio_record_info info = {.struct_size = sizeof info, .payload_bytes = 9, .epoch = 5};
+  info.key.bytes[30] = 7;
+  char header[KVFOLIO_RECORD_HEADER_BYTES];
+  char bytes[] = "any bytes";
+  for (int keyed = 0; keyed < 2; ++keyed) {
+    const kvfolio_record_keys* const with = keyed ? keys : NULL;
+    MUST(kvfolio_record_seal(with, &info, bytes, header, &g_error));
+    MUST(kvfolio_record_verify(with, &info, header, bytes, &g_error));
+    kvfolio_record_info seen = {.struct_size = sizeof seen};
+    MUST(kvfolio_record_read(header, &seen, &g_error));
+    CHECK(seen.payload_bytes == 9 && seen.epoch == 5 && (seen.key_id != 0) == keyed);
+    CHECK(memcmp(&seen.key, &info.key, sizeof seen.key) == 0);
+    // Other bytes, another name, an older epoch, another key.
+    bytes[3] ^= 1;
+    CHECK(kvfolio_record_verify(with, &info, header, bytes, &g_error) == KVFOLIO_ERR_CORRUPT);
+    CHECK(strstr(g_error.message, "wrong payload") != NULL);
+    bytes[3] ^= 1;
+    kvfolio_record_info asked = info;
+    asked.key.bytes[30] = 8;
+    CHECK(kvfolio_record_verify(with, &asked, header, bytes, &g_error) == KVFOLIO_ERR_CORRUPT);
+    CHECK(strstr(g_error.message, "wrong key") != NULL);
+    asked = info;
+    asked.epoch = 6;
+    CHECK(kvfolio_record_verify(with, &asked, header, bytes, &g_error) == KVFOLIO_ERR_CORRUPT);
+    CHECK(kvfolio_record_verify(others, &info, header, bytes, &g_error) == KVFOLIO_ERR_CORRUPT);
+    CHECK(strstr(g_error.message, "wrong sealer") != NULL);
+    CHECK((kvfolio_record_verify(both, &info, header, bytes, &g_error) == 0) == keyed);
+    header[9] ^= 1;
+    CHECK(kvfolio_record_read(header, &seen, &g_error) == KVFOLIO_ERR_CORRUPT);
+  }
+  kvfolio_record_keys_destroy(keys);
+  kvfolio_record_keys_destroy(others);
+  kvfolio_record_keys_destroy(both);
+}
+
+// What was stored with a key is found with it, and with no other.
+static void use_keyed_disk(void) {
+  const char* const directory = "kvfolio_tiers_capi_keyed";
+  CHECK(system("rm -rf kvfolio_tiers_capi_keyed") == 0);
+  kvfolio_tier_key key = {{1}};
+  char* const memory = need(malloc(8192));
+  char* const data = memory + 4096 - (uintptr_t)memory % 4096;
+  for (int run = 0; run < 3; ++run) {
+    const kvfolio_disk_options options = {.struct_size = sizeof options,
+                                          .engine = KVFOLIO_DISK_THREADS,
+                                          .bytes = 1 << 20,
+                                          .segment_bytes = 1 << 16,
+                                          .record_key = run == 2 ? kOther : kSecret,
+                                          .accepted_record_key = run == 1 ? kOther : NULL};
+    kvfolio_tier* tier = NULL;
+    MUST(kvfolio_tier_open_disk(directory, &options, &tier, &g_error));
+    memset(data, run == 0 ? 'x' : 0, 4096);
+    const kvfolio_tier_item item = {key, data, 4096, 1};
+    const int32_t op = run == 0 ? KVFOLIO_TIER_STORE : KVFOLIO_TIER_LOAD;
+    int64_t accepted = 0;
+    MUST(kvfolio_tier_submit(tier, op, &item, 1, UINT64_MAX / 2, &accepted, &g_error));
+    kvfolio_tier_done done = {0, -1, 0};
+    for (uint64_t now = 1; accepted == 1 && kvfolio_tier_poll(tier, now, &done, 1) == 0; ++now) {
+    }
+    CHECK(done.result == (run == 2 ? KVFOLIO_TIER_CORRUPT : KVFOLIO_TIER_OK));
+    CHECK(run == 2 || data[4095] == 'x');
+    kvfolio_tier_destroy(tier);
+  }
+  free(memory);
+  CHECK(system("rm -rf kvfolio_tiers_capi_keyed") == 0);
+}
+
+static void use_keyed_file(void) {
+  const char* const path = "kvfolio_tiers_capi_keyed_file";
+  kvfolio_manager* const manager = toy_manager(16);
+  kvfolio_offload* const offload = toy_offload(manager, NULL);
+  kvfolio_identity* const names = kvfolio_offload_identity(offload);
+  toy_say(manager, kTokens, 8);
+  const kvfolio_save_options save = {.struct_size = sizeof save, .record_key = kSecret};
+  MUST(kvfolio_save_file(manager, names, path, NULL, &save, NULL, &g_error));
+  for (int right = 0; right < 2; ++right) {
+    kvfolio_manager* const target = toy_manager(16);
+    const kvfolio_restore_options options = {.struct_size = sizeof options,
+                                             .record_key = kOther,
+                                             .accepted_record_key = right ? kSecret : NULL};
+    kvfolio_restored* restored = NULL;
+    MUST(kvfolio_restore_file_with(target, names, path, &options, &restored, &g_error));
+    kvfolio_restored_destroy(restored);
+    int32_t found = 0;
+    MUST(kvfolio_probe(target, NULL, kTokens, 8, NULL, 0, NULL, &found, &g_error));
+    CHECK(found == (right ? 7 : 0));
+    kvfolio_manager_destroy(target);
+  }
+  CHECK(remove(path) == 0);
+  kvfolio_offload_destroy(offload);
+  kvfolio_manager_destroy(manager);
+}
+
+void call_records(void) {
+  name_foreign_blocks();
+  seal_records();
+  use_keyed_disk();
+  use_keyed_file();
+}

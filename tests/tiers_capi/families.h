@@ -9,3 +9,4 @@ void call_identity(void);
 void call_tiers(void);
 void call_offload(void);
 void call_files(void);
+void call_records(void);

@@ -244,8 +244,10 @@ static void bad_redis(void) {
     o.field = value;                                                                     \
     BAD(kvfolio_tier_create_redis(&o, &w.out.tier, E));                                  \
   } while (0)
+  static const uint8_t key[KVFOLIO_RECORD_KEY_BYTES] = {1};
   BAD_FIELD(struct_size, 0);
   BAD_FIELD(struct_size, 4097);
+  BAD_FIELD(accepted_record_key, key);  // without a key
   BAD_FIELD(items_max, -1);
   BAD_FIELD(items_max, INT_MAX);
   BAD_FIELD(servers, NULL);
@@ -482,6 +484,85 @@ static void hostile_save(void) {
   free(file.bytes);
 }
 
+static void bad_records(void) {
+  static const uint8_t key[KVFOLIO_RECORD_KEY_BYTES] = {1};
+  kvfolio_record_keys* keys = NULL;
+  BAD(kvfolio_record_keys_create(NULL, NULL, &keys, E));
+  BAD(kvfolio_record_keys_create(key, NULL, NULL, E));
+  BAD(kvfolio_record_keys_create(key, key, &keys, E));
+  char header[KVFOLIO_RECORD_HEADER_BYTES] = {0};
+  kvfolio_record_info info = {.struct_size = sizeof info, .payload_bytes = 1};
+  BAD(kvfolio_record_seal(NULL, NULL, "x", header, E));
+  BAD(kvfolio_record_seal(NULL, &info, NULL, header, E));
+  BAD(kvfolio_record_seal(NULL, &info, "x", NULL, E));
+  BAD(kvfolio_record_verify(NULL, &info, header, "x", E));  // zeros are no header
+  BAD(kvfolio_record_verify(NULL, NULL, header, "x", E));
+  BAD(kvfolio_record_verify(NULL, &info, NULL, "x", E));
+  BAD(kvfolio_record_verify(NULL, &info, header, NULL, E));
+  BAD(kvfolio_record_read(header, &info, E));
+  BAD(kvfolio_record_read(NULL, &info, E));
+  BAD(kvfolio_record_read(header, NULL, E));
+  info.payload_bytes = -1;
+  BAD(kvfolio_record_seal(NULL, &info, "x", header, E));
+  BAD(kvfolio_record_verify(NULL, &info, header, "x", E));
+  info.payload_bytes = INT64_MAX;
+  BAD(kvfolio_record_seal(NULL, &info, "x", header, E));
+  info.struct_size = 3;
+  BAD(kvfolio_record_seal(NULL, &info, "x", header, E));
+  BAD(kvfolio_record_read(header, &info, E));
+  kvfolio_record_keys_destroy(NULL);
+}
+
+static void bad_foreign_names(void) {
+  const kvfolio_text x = {"x", 1};
+  const kvfolio_foreign_model good = {.struct_size = sizeof good,
+                                      .engine = x,
+                                      .model = x,
+                                      .weights = x,
+                                      .model_dtype = x,
+                                      .hash = x,
+                                      .hash_seed = x,
+                                      .layout = x};
+  kvfolio_foreign_identity* names = NULL;
+  kvfolio_foreign_model m;
+#define BAD_FIELD(field, value)                          \
+  do {                                                   \
+    m = good;                                            \
+    m.field = value;                                     \
+    BAD(kvfolio_foreign_identity_create(&m, &names, E)); \
+  } while (0)
+  BAD_FIELD(struct_size, 3);
+  BAD_FIELD(num_groups, -1);
+  BAD_FIELD(num_groups, 65536);
+  BAD_FIELD(shard, 1);
+  BAD_FIELD(shard, -1);
+  BAD_FIELD(num_shards, INT_MIN);
+  BAD_FIELD(engine.size, 0);
+  BAD_FIELD(layout.size, -2);
+  BAD_FIELD(hash.data, NULL);
+  BAD_FIELD(hash_seed.size, INT64_MAX);
+#undef BAD_FIELD
+  BAD(kvfolio_foreign_identity_create(NULL, &names, E));
+  BAD(kvfolio_foreign_identity_create(&good, NULL, E));
+  MUST(kvfolio_foreign_identity_create(&good, &names, &g_error));
+  kvfolio_digest space;
+  kvfolio_tier_key key;
+  BAD(kvfolio_foreign_identity_namespace(NULL, 0, &space, E));
+  BAD(kvfolio_foreign_identity_namespace(names, 1, &space, E));
+  BAD(kvfolio_foreign_identity_namespace(names, -2, &space, E));
+  BAD(kvfolio_foreign_identity_namespace(names, 0, NULL, E));
+  BAD(kvfolio_foreign_identity_key(NULL, 0, NULL, NULL, 0, &key, E));
+  BAD(kvfolio_foreign_identity_key(names, 1, NULL, NULL, 0, &key, E));
+  BAD(kvfolio_foreign_identity_key(names, -1, NULL, NULL, 0, &key, E));
+  BAD(kvfolio_foreign_identity_key(names, 0, NULL, NULL, 1, &key, E));
+  BAD(kvfolio_foreign_identity_key(names, 0, NULL, NULL, -1, &key, E));
+  BAD(kvfolio_foreign_identity_key(names, 0, NULL, NULL, 0, NULL, E));
+  const kvfolio_text wrong = {NULL, 1};
+  BAD(kvfolio_foreign_identity_key(names, 0, &wrong, NULL, 0, &key, E));
+  kvfolio_foreign_identity_destroy(names);
+  kvfolio_foreign_identity_destroy(NULL);
+}
+
 static void hostile_restore(void) {
   kvfolio_restored** const out = &w.out.restored;
   kvfolio_byte_source s;
@@ -508,6 +589,13 @@ static void hostile_restore(void) {
   BAD(kvfolio_restore(w.manager, w.names, &s, NULL, E));
   BAD(kvfolio_restore(w.manager, w.other_names, &s, out, E));
   BAD(kvfolio_restore(w.without_storage, w.names, &s, out, E));
+  kvfolio_restore_options o = {.struct_size = 3};
+  BAD(kvfolio_restore_with(w.manager, w.names, &s, &o, out, E));
+  BAD(kvfolio_restore_with(NULL, w.names, &s, NULL, out, E));
+  static const uint8_t key[KVFOLIO_RECORD_KEY_BYTES] = {1};
+  o = (kvfolio_restore_options){.struct_size = sizeof o, .accepted_record_key = key};
+  BAD(kvfolio_restore_with(w.manager, w.names, &s, &o, out, E));
+  BAD(kvfolio_restore_file_with(w.manager, w.names, "/dev/null", &o, out, E));
   BAD(kvfolio_restore_file(w.manager, w.names, NULL, out, E));
   BAD(kvfolio_restore_file(w.manager, w.names, "/", out, E));
   BAD(kvfolio_restore_file(w.manager, w.names, "/no/such/file", out, E));
@@ -617,6 +705,8 @@ int main(void) {
   hostile_tiers();
   hostile_offload();
   hostile_save();
+  bad_records();
+  bad_foreign_names();
   hostile_restore();
   null_handles_are_nothing();
   CHECK(num_hostile >= 100);

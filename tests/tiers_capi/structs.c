@@ -212,6 +212,8 @@ static void run_source(void* given, char* text) {
   kvfolio_manager_destroy(target);
 }
 
+static const uint8_t kSecret[KVFOLIO_RECORD_KEY_BYTES] = {1};
+static const uint8_t kAccepted[KVFOLIO_RECORD_KEY_BYTES] = {2};
 static const kvfolio_disk_options kDisk = {.struct_size = sizeof kDisk,
                                            .engine = KVFOLIO_DISK_THREADS,
                                            .bytes = 1 << 22,
@@ -222,7 +224,9 @@ static const kvfolio_disk_options kDisk = {.struct_size = sizeof kDisk,
                                            .queued_bytes_max = 1 << 20,
                                            .scrub_bytes_per_s = 1,
                                            .items_max = 100,
-                                           .open_files_max = 9};
+                                           .open_files_max = 9,
+                                           .record_key = kSecret,
+                                           .accepted_record_key = kAccepted};
 static void run_disk(void* given, char* text) {
   kvfolio_tier* made = NULL;
   const int32_t code = kvfolio_tier_open_disk("kvfolio_tiers_capi_structs", given, &made, &g_error);
@@ -245,7 +249,9 @@ static const kvfolio_redis_tier_options kRedis = {.struct_size = sizeof kRedis,
                                                   .connect_timeout_us = 4,
                                                   .stall_timeout_us = 5,
                                                   .breaker_us_min = 6,
-                                                  .breaker_us_max = 7};
+                                                  .breaker_us_max = 7,
+                                                  .record_key = kSecret,
+                                                  .accepted_record_key = kAccepted};
 static void run_redis(void* given, char* text) {
   kvfolio_tier* made = NULL;
   const int32_t code = kvfolio_tier_create_redis(given, &made, &g_error);
@@ -264,11 +270,61 @@ static void run_redis(void* given, char* text) {
   kvfolio_tier_destroy(made);
 }
 
-static const kvfolio_save_options kSave = {.struct_size = sizeof kSave, .no_prefix_cache = 1};
+static const kvfolio_save_options kSave = {
+    .struct_size = sizeof kSave, .no_prefix_cache = 1, .record_key = kSecret};
 static void run_save(void* given, char* text) {
   kvfolio_save_stats stats = {.struct_size = sizeof stats};
   const int32_t code = kvfolio_save(manager, names, &one_sink, NULL, given, &stats, &g_error);
   say(text, code, "%d %d", (int)stats.records, (int)take_written());
+}
+
+static const kvfolio_restore_options kRestore = {
+    .struct_size = sizeof kRestore, .record_key = kSecret, .accepted_record_key = kAccepted};
+static void run_restore(void* given, char* text) {
+  kvfolio_manager* const target = toy_manager(16);
+  kvfolio_restored* made = NULL;
+  const int32_t code = kvfolio_restore_with(target, names, &one_source, given, &made, &g_error);
+  kvfolio_restore_stats stats = {.struct_size = sizeof stats};
+  if (code == 0) MUST(kvfolio_restored_stats(made, &stats, &g_error));
+  say(text, code, "%d %d", (int)stats.records_loaded, (int)stats.records_refused);
+  kvfolio_restored_destroy(made);
+  kvfolio_manager_destroy(target);
+}
+
+static const kvfolio_foreign_model kForeign = {.struct_size = sizeof kForeign,
+                                               .num_groups = 2,
+                                               .shard = 1,
+                                               .num_shards = 2,
+                                               .engine = {"e", 1},
+                                               .model = {"m", 1},
+                                               .weights = {"w", 1},
+                                               .model_dtype = {"d", 1},
+                                               .hash = {"h", 1},
+                                               .hash_seed = {"s", 1},
+                                               .layout = {"l", 1},
+                                               .scales = {"c", 1}};
+static void run_foreign(void* given, char* text) {
+  kvfolio_foreign_identity* made = NULL;
+  kvfolio_tier_key key = {{0}};
+  const int32_t code = kvfolio_foreign_identity_create(given, &made, &g_error);
+  if (code == 0) MUST(kvfolio_foreign_identity_key(made, 0, NULL, NULL, 0, &key, &g_error));
+  say(text, code, "%02x%02x %02x", key.bytes[8], key.bytes[9], key.bytes[24]);
+  kvfolio_foreign_identity_destroy(made);
+}
+
+static const kvfolio_record_info kInfo = {.struct_size = sizeof kInfo,
+                                          .key = {{1, 2}},
+                                          .layout = {{3}},
+                                          .payload_bytes = 5,
+                                          .begin = 6,
+                                          .end = 7,
+                                          .epoch = 8,
+                                          .writer = 9,
+                                          .owner = 10};
+static void run_seal(void* given, char* text) {
+  uint8_t header[KVFOLIO_RECORD_HEADER_BYTES] = {0};
+  const int32_t code = kvfolio_record_seal(NULL, given, "bytes", header, &g_error);
+  say(text, code, "%02x%02x%02x%02x", header[188], header[189], header[190], header[191]);
 }
 
 // ---- outputs ----
@@ -314,6 +370,13 @@ static void run_restored_sequence(void* given, char* text) {
   say(text, kvfolio_restored_get(restored, 0, given, &g_error), "");
 }
 
+static void run_read(void* given, char* text) {
+  uint8_t header[KVFOLIO_RECORD_HEADER_BYTES] = {0};
+  MUST(kvfolio_record_seal(NULL, &kInfo, "bytes", header, &g_error));
+  say(text, kvfolio_record_read(header, given, &g_error), "");
+}
+
+static const kvfolio_record_info kSeen = {.struct_size = sizeof kSeen};
 static const kvfolio_tier_health kHealth = {.struct_size = sizeof kHealth};
 static const kvfolio_disk_stats kDiskStats = {.struct_size = sizeof kDiskStats};
 static const kvfolio_offload_left kLeft = {.struct_size = sizeof kLeft};
@@ -333,9 +396,13 @@ const StructCase kStructCases[] = {
     {"kvfolio_offload_options", "create", &kOffload, sizeof kOffload, kInput, run_offload},
     {"kvfolio_byte_sink", "save", &one_sink, sizeof one_sink, kPointersInput, run_sink},
     {"kvfolio_byte_source", "restore", &one_source, sizeof one_source, kPointersInput, run_source},
-    {"kvfolio_save_options", "save", &kSave, sizeof kSave, kInput, run_save},
+    {"kvfolio_save_options", "save", &kSave, sizeof kSave, kPointersInput, run_save},
+    {"kvfolio_restore_options", "restore", &kRestore, sizeof kRestore, kPointersInput, run_restore},
+    {"kvfolio_foreign_model", "create", &kForeign, sizeof kForeign, kPointersInput, run_foreign},
+    {"kvfolio_record_info", "seal", &kInfo, sizeof kInfo, kInput, run_seal},
+    {"kvfolio_record_info", "read", &kSeen, sizeof kSeen, kOutput, run_read},
     {"kvfolio_tier_health", "health", &kHealth, sizeof kHealth, kOutput, run_health},
-    {"kvfolio_disk_options", "open_disk", &kDisk, sizeof kDisk, kInput, run_disk},
+    {"kvfolio_disk_options", "open_disk", &kDisk, sizeof kDisk, kPointersInput, run_disk},
     {"kvfolio_disk_stats", "disk_stats", &kDiskStats, sizeof kDiskStats, kOutput, run_disk_stats},
     {"kvfolio_redis_tier_options", "create_redis", &kRedis, sizeof kRedis, kPointersInput,
      run_redis},

@@ -6,6 +6,8 @@ use kvfolio_sys::*;
 use std::os::raw::{c_char, c_void};
 
 pub const KVFOLIO_TIERS_ABI_VERSION: u32 = 1;
+pub const KVFOLIO_RECORD_HEADER_BYTES: i32 = 192;
+pub const KVFOLIO_RECORD_KEY_BYTES: i32 = 32;
 pub const KVFOLIO_TIER_EXISTS: i32 = 0;
 pub const KVFOLIO_TIER_LOAD: i32 = 1;
 pub const KVFOLIO_TIER_STORE: i32 = 2;
@@ -38,6 +40,20 @@ pub const KVFOLIO_NUM_LATENCIES: i32 = 10;
 /// A handle: only pointers to it exist.
 #[repr(C)]
 pub struct kvfolio_identity {
+    _private: [u8; 0],
+    _neither_send_nor_sync: std::marker::PhantomData<*mut u8>,
+}
+
+/// A handle: only pointers to it exist.
+#[repr(C)]
+pub struct kvfolio_foreign_identity {
+    _private: [u8; 0],
+    _neither_send_nor_sync: std::marker::PhantomData<*mut u8>,
+}
+
+/// A handle: only pointers to it exist.
+#[repr(C)]
+pub struct kvfolio_record_keys {
     _private: [u8; 0],
     _neither_send_nor_sync: std::marker::PhantomData<*mut u8>,
 }
@@ -188,6 +204,88 @@ impl Default for kvfolio_tier_key {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
+pub struct kvfolio_foreign_model {
+    pub struct_size: u32,
+    pub num_groups: i32,
+    pub shard: i32,
+    pub num_shards: i32,
+    pub engine: kvfolio_text,
+    pub model: kvfolio_text,
+    pub weights: kvfolio_text,
+    pub model_dtype: kvfolio_text,
+    pub hash: kvfolio_text,
+    pub hash_seed: kvfolio_text,
+    pub layout: kvfolio_text,
+    pub scales: kvfolio_text,
+}
+
+impl kvfolio_foreign_model {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_foreign_model {
+        kvfolio_foreign_model {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            num_groups: 0,
+            shard: 0,
+            num_shards: 0,
+            engine: kvfolio_text::new(),
+            model: kvfolio_text::new(),
+            weights: kvfolio_text::new(),
+            model_dtype: kvfolio_text::new(),
+            hash: kvfolio_text::new(),
+            hash_seed: kvfolio_text::new(),
+            layout: kvfolio_text::new(),
+            scales: kvfolio_text::new(),
+        }
+    }
+}
+
+impl Default for kvfolio_foreign_model {
+    fn default() -> kvfolio_foreign_model {
+        kvfolio_foreign_model::new()
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvfolio_record_info {
+    pub struct_size: u32,
+    pub key_id: u32,
+    pub key: kvfolio_tier_key,
+    pub layout: kvfolio_digest,
+    pub payload_bytes: i64,
+    pub begin: i32,
+    pub end: i32,
+    pub epoch: u64,
+    pub writer: u64,
+    pub owner: u64,
+}
+
+impl kvfolio_record_info {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_record_info {
+        kvfolio_record_info {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            key_id: 0,
+            key: kvfolio_tier_key::new(),
+            layout: kvfolio_digest::new(),
+            payload_bytes: 0,
+            begin: 0,
+            end: 0,
+            epoch: 0,
+            writer: 0,
+            owner: 0,
+        }
+    }
+}
+
+impl Default for kvfolio_record_info {
+    fn default() -> kvfolio_record_info {
+        kvfolio_record_info::new()
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
 pub struct kvfolio_tier_item {
     pub key: kvfolio_tier_key,
     pub data: *mut c_void,
@@ -325,6 +423,8 @@ pub struct kvfolio_disk_options {
     pub scrub_bytes_per_s: i64,
     pub items_max: i32,
     pub open_files_max: i32,
+    pub record_key: *const u8,
+    pub accepted_record_key: *const u8,
 }
 
 impl kvfolio_disk_options {
@@ -343,6 +443,8 @@ impl kvfolio_disk_options {
             scrub_bytes_per_s: 0,
             items_max: 0,
             open_files_max: 0,
+            record_key: std::ptr::null(),
+            accepted_record_key: std::ptr::null(),
         }
     }
 }
@@ -431,6 +533,8 @@ pub struct kvfolio_redis_tier_options {
     pub stall_timeout_us: u64,
     pub breaker_us_min: u64,
     pub breaker_us_max: u64,
+    pub record_key: *const u8,
+    pub accepted_record_key: *const u8,
 }
 
 impl kvfolio_redis_tier_options {
@@ -457,6 +561,8 @@ impl kvfolio_redis_tier_options {
             stall_timeout_us: 0,
             breaker_us_min: 0,
             breaker_us_max: 0,
+            record_key: std::ptr::null(),
+            accepted_record_key: std::ptr::null(),
         }
     }
 }
@@ -838,6 +944,7 @@ impl Default for kvfolio_byte_source {
 pub struct kvfolio_save_options {
     pub struct_size: u32,
     pub no_prefix_cache: i32,
+    pub record_key: *const u8,
 }
 
 impl kvfolio_save_options {
@@ -846,6 +953,7 @@ impl kvfolio_save_options {
         kvfolio_save_options {
             struct_size: std::mem::size_of::<Self>() as u32,
             no_prefix_cache: 0,
+            record_key: std::ptr::null(),
         }
     }
 }
@@ -884,6 +992,33 @@ impl kvfolio_save_stats {
 impl Default for kvfolio_save_stats {
     fn default() -> kvfolio_save_stats {
         kvfolio_save_stats::new()
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvfolio_restore_options {
+    pub struct_size: u32,
+    pub reserved: i32,
+    pub record_key: *const u8,
+    pub accepted_record_key: *const u8,
+}
+
+impl kvfolio_restore_options {
+    /// All 0, but for a `struct_size`.
+    pub const fn new() -> kvfolio_restore_options {
+        kvfolio_restore_options {
+            struct_size: std::mem::size_of::<Self>() as u32,
+            reserved: 0,
+            record_key: std::ptr::null(),
+            accepted_record_key: std::ptr::null(),
+        }
+    }
+}
+
+impl Default for kvfolio_restore_options {
+    fn default() -> kvfolio_restore_options {
+        kvfolio_restore_options::new()
     }
 }
 
@@ -970,6 +1105,15 @@ extern "C" {
     pub fn kvfolio_identity_root(identity: *mut kvfolio_identity, root: *const kvfolio_root, epoch: u64, out: *mut kvfolio_digest, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_identity_next(identity: *mut kvfolio_identity, before: *const kvfolio_digest, begin: i32, tokens: *const i32, num_tokens: i64, media: *const kvfolio_media_span, num_media: i64, out: *mut kvfolio_digest, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_identity_key(identity: *mut kvfolio_identity, group: i32, tokens: *const kvfolio_digest, out: *mut kvfolio_tier_key, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_foreign_identity_create(model: *const kvfolio_foreign_model, out: *mut *mut kvfolio_foreign_identity, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_foreign_identity_destroy(identity: *mut kvfolio_foreign_identity);
+    pub fn kvfolio_foreign_identity_namespace(identity: *const kvfolio_foreign_identity, group: i32, out: *mut kvfolio_digest, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_foreign_identity_key(identity: *const kvfolio_foreign_identity, group: i32, salt: *const kvfolio_text, engine_hash: *const u8, hash_bytes: i64, out: *mut kvfolio_tier_key, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_record_keys_create(key: *const u8, accepted_key: *const u8, out: *mut *mut kvfolio_record_keys, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_record_keys_destroy(keys: *mut kvfolio_record_keys);
+    pub fn kvfolio_record_seal(keys: *const kvfolio_record_keys, info: *const kvfolio_record_info, payload: *const c_void, header: *mut c_void, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_record_verify(keys: *const kvfolio_record_keys, expected: *const kvfolio_record_info, header: *const c_void, payload: *const c_void, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_record_read(header: *const c_void, out: *mut kvfolio_record_info, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_tier_result_name(result: i32) -> *const c_char;
     pub fn kvfolio_tier_create(functions: *const kvfolio_tier_functions, out: *mut *mut kvfolio_tier, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_tier_create_memory(manager: *mut kvfolio_manager, bytes: i64, resource: *const kvfolio_memory_resource, out: *mut *mut kvfolio_tier, error: *mut kvfolio_error) -> i32;
@@ -1015,6 +1159,8 @@ extern "C" {
     pub fn kvfolio_save_file(manager: *mut kvfolio_manager, identity: *mut kvfolio_identity, path: *const c_char, list: *const kvfolio_save_list, options: *const kvfolio_save_options, stats: *mut kvfolio_save_stats, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_restore(manager: *mut kvfolio_manager, identity: *mut kvfolio_identity, source: *const kvfolio_byte_source, out: *mut *mut kvfolio_restored, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_restore_file(manager: *mut kvfolio_manager, identity: *mut kvfolio_identity, path: *const c_char, out: *mut *mut kvfolio_restored, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_restore_with(manager: *mut kvfolio_manager, identity: *mut kvfolio_identity, source: *const kvfolio_byte_source, options: *const kvfolio_restore_options, out: *mut *mut kvfolio_restored, error: *mut kvfolio_error) -> i32;
+    pub fn kvfolio_restore_file_with(manager: *mut kvfolio_manager, identity: *mut kvfolio_identity, path: *const c_char, options: *const kvfolio_restore_options, out: *mut *mut kvfolio_restored, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_restored_destroy(restored: *mut kvfolio_restored);
     pub fn kvfolio_restored_stats(restored: *const kvfolio_restored, out: *mut kvfolio_restore_stats, error: *mut kvfolio_error) -> i32;
     pub fn kvfolio_restored_num_sequences(restored: *const kvfolio_restored) -> i32;

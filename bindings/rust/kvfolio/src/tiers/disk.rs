@@ -2,7 +2,7 @@
 //
 // The tier on a local disk. SAFETY of every call here: handles live as long as the call.
 
-use super::{sys, TierHandle};
+use super::{sys, RecordKeys, TierHandle};
 use crate::error::call;
 use crate::{Error, Result};
 use std::ffi::CString;
@@ -30,7 +30,7 @@ impl Default for DiskEngine {
 
 /// `DiskTierOptions` in `disk_tier.h`, which says the limits. 0 is the default of all but `bytes`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DiskOptions {
+pub struct DiskOptions<'a> {
     /// That all files together may take.
     pub bytes: i64,
     /// 0: derived.
@@ -51,6 +51,8 @@ pub struct DiskOptions {
     pub items_max: i32,
     /// 0: a quarter of what the process may have, 8 to 256.
     pub open_files_max: i32,
+    /// With a key a record is believed only if it was sealed with it.
+    pub keys: RecordKeys<'a>,
 }
 
 of_c! {
@@ -125,6 +127,8 @@ impl TierHandle {
             scrub_bytes_per_s: options.scrub_bytes_per_s,
             items_max: options.items_max,
             open_files_max: options.open_files_max,
+            record_key: options.keys.key_to_c(),
+            accepted_record_key: options.keys.accepted_to_c(),
             ..sys::kvfolio_disk_options::new()
         };
         let mut out = null_mut();

@@ -98,6 +98,7 @@ macro_rules! of_c {
 mod disk;
 mod identity;
 mod offload;
+mod record;
 mod redis;
 mod snapshot;
 mod tier;
@@ -109,10 +110,13 @@ pub use offload::{
     ArenaStats, Left, LoadEnd, NameEpochs, Offload, OffloadCounters, OffloadOpened, OffloadOptions,
     OffloadStep, OffloadTier, OffloadTierCounters, Ready, Refused, RootEpoch, WritePolicy,
 };
+pub use record::{
+    ForeignIdentity, ForeignModel, RecordHeader, RecordInfo, RecordKeys, RecordSealer,
+};
 pub use redis::{RedisCounters, RedisOptions, RedisTls};
 pub use snapshot::{
-    restore, restore_file, save, save_file, RestoreStats, Restored, RestoredSequence, SaveOptions,
-    SaveSequence, SaveStats,
+    restore, restore_file, restore_file_with, restore_with, save, save_file, RestoreStats,
+    Restored, RestoredSequence, SaveOptions, SaveSequence, SaveStats,
 };
 pub use tier::{
     Completions, Item, Items, Key, Tier, TierHandle, TierHealth, TierLimits, TierOp, TierResult,

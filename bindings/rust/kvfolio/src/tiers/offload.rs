@@ -3,7 +3,9 @@
 // Offload. SAFETY of every call here: the handle lives as long as self; its callers have
 // asked check(), so the manager that C keeps a pointer to is that of self.cache, which we have.
 
-use super::{snapshot, sys, Digest, ModelIdentity, Restored, SaveOptions, SaveStats, TierHandle};
+use super::{
+    snapshot, sys, Digest, ModelIdentity, RecordKeys, Restored, SaveOptions, SaveStats, TierHandle,
+};
 use crate::error::{call, constant};
 use crate::memory::Resource;
 use crate::prompt::{CPrompt, Root};
@@ -679,13 +681,33 @@ impl Offload {
     /// [`restore`](super::restore) under the names of this Offload.
     pub fn restore<R: Read + Seek>(&mut self, from: &mut R) -> Result<Restored> {
         let names = self.names();
-        snapshot::restore_from(&mut self.cache, names, from)
+        snapshot::restore_from(&mut self.cache, names, from, &RecordKeys::default())
+    }
+
+    /// [`restore_with`](super::restore_with) under the names of this Offload.
+    pub fn restore_with<R: Read + Seek>(
+        &mut self,
+        from: &mut R,
+        keys: &RecordKeys,
+    ) -> Result<Restored> {
+        let names = self.names();
+        snapshot::restore_from(&mut self.cache, names, from, keys)
     }
 
     /// [`restore_file`](super::restore_file) under the names of this Offload.
     pub fn restore_file<P: AsRef<Path>>(&mut self, path: P) -> Result<Restored> {
         let names = self.names();
-        snapshot::restore_from_file(&mut self.cache, names, path.as_ref())
+        snapshot::restore_from_file(&mut self.cache, names, path.as_ref(), &RecordKeys::default())
+    }
+
+    /// [`restore_file_with`](super::restore_file_with) under the names of this Offload.
+    pub fn restore_file_with<P: AsRef<Path>>(
+        &mut self,
+        path: P,
+        keys: &RecordKeys,
+    ) -> Result<Restored> {
+        let names = self.names();
+        snapshot::restore_from_file(&mut self.cache, names, path.as_ref(), keys)
     }
 
     /// Valid as long as self; not of the manager.

@@ -2,7 +2,7 @@
 //
 // The tier in Redis. SAFETY of every call here: handles live as long as the call, and so do texts.
 
-use super::{sys, TierHandle};
+use super::{sys, RecordKeys, TierHandle};
 use crate::error::call;
 use crate::{Error, Result};
 use std::ffi::CString;
@@ -56,6 +56,8 @@ pub struct RedisOptions<'a> {
     pub breaker_us_min: u64,
     /// And longer each time, up to this. 0: 5,000,000.
     pub breaker_us_max: u64,
+    /// As those of a disk, for all who share a `key_prefix`.
+    pub keys: RecordKeys<'a>,
 }
 
 // The password is in no log.
@@ -140,6 +142,8 @@ impl RedisOptions<'_> {
             stall_timeout_us: self.stall_timeout_us,
             breaker_us_min: self.breaker_us_min,
             breaker_us_max: self.breaker_us_max,
+            record_key: self.keys.key_to_c(),
+            accepted_record_key: self.keys.accepted_to_c(),
             ..sys::kvfolio_redis_tier_options::new()
         })
     }

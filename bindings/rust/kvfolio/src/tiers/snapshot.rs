@@ -3,7 +3,7 @@
 // Save and restore. SAFETY of every call here: handles live as long as the call, and slices are
 // passed with their lengths.
 
-use super::{sys, Identity};
+use super::{sys, Identity, RecordKeys};
 use crate::error::call;
 use crate::memory::no_unwind;
 use crate::prompt::Root;
@@ -35,6 +35,8 @@ pub struct SaveOptions<'a> {
     pub no_prefix_cache: bool,
     /// Beside the prefix cache.
     pub sequences: &'a [SaveSequence<'a>],
+    /// Seals the records with its `key`.
+    pub keys: RecordKeys<'a>,
 }
 
 of_c! {
@@ -179,7 +181,17 @@ pub fn restore<R: Read + Seek>(
     identity: &mut Identity,
     from: &mut R,
 ) -> Result<Restored> {
-    restore_from(cache, identity.raw(), from)
+    restore_with(cache, identity, from, &RecordKeys::default())
+}
+
+/// [`restore`], which believes only records that one of these keys sealed.
+pub fn restore_with<R: Read + Seek>(
+    cache: &mut Manager,
+    identity: &mut Identity,
+    from: &mut R,
+    keys: &RecordKeys,
+) -> Result<Restored> {
+    restore_from(cache, identity.raw(), from, keys)
 }
 
 /// [`restore`] from a file.
@@ -188,7 +200,17 @@ pub fn restore_file<P: AsRef<Path>>(
     identity: &mut Identity,
     path: P,
 ) -> Result<Restored> {
-    restore_from_file(cache, identity.raw(), path.as_ref())
+    restore_file_with(cache, identity, path, &RecordKeys::default())
+}
+
+/// [`restore_with`] from a file.
+pub fn restore_file_with<P: AsRef<Path>>(
+    cache: &mut Manager,
+    identity: &mut Identity,
+    path: P,
+    keys: &RecordKeys,
+) -> Result<Restored> {
+    restore_from_file(cache, identity.raw(), path.as_ref(), keys)
 }
 
 // ---- the same with a handle of names, which is valid, and not used elsewhere meanwhile ----
@@ -224,9 +246,18 @@ impl Drop for List {
     }
 }
 
+fn restore_options_to_c(keys: &RecordKeys) -> sys::kvfolio_restore_options {
+    sys::kvfolio_restore_options {
+        record_key: keys.key_to_c(),
+        accepted_record_key: keys.accepted_to_c(),
+        ..sys::kvfolio_restore_options::new()
+    }
+}
+
 fn options_to_c(options: &SaveOptions) -> sys::kvfolio_save_options {
     let mut out = sys::kvfolio_save_options::new();
     out.no_prefix_cache = options.no_prefix_cache as i32;
+    out.record_key = options.keys.key_to_c();
     out
 }
 
@@ -329,7 +360,9 @@ pub(super) fn restore_from<R: Read + Seek>(
     cache: &mut Manager,
     names: *mut sys::kvfolio_identity,
     from: &mut R,
+    keys: &RecordKeys,
 ) -> Result<Restored> {
+    let options = restore_options_to_c(keys);
     let end = from.seek(SeekFrom::End(0));
     let end = end.map_err(|error| Error::Unavailable(error.to_string()))?;
     let mut stream = Stream { of: from, error: None };
@@ -339,7 +372,7 @@ pub(super) fn restore_from<R: Read + Seek>(
     source.read_at = Some(read_at::<R>);
     let mut out = null_mut();
     let restored = call(|error| unsafe {
-        sys::kvfolio_restore(cache.raw.as_ptr(), names, &source, &mut out, error)
+        sys::kvfolio_restore_with(cache.raw.as_ptr(), names, &source, &options, &mut out, error)
     });
     stream.explain(restored)?;
     Ok(take(out))
@@ -349,11 +382,14 @@ pub(super) fn restore_from_file(
     cache: &mut Manager,
     names: *mut sys::kvfolio_identity,
     path: &Path,
+    keys: &RecordKeys,
 ) -> Result<Restored> {
+    let options = restore_options_to_c(keys);
     let path = path_to_c(path)?;
     let mut out = null_mut();
     call(|error| unsafe {
-        sys::kvfolio_restore_file(cache.raw.as_ptr(), names, path.as_ptr(), &mut out, error)
+        let (manager, path) = (cache.raw.as_ptr(), path.as_ptr());
+        sys::kvfolio_restore_file_with(manager, names, path, &options, &mut out, error)
     })?;
     Ok(take(out))
 }
