@@ -40,7 +40,8 @@ void use_every_struct() {
        ArenaSlot{.index = 1}, ArenaStats{.pins = 1});
   take(RecordKeyOptions{.key = {}}, ModelIdentity{.model = "a"}, IdentityField{.value = "a"},
        RecordInfo{.end = 1}, SnapshotSequence{.tokens = {}}, SaveOptions{.prefix_cache = false},
-       SaveStats{.bytes = 1}, RestoredSequence{.length = 1}, RestoreStats{.paths = 1});
+       SaveStats{.bytes = 1}, RestoreOptions{.keys = {}}, RestoredSequence{.length = 1},
+       RestoreStats{.paths = 1}, ForeignModel{.hash = "a"});
   take(OffloadTier{.tier = nullptr}, OffloadOptions{.arena_bytes = 1}, RootEpoch{.epoch = 1},
        NameEpochs{.epoch = 1}, OffloadOpened{.pending = true}, SequenceReady{.cached_tokens = 1},
        OffloadCounters{.loads = 1}, OffloadLeft{.loads = 1}, OffloadTierCounters{.loads = 1});
