@@ -210,6 +210,7 @@ TEST(KeyedRecord, ThreadsShareKeys) {
   const RecordInfo info = keyed_info(1000);
   const std::vector<std::byte> record = sealed_with(info, keys);
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 200; ++i) {
