@@ -40,8 +40,9 @@ std::string others(const Shortage& shortage) {
 
 std::string to_string(const Shortage& shortage) {
   return concat(
-      "group ", shortage.group, ": need ", shortage.needed, " blocks, ", shortage.free, " free, ",
-      shortage.evictable, " evictable (", shortage.pinned, " pinned by ", shortage.sequences,
+      "group ", shortage.group, ": need ", shortage.needed,
+      shortage.needed == 1 ? " block, " : " blocks, ", shortage.free, " free, ", shortage.evictable,
+      " evictable (", shortage.pinned, " pinned by ", shortage.sequences,
       shortage.sequences == 1 ? " sequence" : " sequences", others(shortage),
       shortage.reserved > 0 ? concat(", ", shortage.reserved, " of them reserved") : std::string(),
       ", ", shortage.retiring, " retiring)");

@@ -39,6 +39,8 @@ TEST(Shortage, ItsTextSaysAllNumbers) {
                  .sequences = 1};
   EXPECT_EQ(to_string(other),
             "group 2: need 9 blocks, 1 free, 2 evictable (4 pinned by 1 sequence, 5 retiring)");
+  other.needed = 1;
+  EXPECT_THAT(to_string(other), HasSubstr("need 1 block, 1 free"));
   other.sequences = 0;
   EXPECT_THAT(to_string(other), HasSubstr("4 pinned by 0 sequences"));
   other.pins = 1;
