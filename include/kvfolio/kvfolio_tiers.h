@@ -720,9 +720,9 @@ KVFOLIO_C_API int32_t kvfolio_restored_get(const kvfolio_restored* restored, int
 #endif
 
 // Not in C, and why:
-//  - checked_copy.h; RecordMac, check_record_header(), write_record_header(), payload_seed(),
-//    root_owner(), same_mac(): parts of Offload and of snapshots, for those who build another one,
-//    in C++.
+//  - checked_copy.h, and what record.h has beside kvfolio_record_seal(), kvfolio_record_verify(),
+//    kvfolio_record_read() and the keys: parts of Offload and of snapshots, for those who build
+//    another one, in C++.
 //  - ForeignIdentity::fields(): the caller has what he gave.
 //  - HostArena (create(), reserve(), fill(), filling(), seal(), publish(), abandon(), quarantine(),
 //    quiesced(), release(), find(), hold(), contains(), touch(), erase(), erase_if(), clear(),
