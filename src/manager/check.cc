@@ -247,12 +247,12 @@ Status KVCacheManager::Impl::Checker::promises(std::int32_t g) const {
       const std::int32_t source = m_.steps_.open().change(m_.rows_[row].step_entry, g).source;
       own += source >= 0 && m_.reservations_.owner(g, BlockId(source)) == row ? 1 : 0;
     } else if (!m_.reservations_.lacks(row) &&
-               m_.reservations_.num_ready(row, g) < m_.ready_needed(row, g)) {
+               m_.reservations_.num_ready(row, g) < m_.promise_needs_.ready_for(row, g)) {
       answer = broken(concat("group ", g, ": ", m_.reservations_.num_ready(row, g),
                              " blocks lie ready for sequence ", row, ", its promise needs ",
-                             m_.ready_needed(row, g), " for ", m_.reservations_.tokens(row),
-                             " tokens behind ", m_.rows_[row].length, ", ",
-                             m_.reservations_.num_own(row, g), " blocks are own"));
+                             m_.promise_needs_.ready_for(row, g), " for ",
+                             m_.reservations_.tokens(row), " tokens behind ", m_.rows_[row].length,
+                             ", ", m_.reservations_.num_own(row, g), " blocks are own"));
     }
     if (own != m_.reservations_.num_own(row, g)) {
       answer = broken(concat("group ", g, ": sequence ", row, " owns ", own, " blocks, counted ",

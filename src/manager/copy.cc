@@ -152,7 +152,7 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   const auto& [spec, options, storage, imagines_storage, replays_trust, counters, log, lifetime,
                sequences, groups, room, has_windows, tree, tables, caller_ids, pins, transfers,
                scratch, evicting, entry_changes, losses, victims, ended, steps, unnamed,
-               reservations, findable, forgets, offers] = other;
+               reservations, promise_needs, findable, forgets, offers] = other;
   room_.copy_from(room);
   tree_->copy_from(*tree);
 

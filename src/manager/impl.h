@@ -13,7 +13,7 @@
 //   steps.cc      begin, undo, commit, complete, drop, fail, drafts (step_log.h, unnamed_tokens.h)
 //   append.cc     demand, copy-on-write, append
 //   admit.cc      whether appends would succeed
-//   reserve.cc    appends that are never short of blocks (reservations.h)
+//   reserve.cc    appends that are never short of blocks (reservations.h, promise_needs.h)
 //   each.cc       one token for each of many sequences
 //   loads.cc      loads: appends whose bytes come from elsewhere (transfers.h)
 //   holds.cc      blocks that somebody copies from
@@ -61,6 +61,7 @@
 #include "manager/moved_from.h"
 #include "manager/op_codes.h"
 #include "manager/pin_set.h"
+#include "manager/promise_needs.h"
 #include "manager/reservations.h"
 #include "manager/room.h"
 #include "manager/rows.h"
@@ -436,13 +437,6 @@ class KVCacheManager::Impl {
   void drain_retiring() noexcept;
   void note_peak() noexcept;
   // reserve.cc
-  [[nodiscard]] bool owns_tail(std::int32_t row, std::int32_t g,
-                               std::int32_t length) const noexcept;
-  [[nodiscard]] PromiseState promise_state(std::int32_t row, std::int32_t g,
-                                           std::int32_t length) const noexcept;
-  // Blocks that have to lie ready for the tokens that are promised.
-  [[nodiscard]] std::int32_t ready_needed(std::int32_t g, const PromiseState& at) const noexcept;
-  [[nodiscard]] std::int32_t ready_needed(std::int32_t row, std::int32_t g) const noexcept;
   [[nodiscard]] std::int32_t from_ready(std::int32_t row, std::int32_t g,
                                         const Demand& needs) const noexcept;
   [[nodiscard]] BlockId acquire_for(std::int32_t row, std::int32_t g,
@@ -455,8 +449,6 @@ class KVCacheManager::Impl {
   void return_surplus(std::int32_t row) noexcept;
   void undo_promise(std::int32_t row) noexcept;
   void settle_promise(const Step& step, std::int32_t entry) noexcept;
-  [[nodiscard]] std::int32_t cost_of_sharing(std::int32_t g, BlockId block) const noexcept;
-  [[nodiscard]] bool is_tail_of(std::int32_t row, std::int32_t g, BlockId block) const noexcept;
   void note_sharing(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
   // Room for what it costs that the blocks of these tables, by group, get another holder.
   [[nodiscard]] Status check_sharing(std::span<const std::span<const std::int32_t>> tables) const;
@@ -558,6 +550,8 @@ class KVCacheManager::Impl {
   StepLog steps_;
   UnnamedTokens unnamed_;
   Reservations reservations_;
+  // Reads the members above.
+  PromiseNeeds promise_needs_{rows_, tables_, groups_, steps_, reservations_, options_.order};
   FindableList findable_;  // on if the options say so
   std::uint64_t forget_count_ = 0;
   std::vector<std::span<const std::int32_t>> offers_;  // by group, scratch

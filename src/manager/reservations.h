@@ -3,7 +3,7 @@
 
 // Reservations keeps what reserve() promised to sequences: how many tokens are left of the promise,
 // the blocks that lie ready for them, and which blocks of a sequence's tables it has for itself. It
-// knows rows, groups and block ids; how many blocks a promise needs is the manager's (reserve.cc).
+// knows rows, groups and block ids; PromiseNeeds says how many blocks a promise needs.
 //
 // A block that lies ready has one reference, no writer and no place in any table. The blocks of a
 // row and group form a list, linked through an array of all blocks, so that nothing is allocated
@@ -26,16 +26,6 @@
 #include "kvfolio/status.h"
 
 namespace kvfolio {
-
-// What decides how many blocks a promise needs: the tokens that are promised, in all and at most in
-// a step; the length, how many blocks are the sequence's own, and whether the tail is one of them.
-struct PromiseState {
-  std::int64_t tokens;
-  std::int64_t most_per_step;
-  std::int32_t length;
-  std::int32_t own;
-  bool owns_tail;
-};
 
 class Reservations {
  public:

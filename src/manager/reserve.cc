@@ -1,14 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// reserve(): appends that are never short of blocks. reservations.h keeps the blocks; this file
-// says how many there have to be.
-//
-// Blocks that an append takes do not come back before the sequence lets go of them. So a promise of
-// n tokens needs the blocks that n more tokens fill. A window group needs less: once
-// the window and one step lie in own blocks, each block that it passes is used again, without
-// leaving the sequence. Under kUnordered a step in flight may still read such a block, so there is
-// no second bound. The tail may have to be copied, once, if others hold it: that counts among the
-// blocks to fill, and the copy is one of the window's.
+// reserve(): appends that are never short of blocks. PromiseNeeds says how many blocks have to lie
+// ready, and Reservations keeps them; this file lets them come and go.
 //
 // Each append uses as many blocks as both bounds fall by; so what lies ready stays enough. When
 // another sequence or a pin comes to hold an own block, that block will not come back: another one
@@ -23,41 +16,7 @@ namespace kvfolio {
 
 using text::concat;
 
-// ---- how many blocks ----
-
-bool KVCacheManager::Impl::owns_tail(std::int32_t row, std::int32_t g,
-                                     std::int32_t length) const noexcept {
-  if (group(g).size.offset_of(length) == 0) return true;  // there is none to copy
-  const BlockId tail = table(row, g).at(arena(), block_of(g, length));
-  return tail.valid() && reservations_.owner(g, tail) == row;
-}
-
-std::int32_t KVCacheManager::Impl::ready_needed(std::int32_t g,
-                                                const PromiseState& at) const noexcept {
-  if (at.tokens == 0) return 0;
-  const auto end =
-      static_cast<std::int32_t>(std::min<std::int64_t>(at.length + at.tokens, kMaxSequenceTokens));
-  std::int32_t needed = blocks_for(g, end) - blocks_for(g, at.length) + (at.owns_tail ? 0 : 1);
-  const GroupRule& rule = group(g).rule;
-  if (windowed(g) && options_.order == Order::kInOrder) {
-    // The most blocks that a query's window, the rest of its step and the sinks lie in.
-    const std::int64_t span = std::int64_t{group(g).spec.window} - 1 + at.most_per_step;
-    const std::int64_t most =
-        (span + block_size(g) - 2) / block_size(g) + 1 + blocks_for(g, rule.num_sinks());
-    needed = static_cast<std::int32_t>(std::clamp<std::int64_t>(most - at.own, 0, needed));
-  }
-  return needed;
-}
-
-std::int32_t KVCacheManager::Impl::ready_needed(std::int32_t row, std::int32_t g) const noexcept {
-  return ready_needed(g, promise_state(row, g, rows_[row].length));
-}
-
-PromiseState KVCacheManager::Impl::promise_state(std::int32_t row, std::int32_t g,
-                                                 std::int32_t length) const noexcept {
-  return {reservations_.tokens(row), reservations_.most_per_step(row), length,
-          reservations_.num_own(row, g), owns_tail(row, g, length)};
-}
+// ---- blocks come and go ----
 
 // Blocks that an append takes from those that lie ready. A copy that it could do without comes from
 // the others.
@@ -67,8 +26,6 @@ std::int32_t KVCacheManager::Impl::from_ready(std::int32_t row, std::int32_t g,
   const std::int32_t required = needs.blocks - (needs.can_reuse && !needs.reuse ? 1 : 0);
   return std::min(required, reservations_.num_ready(row, g));
 }
-
-// ---- blocks come and go ----
 
 // Of a row with a promise. `from_ready`: how many of the next blocks lie ready.
 BlockId KVCacheManager::Impl::acquire_for(std::int32_t row, std::int32_t g,
@@ -118,12 +75,12 @@ void KVCacheManager::Impl::set_entries_aside(std::int32_t row, std::int32_t g, s
                                              std::int32_t end, std::int32_t length) noexcept {
   const Sequence& s = rows_[row];
   const auto block_at = [&](std::int32_t logical) { return table(row, g).at(arena(), logical); };
-  PromiseState after = promise_state(row, g, length);
+  PromiseState after = promise_needs_.state(row, g, length);
   for (std::int32_t logical = first; logical < end; ++logical) {
     const BlockId block = block_at(logical);
     after.own -= block.valid() && reservations_.owner(g, block) == row ? 1 : 0;
   }
-  const std::int32_t needed = ready_needed(g, after);
+  const std::int32_t needed = promise_needs_.ready_for(g, after);
   std::int32_t lack = needed - reservations_.num_ready(row, g);
   for (std::int32_t logical = end - 1; logical >= first; --logical) {
     const BlockId block = block_at(logical);
@@ -186,37 +143,12 @@ void KVCacheManager::Impl::return_surplus(std::int32_t row) noexcept {
   const Sequence& s = rows_[row];
   if (!s.has_promise || s.draft() > 0) return;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    const std::int32_t needed = ready_needed(row, g);
+    const std::int32_t needed = promise_needs_.ready_for(row, g);
     while (reservations_.num_ready(row, g) > needed) let_go(g, reservations_.take(row, g), true);
   }
 }
 
 // ---- sharing ----
-
-// Blocks that must come to lie ready for the owner if this one gets another holder: one, in place
-// of an own block that its window would bring back, or for a copy of its tail.
-std::int32_t KVCacheManager::Impl::cost_of_sharing(std::int32_t g, BlockId block) const noexcept {
-  const std::int32_t owner = block.valid() ? reservations_.owner(g, block) : Reservations::kNobody;
-  if (owner < 0) return 0;
-  const bool comes_back = windowed(g) && options_.order == Order::kInOrder;
-  return comes_back || is_tail_of(owner, g, block) ? 1 : 0;
-}
-
-// The row may have to append inside this block: at its length, where a draft is rejected, or where
-// the append of the open step is undone.
-bool KVCacheManager::Impl::is_tail_of(std::int32_t row, std::int32_t g,
-                                      BlockId block) const noexcept {
-  const Sequence& s = rows_[row];
-  const auto is_at = [&](std::int32_t position) {
-    return group(g).size.offset_of(position) != 0 &&
-           table(row, g).at(arena(), block_of(g, position)) == block;
-  };
-  if (is_at(s.length) || is_at(s.accepted)) return true;
-  if (s.step_entry < 0) return false;
-  const Step& step = steps_.open();
-  return is_at(step.entries[s.step_entry].begin) ||
-         step.change(s.step_entry, g).source == block.value();
-}
 
 // The blocks have one more holder now. Requires: there was room for cost_of_sharing(), which was
 // counted before the call, as admit() does: so all of it is taken.
@@ -224,7 +156,7 @@ void KVCacheManager::Impl::note_sharing(std::int32_t g,
                                         std::span<const std::int32_t> blocks) noexcept {
   if (reservations_.num_rows() == 0) return;
   for (const std::int32_t b : blocks) {
-    const std::int32_t cost = cost_of_sharing(g, BlockId(b));
+    const std::int32_t cost = promise_needs_.cost_of_sharing(g, BlockId(b));
     if (b < 0) continue;
     const std::int32_t owner = reservations_.owner(g, BlockId(b));
     reservations_.disown(g, BlockId(b));
@@ -244,7 +176,7 @@ Status KVCacheManager::Impl::check_sharing(
     std::int32_t cached = 0;
     for (const std::int32_t b : tables[static_cast<std::size_t>(g)]) {
       if (b < 0) continue;
-      cost += cost_of_sharing(g, BlockId(b));
+      cost += promise_needs_.cost_of_sharing(g, BlockId(b));
       cached += pool(g).state(BlockId(b)) == BlockState::kCached ? 1 : 0;
     }
     needs.blocks[static_cast<std::size_t>(g)] = cost > 0 ? cost + cached : 0;
@@ -320,14 +252,14 @@ Status KVCacheManager::Impl::promise(std::int32_t row, std::int64_t num_tokens,
   std::array<std::int32_t, kMaxGroups> needed;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     PromiseState at{num_tokens, most_per_step, s.length, reservations_.num_own(row, g),
-                    owns_tail(row, g, s.length)};
+                    promise_needs_.owns_tail(row, g, s.length)};
     const BlockId tail =
         at.owns_tail ? BlockId() : table(row, g).at(arena(), block_of(g, s.length));
     for_each_to_own(row, g, [&](BlockId block) {
       ++at.own;
       at.owns_tail |= block == tail;
     });
-    needed[static_cast<std::size_t>(g)] = ready_needed(g, at);
+    needed[static_cast<std::size_t>(g)] = promise_needs_.ready_for(g, at);
     needs.blocks[static_cast<std::size_t>(g)] =
         std::max(0, needed[static_cast<std::size_t>(g)] - reservations_.num_ready(row, g));
   }
