@@ -43,8 +43,8 @@ struct TierChoice {
 class RecordSecrets {
  public:
   // KVFOLIO_RECORD_KEY is 64 hexadecimal digits, or KVFOLIO_RECORD_KEY_FILE a file that has them;
-  // the key that is accepted beside it likewise, KVFOLIO_ACCEPTED_RECORD_KEY. kInvalidArgument:
-  // anything else, by the name of the variable.
+  // KVFOLIO_ACCEPTED_RECORD_KEY and its _FILE name the key that is accepted beside it.
+  // kInvalidArgument: anything else, by the name of the variable.
   static Result<RecordSecrets> from_environment();
   // Views of this object.
   [[nodiscard]] RecordKeyOptions options() const {

@@ -44,7 +44,7 @@ typedef struct kvfolio_model_identity {
   uint32_t struct_size;
   int32_t shard;               // which share of the KV heads this process has,
   int32_t num_shards;          // and of how many; 0: 1
-  int32_t pipeline_rank;       // likewise
+  int32_t pipeline_rank;       // the same
   int32_t num_pipeline_ranks;  // 0: 1
   int32_t context_rank;
   int32_t num_context_ranks;  // 0: 1
@@ -210,7 +210,7 @@ typedef struct kvfolio_tier_item {
   kvfolio_tier_key key;
   void* data;
   int64_t bytes;
-  uint64_t tag;  // of whoever asks; kvfolio_tier_done repeats it
+  uint64_t tag;  // the asker's own; kvfolio_tier_done repeats it
 } kvfolio_tier_item;
 
 typedef struct kvfolio_tier_done {
@@ -225,7 +225,7 @@ typedef struct kvfolio_tier_health {
   uint64_t stores_ok;
   uint64_t loads_ok;
   uint64_t failures;  // results other than OK and MISS
-  // Damaged records that it found while nobody waited for them: no load was answered with CORRUPT.
+  // Damaged records that it found while no load waited for them: none was answered with CORRUPT.
   uint64_t corrupt_unasked;
 } kvfolio_tier_health;
 
@@ -325,7 +325,7 @@ typedef struct kvfolio_redis_tier_options {
   const char* key_prefix;       // null: "kvfolio:"
   const char* tls_ca_file;      // PEM; null: the system's
   const char* tls_cert_file;    // PEM, of this client; null: none
-  const char* tls_key_file;     // likewise
+  const char* tls_key_file;     // the same
   const char* tls_server_name;  // that every certificate must have; null: the host of the node
   int32_t tls;                  // 1: TLS
   int32_t reserved;             // 0
@@ -373,7 +373,8 @@ KVFOLIO_C_API void kvfolio_tier_destroy(kvfolio_tier* tier);
 
 // The calls of a tier, for those who use or test one without an Offload. A constant of the tier:
 KVFOLIO_C_API const char* kvfolio_tier_name(const kvfolio_tier* tier);
-// Of a record, 0: no limit; and of its data. Both out pointers may be null.
+// The most bytes of a record, 0: no limit; and the alignment of its data. Both out pointers may be
+// null.
 KVFOLIO_C_API int32_t kvfolio_tier_limits(const kvfolio_tier* tier, int64_t* record_bytes_max,
                                           int64_t* data_alignment, kvfolio_error* error);
 // *accepted: how many of the items, the first ones. The items keep to kvfolio_tier_limits().
@@ -412,7 +413,7 @@ typedef struct kvfolio_offload_tier {
   int32_t policy;
   kvfolio_tier* tier;       // destroyed after the Offload
   int64_t store_bytes_max;  // in flight; more waits its turn; 0: 64 MiB
-  int64_t load_bytes_max;   // likewise; 0: 256 MiB
+  int64_t load_bytes_max;   // the same; 0: 256 MiB
 } kvfolio_offload_tier;
 
 // RootEpoch in offload.h: the names of a root or of a prefix that was forgotten. Holds no text.
@@ -499,7 +500,7 @@ typedef struct kvfolio_offload_left {
   int32_t blocks;     // 1: some that became findable, or may become so, are not in the arena yet
   int64_t stores;     // that tiers have not ended, or wait to be given
   int64_t loads;      // that tiers have not ended
-  int64_t questions;  // likewise
+  int64_t questions;  // the same
 } kvfolio_offload_left;
 // Before shutdown: a poll that cancels every request, offers each block to the tiers that want it,
 // and drops none because a tier is behind, unless that one does not answer. It does not wait: call
@@ -524,7 +525,7 @@ KVFOLIO_C_API int32_t kvfolio_offload_reset(kvfolio_offload* offload, int64_t* b
 KVFOLIO_C_API uint64_t kvfolio_offload_epoch(const kvfolio_offload* offload);
 // Offload::epochs(), to be kept after each forgetting. *epoch, which may be null: that of every
 // root which is not listed. Writes at most `capacity` roots and returns how many there are; -1, and
-// writes nothing, if the manager has ended before the offload: nobody knows what it forgot.
+// writes nothing, if the manager has ended before the offload: what it forgot is not known.
 KVFOLIO_C_API int64_t kvfolio_offload_epochs(const kvfolio_offload* offload, uint64_t* epoch,
                                              kvfolio_root_epoch* roots, int64_t capacity);
 
@@ -553,7 +554,7 @@ KVFOLIO_C_API int32_t kvfolio_offload_get_counters(const kvfolio_offload* offloa
                                                    kvfolio_offload_counters* out,
                                                    kvfolio_error* error);
 
-// Of the tiers that it was created with, in that order.
+// For the tiers that it was created with, in that order.
 KVFOLIO_C_API int32_t kvfolio_offload_num_tiers(const kvfolio_offload* offload);
 // Latencies are counted in so many intervals. Their upper ends are 100, 300, 1,000, 3,000, 10,000,
 // 30,000, 100,000, 300,000 and 1,000,000 us; the last one has none. From submit to the poll that
@@ -573,9 +574,9 @@ typedef struct kvfolio_offload_tier_counters {
   uint64_t bytes_stored;
   uint64_t bytes_loaded;            // of loads
   uint64_t store_latency[10];       // stores by how long they took: KVFOLIO_NUM_LATENCIES
-  uint64_t load_latency[10];        // likewise
+  uint64_t load_latency[10];        // the same
   uint64_t store_us;                // of all together
-  uint64_t load_us;                 // likewise
+  uint64_t load_us;                 // the same
   uint64_t stores_failed_in_a_row;  // a tier may be silent about its trouble: watch this
   // That it was never given: it was not usable, or host memory lost them before it had room.
   uint64_t stores_dropped;

@@ -52,7 +52,7 @@
 // threads, no clock, no globals. Spans and pointers that calls return belong to the manager. Copy
 // their contents before you pass them as arguments to a call that changes the manager, which
 // refuses tokens that lie in its own tables. Only adopt() takes tables as block_table() returns
-// them. Of a manager that was moved from, calls that return a Status or a Result say
+// them. After a manager was moved from, its calls that return a Status or a Result say
 // kFailedPrecondition; the others stop the program with a check that names the call.
 
 #include <cstdint>
@@ -125,7 +125,7 @@ class KVFOLIO_API KVCacheManager {
   // names a block twice, or lies where this call writes the table of another group; a block has no
   // reference or fewer tokens than needed. kFailedPrecondition: the sequence has tokens, a step is
   // open, or (kUnordered) a step that wrote a block is not complete. kResourceExhausted:
-  // max_tokens, table entries. Shortage: as fork(), of whoever holds the blocks. Tokens that are
+  // max_tokens, table entries. Shortage: as fork(), of the blocks' holders. Tokens that are
   // reserved for the sequence are a kFailedPrecondition, too.
   Status adopt(SequenceId sequence, std::span<const std::span<const std::int32_t>> tables,
                std::int32_t num_tokens);
@@ -326,7 +326,7 @@ class KVFOLIO_API KVCacheManager {
   // the longest prefix of `tokens` that is found and ends where blocks of all groups end. What is
   // left of `tokens` is cached like anything else. fail() ends the pins on what it forgets. The
   // options of probe() count; the errors are those of open(). kResourceExhausted:
-  // pins, table entries. Shortage: as fork(), of whoever holds the blocks.
+  // pins, table entries. Shortage: as fork(), of the blocks' holders.
   Result<Pinned> pin(std::span<const std::int32_t> tokens, const OpenOptions& options = {});
   Status unpin(PinId pin);
   // Held blocks divided by all blocks, in the fullest group. Cached and retiring blocks do not
@@ -361,15 +361,15 @@ class KVFOLIO_API KVCacheManager {
   //   for each group: manager.blocks_to_load(load.id, group, blocks), and write these
   //   manager.finish_load(load.id, load.end - load.begin);
   //
-  // A hold keeps blocks as they are while somebody copies from them.
+  // A hold keeps blocks as they are while a host copies from them.
 
   // Lets the sequence grow to `end` tokens, the first ones of `prompt`, without computing them.
   // First the sequence gets what the cache has of them by now, as in open(); Load::begin is its
   // length then. For the rest the load takes blocks as an append does (it evicts if it must, and in
   // a window group takes only the blocks that position `end` reads), but for blocks that the cache
   // has: those it holds, too. A block that Load::begin lies inside is taken anew and replaces the
-  // sequence's at the end. Until finish_load() the sequence keeps its length. Nobody may append to
-  // it, trim it, reserve for it or begin another load: kFailedPrecondition, naming the load. It may
+  // sequence's at the end. Until finish_load() the sequence keeps its length. It takes no append,
+  // trim, reserve or other load meanwhile: kFailedPrecondition, naming the load. It may
   // be forked. The load goes on without the sequence, and its tokens come to nothing, if that is
   // closed, preempted, aborted by fail() or truncated below Load::begin.
   // kFailedPrecondition: the sequence is in the open step, has draft tokens, unnamed tokens, tokens
@@ -412,7 +412,7 @@ class KVFOLIO_API KVCacheManager {
   // kInvalidArgument: a block out of range, free, or without a token (a load's, or one that lies
   // ready for an append). kFailedPrecondition: the open step writes a block. kResourceExhausted:
   // max_transfers, table entries. Shortage: as fork(), of
-  // whoever holds the blocks.
+  // the blocks' holders.
   Result<HoldId> hold_blocks(GroupId group, std::span<const std::int32_t> blocks);
   Status release_hold(HoldId hold);
 
@@ -514,7 +514,7 @@ class KVFOLIO_API KVCacheManager {
   // ids, tables, prefix tree, eviction order, steps, tickets and counters. All that `target` held
   // is gone, its plans too; plan an open step again. What commit() checks of a plan is copied: the
   // step has had one, or not. The cost grows with what is in use, plus some words for each block,
-  // run, sequence and pin that the options allow. Of storage, only blocks that are not free are
+  // run, sequence and pin that the options allow. Only blocks of the storage that are not free are
   // copied. No heap. Several threads may copy from one manager at the same time, each to a target
   // of its own, while no other call runs that changes it.
   // After an error nothing has changed. kInvalidArgument: spec or options differ, id_tag included
@@ -524,7 +524,7 @@ class KVFOLIO_API KVCacheManager {
   Status copy_to(KVCacheManager& target) const;
 
   // A hash of all that later answers depend on: sequences, tables, the prefix tree, orders of use
-  // and of eviction, pins, steps, spec and options. Of an open step that was planned, how many of
+  // and of eviction, pins, steps, spec and options. For an open step that was planned, how many of
   // its sequences the plan has; of a sequence that stands where open() left it, the length and a
   // hash of the prompt. Two managers with equal hashes answer the same calls alike, but for names:
   // numbers of blocks and rows, ids and tickets do not count. Neither does history: counters,

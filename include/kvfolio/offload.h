@@ -84,7 +84,7 @@ struct OffloadTier {
   Tier* tier = nullptr;  // outlives the Offload
   WritePolicy policy = WritePolicy::kWriteThrough;
   std::int64_t store_bytes_max = std::int64_t{64} << 20;  // in flight; more waits its turn
-  std::int64_t load_bytes_max = std::int64_t{256} << 20;  // likewise
+  std::int64_t load_bytes_max = std::int64_t{256} << 20;  // the same
 };
 
 // The names of a root key that was forgotten, or of all that begins with a prefix that was, hold an
@@ -110,7 +110,8 @@ struct OffloadOptions {
   std::span<const OffloadTier> tiers{};                  // cheapest first, at most 8
   std::int64_t bytes_per_poll = std::int64_t{16} << 20;  // stores: half of it
   std::uint64_t timeout_us = 50'000;  // of the tiers' answers, beside the time that bytes take
-  // Of the copy to the cache once all is at hand; its turn may come late. What is copied stands.
+  // How long the copy to the cache may take once all is at hand; its turn may come late. What is
+  // copied stands.
   std::uint64_t copy_timeout_us = 2'000'000;
   // Load or compute again: a prompt is loaded from tiers only if bytes / load_bytes_per_s is less
   // than tokens / prefill_tokens_per_s. What the arena has is always loaded. 0: always load.
@@ -164,7 +165,7 @@ struct OffloadCounters {
   std::uint64_t steps_max = 0;
 };
 
-// Of one tier, since create().
+// What one tier did, since create().
 struct OffloadTierCounters {
   // Upper ends of the intervals that latencies are counted in, in microseconds; the last interval
   // has none. From submit() to the poll() that said how it ended.
@@ -200,7 +201,7 @@ struct OffloadLeft {
   bool blocks = false;
   std::int64_t stores = 0;     // that tiers have not ended, or wait to be given
   std::int64_t loads = 0;      // that tiers have not ended
-  std::int64_t questions = 0;  // likewise: exists and erase
+  std::int64_t questions = 0;  // the same: exists and erase
   [[nodiscard]] bool any() const noexcept { return blocks || stores + loads + questions > 0; }
 };
 
@@ -232,8 +233,8 @@ class Offload {
   KVFOLIO_API Result<OffloadOpened> open(std::span<const std::int32_t> tokens,
                                          const OpenOptions& options = {});
   // Moves what is to be moved: loads first, then stores, at most bytes_per_poll, but one block at
-  // least. Stores, for which nobody waits, take at most half of it. Returns who is ready, each
-  // pending sequence once; valid until the next call.
+  // least. Stores, which no sequence waits for, take at most half of it. Returns the pending
+  // sequences that are ready, each once; valid until the next call.
   KVFOLIO_API std::span<const SequenceReady> poll(std::uint64_t now_us);
   // The sequence goes on now: ends its request. Returns its length, which may have grown.
   // kNotFound: as the manager's calls.

@@ -43,7 +43,7 @@ namespace kvfolio {
 inline constexpr std::int64_t kRecordHeaderBytes = 192;
 inline constexpr std::size_t kRecordKeyBytes = 32;
 
-// Secrets of the host: 32 random bytes each, copied by whoever takes them, and wiped when he ends.
+// Secrets of the host: 32 random bytes each, copied by what takes them, and wiped when that ends.
 struct RecordKeyOptions {
   std::span<const std::byte> key{};  // seals and verifies; empty: records have checksums only
   // Verifies as well, while one key is replaced by another: first all processes accept the new one,

@@ -9,9 +9,9 @@
 //   (*redis)->wait_until_ready(now_us, 1'000'000);   // at start only; the one call that waits
 //   OffloadTier{.tier = redis->get(), .policy = WritePolicy::kSecondUse}
 //
-//  - A record is one value, a header of 192 bytes and the data: SET prefix+hex(key) value NX PX
-//  ttl,
-//    GET, EXISTS, UNLINK. So a value never changes, and a stale copy of one is a miss or right.
+//  - A record is one value, a header of 192 bytes and the data:
+//      SET prefix+hex(key) value NX PX ttl,  GET,  EXISTS,  UNLINK
+//    So a value never changes, and a stale copy of one is a miss or right.
 //    Data are sent from where they lie.
 //  - Sockets never block, and there are no threads: all happens in poll(), which moves at most
 //    bytes_per_poll. Two connections for each node, one for loads and one for stores.
@@ -49,7 +49,7 @@ struct RedisTls {
   bool enabled = false;
   std::string_view ca_file{};      // PEM; empty: the system's
   std::string_view cert_file{};    // PEM, of this client; empty: none
-  std::string_view key_file{};     // likewise
+  std::string_view key_file{};     // the same
   std::string_view server_name{};  // that every certificate must have; empty: the host of the node
 };
 
@@ -92,7 +92,7 @@ struct RedisNode {
   std::int32_t slots = 0;     // that it has
   bool connected = false;     // it has answered, and is asked
   bool left_alone = false;    // it failed too often, and is tried again later
-  bool stores_alone = false;  // likewise, for stores
+  bool stores_alone = false;  // the same, for stores
   bool refuses = false;       // it answers that we may not ask: `error` has its words
   std::string error{};        // the last one; empty: none since it answered
 };

@@ -17,9 +17,9 @@
 // behind the other, and behind damage by looking for the next one. So there is no index to trust. A
 // record that is damaged ends its path there, and takes nothing else with it.
 //
-// With a key each record is sealed with a MAC, so whoever can write to the file and does not have
-// the key can leave records out and put none in. What is not a record is not sealed: he can change
-// which sequences there are, under which caller ids, and never the bytes of their tokens.
+// With a key each record is sealed with a MAC, so one who can write to the file and does not have
+// the key can leave records out and put none in. What is not a record is not sealed: which
+// sequences there are, under which caller ids, can be changed, and never the bytes of their tokens.
 //
 // Another model, type, layout or block size is refused by the name of the field. A snapshot holds
 // the text of all tenants whose blocks it has: keep it as you keep their prompts. It has bytes of
@@ -100,14 +100,14 @@ KVFOLIO_API Result<SaveStats> save(KVCacheManager& manager, const Identity& iden
                                    ByteSink& sink, const SaveOptions& options = {});
 
 // Opens and fills sequences first, under their caller ids, then what the prefix cache had, as long
-// as there are free blocks: nothing is evicted. The new sequences stay open. What nobody could find
-// when it was saved (the tail of an open sequence) is not findable now.
-// kUnsupported: no storage; another version of the format. kCorrupt: not a snapshot, or its first
-// section is damaged. kInvalidArgument: another identity, by the name of the field; `identity` is
-// of another spec; keys, as RecordKeys::create(); a caller id of the snapshot that is open. Then
-// nothing has changed. Damage behind the first section is no error: see the stats. Any file takes
-// bounded memory (512 MiB for tokens, and half the bytes of the headers of its records) and time:
-// behind 1 GiB of damage it is not read further.
+// as there are free blocks: nothing is evicted. The new sequences stay open. What could not be
+// found when it was saved (the tail of an open sequence) is not findable now. kUnsupported: no
+// storage; another version of the format. kCorrupt: not a snapshot, or its first section is
+// damaged. kInvalidArgument: another identity, by the name of the field; `identity` is of another
+// spec; keys, as RecordKeys::create(); a caller id of the snapshot that is open. Then nothing has
+// changed. Damage behind the first section is no error: see the stats. Any file takes bounded
+// memory (512 MiB for tokens, and half the bytes of the headers of its records) and time: behind 1
+// GiB of damage it is not read further.
 KVFOLIO_API Result<RestoreStats> restore(KVCacheManager& manager, const Identity& identity,
                                          ByteSource& source, const RestoreOptions& options = {});
 

@@ -22,7 +22,7 @@ struct SnapshotSection {
   std::string type{};      // identity, root, tokens, record, sequence, end
   // Its checksum is not that of its bytes, nor its MAC if we have the key.
   bool damaged = false;
-  // Of a record: its block, as far as its header is sound.
+  // A record's block, as far as its header is sound.
   TierKey key{};
   std::int32_t group = 0;
   std::int32_t begin = 0;  // of the block's tokens

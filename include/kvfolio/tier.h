@@ -17,7 +17,7 @@
 //    of an item is not used for anything else before that, even if its deadline has passed.
 //  - kOk for a load means that bytes were written. They are those that were stored under the key if
 //    the tier verifies; else that is not said.
-//  - No exception leaves a tier, and it calls nobody back.
+//  - No exception leaves a tier, and it calls nothing back.
 //
 // Thread safety: one owner, who serialises all calls. Time enters as now_us only.
 
@@ -86,17 +86,17 @@ struct Deadline {
 };
 
 struct TierHealth {
-  bool usable = true;  // false: submit() accepts nothing now, so nobody should wait for it
+  bool usable = true;  // false: submit() accepts nothing now, so it should not be waited for
   std::uint64_t stores_ok = 0;
   std::uint64_t loads_ok = 0;
   std::uint64_t failures = 0;  // results other than kOk and kMiss
-  // Damaged records that it found while nobody waited for them, as a scrubber does: no load was
+  // Damaged records that it found while no load waited for them, as a scrubber does: none was
   // answered with kCorrupt for these. corrupt_records() in tier_metrics.h adds all up.
   std::uint64_t corrupt_unasked = 0;
 };
 
-// They do not change. Whoever submits keeps to them: he offers no larger record, asks for none, and
-// gives no memory that is aligned to less.
+// They do not change. The caller of submit() keeps to them: it offers no larger record, asks for
+// none, and gives no memory that is aligned to less.
 struct TierLimits {
   std::int64_t record_bytes_max = 0;  // of TierItem::bytes; 0: no limit of its own
   std::int64_t data_alignment = 64;   // of TierItem::data: a power of two up to 4096

@@ -5,8 +5,8 @@
 // makes. Tests put a simulated disk here. Each returns what the system returns, with -errno instead
 // of -1. Thread safety: any thread, at the same time.
 //
-// A directory is opened once, and its files are named within it. So whoever deletes it and makes
-// another one at the same path has taken it from us, and we do not write to his.
+// A directory is opened once, and its files are named within it. So a user who deletes it and
+// makes another one at the same path has taken it from us, and we do not write to that one.
 
 #include <sys/uio.h>
 

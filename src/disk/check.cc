@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The check of a directory that nobody uses: every record is read, and compared with its header.
+// The check of a directory that no tier uses: every record is read, and compared with its header.
 
 #include <algorithm>
 

@@ -184,8 +184,8 @@ Status Directory::check_user() {
                              "; run it as that user, or give it a directory of its own"));
 }
 
-// Whoever may write here may put a link where we write, or a record where we read. A directory that
-// all users share, such as /tmp, stays as it is.
+// A user who may write here may put a link where we write, or a record where we read. A directory
+// that all users share, such as /tmp, stays as it is.
 Status Directory::check_others(bool is_empty) {
   constexpr std::uint32_t kSticky = 01000u;
   std::uint32_t user = 0, mode = 0;

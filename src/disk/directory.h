@@ -6,7 +6,7 @@
 //   lock               locked by the one process that uses the directory; holds its number
 //   manifest           "kvfolio disk tier", "version 2": what else is here, for people and for us
 //   segment-<number>   16 hexadecimal digits; see format.h
-//   .kvfolio-<number>  likewise, at random: what is not finished; goes when the directory is opened
+//   .kvfolio-<number>  the same, at random: what is not finished; goes when the directory is opened
 //
 // It is opened once, and locked itself too. So a process whose directory is deleted, and one whose
 // files are, never write beside the process that comes after them.
@@ -27,7 +27,7 @@ inline constexpr std::int64_t kOtherBytes = 16 << 10;
 
 [[nodiscard]] std::string segment_name(std::uint64_t number);
 [[nodiscard]] std::optional<std::uint64_t> segment_number(std::string_view name);
-// A name that nobody has.
+// A name that no file has.
 [[nodiscard]] std::string temporary_name();
 
 class Directory {

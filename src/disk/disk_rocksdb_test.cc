@@ -199,7 +199,7 @@ class Comparison {
     for (auto n = 1 + random_() % 24; n > 0; --n) numbers.insert(random_() % kKeys);
     std::vector<Call> calls;
     for (const std::uint64_t number : numbers) {
-      // Of ten: four loads, three stores, two questions, one erasure.
+      // In ten operations: four loads, three stores, two questions, one erasure.
       const auto draw = random_() % 10;
       Call call{.op = draw < 4   ? TierOp::kLoad
                       : draw < 7 ? TierOp::kStore

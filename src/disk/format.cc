@@ -18,7 +18,7 @@ constexpr std::uint32_t kTrailerMagic = 0x4646564b;    // "KVFF"
 // A segment holds fewer: a record takes a piece at least.
 constexpr std::uint64_t kRecordsMax = kSegmentBytesMax / kPiece;
 
-// Of each of the three headers: magic, version and size before the fields, a checksum behind them.
+// In each of the three headers: magic, version and size before the fields, a checksum behind them.
 constexpr std::size_t kFields = kRecordFieldsBytes;
 constexpr std::size_t kCrcAt = kFields - 4;
 

@@ -76,7 +76,7 @@ class RecordIndex {
   [[nodiscard]] bool check() const noexcept;
 
  private:
-  // Of ids + 1; a power of two of places, all empty at first without a look at them.
+  // It holds ids + 1; a power of two of places, all empty at first without a look at them.
   class Table {
    public:
     static constexpr std::uint32_t kEmpty = 0, kMoved = ~std::uint32_t{0};

@@ -298,7 +298,7 @@ class TransferJob final : public IoJob {
 class ProbeJob final : public IoJob {
  public:
   int directory = -1;
-  std::string name;         // nobody has it
+  std::string name;         // no file has it
   bool direct = true;       // when done: whether O_DIRECT works
   std::int64_t result = 0;  // 0 or -errno; -EILSEQ: other bytes came back
 

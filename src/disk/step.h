@@ -23,7 +23,7 @@ struct IoStep {
   enum class Kind : std::uint8_t {
     kDone,           // there is no next step
     kRead,           // all parts, from offset; the result is the number of bytes, or -errno
-    kWrite,          // likewise
+    kWrite,          // the same
     kSync,           // file
     kOpen,           // name within the directory `file`, flags; the result is the file
     kAllocate,       // file, bytes

@@ -247,7 +247,7 @@ TEST_F(DiskErase, WhatIsBeingMovedIsErasedToo) {
     asks.settle();
     bool moves = false;
     one.disk->on_call = [&](const SimDisk::Call& call) {
-      moves = moves || std::string(call.name) == "readv";  // nobody loads
+      moves = moves || std::string(call.name) == "readv";  // there are no loads
       return SimDisk::Fault{};
     };
     std::vector<ItemMemory> memory;

@@ -509,7 +509,7 @@ void SegmentStore::on_removed(Segment& segment, const RemoveJob& job) {
   }
   keep_for_later(segment);
   if (!stores_wait) return;
-  // Not the next segment at once: it might end likewise, and its records would be gone.
+  // Not the next segment at once: it might end so, too, and its records would be gone.
   retry_create_us_ = segment.retry_us;
   if (active_ == nullptr) refuse_all(stores_, TierOp::kStore, TierResult::kIoError);
   count_error(Task::kWrite, job.result);

@@ -149,8 +149,8 @@ TEST_F(DiskStore, CloseAnswersEverything) {
   EXPECT_FALSE(sim.store->health().usable);
 }
 
-// Whoever sleeps on event_fd sleeps: the probe of open(), the last answer, and a worker that writes
-// to it after its job was taken wake once each.
+// A thread that sleeps on event_fd sleeps: the probe of open(), the last answer, and a worker that
+// writes to it after its job was taken wake once each.
 TEST_F(DiskStore, AnIdleStoreDoesNotWakeItsOwner) {
   const auto wakes = [&] {
     pollfd event{.fd = sim.store->event_fd(), .events = POLLIN, .revents = 0};
@@ -253,7 +253,7 @@ TEST_F(DiskStore, ClosingDuringAnEvictionKeepsItsSegment) {
   waiter->settle();
   bool moves = false;
   sim.disk->on_call = [&](const SimDisk::Call& call) {
-    moves = moves || std::string(call.name) == "readv";  // nobody loads
+    moves = moves || std::string(call.name) == "readv";  // there are no loads
     return SimDisk::Fault{};
   };
   std::vector<ItemMemory> memory;
@@ -704,7 +704,7 @@ TEST_F(DiskStore, AStaleRecordIsNotTheNext) {
     std::unique_ptr<SimDisk> disk = copy_of(*sim.disk);
     for (auto& [path, file] : disk->files) {
       if (path.find("segment-") == std::string::npos) continue;
-      // Of this file: its second record once more, so its sequence is there twice.
+      // From this file: its second record once more, so its sequence is there twice.
       const auto from = of_other_file ? stale.begin() + std::ptrdiff_t(used)
                                       : file->data.begin() + kPiece + record_bytes(size_of(0));
       const std::vector<std::byte> bytes(from, from + std::ptrdiff_t(size));
@@ -1062,7 +1062,7 @@ TEST_P(DiskStoreRandom, IsRightOrAMiss) {
   ASSERT_TRUE(sim.open().ok());
   std::size_t foreigners = 0;
   std::set<std::uint64_t> stored;
-  std::set<std::uint64_t> erased;  // kErase said kOk, and nobody stored it again
+  std::set<std::uint64_t> erased;  // kErase said kOk, and it was not stored again
   const bool faults = random() % 2 == 0;
   const bool goes_astray = faults && random() % 2 == 0;  // then nothing is for good
   const auto fault = [&](const SimDisk::Call& call) {

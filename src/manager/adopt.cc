@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Adoption: an empty sequence takes blocks that somebody holds already.
+// Adoption: an empty sequence takes blocks that are held already.
 
 #include <algorithm>
 #include <array>
@@ -16,7 +16,7 @@ namespace {
 
 // No block is two logical blocks at once. Each is referenced once more for the moment: all of their
 // references together grow by the number of entries iff no block comes twice. O(blocks), no memory.
-// Requires: somebody holds each of them.
+// Requires: each of them is held.
 Status check_distinct(BlockPool& pool, std::int32_t g, std::span<const std::int32_t> blocks) {
   std::int64_t surplus = 0;
   const auto for_each = [&](const auto& visit) {
@@ -88,7 +88,7 @@ Status KVCacheManager::adopt(SequenceId id, std::span<const std::span<const std:
     if (status.ok()) status = check_distinct(m.pool(g), g, blocks);
   }
   if (status.ok()) status = m.check_sharing(tables);
-  // Of no tokens: what follows may be findable as ever.
+  // No tokens: what follows may be findable as ever.
   if (!status.ok() || num_tokens == 0) {
     for (BlockTable& blocks : fresh) blocks.release(m.arena());
     return status;
@@ -143,7 +143,7 @@ Status KVCacheManager::Impl::check_adopted(std::int32_t g, std::span<const std::
               concat("adopt: block ", block.value(), " of group ", g, " holds ", pool.valid(block),
                      " tokens, wanted: ", wanted)};
     }
-    if (options_.order == Order::kInOrder) continue;  // whoever reads comes later in the stream
+    if (options_.order == Order::kInOrder) continue;  // a reader comes later in the stream
     for (std::int32_t i = 0; i < steps_.num_in_flight(); ++i) {
       const std::uint64_t ticket = steps_.in_flight(i).ticket;
       if (pool.written_in(block) != static_cast<std::uint32_t>(ticket)) continue;

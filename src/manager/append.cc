@@ -33,7 +33,7 @@ bool KVCacheManager::Impl::is_alone_with(std::int32_t g, BlockId block) const no
 
 // Bytes of valid tokens never change while another may read them. So a block is written at
 // `position` in place by
-//  - the sequence with the right to it, or any when nobody has it, exactly behind the valid tokens;
+//  - the sequence with the right to it, or any when none has it, exactly behind the valid tokens;
 //  - its only holder, below them, when nothing findable ends above.
 bool KVCacheManager::Impl::may_write_in_place(std::int32_t g, BlockId block, std::int32_t position,
                                               bool is_writer, bool is_alone) const noexcept {
@@ -293,7 +293,7 @@ Status KVCacheManager::Impl::check_append(std::int32_t row, std::string_view wha
   if (mutant(Mutant::kWindowReleasedBeforeCommit)) move_windows(row);
 }
 
-// Of the open step and of these tokens, if they have names.
+// So say the open step and these tokens, if they have names.
 bool KVCacheManager::Impl::may_append_inside(const std::int32_t* tokens,
                                              std::size_t count) const noexcept {
   return steps_.is_open() && !steps_.open().copies_ran &&
@@ -409,7 +409,7 @@ Result<SequenceId> KVCacheManager::open_unnamed(std::int64_t num_tokens,
   Status status =
       m.append_to(m.row_in(opened->sequence.value()), "open_unnamed", nullptr, num_tokens, {});
   if (status.ok()) return opened->sequence;
-  // Nobody has seen the id: the next sequence gets it.
+  // The id was never returned: the next sequence gets it.
   const std::int32_t row = m.row_in(opened->sequence.value());
   m.end_sequence(row);
   m.rows_.give_id_again(row);

@@ -33,7 +33,7 @@ class KVCacheManager::Impl::Checker {
   [[nodiscard]] Status ownership() const;
   [[nodiscard]] Status lengths() const;
   [[nodiscard]] Status counters() const;
-  // Of a group.
+  // The next ones look at one group.
   [[nodiscard]] Status writers(std::int32_t g) const;
   [[nodiscard]] Status references(std::int32_t g) const;
   [[nodiscard]] Status states(std::int32_t g) const;

@@ -5,7 +5,7 @@
 // are its storage and the arrays of plans: a plan belongs to the manager that made it.
 //
 // Each function names every member of what it copies in a structured binding: with a new member it
-// does not compile until somebody says here what becomes of it.
+// does not compile until it is said here what becomes of it.
 
 #include <algorithm>
 #include <string>
@@ -94,7 +94,7 @@ Status same_options(const ManagerOptions& here, const ManagerOptions& there) {
 
 }  // namespace
 
-// A load is somebody who writes to blocks, and a hold somebody who reads them, by their ids here.
+// A load stands for a writer of blocks and a hold for a reader, who know them by their ids here.
 Status KVCacheManager::Impl::check_no_transfers(std::string_view what,
                                                 std::string_view whose) const {
   if (transfers_.none_open()) return {};

@@ -37,7 +37,8 @@ class FindableList {
   // The block has an entry that it did not have before; it has none any more. Requires: is_on().
   void add(std::int32_t g, std::int32_t block) noexcept;
   void drop(std::int32_t g, std::int32_t block) noexcept { serials_[number_of(g, block)] = 0; }
-  // Of the block's entry: no other entry ever has the same. 0: it has none, or the list is off.
+  // The serial of the block's entry: no other entry ever has the same. 0: it has none, or the list
+  // is off.
   [[nodiscard]] std::uint64_t serial(std::int32_t g, std::int32_t block) const noexcept {
     return is_on() ? serials_[number_of(g, block)] : 0;
   }

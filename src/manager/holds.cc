@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Holds: references to blocks from which somebody copies (transfers.h).
+// Holds: references to blocks from which a host copies (transfers.h).
 
 #include "manager/impl.h"
 #include "manager/op_writer.h"

@@ -16,7 +16,7 @@
 //   reserve.cc    appends that are never short of blocks (reservations.h, promise_needs.h)
 //   each.cc       one token for each of many sequences
 //   loads.cc      loads: appends whose bytes come from elsewhere (transfers.h)
-//   holds.cc      blocks that somebody copies from
+//   holds.cc      blocks that a host copies from
 //   findable.cc   what became findable, and what stands in front of it (findable_list.h)
 //   blocks.cc     eviction, and where a block goes when it is let go (room.h)
 //   preempt.cc    which sequence makes room: priorities, preempt_to (victims.h)
@@ -210,7 +210,7 @@ class KVCacheManager::Impl {
   [[nodiscard]] std::int32_t take_row() noexcept;
   // Why there is none.
   [[nodiscard]] Status no_row(std::string_view what, std::string_view advice) const;
-  // A step that is not complete reads a table in this row: nobody else may write there.
+  // A step that is not complete reads a table in this row: no other sequence may write there.
   [[nodiscard]] bool row_is_used(std::int32_t row) const noexcept {
     return options_.order == Order::kUnordered && !steps_.is_complete(rows_[row].row_ticket());
   }
@@ -233,7 +233,7 @@ class KVCacheManager::Impl {
   [[nodiscard]] bool reserve_for_hit(std::int32_t row, const PrefixMatch& match) noexcept;
   [[nodiscard]] bool keep_media(Sequence& s, std::span<const MediaSpan> media) noexcept;
   [[nodiscard]] Status table_entries_full(std::string_view what, std::int64_t wanted) const;
-  // Of a sequence of `end` tokens: entries of its tables and tokens that it keeps itself.
+  // A sequence of `end` tokens has so many: entries of its tables and tokens that it keeps itself.
   [[nodiscard]] std::int64_t words_for(const Sequence& s, std::int32_t end) const noexcept;
   // What a hit of `held` tokens leaves behind in its last blocks, which may end inside.
   void note_tail_of_hit(std::int32_t row, std::int32_t held) noexcept;
@@ -271,8 +271,8 @@ class KVCacheManager::Impl {
   [[nodiscard]] std::int64_t total_demand(std::span<const AppendDemand> demands, std::int32_t g,
                                           std::int32_t* reused) noexcept;
   struct Prospect;
-  // Of a hit's blocks: those that count as room or as retiring now, what it costs that they are
-  // shared (reserve.cc), and the last one.
+  // What a hit's blocks are: those that count as room or as retiring now, what it costs that they
+  // are shared (reserve.cc), and the last one.
   struct Revived {
     std::int32_t cached = 0;
     std::int32_t retiring = 0;
@@ -298,8 +298,8 @@ class KVCacheManager::Impl {
                               std::int32_t end) const noexcept;
   [[nodiscard]] bool has_rested(std::int32_t g, BlockId block) const noexcept;
   [[nodiscard]] bool is_alone_with(std::int32_t g, BlockId block) const noexcept;
-  // `is_writer`: the sequence has the right to append to the block, or nobody has. `is_alone`: only
-  // the sequence holds it, and nobody else reads it.
+  // `is_writer`: the sequence has the right to append to the block, or none has. `is_alone`: only
+  // the sequence holds it, and it has no other reader.
   [[nodiscard]] bool may_write_in_place(std::int32_t g, BlockId block, std::int32_t position,
                                         bool is_writer, bool is_alone) const noexcept;
   static void reuse(Demand& needs) noexcept;

@@ -23,7 +23,7 @@
 
 namespace kvfolio {
 
-// Of tables in a call of adopt(): more than that are as wrong as one more.
+// Tables in a call of adopt(): more than that are as wrong as one more.
 inline constexpr std::size_t kMostTables = static_cast<std::size_t>(kMaxGroups) + 1;
 
 // Where a call writes what it answers beside what it returns.

@@ -44,7 +44,7 @@ Status KVCacheManager::run_copies() {
             concat("run_copies: those of step ", step.ticket, " have run already")};
   }
   // They run at once, and a step in flight may not have written yet what they read. Without order
-  // nobody appends behind tokens of such a step.
+  // no append comes behind tokens of such a step.
   for (std::int32_t g = 0; g < m.num_groups() && m.options_.order == Order::kInOrder; ++g) {
     if (m.steps_.num_in_flight() == 0 || step.num_copies(g) == 0) continue;
     return {ErrorCode::kFailedPrecondition,

@@ -50,7 +50,7 @@ class PromiseNeeds {
   // No block has to be copied before the row appends at `length`.
   [[nodiscard]] bool owns_tail(std::int32_t row, std::int32_t g,
                                std::int32_t length) const noexcept;
-  // Of a row with a promise, if it were `length` tokens long.
+  // The state of a row with a promise, if it were `length` tokens long.
   [[nodiscard]] PromiseState state(std::int32_t row, std::int32_t g,
                                    std::int32_t length) const noexcept;
   // Blocks that have to lie ready for the tokens that are promised.

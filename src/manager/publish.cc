@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // What becomes findable, and when: tokens that are accepted, exact, named and whose step is far
-// enough. kInOrder: committed, since whoever reads them comes later in the stream. kUnordered:
+// enough. kInOrder: committed, since a reader comes later in the stream. kUnordered:
 // complete.
 
 #include <algorithm>

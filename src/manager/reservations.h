@@ -94,9 +94,9 @@ class Reservations {
   [[nodiscard]] std::int32_t num_own(std::int32_t row, std::int32_t g) const noexcept {
     return at(row, g).own;
   }
-  // Requires: nobody owns the block.
+  // Requires: the block has no owner.
   void own(std::int32_t row, std::int32_t g, BlockId block) noexcept;
-  // Nobody owns it any more. Harmless if nobody did.
+  // It has no owner any more. Harmless if it had none.
   void disown(std::int32_t g, BlockId block) noexcept;
 
   [[nodiscard]] MemoryUse memory() const noexcept;

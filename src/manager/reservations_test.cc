@@ -85,7 +85,7 @@ TEST(Reservations, CheckNamesACountThatIsWrong) {
   r.own(0, 0, BlockId(2));
   EXPECT_TRUE(r.check().ok());
   r.end(0);                     // with a block of its own still
-  EXPECT_TRUE(r.check().ok());  // nobody has a promise: nothing is counted
+  EXPECT_TRUE(r.check().ok());  // no row has a promise: nothing is counted
   r.promise(1, 1, 1);
   EXPECT_EQ(r.check().message(),
             "reservations: group 0: 0 blocks lie ready, counted 0; own blocks counted wrong by -1");

@@ -27,7 +27,7 @@ std::int32_t KVCacheManager::Impl::from_ready(std::int32_t row, std::int32_t g,
   return std::min(required, reservations_.num_ready(row, g));
 }
 
-// Of a row with a promise. `from_ready`: how many of the next blocks lie ready.
+// A block for a row with a promise. `from_ready`: how many of the next blocks lie ready.
 BlockId KVCacheManager::Impl::acquire_for(std::int32_t row, std::int32_t g,
                                           std::int32_t& from_ready) noexcept {
   BlockId block;
@@ -41,7 +41,7 @@ BlockId KVCacheManager::Impl::acquire_for(std::int32_t row, std::int32_t g,
   return block;
 }
 
-// Of undo(): a block that the open step took and wrote nothing to; those that it took last come
+// For undo(): a block that the open step took and wrote nothing to; those that it took last come
 // first. Blocks that lay ready must not become free: a step in flight may still know them.
 void KVCacheManager::Impl::give_back(std::int32_t row, std::int32_t g, BlockId block,
                                      std::int32_t& from_pool) noexcept {

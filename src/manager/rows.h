@@ -34,7 +34,7 @@ class Rows {
  public:
   static constexpr std::int32_t kNone = -1;
 
-  // Of these rows at most `max_open` are open at a time; ids get this tag. False: no memory.
+  // At most `max_open` of these rows are open at a time; ids get this tag. False: no memory.
   [[nodiscard]] bool allocate(std::int32_t num_rows, std::int32_t max_open,
                               std::uint16_t tag) noexcept;
 
@@ -90,7 +90,7 @@ class Rows {
   void end(std::int32_t row, bool aborted) noexcept;
   void free(std::int32_t row) noexcept;
   void rest(std::int32_t row) noexcept { resting_[num_resting_++] = row; }
-  // The next sequence of the row gets the id of the one that ended last: nobody has seen it.
+  // The next sequence of the row gets the id of the one that ended last: it was never returned.
   // Requires: the row is free.
   void give_id_again(std::int32_t row) noexcept;
 

@@ -38,7 +38,7 @@ struct alignas(64) Sequence {
   bool has_planned : 1;     // row_ticket() is last_ticket, not 0
   bool has_written : 1;     // wrote_last() is last_ticket, not 0
   bool has_promise : 1;     // reserve() keeps blocks for it (Reservations)
-  bool has_load : 1;        // details: load. Nobody appends to it
+  bool has_load : 1;        // details: load. It takes no append
   std::int32_t step_entry;  // in the open step, or -1
   std::int32_t length;
   std::int32_t accepted;

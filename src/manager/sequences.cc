@@ -165,7 +165,7 @@ void KVCacheManager::Impl::give_row(std::int32_t row, bool aborted) noexcept {
   }
 }
 
-// Of a call that failed: nobody saw the id, so the next sequence gets it.
+// A call failed: the id was not returned, so the next sequence gets it.
 void KVCacheManager::Impl::untake_row(std::int32_t row) noexcept {
   rows_.leave_open(row);
   give_row(row, false);
@@ -443,8 +443,8 @@ void KVCacheManager::Impl::end_sequence(std::int32_t row) noexcept {
   if (unsettled && s.publishes && publishable_when_complete(s) > is_there &&
       rows_.closing().size() < static_cast<std::size_t>(options_.max_sequences)) {
     // Its last tokens become findable when their step completes. Until then its blocks retire,
-    // nobody writes below their valid tokens, and its table tells where they are. Beyond that many
-    // sequences, they are not published.
+    // nothing is written below their valid tokens, and its table tells where they are. Beyond that
+    // many sequences, they are not published.
     take_border_back(row);
     release_blocks(row);
     victims_.forget(row);

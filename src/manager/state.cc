@@ -135,7 +135,7 @@ class StateReader::Writer {
     }
     return rank;
   }
-  // Of the newest ticket with these low bits.
+  // The rank of the newest ticket with these low bits.
   [[nodiscard]] std::int32_t rank_of_low(std::uint32_t low) const noexcept {
     const std::uint64_t last = m_.steps_.last_ticket();
     const std::uint64_t ticket = (last & ~std::uint64_t{0xffffffff}) | low;
@@ -365,7 +365,7 @@ class StateReader::Writer {
     }
   }
 
-  // Rows without a sequence that a step uses: which of them matters to nobody.
+  // Rows without a sequence that a step uses: which of them does not matter.
   void write_resting() {
     put(-13);
     std::int32_t count = 0;

@@ -67,7 +67,7 @@ struct Step {
   std::int32_t num_planned = kNoPlan;
   FixedArray<StepEntry> entries;
   FixedArray<TailChange> changes;  // [entry][group]
-  // [sequence]: where its entry is, if it has one. Of a committed step with tokens without names.
+  // [sequence]: where its entry is, if it has one; for a committed step with tokens without names.
   FixedArray<std::int32_t> entry_of;
   // The plan's arrays, of this step alone: an engine may still upload those of the last one.
   FixedArray<std::int32_t> words;
@@ -167,7 +167,7 @@ class StepLog {
   std::vector<Step> steps_;              // most_in_flight + 1, reused
   std::vector<std::int32_t> free_;       // indices, the last one is taken next
   std::vector<std::int32_t> in_flight_;  // indices, in ticket order
-  std::vector<std::int32_t> ended_;      // likewise, of the last end()
+  std::vector<std::int32_t> ended_;      // the same, of the last end()
   std::int32_t open_ = -1;
   std::uint64_t last_ticket_ = 0;
   std::uint64_t last_committed_ = 0;

@@ -43,8 +43,8 @@ std::vector<std::byte> image_of_block(const KVStorage& storage, std::int32_t blo
   return image;
 }
 
-// The block had another owner, who filled it. What is kept is, bit for bit, a block that nobody had
-// before: the kernels say which bytes a token has.
+// The block had another owner, who filled it. What is kept is, bit for bit, a block that was never
+// used before: the kernels say which bytes a token has.
 TEST(ZeroBehind, NothingOfAnEarlierOwnerIsLeftInAnyTypeAndFormat) {
   for (const GroupSpec& group : shapes()) {
     KVStorage storage = *KVStorage::create({.groups = {group}});

@@ -141,8 +141,8 @@ TEST_F(FileTest, WhatIsGivenUpLeavesTheOldFileAndNothingElse) {
   EXPECT_EQ(num_files(), 1u);
 }
 
-// Nobody else may read it, not even while it is written; and whoever has the old file open keeps
-// that one.
+// No other user may read it, not even while it is written; and a process that has the old file
+// open keeps that one.
 TEST_F(FileTest, AFileThatOthersMayReadIsReplacedByOneThatTheyMayNot) {
   std::ofstream(path("f")) << "old";
   ASSERT_EQ(::chmod(path("f").c_str(), 0666), 0);

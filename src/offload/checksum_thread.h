@@ -30,7 +30,7 @@ class ChecksumThread {
   ChecksumThread(const ChecksumThread&) = delete;
   ChecksumThread& operator=(const ChecksumThread&) = delete;
 
-  // Of a payload: a checksum, or a MAC.
+  // What is computed of a payload: a checksum, or a MAC.
   struct Seal {
     std::uint64_t checksum = 0;
     Digest mac{};
@@ -72,7 +72,7 @@ class ChecksumThread {
   std::condition_variable added_, done_;
   std::deque<Task> tasks_;                    // under mutex_, as what follows; they do not move
   std::vector<std::vector<CopyRun>> unused_;  // memory for the next ones
-  std::int64_t waiting_bytes_ = 0;            // of tasks that nobody has begun
+  std::int64_t waiting_bytes_ = 0;            // of tasks that are not begun
   bool thread_waits_ = false, closing_ = false;
 };
 

@@ -148,7 +148,7 @@ Offload::Impl::Impl(KVCacheManager& manager, const OffloadOptions& options, Iden
   forgets_seen_ = manager_.forget_count();
 }
 
-// Answers to questions touch no memory, so nobody waits for them.
+// Answers to questions touch no memory, so they are not waited for.
 Offload::Impl::~Impl() {
   if (writer_ != 0 && !alias_.has_ended()) {
     static_cast<void>(manager_.finish_load(requests_.at(writer_).load.id, 0));

@@ -141,7 +141,7 @@ TEST(Offload, QuestionsToASilentTierTakeNoMoreMemoryThanThereAreRequests) {
   Cache cache(test::full(40));
   const auto offload = offload_of(cache, tiers, 1 << 20, {.timeout_us = 10});
   for (int i = 0; i < 100; ++i) {
-    // After three it is passed over, and nobody waits for it.
+    // After three it is passed over, and is not waited for.
     EXPECT_EQ(opened(*offload, cache, prompt_of(i, 64), {}, 1000u * unsigned(i + 1)).why,
               i < 3 ? LoadEnd::kTimeout : LoadEnd::kNothing);
     std::array<SequenceId, 16> open;

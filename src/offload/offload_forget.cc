@@ -10,7 +10,7 @@
 
 namespace kvfolio {
 
-// Also of a forgetting that nobody told us of yet.
+// Counts a forgetting, too, that we were not told of yet.
 std::uint64_t Offload::Impl::epoch() const noexcept {
   return manager_.forget_count() == forgets_seen_ ? epochs_.newest() : epochs_.newest() + 1;
 }
@@ -80,7 +80,7 @@ void Offload::Impl::forget_names(std::span<const std::int32_t> tokens, const Ope
   for (TierPort& port : ports_) port.drop_gone(*arena_);
 }
 
-// `root`: whose; null: all. Of them, those that begin with `prefix`.
+// `root`: whose; null: all. Only those that begin with `prefix`.
 void Offload::Impl::end_requests(const Digest* root, std::span<const std::int32_t> prefix) {
   std::vector<std::uint64_t> ids;
   for (const auto& [id, request] : requests_) {

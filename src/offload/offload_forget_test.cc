@@ -139,7 +139,7 @@ TEST(Offload, WhatWasForgottenStaysSoInTheNextProcessThatIsGivenTheEpochsAndTheR
   EXPECT_EQ(offload->epochs().roots[0].epoch, 2u);
   offload->forget(kOther.root);
   EXPECT_EQ(offload->epochs().roots.size(), 2u);
-  cache.manager.reset();  // and nobody called the Offload since
+  cache.manager.reset();  // and the Offload was not called since
   EXPECT_EQ(offload->epochs().epoch, 4u);
   EXPECT_TRUE(offload->epochs().roots.empty());
   offload->reset();

@@ -145,7 +145,7 @@ class Offload::Impl {
     ArenaSlot slot{};           // kLoad
     bool given_up = false;      // kLoad
     bool overdue = false;       // kStore
-    bool is_probe = false;      // nobody waits for it
+    bool is_probe = false;      // it is not waited for
     std::uint64_t since_us = 0;
     std::uint64_t deadline_us = 0;
     ArenaPin pin{};                   // kStore

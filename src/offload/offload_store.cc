@@ -53,7 +53,7 @@ void Offload::Impl::store_findable(bool draining) {
 }
 
 // A block more can be taken without losing its record: no tier is behind, and the arena has a slot
-// that nobody uses.
+// that is not in use.
 bool Offload::Impl::has_room_to_drain() const {
   for (const TierPort& port : ports_) {
     // One that does not answer keeps none from the others.
@@ -122,8 +122,8 @@ bool Offload::Impl::read_block(const FindableBlock& block, RecordInfo info,
   return true;
 }
 
-// The record is in the arena before the tier that is asked for it has brought it: nobody waits for
-// that tier any more.
+// The record is in the arena before the tier that is asked for it has brought it: that tier
+// is not waited for any more.
 void Offload::Impl::arrived_otherwise(const TierKey& key) {
   const auto place = arriving_.find(key);
   if (place == arriving_.end()) return;

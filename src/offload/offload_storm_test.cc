@@ -95,7 +95,7 @@ void storm(std::uint32_t seed, const CacheSpec& spec, int steps, OffloadCounters
             offload->forget(RootKey{});
             break;
           case 2:
-            cache.manager.reset();  // which nobody tells the Offload
+            cache.manager.reset();  // which the Offload is not told
             break;
           default:
             cache.manager.forget(RootKey{});

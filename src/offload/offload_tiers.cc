@@ -13,7 +13,7 @@
 namespace kvfolio {
 
 namespace {
-constexpr std::uint64_t kStoreTimeoutUs = 5'000'000;  // nobody waits for a store
+constexpr std::uint64_t kStoreTimeoutUs = 5'000'000;  // a store is not waited for
 
 // `right`: the record verified, if it came in time.
 void count_load(OffloadTierCounters& counters, TierResult result, bool right, std::int64_t bytes,
@@ -111,7 +111,7 @@ std::size_t Offload::Impl::submit(std::int32_t index, TierOp kind, std::uint64_t
 
 void Offload::Impl::on_done(std::int32_t tier_index, const TierDone& done) {
   const auto found = ops_.find(done.tag);
-  // Of another tier's work only that tier speaks: its memory may still be in use.
+  // Another tier's work only that tier can report: its memory may still be in use.
   if (found == ops_.end() || found->second.tier != tier_index) {
     ++counters_.unknown_completions;
     return;

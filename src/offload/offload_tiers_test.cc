@@ -353,7 +353,7 @@ TEST(Offload, ABlockIsStoredWhileATierIsAskedForItsRecord) {
   offload->poll(3);
   EXPECT_EQ(offload->counters().stores, 8u);
   EXPECT_TRUE(offload->check_invariants().ok());
-  const auto ready = offload->poll(4);  // and whoever waited for the tier has it
+  const auto ready = offload->poll(4);  // and the sequence that waited for the tier has it
   ASSERT_EQ(ready.size(), 1u);
   EXPECT_EQ(ready[0].cached_tokens, 63);
   cache.check_sequence(open->sequence, prompt_of(1, 63));

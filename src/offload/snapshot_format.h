@@ -43,7 +43,7 @@ inline constexpr std::int64_t kAlignment = 64;
 inline constexpr std::uint32_t kNoNode = 0xffffffff;
 inline constexpr std::size_t kSpanBytes = 4 + 4 + 32 + 1;
 
-// Of a section of tokens, in a file that is written: the last node may pass the second one.
+// Limits of a section of tokens, in a file that is written: the last node may pass the second one.
 inline constexpr std::uint32_t kNodesMax = 4096;
 inline constexpr std::size_t kTokensMax = 65536;
 // Bytes of a body that is no record, in a file that is read. Tokens take the most: each may have a

@@ -93,7 +93,7 @@ class SnapshotReader {
     std::int32_t count = 0;       // tokens
     std::size_t first_token = 0;  // in tokens_
     bool has_record = false;
-    bool hidden = false;  // the tail of a sequence, which nobody could find
+    bool hidden = false;  // the tail of a sequence, which could not be found
     bool known = false;   // false: its section was damaged
   };
   struct Run {

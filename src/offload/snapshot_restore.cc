@@ -20,7 +20,7 @@ using text::concat;
 
 // Tokens of all paths together: no file keeps us longer. A pool that is full ends it much earlier.
 constexpr std::int64_t kTokensMost = std::int64_t{1} << 32;
-// Of those that brought nothing: a few seconds.
+// How many may bring nothing: a few seconds.
 constexpr std::int64_t kTokensInVain = std::int64_t{1} << 27;
 
 class Restorer {
@@ -45,7 +45,7 @@ class Restorer {
   Status restore_fork(const SnapshotReader::Sequence& saved, const RestoredSequence& parent);
   Status restore_sequence(const SnapshotReader::Sequence& saved);
   void restore_paths();
-  // The first `length` tokens of a path, as a prompt that nobody keeps.
+  // The first `length` tokens of a path, as a prompt that is not kept.
   Status restore_prefix(const Path& path, std::int32_t length);
   [[nodiscard]] std::vector<std::int32_t> inner_ends(const Path& path) const;
   [[nodiscard]] bool has_windows() const {
@@ -290,7 +290,7 @@ Status Restorer::restore_prefix(const Path& path, std::int32_t length) {
 }
 
 // A load brings the blocks that the position behind it reads. Those before them, in window groups,
-// are for prompts that part earlier. Of each run of blocks that the file has, these ends bring all:
+// are for prompts that part earlier. These ends bring all of each run of blocks that the file has:
 // they lie a window apart, and the first is the smallest whose window is within the run.
 std::vector<std::int32_t> Restorer::inner_ends(const Path& path) const {
   const auto length = static_cast<std::int32_t>(path.tokens.size());

@@ -141,7 +141,7 @@ class Saver {
   std::unordered_set<TierKey, TierKeyHash> keys_;
   std::vector<Item> items_;
   ChecksumThread checksums_;      // of blocks whose pieces are written from where they lie
-  std::size_t next_added_ = 0;    // in items_: the first whose checksum nobody was asked for
+  std::size_t next_added_ = 0;    // in items_: the first whose checksum was not asked for
   std::int64_t bytes_added_ = 0;  // of blocks that checksums_ has
   Run run_;
   std::uint64_t num_sections_ = 0;
@@ -286,8 +286,8 @@ Result<std::int32_t> Saver::check_tokens(const SnapshotSequence& saved, std::int
   std::vector<std::span<std::uint8_t>> views(has.begin(), has.end());
   const auto same = manager_.loadable(saved.sequence, saved.tokens, length, views);
   if (!same) return same.error();
-  // The manager refuses other tokens, unless it keeps none: then what it has is findable for
-  // nobody.
+  // The manager refuses other tokens, unless it keeps none: then what it has cannot be
+  // found.
   std::vector<std::int32_t> prompt(saved.tokens.begin(), saved.tokens.end());
   prompt.back() = prompt.back() == 0 ? 1 : prompt.back() - 1;
   if (manager_.loadable(saved.sequence, prompt, length, views)) {
@@ -395,7 +395,7 @@ Status Saver::write_records() {
   return {};
 }
 
-// The pieces of a full block go to the sink from where they lie. Of another one a copy is written,
+// The pieces of a full block go to the sink from where they lie. Another one is written as a copy,
 // without what lies behind its tokens.
 Status Saver::write_record(const Item& item) {
   ++num_sections_;

@@ -241,7 +241,7 @@ TEST(Snapshot, WhatNobodyCouldFindIsNotFoundAfterwards) {
     EXPECT_EQ(after.hit(asked), length / 8 * 8);
     ASSERT_TRUE(after.manager.close(stats.sequences.at(0).sequence).ok());
     EXPECT_EQ(after.hit(asked), length / 8 * 8) << "its tail is never published";
-    // Of one that is forgotten nothing can be found, and nothing is saved.
+    // Nothing of one that is forgotten can be found, and nothing is saved.
     static_cast<void>(before.manager.forget(RootKey{}));
     MemoryFile none;
     const auto refused =

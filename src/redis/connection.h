@@ -21,7 +21,7 @@ namespace kvfolio::redis {
 struct Question {
   enum class Kind : std::uint8_t { kAuth, kPing, kSlots, kAsking, kItem };
   Kind kind = Kind::kPing;
-  std::uint64_t item = 0;         // kItem; 0: nobody waits for the reply any more
+  std::uint64_t item = 0;         // kItem; 0: the reply is not waited for any more
   std::span<std::byte> target{};  // what stands behind the header of a value goes there
   std::size_t header_bytes = 0;   // of the value
   std::int64_t budget = 0;        // bytes that it counts for on this connection

@@ -43,8 +43,8 @@ RedisTier::Impl::Node* RedisTier::Impl::find_or_add(const std::string& host, std
   return &node;
 }
 
-// A server that lies, or is wrong about itself, leads nobody to what else listens on this machine
-// or link, nor has the password said there, unless the caller names a server there himself.
+// A server that lies, or is wrong about itself, does not lead us to what else listens on this
+// machine or link, nor has us say the password there, unless the caller's own servers are there.
 void RedisTier::Impl::leave_near_addresses(Node& node) const {
   const auto is_too_near = [this](const redis::Address& address) {
     const redis::Scope scope = redis::scope_of(address);
@@ -114,7 +114,7 @@ void RedisTier::Impl::refuse_long_value(Lane& lane) {
   if (asked.item != 0) {
     finish(asked.item, TierResult::kCorrupt);
   } else {
-    ++health_.corrupt_unasked;  // whoever asked does not wait any more
+    ++health_.corrupt_unasked;  // the one who asked does not wait any more
   }
   // The others are asked for again, through no fault of theirs.
   for (const Question& question : lane.connection.questions()) {

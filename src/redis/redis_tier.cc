@@ -21,7 +21,7 @@ constexpr std::size_t kSeedsMax = 64;
 Status bad(std::string sentence) { return {ErrorCode::kInvalidArgument, std::move(sentence)}; }
 
 Status check_numbers(const RedisOptions& options) {
-  // Of a value of Redis, which has the header of the record, too.
+  // A value of Redis has so many, with the header of the record.
   constexpr std::int64_t kMost = (std::int64_t{512} << 20) - kRecordHeaderBytes;
   if (options.record_bytes_max < 1 || options.record_bytes_max > kMost) {
     return bad(

@@ -173,7 +173,7 @@ class RedisTier::Impl {
   int epoll_fd_ = -1, wake_fd_ = -1;
   bool awake_ = false;  // wake_fd_ is readable
   std::vector<std::unique_ptr<Node>> nodes_;
-  std::vector<Node*> owners_;  // by slot; null: nobody has it
+  std::vector<Node*> owners_;  // by slot; null: no node has it
   bool map_known_ = false;
   bool is_cluster_ = true;
   bool want_map_ = true;

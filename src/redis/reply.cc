@@ -59,8 +59,8 @@ void free_nothing(void* /*reply*/) {}
 redisReplyObjectFunctions make_functions() {
   redisReplyObjectFunctions functions{};
 #if HIREDIS_MAJOR >= 1
-  // Of a protocol that was not asked for: such a reply breaks the stream. Without functions hiredis
-  // would make up an address for it.
+  // A double is of a protocol that was not asked for: such a reply breaks the stream. Without
+  // functions hiredis would make up an address for it.
   functions.createDouble = [](const redisReadTask*, double, char*, std::size_t) -> void* {
     return nullptr;
   };

@@ -28,8 +28,8 @@ struct Reply {
   std::vector<Reply> elements{};
 
   static constexpr std::size_t kTextMax = 256;
-  // Of a whole reply. CLUSTER SLOTS of a thousand nodes has about a tenth of it. Nothing else that
-  // is asked has an answer of several parts.
+  // Nodes of a whole reply. CLUSTER SLOTS of a thousand nodes has about a tenth of it. Nothing else
+  // that is asked has an answer of several parts.
   static constexpr std::size_t kNodesMax = std::size_t{1} << 17;
 };
 

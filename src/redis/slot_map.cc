@@ -32,7 +32,7 @@ bool read_range(const Reply& reply, SlotRange& out) {
   const Reply& host = node.elements[0];
   const Reply& port = node.elements[1];
   if (port.kind != Reply::Kind::kInteger || port.integer < 1 || port.integer > 65535) return false;
-  // "?" is a node whose address nobody knows yet.
+  // "?" is a node whose address is not known yet.
   if (host.kind != Reply::Kind::kNil && host.kind != Reply::Kind::kString) return false;
   if (host.text == "?") return false;
   out.first = static_cast<int>(first.integer);

@@ -171,7 +171,7 @@ void HostArena::Impl::clear() noexcept {
   }
 }
 
-// Out of sight at once; the memory is free when nobody pins it.
+// Out of sight at once; the memory is free when it is not pinned.
 void HostArena::Impl::evict(std::int32_t index) noexcept {
   Slot& slot = at(index);
   index_erase(index);

@@ -75,13 +75,13 @@ class HostArena::Impl {
     std::int32_t first_slab = kNone;  // of those with a free slot
   };
   struct Slab {
-    std::int32_t size;      // which one; kNone: nobody's
+    std::int32_t size;      // which one; kNone: no size
     std::int32_t used;      // slots that are not free
     std::int32_t busy;      // of these, such as may not be evicted now
     std::int32_t fresh;     // slots from here on were never used since the slab changed hands
     std::int32_t free;      // the first free slot below that
-    std::int32_t next;      // slabs of this size with a free slot, or slabs that are nobody's
-    std::int32_t previous;  // likewise
+    std::int32_t next;      // slabs of this size with a free slot, or slabs of no size
+    std::int32_t previous;  // the same
     std::uint64_t last_use;
   };
 

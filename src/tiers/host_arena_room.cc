@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Where records lie, and which one gives way. With one size of record the memory is one slab, and
-// this is a free list and an order of use. With several, a slab belongs to one size or to nobody.
+// this is a free list and an order of use. With several, a slab belongs to one size or to none.
 // There are at most kSlabs of them, so the search for the coldest one is short.
 
 #include <algorithm>
@@ -143,7 +143,7 @@ void HostArena::Impl::give_slab(std::int32_t slab, std::int32_t size) noexcept {
   link_slab(slab, sizes_[static_cast<std::size_t>(size)].first_slab);
 }
 
-// Evicts all that the slab holds; then it is nobody's.
+// Evicts all that the slab holds; then it is of no size.
 void HostArena::Impl::empty_slab(std::int32_t slab) noexcept {
   KVFOLIO_CHECK(slabs_[slab].busy == 0);
   const std::int32_t fresh = slabs_[slab].fresh;
@@ -178,7 +178,7 @@ bool HostArena::Impl::make_room(std::int32_t which) noexcept {
       (slab == kNone || at(size.coldest).last_use < slabs_[slab].last_use)) {
     ++stats_.evictions;
     evict(size.coldest);
-    // With several sizes its slab may be nobody's now.
+    // With several sizes its slab may be of none now.
     return make_room(which);
   }
   if (slab == kNone) return false;

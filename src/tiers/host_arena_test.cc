@@ -258,7 +258,7 @@ TEST(HostArena, EachRecordLiesAsItsAlignmentSays) {
   }
 }
 
-// Whoever chooses prompts tries until bits of their digests are as he wants them. With 20,000 that
+// One who chooses prompts tries until bits of their digests are as wanted. With 20,000 that
 // shared a place, an insert took half a millisecond.
 TEST(KeySpread, KeysThatAreChosenToCollideDoNot) {
   for (int shift = 0; shift < 64; ++shift) {

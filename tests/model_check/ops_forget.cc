@@ -12,8 +12,8 @@ namespace kvfolio::model_check {
 bool Harness::runs_on(const Seq& seq, const Prompt& path) const {
   if (!config_.options.prefix_cache || !seq.prompt.publishes()) return false;
   if (seq.prompt.root != path.root || seq.length() < isize(path.tokens)) return false;
-  // What was adopted has no known tokens. Yet all of a root key concerns whoever is open, also one
-  // that is cleared later and would publish again.
+  // What was adopted has no known tokens. Yet all of a root key concerns each open sequence, also
+  // one that is cleared later and would publish again.
   if (seq.adopted && !path.tokens.empty()) return false;
   for (int p = 0; p < isize(path.tokens); ++p) {
     const auto at = static_cast<std::size_t>(p);

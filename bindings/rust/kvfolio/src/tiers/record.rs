@@ -61,7 +61,7 @@ pub struct RecordInfo {
 }
 
 impl RecordInfo {
-    /// Of a record that says its name only.
+    /// What a record is that says its name only.
     pub fn new(key: Key) -> RecordInfo {
         RecordInfo { key, layout: [0; 32], begin: 0, end: 0, epoch: 0 }
     }
@@ -214,7 +214,7 @@ impl ForeignIdentity {
         Ok(ForeignIdentity(NonNull::new(out).expect("a handle")))
     }
 
-    /// Of the model, without a group; of a group, its layout.
+    /// The model's namespace, without a group; else that of the group's layout.
     pub fn namespace(&self, group: Option<i32>) -> Result<Digest> {
         let mut out = sys::kvfolio_digest::new();
         let (raw, group) = (self.0.as_ptr(), group.unwrap_or(-1));
