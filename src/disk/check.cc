@@ -103,7 +103,7 @@ class Checker {
   static std::string what_of(const disk::LoadJob& job) {
     if (job.result == TierResult::kBusy) return "no memory to read it";
     if (job.result == TierResult::kIoError) return disk::error_text(job.error);
-    return "its header or its seal is wrong";
+    return "its header or its checksum is wrong";
   }
 
   disk::LoadJob read_record(const disk::FoundSegment& segment, const disk::FooterEntry& entry) {
