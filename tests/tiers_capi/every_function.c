@@ -110,6 +110,16 @@ static void save_and_restore(void) {
   kvfolio_restored_destroy(restored);
   MUST(kvfolio_check_invariants(manager, &g_error));
   kvfolio_manager_destroy(manager);
+
+  // With a key nothing is believed that was saved without one.
+  manager = toy_manager(5);
+  const uint8_t secret[32] = {1};
+  const kvfolio_restore_options keyed = {.struct_size = sizeof keyed, .record_key = secret};
+  MUST(kvfolio_restore_with(manager, identity, &source, &keyed, &restored, &g_error));
+  MUST(kvfolio_restored_stats(restored, &stats, &g_error));
+  CHECK(stats.records_loaded == 0);
+  kvfolio_restored_destroy(restored);
+  kvfolio_manager_destroy(manager);
   kvfolio_identity_destroy(identity);
   free(file.bytes);
 }

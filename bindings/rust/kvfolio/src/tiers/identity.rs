@@ -234,8 +234,7 @@ unsafe fn text_of(text: sys::kvfolio_text) -> String {
     if text.size == 0 {
         return String::new();
     }
-    // SAFETY: the text is valid.
-    let bytes = unsafe { std::slice::from_raw_parts(text.data.cast::<u8>(), text.size as usize) };
+    let bytes = std::slice::from_raw_parts(text.data.cast::<u8>(), text.size as usize);
     String::from_utf8_lossy(bytes).into_owned()
 }
 

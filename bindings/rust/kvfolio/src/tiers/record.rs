@@ -179,6 +179,7 @@ pub struct ForeignModel<'a> {
 /// let key = names.key(0, b"tenant", &[7; 32])?; // for Tier::submit()
 /// let seeded = ForeignIdentity::new(&ForeignModel { hash_seed: "42", ..model })?;
 /// assert_ne!(key, seeded.key(0, b"tenant", &[7; 32])?); // another engine's hashes: misses
+/// assert_ne!(names.namespace(None)?, seeded.namespace(None)?);
 /// assert_ne!(key, names.key(0, b"other", &[7; 32])?);
 /// # Ok::<(), kvfolio::Error>(())
 /// ```

@@ -185,6 +185,43 @@ pub fn restore<R: Read + Seek>(
 }
 
 /// [`restore`], which believes only records that one of these keys sealed.
+///
+/// ```
+/// # use kvfolio::tiers::{restore_file_with, restore_with, save, save_file, Identity, ModelIdentity};
+/// # use kvfolio::tiers::{RecordKeys, SaveOptions};
+/// # use kvfolio::{Cache, GroupSpec, Options, Storage};
+/// # let group = GroupSpec { head_dim_k: 4, num_blocks: 8, ..GroupSpec::default() };
+/// # let model = ModelIdentity { model: "m", weights: "w", tokenizer: "t", model_dtype: "d",
+/// #                             positions: "p", engine: "e", ..ModelIdentity::default() };
+/// # let mut names = Identity::new(&model, &[group])?;
+/// # let cache_of = |id_tag: u16| -> Result<Cache, kvfolio::Error> {
+/// #     let storage = Storage::new(&[group])?;
+/// #     Cache::with_storage(storage, &Options { id_tag, ..Options::default() })
+/// # };
+/// # let mut cache = cache_of(1)?;
+/// # let sequence = cache.open(&[5; 40], &Default::default())?.sequence;
+/// # let mut step = cache.begin_step()?;
+/// # step.append(sequence, &[5; 40])?;
+/// # step.finish()?;
+/// # let path = std::env::temp_dir().join(format!("kvfolio-doc-keyed-{}", std::process::id()));
+/// let secret = [7; 32];
+/// let keys = RecordKeys { key: Some(&secret), ..RecordKeys::default() };
+/// let options = SaveOptions { keys, ..SaveOptions::default() };
+/// let mut file = std::io::Cursor::new(Vec::new());
+/// save(&mut cache, &mut names, &mut file, &options)?;
+/// let mut second = cache_of(2)?;
+/// let restored = restore_with(&mut second, &mut names, &mut file, &keys)?;
+/// assert_eq!(restored.stats.records_loaded, 2);
+///
+/// let other = [8; 32];
+/// let keys = RecordKeys { key: Some(&other), ..RecordKeys::default() };
+/// save_file(&mut cache, &mut names, &path, &options)?;
+/// let mut third = cache_of(3)?;
+/// let restored = restore_file_with(&mut third, &mut names, &path, &keys)?;
+/// # std::fs::remove_file(&path).unwrap();
+/// assert_eq!(restored.stats.records_loaded, 0); // another key sealed them
+/// # Ok::<(), kvfolio::Error>(())
+/// ```
 pub fn restore_with<R: Read + Seek>(
     cache: &mut Manager,
     identity: &mut Identity,
