@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kvfolio/checked_copy.h"
+#include "tiers/masked_thread.h"
 
 namespace kvfolio {
 namespace {
@@ -21,7 +22,7 @@ std::int64_t size_of(std::span<const CopyRun> reads) {
 }  // namespace
 
 ChecksumThread::ChecksumThread() noexcept {
-  has_thread_ = pthread_create(&thread_, nullptr, &ChecksumThread::main, this) == 0;
+  has_thread_ = create_masked_thread(thread_, &ChecksumThread::main, this) == 0;
 }
 
 ChecksumThread::~ChecksumThread() {

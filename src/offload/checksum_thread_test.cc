@@ -4,8 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <csignal>
 #include <deque>
+#include <filesystem>
+#include <fstream>
 #include <random>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "kvfolio/checked_copy.h"
@@ -34,6 +39,40 @@ TEST(ChecksumThread, AnswersInTheOrderOfWhatWasAdded) {
     }
     ASSERT_EQ(thread.pending(), expected.size());
   }
+}
+
+// The host's handlers belong to the host's threads.
+TEST(ChecksumThread, TakesNoSignals) {
+  const auto threads = [] {
+    std::set<std::string> found;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
+      found.insert(entry.path().string());
+    }
+    return found;
+  };
+  const std::set<std::string> before = threads();
+  const ChecksumThread thread;
+  int seen = 0;
+  for (const std::string& path : threads()) {
+    if (before.contains(path)) continue;
+    ++seen;
+    // Where a thread begins, libc has all signals blocked for a moment: it is looked at once it
+    // waits for work.
+    std::string state;
+    unsigned long long blocked = 0;
+    while (state != "S") {
+      std::ifstream status(path + "/status");
+      for (std::string word; status >> word;) {
+        if (word == "State:") status >> state;
+        if (word == "SigBlk:") status >> std::hex >> blocked;
+      }
+      ASSERT_FALSE(state.empty());
+    }
+    for (const int signal : {SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGPIPE, SIGXFSZ, SIGCHLD}) {
+      EXPECT_TRUE(blocked >> (signal - 1) & 1) << signal;
+    }
+  }
+  EXPECT_EQ(seen, 1);
 }
 
 TEST(ChecksumThread, MayEndBeforeAllIsTaken) {
