@@ -138,10 +138,12 @@ void KVCacheManager::Impl::settle_promise(const Step& step, std::int32_t entry) 
 
 // Gives back the blocks that lie ready and that the promise does not need any more: a sequence that
 // was cut back needs fewer for the same tokens, and one at rest needs none for the copies that a
-// draft or an undo could have made necessary.
+// draft or an undo could have made necessary. Not while a step in flight may still read behind the
+// place where it was cut back: then the next append has to copy the tail, though it is own.
 void KVCacheManager::Impl::return_surplus(std::int32_t row) noexcept {
   const Sequence& s = rows_[row];
   if (!s.has_promise || s.draft() > 0) return;
+  if (options_.order == Order::kUnordered && steps_.num_in_flight() > 0) return;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const std::int32_t needed = promise_needs_.ready_for(row, g);
     while (reservations_.num_ready(row, g) > needed) let_go(g, reservations_.take(row, g), true);

@@ -30,12 +30,12 @@ constexpr std::uint64_t kFirstOfTransfers = 20;
 constexpr int kNumMixed = static_cast<int>(Family::kTransfers);
 
 constexpr std::array<std::uint64_t, 22> kDigests = {
-    0x7338b9c30442d3e4u, 0xfde1bf5b1008adbau, 0x4d8b9ec059050165u, 0x842727cf746451f5u,
-    0x6542bb2cf1c0b9b4u, 0x85a81373d63d6472u, 0x4001588551ad3727u, 0x01aeec206f903f27u,
-    0x81493dfaa78ad91bu, 0x25a8ffda45f138f6u, 0xb4451cf6b799cab8u, 0xddafe5d98ddebc5cu,
-    0xc73ad8cfa4aa9e66u, 0x9812494e848474e4u, 0xd309194a6f428468u, 0x0291cb5b02c86172u,
-    0xe2a6d7b8c2f2cf86u, 0x9cff380669e1bae9u, 0x42c4957144d30ca6u, 0xd289d98aeb2f61fbu,
-    0xe666c4cc7085808du, 0x7a63dff701469a5du,
+    0xc9522b1e9f389756u, 0xfde1bf5b1008adbau, 0xe2fdea3b6aa8ee8cu, 0xc744404a23176e02u,
+    0x3803498ef51d783bu, 0x88969aa5d7c929a0u, 0x08e3208f36d98e43u, 0x180adbeaff2e2174u,
+    0xd216bb9425cceb3bu, 0x86c070e59c504bbcu, 0xd72ea1875910f0c7u, 0xe6dd22da1d1a514eu,
+    0x1d07d7c7cc97572du, 0x5c1fbd98a786f495u, 0x82475131cdd2cef9u, 0x11c6359d94bf78cdu,
+    0x650f3465b5e92b76u, 0x71adb186cced4b43u, 0x1aea95dc8f8f9487u, 0x8a9a557a596a8054u,
+    0x06e59cf3f51bb5cau, 0x7a63dff701469a5du,
 };
 
 class Digest : public testing::TestWithParam<int> {};
