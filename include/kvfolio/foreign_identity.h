@@ -5,9 +5,11 @@
 // a tier can keep what the engine gives it, of any size: vLLM's and SGLang's block hashes are such.
 //
 //   ForeignModel model{.engine = "vllm 0.33 flash-attn", .model = "llama-3-8b", ...};
-//   model.hash = "sha256_cbor";  model.hash_seed = seed_in_hex;  model.layout = "bf16 HND 16x8x128
-//   tp2"; const Result<ForeignIdentity> names = ForeignIdentity::create(model); const TierKey key =
-//   names->key(GroupId(0), tenant_salt, block_hash);
+//   model.hash = "sha256_cbor";
+//   model.hash_seed = seed_in_hex;
+//   model.layout = "bf16 HND 16x8x128 tp2";
+//   const Result<ForeignIdentity> names = ForeignIdentity::create(model);
+//   const TierKey key = names->key(GroupId(0), tenant_salt, block_hash);
 //
 // Two blocks have the same name only if all fields below are equal, and the salt and the engine's
 // hash. An engine with another algorithm or another seed is in another namespace: it misses, and

@@ -286,7 +286,8 @@ class KVFOLIO_API KVCacheManager {
   // window and one step, else blocks for all of the tokens. Evicts cached blocks if it must. These
   // blocks count as held. Appends use them first; undo() and drop() give back what they used.
   // Another call sets a new total. trim(), truncate() and accept() leave the tokens that are
-  // promised as they are; blocks that these do not need any more are given back. close(),
+  // promised as they are; blocks that these do not need any more are given back
+  // (kUnordered: if no step is in flight). close(),
   // preempt(), fail(), the last promised token and num_tokens of 0, with any most_per_step, end the
   // promise. A fork has no promise of its own; fork() fails with a Shortage if the pool lacks the
   // blocks that the parent then needs beside it. So do pin(), adopt() and a hit of open() (a miss

@@ -5,10 +5,12 @@
 // no value can pose as part of another. Thread safety: values.
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/little_endian.h"
 #include "base/text.h"
 #include "kvfolio/identity.h"
 
@@ -42,5 +44,20 @@ class CanonicalFields {
   std::string bytes_;
   std::vector<IdentityField> list_;
 };
+
+// The key of a block (tier.h): format 1, group, shards, the beginning of the layout's namespace,
+// the hash.
+inline TierKey tier_key_of(GroupId group, std::uint16_t shard, std::uint16_t num_shards,
+                           const Digest& layout, const Digest& hash) noexcept {
+  TierKey key;
+  LittleEndianWriter to(key.bytes);
+  to.put(std::uint16_t{1});
+  to.put(static_cast<std::uint16_t>(group.value()));
+  to.put(shard);
+  to.put(num_shards);
+  to.put(std::span<const std::byte>(layout).first(16));
+  to.put(std::span<const std::byte>(hash));
+  return key;
+}
 
 }  // namespace kvfolio

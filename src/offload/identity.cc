@@ -2,8 +2,6 @@
 
 #include "kvfolio/identity.h"
 
-#include <openssl/evp.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -14,6 +12,7 @@
 #include "base/text.h"
 #include "offload/canonical_fields.h"
 #include "offload/model_layers.h"
+#include "offload/sha256.h"
 
 namespace kvfolio {
 namespace {
@@ -114,46 +113,7 @@ Fields layout_fields(const ModelIdentity& model, const GroupSpec& group, std::in
 
 }  // namespace
 
-// One context, made once: a digest then costs no heap and no search for the algorithm.
-class Identity::Hash {
- public:
-  Hash() = default;
-  Hash(const Hash&) = delete;
-  Hash& operator=(const Hash&) = delete;
-  ~Hash() {
-    EVP_MD_CTX_free(context_);
-    EVP_MD_free(digest_);
-  }
-  [[nodiscard]] bool create() {
-    digest_ = EVP_MD_fetch(nullptr, "SHA256", nullptr);
-    context_ = EVP_MD_CTX_new();
-    return digest_ != nullptr && context_ != nullptr &&
-           EVP_DigestInit_ex2(context_, digest_, nullptr) == 1;
-  }
-  // A digest that fails stops the program: to go on would be to serve bytes under a wrong name.
-  Hash& begin() noexcept {
-    KVFOLIO_CHECK(EVP_DigestInit_ex2(context_, nullptr, nullptr) == 1);
-    return *this;
-  }
-  Hash& add(const void* data, std::size_t size) noexcept {
-    KVFOLIO_CHECK(EVP_DigestUpdate(context_, data, size) == 1);
-    return *this;
-  }
-  Hash& add(std::string_view text) noexcept { return add(text.data(), text.size()); }
-  Hash& add(const Digest& digest) noexcept { return add(digest.data(), digest.size()); }
-  Digest end() noexcept {
-    Digest digest;
-    unsigned int size = 0;
-    KVFOLIO_CHECK(
-        EVP_DigestFinal_ex(context_, reinterpret_cast<unsigned char*>(digest.data()), &size) == 1 &&
-        size == digest.size());
-    return digest;
-  }
-
- private:
-  EVP_MD* digest_ = nullptr;
-  EVP_MD_CTX* context_ = nullptr;
-};
+class Identity::Hash : public Sha256 {};
 
 namespace {
 
@@ -314,20 +274,7 @@ Digest Identity::again(const Digest& tokens, std::uint64_t epoch) const noexcept
 }
 
 TierKey Identity::key(GroupId group, const Digest& tokens) const noexcept {
-  Bytes bytes;
-  bytes.add(std::uint16_t{1});
-  bytes.add(static_cast<std::uint16_t>(group.value()));
-  bytes.add(shard_);
-  bytes.add(num_shards_);
-  bytes.add(std::span<const std::byte>(layout_namespace(group)).first(16));
-  bytes.add(std::span<const std::byte>(tokens));
-  bytes.add(std::uint64_t{0});
-  bytes.add(std::uint64_t{0});
-  TierKey key;
-  static_assert(TierKey::kBytes == 72);
-  KVFOLIO_CHECK(bytes.size() == key.bytes.size());
-  std::memcpy(key.bytes.data(), bytes.data(), bytes.size());
-  return key;
+  return tier_key_of(group, shard_, num_shards_, layout_namespace(group), tokens);
 }
 
 }  // namespace kvfolio

@@ -171,6 +171,32 @@ TEST(Reserve, TheBlockOfARejectedDraftStaysWithThePromise) {
   must(e.manager.check_invariants());
 }
 
+// A step in flight, begun while a fork held the tail, may read behind the place where the draft was
+// cut off: the next append copies the tail.
+TEST(Reserve, ATailThatIsCutBackInFlightHasABlockForItsCopy) {
+  for (const bool truncates : {false, true}) {
+    Engine e({full_group(4, 6)}, {.max_steps_in_flight = 4, .order = Order::kUnordered});
+    const SequenceId s = e.say(tokens(1, 6));
+    const SequenceId other = must(e.manager.fork(s));
+    const Ticket slow = e.launch(other, tokens(50, 1));
+    must(e.manager.close(other));
+    must(e.manager.reserve(s, 8));
+    const Ticket step = must(e.manager.begin_step());
+    must(e.manager.append(s, tokens(7, 2), {.draft = 2}));
+    must(e.manager.commit(step));
+    must(e.manager.complete(step));
+    must(e.manager.accept(s, truncates ? 2 : 1));
+    if (truncates) must(e.manager.truncate(s, 7));
+    must(e.manager.check_invariants());
+    while (e.info(s).reserved_tokens > 0) {
+      must(e.manager.complete(e.launch(s, tokens(6, 1))));
+      must(e.manager.check_invariants());
+    }
+    must(e.manager.complete(slow));
+    must(e.manager.check_invariants());
+  }
+}
+
 TEST(Reserve, CloseAndPreemptAndFailAndZeroEndIt) {
   for (const int how : {0, 1, 2, 3}) {
     Engine e({full_group(4, 6)});
