@@ -145,11 +145,11 @@ class Log {
 // ---- snapshots ----
 
 Result<int> inspect_snapshot(const InspectOptions& options, ByteSource& source) {
-  if (options.replay || options.state_hash) {
+  if (options.replay) {
     return Status(ErrorCode::kInvalidArgument,
                   options.path +
-                      " is a snapshot, allowed: --index and --dump; --replay and "
-                      "--state-hash are for operation logs");
+                      " is a snapshot, allowed: --index, --dump and --state-hash; --replay is for "
+                      "operation logs");
   }
   std::map<std::string, std::int64_t> counts;
   const Result<RecordSecrets> secrets = RecordSecrets::from_environment();
@@ -165,7 +165,9 @@ Result<int> inspect_snapshot(const InspectOptions& options, ByteSource& source) 
               std::to_string(section.begin) + " to " + std::to_string(section.end) + ", key " +
               hex(section.key.bytes);
     }
-    print(line + (section.damaged ? ", damaged\n" : "\n"));
+    print(line + (section.damaged      ? ", damaged\n"
+                  : section.unverified ? ", not verified\n"
+                                       : "\n"));
   };
   const Result<SnapshotList> list = list_snapshot(source, visit, secrets->options());
   if (!list) return prefixed(options.path, list.error());
@@ -173,8 +175,16 @@ Result<int> inspect_snapshot(const InspectOptions& options, ByteSource& source) 
   for (const auto& [type, count] : counts) {
     summary += " " + type + " " + std::to_string(count) + ",";
   }
-  print(summary + " damaged " + std::to_string(list->damaged) + "\n");
-  if (list->damaged == 0 && list->whole) return 0;
+  summary += " damaged " + std::to_string(list->damaged);
+  if (list->unverified > 0) summary += ", not verified " + std::to_string(list->unverified);
+  const bool is_right = list->damaged == 0 && list->whole;
+  print((options.state_hash && is_right ? hex(list->state_hash) : summary) + "\n");
+  if (list->unverified > 0) {
+    report("kvfolio inspect: " + options.path +
+           ": not verified: sealed with a key that is not given; set KVFOLIO_RECORD_KEY_FILE or "
+           "KVFOLIO_RECORD_KEY");
+  }
+  if (is_right) return 0;
   report("kvfolio inspect: " + options.path +
          (list->whole ? ": some of it is damaged" : ": its end is missing"));
   return 1;
@@ -209,8 +219,10 @@ void add_inspect_options(CLI::App& app, InspectOptions& options) {
   CLI::Option* replay =
       app.add_flag("--replay", options.replay,
                    "Make the calls of a log again and name the first that answers otherwise");
-  CLI::Option* hash = app.add_flag("--state-hash", options.state_hash,
-                                   "Make them again and print the hash of the state at the end");
+  CLI::Option* hash =
+      app.add_flag("--state-hash", options.state_hash,
+                   "The hash of the state: at the end of a log, whose calls are made "
+                   "again, or in a snapshot");
   CLI::Option* index = app.add_flag("--index", options.index,
                                     "Calls of a log by name; the keys of a snapshot's blocks");
   CLI::Option* dump =

@@ -115,6 +115,11 @@ class HostArena {
   KVFOLIO_API bool erase(const TierKey& key) noexcept;
   // Takes out the records for which `gone` returns true; returns how many.
   KVFOLIO_API std::int64_t erase_if(const std::function<bool(std::span<const std::byte>)>& gone);
+  // The same in pieces: looks at `most` slots, in a circle, and begins where the last call ended.
+  KVFOLIO_API std::int64_t erase_some_if(
+      std::int64_t most, const std::function<bool(std::span<const std::byte>)>& gone);
+  // A circle of erase_some_if(), whatever the slots hold.
+  [[nodiscard]] KVFOLIO_API std::int64_t num_slots() const noexcept;
   // Takes out every record.
   KVFOLIO_API void clear() noexcept;
 

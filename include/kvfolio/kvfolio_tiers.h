@@ -726,7 +726,8 @@ KVFOLIO_C_API int32_t kvfolio_restored_get(const kvfolio_restored* restored, int
 //    another one, in C++.
 //  - ForeignIdentity::fields(): the caller has what he gave.
 //  - HostArena (create(), reserve(), fill(), filling(), seal(), publish(), abandon(), quarantine(),
-//    quiesced(), release(), find(), hold(), contains(), touch(), erase(), erase_if(), clear(),
+//    quiesced(), release(), find(), hold(), contains(), touch(), erase(), erase_if(),
+//    erase_some_if(), num_slots(), clear(),
 //    table_bytes(), record(), uses()): the inside of Offload and of the tier in memory;
 //    kvfolio_offload_arena() has its stats().
 //  - byte_stream.h: kvfolio_save_file() and kvfolio_restore_file() have its FileSink and

@@ -44,7 +44,8 @@
 //  - Who does not want to wait calls cancel(), closes the sequence, or, as long as its load has not
 //    begun to write, just appends.
 //  - Forgetting. forget() and reset() also change the names of what is forgotten, so that no tier
-//    answers with it, and erase it in the arena. forget() of a prefix renames what begins with its
+//    answers with it, and erase it in the arena: a root's records in the polls that follow, so
+//    that no call looks at all of a large arena (idle() is false until then). forget() of a prefix renames what begins with its
 //    whole units (the smallest block size); other prefixes of the root key that share the last
 //    whole unit become misses, too, and a prefix shorter than a unit forgets its root key. What
 //    lies behind the prefix stays in the arena until it is evicted, under names that nothing asks
@@ -240,7 +241,7 @@ class Offload {
   // kNotFound: as the manager's calls.
   KVFOLIO_API Result<std::int32_t> cancel(SequenceId sequence);
   // Nothing is pending, nothing waits to be stored, no step that may bring something is in flight,
-  // and no tier works for us.
+  // no tier works for us, and what was forgotten has left the arena.
   [[nodiscard]] KVFOLIO_API bool idle() const noexcept;
   // Before shutdown: a poll() that cancels every request, offers each block to the tiers that want
   // it, and drops none because a tier is behind; a tier that does not answer keeps none from the

@@ -27,13 +27,19 @@ struct SnapshotSection {
   std::int32_t group = 0;
   std::int32_t begin = 0;  // of the block's tokens
   std::int32_t end = 0;
-  std::uint32_t key_id = 0;  // of the key that sealed it, 0: none; its MAC is not looked at without
+  std::uint32_t key_id = 0;  // of the key that sealed it; 0: none
+  // It was sealed with a key that we lack: its bytes may be anyone's.
+  bool unverified = false;
 };
 
 struct SnapshotList {
   std::int64_t sections = 0;
   std::int64_t damaged = 0;  // sections, and gaps between them
-  bool whole = false;        // it ends as it should
+  std::int64_t unverified = 0;
+  bool whole = false;  // it ends as it should
+  // Of what the sections say, in order: two files with one hash bring back the same, whatever
+  // sealed their records. Not a proof against who writes the file. Of nothing that is damaged.
+  std::uint64_t state_hash = 0;
 };
 
 // Calls visit(section) for each, in order. kCorrupt: not a snapshot. kInvalidArgument:

@@ -14,13 +14,14 @@
 #include <string>
 
 #include "disk/calls.h"
+#include "tiers/growing_pause.h"
 
 namespace kvfolio::disk {
 
 class ErrorBudget {
  public:
   static constexpr int kInRowMax = 8;
-  static constexpr std::uint64_t kPauseUsMin = 500'000, kPauseUsMax = 30'000'000;
+  static constexpr GrowingPause::Limits kPauses{.shortest_us = 500'000, .longest_us = 30'000'000};
   // Late items count only if nothing has ended for so long: a disk that is slow is not one that
   // hangs.
   static constexpr std::uint64_t kHangsUs = 1'000'000;
@@ -37,7 +38,7 @@ class ErrorBudget {
   void end_for_good(std::string reason) noexcept;
 
   [[nodiscard]] bool is_off(std::uint64_t now_us) const noexcept {
-    return for_good_ || now_us < until_us_;
+    return for_good_ || pause_.is_on(now_us);
   }
   [[nodiscard]] bool is_off_for_good() const noexcept { return for_good_; }
   // "" or why it is off: "Input/output error".
@@ -45,14 +46,13 @@ class ErrorBudget {
   [[nodiscard]] bool check() const noexcept;
 
  private:
-  [[nodiscard]] bool pause(std::uint64_t now_us) noexcept;
+  [[nodiscard]] bool begin_pause(std::uint64_t now_us) noexcept;
 
   int errors_ = 0;        // without anything that went well between them
   int write_errors_ = 0;  // without a written record between them
   int late_ = 0;          // without an end between them
   std::uint64_t ended_us_ = 0;
-  std::uint64_t pause_us_ = 0;  // the last one; 0: all is well
-  std::uint64_t until_us_ = 0;
+  GrowingPause pause_;
   std::int64_t error_ = 0;  // the last; 0: it was late
   bool for_good_ = false;
   std::string for_good_reason_;

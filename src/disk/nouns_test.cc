@@ -158,13 +158,13 @@ TEST(ErrorBudget, PausesGrowUntilSomethingGoesWell) {
   std::uint64_t now = 1;
   for (int i = 1; i < ErrorBudget::kInRowMax; ++i)
     EXPECT_FALSE(budget.failed(Task::kRead, -5, now));
-  std::uint64_t pause = ErrorBudget::kPauseUsMin;
+  std::uint64_t pause = ErrorBudget::kPauses.shortest_us;
   for (int i = 0; i < 10; ++i) {
     EXPECT_FALSE(budget.is_off(now));
     EXPECT_TRUE(budget.failed(Task::kRead, -5, now));
     EXPECT_TRUE(budget.is_off(now + pause - 1));
     now += pause;
-    pause = std::min(2 * pause, ErrorBudget::kPauseUsMax);
+    pause = std::min(2 * pause, ErrorBudget::kPauses.longest_us);
   }
   EXPECT_EQ(budget.reason(), "Input/output error");
   budget.went_well(Task::kRead);
@@ -172,7 +172,7 @@ TEST(ErrorBudget, PausesGrowUntilSomethingGoesWell) {
   for (int i = 1; i < ErrorBudget::kInRowMax; ++i)
     EXPECT_FALSE(budget.failed(Task::kRead, -5, now));
   EXPECT_TRUE(budget.failed(Task::kRead, -5, now));
-  EXPECT_FALSE(budget.is_off(now + ErrorBudget::kPauseUsMin));
+  EXPECT_FALSE(budget.is_off(now + ErrorBudget::kPauses.shortest_us));
 }
 
 TEST(ErrorBudget, ReadsThatGoWellSayNothingOfWrites) {

@@ -319,6 +319,7 @@ void Offload::Impl::take_turn(std::uint64_t now_us, bool draining) {
   for (const std::uint64_t id : ids) go_on(id);
   store_backlog();
   store_findable(draining);
+  erase_forgotten();
   published_seen_ = manager_.counters().blocks_published;
   for (TierPort& port : ports_) port.count();
 }

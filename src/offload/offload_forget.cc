@@ -39,6 +39,7 @@ void Offload::Impl::forgot_all() {
   end_requests(nullptr, {});
   give_up_arriving(nullptr);
   arena_->clear();
+  forgotten_.clear();
   for (TierPort& port : ports_) port.drop_all();
 }
 
@@ -49,12 +50,16 @@ void Offload::Impl::forget_names(const RootKey& root) {
   end_requests(&before, {});
   give_up_arriving(&before);
   if (mutant(Mutant::kStoredAfterForget)) return;
-  arena_->erase_if([&](std::span<const std::byte> record) {
-    RecordInfo info;
-    return read_record_header(record, info) != RecordFault::kNone ||
-           info.owner == root_owner(before);
-  });
-  for (TierPort& port : ports_) port.drop_gone(*arena_);
+  forgotten_.add(before, *arena_);
+  steps_ = 0;
+  erase_forgotten();
+}
+
+// At least a few, whatever else the call did. Stores that wait with what is gone find that out when
+// their turn comes.
+void Offload::Impl::erase_forgotten() {
+  constexpr std::int64_t kSlotsMin = 1024;
+  took(forgotten_.erase_some(*arena_, std::max(kStepsPerPoll - steps_, kSlotsMin)));
 }
 
 // The prefix ends, for names, with its last whole unit. Records behind that do not say that they
@@ -77,7 +82,6 @@ void Offload::Impl::forget_names(std::span<const std::int32_t> tokens, const Ope
   for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
     arena_->erase(identity_.key(GroupId(g), name));
   }
-  for (TierPort& port : ports_) port.drop_gone(*arena_);
 }
 
 // `root`: whose; null: all. Only those that begin with `prefix`.

@@ -51,6 +51,41 @@ TEST(Offload, ForgettingChangesTheNamesAndErasesTheArena) {
   EXPECT_EQ(opened(*offload, cache, prompt_of(1, 64), other, 700'000'000).cached_tokens, 0);
 }
 
+// O6. The arena has room for 600,000 records, which no call looks at all of.
+TEST(Offload, ForgettingARootIsBoundedWorkForEachCallAndItsRecordsLeaveTheArena) {
+  MemoryTier tier;
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  Cache cache(test::full(400));
+  const auto offload = offload_of(cache, tiers, 600'000 * kFullRecord);
+  const OpenOptions roots[] = {{.root = {.tenant_salt = "a"}},
+                               {.root = {.tenant_salt = "b"}},
+                               {.root = {.tenant_salt = "c"}}};
+  for (const OpenOptions& root : roots) cache.compute(prompt_of(1, 640), root);
+  run_to_the_end(*offload);
+  ASSERT_EQ(offload->arena().records, 240);
+  EXPECT_TRUE(offload->idle());
+  offload->forget(roots[0].root);
+  std::uint64_t now_us = 600'000'000;
+  for (int i = 0; i < 3; ++i) offload->poll(++now_us);
+  offload->forget(roots[1].root);  // while the first one's records leave
+  cache.compute(prompt_of(1, 640), roots[0]);
+  EXPECT_FALSE(offload->idle());
+  for (int polls = 0; !offload->idle(); ++polls) {
+    ASSERT_LT(polls, 100);
+    offload->poll(++now_us);
+    ASSERT_TRUE(offload->check_invariants().ok());
+  }
+  EXPECT_LE(offload->counters().steps_max, 60'000u);
+  EXPECT_EQ(offload->arena().records, 160) << "the third root's, and what was computed since";
+  evict_all(cache);
+  const auto found = [&](const OpenOptions& root) {
+    return opened(*offload, cache, prompt_of(1, 640), root, now_us += 1'000'000).cached_tokens;
+  };
+  EXPECT_EQ(found(roots[0]), 639);
+  EXPECT_EQ(found(roots[1]), 0);
+  EXPECT_EQ(found(roots[2]), 639);
+}
+
 // The ways in which a host may have the manager forget, beside the Offload.
 using Forgetting = void (*)(KVCacheManager& manager, const OpenOptions& mine);
 constexpr Forgetting kDirect[] = {

@@ -21,6 +21,7 @@
 #include "kvfolio/record.h"
 #include "offload/block_names.h"
 #include "offload/epochs.h"
+#include "offload/forgotten_roots.h"
 #include "offload/held_records.h"
 #include "offload/tier_port.h"
 #include "tiers/process.h"
@@ -53,7 +54,7 @@ class Offload::Impl {
   Result<std::int32_t> cancel(SequenceId sequence);
   [[nodiscard]] OffloadLeft left() const noexcept;
   [[nodiscard]] bool idle() const noexcept {
-    return requests_.empty() && ready_next_.empty() && !left().any();
+    return requests_.empty() && ready_next_.empty() && forgotten_.empty() && !left().any();
   }
   OffloadLeft drain(std::uint64_t now_us);
   Forgotten forget(const RootKey& root);
@@ -173,6 +174,7 @@ class Offload::Impl {
   void forgot_all();
   void end_requests(const Digest* root, std::span<const std::int32_t> prefix);
   void give_up_arriving(const Digest* root);
+  void erase_forgotten();
 
   // ---- offload_store.cc ----
   void store_findable(bool draining);
@@ -300,6 +302,7 @@ class Offload::Impl {
   OffloadLeft in_flight_;             // of ops_
   std::unordered_map<TierKey, Arriving, TierKeyHash> arriving_;
   Epochs epochs_;
+  ForgottenRoots forgotten_;
   std::uint64_t forgets_seen_ = 0;    // of the manager
   std::uint64_t published_seen_ = 0;  // blocks of the manager, when the last poll ended
   std::vector<SequenceReady> ready_, ready_next_;

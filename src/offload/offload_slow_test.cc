@@ -10,6 +10,7 @@
 #include "kvfolio/tier_metrics.h"
 #include "offload/slow_tier.h"
 #include "offload/test_offload.h"
+#include "offload/tier_port.h"
 
 namespace kvfolio {
 namespace {
@@ -418,6 +419,47 @@ TEST(Offload, ManyLongPromptsAtOnceTakeNoMoreWorkInAPollThanOne) {
   }
   EXPECT_LE(offload->counters().steps_max, 60'000u);
   EXPECT_EQ(offload->counters().requests_timed_out, 0u);
+}
+
+// ---- stores that wait ----
+
+// Found by random operations: such a store was taken for one that has no memory of the arena yet,
+// and waited for ever for room that those behind it held.
+TEST(TierPort, AStoreWhoseRecordWasGoneDoesNotTakeTheOneThatIsStoredAnew) {
+  MemoryTier tier;
+  const std::int64_t sizes[] = {kFullRecord};
+  auto arena = HostArena::create({.bytes = 8 * kFullRecord, .record_bytes = sizes});
+  ASSERT_TRUE(arena);
+  const auto key = [](int number) {
+    TierKey made;
+    made.bytes[0] = static_cast<std::byte>(number);
+    return made;
+  };
+  const auto put = [&](int number) {
+    const auto slot = arena->reserve(key(number), kFullRecord);
+    ASSERT_TRUE(slot);
+    arena->fill(*slot);
+    arena->seal(*slot);
+    ASSERT_TRUE(arena->publish(*slot));
+  };
+  TierPort port({.tier = &tier}, 2 * kFullRecord, kFullRecord, 64);
+  for (int i = 0; i < 4; ++i) {
+    put(i);
+    ASSERT_TRUE(port.wait(key(i), *arena));
+  }
+  EXPECT_EQ(port.held_bytes(), 2 * kFullRecord) << "two are pinned, two are names";
+  arena->erase(key(2));
+  for (int i = 0; i < 2; ++i) port.pop(1);
+  port.pin_waiting(*arena, 10);
+  put(2);
+  ASSERT_EQ(port.next(1)->key, key(2));
+  EXPECT_TRUE(port.next(1)->is_gone);
+  port.pop(1);
+  ASSERT_EQ(port.next(1)->key, key(3));
+  EXPECT_FALSE(port.next(1)->is_gone);
+  EXPECT_EQ(port.held_bytes(), kFullRecord);
+  EXPECT_TRUE(port.check({}).ok());
+  port.drop_all();
 }
 
 }  // namespace

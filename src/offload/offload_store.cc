@@ -182,8 +182,10 @@ Offload::Impl::Begun Offload::Impl::store_to(std::int32_t index, const TierPort:
   TierPort& to = port(index);
   ArenaPin pin = arena_->hold(one.key);
   // Evicted, erased or forgotten since. What was stored anew under the name goes by itself.
-  if (!pin || (one.pin && one.pin.record().data() != pin.record().data())) return Begun::kNo;
+  if (!pin || one.is_gone) return Begun::kNo;
+  if (one.pin && one.pin.record().data() != pin.record().data()) return Begun::kNo;
   const std::span<const std::byte> record = pin.record();
+  if (forgotten_.owns(record)) return Begun::kNo;
   const auto bytes = static_cast<std::int64_t>(record.size());
   if (!to.takes(bytes)) return Begun::kNo;
   const TierPort::Room room = to.room_for_store(one, bytes, now_us_);

@@ -6,21 +6,20 @@
 //
 // A round is a time-out of something that was begun after the round before had ended, so a hundred
 // items that one stall delays are one round. After kRounds of them without an answer in between the
-// tier is passed over for kShortestUs; then one item tries it. If that is late too, the next pause
-// is twice as long, up to kLongestUs. An answer in time ends all this. Thread safety: none.
+// tier is passed over for a GrowingPause; then one item tries it. If that is late too, the next
+// pause is longer. An answer in time ends all this. Thread safety: none.
 
-#include <algorithm>
 #include <cstdint>
 
 #include "kvfolio/status.h"
+#include "tiers/growing_pause.h"
 
 namespace kvfolio {
 
 class Pauses {
  public:
   static constexpr int kRounds = 3;
-  static constexpr std::uint64_t kShortestUs = 500'000;
-  static constexpr std::uint64_t kLongestUs = 30'000'000;
+  static constexpr GrowingPause::Limits kLimits{.shortest_us = 500'000, .longest_us = 30'000'000};
 
   // Something that began at `since_us` did not end by its deadline. True: a pause begins.
   bool timed_out(std::uint64_t since_us, std::uint64_t now_us) noexcept {
@@ -29,8 +28,7 @@ class Pauses {
     ++rounds_;
     if (rounds_ < kRounds) return false;
     rounds_ = kRounds;
-    pause_us_ = std::clamp(pause_us_ * 2, kShortestUs, kLongestUs);
-    until_us_ = now_us + std::min(pause_us_, ~now_us);
+    pause_.begin(now_us, kLimits);
     return true;
   }
   // Something ended in time, with whatever result.
@@ -39,19 +37,18 @@ class Pauses {
   [[nodiscard]] bool passed_over() const noexcept { return rounds_ >= kRounds; }
   // The pause is over: one item may try.
   [[nodiscard]] bool may_try(std::uint64_t now_us) const noexcept {
-    return passed_over() && now_us >= until_us_;
+    return passed_over() && !pause_.is_on(now_us);
   }
   [[nodiscard]] Status check() const {
-    const bool right = rounds_ >= 0 && rounds_ <= kRounds && pause_us_ <= kLongestUs &&
-                       passed_over() == (pause_us_ > 0);
+    const bool right = rounds_ >= 0 && rounds_ <= kRounds && pause_.check(kLimits) &&
+                       passed_over() == pause_.has_grown();
     return right ? Status() : Status(ErrorCode::kAborted, "pauses: a pause without its rounds");
   }
 
  private:
   int rounds_ = 0;
-  std::uint64_t last_us_ = 0;   // when the last round ended
-  std::uint64_t pause_us_ = 0;  // the last one
-  std::uint64_t until_us_ = 0;
+  std::uint64_t last_us_ = 0;  // when the last round ended
+  GrowingPause pause_;
 };
 
 }  // namespace kvfolio

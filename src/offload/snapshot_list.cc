@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/little_endian.h"
 #include "kvfolio/checked_copy.h"
 #include "kvfolio/record.h"
 #include "offload/snapshot_format.h"
@@ -55,11 +56,32 @@ SnapshotSection section_of(const SectionHeader& header, std::span<const std::byt
   if (fault == RecordFault::kNone) fault = check_record(body, info, keys);
   const bool is_unknown = fault == RecordFault::kSealer && !keys.has_key();
   section.damaged = fault != RecordFault::kNone && !is_unknown;
+  section.unverified = is_unknown;
   section.key_id = info.key_id;
   section.key = info.key;
   section.begin = info.begin;
   section.end = info.end;
   return section;
+}
+
+// Of what was hashed so far and what the section says: without its place, and without what sealed
+// it.
+std::uint64_t hash_of(std::uint64_t before, const SectionHeader& header,
+                      const SnapshotSection& section, std::span<const std::byte> body) {
+  std::array<std::byte, 8 + 2 + 4 + 4> head{};
+  LittleEndianWriter to(head);
+  to.put(before);
+  to.put(static_cast<std::uint16_t>(header.type));
+  to.put(header.a);
+  to.put(header.b);
+  std::uint64_t hash = checksum(head, 0);
+  if (header.type != Type::kRecord) return checksum(body, hash);
+  std::array<std::byte, 4 + 4> tokens{};
+  LittleEndianWriter range(tokens);
+  range.put(static_cast<std::uint32_t>(section.begin));
+  range.put(static_cast<std::uint32_t>(section.end));
+  hash = checksum(section.key.bytes, checksum(tokens, hash));
+  return checksum(body.subspan(static_cast<std::size_t>(kRecordHeaderBytes)), hash);
 }
 
 }  // namespace
@@ -94,6 +116,8 @@ Result<SnapshotList> list_snapshot(ByteSource& source,
     const SnapshotSection section = section_of(header, body, *keys);
     ++list.sections;
     if (section.damaged) ++list.damaged;
+    if (section.unverified) ++list.unverified;
+    if (!section.damaged) list.state_hash = hash_of(list.state_hash, header, section, body);
     list.whole = header.type == Type::kEnd && !section.damaged;
     visit(section);
     place += snapshot::aligned(header_bytes + header.body_bytes);

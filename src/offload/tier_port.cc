@@ -110,9 +110,10 @@ bool TierPort::refused(std::uint64_t now_us) noexcept {
   return true;
 }
 
-// False: there is no room for it. One that is gone has room: its turn finds that out.
+// False: there is no room for it. One that is gone has room until its turn.
 bool TierPort::pin(Waiting& one, HostArena& arena) {
   one.pin = arena.hold(one.key);
+  one.is_gone = !one.pin;
   if (held_bytes() + slot(one.pin) > share_) {
     one.pin.release();
     return false;
@@ -158,26 +159,6 @@ void TierPort::pop(std::uint64_t now_us) noexcept {
 void TierPort::pin_waiting(HostArena& arena, int most) {
   while (most-- > 0 && num_pinned_ < first_.size() && pin(first_[num_pinned_], arena)) {
   }
-}
-
-void TierPort::drop_gone(const HostArena& arena) {
-  std::deque<Waiting> kept;
-  std::size_t num_pinned = 0;
-  for (std::size_t i = 0; i < first_.size(); ++i) {
-    if (!arena.contains(first_[i].key)) {
-      pinned_bytes_ -= slot(first_[i].pin);
-      continue;
-    }
-    num_pinned += i < num_pinned_ ? 1 : 0;
-    kept.push_back(std::move(first_[i]));
-  }
-  first_ = std::move(kept);
-  num_pinned_ = num_pinned;
-  std::erase_if(again_, [&](const auto& one) {
-    if (arena.contains(one.second.key)) return false;
-    again_bytes_ -= slot(one.second.pin);
-    return true;
-  });
 }
 
 void TierPort::drop_all() noexcept {

@@ -31,6 +31,7 @@ class TierPort {
   struct Waiting {
     TierKey key{};
     ArenaPin pin{};
+    bool is_gone = false;  // its record was, when it was to be pinned
     bool is_again = false;
     int tries = 0;  // that ended while the tier took no other store either
   };
@@ -144,8 +145,6 @@ class TierPort {
   void pop(std::uint64_t now_us) noexcept;
   // Pins those that have room now, at most `most`.
   void pin_waiting(HostArena& arena, int most);
-  // Those whose records the arena does not have any more were forgotten.
-  void drop_gone(const HostArena& arena);
   void drop_all() noexcept;
 
   // A record's slot in the arena.

@@ -194,10 +194,13 @@ void RedisTier::Impl::forget_descriptor(Lane& lane) {
 void RedisTier::Impl::open_breaker(Lane& lane) {
   const RedisOptions& options = settings_.options;
   lane.failures = kFailuresMax;
-  lane.pause_us = std::clamp(lane.pause_us * 2, options.breaker_us_min, options.breaker_us_max);
-  lane.retry_us = now_us_ + lane.pause_us;
-  for (const Id id : std::exchange(lane.queue, {})) {
-    if (items_.contains(id)) finish(id, TierResult::kUnavailable);
+  lane.pause.begin(now_us_, {options.breaker_us_min, options.breaker_us_max});
+  lane.retry_us = 0;
+}
+
+void RedisTier::Impl::give_up_queue(Lane& lane) {
+  for (int left = kEndsPerPoll; left > 0 && !lane.queue.empty(); --left) {
+    finish(lane.queue.front(), TierResult::kUnavailable);
   }
 }
 
@@ -205,7 +208,7 @@ void RedisTier::Impl::note_success(Lane& lane) {
   lane.node->refuses = false;
   if (lane.failures > 0) lane.node->trouble.clear();
   lane.failures = 0;
-  lane.pause_us = 0;
+  lane.pause.shrink();
 }
 
 // ---- once in every poll ----
@@ -229,6 +232,7 @@ void RedisTier::Impl::tend(Node& node) {
   const RedisOptions& options = settings_.options;
   for (Lane& lane : node.lanes) {
     Connection& connection = lane.connection;
+    if (lane.is_open()) give_up_queue(lane);
     if (connection.has_more()) visit(lane);
     if (connection.is_late(now_us_, options.connect_timeout_us, options.stall_timeout_us)) {
       lose(lane, lane.is_ready() ? "it did not reply in time" : "it did not greet in time");
@@ -243,7 +247,7 @@ void RedisTier::Impl::tend(Node& node) {
 // there is something to say; the caller's own always, for they know the map. An open breaker is
 // tried by a connection.
 bool RedisTier::Impl::is_wanted(const Lane& lane) const {
-  if (now_us_ < lane.retry_us) return false;
+  if (lane.pause.is_on(now_us_) || now_us_ < lane.retry_us) return false;
   const bool first =
       &lane == &lane.node->lanes[kLoads] && (lane.node->is_seed || !lane.node->tried);
   return first || !lane.queue.empty() || lane.is_open();
@@ -259,18 +263,11 @@ bool RedisTier::Impl::ask_some(Lane& lane) {
   bool asked = false;
   while (!lane.queue.empty() && connection.unsent_bytes() < budget_.bytes) {
     const Id id = lane.queue.front();
-    const auto found = items_.find(id);
-    if (found == items_.end()) {
-      lane.queue.pop_front();
-      continue;
-    }
+    Item& item = items_.at(id);
     const std::int64_t in_flight = connection.bytes_in_flight();
-    if (in_flight > 0 &&
-        in_flight + found->second.item.bytes > settings_.options.bytes_in_flight_max) {
-      break;
-    }
-    lane.queue.pop_front();
-    send_item(lane, id, found->second);
+    if (in_flight > 0 && in_flight + item.item.bytes > settings_.options.bytes_in_flight_max) break;
+    leave_queue(item);
+    send_item(lane, id, item);
     asked = true;
   }
   return asked;
@@ -400,15 +397,15 @@ void RedisTier::Impl::take_map(Node& asked, const std::vector<redis::SlotRange>&
 }
 
 void RedisTier::Impl::route_again() {
-  std::vector<Id> ids = std::exchange(unrouted_, {});
+  std::vector<Id> ids(unrouted_.begin(), unrouted_.end());
   for (const auto& node : nodes_) {
-    for (Lane& lane : node->lanes) {
+    for (const Lane& lane : node->lanes) {
       ids.insert(ids.end(), lane.queue.begin(), lane.queue.end());
-      lane.queue.clear();
     }
   }
   for (const Id id : ids) {
-    if (items_.contains(id)) route(id);
+    leave_queue(items_.at(id));
+    route(id);
   }
 }
 

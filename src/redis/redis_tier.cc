@@ -280,7 +280,8 @@ void RedisTier::Impl::close(std::uint64_t deadline_us) {
 
 void RedisTier::Impl::finish(Id id, TierResult result) {
   const auto found = items_.find(id);
-  const Item& item = found->second;
+  Item& item = found->second;
+  leave_queue(item);
   // Its memory is not ours any more, so a reply on its way goes nowhere.
   if (item.lane != nullptr) item.lane->connection.abandon(item.question);
   if (result == TierResult::kOk && item.op == TierOp::kStore) ++health_.stores_ok;
@@ -292,32 +293,35 @@ void RedisTier::Impl::finish(Id id, TierResult result) {
 }
 
 void RedisTier::Impl::expire() {
-  const std::size_t before = items_.size();
-  while (!deadlines_.empty() && deadlines_.begin()->first <= now_us_) {
-    finish(deadlines_.begin()->second, TierResult::kTimeout);
+  for (int left = kEndsPerPoll; left > 0 && !deadlines_.empty(); --left) {
+    const auto [deadline_us, id] = *deadlines_.begin();
+    if (deadline_us > now_us_) return;
+    finish(id, TierResult::kTimeout);
   }
-  if (items_.size() < before) drop_ended();
 }
 
-// Queues skip ids that have ended when their turn comes, which may be never.
-void RedisTier::Impl::drop_ended() {
-  const auto has_ended = [this](Id id) { return !items_.contains(id); };
-  std::erase_if(unrouted_, has_ended);
-  for (const auto& node : nodes_) {
-    for (Lane& lane : node->lanes) std::erase_if(lane.queue, has_ended);
-  }
+// Requires: it waits in no queue.
+void RedisTier::Impl::enqueue(Queue& queue, Id id) {
+  Item& item = items_.at(id);
+  item.waits_in = &queue;
+  item.place = queue.insert(queue.end(), id);
+}
+
+void RedisTier::Impl::leave_queue(Item& item) {
+  if (item.waits_in != nullptr) item.waits_in->erase(item.place);
+  item.waits_in = nullptr;
 }
 
 void RedisTier::Impl::end_all(TierResult result) {
   while (!items_.empty()) finish(items_.begin()->first, result);
 }
 
-// Requires: the item is not in flight.
+// Requires: the item is not in flight and waits in no queue.
 void RedisTier::Impl::route(Id id) {
   Item& item = items_.at(id);
   Node* node = item.ask != nullptr ? item.ask : owners_[static_cast<std::size_t>(item.slot)];
   if (node == nullptr && !map_known_) {
-    unrouted_.push_back(id);
+    enqueue(unrouted_, id);
     return;
   }
   Lane* lane =
@@ -327,7 +331,7 @@ void RedisTier::Impl::route(Id id) {
     finish(id, TierResult::kUnavailable);
     return;
   }
-  lane->queue.push_back(id);
+  enqueue(lane->queue, id);
 }
 
 void RedisTier::Impl::retry(Id id) {

@@ -13,6 +13,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -26,6 +27,7 @@
 #include "kvfolio/redis_tier.h"
 #include "redis/connection.h"
 #include "redis/slot_map.h"
+#include "tiers/growing_pause.h"
 #include "tiers/process.h"
 
 namespace kvfolio {
@@ -67,7 +69,12 @@ class RedisTier::Impl {
 
  private:
   using Id = std::uint64_t;
+  // An item that ends leaves the queue where it waits, wherever it stands there.
+  using Queue = std::list<Id>;
   static constexpr int kSendsMax = 5;
+  // Items whose time is over or whose node is left alone, in one poll; the rest follows in the
+  // next.
+  static constexpr int kEndsPerPoll = 4096;
   // What is read at once. Small, since hiredis moves what lies behind a reply.
   static constexpr std::size_t kReadBytes = std::size_t{128} << 10;
 
@@ -76,12 +83,12 @@ class RedisTier::Impl {
   struct Lane {
     Node* node = nullptr;
     redis::Connection connection;
-    std::deque<Id> queue;        // ids that have ended are skipped
+    Queue queue;
     std::uint32_t interest = 0;  // as epoll knows it; 0: it does not know the descriptor
     // The breaker: after kFailuresMax it is open, until a connection is greeted.
     int failures = 0;
-    std::uint64_t pause_us = 0;
-    std::uint64_t retry_us = 0;  // no connection is begun before
+    GrowingPause pause;          // no connection is begun in it,
+    std::uint64_t retry_us = 0;  // nor before this
 
     [[nodiscard]] bool is_open() const noexcept;
     [[nodiscard]] bool is_ready() const noexcept {
@@ -112,6 +119,8 @@ class RedisTier::Impl {
     Node* ask = nullptr;   // the next time it goes there, with ASKING
     Lane* lane = nullptr;  // in flight, as this question
     std::uint64_t question = 0;
+    Queue* waits_in = nullptr;  // at `place`
+    Queue::iterator place{};
   };
 
   // ---- redis_tier.cc ----
@@ -123,7 +132,8 @@ class RedisTier::Impl {
   void end_all(TierResult result);
   void end_connections();
   void leave_to_parent();
-  void drop_ended();
+  void enqueue(Queue& queue, Id id);
+  static void leave_queue(Item& item);
   [[nodiscard]] bool usable() const noexcept;
   std::size_t hand_over(std::span<TierDone> done);
   void wake();
@@ -145,6 +155,7 @@ class RedisTier::Impl {
   void note_success(Lane& lane);
   void forget_descriptor(Lane& lane);
   [[nodiscard]] bool is_wanted(const Lane& lane) const;
+  void give_up_queue(Lane& lane);
   void send_queue(Lane& lane);
   bool ask_some(Lane& lane);
   void send_item(Lane& lane, Id id, Item& item);
@@ -186,7 +197,7 @@ class RedisTier::Impl {
   std::unordered_map<Id, Item> items_;
   Id last_id_ = 0;
   std::set<std::pair<std::uint64_t, Id>> deadlines_;
-  std::vector<Id> unrouted_;  // they wait for the first map
+  Queue unrouted_;  // they wait for the first map
   std::multimap<std::uint64_t, Id> later_;
   std::deque<TierDone> done_;
 

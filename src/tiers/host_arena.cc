@@ -154,10 +154,12 @@ bool HostArena::Impl::erase(const TierKey& key) noexcept {
   return true;
 }
 
-std::int64_t HostArena::Impl::erase_if(
-    const std::function<bool(std::span<const std::byte>)>& gone) {
+std::int64_t HostArena::Impl::erase_some_if(
+    std::int64_t most, const std::function<bool(std::span<const std::byte>)>& gone) {
   std::int64_t erased = 0;
-  for (std::int32_t slot = 0; static_cast<std::size_t>(slot) < slots_.size(); ++slot) {
+  for (most = std::min(most, num_slots()); most > 0; --most) {
+    const std::int32_t slot = next_looked_at_;
+    next_looked_at_ = slot + 1 < num_slots() ? slot + 1 : 0;
     if (at(slot).state != State::kPublished || !gone(record(slot))) continue;
     evict(slot);
     ++erased;
@@ -264,8 +266,13 @@ bool HostArena::touch(const TierKey& key) noexcept {
 }
 bool HostArena::erase(const TierKey& key) noexcept { return impl_->erase(key); }
 std::int64_t HostArena::erase_if(const std::function<bool(std::span<const std::byte>)>& gone) {
-  return impl_->erase_if(gone);
+  return impl_->erase_some_if(impl_->num_slots(), gone);
 }
+std::int64_t HostArena::erase_some_if(std::int64_t most,
+                                      const std::function<bool(std::span<const std::byte>)>& gone) {
+  return impl_->erase_some_if(most, gone);
+}
+std::int64_t HostArena::num_slots() const noexcept { return impl_->num_slots(); }
 void HostArena::clear() noexcept { impl_->clear(); }
 ArenaStats HostArena::stats() const noexcept { return impl_->stats(); }
 std::int64_t HostArena::table_bytes() const noexcept { return impl_->table_bytes(); }

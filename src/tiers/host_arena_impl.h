@@ -39,7 +39,9 @@ class HostArena::Impl {
   [[nodiscard]] std::int32_t lookup(const TierKey& key) const noexcept;
   void use_now(std::int32_t slot) noexcept;
   bool erase(const TierKey& key) noexcept;
-  std::int64_t erase_if(const std::function<bool(std::span<const std::byte>)>& gone);
+  std::int64_t erase_some_if(std::int64_t most,
+                             const std::function<bool(std::span<const std::byte>)>& gone);
+  [[nodiscard]] std::int64_t num_slots() const noexcept { return std::ssize(slots_); }
   [[nodiscard]] std::uint32_t uses(std::int32_t slot) const noexcept { return slots_[slot].uses; }
   void clear() noexcept;
   [[nodiscard]] const ArenaStats& stats() const noexcept { return stats_; }
@@ -130,6 +132,7 @@ class HostArena::Impl {
   FixedArray<std::int32_t> index_;  // open addressing; slot + 1, 0 is empty
   std::size_t index_mask_ = 0;
   std::uint64_t clock_ = 0;
+  std::int32_t next_looked_at_ = 0;  // the slot where erase_some_if() goes on
   ArenaStats stats_;
 };
 

@@ -170,6 +170,28 @@ TEST(HostArena, ASizeThatIsShortTakesTheColdestSlabOfAnother) {
   for (std::uint64_t i = 0; i < 64; ++i) EXPECT_TRUE(has(arena, i, 1)) << i;
 }
 
+// Pieces of any size, over slots of two sizes, some of them pinned.
+TEST(HostArena, ErasingInPiecesTakesOutWhatErasingAtOnceWould) {
+  constexpr std::uint64_t kRecords = 60;
+  for (const std::int64_t piece : {1, 7, 64, 1 << 20}) {
+    HostArena arena = arena_of(64 << 10, {256, 1024});
+    for (std::uint64_t i = 0; i < kRecords; ++i) put(arena, i, i % 3 == 0 ? 1024 : 256, 0);
+    const ArenaPin pin = arena.find(key_of(3));
+    const auto is_odd = [](std::span<const std::byte> record) {
+      return (std::to_integer<int>(record[0]) & 1) != 0;
+    };
+    std::int64_t erased = 0;
+    for (std::int64_t seen = 0; seen < arena.num_slots(); seen += piece) {
+      erased += arena.erase_some_if(piece, is_odd);
+      ASSERT_TRUE(arena.check_invariants().ok());
+    }
+    EXPECT_EQ(erased, std::int64_t{kRecords / 2});
+    EXPECT_EQ(arena.erase_if(is_odd), 0);
+    for (std::uint64_t i = 0; i < kRecords; ++i) EXPECT_EQ(arena.contains(key_of(i)), i % 2 == 0);
+    EXPECT_EQ(pin.record()[0], std::byte{3});
+  }
+}
+
 // Random calls against a map of what was put there: what the arena has is right, it never has more
 // than its budget, and what it lost was evicted.
 TEST(HostArena, RandomCallsAgreeWithAMap) {

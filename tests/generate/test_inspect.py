@@ -87,6 +87,28 @@ def test_a_damaged_snapshot_is_seen(recorded, tmp_path):
     assert "damaged 1" in inspect(tmp_path / "bad", "--index", code=1)
 
 
+def test_the_hash_of_a_snapshot_is_that_of_its_content(recorded, tmp_path, monkeypatch):
+    saved = inspect(recorded / "saved", "--state-hash")
+    assert len(saved) == 17
+    generate(checkpoint(MODEL), REQUESTS, "--num-blocks", 12, "--save", tmp_path / "small")
+    assert inspect(tmp_path / "small", "--state-hash") == saved
+    generate(checkpoint(MODEL), REQUESTS[:1], "--save", tmp_path / "less")
+    assert inspect(tmp_path / "less", "--state-hash") != saved
+    data = bytearray((recorded / "saved").read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "bad").write_bytes(data)
+    assert "damaged 1" in inspect(tmp_path / "bad", "--state-hash", code=1)
+    monkeypatch.setenv("KVFOLIO_RECORD_KEY", "5a" * 32)
+    generate(checkpoint(MODEL), REQUESTS, "--save", tmp_path / "sealed")
+    assert inspect(tmp_path / "sealed", "--state-hash") == saved
+    monkeypatch.delenv("KVFOLIO_RECORD_KEY")
+    assert inspect(tmp_path / "sealed", "--state-hash") == saved
+    listed = inspect(tmp_path / "sealed", "--index").splitlines()
+    records = [line for line in listed if " record " in line and ", key " in line]
+    assert records and all(line.endswith(", not verified") for line in records)
+    assert listed[-1].endswith(f", damaged 0, not verified {len(records)}")
+
+
 @pytest.mark.parametrize("content", [b"", b"KVFO", b"KVFOPLOG", b"KVFOPLOG\x02\0\0\0" + bytes(40),
                                      b"KVFOPLOG\x01\0\0\0\xff\xff\xff\xff", bytes(500)])
 def test_what_is_none_of_ours_is_bad_input(tmp_path, content):

@@ -154,6 +154,36 @@ TEST(HostileRedis, RedirectionsThatGoRoundEnd) {
   }
 }
 
+// O6. The bound does not depend on how many they are.
+TEST(HostileRedis, ManyItemsWhoseTimeIsOverEndInPollsOfBoundedWork) {
+  constexpr std::size_t kItems = 30'000, kOfOnePoll = 4096;
+  ScriptedServer server([](const Words&) { return std::string(); });  // never says what it has
+  const auto tier = tier_of(server.address(), {.items_max = kItems + 1});
+  std::vector<TierItem> items(kItems + 1);
+  for (std::size_t i = 0; i < items.size(); ++i) items[i].tag = i;
+  const std::uint64_t begin = now_us();
+  ASSERT_EQ(tier->submit(TierOp::kExists, std::span(items).first(kItems / 2), {begin + 1}),
+            kItems / 2);
+  ASSERT_EQ(tier->submit(TierOp::kExists, std::span(items).last(1), {begin + 3}), 1u);
+  ASSERT_EQ(
+      tier->submit(TierOp::kExists, std::span(items).subspan(kItems / 2, kItems / 2), {begin + 2}),
+      kItems / 2);
+  std::vector<TierDone> done(items.size());
+  std::size_t ended = 0;
+  for (std::size_t polls = 0; ended < kItems; ++polls) {
+    ASSERT_LE(polls, kItems / kOfOnePoll);
+    const std::size_t n = tier->poll(begin + 2, done);
+    EXPECT_LE(n, kOfOnePoll);
+    for (const TierDone& one : std::span(done).first(n)) {
+      EXPECT_EQ(one.result, TierResult::kTimeout);
+      EXPECT_LT(one.tag, kItems);
+    }
+    ended += n;
+  }
+  ASSERT_EQ(tier->poll(begin + 3, done), 1u);
+  EXPECT_EQ(done[0].tag, kItems);
+}
+
 // O5. Each redirection names another address of the 2^24 that a machine has for itself.
 TEST(HostileRedis, AStormOfRedirectionsTakesBoundedMemory) {
   std::mt19937 random(1);
