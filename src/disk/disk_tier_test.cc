@@ -236,6 +236,7 @@ TEST_P(DiskTierEngine, AnotherProcessIsRefusedByName) {
 
 TEST_P(DiskTierEngine, ADirectoryThatIsDeletedGivesMissesAndErrors) {
   for (std::uint64_t i = 0; i < 50; ++i) EXPECT_EQ(waiter->store(i), TierResult::kOk);
+  waiter->settle();  // it may make a file behind the last answer
   std::filesystem::remove_all(directory.path());
   for (std::uint64_t i = 0; i < 50; ++i) waiter->load(i);
   for (std::uint64_t i = 50; i < 1000 && tier->health().usable; ++i) waiter->store(i);
@@ -247,6 +248,7 @@ TEST_P(DiskTierEngine, ADirectoryThatIsDeletedGivesMissesAndErrors) {
 // Two tiers over one path: the first one's directory is gone, the second made it anew.
 TEST_P(DiskTierEngine, ADirectoryThatIsMadeAnewBelongsToWhoMadeIt) {
   for (std::uint64_t i = 0; i < 50; ++i) EXPECT_EQ(waiter->store(i), TierResult::kOk);
+  waiter->settle();  // it may make a file behind the last answer
   std::filesystem::remove_all(directory.path());
   Result<std::unique_ptr<DiskTier>> second = DiskTier::open(options);
   ASSERT_TRUE(second) << second.error();
@@ -268,6 +270,7 @@ TEST_P(DiskTierEngine, ADirectoryThatIsMadeAnewBelongsToWhoMadeIt) {
 
 TEST_P(DiskTierEngine, ADirectoryWhoseFilesAreDeletedStaysInUse) {
   for (std::uint64_t i = 0; i < 50; ++i) EXPECT_EQ(waiter->store(i), TierResult::kOk);
+  waiter->settle();  // it may make a file behind the last answer
   for (const auto& entry : std::filesystem::directory_iterator(directory.path())) {
     std::filesystem::remove(entry.path());
   }

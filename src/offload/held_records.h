@@ -16,17 +16,32 @@ namespace kvfolio {
 
 class HeldRecords {
  public:
-  // `end`: of the record's tokens in the prompt.
+  // `end`: of the record's tokens in the prompt. One that is held already is not held twice.
   void add(std::int32_t end, ArenaPin pin) {
-    if (pin) pins_.emplace(end, std::move(pin));
+    if (pin && find(end, pin) == pins_.end()) pins_.emplace(end, std::move(pin));
   }
+  void release(std::int32_t end, const ArenaPin& pin) {
+    const auto found = find(end, pin);
+    if (found != pins_.end()) pins_.erase(found);
+  }
+  // What ends behind `end`.
+  void release_behind(std::int32_t end) { pins_.erase(pins_.upper_bound(end), pins_.end()); }
   // Requires: !empty().
   void release_last() { pins_.erase(std::prev(pins_.end())); }
   void clear() noexcept { pins_.clear(); }
   [[nodiscard]] bool empty() const noexcept { return pins_.empty(); }
 
  private:
-  std::multimap<std::int32_t, ArenaPin> pins_;
+  using Pins = std::multimap<std::int32_t, ArenaPin>;
+  // Of one end there is one record for each group at most.
+  [[nodiscard]] Pins::iterator find(std::int32_t end, const ArenaPin& pin) {
+    for (auto at = pins_.lower_bound(end); at != pins_.end() && at->first == end; ++at) {
+      if (at->second.record().data() == pin.record().data()) return at;
+    }
+    return pins_.end();
+  }
+
+  Pins pins_;
 };
 
 }  // namespace kvfolio

@@ -126,8 +126,7 @@ Offload::Impl::Impl(KVCacheManager& manager, const OffloadOptions& options, Iden
       names_(
           manager_, identity_, [this](const RootKey& root) { return epochs_.root(root); },
           [this](const Digest& hash) { return epochs_.prefix(hash); }),
-      epochs_(identity_, options.epoch, options.root_epochs),
-      has_(static_cast<std::size_t>(identity_.num_groups())) {
+      epochs_(identity_, options.epoch, options.root_epochs) {
   for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
     largest_record_ = std::max(largest_record_, record_bytes(GroupId(g)));
   }
@@ -238,10 +237,11 @@ Result<OffloadOpened> Offload::Impl::open(std::span<const std::int32_t> tokens,
   request.length = opened->cached_tokens;
   begin_hashing(request, options, opened->cached_tokens);
   steps_ = 0;
-  if (ports_.empty() && hash_part(request)) {
-    const auto can = reach(request, false);
+  if (ports_.empty() && hash_part(request) && look_for_blocks(request, false, request.horizon)) {
+    const auto can = reach(request, request.horizon);
     if (!can || can->end <= opened->cached_tokens) return result;
   }
+  enter(request, Request::State::kNew);
   ++counters_.requests;
   requests_.emplace(++last_request_, std::move(request));
   result.pending = true;
@@ -381,9 +381,10 @@ Status Offload::Impl::check_invariants() const {
   KVFOLIO_RETURN_IF_ERROR(check_ports());
   KVFOLIO_RETURN_IF_ERROR(epochs_.check());
   for (const auto& [id, request] : requests_) {
+    const bool is_ready = request.state >= Request::State::kReady;
     right = right && (request.state == Request::State::kWriting) == (writer_ == id) &&
             request.held.empty() == !(loading_.contains(id) || ready_to_write_.contains(id)) &&
-            !(loading_.contains(id) && request.state != Request::State::kLoading);
+            !(is_ready ? loading_ : ready_to_write_).contains(id);
   }
   if (right) return arena_->check_invariants();
   return {ErrorCode::kAborted,

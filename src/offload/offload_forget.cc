@@ -46,7 +46,6 @@ void Offload::Impl::forgot_all() {
 void Offload::Impl::forget_names(const RootKey& root) {
   const Digest before = epochs_.root(root);
   if (!epochs_.forget_root(root)) return forgot_all();
-  names_.clear();
   end_requests(&before, {});
   give_up_arriving(&before);
   if (mutant(Mutant::kStoredAfterForget)) return;

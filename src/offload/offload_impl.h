@@ -89,10 +89,24 @@ class Offload::Impl {
     std::uint8_t has = 0, failed = 0;
     [[nodiscard]] unsigned good() const noexcept { return has & ~unsigned{failed}; }
   };
-  // A prompt that waits for records. Its life: kNew -> kAsking -> kLoading -> kReady -> kWriting.
-  // If a tier fails to bring a record that another one has, it loads once more.
+  // Where a walk over the blocks of a part stands: the next one, by group. It goes by their ends,
+  // the beginning of the prompt first, and may take several polls. Empty: it begins.
+  using Walk = std::vector<std::int32_t>;
+  // A prompt that waits for records. Its life: kNew, its tokens are hashed -> kListing, what is
+  // not in the arena -> kAsking, the tiers -> kChoosing, what is at hand -> kHolding, what of that
+  // the arena has -> kLoading, the rest -> kReady -> kWriting. If a tier fails to bring a record
+  // that another one has, it chooses and loads once more.
   struct Request {
-    enum class State : std::uint8_t { kNew, kAsking, kLoading, kReady, kWriting };
+    enum class State : std::uint8_t {
+      kNew,
+      kListing,
+      kAsking,
+      kChoosing,
+      kHolding,
+      kLoading,
+      kReady,
+      kWriting
+    };
     State state = State::kNew;
     SequenceId sequence{};
     std::vector<std::int32_t> tokens{};
@@ -108,9 +122,19 @@ class Offload::Impl {
     bool has_a_part = false;        // one came whole
     std::uint64_t deadline_us = 0;  // of the tiers, then of the copy; from kAsking on
     std::uint64_t since_us = 0;     // it asks, or it loads
-    bool turned = false;            // to other tiers, for what came late
-    int rounds = 0;                 // of loading
-    std::vector<Piece> pieces{};    // to ask for, or to load
+    Walk walk{};
+    std::size_t turned = 0;       // pieces that were looked at, for other tiers
+    std::size_t turn_end = 0;     // how many had begun when that began; 0: it has not
+    int rounds = 0;               // of loading
+    std::vector<Piece> pieces{};  // to ask for, or to load
+    // By group and from the beginning of the prompt, whether a block is at hand: in the arena, or
+    // in a tier that said so. From kHolding on, whether a load waits for it.
+    std::vector<std::vector<std::uint8_t>> has{};
+    // By group and from the part's first block on.
+    std::vector<std::vector<Verdict>> verdicts{};
+    std::int32_t limit = 0;  // kChoosing and kHolding: of what is brought at once
+    Loadable can{};          // kHolding
+    std::int64_t bytes = 0;  // kHolding: that the arena lacks
     std::array<std::size_t, kTiersMax> asked{};  // how many of them, by tier
     std::array<std::int32_t, kTiersMax> unanswered{};
     std::size_t begun = 0;     // how many of them came or are on their way
@@ -119,18 +143,18 @@ class Offload::Impl {
     bool retry = false;        // and a tier may have it yet
     bool displaced = false;    // an older request took what it held
     LoadEnd why = LoadEnd::kNothing;
-    std::unordered_map<TierKey, Verdict, TierKeyHash> where{};
-    HeldRecords held{};  // kLoading and kReady
+    HeldRecords held{};  // from kHolding on
     // kWriting
     Load load{};
-    std::vector<std::pair<Piece, BlockId>> todo{};
-    std::vector<ArenaPin> pins{};
-    std::size_t done = 0;
-    std::int32_t good = 0;  // the blocks are right up to here
+    std::int32_t group = 0;         // that is written
+    std::vector<LoadBlock> todo{};  // its blocks
+    std::size_t done = 0;           // how many of them
+    std::int32_t good = 0;          // the blocks are right up to here
   };
   // A record on its way from a tier to the arena, and who waits for it.
   struct Arriving {
     std::uint64_t tag = 0;  // of its op
+    Piece piece{};
     RecordInfo expected{};
     std::vector<std::uint64_t> waiters{};  // requests
   };
@@ -141,12 +165,14 @@ class Offload::Impl {
     TierOp kind = TierOp::kExists;
     std::int32_t tier = 0;
     TierKey key{};
-    std::uint64_t request = 0;  // kExists
-    std::int64_t bytes = 0;     // kLoad, kStore
-    ArenaSlot slot{};           // kLoad
-    bool given_up = false;      // kLoad
-    bool overdue = false;       // kStore
-    bool is_probe = false;      // it is not waited for
+    std::uint64_t request = 0;    // kExists
+    Piece piece{};                // kExists
+    std::int32_t part_begin = 0;  // kExists: of the request
+    std::int64_t bytes = 0;       // kLoad, kStore
+    ArenaSlot slot{};             // kLoad
+    bool given_up = false;        // kLoad
+    bool overdue = false;         // kStore
+    bool is_probe = false;        // it is not waited for
     std::uint64_t since_us = 0;
     std::uint64_t deadline_us = 0;
     ArenaPin pin{};                   // kStore
@@ -179,7 +205,8 @@ class Offload::Impl {
   // ---- offload_store.cc ----
   void store_findable(bool draining);
   [[nodiscard]] bool has_room_to_drain() const;
-  bool store_block(const FindableBlock& block);
+  bool store_unnamed();
+  bool store_block(const FindableBlock& block, const BlockNames::Name& name);
   bool read_block(const FindableBlock& block, RecordInfo info, std::span<std::byte> record);
   void arrived_otherwise(const TierKey& key);
   void store_to_tiers(const TierKey& key, std::int64_t bytes, bool second_use);
@@ -203,18 +230,23 @@ class Offload::Impl {
   [[nodiscard]] static bool is_last_part(const Request& request) noexcept {
     return request.horizon == last_token(request);
   }
-  // By group, whether each block of the prompt is at hand: in the arena, or in a tier that said so.
-  void fill_has(const Request& request, bool with_tiers, std::int32_t limit);
-  Result<Loadable> reach(const Request& request, bool with_tiers, std::int32_t limit);
-  Result<Loadable> reach(const Request& request, bool with_tiers) {
-    return reach(request, with_tiers, request.horizon);
-  }
-  void list_questions(Request& request);
+  // Visits the blocks of the part up to `limit` that the walk has not seen. This and what is made
+  // of it return false where the steps of the call end before: it goes on in the next one.
+  template <typename Visit>
+  bool walk_blocks(Request& request, std::int32_t limit, const Visit& visit);
+  bool look_for_blocks(Request& request, bool with_tiers, std::int32_t limit);
+  // Of what was looked for.
+  Result<Loadable> reach(Request& request, std::int32_t limit);
+  bool list_questions(Request& request);
+  [[nodiscard]] Verdict& verdict(Request& request, const Piece& piece) const;
+  static void enter(Request& request, Request::State state);
   bool ask(std::uint64_t id, Request& request);
-  [[nodiscard]] std::int64_t list_missing(std::uint64_t id, Request& request);
-  void choose(std::uint64_t id, Request& request, bool late);
+  bool hold_or_list(std::uint64_t id, Request& request);
+  void begin_choosing(Request& request);
+  bool choose(std::uint64_t id, Request& request);
   bool bring(std::uint64_t id, Request& request);
   void stop_waiting(std::uint64_t id, Request& request, bool is_late);
+  [[nodiscard]] bool waits_for(std::uint64_t id, const TierKey& key) const;
   [[nodiscard]] bool loads_once_more(const Request& request) const;
   void turn_to_others(std::uint64_t id, Request& request);
   void note_silent_tiers(const Request& request);
@@ -233,8 +265,9 @@ class Offload::Impl {
   // ---- offload_write.cc ----
   void write_in_turn(std::uint64_t id, Request& request);
   void begin_writing(std::uint64_t id);
-  void list_blocks(Request& request);
-  void write(Request& request);
+  [[nodiscard]] bool has_block_to_write(Request& request);
+  void write(std::uint64_t id, Request& request);
+  void write_next(std::uint64_t id, Request& request);
   void end_writing(std::uint64_t id);
   Result<std::span<const KVStorage::ImageRun>> runs_of(GroupId group, BlockId block);
   bool write_block(const Piece& piece, BlockId block, const ArenaPin& pin);
@@ -308,16 +341,15 @@ class Offload::Impl {
   std::vector<SequenceReady> ready_, ready_next_;
   OffloadCounters counters_;
   bool more_findable_ = true;
+  std::deque<FindableBlock> unnamed_;  // taken from the list, not stored yet
   // of one poll
   std::uint64_t now_us_ = 0;
   std::int64_t budget_ = 0;
   std::int64_t steps_ = 0;           // looks at a block, a question or an answer
   std::uint64_t short_of_room_ = 0;  // the oldest request that the arena had none for; 0: none
   // scratch
-  std::vector<std::vector<std::uint8_t>> has_;
   std::vector<std::span<std::uint8_t>> has_views_;
   std::vector<TierItem> items_;  // of the next submit(); each has its op
-  std::vector<LoadBlock> blocks_;
   std::vector<KVStorage::ImageRun> runs_;
   std::vector<CopyRun> copies_;
 };

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "offload/offload_impl.h"
 
@@ -25,32 +26,64 @@ bool Offload::Impl::has_hash(const Request& request, GroupId group, std::int32_t
          end <= std::int64_t{request.num_hashed} * identity_.unit();
 }
 
-// One place for each block of the first `limit` tokens. Blocks that end within what the cache had
-// at open() have no hash here, and need none; nor has a last block that the prompt does not fill.
-void Offload::Impl::fill_has(const Request& request, bool with_tiers, std::int32_t limit) {
-  has_views_.clear();
-  const auto in_a_tier = [&](const TierKey& key) {
-    const auto verdict = request.where.find(key);
-    return verdict != request.where.end() && verdict->second.good() != 0;
-  };
-  for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
-    const GroupId group(g);
-    std::vector<std::uint8_t>& has = has_[static_cast<std::size_t>(g)];
-    has.assign(static_cast<std::size_t>((limit - 1) / block_size(group)) + 1, 0);
-    std::int32_t i = request.part_begin / block_size(group);
-    took(static_cast<std::int64_t>(has.size()) - i);
-    for (; static_cast<std::size_t>(i) < has.size(); ++i) {
-      if (!has_hash(request, group, i)) continue;
-      const TierKey key = piece_of(request, group, i).key;
-      const bool at_hand = arena_->contains(key) || (with_tiers && in_a_tier(key));
-      has[static_cast<std::size_t>(i)] = at_hand ? 1 : 0;
-    }
-    has_views_.emplace_back(has);
-  }
+Offload::Impl::Verdict& Offload::Impl::verdict(Request& request, const Piece& piece) const {
+  const std::int32_t first = request.part_begin / block_size(piece.group);
+  return request.verdicts[static_cast<std::size_t>(piece.group.value())]
+                         [static_cast<std::size_t>(piece.logical - first)];
 }
 
-Result<Loadable> Offload::Impl::reach(const Request& request, bool with_tiers, std::int32_t limit) {
-  fill_has(request, with_tiers, limit);
+template <typename Visit>
+bool Offload::Impl::walk_blocks(Request& request, std::int32_t limit, const Visit& visit) {
+  const std::int32_t num_groups = identity_.num_groups();
+  Walk& next = request.walk;
+  if (next.empty()) {
+    for (std::int32_t g = 0; g < num_groups; ++g) {
+      next.push_back(request.part_begin / block_size(GroupId(g)));
+    }
+  }
+  for (;;) {
+    GroupId group;
+    std::int32_t least = std::numeric_limits<std::int32_t>::max();
+    for (std::int32_t g = 0; g < num_groups; ++g) {
+      const std::int64_t begin =
+          std::int64_t{next[static_cast<std::size_t>(g)]} * block_size(GroupId(g));
+      const std::int64_t end = begin + block_size(GroupId(g));
+      if (begin >= limit || end >= least) continue;
+      least = static_cast<std::int32_t>(end);
+      group = GroupId(g);
+    }
+    if (!group.valid()) break;
+    if (!has_steps()) return false;
+    took(1);
+    visit(group, next[static_cast<std::size_t>(group.value())]++);
+  }
+  next.clear();
+  return true;
+}
+
+// One place for each block of the first `limit` tokens. Blocks that end within what the cache had
+// at open() have no hash here, and need none; nor has a last block that the prompt does not fill.
+bool Offload::Impl::look_for_blocks(Request& request, bool with_tiers, std::int32_t limit) {
+  if (request.walk.empty()) {
+    request.has.resize(static_cast<std::size_t>(identity_.num_groups()));
+    for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
+      const std::int32_t count = (limit - 1) / block_size(GroupId(g)) + 1;
+      request.has[static_cast<std::size_t>(g)].assign(static_cast<std::size_t>(count), 0);
+    }
+  }
+  return walk_blocks(request, limit, [&](GroupId group, std::int32_t logical) {
+    if (!has_hash(request, group, logical)) return;
+    const Piece piece = piece_of(request, group, logical);
+    const bool at_hand =
+        arena_->contains(piece.key) || (with_tiers && verdict(request, piece).good() != 0);
+    request.has[static_cast<std::size_t>(group.value())][static_cast<std::size_t>(logical)] =
+        at_hand ? 1 : 0;
+  });
+}
+
+// The manager looks at a byte for each block, once.
+Result<Loadable> Offload::Impl::reach(Request& request, std::int32_t limit) {
+  has_views_.assign(request.has.begin(), request.has.end());
   return manager_.loadable(request.sequence, request.tokens, limit, has_views_);
 }
 
@@ -80,6 +113,11 @@ void Offload::Impl::set_deadline(Request& request) const {
       later(later(now_us_, options_.timeout_us), static_cast<std::uint64_t>(moving));
 }
 
+void Offload::Impl::enter(Request& request, Request::State state) {
+  request.state = state;
+  request.walk.clear();
+}
+
 void Offload::Impl::go_on(std::uint64_t id) {
   using State = Request::State;
   const auto found = requests_.find(id);
@@ -93,9 +131,14 @@ void Offload::Impl::go_on(std::uint64_t id) {
   if (request.state == State::kNew) {
     if (!hash_part(request) || !has_steps()) return;  // in the next poll
     set_deadline(request);
-    list_questions(request);
+    request.since_us = now_us_;
+    enter(request, State::kListing);
   }
   const bool late = now_us_ >= request.deadline_us;
+  if (request.state == State::kListing) {
+    if (!list_questions(request) && !late) return;
+    enter(request, State::kAsking);
+  }
   if (request.state == State::kAsking) {
     const bool answered = ask(id, request) && request.waiting == 0;
     if (!answered && !late) return;
@@ -105,7 +148,15 @@ void Offload::Impl::go_on(std::uint64_t id) {
     }
     request.waiting = 0;
     if (!late && !has_steps()) return;
-    choose(id, request, late);
+    begin_choosing(request);
+  }
+  if (request.state == State::kChoosing || request.state == State::kHolding) {
+    if (!late && !choose(id, request)) return;
+    if (late) {
+      request.pieces.clear();
+      request.why = LoadEnd::kTimeout;
+      enter(request, State::kLoading);
+    }
   }
   if (request.state == State::kLoading) {
     if (!late) turn_to_others(id, request);
@@ -115,10 +166,10 @@ void Offload::Impl::go_on(std::uint64_t id) {
       request.why = LoadEnd::kTimeout;
       stop_waiting(id, request, true);
     } else if (!late && loads_once_more(request)) {
-      if (has_steps()) choose(id, request, false);
+      if (has_steps()) begin_choosing(request);
       return;
     }
-    request.state = State::kReady;
+    enter(request, State::kReady);
     if (loading_.erase(id) > 0) ready_to_write_.insert(id);
     request.deadline_us = later(now_us_, options_.copy_timeout_us);
   }
@@ -132,29 +183,37 @@ bool Offload::Impl::loads_once_more(const Request& request) const {
 
 void Offload::Impl::stop_waiting(std::uint64_t id, Request& request, bool is_late) {
   if (request.state != Request::State::kLoading) return;
-  for (const Piece& piece : std::span(request.pieces).first(request.begun)) {
-    give_up(piece.key, id, is_late);
+  // What is on its way is among the last that were begun.
+  for (std::size_t i = request.begun; i > 0 && request.waiting > 0; --i) {
+    const TierKey& key = request.pieces[i - 1].key;
+    if (!waits_for(id, key)) continue;
+    give_up(key, id, is_late);
+    --request.waiting;
   }
   request.waiting = 0;
+}
+
+bool Offload::Impl::waits_for(std::uint64_t id, const TierKey& key) const {
+  const auto place = arriving_.find(key);
+  if (place == arriving_.end()) return false;
+  const std::vector<std::uint64_t>& waiters = place->second.waiters;
+  return std::find(waiters.begin(), waiters.end(), id) != waiters.end();
 }
 
 // What has not come by half of the time is brought by another tier that has it, while there is time
 // for that. So a tier that hangs costs no prompt what another one has.
 void Offload::Impl::turn_to_others(std::uint64_t id, Request& request) {
   const bool is_time = now_us_ - request.since_us >= (request.deadline_us - request.since_us) / 2;
-  if (request.turned || !is_time || request.waiting == 0) return;
-  request.turned = true;
-  const std::size_t begun = request.begun;
-  for (std::size_t i = 0; i < begun; ++i) {
-    const Piece piece = request.pieces[i];
-    const auto place = arriving_.find(piece.key);
-    if (place == arriving_.end()) continue;
-    const std::vector<std::uint64_t>& waiters = place->second.waiters;
-    if (std::find(waiters.begin(), waiters.end(), id) == waiters.end()) continue;
-    const auto late = static_cast<std::uint8_t>(1u << ops_.at(place->second.tag).tier);
-    Verdict& verdict = request.where[piece.key];
-    if ((verdict.good() & ~unsigned{late}) == 0) continue;
-    verdict.failed |= late;
+  if (!is_time || request.waiting == 0) return;
+  if (request.turn_end == 0) request.turn_end = request.begun;
+  for (; request.turned < request.turn_end && has_steps(); ++request.turned) {
+    took(1);
+    const Piece piece = request.pieces[request.turned];
+    if (!waits_for(id, piece.key)) continue;
+    const auto late = static_cast<std::uint8_t>(1u << ops_.at(arriving_.at(piece.key).tag).tier);
+    Verdict& said = verdict(request, piece);
+    if ((said.good() & ~unsigned{late}) == 0) continue;
+    said.failed |= late;
     give_up(piece.key, id, true);
     --request.waiting;
     request.pieces.push_back(piece);  // begun anew
@@ -173,27 +232,25 @@ void Offload::Impl::note_silent_tiers(const Request& request) {
 // ---- asking ----
 
 // Every record that the arena lacks. One that is on its way already is not asked for.
-void Offload::Impl::list_questions(Request& request) {
-  request.state = Request::State::kAsking;
-  request.since_us = now_us_;
-  if (ports_.empty()) return;
-  fill_has(request, false, request.horizon);
-  for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
-    const std::vector<std::uint8_t>& has = has_[static_cast<std::size_t>(g)];
-    std::int32_t i = request.part_begin / block_size(GroupId(g));
-    took(static_cast<std::int64_t>(has.size()) - i);
-    for (; static_cast<std::size_t>(i) < has.size(); ++i) {
-      if (!has_hash(request, GroupId(g), i) || has[static_cast<std::size_t>(i)] != 0) continue;
-      const Piece piece = piece_of(request, GroupId(g), i);
-      const auto arriving = arriving_.find(piece.key);
-      if (arriving == arriving_.end()) {
-        request.pieces.push_back(piece);
-      } else {
-        const std::int32_t tier = ops_.at(arriving->second.tag).tier;
-        request.where[piece.key].has |= static_cast<std::uint8_t>(1u << tier);
-      }
+bool Offload::Impl::list_questions(Request& request) {
+  if (request.walk.empty()) {
+    request.verdicts.resize(static_cast<std::size_t>(identity_.num_groups()));
+    for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
+      const std::int32_t size = block_size(GroupId(g));
+      const std::int32_t count = (request.horizon - 1) / size + 1 - request.part_begin / size;
+      request.verdicts[static_cast<std::size_t>(g)].assign(static_cast<std::size_t>(count), {});
     }
   }
+  if (ports_.empty()) return true;
+  return walk_blocks(request, request.horizon, [&](GroupId group, std::int32_t logical) {
+    if (!has_hash(request, group, logical)) return;
+    const Piece piece = piece_of(request, group, logical);
+    if (arena_->contains(piece.key)) return;
+    const auto arriving = arriving_.find(piece.key);
+    if (arriving == arriving_.end()) return request.pieces.push_back(piece);
+    const std::int32_t tier = ops_.at(arriving->second.tag).tier;
+    verdict(request, piece).has |= static_cast<std::uint8_t>(1u << tier);
+  });
 }
 
 // Asks every tier for every piece, as far as they take questions now. True: all are asked.
@@ -220,7 +277,12 @@ bool Offload::Impl::ask(std::uint64_t id, Request& request) {
         const Piece& piece = request.pieces[next];
         if (!ports_[t].takes(record_bytes(piece.group))) continue;
         places.push_back(next);
-        add_item({.kind = TierOp::kExists, .tier = index, .key = piece.key, .request = id},
+        add_item({.kind = TierOp::kExists,
+                  .tier = index,
+                  .key = piece.key,
+                  .request = id,
+                  .piece = piece,
+                  .part_begin = request.part_begin},
                  nullptr);
       }
       took(std::ssize(places));
@@ -241,77 +303,78 @@ bool Offload::Impl::ask(std::uint64_t id, Request& request) {
 
 // ---- bringing ----
 
-// What the last reach() says that a load would wait for, and the arena lacks; returns its bytes.
-// What the arena has is held.
-std::int64_t Offload::Impl::list_missing(std::uint64_t id, Request& request) {
-  std::int64_t bytes = 0;
+// Of what a load would wait for, holds what the arena has, and lists the rest.
+bool Offload::Impl::hold_or_list(std::uint64_t id, Request& request) {
+  return walk_blocks(request, request.limit, [&](GroupId group, std::int32_t logical) {
+    const auto& needed = request.has[static_cast<std::size_t>(group.value())];
+    if (needed[static_cast<std::size_t>(logical)] == 0) return;
+    const Piece piece = piece_of(request, group, logical);
+    if (arena_->contains(piece.key)) return hold(id, request, end_of(piece), piece.key);
+    request.bytes += record_bytes(group);
+    request.pieces.push_back(piece);  // the beginning of the prefix first: it is worth most
+  });
+}
+
+void Offload::Impl::begin_choosing(Request& request) {
+  request.since_us = now_us_;
+  request.failed = request.retry = false;
+  request.begun = request.turned = request.turn_end = 0;
   request.pieces.clear();
-  release_held(id, request);
-  for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
-    const std::vector<std::uint8_t>& needed = has_[static_cast<std::size_t>(g)];
-    std::int32_t i = request.part_begin / block_size(GroupId(g));
-    took(static_cast<std::int64_t>(needed.size()) - i);
-    for (; static_cast<std::size_t>(i) < needed.size(); ++i) {
-      if (needed[static_cast<std::size_t>(i)] == 0) continue;
-      const Piece piece = piece_of(request, GroupId(g), i);
-      if (arena_->contains(piece.key)) {
-        hold(id, request, end_of(piece), piece.key);
-        continue;
-      }
-      bytes += record_bytes(piece.group);
-      request.pieces.push_back(piece);
-    }
-  }
-  // The beginning of the prefix first: it is worth most if there is no room for all.
-  const auto before = [this](const Piece& a, const Piece& b) { return end_of(a) < end_of(b); };
-  if (identity_.num_groups() > 1) {
-    std::stable_sort(request.pieces.begin(), request.pieces.end(), before);
-  }
-  return bytes;
+  request.rounds += request.displaced ? 0 : 1;
+  request.displaced = false;
+  request.limit = request.horizon;
+  enter(request, Request::State::kChoosing);
 }
 
 // What to load: as much as tiers have, the arena can hold and is worth it.
-void Offload::Impl::choose(std::uint64_t id, Request& request, bool late) {
-  request.state = Request::State::kLoading;
-  request.since_us = now_us_;
-  request.failed = request.retry = false;
-  request.begun = 0;
-  request.pieces.clear();
-  if (late) return;
-  request.rounds += request.displaced ? 0 : 1;
-  request.displaced = false;
-  std::int32_t limit = request.horizon;
+bool Offload::Impl::choose(std::uint64_t id, Request& request) {
+  using State = Request::State;
   for (;;) {
-    const auto can = reach(request, true, limit);
-    if (!can) return request.pieces.clear();
-    const std::int64_t bytes = list_missing(id, request);
-    if (bytes == 0) return;
-    if (!worth_loading(bytes, can->end - can->begin)) {
-      request.why = LoadEnd::kRecompute;
-      return request.pieces.clear();
+    if (request.state == State::kChoosing) {
+      if (!look_for_blocks(request, true, request.limit)) return false;
+      const auto can = reach(request, request.limit);
+      request.pieces.clear();
+      if (!can) break;
+      request.can = *can;
+      request.bytes = 0;
+      request.held.release_behind(request.limit);
+      if (request.held.empty()) loading_.erase(id);
+      enter(request, State::kHolding);
     }
-    if (bytes <= options_.arena_bytes || can->end <= can->begin) return;
+    if (!hold_or_list(id, request)) return false;
+    if (request.bytes == 0) break;
+    const std::int32_t tokens = request.can.end - request.can.begin;
+    if (!worth_loading(request.bytes, tokens)) {
+      request.why = LoadEnd::kRecompute;
+      request.pieces.clear();
+      break;
+    }
+    if (request.bytes <= options_.arena_bytes || tokens <= 0) break;
     request.failed = true;  // there is more than the arena holds
-    limit = can->begin + (can->end - can->begin) / 2;
+    request.limit = request.can.begin + tokens / 2;
+    enter(request, State::kChoosing);
   }
+  enter(request, State::kLoading);
+  return true;
 }
 
 // Has the pieces brought, each by the cheapest tier that has it, as far as tiers and arena have
 // room now. True: nothing is left to begin.
 bool Offload::Impl::bring(std::uint64_t id, Request& request) {
   for (; request.begun < request.pieces.size(); ++request.begun) {
+    if (!has_steps()) return false;
     took(1);
     const Piece& piece = request.pieces[request.begun];
     if (arena_->contains(piece.key)) {
       hold(id, request, end_of(piece), piece.key);
       continue;
     }
-    Verdict& verdict = request.where[piece.key];
+    Verdict& said = verdict(request, piece);
     Begun begun = Begun::kNo;
-    while (begun == Begun::kNo && verdict.good() != 0) {
-      const auto tier = static_cast<std::int32_t>(std::countr_zero(verdict.good()));
+    while (begun == Begun::kNo && said.good() != 0) {
+      const auto tier = static_cast<std::int32_t>(std::countr_zero(said.good()));
       begun = start_load(id, request, piece, tier);
-      if (begun == Begun::kNo) verdict.failed |= static_cast<std::uint8_t>(1u << tier);
+      if (begun == Begun::kNo) said.failed |= static_cast<std::uint8_t>(1u << tier);
     }
     if (begun == Begun::kLater) return false;
     request.failed |= begun == Begun::kNo;
@@ -321,7 +384,7 @@ bool Offload::Impl::bring(std::uint64_t id, Request& request) {
 
 // ---- records that wait for a prompt's turn ----
 
-// Requires: the request is kLoading.
+// Requires: the request is kHolding or kLoading.
 void Offload::Impl::hold(std::uint64_t id, Request& request, std::int32_t end, const TierKey& key) {
   request.held.add(end, arena_->hold(key));
   if (!request.held.empty()) loading_.insert(id);

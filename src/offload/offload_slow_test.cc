@@ -383,6 +383,46 @@ TEST(Offload, ALongPromptComesBackInPollsOfBoundedWork) {
   EXPECT_TRUE(offload->check_invariants().ok());
 }
 
+// A cache that drops blocks brings a prompt in one part: where it may end is not known before all
+// of it was looked at. That takes several polls.
+TEST(Offload, ALongPromptOfAWindowModelComesBackInPollsOfBoundedWorkToo) {
+  constexpr std::int32_t kTokens = 160'000;
+  constexpr std::uint64_t kSteps = 60'000;
+  const std::vector<std::int32_t> large = prompt_of(1, kTokens);
+  const CacheSpec spec = test::mixed(kTokens / 8 + 10, kTokens / 8 + 10);
+  SlowTier tier;
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  {
+    Cache cache(spec);
+    const auto offload = offload_of(cache, tiers, 8000 * kFullRecord);
+    cache.compute(large);
+    std::uint64_t now_us = 1;
+    while (offload->drain(now_us += 100).any()) {
+    }
+    EXPECT_LE(offload->counters().steps_max, kSteps);
+  }
+  for (const std::uint64_t timeout_us : {1'000'000u, 2'000u}) {
+    Cache cache(spec);
+    const auto offload =
+        offload_of(cache, tiers, 45'000 * kFullRecord, {.timeout_us = timeout_us});
+    const auto open = offload->open(large);
+    ASSERT_TRUE(open->pending);
+    std::uint64_t now_us = 1;
+    std::span<const SequenceReady> ready;
+    for (int polls = 0; ready.empty(); ++polls) {
+      ASSERT_LT(polls, 10'000);
+      ready = offload->poll(now_us += 100);
+    }
+    EXPECT_LE(offload->counters().steps_max, kSteps);
+    EXPECT_EQ(ready[0].why, timeout_us > 2'000 ? LoadEnd::kLoaded : LoadEnd::kTimeout);
+    EXPECT_EQ(ready[0].cached_tokens == kTokens - 1, timeout_us > 2'000);
+    cache.check_sequence(open->sequence,
+                         std::span(large).first(std::size_t(ready[0].cached_tokens)));
+    EXPECT_TRUE(offload->check_invariants().ok());
+    EXPECT_EQ(offload->arena().pins, 0);
+  }
+}
+
 // The names of what the cache has are forgotten with another root: they are made anew, in steps.
 TEST(Offload, ALongPromptThatTheCacheHasInPartTakesBoundedWorkToo) {
   constexpr std::int32_t kTokens = 600'000;

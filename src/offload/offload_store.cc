@@ -32,18 +32,23 @@ void Offload::Impl::store_findable(bool draining) {
   std::array<FindableBlock, 64> blocks;
   more_findable_ = true;
   if (!draining) budget_ = std::min(budget_, options_.bytes_per_poll - options_.bytes_per_poll / 2);
-  while (budget_ > 0) {
+  while (budget_ > 0 && has_steps()) {
     if (draining && !has_room_to_drain()) return;
     const std::int64_t fit = draining ? 1 : budget_ / largest_record_;
     const auto wanted = static_cast<std::size_t>(std::clamp<std::int64_t>(fit, 1, 64));
+    if (!store_unnamed()) return;
     const std::int32_t taken = manager_.take_findable(std::span(blocks).first(wanted));
     took(taken);
     for (const FindableBlock& block :
          std::span(blocks).first(static_cast<std::size_t>(std::max(taken, 0)))) {
       // A tail waits for the tokens that fill its block.
-      const bool is_whole = block.end % block_size(block.group) == 0;
-      budget_ -= is_whole && store_block(block) ? record_bytes(block.group) : kLookBytes;
+      if (block.end % block_size(block.group) == 0) {
+        unnamed_.push_back(block);
+      } else {
+        budget_ -= kLookBytes;
+      }
     }
+    if (!store_unnamed()) return;
     if (static_cast<std::size_t>(taken) < wanted) {
       // Steps in flight keep theirs in the list.
       more_findable_ = manager_.num_steps() > 0;
@@ -71,11 +76,28 @@ bool Offload::Impl::has_room_to_drain() const {
   return busy == 0 || (busy + 1) * largest_record_ <= stats.bytes;
 }
 
+// Blocks that were taken from the manager's list; a long way to a name may take several polls.
+// False: there are more than this poll has steps for.
+bool Offload::Impl::store_unnamed() {
+  for (; !unnamed_.empty(); unnamed_.pop_front()) {
+    if (!has_steps()) return false;
+    const FindableBlock& block = unnamed_.front();
+    // Another entry of the block has a place in the list of its own.
+    const auto serial = manager_.entry_serial(block.group, block.block);
+    if (!serial || *serial != block.serial) continue;
+    const std::int64_t before = names_.num_steps();
+    const auto name = names_.name_within(kStepsPerPoll - steps_, block.group, block.block);
+    took(names_.num_steps() - before);
+    if (!name) continue;
+    if (!*name) return false;
+    budget_ -= store_block(block, **name) ? record_bytes(block.group) : kLookBytes;
+  }
+  return true;
+}
+
 // Returns whether bytes were copied.
-bool Offload::Impl::store_block(const FindableBlock& block) {
-  const auto name = names_.name(block.group, block.block);
-  if (!name) return false;
-  const TierKey key = identity_.key(block.group, name->tokens);
+bool Offload::Impl::store_block(const FindableBlock& block, const BlockNames::Name& name) {
+  const TierKey key = identity_.key(block.group, name.tokens);
   if (const ArenaPin there = arena_->find(key)) {
     if (there.uses() == 1) store_to_tiers(key, record_bytes(block.group), true);
     return false;
@@ -86,8 +108,8 @@ bool Offload::Impl::store_block(const FindableBlock& block) {
     ++counters_.stores_dropped;
     return false;
   }
-  RecordInfo info = record_of(block.group, name->end, key);
-  info.owner = root_owner(name->root);
+  RecordInfo info = record_of(block.group, name.end, key);
+  info.owner = root_owner(name.root);
   if (!read_block(block, info, arena_->fill(*slot))) {
     ++counters_.stores_dropped;
     arena_->abandon(*slot);

@@ -55,7 +55,7 @@ void Offload::Impl::leave_to_parent() {
   for (auto& [id, request] : requests_) {
     request.waiting = 0;
     request.unanswered.fill(0);
-    request.where.clear();
+    for (std::vector<Verdict>& of : request.verdicts) std::fill(of.begin(), of.end(), Verdict{});
   }
 }
 
@@ -153,13 +153,14 @@ void Offload::Impl::on_exists(const Op& op, TierResult result) {
   const auto found = requests_.find(op.request);
   if (found == requests_.end()) return;
   Request& request = found->second;
-  if (request.state != Request::State::kAsking) return;  // an answer behind its deadline
+  // An answer behind its deadline.
+  if (request.state != Request::State::kAsking || request.part_begin != op.part_begin) return;
   --request.waiting;
   --request.unanswered[static_cast<std::size_t>(op.tier)];
   if (result == TierResult::kTimeout) return;
   port(op.tier).answered(op.kind);
   if (result != TierResult::kOk) return;
-  request.where[op.key].has |= static_cast<std::uint8_t>(1u << op.tier);
+  verdict(request, op.piece).has |= static_cast<std::uint8_t>(1u << op.tier);
 }
 
 // ---- tiers that are passed over ----
@@ -262,6 +263,7 @@ Offload::Impl::Begun Offload::Impl::start_load(std::uint64_t id, Request& reques
   // What lay here before cannot pose as what the tier did not bring.
   std::memset(memory.data(), 0, static_cast<std::size_t>(kRecordHeaderBytes));
   Arriving arriving{
+      .piece = piece,
       .expected = record_of(piece.group, (piece.logical + 1) * block_size(piece.group), piece.key)};
   arriving.expected.owner = root_owner(request.root);
   const bool works = asked.works();
@@ -335,12 +337,12 @@ void Offload::Impl::on_loaded(std::uint64_t tag, const Op& op, TierResult result
     --request.waiting;
     if (right) hold(id, request, arriving.expected.end, op.key);
     if (right) continue;
-    Verdict& verdict = request.where[op.key];
+    Verdict& said = verdict(request, arriving.piece);
     if (mutant(Mutant::kVerdictKept)) result = TierResult::kBusy;
     // A busy tier may bring it the next time.
-    if (result != TierResult::kBusy) verdict.failed |= static_cast<std::uint8_t>(1u << op.tier);
+    if (result != TierResult::kBusy) said.failed |= static_cast<std::uint8_t>(1u << op.tier);
     request.failed = true;
-    request.retry |= verdict.good() != 0;
+    request.retry |= said.good() != 0;
   }
 }
 

@@ -16,19 +16,22 @@ namespace kvfolio {
 void Offload::Impl::write_in_turn(std::uint64_t id, Request& request) {
   const bool late = now_us_ >= request.deadline_us;
   if (request.state == Request::State::kReady) {
-    if (writer_ == 0 && budget_ > 0 && has_steps()) return begin_writing(id);
+    if (writer_ != 0) request.walk.clear();
+    if (writer_ == 0 && budget_ > 0 && look_for_blocks(request, false, request.horizon)) {
+      return begin_writing(id);
+    }
     if (late) finish(id, request.length, LoadEnd::kTimeout);
     return;
   }
-  write(request);
-  const bool all = request.done == request.todo.size();
+  write(id, request);
+  const bool all = !has_block_to_write(request);
   if (!all && late) request.why = LoadEnd::kTimeout;
   if (all || late) end_writing(id);
 }
 
 void Offload::Impl::begin_writing(std::uint64_t id) {
   Request& request = requests_.at(id);
-  const auto can = reach(request, false);
+  const auto can = reach(request, request.horizon);
   if (!can) return finish(id, request.length, LoadEnd::kNothing);
   const LoadEnd otherwise = request.why != LoadEnd::kNothing ? request.why
                             : request.failed                 ? LoadEnd::kPart
@@ -50,55 +53,60 @@ void Offload::Impl::begin_writing(std::uint64_t id) {
   }
   request.load = *load;
   request.good = load->end;
+  request.group = -1;
   request.state = Request::State::kWriting;
   writer_ = id;
-  list_blocks(request);
-  release_held(id, request);
-  write(request);
-  if (request.done == request.todo.size()) end_writing(id);
+  write(id, request);
+  if (!has_block_to_write(request)) end_writing(id);
 }
 
-// The blocks that the load waits for, and the records that go there, which stay where they are.
-void Offload::Impl::list_blocks(Request& request) {
-  for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
-    const GroupId group(g);
-    blocks_.resize(request.tokens.size() / static_cast<std::size_t>(block_size(group)) + 2);
-    const auto count = manager_.blocks_to_load(request.load.id, group, blocks_);
-    KVFOLIO_CHECK(count.has_value());
-    took(*count);
-    for (std::int32_t i = 0; i < *count; ++i) {
-      const auto& [logical, block] = blocks_[static_cast<std::size_t>(i)];
-      Piece piece{group, logical, {}};
-      ArenaPin pin;
-      if (has_hash(request, group, logical)) {
-        piece = piece_of(request, group, logical);
-        pin = arena_->find(piece.key);
-        if (pin && pin.uses() == 1) store_to_tiers(piece.key, record_bytes(group), true);
-      }
-      request.todo.emplace_back(piece, block);
-      request.pins.push_back(std::move(pin));
-    }
+// The blocks that the load waits for, group by group.
+bool Offload::Impl::has_block_to_write(Request& request) {
+  while (request.done == request.todo.size()) {
+    if (request.group + 1 == identity_.num_groups()) return false;
+    const GroupId group(++request.group);
+    request.done = 0;
+    request.todo.resize(request.has[static_cast<std::size_t>(request.group)].size());
+    const auto count = manager_.blocks_to_load(request.load.id, group, request.todo);
+    KVFOLIO_CHECK(count && static_cast<std::size_t>(*count) <= request.todo.size());
+    request.todo.resize(static_cast<std::size_t>(*count));
   }
+  return true;
 }
 
-// As much as the poll has bytes left for. A block behind one that failed is not written.
-void Offload::Impl::write(Request& request) {
-  while (request.done < request.todo.size() && budget_ > 0) {
-    const auto& [piece, block] = request.todo[request.done];
-    const ArenaPin pin = std::move(request.pins[request.done]);
-    ++request.done;
-    const std::int32_t begin = piece.logical * block_size(piece.group);
-    if (begin >= request.good) continue;
-    budget_ -= record_bytes(piece.group);
-    if (pin && write_block(piece, block, pin)) {
-      ++counters_.loads;
-      continue;
-    }
+// As much as the poll has bytes and steps left for.
+void Offload::Impl::write(std::uint64_t id, Request& request) {
+  while (budget_ > 0 && has_steps() && has_block_to_write(request)) write_next(id, request);
+}
+
+// A block behind one that failed is not written.
+void Offload::Impl::write_next(std::uint64_t id, Request& request) {
+  took(1);
+  const auto& [logical, block] = request.todo[request.done++];
+  const GroupId group(request.group);
+  const std::int32_t begin = logical * block_size(group);
+  if (begin >= request.good) return;
+  budget_ -= record_bytes(group);
+  ArenaPin pin;
+  Piece piece{group, logical, {}};
+  if (has_hash(request, group, logical)) {
+    piece = piece_of(request, group, logical);
+    pin = arena_->find(piece.key);
+  }
+  if (!pin) {
     request.good = begin;
-    if (!pin) continue;
-    ++counters_.arena_corrupt;
-    arena_->erase(piece.key);
+    return;
   }
+  request.held.release(end_of(piece), pin);
+  if (request.held.empty()) ready_to_write_.erase(id);
+  if (pin.uses() == 1) store_to_tiers(piece.key, record_bytes(group), true);
+  if (write_block(piece, block, pin)) {
+    ++counters_.loads;
+    return;
+  }
+  request.good = begin;
+  ++counters_.arena_corrupt;
+  arena_->erase(piece.key);
 }
 
 // Where the image of a block lies, in the order of the image. Valid until the next call.
@@ -143,9 +151,10 @@ bool Offload::Impl::write_block(const Piece& piece, BlockId block, const ArenaPi
 // What was not written is not good either: a cancel() may come in the middle.
 void Offload::Impl::end_writing(std::uint64_t id) {
   Request& request = requests_.at(id);
-  for (std::size_t i = request.done; i < request.todo.size(); ++i) {
-    const Piece& piece = request.todo[i].first;
-    request.good = std::min(request.good, piece.logical * block_size(piece.group));
+  for (; has_block_to_write(request); request.done = request.todo.size()) {
+    const std::int32_t begin =
+        request.todo[request.done].logical * block_size(GroupId(request.group));
+    request.good = std::min(request.good, begin);
   }
   const bool whole = request.good == request.load.end;
   const std::int32_t unit = identity_.unit();
