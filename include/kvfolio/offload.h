@@ -45,16 +45,16 @@
 //    begun to write, just appends.
 //  - Forgetting. forget() and reset() also change the names of what is forgotten, so that no tier
 //    answers with it, and erase it in the arena: a root's records in the polls that follow, so
-//    that no call looks at all of a large arena (idle() is false until then). forget() of a prefix renames what begins with its
-//    whole units (the smallest block size); other prefixes of the root key that share the last
-//    whole unit become misses, too, and a prefix shorter than a unit forgets its root key. What
-//    lies behind the prefix stays in the arena until it is evicted, under names that nothing asks
-//    for. If the manager itself is told to forget, the next call here sees that it was, but not
-//    what: below the cache everything goes. Tiers that outlive the process keep the bytes under
-//    names that nothing asks for. A host that uses such tiers keeps epochs() after each forgetting
-//    and gives it to the next create(); if it does not, the next process finds again what this one
-//    forgot. Other processes that share a tier learn nothing of it: what a fleet has to forget gets
-//    another RootKey, such as a salt with a generation.
+//    that no call looks at all of a large arena (idle() is false until then). forget() of a prefix
+//    renames what begins with its whole units (the smallest block size); other prefixes of the root
+//    key that share the last whole unit become misses, too, and a prefix shorter than a unit
+//    forgets its root key. What lies behind the prefix stays in the arena until it is evicted,
+//    under names that nothing asks for. If the manager itself is told to forget, the next call here
+//    sees that it was, but not what: below the cache everything goes. Tiers that outlive the
+//    process keep the bytes under names that nothing asks for. A host that uses such tiers keeps
+//    epochs() after each forgetting and gives it to the next create(); if it does not, the next
+//    process finds again what this one forgot. Other processes that share a tier learn nothing of
+//    it: what a fleet has to forget gets another RootKey, such as a salt with a generation.
 //
 // Needs ManagerOptions::list_findable and max_transfers >= 1, and storage. Thread safety: as the
 // manager.

@@ -403,8 +403,7 @@ TEST(Offload, ALongPromptOfAWindowModelComesBackInPollsOfBoundedWorkToo) {
   }
   for (const std::uint64_t timeout_us : {1'000'000u, 2'000u}) {
     Cache cache(spec);
-    const auto offload =
-        offload_of(cache, tiers, 45'000 * kFullRecord, {.timeout_us = timeout_us});
+    const auto offload = offload_of(cache, tiers, 45'000 * kFullRecord, {.timeout_us = timeout_us});
     const auto open = offload->open(large);
     ASSERT_TRUE(open->pending);
     std::uint64_t now_us = 1;
