@@ -37,8 +37,9 @@ struct SnapshotList {
   std::int64_t damaged = 0;  // sections, and gaps between them
   std::int64_t unverified = 0;
   bool whole = false;  // it ends as it should
-  // Of what the sections say, in order: two files with one hash bring back the same, whatever
-  // sealed their records. Not a proof against who writes the file. Of nothing that is damaged.
+  // A hash of what the sections say, in order: two files with one hash bring back the same,
+  // whatever sealed their records. What is damaged is left out. It proves nothing against those who
+  // write the file.
   std::uint64_t state_hash = 0;
 };
 

@@ -75,7 +75,8 @@ class BlockNames {
     std::vector<Memo> memos{};  // by block; serial 0: none
   };
   [[nodiscard]] const Memo* memo_of(const GroupMemos& of, BlockId block) const;
-  // Of the block of the path to `block` that ends with `end`; null: there is none.
+  // What the block keeps that lies on the path to `block` that ends with `end`; null: there is
+  // none.
   [[nodiscard]] Result<const Memo*> memo_at(GroupId group, BlockId block, std::int32_t end) const;
   [[nodiscard]] std::uint64_t serial_of(GroupId group, BlockId block) const;
   void remember(GroupId group, BlockId block, std::int32_t end, const Name& name);

@@ -33,7 +33,7 @@ class HeldRecords {
 
  private:
   using Pins = std::multimap<std::int32_t, ArenaPin>;
-  // Of one end there is one record for each group at most.
+  // There is one record for each end and group.
   [[nodiscard]] Pins::iterator find(std::int32_t end, const ArenaPin& pin) {
     for (auto at = pins_.lower_bound(end); at != pins_.end() && at->first == end; ++at) {
       if (at->second.record().data() == pin.record().data()) return at;

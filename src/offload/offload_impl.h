@@ -235,7 +235,7 @@ class Offload::Impl {
   template <typename Visit>
   bool walk_blocks(Request& request, std::int32_t limit, const Visit& visit);
   bool look_for_blocks(Request& request, bool with_tiers, std::int32_t limit);
-  // Of what was looked for.
+  // How far what was looked for reaches.
   Result<Loadable> reach(Request& request, std::int32_t limit);
   bool list_questions(Request& request);
   [[nodiscard]] Verdict& verdict(Request& request, const Piece& piece) const;

@@ -303,7 +303,7 @@ bool Offload::Impl::ask(std::uint64_t id, Request& request) {
 
 // ---- bringing ----
 
-// Of what a load would wait for, holds what the arena has, and lists the rest.
+// Holds what the arena has and a load would wait for, and lists the rest of that.
 bool Offload::Impl::hold_or_list(std::uint64_t id, Request& request) {
   return walk_blocks(request, request.limit, [&](GroupId group, std::int32_t logical) {
     const auto& needed = request.has[static_cast<std::size_t>(group.value())];
