@@ -64,8 +64,7 @@ SnapshotSection section_of(const SectionHeader& header, std::span<const std::byt
   return section;
 }
 
-// Of what was hashed so far and what the section says: without its place, and without what sealed
-// it.
+// A hash of `before` and of what the section says, without its place and what sealed it.
 std::uint64_t hash_of(std::uint64_t before, const SectionHeader& header,
                       const SnapshotSection& section, std::span<const std::byte> body) {
   std::array<std::byte, 8 + 2 + 4 + 4> head{};
