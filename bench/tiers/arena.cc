@@ -3,6 +3,10 @@
 // A hit in host memory: records of 256 KiB in an arena that is larger than the caches, copied out
 // in random order. The other side is memcpy of the same bytes in the same order.
 
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+
+#include <array>
 #include <cstring>
 
 #include "families.h"
@@ -160,6 +164,65 @@ void measure_hash(Session& session, const Identity& identity) {
   });
 }
 
+// What a tier does with each record that it brings, and the host seals with a key or does not. The
+// other side reads as many bytes: a copy to memory that stays in the caches, or libcrypto's HMAC.
+void measure_check(Session& session, Arena& arena, bool keyed) {
+  const std::array<std::byte, kRecordKeyBytes> secret{std::byte{1}};
+  const RecordKeys keys = keyed ? take(RecordKeys::create({.key = secret}), "keys") : RecordKeys();
+  const auto count = static_cast<std::int32_t>(arena.keys.size());
+  const Buffer records(count * kRecord);
+  const auto record = [&](std::int32_t i) {
+    return std::span(reinterpret_cast<std::byte*>(records.data()) + i * kRecord,
+                     static_cast<std::size_t>(kRecord));
+  };
+  const auto info = [&](std::int32_t i) {
+    return RecordInfo{.key = arena.keys[static_cast<std::size_t>(i)], .payload_bytes = kPayload};
+  };
+  for (std::int32_t i = 0; i < count; ++i) {
+    std::memset(record(i).data(), i, record(i).size());
+    require(seal_record(info(i), record(i), keys), "a sealed record");
+  }
+  const std::vector<std::int32_t> order = shuffled(count, 7);
+  const auto gigabytes = [&](double ns) {
+    return static_cast<double>(count) * static_cast<double>(kPayload) / ns;
+  };
+  const auto ours = [&] {
+    return gigabytes(nanoseconds_of([&] {
+      for (const std::int32_t i : order) {
+        require(check_record(record(i), info(i), keys) == RecordFault::kNone, "a right record");
+      }
+    }));
+  };
+  const Buffer to(kPayload);
+  std::array<unsigned char, EVP_MAX_MD_SIZE> mac{};
+  const auto theirs = [&] {
+    return gigabytes(nanoseconds_of([&] {
+      for (const std::int32_t i : order) {
+        const std::byte* payload = record(i).data() + kRecordHeaderBytes;
+        if (keyed) {
+          require(HMAC(EVP_sha256(), secret.data(), int{kRecordKeyBytes},
+                       reinterpret_cast<const unsigned char*>(payload), std::size_t(kPayload),
+                       mac.data(), nullptr) != nullptr,
+                  "a MAC of libcrypto");
+        } else {
+          std::memcpy(to.data(), payload, std::size_t(kPayload));
+        }
+      }
+      keep(to.data());
+      keep(mac.data());
+    }));
+  };
+  Figure figure{.name = keyed ? "tiers.check.keyed" : "tiers.check"};
+  figure.facts = {{"record_kib", kPayload >> 10}, {"records", std::int64_t{count}}};
+  figure.unit = "GB/s";
+  figure.lower_is_better = false;
+  figure.promise = keyed ? Promise{0.90, 0.97} : Promise{0.70, 0.85};
+  figure.promise_is_ratio = true;
+  figure.note = keyed ? "a record checked by its MAC; ceiling: HMAC-SHA-256 of libcrypto"
+                      : "a record checked by its checksum; ceiling: memcpy into the caches";
+  session.measure(figure, ours, theirs);
+}
+
 }  // namespace
 
 void measure_arena(Session& session) {
@@ -171,6 +234,11 @@ void measure_arena(Session& session) {
   }
   if (session.wants("tiers.lookup")) measure_lookup(session, arena);
   if (session.wants("tiers.hash")) measure_hash(session, arena.identity);
+  for (const bool keyed : {false, true}) {
+    if (session.wants(keyed ? "tiers.check.keyed" : "tiers.check")) {
+      measure_check(session, arena, keyed);
+    }
+  }
 }
 
 }  // namespace kvfolio::bench

@@ -7,7 +7,7 @@
 
 namespace kvfolio::bench {
 
-void measure_arena(Session& session);     // tiers.hit.*, tiers.lookup, tiers.hash
+void measure_arena(Session& session);     // tiers.hit.*, tiers.lookup, tiers.hash, tiers.check*
 void measure_beside(Session& session);    // tiers.decode_beside_stores
 void measure_snapshot(Session& session);  // tiers.save, tiers.restore
 void measure_redis(Session& session);     // tiers.redis.*

@@ -10,6 +10,8 @@ std::vector<std::string> tiers_row_names() {
                                     "tiers.hit.entry",
                                     "tiers.lookup",
                                     "tiers.hash",
+                                    "tiers.check",
+                                    "tiers.check.keyed",
                                     "tiers.decode_beside_stores",
                                     "tiers.save",
                                     "tiers.restore",
@@ -29,7 +31,8 @@ void run_tiers(const Options& options, const std::function<void(const Row&)>& em
                const LeftOut& left_out) {
   Session session(options, emit, left_out);
   if (session.wants("tiers.hit.checked") || session.wants("tiers.hit.entry") ||
-      session.wants("tiers.lookup") || session.wants("tiers.hash")) {
+      session.wants("tiers.lookup") || session.wants("tiers.hash") ||
+      session.wants("tiers.check") || session.wants("tiers.check.keyed")) {
     measure_arena(session);
   }
   if (session.wants("tiers.decode_beside_stores")) measure_beside(session);
