@@ -8,7 +8,7 @@
 #include "disk/jobs.h"
 #include "disk/recover.h"
 #include "kvfolio/disk_tier.h"
-#include "tiers/masked_thread.h"
+#include "tiers/file_size_signal.h"
 
 namespace kvfolio {
 namespace {

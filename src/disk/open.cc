@@ -10,7 +10,7 @@
 #include <cerrno>
 
 #include "base/text.h"
-#include "tiers/masked_thread.h"
+#include "tiers/file_size_signal.h"
 
 namespace kvfolio::disk {
 namespace {

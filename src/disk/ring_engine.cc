@@ -28,8 +28,8 @@
 #include <mutex>
 #include <vector>
 
+#include "base/masked_thread.h"
 #include "base/text.h"
-#include "tiers/masked_thread.h"
 #include "tiers/process.h"
 
 namespace kvfolio::disk {

@@ -6,9 +6,9 @@
 #include <mutex>
 #include <vector>
 
+#include "base/masked_thread.h"
 #include "base/text.h"
 #include "disk/engine.h"
-#include "tiers/masked_thread.h"
 #include "tiers/process.h"
 
 namespace kvfolio::disk {

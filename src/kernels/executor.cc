@@ -18,11 +18,11 @@
 
 #include <atomic>
 #include <chrono>
-#include <csignal>
 #include <cstring>
 #include <new>
 #include <utility>
 
+#include "base/masked_thread.h"
 #include "base/text.h"
 
 namespace kvfolio {
@@ -112,20 +112,14 @@ Status ThreadPool::State::start(std::int32_t num_threads) {
     return {ErrorCode::kOutOfMemory,
             text::concat("no memory for a pool of ", num_threads, " threads")};
   }
-  // A thread inherits what is blocked: signals go to the threads of the host.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   int error = 0;
   while (num_workers < wanted) {
     Worker& worker = workers[static_cast<std::size_t>(num_workers)];
     worker.pool = this;
-    error = pthread_create(&worker.thread, nullptr, run_worker, &worker);
+    error = create_masked_thread(worker.thread, run_worker, &worker);
     if (error != 0) break;
     ++num_workers;
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (error == 0) return {};
   return {
       ErrorCode::kResourceExhausted,

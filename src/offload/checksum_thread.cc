@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/masked_thread.h"
 #include "kvfolio/checked_copy.h"
-#include "tiers/masked_thread.h"
 
 namespace kvfolio {
 namespace {
