@@ -13,14 +13,14 @@ namespace kvfolio::cuda {
 namespace {
 
 constexpr KernelChoice kNodesOnly = {.wgmma = false, .prefill = false, .stream = false};
+constexpr KernelChoice kManyNodes = {
+    .num_sms = 1, .wgmma = false, .prefill = false, .stream = false};
 constexpr KernelChoice kNoWgmma = {.wgmma = false, .stream = false};
 constexpr KernelChoice kNoStream = {.stream = false};
 constexpr KernelChoice kAll = {};
-const Way kWays[] = {{"default", kAll},
-                     {"no stream", kNoStream},
-                     {"stream of 37", {.stream_blocks = 37}},
-                     {"no wgmma", kNoWgmma},
-                     {"nodes only", kNodesOnly}};
+const Way kWays[] = {
+    {"default", kAll},      {"no stream", kNoStream},   {"stream of 37", {.stream_blocks = 37}},
+    {"no wgmma", kNoWgmma}, {"nodes only", kNodesOnly}, {"many nodes", kManyNodes}};
 
 struct Count {
   long long rows = 0, different = 0;

@@ -223,7 +223,7 @@ std::int32_t stream_blocks(const AttentionCall& call, std::int32_t num_sms) {
   const std::int64_t bytes = tokens * call.cache.num_heads * (call.cache.dim_k + call.cache.dim_v) *
                              element_bytes(call.cache.element);
   const bool small = leaves <= 2 * num_sms && longest <= 16;
-  const bool large = bytes >= kManyBytes && call.group_size >= 4 &&
+  const bool large = bytes >= kManyBytes && call.group_size >= 4 && call.cache.dim_k == 128 &&
                      longest * call.cache.num_heads * num_sms <= 8 * leaves;
   return small || large ? 3 * num_sms : 0;
 }
@@ -305,6 +305,9 @@ Result<AttentionPlan> plan_attention(const AttentionCall& call, const KernelChoi
   }
   plan.group_rows = options.group_rows;
   plan.work = plan_work(call.lengths, resolved(call.mask), options);
+  // Measured on an H200: 512 and 760 blocks want the deep rings, 1,024 want company.
+  plan.many_nodes = static_cast<std::int64_t>(plan.work.items.size()) * cache.num_heads >=
+                    std::int64_t{6} * choice.num_sms;
   append_to(plan.image, plan.work.items);
   append_to(plan.image, plan.work.groups);
   append_to(plan.image, plan.work.prefill_items);
@@ -336,6 +339,7 @@ Status attend(const AttentionCall& call, const AttentionPlan& plan, const void* 
   launch.element = cache.element;
   launch.head_dim = cache.dim_k;
   launch.group_rows = plan.group_rows;
+  launch.many_nodes = plan.many_nodes;
   AttendArgs& args = launch.args;
   args = arguments_of(call);
   args.num_items = static_cast<std::int32_t>(work.items.size());
@@ -357,6 +361,7 @@ Status attend(const AttentionCall& call, const AttentionPlan& plan, const void* 
 
   if (work.stream_blocks > 0) {
     launch.kernel = KernelName::kStream;
+    launch.overlaps_previous = true;
     launch.grid = work.stream_blocks;
     return launcher.launch(launcher.state, launch);
   }
@@ -368,6 +373,7 @@ Status attend(const AttentionCall& call, const AttentionPlan& plan, const void* 
   if (args.num_items > 0) {
     launch.kernel = plan.family == Family::kGeneral ? KernelName::kGeneral : KernelName::kNode;
     launch.grid = args.num_items * cache.num_heads;
+    launch.overlaps_previous = launch.kernel == KernelName::kNode;
     KVFOLIO_RETURN_IF_ERROR(launcher.launch(launcher.state, launch));
   }
   if (work.merges) {

@@ -76,6 +76,7 @@ struct KernelChoice {
 struct AttentionPlan {
   Family family = Family::kGeneral;
   bool wgmma = false;
+  bool many_nodes = false;  // more than the card computes in a few rounds
   std::int32_t group_rows = 8;
   WorkPlan work;
   std::vector<std::byte> image;  // items, groups, prefill items, one behind the other
@@ -98,6 +99,7 @@ struct KernelLaunch {
   std::int32_t head_dim = 0;    // of a Family with one
   std::int32_t group_rows = 8;  // rows of an item, or of a state that is merged
   std::int32_t grid = 0;
+  bool many_nodes = false;
   // May begin before the launch in front of it is complete; the kernel waits itself.
   bool overlaps_previous = false;
   AttendArgs args = {};

@@ -117,6 +117,7 @@ struct Block {
   Barrier named[16];
   std::vector<std::pair<uint32_t, Phase>> phases;
   int num_threads = 0;
+  int begun = 0;  // threads that waited for the launch before theirs
   int shared_bytes = 0;
   std::mt19937 order{1};
   bool shuffled = false;
@@ -356,8 +357,12 @@ inline bool __any_sync(unsigned, bool mine) {
 inline bool __all_sync(unsigned mask, bool mine) { return !__any_sync(mask, !mine); }
 inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
 
-inline void wait_for_previous_launch() {}
-inline void let_next_launch_start() {}
+inline void begin_overlapped_launch() {
+  const model::Thread& thread = model::block->threads[model::self];
+  if (thread.exchanges != 0 || !thread.open.empty())
+    model::stop("a kernel that waits for the launch before it after it began");
+  ++model::block->begun;
+}
 inline int arrive(int* counter) { return (*counter)++; }
 
 // ---- warpgroups
@@ -488,6 +493,7 @@ void run_block(int threads, int shared_bytes, const Kernel& kernel) {
   Block& b = *block;
   if (threads > kMostThreads || shared_bytes > kMostShared) stop("a launch that no GPU takes");
   b.num_threads = threads;
+  b.begun = 0;
   b.shared_bytes = shared_bytes;
   b.phases.clear();
   b.barrier = {};
@@ -527,10 +533,12 @@ void run_block(int threads, int shared_bytes, const Kernel& kernel) {
 }
 
 template <typename Kernel>
-void launch(int grid, int threads, int shared_bytes, const Kernel& kernel) {
+void launch(int grid, int threads, int shared_bytes, bool overlaps_previous, const Kernel& kernel) {
   for (int i = 0; i < grid; ++i) {
     blockIdx.x = static_cast<unsigned>(i);
     run_block(threads, shared_bytes, kernel);
+    if (overlaps_previous && block->begun != threads)
+      stop("threads that do not wait for the launch before theirs, which may still run");
   }
 }
 

@@ -145,11 +145,10 @@ __device__ __forceinline__ uint32_t e4m3_to_bf16x2(uint32_t x, uint32_t select) 
 // ---- between blocks and launches
 // -----------------------------------------------------------------
 
-// Waits until the launch before this one in its stream is complete and its writes are seen.
-__device__ __forceinline__ void wait_for_previous_launch() {
+// The first of a kernel that may be launched before the launch in front of it is complete: waits
+// until it is and its writes are seen, and lets the launch behind this one do the same.
+__device__ __forceinline__ void begin_overlapped_launch() {
   asm volatile("griddepcontrol.wait;\n" ::: "memory");
-}
-__device__ __forceinline__ void let_next_launch_start() {
   asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
 }
 // Adds one; what this block wrote before is seen by a block that sees the sum.

@@ -13,20 +13,37 @@
 
 namespace kvfolio::cuda {
 
-// Stages of a warp's ring: 24 KiB in flight for each warp whatever a row's size.
+// Instances of node_kernel. Where few blocks share the card, each warp has 24 KiB in flight; where
+// there are many, more of them on an SM hide more than deep rings do.
 template <Element E, int D>
-inline constexpr int kNodeStages = 768 / (D * element_bytes(E));
+struct FewNodes {
+  static constexpr int kBlocks = 2, kStages = 768 / (D * element_bytes(E));
+};
+template <Element E, int D>
+struct ManyNodes {
+  static constexpr int kBlocks = D == 64 ? 4 : 3;
+  static constexpr int kShared = (228 << 10) / kBlocks - 1024;  // of a block of sm_90
+  using OneStage = NodeMemory<E, D, 1>;
+  static constexpr int kStages = (kShared - (OneStage::kBytes - OneStage::kRing)) / OneStage::kRing;
+  static_assert(kStages >= 2);
+};
 
 // False: there is no such kernel.
 template <Element E, int D, typename Start>
 bool start_tiles(const KernelLaunch& launch, Start&& start) {
-  constexpr int kStages = kNodeStages<E, D>;
+  auto start_nodes = [&]<typename Nodes, int kGroups>() {
+    constexpr int kStages = Nodes::kStages;
+    start(node_kernel<E, D, kGroups, kStages, Nodes::kBlocks>, 128,
+          NodeMemory<E, D, kStages>::kBytes);
+  };
   switch (launch.kernel) {
     case KernelName::kNode:
-      if (launch.group_rows == 8) {
-        start(node_kernel<E, D, 1, kStages>, 128, NodeMemory<E, D, kStages>::kBytes);
+      if (launch.group_rows != 8) {
+        start_nodes.template operator()<FewNodes<E, D>, 2>();
+      } else if (launch.many_nodes) {
+        start_nodes.template operator()<ManyNodes<E, D>, 1>();
       } else {
-        start(node_kernel<E, D, 2, kStages>, 128, NodeMemory<E, D, kStages>::kBytes);
+        start_nodes.template operator()<FewNodes<E, D>, 1>();
       }
       return true;
     case KernelName::kPrefill:

@@ -33,7 +33,8 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 Status host_launch(void* /*state*/, const KernelLaunch& launch) {
   auto start = [&](auto kernel, int threads, int shared_bytes) {
-    model::launch(launch.grid, threads, shared_bytes, [&] { kernel(launch.args); });
+    model::launch(launch.grid, threads, shared_bytes, launch.overlaps_previous,
+                  [&] { kernel(launch.args); });
   };
   bool known = start_others(launch, start);
   auto tiles = [&]<Element E>() {
@@ -486,7 +487,8 @@ void check(Case c) {
   other.k_beside_v = !c.k_beside_v && !c.v_is_prefix;
   other.seed = c.seed + 1;
   EXPECT_EQ(
-      different(c, whole, 0, Problem(other).run({.wgmma = false, .stream = false}), 0, rows_of(c)),
+      different(c, whole, 0, Problem(other).run({.num_sms = 1, .wgmma = false, .stream = false}), 0,
+                rows_of(c)),
       0)
       << "moved";
   int row = 0;
@@ -689,6 +691,8 @@ TEST(CudaKernels, AStreamOfAnyNumberOfBlocksHasTheBitsOfNodes) {
       c.sequences = {{1, 1, 1}, {2, 2500, 1}, {3, 1024, 1}, {4, 70, 1}, {5, 1300, 1}};
       const Problem problem(c);
       const Output nodes = problem.run({.stream = false});
+      EXPECT_EQ(different(c, nodes, 0, problem.run({.num_sms = 1, .stream = false}), 0, rows_of(c)),
+                0);
       expect_right(c, nodes, problem);
       SCOPED_TRACE(blocks);
       EXPECT_EQ(different(c, nodes, 0, problem.run({.stream_blocks = blocks}), 0, rows_of(c)), 0);

@@ -112,8 +112,9 @@ __device__ __forceinline__ void fold_node(const AttendArgs& a, const SequenceArg
   }
 }
 
-template <Element E, int D, int C, int kStages>
-__global__ void __launch_bounds__(kLeavesPerNode * 32, 2)
+// kBlocks: of an SM.
+template <Element E, int D, int C, int kStages, int kBlocks>
+__global__ void __launch_bounds__(kLeavesPerNode * 32, kBlocks)
     node_kernel(const __grid_constant__ AttendArgs a) {
   using Tile = WarpTile<E, D, C>;
   using Memory = NodeMemory<E, D, kStages>;
@@ -121,6 +122,7 @@ __global__ void __launch_bounds__(kLeavesPerNode * 32, 2)
   constexpr int kPitch = D + 4, kSlots = 8 * C;
   static_assert(kLeavesPerNode * kSlots * kPitch * 4 <= Memory::kRing);
   KVFOLIO_CUDA_SHARED_MEMORY(shared);
+  begin_overlapped_launch();
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int head = blockIdx.x % a.cache.num_heads;
   const Item& item = a.items[blockIdx.x / a.cache.num_heads];
@@ -278,7 +280,7 @@ inline constexpr int kMergeThreads = 32;
 template <int kRowSlots>
 __global__ void __launch_bounds__(kMergeThreads)
     merge_kernel(const __grid_constant__ AttendArgs a) {
-  wait_for_previous_launch();
+  begin_overlapped_launch();
   merge_row(a, kRowSlots, threadIdx.x, kMergeThreads);
 }
 

@@ -31,62 +31,79 @@ struct StreamMemory {
   static_assert(oSegments % 16 == 0);
 };
 
-// Folds the states of a group in order and writes its rows.
+// A row's fold of states, of four dims.
+struct StateFold {
+  float m = kNothing, l = 0.0f, node_m = kNothing, node_l = 0.0f;
+  float o[4] = {0.0f, 0.0f, 0.0f, 0.0f}, node[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+
+  __device__ __forceinline__ void add(int flag, float4 x, float2 y) {
+    const float xs[4] = {x.x, x.y, x.z, x.w};
+    if (y.x != kNothing) {
+      if (flag == kWholeNodes) {
+        const Fold f = fold_state(m, l, y.x, y.y);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[e] = fold_sum(o[e], xs[e], f);
+      } else {
+        const Fold f = fold_state(node_m, node_l, y.x, y.y);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) node[e] = fold_sum(node[e], xs[e], f);
+      }
+    }
+    if (flag != kEndsNode) return;
+    if (node_m != kNothing) {
+      const Fold f = fold_state(m, l, node_m, node_l);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) o[e] = fold_sum(o[e], node[e], f);
+    }
+    node_m = kNothing;
+    node_l = 0.0f;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) node[e] = 0.0f;
+  }
+};
+
+// Folds the states of a group in order and writes its rows. One block does it while the others are
+// done, so what counts is how often it waits: each thread has four dims of kRows rows, and asks for
+// kAhead states of all of them at once.
 template <int D>
 __device__ void merge_states(const AttendArgs& a, const Segment& segment, int num_rows,
                              int thread) {
+  constexpr int kRows = kStreamRows * (D / 4) / 128, kAhead = 6, kApart = kStreamRows / kRows;
   const int n = segment.group_states;
   const int32_t* const flags = a.state_flags + segment.group_state;
   const int64_t first = static_cast<int64_t>(segment.group_state) * kStreamRows;
-  for (int i = thread; i < num_rows * (D / 4); i += 128) {
-    const int r = i / (D / 4), d = (i % (D / 4)) * 4;
-    float m = kNothing, l = 0.0f, node_m = kNothing, node_l = 0.0f;
-    float o[4] = {0, 0, 0, 0}, node[4] = {0, 0, 0, 0};
-    constexpr int kAhead = 4;
-    for (int from = 0; from < n; from += kAhead) {
-      float4 x[kAhead];
-      float2 y[kAhead];
-      int flag[kAhead];
+  const int row = thread / (D / 4), d = (thread % (D / 4)) * 4;  // and kApart rows further
+  StateFold folds[kRows];
+  for (int from = 0; from < n; from += kAhead) {
+    float4 x[kAhead][kRows];
+    float2 y[kAhead][kRows];
+    int flag[kAhead];
 #pragma unroll
-      for (int u = 0; u < kAhead; ++u) {
-        const int j = min(from + u, n - 1);
-        const int64_t at = first + j * kStreamRows + r;
-        flag[u] = flags[j];
-        y[u] = __ldcg(reinterpret_cast<const float2*>(a.state_totals) + at);
-        x[u] = __ldcg(reinterpret_cast<const float4*>(a.state_sums + at * D + d));
-      }
+    for (int u = 0; u < kAhead; ++u) {
+      const int j = min(from + u, n - 1);
+      flag[u] = flags[j];
 #pragma unroll
-      for (int u = 0; u < kAhead; ++u) {
-        if (from + u >= n) break;
-        const float xs[4] = {x[u].x, x[u].y, x[u].z, x[u].w};
-        if (y[u].x != kNothing) {
-          if (flag[u] == kWholeNodes) {
-            const Fold f = fold_state(m, l, y[u].x, y[u].y);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) o[e] = fold_sum(o[e], xs[e], f);
-          } else {
-            const Fold f = fold_state(node_m, node_l, y[u].x, y[u].y);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) node[e] = fold_sum(node[e], xs[e], f);
-          }
-        }
-        if (flag[u] == kEndsNode) {
-          if (node_m != kNothing) {
-            const Fold f = fold_state(m, l, node_m, node_l);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) o[e] = fold_sum(o[e], node[e], f);
-          }
-          node_m = kNothing;
-          node_l = 0.0f;
-#pragma unroll
-          for (int e = 0; e < 4; ++e) node[e] = 0.0f;
-        }
+      for (int k = 0; k < kRows; ++k) {
+        const int64_t at = first + j * kStreamRows + row + k * kApart;
+        y[u][k] = __ldcg(reinterpret_cast<const float2*>(a.state_totals) + at);
+        x[u][k] = __ldcg(reinterpret_cast<const float4*>(a.state_sums + at * D + d));
       }
     }
-    const RowPlace place = {segment.first_token, segment.head * a.group_size + r};
-    const RowEnd end(a, place.q_head, m, l);
 #pragma unroll
-    for (int e = 0; e < 4; ++e) store_value(a, place, d + e, end.value(o[e]));
+    for (int u = 0; u < kAhead; ++u) {
+      if (from + u >= n) break;
+#pragma unroll
+      for (int k = 0; k < kRows; ++k) folds[k].add(flag[u], x[u][k], y[u][k]);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kRows; ++k) {
+    const int r = row + k * kApart;
+    if (r >= num_rows) continue;
+    const RowPlace place = {segment.first_token, segment.head * a.group_size + r};
+    const RowEnd end(a, place.q_head, folds[k].m, folds[k].l);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) store_value(a, place, d + e, end.value(folds[k].o[e]));
     if (d == 0) store_lse(a, place, end.lse);
   }
 }
@@ -136,6 +153,7 @@ __global__ void __launch_bounds__(128, kStreamBlocks)
   float* const maxima = reinterpret_cast<float*>(shared + Memory::oMaxima);
   int* const flag = reinterpret_cast<int*>(shared + Memory::oFlag);
 
+  begin_overlapped_launch();
   const int per = a.segments_per_block;
   for (int i = thread; i < per * 5; i += 128)
     reinterpret_cast<int4*>(segments)[i] =
@@ -389,12 +407,11 @@ __global__ void __launch_bounds__(128, kStreamBlocks)
     if (from_start && (leaf + 1) / kLeavesPerNode > first_leaf / kLeavesPerNode)
       emit(state++, all.o, all.m, all.l);
     if (!node_end && !apart) emit(state++, node.o, node.m, node.l);
-    __threadfence();
+    // The barriers order the block's stores before its arrival, and its loads behind that.
     __syncthreads();
     if (thread == 0) *flag = arrive(&a.arrivals[segment.group]) == segment.group_segments - 1;
     __syncthreads();
     if (*flag) {
-      __threadfence();
       merge_states<D>(a, segment, num_rows, thread);
       if (thread == 0) a.arrivals[segment.group] = 0;
     }
