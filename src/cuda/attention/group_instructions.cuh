@@ -17,6 +17,10 @@ __device__ __forceinline__ uint64_t operand_of(uint32_t address, uint32_t lead) 
          (static_cast<uint64_t>(lead >> 4) << 16) | (static_cast<uint64_t>(1024 >> 4) << 32) |
          (1ull << 62);
 }
+// One that is the same 8 x 8 elements (128 bytes) wherever it is read: no swizzle, no strides.
+__device__ __forceinline__ uint64_t same_operand_of(uint32_t address) {
+  return static_cast<uint64_t>((address & 0x3ffff) >> 4);
+}
 // d (64 x 64) = (add ? d : 0) + A (64 x 16) B (64 x 16)^T
 template <bool kF16>
 __device__ __forceinline__ void group_scores(float (&d)[32], uint64_t a, uint64_t b, int add) {
@@ -48,17 +52,17 @@ __device__ __forceinline__ void group_scores(float (&d)[32], uint64_t a, uint64_
         : "l"(a), "l"(b), "r"(add));
   }
 }
-// d (64 x 136) += A (64 x 16, registers) B (16 x 136); B's rows are tokens.
+// d (64 x 128) += A (64 x 16, registers) B (16 x 128); B's rows are tokens.
 template <bool kF16>
-__device__ __forceinline__ void group_sums(float (&d)[68], const uint32_t* a, uint64_t b) {
+__device__ __forceinline__ void group_sums(float (&d)[64], const uint32_t* a, uint64_t b) {
   if constexpr (kF16) {
     asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n136k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"
-        "%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,"
-        "%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,"
-        "%59,%60,%61,%62,%63,%64,%65,%66,%67"
-        "}, {%68,%69,%70,%71}, %72, 1, 1, 1, 1;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
+        "%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,"
+        "%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,"
+        "%60,%61,%62,%63"
+        "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
           "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
           "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
@@ -68,16 +72,16 @@ __device__ __forceinline__ void group_sums(float (&d)[68], const uint32_t* a, ui
           "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
           "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
           "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-          "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67])
+          "+f"(d[63])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
   } else {
     asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n136k16.f32.bf16.bf16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"
-        "%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,"
-        "%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,"
-        "%59,%60,%61,%62,%63,%64,%65,%66,%67"
-        "}, {%68,%69,%70,%71}, %72, 1, 1, 1, 1;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,"
+        "%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,"
+        "%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,"
+        "%60,%61,%62,%63"
+        "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;\n"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
           "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
           "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
@@ -87,7 +91,24 @@ __device__ __forceinline__ void group_sums(float (&d)[68], const uint32_t* a, ui
           "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
           "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
           "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
-          "+f"(d[63]), "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67])
+          "+f"(d[63])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  }
+}
+// d (64 x 8) += A (64 x 16, registers) B (8 x 16)^T: totals, where B is ones.
+template <bool kF16>
+__device__ __forceinline__ void group_totals(float (&d)[4], const uint32_t* a, uint64_t b) {
+  if constexpr (kF16) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, 1, 1, 1, 0;\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  } else {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, %8, 1, 1, 1, 0;\n"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
   }
 }
@@ -107,7 +128,8 @@ __device__ __forceinline__ void keep(float (&r)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(r[i])::"memory");
 }
-// What ordinary stores wrote to shared memory is seen by wgmma.
+// What ordinary stores and copies wrote to shared memory, those of others too that this thread has
+// waited for, is seen by wgmma.
 __device__ __forceinline__ void fence_shared_for_groups() {
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 }
@@ -119,6 +141,12 @@ __device__ __forceinline__ void fence_barrier_init() {
 }
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
+}
+// An arrival as soon as all copies of this thread until here have arrived. The thread goes on, and
+// its copies are seen by those who wait for the barrier; wgmma sees them behind a
+// fence_shared_for_groups() of such a thread.
+__device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");
 }
 // Waits until the phase of this parity is over.
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, int parity) {

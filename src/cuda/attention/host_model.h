@@ -43,7 +43,6 @@
 namespace kvfolio::cuda {
 
 // ---- vectors
-// -------------------------------------------------------------------------------------
 
 struct alignas(8) uint2 {
   uint32_t x, y;
@@ -71,7 +70,6 @@ using std::max;
 using std::min;
 
 // ---- a block
-// -------------------------------------------------------------------------------------
 
 namespace model {
 
@@ -93,6 +91,8 @@ struct Copy {
 struct Thread {
   std::vector<Copy> open;
   std::deque<std::vector<Copy>> groups;
+  std::deque<std::pair<std::vector<Copy>, uint32_t>> arrivals;  // copies, and whom they tell
+  bool fenced = true;  // nothing was waited for since the last fence for wgmma
   unsigned exchanges = 0;
 };
 struct Warp {
@@ -135,6 +135,19 @@ inline Thread& thread() { return block->threads[self]; }
 inline Warp& warp() { return block->warps[self / 32]; }
 inline int lane() { return self % 32; }
 inline void yield() { block->fibers.yield(); }
+inline Phase& phase_at(uint32_t barrier) {
+  for (auto& [address, phase] : block->phases)
+    if (address == barrier) return phase;
+  stop("a barrier that was not made");
+}
+inline void arrive_at(uint32_t barrier) {
+  Phase& phase = phase_at(barrier);
+  if (++phase.arrived == phase.count) {
+    phase.arrived = 0;
+    ++phase.phase;
+    ++block->progress;
+  }
+}
 
 inline void wait(Barrier& barrier, int threads) {
   const unsigned mine = barrier.generation;
@@ -181,7 +194,6 @@ inline void __stcg(T* p, T value) {
 }
 
 // ---- shared memory
-// -------------------------------------------------------------------------------
 
 inline uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(static_cast<const char*>(p) - model::block->shared);
@@ -206,16 +218,28 @@ inline void commit_copies() {
   t.groups.push_back(std::move(t.open));
   t.open.clear();
 }
+namespace model {
+inline void carry_out(const std::vector<Copy>& copies) {
+  for (const Copy& c : copies) {
+    char* to = at(c.to, c.size);
+    std::memset(to, 0, static_cast<std::size_t>(c.size));
+    std::memcpy(to, c.from, static_cast<std::size_t>(c.bytes));
+  }
+}
+// The oldest copies of a thread that a barrier waits for arrive.
+inline void arrive_first(Thread& t) {
+  carry_out(t.arrivals.front().first);
+  arrive_at(t.arrivals.front().second);
+  t.arrivals.pop_front();
+}
+}  // namespace model
 template <int kOpen>
 inline void wait_copies() {
-  auto& groups = model::thread().groups;
-  while (static_cast<int>(groups.size()) > kOpen) {
-    for (const model::Copy& c : groups.front()) {
-      char* to = model::at(c.to, c.size);
-      std::memset(to, 0, static_cast<std::size_t>(c.size));
-      std::memcpy(to, c.from, static_cast<std::size_t>(c.bytes));
-    }
-    groups.pop_front();
+  model::Thread& t = model::thread();
+  while (!t.arrivals.empty()) model::arrive_first(t);  // they are older than any group
+  while (static_cast<int>(t.groups.size()) > kOpen) {
+    model::carry_out(t.groups.front());
+    t.groups.pop_front();
   }
 }
 
@@ -247,7 +271,6 @@ inline uint32_t transpose_matrix(uint32_t a) {
 }
 
 // ---- arithmetic
-// ----------------------------------------------------------------------------------
 
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
@@ -366,16 +389,19 @@ inline void begin_overlapped_launch() {
 inline int arrive(int* counter) { return (*counter)++; }
 
 // ---- warpgroups
-// ----------------------------------------------------------------------------------
 
 // An operand's place of element (row, column), each row 64 elements: the 128-byte swizzle XORs
 // address bits 4-6 with bits 7-9.
 struct Operand {
   uint32_t start, lead, groups;
+  bool same;  // 8 x 8 elements for all: see same_operand_of
   explicit Operand(uint64_t bits)
       : start(static_cast<uint32_t>(bits & 0x3fffu) << 4),
         lead(static_cast<uint32_t>((bits >> 16) & 0x3fffu) << 4),
-        groups(static_cast<uint32_t>((bits >> 32) & 0x3fffu) << 4) {}
+        groups(static_cast<uint32_t>((bits >> 32) & 0x3fffu) << 4),
+        same(bits >> 62 == 0) {
+    if (!model::thread().fenced) model::stop("a product without a fence behind a wait");
+  }
   template <bool kF16>
   [[nodiscard]] float at(uint32_t address) const {
     return float_of<kF16>(shared16(address ^ ((address >> 7 & 7u) << 4)));
@@ -385,6 +411,9 @@ inline uint64_t operand_of(uint32_t address, uint32_t lead) {
   return static_cast<uint64_t>((address & 0x3ffff) >> 4) |
          (static_cast<uint64_t>(lead >> 4) << 16) | (static_cast<uint64_t>(1024 >> 4) << 32) |
          (1ull << 62);
+}
+inline uint64_t same_operand_of(uint32_t address) {
+  return static_cast<uint64_t>((address & 0x3ffff) >> 4);
 }
 // The rows of a 64-row product that a thread holds: row and row + 8 of its warp.
 inline int group_row() { return 16 * ((model::self / 32) % 4) + model::lane() / 4; }
@@ -409,22 +438,29 @@ inline void group_scores(float (&d)[32], uint64_t a, uint64_t b, int add) {
       }
   }
 }
+// A's two rows of this thread, from the registers of its four lanes.
 template <bool kF16>
-inline void group_sums(float (&d)[68], const uint32_t* a, uint64_t b) {
-  const Operand right(b);
+inline void group_rows_of(float (&left)[2][16], const uint32_t* a) {
   const auto& x = model::exchange(a, 4);
-  const int quad = model::lane() / 4 * 4, column = 2 * (model::lane() % 4);
-  float left[2][16];
+  const int quad = model::lane() / 4 * 4;
   for (int half = 0; half < 2; ++half)
     for (int k = 0; k < 16; ++k)
       left[half][k] = float_of<kF16>(x[quad + (k % 8) / 2][half + 2 * (k / 8)] >> (16 * (k % 2)));
-  for (int j = 0; j < 17; ++j)
+}
+template <bool kF16>
+inline void group_sums(float (&d)[64], const uint32_t* a, uint64_t b) {
+  const Operand right(b);
+  float left[2][16];
+  group_rows_of<kF16>(left, a);
+  const int column = 2 * (model::lane() % 4);
+  for (int j = 0; j < 16; ++j)
     for (int e = 0; e < 2; ++e) {
       const auto n = static_cast<uint32_t>(8 * j + column + e);
       float v[16];
       for (uint32_t k = 0; k < 16; ++k)
-        v[k] = right.at<kF16>(right.start + n / 64 * right.lead + k / 8 * right.groups +
-                              k % 8 * 128 + n % 64 * 2);
+        v[k] = right.same ? float_of<kF16>(shared16(right.start + k % 8 * 16 + n % 8 * 2))
+                          : right.at<kF16>(right.start + n / 64 * right.lead +
+                                           k / 8 * right.groups + k % 8 * 128 + n % 64 * 2);
       for (int half = 0; half < 2; ++half) {
         float sum = 0.0f;
         for (int k = 0; k < 16; ++k) sum += left[half][k] * v[k];
@@ -432,38 +468,50 @@ inline void group_sums(float (&d)[68], const uint32_t* a, uint64_t b) {
       }
     }
 }
+template <bool kF16>
+inline void group_totals(float (&d)[4], const uint32_t* a, uint64_t b) {
+  float left[2][16];
+  group_rows_of<kF16>(left, a);
+  const Operand right(b);
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint32_t row =
+        right.start + 16 * (2 * (static_cast<uint32_t>(model::lane()) % 4) + i % 2);
+    float sum = 0.0f;
+    for (uint32_t k = 0; k < 16; ++k)
+      sum += left[i / 2][k] * float_of<kF16>(shared16(row + k % 8 * 2));
+    d[i] += sum;
+  }
+}
 inline void group_fence() {}
 inline void group_commit() {}
 template <int kOpen>
 inline void group_wait() {}
 template <int N>
 inline void keep(float (&)[N]) {}
-inline void fence_shared_for_groups() {}
+inline void fence_shared_for_groups() { model::thread().fenced = true; }
 inline void fence_barrier_init() {}
 template <int N>
 inline void give_registers() {}
 template <int N>
 inline void take_registers() {}
 
-inline model::Phase& phase_at(uint32_t barrier) {
-  for (auto& [address, phase] : model::block->phases)
-    if (address == barrier) return phase;
-  model::stop("a barrier that was not made");
-}
 inline void barrier_init(uint32_t barrier, int count) {
   (void)model::at(barrier, 8);
   model::block->phases.push_back({barrier, {count, 0, 0}});
 }
-inline void barrier_arrive(uint32_t barrier) {
-  model::Phase& phase = phase_at(barrier);
-  if (++phase.arrived == phase.count) {
-    phase.arrived = 0;
-    ++phase.phase;
-    ++model::block->progress;
-  }
+inline void barrier_arrive(uint32_t barrier) { model::arrive_at(barrier); }
+// The copies arrive when other warps have run: they are not seen before the barrier says so.
+inline void barrier_arrive_after_copies(uint32_t barrier) {
+  model::Thread& t = model::thread();
+  commit_copies();
+  t.arrivals.emplace_back(std::vector<model::Copy>(), barrier);
+  for (auto& group : t.groups)
+    for (const model::Copy& copy : group) t.arrivals.back().first.push_back(copy);
+  t.groups.clear();
 }
 inline void barrier_wait(uint32_t barrier, int parity) {
-  while ((phase_at(barrier).phase & 1u) == static_cast<unsigned>(parity)) model::yield();
+  while ((model::phase_at(barrier).phase & 1u) == static_cast<unsigned>(parity)) model::yield();
+  model::thread().fenced = false;
 }
 inline void named_sync(int id, int threads) { model::wait(model::block->named[id], threads); }
 inline void named_arrive(int id, int threads) {
@@ -478,7 +526,6 @@ inline void named_arrive(int id, int threads) {
 #define KVFOLIO_CUDA_SHARED_MEMORY(name) char* const name = ::kvfolio::cuda::model::block->shared
 
 // ---- a launch
-// ------------------------------------------------------------------------------------
 
 namespace model {
 
@@ -503,6 +550,8 @@ void run_block(int threads, int shared_bytes, const Kernel& kernel) {
   for (int t = 0; t < threads; ++t) {
     b.threads[t].open.clear();
     b.threads[t].groups.clear();
+    b.threads[t].arrivals.clear();
+    b.threads[t].fenced = true;
     b.threads[t].exchanges = 0;
     b.fibers.start(t, [&kernel] { kernel(); });
   }
@@ -511,6 +560,8 @@ void run_block(int threads, int shared_bytes, const Kernel& kernel) {
   for (std::size_t w = 0; w < warps.size(); ++w) warps[w] = static_cast<int>(w);
   for (int left = threads; left > 0;) {
     const int64_t before = b.progress;
+    for (Thread& t : b.threads)  // a copy that a barrier waits for arrives a round later
+      if (!t.arrivals.empty()) arrive_first(t);
     if (b.shuffled) std::shuffle(warps.begin(), warps.end(), b.order);
     for (const int w : warps) {
       for (int64_t seen = -1; seen != b.progress;) {  // on, while its lanes get anywhere

@@ -665,6 +665,19 @@ TEST(CudaKernels, QueriesOfAnyMagnitudeOver8BitCaches) {
   }
 }
 
+// Scores so far apart that some row's maximum moves in each tile of a leaf, of 64 and of 128 dims.
+TEST(CudaKernels, MaximaThatMoveInAnyTileOfALeaf) {
+  for (const int dim : {64, 128}) {
+    Case c;
+    c.dim_k = c.dim_v = dim;
+    c.query_size = 40.0f;
+    c.heads = 1;
+    c.sequences = {{1, 1400, 40}, {2, 600, 1}};
+    SCOPED_TRACE(dim);
+    check(c);
+  }
+}
+
 TEST(CudaKernels, NoRowChangesWithTheOrderInWhichWarpsRun) {
   for (const int dim : {64, 128}) {
     Case c;

@@ -2,12 +2,16 @@
 #pragma once
 
 // Prefill with wgmma: f16 and bf16 caches, head_dim 128. One warpgroup copies tiles of 64 tokens
-// from their blocks into rings of three; two warpgroups of 64 rows compute. S = Q K^T over dims in
-// steps of 16 and O += P V over tokens in steps of 16, as mma.sync does it; the total is a 129th
-// column of ones. Rows have the bits of node_kernel.
+// from their blocks into rings of four; two warpgroups of 64 rows compute. S = Q K^T over dims in
+// steps of 16 and O += P V over tokens in steps of 16, as mma.sync does it; the total is a product
+// with ones. Rows have the bits of node_kernel.
 //
-// A tile that some rows of the block see in part may hold an infinity or a NaN in V. The warps that
-// copy it say so, and then its product is taken with mma.sync, apart for each position of rows.
+// Each round issues the scores of a tile, and behind them the sums of the tile before. Whatever has
+// to be done to the sums first (a leaf that ends, a maximum that moved) is done while the scores
+// run, and the weights of the tile are computed while the sums run.
+//
+// V of a tile that some rows of the block see in part may hold an infinity or a NaN. The warps that
+// copy it say so, and then its sums are taken with mma.sync, apart for each position of rows.
 
 #ifdef KVFOLIO_CUDA_HOST_MODEL
 #include "cuda/attention/host_model.h"
@@ -27,19 +31,19 @@ inline constexpr int kComputeRegisters = 232;
 static_assert(kLoaderRegisters + 2 * kComputeRegisters <= 3 * 168);
 
 struct GroupMemory {
-  static constexpr int kStages = 3;
+  static constexpr int kStages = 4;
   static constexpr int kHalf = kTileTokens * 128;  // 64 dims of a tile
-  static constexpr int kK = 2 * kHalf;
-  static constexpr int kV = 3 * kHalf;  // V and 64 columns of ones, of which 8 are used
-  static constexpr int oK = 2 * 64 * 256, oV = oK + kStages * kK, oAll = oV + kStages * kV;
+  static constexpr int kTile = 2 * kHalf;
+  static constexpr int oK = 2 * 64 * 256, oV = oK + kStages * kTile, oAll = oV + kStages * kTile;
   static constexpr int oBarriers = oAll + 2 * 64 * 128 * 4;
   static constexpr int oFlags = oBarriers + 4 * kStages * 8;  // [stage][2 warps]: V not finite
   static constexpr int oRows = oFlags + kStages * 8;          // [128]: position, or kNoRow
-  static constexpr int oState =
-      (oRows + 128 * 4 + 15) / 16 * 16;  // [2][128] maxima and totals of the results
-  static constexpr int oSights = oState + 2 * 128 * 16;
-  static constexpr int kBytes = oSights + 128 + 1024;
-  static_assert(oFlags % 16 == 0);
+  static constexpr int oState = oRows + 128 * 4;  // [128]: maxima and totals of the results
+  static constexpr int oSights = oState + 128 * 8;
+  // 8 x 8 elements each: what stands for V where there is nothing to add, and ones for the totals.
+  static constexpr int oZeros = oSights + 64, oOnes = oZeros + 128;
+  static constexpr int kBytes = oOnes + 128 + 1024;
+  static_assert(oFlags % 16 == 0 && oZeros % 16 == 0 && kBytes <= 232448);
 };
 
 // What the rows of a block see: in shared memory, since the warps that load have few registers.
@@ -60,16 +64,15 @@ struct GroupSights {
            static_cast<unsigned>(max(0, end_sure[which] - first_sure[which]));
   }
   __device__ __forceinline__ int next(int tile) const {  // the first tile from `tile` on
-    if (sure(0, tile)) return tile;
+    if (sure(kSomeRow, tile)) return tile;
     const int p = any.next(tile * kTileTokens);
     return p > any.high ? nowhere : max(tile, p / kTileTokens);
   }
+  static constexpr int kSomeRow = 0, kEachRow = 1, kEachOfGroup = 2;
 };
-enum : int { kSomeRow = 0, kEachRow = 1, kEachOfGroup = 2 };
 
 // The warpgroup that loads: two warps copy K and two copy V, 32 tokens of a tile each, so that one
-// never waits for room of the other. K may have two tiles under way while a third is free, V one: V
-// of a tile is given back at the very end of its use, and the next one has to be there by then.
+// never waits for room of the other. A barrier is told by the copies themselves when they arrive.
 template <bool kF16>
 struct GroupLoader {
   using Memory = GroupMemory;
@@ -87,7 +90,7 @@ struct GroupLoader {
   __device__ __forceinline__ void find(int tile) {
     const int p = tile * kTileTokens + first_row() + lane;
     block = -1;
-    if (!sights.sure(kSomeRow, tile) && (tile >= sights.nowhere || !sights.any.sees(p))) return;
+    if (!sights.sure(GroupSights::kSomeRow, tile) && !sights.any.sees(p)) return;
     const BlockPlace place = block_of(a, p);
     offset = place.offset;
     block = a.table[sequence * a.table_stride + place.number];
@@ -119,44 +122,25 @@ struct GroupLoader {
                      source + (static_cast<uint64_t>(seen ? at : 0u) << 4), seen ? 16 : 0);
       }
     }
-    commit_copies();
   }
-  __device__ __forceinline__ void done(uint32_t barrier) const {
-    fence_shared_for_groups();
-    __syncwarp();
-    if (lane == 0) barrier_arrive(barrier);
-  }
-  // Whether what this warp copied of V holds something that is not finite, if that matters.
-  __device__ __forceinline__ void flag(int slot, int tile) const {
+  // Whether what this warp copied of V holds something that is not finite.
+  __device__ __forceinline__ void flag(int slot) const {
     bool found = false;
-    if (several && !sights.sure(kEachRow, tile)) {
 #pragma unroll 1
-      for (int j = 0; j < 16; ++j) {
-        uint32_t x[4];
-        load_chunk(x, base + Memory::oV + slot * Memory::kV +
-                          place_of_chunk(first_row() + 2 * j + (lane >> 4), lane & 15));
+    for (int j = 0; j < 16; ++j) {
+      uint32_t x[4];
+      load_chunk(x, base + Memory::oV + slot * Memory::kTile +
+                        place_of_chunk(first_row() + 2 * j + (lane >> 4), lane & 15));
 #pragma unroll
-        for (int e = 0; e < 4; ++e) found |= not_finite<kF16>(x[e]);
-      }
-      found = __any_sync(kWholeWarp, found);
+      for (int e = 0; e < 4; ++e) found |= not_finite<kF16>(x[e]);
     }
+    found = __any_sync(kWholeWarp, found);
     if (lane == 0) reinterpret_cast<int*>(shared + Memory::oFlags)[slot * 2 + (warp & 1)] = found;
-  }
-  __device__ __forceinline__ static int after(int slot) {
-    return slot + 1 == Memory::kStages ? 0 : slot + 1;
   }
   // full, empty: the barriers of K or of V.
   template <bool kIsV>
   __device__ __forceinline__ void run(uint32_t full, uint32_t empty) {
-    constexpr int kUnderWay = kIsV ? 1 : 2;
     int tile = sights.next(0), slot = 0, parity = 1;
-    int under_way = 0, slot_told = 0, tile_before = 0;
-    auto tell_oldest = [&](int of_tile) {
-      if constexpr (kIsV) flag(slot_told, of_tile);
-      done(full + 8 * slot_told);
-      slot_told = after(slot_told);
-      --under_way;
-    };
     find(tile);
     while (tile < sights.nowhere) {
       const int next = sights.next(tile + 1);
@@ -165,24 +149,22 @@ struct GroupLoader {
       find(next);
       barrier_wait(empty + 8 * slot, parity);
       load(kIsV ? a.cache.v : a.cache.k,
-           base + (kIsV ? Memory::oV + slot * Memory::kV : Memory::oK + slot * Memory::kK), place);
-      if (++under_way > kUnderWay) {
-        wait_copies<kUnderWay>();
-        tell_oldest(tile_before);
+           base + (kIsV ? Memory::oV : Memory::oK) + slot * Memory::kTile, place);
+      if (kIsV && several && !sights.sure(GroupSights::kEachRow, tile)) {
+        commit_copies();
+        wait_copies<0>();
+        __syncwarp();
+        flag(slot);
+        barrier_arrive(full + 8 * slot);
+      } else {
+        barrier_arrive_after_copies(full + 8 * slot);
       }
-      tile_before = tile;
       tile = next;
-      slot = after(slot);
+      slot = slot + 1 == Memory::kStages ? 0 : slot + 1;
       if (slot == 0) parity ^= 1;
     }
-    if (under_way == 2) {
-      wait_copies<1>();
-      tell_oldest(tile_before);
-    }
-    if (under_way == 1) {
-      wait_copies<0>();
-      tell_oldest(tile_before);
-    }
+    commit_copies();
+    wait_copies<0>();  // a thread may not end before them
   }
 };
 
@@ -191,11 +173,14 @@ __global__ void __launch_bounds__(kGroupThreads, 1)
     wgmma_kernel(const __grid_constant__ AttendArgs a) {
   using Memory = GroupMemory;
   constexpr int kStages = Memory::kStages;
+  constexpr int kLoaders = 64;  // threads that copy K, and that copy V
   KVFOLIO_CUDA_SHARED_MEMORY(raw);
   char* const shared = raw + ((1024 - (shared_address(raw) & 1023)) & 1023);
   const uint32_t base = shared_address(shared);
-  const int thread = threadIdx.x & 127, group = threadIdx.x >> 7;
-  const int lane = thread & 31, warp = thread >> 5;
+  const int thread = threadIdx.x & 127, lane = thread & 31, warp = thread >> 5;
+  // By a shuffle, so that the compiler knows that a warp has one, and keeps operands where wgmma
+  // wants them.
+  const int group = __shfl_sync(kWholeWarp, static_cast<int>(threadIdx.x) >> 7, 0);
   const int head = blockIdx.x % a.cache.num_heads;
   const Item& item = a.prefill_items[blockIdx.x / a.cache.num_heads];
   const SequenceArgs seq(a, item.sequence);
@@ -208,14 +193,14 @@ __global__ void __launch_bounds__(kGroupThreads, 1)
   if (threadIdx.x == 0) {
     sights.any = seq.of_any(a, item.first_row, block_rows);
     sights.nowhere = sights.any.high < 0 ? 0 : sights.any.high / kTileTokens + 1;
-    sights.set(kSomeRow, sights.any);
-    sights.set(kEachRow, seq.of_each(a, item.first_row, block_rows));
-    sights.set(kEachOfGroup, seq.of_each(a, item.first_row, min(64, block_rows)));
-    sights.set(kEachOfGroup + 1,
+    sights.set(GroupSights::kSomeRow, sights.any);
+    sights.set(GroupSights::kEachRow, seq.of_each(a, item.first_row, block_rows));
+    sights.set(GroupSights::kEachOfGroup, seq.of_each(a, item.first_row, min(64, block_rows)));
+    sights.set(GroupSights::kEachOfGroup + 1,
                block_rows > 64 ? seq.of_each(a, item.first_row + 64, block_rows - 64) : Sight{});
     for (int i = 0; i < kStages; ++i) {
-      barrier_init(full_k + 8 * i, 2);
-      barrier_init(full_v + 8 * i, 2);
+      barrier_init(full_k + 8 * i, kLoaders);
+      barrier_init(full_v + 8 * i, kLoaders);
       barrier_init(empty_k + 8 * i, 8);
       barrier_init(empty_v + 8 * i, 8);
     }
@@ -236,17 +221,17 @@ __global__ void __launch_bounds__(kGroupThreads, 1)
     *reinterpret_cast<uint4*>(shared + (r >> 6) * 2 * Memory::kHalf + (c >> 3) * Memory::kHalf +
                               swizzled<128>(r & 63, c & 7)) = x;
   }
-  for (int i = threadIdx.x; i < kStages * 512; i += kGroupThreads) {
-    const uint32_t one = kF16 ? 0x3c003c00u : 0x3f803f80u;
-    *reinterpret_cast<uint4*>(shared + Memory::oV + (i / 512) * Memory::kV + 2 * Memory::kHalf +
-                              (i % 512) * 16) = make_uint4(one, one, one, one);
-  }
+  constexpr uint32_t kOnes = kF16 ? 0x3c003c00u : 0x3f803f80u;
+  if (threadIdx.x < 32)
+    reinterpret_cast<uint32_t*>(shared + Memory::oZeros)[threadIdx.x] = 0u;
+  else if (threadIdx.x < 64)
+    reinterpret_cast<uint32_t*>(shared + Memory::oZeros)[threadIdx.x] = kOnes;
   fence_shared_for_groups();
   __syncthreads();
 
+  const bool several = row_positions[0] != row_positions[block_rows - 1];
   if (group == 0) {
     give_registers<kLoaderRegisters>();
-    const bool several = row_positions[0] != row_positions[block_rows - 1];
     GroupLoader<kF16> loader{a, sights, several, item.sequence, head, lane, warp, shared, base};
     if (warp < 2) {
       loader.template run<false>(full_k, empty_k);
@@ -258,91 +243,116 @@ __global__ void __launch_bounds__(kGroupThreads, 1)
 
   take_registers<kComputeRegisters>();
   const int w = group - 1, g8 = lane >> 2, i2 = 2 * (lane & 3);
-  const int r0 = 64 * w + 16 * warp + g8;  // of the block
-  float o[68], node[64], s[32];
+  const int r0 = 64 * w + 16 * warp + g8;  // of the block; this thread has rows r0 and r0 + 8
+  // A leaf's sums, totals ([0] and [2]), maxima; a tile's products, then weights.
+  float o[64], l[4], m0 = kNothing, m1 = kNothing;
+  float s[32];
   uint32_t p[16];
-  float m0 = kNothing, m1 = kNothing, node_m0 = kNothing, node_m1 = kNothing;
-  float node_l0 = 0.0f, node_l1 = 0.0f;
-  float4* const all_state =
-      reinterpret_cast<float4*>(shared + Memory::oState) + w * 128 + thread;  // m, m, l, l
-  *all_state = make_float4(kNothing, kNothing, 0.0f, 0.0f);
-  float* const all = reinterpret_cast<float*>(shared + Memory::oAll) + w * 64 * 128 + thread;
+  float node[64], node_m0 = kNothing, node_m1 = kNothing, node_l0 = 0.0f, node_l1 = 0.0f;
+  bool node_begun = false;
+  // The nodes before: maximum and total, one for the four lanes of a row, and sums.
+  float2* const all_state = reinterpret_cast<float2*>(shared + Memory::oState) + r0;
+  float4* const all = reinterpret_cast<float4*>(shared + Memory::oAll) + w * 16 * 128 + thread;
+  all_state[0] = all_state[8] = make_float2(kNothing, 0.0f);
 #pragma unroll
-  for (int i = 0; i < 68; ++i) o[i] = 0.0f;
-#pragma unroll
-  for (int i = 0; i < 64; ++i) {
-    node[i] = 0.0f;
-    all[i * 128] = 0.0f;
+  for (int i = 0; i < 16; ++i) {
+    p[i] = 0u;
+    all[i * 128] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   }
+  auto begin_leaf = [&] {
+    l[0] = l[1] = l[2] = l[3] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 64; ++i) o[i] = 0.0f;
+  };
+  begin_leaf();
   const uint64_t q_operand = operand_of(base + w * 2 * Memory::kHalf, 0);
   const uint64_t k_operand = operand_of(base + Memory::oK, 0);
   const uint64_t v_operand = operand_of(base + Memory::oV, Memory::kHalf);
-  const uint64_t ones_operand = operand_of(base + Memory::oV + 2 * Memory::kHalf, 0);
+  const uint64_t zeros_operand = same_operand_of(base + Memory::oZeros);
+  const uint64_t ones_operand = same_operand_of(base + Memory::oOnes);
   auto scores = [&](int slot) {
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
       const int step = (k >> 2) * Memory::kHalf + (k & 3) * 32;
-      group_scores<kF16>(s, q_operand + (step >> 4), k_operand + ((slot * Memory::kK + step) >> 4),
-                         k != 0);
+      group_scores<kF16>(s, q_operand + (step >> 4),
+                         k_operand + ((slot * Memory::kTile + step) >> 4), k != 0);
     }
     group_commit();
   };
-  auto sums = [&](uint64_t operand) {
+  // step: between 16 tokens of the operand.
+  auto sums = [&](uint64_t operand, int step) {
 #pragma unroll
-    for (int k = 0; k < 4; ++k) group_sums<kF16>(o, p + 4 * k, operand + ((k * 2048) >> 4));
+    for (int k = 0; k < 4; ++k)
+      group_sums<kF16>(o, p + 4 * k, operand + static_cast<uint64_t>(k * step));
+#pragma unroll
+    for (int k = 0; k < 4; ++k) group_totals<kF16>(l, p + 4 * k, ones_operand);
     group_commit();
   };
   auto release = [&](uint32_t barrier) {
     if (lane == 0) barrier_arrive(barrier);
   };
   auto fold_leaf = [&](float leaf_m0, float leaf_m1) {
-    if (leaf_m0 != kNothing) {
-      const Fold f = fold_state(node_m0, node_l0, leaf_m0, o[64]);
+    if (!node_begun) {  // what a fold into an empty state gives
+      node_begun = true;
 #pragma unroll
-      for (int i = 0; i < 64; i += 4) {
-        node[i] = fold_sum(node[i], o[i], f);
-        node[i + 1] = fold_sum(node[i + 1], o[i + 1], f);
+      for (int i = 0; i < 64; ++i) node[i] = __fadd_rn(o[i], 0.0f);
+      node_m0 = leaf_m0;
+      node_m1 = leaf_m1;
+      node_l0 = l[0];
+      node_l1 = l[2];
+    } else {
+      Fold f[2] = {};
+      if (leaf_m0 != kNothing) f[0] = fold_state(node_m0, node_l0, leaf_m0, l[0]);
+      if (leaf_m1 != kNothing) f[1] = fold_state(node_m1, node_l1, leaf_m1, l[2]);
+      if (!__any_sync(kWholeWarp, leaf_m0 == kNothing || leaf_m1 == kNothing)) {
+#pragma unroll
+        for (int i = 0; i < 64; ++i) node[i] = fold_sum(node[i], o[i], f[(i >> 1) & 1]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 64; ++i)
+          if (((i & 2) == 0 ? leaf_m0 : leaf_m1) != kNothing)
+            node[i] = fold_sum(node[i], o[i], f[(i >> 1) & 1]);
       }
     }
-    if (leaf_m1 != kNothing) {
-      const Fold f = fold_state(node_m1, node_l1, leaf_m1, o[66]);
-#pragma unroll
-      for (int i = 2; i < 64; i += 4) {
-        node[i] = fold_sum(node[i], o[i], f);
-        node[i + 1] = fold_sum(node[i + 1], o[i + 1], f);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < 68; ++i) o[i] = 0.0f;
+    begin_leaf();
   };
   auto fold_node_into_all = [&] {
-    float4 state = *all_state;
-    if (node_m0 != kNothing) {
-      const Fold f = fold_state(state.x, state.z, node_m0, node_l0);
+    float2 state0 = all_state[0], state1 = all_state[8];
+    __syncwarp();
+    Fold f[2] = {};
+    if (node_m0 != kNothing) f[0] = fold_state(state0.x, state0.y, node_m0, node_l0);
+    if (node_m1 != kNothing) f[1] = fold_state(state1.x, state1.y, node_m1, node_l1);
 #pragma unroll
-      for (int i = 0; i < 64; i += 4) {
-        all[i * 128] = fold_sum(all[i * 128], node[i], f);
-        all[(i + 1) * 128] = fold_sum(all[(i + 1) * 128], node[i + 1], f);
+    for (int i = 0; i < 16; ++i) {
+      float4 x = all[i * 128];
+      if (node_m0 != kNothing) {
+        x.x = fold_sum(x.x, node[4 * i], f[0]);
+        x.y = fold_sum(x.y, node[4 * i + 1], f[0]);
       }
-    }
-    if (node_m1 != kNothing) {
-      const Fold f = fold_state(state.y, state.w, node_m1, node_l1);
-#pragma unroll
-      for (int i = 2; i < 64; i += 4) {
-        all[i * 128] = fold_sum(all[i * 128], node[i], f);
-        all[(i + 1) * 128] = fold_sum(all[(i + 1) * 128], node[i + 1], f);
+      if (node_m1 != kNothing) {
+        x.z = fold_sum(x.z, node[4 * i + 2], f[1]);
+        x.w = fold_sum(x.w, node[4 * i + 3], f[1]);
       }
+      all[i * 128] = x;
     }
-    *all_state = state;
-    node_m0 = node_m1 = kNothing;
-    node_l0 = node_l1 = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 64; ++i) node[i] = 0.0f;
+    if ((lane & 3) == 0) {
+      all_state[0] = state0;
+      all_state[8] = state1;
+    }
+    __syncwarp();
+    node_begun = false;
   };
 
-  float f0 = 1.0f, f1 = 1.0f, last_m0 = kNothing, last_m1 = kNothing;
-  // Products of a tile become weights in s. new_leaf: the tile is the first one of its leaf.
-  auto weights = [&](int tile, bool masked, bool new_leaf) {
+  // What sums and totals are multiplied by before the tile with weights in p.
+  float f0 = 1.0f, f1 = 1.0f;
+  auto rescale = [&] {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) o[i] = __fmul_rn(o[i], (i & 2) == 0 ? f0 : f1);
+    l[0] = l[1] = __fmul_rn(l[0], f0);
+    l[2] = l[3] = __fmul_rn(l[2], f1);
+  };
+  // Products of a tile become weights.
+  auto weigh = [&](int tile, bool masked) {
     const int first = tile * kTileTokens;
     float scale = a.scale_log2;
     if (bends_scores(a)) {
@@ -368,9 +378,9 @@ __global__ void __launch_bounds__(kGroupThreads, 1)
           if (!sight.sees(first + 8 * (i / 4) + i2 + (i & 1))) s[i] = kNothing;
       }
     }
-    float x0 = kNothing, x1 = kNothing;
+    float x0 = fmaxf(s[0], s[1]), x1 = fmaxf(s[2], s[3]);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
+    for (int j = 1; j < 8; ++j) {
       x0 = fmaxf(x0, fmaxf(s[4 * j], s[4 * j + 1]));
       x1 = fmaxf(x1, fmaxf(s[4 * j + 2], s[4 * j + 3]));
     }
@@ -378,20 +388,13 @@ __global__ void __launch_bounds__(kGroupThreads, 1)
     x1 = fmaxf(x1, __shfl_xor_sync(kWholeWarp, x1, 1));
     x0 = fmaxf(x0, __shfl_xor_sync(kWholeWarp, x0, 2));
     x1 = fmaxf(x1, __shfl_xor_sync(kWholeWarp, x1, 2));
-    last_m0 = m0;
-    last_m1 = m1;  // of the leaf that ended
-    if (new_leaf) m0 = m1 = kNothing;
     f0 = grow(m0, __fmul_rn(x0, scale));
     f1 = grow(m1, __fmul_rn(x1, scale));
     const float e0 = m0 == kNothing ? 0.0f : m0, e1 = m1 == kNothing ? 0.0f : m1;
 #pragma unroll
     for (int i = 0; i < 32; ++i) s[i] = weight_of(s[i], scale, (i & 2) == 0 ? e0 : e1);
   };
-  auto pack = [&] {
-#pragma unroll
-    for (int j = 0; j < 16; ++j) p[j] = pack2<kF16>(s[2 * j], s[2 * j + 1]);
-  };
-  // The product of a tile whose V has something that is not finite: see WarpTile::sums_apart.
+  // The sums of a tile whose V has something that is not finite: see WarpTile::sums_apart.
   auto sums_apart = [&](int tile, int slot) {
     const int at0 = row_positions[r0], at1 = row_positions[r0 + 8];
     int low = min(at0 == kNoRow ? 0x7fffffff : at0, at1 == kNoRow ? 0x7fffffff : at1);
@@ -403,16 +406,21 @@ __global__ void __launch_bounds__(kGroupThreads, 1)
       high =
           max(high, static_cast<int>(__shfl_xor_sync(kWholeWarp, static_cast<uint32_t>(high), k)));
     }
-    const uint32_t v_rows = base + Memory::oV + slot * Memory::kV;
+    const uint32_t v_rows = base + Memory::oV + slot * Memory::kTile;
     // In memory, by indices that are not constant: registers are short around wgmma.
-    float kept[68];
+    float kept[64];
     uint32_t weights_of[16];
 #pragma unroll
-    for (int i = 0; i < 68; ++i) kept[i] = o[i];
+    for (int i = 0; i < 64; ++i) kept[i] = o[i];
 #pragma unroll
     for (int i = 0; i < 16; ++i) weights_of[i] = p[i];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const uint32_t weight[4] = {p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3]};
+      multiply<kF16>(l, weight, kOnes, kOnes);
+    }
 #pragma unroll 1
-    for (int j = 0; j < 17; ++j) {  // 8 dims; then the totals
+    for (int j = 0; j < 16; ++j) {  // 8 dims
       float* const to = kept + 4 * j;
       const float before[4] = {to[0], to[1], to[2], to[3]};
 #pragma unroll 1
@@ -422,16 +430,13 @@ __global__ void __launch_bounds__(kGroupThreads, 1)
         float d[4] = {before[0], before[1], before[2], before[3]};
 #pragma unroll 1
         for (int k = 0; k < 4; ++k) {
-          const uint32_t one = kF16 ? 0x3c003c00u : 0x3f803f80u;
-          uint32_t v[4] = {one, one, one, one};  // [0], [1]: tokens 0-7 and 8-15 of chunk j
-          if (j < 16) {
-            load_matrices_transposed(
-                v, v_rows + (j >> 3) * Memory::kHalf + swizzled<128>(16 * k + (lane & 15), j & 7));
-            const int token = tile * kTileTokens + 16 * k + i2;
-            v[0] &= (sight.sees(token) ? 0xffffu : 0u) | (sight.sees(token + 1) ? 0xffff0000u : 0u);
-            v[1] &=
-                (sight.sees(token + 8) ? 0xffffu : 0u) | (sight.sees(token + 9) ? 0xffff0000u : 0u);
-          }
+          uint32_t v[4];  // [0], [1]: tokens 0-7 and 8-15 of chunk j
+          load_matrices_transposed(
+              v, v_rows + (j >> 3) * Memory::kHalf + swizzled<128>(16 * k + (lane & 15), j & 7));
+          const int token = tile * kTileTokens + 16 * k + i2;
+          v[0] &= (sight.sees(token) ? 0xffffu : 0u) | (sight.sees(token + 1) ? 0xffff0000u : 0u);
+          v[1] &=
+              (sight.sees(token + 8) ? 0xffffu : 0u) | (sight.sees(token + 9) ? 0xffff0000u : 0u);
           const uint32_t weight[4] = {weights_of[4 * k], weights_of[4 * k + 1],
                                       weights_of[4 * k + 2], weights_of[4 * k + 3]};
           multiply<kF16>(d, weight, v[0], v[1]);
@@ -447,97 +452,98 @@ __global__ void __launch_bounds__(kGroupThreads, 1)
       }
     }
 #pragma unroll
-    for (int i = 0; i < 68; ++i) o[i] = kept[i];
+    for (int i = 0; i < 64; ++i) o[i] = kept[i];
 #pragma unroll
     for (int i = 0; i < 16; ++i) p[i] = 0u;
   };
-  // Where V of a tile lies, after full_v. p becomes 0 if the product was taken apart.
-  auto v_to_use = [&](int tile, int slot, bool masked) {
-    if (masked) {
-      int found = 0;  // lane 0 reads it, since that gives the stage back
-      if (lane == 0) {
-        const int2 by_warp = *reinterpret_cast<const int2*>(shared + Memory::oFlags + slot * 8);
-        found = by_warp.x | by_warp.y;
-      }
-      if (__shfl_sync(kWholeWarp, found, 0) != 0) {
-        sums_apart(tile, slot);
-        return ones_operand;
-      }
+  // Whether V of a stage, of a tile that some rows see in part, has something that is not finite.
+  auto not_finite_in = [&](int slot) {
+    int found = 0;  // lane 0 reads it, since that gives the stage back
+    if (lane == 0) {
+      const int2 by_warp = *reinterpret_cast<const int2*>(shared + Memory::oFlags + slot * 8);
+      found = by_warp.x | by_warp.y;
     }
-    return v_operand + static_cast<uint64_t>((slot * Memory::kV) >> 4);
+    return __shfl_sync(kWholeWarp, found, 0) != 0;
   };
 
-  int tile = sights.next(0);
-  if (tile < sights.nowhere) {
-    bool masked = !sights.sure(kEachOfGroup + w, tile);
-    int next = sights.next(tile + 1);
-    barrier_wait(full_k, 0);
-    if (w == 1) named_arrive(1, 256);
-    group_fence();
-    scores(0);
-    group_wait<0>();
-    keep(s);
-    release(empty_k);
-    weights(tile, masked, true);
-    pack();
-    int slot = 0, parity = 0;  // of `tile`
-    while (next < sights.nowhere) {
+  // Each round issues the scores of `next` and adds the sums of `tile`, whose weights are in p. The
+  // first one has no sums and the last one no scores: products may not stand in a branch, so those
+  // run over zeros, and over what K's stage holds.
+  constexpr int kTilesPerNode = kTilesPerLeaf * kLeavesPerNode;
+  int before = -1, tile = -1, next = sights.next(0);
+  int slot = kStages - 1, parity = 1;  // of V of `tile`
+  bool masked = false;                 // some row of this warpgroup does not see all of `tile`
+  float leaf_m0 = kNothing, leaf_m1 = kNothing;  // of the leaf of `before`
+  if (next < sights.nowhere) {
+    for (;;) {
+      const bool ends = next >= sights.nowhere;
       const int next_slot = slot + 1 == kStages ? 0 : slot + 1;
       const int next_parity = next_slot == 0 ? parity ^ 1 : parity;
-      const bool next_masked = !sights.sure(kEachOfGroup + w, next);
-      barrier_wait(full_k + 8 * next_slot, next_parity);
-      barrier_wait(full_v + 8 * slot, parity);
-      const uint64_t v_now = v_to_use(tile, slot, masked);
-      named_sync(1 + w, 256);  // the warpgroups take turns to issue
+      if (!ends) barrier_wait(full_k + 8 * next_slot, next_parity);
+      if (tile >= 0) barrier_wait(full_v + 8 * slot, parity);
+      fence_shared_for_groups();  // between the copies of other threads and the products
       group_fence();
       scores(next_slot);
-      sums(v_now);
-      named_arrive(2 - w, 256);
+      group_wait<1>();  // says to the compiler that the sums are complete, as they are
+      keep(o);
+      keep(l);
+      if (before >= 0 && before / kTilesPerLeaf != tile / kTilesPerLeaf) {
+        fold_leaf(leaf_m0, leaf_m1);
+        if (before / kTilesPerNode != tile / kTilesPerNode) fold_node_into_all();
+      } else if (__any_sync(kWholeWarp, f0 != 1.0f || f1 != 1.0f)) {
+        rescale();
+      }
+      uint64_t v_now = zeros_operand;
+      int step = 0;
+      if (tile >= 0) {
+        if (several && masked && not_finite_in(slot)) {  // so of the whole warpgroup
+          sums_apart(tile, slot);
+        } else {
+          v_now = v_operand + static_cast<uint64_t>((slot * Memory::kTile) >> 4);
+          step = 2048 >> 4;
+        }
+      }
+      group_fence();
+      sums(v_now, step);
       group_wait<1>();
       keep(s);
-      release(empty_k + 8 * next_slot);
-      const bool new_leaf = next / kTilesPerLeaf != tile / kTilesPerLeaf;
-      weights(next, next_masked, new_leaf);
-      keep(s);  // here, while the sums run
-      const int after = sights.next(next + 1);
+      const bool next_masked = !sights.sure(GroupSights::kEachOfGroup + w, next);
+      leaf_m0 = m0;
+      leaf_m1 = m1;
+      if (!ends) {
+        release(empty_k + 8 * next_slot);
+        if (next / kTilesPerLeaf != tile / kTilesPerLeaf) m0 = m1 = kNothing;
+        weigh(next, next_masked);
+        keep(s);  // here, while the sums run
+      }
       group_wait<0>();
       keep(o);
-      release(empty_v + 8 * slot);
-      if (new_leaf) {
-        constexpr int kTilesPerNode = kTilesPerLeaf * kLeavesPerNode;
-        fold_leaf(last_m0, last_m1);
-        if (next / kTilesPerNode != tile / kTilesPerNode) fold_node_into_all();
-      } else if (__any_sync(kWholeWarp, f0 != 1.0f || f1 != 1.0f)) {
+      keep(l);
+      if (tile >= 0) release(empty_v + 8 * slot);
+      if (ends) break;
 #pragma unroll
-        for (int i = 0; i < 68; ++i) o[i] = __fmul_rn(o[i], (i & 2) == 0 ? f0 : f1);
-      }
-      pack();
+      for (int j = 0; j < 16; ++j) p[j] = pack2<kF16>(s[2 * j], s[2 * j + 1]);
+      before = tile;
       tile = next;
-      next = after;
+      next = sights.next(next + 1);
       masked = next_masked;
       slot = next_slot;
       parity = next_parity;
     }
-    barrier_wait(full_v + 8 * slot, parity);
-    const uint64_t v_now = v_to_use(tile, slot, masked);
-    group_fence();
-    sums(v_now);
-    group_wait<0>();
-    keep(o);
-    fold_leaf(m0, m1);
+    fold_leaf(leaf_m0, leaf_m1);
     fold_node_into_all();
   }
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     if (r0 + 8 * e >= block_rows) continue;
     const RowPlace place = place_of_row(a, seq.first_token, head, item.first_row + r0 + 8 * e);
-    const float4 state = *all_state;
-    const RowEnd end(a, place.q_head, e == 0 ? state.x : state.y, e == 0 ? state.z : state.w);
+    const float2 state = all_state[8 * e];
+    const RowEnd end(a, place.q_head, state.x, state.y);
     char* const row = a.out + place.token * a.out_token + place.q_head * a.out_head;
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
-      const float y0 = end.value(all[(4 * j + 2 * e) * 128]);
-      const float y1 = end.value(all[(4 * j + 2 * e + 1) * 128]);
+      const float4 x = all[j * 128];
+      const float y0 = end.value(e == 0 ? x.x : x.z), y1 = end.value(e == 0 ? x.y : x.w);
       const int d = 8 * j + i2;
       if (a.out_element == Element::kF32) {
         *reinterpret_cast<float2*>(row + 4 * d) = make_float2(y0, y1);
