@@ -736,7 +736,8 @@ KVFOLIO_C_API int32_t kvfolio_restored_get(const kvfolio_restored* restored, int
 //  - DiskTier::idle(): kvfolio_offload_drain(); check_disk_directory(): the command
 //    `kvfolio tier check` is this.
 //  - Offload::tier(): the caller has the handles that it gave to kvfolio_offload_create().
-//  - RedisTier::nodes(): kvfolio_tier_describe() has a line for each.
+//  - RedisTier::nodes(): kvfolio_tier_describe() has a line for each;
+//  RedisTier::check_invariants(): for tests.
 //  - snapshot_list.h: the command `kvfolio inspect` lists a snapshot.
 //  - tier_metrics.h (add_metrics(), write_metrics(), corrupt_records(), is_up()): text of
 //  Prometheus, made of numbers that are

@@ -129,6 +129,8 @@ class RedisTier final : public Tier {
   // The same in words, a line for each: its address, its share of the slots, its state, its last
   // error.
   [[nodiscard]] KVFOLIO_API std::string describe() const;
+  // Recounts what waits, in O(items). Returns ok, or says which rule is broken.
+  [[nodiscard]] KVFOLIO_API Status check_invariants() const;
 
  private:
   class Impl;

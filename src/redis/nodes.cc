@@ -18,7 +18,6 @@ using redis::Question;
 using redis::ReplyReader;
 
 namespace {
-constexpr int kFailuresMax = 3;
 constexpr std::size_t kNodesMax = 256;
 constexpr std::uint64_t kRetryUs = 10'000;       // after the first failures
 constexpr std::uint64_t kMapEveryUs = 100'000;   // at most so often
@@ -26,9 +25,7 @@ constexpr std::uint64_t kMapAgeUs = 10'000'000;  // at least so often
 constexpr std::int64_t kSmallBytes = 256;        // of a question without a value
 }  // namespace
 
-bool RedisTier::Impl::Lane::is_open() const noexcept { return failures >= kFailuresMax; }
-
-RedisTier::Impl::Node* RedisTier::Impl::find_or_add(const std::string& host, std::uint16_t port) {
+redis::Node* RedisTier::Impl::find_or_add(const std::string& host, std::uint16_t port) {
   for (const auto& node : nodes_) {
     if (node->host == host && node->port == port) return node.get();
   }
@@ -193,7 +190,7 @@ void RedisTier::Impl::forget_descriptor(Lane& lane) {
 
 void RedisTier::Impl::open_breaker(Lane& lane) {
   const RedisOptions& options = settings_.options;
-  lane.failures = kFailuresMax;
+  lane.failures = Lane::kFailuresMax;
   lane.pause.begin(now_us_, {options.breaker_us_min, options.breaker_us_max});
   lane.retry_us = 0;
 }
@@ -249,7 +246,7 @@ void RedisTier::Impl::tend(Node& node) {
 bool RedisTier::Impl::is_wanted(const Lane& lane) const {
   if (lane.pause.is_on(now_us_) || now_us_ < lane.retry_us) return false;
   const bool first =
-      &lane == &lane.node->lanes[kLoads] && (lane.node->is_seed || !lane.node->tried);
+      &lane == &lane.node->lanes[redis::kLoads] && (lane.node->is_seed || !lane.node->tried);
   return first || !lane.queue.empty() || lane.is_open();
 }
 
@@ -266,7 +263,7 @@ bool RedisTier::Impl::ask_some(Lane& lane) {
     Item& item = items_.at(id);
     const std::int64_t in_flight = connection.bytes_in_flight();
     if (in_flight > 0 && in_flight + item.item.bytes > settings_.options.bytes_in_flight_max) break;
-    leave_queue(item);
+    items_.leave_queue(item);
     send_item(lane, id, item);
     asked = true;
   }
@@ -341,7 +338,7 @@ void RedisTier::Impl::ask_for_map() {
   if (!want_map_ && !is_old && map_known_) return;
   if (map_asked_us_ != 0 && now_us_ - map_asked_us_ < kMapEveryUs) return;
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
-    Lane& lane = nodes_[next_map_node_++ % nodes_.size()]->lanes[kLoads];
+    Lane& lane = nodes_[next_map_node_++ % nodes_.size()]->lanes[redis::kLoads];
     if (!lane.is_ready()) continue;
     const std::array<std::string_view, 2> words{"CLUSTER", "SLOTS"};
     const std::uint64_t due_us = now_us_ + settings_.options.stall_timeout_us;
@@ -404,7 +401,7 @@ void RedisTier::Impl::route_again() {
     }
   }
   for (const Id id : ids) {
-    leave_queue(items_.at(id));
+    items_.leave_queue(items_.at(id));
     route(id);
   }
 }
@@ -425,7 +422,7 @@ void RedisTier::Impl::drop_strangers() {
   for (Node* owner : owners_) {
     if (owner != nullptr) owner->is_used = true;
   }
-  for (const auto& [id, item] : items_) {
+  for (const auto& [id, item] : items_.all()) {
     if (item.ask != nullptr) item.ask->is_used = true;
   }
   std::erase_if(nodes_, [&](const auto& node) {

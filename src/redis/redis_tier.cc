@@ -199,6 +199,7 @@ Status RedisTier::close(Deadline deadline) noexcept {
 const RedisCounters& RedisTier::counters() const noexcept { return impl_->counters(); }
 std::vector<RedisNode> RedisTier::nodes() const { return impl_->nodes(); }
 std::string RedisTier::describe() const { return impl_->describe(); }
+Status RedisTier::check_invariants() const { return impl_->check_invariants(); }
 
 // ---- items ----
 
@@ -228,14 +229,12 @@ std::size_t RedisTier::Impl::submit(TierOp op, std::span<const TierItem> items,
   const std::size_t most = static_cast<std::size_t>(settings_.options.items_max);
   std::size_t n = 0;
   // What is done counts until it is handed over, so a caller that does not poll ends this.
-  for (; n < items.size() && items_.size() + done_.size() < most; ++n) {
+  for (; n < items.size() && items_.num_accepted() < most; ++n) {
     const TierItem& item = items[n];
-    const Id id = ++last_id_;
-    items_.emplace(id, Item{.op = op,
-                            .item = item,
-                            .slot = redis::slot_of(key_of(item.key)),
-                            .deadline_us = deadline_us});
-    deadlines_.emplace(deadline_us, id);
+    const Id id = items_.add({.op = op,
+                              .item = item,
+                              .slot = redis::slot_of(key_of(item.key)),
+                              .deadline_us = deadline_us});
     const bool has_data = op == TierOp::kLoad || op == TierOp::kStore;
     if (has_data && (item.bytes < 1 || item.bytes > settings_.options.record_bytes_max)) {
       finish(id, op == TierOp::kLoad ? TierResult::kMiss : TierResult::kIoError);
@@ -279,41 +278,25 @@ void RedisTier::Impl::close(std::uint64_t deadline_us) {
 }
 
 void RedisTier::Impl::finish(Id id, TierResult result) {
-  const auto found = items_.find(id);
-  Item& item = found->second;
-  leave_queue(item);
+  const Item& item = items_.at(id);
   // Its memory is not ours any more, so a reply on its way goes nowhere.
   if (item.lane != nullptr) item.lane->connection.abandon(item.question);
   if (result == TierResult::kOk && item.op == TierOp::kStore) ++health_.stores_ok;
   if (result == TierResult::kOk && item.op == TierOp::kLoad) ++health_.loads_ok;
   if (result != TierResult::kOk && result != TierResult::kMiss) ++health_.failures;
-  done_.push_back({item.item.tag, result});
-  deadlines_.erase({item.deadline_us, id});
-  items_.erase(found);
+  items_.finish(id, result);
 }
 
 void RedisTier::Impl::expire() {
-  for (int left = kEndsPerPoll; left > 0 && !deadlines_.empty(); --left) {
-    const auto [deadline_us, id] = *deadlines_.begin();
-    if (deadline_us > now_us_) return;
-    finish(id, TierResult::kTimeout);
+  for (int left = kEndsPerPoll; left > 0; --left) {
+    const std::optional<Id> id = items_.overdue(now_us_);
+    if (!id) return;
+    finish(*id, TierResult::kTimeout);
   }
 }
 
-// Requires: it waits in no queue.
-void RedisTier::Impl::enqueue(Queue& queue, Id id) {
-  Item& item = items_.at(id);
-  item.waits_in = &queue;
-  item.place = queue.insert(queue.end(), id);
-}
-
-void RedisTier::Impl::leave_queue(Item& item) {
-  if (item.waits_in != nullptr) item.waits_in->erase(item.place);
-  item.waits_in = nullptr;
-}
-
 void RedisTier::Impl::end_all(TierResult result) {
-  while (!items_.empty()) finish(items_.begin()->first, result);
+  while (!items_.empty()) finish(items_.any(), result);
 }
 
 // Requires: the item is not in flight and waits in no queue.
@@ -321,17 +304,18 @@ void RedisTier::Impl::route(Id id) {
   Item& item = items_.at(id);
   Node* node = item.ask != nullptr ? item.ask : owners_[static_cast<std::size_t>(item.slot)];
   if (node == nullptr && !map_known_) {
-    enqueue(unrouted_, id);
+    items_.enqueue(unrouted_, id);
     return;
   }
-  Lane* lane =
-      node == nullptr ? nullptr : &node->lanes[item.op == TierOp::kStore ? kStores : kLoads];
+  Lane* lane = node == nullptr
+                   ? nullptr
+                   : &node->lanes[item.op == TierOp::kStore ? redis::kStores : redis::kLoads];
   if (lane == nullptr || lane->is_open()) {
     want_map_ = true;
     finish(id, TierResult::kUnavailable);
     return;
   }
-  enqueue(lane->queue, id);
+  items_.enqueue(lane->queue, id);
 }
 
 void RedisTier::Impl::retry(Id id) {
@@ -348,9 +332,7 @@ void RedisTier::Impl::retry_later(Id id, std::uint64_t delay_us) {
 }
 
 std::size_t RedisTier::Impl::hand_over(std::span<TierDone> done) {
-  const std::size_t n = std::min(done.size(), done_.size());
-  std::copy_n(done_.begin(), n, done.begin());
-  done_.erase(done_.begin(), done_.begin() + static_cast<std::ptrdiff_t>(n));
+  const std::size_t n = items_.hand_over(done);
   wake();
   return n;
 }
@@ -358,9 +340,10 @@ std::size_t RedisTier::Impl::hand_over(std::span<TierDone> done) {
 // Tells who waits for event_fd() whether to call again at once.
 void RedisTier::Impl::wake() {
   if (!is_ours()) return;
-  const bool wanted = !done_.empty() || std::any_of(nodes_.begin(), nodes_.end(), [](auto& node) {
-    return node->lanes[0].connection.has_more() || node->lanes[1].connection.has_more();
-  });
+  const bool wanted =
+      items_.has_done() || std::any_of(nodes_.begin(), nodes_.end(), [](auto& node) {
+        return node->lanes[0].connection.has_more() || node->lanes[1].connection.has_more();
+      });
   if (wanted == awake_) return;
   std::uint64_t count = 1;
   const ssize_t n =
@@ -369,8 +352,9 @@ void RedisTier::Impl::wake() {
 }
 
 bool RedisTier::Impl::ready() const noexcept {
-  return map_known_ && std::any_of(nodes_.begin(), nodes_.end(),
-                                   [](auto& node) { return node->lanes[kLoads].is_ready(); });
+  return map_known_ && std::any_of(nodes_.begin(), nodes_.end(), [](auto& node) {
+           return node->lanes[redis::kLoads].is_ready();
+         });
 }
 
 TierHealth RedisTier::Impl::health() const noexcept {
@@ -381,7 +365,7 @@ TierHealth RedisTier::Impl::health() const noexcept {
 
 bool RedisTier::Impl::usable() const noexcept {
   return !closing_ && std::any_of(nodes_.begin(), nodes_.end(),
-                                  [](auto& node) { return !node->lanes[kLoads].is_open(); });
+                                  [](auto& node) { return !node->lanes[redis::kLoads].is_open(); });
 }
 
 std::string RedisTier::Impl::key_of(const TierKey& key) const {
@@ -397,17 +381,25 @@ std::string RedisTier::Impl::key_of(const TierKey& key) const {
 std::vector<RedisNode> RedisTier::Impl::nodes() const {
   std::vector<RedisNode> nodes;
   for (const auto& node : nodes_) {
-    const Lane& loads = node->lanes[kLoads];
+    const Lane& loads = node->lanes[redis::kLoads];
     nodes.push_back(
         {.address = text::concat(printable(node->host), ":", node->port),
          .slots = static_cast<std::int32_t>(std::count(owners_.begin(), owners_.end(), node.get())),
          .connected = loads.is_ready() && !loads.is_open(),
          .left_alone = loads.is_open(),
-         .stores_alone = node->lanes[kStores].is_open(),
+         .stores_alone = node->lanes[redis::kStores].is_open(),
          .refuses = node->refuses,
          .error = printable(std::string(without(settings_.password, node->trouble)))});
   }
   return nodes;
+}
+
+Status RedisTier::Impl::check_invariants() const {
+  std::vector<const Items::Queue*> queues = {&unrouted_};
+  for (const auto& node : nodes_) {
+    for (const Lane& lane : node->lanes) queues.push_back(&lane.queue);
+  }
+  return items_.check(queues);
 }
 
 std::string RedisTier::Impl::describe() const {

@@ -10,24 +10,19 @@
 // inside poll(), so an item that has ended is not touched any more: what is still to be sent of it
 // is copied when it ends. Thread safety: as RedisTier.
 
-#include <array>
 #include <cstdint>
-#include <deque>
-#include <list>
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "kvfolio/record.h"
 #include "kvfolio/redis_tier.h"
-#include "redis/connection.h"
+#include "redis/items.h"
+#include "redis/node.h"
 #include "redis/slot_map.h"
-#include "tiers/growing_pause.h"
 #include "tiers/process.h"
 
 namespace kvfolio {
@@ -66,62 +61,20 @@ class RedisTier::Impl {
   [[nodiscard]] const RedisOptions& options() const noexcept { return settings_.options; }
   [[nodiscard]] std::vector<RedisNode> nodes() const;
   [[nodiscard]] std::string describe() const;
+  [[nodiscard]] Status check_invariants() const;
 
  private:
-  using Id = std::uint64_t;
-  // An item that ends leaves the queue where it waits, wherever it stands there.
-  using Queue = std::list<Id>;
+  using Items = redis::Items;
+  using Item = redis::Items::Item;
+  using Id = redis::Items::Id;
+  using Lane = redis::Lane;
+  using Node = redis::Node;
   static constexpr int kSendsMax = 5;
   // Items whose time is over or whose node is left alone, in one poll; the rest follows in the
   // next.
   static constexpr int kEndsPerPoll = 4096;
   // What is read at once. Small, since hiredis moves what lies behind a reply.
   static constexpr std::size_t kReadBytes = std::size_t{128} << 10;
-
-  struct Node;
-  // One of the two connections of a node.
-  struct Lane {
-    Node* node = nullptr;
-    redis::Connection connection;
-    Queue queue;
-    std::uint32_t interest = 0;  // as epoll knows it; 0: it does not know the descriptor
-    // The breaker: after kFailuresMax it is open, until a connection is greeted.
-    int failures = 0;
-    GrowingPause pause;          // no connection is begun in it,
-    std::uint64_t retry_us = 0;  // nor before this
-
-    [[nodiscard]] bool is_open() const noexcept;
-    [[nodiscard]] bool is_ready() const noexcept {
-      return connection.state() == redis::Connection::State::kReady;
-    }
-  };
-  enum LaneName : std::uint8_t { kLoads = 0, kStores = 1 };
-  struct Node {
-    std::string host;
-    std::uint16_t port = 0;
-    std::vector<redis::Address> addresses;
-    std::size_t next_address = 0;
-    bool is_seed = false;
-    bool too_near = false;  // it is announced at an address of this machine or link
-    bool in_map = false;
-    bool is_used = false;  // while drop_strangers() looks
-    bool tried = false;    // a connection has been begun
-    bool refuses = false;  // it answers, and says that we may not ask
-    std::array<Lane, 2> lanes;
-    std::string trouble;  // of the last failure
-  };
-  struct Item {
-    TierOp op = TierOp::kExists;
-    TierItem item;
-    int slot = 0;
-    std::uint64_t deadline_us = 0;
-    int sends = 0;
-    Node* ask = nullptr;   // the next time it goes there, with ASKING
-    Lane* lane = nullptr;  // in flight, as this question
-    std::uint64_t question = 0;
-    Queue* waits_in = nullptr;  // at `place`
-    Queue::iterator place{};
-  };
 
   // ---- redis_tier.cc ----
   void finish(Id id, TierResult result);
@@ -132,8 +85,6 @@ class RedisTier::Impl {
   void end_all(TierResult result);
   void end_connections();
   void leave_to_parent();
-  void enqueue(Queue& queue, Id id);
-  static void leave_queue(Item& item);
   [[nodiscard]] bool usable() const noexcept;
   std::size_t hand_over(std::span<TierDone> done);
   void wake();
@@ -194,12 +145,9 @@ class RedisTier::Impl {
   std::size_t last_tended_ = 0;
   std::uint64_t strangers_us_ = 0;  // when they were looked for
 
-  std::unordered_map<Id, Item> items_;
-  Id last_id_ = 0;
-  std::set<std::pair<std::uint64_t, Id>> deadlines_;
-  Queue unrouted_;  // they wait for the first map
+  Items items_;
+  Items::Queue unrouted_;  // they wait for the first map
   std::multimap<std::uint64_t, Id> later_;
-  std::deque<TierDone> done_;
 
   std::uint64_t now_us_ = 0;
   redis::Budget budget_;

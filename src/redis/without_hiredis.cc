@@ -29,5 +29,6 @@ const RedisCounters& RedisTier::counters() const noexcept {
 }
 std::vector<RedisNode> RedisTier::nodes() const { return {}; }
 std::string RedisTier::describe() const { return {}; }
+Status RedisTier::check_invariants() const { return {}; }
 
 }  // namespace kvfolio

@@ -179,6 +179,8 @@ TEST(HostileRedis, ManyItemsWhoseTimeIsOverEndInPollsOfBoundedWork) {
       EXPECT_LT(one.tag, kItems);
     }
     ended += n;
+    const Status status = tier->check_invariants();
+    ASSERT_TRUE(status.ok()) << status;
   }
   ASSERT_EQ(tier->poll(begin + 3, done), 1u);
   EXPECT_EQ(done[0].tag, kItems);
