@@ -37,7 +37,8 @@ struct Record {
   std::uint32_t visible : 1 = false;  // written: found by loads
   std::uint32_t used : 1 = false;     // loaded since it was written
   std::uint32_t writing : 1 = false;  // a write of it is under way
-  std::uint32_t gone : 1 = false;     // a tombstone is in its place; the index's
+  std::uint32_t erased : 1 = false;   // a tombstone is to be in its place
+  std::uint32_t gone : 1 = false;     // it is; the index's
 
   [[nodiscard]] std::int64_t offset() const noexcept { return std::int64_t{pieces} * kPiece; }
 };

@@ -54,6 +54,7 @@ void SegmentStore::find_targets(const TierKey& key, std::uint64_t erase) noexcep
   index_.for_each(key, [&](std::uint32_t id) {
     Segment& segment = segment_of(id);
     if (segment.state == State::kForgetting) return;
+    index_[id].erased = true;
     if (!keep_target(segment, {id, erase})) return erases_.failed(erase, TierResult::kBusy);
     ++to_erase_;
     erases_.add_target(erase);
@@ -93,7 +94,7 @@ bool SegmentStore::keep_target(Segment& segment, const EraseTarget& target) noex
   }
 }
 
-// What the walk has collected is what is left, since none of what goes was live when it began.
+// What the walk has collected is what is left: what goes was marked before it began.
 void SegmentStore::begin_erase(Segment& segment) {
   const bool has_footer = segment.in_footer >= 0;
   std::vector<FooterEntry> entries = std::exchange(segment.entries, {});

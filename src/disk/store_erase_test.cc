@@ -455,5 +455,39 @@ TEST_F(DiskErase, ADamagedFooterBringsNothingBack) {
   }
 }
 
+// A record that could not be read once is not found any more, and its header is whole. A footer
+// that did not name it would hide it from the erase of a later run, and show it when that is
+// damaged.
+class DiskEraseLater : public DiskErase, public ::testing::WithParamInterface<bool> {};
+
+TEST_P(DiskEraseLater, ReachesWhatCouldNotBeRead) {
+  const bool footer_is_written_anew = GetParam();
+  store_all(0, 9);
+  if (footer_is_written_anew) reopen();
+  sim.disk->on_call = [](const SimDisk::Call& call) {
+    return SimDisk::Fault{.error = std::string(call.name) == "readv" ? -EIO : 0};
+  };
+  EXPECT_EQ(waiter->load(1), TierResult::kIoError);
+  sim.disk->on_call = nullptr;
+  EXPECT_EQ(waiter->load(1), TierResult::kMiss);
+  EXPECT_EQ(erase(4), TierResult::kOk);
+  reopen();
+  EXPECT_EQ(waiter->load(1), TierResult::kOk) << "the error went by";
+  EXPECT_EQ(erase(1), TierResult::kOk);
+  waiter->settle();
+  std::unique_ptr<SimDisk> disk = copy();
+  for (auto& [path, file] : disk->files) {
+    if (path.find("segment-") == path.npos) continue;
+    file->data[file->data.size() - kPiece + 30] ^= std::byte{1};
+  }
+  const std::vector<Result> found = found_on(std::move(disk), 9);
+  EXPECT_EQ(found[1], TierResult::kMiss);
+  EXPECT_EQ(found[2], TierResult::kOk);
+  EXPECT_EQ(found[4], TierResult::kMiss);
+}
+
+INSTANTIATE_TEST_SUITE_P(Footers, DiskEraseLater, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "WrittenAnew" : "OfTheSeal"; });
+
 }  // namespace
 }  // namespace kvfolio::disk

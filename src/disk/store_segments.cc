@@ -43,9 +43,11 @@ FooterEntry SegmentStore::entry_of(std::uint32_t id) const noexcept {
           .data_bytes = record.data_bytes};
 }
 
-// The footer names it.
+// The footer names it: its header is whole, and stays so. Also what is not found any more, since it
+// was written again or could not be read: a later run has to know of it, to erase it.
 bool SegmentStore::is_kept(std::uint32_t id) const noexcept {
-  return index_[id].live && index_[id].visible;
+  const Record& record = index_[id];
+  return record.visible && !record.erased && !record.gone;
 }
 
 // The last of its segment. kNone: no memory.
