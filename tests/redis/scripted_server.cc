@@ -44,7 +44,7 @@ bool take_command(std::string& in, std::vector<std::string>& words) {
 
 }  // namespace
 
-ScriptedServer::ScriptedServer(Answer answer) : answer_(std::move(answer)) {
+ScriptedServer::ScriptedServer(Answer answer, Runs runs) : answer_(std::move(answer)) {
   listener_ = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -56,33 +56,42 @@ ScriptedServer::ScriptedServer(Answer answer) : answer_(std::move(answer)) {
     throw std::runtime_error("no port on loopback");
   }
   port_ = ntohs(address.sin_port);
-  thread_ = std::thread([this] { work(); });
+  if (runs == Runs::kByCaller) return;
+  thread_ = std::thread([this] {
+    while (!ends_) step(1);
+  });
 }
 
 ScriptedServer::~ScriptedServer() {
   ends_ = true;
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
+  for (const Client& client : clients_) ::close(client.fd);
   ::close(listener_);
 }
 
-void ScriptedServer::work() {
-  std::vector<Client> clients;
-  while (!ends_) {
-    std::vector<pollfd> events{{.fd = listener_, .events = POLLIN, .revents = 0}};
-    for (const Client& client : clients) {
-      events.push_back({.fd = client.fd, .events = POLLIN, .revents = 0});
-    }
-    ::poll(events.data(), events.size(), 1);
-    for (Client& client : clients) serve(client);
-    std::erase_if(clients, [](const Client& client) { return client.fd < 0; });
-    const int fd = accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (fd < 0) continue;
-    const int one = 1;  // or bytes are sent together
-    static_cast<void>(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one));
-    ++connections_;
-    clients.push_back({.fd = fd});
+void ScriptedServer::step(int wait_ms) {
+  std::vector<pollfd> events{{.fd = listener_, .events = POLLIN, .revents = 0}};
+  for (const Client& client : clients_) {
+    events.push_back({.fd = client.fd, .events = POLLIN, .revents = 0});
   }
-  for (const Client& client : clients) ::close(client.fd);
+  ::poll(events.data(), events.size(), wait_ms);
+  for (Client& client : clients_) serve(client);
+  std::erase_if(clients_, [](const Client& client) { return client.fd < 0; });
+  const int fd = accept4(listener_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  if (fd < 0) return;
+  const int one = 1;  // or bytes are sent together
+  static_cast<void>(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one));
+  ++connections_;
+  clients_.push_back({.fd = fd});
+}
+
+void ScriptedServer::hang_up() {
+  const linger at_once{.l_onoff = 1, .l_linger = 0};
+  for (const Client& client : clients_) {
+    static_cast<void>(setsockopt(client.fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once));
+    ::close(client.fd);
+  }
+  clients_.clear();
 }
 
 void ScriptedServer::serve(Client& client) {
