@@ -49,9 +49,12 @@ constexpr const char* kNames[] = {
     "verdict-kept",
     "arena-slot-reused-before-done",
     "stored-after-forget",
+    "acknowledged-before-written",
+    "erased-without-tombstone",
+    "child-speaks-to-tiers",
 };
 constexpr std::size_t kNumNames = sizeof kNames / sizeof kNames[0];
-static_assert(kNumNames == static_cast<std::size_t>(Mutant::kStoredAfterForget) + 1);
+static_assert(kNumNames == static_cast<std::size_t>(Mutant::kChildSpeaksToTiers) + 1);
 
 void print_names(std::FILE* to) {
   for (std::size_t i = 1; i < kNumNames; ++i) std::fprintf(to, "%s\n", kNames[i]);

@@ -54,6 +54,9 @@ enum class Mutant : std::uint8_t {
   kVerdictKept,
   kArenaSlotReusedBeforeDone,
   kStoredAfterForget,
+  kAcknowledgedBeforeWritten,
+  kErasedWithoutTombstone,
+  kChildSpeaksToTiers,
 };
 
 #ifdef KVFOLIO_MUTANTS

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/mutants.h"
+
 namespace kvfolio::disk {
 namespace {
 
@@ -267,7 +269,9 @@ IoStep EraseJob::next(std::int64_t last) noexcept {
   }
   if (phase_ == Phase::kTombstones) {
     footer_written = has_footer;
-    if (at_ < tombstones.size()) return write_tombstone(tombstones[at_++]);
+    if (at_ < tombstones.size() && !mutant(Mutant::kErasedWithoutTombstone)) {
+      return write_tombstone(tombstones[at_++]);
+    }
     phase_ = Phase::kSync;
     return file_step(Kind::kSync, place.file);
   }

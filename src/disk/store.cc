@@ -13,6 +13,7 @@
 #include <new>
 #include <utility>
 
+#include "base/mutants.h"
 #include "base/text.h"
 
 namespace kvfolio::disk {
@@ -413,6 +414,9 @@ bool SegmentStore::begin_store(const Waiting& waiting) {
   index_.publish(op->record);
   op->item = waiting.item;
   op->deadline = waiting.deadline;
+  if (mutant(Mutant::kAcknowledgedBeforeWritten)) {
+    answer(waiting.item.tag, TierOp::kStore, TierResult::kOk);
+  }
   begin_write(*op, waiting.item.data);
   return true;
 }
