@@ -842,6 +842,18 @@ TEST_F(DiskStore, AMissingManifestIsWrittenAgain) {
   EXPECT_EQ(sim.disk->files.count("/d/manifest"), 1u);
 }
 
+TEST_F(DiskStore, ADamagedManifestIsRefusedUntilItIsRemoved) {
+  store_all(0, 3);
+  sim.close();
+  sim.disk->files.at("/d/manifest")->data[3] ^= std::byte{1};
+  const Status status = sim.open();
+  EXPECT_EQ(status.code(), ErrorCode::kFailedPrecondition);
+  EXPECT_THAT(status.message(), HasSubstr("remove this file"));
+  sim.disk->files.erase("/d/manifest");
+  SetUp();
+  for (std::uint64_t i = 0; i < 3; ++i) EXPECT_EQ(load(i), TierResult::kOk) << i;
+}
+
 TEST_F(DiskStore, AForeignDirectoryIsRefused) {
   sim.close();
   sim.disk = std::make_unique<SimDisk>();
