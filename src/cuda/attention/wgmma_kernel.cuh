@@ -34,16 +34,18 @@ struct GroupMemory {
   static constexpr int kStages = 4;
   static constexpr int kHalf = kTileTokens * 128;  // 64 dims of a tile
   static constexpr int kTile = 2 * kHalf;
-  static constexpr int oK = 2 * 64 * 256, oV = oK + kStages * kTile, oAll = oV + kStages * kTile;
-  static constexpr int oBarriers = oAll + 2 * 64 * 128 * 4;
+  static constexpr int oK = 0, oV = oK + kStages * kTile;
+  static constexpr int oBarriers = oV + kStages * kTile;
   static constexpr int oFlags = oBarriers + 4 * kStages * 8;  // [stage][2 warps]: V not finite
   static constexpr int oRows = oFlags + kStages * 8;          // [128]: position, or kNoRow
   static constexpr int oState = oRows + 128 * 4;  // [128]: maxima and totals of the results
   static constexpr int oSights = oState + 128 * 8;
   // 8 x 8 elements each: what stands for V where there is nothing to add, and ones for the totals.
-  static constexpr int oZeros = oSights + 64, oOnes = oZeros + 128;
-  static constexpr int kBytes = oOnes + 128 + 1024;
-  static_assert(oFlags % 16 == 0 && oZeros % 16 == 0 && kBytes <= 232448);
+  // In front of Q, since a sanitizer counts all bytes of such operands from their start.
+  static constexpr int oZeros = oBarriers + 2048 - 256, oOnes = oZeros + 128;
+  static constexpr int oQ = oOnes + 128, oAll = oQ + 2 * 2 * kHalf;
+  static constexpr int kBytes = oAll + 2 * 64 * 128 * 4 + 1024;
+  static_assert(oFlags % 16 == 0 && oSights + 64 <= oZeros && oQ % 1024 == 0 && kBytes <= 232448);
 };
 
 // What the rows of a block see: in shared memory, since the warps that load have few registers.
@@ -218,8 +220,8 @@ __global__ void __launch_bounds__(kGroupThreads, 1)
       x = *reinterpret_cast<const uint4*>(a.q + place.token * a.q_token + place.q_head * a.q_head +
                                           c * 16);
     }
-    *reinterpret_cast<uint4*>(shared + (r >> 6) * 2 * Memory::kHalf + (c >> 3) * Memory::kHalf +
-                              swizzled<128>(r & 63, c & 7)) = x;
+    *reinterpret_cast<uint4*>(shared + Memory::oQ + (r >> 6) * 2 * Memory::kHalf +
+                              (c >> 3) * Memory::kHalf + swizzled<128>(r & 63, c & 7)) = x;
   }
   constexpr uint32_t kOnes = kF16 ? 0x3c003c00u : 0x3f803f80u;
   if (threadIdx.x < 32)
@@ -265,7 +267,7 @@ __global__ void __launch_bounds__(kGroupThreads, 1)
     for (int i = 0; i < 64; ++i) o[i] = 0.0f;
   };
   begin_leaf();
-  const uint64_t q_operand = operand_of(base + w * 2 * Memory::kHalf, 0);
+  const uint64_t q_operand = operand_of(base + Memory::oQ + w * 2 * Memory::kHalf, 0);
   const uint64_t k_operand = operand_of(base + Memory::oK, 0);
   const uint64_t v_operand = operand_of(base + Memory::oV, Memory::kHalf);
   const uint64_t zeros_operand = same_operand_of(base + Memory::oZeros);
