@@ -136,8 +136,9 @@ ReplyReader::Next Connection::next(Question& question, const Reply*& reply) {
   if (what == ReplyReader::Next::kBroken) return what;
   question = first;
   questions_.pop_front();
-  // Answered before it was sent whole: from now on the value's memory is its owner's.
-  if (out_.size() > questions_.size()) out_.front().keep();
+  // Answered before it was sent whole: from now on the value's memory is its owner's. Those before
+  // it that are not sent either were answered, too, and are in front of it.
+  if (out_.size() > questions_.size()) out_[out_.size() - questions_.size() - 1].keep();
   first_is_new_ = true;
   ++first_number_;
   bytes_in_flight_ -= question.budget;

@@ -367,6 +367,50 @@ TEST(HostileRedis, AStoreThatEndsWhileItIsSentReadsItsMemoryNoMore) {
   EXPECT_EQ(loaded, data_of(1, kSize));
 }
 
+// A server that answers before it was asked, several times over.
+TEST(HostileRedis, StoresThatAreAnsweredBeforeTheyAreSentReadTheirMemoryNoMore) {
+  constexpr std::size_t kSize = std::size_t{16} << 20;
+  std::map<std::string, std::string> values;  // of the server's thread
+  const ScriptedServer server([&](const Words& words) -> std::string {
+    if (words[0] == "SET") {
+      values.try_emplace(words[1], words[2]);
+      return values.size() == 1 ? "+OK\r\n+OK\r\n+OK\r\n" : "";
+    }
+    if (words[0] != "GET") return alone(words);
+    const auto found = values.find(words[1]);
+    if (found == values.end()) return "$-1\r\n";
+    return "$" + std::to_string(found->second.size()) + "\r\n" + found->second + "\r\n";
+  });
+  const auto tier = tier_of(server.address(), {.record_bytes_max = std::int64_t{kSize},
+                                               .bytes_in_flight_max = 64 << 20,
+                                               .bytes_per_poll = 64 << 20});
+  ASSERT_TRUE(tier->wait_until_ready(now_us(), 2'000'000).ok());
+  std::vector<std::vector<std::byte>> data{data_of(0, 100), data_of(1, kSize), data_of(2, kSize)};
+  const std::array<TierItem, 3> items{item_of(0, data[0]), item_of(1, data[1]),
+                                      item_of(2, data[2])};
+  const std::uint64_t end = now_us() + 20'000'000;
+  ASSERT_EQ(tier->submit(TierOp::kStore, items, {end}), 3u);
+  std::array<TierDone, 3> done;
+  std::size_t ended = 0;
+  while (ended < 3 && now_us() < end) ended += tier->poll(now_us(), done);
+  ASSERT_EQ(ended, 3u);
+  ASSERT_LT(tier->counters().bytes_sent, 2 * kSize) << "they were sent before they were answered";
+  for (std::vector<std::byte>& one : data) {
+    std::fill(one.begin(), one.end(), std::byte{0xee});
+    one = {};
+  }
+  while (tier->counters().bytes_sent < 2 * kSize && now_us() < end) tier->poll(now_us(), {});
+  for (int i = 1; i < 3; ++i) {
+    std::vector<std::byte> loaded(kSize);
+    TierResult result = TierResult::kMiss;  // until the server has taken it in
+    while (result == TierResult::kMiss && now_us() < end) {
+      result = ask(*tier, TierOp::kLoad, item_of(i, loaded));
+    }
+    EXPECT_EQ(result, TierResult::kOk) << i;
+    EXPECT_EQ(loaded, data_of(i, kSize)) << i;
+  }
+}
+
 // ---- keys ----
 
 std::vector<std::byte> secret(int number) {
