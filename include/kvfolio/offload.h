@@ -16,7 +16,7 @@
 //    no room for now, that it ended too late or was too busy for waits in the arena and goes again,
 //    but not if its name was erased or forgotten. Waiting stores are kept within the tier's share
 //    of the arena; beyond it they wait only as long as the arena has them, then they are dropped
-//    and counted. A store is given up after six tries during which the tier took no other one
+//    and counted. A store is given up after seven tries during which the tier took no other one
 //    either.
 //  - Loads. open() holds what the cache has; poll() looks for the rest in the arena, asks the tiers
 //    for what that lacks, and loads as much of the prompt as can be had in one piece. It ends with
@@ -28,7 +28,8 @@
 //    record, the request does not ask it for that one again, but the next tier that has it.
 //  - Time. A request that waits longer than its deadline is ready with what there is. Memory that a
 //    tier may still touch is not used again before the tier says so. What a tier has not brought by
-//    half of the time is brought by the next tier that has it.
+//    half of the time is brought by the next tier that has it, for all requests that wait for it;
+//    and one that has not said by then what it has is waited for only if no other has anything.
 //    A poll() is bounded in bytes and in looks at blocks: a prompt of more than 4,096 blocks is
 //    brought in parts of as many, each with a deadline of its own, if no group drops blocks.
 //  - Room. A tier holds no more than 1 / (tiers + 1) of the arena, or two records, whatever it does

@@ -137,11 +137,13 @@ class Offload::Impl {
     std::int64_t bytes = 0;  // kHolding: that the arena lacks
     std::array<std::size_t, kTiersMax> asked{};  // how many of them, by tier
     std::array<std::int32_t, kTiersMax> unanswered{};
-    std::size_t begun = 0;     // how many of them came or are on their way
-    std::int32_t waiting = 0;  // answers, or records on their way
-    bool failed = false;       // a record that was promised did not come
-    bool retry = false;        // and a tier may have it yet
-    bool displaced = false;    // an older request took what it held
+    std::size_t begun = 0;      // how many of them came or are on their way
+    std::int32_t waiting = 0;   // answers, or records on their way
+    std::uint8_t promised = 0;  // tiers that said that they have a record: a bit for each
+    bool silence = false;       // another one did not say what it has
+    bool failed = false;        // a record that was promised did not come
+    bool retry = false;         // and a tier may have it yet
+    bool displaced = false;     // an older request took what it held
     LoadEnd why = LoadEnd::kNothing;
     HeldRecords held{};  // from kHolding on
     // kWriting
@@ -223,6 +225,10 @@ class Offload::Impl {
   void go_on(std::uint64_t id);
   void set_deadline(Request& request) const;
   [[nodiscard]] bool has_gone_on(const Request& request) const;
+  // Half of the time from since_us to the deadline has passed.
+  [[nodiscard]] bool is_half_over(const Request& request) const noexcept {
+    return now_us_ - request.since_us >= (request.deadline_us - request.since_us) / 2;
+  }
   // Has to be computed, so nothing is loaded beyond it.
   [[nodiscard]] static std::int32_t last_token(const Request& request) noexcept {
     return static_cast<std::int32_t>(request.tokens.size()) - 1;
@@ -249,6 +255,7 @@ class Offload::Impl {
   [[nodiscard]] bool waits_for(std::uint64_t id, const TierKey& key) const;
   [[nodiscard]] bool loads_once_more(const Request& request) const;
   void turn_to_others(std::uint64_t id, Request& request);
+  [[nodiscard]] bool has_an_answer(const Request& request) const;
   void note_silent_tiers(const Request& request);
   [[nodiscard]] bool has_hash(const Request& request, GroupId group, std::int32_t logical) const;
   // Requires: has_hash().
@@ -296,6 +303,8 @@ class Offload::Impl {
   std::size_t submit(std::int32_t tier, TierOp kind, std::uint64_t deadline_us);
   void add_item(Op op, std::byte* data);
   Begun start_load(std::uint64_t id, Request& request, const Piece& piece, std::int32_t tier);
+  [[nodiscard]] bool has_failed(Request& request, const Arriving& arriving) const;
+  std::vector<std::uint64_t> take_waiters(const Piece& piece);
   [[nodiscard]] std::uint64_t store_deadline() const noexcept;
   // A moment of the clock, or its end.
   [[nodiscard]] static std::uint64_t later(std::uint64_t at_us, std::uint64_t by_us) noexcept {

@@ -141,9 +141,11 @@ void Offload::Impl::go_on(std::uint64_t id) {
   }
   if (request.state == State::kAsking) {
     const bool answered = ask(id, request) && request.waiting == 0;
-    if (!answered && !late) return;
+    // A tier that does not say what it has costs nothing that another one said it has.
+    if (!answered && !late && !(is_half_over(request) && has_an_answer(request))) return;
     if (!answered) {
-      request.why = LoadEnd::kTimeout;
+      if (late) request.why = LoadEnd::kTimeout;
+      request.silence = true;
       note_silent_tiers(request);
     }
     request.waiting = 0;
@@ -203,8 +205,7 @@ bool Offload::Impl::waits_for(std::uint64_t id, const TierKey& key) const {
 // What has not come by half of the time is brought by another tier that has it, while there is time
 // for that. So a tier that hangs costs no prompt what another one has.
 void Offload::Impl::turn_to_others(std::uint64_t id, Request& request) {
-  const bool is_time = now_us_ - request.since_us >= (request.deadline_us - request.since_us) / 2;
-  if (!is_time || request.waiting == 0) return;
+  if (!is_half_over(request) || request.waiting == 0) return;
   if (request.turn_end == 0) request.turn_end = request.begun;
   for (; request.turned < request.turn_end && has_steps(); ++request.turned) {
     took(1);
@@ -220,10 +221,21 @@ void Offload::Impl::turn_to_others(std::uint64_t id, Request& request) {
   }
 }
 
-// They had their time, and did not say what they have.
+// A tier has said all that it has, and that is something.
+bool Offload::Impl::has_an_answer(const Request& request) const {
+  for (std::size_t t = 0; t < ports_.size(); ++t) {
+    const bool said_all = request.unanswered[t] == 0 && request.asked[t] == request.pieces.size();
+    if (said_all && (request.promised >> t & 1) != 0) return true;
+  }
+  return false;
+}
+
+// They had their time, and did not say what they have, or took no question for what they owe.
 void Offload::Impl::note_silent_tiers(const Request& request) {
   for (std::size_t t = 0; t < ports_.size(); ++t) {
-    if (request.unanswered[t] == 0 || request.pieces.empty()) continue;
+    const bool is_full =
+        request.asked[t] < request.pieces.size() && !ports_[t].has_room_for_questions();
+    if ((request.unanswered[t] == 0 && !is_full) || request.pieces.empty()) continue;
     const Piece& first = request.pieces.front();
     ports_[t].was_late(TierOp::kExists, first.key, 0, request.since_us, now_us_);
   }
@@ -231,7 +243,8 @@ void Offload::Impl::note_silent_tiers(const Request& request) {
 
 // ---- asking ----
 
-// Every record that the arena lacks. One that is on its way already is not asked for.
+// Every record that the arena lacks. One that is on its way already is asked for only if another
+// tier may have it, too: what it comes from may hang.
 bool Offload::Impl::list_questions(Request& request) {
   if (request.walk.empty()) {
     request.verdicts.resize(static_cast<std::size_t>(identity_.num_groups()));
@@ -250,6 +263,8 @@ bool Offload::Impl::list_questions(Request& request) {
     if (arriving == arriving_.end()) return request.pieces.push_back(piece);
     const std::int32_t tier = ops_.at(arriving->second.tag).tier;
     verdict(request, piece).has |= static_cast<std::uint8_t>(1u << tier);
+    request.promised |= static_cast<std::uint8_t>(1u << tier);
+    if (ports_.size() > 1) request.pieces.push_back(piece);
   });
 }
 

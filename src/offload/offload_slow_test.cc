@@ -99,6 +99,97 @@ TEST(Offload, PromptsThatComeTogetherPassAHungTierOver) {
   EXPECT_EQ(tokens, kPrompts * 63);
 }
 
+// One hot prefix: both wait for the same records. What hangs for one of them hangs for the other.
+TEST(Offload, PromptsThatShareAPrefixAreNotKeptByAHungTier) {
+  MemoryTier healthy;
+  healthy.records = left_by_a_first_process(prompt_of(1, 64));
+  SlowTier hung;
+  hung.records = healthy.records;
+  hung.loads_hang = true;
+  const OffloadTier tiers[] = {{.tier = &hung}, {.tier = &healthy}};
+  for (const std::uint64_t later_us : {0u, 10'000u, 20'000u, 40'000u}) {
+    Cache cache(test::full(40), {.max_sequences = 2});
+    const auto offload = offload_of(cache, tiers, kArena);
+    std::int32_t tokens = 0;
+    int opened = 0, ready = 0;
+    for (std::uint64_t now_us = 1; ready < 2; now_us += 100) {
+      if (opened < 2 && now_us >= 1 + unsigned(opened) * later_us) {
+        ASSERT_TRUE(offload->open(prompt_of(1, 64))->pending);
+        ++opened;
+      }
+      for (const SequenceReady& one : offload->poll(now_us)) {
+        ++ready;
+        tokens += one.cached_tokens;
+        EXPECT_EQ(one.why, LoadEnd::kLoaded) << later_us;
+      }
+      ASSERT_TRUE(offload->check_invariants().ok());
+      ASSERT_LT(now_us, 1'000'000u);
+    }
+    EXPECT_EQ(tokens, 2 * 63) << later_us;
+  }
+}
+
+// The one who began the load does not wait for it any more; the other knows where else it is.
+TEST(Offload, APromptThatJoinedAHungLoadTurnsToAnotherTier) {
+  MemoryTier healthy;
+  healthy.records = left_by_a_first_process(prompt_of(1, 64));
+  SlowTier hung;
+  hung.records = healthy.records;
+  hung.loads_hang = true;
+  const OffloadTier tiers[] = {{.tier = &hung}, {.tier = &healthy}};
+  Cache cache(test::full(40), {.max_sequences = 2});
+  const auto offload = offload_of(cache, tiers, kArena);
+  const SequenceId first = offload->open(prompt_of(1, 64))->sequence;
+  for (std::uint64_t now_us = 1; now_us < 10'000; now_us += 1000) offload->poll(now_us);
+  ASSERT_EQ(hung.in_flight(), 8u);
+  const SequenceId second = offload->open(prompt_of(1, 64))->sequence;
+  for (std::uint64_t now_us = 10'000; now_us < 15'000; now_us += 1000) offload->poll(now_us);
+  ASSERT_EQ(hung.loads_asked, 8u) << "they wait for one load";
+  ASSERT_TRUE(offload->cancel(first));
+  std::span<const SequenceReady> ready;
+  for (std::uint64_t now_us = 15'000; ready.empty() && now_us < 1'000'000; now_us += 1000) {
+    ready = offload->poll(now_us);
+    ASSERT_TRUE(offload->check_invariants().ok());
+  }
+  ASSERT_EQ(ready.size(), 1u);
+  EXPECT_EQ(ready[0].sequence, second);
+  EXPECT_EQ(ready[0].cached_tokens, 63);
+}
+
+// A tier that does not say what it has, in front of one that does.
+TEST(Offload, ATierThatAnswersNoQuestionCostsNoTokenThatAnotherOneHas) {
+  MemoryTier healthy;
+  leave_prompts(healthy.records);
+  MemoryTier silent(1, {.silent = 1000});
+  const OffloadTier tiers[] = {{.tier = &silent}, {.tier = &healthy}};
+  Cache cache(test::full(400));
+  const auto offload = offload_of(cache, tiers, kArena);
+  for (int i = 0; i < kPrompts; ++i) {
+    const SequenceReady ready =
+        opened(*offload, cache, prompt_of(i, 64), {}, 100'000u * unsigned(i));
+    EXPECT_EQ(ready.cached_tokens, 63) << i;
+    EXPECT_TRUE(cache.manager.close(ready.sequence).ok());
+  }
+  EXPECT_TRUE(offload->tier_counters(0).passed_over);
+}
+
+// It says so itself, when the time is over, as a Redis tier does.
+TEST(Offload, ATierWhoseQuestionsTimeOutIsPassedOver) {
+  SlowTier slow;
+  slow.questions_time_out = true;
+  slow.records = left_by_a_first_process(prompt_of(1, 64));
+  const OffloadTier tiers[] = {{.tier = &slow}};
+  Cache cache(test::full(40));
+  const auto offload = offload_of(cache, tiers);
+  for (int i = 0; i < 4; ++i) {
+    const SequenceReady ready =
+        opened(*offload, cache, prompt_of(1, 64), {}, 100'000u * unsigned(i));
+    EXPECT_EQ(ready.why, i < 3 ? LoadEnd::kTimeout : LoadEnd::kNothing);
+    EXPECT_TRUE(cache.manager.close(ready.sequence).ok());
+  }
+  EXPECT_TRUE(offload->tier_counters(0).passed_over);
+}
+
 TEST(Offload, AHungTierIsTriedAgainWithGrowingPausesAndThenUsedAgain) {
   SlowTier hung;
   hung.records = left_by_a_first_process(prompt_of(1, 64));
@@ -215,6 +306,7 @@ TEST(Offload, AStoreThatIsRefusedForGoodIsCountedAndEnds) {
   cache.compute(prompt_of(1, 64));
   for (std::uint64_t now_us = 1; now_us < 5'000'000; now_us += 1000) offload->poll(now_us);
   EXPECT_TRUE(offload->idle());
+  EXPECT_EQ(slow.stores_asked, 7u * 8u);
   EXPECT_EQ(offload->tier_counters(0).stores_failed, 8u);
   EXPECT_EQ(offload->counters().tier_stores_dropped, 8u);
   EXPECT_EQ(offload->arena().pins, 0);

@@ -150,16 +150,22 @@ void Offload::Impl::on_done(std::int32_t tier_index, const TierDone& done) {
 }
 
 void Offload::Impl::on_exists(const Op& op, TierResult result) {
+  if (result == TierResult::kTimeout) {
+    port(op.tier).was_late(op.kind, op.key, op.bytes, op.since_us, now_us_);
+  } else if (now_us_ < op.deadline_us) {
+    port(op.tier).answered(op.kind);  // also if its request has gone on without it
+  }
   const auto found = requests_.find(op.request);
   if (found == requests_.end()) return;
   Request& request = found->second;
-  // An answer behind its deadline.
+  // It came too late for its request.
   if (request.state != Request::State::kAsking || request.part_begin != op.part_begin) return;
   --request.waiting;
   --request.unanswered[static_cast<std::size_t>(op.tier)];
   if (result == TierResult::kTimeout) return;
   port(op.tier).answered(op.kind);
   if (result != TierResult::kOk) return;
+  request.promised |= static_cast<std::uint8_t>(1u << op.tier);
   verdict(request, op.piece).has |= static_cast<std::uint8_t>(1u << op.tier);
 }
 
@@ -236,7 +242,7 @@ void Offload::Impl::on_probed(std::uint64_t tag, const Op& op, TierResult result
 Offload::Impl::Begun Offload::Impl::start_load(std::uint64_t id, Request& request,
                                                const Piece& piece, std::int32_t index) {
   const auto there = arriving_.find(piece.key);
-  if (there != arriving_.end()) {
+  if (there != arriving_.end() && !has_failed(request, there->second)) {
     there->second.waiters.push_back(id);
     ++request.waiting;
     return Begun::kYes;
@@ -274,10 +280,32 @@ Offload::Impl::Begun Offload::Impl::start_load(std::uint64_t id, Request& reques
     arena_->abandon(*slot);
     return works ? Begun::kLater : Begun::kNo;
   }
+  arriving.waiters = take_waiters(piece);
   arriving.waiters.push_back(id);
   ++request.waiting;
   arriving_.emplace(piece.key, std::move(arriving));
   return Begun::kYes;
+}
+
+// The request does not wait any more for the tier that the record is to come from.
+bool Offload::Impl::has_failed(Request& request, const Arriving& arriving) const {
+  return (verdict(request, arriving.piece).failed >> ops_.at(arriving.tag).tier & 1) != 0;
+}
+
+// Another tier brings the record now: also for those who wait for the one that is late with it.
+std::vector<std::uint64_t> Offload::Impl::take_waiters(const Piece& piece) {
+  const auto late = arriving_.find(piece.key);
+  if (late == arriving_.end()) return {};
+  const std::int32_t tier = ops_.at(late->second.tag).tier;
+  std::vector<std::uint64_t> waiters = std::move(late->second.waiters);
+  took(std::ssize(waiters));
+  for (const std::uint64_t id : waiters) {
+    const auto place = requests_.find(id);
+    if (place == requests_.end()) continue;
+    verdict(place->second, piece).failed |= static_cast<std::uint8_t>(1u << tier);
+  }
+  give_up(late, true);
+  return waiters;
 }
 
 // The request does not wait for it any more.

@@ -33,6 +33,7 @@ void Offload::Impl::begin_writing(std::uint64_t id) {
   Request& request = requests_.at(id);
   const auto can = reach(request, request.horizon);
   if (!can) return finish(id, request.length, LoadEnd::kNothing);
+  request.failed |= request.silence && can->end < request.horizon;
   const LoadEnd otherwise = request.why != LoadEnd::kNothing ? request.why
                             : request.failed                 ? LoadEnd::kPart
                                                              : LoadEnd::kNothing;
