@@ -125,6 +125,9 @@ class Generate {
       if (!opened) return prefixed("--load", opened.error());
       load_.emplace(*std::move(opened));
     }
+    if (const Result<RecordSecrets> secrets = RecordSecrets::from_environment(); !secrets) {
+      return secrets.error();  // before the work
+    }
     if (options_.save_path) {
       Result<FileSink> created = FileSink::create(*options_.save_path);
       if (!created) return prefixed("--save", created.error());

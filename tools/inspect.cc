@@ -181,10 +181,10 @@ Result<int> inspect_snapshot(const InspectOptions& options, ByteSource& source) 
   print((options.state_hash && is_right ? hex(list->state_hash) : summary) + "\n");
   if (list->unverified > 0) {
     report("kvfolio inspect: " + options.path +
-           ": not verified: sealed with a key that is not given; set KVFOLIO_RECORD_KEY_FILE or "
+           ": not verified: sealed with a key that is not given, or with none; see "
            "KVFOLIO_RECORD_KEY");
   }
-  if (is_right) return 0;
+  if (is_right) return list->unverified > 0 ? 1 : 0;
   report("kvfolio inspect: " + options.path +
          (list->whole ? ": some of it is damaged" : ": its end is missing"));
   return 1;
@@ -212,8 +212,10 @@ void add_inspect_options(CLI::App& app, InspectOptions& options) {
       "Examples:\n"
       "  kvfolio inspect calls.oplog --replay\n"
       "  kvfolio inspect cache.snapshot --index\n\n"
-      "Exit codes: 0 done; 1 a call answers otherwise, or the file is damaged; 2 bad usage or "
-      "input.");
+      "Exit codes: 0 done; 1 a call answers otherwise, or the file is damaged or not verified; 2 "
+      "bad usage or input.\n"
+      "KVFOLIO_RECORD_KEY, or a file named by KVFOLIO_RECORD_KEY_FILE, has the key that seals a "
+      "snapshot's records.");
   add_file(app, "file", options.path, "A snapshot (--save) or an operation log (--oplog)")
       ->required();
   CLI::Option* replay =

@@ -18,6 +18,14 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// A line, or nothing.
+std::string line_of_another_key(std::int64_t count) {
+  if (count == 0) return {};
+  return "  " + plural(count, "record") +
+         " NOT VERIFIED: sealed with a key that is not given, or with none: misses here; left "
+         "alone; see KVFOLIO_RECORD_KEY\n";
+}
+
 std::string as_json(const TierOptions& options, const DiskCheck& check) {
   Json faults = Json::array();
   for (const DiskFault& fault : check.faults) {
@@ -30,6 +38,7 @@ std::string as_json(const TierOptions& options, const DiskCheck& check) {
                      {"records", check.records},
                      {"record_bytes", check.record_bytes},
                      {"damaged", check.damaged},
+                     {"of_another_key", check.of_another_key},
                      {"erased", check.erased},
                      {"unused", check.unused},
                      {"faults", std::move(faults)}};
@@ -43,8 +52,9 @@ std::string as_text(const TierOptions& options, const DiskCheck& check) {
                      std::to_string(check.damaged) + " damaged\n";
   if (check.unsealed > 0) {
     text += "  " + plural(check.unsealed, "segment") +
-            " without a footer: the writer was killed; the next one closes them\n";
+            " without a footer: the writer was killed, or their ends are missing\n";
   }
+  text += line_of_another_key(check.of_another_key);
   if (check.unused > 0) {
     text += "  " + plural(check.unused, "file") +
             " that a tier would not use: not its own, and left alone\n";
@@ -79,9 +89,10 @@ Result<int> check_or_error(const TierOptions& options) {
                                                         .progress = progress});
   show_progress("");
   if (!check) return check.error();
-  if (check->damaged > 0) note_failure();
+  const bool failed = check->damaged > 0 || check->of_another_key > 0;
+  if (failed) note_failure();
   print(options.json ? as_json(options, *check) : as_text(options, *check));
-  return check->damaged > 0 ? 1 : 0;
+  return failed ? 1 : 0;
 }
 
 #if KVFOLIO_WITH_REDIS
@@ -100,6 +111,7 @@ std::string as_json(const TierOptions& options, const RedisCheck& check) {
                      {"records", check.records},
                      {"record_bytes", check.bytes},
                      {"damaged", check.damaged},
+                     {"of_another_key", check.of_another_key},
                      {"others", check.others},
                      {"erased", check.erased},
                      {"faults", std::move(faults)}};
@@ -116,6 +128,7 @@ std::string as_text(const TierOptions& options, const RedisCheck& check) {
   for (const RedisUnread& node : check.unread) {
     text += "  NOT READ: " + printable_text(node.address) + ": " + printable_text(node.what) + "\n";
   }
+  text += line_of_another_key(check.of_another_key);
   if (check.others > 0) {
     text += "  " + plural(check.others, "key") + " of another form: left alone\n";
   }
@@ -137,7 +150,7 @@ Result<int> check_redis_or_error(const TierOptions& options) {
       [](std::int64_t records) { show_progress("reading: " + plural(records, "record")); });
   show_progress("");
   if (!check) return with_advice(check.error());
-  const bool failed = check->damaged > 0 || !check->unread.empty();
+  const bool failed = check->damaged > 0 || check->of_another_key > 0 || !check->unread.empty();
   if (failed) note_failure();
   print(options.json ? as_json(options, *check) : as_text(options, *check));
   return failed ? 1 : 0;
@@ -166,8 +179,8 @@ void add_tier_verb(CLI::App& app, TierOptions& options) {
       "Examples:\n"
       "  kvfolio tier check disk:cache\n"
       "  kvfolio tier check redis:127.0.0.1:7400 --erase --json\n\n"
-      "Exit codes: 0 every record is right; 1 one is damaged, or a node of the cluster could not "
-      "be\n"
+      "Exit codes: 0 every record is right; 1 one is damaged or not verified, or a node of the "
+      "cluster could not be\n"
       "read, and which; 2 bad usage, another process uses the directory, it is of a newer version, "
       "or\n"
       "no server answers.");
@@ -180,7 +193,9 @@ void add_tier_verb(CLI::App& app, TierOptions& options) {
       "  kvfolio tier check redis:10.0.0.1:7001,10.0.0.2:7001\n\n"
       "With Redis, KVFOLIO_REDIS_USER and KVFOLIO_REDIS_PASSWORD say who asks, and "
       "KVFOLIO_REDIS_CA\n"
-      "names a file of certificates: then all is said over TLS.");
+      "names a file of certificates: then all is said over TLS.\n"
+      "KVFOLIO_RECORD_KEY, or a file named by KVFOLIO_RECORD_KEY_FILE, has the key that seals "
+      "records.");
   check
       ->add_option_function<std::string>(
           "tier", [&options](const std::string& text) { take_option(text, options); },

@@ -3,9 +3,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <limits>
 #include <set>
@@ -89,8 +91,14 @@ Result<std::vector<std::byte>> read_secret(const std::string& name) {
                   what + ", allowed: " + std::to_string(2 * kRecordKeyBytes) +
                       " hexadecimal digits, such as `openssl rand -hex 32` writes");
   };
+  const std::string file_name = name + "_FILE";
   const std::string text = environment(name.c_str());
-  const std::string path = environment((name + "_FILE").c_str());
+  const std::string path = environment(file_name.c_str());
+  // What a script got from a file that is not there must not turn the key off.
+  for (const std::string& variable : {name, file_name}) {
+    const char* const value = std::getenv(variable.c_str());
+    if (value != nullptr && *value == '\0') return bad(variable + " is empty: unset it, or set it");
+  }
   if (text.empty() && path.empty()) return std::vector<std::byte>();
   if (!text.empty() && !path.empty()) {
     return Status(ErrorCode::kInvalidArgument,
@@ -100,7 +108,7 @@ Result<std::vector<std::byte>> read_secret(const std::string& name) {
   if (!path.empty()) {
     std::ifstream file(path, std::ios::binary);
     if (!file) {
-      return Status(ErrorCode::kUnavailable, name + "_FILE: " + path + " cannot be read");
+      return Status(ErrorCode::kUnavailable, name + "_FILE: " + path + ": " + std::strerror(errno));
     }
     from_file.resize(4 * kRecordKeyBytes);
     file.read(from_file.data(), std::ssize(from_file));
@@ -122,6 +130,11 @@ Result<RecordSecrets> RecordSecrets::from_environment() {
   if (!accepted) return accepted.error();
   secrets.key_ = *std::move(key);
   secrets.accepted_ = *std::move(accepted);
+  if (secrets.key_.empty() && !secrets.accepted_.empty()) {
+    return Status(ErrorCode::kInvalidArgument,
+                  "KVFOLIO_ACCEPTED_RECORD_KEY is set and KVFOLIO_RECORD_KEY is not: set both, or "
+                  "the second alone");
+  }
   // What is wrong with them together is said before anything is opened.
   if (const Result<RecordKeys> keys = RecordKeys::create(secrets.options()); !keys) {
     return keys.error();
@@ -141,7 +154,7 @@ std::int64_t TierChoice::arena_bytes() const {
 std::int64_t parse_size(const std::string& option, const std::string& text) {
   static const std::vector<std::pair<std::string, int>> kUnits = {
       {"", 0}, {"B", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
-  const char* const allowed = "a size such as 24GiB, 512MiB, 64KiB or 4096, below 8192PiB";
+  const char* const allowed = "a size such as 24GiB, 512MiB or 64KiB, below 8388608TiB";
   std::int64_t number = 0;
   const char* const end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, number);
@@ -164,7 +177,7 @@ DiskChoice parse_disk(const std::string& option, const std::string& text, bool w
   if (with_size) {
     const std::size_t comma = choice.directory.rfind(',');
     if (comma == std::string::npos) refuse(option, text, allowed);
-    choice.bytes = parse_size(option + " disk:", choice.directory.substr(comma + 1));
+    choice.bytes = parse_size(option + " disk", choice.directory.substr(comma + 1));
     choice.directory.resize(comma);
   }
   if (choice.directory.empty()) refuse(option, text, allowed);

@@ -28,6 +28,7 @@ struct RedisCheck {
   std::int64_t records = 0;         // that are right
   std::int64_t bytes = 0;           // of these
   std::int64_t damaged = 0;         // of ours, but not right
+  std::int64_t of_another_key = 0;  // sealed with a key that is not given, or with none
   std::int64_t others = 0;          // keys of another form: not ours, and never erased
   std::int64_t erased = 0;          // of these, with `erase`
   std::vector<RedisFault> faults;   // the first hundred

@@ -167,6 +167,9 @@ struct DiskCheck {
   std::int64_t records = 0;   // that are right
   std::int64_t record_bytes = 0;
   std::int64_t damaged = 0;
+  // Sealed with a key that is not given, or without one where a key is given: a miss here, and
+  // right perhaps where that key is. Never erased.
+  std::int64_t of_another_key = 0;
   std::int64_t erased = 0;          // of the damaged ones
   std::int64_t unused = 0;          // files that open() leaves alone: they are not of a tier
   std::vector<DiskFault> faults{};  // the first 100

@@ -63,6 +63,8 @@ class RecordKeys {
   // The number of the key that seals: the beginning of the SHA-256 of it, never 0. 0: there is
   // none.
   [[nodiscard]] KVFOLIO_API std::uint32_t id() const noexcept;
+  // A record with this number, RecordInfo::key_id, may verify. Without a key: 0 alone.
+  [[nodiscard]] KVFOLIO_API bool accepts(std::uint32_t key_id) const noexcept;
 
  private:
   friend class RecordMac;

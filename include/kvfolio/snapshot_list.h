@@ -28,7 +28,8 @@ struct SnapshotSection {
   std::int32_t begin = 0;  // of the block's tokens
   std::int32_t end = 0;
   std::uint32_t key_id = 0;  // of the key that sealed it; 0: none
-  // It was sealed with a key that we lack: its bytes may be anyone's.
+  // It was sealed with a key that is not given, or without one where a key is given: a miss
+  // with these keys, and its bytes may be anyone's.
   bool unverified = false;
 };
 

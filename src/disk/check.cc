@@ -61,6 +61,9 @@ class Checker {
         ++seen_.records;
         seen_.record_bytes += entry.data_bytes;
         right.push_back(entry);
+      } else if (job.is_of_another_key) {
+        ++seen_.of_another_key;
+        right.push_back(entry);                      // for a process that has the key
       } else if (job.result != TierResult::kMiss) {  // that is one that was erased
         ++num_wrong;
         add_fault(segment, entry.offset, what_of(job));

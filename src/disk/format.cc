@@ -103,16 +103,17 @@ bool seal(const RecordHeader& header, std::span<const std::byte> data, const Rec
   return seal_record(info_of(header), data, keys, out.first<kRecordHeaderBytes>());
 }
 
-bool is_sealed(std::span<const std::byte, kPiece> piece, const RecordHeader& header,
-               std::span<const std::byte> data, const RecordKeys& keys) noexcept {
+RecordFault fault_of(std::span<const std::byte, kPiece> piece, const RecordHeader& header,
+                     std::span<const std::byte> data, const RecordKeys& keys) noexcept {
   LittleEndianReader from(piece);
   if (from.get<std::uint32_t>() == kSealedMagic) {
-    return check_record(piece.first<kRecordHeaderBytes>(), data, info_of(header), keys) ==
-           RecordFault::kNone;
+    return check_record(piece.first<kRecordHeaderBytes>(), data, info_of(header), keys);
   }
+  if (keys.has_key()) return RecordFault::kSealer;  // there was no key in that version
   constexpr std::size_t kChecksumAt = 8 + 8 + 8 + TierKey::kBytes + 8;
   LittleEndianReader sum(piece.subspan(kChecksumAt, 8));
-  return !keys.has_key() && checksum(data, payload_seed(header.key)) == sum.get<std::uint64_t>();
+  const bool right = checksum(data, payload_seed(header.key)) == sum.get<std::uint64_t>();
+  return right ? RecordFault::kNone : RecordFault::kPayload;
 }
 
 void encode_footer(std::uint64_t epoch, std::span<const FooterEntry> entries,

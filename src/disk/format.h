@@ -111,10 +111,12 @@ void encode_tombstone(const RecordHeader& header, std::span<std::byte, kPiece> o
 // The header of a record with its seal, and the tail of data. False: no memory, only with a key.
 [[nodiscard]] bool seal(const RecordHeader& header, std::span<const std::byte> data,
                         const RecordKeys& keys, std::span<std::byte, kPiece> out) noexcept;
-// The seal of the record whose header this piece has is that of `data`. Requires: decode() gave
+// What is wrong with the seal of the record whose header this piece has, and whose bytes are
+// `data`. kSealer: another key sealed it, or none where there is one. Requires: decode() gave
 // `header` of the piece, which is no tombstone, and data.size() is header.data_bytes.
-[[nodiscard]] bool is_sealed(std::span<const std::byte, kPiece> piece, const RecordHeader& header,
-                             std::span<const std::byte> data, const RecordKeys& keys) noexcept;
+[[nodiscard]] RecordFault fault_of(std::span<const std::byte, kPiece> piece,
+                                   const RecordHeader& header, std::span<const std::byte> data,
+                                   const RecordKeys& keys) noexcept;
 // The whole footer: footer_bytes(entries.size()) bytes.
 void encode_footer(std::uint64_t epoch, std::span<const FooterEntry> entries,
                    std::span<std::byte> out) noexcept;

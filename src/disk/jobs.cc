@@ -161,8 +161,10 @@ TierResult LoadJob::compare() noexcept {
   if (seen.erased && seen.epoch == expected.epoch && seen.sequence == expected.sequence) {
     return TierResult::kMiss;
   }
-  const bool right = seen == expected && is_sealed(memory_.header(), seen, memory_.data(), keys);
-  return right ? TierResult::kOk : TierResult::kCorrupt;
+  if (seen != expected) return TierResult::kCorrupt;
+  const RecordFault fault = fault_of(memory_.header(), seen, memory_.data(), keys);
+  is_of_another_key = fault == RecordFault::kSealer;
+  return fault == RecordFault::kNone ? TierResult::kOk : TierResult::kCorrupt;
 }
 
 // ---- segments ----

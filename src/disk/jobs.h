@@ -98,7 +98,8 @@ class LoadJob final : public IoJob {
   bool drop_cached = false;  // the file goes through the page cache
   // When done: kOk, kMiss: it was erased, kCorrupt, kIoError, or kBusy: no memory.
   TierResult result = TierResult::kOk;
-  std::int64_t error = 0;  // of kIoError: -errno
+  bool is_of_another_key = false;  // kCorrupt: or of none; it may be right for another process
+  std::int64_t error = 0;          // of kIoError: -errno
 
   IoStep next(std::int64_t last) noexcept override;
   void use_file(int file, bool direct) noexcept override;

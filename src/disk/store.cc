@@ -200,7 +200,7 @@ bool SegmentStore::idle() const noexcept {
 
 TierHealth SegmentStore::health() const noexcept {
   TierHealth health = health_;
-  health.usable = !closing_ && !is_off();
+  health.usable = !closing_ && !is_off() && process_.is_this();
   health.corrupt_unasked = stats_.corrupt - corrupt_answers_;
   return health;
 }

@@ -39,6 +39,7 @@ void Offload::Impl::forgot_all() {
   end_requests(nullptr, {});
   give_up_arriving(nullptr);
   arena_->clear();
+  loaded_.clear();
   forgotten_.clear();
   for (TierPort& port : ports_) port.drop_all();
 }

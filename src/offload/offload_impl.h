@@ -14,6 +14,7 @@
 #include <memory>
 #include <set>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "base/text.h"
@@ -283,7 +284,8 @@ class Offload::Impl {
   static constexpr std::int64_t kStepsPerPoll = std::int64_t{1} << 15;
   // Blocks of a prompt that are brought at a time, so that no call looks at all of a long one.
   static constexpr std::int32_t kPartBlocks = 4096;
-  static constexpr std::int64_t kAnswersPerPoll = 4096;  // of each tier
+  static constexpr std::int64_t kAnswersPerPoll = 4096;            // of each tier
+  static constexpr std::size_t kLoadedMax = std::size_t{1} << 16;  // then some are stored again
   void took(std::int64_t steps) noexcept {
     steps_ += steps;
     counters_.steps_max = std::max(counters_.steps_max, static_cast<std::uint64_t>(steps_));
@@ -351,6 +353,8 @@ class Offload::Impl {
   OffloadCounters counters_;
   bool more_findable_ = true;
   std::deque<FindableBlock> unnamed_;  // taken from the list, not stored yet
+  // What was loaded, until the manager lists it as findable: tiers have it.
+  std::unordered_set<TierKey, TierKeyHash> loaded_;
   // of one poll
   std::uint64_t now_us_ = 0;
   std::int64_t budget_ = 0;

@@ -98,10 +98,14 @@ bool Offload::Impl::store_unnamed() {
 // Returns whether bytes were copied.
 bool Offload::Impl::store_block(const FindableBlock& block, const BlockNames::Name& name) {
   const TierKey key = identity_.key(block.group, name.tokens);
+  const bool was_loaded = loaded_.erase(key) > 0;
   if (const ArenaPin there = arena_->find(key)) {
     if (there.uses() == 1) store_to_tiers(key, record_bytes(block.group), true);
     return false;
   }
+  // The arena gave it up since. Where it came from has it: as a new store it would only be in the
+  // way of what is not stored yet.
+  if (was_loaded) return false;
   const std::int64_t bytes = record_bytes(block.group);
   const auto slot = arena_->reserve(key, bytes);
   if (!slot) {

@@ -397,5 +397,35 @@ TEST(Offload, NothingIsErasedInATierThatIsReadOnly) {
   }
 }
 
+// A small arena has given them up when the manager lists the loaded blocks as findable.
+TEST(Offload, WhatATierHasBroughtIsNotStoredThereAgain) {
+  MemoryTier tier;
+  for (int i = 0; i < 8; ++i) tier.records.merge(left_by_a_first_process(prompt_of(i, 64)));
+  const auto records = tier.records;
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  Cache cache(test::full(100));
+  const auto offload = offload_of(cache, tiers, 10 * kFullRecord, {.timeout_us = 1'000'000});
+  for (int i = 0; i < 8; ++i) ASSERT_TRUE(offload->open(prompt_of(i, 64))->pending);
+  int ready = 0;
+  for (std::uint64_t now_us = 1; ready < 8; now_us += 100) {
+    ASSERT_LT(now_us, 10'000'000u);
+    for (const SequenceReady& one : offload->poll(now_us)) {
+      EXPECT_EQ(one.cached_tokens, 63);
+      ++ready;
+    }
+  }
+  run_to_the_end(*offload, 20'000'000);
+  EXPECT_EQ(offload->counters().tier_loads, 64u);
+  EXPECT_EQ(offload->counters().tier_stores, 0u);
+  EXPECT_EQ(offload->counters().tier_stores_dropped, 0u);
+  EXPECT_EQ(offload->counters().stores_dropped, 0u);
+  EXPECT_EQ(tier.records, records);
+  // What is computed is stored as before.
+  evict_all(cache);
+  cache.compute(prompt_of(100, 64));
+  run_to_the_end(*offload, 30'000'000);
+  EXPECT_EQ(tier.records.size(), records.size() + 8);
+}
+
 }  // namespace
 }  // namespace kvfolio

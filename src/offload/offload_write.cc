@@ -103,6 +103,7 @@ void Offload::Impl::write_next(std::uint64_t id, Request& request) {
   if (pin.uses() == 1) store_to_tiers(piece.key, record_bytes(group), true);
   if (write_block(piece, block, pin)) {
     ++counters_.loads;
+    if (loaded_.size() < kLoadedMax) loaded_.insert(piece.key);
     return;
   }
   request.good = begin;

@@ -54,7 +54,7 @@ SnapshotSection section_of(const SectionHeader& header, std::span<const std::byt
   section.group = static_cast<std::int32_t>(header.b);
   RecordFault fault = read_record_header(body, info);
   if (fault == RecordFault::kNone) fault = check_record(body, info, keys);
-  const bool is_unknown = fault == RecordFault::kSealer && !keys.has_key();
+  const bool is_unknown = fault == RecordFault::kSealer;
   section.damaged = fault != RecordFault::kNone && !is_unknown;
   section.unverified = is_unknown;
   section.key_id = info.key_id;

@@ -245,7 +245,7 @@ bool SnapshotReader::take_record(const SectionHeader& header) {
                             .key_id = info.key_id,
                             .mac = info.mac};
   if (info != expected) return false;
-  if ((info.key_id != 0) != keys_.has_key()) {
+  if (!keys_.accepts(info.key_id)) {
     ++refused_;
     return true;
   }

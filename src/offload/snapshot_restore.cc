@@ -358,7 +358,7 @@ Result<RestoreStats> Restorer::run() {
     return Status(ErrorCode::kInvalidArgument,
                   concat("restore: a sequence with caller id ", *saved.caller_id, " is open"));
   }
-  stats_.records = reader_.num_records();
+  stats_.records = reader_.num_records() + reader_.num_refused();
   stats_.sections_damaged = reader_.num_damaged();
   stats_.records_refused = reader_.num_refused();
   for (const SnapshotReader::Sequence& saved : reader_.sequences()) {

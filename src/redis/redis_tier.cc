@@ -364,8 +364,9 @@ TierHealth RedisTier::Impl::health() const noexcept {
 }
 
 bool RedisTier::Impl::usable() const noexcept {
-  return !closing_ && std::any_of(nodes_.begin(), nodes_.end(),
-                                  [](auto& node) { return !node->lanes[redis::kLoads].is_open(); });
+  return !closing_ && is_ours() && std::any_of(nodes_.begin(), nodes_.end(), [](auto& node) {
+    return !node->lanes[redis::kLoads].is_open();
+  });
 }
 
 std::string RedisTier::Impl::key_of(const TierKey& key) const {

@@ -98,6 +98,12 @@ Result<RecordKeys> RecordKeys::create(const RecordKeyOptions& options) {
   return made;
 }
 
+bool RecordKeys::accepts(std::uint32_t key_id) const noexcept {
+  if (keys_ == nullptr) return key_id == 0;
+  return std::any_of(keys_->keys.begin(), keys_->keys.end(),
+                     [&](const auto& key) { return key_id != 0 && key.id == key_id; });
+}
+
 std::uint32_t RecordKeys::id() const noexcept { return keys_ == nullptr ? 0 : keys_->keys[0].id; }
 
 RecordMac::RecordMac() noexcept = default;

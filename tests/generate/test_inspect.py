@@ -101,12 +101,17 @@ def test_the_hash_of_a_snapshot_is_that_of_its_content(recorded, tmp_path, monke
     monkeypatch.setenv("KVFOLIO_RECORD_KEY", "5a" * 32)
     generate(checkpoint(MODEL), REQUESTS, "--save", tmp_path / "sealed")
     assert inspect(tmp_path / "sealed", "--state-hash") == saved
+    # The same verdict without the key, with another one, and of what no key sealed.
     monkeypatch.delenv("KVFOLIO_RECORD_KEY")
-    assert inspect(tmp_path / "sealed", "--state-hash") == saved
-    listed = inspect(tmp_path / "sealed", "--index").splitlines()
-    records = [line for line in listed if " record " in line and ", key " in line]
-    assert records and all(line.endswith(", not verified") for line in records)
-    assert listed[-1].endswith(f", damaged 0, not verified {len(records)}")
+    for key, file in ((None, tmp_path / "sealed"), ("6b" * 32, tmp_path / "sealed"),
+                      ("6b" * 32, recorded / "saved")):
+        if key:
+            monkeypatch.setenv("KVFOLIO_RECORD_KEY", key)
+        assert inspect(file, "--state-hash", code=1) == saved
+        listed = inspect(file, "--index", code=1).splitlines()
+        records = [line for line in listed if " record " in line and ", key " in line]
+        assert records and all(line.endswith(", not verified") for line in records)
+        assert listed[-1].endswith(f", damaged 0, not verified {len(records)}")
 
 
 @pytest.mark.parametrize("content", [b"", b"KVFO", b"KVFOPLOG", b"KVFOPLOG\x02\0\0\0" + bytes(40),

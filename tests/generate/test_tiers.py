@@ -430,7 +430,14 @@ def test_with_a_key_only_its_owner_finds_what_was_stored(tmp_path, monkeypatch):
     assert computed("--load", file) == everything
     monkeypatch.delenv("KVFOLIO_RECORD_KEY")
     assert computed("--load", file) == everything
-    assert subprocess.run(check, capture_output=True, timeout=60).returncode == 1
+    # What another key sealed is no damage, and is not erased as such.
+    erased = subprocess.run([*check, "--erase"], capture_output=True, text=True, timeout=60)
+    assert erased.returncode == 1 and "NOT VERIFIED: sealed with a key" in erased.stdout
+    assert " 0 damaged" in erased.stdout and "not be found" not in erased.stdout
+    monkeypatch.setenv("KVFOLIO_RECORD_KEY_FILE", str(secret))
+    assert subprocess.run(check, capture_output=True, timeout=60).returncode == 0
+    assert computed("--tier", disk) == len(REQUESTS)
+    monkeypatch.delenv("KVFOLIO_RECORD_KEY_FILE")
     assert computed("--tier", disk) == everything
 
 
@@ -452,7 +459,7 @@ def test_a_file_without_a_key_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("KVFOLIO_RECORD_KEY_FILE", str(secret))
     tier = f"disk:{tmp_path / 'tier'},64MiB"
     done = run(checkpoint(MODEL), "--tier", tier, requests=REQUESTS)
-    assert done.returncode == 2 and f"{secret} cannot be read".encode() in done.stderr
+    assert done.returncode == 2 and f"{secret}: No such file".encode() in done.stderr
     secret.write_text("hunter2")
     done = run(checkpoint(MODEL), "--tier", tier, requests=REQUESTS)
     assert done.returncode == 2 and f"{secret} has no key".encode() in done.stderr
@@ -461,3 +468,17 @@ def test_a_file_without_a_key_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("KVFOLIO_RECORD_KEY", KEY)
     done = run(checkpoint(MODEL), "--tier", tier, requests=REQUESTS)
     assert done.returncode == 2 and b"are both set: set one" in done.stderr
+
+
+# What a script took from a file that is not there must not turn the key off.
+def test_a_variable_that_is_empty_is_refused_before_the_work(tmp_path, monkeypatch):
+    for name, options in (("KVFOLIO_RECORD_KEY", ["--save", tmp_path / "file"]),
+                          ("KVFOLIO_RECORD_KEY_FILE", ["--tier", f"disk:{tmp_path / 'tier'},64MiB"])):
+        monkeypatch.setenv(name, "")
+        done = run(checkpoint(MODEL), *options, requests=REQUESTS)
+        assert done.returncode == 2 and f"{name} is empty".encode() in done.stderr
+        assert not done.stdout
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("KVFOLIO_ACCEPTED_RECORD_KEY", KEY)
+    done = run(checkpoint(MODEL), "--save", tmp_path / "file", requests=REQUESTS)
+    assert done.returncode == 2 and b"KVFOLIO_RECORD_KEY is not" in done.stderr
