@@ -316,7 +316,9 @@ void Offload::Impl::take_turn(std::uint64_t now_us, bool draining) {
   std::vector<std::uint64_t> ids;
   ids.reserve(requests_.size());
   for (const auto& [id, request] : requests_) ids.push_back(id);
+  steps_most_ = kStepsPerPoll - kStepsOfStores;
   for (const std::uint64_t id : ids) go_on(id);
+  steps_most_ = kStepsPerPoll;
   store_backlog();
   store_findable(draining);
   erase_forgotten();

@@ -282,6 +282,8 @@ class Offload::Impl {
 
   // ---- what one call may do ----
   static constexpr std::int64_t kStepsPerPoll = std::int64_t{1} << 15;
+  // Kept for stores, whatever prompts there are to look at.
+  static constexpr std::int64_t kStepsOfStores = kStepsPerPoll / 4;
   // Blocks of a prompt that are brought at a time, so that no call looks at all of a long one.
   static constexpr std::int32_t kPartBlocks = 4096;
   static constexpr std::int64_t kAnswersPerPoll = 4096;            // of each tier
@@ -290,7 +292,7 @@ class Offload::Impl {
     steps_ += steps;
     counters_.steps_max = std::max(counters_.steps_max, static_cast<std::uint64_t>(steps_));
   }
-  [[nodiscard]] bool has_steps() const noexcept { return steps_ < kStepsPerPoll; }
+  [[nodiscard]] bool has_steps() const noexcept { return steps_ < steps_most_; }
 
   // ---- offload_tiers.cc ----
   void look_at_tiers();
@@ -358,7 +360,8 @@ class Offload::Impl {
   // of one poll
   std::uint64_t now_us_ = 0;
   std::int64_t budget_ = 0;
-  std::int64_t steps_ = 0;           // looks at a block, a question or an answer
+  std::int64_t steps_ = 0;                   // looks at a block, a question or an answer
+  std::int64_t steps_most_ = kStepsPerPoll;  // that what is done now may take
   std::uint64_t short_of_room_ = 0;  // the oldest request that the arena had none for; 0: none
   // scratch
   std::vector<std::span<std::uint8_t>> has_views_;

@@ -552,6 +552,18 @@ TEST(Offload, ManyLongPromptsAtOnceTakeNoMoreWorkInAPollThanOne) {
   EXPECT_EQ(offload->counters().requests_timed_out, 0u);
 }
 
+// Long prompts one after another, none of which a tier has, would take all steps of each poll.
+TEST(Offload, PromptsThatAreLookedAtLeaveStepsForStores) {
+  SlowTier tier;  // has nothing
+  const OffloadTier tiers[] = {{.tier = &tier}};
+  Cache cache(test::full(40), {.max_sequences = 64, .max_sequence_tokens = 400'000});
+  const auto offload = offload_of(cache, tiers, kArena, {.timeout_us = 1'000'000'000});
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(offload->open(prompt_of(i, 400'000))->pending);
+  cache.compute(prompt_of(100, 64));
+  for (std::uint64_t now_us = 1; now_us < 400; now_us += 100) offload->poll(now_us);
+  EXPECT_EQ(offload->counters().stores, 8u);
+}
+
 // ---- stores that wait ----
 
 // Found by random operations: such a store was taken for one that has no memory of the arena yet,

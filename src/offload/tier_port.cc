@@ -72,8 +72,10 @@ void TierPort::InFlight::add_overdue(TierOp kind, std::int64_t bytes, std::int64
 TierPort::Room TierPort::room_for_load(std::int64_t bytes) noexcept {
   if (bytes > options_.load_bytes_max) return Room::kNever;
   const std::int64_t loads_max = std::max(options_.load_bytes_max, slot(bytes));
-  while (in_flight_.load_bytes + slot(bytes) <= loads_max && held_bytes() + slot(bytes) > share_ &&
-         num_pinned_ > 0) {
+  // They give way only to a load that fits then.
+  const bool fits_alone = in_flight_.load_bytes + slot(bytes) <= loads_max &&
+                          held_bytes() - pinned_bytes_ + slot(bytes) <= share_;
+  while (fits_alone && held_bytes() + slot(bytes) > share_ && num_pinned_ > 0) {
     ArenaPin& last = first_[--num_pinned_].pin;
     pinned_bytes_ -= slot(last);
     last.release();
