@@ -252,34 +252,53 @@ Status Directory::check_without_manifest(const std::vector<std::string>& names, 
     return Status(ErrorCode::kNotFound,
                   text::concat("disk tier: there is none in ", path_, ": it has no file manifest"));
   }
-  bool proven = false;
+  bool proven = false, has_lock = false, has_other_segment = false;
   std::string_view found;
   for (const std::string& name : names) {
     if (is_nothing(name)) continue;
     const bool is_segment = segment_number(name).has_value();
-    proven = proven || (is_segment && begins_as_ours(name));
+    const Beginning beginning = is_segment ? beginning_of(name) : Beginning::kNothing;
+    proven = proven || beginning == Beginning::kOurs;
+    has_other_segment = has_other_segment || beginning == Beginning::kOther;
+    has_lock = has_lock || name == "lock";
     // What we could not have made is named before what we could have.
     if (found.empty() || (!is_segment && name != "lock")) found = name;
     if (!is_segment && name != "lock") break;
   }
+  // The lock of a tier that had no segment yet, or one whose header was not written.
+  proven = proven || (has_lock && !has_other_segment && is_lock_of_ours());
   const bool may_be_ours = found.empty() || found == "lock" || segment_number(found);
   if (found.empty() || (may_be_ours && proven)) return {};
   return Status(ErrorCode::kFailedPrecondition,
                 text::concat("disk tier: ", path_, " has other files, such as ", found, kAdvice));
 }
 
-bool Directory::begins_as_ours(const std::string& segment) const {
-  const int file = calls_.open(file_, segment, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+// The number of a process and the end of a line.
+bool Directory::is_lock_of_ours() const {
+  const int file = calls_.open(file_, "lock", O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
   if (file < 0) return false;
+  const std::string text = read_text(calls_, file);
+  calls_.close(file);
+  const std::size_t digits = text.find_first_not_of("0123456789");
+  return text.size() > 1 && digits == text.size() - 1 && text.back() == '\n';
+}
+
+Directory::Beginning Directory::beginning_of(const std::string& segment) const {
+  const int file = calls_.open(file_, segment, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  if (file < 0) return Beginning::kOther;
   std::array<std::byte, kRecordFieldsBytes> begin{};
   const iovec part{begin.data(), begin.size()};
   const std::int64_t n = calls_.size(file) < 0 ? -1 : calls_.readv(file, &part, 1, 0);
   calls_.close(file);
+  const bool is_zero =
+      std::all_of(begin.begin(), begin.end(), [](std::byte byte) { return byte == std::byte{}; });
+  if (n >= 0 && is_zero) return Beginning::kNothing;
   SegmentHeader header;
   const FormatFault fault = n == static_cast<std::int64_t>(begin.size())
                                 ? decode(std::span<const std::byte>(begin), header)
                                 : FormatFault::kMagic;
-  return fault == FormatFault::kNone || fault == FormatFault::kVersion;
+  const bool is_ours = fault == FormatFault::kNone || fault == FormatFault::kVersion;
+  return is_ours ? Beginning::kOurs : Beginning::kOther;
 }
 
 // Written beside its place, and moved there whole: one that is there is not ours to write over.

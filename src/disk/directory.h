@@ -64,7 +64,10 @@ class Directory {
   Status check_manifest(const std::vector<std::string>& names, Use use, bool& is_new);
   Status check_without_manifest(const std::vector<std::string>& names, Use use);
   Status write_manifest();
-  [[nodiscard]] bool begins_as_ours(const std::string& segment) const;
+  [[nodiscard]] bool is_lock_of_ours() const;
+  // kNothing: it is empty or begins with zeros, as one does whose header was never written.
+  enum class Beginning : std::uint8_t { kOurs, kNothing, kOther };
+  [[nodiscard]] Beginning beginning_of(const std::string& segment) const;
   [[nodiscard]] Status in_use() const;
   [[nodiscard]] Status not_ours(std::string_view name, std::string_view what) const;
   [[nodiscard]] Status refused(const char* what, std::string_view name, std::int64_t result) const;

@@ -576,6 +576,8 @@ TEST(DiskTier, AForeignDirectoryIsRefusedByNameAndLeftAsItIs) {
       {{{"lock", "123\n"}, {"probe", ""}}, "such as probe"},
       {{{segment, std::string(8192, 'x')}}, "such as segment-0000000000000001"},
       {{{segment, std::string(8192, '\0')}}, "such as segment-0000000000000001"},
+      {{{segment, std::string(8192, 'x')}, {"lock", "123\n"}}, "has other files, such as"},
+      {{{segment, std::string(8192, '\0')}, {"lock", "123"}}, "has other files, such as"},
       {{{"manifest", "name: cargo\n"}},
        "manifest is not of a disk tier: it begins with \"name: cargo?\""},
       {{{"manifest", ""}}, "manifest is not of a disk tier: it is empty"},
@@ -745,6 +747,24 @@ TEST(DiskTier, ACheckWritesNothingAndKeepsWritersOut) {
   EXPECT_EQ(check_disk_directory({.directory = directory.path()}).error().code(),
             ErrorCode::kNotFound);
   EXPECT_TRUE(DiskTier::open(options)) << "its segments say what they are";
+}
+
+// As the message about a damaged manifest advises, where there is no segment yet.
+TEST(DiskTier, ADirectoryWithNothingButItsLockIsUsed) {
+  for (const bool has_segment : {false, true}) {  // one without its header: the writer was killed
+    const TestDirectory directory;
+    const DiskTierOptions options{.directory = directory.path(), .bytes = 8 << 20};
+    ASSERT_TRUE(DiskTier::open(options));
+    EXPECT_EQ(contents_of(directory.path()).size(), 2u);
+    std::filesystem::remove(directory.path() + "/manifest");
+    if (has_segment) {
+      write_file(directory.path() + "/" + disk::segment_name(1), std::string(8192, '\0'));
+    }
+    const auto tier = DiskTier::open(options);
+    ASSERT_TRUE(tier) << tier.error();
+    disk::Waiter<DiskTier> asks(**tier);
+    EXPECT_EQ(asks.store(1), TierResult::kOk);
+  }
 }
 
 TEST(DiskTier, TheCheckSaysThatThereIsNoTier) {
