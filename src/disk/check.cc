@@ -53,33 +53,48 @@ class Checker {
     } else if (!segment.has_header) {
       add_fault(segment, 0, "its header is damaged, its records are not");
     }
-    std::vector<disk::FooterEntry> right, damaged;
+    std::vector<disk::FooterEntry> named, damaged;  // what a new footer names; what goes
     std::int64_t num_wrong = 0;
     for (const disk::FooterEntry& entry : segment.entries) {
+      if (entry.erased) {  // the next tier goes on with that
+        named.push_back(entry);
+        continue;
+      }
       const disk::LoadJob job = read_record(segment, entry);
       if (job.result == TierResult::kOk) {
         ++seen_.records;
         seen_.record_bytes += entry.data_bytes;
-        right.push_back(entry);
+        named.push_back(entry);
       } else if (job.is_of_another_key) {
         ++seen_.of_another_key;
-        right.push_back(entry);                      // for a process that has the key
+        named.push_back(entry);                      // for a process that has the key
       } else if (job.result != TierResult::kMiss) {  // that is one that was erased
         ++num_wrong;
         add_fault(segment, entry.offset, what_of(job));
         if (job.result == TierResult::kCorrupt) damaged.push_back(entry);
+        named.push_back(entry);
+        named.back().erased = true;
       }
       bytes_read_ += disk::record_bytes(entry.data_bytes);
       if (options_.progress && !options_.progress(bytes_read_, bytes_)) {
         return Status(ErrorCode::kAborted, "disk tier: the check was stopped");
       }
     }
-    // A new footer would leave out what could not be read.
+    // A new footer would leave out what is not known.
     const bool all_known = segment.sealed || segment.read_error == 0;
     seen_.damaged += num_wrong;
-    if (!options_.erase || right.size() == segment.entries.size() || !all_known) return {};
-    KVFOLIO_RETURN_IF_ERROR(erase(segment, right, std::move(damaged)));
-    if (!segment.sealed) KVFOLIO_RETURN_IF_ERROR(write_footer(segment, std::move(right)));
+    const bool is_whole = num_wrong == 0 && named.size() == segment.entries.size();
+    if (!options_.erase || is_whole || !all_known) return {};
+    if (segment.sealed) {
+      KVFOLIO_RETURN_IF_ERROR(erase(segment, std::move(named), std::move(damaged)));
+    } else {
+      KVFOLIO_RETURN_IF_ERROR(erase(segment, {}, damaged));
+      std::erase_if(named, [&](const disk::FooterEntry& entry) {
+        return std::any_of(damaged.begin(), damaged.end(),
+                           [&](const auto& gone) { return gone.offset == entry.offset; });
+      });
+      KVFOLIO_RETURN_IF_ERROR(write_footer(segment, std::move(named)));
+    }
     seen_.erased += num_wrong;
     return {};
   }
@@ -129,27 +144,27 @@ class Checker {
     return job;
   }
 
-  // A record that cannot be read gets no tombstone, but no footer names it any more.
-  Status erase(const disk::FoundSegment& segment, const std::vector<disk::FooterEntry>& right,
+  // A record that cannot be read gets no tombstone here: the footer says that it is being erased,
+  // and the next tier goes on with that.
+  Status erase(const disk::FoundSegment& segment, std::vector<disk::FooterEntry> named,
                std::vector<disk::FooterEntry> damaged) {
-    const std::int64_t footer = disk::footer_bytes(static_cast<std::int64_t>(right.size()));
     disk::EraseJob job;
-    job.place = {segment.file, segment.bytes - footer, segment.direct};
+    job.place = {segment.file, segment.bytes, segment.direct};
     job.has_footer = segment.sealed;
     job.epoch = segment.epoch;
-    job.entries = right;
+    job.entries = std::move(named);
     job.tombstones = std::move(damaged);
     disk::run_job(job, calls_);
     return job.result < 0 ? cannot("erase records of", segment, job.result) : Status();
   }
 
   // Behind what the file has, so that it is the last one.
-  Status write_footer(const disk::FoundSegment& segment, std::vector<disk::FooterEntry> right) {
+  Status write_footer(const disk::FoundSegment& segment, std::vector<disk::FooterEntry> named) {
     disk::SealJob job;
     job.place = {segment.file, disk::round_up_to_piece(segment.bytes), segment.direct};
     job.directory = directory_.file();
     job.epoch = segment.epoch;
-    job.entries = std::move(right);
+    job.entries = std::move(named);
     disk::run_job(job, calls_);
     return job.result < 0 ? cannot("write a footer to", segment, job.result) : Status();
   }

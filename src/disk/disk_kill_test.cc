@@ -117,7 +117,7 @@ std::set<std::uint64_t> sealed_records(const std::string& path, std::uint64_t nu
     for (const FooterEntry& entry : segment.entries) {
       const auto name = names.find({entry.key.bytes.begin(), entry.key.bytes.end()});
       EXPECT_NE(name, names.end()) << "a record that was never stored";
-      if (segment.sealed && name != names.end()) sealed.insert(name->second);
+      if (segment.sealed && !entry.erased && name != names.end()) sealed.insert(name->second);
     }
     return Status();
   };

@@ -10,6 +10,8 @@
 namespace kvfolio::disk {
 namespace {
 
+constexpr std::uint64_t kErasedBit = 1;  // of an offset, which is a multiple of kPiece
+
 constexpr std::uint32_t kSegmentMagic = 0x5346564b;    // "KVFS"
 constexpr std::uint32_t kOldRecordMagic = 0x4446564b;  // "KVFD", of version 1
 constexpr std::uint32_t kSealedMagic = 0x5246564b;     // "KVFR": of record.h
@@ -126,7 +128,7 @@ void encode_footer(std::uint64_t epoch, std::span<const FooterEntry> entries,
   for (const FooterEntry& entry : entries) {
     to.put(std::span<const std::byte>(entry.key.bytes));
     to.put(entry.sequence);
-    to.put(static_cast<std::uint64_t>(entry.offset));
+    to.put(static_cast<std::uint64_t>(entry.offset) | (entry.erased ? kErasedBit : 0));
     to.put(static_cast<std::uint64_t>(entry.data_bytes));
   }
   const auto piece = out.last<kPiece>();
@@ -196,7 +198,9 @@ FormatFault decode_entries(const Trailer& trailer, std::span<const std::byte> en
     FooterEntry entry;
     from.get(std::span(entry.key.bytes));
     entry.sequence = from.get<std::uint64_t>();
-    const auto offset = from.get<std::uint64_t>();
+    const auto place = from.get<std::uint64_t>();
+    entry.erased = (place & kErasedBit) != 0;
+    const std::uint64_t offset = place & ~kErasedBit;
     if (!get_data_bytes(from, entry.data_bytes)) return FormatFault::kFields;
     const std::int64_t size = record_bytes(entry.data_bytes);
     if (offset % kPiece != 0 || offset < static_cast<std::uint64_t>(least) ||

@@ -96,6 +96,9 @@ struct FooterEntry {
   std::uint64_t sequence = 0;
   std::int64_t offset = 0;  // of the record in the file
   std::int64_t data_bytes = 0;
+  // It is being erased: its header may be whole yet, so who opens the segment has to know of it. In
+  // the file this is the lowest bit of the offset.
+  bool erased = false;
 };
 
 struct Trailer {

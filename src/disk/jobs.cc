@@ -248,12 +248,13 @@ IoStep SealJob::next(std::int64_t last) noexcept {
 }
 
 IoStep EraseJob::next(std::int64_t last) noexcept {
-  // A hole is made where the file system knows how.
-  if (last < 0 && phase_ < Phase::kHoles) return give_up(last);
+  // Behind the tombstones nothing has to succeed: the long footer says the same, and a hole is made
+  // where the file system knows how.
+  if (last < 0 && phase_ < Phase::kShorterFooter) return give_up(last);
   switch (phase_) {
     case Phase::kFooter:
+      phase_ = has_footer ? Phase::kFooterSync : Phase::kTombstones;
       if (has_footer) return write_footer();
-      phase_ = Phase::kTombstones;
       break;
     case Phase::kFooterSync:
       phase_ = Phase::kTombstones;
@@ -261,8 +262,16 @@ IoStep EraseJob::next(std::int64_t last) noexcept {
     case Phase::kTombstones:
       break;
     case Phase::kSync:
-      phase_ = Phase::kHoles;
+      phase_ = has_footer ? Phase::kShorterFooter : Phase::kHoles;
       at_ = 0;
+      if (has_footer) {
+        leave_out_tombstones();
+        return write_footer();
+      }
+      break;
+    case Phase::kShorterFooter:
+      footer_written = last >= 0;
+      phase_ = Phase::kHoles;
       break;
     case Phase::kHoles:
       break;
@@ -270,7 +279,6 @@ IoStep EraseJob::next(std::int64_t last) noexcept {
       return {};
   }
   if (phase_ == Phase::kTombstones) {
-    footer_written = has_footer;
     if (at_ < tombstones.size() && !mutant(Mutant::kErasedWithoutTombstone)) {
       return write_tombstone(tombstones[at_++]);
     }
@@ -288,13 +296,28 @@ IoStep EraseJob::next(std::int64_t last) noexcept {
   return {};
 }
 
+void EraseJob::leave_out_tombstones() noexcept {
+  const auto by_offset = [](const FooterEntry& a, const FooterEntry& b) {
+    return a.offset < b.offset;
+  };
+  std::sort(tombstones.begin(), tombstones.end(), by_offset);
+  std::erase_if(entries, [&](const FooterEntry& entry) {
+    return std::binary_search(tombstones.begin(), tombstones.end(), entry, by_offset);
+  });
+}
+
+// A footer of no entry is one, too: the headers are tombstones.
 IoStep EraseJob::write_footer() noexcept {
   const std::int64_t bytes = footer_bytes(static_cast<std::int64_t>(entries.size()));
   memory_ = AlignedBuffer(bytes);
-  if (memory_.data() == nullptr) return give_up(-ENOMEM);
+  if (memory_.data() == nullptr) {
+    if (phase_ < Phase::kShorterFooter) return give_up(-ENOMEM);
+    phase_ = Phase::kHoles;
+    return next(0);
+  }
   encode_footer(epoch, entries, {memory_.data(), static_cast<std::size_t>(bytes)});
-  phase_ = Phase::kFooterSync;
-  IoStep step = transfer_step(Kind::kWrite, place);
+  IoStep step = transfer_step(
+      Kind::kWrite, {.file = place.file, .offset = place.offset - bytes, .direct = place.direct});
   step.add_part(memory_.data(), bytes);
   return step;
 }

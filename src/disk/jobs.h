@@ -153,17 +153,18 @@ class SealJob final : public IoJob {
   int step_ = 0;
 };
 
-// Takes records out of a segment for good. A footer that names them is written anew, shorter and at
-// the same end of the file. Then a tombstone goes over each header, and the room behind it is given
-// back where that can be done. A crash in between leaves a record that is found whole or not found:
-// a torn footer is as good as none, and a header goes only when no footer names it any more.
-// What it writes is on the medium when it is done.
+// Takes records out of a segment for good. A footer that names them is first written anew, and
+// says that they are being erased. Then a tombstone goes over each header. Then the footer leaves
+// them out, shorter and at the same end of the file, and the room behind the headers is given back
+// where that can be done. A crash in between leaves a record that is found whole, or one that is
+// not found and that the next open() knows of, so that no later kErase is answered without it. A
+// torn footer is as good as none. The tombstones are on the medium when it is done.
 class EraseJob final : public IoJob {
  public:
-  Extent place;  // of the new footer, if there is one
+  Extent place;  // the file; `offset` is where its footer ends
   bool has_footer = false;
   std::uint64_t epoch = 0;
-  std::vector<FooterEntry> entries;     // of the new footer
+  std::vector<FooterEntry> entries;  // of the footer: all that it has; those that go are `erased`
   std::vector<FooterEntry> tombstones;  // the records that go
   bool footer_written = false;
   std::int64_t result = 0;  // 0 or -errno: any part of it may have been done
@@ -173,8 +174,17 @@ class EraseJob final : public IoJob {
   void fail(std::int64_t error) noexcept override { result = error; }
 
  private:
-  enum class Phase : std::uint8_t { kFooter, kFooterSync, kTombstones, kSync, kHoles, kDone };
+  enum class Phase : std::uint8_t {
+    kFooter,
+    kFooterSync,
+    kTombstones,
+    kSync,
+    kShorterFooter,
+    kHoles,
+    kDone
+  };
   IoStep write_footer() noexcept;
+  void leave_out_tombstones() noexcept;
   IoStep write_tombstone(const FooterEntry& record) noexcept;
   IoStep give_up(std::int64_t error) noexcept;
 

@@ -34,6 +34,7 @@
 //
 // Thread safety: one owner, as Tier.
 
+#include <algorithm>
 #include <array>
 #include <deque>
 #include <map>
@@ -242,6 +243,10 @@ class SegmentStore {
   [[nodiscard]] bool fits(const Segment& segment, std::int64_t data_bytes) const noexcept;
   [[nodiscard]] FooterEntry entry_of(std::uint32_t id) const noexcept;
   [[nodiscard]] bool is_kept(std::uint32_t id) const noexcept;
+  // One that is not being erased.
+  [[nodiscard]] static bool has_record(std::span<const FooterEntry> entries) noexcept {
+    return std::any_of(entries.begin(), entries.end(), [](const auto& one) { return !one.erased; });
+  }
   [[nodiscard]] Segment& segment_of(std::uint32_t id) noexcept {
     return segments_[index_[id].segment];
   }

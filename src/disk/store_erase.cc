@@ -94,12 +94,12 @@ bool SegmentStore::keep_target(Segment& segment, const EraseTarget& target) noex
   }
 }
 
-// What the walk has collected is what is left: what goes was marked before it began.
+// The walk has collected what the footer names. What goes was marked before it began.
 void SegmentStore::begin_erase(Segment& segment) {
   const bool has_footer = segment.in_footer >= 0;
   std::vector<FooterEntry> entries = std::exchange(segment.entries, {});
   // Without a record left the file itself goes.
-  if (has_footer && entries.empty() && segment.state == State::kSealed) return drain(segment);
+  if (has_footer && !has_record(entries) && segment.state == State::kSealed) return drain(segment);
   prepare_file(segment);
   auto job = std::make_unique<EraseJob>();
   job->tombstones.reserve(segment.num_erasing);
@@ -136,10 +136,9 @@ void SegmentStore::begin_erase(Segment& segment) {
     if (writing == 0 && !segment.to_erase.empty()) segments_.touch(segment);
     return;
   }
-  const auto num_left = static_cast<std::int64_t>(entries.size());
-  KVFOLIO_CHECK(num_left <= std::max<std::int64_t>(segment.in_footer, 0));
-  erase.place.offset = segment.bytes() - footer_bytes(num_left);
-  erase.has_footer = has_footer && num_left < segment.in_footer;
+  KVFOLIO_CHECK(std::ssize(entries) <= std::max<std::int64_t>(segment.in_footer, 0));
+  erase.place.offset = segment.bytes();
+  erase.has_footer = has_footer;
   erase.epoch = segment.epoch;
   erase.entries = std::move(entries);
   op.targets = std::move(targets);

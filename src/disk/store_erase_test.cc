@@ -455,6 +455,48 @@ TEST_F(DiskErase, ADamagedFooterBringsNothingBack) {
   }
 }
 
+// A run is killed at any moment of an erase. The footer may leave the record out by then, while its
+// header is whole: a later run has to know of it all the same, or it would answer an erase with kOk
+// and leave it there, until the footer is damaged.
+TEST_F(DiskErase, WhatAKillLeftOfAnEraseIsReachedByTheNextRun) {
+  store_all(0, 9);
+  reopen();
+  std::vector<std::unique_ptr<SimDisk>> moments;
+  sim.disk->on_call = [&](const SimDisk::Call&) {
+    moments.push_back(copy());
+    return SimDisk::Fault{};
+  };
+  EXPECT_EQ(erase(4), TierResult::kOk);
+  waiter->settle();
+  sim.disk->on_call = nullptr;
+  moments.push_back(copy());
+  ASSERT_GT(moments.size(), 4u);
+  std::size_t found_whole = 0;
+  for (std::size_t m = 0; m < moments.size(); ++m) {
+    SCOPED_TRACE(testing::Message() << "killed before call " << m);
+    found_whole += found_on(copy_of(*moments[m]), 9)[4] == TierResult::kOk ? 1 : 0;
+    SimStore next;
+    next.disk = std::move(moments[m]);
+    ASSERT_TRUE(next.open().ok());
+    Waiter<SegmentStore> asks(*next.store);
+    EXPECT_EQ(asks(TierOp::kErase, key_of(4), {}), TierResult::kOk);
+    std::unique_ptr<SimDisk> disk = copy_of(*next.disk);
+    asks.settle();
+    EXPECT_TRUE(next.store->check_invariants().ok());
+    next.close();
+    for (auto& [path, file] : disk->files) {
+      if (path.find("segment-") == path.npos) continue;
+      file->data[file->data.size() - kPiece + 30] ^= std::byte{1};
+    }
+    const std::vector<Result> found = found_on(std::move(disk), 9);
+    for (std::uint64_t i = 0; i < 9; ++i) {
+      EXPECT_EQ(found[i], i == 4 ? TierResult::kMiss : TierResult::kOk) << i;
+    }
+  }
+  EXPECT_GT(found_whole, 0u);
+  EXPECT_LT(found_whole, moments.size());
+}
+
 // A record that could not be read once is not found any more, and its header is whole. A footer
 // that did not name it would hide it from the erase of a later run, and show it when that is
 // damaged.

@@ -105,6 +105,13 @@ void SegmentStore::add_found_record(Segment& segment, const FooterEntry& entry) 
   const std::uint32_t id = add_record(segment, entry);
   if (id == RecordIndex::kNone) throw std::bad_alloc();
   index_[id].visible = true;
+  if (entry.erased) {
+    // What another run began: nothing leads to it, and a tombstone is written (again, perhaps).
+    index_[id].erased = true;
+    if (!keep_target(segment, {id, 0})) throw std::bad_alloc();
+    ++to_erase_;
+    return segments_.touch(segment);
+  }
   // The younger one of two records with one key counts: it was written again.
   const bool is_younger = other == RecordIndex::kNone || sequence_of(other) < entry.sequence;
   if (!is_younger) return;

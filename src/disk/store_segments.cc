@@ -40,14 +40,15 @@ FooterEntry SegmentStore::entry_of(std::uint32_t id) const noexcept {
   return {.key = record.key,
           .sequence = sequence_of(id),
           .offset = record.offset(),
-          .data_bytes = record.data_bytes};
+          .data_bytes = record.data_bytes,
+          .erased = record.erased != 0};
 }
 
-// The footer names it: its header is whole, and stays so. Also what is not found any more, since it
-// was written again or could not be read: a later run has to know of it, to erase it.
+// The footer names it: its header is whole. Also what is not found any more, since it was written
+// again, could not be read or is being erased: a later run has to know of it, to erase it.
 bool SegmentStore::is_kept(std::uint32_t id) const noexcept {
   const Record& record = index_[id];
-  return record.visible && !record.erased && !record.gone;
+  return record.visible && !record.gone;
 }
 
 // The last of its segment. kNone: no memory.
@@ -368,7 +369,7 @@ bool SegmentStore::make_room() noexcept {
 
 void SegmentStore::begin_seal(Segment& segment) {
   std::vector<FooterEntry> entries = std::exchange(segment.entries, {});
-  if (entries.empty()) return drain(segment);  // its writes failed, or its records were erased
+  if (!has_record(entries)) return drain(segment);  // its writes failed, or they were erased
   auto job = std::make_unique<SealJob>();
   job->place = {segment.file, segment.used, segment.direct};
   job->directory = directory_.file();

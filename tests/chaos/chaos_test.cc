@@ -290,7 +290,8 @@ class Era {
       end = run(kill_at);
     }
     EXPECT_TRUE(end == kLifeEnded || (end == -SIGKILL && is_killed))
-        << "a life ended with " << end << " " << said_.refused.data();
+        << "a life ended with " << end << " " << said_.refused.data() << "; what was done before:\n"
+        << damage_.story();
     EXPECT_FALSE(said_.failed) << "see above; what was done in between:\n" << damage_.story();
     excuse_what_may_be_lost();
     ++totals_.lives;
