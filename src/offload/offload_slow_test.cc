@@ -35,6 +35,16 @@ void leave_prompts(MemoryTier::Records& records) {
   ASSERT_EQ(records.size(), kPrompts * 8u);
 }
 
+// The fourth prompt does not wait for the tier any more.
+void time_out_three_times(Offload& offload, Cache& cache) {
+  for (int i = 0; i < 4; ++i) {
+    const SequenceReady ready =
+        opened(offload, cache, prompt_of(1, 64), {}, 100'000u * unsigned(i));
+    EXPECT_EQ(ready.why, i < 3 ? LoadEnd::kTimeout : LoadEnd::kNothing);
+    EXPECT_TRUE(cache.manager.close(ready.sequence).ok());
+  }
+}
+
 // A tier whose index answers and whose loads never end, in front of one that has everything.
 // O1.
 TEST(Offload, AHungTierCostsNoTokenThatAnotherOneHas) {
@@ -181,12 +191,7 @@ TEST(Offload, ATierWhoseQuestionsTimeOutIsPassedOver) {
   const OffloadTier tiers[] = {{.tier = &slow}};
   Cache cache(test::full(40));
   const auto offload = offload_of(cache, tiers);
-  for (int i = 0; i < 4; ++i) {
-    const SequenceReady ready =
-        opened(*offload, cache, prompt_of(1, 64), {}, 100'000u * unsigned(i));
-    EXPECT_EQ(ready.why, i < 3 ? LoadEnd::kTimeout : LoadEnd::kNothing);
-    EXPECT_TRUE(cache.manager.close(ready.sequence).ok());
-  }
+  time_out_three_times(*offload, cache);
   EXPECT_TRUE(offload->tier_counters(0).passed_over);
 }
 
@@ -240,12 +245,7 @@ TEST(Offload, ASilentTierIsAskedAgainAfterAPause) {
   const OffloadTier tiers[] = {{.tier = &tier}};
   Cache cache(test::full(40));
   const auto offload = offload_of(cache, tiers);
-  for (int i = 0; i < 4; ++i) {
-    const SequenceReady ready =
-        opened(*offload, cache, prompt_of(1, 64), {}, 100'000u * unsigned(i));
-    EXPECT_EQ(ready.why, i < 3 ? LoadEnd::kTimeout : LoadEnd::kNothing);
-    EXPECT_TRUE(cache.manager.close(ready.sequence).ok());
-  }
+  time_out_three_times(*offload, cache);
   tier.set_faults({});
   for (std::uint64_t now_us = 1'000'000; now_us < 2'000'000; now_us += 1000) offload->poll(now_us);
   EXPECT_EQ(opened(*offload, cache, prompt_of(1, 64), {}, 3'000'000).cached_tokens, 63);
