@@ -44,6 +44,30 @@ void BlockNames::clear() noexcept {
   way_ = {};
 }
 
+Status BlockNames::check() const {
+  const auto broken = [](const char* rule) { return Status(ErrorCode::kAborted, rule); };
+  for (const GroupMemos& of : memos_) {
+    const GroupSpec& spec = manager_.spec().groups[static_cast<std::size_t>(of.group.value())];
+    if (std::ssize(of.memos) != spec.num_blocks || of.block_size != spec.block_size) {
+      return broken("offload: the names of a group are not those of its blocks");
+    }
+    for (std::int32_t b = 0; b < spec.num_blocks; ++b) {
+      const Memo* memo = memo_of(of, BlockId(b));
+      if (memo == nullptr) continue;
+      const auto path = manager_.prefix_of(of.group, BlockId(b), 0, {});
+      if (!path || path->num_tokens < of.block_size) {
+        return broken("offload: a block has a name, and no whole block of tokens");
+      }
+    }
+  }
+  if (way_.serial == 0) return {};
+  const bool is_whole = way_.at % identity_.unit() == 0 || way_.at == way_.name.end;
+  if (way_.at < 0 || !is_whole || !way_.group.valid() || !way_.block.valid()) {
+    return broken("offload: a way to a name ends within a unit");
+  }
+  return {};
+}
+
 // A serial that changed means another entry: other tokens, perhaps.
 const BlockNames::Memo* BlockNames::memo_of(const GroupMemos& of, BlockId block) const {
   const Memo& memo = of.memos[static_cast<std::size_t>(block.value())];

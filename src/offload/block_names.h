@@ -61,6 +61,8 @@ class BlockNames {
   [[nodiscard]] GroupId group() const noexcept { return group_; }
   // Forgets all hashes: after an epoch has changed.
   void clear() noexcept;
+  // There is a place for each block, and the way that is begun leads over whole units of a path.
+  [[nodiscard]] Status check() const;
 
  private:
   struct Memo {

@@ -54,6 +54,7 @@ TEST(BlockNames, ABlockIsNamedFromTheOneBefore) {
       ASSERT_EQ(blocks.size(), std::size_t(kTokens / spec.groups[0].block_size));
       for (const BlockId block : blocks) ASSERT_TRUE(names.name(GroupId(0), block));
       EXPECT_LE(names.num_steps(), 4 * kTokens / 8);
+      EXPECT_TRUE(names.check().ok()) << names.check();
     }
   }
 }

@@ -3,7 +3,10 @@
 
 // ForgottenRoots are the roots that were forgotten while the arena still has records of theirs.
 // Nothing asks for those, since what is computed under the root key now has other names: so they
-// leave the arena in pieces, and no call looks at all of it. Thread safety: none.
+// leave the arena in pieces, and no call looks at all of it.
+//
+// Invariant: the circle of each root that is leaving ends later than all that was looked at, and
+// not before those of the roots in front of it. Thread safety: none.
 
 #include <algorithm>
 #include <cstdint>
@@ -42,6 +45,7 @@ class ForgottenRoots {
     if (empty()) return 0;
     // Each root's circle began where the last call for those before it had ended.
     const std::int64_t count = std::min(most, leaving_.back().end - looked_at_);
+    KVFOLIO_DCHECK(count >= 0 && leaving_.front().end > looked_at_);
     arena.erase_some_if(count, [this](std::span<const std::byte> record) { return owns(record); });
     looked_at_ += count;
     while (!leaving_.empty() && leaving_.front().end <= looked_at_) {
@@ -49,6 +53,18 @@ class ForgottenRoots {
       leaving_.pop_front();
     }
     return count;
+  }
+
+  [[nodiscard]] Status check() const {
+    const auto broken = [](const char* rule) { return Status(ErrorCode::kAborted, rule); };
+    std::int64_t least = looked_at_ + 1;
+    for (const Leaving& one : leaving_) {
+      if (one.end < least) return broken("offload: a forgotten root leaves out of line");
+      if (!owners_.contains(one.owner)) return broken("offload: a forgotten root is not known");
+      least = one.end;
+    }
+    if (owners_.size() > leaving_.size()) return broken("offload: a forgotten root never leaves");
+    return {};
   }
 
  private:

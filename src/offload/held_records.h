@@ -7,6 +7,7 @@
 // since it is worth nothing without the beginning. Thread safety: none.
 
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -18,6 +19,7 @@ class HeldRecords {
  public:
   // `end`: of the record's tokens in the prompt. One that is held already is not held twice.
   void add(std::int32_t end, ArenaPin pin) {
+    KVFOLIO_DCHECK(end > 0);
     if (pin && find(end, pin) == pins_.end()) pins_.emplace(end, std::move(pin));
   }
   void release(std::int32_t end, const ArenaPin& pin) {
@@ -27,9 +29,22 @@ class HeldRecords {
   // What ends behind `end`.
   void release_behind(std::int32_t end) { pins_.erase(pins_.upper_bound(end), pins_.end()); }
   // Requires: !empty().
-  void release_last() { pins_.erase(std::prev(pins_.end())); }
+  void release_last() {
+    KVFOLIO_DCHECK(!pins_.empty());
+    pins_.erase(std::prev(pins_.end()));
+  }
   void clear() noexcept { pins_.clear(); }
   [[nodiscard]] bool empty() const noexcept { return pins_.empty(); }
+  // Each is there, and once.
+  [[nodiscard]] bool check() const {
+    for (auto at = pins_.begin(); at != pins_.end(); ++at) {
+      if (!at->second) return false;
+      for (auto next = std::next(at); next != pins_.end() && next->first == at->first; ++next) {
+        if (next->second.record().data() == at->second.record().data()) return false;
+      }
+    }
+    return true;
+  }
 
  private:
   using Pins = std::multimap<std::int32_t, ArenaPin>;

@@ -3,13 +3,11 @@
 #include "kvfolio/offload.h"
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 #include <utility>
 
 #include "base/invalid.h"
 #include "base/text.h"
-#include "kvfolio/group_rule.h"
 #include "offload/offload_impl.h"
 
 namespace kvfolio {
@@ -126,19 +124,11 @@ Offload::Impl::Impl(KVCacheManager& manager, const OffloadOptions& options, Iden
       names_(
           manager_, identity_, [this](const RootKey& root) { return epochs_.root(root); },
           [this](const Digest& hash) { return epochs_.prefix(hash); }),
-      epochs_(identity_, options.epoch, options.root_epochs) {
+      epochs_(identity_, options.epoch, options.root_epochs),
+      requests_(identity_, epochs_, manager_.spec().groups) {
   for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
     largest_record_ = std::max(largest_record_, record_bytes(GroupId(g)));
   }
-  // The end of a part has to be one that can be loaded to: where a group drops blocks, that is not
-  // known before the whole prompt was looked at.
-  std::int32_t whole_blocks = 1;
-  bool keeps_all = true;
-  for (const GroupSpec& group : manager_.spec().groups) {
-    whole_blocks = std::lcm(whole_blocks, group.block_size);
-    keeps_all = keeps_all && GroupRule(group).keeps_all();
-  }
-  part_tokens_ = keeps_all ? kPartBlocks * whole_blocks : 0;
   const auto num_tiers = static_cast<std::int64_t>(options.tiers.size());
   for (const OffloadTier& tier : options.tiers) {
     ports_.emplace_back(tier, options.arena_bytes / (num_tiers + 1), largest_record_,
@@ -149,8 +139,8 @@ Offload::Impl::Impl(KVCacheManager& manager, const OffloadOptions& options, Iden
 
 // Answers to questions touch no memory, so they are not waited for.
 Offload::Impl::~Impl() {
-  if (writer_ != 0 && !alias_.has_ended()) {
-    static_cast<void>(manager_.finish_load(requests_.at(writer_).load.id, 0));
+  if (const Request* writer = requests_.writer(); writer != nullptr && !alias_.has_ended()) {
+    static_cast<void>(manager_.finish_load(writer->load.id, 0));
   }
   requests_.clear();
   if (!process_.is_this()) leave_to_parent();
@@ -162,7 +152,7 @@ Offload::Impl::~Impl() {
   }
   // An arena with a slot that is quarantined keeps its memory, also when it ends. A store that goes
   // on needs that too: one of those slots stands for all of them.
-  while (!arriving_.empty()) give_up(arriving_.begin(), false);
+  give_up_all();
   for (TierPort& port : ports_) port.drop_all();
   std::optional<std::pair<TierKey, std::int64_t>> stored;
   for (auto& [tag, op] : ops_) {
@@ -178,49 +168,16 @@ Offload::Impl::~Impl() {
 
 // ---- opening ----
 
-void Offload::Impl::begin_hashing(Request& request, const OpenOptions& options,
-                                  std::int32_t cached) {
+// The hashes of what the cache has, as far as it has them under a name.
+void Offload::Impl::skip_known(Request& request) {
   const std::int32_t unit = identity_.unit();
-  request.root = epochs_.root(options.root);
-  request.media.assign(options.media.begin(), options.media.end());
-  request.hashes.resize(request.tokens.size() / static_cast<std::size_t>(unit));
-  request.before = request.root;
   const auto table = manager_.block_table(request.sequence, names_.group());
-  if (table) {
-    const std::int32_t end = cached / unit * unit;
-    const Digest* known = names_.known(*table, end);
-    if (known != nullptr) {
-      request.before = *known;
-      request.first_hash = request.num_hashed = end / unit;
-    }
-  }
-  if (part_tokens_ != 0) request.part_begin = request.length;
-  set_horizon(request);
-}
-
-// The end of the part that begins at the sequence's length.
-void Offload::Impl::set_horizon(Request& request) const {
-  const std::int64_t last = last_token(request);
-  const std::int64_t part = part_tokens_ == 0 ? last : part_tokens_;
-  const std::int64_t begin = part_tokens_ == 0 ? 0 : request.length / part_tokens_ * part;
-  request.horizon = static_cast<std::int32_t>(std::min(begin + part, last));
-}
-
-bool Offload::Impl::hash_part(Request& request) {
-  const std::int32_t unit = identity_.unit();
-  const auto all = static_cast<std::int32_t>(request.hashes.size());
-  const std::int32_t end = is_last_part(request) ? all : request.horizon / unit;
-  for (; request.num_hashed < end; ++request.num_hashed) {
-    if (!has_steps()) return false;
-    took(1);
-    const std::int32_t begin = request.num_hashed * unit;
-    const auto tokens =
-        std::span<const std::int32_t>(request.tokens)
-            .subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(unit));
-    request.before = epochs_.prefix(identity_.next(request.before, begin, tokens, request.media));
-    request.hashes[static_cast<std::size_t>(request.num_hashed)] = request.before;
-  }
-  return true;
+  if (!table) return;
+  const std::int32_t end = request.length / unit * unit;
+  const Digest* known = names_.known(*table, end);
+  if (known == nullptr) return;
+  request.before = *known;
+  request.first_hash = request.num_hashed = end / unit;
 }
 
 Result<OffloadOpened> Offload::Impl::open(std::span<const std::int32_t> tokens,
@@ -233,66 +190,42 @@ Result<OffloadOpened> Offload::Impl::open(std::span<const std::int32_t> tokens,
   const auto length = static_cast<std::int32_t>(tokens.size());
   const bool looks = options.prefix_cache && options.look_up;
   if (!looks || length < std::max(unit, 2) || opened->cached_tokens >= length - 1) return result;
-  Request request{.sequence = opened->sequence, .tokens = {tokens.begin(), tokens.end()}};
-  request.length = opened->cached_tokens;
-  begin_hashing(request, options, opened->cached_tokens);
-  steps_ = 0;
-  if (ports_.empty() && hash_part(request) && look_for_blocks(request, false, request.horizon)) {
+  Request request = requests_.make(opened->sequence, tokens, options, opened->cached_tokens);
+  skip_known(request);
+  steps_.begin_call();
+  if (ports_.empty() && requests_.hash_part(request, steps_) &&
+      look_for_blocks(request, false, request.horizon)) {
     const auto can = reach(request, request.horizon);
     if (!can || can->end <= opened->cached_tokens) return result;
   }
-  enter(request, Request::State::kNew);
   ++counters_.requests;
-  requests_.emplace(++last_request_, std::move(request));
+  requests_.add(std::move(request));
   result.pending = true;
   return result;
 }
 
 // ---- ends ----
 
-void Offload::Impl::drop_request(std::uint64_t id) {
-  Request& request = requests_.at(id);
-  stop_waiting(id, request, false);
-  release_held(id, request);
-  if (writer_ == id) writer_ = 0;
-  requests_.erase(id);
+void Offload::Impl::drop_request(Request& request) {
+  stop_waiting(request, false);
+  requests_.remove(request);
 }
 
-void Offload::Impl::finish(std::uint64_t id, std::int32_t cached_tokens, LoadEnd why) {
+void Offload::Impl::finish(Request& request, std::int32_t cached_tokens, LoadEnd why) {
   if (why == LoadEnd::kTimeout) ++counters_.requests_timed_out;
-  if (why == LoadEnd::kNothing && requests_.at(id).has_a_part) why = LoadEnd::kLoaded;
-  ready_next_.push_back({requests_.at(id).sequence, cached_tokens, why});
-  drop_request(id);
-}
-
-// The part has come whole: the next one has its own questions, deadline and turn.
-void Offload::Impl::next_part(std::uint64_t id, Request& request, std::int32_t length) {
-  if (writer_ == id) writer_ = 0;
-  release_held(id, request);
-  Request next{.sequence = request.sequence, .tokens = std::move(request.tokens)};
-  next.root = request.root;
-  next.media = std::move(request.media);
-  next.hashes = std::move(request.hashes);
-  next.first_hash = request.first_hash;
-  next.num_hashed = request.num_hashed;
-  next.before = request.before;
-  next.length = next.part_begin = length;
-  next.has_a_part = true;
-  set_horizon(next);
-  request = std::move(next);
+  if (why == LoadEnd::kNothing && request.has_a_part) why = LoadEnd::kLoaded;
+  ready_next_.push_back({request.sequence, cached_tokens, why});
+  drop_request(request);
 }
 
 Result<std::int32_t> Offload::Impl::cancel(SequenceId sequence) {
   notice_forgetting();
-  const auto wanted = [&](const auto& one) { return one.second.sequence == sequence; };
-  const auto found = std::find_if(requests_.begin(), requests_.end(), wanted);
-  if (found != requests_.end()) {
-    const std::uint64_t id = found->first;
+  if (Request* request = requests_.find(requests_.of(sequence)); request != nullptr) {
     ++counters_.requests_canceled;
-    if (writer_ == id) {
-      end_writing(id);
+    if (request->state == Request::State::kWriting) {
+      end_writing(*request);
     } else {
-      drop_request(id);
+      drop_request(*request);
     }
   }
   std::erase_if(ready_next_, [&](const SequenceReady& one) { return one.sequence == sequence; });
@@ -306,19 +239,18 @@ Result<std::int32_t> Offload::Impl::cancel(SequenceId sequence) {
 void Offload::Impl::take_turn(std::uint64_t now_us, bool draining) {
   now_us_ = std::max(now_us_, now_us);
   budget_ = options_.bytes_per_poll;
-  steps_ = 0;
-  short_of_room_ = 0;
+  steps_.begin_call();
+  requests_.begin_turns();
   notice_forgetting();
   look_at_tiers();
   collect();
   watch_stores();
   probe_tiers();
-  std::vector<std::uint64_t> ids;
-  ids.reserve(requests_.size());
-  for (const auto& [id, request] : requests_) ids.push_back(id);
-  steps_most_ = kStepsPerPoll - kStepsOfStores;
-  for (const std::uint64_t id : ids) go_on(id);
-  steps_most_ = kStepsPerPoll;
+  steps_.keep_for_stores();
+  for (const Requests::Id id : requests_.ids()) {
+    if (Request* request = requests_.find(id); request != nullptr) go_on(*request);
+  }
+  steps_.give_to_stores();
   store_backlog();
   store_findable(draining);
   erase_forgotten();
@@ -339,7 +271,7 @@ std::span<const SequenceReady> Offload::Impl::poll(std::uint64_t now_us) {
 }
 
 OffloadLeft Offload::Impl::drain(std::uint64_t now_us) {
-  while (!requests_.empty()) static_cast<void>(cancel(requests_.begin()->second.sequence));
+  while (!requests_.empty()) static_cast<void>(cancel(requests_.all().begin()->second.sequence));
   ready_next_.clear();
   take_turn(now_us, true);
   return left();
@@ -354,7 +286,7 @@ OffloadLeft Offload::Impl::left() const noexcept {
 }
 
 Status Offload::Impl::check_ports() const {
-  std::array<TierPort::InFlight, kTiersMax> seen{};
+  std::array<TierPort::InFlight, Request::kTiersMax> seen{};
   for (const auto& [tag, op] : ops_) {
     seen[static_cast<std::size_t>(op.tier)].add(op.kind, ports_[0].slot(op.bytes),
                                                 op.given_up || op.overdue);
@@ -374,20 +306,18 @@ Status Offload::Impl::check_invariants() const {
                                    : seen.questions);
     if (op.kind != TierOp::kLoad || op.given_up) continue;
     ++loads_wanted;
-    const auto arriving = arriving_.find(op.key);
-    if (arriving != arriving_.end() && arriving->second.tag == tag) continue;
+    const Arriving* const arriving = requests_.arriving(op.key);
+    if (arriving != nullptr && arriving->tag == tag) continue;
     return {ErrorCode::kAborted, concat("offload: load ", tag, " arrives nowhere")};
   }
-  bool right = seen.loads == in_flight_.loads && seen.stores == in_flight_.stores &&
-               seen.questions == in_flight_.questions && loads_wanted == std::ssize(arriving_);
+  const bool right = seen.loads == in_flight_.loads && seen.stores == in_flight_.stores &&
+                     seen.questions == in_flight_.questions &&
+                     loads_wanted == std::ssize(requests_.arrivals());
   KVFOLIO_RETURN_IF_ERROR(check_ports());
   KVFOLIO_RETURN_IF_ERROR(epochs_.check());
-  for (const auto& [id, request] : requests_) {
-    const bool is_ready = request.state >= Request::State::kReady;
-    right = right && (request.state == Request::State::kWriting) == (writer_ == id) &&
-            request.held.empty() == !(loading_.contains(id) || ready_to_write_.contains(id)) &&
-            !(is_ready ? loading_ : ready_to_write_).contains(id);
-  }
+  KVFOLIO_RETURN_IF_ERROR(forgotten_.check());
+  KVFOLIO_RETURN_IF_ERROR(names_.check());
+  KVFOLIO_RETURN_IF_ERROR(requests_.check());
   if (right) return arena_->check_invariants();
   return {ErrorCode::kAborted,
           concat("offload: ", seen.loads, " loads, ", seen.stores, " stores and ", seen.questions,

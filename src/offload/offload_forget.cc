@@ -51,7 +51,7 @@ void Offload::Impl::forget_names(const RootKey& root) {
   give_up_arriving(&before);
   if (mutant(Mutant::kStoredAfterForget)) return;
   forgotten_.add(before, *arena_);
-  steps_ = 0;
+  steps_.begin_call();
   erase_forgotten();
 }
 
@@ -59,7 +59,7 @@ void Offload::Impl::forget_names(const RootKey& root) {
 // their turn comes.
 void Offload::Impl::erase_forgotten() {
   constexpr std::int64_t kSlotsMin = 1024;
-  took(forgotten_.erase_some(*arena_, std::max(kStepsPerPoll - steps_, kSlotsMin)));
+  steps_.took(forgotten_.erase_some(*arena_, std::max(steps_.left(), kSlotsMin)));
 }
 
 // The prefix ends, for names, with its last whole unit. Records behind that do not say that they
@@ -86,31 +86,29 @@ void Offload::Impl::forget_names(std::span<const std::int32_t> tokens, const Ope
 
 // `root`: whose; null: all. Only those that begin with `prefix`.
 void Offload::Impl::end_requests(const Digest* root, std::span<const std::int32_t> prefix) {
-  std::vector<std::uint64_t> ids;
-  for (const auto& [id, request] : requests_) {
+  std::vector<Request*> ended;
+  for (auto& [id, request] : requests_.all()) {
     const bool is_its = root == nullptr || request.root == *root;
     const bool begins = request.tokens.size() >= prefix.size() &&
                         std::equal(prefix.begin(), prefix.end(), request.tokens.begin());
-    if (is_its && begins) ids.push_back(id);
+    if (is_its && begins) ended.push_back(&request);
   }
-  for (const std::uint64_t id : ids) {
-    const Request& request = requests_.at(id);
-    std::int32_t length = request.length;
-    if (writer_ == id) {
-      length = request.load.begin;  // begin_load() may have found more
-      static_cast<void>(manager_.finish_load(request.load.id, 0));
+  for (Request* const request : ended) {
+    std::int32_t length = request->length;
+    if (request->state == Request::State::kWriting) {
+      length = request->load.begin;  // begin_load() may have found more
+      static_cast<void>(manager_.finish_load(request->load.id, 0));
     }
-    finish(id, length, LoadEnd::kForgotten);
+    finish(*request, length, LoadEnd::kForgotten);
   }
 }
 
 void Offload::Impl::give_up_arriving(const Digest* root) {
-  for (auto place = arriving_.begin(); place != arriving_.end();) {
-    const auto next = std::next(place);
-    const bool is_its = root == nullptr || place->second.expected.owner == root_owner(*root);
-    if (is_its) give_up(place, false);
-    place = next;
+  std::vector<TierKey> gone;
+  for (const auto& [key, arriving] : requests_.arrivals()) {
+    if (root == nullptr || arriving.expected.owner == root_owner(*root)) gone.push_back(key);
   }
+  for (const TierKey& key : gone) give_up(requests_.take_arrived(key), false);
 }
 
 Forgotten Offload::Impl::forget(const RootKey& root) {

@@ -1,81 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A request: asks which records there are and has them brought to the arena. Then it waits for its
-// turn to be written to the cache (offload_write.cc).
+// From state to state (requests.h), up to kReady: which records there are is asked of the arena and
+// the tiers, what of that can be loaded of the manager. From there on it is offload_write.cc.
 
 #include <algorithm>
-#include <bit>
-#include <limits>
 
 #include "offload/offload_impl.h"
 
 namespace kvfolio {
 
-// ---- what a prompt consists of ----
-
-Offload::Impl::Piece Offload::Impl::piece_of(const Request& request, GroupId group,
-                                             std::int32_t logical) const {
-  const std::int32_t end = (logical + 1) * block_size(group);
-  const auto unit = static_cast<std::size_t>(end / identity_.unit()) - 1;
-  return {group, logical, identity_.key(group, request.hashes[unit])};
-}
-
-bool Offload::Impl::has_hash(const Request& request, GroupId group, std::int32_t logical) const {
-  const std::int64_t end = std::int64_t{logical + 1} * block_size(group);
-  return end > std::int64_t{request.first_hash} * identity_.unit() &&
-         end <= std::int64_t{request.num_hashed} * identity_.unit();
-}
-
-Offload::Impl::Verdict& Offload::Impl::verdict(Request& request, const Piece& piece) const {
-  const std::int32_t first = request.part_begin / block_size(piece.group);
-  return request.verdicts[static_cast<std::size_t>(piece.group.value())]
-                         [static_cast<std::size_t>(piece.logical - first)];
-}
-
-template <typename Visit>
-bool Offload::Impl::walk_blocks(Request& request, std::int32_t limit, const Visit& visit) {
-  const std::int32_t num_groups = identity_.num_groups();
-  Walk& next = request.walk;
-  if (next.empty()) {
-    for (std::int32_t g = 0; g < num_groups; ++g) {
-      next.push_back(request.part_begin / block_size(GroupId(g)));
-    }
-  }
-  for (;;) {
-    GroupId group;
-    std::int32_t least = std::numeric_limits<std::int32_t>::max();
-    for (std::int32_t g = 0; g < num_groups; ++g) {
-      const std::int64_t begin =
-          std::int64_t{next[static_cast<std::size_t>(g)]} * block_size(GroupId(g));
-      const std::int64_t end = begin + block_size(GroupId(g));
-      if (begin >= limit || end >= least) continue;
-      least = static_cast<std::int32_t>(end);
-      group = GroupId(g);
-    }
-    if (!group.valid()) break;
-    if (!has_steps()) return false;
-    took(1);
-    visit(group, next[static_cast<std::size_t>(group.value())]++);
-  }
-  next.clear();
-  return true;
-}
+// ---- what is at hand ----
 
 // One place for each block of the first `limit` tokens. Blocks that end within what the cache had
 // at open() have no hash here, and need none; nor has a last block that the prompt does not fill.
 bool Offload::Impl::look_for_blocks(Request& request, bool with_tiers, std::int32_t limit) {
-  if (request.walk.empty()) {
-    request.has.resize(static_cast<std::size_t>(identity_.num_groups()));
-    for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
-      const std::int32_t count = (limit - 1) / block_size(GroupId(g)) + 1;
-      request.has[static_cast<std::size_t>(g)].assign(static_cast<std::size_t>(count), 0);
-    }
-  }
-  return walk_blocks(request, limit, [&](GroupId group, std::int32_t logical) {
-    if (!has_hash(request, group, logical)) return;
-    const Piece piece = piece_of(request, group, logical);
-    const bool at_hand =
-        arena_->contains(piece.key) || (with_tiers && verdict(request, piece).good() != 0);
+  if (request.walk.empty()) requests_.clear_has(request, limit);
+  return requests_.walk(request, limit, steps_, [&](GroupId group, std::int32_t logical) {
+    if (!requests_.has_hash(request, group, logical)) return;
+    const Piece piece = requests_.piece_of(request, group, logical);
+    const bool at_hand = arena_->contains(piece.key) ||
+                         (with_tiers && !requests_.verdict(request, piece).good().empty());
     request.has[static_cast<std::size_t>(group.value())][static_cast<std::size_t>(logical)] =
         at_hand ? 1 : 0;
   });
@@ -113,121 +57,94 @@ void Offload::Impl::set_deadline(Request& request) const {
       later(later(now_us_, options_.timeout_us), static_cast<std::uint64_t>(moving));
 }
 
-void Offload::Impl::enter(Request& request, Request::State state) {
-  request.state = state;
-  request.walk.clear();
-}
-
-void Offload::Impl::go_on(std::uint64_t id) {
+// May end the request.
+void Offload::Impl::go_on(Request& request) {
   using State = Request::State;
-  const auto found = requests_.find(id);
-  if (found == requests_.end()) return;
-  Request& request = found->second;
   if (has_gone_on(request)) {
     ++counters_.requests_canceled;
-    if (writer_ == id) static_cast<void>(manager_.finish_load(request.load.id, 0));
-    return drop_request(id);
+    if (request.state == State::kWriting) {
+      static_cast<void>(manager_.finish_load(request.load.id, 0));
+    }
+    return drop_request(request);
   }
   if (request.state == State::kNew) {
-    if (!hash_part(request) || !has_steps()) return;  // in the next poll
+    if (!requests_.hash_part(request, steps_) || !steps_.has_any()) return;  // in the next poll
     set_deadline(request);
     request.since_us = now_us_;
-    enter(request, State::kListing);
+    requests_.enter(request, State::kListing);
   }
-  const bool late = now_us_ >= request.deadline_us;
+  const bool late = request.is_late(now_us_);
   if (request.state == State::kListing) {
     if (!list_questions(request) && !late) return;
-    enter(request, State::kAsking);
+    requests_.enter(request, State::kAsking);
   }
   if (request.state == State::kAsking) {
-    const bool answered = ask(id, request) && request.waiting == 0;
+    const bool answered = ask(request) && request.waiting == 0;
     // A tier that does not say what it has costs nothing that another one said it has.
-    if (!answered && !late && !(is_half_over(request) && has_an_answer(request))) return;
+    if (!answered && !late &&
+        !(request.is_half_over(now_us_) && request.has_an_answer(num_ports()))) {
+      return;
+    }
+    if (!late && !steps_.has_any()) return;
     if (!answered) {
       if (late) request.why = LoadEnd::kTimeout;
       request.silence = true;
       note_silent_tiers(request);
     }
-    request.waiting = 0;
-    if (!late && !has_steps()) return;
-    begin_choosing(request);
+    requests_.begin_round(request, now_us_);
   }
   if (request.state == State::kChoosing || request.state == State::kHolding) {
-    if (!late && !choose(id, request)) return;
+    if (!late && !choose(request)) return;
     if (late) {
       request.pieces.clear();
       request.why = LoadEnd::kTimeout;
-      enter(request, State::kLoading);
+      requests_.enter(request, State::kLoading);
     }
   }
   if (request.state == State::kLoading) {
-    if (!late) turn_to_others(id, request);
-    const bool came = bring(id, request) && request.waiting == 0;
+    if (!late) turn_to_others(request);
+    const bool came = bring(request) && request.waiting == 0;
     if (!came && !late) return;
     if (!came) {
       request.why = LoadEnd::kTimeout;
-      stop_waiting(id, request, true);
-    } else if (!late && loads_once_more(request)) {
-      if (has_steps()) begin_choosing(request);
+      stop_waiting(request, true);
+    } else if (!late && request.loads_once_more(num_ports())) {
+      if (steps_.has_any()) requests_.begin_round(request, now_us_);
       return;
     }
-    enter(request, State::kReady);
-    if (loading_.erase(id) > 0) ready_to_write_.insert(id);
+    requests_.enter(request, State::kReady);
     request.deadline_us = later(now_us_, options_.copy_timeout_us);
   }
-  write_in_turn(id, request);
+  write_in_turn(request);
 }
 
-bool Offload::Impl::loads_once_more(const Request& request) const {
-  const int rounds_max = std::max(2, static_cast<int>(ports_.size()));
-  return request.displaced || (request.retry && request.rounds < rounds_max);
-}
-
-void Offload::Impl::stop_waiting(std::uint64_t id, Request& request, bool is_late) {
+void Offload::Impl::stop_waiting(Request& request, bool is_late) {
   if (request.state != Request::State::kLoading) return;
   // What is on its way is among the last that were begun.
   for (std::size_t i = request.begun; i > 0 && request.waiting > 0; --i) {
     const TierKey& key = request.pieces[i - 1].key;
-    if (!waits_for(id, key)) continue;
-    give_up(key, id, is_late);
-    --request.waiting;
+    if (requests_.waits_for(request, key)) give_up(request, key, is_late);
   }
-  request.waiting = 0;
-}
-
-bool Offload::Impl::waits_for(std::uint64_t id, const TierKey& key) const {
-  const auto place = arriving_.find(key);
-  if (place == arriving_.end()) return false;
-  const std::vector<std::uint64_t>& waiters = place->second.waiters;
-  return std::find(waiters.begin(), waiters.end(), id) != waiters.end();
+  KVFOLIO_CHECK(request.waiting == 0);
 }
 
 // What has not come by half of the time is brought by another tier that has it, while there is time
 // for that. So a tier that hangs costs no prompt what another one has.
-void Offload::Impl::turn_to_others(std::uint64_t id, Request& request) {
-  if (!is_half_over(request) || request.waiting == 0) return;
+void Offload::Impl::turn_to_others(Request& request) {
+  if (!request.is_half_over(now_us_) || request.waiting == 0) return;
   if (request.turn_end == 0) request.turn_end = request.begun;
-  for (; request.turned < request.turn_end && has_steps(); ++request.turned) {
-    took(1);
+  for (; request.turned < request.turn_end && steps_.has_any(); ++request.turned) {
+    steps_.took(1);
     const Piece piece = request.pieces[request.turned];
-    if (!waits_for(id, piece.key)) continue;
-    const auto late = static_cast<std::uint8_t>(1u << ops_.at(arriving_.at(piece.key).tag).tier);
-    Verdict& said = verdict(request, piece);
-    if ((said.good() & ~unsigned{late}) == 0) continue;
-    said.failed |= late;
-    give_up(piece.key, id, true);
-    --request.waiting;
+    if (!requests_.waits_for(request, piece.key)) continue;
+    Request::Tiers late;
+    late.add(ops_.at(requests_.arriving(piece.key)->tag).tier);
+    Verdict& said = requests_.verdict(request, piece);
+    if (said.good().without(late).empty()) continue;
+    said.failed.add(late.first());
+    give_up(request, piece.key, true);
     request.pieces.push_back(piece);  // begun anew
   }
-}
-
-// A tier has said all that it has, and that is something.
-bool Offload::Impl::has_an_answer(const Request& request) const {
-  for (std::size_t t = 0; t < ports_.size(); ++t) {
-    const bool said_all = request.unanswered[t] == 0 && request.asked[t] == request.pieces.size();
-    if (said_all && (request.promised >> t & 1) != 0) return true;
-  }
-  return false;
 }
 
 // They had their time, and did not say what they have, or took no question for what they owe.
@@ -246,30 +163,23 @@ void Offload::Impl::note_silent_tiers(const Request& request) {
 // Every record that the arena lacks. One that is on its way already is asked for only if another
 // tier may have it, too: what it comes from may hang.
 bool Offload::Impl::list_questions(Request& request) {
-  if (request.walk.empty()) {
-    request.verdicts.resize(static_cast<std::size_t>(identity_.num_groups()));
-    for (std::int32_t g = 0; g < identity_.num_groups(); ++g) {
-      const std::int32_t size = block_size(GroupId(g));
-      const std::int32_t count = (request.horizon - 1) / size + 1 - request.part_begin / size;
-      request.verdicts[static_cast<std::size_t>(g)].assign(static_cast<std::size_t>(count), {});
-    }
-  }
+  if (request.walk.empty()) requests_.clear_verdicts(request);
   if (ports_.empty()) return true;
-  return walk_blocks(request, request.horizon, [&](GroupId group, std::int32_t logical) {
-    if (!has_hash(request, group, logical)) return;
-    const Piece piece = piece_of(request, group, logical);
+  return requests_.walk(request, request.horizon, steps_, [&](GroupId group, std::int32_t logical) {
+    if (!requests_.has_hash(request, group, logical)) return;
+    const Piece piece = requests_.piece_of(request, group, logical);
     if (arena_->contains(piece.key)) return;
-    const auto arriving = arriving_.find(piece.key);
-    if (arriving == arriving_.end()) return request.pieces.push_back(piece);
-    const std::int32_t tier = ops_.at(arriving->second.tag).tier;
-    verdict(request, piece).has |= static_cast<std::uint8_t>(1u << tier);
-    request.promised |= static_cast<std::uint8_t>(1u << tier);
+    const Arriving* const arriving = requests_.arriving(piece.key);
+    if (arriving == nullptr) return request.pieces.push_back(piece);
+    const std::int32_t tier = ops_.at(arriving->tag).tier;
+    requests_.verdict(request, piece).has.add(tier);
+    request.promised.add(tier);
     if (ports_.size() > 1) request.pieces.push_back(piece);
   });
 }
 
 // Asks every tier for every piece, as far as they take questions now. True: all are asked.
-bool Offload::Impl::ask(std::uint64_t id, Request& request) {
+bool Offload::Impl::ask(Request& request) {
   constexpr std::size_t kBatch = 256;
   bool all = true;
   for (std::size_t t = 0; t < ports_.size(); ++t) {
@@ -282,7 +192,7 @@ bool Offload::Impl::ask(std::uint64_t id, Request& request) {
         all = false;
         break;
       }
-      if (!has_steps()) {
+      if (!steps_.has_any()) {
         all = false;
         break;
       }
@@ -295,12 +205,12 @@ bool Offload::Impl::ask(std::uint64_t id, Request& request) {
         add_item({.kind = TierOp::kExists,
                   .tier = index,
                   .key = piece.key,
-                  .request = id,
+                  .request = request.id,
                   .piece = piece,
                   .part_begin = request.part_begin},
                  nullptr);
       }
-      took(std::ssize(places));
+      steps_.took(std::ssize(places));
       if (places.empty()) break;
       const bool works = ports_[t].works();
       const std::size_t accepted = submit(index, TierOp::kExists, request.deadline_us);
@@ -319,30 +229,21 @@ bool Offload::Impl::ask(std::uint64_t id, Request& request) {
 // ---- bringing ----
 
 // Holds what the arena has and a load would wait for, and lists the rest of that.
-bool Offload::Impl::hold_or_list(std::uint64_t id, Request& request) {
-  return walk_blocks(request, request.limit, [&](GroupId group, std::int32_t logical) {
+bool Offload::Impl::hold_or_list(Request& request) {
+  return requests_.walk(request, request.limit, steps_, [&](GroupId group, std::int32_t logical) {
     const auto& needed = request.has[static_cast<std::size_t>(group.value())];
     if (needed[static_cast<std::size_t>(logical)] == 0) return;
-    const Piece piece = piece_of(request, group, logical);
-    if (arena_->contains(piece.key)) return hold(id, request, end_of(piece), piece.key);
+    const Piece piece = requests_.piece_of(request, group, logical);
+    if (arena_->contains(piece.key)) {
+      return requests_.hold(request, requests_.end_of(piece), arena_->hold(piece.key));
+    }
     request.bytes += record_bytes(group);
     request.pieces.push_back(piece);  // the beginning of the prefix first: it is worth most
   });
 }
 
-void Offload::Impl::begin_choosing(Request& request) {
-  request.since_us = now_us_;
-  request.failed = request.retry = false;
-  request.begun = request.turned = request.turn_end = 0;
-  request.pieces.clear();
-  request.rounds += request.displaced ? 0 : 1;
-  request.displaced = false;
-  request.limit = request.horizon;
-  enter(request, Request::State::kChoosing);
-}
-
 // What to load: as much as tiers have, the arena can hold and is worth it.
-bool Offload::Impl::choose(std::uint64_t id, Request& request) {
+bool Offload::Impl::choose(Request& request) {
   using State = Request::State;
   for (;;) {
     if (request.state == State::kChoosing) {
@@ -352,11 +253,10 @@ bool Offload::Impl::choose(std::uint64_t id, Request& request) {
       if (!can) break;
       request.can = *can;
       request.bytes = 0;
-      request.held.release_behind(request.limit);
-      if (request.held.empty()) loading_.erase(id);
-      enter(request, State::kHolding);
+      requests_.release_behind(request, request.limit);
+      requests_.enter(request, State::kHolding);
     }
-    if (!hold_or_list(id, request)) return false;
+    if (!hold_or_list(request)) return false;
     if (request.bytes == 0) break;
     const std::int32_t tokens = request.can.end - request.can.begin;
     if (!worth_loading(request.bytes, tokens)) {
@@ -367,29 +267,29 @@ bool Offload::Impl::choose(std::uint64_t id, Request& request) {
     if (request.bytes <= options_.arena_bytes || tokens <= 0) break;
     request.failed = true;  // there is more than the arena holds
     request.limit = request.can.begin + tokens / 2;
-    enter(request, State::kChoosing);
+    requests_.enter(request, State::kChoosing);
   }
-  enter(request, State::kLoading);
+  requests_.enter(request, State::kLoading);
   return true;
 }
 
 // Has the pieces brought, each by the cheapest tier that has it, as far as tiers and arena have
 // room now. True: nothing is left to begin.
-bool Offload::Impl::bring(std::uint64_t id, Request& request) {
+bool Offload::Impl::bring(Request& request) {
   for (; request.begun < request.pieces.size(); ++request.begun) {
-    if (!has_steps()) return false;
-    took(1);
+    if (!steps_.has_any()) return false;
+    steps_.took(1);
     const Piece& piece = request.pieces[request.begun];
     if (arena_->contains(piece.key)) {
-      hold(id, request, end_of(piece), piece.key);
+      requests_.hold(request, requests_.end_of(piece), arena_->hold(piece.key));
       continue;
     }
-    Verdict& said = verdict(request, piece);
+    Verdict& said = requests_.verdict(request, piece);
     Begun begun = Begun::kNo;
-    while (begun == Begun::kNo && said.good() != 0) {
-      const auto tier = static_cast<std::int32_t>(std::countr_zero(said.good()));
-      begun = start_load(id, request, piece, tier);
-      if (begun == Begun::kNo) said.failed |= static_cast<std::uint8_t>(1u << tier);
+    while (begun == Begun::kNo && !said.good().empty()) {
+      const std::int32_t tier = said.good().first();
+      begun = start_load(request, piece, tier);
+      if (begun == Begun::kNo) said.failed.add(tier);
     }
     if (begun == Begun::kLater) return false;
     request.failed |= begun == Begun::kNo;
@@ -397,30 +297,10 @@ bool Offload::Impl::bring(std::uint64_t id, Request& request) {
   return true;
 }
 
-// ---- records that wait for a prompt's turn ----
-
-// Requires: the request is kHolding or kLoading.
-void Offload::Impl::hold(std::uint64_t id, Request& request, std::int32_t end, const TierKey& key) {
-  request.held.add(end, arena_->hold(key));
-  if (!request.held.empty()) loading_.insert(id);
-}
-
-void Offload::Impl::release_held(std::uint64_t id, Request& request) noexcept {
-  request.held.clear();
-  loading_.erase(id);
-  ready_to_write_.erase(id);
-}
-
-// Prompts are served in the order of open(). One that was opened later and still loads gives up the
-// end of its prefix, which it loads again if there is time. False: there is none.
-bool Offload::Impl::take_from_younger(std::uint64_t id) {
-  if (loading_.empty() || *loading_.rbegin() <= id) return false;
-  took(1);
-  const std::uint64_t youngest = *loading_.rbegin();
-  Request& gives = requests_.at(youngest);
-  gives.held.release_last();
-  if (gives.held.empty()) loading_.erase(youngest);
-  gives.failed = gives.displaced = true;
+// Prompts are served in the order of open().
+bool Offload::Impl::take_from_younger(const Request& request) {
+  if (!requests_.take_from_younger(request)) return false;
+  steps_.took(1);
   return true;
 }
 

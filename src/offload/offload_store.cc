@@ -32,13 +32,13 @@ void Offload::Impl::store_findable(bool draining) {
   std::array<FindableBlock, 64> blocks;
   more_findable_ = true;
   if (!draining) budget_ = std::min(budget_, options_.bytes_per_poll - options_.bytes_per_poll / 2);
-  while (budget_ > 0 && has_steps()) {
+  while (budget_ > 0 && steps_.has_any()) {
     if (draining && !has_room_to_drain()) return;
     const std::int64_t fit = draining ? 1 : budget_ / largest_record_;
     const auto wanted = static_cast<std::size_t>(std::clamp<std::int64_t>(fit, 1, 64));
     if (!store_unnamed()) return;
     const std::int32_t taken = manager_.take_findable(std::span(blocks).first(wanted));
-    took(taken);
+    steps_.took(taken);
     for (const FindableBlock& block :
          std::span(blocks).first(static_cast<std::size_t>(std::max(taken, 0)))) {
       // A tail waits for the tokens that fill its block.
@@ -80,14 +80,14 @@ bool Offload::Impl::has_room_to_drain() const {
 // False: there are more than this poll has steps for.
 bool Offload::Impl::store_unnamed() {
   for (; !unnamed_.empty(); unnamed_.pop_front()) {
-    if (!has_steps()) return false;
+    if (!steps_.has_any()) return false;
     const FindableBlock& block = unnamed_.front();
     // Another entry of the block has a place in the list of its own.
     const auto serial = manager_.entry_serial(block.group, block.block);
     if (!serial || *serial != block.serial) continue;
     const std::int64_t before = names_.num_steps();
-    const auto name = names_.name_within(kStepsPerPoll - steps_, block.group, block.block);
-    took(names_.num_steps() - before);
+    const auto name = names_.name_within(steps_.left(), block.group, block.block);
+    steps_.took(names_.num_steps() - before);
     if (!name) continue;
     if (!*name) return false;
     budget_ -= store_block(block, **name) ? record_bytes(block.group) : kLookBytes;
@@ -151,15 +151,12 @@ bool Offload::Impl::read_block(const FindableBlock& block, RecordInfo info,
 // The record is in the arena before the tier that is asked for it has brought it: that tier
 // is not waited for any more.
 void Offload::Impl::arrived_otherwise(const TierKey& key) {
-  const auto place = arriving_.find(key);
-  if (place == arriving_.end()) return;
-  for (const std::uint64_t id : place->second.waiters) {
-    const auto request = requests_.find(id);
-    if (request == requests_.end()) continue;
-    --request->second.waiting;
-    hold(id, request->second, place->second.expected.end, key);
+  if (requests_.arriving(key) == nullptr) return;
+  const Arriving arrived = requests_.take_arrived(key);
+  for (const Requests::Id id : arrived.waiters) {
+    requests_.hold(*requests_.find(id), arrived.expected.end, arena_->hold(key));
   }
-  give_up(place, false);
+  give_up(arrived, false);
 }
 
 // ---- to the tiers ----
@@ -191,7 +188,7 @@ void Offload::Impl::store_backlog(std::int32_t index) {
   for (int left = kStoresPerPoll; left > 0; --left) {
     const TierPort::Waiting* one = to.next(now_us_);
     if (one == nullptr) break;
-    took(1);
+    steps_.took(1);
     const Begun begun = store_to(index, *one);
     if (begun == Begun::kLater) break;
     if (begun == Begun::kNo) {
@@ -239,7 +236,7 @@ Offload::Impl::Begun Offload::Impl::store_to(std::int32_t index, const TierPort:
 void Offload::Impl::watch_stores() {
   for (int left = 4 * kStoresPerPoll; left > 0 && !stores_.empty(); --left) {
     const std::uint64_t tag = stores_.front();
-    took(1);
+    steps_.took(1);
     const auto found = ops_.find(tag);
     if (found != ops_.end()) {
       Op& op = found->second;

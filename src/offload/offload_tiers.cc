@@ -44,7 +44,7 @@ void Offload::Impl::look_at_tiers() {
 // In a child of fork(). What is in flight is the parent's: here no thread, ring or socket touches
 // our memory, so that is free. Requests go on with what host memory has.
 void Offload::Impl::leave_to_parent() {
-  while (!arriving_.empty()) give_up(arriving_.begin(), false);
+  give_up_all();
   for (auto& [tag, op] : ops_) {
     if (op.kind == TierOp::kLoad) arena_->quiesced(op.slot);
   }
@@ -52,11 +52,7 @@ void Offload::Impl::leave_to_parent() {
   stores_.clear();
   in_flight_ = {};
   for (TierPort& port : ports_) port.leave();
-  for (auto& [id, request] : requests_) {
-    request.waiting = 0;
-    request.unanswered.fill(0);
-    for (std::vector<Verdict>& of : request.verdicts) std::fill(of.begin(), of.end(), Verdict{});
-  }
+  requests_.leave_tiers();
 }
 
 // Records that arrive are read once to check them, which counts: at most half of a poll's bytes. A
@@ -78,7 +74,7 @@ void Offload::Impl::collect() {
       const std::size_t n = std::min(said, most);
       for (std::size_t k = 0; k < n; ++k) on_done(static_cast<std::int32_t>(t), done[k]);
       answers -= static_cast<std::int64_t>(n);
-      took(static_cast<std::int64_t>(n));
+      steps_.took(static_cast<std::int64_t>(n));
       if (n < most) break;
     }
   }
@@ -155,18 +151,16 @@ void Offload::Impl::on_exists(const Op& op, TierResult result) {
   } else if (now_us_ < op.deadline_us) {
     port(op.tier).answered(op.kind);  // also if its request has gone on without it
   }
-  const auto found = requests_.find(op.request);
-  if (found == requests_.end()) return;
-  Request& request = found->second;
+  Request* const request = requests_.find(op.request);
+  if (request == nullptr) return;
   // It came too late for its request.
-  if (request.state != Request::State::kAsking || request.part_begin != op.part_begin) return;
-  --request.waiting;
-  --request.unanswered[static_cast<std::size_t>(op.tier)];
+  if (request->state != Request::State::kAsking || request->part_begin != op.part_begin) return;
+  request->was_answered(op.tier);
   if (result == TierResult::kTimeout) return;
   port(op.tier).answered(op.kind);
   if (result != TierResult::kOk) return;
-  request.promised |= static_cast<std::uint8_t>(1u << op.tier);
-  verdict(request, op.piece).has |= static_cast<std::uint8_t>(1u << op.tier);
+  request->promised.add(op.tier);
+  requests_.verdict(*request, op.piece).has.add(op.tier);
 }
 
 // ---- tiers that are passed over ----
@@ -239,12 +233,11 @@ void Offload::Impl::on_probed(std::uint64_t tag, const Op& op, TierResult result
 // ---- loads ----
 
 // kYes: the request waits for the record now, which may have been on its way already.
-Offload::Impl::Begun Offload::Impl::start_load(std::uint64_t id, Request& request,
-                                               const Piece& piece, std::int32_t index) {
-  const auto there = arriving_.find(piece.key);
-  if (there != arriving_.end() && !has_failed(request, there->second)) {
-    there->second.waiters.push_back(id);
-    ++request.waiting;
+Offload::Impl::Begun Offload::Impl::start_load(Request& request, const Piece& piece,
+                                               std::int32_t index) {
+  const Arriving* const there = requests_.arriving(piece.key);
+  if (there != nullptr && !has_failed(request, *there)) {
+    requests_.wait_for(request, piece.key);
     return Begun::kYes;
   }
   TierPort& asked = port(index);
@@ -254,15 +247,14 @@ Offload::Impl::Begun Offload::Impl::start_load(std::uint64_t id, Request& reques
   if (room != TierPort::Room::kYes) {
     return room == TierPort::Room::kLater ? Begun::kLater : Begun::kNo;
   }
-  if (short_of_room_ != 0) return Begun::kLater;  // older requests first
+  if (requests_.is_behind()) return Begun::kLater;  // older requests first
   auto slot = arena_->reserve(piece.key, bytes);
-  while (!slot && take_from_younger(id)) slot = arena_->reserve(piece.key, bytes);
+  while (!slot && take_from_younger(request)) slot = arena_->reserve(piece.key, bytes);
   if (!slot) {
-    const bool others_hold = loading_.size() > (loading_.contains(id) ? 1u : 0u) ||
-                             !ready_to_write_.empty() || writer_ != 0;
-    const bool may_free = others_hold || in_flight_.loads + in_flight_.stores > 0;
+    const bool may_free =
+        requests_.others_hold(request) || in_flight_.loads + in_flight_.stores > 0;
     if (!may_free) return Begun::kNo;
-    short_of_room_ = id;
+    requests_.ran_short(request);
     return Begun::kLater;
   }
   const std::span<std::byte> memory = arena_->fill(*slot);
@@ -281,59 +273,54 @@ Offload::Impl::Begun Offload::Impl::start_load(std::uint64_t id, Request& reques
     return works ? Begun::kLater : Begun::kNo;
   }
   arriving.waiters = take_waiters(piece);
-  arriving.waiters.push_back(id);
-  ++request.waiting;
-  arriving_.emplace(piece.key, std::move(arriving));
+  requests_.begin_arriving(request, std::move(arriving));
   return Begun::kYes;
 }
 
 // The request does not wait any more for the tier that the record is to come from.
 bool Offload::Impl::has_failed(Request& request, const Arriving& arriving) const {
-  return (verdict(request, arriving.piece).failed >> ops_.at(arriving.tag).tier & 1) != 0;
+  return requests_.verdict(request, arriving.piece).failed.has(ops_.at(arriving.tag).tier);
 }
 
-// Another tier brings the record now: also for those who wait for the one that is late with it.
-std::vector<std::uint64_t> Offload::Impl::take_waiters(const Piece& piece) {
-  const auto late = arriving_.find(piece.key);
-  if (late == arriving_.end()) return {};
-  const std::int32_t tier = ops_.at(late->second.tag).tier;
-  std::vector<std::uint64_t> waiters = std::move(late->second.waiters);
-  took(std::ssize(waiters));
-  for (const std::uint64_t id : waiters) {
-    const auto place = requests_.find(id);
-    if (place == requests_.end()) continue;
-    verdict(place->second, piece).failed |= static_cast<std::uint8_t>(1u << tier);
+// Another tier brings the record now: also for those that wait for the one that is late with it.
+std::vector<Requests::Id> Offload::Impl::take_waiters(const Piece& piece) {
+  if (requests_.arriving(piece.key) == nullptr) return {};
+  Arriving late = requests_.take_late(piece.key);
+  const std::int32_t tier = ops_.at(late.tag).tier;
+  steps_.took(std::ssize(late.waiters));
+  for (const Requests::Id id : late.waiters) {
+    requests_.verdict(*requests_.find(id), piece).failed.add(tier);
   }
   give_up(late, true);
-  return waiters;
+  return std::move(late.waiters);
 }
 
 // The request does not wait for it any more.
-void Offload::Impl::give_up(const TierKey& key, std::uint64_t request, bool is_late) {
-  const auto place = arriving_.find(key);
-  if (place == arriving_.end()) return;
-  std::erase(place->second.waiters, request);
-  if (place->second.waiters.empty()) give_up(place, is_late);
+void Offload::Impl::give_up(Request& request, const TierKey& key, bool is_late) {
+  if (requests_.stop_waiting(request, key)) give_up(requests_.take_arrived(key), is_late);
 }
 
 // The slot is used again when the tier has said that it does not touch it. Another load of the same
 // record may begin before.
-void Offload::Impl::give_up(std::unordered_map<TierKey, Arriving, TierKeyHash>::iterator place,
-                            bool is_late) {
-  Op& op = ops_.at(place->second.tag);
+void Offload::Impl::give_up(const Arriving& gone, bool is_late) {
+  Op& op = ops_.at(gone.tag);
+  KVFOLIO_CHECK(op.kind == TierOp::kLoad && !op.given_up);
   op.given_up = true;
   arena_->quarantine(op.slot);
   port(op.tier).became_overdue(op.kind, op.bytes);
   if (is_late) port(op.tier).was_late(op.kind, op.key, op.bytes, op.since_us, now_us_);
-  arriving_.erase(place);
+}
+
+void Offload::Impl::give_up_all() {
+  while (!requests_.arrivals().empty()) {
+    give_up(requests_.take_arrived(requests_.arrivals().begin()->first), false);
+  }
 }
 
 void Offload::Impl::on_loaded(std::uint64_t tag, const Op& op, TierResult result) {
   if (op.given_up) return arena_->quiesced(op.slot);
-  const auto found = arriving_.find(op.key);
-  KVFOLIO_CHECK(found != arriving_.end() && found->second.tag == tag);
-  const Arriving arriving = std::move(found->second);
-  arriving_.erase(found);
+  const Arriving arriving = requests_.take_arrived(op.key);
+  KVFOLIO_CHECK(arriving.tag == tag);
   bool right = false;
   if (result == TierResult::kOk) {
     budget_ -= op.bytes;
@@ -358,19 +345,24 @@ void Offload::Impl::on_loaded(std::uint64_t tag, const Op& op, TierResult result
       submit(op.tier, TierOp::kErase, store_deadline());
     }
   }
-  for (const std::uint64_t id : arriving.waiters) {
-    const auto place = requests_.find(id);
-    if (place == requests_.end()) continue;
-    Request& request = place->second;
-    --request.waiting;
-    if (right) hold(id, request, arriving.expected.end, op.key);
-    if (right) continue;
-    Verdict& said = verdict(request, arriving.piece);
+  deliver(arriving, result, right, op.tier);
+}
+
+// To the requests that waited for it.
+void Offload::Impl::deliver(const Arriving& arriving, TierResult result, bool right,
+                            std::int32_t tier) {
+  for (const Requests::Id id : arriving.waiters) {
+    Request& request = *requests_.find(id);
+    if (right) {
+      requests_.hold(request, arriving.expected.end, arena_->hold(arriving.piece.key));
+      continue;
+    }
+    Verdict& said = requests_.verdict(request, arriving.piece);
     if (mutant(Mutant::kVerdictKept)) result = TierResult::kBusy;
     // A busy tier may bring it the next time.
-    if (result != TierResult::kBusy) said.failed |= static_cast<std::uint8_t>(1u << op.tier);
+    if (result != TierResult::kBusy) said.failed.add(tier);
     request.failed = true;
-    request.retry |= said.good() != 0;
+    request.retry |= !said.good().empty();
   }
 }
 

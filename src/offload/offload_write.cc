@@ -13,52 +13,51 @@
 namespace kvfolio {
 
 // May end the request.
-void Offload::Impl::write_in_turn(std::uint64_t id, Request& request) {
-  const bool late = now_us_ >= request.deadline_us;
+void Offload::Impl::write_in_turn(Request& request) {
+  const bool late = request.is_late(now_us_);
   if (request.state == Request::State::kReady) {
-    if (writer_ != 0) request.walk.clear();
-    if (writer_ == 0 && budget_ > 0 && look_for_blocks(request, false, request.horizon)) {
-      return begin_writing(id);
+    const bool is_its_turn = requests_.writer() == nullptr;
+    if (!is_its_turn) request.walk.clear();
+    if (is_its_turn && budget_ > 0 && look_for_blocks(request, false, request.horizon)) {
+      return begin_writing(request);
     }
-    if (late) finish(id, request.length, LoadEnd::kTimeout);
+    if (late) finish(request, request.length, LoadEnd::kTimeout);
     return;
   }
-  write(id, request);
+  write(request);
   const bool all = !has_block_to_write(request);
   if (!all && late) request.why = LoadEnd::kTimeout;
-  if (all || late) end_writing(id);
+  if (all || late) end_writing(request);
 }
 
-void Offload::Impl::begin_writing(std::uint64_t id) {
-  Request& request = requests_.at(id);
+void Offload::Impl::begin_writing(Request& request) {
   const auto can = reach(request, request.horizon);
-  if (!can) return finish(id, request.length, LoadEnd::kNothing);
+  if (!can) return finish(request, request.length, LoadEnd::kNothing);
   request.failed |= request.silence && can->end < request.horizon;
   const LoadEnd otherwise = request.why != LoadEnd::kNothing ? request.why
                             : request.failed                 ? LoadEnd::kPart
                                                              : LoadEnd::kNothing;
-  if (can->end <= request.length) return finish(id, request.length, otherwise);
+  if (can->end <= request.length) return finish(request, request.length, otherwise);
   const auto load = manager_.begin_load(request.sequence, request.tokens, can->end);
   if (!load) {
     const ErrorCode code = load.error().code();
     if (code == ErrorCode::kNoBlocks || code == ErrorCode::kResourceExhausted) {
-      return finish(id, request.length, LoadEnd::kNoBlocks);
+      return finish(request, request.length, LoadEnd::kNoBlocks);
     }
-    return finish(id, request.length, LoadEnd::kNothing);
+    return finish(request, request.length, LoadEnd::kNothing);
   }
   if (!load->id.valid()) {
-    if (load->end == request.horizon && !is_last_part(request)) {
-      return next_part(id, request, load->end);
+    if (load->end == request.horizon && !request.is_last_part()) {
+      return requests_.begin_next_part(request, load->end);
     }
-    return finish(id, load->end, LoadEnd::kLoaded);
+    return finish(request, load->end, LoadEnd::kLoaded);
   }
   request.load = *load;
   request.good = load->end;
   request.group = -1;
-  request.state = Request::State::kWriting;
-  writer_ = id;
-  write(id, request);
-  if (!has_block_to_write(request)) end_writing(id);
+  requests_.enter(request, Request::State::kWriting);
+  write(request);
+  if (!has_block_to_write(request)) end_writing(request);
 }
 
 // The blocks that the load waits for, group by group.
@@ -76,13 +75,13 @@ bool Offload::Impl::has_block_to_write(Request& request) {
 }
 
 // As much as the poll has bytes and steps left for.
-void Offload::Impl::write(std::uint64_t id, Request& request) {
-  while (budget_ > 0 && has_steps() && has_block_to_write(request)) write_next(id, request);
+void Offload::Impl::write(Request& request) {
+  while (budget_ > 0 && steps_.has_any() && has_block_to_write(request)) write_next(request);
 }
 
 // A block behind one that failed is not written.
-void Offload::Impl::write_next(std::uint64_t id, Request& request) {
-  took(1);
+void Offload::Impl::write_next(Request& request) {
+  steps_.took(1);
   const auto& [logical, block] = request.todo[request.done++];
   const GroupId group(request.group);
   const std::int32_t begin = logical * block_size(group);
@@ -90,16 +89,15 @@ void Offload::Impl::write_next(std::uint64_t id, Request& request) {
   budget_ -= record_bytes(group);
   ArenaPin pin;
   Piece piece{group, logical, {}};
-  if (has_hash(request, group, logical)) {
-    piece = piece_of(request, group, logical);
+  if (requests_.has_hash(request, group, logical)) {
+    piece = requests_.piece_of(request, group, logical);
     pin = arena_->find(piece.key);
   }
   if (!pin) {
     request.good = begin;
     return;
   }
-  request.held.release(end_of(piece), pin);
-  if (request.held.empty()) ready_to_write_.erase(id);
+  requests_.release(request, requests_.end_of(piece), pin);
   if (pin.uses() == 1) store_to_tiers(piece.key, record_bytes(group), true);
   if (write_block(piece, block, pin)) {
     ++counters_.loads;
@@ -151,8 +149,7 @@ bool Offload::Impl::write_block(const Piece& piece, BlockId block, const ArenaPi
 }
 
 // What was not written is not good either: a cancel() may come in the middle.
-void Offload::Impl::end_writing(std::uint64_t id) {
-  Request& request = requests_.at(id);
+void Offload::Impl::end_writing(Request& request) {
   for (; has_block_to_write(request); request.done = request.todo.size()) {
     const std::int32_t begin =
         request.todo[request.done].logical * block_size(GroupId(request.group));
@@ -169,10 +166,10 @@ void Offload::Impl::end_writing(std::uint64_t id) {
     why = whole && !request.failed ? LoadEnd::kLoaded : LoadEnd::kPart;
   }
   const std::int32_t length = request.load.begin + *stood;
-  if (why == LoadEnd::kLoaded && length == request.horizon && !is_last_part(request)) {
-    return next_part(id, request, length);
+  if (why == LoadEnd::kLoaded && length == request.horizon && !request.is_last_part()) {
+    return requests_.begin_next_part(request, length);
   }
-  finish(id, length, why);
+  finish(request, length, why);
 }
 
 }  // namespace kvfolio
