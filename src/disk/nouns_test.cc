@@ -5,11 +5,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <random>
 
+#include "disk/erases.h"
 #include "disk/error_budget.h"
 #include "disk/index.h"
+#include "disk/scrub.h"
 #include "disk/segments.h"
 #include "disk/test_store.h"
 #include "disk/waiting.h"
@@ -148,6 +151,134 @@ TEST(WaitingItems, ARefusalIsOfWhatWaitedThen) {
   for (std::uint64_t i = 0; i < 3; ++i) EXPECT_EQ(waiting.take_refused()->item.tag, i);
   EXPECT_FALSE(waiting.refuses());
   EXPECT_EQ(waiting.take_front().item.tag, 9u);
+}
+
+// ---- Erases ----
+
+TEST(Erases, EndWithTheLastTargetOrByTheirDeadlineAndSayTheWorstOnce) {
+  Erases erases;
+  const std::uint64_t first = erases.add(1, {50}), second = erases.add(2, {20});
+  erases.add_target(first);
+  EXPECT_FALSE(erases.end_target(first)) << "another one is left";
+  erases.failed(first, TierResult::kIoError);
+  const auto ended = erases.end_target(first);
+  ASSERT_TRUE(ended);
+  EXPECT_EQ(ended->tag, 1u);
+  EXPECT_EQ(ended->result, TierResult::kIoError);
+  EXPECT_FALSE(erases.take_late(20)) << "in time";
+  EXPECT_EQ(erases.take_late(21)->tag, 2u);
+  EXPECT_FALSE(erases.end_target(second)) << "it is gone: its targets go all the same";
+  erases.failed(second, TierResult::kBusy);
+  EXPECT_EQ(erases.size(), 0u);
+  EXPECT_TRUE(erases.check());
+}
+
+TEST(Erases, RandomCallsBreakNoRule) {
+  std::mt19937_64 random(8);
+  Erases erases;
+  struct Erase {
+    std::uint64_t number, due;
+    int left;
+  };
+  std::vector<Erase> model;
+  for (int round = 0; round < 20'000; ++round) {
+    const std::size_t which = model.empty() ? 0 : random() % model.size();
+    switch (random() % 4) {
+      case 0: {
+        const std::uint64_t due = random() % 1000;
+        model.push_back({erases.add(random(), {due}), due, 1});
+        break;
+      }
+      case 1:
+        if (model.empty()) break;
+        erases.add_target(model[which].number);
+        ++model[which].left;
+        break;
+      case 2: {
+        if (model.empty()) break;
+        const auto ended = erases.end_target(model[which].number);
+        ASSERT_EQ(ended.has_value(), --model[which].left == 0);
+        if (ended) model.erase(model.begin() + std::ptrdiff_t(which));
+        break;
+      }
+      default: {
+        const std::uint64_t now = random() % 300;
+        const auto late = erases.take_late(now);
+        std::uint64_t least = kLater;
+        for (const Erase& one : model) least = std::min(least, one.due);
+        ASSERT_EQ(late.has_value(), least < now);
+        if (!late) break;
+        EXPECT_EQ(late->deadline.at_us, least);
+        // The first of these: numbers grow.
+        const auto is_it = [&](const Erase& one) { return one.due == least; };
+        model.erase(std::find_if(model.begin(), model.end(), is_it));
+      }
+    }
+    ASSERT_EQ(erases.size(), model.size());
+    ASSERT_TRUE(erases.check());
+  }
+}
+
+// ---- Scrub ----
+
+TEST(Scrub, GoesThroughTheSealedSegmentsAndBeginsAnew) {
+  Segments segments;
+  RecordIndex index;
+  std::vector<std::uint32_t> ids;
+  const auto add_segment = [&](std::uint64_t number, int records) {
+    Segment& segment = segments.add({number, number}, Segment::State::kSealed, 100);
+    for (int i = 0; i < records; ++i) {
+      const std::uint32_t id = index.add({.key = key_of(ids.size()), .segment = segment.slot});
+      index.publish(id);
+      (segment.last == RecordIndex::kNone ? segment.first : index[segment.last].next) = id;
+      segment.last = id;
+      ids.push_back(id);
+    }
+    return &segment;
+  };
+  Segment* const first = add_segment(1, 2);
+  add_segment(2, 0);
+  add_segment(3, 3);
+  index.retire(ids[3]);
+  Scrub scrub(1'000'000, 100);
+  const auto read = [&](int looks) {
+    std::vector<std::uint32_t> seen;
+    for (int i = 0; i < looks; ++i) {
+      const std::uint32_t id = scrub.next(segments, index);
+      if (id != RecordIndex::kNone) seen.push_back(id);
+    }
+    return seen;
+  };
+  using testing::ElementsAre;
+  // A look for each record, for the end of each segment and for the end of all.
+  EXPECT_THAT(read(9), ElementsAre(ids[0], ids[1], ids[2], ids[4]));
+  EXPECT_THAT(read(1), ElementsAre(ids[0]));
+  segments.set_state(*first, Segment::State::kEvicting);
+  EXPECT_THAT(read(4), ElementsAre(ids[2], ids[4])) << "one that goes is left in the middle";
+}
+
+TEST(Scrub, ReadsSoManyBytesASecondHoweverOftenItIsAsked) {
+  for (const std::uint64_t step_us : {1u, 7u, 1000u, 300'000u}) {
+    Scrub scrub(1'000'000, 4000);
+    std::int64_t read = 0;
+    for (std::uint64_t now = 0; now < 2'100'000; now += step_us) {
+      scrub.earn(step_us);
+      while (scrub.may_read()) {
+        scrub.spend(4096);
+        read += 4096;
+      }
+      ASSERT_TRUE(scrub.check());
+    }
+    EXPECT_NEAR(double(read), 2.1e6, 5000.0) << step_us;
+  }
+  Scrub saves(1000, 100);
+  for (int i = 0; i < 10; ++i) saves.earn(5'000'000);
+  std::int64_t bytes = 0;
+  for (; saves.may_read(); ++bytes) saves.spend(1);
+  EXPECT_EQ(bytes, 1000) << "of a second";
+  Scrub off(0, 100);
+  off.earn(1'000'000);
+  EXPECT_FALSE(off.may_read());
 }
 
 // ---- ErrorBudget ----

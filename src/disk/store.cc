@@ -40,7 +40,8 @@ SegmentStore::SegmentStore(DiskCalls& calls, const StoreOptions& options, Direct
       files_(options.open_files_max),
       loads_(static_cast<std::size_t>(options.items_max)),
       stores_(static_cast<std::size_t>(options.items_max)),
-      ready_(static_cast<std::size_t>(options.items_max)) {
+      ready_(static_cast<std::size_t>(options.items_max)),
+      scrub_(options.scrub_bytes_per_s, options.segment_bytes) {
   ops_.reserve(4 * static_cast<std::size_t>(engine_->depth()));
 }
 
@@ -147,8 +148,10 @@ std::size_t SegmentStore::hand_over(std::span<TierDone> done) noexcept {
 
 std::size_t SegmentStore::poll(std::uint64_t now_us, std::span<TierDone> done) {
   begin_call();
-  earn_scrub_credit(now_us);
-  now_us_ = std::max(now_us, now_us_);
+  if (now_us > now_us_) {
+    scrub_.earn(now_us - now_us_);
+    now_us_ = now_us;
+  }
   if (!process_.is_this()) leave_to_parent();
   if (!left_to_parent_) {
     collect();
@@ -160,16 +163,6 @@ std::size_t SegmentStore::poll(std::uint64_t now_us, std::span<TierDone> done) {
   const std::size_t n = hand_over(done);
   notify();
   return n;
-}
-
-void SegmentStore::earn_scrub_credit(std::uint64_t now_us) noexcept {
-  if (now_us <= now_us_ || options_.scrub_bytes_per_s == 0) return;
-  const auto passed = std::min<std::uint64_t>(now_us - now_us_, 1'000'000);
-  const std::int64_t gained =
-      scrub_rest_ + static_cast<std::int64_t>(passed) * options_.scrub_bytes_per_s;
-  scrub_credit_ = std::min(scrub_credit_ + gained / 1'000'000,
-                           std::max(options_.scrub_bytes_per_s, options_.segment_bytes));
-  scrub_rest_ = gained % 1'000'000;
 }
 
 void SegmentStore::close(Deadline deadline) {
@@ -422,30 +415,13 @@ bool SegmentStore::begin_store(const Waiting& waiting) {
 }
 
 void SegmentStore::begin_scrub() {
-  if (scrub_credit_ <= 0 || closing_ || is_off()) return;
-  const Segment* segment = segments_.next_sealed(scrub_segment_);
-  if (segment == nullptr) {  // from the beginning, at the next poll
-    scrub_segment_ = {};
-    scrubs_ = false;
-    return;
-  }
-  if (segment->id != scrub_segment_ || !scrubs_) {
-    scrub_segment_ = segment->id;
-    scrub_record_ = segment->first;
-    scrubs_ = true;
-  }
-  if (scrub_record_ == RecordIndex::kNone) {
-    ++scrub_segment_.name;
-    scrubs_ = false;
-    return;
-  }
-  const std::uint32_t id = scrub_record_;
-  scrub_record_ = index_[id].next;
-  if (!index_[id].live) return;
+  if (!scrub_.may_read() || closing_ || is_off()) return;
+  const std::uint32_t id = scrub_.next(segments_, index_);
+  if (id == RecordIndex::kNone) return;
   const std::int64_t bytes = record_bytes(index_[id].data_bytes);
   AlignedBuffer memory(bytes);
   if (memory.data() == nullptr) return;
-  scrub_credit_ -= bytes;
+  scrub_.spend(bytes);
   std::byte* data = memory.data();
   start_load(Op::Kind::kScrub, id, data, nullptr, std::move(memory));
 }

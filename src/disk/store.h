@@ -50,6 +50,7 @@
 #include "disk/index.h"
 #include "disk/jobs.h"
 #include "disk/recover.h"
+#include "disk/scrub.h"
 #include "disk/segments.h"
 #include "disk/waiting.h"
 #include "kvfolio/disk_tier.h"
@@ -142,7 +143,6 @@ class SegmentStore {
   void begin_call() noexcept { left_ = kStepsOfCall; }
   [[nodiscard]] bool spend() noexcept;
   void spend_at_least(std::int64_t steps) noexcept;  // more than there are are counted, too
-  void earn_scrub_credit(std::uint64_t now_us) noexcept;
   void expire(WaitingItems& queue, TierOp op) noexcept;
   void expire_erases() noexcept;
   void refuse_some(WaitingItems& queue, TierOp op) noexcept;
@@ -298,11 +298,7 @@ class SegmentStore {
   bool went_buffered_ = false;
   ErrorBudget budget_;
   std::uint64_t retry_create_us_ = 0;  // no segment is made before that
-  std::int64_t scrub_credit_ = 0;      // bytes
-  std::int64_t scrub_rest_ = 0;        // millionths of a byte: polls may be close together
-  SegmentId scrub_segment_{};
-  std::uint32_t scrub_record_ = RecordIndex::kNone;  // the next
-  bool scrubs_ = false;                              // scrub_record_ is of scrub_segment_
+  Scrub scrub_;
   DiskTierStats stats_;
   TierHealth health_;
   std::uint64_t corrupt_answers_ = 0;  // of stats_.corrupt

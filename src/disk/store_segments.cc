@@ -559,6 +559,7 @@ Status SegmentStore::check_invariants() const {
   if (!loads_.check() || !stores_.check()) return broken("what waits");
   if (!erases_.check()) return broken("the erases");
   if (!budget_.check()) return broken("the errors");
+  if (!scrub_.check()) return broken("the credit of the scrub");
   if (bytes_used() > std::max(options_.bytes, kOtherBytes)) return broken("the budget");
   std::int64_t live = 0, to_erase = 0;
   for (const auto& [id, segment] : segments_.all()) {
