@@ -13,6 +13,7 @@ constexpr std::size_t kReplyBytesMax = std::size_t{1} << 20;
 
 bool Connection::open(const Address& address, const TlsContext* tls, const std::string& host,
                       std::uint64_t stall_us, std::uint64_t now_us) {
+  KVFOLIO_CHECK(state_ == State::kClosed && questions_.empty() && out_.empty());
   reader_.reset();
   error_.clear();
   opened_us_ = now_us;
@@ -41,6 +42,10 @@ void Connection::close(std::string why) {
 }
 
 std::uint64_t Connection::ask(const Question& question, Command command, std::uint64_t now_us) {
+  const bool greets =
+      question.kind == Question::Kind::kAuth || question.kind == Question::Kind::kPing;
+  KVFOLIO_CHECK(state_ == (greets ? State::kGreeting : State::kReady));
+  KVFOLIO_DCHECK(command.size() > 0 && question.budget >= 0);
   if (questions_.empty()) note_progress(now_us);
   first_is_new_ |= questions_.empty();
   questions_.push_back(question);
@@ -53,6 +58,7 @@ std::uint64_t Connection::ask(const Question& question, Command command, std::ui
 void Connection::abandon(std::uint64_t number) {
   if (number < first_number_ || number - first_number_ >= questions_.size()) return;
   Question& question = questions_[number - first_number_];
+  KVFOLIO_DCHECK(question.kind == Question::Kind::kItem);
   question.item = 0;
   question.target = {};
   // Commands that are not sent yet belong to the last questions.
@@ -94,9 +100,11 @@ bool Connection::send(Budget& budget, std::uint64_t now_us) {
     if (io == Socket::Io::kAgain) return true;
     budget.bytes -= static_cast<std::int64_t>(n);
     budget.sent += n;
+    KVFOLIO_DCHECK(n <= part.size());
     unsent_bytes_ -= static_cast<std::int64_t>(n);
     note_progress(now_us);
     sent_ += n;
+    KVFOLIO_DCHECK(sent_ <= out_.front().size() && unsent_bytes_ >= 0);
     if (sent_ < out_.front().size()) continue;
     out_.pop_front();
     sent_ = 0;
@@ -109,6 +117,7 @@ bool Connection::receive(Budget& budget, std::uint64_t now_us) {
     has_more_ = true;
     return true;
   }
+  KVFOLIO_DCHECK(!budget.buffer.empty());  // else no byte looks like the end of what came
   std::size_t n = 0;
   const Socket::Io io = socket_.read(budget.buffer, n);
   has_more_ = io == Socket::Io::kDone;
@@ -142,6 +151,7 @@ ReplyReader::Next Connection::next(Question& question, const Reply*& reply) {
   first_is_new_ = true;
   ++first_number_;
   bytes_in_flight_ -= question.budget;
+  KVFOLIO_DCHECK(questions_.empty() ? bytes_in_flight_ == 0 : bytes_in_flight_ >= 0);
   return what;
 }
 
@@ -159,6 +169,14 @@ bool Connection::is_late(std::uint64_t now_us, std::uint64_t connect_us,
   const bool quiet = ++quiet_polls_ >= kPolls && state_ == State::kReady && !questions_.empty() &&
                      now_us - moved_us_ > stall_us;
   return quiet || overdue_polls_ >= kPolls;
+}
+
+bool Connection::check() const noexcept {
+  std::int64_t in_flight = 0, unsent = -static_cast<std::int64_t>(sent_);
+  for (const Question& question : questions_) in_flight += question.budget;
+  for (const Command& command : out_) unsent += static_cast<std::int64_t>(command.size());
+  if (in_flight != bytes_in_flight_ || unsent != unsent_bytes_) return false;
+  return state_ != State::kClosed || (questions_.empty() && out_.empty());
 }
 
 }  // namespace kvfolio::redis

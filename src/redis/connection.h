@@ -5,7 +5,9 @@
 // order of questions and replies, and none of their meaning.
 //
 // Its life: kClosed -> kConnecting -> kGreeting -> kReady -> kClosed. It is greeted by the replies
-// to the first questions (AUTH, PING); before that nothing else is sent. Thread safety: none.
+// to the first questions (AUTH, PING); before that nothing else is sent. Invariants: the commands
+// that are not sent yet are of the last questions, or of some that were answered before; a closed
+// one has no question. Thread safety: none.
 
 #include <cstdint>
 #include <deque>
@@ -58,7 +60,10 @@ class Connection {
   // The reply is not waited for any more: its target is not written to, and no memory of a value
   // is read.
   void abandon(std::uint64_t number);
-  void set_ready() noexcept { state_ = State::kReady; }
+  void set_ready() noexcept {
+    KVFOLIO_CHECK(state_ == State::kGreeting);
+    state_ = State::kReady;
+  }
 
   // Connects, sends what it can and receives a piece. False: it failed, and is not closed yet.
   bool move(Budget& budget, std::uint64_t now_us);
@@ -73,6 +78,8 @@ class Connection {
   // must not see what he did not look at as late.
   [[nodiscard]] bool is_late(std::uint64_t now_us, std::uint64_t connect_us,
                              std::uint64_t stall_us) noexcept;
+  // Recounts its bytes.
+  [[nodiscard]] bool check() const noexcept;
 
  private:
   bool send(Budget& budget, std::uint64_t now_us);

@@ -8,6 +8,7 @@
 namespace kvfolio::redis {
 
 Items::Id Items::add(const Item& item) {
+  KVFOLIO_DCHECK(item.waits_in == nullptr && item.lane == nullptr);
   const Id id = ++last_id_;
   deadlines_.emplace(item.deadline_us, id);
   items_.emplace(id, item);
@@ -16,7 +17,7 @@ Items::Id Items::add(const Item& item) {
 
 void Items::enqueue(Queue& queue, Id id) {
   Item& item = items_.at(id);
-  KVFOLIO_CHECK(item.waits_in == nullptr);
+  KVFOLIO_CHECK(item.waits_in == nullptr && item.lane == nullptr);
   item.place = queue.insert(queue.end(), id);
   item.waits_in = &queue;
 }
@@ -37,7 +38,8 @@ void Items::finish(Id id, TierResult result) {
   Item& item = found->second;
   leave_queue(item);
   done_.push_back({item.item.tag, result});
-  deadlines_.erase({item.deadline_us, id});
+  const std::size_t left = deadlines_.erase({item.deadline_us, id});
+  KVFOLIO_CHECK(left == 1);  // else it would be overdue for ever
   items_.erase(found);
 }
 

@@ -19,10 +19,12 @@ using redis::ReplyReader;
 
 namespace {
 constexpr std::size_t kNodesMax = 256;
-constexpr std::uint64_t kRetryUs = 10'000;       // after the first failures
 constexpr std::uint64_t kMapEveryUs = 100'000;   // at most so often
 constexpr std::uint64_t kMapAgeUs = 10'000'000;  // at least so often
 constexpr std::int64_t kSmallBytes = 256;        // of a question without a value
+// The header of a record is what is kept of a value as text.
+static_assert(kRecordHeaderBytes <= redis::Reply::kTextMax);
+static_assert(kMapEveryUs < kMapAgeUs);
 }  // namespace
 
 redis::Node* RedisTier::Impl::find_or_add(const std::string& host, std::uint16_t port) {
@@ -115,7 +117,10 @@ void RedisTier::Impl::refuse_long_value(Lane& lane) {
   }
   // The others are asked for again, through no fault of theirs.
   for (const Question& question : lane.connection.questions()) {
-    if (question.item != 0) --items_.at(question.item).sends;
+    if (question.item == 0) continue;
+    Item& item = items_.at(question.item);
+    KVFOLIO_DCHECK(item.lane == &lane && item.sends > 0);
+    --item.sends;
   }
   drop(lane, "a value that is too long");
 }
@@ -141,6 +146,7 @@ void RedisTier::Impl::connect(Lane& lane) {
 
 // The first questions. Nothing else is sent before the reply to PING.
 void RedisTier::Impl::greet(Lane& lane) {
+  KVFOLIO_CHECK(lane.connection.questions().empty());  // the password is the first thing said
   const std::uint64_t due_us = now_us_ + settings_.options.connect_timeout_us;
   if (!settings_.password.empty()) {
     std::vector<std::string_view> words{"AUTH"};
@@ -158,10 +164,9 @@ void RedisTier::Impl::greet(Lane& lane) {
 // which ends with the connection.
 void RedisTier::Impl::lose(Lane& lane, std::string why) {
   // A server may close what is not used.
-  if (!lane.is_ready() || !lane.connection.questions().empty()) ++lane.failures;
+  const bool was_used = !lane.is_ready() || !lane.connection.questions().empty();
   want_map_ = true;
-  lane.retry_us = now_us_ + kRetryUs;
-  if (lane.is_open()) open_breaker(lane);
+  lane.breaker.lost(was_used, now_us_, pauses());
   drop(lane, std::move(why));
 }
 
@@ -176,7 +181,9 @@ void RedisTier::Impl::drop(Lane& lane, std::string why) {
   lane.connection.close(why);
   lane.node->trouble = std::move(why);
   for (const Id id : in_flight) {
-    items_.at(id).lane = nullptr;
+    Item& item = items_.at(id);
+    KVFOLIO_CHECK(item.lane == &lane);
+    item.lane = nullptr;
     retry(id);
   }
 }
@@ -188,13 +195,6 @@ void RedisTier::Impl::forget_descriptor(Lane& lane) {
   lane.interest = 0;
 }
 
-void RedisTier::Impl::open_breaker(Lane& lane) {
-  const RedisOptions& options = settings_.options;
-  lane.failures = Lane::kFailuresMax;
-  lane.pause.begin(now_us_, {options.breaker_us_min, options.breaker_us_max});
-  lane.retry_us = 0;
-}
-
 void RedisTier::Impl::give_up_queue(Lane& lane) {
   for (int left = kEndsPerPoll; left > 0 && !lane.queue.empty(); --left) {
     finish(lane.queue.front(), TierResult::kUnavailable);
@@ -203,9 +203,7 @@ void RedisTier::Impl::give_up_queue(Lane& lane) {
 
 void RedisTier::Impl::note_success(Lane& lane) {
   lane.node->refuses = false;
-  if (lane.failures > 0) lane.node->trouble.clear();
-  lane.failures = 0;
-  lane.pause.shrink();
+  if (lane.breaker.went_well()) lane.node->trouble.clear();
 }
 
 // ---- once in every poll ----
@@ -244,7 +242,7 @@ void RedisTier::Impl::tend(Node& node) {
 // there is something to say; the caller's own always, for they know the map. An open breaker is
 // tried by a connection.
 bool RedisTier::Impl::is_wanted(const Lane& lane) const {
-  if (lane.pause.is_on(now_us_) || now_us_ < lane.retry_us) return false;
+  if (!lane.breaker.may_try(now_us_)) return false;
   const bool first =
       &lane == &lane.node->lanes[redis::kLoads] && (lane.node->is_seed || !lane.node->tried);
   return first || !lane.queue.empty() || lane.is_open();
@@ -273,6 +271,8 @@ bool RedisTier::Impl::ask_some(Lane& lane) {
 void RedisTier::Impl::send_item(Lane& lane, Id id, Item& item) {
   std::optional<redis::Command> command = command_of(item);
   if (!command) return finish(id, TierResult::kBusy);
+  KVFOLIO_DCHECK(item.lane == nullptr && item.waits_in == nullptr);
+  KVFOLIO_CHECK(item.sends < kSendsMax);
   Connection& connection = lane.connection;
   if (item.ask != nullptr) {
     const std::array<std::string_view, 1> asking{"ASKING"};
@@ -377,6 +377,7 @@ void RedisTier::Impl::take_map(Node& asked, const std::vector<redis::SlotRange>&
   std::map<std::pair<std::string, std::uint16_t>, Node*> known;
   int left = redis::kNumSlots;
   for (const redis::SlotRange& range : ranges) {
+    KVFOLIO_CHECK(range.first >= 0 && range.first <= range.last && range.last < redis::kNumSlots);
     const int slots = range.last - range.first + 1;
     if (slots > left) break;
     left -= slots;
@@ -427,7 +428,10 @@ void RedisTier::Impl::drop_strangers() {
   }
   std::erase_if(nodes_, [&](const auto& node) {
     if (node->is_used) return false;
-    for (Lane& lane : node->lanes) forget_descriptor(lane);
+    for (Lane& lane : node->lanes) {
+      KVFOLIO_CHECK(lane.queue.empty());  // what waits there would never end
+      forget_descriptor(lane);
+    }
     return true;
   });
 }

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 
 #include "base/text.h"
 #include "redis/redis_tier_impl.h"
@@ -211,6 +212,7 @@ RedisTier::Impl::Impl(Settings settings, const std::vector<redis::Seed>& seeds, 
       owners_(redis::kNumSlots, nullptr) {
   for (const redis::Seed& seed : seeds) {
     Node* node = find_or_add(seed.host, seed.port);
+    KVFOLIO_CHECK(node != nullptr);  // there is room for more than all seeds
     node->addresses = seed.addresses;
     node->is_seed = true;
   }
@@ -263,6 +265,7 @@ std::size_t RedisTier::Impl::poll(std::uint64_t now_us, std::span<TierDone> done
 
 void RedisTier::Impl::end_connections() {
   end_all(TierResult::kClosed);
+  KVFOLIO_CHECK(unrouted_.empty());
   std::fill(owners_.begin(), owners_.end(), nullptr);
   nodes_.clear();
   closing_ = closed_ = true;
@@ -302,6 +305,8 @@ void RedisTier::Impl::end_all(TierResult result) {
 // Requires: the item is not in flight and waits in no queue.
 void RedisTier::Impl::route(Id id) {
   Item& item = items_.at(id);
+  KVFOLIO_CHECK(item.lane == nullptr && item.waits_in == nullptr);
+  KVFOLIO_DCHECK(item.slot >= 0 && item.slot < redis::kNumSlots);
   Node* node = item.ask != nullptr ? item.ask : owners_[static_cast<std::size_t>(item.slot)];
   if (node == nullptr && !map_known_) {
     items_.enqueue(unrouted_, id);
@@ -395,10 +400,39 @@ std::vector<RedisNode> RedisTier::Impl::nodes() const {
   return nodes;
 }
 
+// An item waits in a queue, is in flight or was put off, and every node that is named is there.
 Status RedisTier::Impl::check_invariants() const {
+  const auto broken = [](const char* rule) {
+    return Status(ErrorCode::kAborted, text::concat("redis tier: ", rule));
+  };
   std::vector<const Items::Queue*> queues = {&unrouted_};
+  std::set<const Node*> nodes = {nullptr};
+  std::size_t in_flight = 0;
   for (const auto& node : nodes_) {
-    for (const Lane& lane : node->lanes) queues.push_back(&lane.queue);
+    if (const char* rule = node->broken_rule(pauses()); rule != nullptr) return broken(rule);
+    nodes.insert(node.get());
+    for (const Lane& lane : node->lanes) {
+      queues.push_back(&lane.queue);
+      for (const redis::Question& question : lane.connection.questions()) {
+        if (question.item == 0) continue;
+        const auto item = items_.all().find(question.item);
+        if (item == items_.all().end()) return broken("an item that has ended is in flight");
+        if (item->second.lane != &lane) return broken("an item is in flight elsewhere");
+        ++in_flight;
+      }
+    }
+  }
+  std::set<Id> put_off;
+  for (const auto& [due_us, id] : later_) put_off.insert(id);
+  for (const auto& [id, item] : items_.all()) {
+    in_flight -= item.lane != nullptr ? 1 : 0;
+    const bool is_idle = item.lane == nullptr && item.waits_in == nullptr;
+    if (is_idle != put_off.contains(id)) return broken("an item waits for nothing, or twice");
+    if (!nodes.contains(item.ask)) return broken("an item is for a node that is gone");
+  }
+  if (in_flight != 0) return broken("an item is in flight without its question");
+  for (const Node* owner : owners_) {
+    if (!nodes.contains(owner)) return broken("a slot is of a node that is gone");
   }
   return items_.check(queues);
 }

@@ -102,7 +102,9 @@ class RedisTier::Impl {
   bool take_replies(Lane& lane);
   void refuse_long_value(Lane& lane);
   void drop(Lane& lane, std::string why);
-  void open_breaker(Lane& lane);
+  [[nodiscard]] GrowingPause::Limits pauses() const noexcept {
+    return {settings_.options.breaker_us_min, settings_.options.breaker_us_max};
+  }
   void note_success(Lane& lane);
   void forget_descriptor(Lane& lane);
   [[nodiscard]] bool is_wanted(const Lane& lane) const;

@@ -37,7 +37,9 @@ bool RedisTier::Impl::on_reply(Lane& lane, const Question& question, const Reply
       break;
   }
   if (question.item == 0) return true;
-  items_.at(question.item).lane = nullptr;
+  Item& item = items_.at(question.item);
+  KVFOLIO_CHECK(item.lane == &lane && item.waits_in == nullptr);
+  item.lane = nullptr;
   note_success(lane);
   return on_item(lane, question.item, reply);
 }
@@ -47,7 +49,7 @@ bool RedisTier::Impl::on_ping(Lane& lane, const Reply& reply) {
     ++counters_.connections;
     lane.connection.set_ready();
     // Greeted, and not proved yet: the next failure opens the breaker again.
-    if (lane.is_open()) --lane.failures;
+    lane.breaker.greeted();
     if (!map_known_) want_map_ = true;
     return true;
   }
@@ -64,7 +66,7 @@ bool RedisTier::Impl::on_ping(Lane& lane, const Reply& reply) {
 void RedisTier::Impl::refuse(Lane& lane, std::string why) {
   lane.node->refuses = true;
   lose(lane, std::move(why));
-  if (!lane.is_open()) open_breaker(lane);
+  if (!lane.is_open()) lane.breaker.open(now_us_, pauses());
 }
 
 bool RedisTier::Impl::on_item(Lane& lane, Id id, const Reply& reply) {
@@ -98,6 +100,7 @@ bool RedisTier::Impl::on_item(Lane& lane, Id id, const Reply& reply) {
 // What was delivered lies in the item's memory, which is the item's to write to whatever it is.
 bool RedisTier::Impl::is_right(const Item& item, const Reply& reply) const {
   if (!reply.delivered) return false;
+  KVFOLIO_CHECK(reply.text.size() == kRecordHeaderBytes);
   const auto header = std::as_bytes(std::span(reply.text)).first<kRecordHeaderBytes>();
   const std::span<const std::byte> data(item.item.data, static_cast<std::size_t>(item.item.bytes));
   return check_record(header, data, info_of(item), settings_.keys) == RecordFault::kNone;
@@ -150,6 +153,7 @@ bool RedisTier::Impl::on_redirect(Lane& lane, Id id, std::string_view text) {
   if (is_ask) {
     item.ask = node;
   } else {
+    KVFOLIO_DCHECK(item.slot >= 0 && item.slot < redis::kNumSlots);
     owners_[static_cast<std::size_t>(item.slot)] = node;
     want_map_ = true;
   }

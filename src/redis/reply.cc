@@ -7,6 +7,8 @@
 #include <cstring>
 #include <utility>
 
+#include "kvfolio/status.h"
+
 namespace kvfolio::redis {
 
 namespace {
@@ -112,6 +114,7 @@ bool ReplyReader::waits_for_a_line() const noexcept {
   constexpr std::size_t kLineMax = std::size_t{64} << 10;
   constexpr std::size_t kNumberMax = 64;
   if (waiting() <= kLineMax) return false;
+  static_assert(kNumberMax < kLineMax);
   const std::string_view begin(reader_->buf + reader_->pos, kNumberMax);
   return begin.find("\r\n") == std::string_view::npos;
 }
@@ -120,6 +123,7 @@ ReplyReader::Next ReplyReader::next(std::span<std::byte> target, const Reply*& r
                                     std::size_t nodes_max, std::size_t header_bytes) {
   if (reader_ == nullptr) return Next::kBroken;
   if (std::exchange(is_whole_, false)) root_ = {};
+  KVFOLIO_CHECK(header_bytes <= Reply::kTextMax);
   target_ = target;
   header_bytes_ = header_bytes;
   nodes_max_ = nodes_max;
@@ -137,6 +141,7 @@ Reply* ReplyReader::make(Reply* parent) {
     num_nodes_ = 1;
     return &root_;
   }
+  KVFOLIO_DCHECK(num_nodes_ >= 1 && num_nodes_ <= nodes_max_ + 1);
   if (++num_nodes_ > nodes_max_) return nullptr;
   return &parent->elements.emplace_back();
 }
@@ -195,6 +200,7 @@ Command Command::set(std::string_view key, std::span<const std::byte> header,
 }
 
 std::span<const char> Command::rest(std::size_t sent) const noexcept {
+  KVFOLIO_CHECK(sent < size());
   if (sent < head_.size()) return std::span(head_).subspan(sent);
   sent -= head_.size();
   if (sent < data_.size()) return data_.subspan(sent);
@@ -203,6 +209,7 @@ std::span<const char> Command::rest(std::size_t sent) const noexcept {
 
 void Command::keep() {
   if (data_.empty() || !kept_.empty()) return;
+  KVFOLIO_DCHECK(data_.size() > kCopiedMost);
   kept_.assign(data_.data(), data_.size());
   data_ = kept_;
 }

@@ -17,6 +17,7 @@ constexpr std::array<std::uint16_t, 256> make_table() {
   return table;
 }
 constexpr std::array<std::uint16_t, 256> kTable = make_table();
+static_assert(kTable[1] == 0x1021 && kTable[255] == 0x1ef0);  // XMODEM
 
 bool is_slot(const Reply& reply) {
   return reply.kind == Reply::Kind::kInteger && reply.integer >= 0 && reply.integer < kNumSlots;

@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "kvfolio/status.h"
+
 namespace kvfolio::redis {
 
 namespace {
@@ -58,6 +60,7 @@ Scope scope_of(const Address& address) noexcept {
 
 bool Socket::open(const Address& address, const TlsContext* tls, const std::string& host,
                   std::uint64_t timeout_us) {
+  KVFOLIO_CHECK(address.bytes <= sizeof address.storage);
   close();
   tls_ = tls;
   host_ = host;
@@ -115,6 +118,7 @@ void Socket::close() noexcept {
 }
 
 Socket::Io Socket::read(std::span<char> to, std::size_t& bytes) {
+  KVFOLIO_DCHECK(fd_ >= 0 && connected_);
   if (ssl_ != nullptr) return tls_read(to, bytes);
   for (;;) {
     const ssize_t n = recv(fd_, to.data(), to.size(), 0);
@@ -129,6 +133,7 @@ Socket::Io Socket::read(std::span<char> to, std::size_t& bytes) {
 }
 
 Socket::Io Socket::write(std::span<const char> from, std::size_t& bytes) {
+  KVFOLIO_DCHECK(fd_ >= 0 && connected_ && !from.empty());
   if (ssl_ != nullptr) return tls_write(from, bytes);
   wants_write_ = false;
   for (;;) {

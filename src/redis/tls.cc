@@ -15,6 +15,7 @@
 #include <climits>
 
 #include "base/text.h"
+#include "kvfolio/status.h"
 #include "redis/socket.h"
 
 namespace kvfolio::redis {
@@ -185,6 +186,7 @@ Socket::Io Socket::tls_write(std::span<const char> from, std::size_t& bytes) {
   const int n =
       SSL_write(ssl_, from.data(), static_cast<int>(std::min<std::size_t>(from.size(), INT_MAX)));
   if (n > 0) bytes = static_cast<std::size_t>(n);
+  KVFOLIO_DCHECK(from.size() >= blocked_bytes_);  // an attempt that is made again has no less
   blocked_bytes_ = n > 0 ? 0 : from.size();
   return tls_result(n);
 }
