@@ -44,7 +44,7 @@ Status KVCacheManager::Impl::check_demands(std::span<const AppendDemand> demands
 // last of those that need none does without; it is marked in `reused`.
 std::int64_t KVCacheManager::Impl::total_demand(std::span<const AppendDemand> demands,
                                                 std::int32_t g, std::int32_t* reused) noexcept {
-  BlockPool& pool = room_.pool(g);
+  const BlockPool& pool = blocks_.pool(g);
   const auto demand_of = [&](std::size_t i) {
     const std::int32_t row = row_in(demands[i].sequence.value());
     const Sequence& s = rows_[row];
@@ -64,15 +64,15 @@ std::int64_t KVCacheManager::Impl::total_demand(std::span<const AppendDemand> de
     if (s.length + count > begin && group(g).size.offset_of(begin) != 0 && !needs.new_tail) {
       const BlockId tail = table(row, g).at(arena(), block_of(g, begin));
       if (pool.writer(tail) == BlockPool::kNobody) {
-        pool.set_writer(tail, row);
+        blocks_.set_writer(g, tail, row);
         scratch_[i] = tail.value();
       }
     }
   }
   for (std::size_t i = 0; i < demands.size(); ++i) {
-    if (scratch_[i] >= 0) pool.set_writer(BlockId(scratch_[i]), BlockPool::kNobody);
+    if (scratch_[i] >= 0) blocks_.set_writer(g, BlockId(scratch_[i]), BlockPool::kNobody);
   }
-  for (std::size_t i = demands.size(); i-- > 0 && needed > room_.available(g);) {
+  for (std::size_t i = demands.size(); i-- > 0 && !blocks_.has_room(g, needed);) {
     const Demand needs = demand_of(i);
     if (!needs.can_reuse || needs.reuse) continue;
     reused[i] |= std::int32_t{1} << g;
@@ -94,9 +94,9 @@ Status KVCacheManager::admit(std::span<const AppendDemand> demands) {
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
     std::int64_t& needed = needs.blocks[static_cast<std::size_t>(g)];
     needed = m.total_demand(demands, g, reused);
-    if (mutant(Mutant::kAdmissionIgnoresRetiring)) needed -= m.pool(g).num_retiring();
+    if (mutant(Mutant::kAdmissionIgnoresRetiring)) needed -= m.blocks_.pool(g).num_retiring();
   }
-  const Room::Plan plan = m.room_.plan(needs);
+  const Room::Plan plan = m.blocks_.plan(needs);
   Status answer = plan.fits() ? Status() : m.shortage(plan);
   std::size_t kept = 0;  // demands with room for their table entries
   for (; answer.ok() && kept < demands.size(); ++kept) {
@@ -193,7 +193,7 @@ KVCacheManager::Impl::Revived KVCacheManager::Impl::revived_by(const PrefixMatch
 
 void KVCacheManager::Impl::count_revived(std::int32_t g, BlockId block,
                                          Revived& revived) const noexcept {
-  const BlockPool& pool = room_.pool(g);
+  const BlockPool& pool = blocks_.pool(g);
   const BlockState state = pool.state(block);
   revived.cached += state == BlockState::kCached ? 1 : 0;
   revived.retiring += state == BlockState::kRetiring || pool.held_by_steps(block) ? 1 : 0;
@@ -222,8 +222,9 @@ KVCacheManager::Impl::Demand KVCacheManager::Impl::demand(std::int32_t g, BlockI
   if (end == write_begin) return needs;
   needs.blocks = blocks_for(g, end) - blocks_for(g, write_begin);
   if (group(g).size.offset_of(write_begin) == 0) return needs;
-  const bool is_writer = pool(g).writer(tail) == BlockPool::kNobody;
-  const bool is_alone = pool(g).refs(tail) == 0 && has_rested(g, tail);
+  const BlockPool& pool = blocks_.pool(g);
+  const bool is_writer = pool.writer(tail) == BlockPool::kNobody;
+  const bool is_alone = pool.refs(tail) == 0 && blocks_.has_rested(g, tail);
   needs.new_tail = !may_write_in_place(g, tail, write_begin, is_writer, is_alone);
   needs.blocks += needs.new_tail ? 1 : 0;
   needs.can_reuse = needs.new_tail && is_alone && !mutant(Mutant::kHitTakesRoom);
@@ -286,12 +287,12 @@ Result<Admission> KVCacheManager::admit(std::span<const std::int32_t> tokens,
     Impl::Revived& held = revived[static_cast<std::size_t>(g)];
     held = m.revived_by(match, g);
     Impl::Demand needed = m.demand(g, held.last, write_begin, end);
-    const bool is_short = needed.blocks > m.room_.available(g) - held.cached - held.cost;
+    const bool is_short = !m.blocks_.has_room(g, needed.blocks + held.cached + held.cost);
     if (needed.can_reuse && is_short) Impl::reuse(needed);
     admission.blocks[static_cast<std::size_t>(g)] = needed.blocks;
     needs.blocks[static_cast<std::size_t>(g)] = needed.blocks + held.cached + held.cost;
   }
-  const Room::Plan plan = m.room_.plan(needs);
+  const Room::Plan plan = m.blocks_.plan(needs);
   if (!plan.fits()) {
     return m.shortage_behind(plan, revived[static_cast<std::size_t>(plan.short_of)]);
   }

@@ -12,29 +12,6 @@ namespace kvfolio {
 
 using text::concat;
 
-namespace {
-
-// No block is two logical blocks at once. Each is referenced once more for the moment: all of their
-// references together grow by the number of entries iff no block comes twice. O(blocks), no memory.
-// Requires: each of them is held.
-Status check_distinct(BlockPool& pool, std::int32_t g, std::span<const std::int32_t> blocks) {
-  std::int64_t surplus = 0;
-  const auto for_each = [&](const auto& visit) {
-    for (const std::int32_t block : blocks) {
-      if (block >= 0) visit(BlockId(block));
-    }
-  };
-  for_each([&](BlockId block) { surplus -= pool.refs(block) + 1; });
-  for_each([&](BlockId block) { pool.hold(block); });
-  for_each([&](BlockId block) { surplus += pool.refs(block); });
-  for_each([&](BlockId block) { static_cast<void>(pool.release(block)); });
-  if (surplus == 0) return {};
-  return {ErrorCode::kInvalidArgument,
-          concat("adopt: group ", g, ": a block stands twice in the table of ", blocks.size())};
-}
-
-}  // namespace
-
 Status KVCacheManager::adopt(SequenceId id, std::span<const std::span<const std::int32_t>> tables,
                              std::int32_t num_tokens) {
   KVFOLIO_RECORDED(kAdopt, adopt(id, tables, num_tokens), id, tables, num_tokens);
@@ -85,7 +62,6 @@ Status KVCacheManager::adopt(SequenceId id, std::span<const std::span<const std:
                        " is written; copy it")};
     }
     if (status.ok()) status = m.check_adopted(g, blocks, num_tokens);
-    if (status.ok()) status = check_distinct(m.pool(g), g, blocks);
   }
   if (status.ok()) status = m.check_sharing(tables);
   // No tokens: what follows may be findable as ever.
@@ -99,7 +75,7 @@ Status KVCacheManager::adopt(SequenceId id, std::span<const std::span<const std:
   // Held first: the only reference to one of them may be this sequence's own, to the block beyond
   // its length that its prompt was found in.
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
-    m.hold_table(g, target(g).blocks(m.arena()));
+    m.blocks_.hold(g, target(g).blocks(m.arena()));
     m.note_sharing(g, std::as_const(target(g)).blocks(std::as_const(m.arena())));
   }
   if (s.replay) m.truncate_to(row, 0);
@@ -116,9 +92,9 @@ Status KVCacheManager::adopt(SequenceId id, std::span<const std::span<const std:
 }
 
 Status KVCacheManager::Impl::check_adopted(std::int32_t g, std::span<const std::int32_t> blocks,
-                                           std::int32_t num_tokens) const {
+                                           std::int32_t num_tokens) {
   const std::int32_t size = block_size(g);
-  const BlockPool& pool = room_.pool(g);
+  const BlockPool& pool = blocks_.pool(g);
   if (blocks.size() != static_cast<std::size_t>(blocks_for(g, num_tokens))) {
     return {ErrorCode::kInvalidArgument,
             concat("adopt: group ", g, " gets ", blocks.size(), " blocks of ", size, " tokens for ",
@@ -152,7 +128,9 @@ Status KVCacheManager::Impl::check_adopted(std::int32_t g, std::span<const std::
                      ticket, ", which is not complete")};
     }
   }
-  return {};
+  if (blocks_.are_distinct(g, blocks)) return {};
+  return {ErrorCode::kInvalidArgument,
+          concat("adopt: group ", g, ": a block stands twice in the table of ", blocks.size())};
 }
 
 }  // namespace kvfolio

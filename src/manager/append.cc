@@ -17,27 +17,13 @@ using text::concat;
 
 // ---- demand ----
 
-// No step in flight reads the block for a former holder: what others had of it they let go before
-// the steps that are complete, or, in order, before what is appended now.
-bool KVCacheManager::Impl::has_rested(std::int32_t g, BlockId block) const noexcept {
-  if (options_.order == Order::kInOrder || steps_.num_in_flight() == 0) return true;
-  // Both are 32 bits of tickets that lie near each other.
-  const auto oldest = static_cast<std::uint32_t>(steps_.oldest_incomplete());
-  return static_cast<std::int32_t>(oldest - pool(g).released_in(block)) > 0;
-}
-
-// The block has one reference, a table's, and no step in flight reads it.
-bool KVCacheManager::Impl::is_alone_with(std::int32_t g, BlockId block) const noexcept {
-  return pool(g).refs(block) == 1 && has_rested(g, block);
-}
-
 // Bytes of valid tokens never change while another may read them. So a block is written at
 // `position` in place by
 //  - the sequence with the right to it, or any when none has it, exactly behind the valid tokens;
 //  - its only holder, below them, when nothing findable ends above.
 bool KVCacheManager::Impl::may_write_in_place(std::int32_t g, BlockId block, std::int32_t position,
                                               bool is_writer, bool is_alone) const noexcept {
-  const BlockPool& pool = room_.pool(g);
+  const BlockPool& pool = blocks_.pool(g);
   const std::int32_t offset = group(g).size.offset_of(position);
   const bool partial = pool.valid(block) < block_size(g);
   // Its tokens may be findable at another position than it has here: adopt() puts it anywhere.
@@ -62,15 +48,15 @@ KVCacheManager::Impl::Demand KVCacheManager::Impl::demand(std::int32_t row, std:
   const BlockTable& blocks = table(row, g);
   if (group(g).size.offset_of(write_begin) != 0) {
     const BlockId tail = blocks.at(arena(), have - 1);
-    const std::int32_t writer = pool(g).writer(tail);
+    const std::int32_t writer = blocks_.pool(g).writer(tail);
     const bool is_writer = writer == row || writer == BlockPool::kNobody;
-    const bool is_alone = is_alone_with(g, tail);
+    const bool is_alone = blocks_.is_alone(g, tail);
     needs.new_tail = !may_write_in_place(g, tail, write_begin, is_writer, is_alone);
     needs.blocks += needs.new_tail ? 1 : 0;
     needs.can_reuse = needs.new_tail && is_alone;
   } else if (blocks.size() > have) {
     // The prompt was found whole, but another token comes in place of its last one.
-    needs.can_reuse = is_alone_with(g, blocks.at(arena(), have));
+    needs.can_reuse = blocks_.is_alone(g, blocks.at(arena(), have));
   }
   if (mutant(Mutant::kHitTakesRoom)) needs.can_reuse = false;
   if (needs.can_reuse && promised_reuse(rows_[row], g)) reuse(needs);
@@ -325,14 +311,14 @@ bool KVCacheManager::Impl::append_inside(Step& step, std::int32_t row,
     const std::int32_t offset = group.size.offset_of(at);
     if (offset == 0) return false;
     const BlockId block = tables++->at(arena(), logical);
-    const BlockPool& pool = room_.pool(g++);
+    const BlockPool& pool = blocks_.pool(g++);
     if (pool.writer(block) != row || pool.valid(block) != offset) return false;
     const std::int32_t slot = block.value() * group.spec.block_size + offset;
     *changes++ = {-1, -1, offset, row, pool.written_in(block), slot};
     *tail++ = block.value();
   }
   for (g = 0; g < num_groups(); ++g) {
-    room_.pool(g).append_one(BlockId(tails[static_cast<std::size_t>(g)]), step.ticket);
+    blocks_.append_one(g, BlockId(tails[static_cast<std::size_t>(g)]), step.ticket);
   }
   join(step, row, token, 1, at, 0, false);
   return true;
@@ -368,7 +354,7 @@ Status KVCacheManager::Impl::append_to(std::int32_t row, std::string_view what,
     Demand& needed = demands[static_cast<std::size_t>(g)];
     needed = demand(row, g, write_begin, end);
     if (s.has_promise) needed.ready = from_ready(row, g, needed);
-    const bool is_short = needed.blocks - needed.ready > room_.available(g);
+    const bool is_short = !blocks_.has_room(g, needed.blocks - needed.ready);
     if (needed.can_reuse && !needed.reuse && is_short) reuse(needed);
     num_new += needed.blocks;
     needs.blocks[static_cast<std::size_t>(g)] = needed.blocks - needed.ready;
@@ -376,25 +362,25 @@ Status KVCacheManager::Impl::append_to(std::int32_t row, std::string_view what,
                   (needed.reuse || writes_below_valid(row, g, write_begin, needed));
   }
   if (mutant(Mutant::kReservedIsRoom)) rob_reservations(needs);
-  const Room::Plan plan = room_.plan(needs);
+  const Room::Plan plan = blocks_.plan(needs);
   if (!plan.fits()) return shortage(plan);
   if (!reserve_for(row, end)) return table_entries_full(what, words_for(s, end));
 
   // Nothing fails from here on.
   if (mutant(Mutant::kHitReferencedLate) && !s.used) {
-    for (std::int32_t g = 0; g < num_groups(); ++g) hold_table(g, table(row, g).blocks(arena()));
+    for (std::int32_t g = 0; g < num_groups(); ++g) blocks_.hold(g, table(row, g).blocks(arena()));
   }
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     if (!demands[static_cast<std::size_t>(g)].reuse) continue;
     const BlockId block = table(row, g).at(arena(), block_of(g, write_begin));
-    if (tree_->is_findable(GroupId(g), block)) unhang(g, block);
+    if (tree_->is_findable(GroupId(g), block)) blocks_.evict_entry(g, block);
   }
-  room_.take(plan, [this](std::int32_t g) { evict_one(g); });
+  blocks_.take(plan);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     apply_append(step, row, g, write_begin, end, demands[static_cast<std::size_t>(g)]);
   }
   join(step, row, tokens, end - begin, write_begin, options.draft, overwrites);
-  if (num_new > 0) note_peak();
+  if (num_new > 0) blocks_.note_peak();
   return {};
 }
 
@@ -427,14 +413,13 @@ bool KVCacheManager::Impl::writes_below_valid(std::int32_t row, std::int32_t g,
                                               const Demand& needs) const noexcept {
   const std::int32_t offset = group(g).size.offset_of(write_begin);
   if (offset == 0 || needs.new_tail) return false;
-  return pool(g).valid(table(row, g).at(arena(), block_of(g, write_begin))) > offset;
+  return blocks_.pool(g).valid(table(row, g).at(arena(), block_of(g, write_begin))) > offset;
 }
 
 // Gives the sequence the blocks for positions [write_begin, end) of one group.
 void KVCacheManager::Impl::apply_append(Step& step, std::int32_t row, std::int32_t g,
                                         std::int32_t write_begin, std::int32_t end,
                                         const Demand& needs) noexcept {
-  BlockPool& pool = room_.pool(g);
   BlockTable& blocks = table(row, g);
   const std::int32_t size = block_size(g);
   TailChange& tail = step.change(step.num_entries, g);
@@ -442,11 +427,12 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t row, std::int32
 
   const bool has_promise = rows_[row].has_promise;
   std::int32_t ready = needs.ready;
-  const auto acquire_one = [&] { return has_promise ? acquire_for(row, g, ready) : acquire(g); };
+  const auto acquire_one = [&] {
+    return has_promise ? acquire_for(row, g, ready) : blocks_.acquire(g);
+  };
   const auto displace = [&](BlockId block) {  // the reference moves from the table to the step
     tail.source = block.value();
-    pool.give_to_step(block);
-    ++entry_changes_;
+    blocks_.give_to_step(g, block);
     ++step.num_displaced;
   };
   std::int32_t have = blocks_for(g, write_begin);
@@ -463,8 +449,8 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t row, std::int32
     if (!needs.new_tail) {
       // What lies behind is overwritten: undo() does not make it valid again.
       tail.valid_before = group(g).size.offset_of(write_begin);
-      tail.writer_before = pool.writer(block);
-      tail.written_before = pool.written_in(block);
+      tail.writer_before = blocks_.pool(g).writer(block);
+      tail.written_before = blocks_.pool(g).written_in(block);
     } else {
       displace(block);
       block = acquire_one();
@@ -472,9 +458,7 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t row, std::int32
       blocks.set(arena(), logical, block);
       tables_.note_entries(row, g, logical);
     }
-    pool.set_writer(block, row);
-    pool.set_valid(block, std::min(size, end - logical * size));
-    pool.set_written_in(block, step.ticket);
+    blocks_.set_written(g, block, {std::min(size, end - logical * size), row, step.ticket});
   }
   const std::int32_t first_new = blocks.size();  // behind `have` where a block is reused
   if (first_new > have) tail.valid_before = TailChange::kReused;
@@ -482,9 +466,7 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t row, std::int32
   for (; have < blocks.size(); ++have) {
     const BlockId block = have < first_new ? blocks.at(arena(), have) : acquire_one();
     blocks.set(arena(), have, block);
-    pool.set_writer(block, row);
-    pool.set_valid(block, std::min(size, end - have * size));
-    pool.set_written_in(block, step.ticket);
+    blocks_.set_written(g, block, {std::min(size, end - have * size), row, step.ticket});
   }
   const BlockId first = blocks.at(arena(), block_of(g, write_begin));
   tail.slot = first.value() * size + group(g).size.offset_of(write_begin);

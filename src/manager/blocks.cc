@@ -1,22 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Blocks: what the changes of the tree do to them, where a block goes when the last holder lets go,
-// and eviction.
+#include "manager/blocks.h"
 
 #include <algorithm>
+#include <array>
 
-#include "manager/impl.h"
-#include "manager/op_writer.h"
+#include "base/mutants.h"
+#include "manager/block_batch.h"
 
 namespace kvfolio {
 
-using text::concat;
-
-// ---- states of a block ----
+// ---- the tree's log ----
 
 // What a change leads to may change the tree again (on_kept): its entries follow. No block is let
 // go meanwhile.
-std::int64_t KVCacheManager::Impl::follow_tree(Published* published) noexcept {
+std::int64_t Blocks::follow_changes(Published* published) noexcept {
   std::int64_t num_unhung = 0;
   while (tree_->has_changes()) {
     const TreeChange change = tree_->take_change();
@@ -41,7 +38,7 @@ std::int64_t KVCacheManager::Impl::follow_tree(Published* published) noexcept {
   return num_unhung;
 }
 
-void KVCacheManager::Impl::on_unhung(GroupId group_id, BlockId block, BlockId successor) noexcept {
+void Blocks::on_unhung(GroupId group_id, BlockId block, BlockId successor) noexcept {
   const std::int32_t g = group_id.value();
   ++entry_changes_;
   room_.forget(g, block, successor);
@@ -57,7 +54,7 @@ void KVCacheManager::Impl::on_unhung(GroupId group_id, BlockId block, BlockId su
 }
 
 // If two blocks hold equal tokens, a held one has the entry. A block that only steps use gives way.
-void KVCacheManager::Impl::on_kept(const TreeChange& change, Published& published) noexcept {
+void Blocks::on_kept(const TreeChange& change, Published& published) noexcept {
   if (!is_held(change.group, change.block)) {
     tree_->replace(change.group, change.block, change.successor);
     ++published.num_hung;
@@ -69,13 +66,12 @@ void KVCacheManager::Impl::on_kept(const TreeChange& change, Published& publishe
   published.missed_to = std::max(published.missed_to, end);
 }
 
-void KVCacheManager::Impl::on_candidate(GroupId group_id, BlockId block,
-                                        Candidate candidate) noexcept {
+void Blocks::on_candidate(GroupId group_id, BlockId block, Candidate candidate) noexcept {
   const std::int32_t g = group_id.value();
   room_.set_turn(g, block, turn_of(g, block, candidate));
 }
 
-bool KVCacheManager::Impl::is_held(GroupId group_id, BlockId block) const noexcept {
+bool Blocks::is_held(GroupId group_id, BlockId block) const noexcept {
   const BlockPool& of = pool(group_id.value());
   return of.state(block) == BlockState::kHeld && !of.held_by_steps(block);
 }
@@ -84,25 +80,39 @@ bool KVCacheManager::Impl::is_held(GroupId group_id, BlockId block) const noexce
 // not flush prefixes that others share. A block of a window group that no end reads goes first as
 // well: the window has passed it, and hits do not need it (border.cc). Last goes a block whose loss
 // would make held blocks of its group lose their entries, and the border of a sequence.
-EvictionTurn KVCacheManager::Impl::turn_of(std::int32_t g, BlockId block,
-                                           Candidate candidate) const noexcept {
+EvictionTurn Blocks::turn_of(std::int32_t g, BlockId block, Candidate candidate) const noexcept {
   if (candidate == Candidate::kNone) return EvictionTurn::kNever;
   if (candidate == Candidate::kHead || room_.is_border(g, block)) return EvictionTurn::kLast;
   const bool is_partial = group(g).size.offset_of(tree_->findable_end(GroupId(g), block)) != 0;
   if (mutant(Mutant::kTailsLikeFullBlocks)) return EvictionTurn::kNormal;
   if (is_partial) return pool(g).wanted(block) ? EvictionTurn::kNormal : EvictionTurn::kFirst;
-  const bool passed = windowed(g) && !tree_->is_read(GroupId(g), block);
+  const bool passed = group(g).windowed() && !tree_->is_read(GroupId(g), block);
   return passed && !mutant(Mutant::kPassedLikeOthers) ? EvictionTurn::kFirst
                                                       : EvictionTurn::kNormal;
 }
 
-BlockId KVCacheManager::Impl::acquire(std::int32_t g) noexcept {
-  ++counters_.blocks_allocated;
-  return room_.acquire(g);
+void Blocks::count_border(std::int32_t g, BlockId block, int by) noexcept {
+  room_.count_border(g, block, by);
+  if (pool(g).state(block) == BlockState::kCached) {
+    on_candidate(GroupId(g), block, Candidate::kLeaf);
+  }
 }
 
-void KVCacheManager::Impl::prefetch(std::int32_t g,
-                                    std::span<const std::int32_t> blocks) const noexcept {
+void Blocks::drop_entry(std::int32_t g, BlockId block) noexcept {
+  if (tree_->is_findable(GroupId(g), block)) tree_->unhang(GroupId(g), block);
+  follow_tree();
+}
+
+void Blocks::evict_entry(std::int32_t g, BlockId block) noexcept {
+  evicting_ = true;
+  tree_->unhang(GroupId(g), block);
+  follow_tree();
+  evicting_ = false;
+}
+
+// ---- blocks come ----
+
+void Blocks::prefetch(std::int32_t g, std::span<const std::int32_t> blocks) const noexcept {
   const BlockPool& of = pool(g);
   for (const std::int32_t block : blocks) {
     if (block >= 0) of.prefetch(BlockId(block));
@@ -110,17 +120,8 @@ void KVCacheManager::Impl::prefetch(std::int32_t g,
   tree_->prefetch(GroupId(g), blocks);
 }
 
-void KVCacheManager::Impl::prefetch_release(std::int32_t g,
-                                            std::span<const std::int32_t> blocks) const noexcept {
-  for (const std::int32_t block : blocks) {
-    if (block >= 0) room_.prefetch(g, BlockId(block));
-  }
-  tree_->prefetch(GroupId(g), blocks);
-}
-
-void KVCacheManager::Impl::hold_table(std::int32_t g,
-                                      std::span<const std::int32_t> blocks) noexcept {
-  BlockPool& pool = room_.pool(g);
+void Blocks::hold(std::int32_t g, std::span<const std::int32_t> blocks) noexcept {
+  BlockPool& pool = at(g);
   BlockBatch revived;
   const auto first = [](std::span<const std::int32_t> all) {
     return all.first(std::min<std::size_t>(all.size(), kBlocksAtOnce));
@@ -136,13 +137,33 @@ void KVCacheManager::Impl::hold_table(std::int32_t g,
       pool.hold(BlockId(block));
     }
     tree_->set_busy(GroupId(g), revived.take());
-    drain_tree();
+    follow_tree();
   }
 }
 
-bool KVCacheManager::Impl::release(std::int32_t g, BlockId block, bool touched,
-                                   std::int32_t holder) noexcept {
-  BlockPool& pool = room_.pool(g);
+void Blocks::renew(std::int32_t g, BlockId block) noexcept {
+  if (tree_->is_findable(GroupId(g), block)) evict_entry(g, block);
+  at(g).renew(block);
+}
+
+void Blocks::note_hit_inside(std::int32_t g, BlockId block, std::int32_t offset,
+                             std::int32_t row) noexcept {
+  BlockPool& pool = at(g);
+  pool.set_wanted(block, true);
+  if (pool.refs(block) == 1 && pool.writer(block) == BlockPool::kNobody &&
+      pool.valid(block) == offset) {
+    pool.set_writer(block, row);
+  }
+}
+
+void Blocks::note_peak() noexcept {
+  counters_.blocks_used_peak = std::max(counters_.blocks_used_peak, room_.num_held());
+}
+
+// ---- blocks go ----
+
+bool Blocks::release(std::int32_t g, BlockId block, bool touched, std::int32_t holder) noexcept {
+  BlockPool& pool = at(g);
   if (touched) pool.set_touched(block, true);
   if (mutant(Mutant::kReleaseTwice) && pool.refs(block) > 1) static_cast<void>(pool.release(block));
   const bool last = pool.release(block);
@@ -157,19 +178,57 @@ bool KVCacheManager::Impl::release(std::int32_t g, BlockId block, bool touched,
   return false;
 }
 
-void KVCacheManager::Impl::let_go(std::int32_t g, BlockId block, bool touched) noexcept {
-  if (!release(g, block, touched, BlockPool::kNobody)) return;
+void Blocks::let_go(std::int32_t g, BlockId block, bool touched, std::int32_t holder) noexcept {
+  if (!release(g, block, touched, holder)) return;
   const std::int32_t alone[] = {block.value()};
   park(g, alone);
 }
 
-void KVCacheManager::Impl::let_go_of_source(std::int32_t g, BlockId block) noexcept {
-  pool(g).take_from_step(block);
+void Blocks::let_go_of_source(std::int32_t g, BlockId block) noexcept {
+  at(g).take_from_step(block);
   let_go(g, block, true);
 }
 
+void Blocks::give_to_step(std::int32_t g, BlockId block) noexcept {
+  at(g).give_to_step(block);
+  ++entry_changes_;
+}
+
+void Blocks::free_unwritten(std::int32_t g, BlockId block) noexcept {
+  const bool last = at(g).release(block);
+  KVFOLIO_CHECK(last);
+  at(g).make_free(block);
+  ++counters_.blocks_freed;
+}
+
+void Blocks::prefetch_release(std::int32_t g, std::span<const std::int32_t> blocks) const noexcept {
+  for (const std::int32_t block : blocks) {
+    if (block >= 0) room_.prefetch(g, BlockId(block));
+  }
+  tree_->prefetch(GroupId(g), blocks);
+}
+
+void Blocks::let_go_each(std::int32_t g, std::span<const std::int32_t> blocks, bool touched,
+                         std::int32_t holder) noexcept {
+  const auto last_of = [](std::span<const std::int32_t> all) {
+    return all.last(std::min<std::size_t>(all.size(), kBlocksAtOnce));
+  };
+  BlockBatch idle;
+  prefetch_release(g, last_of(blocks));
+  while (!blocks.empty()) {
+    const auto now = last_of(blocks);
+    blocks = blocks.first(blocks.size() - now.size());
+    prefetch_release(g, last_of(blocks));
+    for (std::size_t i = now.size(); i-- > 0;) {
+      const BlockId block(now[i]);
+      if (block.valid() && release(g, block, touched, holder)) idle.add(block.value());
+    }
+    park(g, idle.take());
+  }
+}
+
 // Requires: the blocks have no references, and no step can touch them.
-void KVCacheManager::Impl::park(std::int32_t g, std::span<const std::int32_t> blocks) noexcept {
+void Blocks::park(std::int32_t g, std::span<const std::int32_t> blocks) noexcept {
   std::array<std::int32_t, kBlocksAtOnce> ends;
   tree_->findable_ends(GroupId(g), blocks, std::span(ends).first(blocks.size()));
   BlockBatch cached;
@@ -186,11 +245,11 @@ void KVCacheManager::Impl::park(std::int32_t g, std::span<const std::int32_t> bl
   const std::span<const std::int32_t> idle = cached.take();
   if (idle.empty()) return;
   tree_->set_idle(GroupId(g), idle);
-  drain_tree();
+  follow_tree();
 }
 
 // What was let go after an earlier commit is the colder one, of whatever group.
-void KVCacheManager::Impl::drain_retiring() noexcept {
+void Blocks::drain_retiring() noexcept {
   const std::uint64_t bound = steps_.oldest_incomplete();
   std::array<std::int32_t, kBlocksAtOnce> blocks;
   for (;;) {
@@ -208,52 +267,45 @@ void KVCacheManager::Impl::drain_retiring() noexcept {
   }
 }
 
-void KVCacheManager::Impl::release_entries(std::int32_t row, std::int32_t g, std::int32_t first,
-                                           std::int32_t end, std::int32_t length) noexcept {
-  const Sequence& s = rows_[row];
-  if (s.has_promise) {
-    set_entries_aside(row, g, first, end, length);
-    return;
-  }
-  if (mutant(Mutant::kHitReferencedLate) && !s.used) return;
-  const auto blocks = std::as_const(*this).table(row, g).blocks(std::as_const(*this).arena());
-  const auto some = [&](std::int32_t last) {  // that stand before it
-    const std::int32_t begin = std::max(first, last - kBlocksAtOnce);
-    return blocks.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(last - begin));
-  };
-  BlockBatch idle;
-  prefetch_release(g, some(end));
-  while (end > first) {
-    const auto now = some(end);
-    const std::int32_t begin = end - static_cast<std::int32_t>(now.size());
-    prefetch_release(g, some(begin));
-    for (std::size_t i = now.size(); i-- > 0; --end) {
-      const BlockId block(now[i]);
-      if (!block.valid()) continue;
-      if (release(g, block, s.used, row)) idle.add(block.value());
-    }
-    park(g, idle.take());
-  }
+// ---- what a block holds ----
+
+// What others had of it they let go before the steps that are complete, or, in order, before what
+// is appended now.
+bool Blocks::has_rested(std::int32_t g, BlockId block) const noexcept {
+  if (order_ == Order::kInOrder || steps_.num_in_flight() == 0) return true;
+  // Both are 32 bits of tickets that lie near each other.
+  const auto oldest = static_cast<std::uint32_t>(steps_.oldest_incomplete());
+  return static_cast<std::int32_t>(oldest - pool(g).released_in(block)) > 0;
 }
 
-void KVCacheManager::Impl::note_peak() noexcept {
-  counters_.blocks_used_peak = std::max(counters_.blocks_used_peak, room_.num_held());
+bool Blocks::is_being_written(std::int32_t g, BlockId block) const noexcept {
+  const std::uint32_t written = pool(g).written_in(block);
+  for (std::int32_t i = 0; i < steps_.num_in_flight(); ++i) {
+    if (static_cast<std::uint32_t>(steps_.in_flight(i).ticket) == written) return true;
+  }
+  return steps_.is_open() && static_cast<std::uint32_t>(steps_.open().ticket) == written;
+}
+
+// Each is referenced once more for the moment: all of their references together grow by the number
+// of entries iff no block comes twice.
+bool Blocks::are_distinct(std::int32_t g, std::span<const std::int32_t> blocks) noexcept {
+  BlockPool& pool = at(g);
+  std::int64_t surplus = 0;
+  const auto for_each = [&](const auto& visit) {
+    for (const std::int32_t block : blocks) {
+      if (block >= 0) visit(BlockId(block));
+    }
+  };
+  for_each([&](BlockId block) { surplus -= pool.refs(block) + 1; });
+  for_each([&](BlockId block) { pool.hold(block); });
+  for_each([&](BlockId block) { surplus += pool.refs(block); });
+  for_each([&](BlockId block) { static_cast<void>(pool.release(block)); });
+  return surplus == 0;
 }
 
 // ---- eviction ----
 
-Shortage KVCacheManager::Impl::shortage(const Room::Plan& plan) const noexcept {
-  const std::int32_t g = plan.short_of;
-  Shortage s = room_.shortage(g, plan.needs.blocks[static_cast<std::size_t>(g)]);
-  s.sequences = static_cast<std::int32_t>(rows_.open().size());
-  s.pins = pins_.num_open();
-  s.loads = transfers_.num_loads();
-  s.holds = transfers_.num_holds();
-  s.reserved = reservations_.total_ready(g);
-  return s;
-}
-
-void KVCacheManager::Impl::evict_one(std::int32_t g) noexcept {
+void Blocks::evict(std::int32_t g) noexcept {
   const BlockId victim = room_.victim(g);
   KVFOLIO_CHECK(victim.valid());  // every cached block can be evicted
   // Blocks are evicted in the order of use, which has nothing to do with where they lie: what the
@@ -265,92 +317,38 @@ void KVCacheManager::Impl::evict_one(std::int32_t g) noexcept {
     tree_->prefetch_eviction(GroupId(g), next, step);
     if (step == 0) room_.prefetch(g, next);
   }
-  unhang(g, victim);
-}
-
-// The block loses its entry to make room.
-void KVCacheManager::Impl::unhang(std::int32_t g, BlockId block) noexcept {
-  evicting_ = true;
-  tree_->unhang(GroupId(g), block);
-  drain_tree();
-  evicting_ = false;
+  evict_entry(g, victim);
 }
 
 // Without a block of a full group what lies below it is in the tree no more. A block of a window
 // group leaves the tree as long as it was while others of its run stay: such blocks go last.
-bool KVCacheManager::Impl::evict_to_shorten_tree() noexcept {
+bool Blocks::evict_to_shorten_tree() noexcept {
   std::uint32_t full = 0;
-  for (std::int32_t g = 0; g < num_groups(); ++g) full |= windowed(g) ? 0u : 1u << g;
+  for (std::int32_t g = 0; g < num_groups(); ++g) full |= group(g).windowed() ? 0u : 1u << g;
   LruOrder::Member victim = room_.coldest(full);
   if (!victim.valid()) victim = room_.coldest(~full);
-  if (victim.valid()) unhang(victim.group.value(), victim.block);
+  if (victim.valid()) evict_entry(victim.group.value(), victim.block);
   return victim.valid();
 }
 
-Result<std::int32_t> KVCacheManager::evict(GroupId group_id, std::int32_t num_blocks,
-                                           std::span<std::int32_t> evicted) {
-  KVFOLIO_RECORDED(kEvict, evict(group_id, num_blocks, evicted), group_id, num_blocks,
-                   OutBlocks{evicted});
-  Impl& m = *impl_;
-  KVFOLIO_RETURN_IF_ERROR(m.check_group("evict", group_id));
-  if (num_blocks < 0) {
-    return Status(ErrorCode::kInvalidArgument,
-                  concat("evict of ", num_blocks, " blocks, allowed: 0 and above"));
-  }
-  std::int32_t done = 0;
-  for (; done < num_blocks; ++done) {
-    const BlockId victim = m.room_.victim(group_id.value());
-    if (!victim.valid()) break;
-    if (static_cast<std::size_t>(done) < evicted.size()) {
-      evicted[static_cast<std::size_t>(done)] = victim.value();
-    }
-    m.evict_one(group_id.value());
-  }
-  return done;
+// ---- the whole ----
+
+void Blocks::copy_from(const Blocks& other) noexcept {
+  room_.copy_from(other.room_);
+  findable_.copy_from(other.findable_);
+  entry_changes_ = other.entry_changes_;
+  losses_ = other.losses_;
 }
 
-// ---- questions ----
-
-Status KVCacheManager::Impl::check_group(std::string_view what, GroupId group_id) const {
-  if (group_id.value() >= 0 && group_id.value() < num_groups()) return {};
-  return {ErrorCode::kInvalidArgument,
-          concat(what, ": group ", group_id.value(), ", allowed: 0 to ", num_groups() - 1)};
+MemoryUse Blocks::memory() const noexcept {
+  MemoryUse sum = room_.memory();
+  sum += findable_.memory();
+  return sum;
 }
 
-Status KVCacheManager::Impl::check_block(std::string_view what, GroupId group_id,
-                                         BlockId block) const {
-  KVFOLIO_RETURN_IF_ERROR(check_group(what, group_id));
-  const BlockPool& pool = room_.pool(group_id.value());
-  if (pool.contains(block)) return {};
-  return {ErrorCode::kInvalidArgument,
-          concat(what, ": block ", block.value(), " of group ", group_id.value(),
-                 ", allowed: 0 to ", pool.num_blocks() - 1)};
-}
-
-Result<GroupUsage> KVCacheManager::usage(GroupId group_id) const {
-  KVFOLIO_RETURN_IF_MOVED("usage");
-  const Impl& m = *impl_;
-  KVFOLIO_RETURN_IF_ERROR(m.check_group("usage", group_id));
-  const BlockPool& pool = m.pool(group_id.value());
-  return GroupUsage{.num_blocks = pool.num_blocks(),
-                    .free = pool.num_free(),
-                    .held = pool.num_held(),
-                    .cached = pool.num_cached(),
-                    .retiring = pool.num_retiring(),
-                    .evictable = pool.num_cached(),
-                    .reserved = m.reservations_.total_ready(group_id.value()),
-                    .loading = m.transfers_.num_waiting(group_id.value()),
-                    .on_hold = m.transfers_.num_held(group_id.value())};
-}
-
-double KVCacheManager::utilization() const noexcept {
-  KVFOLIO_STOP_IF_MOVED("utilization");
-  return impl_->utilization();
-}
-
-bool KVCacheManager::needs_eviction() const noexcept {
-  KVFOLIO_STOP_IF_MOVED("needs_eviction");
-  return impl_->utilization() >= impl_->options_.high_watermark;
+Status Blocks::check() const {
+  KVFOLIO_RETURN_IF_ERROR(room_.check());
+  return findable_.check();
 }
 
 }  // namespace kvfolio

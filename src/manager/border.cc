@@ -30,11 +30,7 @@ namespace kvfolio {
 void KVCacheManager::Impl::count_border(std::int32_t row, std::int32_t g, std::int32_t logical,
                                         int by) noexcept {
   const BlockId block = tree_->entry_at(rows_[row].place, GroupId(g), logical);
-  if (!block.valid()) return;
-  room_.count_border(g, block, by);
-  if (pool(g).state(block) == BlockState::kCached) {
-    on_candidate(GroupId(g), block, Candidate::kLeaf);
-  }
+  if (block.valid()) blocks_.count_border(g, block, by);
 }
 
 void KVCacheManager::Impl::set_border(std::int32_t row, std::int32_t g, Border wanted) noexcept {
@@ -89,7 +85,7 @@ void KVCacheManager::Impl::take_border_back(std::int32_t row) noexcept {
       const BlockId block = tree_->entry_at(s.place, GroupId(g), logical);
       if (!block.valid()) continue;
       const std::int32_t alone[] = {block.value()};
-      hold_table(g, alone);
+      blocks_.hold(g, alone);
       table(row, g).set(arena(), logical, block);
     }
   }
@@ -115,7 +111,7 @@ void KVCacheManager::Impl::note_prompt(std::int32_t row, std::int32_t size) noex
     of(0, blocks_for(g, std::min(rule.num_sinks(), end)));
     of(block_of(g, rule.first_read(end)), blocks_for(g, end));
   }
-  drain_tree();
+  blocks_.follow_tree();
 }
 
 // The sequence's place was at `published_before` and has moved.
@@ -125,21 +121,21 @@ void KVCacheManager::Impl::note_prompt_on_path(std::int32_t row,
   // Once the place is behind the block that the end lies inside, all that the end reads is noted.
   if (published_before >= end + kMaxBlockSize) return;
   tree_->note_end(rows_[row].place, end);
-  drain_tree();
+  blocks_.follow_tree();
 }
 
 void KVCacheManager::Impl::note_last_border(std::int32_t row) noexcept {
   const Sequence& s = rows_[row];
   if (!has_windows_ || !s.publishes) return;
   tree_->note_end(s.place, last_full_border(s));
-  drain_tree();
+  blocks_.follow_tree();
 }
 
 void KVCacheManager::Impl::note_pin(std::int32_t pin) noexcept {
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     tree_->note_read(GroupId(g), pins_.table(pin, g).blocks(std::as_const(*this).arena()));
   }
-  drain_tree();
+  blocks_.follow_tree();
 }
 
 }  // namespace kvfolio

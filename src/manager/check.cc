@@ -119,7 +119,7 @@ Status KVCacheManager::Impl::Checker::ownership() const {
 // The blocks of a group that may be appended to in place, by writers that hold them, are all that
 // have a writer; and every token that a sequence counts is valid.
 Status KVCacheManager::Impl::Checker::writers(std::int32_t g) const {
-  const BlockPool& pool = m_.room_.pool(g);
+  const BlockPool& pool = m_.blocks_.pool(g);
   std::int32_t writers = 0;
   for (std::int32_t b = 0; b < pool.num_blocks(); ++b) {
     writers += pool.writer(BlockId(b)) != BlockPool::kNobody ? 1 : 0;
@@ -202,7 +202,7 @@ void KVCacheManager::Impl::Checker::for_each_reference(std::int32_t g, const Vis
 
 // Each block has as many references as tables, pins, transfers and steps name it.
 Status KVCacheManager::Impl::Checker::references(std::int32_t g) const {
-  const BlockPool& pool = m_.room_.pool(g);
+  const BlockPool& pool = m_.blocks_.pool(g);
   MemberSum kept;
   MemberSum counted;
   for (std::int32_t b = 0; b < pool.num_blocks(); ++b) kept.add(b, pool.refs(BlockId(b)));
@@ -221,7 +221,7 @@ Status KVCacheManager::Impl::Checker::references(std::int32_t g) const {
 
 // What lies ready has one holder and nothing in it; what a sequence owns is in its table alone.
 Status KVCacheManager::Impl::Checker::promises(std::int32_t g) const {
-  const BlockPool& pool = m_.room_.pool(g);
+  const BlockPool& pool = m_.blocks_.pool(g);
   Status answer;
   for (std::int32_t row = 0; row < m_.num_rows() && answer.ok(); ++row) {
     if (!m_.rows_[row].has_promise) continue;
@@ -288,9 +288,10 @@ Status KVCacheManager::Impl::Checker::loads(std::int32_t g) const {
     std::int32_t waiting = 0;
     for (const std::int32_t b : blocks.blocks(m_.arena())) {
       const BlockId block(b);
-      if (b < 0 || m_.pool(g).valid(block) != 0) continue;
+      if (b < 0 || m_.blocks_.pool(g).valid(block) != 0) continue;
       ++waiting;
-      if (m_.pool(g).refs(block) != 1 || m_.pool(g).writer(block) != BlockPool::kNobody ||
+      if (m_.blocks_.pool(g).refs(block) != 1 ||
+          m_.blocks_.pool(g).writer(block) != BlockPool::kNobody ||
           m_.tree_->is_findable(GroupId(g), block)) {
         complain(concat("block ", b, " is in use"));
       }
@@ -307,8 +308,9 @@ Status KVCacheManager::Impl::Checker::loads(std::int32_t g) const {
 
 // The list of what became findable has a serial for each entry of the tree.
 Status KVCacheManager::Impl::Checker::serials(std::int32_t g) const {
-  for (std::int32_t b = 0; m_.findable_.is_on() && b < m_.pool(g).num_blocks(); ++b) {
-    const bool has_serial = m_.findable_.serial(g, b) != 0;
+  for (std::int32_t b = 0; m_.blocks_.findable().is_on() && b < m_.blocks_.pool(g).num_blocks();
+       ++b) {
+    const bool has_serial = m_.blocks_.findable().serial(g, b) != 0;
     if (has_serial == m_.tree_->is_findable(GroupId(g), BlockId(b))) continue;
     return broken(concat("group ", g, " block ", b, has_serial ? " has" : " lacks",
                          " a serial of its entry"));
@@ -318,7 +320,7 @@ Status KVCacheManager::Impl::Checker::serials(std::int32_t g) const {
 
 // The tree and the writers agree with the state of each block.
 Status KVCacheManager::Impl::Checker::states(std::int32_t g) const {
-  const BlockPool& pool = m_.room_.pool(g);
+  const BlockPool& pool = m_.blocks_.pool(g);
   for (std::int32_t b = 0; b < pool.num_blocks(); ++b) {
     const BlockId block(b);
     const bool findable = m_.tree_->is_findable(GroupId(g), block);
@@ -331,10 +333,11 @@ Status KVCacheManager::Impl::Checker::states(std::int32_t g) const {
     }
     // In a window group each cached block is a candidate, and nothing but itself says when it goes.
     if (m_.windowed(g) && state == BlockState::kCached &&
-        m_.room_.turn(g, block) != m_.turn_of(g, block, Candidate::kLeaf)) {
-      return broken(concat("group ", g, " block ", b, " leaves in turn ",
-                           static_cast<std::int32_t>(m_.room_.turn(g, block)), ", its turn is ",
-                           static_cast<std::int32_t>(m_.turn_of(g, block, Candidate::kLeaf))));
+        m_.blocks_.room().turn(g, block) != m_.blocks_.turn_of(g, block, Candidate::kLeaf)) {
+      return broken(
+          concat("group ", g, " block ", b, " leaves in turn ",
+                 static_cast<std::int32_t>(m_.blocks_.room().turn(g, block)), ", its turn is ",
+                 static_cast<std::int32_t>(m_.blocks_.turn_of(g, block, Candidate::kLeaf))));
     }
     const std::int32_t first_position_behind =
         m_.tree_->findable_end(GroupId(g), block) % m_.block_size(g);
@@ -356,13 +359,13 @@ Status KVCacheManager::Impl::Checker::states(std::int32_t g) const {
 
 // The counters agree with the pools.
 Status KVCacheManager::Impl::Checker::counters() const {
-  const std::uint64_t held = m_.room_.num_held();
+  const std::uint64_t held = m_.blocks_.room().num_held();
   if (held > m_.counters_.blocks_used_peak) {
     return broken(concat(held, " blocks are held, the peak is ", m_.counters_.blocks_used_peak));
   }
   std::int64_t not_free = 0;
   for (std::int32_t g = 0; g < m_.num_groups(); ++g) {
-    not_free += m_.pool(g).num_blocks() - m_.pool(g).num_free();
+    not_free += m_.blocks_.pool(g).num_blocks() - m_.blocks_.pool(g).num_free();
   }
   const auto balance =
       static_cast<std::int64_t>(m_.counters_.blocks_allocated - m_.counters_.blocks_freed);
@@ -373,12 +376,12 @@ Status KVCacheManager::Impl::Checker::counters() const {
 
 Status KVCacheManager::Impl::Checker::nouns() const {
   KVFOLIO_RETURN_IF_ERROR(m_.tree_->check_invariants());
-  KVFOLIO_RETURN_IF_ERROR(m_.room_.check());
+  KVFOLIO_RETURN_IF_ERROR(m_.blocks_.check());
   KVFOLIO_RETURN_IF_ERROR(m_.steps_.check());
   KVFOLIO_RETURN_IF_ERROR(m_.tables_.check());
   KVFOLIO_RETURN_IF_ERROR(m_.reservations_.check());
   KVFOLIO_RETURN_IF_ERROR(m_.transfers_.check());
-  return m_.findable_.check();
+  return m_.blocks_.findable().check();
 }
 
 Status KVCacheManager::Impl::Checker::all() const {

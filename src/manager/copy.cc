@@ -135,7 +135,7 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
     // Without blocks it only says whether it can.
     KVFOLIO_RETURN_IF_ERROR(target.storage_->copy_blocks_from(*storage_, GroupId(0), {}));
     for (std::int32_t g = 0; g < num_groups(); ++g) {
-      const BlockPool& pool = room_.pool(g);
+      const BlockPool& pool = blocks_.pool(g);
       for (std::int32_t block = 0; block < pool.num_blocks(); ++block) {
         if (pool.state(BlockId(block)) == BlockState::kFree) continue;
         KVFOLIO_RETURN_IF_ERROR(
@@ -150,11 +150,11 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
 
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   const auto& [spec, options, storage, imagines_storage, replays_trust, counters, log, lifetime,
-               sequences, groups, room, has_windows, tree, tables, caller_ids, pins, transfers,
-               scratch, evicting, entry_changes, losses, victims, ended, steps, unnamed,
-               reservations, promise_needs, findable, forgets, offers] = other;
-  room_.copy_from(room);
+               sequences, groups, has_windows, tree, blocks, tables, caller_ids, pins, transfers,
+               scratch, victims, ended, steps, unnamed, reservations, promise_needs, forgets,
+               offers] = other;
   tree_->copy_from(*tree);
+  blocks_.copy_from(blocks);
 
   counters_ = counters;
   rows_.copy_from(sequences);
@@ -162,14 +162,11 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   caller_ids_.copy_from(caller_ids);
   pins_.copy_from(pins);
   transfers_.copy_from(transfers);
-  entry_changes_ = entry_changes;
-  losses_ = losses;
   victims_.copy_from(victims);
 
   steps_.copy_from(steps);
   unnamed_.copy_from(unnamed);
   reservations_.copy_from(reservations);
-  findable_.copy_from(findable);
   forget_count_ = std::max(forget_count_, forgets) + 1;  // whatever was forgotten there is here
 }
 

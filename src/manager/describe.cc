@@ -11,7 +11,7 @@ using text::concat;
 std::int64_t KVCacheManager::Impl::bytes_total() const noexcept {
   std::int64_t bytes = 0;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    bytes += group(g).bytes_per_block * pool(g).num_blocks();
+    bytes += group(g).bytes_per_block * blocks_.pool(g).num_blocks();
   }
   return bytes;
 }
@@ -19,7 +19,7 @@ std::int64_t KVCacheManager::Impl::bytes_total() const noexcept {
 std::int64_t KVCacheManager::Impl::bytes_used() const noexcept {
   std::int64_t bytes = 0;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    bytes += group(g).bytes_per_block * pool(g).num_held();
+    bytes += group(g).bytes_per_block * blocks_.pool(g).num_held();
   }
   return bytes;
 }
@@ -27,7 +27,7 @@ std::int64_t KVCacheManager::Impl::bytes_used() const noexcept {
 MemoryUse KVCacheManager::metadata() const noexcept {
   KVFOLIO_STOP_IF_MOVED("metadata");
   const Impl& m = *impl_;
-  MemoryUse sum = m.room_.memory();
+  MemoryUse sum = m.blocks_.memory();
   sum += m.tree_->memory();
   sum += m.rows_.memory();
   sum += m.tables_.memory();
@@ -36,7 +36,6 @@ MemoryUse KVCacheManager::metadata() const noexcept {
   sum += m.reservations_.memory();
   sum += m.pins_.memory();
   sum += m.transfers_.memory();
-  sum += m.findable_.memory();
   sum += m.caller_ids_.memory();
   sum += m.victims_.memory();
   sum += m.ended_.memory();
@@ -55,7 +54,7 @@ std::string KVCacheManager::describe() const {
   std::string text =
       concat("policy: ", std::string_view(to_string(m.options_.victim_policy)), "\n");
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
-    const BlockPool& pool = m.pool(g);
+    const BlockPool& pool = m.blocks_.pool(g);
     const GroupSpec& spec = m.group(g).spec;
     const std::string of = m.num_groups() == 1 ? "" : concat("group ", g, " ");
     text += concat(of, "attention: ", std::string_view(to_string(spec.kind)));

@@ -51,7 +51,7 @@ void KVCacheManager::Impl::prefetch_each(std::span<const SequenceId> ids,
       const auto blocks = table(rows[i], g).blocks(arena());
       const auto logical = static_cast<std::size_t>(block_of(g, rows_[rows[i]].length));
       if (logical < blocks.size() && blocks[logical] >= 0) {
-        pool(g).prefetch(BlockId(blocks[logical]));
+        blocks_.pool(g).prefetch(BlockId(blocks[logical]));
       }
     }
   }

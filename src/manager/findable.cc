@@ -10,28 +10,20 @@ namespace kvfolio {
 
 using text::concat;
 
-// A step that is not complete wrote to the block; its newest tokens may not be there yet.
-bool KVCacheManager::Impl::is_being_written(std::int32_t g, BlockId block) const noexcept {
-  const std::uint32_t written = pool(g).written_in(block);
-  for (std::int32_t i = 0; i < steps_.num_in_flight(); ++i) {
-    if (static_cast<std::uint32_t>(steps_.in_flight(i).ticket) == written) return true;
-  }
-  return steps_.is_open() && static_cast<std::uint32_t>(steps_.open().ticket) == written;
-}
-
 std::int32_t KVCacheManager::take_findable(std::span<FindableBlock> out) noexcept {
   KVFOLIO_RECORDED(kTakeFindable, take_findable(out), OutFindable{out});
   Impl& m = *impl_;
+  FindableList& list = m.blocks_.findable();
   std::int32_t taken = 0;
-  for (std::int32_t left = m.findable_.size(); left > 0; --left) {
+  for (std::int32_t left = list.size(); left > 0; --left) {
     if (static_cast<std::size_t>(taken) == out.size()) break;
-    const FindableList::Member member = m.findable_.take();
+    const FindableList::Member member = list.take();
     const auto [g, b] = member;
-    const std::uint64_t serial = m.findable_.serial(g, b);
+    const std::uint64_t serial = list.serial(g, b);
     if (serial == 0) continue;
     const BlockId block(b);
-    if (m.is_being_written(g, block)) {
-      m.findable_.put_back(member);
+    if (m.blocks_.is_being_written(g, block)) {
+      list.put_back(member);
       continue;
     }
     out[static_cast<std::size_t>(taken++)] = {GroupId(g), block,
@@ -43,7 +35,7 @@ std::int32_t KVCacheManager::take_findable(std::span<FindableBlock> out) noexcep
 Result<std::uint64_t> KVCacheManager::entry_serial(GroupId group, BlockId block) const {
   KVFOLIO_RETURN_IF_MOVED("entry_serial");
   KVFOLIO_RETURN_IF_ERROR(impl_->check_block("entry_serial", group, block));
-  return impl_->findable_.serial(group.value(), block.value());
+  return impl_->blocks_.findable().serial(group.value(), block.value());
 }
 
 Status KVCacheManager::Impl::check_findable(std::string_view what, GroupId group,

@@ -95,7 +95,7 @@ Forgotten KVCacheManager::Impl::forget(const Path& path) noexcept {
     ++forgotten.pins;
   });
   tree_->forget(path.root, path.tokens, path.media);
-  forgotten.blocks = follow_tree(nullptr);
+  forgotten.blocks = blocks_.follow_tree();
   tree_->leave(root);
   return forgotten;
 }

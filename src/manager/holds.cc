@@ -17,7 +17,7 @@ Status KVCacheManager::Impl::check_hold(GroupId group, std::span<const std::int3
   }
   for (const std::int32_t block : blocks) {
     KVFOLIO_RETURN_IF_ERROR(check_block("hold_blocks", group, BlockId(block)));
-    const BlockPool& of = pool(group.value());
+    const BlockPool& of = blocks_.pool(group.value());
     const bool is_free = of.state(BlockId(block)) == BlockState::kFree;
     if (is_free || of.valid(BlockId(block)) == 0) {
       return {ErrorCode::kInvalidArgument,
@@ -56,11 +56,11 @@ Result<HoldId> KVCacheManager::hold_blocks(GroupId group, std::span<const std::i
   }
   held.assign(m.arena(), blocks);
   if (!mutant(Mutant::kHoldDoesNotKeep)) {
-    m.hold_table(g, blocks);
+    m.blocks_.hold(g, blocks);
     m.note_sharing(g, blocks);
   }
   const HoldId id = m.transfers_.take_hold(g);
-  m.note_peak();
+  m.blocks_.note_peak();
   return id;
 }
 
@@ -78,7 +78,7 @@ Status KVCacheManager::release_hold(HoldId id) {
   const std::int32_t g = m.transfers_.group_of(hold);
   const BlockTable& held = m.transfers_.held(hold);
   for (std::int32_t i = held.size() - 1; i >= 0 && !mutant(Mutant::kHoldDoesNotKeep); --i) {
-    m.let_go(g, held.at(m.arena(), i), false);
+    m.blocks_.let_go(g, held.at(m.arena(), i), false);
   }
   m.transfers_.give_back_hold(hold, m.arena());
   return {};

@@ -17,8 +17,8 @@
 //   each.cc       one token for each of many sequences
 //   loads.cc      loads: appends whose bytes come from elsewhere (transfers.h)
 //   holds.cc      blocks that a host copies from
-//   findable.cc   what became findable, and what stands in front of it (findable_list.h)
-//   blocks.cc     eviction, and where a block goes when it is let go (room.h)
+//   findable.cc   what became findable, and what stands in front of it (blocks.h)
+//   evict.cc      what the caller sees of the room (blocks.h)
 //   preempt.cc    which sequence makes room: priorities, preempt_to (victims.h)
 //   names.cc      the callers' own ids (caller_ids.h)
 //   publish.cc    what becomes findable, and when
@@ -53,10 +53,9 @@
 #include "kvfolio/manager.h"
 #include "kvfolio/prefix_tree.h"
 #include "kvfolio/span_arena.h"
-#include "manager/block_batch.h"
+#include "manager/blocks.h"
 #include "manager/caller_ids.h"
 #include "manager/ended_list.h"
-#include "manager/findable_list.h"
 #include "manager/group.h"
 #include "manager/moved_from.h"
 #include "manager/op_codes.h"
@@ -88,12 +87,11 @@ class KVCacheManager::Impl {
   // append.cc
   Status append(SequenceId id, const std::int32_t* tokens, std::int64_t count,
                 const AppendOptions& options);
-  // blocks.cc
+  // evict.cc
   Status check_group(std::string_view what, GroupId group) const;
   Status check_block(std::string_view what, GroupId group, BlockId block) const;
-  std::int32_t num_rows() const noexcept { return rows_.size(); }
-  // preempt.cc
   double utilization() const noexcept;
+  std::int32_t num_rows() const noexcept { return rows_.size(); }
   // names.cc
   Result<SequenceId> find_caller_id(std::uint64_t caller_id) const;
   // describe.cc
@@ -123,9 +121,10 @@ class KVCacheManager::Impl {
   Rows rows_;
 
   std::vector<Group> groups_;
-  Room room_;
   bool has_windows_ = false;  // some group is a window group
   std::optional<PrefixTree> tree_;
+  // Reads the members around it.
+  Blocks blocks_{tree_, groups_, steps_, rows_, counters_, options_.order};
 
   static constexpr std::int32_t kNever = Sequence::kNever;
   static constexpr std::int32_t kUnnamed = -1;
@@ -143,17 +142,6 @@ class KVCacheManager::Impl {
 
   Impl(CacheSpec spec, const ManagerOptions& options) : spec_(std::move(spec)), options_(options) {}
 
-  // The log of the tree (blocks.cc). Follows what a call on the tree has changed.
-  void drain_tree() noexcept {
-    if (tree_->has_changes()) follow_tree(nullptr);
-  }
-  // `published`: of the extend() that was before. Returns how many blocks lost their entry.
-  std::int64_t follow_tree(Published* published) noexcept;
-  void on_unhung(GroupId group, BlockId block, BlockId successor) noexcept;
-  void on_kept(const TreeChange& change, Published& published) noexcept;
-  void on_candidate(GroupId group, BlockId block, Candidate candidate) noexcept;
-  [[nodiscard]] bool is_held(GroupId group, BlockId block) const noexcept;
-
   [[nodiscard]] std::int32_t num_groups() const noexcept {
     return static_cast<std::int32_t>(groups_.size());
   }
@@ -169,8 +157,6 @@ class KVCacheManager::Impl {
   [[nodiscard]] std::int32_t blocks_for(std::int32_t g, std::int32_t tokens) const noexcept {
     return group(g).blocks_for(tokens);
   }
-  BlockPool& pool(std::int32_t g) noexcept { return room_.pool(g); }
-  const BlockPool& pool(std::int32_t g) const noexcept { return room_.pool(g); }
   BlockTable& table(std::int32_t row, std::int32_t g) noexcept { return tables_.of(row, g); }
   const BlockTable& table(std::int32_t row, std::int32_t g) const noexcept {
     return tables_.of(row, g);
@@ -242,7 +228,7 @@ class KVCacheManager::Impl {
   void forget_sequence(std::int32_t row, bool aborted) noexcept;
   // adopt.cc
   [[nodiscard]] Status check_adopted(std::int32_t g, std::span<const std::int32_t> blocks,
-                                     std::int32_t num_tokens) const;
+                                     std::int32_t num_tokens);
   // truncate.cc
   [[nodiscard]] Status check_truncate(std::int32_t row, std::int32_t n) const;
   void truncate_blocks(std::int32_t row, std::int32_t n) noexcept;
@@ -262,7 +248,6 @@ class KVCacheManager::Impl {
   void end_step(Step& step, bool failed) noexcept;
   void remove_entry(Step& step, std::int32_t entry) noexcept;
   void close_ranks(Step& step) noexcept;
-  void free_unwritten(std::int32_t g, BlockId block) noexcept;
   void abort_writers() noexcept;
   void finish_closing() noexcept;
   void free_rested_rows() noexcept;
@@ -296,8 +281,6 @@ class KVCacheManager::Impl {
   // append.cc
   [[nodiscard]] Demand demand(std::int32_t row, std::int32_t g, std::int32_t write_begin,
                               std::int32_t end) const noexcept;
-  [[nodiscard]] bool has_rested(std::int32_t g, BlockId block) const noexcept;
-  [[nodiscard]] bool is_alone_with(std::int32_t g, BlockId block) const noexcept;
   // `is_writer`: the sequence has the right to append to the block, or none has. `is_alone`: only
   // the sequence holds it, and it has no other reader.
   [[nodiscard]] bool may_write_in_place(std::int32_t g, BlockId block, std::int32_t position,
@@ -388,7 +371,6 @@ class KVCacheManager::Impl {
   // holds.cc
   [[nodiscard]] Status check_hold(GroupId group, std::span<const std::int32_t> blocks) const;
   // findable.cc
-  [[nodiscard]] bool is_being_written(std::int32_t g, BlockId block) const noexcept;
   [[nodiscard]] Status check_findable(std::string_view what, GroupId group, BlockId block) const;
   // each.cc
   void prefetch_each(std::span<const SequenceId> ids, std::size_t at) const noexcept;
@@ -405,37 +387,9 @@ class KVCacheManager::Impl {
                              std::int64_t count) const noexcept {
     return s.replay && count > 0 && tokens != nullptr && tokens[0] == details(s).replay_token;
   }
-  // blocks.cc
-  [[nodiscard]] EvictionTurn turn_of(std::int32_t g, BlockId block,
-                                     Candidate candidate) const noexcept;
-  void unhang(std::int32_t g, BlockId block) noexcept;
+  // evict.cc
   // Why there is no room for a plan.
   [[nodiscard]] Shortage shortage(const Room::Plan& plan) const noexcept;
-  void evict_one(std::int32_t g) noexcept;
-  [[nodiscard]] BlockId acquire(std::int32_t g) noexcept;
-  // Prefetches the metadata of these blocks; a pool exceeds the CPU caches.
-  void prefetch(std::int32_t g, std::span<const std::int32_t> blocks) const noexcept;
-  void prefetch_release(std::int32_t g, std::span<const std::int32_t> blocks) const noexcept;
-  // Adds a reference to each entry of a table.
-  void hold_table(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
-  // Removes a reference of the sequence `holder`. Returns true if the block has none left and no
-  // step can touch it; the caller then parks it. A block without references that a step can touch
-  // retires.
-  [[nodiscard]] bool release(std::int32_t g, BlockId block, bool touched,
-                             std::int32_t holder) noexcept;
-  // The reference of a step: a source of its copies, or a block that it displaced.
-  void let_go_of_source(std::int32_t g, BlockId block) noexcept;
-  // The references of table entries [first, end), the last one first; the table stays as it is.
-  // `length`: of the sequence without them.
-  void release_entries(std::int32_t row, std::int32_t g, std::int32_t first, std::int32_t end,
-                       std::int32_t length) noexcept;
-  // One reference less; the last one sends the block to where it belongs.
-  void let_go(std::int32_t g, BlockId block, bool touched) noexcept;
-  // Blocks that release() gave up go to the free ones or to the cached ones. Requires: at most
-  // kBlocksAtOnce.
-  void park(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
-  void drain_retiring() noexcept;
-  void note_peak() noexcept;
   // reserve.cc
   [[nodiscard]] std::int32_t from_ready(std::int32_t row, std::int32_t g,
                                         const Demand& needs) const noexcept;
@@ -443,6 +397,10 @@ class KVCacheManager::Impl {
                                     std::int32_t& from_ready) noexcept;
   void give_back(std::int32_t row, std::int32_t g, BlockId block, std::int32_t& from_pool) noexcept;
   void top_up(std::int32_t row, std::int32_t g, std::int32_t needed) noexcept;
+  // The references of table entries [first, end), the last one first; the table stays as it is.
+  // `length`: of the sequence without them.
+  void release_entries(std::int32_t row, std::int32_t g, std::int32_t first, std::int32_t end,
+                       std::int32_t length) noexcept;
   void set_entries_aside(std::int32_t row, std::int32_t g, std::int32_t first, std::int32_t end,
                          std::int32_t length) noexcept;
   void end_promise(std::int32_t row) noexcept;
@@ -462,7 +420,7 @@ class KVCacheManager::Impl {
   void for_each_to_own(std::int32_t row, std::int32_t g, const Visit& visit) const {
     for (const std::int32_t b : table(row, g).blocks(arena())) {
       const BlockId block(b);
-      if (b >= 0 && is_alone_with(g, block) && reservations_.owner(g, block) < 0) visit(block);
+      if (b >= 0 && blocks_.is_alone(g, block) && reservations_.owner(g, block) < 0) visit(block);
     }
   }
   // preempt.cc
@@ -496,9 +454,6 @@ class KVCacheManager::Impl {
   void publish(std::int32_t row, bool tail) noexcept;
   void stop_publishing(std::int32_t row) noexcept;
   void find_lost(std::int32_t row) noexcept;
-  // Evicts the block whose eviction shortens the tree, the coldest of all such. False: there is
-  // none.
-  [[nodiscard]] bool evict_to_shorten_tree() noexcept;
   // forget.cc
   // What begins with these tokens.
   struct Path {
@@ -540,11 +495,6 @@ class KVCacheManager::Impl {
   Transfers transfers_;
   // [2][sequence]. commit(): who publishes. admit(): tails that were claimed for a try; marks.
   FixedArray<std::int32_t> scratch_;
-  bool evicting_ = false;  // what loses its entry does so to make room
-  // Blocks that lost their entry or their last holder: an equal one that is held may be hung now.
-  std::uint64_t entry_changes_ = 0;
-  std::uint64_t losses_ = 0;  // blocks that lost their entry while they were not cached
-
   Victims victims_;
   EndedList ended_;  // by the last fail() or preempt_to()
   StepLog steps_;
@@ -552,7 +502,6 @@ class KVCacheManager::Impl {
   Reservations reservations_;
   // Reads the members above.
   PromiseNeeds promise_needs_{rows_, tables_, groups_, steps_, reservations_, options_.order};
-  FindableList findable_;  // on if the options say so
   std::uint64_t forget_count_ = 0;
   std::vector<std::span<const std::int32_t>> offers_;  // by group, scratch
 };

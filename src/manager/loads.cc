@@ -161,7 +161,7 @@ Status KVCacheManager::Impl::check_room(const LoadPlan& plan) const {
     held = revived_by(plan, g);
     needs.blocks[static_cast<std::size_t>(g)] += held.cached + held.cost;
   }
-  const Room::Plan room = room_.plan(needs);
+  const Room::Plan room = blocks_.plan(needs);
   if (room.fits()) return {};
   return shortage_behind(room, revived[static_cast<std::size_t>(room.short_of)]);
 }
@@ -221,7 +221,7 @@ void KVCacheManager::Impl::take_hit(std::int32_t row, std::span<const std::int32
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const auto hits =
         std::as_const(plan.hits[static_cast<std::size_t>(g)]).blocks(std::as_const(*this).arena());
-    hold_table(g, hits);
+    blocks_.hold(g, hits);
     note_sharing(g, hits);
     replace_entries(row, g, block_of(g, length), hits);
   }
@@ -232,17 +232,17 @@ void KVCacheManager::Impl::take_hit(std::int32_t row, std::span<const std::int32
 void KVCacheManager::Impl::take_blocks(const LoadPlan& plan) noexcept {
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const BlockTable& blocks = transfers_.table(plan.load, g);
-    hold_table(g, blocks.blocks(std::as_const(*this).arena()));
+    blocks_.hold(g, blocks.blocks(std::as_const(*this).arena()));
     note_sharing(g, blocks.blocks(std::as_const(*this).arena()));
   }
-  room_.take(room_.plan(plan.fresh), [this](std::int32_t g) { evict_one(g); });
+  blocks_.take(blocks_.plan(plan.fresh));
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     BlockTable& blocks = transfers_.table(plan.load, g);
     const std::int32_t first = block_of(g, plan.begin);
     for (std::int32_t i = 0; i < blocks.size(); ++i) {
       if (blocks.at(arena(), i).valid() || !is_read_at(plan.end, g, first + i)) continue;
-      const BlockId block = acquire(g);
-      pool(g).set_written_in(block, 0);  // by no step
+      const BlockId block = blocks_.acquire(g);
+      blocks_.set_written(g, block, {0, BlockPool::kNobody, 0});  // by no step
       blocks.set(arena(), i, block);
     }
     transfers_.set_waiting(
@@ -302,7 +302,7 @@ Result<Load> KVCacheManager::Impl::begin_load(std::int32_t row, std::span<const 
   take_hit(row, prompt, plan);
   take_blocks(plan);
   for (BlockTable& hits : plan.hits) hits.release(arena());
-  note_peak();
+  blocks_.note_peak();
   if (plan.begin == plan.end) {
     transfers_.release_spans(plan.load, arena());
     return Load{{}, plan.end, plan.end};
@@ -367,7 +367,7 @@ Result<std::int32_t> KVCacheManager::blocks_to_load(LoadId id, GroupId group_id,
   std::int32_t count = 0;
   for (std::int32_t i = 0; i < blocks.size(); ++i) {
     const BlockId block = blocks.at(m.arena(), i);
-    if (!block.valid() || m.pool(g).valid(block) != 0) continue;
+    if (!block.valid() || m.blocks_.pool(g).valid(block) != 0) continue;
     const std::int32_t at = count++ - first;
     if (at < 0 || static_cast<std::size_t>(at) >= out.size()) continue;
     out[static_cast<std::size_t>(at)] = {begin + i, block};
@@ -409,10 +409,10 @@ void KVCacheManager::Impl::hand_over(std::int32_t number, std::int32_t end) noex
     std::int32_t arrived = 0;
     for (std::size_t i = 0; i < stand; ++i) {
       const BlockId block(entries[i]);
-      if (!block.valid() || pool(g).valid(block) != 0) continue;
+      if (!block.valid() || blocks_.pool(g).valid(block) != 0) continue;
       const std::int32_t tokens = end - (first + static_cast<std::int32_t>(i)) * size;
-      pool(g).set_valid(block, std::min(size, tokens));
-      if (tokens < size) pool(g).set_writer(block, row);
+      blocks_.set_written(g, block,
+                          {std::min(size, tokens), tokens < size ? row : BlockPool::kNobody, 0});
       ++arrived;
     }
     transfers_.set_waiting(number, g, transfers_.num_waiting(number, g) - arrived);
@@ -430,10 +430,10 @@ void KVCacheManager::Impl::drop_blocks(std::int32_t number) noexcept {
     for (std::int32_t i = blocks.size() - 1; i >= 0; --i) {
       const BlockId block = blocks.at(arena(), i);
       if (!block.valid()) continue;
-      if (pool(g).valid(block) == 0) {
-        free_unwritten(g, block);  // no step has seen it
+      if (blocks_.pool(g).valid(block) == 0) {
+        blocks_.free_unwritten(g, block);  // no step has seen it
       } else {
-        let_go(g, block, false);
+        blocks_.let_go(g, block, false);
       }
       blocks.set(arena(), i, BlockId());
     }

@@ -18,7 +18,7 @@ using text::concat;
 Status KVCacheManager::Impl::make_groups() {
   const Result<std::vector<GroupLayout>> layouts = plan_layouts(spec_);
   if (!layouts) return layouts.error();
-  KVFOLIO_RETURN_IF_ERROR(room_.allocate(spec_.groups));
+  KVFOLIO_RETURN_IF_ERROR(blocks_.allocate(spec_.groups));
   for (const GroupSpec& spec : spec_.groups) {
     groups_.push_back({spec, GroupRule(spec), (*layouts)[groups_.size()].bytes_per_block,
                        BlockSize(spec.block_size)});
@@ -59,7 +59,7 @@ Status KVCacheManager::Impl::make_rows() {
       reservations_.allocate(rows, spec_.groups) &&
       pins_.allocate(options_.max_pins, num_groups(), options_.id_tag) &&
       transfers_.allocate(options_.max_transfers, num_groups(), options_.id_tag) &&
-      (!options_.list_findable || findable_.allocate(spec_.groups)) &&
+      (!options_.list_findable || blocks_.findable().allocate(spec_.groups)) &&
       steps_.allocate(options_.max_steps_in_flight, num_groups(), rows,
                       options_.max_table_entries + 16 * rows);
   std::int64_t blocks = 0;

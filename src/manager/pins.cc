@@ -73,12 +73,12 @@ Result<Pinned> KVCacheManager::pin(std::span<const std::int32_t> tokens,
   m.pins_.place(pin) = match.tokens > 0 ? m.tree_->enter(match.run, match.tokens) : Place();
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
     const BlockTable& blocks = m.pins_.table(pin, g);
-    m.hold_table(g, blocks.blocks(std::as_const(m.arena())));
+    m.blocks_.hold(g, blocks.blocks(std::as_const(m.arena())));
     m.note_sharing(g, blocks.blocks(std::as_const(m.arena())));
   }
   if (m.has_windows_) m.note_pin(pin);
   const PinId id = m.pins_.take();
-  m.note_peak();
+  m.blocks_.note_peak();
   return Pinned{id, match.tokens};
 }
 
@@ -87,7 +87,7 @@ void KVCacheManager::Impl::release_pin(std::int32_t pin) noexcept {
     BlockTable& blocks = pins_.table(pin, g);
     for (std::int32_t logical = blocks.size() - 1; logical >= 0; --logical) {
       const BlockId block = blocks.at(arena(), logical);
-      if (block.valid()) let_go(g, block, true);
+      if (block.valid()) blocks_.let_go(g, block, true);
     }
     blocks.release(arena());
   }

@@ -73,7 +73,7 @@ bool KVCacheManager::Impl::frees_a_block(std::int32_t row) const noexcept {
     const auto blocks = table(row, g).blocks(arena());
     // From the end: what a sequence has alone is its newest.
     for (std::size_t i = blocks.size(); i-- > 0;) {
-      if (blocks[i] >= 0 && pool(g).refs(BlockId(blocks[i])) == 1) return true;
+      if (blocks[i] >= 0 && blocks_.pool(g).refs(BlockId(blocks[i])) == 1) return true;
     }
   }
   return false;
@@ -82,7 +82,7 @@ bool KVCacheManager::Impl::frees_a_block(std::int32_t row) const noexcept {
 bool KVCacheManager::Impl::shares_a_block(std::int32_t row) const noexcept {
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     for (const std::int32_t block : table(row, g).blocks(arena())) {
-      if (block >= 0 && pool(g).refs(BlockId(block)) > 1) return true;
+      if (block >= 0 && blocks_.pool(g).refs(BlockId(block)) > 1) return true;
     }
   }
   return false;
@@ -125,14 +125,6 @@ std::optional<SequenceId> KVCacheManager::select_victim(std::optional<VictimPoli
   return m.id_of(m.rows_[row]);
 }
 
-double KVCacheManager::Impl::utilization() const noexcept {
-  double most = 0.0;
-  for (std::int32_t g = 0; g < num_groups(); ++g) {
-    most = std::max(most, static_cast<double>(pool(g).num_held()) / pool(g).num_blocks());
-  }
-  return most;
-}
-
 // The victims of a large pool lie all over its memory: what the next ones need is asked for while
 // this one ends.
 void KVCacheManager::Impl::prefetch_victims(std::int32_t row) const noexcept {
@@ -144,7 +136,7 @@ void KVCacheManager::Impl::prefetch_victims(std::int32_t row) const noexcept {
   if (next.place.valid()) tree_->prefetch(next.place);
   arena().prefetch(next.pending);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    prefetch_release(g, table(soon.next, g).blocks(arena()));
+    blocks_.prefetch_release(g, table(soon.next, g).blocks(arena()));
   }
   for (const std::int32_t then : soon.then) {
     if (then == Victims::kNoRow) break;

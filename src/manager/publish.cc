@@ -15,8 +15,8 @@ namespace kvfolio {
 void KVCacheManager::Impl::find_lost(std::int32_t row) noexcept {
   Sequence& s = rows_[row];
   SequenceDetails& d = details(row);
-  if (d.losses_seen == losses_) return;
-  d.losses_seen = losses_;
+  if (d.losses_seen == blocks_.losses()) return;
+  d.losses_seen = blocks_.losses();
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const auto blocks = table(row, g).blocks(arena());
     const std::int32_t num_whole =
@@ -62,14 +62,14 @@ void KVCacheManager::Impl::publish(std::int32_t row, bool tail) noexcept {
   const std::span<const MediaSpan> media = media_of(s);
   Published published;
   // Where another's block is held, ours need not be offered until something has changed.
-  const auto looks_again = [&] { return d.entries_seen != entry_changes_; };
+  const auto looks_again = [&] { return d.entries_seen != blocks_.entry_changes(); };
   bool looked = looks_again();
   for (int evictions = 0;
        !tree_->extend(s.place, tokens, media,
                       {offers_, looks_again() ? d.own_from : kNever, tail, d.own_to}, published);
        ++evictions) {
     const bool can_ever_fit = media.size() <= static_cast<std::size_t>(options_.max_media_extents);
-    if (!can_ever_fit || evictions == kMostEvictions || !evict_to_shorten_tree()) {
+    if (!can_ever_fit || evictions == kMostEvictions || !blocks_.evict_to_shorten_tree()) {
       ++counters_.publications_skipped;
       stop_publishing(row);
       return;
@@ -77,13 +77,13 @@ void KVCacheManager::Impl::publish(std::int32_t row, bool tail) noexcept {
     find_lost(row);
     looked = looks_again();
   }
-  follow_tree(&published);
+  blocks_.follow_tree(&published);
   if (has_windows_) note_prompt_on_path(row, from);
   counters_.blocks_published += published.num_hung;
   counters_.publications_skipped += published.has_gap ? 1 : 0;
   d.own_from = looked ? published.missed_from : std::min(d.own_from, published.missed_from);
   d.own_to = looked ? published.missed_to : std::max(d.own_to, published.missed_to);
-  d.entries_seen = entry_changes_;
+  d.entries_seen = blocks_.entry_changes();
   // The tree keeps the tokens up to the new place.
   const std::int32_t moved = s.place.position - from;
   const std::int32_t rest = s.pending_end() - s.place.position;

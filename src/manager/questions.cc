@@ -93,7 +93,7 @@ std::int32_t KVCacheManager::num_rows() const noexcept {
 Result<std::int32_t> KVCacheManager::ref_count(GroupId group, BlockId block) const {
   KVFOLIO_RETURN_IF_MOVED("ref_count");
   KVFOLIO_RETURN_IF_ERROR(impl_->check_block("ref_count", group, block));
-  return impl_->pool(group.value()).refs(block);
+  return impl_->blocks_.pool(group.value()).refs(block);
 }
 
 Result<bool> KVCacheManager::is_findable(GroupId group, BlockId block) const {
@@ -111,7 +111,7 @@ Result<std::int32_t> KVCacheManager::findable_end(GroupId group, BlockId block) 
 Result<BlockState> KVCacheManager::block_state(GroupId group, BlockId block) const {
   KVFOLIO_RETURN_IF_MOVED("block_state");
   KVFOLIO_RETURN_IF_ERROR(impl_->check_block("block_state", group, block));
-  const BlockPool& pool = impl_->pool(group.value());
+  const BlockPool& pool = impl_->blocks_.pool(group.value());
   return pool.held_by_steps(block) ? BlockState::kRetiring : pool.state(block);
 }
 

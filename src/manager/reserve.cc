@@ -35,7 +35,7 @@ BlockId KVCacheManager::Impl::acquire_for(std::int32_t row, std::int32_t g,
     --from_ready;
     block = reservations_.take_for_step(row, g);
   } else {
-    block = acquire(g);
+    block = blocks_.acquire(g);
   }
   reservations_.own(row, g, block);
   return block;
@@ -46,29 +46,43 @@ BlockId KVCacheManager::Impl::acquire_for(std::int32_t row, std::int32_t g,
 void KVCacheManager::Impl::give_back(std::int32_t row, std::int32_t g, BlockId block,
                                      std::int32_t& from_pool) noexcept {
   if (!rows_[row].has_promise) {
-    free_unwritten(g, block);
+    blocks_.free_unwritten(g, block);
     return;
   }
   reservations_.disown(g, block);
   if (from_pool > 0) {
     --from_pool;
-    free_unwritten(g, block);
+    blocks_.free_unwritten(g, block);
   } else {
-    pool(g).renew(block);
+    blocks_.renew(g, block);
     reservations_.untake(row, g, block);
   }
 }
 
 // Lets more blocks lie ready, as far as there is room.
 void KVCacheManager::Impl::top_up(std::int32_t row, std::int32_t g, std::int32_t needed) noexcept {
-  while (reservations_.num_ready(row, g) < needed && room_.available(g) > 0) {
-    if (pool(g).num_free() == 0) evict_one(g);
-    reservations_.put(row, g, acquire(g));
+  while (reservations_.num_ready(row, g) < needed && blocks_.has_room(g, 1)) {
+    if (blocks_.pool(g).num_free() == 0) blocks_.evict(g);
+    reservations_.put(row, g, blocks_.acquire(g));
   }
-  note_peak();
+  blocks_.note_peak();
 }
 
-// release_entries() of a sequence with a promise, whose length is `length` then. Own blocks that
+void KVCacheManager::Impl::release_entries(std::int32_t row, std::int32_t g, std::int32_t first,
+                                           std::int32_t end, std::int32_t length) noexcept {
+  const Sequence& s = rows_[row];
+  if (s.has_promise) {
+    set_entries_aside(row, g, first, end, length);
+    return;
+  }
+  if (first >= end || (mutant(Mutant::kHitReferencedLate) && !s.used)) return;
+  const auto blocks = std::as_const(*this).table(row, g).blocks(std::as_const(*this).arena());
+  blocks_.let_go_each(
+      g, blocks.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(end - first)),
+      s.used, row);
+}
+
+// The same of a sequence with a promise, whose length is `length` then. Own blocks that
 // the promise needs stay with the sequence; those in which something can be found only if there is
 // no other room.
 void KVCacheManager::Impl::set_entries_aside(std::int32_t row, std::int32_t g, std::int32_t first,
@@ -85,17 +99,15 @@ void KVCacheManager::Impl::set_entries_aside(std::int32_t row, std::int32_t g, s
   for (std::int32_t logical = end - 1; logical >= first; --logical) {
     const BlockId block = block_at(logical);
     if (!block.valid()) continue;
-    const bool is_own = reservations_.owner(g, block) == row && has_rested(g, block);
+    const bool is_own = reservations_.owner(g, block) == row && blocks_.has_rested(g, block);
     reservations_.disown(g, block);
     const bool findable = tree_->is_findable(GroupId(g), block);
-    if (lack > 0 && is_own && (!findable || room_.available(g) < lack)) {
-      if (findable) unhang(g, block);
-      pool(g).renew(block);  // nothing in it counts any more
+    if (lack > 0 && is_own && (!findable || !blocks_.has_room(g, lack))) {
+      blocks_.renew(g, block);  // nothing in it counts any more
       reservations_.put(row, g, block);
       --lack;
-    } else if (release(g, block, s.used, row)) {
-      const std::int32_t alone[] = {block.value()};
-      park(g, alone);
+    } else {
+      blocks_.let_go(g, block, s.used, row);
     }
   }
   top_up(row, g, needed);
@@ -113,7 +125,7 @@ void KVCacheManager::Impl::end_promise(std::int32_t row) noexcept {
       }
     }
     if (mutant(Mutant::kCloseKeepsReservation)) continue;
-    while (reservations_.num_ready(row, g) > 0) let_go(g, reservations_.take(row, g), true);
+    while (reservations_.num_ready(row, g) > 0) blocks_.let_go(g, reservations_.take(row, g), true);
   }
   reservations_.end(row);
 }
@@ -121,7 +133,7 @@ void KVCacheManager::Impl::end_promise(std::int32_t row) noexcept {
 // The append of a row in the open step was undone: its blocks are back already.
 void KVCacheManager::Impl::undo_promise(std::int32_t row) noexcept {
   reservations_.undo(row);
-  note_peak();
+  blocks_.note_peak();
 }
 
 // The step of an entry whose row has a promise was committed. A tail that gave way to a copy stays
@@ -146,7 +158,8 @@ void KVCacheManager::Impl::return_surplus(std::int32_t row) noexcept {
   if (options_.order == Order::kUnordered && steps_.num_in_flight() > 0) return;
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const std::int32_t needed = promise_needs_.ready_for(row, g);
-    while (reservations_.num_ready(row, g) > needed) let_go(g, reservations_.take(row, g), true);
+    while (reservations_.num_ready(row, g) > needed)
+      blocks_.let_go(g, reservations_.take(row, g), true);
   }
 }
 
@@ -179,11 +192,11 @@ Status KVCacheManager::Impl::check_sharing(
     for (const std::int32_t b : tables[static_cast<std::size_t>(g)]) {
       if (b < 0) continue;
       cost += promise_needs_.cost_of_sharing(g, BlockId(b));
-      cached += pool(g).state(BlockId(b)) == BlockState::kCached ? 1 : 0;
+      cached += blocks_.pool(g).state(BlockId(b)) == BlockState::kCached ? 1 : 0;
     }
     needs.blocks[static_cast<std::size_t>(g)] = cost > 0 ? cost + cached : 0;
   }
-  const Room::Plan plan = room_.plan(needs);
+  const Room::Plan plan = blocks_.plan(needs);
   return plan.fits() ? Status() : shortage(plan);
 }
 
@@ -205,7 +218,7 @@ bool KVCacheManager::Impl::fits_promises(const PrefixMatch& match,
     const Revived held = revived_by(match, g);
     if (held.cost == 0) continue;
     const std::int32_t rest = blocks_for(g, size) - blocks_for(g, match.held_tokens()) + 1;
-    if (held.cost + held.cached + rest > room_.available(g)) return false;
+    if (!blocks_.has_room(g, held.cost + held.cached + rest)) return false;
   }
   return true;
 }
@@ -214,9 +227,9 @@ bool KVCacheManager::Impl::fits_promises(const PrefixMatch& match,
 void KVCacheManager::Impl::rob_reservations(const Room::Needs& needs) noexcept {
   for (std::int32_t row = 0; row < num_rows(); ++row) {
     for (std::int32_t g = 0; g < num_groups() && rows_[row].has_promise; ++g) {
-      while (room_.available(g) < needs.blocks[static_cast<std::size_t>(g)] &&
+      while (!blocks_.has_room(g, needs.blocks[static_cast<std::size_t>(g)]) &&
              reservations_.num_ready(row, g) > 0) {
-        let_go(g, reservations_.take(row, g), true);
+        blocks_.let_go(g, reservations_.take(row, g), true);
       }
     }
   }
@@ -265,18 +278,18 @@ Status KVCacheManager::Impl::promise(std::int32_t row, std::int64_t num_tokens,
     needs.blocks[static_cast<std::size_t>(g)] =
         std::max(0, needed[static_cast<std::size_t>(g)] - reservations_.num_ready(row, g));
   }
-  const Room::Plan plan = room_.plan(needs);
+  const Room::Plan plan = blocks_.plan(needs);
   if (!plan.fits()) return shortage(plan);
 
   // Nothing fails from here on.
   reservations_.promise(row, num_tokens, most_per_step);
   s.has_promise = true;
-  room_.take(plan, [this](std::int32_t g) { evict_one(g); });
+  blocks_.take(plan);
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     for_each_to_own(row, g, [&](BlockId block) { reservations_.own(row, g, block); });
     const std::int32_t wanted = needed[static_cast<std::size_t>(g)];
     while (reservations_.num_ready(row, g) > wanted) {
-      let_go(g, reservations_.take(row, g), true);
+      blocks_.let_go(g, reservations_.take(row, g), true);
     }
     top_up(row, g, wanted);
   }

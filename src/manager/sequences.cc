@@ -122,7 +122,7 @@ std::int32_t KVCacheManager::Impl::take_row() noexcept {
   s.exact_until = kNever;
   s.unnamed_from = kNever;
   d.own_from = kNever;
-  d.losses_seen = losses_;
+  d.losses_seen = blocks_.losses();
   s.step_entry = -1;
   victims_.begin(row);
   tables_.begin(row);
@@ -243,12 +243,7 @@ void KVCacheManager::Impl::note_tail_of_hit(std::int32_t row, std::int32_t held)
     const std::int32_t offset = group(g).size.offset_of(held);
     if (offset == 0) continue;
     const BlockId tail = table(row, g).at(arena(), block_of(g, held));
-    BlockPool& pool = room_.pool(g);
-    pool.set_wanted(tail, true);
-    if (pool.refs(tail) == 1 && pool.writer(tail) == BlockPool::kNobody &&
-        pool.valid(tail) == offset) {
-      pool.set_writer(tail, row);
-    }
+    blocks_.note_hit_inside(g, tail, offset, row);
   }
 }
 
@@ -294,7 +289,7 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
     s.place = found;
     for (std::int32_t g = 0; g < num_groups(); ++g) {
       if (mutant(Mutant::kHitReferencedLate)) break;
-      hold_table(g, table(row, g).blocks(arena()));
+      blocks_.hold(g, table(row, g).blocks(arena()));
       note_sharing(g, std::as_const(*this).table(row, g).blocks(std::as_const(*this).arena()));
     }
     note_tail_of_hit(row, held);
@@ -306,7 +301,7 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
     s.replay = match.whole;
     if (match.whole) d.replay_token = tokens.back();
     d.found_tokens = match.tokens;
-    note_peak();
+    blocks_.note_peak();
   }
   d.prompt_tokens = static_cast<std::int32_t>(tokens.size());
   d.head_tokens = d.found_tokens;
@@ -400,7 +395,7 @@ Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions&
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
     BlockTable& to = m.table(row, g);
     to.assign(m.arena(), m.table(from, g).blocks(m.arena()));
-    m.hold_table(g, to.blocks(m.arena()));
+    m.blocks_.hold(g, to.blocks(m.arena()));
     m.note_sharing(g, std::as_const(to).blocks(std::as_const(m.arena())));
     m.tables_.window_begin(row, g) = m.tables_.window_begin(from, g);
   }

@@ -93,7 +93,7 @@ class StateReader::Writer {
 
   [[nodiscard]] bool allocate(std::span<const std::int32_t> open) {
     for (std::int32_t g = 0; g < m_.num_groups(); ++g) {
-      first_[index(g) + 1] = first_[index(g)] + m_.pool(g).num_blocks();
+      first_[index(g) + 1] = first_[index(g)] + m_.blocks_.pool(g).num_blocks();
     }
     const std::int64_t num_blocks = first_[index(m_.num_groups())];
     const std::int64_t entries = m_.steps_.is_open() ? m_.steps_.open().num_entries : 0;
@@ -311,8 +311,8 @@ class StateReader::Writer {
     if (s.publishes) {
       put(d.own_from);
       put(d.own_to);
-      put(d.entries_seen != m_.entry_changes_);
-      put(d.losses_seen != m_.losses_);
+      put(d.entries_seen != m_.blocks_.entry_changes());
+      put(d.losses_seen != m_.blocks_.losses());
       write_place(s.place);
       const std::int32_t* const pending = m_.arena().at(s.pending);
       const std::int32_t count = s.pending_end() - s.place.position;
@@ -452,17 +452,17 @@ class StateReader::Writer {
   // Blocks that retire, in order, and all that have a rank, the coldest first.
   void write_orders() {
     for (std::int32_t g = 0; g < m_.num_groups(); ++g) {
-      const BlockPool& pool = m_.pool(g);
+      const BlockPool& pool = m_.blocks_.pool(g);
       put(-10);
       for (std::int32_t b = pool.retiring_head_; b >= 0; b = pool.next_of(b)) {
         put(name_of(g, b));
         put(rank_of_low(pool.at(BlockId(b)).stamp));
       }
     }
-    const LruOrder& order = m_.room_.order_;
+    const LruOrder& order = m_.blocks_.room().order_;
     std::int32_t count = 0;
     for (std::int32_t g = 0; g < m_.num_groups(); ++g) {
-      for (std::int32_t b = 0; b < m_.pool(g).num_blocks(); ++b) {
+      for (std::int32_t b = 0; b < m_.blocks_.pool(g).num_blocks(); ++b) {
         if (!order.has_rank(GroupId(g), BlockId(b))) continue;
         scratch_[count++] = static_cast<std::int32_t>(number_of(g, b));
       }
@@ -485,14 +485,14 @@ class StateReader::Writer {
 
   // Free blocks are all alike: which is taken first is a matter of names.
   void meet_blocks(std::int32_t g) {
-    for (std::int32_t b = 0; b < m_.pool(g).num_blocks(); ++b) {
-      if (m_.pool(g).at(BlockId(b)).state != BlockState::kFree) name_of(g, b);
+    for (std::int32_t b = 0; b < m_.blocks_.pool(g).num_blocks(); ++b) {
+      if (m_.blocks_.pool(g).at(BlockId(b)).state != BlockState::kFree) name_of(g, b);
     }
   }
   void write_block(std::int32_t number) {
     const LruOrder::Member at = member(number);
     const std::int32_t g = at.group.value();
-    const BlockPool& pool = m_.pool(g);
+    const BlockPool& pool = m_.blocks_.pool(g);
     const auto& block = pool.at(at.block);
     put(block.state);
     if (block.state == BlockState::kFree) return;
@@ -506,13 +506,13 @@ class StateReader::Writer {
     put(block.steps);
     put(unordered_ ? rank_of_low(block.stamp) : 0);
     put(rows_.peek(m_.reservations_.owner(g, at.block)));
-    if (all_) put(m_.room_.is_border(g, at.block));
+    if (all_) put(m_.blocks_.room().is_border(g, at.block));
   }
 
   // Those that take_findable() hands out next.
   void write_findable() {
-    m_.findable_.for_each_waiting([&](std::int32_t g, std::int32_t block) {
-      if (m_.findable_.serial(g, block) != 0) put(name_of(g, block));
+    m_.blocks_.findable().for_each_waiting([&](std::int32_t g, std::int32_t block) {
+      if (m_.blocks_.findable().serial(g, block) != 0) put(name_of(g, block));
     });
   }
 

@@ -58,18 +58,10 @@ Result<Ticket> KVCacheManager::begin_step(const StepOptions& options) {
 
 // ---- undo ----
 
-void KVCacheManager::Impl::free_unwritten(std::int32_t g, BlockId block) noexcept {
-  const bool last = pool(g).release(block);
-  KVFOLIO_CHECK(last);
-  pool(g).make_free(block);
-  ++counters_.blocks_freed;
-}
-
 void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
   const StepEntry& e = step.entries[entry];
   Sequence& s = rows_[e.row];
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    BlockPool& pool = room_.pool(g);
     BlockTable& blocks = table(e.row, g);
     const TailChange& tail = step.change(entry, g);
     const std::int32_t have = blocks_for(g, e.write_begin);
@@ -84,9 +76,9 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
       const bool reused = logical == have && tail.valid_before == TailChange::kReused;
       if (reused && s.has_promise) reservations_.disown(g, block);
       if (reused && options_.order == Order::kInOrder) {
-        let_go(g, block, true);  // steps in flight may read what it held
+        blocks_.let_go(g, block, true);  // steps in flight may read what it held
       } else if (reused) {
-        free_unwritten(g, block);
+        blocks_.free_unwritten(g, block);
       } else {
         give_back(e.row, g, block, from_pool);
       }
@@ -96,21 +88,19 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
     const BlockId source(tail.source);
     if (tail.copy_to >= 0) {
       give_back(e.row, g, BlockId(tail.copy_to), from_pool);
-      pool.take_from_step(source);
+      blocks_.take_from_step(g, source);
       blocks.set(arena(), have - 1, source);
       tables_.note_entries(e.row, g, have - 1);
     } else if (source.valid() && e.replay_before) {
-      pool.take_from_step(source);
+      blocks_.take_from_step(g, source);
       blocks.grow(arena(), have + 1);
       blocks.set(arena(), have, source);
     } else if (source.valid()) {
       if (s.has_promise) reservations_.disown(g, source);
-      let_go_of_source(g, source);
+      blocks_.let_go_of_source(g, source);
     } else if (tail.valid_before >= 0) {
       const BlockId block = blocks.at(arena(), have - 1);
-      pool.set_valid(block, tail.valid_before);
-      pool.set_writer(block, tail.writer_before);
-      pool.set_written_in(block, tail.written_before);
+      blocks_.set_written(g, block, {tail.valid_before, tail.writer_before, tail.written_before});
     }
   }
   step.planned_changes = false;
@@ -274,13 +264,10 @@ Status KVCacheManager::commit(Ticket ticket) {
     Sequence& s = m.rows_[e.row];
     for (std::int32_t g = 0; g < m.num_groups(); ++g) {
       if (step.num_displaced == 0) break;
-      BlockPool& pool = m.pool(g);
       const TailChange& tail = step.change(i, g);
       if (tail.copy_to >= 0) ++m.counters_.block_copies;
       // The right to write goes with the table entry.
-      if (tail.source >= 0 && pool.writer(BlockId(tail.source)) == e.row) {
-        pool.set_writer(BlockId(tail.source), BlockPool::kNobody);
-      }
+      if (tail.source >= 0) m.blocks_.drop_writer(g, BlockId(tail.source), e.row);
     }
     for (std::int32_t g = 0; g < m.num_groups() && step.planned_changes; ++g) {
       m.tables_.unplanned_from(e.row, g) = m.table(e.row, g).size();
@@ -327,7 +314,7 @@ void KVCacheManager::Impl::end_step(Step& step, bool failed) noexcept {
     const StepEntry& e = step.entries[i];
     for (std::int32_t g = 0; g < num_groups(); ++g) {
       const std::int32_t source = step.change(i, g).source;
-      if (source >= 0) let_go_of_source(g, BlockId(source));
+      if (source >= 0) blocks_.let_go_of_source(g, BlockId(source));
     }
     Sequence& s = rows_[e.row];
     if (s.life == Life::kUnused || s.birth != e.birth) continue;
@@ -389,7 +376,7 @@ Status KVCacheManager::complete(Ticket ticket) {
     m.finish_closing();
     m.free_rested_rows();
   }
-  m.drain_retiring();
+  m.blocks_.drain_retiring();
   return {};
 }
 
@@ -410,14 +397,13 @@ void KVCacheManager::Impl::abort_writers() noexcept {
     return i < steps_.num_ended();
   };
   const auto written = [&](std::int32_t g, std::int32_t block) {
-    return block >= 0 && is_failed(pool(g).written_in(BlockId(block)));
+    return block >= 0 && is_failed(blocks_.pool(g).written_in(BlockId(block)));
   };
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    BlockPool& pool = room_.pool(g);
+    const BlockPool& pool = blocks_.pool(g);
     for (std::int32_t block = 0; block < pool.num_blocks(); ++block) {
       if (pool.state(BlockId(block)) == BlockState::kFree || !written(g, block)) continue;
-      if (tree_->is_findable(GroupId(g), BlockId(block))) tree_->unhang(GroupId(g), BlockId(block));
-      drain_tree();
+      blocks_.drop_entry(g, BlockId(block));
     }
   }
   const auto holds = [&](const BlockTable& blocks, std::int32_t g) {
@@ -480,7 +466,7 @@ Result<std::span<const EndedSequence>> KVCacheManager::fail(Ticket ticket) {
   for (std::int32_t i = 0; i < m.steps_.num_ended(); ++i) m.end_step(m.steps_.ended(i), true);
   m.finish_closing();
   m.free_rested_rows();
-  m.drain_retiring();
+  m.blocks_.drain_retiring();
   return m.ended_.list();
 }
 

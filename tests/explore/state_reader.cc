@@ -38,7 +38,7 @@ std::vector<SequenceId> StateReader::open_order(const KVCacheManager& manager, b
 }
 
 BlockState StateReader::block_state(const KVCacheManager& manager, BlockId block) {
-  return impl(manager).pool(0).state(block);
+  return impl(manager).blocks_.pool(0).state(block);
 }
 
 bool StateReader::replays(const KVCacheManager& manager, SequenceId sequence) {
