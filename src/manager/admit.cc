@@ -197,7 +197,7 @@ void KVCacheManager::Impl::count_revived(std::int32_t g, BlockId block,
   const BlockState state = pool.state(block);
   revived.cached += state == BlockState::kCached ? 1 : 0;
   revived.retiring += state == BlockState::kRetiring || pool.held_by_steps(block) ? 1 : 0;
-  revived.cost += promise_needs_.cost_of_sharing(g, block);
+  revived.cost += promises_.cost_of_sharing(g, block);
   revived.last = block;
 }
 

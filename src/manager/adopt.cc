@@ -29,9 +29,9 @@ Status KVCacheManager::adopt(SequenceId id, std::span<const std::span<const std:
     return {ErrorCode::kFailedPrecondition,
             concat("adopt: the sequence has ", s.length, " tokens; clear() it first")};
   }
-  if (s.has_promise) {
+  if (m.promises_.has(row)) {
     return {ErrorCode::kFailedPrecondition,
-            concat("adopt: ", m.reservations_.tokens(row),
+            concat("adopt: ", m.promises_.tokens(row),
                    " tokens are reserved for the sequence; reserve() 0 first, or after adopt()")};
   }
   KVFOLIO_RETURN_IF_ERROR(m.check_growth(s, "adopt", num_tokens));
@@ -76,7 +76,7 @@ Status KVCacheManager::adopt(SequenceId id, std::span<const std::span<const std:
   // its length that its prompt was found in.
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
     m.blocks_.hold(g, target(g).blocks(m.arena()));
-    m.note_sharing(g, std::as_const(target(g)).blocks(std::as_const(m.arena())));
+    m.promises_.note_sharing(g, std::as_const(target(g)).blocks(std::as_const(m.arena())));
   }
   if (s.replay) m.truncate_to(row, 0);
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {

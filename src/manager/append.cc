@@ -269,7 +269,7 @@ Status KVCacheManager::Impl::check_append(std::int32_t row, std::string_view wha
     s.unnamed_from = std::min(s.unnamed_from, begin);
     step.has_unnamed = true;
   }
-  if (s.has_promise) reservations_.spend(row, count);
+  promises_.spend(row, count);
   s.length = end;
   s.used = true;
   s.replay = false;
@@ -353,7 +353,7 @@ Status KVCacheManager::Impl::append_to(std::int32_t row, std::string_view what,
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     Demand& needed = demands[static_cast<std::size_t>(g)];
     needed = demand(row, g, write_begin, end);
-    if (s.has_promise) needed.ready = from_ready(row, g, needed);
+    needed.ready = from_ready(row, g, needed);
     const bool is_short = !blocks_.has_room(g, needed.blocks - needed.ready);
     if (needed.can_reuse && !needed.reuse && is_short) reuse(needed);
     num_new += needed.blocks;
@@ -361,7 +361,7 @@ Status KVCacheManager::Impl::append_to(std::int32_t row, std::string_view what,
     overwrites |= s.replay && write_begin == begin &&
                   (needed.reuse || writes_below_valid(row, g, write_begin, needed));
   }
-  if (mutant(Mutant::kReservedIsRoom)) rob_reservations(needs);
+  if (mutant(Mutant::kReservedIsRoom)) promises_.rob(needs);
   const Room::Plan plan = blocks_.plan(needs);
   if (!plan.fits()) return shortage(plan);
   if (!reserve_for(row, end)) return table_entries_full(what, words_for(s, end));
@@ -425,11 +425,7 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t row, std::int32
   TailChange& tail = step.change(step.num_entries, g);
   tail = TailChange::none();
 
-  const bool has_promise = rows_[row].has_promise;
   std::int32_t ready = needs.ready;
-  const auto acquire_one = [&] {
-    return has_promise ? acquire_for(row, g, ready) : blocks_.acquire(g);
-  };
   const auto displace = [&](BlockId block) {  // the reference moves from the table to the step
     tail.source = block.value();
     blocks_.give_to_step(g, block);
@@ -453,7 +449,7 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t row, std::int32
       tail.written_before = blocks_.pool(g).written_in(block);
     } else {
       displace(block);
-      block = acquire_one();
+      block = promises_.acquire(row, g, ready);
       tail.copy_to = block.value();
       blocks.set(arena(), logical, block);
       tables_.note_entries(row, g, logical);
@@ -464,7 +460,8 @@ void KVCacheManager::Impl::apply_append(Step& step, std::int32_t row, std::int32
   if (first_new > have) tail.valid_before = TailChange::kReused;
   blocks.grow(arena(), blocks_for(g, end));
   for (; have < blocks.size(); ++have) {
-    const BlockId block = have < first_new ? blocks.at(arena(), have) : acquire_one();
+    const BlockId block =
+        have < first_new ? blocks.at(arena(), have) : promises_.acquire(row, g, ready);
     blocks.set(arena(), have, block);
     blocks_.set_written(g, block, {std::min(size, end - have * size), row, step.ticket});
   }

@@ -43,7 +43,7 @@ class Blocks {
  public:
   // Requires: all of these outlive this. They may be empty still.
   Blocks(std::optional<PrefixTree>& tree, const std::vector<Group>& groups, const StepLog& steps,
-         const Rows& rows, Counters& counters, const Order& order) noexcept
+         const Rows& rows, Counters& counters, Order order) noexcept
       : tree_(tree),
         groups_(groups),
         steps_(steps),
@@ -85,6 +85,11 @@ class Blocks {
   [[nodiscard]] BlockId acquire(std::int32_t g) noexcept {
     ++counters_.blocks_allocated;
     return room_.acquire(g);
+  }
+  // The same, evicting one if none is free. Requires: has_room(g, 1).
+  [[nodiscard]] BlockId acquire_or_evict(std::int32_t g) noexcept {
+    if (pool(g).num_free() == 0) evict(g);
+    return acquire(g);
   }
   // One more holder for each block of a table; entries without a block are passed over.
   void hold(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
@@ -144,6 +149,9 @@ class Blocks {
   // The block has one reference, a table's, and no step in flight reads it.
   [[nodiscard]] bool is_alone(std::int32_t g, BlockId block) const noexcept {
     return pool(g).refs(block) == 1 && has_rested(g, block);
+  }
+  [[nodiscard]] bool is_findable(std::int32_t g, BlockId block) const noexcept {
+    return tree_->is_findable(GroupId(g), block);
   }
   // A step that is not complete wrote to the block; its newest tokens may not be there yet.
   [[nodiscard]] bool is_being_written(std::int32_t g, BlockId block) const noexcept;
@@ -218,7 +226,7 @@ class Blocks {
   const StepLog& steps_;
   const Rows& rows_;
   Counters& counters_;
-  const Order& order_;
+  const Order order_;
 
   Room room_;
   FindableList findable_;

@@ -37,7 +37,6 @@ class KVCacheManager::Impl::Checker {
   [[nodiscard]] Status writers(std::int32_t g) const;
   [[nodiscard]] Status references(std::int32_t g) const;
   [[nodiscard]] Status states(std::int32_t g) const;
-  [[nodiscard]] Status promises(std::int32_t g) const;
   [[nodiscard]] Status loads(std::int32_t g) const;
   [[nodiscard]] Status serials(std::int32_t g) const;
   template <typename Visit>
@@ -185,8 +184,9 @@ void KVCacheManager::Impl::Checker::for_each_reference(std::int32_t g, const Vis
   };
   for (std::int32_t row = 0; row < m_.num_rows(); ++row) {
     if (m_.rows_[row].life == Life::kOpen) visit_table(m_.table(row, g));
-    if (m_.rows_[row].has_promise) {
-      m_.reservations_.for_each_ready(row, g, [&](BlockId block) { visit(block.value()); });
+    if (m_.promises_.has(row)) {
+      m_.promises_.reservations().for_each_ready(row, g,
+                                                 [&](BlockId block) { visit(block.value()); });
     }
   }
   m_.pins_.for_each_open([&](std::int32_t pin) { visit_table(m_.pins_.table(pin, g)); });
@@ -219,49 +219,6 @@ Status KVCacheManager::Impl::Checker::references(std::int32_t g) const {
   return broken(concat("group ", g, " has references to blocks beyond ", pool.num_blocks()));
 }
 
-// What lies ready has one holder and nothing in it; what a sequence owns is in its table alone.
-Status KVCacheManager::Impl::Checker::promises(std::int32_t g) const {
-  const BlockPool& pool = m_.blocks_.pool(g);
-  Status answer;
-  for (std::int32_t row = 0; row < m_.num_rows() && answer.ok(); ++row) {
-    if (!m_.rows_[row].has_promise) continue;
-    m_.reservations_.for_each_ready(row, g, [&](BlockId block) {
-      const bool is_bare = pool.refs(block) == 1 && pool.writer(block) == BlockPool::kNobody &&
-                           !m_.tree_->is_findable(GroupId(g), block) &&
-                           m_.reservations_.owner(g, block) == Reservations::kNobody;
-      if (!is_bare && answer.ok()) {
-        answer = broken(concat("group ", g, " block ", block.value(), " lies ready for sequence ",
-                               row, " and is in use"));
-      }
-    });
-    std::int32_t own = 0;
-    for (const std::int32_t b : m_.table(row, g).blocks(m_.arena())) {
-      if (b < 0 || m_.reservations_.owner(g, BlockId(b)) != row) continue;
-      ++own;
-      if (pool.refs(BlockId(b)) != 1) {
-        answer = broken(concat("group ", g, " block ", b, " is sequence ", row, "'s own and has ",
-                               pool.refs(BlockId(b)), " references"));
-      }
-    }
-    if (m_.rows_[row].step_entry >= 0) {
-      const std::int32_t source = m_.steps_.open().change(m_.rows_[row].step_entry, g).source;
-      own += source >= 0 && m_.reservations_.owner(g, BlockId(source)) == row ? 1 : 0;
-    } else if (!m_.reservations_.lacks(row) &&
-               m_.reservations_.num_ready(row, g) < m_.promise_needs_.ready_for(row, g)) {
-      answer = broken(concat("group ", g, ": ", m_.reservations_.num_ready(row, g),
-                             " blocks lie ready for sequence ", row, ", its promise needs ",
-                             m_.promise_needs_.ready_for(row, g), " for ",
-                             m_.reservations_.tokens(row), " tokens behind ", m_.rows_[row].length,
-                             ", ", m_.reservations_.num_own(row, g), " blocks are own"));
-    }
-    if (own != m_.reservations_.num_own(row, g)) {
-      answer = broken(concat("group ", g, ": sequence ", row, " owns ", own, " blocks, counted ",
-                             m_.reservations_.num_own(row, g)));
-    }
-  }
-  return answer;
-}
-
 // A load and the sequence that waits for it name each other; the blocks that it waits for are its
 // alone and empty.
 Status KVCacheManager::Impl::Checker::loads(std::int32_t g) const {
@@ -277,7 +234,7 @@ Status KVCacheManager::Impl::Checker::loads(std::int32_t g) const {
       ++attached;
       const Sequence& s = m_.rows_[load.row];
       if (s.life != Life::kOpen || !s.has_load || m_.details(load.row).load != number ||
-          s.length != load.begin || s.has_promise || s.step_entry >= 0) {
+          s.length != load.begin || m_.promises_.has(load.row) || s.step_entry >= 0) {
         complain(concat("sequence ", load.row, " does not wait for it"));
       }
     }
@@ -379,9 +336,7 @@ Status KVCacheManager::Impl::Checker::nouns() const {
   KVFOLIO_RETURN_IF_ERROR(m_.blocks_.check());
   KVFOLIO_RETURN_IF_ERROR(m_.steps_.check());
   KVFOLIO_RETURN_IF_ERROR(m_.tables_.check());
-  KVFOLIO_RETURN_IF_ERROR(m_.reservations_.check());
-  KVFOLIO_RETURN_IF_ERROR(m_.transfers_.check());
-  return m_.blocks_.findable().check();
+  return m_.transfers_.check();
 }
 
 Status KVCacheManager::Impl::Checker::all() const {
@@ -393,10 +348,10 @@ Status KVCacheManager::Impl::Checker::all() const {
     KVFOLIO_RETURN_IF_ERROR(writers(g));
     KVFOLIO_RETURN_IF_ERROR(references(g));
     KVFOLIO_RETURN_IF_ERROR(states(g));
-    KVFOLIO_RETURN_IF_ERROR(promises(g));
     KVFOLIO_RETURN_IF_ERROR(loads(g));
     KVFOLIO_RETURN_IF_ERROR(serials(g));
   }
+  KVFOLIO_RETURN_IF_ERROR(m_.promises_.check());
   return counters();
 }
 

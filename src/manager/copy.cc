@@ -150,9 +150,8 @@ Status KVCacheManager::Impl::copy_to(Impl& target) const {
 
 void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
   const auto& [spec, options, storage, imagines_storage, replays_trust, counters, log, lifetime,
-               sequences, groups, has_windows, tree, blocks, tables, caller_ids, pins, transfers,
-               scratch, victims, ended, steps, unnamed, reservations, promise_needs, forgets,
-               offers] = other;
+               sequences, groups, has_windows, tree, blocks, tables, promises, caller_ids, pins,
+               transfers, scratch, victims, ended, steps, unnamed, forgets, offers] = other;
   tree_->copy_from(*tree);
   blocks_.copy_from(blocks);
 
@@ -166,7 +165,7 @@ void KVCacheManager::Impl::copy_from(const Impl& other) noexcept {
 
   steps_.copy_from(steps);
   unnamed_.copy_from(unnamed);
-  reservations_.copy_from(reservations);
+  promises_.copy_from(promises);
   forget_count_ = std::max(forget_count_, forgets) + 1;  // whatever was forgotten there is here
 }
 

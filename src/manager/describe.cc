@@ -33,7 +33,7 @@ MemoryUse KVCacheManager::metadata() const noexcept {
   sum += m.tables_.memory();
   sum += m.steps_.memory();
   sum += m.unnamed_.memory();
-  sum += m.reservations_.memory();
+  sum += m.promises_.memory();
   sum += m.pins_.memory();
   sum += m.transfers_.memory();
   sum += m.caller_ids_.memory();

@@ -16,7 +16,7 @@ Shortage KVCacheManager::Impl::shortage(const Room::Plan& plan) const noexcept {
   s.pins = pins_.num_open();
   s.loads = transfers_.num_loads();
   s.holds = transfers_.num_holds();
-  s.reserved = reservations_.total_ready(g);
+  s.reserved = promises_.reservations().total_ready(g);
   return s;
 }
 
@@ -69,7 +69,7 @@ Result<GroupUsage> KVCacheManager::usage(GroupId group_id) const {
                     .cached = pool.num_cached(),
                     .retiring = pool.num_retiring(),
                     .evictable = pool.num_cached(),
-                    .reserved = m.reservations_.total_ready(group_id.value()),
+                    .reserved = m.promises_.reservations().total_ready(group_id.value()),
                     .loading = m.transfers_.num_waiting(group_id.value()),
                     .on_hold = m.transfers_.num_held(group_id.value())};
 }

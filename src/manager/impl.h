@@ -13,7 +13,7 @@
 //   steps.cc      begin, undo, commit, complete, drop, fail, drafts (step_log.h, unnamed_tokens.h)
 //   append.cc     demand, copy-on-write, append
 //   admit.cc      whether appends would succeed
-//   reserve.cc    appends that are never short of blocks (reservations.h, promise_needs.h)
+//   reserve.cc    appends that are never short of blocks (promises.h)
 //   each.cc       one token for each of many sequences
 //   loads.cc      loads: appends whose bytes come from elsewhere (transfers.h)
 //   holds.cc      blocks that a host copies from
@@ -60,8 +60,7 @@
 #include "manager/moved_from.h"
 #include "manager/op_codes.h"
 #include "manager/pin_set.h"
-#include "manager/promise_needs.h"
-#include "manager/reservations.h"
+#include "manager/promises.h"
 #include "manager/room.h"
 #include "manager/rows.h"
 #include "manager/sequence.h"
@@ -393,36 +392,10 @@ class KVCacheManager::Impl {
   // reserve.cc
   [[nodiscard]] std::int32_t from_ready(std::int32_t row, std::int32_t g,
                                         const Demand& needs) const noexcept;
-  [[nodiscard]] BlockId acquire_for(std::int32_t row, std::int32_t g,
-                                    std::int32_t& from_ready) noexcept;
-  void give_back(std::int32_t row, std::int32_t g, BlockId block, std::int32_t& from_pool) noexcept;
-  void top_up(std::int32_t row, std::int32_t g, std::int32_t needed) noexcept;
-  // The references of table entries [first, end), the last one first; the table stays as it is.
-  // `length`: of the sequence without them.
-  void release_entries(std::int32_t row, std::int32_t g, std::int32_t first, std::int32_t end,
-                       std::int32_t length) noexcept;
-  void set_entries_aside(std::int32_t row, std::int32_t g, std::int32_t first, std::int32_t end,
-                         std::int32_t length) noexcept;
-  void end_promise(std::int32_t row) noexcept;
-  void return_surplus(std::int32_t row) noexcept;
-  void undo_promise(std::int32_t row) noexcept;
-  void settle_promise(const Step& step, std::int32_t entry) noexcept;
-  void note_sharing(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
   // Room for what it costs that the blocks of these tables, by group, get another holder.
   [[nodiscard]] Status check_sharing(std::span<const std::span<const std::int32_t>> tables) const;
-  [[nodiscard]] Status check_sharing_table(std::int32_t row) const;
+  [[nodiscard]] Status check_sharing(std::int32_t row) const;
   [[nodiscard]] bool fits_promises(const PrefixMatch& match, std::int32_t size) const noexcept;
-  void rob_reservations(const Room::Needs& needs) noexcept;
-  [[nodiscard]] Status promise(std::int32_t row, std::int64_t num_tokens,
-                               std::int64_t most_per_step);
-  // Blocks that the sequence holds alone: its own from now on, if it gets a promise.
-  template <typename Visit>
-  void for_each_to_own(std::int32_t row, std::int32_t g, const Visit& visit) const {
-    for (const std::int32_t b : table(row, g).blocks(arena())) {
-      const BlockId block(b);
-      if (b >= 0 && blocks_.is_alone(g, block) && reservations_.owner(g, block) < 0) visit(block);
-    }
-  }
   // preempt.cc
   struct RankedRows;
   // The smallest goes first.
@@ -490,6 +463,7 @@ class KVCacheManager::Impl {
   const SpanArena& arena() const noexcept { return tables_.arena(); }
 
   Tables tables_;
+  Promises promises_{rows_, tables_, groups_, steps_, blocks_, options_.order};
   CallerIds caller_ids_;  // of open sequences
   PinSet pins_;
   Transfers transfers_;
@@ -499,9 +473,6 @@ class KVCacheManager::Impl {
   EndedList ended_;  // by the last fail() or preempt_to()
   StepLog steps_;
   UnnamedTokens unnamed_;
-  Reservations reservations_;
-  // Reads the members above.
-  PromiseNeeds promise_needs_{rows_, tables_, groups_, steps_, reservations_, options_.order};
   std::uint64_t forget_count_ = 0;
   std::vector<std::span<const std::int32_t>> offers_;  // by group, scratch
 };

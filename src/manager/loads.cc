@@ -42,9 +42,9 @@ Status KVCacheManager::Impl::check_load(std::int32_t row, std::string_view what,
                                         std::int64_t end) const {
   KVFOLIO_RETURN_IF_ERROR(check_growing(row, what));
   const Sequence& s = rows_[row];
-  if (s.has_promise) {
+  if (promises_.has(row)) {
     return {ErrorCode::kFailedPrecondition,
-            concat(what, ": ", reservations_.tokens(row),
+            concat(what, ": ", promises_.tokens(row),
                    " tokens are reserved for the sequence; reserve() 0 first, or after the load")};
   }
   if (s.unnamed_from != kNever) {
@@ -179,7 +179,7 @@ void KVCacheManager::Impl::drop_plan(std::int32_t row, LoadPlan& plan) noexcept 
 void KVCacheManager::Impl::replace_entries(std::int32_t row, std::int32_t g, std::int32_t first,
                                            std::span<const std::int32_t> entries) noexcept {
   BlockTable& blocks = table(row, g);
-  release_entries(row, g, first, blocks.size(), rows_[row].length);
+  promises_.let_go(row, g, first, blocks.size(), rows_[row].length);
   blocks.truncate(first);
   blocks.grow(arena(), first + static_cast<std::int32_t>(entries.size()));
   for (std::size_t i = 0; i < entries.size(); ++i) {
@@ -222,7 +222,7 @@ void KVCacheManager::Impl::take_hit(std::int32_t row, std::span<const std::int32
     const auto hits =
         std::as_const(plan.hits[static_cast<std::size_t>(g)]).blocks(std::as_const(*this).arena());
     blocks_.hold(g, hits);
-    note_sharing(g, hits);
+    promises_.note_sharing(g, hits);
     replace_entries(row, g, block_of(g, length), hits);
   }
   note_tail_of_hit(row, plan.begin);
@@ -233,7 +233,7 @@ void KVCacheManager::Impl::take_blocks(const LoadPlan& plan) noexcept {
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const BlockTable& blocks = transfers_.table(plan.load, g);
     blocks_.hold(g, blocks.blocks(std::as_const(*this).arena()));
-    note_sharing(g, blocks.blocks(std::as_const(*this).arena()));
+    promises_.note_sharing(g, blocks.blocks(std::as_const(*this).arena()));
   }
   blocks_.take(blocks_.plan(plan.fresh));
   for (std::int32_t g = 0; g < num_groups(); ++g) {

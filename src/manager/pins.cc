@@ -74,7 +74,7 @@ Result<Pinned> KVCacheManager::pin(std::span<const std::int32_t> tokens,
   for (std::int32_t g = 0; g < m.num_groups(); ++g) {
     const BlockTable& blocks = m.pins_.table(pin, g);
     m.blocks_.hold(g, blocks.blocks(std::as_const(m.arena())));
-    m.note_sharing(g, blocks.blocks(std::as_const(m.arena())));
+    m.promises_.note_sharing(g, blocks.blocks(std::as_const(m.arena())));
   }
   if (m.has_windows_) m.note_pin(pin);
   const PinId id = m.pins_.take();

@@ -69,7 +69,7 @@ std::uint64_t KVCacheManager::Impl::rank_of(std::int32_t row, VictimPolicy polic
 
 bool KVCacheManager::Impl::frees_a_block(std::int32_t row) const noexcept {
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    if (rows_[row].has_promise && reservations_.num_ready(row, g) > 0) return true;
+    if (promises_.num_ready(row, g) > 0) return true;
     const auto blocks = table(row, g).blocks(arena());
     // From the end: what a sequence has alone is its newest.
     for (std::size_t i = blocks.size(); i-- > 0;) {

@@ -25,7 +25,7 @@ Result<SequenceInfo> KVCacheManager::info(SequenceId id) const {
   info.trim_first_kept = d.trim_first_kept;
   info.in_open_step = s.step_entry >= 0;
   info.num_unnamed = m.unnamed_.num_waiting(row);
-  info.reserved_tokens = s.has_promise ? m.reservations_.tokens(row) : 0;
+  info.reserved_tokens = m.promises_.tokens(row);
   if (s.has_caller_id) info.caller_id = d.caller_id;
   info.max_tokens = d.max_tokens;
   info.priority = d.priority;

@@ -290,7 +290,8 @@ Result<Opened> KVCacheManager::Impl::open(std::span<const std::int32_t> tokens,
     for (std::int32_t g = 0; g < num_groups(); ++g) {
       if (mutant(Mutant::kHitReferencedLate)) break;
       blocks_.hold(g, table(row, g).blocks(arena()));
-      note_sharing(g, std::as_const(*this).table(row, g).blocks(std::as_const(*this).arena()));
+      promises_.note_sharing(
+          g, std::as_const(*this).table(row, g).blocks(std::as_const(*this).arena()));
     }
     note_tail_of_hit(row, held);
     if (has_windows_) note_prompt(row, size);
@@ -346,7 +347,7 @@ Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions&
         ErrorCode::kFailedPrecondition,
         concat("fork: the sequence has ", m.rows_[from].draft(), " draft tokens; accept() first"));
   }
-  KVFOLIO_RETURN_IF_ERROR(m.check_sharing_table(from));
+  KVFOLIO_RETURN_IF_ERROR(m.check_sharing(from));
   const std::int32_t row = m.take_row();
   if (row < 0) return m.no_row("fork", "; close one or raise max_sequences");
   Sequence& parent = m.rows_[from];
@@ -396,7 +397,7 @@ Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions&
     BlockTable& to = m.table(row, g);
     to.assign(m.arena(), m.table(from, g).blocks(m.arena()));
     m.blocks_.hold(g, to.blocks(m.arena()));
-    m.note_sharing(g, std::as_const(to).blocks(std::as_const(m.arena())));
+    m.promises_.note_sharing(g, std::as_const(to).blocks(std::as_const(m.arena())));
     m.tables_.window_begin(row, g) = m.tables_.window_begin(from, g);
   }
   if (m.has_windows_) m.move_border(row);
@@ -417,7 +418,7 @@ Result<SequenceId> KVCacheManager::fork(SequenceId parent_id, const ForkOptions&
 
 void KVCacheManager::Impl::release_blocks(std::int32_t row) noexcept {
   for (std::int32_t g = 0; g < num_groups(); ++g) {
-    release_entries(row, g, 0, table(row, g).size(), 0);
+    promises_.let_go(row, g, 0, table(row, g).size(), 0);
   }
 }
 
@@ -428,7 +429,7 @@ void KVCacheManager::Impl::forget_sequence(std::int32_t row, bool aborted) noexc
 
 void KVCacheManager::Impl::end_sequence(std::int32_t row) noexcept {
   Sequence& s = rows_[row];
-  end_promise(row);
+  promises_.end(row);
   leave_load(row);
   rows_.leave_open(row);
   forget_caller_id(row);

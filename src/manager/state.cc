@@ -350,18 +350,19 @@ class StateReader::Writer {
     put(m_.victims_.use_count(row));
   }
   void write_promise(std::int32_t row) {
-    if (!m_.rows_[row].has_promise) {
+    if (!m_.promises_.has(row)) {
       put(-1);
       return;
     }
-    put(m_.reservations_.tokens(row));
-    put(m_.reservations_.most_per_step(row));
-    put(m_.reservations_.rows_[row].spent);
-    put(m_.reservations_.lacks(row));
+    const Reservations& reservations = m_.promises_.reservations();
+    put(reservations.tokens(row));
+    put(reservations.most_per_step(row));
+    put(reservations.rows_[row].spent);
+    put(reservations.lacks(row));
     for (std::int32_t g = 0; g < m_.num_groups(); ++g) {
-      put(m_.reservations_.num_taken(row, g));
+      put(reservations.num_taken(row, g));
       // Which of them is taken first is a matter of names.
-      put(m_.reservations_.num_ready(row, g));
+      put(reservations.num_ready(row, g));
     }
   }
 
@@ -505,7 +506,7 @@ class StateReader::Writer {
     put(block.wanted);
     put(block.steps);
     put(unordered_ ? rank_of_low(block.stamp) : 0);
-    put(rows_.peek(m_.reservations_.owner(g, at.block)));
+    put(rows_.peek(m_.promises_.reservations().owner(g, at.block)));
     if (all_) put(m_.blocks_.room().is_border(g, at.block));
   }
 

@@ -65,29 +65,27 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
     BlockTable& blocks = table(e.row, g);
     const TailChange& tail = step.change(entry, g);
     const std::int32_t have = blocks_for(g, e.write_begin);
-    std::int32_t from_pool = 0;  // of the blocks that the append took
-    if (s.has_promise) {
-      from_pool = blocks.size() - have + (tail.copy_to >= 0 ? 1 : 0) -
-                  (tail.valid_before == TailChange::kReused ? 1 : 0) -
-                  reservations_.num_taken(e.row, g);
-    }
+    // Blocks that the append took, and of these the ones that did not lie ready.
+    const std::int32_t num_taken = blocks.size() - have + (tail.copy_to >= 0 ? 1 : 0) -
+                                   (tail.valid_before == TailChange::kReused ? 1 : 0);
+    std::int32_t from_pool = promises_.num_from_pool(e.row, g, num_taken);
     for (std::int32_t logical = blocks.size() - 1; logical >= have; --logical) {
       const BlockId block = blocks.at(arena(), logical);
       const bool reused = logical == have && tail.valid_before == TailChange::kReused;
-      if (reused && s.has_promise) reservations_.disown(g, block);
+      if (reused) promises_.disown(e.row, g, block);
       if (reused && options_.order == Order::kInOrder) {
         blocks_.let_go(g, block, true);  // steps in flight may read what it held
       } else if (reused) {
         blocks_.free_unwritten(g, block);
       } else {
-        give_back(e.row, g, block, from_pool);
+        promises_.give_back(e.row, g, block, from_pool);
       }
     }
     blocks.truncate(have);
     step.num_displaced -= tail.source >= 0 ? 1 : 0;
     const BlockId source(tail.source);
     if (tail.copy_to >= 0) {
-      give_back(e.row, g, BlockId(tail.copy_to), from_pool);
+      promises_.give_back(e.row, g, BlockId(tail.copy_to), from_pool);
       blocks_.take_from_step(g, source);
       blocks.set(arena(), have - 1, source);
       tables_.note_entries(e.row, g, have - 1);
@@ -96,7 +94,7 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
       blocks.grow(arena(), have + 1);
       blocks.set(arena(), have, source);
     } else if (source.valid()) {
-      if (s.has_promise) reservations_.disown(g, source);
+      promises_.disown(e.row, g, source);
       blocks_.let_go_of_source(g, source);
     } else if (tail.valid_before >= 0) {
       const BlockId block = blocks.at(arena(), have - 1);
@@ -104,7 +102,7 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
     }
   }
   step.planned_changes = false;
-  if (s.has_promise) undo_promise(e.row);
+  promises_.undo(e.row);
   victims_.undo_use(e.row, e.last_use_before);
   s.length = e.begin;
   s.used = e.used_before;
@@ -112,7 +110,7 @@ void KVCacheManager::Impl::undo_entry(Step& step, std::int32_t entry) noexcept {
   s.step_entry = -1;
   if (s.has_unnamed) unnamed_.cut(e.row, e.begin);
   if (s.unnamed_from >= e.begin) s.unnamed_from = kNever;
-  return_surplus(e.row);
+  promises_.return_surplus(e.row);
 }
 
 // Others keep their order and their places until so many are gone that to close ranks costs each
@@ -198,10 +196,10 @@ void KVCacheManager::Impl::move_windows(std::int32_t row) noexcept {
     if (first == begin) continue;  // sinks may reach beyond the table
     // Tails first, as everywhere: the head is what others share.
     for (std::int32_t head = first; mutant(Mutant::kHeadsBeforeTails) && head < begin; ++head) {
-      release_entries(row, g, head, head + 1, s.length);
+      promises_.let_go(row, g, head, head + 1, s.length);
       table(row, g).set(arena(), head, BlockId());
     }
-    release_entries(row, g, first, begin, s.length);
+    promises_.let_go(row, g, first, begin, s.length);
     for (std::int32_t logical = first; logical < begin; ++logical) {
       table(row, g).set(arena(), logical, BlockId());
     }
@@ -281,7 +279,7 @@ Status KVCacheManager::commit(Ticket ticket) {
     KVFOLIO_DCHECK(e.end > e.write_begin || !s.has_written);
     s.has_written = e.end > e.write_begin;
     s.step_entry = -1;
-    if (s.has_promise) m.settle_promise(step, i);
+    m.promises_.settle(step, i);
     m.counters_.tokens_committed += static_cast<std::uint64_t>(e.end - e.begin);
     if (s.publishes && m.publishable(s) >= s.place.position + unit) {
       publishing[num_publishing++] = e.row;
@@ -295,8 +293,8 @@ Status KVCacheManager::commit(Ticket ticket) {
   for (std::int32_t i = 0; i < step.num_entries && m.has_windows_; ++i) {
     m.move_windows(step.entries[i].row);
   }
-  for (std::int32_t i = 0; i < step.num_entries && m.reservations_.num_rows() > 0; ++i) {
-    m.return_surplus(step.entries[i].row);
+  for (std::int32_t i = 0; i < step.num_entries && m.promises_.any(); ++i) {
+    m.promises_.return_surplus(step.entries[i].row);
   }
   return {};
 }
@@ -424,7 +422,7 @@ void KVCacheManager::Impl::abort_writers() noexcept {
       rows_.leave_open(row);
       forget_caller_id(row);
       ++counters_.sequences_aborted;
-      end_promise(row);
+      promises_.end(row);
       leave_load(row);
       release_blocks(row);
     } else {
@@ -518,7 +516,7 @@ Status KVCacheManager::accept(SequenceId id, std::int32_t num_accepted) {
   s.accepted = length;
   m.publish(row, false);
   m.move_windows(row);
-  m.return_surplus(row);
+  m.promises_.return_surplus(row);
   return {};
 }
 

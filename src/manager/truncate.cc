@@ -55,7 +55,7 @@ Status KVCacheManager::Impl::check_truncate(std::int32_t row, std::int32_t n) co
 void KVCacheManager::Impl::truncate_blocks(std::int32_t row, std::int32_t n) noexcept {
   for (std::int32_t g = 0; g < num_groups(); ++g) {
     const std::int32_t keep = blocks_for(g, n);
-    release_entries(row, g, keep, table(row, g).size(), n);
+    promises_.let_go(row, g, keep, table(row, g).size(), n);
     table(row, g).truncate(keep);
     tables_.window_begin(row, g) = std::min(tables_.window_begin(row, g), keep);
     tables_.note_entries(row, g, keep);
@@ -118,7 +118,7 @@ Status KVCacheManager::Impl::truncate(SequenceId id, std::int32_t n, std::string
   if (n == s.length && !s.replay) return {};
   if (n < s.accepted) KVFOLIO_RETURN_IF_ERROR(check_truncate(row, n));
   truncate_to(row, n);
-  return_surplus(row);
+  promises_.return_surplus(row);
   return {};
 }
 
@@ -163,7 +163,7 @@ Result<std::int32_t> KVCacheManager::trim(SequenceId id, const TrimOptions& opti
     const auto drop = [&](std::int32_t from, std::int32_t end) {
       const std::int32_t first = (end + size - 1) / size;
       if (first > from) return;
-      m.release_entries(row, g, first, from + 1, s.length);
+      m.promises_.let_go(row, g, first, from + 1, s.length);
       for (std::int32_t logical = first; logical <= from; ++logical) {
         m.table(row, g).set(m.arena(), logical, BlockId());
       }

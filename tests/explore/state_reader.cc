@@ -52,8 +52,8 @@ bool StateReader::publishes(const KVCacheManager& manager, SequenceId sequence) 
 std::vector<std::int32_t> StateReader::ready(const KVCacheManager& manager, SequenceId sequence) {
   std::vector<std::int32_t> blocks;
   const std::int32_t row = PackedId::row_of(sequence.value());
-  if (impl(manager).rows_[row].has_promise) {
-    impl(manager).reservations_.for_each_ready(
+  if (impl(manager).promises_.has(row)) {
+    impl(manager).promises_.reservations().for_each_ready(
         row, 0, [&](BlockId block) { blocks.push_back(block.value()); });
   }
   return blocks;

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Promises: appends that are never short of blocks. reserve() promises tokens to a sequence;
+// PromiseNeeds says how many blocks have to lie ready for them, Reservations keeps these blocks,
+// and Promises lets them come and go.
+//
+// Each append uses as many blocks as both bounds fall by; so what lies ready stays enough. When
+// another sequence or a pin comes to hold an own block, that block will not come back: another one
+// takes its place at once, or the call that shares it fails, or is a miss.
+//
+// The blocks of a table come and go through here, whether their sequence has a promise or not: this
+// is the one place that asks.
+//
+// Thread safety: none; const calls write nothing. Nothing allocates after allocate().
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kvfolio/ids.h"
+#include "kvfolio/manager_types.h"
+#include "kvfolio/spec.h"
+#include "kvfolio/status.h"
+#include "manager/blocks.h"
+#include "manager/group.h"
+#include "manager/promise_needs.h"
+#include "manager/reservations.h"
+#include "manager/room.h"
+#include "manager/rows.h"
+#include "manager/sequence.h"
+#include "manager/step_log.h"
+#include "manager/tables.h"
+
+namespace kvfolio {
+
+class Promises {
+ public:
+  // Requires: all of these outlive this. They may be empty still.
+  Promises(Rows& rows, const Tables& tables, const std::vector<Group>& groups, const StepLog& steps,
+           Blocks& blocks, Order order) noexcept
+      : rows_(rows),
+        tables_(tables),
+        groups_(groups),
+        steps_(steps),
+        blocks_(blocks),
+        order_(order),
+        needs_(rows, tables, groups, steps, reservations_, order) {}
+  Promises(const Promises&) = delete;
+  Promises& operator=(const Promises&) = delete;
+
+  // False: no memory.
+  [[nodiscard]] bool allocate(std::int64_t rows, std::span<const GroupSpec> groups) {
+    return reservations_.allocate(rows, groups);
+  }
+
+  [[nodiscard]] const Reservations& reservations() const noexcept { return reservations_; }
+  [[nodiscard]] const PromiseNeeds& needs() const noexcept { return needs_; }
+  [[nodiscard]] bool any() const noexcept { return reservations_.num_rows() > 0; }
+  [[nodiscard]] bool has(std::int32_t row) const noexcept { return rows_[row].has_promise; }
+  // Tokens that are promised still.
+  [[nodiscard]] std::int64_t tokens(std::int32_t row) const noexcept {
+    return has(row) ? reservations_.tokens(row) : 0;
+  }
+  // Blocks that lie ready for the row.
+  [[nodiscard]] std::int32_t num_ready(std::int32_t row, std::int32_t g) const noexcept {
+    return has(row) ? reservations_.num_ready(row, g) : 0;
+  }
+
+  // ---- promising ----
+
+  // What a promise would take. Nothing is changed.
+  struct Offer {
+    std::int64_t num_tokens;
+    std::int64_t most_per_step;
+    std::array<std::int32_t, kMaxGroups> ready;  // blocks that have to lie ready then
+    Room::Plan room;
+  };
+  // Requires: num_tokens >= most_per_step >= 1.
+  [[nodiscard]] Offer offer(std::int32_t row, std::int64_t num_tokens,
+                            std::int64_t most_per_step) const noexcept;
+  // Requires: offer.room.fits(), and nothing has changed since.
+  void promise(std::int32_t row, const Offer& offer) noexcept;
+  // The row's promise ends; what lay ready is let go. Harmless if it has none.
+  void end(std::int32_t row) noexcept;
+
+  // ---- a step ----
+
+  // An append in the open step used tokens of the promise; it was undone, and its blocks are back
+  // already; its step was committed.
+  void spend(std::int32_t row, std::int64_t num_tokens) noexcept {
+    if (has(row)) reservations_.spend(row, num_tokens);
+  }
+  void undo(std::int32_t row) noexcept;
+  void settle(const Step& step, std::int32_t entry) noexcept {
+    if (has(step.entries[entry].row)) settle_promise(step, entry);
+  }
+  // Gives back the blocks that lie ready and that the promise does not need any more.
+  void return_surplus(std::int32_t row) noexcept {
+    if (has(row)) return_ready(row);
+  }
+
+  // ---- blocks of a table ----
+
+  // A block for the row. `from_ready`: how many of the next ones lie ready.
+  [[nodiscard]] BlockId acquire(std::int32_t row, std::int32_t g,
+                                std::int32_t& from_ready) noexcept {
+    return has(row) ? acquire_own(row, g, from_ready) : blocks_.acquire(g);
+  }
+  // For undo(): a block that the open step took and wrote nothing to; those that it took last come
+  // first. `from_pool`: how many of these did not lie ready, which num_from_pool() says when the
+  // step took `num_taken`.
+  [[nodiscard]] std::int32_t num_from_pool(std::int32_t row, std::int32_t g,
+                                           std::int32_t num_taken) const noexcept {
+    return has(row) ? num_taken - reservations_.num_taken(row, g) : 0;
+  }
+  void give_back(std::int32_t row, std::int32_t g, BlockId block, std::int32_t& from_pool) noexcept;
+  // The block is no own one of this row any more.
+  void disown(std::int32_t row, std::int32_t g, BlockId block) noexcept {
+    if (has(row)) reservations_.disown(g, block);
+  }
+  // The references of table entries [first, end), the last one first; the table stays as it is.
+  // `length`: of the sequence without them.
+  void let_go(std::int32_t row, std::int32_t g, std::int32_t first, std::int32_t end,
+              std::int32_t length) noexcept;
+
+  // ---- sharing ----
+
+  // Blocks that must come to lie ready for the owner if this one gets another holder.
+  [[nodiscard]] std::int32_t cost_of_sharing(std::int32_t g, BlockId block) const noexcept {
+    return needs_.cost_of_sharing(g, block);
+  }
+  // Room for what it costs that the blocks of these tables, by group, get another holder; and for
+  // the blocks of the row's table.
+  [[nodiscard]] Room::Plan plan_sharing(
+      std::span<const std::span<const std::int32_t>> tables) const noexcept;
+  [[nodiscard]] Room::Plan plan_sharing(std::int32_t row) const noexcept;
+  // The blocks have one more holder now. Requires: there was room for what that costs, which was
+  // counted before the call, as admit() does: so all of it is taken.
+  void note_sharing(std::int32_t g, std::span<const std::int32_t> blocks) noexcept {
+    if (any()) pay_for_sharing(g, blocks);
+  }
+
+  // For a mutant: takes what lies ready for others.
+  void rob(const Room::Needs& needs) noexcept;
+
+  // Becomes an equal of `other`. Requires: allocated alike.
+  void copy_from(const Promises& other) noexcept { reservations_.copy_from(other.reservations_); }
+  [[nodiscard]] MemoryUse memory() const noexcept { return reservations_.memory(); }
+  // ok, or which rule is broken: each promise has what it needs, and owns what it says. O(rows and
+  // blocks).
+  [[nodiscard]] Status check() const;
+
+ private:
+  [[nodiscard]] std::int32_t num_groups() const noexcept {
+    return static_cast<std::int32_t>(groups_.size());
+  }
+  [[nodiscard]] std::span<const std::int32_t> table(std::int32_t row,
+                                                    std::int32_t g) const noexcept {
+    return tables_.of(row, g).blocks(tables_.arena());
+  }
+  // Calls visit(block) for the blocks that the sequence holds alone: its own from now on, if it
+  // gets a promise.
+  template <typename Visit>
+  void for_each_to_own(std::int32_t row, std::int32_t g, const Visit& visit) const {
+    for (const std::int32_t b : table(row, g)) {
+      const BlockId block(b);
+      if (b >= 0 && blocks_.is_alone(g, block) && reservations_.owner(g, block) < 0) visit(block);
+    }
+  }
+  [[nodiscard]] BlockId acquire_own(std::int32_t row, std::int32_t g,
+                                    std::int32_t& from_ready) noexcept;
+  void top_up(std::int32_t row, std::int32_t g, std::int32_t needed) noexcept;
+  void let_ready_go(std::int32_t row, std::int32_t g, std::int32_t needed) noexcept;
+  void set_aside(std::int32_t row, std::int32_t g, std::int32_t first, std::int32_t end,
+                 std::int32_t length) noexcept;
+  void settle_promise(const Step& step, std::int32_t entry) noexcept;
+  void return_ready(std::int32_t row) noexcept;
+  void pay_for_sharing(std::int32_t g, std::span<const std::int32_t> blocks) noexcept;
+  [[nodiscard]] Status check_row(std::int32_t row, std::int32_t g) const;
+
+  Rows& rows_;
+  const Tables& tables_;
+  const std::vector<Group>& groups_;
+  const StepLog& steps_;
+  Blocks& blocks_;
+  const Order order_;
+
+  Reservations reservations_;
+  PromiseNeeds needs_;
+};
+
+}  // namespace kvfolio
